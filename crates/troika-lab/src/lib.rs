@@ -6,6 +6,7 @@ mod bench;
 mod energy;
 mod error;
 mod hand_over;
+mod median;
 mod no_weights;
 mod profile;
 mod reproduce;
@@ -16,6 +17,7 @@ pub use bench::Bench;
 pub use energy::{EnergyMeter, Metering};
 pub use error::LabError;
 pub use hand_over::{HandOverBy, HandOvers, measure_hand_overs};
+pub use median::median;
 pub use profile::{OnProfiled, ProfileOptions, ProfileOutcome, kept_profile, profile};
 pub use reproduce::{Report, reproduce, reproduced_ids};
 pub use simulate::{
@@ -23,14 +25,3 @@ pub use simulate::{
     WEIGHTS,
 };
 pub use subject::{Shape, Subject};
-
-/// The median; `None` of no values.
-pub fn median(mut values: Vec<f64>) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    match values.len() {
-        0 => None,
-        n if n % 2 == 1 => Some(values[middle]),
-        _ => Some((values[middle - 1] + values[middle]) / 2.0),
-    }
-}

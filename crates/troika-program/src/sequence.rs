@@ -11,12 +11,12 @@ use crate::program::Program;
 #[derive(Debug)]
 pub struct OneSequence {
     len: usize,
-    groups: Vec<Group>,
+    groups: Vec<WindowPages>,
 }
 
 /// The pages of layers with one window.
 #[derive(Debug)]
-struct Group {
+struct WindowPages {
     window: Window,
     table: PageTable,
     /// Returned pages, the last of which is used next.
@@ -31,7 +31,7 @@ impl OneSequence {
         let table = PageTable { page_len: page_len.max(1), ..PageTable::default() };
         let group = |window: &Window| {
             let (table, free) = (table.clone(), Vec::new());
-            Group { window: *window, table, free, used: 0 }
+            WindowPages { window: *window, table, free, used: 0 }
         };
         OneSequence { len: 0, groups: program.lowered.page_groups.iter().map(group).collect() }
     }
@@ -58,9 +58,9 @@ impl OneSequence {
     }
 }
 
-impl Group {
+impl WindowPages {
     fn extend(&mut self, pos: usize, end: usize) -> PageTable {
-        let Group { window, table, free, used } = self;
+        let WindowPages { window, table, free, used } = self;
         // Pages that no row sees any more are given back.
         let seen = window.map_or(0, |w| (pos + 1).saturating_sub(w)) / table.page_len;
         let passed = seen.saturating_sub(table.first).min(table.pages.len());

@@ -6,7 +6,7 @@ use troika_device::Clock;
 use troika_time::{Bandwidth, CoRun, LaneCosts, Machine, Usage};
 
 use crate::clock::VirtualClock;
-use crate::queue::Lane;
+use crate::lane::Lane;
 use crate::soc::{ProcessorKind, Soc};
 
 /// A running SoC, shared by its processors, which are opened as devices.

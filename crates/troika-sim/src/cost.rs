@@ -2,7 +2,7 @@
 //! whole nanoseconds.
 
 use troika_graph::ActivationFormat;
-use troika_time::Need;
+use troika_time::TaskCost;
 
 use crate::demand::{Demand, Product};
 use crate::soc::{PeakRates, Processor, ProductTraits, Soc};
@@ -43,7 +43,7 @@ impl Rates {
     }
 
     /// The cost of a run whose products count as plain operations.
-    pub fn run(&self, demand: &Demand) -> Need {
+    pub fn run(&self, demand: &Demand) -> TaskCost {
         self.need(self.operations(demand), demand.bytes)
     }
 
@@ -54,7 +54,7 @@ impl Rates {
         products: &[Product],
         traits: &ProductTraits,
         decoding: bool,
-    ) -> Need {
+    ) -> TaskCost {
         let each = products.iter().map(|p| self.product(p, traits, decoding));
         let mut need = self.need(self.operations(demand) + each.sum::<f64>(), demand.bytes);
         need.streams |= decoding && traits.decode_gweights_s.is_some();
@@ -62,7 +62,7 @@ impl Rates {
     }
 
     /// The cost of a copy, which reads and writes the bytes.
-    pub fn copy(&self, bytes: u64) -> Need {
+    pub fn copy(&self, bytes: u64) -> TaskCost {
         self.need(0.0, bytes)
     }
 
@@ -76,10 +76,10 @@ impl Rates {
         (bytes as f64 / self.bandwidth).ceil() as u64
     }
 
-    fn need(&self, compute: f64, bytes: u64) -> Need {
+    fn need(&self, compute: f64, bytes: u64) -> TaskCost {
         let moving = bytes as f64 / self.bandwidth;
         let ns = self.launched(compute.max(moving));
-        Need { ns, bytes, streams: moving >= compute, tag: 0 }
+        TaskCost { ns, bytes, streams: moving >= compute, tag: 0 }
     }
 
     fn operations(&self, demand: &Demand) -> f64 {

@@ -12,6 +12,7 @@ mod demand;
 mod device;
 mod error;
 mod fields;
+mod lane;
 mod library;
 mod limits;
 mod loaded;
@@ -30,4 +31,4 @@ pub use price::{PricedRows, Prices};
 pub use soc::{
     HandOver, MemoryPower, PeakRates, Power, Processor, ProcessorKind, ProductTraits, Soc,
 };
-pub use troika_time::{CoRun, Need, Usage};
+pub use troika_time::{CoRun, TaskCost, Usage};

@@ -2,7 +2,7 @@
 
 use troika_device::{ForwardBatch, SeqRows};
 use troika_graph::Subgraph;
-use troika_time::Need;
+use troika_time::TaskCost;
 
 use crate::cost::Rates;
 use crate::device::compile_ns;
@@ -34,7 +34,7 @@ impl Prices {
     }
 
     /// The price of a run of a graph with symbolic rows.
-    pub fn run(&self, graph: &Subgraph, r: PricedRows) -> Need {
+    pub fn run(&self, graph: &Subgraph, r: PricedRows) -> TaskCost {
         let rows = 0..r.rows;
         let (pos, known_len, tables) = (r.cached, r.cached + r.rows, Vec::new());
         let seqs = vec![SeqRows { seq: 0, rows, pos, known_len, tables }];
@@ -48,7 +48,7 @@ impl Prices {
     }
 
     /// The price of a copy.
-    pub fn copy(&self, bytes: u64) -> Need {
+    pub fn copy(&self, bytes: u64) -> TaskCost {
         self.rates.copy(bytes)
     }
 

@@ -6,7 +6,6 @@ use toml::{Table, Value};
 use troika_graph::Op;
 use troika_time::Usage;
 
-use crate::cost::Rates;
 use crate::error::SocError;
 use crate::fields::Fields;
 
@@ -91,19 +90,6 @@ pub struct HandOver {
     pub predicted_ns: u64,
     /// Whether sleeping hand-overs also copy the results, since the memory is not shared.
     pub blocking_copies: bool,
-}
-
-impl HandOver {
-    /// Nanoseconds until those that wait know of the end of a task that wrote some bytes.
-    pub(crate) fn ns(&self, blocking: bool, rates: &Rates, written: u64) -> u64 {
-        match blocking {
-            false => self.predicted_ns,
-            true if self.blocking_copies => {
-                self.blocking_ns.saturating_add(rates.moving_ns(written))
-            }
-            true => self.blocking_ns,
-        }
-    }
 }
 
 /// Costs of products besides their operations.

@@ -7,7 +7,7 @@ use troika_device::{
     SeqRows, Submission, View, Work,
 };
 use troika_graph::Subgraph;
-use troika_time::Need;
+use troika_time::TaskCost;
 
 use crate::cost::Rates;
 use crate::demand::Demand;
@@ -26,7 +26,7 @@ pub(crate) struct Worker {
 /// A checked task.
 pub(crate) struct Prepared {
     /// Its cost.
-    pub need: Need,
+    pub need: TaskCost,
     /// The places of a run's values; `None` for other tasks.
     run: Option<Bound>,
 }
@@ -143,7 +143,7 @@ pub(crate) fn run_need(
     graph: &Subgraph,
     rows: usize,
     forward: &ForwardBatch,
-) -> Need {
+) -> TaskCost {
     match &rates.products {
         None => rates.run(&Demand::of(graph, rows, forward, tile)),
         Some(traits) => {

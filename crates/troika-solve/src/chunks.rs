@@ -1,6 +1,6 @@
 //! How a prompt is cut into chunks.
 
-use super::Alternative;
+use super::request::Alternative;
 use super::search::Search;
 use troika_plan::{Plan, PlanError, Policy};
 

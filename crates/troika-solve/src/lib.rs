@@ -5,85 +5,34 @@ mod choice;
 mod chunks;
 mod cost;
 mod events;
+mod exact;
 mod fit;
 mod options;
 mod placements;
 mod predict;
 mod profile;
 mod ranges;
+mod request;
 mod search;
 mod staged;
 mod timed;
+mod weights;
 
 use std::sync::Arc;
 
 use troika_model::lower::Lowered;
-use troika_model::spec::ModelSpec;
-
-use troika_plan::{Goal, PlanDevice, Predicted};
-use troika_plan::{Plan, PlanError, PlanRequest, Refusal};
+use troika_plan::{Plan, PlanDevice, PlanError};
 
 pub use cost::{CostModel, PricedRun, QueueCosts, RunWork};
 pub use fit::{Fits, RunFit};
-pub use predict::{PredictRequest, predict};
+pub use predict::predict;
 pub use profile::{
     DeviceSample, PROFILE_VERSION, PairSample, Profile, ProfileError, ProfileSubject,
     ProfiledCosts, ProfiledDevice, ProfiledGraph, Regret, RunSample, Slowdown, Spread,
     profiled_graphs,
 };
+pub use request::{Alternative, PredictRequest, SolveRequest, Solved};
 pub use staged::{InStages, StagedRequest, Ways};
-
-/// The input of the solver.
-#[derive(Clone, Copy)]
-pub struct SolveRequest<'a> {
-    /// The model.
-    pub spec: &'a ModelSpec,
-    /// The model, lowered for [`PlanRequest::chunk`] and the plan's context.
-    pub lowered: &'a Arc<Lowered>,
-    /// The devices that may be used.
-    pub devices: &'a [PlanDevice],
-    /// Their costs.
-    pub cost: &'a dyn CostModel,
-    /// The ops that devices refuse.
-    pub refusals: &'a [Refusal],
-    /// What the plan should optimise.
-    pub goal: Goal,
-    /// Context, chunk length, formats and so on. Its strategy is ignored.
-    pub base: &'a PlanRequest,
-    /// Tokens of the prompt to optimise for. Prompts of other lengths are placed by length buckets.
-    pub prompt: usize,
-    /// Tokens generated after it.
-    pub generate: usize,
-    /// Whether weights may be held in several forms, so that phases and lengths are placed
-    /// independently. If not, each row of a weight is held once.
-    pub several_copies: bool,
-    /// The longest chunk of each length bucket, ascending; empty: the solver's own choice.
-    pub lengths: &'a [usize],
-    /// Plans made by other means, with names: they are priced beside those found.
-    pub candidates: &'a [(String, Plan)],
-}
-
-/// The result of the solver.
-#[derive(Clone, Debug)]
-pub struct Solved {
-    /// The best plan, with its prediction in [`Plan::predicted`].
-    pub plan: Plan,
-    /// Its predicted costs.
-    pub predicted: Predicted,
-    /// The plans it beat, the best first, with their predictions.
-    pub alternatives: Vec<Alternative>,
-}
-
-/// A plan that was considered but not chosen.
-#[derive(Clone, Debug)]
-pub struct Alternative {
-    /// The difference, for people: a strategy's name, or "ffn whole on a".
-    pub name: String,
-    /// The plan.
-    pub plan: Plan,
-    /// Its predicted costs.
-    pub predicted: Predicted,
-}
 
 /// Checks that a plan's weights fit into the memory of each device.
 ///

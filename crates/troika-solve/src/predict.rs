@@ -10,27 +10,14 @@ use troika_model::lower::{Lowered, SegmentKind};
 
 use super::events::{self, SimTask};
 use super::placements::Placements;
+use super::request::PredictRequest;
 use super::timed::TimedPlan;
+use super::weights::WeightRows;
 use crate::cost::{CostModel, PricedRun};
 use troika_plan::own_space;
 use troika_plan::{Phase, Plan, PlanError, Rule};
 use troika_plan::{PlanDevice, Predicted, PredictedLength};
 use troika_program::{EdgeTypes, Operand, Place, PlacedPiece, PlacedSegment, RowsRun};
-
-/// The input of a prediction.
-#[derive(Clone, Copy)]
-pub struct PredictRequest<'a> {
-    /// The model, lowered for at least the plan's chunk and context.
-    pub lowered: &'a Arc<Lowered>,
-    /// All devices, including those of the plan.
-    pub devices: &'a [PlanDevice],
-    /// Their costs.
-    pub cost: &'a dyn CostModel,
-    /// Tokens of the prompt.
-    pub prompt: usize,
-    /// Tokens generated after it.
-    pub generate: usize,
-}
 
 /// Predicts a plan's costs. The time is infinite if a device cannot run its part.
 ///
@@ -40,18 +27,6 @@ pub fn predict(request: &PredictRequest<'_>, plan: &Plan) -> Result<Predicted, P
     let mut predictor = Predictor::new(request);
     let predicted = predictor.exact(plan)?;
     Ok(Predicted { lengths: predictor.lengths(plan)?, ..predicted })
-}
-
-impl PredictRequest<'_> {
-    /// The longest context that the model was lowered for.
-    pub(super) fn lowered_context(&self) -> usize {
-        let states = self
-            .lowered
-            .segments
-            .iter()
-            .flat_map(|s| s.graph.states.iter().map(|v| s.graph.value(*v).shape.max_rows()));
-        states.max().unwrap_or(usize::MAX).max(1)
-    }
 }
 
 /// Bytes of weights on each device.
@@ -454,38 +429,6 @@ impl Priced {
 fn graph_bytes(graph: &Subgraph) -> u64 {
     let of = |w: &troika_graph::WeightDecl| w.rows * w.dtype.row_bytes(w.cols).unwrap_or(0);
     graph.weights.iter().map(|w| of(w) as u64).sum()
-}
-
-/// Rows of weights, each counted once. Layers with equal graphs share a placement that has the names
-/// of the first one, so a weight is identified by its name and segment.
-#[derive(Clone, Debug, Default)]
-struct WeightRows(HashMap<(usize, Arc<str>), RowsOfWeight>);
-
-/// Bytes of a row, and the rows.
-type RowsOfWeight = (u64, Vec<Range<usize>>);
-
-impl WeightRows {
-    fn add(&mut self, segment: usize, name: &Arc<str>, rows: Range<usize>, row_bytes: u64) {
-        let entry = self.0.entry((segment, name.clone())).or_default();
-        entry.0 = row_bytes;
-        if !entry.1.contains(&rows) {
-            entry.1.push(rows);
-        }
-    }
-
-    fn bytes(&self) -> u64 {
-        let union = |ranges: &[Range<usize>]| {
-            let mut ranges = ranges.to_vec();
-            ranges.sort_by_key(|r| r.start);
-            let (mut sum, mut at) = (0, 0);
-            for r in ranges {
-                sum += r.end.saturating_sub(r.start.max(at)) as u64;
-                at = at.max(r.end);
-            }
-            sum
-        };
-        self.0.values().map(|(row, ranges)| row * union(ranges)).sum()
-    }
 }
 
 /// A run of a piece of a segment.

@@ -3,8 +3,8 @@
 
 use troika_model::lower::SegmentKind;
 
-use super::Alternative;
 use super::options::{Placement, rules};
+use super::request::Alternative;
 use super::search::Search;
 use troika_plan::{Layers, Plan, PlanError, Rule};
 use troika_plan::{PlannedRules, assemble};

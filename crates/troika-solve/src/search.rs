@@ -5,15 +5,14 @@ use troika_model::lower::SegmentKind;
 
 use super::choice::{Choice, Placed, Scope, for_decode, one_row};
 use super::options::{KindRequest, Placement, by_columns, rules};
-use super::predict::{Extract, PredictRequest, Predictor, Spent};
-use super::{Alternative, SolveRequest, Solved};
+use super::predict::{Extract, Predictor, Spent};
+use super::request::PredictRequest;
+use super::request::{Alternative, SolveRequest, Solved};
 use crate::cost::PricedRun;
 use troika_plan::Goal;
 use troika_plan::{DeviceFacts, LengthRules, Phase, Plan, PlanError, PlanRequest, Strategy, make};
 use troika_plan::{PlannedRules, assemble, chunk_of};
 
-/// The most plans whose runs are predicted to the nanosecond and reported.
-const SHOWN: usize = 6;
 /// The most single changes of the best plan that are looked at as plans, in each phase.
 const CHANGES: usize = 12;
 /// Number of seeds to improve.
@@ -206,24 +205,6 @@ impl<'a> Search<'a> {
         Ok(Solved { plan, predicted, alternatives })
     }
 
-    /// The best plans and those on one device, with what their runs take.
-    fn exact(&mut self, ranked: Vec<Alternative>) -> Result<Vec<Alternative>, PlanError> {
-        let mut exact: Vec<Alternative> = Vec::new();
-        for mut a in ranked {
-            if exact.len() >= SHOWN && !a.name.starts_with(ONE_DEVICE) {
-                continue;
-            }
-            match self.predictor.exact(&a.plan) {
-                // Its caches or graphs do not fit after all.
-                Err(PlanError::Unpriced(_)) => continue,
-                predicted => a.predicted = predicted?,
-            }
-            a.plan.predicted = Some(a.predicted.clone());
-            exact.push(a);
-        }
-        Ok(exact)
-    }
-
     /// All plans on one device, and the named strategies.
     fn known_plans(&mut self) -> Result<Vec<Alternative>, PlanError> {
         let mut all = Vec::new();
@@ -266,7 +247,7 @@ impl<'a> Search<'a> {
         if !predicted.ttft_us.is_finite() || !predicted.tpot_us.is_finite() {
             return Ok(None);
         }
-        let over = |d: &crate::PlanDevice| {
+        let over = |d: &troika_plan::PlanDevice| {
             let bytes = predicted.weight_bytes.get(&d.name).copied().unwrap_or(0);
             d.caps.max_resident_bytes.is_some_and(|most| bytes > most)
         };
@@ -617,7 +598,7 @@ impl<'a> Search<'a> {
     }
 
     fn is_limited(&self) -> bool {
-        let limited = |d: &crate::PlanDevice| d.caps.max_resident_bytes.is_some();
+        let limited = |d: &troika_plan::PlanDevice| d.caps.max_resident_bytes.is_some();
         self.most_bytes < u64::MAX || self.request.devices.iter().any(limited)
     }
 

@@ -96,7 +96,7 @@ struct Pair<'a> {
 
 /// Rows of a run, the rows of its shape, and the rows of the prompt before it.
 #[derive(Clone, Copy)]
-struct Rows {
+struct PaddedRows {
     count: usize,
     room: usize,
     before: usize,
@@ -222,9 +222,9 @@ struct Prices<'a> {
 
 impl Prices<'_> {
     /// The price of a run on some rows, padded to a shape, behind other rows of the prompt.
-    fn run(&mut self, device: usize, graph: &Subgraph, rows: Rows) -> f64 {
+    fn run(&mut self, device: usize, graph: &Subgraph, rows: PaddedRows) -> f64 {
         let r = self.request;
-        let Rows { count, room, before } = rows;
+        let PaddedRows { count, room, before } = rows;
         let key = (std::ptr::from_ref(graph) as usize, device, count, room, before > 0);
         let cached = r.cached + before;
         let price = || {
@@ -239,14 +239,21 @@ impl Prices<'_> {
     fn rows(&mut self, device: usize, graph: &Subgraph, rows: usize, p: Pair<'_>) -> f64 {
         let all = self.request.rows;
         if !self.request.devices[device].caps.static_shapes {
-            return self.run(device, graph, Rows { count: rows, room: rows, before: all - rows });
+            return self.run(
+                device,
+                graph,
+                PaddedRows { count: rows, room: rows, before: all - rows },
+            );
         }
         let (mut left, mut sum) = (rows, 0.0);
         while left > 0 {
             let fits = p.lengths.iter().find(|n| **n >= left).or(p.lengths.last());
             let room = fits.copied().unwrap_or(left);
-            sum +=
-                self.run(device, graph, Rows { count: left.min(room), room, before: all - left });
+            sum += self.run(
+                device,
+                graph,
+                PaddedRows { count: left.min(room), room, before: all - left },
+            );
             left = left.saturating_sub(room);
         }
         sum
@@ -330,7 +337,7 @@ impl Prices<'_> {
         let (mut left, mut standard) = (self.request.rows, 0.0);
         for length in lengths.iter().rev() {
             let count = left / length;
-            let rows = Rows { count: *length, room: *length, before: 0 };
+            let rows = PaddedRows { count: *length, room: *length, before: 0 };
             standard += count as f64 * self.run(p.other, &stage.graph, rows);
             left -= count * length;
         }

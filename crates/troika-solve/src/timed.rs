@@ -14,10 +14,10 @@ use troika_program::{
     BatchShape, Handover, NamedTask, NamedView, NamedWork, OneSequence, Program, ProgramError,
     Slots,
 };
-use troika_time::{LaneWork, Machine, Need, Sharing, Span, Told, Usage};
+use troika_time::{LaneWork, Machine, Sharing, Span, TaskCost, Told, Usage};
 
 use crate::cost::{CostModel, PricedRun, QueueCosts};
-use crate::predict::PredictRequest;
+use crate::request::PredictRequest;
 
 /// The most chunks of a prompt that the engine hands to the scheduler at once.
 const CHUNKS_AT_ONCE: usize = 64;
@@ -219,8 +219,11 @@ impl TimedRun<'_> {
 
     /// Runs a graph to its end.
     fn run(&mut self, named: &Named, forwards: &[Arc<ForwardBatch>]) {
-        let tasks: Rc<Vec<TimedTask>> =
-            Rc::new(named.tasks.iter().map(|t| self.timed(t, forwards)).collect());
+        let tasks: Rc<Vec<TimedTask>> = {
+            let awaited = &named.schedule.dag.awaited;
+            let timed = named.tasks.iter().zip(awaited).map(|(t, a)| self.timed(t, *a, forwards));
+            Rc::new(timed.collect())
+        };
         self.reports.borrow_mut().reached.fill(0);
         let waits = |order: &&Order| {
             let mut used = order.devices.iter().zip(&self.queues);
@@ -302,7 +305,7 @@ impl TimedRun<'_> {
     }
 
     /// A task with its price.
-    fn timed(&self, task: &NamedTask, forwards: &[Arc<ForwardBatch>]) -> TimedTask {
+    fn timed(&self, task: &NamedTask, awaited: bool, forwards: &[Arc<ForwardBatch>]) -> TimedTask {
         let bytes = |v: &NamedView| (v.rows as u64).saturating_mul(v.row_bytes as u64);
         let sharing = self.machine.sharing();
         match &task.work {
@@ -310,6 +313,7 @@ impl TimedRun<'_> {
                 need: self.cost.copy_need(sharing.devices[task.device], bytes(&copy.from)),
                 written: 0,
                 decodes: false,
+                awaited,
             },
             NamedWork::Run(run) => {
                 let rows = task.rows.len();
@@ -322,13 +326,13 @@ impl TimedRun<'_> {
                     let need = self.cost.need(&sharing.run(&key));
                     let mut priced = self.priced.borrow_mut();
                     priced.runs.push(key);
-                    let need = Need { tag: priced.runs.len(), ..need };
+                    let need = TaskCost { tag: priced.runs.len(), ..need };
                     priced.known.insert(key, need);
                     need
                 });
                 let row = |v: &NamedView| (rows as u64).saturating_mul(v.row_bytes as u64);
                 let written = run.outputs.iter().map(row).sum();
-                TimedTask { need, written, decodes: rows == 1 && cached > 0 }
+                TimedTask { need, written, decodes: rows == 1 && cached > 0, awaited }
             }
         }
     }
@@ -341,18 +345,20 @@ fn unpriced(e: &ProgramError) -> PlanError {
 
 /// A task of a list.
 struct TimedTask {
-    need: Need,
+    need: TaskCost,
     /// Bytes that it writes for others.
     written: u64,
     /// Whether it computes a row that continues a sequence.
     decodes: bool,
+    /// Whether another device waits for it.
+    awaited: bool,
 }
 
 /// Prices of runs; the tag of a need is the number of its run, and 0 stands for a copy.
 #[derive(Default)]
 struct Priced {
     runs: Vec<RunKey>,
-    known: HashMap<RunKey, Need>,
+    known: HashMap<RunKey, TaskCost>,
 }
 
 /// What the price of a run depends on.
@@ -385,9 +391,9 @@ impl Shares<'_> {
 }
 
 impl Sharing for Shares<'_> {
-    fn shares(&self, running: &[Need]) -> Vec<f64> {
+    fn shares(&self, running: &[TaskCost]) -> Vec<f64> {
         let priced = self.priced.borrow();
-        let run = |need: &Need| Some(self.run(&priced.runs[need.tag.checked_sub(1)?]));
+        let run = |need: &TaskCost| Some(self.run(&priced.runs[need.tag.checked_sub(1)?]));
         let all: Vec<_> = running.iter().map(|need| (run(need), *need)).collect();
         self.cost.shares(&all)
     }
@@ -459,7 +465,7 @@ impl LaneWork for Lane {
         !self.costs.submits_waits || (!self.blocks && list.task(task).decodes)
     }
 
-    fn begin(&mut self, list: &List, task: usize) -> Result<(Need, ()), Self::Error> {
+    fn begin(&mut self, list: &List, task: usize) -> Result<(TaskCost, ()), Self::Error> {
         Ok((list.task(task).need, ()))
     }
 
@@ -474,8 +480,9 @@ impl LaneWork for Lane {
         let done = task as u64 + 1;
         let written = list.task(task).written as f64;
         let written = self.costs.told_bytes_per_ns.map_or(0, |rate| (written / rate).ceil() as u64);
+        let told = self.costs.tells_all || list.task(task).awaited;
         Ok(Told {
-            after_ns: self.costs.told_ns.saturating_add(written),
+            after_ns: if told { self.costs.told_ns.saturating_add(written) } else { 0 },
             signal: list.signals.contains(&done).then_some(done),
             blocks: self.blocks,
         })

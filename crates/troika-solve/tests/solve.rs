@@ -487,6 +487,7 @@ fn weights_of_layers_in_ranges_are_counted_once() {
         vec![troika_plan::LengthRules { up_to: 64, rules: one.prefill.rules.clone() }];
     plan.prefill.rules = vec![
         troika_plan::Rule { segments: Some(ends), ..whole.clone() },
+        troika_plan::Rule { segments: Some(vec![SegmentKind::Attention]), ..whole.clone() },
         troika_plan::Rule { layers: layers(0, 3), device: "b".into(), ..whole.clone() },
         troika_plan::Rule { layers: layers(4, 7), split, ..whole },
     ];

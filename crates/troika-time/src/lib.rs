@@ -8,4 +8,4 @@ mod machine;
 mod share;
 
 pub use machine::{CoRun, LaneCosts, LaneWork, Machine, Span, Told, Usage};
-pub use share::{Bandwidth, Need, Sharing};
+pub use share::{Bandwidth, Sharing, TaskCost};

@@ -3,7 +3,7 @@
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
-use crate::share::{Need, Sharing};
+use crate::share::{Sharing, TaskCost};
 
 /// What a lane's tasks are and do.
 pub trait LaneWork {
@@ -35,7 +35,11 @@ pub trait LaneWork {
     ///
     /// # Errors
     /// It cannot: the list fails.
-    fn begin(&mut self, list: &Self::List, task: usize) -> Result<(Need, Self::Task), Self::Error>;
+    fn begin(
+        &mut self,
+        list: &Self::List,
+        task: usize,
+    ) -> Result<(TaskCost, Self::Task), Self::Error>;
 
     /// A task ends.
     ///
@@ -176,7 +180,7 @@ struct Frames {
 
 struct Running {
     processor: usize,
-    need: Need,
+    need: TaskCost,
     frame: bool,
     /// The rest of it, in nanoseconds of an idle machine.
     left: f64,
@@ -376,7 +380,7 @@ impl<W: LaneWork, S: Sharing> Machine<W, S> {
     }
 
     /// Starts a task or frame on a lane.
-    fn start(&mut self, lane: u64, need: Need, frame: bool) {
+    fn start(&mut self, lane: u64, need: TaskCost, frame: bool) {
         self.account();
         let Some(l) = self.lanes.get(&lane) else { return };
         let (processor, left) = (l.processor, need.ns as f64);
@@ -387,7 +391,7 @@ impl<W: LaneWork, S: Sharing> Machine<W, S> {
 
     /// Divides the bandwidth anew, and moves the ends of what runs.
     fn share_out(&mut self) {
-        let needs: Vec<Need> = self.running.values().map(|r| r.need).collect();
+        let needs: Vec<TaskCost> = self.running.values().map(|r| r.need).collect();
         let shares = self.sharing.shares(&needs);
         let mut ends = Vec::new();
         for ((lane, run), share) in self.running.iter_mut().zip(shares) {
@@ -565,7 +569,7 @@ impl<W: LaneWork, S: Sharing> Machine<W, S> {
             return frames.drawing;
         }
         (frames.queued, frames.drawing) = (None, true);
-        let need = Need { ns: frames.task.frame_ns, ..Need::default() };
+        let need = TaskCost { ns: frames.task.frame_ns, ..TaskCost::default() };
         self.start(lane, need, true);
         true
     }

@@ -2,7 +2,7 @@
 
 /// What a task needs on an idle machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Need {
+pub struct TaskCost {
     /// Nanoseconds.
     pub ns: u64,
     /// Bytes read and written meanwhile.
@@ -13,7 +13,7 @@ pub struct Need {
     pub tag: usize,
 }
 
-impl Need {
+impl TaskCost {
     /// The bandwidth it wants, in bytes per nanosecond.
     pub fn wants(&self) -> f64 {
         if self.ns == 0 { 0.0 } else { self.bytes as f64 / self.ns as f64 }
@@ -23,7 +23,7 @@ impl Need {
 /// How tasks on different processors slow each other down.
 pub trait Sharing {
     /// The share of its speed on an idle machine that each of some tasks gets while all run.
-    fn shares(&self, running: &[Need]) -> Vec<f64>;
+    fn shares(&self, running: &[TaskCost]) -> Vec<f64>;
 }
 
 /// Memory bandwidth in bytes per nanosecond; `None`: as much as is wanted.
@@ -34,8 +34,8 @@ pub trait Sharing {
 pub struct Bandwidth(pub Option<f64>);
 
 impl Sharing for Bandwidth {
-    fn shares(&self, running: &[Need]) -> Vec<f64> {
-        let wants: Vec<f64> = running.iter().map(Need::wants).collect();
+    fn shares(&self, running: &[TaskCost]) -> Vec<f64> {
+        let wants: Vec<f64> = running.iter().map(TaskCost::wants).collect();
         let level = self.0.map_or(f64::INFINITY, |all| water_level(&wants, all));
         wants.into_iter().map(|w| if w > level { level / w } else { 1.0 }).collect()
     }

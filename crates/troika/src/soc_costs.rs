@@ -3,7 +3,7 @@
 use troika_graph::{Subgraph, bind_static};
 use troika_plan::{PlanDevice, SyncMode};
 use troika_solve::{CostModel, PricedRun, QueueCosts};
-use troika_time::{Bandwidth, LaneCosts, Need, Sharing, Usage};
+use troika_time::{Bandwidth, LaneCosts, Sharing, TaskCost, Usage};
 
 use crate::devices::sim::{PricedRows, Prices, Processor, Soc};
 
@@ -27,7 +27,7 @@ impl<'a> SocCosts<'a> {
         SocCosts { soc, processors, prices }
     }
 
-    fn price(&self, run: &PricedRun<'_>) -> Need {
+    fn price(&self, run: &PricedRun<'_>) -> TaskCost {
         let rows = PricedRows { rows: run.rows, room: run.room, cached: run.cached };
         self.prices[run.device].run(run.graph, rows)
     }
@@ -47,21 +47,21 @@ impl CostModel for SocCosts<'_> {
     }
 
     fn slowdowns(&self, runs: &[PricedRun<'_>]) -> Vec<f64> {
-        let needs: Vec<Need> = runs.iter().map(|run| self.price(run)).collect();
+        let needs: Vec<TaskCost> = runs.iter().map(|run| self.price(run)).collect();
         let shares = Bandwidth(self.soc.bandwidth_gb_s).shares(&needs);
         shares.into_iter().map(|share| 1.0 / share).collect()
     }
 
-    fn need(&self, run: &PricedRun<'_>) -> Need {
+    fn need(&self, run: &PricedRun<'_>) -> TaskCost {
         self.price(run)
     }
 
-    fn copy_need(&self, device: usize, bytes: u64) -> Need {
+    fn copy_need(&self, device: usize, bytes: u64) -> TaskCost {
         self.prices[device].copy(bytes)
     }
 
-    fn shares(&self, running: &[(Option<PricedRun<'_>>, Need)]) -> Vec<f64> {
-        let needs: Vec<Need> = running.iter().map(|(_, need)| *need).collect();
+    fn shares(&self, running: &[(Option<PricedRun<'_>>, TaskCost)]) -> Vec<f64> {
+        let needs: Vec<TaskCost> = running.iter().map(|(_, need)| *need).collect();
         Bandwidth(self.soc.bandwidth_gb_s).shares(&needs)
     }
 
@@ -73,6 +73,7 @@ impl CostModel for SocCosts<'_> {
             told_ns: if blocks { of.hand_over.blocking_ns } else { of.hand_over.predicted_ns },
             told_bytes_per_ns: (blocks && of.hand_over.blocking_copies)
                 .then(|| self.prices[device].bytes_per_ns()),
+            tells_all: true,
             submits_waits: true,
         }
     }

@@ -3,6 +3,7 @@
 mod bindings;
 mod executor;
 mod ops;
+mod options;
 mod prepared;
 mod queue;
 
@@ -17,26 +18,11 @@ use troika_device::{
 use troika_graph::{ActivationFormat, DType, Subgraph};
 
 use crate::compile::{self, DeviceId};
+pub use crate::device::options::CpuOptions;
 use crate::device::queue::{QUEUE_DEPTH, start};
 use crate::kernels::int8;
 use crate::kernels::linear::bf16;
 use crate::machine::{Isa, cores, features, physical_cores, topology};
-
-/// The parameters of a [`CpuDevice`].
-#[derive(Clone, Debug, Default)]
-pub struct CpuOptions {
-    /// Name, unique in the process.
-    pub name: String,
-    /// Threads of each queue, including its own.
-    pub threads: usize,
-    /// Cores to pin the threads to, in turn.
-    pub cores: Option<Vec<usize>>,
-    /// An instruction set below the machine's best.
-    pub isa: Option<Isa>,
-    /// Memory spaces that it reaches besides the host's: those of virtual devices whose values it
-    /// computes.
-    pub spaces: Vec<SpaceId>,
-}
 
 /// The code of a subgraph, and its device.
 struct Compiled {

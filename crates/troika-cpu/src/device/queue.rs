@@ -11,8 +11,8 @@ use troika_device::{
 };
 
 use crate::compile::{DeviceId, Loaded};
-use crate::device::CpuOptions;
 use crate::device::executor::Executor;
+use crate::device::options::CpuOptions;
 use crate::machine::Isa;
 use crate::runtime::{Pool, message, pin};
 

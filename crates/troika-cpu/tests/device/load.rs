@@ -135,11 +135,9 @@ fn whole_numbers_that_the_kernels_do_not_make_are_refused() {
     let store = weights(&["a"]);
     let mut graph = layer("a", &store);
     for node in &mut graph.nodes {
-        match &mut node.op {
-            Op::Linear { activations: activations @ ActivationFormat::Int(_), .. } => {
-                *activations = "int8:row".parse().unwrap();
-            }
-            _ => {}
+        if let Op::Linear { activations: activations @ ActivationFormat::Int(_), .. } = &mut node.op
+        {
+            *activations = "int8:row".parse().unwrap();
         }
     }
     let e = Executable::compiled(&bench.device, &graph, &store).unwrap_err().to_string();

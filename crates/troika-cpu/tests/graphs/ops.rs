@@ -432,7 +432,7 @@ fn wrong_caches() -> Vec<Wrong> {
         "attention": "a window of no positions",
             g => with!(g, Op::Attention(a) => a.window = Some(0));
         "attention": "caches have several types", g => g.values[3].dtype = DType::F16;
-        "attention": "Bf16 activations with caches of F32",
+        "attention": "bf16 activations with caches of F32",
             g => with!(g, Op::Attention(a) => a.activations = ActivationFormat::Bf16);
         "attention": "int8 activations", g => with!(g, Op::Attention(a) => a.activations = ActivationFormat::INT8);
         "attention": "is 1x3, needs 1x4", g => g.weights[0].cols = 3;
@@ -484,6 +484,6 @@ fn wrong_choices() -> Vec<Wrong> {
         "experts": "is 1x63, needs 1x64", g => g.weights[12].cols = 63;
         "experts": "no path with int8", g => with!(g, Op::Experts(e) => e.activations = ActivationFormat::INT8);
         "experts of bytes": "several weight types", g => g.weights[1].dtype = DType::Q4_0;
-        "experts of bf16": "no path with Bf16", g => g.weights[7].dtype = DType::F16;
+        "experts of bf16": "no path with bf16", g => g.weights[7].dtype = DType::F16;
     }
 }

@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use super::Candidate;
+use super::candidate::Candidate;
 
 /// Index of the largest number; ties go to the lower index; NaN and minus infinity never win.
 pub(super) fn argmax(logits: &[f32]) -> Option<u32> {

@@ -1,6 +1,7 @@
 //! What the model said of tokens, apart from which one was chosen.
 
-use super::{Candidate, filter};
+use super::candidate::Candidate;
+use super::filter;
 
 /// Natural logarithms of probabilities after a position, by the model's logits as they are: biases,
 /// penalties, constraints and truncation do not change them.

@@ -3,6 +3,7 @@
 //! The chain is llama.cpp's default order: logit bias, penalties, top-k, top-p, min-p,
 //! temperature, draw.
 
+mod candidate;
 mod filter;
 mod logprobs;
 mod penalty;
@@ -12,6 +13,7 @@ use std::collections::BTreeMap;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
+use candidate::Candidate;
 pub use logprobs::Logprobs;
 
 /// Sampling parameters.
@@ -117,13 +119,6 @@ impl SampleParams {
             None => Ok(()),
         }
     }
-}
-
-/// A candidate token.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Candidate {
-    id: u32,
-    logit: f32,
 }
 
 /// Chooses tokens by one set of parameters.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use troika_device::{Access, ForwardBatch, PagesView, Rect, View, WeightsId, Work};
 
-use super::Key;
+use troika_program::schedule::Key;
 
 /// A user of memory: a task, or a growth, whose future tasks may use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

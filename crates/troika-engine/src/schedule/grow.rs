@@ -5,10 +5,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use troika_device::{Bindings, ForwardBatch, HostData, WeightsId, Work};
-use troika_program::schedule::State;
+use troika_program::schedule::{Key, State};
 
 use super::conflicts::{Conflicts, Found, Node, Touched, growth_at, task_at};
-use super::{Key, Task, TaskGraph};
+use super::{Task, TaskGraph};
 use crate::error::{EngineError, GrowError};
 
 /// The tasks that a task will add to the graph when it is done. Their keys lie behind its own.

@@ -11,7 +11,7 @@ use troika_solve::ProfiledGraph;
 use troika_weights::WeightStore;
 
 use super::inputs::{bindings, forward, page_len};
-use super::{RowsAt, lost};
+use super::rows_at::{RowsAt, lost};
 use crate::bench::Bench;
 
 /// Layers run in turn until their weights exceed the caches, as in a model.

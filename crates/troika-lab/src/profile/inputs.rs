@@ -9,7 +9,7 @@ use troika_device::{
 use troika_graph::{DType, Op, Subgraph, ValueId};
 use troika_model::lower::Lowered;
 
-use super::{RowsAt, lost};
+use super::rows_at::{RowsAt, lost};
 
 /// Positions per page of the model's caches on a device.
 pub(super) fn page_len(device: &dyn Device, lowered: &Lowered) -> usize {

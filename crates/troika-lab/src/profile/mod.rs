@@ -4,6 +4,7 @@
 mod bench;
 mod inputs;
 mod pairs;
+mod rows_at;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,13 +13,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use troika::{
     BoundModel, Error, OpenOptions, ProfileAt, can_write, subject_of, virtual_clock, write_file,
 };
-use troika_device::{Clock, DeviceError, RealClock, read_text};
+use troika_device::{Clock, RealClock, read_text};
 use troika_model::lower::{Lowered, SegmentKind};
 use troika_solve::{
     Profile, ProfileSubject, ProfiledGraph, RunSample, RunWork, Spread, profiled_graphs,
 };
 
 use bench::DeviceProfiler;
+use rows_at::RowsAt;
 
 use crate::error::LabError;
 use crate::subject::Subject;
@@ -186,13 +188,6 @@ fn begin_at(here: &ProfileSubject, file: &Path) -> Result<Begun, LabError> {
     }
 }
 
-/// The rows of a run, and the cached positions before them.
-#[derive(Clone, Copy)]
-struct RowsAt {
-    rows: usize,
-    cached: usize,
-}
-
 /// Where a graph is measured on each device, for the fits or to judge them.
 #[derive(Clone, Copy)]
 struct Point {
@@ -355,9 +350,4 @@ impl Measuring<'_> {
         let written = write_file(file, |out| out.write_all(text.as_bytes()));
         Ok(written.map_err(|e| Error::profile_file(file, e))?)
     }
-}
-
-/// An error for a device that fails.
-fn lost(device: &str, why: &str) -> DeviceError {
-    DeviceError::System { device: device.into(), why: why.into() }
 }

@@ -12,7 +12,7 @@ use troika_solve::{DeviceSample, PairSample, Profile, ProfiledGraph, RunSample, 
 use troika_weights::WeightStore;
 
 use super::bench::{DeviceProfiler, LoadedGraph, nanoseconds};
-use super::{RowsAt, lost};
+use super::rows_at::{RowsAt, lost};
 
 /// Numbers of rows at which devices run side by side.
 const SIDE_BY_SIDE: [usize; 3] = [1, 16, 128];

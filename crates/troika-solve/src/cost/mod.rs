@@ -7,7 +7,7 @@ use troika_graph::Subgraph;
 use troika_model::lower::SegmentKind;
 
 use troika_plan::SyncMode;
-use troika_time::{LaneCosts, Need, Usage};
+use troika_time::{LaneCosts, TaskCost, Usage};
 
 pub use work::RunWork;
 
@@ -37,6 +37,8 @@ pub struct QueueCosts {
     pub told_ns: u64,
     /// Bytes per nanosecond of what the task wrote, if it is copied before.
     pub told_bytes_per_ns: Option<f64>,
+    /// Whether that is so for any task that ends a list, or only where another device waits.
+    pub tells_all: bool,
     /// Whether a task of a prompt that waits for another device is submitted when the wait is over.
     pub submits_waits: bool,
 }
@@ -90,17 +92,17 @@ pub trait CostModel {
     }
 
     /// What a run needs of a machine whose memory is shared. The default moves no bytes.
-    fn need(&self, run: &PricedRun<'_>) -> Need {
-        Need { ns: whole_ns(self.run_ns(run)), ..Need::default() }
+    fn need(&self, run: &PricedRun<'_>) -> TaskCost {
+        TaskCost { ns: whole_ns(self.run_ns(run)), ..TaskCost::default() }
     }
 
     /// What a copy by a device needs.
-    fn copy_need(&self, device: usize, bytes: u64) -> Need {
-        Need { ns: whole_ns(self.copy_ns(device, bytes)), ..Need::default() }
+    fn copy_need(&self, device: usize, bytes: u64) -> TaskCost {
+        TaskCost { ns: whole_ns(self.copy_ns(device, bytes)), ..TaskCost::default() }
     }
 
     /// The share of its speed that each of some tasks gets while all run; `None` stands for a copy.
-    fn shares(&self, running: &[(Option<PricedRun<'_>>, Need)]) -> Vec<f64> {
+    fn shares(&self, running: &[(Option<PricedRun<'_>>, TaskCost)]) -> Vec<f64> {
         let runs: Vec<PricedRun<'_>> = running.iter().filter_map(|(run, _)| *run).collect();
         let mut factors = self.slowdowns(&runs).into_iter();
         // Copies slow nothing down, and nothing slows them down.
@@ -118,6 +120,7 @@ pub trait CostModel {
             lane: LaneCosts { submit_ns: whole_ns(submit), waits_each_run: false },
             told_ns: whole_ns(told),
             told_bytes_per_ns: None,
+            tells_all: false,
             submits_waits: false,
         }
     }

@@ -2,7 +2,7 @@
 
 use troika_graph::Subgraph;
 
-use super::{PairSample, Profile, ProfileError, Slowdown};
+use super::measured::{PairSample, Profile, ProfileError, Slowdown};
 use crate::cost::{CostModel, PricedRun, RunWork};
 use troika_plan::PlanDevice;
 use troika_plan::SyncMode;

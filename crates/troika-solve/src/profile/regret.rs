@@ -1,27 +1,10 @@
 //! How good choices by the fits are. For shapes outside the fits: the measured time of the choice
 //! by the fits, relative to the best measured time.
 
-use serde::{Deserialize, Serialize};
 use troika_model::lower::SegmentKind;
 
-use super::{Profile, RunSample};
+use super::measured::{Profile, Regret, RunSample};
 use crate::fit::middle;
-
-/// The loss from choosing by the fits, on shapes that they were not fitted to.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Regret {
-    /// Number of choices.
-    pub choices: usize,
-    /// The median loss, as a share of the best time.
-    pub median: f64,
-    /// The largest loss.
-    pub worst: f64,
-    /// Number of predicted runs.
-    pub runs: usize,
-    /// The median relative error of the predictions.
-    pub error: f64,
-}
 
 impl Regret {
     /// The regret of a profile's fits on its held-out runs.

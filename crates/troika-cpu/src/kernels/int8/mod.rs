@@ -16,6 +16,7 @@ mod format;
 mod lanes;
 mod layout;
 mod part;
+mod product;
 mod quantize;
 mod run;
 pub mod scalar;
@@ -25,29 +26,15 @@ mod widen;
 use smallvec::SmallVec;
 use troika_graph::{ActivationFormat, DType};
 
-use crate::kernels::linear::{OutView, RowsView, worker_floats};
+use crate::kernels::linear::worker_floats;
 use crate::kernels::select;
 use crate::kernels::{Context, KernelError};
 
 pub use layout::{GROUP, Layout, PackedView, ROWS};
 pub(crate) use part::Int8Part;
+pub use product::Product;
 pub use quantize::{ActivationRows, INT7, Quantization, floats, quantize};
 pub(crate) use run::{gains_from_seven_bits, multiply, run_part};
-
-/// A product: quantized rows times the transpose of a packed weight.
-#[derive(Clone, Copy)]
-pub struct Product<'a> {
-    /// The weight.
-    pub weight: PackedView<'a>,
-    /// Added to each row.
-    pub bias: Option<&'a [f32]>,
-    /// The activations, [`floats`] floats a row.
-    pub x: RowsView<'a>,
-    /// How they were quantized, for this weight.
-    pub quantization: Quantization,
-    /// Where results go.
-    pub y: OutView<'a>,
-}
 
 /// Types of weights the kernels multiply.
 pub const DTYPES: [DType; 8] = [

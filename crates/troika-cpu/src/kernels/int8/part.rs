@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use super::Product;
 use super::layout::{GROUP, ROWS};
+use super::product::Product;
 use super::quantize::floats;
 use super::widen::SCRATCH;
 

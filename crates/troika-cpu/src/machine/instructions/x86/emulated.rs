@@ -2,7 +2,8 @@
 
 use half::f16;
 
-use super::{RegisterWork, Vector};
+use super::super::RegisterWork;
+use super::vector::Vector;
 use crate::machine::instructions::apart;
 
 /// Plain Rust, on any machine: registers of `BYTES` bytes.

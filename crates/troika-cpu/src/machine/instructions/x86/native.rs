@@ -3,7 +3,8 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::{RegisterWork, TileConfig, TileRegisters, Vector};
+use super::super::RegisterWork;
+use super::vector::{TileConfig, TileRegisters, Vector};
 
 /// 256 bits: AVX2, FMA and F16C, and AVX-VNNI for `vpdpbusd`.
 #[derive(Clone, Copy)]

@@ -1,6 +1,6 @@
 //! The instructions on tiles in plain Rust.
 
-use super::{TileConfig, TileRegisters};
+use super::vector::{TileConfig, TileRegisters};
 
 /// Rows of a tile register.
 const ROWS: usize = 16;

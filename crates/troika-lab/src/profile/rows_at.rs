@@ -1,0 +1,15 @@
+//! What all parts of measuring a profile share.
+
+use troika_device::DeviceError;
+
+/// The rows of a run, and the cached positions before them.
+#[derive(Clone, Copy)]
+pub(super) struct RowsAt {
+    pub rows: usize,
+    pub cached: usize,
+}
+
+/// An error for a device that fails.
+pub(super) fn lost(device: &str, why: &str) -> DeviceError {
+    DeviceError::System { device: device.into(), why: why.into() }
+}

@@ -1,0 +1,420 @@
+//! Profiles: measurements of a model's segments on devices. `troika profile` writes this JSON file;
+//! the solver uses the fits in it. See the README beside this file.
+
+use serde::{Deserialize, Serialize};
+use troika_model::lower::SegmentKind;
+
+use crate::cost::RunWork;
+use crate::fit::{Fits, fit};
+use troika_plan::{ModelId, PlanDevice, fault};
+
+/// The version of profile files that this build reads and writes.
+pub const PROFILE_VERSION: u32 = 1;
+
+/// A profile.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Profile {
+    /// [`PROFILE_VERSION`].
+    pub version: u32,
+    /// What was measured, and where.
+    pub subject: ProfileSubject,
+    /// Whether all measurements are done.
+    pub complete: bool,
+    /// Runs of segments and pieces.
+    pub runs: Vec<RunSample>,
+    /// Measurements of pairs of devices.
+    pub pairs: Vec<PairSample>,
+    /// Measurements of devices besides runs.
+    pub devices: Vec<DeviceSample>,
+    /// Small models of the runs.
+    #[serde(default)]
+    pub fits: Fits,
+    /// How good the fits are on shapes that they were not fitted to.
+    #[serde(default)]
+    pub regret: Option<Regret>,
+}
+
+/// What a profile was measured for and on. A profile is valid only if all of it matches.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProfileSubject {
+    /// The version of Troika.
+    pub program: String,
+    /// The machine: its processor and system.
+    pub machine: String,
+    /// The model.
+    pub model: ModelId,
+    /// The types of its weights and of its cache.
+    pub types: Vec<String>,
+    /// The devices in order.
+    pub devices: Vec<ProfiledDevice>,
+}
+
+/// A measured device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProfiledDevice {
+    /// Its name.
+    pub name: String,
+    /// Its numerics.
+    pub numerics: String,
+    /// The numbers of rows it is compiled for; empty: any.
+    pub row_buckets: Vec<usize>,
+    /// The facts it reports.
+    pub facts: Vec<(String, String)>,
+}
+
+impl ProfiledDevice {
+    /// The description of an available device.
+    pub fn of(device: &PlanDevice) -> ProfiledDevice {
+        ProfiledDevice {
+            name: device.name.clone(),
+            numerics: device.caps.numerics.clone(),
+            row_buckets: device.caps.row_buckets.clone(),
+            facts: device.caps.facts.clone(),
+        }
+    }
+}
+
+/// A measured run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunSample {
+    /// Index of the device in the subject.
+    pub device: usize,
+    /// The graph's name among [`profiled_graphs`].
+    pub graph: String,
+    /// The kind of segment.
+    pub segment: SegmentKind,
+    /// Its share of the columns, in 64ths.
+    pub share: u32,
+    /// Its work.
+    pub work: RunWork,
+    /// Rows needed.
+    pub rows: usize,
+    /// Positions cached before it.
+    pub cached: usize,
+    /// Whether the fits leave it out.
+    pub held_out: bool,
+    /// The measured times in nanoseconds. Use [`RunSample::undisturbed_ns`].
+    pub ns: Spread,
+    /// How often the shape was measured.
+    pub visits: usize,
+}
+
+impl RunSample {
+    /// The time of the run on an idle machine: the lowest tenth of all measurements. Disturbances
+    /// only make runs longer.
+    pub fn undisturbed_ns(&self) -> f64 {
+        self.ns.low.max(1.0)
+    }
+
+    /// Weights and cache read, in 10^9 bytes per second.
+    pub fn gb_s(&self) -> f64 {
+        (self.work.weight_bytes + self.work.cache_bytes) / self.undisturbed_ns()
+    }
+}
+
+/// The spread of repeated measurements.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Spread {
+    /// The median.
+    pub median: f64,
+    /// The 10th percentile.
+    pub low: f64,
+    /// The 90th percentile.
+    pub high: f64,
+    /// The number of measurements.
+    pub count: usize,
+}
+
+impl Spread {
+    /// The spread of some measurements.
+    pub fn of(values: &[f64]) -> Spread {
+        let mut sorted: Vec<f64> = values.iter().copied().filter(|v| v.is_finite()).collect();
+        sorted.sort_by(f64::total_cmp);
+        let at = |share: f64| {
+            let last = sorted.len().saturating_sub(1) as f64;
+            sorted.get((share * last).round() as usize).copied().unwrap_or(0.0)
+        };
+        Spread { median: at(0.5), low: at(0.1), high: at(0.9), count: sorted.len() }
+    }
+}
+
+/// Measurements of a pair of devices.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PairSample {
+    /// Index of the device that is waited for.
+    pub from: usize,
+    /// The device that waits.
+    pub to: usize,
+    /// From the end of a run to the start of the next, with a predicted wait.
+    pub predicted_ns: Spread,
+    /// The same with a device that sleeps until woken.
+    pub blocking_ns: Spread,
+    /// The slowdowns of `to` while `from` is busy with a run of as many rows.
+    pub slowdowns: Vec<Slowdown>,
+}
+
+/// How much a device slows down while another one is busy.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Slowdown {
+    /// Rows of the runs.
+    pub rows: usize,
+    /// The time of a run beside another one, divided by its time alone: at least 1.
+    pub factor: f64,
+}
+
+/// Measurements of a device besides runs.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceSample {
+    /// From handing over a list to learning of its end, without its runs.
+    pub submit_ns: Spread,
+    /// The time to compile a segment.
+    pub compile_ns: Spread,
+    /// Copies between its own memory and the host's, as (bytes, nanoseconds); else empty.
+    pub copies: Vec<(u64, f64)>,
+}
+
+/// The loss from choosing by the fits, on shapes that they were not fitted to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Regret {
+    /// Number of choices.
+    pub choices: usize,
+    /// The median loss, as a share of the best time.
+    pub median: f64,
+    /// The largest loss.
+    pub worst: f64,
+    /// Number of predicted runs.
+    pub runs: usize,
+    /// The median relative error of the predictions.
+    pub error: f64,
+}
+
+/// Why a profile cannot be used.
+#[derive(Debug, thiserror::Error, PartialEq)]
+pub enum ProfileError {
+    /// Not a valid profile.
+    #[error("it is not a profile ({0}); measure again with troika profile")]
+    Parse(String),
+    /// A profile of another version.
+    #[error("the profile has version {found}, this build reads {PROFILE_VERSION}; measure again")]
+    Version {
+        /// Its version.
+        found: u64,
+    },
+    /// A profile of something else.
+    #[error("the profile is of another {what}: {found}, here it is {here}; measure again")]
+    Foreign {
+        /// What differs.
+        what: &'static str,
+        /// The profile's value.
+        found: String,
+        /// The current value.
+        here: String,
+    },
+    /// Measuring was stopped early.
+    #[error("the profile is not complete; run troika profile again, it goes on where it ended")]
+    Incomplete,
+    /// Impossible numbers.
+    #[error("the profile has {0}; measure again")]
+    Numbers(String),
+}
+
+impl Profile {
+    /// An empty profile.
+    pub fn new(subject: ProfileSubject) -> Profile {
+        let devices = vec![DeviceSample::default(); subject.devices.len()];
+        Profile {
+            version: PROFILE_VERSION,
+            subject,
+            complete: false,
+            runs: Vec::new(),
+            pairs: Vec::new(),
+            devices,
+            fits: Fits::default(),
+            regret: None,
+        }
+    }
+
+    /// Parses the text of a profile file.
+    ///
+    /// # Errors
+    /// The text is not a profile of this version.
+    pub fn from_json(text: &str) -> Result<Profile, ProfileError> {
+        let version = serde_json::from_str::<serde_json::Value>(text);
+        let version = version.ok().and_then(|v| v.get("version")?.as_u64());
+        if let Some(found) = version.filter(|&v| v != u64::from(PROFILE_VERSION)) {
+            return Err(ProfileError::Version { found });
+        }
+        let profile: Profile =
+            serde_json::from_str(text).map_err(|e| ProfileError::Parse(fault(&e)))?;
+        profile.check_numbers()?;
+        Ok(profile)
+    }
+
+    /// Whether a text starts like a profile.
+    pub fn begins(text: &str) -> bool {
+        text.starts_with("{\"version\":")
+    }
+
+    /// The text of a profile file.
+    #[expect(
+        clippy::expect_used,
+        reason = "maps have string keys, and no value fails to serialize"
+    )]
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).expect("a profile is plain data") + "\n"
+    }
+
+    fn check_numbers(&self) -> Result<(), ProfileError> {
+        let refuse = |what: String| Err(ProfileError::Numbers(what));
+        let count = self.subject.devices.len();
+        if self.devices.len() != count {
+            return refuse(format!("figures of {} devices, not {count}", self.devices.len()));
+        }
+        let good = |s: &Spread| [s.median, s.low].iter().all(|v| v.is_finite() && *v >= 0.0);
+        for r in &self.runs {
+            let shaped = r.rows > 0 && (1..=64).contains(&r.share);
+            if r.device >= count || !good(&r.ns) || r.ns.low <= 0.0 || !shaped {
+                return refuse(format!("a run of {} without a device or a time", r.graph));
+            }
+        }
+        for p in &self.pairs {
+            let slow = p.slowdowns.iter().all(|s| s.factor.is_finite() && s.factor >= 1.0);
+            let named = p.from < count && p.to < count && p.from != p.to;
+            if !named || !good(&p.predicted_ns) || !good(&p.blocking_ns) || !slow {
+                return refuse("a pair of devices without a time".into());
+            }
+        }
+        let mut pairs = (0..count).flat_map(|a| (0..count).map(move |b| (a, b)));
+        let known = |(a, b): &(usize, usize)| {
+            a == b || self.pairs.iter().any(|p| (p.from, p.to) == (*a, *b))
+        };
+        if self.complete && !pairs.all(|pair| known(&pair)) {
+            return refuse("no time of a hand-over between two of the devices".into());
+        }
+        if self.devices.iter().any(|d| !good(&d.submit_ns) || !good(&d.compile_ns)) {
+            return refuse("a device without times of its lists or of its code".into());
+        }
+        if let Some(why) = self.fits.fault(count) {
+            return refuse(why);
+        }
+        let fitted = |r: &&RunSample| r.held_out || self.fits.get(r.device, r.segment).is_some();
+        if let Some(r) = self.runs.iter().find(|r| self.complete && !fitted(r)) {
+            return refuse(format!("runs of {} without a fit", r.segment.name()));
+        }
+        Ok(())
+    }
+
+    /// Checks that the profile is complete and matches the current subject.
+    ///
+    /// # Errors
+    /// What differs.
+    pub fn check(&self, here: &ProfileSubject) -> Result<(), ProfileError> {
+        self.check_subject(here)?;
+        if self.complete { Ok(()) } else { Err(ProfileError::Incomplete) }
+    }
+
+    /// Checks that the profile matches the current subject.
+    ///
+    /// # Errors
+    /// What differs.
+    pub fn check_subject(&self, here: &ProfileSubject) -> Result<(), ProfileError> {
+        let s = &self.subject;
+        let differs = |what, found: &dyn std::fmt::Display, here: &dyn std::fmt::Display| {
+            let (found, here) = (found.to_string(), here.to_string());
+            Err(ProfileError::Foreign { what, found, here })
+        };
+        if s.program != here.program {
+            return differs("version of Troika", &s.program, &here.program);
+        }
+        if s.machine != here.machine {
+            return differs("machine", &s.machine, &here.machine);
+        }
+        if s.model != here.model {
+            return differs("model", &s.model, &here.model);
+        }
+        if s.types != here.types {
+            return differs("kind of weights", &s.types.join(", "), &here.types.join(", "));
+        }
+        let names = |s: &ProfileSubject| {
+            s.devices.iter().map(|d| d.name.as_str()).collect::<Vec<_>>().join(", ")
+        };
+        if s.devices.len() != here.devices.len() {
+            return differs("list of devices", &names(s), &names(here));
+        }
+        for (a, b) in s.devices.iter().zip(&here.devices) {
+            if a.name != b.name {
+                return differs("list of devices", &names(s), &names(here));
+            }
+            if a != b {
+                let say = |d: &ProfiledDevice| {
+                    let facts: Vec<String> = d
+                        .facts
+                        .iter()
+                        .filter(|f| !(a.facts.contains(f) && b.facts.contains(f)))
+                        .map(|(k, v)| format!("{k} {v}"))
+                        .collect();
+                    let numerics = (a.numerics != b.numerics).then(|| d.numerics.clone());
+                    let facts: Vec<String> = numerics.into_iter().chain(facts).collect();
+                    format!("{} with {}", d.name, facts.join(", "))
+                };
+                return differs("device", &say(a), &say(b));
+            }
+        }
+        Ok(())
+    }
+
+    /// Fits the runs that are not held out, and measures the quality on the others.
+    pub fn fit(&mut self) {
+        let mut runs = Vec::new();
+        for (device, known) in self.subject.devices.iter().enumerate() {
+            for segment in SegmentKind::ALL {
+                let of = |r: &&RunSample| r.device == device && r.segment == segment && !r.held_out;
+                let samples = self.runs.iter().filter(of).map(|r| (r.work, r.undisturbed_ns()));
+                let samples: Vec<(RunWork, f64)> = samples.collect();
+                runs.extend(fit((device, segment), &samples, !known.row_buckets.is_empty()));
+            }
+        }
+        self.fits = Fits { runs };
+        self.regret = Some(Regret::of(self));
+    }
+
+    /// Adds a run, or another measurement of a known one.
+    pub fn add(&mut self, run: RunSample) {
+        let same = |r: &&mut RunSample| {
+            (r.device, &r.graph, r.rows, r.cached) == (run.device, &run.graph, run.rows, run.cached)
+        };
+        let Some(known) = self.runs.iter_mut().find(same) else {
+            return self.runs.push(run);
+        };
+        known.visits += run.visits;
+        known.ns = Spread {
+            median: known.ns.median.min(run.ns.median),
+            low: known.ns.low.min(run.ns.low),
+            high: known.ns.high.max(run.ns.high),
+            count: known.ns.count + run.ns.count,
+        };
+    }
+
+    /// The most positions that a measured run has seen, its own rows among them. Prices of more are
+    /// extrapolated.
+    pub fn most_positions(&self) -> usize {
+        self.runs.iter().map(|r| r.cached.saturating_add(r.rows)).max().unwrap_or(0)
+    }
+
+    /// How often a run was measured.
+    pub fn visits(&self, device: usize, graph: &str, (rows, cached): (usize, usize)) -> usize {
+        let same = |r: &&RunSample| {
+            (r.device, r.graph.as_str(), r.rows, r.cached) == (device, graph, rows, cached)
+        };
+        self.runs.iter().find(same).map_or(0, |r| r.visits)
+    }
+}
