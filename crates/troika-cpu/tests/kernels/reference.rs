@@ -184,7 +184,7 @@ pub fn attention_line(
     let q = &x.q[(row * op.heads + head) * op.k_dim..][..op.k_dim];
     let table = &seq.tables[op.page_group];
     let visible = op.window.map_or(0, |w| (pos + 1).saturating_sub(w))..pos + 1;
-    let rows: Vec<usize> = visible.map(|p| table.row(p).expect("a kept position")).collect();
+    let rows: Vec<usize> = visible.map(|p| table.row(p).unwrap()).collect();
     let score = |row: &usize| {
         let start = row * op.kv_heads * op.k_dim + kv * op.k_dim;
         let dot: f64 =

@@ -83,7 +83,7 @@ impl ProfiledDevice {
 pub struct RunSample {
     /// Index of the device in the subject.
     pub device: usize,
-    /// The graph's name among [`profiled_graphs`].
+    /// The graph's name among [`super::profiled_graphs`].
     pub graph: String,
     /// The kind of segment.
     pub segment: SegmentKind,

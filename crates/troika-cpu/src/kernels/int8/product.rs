@@ -11,7 +11,7 @@ pub struct Product<'a> {
     pub weight: PackedView<'a>,
     /// Added to each row.
     pub bias: Option<&'a [f32]>,
-    /// The activations, [`floats`] floats a row.
+    /// The activations, [`super::floats`] floats a row.
     pub x: RowsView<'a>,
     /// How they were quantized, for this weight.
     pub quantization: Quantization,
