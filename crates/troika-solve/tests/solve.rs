@@ -481,6 +481,8 @@ fn weights_of_layers_in_ranges_are_counted_once() {
     let share = |device: &str| troika_plan::Share { device: device.into(), share: 1 };
     let split = Some(Split::Columns { parts: vec![share("a"), share("b")] });
     let ends = vec![SegmentKind::Embed, SegmentKind::Head];
+    // Attention stays where the cache is.
+    let products = Some(vec![SegmentKind::Qkv, SegmentKind::AttnOut, SegmentKind::Ffn]);
     let mut plan = one.clone();
     plan.devices = vec!["a".into(), "b".into()];
     plan.prefill.lengths =
@@ -488,8 +490,13 @@ fn weights_of_layers_in_ranges_are_counted_once() {
     plan.prefill.rules = vec![
         troika_plan::Rule { segments: Some(ends), ..whole.clone() },
         troika_plan::Rule { segments: Some(vec![SegmentKind::Attention]), ..whole.clone() },
-        troika_plan::Rule { layers: layers(0, 3), device: "b".into(), ..whole.clone() },
-        troika_plan::Rule { layers: layers(4, 7), split, ..whole },
+        troika_plan::Rule {
+            segments: products.clone(),
+            layers: layers(0, 3),
+            device: "b".into(),
+            ..whole.clone()
+        },
+        troika_plan::Rule { segments: products, layers: layers(4, 7), split, ..whole },
     ];
     plan.check(&spec, &["a", "b"]).unwrap();
     let speed = Speed { multiply: 1e-3, read: 1e-4, launch: 100.0 };
