@@ -1,5 +1,7 @@
 //! The only sequence of a cache, for those who look at a plan without running it.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::sync::Arc;
 
 use troika_device::{ForwardBatch, PageTable, SeqRows};
@@ -19,8 +21,8 @@ pub struct OneSequence {
 struct WindowPages {
     window: Window,
     table: PageTable,
-    /// Returned pages, the last of which is used next.
-    free: Vec<u32>,
+    /// Returned pages, the first of which is used next.
+    free: BinaryHeap<Reverse<u32>>,
     /// Number of pages that were ever used.
     used: u32,
 }
@@ -30,7 +32,7 @@ impl OneSequence {
     pub fn new(program: &Program, page_len: usize) -> OneSequence {
         let table = PageTable { page_len: page_len.max(1), ..PageTable::default() };
         let group = |window: &Window| {
-            let (table, free) = (table.clone(), Vec::new());
+            let (table, free) = (table.clone(), BinaryHeap::new());
             WindowPages { window: *window, table, free, used: 0 }
         };
         OneSequence { len: 0, groups: program.lowered.page_groups.iter().map(group).collect() }
@@ -65,12 +67,15 @@ impl WindowPages {
         let seen = window.map_or(0, |w| (pos + 1).saturating_sub(w)) / table.page_len;
         let passed = seen.saturating_sub(table.first).min(table.pages.len());
         table.first += passed;
-        free.extend(table.pages.drain(..passed));
+        free.extend(table.pages.drain(..passed).map(Reverse));
         while (table.first + table.pages.len()) * table.page_len < end {
-            table.pages.push(free.pop().unwrap_or_else(|| {
-                *used += 1;
-                *used - 1
-            }));
+            table.pages.push(free.pop().map_or_else(
+                || {
+                    *used += 1;
+                    *used - 1
+                },
+                |page| page.0,
+            ));
         }
         table.clone()
     }

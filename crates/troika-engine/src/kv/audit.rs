@@ -39,7 +39,7 @@ impl KvCache {
             return Err(format!("{} pages of {}", holders.len(), pages.total));
         }
         let mut is_free = vec![false; holders.len()];
-        for &page in free {
+        for page in free {
             if std::mem::replace(&mut is_free[page as usize], true) {
                 return Err(format!("page {page} is free twice"));
             }

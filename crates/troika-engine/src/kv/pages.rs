@@ -1,5 +1,7 @@
 //! The pages of the cache: which are free, and who holds the others.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::num::NonZeroU64;
 
 use troika_graph::Window;
@@ -38,8 +40,9 @@ pub(super) struct PageGroup {
     /// Bytes of a page.
     pub page_bytes: u64,
     pub total: usize,
-    /// Returned pages, which are reused before new ones.
-    free: Vec<u32>,
+    /// Returned pages, which are reused before new ones: the first of them first, so that the
+    /// pages of a sequence are runs, whatever was there before.
+    free: BinaryHeap<Reverse<u32>>,
     /// Holders of each page that was ever used. A list of all pages would be long for a context
     /// that is never filled.
     holders: Vec<PageHolders>,
@@ -49,7 +52,7 @@ pub(super) struct PageGroup {
 
 impl PageGroup {
     pub fn new(window: Window, page_len: usize, page_bytes: u64, total: usize) -> PageGroup {
-        let (free, holders) = (Vec::new(), Vec::new());
+        let (free, holders) = (BinaryHeap::new(), Vec::new());
         PageGroup { window, page_len, page_bytes, total, free, holders, kept: 0 }
     }
 
@@ -76,7 +79,7 @@ impl PageGroup {
     /// Takes a free page for a sequence.
     pub fn take(&mut self) -> Option<u32> {
         let page = match self.free.pop() {
-            Some(page) => page,
+            Some(Reverse(page)) => page,
             None if self.holders.len() == self.total => return None,
             None => {
                 self.holders.push(PageHolders::default());
@@ -135,13 +138,13 @@ impl PageGroup {
         change(holders);
         self.kept += usize::from(holders.is_kept());
         if holders.count == 0 {
-            self.free.push(page);
+            self.free.push(Reverse(page));
         }
     }
 
     /// For the audit: the holders of all pages ever used, and the free pages.
-    pub fn accounts(&self) -> (&[PageHolders], &[u32]) {
-        (&self.holders, &self.free)
+    pub fn accounts(&self) -> (&[PageHolders], impl Iterator<Item = u32>) {
+        (&self.holders, self.free.iter().map(|page| page.0))
     }
 }
 
