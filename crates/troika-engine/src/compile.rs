@@ -50,7 +50,8 @@ pub(crate) struct CompileWith<'a> {
 
 /// Compiles all graphs of a list and loads their weights. The result is in the list's order,
 /// whichever was ready first. After a failure nothing is kept; the error is that of the first
-/// graph in the list's order whose code failed, else of the first whose weights did.
+/// graph in the list's order whose code failed, else of the first whose weights did; of devices
+/// that share a clock, only the first one that fails is asked.
 ///
 /// # Errors
 /// The device's error, or why compiling was stopped.

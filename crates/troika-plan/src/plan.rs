@@ -356,10 +356,16 @@ impl Rule {
 
     /// The device that computes an op of a segment placed on `device`.
     pub fn device_of<'a>(&'a self, device: &'a str, kind: SegmentKind, op: &str) -> &'a str {
-        let refused = |r: &&RefusedOps| {
-            r.device == device && r.segments.contains(&kind) && r.ops.iter().any(|o| o == op)
-        };
-        self.refused.iter().find(refused).map_or(device, |r| r.by.as_str())
+        let mut at = device;
+        // Who takes it over may have refused it, too.
+        for _ in &self.refused {
+            let refused = |r: &&RefusedOps| {
+                r.device == at && r.segments.contains(&kind) && r.ops.iter().any(|o| o == op)
+            };
+            let Some(r) = self.refused.iter().find(refused) else { break };
+            at = &r.by;
+        }
+        at
     }
 }
 

@@ -76,7 +76,9 @@ impl Board {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does something with the machine, as of now. The clock will let it go on.
+    /// Does something with the machine, as of now. The clock will let it go on. Host functions and
+    /// loads run while the machine is locked: they must not wait on its clock, compile for its
+    /// devices or ask for its usage.
     pub(crate) fn with<T>(
         self: &Arc<Board>,
         run: impl FnOnce(&mut Machine<Lane, Bandwidth>) -> T,
@@ -104,6 +106,10 @@ impl Board {
     fn go_on(self: &Arc<Board>) {
         let now = self.now();
         let mut state = self.lock();
+        if state.next.is_none_or(|next| next > now) {
+            // Another time, nearer or already over, took its place.
+            return;
+        }
         state.next = None;
         state.machine.run_until(now);
         self.plan_ahead(&mut state, now);

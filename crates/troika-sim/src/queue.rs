@@ -173,7 +173,7 @@ impl Queue for VirtualQueue {
 
 impl Drop for VirtualQueue {
     fn drop(&mut self) {
-        // What it holds is dropped when the board is free again.
+        // Its worker is dropped when the board is free again.
         let gone = self.board.with(|machine| machine.close(self.lane));
         drop(gone);
     }

@@ -136,7 +136,8 @@ impl<'a> Predictor<'a> {
         for _ in 0..later {
             run.tokens(1)?;
         }
-        let token_ns = (run.now_ns() - first_ns) / later as f64;
+        let end_ns = run.now_ns();
+        let token_ns = if end_ns.is_finite() { (end_ns - first_ns) / later as f64 } else { end_ns };
         let joules = self.request.cost.machine_j(&run.usage());
         self.predicted(plan, first_ns, token_ns, joules)
     }

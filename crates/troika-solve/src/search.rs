@@ -175,6 +175,7 @@ impl<'a> Search<'a> {
             }
         }
         let mut alternatives = self.exact(alternatives)?;
+        alternatives.retain(|a| score(a).is_finite());
         alternatives.sort_by(|a, b| score(a).total_cmp(&score(b)));
         if alternatives.is_empty() {
             let why = "no device at hand runs the whole model within its limits, and no two do";

@@ -283,7 +283,11 @@ impl TimedRun<'_> {
                 self.queues[report.device].in_flight -= 1;
                 return Some(report);
             }
-            let next = self.machine.next_event()?;
+            let Some(next) = self.machine.next_event() else {
+                // Nothing will happen any more: the plan takes for ever.
+                self.machine.pass_to(u64::MAX);
+                return None;
+            };
             self.machine.run_until(next);
         }
     }
@@ -319,6 +323,10 @@ impl TimedRun<'_> {
                 let rows = task.rows.len();
                 let cached = forwards[task.chunk as usize].seqs.first().map_or(0, |s| s.pos);
                 let cached = cached + task.rows.start;
+                let decodes = rows == 1 && cached > 0;
+                // Only attention depends on cached positions. For others it matters if they decode.
+                let stateless = self.program.graphs.graphs()[run.graph].graph.states.is_empty();
+                let cached = if stateless { usize::from(decodes) } else { cached };
                 let kind = self.program.lowered.segments[run.segment].kind;
                 let key = RunKey { graph: run.graph, kind, rows, room: run.room, cached };
                 let known = self.priced.borrow().known.get(&key).copied();
@@ -332,7 +340,7 @@ impl TimedRun<'_> {
                 });
                 let row = |v: &NamedView| (rows as u64).saturating_mul(v.row_bytes as u64);
                 let written = run.outputs.iter().map(row).sum();
-                TimedTask { need, written, decodes: rows == 1 && cached > 0, awaited }
+                TimedTask { need, written, decodes, awaited }
             }
         }
     }

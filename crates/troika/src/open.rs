@@ -7,7 +7,6 @@ use troika_device::{Clock, RealClock};
 use troika_engine::{Engine, EngineError, EngineParts};
 use troika_model::spec::ModelSpec;
 use troika_model::tokenizer::Tokenizer;
-use troika_plan::{Plan, Refusal};
 use troika_trace::{Span, Tracer};
 use troika_weights::{Quant, WeightStore};
 
@@ -97,33 +96,29 @@ impl Model {
             model.store.on_progress(progress.0.clone());
         }
         let of_plan = |e: Error| e.of_plan(options.plan_file.as_deref());
-        let Planned { mut plan, changes, model, .. } = model.plan(options).map_err(of_plan)?;
+        let Planned { mut plan, changes, mut refusals, model, .. } =
+            model.plan(options).map_err(of_plan)?;
         let (BoundModel { spec, store, devices }, warnings) = (&model, &mut text.warnings);
         warnings.extend(changes);
-        let used = devices.iter().filter(|d| plan.devices.iter().any(|name| name == d.name()));
-        let silent = used.clone().find(|d| computes_nothing(d));
-        warnings.extend(silent.map(|d| {
-            let name = d.name();
-            format!("device {name} computes nothing (its numerics are off): tokens are counted up, not generated")
-        }));
-        let computes = silent.is_none();
         // Opening takes real time even with a virtual clock.
-        let (real, modelled) = (Arc::new(real), virtual_clock(used));
-        let clock = modelled.clone().unwrap_or_else(|| real.clone());
+        let real = Arc::new(real);
         let shapes = |key| store.shape(key);
-        let parts = |plan: &Plan| EngineParts {
-            spec,
-            shapes: &shapes,
-            weights: store,
-            plan: plan.clone(),
-            devices,
-            clock: clock.clone(),
-            tracer: options.tracer.clone(),
-            sharing: options.sharing,
-        };
-        let mut refusals: Vec<Refusal> = Vec::new();
-        let engine = loop {
-            match Engine::compiled(parts(&plan), &options.compile) {
+        let (engine, clock, modelled, silent) = loop {
+            let used = devices.iter().filter(|d| plan.devices.iter().any(|name| name == d.name()));
+            let silent = used.clone().find(|d| computes_nothing(d));
+            let modelled = virtual_clock(used);
+            let clock = modelled.clone().unwrap_or_else(|| real.clone());
+            let parts = EngineParts {
+                spec,
+                shapes: &shapes,
+                weights: store,
+                plan: plan.clone(),
+                devices,
+                clock: clock.clone(),
+                tracer: options.tracer.clone(),
+                sharing: options.sharing,
+            };
+            match Engine::compiled(parts, &options.compile) {
                 // What a device refuses only while compiling is planned around, as what it refuses
                 // before.
                 Err(EngineError::Refused { refusal, .. })
@@ -132,9 +127,17 @@ impl Model {
                     refusals.push(*refusal);
                     warnings.extend(model.avoid(&mut plan, &refusals).map_err(of_plan)?);
                 }
-                made => break made.map_err(|e| of_plan(e.into()))?,
+                made => {
+                    let engine = made.map_err(|e| of_plan(e.into()))?;
+                    break (engine, clock, modelled, silent);
+                }
             }
         };
+        warnings.extend(silent.map(|d| {
+            let name = d.name();
+            format!("device {name} computes nothing (its numerics are off): tokens are counted up, not generated")
+        }));
+        let computes = silent.is_none();
         warnings.extend(store.finish_packed());
         warnings.extend(non_finite(&store.non_finite()));
         let opened = Opened {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use troika_device::Device;
+use troika_device::{Device, DeviceKind};
 use troika_engine::EngineError;
 use troika_graph::{ActivationFormat, DType};
 use troika_model::lower::{LowerOptions, Lowered, lower};
@@ -29,6 +29,8 @@ pub struct Planned {
     pub plan: Plan,
     /// A sentence for each device whose refusals changed it, and for what else is to be known of it.
     pub changes: Vec<String>,
+    /// The ops that devices refuse.
+    pub refusals: Vec<Refusal>,
     /// If a profile chose the plan: the plans it beat, the best first.
     pub alternatives: Vec<Alternative>,
     /// What it was planned for.
@@ -95,7 +97,7 @@ impl BoundModel {
         } else {
             changes.extend(self.avoid(&mut plan, &refusals)?);
         }
-        Ok(Planned { plan, changes, alternatives, model: self })
+        Ok(Planned { plan, changes, refusals, alternatives, model: self })
     }
 
     /// Moves refused ops of a plan to other devices, and says which.
@@ -233,7 +235,9 @@ impl BoundModel {
         let refuse = |error| Error::Profile { file: file.display().to_string(), error };
         let profiled = ProfiledCosts::new(&measured, &devices).map_err(refuse)?;
         // What virtual devices take is known without measuring.
-        let soc = soc_of(&options.devices)?.filter(|(_, names)| names.len() == devices.len());
+        let all_virtual = self.devices.iter().all(|d| d.kind() == DeviceKind::Virtual);
+        let soc = soc_of(&options.devices)?
+            .filter(|(_, names)| all_virtual && names.len() == devices.len());
         let modelled = soc.as_ref().map(|(soc, names)| {
             let processor = |name: &String| soc.processors.iter().find(|p| p.name == *name);
             SocCosts::new(soc, names.iter().filter_map(processor).collect())
