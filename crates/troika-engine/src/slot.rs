@@ -18,9 +18,14 @@ use crate::memory::allocate;
 use crate::pool::EdgePool;
 use crate::schedule::{JobId, Task, TaskGraph};
 
-/// A graph, and the shape of the batch that it was made for.
+/// A graph, and the shapes of the batches that it was made for.
 struct KnownGraph {
     graph: Arc<TaskGraph>,
+    batches: Vec<KnownBatch>,
+}
+
+/// The shape of a batch.
+struct KnownBatch {
     /// The rows of each sequence.
     seqs: Vec<Range<usize>>,
     /// Runs of rows whose logits are wanted.
@@ -28,19 +33,23 @@ struct KnownGraph {
 }
 
 impl KnownGraph {
-    fn new(graph: &Arc<TaskGraph>, batch: &PlannedBatch) -> KnownGraph {
-        KnownGraph {
-            graph: graph.clone(),
+    fn new(graph: &Arc<TaskGraph>, batches: &[PlannedBatch]) -> KnownGraph {
+        let shape = |batch: &PlannedBatch| KnownBatch {
             seqs: batch.forward.seqs.iter().map(|s| s.rows.clone()).collect(),
             wanted: batch.wanted.iter().map(|(_, rows)| rows.clone()).collect(),
-        }
+        };
+        KnownGraph { graph: graph.clone(), batches: batches.iter().map(shape).collect() }
     }
 
-    /// Whether a batch with the same placement has the same tasks: equal rows of each sequence, and
-    /// equal rows whose logits are wanted.
-    fn serves(&self, batch: &PlannedBatch) -> bool {
-        let seqs = batch.forward.seqs.iter().map(|s| &s.rows);
-        self.seqs.iter().eq(seqs) && self.wanted.iter().eq(batch.wanted.iter().map(|(_, r)| r))
+    /// Whether batches with the same placement have the same tasks: equal rows of each sequence,
+    /// and equal rows whose logits are wanted.
+    fn serves(&self, batches: &[PlannedBatch]) -> bool {
+        let alike = |(known, batch): (&KnownBatch, &PlannedBatch)| {
+            let seqs = batch.forward.seqs.iter().map(|s| &s.rows);
+            let wanted = batch.wanted.iter().map(|(_, rows)| rows);
+            known.seqs.iter().eq(seqs) && known.wanted.iter().eq(wanted)
+        };
+        self.batches.len() == batches.len() && self.batches.iter().zip(batches).all(alike)
     }
 }
 
@@ -50,8 +59,8 @@ pub(crate) struct BatchSlot {
     pools: Vec<EdgePool>,
     inputs: Vec<InputSlot>,
     pub logits: Buffer,
-    /// Graphs of single batches, by placement. For decode, one for each number of sequences; for
-    /// prefill only the graph of the latest chunk, since the next one often has its shape.
+    /// Graphs by placement and rows. For decode, one for each number of sequences; for prefill only
+    /// the latest, since the next one often has its shape.
     graphs: HashMap<(Phase, usize), KnownGraph>,
     /// Batches; the first `used` of them are planned or in flight.
     batches: Vec<PlannedBatch>,
@@ -143,14 +152,21 @@ impl BatchSlot {
             slot.positions.write()?.as_mut_slice::<i32>()[..s.ids.len()]
                 .copy_from_slice(&s.positions);
         }
-        let [batch] = &self.batches[..self.used] else { return self.made(model) };
-        let key = (batch.phase, batch.rows());
+        let batches = &self.batches[..self.used];
+        // Between batches of several sequences, pages may change hands: their tasks then wait for
+        // each other in other ways.
+        let alone = |b: &PlannedBatch| b.forward.seqs.len() == 1;
+        let [first, ..] = batches else { return self.made(model) };
+        if batches.len() > 1 && !(batches.iter().all(alone) && self.seqs.len() == 1) {
+            return self.made(model);
+        }
+        let key = (first.phase, batches.iter().map(PlannedBatch::rows).sum());
         if let Some(known) = self.graphs.get_mut(&key)
-            && known.serves(batch)
+            && known.serves(batches)
             // Nobody holds the graph unless it is in flight.
             && let Some(graph) = Arc::get_mut(&mut known.graph)
         {
-            graph.set_forward_batch(&batch.forward);
+            graph.set_forward_batches(batches.iter().map(|b| &b.forward));
             return Ok(known.graph.clone());
         }
         let graph = self.made(model)?;
@@ -158,7 +174,7 @@ impl BatchSlot {
             // Chunks have many lengths: keep the graph of the latest only.
             self.graphs.retain(|(phase, _), _| *phase != Phase::Prefill);
         }
-        self.graphs.insert(key, KnownGraph::new(&graph, &self.batches[0]));
+        self.graphs.insert(key, KnownGraph::new(&graph, &self.batches[..self.used]));
         Ok(graph)
     }
 

@@ -115,9 +115,20 @@ impl TaskGraph {
     /// Points all tasks to another forward batch with as many rows, so that one graph serves every
     /// decoded token.
     pub fn set_forward_batch(&mut self, forward: &Arc<ForwardBatch>) {
-        for task in &mut self.tasks {
-            if let Work::Run(run) = &mut task.work {
-                run.forward = forward.slice(&task.rows);
+        self.set_forward_batches(std::iter::once(forward));
+    }
+
+    /// The same for the chunks of a prompt, in order.
+    pub fn set_forward_batches<'a>(
+        &mut self,
+        forwards: impl Iterator<Item = &'a Arc<ForwardBatch>>,
+    ) {
+        let mut tasks = self.tasks.iter_mut().peekable();
+        for (chunk, forward) in forwards.enumerate() {
+            while let Some(task) = tasks.next_if(|task| task.chunk as usize == chunk) {
+                if let Work::Run(run) = &mut task.work {
+                    run.forward = forward.slice(&task.rows);
+                }
             }
         }
     }
