@@ -11,8 +11,9 @@ impl Search<'_> {
         name: &str,
         base: &Plan,
     ) -> Result<Vec<Alternative>, PlanError> {
-        let mut all = Vec::new();
+        let (mut all, mut best): (Vec<Alternative>, f64) = (Vec::new(), f64::INFINITY);
         for shorter in [1, 2, 4, 8] {
+            let before = all.len();
             let in_flights = self.request.base.chunks_in_flight.map_or(vec![1, 2, 4], |n| vec![n]);
             for in_flight in in_flights {
                 let chunk = self.chunk.div_ceil(shorter);
@@ -39,6 +40,13 @@ impl Search<'_> {
                 let name = format!("{name} in chunks of {chunk}, {in_flight} in flight");
                 all.extend(self.alternative(name, plan)?);
             }
+            let score = |a: &Alternative| a.predicted.score(self.request.goal);
+            let here = all[before..].iter().map(score).fold(f64::INFINITY, f64::min);
+            // Where shorter chunks are slower, still shorter ones are slower yet.
+            if here > best {
+                break;
+            }
+            best = here;
         }
         Ok(all)
     }

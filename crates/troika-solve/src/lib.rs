@@ -4,8 +4,6 @@
 mod choice;
 mod chunks;
 mod cost;
-mod events;
-mod exact;
 mod fit;
 mod options;
 mod placements;
@@ -13,6 +11,7 @@ mod predict;
 mod profile;
 mod ranges;
 mod request;
+mod score;
 mod search;
 mod staged;
 mod timed;

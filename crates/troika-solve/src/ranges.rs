@@ -38,14 +38,13 @@ impl Search<'_> {
         most: u64,
     ) -> Result<Option<Alternative>, PlanError> {
         let name = self.facts[limited].name.clone();
-        let (mut fits, mut too_many) = (0, self.layers + 1);
+        let (mut fits, mut too_many) = (0, self.predictor.layers + 1);
         while fits + 1 < too_many {
             let count = fits.midpoint(too_many);
             let held = match self.avoided(self.ranged((limited, other), kinds, count)) {
                 None => return Ok(None),
                 Some(plan) => {
-                    let all = self.predictor.all();
-                    let (by_device, _) = self.predictor.weight_bytes(&plan, &all)?;
+                    let (by_device, _) = self.predictor.weight_bytes(&plan)?;
                     by_device.get(&name).copied().unwrap_or(0)
                 }
             };
@@ -76,8 +75,8 @@ impl Search<'_> {
         let rest: Vec<SegmentKind> =
             self.kinds.iter().copied().filter(|k| !kinds.contains(k)).collect();
         let mut all = within(of(kinds, &first), (0, count.max(1) - 1));
-        if count < self.layers {
-            all.extend(within(of(kinds, &other), (count, self.layers - 1)));
+        if count < self.predictor.layers {
+            all.extend(within(of(kinds, &other), (count, self.predictor.layers - 1)));
         }
         all.extend(of(&rest, &other));
         let rules = PlannedRules { prefill: all.clone(), lengths: Vec::new(), decode: all };

@@ -5,16 +5,20 @@ use troika_model::lower::SegmentKind;
 
 use super::choice::{Choice, Placed, Scope, for_decode, one_row};
 use super::options::{KindRequest, Placement, by_columns, rules};
-use super::predict::{Extract, Predictor, Spent};
 use super::request::PredictRequest;
 use super::request::{Alternative, SolveRequest, Solved};
+use super::score::Predictor;
 use crate::cost::PricedRun;
 use troika_plan::Goal;
-use troika_plan::{DeviceFacts, LengthRules, Phase, Plan, PlanError, PlanRequest, Strategy, make};
+use troika_plan::{
+    Decode, DeviceFacts, LengthRules, Phase, Plan, PlanError, PlanRequest, Prefill, Strategy, make,
+};
 use troika_plan::{PlannedRules, assemble, chunk_of};
 
 /// The most single changes of the best plan that are looked at as plans, in each phase.
-const CHANGES: usize = 12;
+const CHANGES: usize = 6;
+/// The most alternatives that are reported, besides plans on one device.
+const SHOWN: usize = 6;
 /// Number of seeds to improve.
 const SEEDS: usize = 3;
 /// A change is made only if it reduces the time below this share.
@@ -78,14 +82,12 @@ pub(super) struct Search<'a> {
     pub(super) predictor: Predictor<'a>,
     pub(super) kinds: Vec<SegmentKind>,
     pub(super) chunk: usize,
-    /// A few layers, and more of them: the cost of one layer follows from both.
-    few_layers: Extract,
-    more_layers: Extract,
-    pub(super) layers: usize,
     /// The most bytes of weights in total.
     most_bytes: u64,
     /// Single changes of the best plan that were tried, with scores.
     tried: Vec<Change>,
+    /// The plans that were looked at.
+    known: Vec<(Prefill, Decode)>,
 }
 
 impl<'a> Search<'a> {
@@ -100,34 +102,15 @@ impl<'a> Search<'a> {
         let segments = &request.lowered.segments;
         let here = |k: &SegmentKind| segments.iter().any(|s| s.kind == *k);
         let kinds = SegmentKind::ALL.into_iter().filter(here).collect();
-        let layers = segments.iter().filter_map(|s| s.layer).max().map_or(0, |l| l + 1);
-        // Of equal layers, only some need pricing.
-        let alike = |(i, s): (usize, &troika_model::lower::Segment)| {
-            let mut same = segments.iter().enumerate().filter(|(_, o)| o.kind == s.kind);
-            same.all(|(j, _)| predictor.placements.class(j) == predictor.placements.class(i))
-        };
-        let uniform = layers > 6 && segments.iter().enumerate().all(alike);
-        let extract = |n: usize| Extract {
-            segments: (0..segments.len())
-                .filter(|i| segments[*i].layer.is_none_or(|l| l < n))
-                .collect(),
-            layers: n,
-        };
-        let (few_layers, more_layers) = match uniform {
-            true => (extract(1), extract(3)),
-            false => (extract(layers), extract(layers)),
-        };
         Ok(Search {
             request,
             facts: request.devices.iter().map(|d| d.facts()).collect(),
             predictor,
             kinds,
             chunk: chunk_of(request.spec, request.base),
-            few_layers,
-            more_layers,
-            layers,
             most_bytes: u64::MAX,
             tried: Vec::new(),
+            known: Vec::new(),
         })
     }
 
@@ -167,16 +150,10 @@ impl<'a> Search<'a> {
         candidates.sort_by(|a, b| score(a).total_cmp(&score(b)));
         let mut alternatives: Vec<Alternative> = Vec::new();
         for c in candidates {
-            let same = |a: &Alternative| {
-                (&a.plan.prefill, &a.plan.decode) == (&c.plan.prefill, &c.plan.decode)
-            };
-            if !alternatives.iter().any(same) {
+            if alternatives.len() < SHOWN || c.name.starts_with(ONE_DEVICE) {
                 alternatives.push(c);
             }
         }
-        let mut alternatives = self.exact(alternatives)?;
-        alternatives.retain(|a| score(a).is_finite());
-        alternatives.sort_by(|a, b| score(a).total_cmp(&score(b)));
         if alternatives.is_empty() {
             let why = "no device at hand runs the whole model within its limits, and no two do";
             return Err(PlanError::Unpriced(why.into()));
@@ -193,8 +170,11 @@ impl<'a> Search<'a> {
         // Prices are inexact: a small gain does not justify several devices.
         let best = alternatives[first].predicted.clone();
         let near = |a: f64, b: f64| a * WORTH_SHARING <= b;
+        let is_alone = |a: &&Alternative| a.plan.devices.len() == 1;
+        let least_alone = alternatives.iter().find(is_alone).map_or(f64::INFINITY, score);
         let alone = |a: &Alternative| {
-            a.plan.devices.len() == 1
+            is_alone(&a)
+                && score(a) <= least_alone
                 && near(a.predicted.score(goal), best.score(goal))
                 && near(a.predicted.ttft_us, best.ttft_us)
                 && near(a.predicted.tpot_us, best.tpot_us)
@@ -241,7 +221,12 @@ impl<'a> Search<'a> {
         plan: Plan,
     ) -> Result<Option<Alternative>, PlanError> {
         let Some(mut plan) = self.avoided(plan) else { return Ok(None) };
-        let predicted = match self.predictor.whole(&plan) {
+        let same = |(p, d): &(Prefill, Decode)| (p, d) == (&plan.prefill, &plan.decode);
+        if self.known.iter().any(same) {
+            return Ok(None);
+        }
+        self.known.push((plan.prefill.clone(), plan.decode.clone()));
+        let predicted = match self.predictor.plan(&plan) {
             Err(PlanError::Unpriced(_)) => return Ok(None),
             predicted => predicted?,
         };
@@ -573,7 +558,11 @@ impl<'a> Search<'a> {
         let [a, b] = scope.rows;
         let lengths: &[usize] = if a == b { &[a] } else { &[a, b] };
         for rows in lengths {
-            let spent = match self.spent(&plan, scope, *rows) {
+            let spent = match scope.phase {
+                Phase::Prefill => self.predictor.prompt(&plan, *rows),
+                Phase::Decode => self.predictor.token(&plan, scope.cached),
+            };
+            let spent = match spent {
                 Err(PlanError::Unpriced(_)) => return Ok(f64::INFINITY),
                 spent => spent?,
             };
@@ -616,16 +605,12 @@ impl<'a> Search<'a> {
         let decode = if known.contains(&None) { choice.decode.clone() } else { for_decode(&any) };
         let plan = self.plan(&Choice { prefill, decode }, "solve");
         let Some(plan) = self.avoided(plan) else { return Ok(false) };
-        let (few, more) = (self.few_layers.clone(), self.more_layers.clone());
-        let (a, all_a) = self.predictor.weight_bytes(&plan, &few)?;
-        let (b, all_b) = self.predictor.weight_bytes(&plan, &more)?;
-        let of = |a: u64, b: u64| self.of_all_layers(a as f64, b as f64) as u64;
+        let (by_device, total) = self.predictor.weight_bytes(&plan)?;
         let over = self.request.devices.iter().any(|d| {
-            let get =
-                |m: &std::collections::BTreeMap<String, u64>| m.get(&d.name).copied().unwrap_or(0);
-            d.caps.max_resident_bytes.is_some_and(|most| of(get(&a), get(&b)) > most)
+            let held = by_device.get(&d.name).copied().unwrap_or(0);
+            d.caps.max_resident_bytes.is_some_and(|most| held > most)
         });
-        Ok(!over && of(all_a, all_b) <= self.most_bytes)
+        Ok(!over && total <= self.most_bytes)
     }
 
     fn avoided_rules(&self, choice: &Choice, phase: Phase) -> Option<Plan> {
@@ -638,28 +623,6 @@ impl<'a> Search<'a> {
         let names: Vec<&str> = self.request.devices.iter().map(|d| d.name.as_str()).collect();
         plan.avoid(self.request.refusals, &names).ok()?;
         Some(plan)
-    }
-
-    /// Extrapolates a figure to all layers from a few and from more of them.
-    fn of_all_layers(&self, few: f64, more: f64) -> f64 {
-        let (a, b) = (self.few_layers.layers, self.more_layers.layers);
-        if a == b { more } else { few + (more - few) / (b - a) as f64 * (self.layers - a) as f64 }
-    }
-
-    fn spent(&mut self, plan: &Plan, scope: Scope, rows: usize) -> Result<Spent, PlanError> {
-        let (few, more) = (self.few_layers.clone(), self.more_layers.clone());
-        let mut of = |extract: &Extract| match scope.phase {
-            Phase::Prefill => self.predictor.prompt(plan, extract, rows),
-            Phase::Decode => self.predictor.token(plan, extract, scope.cached),
-        };
-        let more_spent = of(&more)?;
-        if few.layers == more.layers {
-            return Ok(more_spent);
-        }
-        let few_spent = of(&few)?;
-        let ns = self.of_all_layers(few_spent.ns, more_spent.ns);
-        let joules = few_spent.joules.zip(more_spent.joules).map(|(f, m)| self.of_all_layers(f, m));
-        Ok(Spent { ns, joules })
     }
 
     /// The best single changes, as plans.

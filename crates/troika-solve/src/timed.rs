@@ -43,6 +43,8 @@ pub(crate) struct TimedRun<'a> {
     sequence: OneSequence,
     /// The number of positions that it is to have.
     until: usize,
+    /// As of [`TimedPlan`].
+    one: bool,
 }
 
 /// A device of the plan.
@@ -68,21 +70,29 @@ pub(crate) struct TimedPlan<'a> {
     /// The plan's devices in the cost model's list.
     devices: Vec<usize>,
     priced: Rc<RefCell<Priced>>,
+    /// Whether prefill and decode run the same code in the same places.
+    one: bool,
 }
 
 impl<'a> TimedPlan<'a> {
-    /// Applies a plan.
+    /// Applies a plan, of which rules for some lengths may be left out; `all_alike` tells whether
+    /// there are none.
     ///
     /// # Errors
     /// The plan does not fit the model or the devices.
-    pub fn new(request: &PredictRequest<'a>, plan: &'a Plan) -> Result<TimedPlan<'a>, PlanError> {
+    pub fn new(
+        request: &PredictRequest<'a>,
+        plan: &'a Plan,
+        all_alike: bool,
+    ) -> Result<TimedPlan<'a>, PlanError> {
         let program = Program::new(request.lowered.clone(), plan, request.devices);
         let program = Rc::new(program.map_err(|e| unpriced(&e))?);
         let slots = Rc::new(Slots::new(&program, plan.prefill.chunk + program.padding));
         let place = |name: &String| request.devices.iter().position(|d| d.name == *name);
         let devices = plan.devices.iter().filter_map(place).collect();
         let priced = Rc::new(RefCell::new(Priced::default()));
-        Ok(TimedPlan { request: *request, plan, program, slots, devices, priced })
+        let one = all_alike && program.one_placement();
+        Ok(TimedPlan { request: *request, plan, program, slots, devices, priced, one })
     }
 
     /// Starts a run.
@@ -126,6 +136,7 @@ impl<'a> TimedPlan<'a> {
             learnt: HashMap::new(),
             sequence: OneSequence::new(&self.program, plan.page_len),
             until: 0,
+            one: self.one,
         }
     }
 }
@@ -148,14 +159,13 @@ impl TimedRun<'_> {
     /// # Errors
     /// The plan does not fit.
     pub fn tokens(&mut self, count: usize) -> Result<(), PlanError> {
-        let one = self.program.one_placement();
         let decode = !self.sequence.is_empty() && count == 1;
         let phase = if decode { Phase::Decode } else { Phase::Prefill };
-        let slot = Some(phase).filter(|_| !one);
+        let slot = Some(phase).filter(|_| !self.one);
         let windows = self.program.lowered.page_groups.iter().any(Option::is_some);
         let several = self.program.computing(slot) > 1
             && self.plan.prefill.chunks_in_flight > 1
-            && (one || !windows);
+            && (self.one || !windows);
         let chunks = if several { CHUNKS_AT_ONCE } else { 1 };
         let end = self.sequence.len() + count;
         self.until = end;

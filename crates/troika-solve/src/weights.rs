@@ -4,18 +4,24 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Rows of weights, each counted once. Layers with equal graphs share a placement that has the names
-/// of the first one, so a weight is identified by its name and segment.
+use troika_graph::{WeightDecl, WeightSlice};
+
+/// Rows of a segment's weights, each counted once.
 #[derive(Clone, Debug, Default)]
-pub(super) struct WeightRows(HashMap<(usize, Arc<str>), RowsOfWeight>);
+pub(super) struct WeightRows(HashMap<Arc<str>, RowsOfWeight>);
 
 /// Bytes of a row, and the rows.
 type RowsOfWeight = (u64, Vec<Range<usize>>);
 
 impl WeightRows {
-    pub fn add(&mut self, segment: usize, name: &Arc<str>, rows: Range<usize>, row_bytes: u64) {
-        let entry = self.0.entry((segment, name.clone())).or_default();
-        entry.0 = row_bytes;
+    pub fn add(&mut self, weight: &WeightDecl) {
+        let entry = self.0.entry(weight.name.clone()).or_default();
+        entry.0 = weight.dtype.row_bytes(weight.cols).unwrap_or(0) as u64;
+        let first = match weight.slice {
+            Some(WeightSlice::Rows { first, .. }) => first,
+            _ => 0,
+        };
+        let rows = first..first + weight.rows;
         if !entry.1.contains(&rows) {
             entry.1.push(rows);
         }

@@ -104,7 +104,8 @@ pub trait CostModel {
     /// The share of its speed that each of some tasks gets while all run; `None` stands for a copy.
     fn shares(&self, running: &[(Option<PricedRun<'_>>, TaskCost)]) -> Vec<f64> {
         let runs: Vec<PricedRun<'_>> = running.iter().filter_map(|(run, _)| *run).collect();
-        let mut factors = self.slowdowns(&runs).into_iter();
+        let alone = runs.len() < 2;
+        let mut factors = if alone { vec![1.0] } else { self.slowdowns(&runs) }.into_iter();
         // Copies slow nothing down, and nothing slows them down.
         let of_run = |run: &Option<_>| run.as_ref().and_then(|_| factors.next()).unwrap_or(1.0);
         running.iter().map(|(run, _)| run).map(of_run).map(|f| 1.0 / f.max(1.0)).collect()
