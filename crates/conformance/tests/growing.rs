@@ -10,7 +10,7 @@ use troika::device::{
     Run, View, WeightData, WeightSource, Weights, Work,
 };
 use troika::engine::EngineError;
-use troika::engine::schedule::{Additions, GrowingGraph, Grown, Growth, Key, MayUse, Runner, Task};
+use troika::engine::schedule::{Growth, Runner, Task, TaskGraph};
 use troika::graph::{DType, Op, Subgraph, SubgraphBuilder};
 use troika::plan::Policy;
 use troika::trace::Tracer;
@@ -100,7 +100,7 @@ struct Model {
 }
 
 impl Model {
-    fn new(devices: Vec<Arc<dyn Device>>, buffers: usize) -> Model {
+    fn new(devices: Vec<Arc<dyn Device>>, buffers: usize) -> Arc<Model> {
         let compile = |d: &Arc<dyn Device>| Weights::compiled(&**d, &expert(), &NoWeights).unwrap();
         let m = Model {
             experts: devices.iter().map(compile).collect(),
@@ -116,7 +116,7 @@ impl Model {
         for (e, r) in m.own.iter().enumerate() {
             write(r, |i| (e + 1) as f32 * 0.7 - i as f32);
         }
-        m
+        Arc::new(m)
     }
 
     /// The expected final rows, computed without devices.
@@ -144,11 +144,10 @@ impl Model {
         Task { device, name: name.into(), chunk: 0, rows: 0..1, work }
     }
 
-    /// All tasks except the experts.
-    fn graph(&self) -> GrowingGraph {
-        let mut graph = GrowingGraph::new(&[]);
-        for (c, layer) in (0..CHUNKS).rev().flat_map(|c| (0..LAYERS).map(move |l| (c, l))) {
-            let at = |place| Key::by_chunk(0, c as u64, layer, place);
+    /// All tasks; the experts become known by the routers.
+    fn graph(self: &Arc<Model>) -> TaskGraph {
+        let mut tasks = Vec::new();
+        for (c, layer) in (0..CHUNKS).flat_map(|c| (0..LAYERS).map(move |l| (c, l))) {
             let views = (vec![], vec![self.rows[c].clone(), self.shared.clone()]);
             let mixes = HostTask::new("mix", views, move |_, writes| {
                 let [row, shared] = writes else { return Err("two views".into()) };
@@ -158,38 +157,28 @@ impl Model {
                 mix(row, shared, layer);
                 Ok(None)
             });
-            let mixes = Work::Host(Arc::new(mixes.unwrap()));
-            graph.push(at(0), self.task(c, "mix", mixes)).unwrap();
-            let routes =
-                HostTask::new("route", (vec![self.rows[c].clone()], vec![]), |reads, _| {
-                    Ok(Some(Box::new(chosen(reads[0].row(0).ok_or("no row")?))))
-                });
-            let routes = Work::Host(Arc::new(routes.unwrap()));
-            let made = self.made[c % self.made.len()].clone();
-            let b = Bindings {
-                inputs: self.own.clone(),
-                states: vec![],
-                outputs: vec![self.rows[c].clone(), made],
-            };
-            let uses = MayUse::Views(b, Arc::default());
-            let growth = Growth { keys: at(1).children(), uses, loads: vec![] };
-            graph.push_growing(at(1), self.task(c + 1, &format!("{c}"), routes), growth).unwrap();
+            tasks.push(self.task(c, "mix", Work::Host(Arc::new(mixes.unwrap()))));
+            // It declares what its experts use.
+            let writes = vec![self.rows[c].clone(), self.made[c % self.made.len()].clone()];
+            let routes = HostTask::new("route", (self.own.clone(), writes), |_, writes| {
+                Ok(Some(Box::new(chosen(writes[0].row_mut(0).ok_or("no row")?))))
+            });
+            tasks.push(self.task(c + 1, "route", Work::Host(Arc::new(routes.unwrap()))));
         }
-        graph
+        let routers: Vec<u32> = (0..tasks.len() as u32).filter(|task| task % 2 == 1).collect();
+        let model = self.clone();
+        let growth: Growth = Arc::new(move |router, result| {
+            let experts = result.unwrap().downcast::<Vec<usize>>().unwrap();
+            Ok(Arc::new(model.grown(router as usize / 2 / LAYERS as usize, &experts)?))
+        });
+        TaskGraph::new(tasks).growing(&routers, growth)
     }
 
-    /// Adds the experts that a router chose, the last one first.
-    fn grow(&self, grown: Grown, additions: &mut Additions<'_>) -> Result<(), EngineError> {
-        let c: usize = grown.name.parse().unwrap();
+    /// The experts that a router chose.
+    fn grown(&self, c: usize, experts: &[usize]) -> Result<TaskGraph, EngineError> {
         let (row, made) = (&self.rows[c], &self.made[c % self.made.len()]);
-        let experts = grown.data.unwrap().downcast::<Vec<usize>>().unwrap();
-        for (i, &e) in experts.iter().enumerate().rev() {
-            let views = (vec![made.clone()], vec![row.clone()]);
-            let scatters = HostTask::new("scatter", views, move |reads, writes| {
-                let made = reads[0].row(0).ok_or("no row")?;
-                scatter(writes[0].row_mut(0).ok_or("no row")?, made, e);
-                Ok(None)
-            })?;
+        let mut tasks = Vec::new();
+        for &e in experts {
             let device = (e + c) % self.devices.len();
             let inputs = vec![row.clone(), self.own[e].clone()];
             let b = Bindings { inputs, states: vec![], outputs: vec![made.clone()] };
@@ -199,19 +188,23 @@ impl Model {
                 rows: 1,
                 forward: Arc::default(),
             };
-            let key = |n| grown.key.child(2 * i as u64 + n);
-            let scatters = Work::Host(Arc::new(scatters));
-            additions.push(key(2), self.task(c, "scatter", scatters))?;
-            additions.push(key(1), self.task(device, "expert", Work::Run(run)))?;
+            tasks.push(self.task(device, "expert", Work::Run(run)));
+            let views = (vec![made.clone()], vec![row.clone()]);
+            let scatters = HostTask::new("scatter", views, move |reads, writes| {
+                let made = reads[0].row(0).ok_or("no row")?;
+                scatter(writes[0].row_mut(0).ok_or("no row")?, made, e);
+                Ok(None)
+            })?;
+            tasks.push(self.task(c, "scatter", Work::Host(Arc::new(scatters))));
         }
-        Ok(())
+        Ok(TaskGraph::new(tasks))
     }
 
     /// Runs it once and compares.
-    fn check(&self, clock: Arc<dyn Clock>, policy: Policy) {
+    fn check(self: &Arc<Model>, clock: Arc<dyn Clock>, policy: Policy) {
         let want = self.want();
         let mut runner = Runner::new(&self.devices, (policy, 0), &clock, Tracer::off()).unwrap();
-        runner.run_growing(self.graph(), &mut |g, a| self.grow(g, a)).unwrap();
+        runner.run(&self.graph().into()).unwrap();
         let rows: Vec<Vec<f32>> = self.rows.iter().map(read).collect();
         assert_eq!(rows, want);
     }

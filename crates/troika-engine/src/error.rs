@@ -86,64 +86,17 @@ pub enum EngineError {
     /// A scheduling fault.
     #[error(transparent)]
     Busy(#[from] AccessError),
-    /// A task that does not fit a growing graph.
-    #[error(transparent)]
-    Grow(#[from] GrowError),
-    /// All remaining tasks wait for each other.
-    #[error("the scheduler has {0} tasks left and none is ready")]
-    Stuck(usize),
-}
-
-/// A task or growth that does not fit the graph.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum GrowError {
-    /// Two tasks with one key.
-    #[error("tasks {task} and {other} have the same key; give each a key of its own")]
-    SameKey {
-        /// The new task.
-        task: Arc<str>,
-        /// The existing task.
-        other: Arc<str>,
-    },
-    /// A task that must run later was already handed to a queue.
-    #[error(
-        "task {task} came too late: {begun}, which comes behind it and uses the same memory, was \
-         handed over; declare it as the growth of a task that is not done"
-    )]
-    TooLate {
-        /// The new task.
-        task: Arc<str>,
-        /// The task handed to a queue.
-        begun: Arc<str>,
-    },
-    /// A use of memory that the growth did not declare.
-    #[error("task {task} uses memory that {by}, whose growth it is, did not declare")]
+    /// A task that became known while its graph ran uses memory that was not declared.
+    #[error("task {task} uses memory that {by}, which made it known, does not declare")]
     Undeclared {
-        /// The new task.
-        task: Arc<str>,
-        /// The task whose growth it is.
-        by: Arc<str>,
-    },
-    /// A key reserved by another growth.
-    #[error("the key of task {task} is among those that {by} has for its growth")]
-    Reserved {
-        /// The new task.
-        task: Arc<str>,
-        /// The task whose growth reserved the key.
-        by: Arc<str>,
-    },
-    /// Keys that a growth cannot reserve.
-    #[error(
-        "the growth of task {task} needs keys behind the task's own that no other growth or task \
-         has"
-    )]
-    Keys {
         /// The task.
         task: Arc<str>,
+        /// The task that made it known.
+        by: Arc<str>,
     },
-    /// A device index out of range.
+    /// A task for a device that is not there.
     #[error("task {task} is for device {device} of {devices}")]
-    Device {
+    NoDevice {
         /// The task.
         task: Arc<str>,
         /// Its device.
@@ -151,4 +104,7 @@ pub enum GrowError {
         /// How many there are.
         devices: usize,
     },
+    /// All remaining tasks wait for each other.
+    #[error("the scheduler has {0} tasks left and none is ready")]
+    Stuck(usize),
 }

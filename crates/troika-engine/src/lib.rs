@@ -25,7 +25,7 @@ mod step;
 
 pub use compile::{CompileControl, OnCompiled};
 pub use engine::{Engine, EngineMemory, EngineParts, Sharing};
-pub use error::{EngineError, GrowError};
+pub use error::EngineError;
 pub use examine::examine;
 pub use input::{Admission, Event, LogitsSink, Next, OnEvent, SequenceInput, WantedLogits};
 pub use kv::{KvError, SeqId};

@@ -9,14 +9,14 @@ use std::time::Duration;
 
 use troika_device::{
     Bindings, Buffer, Clock, Device, DeviceError, HostData, HostTask, LoadTask, RealClock, Run,
-    View, Weights, Work,
+    View, Work,
 };
 use troika_plan::Policy;
 use troika_trace::Tracer;
 
 use super::fake::{Fake, Hook, run};
-use super::{Additions, GrowingGraph, Grown, Growth, Key, MayUse, Runner, Task, TaskGraph};
-use crate::error::{EngineError, GrowError};
+use super::{Growth, Runner, Task, TaskGraph};
+use crate::error::EngineError;
 
 const CHUNKS: usize = 3;
 const LAYERS: u64 = 3;
@@ -121,50 +121,48 @@ impl Model {
 
     fn router(self: &Arc<Model>, c: usize, layer: u64) -> Work {
         let (model, number) = (self.clone(), c as u32 + 3 * layer as u32);
-        self.function(&format!("router {c} of layer {layer}"), (&[c], &[]), move |read, _| {
-            let takes = model.takes[c].load(Ordering::Relaxed);
-            std::thread::sleep(Duration::from_millis(takes.into()));
-            if model.panics.load(Ordering::Relaxed) == number {
-                std::panic::panic_any(format!("router {number}"));
-            }
-            if model.fails.load(Ordering::Relaxed) == number {
-                return Err(format!("no experts for router {number}"));
-            }
-            Ok(Some(Box::new(experts(read[0]))))
-        })
+        self.function(
+            &format!("router {c} of layer {layer}"),
+            (&[], &[c, EXPERTS]),
+            move |_, written| {
+                let takes = model.takes[c].load(Ordering::Relaxed);
+                std::thread::sleep(Duration::from_millis(takes.into()));
+                if model.panics.load(Ordering::Relaxed) == number {
+                    std::panic::panic_any(format!("router {number}"));
+                }
+                if model.fails.load(Ordering::Relaxed) == number {
+                    return Err(format!("no experts for router {number}"));
+                }
+                Ok(Some(Box::new(experts(written[0]))))
+            },
+        )
     }
 
-    /// All tasks but the experts.
-    fn graph(self: &Arc<Model>, devices: usize) -> GrowingGraph {
-        let mut graph = GrowingGraph::new(&[]);
-        for (c, layer) in (0..CHUNKS).rev().flat_map(|c| (0..LAYERS).map(move |l| (c, l))) {
-            let at = |place| Key::by_chunk(0, c as u64, layer, place);
+    /// All tasks but the experts, which become known.
+    fn graph(self: &Arc<Model>, devices: usize) -> Arc<TaskGraph> {
+        let mut tasks = Vec::new();
+        for (c, layer) in (0..CHUNKS).flat_map(|c| (0..LAYERS).map(move |l| (c, l))) {
             let attention = self.function("attention", (&[], &[c, SHARED]), move |_, v| {
                 (v[0], v[1]) = (mix(v[0], v[1]), mix(v[1], layer));
                 Ok(None)
             });
-            graph.push(at(0), task(c % devices, "attention", attention)).unwrap();
-            let outputs = [c, EXPERTS].map(|i| self.values[i].clone()).into();
-            let uses = Bindings { inputs: vec![], states: vec![], outputs };
-            let uses = MayUse::Views(uses, Arc::default());
-            let growth = Growth { keys: at(1).children(), uses, loads: vec![] };
+            tasks.push(task(c % devices, "attention", attention));
             let name = format!("router {c} of layer {layer}");
-            let router = task((c + 1) % devices, &name, self.router(c, layer));
-            graph.push_growing(at(1), router, growth).unwrap();
+            tasks.push(task((c + 1) % devices, &name, self.router(c, layer)));
         }
-        graph
+        let routers: Vec<u32> = (0..tasks.len() as u32).filter(|task| task % 2 == 1).collect();
+        let model = self.clone();
+        let growth: Growth = Arc::new(move |router, result| {
+            let chunk = router as usize / 2 / LAYERS as usize;
+            let experts = result.unwrap().downcast::<Vec<u64>>().unwrap();
+            Ok(Arc::new(model.experts(devices, chunk, &experts)))
+        });
+        Arc::new(TaskGraph::new(tasks).growing(&routers, growth))
     }
 
-    /// Adds the experts that a router chose.
-    fn grow(
-        self: &Arc<Model>,
-        devices: usize,
-        grown: Grown,
-        additions: &mut Additions<'_>,
-    ) -> Result<(), EngineError> {
-        let c = (0..CHUNKS).find(|c| grown.name.starts_with(&format!("router {c}"))).unwrap();
-        let experts = grown.data.unwrap().downcast::<Vec<u64>>().unwrap();
-        for (i, &e) in experts.iter().enumerate().rev() {
+    /// The experts that a router chose.
+    fn experts(self: &Arc<Model>, devices: usize, c: usize, experts: &[u64]) -> TaskGraph {
+        let both = experts.iter().flat_map(|&e| {
             let gather = self.function("gather", (&[c], &[EXPERTS]), move |read, v| {
                 v[0] = mix(read[0], e);
                 Ok(None)
@@ -173,18 +171,15 @@ impl Model {
                 v[0] = mix(v[0], read[0]);
                 Ok(None)
             });
-            let key = |n| grown.key.child(2 * i as u64 + n);
-            additions.push(key(2), task(e as usize % devices, "expert", expert))?;
-            additions.push(key(1), task(c % devices, "gather", gather))?;
-        }
-        Ok(())
+            let gather = task(c % devices, "gather", gather);
+            [gather, task(e as usize % devices, "expert", expert)]
+        });
+        TaskGraph::new(both.collect())
     }
 
     fn run(self: &Arc<Model>, runner: &mut Runner, devices: usize) -> Result<(), EngineError> {
         self.reset();
-        let model = self.clone();
-        let mut grow = move |g: Grown, a: &mut Additions<'_>| model.grow(devices, g, a);
-        runner.run_growing(self.graph(devices), &mut grow)
+        runner.run(&self.graph(devices))
     }
 }
 
@@ -276,17 +271,6 @@ fn devices_that_run_no_functions_of_the_host_are_named() {
     for work in [&work as &dyn Fn() -> Work, &load] {
         refused(runner.run(&TaskGraph::new(vec![task(1, "f", work())]).into()), "f");
         runner.run(&TaskGraph::new(vec![task(0, "f", work())]).into()).unwrap();
-        let mut graph = GrowingGraph::new(&[]);
-        graph.push(Key::default(), task(1, "known", work())).unwrap();
-        refused(runner.run_growing(graph, &mut |_, _| Ok(())), "known");
-        // One that is added later.
-        let mut graph = GrowingGraph::new(&[]);
-        let at = Key::by_chunk(0, 0, 0, 0);
-        let growth = Growth { keys: at.children(), uses: MayUse::Anything, loads: vec![] };
-        graph.push_growing(at, task(0, "f", work()), growth).unwrap();
-        let mut grow =
-            |g: Grown, a: &mut Additions<'_>| a.push(g.key.child(1), task(1, "added", work()));
-        refused(runner.run_growing(graph, &mut grow), "added");
     }
 }
 
@@ -344,70 +328,40 @@ fn runs_wait_for_what_their_executable_needs() {
     assert_eq!((done.load(Ordering::Relaxed), found.lock().unwrap().len()), (1, 6));
 }
 
-/// A decision to load: runs behind it wait, others do not. An undeclared load is refused, and a
-/// failing load ends the run.
+/// A decision to load: what was loaded is run, and what comes behind waits. A failing load ends the
+/// run.
 #[test]
 fn loads_become_known_while_a_graph_runs() {
-    for way in 0..3 {
+    for fails in [false, true] {
         // Incrementing the largest number fails.
-        let before = if way == 2 { u32::MAX } else { 0 };
+        let before = if fails { u32::MAX } else { 0 };
         let (done, found) = (Arc::new(AtomicU32::new(before)), Found::default());
         let mut runner = runner(looking(&done, &found), Policy::InOrder, Tracer::off());
-        let (needs, other) = (run(&[], &[]), run(&[], &[]));
-        let at = |place| Key::by_chunk(0, 0, 0, place);
-        let mut graph = GrowingGraph::new(&[]);
-        graph.push(at(3), task(0, "behind", Work::Run(needs.clone()))).unwrap();
-        graph.push(at(4), task(0, "other", Work::Run(other))).unwrap();
-        let loads = if way == 1 { vec![] } else { vec![needs.weights.id()] };
-        let uses = MayUse::Views(Bindings::default(), Arc::default());
-        let growth = Growth { keys: at(1).children(), uses, loads };
-        let decides = HostTask::new("decides", (vec![], vec![]), |_, _| Ok(None));
-        let decides = Work::Host(Arc::new(decides.unwrap()));
-        graph.push_growing(at(1), task(1, "decides", decides), growth).unwrap();
+        let needs = run(&[], &[]);
+        let value = View::whole(&Buffer::zeroed(8).unwrap());
+        let decides = HostTask::new("decides", (vec![], vec![value.clone()]), |_, _| Ok(None));
+        let reads = Bindings { inputs: vec![value], ..Bindings::default() };
+        let behind = Work::Run(Run { bindings: Arc::new(reads), ..run(&[], &[]) });
+        let tasks = vec![
+            task(1, "decides", Work::Host(Arc::new(decides.unwrap()))),
+            task(0, "behind", behind),
+            task(0, "other", Work::Run(run(&[], &[]))),
+        ];
         let load = Arc::new(late_load(&needs, (&done, &found), 1));
-        let result = runner.run_growing(graph, &mut |g, a| {
-            a.push(g.key.child(1), task(1, "load", Work::Load(load.clone())))
+        let growth: Growth = Arc::new(move |_, _| {
+            let runs = task(0, "loaded", Work::Run(needs.clone()));
+            let loads = task(1, "load", Work::Load(load.clone()));
+            Ok(Arc::new(TaskGraph::new(vec![loads, runs])))
         });
-        match way {
-            0 => {
-                result.unwrap();
-                assert_eq!(*found.lock().unwrap(), [0, 1], "the other, and the one behind");
-            }
-            1 => {
-                let by = "decides".into();
-                let wanted = GrowError::Undeclared { task: "load".into(), by };
-                assert!(matches!(result, Err(EngineError::Grow(e)) if e == wanted));
-            }
-            _ => {
-                let error = result.unwrap_err().to_string();
-                assert_eq!(error, "task load: the disk is away");
-                assert_eq!(*found.lock().unwrap(), [u32::MAX], "the other alone");
-            }
+        let result = runner.run(&TaskGraph::new(tasks).growing(&[0], growth).into());
+        if fails {
+            assert_eq!(result.unwrap_err().to_string(), "task load: the disk is away");
+            assert_eq!(*found.lock().unwrap(), [u32::MAX], "the other alone");
+        } else {
+            result.unwrap();
+            assert_eq!(*found.lock().unwrap(), [0, 1, 1], "the other, the loaded, the one behind");
         }
     }
-}
-
-/// Weights that are loaded while the graph runs, and then used.
-#[test]
-fn what_a_load_made_is_run() {
-    let (done, found) = (Arc::new(AtomicU32::new(0)), Found::default());
-    let mut runner = runner(looking(&done, &found), Policy::InOrder, Tracer::off());
-    let theirs = done.clone();
-    let load = Arc::new(LoadTask::new("compile", 1, move |_| {
-        theirs.store(5, Ordering::Relaxed);
-        Ok(run(&[], &[]).weights)
-    }));
-    let at = Key::by_chunk(0, 0, 0, 0);
-    let growth = Growth { keys: at.children(), uses: MayUse::Anything, loads: vec![] };
-    let mut graph = GrowingGraph::new(&[]);
-    graph.push_growing(at, task(0, "compile", Work::Load(load.clone())), growth).unwrap();
-    let grow = &mut |g: Grown, a: &mut Additions<'_>| {
-        let made = load.loaded().unwrap().clone().downcast::<Weights>().unwrap();
-        let work = Work::Run(Run { weights: made, ..run(&[], &[]) });
-        a.push(g.key.child(1), task(1, "run", work))
-    };
-    runner.run_growing(graph, grow).unwrap();
-    assert_eq!(*found.lock().unwrap(), [5]);
 }
 
 #[test]

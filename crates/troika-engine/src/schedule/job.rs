@@ -4,64 +4,24 @@ use std::sync::Arc;
 
 use troika_device::{DeviceError, Timelines};
 use troika_plan::Policy;
-use troika_program::schedule::{Costs, State};
+use troika_program::schedule::{Costs, ListId, State};
 
-use super::{Additions, GrowingGraph, Grown, TaskGraph};
+use super::TaskGraph;
 use crate::error::EngineError;
 
 /// Number of a running graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct JobId(pub(super) usize);
 
-/// Adds the tasks of a growth when its task is done.
-pub type Grower<'a> = dyn FnMut(Grown, &mut Additions<'_>) -> Result<(), EngineError> + 'a;
-
-/// A fixed graph, or one that grows.
-pub(super) enum Running {
-    Fixed(Arc<TaskGraph>),
-    Growing(Box<GrowingGraph>),
-}
-
-impl Running {
-    pub fn graph(&self) -> &TaskGraph {
-        match self {
-            Running::Fixed(graph) => graph,
-            Running::Growing(growing) => &growing.graph,
-        }
-    }
-
-    /// The growth of a list's last task. A list ends with the first task that has one.
-    pub fn growth(&self, tasks: &[u32]) -> Option<(u32, u32)> {
-        match self {
-            Running::Fixed(_) => None,
-            Running::Growing(growing) => {
-                let last = *tasks.last()?;
-                Some((last, growing.growth_of(last)?))
-            }
-        }
-    }
-
-    pub fn grow(
-        &mut self,
-        task: u32,
-        growth: u32,
-        state: &mut State,
-        grower: &mut Grower<'_>,
-    ) -> Result<(), EngineError> {
-        let Running::Growing(growing) = self else { return Ok(()) };
-        let grown = growing.grown(task);
-        let mut additions = Additions::new(growing, state, growth);
-        grower(grown, &mut additions)?;
-        additions.close();
-        Ok(())
-    }
-}
-
 /// A slot for a running graph. Graphs that run at the same time use different jobs; a job keeps its
 /// memory from one graph to the next.
 pub(super) struct GraphJob {
     /// `None`: the job is free.
-    pub running: Option<Running>,
+    pub running: Option<Arc<TaskGraph>>,
+    /// The job and its list by which this graph became known; the list is done when the graph is.
+    pub part_of: Option<(usize, ListId)>,
+    /// Number of running graphs that became known by this one.
+    pub grown: usize,
     /// Its queues get all lists at once and wait for each other by themselves.
     pub in_order: bool,
     /// Whether all lists were handed over, where it runs in order.
@@ -85,6 +45,8 @@ impl GraphJob {
     pub fn new(policy: Policy, critical: usize, lanes: usize) -> GraphJob {
         GraphJob {
             running: None,
+            part_of: None,
+            grown: 0,
             in_order: false,
             submitted: false,
             background: false,
@@ -98,20 +60,18 @@ impl GraphJob {
         }
     }
 
-    pub fn begin(&mut self, running: Running, in_order: bool, background: bool) {
-        (self.in_order, self.submitted) = (in_order, false);
-        self.background = background;
+    pub fn begin(&mut self, graph: Arc<TaskGraph>) {
+        self.submitted = false;
         self.failure = None;
-        self.costs.task_ns.clear();
-        if !in_order {
-            self.state.start(&running.graph().schedule.dag);
+        if !self.in_order {
+            self.state.start(&graph.schedule.dag);
         }
-        self.running = Some(running);
+        self.running = Some(graph);
     }
 
-    /// Whether any queue holds its lists.
+    /// Whether any queue holds its lists, or those of graphs that became known by it.
     pub fn is_in_flight(&self) -> bool {
-        self.in_flight.iter().any(|n| *n > 0)
+        self.grown > 0 || self.in_flight.iter().any(|n| *n > 0)
     }
 
     /// Whether it has nothing more to hand over.
@@ -142,7 +102,7 @@ impl GraphJob {
         let Some(failure) = self.failure.take() else {
             return Ok(());
         };
-        for (task, t) in running.iter().flat_map(|r| r.graph().tasks.iter().enumerate()) {
+        for (task, t) in running.iter().flat_map(|graph| graph.tasks.iter().enumerate()) {
             // With a fixed order, finished tasks are not tracked.
             let ran = !self.in_order && self.state.is_complete(task as u32);
             if !ran && !self.left_out.contains(&t.chunk) {

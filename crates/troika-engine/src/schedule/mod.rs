@@ -1,10 +1,8 @@
 //! The scheduler: tasks, their dependencies, and the loop that keeps
 //! device queues fed. One scheduler for real and virtual devices.
 
-mod conflicts;
 #[cfg(test)]
 mod fake;
-mod grow;
 #[cfg(test)]
 mod grow_tests;
 #[cfg(test)]
@@ -18,8 +16,6 @@ mod run;
 mod run_tests;
 mod task;
 
-pub use grow::{Additions, GrowingGraph, Grown, Growth, MayUse};
-pub use job::{Grower, JobId};
+pub use job::JobId;
 pub use run::{Canceller, Runner, Waited};
-pub use task::{Task, TaskGraph};
-pub use troika_program::schedule::Key;
+pub use task::{Growth, Task, TaskGraph};

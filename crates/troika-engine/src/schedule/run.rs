@@ -9,13 +9,13 @@ use troika_device::{
     TaskTime, Timelines, Wait, Waiting, Work,
 };
 use troika_plan::Policy;
-use troika_program::schedule::{DeviceOrder, LATE_DEPTH, Order};
+use troika_program::schedule::{DeviceOrder, LATE_DEPTH, ListId, Order};
 use troika_trace::{Arg, Span, Tracer};
 
-use super::job::{GraphJob, Grower, JobId, Running};
+use super::job::{GraphJob, JobId};
 use super::lane::{Lanes, LostLists};
-use super::{GrowingGraph, Task, TaskGraph};
-use crate::error::{EngineError, GrowError};
+use super::{Task, TaskGraph};
+use crate::error::EngineError;
 
 /// Runs task graphs on device queues, several at once. Graphs that run at the same time are
 /// independent except that they share the queues.
@@ -120,13 +120,8 @@ impl Runner {
     /// The first failure of a device. Nothing of the graph is in flight then.
     pub fn run(&mut self, graph: &Arc<TaskGraph>) -> Result<(), EngineError> {
         let job = self.start(graph.clone(), false)?;
-        self.finish(job, None)
-    }
-
-    /// Runs until a graph has ended.
-    fn finish(&mut self, job: JobId, mut grow: Option<&mut Grower<'_>>) -> Result<(), EngineError> {
         loop {
-            match self.advance(grow.as_deref_mut()) {
+            match self.advance() {
                 Some((done, result)) if done == job => return result,
                 other => self.ended.extend(other),
             }
@@ -137,10 +132,10 @@ impl Runner {
     /// others go first; its tasks are queued shortly before they run.
     ///
     /// # Errors
-    /// A host function for a device that runs none.
+    /// A device that is not there, or a host function for a device that runs none.
     pub fn start(&mut self, graph: Arc<TaskGraph>, background: bool) -> Result<JobId, EngineError> {
-        self.check_host(&graph, 0)?;
-        Ok(self.begin(Running::Fixed(graph), background))
+        self.check(&graph)?;
+        Ok(JobId(self.begin(graph, background, None)))
     }
 
     /// The current time.
@@ -162,7 +157,7 @@ impl Runner {
     pub fn wait_unless(&mut self, mut interrupted: impl FnMut() -> bool) -> Waited {
         let mut ended = self.ended.pop_front();
         while ended.is_none() && !self.active.is_empty() {
-            ended = self.advance(None);
+            ended = self.advance();
             if ended.is_none() && interrupted() {
                 return Waited::Interrupted;
             }
@@ -175,34 +170,20 @@ impl Runner {
         &self.jobs[job.0].left_out
     }
 
-    /// Runs a growing graph to its end: whenever a task with a growth is done, `grow` adds the new
-    /// tasks.
-    ///
-    /// # Errors
-    /// The first failure of a device or of `grow`, when nothing is in flight any more. A task for a
-    /// device index out of range.
-    pub fn run_growing(
+    /// Begins a graph, on its own or as what became known by a list of another job.
+    fn begin(
         &mut self,
-        graph: GrowingGraph,
-        grow: &mut Grower<'_>,
-    ) -> Result<(), EngineError> {
-        let devices = self.lanes.all.len();
-        if let Some(task) = graph.graph.tasks.iter().find(|t| t.device >= devices) {
-            let (task, device) = (task.name.clone(), task.device);
-            return Err(GrowError::Device { task, device, devices }.into());
-        }
-        self.check_host(&graph.graph, 0)?;
-        let job = self.begin(Running::Growing(Box::new(graph)), false);
-        self.finish(job, Some(grow))
-    }
-
-    fn begin(&mut self, running: Running, background: bool) -> JobId {
+        graph: Arc<TaskGraph>,
+        background: bool,
+        part_of: Option<(usize, ListId)>,
+    ) -> usize {
         let waits = |order: &Order| {
             let mut used = order.devices.iter().zip(&self.lanes.all);
             used.all(|(d, lane)| d.tasks.is_empty() || lane.waits)
         };
-        let fixed = matches!(running, Running::Fixed(_));
-        let in_order = fixed && running.graph().schedule.order.as_ref().is_some_and(waits);
+        // Graphs that become known share the timelines of the first graph, whose values they must
+        // not change.
+        let in_order = part_of.is_none() && graph.schedule.order.as_ref().is_some_and(waits);
         // A number is reused only after the end of its previous graph was reported.
         let free = |&index: &usize| {
             let told = self.ended.iter().all(|(job, _)| job.0 != index);
@@ -212,32 +193,43 @@ impl Runner {
             self.jobs.push(GraphJob::new(self.policy, self.critical, self.lanes.all.len()));
             self.jobs.len() - 1
         });
-        self.jobs[index].begin(running, in_order, background);
-        self.price(index);
+        let job = &mut self.jobs[index];
+        // With a fixed order, costs are not used.
+        job.costs.task_ns.clear();
+        if self.policy == Policy::OutOfOrder && !in_order {
+            let known = |key| self.learnt.get(&key).copied();
+            let cost = |t: &Task| cost_key(t).and_then(known).unwrap_or(0);
+            job.costs.task_ns.extend(graph.tasks.iter().map(cost));
+        }
+        (job.part_of, job.in_order, job.background) = (part_of, in_order, background);
+        job.begin(graph);
         self.active.push(index);
-        JobId(index)
+        index
     }
 
-    /// Checks that host functions, from task `from` on, are for devices that run them.
-    fn check_host(&self, graph: &TaskGraph, from: usize) -> Result<(), DeviceError> {
-        if !graph.host {
-            return Ok(());
+    /// Checks that tasks are for devices that are there, and host functions for devices that run
+    /// them.
+    fn check(&self, graph: &TaskGraph) -> Result<(), EngineError> {
+        let devices = self.lanes.all.len();
+        if let Some(task) = graph.tasks.iter().find(|t| t.device >= devices) {
+            let (task, device) = (task.name.clone(), task.device);
+            return Err(EngineError::NoDevice { task, device, devices });
         }
         let refused = |t: &&Task| t.is_host() && !self.lanes.all[t.device].host;
-        match graph.tasks[from..].iter().find(refused) {
+        match graph.tasks.iter().find(refused).filter(|_| graph.host) {
             None => Ok(()),
             Some(task) => {
                 let device = &self.lanes.all[task.device].name;
                 let why =
                     format!("device {device} runs no functions of the host; use a CPU device");
-                Err(DeviceError::Submission { task: task.name.to_string(), why })
+                Err(DeviceError::Submission { task: task.name.to_string(), why }.into())
             }
         }
     }
 
     /// Hands over what it can and waits for the next finished list. Returns a graph that has ended,
     /// if any.
-    fn advance(&mut self, grow: Option<&mut Grower<'_>>) -> Option<Ended> {
+    fn advance(&mut self) -> Option<Ended> {
         if let Some(done) = self.take_ended() {
             return Some(done);
         }
@@ -253,21 +245,34 @@ impl Runner {
             return self.take_ended();
         }
         match here.map_or_else(|| self.lanes.hear(), Ok) {
-            Ok(completion) => self.complete(completion, grow),
+            Ok(completion) => self.complete(completion),
             Err(LostLists::Of(lane)) => self.lost(lane),
             Err(LostLists::All) => (0..self.lanes.all.len()).for_each(|lane| self.lost(lane)),
         }
         self.take_ended()
     }
 
-    /// Removes a graph that has ended.
+    /// Removes a graph that has ended. The end of one that became known by another graph's list is
+    /// the end of this list.
     fn take_ended(&mut self) -> Option<Ended> {
-        let done = |index: &usize| {
-            let job = &self.jobs[*index];
-            job.is_handed_over() && !job.is_in_flight()
-        };
-        let index = self.active.remove(self.active.iter().position(done)?);
-        Some((JobId(index), self.jobs[index].end()))
+        loop {
+            let done = |index: &usize| {
+                let job = &self.jobs[*index];
+                job.is_handed_over() && !job.is_in_flight()
+            };
+            let index = self.active.remove(self.active.iter().position(done)?);
+            let result = self.jobs[index].end();
+            let Some((whole, list)) = self.jobs[index].part_of.take() else {
+                return Some((JobId(index), result));
+            };
+            let whole = &mut self.jobs[whole];
+            whole.grown -= 1;
+            match (result, &whole.running) {
+                (Err(e), _) => whole.fail(e),
+                (Ok(()), Some(graph)) => whole.state.complete(&graph.schedule.dag, list),
+                (Ok(()), None) => {}
+            }
+        }
     }
 
     /// Hands over what queues have room for, foreground graphs first. Returns the completion if a
@@ -276,6 +281,11 @@ impl Runner {
         for background in [false, true] {
             for at in 0..self.active.len() {
                 let index = self.active[at];
+                if let Some((whole, _)) = self.jobs[index].part_of
+                    && self.jobs[whole].failure.is_some()
+                {
+                    self.jobs[index].fail(DeviceError::Skipped.into());
+                }
                 let job = &self.jobs[index];
                 if job.background != background || job.is_handed_over() {
                     continue;
@@ -294,8 +304,7 @@ impl Runner {
     /// other, so they are queued together or not at all.
     fn hand_over_all(&mut self, index: usize) {
         let job = &mut self.jobs[index];
-        let Some(running) = job.running.take() else { return };
-        let graph = running.graph();
+        let Some(graph) = job.running.take() else { return };
         if let Some(order) = &graph.schedule.order
             && order
                 .devices
@@ -317,13 +326,13 @@ impl Runner {
                     continue;
                 }
                 let spare = self.lanes.all[lane].spare.pop();
-                let mut list = self.fill(spare, graph, &device.tasks, index);
+                let mut list = self.fill(spare, &graph, &device.tasks, index);
                 list.id = list_id(index, 0);
                 add_waits(&mut list, device, base);
                 self.submit(index, lane, list);
             }
         }
-        self.jobs[index].running = Some(running);
+        self.jobs[index].running = Some(graph);
     }
 
     fn submit(&mut self, index: usize, lane: usize, list: CommandList) {
@@ -344,8 +353,7 @@ impl Runner {
     /// nothing else runs, this thread would only wait: it runs them itself if it can, and returns
     /// the completion.
     fn hand_over_ready(&mut self, index: usize) -> Option<Completion> {
-        let running = self.jobs[index].running.take()?;
-        let graph = running.graph();
+        let graph = self.jobs[index].running.take()?;
         // Host functions never run on this thread.
         let alone =
             graph.schedule.dag.only_device().is_some() && !graph.host && self.active.len() == 1;
@@ -361,7 +369,7 @@ impl Runner {
                 }
                 let Some(id) = job.state.take(&graph.schedule.dag, &job.costs, lane) else { break };
                 let spare = self.lanes.all[lane].spare.pop();
-                let mut list = self.fill(spare, graph, self.jobs[index].state.tasks(id), index);
+                let mut list = self.fill(spare, &graph, self.jobs[index].state.tasks(id), index);
                 list.id = list_id(index, id);
                 if alone && self.lanes.all[lane].in_flight == 0 {
                     match self.lanes.all[lane].queue.run_here(list) {
@@ -377,7 +385,7 @@ impl Runner {
                 self.submit(index, lane, list);
             }
         }
-        self.jobs[index].running = Some(running);
+        self.jobs[index].running = Some(graph);
         here
     }
 
@@ -395,57 +403,63 @@ impl Runner {
         list.tasks.extend(tasks.iter().map(submission));
         list.timed = self.tracer.enabled() || self.policy == Policy::OutOfOrder;
         list.waiting = self.waiting;
-        list.timelines = Some(self.jobs[job].timelines.clone());
+        // Whoever cancels a graph cancels what became known by it.
+        let mut first = job;
+        while let Some((whole, _)) = self.jobs[first].part_of {
+            first = whole;
+        }
+        list.timelines = Some(self.jobs[first].timelines.clone());
         list
     }
 
     /// Handles a list that is done or has failed.
-    fn complete(&mut self, completion: Completion, grow: Option<&mut Grower<'_>>) {
+    fn complete(&mut self, completion: Completion) {
         let (lane, id) = (completion.queue, completion.list.id);
         let (index, id) = ((id >> 32) as usize, (id & u64::from(u32::MAX)) as usize);
         self.lanes.all[lane].in_flight -= 1;
-        let Some(mut running) = self.jobs[index].running.take() else { return };
+        let Some(graph) = self.jobs[index].running.clone() else { return };
         self.jobs[index].in_flight[lane] -= 1;
         for t in &completion.times {
-            self.note(running.graph(), lane, t);
+            self.note(&graph, lane, t);
         }
         let list = CommandList { times: completion.times, ..completion.list };
         self.lanes.all[lane].spare.push(list);
-        let job = &mut self.jobs[index];
         match completion.outcome {
-            Err(e) => job.fail(e.into()),
-            Ok(()) if !job.in_order => {
-                let growth = running.growth(job.state.tasks(id));
-                job.state.complete(&running.graph().schedule.dag, id);
-                if let Some((growth, grow)) = growth.zip(grow).filter(|_| job.failure.is_none()) {
-                    let from = running.graph().len();
-                    let (task, number) = growth;
-                    let grown = running.grow(task, number, &mut job.state, grow);
-                    let checked = grown.and_then(|()| Ok(self.check_host(running.graph(), from)?));
-                    if let Err(e) = checked {
-                        self.jobs[index].fail(e);
-                    }
-                }
-            }
+            Err(e) => self.jobs[index].fail(e.into()),
+            Ok(()) if !self.jobs[index].in_order => self.complete_list(index, &graph, id),
             Ok(()) => {}
         }
-        self.jobs[index].running = Some(running);
-        self.price(index);
     }
 
-    /// Estimates the costs of a graph's tasks, if the policy uses them.
-    fn price(&mut self, index: usize) {
-        if self.policy != Policy::OutOfOrder {
+    /// Notes a list that is done, or starts what became known by its last task.
+    fn complete_list(&mut self, index: usize, graph: &TaskGraph, list: ListId) {
+        let job = &mut self.jobs[index];
+        let last = job.state.tasks(list).last().copied();
+        let Some(task) = last.filter(|task| graph.schedule.dag.grows[*task as usize]) else {
+            return job.state.complete(&graph.schedule.dag, list);
+        };
+        if job.failure.is_some() {
             return;
         }
-        let job = &mut self.jobs[index];
-        // With a fixed order, costs are not used.
-        let Some(running) = job.running.as_ref().filter(|_| !job.in_order) else { return };
-        let costs = &mut job.costs.task_ns;
-        let known = |key| self.learnt.get(&key).copied();
-        let cost = |t: &Task| cost_key(t).and_then(known).unwrap_or(0);
-        let priced = costs.len();
-        costs.extend(running.graph().tasks[priced..].iter().map(cost));
+        let result = match &graph.tasks[task as usize].work {
+            Work::Host(host) => host.take_result(),
+            _ => None,
+        };
+        let background = job.background;
+        let grown = graph.growth.as_ref().map(|growth| {
+            let grown = growth(task, result)?;
+            self.check(&grown)?;
+            graph.check_grown(task, &grown)?;
+            Ok(grown)
+        });
+        match grown {
+            Some(Ok(grown)) => {
+                self.jobs[index].grown += 1;
+                self.begin(grown, background, Some((index, list)));
+            }
+            Some(Err(e)) => self.jobs[index].fail(e),
+            None => self.jobs[index].state.complete(&graph.schedule.dag, list),
+        }
     }
 
     /// Handles a queue that will not report its lists in flight.

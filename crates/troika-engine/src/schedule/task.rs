@@ -4,8 +4,10 @@ use std::ops::Range;
 use std::slice::from_ref;
 use std::sync::Arc;
 
-use troika_device::{Access, Bindings, ForwardBatch, View, WeightsId, Work};
+use troika_device::{Access, ForwardBatch, HostData, Run, View, WeightsId, Work};
 use troika_program::schedule::{HazardTracker, Schedule};
+
+use crate::error::EngineError;
 
 /// The run of a segment or piece for a chunk's rows on a device, a copy, a host function, or a
 /// load.
@@ -30,13 +32,32 @@ impl Task {
     }
 }
 
+/// Makes the graph of what became known when a task has run, from the task's number and the result
+/// of its host function. Devices that compute nothing give no result.
+pub type Growth =
+    Arc<dyn Fn(u32, Option<HostData>) -> Result<Arc<TaskGraph>, EngineError> + Send + Sync>;
+
 /// Tasks in program order with their dependencies.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct TaskGraph {
     pub(super) tasks: Vec<Task>,
     pub(super) schedule: Schedule,
     /// Whether host functions are among the tasks.
     pub(super) host: bool,
+    /// What becomes known by its tasks.
+    pub(super) growth: Option<Growth>,
+}
+
+/// The views that work uses, other than parts of states.
+fn views(work: &Work) -> impl Iterator<Item = (&View, Access)> {
+    let (reads, writes): (&[View], &[View]) = match work {
+        Work::Run(run) => (&run.bindings.inputs, &run.bindings.outputs),
+        Work::Copy(copy) => (from_ref(&copy.from), from_ref(&copy.to)),
+        Work::Host(host) => (host.reads(), host.writes()),
+        Work::Load(load) => (&[], load.writes()),
+    };
+    let reads = reads.iter().map(|v| (v, Access::Read));
+    reads.chain(writes.iter().map(|v| (v, Access::Write)))
 }
 
 /// Makes a task wait for others by what it uses, and returns them.
@@ -46,31 +67,19 @@ pub(super) fn waits_for<'a>(
     work: &Work,
 ) -> &'a [u32] {
     hazards.begin(number);
-    let mut all = |views: &[View], access| {
-        views.iter().for_each(|v| hazards.memory(Use::Buffer(v.buffer().id()), v.rect(), access));
-    };
+    for (view, access) in views(work) {
+        hazards.memory(Use::Buffer(view.buffer().id()), view.rect(), access);
+    }
     match work {
         Work::Run(run) => {
-            let Bindings { inputs, states, outputs } = &*run.bindings;
-            all(inputs, Access::Read);
-            all(outputs, Access::Write);
+            let states = &run.bindings.states;
             if !states.is_empty() {
                 hazards.states(states.iter().map(|s| Use::Buffer(s.buffer().id())), &run.forward);
             }
             hazards.loaded(&Use::Weights(run.weights.id()));
         }
-        Work::Copy(copy) => {
-            all(from_ref(&copy.from), Access::Read);
-            all(from_ref(&copy.to), Access::Write);
-        }
-        Work::Host(host) => {
-            all(host.reads(), Access::Read);
-            all(host.writes(), Access::Write);
-        }
-        Work::Load(load) => {
-            all(load.writes(), Access::Write);
-            load.weights().iter().for_each(|w| hazards.load(Use::Weights(*w)));
-        }
+        Work::Load(load) => load.weights().iter().for_each(|w| hazards.load(Use::Weights(*w))),
+        Work::Copy(_) | Work::Host(_) => {}
     }
     hazards.end()
 }
@@ -99,7 +108,42 @@ impl TaskGraph {
     /// Bound tasks with the schedule of their names.
     pub(crate) fn of(tasks: Vec<Task>, schedule: Schedule) -> TaskGraph {
         let host = tasks.iter().any(Task::is_host);
-        TaskGraph { tasks, schedule, host }
+        TaskGraph { tasks, schedule, host, growth: None }
+    }
+
+    /// The same graph, of which some tasks make others known when they have run. Until the graph of
+    /// these has run, too, whatever waits for the task waits on. They may use what the task itself
+    /// says that it reads and writes.
+    pub fn growing(mut self, tasks: &[u32], growth: Growth) -> TaskGraph {
+        tasks.iter().for_each(|task| self.schedule.grow(*task));
+        TaskGraph { growth: Some(growth), ..self }
+    }
+
+    /// Checks that the tasks of a grown graph use only what the task that grows declares.
+    ///
+    /// # Errors
+    /// The first task that uses something else.
+    pub(super) fn check_grown(&self, by: u32, grown: &TaskGraph) -> Result<(), EngineError> {
+        let by = &self.tasks[by as usize];
+        let declared = |(view, access): (&View, Access)| {
+            view.rect().is_empty()
+                || views(&by.work).any(|(mine, allowed)| {
+                    (allowed == Access::Write || access == Access::Read)
+                        && mine.buffer().id() == view.buffer().id()
+                        && mine.rect().covers(view.rect())
+                })
+        };
+        let fits = |task: &&Task| {
+            let stateless = |run: &Run| run.bindings.states.is_empty();
+            views(&task.work).all(declared)
+                && !matches!(&task.work, Work::Run(run) if !stateless(run))
+        };
+        match grown.tasks.iter().find(|task| !fits(task)) {
+            None => Ok(()),
+            Some(task) => {
+                Err(EngineError::Undeclared { task: task.name.clone(), by: by.name.clone() })
+            }
+        }
     }
 
     /// Number of tasks.

@@ -1,10 +1,6 @@
 //! Which task waits for which: all the scheduler needs to know about tasks to decide.
 
-use std::cmp::Ordering;
-
-use super::Key;
-
-/// Tasks by number: in program order, or in the order in which they were pushed, with keys.
+/// Tasks by number, which is program order.
 #[derive(Clone, Debug, Default)]
 pub struct Dag {
     /// The device of each task.
@@ -16,8 +12,9 @@ pub struct Dag {
     /// For each task, whether a task of another device waits for it.
     pub awaited: Vec<bool>,
     pub(super) only_device: Option<usize>,
-    /// The keys of tasks that were pushed in any order; else empty.
-    pub keys: Vec<Key>,
+    /// For each task, whether others become known when it has run. Whatever waits for it waits for
+    /// these, too.
+    pub grows: Vec<bool>,
 }
 
 impl Dag {
@@ -38,34 +35,9 @@ impl Dag {
             waits: waits_for.iter().map(|w| w.len() as u32).collect(),
             only_device: first.filter(|&first| device.iter().all(|&d| d == first)),
             dependents,
+            grows: vec![false; device.len()],
             device,
-            keys: Vec::new(),
         }
-    }
-
-    /// Adds a task without dependencies.
-    pub fn add(&mut self, device: usize, key: Key) {
-        self.device.push(device);
-        self.dependents.push(Vec::new());
-        self.waits.push(0);
-        self.awaited.push(false);
-        self.keys.push(key);
-    }
-
-    /// Makes a task wait for another one.
-    pub fn depend(&mut self, earlier: u32, later: u32) {
-        let (e, l) = (earlier as usize, later as usize);
-        self.dependents[e].push(later);
-        self.waits[l] += 1;
-        self.awaited[e] |= self.device[e] != self.device[l];
-    }
-
-    /// Compares two tasks by program order.
-    pub fn compare(&self, a: u32, b: u32) -> Ordering {
-        if self.keys.is_empty() {
-            return a.cmp(&b);
-        }
-        self.keys[a as usize].cmp(&self.keys[b as usize])
     }
 
     /// Number of tasks.

@@ -3,7 +3,6 @@
 
 mod dag;
 mod hazard;
-mod key;
 mod order;
 mod policy;
 mod state;
@@ -12,7 +11,6 @@ mod tests;
 
 pub use dag::Dag;
 pub use hazard::HazardTracker;
-pub use key::Key;
 pub use order::{DeviceOrder, Order, OrderWait, Schedule};
 pub use policy::Costs;
 pub use state::{LATE_DEPTH, ListId, State, lists_in_flight};

@@ -99,6 +99,12 @@ impl Schedule {
         Schedule { dag: Dag::new(device, waits_for), order }
     }
 
+    /// Says that others become known when a task has run. The order is not fixed then.
+    pub fn grow(&mut self, task: u32) {
+        self.dag.grows[task as usize] = true;
+        self.order = None;
+    }
+
     /// Tasks by name, with the forward batch of each chunk.
     pub fn of_named(tasks: &[NamedTask], forwards: &[Arc<ForwardBatch>]) -> Schedule {
         let mut hazards = HazardTracker::default();

@@ -25,12 +25,12 @@ pub(super) fn pick(
 ) -> Option<usize> {
     let candidates = ready.iter().enumerate();
     match policy {
-        Policy::InOrder => candidates.min_by(|a, b| dag.compare(*a.1, *b.1)).map(|best| best.0),
+        Policy::InOrder => candidates.min_by_key(|c| c.1).map(|best| best.0),
         Policy::OutOfOrder => {
             let value = |task: u32| contribution(dag, unfinished, costs, task);
             let valued = candidates.map(|(position, &task)| (position, task, value(task)));
             // Among equal contributions, the earliest task in program order wins.
-            let best = valued.max_by(|a, b| a.2.cmp(&b.2).then_with(|| dag.compare(b.1, a.1)));
+            let best = valued.max_by(|a, b| a.2.cmp(&b.2).then_with(|| b.1.cmp(&a.1)));
             best.map(|best| best.0)
         }
     }

@@ -98,7 +98,7 @@ impl State {
 
     /// The next command list of a device: ready tasks in the policy's order, and tasks that wait
     /// only for others of the list. A list reports only its end, so it ends at the first task that
-    /// another device waits for. `None` when nothing is ready.
+    /// another device waits for, or that grows. `None` when nothing is ready.
     pub fn take(&mut self, dag: &Dag, costs: &Costs, device: usize) -> Option<ListId> {
         let mut tasks = self.spare.pop().unwrap_or_default();
         while let Some(at) = pick(self.policy, dag, &self.unfinished, costs, &self.ready[device]) {
@@ -106,12 +106,15 @@ impl State {
             tasks.push(task);
             self.progress[task as usize] = Progress::Queued;
             for &d in &dag.dependents[task as usize] {
-                if dag.device[d as usize] == device {
+                if dag.device[d as usize] == device && !dag.grows[task as usize] {
                     self.release(dag, d);
                 }
             }
             // Out of order, the next task is chosen when the device is free again.
-            if dag.awaited[task as usize] || self.policy == Policy::OutOfOrder {
+            if dag.awaited[task as usize]
+                || dag.grows[task as usize]
+                || self.policy == Policy::OutOfOrder
+            {
                 break;
             }
         }
@@ -133,7 +136,7 @@ impl State {
         self.lists.get(list).and_then(Option::as_ref).map_or(&[], |(_, tasks)| tasks)
     }
 
-    /// Notes that a list has run to its end.
+    /// Notes that a list has run to its end, and all that became known by its last task, too.
     pub fn complete(&mut self, dag: &Dag, list: ListId) {
         let Some((device, mut tasks)) = self.lists.get_mut(list).and_then(Option::take) else {
             return;
@@ -143,7 +146,7 @@ impl State {
             self.progress[task as usize] = Progress::Complete;
             for &d in &dag.dependents[task as usize] {
                 self.unfinished[d as usize] -= 1;
-                if dag.device[d as usize] != device {
+                if dag.device[d as usize] != device || dag.grows[task as usize] {
                     self.release(dag, d);
                 }
             }
@@ -157,57 +160,6 @@ impl State {
         let waits = &mut self.waits[task as usize];
         *waits -= 1;
         if *waits == 0 {
-            self.ready[dag.device[task as usize]].push(task);
-        }
-    }
-
-    /// Number of devices.
-    pub fn devices(&self) -> usize {
-        self.ready.len()
-    }
-
-    /// Whether a task was handed to a queue.
-    pub fn begun(&self, task: u32) -> bool {
-        self.progress[task as usize] != Progress::Waiting
-    }
-
-    /// Adds the next task of a graph. It is held until [`State::settle`].
-    pub fn add(&mut self) {
-        self.waits.push(0);
-        self.unfinished.push(0);
-        self.progress.push(Progress::Waiting);
-        self.left += 1;
-    }
-
-    /// Makes a task that was not handed over wait for another one.
-    pub fn depend(&mut self, dag: &Dag, earlier: u32, later: u32) {
-        let same = dag.device[earlier as usize] == dag.device[later as usize];
-        match self.progress[earlier as usize] {
-            Progress::Complete => {}
-            // It will be behind the other one in the same queue.
-            Progress::Queued if same => self.unfinished[later as usize] += 1,
-            _ => self.hold(dag, later),
-        }
-    }
-
-    /// Holds a task that was not handed over until [`State::unhold`].
-    pub fn hold(&mut self, dag: &Dag, task: u32) {
-        self.unfinished[task as usize] += 1;
-        self.waits[task as usize] += 1;
-        if self.waits[task as usize] == 1 {
-            self.ready[dag.device[task as usize]].retain(|t| *t != task);
-        }
-    }
-
-    /// Releases a task from one [`State::hold`].
-    pub fn unhold(&mut self, dag: &Dag, task: u32) {
-        self.unfinished[task as usize] -= 1;
-        self.release(dag, task);
-    }
-
-    /// Makes a new task ready if it waits for nothing.
-    pub fn settle(&mut self, dag: &Dag, task: u32) {
-        if self.waits[task as usize] == 0 {
             self.ready[dag.device[task as usize]].push(task);
         }
     }
