@@ -4,12 +4,12 @@
 use troika_plan::Phase;
 
 use crate::batching::NewRows;
-use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::input::Event;
 use crate::kv::{KvError, SeqId};
 use crate::sequence::{Sequence, Stage};
-use crate::step::numerics;
+use crate::sequences::{Rules, Sequences, numerics};
+use crate::slot::BatchSlot;
 
 /// The most chunks of a prompt handed to the scheduler at once, where several may be in flight.
 const CHUNKS_AT_ONCE: usize = 64;
@@ -40,48 +40,43 @@ enum Pass {
     Others,
 }
 
-impl Engine {
+impl Sequences {
     /// Plans the batches of a slot: of one phase, or of both where both run in the same slot.
-    pub(crate) fn plan_batches(&mut self, place: usize, only: Option<Phase>) {
-        self.slots[place].clear();
-        let mut budget = self.budget(place, only);
-        if self.rows_matter {
-            return self.plan_in_turns(place, only, &mut budget);
+    pub fn plan_batches(&mut self, slot: &mut BatchSlot, only: Option<Phase>) {
+        slot.clear();
+        let mut budget = self.budget(slot, only);
+        if self.rules.rows_matter {
+            return self.plan_in_turns(slot, only, &mut budget);
         }
         for pass in [Pass::Alone, Pass::Decoding, Pass::Others] {
             if pass == Pass::Decoding && only == Some(Phase::Prefill) {
                 continue;
             }
-            if !self.plan_pass(place, only, pass, &mut budget) {
+            if !self.plan_pass(slot, only, pass, &mut budget) {
                 return;
             }
         }
     }
 
     /// What a step may compute. While sequences decode, prompts get only a part of it.
-    fn budget(&self, place: usize, only: Option<Phase>) -> Budget {
-        let plan = &self.model.plan;
-        let chunk = plan.prefill.chunk;
+    fn budget(&self, slot: &mut BatchSlot, only: Option<Phase>) -> Budget {
+        let Rules { chunk, chunks_in_flight, .. } = self.rules;
         let decoding = self.queue.iter().filter(|seq| self.decodes(**seq)).count();
-        let steady = |seq: &SeqId| {
-            self.sequences.get(seq).is_some_and(|s| self.kv.len(*seq) < s.steady_until)
-        };
-        let several = self.slots[place].overlaps
-            && plan.prefill.chunks_in_flight > 1
-            && !self.queue.iter().any(steady);
+        let steady =
+            |seq: &SeqId| self.all.get(seq).is_some_and(|s| self.kv.len(*seq) < s.steady_until);
+        let several = slot.overlaps && chunks_in_flight > 1 && !self.queue.iter().any(steady);
         // If the devices of prompts do not decode, no decoding sequence waits for them.
-        let alone = decoding == 0 || (only.is_some() && self.phases_are_apart);
+        let alone = decoding == 0 || (only.is_some() && self.rules.phases_are_apart);
         // A chunk frees pages that earlier chunks in flight still read. Within a graph,
         // dependencies order this; a graph beside it must not get such pages.
-        let keeps = self.one_placement
-            || self.model.program.lowered.page_groups.iter().all(Option::is_none);
+        let keeps = self.rules.one_placement || !self.rules.windows;
         let batches = match several && alone && keeps {
             false => 1,
             // Others wait for the end of this graph.
-            true if self.queue.len() > 1 => 2 * plan.prefill.chunks_in_flight,
+            true if self.queue.len() > 1 => 2 * chunks_in_flight,
             true => CHUNKS_AT_ONCE,
         };
-        let rows = if alone { chunk } else { self.sharing.rows_per_step.min(chunk) };
+        let rows = if alone { chunk } else { self.rules.sharing.rows_per_step.min(chunk) };
         let decoded = if only.is_none() { decoding } else { 0 };
         let prompt_rows = match batches {
             1 => rows.saturating_sub(decoded).max(LEAST_ROWS.min(chunk)),
@@ -92,17 +87,17 @@ impl Engine {
 
     /// Whether a sequence's next row is a decode step.
     fn decodes(&self, seq: SeqId) -> bool {
-        let Some(s) = self.sequences.get(&seq) else { return false };
+        let Some(s) = self.all.get(&seq) else { return false };
         let cached = s.in_flight.as_ref().map_or_else(|| self.kv.len(seq), |rows| rows.start);
         let last = cached > 0 && cached + 1 == s.tokens.len();
         // The rest of a prompt is prefill, however short it is.
-        last && (self.one_placement || s.phase(cached, false).0 == Phase::Decode)
+        last && (self.rules.one_placement || s.phase(cached, false).0 == Phase::Decode)
     }
 
     /// Adds rows of the sequences that belong to a pass. `false` when nothing more may be added.
     fn plan_pass(
         &mut self,
-        place: usize,
+        slot: &mut BatchSlot,
         only: Option<Phase>,
         pass: Pass,
         budget: &mut Budget,
@@ -110,7 +105,7 @@ impl Engine {
         let mut left = if pass == Pass::Decoding { usize::MAX } else { budget.prompt_rows };
         for at in 0..self.queue.len() {
             let Some(&seq) = self.queue.get(at) else { break };
-            let Some(s) = self.sequences.get(&seq) else { continue };
+            let Some(s) = self.all.get(&seq) else { continue };
             if s.in_flight.is_some() || s.cancelled || s.closed {
                 continue;
             }
@@ -120,30 +115,30 @@ impl Engine {
                 Pass::Others => !s.alone && !self.decodes(seq),
             };
             let alone = s.alone;
-            let others = !self.slots[place].seqs.is_empty();
+            let others = !slot.seqs.is_empty();
             if !of_pass || (others && alone) {
                 continue;
             }
-            if !self.plan_sequence(place, seq, only, &mut left, budget) {
+            if !self.plan_sequence(slot, seq, only, &mut left, budget) {
                 return false;
             }
-            if left == 0 || (alone && self.is_planned(place, seq)) {
+            if left == 0 || (alone && self.is_planned(slot, seq)) {
                 return false;
             }
         }
         true
     }
 
-    fn is_planned(&self, place: usize, seq: SeqId) -> bool {
-        self.slots[place].seqs.iter().any(|(planned, _)| *planned == seq)
+    fn is_planned(&self, slot: &mut BatchSlot, seq: SeqId) -> bool {
+        slot.seqs.iter().any(|(planned, _)| *planned == seq)
     }
 
     /// Plans batches of one sequence each, where rows of several must not be mixed. Decoding
     /// sequences and the prompts take turns; the one that has waited longest is next. All prompts
     /// share one turn, which goes to the first of them.
-    fn plan_in_turns(&mut self, place: usize, only: Option<Phase>, budget: &mut Budget) {
+    fn plan_in_turns(&mut self, slot: &mut BatchSlot, only: Option<Phase>, budget: &mut Budget) {
         let decoding = |seq: &&SeqId| only != Some(Phase::Prefill) && self.decodes(**seq);
-        let turn = |seq: &SeqId| self.sequences.get(seq).map_or(0, |s| s.turn);
+        let turn = |seq: &SeqId| self.all.get(seq).map_or(0, |s| s.turn);
         let decoding = self.queue.iter().filter(decoding);
         let mut waiting: Vec<(u64, Option<SeqId>)> =
             decoding.map(|seq| (turn(seq), Some(*seq))).collect();
@@ -156,7 +151,7 @@ impl Engine {
                 None => self.queue.iter().filter(|s| !self.decodes(**s)).copied().collect(),
             };
             for seq in seqs {
-                let Some(s) = self.sequences.get(&seq) else { continue };
+                let Some(s) = self.all.get(&seq) else { continue };
                 if s.in_flight.is_some() || s.cancelled || s.closed {
                     continue;
                 }
@@ -164,9 +159,9 @@ impl Engine {
                 // The budget does not limit rows here: chunks must be cut by position alone.
                 let mut left = usize::MAX;
                 // If it has no room, it gives way and the next one gets the turn.
-                let _ = self.plan_sequence(place, seq, only, &mut left, budget);
-                if self.is_planned(place, seq) {
-                    if let Some(s) = self.sequences.get_mut(&seq) {
+                let _ = self.plan_sequence(slot, seq, only, &mut left, budget);
+                if self.is_planned(slot, seq) {
+                    if let Some(s) = self.all.get_mut(&seq) {
                         s.turn = self.last_turn;
                     }
                     if prompt {
@@ -182,7 +177,7 @@ impl Engine {
     /// no pages for it: nothing more is planned then.
     fn plan_sequence(
         &mut self,
-        place: usize,
+        slot: &mut BatchSlot,
         seq: SeqId,
         only: Option<Phase>,
         left: &mut usize,
@@ -190,27 +185,27 @@ impl Engine {
     ) -> bool {
         // It begins only in the slot that computes its next phase. In another slot it would hold a
         // place that a sequence ready to run could use.
-        let elsewhere = self.rows_matter
-            && self.sequences.get(&seq).is_some_and(|s| {
-                let next = s.phase(self.kv.len(seq), self.one_placement).0;
+        let elsewhere = self.rules.rows_matter
+            && self.all.get(&seq).is_some_and(|s| {
+                let next = s.phase(self.kv.len(seq), self.rules.one_placement).0;
                 s.in_flight.is_none() && only.is_some_and(|only| only != next)
             });
         if elsewhere {
             return true;
         }
-        let runs = self.sequences.get(&seq).is_some_and(|s| s.stage == Stage::Running);
+        let runs = self.all.get(&seq).is_some_and(|s| s.stage == Stage::Running);
         if !(runs || budget.begins) || !self.begin(seq) {
             // Sequences behind it must not overtake it, but running ones continue.
             budget.begins = false;
             return true;
         }
         while *left > 0 {
-            match self.plan_rows(place, seq, only, *left, budget) {
+            match self.plan_rows(slot, seq, only, *left, budget) {
                 Ok(0) => break,
                 Ok(rows) => *left = left.saturating_sub(rows),
                 Err(EngineError::Kv(KvError::Full(_))) => {
                     if !self.make_room(seq) {
-                        self.give_way(seq, place);
+                        self.give_way(seq, slot);
                         return false;
                     }
                 }
@@ -225,7 +220,7 @@ impl Engine {
 
     /// Starts a waiting sequence if fewer than the allowed number run and there is room.
     fn begin(&mut self, seq: SeqId) -> bool {
-        let Some(s) = self.sequences.get_mut(&seq) else { return false };
+        let Some(s) = self.all.get_mut(&seq) else { return false };
         let regime = self.longrope.regime(s.tokens.len());
         if s.regime != regime && self.kv.len(seq) > 0 {
             self.kv.release(seq);
@@ -235,9 +230,9 @@ impl Engine {
         if s.stage == Stage::Running {
             return true;
         }
-        let (tokens, shares) = (s.tokens.len(), s.shares && self.shares_pages);
-        let running = self.sequences.values().filter(|s| s.stage == Stage::Running).count();
-        if running >= self.sharing.sequences {
+        let (tokens, shares) = (s.tokens.len(), s.shares && self.rules.shares_pages);
+        let running = self.all.values().filter(|s| s.stage == Stage::Running).count();
+        if running >= self.rules.sharing.sequences {
             return false;
         }
         // It begins when all its tokens have room. Alone, it never gets more room than now.
@@ -247,7 +242,7 @@ impl Engine {
                 return false;
             }
         }
-        let Some(s) = self.sequences.get(&seq) else { return false };
+        let Some(s) = self.all.get(&seq) else { return false };
         if shares {
             // Tokens before the first wanted logits need not be computed.
             let most = tokens.min(s.logits_from.saturating_add(1));
@@ -255,7 +250,7 @@ impl Engine {
             let most = s.decoded.first().map_or(most, |run| most.min(run.start + 1));
             self.kv.adopt(seq, &s.tokens[..most], numerics(s, 0..0));
         }
-        let Some(s) = self.sequences.get_mut(&seq) else { return false };
+        let Some(s) = self.all.get_mut(&seq) else { return false };
         s.stage = Stage::Running;
         if !std::mem::replace(&mut s.begun, true) {
             self.events.push_back(Event::Begun { seq, cached: self.kv.len(seq) });
@@ -267,27 +262,26 @@ impl Engine {
     /// or there is no room.
     fn plan_rows(
         &mut self,
-        place: usize,
+        slot: &mut BatchSlot,
         seq: SeqId,
         only: Option<Phase>,
         left: usize,
         budget: &Budget,
     ) -> Result<usize, EngineError> {
-        let Some(s) = self.sequences.get_mut(&seq) else { return Ok(0) };
+        let Some(s) = self.all.get_mut(&seq) else { return Ok(0) };
         let from = self.kv.len(seq);
         if from >= s.tokens.len() {
             return Ok(0);
         }
-        let (phase, to) = s.phase(from, self.one_placement);
+        let (phase, to) = s.phase(from, self.rules.one_placement);
         if only.is_some_and(|only| only != phase) {
             return Ok(0);
         }
-        let slot = &mut self.slots[place];
         let used = slot.last_batch().map_or(budget.chunk, |b| b.rows());
         let wanted: usize = slot.batches().iter().map(|b| b.wanted_rows()).sum();
         // Where numbers depend on the row, a batch ends where its chunk ends.
-        if used >= budget.chunk || self.rows_matter {
-            let most = (LOGITS_BYTES / (self.model.vocab * 4)).max(1);
+        if used >= budget.chunk || self.rules.rows_matter {
+            let most = (LOGITS_BYTES / (self.rules.vocab * 4)).max(1);
             let many = wanted > 0 && wanted + budget.chunk.min(s.tokens.len() - from) > most;
             if slot.batches().len() >= budget.batches || (many && s.logits_from < to) {
                 return Ok(0);
@@ -296,7 +290,7 @@ impl Engine {
         }
         let Some(batch) = slot.last_batch() else { return Ok(0) };
         let mut count = (to - from).min(budget.chunk - batch.rows()).min(left);
-        if self.rows_matter {
+        if self.rules.rows_matter {
             // The device that computes a row then follows from the row's position alone.
             count = count.min(budget.chunk - from % budget.chunk);
         }
@@ -323,20 +317,20 @@ impl Engine {
             self.preempt(idle);
             return true;
         }
-        let Some(rank) = self.sequences.get(&seq).map(Sequence::rank) else { return false };
+        let Some(rank) = self.all.get(&seq).map(Sequence::rank) else { return false };
         let behind = |(other, s): &(&SeqId, &Sequence)| {
             s.rank() > rank && s.in_flight.is_none() && self.kv.len(**other) > 0
         };
-        let youngest = self.sequences.iter().filter(behind).max_by_key(|(_, s)| s.rank());
+        let youngest = self.all.iter().filter(behind).max_by_key(|(_, s)| s.rank());
         let Some(youngest) = youngest.map(|(other, _)| *other) else { return false };
         self.preempt(youngest);
         true
     }
 
     /// Stops a running sequence that got no pages, so that others can continue, if there are any.
-    fn give_way(&mut self, seq: SeqId, place: usize) {
-        let planned = self.slots[place].seqs.iter().any(|(s, _)| *s == seq);
-        let others = self.sequences.iter().any(|(other, s)| {
+    fn give_way(&mut self, seq: SeqId, slot: &mut BatchSlot) {
+        let planned = slot.seqs.iter().any(|(s, _)| *s == seq);
+        let others = self.all.iter().any(|(other, s)| {
             let waits_with_pages = s.stage == Stage::Waiting && self.kv.len(*other) > 0;
             *other != seq && (s.stage == Stage::Running || waits_with_pages)
         });
@@ -361,20 +355,7 @@ impl Engine {
                 && s.in_flight.is_none()
                 && self.kv.len(**other) > 0
         };
-        let all = self.sequences.iter().filter(idle);
+        let all = self.all.iter().filter(idle);
         all.min_by_key(|(_, s)| s.order).map(|(other, _)| *other)
-    }
-
-    /// Takes a sequence's pages. They are computed again when it continues.
-    fn preempt(&mut self, seq: SeqId) {
-        self.publish(seq);
-        self.kv.release(seq);
-        self.handover.truncate(seq.number(), 0);
-        if let Some(s) = self.sequences.get_mut(&seq)
-            && s.stage == Stage::Running
-        {
-            s.stage = Stage::Waiting;
-        }
-        self.preemptions += 1;
     }
 }

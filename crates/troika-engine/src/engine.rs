@@ -1,24 +1,23 @@
 //! The engine: a lowered model, compiled on its devices, with its memory.
 
-use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use troika_device::{Buffer, Clock, Device, Waiting, WeightSource};
 use troika_model::lower::{LowerOptions, Lowered, StateDecl, WeightShapes, lower};
 use troika_model::spec::ModelSpec;
 use troika_plan::{Phase, Plan, PlanDevice, SyncMode};
-use troika_program::{ELEMENT, Handover, Program, Slots};
+use troika_program::{ELEMENT, Program, Slots};
 use troika_trace::Tracer;
 
 use crate::bind::PlacedModel;
 use crate::compile::{CompileControl, CompileWith, compile};
 use crate::error::EngineError;
-use crate::input::{Admission, Event};
+use crate::input::Admission;
 use crate::kv::{GroupLayout, KvCache, KvLayout, SeqId};
 use crate::mailbox::{EngineHandle, Limits};
 use crate::memory::{allocate, allocate_in};
 use crate::schedule::Runner;
-use crate::sequence::{LongRope, Sequence};
+use crate::sequences::{Rules, Sequences, Sharing};
 use crate::slot::BatchSlot;
 
 /// Everything an engine is made from.
@@ -41,25 +40,6 @@ pub struct EngineParts<'a> {
     pub sharing: Sharing,
 }
 
-/// How sequences share an engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sharing {
-    /// The most sequences computed at once; others wait.
-    pub sequences: usize,
-    /// Budget of the KV cache in bytes; `None`: enough for `sequences` sequences of full context.
-    pub kv_bytes: Option<u64>,
-    /// The most rows of a step while sequences decode: theirs plus those of prompts. More rows
-    /// shorten the prompt's time, fewer rows delay decoding less.
-    pub rows_per_step: usize,
-}
-
-impl Default for Sharing {
-    /// One sequence.
-    fn default() -> Sharing {
-        Sharing { sequences: 1, kv_bytes: None, rows_per_step: 128 }
-    }
-}
-
 /// Bytes the engine holds, besides the weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineMemory {
@@ -79,37 +59,12 @@ pub struct EngineMemory {
 pub struct Engine {
     pub(crate) model: PlacedModel,
     pub(crate) runner: Runner,
-    pub(crate) kv: KvCache,
-    pub(crate) handover: Handover,
+    pub(crate) seqs: Sequences,
     pub(crate) handle: EngineHandle,
-    pub(crate) sequences: HashMap<SeqId, Sequence>,
-    /// Sequences with tokens to compute, by rank.
-    pub(crate) queue: Vec<SeqId>,
-    /// Events not handed out yet.
-    pub(crate) events: VecDeque<Event<'static>>,
-    /// Number of sequences admitted so far.
-    pub(crate) orders: u64,
-    /// How often a sequence lost its pages to another one.
-    pub(crate) preemptions: u64,
-    /// Where sequences take turns: the number of the last turn, and of the prompts' last turn.
-    pub(crate) last_turn: u64,
-    pub(crate) prompts_turn: u64,
     /// Batches in flight: one slot, or one for decode and one for prefill.
     pub(crate) slots: Vec<BatchSlot>,
-    pub(crate) sharing: Sharing,
-    /// Whether prefill and decode run the same code on the same devices.
-    pub(crate) one_placement: bool,
-    /// Whether no device computes for both phases.
-    pub(crate) phases_are_apart: bool,
-    /// Whether a token's numbers depend on its row in the batch, as where devices with different
-    /// numerics share rows. A batch is then of one sequence.
-    pub(crate) rows_matter: bool,
-    /// Whether sequences may share cached pages: each state lies in one place, and numbers do not
-    /// depend on how a prompt is cut.
-    pub(crate) shares_pages: bool,
     /// The name of a device that models time only.
     pub(crate) silent: Option<String>,
-    pub(crate) longrope: LongRope,
     memory: EngineMemory,
 }
 
@@ -174,8 +129,8 @@ impl Engine {
             SyncMode::Predicted => Waiting::Poll,
             SyncMode::Blocking => Waiting::Block,
         });
-        let one_placement = program.one_placement();
-        let places: &[Option<Phase>] = match one_placement {
+        let rules = Rules::new(&program, &plan, parts.spec.vocab, parts.sharing);
+        let places: &[Option<Phase>] = match rules.one_placement {
             true => &[None],
             false => &[Some(Phase::Decode), Some(Phase::Prefill)],
         };
@@ -184,25 +139,10 @@ impl Engine {
         let limits = Limits::new(parts.spec.vocab, kv.fit());
         Ok(Engine {
             slots: places.iter().map(slot).collect::<Result<_, _>>()?,
-            one_placement,
-            phases_are_apart: program.phases_are_apart(),
-            rows_matter: program.rows_matter(),
-            shares_pages: program.state_instances.iter().all(|i| i.len() == 1)
-                && !program.rows_matter(),
             silent: silent.map(|d| d.name().to_string()),
-            runner,
-            kv,
-            handover: Handover::default(),
             handle: EngineHandle::new(limits),
-            sequences: HashMap::new(),
-            queue: Vec::new(),
-            events: VecDeque::new(),
-            orders: 0,
-            preemptions: 0,
-            last_turn: 0,
-            prompts_turn: 0,
-            sharing: Sharing { sequences: parts.sharing.sequences.max(1), ..parts.sharing },
-            longrope: LongRope::new(parts.spec),
+            seqs: Sequences::new(rules, kv, parts.spec),
+            runner,
             memory,
             model: PlacedModel {
                 program,
@@ -224,13 +164,13 @@ impl Engine {
     /// Bytes held besides the weights.
     pub fn memory(&self) -> EngineMemory {
         let activations = self.slots.iter().map(BatchSlot::bytes).sum();
-        let (kv_used, kv_kept) = (self.kv.used_bytes(), self.kv.kept_bytes());
+        let (kv_used, kv_kept) = (self.seqs.kv.used_bytes(), self.seqs.kv.kept_bytes());
         EngineMemory { kv_used, kv_kept, activations, ..self.memory }
     }
 
     /// How often a sequence lost its pages to another one and was computed again.
     pub fn preemptions(&self) -> u64 {
-        self.preemptions
+        self.seqs.preemptions
     }
 
     /// The lowered model.
@@ -253,7 +193,7 @@ impl Engine {
     pub fn open(&mut self) -> SeqId {
         let seq = SeqId::next();
         self.handle.lock().open(seq);
-        self.admit_now(seq, &Admission::default());
+        self.seqs.admit(seq, &Admission::default());
         seq
     }
 
@@ -266,7 +206,7 @@ impl Engine {
 
     /// Number of tokens of a sequence.
     pub fn len(&self, seq: SeqId) -> usize {
-        self.sequences.get(&seq).map_or(0, |s| s.tokens.len())
+        self.seqs.all.get(&seq).map_or(0, |s| s.tokens.len())
     }
 
     /// Whether a sequence has no tokens.
@@ -283,7 +223,7 @@ impl Engine {
         self.take_requests();
         let before = self.handle.lock().truncate(seq, len)?;
         if len < before {
-            self.truncate_now(seq, len);
+            self.seqs.truncate(seq, len);
         }
         Ok(())
     }
@@ -294,7 +234,7 @@ impl Engine {
     /// # Errors
     /// What is wrong.
     pub fn audit(&self) -> Result<(), String> {
-        self.kv.audit()
+        self.seqs.kv.audit()
     }
 }
 

@@ -20,13 +20,15 @@ mod pool;
 pub mod sample;
 pub mod schedule;
 mod sequence;
+mod sequences;
 mod slot;
 mod step;
 
 pub use compile::{CompileControl, OnCompiled};
-pub use engine::{Engine, EngineMemory, EngineParts, Sharing};
+pub use engine::{Engine, EngineMemory, EngineParts};
 pub use error::EngineError;
 pub use examine::examine;
 pub use input::{Admission, Event, LogitsSink, Next, OnEvent, SequenceInput, WantedLogits};
 pub use kv::{KvError, SeqId};
 pub use mailbox::EngineHandle;
+pub use sequences::Sharing;

@@ -13,9 +13,6 @@ use crate::mailbox::{InFlight, Request};
 use crate::schedule::{JobId, TaskGraph, Waited};
 use crate::sequence::{Sequence, Stage};
 
-/// Tokens for which a sequence has memory from the start.
-const TOKENS_AHEAD: usize = 4096;
-
 impl Engine {
     /// Does what was requested, then continues until there is an event to hand out: logits, the end
     /// of a sequence's input, or its failure. Other work stays in flight until the next call.
@@ -26,7 +23,7 @@ impl Engine {
     pub fn step(&mut self, on: OnEvent<'_>) -> Result<bool, EngineError> {
         loop {
             self.take_requests();
-            let preemptions = self.preemptions;
+            let preemptions = self.seqs.preemptions;
             self.start_batches();
             if self.hand_out(on) {
                 return Ok(true);
@@ -42,10 +39,10 @@ impl Engine {
                 }
                 // Nothing is in flight. A batch that could not start now never can, unless a
                 // sequence gave way to one that could not begin before.
-                Waited::Idle => match self.first_waiting() {
+                Waited::Idle => match self.seqs.first() {
                     None => return Ok(false),
-                    Some(_) if self.preemptions > preemptions => {}
-                    Some(seq) => self.fail(seq, KvError::Full(1).into()),
+                    Some(_) if self.seqs.preemptions > preemptions => {}
+                    Some(seq) => self.seqs.fail(seq, KvError::Full(1).into()),
                 },
             }
         }
@@ -57,153 +54,42 @@ impl Engine {
             let request = self.handle.lock().take();
             match request {
                 None => return,
-                Some(Request::Admit(seq, admission)) => self.admit_now(seq, &admission),
+                Some(Request::Admit(seq, admission)) => self.seqs.admit(seq, &admission),
                 Some(Request::Fork(seq, of)) => {
-                    self.publish(of);
+                    self.seqs.publish(of);
                     let like = |s: &Sequence| Admission {
                         priority: s.priority,
                         shares: s.shares,
                         ..Admission::default()
                     };
-                    let admission = self.sequences.get(&of).map(like).unwrap_or_default();
-                    self.admit_now(seq, &admission);
+                    let admission = self.seqs.all.get(&of).map(like).unwrap_or_default();
+                    self.seqs.admit(seq, &admission);
                 }
-                Some(Request::Append(seq, tokens, logits)) => self.feed_now(seq, &tokens, logits),
+                Some(Request::Append(seq, tokens, logits)) => self.seqs.feed(seq, &tokens, logits),
                 Some(Request::Replace(seq, tokens, logits)) => {
-                    self.replace_now(seq, &tokens, logits);
+                    self.seqs.replace(seq, &tokens, logits);
                 }
                 Some(Request::Cancel(seq)) => {
-                    if let Some(s) = self.sequences.get_mut(&seq) {
+                    if let Some(s) = self.seqs.all.get_mut(&seq) {
                         s.cancelled = s.stage != Stage::Idle;
-                        self.settle(seq);
+                        self.seqs.settle(seq);
                     }
                 }
                 Some(Request::Close(seq)) => {
-                    if let Some(s) = self.sequences.get_mut(&seq) {
+                    if let Some(s) = self.seqs.all.get_mut(&seq) {
                         s.closed = true;
-                        self.settle(seq);
+                        self.seqs.settle(seq);
                     }
                 }
             }
         }
-    }
-
-    pub(crate) fn admit_now(&mut self, seq: SeqId, admission: &Admission) {
-        self.orders += 1;
-        let mut new = Sequence::new(admission, self.orders);
-        let room = self.model.plan.context.min(admission.tokens.len() + TOKENS_AHEAD);
-        new.tokens.reserve(room);
-        self.kv.open(seq);
-        self.sequences.insert(seq, new);
-        if !admission.tokens.is_empty() {
-            self.feed_now(seq, &admission.tokens, admission.logits);
-        }
-    }
-
-    fn feed_now(&mut self, seq: SeqId, tokens: &[u32], logits: WantedLogits) {
-        if let Some(s) = self.sequences.get_mut(&seq) {
-            s.feed(tokens, logits, !self.one_placement);
-            self.enqueue(seq);
-        }
-    }
-
-    /// Inserts a sequence into the queue by its rank.
-    fn enqueue(&mut self, seq: SeqId) {
-        let Some(rank) = self.sequences.get(&seq).map(Sequence::rank) else { return };
-        let before = |other: &SeqId| self.sequences.get(other).is_some_and(|o| o.rank() < rank);
-        let at = self.queue.partition_point(before);
-        self.queue.insert(at, seq);
-    }
-
-    fn replace_now(&mut self, seq: SeqId, tokens: &[u32], logits: WantedLogits) {
-        let Some(s) = self.sequences.get(&seq) else { return };
-        let same = s.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count();
-        let same = same.min(tokens.len() - 1);
-        if s.shares && self.shares_pages && s.decoded.first().is_none_or(|run| run.start >= same) {
-            let most = tokens.len().min(logits.from(same, tokens.len()).saturating_add(1));
-            let numerics = self.longrope.regime(tokens.len()) as u64 * 2;
-            if self.kv.prefix_len(&tokens[..most], numerics) > same {
-                // It is to begin with kept pages. Its own pages are published too, since cutting it
-                // back would drop the page that differs.
-                self.publish(seq);
-                self.cut_cache(seq, 0);
-            }
-        }
-        self.truncate_now(seq, same);
-        let from = self.sequences.get(&seq).map_or(0, |s| s.tokens.len());
-        self.feed_now(seq, &tokens[from..], logits);
-        if let Some(s) = self.sequences.get_mut(&seq) {
-            s.begun = false;
-        }
-    }
-
-    /// Shortens an idle sequence.
-    pub(crate) fn truncate_now(&mut self, seq: SeqId, len: usize) {
-        if let Some(s) = self.sequences.get_mut(&seq) {
-            s.truncate(len);
-            self.cut_cache(seq, len);
-        }
-    }
-
-    /// Shortens a sequence in the cache to at most `len` positions.
-    pub(crate) fn cut_cache(&mut self, seq: SeqId, len: usize) {
-        let kept = self.kv.truncate(seq, len);
-        self.handover.truncate(seq.number(), kept);
-    }
-
-    /// Cancels or closes a sequence that asked for it, if nothing of it is in flight.
-    pub(crate) fn settle(&mut self, seq: SeqId) {
-        let Some(s) = self.sequences.get_mut(&seq) else { return };
-        if s.in_flight.is_some() || !(s.cancelled || s.closed) {
-            return;
-        }
-        self.queue.retain(|other| *other != seq);
-        // What it had before it was last fed stays, even if others have its pages.
-        let done = self.kv.len(seq).max(s.fed_from).min(s.tokens.len());
-        if s.cancelled && !s.closed {
-            s.cancelled = false;
-            s.truncate(done);
-            self.publish(seq);
-            self.events.push_back(Event::Cancelled { seq });
-            return;
-        }
-        self.publish(seq);
-        self.kv.close(seq);
-        self.handover.truncate(seq.number(), 0);
-        self.sequences.remove(&seq);
-    }
-
-    /// Publishes the pages of a sequence for others with the same beginning.
-    pub(crate) fn publish(&mut self, seq: SeqId) {
-        let Some(s) = self.sequences.get(&seq) else { return };
-        if !s.shares || !self.shares_pages {
-            return;
-        }
-        // Of what is in flight, nothing is computed yet.
-        let done = s.in_flight.as_ref().map_or_else(|| self.kv.len(seq), |rows| rows.start);
-        let done = done.min(s.tokens.len());
-        let page_len = self.model.plan.page_len;
-        let numerics = |page: usize| numerics(s, page * page_len..(page + 1) * page_len);
-        self.kv.publish(seq, &s.tokens[..done], done, &numerics);
-    }
-
-    /// A sequence cannot continue: it becomes what it was before it was last fed.
-    pub(crate) fn fail(&mut self, seq: SeqId, error: EngineError) {
-        self.queue.retain(|other| *other != seq);
-        let Some(s) = self.sequences.get_mut(&seq) else { return };
-        let len = s.fed_from;
-        s.cancelled = false;
-        s.in_flight = None;
-        s.truncate(len);
-        self.cut_cache(seq, len);
-        self.events.push_back(Event::Failed { seq, error });
     }
 
     fn hand_out(&mut self, on: OnEvent<'_>) -> bool {
         let mut told = false;
-        while let Some(event) = self.events.pop_front() {
+        while let Some(event) = self.seqs.events.pop_front() {
             let (seq, begins) = (event.seq(), matches!(event, Event::Begun { .. }));
-            if !self.sequences.contains_key(&seq) {
+            if !self.seqs.all.contains_key(&seq) {
                 // It was closed meanwhile.
                 continue;
             }
@@ -219,19 +105,14 @@ impl Engine {
     /// Marks a sequence as waiting, after its event was handed out. It can be fed only now, so that
     /// nobody takes an event of its former input for one of the next.
     pub(crate) fn idle(&self, seq: SeqId) {
-        if let Some(s) = self.sequences.get(&seq) {
+        if let Some(s) = self.seqs.all.get(&seq) {
             self.handle.lock().idle(seq, s.tokens.len());
         }
     }
 
-    /// The sequence that is to be computed first.
-    fn first_waiting(&self) -> Option<SeqId> {
-        self.queue.first().copied()
-    }
-
     /// The slots, each with the phase of its rows where phases are placed apart.
     pub(crate) fn places(&self) -> impl Iterator<Item = (usize, Option<Phase>)> + use<> {
-        let apart = !self.one_placement;
+        let apart = !self.seqs.rules.one_placement;
         let phases = [Phase::Decode, Phase::Prefill];
         phases
             .into_iter()
@@ -246,7 +127,7 @@ impl Engine {
             if self.slots[place].job.is_some() {
                 continue;
             }
-            self.plan_batches(place, phase);
+            self.seqs.plan_batches(&mut self.slots[place], phase);
             if self.slots[place].seqs.is_empty() {
                 continue;
             }
@@ -261,13 +142,13 @@ impl Engine {
         if let Err(error) = self.hand_over(place) {
             // It is unknown which positions were copied: all are computed again.
             for i in 0..self.slots[place].seqs.len() {
-                self.cut_cache(self.slots[place].seqs[i].0, 0);
+                self.seqs.cut_cache(self.slots[place].seqs[i].0, 0);
             }
             return Err(error);
         }
         let graph = self.slots[place].graph(&self.model)?;
         // While others decode, a prompt runs in the background, to leave them room in the queues.
-        let others = self.queue.len() > self.slots[place].seqs.len();
+        let others = self.seqs.queue.len() > self.slots[place].seqs.len();
         let job = self.runner.start(graph, prefill && others)?;
         self.slots[place].job = Some(job);
         let canceller = self.runner.canceller_of(job);
@@ -294,7 +175,7 @@ impl Engine {
         let mut copies = Vec::new();
         for at in 0..self.slots[place].batches().len() {
             let batch = &self.slots[place].batches()[at];
-            let named = self.handover.before(batch.phase, &batch.forward, &self.model.program);
+            let named = self.seqs.handover.before(batch.phase, &batch.forward, &self.model.program);
             if !named.is_empty() {
                 copies.extend(self.slots[place].bind(&self.model, &named)?);
             }
@@ -327,7 +208,7 @@ impl Engine {
         // Learn of cancellations first, so that the end they caused is not taken for a failure.
         self.take_requests();
         let unwanted = |(seq, _): &(SeqId, Range<usize>)| {
-            self.sequences.get(seq).is_none_or(|s| s.cancelled || s.closed)
+            self.seqs.all.get(seq).is_none_or(|s| s.cancelled || s.closed)
         };
         match result {
             Ok(()) => self.deliver(place, &[], on),
@@ -356,9 +237,9 @@ impl Engine {
             if done == positions.end {
                 continue;
             }
-            self.cut_cache(seq, done);
-            let starts_over = self.kv.len(seq) < done;
-            if let Some(s) = self.sequences.get_mut(&seq) {
+            self.seqs.cut_cache(seq, done);
+            let starts_over = self.seqs.kv.len(seq) < done;
+            if let Some(s) = self.seqs.all.get_mut(&seq) {
                 s.steady_until = if starts_over { usize::MAX } else { done + 1 };
             }
         }
@@ -373,10 +254,10 @@ impl Engine {
     ) -> Result<bool, EngineError> {
         for i in 0..self.slots[place].seqs.len() {
             let (seq, _) = self.slots[place].seqs[i];
-            if let Some(s) = self.sequences.get_mut(&seq) {
+            if let Some(s) = self.seqs.all.get_mut(&seq) {
                 (s.in_flight, s.alone) = (None, false);
             }
-            self.settle(seq);
+            self.seqs.settle(seq);
         }
         let mut told = false;
         if self.silent.is_none() {
@@ -412,7 +293,7 @@ impl Engine {
         logits: &mut [f32],
         on: OnEvent<'_>,
     ) -> bool {
-        let Some(s) = self.sequences.get_mut(&seq) else { return false };
+        let Some(s) = self.seqs.all.get_mut(&seq) else { return false };
         if position < s.logits_from {
             // It was cancelled meanwhile.
             return false;
@@ -420,7 +301,7 @@ impl Engine {
         s.logits_from = position + 1;
         let last = position + 1 == s.tokens.len();
         if last {
-            self.through(seq);
+            self.seqs.through(seq);
         }
         let next = on(Event::Logits { seq, position, logits, last });
         self.go_on(seq, next, last);
@@ -429,27 +310,15 @@ impl Engine {
 
     /// Reports that a sequence without wanted logits is done.
     fn hand_out_fed(&mut self, seq: SeqId, on: OnEvent<'_>) -> bool {
-        let Some(s) = self.sequences.get(&seq) else { return false };
-        if s.stage == Stage::Idle || s.in_flight.is_some() || self.kv.len(seq) < s.tokens.len() {
+        let Some(s) = self.seqs.all.get(&seq) else { return false };
+        if s.stage == Stage::Idle || s.in_flight.is_some() || self.seqs.kv.len(seq) < s.tokens.len()
+        {
             return false;
         }
-        self.through(seq);
+        self.seqs.through(seq);
         let next = on(Event::Fed { seq });
         self.go_on(seq, next, true);
         true
-    }
-
-    /// All tokens of a sequence are computed. It counts as waiting only once the receiver of the
-    /// event has said what it does next.
-    pub(crate) fn through(&mut self, seq: SeqId) {
-        let Some(s) = self.sequences.get_mut(&seq) else { return };
-        let prompt = s.tokens.len() - s.fed_from > 1;
-        s.stage = Stage::Idle;
-        s.logits_from = usize::MAX;
-        self.queue.retain(|other| *other != seq);
-        if prompt {
-            self.publish(seq);
-        }
     }
 
     /// Does what the receiver said about a sequence.
@@ -459,10 +328,10 @@ impl Engine {
         }
         let Next::Append(token) = next else { return self.idle(seq) };
         match self.handle.go_on(seq, token) {
-            Ok(()) => self.feed_now(seq, &[token], WantedLogits::Last),
+            Ok(()) => self.seqs.feed(seq, &[token], WantedLogits::Last),
             // The sequence was closed: nothing is reported.
             Err(EngineError::Kv(KvError::Closed(_))) => {}
-            Err(error) => self.events.push_back(Event::Failed { seq, error }),
+            Err(error) => self.seqs.events.push_back(Event::Failed { seq, error }),
         }
     }
 
@@ -471,25 +340,19 @@ impl Engine {
     fn roll_back(&mut self, place: usize, error: EngineError) {
         let seqs = std::mem::take(&mut self.slots[place].seqs);
         for (seq, positions) in &seqs {
-            if let Some(s) = self.sequences.get_mut(seq) {
+            if let Some(s) = self.seqs.all.get_mut(seq) {
                 s.in_flight = None;
                 s.alone = seqs.len() > 1;
-                self.cut_cache(*seq, positions.start);
-                self.settle(*seq);
+                self.seqs.cut_cache(*seq, positions.start);
+                self.seqs.settle(*seq);
             }
         }
         if let [(seq, _)] = seqs[..]
-            && self.queue.contains(&seq)
+            && self.seqs.queue.contains(&seq)
         {
-            self.fail(seq, error);
+            self.seqs.fail(seq, error);
         }
         self.slots[place].seqs = seqs;
         self.slots[place].clear();
     }
-}
-
-/// Identifies what a sequence's cached positions depend on besides its tokens.
-pub(crate) fn numerics(s: &Sequence, positions: Range<usize>) -> u64 {
-    let decoded = s.decoded.iter().any(|d| d.start < positions.end && positions.start < d.end);
-    s.regime as u64 * 2 + u64::from(decoded)
 }
