@@ -61,7 +61,7 @@ fn fast_sync(lab: &mut Lab) -> Result<Outcome, LabError> {
     let mut items = Vec::new();
     for (model, printed) in [(B8, 4.01), (B7, 2.2), (B3, 2.2), (B1_8, 2.2)] {
         let fast = Case::decode(model, TENSOR, 256);
-        let ratio = lab.tpot(fast.blocking())? / lab.tpot(fast)?;
+        let ratio = lab.tpot(Case { blocking: true, ..fast })? / lab.tpot(fast)?;
         items.push(Item::new(model, printed, ratio));
     }
     let pass =
@@ -73,7 +73,7 @@ fn elite(lab: &mut Lab) -> Result<Outcome, LabError> {
     let mut items = Vec::new();
     for model in [B8, B3, B1_8] {
         let case = Case::decode(model, TENSOR, 256);
-        let ratio = lab.tpot(case)? / lab.tpot(case.on(Phone::Elite))?;
+        let ratio = lab.tpot(case)? / lab.tpot(Case { phone: Phone::Elite, ..case })?;
         items.push(Item::new(model, 1.0, ratio));
     }
     Ok(Outcome::numbers(items, |all| all.iter().all(|i| (0.97..=1.05).contains(&i.ours))))

@@ -151,11 +151,11 @@ impl Report {
 }
 
 /// A single number, or a list of several.
-fn numbers(list: &[f64]) -> Value {
-    let round = |x: f64| (x * 1e4).round() / 1e4;
-    match list {
-        [one] => json!(round(*one)),
-        more => more.iter().map(|x| round(*x)).collect(),
+fn numbers(list: impl Iterator<Item = f64>) -> Value {
+    let rounded: Vec<f64> = list.map(|x| (x * 1e4).round() / 1e4).collect();
+    match rounded[..] {
+        [one] => json!(one),
+        _ => json!(rounded),
     }
 }
 
@@ -164,13 +164,15 @@ fn fields(r: &Reproduced) -> Value {
     let (printed, ours, error) = match &o.verdict {
         Verdict::NotRun(why) => (json!(t.claim), json!(format!("not run: {why}")), json!("none")),
         Verdict::Words { printed, ours, .. } => (json!(printed), json!(ours), json!("none")),
-        Verdict::Numbers { .. } => {
-            (numbers(&o.printed()), numbers(&o.ours()), numbers(&o.errors()))
+        Verdict::Numbers { items, .. } => {
+            let (printed, ours) = (items.iter().map(|i| i.printed), items.iter().map(|i| i.ours));
+            (numbers(printed), numbers(ours), numbers(o.errors().into_iter()))
         }
     };
+    let labels: Vec<&str> = o.items().iter().map(|i| i.what.as_str()).collect();
     json!({
         "id": t.id, "claim": t.claim, "kind": t.kind.name(), "printed": printed, "ours": ours,
-        "error": error, "tolerance": t.tolerance, "pass": o.pass(), "items": o.labels(),
+        "error": error, "tolerance": t.tolerance, "pass": o.pass(), "items": labels,
         "note": o.note,
     })
 }

@@ -147,26 +147,12 @@ impl Outcome {
         }
     }
 
-    fn items(&self) -> &[Item] {
+    /// The numbers.
+    pub fn items(&self) -> &[Item] {
         match &self.verdict {
             Verdict::Numbers { items, .. } => items,
             _ => &[],
         }
-    }
-
-    /// The descriptions of the numbers.
-    pub fn labels(&self) -> Vec<String> {
-        self.items().iter().map(|i| i.what.clone()).collect()
-    }
-
-    /// The printed numbers.
-    pub fn printed(&self) -> Vec<f64> {
-        self.items().iter().map(|i| i.printed).collect()
-    }
-
-    /// Our numbers.
-    pub fn ours(&self) -> Vec<f64> {
-        self.items().iter().map(|i| i.ours).collect()
     }
 
     /// Their relative errors.

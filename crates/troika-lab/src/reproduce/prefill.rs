@@ -184,7 +184,7 @@ fn fast_sync(lab: &mut Lab) -> Result<Outcome, LabError> {
         let mut all = Vec::new();
         for prompt in prompts {
             let fast = Case::prefill(B8, strategy, *prompt);
-            all.push(lab.ttft(fast.blocking())? / lab.ttft(fast)?);
+            all.push(lab.ttft(Case { blocking: true, ..fast })? / lab.ttft(fast)?);
         }
         Ok(mean(&all))
     };
@@ -198,10 +198,11 @@ fn fast_sync(lab: &mut Lab) -> Result<Outcome, LabError> {
 }
 
 fn ablation(lab: &mut Lab) -> Result<Outcome, LabError> {
-    let case = |strategy| Case::prefill(B8, strategy, 320).blocking();
+    let case = |strategy| Case { blocking: true, ..Case::prefill(B8, strategy, 320) };
+    let in_order = |strategy| Case { phone: Phone::Gen3InOrder, ..case(strategy) };
     let gpu = lab.ttft(case("gpu-only"))?;
-    let naive = lab.ttft(case("online-prepare").on(Phone::Gen3InOrder))?;
-    let activation = lab.ttft(case("activation-centric").on(Phone::Gen3InOrder))?;
+    let naive = lab.ttft(in_order("online-prepare"))?;
+    let activation = lab.ttft(in_order("activation-centric"))?;
     let order = lab.ttft(case("activation-centric"))?;
     let weight = lab.ttft(case(TENSOR))?;
     let sync = lab.ttft(Case::prefill(B8, TENSOR, 320))?;
@@ -223,7 +224,7 @@ fn ablation(lab: &mut Lab) -> Result<Outcome, LabError> {
 
 fn elite(lab: &mut Lab) -> Result<Outcome, LabError> {
     let case = Case::prefill(B8, TENSOR, 256);
-    let ratio = lab.ttft(case)? / lab.ttft(case.on(Phone::Elite))?;
+    let ratio = lab.ttft(case)? / lab.ttft(Case { phone: Phone::Elite, ..case })?;
     let pass = |all: &[Item]| (all[0].ours - 1.105).abs() <= 0.02;
     Ok(Outcome::numbers(vec![Item::new("8 Elite over 8 Gen 3", 1.105, ratio)], pass))
 }

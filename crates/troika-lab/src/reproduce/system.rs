@@ -105,7 +105,8 @@ fn game(lab: &mut Lab) -> Result<Outcome, LabError> {
     let mut items = Vec::new();
     let mut pass = true;
     let slower = |lab: &mut Lab, strategy: &'static str| -> Result<[f64; 4], LabError> {
-        let (alone, both) = (lab.run(case(strategy))?, lab.run(case(strategy).with_game())?);
+        let (alone, both) =
+            (lab.run(case(strategy))?, lab.run(Case { game: true, ..case(strategy) })?);
         let decode = alone.tpot_ms().unwrap_or(f64::NAN) / both.tpot_ms().unwrap_or(f64::NAN);
         let [prefill_frames, decode_frames] = both.frame_rates;
         Ok([alone.ttft_ms() / both.ttft_ms(), decode, prefill_frames, decode_frames])
