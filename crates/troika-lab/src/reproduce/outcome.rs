@@ -43,8 +43,6 @@ impl Kind {
 pub struct Target {
     /// Its name.
     pub id: &'static str,
-    /// Its use.
-    pub kind: Kind,
     /// The claim.
     pub claim: &'static str,
     /// The condition for passing.
