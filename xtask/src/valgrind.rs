@@ -5,12 +5,13 @@
 //! Valgrind emulates a processor with AVX2 but without AVX-512, which the kernels detect as on any
 //! machine. So it checks the scalar and AVX2 paths.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
-
-use serde_json::Value;
+use std::path::Path;
 
 use crate::command::{self, Result, cargo};
+
+/// Makes cargo start test programs with valgrind.
+const RUNNER: &str = "target.'cfg(all())'.runner = \
+    'valgrind --quiet --error-exitcode=99 --leak-check=no --fair-sched=yes'";
 
 /// Run the tests of the CPU device's kernels under valgrind
 #[derive(clap::Args)]
@@ -23,51 +24,17 @@ pub struct Options {
     filters: Vec<String>,
 }
 
-/// The crate's test programs to run.
-const TESTS: &[&str] = &["kernels", "device"];
-
 /// Builds the tests and runs them.
 ///
 /// # Errors
-/// Valgrind is missing, tests do not build, or fail, with status 99 if by valgrind.
+/// Valgrind is missing, tests do not build, or fail.
 pub fn run(root: &Path, options: &Options) -> Result<()> {
     // Optimized, with line numbers for valgrind's reports; release builds have none.
-    let args = ["test", "-q", "--profile", "profiling", "-p", "troika-cpu", "--no-run"];
-    let mut build = cargo(root, &args);
-    build.args(TESTS.iter().flat_map(|t| ["--test", t])).args(["--message-format", "json"]);
-    for program in programs(&command::text(&mut build, "the build of the tests")?) {
-        let mut command = Command::new("valgrind");
-        command.args(["--quiet", "--error-exitcode=99", "--leak-check=no", "--fair-sched=yes"]);
-        command.arg(&program).args(&options.filters);
-        command.env("PROPTEST_CASES", options.cases.to_string()).current_dir(root);
-        command::run(&mut command, &program.display().to_string())?;
-    }
+    let tests = ["test", "-q", "--profile", "profiling", "-p", "troika-cpu"];
+    let mut cargo = cargo(root, &tests);
+    cargo.args(["--test", "kernels", "--test", "device", "--config", RUNNER, "--"]);
+    cargo.args(&options.filters).env("PROPTEST_CASES", options.cases.to_string());
+    command::run(&mut cargo, "a test under valgrind")?;
     println!("valgrind: nothing found");
     Ok(())
-}
-
-/// The test programs among cargo's messages.
-fn programs(messages: &str) -> Vec<PathBuf> {
-    let program = |line: &str| {
-        let message: Value = serde_json::from_str(line).ok()?;
-        let name = message["target"]["name"].as_str()?;
-        let path = message["executable"].as_str()?;
-        TESTS.contains(&name).then(|| PathBuf::from(path))
-    };
-    messages.lines().filter_map(program).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn programs_are_found_among_messages() {
-        let messages = "\
-            {\"reason\":\"compiler-artifact\",\"target\":{\"name\":\"kernels\"},\"executable\":\"/t/k-1\"}\n\
-            {\"reason\":\"compiler-artifact\",\"target\":{\"name\":\"serde\"},\"executable\":null}\n\
-            {\"reason\":\"compiler-artifact\",\"target\":{\"name\":\"other\"},\"executable\":\"/t/o\"}\n\
-            not json\n{\"reason\":\"build-finished\",\"success\":true}\n";
-        assert_eq!(programs(messages), [PathBuf::from("/t/k-1")]);
-    }
 }

@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 
 use troika::engine::WantedLogits;
 use troika::engine::sample::SampleParams;
-use troika::plan::{Policy, Strategy};
 use troika::weights::{FloatType, parse_safetensors};
 use troika::{Control, DeviceOptions, DeviceSpec, Model, OpenOptions, Request};
 
@@ -25,26 +24,6 @@ pub struct Case {
     pub model: PathBuf,
     /// safetensors with `input_ids`, `logits`, `greedy`.
     pub golden: PathBuf,
-}
-
-/// The devices, and how the model is divided over them.
-#[derive(Clone, Debug, Default)]
-pub struct Devices {
-    /// The devices; empty: one CPU device.
-    pub specs: Vec<DeviceSpec>,
-    /// How the model is divided.
-    pub strategy: Strategy,
-    /// The order in which ready segments run.
-    pub policy: Policy,
-    /// The most prompt chunks in flight.
-    pub chunks_in_flight: Option<usize>,
-}
-
-impl Devices {
-    /// Whether all compute the same bits, so that the result must equal that of a single one.
-    fn same_numerics(&self) -> bool {
-        self.specs.windows(2).all(|pair| pair[0].isa == pair[1].isa)
-    }
 }
 
 /// Reference outputs.
@@ -146,16 +125,9 @@ pub fn read_golden(path: &Path) -> Res<Golden> {
     })
 }
 
-fn open(case: &Case, chunk: usize, devices: &Devices) -> Res<Model> {
-    let options = OpenOptions {
-        dtype: FloatType::F32,
-        chunk,
-        devices: DeviceOptions { devices: devices.specs.clone(), ..DeviceOptions::default() },
-        strategy: devices.strategy,
-        policy: devices.policy,
-        chunks_in_flight: devices.chunks_in_flight,
-        ..OpenOptions::default()
-    };
+/// Opens a case's model in f32.
+fn open(case: &Case, chunk: usize, options: &OpenOptions) -> Res<Model> {
+    let options = OpenOptions { dtype: FloatType::F32, chunk, ..options.clone() };
     Ok(Model::open(&case.model, &options)?)
 }
 
@@ -192,14 +164,15 @@ pub fn relative_error(got: &[f32], reference: &[f32]) -> f32 {
     worst / top.max(f32::MIN_POSITIVE)
 }
 
-/// Runs a case: whole prompt, chunked, token by token, and greedy decoding, all in f32.
+/// Runs a case on the devices of the options, divided as they say: whole prompt, chunked, token by
+/// token, and greedy decoding, all in f32.
 ///
 /// # Errors
 /// The model does not open or run.
-pub fn check(case: &Case, devices: &Devices) -> Res<Report> {
+pub fn check(case: &Case, options: &OpenOptions) -> Res<Report> {
     let golden = read_golden(&case.golden)?;
     let tokens = golden.input_ids.len();
-    let whole = open(case, tokens + 3, devices)?;
+    let whole = open(case, tokens + 3, options)?;
     let logits = all_logits(&whole, &golden.input_ids)?;
     let mut report = Report {
         error: relative_error(&logits, &golden.logits),
@@ -209,11 +182,14 @@ pub fn check(case: &Case, devices: &Devices) -> Res<Report> {
         tokens,
     };
     // A device with the same numerics that takes everything.
-    let cpu = devices.specs.iter().find(|s| s.processor.is_none());
-    let first = Devices { specs: cpu.cloned().into_iter().collect(), ..Devices::default() };
-    let compare = devices.specs != first.specs && devices.same_numerics();
+    let specs = &options.devices.devices;
+    let first: Vec<DeviceSpec> =
+        specs.iter().find(|s| s.processor.is_none()).cloned().into_iter().collect();
+    let compare = *specs != first && specs.windows(2).all(|pair| pair[0].isa == pair[1].isa);
+    let first = DeviceOptions { devices: first, ..DeviceOptions::default() };
+    let first = OpenOptions { devices: first, ..OpenOptions::default() };
     for chunk in [1, 7, 16] {
-        let model = open(case, chunk, devices)?;
+        let model = open(case, chunk, options)?;
         let chunked = all_logits(&model, &golden.input_ids)?;
         if compare {
             let alone = all_logits(&open(case, chunk, &first)?, &golden.input_ids)?;

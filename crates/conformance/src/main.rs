@@ -6,9 +6,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use conformance::golden::Devices;
-use troika::DeviceSpec;
 use troika::plan::{Policy, Strategy};
+use troika::{DeviceOptions, DeviceSpec, OpenOptions};
 
 #[derive(Parser)]
 #[command(version, about = "Checks Troika against reference outputs")]
@@ -45,7 +44,9 @@ fn policy(name: &str) -> Result<Policy, String> {
 
 fn main() -> ExitCode {
     let Command::Golden { dir, device, strategy, policy, chunks_in_flight } = Args::parse().command;
-    let devices = Devices { specs: device, strategy, policy, chunks_in_flight };
+    let devices = DeviceOptions { devices: device, ..DeviceOptions::default() };
+    let options =
+        OpenOptions { devices, strategy, policy, chunks_in_flight, ..OpenOptions::default() };
     let cases = match conformance::golden::find(&dir) {
         Ok(cases) if cases.is_empty() => {
             eprintln!("{}: no checkpoint with golden outputs in this folder", dir.display());
@@ -59,7 +60,7 @@ fn main() -> ExitCode {
     };
     let mut failed = 0;
     for case in &cases {
-        let line = match conformance::golden::check(case, &devices) {
+        let line = match conformance::golden::check(case, &options) {
             Ok(r) if r.holds() => format!("ok    {r}"),
             Ok(r) => {
                 failed += 1;

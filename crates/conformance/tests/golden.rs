@@ -4,25 +4,27 @@
 
 use std::path::Path;
 
-use conformance::golden::{Devices, all_logits, check, find, read_golden, relative_error};
+use conformance::golden::{all_logits, check, find, read_golden, relative_error};
 use troika::graph::{ActivationFormat, DType};
 use troika::model::lower::SegmentKind;
 use troika::plan::Strategy;
 use troika::weights::FloatType;
-use troika::{Model, OpenOptions};
+use troika::{DeviceOptions, Model, OpenOptions};
 
 fn all_hold(dir: &str, at_least: usize) {
-    all_hold_on(&Devices::default(), dir, at_least);
+    all_hold_on(&OpenOptions::default(), dir, at_least);
 }
 
-fn all_hold_on(devices: &Devices, dir: &str, at_least: usize) {
+fn all_hold_on(options: &OpenOptions, dir: &str, at_least: usize) {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests").join(dir);
     let cases = find(&dir).unwrap();
     assert!(cases.len() >= at_least, "{} cases in {}", cases.len(), dir.display());
     let failures: Vec<String> = cases
         .iter()
-        .filter_map(|case| match check(case, devices) {
-            Ok(r) if r.holds() && r.same_bits.is_some() == (devices.specs.len() > 1) => None,
+        .filter_map(|case| match check(case, options) {
+            Ok(r) if r.holds() && r.same_bits.is_some() == (options.devices.devices.len() > 1) => {
+                None
+            }
             Ok(r) => Some(format!("{}: {r}", case.name)),
             Err(e) => Some(format!("{}: {e}", case.name)),
         })
@@ -57,13 +59,13 @@ fn checkpoints_on_several_devices() {
         let pinned = format!("a=cpu{core}");
         let specs = [&*pinned, "cpu", "b=cpu"];
         let specs = specs[..count].iter().map(|s| s.parse().unwrap());
-        let devices = Devices {
-            specs: specs.collect(),
+        let options = OpenOptions {
+            devices: DeviceOptions { devices: specs.collect(), ..DeviceOptions::default() },
             strategy,
             chunks_in_flight: Some(count),
-            ..Devices::default()
+            ..OpenOptions::default()
         };
-        all_hold_on(&devices, "golden", 20);
+        all_hold_on(&options, "golden", 20);
     }
 }
 

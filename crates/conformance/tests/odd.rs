@@ -5,9 +5,13 @@
 
 use std::path::{Path, PathBuf};
 
-use conformance::golden::{Case, Devices, check};
+use conformance::golden::{Case, check};
 use troika::plan::Strategy;
 use troika::{DeviceOptions, DeviceSpec, Model, OpenOptions, make_plan};
+
+fn on(devices: Vec<DeviceSpec>) -> DeviceOptions {
+    DeviceOptions { devices, ..DeviceOptions::default() }
+}
 
 fn root(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
@@ -28,11 +32,11 @@ fn all_hold(models: &[&str], policies: &[Strategy]) {
         let odd: DeviceSpec = format!("b=virtual:{}", file.display()).parse().unwrap();
         for strategy in policies {
             for specs in [vec![cpu.clone(), odd.clone()], vec![odd.clone(), cpu.clone()]] {
-                let devices = Devices {
-                    specs: specs.clone(),
+                let devices = OpenOptions {
+                    devices: on(specs.clone()),
                     strategy: *strategy,
                     chunks_in_flight: Some(2),
-                    ..Devices::default()
+                    ..OpenOptions::default()
                 };
                 for name in models {
                     let model = root("tests/golden").join(name);
@@ -73,11 +77,11 @@ fn odd_devices_do_for_each_other() {
         for strategy in
             [Strategy::AlternateSegments, Strategy::SplitHybrid, Strategy::PrefillDecode]
         {
-            let devices = Devices {
-                specs: vec![spec("x", pair[0]), spec("y", pair[1])],
+            let devices = OpenOptions {
+                devices: on(vec![spec("x", pair[0]), spec("y", pair[1])]),
                 strategy,
                 chunks_in_flight: Some(3),
-                ..Devices::default()
+                ..OpenOptions::default()
             };
             for name in ["qwen3", "mixtral"] {
                 let model = root("tests/golden").join(name);
@@ -107,7 +111,7 @@ fn caches_larger_than_a_binding_lie_in_slabs() {
     let golden = model.join("golden.safetensors");
     let case = Case { name: "llama-3.2".into(), golden, model: model.clone() };
     let specs = vec![spec, "a=cpu".parse().unwrap()];
-    let devices = Devices { specs: specs.clone(), ..Devices::default() };
+    let devices = OpenOptions { devices: on(specs.clone()), ..OpenOptions::default() };
     let report = check(&case, &devices).unwrap();
     assert!(report.holds() && report.same_bits == Some(true), "{report}");
 

@@ -5,12 +5,16 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use conformance::golden::{Case, Devices, all_logits, check, read_golden};
+use conformance::golden::{Case, all_logits, check, read_golden};
 use troika::engine::{EngineError, SequenceInput, WantedLogits};
 use troika::plan::{Policy, Strategy};
 use troika::trace::{Arg, Span, Tracer};
 use troika::weights::FloatType;
 use troika::{DeviceOptions, DeviceSpec, Model, OpenOptions};
+
+fn on(devices: Vec<DeviceSpec>) -> DeviceOptions {
+    DeviceOptions { devices, ..DeviceOptions::default() }
+}
 
 fn root(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
@@ -37,11 +41,12 @@ fn models_on_virtual_devices_agree_with_the_reference() {
     // In virtual time, and beside a real device.
     for specs in [vec![a.clone(), b.clone()], vec![a, cpu]] {
         for policy in Policy::ALL {
-            let devices = Devices {
-                specs: specs.clone(),
+            let devices = OpenOptions {
+                devices: on(specs.clone()),
                 strategy: Strategy::AlternateSegments,
                 policy,
                 chunks_in_flight: Some(3),
+                ..OpenOptions::default()
             };
             for model in ["qwen3-moe", "gemma-2"] {
                 let report = check(&case(model), &devices).unwrap();
@@ -67,11 +72,11 @@ fn odd_devices_run_models() {
         let odd = spec("odd", &format!("odd/{name}.toml"));
         let plain = spec("plain", "odd/queue-depth-1.toml");
         for specs in [vec![odd.clone(), "cpu".parse().unwrap()], vec![odd.clone(), plain]] {
-            let devices = Devices {
-                specs,
+            let devices = OpenOptions {
+                devices: on(specs),
                 strategy: Strategy::AlternateSegments,
-                policy: Policy::default(),
                 chunks_in_flight: Some(2),
+                ..OpenOptions::default()
             };
             for model in ["qwen3-moe", "gpt-oss"] {
                 let report = check(&case(model), &devices);

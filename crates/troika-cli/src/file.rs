@@ -3,15 +3,18 @@
 use std::io::{self, Write};
 use std::path::Path;
 
+use troika::trace::Tracer;
+
 use crate::error::CliError;
 use crate::output;
 
-/// Checks that a file can be written, before the work for its contents begins.
+/// Checks that a file, if one is named, can be written, before the work for its contents begins.
 ///
 /// # Errors
 /// The path is a folder, or its folder is missing or not writable.
-pub fn check(what: &str, path: &Path) -> Result<(), CliError> {
-    troika::can_write(path).map_err(|e| failed(what, path, &e))
+pub fn check(what: &str, path: Option<&Path>) -> Result<(), CliError> {
+    let can_write = |path| troika::can_write(path).map_err(|e| failed(what, path, &e));
+    path.map_or(Ok(()), can_write)
 }
 
 fn failed(what: &str, path: &Path, e: &io::Error) -> CliError {
@@ -28,6 +31,14 @@ pub fn write(
     fill: impl Fn(&mut dyn Write) -> io::Result<()>,
 ) -> Result<(), CliError> {
     troika::write_file(path, fill).map_err(|e| failed(what, path, &e))
+}
+
+/// Writes the trace, if a file is named for it.
+///
+/// # Errors
+/// The file cannot be written; nothing is left behind then.
+pub fn write_trace(tracer: &Tracer, path: Option<&Path>) -> Result<(), CliError> {
+    path.map_or(Ok(()), |path| write("trace", path, |out| tracer.write_chrome(out)))
 }
 
 /// Writes a file of JSON, as it would be printed.

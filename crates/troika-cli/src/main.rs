@@ -18,7 +18,6 @@ mod progress;
 mod prompt;
 mod resolve;
 mod stats;
-mod trace;
 
 use std::process::ExitCode;
 

@@ -69,9 +69,13 @@ pub fn unknown(what: &'static str) -> ProgressBar {
     bar
 }
 
+/// A bar for a number of steps.
+pub fn bar(all: u64, form: &str) -> ProgressBar {
+    let style = ProgressStyle::with_template(form);
+    ProgressBar::new(all).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
 /// A bar that is gone when whoever shows it is: also after a failure.
 fn new_bar(bars: &MultiProgress, all: u64, form: &str) -> ProgressBar {
-    let style = ProgressStyle::with_template(form);
-    let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
-    bars.add(ProgressBar::new(all).with_style(style).with_finish(ProgressFinish::AndClear))
+    bars.add(bar(all, form).with_finish(ProgressFinish::AndClear))
 }

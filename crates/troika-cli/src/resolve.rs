@@ -3,14 +3,14 @@
 use std::cell::RefCell;
 use std::path::PathBuf;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use troika::Source;
 use troika_hub::{HubOptions, Progress};
 use troika_lab::Subject;
 
 use crate::error::CliError;
-use crate::flags::ModelArgs;
-use crate::output;
+use crate::flags::{ModelArgs, SubjectArgs};
+use crate::{output, progress};
 
 /// The requested model, or the built-in one; a Hub id is fetched. The Hub may answer differently
 /// the next time, so a command calls this once.
@@ -39,10 +39,10 @@ pub fn model(args: &ModelArgs) -> Result<Source, CliError> {
 ///
 /// # Errors
 /// The model does not exist.
-pub fn subject(model: &ModelArgs, synthetic: Option<&str>) -> Result<Subject, CliError> {
-    Ok(match synthetic {
-        Some(shape) => Subject::Synthetic(shape.into()),
-        None => Subject::Files(self::model(model)?),
+pub fn subject(args: &SubjectArgs) -> Result<Subject, CliError> {
+    Ok(match &args.synthetic {
+        Some(shape) => Subject::Synthetic(shape.clone()),
+        None => Subject::Files(model(&args.model)?),
     })
 }
 
@@ -57,7 +57,8 @@ fn show(bar: &RefCell<Option<ProgressBar>>, progress: Progress<'_>) {
         Progress::File { name, done, total } => {
             let name = output::printable(name).into_owned();
             let mut bar = bar.borrow_mut();
-            let bar = bar.get_or_insert_with(|| ProgressBar::new(total).with_style(style()));
+            let form = "{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {eta}";
+            let bar = bar.get_or_insert_with(|| progress::bar(total, form));
             if bar.message() != name {
                 bar.set_message(name);
                 bar.reset();
@@ -67,9 +68,4 @@ fn show(bar: &RefCell<Option<ProgressBar>>, progress: Progress<'_>) {
         }
         _ => {}
     }
-}
-
-fn style() -> ProgressStyle {
-    let form = "{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {eta}";
-    ProgressStyle::with_template(form).unwrap_or_else(|_| ProgressStyle::default_bar())
 }

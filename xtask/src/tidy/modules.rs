@@ -6,6 +6,7 @@ use syn::visit::{self, Visit};
 use syn::{Item, ItemMod, ItemUse, UseTree};
 
 use super::Tree;
+use super::source::name;
 
 /// A module's path below the crate's root, or a name in code.
 pub type Path = Vec<String>;
@@ -157,26 +158,9 @@ impl Reader {
     }
 }
 
-fn name(item: &Item) -> Option<String> {
-    let ident = match item {
-        Item::Const(i) => &i.ident,
-        Item::Enum(i) => &i.ident,
-        Item::Fn(i) => &i.sig.ident,
-        Item::Macro(i) => i.ident.as_ref()?,
-        Item::Mod(i) => &i.ident,
-        Item::Static(i) => &i.ident,
-        Item::Struct(i) => &i.ident,
-        Item::Trait(i) => &i.ident,
-        Item::Type(i) => &i.ident,
-        Item::Union(i) => &i.ident,
-        _ => return None,
-    };
-    Some(ident.to_string())
-}
-
 impl<'ast> Visit<'ast> for Reader {
     fn visit_file(&mut self, file: &'ast syn::File) {
-        self.module.items = file.items.iter().filter_map(name).collect();
+        self.module.items = file.items.iter().filter_map(name).map(ToString::to_string).collect();
         // Imports first, since code may precede them.
         for item in &file.items {
             if let Item::Use(item) = item {

@@ -80,6 +80,23 @@ fn attributes(item: &Item) -> &[Attribute] {
     of!(Const Enum Fn Impl Macro Mod Static Struct Trait Type Union Use)
 }
 
+/// The name that an item defines.
+pub fn name(item: &Item) -> Option<&syn::Ident> {
+    Some(match item {
+        Item::Const(i) => &i.ident,
+        Item::Enum(i) => &i.ident,
+        Item::Fn(i) => &i.sig.ident,
+        Item::Macro(i) => i.ident.as_ref()?,
+        Item::Mod(i) => &i.ident,
+        Item::Static(i) => &i.ident,
+        Item::Struct(i) => &i.ident,
+        Item::Trait(i) => &i.ident,
+        Item::Type(i) => &i.ident,
+        Item::Union(i) => &i.ident,
+        _ => return None,
+    })
+}
+
 /// The names and string literals of code, with their lines.
 #[derive(Default)]
 pub struct Words {

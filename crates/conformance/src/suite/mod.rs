@@ -124,17 +124,14 @@ impl Suite<'_> {
 
     fn check(&mut self, case: &SuiteCase) {
         let ops: Vec<&str> = case.graph.nodes.iter().map(|n| n.op.name()).collect();
-        let excluded: Vec<&str> = self.exclusions.iter().map(|e| e.what).collect();
-        let hits: Vec<&'static str> = self.exclusions.iter().map(|e| e.what).collect();
-        let hits = hits.into_iter().filter(|w| ops.contains(w) || *w == case.name);
-        let hits: Vec<&'static str> = hits.collect();
+        let excluded = self.exclusions.iter().map(|e| e.what);
+        let hits: Vec<&'static str> =
+            excluded.filter(|w| ops.contains(w) || *w == case.name).collect();
         self.used.extend(&hits);
-        let named = excluded.contains(&case.name.as_str());
+        let named = hits.contains(&case.name.as_str());
         let why = self.bench.device.examine(&case.graph);
-        let wrong = ops
-            .iter()
-            .zip(&why)
-            .find(|(op, why)| if named { false } else { excluded.contains(op) != why.is_some() });
+        let differs = |op: &str, why: &Option<String>| hits.contains(&op) != why.is_some();
+        let wrong = ops.iter().zip(&why).find(|(op, why)| !named && differs(op, why));
         if let Some((op, why)) = wrong {
             let what = format!("examining says {why:?} of op {op}, exclusions are {hits:?}");
             return self.fail(case, what);
@@ -170,10 +167,9 @@ impl Suite<'_> {
         match Weights::compiled(self.bench.device, &graph, &*case.weights) {
             Err(e @ DeviceError::Unsupported { .. }) => {
                 let text = e.to_string();
-                let named = text.contains(self.bench.device.name());
-                if !named || text.contains('\n') {
-                    return self
-                        .fail(case, format!("is refused without the device's name: {text}"));
+                if !text.contains(self.bench.device.name()) || text.contains('\n') {
+                    let what = format!("is refused without the device's name: {text}");
+                    return self.fail(case, what);
                 }
                 self.report.refused.push((case.name.clone(), why));
             }

@@ -118,16 +118,11 @@ pub fn op_cases() -> Result<Vec<SuiteCase>, DeviceError> {
     Ok(all)
 }
 
-fn unary(name: &'static str, op: Op) -> Res<SuiteCase> {
+/// A case of one op on plain values with these numbers of columns.
+fn plain(name: &'static str, op: Op, inputs: &[usize], cols: usize) -> Res<SuiteCase> {
     let mut b = Build::new(name);
-    let x = b.floats(6);
-    b.op(op, &[x], 6, F32)
-}
-
-fn binary(name: &'static str, op: Op) -> Res<SuiteCase> {
-    let mut b = Build::new(name);
-    let (x, y) = (b.floats(6), b.floats(6));
-    b.op(op, &[x, y], 6, F32)
+    let inputs: Vec<ValueId> = inputs.iter().map(|cols| b.floats(*cols)).collect();
+    b.op(op, &inputs, cols, F32)
 }
 
 fn elements() -> Res<Vec<SuiteCase>> {
@@ -143,33 +138,24 @@ fn elements() -> Res<Vec<SuiteCase>> {
     let (weight, bias, x) = (b.weight(DType::F16, 1, 6)?, b.weight(DType::F32, 1, 6)?, b.floats(6));
     let op = Op::LayerNorm { weight, bias: Some(bias), eps: 1e-5, group: 6 };
     let layer = b.op(op, &[x], 6, F32)?;
-    let mut b = Build::new("sigmoid_gate");
-    let (x, g) = (b.floats(6), b.floats(1));
-    let sigmoid = b.op(Op::SigmoidGate, &[x, g], 6, F32)?;
-    let mut b = Build::new("slice_cols");
-    let x = b.floats(12);
-    let slice = b.op(Op::SliceCols { group: 6, start: 1, len: 4 }, &[x], 8, F32)?;
-    let mut b = Build::new("concat_cols");
-    let (x, y) = (b.floats(4), b.floats(6));
-    let concat = b.op(Op::ConcatCols { groups: 2 }, &[x, y], 10, F32)?;
     let clamped = Activation::ClampedSwiglu { alpha: 1.7, limit: 0.5 };
     Ok(vec![
         embed,
         rms,
         layer,
-        sigmoid,
-        slice,
-        concat,
-        unary("activate", Op::Activate(Activation::GeluTanh))?,
-        unary("activate with silu", Op::Activate(Activation::Silu))?,
-        unary("activate with gelu", Op::Activate(Activation::Gelu))?,
-        unary("activate with relu", Op::Activate(Activation::Relu))?,
-        binary("gate", Op::Gate(Activation::Silu))?,
-        binary("gate that is clamped", Op::Gate(clamped))?,
-        binary("add", Op::Add)?,
-        unary("scale", Op::Scale { factor: 0.5 })?,
-        unary("clamp", Op::Clamp { limit: 0.25 })?,
-        unary("soft_cap", Op::SoftCap { cap: 0.5 })?,
+        plain("sigmoid_gate", Op::SigmoidGate, &[6, 1], 6)?,
+        plain("slice_cols", Op::SliceCols { group: 6, start: 1, len: 4 }, &[12], 8)?,
+        plain("concat_cols", Op::ConcatCols { groups: 2 }, &[4, 6], 10)?,
+        plain("activate", Op::Activate(Activation::GeluTanh), &[6], 6)?,
+        plain("activate with silu", Op::Activate(Activation::Silu), &[6], 6)?,
+        plain("activate with gelu", Op::Activate(Activation::Gelu), &[6], 6)?,
+        plain("activate with relu", Op::Activate(Activation::Relu), &[6], 6)?,
+        plain("gate", Op::Gate(Activation::Silu), &[6, 6], 6)?,
+        plain("gate that is clamped", Op::Gate(clamped), &[6, 6], 6)?,
+        plain("add", Op::Add, &[6, 6], 6)?,
+        plain("scale", Op::Scale { factor: 0.5 }, &[6], 6)?,
+        plain("clamp", Op::Clamp { limit: 0.25 }, &[6], 6)?,
+        plain("soft_cap", Op::SoftCap { cap: 0.5 }, &[6], 6)?,
         convert("convert", DType::BF16)?,
         convert("convert to f16", DType::F16)?,
         rope("rope", RopeStyle::Half, false)?,

@@ -1,6 +1,5 @@
 //! `troika perplexity`.
 
-use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use troika::plan::PlanError;
 use troika::trace::Tracer;
@@ -11,7 +10,7 @@ use crate::error::CliError;
 use crate::flags::PerplexityArgs;
 use crate::input::read_input;
 use crate::interrupt::Interrupt;
-use crate::{output, resolve};
+use crate::{output, progress, resolve};
 
 /// The window of `llama-perplexity`.
 const WINDOW: usize = 512;
@@ -34,7 +33,7 @@ pub fn run(args: &PerplexityArgs) -> Result<(), CliError> {
     // Special tokens in the text are plain text.
     let ids = tokenizer.encode(&text, true, false).map_err(Error::from)?;
     let total = ids.len() / window.max(1);
-    let bar = ProgressBar::new(total as u64).with_style(style());
+    let bar = progress::bar(total as u64, "{msg} [{bar:30}] {pos}/{len} windows {eta}");
     let scored = if args.all { Scored::All } else { Scored::SecondHalf };
     let result = model.perplexity(&ids, window, scored, &mut |p| {
         bar.set_position(p.windows as u64);
@@ -86,9 +85,4 @@ fn open(source: &Source, args: &PerplexityArgs, interrupt: &Interrupt) -> Result
         }
         opened => Ok(opened?),
     }
-}
-
-fn style() -> ProgressStyle {
-    let form = "{msg} [{bar:30}] {pos}/{len} windows {eta}";
-    ProgressStyle::with_template(form).unwrap_or_else(|_| ProgressStyle::default_bar())
 }

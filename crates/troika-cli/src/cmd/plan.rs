@@ -16,15 +16,12 @@ use crate::{file, output, resolve};
 /// # Errors
 /// A missing model, a strategy that does not suit the devices, or a full disk.
 pub fn run(args: &PlanArgs) -> Result<(), CliError> {
-    if let Some(path) = &args.out {
-        file::check("plan", path)?;
-    }
-    if let Some(dir) = &args.beaten {
-        file::check("plan", &dir.join("1.json"))?;
-    }
-    let subject = resolve::subject(&args.model, args.synthetic.as_deref())?;
+    file::check("plan", args.out.as_deref())?;
+    file::check("plan", args.beaten.as_ref().map(|dir| dir.join("1.json")).as_deref())?;
+    let subject = resolve::subject(&args.subject)?;
+    let compute = &args.open.compute;
     let mut options = open_options(&args.open, Tracer::off())?;
-    args.open.placement.use_own_profile(&args.open.quant, &mut options);
+    compute.placement.use_own_profile(&compute.quant, &mut options);
     let planned = subject.bind(&options, false)?.plan(&options)?;
     let plan = &planned.plan;
     planned.changes.iter().for_each(|change| output::note_line(&format!("warning: {change}")));
@@ -39,7 +36,7 @@ pub fn run(args: &PlanArgs) -> Result<(), CliError> {
     }
     match (args.explain, &args.out) {
         (true, _) => {
-            let beaten = beaten(plan, args.open.placement.goal, &planned.alternatives);
+            let beaten = beaten(plan, compute.placement.goal, &planned.alternatives);
             output::write(&(explained(plan) + &beaten + &copied(&planned.copies()?)))
         }
         (false, None) => output::json_document(&plan.to_json()),

@@ -16,14 +16,12 @@ use crate::{file, output, progress, resolve};
 /// # Errors
 /// An unusable model or device, a full disk, or Ctrl-C: results so far are kept.
 pub fn run(args: &ProfileArgs) -> Result<(), CliError> {
-    if let Some(path) = &args.out {
-        file::check("profile", path)?;
-    }
-    let subject = resolve::subject(&args.model, args.synthetic.as_deref())?;
+    file::check("profile", args.out.as_deref())?;
+    let subject = resolve::subject(&args.subject)?;
     let interrupt = Interrupt::listen();
     let options = ProfileOptions {
         open: open_options(&args.open, Tracer::off())?,
-        file: Some(profile_at(args.out.as_deref(), &args.open.quant)?),
+        file: Some(profile_at(args.out.as_deref(), &args.open.compute.quant)?),
         cancel: Some(interrupt.flag()),
     };
     let outcome = troika_lab::profile(&subject, &options, &mut progress::counting("measuring"))?;

@@ -11,7 +11,7 @@ use crate::{file, output};
 /// # Errors
 /// An unknown id, a full disk, or a failing simulation.
 pub fn run(args: &ReproduceArgs) -> Result<(), CliError> {
-    file::check("report", &args.report)?;
+    file::check("report", Some(&args.report))?;
     let known = reproduced_ids();
     if let Some(id) = args.ids.iter().find(|id| !known.iter().any(|k| id.eq_ignore_ascii_case(k))) {
         let why = format!("there is no target {id:?}; the targets are {}", known.join(", "));

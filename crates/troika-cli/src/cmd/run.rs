@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::time::Duration;
 
 use troika::trace::Tracer;
-use troika::{DeviceOptions, Model, OpenOptions, Source};
+use troika::{Model, OpenOptions, Source};
 
 use crate::error::CliError;
 use crate::flags::{FloatFlag, OpenArgs, RunArgs};
@@ -12,14 +12,14 @@ use crate::generate::generate;
 use crate::input::{is_stdin, read_input};
 use crate::interrupt::Interrupt;
 use crate::prompt::tokenize;
-use crate::{chat, memory, output, parallel, progress, resolve, stats, trace};
+use crate::{chat, file, memory, output, parallel, progress, resolve, stats};
 
 /// Generates text for one prompt, or opens a chat.
 ///
 /// # Errors
 /// Anything from a missing model to a full disk.
 pub fn run(args: &RunArgs) -> Result<(), CliError> {
-    trace::check(args.trace.as_deref())?;
+    file::check("trace", args.trace.as_deref())?;
     let source = resolve::model(&args.model)?;
     let prompt = match args.parallel {
         Some(_) => Prompt::Lines(lines(args)?),
@@ -59,7 +59,7 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
         output::note(&memory::report(&model)?);
     }
     let result = result.map_err(|e| e.in_plan(args.plan.plan.is_some()));
-    let saved = trace::save(&tracer, args.trace.as_deref());
+    let saved = file::write_trace(&tracer, args.trace.as_deref());
     // A chat continues after Ctrl-C until the user leaves.
     match result.and(saved) {
         Ok(()) if interrupt.pressed() && !chats => {
@@ -131,24 +131,12 @@ fn no_system(model: &Model, args: &RunArgs, prompt: &Prompt) -> Option<&'static 
 /// A stored profile is requested, but there is no folder for it.
 pub(super) fn open_options(open: &OpenArgs, tracer: Tracer) -> Result<OpenOptions, CliError> {
     let mut options = OpenOptions {
-        dtype: open.dtype.float_type(),
-        quant: open.quant.quant.quant(),
-        cache_dir: open.quant.cache(),
-        cache_bytes: Some(open.quant.cache_bytes()),
         context: open.ctx_size.filter(|&c| c > 0),
-        chunk: open.ubatch_size,
         kv_dtype: open.cache_type.map(FloatFlag::dtype),
-        devices: DeviceOptions {
-            threads: open.threads,
-            cores: open.cores.clone().map(|c| c.0),
-            isa: open.isa.clone(),
-            devices: Vec::new(),
-        },
         tracer,
-        ..OpenOptions::default()
+        ..open.compute.options(open.threads)?
     };
     progress::watch(&mut options);
-    open.placement.apply(&open.quant, &mut options)?;
     Ok(options)
 }
 

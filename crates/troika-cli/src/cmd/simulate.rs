@@ -8,17 +8,15 @@ use troika_lab::{Figures, LabError, Shape, SimulateOptions, Simulation, WEIGHTS}
 use crate::error::CliError;
 use crate::flags::SimulateArgs;
 use crate::flags::placement::read_plan;
-use crate::{file, output, progress, trace};
+use crate::{file, output, progress};
 
 /// Runs a model on a SoC in virtual time, and prints how long it took.
 ///
 /// # Errors
 /// A missing SoC or model, or one that cannot run on the other.
 pub fn run(args: &SimulateArgs) -> Result<(), CliError> {
-    trace::check(args.trace.as_deref())?;
-    if let Some(path) = &args.plan_out {
-        file::check("plan", path)?;
-    }
+    file::check("trace", args.trace.as_deref())?;
+    file::check("plan", args.plan_out.as_deref())?;
     let tracer = if args.trace.is_some() { Tracer::on() } else { Tracer::off() };
     let options = SimulateOptions {
         soc: Soc::find(&args.soc).map_err(LabError::from)?,
@@ -27,7 +25,7 @@ pub fn run(args: &SimulateArgs) -> Result<(), CliError> {
         plan: args.plan.as_deref().map(read_plan).transpose()?,
         prompt: args.prompt,
         generate: args.generate,
-        sync: args.sync.mode(),
+        sync: args.sync,
         co_run: args.co_run,
         tracer: tracer.clone(),
     };
@@ -38,7 +36,7 @@ pub fn run(args: &SimulateArgs) -> Result<(), CliError> {
     if let Some(path) = &args.plan_out {
         file::write_json("plan", path, &simulation.plan()?.to_json())?;
     }
-    trace::save(&tracer, args.trace.as_deref())?;
+    file::write_trace(&tracer, args.trace.as_deref())?;
     if args.json {
         return output::json(&fields(&options, &figures));
     }

@@ -19,71 +19,48 @@ enum Idle {
 
 /// Some flags of verbs that have them, and where they have no effect.
 struct Rule {
-    flags: &'static [&'static str],
+    /// Their names, with spaces between.
+    flags: &'static str,
     idle: Idle,
     why: &'static str,
 }
 
 const RULES: &[Rule] = &[
     Rule {
-        flags: &[
-            "strategy",
-            "profile",
-            "goal",
-            "for_prompt",
-            "for_gen",
-            "several_copies",
-            "policy",
-            "chunks_in_flight",
-            "value_type",
-            "sync",
-        ],
+        flags: "strategy profile goal for_prompt for_gen several_copies policy chunks_in_flight \
+            value_type sync",
         idle: Idle::In { verb: "profile" },
         why: "it measures each device by itself; give the flag to the command that uses the profile",
     },
     Rule {
-        flags: &[
-            "strategy",
-            "profile",
-            "policy",
-            "chunks_in_flight",
-            "value_type",
-            "sync",
-            "ubatch_size",
-            "ctx_size",
-            "cache_type",
-            "dtype",
-        ],
+        flags: "strategy profile policy chunks_in_flight value_type sync ubatch_size ctx_size \
+            cache_type dtype",
         idle: Idle::Beside { rival: "plan" },
         why: "the plan says it",
     },
     Rule {
-        flags: &["goal", "for_prompt", "for_gen", "several_copies", "beaten"],
+        flags: "goal for_prompt for_gen several_copies beaten",
         idle: Idle::Without { needed: "profile" },
         why: "only a profile leaves a plan to choose",
     },
     Rule {
-        flags: &["fallback"],
+        flags: "fallback",
         idle: Idle::Without { needed: "plan" },
         why: "a plan that is made here places every op on a device that takes it",
     },
     Rule {
-        flags: &["batch_size"],
+        flags: "batch_size",
         idle: Idle::Without { needed: "parallel" },
         why: "a prompt alone delays no other; --ubatch-size is the length of its chunks",
     },
     Rule {
-        flags: &["parse_special"],
+        flags: "parse_special",
         idle: Idle::Beside { rival: "prompt_ids" },
         why: "token ids are not parsed",
     },
+    Rule { flags: "cache_mib", idle: Idle::Beside { rival: "no_cache" }, why: "nothing is kept" },
     Rule {
-        flags: &["cache_mib"],
-        idle: Idle::Beside { rival: "no_cache" },
-        why: "nothing is kept",
-    },
-    Rule {
-        flags: &["n_prompt"],
+        flags: "n_prompt",
         idle: Idle::Beside { rival: "overhead" },
         why: "the overhead is that of decoding",
     },
@@ -119,7 +96,7 @@ fn rivals(verb: &Command) -> impl Iterator<Item = (&Arg, &Arg, &'static str)> {
             Idle::Beside { rival } => find(verb, rival),
             _ => None,
         };
-        let flags = rule.flags.iter().filter_map(move |flag| find(verb, flag));
+        let flags = rule.flags.split(' ').filter_map(move |flag| find(verb, flag));
         flags.filter_map(move |flag| Some((flag, rival?, rule.why)))
     };
     RULES.iter().flat_map(pairs)
@@ -157,7 +134,7 @@ pub(super) fn check(verb: &Command, given: &ArgMatches) -> Result<(), CliError> 
             },
             _ => continue,
         };
-        let flags = rule.flags.iter().filter_map(|flag| find(verb, flag));
+        let flags = rule.flags.split(' ').filter_map(|flag| find(verb, flag));
         let idle: Vec<String> =
             flags.filter(|arg| is_typed(arg, given)).map(|arg| name(arg, given)).collect();
         if !idle.is_empty() {

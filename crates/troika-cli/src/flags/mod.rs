@@ -21,5 +21,5 @@ pub use simulate::{ReproduceArgs, SimulateArgs};
 pub use types::FloatFlag;
 pub use verbs::{
     BenchArgs, Cli, Command, CompletionArgs, DevicesArgs, ModelArgs, OpenArgs, PerplexityArgs,
-    PlanArgs, ProfileArgs, RunArgs, ShowArgs, TableFlag, TokenizeArgs,
+    PlanArgs, ProfileArgs, RunArgs, ShowArgs, SubjectArgs, TableFlag, TokenizeArgs,
 };

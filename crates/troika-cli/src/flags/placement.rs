@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use troika::plan::{Goal, Policy, Strategy, SyncMode};
+use troika::plan::{Goal, Plan, PlanError, Policy, Strategy, SyncMode};
 use troika::{DeviceSpec, OpenOptions, ProfileAt, SolveOptions};
 
 use crate::error::CliError;
@@ -14,20 +14,6 @@ use crate::flags::FloatFlag;
 use crate::flags::quant::QuantArgs;
 use crate::input::read_file;
 use crate::output;
-
-/// Which devices.
-#[derive(Args)]
-pub struct DeviceArgs {
-    /// The devices.
-    #[arg(help = "Devices to use, such as cpu:0-3 or npu=virtual:phone.toml:npu \
-        [default: one CPU device]")]
-    #[arg(long_help = "Devices to use, as [NAME=]cpu[:CORES][@ISA], such as a=cpu:0-3+8, or as \
-        [NAME=]virtual:FILE.toml[:PROCESSOR], a processor that the file describes (socs/README.md); \
-        may be repeated, or be a list with commas [default: one CPU device]")]
-    #[arg(long, value_name = "SPEC", value_delimiter = ',', env = "TROIKA_DEVICE")]
-    #[arg(value_parser = device, conflicts_with_all = ["threads", "cores", "isa"])]
-    pub device: Vec<DeviceSpec>,
-}
 
 /// Makes the names of devices distinct. Devices without a name get a free one. Devices that share a
 /// core get a warning.
@@ -63,27 +49,31 @@ pub(super) fn device(text: &str) -> Result<DeviceSpec, String> {
     text.parse().map_err(|e: troika::DeviceSpecError| e.to_string())
 }
 
-fn policies() -> impl TypedValueParser<Value = Policy> {
-    let names = PossibleValuesParser::new(Policy::ALL.map(Policy::name));
-    names.map(|name| Policy::parse(&name).unwrap_or_default())
+/// One of the values with these names.
+fn named<T: Clone + Default + Send + Sync + 'static>(
+    names: impl Into<PossibleValuesParser>,
+    parse: fn(&str) -> Option<T>,
+) -> impl TypedValueParser<Value = T> {
+    names.into().map(move |name| parse(&name).unwrap_or_default())
 }
 
-fn goals() -> impl TypedValueParser<Value = Goal> {
-    let names = PossibleValuesParser::new(Goal::ALL.map(Goal::name));
-    names.map(|name| Goal::parse(&name).unwrap_or_default())
-}
-
-fn sync_modes() -> impl TypedValueParser<Value = SyncMode> {
-    let names = PossibleValuesParser::new(SyncMode::ALL.map(SyncMode::name));
-    names.map(|name| SyncMode::parse(&name).unwrap_or_default())
+pub(super) fn sync_modes() -> impl TypedValueParser<Value = SyncMode> {
+    named(SyncMode::ALL.map(SyncMode::name), SyncMode::parse)
 }
 
 /// How the model is divided over them.
 #[derive(Args)]
 #[command(next_help_heading = "Placement")]
 pub struct PlacementArgs {
-    #[command(flatten)]
-    pub devices: DeviceArgs,
+    /// The devices.
+    #[arg(help = "Devices to use, such as cpu:0-3 or npu=virtual:phone.toml:npu \
+        [default: one CPU device]")]
+    #[arg(long_help = "Devices to use, as [NAME=]cpu[:CORES][@ISA], such as a=cpu:0-3+8, or as \
+        [NAME=]virtual:FILE.toml[:PROCESSOR], a processor that the file describes (socs/README.md); \
+        may be repeated, or be a list with commas [default: one CPU device]")]
+    #[arg(long, value_name = "SPEC", value_delimiter = ',', env = "TROIKA_DEVICE")]
+    #[arg(value_parser = device, conflicts_with_all = ["threads", "cores", "isa"])]
+    pub device: Vec<DeviceSpec>,
     /// How the model is divided over the devices [default: one-device]
     ///
     /// One of one-device, alternate, alternate-segments, split-columns or split-columns=RATIO (the
@@ -102,7 +92,7 @@ pub struct PlacementArgs {
     ///
     /// ttft is the time to the first token, tps tokens per second, energy is modelled and not
     /// measured.
-    #[arg(long, value_name = "GOAL", value_parser = goals())]
+    #[arg(long, value_name = "GOAL", value_parser = named(Goal::ALL.map(Goal::name), Goal::parse))]
     #[arg(default_value = "ttft")]
     pub goal: Goal,
     /// Prompt tokens that the chosen plan is to be best for [default: 512, or the context]
@@ -116,7 +106,8 @@ pub struct PlacementArgs {
     #[arg(long)]
     pub several_copies: bool,
     /// The order in which segments of prompt chunks run [default: in-order]
-    #[arg(long, value_name = "NAME", value_parser = policies(), env = "TROIKA_POLICY")]
+    #[arg(long, value_name = "NAME", env = "TROIKA_POLICY")]
+    #[arg(value_parser = named(Policy::ALL.map(Policy::name), Policy::parse))]
     pub policy: Option<Policy>,
     /// Prompt chunks under way at once [default: 1 on one device, else 4]
     ///
@@ -169,17 +160,22 @@ pub fn profile_at(file: Option<&Path>, cache: &QuantArgs) -> Result<ProfileAt, C
 }
 
 impl PlacementArgs {
+    /// What the solver is asked for.
+    fn solve(&self, profile: ProfileAt) -> SolveOptions {
+        SolveOptions {
+            profile,
+            goal: self.goal,
+            prompt: self.for_prompt,
+            generate: self.for_gen,
+            several_copies: self.several_copies,
+        }
+    }
+
     /// Uses the stored profile of the model and devices, unless a flag or file says how to divide
     /// the model.
     pub fn use_own_profile(&self, cache: &QuantArgs, options: &mut OpenOptions) {
         if let (None, None, Some(folder)) = (&options.solve, self.strategy, cache.profiles()) {
-            options.solve = Some(SolveOptions {
-                profile: ProfileAt::IfIn(folder),
-                goal: self.goal,
-                prompt: self.for_prompt,
-                generate: self.for_gen,
-                several_copies: self.several_copies,
-            });
+            options.solve = Some(self.solve(ProfileAt::IfIn(folder)));
         }
     }
 
@@ -188,17 +184,11 @@ impl PlacementArgs {
     /// # Errors
     /// A stored profile is requested, but there is no folder for it.
     pub fn apply(&self, cache: &QuantArgs, options: &mut OpenOptions) -> Result<(), CliError> {
-        options.devices.devices = named_apart(&self.devices.device)?;
+        options.devices.devices = named_apart(&self.device)?;
         options.strategy = self.strategy.unwrap_or_default();
         if let Some(file) = &self.profile {
             let file = (file.to_str() != Some(OWN_PROFILE)).then_some(file.as_path());
-            options.solve = Some(SolveOptions {
-                profile: profile_at(file, cache)?,
-                goal: self.goal,
-                prompt: self.for_prompt,
-                generate: self.for_gen,
-                several_copies: self.several_copies,
-            });
+            options.solve = Some(self.solve(profile_at(file, cache)?));
         }
         options.policy = self.policy.unwrap_or_default();
         options.chunks_in_flight = self.chunks_in_flight;
@@ -228,9 +218,9 @@ impl PlanFileArgs {
 ///
 /// # Errors
 /// The file cannot be read or is not a plan.
-pub fn read_plan(file: &std::path::Path) -> Result<troika::plan::Plan, CliError> {
-    let plan = troika::plan::Plan::from_json(&read_file(file)?);
-    let failed = |e: troika::plan::PlanError| troika::Error::PlanFile {
+pub fn read_plan(file: &Path) -> Result<Plan, CliError> {
+    let plan = Plan::from_json(&read_file(file)?);
+    let failed = |e: PlanError| troika::Error::PlanFile {
         file: file.display().to_string(),
         error: Box::new(e.into()),
     };

@@ -30,45 +30,24 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "R", env = "TROIKA_REPEAT_PENALTY", allow_negative_numbers = true)]
     pub repeat_penalty: Option<f32>,
     /// Tokens the penalties look back; 0: none, -1: all
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 64,
-        env = "TROIKA_REPEAT_LAST_N",
-        allow_negative_numbers = true
-    )]
+    #[arg(long, value_name = "N", default_value_t = 64, env = "TROIKA_REPEAT_LAST_N")]
+    #[arg(allow_negative_numbers = true)]
     pub repeat_last_n: i64,
     /// Subtracted once from tokens seen before
-    #[arg(
-        long,
-        value_name = "X",
-        default_value_t = 0.0,
-        env = "TROIKA_PRESENCE_PENALTY",
-        allow_negative_numbers = true
-    )]
+    #[arg(long, value_name = "X", default_value_t = 0.0, env = "TROIKA_PRESENCE_PENALTY")]
+    #[arg(allow_negative_numbers = true)]
     pub presence_penalty: f32,
     /// Subtracted from tokens seen before, once per occurrence
-    #[arg(
-        long,
-        value_name = "X",
-        default_value_t = 0.0,
-        env = "TROIKA_FREQUENCY_PENALTY",
-        allow_negative_numbers = true
-    )]
+    #[arg(long, value_name = "X", default_value_t = 0.0, env = "TROIKA_FREQUENCY_PENALTY")]
+    #[arg(allow_negative_numbers = true)]
     pub frequency_penalty: f32,
     /// Changes a token's logit: TOKEN+BIAS or TOKEN-BIAS, for instance 15043-1;
     /// TOKEN-inf: never
     #[arg(short, long, value_name = "TOKEN(+/-)BIAS", env = "TROIKA_LOGIT_BIAS")]
     pub logit_bias: Vec<String>,
     /// Seed; -1: another one each time
-    #[arg(
-        short,
-        long,
-        value_name = "N",
-        default_value_t = -1,
-        env = "TROIKA_SEED",
-        allow_negative_numbers = true
-    )]
+    #[arg(short, long, value_name = "N", default_value_t = -1, env = "TROIKA_SEED")]
+    #[arg(allow_negative_numbers = true)]
     pub seed: i64,
     /// Go on after the end-of-text token
     #[arg(long, env = "TROIKA_IGNORE_EOS")]

@@ -2,33 +2,12 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use troika::plan::SyncMode;
 use troika::sim::CoRun;
 use troika_lab::SocStrategy;
 
-/// How processors wait for each other.
-#[derive(Clone, Copy, ValueEnum, PartialEq, Eq)]
-pub enum SyncFlag {
-    /// Sleep for most of the time that it took before, then look again and again
-    Predicted,
-    /// Sleep until woken
-    Blocking,
-}
-
-impl SyncFlag {
-    /// The library's name for it.
-    pub fn mode(self) -> SyncMode {
-        match self {
-            SyncFlag::Predicted => SyncMode::Predicted,
-            SyncFlag::Blocking => SyncMode::Blocking,
-        }
-    }
-}
-
-fn strategy(text: &str) -> Result<SocStrategy, String> {
-    SocStrategy::parse(text)
-}
+use super::placement::sync_modes;
 
 fn co_run(text: &str) -> Result<CoRun, String> {
     let read = |t: &str| t.parse::<f64>().ok().filter(|n| (1e-3..=1e4).contains(n));
@@ -56,14 +35,17 @@ pub struct SimulateArgs {
     pub generate: usize,
     /// Who computes what: hetero-tensor, hetero-layer, activation-centric, padding, npu-pipe,
     /// online-prepare, gpu-only, npu-only, cpu-only or solved (what the solver finds)
-    #[arg(long, value_name = "NAME", default_value = "hetero-tensor", value_parser = strategy)]
+    #[arg(long, value_name = "NAME", default_value = "hetero-tensor", value_parser = SocStrategy::parse)]
     pub strategy: SocStrategy,
     /// Run a plan file instead, as --plan-out writes it
     #[arg(long, value_name = "FILE", conflicts_with_all = ["strategy", "sync"])]
     pub plan: Option<PathBuf>,
     /// How processors wait for each other
-    #[arg(long, value_enum, default_value_t = SyncFlag::Predicted)]
-    pub sync: SyncFlag,
+    ///
+    /// predicted: sleep for most of the time that it took before, then look again and again.
+    /// blocking: sleep until woken.
+    #[arg(long, value_name = "MODE", value_parser = sync_modes(), default_value = "predicted")]
+    pub sync: SyncMode,
     /// Draw frames on the GPU meanwhile, as a game does: so many in a second, and milliseconds of each
     #[arg(long, value_name = "FPS:MS", value_parser = co_run)]
     pub co_run: Option<CoRun>,

@@ -6,6 +6,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use troika::{DeviceOptions, OpenOptions};
 
 use super::cache::CacheArgs;
 use super::placement::{self, PlacementArgs, PlanFileArgs};
@@ -14,6 +15,7 @@ use super::sampling::SamplingArgs;
 use super::sharing::SharingArgs;
 use super::simulate::{ReproduceArgs, SimulateArgs};
 use super::types::{CoreList, DtypeFlag, FloatFlag, core_list, isa, sequence_count, thread_count};
+use crate::error::CliError;
 
 /// Runs large language models on the processors of this machine.
 #[derive(Parser)]
@@ -69,6 +71,65 @@ pub struct ModelArgs {
     pub offline: bool,
 }
 
+/// Which model, or what stands for one.
+#[derive(Args)]
+pub struct SubjectArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Random weights of a known shape instead of a model: qwen3-0.6b, llama-3.2-1b:Q4_0, ...
+    #[arg(long, value_name = "SHAPE", env = "TROIKA_SYNTHETIC", conflicts_with_all = ["positional", "model"])]
+    pub synthetic: Option<String>,
+}
+
+/// What computes it, and in which types.
+#[derive(Args)]
+pub struct ComputeArgs {
+    /// Prompt tokens computed at once
+    #[arg(long, value_name = "N", default_value_t = 512, env = "TROIKA_UBATCH_SIZE")]
+    pub ubatch_size: usize,
+    /// Type float weights are computed in
+    #[arg(long, value_enum, default_value = "auto", env = "TROIKA_DTYPE")]
+    pub dtype: DtypeFlag,
+    #[command(flatten)]
+    pub quant: QuantArgs,
+    /// Cores to pin the threads to, such as 0-3,8 [default: none]
+    #[arg(long, visible_alias = "cpu-range", value_name = "LIST", value_parser = core_list)]
+    #[arg(env = "TROIKA_CORES")]
+    pub cores: Option<CoreList>,
+    /// Instruction set of the CPU kernels (scalar, avx2, avx512, ...) [default: the best]
+    #[arg(long, value_name = "NAME", value_parser = isa, env = "TROIKA_ISA")]
+    pub isa: Option<String>,
+    #[command(flatten)]
+    pub placement: PlacementArgs,
+}
+
+impl ComputeArgs {
+    /// The devices, each with some threads.
+    pub fn devices(&self, threads: Option<usize>) -> DeviceOptions {
+        let cores = self.cores.clone().map(|c| c.0);
+        let devices = self.placement.device.clone();
+        DeviceOptions { threads, cores, isa: self.isa.clone(), devices }
+    }
+
+    /// The options for opening a model.
+    ///
+    /// # Errors
+    /// Two devices with one name, or a stored profile that there is no folder for.
+    pub fn options(&self, threads: Option<usize>) -> Result<OpenOptions, CliError> {
+        let mut options = OpenOptions {
+            dtype: self.dtype.float_type(),
+            quant: self.quant.quant.quant(),
+            cache_dir: self.quant.cache(),
+            cache_bytes: Some(self.quant.cache_bytes()),
+            chunk: self.ubatch_size,
+            devices: self.devices(threads),
+            ..OpenOptions::default()
+        };
+        self.placement.apply(&self.quant, &mut options)?;
+        Ok(options)
+    }
+}
+
 /// How to open it.
 #[derive(Args)]
 pub struct OpenArgs {
@@ -79,27 +140,12 @@ pub struct OpenArgs {
     #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
     #[arg(value_parser = thread_count(), env = "TROIKA_THREADS")]
     pub threads: Option<usize>,
-    /// Prompt tokens computed at once
-    #[arg(long, value_name = "N", default_value_t = 512, env = "TROIKA_UBATCH_SIZE")]
-    pub ubatch_size: usize,
-    /// Type float weights are computed in
-    #[arg(long, value_enum, default_value = "auto", env = "TROIKA_DTYPE")]
-    pub dtype: DtypeFlag,
-    #[command(flatten)]
-    pub quant: QuantArgs,
     /// Type of the KV cache [default: f32 for f32 models, else bf16
     /// where attention multiplies it (AVX512_BF16), else f16]
     #[arg(long, value_enum, env = "TROIKA_CACHE_TYPE")]
     pub cache_type: Option<FloatFlag>,
-    /// Cores to pin the threads to, such as 0-3,8 [default: none]
-    #[arg(long, visible_alias = "cpu-range", value_name = "LIST", value_parser = core_list)]
-    #[arg(env = "TROIKA_CORES")]
-    pub cores: Option<CoreList>,
-    /// Instruction set of the CPU kernels (scalar, avx2, avx512, ...) [default: the best]
-    #[arg(long, value_name = "NAME", value_parser = isa, env = "TROIKA_ISA")]
-    pub isa: Option<String>,
     #[command(flatten)]
-    pub placement: PlacementArgs,
+    pub compute: ComputeArgs,
 }
 
 /// `troika run`.
@@ -115,13 +161,8 @@ pub struct RunArgs {
     #[arg(short, long, value_name = "FILE", env = "TROIKA_FILE", conflicts_with = "prompt_ids")]
     pub file: Option<PathBuf>,
     /// The prompt as token ids, for instance 5,6,7; needs no tokenizer
-    #[arg(
-        long,
-        value_name = "IDS",
-        allow_negative_numbers = true,
-        value_delimiter = ',',
-        env = "TROIKA_PROMPT_IDS"
-    )]
+    #[arg(long, value_name = "IDS", value_delimiter = ',', env = "TROIKA_PROMPT_IDS")]
+    #[arg(allow_negative_numbers = true)]
     pub prompt_ids: Option<Vec<u32>>,
     /// System message of the conversation
     #[arg(long, alias = "sys", value_name = "TEXT", env = "TROIKA_SYSTEM_PROMPT")]
@@ -137,16 +178,9 @@ pub struct RunArgs {
     #[arg(long, env = "TROIKA_PARSE_SPECIAL")]
     pub parse_special: bool,
     /// Tokens to generate; -1: until the model stops or the context is full
-    #[arg(
-        short,
-        long = "n-predict",
-        visible_alias = "predict",
-        value_name = "N",
-        default_value_t = -1,
-        allow_negative_numbers = true,
-        value_parser = clap::value_parser!(i64).range(-2..),
-        env = "TROIKA_N_PREDICT"
-    )]
+    #[arg(short, long = "n-predict", visible_alias = "predict", value_name = "N")]
+    #[arg(default_value_t = -1, allow_negative_numbers = true, env = "TROIKA_N_PREDICT")]
+    #[arg(value_parser = clap::value_parser!(i64).range(-2..))]
     pub n_predict: i64,
     /// Answer each line of the file or of standard input as a prompt of its own, N at a time
     ///
@@ -232,39 +266,18 @@ pub enum TableFlag {
 #[derive(Args)]
 pub struct BenchArgs {
     #[command(flatten)]
-    pub model: ModelArgs,
-    /// Random weights of a known shape instead of a model: qwen3-0.6b, llama-3.2-1b:Q4_0, ...
-    #[arg(long, value_name = "SHAPE", env = "TROIKA_SYNTHETIC", conflicts_with_all = ["positional", "model"])]
-    pub synthetic: Option<String>,
+    pub subject: SubjectArgs,
     /// Prompt lengths to measure; 0: none
-    #[arg(
-        short = 'p',
-        long,
-        allow_negative_numbers = true,
-        value_name = "N",
-        value_delimiter = ',',
-        default_value = "512"
-    )]
+    #[arg(short = 'p', long, value_name = "N", value_delimiter = ',', default_value = "512")]
+    #[arg(allow_negative_numbers = true)]
     pub n_prompt: Vec<usize>,
     /// Numbers of tokens to decode; 0: none
-    #[arg(
-        short = 'n',
-        long,
-        allow_negative_numbers = true,
-        value_name = "N",
-        value_delimiter = ',',
-        default_value = "128"
-    )]
+    #[arg(short = 'n', long, value_name = "N", value_delimiter = ',', default_value = "128")]
+    #[arg(allow_negative_numbers = true)]
     pub n_gen: Vec<usize>,
     /// Tokens in the context before the measurement
-    #[arg(
-        short = 'd',
-        long,
-        allow_negative_numbers = true,
-        value_name = "N",
-        value_delimiter = ',',
-        default_value = "0"
-    )]
+    #[arg(short = 'd', long, value_name = "N", value_delimiter = ',', default_value = "0")]
+    #[arg(allow_negative_numbers = true)]
     pub n_depth: Vec<usize>,
     /// Sequences that are computed together, as llama-batched-bench does
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1")]
@@ -279,29 +292,14 @@ pub struct BenchArgs {
     /// Repetitions
     #[arg(short, long, value_name = "N", default_value_t = 5)]
     pub repetitions: usize,
-    /// Prompt tokens computed at once
-    #[arg(long, value_name = "N", default_value_t = 512, env = "TROIKA_UBATCH_SIZE")]
-    pub ubatch_size: usize,
-    /// Type float weights are computed in
-    #[arg(long, value_enum, default_value = "auto", env = "TROIKA_DTYPE")]
-    pub dtype: DtypeFlag,
-    /// Cores to pin the threads to, such as 0-3,8 [default: none]
-    #[arg(long, visible_alias = "cpu-range", value_name = "LIST", value_parser = core_list)]
-    #[arg(env = "TROIKA_CORES")]
-    pub cores: Option<CoreList>,
-    /// Instruction set of the CPU kernels (scalar, avx2, avx512, ...) [default: the best]
-    #[arg(long, value_name = "NAME", value_parser = isa, env = "TROIKA_ISA")]
-    pub isa: Option<String>,
     /// Measure what scheduler, queues and completions cost per decoded token instead
     #[arg(long, conflicts_with_all = ["sequences", "n_depth"])]
     pub overhead: bool,
-    #[command(flatten)]
-    pub quant: QuantArgs,
     /// Form of the result
     #[arg(short, long, value_enum, default_value = "md")]
     pub output: TableFlag,
     #[command(flatten)]
-    pub placement: PlacementArgs,
+    pub compute: ComputeArgs,
     #[command(flatten)]
     pub plan: PlanFileArgs,
 }
@@ -333,10 +331,7 @@ pub struct PerplexityArgs {
 #[derive(Args)]
 pub struct ProfileArgs {
     #[command(flatten)]
-    pub model: ModelArgs,
-    /// Random weights of a known shape instead of a model: qwen3-0.6b, llama-3.2-1b:Q4_0, ...
-    #[arg(long, value_name = "SHAPE", env = "TROIKA_SYNTHETIC", conflicts_with_all = ["positional", "model"])]
-    pub synthetic: Option<String>,
+    pub subject: SubjectArgs,
     /// The file to write; one that is there and not complete is gone on with [default: one that is
     /// kept for this model on these devices, in the folder of --cache-dir]
     #[arg(short, long, value_name = "FILE")]
@@ -352,10 +347,7 @@ pub struct ProfileArgs {
 #[derive(Args)]
 pub struct PlanArgs {
     #[command(flatten)]
-    pub model: ModelArgs,
-    /// A known shape instead of a model: qwen3-0.6b, llama-3.2-1b:Q4_0, ...
-    #[arg(long, value_name = "SHAPE", env = "TROIKA_SYNTHETIC", conflicts_with_all = ["positional", "model"])]
-    pub synthetic: Option<String>,
+    pub subject: SubjectArgs,
     /// Write the plan to a file [default: print it]
     #[arg(short, long, value_name = "FILE")]
     pub out: Option<PathBuf>,

@@ -30,6 +30,7 @@ pub struct Case {
     pub strategy: &'static str,
     pub prompt: usize,
     pub generate: usize,
+    /// With waits that sleep until woken.
     pub blocking: bool,
     /// Whether a game draws 60 frames per second of 6 ms each meanwhile (assumption D6).
     pub game: bool,
@@ -52,21 +53,6 @@ impl Case {
     /// The same with some decoded tokens.
     pub fn decode(model: &'static str, strategy: &'static str, prompt: usize) -> Case {
         Case { generate: 5, ..Case::prefill(model, strategy, prompt) }
-    }
-
-    /// With waits that sleep until woken.
-    pub fn blocking(self) -> Case {
-        Case { blocking: true, ..self }
-    }
-
-    /// With a co-running game.
-    pub fn with_game(self) -> Case {
-        Case { game: true, ..self }
-    }
-
-    /// On another phone.
-    pub fn on(self, phone: Phone) -> Case {
-        Case { phone, ..self }
     }
 }
 

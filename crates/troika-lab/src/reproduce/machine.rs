@@ -10,13 +10,12 @@ use troika::weights::FloatType;
 use troika::{DeviceOptions, DeviceSpec, Model, OpenOptions, Source};
 
 use super::lab::Lab;
-use super::outcome::{Kind, Outcome, Target};
+use super::outcome::{Outcome, Target};
 use crate::{HandOverBy, HandOvers, LabError, measure_hand_overs};
 
-pub const TARGETS: &[Target] = &[
+pub const STRUCTURAL: &[Target] = &[
     Target {
         id: "H30",
-        kind: Kind::Str,
         claim: "partitions compute the same",
         tolerance: "1e-5 in f32",
         run: |lab| match lab.measures {
@@ -30,7 +29,6 @@ pub const TARGETS: &[Target] = &[
     },
     Target {
         id: "H31",
-        kind: Kind::Str,
         claim: "profiling takes under 20 minutes, and the solver picks the fastest",
         tolerance: "20 minutes; 10 % regret",
         run: |_: &mut Lab| {
@@ -42,7 +40,6 @@ pub const TARGETS: &[Target] = &[
     },
     Target {
         id: "H32",
-        kind: Kind::Str,
         claim: "predicted waits: little over-wait, less CPU than spinning",
         tolerance: "p50 below 100 us; less of a core than spinning",
         run: |lab| match lab.measures {
@@ -54,7 +51,6 @@ pub const TARGETS: &[Target] = &[
     },
     Target {
         id: "H33",
-        kind: Kind::Str,
         claim: "no allocation per token",
         tolerance: "0",
         run: |_: &mut Lab| {

@@ -25,28 +25,33 @@ use outcome::{Kind, Outcome, Target, Verdict};
 use crate::{LabError, median};
 
 /// All targets, in the papers' order.
-fn targets() -> Vec<Target> {
+fn targets() -> Vec<(Kind, Target)> {
     let lists = [
-        processors::TARGETS,
-        baselines::ANCHORS,
-        prefill::TARGETS,
-        decode::TARGETS,
-        system::TARGETS,
-        baselines::TARGETS,
-        machine::TARGETS,
+        (Kind::Cal, processors::CALIBRATION),
+        (Kind::Cal, baselines::CALIBRATION),
+        (Kind::Cal, prefill::CALIBRATION),
+        (Kind::Cal, system::CALIBRATION),
+        (Kind::Ho, processors::HELD_OUT),
+        (Kind::Ho, prefill::HELD_OUT),
+        (Kind::Ho, decode::HELD_OUT),
+        (Kind::Ho, system::HELD_OUT),
+        (Kind::Ho, baselines::HELD_OUT),
+        (Kind::Str, machine::STRUCTURAL),
     ];
-    let mut all: Vec<Target> = lists.into_iter().flatten().copied().collect();
-    all.sort_by_key(|t| t.id);
+    let of_kind = |(kind, list): (Kind, &'static [Target])| list.iter().map(move |t| (kind, *t));
+    let mut all: Vec<(Kind, Target)> = lists.into_iter().flat_map(of_kind).collect();
+    all.sort_by_key(|(_, t)| t.id);
     all
 }
 
 /// The ids of all targets, in the papers' order.
 pub fn reproduced_ids() -> Vec<&'static str> {
-    targets().iter().map(|t| t.id).collect()
+    targets().iter().map(|(_, t)| t.id).collect()
 }
 
 /// A target and its result.
 struct Reproduced {
+    kind: Kind,
     target: Target,
     outcome: Outcome,
 }
@@ -67,9 +72,9 @@ pub fn reproduce(ids: &[String]) -> Result<Report, LabError> {
     let wanted = |t: &Target| ids.is_empty() || ids.iter().any(|id| id.eq_ignore_ascii_case(t.id));
     let mut lab = Lab::new(!ids.is_empty())?;
     let mut results = Vec::new();
-    for target in targets().into_iter().filter(wanted) {
+    for (kind, target) in targets().into_iter().filter(|(_, t)| wanted(t)) {
         let outcome = (target.run)(&mut lab)?;
-        results.push(Reproduced { target, outcome });
+        results.push(Reproduced { kind, target, outcome });
     }
     let charts = charts::all(&mut lab, ids.is_empty())?;
     Ok(Report { results, charts })
@@ -103,7 +108,7 @@ impl Report {
                 text.push_str(&format!(
                     "| {} | {} | {} | {what} | {printed} | {ours} | {error} | {} | {pass} |\n",
                     first(t.id),
-                    first(t.kind.name()),
+                    first(r.kind.name()),
                     first(t.claim),
                     first(t.tolerance),
                 ));
@@ -116,8 +121,7 @@ impl Report {
 
     /// Passed and executed targets of a kind, and the median error.
     fn summary(&self, kind: Kind) -> (usize, usize, Option<f64>) {
-        let of_kind =
-            || self.results.iter().filter(move |r| r.target.kind == kind && r.outcome.ran());
+        let of_kind = || self.results.iter().filter(move |r| r.kind == kind && r.outcome.ran());
         let passed = of_kind().filter(|r| r.outcome.pass()).count();
         let errors = of_kind().flat_map(|r| r.outcome.errors()).map(f64::abs).collect();
         (passed, of_kind().count(), median(errors))
@@ -151,11 +155,11 @@ impl Report {
 }
 
 /// A single number, or a list of several.
-fn numbers(list: &[f64]) -> Value {
-    let round = |x: f64| (x * 1e4).round() / 1e4;
-    match list {
-        [one] => json!(round(*one)),
-        more => more.iter().map(|x| round(*x)).collect(),
+fn numbers(list: impl Iterator<Item = f64>) -> Value {
+    let rounded: Vec<f64> = list.map(|x| (x * 1e4).round() / 1e4).collect();
+    match rounded[..] {
+        [one] => json!(one),
+        _ => json!(rounded),
     }
 }
 
@@ -164,13 +168,15 @@ fn fields(r: &Reproduced) -> Value {
     let (printed, ours, error) = match &o.verdict {
         Verdict::NotRun(why) => (json!(t.claim), json!(format!("not run: {why}")), json!("none")),
         Verdict::Words { printed, ours, .. } => (json!(printed), json!(ours), json!("none")),
-        Verdict::Numbers { .. } => {
-            (numbers(&o.printed()), numbers(&o.ours()), numbers(&o.errors()))
+        Verdict::Numbers { items, .. } => {
+            let (printed, ours) = (items.iter().map(|i| i.printed), items.iter().map(|i| i.ours));
+            (numbers(printed), numbers(ours), numbers(o.errors().into_iter()))
         }
     };
+    let labels: Vec<&str> = o.items().iter().map(|i| i.what.as_str()).collect();
     json!({
-        "id": t.id, "claim": t.claim, "kind": t.kind.name(), "printed": printed, "ours": ours,
-        "error": error, "tolerance": t.tolerance, "pass": o.pass(), "items": o.labels(),
+        "id": t.id, "claim": t.claim, "kind": r.kind.name(), "printed": printed, "ours": ours,
+        "error": error, "tolerance": t.tolerance, "pass": o.pass(), "items": labels,
         "note": o.note,
     })
 }

@@ -43,8 +43,6 @@ impl Kind {
 pub struct Target {
     /// Its name.
     pub id: &'static str,
-    /// Its use.
-    pub kind: Kind,
     /// The claim.
     pub claim: &'static str,
     /// The condition for passing.
@@ -147,26 +145,12 @@ impl Outcome {
         }
     }
 
-    fn items(&self) -> &[Item] {
+    /// The numbers.
+    pub fn items(&self) -> &[Item] {
         match &self.verdict {
             Verdict::Numbers { items, .. } => items,
             _ => &[],
         }
-    }
-
-    /// The descriptions of the numbers.
-    pub fn labels(&self) -> Vec<String> {
-        self.items().iter().map(|i| i.what.clone()).collect()
-    }
-
-    /// The printed numbers.
-    pub fn printed(&self) -> Vec<f64> {
-        self.items().iter().map(|i| i.printed).collect()
-    }
-
-    /// Our numbers.
-    pub fn ours(&self) -> Vec<f64> {
-        self.items().iter().map(|i| i.ours).collect()
     }
 
     /// Their relative errors.

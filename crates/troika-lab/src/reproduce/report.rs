@@ -51,7 +51,7 @@ fn rows(r: &Reproduced, out: &mut String) {
             };
             let cell = |text: &str| format!("<td rowspan=\"{span}\">{text}");
             out.push_str(&cell(t.id));
-            out.push_str(&cell(t.kind.name()));
+            out.push_str(&cell(r.kind.name()));
             out.push_str(&cell(&(escaped(t.claim) + &note)));
         }
         let cells = [what, printed, ours, error].map(|c| escaped(c));

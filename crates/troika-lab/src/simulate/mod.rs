@@ -100,11 +100,6 @@ impl Figures {
     pub fn energy_j(&self) -> Option<f64> {
         Some(self.prefill_j? + self.decode_j?)
     }
-
-    /// From the request to the last token, in milliseconds.
-    pub fn total_ms(&self) -> f64 {
-        (self.ttft_ns + self.decode_ns) as f64 * 1e-6
-    }
 }
 
 /// A model opened on a SoC.

@@ -17,6 +17,7 @@ use troika_solve::Ways;
 
 use super::SimulateError;
 use super::placed::Both;
+use crate::bench::Bench;
 use crate::no_weights::NoWeights;
 use troika::Error;
 
@@ -88,8 +89,7 @@ impl ProductShape {
         let fixed = device.caps().static_shapes;
         let graph = if fixed { bind_static(&graph, self.rows) } else { graph };
         let weights = Weights::compiled(&device, &graph, &NoWeights)?;
-        let (send, done) = std::sync::mpsc::sync_channel(2);
-        let mut queue = device.queue(0, clock.clone(), send)?;
+        let mut bench = Bench::open(&device, 0, clock.clone())?;
         let memory = |cols: usize| {
             let buffer = Buffer::zeroed(self.rows * cols * 4);
             buffer
@@ -106,17 +106,8 @@ impl ProductShape {
         };
         let list = CommandList { tasks, timed: true, waiting, ..CommandList::default() };
         let start = clock.now();
-        queue.submit(list)?;
-        let mut completion = done.try_recv().ok();
-        while completion.is_none() {
-            let Some(next) = clock.next_event() else { break };
-            clock.wait(next.saturating_sub(clock.now()));
-            completion = done.try_recv().ok();
-        }
-        let gone = || DeviceError::Gone(processor.into());
-        let completion = completion.ok_or_else(gone)?;
-        completion.outcome?;
-        let time = *completion.times.first().ok_or_else(gone)?;
+        let times = bench.run(list)?;
+        let time = *times.first().ok_or_else(|| DeviceError::Gone(processor.into()))?;
         let us = |d: std::time::Duration| d.as_nanos() as f64 / 1e3;
         let row = DType::Q4_0.row_bytes(self.terms).unwrap_or(0);
         Ok(ProductTime {

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use proc_macro2::Ident;
 use syn::visit::{self, Visit};
 
+use crate::tidy::source::name;
 use crate::tidy::{File, Tree, Violation};
 
 const RULE: &str = "glossary";
@@ -85,14 +86,10 @@ impl Definitions {
 
 impl<'ast> Visit<'ast> for Definitions {
     fn visit_item(&mut self, item: &'ast syn::Item) {
-        match item {
-            syn::Item::Enum(i) => self.add(&i.ident, true),
-            syn::Item::Struct(i) => self.add(&i.ident, true),
-            syn::Item::Trait(i) => self.add(&i.ident, true),
-            syn::Item::Type(i) => self.add(&i.ident, true),
-            syn::Item::Union(i) => self.add(&i.ident, true),
-            syn::Item::Mod(i) => self.add(&i.ident, false),
-            _ => {}
+        use syn::Item::{Enum, Mod, Struct, Trait, Type, Union};
+        let is_type = matches!(item, Enum(_) | Struct(_) | Trait(_) | Type(_) | Union(_));
+        if let Some(name) = name(item).filter(|_| is_type || matches!(item, Mod(_))) {
+            self.add(name, is_type);
         }
         visit::visit_item(self, item);
     }

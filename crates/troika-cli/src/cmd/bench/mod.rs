@@ -26,7 +26,7 @@ use row::{Facts, Row, Test};
 /// # Errors
 /// A model that does not open, or lengths beyond its context.
 pub fn run(args: &BenchArgs) -> Result<(), CliError> {
-    let default = DeviceOptions { threads: None, ..devices(args, 1) }.threads();
+    let default = args.compute.devices(None).threads();
     let threads = if args.threads.is_empty() { vec![default] } else { args.threads.clone() };
     let tests = tests(args);
     if args.repetitions == 0 || (tests.is_empty() && !args.overhead) {
@@ -34,9 +34,9 @@ pub fn run(args: &BenchArgs) -> Result<(), CliError> {
             "nothing to measure: give -p or -n, and -r of at least 1".into(),
         ));
     }
-    let subject = resolve::subject(&args.model, args.synthetic.as_deref())?;
+    let subject = resolve::subject(&args.subject)?;
     if args.overhead {
-        if devices(args, default).devices.iter().any(|d| d.processor.is_some()) {
+        if args.compute.placement.device.iter().any(|d| d.processor.is_some()) {
             let why = "--overhead measures real time, which virtual devices do not take";
             return Err(CliError::Usage(why.into()));
         }
@@ -60,7 +60,7 @@ fn print_tests(
     first: &mut bool,
 ) -> Result<(), CliError> {
     // Before the model is opened, while its memory is not in use.
-    let devices = devices(args, threads);
+    let devices = args.compute.devices(Some(threads));
     let peaks = is_real(&devices).then(|| measure_peaks(&devices));
     let model = open(subject, options, Tracer::off())?;
     // Virtual devices do not use the energy that they model.
@@ -101,12 +101,6 @@ fn tests(args: &BenchArgs) -> Vec<Test> {
     all
 }
 
-fn devices(args: &BenchArgs, threads: usize) -> DeviceOptions {
-    let cores = args.cores.clone().map(|c| c.0);
-    let devices = args.placement.devices.device.clone();
-    DeviceOptions { threads: Some(threads), cores, isa: args.isa.clone(), devices }
-}
-
 /// The context that all tests need.
 fn context(tests: &[Test]) -> usize {
     // Sequences computed together begin with a separate token.
@@ -135,17 +129,10 @@ fn all_options(
 
 fn options(args: &BenchArgs, threads: usize, context: usize) -> Result<OpenOptions, CliError> {
     let mut options = OpenOptions {
-        dtype: args.dtype.float_type(),
-        quant: args.quant.quant.quant(),
-        cache_dir: args.quant.cache(),
-        cache_bytes: Some(args.quant.cache_bytes()),
         context: Some(context),
-        chunk: args.ubatch_size,
-        devices: devices(args, threads),
         sharing: args.sharing.sharing(args.sequences.iter().copied().max().unwrap_or(1)),
-        ..OpenOptions::default()
+        ..args.compute.options(Some(threads))?
     };
-    args.placement.apply(&args.quant, &mut options)?;
     args.plan.apply(&mut options)?;
     if let (Some(plan), Some(file)) = (&options.plan, &args.plan.plan)
         && context > plan.context

@@ -126,9 +126,7 @@ fn limits_line(facts: &Facts, peaks: &Peaks) -> String {
 }
 
 /// The text in place of the limits.
-fn modelled_line() -> String {
-    "All devices are virtual: times are modelled.\n".into()
-}
+const MODELLED: &str = "All devices are virtual: times are modelled.\n";
 
 /// The lines above a table.
 pub fn markdown_head(facts: &Facts, first: bool) -> String {
@@ -137,7 +135,7 @@ pub fn markdown_head(facts: &Facts, first: bool) -> String {
         "{gap}{}\n\
          | model | size | params | device | quant | threads | test | seqs | t/s | t/s each | TTFT | GB/s | GOP/s | of limit | J/token |\n\
          | --- | ---: | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n",
-        facts.peaks.as_ref().map_or_else(modelled_line, |peaks| limits_line(facts, peaks))
+        facts.peaks.as_ref().map_or_else(|| MODELLED.into(), |peaks| limits_line(facts, peaks))
     )
 }
 
