@@ -238,22 +238,29 @@ fn devices_that_are_left_out_are_named() {
     assert!(said.contains("no segment runs as a whole on npu: plans"), "{said}");
 }
 
-/// A profile of a short context says little of long prompts.
+/// A profile of a short context says little of long prompts. What virtual devices take is known.
 #[test]
 fn predictions_beyond_what_was_measured_are_said_to_be_extrapolated() {
     let dir = tempfile::tempdir().unwrap();
-    let devices = soc(dir.path(), "");
-    let profile = dir.path().join("profile.json").to_str().unwrap().to_string();
-    let at = ["--device", &devices];
-    stdout(&troika(&[&["profile", "-o", &profile, "-c", "32"][..], &at].concat()));
-    let said = |verb: &[&str], prompt: &str| {
-        let wanted = ["--profile", &profile, "--for-prompt", prompt, "--for-gen", "2"];
-        let out = troika(&[verb, &at, &wanted].concat());
+    let (real, modelled) = ("a=cpu,b=cpu@scalar".to_string(), soc(dir.path(), ""));
+    let profile = |devices: &str| dir.path().join(format!("{}.json", devices.len()));
+    for devices in [&real, &modelled] {
+        let file = profile(devices);
+        let at = ["profile", "-o", file.to_str().unwrap(), "-c", "32", "--device", devices];
+        stdout(&troika(&at));
+    }
+    let said_of = |devices: &str, verb: &[&str], prompt: &str| {
+        let file = profile(devices);
+        let wanted =
+            ["--profile", file.to_str().unwrap(), "--for-prompt", prompt, "--for-gen", "2"];
+        let out = troika(&[verb, &["--device", devices], &wanted].concat());
         assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
         String::from_utf8(out.stderr).unwrap()
     };
+    let said = |verb: &[&str], prompt: &str| said_of(&real, verb, prompt);
+    assert_eq!(said_of(&modelled, &["plan", "--explain"], "31"), "");
     assert_eq!(said(&["plan", "--explain"], "30"), "");
-    let warning = "profile.json: the profile was measured with up to 32 tokens, and the plan is for \
+    let warning = "json: the profile was measured with up to 32 tokens, and the plan is for \
         33, so its predictions are extrapolated; measure with a larger context (troika profile -c)";
     for verb in [&["plan", "--explain"][..], &["run", "-n", "2", "-p", "Hi"]] {
         assert!(said(verb, "31").contains(warning), "{}", said(verb, "31"));

@@ -219,15 +219,6 @@ impl BoundModel {
             (measured, _) => measured?,
         };
         let (prompt, generate) = wanted.lengths(one.context)?;
-        let (known, asked) = (measured.most_positions(), prompt + generate);
-        if asked > known {
-            changes.push(format!(
-                "{}: the profile was measured with up to {known} tokens, and the plan is for \
-                 {asked}, so its predictions are extrapolated; measure with a larger context \
-                 (troika profile -c)",
-                file.display()
-            ));
-        }
         // All ops that devices refuse, whichever plan is chosen.
         let shapes = |key| self.store.shape(key);
         let refusals = troika_engine::examine(&self.spec, &shapes, &one, &self.devices)?;
@@ -243,6 +234,15 @@ impl BoundModel {
             SocCosts::new(soc, names.iter().filter_map(processor).collect())
         });
         let cost: &dyn CostModel = modelled.as_ref().map_or(&profiled, |m| m);
+        let (known, asked) = (measured.most_positions(), prompt + generate);
+        if asked > known && modelled.is_none() {
+            changes.push(format!(
+                "{}: the profile was measured with up to {known} tokens, and the plan is for \
+                 {asked}, so its predictions are extrapolated; measure with a larger context \
+                 (troika profile -c)",
+                file.display()
+            ));
+        }
         let request = SolveRequest {
             spec: &self.spec,
             lowered: &self.lowered(&one)?,
