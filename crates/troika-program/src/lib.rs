@@ -19,6 +19,7 @@ mod sequence;
 mod shapes;
 mod slots;
 mod tasks;
+mod used_shares;
 
 pub use copies::{CopyCount, PhaseCopies, copies};
 pub use error::ProgramError;
@@ -37,3 +38,4 @@ pub use tasks::{
     BatchShape, BufferName, MadeTasks, NamedCopy, NamedRun, NamedTask, NamedView, NamedWork,
     StatePart,
 };
+pub use used_shares::UsedShares;

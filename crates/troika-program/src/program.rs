@@ -7,7 +7,7 @@ use troika_device::SpaceId;
 use troika_graph::DType;
 use troika_graph::partition::Partition;
 use troika_model::lower::Lowered;
-use troika_plan::{Phase, Plan, PlanDevice, Rule, Split, TILE, own_space};
+use troika_plan::{Phase, Plan, PlanDevice, Rule, own_space};
 
 use crate::error::ProgramError;
 use crate::graphs::GraphList;
@@ -15,6 +15,7 @@ use crate::place::{Placer, state_instance};
 use crate::placed::{Place, PlacedPiece, PlacedSegment};
 use crate::residency::{Instance, common};
 use crate::shapes::{EdgeTypes, shaped};
+use crate::used_shares::UsedShares;
 
 /// The columns and types of values between segments or pieces.
 #[derive(Debug, Default)]
@@ -339,36 +340,17 @@ impl Program {
         }
     }
 
-    /// Checks that each device of a split by columns has some columns of a segment, unless it refuses
-    /// ops.
     fn check_used(&self, plan: &Plan) -> Result<(), ProgramError> {
-        let mut used = vec![false; self.devices.len()];
-        let mut widest = 0;
+        let mut used = UsedShares::new(plan, &self.devices);
         let of_prefill = self.prefill.iter().map(|b| ((Phase::Prefill, b.up_to), &b.segments));
         for (at, placed) in of_prefill.chain([((Phase::Decode, 1), &self.decode)]) {
             for (segment, placed) in self.lowered.segments.iter().zip(placed) {
-                let rule = plan.rule_for(at, segment.kind, segment.layer);
-                let split = rule.and_then(|r| r.split.as_ref());
-                if split.is_none_or(|split| split.parts().is_empty()) {
-                    continue;
+                if let Some(rule) = plan.rule_for(at, segment.kind, segment.layer) {
+                    used.see(rule, &placed.segment, &segment.graph);
                 }
-                placed.segment.pieces().for_each(|piece| used[piece.device] = true);
-                let rows = segment.graph.weights.iter().map(|w| w.rows);
-                widest = rows.fold(widest, usize::max);
             }
         }
-        for share in plan.all_rules().filter_map(|r| r.split.as_ref()).flat_map(Split::parts) {
-            let d = self.devices.iter().position(|d| d.name == share.device);
-            let refuses =
-                plan.all_rules().flat_map(|r| &r.refused).any(|r| r.device == share.device);
-            if !refuses && !d.is_some_and(|d| used[d]) {
-                // Shares are rounded to tiles of the widest product: half of one is enough.
-                let least = (500 / (widest / TILE).max(2) + 1) as f64 / 1e3;
-                let (device, most) = (share.device.clone(), 1.0 - least);
-                return Err(ProgramError::NothingLeft { device, least, most });
-            }
-        }
-        Ok(())
+        used.check()
     }
 
     /// The device whose queue copies between two spaces: the owner of a space other than the

@@ -15,7 +15,7 @@ use crate::cost::{CostModel, PricedRun};
 use troika_plan::own_space;
 use troika_plan::{Phase, Plan, PlanError, Rule};
 use troika_plan::{PlanDevice, Predicted, PredictedLength};
-use troika_program::{EdgeTypes, PlacedSegment};
+use troika_program::{EdgeTypes, PlacedSegment, UsedShares};
 
 /// Predicts a plan's costs. The time is infinite if a device cannot run its part.
 ///
@@ -177,10 +177,15 @@ impl Predictor<'_> {
     }
 
     /// Segments with equal graphs and rules, with their placements in all phases and lengths.
+    ///
+    /// # Errors
+    /// Those of [`Placements::of`](super::placements::Placements::of), and
+    /// [`PlanError::Unpriced`] if a split leaves a device nothing.
     fn alike(&mut self, plan: &Plan) -> Result<Vec<Alike>, PlanError> {
         let types = EdgeTypes::new(self.request.lowered, plan);
         let mut known: HashMap<(usize, Vec<Option<*const Rule>>), usize> = HashMap::new();
         let mut all: Vec<Alike> = Vec::new();
+        let mut used = UsedShares::new(plan, self.request.devices);
         for (i, s) in self.request.lowered.segments.iter().enumerate() {
             let rules = plan.all_lists().map(|((phase, _), list)| {
                 (phase, list.iter().find(|r| r.matches(s.kind, s.layer)))
@@ -196,12 +201,14 @@ impl Predictor<'_> {
             for (phase, rule) in rules {
                 let Some(rule) = rule else { continue };
                 let here = self.placements.of(i, rule, phase, &types)?;
+                used.see(rule, &here, &s.graph);
                 if !placed.iter().any(|p| Arc::ptr_eq(p, &here)) {
                     placed.push(here);
                 }
             }
             all.push(Alike { count: 1, placed });
         }
+        used.check().map_err(|e| PlanError::Unpriced(e.to_string()))?;
         Ok(all)
     }
 }

@@ -542,8 +542,8 @@ impl<'a> Search<'a> {
         options
     }
 
-    /// The goal's score in a scope; infinite if weights would be held too often, which is looked at
-    /// only below `least`.
+    /// The goal's score in a scope; infinite if weights would be held too often or a split leaves a
+    /// device nothing, which is looked at only below `least`.
     fn score(
         &mut self,
         sought: &Sought<'_>,
@@ -574,8 +574,8 @@ impl<'a> Search<'a> {
                 _ => spent.ns,
             } / *rows as f64;
         }
-        // The memory check is needed only for an improvement.
-        if sum < least && self.is_limited() {
+        // The whole plan is checked only for an improvement.
+        if sum < least {
             let mut all = choice.clone();
             all.set(which, placed.clone());
             let mut known: Vec<Option<usize>> = done.to_vec();
@@ -587,12 +587,7 @@ impl<'a> Search<'a> {
         Ok(sum)
     }
 
-    fn is_limited(&self) -> bool {
-        let limited = |d: &troika_plan::PlanDevice| d.caps.max_resident_bytes.is_some();
-        self.most_bytes < u64::MAX || self.request.devices.iter().any(limited)
-    }
-
-    /// Whether the weights of the settled scopes fit.
+    /// Whether the weights of the settled scopes fit, and their splits leave each device something.
     fn fits(&mut self, choice: &Choice, known: &[Option<usize>]) -> Result<bool, PlanError> {
         let first = known.iter().map(|k| choice.get(*k)).next();
         let any = first.cloned().unwrap_or_default();
@@ -605,7 +600,10 @@ impl<'a> Search<'a> {
         let decode = if known.contains(&None) { choice.decode.clone() } else { for_decode(&any) };
         let plan = self.plan(&Choice { prefill, decode }, "solve");
         let Some(plan) = self.avoided(plan) else { return Ok(false) };
-        let (by_device, total) = self.predictor.weight_bytes(&plan)?;
+        let (by_device, total) = match self.predictor.weight_bytes(&plan) {
+            Err(PlanError::Unpriced(_)) => return Ok(false),
+            bytes => bytes?,
+        };
         let over = self.request.devices.iter().any(|d| {
             let held = by_device.get(&d.name).copied().unwrap_or(0);
             d.caps.max_resident_bytes.is_some_and(|most| held > most)

@@ -506,3 +506,23 @@ fn weights_of_layers_in_ranges_are_counted_once() {
     let bytes = |plan| predict(&request, plan).unwrap().weight_bytes["a"];
     assert_eq!(bytes(&plan), bytes(&one));
 }
+
+#[test]
+fn no_split_leaves_a_device_nothing() {
+    // The search likes to give b a quarter of the products, which of narrow ones is nothing.
+    let spec = spec("qwen3-moe-tiny", 3);
+    let lowered = lowered(&spec, 256);
+    let devices = [device("a", &[32, 128]), device("b", &[])];
+    let speed = |multiply| Speed { multiply, read: 1e-4, launch: 1.0 };
+    let costs = Costs {
+        speeds: vec![speed(0.034), speed(0.092)],
+        hand_over: 9e5,
+        beside: 1.37,
+        watts: Some(2.0),
+    };
+    let solved = solved((&spec, &lowered), (&devices, &costs), (Goal::Ttft, &[], false)).unwrap();
+    let plans = solved.alternatives.iter().map(|a| &a.plan).chain([&solved.plan]);
+    for plan in plans {
+        troika_program::Program::new(lowered.clone(), plan, &devices).unwrap();
+    }
+}
