@@ -14,8 +14,10 @@ use troika::engine::{Engine, EngineParts, SequenceInput, Sharing, WantedLogits};
 use troika::graph::DType;
 use troika::plan::{DeviceFacts, Plan, PlanRequest, Strategy, make};
 use troika::trace::Tracer;
-use troika::weights::FloatType;
-use troika::{Control, Described, Model, OpenOptions, Request, describe};
+use troika::weights::{FloatType, parse_safetensors};
+use troika::{
+    Control, Described, DeviceOptions, DeviceSpec, Error, Model, OpenOptions, Request, describe,
+};
 use troika_cpu::{CpuDevice, CpuOptions};
 
 fn model_dir(name: &str) -> PathBuf {
@@ -245,4 +247,45 @@ fn keys_and_values_beyond_f16_are_an_error_that_names_the_layer() {
     }
     // The unmodified model has no too large values.
     assert!(loud_logits("no such weight", DType::F16).is_ok());
+}
+
+#[test]
+fn a_model_for_embeddings_gives_the_states_that_the_head_turns_into_logits() {
+    let dir = model_dir("llama-2");
+    let golden = read_golden(&dir.join("golden.safetensors")).unwrap();
+    let bytes = std::fs::read(dir.join("model.safetensors")).unwrap();
+    let head = &parse_safetensors(&bytes, bytes.len()).unwrap()["lm_head.weight"];
+    let head: Vec<f32> = bytes[head.range.clone()]
+        .as_chunks::<4>()
+        .0
+        .iter()
+        .map(|c| f32::from_le_bytes(*c))
+        .collect();
+    let two = ["cpu", "b=cpu"].map(|d| d.parse::<DeviceSpec>().unwrap());
+    for (strategy, devices) in [("one-device", &two[..1]), ("split-columns=0.5", &two)] {
+        let strategy = Strategy::parse(strategy).unwrap();
+        let devices = DeviceOptions { devices: devices.to_vec(), ..DeviceOptions::default() };
+        let options = OpenOptions {
+            embeddings: true,
+            dtype: FloatType::F32,
+            strategy,
+            devices,
+            ..OpenOptions::default()
+        };
+        let model = Model::open(&dir, &options).unwrap();
+        let hidden = model.spec().hidden;
+        let mut got = Vec::new();
+        let mut session = model.session().unwrap();
+        session
+            .feed(&golden.input_ids, WantedLogits::All, &mut |_, state| {
+                assert_eq!(state.len(), hidden);
+                let dot = |row: &[f32]| row.iter().zip(&*state).map(|(w, s)| w * s).sum::<f32>();
+                got.extend(head.chunks_exact(hidden).map(dot));
+            })
+            .unwrap();
+        assert!(relative_error(&got, &golden.logits) < 2e-4);
+        let refused =
+            session.generate(&golden.input_ids, &Request::default(), &mut |_, _| Control::Continue);
+        assert!(matches!(refused, Err(Error::Embeds)), "{refused:?}");
+    }
 }

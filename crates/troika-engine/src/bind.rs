@@ -27,7 +27,6 @@ pub(crate) struct PlacedModel {
     /// For each state, the memory of its instances.
     pub states: Vec<Vec<Buffer>>,
     pub slots: Arc<Slots>,
-    pub vocab: usize,
 }
 
 /// Ids and positions of a chunk.

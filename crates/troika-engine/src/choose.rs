@@ -281,7 +281,7 @@ impl Sequences {
         let wanted: usize = slot.batches().iter().map(|b| b.wanted_rows()).sum();
         // Where numbers depend on the row, a batch ends where its chunk ends.
         if used >= budget.chunk || self.rules.rows_matter {
-            let most = (LOGITS_BYTES / (self.rules.vocab * 4)).max(1);
+            let most = (LOGITS_BYTES / (self.rules.output_cols * 4)).max(1);
             let many = wanted > 0 && wanted + budget.chunk.min(s.tokens.len() - from) > most;
             if slot.batches().len() >= budget.batches || (many && s.logits_from < to) {
                 return Ok(0);

@@ -129,7 +129,7 @@ impl Engine {
             SyncMode::Predicted => Waiting::Poll,
             SyncMode::Blocking => Waiting::Block,
         });
-        let rules = Rules::new(&program, &plan, parts.spec.vocab, parts.sharing);
+        let rules = Rules::new(&program, &plan, parts.sharing);
         let places: &[Option<Phase>] = match rules.one_placement {
             true => &[None],
             false => &[Some(Phase::Decode), Some(Phase::Prefill)],
@@ -144,15 +144,7 @@ impl Engine {
             seqs: Sequences::new(rules, kv, parts.spec),
             runner,
             memory,
-            model: PlacedModel {
-                program,
-                devices,
-                loaded,
-                plan,
-                states,
-                slots,
-                vocab: parts.spec.vocab,
-            },
+            model: PlacedModel { program, devices, loaded, plan, states, slots },
         })
     }
 
@@ -291,8 +283,7 @@ fn state_bytes(state: &StateDecl, cols: usize, kv: &KvCache) -> Option<usize> {
 
 /// Bytes of a row of the widest value between segments.
 fn widest(lowered: &Lowered) -> usize {
-    let inner = lowered.edges.iter().filter(|e| e.cols < lowered.edges[lowered.logits().0].cols);
-    inner.map(|e| e.cols * ELEMENT).max().unwrap_or(0)
+    lowered.edges[..lowered.logits().0].iter().map(|e| e.cols * ELEMENT).max().unwrap_or(0)
 }
 
 /// Bytes of a cached position in a state.

@@ -53,12 +53,13 @@ pub(crate) struct Rules {
     pub chunks_in_flight: usize,
     pub context: usize,
     pub page_len: usize,
-    pub vocab: usize,
+    /// Numbers of a row of the output.
+    pub output_cols: usize,
     pub sharing: Sharing,
 }
 
 impl Rules {
-    pub fn new(program: &Program, plan: &Plan, vocab: usize, sharing: Sharing) -> Rules {
+    pub fn new(program: &Program, plan: &Plan, sharing: Sharing) -> Rules {
         let rows_matter = program.rows_matter();
         Rules {
             one_placement: program.one_placement(),
@@ -70,7 +71,7 @@ impl Rules {
             chunks_in_flight: plan.prefill.chunks_in_flight,
             context: plan.context,
             page_len: plan.page_len,
-            vocab,
+            output_cols: program.output_cols(),
             sharing: Sharing { sequences: sharing.sequences.max(1), ..sharing },
         }
     }

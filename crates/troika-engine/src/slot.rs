@@ -229,7 +229,8 @@ impl BatchSlot {
     fn reserve(&mut self, model: &PlacedModel) -> Result<(), EngineError> {
         let padding = model.program.padding;
         let wanted: usize = self.batches().iter().map(PlannedBatch::wanted_rows).sum();
-        let need = (wanted + padding).checked_mul(model.vocab).and_then(|n| n.checked_mul(4));
+        let row = model.program.output_cols() * 4;
+        let need = (wanted + padding).checked_mul(row);
         if need.is_none_or(|need| self.logits.len() < need) {
             self.logits = allocate(need, "logits")?;
             self.graphs.clear();

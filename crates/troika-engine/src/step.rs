@@ -263,7 +263,8 @@ impl Engine {
         if self.silent.is_none() {
             let buffer = self.slots[place].logits.clone();
             let mut guard = buffer.write()?;
-            let mut rows = guard.as_mut_slice::<f32>().chunks_exact_mut(self.model.vocab);
+            let mut rows =
+                guard.as_mut_slice::<f32>().chunks_exact_mut(self.model.program.output_cols());
             for batch in 0..self.slots[place].batches().len() {
                 for at in 0..self.slots[place].batches()[batch].wanted.len() {
                     let planned = &self.slots[place].batches()[batch];

@@ -328,6 +328,11 @@ impl Program {
         })
     }
 
+    /// Numbers of a row of the output.
+    pub fn output_cols(&self) -> usize {
+        self.lowered.edges[self.lowered.logits().0].cols
+    }
+
     /// The placement of a segment in a forward batch of some rows.
     pub(crate) fn placed(&self, phase: Phase, rows: usize, segment: usize) -> &Placement {
         match phase {

@@ -51,7 +51,8 @@ impl Model {
     pub fn open(source: impl Into<Source>, options: &OpenOptions) -> Result<Model, Error> {
         let devices = open_devices(&options.devices)?;
         let (source, clock) = (source.into(), RealClock::new());
-        let Described { files, spec, mut store } = describe(&source, options.bind())?;
+        let Described { files, mut spec, mut store } = describe(&source, options.bind())?;
+        spec.embeds = options.embeddings;
         let mut text = ModelText::load(&files.source, spec.vocab);
         let warnings = &mut text.warnings;
         warnings.extend_from_slice(store.warnings());

@@ -31,6 +31,9 @@ pub struct OpenOptions {
     pub progress: Option<LoadProgress>,
     /// How to watch and stop compiling.
     pub compile: CompileControl,
+    /// Whether rows of the last state, for embeddings, are the output in place of logits:
+    /// [`Session::feed`](crate::Session::feed) passes them on.
+    pub embeddings: bool,
     /// The longest sequence; `None`: the model's own limit.
     pub context: Option<usize>,
     /// The most rows of a prompt chunk.
@@ -77,6 +80,7 @@ impl Default for OpenOptions {
             cache_bytes: None,
             progress: None,
             compile: CompileControl::default(),
+            embeddings: false,
             context: None,
             chunk: 512,
             strategy: Strategy::default(),

@@ -257,6 +257,9 @@ impl Session {
         constraint: Option<Box<dyn Constraint>>,
     ) -> Result<(), Error> {
         request.params.check()?;
+        if self.opened.model.spec.embeds {
+            return Err(Error::Embeds);
+        }
         check_prompt(&self.opened, prompt)?;
         self.settle()?;
         self.text = None;

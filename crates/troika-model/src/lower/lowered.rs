@@ -154,7 +154,7 @@ pub struct Segment {
 pub struct Lowered {
     /// Segments in execution order; the last one is the head.
     pub segments: Vec<Segment>,
-    /// Edges; the first two are the token ids and the positions, the last one the logits.
+    /// Edges; the first two are the token ids and the positions, the last one the output.
     pub edges: Vec<Edge>,
     /// KV cache tensors.
     pub states: Vec<StateDecl>,
@@ -168,7 +168,7 @@ impl Lowered {
     /// Positions, `[rows, 1]` i32.
     pub const POSITIONS: EdgeId = EdgeId(1);
 
-    /// The logits, `[rows, vocab]` f32.
+    /// The output: logits, `[rows, vocab]` f32, or the last state, `[rows, hidden]` f32.
     pub fn logits(&self) -> EdgeId {
         EdgeId(self.edges.len() - 1)
     }
