@@ -350,8 +350,8 @@ fn an_interrupted_perplexity_says_how_many_windows_it_is_of() {
     std::fs::write(place.path("text.txt"), "Once upon a time there was a king. ".repeat(40_000))
         .unwrap();
     // Before the handler is there, the signal ends the process, and while the model is opened there
-    // are no windows yet. A machine that was busy may be through before the signal: once more.
-    for wait in [250, 500, 1000, 2000, 4000, 8000, 16000, 250, 500, 1000] {
+    // are no windows yet.
+    for wait in [250, 500, 1000, 2000, 4000, 8000, 16000] {
         let args = ["perplexity", "-f", "text.txt", "-c", "64", "-t", "1", "--json"];
         let mut run = place.run(&args);
         let child = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -364,9 +364,6 @@ fn an_interrupted_perplexity_says_how_many_windows_it_is_of() {
         }
         let json: Value = serde_json::from_slice(&out.stdout).unwrap();
         let (done, all) = (json["windows"].as_u64().unwrap(), json["text_windows"].as_u64());
-        if Some(done) == all {
-            continue;
-        }
         assert!(done > 0 && Some(done) < all, "{json}");
         assert!(json["perplexity"].as_f64().unwrap() > 1.0);
         assert_eq!(out.status.code(), Some(130), "{}", said(&out));
