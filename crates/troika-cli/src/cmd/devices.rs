@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
-use troika::device::Device;
+use troika::device::{Device, DeviceKind};
+use troika::npu::RuntimePlaces;
 use troika::{DeviceOptions, measure_bandwidth, open_devices};
 
 use crate::error::CliError;
@@ -16,7 +17,12 @@ use crate::output;
 /// A device that does not open.
 pub fn run(args: &DevicesArgs) -> Result<(), CliError> {
     let devices = named_apart(&args.device)?;
-    let options = DeviceOptions { threads: args.threads, devices, ..DeviceOptions::default() };
+    let options = DeviceOptions {
+        threads: args.threads,
+        devices,
+        npu_runtime: RuntimePlaces::from_env(),
+        ..DeviceOptions::default()
+    };
     let devices = open_devices(&options).map_err(|e| CliError::Troika(e.into()))?;
     // The threads of each device.
     let threads = |i: usize| match options.devices.get(i) {
@@ -24,7 +30,7 @@ pub fn run(args: &DevicesArgs) -> Result<(), CliError> {
         None => options.threads(),
     };
     // A virtual device's facts say what it can do.
-    let measured = |d: &Arc<dyn Device>| d.clock().is_none();
+    let measured = |d: &Arc<dyn Device>| d.kind() == DeviceKind::Cpu;
     let mut known: Vec<(usize, f64)> = Vec::new();
     let mut bandwidth = |threads: usize| match known.iter().find(|k| k.0 == threads) {
         Some((_, known)) => *known,

@@ -6,6 +6,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use troika::npu::RuntimePlaces;
 use troika::{DeviceOptions, OpenOptions};
 
 use super::cache::CacheArgs;
@@ -108,7 +109,8 @@ impl ComputeArgs {
     pub fn devices(&self, threads: Option<usize>) -> DeviceOptions {
         let cores = self.cores.clone().map(|c| c.0);
         let devices = self.placement.device.clone();
-        DeviceOptions { threads, cores, isa: self.isa.clone(), devices }
+        let npu_runtime = RuntimePlaces::from_env();
+        DeviceOptions { threads, cores, isa: self.isa.clone(), devices, npu_runtime }
     }
 
     /// The options for opening a model.

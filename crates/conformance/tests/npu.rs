@@ -1,0 +1,115 @@
+//! NPU devices by the providers of ONNX Runtime, which the test installs by its packages' names:
+//! every op that a static graph can have, and every architecture with its products on the NPU.
+
+#![allow(clippy::panic, clippy::print_stdout, clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, OnceLock};
+
+use conformance::golden::{all_logits, find, read_golden, relative_error};
+use conformance::suite::{Exclusion, SuiteCase, model_cases, op_cases, run_suite};
+use troika::device::Device;
+use troika::npu::RuntimePlaces;
+use troika::weights::FloatType;
+use troika::{DeviceOptions, Model, OpenOptions, open_devices};
+
+fn root(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
+}
+
+/// A Python environment with the runtimes, made once.
+fn runtime() -> RuntimePlaces {
+    static MADE: OnceLock<PathBuf> = OnceLock::new();
+    let environment = MADE.get_or_init(|| {
+        let environment = root("target/npu-runtimes");
+        let made = Command::new(root(".ci/npu-runtimes")).arg(&environment).status().unwrap();
+        assert!(made.success());
+        environment
+    });
+    RuntimePlaces { library: None, environments: vec![environment.clone()] }
+}
+
+fn options(specs: &[&str]) -> DeviceOptions {
+    let devices = specs.iter().map(|spec| spec.parse().unwrap()).collect();
+    DeviceOptions { devices, npu_runtime: runtime(), ..DeviceOptions::default() }
+}
+
+fn device(spec: &str) -> Arc<dyn Device> {
+    open_devices(&options(&[spec])).unwrap().remove(0)
+}
+
+/// What no static graph has.
+const DYNAMIC: [Exclusion; 5] = [
+    Exclusion { what: "attention", why: "its cache grows" },
+    Exclusion { what: "kv_append", why: "its cache grows" },
+    Exclusion { what: "router", why: "what follows depends on it" },
+    Exclusion { what: "experts", why: "which rows an expert gets is known late" },
+    Exclusion { what: "rope of long sequences", why: "frequencies go by the length" },
+];
+
+fn cases() -> Vec<SuiteCase> {
+    let mut all = op_cases().unwrap();
+    for model in ["qwen3-moe", "gemma-2", "deepseek-v2", "gpt-oss", "phi-2"] {
+        all.extend(model_cases(&root("tests/golden").join(model)).unwrap());
+    }
+    all
+}
+
+fn holds(spec: &str, more: &[Exclusion]) {
+    let exclusions = [&DYNAMIC, more].concat();
+    let device = device(spec);
+    let report = run_suite(&*device, &cases(), &exclusions).unwrap();
+    println!(
+        "{spec}: {} runs, {} refused, worst {:e}",
+        report.runs,
+        report.refused.len(),
+        report.worst
+    );
+    assert!(report.failures.is_empty(), "{spec}:\n{}", report.failures.join("\n"));
+    assert!(report.runs > 60 && report.refused.len() > 20, "{}", report.runs);
+}
+
+#[test]
+fn the_reference_holds() {
+    holds("npu:reference", &[]);
+}
+
+#[test]
+fn openvino_holds() {
+    let convert = Exclusion { what: "convert", why: "its compiler does not round to the nearest" };
+    holds("npu:openvino:cpu", &[convert]);
+}
+
+/// Everything but attention and routing on the NPU, in f32: the reference library's logits.
+fn all_architectures(npu: &str) {
+    let cases = find(&root("tests/golden")).unwrap();
+    assert!(cases.len() >= 20);
+    let mut failures = Vec::new();
+    for case in cases {
+        let options = OpenOptions {
+            dtype: FloatType::F32,
+            devices: options(&[npu, "cpu"]),
+            ..OpenOptions::default()
+        };
+        let golden = read_golden(&case.golden).unwrap();
+        let logits = Model::open(&case.model, &options)
+            .map_err(|e| e.to_string())
+            .and_then(|model| all_logits(&model, &golden.input_ids).map_err(|e| e.to_string()));
+        match logits.map(|logits| relative_error(&logits, &golden.logits)) {
+            Ok(error) if error <= 2e-4 => {}
+            other => failures.push(format!("{}: {other:?}", case.name)),
+        }
+    }
+    assert!(failures.is_empty(), "{npu}:\n{}", failures.join("\n"));
+}
+
+#[test]
+fn all_architectures_on_the_reference() {
+    all_architectures("npu:reference");
+}
+
+#[test]
+fn all_architectures_on_openvino() {
+    all_architectures("npu:openvino:cpu");
+}
