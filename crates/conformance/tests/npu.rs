@@ -12,7 +12,7 @@ use conformance::suite::{Exclusion, SuiteCase, model_cases, op_cases, run_suite}
 use troika::device::Device;
 use troika::npu::RuntimePlaces;
 use troika::weights::FloatType;
-use troika::{DeviceOptions, Model, OpenOptions, open_devices};
+use troika::{DeviceOptions, Model, NpuSettings, OpenOptions, open_devices};
 
 fn root(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
@@ -32,7 +32,8 @@ fn runtime() -> RuntimePlaces {
 
 fn options(specs: &[&str]) -> DeviceOptions {
     let devices = specs.iter().map(|spec| spec.parse().unwrap()).collect();
-    DeviceOptions { devices, npu_runtime: runtime(), ..DeviceOptions::default() }
+    let npu = NpuSettings { runtime: runtime(), ..NpuSettings::default() };
+    DeviceOptions { devices, npu, ..DeviceOptions::default() }
 }
 
 fn device(spec: &str) -> Arc<dyn Device> {

@@ -3,14 +3,17 @@
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
+use ort::session::Session;
 use troika_device::{
     Caps, Clock, CompileRequest, CompileResults, Completion, Device, DeviceError, DeviceKind,
     Executable, Queue, SpaceId, WeightSource, Weights,
 };
 use troika_graph::{DType, Subgraph, verify};
 
-use crate::emit::{emit, refusal, rows_of};
+use crate::cache::{GraphKey, OptionalCache};
+use crate::emit::{Emitted, emit, refusal, rows_of};
 use crate::error::NpuError;
+use crate::helper::{Helper, HelperCommand, HelperError};
 use crate::provider::NpuSpec;
 use crate::queue::{self, QUEUE_DEPTH};
 use crate::runtime::{Chosen, Runtime, RuntimePlaces};
@@ -18,6 +21,9 @@ use crate::session::CompiledModel;
 
 /// The numbers of rows to compile for: padding up to the next is cheaper than one row past it.
 const ROW_BUCKETS: [usize; 7] = [1, 16, 32, 64, 128, 256, 512];
+
+/// The least signal-to-noise ratio of a compiled graph. Halves inside of it give 55 and more.
+const LEAST_SNR_DB: f64 = 40.0;
 
 /// How to open an NPU.
 #[derive(Clone, Debug)]
@@ -30,6 +36,10 @@ pub struct NpuOptions {
     pub places: RuntimePlaces,
     /// Threads, where the CPU stands in for an NPU.
     pub threads: usize,
+    /// How to compile in another process; `None`: in this one.
+    pub helper: Option<HelperCommand>,
+    /// Where compiled graphs are kept, which takes a helper.
+    pub cache: OptionalCache,
 }
 
 /// A device that runs graphs of fixed shape, compiled by a provider of ONNX Runtime.
@@ -38,6 +48,8 @@ pub struct NpuDevice {
     runtime: Arc<Runtime>,
     chosen: Chosen,
     threads: usize,
+    helper: Option<HelperCommand>,
+    cache: OptionalCache,
     caps: Caps,
 }
 
@@ -65,9 +77,9 @@ impl NpuDevice {
     pub fn open(options: NpuOptions) -> Result<NpuDevice, NpuError> {
         let runtime = Runtime::load(&options.places)?;
         let chosen = runtime.choose(options.spec)?;
-        let NpuOptions { name, threads, .. } = options;
+        let NpuOptions { name, threads, helper, cache, .. } = options;
         let caps = caps(&runtime, chosen);
-        Ok(NpuDevice { name, runtime, chosen, threads: threads.max(1), caps })
+        Ok(NpuDevice { name, runtime, chosen, threads: threads.max(1), helper, cache, caps })
     }
 
     fn unsupported(&self, graph: &Subgraph, op: usize, why: String) -> DeviceError {
@@ -79,11 +91,28 @@ impl NpuDevice {
         }
     }
 
-    fn compile_one(
+    /// Runs a model once beside the reference: compilers exist whose graphs compute something else.
+    ///
+    /// # Errors
+    /// How its results differ.
+    fn probe(&self, model: &CompiledModel, emitted: &Emitted) -> Result<(), String> {
+        let reference = self.runtime.compile(Chosen::REFERENCE, self.threads, &emitted.bytes)?;
+        let snr = model.snr_db(&CompiledModel::new(reference, emitted))?;
+        // Not a number where results are.
+        if snr >= LEAST_SNR_DB {
+            return Ok(());
+        }
+        Err(format!(
+            "its results are wrong: {snr:.0} dB beside the reference, where {LEAST_SNR_DB} are asked"
+        ))
+    }
+
+    /// The graph as a model, if no op of it is refused.
+    fn emitted(
         &self,
         graph: &Subgraph,
         weights: &dyn WeightSource,
-    ) -> Result<Arc<Executable>, DeviceError> {
+    ) -> Result<Emitted, DeviceError> {
         verify(graph)?;
         let refused = graph.nodes.iter().map(|n| refusal(&n.op, self.chosen.provider)).enumerate();
         if let Some((op, why)) = refused.filter_map(|(op, why)| Some((op, why?))).next() {
@@ -93,14 +122,64 @@ impl NpuDevice {
             let why = format!("it takes static shapes only, and {why}: bind rows to a bucket");
             self.unsupported(graph, 0, why)
         })?;
-        let emitted = emit(graph, weights)?;
-        let session = self
-            .runtime
-            .compile(self.chosen, self.threads, &emitted.bytes)
-            .map_err(|why| self.unsupported(graph, 0, why))?;
-        let model = Arc::new(CompiledModel::new(session, emitted));
-        let code = Code { device: self.name.clone(), graph: graph.clone(), model };
+        emit(graph, weights)
+    }
+
+    fn compile_one(
+        &self,
+        graph: &Subgraph,
+        weights: &dyn WeightSource,
+        helper: &mut Option<Helper<'_>>,
+        go_on: &dyn Fn() -> bool,
+    ) -> Result<Arc<Executable>, DeviceError> {
+        let emitted = self.emitted(graph, weights)?;
+        let refused = |why| self.unsupported(graph, 0, why);
+        let session = match self.kept(&emitted) {
+            Some(session) => session,
+            None => {
+                let session = match helper {
+                    None => self.runtime.compile(self.chosen, self.threads, &emitted.bytes),
+                    Some(helper) => self.by_helper(helper, &emitted, go_on)?,
+                };
+                session.map_err(refused)?
+            }
+        };
+        let model = CompiledModel::new(session, &emitted);
+        if self.chosen != Chosen::REFERENCE {
+            self.probe(&model, &emitted).map_err(refused)?;
+        }
+        let code = Code { device: self.name.clone(), graph: graph.clone(), model: Arc::new(model) };
         Ok(Arc::new(Executable::new(code, 0)))
+    }
+
+    /// What an earlier start compiled.
+    fn kept(&self, emitted: &Emitted) -> Option<Session> {
+        let context = self.cache.0.as_ref()?.get(&self.key(emitted))?;
+        // What another version wrote is compiled again.
+        self.runtime.compile(self.chosen, self.threads, &context).ok()
+    }
+
+    fn key(&self, emitted: &Emitted) -> GraphKey {
+        GraphKey::new(&self.runtime, self.chosen, self.threads, &emitted.bytes)
+    }
+
+    /// Compiles in another process, and keeps the result.
+    fn by_helper(
+        &self,
+        helper: &mut Helper<'_>,
+        emitted: &Emitted,
+        go_on: &dyn Fn() -> bool,
+    ) -> Result<Result<Session, String>, DeviceError> {
+        let context = match helper.compile(&emitted.bytes, go_on) {
+            Ok(context) => context,
+            Err(HelperError::Stopped) => return Err(DeviceError::Cancelled),
+            Err(HelperError::Refused(why)) => return Ok(Err(why)),
+        };
+        let session = self.runtime.compile(self.chosen, self.threads, &context);
+        if let (Ok(_), Some(cache)) = (&session, &self.cache.0) {
+            cache.put(&self.key(emitted), &context);
+        }
+        Ok(session)
     }
 }
 
@@ -159,7 +238,22 @@ impl Device for NpuDevice {
     }
 
     fn compile(&self, request: &CompileRequest<'_>) -> CompileResults {
-        request.each(|graph| self.compile_one(graph, request.weights))
+        // The others are quick, and have no compiled form to pass on.
+        let passes_on = self.chosen.is_plugin && self.chosen != Chosen::REFERENCE;
+        let command = self.helper.as_ref().filter(|_| passes_on);
+        let mut helper = command
+            .map(|command| Helper::new(command, &self.runtime.library, self.chosen, self.threads));
+        let mut on = (request.go_on)(0);
+        let compiled = request.graphs.iter().enumerate().map(|(i, graph)| {
+            if !on {
+                return Err(DeviceError::Cancelled);
+            }
+            let go_on = || (request.go_on)(i);
+            let code = self.compile_one(graph, request.weights, &mut helper, &go_on);
+            on = (request.go_on)(i + 1);
+            code
+        });
+        compiled.collect()
     }
 
     fn load(

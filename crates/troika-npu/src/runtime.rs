@@ -201,14 +201,58 @@ impl Runtime {
         Err(NpuError::NoHardware { provider: provider.name(), wanted: wanted.name(), found })
     }
 
+    /// Loads what a provider needs that was chosen in another process.
+    pub fn reach(&self, chosen: Chosen) -> Result<(), NpuError> {
+        if chosen.is_plugin { self.load_plugin(chosen.provider) } else { Ok(()) }
+    }
+
+    /// The versions of the libraries that compile for a provider.
+    pub fn versions(&self, chosen: Chosen) -> String {
+        let plugin = chosen.provider.plugin().filter(|_| chosen.is_plugin);
+        let plugin = plugin.and_then(|p| library_in(&self.folder(p), p.library));
+        let version = |file: &PathBuf| {
+            let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let bytes = file.metadata().map_or(0, |m| m.len());
+            format!("{name} of {bytes} bytes")
+        };
+        let all: Vec<String> = [&self.library].into_iter().chain(&plugin).map(version).collect();
+        all.join(", ")
+    }
+
     /// Compiles a model.
     ///
     /// # Errors
     /// Why the provider refuses it, in one line.
     pub fn compile(&self, chosen: Chosen, threads: usize, model: &[u8]) -> Result<Session, String> {
+        self.made(|| self.options(chosen, threads)?.commit_from_memory(model))
+    }
+
+    /// Compiles a model into a file, from which [`Runtime::compile`] is quick.
+    ///
+    /// # Errors
+    /// Why the provider refuses it, in one line.
+    pub fn compile_to(
+        &self,
+        chosen: Chosen,
+        threads: usize,
+        model: &[u8],
+        to: &Path,
+    ) -> Result<(), String> {
+        let to = to.to_str().ok_or("the file's name is no text")?;
+        self.made(|| {
+            let mut builder = self
+                .options(chosen, threads)?
+                .with_config_entry("ep.context_enable", "1")?
+                .with_config_entry("ep.context_embed_mode", "1")?
+                .with_config_entry("ep.context_file_path", to)?;
+            builder.commit_from_memory(model).map(drop)
+        })
+    }
+
+    /// Something that a provider makes, or why it does not, in one line.
+    fn made<T>(&self, make: impl FnOnce() -> ort::Result<T>) -> Result<T, String> {
         *lock(&self.said) = None;
-        let made = self.options(chosen, threads).and_then(|mut b| b.commit_from_memory(model));
-        made.map_err(|e| {
+        make().map_err(|e| {
             let what = one_line(&e.to_string());
             match lock(&self.said).take().filter(|said| !what.contains(said)) {
                 Some(said) => format!("{what} ({said})"),
@@ -261,10 +305,18 @@ fn provider_options(chosen: Chosen, folder: &Path, threads: usize) -> Vec<(&'sta
             );
             vec![("load_config", properties)]
         }
-        Provider::Qnn => vec![
-            ("backend_path", folder.join("libQnnHtp.so").display().to_string()),
-            ("offload_graph_io_quantization", "0".into()),
-        ],
+        Provider::Qnn => {
+            let mut options = vec![
+                ("backend_path", folder.join("libQnnHtp.so").display().to_string()),
+                ("offload_graph_io_quantization", "0".into()),
+                ("enable_htp_fp16_precision", "1".into()),
+            ];
+            if chosen.hardware == Hardware::Emulator {
+                // Of a Snapdragon 8 Gen 3, where nothing else says which processor it is.
+                options.extend([("htp_arch", "75".into()), ("soc_model", "57".into())]);
+            }
+            options
+        }
     }
 }
 
@@ -276,6 +328,29 @@ pub(crate) struct Chosen {
     /// Whether the provider is a plugin, and not part of the runtime. Intel's plugin takes Intel's
     /// processors only; the provider in its own build of the runtime takes others, too.
     pub is_plugin: bool,
+}
+
+impl Chosen {
+    /// What others are compared with.
+    pub const REFERENCE: Chosen =
+        Chosen { provider: Provider::Reference, hardware: Hardware::Cpu, is_plugin: true };
+
+    /// Reads what `Display` writes.
+    pub fn parse(text: &str) -> Option<Chosen> {
+        let (names, is_plugin) = match text.strip_suffix(":own") {
+            Some(names) => (names, false),
+            None => (text, true),
+        };
+        let spec = NpuSpec::parse(&format!(":{names}")).ok()?;
+        Some(Chosen { provider: spec.provider?, hardware: spec.hardware?, is_plugin })
+    }
+}
+
+impl std::fmt::Display for Chosen {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let own = if self.is_plugin { "" } else { ":own" };
+        write!(f, "{}:{}{own}", self.provider.name(), self.hardware.name())
+    }
 }
 
 /// A library's message without line ends.

@@ -8,6 +8,7 @@ use ort::session::{Session, SessionInputValue};
 use ort::value::{DynValue, PrimitiveTensorElementType, TensorRef};
 use troika_device::{AccessError, ReadRows, Run, SpaceId, View, WriteRows};
 use troika_graph::DType;
+use troika_graph::blocks::dequantize;
 
 use crate::emit::{Emitted, Port};
 use crate::runtime::one_line;
@@ -45,8 +46,8 @@ impl From<AccessError> for RunError {
 }
 
 impl CompiledModel {
-    pub fn new(session: Session, model: Emitted) -> CompiledModel {
-        let Emitted { inputs, outputs, rows, .. } = model;
+    pub fn new(session: Session, model: &Emitted) -> CompiledModel {
+        let (inputs, outputs, rows) = (model.inputs.clone(), model.outputs.clone(), model.rows);
         let staged = |port: &Port| vec![0; (rows * row_bytes(port)).div_ceil(4)];
         let staged = Staged { session, inputs: inputs.iter().map(staged).collect() };
         CompiledModel { inputs, outputs, rows, session: Mutex::new(staged) }
@@ -84,23 +85,83 @@ impl CompiledModel {
                 to[..len].copy_from_slice(&from[..len]);
             }
         }
-        let failed = |e: ort::Error| RunError::Failed(one_line(&e.to_string()));
-        let values = self.inputs.iter().zip(memory.iter());
-        let values = values
-            .map(|(port, memory)| Ok((Cow::from(&port.name), self.input(port, memory)?)))
-            .collect::<ort::Result<Vec<(Cow<'_, str>, SessionInputValue<'_>)>>>()
-            .map_err(failed)?;
-        let results = session.run(values).map_err(failed)?;
-        for (port, rows) in self.outputs.iter().zip(&mut write) {
-            let result = results
-                .get(&port.name)
-                .ok_or_else(|| RunError::Failed(format!("the provider gives no {}", port.name)))?;
-            let bytes = bytes_of(port, result).map_err(failed)?;
+        let results = self.compute(session, memory)?;
+        for ((port, rows), from) in self.outputs.iter().zip(&mut write).zip(&results) {
+            let bytes = bytes_of(port, from).map_err(failed)?;
             for (i, from) in bytes.chunks_exact(row_bytes(port)).take(run.rows).enumerate() {
                 rows.row_mut::<u8>(i).into_iter().for_each(|to| to.copy_from_slice(from));
             }
         }
         Ok(())
+    }
+
+    /// Runs the session on the staged inputs.
+    fn compute(
+        &self,
+        session: &mut Session,
+        memory: &[Vec<u32>],
+    ) -> Result<Vec<DynValue>, RunError> {
+        let values = self.inputs.iter().zip(memory);
+        let values = values
+            .map(|(port, memory)| Ok((Cow::from(&port.name), self.input(port, memory)?)))
+            .collect::<ort::Result<Vec<(Cow<'_, str>, SessionInputValue<'_>)>>>()
+            .map_err(failed)?;
+        let mut results = session.run(values).map_err(failed)?;
+        let missing = |port: &Port| RunError::Failed(format!("it gives no {}", port.name));
+        let outputs = self.outputs.iter();
+        outputs.map(|port| results.remove(&port.name).ok_or_else(|| missing(port))).collect()
+    }
+
+    /// The signal-to-noise ratio of the results, in decibels, beside those of another compilation
+    /// of the same model, on inputs from a fixed seed.
+    ///
+    /// # Errors
+    /// What one of them says.
+    pub fn snr_db(&self, reference: &CompiledModel) -> Result<f64, String> {
+        let [a, b] = [self.probed()?, reference.probed()?];
+        let (mut signal, mut noise) = (0.0, 0.0);
+        for (a, b) in a.iter().zip(&b) {
+            signal += f64::from(*b) * f64::from(*b);
+            noise += (f64::from(*a) - f64::from(*b)).powi(2);
+        }
+        Ok(if noise == 0.0 { f64::INFINITY } else { 10.0 * (signal / noise).log10() })
+    }
+
+    /// The results of seeded inputs, as floats.
+    fn probed(&self) -> Result<Vec<f32>, String> {
+        let mut staged = self.session.lock().unwrap_or_else(PoisonError::into_inner);
+        let Staged { session, inputs } = &mut *staged;
+        // splitmix64.
+        let mut state = 0_u64;
+        let mut random = || {
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            ((mixed ^ (mixed >> 27)) >> 40) as f32 / (1 << 23) as f32 - 1.0
+        };
+        for (port, memory) in self.inputs.iter().zip(inputs.iter_mut()) {
+            match port.dtype {
+                DType::F32 => memory.iter_mut().for_each(|v| *v = random().to_bits()),
+                // Ids and positions: small numbers are valid.
+                DType::I32 => (0..).zip(memory.iter_mut()).for_each(|(i, v)| *v = i % 2),
+                _ => bytemuck::cast_slice_mut::<u32, [u8; 2]>(memory)
+                    .iter_mut()
+                    .for_each(|v| *v = half_bits(port.dtype, random())),
+            }
+        }
+        let results = self.compute(session, inputs);
+        inputs.iter_mut().for_each(|memory| memory.fill(0));
+        let results = results.map_err(|e| match e {
+            RunError::Busy(e) => e.to_string(),
+            RunError::Misfit(why) | RunError::Failed(why) => why,
+        })?;
+        let mut all = Vec::new();
+        for (port, value) in self.outputs.iter().zip(&results) {
+            let bytes = bytes_of(port, value).map_err(|e| one_line(&e.to_string()))?;
+            let from = all.len();
+            all.resize(from + bytes.len() / port.dtype.block_bytes(), 0.0);
+            dequantize(port.dtype, bytes, &mut all[from..]);
+        }
+        Ok(all)
     }
 
     /// The valid rows of a value's view, which has room for all rows of the compiled shape.
@@ -153,6 +214,17 @@ fn bytes_of<'a>(port: &Port, result: &'a DynValue) -> ort::Result<&'a [u8]> {
         DType::BF16 => bytemuck::cast_slice(result.try_extract_tensor::<bf16>()?.1),
         _ => bytemuck::cast_slice(result.try_extract_tensor::<f32>()?.1),
     })
+}
+
+fn failed(e: ort::Error) -> RunError {
+    RunError::Failed(one_line(&e.to_string()))
+}
+
+fn half_bits(dtype: DType, value: f32) -> [u8; 2] {
+    match dtype {
+        DType::F16 => f16::from_f32(value).to_le_bytes(),
+        _ => bf16::from_f32(value).to_le_bytes(),
+    }
 }
 
 /// Bytes of a row of a value.

@@ -12,10 +12,14 @@ use troika_device::{Clock, Device, DeviceError};
 use troika_graph::{ActivationFormat, DType};
 /// NPUs.
 pub use troika_npu as npu;
-use troika_npu::{NpuDevice, NpuOptions, NpuSpec, RuntimePlaces};
+use troika_npu::{
+    GraphCache, GraphKey, HelperCommand, NpuDevice, NpuOptions, NpuSpec, OptionalCache,
+    RuntimePlaces,
+};
 /// Virtual systems on a chip.
 pub use troika_sim as sim;
 use troika_sim::{Board, Soc, SocError, VirtualClock, VirtualDevice};
+use troika_weights::CacheFolder;
 
 /// Which devices to open.
 #[derive(Clone, Debug, Default)]
@@ -29,8 +33,49 @@ pub struct DeviceOptions {
     pub isa: Option<String>,
     /// Devices to open instead of the one described by the fields above.
     pub devices: Vec<DeviceSpec>,
-    /// Where NPU devices look for ONNX Runtime.
-    pub npu_runtime: RuntimePlaces,
+    /// What NPU devices need.
+    pub npu: NpuSettings,
+}
+
+/// What NPU devices need.
+#[derive(Clone, Debug, Default)]
+pub struct NpuSettings {
+    /// Where to look for ONNX Runtime.
+    pub runtime: RuntimePlaces,
+    /// How to compile in another process; `None`: in this one, and nothing is kept.
+    pub helper: Option<HelperCommand>,
+    /// The folder that keeps compiled graphs for the next start; `None`: not kept.
+    pub cache_dir: Option<PathBuf>,
+    /// The most bytes in that folder.
+    pub cache_bytes: Option<u64>,
+}
+
+impl NpuSettings {
+    fn options(&self, name: String, spec: NpuSpec) -> NpuOptions {
+        let cache = self.cache_dir.as_ref().map(|dir| {
+            let limit = self.cache_bytes.unwrap_or(u64::MAX);
+            Arc::new(KeptGraphs { folder: CacheFolder::new(dir), limit }) as Arc<dyn GraphCache>
+        });
+        let (places, helper) = (self.runtime.clone(), self.helper.clone());
+        NpuOptions { name, spec, places, threads: 1, helper, cache: OptionalCache(cache) }
+    }
+}
+
+/// Compiled graphs in the folder of packed weights.
+struct KeptGraphs {
+    folder: CacheFolder,
+    limit: u64,
+}
+
+impl GraphCache for KeptGraphs {
+    fn get(&self, key: &GraphKey) -> Option<Vec<u8>> {
+        self.folder.graph(&key.0)
+    }
+
+    fn put(&self, key: &GraphKey, bytes: &[u8]) {
+        // A cache that cannot be written costs the next start some time.
+        let _ = self.folder.keep_graph(&key.0, bytes, self.limit);
+    }
 }
 
 /// A device in the user's notation: `[NAME=]cpu[:CORES][@ISA]` with cores as in `0-3+8`,
@@ -222,9 +267,7 @@ pub fn open_devices(options: &DeviceOptions) -> Result<Vec<Arc<dyn Device>>, Dev
             return Ok(Arc::new(device) as Arc<dyn Device>);
         }
         if let Some(npu) = spec.npu {
-            let (places, threads) = (options.npu_runtime.clone(), 1);
-            let opened =
-                NpuDevice::open(NpuOptions { name: name.clone(), spec: npu, places, threads });
+            let opened = NpuDevice::open(options.npu.options(name.clone(), npu));
             let npu =
                 opened.map_err(|e| DeviceError::System { device: name, why: e.to_string() })?;
             return Ok(Arc::new(npu) as Arc<dyn Device>);

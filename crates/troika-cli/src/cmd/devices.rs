@@ -4,11 +4,10 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 use troika::device::{Device, DeviceKind};
-use troika::npu::RuntimePlaces;
 use troika::{DeviceOptions, measure_bandwidth, open_devices};
 
 use crate::error::CliError;
-use crate::flags::{DevicesArgs, named_apart};
+use crate::flags::{DevicesArgs, named_apart, npu_settings};
 use crate::output;
 
 /// Lists devices with their facts.
@@ -20,7 +19,7 @@ pub fn run(args: &DevicesArgs) -> Result<(), CliError> {
     let options = DeviceOptions {
         threads: args.threads,
         devices,
-        npu_runtime: RuntimePlaces::from_env(),
+        npu: npu_settings(None, 0),
         ..DeviceOptions::default()
     };
     let devices = open_devices(&options).map_err(|e| CliError::Troika(e.into()))?;

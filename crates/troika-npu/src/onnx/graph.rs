@@ -23,7 +23,6 @@ pub enum ElementType {
 
 /// A node's attribute.
 pub enum Attribute {
-    Float(&'static str, f32),
     Int(&'static str, i64),
     Text(&'static str, &'static str),
 }
@@ -36,7 +35,6 @@ impl Attribute {
             ..AttributeProto::default()
         };
         match *self {
-            Attribute::Float(name, f) => AttributeProto { f, ..named(name, 1) },
             Attribute::Int(name, i) => AttributeProto { i, ..named(name, 2) },
             Attribute::Text(name, s) => AttributeProto { s: s.into(), ..named(name, 3) },
         }
