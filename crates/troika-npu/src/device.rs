@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
-use ort::session::Session;
 use troika_device::{
     Caps, Clock, CompileRequest, CompileResults, Completion, Device, DeviceError, DeviceKind,
     Executable, Queue, SpaceId, WeightSource, Weights,
@@ -134,52 +133,51 @@ impl NpuDevice {
     ) -> Result<Arc<Executable>, DeviceError> {
         let emitted = self.emitted(graph, weights)?;
         let refused = |why| self.unsupported(graph, 0, why);
-        let session = match self.kept(&emitted) {
-            Some(session) => session,
-            None => {
-                let session = match helper {
-                    None => self.runtime.compile(self.chosen, self.threads, &emitted.bytes),
-                    Some(helper) => self.by_helper(helper, &emitted, go_on)?,
-                };
-                session.map_err(refused)?
-            }
+        // What is kept was probed.
+        let model = match self.kept(&emitted) {
+            Some(model) => model,
+            None => self.made(&emitted, helper, go_on)?.map_err(refused)?,
         };
-        let model = CompiledModel::new(session, &emitted);
-        if self.chosen != Chosen::REFERENCE {
-            self.probe(&model, &emitted).map_err(refused)?;
-        }
         let code = Code { device: self.name.clone(), graph: graph.clone(), model: Arc::new(model) };
         Ok(Arc::new(Executable::new(code, 0)))
     }
 
     /// What an earlier start compiled.
-    fn kept(&self, emitted: &Emitted) -> Option<Session> {
+    fn kept(&self, emitted: &Emitted) -> Option<CompiledModel> {
         let context = self.cache.0.as_ref()?.get(&self.key(emitted))?;
         // What another version wrote is compiled again.
-        self.runtime.compile(self.chosen, self.threads, &context).ok()
+        let session = self.runtime.compile(self.chosen, self.threads, &context).ok()?;
+        Some(CompiledModel::new(session, emitted))
     }
 
     fn key(&self, emitted: &Emitted) -> GraphKey {
         GraphKey::new(&self.runtime, self.chosen, self.threads, &emitted.bytes)
     }
 
-    /// Compiles in another process, and keeps the result.
-    fn by_helper(
+    /// Compiles a model, in another process if there is a helper, and keeps the result if it
+    /// computes what it should.
+    fn made(
         &self,
-        helper: &mut Helper<'_>,
         emitted: &Emitted,
+        helper: &mut Option<Helper<'_>>,
         go_on: &dyn Fn() -> bool,
-    ) -> Result<Result<Session, String>, DeviceError> {
-        let context = match helper.compile(&emitted.bytes, go_on) {
-            Ok(context) => context,
-            Err(HelperError::Stopped) => return Err(DeviceError::Cancelled),
-            Err(HelperError::Refused(why)) => return Ok(Err(why)),
+    ) -> Result<Result<CompiledModel, String>, DeviceError> {
+        let context = match helper.as_mut().map(|h| h.compile(&emitted.bytes, go_on)) {
+            None => None,
+            Some(Ok(context)) => Some(context),
+            Some(Err(HelperError::Stopped)) => return Err(DeviceError::Cancelled),
+            Some(Err(HelperError::Refused(why))) => return Ok(Err(why)),
         };
-        let session = self.runtime.compile(self.chosen, self.threads, &context);
-        if let (Ok(_), Some(cache)) = (&session, &self.cache.0) {
-            cache.put(&self.key(emitted), &context);
+        let bytes = context.as_ref().unwrap_or(&emitted.bytes);
+        let session = self.runtime.compile(self.chosen, self.threads, bytes);
+        let model = session.map(|session| CompiledModel::new(session, emitted)).and_then(|model| {
+            let is_reference = self.chosen == Chosen::REFERENCE;
+            if is_reference { Ok(()) } else { self.probe(&model, emitted) }.map(|()| model)
+        });
+        if let (Ok(_), Some(context), Some(cache)) = (&model, &context, &self.cache.0) {
+            cache.put(&self.key(emitted), context);
         }
-        Ok(session)
+        Ok(model)
     }
 }
 

@@ -265,7 +265,10 @@ impl Runtime {
         let Chosen { provider, hardware, is_plugin } = chosen;
         let builder = Session::builder(&self.environment)?.with_intra_threads(threads)?;
         if provider == Provider::Reference {
-            return Ok(builder.with_optimization_level(GraphOptimizationLevel::Level3)?);
+            // Named, or else the runtime takes any provider whose plugin is loaded.
+            let own = self.environment.devices().filter(|d| d.ep().ok() == Some(provider.ep()));
+            let builder = builder.with_optimization_level(GraphOptimizationLevel::Level3)?;
+            return Ok(builder.with_devices(own.take(1), None)?);
         }
         // The optimizers of the runtime make ops that providers lack.
         let builder = builder
