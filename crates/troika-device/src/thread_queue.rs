@@ -8,12 +8,6 @@ use std::thread::JoinHandle;
 use crate::device::{CommandList, Completion, Queue};
 use crate::error::DeviceError;
 
-/// Runs the lists of a [`ThreadQueue`].
-pub trait ListRunner: Send + 'static {
-    /// Runs a list. Panics of tasks are caught inside.
-    fn run(&mut self, list: CommandList) -> Completion;
-}
-
 /// How a [`ThreadQueue`] works.
 #[derive(Clone, Debug)]
 pub struct ThreadQueueOptions {
@@ -37,8 +31,9 @@ pub struct ThreadQueue<R> {
     in_flight: Arc<AtomicUsize>,
 }
 
-impl<R: ListRunner> ThreadQueue<R> {
-    /// Starts the thread, which does `first` before all lists.
+impl<R: FnMut(CommandList) -> Completion + Send + 'static> ThreadQueue<R> {
+    /// Starts the thread, which does `first` before all lists. `runner` runs a list, and catches
+    /// panics of its tasks.
     ///
     /// # Errors
     /// The system has no thread left.
@@ -66,7 +61,7 @@ impl<R: ListRunner> ThreadQueue<R> {
     }
 }
 
-impl<R: ListRunner> Queue for ThreadQueue<R> {
+impl<R: FnMut(CommandList) -> Completion + Send + 'static> Queue for ThreadQueue<R> {
     fn submit(&mut self, list: CommandList) -> Result<(), DeviceError> {
         let ThreadQueueOptions { device, depth, .. } = &self.options;
         let gone = || DeviceError::Gone(device.clone());
@@ -86,7 +81,7 @@ impl<R: ListRunner> Queue for ThreadQueue<R> {
 
     fn run_here(&mut self, list: CommandList) -> Result<Completion, CommandList> {
         match self.options.runs_here {
-            true => Ok(lock(&self.runner).run(list)),
+            true => Ok((*lock(&self.runner))(list)),
             false => Err(list),
         }
     }
@@ -103,14 +98,14 @@ impl<R> Drop for ThreadQueue<R> {
 }
 
 /// Runs lists until the queue is dropped.
-fn serve<R: ListRunner>(
-    runner: &Mutex<R>,
+fn serve(
+    runner: &Mutex<impl FnMut(CommandList) -> Completion>,
     in_flight: &AtomicUsize,
     lists: &Receiver<CommandList>,
     done: &SyncSender<Completion>,
 ) {
     while let Ok(list) = lists.recv() {
-        let completion = lock(runner).run(list);
+        let completion = (*lock(runner))(list);
         in_flight.fetch_sub(1, Ordering::AcqRel);
         // Without a scheduler nobody listens, and the queue is dropped soon.
         let _ = done.send(completion);

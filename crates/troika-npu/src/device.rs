@@ -16,7 +16,7 @@ use crate::helper::{Helper, HelperCommand, HelperError};
 use crate::provider::NpuSpec;
 use crate::queue::{self, QUEUE_DEPTH};
 use crate::runtime::{Chosen, Runtime, RuntimePlaces};
-use crate::session::CompiledModel;
+use crate::session::{CompiledModel, LoadedModel};
 
 /// The numbers of rows to compile for: padding up to the next is cheaper than one row past it.
 const ROW_BUCKETS: [usize; 7] = [1, 16, 32, 64, 128, 256, 512];
@@ -50,15 +50,6 @@ pub struct NpuDevice {
     helper: Option<HelperCommand>,
     cache: OptionalCache,
     caps: Caps,
-}
-
-/// A compiled graph with its weights.
-pub(crate) struct LoadedModel {
-    /// The name of the device that compiled it.
-    pub device: String,
-    /// The graph's name.
-    pub graph: String,
-    pub model: Arc<CompiledModel>,
 }
 
 /// Code: the weights are part of it.

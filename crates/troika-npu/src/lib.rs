@@ -17,4 +17,4 @@ pub use device::{NpuDevice, NpuOptions};
 pub use error::NpuError;
 pub use helper::{HelperCommand, serve_compile};
 pub use provider::{Hardware, NpuSpec, Provider};
-pub use runtime::RuntimePlaces;
+pub use runtime::{RuntimePlaces, survey};

@@ -4,22 +4,14 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
 use troika_device::{
-    Clock, CommandList, Completion, DeviceError, ListRunner, Queue, Run, Submission, ThreadQueue,
+    Clock, CommandList, Completion, DeviceError, Queue, Run, Submission, ThreadQueue,
     ThreadQueueOptions, WaitTimes, Work,
 };
 
-use crate::device::LoadedModel;
-use crate::session::RunError;
+use crate::session::{LoadedModel, RunError};
 
 /// The most lists in a queue.
 pub(crate) const QUEUE_DEPTH: usize = 16;
-
-struct Worker {
-    device: String,
-    number: usize,
-    clock: Arc<dyn Clock>,
-    learnt: WaitTimes,
-}
 
 /// Starts a queue.
 pub(crate) fn start(
@@ -29,21 +21,18 @@ pub(crate) fn start(
     done: SyncSender<Completion>,
 ) -> Result<Box<dyn Queue>, DeviceError> {
     let device = device.to_string();
-    let worker = Worker { device: device.clone(), number, clock, learnt: WaitTimes::default() };
-    let options = ThreadQueueOptions { device, number, depth: QUEUE_DEPTH, runs_here: true };
-    Ok(Box::new(ThreadQueue::start(options, worker, done, || {})?))
-}
-
-impl ListRunner for Worker {
-    fn run(&mut self, list: CommandList) -> Completion {
-        let Worker { device, number, clock, learnt } = self;
-        list.run(*number, &**clock, learnt, |Submission { work, .. }, _| match work {
-            Work::Run(run) => run_model(device, run),
+    let options =
+        ThreadQueueOptions { device: device.clone(), number, depth: QUEUE_DEPTH, runs_here: true };
+    let mut learnt = WaitTimes::default();
+    let run = move |list: CommandList| {
+        list.run(number, &*clock, &mut learnt, |Submission { work, .. }, _| match work {
+            Work::Run(run) => run_model(&device, run),
             Work::Copy(copy) => Ok(copy.from.copy_to(&copy.to)?),
-            Work::Host(host) => Err(no_host_program(device, host.name())),
-            Work::Load(load) => Err(no_host_program(device, load.name())),
+            Work::Host(host) => Err(no_host_program(&device, host.name())),
+            Work::Load(load) => Err(no_host_program(&device, load.name())),
         })
-    }
+    };
+    Ok(Box::new(ThreadQueue::start(options, run, done, || {})?))
 }
 
 fn no_host_program(device: &str, task: &str) -> DeviceError {

@@ -50,17 +50,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl RuntimePlaces {
-    /// What this process's environment names: `ORT_DYLIB_PATH`, and the active Python environment.
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "the runtime's own variables are read here alone"
-    )]
-    pub fn from_env() -> RuntimePlaces {
-        let path = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-        let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(path).collect();
-        RuntimePlaces { library: path("ORT_DYLIB_PATH"), environments }
-    }
-
     /// The library's file.
     fn find(&self) -> Option<PathBuf> {
         if self.library.is_some() {
@@ -321,6 +310,16 @@ fn provider_options(chosen: Chosen, folder: &Path, threads: usize) -> Vec<(&'sta
             options
         }
     }
+}
+
+/// What each vendor's provider finds on this machine, or the step that failed.
+pub fn survey(places: &RuntimePlaces) -> Vec<(Provider, Result<Vec<Hardware>, NpuError>)> {
+    let vendors = Provider::ALL.into_iter().filter(|p| p.plugin().is_some());
+    let found = |provider| {
+        let all = Runtime::load(places)?.hardware(provider)?;
+        Ok(all.iter().map(|chosen| chosen.hardware).collect())
+    };
+    vendors.map(|provider| (provider, found(provider))).collect()
 }
 
 /// A provider with the hardware that it runs on.

@@ -1,7 +1,7 @@
 //! A compiled model and its runs.
 
 use std::borrow::Cow;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use half::{bf16, f16};
 use ort::session::{Session, SessionInputValue};
@@ -20,6 +20,15 @@ pub(crate) struct CompiledModel {
     /// The number of rows of all inputs and outputs.
     rows: usize,
     session: Mutex<Staged>,
+}
+
+/// A compiled graph with its weights.
+pub(crate) struct LoadedModel {
+    /// The name of the device that compiled it.
+    pub device: String,
+    /// The graph's name.
+    pub graph: String,
+    pub model: Arc<CompiledModel>,
 }
 
 /// A session with memory for its inputs.

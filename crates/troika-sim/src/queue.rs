@@ -5,7 +5,7 @@ use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
 use troika_device::{
-    Clock, CommandList, Completion, DeviceError, ListRunner, Queue, Submission, ThreadQueue,
+    Clock, CommandList, Completion, DeviceError, Queue, Submission, ThreadQueue,
     ThreadQueueOptions, WaitTimes,
 };
 
@@ -14,45 +14,32 @@ use crate::lane::{Lane, TimedList};
 use crate::limits::Limits;
 use crate::worker::Worker;
 
-/// Runs the lists of a queue beside real devices: modelled times are reported, not waited for.
-pub(crate) struct RealTime {
+/// A queue beside real devices: modelled times are reported, not waited for.
+pub(crate) fn in_real_time(
+    mut worker: Worker,
     number: usize,
     clock: Arc<dyn Clock>,
-    worker: Worker,
-    learnt: WaitTimes,
-}
-
-impl RealTime {
-    /// A queue with a thread.
-    pub fn start(
-        worker: Worker,
-        number: usize,
-        clock: Arc<dyn Clock>,
-        done: SyncSender<Completion>,
-    ) -> Result<ThreadQueue<RealTime>, DeviceError> {
-        let (device, depth) = (worker.limits.device.clone(), worker.limits.processor.queue_depth);
-        let options = ThreadQueueOptions { device, number, depth, runs_here: true };
-        let runner = RealTime { number, clock, worker, learnt: WaitTimes::default() };
-        ThreadQueue::start(options, runner, done, || {})
-    }
-}
-
-impl ListRunner for RealTime {
-    fn run(&mut self, list: CommandList) -> Completion {
-        let RealTime { number, clock, worker, learnt } = self;
+    done: SyncSender<Completion>,
+) -> Result<Box<dyn Queue>, DeviceError> {
+    let (device, depth) = (worker.limits.device.clone(), worker.limits.processor.queue_depth);
+    let options = ThreadQueueOptions { device, number, depth, runs_here: true };
+    let mut learnt = WaitTimes::default();
+    let run = move |list: CommandList| {
         let mut modelled = Vec::new();
-        let mut completion = list.run(*number, &**clock, learnt, |Submission { work, .. }, _| {
-            let task = worker.prepare(work)?;
-            modelled.push(Duration::from_nanos(task.need.ns));
-            // With numerics off, nothing else would notice conflicting tasks.
-            worker.claim(work, &task)?;
-            worker.compute(work, &task)
-        });
+        let mut completion =
+            list.run(number, &*clock, &mut learnt, |Submission { work, .. }, _| {
+                let task = worker.prepare(work)?;
+                modelled.push(Duration::from_nanos(task.need.ns));
+                // With numerics off, nothing else would notice conflicting tasks.
+                worker.claim(work, &task)?;
+                worker.compute(work, &task)
+            });
         for (time, modelled) in completion.times.iter_mut().zip(modelled) {
             time.modelled = Some(modelled);
         }
         completion
-    }
+    };
+    Ok(Box::new(ThreadQueue::start(options, run, done, || {})?))
 }
 
 /// A queue in virtual time. A task holds its claims from start to end, and its results are computed

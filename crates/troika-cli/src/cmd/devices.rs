@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 use troika::device::{Device, DeviceKind};
+use troika::npu::{Hardware, NpuError, Provider, survey};
 use troika::{DeviceOptions, measure_bandwidth, open_devices};
 
 use crate::error::CliError;
@@ -61,5 +62,26 @@ pub fn run(args: &DevicesArgs) -> Result<(), CliError> {
             "read_gb_per_s": bandwidth,
         }));
     }
+    if options.devices.is_empty() {
+        for (name, state) in npus(&options) {
+            text.push_str(&format!("{name}: {state}\n"));
+            list.push(json!({ "name": name, "kind": "NPU", "state": state }));
+        }
+    }
     if args.json { output::json(&Value::Array(list)) } else { output::write(&text) }
+}
+
+/// The NPUs that could be asked for, with how to, or what is missing.
+fn npus(options: &DeviceOptions) -> Vec<(String, String)> {
+    let state = |provider: Provider, found: Result<Vec<Hardware>, NpuError>| match found {
+        Err(e) => format!("not available: {e}"),
+        Ok(all) if all.is_empty() => "not available: it finds no hardware here".to_string(),
+        Ok(all) => {
+            let spec = |h: &Hardware| format!("--device npu:{}:{}", provider.name(), h.name());
+            all.iter().map(spec).collect::<Vec<_>>().join(", ")
+        }
+    };
+    let all = survey(&options.npu.runtime).into_iter();
+    all.map(|(provider, found)| (format!("npu:{}", provider.name()), state(provider, found)))
+        .collect()
 }

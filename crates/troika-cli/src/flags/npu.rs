@@ -25,6 +25,9 @@ pub fn npu_settings(cache_dir: Option<PathBuf>, cache_bytes: u64) -> NpuSettings
         args: vec![COMPILE_VERB.into()],
         limit: LIMIT,
     });
-    let (runtime, cache_bytes) = (RuntimePlaces::from_env(), Some(cache_bytes));
-    NpuSettings { runtime, helper, cache_dir, cache_bytes }
+    // The runtime's own variable, and those of the active Python environment.
+    let path = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(path).collect();
+    let runtime = RuntimePlaces { library: path("ORT_DYLIB_PATH"), environments };
+    NpuSettings { runtime, helper, cache_dir, cache_bytes: Some(cache_bytes) }
 }

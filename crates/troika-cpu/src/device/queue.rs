@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
 use troika_device::{
-    Clock, CommandList, Completion, DeviceError, ListRunner, Queue, Run, Submission, ThreadQueue,
+    Clock, CommandList, Completion, DeviceError, Queue, Run, Submission, ThreadQueue,
     ThreadQueueOptions, WaitTimes, Work,
 };
 
@@ -36,11 +36,16 @@ pub(crate) fn start(
     let core = options.cores.as_ref().and_then(|c| c.first().copied());
     let executor = Executor::new(device.clone(), pool, isa, options.spaces.clone());
     let tasks = Tasks { device: device.clone(), id, executor };
-    let worker = Worker { number, tasks, clock, learnt: WaitTimes::default() };
+    let mut worker = Worker { number, tasks, clock, learnt: WaitTimes::default() };
     // A pinned thread's work is not for the caller's.
     let runs_here = core.is_none();
     let queue = ThreadQueueOptions { device, number, depth: QUEUE_DEPTH, runs_here };
-    let queue = ThreadQueue::start(queue, worker, done, move || core.into_iter().for_each(pin))?;
+    let queue = ThreadQueue::start(
+        queue,
+        move |list| worker.complete(list),
+        done,
+        move || core.into_iter().for_each(pin),
+    )?;
     Ok(Box::new(queue))
 }
 
@@ -51,8 +56,9 @@ struct Worker {
     learnt: WaitTimes,
 }
 
-impl ListRunner for Worker {
-    fn run(&mut self, list: CommandList) -> Completion {
+impl Worker {
+    /// Runs a list.
+    fn complete(&mut self, list: CommandList) -> Completion {
         let tasks = &mut self.tasks;
         list.run(self.number, &*self.clock, &mut self.learnt, |task, next| match &task.work {
             Work::Run(run) => tasks.run(run, next),

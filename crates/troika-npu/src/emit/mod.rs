@@ -8,7 +8,7 @@ use troika_device::{DeviceError, WeightSource};
 use troika_graph::blocks::dequantize;
 use troika_graph::{DType, Dim, Op, Rope, Subgraph, Value, ValueId, WeightRef, WeightSlice};
 
-use crate::onnx::{ElementType, Model};
+use crate::onnx::{ElementType, OnnxModel};
 use crate::provider::Provider;
 
 /// A model with what a caller binds.
@@ -69,7 +69,7 @@ pub(crate) fn rows_of(graph: &Subgraph) -> Result<usize, String> {
 pub(crate) fn emit(graph: &Subgraph, weights: &dyn WeightSource) -> Result<Emitted, DeviceError> {
     let wrong = |why: String| DeviceError::Submission { task: graph.name.clone(), why };
     let rows = rows_of(graph).map_err(wrong)?;
-    let mut model = Model::new(&graph.name);
+    let mut model = OnnxModel::new(&graph.name);
     let port = |kind: &str, i: usize, id: &ValueId| {
         let value = graph.value(*id);
         let cols = value.shape.row_len();
@@ -112,7 +112,7 @@ struct Emitter<'a> {
     graph: &'a Subgraph,
     weights: &'a dyn WeightSource,
     rows: usize,
-    model: Model,
+    model: OnnxModel,
     /// The tensors of the values so far.
     tensors: HashMap<ValueId, String>,
 }

@@ -42,15 +42,15 @@ impl Attribute {
 }
 
 /// A model in the making. Nodes are added in the order in which they run.
-pub struct Model {
+pub struct OnnxModel {
     graph: GraphProto,
     names: usize,
 }
 
-impl Model {
+impl OnnxModel {
     /// A model without nodes.
-    pub fn new(name: &str) -> Model {
-        Model { graph: GraphProto { name: name.into(), ..GraphProto::default() }, names: 0 }
+    pub fn new(name: &str) -> OnnxModel {
+        OnnxModel { graph: GraphProto { name: name.into(), ..GraphProto::default() }, names: 0 }
     }
 
     /// A name that nothing has yet. Profilers of compilers report by it.

@@ -3,4 +3,4 @@
 mod graph;
 mod proto;
 
-pub(crate) use graph::{Attribute, ElementType, Model};
+pub(crate) use graph::{Attribute, ElementType, OnnxModel};
