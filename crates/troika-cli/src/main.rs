@@ -50,5 +50,8 @@ fn run(command: Command) -> Result<(), CliError> {
         Command::Devices(args) => cmd::devices::run(&args),
         Command::Cache(args) => cmd::cache::run(&args),
         Command::Completions(args) => cmd::completions::run(&args),
+        Command::NpuCompile(args) => {
+            troika::npu::serve_compile(&args.args).map_err(CliError::Failure)
+        }
     }
 }

@@ -12,6 +12,7 @@ use std::fmt::Write;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
 
 use snapbox::IntoData;
 use tempfile::TempDir;
@@ -21,6 +22,7 @@ const NOT_RUN: &[(&str, &str)] = &[
     ("cargo test --workspace --release", "this test is part of it"),
     ("cargo install --path crates/troika-cli", "it builds the command once more"),
     ("cargo run --release -p conformance -- golden DIR", "conformance has a test of it"),
+    (".ci/npu-runtimes npu-runtimes", "it was run before, with another folder"),
     ("cargo xtask peers", "it downloads and builds other engines"),
 ];
 
@@ -128,6 +130,17 @@ fn without_figures(text: &str) -> String {
     plain
 }
 
+/// What NPU devices need, installed once.
+fn npu_runtimes() -> &'static Path {
+    static PLACE: OnceLock<PathBuf> = OnceLock::new();
+    PLACE.get_or_init(|| {
+        let place = root().join("target/npu-runtimes");
+        let installed = Command::new(root().join(".ci/npu-runtimes")).arg(&place).status();
+        assert!(installed.unwrap().success());
+        place
+    })
+}
+
 /// A folder with all that the documents name: models, texts, virtual phones, and a cache of the Hub.
 fn desk() -> TempDir {
     let desk = tempfile::tempdir().unwrap();
@@ -163,6 +176,7 @@ fn run(command: &str, desk: &Path) -> Output {
     let mut shell = Command::new("sh");
     shell.args(["-c", &command]).current_dir(desk).stdin(Stdio::null()).env_clear();
     shell.env("PATH", std::env::join_paths(path).unwrap()).env("HOME", desk);
+    shell.env("VIRTUAL_ENV", npu_runtimes());
     shell.env("HF_HOME", desk.join("hub")).env("HF_HUB_OFFLINE", "1").output().unwrap()
 }
 

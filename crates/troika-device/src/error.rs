@@ -72,6 +72,12 @@ pub enum DeviceError {
 }
 
 impl DeviceError {
+    /// For a queue that is given a list more than it takes.
+    pub fn too_many_lists(device: &str, depth: usize) -> DeviceError {
+        let why = format!("{depth} lists are in flight on its queue, which is all it takes");
+        DeviceError::System { device: device.into(), why }
+    }
+
     /// Adds the purpose of the memory to an allocation error.
     pub fn memory(what: impl Into<String>) -> impl FnOnce(OutOfMemory) -> DeviceError {
         move |e| DeviceError::Memory { what: what.into(), bytes: e.bytes }

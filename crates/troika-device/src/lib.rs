@@ -13,6 +13,7 @@ mod host;
 mod list;
 mod memory;
 mod text;
+mod thread_queue;
 mod timeline;
 mod weight;
 
@@ -32,5 +33,6 @@ pub use memory::{
     View, ViewError, WriteGuard, WriteRows, ZeroedBytes, trim_heap,
 };
 pub use text::{read_all, read_text};
+pub use thread_queue::{ThreadQueue, ThreadQueueOptions};
 pub use timeline::{Lost, Point, Signal, Timeline, Timelines, Wait, Waiting};
 pub use weight::{PackFn, PackLayout, Packed, WeightBytes, WeightData, WeightOwner, WeightSource};

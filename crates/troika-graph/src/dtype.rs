@@ -45,6 +45,27 @@ pub enum DType {
 }
 
 impl DType {
+    /// The types that weights can have.
+    pub const WEIGHTS: [DType; 17] = [
+        DType::F32,
+        DType::F16,
+        DType::BF16,
+        DType::Q8_0,
+        DType::Q4_0,
+        DType::Q4_1,
+        DType::Q5_0,
+        DType::Q5_1,
+        DType::Q2_K,
+        DType::Q3_K,
+        DType::Q4_K,
+        DType::Q5_K,
+        DType::Q6_K,
+        DType::MXFP4,
+        DType::Q4_G32,
+        DType::Q4_G64,
+        DType::Q4_G128,
+    ];
+
     /// Elements in one block (1 for plain types).
     pub const fn block_len(self) -> usize {
         match self {

@@ -18,7 +18,7 @@ use crate::clock::VirtualClock;
 use crate::cost::Rates;
 use crate::limits::Limits;
 use crate::loaded::{Code, Compiled, DeviceId, Loaded};
-use crate::queue::{RealQueue, VirtualQueue};
+use crate::queue::{VirtualQueue, in_real_time};
 use crate::resident::Resident;
 use crate::soc::{Processor, ProcessorKind, Soc};
 use crate::worker::Worker;
@@ -315,6 +315,6 @@ impl Device for VirtualDevice {
             let queue = VirtualQueue::start(worker, number, &self.board, self.place, done);
             return Ok(Box::new(queue));
         }
-        Ok(Box::new(RealQueue::start(worker, number, clock, done)?))
+        in_real_time(worker, number, clock, done)
     }
 }

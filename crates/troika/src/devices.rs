@@ -10,9 +10,16 @@ pub use troika_cpu::peaks::{Peak, Peaks};
 use troika_cpu::{CpuDevice, CpuOptions, Isa, Multiply};
 use troika_device::{Clock, Device, DeviceError};
 use troika_graph::{ActivationFormat, DType};
+/// NPUs.
+pub use troika_npu as npu;
+use troika_npu::{
+    GraphCache, GraphKey, HelperCommand, NpuDevice, NpuOptions, NpuSpec, OptionalCache,
+    RuntimePlaces,
+};
 /// Virtual systems on a chip.
 pub use troika_sim as sim;
 use troika_sim::{Board, Soc, SocError, VirtualClock, VirtualDevice};
+use troika_weights::CacheFolder;
 
 /// Which devices to open.
 #[derive(Clone, Debug, Default)]
@@ -26,16 +33,61 @@ pub struct DeviceOptions {
     pub isa: Option<String>,
     /// Devices to open instead of the one described by the fields above.
     pub devices: Vec<DeviceSpec>,
+    /// What NPU devices need.
+    pub npu: NpuSettings,
 }
 
-/// A device in the user's notation: `[NAME=]cpu[:CORES][@ISA]` with cores as in `0-3+8`, or
-/// `[NAME=]virtual:FILE.toml[:PROCESSOR]`.
+/// What NPU devices need.
+#[derive(Clone, Debug, Default)]
+pub struct NpuSettings {
+    /// Where to look for ONNX Runtime.
+    pub runtime: RuntimePlaces,
+    /// How to compile in another process; `None`: in this one, and nothing is kept.
+    pub helper: Option<HelperCommand>,
+    /// The folder that keeps compiled graphs for the next start; `None`: not kept.
+    pub cache_dir: Option<PathBuf>,
+    /// The most bytes in that folder.
+    pub cache_bytes: Option<u64>,
+}
+
+impl NpuSettings {
+    fn options(&self, name: String, spec: NpuSpec) -> NpuOptions {
+        let cache = self.cache_dir.as_ref().map(|dir| {
+            let limit = self.cache_bytes.unwrap_or(u64::MAX);
+            Arc::new(KeptGraphs { folder: CacheFolder::new(dir), limit }) as Arc<dyn GraphCache>
+        });
+        let (places, helper) = (self.runtime.clone(), self.helper.clone());
+        NpuOptions { name, spec, places, threads: 1, helper, cache: OptionalCache(cache) }
+    }
+}
+
+/// Compiled graphs in the folder of packed weights.
+struct KeptGraphs {
+    folder: CacheFolder,
+    limit: u64,
+}
+
+impl GraphCache for KeptGraphs {
+    fn get(&self, key: &GraphKey) -> Option<Vec<u8>> {
+        self.folder.graph(&key.0)
+    }
+
+    fn put(&self, key: &GraphKey, bytes: &[u8]) {
+        // A cache that cannot be written costs the next start some time.
+        let _ = self.folder.keep_graph(&key.0, bytes, self.limit);
+    }
+}
+
+/// A device in the user's notation: `[NAME=]cpu[:CORES][@ISA]` with cores as in `0-3+8`,
+/// `[NAME=]npu[:PROVIDER[:DEVICE]]`, or `[NAME=]virtual:FILE.toml[:PROCESSOR]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceSpec {
-    /// Its name; `None`: `cpu`, `cpu1`, ..., or the processor's name.
+    /// Its name; `None`: `cpu`, `cpu1`, ..., likewise `npu`, or the processor's name.
     pub name: Option<String>,
-    /// The processor of a virtual device; `None`: the CPU.
+    /// The processor of a virtual device.
     pub processor: Option<ProcessorSpec>,
+    /// Which NPU, if it is one.
+    pub npu: Option<NpuSpec>,
     /// Logical cores to which its threads are pinned, one each; `None`: a thread per physical
     /// performance core, not pinned.
     pub cores: Option<Vec<usize>>,
@@ -85,6 +137,14 @@ impl FromStr for DeviceSpec {
             let (name, processor) = (name.map(String::from), Some(processor));
             return Ok(DeviceSpec { name, processor, ..DeviceSpec::default() });
         }
+        if let Some(npu) = rest.strip_prefix("npu") {
+            let npu = match NpuSpec::parse(npu) {
+                Ok(npu) => Some(npu),
+                Err(why) => return refuse(why),
+            };
+            let name = name.map(String::from);
+            return Ok(DeviceSpec { name, npu, ..DeviceSpec::default() });
+        }
         let (rest, isa) = match rest.split_once('@') {
             Some((rest, isa)) => (rest, Some(isa)),
             None => (rest, None),
@@ -95,8 +155,8 @@ impl FromStr for DeviceSpec {
         };
         if kind != "cpu" {
             return refuse(
-                "it must be [NAME=]cpu[:CORES][@ISA], such as a=cpu:0-3+8, or \
-                 [NAME=]virtual:FILE.toml[:PROCESSOR]"
+                "it must be [NAME=]cpu[:CORES][@ISA], such as a=cpu:0-3+8, \
+                 [NAME=]npu[:PROVIDER[:DEVICE]], or [NAME=]virtual:FILE.toml[:PROCESSOR]"
                     .into(),
             );
         }
@@ -115,7 +175,7 @@ impl FromStr for DeviceSpec {
             return refuse(format!("core {c} is not among those this process may use ({known:?})"));
         }
         let (name, isa) = (name.map(String::from), isa.map(String::from));
-        Ok(DeviceSpec { name, processor: None, cores, isa })
+        Ok(DeviceSpec { name, cores, isa, ..DeviceSpec::default() })
     }
 }
 
@@ -160,10 +220,10 @@ impl DeviceOptions {
     pub fn threads(&self) -> usize {
         if !self.devices.is_empty() {
             let default = troika_cpu::default_threads;
-            // A virtual device computes on one thread.
-            let of = |s: &DeviceSpec| match (&s.processor, &s.cores) {
-                (Some(_), _) => 1,
-                (None, cores) => cores.as_ref().map_or_else(default, Vec::len),
+            // A virtual device computes on one thread, and so does a CPU that stands in for an NPU.
+            let of = |s: &DeviceSpec| match &s.cores {
+                _ if s.processor.is_some() || s.npu.is_some() => 1,
+                cores => cores.as_ref().map_or_else(default, Vec::len),
             };
             return self.devices.iter().map(of).sum();
         }
@@ -195,13 +255,22 @@ pub fn open_devices(options: &DeviceOptions) -> Result<Vec<Arc<dyn Device>>, Dev
         return Ok(vec![open(CpuOptions { name, threads, cores, isa, ..CpuOptions::default() })?]);
     }
     let socs = Socs::read(&options.devices)?;
-    let plain = |spec: &DeviceSpec| Ok(socs.processor(spec)?.map_or("cpu", |(_, p)| &*p.name));
+    let plain = |spec: &DeviceSpec| {
+        let own = if spec.npu.is_some() { "npu" } else { "cpu" };
+        Ok(socs.processor(spec)?.map_or(own, |(_, p)| &*p.name))
+    };
     let plain: Vec<&str> = options.devices.iter().map(plain).collect::<Result<_, DeviceError>>()?;
     let named = names(&options.devices, &plain)?.into_iter().zip(&options.devices);
     let devices = named.map(|(name, spec)| {
         if let Some((board, processor)) = socs.processor(spec)? {
             let device = VirtualDevice::on(board, &name, processor)?;
             return Ok(Arc::new(device) as Arc<dyn Device>);
+        }
+        if let Some(npu) = spec.npu {
+            let opened = NpuDevice::open(options.npu.options(name.clone(), npu));
+            let npu =
+                opened.map_err(|e| DeviceError::System { device: name, why: e.to_string() })?;
+            return Ok(Arc::new(npu) as Arc<dyn Device>);
         }
         let cores = spec.cores.clone();
         let threads = cores.as_ref().map_or_else(troika_cpu::default_threads, Vec::len);
@@ -322,6 +391,7 @@ mod tests {
         let spec = |name: Option<&str>, cores: Option<&[usize]>| DeviceSpec {
             name: name.map(String::from),
             processor: None,
+            npu: None,
             cores: cores.map(<[usize]>::to_vec),
             isa: None,
         };

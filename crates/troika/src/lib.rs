@@ -59,9 +59,9 @@ mod text;
 
 pub use describe::{BoundModel, Described, describe};
 pub use devices::{
-    DeviceOptions, DeviceSpec, DeviceSpecError, Peak, Peaks, ProcessorSpec, instruction_sets,
-    measure_bandwidth, measure_peaks, multiply_of, open_devices, parse_cores, sim, usable_cores,
-    virtual_clock,
+    DeviceOptions, DeviceSpec, DeviceSpecError, NpuSettings, Peak, Peaks, ProcessorSpec,
+    instruction_sets, measure_bandwidth, measure_peaks, multiply_of, npu, open_devices,
+    parse_cores, sim, usable_cores, virtual_clock,
 };
 pub use driver::EngineGuard;
 pub use error::Error;

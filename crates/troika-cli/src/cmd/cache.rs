@@ -42,6 +42,10 @@ fn contents(file: &CacheFile) -> (String, String) {
             Ok(path) => (path.display().to_string(), String::new()),
             Err(why) => (format!("unusable: {why}"), String::new()),
         },
+        CacheKind::Graph => match file.verify() {
+            Ok(()) => ("compiled for an NPU".into(), String::new()),
+            Err(why) => (format!("unusable: {why}"), String::new()),
+        },
         CacheKind::Profile => match troika_lab::kept_profile(&file.path) {
             Ok((of, true)) => (of, "complete".into()),
             Ok((of, false)) => (of, "begun".into()),

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
-use troika::device::Device;
+use troika::device::{Device, DeviceKind};
+use troika::npu::{Hardware, NpuError, Provider, survey};
 use troika::{DeviceOptions, measure_bandwidth, open_devices};
 
 use crate::error::CliError;
-use crate::flags::{DevicesArgs, named_apart};
+use crate::flags::{DevicesArgs, named_apart, npu_settings};
 use crate::output;
 
 /// Lists devices with their facts.
@@ -16,7 +17,12 @@ use crate::output;
 /// A device that does not open.
 pub fn run(args: &DevicesArgs) -> Result<(), CliError> {
     let devices = named_apart(&args.device)?;
-    let options = DeviceOptions { threads: args.threads, devices, ..DeviceOptions::default() };
+    let options = DeviceOptions {
+        threads: args.threads,
+        devices,
+        npu: npu_settings(None, 0),
+        ..DeviceOptions::default()
+    };
     let devices = open_devices(&options).map_err(|e| CliError::Troika(e.into()))?;
     // The threads of each device.
     let threads = |i: usize| match options.devices.get(i) {
@@ -24,7 +30,7 @@ pub fn run(args: &DevicesArgs) -> Result<(), CliError> {
         None => options.threads(),
     };
     // A virtual device's facts say what it can do.
-    let measured = |d: &Arc<dyn Device>| d.clock().is_none();
+    let measured = |d: &Arc<dyn Device>| d.kind() == DeviceKind::Cpu;
     let mut known: Vec<(usize, f64)> = Vec::new();
     let mut bandwidth = |threads: usize| match known.iter().find(|k| k.0 == threads) {
         Some((_, known)) => *known,
@@ -56,5 +62,26 @@ pub fn run(args: &DevicesArgs) -> Result<(), CliError> {
             "read_gb_per_s": bandwidth,
         }));
     }
+    if options.devices.is_empty() {
+        for (name, state) in npus(&options) {
+            text.push_str(&format!("{name}: {state}\n"));
+            list.push(json!({ "name": name, "kind": "NPU", "state": state }));
+        }
+    }
     if args.json { output::json(&Value::Array(list)) } else { output::write(&text) }
+}
+
+/// The NPUs that could be asked for, with how to, or what is missing.
+fn npus(options: &DeviceOptions) -> Vec<(String, String)> {
+    let state = |provider: Provider, found: Result<Vec<Hardware>, NpuError>| match found {
+        Err(e) => format!("not available: {e}"),
+        Ok(all) if all.is_empty() => "not available: it finds no hardware here".to_string(),
+        Ok(all) => {
+            let spec = |h: &Hardware| format!("--device npu:{}:{}", provider.name(), h.name());
+            all.iter().map(spec).collect::<Vec<_>>().join(", ")
+        }
+    };
+    let all = survey(&options.npu.runtime).into_iter();
+    all.map(|(provider, found)| (format!("npu:{}", provider.name()), state(provider, found)))
+        .collect()
 }

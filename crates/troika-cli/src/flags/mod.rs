@@ -4,6 +4,7 @@
 mod cache;
 mod effect;
 mod help;
+mod npu;
 mod overwrite;
 mod parse;
 pub mod placement;
@@ -15,6 +16,7 @@ mod types;
 mod verbs;
 
 pub use cache::{CacheArgs, CacheVerb};
+pub use npu::npu_settings;
 pub use parse::parse;
 pub use placement::{named_apart, profile_at};
 pub use simulate::{ReproduceArgs, SimulateArgs};

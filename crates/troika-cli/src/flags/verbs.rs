@@ -9,6 +9,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use troika::{DeviceOptions, OpenOptions};
 
 use super::cache::CacheArgs;
+use super::npu::{NpuCompileArgs, npu_settings};
 use super::placement::{self, PlacementArgs, PlanFileArgs};
 use super::quant::{QuantArgs, QuantFlag};
 use super::sampling::SamplingArgs;
@@ -54,6 +55,9 @@ pub enum Command {
     Cache(CacheArgs),
     /// Print a completion script for a shell
     Completions(CompletionArgs),
+    /// Compiles graphs for an NPU; a command that needs them starts it
+    #[command(hide = true)]
+    NpuCompile(NpuCompileArgs),
 }
 
 /// Which model.
@@ -108,7 +112,8 @@ impl ComputeArgs {
     pub fn devices(&self, threads: Option<usize>) -> DeviceOptions {
         let cores = self.cores.clone().map(|c| c.0);
         let devices = self.placement.device.clone();
-        DeviceOptions { threads, cores, isa: self.isa.clone(), devices }
+        let npu = npu_settings(self.quant.cache(), self.quant.cache_bytes());
+        DeviceOptions { threads, cores, isa: self.isa.clone(), devices, npu }
     }
 
     /// The options for opening a model.

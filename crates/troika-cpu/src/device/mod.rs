@@ -80,7 +80,7 @@ fn caps(options: &CpuOptions, isa: Isa) -> Caps {
         spaces: [SpaceId::HOST].into_iter().chain(options.spaces.iter().copied()).collect(),
         numerics: format!("cpu {}", isa.name()),
         max_binding_bytes: None,
-        weight_dtypes: WEIGHT_DTYPES.to_vec(),
+        weight_dtypes: DType::WEIGHTS.to_vec(),
         activation_formats,
         max_graph_bytes: None,
         max_resident_bytes: None,
@@ -93,27 +93,6 @@ fn caps(options: &CpuOptions, isa: Isa) -> Caps {
         facts,
     }
 }
-
-/// Types of weights that the kernels read.
-pub(crate) const WEIGHT_DTYPES: [DType; 17] = [
-    DType::F32,
-    DType::F16,
-    DType::BF16,
-    DType::Q8_0,
-    DType::Q4_0,
-    DType::Q4_1,
-    DType::Q5_0,
-    DType::Q5_1,
-    DType::Q2_K,
-    DType::Q3_K,
-    DType::Q4_K,
-    DType::Q5_K,
-    DType::Q6_K,
-    DType::MXFP4,
-    DType::Q4_G32,
-    DType::Q4_G64,
-    DType::Q4_G128,
-];
 
 impl Device for CpuDevice {
     fn name(&self) -> &str {

@@ -117,7 +117,6 @@ pub(crate) fn rows_per_part(cols: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::WEIGHT_DTYPES;
     use crate::machine::peaks;
 
     /// What the kernels say they use is something this machine has.
@@ -127,7 +126,7 @@ mod tests {
             for activations in
                 [ActivationFormat::F32, ActivationFormat::INT8, int8::INT7, ActivationFormat::Bf16]
             {
-                for dtype in WEIGHT_DTYPES {
+                for dtype in DType::WEIGHTS {
                     let used = multiply(isa, dtype, activations);
                     let here = used.is_none_or(peaks::is_measured);
                     assert!(here, "{isa:?} {dtype} {activations:?}");

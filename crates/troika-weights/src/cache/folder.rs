@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use super::format::{Found, PackedIndex};
-use super::partial::{place_of, remove_abandoned};
+use super::partial::{Partial, place_of, remove_abandoned, touch};
 use crate::cache::hash::Record;
 
 /// Number of hexadecimal digits at the start of file names.
@@ -21,6 +21,8 @@ pub enum CacheKind {
     Packed,
     /// The remembered hash of a model's file.
     Hash,
+    /// A graph that an NPU's compiler has compiled.
+    Graph,
     /// A profile of a model on devices, complete or begun. What it holds is known to who writes it.
     Profile,
     /// A file that is being written, or was left behind by a process that ended.
@@ -33,6 +35,7 @@ impl CacheKind {
         match self {
             CacheKind::Packed => "packed",
             CacheKind::Hash => "hash",
+            CacheKind::Graph => "graph",
             CacheKind::Profile => "profile",
             CacheKind::Partial => "partial",
         }
@@ -77,6 +80,7 @@ impl CacheFile {
         let checked = match self.kind {
             CacheKind::Packed => Found::read(&self.path).and_then(|f| f.verify()),
             CacheKind::Hash => self.hashed().map(drop),
+            CacheKind::Graph => graph(&self.path).map(drop),
             CacheKind::Profile | CacheKind::Partial => Ok(()),
         };
         // Another process may have removed it since the listing.
@@ -91,6 +95,7 @@ impl CacheFile {
         match self.kind {
             CacheKind::Packed => self.index().is_err(),
             CacheKind::Hash => !Record::read(&self.path).is_ok_and(|r| r.is_current()),
+            CacheKind::Graph => graph(&self.path).is_err(),
             CacheKind::Profile | CacheKind::Partial => false,
         }
     }
@@ -117,6 +122,33 @@ impl CacheFolder {
         self.0.join("hashes")
     }
 
+    fn graphs(&self) -> PathBuf {
+        self.0.join("graphs")
+    }
+
+    fn graph_file(&self, key: &[u8; 32]) -> PathBuf {
+        let digits: String = key.iter().map(|b| format!("{b:02x}")).collect();
+        self.graphs().join(format!("{}.graph", &digits[..DIGITS]))
+    }
+
+    /// A compiled graph by its key, if it is there and whole.
+    pub fn graph(&self, key: &[u8; 32]) -> Option<Vec<u8>> {
+        let path = self.graph_file(key);
+        let bytes = graph(&path).ok()?;
+        touch(&path);
+        Some(bytes)
+    }
+
+    /// Keeps a compiled graph under its key, in a cache of at most `limit` bytes.
+    ///
+    /// # Errors
+    /// The folder cannot be written to.
+    pub fn keep_graph(&self, key: &[u8; 32], bytes: &[u8], limit: u64) -> Result<()> {
+        let path = self.graph_file(key);
+        Partial::whole(&path, &[blake3::hash(bytes).as_bytes(), bytes].concat())?;
+        self.shrink(limit, Some(&path)).map(drop)
+    }
+
     /// Where profiles are.
     pub fn profiles(&self) -> PathBuf {
         self.0.join("profiles")
@@ -128,8 +160,13 @@ impl CacheFolder {
     /// The folder cannot be read. A missing folder counts as empty.
     pub fn files(&self) -> Result<Vec<CacheFile>> {
         let mut all = Vec::new();
-        let kinds = [CacheKind::Packed, CacheKind::Hash, CacheKind::Profile];
-        for (dir, kind) in [self.packed(), self.hashes(), self.profiles()].into_iter().zip(kinds) {
+        let folders = [
+            (self.packed(), CacheKind::Packed),
+            (self.hashes(), CacheKind::Hash),
+            (self.graphs(), CacheKind::Graph),
+            (self.profiles(), CacheKind::Profile),
+        ];
+        for (dir, kind) in folders {
             let entries = match std::fs::read_dir(&dir) {
                 Ok(entries) => entries,
                 Err(e) if e.kind() == ErrorKind::NotFound => continue,
@@ -151,9 +188,9 @@ impl CacheFolder {
     /// The folder cannot be read, or a file cannot be removed.
     pub fn shrink(&self, limit: u64, keep: Option<&Path>) -> Result<Vec<CacheFile>> {
         let mut files = self.files()?;
-        files.retain(|f| matches!(f.kind, CacheKind::Packed | CacheKind::Hash));
+        files.retain(|f| !matches!(f.kind, CacheKind::Profile | CacheKind::Partial));
         files.reverse();
-        files.sort_by_key(|f| f.kind);
+        files.sort_by_key(|f| f.kind == CacheKind::Hash);
         let mut total: u64 = files.iter().map(|f| f.bytes).sum();
         let mut removed = Vec::new();
         for file in files {
@@ -210,6 +247,16 @@ impl CacheFolder {
     }
 }
 
+/// The bytes of a compiled graph's file, which begins with their hash.
+fn graph(path: &Path) -> std::result::Result<Vec<u8>, String> {
+    let mut bytes = std::fs::read(path).map_err(|e| e.to_string())?;
+    let whole = bytes.split_first_chunk::<32>();
+    if !whole.is_some_and(|(hash, rest)| blake3::hash(rest) == *hash) {
+        return Err("its bytes are not those of its hash".into());
+    }
+    Ok(bytes.split_off(32))
+}
+
 /// A file, if its name and type match those of the cache.
 fn file(entry: &DirEntry, kind: CacheKind) -> Option<CacheFile> {
     let path = entry.path();
@@ -236,6 +283,7 @@ fn is_named(name: &str, kind: CacheKind) -> bool {
     match kind {
         CacheKind::Packed => hashed(".packed"),
         CacheKind::Hash => hashed(".json"),
+        CacheKind::Graph => hashed(".graph"),
         CacheKind::Profile => {
             let name = name.strip_suffix(".partial").unwrap_or(name);
             let end = name.strip_suffix(".json").and_then(|stem| stem.rsplit_once('-'));
@@ -295,6 +343,29 @@ mod tests {
         assert!(kept.exists() && others.iter().all(|o| o.exists()));
         assert_eq!(gone(folder.clear().unwrap()), [kept]);
         assert!(others.iter().all(|o| o.exists()));
+    }
+
+    #[test]
+    fn compiled_graphs_are_kept_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = CacheFolder::new(dir.path());
+        let (one, other) = ([7; 32], [8; 32]);
+        assert!(folder.graph(&one).is_none());
+        folder.keep_graph(&one, b"compiled", 1000).unwrap();
+        folder.keep_graph(&other, b"", 1000).unwrap();
+        assert_eq!(folder.graph(&one).unwrap(), b"compiled");
+        assert_eq!(folder.graph(&other).unwrap(), b"");
+        let files = folder.files().unwrap();
+        assert!(files.iter().all(|f| f.kind == CacheKind::Graph && f.verify().is_ok()));
+        // Truncated, and with other bytes.
+        for damage in [&b"short"[..], &[0; 40]] {
+            std::fs::write(folder.graph_file(&one), damage).unwrap();
+            assert!(folder.graph(&one).is_none());
+            assert_eq!(folder.files().unwrap().iter().filter(|f| f.verify().is_err()).count(), 1);
+        }
+        assert_eq!(folder.prune(1000, &|_| false).unwrap().len(), 1);
+        folder.keep_graph(&one, b"compiled", 33).unwrap();
+        assert!(folder.graph(&one).is_some() && folder.graph(&other).is_none());
     }
 
     #[test]

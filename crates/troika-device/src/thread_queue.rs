@@ -1,0 +1,117 @@
+//! A queue with a thread of its own, for devices that compute in real time.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use crate::device::{CommandList, Completion, Queue};
+use crate::error::DeviceError;
+
+/// How a [`ThreadQueue`] works.
+#[derive(Clone, Debug)]
+pub struct ThreadQueueOptions {
+    /// The device's name.
+    pub device: String,
+    /// The queue's number for the receiver, which is also part of its thread's name.
+    pub number: usize,
+    /// The most lists in flight.
+    pub depth: usize,
+    /// Whether a caller that would only wait may run a list on its own thread.
+    pub runs_here: bool,
+}
+
+/// A thread that runs command lists in order. A caller that would only wait can run a list itself.
+pub struct ThreadQueue<R> {
+    options: ThreadQueueOptions,
+    lists: Option<SyncSender<CommandList>>,
+    thread: Option<JoinHandle<()>>,
+    /// Held by the thread that runs a list.
+    runner: Arc<Mutex<R>>,
+    in_flight: Arc<AtomicUsize>,
+}
+
+impl<R: FnMut(CommandList) -> Completion + Send + 'static> ThreadQueue<R> {
+    /// Starts the thread, which does `first` before all lists. `runner` runs a list, and catches
+    /// panics of its tasks.
+    ///
+    /// # Errors
+    /// The system has no thread left.
+    pub fn start(
+        options: ThreadQueueOptions,
+        runner: R,
+        done: SyncSender<Completion>,
+        first: impl FnOnce() + Send + 'static,
+    ) -> Result<ThreadQueue<R>, DeviceError> {
+        // Has its memory from the start: submitting allocates nothing.
+        let (send, receive) = sync_channel(options.depth);
+        let (runner, in_flight) = (Arc::new(Mutex::new(runner)), Arc::new(AtomicUsize::new(0)));
+        let (serving, served) = (runner.clone(), in_flight.clone());
+        let thread = std::thread::Builder::new()
+            .name(format!("troika-{}-q{}", options.device, options.number))
+            .spawn(move || {
+                first();
+                serve(&serving, &served, &receive, &done);
+            })
+            .map_err(|e| DeviceError::System {
+                device: options.device.clone(),
+                why: format!("cannot start a thread: {e}"),
+            })?;
+        Ok(ThreadQueue { options, lists: Some(send), thread: Some(thread), runner, in_flight })
+    }
+}
+
+impl<R: FnMut(CommandList) -> Completion + Send + 'static> Queue for ThreadQueue<R> {
+    fn submit(&mut self, list: CommandList) -> Result<(), DeviceError> {
+        let ThreadQueueOptions { device, depth, .. } = &self.options;
+        let gone = || DeviceError::Gone(device.clone());
+        if !self.is_alive() {
+            return Err(gone());
+        }
+        if self.in_flight.fetch_add(1, Ordering::AcqRel) >= *depth {
+            self.in_flight.fetch_sub(1, Ordering::AcqRel);
+            return Err(DeviceError::too_many_lists(device, *depth));
+        }
+        self.lists.as_ref().ok_or_else(gone)?.send(list).map_err(|_| gone())
+    }
+
+    fn is_alive(&self) -> bool {
+        self.thread.as_ref().is_some_and(|t| !t.is_finished())
+    }
+
+    fn run_here(&mut self, list: CommandList) -> Result<Completion, CommandList> {
+        match self.options.runs_here {
+            true => Ok((*lock(&self.runner))(list)),
+            false => Err(list),
+        }
+    }
+}
+
+impl<R> Drop for ThreadQueue<R> {
+    fn drop(&mut self) {
+        self.lists = None;
+        if let Some(thread) = self.thread.take() {
+            // Runners catch panics of tasks; if the thread died anyway, there is nothing to report.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Runs lists until the queue is dropped.
+fn serve(
+    runner: &Mutex<impl FnMut(CommandList) -> Completion>,
+    in_flight: &AtomicUsize,
+    lists: &Receiver<CommandList>,
+    done: &SyncSender<Completion>,
+) {
+    while let Ok(list) = lists.recv() {
+        let completion = (*lock(runner))(list);
+        in_flight.fetch_sub(1, Ordering::AcqRel);
+        // Without a scheduler nobody listens, and the queue is dropped soon.
+        let _ = done.send(completion);
+    }
+}
+
+fn lock<R>(runner: &Mutex<R>) -> std::sync::MutexGuard<'_, R> {
+    runner.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,40 @@
+//! Compiled graphs that are kept for the next start.
+
+use std::sync::Arc;
+
+use crate::runtime::{Chosen, Runtime};
+
+/// Where compiled graphs are kept. What it cannot keep or find is compiled again.
+pub trait GraphCache: Send + Sync {
+    /// The bytes of a key, if they are there and whole.
+    fn get(&self, key: &GraphKey) -> Option<Vec<u8>>;
+
+    /// Keeps the bytes of a key.
+    fn put(&self, key: &GraphKey, bytes: &[u8]);
+}
+
+/// What a compiled graph depends on: the model with its weights, and what compiles it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GraphKey(pub [u8; 32]);
+
+/// A cache, if there is one.
+#[derive(Clone, Default)]
+pub struct OptionalCache(pub Option<Arc<dyn GraphCache>>);
+
+impl std::fmt::Debug for OptionalCache {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "OptionalCache({})", self.0.is_some())
+    }
+}
+
+impl GraphKey {
+    pub(crate) fn new(runtime: &Runtime, chosen: Chosen, threads: usize, model: &[u8]) -> GraphKey {
+        let mut hasher = blake3::Hasher::new();
+        for part in [&*chosen.to_string(), &*threads.to_string(), &*runtime.versions(chosen)] {
+            hasher.update(&(part.len() as u64).to_le_bytes());
+            hasher.update(part.as_bytes());
+        }
+        hasher.update(model);
+        GraphKey(*hasher.finalize().as_bytes())
+    }
+}

@@ -1,0 +1,275 @@
+//! The NPU device.
+
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+
+use troika_device::{
+    Caps, Clock, CompileRequest, CompileResults, Completion, Device, DeviceError, DeviceKind,
+    Executable, Queue, SpaceId, WeightSource, Weights,
+};
+use troika_graph::{DType, Subgraph, verify};
+
+use crate::cache::{GraphKey, OptionalCache};
+use crate::emit::{Emitted, emit, refusal, rows_of};
+use crate::error::NpuError;
+use crate::helper::{Helper, HelperCommand, HelperError};
+use crate::provider::NpuSpec;
+use crate::queue::{self, QUEUE_DEPTH};
+use crate::runtime::{Chosen, Runtime, RuntimePlaces};
+use crate::session::{CompiledModel, LoadedModel};
+
+/// The numbers of rows to compile for: padding up to the next is cheaper than one row past it.
+const ROW_BUCKETS: [usize; 7] = [1, 16, 32, 64, 128, 256, 512];
+
+/// The least signal-to-noise ratio of a compiled graph. Halves inside of it give 55 and more.
+const LEAST_SNR_DB: f64 = 40.0;
+
+/// How to open an NPU.
+#[derive(Clone, Debug)]
+pub struct NpuOptions {
+    /// The device's name.
+    pub name: String,
+    /// Which one.
+    pub spec: NpuSpec,
+    /// Where to look for ONNX Runtime.
+    pub places: RuntimePlaces,
+    /// Threads, where the CPU stands in for an NPU.
+    pub threads: usize,
+    /// How to compile in another process; `None`: in this one.
+    pub helper: Option<HelperCommand>,
+    /// Where compiled graphs are kept, which takes a helper.
+    pub cache: OptionalCache,
+}
+
+/// A device that runs graphs of fixed shape, compiled by a provider of ONNX Runtime.
+pub struct NpuDevice {
+    name: String,
+    runtime: Arc<Runtime>,
+    chosen: Chosen,
+    threads: usize,
+    helper: Option<HelperCommand>,
+    cache: OptionalCache,
+    caps: Caps,
+}
+
+/// Code: the weights are part of it.
+struct Code {
+    device: String,
+    graph: Subgraph,
+    model: Arc<CompiledModel>,
+}
+
+impl NpuDevice {
+    /// Opens an NPU.
+    ///
+    /// # Errors
+    /// The step on the way to it that failed.
+    pub fn open(options: NpuOptions) -> Result<NpuDevice, NpuError> {
+        let runtime = Runtime::load(&options.places)?;
+        let chosen = runtime.choose(options.spec)?;
+        let NpuOptions { name, threads, helper, cache, .. } = options;
+        let caps = caps(&runtime, chosen);
+        Ok(NpuDevice { name, runtime, chosen, threads: threads.max(1), helper, cache, caps })
+    }
+
+    fn unsupported(&self, graph: &Subgraph, op: usize, why: String) -> DeviceError {
+        DeviceError::Unsupported {
+            device: self.name.clone(),
+            op: graph.nodes.get(op).map_or("none", |n| n.op.name()).into(),
+            graph: graph.name.clone(),
+            why,
+        }
+    }
+
+    /// Runs a model once beside the reference: compilers exist whose graphs compute something else.
+    ///
+    /// # Errors
+    /// How its results differ.
+    fn probe(&self, model: &CompiledModel, emitted: &Emitted) -> Result<(), String> {
+        let reference = self.runtime.compile(Chosen::REFERENCE, self.threads, &emitted.bytes)?;
+        let snr = model.snr_db(&CompiledModel::new(reference, emitted))?;
+        // Not a number where results are.
+        if snr >= LEAST_SNR_DB {
+            return Ok(());
+        }
+        Err(format!(
+            "its results are wrong: {snr:.0} dB beside the reference, where {LEAST_SNR_DB} are asked"
+        ))
+    }
+
+    /// The graph as a model, if no op of it is refused.
+    fn emitted(
+        &self,
+        graph: &Subgraph,
+        weights: &dyn WeightSource,
+    ) -> Result<Emitted, DeviceError> {
+        verify(graph)?;
+        let refused = graph.nodes.iter().map(|n| refusal(&n.op, self.chosen.provider)).enumerate();
+        if let Some((op, why)) = refused.filter_map(|(op, why)| Some((op, why?))).next() {
+            return Err(self.unsupported(graph, op, why.into()));
+        }
+        rows_of(graph).map_err(|why| {
+            let why = format!("it takes static shapes only, and {why}: bind rows to a bucket");
+            self.unsupported(graph, 0, why)
+        })?;
+        emit(graph, weights)
+    }
+
+    fn compile_one(
+        &self,
+        graph: &Subgraph,
+        weights: &dyn WeightSource,
+        helper: &mut Option<Helper<'_>>,
+        go_on: &dyn Fn() -> bool,
+    ) -> Result<Arc<Executable>, DeviceError> {
+        let emitted = self.emitted(graph, weights)?;
+        let refused = |why| self.unsupported(graph, 0, why);
+        // What is kept was probed.
+        let model = match self.kept(&emitted) {
+            Some(model) => model,
+            None => self.made(&emitted, helper, go_on)?.map_err(refused)?,
+        };
+        let code = Code { device: self.name.clone(), graph: graph.clone(), model: Arc::new(model) };
+        Ok(Arc::new(Executable::new(code, 0)))
+    }
+
+    /// What an earlier start compiled.
+    fn kept(&self, emitted: &Emitted) -> Option<CompiledModel> {
+        let context = self.cache.0.as_ref()?.get(&self.key(emitted))?;
+        // What another version wrote is compiled again.
+        let session = self.runtime.compile(self.chosen, self.threads, &context).ok()?;
+        Some(CompiledModel::new(session, emitted))
+    }
+
+    fn key(&self, emitted: &Emitted) -> GraphKey {
+        GraphKey::new(&self.runtime, self.chosen, self.threads, &emitted.bytes)
+    }
+
+    /// Compiles a model, in another process if there is a helper, and keeps the result if it
+    /// computes what it should.
+    fn made(
+        &self,
+        emitted: &Emitted,
+        helper: &mut Option<Helper<'_>>,
+        go_on: &dyn Fn() -> bool,
+    ) -> Result<Result<CompiledModel, String>, DeviceError> {
+        let context = match helper.as_mut().map(|h| h.compile(&emitted.bytes, go_on)) {
+            None => None,
+            Some(Ok(context)) => Some(context),
+            Some(Err(HelperError::Stopped)) => return Err(DeviceError::Cancelled),
+            Some(Err(HelperError::Refused(why))) => return Ok(Err(why)),
+        };
+        let bytes = context.as_ref().unwrap_or(&emitted.bytes);
+        let session = self.runtime.compile(self.chosen, self.threads, bytes);
+        let model = session.map(|session| CompiledModel::new(session, emitted)).and_then(|model| {
+            let is_reference = self.chosen == Chosen::REFERENCE;
+            if is_reference { Ok(()) } else { self.probe(&model, emitted) }.map(|()| model)
+        });
+        if let (Ok(_), Some(context), Some(cache)) = (&model, &context, &self.cache.0) {
+            cache.put(&self.key(emitted), context);
+        }
+        Ok(model)
+    }
+}
+
+fn caps(runtime: &Runtime, chosen: Chosen) -> Caps {
+    let Chosen { provider, hardware, .. } = chosen;
+    Caps {
+        static_shapes: true,
+        row_buckets: ROW_BUCKETS.to_vec(),
+        spaces: vec![SpaceId::HOST],
+        numerics: format!("{}-{}-f32", provider.name(), hardware.name()),
+        max_binding_bytes: None,
+        weight_dtypes: DType::WEIGHTS.to_vec(),
+        activation_formats: Vec::new(),
+        // What a protobuf file holds at most.
+        max_graph_bytes: Some(i32::MAX as u64),
+        max_resident_bytes: None,
+        queue_depth: QUEUE_DEPTH,
+        queue_waits: true,
+        host_tasks: false,
+        strided_rows: true,
+        offset_alignment: 1,
+        bakes_weights: true,
+        facts: vec![
+            ("provider".into(), format!("{} on {}", provider.ep(), hardware.name())),
+            ("runtime".into(), runtime.library.display().to_string()),
+            (
+                "static shapes".into(),
+                format!("rows {}", ROW_BUCKETS.map(|n| n.to_string()).join(", ")),
+            ),
+        ],
+    }
+}
+
+impl Device for NpuDevice {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn kind(&self) -> DeviceKind {
+        DeviceKind::Npu
+    }
+
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn examine(&self, graph: &Subgraph) -> Vec<Option<String>> {
+        match verify(graph) {
+            Ok(()) => graph
+                .nodes
+                .iter()
+                .map(|n| refusal(&n.op, self.chosen.provider).map(String::from))
+                .collect(),
+            Err(e) => vec![Some(e.to_string()); graph.nodes.len()],
+        }
+    }
+
+    fn compile(&self, request: &CompileRequest<'_>) -> CompileResults {
+        // The others are quick, and have no compiled form to pass on.
+        let passes_on = self.chosen.is_plugin && self.chosen != Chosen::REFERENCE;
+        let command = self.helper.as_ref().filter(|_| passes_on);
+        let mut helper = command
+            .map(|command| Helper::new(command, &self.runtime.library, self.chosen, self.threads));
+        let mut on = (request.go_on)(0);
+        let compiled = request.graphs.iter().enumerate().map(|(i, graph)| {
+            if !on {
+                return Err(DeviceError::Cancelled);
+            }
+            let go_on = || (request.go_on)(i);
+            let code = self.compile_one(graph, request.weights, &mut helper, &go_on);
+            on = (request.go_on)(i + 1);
+            code
+        });
+        compiled.collect()
+    }
+
+    fn load(
+        &self,
+        executable: &Arc<Executable>,
+        graph: &Subgraph,
+        _: &dyn WeightSource,
+    ) -> Result<Arc<Weights>, DeviceError> {
+        let refuse = |why: String| DeviceError::Submission { task: graph.name.clone(), why };
+        let code = executable.made::<Code>().filter(|code| code.device == self.name);
+        let code = code.ok_or_else(|| {
+            refuse(format!("{executable:?} was not compiled on device {}", self.name))
+        })?;
+        if !graph.same_code(&code.graph) || graph.weights != code.graph.weights {
+            let of = &code.graph.name;
+            return Err(refuse(format!("its weights are not those in the code of {of}")));
+        }
+        let (device, graph, model) = (self.name.clone(), graph.name.clone(), code.model.clone());
+        Ok(Arc::new(Weights::new(executable, LoadedModel { device, graph, model })))
+    }
+
+    fn queue(
+        &self,
+        number: usize,
+        clock: Arc<dyn Clock>,
+        done: SyncSender<Completion>,
+    ) -> Result<Box<dyn Queue>, DeviceError> {
+        queue::start(&self.name, number, clock, done)
+    }
+}

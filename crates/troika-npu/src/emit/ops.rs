@@ -1,0 +1,268 @@
+//! Each op as ONNX operators.
+
+use troika_device::DeviceError;
+use troika_graph::{Activation, HeadLinear, Node, Op, Rope, RopeStyle, WeightRef};
+
+use super::{Emitter, element};
+use crate::onnx::Attribute;
+
+type Res = Result<String, DeviceError>;
+
+impl Emitter<'_> {
+    /// Adds an op.
+    ///
+    /// # Errors
+    /// A weight that cannot be read.
+    pub fn op(&mut self, node: &Node) -> Result<(), DeviceError> {
+        let (&[out], [first, ..]) = (&node.outputs[..], &node.inputs[..]) else {
+            return Err(self.wrong(format!("op {} has no input or output", node.op.name())));
+        };
+        let x = self.tensor(*first)?;
+        let cols = self.cols(*first);
+        let second = |e: &Self| match node.inputs.get(1) {
+            Some(id) => e.tensor(*id),
+            None => Err(e.wrong(format!("op {} has one input", node.op.name()))),
+        };
+        let y = match &node.op {
+            Op::Embed { table, scale } => self.embed(&x, *table, *scale)?,
+            Op::RmsNorm { weight, eps, offset, group } => {
+                let weight = weight.map(|w| self.vector(w, *offset)).transpose()?;
+                self.by_groups(&x, cols, *group, |e, x| {
+                    let normed = e.rms(x, *eps);
+                    weight.map_or(normed.clone(), |w| e.two("Mul", &normed, &w))
+                })
+            }
+            Op::LayerNorm { weight, bias, eps, group } => {
+                let weight = self.vector(*weight, 0.0)?;
+                let bias = bias.map(|b| self.vector(b, 0.0)).transpose()?;
+                self.by_groups(&x, cols, *group, |e, x| {
+                    // The runtime's own operator is one that some providers lack.
+                    let mean = e.mean(x);
+                    let centered = e.two("Sub", x, &mean);
+                    let scaled = e.rms(&centered, *eps);
+                    let scaled = e.two("Mul", &scaled, &weight);
+                    bias.map_or(scaled.clone(), |b| e.two("Add", &scaled, &b))
+                })
+            }
+            Op::Linear { weight, bias, .. } => self.linear(&x, *weight, *bias)?,
+            Op::HeadLinear(heads) => self.head_linear(&x, cols, heads)?,
+            Op::Rope(rope) => {
+                let positions = second(self)?;
+                self.rope(&x, &positions, cols, rope)
+            }
+            Op::Activate(act) => self.activate(&x, *act),
+            Op::Gate(act) => {
+                let up = second(self)?;
+                self.gate(&x, &up, *act)
+            }
+            Op::Add => {
+                let other = second(self)?;
+                self.two("Add", &x, &other)
+            }
+            Op::Scale { factor } => self.times(&x, *factor),
+            Op::Clamp { limit } => self.clamp(&x, -limit, *limit),
+            Op::SoftCap { cap } => {
+                let small = self.times(&x, 1.0 / cap);
+                let soft = self.one("Tanh", &small);
+                self.times(&soft, *cap)
+            }
+            Op::Convert => {
+                let to = element(self.value(out).dtype).map_err(|why| self.wrong(why))?;
+                self.model.node("Cast", &[&x], &[Attribute::Int("to", to as i64)])
+            }
+            Op::SigmoidGate => {
+                let gate = second(self)?;
+                let open = self.one("Sigmoid", &gate);
+                self.two("Mul", &x, &open)
+            }
+            Op::SliceCols { group, start, len } => {
+                let slice = |e: &mut Self, x: &str| e.slice(x, *start, start + len, 1);
+                self.by_groups(&x, cols, *group, slice)
+            }
+            Op::ConcatCols { groups } => {
+                let (b, b_cols) = (second(self)?, self.cols(node.inputs[1]));
+                let a = self.reshape(&x, &[self.rows, *groups, cols / groups]);
+                let b = self.reshape(&b, &[self.rows, *groups, b_cols / groups]);
+                let both = self.concat(&[&a, &b]);
+                self.reshape(&both, &[self.rows, cols + b_cols])
+            }
+            Op::KvAppend(_) | Op::Attention(_) | Op::Router(_) | Op::Experts(_) => {
+                return Err(self.wrong(format!("op {} is none of a static graph", node.op.name())));
+            }
+        };
+        self.tensors.insert(out, y);
+        Ok(())
+    }
+
+    fn one(&mut self, op: &str, x: &str) -> String {
+        self.model.node(op, &[x], &[])
+    }
+
+    fn two(&mut self, op: &str, a: &str, b: &str) -> String {
+        self.model.node(op, &[a, b], &[])
+    }
+
+    fn times(&mut self, x: &str, factor: f32) -> String {
+        let factor = self.model.floats(&[1], &[factor]);
+        self.two("Mul", x, &factor)
+    }
+
+    fn plus(&mut self, x: &str, term: f32) -> String {
+        let term = self.model.floats(&[1], &[term]);
+        self.two("Add", x, &term)
+    }
+
+    fn clamp(&mut self, x: &str, low: f32, high: f32) -> String {
+        let (low, high) = (self.model.floats(&[], &[low]), self.model.floats(&[], &[high]));
+        self.model.node("Clip", &[x, &low, &high], &[])
+    }
+
+    fn reshape(&mut self, x: &str, dims: &[usize]) -> String {
+        let dims: Vec<i64> = dims.iter().map(|d| *d as i64).collect();
+        let dims = self.model.integers(&dims);
+        self.two("Reshape", x, &dims)
+    }
+
+    fn concat(&mut self, parts: &[&str]) -> String {
+        self.model.node("Concat", parts, &[Attribute::Int("axis", -1)])
+    }
+
+    /// Some of the last dimension.
+    fn slice(&mut self, x: &str, from: usize, to: usize, step: usize) -> String {
+        let axis = self.model.integers(&[-1]);
+        let [from, to, step] = [from, to, step].map(|n| self.model.integers(&[n as i64]));
+        self.model.node("Slice", &[x, &from, &to, &axis, &step], &[])
+    }
+
+    /// Works on each group of columns by itself.
+    fn by_groups(
+        &mut self,
+        x: &str,
+        cols: usize,
+        group: usize,
+        work: impl FnOnce(&mut Self, &str) -> String,
+    ) -> String {
+        if group == cols {
+            return work(self, x);
+        }
+        let groups = self.reshape(x, &[self.rows, cols / group, group]);
+        let done = work(self, &groups);
+        let flat = self.model.integers(&[self.rows as i64, -1]);
+        self.two("Reshape", &done, &flat)
+    }
+
+    fn embed(&mut self, ids: &str, table: WeightRef, scale: f32) -> Res {
+        let cols = self.graph.weight(table).cols;
+        let table = self.matrix(table)?;
+        let rows = self.model.node("Gather", &[&table, ids], &[]);
+        let rows = self.reshape(&rows, &[self.rows, cols]);
+        Ok(if scale == 1.0 { rows } else { self.times(&rows, scale) })
+    }
+
+    /// The mean over the last dimension.
+    fn mean(&mut self, x: &str) -> String {
+        let axis = self.model.integers(&[-1]);
+        self.two("ReduceMean", x, &axis)
+    }
+
+    fn rms(&mut self, x: &str, eps: f32) -> String {
+        let squares = self.two("Mul", x, x);
+        let mean = self.mean(&squares);
+        let above = self.plus(&mean, eps);
+        let root = self.one("Sqrt", &above);
+        self.two("Div", x, &root)
+    }
+
+    fn linear(&mut self, x: &str, weight: WeightRef, bias: Option<WeightRef>) -> Res {
+        let weight = self.matrix(weight)?;
+        let bias = bias.map(|b| self.vector(b, 0.0)).transpose()?;
+        let mut inputs = vec![x, &weight];
+        inputs.extend(bias.as_deref());
+        Ok(self.model.node("Gemm", &inputs, &[Attribute::Int("transB", 1)]))
+    }
+
+    fn head_linear(&mut self, x: &str, cols: usize, heads: &HeadLinear) -> Res {
+        let each = cols / heads.weights.len().max(1);
+        let mut parts = Vec::new();
+        for (i, weight) in heads.weights.iter().enumerate() {
+            let head = self.slice(x, i * each, (i + 1) * each, 1);
+            parts.push(self.linear(&head, *weight, None)?);
+        }
+        let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
+        Ok(self.concat(&parts))
+    }
+
+    fn activate(&mut self, x: &str, act: Activation) -> String {
+        match act {
+            Activation::Silu => {
+                let open = self.one("Sigmoid", x);
+                self.two("Mul", x, &open)
+            }
+            Activation::Gelu => self.one("Gelu", x),
+            Activation::GeluTanh => {
+                self.model.node("Gelu", &[x], &[Attribute::Text("approximate", "tanh")])
+            }
+            Activation::Relu => self.one("Relu", x),
+            // Gated only: `verify` refuses it elsewhere.
+            Activation::ClampedSwiglu { alpha, limit } => self.clamped(x, alpha, limit),
+        }
+    }
+
+    fn gate(&mut self, gate: &str, up: &str, act: Activation) -> String {
+        let open = self.activate(gate, act);
+        match act {
+            Activation::ClampedSwiglu { limit, .. } => {
+                let up = self.clamp(up, -limit, limit);
+                let up = self.plus(&up, 1.0);
+                self.two("Mul", &open, &up)
+            }
+            _ => self.two("Mul", &open, up),
+        }
+    }
+
+    /// `min(x, limit) * sigmoid(alpha * min(x, limit))`.
+    fn clamped(&mut self, x: &str, alpha: f32, limit: f32) -> String {
+        let x = self.clamp(x, f32::MIN, limit);
+        let steep = self.times(&x, alpha);
+        let open = self.one("Sigmoid", &steep);
+        self.two("Mul", &x, &open)
+    }
+
+    fn rope(&mut self, x: &str, positions: &str, cols: usize, rope: &Rope) -> String {
+        let Rope { head_dim, offset, rotary_dim, style, ref freqs, .. } = *rope;
+        let (heads, half) = (cols / head_dim, rotary_dim / 2);
+        let inverse = self.model.floats(&[1, half], &freqs.inv_freq);
+        let positions = self.model.node("Cast", &[positions], &[Attribute::Int("to", 1)]);
+        let angles = self.two("Mul", &positions, &inverse);
+        let [cos, sin] = ["Cos", "Sin"].map(|f| {
+            let turned = self.one(f, &angles);
+            let scaled = self.times(&turned, freqs.factor);
+            self.reshape(&scaled, &[self.rows, 1, half])
+        });
+        let x = self.reshape(x, &[self.rows, heads, head_dim]);
+        let (from, to) = (offset, offset + rotary_dim);
+        let [a, b] = match style {
+            RopeStyle::Half => [(from, from + half, 1), (from + half, to, 1)],
+            RopeStyle::Interleaved => [(from, to, 2), (from + 1, to, 2)],
+        }
+        .map(|(from, to, step)| self.slice(&x, from, to, step));
+        let [a_cos, b_sin] = [(&a, &cos), (&b, &sin)].map(|(x, f)| self.two("Mul", x, f));
+        let [a_sin, b_cos] = [(&a, &sin), (&b, &cos)].map(|(x, f)| self.two("Mul", x, f));
+        let (first, second) = (self.two("Sub", &a_cos, &b_sin), self.two("Add", &b_cos, &a_sin));
+        let turned = match style {
+            RopeStyle::Half => self.concat(&[&first, &second]),
+            RopeStyle::Interleaved => {
+                let [first, second] =
+                    [&first, &second].map(|part| self.reshape(part, &[self.rows, heads, half, 1]));
+                let pairs = self.concat(&[&first, &second]);
+                self.reshape(&pairs, &[self.rows, heads, rotary_dim])
+            }
+        };
+        let before = (from > 0).then(|| self.slice(&x, 0, from, 1));
+        let behind = (to < head_dim).then(|| self.slice(&x, to, head_dim, 1));
+        let parts: Vec<&str> =
+            before.as_deref().into_iter().chain([&*turned]).chain(behind.as_deref()).collect();
+        let whole = if parts.len() > 1 { self.concat(&parts) } else { turned.clone() };
+        self.reshape(&whole, &[self.rows, cols])
+    }
+}

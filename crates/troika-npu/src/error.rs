@@ -1,0 +1,67 @@
+//! Why there is no NPU: for each step on the way to one, with what mends it.
+
+use std::path::PathBuf;
+
+/// The step on the way to an NPU that failed.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum NpuError {
+    /// No runtime.
+    #[error(
+        "ONNX Runtime was not found; install it with: pip install onnxruntime==1.31.1, and \
+         activate that Python environment or set ORT_DYLIB_PATH to the library"
+    )]
+    NoRuntime,
+    /// A file that is no runtime.
+    #[error("{file} cannot be loaded as ONNX Runtime: {why}")]
+    BadRuntime {
+        /// The file.
+        file: PathBuf,
+        /// What the system says.
+        why: String,
+    },
+    /// A runtime from before what is needed.
+    #[error(
+        "{file} is ONNX Runtime {version}, which is too old; install: pip install \
+         onnxruntime==1.31.1"
+    )]
+    OldRuntime {
+        /// The file.
+        file: PathBuf,
+        /// Its version.
+        version: String,
+    },
+    /// No plugin beside the runtime.
+    #[error("{looked} was not found; install the plugin with: pip install {package}")]
+    NoPlugin {
+        /// Where it should be.
+        looked: PathBuf,
+        /// The package that has it.
+        package: &'static str,
+    },
+    /// A plugin that does not load.
+    #[error("{file} cannot be loaded: {why}; install it again with: pip install {package}")]
+    BadPlugin {
+        /// The file.
+        file: PathBuf,
+        /// What the runtime says.
+        why: String,
+        /// The package that has it.
+        package: &'static str,
+    },
+    /// The provider finds no such hardware.
+    #[error(
+        "provider {provider} finds no {wanted} here; {found}. If there is one, its driver is \
+         missing"
+    )]
+    NoHardware {
+        /// The provider's name.
+        provider: &'static str,
+        /// The wanted device's name.
+        wanted: &'static str,
+        /// What it does find.
+        found: String,
+    },
+    /// No provider has a neural processor.
+    #[error("no NPU was found: {0}")]
+    NoNpu(String),
+}

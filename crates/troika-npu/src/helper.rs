@@ -1,0 +1,208 @@
+//! Compiling in a process of its own: vendors' compilers crash and hang.
+//!
+//! The helper reads a line per graph from standard input, the file of a model and the file to write
+//! its compiled form to, and answers with a line on standard output. Compilers print there, too:
+//! an answer begins with [`ANSWER`].
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use crate::runtime::{Chosen, Runtime, RuntimePlaces, one_line};
+
+/// What answers begin with.
+const ANSWER: &str = "troika-npu-compile ";
+/// What is between the parts of a request and of an answer. It is no part of a path or message.
+const BETWEEN: char = '\u{1f}';
+/// How often a caller that wants to stop is asked.
+const ASKED: Duration = Duration::from_millis(50);
+
+/// How to start the helper: a program that calls [`serve_compile`] with the arguments that follow
+/// these.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HelperCommand {
+    /// The program.
+    pub program: PathBuf,
+    /// Its first arguments.
+    pub args: Vec<String>,
+    /// How long a graph may take.
+    pub limit: Duration,
+}
+
+/// The reason why a graph is not compiled.
+pub(crate) enum HelperError {
+    /// The caller stopped it.
+    Stopped,
+    /// What is wrong with the graph, or with its compiler.
+    Refused(String),
+}
+
+/// A running helper.
+struct Running {
+    child: Child,
+    requests: ChildStdin,
+    answers: Receiver<String>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Compiles graphs one after another, each by a helper that is alive.
+pub(crate) struct Helper<'a> {
+    command: &'a HelperCommand,
+    library: &'a Path,
+    chosen: Chosen,
+    threads: usize,
+    running: Option<Running>,
+}
+
+impl<'a> Helper<'a> {
+    pub fn new(
+        command: &'a HelperCommand,
+        library: &'a Path,
+        chosen: Chosen,
+        threads: usize,
+    ) -> Helper<'a> {
+        Helper { command, library, chosen, threads, running: None }
+    }
+
+    /// The compiled form of a model.
+    pub fn compile(
+        &mut self,
+        model: &[u8],
+        go_on: &dyn Fn() -> bool,
+    ) -> Result<Vec<u8>, HelperError> {
+        let refused = |what: &str, e: std::io::Error| {
+            HelperError::Refused(format!("{what} for its compiler: {e}"))
+        };
+        let folder = tempfile::tempdir().map_err(|e| refused("no folder", e))?;
+        let (from, to) = (folder.path().join("model.onnx"), folder.path().join("context.onnx"));
+        std::fs::write(&from, model).map_err(|e| refused("no file", e))?;
+        let answered =
+            self.ask(&from, &to, go_on).and_then(|answer| match answer.split_once(BETWEEN) {
+                Some((_, why)) => Err(HelperError::Refused(why.into())),
+                None => std::fs::read(&to).map_err(|e| refused("no result", e)),
+            });
+        if answered.is_err() {
+            // It may be in the midst of the graph. Some compilers refuse all graphs after one.
+            self.running = None;
+        }
+        answered
+    }
+
+    fn ask(
+        &mut self,
+        from: &Path,
+        to: &Path,
+        go_on: &dyn Fn() -> bool,
+    ) -> Result<String, HelperError> {
+        let gone = |child: &mut Child| {
+            let how = child.wait().map_or_else(|e| e.to_string(), |status| status.to_string());
+            HelperError::Refused(format!("its compiler ended in the middle ({how})"))
+        };
+        let running = match &mut self.running {
+            Some(running) => running,
+            none => none.insert(start(self.command, self.library, self.chosen, self.threads)?),
+        };
+        let request = format!("{}{BETWEEN}{}\n", from.display(), to.display());
+        if running.requests.write_all(request.as_bytes()).is_err() {
+            return Err(gone(&mut running.child));
+        }
+        let start = Instant::now();
+        loop {
+            match running.answers.recv_timeout(ASKED) {
+                Ok(answer) => return Ok(answer),
+                Err(RecvTimeoutError::Disconnected) => return Err(gone(&mut running.child)),
+                Err(RecvTimeoutError::Timeout) if !go_on() => return Err(HelperError::Stopped),
+                Err(RecvTimeoutError::Timeout) if start.elapsed() > self.command.limit => {
+                    let limit = self.command.limit.as_secs();
+                    let why = format!("its compiler was ended after {limit} s");
+                    return Err(HelperError::Refused(why));
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
+    }
+}
+
+fn start(
+    command: &HelperCommand,
+    library: &Path,
+    chosen: Chosen,
+    threads: usize,
+) -> Result<Running, HelperError> {
+    let mut child = Command::new(&command.program)
+        .args(&command.args)
+        .arg(library)
+        .arg(chosen.to_string())
+        .arg(threads.to_string())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(|e| {
+            let program = command.program.display();
+            HelperError::Refused(format!("{program} does not start to compile it: {e}"))
+        })?;
+    let (send, answers) = channel();
+    let lines = child.stdout.take().map(BufReader::new);
+    let reader = move || {
+        for line in lines.into_iter().flat_map(BufRead::lines).map_while(Result::ok) {
+            if let Some(answer) = line.strip_prefix(ANSWER)
+                && send.send(answer.to_string()).is_err()
+            {
+                break;
+            }
+        }
+    };
+    let started = std::thread::Builder::new().name("troika-npu-answers".into()).spawn(reader);
+    let requests = child.stdin.take();
+    match (requests, started) {
+        (Some(requests), Ok(_)) => Ok(Running { child, requests, answers }),
+        _ => {
+            let _ = child.kill();
+            let _ = child.wait();
+            Err(HelperError::Refused("no thread for its compiler's answers".into()))
+        }
+    }
+}
+
+/// The helper: compiles the models that standard input names until it ends. `args` are the library,
+/// the provider and the number of threads, as the caller of this process gives them.
+///
+/// # Errors
+/// Arguments that are none, or a runtime that does not load.
+pub fn serve_compile(args: &[String]) -> Result<(), String> {
+    let [library, chosen, threads] = args else {
+        return Err("it takes a library, a provider and a number of threads".into());
+    };
+    let chosen = Chosen::parse(chosen).ok_or_else(|| format!("{chosen:?} is no provider"))?;
+    let threads = threads.parse().map_err(|_| format!("{threads:?} is no number"))?;
+    let places = RuntimePlaces { library: Some(library.into()), environments: Vec::new() };
+    let runtime = Runtime::load(&places).map_err(|e| e.to_string())?;
+    runtime.reach(chosen).map_err(|e| e.to_string())?;
+    for line in std::io::stdin().lines() {
+        let line = line.map_err(|e| e.to_string())?;
+        let Some((from, to)) = line.split_once(BETWEEN) else {
+            return Err(format!("{line:?} is no request"));
+        };
+        let compiled = std::fs::read(from)
+            .map_err(|e| e.to_string())
+            .and_then(|model| runtime.compile_to(chosen, threads, &model, Path::new(to)));
+        let answer = match compiled {
+            Ok(()) => "ok".to_string(),
+            Err(why) => format!("no{BETWEEN}{}", one_line(&why)),
+        };
+        let mut out = std::io::stdout().lock();
+        // On a line of its own, whatever a compiler has printed.
+        let told = writeln!(out, "\n{ANSWER}{answer}").and_then(|()| out.flush());
+        told.map_err(|e| e.to_string())?;
+    }
+    Ok(())
+}

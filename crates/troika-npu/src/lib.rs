@@ -1,0 +1,20 @@
+//! NPU devices: subgraphs as ONNX models, compiled by the vendors' execution providers of ONNX
+//! Runtime, which is loaded at run time.
+
+mod cache;
+mod device;
+mod emit;
+mod error;
+mod helper;
+mod onnx;
+mod provider;
+mod queue;
+mod runtime;
+mod session;
+
+pub use cache::{GraphCache, GraphKey, OptionalCache};
+pub use device::{NpuDevice, NpuOptions};
+pub use error::NpuError;
+pub use helper::{HelperCommand, serve_compile};
+pub use provider::{Hardware, NpuSpec, Provider};
+pub use runtime::{RuntimePlaces, survey};

@@ -1,0 +1,6 @@
+//! ONNX models as bytes.
+
+mod graph;
+mod proto;
+
+pub(crate) use graph::{Attribute, ElementType, OnnxModel};

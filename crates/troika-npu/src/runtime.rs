@@ -1,0 +1,361 @@
+//! ONNX Runtime and its plugins, found and loaded at run time.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use ort::LoadDynamicError;
+use ort::environment::Environment;
+use ort::ep::{ExecutionProvider, OpenVINO};
+use ort::logging::LogLevel;
+use ort::memory::DeviceType;
+use ort::session::Session;
+use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
+
+use crate::error::NpuError;
+use crate::provider::{Hardware, NpuSpec, Plugin, Provider};
+
+/// Where to look for ONNX Runtime.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RuntimePlaces {
+    /// The library itself, if the user names it.
+    pub library: Option<PathBuf>,
+    /// Python environments.
+    pub environments: Vec<PathBuf>,
+}
+
+/// Folders of the system.
+const FOLDERS: [&str; 5] = [
+    "/usr/local/lib",
+    "/usr/lib",
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/opt/homebrew/lib",
+];
+
+/// The loaded library. A process has at most one.
+pub(crate) struct Runtime {
+    environment: Environment,
+    pub library: PathBuf,
+    /// Providers whose plugins are loaded.
+    loaded: Mutex<HashSet<Provider>>,
+    /// What it last said to be wrong, in the words of a provider.
+    said: Arc<Mutex<Option<String>>>,
+}
+
+static RUNTIME: Mutex<Option<Arc<Runtime>>> = Mutex::new(None);
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl RuntimePlaces {
+    /// The library's file.
+    fn find(&self) -> Option<PathBuf> {
+        if self.library.is_some() {
+            return self.library.clone();
+        }
+        let packages = self.environments.iter().flat_map(|e| site_packages(e));
+        let folders = packages.map(|folder| folder.join("onnxruntime/capi"));
+        let folders = folders.chain(FOLDERS.iter().map(PathBuf::from));
+        folders.filter_map(|folder| library_in(&folder, "onnxruntime")).next()
+    }
+}
+
+/// The folders of a Python environment that have its packages.
+fn site_packages(environment: &Path) -> Vec<PathBuf> {
+    let mut all = vec![environment.join("Lib/site-packages")];
+    let versions = std::fs::read_dir(environment.join("lib")).into_iter().flatten().flatten();
+    all.extend(versions.map(|version| version.path().join("site-packages")));
+    all.retain(|folder| folder.is_dir());
+    all.sort();
+    all
+}
+
+/// A library in a folder, whatever the system and the version add to its name.
+fn library_in(folder: &Path, name: &str) -> Option<PathBuf> {
+    let names = ["so", "dylib"].map(|ending| format!("lib{name}.{ending}"));
+    let names = [&names[0], &names[1], &format!("{name}.dll"), &format!("lib{name}.1.dylib")];
+    if let Some(found) = names.iter().map(|n| folder.join(n)).find(|file| file.is_file()) {
+        return Some(found);
+    }
+    let files = std::fs::read_dir(folder).ok()?.flatten().map(|entry| entry.path());
+    let versioned = |file: &PathBuf| {
+        let file = file.file_name().and_then(|f| f.to_str()).unwrap_or_default();
+        let dylib = file.strip_prefix(&format!("lib{name}.")).is_some_and(|f| f.ends_with("dylib"));
+        dylib || file.starts_with(&format!("lib{name}.so."))
+    };
+    files.filter(versioned).max()
+}
+
+impl Runtime {
+    /// Loads it, unless the process has it already.
+    pub fn load(places: &RuntimePlaces) -> Result<Arc<Runtime>, NpuError> {
+        let mut known = lock(&RUNTIME);
+        if let Some(runtime) = &*known {
+            return Ok(runtime.clone());
+        }
+        let library = places.find().ok_or(NpuError::NoRuntime)?;
+        let bad = |why: String| NpuError::BadRuntime { file: library.clone(), why };
+        let builder = ort::init_from(&library).map_err(|e| match e {
+            LoadDynamicError::BadVersion { version_str, path } => {
+                NpuError::OldRuntime { file: path, version: version_str }
+            }
+            e => bad(one_line(&e.to_string())),
+        })?;
+        let said = Arc::new(Mutex::new(None));
+        let listening = said.clone();
+        let logger = move |level: LogLevel, _: &str, _: &str, _: &str, message: &str| {
+            if matches!(level, LogLevel::Error | LogLevel::Fatal) {
+                *lock(&listening) = Some(one_line(message));
+            }
+        };
+        let builder = builder.with_name("troika").with_logger(Arc::new(logger));
+        let environment = builder.build().map_err(|e| bad(one_line(&e.to_string())))?;
+        let runtime = Runtime { environment, library, loaded: Mutex::default(), said };
+        Ok(known.insert(Arc::new(runtime)).clone())
+    }
+
+    /// Where a plugin is: from site-packages/onnxruntime/capi/LIBRARY to site-packages/FOLDER.
+    fn folder(&self, plugin: Plugin) -> PathBuf {
+        self.library.ancestors().nth(3).unwrap_or(Path::new("")).join(plugin.folder)
+    }
+
+    /// Loads a provider's plugin, if it has one.
+    fn load_plugin(&self, provider: Provider) -> Result<(), NpuError> {
+        let Some(plugin) = provider.plugin() else { return Ok(()) };
+        let Plugin { package, library, .. } = plugin;
+        let mut loaded = lock(&self.loaded);
+        if loaded.contains(&provider) {
+            return Ok(());
+        }
+        let looked = self.folder(plugin);
+        let Some(file) = library_in(&looked, library) else {
+            return Err(NpuError::NoPlugin { looked: looked.join(library), package });
+        };
+        self.environment
+            .register_ep_library(provider.ep(), &file)
+            .map_err(|e| NpuError::BadPlugin { file, why: one_line(&e.to_string()), package })?;
+        loaded.insert(provider);
+        Ok(())
+    }
+
+    /// The hardware that a provider finds, and how to reach it.
+    fn hardware(&self, provider: Provider) -> Result<Vec<Chosen>, NpuError> {
+        let has_own = provider == Provider::OpenVino && OpenVINO::is_available().unwrap_or(false);
+        match self.load_plugin(provider) {
+            Err(e) if !has_own => return Err(e),
+            _ => {}
+        }
+        let of_provider = self.environment.devices().filter(|d| d.ep().ok() == Some(provider.ep()));
+        let mut all: Vec<Chosen> = Vec::new();
+        for device in of_provider {
+            let hardware = match (provider, device.hardware_device().ty()) {
+                (Provider::Qnn, DeviceType::NPU) => Hardware::Htp,
+                (Provider::Qnn, DeviceType::CPU) => Hardware::Emulator,
+                (_, DeviceType::NPU) => Hardware::Npu,
+                (_, DeviceType::CPU) => Hardware::Cpu,
+                _ => continue,
+            };
+            all.push(Chosen { provider, hardware, is_plugin: true });
+        }
+        if has_own {
+            all.push(Chosen { provider, hardware: Hardware::Cpu, is_plugin: false });
+        }
+        Ok(all)
+    }
+
+    /// The provider and hardware that a user's notation means.
+    pub fn choose(&self, spec: NpuSpec) -> Result<Chosen, NpuError> {
+        let Some(provider) = spec.provider else {
+            let mut reasons = Vec::new();
+            for provider in Provider::ALL.into_iter().filter(|p| p.plugin().is_some()) {
+                match self.choose(NpuSpec { provider: Some(provider), hardware: None }) {
+                    Ok(chosen) => return Ok(chosen),
+                    Err(e) => reasons.push(e.to_string()),
+                }
+            }
+            return Err(NpuError::NoNpu(reasons.join("; ")));
+        };
+        let all = self.hardware(provider)?;
+        let wanted = spec.hardware.unwrap_or(provider.hardware()[0]);
+        if let Some(chosen) = all.iter().find(|c| c.hardware == wanted) {
+            return Ok(*chosen);
+        }
+        let names: Vec<&str> = all.iter().map(|c| c.hardware.name()).collect();
+        let found = match names.is_empty() {
+            true => "it finds nothing".to_string(),
+            false => format!("it finds {}", names.join(", ")),
+        };
+        Err(NpuError::NoHardware { provider: provider.name(), wanted: wanted.name(), found })
+    }
+
+    /// Loads what a provider needs that was chosen in another process.
+    pub fn reach(&self, chosen: Chosen) -> Result<(), NpuError> {
+        if chosen.is_plugin { self.load_plugin(chosen.provider) } else { Ok(()) }
+    }
+
+    /// The versions of the libraries that compile for a provider.
+    pub fn versions(&self, chosen: Chosen) -> String {
+        let plugin = chosen.provider.plugin().filter(|_| chosen.is_plugin);
+        let plugin = plugin.and_then(|p| library_in(&self.folder(p), p.library));
+        let version = |file: &PathBuf| {
+            let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let bytes = file.metadata().map_or(0, |m| m.len());
+            format!("{name} of {bytes} bytes")
+        };
+        let all: Vec<String> = [&self.library].into_iter().chain(&plugin).map(version).collect();
+        all.join(", ")
+    }
+
+    /// Compiles a model.
+    ///
+    /// # Errors
+    /// Why the provider refuses it, in one line.
+    pub fn compile(&self, chosen: Chosen, threads: usize, model: &[u8]) -> Result<Session, String> {
+        self.made(|| self.options(chosen, threads)?.commit_from_memory(model))
+    }
+
+    /// Compiles a model into a file, from which [`Runtime::compile`] is quick.
+    ///
+    /// # Errors
+    /// Why the provider refuses it, in one line.
+    pub fn compile_to(
+        &self,
+        chosen: Chosen,
+        threads: usize,
+        model: &[u8],
+        to: &Path,
+    ) -> Result<(), String> {
+        let to = to.to_str().ok_or("the file's name is no text")?;
+        self.made(|| {
+            let mut builder = self
+                .options(chosen, threads)?
+                .with_config_entry("ep.context_enable", "1")?
+                .with_config_entry("ep.context_embed_mode", "1")?
+                .with_config_entry("ep.context_file_path", to)?;
+            builder.commit_from_memory(model).map(drop)
+        })
+    }
+
+    /// Something that a provider makes, or why it does not, in one line.
+    fn made<T>(&self, make: impl FnOnce() -> ort::Result<T>) -> Result<T, String> {
+        *lock(&self.said) = None;
+        make().map_err(|e| {
+            let what = one_line(&e.to_string());
+            match lock(&self.said).take().filter(|said| !what.contains(said)) {
+                Some(said) => format!("{what} ({said})"),
+                None => what,
+            }
+        })
+    }
+
+    fn options(&self, chosen: Chosen, threads: usize) -> ort::Result<SessionBuilder> {
+        let Chosen { provider, hardware, is_plugin } = chosen;
+        let builder = Session::builder(&self.environment)?.with_intra_threads(threads)?;
+        if provider == Provider::Reference {
+            // Named, or else the runtime takes any provider whose plugin is loaded.
+            let own = self.environment.devices().filter(|d| d.ep().ok() == Some(provider.ep()));
+            let builder = builder.with_optimization_level(GraphOptimizationLevel::Level3)?;
+            return Ok(builder.with_devices(own.take(1), None)?);
+        }
+        // The optimizers of the runtime make ops that providers lack.
+        let builder = builder
+            .with_optimization_level(GraphOptimizationLevel::Disable)?
+            .with_disable_cpu_fallback()?;
+        if !is_plugin {
+            let own = OpenVINO::default().with_device_type("CPU").with_precision("FP32");
+            let own = own.with_num_threads(threads).build().error_on_failure();
+            return Ok(builder.with_execution_providers([own])?);
+        }
+        let kind = match hardware {
+            Hardware::Npu | Hardware::Htp => DeviceType::NPU,
+            Hardware::Cpu | Hardware::Emulator => DeviceType::CPU,
+        };
+        let devices = self
+            .environment
+            .devices()
+            .filter(|d| d.ep().ok() == Some(provider.ep()) && d.hardware_device().ty() == kind);
+        let folder = provider.plugin().map(|plugin| self.folder(plugin)).unwrap_or_default();
+        let options = provider_options(chosen, &folder, threads);
+        let options: Vec<(String, String)> = options
+            .into_iter()
+            .map(|(key, value)| (format!("{}.{key}", provider.ep()), value))
+            .collect();
+        Ok(builder.with_devices(devices.take(1), Some(&options))?)
+    }
+}
+
+/// The options of a provider.
+fn provider_options(chosen: Chosen, folder: &Path, threads: usize) -> Vec<(&'static str, String)> {
+    match chosen.provider {
+        Provider::Reference => Vec::new(),
+        Provider::OpenVino => {
+            let properties = format!(
+                "{{\"CPU\":{{\"INFERENCE_PRECISION_HINT\":\"f32\",\
+                 \"INFERENCE_NUM_THREADS\":\"{threads}\",\"NUM_STREAMS\":\"1\"}}}}"
+            );
+            vec![("load_config", properties)]
+        }
+        Provider::Qnn => {
+            let mut options = vec![
+                ("backend_path", folder.join("libQnnHtp.so").display().to_string()),
+                ("offload_graph_io_quantization", "0".into()),
+                ("enable_htp_fp16_precision", "1".into()),
+            ];
+            if chosen.hardware == Hardware::Emulator {
+                // Of a Snapdragon 8 Gen 3, where nothing else says which processor it is.
+                options.extend([("htp_arch", "75".into()), ("soc_model", "57".into())]);
+            }
+            options
+        }
+    }
+}
+
+/// What each vendor's provider finds on this machine, or the step that failed.
+pub fn survey(places: &RuntimePlaces) -> Vec<(Provider, Result<Vec<Hardware>, NpuError>)> {
+    let vendors = Provider::ALL.into_iter().filter(|p| p.plugin().is_some());
+    let found = |provider| {
+        let all = Runtime::load(places)?.hardware(provider)?;
+        Ok(all.iter().map(|chosen| chosen.hardware).collect())
+    };
+    vendors.map(|provider| (provider, found(provider))).collect()
+}
+
+/// A provider with the hardware that it runs on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Chosen {
+    pub provider: Provider,
+    pub hardware: Hardware,
+    /// Whether the provider is a plugin, and not part of the runtime. Intel's plugin takes Intel's
+    /// processors only; the provider in its own build of the runtime takes others, too.
+    pub is_plugin: bool,
+}
+
+impl Chosen {
+    /// What others are compared with.
+    pub const REFERENCE: Chosen =
+        Chosen { provider: Provider::Reference, hardware: Hardware::Cpu, is_plugin: true };
+
+    /// Reads what `Display` writes.
+    pub fn parse(text: &str) -> Option<Chosen> {
+        let (names, is_plugin) = match text.strip_suffix(":own") {
+            Some(names) => (names, false),
+            None => (text, true),
+        };
+        let spec = NpuSpec::parse(&format!(":{names}")).ok()?;
+        Some(Chosen { provider: spec.provider?, hardware: spec.hardware?, is_plugin })
+    }
+}
+
+impl std::fmt::Display for Chosen {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let own = if self.is_plugin { "" } else { ":own" };
+        write!(f, "{}:{}{own}", self.provider.name(), self.hardware.name())
+    }
+}
+
+/// A library's message without line ends.
+pub(crate) fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}

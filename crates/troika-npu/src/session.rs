@@ -1,0 +1,242 @@
+//! A compiled model and its runs.
+
+use std::borrow::Cow;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use half::{bf16, f16};
+use ort::session::{Session, SessionInputValue};
+use ort::value::{DynValue, PrimitiveTensorElementType, TensorRef};
+use troika_device::{AccessError, ReadRows, Run, SpaceId, View, WriteRows};
+use troika_graph::DType;
+use troika_graph::blocks::dequantize;
+
+use crate::emit::{Emitted, Port};
+use crate::runtime::one_line;
+
+/// A model that is ready to run.
+pub(crate) struct CompiledModel {
+    inputs: Vec<Port>,
+    outputs: Vec<Port>,
+    /// The number of rows of all inputs and outputs.
+    rows: usize,
+    session: Mutex<Staged>,
+}
+
+/// A compiled graph with its weights.
+pub(crate) struct LoadedModel {
+    /// The name of the device that compiled it.
+    pub device: String,
+    /// The graph's name.
+    pub graph: String,
+    pub model: Arc<CompiledModel>,
+}
+
+/// A session with memory for its inputs.
+struct Staged {
+    session: Session,
+    /// Rows behind the valid ones stay as they are.
+    inputs: Vec<Vec<u32>>,
+}
+
+/// Why a run did not take place.
+pub(crate) enum RunError {
+    /// Memory that is in use or not the host's.
+    Busy(AccessError),
+    /// Bindings that do not fit.
+    Misfit(String),
+    /// What the provider says.
+    Failed(String),
+}
+
+impl From<AccessError> for RunError {
+    fn from(e: AccessError) -> RunError {
+        RunError::Busy(e)
+    }
+}
+
+impl CompiledModel {
+    pub fn new(session: Session, model: &Emitted) -> CompiledModel {
+        let (inputs, outputs, rows) = (model.inputs.clone(), model.outputs.clone(), model.rows);
+        let staged = |port: &Port| vec![0; (rows * row_bytes(port)).div_ceil(4)];
+        let staged = Staged { session, inputs: inputs.iter().map(staged).collect() };
+        CompiledModel { inputs, outputs, rows, session: Mutex::new(staged) }
+    }
+
+    /// Runs it on the rows of a submission.
+    pub fn run(&self, run: &Run) -> Result<(), RunError> {
+        let bindings = &run.bindings;
+        let got = (bindings.inputs.len(), bindings.states.len(), bindings.outputs.len());
+        let need = (self.inputs.len(), 0, self.outputs.len());
+        if got != need {
+            let why = format!("binds {got:?} inputs, states and outputs, but needs {need:?}");
+            return Err(RunError::Misfit(why));
+        }
+        if run.rows > self.rows {
+            let why = format!("{} rows do not fit the {} it was compiled for", run.rows, self.rows);
+            return Err(RunError::Misfit(why));
+        }
+        let valid = |ports: &[Port], views: &[View]| -> Result<Vec<View>, RunError> {
+            let both = ports.iter().zip(views);
+            both.map(|(port, view)| self.valid_rows(port, view, run.rows)).collect()
+        };
+        let inputs = valid(&self.inputs, &bindings.inputs)?;
+        let outputs = valid(&self.outputs, &bindings.outputs)?;
+        let read = inputs.iter().map(View::read).collect::<Result<Vec<ReadRows<'_>>, _>>()?;
+        let mut write =
+            outputs.iter().map(View::write).collect::<Result<Vec<WriteRows<'_>>, _>>()?;
+        let mut staged = self.session.lock().unwrap_or_else(PoisonError::into_inner);
+        let Staged { session, inputs: memory } = &mut *staged;
+        for (port, (memory, rows)) in self.inputs.iter().zip(memory.iter_mut().zip(&read)) {
+            let to = bytemuck::cast_slice_mut(memory).chunks_exact_mut(row_bytes(port));
+            for (i, to) in to.take(run.rows).enumerate() {
+                let from = rows.row::<u8>(i).unwrap_or_default();
+                let len = from.len().min(to.len());
+                to[..len].copy_from_slice(&from[..len]);
+            }
+        }
+        let results = self.compute(session, memory)?;
+        for ((port, rows), from) in self.outputs.iter().zip(&mut write).zip(&results) {
+            let bytes = bytes_of(port, from).map_err(failed)?;
+            for (i, from) in bytes.chunks_exact(row_bytes(port)).take(run.rows).enumerate() {
+                rows.row_mut::<u8>(i).into_iter().for_each(|to| to.copy_from_slice(from));
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs the session on the staged inputs.
+    fn compute(
+        &self,
+        session: &mut Session,
+        memory: &[Vec<u32>],
+    ) -> Result<Vec<DynValue>, RunError> {
+        let values = self.inputs.iter().zip(memory);
+        let values = values
+            .map(|(port, memory)| Ok((Cow::from(&port.name), self.input(port, memory)?)))
+            .collect::<ort::Result<Vec<(Cow<'_, str>, SessionInputValue<'_>)>>>()
+            .map_err(failed)?;
+        let mut results = session.run(values).map_err(failed)?;
+        let missing = |port: &Port| RunError::Failed(format!("it gives no {}", port.name));
+        let outputs = self.outputs.iter();
+        outputs.map(|port| results.remove(&port.name).ok_or_else(|| missing(port))).collect()
+    }
+
+    /// The signal-to-noise ratio of the results, in decibels, beside those of another compilation
+    /// of the same model, on inputs from a fixed seed.
+    ///
+    /// # Errors
+    /// What one of them says.
+    pub fn snr_db(&self, reference: &CompiledModel) -> Result<f64, String> {
+        let [a, b] = [self.probed()?, reference.probed()?];
+        let (mut signal, mut noise) = (0.0, 0.0);
+        for (a, b) in a.iter().zip(&b) {
+            signal += f64::from(*b) * f64::from(*b);
+            noise += (f64::from(*a) - f64::from(*b)).powi(2);
+        }
+        Ok(if noise == 0.0 { f64::INFINITY } else { 10.0 * (signal / noise).log10() })
+    }
+
+    /// The results of seeded inputs, as floats.
+    fn probed(&self) -> Result<Vec<f32>, String> {
+        let mut staged = self.session.lock().unwrap_or_else(PoisonError::into_inner);
+        let Staged { session, inputs } = &mut *staged;
+        // splitmix64.
+        let mut state = 0_u64;
+        let mut random = || {
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            ((mixed ^ (mixed >> 27)) >> 40) as f32 / (1 << 23) as f32 - 1.0
+        };
+        for (port, memory) in self.inputs.iter().zip(inputs.iter_mut()) {
+            match port.dtype {
+                DType::F32 => memory.iter_mut().for_each(|v| *v = random().to_bits()),
+                // Ids and positions: small numbers are valid.
+                DType::I32 => (0..).zip(memory.iter_mut()).for_each(|(i, v)| *v = i % 2),
+                _ => bytemuck::cast_slice_mut::<u32, [u8; 2]>(memory)
+                    .iter_mut()
+                    .for_each(|v| *v = half_bits(port.dtype, random())),
+            }
+        }
+        let results = self.compute(session, inputs);
+        inputs.iter_mut().for_each(|memory| memory.fill(0));
+        let results = results.map_err(|e| match e {
+            RunError::Busy(e) => e.to_string(),
+            RunError::Misfit(why) | RunError::Failed(why) => why,
+        })?;
+        let mut all = Vec::new();
+        for (port, value) in self.outputs.iter().zip(&results) {
+            let bytes = bytes_of(port, value).map_err(|e| one_line(&e.to_string()))?;
+            let from = all.len();
+            all.resize(from + bytes.len() / port.dtype.block_bytes(), 0.0);
+            dequantize(port.dtype, bytes, &mut all[from..]);
+        }
+        Ok(all)
+    }
+
+    /// The valid rows of a value's view, which has room for all rows of the compiled shape.
+    fn valid_rows(&self, port: &Port, view: &View, rows: usize) -> Result<View, RunError> {
+        let (r, row) = (view.rect(), row_bytes(port));
+        if view.buffer().space() != SpaceId::HOST {
+            let why = format!("{} is bound to memory of another device", port.name);
+            return Err(RunError::Misfit(why));
+        }
+        let fits = match r.is_dense() {
+            true => self.rows * row <= r.span().len(),
+            false => r.row_bytes() == row && self.rows <= r.rows(),
+        };
+        let valid = match r.is_dense() {
+            true => View::dense(view.buffer(), r.offset(), (rows, row)),
+            false => view.rows(0..rows.min(r.rows())),
+        };
+        valid.ok().filter(|_| fits).ok_or_else(|| {
+            let (name, all, has, of) = (&port.name, self.rows, r.rows(), r.row_bytes());
+            RunError::Misfit(format!(
+                "{name} has {all} rows of {row} bytes, its view {has} of {of}"
+            ))
+        })
+    }
+
+    fn input<'a>(&self, port: &Port, memory: &'a [u32]) -> ort::Result<SessionInputValue<'a>> {
+        let (shape, bytes) = ([self.rows, port.cols], bytemuck::cast_slice(memory));
+        let bytes = &bytes[..self.rows * row_bytes(port)];
+        fn tensor<'a, T: PrimitiveTensorElementType + bytemuck::Pod + std::fmt::Debug>(
+            shape: [usize; 2],
+            bytes: &'a [u8],
+        ) -> ort::Result<SessionInputValue<'a>> {
+            Ok(TensorRef::<T>::from_array_view((shape, bytemuck::cast_slice::<u8, T>(bytes)))?
+                .into())
+        }
+        match port.dtype {
+            DType::I32 => tensor::<i32>(shape, bytes),
+            DType::F16 => tensor::<f16>(shape, bytes),
+            DType::BF16 => tensor::<bf16>(shape, bytes),
+            _ => tensor::<f32>(shape, bytes),
+        }
+    }
+}
+
+/// The bytes of a result.
+fn bytes_of<'a>(port: &Port, result: &'a DynValue) -> ort::Result<&'a [u8]> {
+    Ok(match port.dtype {
+        DType::I32 => bytemuck::cast_slice(result.try_extract_tensor::<i32>()?.1),
+        DType::F16 => bytemuck::cast_slice(result.try_extract_tensor::<f16>()?.1),
+        DType::BF16 => bytemuck::cast_slice(result.try_extract_tensor::<bf16>()?.1),
+        _ => bytemuck::cast_slice(result.try_extract_tensor::<f32>()?.1),
+    })
+}
+
+fn failed(e: ort::Error) -> RunError {
+    RunError::Failed(one_line(&e.to_string()))
+}
+
+fn half_bits(dtype: DType, value: f32) -> [u8; 2] {
+    match dtype {
+        DType::F16 => f16::from_f32(value).to_le_bytes(),
+        _ => bf16::from_f32(value).to_le_bytes(),
+    }
+}
+
+/// Bytes of a row of a value.
+fn row_bytes(port: &Port) -> usize {
+    port.cols * port.dtype.block_bytes()
+}
