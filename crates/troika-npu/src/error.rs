@@ -49,10 +49,7 @@ pub enum NpuError {
         package: &'static str,
     },
     /// The provider finds no such hardware.
-    #[error(
-        "provider {provider} finds no {wanted} here; {found}. If there is one, its driver is \
-         missing"
-    )]
+    #[error("provider {provider} finds no {wanted} here; {found}. {hint}")]
     NoHardware {
         /// The provider's name.
         provider: &'static str,
@@ -60,6 +57,8 @@ pub enum NpuError {
         wanted: &'static str,
         /// What it does find.
         found: String,
+        /// What may help.
+        hint: &'static str,
     },
     /// No provider has a neural processor.
     #[error("no NPU was found: {0}")]

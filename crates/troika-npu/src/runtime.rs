@@ -187,7 +187,15 @@ impl Runtime {
             true => "it finds nothing".to_string(),
             false => format!("it finds {}", names.join(", ")),
         };
-        Err(NpuError::NoHardware { provider: provider.name(), wanted: wanted.name(), found })
+        let hint = match (provider, wanted) {
+            (Provider::OpenVino, Hardware::Cpu) => {
+                "Intel's plugin takes Intel's processors only; others take: pip install \
+                 onnxruntime-openvino==1.24.1, in place of onnxruntime"
+            }
+            _ => "If there is one, its driver is missing",
+        };
+        let (provider, wanted) = (provider.name(), wanted.name());
+        Err(NpuError::NoHardware { provider, wanted, found, hint })
     }
 
     /// Loads what a provider needs that was chosen in another process.
