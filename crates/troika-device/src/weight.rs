@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use troika_graph::DType;
+use troika_graph::{CalibrationTensor, DType};
 
 use crate::error::DeviceError;
 use crate::memory::ZeroedBytes;
@@ -186,4 +186,22 @@ pub trait WeightSource: Sync {
         pack(&data, &mut bytes)?;
         Ok(Packed { bytes: WeightBytes::whole(Arc::new(bytes)) })
     }
+}
+
+/// A tensor of a calibration, as floats.
+///
+/// # Errors
+/// There is no calibration, or it lacks the weight.
+pub fn calibrated(
+    source: &dyn WeightSource,
+    weight: &str,
+    tensor: CalibrationTensor,
+) -> Result<Vec<f32>, DeviceError> {
+    let name = tensor.of(weight);
+    let data = source.weight(&name).map_err(|_| DeviceError::Weight {
+        name: weight.into(),
+        why: format!("its format needs a calibration that has {name} (troika calibrate)"),
+    })?;
+    let floats = data.bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+    Ok(floats.collect())
 }

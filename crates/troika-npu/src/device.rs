@@ -7,7 +7,7 @@ use troika_device::{
     Caps, Clock, CompileRequest, CompileResults, Completion, Device, DeviceError, DeviceKind,
     Executable, Queue, SpaceId, WeightSource, Weights,
 };
-use troika_graph::{DType, Subgraph, verify};
+use troika_graph::{ActivationFormat, DType, ScaleOrigin, Subgraph, verify};
 
 use crate::cache::{GraphKey, OptionalCache};
 use crate::emit::{Emitted, emit, refusal, rows_of};
@@ -112,7 +112,7 @@ impl NpuDevice {
             let why = format!("it takes static shapes only, and {why}: bind rows to a bucket");
             self.unsupported(graph, 0, why)
         })?;
-        emit(graph, weights)
+        emit(graph, weights, self.chosen.provider)
     }
 
     fn compile_one(
@@ -172,6 +172,13 @@ impl NpuDevice {
     }
 }
 
+/// What products can take: 8 and 16 bits with scales of a calibration, or 8 with one for each row.
+fn formats() -> Vec<ActivationFormat> {
+    use ScaleOrigin::{Clipped, Smoothed, Static};
+    let of = |bits| [Static, Clipped, Smoothed].map(|s| ActivationFormat::of_tensor(bits, s));
+    of(8).into_iter().chain(of(16)).chain([ActivationFormat::by_row(8)]).collect()
+}
+
 fn caps(runtime: &Runtime, chosen: Chosen) -> Caps {
     let Chosen { provider, hardware, .. } = chosen;
     Caps {
@@ -181,7 +188,7 @@ fn caps(runtime: &Runtime, chosen: Chosen) -> Caps {
         numerics: format!("{}-{}-f32", provider.name(), hardware.name()),
         max_binding_bytes: None,
         weight_dtypes: DType::WEIGHTS.to_vec(),
-        activation_formats: Vec::new(),
+        activation_formats: formats(),
         // What a protobuf file holds at most.
         max_graph_bytes: Some(i32::MAX as u64),
         max_resident_bytes: None,

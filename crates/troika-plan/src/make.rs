@@ -3,6 +3,7 @@
 use troika_graph::{ActivationFormat, DType};
 use troika_model::spec::ModelSpec;
 
+use crate::calibrated::CalibratedProducts;
 use crate::check::MAX_CONTEXT;
 use crate::error::PlanError;
 use crate::identity::{ModelId, PLAN_VERSION};
@@ -32,6 +33,8 @@ pub struct PlanRequest {
     /// The formats, besides f32, that products may use for activations; `None`: those that make
     /// each device faster.
     pub activations: Option<Vec<ActivationFormat>>,
+    /// Products in a format of a calibration, on devices that have it; `None`: nowhere.
+    pub calibrated: Option<CalibratedProducts>,
     /// Compute the model in f32.
     pub single_precision: bool,
 }
@@ -48,6 +51,7 @@ impl Default for PlanRequest {
             kv_dtype: None,
             values: DType::F32,
             activations: None,
+            calibrated: None,
             single_precision: false,
         }
     }
@@ -78,7 +82,11 @@ fn widest_position(spec: &ModelSpec, kv_dtype: DType) -> usize {
 fn gained_by_all(rule: &Rule, devices: &[DeviceFacts]) -> Vec<ActivationFormat> {
     let of = |name: &str| devices.iter().find(|d| d.name == name).map(|d| d.activations.as_slice());
     let mut formats = of(&rule.device).unwrap_or_default().to_vec();
-    formats.retain(|f| rule.devices().all(|d| of(d).is_some_and(|list| list.contains(f))));
+    formats.retain(|f| {
+        // Those are for who has a calibration.
+        f.converts_weights().is_none()
+            && rule.devices().all(|d| of(d).is_some_and(|list| list.contains(f)))
+    });
     formats
 }
 
@@ -132,13 +140,23 @@ pub fn assemble(
     (strategy, rules): (String, PlannedRules),
 ) -> Plan {
     let PlannedRules { mut prefill, mut lengths, mut decode } = rules;
+    if let Some(products) = &request.calibrated {
+        let short = lengths.iter_mut().map(|l| &mut l.rules);
+        for list in short.chain([&mut prefill, &mut decode]) {
+            *list = products.applied(list, spec, devices);
+        }
+    }
     let short = lengths.iter_mut().flat_map(|l| &mut l.rules);
     for rule in prefill.iter_mut().chain(&mut decode).chain(short) {
         rule.values = request.values;
-        rule.activations = match &request.activations {
+        // Those of a calibration stand there already.
+        let others = match &request.activations {
             Some(list) => list.clone(),
             None => gained_by_all(rule, devices),
         };
+        if rule.activations.is_empty() {
+            rule.activations = others;
+        }
     }
     let all = || prefill.iter().chain(&decode).chain(lengths.iter().flat_map(|l| &l.rules));
     let used = |d: &&DeviceFacts| all().any(|r| r.devices().any(|n| n == d.name));

@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use troika_graph::partition::kv_heads;
-use troika_graph::{Subgraph, restrict_activations};
+use troika_graph::partition::{kv_heads, residual};
+use troika_graph::{Subgraph, restrict_activations, without_conversions};
 use troika_model::lower::{Lowered, Segment, SegmentKind};
 use troika_plan::{Phase, PlanDevice, Rule, Split, compiled_rows, own_space};
 
@@ -14,6 +14,9 @@ use crate::placed::StateOperand;
 use crate::placed::{Between, Operand, Place, PlacedPiece, PlacedSegment, PlacedStage};
 use crate::residency::Instance;
 use crate::shapes::EdgeTypes;
+
+/// The op that stays on a rule's own device where outliers are computed elsewhere.
+const LINEAR: &str = "linear";
 
 /// Places segments on devices.
 #[derive(Clone, Copy)]
@@ -75,15 +78,23 @@ impl Placer<'_> {
         stage: Stage<'_>,
         between: &mut Vec<Between>,
     ) -> Result<PlacedStage, ProgramError> {
-        let Stage { root, rule, kind, heads } = stage;
+        let Stage { mut root, rule, kind, heads } = stage;
+        let by = match &rule.split {
+            Some(Split::Residual { by }) => Some(by.as_str()),
+            _ => None,
+        };
+        if by.is_some() {
+            root.graph = residual(&root.graph);
+        }
         let (partition, parts) = rule.partition(heads);
         let unplaced = || ProgramError::Unplaced(root.graph.name.clone());
         let parts: Option<Vec<usize>> = parts.iter().map(|name| self.index(name)).collect();
         let parts = parts.ok_or_else(unplaced)?;
         let devices = self.devices;
         let takes = |device: usize, op: &str| {
-            let by = rule.device_of(&devices[device].name, kind, op);
-            devices.iter().position(|d| d.name == by).unwrap_or(device)
+            let at = by.filter(|_| op != LINEAR).unwrap_or(&devices[device].name);
+            let at = rule.device_of(at, kind, op);
+            devices.iter().position(|d| d.name == at).unwrap_or(device)
         };
         let on = |device| PlacedGraph { device, ..root.clone() };
         let mut placed = PlacedStage { wholes: Vec::new(), columns: Vec::new(), partition };
@@ -150,14 +161,15 @@ impl Placer<'_> {
 
     fn piece(&self, p: PlacedGraph, rule: &Rule) -> PlacedPiece {
         let caps = &self.devices[p.device].caps;
+        let graph = without_conversions(&p.graph, &caps.activation_formats);
         PlacedPiece {
             // Set when the segment is complete.
             index: 0,
             device: p.device,
-            name: Arc::from(p.graph.name.as_str()),
-            shapes: compiled_rows(&p.graph, caps, rule.row_buckets.as_deref()),
+            name: Arc::from(graph.name.as_str()),
+            shapes: compiled_rows(&graph, caps, rule.row_buckets.as_deref()),
             static_shapes: caps.static_shapes,
-            graph: Arc::new(p.graph),
+            graph: Arc::new(graph),
             inputs: p.inputs,
             states: p.states,
             outputs: p.outputs,

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 
+pub(crate) use troika_cpu::Observer;
 pub use troika_cpu::parse_cores;
 pub use troika_cpu::peaks::{Peak, Peaks};
 use troika_cpu::{CpuDevice, CpuOptions, Isa, Multiply};
@@ -278,6 +279,21 @@ pub fn open_devices(options: &DeviceOptions) -> Result<Vec<Arc<dyn Device>>, Dev
         open(CpuOptions { name, threads, cores, isa, ..CpuOptions::default() })
     });
     devices.collect()
+}
+
+/// A CPU device whose products are shown to an observer.
+///
+/// # Errors
+/// It cannot be opened.
+pub(crate) fn observed_cpu(
+    options: &DeviceOptions,
+    observer: Arc<dyn Observer>,
+) -> Result<Arc<dyn Device>, DeviceError> {
+    let (name, threads, cores) = ("cpu".into(), options.threads(), options.cores.clone());
+    let isa = options.isa.as_deref().map(find_isa).transpose()?;
+    let observer = Some(observer);
+    let own = CpuOptions { name, threads, cores, isa, observer, ..CpuOptions::default() };
+    Ok(Arc::new(CpuDevice::new(own)?))
 }
 
 /// The clock of virtual devices, if all devices are virtual: time is then modelled.

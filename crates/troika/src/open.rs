@@ -51,7 +51,9 @@ impl Model {
     pub fn open(source: impl Into<Source>, options: &OpenOptions) -> Result<Model, Error> {
         let devices = open_devices(&options.devices)?;
         let (source, clock) = (source.into(), RealClock::new());
-        let Described { files, mut spec, mut store } = describe(&source, options.bind())?;
+        let mut described = describe(&source, options.bind())?;
+        described.calibrate(options.calibration.as_ref())?;
+        let Described { files, mut spec, mut store } = described;
         spec.embeds = options.embeddings;
         let mut text = ModelText::load(&files.source, spec.vocab);
         let warnings = &mut text.warnings;

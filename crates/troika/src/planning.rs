@@ -64,7 +64,8 @@ impl BoundModel {
     /// A device that cannot be opened, or unusable files.
     pub fn open(source: impl Into<Source>, options: &OpenOptions) -> Result<BoundModel, Error> {
         let devices = open_devices(&options.devices)?;
-        let described = describe(source, options.bind())?;
+        let mut described = describe(source, options.bind())?;
+        described.calibrate(options.calibration.as_ref())?;
         Ok(BoundModel { spec: described.spec, store: described.store, devices })
     }
 
@@ -120,7 +121,7 @@ impl BoundModel {
     pub fn one_device_plan(&self, options: &OpenOptions) -> Result<Plan, Error> {
         let strategy = Strategy::OneDevice;
         let kv_dtype = options.kv_dtype.or(self.solved_kv_dtype(options));
-        Ok(self.new_plan(&OpenOptions { strategy, kv_dtype, ..options.clone() })?)
+        self.new_plan(&OpenOptions { strategy, kv_dtype, ..options.clone() })
     }
 
     /// Lowers the model for a plan's chunk and context.
@@ -157,10 +158,14 @@ impl BoundModel {
     }
 
     /// A new plan by the options.
-    fn new_plan(&self, options: &OpenOptions) -> Result<Plan, PlanError> {
+    fn new_plan(&self, options: &OpenOptions) -> Result<Plan, Error> {
         let devices: Vec<DeviceFacts> =
             self.devices.iter().map(|d| DeviceFacts::of(&**d)).collect();
-        troika_plan::make(&self.spec, &devices, &self.plan_request(options))
+        let request = self.plan_request(options);
+        let plan = troika_plan::make(&self.spec, &devices, &request)?;
+        let Some(calibration) = &options.calibration else { return Ok(plan) };
+        let calibrated = Some(calibration.products(&*self.lowered(&plan)?));
+        Ok(troika_plan::make(&self.spec, &devices, &PlanRequest { calibrated, ..request })?)
     }
 
     /// The plan request that follows from the options.
@@ -177,6 +182,7 @@ impl BoundModel {
             kv_dtype: options.kv_dtype,
             values: options.values,
             activations: options.activations.clone().or(f32_only),
+            calibrated: None,
             single_precision: options.dtype == FloatType::F32 || all_f32(&self.store),
         }
     }

@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod cache;
+pub mod calibrate;
 pub mod completions;
 pub mod devices;
 pub mod perplexity;

@@ -165,6 +165,7 @@ fn describe_split(device: &str, split: &Split) -> String {
     match split {
         Split::Columns { .. } => columns,
         Split::Rows { rest, .. } => format!("{standard}, the rest: {rest}"),
+        Split::Residual { by } => format!("products: {device}, their outliers and the rest: {by}"),
         // Stages have separate lines above.
         Split::Hybrid { .. } | Split::Stages { .. } => {
             format!("{standard}, the rest by {columns}")

@@ -11,6 +11,7 @@ use troika::{DeviceSpec, OpenOptions, ProfileAt, SolveOptions};
 
 use crate::error::CliError;
 use crate::flags::FloatFlag;
+use crate::flags::calibration::CalibrationArgs;
 use crate::flags::quant::QuantArgs;
 use crate::input::read_file;
 use crate::output;
@@ -103,6 +104,8 @@ pub struct PlacementArgs {
     /// leaves]
     #[arg(long, value_name = "N")]
     pub for_gen: Option<usize>,
+    #[command(flatten)]
+    pub calibration: CalibrationArgs,
     /// Let the chosen plan hold weights in several forms, if that is faster
     #[arg(long)]
     pub several_copies: bool,
@@ -191,6 +194,7 @@ impl PlacementArgs {
             let file = (file.to_str() != Some(OWN_PROFILE)).then_some(file.as_path());
             options.solve = Some(self.solve(profile_at(file, cache)?));
         }
+        self.calibration.apply(options)?;
         options.policy = self.policy.unwrap_or_default();
         options.chunks_in_flight = self.chunks_in_flight;
         options.values = self.value_type.unwrap_or(FloatFlag::F32).dtype();

@@ -45,6 +45,8 @@ pub enum Command {
     Reproduce(ReproduceArgs),
     /// Measure how well a model predicts a text, as llama-perplexity does
     Perplexity(PerplexityArgs),
+    /// Find the ranges and outliers of a model's values on a text, for products of whole numbers
+    Calibrate(Box<CalibrateArgs>),
     /// Say which device would run what, and write it to a file that can be edited
     Plan(Box<PlanArgs>),
     /// Measure a model's parts on the devices, for plans that --profile chooses
@@ -330,6 +332,27 @@ pub struct PerplexityArgs {
     pub open: OpenArgs,
     #[command(flatten)]
     pub plan: PlanFileArgs,
+}
+
+/// `troika calibrate`.
+#[derive(Args)]
+#[command(mut_arg("ctx_size", |arg| {
+    arg.help("Length of the windows in tokens [default: 512, or the model's context if shorter]")
+}))]
+pub struct CalibrateArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// The file of the text; -, or when absent: standard input
+    #[arg(short, long, visible_alias = "text", value_name = "FILE", env = "TROIKA_FILE")]
+    pub file: Option<PathBuf>,
+    /// The calibration to write
+    #[arg(short, long, value_name = "FILE")]
+    pub out: PathBuf,
+    /// Print one JSON object
+    #[arg(long, env = "TROIKA_JSON")]
+    pub json: bool,
+    #[command(flatten)]
+    pub open: OpenArgs,
 }
 
 /// `troika profile`. What is done when it is interrupted is kept, and gone on with.

@@ -215,7 +215,9 @@ impl Measuring<'_> {
         let graphs: Vec<Vec<ProfiledGraph>> = devices
             .iter()
             .map(|d| {
-                let offered = d.caps().activation_formats.clone();
+                let mut offered = d.caps().activation_formats.clone();
+                // Those of a calibration are measured with it.
+                offered.retain(|f| f.converts_weights().is_none());
                 let formats = self.options.open.activations.clone().unwrap_or(offered);
                 profiled_graphs(self.lowered, &formats)
             })
