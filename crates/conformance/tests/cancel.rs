@@ -280,9 +280,9 @@ fn what_is_cancelled_leaves_the_devices_within_a_chunk() {
         Strategy::PrefillDecode,
         Strategy::SplitColumns(half),
     ];
-    for (model, strategy) in MODELS.iter().flat_map(|m| strategies.map(|s| (*m, s))) {
+    for (model, strategy) in MODELS.iter().flat_map(|m| strategies.clone().map(|s| (*m, s))) {
         let mut alone = world(model, Strategy::OneDevice).engine;
-        let mut w = world(model, strategy);
+        let mut w = world(model, strategy.clone());
         let chunk = w.chunk_time();
         let count = Arc::new(Mutex::new(0));
         let counting = count.clone();

@@ -100,6 +100,7 @@ pub fn make(
     request: &PlanRequest,
 ) -> Result<Plan, PlanError> {
     request.strategy.check(devices.len())?;
+    request.strategy.check_names(devices)?;
     let chunk = chunk_of(spec, request);
     let placed = |phase| request.strategy.rules(spec, devices, (phase, chunk));
     let rules = PlannedRules {

@@ -173,7 +173,7 @@ impl BoundModel {
         // With an explicit type, activations stay in f32.
         let f32_only = (options.dtype != FloatType::Auto).then(Vec::new);
         PlanRequest {
-            strategy: options.strategy,
+            strategy: options.strategy.clone(),
             context: options.context,
             chunk: options.chunk,
             chunks_in_flight: options.chunks_in_flight,

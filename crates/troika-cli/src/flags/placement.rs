@@ -80,9 +80,11 @@ pub struct PlacementArgs {
     ///
     /// One of one-device, alternate, alternate-segments, split-columns or split-columns=RATIO (the
     /// first device's share), split-rows or split-rows=N (rows of a standard part), split-hybrid,
-    /// prefill-decode.
+    /// prefill-decode or prefill-decode=PREFILL:DECODE (names of devices); also one-device=NAME.
+    /// troika bench takes several.
     #[arg(long, value_name = "NAME", value_parser = Strategy::parse, env = "TROIKA_STRATEGY")]
-    pub strategy: Option<Strategy>,
+    #[arg(value_delimiter = ',')]
+    pub strategy: Vec<Strategy>,
     /// Choose the division by a profile that troika profile measured
     ///
     /// Without a file, by the one that it keeps for this model on these devices. troika plan does
@@ -178,8 +180,25 @@ impl PlacementArgs {
     /// Uses the stored profile of the model and devices, unless a flag or file says how to divide
     /// the model.
     pub fn use_own_profile(&self, cache: &QuantArgs, options: &mut OpenOptions) {
-        if let (None, None, Some(folder)) = (&options.solve, self.strategy, cache.profiles()) {
+        if let (None, true, Some(folder)) =
+            (&options.solve, self.strategy.is_empty(), cache.profiles())
+        {
             options.solve = Some(self.solve(ProfileAt::IfIn(folder)));
+        }
+    }
+
+    /// The strategy, where there can be only one.
+    ///
+    /// # Errors
+    /// There are several.
+    pub fn one_strategy(&self) -> Result<Strategy, CliError> {
+        match &self.strategy[..] {
+            [] => Ok(Strategy::default()),
+            [one] => Ok(one.clone()),
+            _ => {
+                let why = "--strategy: only troika bench takes several; give one";
+                Err(CliError::Usage(why.into()))
+            }
         }
     }
 
@@ -187,9 +206,14 @@ impl PlacementArgs {
     ///
     /// # Errors
     /// A stored profile is requested, but there is no folder for it.
-    pub fn apply(&self, cache: &QuantArgs, options: &mut OpenOptions) -> Result<(), CliError> {
+    pub fn apply(
+        &self,
+        cache: &QuantArgs,
+        strategy: Strategy,
+        options: &mut OpenOptions,
+    ) -> Result<(), CliError> {
         options.devices.devices = named_apart(&self.device)?;
-        options.strategy = self.strategy.unwrap_or_default();
+        options.strategy = strategy;
         if let Some(file) = &self.profile {
             let file = (file.to_str() != Some(OWN_PROFILE)).then_some(file.as_path());
             options.solve = Some(self.solve(profile_at(file, cache)?));

@@ -6,6 +6,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use troika::plan::Strategy;
 use troika::{DeviceOptions, OpenOptions};
 
 use super::cache::CacheArgs;
@@ -123,6 +124,18 @@ impl ComputeArgs {
     /// # Errors
     /// Two devices with one name, or a stored profile that there is no folder for.
     pub fn options(&self, threads: Option<usize>) -> Result<OpenOptions, CliError> {
+        self.options_by(threads, self.placement.one_strategy()?)
+    }
+
+    /// The options for opening a model with one of several strategies.
+    ///
+    /// # Errors
+    /// As for [`ComputeArgs::options`].
+    pub fn options_by(
+        &self,
+        threads: Option<usize>,
+        strategy: Strategy,
+    ) -> Result<OpenOptions, CliError> {
         let mut options = OpenOptions {
             dtype: self.dtype.float_type(),
             quant: self.quant.quant.quant(),
@@ -132,7 +145,7 @@ impl ComputeArgs {
             devices: self.devices(threads),
             ..OpenOptions::default()
         };
-        self.placement.apply(&self.quant, &mut options)?;
+        self.placement.apply(&self.quant, strategy, &mut options)?;
         Ok(options)
     }
 }
@@ -269,6 +282,13 @@ pub enum TableFlag {
     Jsonl,
 }
 
+/// Lengths of a prompt and an answer.
+fn lengths(text: &str) -> Result<(usize, usize), String> {
+    let number = |text: &str| text.parse().ok().filter(|n| *n > 0);
+    let both = text.split_once(',').and_then(|(p, g)| Some((number(p)?, number(g)?)));
+    both.ok_or_else(|| format!("{text:?} is not two lengths, as in 448,64"))
+}
+
 /// `troika bench`.
 #[derive(Args)]
 pub struct BenchArgs {
@@ -292,6 +312,11 @@ pub struct BenchArgs {
     pub sequences: Vec<usize>,
     #[command(flatten)]
     pub sharing: SharingArgs,
+    /// Answer prompts of P tokens, chat template included, with G tokens, and print the time to the
+    /// first token, per token and to the end, as P,G; may be repeated
+    #[arg(long, visible_alias = "pg", value_name = "P,G", value_parser = lengths)]
+    #[arg(conflicts_with_all = ["sequences", "n_depth", "overhead"])]
+    pub answers: Vec<(usize, usize)>,
     /// Threads [default: one per physical performance core]
     #[arg(short, long, value_name = "N", value_delimiter = ',', value_parser = thread_count())]
     #[arg(env = "TROIKA_THREADS")]
