@@ -21,8 +21,8 @@ use troika::graph::{
 use troika::npu::{HelperCommand, RuntimePlaces};
 use troika::weights::{FloatType, Quant};
 use troika::{
-    CalibrationOptions, DeviceOptions, Model, NpuSettings, OpenOptions, Outliers, Scored, Source,
-    calibrate, open_devices,
+    BoundModel, CalibrationOptions, DeviceOptions, Model, NpuSettings, OpenOptions, Outliers,
+    Scored, Source, calibrate, open_devices,
 };
 use troika_lab::Bench;
 
@@ -294,11 +294,12 @@ fn calibrated_formats_keep_what_a_model_predicts() {
     let source = Source::Path(root("models/tiny-moe"));
     let text = std::fs::read_to_string(root("README.md")).unwrap();
     let plain = OpenOptions { context: Some(256), dtype: FloatType::F32, ..OpenOptions::default() };
-    let seen = calibrate(&source, &plain, &text, &mut |_, _| true).unwrap().unwrap();
-    let calibration = Arc::new(seen);
+    let ids = source.tokenizer().unwrap().0.encode(&text, true, false).unwrap();
+    let model = BoundModel::open(&source, &plain).unwrap();
+    let seen = calibrate(model, &plain, &ids, None, &mut |_, _| true).unwrap();
+    let calibration = Arc::new(seen.unwrap());
     let perplexity = |options: &OpenOptions| {
         let model = Model::open(&source, options).unwrap();
-        let ids = model.tokenizer().unwrap().encode(&text, true, false).unwrap();
         model.perplexity(&ids, 256, Scored::All, &mut |_| true).unwrap().value()
     };
     let whole = perplexity(&plain);

@@ -48,7 +48,7 @@ impl CalibratedProducts {
         all
     }
 
-    /// A rule by segments: those in f32, those with the format, and those with outliers apart.
+    /// A rule by segments: those in f32, which the other device computes if there is one, those with the format, and those with outliers apart.
     fn divide(&self, rule: &Rule, by: Option<&DeviceFacts>, spec: &ModelSpec, all: &mut Vec<Rule>) {
         let matched: Vec<(SegmentKind, Option<usize>)> = segments(spec)
             .into_iter()
@@ -97,6 +97,10 @@ impl CalibratedProducts {
                 segments: Some(kinds),
                 layers,
                 split: split.map(|by| Split::Residual { by: by.name.clone() }),
+                device: match by {
+                    Some(by) if way == Way::Float => by.name.clone(),
+                    _ => rule.device.clone(),
+                },
                 activations: match way {
                     Way::Float => Vec::new(),
                     _ => [self.format].into_iter().chain(others.iter().copied()).collect(),

@@ -156,17 +156,19 @@ fn hot_share(counts: &[f32]) -> Option<f64> {
 }
 
 /// The magnitude above which inputs are outliers, by the largest magnitude of each column: low, so
-/// that steps are fine, with few columns above it.
-pub fn outlier_limit(columns: &[f32]) -> f32 {
+/// that steps are fine, with few columns above it; or with a given share of the columns.
+pub fn outlier_limit(columns: &[f32], share: Option<f64>) -> f32 {
     let mut sorted = columns.to_vec();
     sorted.sort_by(|a, b| b.total_cmp(a));
-    let most = (columns.len() as f64 * MOST_OUTLIERS) as usize;
-    let price = WORTH * 1e3 / columns.len().max(1) as f64;
-    let cost =
-        |above: usize| f64::from(sorted[above].max(f32::MIN_POSITIVE)).ln() + above as f64 * price;
-    let above = (0..=most.min(sorted.len().saturating_sub(1)))
-        .filter(|at| sorted.get(*at).is_some())
-        .min_by(|a, b| cost(*a).total_cmp(&cost(*b)));
+    let Some(last) = sorted.len().checked_sub(1) else { return 0.0 };
+    if let Some(share) = share {
+        return sorted[((sorted.len() as f64 * share).ceil() as usize).min(last)];
+    }
+    let most = (sorted.len() as f64 * MOST_OUTLIERS) as usize;
+    let price = WORTH * 1e3 / sorted.len() as f64;
+    let size = |above: usize| f64::from(sorted[above].max(f32::MIN_POSITIVE)).ln();
+    let cost = |above: &usize| size(*above) + *above as f64 * price;
+    let above = (0..=most.min(last)).min_by(|a, b| cost(a).total_cmp(&cost(b)));
     above.map_or(0.0, |at| sorted[at])
 }
 
@@ -177,13 +179,14 @@ mod tests {
     #[test]
     fn few_columns_far_above_the_others_are_outliers() {
         let mut columns: Vec<f32> = (0..1000).map(|i| 1.0 + (i % 7) as f32 * 0.1).collect();
-        assert_eq!(outlier_limit(&columns), 1.6, "none is far above");
+        assert_eq!(outlier_limit(&columns, None), 1.6, "none is far above");
         for (at, value) in [(5, 80.0), (77, 60.0), (500, 9.0)] {
             columns[at] = value;
         }
-        assert_eq!(outlier_limit(&columns), 1.6);
+        assert_eq!(outlier_limit(&columns, None), 1.6);
+        assert_eq!(outlier_limit(&columns, Some(0.001)), 60.0, "one of a thousand");
         columns[..200].fill(50.0);
-        assert!(outlier_limit(&columns) > 10.0, "too many to be computed apart");
-        assert_eq!((outlier_limit(&[]), outlier_limit(&[0.0; 8])), (0.0, 0.0));
+        assert!(outlier_limit(&columns, None) > 10.0, "too many to be computed apart");
+        assert_eq!((outlier_limit(&[], None), outlier_limit(&[0.0; 8], None)), (0.0, 0.0));
     }
 }

@@ -30,6 +30,8 @@ pub struct PlanRequest {
     pub kv_dtype: Option<DType>,
     /// Type of the values between segments, except logits.
     pub values: DType,
+    /// For devices with static shapes: the numbers of rows to compile for; `None`: each device's.
+    pub row_buckets: Option<Vec<usize>>,
     /// The formats, besides f32, that products may use for activations; `None`: those that make
     /// each device faster.
     pub activations: Option<Vec<ActivationFormat>>,
@@ -50,6 +52,7 @@ impl Default for PlanRequest {
             sync: SyncMode::default(),
             kv_dtype: None,
             values: DType::F32,
+            row_buckets: None,
             activations: None,
             calibrated: None,
             single_precision: false,
@@ -150,6 +153,10 @@ pub fn assemble(
     let short = lengths.iter_mut().flat_map(|l| &mut l.rules);
     for rule in prefill.iter_mut().chain(&mut decode).chain(short) {
         rule.values = request.values;
+        let is_static = |d: &DeviceFacts| !d.row_buckets.is_empty();
+        if devices.iter().any(|d| d.name == rule.device && is_static(d)) {
+            rule.row_buckets = request.row_buckets.clone();
+        }
         // Those of a calibration stand there already.
         let others = match &request.activations {
             Some(list) => list.clone(),

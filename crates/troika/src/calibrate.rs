@@ -5,45 +5,43 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use troika_engine::WantedLogits;
 use troika_graph::CalibrationTensor;
-use troika_plan::{Calibration, outlier_limit};
+use troika_plan::{Calibration, Strategy, outlier_limit};
 
-use crate::describe::{BoundModel, Described, describe};
+use crate::describe::BoundModel;
 use crate::devices::{Observer, observed_cpu};
 use crate::error::Error;
 use crate::open::Model;
 use crate::options::OpenOptions;
 use crate::session::SessionOptions;
-use crate::source::Source;
-use crate::text::ModelText;
 
-/// Reads a text with a model and finds what [`Calibration`] has. The text is cut into windows.
-/// `progress` receives the windows that are done, and all of them, each counted twice; `false`
-/// stops.
+/// Reads tokens of a text with a model and finds what [`Calibration`] has. The text is cut into
+/// windows of the options' context. Of the inputs' columns, `share` are outliers; `None`: those
+/// far above the others. `progress` receives the windows that are done, and all of them, each
+/// counted twice; `false` stops.
 ///
 /// # Errors
-/// A model that cannot be opened or has no tokenizer; a text without tokens.
+/// A model that cannot be opened, or no tokens.
 pub fn calibrate(
-    source: &Source,
+    model: BoundModel,
     options: &OpenOptions,
-    text: &str,
+    tokens: &[u32],
+    share: Option<f64>,
     progress: &mut dyn FnMut(usize, usize) -> bool,
 ) -> Result<Option<Calibration>, Error> {
-    let Described { files, spec, store } = describe(source, options.bind())?;
-    let tokenizer = ModelText::load(&files.source, spec.vocab).tokenizer;
-    let tokenizer = tokenizer.ok_or_else(|| Error::NoTokenizer(source.to_string()))?;
-    let tokens = tokenizer.encode(text, true, false)?;
     if tokens.is_empty() {
         return Err(Error::ShortText { tokens: 0, window: 1 });
     }
-    let seen = Arc::new(Seen::default());
+    let seen = Arc::new(Seen { share, found: Mutex::default() });
     let devices = vec![observed_cpu(&options.devices, seen.clone())?];
     let options = OpenOptions {
         activations: Some(Vec::new()),
         calibration: None,
         plan: None,
         solve: None,
+        strategy: Strategy::OneDevice,
         ..options.clone()
     };
+    let BoundModel { spec, store, .. } = model;
     let mut calibration = Calibration::new(&spec);
     let model = Model::open_bound("calibration", BoundModel { spec, store, devices }, &options)?;
     let windows: Vec<&[u32]> = tokens.chunks(model.context()).collect();
@@ -63,8 +61,10 @@ pub fn calibrate(
 }
 
 /// What was seen so far. The first pass finds ranges, the second one outliers.
-#[derive(Default)]
-struct Seen(Mutex<Found>);
+struct Seen {
+    share: Option<f64>,
+    found: Mutex<Found>,
+}
 
 #[derive(Default)]
 struct Found {
@@ -84,14 +84,14 @@ struct Ranges {
 
 impl Seen {
     fn found(&self) -> std::sync::MutexGuard<'_, Found> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.found.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn next_pass(&self) {
         let mut found = self.found();
         found.counting = true;
         for ranges in found.products.values_mut() {
-            ranges.limit = outlier_limit(&ranges.columns);
+            ranges.limit = outlier_limit(&ranges.columns, self.share);
             ranges.outliers.resize(ranges.columns.len(), 0.0);
         }
     }

@@ -5,7 +5,11 @@ use std::sync::Arc;
 
 use troika_graph::{ActivationFormat, ScaleOrigin, WeightDecl};
 use troika_model::lower::{Lowered, SegmentKind};
+use troika_model::spec::ModelSpec;
 use troika_plan::{CalibratedProducts, Calibration};
+use troika_weights::WeightStore;
+
+use crate::error::Error;
 
 /// How NPUs compute products of whole numbers.
 #[derive(Clone, Debug)]
@@ -36,6 +40,17 @@ pub enum Outliers {
 }
 
 impl CalibrationOptions {
+    /// Gives weights the calibration.
+    ///
+    /// # Errors
+    /// It is of another model.
+    pub fn apply(&self, spec: &ModelSpec, store: &mut WeightStore) -> Result<(), Error> {
+        let refuse = |e| Error::of_calibration(&self.file, e);
+        self.calibration.check(spec).map_err(refuse)?;
+        store.set_calibration(self.calibration.tensors.clone());
+        Ok(())
+    }
+
     /// The format, and the segments whose outliers are computed apart.
     pub(crate) fn products(&self, lowered: &Lowered) -> CalibratedProducts {
         let scales = match self.outliers {

@@ -5,10 +5,8 @@ use std::sync::Arc;
 use troika_device::Device;
 use troika_model::families::{self, DescribedModel};
 use troika_model::spec::ModelSpec;
-use troika_plan::PlanError;
 use troika_weights::{BindOptions, FileSource, ModelFiles, WeightStore};
 
-use crate::calibrated::CalibrationOptions;
 use crate::error::Error;
 use crate::source::Source;
 
@@ -45,20 +43,6 @@ pub fn describe(
     let model = described_in(&files, &source)?;
     let store = WeightStore::bind(&model, &*files.files, options.into())?;
     Ok(Described { files, spec: model.spec, store })
-}
-
-impl Described {
-    /// Gives the weights a calibration, if there is one.
-    ///
-    /// # Errors
-    /// It is of another model.
-    pub(crate) fn calibrate(&mut self, by: Option<&CalibrationOptions>) -> Result<(), Error> {
-        let Some(CalibrationOptions { calibration, file, .. }) = by else { return Ok(()) };
-        let refuse = |e: PlanError| Error::of_calibration(file, e);
-        calibration.check(&self.spec).map_err(refuse)?;
-        self.store.set_calibration(calibration.tensors.clone());
-        Ok(())
-    }
 }
 
 impl Source {

@@ -51,9 +51,8 @@ impl Model {
     pub fn open(source: impl Into<Source>, options: &OpenOptions) -> Result<Model, Error> {
         let devices = open_devices(&options.devices)?;
         let (source, clock) = (source.into(), RealClock::new());
-        let mut described = describe(&source, options.bind())?;
-        described.calibrate(options.calibration.as_ref())?;
-        let Described { files, mut spec, mut store } = described;
+        let Described { files, mut spec, mut store } = describe(&source, options.bind())?;
+        options.calibration.iter().try_for_each(|c| c.apply(&spec, &mut store))?;
         spec.embeds = options.embeddings;
         let mut text = ModelText::load(&files.source, spec.vocab);
         let warnings = &mut text.warnings;

@@ -15,7 +15,7 @@ use troika_solve::{
 };
 use troika_weights::{FloatType, WeightStore};
 
-use crate::describe::{BoundModel, describe};
+use crate::describe::{BoundModel, Described, describe};
 use crate::devices::{open_devices, soc_of};
 use crate::error::Error;
 use crate::options::{OpenOptions, SolveOptions};
@@ -64,9 +64,9 @@ impl BoundModel {
     /// A device that cannot be opened, or unusable files.
     pub fn open(source: impl Into<Source>, options: &OpenOptions) -> Result<BoundModel, Error> {
         let devices = open_devices(&options.devices)?;
-        let mut described = describe(source, options.bind())?;
-        described.calibrate(options.calibration.as_ref())?;
-        Ok(BoundModel { spec: described.spec, store: described.store, devices })
+        let Described { spec, mut store, .. } = describe(source, options.bind())?;
+        options.calibration.iter().try_for_each(|c| c.apply(&spec, &mut store))?;
+        Ok(BoundModel { spec, store, devices })
     }
 
     /// The given plan, or a new one by the options. Refused ops move to other devices: in a new
@@ -181,6 +181,7 @@ impl BoundModel {
             sync: options.sync,
             kv_dtype: options.kv_dtype,
             values: options.values,
+            row_buckets: options.row_buckets.clone(),
             activations: options.activations.clone().or(f32_only),
             calibrated: None,
             single_precision: options.dtype == FloatType::F32 || all_f32(&self.store),

@@ -1,10 +1,12 @@
 //! `troika calibrate`.
 
 use serde_json::json;
-use troika::plan::{Calibration, PlanError};
+use troika::plan::Calibration;
 use troika::trace::Tracer;
 use troika::{Error, calibrate};
+use troika_lab::Subject;
 
+use super::bench;
 use super::run::open_options;
 use crate::error::CliError;
 use crate::flags::CalibrateArgs;
@@ -21,24 +23,18 @@ const WINDOW: usize = 512;
 /// A model that cannot be opened or has no tokenizer, a file that cannot be read or written.
 pub fn run(args: &CalibrateArgs) -> Result<(), CliError> {
     file::check("calibration", Some(&args.out))?;
-    let source = resolve::model(&args.model)?;
-    let text = read_input(args.file.as_deref())?;
+    let subject = resolve::subject(&args.subject)?;
     let interrupt = Interrupt::listen();
     let mut options = open_options(&args.open, Tracer::off())?;
-    let given = options.context;
-    options.context = Some(given.unwrap_or(WINDOW));
+    options.context = Some(options.context.unwrap_or(WINDOW.min(subject.spec()?.context)));
+    let tokens = tokens(args, &subject)?;
+    let model = subject.bind(&options, true)?;
     let mut counting = progress::counting("calibrating");
     let mut go_on = |done: usize, all: usize| {
         counting(done, all);
         !interrupt.pressed()
     };
-    let calibration = match calibrate(&source, &options, &text, &mut go_on) {
-        Err(Error::Plan(PlanError::Range { high, .. })) if given.is_none() && high < WINDOW => {
-            options.context = Some(high);
-            calibrate(&source, &options, &text, &mut go_on)?
-        }
-        done => done?,
-    };
+    let calibration = calibrate(model, &options, &tokens, args.outlier_share, &mut go_on)?;
     let Some(calibration) = calibration else {
         return Err(CliError::Interrupted("calibrating was ended; nothing is written".into()));
     };
@@ -57,6 +53,16 @@ pub fn run(args: &CalibrateArgs) -> Result<(), CliError> {
         })),
         false => output::write(&table(&calibration)),
     }
+}
+
+/// The tokens of the text.
+fn tokens(args: &CalibrateArgs, subject: &Subject) -> Result<Vec<u32>, CliError> {
+    let Subject::Files(source) = subject else {
+        return Ok(bench::ids(WINDOW, 0, subject.spec()?.vocab));
+    };
+    let text = read_input(args.file.as_deref())?;
+    let (tokenizer, _) = source.tokenizer()?;
+    Ok(tokenizer.encode(&text, true, false).map_err(Error::from)?)
 }
 
 fn table(calibration: &Calibration) -> String {

@@ -57,7 +57,11 @@ pub enum OutliersFlag {
 /// The share that llm.npu prunes (section 3.3).
 const PRUNED: f64 = 0.85;
 
-fn share(text: &str) -> Result<f64, String> {
+/// A share from 0 to 1.
+///
+/// # Errors
+/// Another text.
+pub fn share(text: &str) -> Result<f64, String> {
     let share = text.parse().ok().filter(|s| (0.0..=1.0).contains(s));
     share.ok_or_else(|| format!("{text:?} is no share from 0 to 1"))
 }

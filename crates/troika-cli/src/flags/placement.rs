@@ -58,6 +58,11 @@ fn named<T: Clone + Default + Send + Sync + 'static>(
     names.into().map(move |name| parse(&name).unwrap_or_default())
 }
 
+/// Rows of a compiled graph.
+fn rows() -> impl TypedValueParser<Value = usize> {
+    clap::value_parser!(u64).range(1..=65_536).map(|n| n as usize)
+}
+
 pub(super) fn sync_modes() -> impl TypedValueParser<Value = SyncMode> {
     named(SyncMode::ALL.map(SyncMode::name), SyncMode::parse)
 }
@@ -106,6 +111,12 @@ pub struct PlacementArgs {
     /// leaves]
     #[arg(long, value_name = "N")]
     pub for_gen: Option<usize>,
+    /// Numbers of rows to compile for on devices with static shapes [default: each device's own]
+    ///
+    /// Each takes memory of its own where weights are part of the code.
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = rows())]
+    #[arg(env = "TROIKA_ROW_BUCKETS")]
+    pub row_buckets: Vec<usize>,
     #[command(flatten)]
     pub calibration: CalibrationArgs,
     /// Let the chosen plan hold weights in several forms, if that is faster
@@ -219,6 +230,10 @@ impl PlacementArgs {
             options.solve = Some(self.solve(profile_at(file, cache)?));
         }
         self.calibration.apply(options)?;
+        let mut rows = self.row_buckets.clone();
+        rows.sort_unstable();
+        rows.dedup();
+        options.row_buckets = (!rows.is_empty()).then_some(rows);
         options.policy = self.policy.unwrap_or_default();
         options.chunks_in_flight = self.chunks_in_flight;
         options.values = self.value_type.unwrap_or(FloatFlag::F32).dtype();

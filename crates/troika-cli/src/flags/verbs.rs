@@ -10,6 +10,7 @@ use troika::plan::Strategy;
 use troika::{DeviceOptions, OpenOptions};
 
 use super::cache::CacheArgs;
+use super::calibration::share;
 use super::npu::{NpuCompileArgs, npu_settings};
 use super::placement::{self, PlacementArgs, PlanFileArgs};
 use super::quant::{QuantArgs, QuantFlag};
@@ -366,10 +367,16 @@ pub struct PerplexityArgs {
 }))]
 pub struct CalibrateArgs {
     #[command(flatten)]
-    pub model: ModelArgs,
-    /// The file of the text; -, or when absent: standard input
+    pub subject: SubjectArgs,
+    /// The file of the text; -, or when absent: standard input. Random weights read tokens of no
+    /// meaning
     #[arg(short, long, visible_alias = "text", value_name = "FILE", env = "TROIKA_FILE")]
+    #[arg(conflicts_with = "synthetic")]
     pub file: Option<PathBuf>,
+    /// Share of the input columns that are outliers, such as 0.003 [default: those far above the
+    /// others]
+    #[arg(long, value_name = "SHARE", value_parser = share)]
+    pub outlier_share: Option<f64>,
     /// The calibration to write
     #[arg(short, long, value_name = "FILE")]
     pub out: PathBuf,

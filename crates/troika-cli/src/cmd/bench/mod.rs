@@ -170,7 +170,7 @@ fn open(subject: &Subject, mut options: OpenOptions, tracer: Tracer) -> Result<M
 }
 
 /// Tokens that vary with their position, so that experts vary too.
-fn ids(n: usize, from: usize, vocab: usize) -> Vec<u32> {
+pub(super) fn ids(n: usize, from: usize, vocab: usize) -> Vec<u32> {
     let token = |i: usize| ((i.wrapping_mul(2_654_435_761) >> 7) % vocab) as u32;
     (from..from + n).map(token).collect()
 }
