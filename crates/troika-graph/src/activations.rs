@@ -10,27 +10,24 @@ use crate::weight::WeightRef;
 /// ([`ActivationFormat::restricted`]).
 pub fn restrict_activations(graph: &Subgraph, allowed: &[ActivationFormat]) -> Subgraph {
     let mut graph = graph.clone();
-    let converting = allowed.iter().find(|f| f.converts_weights().is_some());
     for i in 0..graph.nodes.len() {
         let all_bits = uses_all_bits(&graph, &graph.nodes[i].op);
-        let of_linear = converting.filter(|_| matches!(graph.nodes[i].op, Op::Linear { .. }));
         if let Some(activations) = activations(&mut graph.nodes[i].op) {
-            *activations = match of_linear {
-                Some(format) => *format,
-                None => activations.restricted(allowed, all_bits),
-            };
+            *activations = activations.restricted(allowed, all_bits);
         }
     }
     graph
 }
 
-/// A copy of the subgraph whose products take f32 in place of formats that need weights to be
-/// converted, but for those that are allowed: a device that lacks a format computes in f32.
-pub fn without_conversions(graph: &Subgraph, allowed: &[ActivationFormat]) -> Subgraph {
+/// A copy of the subgraph whose products with single weights take a format that needs weights to be
+/// converted, but for those that take such a format already.
+pub fn convert_products(graph: &Subgraph, format: ActivationFormat) -> Subgraph {
     let mut graph = graph.clone();
-    for activations in graph.nodes.iter_mut().filter_map(|node| activations(&mut node.op)) {
-        if activations.converts_weights().is_some() && !allowed.contains(activations) {
-            *activations = ActivationFormat::F32;
+    for node in &mut graph.nodes {
+        if let Op::Linear { activations, .. } = &mut node.op
+            && activations.converts_weights().is_none()
+        {
+            *activations = format;
         }
     }
     graph

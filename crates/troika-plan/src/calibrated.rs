@@ -25,8 +25,8 @@ impl CalibratedProducts {
         !matches!(kind, SegmentKind::Router | SegmentKind::Embed | SegmentKind::Head)
     }
 
-    /// Rules like these, with the format where a device has it. Rules with a split stay, since
-    /// its parts would compute in several formats.
+    /// Rules like these, with the format where a device has it. Devices of a split that lack it
+    /// compute their parts in a format of their own.
     pub(crate) fn applied(
         &self,
         rules: &[Rule],
@@ -38,7 +38,8 @@ impl CalibratedProducts {
         };
         let mut all = Vec::new();
         for rule in rules {
-            if rule.split.is_some() || !has(&rule.device) {
+            let mut own = rule.devices().filter(|name| has(name)).peekable();
+            if own.peek().is_none() {
                 all.push(rule.clone());
                 continue;
             }
@@ -54,6 +55,8 @@ impl CalibratedProducts {
             .into_iter()
             .filter(|(kind, layer)| rule.matches(*kind, *layer))
             .collect();
+        // Ops that the device refuses may take the other's formats.
+        let (other, by) = (by, by.filter(|_| rule.split.is_none()));
         let way = |segment: &(SegmentKind, Option<usize>)| match segment.0 {
             _ if !CalibratedProducts::rounds(segment.0) => Way::Float,
             _ if by.is_some() && self.exact.contains(segment) => Way::Exact,
@@ -87,8 +90,7 @@ impl CalibratedProducts {
                 None => merged.push((vec![kind], way, layers)),
             }
         }
-        // Ops that the device refuses may take the other's formats.
-        let others = by.iter().flat_map(|d| &d.activations);
+        let others = other.iter().flat_map(|d| &d.activations);
         let others: Vec<ActivationFormat> =
             others.filter(|f| f.converts_weights().is_none()).copied().collect();
         all.extend(merged.into_iter().map(|(kinds, way, layers)| {
@@ -96,7 +98,10 @@ impl CalibratedProducts {
             Rule {
                 segments: Some(kinds),
                 layers,
-                split: split.map(|by| Split::Residual { by: by.name.clone() }),
+                split: match split {
+                    Some(by) => Some(Split::Residual { by: by.name.clone() }),
+                    None => rule.split.clone(),
+                },
                 device: match by {
                     Some(by) if way == Way::Float => by.name.clone(),
                     _ => rule.device.clone(),

@@ -114,14 +114,14 @@ fn formats_and_cache_types_follow_the_devices() {
 #[test]
 fn files_hold_what_was_planned() {
     for strategy in Strategy::ALL {
-        let plan = planned("qwen3-moe-tiny", strategy, 2);
+        let plan = planned("qwen3-moe-tiny", strategy.clone(), 2);
         let text = plan.to_json();
         assert_eq!(Plan::from_json(&text).unwrap(), plan);
         let older = text.replace("\"int8\"", "\"Int8\"");
         assert!(older != text && Plan::from_json(&older).unwrap() == plan);
         let e = Plan::from_json(&text.replace("\"int8\"", "\"int0\"")).unwrap_err().to_string();
         assert!(e.contains("`int0` is no activation format: f32, bf16, or whole numbers"), "{e}");
-        assert_eq!(Strategy::parse(strategy.name()), Ok(strategy));
+        assert_eq!(Strategy::parse(strategy.name()), Ok(strategy.clone()));
         assert_eq!(Strategy::parse(&plan.strategy), Ok(strategy));
     }
 }

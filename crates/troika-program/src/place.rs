@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use troika_graph::partition::{kv_heads, residual};
-use troika_graph::{Subgraph, restrict_activations, without_conversions};
+use troika_graph::{ActivationFormat, Subgraph, convert_products, restrict_activations};
 use troika_model::lower::{Lowered, Segment, SegmentKind};
 use troika_plan::{Phase, PlanDevice, Rule, Split, compiled_rows, own_space};
 
@@ -84,7 +84,8 @@ impl Placer<'_> {
             _ => None,
         };
         if by.is_some() {
-            root.graph = residual(&root.graph);
+            let format = converting(rule).unwrap_or_default();
+            root.graph = residual(&convert_products(&root.graph, format));
         }
         let (partition, parts) = rule.partition(heads);
         let unplaced = || ProgramError::Unplaced(root.graph.name.clone());
@@ -161,7 +162,8 @@ impl Placer<'_> {
 
     fn piece(&self, p: PlacedGraph, rule: &Rule) -> PlacedPiece {
         let caps = &self.devices[p.device].caps;
-        let graph = without_conversions(&p.graph, &caps.activation_formats);
+        let format = converting(rule).filter(|f| caps.activation_formats.contains(f));
+        let graph = format.map_or(p.graph.clone(), |format| convert_products(&p.graph, format));
         PlacedPiece {
             // Set when the segment is complete.
             index: 0,
@@ -175,6 +177,11 @@ impl Placer<'_> {
             outputs: p.outputs,
         }
     }
+}
+
+/// The format of a rule for which devices that have it convert weights.
+fn converting(rule: &Rule) -> Option<ActivationFormat> {
+    rule.activations.iter().copied().find(|f| f.converts_weights().is_some())
 }
 
 /// A segment's whole graph with its operands, before it is divided.

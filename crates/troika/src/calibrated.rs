@@ -51,17 +51,22 @@ impl CalibrationOptions {
         Ok(())
     }
 
-    /// The format, and the segments whose outliers are computed apart.
-    pub(crate) fn products(&self, lowered: &Lowered) -> CalibratedProducts {
+    /// The format of products.
+    pub fn format(&self) -> ActivationFormat {
         let scales = match self.outliers {
             Outliers::Kept | Outliers::Shadow(_) => ScaleOrigin::Static,
             Outliers::Smoothed => ScaleOrigin::Smoothed,
             Outliers::Rows => ScaleOrigin::Dynamic,
         };
-        let format = match scales {
+        match scales {
             ScaleOrigin::Dynamic => ActivationFormat::by_row(self.bits),
             _ => ActivationFormat::of_tensor(self.bits, scales),
-        };
+        }
+    }
+
+    /// The format, and the segments whose outliers are computed apart.
+    pub(crate) fn products(&self, lowered: &Lowered) -> CalibratedProducts {
+        let format = self.format();
         let exact = match self.outliers {
             Outliers::Shadow(pruned) => self.important(lowered, pruned),
             _ => Vec::new(),

@@ -43,6 +43,8 @@ pub struct DeviceOptions {
 pub struct NpuSettings {
     /// Where to look for ONNX Runtime.
     pub runtime: RuntimePlaces,
+    /// The numbers of rows to compile for, ascending; none: the usual ones.
+    pub row_buckets: Vec<usize>,
     /// How to compile in another process; `None`: in this one, and nothing is kept.
     pub helper: Option<HelperCommand>,
     /// The folder that keeps compiled graphs for the next start; `None`: not kept.
@@ -58,7 +60,8 @@ impl NpuSettings {
             Arc::new(KeptGraphs { folder: CacheFolder::new(dir), limit }) as Arc<dyn GraphCache>
         });
         let (places, helper) = (self.runtime.clone(), self.helper.clone());
-        NpuOptions { name, spec, places, threads: 1, helper, cache: OptionalCache(cache) }
+        let (row_buckets, cache) = (self.row_buckets.clone(), OptionalCache(cache));
+        NpuOptions { name, spec, places, row_buckets, threads: 1, helper, cache }
     }
 }
 

@@ -24,8 +24,6 @@ pub struct OpenOptions {
     pub activations: Option<Vec<ActivationFormat>>,
     /// Products of whole numbers on NPUs, by a calibration; `None`: NPUs compute in f32.
     pub calibration: Option<CalibrationOptions>,
-    /// For devices with static shapes: the numbers of rows to compile for; `None`: each device's.
-    pub row_buckets: Option<Vec<usize>>,
     /// Quantization of float matrices at load.
     pub quant: Quant,
     /// Folder that stores quantized weights for the next start; `None`: not stored.
@@ -81,7 +79,6 @@ impl Default for OpenOptions {
             dtype: FloatType::Auto,
             activations: None,
             calibration: None,
-            row_buckets: None,
             quant: Quant::None,
             cache_dir: None,
             cache_bytes: None,

@@ -181,7 +181,7 @@ impl BoundModel {
             sync: options.sync,
             kv_dtype: options.kv_dtype,
             values: options.values,
-            row_buckets: options.row_buckets.clone(),
+            row_buckets: Some(options.devices.npu.row_buckets.clone()).filter(|n| !n.is_empty()),
             activations: options.activations.clone().or(f32_only),
             calibrated: None,
             single_precision: options.dtype == FloatType::F32 || all_f32(&self.store),
@@ -250,14 +250,19 @@ impl BoundModel {
                 file.display()
             ));
         }
+        let lowered = self.lowered(&one)?;
         let request = SolveRequest {
             spec: &self.spec,
-            lowered: &self.lowered(&one)?,
+            lowered: &lowered,
             devices: &devices,
             cost,
             refusals: &refusals,
             goal: wanted.goal,
-            base: &PlanRequest { kv_dtype: Some(one.kv_dtype), ..self.plan_request(options) },
+            base: &PlanRequest {
+                kv_dtype: Some(one.kv_dtype),
+                calibrated: options.calibration.as_ref().map(|c| c.products(&lowered)),
+                ..self.plan_request(options)
+            },
             prompt,
             generate,
             several_copies: wanted.several_copies,

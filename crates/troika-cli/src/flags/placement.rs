@@ -230,10 +230,6 @@ impl PlacementArgs {
             options.solve = Some(self.solve(profile_at(file, cache)?));
         }
         self.calibration.apply(options)?;
-        let mut rows = self.row_buckets.clone();
-        rows.sort_unstable();
-        rows.dedup();
-        options.row_buckets = (!rows.is_empty()).then_some(rows);
         options.policy = self.policy.unwrap_or_default();
         options.chunks_in_flight = self.chunks_in_flight;
         options.values = self.value_type.unwrap_or(FloatFlag::F32).dtype();

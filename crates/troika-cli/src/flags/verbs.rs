@@ -116,7 +116,10 @@ impl ComputeArgs {
     pub fn devices(&self, threads: Option<usize>) -> DeviceOptions {
         let cores = self.cores.clone().map(|c| c.0);
         let devices = self.placement.device.clone();
-        let npu = npu_settings(self.quant.cache(), self.quant.cache_bytes());
+        let mut npu = npu_settings(self.quant.cache(), self.quant.cache_bytes());
+        npu.row_buckets.clone_from(&self.placement.row_buckets);
+        npu.row_buckets.sort_unstable();
+        npu.row_buckets.dedup();
         DeviceOptions { threads, cores, isa: self.isa.clone(), devices, npu }
     }
 
