@@ -19,6 +19,7 @@ use super::sharing::SharingArgs;
 use super::simulate::{ReproduceArgs, SimulateArgs};
 use super::types::{CoreList, DtypeFlag, FloatFlag, core_list, isa, sequence_count, thread_count};
 use crate::error::CliError;
+use crate::output;
 
 /// Runs large language models on the processors of this machine.
 #[derive(Parser)]
@@ -116,6 +117,9 @@ impl ComputeArgs {
     pub fn devices(&self, threads: Option<usize>) -> DeviceOptions {
         let cores = self.cores.clone().map(|c| c.0);
         let devices = self.placement.device.clone();
+        if devices.iter().any(|d| d.npu.is_some()) {
+            output::keep_apart();
+        }
         let mut npu = npu_settings(self.quant.cache(), self.quant.cache_bytes());
         npu.row_buckets.clone_from(&self.placement.row_buckets);
         npu.row_buckets.sort_unstable();
