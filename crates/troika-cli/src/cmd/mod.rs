@@ -8,6 +8,7 @@ pub mod devices;
 pub mod perplexity;
 pub mod plan;
 pub mod profile;
+pub mod report;
 pub mod reproduce;
 pub mod run;
 pub mod show;

@@ -24,5 +24,6 @@ pub use simulate::{ReproduceArgs, SimulateArgs};
 pub use types::FloatFlag;
 pub use verbs::{
     BenchArgs, CalibrateArgs, Cli, Command, CompletionArgs, DevicesArgs, ModelArgs, OpenArgs,
-    PerplexityArgs, PlanArgs, ProfileArgs, RunArgs, ShowArgs, SubjectArgs, TableFlag, TokenizeArgs,
+    PerplexityArgs, PlanArgs, ProfileArgs, ReportArgs, RunArgs, ShowArgs, SubjectArgs, TableFlag,
+    TokenizeArgs,
 };

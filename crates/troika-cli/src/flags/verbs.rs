@@ -48,6 +48,8 @@ pub enum Command {
     Reproduce(ReproduceArgs),
     /// Measure how well a model predicts a text, as llama-perplexity does
     Perplexity(PerplexityArgs),
+    /// Say how long devices worked and waited in a trace, as tables and as a page
+    Report(ReportArgs),
     /// Find the ranges and outliers of a model's values on a text, for products of whole numbers
     Calibrate(Box<CalibrateArgs>),
     /// Say which device would run what, and write it to a file that can be edited
@@ -365,6 +367,20 @@ pub struct PerplexityArgs {
     pub open: OpenArgs,
     #[command(flatten)]
     pub plan: PlanFileArgs,
+}
+
+/// `troika report`.
+#[derive(Args)]
+pub struct ReportArgs {
+    /// A Chrome trace, such as troika run --trace writes
+    #[arg(value_name = "TRACE")]
+    pub trace: PathBuf,
+    /// Write a page with the timeline that needs nothing else
+    #[arg(short, long, value_name = "FILE.html")]
+    pub out: Option<PathBuf>,
+    /// How many of those that took longest are listed
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub top: usize,
 }
 
 /// `troika calibrate`.

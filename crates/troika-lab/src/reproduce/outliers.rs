@@ -10,6 +10,7 @@ use troika::{Model, OpenOptions, Source};
 
 use super::lab::Lab;
 use super::outcome::{Item, Outcome, Target};
+use super::presets;
 use crate::{LabError, Shape};
 
 /// What a command prints for a model of one's own.
@@ -105,7 +106,7 @@ const CHUNK: usize = 256;
 /// Counts a model's subgraphs, cut where llm.npu cuts them, and what they take with their weights:
 /// one for each chunk, or those shared that depend on the number of rows alone.
 fn shared() -> Result<Outcome, LabError> {
-    let shape = Shape::find("qwen1.5-1.8b", DType::Q8_0)?;
+    let shape = Shape::find(presets::UI, DType::Q8_0)?;
     let store = shape.lazy_weights(Quant::None);
     let bounds = LowerOptions { max_rows: CHUNK, max_kv: PROMPT, kv_dtype: DType::F16 };
     let lowered = lower(&shape.spec, &|key| store.shape(key), bounds);
