@@ -89,7 +89,7 @@ impl Calibration {
             products: counted.len(),
             columns: all().count(),
             outlier_columns: all().filter(|n| **n > 0.0).count(),
-            hot_share: hot.iter().sum::<f64>() / hot.len().max(1) as f64,
+            hot_share: hot.iter().fold(0.0, |sum, share| sum + share) / hot.len().max(1) as f64,
             importance,
         }
     }
@@ -107,6 +107,27 @@ impl Calibration {
             "it is for {}, and the model is {need}; calibrate this model",
             self.model
         )))
+    }
+
+    /// Checks that columns are counted as a model's weights have them.
+    ///
+    /// # Errors
+    /// A tensor of another length than its weight's rows.
+    pub fn check_columns(&self, of: &dyn Fn(&str) -> Option<usize>) -> Result<(), PlanError> {
+        for tensor in [CalibrationTensor::InputMax, CalibrationTensor::Outliers] {
+            let ending = tensor.of("");
+            for (name, values) in &self.tensors {
+                let weight = name.strip_suffix(&ending);
+                let Some(columns) = weight.and_then(of).filter(|n| *n != values.len()) else {
+                    continue;
+                };
+                return Err(PlanError::Calibration(format!(
+                    "{name} has {} columns, and the weight has {columns}; calibrate this model",
+                    values.len()
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// A tensor of a weight or router.

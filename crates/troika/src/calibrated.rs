@@ -47,6 +47,7 @@ impl CalibrationOptions {
     pub fn apply(&self, spec: &ModelSpec, store: &mut WeightStore) -> Result<(), Error> {
         let refuse = |e| Error::of_calibration(&self.file, e);
         self.calibration.check(spec).map_err(refuse)?;
+        self.calibration.check_columns(&|name| store.cols(name)).map_err(refuse)?;
         store.set_calibration(self.calibration.tensors.clone());
         Ok(())
     }

@@ -89,6 +89,10 @@ impl BoundModel {
             }
             (None, None) => self.new_plan(options)?,
         };
+        let computes = plan.activations().iter().any(|f| f.converts_weights().is_some());
+        if options.calibration.is_some() && !computes {
+            changes.push("the calibration is of no use: no NPU computes with it".into());
+        }
         let shapes = |key| self.store.shape(key);
         let refusals = troika_engine::examine(&self.spec, &shapes, &plan, &self.devices)?;
         if !options.may_change_plan() {

@@ -324,7 +324,7 @@ pub struct BenchArgs {
     pub sharing: SharingArgs,
     /// Answer prompts of P tokens, chat template included, with G tokens, and print the time to the
     /// first token, per token and to the end, as P,G; may be repeated
-    #[arg(long, visible_alias = "pg", value_name = "P,G", value_parser = lengths)]
+    #[arg(long = "pg", value_name = "P,G", value_parser = lengths)]
     #[arg(conflicts_with_all = ["sequences", "n_depth", "overhead"])]
     pub answers: Vec<(usize, usize)>,
     /// Threads [default: one per physical performance core]

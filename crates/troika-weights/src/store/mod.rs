@@ -163,6 +163,11 @@ impl WeightStore {
         self.progress = Some(f);
     }
 
+    /// The columns of a weight.
+    pub fn cols(&self, name: &str) -> Option<usize> {
+        Some(self.bound.get(*self.by_name.get(name)?)?.shape.cols)
+    }
+
     /// Adds vectors of a calibration, which devices find by their names like weights.
     pub fn set_calibration(&mut self, tensors: BTreeMap<String, Vec<f32>>) {
         self.calibration = tensors;
