@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ort::LoadDynamicError;
 use ort::environment::Environment;
 use ort::ep::coreml::ComputeUnits;
-use ort::ep::{CoreML, ExecutionProvider, OpenVINO, Vitis};
+use ort::ep::{
+    ArbitrarilyConfigurableExecutionProvider, CoreML, ExecutionProvider, OpenVINO, Vitis,
+};
 use ort::logging::LogLevel;
 use ort::memory::DeviceType;
 use ort::session::Session;
@@ -289,6 +291,7 @@ impl Runtime {
                     .with_device_type("CPU")
                     .with_precision("FP32")
                     .with_num_threads(threads)
+                    .with_arbitrary_config("load_config", openvino_config(threads))
                     .build(),
             };
             return Ok(builder.with_execution_providers([own.error_on_failure()])?);
@@ -311,16 +314,21 @@ impl Runtime {
     }
 }
 
+/// OpenVINO's properties: it computes in f32 unless the model says otherwise. By itself it rounds
+/// the activations of 8-bit weights to 8 bits.
+fn openvino_config(threads: usize) -> String {
+    format!(
+        "{{\"CPU\":{{\"INFERENCE_PRECISION_HINT\":\"f32\",\"DYNAMIC_QUANTIZATION_GROUP_SIZE\":\"0\",\
+         \"INFERENCE_NUM_THREADS\":\"{threads}\",\"NUM_STREAMS\":\"1\"}}}}"
+    )
+}
+
 /// The options of a provider.
 fn provider_options(chosen: Chosen, folder: &Path, threads: usize) -> Vec<(&'static str, String)> {
     match chosen.provider {
         Provider::Reference | Provider::CoreMl | Provider::VitisAi => Vec::new(),
         Provider::OpenVino => {
-            let properties = format!(
-                "{{\"CPU\":{{\"INFERENCE_PRECISION_HINT\":\"f32\",\
-                 \"INFERENCE_NUM_THREADS\":\"{threads}\",\"NUM_STREAMS\":\"1\"}}}}"
-            );
-            vec![("load_config", properties)]
+            vec![("load_config", openvino_config(threads))]
         }
         Provider::Qnn => {
             let mut options = vec![

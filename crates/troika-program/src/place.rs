@@ -79,12 +79,15 @@ impl Placer<'_> {
         between: &mut Vec<Between>,
     ) -> Result<PlacedStage, ProgramError> {
         let Stage { mut root, rule, kind, heads } = stage;
+        let format = converting(rule).unwrap_or_default();
+        // Not where a device without the format computes the products instead.
+        let own = rule.device_of(&rule.device, kind, LINEAR);
+        let has = |d: &PlanDevice| d.name == own && d.caps.activation_formats.contains(&format);
         let by = match &rule.split {
-            Some(Split::Residual { by }) => Some(by.as_str()),
+            Some(Split::Residual { by }) if self.devices.iter().any(has) => Some(by.as_str()),
             _ => None,
         };
         if by.is_some() {
-            let format = converting(rule).unwrap_or_default();
             root.graph = residual(&convert_products(&root.graph, format));
         }
         let (partition, parts) = rule.partition(heads);
