@@ -26,12 +26,13 @@ impl CalibratedProducts {
     }
 
     /// Rules like these, with the format where a device has it. Devices of a split that lack it
-    /// compute their parts in a format of their own.
+    /// compute their parts in a format of their own, or in those that are allowed.
     pub(crate) fn applied(
         &self,
         rules: &[Rule],
         spec: &ModelSpec,
         devices: &[DeviceFacts],
+        allowed: Option<&[ActivationFormat]>,
     ) -> Vec<Rule> {
         let has = |name: &str| {
             devices.iter().any(|d| d.name == name && d.activations.contains(&self.format))
@@ -44,13 +45,20 @@ impl CalibratedProducts {
                 continue;
             }
             let by = devices.iter().find(|d| !has(&d.name));
-            self.divide(rule, by, spec, &mut all);
+            self.divide(rule, by, (spec, allowed), &mut all);
         }
         all
     }
 
-    /// A rule by segments: those in f32, which the other device computes if there is one, those with the format, and those with outliers apart.
-    fn divide(&self, rule: &Rule, by: Option<&DeviceFacts>, spec: &ModelSpec, all: &mut Vec<Rule>) {
+    /// A rule by segments: those in f32, which the other device computes if there is one, those
+    /// with the format, and those with outliers apart.
+    fn divide(
+        &self,
+        rule: &Rule,
+        by: Option<&DeviceFacts>,
+        (spec, allowed): (&ModelSpec, Option<&[ActivationFormat]>),
+        all: &mut Vec<Rule>,
+    ) {
         let matched: Vec<(SegmentKind, Option<usize>)> = segments(spec)
             .into_iter()
             .filter(|(kind, layer)| rule.matches(*kind, *layer))
@@ -90,7 +98,10 @@ impl CalibratedProducts {
                 None => merged.push((vec![kind], way, layers)),
             }
         }
-        let others = other.iter().flat_map(|d| &d.activations);
+        let others = match allowed {
+            Some(list) => list.iter(),
+            None => other.map_or(&[][..], |d| &d.activations).iter(),
+        };
         let others: Vec<ActivationFormat> =
             others.filter(|f| f.converts_weights().is_none()).copied().collect();
         all.extend(merged.into_iter().map(|(kinds, way, layers)| {

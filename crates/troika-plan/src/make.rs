@@ -147,7 +147,7 @@ pub fn assemble(
     if let Some(products) = &request.calibrated {
         let short = lengths.iter_mut().map(|l| &mut l.rules);
         for list in short.chain([&mut prefill, &mut decode]) {
-            *list = products.applied(list, spec, devices);
+            *list = products.applied(list, spec, devices, request.activations.as_deref());
         }
     }
     let short = lengths.iter_mut().flat_map(|l| &mut l.rules);
