@@ -188,20 +188,24 @@ pub trait WeightSource: Sync {
     }
 }
 
-/// A tensor of a calibration, as floats.
+/// A tensor of a calibration with so many floats.
 ///
 /// # Errors
-/// There is no calibration, or it lacks the weight.
+/// There is no calibration, it lacks the weight, or it has other tensors.
 pub fn calibrated(
     source: &dyn WeightSource,
     weight: &str,
-    tensor: CalibrationTensor,
+    (tensor, count): (CalibrationTensor, usize),
 ) -> Result<Vec<f32>, DeviceError> {
     let name = tensor.of(weight);
-    let data = source.weight(&name).map_err(|_| DeviceError::Weight {
-        name: weight.into(),
-        why: format!("its format needs a calibration that has {name} (troika calibrate)"),
-    })?;
+    let wrong = |why: String| DeviceError::Weight { name: weight.into(), why };
+    let missing =
+        |_| wrong(format!("its format needs a calibration that has {name} (troika calibrate)"));
+    let data = source.weight(&name).map_err(missing)?;
+    let is = (data.dtype, data.rows, data.cols, data.bytes.len());
+    if is != (DType::F32, 1, count, 4 * count) {
+        return Err(wrong(format!("{name} of its calibration is not {count} floats")));
+    }
     let floats = data.bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
     Ok(floats.collect())
 }

@@ -61,7 +61,7 @@ fn tokens(args: &CalibrateArgs, subject: &Subject) -> Result<Vec<u32>, CliError>
         return Ok(bench::ids(WINDOW, 0, subject.spec()?.vocab));
     };
     let text = read_input(args.file.as_deref())?;
-    let (tokenizer, _) = source.tokenizer()?;
+    let (tokenizer, _) = resolve::tokenizer(source)?;
     Ok(tokenizer.encode(&text, true, false).map_err(Error::from)?)
 }
 

@@ -18,7 +18,7 @@ pub fn run(args: &TokenizeArgs) -> Result<(), CliError> {
         None => read_input(args.file.as_deref())?,
     };
     let warn = |w: &String| output::note_line(&format!("warning: {w}"));
-    let (tokenizer, warning) = source.tokenizer()?;
+    let (tokenizer, warning) = resolve::tokenizer(&source)?;
     warning.iter().for_each(warn);
     tokenizer.warnings().iter().for_each(warn);
     let ids = tokenizer

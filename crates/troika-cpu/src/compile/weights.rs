@@ -318,12 +318,12 @@ impl Loader<'_> {
     /// A weight whose columns of many outliers are read now, the others when they are needed.
     fn outliers(&self, format: ActivationFormat) -> Result<OutlierMatrix, DeviceError> {
         let stored = self.matrix()?;
-        let of = |tensor: CalibrationTensor| calibrated(self.source, &self.decl.name, tensor);
+        let of = |tensor, count| calibrated(self.source, &self.decl.name, (tensor, count));
         let (limit, counts) =
-            (of(CalibrationTensor::InputLimit)?, of(CalibrationTensor::Outliers)?);
+            (of(CalibrationTensor::InputLimit, 1)?, of(CalibrationTensor::Outliers, stored.cols)?);
         let rounding = limit.first().and_then(|limit| Rounding::of(format, *limit));
-        let Some(rounding) = rounding.filter(|_| counts.len() == stored.cols) else {
-            return self.wrong("its calibration does not fit");
+        let Some(rounding) = rounding else {
+            return self.wrong("its calibration has no limit above zero");
         };
         let hot = outliers::hot_columns(&counts);
         let mut columns = vec![0.0; hot.len() * stored.rows];

@@ -38,7 +38,9 @@ impl Emitter<'_> {
     }
 
     fn tensor_of(&self, weight: WeightRef, of: CalibrationTensor) -> Result<Vec<f32>, DeviceError> {
-        calibrated(self.weights, &self.graph.weight(weight).name, of)
+        let decl = self.graph.weight(weight);
+        let count = if of == CalibrationTensor::InputMax { decl.cols } else { 1 };
+        calibrated(self.weights, &decl.name, (of, count))
     }
 
     fn largest_of(&self, weight: WeightRef, of: CalibrationTensor) -> Result<f32, DeviceError> {
