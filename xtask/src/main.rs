@@ -8,6 +8,7 @@ mod fuzz;
 mod peers;
 mod soak;
 mod tidy;
+mod twin;
 mod valgrind;
 
 use std::path::{Path, PathBuf};
@@ -30,6 +31,7 @@ enum Chore {
     Soak(soak::Options),
     /// Check the project's own rules; one line per violation
     Tidy,
+    Twin(twin::Options),
     Valgrind(valgrind::Options),
 }
 
@@ -43,6 +45,7 @@ fn main() -> ExitCode {
         Chore::Peers(options) => ("peers", peers::run(&root, &options)),
         Chore::Soak(options) => ("soak", soak::run(&root, &options)),
         Chore::Tidy => ("tidy", tidy::run(&root)),
+        Chore::Twin(options) => ("twin", twin::run(&options)),
         Chore::Valgrind(options) => ("valgrind", valgrind::run(&root, &options)),
     };
     match result {

@@ -280,9 +280,9 @@ fn what_is_cancelled_leaves_the_devices_within_a_chunk() {
         Strategy::PrefillDecode,
         Strategy::SplitColumns(half),
     ];
-    for (model, strategy) in MODELS.iter().flat_map(|m| strategies.map(|s| (*m, s))) {
+    for (model, strategy) in MODELS.iter().flat_map(|m| strategies.clone().map(|s| (*m, s))) {
         let mut alone = world(model, Strategy::OneDevice).engine;
-        let mut w = world(model, strategy);
+        let mut w = world(model, strategy.clone());
         let chunk = w.chunk_time();
         let count = Arc::new(Mutex::new(0));
         let counting = count.clone();
@@ -294,7 +294,7 @@ fn what_is_cancelled_leaves_the_devices_within_a_chunk() {
         for (victim, at) in (0..3).flat_map(|v| (0..lists).step_by(lists / 7).map(move |n| (v, n)))
         {
             let what = format!("{model}, {strategy}: {victim} is cancelled at list {at}");
-            let mut w = world(model, strategy);
+            let mut w = world(model, strategy.clone());
             let all = three(&mut w);
             let (asked, noted) = (Arc::new(Mutex::new(None)), w.clock.clone());
             let (noting, handle, seq, mut left) =

@@ -601,9 +601,9 @@ fn values_begin_where_devices_can_bind_them() {
     };
     for strategy in ["alternate", "split-columns"].map(|s| Strategy::parse(s).unwrap()) {
         for more in ["static_shapes = true\nrow_buckets = [3, 9]", "", "own_memory = true"] {
-            let anywhere = run(strategy, more.into());
+            let anywhere = run(strategy.clone(), more.into());
             for align in [64, 4096] {
-                let aligned = run(strategy, format!("{more}\noffset_alignment = {align}"));
+                let aligned = run(strategy.clone(), format!("{more}\noffset_alignment = {align}"));
                 assert!(anywhere == aligned, "{strategy}, {more}, {align}");
             }
         }

@@ -67,7 +67,7 @@ fn counted_copies_are_those_of_a_run() {
     ] {
         for strategy in Strategy::ALL {
             for model in ["qwen3", "gpt-oss"] {
-                let options = options(pair, strategy);
+                let options = options(pair, strategy.clone());
                 let phases = planned(model, &options);
                 let [prefill, decode] = &phases[..] else { panic!("{phases:?}") };
                 assert_eq!(

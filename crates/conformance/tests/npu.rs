@@ -5,16 +5,26 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use conformance::golden::{all_logits, find, read_golden, relative_error};
 use conformance::suite::{Exclusion, SuiteCase, model_cases, op_cases, run_suite};
-use troika::device::{Device, DeviceError, Weights};
-use troika::graph::Dim;
+use troika::device::{
+    Bindings, Buffer, CommandList, Device, DeviceError, ForwardBatch, PackFn, PackLayout, Packed,
+    RealClock, Run, Submission, View, WeightBytes, WeightData, WeightSource, Weights, Work,
+};
+use troika::graph::{
+    ActivationFormat, CalibrationTensor, DType, Dim, Op, Rounding, ScaleOrigin, Subgraph,
+    SubgraphBuilder, WeightDecl, WeightRef, bind_static,
+};
 use troika::npu::{HelperCommand, RuntimePlaces};
-use troika::weights::FloatType;
-use troika::{DeviceOptions, Model, NpuSettings, OpenOptions, open_devices};
+use troika::weights::{FloatType, Quant};
+use troika::{
+    BoundModel, CalibrationOptions, DeviceOptions, Model, NpuSettings, OpenOptions, Outliers,
+    Scored, Source, calibrate, open_devices,
+};
+use troika_lab::Bench;
 
 fn root(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
@@ -43,9 +53,10 @@ fn device(spec: &str) -> Arc<dyn Device> {
 }
 
 /// What no static graph has.
-const DYNAMIC: [Exclusion; 5] = [
+const DYNAMIC: [Exclusion; 6] = [
     Exclusion { what: "attention", why: "its cache grows" },
     Exclusion { what: "kv_append", why: "its cache grows" },
+    Exclusion { what: "outliers", why: "which columns have any is known late" },
     Exclusion { what: "router", why: "what follows depends on it" },
     Exclusion { what: "experts", why: "which rows an expert gets is known late" },
     Exclusion { what: "rope of long sequences", why: "frequencies go by the length" },
@@ -84,12 +95,19 @@ fn openvino_holds() {
     holds("npu:openvino:cpu", &[convert]);
 }
 
+/// Qualcomm's library loses its device where one session ends while another one begins.
+fn alone(npu: &str) -> Option<MutexGuard<'static, ()>> {
+    static EMULATED: Mutex<()> = Mutex::new(());
+    npu.contains("qnn").then(|| EMULATED.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
 /// Everything but attention and routing on the NPU: the reference library's logits.
 fn architectures(npu: &str, names: &[&str], tolerance: f32) {
     let mut cases = find(&root("tests/golden")).unwrap();
     cases.retain(|case| names.is_empty() || names.contains(&&*case.name));
     assert!(cases.len() >= names.len().max(1) && (!names.is_empty() || cases.len() >= 20));
     let mut failures = Vec::new();
+    let _alone = alone(npu);
     for case in cases {
         let options = OpenOptions {
             dtype: FloatType::F32,
@@ -138,6 +156,7 @@ fn compilers_may_crash_or_hang() {
         ("exit 3", "its compiler ended in the middle (exit status: 3"),
         ("echo no answer; sleep 60", "its compiler was ended after 1 s"),
     ] {
+        let _alone = alone("npu:qnn:emulator");
         let mut options = options(&["npu:qnn:emulator"]);
         options.npu.helper = Some(HelperCommand {
             program: "sh".into(),
@@ -168,5 +187,156 @@ fn what_is_missing_is_said() {
     for spec in ["npu", "npu:qnn", "npu:openvino:npu"] {
         let why = open(settings(runtime()), spec);
         assert!(why.contains("finds no") && !why.contains('\n'), "{why}");
+    }
+}
+
+/// Runs a graph of one input and one output.
+fn run(device: &dyn Device, graph: &Subgraph, weights: &dyn WeightSource, x: &[f32]) -> Vec<f32> {
+    let loaded = Weights::compiled(device, graph, weights).unwrap();
+    let mut bench = Bench::open(device, 0, Arc::new(RealClock::new())).unwrap();
+    let cols = |id| graph.value(id).shape.row_len();
+    let rows = x.len() / cols(graph.inputs[0]);
+    let buffer = |cols: usize| Buffer::zeroed(4 * rows * cols).unwrap();
+    let (from, to) = (buffer(cols(graph.inputs[0])), buffer(cols(graph.outputs[0])));
+    from.write()
+        .unwrap()
+        .copy_from_slice(&x.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>());
+    let view = |b: &Buffer, cols| View::dense(b, 0, (rows, 4 * cols)).unwrap();
+    let bindings = Bindings {
+        inputs: vec![view(&from, cols(graph.inputs[0]))],
+        states: vec![],
+        outputs: vec![view(&to, cols(graph.outputs[0]))],
+    };
+    let forward = Arc::new(ForwardBatch { seqs: Vec::new() });
+    let run = Run { weights: loaded, bindings: Arc::new(bindings), rows, forward };
+    let tasks = vec![Submission { tag: 0, work: Work::Run(run) }];
+    bench.run(CommandList { tasks, ..CommandList::default() }).unwrap();
+    let bytes = to.read().unwrap().to_vec();
+    bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+}
+
+/// A weight with its calibration, whose numbers eight bits hold exactly.
+struct Calibrated {
+    n: usize,
+    k: usize,
+    limit: f32,
+}
+
+impl Calibrated {
+    fn weights(&self) -> Vec<f32> {
+        let number =
+            |i: usize| if i.is_multiple_of(self.k) { 127 } else { (i * 37 % 255) as i32 - 127 };
+        (0..self.n * self.k).map(|i| number(i) as f32 / 64.0).collect()
+    }
+}
+
+impl WeightSource for Calibrated {
+    fn weight(&self, name: &str) -> Result<WeightData, DeviceError> {
+        let of = |tensor: CalibrationTensor| tensor.of("w") == name;
+        let (rows, values) = match name {
+            "w" => (self.n, self.weights()),
+            _ if of(CalibrationTensor::InputLimit) => (1, vec![self.limit]),
+            _ if of(CalibrationTensor::Outliers) => {
+                (1, (0..self.k).map(|i| (i % 3) as f32).collect())
+            }
+            _ => return Err(DeviceError::Weight { name: name.into(), why: "unknown".into() }),
+        };
+        let bytes = WeightBytes::owned(values.iter().flat_map(|v| v.to_le_bytes()).collect());
+        Ok(WeightData { dtype: DType::F32, rows, cols: values.len() / rows, bytes })
+    }
+
+    fn packed(&self, _: &str, _: PackLayout<'_>, _: PackFn<'_>) -> Result<Packed, DeviceError> {
+        panic!("nothing here is packed")
+    }
+}
+
+/// llm.npu, equation 1 in its exact form: the clipped product of the NPU and the CPU's product of
+/// what was clipped are the product of the rounded inputs.
+#[test]
+fn the_clipped_product_and_its_outliers_add_up() {
+    let cpu = open_devices(&DeviceOptions::default()).unwrap().remove(0);
+    for spec in ["npu:reference", "npu:openvino:cpu"] {
+        let npu = device(spec);
+        for (rows, k, n, bits) in
+            [(16, 64, 48, 8), (1, 96, 17, 8), (32, 33, 5, 8), (16, 64, 16, 16)]
+        {
+            let activations = ActivationFormat::of_tensor(bits, ScaleOrigin::Clipped);
+            let weights = Calibrated { n, k, limit: 1.5 };
+            let graph = |op: fn(WeightRef, ActivationFormat) -> Op| {
+                let mut b = SubgraphBuilder::new("product", rows);
+                let x = b.input("x", k, DType::F32);
+                let weight = b.weight(WeightDecl::whole("w".into(), n, k, DType::F32));
+                let y = b.op("y", op(weight, activations), &[x], n);
+                b.output(y);
+                bind_static(&b.finish().unwrap(), rows)
+            };
+            let clipped =
+                graph(|weight, activations| Op::Linear { weight, bias: None, activations });
+            let outliers = graph(|weight, activations| Op::Outliers { weight, activations });
+            // Up to 50 times the limit in some places.
+            let value = |i: usize| ((i * 71 % 199) as f32 - 99.0) / 80.0;
+            let large = |i: usize| if i % 29 == 3 { 60.0 } else { 1.0 };
+            let x: Vec<f32> = (0..rows * k).map(|i| value(i) * large(i)).collect();
+            let most = run(&*npu, &clipped, &weights, &x);
+            let rest = run(&*cpu, &outliers, &weights, &x);
+            let rounding = Rounding::of(activations, weights.limit).unwrap();
+            let w = weights.weights();
+            for (i, (a, b)) in most.iter().zip(&rest).enumerate() {
+                let (x, w) = (&x[i / n * k..][..k], &w[i % n * k..][..k]);
+                let rounded =
+                    |x: f32| f64::from(rounding.round(x)) + f64::from(rounding.clipped(x));
+                let sum: f64 = x.iter().zip(w).map(|(x, w)| rounded(*x) * f64::from(*w)).sum();
+                let size: f64 = x.iter().zip(w).map(|(x, w)| f64::from((x * w).abs())).sum();
+                let error = (f64::from(a + b) - sum).abs() / size;
+                assert!(error <= 1e-5, "{spec} {rows}x{k}x{n} {i}: {a} + {b} is not {sum}");
+            }
+        }
+    }
+}
+
+/// A trained model with whole numbers on the NPU predicts a text as well as in f32.
+#[test]
+fn calibrated_formats_keep_what_a_model_predicts() {
+    let source = Source::Path(root("models/tiny-moe"));
+    let text = std::fs::read_to_string(root("README.md")).unwrap();
+    let plain = OpenOptions { context: Some(256), dtype: FloatType::F32, ..OpenOptions::default() };
+    let ids = source.tokenizer().unwrap().0.encode(&text, true, false).unwrap();
+    let model = BoundModel::open(&source, &plain).unwrap();
+    let seen = calibrate(model, &plain, &ids, None, &mut |_, _| true).unwrap();
+    let calibration = Arc::new(seen.unwrap());
+    let perplexity = |options: &OpenOptions| {
+        let model = Model::open(&source, options).unwrap();
+        model.perplexity(&ids, 256, Scored::All, &mut |_| true).unwrap().value()
+    };
+    let whole = perplexity(&plain);
+    for (npu, bits, outliers, quant) in [
+        ("npu:reference", 8, Outliers::Kept, Quant::None),
+        ("npu:reference", 8, Outliers::Smoothed, Quant::None),
+        ("npu:reference", 8, Outliers::Rows, Quant::None),
+        ("npu:reference", 8, Outliers::Shadow(0.0), Quant::None),
+        ("npu:reference", 16, Outliers::Shadow(0.5), Quant::None),
+        ("npu:reference", 16, Outliers::Kept, Quant::Q4),
+        ("npu:openvino:cpu", 8, Outliers::Kept, Quant::None),
+        ("npu:openvino:cpu", 8, Outliers::Shadow(0.0), Quant::None),
+        ("npu:openvino:cpu", 16, Outliers::Shadow(0.85), Quant::None),
+        ("npu:openvino:cpu", 16, Outliers::Kept, Quant::Q4),
+        ("npu:qnn:emulator", 8, Outliers::Shadow(0.0), Quant::None),
+        ("npu:qnn:emulator", 16, Outliers::Shadow(0.0), Quant::None),
+        ("npu:qnn:emulator", 16, Outliers::Kept, Quant::Q4),
+    ] {
+        let _alone = alone(npu);
+        let file = PathBuf::from("calibration.json");
+        let calibration = calibration.clone();
+        let calibration = Some(CalibrationOptions { calibration, file, bits, outliers });
+        let devices = options(&[npu, "cpu"]);
+        let chunk = 64;
+        let numbers = OpenOptions { calibration, devices, quant, chunk, ..plain.clone() };
+        // Four bits change the model itself.
+        let same = OpenOptions { quant, ..plain.clone() };
+        let expected = if quant == Quant::None { whole } else { perplexity(&same) };
+        let change = perplexity(&numbers) / expected - 1.0;
+        println!("{npu} {bits} {outliers:?} {quant:?}: {:+.3} %", 100.0 * change);
+        let most = if npu.contains("qnn") { 0.03 } else { 0.01 };
+        assert!(change.abs() < most, "{npu} {bits} {outliers:?} {quant:?}: {change}");
     }
 }

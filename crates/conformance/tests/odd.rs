@@ -34,7 +34,7 @@ fn all_hold(models: &[&str], policies: &[Strategy]) {
             for specs in [vec![cpu.clone(), odd.clone()], vec![odd.clone(), cpu.clone()]] {
                 let devices = OpenOptions {
                     devices: on(specs.clone()),
-                    strategy: *strategy,
+                    strategy: strategy.clone(),
                     chunks_in_flight: Some(2),
                     ..OpenOptions::default()
                 };
@@ -79,7 +79,7 @@ fn odd_devices_do_for_each_other() {
         {
             let devices = OpenOptions {
                 devices: on(vec![spec("x", pair[0]), spec("y", pair[1])]),
-                strategy,
+                strategy: strategy.clone(),
                 chunks_in_flight: Some(3),
                 ..OpenOptions::default()
             };

@@ -73,14 +73,14 @@ fn prompts(name: &str, random: &mut Random) -> Prompts {
 fn model(name: &str, random: &mut Random) -> (Model, String) {
     let two = random.once_in(2);
     let strategy = match two {
-        true => {
-            *random.of(&[Strategy::Alternate, Strategy::PrefillDecode, Strategy::AlternateSegments])
-        }
+        true => random
+            .of(&[Strategy::Alternate, Strategy::PrefillDecode, Strategy::AlternateSegments])
+            .clone(),
         false => Strategy::OneDevice,
     };
     let devices: &[&str] = if two { &["a=cpu", "b=cpu"] } else { &[] };
     let mut options = OpenOptions {
-        strategy,
+        strategy: strategy.clone(),
         chunk: *random.of(&[3, 16, 64, 512]),
         context: *random.of(&[None, None, Some(97), Some(64), Some(33)]),
         sharing: Sharing {

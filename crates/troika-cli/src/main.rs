@@ -42,6 +42,8 @@ fn run(command: Command) -> Result<(), CliError> {
         Command::Show(args) => cmd::show::run(&args),
         Command::Tokenize(args) => cmd::tokenize::run(&args),
         Command::Bench(args) => cmd::bench::run(&args),
+        Command::Report(args) => cmd::report::run(&args),
+        Command::Calibrate(args) => cmd::calibrate::run(&args),
         Command::Perplexity(args) => cmd::perplexity::run(&args),
         Command::Reproduce(args) => cmd::reproduce::run(&args),
         Command::Simulate(args) => cmd::simulate::run(&args),

@@ -7,9 +7,12 @@
 //! goes through [`json_document`].
 
 use std::borrow::Cow;
+use std::fs::File;
 use std::io::{self, IsTerminal, Write};
+use std::sync::OnceLock;
 
 use serde_json::Value;
+use troika::npu::own_stdout;
 
 use crate::error::CliError;
 
@@ -55,9 +58,25 @@ fn shown(text: &str) -> Cow<'_, str> {
     escaped(text, |c| c == '\n' || c == '\t' || !c.is_control())
 }
 
+/// Standard output, once libraries may print there, too.
+static OWN: OnceLock<File> = OnceLock::new();
+
+/// Keeps what libraries print out of standard output. Where that cannot be, they print there.
+pub fn keep_apart() {
+    if OWN.get().is_none()
+        && let Ok(own) = own_stdout()
+    {
+        let _ = OWN.set(own);
+    }
+}
+
 fn put(text: &str) -> Result<(), CliError> {
-    let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(CliError::Stdout)
+    let all = |out: &mut dyn Write| out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    match OWN.get() {
+        Some(mut own) => all(&mut own),
+        None => all(&mut io::stdout().lock()),
+    }
+    .map_err(CliError::Stdout)
 }
 
 /// Writes the command's own lines.
@@ -73,7 +92,8 @@ pub fn write(text: &str) -> Result<(), CliError> {
 /// # Errors
 /// A closed or failing standard output.
 pub fn answer(text: &str) -> Result<(), CliError> {
-    if io::stdout().is_terminal() { put(&shown(text)) } else { put(text) }
+    let terminal = OWN.get().map_or_else(|| io::stdout().is_terminal(), File::is_terminal);
+    if terminal { put(&shown(text)) } else { put(text) }
 }
 
 /// Writes a JSON value on separate lines.

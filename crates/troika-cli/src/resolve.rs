@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use indicatif::ProgressBar;
 use troika::Source;
+use troika::model::tokenizer::Tokenizer;
 use troika_hub::{HubOptions, Progress};
 use troika_lab::Subject;
 
@@ -68,4 +69,15 @@ fn show(bar: &RefCell<Option<ProgressBar>>, progress: Progress<'_>) {
         }
         _ => {}
     }
+}
+
+/// A model's tokenizer, with a warning.
+///
+/// # Errors
+/// Unusable files, or a model without one.
+pub fn tokenizer(source: &Source) -> Result<(Tokenizer, Option<String>), CliError> {
+    source.tokenizer().map_err(|e| match e {
+        troika::Error::NoTokenizer(model) => CliError::NoTokenizer(model),
+        e => e.into(),
+    })
 }

@@ -35,4 +35,6 @@ pub use memory::{
 pub use text::{read_all, read_text};
 pub use thread_queue::{ThreadQueue, ThreadQueueOptions};
 pub use timeline::{Lost, Point, Signal, Timeline, Timelines, Wait, Waiting};
-pub use weight::{PackFn, PackLayout, Packed, WeightBytes, WeightData, WeightOwner, WeightSource};
+pub use weight::{
+    PackFn, PackLayout, Packed, WeightBytes, WeightData, WeightOwner, WeightSource, calibrated,
+};

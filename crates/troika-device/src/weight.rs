@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use troika_graph::DType;
+use troika_graph::{CalibrationTensor, DType};
 
 use crate::error::DeviceError;
 use crate::memory::ZeroedBytes;
@@ -186,4 +186,26 @@ pub trait WeightSource: Sync {
         pack(&data, &mut bytes)?;
         Ok(Packed { bytes: WeightBytes::whole(Arc::new(bytes)) })
     }
+}
+
+/// A tensor of a calibration with so many floats.
+///
+/// # Errors
+/// There is no calibration, it lacks the weight, or it has other tensors.
+pub fn calibrated(
+    source: &dyn WeightSource,
+    weight: &str,
+    (tensor, count): (CalibrationTensor, usize),
+) -> Result<Vec<f32>, DeviceError> {
+    let name = tensor.of(weight);
+    let wrong = |why: String| DeviceError::Weight { name: weight.into(), why };
+    let missing =
+        |_| wrong(format!("its format needs a calibration that has {name} (troika calibrate)"));
+    let data = source.weight(&name).map_err(missing)?;
+    let is = (data.dtype, data.rows, data.cols, data.bytes.len());
+    if is != (DType::F32, 1, count, 4 * count) {
+        return Err(wrong(format!("{name} of its calibration is not {count} floats")));
+    }
+    let floats = data.bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+    Ok(floats.collect())
 }

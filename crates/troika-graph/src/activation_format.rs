@@ -49,8 +49,21 @@ pub enum ScaleGranularity {
 pub enum ScaleOrigin {
     /// The activations themselves, in each run.
     Dynamic,
-    /// A calibration: a tensor of the weight source that is named after the product's weight.
+    /// The largest magnitude of a calibration ([`crate::CalibrationTensor`]).
     Static,
+    /// A calibration's limit, above which magnitudes are outliers: they are clipped.
+    Clipped,
+    /// The largest magnitude of a calibration after each column was divided by a factor that its
+    /// weights are multiplied with (SmoothQuant, equation 4, with an exponent of one half).
+    Smoothed,
+}
+
+impl ScaleOrigin {
+    const CALIBRATED: [(&str, ScaleOrigin); 3] = [
+        ("static", ScaleOrigin::Static),
+        ("clipped", ScaleOrigin::Clipped),
+        ("smoothed", ScaleOrigin::Smoothed),
+    ];
 }
 
 impl ActivationFormat {
@@ -63,9 +76,38 @@ impl ActivationFormat {
         ActivationFormat::Int(IntFormat { bits, signed: true, granularity, scales })
     }
 
+    /// So many bits with one scale for all values, from a calibration.
+    pub const fn of_tensor(bits: u8, scales: ScaleOrigin) -> ActivationFormat {
+        let granularity = ScaleGranularity::Tensor;
+        ActivationFormat::Int(IntFormat { bits, signed: true, granularity, scales })
+    }
+
+    /// So many bits with a dynamic scale for each row.
+    pub const fn by_row(bits: u8) -> ActivationFormat {
+        let (granularity, scales) = (ScaleGranularity::Row, ScaleOrigin::Dynamic);
+        ActivationFormat::Int(IntFormat { bits, signed: true, granularity, scales })
+    }
+
+    /// Its whole numbers, if a device converts the weights for them, whatever their type: scales
+    /// are not by columns.
+    pub fn converts_weights(&self) -> Option<IntFormat> {
+        match self {
+            ActivationFormat::Int(n) if !matches!(n.granularity, ScaleGranularity::Columns(_)) => {
+                Some(*n)
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether its scales come from a calibration.
+    pub fn is_calibrated(&self) -> bool {
+        matches!(self, ActivationFormat::Int(n) if n.scales != ScaleOrigin::Dynamic)
+    }
+
+    /// The bits of whole numbers that suit a weight's type.
     fn bits(&self) -> Option<u8> {
         match self {
-            ActivationFormat::Int(n) => Some(n.bits),
+            ActivationFormat::Int(n) if self.converts_weights().is_none() => Some(n.bits),
             _ => None,
         }
     }
@@ -97,7 +139,8 @@ impl fmt::Display for ActivationFormat {
             ScaleGranularity::Row => f.write_str(":row")?,
             ScaleGranularity::Tensor => f.write_str(":tensor")?,
         }
-        f.write_str(if n.scales == ScaleOrigin::Static { ":static" } else { "" })
+        let origin = ScaleOrigin::CALIBRATED.iter().find(|(_, origin)| *origin == n.scales);
+        origin.map_or(Ok(()), |(name, _)| write!(f, ":{name}"))
     }
 }
 
@@ -105,7 +148,7 @@ impl fmt::Display for ActivationFormat {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{0}` is no activation format: f32, bf16, or whole numbers as in int8, int8:64 (columns of a \
-     scale), uint8:row and int16:tensor:static"
+     scale), uint8:row and int16:tensor:static (or clipped, or smoothed)"
 )]
 pub struct UnknownActivationFormat(String);
 
@@ -116,13 +159,19 @@ impl FromStr for ActivationFormat {
         let unknown = || UnknownActivationFormat(text.into());
         let lower = text.to_ascii_lowercase();
         let parts: Vec<&str> = lower.split(':').collect();
+        let origin = |text: &str| {
+            let known = ScaleOrigin::CALIBRATED.iter().find(|(name, _)| *name == text);
+            known.map(|(_, origin)| *origin)
+        };
         let (number, by, scales) = match parts[..] {
             ["f32"] => return Ok(ActivationFormat::F32),
             ["bf16"] => return Ok(ActivationFormat::Bf16),
             [number] => (number, "32", ScaleOrigin::Dynamic),
-            [number, "static"] => (number, "32", ScaleOrigin::Static),
-            [number, by] => (number, by, ScaleOrigin::Dynamic),
-            [number, by, "static"] => (number, by, ScaleOrigin::Static),
+            [number, by] => match origin(by) {
+                Some(origin) => (number, "32", origin),
+                None => (number, by, ScaleOrigin::Dynamic),
+            },
+            [number, by, from] => (number, by, origin(from).ok_or_else(unknown)?),
             _ => return Err(unknown()),
         };
         let (signed, number) = number.strip_prefix('u').map_or((true, number), |n| (false, n));
@@ -160,7 +209,17 @@ mod tests {
 
     #[test]
     fn formats_are_read_as_they_are_written() {
-        for text in ["f32", "bf16", "int8", "int7", "int8:64", "uint8:row", "int16:tensor:static"] {
+        for text in [
+            "f32",
+            "bf16",
+            "int8",
+            "int7",
+            "int8:64",
+            "uint8:row",
+            "int16:tensor:static",
+            "int8:tensor:clipped",
+            "int8:smoothed",
+        ] {
             let format: ActivationFormat = text.parse().unwrap();
             assert_eq!(format.to_string(), text);
             let json = serde_json::to_string(&format).unwrap();
@@ -168,9 +227,17 @@ mod tests {
         }
         // As older files have it.
         assert_eq!("Int7".parse(), Ok(ActivationFormat::by_32_columns(7)));
-        for text in
-            ["", "int", "int1", "int17", "int8:0", "int8:rows", "int8:row:tensor", "f32:row"]
-        {
+        for text in [
+            "",
+            "int",
+            "int1",
+            "int17",
+            "int8:0",
+            "int8:rows",
+            "int8:row:tensor",
+            "f32:row",
+            "int8:32:st",
+        ] {
             let e = text.parse::<ActivationFormat>().unwrap_err().to_string();
             assert!(e.starts_with(&format!("`{text}` is no activation format: f32")), "{e}");
         }

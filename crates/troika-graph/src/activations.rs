@@ -19,6 +19,20 @@ pub fn restrict_activations(graph: &Subgraph, allowed: &[ActivationFormat]) -> S
     graph
 }
 
+/// A copy of the subgraph whose products with single weights take a format that needs weights to be
+/// converted, but for those that take such a format already.
+pub fn convert_products(graph: &Subgraph, format: ActivationFormat) -> Subgraph {
+    let mut graph = graph.clone();
+    for node in &mut graph.nodes {
+        if let Op::Linear { activations, .. } = &mut node.op
+            && activations.converts_weights().is_none()
+        {
+            *activations = format;
+        }
+    }
+    graph
+}
+
 /// Whether a weight of an op with an activation format uses all bits of its bytes.
 fn uses_all_bits(graph: &Subgraph, op: &Op) -> bool {
     let of = |w: &WeightRef| graph.weight(*w).dtype.uses_all_bits();

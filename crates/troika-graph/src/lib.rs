@@ -9,6 +9,7 @@ mod bind;
 pub mod blocks;
 mod boundary;
 mod builder;
+mod calibration;
 mod dtype;
 mod hash;
 mod op;
@@ -22,10 +23,11 @@ mod weight;
 pub use activation_format::{
     ActivationFormat, IntFormat, ScaleGranularity, ScaleOrigin, UnknownActivationFormat,
 };
-pub use activations::restrict_activations;
+pub use activations::{convert_products, restrict_activations};
 pub use bind::{bind_static, limit_rows};
 pub use boundary::convert_boundary;
 pub use builder::SubgraphBuilder;
+pub use calibration::{CalibrationTensor, Rounding, range_of};
 pub use dtype::DType;
 pub use hash::GraphHash;
 pub use op::{

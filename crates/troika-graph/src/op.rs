@@ -247,6 +247,15 @@ pub enum Op {
         #[serde(default)]
         activations: ActivationFormat,
     },
+    /// What clipping takes from a product: `y = (x - clip(x)) * weight^T`, where `clip` limits
+    /// magnitudes to a calibration's limit ([`crate::ScaleOrigin::Clipped`]) and leaves them as the
+    /// format rounds them there (llm.npu, section 3.3). Few columns of `x` have any.
+    Outliers {
+        /// `[n, k]`.
+        weight: WeightRef,
+        /// The format of the clipped product.
+        activations: ActivationFormat,
+    },
     /// See [`HeadLinear`].
     HeadLinear(HeadLinear),
     /// Inputs: rows, positions `[rows, 1]`. See [`Rope`].
@@ -332,6 +341,7 @@ names! {
     Op::RmsNorm { .. } => "rms_norm",
     Op::LayerNorm { .. } => "layer_norm",
     Op::Linear { .. } => "linear",
+    Op::Outliers { .. } => "outliers",
     Op::HeadLinear(_) => "head_linear",
     Op::Rope(_) => "rope",
     Op::KvAppend(_) => "kv_append",

@@ -5,7 +5,7 @@
 //! kernels rely on it, and [`crate::SubgraphBuilder`] verifies what it built.
 
 use crate::DType;
-use crate::activation_format::ActivationFormat;
+use crate::activation_format::{ActivationFormat, IntFormat, ScaleOrigin};
 use crate::op::{Activation, Attention, Experts, Op, Rope, Router, Score};
 use crate::shape::Dim;
 use crate::subgraph::{Node, Subgraph, Value, ValueId};
@@ -229,7 +229,9 @@ impl Check<'_> {
         let d = self.g.weight(w);
         let fits = match activations {
             ActivationFormat::F32 => true,
-            ActivationFormat::Int(_) => d.dtype.has_integer_path(),
+            ActivationFormat::Int(_) => {
+                d.dtype.has_integer_path() || activations.converts_weights().is_some()
+            }
             ActivationFormat::Bf16 => d.dtype == DType::BF16,
         };
         want(fits, || {
@@ -277,6 +279,14 @@ impl Check<'_> {
                 self.activations(*activations, *weight)?;
                 self.dims(*weight, self.output(0), self.input(0))?;
                 bias.map_or(Ok(()), |b| self.dims(b, 1, self.output(0)))
+            }
+            Op::Outliers { weight, activations } => {
+                self.operands(&[F], 0, &[F])?;
+                self.dims(*weight, self.output(0), self.input(0))?;
+                let clips = |f: IntFormat| f.scales == ScaleOrigin::Clipped;
+                want(activations.converts_weights().is_some_and(clips), || {
+                    format!("{activations} clips nothing")
+                })
             }
             Op::HeadLinear(h) => {
                 self.operands(&[F], 0, &[F])?;
@@ -440,6 +450,7 @@ pub(crate) fn weight_refs(op: &Op) -> Vec<WeightRef> {
         Op::LayerNorm { weight, bias, .. } | Op::Linear { weight, bias, .. } => {
             std::iter::once(*weight).chain(*bias).collect()
         }
+        Op::Outliers { weight, .. } => vec![*weight],
         Op::HeadLinear(h) => h.weights.clone(),
         Op::Attention(a) => a.sinks.iter().copied().collect(),
         Op::Experts(e) => [&e.gate, &e.up, &e.down, &e.gate_bias, &e.up_bias, &e.down_bias]

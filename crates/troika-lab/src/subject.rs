@@ -57,6 +57,7 @@ impl Subject {
             }
             store = WeightStore::synthetic(&shape.spec, shape.dtype, 1, options.quant);
         }
+        options.calibration.iter().try_for_each(|c| c.apply(&shape.spec, &mut store))?;
         Ok(BoundModel { spec: shape.spec, store, devices })
     }
 

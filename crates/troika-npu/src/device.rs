@@ -7,7 +7,7 @@ use troika_device::{
     Caps, Clock, CompileRequest, CompileResults, Completion, Device, DeviceError, DeviceKind,
     Executable, Queue, SpaceId, WeightSource, Weights,
 };
-use troika_graph::{DType, Subgraph, verify};
+use troika_graph::{ActivationFormat, DType, ScaleOrigin, Subgraph, verify};
 
 use crate::cache::{GraphKey, OptionalCache};
 use crate::emit::{Emitted, emit, refusal, rows_of};
@@ -33,6 +33,8 @@ pub struct NpuOptions {
     pub spec: NpuSpec,
     /// Where to look for ONNX Runtime.
     pub places: RuntimePlaces,
+    /// The numbers of rows to compile for; none: the usual ones.
+    pub row_buckets: Vec<usize>,
     /// Threads, where the CPU stands in for an NPU.
     pub threads: usize,
     /// How to compile in another process; `None`: in this one.
@@ -67,8 +69,11 @@ impl NpuDevice {
     pub fn open(options: NpuOptions) -> Result<NpuDevice, NpuError> {
         let runtime = Runtime::load(&options.places)?;
         let chosen = runtime.choose(options.spec)?;
-        let NpuOptions { name, threads, helper, cache, .. } = options;
-        let caps = caps(&runtime, chosen);
+        let NpuOptions { name, threads, helper, cache, mut row_buckets, .. } = options;
+        if row_buckets.is_empty() {
+            row_buckets = ROW_BUCKETS.to_vec();
+        }
+        let caps = caps(&runtime, chosen, row_buckets);
         Ok(NpuDevice { name, runtime, chosen, threads: threads.max(1), helper, cache, caps })
     }
 
@@ -112,7 +117,7 @@ impl NpuDevice {
             let why = format!("it takes static shapes only, and {why}: bind rows to a bucket");
             self.unsupported(graph, 0, why)
         })?;
-        emit(graph, weights)
+        emit(graph, weights, self.chosen.provider)
     }
 
     fn compile_one(
@@ -172,16 +177,24 @@ impl NpuDevice {
     }
 }
 
-fn caps(runtime: &Runtime, chosen: Chosen) -> Caps {
+/// What products can take: 8 and 16 bits with scales of a calibration, or 8 with one for each row.
+fn formats() -> Vec<ActivationFormat> {
+    use ScaleOrigin::{Clipped, Smoothed, Static};
+    let of = |bits| [Static, Clipped, Smoothed].map(|s| ActivationFormat::of_tensor(bits, s));
+    of(8).into_iter().chain(of(16)).chain([ActivationFormat::by_row(8)]).collect()
+}
+
+fn caps(runtime: &Runtime, chosen: Chosen, row_buckets: Vec<usize>) -> Caps {
     let Chosen { provider, hardware, .. } = chosen;
+    let rows: Vec<String> = row_buckets.iter().map(usize::to_string).collect();
     Caps {
+        row_buckets,
         static_shapes: true,
-        row_buckets: ROW_BUCKETS.to_vec(),
         spaces: vec![SpaceId::HOST],
         numerics: format!("{}-{}-f32", provider.name(), hardware.name()),
         max_binding_bytes: None,
         weight_dtypes: DType::WEIGHTS.to_vec(),
-        activation_formats: Vec::new(),
+        activation_formats: formats(),
         // What a protobuf file holds at most.
         max_graph_bytes: Some(i32::MAX as u64),
         max_resident_bytes: None,
@@ -194,10 +207,7 @@ fn caps(runtime: &Runtime, chosen: Chosen) -> Caps {
         facts: vec![
             ("provider".into(), format!("{} on {}", provider.ep(), hardware.name())),
             ("runtime".into(), runtime.library.display().to_string()),
-            (
-                "static shapes".into(),
-                format!("rows {}", ROW_BUCKETS.map(|n| n.to_string()).join(", ")),
-            ),
+            ("static shapes".into(), format!("rows {}", rows.join(", "))),
         ],
     }
 }

@@ -11,6 +11,7 @@ mod provider;
 mod queue;
 mod runtime;
 mod session;
+mod stdout;
 
 pub use cache::{GraphCache, GraphKey, OptionalCache};
 pub use device::{NpuDevice, NpuOptions};
@@ -18,3 +19,4 @@ pub use error::NpuError;
 pub use helper::{HelperCommand, serve_compile};
 pub use provider::{Hardware, NpuSpec, Provider};
 pub use runtime::{RuntimePlaces, survey};
+pub use stdout::own_stdout;

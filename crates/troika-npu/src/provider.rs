@@ -11,11 +11,21 @@ pub enum Provider {
     OpenVino,
     /// Qualcomm's QNN.
     Qnn,
+    /// Apple's Core ML, part of the runtime on macOS.
+    CoreMl,
+    /// AMD's Vitis AI, part of a runtime of AMD's own.
+    VitisAi,
 }
 
 impl Provider {
     /// All of them.
-    pub const ALL: [Provider; 3] = [Provider::Reference, Provider::OpenVino, Provider::Qnn];
+    pub const ALL: [Provider; 5] = [
+        Provider::Reference,
+        Provider::OpenVino,
+        Provider::Qnn,
+        Provider::CoreMl,
+        Provider::VitisAi,
+    ];
 
     /// The name in [`NpuSpec`].
     pub fn name(self) -> &'static str {
@@ -23,6 +33,8 @@ impl Provider {
             Provider::Reference => "reference",
             Provider::OpenVino => "openvino",
             Provider::Qnn => "qnn",
+            Provider::CoreMl => "coreml",
+            Provider::VitisAi => "vitisai",
         }
     }
 
@@ -32,6 +44,8 @@ impl Provider {
             Provider::Reference => "CPUExecutionProvider",
             Provider::OpenVino => "OpenVINOExecutionProvider",
             Provider::Qnn => "QNNExecutionProvider",
+            Provider::CoreMl => "CoreMLExecutionProvider",
+            Provider::VitisAi => "VitisAIExecutionProvider",
         }
     }
 
@@ -39,7 +53,7 @@ impl Provider {
     pub(crate) fn plugin(self) -> Option<Plugin> {
         let plugin = |package, folder, library| Some(Plugin { package, folder, library });
         match self {
-            Provider::Reference => None,
+            Provider::Reference | Provider::CoreMl | Provider::VitisAi => None,
             Provider::OpenVino => plugin(
                 "onnxruntime-ep-openvino==1.8.1",
                 "onnxruntime_ep_openvino",
@@ -57,6 +71,7 @@ impl Provider {
             Provider::Reference => &[Hardware::Cpu],
             Provider::OpenVino => &[Hardware::Npu, Hardware::Cpu],
             Provider::Qnn => &[Hardware::Htp, Hardware::Emulator],
+            Provider::CoreMl | Provider::VitisAi => &[Hardware::Npu],
         }
     }
 }
@@ -163,14 +178,15 @@ mod tests {
 
     #[test]
     fn specs_are_read_as_they_are_written() {
-        for text in ["", ":reference", ":openvino:cpu", ":openvino:npu", ":qnn:emulator", ":qnn"] {
+        for text in ["", ":reference", ":openvino:cpu", ":openvino:npu", ":qnn:emulator", ":coreml"]
+        {
             let spec = NpuSpec::parse(text).unwrap();
             assert_eq!(spec.to_string(), format!("npu{text}"));
         }
         for (wrong, says) in [
             ("x", "must be"),
             (":", "no provider \"\""),
-            (":cuda", "reference, openvino, qnn"),
+            (":cuda", "reference, openvino, qnn, coreml, vitisai"),
             (":openvino:", "no device \"\""),
             (":qnn:npu", "it has htp, emulator"),
         ] {

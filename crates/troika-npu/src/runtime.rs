@@ -6,7 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ort::LoadDynamicError;
 use ort::environment::Environment;
-use ort::ep::{ExecutionProvider, OpenVINO};
+use ort::ep::coreml::ComputeUnits;
+use ort::ep::{
+    ArbitrarilyConfigurableExecutionProvider, CoreML, ExecutionProvider, OpenVINO, Vitis,
+};
 use ort::logging::LogLevel;
 use ort::memory::DeviceType;
 use ort::session::Session;
@@ -142,7 +145,7 @@ impl Runtime {
 
     /// The hardware that a provider finds, and how to reach it.
     fn hardware(&self, provider: Provider) -> Result<Vec<Chosen>, NpuError> {
-        let has_own = provider == Provider::OpenVino && OpenVINO::is_available().unwrap_or(false);
+        let has_own = has_own(provider);
         match self.load_plugin(provider) {
             Err(e) if !has_own => return Err(e),
             _ => {}
@@ -160,7 +163,11 @@ impl Runtime {
             all.push(Chosen { provider, hardware, is_plugin: true });
         }
         if has_own {
-            all.push(Chosen { provider, hardware: Hardware::Cpu, is_plugin: false });
+            let hardware = match provider {
+                Provider::OpenVino => Hardware::Cpu,
+                _ => Hardware::Npu,
+            };
+            all.push(Chosen { provider, hardware, is_plugin: false });
         }
         Ok(all)
     }
@@ -169,7 +176,7 @@ impl Runtime {
     pub fn choose(&self, spec: NpuSpec) -> Result<Chosen, NpuError> {
         let Some(provider) = spec.provider else {
             let mut reasons = Vec::new();
-            for provider in Provider::ALL.into_iter().filter(|p| p.plugin().is_some()) {
+            for provider in vendors() {
                 match self.choose(NpuSpec { provider: Some(provider), hardware: None }) {
                     Ok(chosen) => return Ok(chosen),
                     Err(e) => reasons.push(e.to_string()),
@@ -192,6 +199,8 @@ impl Runtime {
                 "Intel's plugin takes Intel's processors only; others take: pip install \
                  onnxruntime-openvino==1.24.1, in place of onnxruntime"
             }
+            (Provider::CoreMl, _) => "It is part of ONNX Runtime on macOS",
+            (Provider::VitisAi, _) => "It comes with the ONNX Runtime of AMD's Ryzen AI software",
             _ => "If there is one, its driver is missing",
         };
         let (provider, wanted) = (provider.name(), wanted.name());
@@ -272,9 +281,20 @@ impl Runtime {
             .with_optimization_level(GraphOptimizationLevel::Disable)?
             .with_disable_cpu_fallback()?;
         if !is_plugin {
-            let own = OpenVINO::default().with_device_type("CPU").with_precision("FP32");
-            let own = own.with_num_threads(threads).build().error_on_failure();
-            return Ok(builder.with_execution_providers([own])?);
+            let own = match provider {
+                Provider::CoreMl => CoreML::default()
+                    .with_static_input_shapes(true)
+                    .with_compute_units(ComputeUnits::CPUAndNeuralEngine)
+                    .build(),
+                Provider::VitisAi => Vitis::default().build(),
+                _ => OpenVINO::default()
+                    .with_device_type("CPU")
+                    .with_precision("FP32")
+                    .with_num_threads(threads)
+                    .with_arbitrary_config("load_config", openvino_config(threads))
+                    .build(),
+            };
+            return Ok(builder.with_execution_providers([own.error_on_failure()])?);
         }
         let kind = match hardware {
             Hardware::Npu | Hardware::Htp => DeviceType::NPU,
@@ -294,16 +314,21 @@ impl Runtime {
     }
 }
 
+/// OpenVINO's properties: it computes in f32 unless the model says otherwise. By itself it rounds
+/// the activations of 8-bit weights to 8 bits.
+fn openvino_config(threads: usize) -> String {
+    format!(
+        "{{\"CPU\":{{\"INFERENCE_PRECISION_HINT\":\"f32\",\"DYNAMIC_QUANTIZATION_GROUP_SIZE\":\"0\",\
+         \"INFERENCE_NUM_THREADS\":\"{threads}\",\"NUM_STREAMS\":\"1\"}}}}"
+    )
+}
+
 /// The options of a provider.
 fn provider_options(chosen: Chosen, folder: &Path, threads: usize) -> Vec<(&'static str, String)> {
     match chosen.provider {
-        Provider::Reference => Vec::new(),
+        Provider::Reference | Provider::CoreMl | Provider::VitisAi => Vec::new(),
         Provider::OpenVino => {
-            let properties = format!(
-                "{{\"CPU\":{{\"INFERENCE_PRECISION_HINT\":\"f32\",\
-                 \"INFERENCE_NUM_THREADS\":\"{threads}\",\"NUM_STREAMS\":\"1\"}}}}"
-            );
-            vec![("load_config", properties)]
+            vec![("load_config", openvino_config(threads))]
         }
         Provider::Qnn => {
             let mut options = vec![
@@ -320,9 +345,25 @@ fn provider_options(chosen: Chosen, folder: &Path, threads: usize) -> Vec<(&'sta
     }
 }
 
+/// All providers but the runtime's own kernels.
+fn vendors() -> impl Iterator<Item = Provider> {
+    Provider::ALL.into_iter().filter(|p| *p != Provider::Reference)
+}
+
+/// Whether a provider is part of the runtime that is loaded.
+fn has_own(provider: Provider) -> bool {
+    let is_there = match provider {
+        Provider::OpenVino => OpenVINO::is_available(),
+        Provider::CoreMl => CoreML::is_available(),
+        Provider::VitisAi => Vitis::is_available(),
+        Provider::Reference | Provider::Qnn => Ok(false),
+    };
+    is_there.unwrap_or(false)
+}
+
 /// What each vendor's provider finds on this machine, or the step that failed.
 pub fn survey(places: &RuntimePlaces) -> Vec<(Provider, Result<Vec<Hardware>, NpuError>)> {
-    let vendors = Provider::ALL.into_iter().filter(|p| p.plugin().is_some());
+    let vendors = vendors();
     let found = |provider| {
         let all = Runtime::load(places)?.hardware(provider)?;
         Ok(all.iter().map(|chosen| chosen.hardware).collect())

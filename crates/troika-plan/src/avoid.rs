@@ -11,6 +11,17 @@ impl Plan {
         refusals.iter().filter(meets).collect()
     }
 
+    /// The refusals that the plan goes around, each with the device that computes the op instead.
+    pub fn refused_by_rules<'a>(&self, refusals: &'a [Refusal]) -> Vec<(&'a Refusal, &str)> {
+        let by = |r: &Refusal| {
+            let mut all = self.all_rules().flat_map(|rule| &rule.refused);
+            all.find(|o| {
+                o.device == r.device && o.segments.contains(&r.segment) && o.ops.contains(&r.op)
+            })
+        };
+        refusals.iter().filter_map(|r| Some((r, by(r)?.by.as_str()))).collect()
+    }
+
     /// Moves refused ops of the plan to the first available device that takes them. Returns the
     /// refusals that concerned the plan.
     ///

@@ -1,6 +1,6 @@
 //! Checks a plan against the model and the available devices.
 
-use troika_graph::{DType, Op};
+use troika_graph::{ActivationFormat, DType, Op};
 use troika_model::lower::{SegmentKind, segments};
 use troika_model::spec::ModelSpec;
 
@@ -220,6 +220,16 @@ fn check_split(rule: &Rule) -> Result<(), String> {
     let Some(split) = &rule.split else { return Ok(()) };
     if let Split::Stages { stages } = split {
         return check_stages(rule, stages);
+    }
+    if let Split::Residual { by } = split {
+        let calibrated = rule.activations.iter().any(ActivationFormat::is_calibrated);
+        return match *by == rule.device {
+            true => Err("leaves outliers to the same device".into()),
+            false if !calibrated => Err("has outliers, but no format of a calibration: name one, \
+                such as int8:tensor:static"
+                .into()),
+            false => Ok(()),
+        };
     }
     if !matches!(split, Split::Columns { .. }) {
         let kinds = rule.segments.as_ref();

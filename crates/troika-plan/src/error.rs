@@ -8,6 +8,9 @@ use crate::refusal::Refusal;
 /// Why a plan cannot be made or used.
 #[derive(Debug, thiserror::Error, PartialEq)]
 pub enum PlanError {
+    /// A calibration that cannot be used.
+    #[error("{0}")]
+    Calibration(String),
     /// Not a valid plan.
     #[error("it is not a plan: {0}")]
     Parse(String),

@@ -5,6 +5,8 @@
 //! this crate has a worked example.
 
 mod avoid;
+mod calibrated;
+mod calibration;
 mod check;
 mod device;
 mod error;
@@ -18,6 +20,8 @@ mod share;
 mod strategy;
 
 pub use avoid::describe_refusals;
+pub use calibrated::CalibratedProducts;
+pub use calibration::{Calibration, OutlierSummary, outlier_limit};
 pub use device::PlanDevice;
 pub use error::PlanError;
 pub use identity::{ModelId, PLAN_VERSION};

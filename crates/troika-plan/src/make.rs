@@ -3,6 +3,7 @@
 use troika_graph::{ActivationFormat, DType};
 use troika_model::spec::ModelSpec;
 
+use crate::calibrated::CalibratedProducts;
 use crate::check::MAX_CONTEXT;
 use crate::error::PlanError;
 use crate::identity::{ModelId, PLAN_VERSION};
@@ -29,9 +30,13 @@ pub struct PlanRequest {
     pub kv_dtype: Option<DType>,
     /// Type of the values between segments, except logits.
     pub values: DType,
+    /// For devices with static shapes: the numbers of rows to compile for; `None`: each device's.
+    pub row_buckets: Option<Vec<usize>>,
     /// The formats, besides f32, that products may use for activations; `None`: those that make
     /// each device faster.
     pub activations: Option<Vec<ActivationFormat>>,
+    /// Products in a format of a calibration, on devices that have it; `None`: nowhere.
+    pub calibrated: Option<CalibratedProducts>,
     /// Compute the model in f32.
     pub single_precision: bool,
 }
@@ -47,7 +52,9 @@ impl Default for PlanRequest {
             sync: SyncMode::default(),
             kv_dtype: None,
             values: DType::F32,
+            row_buckets: None,
             activations: None,
+            calibrated: None,
             single_precision: false,
         }
     }
@@ -78,7 +85,11 @@ fn widest_position(spec: &ModelSpec, kv_dtype: DType) -> usize {
 fn gained_by_all(rule: &Rule, devices: &[DeviceFacts]) -> Vec<ActivationFormat> {
     let of = |name: &str| devices.iter().find(|d| d.name == name).map(|d| d.activations.as_slice());
     let mut formats = of(&rule.device).unwrap_or_default().to_vec();
-    formats.retain(|f| rule.devices().all(|d| of(d).is_some_and(|list| list.contains(f))));
+    formats.retain(|f| {
+        // Those are for who has a calibration.
+        f.converts_weights().is_none()
+            && rule.devices().all(|d| of(d).is_some_and(|list| list.contains(f)))
+    });
     formats
 }
 
@@ -92,6 +103,7 @@ pub fn make(
     request: &PlanRequest,
 ) -> Result<Plan, PlanError> {
     request.strategy.check(devices.len())?;
+    request.strategy.check_names(devices)?;
     let chunk = chunk_of(spec, request);
     let placed = |phase| request.strategy.rules(spec, devices, (phase, chunk));
     let rules = PlannedRules {
@@ -132,13 +144,27 @@ pub fn assemble(
     (strategy, rules): (String, PlannedRules),
 ) -> Plan {
     let PlannedRules { mut prefill, mut lengths, mut decode } = rules;
+    if let Some(products) = &request.calibrated {
+        let short = lengths.iter_mut().map(|l| &mut l.rules);
+        for list in short.chain([&mut prefill, &mut decode]) {
+            *list = products.applied(list, spec, devices, request.activations.as_deref());
+        }
+    }
     let short = lengths.iter_mut().flat_map(|l| &mut l.rules);
     for rule in prefill.iter_mut().chain(&mut decode).chain(short) {
         rule.values = request.values;
-        rule.activations = match &request.activations {
+        let is_static = |d: &DeviceFacts| !d.row_buckets.is_empty();
+        if devices.iter().any(|d| d.name == rule.device && is_static(d)) {
+            rule.row_buckets = request.row_buckets.clone();
+        }
+        // Those of a calibration stand there already.
+        let others = match &request.activations {
             Some(list) => list.clone(),
             None => gained_by_all(rule, devices),
         };
+        if rule.activations.is_empty() {
+            rule.activations = others;
+        }
     }
     let all = || prefill.iter().chain(&decode).chain(lengths.iter().flat_map(|l| &l.rules));
     let used = |d: &&DeviceFacts| all().any(|r| r.devices().any(|n| n == d.name));

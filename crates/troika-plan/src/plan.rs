@@ -226,6 +226,13 @@ pub enum Split {
         /// The devices that share the rest, including the rule's.
         parts: Vec<Share>,
     },
+    /// By value: products in a format of a calibration on the rule's device, and what clipping to
+    /// its limits takes from them on another one, which also computes all other ops (llm.npu,
+    /// section 3.3).
+    Residual {
+        /// The device that computes with the outliers.
+        by: String,
+    },
     /// By stages, each shared in its own way. The segment is cut where products begin and end: a
     /// feed-forward has the stages norm, gate and up, activation, down, and sum.
     Stages {
@@ -250,14 +257,14 @@ impl Split {
     pub fn parts(&self) -> &[Share] {
         match self {
             Split::Columns { parts } | Split::Hybrid { parts, .. } => parts,
-            Split::Rows { .. } | Split::Stages { .. } => &[],
+            Split::Rows { .. } | Split::Residual { .. } | Split::Stages { .. } => &[],
         }
     }
 
     /// The standard lengths of a split by rows.
     pub fn lengths(&self) -> &[usize] {
         match self {
-            Split::Columns { .. } | Split::Stages { .. } => &[],
+            Split::Columns { .. } | Split::Residual { .. } | Split::Stages { .. } => &[],
             Split::Rows { lengths, .. } | Split::Hybrid { lengths, .. } => lengths,
         }
     }
@@ -267,7 +274,7 @@ impl Split {
     /// The names of its devices.
     pub fn devices(&self) -> Vec<&str> {
         match self {
-            Split::Rows { rest, .. } => vec![rest],
+            Split::Rows { rest: other, .. } | Split::Residual { by: other } => vec![other],
             Split::Columns { parts } | Split::Hybrid { parts, .. } => {
                 parts.iter().map(|p| p.device.as_str()).collect()
             }

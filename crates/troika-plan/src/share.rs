@@ -65,7 +65,9 @@ impl Rule {
         let devices = |parts: &[Share]| parts.iter().map(|p| p.device.clone()).collect::<Vec<_>>();
         match &self.split {
             // Stages are partitioned one by one.
-            None | Some(Split::Stages { .. }) => (Partition::Whole { part: 0 }, vec![own]),
+            None | Some(Split::Residual { .. } | Split::Stages { .. }) => {
+                (Partition::Whole { part: 0 }, vec![own])
+            }
             Some(Split::Columns { parts }) => (Partition::Columns(columns(parts)), devices(parts)),
             Some(Split::Rows { lengths, rest }) => {
                 let lengths = lengths.clone();

@@ -43,17 +43,21 @@ impl std::fmt::Display for Strategy {
                 write!(f, "={}", f64::from(r.0) / 1000.0)
             }
             Strategy::SplitRows(Some(n)) => write!(f, "={n}"),
+            Strategy::OneNamed(device) => write!(f, "={device}"),
+            Strategy::PrefillDecodeNamed { prefill, decode } => write!(f, "={prefill}:{decode}"),
             _ => Ok(()),
         }
     }
 }
 
 /// A way to divide a model over devices.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Strategy {
     /// Everything on the first device.
     #[default]
     OneDevice,
+    /// Everything on the device of this name.
+    OneNamed(String),
     /// Layer `l` on device `l mod n`, the embedding on the first device, the head on the next.
     Alternate,
     /// Segment `s` of layer `l` on device `(l + s) mod n`.
@@ -68,6 +72,13 @@ pub enum Strategy {
     SplitHybrid,
     /// Prefill on the first device, decode on the second.
     PrefillDecode,
+    /// Prefill and decode on the devices of these names.
+    PrefillDecodeNamed {
+        /// That of prefill.
+        prefill: String,
+        /// That of decode.
+        decode: String,
+    },
 }
 
 /// The first device's share of the columns, in thousandths.
@@ -85,7 +96,7 @@ impl Default for Ratio {
 pub type StandardLength = Option<usize>;
 
 impl Strategy {
-    /// All strategies.
+    /// All strategies, without values.
     pub const ALL: [Strategy; 7] = [
         Strategy::OneDevice,
         Strategy::Alternate,
@@ -97,20 +108,21 @@ impl Strategy {
     ];
 
     /// The name in commands and plan files.
-    pub const fn name(self) -> &'static str {
+    pub const fn name(&self) -> &'static str {
         match self {
-            Strategy::OneDevice => "one-device",
+            Strategy::OneDevice | Strategy::OneNamed(_) => "one-device",
             Strategy::Alternate => "alternate",
             Strategy::AlternateSegments => "alternate-segments",
             Strategy::SplitColumns(_) => "split-columns",
             Strategy::SplitRows(_) => "split-rows",
             Strategy::SplitHybrid => "split-hybrid",
-            Strategy::PrefillDecode => "prefill-decode",
+            Strategy::PrefillDecode | Strategy::PrefillDecodeNamed { .. } => "prefill-decode",
         }
     }
 
-    /// Parses a name, `split-columns=RATIO` with the first device's share of the columns, or
-    /// `split-rows=N` with the rows of a standard part.
+    /// Parses a name, `split-columns=RATIO` with the first device's share of the columns,
+    /// `split-rows=N` with the rows of a standard part, `one-device=NAME`, or
+    /// `prefill-decode=NAME:NAME`.
     ///
     /// # Errors
     /// What is wrong with the text.
@@ -120,7 +132,7 @@ impl Strategy {
             None => (text, None),
         };
         let strategy = Strategy::ALL.into_iter().find(|s| s.name() == name).ok_or_else(|| {
-            let known = Strategy::ALL.map(Strategy::name).join(", ");
+            let known = Strategy::ALL.each_ref().map(Strategy::name).join(", ");
             format!("there is no strategy {name:?}; the strategies are {known}")
         })?;
         let Some(value) = value else { return Ok(strategy) };
@@ -137,14 +149,40 @@ impl Strategy {
                 Ok(n) if n > 0 => Ok(Strategy::SplitRows(Some(n))),
                 _ => Err(format!("{value:?} is no number of rows of a standard part")),
             },
+            Strategy::OneDevice if !value.is_empty() => Ok(Strategy::OneNamed(value.into())),
+            Strategy::PrefillDecode => match value.split_once(':') {
+                Some((prefill, decode)) if !prefill.is_empty() && !decode.is_empty() => {
+                    let [prefill, decode] = [prefill, decode].map(String::from);
+                    Ok(Strategy::PrefillDecodeNamed { prefill, decode })
+                }
+                _ => Err(format!("{value:?} is not the names of two devices, as in npu:cpu")),
+            },
             _ => Err(format!("strategy {name} takes no value")),
         }
     }
 
+    /// Checks that the devices that it names are among these.
+    pub(crate) fn check_names(&self, devices: &[DeviceFacts]) -> Result<(), PlanError> {
+        let named = match self {
+            Strategy::OneNamed(device) => vec![device],
+            Strategy::PrefillDecodeNamed { prefill, decode } => vec![prefill, decode],
+            _ => Vec::new(),
+        };
+        match named.into_iter().find(|name| !devices.iter().any(|d| d.name == **name)) {
+            None => Ok(()),
+            Some(name) => {
+                let known: Vec<&str> = devices.iter().map(|d| d.name.as_str()).collect();
+                Err(PlanError::Device { name: name.clone(), known: known.join(", ") })
+            }
+        }
+    }
+
     /// Checks the number of devices.
-    pub fn check(self, count: usize) -> Result<(), PlanError> {
+    pub fn check(&self, count: usize) -> Result<(), PlanError> {
         let (fits, need) = match self {
-            Strategy::OneDevice => (count >= 1, "a device"),
+            Strategy::OneNamed(_) | Strategy::PrefillDecodeNamed { .. } | Strategy::OneDevice => {
+                (count >= 1, "a device")
+            }
             Strategy::Alternate | Strategy::AlternateSegments => {
                 (count >= 2, "two devices or more")
             }
@@ -158,15 +196,24 @@ impl Strategy {
 
     /// The rules of a phase, for checked devices. Activation formats are filled in later.
     pub(crate) fn rules(
-        self,
+        &self,
         spec: &ModelSpec,
         devices: &[DeviceFacts],
         (phase, chunk): (Phase, usize),
     ) -> Vec<Rule> {
         let all_on = |at: usize| vec![rule(None, None, &devices[at])];
+        let on = |name: &String| all_on(devices.iter().position(|d| d.name == *name).unwrap_or(0));
         match (self, phase) {
             (Strategy::OneDevice, _) | (Strategy::PrefillDecode, Phase::Prefill) => all_on(0),
             (Strategy::PrefillDecode, Phase::Decode) => all_on(1),
+            (
+                Strategy::OneNamed(name) | Strategy::PrefillDecodeNamed { prefill: name, .. },
+                Phase::Prefill,
+            )
+            | (
+                Strategy::OneNamed(name) | Strategy::PrefillDecodeNamed { decode: name, .. },
+                Phase::Decode,
+            ) => on(name),
             (Strategy::SplitColumns(ratio), _) => {
                 split(spec, devices, (ratio.columns(devices), true))
             }

@@ -2,13 +2,13 @@
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
-use troika_graph::{ActivationFormat, DType};
+use troika_graph::{ActivationFormat, DType, ScaleOrigin};
 use troika_model::lower::{SegmentKind, segments};
 use troika_model::spec::ModelSpec;
 use troika_model::{families, presets};
 use troika_plan::{
-    DeviceFacts, Layers, LengthRules, Phase, Plan, PlanError, PlanRequest, Refusal, RefusedOps,
-    Rule, Share, Split, Strategy, describe_refusals, make,
+    CalibratedProducts, DeviceFacts, Layers, LengthRules, Phase, Plan, PlanError, PlanRequest,
+    Refusal, RefusedOps, Rule, Share, Split, Strategy, describe_refusals, make,
 };
 
 fn spec(preset: &str) -> ModelSpec {
@@ -114,14 +114,14 @@ fn formats_and_cache_types_follow_the_devices() {
 #[test]
 fn files_hold_what_was_planned() {
     for strategy in Strategy::ALL {
-        let plan = planned("qwen3-moe-tiny", strategy, 2);
+        let plan = planned("qwen3-moe-tiny", strategy.clone(), 2);
         let text = plan.to_json();
         assert_eq!(Plan::from_json(&text).unwrap(), plan);
         let older = text.replace("\"int8\"", "\"Int8\"");
         assert!(older != text && Plan::from_json(&older).unwrap() == plan);
         let e = Plan::from_json(&text.replace("\"int8\"", "\"int0\"")).unwrap_err().to_string();
         assert!(e.contains("`int0` is no activation format: f32, bf16, or whole numbers"), "{e}");
-        assert_eq!(Strategy::parse(strategy.name()), Ok(strategy));
+        assert_eq!(Strategy::parse(strategy.name()), Ok(strategy.clone()));
         assert_eq!(Strategy::parse(&plan.strategy), Ok(strategy));
     }
 }
@@ -467,4 +467,74 @@ fn short_chunks_have_rules_of_their_own() {
         let why = spoilt.check(&spec, &NAMES).unwrap_err().to_string();
         assert!(why.contains(says) && !why.contains('\n'), "{says}: {why}");
     }
+}
+
+/// Segments whose outliers count, those whose do not, and floats have rules of their own, whatever
+/// the strategy; each device keeps to the formats it has.
+#[test]
+fn calibrated_products_are_placed_by_segments() {
+    let format = ActivationFormat::of_tensor(8, ScaleOrigin::Static);
+    for preset in ["qwen3-0.6b", "qwen3-moe-tiny"] {
+        let spec = spec(preset);
+        let mut devices = devices(2);
+        devices[0].activations = vec![format];
+        let important = [(SegmentKind::Qkv, Some(1)), (SegmentKind::AttnOut, Some(0))];
+        let calibrated = Some(CalibratedProducts { format, exact: important.to_vec() });
+        for strategy in Strategy::ALL {
+            let request =
+                PlanRequest { strategy, calibrated: calibrated.clone(), ..PlanRequest::default() };
+            // It checks that exactly one rule matches each segment.
+            let plan = make(&spec, &devices, &request).unwrap();
+            assert_eq!(Plan::from_json(&plan.to_json()).unwrap(), plan);
+            for (kind, layer) in segments(&spec) {
+                let rule = plan.rule(Phase::Prefill, kind, layer).unwrap();
+                let computes = rule.activations.contains(&format);
+                let on_npu = rule.device == "a";
+                let what = format!("{preset} {} {} {layer:?}", plan.strategy, kind.name());
+                let own = |s: &Option<Split>| matches!(s, None | Some(Split::Residual { .. }));
+                if own(&rule.split) {
+                    assert_eq!(computes, on_npu, "{what}");
+                    assert_eq!(
+                        rule.split == Some(Split::Residual { by: "b".into() }),
+                        on_npu && important.contains(&(kind, layer)),
+                        "{what}"
+                    );
+                }
+                if !CalibratedProducts::rounds(kind) {
+                    assert!(!computes && (!own(&rule.split) || !on_npu), "{what}");
+                } else if on_npu {
+                    assert!(rule.activations.contains(&ActivationFormat::INT8), "{what}");
+                }
+            }
+        }
+        let request =
+            PlanRequest { calibrated, activations: Some(Vec::new()), ..PlanRequest::default() };
+        let plan = make(&spec, &devices, &request).unwrap();
+        let formats: Vec<_> = plan.all_rules().flat_map(|r| &r.activations).collect();
+        assert!(!formats.is_empty() && formats.iter().all(|f| **f == format), "f32 elsewhere");
+    }
+}
+
+#[test]
+fn strategies_may_name_their_devices() {
+    for text in ["one-device=b", "prefill-decode=b:a", "prefill-decode=a:a"] {
+        let strategy = Strategy::parse(text).unwrap();
+        assert_eq!(strategy.to_string(), text);
+        let plan = planned("qwen3-0.6b", strategy, 2);
+        let of = |phase| plan.rules(phase)[0].device.as_str();
+        let (prefill, decode) = (of(Phase::Prefill), of(Phase::Decode));
+        let expected = match text {
+            "one-device=b" => ("b", "b"),
+            "prefill-decode=b:a" => ("b", "a"),
+            _ => ("a", "a"),
+        };
+        assert_eq!((prefill, decode), expected, "{text}");
+    }
+    for wrong in ["one-device=", "prefill-decode=a", "prefill-decode=:a", "alternate=a"] {
+        assert!(Strategy::parse(wrong).is_err(), "{wrong}");
+    }
+    let strategy = Strategy::parse("prefill-decode=a:x").unwrap();
+    let request = PlanRequest { strategy, ..PlanRequest::default() };
+    let refused = make(&spec("qwen3-0.6b"), &devices(2), &request).unwrap_err();
+    assert!(refused.to_string().contains('x'), "{refused}");
 }

@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use troika_graph::partition::kv_heads;
-use troika_graph::{Subgraph, restrict_activations};
+use troika_graph::partition::{kv_heads, residual};
+use troika_graph::{ActivationFormat, Subgraph, convert_products, restrict_activations};
 use troika_model::lower::{Lowered, Segment, SegmentKind};
 use troika_plan::{Phase, PlanDevice, Rule, Split, compiled_rows, own_space};
 
@@ -14,6 +14,9 @@ use crate::placed::StateOperand;
 use crate::placed::{Between, Operand, Place, PlacedPiece, PlacedSegment, PlacedStage};
 use crate::residency::Instance;
 use crate::shapes::EdgeTypes;
+
+/// The op that stays on a rule's own device where outliers are computed elsewhere.
+const LINEAR: &str = "linear";
 
 /// Places segments on devices.
 #[derive(Clone, Copy)]
@@ -75,15 +78,27 @@ impl Placer<'_> {
         stage: Stage<'_>,
         between: &mut Vec<Between>,
     ) -> Result<PlacedStage, ProgramError> {
-        let Stage { root, rule, kind, heads } = stage;
+        let Stage { mut root, rule, kind, heads } = stage;
+        let format = converting(rule).unwrap_or_default();
+        // Not where a device without the format computes the products instead.
+        let own = rule.device_of(&rule.device, kind, LINEAR);
+        let has = |d: &PlanDevice| d.name == own && d.caps.activation_formats.contains(&format);
+        let by = match &rule.split {
+            Some(Split::Residual { by }) if self.devices.iter().any(has) => Some(by.as_str()),
+            _ => None,
+        };
+        if by.is_some() {
+            root.graph = residual(&convert_products(&root.graph, format));
+        }
         let (partition, parts) = rule.partition(heads);
         let unplaced = || ProgramError::Unplaced(root.graph.name.clone());
         let parts: Option<Vec<usize>> = parts.iter().map(|name| self.index(name)).collect();
         let parts = parts.ok_or_else(unplaced)?;
         let devices = self.devices;
         let takes = |device: usize, op: &str| {
-            let by = rule.device_of(&devices[device].name, kind, op);
-            devices.iter().position(|d| d.name == by).unwrap_or(device)
+            let at = by.filter(|_| op != LINEAR).unwrap_or(&devices[device].name);
+            let at = rule.device_of(at, kind, op);
+            devices.iter().position(|d| d.name == at).unwrap_or(device)
         };
         let on = |device| PlacedGraph { device, ..root.clone() };
         let mut placed = PlacedStage { wholes: Vec::new(), columns: Vec::new(), partition };
@@ -150,19 +165,26 @@ impl Placer<'_> {
 
     fn piece(&self, p: PlacedGraph, rule: &Rule) -> PlacedPiece {
         let caps = &self.devices[p.device].caps;
+        let format = converting(rule).filter(|f| caps.activation_formats.contains(f));
+        let graph = format.map_or(p.graph.clone(), |format| convert_products(&p.graph, format));
         PlacedPiece {
             // Set when the segment is complete.
             index: 0,
             device: p.device,
-            name: Arc::from(p.graph.name.as_str()),
-            shapes: compiled_rows(&p.graph, caps, rule.row_buckets.as_deref()),
+            name: Arc::from(graph.name.as_str()),
+            shapes: compiled_rows(&graph, caps, rule.row_buckets.as_deref()),
             static_shapes: caps.static_shapes,
-            graph: Arc::new(p.graph),
+            graph: Arc::new(graph),
             inputs: p.inputs,
             states: p.states,
             outputs: p.outputs,
         }
     }
+}
+
+/// The format of a rule for which devices that have it convert weights.
+fn converting(rule: &Rule) -> Option<ActivationFormat> {
+    rule.activations.iter().copied().find(|f| f.converts_weights().is_some())
 }
 
 /// A segment's whole graph with its operands, before it is divided.

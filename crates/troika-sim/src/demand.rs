@@ -199,6 +199,12 @@ impl RunShape<'_> {
                 d.move_bytes(self.weight_bytes(*weight));
                 d.move_bytes(bias.map_or(0, |b| self.weight_bytes(b)));
             }
+            // A few columns in a thousand have any (llm.npu, section 3.3).
+            Op::Outliers { weight, .. } => {
+                let all = self.product(rows, out, cols);
+                d.operations(ActivationFormat::F32, all / OUTLIER_COLUMNS);
+                d.move_bytes(self.weight_bytes(*weight) / OUTLIER_COLUMNS);
+            }
             Op::HeadLinear(h) => {
                 let heads = h.weights.len().max(1);
                 let one = self.product(rows, out / heads, cols / heads);
@@ -258,6 +264,9 @@ impl RunShape<'_> {
         }
     }
 }
+
+/// One of so many columns has outliers.
+const OUTLIER_COLUMNS: u64 = 400;
 
 /// Number of positions that a row at `pos` sees.
 fn seen_from(pos: usize, window: Window) -> usize {

@@ -270,6 +270,7 @@ fn weights_of(op: &Op) -> Vec<WeightRef> {
         Op::LayerNorm { weight, bias, .. } | Op::Linear { weight, bias, .. } => {
             [*weight].into_iter().chain(*bias).collect()
         }
+        Op::Outliers { weight, .. } => vec![*weight],
         Op::HeadLinear(h) => h.weights.clone(),
         Op::Attention(a) => a.sinks.iter().copied().collect(),
         Op::Experts(e) => {

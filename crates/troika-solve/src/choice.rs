@@ -54,7 +54,7 @@ impl Choice {
 pub(super) fn one_row(p: &Placement) -> Placement {
     let row_buckets = p.row_buckets.as_ref().map(|_| vec![1]);
     let placed = match &p.split {
-        Some(Split::Columns { .. }) | None => p.clone(),
+        Some(Split::Columns { .. } | Split::Residual { .. }) | None => p.clone(),
         Some(Split::Rows { rest, .. }) => Placement::whole(rest),
         Some(Split::Hybrid { .. }) => Placement::whole(&p.device),
         Some(Split::Stages { stages }) => {

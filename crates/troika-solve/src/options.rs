@@ -32,7 +32,7 @@ impl Placement {
         Placement { device: owner.into(), split, row_buckets: None }
     }
 
-    /// The kind of split: whole, columns, rows, both, or stages.
+    /// The kind of split: whole, columns, rows, both, stages, or outliers.
     pub fn way(&self) -> u8 {
         match self.split {
             None => 0,
@@ -40,6 +40,7 @@ impl Placement {
             Some(Split::Rows { .. }) => 2,
             Some(Split::Hybrid { .. }) => 3,
             Some(Split::Stages { .. }) => 4,
+            Some(Split::Residual { .. }) => 5,
         }
     }
 
@@ -67,6 +68,7 @@ impl Placement {
             Some(Split::Hybrid { lengths, parts }) => {
                 format!("{}, the rest by columns {}", rows(lengths), columns(parts))
             }
+            Some(Split::Residual { by }) => format!("{}, outliers on {by}", self.device),
             Some(Split::Stages { stages }) => {
                 let stages = stages.iter().map(|s| Placement::of(s).describe());
                 format!("in stages: {}", stages.collect::<Vec<_>>().join("; "))

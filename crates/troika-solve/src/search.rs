@@ -201,7 +201,7 @@ impl<'a> Search<'a> {
                 if strategy.check(first.len()).is_err() {
                     continue;
                 }
-                let base = PlanRequest { strategy, ..self.request.base.clone() };
+                let base = PlanRequest { strategy: strategy.clone(), ..self.request.base.clone() };
                 let plan = make(self.request.spec, &first, &base)?;
                 let name = match strategy {
                     Strategy::OneDevice => format!("{ONE_DEVICE} {}", first[0].name),

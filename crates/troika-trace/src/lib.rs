@@ -1,9 +1,15 @@
 //! Spans on one clock, and the Chrome trace writer.
 //!
 //! A [`Tracer`] is either off, which costs a branch per call, or collects [`Span`]s.
-//! [`Tracer::write_chrome`] writes them as JSON for Perfetto and `chrome://tracing`.
+//! [`Tracer::write_chrome`] writes them as JSON for Perfetto and `chrome://tracing`, and
+//! [`TraceReport`] makes tables and a page of such a file.
 
 mod chrome;
+mod read;
+mod report;
+
+pub use read::{TraceError, TraceEvent, read_chrome};
+pub use report::{LaneUse, NodeUse, TraceReport};
 
 use std::borrow::Cow;
 use std::cmp::Reverse;

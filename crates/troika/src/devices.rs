@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 
+pub(crate) use troika_cpu::Observer;
 pub use troika_cpu::parse_cores;
 pub use troika_cpu::peaks::{Peak, Peaks};
 use troika_cpu::{CpuDevice, CpuOptions, Isa, Multiply};
@@ -42,6 +43,8 @@ pub struct DeviceOptions {
 pub struct NpuSettings {
     /// Where to look for ONNX Runtime.
     pub runtime: RuntimePlaces,
+    /// The numbers of rows to compile for, ascending; none: the usual ones.
+    pub row_buckets: Vec<usize>,
     /// How to compile in another process; `None`: in this one, and nothing is kept.
     pub helper: Option<HelperCommand>,
     /// The folder that keeps compiled graphs for the next start; `None`: not kept.
@@ -57,7 +60,8 @@ impl NpuSettings {
             Arc::new(KeptGraphs { folder: CacheFolder::new(dir), limit }) as Arc<dyn GraphCache>
         });
         let (places, helper) = (self.runtime.clone(), self.helper.clone());
-        NpuOptions { name, spec, places, threads: 1, helper, cache: OptionalCache(cache) }
+        let (row_buckets, cache) = (self.row_buckets.clone(), OptionalCache(cache));
+        NpuOptions { name, spec, places, row_buckets, threads: 1, helper, cache }
     }
 }
 
@@ -278,6 +282,21 @@ pub fn open_devices(options: &DeviceOptions) -> Result<Vec<Arc<dyn Device>>, Dev
         open(CpuOptions { name, threads, cores, isa, ..CpuOptions::default() })
     });
     devices.collect()
+}
+
+/// A CPU device whose products are shown to an observer.
+///
+/// # Errors
+/// It cannot be opened.
+pub(crate) fn observed_cpu(
+    options: &DeviceOptions,
+    observer: Arc<dyn Observer>,
+) -> Result<Arc<dyn Device>, DeviceError> {
+    let (name, threads, cores) = ("cpu".into(), options.threads(), options.cores.clone());
+    let isa = options.isa.as_deref().map(find_isa).transpose()?;
+    let observer = Some(observer);
+    let own = CpuOptions { name, threads, cores, isa, observer, ..CpuOptions::default() };
+    Ok(Arc::new(CpuDevice::new(own)?))
 }
 
 /// The clock of virtual devices, if all devices are virtual: time is then modelled.

@@ -44,6 +44,14 @@ pub enum Error {
         /// What is wrong.
         error: Box<Error>,
     },
+    /// A calibration that cannot be used.
+    #[error("{file}: {error}")]
+    Calibration {
+        /// The file.
+        file: String,
+        /// What is wrong.
+        error: PlanError,
+    },
     /// A profile that cannot be used.
     #[error("{file}: {error}")]
     Profile {
@@ -143,6 +151,11 @@ pub enum Error {
 }
 
 impl Error {
+    /// An error of a calibration's file.
+    pub(crate) fn of_calibration(file: &Path, error: PlanError) -> Error {
+        Error::Calibration { file: file.display().to_string(), error }
+    }
+
     /// A profile's file that cannot be read or written.
     pub fn profile_file(file: &Path, error: std::io::Error) -> Error {
         Error::ProfileFile { file: file.display().to_string(), error }

@@ -40,6 +40,8 @@
 //! return an error then. To end with a message that names the file, call [`exit_when_shortened`]
 //! first. Replacing a file by renaming is safe.
 
+mod calibrate;
+mod calibrated;
 mod describe;
 mod devices;
 mod driver;
@@ -57,6 +59,8 @@ mod soc_costs;
 mod source;
 mod text;
 
+pub use calibrate::calibrate;
+pub use calibrated::{CalibrationOptions, Outliers};
 pub use describe::{BoundModel, Described, describe};
 pub use devices::{
     DeviceOptions, DeviceSpec, DeviceSpecError, NpuSettings, Peak, Peaks, ProcessorSpec,

@@ -52,6 +52,7 @@ impl Model {
         let devices = open_devices(&options.devices)?;
         let (source, clock) = (source.into(), RealClock::new());
         let Described { files, mut spec, mut store } = describe(&source, options.bind())?;
+        options.calibration.iter().try_for_each(|c| c.apply(&spec, &mut store))?;
         spec.embeds = options.embeddings;
         let mut text = ModelText::load(&files.source, spec.vocab);
         let warnings = &mut text.warnings;

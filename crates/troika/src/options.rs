@@ -9,6 +9,7 @@ use troika_plan::{Goal, Plan, PlanError, Policy, Strategy, SyncMode};
 use troika_trace::Tracer;
 use troika_weights::{BindOptions, FloatType, OnProgress, Quant};
 
+use crate::calibrated::CalibrationOptions;
 use crate::devices::DeviceOptions;
 use crate::profile_file::ProfileAt;
 
@@ -21,6 +22,8 @@ pub struct OpenOptions {
     pub dtype: FloatType,
     /// Activation formats, besides f32, that products may use; `None`: those that `dtype` allows.
     pub activations: Option<Vec<ActivationFormat>>,
+    /// Products of whole numbers on NPUs, by a calibration; `None`: NPUs compute in f32.
+    pub calibration: Option<CalibrationOptions>,
     /// Quantization of float matrices at load.
     pub quant: Quant,
     /// Folder that stores quantized weights for the next start; `None`: not stored.
@@ -75,6 +78,7 @@ impl Default for OpenOptions {
         OpenOptions {
             dtype: FloatType::Auto,
             activations: None,
+            calibration: None,
             quant: Quant::None,
             cache_dir: None,
             cache_bytes: None,

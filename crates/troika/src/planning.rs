@@ -15,7 +15,7 @@ use troika_solve::{
 };
 use troika_weights::{FloatType, WeightStore};
 
-use crate::describe::{BoundModel, describe};
+use crate::describe::{BoundModel, Described, describe};
 use crate::devices::{open_devices, soc_of};
 use crate::error::Error;
 use crate::options::{OpenOptions, SolveOptions};
@@ -64,8 +64,9 @@ impl BoundModel {
     /// A device that cannot be opened, or unusable files.
     pub fn open(source: impl Into<Source>, options: &OpenOptions) -> Result<BoundModel, Error> {
         let devices = open_devices(&options.devices)?;
-        let described = describe(source, options.bind())?;
-        Ok(BoundModel { spec: described.spec, store: described.store, devices })
+        let Described { spec, mut store, .. } = describe(source, options.bind())?;
+        options.calibration.iter().try_for_each(|c| c.apply(&spec, &mut store))?;
+        Ok(BoundModel { spec, store, devices })
     }
 
     /// The given plan, or a new one by the options. Refused ops move to other devices: in a new
@@ -88,6 +89,10 @@ impl BoundModel {
             }
             (None, None) => self.new_plan(options)?,
         };
+        let computes = plan.activations().iter().any(|f| f.converts_weights().is_some());
+        if options.calibration.is_some() && !computes {
+            changes.push("the calibration is of no use: no NPU computes with it".into());
+        }
         let shapes = |key| self.store.shape(key);
         let refusals = troika_engine::examine(&self.spec, &shapes, &plan, &self.devices)?;
         if !options.may_change_plan() {
@@ -120,7 +125,7 @@ impl BoundModel {
     pub fn one_device_plan(&self, options: &OpenOptions) -> Result<Plan, Error> {
         let strategy = Strategy::OneDevice;
         let kv_dtype = options.kv_dtype.or(self.solved_kv_dtype(options));
-        Ok(self.new_plan(&OpenOptions { strategy, kv_dtype, ..options.clone() })?)
+        self.new_plan(&OpenOptions { strategy, kv_dtype, ..options.clone() })
     }
 
     /// Lowers the model for a plan's chunk and context.
@@ -157,10 +162,14 @@ impl BoundModel {
     }
 
     /// A new plan by the options.
-    fn new_plan(&self, options: &OpenOptions) -> Result<Plan, PlanError> {
+    fn new_plan(&self, options: &OpenOptions) -> Result<Plan, Error> {
         let devices: Vec<DeviceFacts> =
             self.devices.iter().map(|d| DeviceFacts::of(&**d)).collect();
-        troika_plan::make(&self.spec, &devices, &self.plan_request(options))
+        let request = self.plan_request(options);
+        let plan = troika_plan::make(&self.spec, &devices, &request)?;
+        let Some(calibration) = &options.calibration else { return Ok(plan) };
+        let calibrated = Some(calibration.products(&*self.lowered(&plan)?));
+        Ok(troika_plan::make(&self.spec, &devices, &PlanRequest { calibrated, ..request })?)
     }
 
     /// The plan request that follows from the options.
@@ -168,7 +177,7 @@ impl BoundModel {
         // With an explicit type, activations stay in f32.
         let f32_only = (options.dtype != FloatType::Auto).then(Vec::new);
         PlanRequest {
-            strategy: options.strategy,
+            strategy: options.strategy.clone(),
             context: options.context,
             chunk: options.chunk,
             chunks_in_flight: options.chunks_in_flight,
@@ -176,7 +185,9 @@ impl BoundModel {
             sync: options.sync,
             kv_dtype: options.kv_dtype,
             values: options.values,
+            row_buckets: Some(options.devices.npu.row_buckets.clone()).filter(|n| !n.is_empty()),
             activations: options.activations.clone().or(f32_only),
+            calibrated: None,
             single_precision: options.dtype == FloatType::F32 || all_f32(&self.store),
         }
     }
@@ -243,14 +254,19 @@ impl BoundModel {
                 file.display()
             ));
         }
+        let lowered = self.lowered(&one)?;
         let request = SolveRequest {
             spec: &self.spec,
-            lowered: &self.lowered(&one)?,
+            lowered: &lowered,
             devices: &devices,
             cost,
             refusals: &refusals,
             goal: wanted.goal,
-            base: &PlanRequest { kv_dtype: Some(one.kv_dtype), ..self.plan_request(options) },
+            base: &PlanRequest {
+                kv_dtype: Some(one.kv_dtype),
+                calibrated: options.calibration.as_ref().map(|c| c.products(&lowered)),
+                ..self.plan_request(options)
+            },
             prompt,
             generate,
             several_copies: wanted.several_copies,

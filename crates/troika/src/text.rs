@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use troika_model::chat::ChatTemplate;
 use troika_model::spec::GgufValue;
-use troika_model::tokenizer::Tokenizer;
+use troika_model::tokenizer::{Tokenizer, TokenizerError};
 use troika_weights::FileSource;
 
+use crate::error::Error;
 use crate::generation::GenerationDefaults;
+use crate::source::Source;
 
 /// A model's text side, with warnings for the user. Random weights have none.
 #[derive(Default)]
@@ -18,28 +20,45 @@ pub(crate) struct ModelText {
     pub warnings: Vec<String>,
 }
 
+impl Source {
+    /// The model's tokenizer, with a warning.
+    ///
+    /// # Errors
+    /// Unusable files or tokenizer, or none.
+    pub fn tokenizer(&self) -> Result<(Tokenizer, Option<String>), Error> {
+        let (tokenizer, warning) = tokenizer_in(&self.files()?.source)?;
+        let tokenizer = tokenizer.ok_or_else(|| Error::NoTokenizer(self.to_string()))?;
+        Ok((tokenizer, warning))
+    }
+}
+
+/// The tokenizer of a model's files, with a warning.
+fn tokenizer_in(
+    source: &FileSource,
+) -> Result<(Option<Tokenizer>, Option<String>), TokenizerError> {
+    match source {
+        FileSource::HuggingFace { dir, .. } => Ok((Tokenizer::from_hf_dir(dir)?, None)),
+        FileSource::Gguf { meta, .. } => {
+            let read = Tokenizer::from_gguf(meta)?;
+            Ok(read.map_or((None, None), |(tokenizer, warning)| (Some(tokenizer), warning)))
+        }
+    }
+}
+
 impl ModelText {
     /// Loads what is present. A problem is only a warning: the model still runs on token ids.
     pub fn load(source: &FileSource, vocab: usize) -> ModelText {
         let mut warnings = Vec::new();
-        let (tokenizer, template) = match source {
-            FileSource::HuggingFace { dir, .. } => {
-                (Tokenizer::from_hf_dir(dir), ChatTemplate::from_hf_dir(dir))
-            }
+        let template = match source {
+            FileSource::HuggingFace { dir, .. } => ChatTemplate::from_hf_dir(dir),
             FileSource::Gguf { meta, .. } => {
-                let tokenizer = Tokenizer::from_gguf(meta).map(|read| {
-                    let (tokenizer, warning) = read?;
-                    warnings.extend(warning);
-                    Some(tokenizer)
-                });
                 let source = meta.get("tokenizer.chat_template").and_then(GgufValue::as_str);
-                (tokenizer, source.map(ChatTemplate::new).transpose())
+                source.map(ChatTemplate::new).transpose()
             }
         };
-        let tokenizer = tokenizer.unwrap_or_else(|e| {
-            warnings.push(format!("{e}; only token ids can be used"));
-            None
-        });
+        let (tokenizer, warning) = tokenizer_in(source)
+            .unwrap_or_else(|e| (None, Some(format!("{e}; only token ids can be used"))));
+        warnings.extend(warning);
         warnings.extend(tokenizer.iter().flat_map(|t| t.warnings().iter().cloned()));
         let template = template.unwrap_or_else(|e| {
             warnings.push(format!("{e}; chat falls back to plain text"));

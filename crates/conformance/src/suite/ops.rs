@@ -7,9 +7,9 @@ use troika_device::{
     DeviceError, PackFn, PackLayout, Packed, WeightBytes, WeightData, WeightSource, ZeroedBytes,
 };
 use troika_graph::{
-    Activation, ActivationFormat, Attention, DType, Dim, ExpertSlice, Experts, HeadLinear,
-    KvAppend, Op, Rope, RopeFreqs, RopeStyle, Router, Score, Shape, SubgraphBuilder, ValueId,
-    WeightDecl, WeightRef, WeightSlice,
+    Activation, ActivationFormat, Attention, CalibrationTensor, DType, Dim, ExpertSlice, Experts,
+    HeadLinear, KvAppend, Op, Rope, RopeFreqs, RopeStyle, Router, ScaleOrigin, Score, Shape,
+    SubgraphBuilder, ValueId, WeightDecl, WeightRef, WeightSlice,
 };
 
 use super::values::element;
@@ -86,6 +86,14 @@ impl Build {
         Ok(self.b.weight(decl))
     }
 
+    /// Adds a tensor of a calibration.
+    fn calibrated(&mut self, weight: &str, tensor: CalibrationTensor, values: &[f32]) {
+        let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let bytes = WeightBytes::owned(bytes);
+        let data = WeightData { dtype: DType::F32, rows: 1, cols: values.len(), bytes };
+        self.weights.0.insert(tensor.of(weight), data);
+    }
+
     fn floats(&mut self, cols: usize) -> ValueId {
         self.b.input("x", cols, DType::F32)
     }
@@ -106,6 +114,19 @@ impl Build {
     }
 }
 
+/// The outliers of a product: of random inputs some are above the limit, and some of those are in
+/// columns that are held in memory.
+fn outliers(dtype: DType) -> Res<SuiteCase> {
+    let mut b = Build::new("outliers");
+    let decl = b.stored(dtype, 24, 64)?;
+    let counts: Vec<f32> = (0..64).map(|c| if c % 30 == 1 { 9.0 } else { 1.0 }).collect();
+    b.calibrated(&decl.name, CalibrationTensor::InputLimit, &[0.4]);
+    b.calibrated(&decl.name, CalibrationTensor::Outliers, &counts);
+    let (weight, x) = (b.b.weight(decl), b.floats(64));
+    let activations = ActivationFormat::of_tensor(8, ScaleOrigin::Clipped);
+    b.op(Op::Outliers { weight, activations }, &[x], 24, F32)
+}
+
 /// At least one case for each op, and some with several ops.
 ///
 /// # Errors
@@ -113,6 +134,9 @@ impl Build {
 pub fn op_cases() -> Result<Vec<SuiteCase>, DeviceError> {
     let mut all = elements()?;
     all.extend(products()?);
+    for dtype in [DType::F32, DType::BF16, DType::Q8_0, DType::Q4_0] {
+        all.push(outliers(dtype)?);
+    }
     all.extend(caches()?);
     all.extend(mixtures()?);
     Ok(all)

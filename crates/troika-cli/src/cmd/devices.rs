@@ -17,6 +17,7 @@ use crate::output;
 /// A device that does not open.
 pub fn run(args: &DevicesArgs) -> Result<(), CliError> {
     let devices = named_apart(&args.device)?;
+    output::keep_apart();
     let options = DeviceOptions {
         threads: args.threads,
         devices,

@@ -2,11 +2,13 @@
 
 pub mod bench;
 pub mod cache;
+pub mod calibrate;
 pub mod completions;
 pub mod devices;
 pub mod perplexity;
 pub mod plan;
 pub mod profile;
+pub mod report;
 pub mod reproduce;
 pub mod run;
 pub mod show;

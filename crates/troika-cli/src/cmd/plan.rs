@@ -1,7 +1,7 @@
 //! `troika plan`.
 
 use troika::graph::DType;
-use troika::plan::{Goal, Phase, Plan, Rule, Split, Stage};
+use troika::plan::{Goal, Phase, Plan, Refusal, Rule, Split, Stage};
 use troika::program::{CopyCount, PhaseCopies};
 use troika::solve::Alternative;
 use troika::trace::Tracer;
@@ -37,7 +37,8 @@ pub fn run(args: &PlanArgs) -> Result<(), CliError> {
     match (args.explain, &args.out) {
         (true, _) => {
             let beaten = beaten(plan, compute.placement.goal, &planned.alternatives);
-            output::write(&(explained(plan) + &beaten + &copied(&planned.copies()?)))
+            let delegated = delegated(plan, &planned.refusals);
+            output::write(&(explained(plan) + &delegated + &beaten + &copied(&planned.copies()?)))
         }
         (false, None) => output::json_document(&plan.to_json()),
         (false, Some(_)) => Ok(()),
@@ -116,6 +117,22 @@ fn explained(plan: &Plan) -> String {
     text
 }
 
+/// The ops that devices refuse, with who computes them and why.
+fn delegated(plan: &Plan, refusals: &[Refusal]) -> String {
+    let met = plan.refused_by_rules(refusals);
+    if met.is_empty() {
+        return String::new();
+    }
+    let mut text = String::from(
+        "\n| op | of | not on | but on | because |\n| --- | --- | --- | --- | --- |\n",
+    );
+    for (refusal, by) in met {
+        let Refusal { device, segment, op, why } = refusal;
+        text.push_str(&format!("| {op} | {} | {device} | {by} | {why} |\n", segment.name()));
+    }
+    text
+}
+
 /// The copies between memories, with a line per phase and pair of memories.
 fn copied(phases: &[PhaseCopies]) -> String {
     let mut text = String::from(
@@ -165,6 +182,7 @@ fn describe_split(device: &str, split: &Split) -> String {
     match split {
         Split::Columns { .. } => columns,
         Split::Rows { rest, .. } => format!("{standard}, the rest: {rest}"),
+        Split::Residual { by } => format!("products: {device}, their outliers and the rest: {by}"),
         // Stages have separate lines above.
         Split::Hybrid { .. } | Split::Stages { .. } => {
             format!("{standard}, the rest by {columns}")

@@ -1,8 +1,6 @@
 //! `troika tokenize`.
 
 use serde_json::json;
-use troika::model::tokenizer::Tokenizer;
-use troika::weights::FileSource;
 
 use crate::error::CliError;
 use crate::flags::TokenizeArgs;
@@ -19,18 +17,9 @@ pub fn run(args: &TokenizeArgs) -> Result<(), CliError> {
         Some(p) => p.clone(),
         None => read_input(args.file.as_deref())?,
     };
-    let files = source.files()?;
     let warn = |w: &String| output::note_line(&format!("warning: {w}"));
-    let tokenizer = match &files.source {
-        FileSource::HuggingFace { dir, .. } => Tokenizer::from_hf_dir(dir),
-        FileSource::Gguf { meta, .. } => Tokenizer::from_gguf(meta).map(|read| {
-            let (tokenizer, warning) = read?;
-            warning.iter().for_each(warn);
-            Some(tokenizer)
-        }),
-    };
-    let none = || CliError::NoTokenizer(source.to_string());
-    let tokenizer = tokenizer.map_err(troika::Error::from)?.ok_or_else(none)?;
+    let (tokenizer, warning) = resolve::tokenizer(&source)?;
+    warning.iter().for_each(warn);
     tokenizer.warnings().iter().for_each(warn);
     let ids = tokenizer
         .encode(&text, !args.no_bos, !args.no_parse_special)

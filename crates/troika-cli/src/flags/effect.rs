@@ -44,6 +44,16 @@ const RULES: &[Rule] = &[
         why: "only a profile leaves a plan to choose",
     },
     Rule {
+        flags: "npu_format outliers prune_outliers row_buckets",
+        idle: Idle::Beside { rival: "plan" },
+        why: "the plan says it",
+    },
+    Rule {
+        flags: "npu_format outliers prune_outliers",
+        idle: Idle::Without { needed: "calibration" },
+        why: "NPUs compute in f32 without one",
+    },
+    Rule {
         flags: "fallback",
         idle: Idle::Without { needed: "plan" },
         why: "a plan that is made here places every op on a device that takes it",

@@ -2,6 +2,7 @@
 //! environment variable `TROIKA_*`.
 
 mod cache;
+mod calibration;
 mod effect;
 mod help;
 mod npu;
@@ -22,6 +23,7 @@ pub use placement::{named_apart, profile_at};
 pub use simulate::{ReproduceArgs, SimulateArgs};
 pub use types::FloatFlag;
 pub use verbs::{
-    BenchArgs, Cli, Command, CompletionArgs, DevicesArgs, ModelArgs, OpenArgs, PerplexityArgs,
-    PlanArgs, ProfileArgs, RunArgs, ShowArgs, SubjectArgs, TableFlag, TokenizeArgs,
+    BenchArgs, CalibrateArgs, Cli, Command, CompletionArgs, DevicesArgs, ModelArgs, OpenArgs,
+    PerplexityArgs, PlanArgs, ProfileArgs, ReportArgs, RunArgs, ShowArgs, SubjectArgs, TableFlag,
+    TokenizeArgs,
 };

@@ -29,5 +29,6 @@ pub fn npu_settings(cache_dir: Option<PathBuf>, cache_bytes: u64) -> NpuSettings
     let path = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(path).collect();
     let runtime = RuntimePlaces { library: path("ORT_DYLIB_PATH"), environments };
-    NpuSettings { runtime, helper, cache_dir, cache_bytes: Some(cache_bytes) }
+    let cache_bytes = Some(cache_bytes);
+    NpuSettings { runtime, helper, cache_dir, cache_bytes, ..NpuSettings::default() }
 }

@@ -11,6 +11,7 @@ use troika::{DeviceSpec, OpenOptions, ProfileAt, SolveOptions};
 
 use crate::error::CliError;
 use crate::flags::FloatFlag;
+use crate::flags::calibration::CalibrationArgs;
 use crate::flags::quant::QuantArgs;
 use crate::input::read_file;
 use crate::output;
@@ -57,6 +58,11 @@ fn named<T: Clone + Default + Send + Sync + 'static>(
     names.into().map(move |name| parse(&name).unwrap_or_default())
 }
 
+/// Rows of a compiled graph.
+fn rows() -> impl TypedValueParser<Value = usize> {
+    clap::value_parser!(u64).range(1..=65_536).map(|n| n as usize)
+}
+
 pub(super) fn sync_modes() -> impl TypedValueParser<Value = SyncMode> {
     named(SyncMode::ALL.map(SyncMode::name), SyncMode::parse)
 }
@@ -79,9 +85,11 @@ pub struct PlacementArgs {
     ///
     /// One of one-device, alternate, alternate-segments, split-columns or split-columns=RATIO (the
     /// first device's share), split-rows or split-rows=N (rows of a standard part), split-hybrid,
-    /// prefill-decode.
+    /// prefill-decode or prefill-decode=PREFILL:DECODE (names of devices); also one-device=NAME.
+    /// troika bench takes several.
     #[arg(long, value_name = "NAME", value_parser = Strategy::parse, env = "TROIKA_STRATEGY")]
-    pub strategy: Option<Strategy>,
+    #[arg(value_delimiter = ',')]
+    pub strategy: Vec<Strategy>,
     /// Choose the division by a profile that troika profile measured
     ///
     /// Without a file, by the one that it keeps for this model on these devices. troika plan does
@@ -103,6 +111,14 @@ pub struct PlacementArgs {
     /// leaves]
     #[arg(long, value_name = "N")]
     pub for_gen: Option<usize>,
+    /// Numbers of rows to compile for on devices with static shapes [default: each device's own]
+    ///
+    /// Each takes memory of its own where weights are part of the code.
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = rows())]
+    #[arg(env = "TROIKA_ROW_BUCKETS")]
+    pub row_buckets: Vec<usize>,
+    #[command(flatten)]
+    pub calibration: CalibrationArgs,
     /// Let the chosen plan hold weights in several forms, if that is faster
     #[arg(long)]
     pub several_copies: bool,
@@ -175,8 +191,25 @@ impl PlacementArgs {
     /// Uses the stored profile of the model and devices, unless a flag or file says how to divide
     /// the model.
     pub fn use_own_profile(&self, cache: &QuantArgs, options: &mut OpenOptions) {
-        if let (None, None, Some(folder)) = (&options.solve, self.strategy, cache.profiles()) {
+        if let (None, true, Some(folder)) =
+            (&options.solve, self.strategy.is_empty(), cache.profiles())
+        {
             options.solve = Some(self.solve(ProfileAt::IfIn(folder)));
+        }
+    }
+
+    /// The strategy, where there can be only one.
+    ///
+    /// # Errors
+    /// There are several.
+    pub fn one_strategy(&self) -> Result<Strategy, CliError> {
+        match &self.strategy[..] {
+            [] => Ok(Strategy::default()),
+            [one] => Ok(one.clone()),
+            _ => {
+                let why = "--strategy: only troika bench takes several; give one";
+                Err(CliError::Usage(why.into()))
+            }
         }
     }
 
@@ -184,13 +217,19 @@ impl PlacementArgs {
     ///
     /// # Errors
     /// A stored profile is requested, but there is no folder for it.
-    pub fn apply(&self, cache: &QuantArgs, options: &mut OpenOptions) -> Result<(), CliError> {
+    pub fn apply(
+        &self,
+        cache: &QuantArgs,
+        strategy: Strategy,
+        options: &mut OpenOptions,
+    ) -> Result<(), CliError> {
         options.devices.devices = named_apart(&self.device)?;
-        options.strategy = self.strategy.unwrap_or_default();
+        options.strategy = strategy;
         if let Some(file) = &self.profile {
             let file = (file.to_str() != Some(OWN_PROFILE)).then_some(file.as_path());
             options.solve = Some(self.solve(profile_at(file, cache)?));
         }
+        self.calibration.apply(options)?;
         options.policy = self.policy.unwrap_or_default();
         options.chunks_in_flight = self.chunks_in_flight;
         options.values = self.value_type.unwrap_or(FloatFlag::F32).dtype();

@@ -6,9 +6,11 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use troika::plan::Strategy;
 use troika::{DeviceOptions, OpenOptions};
 
 use super::cache::CacheArgs;
+use super::calibration::share;
 use super::npu::{NpuCompileArgs, npu_settings};
 use super::placement::{self, PlacementArgs, PlanFileArgs};
 use super::quant::{QuantArgs, QuantFlag};
@@ -17,6 +19,7 @@ use super::sharing::SharingArgs;
 use super::simulate::{ReproduceArgs, SimulateArgs};
 use super::types::{CoreList, DtypeFlag, FloatFlag, core_list, isa, sequence_count, thread_count};
 use crate::error::CliError;
+use crate::output;
 
 /// Runs large language models on the processors of this machine.
 #[derive(Parser)]
@@ -45,6 +48,10 @@ pub enum Command {
     Reproduce(ReproduceArgs),
     /// Measure how well a model predicts a text, as llama-perplexity does
     Perplexity(PerplexityArgs),
+    /// Say how long devices worked and waited in a trace, as tables and as a page
+    Report(ReportArgs),
+    /// Find the ranges and outliers of a model's values on a text, for products of whole numbers
+    Calibrate(Box<CalibrateArgs>),
     /// Say which device would run what, and write it to a file that can be edited
     Plan(Box<PlanArgs>),
     /// Measure a model's parts on the devices, for plans that --profile chooses
@@ -112,7 +119,13 @@ impl ComputeArgs {
     pub fn devices(&self, threads: Option<usize>) -> DeviceOptions {
         let cores = self.cores.clone().map(|c| c.0);
         let devices = self.placement.device.clone();
-        let npu = npu_settings(self.quant.cache(), self.quant.cache_bytes());
+        if devices.iter().any(|d| d.npu.is_some()) {
+            output::keep_apart();
+        }
+        let mut npu = npu_settings(self.quant.cache(), self.quant.cache_bytes());
+        npu.row_buckets.clone_from(&self.placement.row_buckets);
+        npu.row_buckets.sort_unstable();
+        npu.row_buckets.dedup();
         DeviceOptions { threads, cores, isa: self.isa.clone(), devices, npu }
     }
 
@@ -121,6 +134,18 @@ impl ComputeArgs {
     /// # Errors
     /// Two devices with one name, or a stored profile that there is no folder for.
     pub fn options(&self, threads: Option<usize>) -> Result<OpenOptions, CliError> {
+        self.options_by(threads, self.placement.one_strategy()?)
+    }
+
+    /// The options for opening a model with one of several strategies.
+    ///
+    /// # Errors
+    /// As for [`ComputeArgs::options`].
+    pub fn options_by(
+        &self,
+        threads: Option<usize>,
+        strategy: Strategy,
+    ) -> Result<OpenOptions, CliError> {
         let mut options = OpenOptions {
             dtype: self.dtype.float_type(),
             quant: self.quant.quant.quant(),
@@ -130,7 +155,7 @@ impl ComputeArgs {
             devices: self.devices(threads),
             ..OpenOptions::default()
         };
-        self.placement.apply(&self.quant, &mut options)?;
+        self.placement.apply(&self.quant, strategy, &mut options)?;
         Ok(options)
     }
 }
@@ -267,6 +292,13 @@ pub enum TableFlag {
     Jsonl,
 }
 
+/// Lengths of a prompt and an answer.
+fn lengths(text: &str) -> Result<(usize, usize), String> {
+    let number = |text: &str| text.parse().ok().filter(|n| *n > 0);
+    let both = text.split_once(',').and_then(|(p, g)| Some((number(p)?, number(g)?)));
+    both.ok_or_else(|| format!("{text:?} is not two lengths, as in 448,64"))
+}
+
 /// `troika bench`.
 #[derive(Args)]
 pub struct BenchArgs {
@@ -290,6 +322,11 @@ pub struct BenchArgs {
     pub sequences: Vec<usize>,
     #[command(flatten)]
     pub sharing: SharingArgs,
+    /// Answer prompts of P tokens, chat template included, with G tokens, and print the time to the
+    /// first token, per token and to the end, as P,G; may be repeated
+    #[arg(long = "pg", value_name = "P,G", value_parser = lengths)]
+    #[arg(conflicts_with_all = ["sequences", "n_depth", "overhead"])]
+    pub answers: Vec<(usize, usize)>,
     /// Threads [default: one per physical performance core]
     #[arg(short, long, value_name = "N", value_delimiter = ',', value_parser = thread_count())]
     #[arg(env = "TROIKA_THREADS")]
@@ -330,6 +367,47 @@ pub struct PerplexityArgs {
     pub open: OpenArgs,
     #[command(flatten)]
     pub plan: PlanFileArgs,
+}
+
+/// `troika report`.
+#[derive(Args)]
+pub struct ReportArgs {
+    /// A Chrome trace, such as troika run --trace writes
+    #[arg(value_name = "TRACE")]
+    pub trace: PathBuf,
+    /// Write a page with the timeline that needs nothing else
+    #[arg(short, long, value_name = "FILE.html")]
+    pub out: Option<PathBuf>,
+    /// How many of those that took longest are listed
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub top: usize,
+}
+
+/// `troika calibrate`.
+#[derive(Args)]
+#[command(mut_arg("ctx_size", |arg| {
+    arg.help("Length of the windows in tokens [default: 512, or the model's context if shorter]")
+}))]
+pub struct CalibrateArgs {
+    #[command(flatten)]
+    pub subject: SubjectArgs,
+    /// The file of the text; -, or when absent: standard input. Random weights read tokens of no
+    /// meaning
+    #[arg(short, long, visible_alias = "text", value_name = "FILE", env = "TROIKA_FILE")]
+    #[arg(conflicts_with = "synthetic")]
+    pub file: Option<PathBuf>,
+    /// Share of the input columns that are outliers, such as 0.003 [default: those far above the
+    /// others]
+    #[arg(long, value_name = "SHARE", value_parser = share)]
+    pub outlier_share: Option<f64>,
+    /// The calibration to write
+    #[arg(short, long, value_name = "FILE")]
+    pub out: PathBuf,
+    /// Print one JSON object
+    #[arg(long, env = "TROIKA_JSON")]
+    pub json: bool,
+    #[command(flatten)]
+    pub open: OpenArgs,
 }
 
 /// `troika profile`. What is done when it is interrupted is kept, and gone on with.

@@ -15,7 +15,7 @@ use crate::compile::fuse::{Floats, Integers, fuse};
 pub(crate) use crate::compile::memory::Place;
 use crate::compile::memory::place;
 pub(crate) use crate::compile::weights::{DeviceId, Loaded, load};
-use crate::compile::weights::{MatrixAt, Needs, PackedAt, VectorAt};
+use crate::compile::weights::{MatrixAt, Needs, OutliersAt, PackedAt, VectorAt};
 use crate::kernels::elementwise::{Element, Slice};
 use crate::kernels::int8::{Layout, Quantization};
 use crate::kernels::{attention, int8, linear, moe, rope, router};
@@ -96,6 +96,7 @@ pub(crate) enum Code {
     HeadLinear {
         weights: Vec<MatrixAt>,
     },
+    Outliers(OutliersAt),
     Rope(Rope),
     KvAppend(KvAppend),
     Attention {
@@ -426,6 +427,9 @@ impl Compiler<'_> {
             Op::HeadLinear(h) => Code::HeadLinear {
                 weights: h.weights.iter().map(|w| self.weights.matrix(*w, false)).collect(),
             },
+            Op::Outliers { weight, activations } => {
+                Code::Outliers(self.weights.outliers(*weight, *activations))
+            }
             Op::Rope(r) => Code::Rope(r.clone()),
             Op::KvAppend(k) => Code::KvAppend(k.clone()),
             Op::Attention(a) => Code::Attention { op: a.clone(), sinks: self.vector_if(a.sinks) },

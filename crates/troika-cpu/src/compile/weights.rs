@@ -3,12 +3,16 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use troika_device::{DeviceError, PackLayout, WeightBytes, WeightData, WeightSource};
-use troika_graph::{DType, ExpertSlice, Node, Op, Subgraph, WeightDecl, WeightRef, verify};
+use troika_device::{DeviceError, PackLayout, WeightBytes, WeightData, WeightSource, calibrated};
+use troika_graph::{
+    ActivationFormat, CalibrationTensor, DType, ExpertSlice, Node, Op, Rounding, Subgraph,
+    WeightDecl, WeightRef, verify,
+};
 
 use crate::compile::Executable;
 use crate::kernels::int8::{Layout, PackedView, ROWS};
 use crate::kernels::linear::{self, WeightView};
+use crate::kernels::outliers::{self, OutlierWeights};
 use crate::machine::Isa;
 
 /// The form in which code reads a weight.
@@ -22,6 +26,8 @@ pub(crate) enum Form {
     Vector,
     /// Packed for the integer kernels.
     Packed(Layout),
+    /// For outliers in a format.
+    Outliers(ActivationFormat),
 }
 
 /// Index of a matrix in [`Loaded`].
@@ -35,6 +41,10 @@ pub(crate) struct VectorAt(usize);
 /// Index of a packed matrix in [`Loaded`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct PackedAt(usize);
+
+/// Index of a matrix for outliers in [`Loaded`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct OutliersAt(usize);
 
 /// The weights that code reads, without duplicates, in loading order.
 #[derive(Debug, Default)]
@@ -62,6 +72,10 @@ impl Needs {
 
     pub fn packed(&mut self, weight: WeightRef, layout: Layout) -> PackedAt {
         PackedAt(self.at(weight, Form::Packed(layout), |f| matches!(f, Form::Packed(_))))
+    }
+
+    pub fn outliers(&mut self, weight: WeightRef, format: ActivationFormat) -> OutliersAt {
+        OutliersAt(self.at(weight, Form::Outliers(format), |f| matches!(f, Form::Outliers(_))))
     }
 }
 
@@ -99,6 +113,15 @@ impl PackedMatrix {
     }
 }
 
+/// A weight with some of its columns in memory.
+#[derive(Debug)]
+struct OutlierMatrix {
+    rounding: Rounding,
+    hot: Vec<u32>,
+    columns: Vec<f32>,
+    stored: Matrix,
+}
+
 /// Code with the weights and names of one graph. Code refers to weights by their indices here. They
 /// always fit the code, since only `load` makes this.
 #[derive(Debug)]
@@ -113,6 +136,9 @@ pub(crate) struct Loaded {
     matrices: Vec<Matrix>,
     vectors: Vec<Vector>,
     packed: Vec<PackedMatrix>,
+    outliers: Vec<OutlierMatrix>,
+    /// The names of its weights.
+    weights: Vec<Arc<str>>,
     /// Which experts the graph's ops of experts compute.
     pub slices: Vec<ExpertSlice>,
 }
@@ -133,6 +159,18 @@ impl Loaded {
 
     pub fn packed(&self, at: PackedAt) -> PackedView<'_> {
         self.packed[at.0].view()
+    }
+
+    pub fn outliers(&self, at: OutliersAt) -> OutlierWeights<'_> {
+        let OutlierMatrix { rounding, hot, columns, stored } = &self.outliers[at.0];
+        OutlierWeights { rounding: *rounding, hot, columns, stored: stored.view() }
+    }
+
+    /// The name of a weight as stored or in panels.
+    pub fn matrix_name(&self, at: MatrixAt) -> &str {
+        let is_matrix = |(_, f): &&(WeightRef, Form)| matches!(f, Form::Stored | Form::Panels);
+        let need = self.code.weights.0.iter().filter(is_matrix).nth(at.0);
+        need.map_or("", |(weight, _)| &self.weights[weight.0 as usize])
     }
 
     pub fn vector(&self, at: VectorAt) -> &[f32] {
@@ -172,6 +210,8 @@ pub(crate) fn load(
         matrices: Vec::new(),
         vectors: Vec::new(),
         packed: Vec::new(),
+        outliers: Vec::new(),
+        weights: graph.weights.iter().map(|w| w.name.clone()).collect(),
         slices: graph.nodes.iter().filter_map(slice).collect(),
     };
     for (weight, form) in &code.weights.0 {
@@ -181,6 +221,7 @@ pub(crate) fn load(
             Form::Panels => loaded.matrices.push(loader.panels()?),
             Form::Vector => loaded.vectors.push(loader.vector()?),
             Form::Packed(layout) => loaded.packed.push(loader.packed(*layout)?),
+            Form::Outliers(format) => loaded.outliers.push(loader.outliers(*format)?),
         }
     }
     Ok(loaded)
@@ -272,6 +313,24 @@ impl Loader<'_> {
             Ok(_) => Ok(Vector(bytes)),
             Err(e) => self.wrong(e.to_string()),
         }
+    }
+
+    /// A weight whose columns of many outliers are read now, the others when they are needed.
+    fn outliers(&self, format: ActivationFormat) -> Result<OutlierMatrix, DeviceError> {
+        let stored = self.matrix()?;
+        let of = |tensor, count| calibrated(self.source, &self.decl.name, (tensor, count));
+        let (limit, counts) =
+            (of(CalibrationTensor::InputLimit, 1)?, of(CalibrationTensor::Outliers, stored.cols)?);
+        let rounding = limit.first().and_then(|limit| Rounding::of(format, *limit));
+        let Some(rounding) = rounding else {
+            return self.wrong("its calibration has no limit above zero");
+        };
+        let hot = outliers::hot_columns(&counts);
+        let mut columns = vec![0.0; hot.len() * stored.rows];
+        for (c, to) in hot.iter().zip(columns.chunks_exact_mut(stored.rows.max(1))) {
+            outliers::column(stored.view(), *c as usize, to);
+        }
+        Ok(OutlierMatrix { rounding, hot, columns, stored })
     }
 
     /// A weight packed once for all users; its raw bytes are not kept.

@@ -1,10 +1,13 @@
 //! Runs a compiled subgraph on the memory of a submission.
 
+use std::sync::Arc;
+
 use troika_device::{DeviceError, OutOfMemory, Run, SpaceId};
 
 use crate::compile::{CompiledOp, Loaded};
 use crate::device::bindings::{self, Mem, Pages, misfit};
 use crate::device::ops::Operands;
+use crate::device::options::{CpuOptions, Observer};
 use crate::device::prepared::{Known, Prepared};
 use crate::kernels::{Context, KernelError, attention, moe, select};
 use crate::machine::Isa;
@@ -24,6 +27,7 @@ struct Machine {
     device: String,
     pool: Pool,
     isa: Isa,
+    observer: Option<Arc<dyn Observer>>,
     arena: Lines,
     work: Lines,
     words: Vec<u32>,
@@ -35,11 +39,13 @@ struct Machine {
 }
 
 impl Executor {
-    pub fn new(device: String, pool: Pool, isa: Isa, spaces: Vec<SpaceId>) -> Executor {
+    pub fn new(options: &CpuOptions, pool: Pool, isa: Isa) -> Executor {
+        let spaces = options.spaces.clone();
         let machine = Machine {
-            device,
+            device: options.name.clone(),
             pool,
             isa,
+            observer: options.observer.clone(),
             arena: Lines::default(),
             work: Lines::default(),
             words: Vec::new(),
@@ -177,7 +183,7 @@ impl Machine {
             isa: self.isa,
             scratch: PerWorker::new(scratch, exe.code.worker_floats),
         };
-        let mem = Operands { exe, op, memory };
+        let mem = Operands { exe, op, memory, observer: self.observer.as_deref() };
         let mut work = moe::Memory { floats: self.work.as_mut_slice(), words: &mut self.words };
         // SAFETY: an op's results share no memory with each other, nor with what it reads. They
         // are other values: `compile` verified that a value is computed once and is then neither

@@ -6,13 +6,14 @@ use troika_graph::{ActivationFormat, DType};
 
 use crate::compile::{Code, CompiledOp, ExpertsCode, Loaded};
 use crate::device::bindings::Mem;
+use crate::device::options::Observer;
 use crate::kernels::elementwise::{Element, ElementRows, StridedOperands};
 use crate::kernels::kv::{CacheMut, CacheRef, CacheRows};
 use crate::kernels::linear::{OutView, Product, RowsView};
 use crate::kernels::norm::Norm;
 use crate::kernels::{
     ByFloat, Context, KernelError, attention, elementwise, embed, int8, kv, linear, moe, norm,
-    rope, router,
+    outliers, rope, router,
 };
 use crate::runtime::{SharedMut, SharedRef};
 
@@ -21,6 +22,8 @@ pub(crate) struct Operands<'a> {
     pub exe: &'a Loaded,
     pub op: &'a CompiledOp,
     pub memory: &'a [Mem],
+    /// Sees products and routers.
+    pub observer: Option<&'a dyn Observer>,
 }
 
 /// Memory with the floats of a type.
@@ -149,7 +152,12 @@ impl<'a> Operands<'a> {
                     norm::norm(cx, norm, self.input(0), self.output(0), *group)
                 }
                 Code::Linear { .. } | Code::HeadLinear { .. } => {
-                    self.linear(cx, task.rows, work.floats)
+                    self.linear(cx, task.rows, work.floats)?;
+                    self.observe();
+                    Ok(())
+                }
+                Code::Outliers(weight) => {
+                    outliers::outliers(cx, exe.outliers(*weight), self.input(0), self.output(0))
                 }
                 Code::Rope(r) => {
                     let (x, positions) = (self.input(0), self.input(1));
@@ -167,7 +175,11 @@ impl<'a> Operands<'a> {
                     attention::attention(cx, x, work.floats, self.output(0))
                 }
                 Code::Router(r) => {
-                    router::router(cx, r, self.input(0), self.output(0), self.output(1))
+                    router::router(cx, r, self.input(0), self.output(0), self.output(1))?;
+                    if let Some(observer) = self.observer {
+                        observer.routed(&exe.name, self.read(self.op.outputs[0]), r.experts);
+                    }
+                    Ok(())
                 }
                 Code::Experts { experts, of } => {
                     let expert = |i: usize| experts[i].view(exe, |at| exe.matrix(at).view());
@@ -302,6 +314,21 @@ impl<'a> Operands<'a> {
                 unsafe { linear::linear(cx, rows, weights.len(), &product) }
             }
             _ => Ok(()),
+        }
+    }
+
+    /// Shows products of floats to who observes.
+    ///
+    /// # Safety
+    /// As for `run`.
+    unsafe fn observe(&self) {
+        let (Some(observer), Code::Linear { weights, .. }) = (self.observer, &self.op.code) else {
+            return;
+        };
+        for ((weight, _), y) in weights.iter().zip(&self.op.outputs) {
+            // SAFETY: by the caller.
+            let (x, y) = unsafe { (self.input(0), self.read(*y)) };
+            observer.product(self.exe.matrix_name(*weight), x, self.cols(0), y);
         }
     }
 

@@ -1,11 +1,22 @@
 //! How a CPU device is opened.
 
+use std::sync::Arc;
+
 use troika_device::SpaceId;
 
 use crate::machine::Isa;
 
+/// Sees what products of floats read and give, and what routers choose: for calibrations.
+pub trait Observer: Send + Sync {
+    /// A product with a weight: its input, of so many columns, and its result.
+    fn product(&self, weight: &str, x: &[f32], cols: usize, y: &[f32]);
+
+    /// What a router of so many experts chose.
+    fn routed(&self, graph: &str, ids: &[i32], experts: usize);
+}
+
 /// The parameters of a [`super::CpuDevice`].
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct CpuOptions {
     /// Name, unique in the process.
     pub name: String,
@@ -18,4 +29,6 @@ pub struct CpuOptions {
     /// Memory spaces that it reaches besides the host's: those of virtual devices whose values it
     /// computes.
     pub spaces: Vec<SpaceId>,
+    /// Sees products of whole values.
+    pub observer: Option<Arc<dyn Observer>>,
 }

@@ -34,7 +34,7 @@ pub(crate) fn start(
     };
     let pool = Pool::new(options.threads, options.cores.as_deref()).map_err(no_thread)?;
     let core = options.cores.as_ref().and_then(|c| c.first().copied());
-    let executor = Executor::new(device.clone(), pool, isa, options.spaces.clone());
+    let executor = Executor::new(options, pool, isa);
     let tasks = Tasks { device: device.clone(), id, executor };
     let mut worker = Worker { number, tasks, clock, learnt: WaitTimes::default() };
     // A pinned thread's work is not for the caller's.

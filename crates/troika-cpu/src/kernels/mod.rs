@@ -11,6 +11,7 @@ pub mod kv;
 pub mod linear;
 pub mod moe;
 pub mod norm;
+pub mod outliers;
 pub mod rope;
 pub mod router;
 pub(crate) mod select;

@@ -218,6 +218,15 @@ pub fn cases() -> Vec<Case> {
     let weights = (0..3).map(|_| b.weight(DType::F32, 4, 5)).collect();
     let x = b.floats(15);
     let heads = b.op(Op::HeadLinear(HeadLinear { weights }), &[x], 12);
+    let mut b = Build::new("outliers");
+    let (weight, x) = (b.weight(DType::F32, 4, 6), b.floats(6));
+    let calibrated = [("w0.input_limit", vec![0.5_f32]), ("w0.outliers", vec![1.0; 6])];
+    for (name, values) in calibrated {
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        b.store.add_as(name, DType::F32, (1, values.len()), &bytes);
+    }
+    let activations = ActivationFormat::of_tensor(8, ScaleOrigin::Clipped);
+    let outliers = b.op(Op::Outliers { weight, activations }, &[x], 4);
     let mut b = Build::new("sigmoid_gate");
     let (x, g) = (b.floats(6), b.floats(1));
     let sigmoid = b.op(Op::SigmoidGate, &[x, g], 6);
@@ -239,6 +248,7 @@ pub fn cases() -> Vec<Case> {
         linear_part("linear of some rows of pairs", DType::BF16, ActivationFormat::Bf16),
         linear_part("linear of some rows of bytes", DType::Q4_K, ActivationFormat::INT8),
         heads,
+        outliers,
         rope("rope", false),
         rope("rope of long sequences", true),
         append("kv_append", DType::F32),
@@ -391,6 +401,9 @@ fn wrong_products() -> Vec<Wrong> {
             g => g.weights[0].slice = Some(WeightSlice::Cols { first: 0, of: 256 });
         "linear of some rows": "do not lie inside",
             g => g.weights[1].slice = Some(WeightSlice::Cols { first: usize::MAX, of: 40 });
+        "outliers": "is 4x6, needs 4x5", g => cols(g, 0, 5);
+        "outliers": "f32 clips nothing",
+            g => with!(g, Op::Outliers { activations, .. } => *activations = ActivationFormat::F32);
         "head_linear": "0 heads", g => with!(g, Op::HeadLinear(h) => h.weights.clear());
         "head_linear": "2 heads do not divide",
             g => with!(g, Op::HeadLinear(h) => h.weights.truncate(2));

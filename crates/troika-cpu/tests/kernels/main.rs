@@ -12,6 +12,7 @@ mod guard;
 mod int8;
 mod linear;
 mod moe;
+mod outliers;
 mod reference;
 mod router;
 mod threads;

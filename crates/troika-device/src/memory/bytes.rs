@@ -59,6 +59,8 @@ impl ZeroedBytes {
     /// Like [`ZeroedBytes::huge_pages`], for the bytes from `start` on. Memory that fills slowly
     /// from its first byte then takes at most twice what is used.
     pub fn huge_pages_from(self, start: usize) -> ZeroedBytes {
+        #[cfg(not(target_os = "linux"))]
+        let _ = start;
         #[cfg(target_os = "linux")]
         if let Memory::Mapped(map) = &self.memory
             && start < self.len

@@ -1,6 +1,7 @@
 //! Partition: turns a subgraph into several that compute the same together.
 //!
-//! [`cut`] and [`cut_at`] cut between ops, [`experts`] takes some experts, [`split_columns`] gives each device some columns of the
+//! [`cut`] and [`cut_at`] cut between ops, [`experts`] takes some experts, [`residual`]
+//! takes outliers out of products, [`split_columns`] gives each device some columns of the
 //! results, and [`Partition`] says which rows go where. This module knows no devices, costs or
 //! models. See the README beside this file.
 
@@ -8,6 +9,7 @@ mod axes;
 mod columns;
 mod cut;
 mod piece;
+mod residual;
 mod rows;
 mod split;
 mod stages;
@@ -16,5 +18,6 @@ mod take;
 pub use columns::split_columns;
 pub use cut::{cut, cut_at, experts};
 pub use piece::{Columns, Piece};
+pub use residual::residual;
 pub use rows::{Area, Computed, Partition, RowCut, cut_rows};
 pub use split::{ColumnSplit, Kept, PartitionError, Partitioned, Stage, WhyWhole, kv_heads};

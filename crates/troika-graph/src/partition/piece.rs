@@ -215,6 +215,9 @@ fn part_of(op: &Op, take: &Take, b: &mut PieceBuilder<'_>) -> Op {
             bias: bias.map(|w| b.weight_cols(w, take)),
             activations: *activations,
         },
+        Op::Outliers { weight, activations } => {
+            Op::Outliers { weight: b.weight_rows(*weight, take), activations: *activations }
+        }
         Op::HeadLinear(h) => {
             let heads = &h.weights[take.range(h.weights.len())];
             Op::HeadLinear(HeadLinear { weights: heads.iter().map(|w| b.weight(*w)).collect() })

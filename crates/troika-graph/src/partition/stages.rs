@@ -52,7 +52,7 @@ pub(super) fn groups(graph: &Subgraph, node: &Node) -> Option<usize> {
     let cols = |v: &ValueId| graph.value(*v).shape.row_len();
     let input = node.inputs.first().map_or(0, cols);
     match &node.op {
-        Op::Linear { weight, .. } => Some(graph.weight(*weight).rows),
+        Op::Linear { weight, .. } | Op::Outliers { weight, .. } => Some(graph.weight(*weight).rows),
         Op::RmsNorm { group, .. } | Op::LayerNorm { group, .. } => Some(input / group),
         Op::HeadLinear(h) => Some(h.weights.len()),
         Op::Rope(r) => Some(input / r.head_dim),
@@ -78,7 +78,7 @@ fn never(graph: &Subgraph, node: &Node) -> Option<WhyWhole> {
     match &node.op {
         Op::Embed { .. } | Op::Experts(_) => Some(WhyWhole::Weights),
         Op::Router(_) => Some(WhyWhole::WholeRow),
-        Op::Linear { .. } | Op::Attention(_) | Op::HeadLinear(_)
+        Op::Linear { .. } | Op::Outliers { .. } | Op::Attention(_) | Op::HeadLinear(_)
             if groups(graph, node).is_none() =>
         {
             Some(WhyWhole::Narrow {
@@ -129,7 +129,7 @@ impl Placer<'_> {
             return Place { stage: alone, mode: Mode::Alone(why) };
         }
         match &node.op {
-            Op::Linear { .. } | Op::HeadLinear(_) | Op::Attention(_) => {
+            Op::Linear { .. } | Op::Outliers { .. } | Op::HeadLinear(_) | Op::Attention(_) => {
                 Place { stage: self.ready(node, Reader::Split), mode: Mode::Split }
             }
             Op::KvAppend(_) if !self.heads_are_known(node) => {

@@ -42,7 +42,7 @@ pub(super) enum Reads {
 /// How a split op reads its `i`th input.
 pub(super) fn reads_input(op: &Op, i: usize) -> Reads {
     match (op, i) {
-        (Op::Linear { .. }, _) => Reads::Whole,
+        (Op::Linear { .. } | Op::Outliers { .. }, _) => Reads::Whole,
         // Positions, or a gate of one column.
         (Op::Rope(_) | Op::SigmoidGate, 1) => Reads::Whole,
         _ => Reads::Columns,

@@ -82,7 +82,9 @@ impl<'a> DeviceProfiler<'a> {
             g.weights.iter().map(of).sum::<usize>()
         };
         let one = graph.layers.first().map_or(1, bytes).max(1);
-        let count = (MOST_WEIGHTS / one).clamp(2, 64);
+        // Each layer's code takes memory of its own where weights are part of it.
+        let bakes = self.device.caps().bakes_weights;
+        let count = if bakes { 1 } else { (MOST_WEIGHTS / one).clamp(2, 64) };
         let layers: Vec<Subgraph> = graph.layers.iter().take(count).cloned().collect();
         let mut loaded = LoadedGraph { layers, codes: Vec::new() };
         let shapes = match self.device.caps().static_shapes {

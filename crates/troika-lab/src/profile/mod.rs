@@ -215,8 +215,13 @@ impl Measuring<'_> {
         let graphs: Vec<Vec<ProfiledGraph>> = devices
             .iter()
             .map(|d| {
-                let offered = d.caps().activation_formats.clone();
-                let formats = self.options.open.activations.clone().unwrap_or(offered);
+                let mut offered = d.caps().activation_formats.clone();
+                let open = &self.options.open;
+                let calibrated = open.calibration.as_ref().map(|c| c.format());
+                let has = calibrated.filter(|f| offered.contains(f));
+                offered.retain(|f| f.converts_weights().is_none());
+                let mut formats = open.activations.clone().unwrap_or(offered);
+                formats.extend(has);
                 profiled_graphs(self.lowered, &formats)
             })
             .collect();
@@ -258,7 +263,8 @@ impl Measuring<'_> {
         let missing = |device: usize| {
             let Some(graph) = graphs[device].get(at) else { return false };
             let visits = |p: &Point| profile.visits(device, &graph.name, (p.at.rows, p.at.cached));
-            points.iter().any(|p| visits(p) < profilers[device].wanted(visit))
+            let fits = |p: &&Point| profilers[device].room(p.at.rows) >= p.at.rows;
+            points.iter().filter(fits).any(|p| visits(p) < profilers[device].wanted(visit))
         };
         if !(0..profilers.len()).any(missing) {
             return Ok(());
@@ -283,7 +289,9 @@ impl Measuring<'_> {
                 let known = visits >= profiler.wanted(visit);
                 let (last_ns, last_rows) = last[device];
                 let expected = last_ns * rows as f64 / last_rows as f64;
-                if known || self.cancelled() || expected > LONGEST_NS {
+                // Rows beyond its largest shape run in several parts.
+                let too_many = profiler.room(rows) < rows;
+                if known || too_many || self.cancelled() || expected > LONGEST_NS {
                     continue;
                 }
                 let times = profiler.times(loaded, rows_at, expected)?;

@@ -23,7 +23,7 @@ pub fn html(report: &Report, charts: &[Chart]) -> String {
         "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\">\
          <title>Troika: tables of papers, made again</title><style>{STYLE}</style>\
          <h1>Tables of papers, made again</h1>\
-         <p>All figures but those of H30 and H32 are <b>virtual</b>: modelled times of the engine on \
+         <p>All figures but those of H30, H32, L27 and L28 are <b>virtual</b>: modelled times of the engine on \
          virtual systems on a chip, not measurements of a phone. CAL: constants were chosen by it. HO: it was held out. \
          STR: nothing is fitted, it must hold.</p><ul>"
     );

@@ -1,10 +1,13 @@
-//! A subgraph as an ONNX model: fixed shapes, weights inside, f32.
+//! A subgraph as an ONNX model: fixed shapes, weights inside. Values are f32, also between
+//! products in other formats.
 
+mod int4;
 mod ops;
+mod quantized;
 
 use std::collections::HashMap;
 
-use troika_device::{DeviceError, WeightSource};
+use troika_device::{DeviceError, WeightData, WeightSource};
 use troika_graph::blocks::dequantize;
 use troika_graph::{DType, Dim, Op, Rope, Subgraph, Value, ValueId, WeightRef, WeightSlice};
 
@@ -38,6 +41,7 @@ pub(crate) fn refusal(op: &Op, provider: Provider) -> Option<&'static str> {
         Op::KvAppend(_) | Op::Attention(_) => {
             Some("its cache grows while it runs, and a graph of fixed shape cannot follow")
         }
+        Op::Outliers { .. } => Some("which columns have outliers is known at run time only"),
         Op::Router(_) => Some("which experts a row needs is known at run time only"),
         Op::Experts(_) => Some("which rows an expert gets is known at run time only"),
         Op::Rope(Rope { long: Some(_), .. }) => {
@@ -66,7 +70,11 @@ pub(crate) fn rows_of(graph: &Subgraph) -> Result<usize, String> {
 ///
 /// # Errors
 /// A weight that cannot be read, or a graph that is not static.
-pub(crate) fn emit(graph: &Subgraph, weights: &dyn WeightSource) -> Result<Emitted, DeviceError> {
+pub(crate) fn emit(
+    graph: &Subgraph,
+    weights: &dyn WeightSource,
+    provider: Provider,
+) -> Result<Emitted, DeviceError> {
     let wrong = |why: String| DeviceError::Submission { task: graph.name.clone(), why };
     let rows = rows_of(graph).map_err(wrong)?;
     let mut model = OnnxModel::new(&graph.name);
@@ -84,7 +92,7 @@ pub(crate) fn emit(graph: &Subgraph, weights: &dyn WeightSource) -> Result<Emitt
         model.input(&port.name, element(port.dtype).map_err(wrong)?, &[rows, port.cols]);
         tensors.insert(*id, port.name.clone());
     }
-    let mut emitter = Emitter { graph, weights, rows, model, tensors };
+    let mut emitter = Emitter { graph, weights, provider, rows, model, tensors };
     for node in &graph.nodes {
         emitter.op(node)?;
     }
@@ -111,6 +119,7 @@ fn element(dtype: DType) -> Result<ElementType, String> {
 struct Emitter<'a> {
     graph: &'a Subgraph,
     weights: &'a dyn WeightSource,
+    provider: Provider,
     rows: usize,
     model: OnnxModel,
     /// The tensors of the values so far.
@@ -137,20 +146,26 @@ impl Emitter<'_> {
         DeviceError::Submission { task: self.graph.name.clone(), why }
     }
 
-    /// A weight's numbers, row by row.
-    fn read(&self, weight: WeightRef) -> Result<Vec<f32>, DeviceError> {
+    /// The rows of a weight that the graph reads, as stored.
+    fn stored(&self, weight: WeightRef) -> Result<WeightData, DeviceError> {
         let decl = self.graph.weight(weight);
         let wrong =
             |why: &str| DeviceError::Weight { name: decl.name.to_string(), why: why.into() };
         let data = self.weights.weight(&decl.name)?;
-        if (data.rows, data.cols) != decl.stored() {
-            return Err(wrong("has another shape than its graph says"));
+        if (data.rows, data.cols, data.dtype) != (decl.stored().0, decl.stored().1, decl.dtype) {
+            return Err(wrong("has another shape or type than its graph says"));
         }
-        let whole = data.rows(decl.stored_rows()).ok_or_else(|| wrong("lacks rows"))?;
+        let rows = data.rows(decl.stored_rows()).ok_or_else(|| wrong("lacks rows"))?;
+        match rows.dtype.row_bytes(rows.rows * rows.cols) == Some(rows.bytes.len()) {
+            true => Ok(rows),
+            false => Err(wrong("has another number of bytes than its shape needs")),
+        }
+    }
+
+    /// A weight's numbers, row by row.
+    fn read(&self, weight: WeightRef) -> Result<Vec<f32>, DeviceError> {
+        let (whole, decl) = (self.stored(weight)?, self.graph.weight(weight));
         let mut values = vec![0.0; whole.rows * whole.cols];
-        if whole.dtype.row_bytes(values.len()) != Some(whole.bytes.len()) {
-            return Err(wrong("has another number of bytes than its shape needs"));
-        }
         dequantize(whole.dtype, &whole.bytes, &mut values);
         if let Some(WeightSlice::Cols { .. }) = decl.slice {
             values = values[decl.stored_cols()].to_vec();

@@ -44,7 +44,10 @@ impl Emitter<'_> {
                     bias.map_or(scaled.clone(), |b| e.two("Add", &scaled, &b))
                 })
             }
-            Op::Linear { weight, bias, .. } => self.linear(&x, *weight, *bias)?,
+            Op::Linear { weight, bias, activations } => match activations.converts_weights() {
+                Some(format) => self.quantized(&x, *weight, *bias, format)?,
+                None => self.linear(&x, *weight, *bias)?,
+            },
             Op::HeadLinear(heads) => self.head_linear(&x, cols, heads)?,
             Op::Rope(rope) => {
                 let positions = second(self)?;
@@ -86,7 +89,11 @@ impl Emitter<'_> {
                 let both = self.concat(&[&a, &b]);
                 self.reshape(&both, &[self.rows, cols + b_cols])
             }
-            Op::KvAppend(_) | Op::Attention(_) | Op::Router(_) | Op::Experts(_) => {
+            Op::KvAppend(_)
+            | Op::Attention(_)
+            | Op::Router(_)
+            | Op::Experts(_)
+            | Op::Outliers { .. } => {
                 return Err(self.wrong(format!("op {} is none of a static graph", node.op.name())));
             }
         };
@@ -94,25 +101,25 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    fn one(&mut self, op: &str, x: &str) -> String {
+    pub(super) fn one(&mut self, op: &str, x: &str) -> String {
         self.model.node(op, &[x], &[])
     }
 
-    fn two(&mut self, op: &str, a: &str, b: &str) -> String {
+    pub(super) fn two(&mut self, op: &str, a: &str, b: &str) -> String {
         self.model.node(op, &[a, b], &[])
     }
 
-    fn times(&mut self, x: &str, factor: f32) -> String {
+    pub(super) fn times(&mut self, x: &str, factor: f32) -> String {
         let factor = self.model.floats(&[1], &[factor]);
         self.two("Mul", x, &factor)
     }
 
-    fn plus(&mut self, x: &str, term: f32) -> String {
+    pub(super) fn plus(&mut self, x: &str, term: f32) -> String {
         let term = self.model.floats(&[1], &[term]);
         self.two("Add", x, &term)
     }
 
-    fn clamp(&mut self, x: &str, low: f32, high: f32) -> String {
+    pub(super) fn clamp(&mut self, x: &str, low: f32, high: f32) -> String {
         let (low, high) = (self.model.floats(&[], &[low]), self.model.floats(&[], &[high]));
         self.model.node("Clip", &[x, &low, &high], &[])
     }

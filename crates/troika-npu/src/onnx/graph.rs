@@ -15,10 +15,14 @@ const OPSET: i64 = 21;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ElementType {
     F32 = 1,
+    U8 = 2,
+    I8 = 3,
+    U16 = 4,
     I32 = 6,
     I64 = 7,
     F16 = 10,
     Bf16 = 16,
+    I4 = 22,
 }
 
 /// A node's attribute.

@@ -32,6 +32,8 @@ impl RunWork {
             work.columns += values.map(cols).sum::<f64>();
             match &node.op {
                 Op::Linear { weight, .. } => work.product(graph, *weight, 1.0),
+                // A few columns in a thousand have any.
+                Op::Outliers { weight, .. } => work.product(graph, *weight, 1.0 / 400.0),
                 Op::HeadLinear(h) => h.weights.iter().for_each(|w| work.product(graph, *w, 1.0)),
                 Op::Experts(e) => {
                     let chosen = node.inputs.get(1).map_or(1.0, cols);

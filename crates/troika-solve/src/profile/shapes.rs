@@ -1,8 +1,9 @@
 //! The graphs to measure: each distinct kind of segment, whole and in shares of its columns.
 
 use troika_graph::partition::{ColumnSplit, kv_heads, split_columns};
-use troika_graph::{ActivationFormat, Subgraph, restrict_activations};
+use troika_graph::{ActivationFormat, Subgraph, convert_products, restrict_activations};
 use troika_model::lower::{Lowered, SegmentKind};
+use troika_plan::CalibratedProducts;
 
 /// A graph to measure. It stands for all layers with the same shape.
 #[derive(Clone, Debug)]
@@ -40,6 +41,13 @@ pub fn profiled_graphs(lowered: &Lowered, formats: &[ActivationFormat]) -> Vec<P
             _ => None,
         };
         let whole = restrict_activations(&segment.graph, formats);
+        let converted = formats.iter().find(|f| f.converts_weights().is_some());
+        let whole = match converted {
+            Some(format) if CalibratedProducts::rounds(segment.kind) => {
+                convert_products(&whole, *format)
+            }
+            _ => whole,
+        };
         add(&mut all, (segment.kind, 64), (0, whole.clone()));
         for share in FITTED.into_iter().chain(HELD_OUT) {
             let split = ColumnSplit { shares: vec![share, 64 - share], tile: 16, groups: heads };

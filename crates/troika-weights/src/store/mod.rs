@@ -4,7 +4,7 @@ pub(crate) mod arena;
 mod forms;
 pub(crate) mod scan;
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -70,6 +70,8 @@ pub struct WeightStore {
     /// Tensors in which quantization found NaN or infinities.
     non_finite: Mutex<BTreeSet<String>>,
     progress: Option<OnProgress>,
+    /// Tensors beside the weights.
+    calibration: BTreeMap<String, Vec<f32>>,
     quantized: AtomicU64,
     warnings: Vec<String>,
 }
@@ -145,6 +147,7 @@ impl WeightStore {
             stamps: Vec::new(),
             non_finite: Mutex::default(),
             progress: None,
+            calibration: BTreeMap::new(),
             quantized: AtomicU64::new(0),
             warnings: Vec::new(),
         }
@@ -158,6 +161,16 @@ impl WeightStore {
     /// Sets a function that receives the progress of quantization.
     pub fn on_progress(&mut self, f: OnProgress) {
         self.progress = Some(f);
+    }
+
+    /// The columns of a weight.
+    pub fn cols(&self, name: &str) -> Option<usize> {
+        Some(self.bound.get(*self.by_name.get(name)?)?.shape.cols)
+    }
+
+    /// Adds vectors of a calibration, which devices find by their names like weights.
+    pub fn set_calibration(&mut self, tensors: BTreeMap<String, Vec<f32>>) {
+        self.calibration = tensors;
     }
 
     /// Stores derived weights in a folder, and reuses those of earlier starts. With `limit`, the
@@ -405,6 +418,10 @@ impl WeightStore {
 
 impl WeightSource for WeightStore {
     fn weight(&self, name: &str) -> Result<WeightData, DeviceError> {
+        if let Some(values) = self.calibration.get(name) {
+            let bytes = WeightBytes::owned(values.iter().flat_map(|v| v.to_le_bytes()).collect());
+            return Ok(WeightData { dtype: DType::F32, rows: 1, cols: values.len(), bytes });
+        }
         let b = self.bound(name)?;
         let again = b.handed_out.swap(true, Ordering::Relaxed);
         if !again && b.key.role == WeightRole::Embed && b.shape.dtype.is_quantized() {

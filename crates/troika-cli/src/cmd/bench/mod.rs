@@ -1,6 +1,7 @@
 //! `troika bench`: prefill and decode speed in llama-bench's format, beside the machine's limits,
 //! measured in the same invocation.
 
+mod answers;
 mod overhead;
 mod print;
 mod row;
@@ -10,7 +11,7 @@ use std::time::Duration;
 
 use troika::engine::WantedLogits;
 use troika::engine::sample::SampleParams;
-use troika::plan::PlanError;
+use troika::plan::{PlanError, Strategy};
 use troika::trace::Tracer;
 use troika::{DeviceOptions, Model, OpenOptions, Request, Session, SessionOptions, measure_peaks};
 use troika_lab::{EnergyMeter, Metering, Subject};
@@ -41,6 +42,11 @@ pub fn run(args: &BenchArgs) -> Result<(), CliError> {
             return Err(CliError::Usage(why.into()));
         }
         return overhead::run(args, &subject, &threads);
+    }
+    if !args.answers.is_empty() {
+        let tokens = args.answers.iter().map(|(prompt, generate)| prompt + generate).max();
+        let all = all_options(args, &subject, &threads, tokens.unwrap_or(1))?;
+        return answers::run(args, &subject, all);
     }
     let all = all_options(args, &subject, &threads, context(&tests))?;
     let mut first = true;
@@ -109,7 +115,7 @@ fn context(tests: &[Test]) -> usize {
     tests.iter().map(tokens).max().unwrap_or(1)
 }
 
-/// The options for each number of threads. Refuses invalid ones before anything is measured, since
+/// The options for each number of threads and strategy. Refuses invalid ones before anything is measured, since
 /// a partial table would be useless.
 fn all_options(
     args: &BenchArgs,
@@ -117,7 +123,12 @@ fn all_options(
     threads: &[usize],
     context: usize,
 ) -> Result<Vec<(usize, OpenOptions)>, CliError> {
-    let all = threads.iter().map(|&t| Ok((t, options(args, t, context)?)));
+    let strategies = match &args.compute.placement.strategy[..] {
+        [] => vec![Strategy::default()],
+        some => some.to_vec(),
+    };
+    let pairs = strategies.iter().flat_map(|s| threads.iter().map(move |&t| (t, s.clone())));
+    let all = pairs.map(|(t, s)| Ok((t, options(args, t, s, context)?)));
     let all = all.collect::<Result<Vec<_>, CliError>>()?;
     let high = subject.spec()?.context;
     if context > high {
@@ -127,11 +138,16 @@ fn all_options(
     Ok(all)
 }
 
-fn options(args: &BenchArgs, threads: usize, context: usize) -> Result<OpenOptions, CliError> {
+fn options(
+    args: &BenchArgs,
+    threads: usize,
+    strategy: Strategy,
+    context: usize,
+) -> Result<OpenOptions, CliError> {
     let mut options = OpenOptions {
         context: Some(context),
         sharing: args.sharing.sharing(args.sequences.iter().copied().max().unwrap_or(1)),
-        ..args.compute.options(Some(threads))?
+        ..args.compute.options_by(Some(threads), strategy)?
     };
     args.plan.apply(&mut options)?;
     if let (Some(plan), Some(file)) = (&options.plan, &args.plan.plan)
@@ -154,7 +170,7 @@ fn open(subject: &Subject, mut options: OpenOptions, tracer: Tracer) -> Result<M
 }
 
 /// Tokens that vary with their position, so that experts vary too.
-fn ids(n: usize, from: usize, vocab: usize) -> Vec<u32> {
+pub(super) fn ids(n: usize, from: usize, vocab: usize) -> Vec<u32> {
     let token = |i: usize| ((i.wrapping_mul(2_654_435_761) >> 7) % vocab) as u32;
     (from..from + n).map(token).collect()
 }

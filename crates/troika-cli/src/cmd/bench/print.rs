@@ -65,7 +65,7 @@ fn fields(row: &Row<'_>) -> Value {
     let rates = row.rates();
     let (avg_ts, stddev_ts) = mean_sd(&rates);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    json!({
+    let mut fields = json!({
         "engine": "troika", "build_number": env!("CARGO_PKG_VERSION"),
         "cpu_info": f.cpu, "backends": f.device,
         "model_filename": f.model,
@@ -89,7 +89,10 @@ fn fields(row: &Row<'_>) -> Value {
         "limit_gop_per_s": f.multiply.map(|l| l.value),
         "joules_per_token": row.joules_per_token(), "energy_source": f.energy,
         "limits": f.peaks.as_ref().map(peaks),
-    })
+    });
+    // What virtual devices do is the same in each run.
+    fields["load_ms"] = f.peaks.as_ref().map(|_| f.load_ms).into();
+    fields
 }
 
 fn csv(object: &Value, first: bool) -> String {

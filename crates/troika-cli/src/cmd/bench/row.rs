@@ -49,6 +49,8 @@ pub struct Facts {
     /// Types of the values between segments: one for all, or several.
     pub value_type: String,
     pub strategy: String,
+    /// The time to open the model, compiling included.
+    pub load_ms: f64,
     /// The activation format of most products.
     pub activations: ActivationFormat,
     pub threads: usize,
@@ -103,6 +105,7 @@ impl Facts {
             sync: plan.sync.name(),
             value_type: value_types(plan),
             strategy: plan.strategy.clone(),
+            load_ms: model.load_time().as_secs_f64() * 1e3,
             activations,
             threads: options.threads(),
             multiply: multiply.and_then(|m| peaks.as_ref()?.of(m)),

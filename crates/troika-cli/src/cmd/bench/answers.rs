@@ -1,0 +1,160 @@
+//! Whole answers: a prompt of some length through the model's chat template, and an answer of some
+//! length. Tokenizing is timed apart from the model.
+
+use std::time::Duration;
+
+use serde_json::{Map, json};
+use troika::trace::Tracer;
+use troika::{Control, Model, OpenOptions, Request, SessionOptions};
+use troika_lab::{Subject, median};
+
+use super::{ids, open, print};
+use crate::error::CliError;
+use crate::flags::{BenchArgs, TableFlag};
+
+/// A text of any length, in words that tokenizers know.
+const WORDS: [&str; 16] = [
+    "the", "night", "was", "dark", "and", "wind", "came", "from", "sea", "over", "old", "house",
+    "where", "no", "light", "stood",
+];
+
+/// Measures and prints each pair of lengths with each of the options.
+///
+/// # Errors
+/// A model that does not open, or an answer that fails.
+pub fn run(
+    args: &BenchArgs,
+    subject: &Subject,
+    all: Vec<(usize, OpenOptions)>,
+) -> Result<(), CliError> {
+    let mut first = true;
+    let measured = all.into_iter().try_for_each(|(threads, options)| {
+        let model = open(subject, options, Tracer::off())?;
+        let strategy = model.engine()?.plan().strategy.clone();
+        for &(prompt, generate) in &args.answers {
+            let row = Row {
+                model: subject.to_string(),
+                strategy: strategy.clone(),
+                threads,
+                times: measure(&model, prompt, generate, args.repetitions)?,
+            };
+            print::put(&row.text(args.output, first), args.output)?;
+            first = false;
+        }
+        Ok(())
+    });
+    print::end(args.output, first, measured)
+}
+
+/// The middle of the repetitions' times.
+struct Times {
+    prompt: usize,
+    generated: usize,
+    tokenizer: f64,
+    ttft: f64,
+    tpot: Option<f64>,
+    all: f64,
+}
+
+struct Row {
+    model: String,
+    strategy: String,
+    threads: usize,
+    times: Times,
+}
+
+impl Row {
+    fn text(&self, form: TableFlag, first: bool) -> String {
+        let t = &self.times;
+        if form != TableFlag::Md {
+            let object = json!({
+                "model_filename": self.model, "strategy": self.strategy,
+                "n_threads": self.threads, "n_prompt": t.prompt, "n_gen": t.generated,
+                "tokenizer_ms": t.tokenizer, "ttft_ms": t.ttft, "tpot_ms": t.tpot,
+                "end_to_end_ms": t.all,
+            });
+            return print::record(&object, form, first);
+        }
+        let head = match first {
+            true => {
+                "| model | strategy | threads | prompt | answer | tokenizer | TTFT | TPOT | end to \
+                 end |\n| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
+            }
+            false => "",
+        };
+        let tpot = t.tpot.map_or("-".to_string(), |ms| format!("{ms:.2} ms"));
+        format!(
+            "{head}| {} | {} | {} | {} | {} | {:.2} ms | {:.1} ms | {tpot} | {:.1} ms |\n",
+            self.model,
+            self.strategy,
+            self.threads,
+            t.prompt,
+            t.generated,
+            t.tokenizer,
+            t.ttft,
+            t.all
+        )
+    }
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+/// Answers once to warm up, and then as often as asked.
+fn measure(
+    model: &Model,
+    prompt: usize,
+    generate: usize,
+    repetitions: usize,
+) -> Result<Times, CliError> {
+    let (tokens, tokenizer) = prompt_of(model, prompt)?;
+    let request = Request { max_tokens: Some(generate), ignore_eos: true, ..Request::default() };
+    let (mut ttft, mut tpot, mut all) = (Vec::new(), Vec::new(), Vec::new());
+    let mut generated = 0;
+    for i in 0..=repetitions {
+        let fresh = SessionOptions { fresh: true, ..SessionOptions::default() };
+        let mut session = model.session_with(fresh)?;
+        let out = session.generate(&tokens, &request, &mut |_, _| Control::Continue)?;
+        if i == 0 {
+            continue;
+        }
+        generated = out.stats.generated_tokens;
+        ttft.push(ms(out.stats.ttft));
+        tpot.extend(out.stats.tpot().map(ms));
+        all.push(ms(tokenizer + out.stats.ttft + out.stats.decode));
+    }
+    Ok(Times {
+        prompt: tokens.len(),
+        generated,
+        tokenizer: ms(tokenizer),
+        ttft: median(ttft).unwrap_or(0.0),
+        tpot: median(tpot),
+        all: median(all).unwrap_or(0.0),
+    })
+}
+
+/// A prompt of so many tokens, or of the most words that do not give more, with the time to
+/// tokenize it. Without a tokenizer, of any tokens.
+fn prompt_of(model: &Model, tokens: usize) -> Result<(Vec<u32>, Duration), CliError> {
+    if model.tokenizer().is_none() {
+        return Ok((ids(tokens, 0, model.spec().vocab), Duration::ZERO));
+    }
+    let of_words = |words: usize| -> Result<(Vec<u32>, Duration), CliError> {
+        let text: Vec<&str> = WORDS.iter().copied().cycle().take(words).collect();
+        let text = text.join(" ");
+        if !model.has_template() {
+            return Ok(model.tokenize(&text)?);
+        }
+        let messages = [json!({ "role": "user", "content": text })];
+        let prompt = model.chat_prompt(&messages, Map::new(), None, false)?;
+        Ok(model.tokenize_chat(&prompt)?)
+    };
+    // Each word has a token or more, and the template has some.
+    let (mut fits, mut beyond) = (0, tokens + 1);
+    while beyond - fits > 1 {
+        let middle = fits.midpoint(beyond);
+        if of_words(middle)?.0.len() <= tokens { fits = middle } else { beyond = middle }
+    }
+    of_words(fits.max(1))
+}

@@ -1,0 +1,85 @@
+//! `troika calibrate`.
+
+use serde_json::json;
+use troika::plan::Calibration;
+use troika::trace::Tracer;
+use troika::{Error, calibrate};
+use troika_lab::Subject;
+
+use super::bench;
+use super::run::open_options;
+use crate::error::CliError;
+use crate::flags::CalibrateArgs;
+use crate::input::read_input;
+use crate::interrupt::Interrupt;
+use crate::{file, output, progress, resolve};
+
+/// Tokens of a window.
+const WINDOW: usize = 512;
+
+/// Reads the text with the model and writes what it showed.
+///
+/// # Errors
+/// A model that cannot be opened or has no tokenizer, a file that cannot be read or written.
+pub fn run(args: &CalibrateArgs) -> Result<(), CliError> {
+    file::check("calibration", Some(&args.out))?;
+    let subject = resolve::subject(&args.subject)?;
+    let interrupt = Interrupt::listen();
+    let mut options = open_options(&args.open, Tracer::off())?;
+    options.context = Some(options.context.unwrap_or(WINDOW.min(subject.spec()?.context)));
+    let tokens = tokens(args, &subject)?;
+    let model = subject.bind(&options, true)?;
+    let mut counting = progress::counting("calibrating");
+    let mut go_on = |done: usize, all: usize| {
+        counting(done, all);
+        !interrupt.pressed()
+    };
+    let calibration = calibrate(model, &options, &tokens, args.outlier_share, &mut go_on)?;
+    let Some(calibration) = calibration else {
+        return Err(CliError::Interrupted("calibrating was ended; nothing is written".into()));
+    };
+    let text = calibration.to_json();
+    file::write("calibration", &args.out, |to| to.write_all(text.as_bytes()))?;
+    let found = calibration.summary();
+    match args.json {
+        true => output::json(&json!({
+            "file": args.out.display().to_string(),
+            "tokens": calibration.tokens,
+            "products": found.products,
+            "columns": found.columns,
+            "outlier_columns": found.outlier_columns,
+            "hot_share": found.hot_share,
+            "importance": found.importance,
+        })),
+        false => output::write(&table(&calibration)),
+    }
+}
+
+/// The tokens of the text.
+fn tokens(args: &CalibrateArgs, subject: &Subject) -> Result<Vec<u32>, CliError> {
+    let Subject::Files(source) = subject else {
+        return Ok(bench::ids(WINDOW, 0, subject.spec()?.vocab));
+    };
+    let text = read_input(args.file.as_deref())?;
+    let (tokenizer, _) = resolve::tokenizer(source)?;
+    Ok(tokenizer.encode(&text, true, false).map_err(Error::from)?)
+}
+
+fn table(calibration: &Calibration) -> String {
+    let found = calibration.summary();
+    let percent = |part: usize| 100.0 * part as f64 / found.columns.max(1) as f64;
+    let mut text = format!(
+        "{} tokens, {} products. {} of {} input columns had outliers ({:.2} %); in the mean, {:.2} % \
+         of a product's columns have 80 % of them.\n",
+        calibration.tokens,
+        found.products,
+        found.outlier_columns,
+        found.columns,
+        percent(found.outlier_columns),
+        100.0 * found.hot_share
+    );
+    for (weight, importance) in found.importance.iter().take(10) {
+        text.push_str(&format!("{weight}: up to {importance:.1} times the limit\n"));
+    }
+    text
+}

@@ -1,0 +1,100 @@
+//! Flags that say how NPUs compute products of whole numbers.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::{Args, ValueEnum};
+use troika::plan::Calibration;
+use troika::weights::Quant;
+use troika::{CalibrationOptions, Error, OpenOptions, Outliers};
+
+use crate::error::CliError;
+use crate::input::read_file;
+
+/// A calibration and its use.
+#[derive(Args)]
+pub struct CalibrationArgs {
+    /// Compute products of NPUs with whole numbers, by a file that troika calibrate wrote
+    #[arg(long, value_name = "FILE", env = "TROIKA_CALIBRATION")]
+    pub calibration: Option<PathBuf>,
+    /// Bits of weights and activations of these products [default: w8a8]
+    ///
+    /// w4a16 also gives float weights four bits (--quant q4).
+    #[arg(long, value_enum, value_name = "FORMAT", env = "TROIKA_NPU_FORMAT")]
+    pub npu_format: Option<NpuFormat>,
+    /// What is done with activations that are much larger than most [default: shadow]
+    ///
+    /// shadow: another device computes what is clipped of them (llm.npu). kept: they decide the
+    /// scale. smooth: weights take over a part of their range (SmoothQuant). rows: each row has a
+    /// scale, and those above 6 are multiplied as floats, as in LLM.int8().
+    #[arg(long, value_enum, value_name = "WAY", env = "TROIKA_OUTLIERS")]
+    pub outliers: Option<OutliersFlag>,
+    /// Share of the segments whose outliers are not computed apart: the least important ones
+    /// [default: 0.85]
+    #[arg(long, value_name = "SHARE", value_parser = share, env = "TROIKA_PRUNE_OUTLIERS")]
+    pub prune_outliers: Option<f64>,
+}
+
+/// Bits of weights and activations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, ValueEnum)]
+pub enum NpuFormat {
+    #[default]
+    W8a8,
+    W8a16,
+    W4a16,
+}
+
+/// What is done with outliers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, ValueEnum)]
+pub enum OutliersFlag {
+    #[default]
+    Shadow,
+    Kept,
+    Smooth,
+    Rows,
+}
+
+/// The share that llm.npu prunes (section 3.3).
+const PRUNED: f64 = 0.85;
+
+/// A share from 0 to 1.
+///
+/// # Errors
+/// Another text.
+pub fn share(text: &str) -> Result<f64, String> {
+    let share = text.parse().ok().filter(|s| (0.0..=1.0).contains(s));
+    share.ok_or_else(|| format!("{text:?} is no share from 0 to 1"))
+}
+
+impl CalibrationArgs {
+    /// Sets the calibration from its file.
+    ///
+    /// # Errors
+    /// The file cannot be read or is no calibration.
+    pub fn apply(&self, options: &mut OpenOptions) -> Result<(), CliError> {
+        let Some(file) = &self.calibration else { return Ok(()) };
+        let failed = |error| Error::Calibration { file: file.display().to_string(), error };
+        let calibration = Calibration::from_json(&read_file(file)?).map_err(failed)?;
+        let format = self.npu_format.unwrap_or_default();
+        if self.outliers == Some(OutliersFlag::Rows) && format != NpuFormat::W8a8 {
+            let why = "--outliers rows has eight bits only; leave --npu-format out";
+            return Err(CliError::Usage(why.into()));
+        }
+        if format == NpuFormat::W4a16 && options.quant == Quant::None {
+            options.quant = Quant::Q4;
+        }
+        let outliers = match self.outliers.unwrap_or_default() {
+            OutliersFlag::Shadow => Outliers::Shadow(self.prune_outliers.unwrap_or(PRUNED)),
+            OutliersFlag::Kept => Outliers::Kept,
+            OutliersFlag::Smooth => Outliers::Smoothed,
+            OutliersFlag::Rows => Outliers::Rows,
+        };
+        options.calibration = Some(CalibrationOptions {
+            calibration: Arc::new(calibration),
+            file: file.clone(),
+            bits: if format == NpuFormat::W8a8 { 8 } else { 16 },
+            outliers,
+        });
+        Ok(())
+    }
+}

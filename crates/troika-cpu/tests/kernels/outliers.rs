@@ -1,0 +1,75 @@
+use proptest::prelude::*;
+use troika_cpu::kernels::linear::WeightView;
+use troika_cpu::kernels::outliers::{OutlierWeights, column, hot_columns, outliers};
+use troika_graph::blocks::dequantize;
+use troika_graph::quantize::quantize;
+use troika_graph::{ActivationFormat, DType, Rounding, ScaleOrigin};
+
+use crate::{cases, on_each_isa};
+
+#[test]
+fn the_columns_of_most_outliers_are_held() {
+    let mut counts = vec![0.0; 200];
+    assert!(hot_columns(&counts).is_empty(), "there are none");
+    counts[150] = 70.0;
+    counts[3] = 25.0;
+    counts[9] = 5.0;
+    assert_eq!(hot_columns(&counts), [3, 150], "those have 95 of 100");
+    counts.fill(1.0);
+    assert_eq!(hot_columns(&counts).len(), 6, "no more than 3 % of the columns");
+    assert!(hot_columns(&[]).is_empty());
+}
+
+proptest! {
+    #![proptest_config(cases(60))]
+
+    /// The sum of a row's clipped values times weights, as one would write it.
+    #[test]
+    fn outliers_are_as_by_the_sum(
+        rows in 1_usize..5,
+        n in 1_usize..40,
+        blocks in 1_usize..4,
+        quantized in any::<bool>(),
+        limit in 0.2_f32..3.0,
+        seed in any::<u32>(),
+    ) {
+        let (dtype, k) = (if quantized { DType::Q8_0 } else { DType::F32 }, 32 * blocks);
+        let mut state = u64::from(seed) | 1;
+        let mut random = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 40) as f32 / (1 << 22) as f32 - 2.0
+        };
+        let x: Vec<f32> = (0..rows * k).map(|_| random() * 2.0).collect();
+        let w: Vec<f32> = (0..n * k).map(|_| random()).collect();
+        let mut bytes: Vec<u8> = w.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let mut values = w;
+        if quantized {
+            bytes = vec![0; dtype.row_bytes(n * k).unwrap()];
+            prop_assert!(quantize(dtype, &values, &mut bytes));
+            dequantize(dtype, &bytes, &mut values);
+        }
+        let stored = WeightView { dtype, bytes: &bytes, rows: n, cols: k };
+        let clipped = ActivationFormat::of_tensor(8, ScaleOrigin::Clipped);
+        let rounding = Rounding::of(clipped, limit).unwrap();
+        let hot: Vec<u32> = (0..k as u32).step_by(7).collect();
+        let mut columns = vec![0.0; hot.len() * n];
+        for (c, to) in hot.iter().zip(columns.chunks_exact_mut(n)) {
+            column(stored, *c as usize, to);
+        }
+        let weights = OutlierWeights { rounding, hot: &hot, columns: &columns, stored };
+        on_each_isa(2, |cx| {
+            let mut y = vec![f32::NAN; rows * n];
+            outliers(cx, weights, &x, &mut y).unwrap();
+            for (i, y) in y.iter().enumerate() {
+                let (row, col) = (&x[i / n * k..][..k], &values[i % n * k..][..k]);
+                let rest = |x: f32| f64::from(x - rounding.round(x));
+                let terms = row.iter().zip(col).filter(|(x, _)| x.abs() > limit * 1.005);
+                let sum: f64 = terms.map(|(x, w)| rest(*x) * f64::from(*w)).sum();
+                let near = row.iter().filter(|x| (x.abs() - limit).abs() < limit * 0.015).count();
+                // At the limit itself, what is rounded or clipped is less than a step.
+                let slack = 1e-4 + near as f64 * f64::from(rounding.step) * 2.0;
+                assert!((f64::from(*y) - sum).abs() <= slack, "{y} {sum}");
+            }
+        });
+    }
+}

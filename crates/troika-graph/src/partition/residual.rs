@@ -1,0 +1,60 @@
+//! Takes the outliers out of products.
+
+use crate::activation_format::{ActivationFormat, IntFormat, ScaleOrigin};
+use crate::op::Op;
+use crate::subgraph::{Node, Subgraph, Value, ValueId};
+
+/// A copy of the graph in which each product with scales from a calibration is the sum of a clipped
+/// product and of what clipping took from it (llm.npu, section 3.3, equation 1, in the form that is
+/// exact). The sum is added in one place and order. Products of one input stay side by side.
+pub fn residual(graph: &Subgraph) -> Subgraph {
+    let mut out = graph.clone();
+    out.nodes.clear();
+    let (mut rests, mut sums): (Vec<Node>, Vec<Node>) = (Vec::new(), Vec::new());
+    for node in &graph.nodes {
+        let clipped = match &node.op {
+            Op::Linear { activations, .. } => clipped(*activations),
+            _ => None,
+        };
+        let (Op::Linear { weight, bias, .. }, Some(activations), &[x], &[y]) =
+            (&node.op, clipped, &node.inputs[..], &node.outputs[..])
+        else {
+            out.nodes.append(&mut rests);
+            out.nodes.append(&mut sums);
+            out.nodes.push(node.clone());
+            continue;
+        };
+        if rests.last().is_some_and(|r| r.inputs != [x]) {
+            out.nodes.append(&mut rests);
+            out.nodes.append(&mut sums);
+        }
+        let mut part = |about: &str| {
+            let value = Value {
+                name: format!("{} {about}", graph.value(y).name),
+                ..graph.value(y).clone()
+            };
+            out.values.push(value);
+            ValueId(out.values.len() as u32 - 1)
+        };
+        let (most, rest) = (part("clipped"), part("outliers"));
+        let one = |op, inputs: &[ValueId], output| Node {
+            op,
+            inputs: inputs.to_vec(),
+            states: Vec::new(),
+            outputs: vec![output],
+        };
+        let (weight, bias) = (*weight, *bias);
+        out.nodes.push(one(Op::Linear { weight, bias, activations }, &[x], most));
+        rests.push(one(Op::Outliers { weight, activations }, &[x], rest));
+        sums.push(one(Op::Add, &[most, rest], y));
+    }
+    out.nodes.append(&mut rests);
+    out.nodes.append(&mut sums);
+    out
+}
+
+/// The format that clips, for one whose scales come from a calibration.
+fn clipped(format: ActivationFormat) -> Option<ActivationFormat> {
+    let whole = format.converts_weights().filter(|_| format.is_calibrated())?;
+    Some(ActivationFormat::Int(IntFormat { scales: ScaleOrigin::Clipped, ..whole }))
+}

@@ -1,0 +1,181 @@
+//! Claims of llm.npu that need no virtual SoC: shared graphs, chunks and outliers.
+
+use troika::engine::WantedLogits;
+use troika::graph::DType;
+use troika::graph::partition::cut_at;
+use troika::graph::{Op, Subgraph};
+use troika::model::lower::{LowerOptions, lower};
+use troika::weights::{FloatType, Quant};
+use troika::{Model, OpenOptions, Source};
+
+use super::lab::Lab;
+use super::outcome::{Item, Outcome, Target};
+use super::presets;
+use crate::{LabError, Shape};
+
+/// What a command prints for a model of one's own.
+const OWN_MODEL: &str = "it needs a trained model of full size: troika calibrate MODEL --text FILE \
+    -o calibration.json prints it";
+
+pub const STRUCTURAL: &[Target] = &[
+    Target {
+        id: "L27",
+        claim: "120 of 144 subgraphs are shared by chunks; 75 % less graph memory",
+        tolerance: "exact; at least 70 %",
+        run: |_: &mut Lab| shared(),
+    },
+    Target {
+        id: "L28",
+        claim: "a prompt in chunks is the whole prompt",
+        tolerance: "1e-4 in f32",
+        run: |lab| match lab.measures {
+            true => chunked(),
+            false => Ok(Outcome::not_run(
+                "it computes with real kernels, where it is named: troika reproduce L28",
+            )),
+        },
+    },
+    Target {
+        id: "L29",
+        claim: "equation 1: the NPU's part and the shadow part are the product",
+        tolerance: "1e-5",
+        run: |_: &mut Lab| {
+            Ok(Outcome::not_run(
+                "it is a test: the_clipped_product_and_its_outliers_add_up (cargo test -p \
+                 conformance --test npu)",
+            ))
+        },
+    },
+    Target {
+        id: "L30",
+        claim: "0.1 to 0.3 % of the channels have outliers, 3 % of them more than 80 %",
+        tolerance: "printed",
+        run: |_: &mut Lab| Ok(Outcome::not_run(OWN_MODEL)),
+    },
+    Target {
+        id: "L31",
+        claim: "hot channels: 34.3 % less shadow memory",
+        tolerance: "at least 30 %",
+        run: |_: &mut Lab| Ok(Outcome::not_run(OWN_MODEL)),
+    },
+    Target {
+        id: "L32",
+        claim: "shadow weights take 0.6 to 1 % of memory",
+        tolerance: "at most 1.5 %",
+        run: |_: &mut Lab| Ok(Outcome::not_run(OWN_MODEL)),
+    },
+    Target {
+        id: "L33",
+        claim: "accuracy within 1 % of half precision; SmoothQuant loses 5 to 15 points",
+        tolerance: "1 %; the order",
+        run: |_: &mut Lab| {
+            Ok(Outcome::not_run(
+                "it needs public sets and a trained model of full size; on any model, troika \
+                 perplexity --calibration FILE --outliers shadow, kept, smooth, rows (docs/npu.md \
+                 has the small model's table)",
+            ))
+        },
+    },
+    Target {
+        id: "L34",
+        claim: "equations 2 to 4: no task before its inputs, one task per device",
+        tolerance: "none violated",
+        run: |_: &mut Lab| {
+            Ok(Outcome::not_run(
+                "it is a test: any_order_of_completions_runs_each_task_once_and_in_order (cargo \
+                 test -p troika-program)",
+            ))
+        },
+    },
+    Target {
+        id: "L35",
+        claim: "equation 5 is near the optimum",
+        tolerance: "1.1 times the shortest in the mean",
+        run: |_: &mut Lab| {
+            Ok(Outcome::not_run(
+                "it is a test: policies_are_near_the_best_there_is (cargo test -p troika-program)",
+            ))
+        },
+    },
+];
+
+/// The prompt and chunk of the claim.
+const PROMPT: usize = 1024;
+const CHUNK: usize = 256;
+
+/// Counts a model's subgraphs, cut where llm.npu cuts them, and what they take with their weights:
+/// one for each chunk, or those shared that depend on the number of rows alone.
+fn shared() -> Result<Outcome, LabError> {
+    let shape = Shape::find(presets::UI, DType::Q8_0)?;
+    let store = shape.lazy_weights(Quant::None);
+    let bounds = LowerOptions { max_rows: CHUNK, max_kv: PROMPT, kv_dtype: DType::F16 };
+    let lowered = lower(&shape.spec, &|key| store.shape(key), bounds);
+    let lowered = lowered.map_err(|e| troika::Error::from(troika::engine::EngineError::from(e)))?;
+    let in_layers = lowered.segments.iter().filter(|s| s.layer.is_some());
+    let graphs: Vec<Subgraph> = in_layers.flat_map(|s| behind_norm(&s.graph)).collect();
+    // Attention also looks at what came before its chunk.
+    let (of_chunk, of_rows): (Vec<_>, Vec<_>) = graphs.iter().partition(|g| !g.states.is_empty());
+    let bytes = |list: &[&Subgraph]| list.iter().map(|g| bytes(g)).sum::<f64>();
+    let chunks = (PROMPT / CHUNK) as f64;
+    let alone = chunks * (bytes(&of_chunk) + bytes(&of_rows));
+    let together = chunks * bytes(&of_chunk) + bytes(&of_rows);
+    let less = 100.0 * (1.0 - together / alone);
+    let items = vec![
+        Item::new("subgraphs of a chunk", 144.0, graphs.len() as f64),
+        Item::new("of them shared", 120.0, of_rows.len() as f64),
+        Item::new("% less memory of graphs", 75.0, less),
+    ];
+    let exact = |i: &Item| i.error().abs() < 1e-9;
+    Ok(Outcome::numbers(items, |items| exact(&items[0]) && exact(&items[1]) && less >= 70.0))
+}
+
+/// A segment's graph, cut behind a norm that it begins with.
+fn behind_norm(graph: &Subgraph) -> Vec<Subgraph> {
+    let begins = matches!(
+        graph.nodes.first().map(|n| &n.op),
+        Some(Op::RmsNorm { .. } | Op::LayerNorm { .. })
+    );
+    match cut_at(graph, &[0]) {
+        Ok(pieces) if begins => pieces.into_iter().map(|p| p.graph).collect(),
+        _ => vec![graph.clone()],
+    }
+}
+
+/// Bytes of a graph's weights, and of its values as halves, which is how the phone's NPU keeps
+/// floats.
+fn bytes(graph: &Subgraph) -> f64 {
+    let weights = graph.weights.iter();
+    let weights = weights.map(|w| w.rows * w.dtype.row_bytes(w.cols).unwrap_or(0)).sum::<usize>();
+    let states = |i: &usize| graph.states.iter().any(|s| s.0 as usize == *i);
+    let values = graph.values.iter().enumerate().filter(|(i, _)| !states(i));
+    let values = values.map(|(_, v)| CHUNK * v.shape.row_len() * DType::F16.block_bytes());
+    (weights + values.sum::<usize>()) as f64
+}
+
+/// The built-in model's logits in chunks, against those of the whole prompt.
+fn chunked() -> Result<Outcome, LabError> {
+    const SHORT: usize = 16;
+    let (mut worst, mut pass) = (0.0_f32, true);
+    for tokens in [1, SHORT - 1, SHORT, SHORT + 1, 3 * SHORT + 7] {
+        let [whole, parts] = [512, SHORT].map(|chunk| logits(tokens, chunk));
+        let (whole, parts) = (whole?, parts?);
+        let top = whole.iter().fold(f32::MIN_POSITIVE, |m, x| m.max(x.abs()));
+        let off = whole.iter().zip(&parts).fold(0.0_f32, |m, (a, b)| m.max((a - b).abs()));
+        pass &= whole.len() == parts.len() && off <= 1e-4 * top;
+        worst = worst.max(off / top);
+    }
+    let ours = format!("{worst:.1e}");
+    let note =
+        format!("The built-in model in f32, with chunks of {SHORT}, and lengths around them.");
+    Ok(Outcome::words("1e-4", ours, pass).noted(note))
+}
+
+fn logits(tokens: usize, chunk: usize) -> Result<Vec<f32>, LabError> {
+    let kv_dtype = Some(DType::F32);
+    let options = OpenOptions { dtype: FloatType::F32, kv_dtype, chunk, ..OpenOptions::default() };
+    let model = Model::open(Source::BuiltIn, &options)?;
+    let tokens: Vec<u32> = (0..tokens as u32).map(|i| 10 + i * 7).collect();
+    let mut all = Vec::new();
+    model.session()?.feed(&tokens, WantedLogits::All, &mut |_, row| all.extend_from_slice(row))?;
+    Ok(all)
+}

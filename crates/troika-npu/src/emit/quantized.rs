@@ -1,0 +1,201 @@
+//! Products of whole numbers, as pairs of QuantizeLinear and DequantizeLinear around MatMul that
+//! compilers turn into integer code.
+
+use troika_device::{DeviceError, calibrated};
+use troika_graph::{
+    ActivationFormat, CalibrationTensor, IntFormat, Rounding, ScaleOrigin, WeightRef, range_of,
+};
+
+use super::Emitter;
+use super::int4::Int4;
+use crate::onnx::{Attribute, ElementType};
+use crate::provider::Provider;
+
+/// Inputs above it are multiplied as floats where each row has a scale (LLM.int8(), section 3.2).
+const ROW_OUTLIER: f32 = 6.0;
+/// The largest number of a weight.
+const WEIGHT_MOST: f32 = 127.0;
+
+impl Emitter<'_> {
+    /// A product in a format for which weights are converted: 4-bit weights with a scale for each
+    /// block stay so with 16-bit inputs, all others get 8 bits and a scale for each row.
+    ///
+    /// # Errors
+    /// A weight or its calibration cannot be read.
+    pub fn quantized(
+        &mut self,
+        x: &str,
+        weight: WeightRef,
+        bias: Option<WeightRef>,
+        format: IntFormat,
+    ) -> Result<String, DeviceError> {
+        let y = match format.scales {
+            ScaleOrigin::Dynamic => self.by_rows(x, weight, format)?,
+            _ => self.calibrated(x, weight, format)?,
+        };
+        let bias = bias.map(|b| self.vector(b, 0.0)).transpose()?;
+        Ok(bias.map_or(y.clone(), |b| self.two("Add", &y, &b)))
+    }
+
+    fn tensor_of(&self, weight: WeightRef, of: CalibrationTensor) -> Result<Vec<f32>, DeviceError> {
+        let decl = self.graph.weight(weight);
+        let count = if of == CalibrationTensor::InputMax { decl.cols } else { 1 };
+        calibrated(self.weights, &decl.name, (of, count))
+    }
+
+    fn largest_of(&self, weight: WeightRef, of: CalibrationTensor) -> Result<f32, DeviceError> {
+        Ok(largest(self.tensor_of(weight, of)?.iter().copied()))
+    }
+
+    /// One scale for all inputs.
+    fn calibrated(
+        &mut self,
+        x: &str,
+        weight: WeightRef,
+        format: IntFormat,
+    ) -> Result<String, DeviceError> {
+        let (decl, mut factors) = (self.graph.weight(weight).clone(), Vec::new());
+        let mut limit = match range_of(format.scales) {
+            Some(tensor) => self.largest_of(weight, tensor)?,
+            None => 0.0,
+        };
+        let mut x = x.to_string();
+        if format.scales == ScaleOrigin::Smoothed {
+            let columns = self.tensor_of(weight, CalibrationTensor::InputMax)?;
+            factors = smoothing(&columns, &self.read(weight)?);
+            limit = largest(columns.iter().zip(&factors).map(|(x, f)| x / f));
+            let inverse: Vec<f32> = factors.iter().map(|f| 1.0 / f).collect();
+            let inverse = self.model.floats(&[1, decl.cols], &inverse);
+            x = self.two("Mul", &x, &inverse);
+        }
+        let x = self.rounded(&x, format, limit);
+        let int4 =
+            (format.bits == 16 && factors.is_empty()).then(|| Int4::of(decl.dtype)).flatten();
+        let w = match int4 {
+            Some(blocks) => self.int4(weight, blocks)?,
+            None => self.int8(weight, &factors)?,
+        };
+        let y = self.two("MatMul", &x, &w);
+        if self.provider != Provider::Qnn {
+            return Ok(y);
+        }
+        // This compiler places no product whose result is not rounded.
+        let most = self.largest_of(weight, CalibrationTensor::OutputMax)?;
+        Ok(self.rounded(&y, format, most))
+    }
+
+    /// Rounds to whole numbers with one scale, and back.
+    fn rounded(&mut self, x: &str, format: IntFormat, limit: f32) -> String {
+        let limit = if limit > 0.0 { limit } else { 1.0 };
+        let step = Rounding::of(ActivationFormat::Int(format), limit).map_or(1.0, |r| r.step);
+        let (element, zero) = match format.bits {
+            0..=8 => (ElementType::U8, vec![1 << 7]),
+            _ => (ElementType::U16, (1_u16 << 15).to_le_bytes().to_vec()),
+        };
+        let scale = self.model.floats(&[], &[step]);
+        let zero = self.model.constant(element, &[], zero);
+        let q = self.model.node("QuantizeLinear", &[x, &scale, &zero], &[]);
+        self.model.node("DequantizeLinear", &[&q, &scale, &zero], &[])
+    }
+
+    /// A weight `[k, n]` of 8-bit numbers with a scale for each of the `n`, after its columns were
+    /// multiplied by factors.
+    fn int8(&mut self, weight: WeightRef, factors: &[f32]) -> Result<String, DeviceError> {
+        let (mut values, decl) = (self.read(weight)?, self.graph.weight(weight));
+        let (n, k) = (decl.rows, decl.cols);
+        for row in values.chunks_exact_mut(k) {
+            row.iter_mut().zip(factors).for_each(|(v, f)| *v *= f);
+        }
+        let (mut numbers, mut scales) = (vec![0_u8; n * k], Vec::with_capacity(n));
+        for (i, row) in values.chunks_exact(k).enumerate() {
+            let most = largest(row.iter().map(|v| v.abs()));
+            let scale = if most > 0.0 { most / WEIGHT_MOST } else { 1.0 };
+            scales.push(scale);
+            for (j, v) in row.iter().enumerate() {
+                numbers[j * n + i] = (v / scale).round_ties_even() as i8 as u8;
+            }
+        }
+        let numbers = self.model.constant(ElementType::I8, &[k, n], numbers);
+        let scales = self.model.floats(&[n], &scales);
+        let zeros = self.model.constant(ElementType::I8, &[n], vec![0; n]);
+        let axis = [Attribute::Int("axis", 1)];
+        Ok(self.model.node("DequantizeLinear", &[&numbers, &scales, &zeros], &axis))
+    }
+
+    /// A weight `[k, n]` of 4-bit numbers with scales for blocks of columns.
+    fn int4(&mut self, weight: WeightRef, blocks: Int4) -> Result<String, DeviceError> {
+        let decl = self.graph.weight(weight);
+        let (n, k) = (decl.rows, decl.cols);
+        let packed = blocks.pack(&self.stored(weight)?.bytes, n, k);
+        let count = k / blocks.len;
+        let numbers = self.model.constant(ElementType::I4, &[k, n], packed.numbers);
+        let scales = self.model.floats(&[count, n], &packed.scales);
+        let attributes =
+            [Attribute::Int("axis", 0), Attribute::Int("block_size", blocks.len as i64)];
+        let Some(zeros) = packed.zeros else {
+            return Ok(self.model.node("DequantizeLinear", &[&numbers, &scales], &attributes));
+        };
+        let zeros = self.model.constant(ElementType::I4, &[count, n], zeros);
+        Ok(self.model.node("DequantizeLinear", &[&numbers, &scales, &zeros], &attributes))
+    }
+
+    /// A scale for each row of inputs, with large inputs apart, as floats.
+    fn by_rows(
+        &mut self,
+        x: &str,
+        weight: WeightRef,
+        format: IntFormat,
+    ) -> Result<String, DeviceError> {
+        let w = self.int8(weight, &[])?;
+        let usual = self.clamp(x, -ROW_OUTLIER, ROW_OUTLIER);
+        let same = self.two("Equal", x, &usual);
+        let zero = self.model.floats(&[], &[0.0]);
+        let usual = self.model.node("Where", &[&same, x, &zero], &[]);
+        let large = self.two("Sub", x, &usual);
+        let magnitude = self.one("Abs", &usual);
+        let axis = self.model.integers(&[-1]);
+        let most = self.two("ReduceMax", &magnitude, &axis);
+        let number = ((1_u32 << (format.bits - 1)) - 1) as f32;
+        let scale = self.times(&most, 1.0 / number);
+        let scale = self.plus(&scale, f32::MIN_POSITIVE);
+        let numbers = self.two("Div", &usual, &scale);
+        let numbers = self.one("Round", &numbers);
+        let sums = self.two("MatMul", &numbers, &w);
+        let sums = self.two("Mul", &sums, &scale);
+        let matrix = self.matrix(weight)?;
+        let large = self.model.node("Gemm", &[&large, &matrix], &[Attribute::Int("transB", 1)]);
+        Ok(self.two("Add", &sums, &large))
+    }
+}
+
+fn largest(values: impl Iterator<Item = f32>) -> f32 {
+    values.fold(0.0, f32::max)
+}
+
+/// What to divide each input column by and multiply its weights with: `sqrt(max |x|) / sqrt(max
+/// |w|)` (SmoothQuant, equation 4, with an exponent of one half).
+fn smoothing(inputs: &[f32], weights: &[f32]) -> Vec<f32> {
+    let mut most = vec![0.0_f32; inputs.len()];
+    for row in weights.chunks_exact(inputs.len().max(1)) {
+        most.iter_mut().zip(row).for_each(|(most, w)| *most = most.max(w.abs()));
+    }
+    let factor = |(x, w): (&f32, &f32)| {
+        let factor = (x / w).sqrt();
+        if factor.is_finite() && factor > 0.0 { factor } else { 1.0 }
+    };
+    inputs.iter().zip(&most).map(factor).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::smoothing;
+
+    #[test]
+    fn smoothing_gives_inputs_and_weights_one_range() {
+        let factors = smoothing(&[8.0, 0.5, 0.0, 1.0], &[1.0, -2.0, 1.0, 0.0, 2.0, 0.1, 1.0, 0.0]);
+        assert_eq!(factors, [2.0, 0.5, 1.0, 1.0]);
+        for (x, f, w) in [(8.0, factors[0], 2.0), (0.5, factors[1], 2.0)] {
+            assert_eq!(x / f, w * f, "the divided input is as large as the multiplied weight");
+        }
+    }
+}

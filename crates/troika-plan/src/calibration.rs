@@ -1,0 +1,213 @@
+//! What a text showed of a model's values: ranges, outliers and the use of experts. A JSON file.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use troika_graph::CalibrationTensor;
+use troika_model::spec::ModelSpec;
+
+use crate::error::PlanError;
+use crate::identity::ModelId;
+use crate::json::fault;
+
+/// The version of calibration files.
+const CALIBRATION_VERSION: u32 = 1;
+/// The most columns that may be outliers.
+const MOST_OUTLIERS: f64 = 0.03;
+/// One more column of a thousand has to lower the limit by so much, in natural logarithms, to be
+/// worth computing apart.
+const WORTH: f64 = 0.04;
+
+/// A calibration.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Calibration {
+    /// The format's version.
+    pub version: u32,
+    /// The model.
+    pub model: ModelId,
+    /// Tokens of the text.
+    pub tokens: usize,
+    /// What was found, by the names of [`CalibrationTensor`].
+    pub tensors: BTreeMap<String, Vec<f32>>,
+}
+
+impl Calibration {
+    /// An empty calibration of a model.
+    pub fn new(spec: &ModelSpec) -> Calibration {
+        let (version, model) = (CALIBRATION_VERSION, ModelId::of(spec));
+        Calibration { version, model, tokens: 0, tensors: BTreeMap::new() }
+    }
+
+    /// Reads a file's text.
+    ///
+    /// # Errors
+    /// What is wrong with it, and where.
+    pub fn from_json(text: &str) -> Result<Calibration, PlanError> {
+        let read: Result<Calibration, _> = serde_json::from_str(text);
+        let read = read.map_err(|e| PlanError::Calibration(fault(&e)))?;
+        let refuse = |why: String| Err(PlanError::Calibration(why));
+        if read.version != CALIBRATION_VERSION {
+            let found = read.version;
+            return refuse(format!(
+                "it has version {found}, and {CALIBRATION_VERSION} is known; calibrate again"
+            ));
+        }
+        let wrong = |(_, values): &(&String, &Vec<f32>)| {
+            values.is_empty() || values.iter().any(|v| !v.is_finite() || *v < 0.0)
+        };
+        match read.tensors.iter().find(wrong) {
+            Some((name, _)) => {
+                refuse(format!("{name} has something else than magnitudes; calibrate again"))
+            }
+            None => Ok(read),
+        }
+    }
+
+    /// The file's text.
+    pub fn to_json(&self) -> String {
+        // Numbers and names only: nothing in it can fail.
+        serde_json::to_string(self).unwrap_or_default() + "\n"
+    }
+
+    /// What it shows of outliers.
+    pub fn summary(&self) -> OutlierSummary {
+        let ending = CalibrationTensor::Outliers.of("");
+        let counted: Vec<(&str, &[f32])> = self
+            .tensors
+            .iter()
+            .filter_map(|(name, counts)| Some((name.strip_suffix(&ending)?, counts.as_slice())))
+            .collect();
+        let hot: Vec<f64> = counted.iter().filter_map(|(_, counts)| hot_share(counts)).collect();
+        let mut importance: Vec<(String, f32)> = counted
+            .iter()
+            .map(|(weight, _)| ((*weight).to_string(), self.importance(weight)))
+            .collect();
+        importance.sort_by(|a, b| b.1.total_cmp(&a.1));
+        let all = || counted.iter().flat_map(|(_, counts)| counts.iter());
+        OutlierSummary {
+            products: counted.len(),
+            columns: all().count(),
+            outlier_columns: all().filter(|n| **n > 0.0).count(),
+            hot_share: hot.iter().fold(0.0, |sum, share| sum + share) / hot.len().max(1) as f64,
+            importance,
+        }
+    }
+
+    /// Checks that it is of a model.
+    ///
+    /// # Errors
+    /// It is of another one.
+    pub fn check(&self, spec: &ModelSpec) -> Result<(), PlanError> {
+        let need = ModelId::of(spec);
+        if self.model == need {
+            return Ok(());
+        }
+        Err(PlanError::Calibration(format!(
+            "it is for {}, and the model is {need}; calibrate this model",
+            self.model
+        )))
+    }
+
+    /// Checks that columns are counted as a model's weights have them.
+    ///
+    /// # Errors
+    /// A tensor of another length than its weight's rows.
+    pub fn check_columns(&self, of: &dyn Fn(&str) -> Option<usize>) -> Result<(), PlanError> {
+        for tensor in [CalibrationTensor::InputMax, CalibrationTensor::Outliers] {
+            let ending = tensor.of("");
+            for (name, values) in &self.tensors {
+                let weight = name.strip_suffix(&ending);
+                let Some(columns) = weight.and_then(of).filter(|n| *n != values.len()) else {
+                    continue;
+                };
+                return Err(PlanError::Calibration(format!(
+                    "{name} has {} columns, and the weight has {columns}; calibrate this model",
+                    values.len()
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// A tensor of a weight or router.
+    pub fn tensor(&self, tensor: CalibrationTensor, of: &str) -> Option<&[f32]> {
+        self.tensors.get(&tensor.of(of)).map(Vec::as_slice)
+    }
+
+    /// How important a weight's outliers are: the largest magnitude of its inputs as a multiple of
+    /// the limit (llm.npu, section 3.3). 1 if nothing is above it.
+    pub fn importance(&self, weight: &str) -> f32 {
+        let columns = self.tensor(CalibrationTensor::InputMax, weight).unwrap_or_default();
+        let largest = columns.iter().copied().fold(0.0, f32::max);
+        match self.tensor(CalibrationTensor::InputLimit, weight) {
+            Some([limit]) if *limit > 0.0 => largest / limit,
+            _ => 1.0,
+        }
+    }
+}
+
+/// The outliers of all products.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OutlierSummary {
+    /// Products.
+    pub products: usize,
+    /// Input columns of all products.
+    pub columns: usize,
+    /// Those that had outliers.
+    pub outlier_columns: usize,
+    /// The share of a product's columns that have 80 % of its outliers, in the mean over products.
+    pub hot_share: f64,
+    /// Each weight with the importance of its outliers, the largest first.
+    pub importance: Vec<(String, f32)>,
+}
+
+/// The share of columns that have 80 % of the outliers; `None` without outliers.
+fn hot_share(counts: &[f32]) -> Option<f64> {
+    let mut sorted: Vec<f64> = counts.iter().copied().map(f64::from).collect();
+    sorted.sort_by(|a, b| b.total_cmp(a));
+    let all: f64 = sorted.iter().sum();
+    let mut had = 0.0;
+    let before = |n: &&f64| {
+        let more = had < 0.8 * all;
+        had += **n;
+        more
+    };
+    (all > 0.0).then(|| sorted.iter().take_while(before).count() as f64 / sorted.len() as f64)
+}
+
+/// The magnitude above which inputs are outliers, by the largest magnitude of each column: low, so
+/// that steps are fine, with few columns above it; or with a given share of the columns.
+pub fn outlier_limit(columns: &[f32], share: Option<f64>) -> f32 {
+    let mut sorted = columns.to_vec();
+    sorted.sort_by(|a, b| b.total_cmp(a));
+    let Some(last) = sorted.len().checked_sub(1) else { return 0.0 };
+    if let Some(share) = share {
+        return sorted[((sorted.len() as f64 * share).ceil() as usize).min(last)];
+    }
+    let most = (sorted.len() as f64 * MOST_OUTLIERS) as usize;
+    let price = WORTH * 1e3 / sorted.len() as f64;
+    let size = |above: usize| f64::from(sorted[above].max(f32::MIN_POSITIVE)).ln();
+    let cost = |above: &usize| size(*above) + *above as f64 * price;
+    let above = (0..=most.min(last)).min_by(|a, b| cost(a).total_cmp(&cost(b)));
+    above.map_or(0.0, |at| sorted[at])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::outlier_limit;
+
+    #[test]
+    fn few_columns_far_above_the_others_are_outliers() {
+        let mut columns: Vec<f32> = (0..1000).map(|i| 1.0 + (i % 7) as f32 * 0.1).collect();
+        assert_eq!(outlier_limit(&columns, None), 1.6, "none is far above");
+        for (at, value) in [(5, 80.0), (77, 60.0), (500, 9.0)] {
+            columns[at] = value;
+        }
+        assert_eq!(outlier_limit(&columns, None), 1.6);
+        assert_eq!(outlier_limit(&columns, Some(0.001)), 60.0, "one of a thousand");
+        columns[..200].fill(50.0);
+        assert!(outlier_limit(&columns, None) > 10.0, "too many to be computed apart");
+        assert_eq!((outlier_limit(&[], None), outlier_limit(&[0.0; 8], None)), (0.0, 0.0));
+    }
+}

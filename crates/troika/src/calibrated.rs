@@ -1,0 +1,96 @@
+//! How NPUs compute by a calibration.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use troika_graph::{ActivationFormat, ScaleOrigin, WeightDecl};
+use troika_model::lower::{Lowered, SegmentKind};
+use troika_model::spec::ModelSpec;
+use troika_plan::{CalibratedProducts, Calibration};
+use troika_weights::WeightStore;
+
+use crate::error::Error;
+
+/// How NPUs compute products of whole numbers.
+#[derive(Clone, Debug)]
+pub struct CalibrationOptions {
+    /// What a text showed.
+    pub calibration: Arc<Calibration>,
+    /// Its file, named in errors.
+    pub file: PathBuf,
+    /// Bits of activations: 8 or 16.
+    pub bits: u8,
+    /// What is done with inputs that are much larger than most.
+    pub outliers: Outliers,
+}
+
+/// What is done with inputs that are much larger than most.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Outliers {
+    /// They decide the scale.
+    Kept,
+    /// They are clipped, and another device computes what is lost (llm.npu, section 3.3); but for
+    /// this share of the segments, those of the least important outliers, where they decide the
+    /// scale.
+    Shadow(f64),
+    /// Weights take over a part of their range (SmoothQuant).
+    Smoothed,
+    /// Each row has a scale, and those above 6 are multiplied as floats, as in LLM.int8().
+    Rows,
+}
+
+impl CalibrationOptions {
+    /// Gives weights the calibration.
+    ///
+    /// # Errors
+    /// It is of another model.
+    pub fn apply(&self, spec: &ModelSpec, store: &mut WeightStore) -> Result<(), Error> {
+        let refuse = |e| Error::of_calibration(&self.file, e);
+        self.calibration.check(spec).map_err(refuse)?;
+        self.calibration.check_columns(&|name| store.cols(name)).map_err(refuse)?;
+        store.set_calibration(self.calibration.tensors.clone());
+        Ok(())
+    }
+
+    /// The format of products.
+    pub fn format(&self) -> ActivationFormat {
+        let scales = match self.outliers {
+            Outliers::Kept | Outliers::Shadow(_) => ScaleOrigin::Static,
+            Outliers::Smoothed => ScaleOrigin::Smoothed,
+            Outliers::Rows => ScaleOrigin::Dynamic,
+        };
+        match scales {
+            ScaleOrigin::Dynamic => ActivationFormat::by_row(self.bits),
+            _ => ActivationFormat::of_tensor(self.bits, scales),
+        }
+    }
+
+    /// The format, and the segments whose outliers are computed apart.
+    pub(crate) fn products(&self, lowered: &Lowered) -> CalibratedProducts {
+        let format = self.format();
+        let exact = match self.outliers {
+            Outliers::Shadow(pruned) => self.important(lowered, pruned),
+            _ => Vec::new(),
+        };
+        CalibratedProducts { format, exact }
+    }
+
+    /// The segments of the most important outliers, without the given share of them.
+    fn important(&self, lowered: &Lowered, pruned: f64) -> Vec<(SegmentKind, Option<usize>)> {
+        let mut all: Vec<_> = lowered
+            .segments
+            .iter()
+            .filter(|s| CalibratedProducts::rounds(s.kind))
+            .map(|s| {
+                let of = |w: &WeightDecl| self.calibration.importance(&w.name);
+                let importance = s.graph.weights.iter().map(of).fold(0.0, f32::max);
+                (importance, (s.kind, s.layer))
+            })
+            .filter(|(importance, _)| *importance > 1.0)
+            .collect();
+        all.sort_by(|a, b| b.0.total_cmp(&a.0));
+        let kept = ((1.0 - pruned) * all.len() as f64).round() as usize;
+        all.truncate(kept);
+        all.into_iter().map(|(_, segment)| segment).collect()
+    }
+}
