@@ -1,6 +1,6 @@
 //! What a calibration says of a product, as tensors beside its weight.
 
-use crate::activation_format::{ActivationFormat, ScaleOrigin};
+use crate::activation_format::ActivationFormat;
 
 /// A tensor of a calibration. Weight sources have it under the weight's name with an ending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -60,15 +60,6 @@ impl Rounding {
         let number = (x / self.step).round_ties_even();
         let inside = -self.most - 1.0 <= number && number <= self.most;
         if inside { 0.0 } else { x - self.round(x) }
-    }
-}
-
-/// Which tensor has the largest magnitude of a format's values.
-pub fn range_of(origin: ScaleOrigin) -> Option<CalibrationTensor> {
-    match origin {
-        ScaleOrigin::Dynamic => None,
-        ScaleOrigin::Clipped => Some(CalibrationTensor::InputLimit),
-        ScaleOrigin::Static | ScaleOrigin::Smoothed => Some(CalibrationTensor::InputMax),
     }
 }
 

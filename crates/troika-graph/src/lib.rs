@@ -27,7 +27,7 @@ pub use activations::{convert_products, restrict_activations};
 pub use bind::{bind_static, limit_rows};
 pub use boundary::convert_boundary;
 pub use builder::SubgraphBuilder;
-pub use calibration::{CalibrationTensor, Rounding, range_of};
+pub use calibration::{CalibrationTensor, Rounding};
 pub use dtype::DType;
 pub use hash::GraphHash;
 pub use op::{

@@ -203,8 +203,8 @@ impl TraceReport {
             top += (deepest + 1) as f64 * (ROW + 1.0) + 10.0;
         }
         let step = step_of(self.all_us);
-        let mut at = 0.0;
-        while at <= self.all_us {
+        // No more than fit: times that no float holds would have no end.
+        for at in (0..=10).map(|i| f64::from(i) * step).take_while(|at| *at <= self.all_us) {
             let x = LABEL + at * scale;
             let _ = write!(
                 bands,
@@ -212,7 +212,6 @@ impl TraceReport {
                  <text class=\"t\" x=\"{x:.1}\" y=\"11\">{} ms</text>",
                 at / 1e3
             );
-            at += step;
         }
         let width = LABEL + WIDTH + 40.0;
         let _ = write!(

@@ -34,7 +34,7 @@ const RULES: &[Rule] = &[
     },
     Rule {
         flags: "strategy profile policy chunks_in_flight value_type sync ubatch_size ctx_size \
-            cache_type dtype",
+            cache_type dtype npu_format outliers prune_outliers row_buckets",
         idle: Idle::Beside { rival: "plan" },
         why: "the plan says it",
     },
@@ -42,11 +42,6 @@ const RULES: &[Rule] = &[
         flags: "goal for_prompt for_gen several_copies beaten",
         idle: Idle::Without { needed: "profile" },
         why: "only a profile leaves a plan to choose",
-    },
-    Rule {
-        flags: "npu_format outliers prune_outliers row_buckets",
-        idle: Idle::Beside { rival: "plan" },
-        why: "the plan says it",
     },
     Rule {
         flags: "npu_format outliers prune_outliers",

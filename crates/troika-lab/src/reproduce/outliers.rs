@@ -15,7 +15,7 @@ use crate::{LabError, Shape};
 
 /// What a command prints for a model of one's own.
 const OWN_MODEL: &str = "it needs a trained model of full size: troika calibrate MODEL --text FILE \
-    -o calibration.json prints it";
+    -o calibration.json prints the shares of columns";
 
 pub const STRUCTURAL: &[Target] = &[
     Target {
@@ -71,7 +71,7 @@ pub const STRUCTURAL: &[Target] = &[
         run: |_: &mut Lab| {
             Ok(Outcome::not_run(
                 "it needs public sets and a trained model of full size; on any model, troika \
-                 perplexity --calibration FILE --outliers shadow, kept, smooth, rows (docs/npu.md \
+                 perplexity --calibration FILE --outliers shadow, kept, smooth, rows (docs/calibration.md \
                  has the small model's table)",
             ))
         },

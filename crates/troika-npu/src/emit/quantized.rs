@@ -3,7 +3,7 @@
 
 use troika_device::{DeviceError, calibrated};
 use troika_graph::{
-    ActivationFormat, CalibrationTensor, IntFormat, Rounding, ScaleOrigin, WeightRef, range_of,
+    ActivationFormat, CalibrationTensor, IntFormat, Rounding, ScaleOrigin, WeightRef,
 };
 
 use super::Emitter;
@@ -43,10 +43,6 @@ impl Emitter<'_> {
         calibrated(self.weights, &decl.name, (of, count))
     }
 
-    fn largest_of(&self, weight: WeightRef, of: CalibrationTensor) -> Result<f32, DeviceError> {
-        Ok(largest(self.tensor_of(weight, of)?.iter().copied()))
-    }
-
     /// One scale for all inputs.
     fn calibrated(
         &mut self,
@@ -55,13 +51,14 @@ impl Emitter<'_> {
         format: IntFormat,
     ) -> Result<String, DeviceError> {
         let (decl, mut factors) = (self.graph.weight(weight).clone(), Vec::new());
-        let mut limit = match range_of(format.scales) {
-            Some(tensor) => self.largest_of(weight, tensor)?,
-            None => 0.0,
+        let range = match format.scales {
+            ScaleOrigin::Clipped => CalibrationTensor::InputLimit,
+            _ => CalibrationTensor::InputMax,
         };
+        let columns = self.tensor_of(weight, range)?;
+        let mut limit = largest(columns.iter().copied());
         let mut x = x.to_string();
         if format.scales == ScaleOrigin::Smoothed {
-            let columns = self.tensor_of(weight, CalibrationTensor::InputMax)?;
             factors = smoothing(&columns, &self.read(weight)?);
             limit = largest(columns.iter().zip(&factors).map(|(x, f)| x / f));
             let inverse: Vec<f32> = factors.iter().map(|f| 1.0 / f).collect();
@@ -80,8 +77,8 @@ impl Emitter<'_> {
             return Ok(y);
         }
         // This compiler places no product whose result is not rounded.
-        let most = self.largest_of(weight, CalibrationTensor::OutputMax)?;
-        Ok(self.rounded(&y, format, most))
+        let most = self.tensor_of(weight, CalibrationTensor::OutputMax)?;
+        Ok(self.rounded(&y, format, largest(most.iter().copied())))
     }
 
     /// Rounds to whole numbers with one scale, and back.

@@ -115,8 +115,8 @@ fn context(tests: &[Test]) -> usize {
     tests.iter().map(tokens).max().unwrap_or(1)
 }
 
-/// The options for each number of threads and strategy. Refuses invalid ones before anything is measured, since
-/// a partial table would be useless.
+/// The options for each strategy and number of threads. Refuses invalid ones before anything is
+/// measured, since a partial table would be useless.
 fn all_options(
     args: &BenchArgs,
     subject: &Subject,
