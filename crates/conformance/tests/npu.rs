@@ -311,6 +311,28 @@ fn the_clipped_product_and_its_outliers_add_up() {
     }
 }
 
+/// Halves on the NPU cost a trained model next to nothing.
+#[test]
+fn halves_keep_what_a_model_predicts() {
+    let source = Source::Path(root("models/tiny-moe"));
+    let text = std::fs::read_to_string(root("README.md")).unwrap();
+    let plain = OpenOptions { context: Some(256), dtype: FloatType::F32, ..OpenOptions::default() };
+    let ids = source.tokenizer().unwrap().0.encode(&text, true, false).unwrap();
+    let perplexity = |options: &OpenOptions| {
+        let model = Model::open(&source, options).unwrap();
+        model.perplexity(&ids, 256, Scored::All, &mut |_| true).unwrap().value()
+    };
+    let whole = perplexity(&plain);
+    // Qualcomm's graphs have halves in any case.
+    for npu in ["npu:reference", "npu:openvino:cpu"] {
+        let devices = options(&[npu, "cpu"]);
+        let halves = OpenOptions { halves: true, devices, chunk: 64, ..plain.clone() };
+        let change = perplexity(&halves) / whole - 1.0;
+        println!("{npu} halves: {:+.4} %", 100.0 * change);
+        assert!(change != 0.0 && change.abs() < 1e-4, "{npu}: {change}");
+    }
+}
+
 /// A trained model with whole numbers on the NPU predicts a text as well as in f32.
 #[test]
 fn calibrated_formats_keep_what_a_model_predicts() {
