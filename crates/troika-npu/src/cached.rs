@@ -190,39 +190,45 @@ impl Cache {
 }
 
 impl Cache {
-    /// Gathers cached rows of a sequence as floats, in rows of `cols` in which each head may have
-    /// room behind it that stays as it is.
+    /// Gathers cached rows of a sequence for an input, in which each head may have room behind it
+    /// that stays as it is.
     fn gather(
         &self,
         run: &Run,
         seq: &SeqRows,
         positions: &Range<usize>,
-        to: Rows<'_>,
+        into: Gathered<'_>,
     ) -> Result<(), RunError> {
+        let Gathered { port, to } = into;
+        let row = port.row_bytes();
+        let head = |cols: usize| (cols / self.heads * port.dtype.block_bytes()).max(1);
         let mut floats = Vec::new();
         self.ranges(run, seq, positions.clone(), |from, done| {
             let (count, from) = (from.rect().rows(), from.read()?);
-            let Some(from) = from.as_slice::<u8>() else { return Ok(()) };
-            let rows = &mut to.floats[done * to.cols..][..count * to.cols];
-            if to.cols == self.width {
-                dequantize(self.dtype, from, rows);
-                return Ok(());
+            let Some(mut from) = from.as_slice::<u8>() else { return Ok(()) };
+            if port.dtype != self.dtype {
+                floats.resize(count * self.width, 0.0);
+                dequantize(self.dtype, from, &mut floats);
+                from = bytemuck::cast_slice(&floats);
             }
-            floats.resize(count * self.width, 0.0);
-            dequantize(self.dtype, from, &mut floats);
-            let heads = floats.chunks_exact((self.width / self.heads).max(1));
-            for (to, from) in rows.chunks_exact_mut((to.cols / self.heads).max(1)).zip(heads) {
-                to[..from.len()].copy_from_slice(from);
+            let to = &mut to[done * row..][..count * row];
+            let heads = from.chunks_exact(head(self.width));
+            match port.cols == self.width {
+                true => to.copy_from_slice(from),
+                false => to
+                    .chunks_exact_mut(head(port.cols))
+                    .zip(heads)
+                    .for_each(|(to, from)| to[..from.len()].copy_from_slice(from)),
             }
             Ok(())
         })
     }
 }
 
-/// Rows of floats to write.
-struct Rows<'a> {
-    cols: usize,
-    floats: &'a mut [f32],
+/// The memory of an input.
+struct Gathered<'a> {
+    port: &'a Port,
+    to: &'a mut [u8],
 }
 
 impl Append {
@@ -304,11 +310,9 @@ impl Attend {
                 let Some((mask, kept)) = rest else { return Ok(()) };
                 let ports_of_caches = &ports[self.of.len()..];
                 for ((cache, port), memory) in self.caches.iter().zip(ports_of_caches).zip(kept) {
-                    let to: &mut [f32] = bytemuck::cast_slice_mut(memory);
-                    let behind = seen.len() * port.cols;
-                    to[behind..].fill(0.0);
-                    let to = Rows { cols: port.cols, floats: &mut to[..behind] };
-                    cache.gather(run, seq, &seen, to)?;
+                    let to: &mut [u8] = bytemuck::cast_slice_mut(memory);
+                    to[seen.len() * port.row_bytes()..].fill(0);
+                    cache.gather(run, seq, &seen, Gathered { port, to })?;
                 }
                 let cols = ports.last().map_or(1, |mask| mask.cols);
                 self.mask(seq, first, cols, bytemuck::cast_slice_mut(mask));

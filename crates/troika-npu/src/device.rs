@@ -14,11 +14,12 @@ use crate::cached::{self, CachedModel};
 use crate::emit::{EmitOptions, Emitted, emit, refusal, rows_of};
 use crate::error::NpuError;
 use crate::helper::{Helper, HelperCommand, HelperError};
+use crate::loaded::{GraphCode, LoadedModel};
 use crate::provider::NpuSpec;
 use crate::queue::{self, QUEUE_DEPTH};
 use crate::rewrites::Rewrites;
 use crate::runtime::{Chosen, Runtime, RuntimePlaces};
-use crate::session::{CompiledModel, LoadedModel, Model};
+use crate::session::CompiledModel;
 
 /// The numbers of rows to compile for: padding up to the next is cheaper than one row past it.
 const ROW_BUCKETS: [usize; 7] = [1, 16, 32, 64, 128, 256, 512];
@@ -63,7 +64,7 @@ pub struct NpuDevice {
 struct Code {
     device: String,
     graph: Subgraph,
-    model: Arc<Model>,
+    made: Arc<GraphCode>,
 }
 
 impl NpuDevice {
@@ -140,8 +141,8 @@ impl NpuDevice {
             };
             Ok::<_, DeviceError>((emitted.of, model))
         };
-        let model = if graph.states.is_empty() {
-            Model::Plain(model(0)?.1)
+        let code = if graph.states.is_empty() {
+            GraphCode::Plain(model(0)?.1)
         } else {
             let (mut models, mut of) = (Vec::new(), Vec::new());
             for positions in cached::positions(graph).map_err(refused)? {
@@ -149,9 +150,10 @@ impl NpuDevice {
                 of = inputs;
                 models.push((positions, model));
             }
-            Model::Cached(CachedModel::new(graph, rows, of, models).map_err(refused)?)
+            GraphCode::Cached(CachedModel::new(graph, rows, of, models).map_err(refused)?)
         };
-        let code = Code { device: self.name.clone(), graph: graph.clone(), model: Arc::new(model) };
+        let code = Arc::new(code);
+        let code = Code { device: self.name.clone(), graph: graph.clone(), made: code };
         Ok(Arc::new(Executable::new(code, 0)))
     }
 
@@ -289,8 +291,8 @@ impl Device for NpuDevice {
             let of = &code.graph.name;
             return Err(refuse(format!("its weights are not those in the code of {of}")));
         }
-        let (device, graph, model) = (self.name.clone(), graph.name.clone(), code.model.clone());
-        Ok(Arc::new(Weights::new(executable, LoadedModel { device, graph, model })))
+        let (device, graph, code) = (self.name.clone(), graph.name.clone(), code.made.clone());
+        Ok(Arc::new(Weights::new(executable, LoadedModel { device, graph, code })))
     }
 
     fn queue(

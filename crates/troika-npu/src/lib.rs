@@ -7,6 +7,7 @@ mod device;
 mod emit;
 mod error;
 mod helper;
+mod loaded;
 mod onnx;
 mod provider;
 mod queue;

@@ -1,7 +1,7 @@
 //! A compiled model and its runs.
 
 use std::borrow::Cow;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use half::{bf16, f16};
 use ort::session::{Session, SessionInputValue};
@@ -10,7 +10,6 @@ use troika_device::{AccessError, ReadRows, Run, SpaceId, View, WriteRows};
 use troika_graph::DType;
 use troika_graph::blocks::dequantize;
 
-use crate::cached::CachedModel;
 use crate::emit::{Emitted, Port};
 use crate::runtime::one_line;
 
@@ -21,33 +20,6 @@ pub(crate) struct CompiledModel {
     /// The number of rows of all inputs and outputs.
     rows: usize,
     session: Mutex<Staged>,
-}
-
-/// A compiled graph with its weights.
-pub(crate) struct LoadedModel {
-    /// The name of the device that compiled it.
-    pub device: String,
-    /// The graph's name.
-    pub graph: String,
-    pub model: Arc<Model>,
-}
-
-/// What a graph was compiled to.
-pub(crate) enum Model {
-    /// A graph without a cache.
-    Plain(CompiledModel),
-    /// A graph with one.
-    Cached(CachedModel),
-}
-
-impl Model {
-    /// Runs it on the rows of a submission.
-    pub fn run(&self, run: &Run) -> Result<(), RunError> {
-        match self {
-            Model::Plain(model) => model.run(run),
-            Model::Cached(model) => model.run(run),
-        }
-    }
 }
 
 /// A session with memory for its inputs.
@@ -194,7 +166,8 @@ impl CompiledModel {
             }
         }
         let results = self.compute(session, inputs);
-        inputs.iter_mut().for_each(|memory| memory.fill(0));
+        // Fresh memory, of which only what is used takes room.
+        inputs.iter_mut().for_each(|memory| *memory = vec![0; memory.len()]);
         let results = results.map_err(|e| match e {
             RunError::Busy(e) => e.to_string(),
             RunError::Misfit(why) | RunError::Failed(why) => why,

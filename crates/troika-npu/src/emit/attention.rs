@@ -1,7 +1,7 @@
 //! Attention over keys and values that the host gathers from its cache.
 
 use troika_device::DeviceError;
-use troika_graph::{Attention, DType};
+use troika_graph::{Attention, DType, ValueId};
 
 use super::{Emitter, Port};
 use crate::onnx::{Attribute, ElementType};
@@ -13,11 +13,13 @@ pub(crate) const VALUES: &str = "values";
 pub(crate) const MASK: &str = "mask";
 
 impl Emitter<'_> {
-    /// An input `[rows, cols]` of floats that the graph does not have.
-    fn extra(&mut self, name: &str, rows: usize, cols: usize) -> String {
-        self.model.input(name, ElementType::F32, &[rows, cols]);
-        self.inputs.push(Port { name: name.into(), dtype: DType::F32, rows, cols });
-        name.into()
+    /// An input `[rows, cols]` that the graph does not have.
+    fn extra(&mut self, name: &str, dtype: DType, [rows, cols]: [usize; 2]) -> String {
+        let halves = dtype == DType::F16;
+        let element = if halves { ElementType::F16 } else { ElementType::F32 };
+        self.model.input(name, element, &[rows, cols]);
+        self.inputs.push(Port { name: name.into(), dtype, rows, cols });
+        if halves { self.cast(name, ElementType::F32) } else { name.into() }
     }
 
     /// Rows of heads `[rows, heads * dim]` as `[heads, rows, dim]`.
@@ -27,10 +29,11 @@ impl Emitter<'_> {
     }
 
     /// Cached heads `[heads, positions, dim]` of an input, without what pads them.
-    fn cached(&mut self, name: &str, heads: usize, dim: usize) -> String {
+    fn cached(&mut self, name: &str, state: ValueId, [heads, dim]: [usize; 2]) -> String {
+        let dtype = if self.value(state).dtype == DType::F16 { DType::F16 } else { DType::F32 };
         let rewrites = self.options.rewrites;
         let (positions, wide) = (rewrites.padded(self.options.positions), rewrites.padded(dim));
-        let mut all = self.extra(name, positions, heads * wide);
+        let mut all = self.extra(name, dtype, [positions, heads * wide]);
         if name == VALUES && self.rows > 1 && rewrites.has(Rewrite::GuardValues) {
             all = self.plus(&all, f32::MIN_POSITIVE);
         }
@@ -42,14 +45,19 @@ impl Emitter<'_> {
     ///
     /// # Errors
     /// Sinks that cannot be read.
-    pub(super) fn attention(&mut self, q: &str, a: &Attention) -> Result<String, DeviceError> {
-        let keys = self.cached(KEYS, a.kv_heads, a.k_dim);
-        let values = match a.value_in_key {
-            true => self.slice(&keys, 0, a.v_dim, 1),
-            false => self.cached(VALUES, a.kv_heads, a.v_dim),
+    pub(super) fn attention(
+        &mut self,
+        q: &str,
+        a: &Attention,
+        states: &[ValueId],
+    ) -> Result<String, DeviceError> {
+        let keys = self.cached(KEYS, states[0], [a.kv_heads, a.k_dim]);
+        let values = match states.get(1) {
+            None => self.slice(&keys, 0, a.v_dim, 1),
+            Some(state) => self.cached(VALUES, *state, [a.kv_heads, a.v_dim]),
         };
         let positions = self.options.rewrites.padded(self.options.positions);
-        let mask = self.extra(MASK, self.rows, positions);
+        let mask = self.extra(MASK, DType::F32, [self.rows, positions]);
         let turned = [Attribute::Ints("perm", &[0, 2, 1])];
         let keys = self.model.node("Transpose", &[&keys], &turned);
         let sinks = a.sinks.map(|sinks| self.read(sinks)).transpose()?;

@@ -90,7 +90,7 @@ impl Emitter<'_> {
                 let both = self.concat(&[&a, &b]);
                 self.reshape(&both, &[self.rows, cols + b_cols])
             }
-            Op::Attention(attention) => self.attention(&x, attention)?,
+            Op::Attention(attention) => self.attention(&x, attention, &node.states)?,
             Op::KvAppend(_) | Op::Router(_) | Op::Experts(_) | Op::Outliers { .. } => {
                 return Err(self.wrong(format!("op {} is none of a static graph", node.op.name())));
             }
