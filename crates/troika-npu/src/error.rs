@@ -70,8 +70,8 @@ pub enum NpuError {
         /// The levels that it has.
         has: String,
     },
-    /// The folder for profilers' files cannot be made.
-    #[error("the folder for profiles {folder} cannot be made: {why}")]
+    /// The folder for profilers' files cannot be made or written.
+    #[error("profiles cannot be written to the folder {folder}: {why}")]
     NoFolder {
         /// The folder.
         folder: PathBuf,

@@ -10,7 +10,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use crate::profile::{ProfileFile, ProfilingLevel};
+use crate::profiling::{ProfileFile, ProfilingLevel};
 use crate::runtime::{Chosen, Runtime, RuntimePlaces, one_line};
 
 /// What answers begin with.

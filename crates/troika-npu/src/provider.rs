@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::profile::ProfilingLevel;
+use crate::profiling::ProfilingLevel;
 
 /// Whose compiler and driver: an execution provider of ONNX Runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -16,7 +16,7 @@ use ort::session::Session;
 use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
 
 use crate::error::NpuError;
-use crate::profile::ProfileFile;
+use crate::profiling::ProfileFile;
 use crate::provider::{Hardware, NpuSpec, Plugin, Provider};
 
 /// Where to look for ONNX Runtime.

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use crate::read::TraceEvent;
-use crate::report::TraceReport;
+use crate::report::{ROUNDING, TraceReport};
 use crate::table::{colour, escaped};
 
 impl TraceReport {
@@ -45,13 +45,13 @@ impl TraceReport {
                 let _ = write!(
                     bands,
                     "<rect x=\"{:.2}\" y=\"{:.0}\" width=\"{:.2}\" height=\"{ROW:.0}\" fill=\"{}\">\
-                     <title>{}: {:.1} us</title></rect>",
+                     <title>{}: {}</title></rect>",
                     LABEL + x,
                     top + depth as f64 * (ROW + 1.0),
                     w.max(0.4),
                     colour(&event.name),
                     escaped(&event.name),
-                    event.end_us - event.start_us
+                    escaped(&amount(event))
                 );
             }
             top += (deepest + 1) as f64 * (ROW + 1.0) + 10.0;
@@ -80,7 +80,7 @@ impl TraceReport {
         let (mut open, mut rows, mut deepest): (Vec<f64>, Vec<(&TraceEvent, usize)>, usize) =
             Default::default();
         for event in self.events.iter().filter(|e| e.lane == lane) {
-            open.retain(|end| *end > event.start_us + 1e-9);
+            open.retain(|end| *end > event.start_us + ROUNDING);
             deepest = deepest.max(open.len());
             rows.push((event, open.len()));
             open.push(event.end_us);
@@ -104,9 +104,17 @@ impl TraceReport {
     }
 }
 
+/// What a profiler says, or how long it took.
+fn amount(event: &TraceEvent) -> String {
+    match &event.measured {
+        Some(measured) => format!("{} {}", measured.value, measured.unit),
+        None => format!("{:.1} us", event.end_us - event.start_us),
+    }
+}
+
 /// The timeline's width, that of names beside it, and the height of a row, in pixels.
 const WIDTH: f64 = 1400.0;
-const LABEL: f64 = 110.0;
+const LABEL: f64 = 140.0;
 const ROW: f64 = 16.0;
 /// Events narrower than this, in pixels, are drawn only where none is yet.
 const NARROW: f64 = 0.5;

@@ -6,6 +6,9 @@ use std::collections::BTreeMap;
 use crate::read::{ChromeTrace, EXECUTION, TraceEvent};
 use crate::table::Table;
 
+/// Microseconds that are none: times are whole nanoseconds, start and length rounded each.
+pub(crate) const ROUNDING: f64 = 5e-4;
+
 /// How a lane spent its time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LaneUse {
@@ -80,6 +83,8 @@ pub struct TraceReport {
     pub devices: Vec<MeasuredUse>,
     /// What they say of nodes of graphs, the largest share first.
     pub parts: Vec<MeasuredUse>,
+    /// What they say of what compilers did.
+    pub compiling: Vec<MeasuredUse>,
     /// The same by the ops of the graphs, of runs.
     pub ops: Vec<MeasuredUse>,
     /// What the trace says of itself.
@@ -92,7 +97,7 @@ impl TraceReport {
     pub fn of(trace: ChromeTrace) -> TraceReport {
         let ChromeTrace { mut events, notes } = trace;
         let within = opening(&events);
-        let [devices, parts, ops] = measured(&events, within);
+        let [devices, parts, compiling, ops] = measured(&events, within);
         let mut first = events.drain(..within);
         let before = first.next();
         let opening = by_name(&first.collect::<Vec<_>>());
@@ -100,7 +105,19 @@ impl TraceReport {
         let first = events.first().map_or(0.0, |e| e.start_us);
         let last = events.iter().map(|e| e.end_us).fold(first, f64::max);
         let all_us = last - first;
-        TraceReport { all_us, before, opening, lanes, nodes, devices, parts, ops, notes, events }
+        TraceReport {
+            all_us,
+            before,
+            opening,
+            lanes,
+            nodes,
+            devices,
+            parts,
+            compiling,
+            ops,
+            notes,
+            events,
+        }
     }
 
     /// Tables in text, with the nodes that took longest.
@@ -154,6 +171,7 @@ impl TraceReport {
             table_of_nodes(["Before", "before, within loading"], &self.opening, top),
             table_of_measured(["Ops by device", "op"], &self.ops, usize::MAX),
             table_of_measured(["Nodes that took longest", "node"], &self.parts, top),
+            table_of_measured(["Within compilers", "in the compiler"], &self.compiling, top),
             table_of_measured(["What devices report", "of the device"], &self.devices, usize::MAX),
         ]
     }
@@ -163,8 +181,7 @@ impl TraceReport {
 /// it.
 fn opening(events: &[TraceEvent]) -> usize {
     let Some(first) = events.first().filter(|first| first.lane == "host") else { return 0 };
-    // Times are rounded to nanoseconds.
-    let end = first.end_us + 1e-3;
+    let end = first.end_us + ROUNDING;
     let within = events.partition_point(|e| e.start_us < first.end_us);
     let ends = events[..within].iter().all(|e| e.end_us <= end);
     if ends && within < events.len() { within } else { 0 }
@@ -188,7 +205,7 @@ fn by_lane(events: &[TraceEvent]) -> Vec<LaneUse> {
         // Events within others are not counted again.
         lane.busy_us += (e.end_us - until.max(e.start_us)).max(0.0);
         let bubble = e.start_us - *until;
-        if bubble > 0.0 {
+        if bubble > ROUNDING {
             lane.bubbles += 1;
             lane.bubble_us += bubble;
             lane.longest_us = lane.longest_us.max(bubble);
@@ -220,10 +237,10 @@ fn by_name(events: &[TraceEvent]) -> Vec<NodeUse> {
     nodes
 }
 
-/// What profilers measured: of devices, of nodes, and of ops. Runs within opening, the first of the
-/// events, are trials.
-fn measured(events: &[TraceEvent], opening: usize) -> [Vec<MeasuredUse>; 3] {
-    let mut all = [BTreeMap::new(), BTreeMap::new(), BTreeMap::new()];
+/// What profilers measured: of devices, of nodes, in compilers, and of ops. Runs within opening, the
+/// first of the events, are trials.
+fn measured(events: &[TraceEvent], opening: usize) -> [Vec<MeasuredUse>; 4] {
+    let mut all = [const { BTreeMap::new() }; 4];
     for (i, event) in events.iter().enumerate() {
         let Some(m) = &event.measured else { continue };
         let is_run = m.stage == EXECUTION;
@@ -239,17 +256,18 @@ fn measured(events: &[TraceEvent], opening: usize) -> [Vec<MeasuredUse>; 3] {
             *total += m.value;
             *largest = largest.max(m.value);
         };
-        match (m.depth, &m.op) {
-            (0, _) => add(0, &event.name, ""),
-            (1, Some(op)) => {
-                add(1, &event.name, &m.graph);
-                add(2, op, "");
-            }
+        match m.depth {
+            0 => add(0, &event.name, ""),
+            _ if is_run => add(1, &event.name, &m.graph),
             // Compilers do the same for every graph.
-            _ => add(1, &event.name, if is_run { &m.graph } else { "" }),
+            _ => add(2, &event.name, ""),
+        }
+        // Parts of parts are in their sums.
+        if let Some(op) = m.op.as_ref().filter(|_| m.depth == 1) {
+            add(3, op, "");
         }
     }
-    let [devices, parts, ops] = all.map(|table| {
+    let [devices, parts, compiling, ops] = all.map(|table| {
         let used = |(key, (count, total, largest))| {
             let (device, stage, unit, graph, name) = key;
             let percent = None;
@@ -257,10 +275,10 @@ fn measured(events: &[TraceEvent], opening: usize) -> [Vec<MeasuredUse>; 3] {
         };
         table.into_iter().map(used).collect()
     });
-    [devices, shared(parts), shared(ops)]
+    [devices, shared(parts), shared(compiling), shared(ops)]
 }
 
-/// Sets percentages, and sorts by them, runs before what comes before them. Uses of one device, stage and unit come side by side.
+/// Sets percentages, and sorts by them. Uses of one device, stage and unit come side by side.
 fn shared(mut all: Vec<MeasuredUse>) -> Vec<MeasuredUse> {
     let same = |a: &MeasuredUse, b: &MeasuredUse| {
         (&a.device, &a.stage, &a.unit) == (&b.device, &b.stage, &b.unit)
@@ -269,11 +287,7 @@ fn shared(mut all: Vec<MeasuredUse>) -> Vec<MeasuredUse> {
         let sum: f64 = uses.iter().map(|used| used.total).sum();
         uses.iter_mut().for_each(|used| used.percent = Some(100.0 * used.total / sum.max(1.0)));
     }
-    let before = |used: &MeasuredUse| (used.stage != EXECUTION, -used.percent.unwrap_or(0.0));
-    all.sort_by(|a, b| {
-        let ((a, a_share), (b, b_share)) = (before(a), before(b));
-        a.cmp(&b).then(a_share.total_cmp(&b_share))
-    });
+    all.sort_by(|a, b| b.percent.unwrap_or(0.0).total_cmp(&a.percent.unwrap_or(0.0)));
     all
 }
 
@@ -330,8 +344,11 @@ fn table_of_measured([title, name]: [&'static str; 2], all: &[MeasuredUse], top:
 
 #[cfg(test)]
 mod tests {
-    use super::TraceReport;
-    use crate::read::read_chrome;
+    use std::time::Duration;
+
+    use super::{MeasuredUse, TraceReport};
+    use crate::read::{EXECUTION, read_chrome};
+    use crate::{Arg, Span, Tracer};
 
     const TRACE: &str = r#"{"traceEvents":[
         {"name":"b","ph":"X","pid":1,"tid":0,"ts":30,"dur":10,"args":{}},
@@ -352,6 +369,74 @@ mod tests {
         assert!(page.contains("a &amp; b") && page.contains("&lt;x&gt;") && !page.contains("<x>"));
         assert_eq!(page.matches("<rect").count(), 4);
         assert!(report.text(1).contains("| npu | 3 | 0.02 | 50.0 % | 1 | 0.01 | 0.01 |"));
+    }
+
+    /// Opening with a compiler's profile and a trial run, then two runs of two nodes.
+    fn profiled() -> Tracer {
+        let tracer = Tracer::on();
+        let add = |name: &str, lane: &str, [start, end]: [u64; 2], args| {
+            let [start, end] = [start, end].map(Duration::from_micros);
+            let (name, lane) = (name.to_string().into(), lane.into());
+            tracer.record(Span { name, lane, start, end, args });
+        };
+        let measured = |stage: &str, depth, value, unit: &str, op: Option<&str>| {
+            let text = |text: &str| Arg::Text(text.into());
+            let mut args = vec![("device", text("npu")), ("graph", text("ffn"))];
+            args.extend([("stage", text(stage)), ("unit", text(unit))]);
+            args.extend([("depth", Arg::Int(depth)), ("value", Arg::Int(value))]);
+            args.extend(op.map(|op| ("op", text(op))));
+            args
+        };
+        let linear = |value| measured(EXECUTION, 1, value, "cycles", Some("linear"));
+        add("load", "host", [0, 100], vec![]);
+        add("compile", "host", [10, 60], vec![]);
+        add("Optimize", "npu node depth 1", [10, 50], measured("compiling", 1, 40, "us", None));
+        add("linear/up", "npu node depth 1", [60, 70], linear(5000));
+        for start in [100, 300] {
+            add("ffn", "npu", [start, start + 50], vec![]);
+            let whole = measured(EXECUTION, 0, 40, "us", None);
+            add("run", "npu device", [start + 5, start + 45], whole);
+            add("linear/up", "npu node depth 1", [start + 5, start + 35], linear(300));
+            add("linear/down", "npu node depth 1", [start + 35, start + 45], linear(100));
+        }
+        tracer.note("something is <missing>".into());
+        tracer
+    }
+
+    #[test]
+    fn what_profilers_measured_has_tables_of_its_own() {
+        let mut json = Vec::new();
+        profiled().write_chrome(&mut json).unwrap();
+        let report = TraceReport::of(read_chrome(std::str::from_utf8(&json).unwrap()).unwrap());
+        assert_eq!((report.all_us, report.opening.len(), report.opening[0].count), (250.0, 1, 1));
+        assert_eq!(report.before.as_ref().unwrap().name, "load");
+        assert_eq!(report.nodes.len(), 1, "placed events took no time that is known");
+        let row = |used: &MeasuredUse| {
+            let share = used.percent.map(|p| p.round() as i64);
+            (used.name.clone(), used.count, used.total as i64, used.unit.clone(), share)
+        };
+        let row_of = |name: &str, count, total, unit: &str, share| {
+            (name.to_string(), count, total, unit.to_string(), share)
+        };
+        let rows = |uses: &[MeasuredUse]| uses.iter().map(row).collect::<Vec<_>>();
+        assert_eq!(rows(&report.ops), [row_of("linear", 4, 800, "cycles", Some(100))]);
+        let parts = [
+            row_of("linear/up", 2, 600, "cycles", Some(75)),
+            row_of("linear/down", 2, 200, "cycles", Some(25)),
+        ];
+        assert_eq!(rows(&report.parts), parts, "without the trial run");
+        assert_eq!(report.parts[0].graph, "ffn");
+        assert_eq!(rows(&report.compiling), [row_of("Optimize", 1, 40, "us", Some(100))]);
+        assert_eq!(rows(&report.devices), [row_of("run", 2, 80, "us", None)]);
+        let text = report.text(9);
+        let line =
+            "| linear/up | ffn | npu | execution | cycles | 2 | 600 | 300.0 | 300 | 75.0 % |";
+        assert!(text.contains(line), "{text}");
+        assert!(text.contains("| compile | host | 1 | 0.05 |"), "{text}");
+        assert!(text.contains("something is <missing>"));
+        let page = report.html("t", 9);
+        assert!(page.contains("something is &lt;missing&gt;"));
+        assert!(page.contains("<title>linear/up: 300 cycles</title>"), "{page}");
     }
 
     #[test]

@@ -62,7 +62,7 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
     let result = result.map_err(|e| e.in_plan(args.plan.plan.is_some()));
     // NPUs' profilers report when the model closes.
     drop(model);
-    tracer.notes().iter().for_each(|note| output::note_line(note));
+    tracer.notes().iter().filter(|_| !args.quiet).for_each(|note| output::note_line(note));
     let saved = file::write_trace(&tracer, args.trace.as_deref());
     // A chat continues after Ctrl-C until the user leaves.
     match result.and(saved) {

@@ -27,13 +27,13 @@ pub struct NpuProfilingArgs {
     /// Let the NPUs' own profilers add to the trace
     ///
     /// basic: times of runs; detailed: also of nodes; optrace: also what Qualcomm's viewer reads.
-    #[arg(long, value_name = "LEVEL", value_parser = levels(), env = "TROIKA_NPU_PROFILING")]
+    #[arg(long, value_name = "LEVEL", value_parser = levels())]
     pub npu_profiling: Option<ProfilingLevel>,
     /// Keep the profilers' own files in a folder
-    #[arg(long, value_name = "DIR", env = "TROIKA_NPU_PROFILING_DIR")]
+    #[arg(long, value_name = "DIR")]
     pub npu_profiling_dir: Option<PathBuf>,
     /// The most events of a compiled graph that go to the trace
-    #[arg(long, value_name = "N", default_value_t = 10_000, env = "TROIKA_NPU_PROFILING_EVENTS")]
+    #[arg(long, value_name = "N", default_value_t = 10_000)]
     pub npu_profiling_events: usize,
 }
 

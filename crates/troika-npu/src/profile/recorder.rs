@@ -14,8 +14,9 @@ use troika_trace::{Arg, Span, Tracer};
 
 use super::event::{Events, Recorded, Stage};
 use super::place::{Window, lay, place};
-use super::{ProfileFile, Profiling, ProfilingLevel, qnn, runtime};
+use super::{qnn, runtime};
 use crate::error::NpuError;
+use crate::profiling::{ProfileFile, Profiling, ProfilingLevel};
 use crate::provider::Provider;
 
 /// Where a span lies: the host's lane, or one of the device's.
@@ -58,7 +59,10 @@ impl Profiler {
             |folder: PathBuf, e: std::io::Error| NpuError::NoFolder { folder, why: e.to_string() };
         let (folder, unasked) = match folder {
             Some(folder) => {
-                fs::create_dir_all(&folder).map_err(|e| failed(folder.clone(), e))?;
+                // A profiler says nothing where it cannot write.
+                fs::create_dir_all(&folder)
+                    .and_then(|()| tempfile::tempfile_in(&folder))
+                    .map_err(|e| failed(folder.clone(), e))?;
                 (folder, None)
             }
             None => {

@@ -4,8 +4,8 @@ use std::io::Read;
 
 use serde::Deserialize;
 
-use super::ProfilingLevel;
 use super::event::{Event, Events, Recorded, Stage, Unit};
+use crate::profiling::ProfilingLevel;
 
 #[derive(Deserialize)]
 struct Entry {
@@ -83,8 +83,8 @@ const KERNEL: &str = "_kernel_time";
 
 #[cfg(test)]
 mod tests {
-    use super::super::ProfilingLevel;
     use super::super::event::{Recorded, Stage};
+    use crate::profiling::ProfilingLevel;
 
     /// As ONNX Runtime 1.24.1 wrote it, less the details.
     const RECORDED: &str = r#"[

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use ort::session::Session;
 
+use super::place::Window;
 use super::recorder::{Lane, Recorder};
-use super::{ProfileFile, Window};
+use crate::profiling::ProfileFile;
 use crate::provider::Provider;
 
 /// The spans of a session's runs, and its profile. The default records nothing.
