@@ -195,6 +195,13 @@ fn flags_without_effect_are_refused() {
         (&["run", "--prompt-ids", "5", "--parse-special"], &["--parse-special", "--prompt-ids"]),
         (&["run", "--no-cache", "--cache-mib", "9"], &["--cache-mib", "--no-cache"]),
         (&["bench", "--overhead", "-p", "9"], &["--n-prompt", "--overhead"]),
+        (&["run", "--npu-profiling", "basic"], &["--npu-profiling has", "without --trace"]),
+        (&["run", "--npu-profiling-events", "9"], &["without --npu-profiling"]),
+        (&["run", "--npu-profiling-dir", "x"], &["without --npu-profiling"]),
+        (
+            &["run", "-p", "x", "--trace", "t.json", "--npu-profiling", "basic"],
+            &["--npu-profiling has no effect without an NPU"],
+        ),
     ];
     for (args, words) in cases {
         refused(&place.run(args).output().unwrap(), 2, words);

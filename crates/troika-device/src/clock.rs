@@ -17,7 +17,7 @@ pub trait Clock: Send + Sync {
 }
 
 /// Monotonic real time since its creation.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct RealClock(Instant);
 
 impl RealClock {

@@ -5,9 +5,10 @@ use std::sync::mpsc::SyncSender;
 
 use troika_device::{
     Caps, Clock, CompileRequest, CompileResults, Completion, Device, DeviceError, DeviceKind,
-    Executable, Queue, SpaceId, WeightSource, Weights,
+    Executable, Queue, RealClock, SpaceId, WeightSource, Weights,
 };
 use troika_graph::{ActivationFormat, DType, ScaleOrigin, Subgraph, verify};
+use troika_trace::Tracer;
 
 use crate::cache::{GraphKey, OptionalCache};
 use crate::cached::{self, CachedModel};
@@ -15,7 +16,9 @@ use crate::emit::{EmitOptions, Emitted, emit, refusal, rows_of};
 use crate::error::NpuError;
 use crate::helper::{Helper, HelperCommand, HelperError};
 use crate::loaded::{GraphCode, LoadedModel};
-use crate::provider::NpuSpec;
+use crate::profile::{Lane, Recorder, SessionRecord};
+use crate::profiling::Profiling;
+use crate::provider::{NpuSpec, Provider};
 use crate::queue::{self, QUEUE_DEPTH};
 use crate::rewrites::Rewrites;
 use crate::runtime::{Chosen, Runtime, RuntimePlaces};
@@ -46,6 +49,13 @@ pub struct NpuOptions {
     pub cache: OptionalCache,
     /// How graphs are written.
     pub rewrites: Rewrites,
+    /// Records the host's work around runs, and what profilers report, when a graph's code is
+    /// dropped.
+    pub tracer: Tracer,
+    /// The clock of what is recorded, that of the queues.
+    pub clock: RealClock,
+    /// How to profile it.
+    pub profiling: Option<Profiling>,
 }
 
 /// A device that runs graphs of fixed shape, compiled by a provider of ONNX Runtime.
@@ -58,6 +68,7 @@ pub struct NpuDevice {
     cache: OptionalCache,
     rewrites: Rewrites,
     caps: Caps,
+    recorder: Arc<Recorder>,
 }
 
 /// Code: the weights are part of it.
@@ -75,13 +86,17 @@ impl NpuDevice {
     pub fn open(options: NpuOptions) -> Result<NpuDevice, NpuError> {
         let runtime = Runtime::load(&options.places)?;
         let chosen = runtime.choose(options.spec)?;
-        let NpuOptions { name, threads, helper, cache, rewrites, mut row_buckets, .. } = options;
+        let NpuOptions {
+            name, threads, helper, cache, rewrites, mut row_buckets, profiling, ..
+        } = options;
+        let (tracer, clock) = (options.tracer, options.clock);
+        let recorder = Recorder::open(&name, chosen.provider, tracer, clock, profiling)?;
         if row_buckets.is_empty() {
             row_buckets = ROW_BUCKETS.to_vec();
         }
         let caps = caps(&runtime, chosen, row_buckets);
-        let threads = threads.max(1);
-        Ok(NpuDevice { name, runtime, chosen, threads, helper, cache, rewrites, caps })
+        let (threads, recorder) = (threads.max(1), Arc::new(recorder));
+        Ok(NpuDevice { name, runtime, chosen, threads, helper, cache, rewrites, caps, recorder })
     }
 
     fn unsupported(&self, graph: &Subgraph, op: usize, why: String) -> DeviceError {
@@ -98,8 +113,10 @@ impl NpuDevice {
     /// # Errors
     /// How its results differ.
     fn probe(&self, model: &CompiledModel, emitted: &Emitted) -> Result<(), String> {
-        let reference = self.runtime.compile(Chosen::REFERENCE, self.threads, &emitted.bytes)?;
-        let snr = model.snr_db(&CompiledModel::new(reference, emitted))?;
+        let bytes = &emitted.bytes;
+        let reference = self.runtime.compile(Chosen::REFERENCE, self.threads, bytes, None)?;
+        let reference = CompiledModel::new(reference, emitted, SessionRecord::default());
+        let snr = model.snr_db(&reference)?;
         // Not a number where results are.
         if snr >= LEAST_SNR_DB {
             return Ok(());
@@ -135,9 +152,9 @@ impl NpuDevice {
             let (provider, rewrites) = (self.chosen.provider, &self.rewrites);
             let emitted = emit(graph, weights, EmitOptions { provider, rewrites, positions })?;
             // What is kept was probed.
-            let model = match self.kept(&emitted) {
+            let model = match self.kept(&graph.name, &emitted) {
                 Some(model) => model,
-                None => self.made(&emitted, helper, go_on)?.map_err(refused)?,
+                None => self.made(&graph.name, &emitted, helper, go_on)?.map_err(refused)?,
             };
             Ok::<_, DeviceError>((emitted.of, model))
         };
@@ -158,11 +175,46 @@ impl NpuDevice {
     }
 
     /// What an earlier start compiled.
-    fn kept(&self, emitted: &Emitted) -> Option<CompiledModel> {
+    fn kept(&self, name: &str, emitted: &Emitted) -> Option<CompiledModel> {
+        let start = self.recorder.now();
         let context = self.cache.0.as_ref()?.get(&self.key(emitted))?;
+        self.recorder.span(Lane::Host, "read kept graph", name, start);
         // What another version wrote is compiled again.
-        let session = self.runtime.compile(self.chosen, self.threads, &context).ok()?;
-        Some(CompiledModel::new(session, emitted))
+        self.opened(name, "load", &context, emitted).ok()
+    }
+
+    /// A session of a model, or of its compiled form.
+    fn opened(
+        &self,
+        name: &str,
+        what: &'static str,
+        bytes: &[u8],
+        emitted: &Emitted,
+    ) -> Result<CompiledModel, String> {
+        let (recorder, start) = (&self.recorder, self.recorder.now());
+        let file = recorder.file(name);
+        let session = self.runtime.compile(self.chosen, self.threads, bytes, file.as_ref())?;
+        let opened = recorder.span(Lane::Host, what, name, start);
+        let record = SessionRecord::new(recorder, name, file, opened);
+        Ok(CompiledModel::new(session, emitted, record))
+    }
+
+    /// The compiled form of a model, by a helper.
+    fn compiled(
+        &self,
+        name: &str,
+        emitted: &Emitted,
+        helper: &mut Helper<'_>,
+        go_on: &dyn Fn() -> bool,
+    ) -> Result<Vec<u8>, HelperError> {
+        let (recorder, start) = (&self.recorder, self.recorder.now());
+        // Qualcomm's compiler is profiled where it works.
+        let is_profiled = self.chosen.provider == Provider::Qnn;
+        let file = is_profiled.then(|| recorder.file(name)).flatten();
+        let context = helper.compile(&emitted.bytes, file.as_ref(), go_on)?;
+        let compiled = recorder.span(Lane::Host, "compile", name, start);
+        file.iter().for_each(|file| recorder.read(name, file, compiled, &[]));
+        Ok(context)
     }
 
     fn key(&self, emitted: &Emitted) -> GraphKey {
@@ -173,21 +225,29 @@ impl NpuDevice {
     /// computes what it should.
     fn made(
         &self,
+        name: &str,
         emitted: &Emitted,
         helper: &mut Option<Helper<'_>>,
         go_on: &dyn Fn() -> bool,
     ) -> Result<Result<CompiledModel, String>, DeviceError> {
-        let context = match helper.as_mut().map(|h| h.compile(&emitted.bytes, go_on)) {
+        let compiled = helper.as_mut().map(|h| self.compiled(name, emitted, h, go_on));
+        let context = match compiled {
             None => None,
             Some(Ok(context)) => Some(context),
             Some(Err(HelperError::Stopped)) => return Err(DeviceError::Cancelled),
             Some(Err(HelperError::Refused(why))) => return Ok(Err(why)),
         };
-        let bytes = context.as_ref().unwrap_or(&emitted.bytes);
-        let session = self.runtime.compile(self.chosen, self.threads, bytes);
-        let model = session.map(|session| CompiledModel::new(session, emitted)).and_then(|model| {
-            let is_reference = self.chosen == Chosen::REFERENCE;
-            if is_reference { Ok(()) } else { self.probe(&model, emitted) }.map(|()| model)
+        let opened = match &context {
+            Some(context) => self.opened(name, "load", context, emitted),
+            None => self.opened(name, "compile", &emitted.bytes, emitted),
+        };
+        let model = opened.and_then(|model| {
+            if self.chosen != Chosen::REFERENCE {
+                let start = self.recorder.now();
+                self.probe(&model, emitted)?;
+                self.recorder.span(Lane::Host, "probe", name, start);
+            }
+            Ok(model)
         });
         if let (Ok(_), Some(context), Some(cache)) = (&model, &context, &self.cache.0) {
             cache.put(&self.key(emitted), context);

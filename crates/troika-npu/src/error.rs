@@ -60,6 +60,24 @@ pub enum NpuError {
         /// What may help.
         hint: &'static str,
     },
+    /// The provider's profiler does not report that much.
+    #[error("provider {provider} has no profiling level {level}; it has {has}")]
+    NoProfiler {
+        /// The provider's name.
+        provider: &'static str,
+        /// The wanted level's name.
+        level: &'static str,
+        /// The levels that it has.
+        has: String,
+    },
+    /// The folder for profilers' files cannot be made or written.
+    #[error("profiles cannot be written to the folder {folder}: {why}")]
+    NoFolder {
+        /// The folder.
+        folder: PathBuf,
+        /// What the system says.
+        why: String,
+    },
     /// No provider has a neural processor.
     #[error("no NPU was found: {0}")]
     NoNpu(String),

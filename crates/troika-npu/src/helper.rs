@@ -1,7 +1,7 @@
 //! Compiling in a process of its own: vendors' compilers crash and hang.
 //!
-//! The helper reads a line per graph from standard input, the file of a model and the file to write
-//! its compiled form to, and answers with a line on standard output. Compilers print there, too:
+//! The helper reads a line per graph from standard input, the file of a model, the file to write its
+//! compiled form to and, if it is profiled, the level and the profiler's file, and answers with a line on standard output. Compilers print there, too:
 //! an answer begins with [`ANSWER`].
 
 use std::io::{BufRead, BufReader, Write};
@@ -10,6 +10,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
+use crate::profiling::{ProfileFile, ProfilingLevel};
 use crate::runtime::{Chosen, Runtime, RuntimePlaces, one_line};
 
 /// What answers begin with.
@@ -76,6 +77,7 @@ impl<'a> Helper<'a> {
     pub fn compile(
         &mut self,
         model: &[u8],
+        profile: Option<&ProfileFile>,
         go_on: &dyn Fn() -> bool,
     ) -> Result<Vec<u8>, HelperError> {
         let refused = |what: &str, e: std::io::Error| {
@@ -84,8 +86,12 @@ impl<'a> Helper<'a> {
         let folder = tempfile::tempdir().map_err(|e| refused("no folder", e))?;
         let (from, to) = (folder.path().join("model.onnx"), folder.path().join("context.onnx"));
         std::fs::write(&from, model).map_err(|e| refused("no file", e))?;
+        let mut request = format!("{}{BETWEEN}{}", from.display(), to.display());
+        if let Some(ProfileFile { level, path }) = profile {
+            request += &format!("{BETWEEN}{}{BETWEEN}{}", level.name(), path.display());
+        }
         let answered =
-            self.ask(&from, &to, go_on).and_then(|answer| match answer.split_once(BETWEEN) {
+            self.ask(&request, go_on).and_then(|answer| match answer.split_once(BETWEEN) {
                 Some((_, why)) => Err(HelperError::Refused(why.into())),
                 None => std::fs::read(&to).map_err(|e| refused("no result", e)),
             });
@@ -96,12 +102,7 @@ impl<'a> Helper<'a> {
         answered
     }
 
-    fn ask(
-        &mut self,
-        from: &Path,
-        to: &Path,
-        go_on: &dyn Fn() -> bool,
-    ) -> Result<String, HelperError> {
+    fn ask(&mut self, request: &str, go_on: &dyn Fn() -> bool) -> Result<String, HelperError> {
         let gone = |child: &mut Child| {
             let how = child.wait().map_or_else(|e| e.to_string(), |status| status.to_string());
             HelperError::Refused(format!("its compiler ended in the middle ({how})"))
@@ -110,8 +111,7 @@ impl<'a> Helper<'a> {
             Some(running) => running,
             none => none.insert(start(self.command, self.library, self.chosen, self.threads)?),
         };
-        let request = format!("{}{BETWEEN}{}\n", from.display(), to.display());
-        if running.requests.write_all(request.as_bytes()).is_err() {
+        if writeln!(running.requests, "{request}").is_err() {
             return Err(gone(&mut running.child));
         }
         let start = Instant::now();
@@ -189,12 +189,16 @@ pub fn serve_compile(args: &[String]) -> Result<(), String> {
     runtime.reach(chosen).map_err(|e| e.to_string())?;
     for line in std::io::stdin().lines() {
         let line = line.map_err(|e| e.to_string())?;
-        let Some((from, to)) = line.split_once(BETWEEN) else {
-            return Err(format!("{line:?} is no request"));
+        let parts: Vec<&str> = line.split(BETWEEN).collect();
+        let (from, to, profile) = match parts[..] {
+            [from, to] => (from, to, None),
+            [from, to, level, path] => (from, to, ProfilingLevel::parse(level).zip(Some(path))),
+            _ => return Err(format!("{line:?} is no request")),
         };
-        let compiled = std::fs::read(from)
-            .map_err(|e| e.to_string())
-            .and_then(|model| runtime.compile_to(chosen, threads, &model, Path::new(to)));
+        let profile = profile.map(|(level, path)| ProfileFile { level, path: path.into() });
+        let compiled = std::fs::read(from).map_err(|e| e.to_string()).and_then(|model| {
+            runtime.compile_to(chosen, threads, &model, Path::new(to), profile.as_ref())
+        });
         let answer = match compiled {
             Ok(()) => "ok".to_string(),
             Err(why) => format!("no{BETWEEN}{}", one_line(&why)),

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::profiling::ProfilingLevel;
+
 /// Whose compiler and driver: an execution provider of ONNX Runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Provider {
@@ -62,6 +64,16 @@ impl Provider {
             Provider::Qnn => {
                 plugin("onnxruntime-qnn==2.7.0", "onnxruntime_qnn", "onnxruntime_providers_qnn")
             }
+        }
+    }
+
+    /// What its profiler can report: Qualcomm's has levels. The runtime's own sees nodes where it
+    /// runs them itself, and elsewhere the compiled graph as one.
+    pub(crate) fn profiling_levels(self) -> &'static [ProfilingLevel] {
+        match self {
+            Provider::Qnn => &ProfilingLevel::ALL,
+            Provider::Reference => &[ProfilingLevel::Basic, ProfilingLevel::Detailed],
+            Provider::OpenVino | Provider::CoreMl | Provider::VitisAi => &[ProfilingLevel::Basic],
         }
     }
 

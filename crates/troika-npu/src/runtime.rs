@@ -16,6 +16,7 @@ use ort::session::Session;
 use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
 
 use crate::error::NpuError;
+use crate::profiling::ProfileFile;
 use crate::provider::{Hardware, NpuSpec, Plugin, Provider};
 
 /// Where to look for ONNX Runtime.
@@ -229,8 +230,14 @@ impl Runtime {
     ///
     /// # Errors
     /// Why the provider refuses it, in one line.
-    pub fn compile(&self, chosen: Chosen, threads: usize, model: &[u8]) -> Result<Session, String> {
-        self.made(|| self.options(chosen, threads)?.commit_from_memory(model))
+    pub fn compile(
+        &self,
+        chosen: Chosen,
+        threads: usize,
+        model: &[u8],
+        profile: Option<&ProfileFile>,
+    ) -> Result<Session, String> {
+        self.made(|| self.options(chosen, threads, profile)?.commit_from_memory(model))
     }
 
     /// Compiles a model into a file, from which [`Runtime::compile`] is quick.
@@ -243,11 +250,12 @@ impl Runtime {
         threads: usize,
         model: &[u8],
         to: &Path,
+        profile: Option<&ProfileFile>,
     ) -> Result<(), String> {
         let to = to.to_str().ok_or("the file's name is no text")?;
         self.made(|| {
             let mut builder = self
-                .options(chosen, threads)?
+                .options(chosen, threads, profile)?
                 .with_config_entry("ep.context_enable", "1")?
                 .with_config_entry("ep.context_embed_mode", "1")?
                 .with_config_entry("ep.context_file_path", to)?;
@@ -267,9 +275,17 @@ impl Runtime {
         })
     }
 
-    fn options(&self, chosen: Chosen, threads: usize) -> ort::Result<SessionBuilder> {
+    fn options(
+        &self,
+        chosen: Chosen,
+        threads: usize,
+        profile: Option<&ProfileFile>,
+    ) -> ort::Result<SessionBuilder> {
         let Chosen { provider, hardware, is_plugin } = chosen;
-        let builder = Session::builder(&self.environment)?.with_intra_threads(threads)?;
+        let mut builder = Session::builder(&self.environment)?.with_intra_threads(threads)?;
+        if let Some(profile) = profile.filter(|_| provider != Provider::Qnn) {
+            builder = builder.with_profiling(&profile.path)?;
+        }
         if provider == Provider::Reference {
             // Named, or else the runtime takes any provider whose plugin is loaded.
             let own = self.environment.devices().filter(|d| d.ep().ok() == Some(provider.ep()));
@@ -305,7 +321,11 @@ impl Runtime {
             .devices()
             .filter(|d| d.ep().ok() == Some(provider.ep()) && d.hardware_device().ty() == kind);
         let folder = provider.plugin().map(|plugin| self.folder(plugin)).unwrap_or_default();
-        let options = provider_options(chosen, &folder, threads);
+        let mut options = provider_options(chosen, &folder, threads);
+        if let Some(ProfileFile { level, path }) = profile.filter(|_| provider == Provider::Qnn) {
+            options.push(("profiling_level", level.name().into()));
+            options.push(("profiling_file_path", path.display().to_string()));
+        }
         let options: Vec<(String, String)> = options
             .into_iter()
             .map(|(key, value)| (format!("{}.{key}", provider.ep()), value))

@@ -11,6 +11,7 @@ use troika_graph::DType;
 use troika_graph::blocks::dequantize;
 
 use crate::emit::{Emitted, Port};
+use crate::profile::SessionRecord;
 use crate::runtime::one_line;
 
 /// A model that is ready to run.
@@ -27,6 +28,13 @@ struct Staged {
     session: Session,
     /// Rows behind the valid ones stay as they are.
     inputs: Vec<Vec<u32>>,
+    record: SessionRecord,
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        self.record.end(&mut self.session);
+    }
 }
 
 /// Why a run did not take place.
@@ -46,10 +54,10 @@ impl From<AccessError> for RunError {
 }
 
 impl CompiledModel {
-    pub fn new(session: Session, model: &Emitted) -> CompiledModel {
+    pub fn new(session: Session, model: &Emitted, record: SessionRecord) -> CompiledModel {
         let (inputs, outputs, rows) = (model.inputs.clone(), model.outputs.clone(), model.rows);
         let staged = |port: &Port| vec![0; (port.rows * port.row_bytes()).div_ceil(4)];
-        let staged = Staged { session, inputs: inputs.iter().map(staged).collect() };
+        let staged = Staged { session, inputs: inputs.iter().map(staged).collect(), record };
         CompiledModel { inputs, outputs, rows, session: Mutex::new(staged) }
     }
 
@@ -75,24 +83,24 @@ impl CompiledModel {
         let read = inputs.iter().map(View::read).collect::<Result<Vec<ReadRows<'_>>, _>>()?;
         let mut write =
             outputs.iter().map(View::write).collect::<Result<Vec<WriteRows<'_>>, _>>()?;
-        let mut staged = self.session.lock().unwrap_or_else(PoisonError::into_inner);
-        let Staged { session, inputs: memory } = &mut *staged;
-        for (port, (memory, rows)) in self.inputs.iter().zip(memory.iter_mut().zip(&read)) {
-            let to = bytemuck::cast_slice_mut(memory).chunks_exact_mut(port.row_bytes());
-            for (i, to) in to.take(run.rows).enumerate() {
-                let from = rows.row::<u8>(i).unwrap_or_default();
-                let len = from.len().min(to.len());
-                to[..len].copy_from_slice(&from[..len]);
+        let fill = |ports: &[Port], memory: &mut [Vec<u32>]| {
+            for (port, (memory, rows)) in ports.iter().zip(memory.iter_mut().zip(&read)) {
+                let to = bytemuck::cast_slice_mut(memory).chunks_exact_mut(port.row_bytes());
+                for (i, to) in to.take(run.rows).enumerate() {
+                    let from = rows.row::<u8>(i).unwrap_or_default();
+                    let len = from.len().min(to.len());
+                    to[..len].copy_from_slice(&from[..len]);
+                }
             }
-        }
-        let results = self.compute(session, memory)?;
-        for ((port, rows), from) in self.outputs.iter().zip(&mut write).zip(&results) {
-            let bytes = bytes_of(port, from).map_err(failed)?;
-            for (i, from) in bytes.chunks_exact(port.row_bytes()).take(run.rows).enumerate() {
+            Ok(())
+        };
+        self.run_on(fill, |i, port, from| {
+            let rows = &mut write[i];
+            for (i, from) in from.chunks_exact(port.row_bytes()).take(run.rows).enumerate() {
                 rows.row_mut::<u8>(i).into_iter().for_each(|to| to.copy_from_slice(from));
             }
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     /// Runs it on inputs that the caller writes in rows of bytes, in the order of [`Emitted::inputs`],
@@ -103,12 +111,16 @@ impl CompiledModel {
         mut take: impl FnMut(usize, &Port, &[u8]) -> Result<(), RunError>,
     ) -> Result<(), RunError> {
         let mut staged = self.session.lock().unwrap_or_else(PoisonError::into_inner);
-        let Staged { session, inputs } = &mut *staged;
+        let Staged { session, inputs, record } = &mut *staged;
+        let start = record.begin();
         fill(&self.inputs, inputs)?;
-        let results = self.compute(session, inputs)?;
+        record.work("marshal", start);
+        let results = self.compute(session, inputs, record)?;
+        let start = record.begin();
         for (i, (port, from)) in self.outputs.iter().zip(&results).enumerate() {
             take(i, port, bytes_of(port, from).map_err(failed)?)?;
         }
+        record.work("unmarshal", start);
         Ok(())
     }
 
@@ -117,13 +129,16 @@ impl CompiledModel {
         &self,
         session: &mut Session,
         memory: &[Vec<u32>],
+        record: &mut SessionRecord,
     ) -> Result<Vec<DynValue>, RunError> {
         let values = self.inputs.iter().zip(memory);
         let values = values
             .map(|(port, memory)| Ok((Cow::from(&port.name), self.input(port, memory)?)))
             .collect::<ort::Result<Vec<(Cow<'_, str>, SessionInputValue<'_>)>>>()
             .map_err(failed)?;
+        let start = record.begin();
         let mut results = session.run(values).map_err(failed)?;
+        record.ran(start);
         let missing = |port: &Port| RunError::Failed(format!("it gives no {}", port.name));
         let outputs = self.outputs.iter();
         outputs.map(|port| results.remove(&port.name).ok_or_else(|| missing(port))).collect()
@@ -147,7 +162,7 @@ impl CompiledModel {
     /// The results of seeded inputs, as floats.
     fn probed(&self) -> Result<Vec<f32>, String> {
         let mut staged = self.session.lock().unwrap_or_else(PoisonError::into_inner);
-        let Staged { session, inputs } = &mut *staged;
+        let Staged { session, inputs, record } = &mut *staged;
         // splitmix64.
         let mut state = 0_u64;
         let mut random = || {
@@ -165,7 +180,7 @@ impl CompiledModel {
                     .for_each(|v| *v = half_bits(port.dtype, random())),
             }
         }
-        let results = self.compute(session, inputs);
+        let results = self.compute(session, inputs, record);
         // Fresh memory, of which only what is used takes room.
         inputs.iter_mut().for_each(|memory| *memory = vec![0; memory.len()]);
         let results = results.map_err(|e| match e {

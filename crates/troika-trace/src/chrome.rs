@@ -65,9 +65,11 @@ fn track_of<'a>(tracks: &mut Vec<Track<'a>>, span: &'a Span) -> usize {
 }
 
 /// Writes spans, which come by their start, those that hold others first.
-pub(crate) fn write(spans: &[Span], out: &mut dyn Write) -> io::Result<()> {
+pub(crate) fn write(spans: &[Span], notes: &[String], out: &mut dyn Write) -> io::Result<()> {
     let mut tracks = Vec::new();
-    out.write_all(b"{\"displayTimeUnit\":\"ms\",\"traceEvents\":[")?;
+    out.write_all(b"{\"displayTimeUnit\":\"ms\",\"otherData\":")?;
+    serde_json::to_writer(&mut *out, &serde_json::json!({ "notes": notes }))?;
+    out.write_all(b",\"traceEvents\":[")?;
     let mut separator = "\n";
     for span in spans {
         let event = Event {

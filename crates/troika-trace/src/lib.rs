@@ -5,11 +5,13 @@
 //! [`TraceReport`] makes tables and a page of such a file.
 
 mod chrome;
+mod page;
 mod read;
 mod report;
+mod table;
 
-pub use read::{TraceError, TraceEvent, read_chrome};
-pub use report::{LaneUse, NodeUse, TraceReport};
+pub use read::{ChromeTrace, EXECUTION, Measured, TraceError, TraceEvent, read_chrome};
+pub use report::{LaneUse, MeasuredUse, NodeUse, TraceReport};
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -42,7 +44,13 @@ pub enum Arg {
 
 /// Collects spans, or does nothing.
 #[derive(Clone, Debug, Default)]
-pub struct Tracer(Option<Arc<Mutex<Vec<Span>>>>);
+pub struct Tracer(Option<Arc<Mutex<Recorded>>>);
+
+#[derive(Debug, Default)]
+struct Recorded {
+    spans: Vec<Span>,
+    notes: Vec<String>,
+}
 
 impl Tracer {
     /// A tracer that drops everything.
@@ -62,20 +70,32 @@ impl Tracer {
 
     /// Adds a span.
     pub fn record(&self, span: Span) {
-        if let Some(spans) = &self.0 {
-            lock(spans).push(span);
+        if let Some(recorded) = &self.0 {
+            lock(recorded).spans.push(span);
         }
+    }
+
+    /// Adds a sentence for whoever reads the trace, such as what it lacks.
+    pub fn note(&self, note: String) {
+        if let Some(recorded) = &self.0 {
+            lock(recorded).notes.push(note);
+        }
+    }
+
+    /// The sentences so far.
+    pub fn notes(&self) -> Vec<String> {
+        self.0.as_ref().map(|recorded| lock(recorded).notes.clone()).unwrap_or_default()
     }
 
     /// Takes the spans so far, in the order they were added.
     pub fn take(&self) -> Vec<Span> {
-        self.0.as_ref().map(|spans| std::mem::take(&mut *lock(spans))).unwrap_or_default()
+        self.0.as_ref().map(|all| std::mem::take(&mut lock(all).spans)).unwrap_or_default()
     }
 
     /// The spans so far, by start time; of those that start together the longest first.
     pub fn spans(&self) -> Vec<Span> {
-        let Some(spans) = &self.0 else { return Vec::new() };
-        let mut spans = lock(spans).clone();
+        let Some(recorded) = &self.0 else { return Vec::new() };
+        let mut spans = lock(recorded).spans.clone();
         spans.sort_by_key(|s| (s.start, Reverse(s.end)));
         spans
     }
@@ -85,11 +105,11 @@ impl Tracer {
     /// # Errors
     /// An error of the writer.
     pub fn write_chrome(&self, out: &mut dyn std::io::Write) -> std::io::Result<()> {
-        chrome::write(&self.spans(), out)
+        chrome::write(&self.spans(), &self.notes(), out)
     }
 }
 
-/// Locks. A panic elsewhere while the lock was held leaves the list valid.
-fn lock(spans: &Mutex<Vec<Span>>) -> MutexGuard<'_, Vec<Span>> {
-    spans.lock().unwrap_or_else(|e| e.into_inner())
+/// Locks. A panic elsewhere while the lock was held leaves the lists valid.
+fn lock(recorded: &Mutex<Recorded>) -> MutexGuard<'_, Recorded> {
+    recorded.lock().unwrap_or_else(|e| e.into_inner())
 }

@@ -27,6 +27,40 @@ pub struct TraceEvent {
     pub start_us: f64,
     /// End.
     pub end_us: f64,
+    /// What a profiler measured; the times are then where the event was placed.
+    pub measured: Option<Measured>,
+}
+
+/// The stage of a compiled graph's runs.
+pub const EXECUTION: &str = "execution";
+
+/// What a device's profiler says of an event.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct Measured {
+    /// The device.
+    pub device: String,
+    /// The compiled graph.
+    pub graph: String,
+    /// When in the graph's life: [`EXECUTION`], or what comes before.
+    pub stage: String,
+    /// 0: of the device as a whole; more: of a part of the graph.
+    pub depth: u32,
+    /// How much.
+    pub value: f64,
+    /// Of what: us, cycles, bytes or count.
+    pub unit: String,
+    /// The graph's op that it is part of.
+    #[serde(default)]
+    pub op: Option<String>,
+}
+
+/// A trace as it was read.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ChromeTrace {
+    /// The events that last, by their start; of those that start together the longest first.
+    pub events: Vec<TraceEvent>,
+    /// Sentences of whoever wrote it.
+    pub notes: Vec<String>,
 }
 
 #[derive(Deserialize)]
@@ -35,6 +69,9 @@ enum File {
     Object {
         #[serde(rename = "traceEvents")]
         events: Vec<Raw>,
+        /// What belongs to no event: others write anything there.
+        #[serde(rename = "otherData", default)]
+        other: Value,
     },
     List(Vec<Raw>),
 }
@@ -57,29 +94,34 @@ struct Raw {
     args: Value,
 }
 
-/// The events of a trace that last, by their start; of those that start together the longest first.
+/// The events of a trace that last, and its notes.
 ///
 /// # Errors
 /// A text of another form, or without events.
-pub fn read_chrome(text: &str) -> Result<Vec<TraceEvent>, TraceError> {
-    let raw = match serde_json::from_str(text)? {
-        File::Object { events } | File::List(events) => events,
+pub fn read_chrome(text: &str) -> Result<ChromeTrace, TraceError> {
+    let (raw, other) = match serde_json::from_str(text)? {
+        File::Object { events, other } => (events, other),
+        File::List(events) => (events, Value::Null),
     };
     let track = |e: &Raw| format!("{} {}", e.pid, e.tid);
     let named = raw.iter().filter(|e| e.ph == "M" && e.name == "thread_name");
-    let names: BTreeMap<String, &str> =
-        named.filter_map(|e| Some((track(e), e.args.get("name")?.as_str()?))).collect();
-    let lasting = raw.iter().filter(|e| e.ph == "X" && e.ts.is_finite() && e.dur >= 0.0);
+    let names: BTreeMap<String, String> =
+        named.filter_map(|e| Some((track(e), e.args.get("name")?.as_str()?.to_string()))).collect();
+    let lasting = raw.into_iter().filter(|e| e.ph == "X" && e.ts.is_finite() && e.dur >= 0.0);
     let mut events: Vec<TraceEvent> = lasting
         .map(|e| {
-            let track = track(e);
-            let lane = names.get(&track).map_or(track.clone(), |name| (*name).to_string());
-            TraceEvent { name: e.name.clone(), lane, start_us: e.ts, end_us: e.ts + e.dur }
+            let track = track(&e);
+            let lane = names.get(&track).cloned().unwrap_or(track);
+            let measured = Measured::deserialize(e.args).ok().filter(|m| m.value.is_finite());
+            let (name, start_us, end_us) = (e.name, e.ts, e.ts + e.dur);
+            TraceEvent { name, lane, start_us, end_us, measured }
         })
         .collect();
     if events.is_empty() {
         return Err(TraceError::Empty);
     }
     events.sort_by(|a, b| a.start_us.total_cmp(&b.start_us).then(b.end_us.total_cmp(&a.end_us)));
-    Ok(events)
+    let notes = other.get("notes").and_then(Value::as_array).into_iter().flatten();
+    let notes = notes.filter_map(|note| note.as_str()).map(String::from).collect();
+    Ok(ChromeTrace { events, notes })
 }

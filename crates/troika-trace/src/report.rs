@@ -1,9 +1,13 @@
-//! A trace in figures and as a page: how much each lane worked, its bubbles, and what took longest.
+//! A trace in figures: how much each lane worked, its bubbles, what took longest, and what the
+//! profilers of devices measured.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
 
-use crate::read::TraceEvent;
+use crate::read::{ChromeTrace, EXECUTION, TraceEvent};
+use crate::table::Table;
+
+/// Microseconds that are none: times are whole nanoseconds, start and length rounded each.
+pub(crate) const ROUNDING: f64 = 5e-4;
 
 /// How a lane spent its time.
 #[derive(Clone, Debug, PartialEq)]
@@ -37,110 +41,94 @@ pub struct NodeUse {
     pub longest_us: f64,
 }
 
+/// What a device's profiler measured of one thing.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct MeasuredUse {
+    /// Its name.
+    pub name: String,
+    /// The compiled graph, if it is a node of one.
+    pub graph: String,
+    /// The device.
+    pub device: String,
+    /// When in the graph's life.
+    pub stage: String,
+    /// What the values count.
+    pub unit: String,
+    /// How often it was measured.
+    pub count: usize,
+    /// The sum of its values.
+    pub total: f64,
+    /// The largest.
+    pub largest: f64,
+    /// Its percentage of what was measured in this unit in this stage of the device, unless what was
+    /// measured overlaps.
+    pub percent: Option<f64>,
+}
+
 /// A trace in figures.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TraceReport {
     /// From the first event to the last one's end.
     pub all_us: f64,
-    /// What came before all others, such as loading a model. It is in none of the figures.
+    /// What came before all others, such as loading a model. It is in none of the figures but
+    /// those of `opening` and of profilers.
     pub before: Option<TraceEvent>,
+    /// What happened within that.
+    pub opening: Vec<NodeUse>,
     /// By name.
     pub lanes: Vec<LaneUse>,
     /// Those that took longest first.
     pub nodes: Vec<NodeUse>,
-    events: Vec<TraceEvent>,
+    /// What profilers say of devices as a whole.
+    pub devices: Vec<MeasuredUse>,
+    /// What they say of nodes of graphs, the largest share first.
+    pub parts: Vec<MeasuredUse>,
+    /// What they say of what compilers did.
+    pub compiling: Vec<MeasuredUse>,
+    /// The same by the ops of the graphs, of runs.
+    pub ops: Vec<MeasuredUse>,
+    /// What the trace says of itself.
+    pub notes: Vec<String>,
+    pub(crate) events: Vec<TraceEvent>,
 }
 
 impl TraceReport {
-    /// The figures of events that come by their start.
-    pub fn of(mut events: Vec<TraceEvent>) -> TraceReport {
-        let apart = matches!(&events[..], [a, b, ..] if a.end_us <= b.start_us && a.lane == "host");
-        let before = apart.then(|| events.remove(0));
-        let mut lanes: BTreeMap<&str, (LaneUse, f64)> = BTreeMap::new();
-        let mut nodes: BTreeMap<(&str, &str), NodeUse> = BTreeMap::new();
-        for e in &events {
-            let took = e.end_us - e.start_us;
-            let (lane, until) = lanes.entry(&e.lane).or_insert_with(|| {
-                let name = e.lane.clone();
-                let lane = LaneUse {
-                    name,
-                    events: 0,
-                    busy_us: 0.0,
-                    bubbles: 0,
-                    bubble_us: 0.0,
-                    longest_us: 0.0,
-                };
-                (lane, e.start_us)
-            });
-            lane.events += 1;
-            // Events within others are not counted again.
-            lane.busy_us += (e.end_us - until.max(e.start_us)).max(0.0);
-            let bubble = e.start_us - *until;
-            if bubble > 0.0 {
-                lane.bubbles += 1;
-                lane.bubble_us += bubble;
-                lane.longest_us = lane.longest_us.max(bubble);
-            }
-            *until = until.max(e.end_us);
-            let node = nodes.entry((&e.lane, &e.name)).or_insert_with(|| NodeUse {
-                name: e.name.clone(),
-                lane: e.lane.clone(),
-                count: 0,
-                total_us: 0.0,
-                longest_us: 0.0,
-            });
-            node.count += 1;
-            node.total_us += took;
-            node.longest_us = node.longest_us.max(took);
-        }
-        let lanes = lanes.into_values().map(|(lane, _)| lane).collect();
-        let mut nodes: Vec<NodeUse> = nodes.into_values().collect();
-        nodes.sort_by(|a, b| b.total_us.total_cmp(&a.total_us));
+    /// The figures of a trace.
+    pub fn of(trace: ChromeTrace) -> TraceReport {
+        let ChromeTrace { mut events, notes } = trace;
+        let within = opening(&events);
+        let [devices, parts, compiling, ops] = measured(&events, within);
+        let mut first = events.drain(..within);
+        let before = first.next();
+        let opening = by_name(&first.collect::<Vec<_>>());
+        let (lanes, nodes) = (by_lane(&events), by_name(&events));
         let first = events.first().map_or(0.0, |e| e.start_us);
         let last = events.iter().map(|e| e.end_us).fold(first, f64::max);
-        TraceReport { all_us: last - first, before, lanes, nodes, events }
+        let all_us = last - first;
+        TraceReport {
+            all_us,
+            before,
+            opening,
+            lanes,
+            nodes,
+            devices,
+            parts,
+            compiling,
+            ops,
+            notes,
+            events,
+        }
     }
 
-    /// A table in text, with the nodes that took longest.
+    /// Tables in text, with the nodes that took longest.
     pub fn text(&self, top: usize) -> String {
-        let mut out = format!("{}\n\n", self.headline());
-        out.push_str(
-            "| lane | events | busy, ms | of all | bubbles | idle in them, ms | longest, ms |\n\
-             | --- | ---: | ---: | ---: | ---: | ---: | ---: |\n",
-        );
-        for l in &self.lanes {
-            let _ = writeln!(
-                out,
-                "| {} | {} | {:.2} | {:.1} % | {} | {:.2} | {:.2} |",
-                l.name,
-                l.events,
-                l.busy_us / 1e3,
-                self.share(l.busy_us),
-                l.bubbles,
-                l.bubble_us / 1e3,
-                l.longest_us / 1e3
-            );
-        }
-        out.push_str(
-            "\n| what took longest | lane | times | total, ms | mean, us | longest, us |\n\
-             | --- | --- | ---: | ---: | ---: | ---: |\n",
-        );
-        for n in self.nodes.iter().take(top) {
-            let _ = writeln!(
-                out,
-                "| {} | {} | {} | {:.2} | {:.1} | {:.1} |",
-                n.name,
-                n.lane,
-                n.count,
-                n.total_us / 1e3,
-                n.total_us / n.count as f64,
-                n.longest_us
-            );
-        }
+        let mut out = format!("{}\n", self.headline());
+        self.notes.iter().for_each(|note| out += &format!("{note}\n"));
+        self.tables(top).iter().for_each(|table| out += &table.text());
         out
     }
 
-    fn headline(&self) -> String {
+    pub(crate) fn headline(&self) -> String {
         let all = format!("{:.1} ms, {} events", self.all_us / 1e3, self.events.len());
         match &self.before {
             Some(e) => {
@@ -151,203 +139,216 @@ impl TraceReport {
         }
     }
 
-    fn share(&self, us: f64) -> f64 {
+    pub(crate) fn share(&self, us: f64) -> f64 {
         100.0 * us / self.all_us.max(f64::MIN_POSITIVE)
     }
 
-    /// A page that needs nothing else: the timeline, then the tables.
-    pub fn html(&self, title: &str, top: usize) -> String {
-        let mut out = format!(
-            "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>{0}</title>\
-             <style>{STYLE}</style><h1>{0}</h1><p>{1}</p>",
-            escaped(title),
-            escaped(&self.headline())
-        );
-        self.timeline(&mut out);
-        self.shares(&mut out);
-        self.table_of_lanes(&mut out);
-        self.table_of_nodes(top, &mut out);
-        out.push_str("</html>\n");
-        out
-    }
-
-    /// Each lane as a band, with events within others below them.
-    fn timeline(&self, out: &mut String) {
-        let first = self.events.first().map_or(0.0, |e| e.start_us);
-        let scale = WIDTH / self.all_us.max(1e-9);
-        let mut bands = String::new();
-        let mut top = 20.0;
-        for lane in &self.lanes {
-            let (rows, deepest) = self.rows(&lane.name);
-            let _ = write!(
-                bands,
-                "<text x=\"0\" y=\"{:.0}\">{}</text>",
-                top + 13.0,
-                escaped(&lane.name)
-            );
-            for (event, depth) in drawn(&rows, scale) {
-                let (x, w) =
-                    ((event.start_us - first) * scale, (event.end_us - event.start_us) * scale);
-                let _ = write!(
-                    bands,
-                    "<rect x=\"{:.2}\" y=\"{:.0}\" width=\"{:.2}\" height=\"{ROW:.0}\" fill=\"{}\">\
-                     <title>{}: {:.1} us</title></rect>",
-                    LABEL + x,
-                    top + depth as f64 * (ROW + 1.0),
-                    w.max(0.4),
-                    colour(&event.name),
-                    escaped(&event.name),
-                    event.end_us - event.start_us
-                );
-            }
-            top += (deepest + 1) as f64 * (ROW + 1.0) + 10.0;
-        }
-        let step = step_of(self.all_us);
-        // No more than fit: times that no float holds would have no end.
-        for at in (0..=10).map(|i| f64::from(i) * step).take_while(|at| *at <= self.all_us) {
-            let x = LABEL + at * scale;
-            let _ = write!(
-                bands,
-                "<line x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"16\" y2=\"{top:.0}\"/>\
-                 <text class=\"t\" x=\"{x:.1}\" y=\"11\">{} ms</text>",
-                at / 1e3
-            );
-        }
-        let width = LABEL + WIDTH + 40.0;
-        let _ = write!(
-            out,
-            "<h2>Timeline</h2><div class=\"wide\"><svg width=\"{width:.0}\" height=\"{top:.0}\">{bands}\
-             </svg></div>"
-        );
-    }
-
-    /// A lane's events with how many others each lies within.
-    fn rows(&self, lane: &str) -> (Vec<(&TraceEvent, usize)>, usize) {
-        let (mut open, mut rows, mut deepest): (Vec<f64>, Vec<(&TraceEvent, usize)>, usize) =
-            Default::default();
-        for event in self.events.iter().filter(|e| e.lane == lane) {
-            open.retain(|end| *end > event.start_us + 1e-9);
-            deepest = deepest.max(open.len());
-            rows.push((event, open.len()));
-            open.push(event.end_us);
-        }
-        (rows, deepest)
-    }
-
-    /// How much of the time each lane worked, as bars.
-    fn shares(&self, out: &mut String) {
-        out.push_str("<h2>Shares</h2><table class=\"bars\">");
-        for l in &self.lanes {
-            let share = self.share(l.busy_us);
-            let _ = write!(
-                out,
-                "<tr><td>{}<td class=\"bar\"><div style=\"width:{share:.1}%\"></div><td class=\"n\">\
-                 {share:.1} %",
-                escaped(&l.name)
-            );
-        }
-        out.push_str("</table>");
-    }
-
-    fn table_of_lanes(&self, out: &mut String) {
-        out.push_str(
-            "<h2>Lanes</h2><table><tr><th>lane<th>events<th>busy, ms<th>bubbles<th>idle in them, ms\
-             <th>longest, ms</tr>",
-        );
-        for l in &self.lanes {
-            let _ = write!(
-                out,
-                "<tr><td>{}<td class=\"n\">{}<td class=\"n\">{:.2}<td class=\"n\">{}<td class=\"n\">\
-                 {:.2}<td class=\"n\">{:.2}",
-                escaped(&l.name),
-                l.events,
-                l.busy_us / 1e3,
-                l.bubbles,
-                l.bubble_us / 1e3,
-                l.longest_us / 1e3
-            );
-        }
-        out.push_str("</table>");
-    }
-
-    fn table_of_nodes(&self, top: usize, out: &mut String) {
-        out.push_str(
-            "<h2>What took longest</h2><table><tr><th>name<th>lane<th>times<th>total, ms<th>mean, us\
-             <th>longest, us</tr>",
-        );
-        for n in self.nodes.iter().take(top) {
-            let _ = write!(
-                out,
-                "<tr><td><i style=\"background:{}\"></i>{}<td>{}<td class=\"n\">{}<td class=\"n\">{:.2}\
-                 <td class=\"n\">{:.1}<td class=\"n\">{:.1}",
-                colour(&n.name),
-                escaped(&n.name),
-                escaped(&n.lane),
-                n.count,
-                n.total_us / 1e3,
-                n.total_us / n.count as f64,
-                n.longest_us
-            );
-        }
-        out.push_str("</table>");
+    pub(crate) fn tables(&self, top: usize) -> Vec<Table> {
+        let lane = |l: &LaneUse| {
+            let ms = |us: f64| format!("{:.2}", us / 1e3);
+            let share = format!("{:.1} %", self.share(l.busy_us));
+            let (events, bubbles) = (l.events.to_string(), l.bubbles.to_string());
+            let name = l.name.clone();
+            vec![name, events, ms(l.busy_us), share, bubbles, ms(l.bubble_us), ms(l.longest_us)]
+        };
+        let lanes = Table {
+            title: "Lanes",
+            texts: vec!["lane"],
+            numbers: vec![
+                "events",
+                "busy, ms",
+                "of all",
+                "bubbles",
+                "idle in them, ms",
+                "longest, ms",
+            ],
+            rows: self.lanes.iter().map(lane).collect(),
+            coloured: false,
+        };
+        vec![
+            lanes,
+            table_of_nodes(["What took longest", "what took longest"], &self.nodes, top),
+            table_of_nodes(["Before", "before, within loading"], &self.opening, top),
+            table_of_measured(["Ops by device", "op"], &self.ops, usize::MAX),
+            table_of_measured(["Nodes that took longest", "node"], &self.parts, top),
+            table_of_measured(["Within compilers", "in the compiler"], &self.compiling, top),
+            table_of_measured(["What devices report", "of the device"], &self.devices, usize::MAX),
+        ]
     }
 }
 
-/// The timeline's width, that of names beside it, and the height of a row, in pixels.
-const WIDTH: f64 = 1400.0;
-const LABEL: f64 = 110.0;
-const ROW: f64 = 16.0;
-/// Events narrower than this, in pixels, are drawn only where none is yet.
-const NARROW: f64 = 0.5;
+/// How many events belong to opening a model: one of the host before all others, with those within
+/// it.
+fn opening(events: &[TraceEvent]) -> usize {
+    let Some(first) = events.first().filter(|first| first.lane == "host") else { return 0 };
+    let end = first.end_us + ROUNDING;
+    let within = events.partition_point(|e| e.start_us < first.end_us);
+    let ends = events[..within].iter().all(|e| e.end_us <= end);
+    if ends && within < events.len() { within } else { 0 }
+}
 
-/// The events to draw: of many that share a pixel one is enough.
-fn drawn<'a>(rows: &[(&'a TraceEvent, usize)], scale: f64) -> Vec<(&'a TraceEvent, usize)> {
-    let mut until: Vec<f64> = Vec::new();
-    let mut all = Vec::new();
-    for (event, depth) in rows {
-        if until.len() <= *depth {
-            until.resize(depth + 1, f64::NEG_INFINITY);
+fn by_lane(events: &[TraceEvent]) -> Vec<LaneUse> {
+    let mut lanes: BTreeMap<&str, (LaneUse, f64)> = BTreeMap::new();
+    for e in events {
+        let (lane, until) = lanes.entry(&e.lane).or_insert_with(|| {
+            let lane = LaneUse {
+                name: e.lane.clone(),
+                events: 0,
+                busy_us: 0.0,
+                bubbles: 0,
+                bubble_us: 0.0,
+                longest_us: 0.0,
+            };
+            (lane, e.start_us)
+        });
+        lane.events += 1;
+        // Events within others are not counted again.
+        lane.busy_us += (e.end_us - until.max(e.start_us)).max(0.0);
+        let bubble = e.start_us - *until;
+        if bubble > ROUNDING {
+            lane.bubbles += 1;
+            lane.bubble_us += bubble;
+            lane.longest_us = lane.longest_us.max(bubble);
         }
-        let (from, to) = (event.start_us * scale, event.end_us * scale);
-        if to - from >= NARROW || from >= until[*depth] {
-            until[*depth] = to.max(from + NARROW);
-            all.push((*event, *depth));
+        *until = until.max(e.end_us);
+    }
+    lanes.into_values().map(|(lane, _)| lane).collect()
+}
+
+/// Events by their names, those that took longest first. What profilers measured is apart: its
+/// place in time may be made up.
+fn by_name(events: &[TraceEvent]) -> Vec<NodeUse> {
+    let mut nodes: BTreeMap<(&str, &str), NodeUse> = BTreeMap::new();
+    for e in events.iter().filter(|e| e.measured.is_none()) {
+        let took = e.end_us - e.start_us;
+        let node = nodes.entry((&e.lane, &e.name)).or_insert_with(|| NodeUse {
+            name: e.name.clone(),
+            lane: e.lane.clone(),
+            count: 0,
+            total_us: 0.0,
+            longest_us: 0.0,
+        });
+        node.count += 1;
+        node.total_us += took;
+        node.longest_us = node.longest_us.max(took);
+    }
+    let mut nodes: Vec<NodeUse> = nodes.into_values().collect();
+    nodes.sort_by(|a, b| b.total_us.total_cmp(&a.total_us));
+    nodes
+}
+
+/// What profilers measured: of devices, of nodes, in compilers, and of ops. Runs within opening, the
+/// first of the events, are trials.
+fn measured(events: &[TraceEvent], opening: usize) -> [Vec<MeasuredUse>; 4] {
+    let mut all = [const { BTreeMap::new() }; 4];
+    for (i, event) in events.iter().enumerate() {
+        let Some(m) = &event.measured else { continue };
+        let is_run = m.stage == EXECUTION;
+        if is_run && i < opening {
+            continue;
+        }
+        let mut add = |table: usize, name: &str, graph: &str| {
+            let (device, stage, unit) = (m.device.clone(), m.stage.clone(), m.unit.clone());
+            let (name, graph) = (name.to_string(), graph.to_string());
+            let key = (device, stage, unit, graph, name);
+            let (count, total, largest) = all[table].entry(key).or_insert((0, 0.0, 0.0_f64));
+            *count += 1;
+            *total += m.value;
+            *largest = largest.max(m.value);
+        };
+        match m.depth {
+            0 => add(0, &event.name, ""),
+            _ if is_run => add(1, &event.name, &m.graph),
+            // Compilers do the same for every graph.
+            _ => add(2, &event.name, ""),
+        }
+        // Parts of parts are in their sums.
+        if let Some(op) = m.op.as_ref().filter(|_| m.depth == 1) {
+            add(3, op, "");
         }
     }
+    let [devices, parts, compiling, ops] = all.map(|table| {
+        let used = |(key, (count, total, largest))| {
+            let (device, stage, unit, graph, name) = key;
+            let percent = None;
+            MeasuredUse { name, graph, device, stage, unit, count, total, largest, percent }
+        };
+        table.into_iter().map(used).collect()
+    });
+    [devices, shared(parts), shared(compiling), shared(ops)]
+}
+
+/// Sets percentages, and sorts by them. Uses of one device, stage and unit come side by side.
+fn shared(mut all: Vec<MeasuredUse>) -> Vec<MeasuredUse> {
+    let same = |a: &MeasuredUse, b: &MeasuredUse| {
+        (&a.device, &a.stage, &a.unit) == (&b.device, &b.stage, &b.unit)
+    };
+    for uses in all.chunk_by_mut(same) {
+        let sum: f64 = uses.iter().map(|used| used.total).sum();
+        uses.iter_mut().for_each(|used| used.percent = Some(100.0 * used.total / sum.max(1.0)));
+    }
+    all.sort_by(|a, b| b.percent.unwrap_or(0.0).total_cmp(&a.percent.unwrap_or(0.0)));
     all
 }
 
-/// A round number of microseconds that divides a length into some ten parts.
-fn step_of(all_us: f64) -> f64 {
-    let rough = (all_us / 10.0).max(1e-3);
-    let power = 10_f64.powf(rough.log10().floor());
-    [1.0, 2.0, 5.0, 10.0].into_iter().map(|n| n * power).find(|s| *s >= rough).unwrap_or(rough)
+/// A table with its title and the name of its first column.
+fn table_of_nodes([title, name]: [&'static str; 2], nodes: &[NodeUse], top: usize) -> Table {
+    let row = |n: &NodeUse| {
+        vec![
+            n.name.clone(),
+            n.lane.clone(),
+            n.count.to_string(),
+            format!("{:.2}", n.total_us / 1e3),
+            format!("{:.1}", n.total_us / n.count as f64),
+            format!("{:.1}", n.longest_us),
+        ]
+    };
+    Table {
+        title,
+        texts: vec![name, "lane"],
+        numbers: vec!["times", "total, ms", "mean, us", "longest, us"],
+        rows: nodes.iter().take(top).map(row).collect(),
+        coloured: true,
+    }
 }
 
-/// A colour that is the same for the same name, without the digits of layers and chunks.
-fn colour(name: &str) -> String {
-    let letters = name.bytes().filter(|b| !b.is_ascii_digit());
-    let hash = letters.fold(7_u32, |h, b| h.wrapping_mul(31).wrapping_add(u32::from(b)));
-    format!("hsl({},{}%,{}%)", hash % 360, 45 + hash / 360 % 25, 48 + hash / 9000 % 15)
+/// A table with its title and the name of its first column.
+fn table_of_measured([title, name]: [&'static str; 2], all: &[MeasuredUse], top: usize) -> Table {
+    let has_graphs = all.iter().any(|used| !used.graph.is_empty());
+    let row = |used: &MeasuredUse| {
+        let mut row = vec![used.name.clone()];
+        row.extend(has_graphs.then(|| used.graph.clone()));
+        row.extend([used.device.clone(), used.stage.clone(), used.unit.clone()]);
+        row.extend([
+            used.count.to_string(),
+            format!("{:.0}", used.total),
+            format!("{:.1}", used.total / used.count as f64),
+            format!("{:.0}", used.largest),
+        ]);
+        row.extend(used.percent.map(|percent| format!("{percent:.1} %")));
+        row
+    };
+    let mut texts = vec![name];
+    texts.extend(has_graphs.then_some("graph"));
+    texts.extend(["device", "stage", "unit"]);
+    let mut numbers = vec!["times", "total", "mean", "largest"];
+    numbers.extend(all.iter().any(|used| used.percent.is_some()).then_some("of all"));
+    Table {
+        title,
+        texts,
+        numbers,
+        rows: all.iter().take(top).map(row).collect(),
+        coloured: has_graphs,
+    }
 }
-
-fn escaped(text: &str) -> String {
-    let text = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
-    text.replace('"', "&quot;")
-}
-
-const STYLE: &str = "body{font:15px/1.45 system-ui,sans-serif;margin:2em;color:#222}\
-h2{font-size:1.1em;margin:1.6em 0 .5em}.wide{overflow-x:auto;border:1px solid #ddd;padding:.5em}\
-svg text{font:12px system-ui,sans-serif}svg text.t{fill:#777;font-size:10px}svg line{stroke:#0002}\
-table{border-collapse:collapse}td,th{padding:.2em .7em;border-bottom:1px solid #ddd;text-align:left}\
-td.n{text-align:right;font-variant-numeric:tabular-nums}td.bar{width:32em}\
-td.bar div{background:#1f6fb2;height:.8em}td i{display:inline-block;width:.8em;height:.8em;\
-margin-right:.5em}";
 
 #[cfg(test)]
 mod tests {
-    use super::TraceReport;
-    use crate::read::read_chrome;
+    use std::time::Duration;
+
+    use super::{MeasuredUse, TraceReport};
+    use crate::read::{EXECUTION, read_chrome};
+    use crate::{Arg, Span, Tracer};
 
     const TRACE: &str = r#"{"traceEvents":[
         {"name":"b","ph":"X","pid":1,"tid":0,"ts":30,"dur":10,"args":{}},
@@ -368,6 +369,74 @@ mod tests {
         assert!(page.contains("a &amp; b") && page.contains("&lt;x&gt;") && !page.contains("<x>"));
         assert_eq!(page.matches("<rect").count(), 4);
         assert!(report.text(1).contains("| npu | 3 | 0.02 | 50.0 % | 1 | 0.01 | 0.01 |"));
+    }
+
+    /// Opening with a compiler's profile and a trial run, then two runs of two nodes.
+    fn profiled() -> Tracer {
+        let tracer = Tracer::on();
+        let add = |name: &str, lane: &str, [start, end]: [u64; 2], args| {
+            let [start, end] = [start, end].map(Duration::from_micros);
+            let (name, lane) = (name.to_string().into(), lane.into());
+            tracer.record(Span { name, lane, start, end, args });
+        };
+        let measured = |stage: &str, depth, value, unit: &str, op: Option<&str>| {
+            let text = |text: &str| Arg::Text(text.into());
+            let mut args = vec![("device", text("npu")), ("graph", text("ffn"))];
+            args.extend([("stage", text(stage)), ("unit", text(unit))]);
+            args.extend([("depth", Arg::Int(depth)), ("value", Arg::Int(value))]);
+            args.extend(op.map(|op| ("op", text(op))));
+            args
+        };
+        let linear = |value| measured(EXECUTION, 1, value, "cycles", Some("linear"));
+        add("load", "host", [0, 100], vec![]);
+        add("compile", "host", [10, 60], vec![]);
+        add("Optimize", "npu node depth 1", [10, 50], measured("compiling", 1, 40, "us", None));
+        add("linear/up", "npu node depth 1", [60, 70], linear(5000));
+        for start in [100, 300] {
+            add("ffn", "npu", [start, start + 50], vec![]);
+            let whole = measured(EXECUTION, 0, 40, "us", None);
+            add("run", "npu device", [start + 5, start + 45], whole);
+            add("linear/up", "npu node depth 1", [start + 5, start + 35], linear(300));
+            add("linear/down", "npu node depth 1", [start + 35, start + 45], linear(100));
+        }
+        tracer.note("something is <missing>".into());
+        tracer
+    }
+
+    #[test]
+    fn what_profilers_measured_has_tables_of_its_own() {
+        let mut json = Vec::new();
+        profiled().write_chrome(&mut json).unwrap();
+        let report = TraceReport::of(read_chrome(std::str::from_utf8(&json).unwrap()).unwrap());
+        assert_eq!((report.all_us, report.opening.len(), report.opening[0].count), (250.0, 1, 1));
+        assert_eq!(report.before.as_ref().unwrap().name, "load");
+        assert_eq!(report.nodes.len(), 1, "placed events took no time that is known");
+        let row = |used: &MeasuredUse| {
+            let share = used.percent.map(|p| p.round() as i64);
+            (used.name.clone(), used.count, used.total as i64, used.unit.clone(), share)
+        };
+        let row_of = |name: &str, count, total, unit: &str, share| {
+            (name.to_string(), count, total, unit.to_string(), share)
+        };
+        let rows = |uses: &[MeasuredUse]| uses.iter().map(row).collect::<Vec<_>>();
+        assert_eq!(rows(&report.ops), [row_of("linear", 4, 800, "cycles", Some(100))]);
+        let parts = [
+            row_of("linear/up", 2, 600, "cycles", Some(75)),
+            row_of("linear/down", 2, 200, "cycles", Some(25)),
+        ];
+        assert_eq!(rows(&report.parts), parts, "without the trial run");
+        assert_eq!(report.parts[0].graph, "ffn");
+        assert_eq!(rows(&report.compiling), [row_of("Optimize", 1, 40, "us", Some(100))]);
+        assert_eq!(rows(&report.devices), [row_of("run", 2, 80, "us", None)]);
+        let text = report.text(9);
+        let line =
+            "| linear/up | ffn | npu | execution | cycles | 2 | 600 | 300.0 | 300 | 75.0 % |";
+        assert!(text.contains(line), "{text}");
+        assert!(text.contains("| compile | host | 1 | 0.05 |"), "{text}");
+        assert!(text.contains("something is <missing>"));
+        let page = report.html("t", 9);
+        assert!(page.contains("something is &lt;missing&gt;"));
+        assert!(page.contains("<title>linear/up: 300 cycles</title>"), "{page}");
     }
 
     #[test]

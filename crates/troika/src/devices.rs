@@ -9,17 +9,18 @@ pub(crate) use troika_cpu::Observer;
 pub use troika_cpu::parse_cores;
 pub use troika_cpu::peaks::{Peak, Peaks};
 use troika_cpu::{CpuDevice, CpuOptions, Isa, Multiply};
-use troika_device::{Clock, Device, DeviceError};
+use troika_device::{Clock, Device, DeviceError, RealClock};
 use troika_graph::{ActivationFormat, DType};
 /// NPUs.
 pub use troika_npu as npu;
 use troika_npu::{
-    GraphCache, GraphKey, HelperCommand, NpuDevice, NpuOptions, NpuSpec, OptionalCache, Rewrites,
-    RuntimePlaces,
+    GraphCache, GraphKey, HelperCommand, NpuDevice, NpuOptions, NpuSpec, OptionalCache, Profiling,
+    Rewrites, RuntimePlaces,
 };
 /// Virtual systems on a chip.
 pub use troika_sim as sim;
 use troika_sim::{Board, Soc, SocError, VirtualClock, VirtualDevice};
+use troika_trace::Tracer;
 use troika_weights::CacheFolder;
 
 /// Which devices to open.
@@ -53,10 +54,18 @@ pub struct NpuSettings {
     pub cache_dir: Option<PathBuf>,
     /// The most bytes in that folder.
     pub cache_bytes: Option<u64>,
+    /// How vendors' profilers report to the tracer of a model that is opened.
+    pub profiling: Option<Profiling>,
 }
 
 impl NpuSettings {
-    fn options(&self, name: String, spec: NpuSpec) -> NpuOptions {
+    fn options(
+        &self,
+        name: String,
+        spec: NpuSpec,
+        tracer: &Tracer,
+        clock: RealClock,
+    ) -> NpuOptions {
         let cache = self.cache_dir.as_ref().map(|dir| {
             let limit = self.cache_bytes.unwrap_or(u64::MAX);
             Arc::new(KeptGraphs { folder: CacheFolder::new(dir), limit }) as Arc<dyn GraphCache>
@@ -64,7 +73,20 @@ impl NpuSettings {
         let (places, helper) = (self.runtime.clone(), self.helper.clone());
         let (row_buckets, cache) = (self.row_buckets.clone(), OptionalCache(cache));
         let rewrites = self.rewrites.clone();
-        NpuOptions { name, spec, places, row_buckets, threads: 1, helper, cache, rewrites }
+        let (profiling, tracer) = (self.profiling.clone(), tracer.clone());
+        NpuOptions {
+            name,
+            spec,
+            places,
+            row_buckets,
+            threads: 1,
+            helper,
+            cache,
+            rewrites,
+            tracer,
+            clock,
+            profiling,
+        }
     }
 }
 
@@ -254,6 +276,18 @@ pub fn usable_cores() -> Vec<usize> {
 /// # Errors
 /// A device cannot be opened, or two devices have one name.
 pub fn open_devices(options: &DeviceOptions) -> Result<Vec<Arc<dyn Device>>, DeviceError> {
+    open_traced(options, &Tracer::off(), RealClock::new())
+}
+
+/// Opens the devices of the options for a model whose spans go to a tracer, by a clock.
+///
+/// # Errors
+/// A device cannot be opened, or two devices have one name.
+pub(crate) fn open_traced(
+    options: &DeviceOptions,
+    tracer: &Tracer,
+    clock: RealClock,
+) -> Result<Vec<Arc<dyn Device>>, DeviceError> {
     let open = |o: CpuOptions| Ok(Arc::new(CpuDevice::new(o)?) as Arc<dyn Device>);
     let isa = |name: &Option<String>| name.as_deref().map(find_isa).transpose();
     if options.devices.is_empty() {
@@ -274,7 +308,7 @@ pub fn open_devices(options: &DeviceOptions) -> Result<Vec<Arc<dyn Device>>, Dev
             return Ok(Arc::new(device) as Arc<dyn Device>);
         }
         if let Some(npu) = spec.npu {
-            let opened = NpuDevice::open(options.npu.options(name.clone(), npu));
+            let opened = NpuDevice::open(options.npu.options(name.clone(), npu, tracer, clock));
             let npu =
                 opened.map_err(|e| DeviceError::System { device: name, why: e.to_string() })?;
             return Ok(Arc::new(npu) as Arc<dyn Device>);

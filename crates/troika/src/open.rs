@@ -11,7 +11,7 @@ use troika_trace::{Span, Tracer};
 use troika_weights::{Quant, WeightStore};
 
 use crate::describe::{BoundModel, Described, describe};
-use crate::devices::{computes_nothing, open_devices, virtual_clock};
+use crate::devices::{computes_nothing, open_traced, virtual_clock};
 use crate::driver::{Driver, EngineGuard};
 use crate::error::Error;
 use crate::generation::GenerationDefaults;
@@ -49,8 +49,8 @@ impl Model {
     /// # Errors
     /// Anything from a missing file to an op that a device refuses.
     pub fn open(source: impl Into<Source>, options: &OpenOptions) -> Result<Model, Error> {
-        let devices = open_devices(&options.devices)?;
         let (source, clock) = (source.into(), RealClock::new());
+        let devices = open_traced(&options.devices, &options.tracer, clock)?;
         let Described { files, mut spec, mut store } = describe(&source, options.bind())?;
         options.calibration.iter().try_for_each(|c| c.apply(&spec, &mut store))?;
         spec.embeds = options.embeddings;

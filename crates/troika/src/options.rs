@@ -75,7 +75,7 @@ pub struct OpenOptions {
     /// Looks for NaN and infinities in weights that are used as they are in the files, up to 4 GiB:
     /// it reads all of them. Quantized weights are always checked.
     pub scan: bool,
-    /// Records spans.
+    /// Records spans. Vendors' profilers report when the model closes.
     pub tracer: Tracer,
 }
 

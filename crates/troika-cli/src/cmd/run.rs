@@ -28,6 +28,7 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
     let tracer = if args.trace.is_some() { Tracer::on() } else { Tracer::off() };
     let mut options = open_options(&args.open, tracer.clone())?;
     args.plan.apply(&mut options)?;
+    args.npu_profiling.apply(&mut options)?;
     options.sharing = args.sharing.sharing(args.parallel.unwrap_or(1));
     let interrupt = Interrupt::listen();
     options.compile.cancel = Some(interrupt.flag());
@@ -59,6 +60,9 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
         output::note(&memory::report(&model)?);
     }
     let result = result.map_err(|e| e.in_plan(args.plan.plan.is_some()));
+    // NPUs' profilers report when the model closes.
+    drop(model);
+    tracer.notes().iter().filter(|_| !args.quiet).for_each(|note| output::note_line(note));
     let saved = file::write_trace(&tracer, args.trace.as_deref());
     // A chat continues after Ctrl-C until the user leaves.
     match result.and(saved) {

@@ -49,6 +49,16 @@ const RULES: &[Rule] = &[
         why: "NPUs compute with floats without one",
     },
     Rule {
+        flags: "npu_profiling",
+        idle: Idle::Without { needed: "trace" },
+        why: "what it says goes to the trace",
+    },
+    Rule {
+        flags: "npu_profiling_dir npu_profiling_events",
+        idle: Idle::Without { needed: "npu_profiling" },
+        why: "nothing is profiled",
+    },
+    Rule {
         flags: "fallback",
         idle: Idle::Without { needed: "plan" },
         why: "a plan that is made here places every op on a device that takes it",

@@ -4,8 +4,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use troika::NpuSettings;
-use troika::npu::{HelperCommand, RuntimePlaces};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use troika::npu::{HelperCommand, Profiling, ProfilingLevel, RuntimePlaces};
+use troika::{NpuSettings, OpenOptions};
+
+use crate::error::CliError;
 
 /// The verb of the helper.
 pub const COMPILE_VERB: &str = "npu-compile";
@@ -16,6 +19,45 @@ const LIMIT: Duration = Duration::from_secs(120);
 #[derive(Args)]
 pub struct NpuCompileArgs {
     pub args: Vec<String>,
+}
+
+/// What NPUs' own profilers add to a trace.
+#[derive(Args)]
+pub struct NpuProfilingArgs {
+    /// Let the NPUs' own profilers add to the trace
+    ///
+    /// basic: times of runs; detailed: also of nodes; optrace: also what Qualcomm's viewer reads.
+    #[arg(long, value_name = "LEVEL", value_parser = levels())]
+    pub npu_profiling: Option<ProfilingLevel>,
+    /// Keep the profilers' own files in a folder
+    #[arg(long, value_name = "DIR")]
+    pub npu_profiling_dir: Option<PathBuf>,
+    /// The most events of a compiled graph that go to the trace
+    #[arg(long, value_name = "N", default_value_t = 10_000)]
+    pub npu_profiling_events: usize,
+}
+
+fn levels() -> impl TypedValueParser<Value = ProfilingLevel> {
+    PossibleValuesParser::new(ProfilingLevel::ALL.map(ProfilingLevel::name))
+        .try_map(|name| ProfilingLevel::parse(&name).ok_or("no level"))
+}
+
+impl NpuProfilingArgs {
+    /// Sets the options by the flags.
+    ///
+    /// # Errors
+    /// There is no NPU to profile.
+    pub fn apply(&self, options: &mut OpenOptions) -> Result<(), CliError> {
+        let Some(level) = self.npu_profiling else { return Ok(()) };
+        if options.devices.devices.iter().all(|d| d.npu.is_none()) {
+            let why = "--npu-profiling has no effect without an NPU: name one with --device, such \
+                       as npu:qnn";
+            return Err(CliError::Usage(why.into()));
+        }
+        let (folder, most_events) = (self.npu_profiling_dir.clone(), self.npu_profiling_events);
+        options.devices.npu.profiling = Some(Profiling { level, folder, most_events });
+        Ok(())
+    }
 }
 
 /// Where NPU devices find what they need, with the folder that keeps compiled graphs.

@@ -12,7 +12,7 @@ use troika::{DeviceOptions, OpenOptions};
 
 use super::cache::CacheArgs;
 use super::calibration::share;
-use super::npu::{NpuCompileArgs, npu_settings};
+use super::npu::{NpuCompileArgs, NpuProfilingArgs, npu_settings};
 use super::placement::{self, PlacementArgs, PlanFileArgs};
 use super::quant::{QuantArgs, QuantFlag};
 use super::sampling::SamplingArgs;
@@ -230,6 +230,8 @@ pub struct RunArgs {
     /// Write a Chrome trace of the run (opens in Perfetto)
     #[arg(long, value_name = "FILE", env = "TROIKA_TRACE")]
     pub trace: Option<PathBuf>,
+    #[command(flatten)]
+    pub npu_profiling: NpuProfilingArgs,
     /// Print what is loaded and how memory is used; check weights (up to 4 GiB) for NaN
     #[arg(short, long, env = "TROIKA_VERBOSE")]
     pub verbose: bool,

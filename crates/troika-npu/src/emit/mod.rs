@@ -118,6 +118,12 @@ pub(crate) fn emit(
     }
     let mut emitter = Emitter { graph, weights, options, rows, model, inputs, tensors };
     for node in graph.nodes.iter().filter(|n| n.outputs.iter().any(|id| read[id.0 as usize])) {
+        // What tells ops of a kind apart.
+        let about = match (&node.op, node.outputs.first()) {
+            (Op::Linear { weight, .. }, _) => &*graph.weight(*weight).name,
+            (_, made) => made.map_or("", |made| &*graph.value(*made).name),
+        };
+        emitter.model.scope(node.op.name(), about);
         emitter.op(node)?;
     }
     let Emitter { mut model, inputs, tensors, .. } = emitter;

@@ -53,15 +53,23 @@ impl Attribute {
 pub struct OnnxModel {
     graph: GraphProto,
     names: usize,
+    /// What the names of nodes begin with.
+    scope: String,
 }
 
 impl OnnxModel {
     /// A model without nodes.
     pub fn new(name: &str) -> OnnxModel {
-        OnnxModel { graph: GraphProto { name: name.into(), ..GraphProto::default() }, names: 0 }
+        let graph = GraphProto { name: name.into(), ..GraphProto::default() };
+        OnnxModel { graph, names: 0, scope: String::new() }
     }
 
-    /// A name that nothing has yet. Profilers of compilers report by it.
+    /// The op that the next nodes compute, and what tells it apart: profilers report nodes by name.
+    pub fn scope(&mut self, op: &str, about: &str) {
+        self.scope = format!("{op}/{about}/");
+    }
+
+    /// A name that nothing has yet.
     fn fresh(&mut self, about: &str) -> String {
         self.names += 1;
         format!("{about}.{}", self.names)
@@ -109,7 +117,7 @@ impl OnnxModel {
     fn named_node(&mut self, op: &str, inputs: &[&str], result: String, attributes: &[Attribute]) {
         self.graph.node.push(NodeProto {
             input: inputs.iter().map(|i| (*i).to_string()).collect(),
-            name: result.clone(),
+            name: format!("{}{result}", self.scope),
             output: vec![result],
             op_type: op.into(),
             attribute: attributes.iter().map(Attribute::proto).collect(),

@@ -11,7 +11,7 @@ const ROWS: &[(&str, &str)] = &[
     ("troika-device", "troika-graph"),
     ("troika-cpu", "troika-graph troika-device"),
     ("troika-gpu", "troika-graph troika-device"),
-    ("troika-npu", "troika-graph troika-device"),
+    ("troika-npu", "troika-graph troika-device troika-trace"),
     ("troika-time", ""),
     ("troika-sim", "troika-graph troika-device troika-cpu troika-time"),
     ("troika-model", "troika-graph troika-device"),

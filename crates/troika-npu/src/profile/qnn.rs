@@ -1,0 +1,173 @@
+//! The file that Qualcomm's provider writes: comma-separated values, all with time 0, in the order
+//! in which things happened.
+
+use std::io::{self, BufRead};
+
+use super::event::{Event, Events, Recorded, Stage, Unit};
+
+/// The first field of the line with the columns' names.
+const HEADER: &str = "Msg Timestamp";
+
+/// Reads a file, and keeps at most some events.
+///
+/// A stage's events of the device come first, then the one that is all of it, then parts of that.
+///
+/// # Errors
+/// An error of the reader.
+pub(super) fn read(mut from: impl BufRead, most: usize) -> io::Result<Recorded> {
+    let mut recorded = Recorded::default();
+    let mut open: Vec<Event> = Vec::new();
+    let mut whole = None;
+    let mut line = Vec::new();
+    while from.read_until(b'\n', &mut line)? > 0 {
+        let text = String::from_utf8_lossy(&line);
+        // A line without an end was not written to its end.
+        let row = text.strip_suffix('\n').and_then(|text| row(text.trim_end()));
+        let is_header = text.starts_with(HEADER);
+        line.clear();
+        let Some(Row { message, event }) = row else {
+            recorded.odd += usize::from(!is_header);
+            continue;
+        };
+        if event.depth == 0
+            && let Some((stage, whole)) = whole.take()
+        {
+            recorded.add(Events { stage, whole, all: std::mem::take(&mut open) }, most);
+        }
+        let stage = match message.as_str() {
+            "INIT" => Some(Stage::Load),
+            "FINALIZE" => Some(Stage::Finalize),
+            "EXECUTE" => Some(Stage::Execute),
+            _ => None,
+        };
+        whole = stage.map(|stage| (stage, open.len())).or(whole);
+        if message == "DEINIT" {
+            open.clear();
+        } else {
+            open.push(event);
+        }
+    }
+    match whole {
+        Some((stage, whole)) => recorded.add(Events { stage, whole, all: open }, most),
+        // A stage that did not end.
+        None => recorded.odd += open.len(),
+    }
+    Ok(recorded)
+}
+
+struct Row {
+    message: String,
+    event: Event,
+}
+
+/// A line: time stamp, message, value, unit, source, level, name.
+fn row(text: &str) -> Option<Row> {
+    let mut fields = text.splitn(7, ',');
+    let mut next = || fields.next();
+    let (_, message, value, unit) = (next()?, next()?, next()?, next()?);
+    let (_, level, name) = (next()?, next()?, next()?);
+    let (value, unit) = (value.parse().ok()?, Unit::parse(unit));
+    // The unit is a field of its own.
+    let name = name.strip_suffix(" (cycles)").unwrap_or(name);
+    let event = match level {
+        "ROOT" => {
+            let name = name.into();
+            Event { name, op: None, value, unit, depth: 0, at_us: None }
+        }
+        "SUB-EVENT" => {
+            // The number is the compiler's, and other with each compilation.
+            let node = name.rsplit_once(":OpId_").map_or(name, |(node, _)| node);
+            Event::of_node(node, value, unit)
+        }
+        _ => return None,
+    };
+    Some(Row { message: message.into(), event })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::event::{Recorded, Stage, Unit};
+
+    /// As the emulator of QNN 2.7.0 wrote it at level detailed, for a graph that was compiled and
+    /// run twice.
+    const RECORDED: &str = include_str!("testdata/qnn-detailed.csv");
+    /// The same graph from its compiled form, at level basic.
+    const LOADED: &str = include_str!("testdata/qnn-basic.csv");
+
+    fn read(text: &str, most: usize) -> Recorded {
+        super::read(text.as_bytes(), most).unwrap()
+    }
+
+    #[test]
+    fn stages_have_their_events_in_their_units() {
+        let all = read(RECORDED, usize::MAX);
+        assert_eq!((all.opening.len(), all.runs.len(), all.all_runs), (1, 2, 2));
+        assert_eq!((all.dropped, all.odd), (0, 0));
+        let finalize = &all.opening[0];
+        assert_eq!((finalize.stage, finalize.whole), (Stage::Finalize, 0));
+        assert_eq!(finalize.all.len(), 9);
+        assert!(finalize.all[1..].iter().all(|e| e.depth == 1 && e.unit == Unit::Us));
+        let run = &all.runs[1];
+        assert_eq!((run.stage, run.whole, run.all.len()), (Stage::Execute, 12, 13));
+        assert_eq!((run.all[12].name.as_str(), run.all[12].value), ("QNN (execute) time", 11983));
+        assert_eq!(run.all[0].unit, Unit::Count);
+        let cycles = &run.all[4];
+        assert_eq!(cycles.name, "Accelerator (execute) time");
+        assert_eq!((cycles.value, &cycles.unit, cycles.depth), (124_459, &Unit::Cycles, 0));
+        let nodes = &run.all[5..11];
+        assert!(nodes.iter().all(|e| e.depth == 1 && e.unit == Unit::Cycles));
+        assert_eq!(nodes.iter().map(|e| e.value).sum::<u64>(), cycles.value);
+        let names: Vec<&str> = nodes.iter().map(|e| e.name.as_str()).collect();
+        assert_eq!(names, ["Input OpId_2", "up", "sig", "silu", "down", "Output OpId_3"]);
+    }
+
+    #[test]
+    fn a_compiled_form_is_loaded() {
+        let all = read(LOADED, usize::MAX);
+        let load = &all.opening[0];
+        assert_eq!((load.stage, load.whole, load.all.len()), (Stage::Load, 1, 2));
+        assert_eq!(load.all[1].name, "QNN (load binary) time");
+        assert_eq!(all.runs.iter().map(|r| r.all.len()).collect::<Vec<_>>(), [3, 3]);
+    }
+
+    #[test]
+    fn whole_runs_are_kept_up_to_the_cap() {
+        let all = read(RECORDED, 9 + 13);
+        assert_eq!((all.opening.len(), all.runs.len(), all.all_runs, all.dropped), (1, 1, 2, 13));
+        let some = read(RECORDED, 20);
+        assert_eq!((some.opening.len(), some.runs.len(), some.dropped), (1, 0, 26));
+        let none = read(RECORDED, 0);
+        assert_eq!((none.opening.len(), none.runs.len(), none.dropped), (0, 0, 35));
+    }
+
+    #[test]
+    fn odd_and_truncated_lines_are_counted() {
+        // The last line lacks its end: its name may, too.
+        let cut = RECORDED.trim_end();
+        let all = read(&cut[..cut.len() - 5], usize::MAX);
+        assert_eq!((all.runs.len(), all.all_runs), (1, 1));
+        assert_eq!(all.odd, 1 + 12, "the line, and the events of a run without its end");
+        for (odd, lines) in [
+            ("", 0),
+            ("\n", 1),
+            ("0,EXECUTE,12\n", 1),
+            ("0,EXECUTE,twelve,US,BACKEND,ROOT,QNN (execute) time\n", 1),
+            ("0,EXECUTE,-3,US,BACKEND,ROOT,QNN (execute) time\n", 1),
+            ("0,EXECUTE,12,US,BACKEND,LEAF,QNN (execute) time\n", 1),
+            ("0,NODE,12,CYCLES,BACKEND,SUB-EVENT,n:OpId_1 (cycles)\n", 1),
+            ("\u{0}\u{ffff}\n,,,,,,\n", 2),
+        ] {
+            let all = read(odd, usize::MAX);
+            assert_eq!((all.odd, all.opening.len(), all.runs.len()), (lines, 0, 0), "{odd:?}");
+        }
+        let others = "0,BACKEND,7,BYTES,BACKEND,ROOT,read, in all\n\
+                      0,BACKEND,7,Ticks,BACKEND,ROOT,t\n\
+                      0,EXECUTE,12,US,BACKEND,ROOT,QNN (execute) time\n\
+                      0,DEINIT,12,US,BACKEND,ROOT,QNN (free) time\n";
+        let all = read(others, usize::MAX);
+        assert_eq!((all.odd, all.runs.len()), (0, 1));
+        let [bytes, ticks, _] = &all.runs[0].all[..] else { panic!("{all:?}") };
+        assert_eq!((bytes.name.as_str(), &bytes.unit), ("read, in all", &Unit::Bytes));
+        assert_eq!(ticks.unit.name(), "ticks");
+    }
+}
