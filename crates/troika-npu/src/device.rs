@@ -31,6 +31,8 @@ pub struct NpuOptions {
     pub name: String,
     /// Which one.
     pub spec: NpuSpec,
+    /// Whether an emulated NPU may take the place of a real one that `spec` does not name.
+    pub allow_emulated: bool,
     /// Where to look for ONNX Runtime.
     pub places: RuntimePlaces,
     /// The numbers of rows to compile for; none: the usual ones.
@@ -68,7 +70,7 @@ impl NpuDevice {
     /// The step on the way to it that failed.
     pub fn open(options: NpuOptions) -> Result<NpuDevice, NpuError> {
         let runtime = Runtime::load(&options.places)?;
-        let chosen = runtime.choose(options.spec)?;
+        let chosen = runtime.choose(options.spec, options.allow_emulated)?;
         let NpuOptions { name, threads, helper, cache, mut row_buckets, .. } = options;
         if row_buckets.is_empty() {
             row_buckets = ROW_BUCKETS.to_vec();

@@ -45,6 +45,8 @@ pub struct NpuSettings {
     pub runtime: RuntimePlaces,
     /// The numbers of rows to compile for, ascending; none: the usual ones.
     pub row_buckets: Vec<usize>,
+    /// Whether an emulated NPU may take the place of a real one that no device names.
+    pub allow_emulated: bool,
     /// How to compile in another process; `None`: in this one, and nothing is kept.
     pub helper: Option<HelperCommand>,
     /// The folder that keeps compiled graphs for the next start; `None`: not kept.
@@ -61,7 +63,8 @@ impl NpuSettings {
         });
         let (places, helper) = (self.runtime.clone(), self.helper.clone());
         let (row_buckets, cache) = (self.row_buckets.clone(), OptionalCache(cache));
-        NpuOptions { name, spec, places, row_buckets, threads: 1, helper, cache }
+        let allow_emulated = self.allow_emulated;
+        NpuOptions { name, spec, allow_emulated, places, row_buckets, threads: 1, helper, cache }
     }
 }
 

@@ -81,6 +81,9 @@ pub struct PlacementArgs {
     #[arg(long, value_name = "SPEC", value_delimiter = ',', env = "TROIKA_DEVICE")]
     #[arg(value_parser = device, conflicts_with_all = ["threads", "cores", "isa"])]
     pub device: Vec<DeviceSpec>,
+    /// Let npu and npu:qnn take Qualcomm's emulator, which is slow, where there is no real NPU
+    #[arg(long, env = "TROIKA_ALLOW_EMULATED")]
+    pub allow_emulated: bool,
     /// How the model is divided over the devices [default: one-device]
     ///
     /// One of one-device, alternate, alternate-segments, split-columns or split-columns=RATIO (the

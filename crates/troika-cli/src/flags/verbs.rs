@@ -123,6 +123,7 @@ impl ComputeArgs {
             output::keep_apart();
         }
         let mut npu = npu_settings(self.quant.cache(), self.quant.cache_bytes());
+        npu.allow_emulated = self.placement.allow_emulated;
         npu.row_buckets.clone_from(&self.placement.row_buckets);
         npu.row_buckets.sort_unstable();
         npu.row_buckets.dedup();
@@ -455,6 +456,9 @@ pub struct DevicesArgs {
     #[arg(long, value_name = "SPEC", value_delimiter = ',', env = "TROIKA_DEVICE")]
     #[arg(value_parser = placement::device, conflicts_with = "threads")]
     pub device: Vec<troika::DeviceSpec>,
+    /// Let npu and npu:qnn take Qualcomm's emulator, which is slow, where there is no real NPU
+    #[arg(long, env = "TROIKA_ALLOW_EMULATED")]
+    pub allow_emulated: bool,
     /// Threads to measure with [default: one per core]
     #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
     #[arg(value_parser = thread_count(), env = "TROIKA_THREADS")]
