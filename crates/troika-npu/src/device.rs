@@ -206,6 +206,8 @@ fn caps(runtime: &Runtime, chosen: Chosen, row_buckets: Vec<usize>) -> Caps {
         strided_rows: true,
         offset_alignment: 1,
         bakes_weights: true,
+        // Floats are f32.
+        weights_per_shape: Some(size_of::<f32>()),
         facts: vec![
             ("provider".into(), format!("{} on {}", provider.ep(), hardware.name())),
             ("runtime".into(), runtime.library.display().to_string()),

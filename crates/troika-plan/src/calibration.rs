@@ -12,6 +12,8 @@ use crate::json::fault;
 
 /// The version of calibration files.
 const CALIBRATION_VERSION: u32 = 1;
+/// Hexadecimal digits of a digest: enough that no two are equal by chance.
+const DIGEST_DIGITS: usize = 32;
 /// The most columns that may be outliers.
 const MOST_OUTLIERS: f64 = 0.03;
 /// One more column of a thousand has to lower the limit by so much, in natural logarithms, to be
@@ -68,6 +70,11 @@ impl Calibration {
     pub fn to_json(&self) -> String {
         // Numbers and names only: nothing in it can fail.
         serde_json::to_string(self).unwrap_or_default() + "\n"
+    }
+
+    /// A hash of what it says, in hexadecimal digits: the same for the same model and numbers.
+    pub fn digest(&self) -> String {
+        blake3::hash(self.to_json().as_bytes()).to_hex()[..DIGEST_DIGITS].to_string()
     }
 
     /// What it shows of outliers.

@@ -11,6 +11,20 @@ pub enum PlanError {
     /// A calibration that cannot be used.
     #[error("{0}")]
     Calibration(String),
+    /// A plan that needs a calibration, without one.
+    #[error("the plan computes by a calibration; give its file (--calibration FILE)")]
+    NoCalibration,
+    /// A plan that was made with another calibration than the one given.
+    #[error(
+        "the plan was made with the calibration {made_with}, and the one given is {given}; give \
+         that one, or make the plan again"
+    )]
+    OtherCalibration {
+        /// The digest in the plan.
+        made_with: String,
+        /// The digest of the one given.
+        given: String,
+    },
     /// Not a valid plan.
     #[error("it is not a plan: {0}")]
     Parse(String),

@@ -72,7 +72,7 @@ impl CalibrationOptions {
             Outliers::Shadow(pruned) => self.important(lowered, pruned),
             _ => Vec::new(),
         };
-        CalibratedProducts { format, exact }
+        CalibratedProducts { format, digest: self.calibration.digest(), exact }
     }
 
     /// The segments of the most important outliers, without the given share of them.

@@ -34,6 +34,8 @@ pub struct DeviceOptions {
     pub isa: Option<String>,
     /// Devices to open instead of the one described by the fields above.
     pub devices: Vec<DeviceSpec>,
+    /// The most bytes of weights that devices may hold, by name.
+    pub memory: Vec<(String, u64)>,
     /// What NPU devices need.
     pub npu: NpuSettings,
 }

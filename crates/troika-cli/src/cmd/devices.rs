@@ -19,12 +19,7 @@ pub fn run(args: &DevicesArgs) -> Result<(), CliError> {
     let devices = named_apart(&args.device)?;
     output::keep_apart();
     let npu = NpuSettings { allow_emulated: args.allow_emulated, ..npu_settings(None, 0) };
-    let options = DeviceOptions {
-        threads: args.threads,
-        devices,
-        npu,
-        ..DeviceOptions::default()
-    };
+    let options = DeviceOptions { threads: args.threads, devices, npu, ..DeviceOptions::default() };
     let devices = open_devices(&options).map_err(|e| CliError::Troika(e.into()))?;
     // The threads of each device.
     let threads = |i: usize| match options.devices.get(i) {

@@ -127,7 +127,8 @@ impl ComputeArgs {
         npu.row_buckets.clone_from(&self.placement.row_buckets);
         npu.row_buckets.sort_unstable();
         npu.row_buckets.dedup();
-        DeviceOptions { threads, cores, isa: self.isa.clone(), devices, npu }
+        let (isa, memory) = (self.isa.clone(), self.placement.device_memory.clone());
+        DeviceOptions { threads, cores, isa, devices, memory, npu }
     }
 
     /// The options for opening a model.

@@ -1,0 +1,125 @@
+//! Plans that keep within the memory of devices: feed-forwards stay first (llm.npu, section 3.5).
+
+use std::sync::Arc;
+
+use troika_model::lower::{Lowered, SegmentKind, segments};
+use troika_model::spec::ModelSpec;
+use troika_plan::{
+    DeviceFacts, Elsewhere, Plan, PlanDevice, PlanError, PlanRequest, Refusal, SegmentAt, make,
+};
+
+use crate::predict::held_weights;
+
+/// Checks that a plan's weights fit into the memory of each device.
+///
+/// # Errors
+/// A device that would hold more than it can, or a rule that cannot be applied.
+pub fn check_memory(
+    plan: &Plan,
+    lowered: &Arc<Lowered>,
+    devices: &[PlanDevice],
+) -> Result<(), PlanError> {
+    if devices.iter().all(|d| d.caps.max_resident_bytes.is_none()) {
+        return Ok(());
+    }
+    for (held, device) in held_weights(plan, lowered, devices)?.into_iter().zip(devices) {
+        if let Some(holds) = device.caps.max_resident_bytes.filter(|most| held.held > *most) {
+            return Err(PlanError::Memory { device: held.device, needs: held.held, holds });
+        }
+    }
+    Ok(())
+}
+
+/// The input of [`make_within_memory`].
+#[derive(Clone, Copy)]
+pub struct MakeRequest<'a> {
+    /// The model.
+    pub spec: &'a ModelSpec,
+    /// The model, lowered for the plan's chunk and context.
+    pub lowered: &'a Arc<Lowered>,
+    /// The devices.
+    pub devices: &'a [PlanDevice],
+    /// The ops that devices refuse: others hold the weights of these.
+    pub refusals: &'a [Refusal],
+    /// What the plan is to be like.
+    pub base: &'a PlanRequest,
+    /// Whether attention's products stay before feed-forwards, to compare.
+    pub attention_first: bool,
+}
+
+/// A plan, and what devices have no room for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MadePlan {
+    /// The plan.
+    pub plan: Plan,
+    /// The segments that were moved.
+    pub moved: Vec<Elsewhere>,
+}
+
+/// Makes a plan by the request's strategy. What a device has no room for goes to the first other
+/// device without a limit, or else to the first other one: layers from the last to the first, and
+/// feed-forwards only when nothing else is left. What fits nowhere stays.
+///
+/// # Errors
+/// Those of [`make`], or an op that no device takes.
+pub fn make_within_memory(request: &MakeRequest<'_>) -> Result<MadePlan, PlanError> {
+    let MakeRequest { spec, lowered, devices, .. } = *request;
+    let facts: Vec<DeviceFacts> = devices.iter().map(PlanDevice::facts).collect();
+    let names: Vec<&str> = devices.iter().map(|d| d.name.as_str()).collect();
+    let mut base = request.base.clone();
+    let mut plan = make(spec, &facts, &base)?;
+    let kept_first = kept_first(spec, request.attention_first);
+    for (index, device) in devices.iter().enumerate() {
+        let Some(holds) = device.caps.max_resident_bytes else { continue };
+        let others = || devices.iter().filter(|d| d.name != device.name);
+        let free = others().find(|d| d.caps.max_resident_bytes.is_none());
+        let Some(by) = free.or(others().next()) else { continue };
+        let with = |kept: usize| -> Result<(PlanRequest, Plan), PlanError> {
+            let mut base = base.clone();
+            base.elsewhere.push(Elsewhere {
+                device: device.name.clone(),
+                holds,
+                by: by.name.clone(),
+                segments: kept_first[kept..].concat(),
+            });
+            let plan = make(spec, &facts, &base)?;
+            Ok((base, plan))
+        };
+        let needs = |plan: &Plan| -> Result<u64, PlanError> {
+            let mut plan = plan.clone();
+            plan.avoid(request.refusals, &names)?;
+            Ok(held_weights(&plan, lowered, devices)?[index].held)
+        };
+        if needs(&plan)? <= holds {
+            continue;
+        }
+        let (mut fits, mut too_many) = (0, kept_first.len());
+        while fits + 1 < too_many {
+            let kept = fits.midpoint(too_many);
+            if needs(&with(kept)?.1)? <= holds { fits = kept } else { too_many = kept }
+        }
+        (base, plan) = with(fits)?;
+    }
+    Ok(MadePlan { plan, moved: base.elsewhere })
+}
+
+/// Segments that a device keeps or loses together, those first that it keeps longest.
+fn kept_first(spec: &ModelSpec, attention_first: bool) -> Vec<Vec<SegmentAt>> {
+    use SegmentKind as S;
+    let rank = |kind: SegmentKind| match kind {
+        S::Ffn | S::Router | S::Experts => usize::from(attention_first),
+        S::Qkv | S::Attention | S::AttnOut => usize::from(!attention_first),
+        S::Head => 2,
+        S::Embed => 3,
+    };
+    let mut all: Vec<((usize, Option<usize>), Vec<SegmentAt>)> = Vec::new();
+    for (kind, layer) in segments(spec) {
+        let place = (rank(kind), layer);
+        match all.iter_mut().find(|(known, _)| *known == place) {
+            Some((_, together)) => together.push((kind, layer)),
+            None => all.push((place, vec![(kind, layer)])),
+        }
+    }
+    all.sort_by_key(|(place, _)| *place);
+    all.into_iter().map(|(_, together)| together).collect()
+}
