@@ -57,8 +57,8 @@ pub struct MadePlan {
 }
 
 /// Makes a plan by the request's strategy. What a device has no room for goes to the first other
-/// device without a limit, or else to the first other one: layers from the last to the first, and
-/// feed-forwards only when nothing else is left. What fits nowhere stays.
+/// device without a limit, or else to the first other one: feed-forwards keep their room, then
+/// attention's products, head and embedding have what is left, the first layers first.
 ///
 /// # Errors
 /// Those of [`make`], or an op that no device takes.
@@ -68,43 +68,46 @@ pub fn make_within_memory(request: &MakeRequest<'_>) -> Result<MadePlan, PlanErr
     let names: Vec<&str> = devices.iter().map(|d| d.name.as_str()).collect();
     let mut base = request.base.clone();
     let mut plan = make(spec, &facts, &base)?;
-    let kept_first = kept_first(spec, request.attention_first);
+    let ranks = kept_first(spec, request.attention_first);
     for (index, device) in devices.iter().enumerate() {
         let Some(holds) = device.caps.max_resident_bytes else { continue };
         let others = || devices.iter().filter(|d| d.name != device.name);
         let free = others().find(|d| d.caps.max_resident_bytes.is_none());
         let Some(by) = free.or(others().next()) else { continue };
-        let with = |kept: usize| -> Result<(PlanRequest, Plan), PlanError> {
-            let mut base = base.clone();
-            base.elsewhere.push(Elsewhere {
-                device: device.name.clone(),
-                holds,
-                by: by.name.clone(),
-                segments: kept_first[kept..].concat(),
-            });
+        let with = |kept: &[usize]| -> Result<(PlanRequest, Plan), PlanError> {
+            let lost = ranks.iter().zip(kept).flat_map(|(rank, kept)| rank[*kept..].concat());
+            let (segments, mut base) = (lost.collect(), base.clone());
+            let (device, by) = (device.name.clone(), by.name.clone());
+            base.elsewhere.push(Elsewhere { device, holds, by, segments });
             let plan = make(spec, &facts, &base)?;
             Ok((base, plan))
         };
-        let needs = |plan: &Plan| -> Result<u64, PlanError> {
+        let fits = |plan: &Plan| -> Result<bool, PlanError> {
             let mut plan = plan.clone();
             plan.avoid(request.refusals, &names)?;
-            Ok(held_weights(&plan, lowered, devices)?[index].held)
+            Ok(held_weights(&plan, lowered, devices)?[index].held <= holds)
         };
-        if needs(&plan)? <= holds {
+        if fits(&plan)? {
             continue;
         }
-        let (mut fits, mut too_many) = (0, kept_first.len());
-        while fits + 1 < too_many {
-            let kept = fits.midpoint(too_many);
-            if needs(&with(kept)?.1)? <= holds { fits = kept } else { too_many = kept }
+        // Of each rank as many as fit beside those before.
+        let mut kept = vec![0; ranks.len()];
+        for (rank, all) in ranks.iter().enumerate() {
+            let (mut least, mut too_many) = (0, all.len() + 1);
+            while least + 1 < too_many {
+                kept[rank] = least.midpoint(too_many);
+                if fits(&with(&kept)?.1)? { least = kept[rank] } else { too_many = kept[rank] }
+            }
+            kept[rank] = least;
         }
-        (base, plan) = with(fits)?;
+        (base, plan) = with(&kept)?;
     }
     Ok(MadePlan { plan, moved: base.elsewhere })
 }
 
-/// Segments that a device keeps or loses together, those first that it keeps longest.
-fn kept_first(spec: &ModelSpec, attention_first: bool) -> Vec<Vec<SegmentAt>> {
+/// Ranks of segments, those first that a device keeps longest. Of a rank, those of a layer are kept
+/// or lost together, the last layers first.
+fn kept_first(spec: &ModelSpec, attention_first: bool) -> [Vec<Vec<SegmentAt>>; 4] {
     use SegmentKind as S;
     let rank = |kind: SegmentKind| match kind {
         S::Ffn | S::Router | S::Experts => usize::from(attention_first),
@@ -112,14 +115,13 @@ fn kept_first(spec: &ModelSpec, attention_first: bool) -> Vec<Vec<SegmentAt>> {
         S::Head => 2,
         S::Embed => 3,
     };
-    let mut all: Vec<((usize, Option<usize>), Vec<SegmentAt>)> = Vec::new();
+    let mut ranks: [Vec<Vec<SegmentAt>>; 4] = Default::default();
     for (kind, layer) in segments(spec) {
-        let place = (rank(kind), layer);
-        match all.iter_mut().find(|(known, _)| *known == place) {
-            Some((_, together)) => together.push((kind, layer)),
-            None => all.push((place, vec![(kind, layer)])),
+        let rank = &mut ranks[rank(kind)];
+        match rank.iter_mut().find(|together| together[0].1 == layer) {
+            Some(together) => together.push((kind, layer)),
+            None => rank.push(vec![(kind, layer)]),
         }
     }
-    all.sort_by_key(|(place, _)| *place);
-    all.into_iter().map(|(_, together)| together).collect()
+    ranks
 }
