@@ -563,7 +563,8 @@ fn feed_forwards_stay_where_memory_is_short() {
     let (ffn, qkv, all, moved) = made(None, false, None);
     assert!((ffn, qkv) == (16, 16) && moved.is_empty() && all.stored == all.held);
     let (ffn, qkv, held, moved) = made(Some(all.held / 3), false, None);
-    assert!((1..16).contains(&ffn) && qkv == 0, "{ffn} {qkv}");
+    // A layer's attention has a fifth of its feed-forward's bytes.
+    assert!((1..16).contains(&ffn) && qkv < 5, "{ffn} {qkv}");
     assert!(held.held <= all.held / 3 && moved[0].by == "b" && moved[0].device == "a");
     // One more would not fit.
     assert!(held.held + held.held / ffn as u64 > all.held / 3);
@@ -583,5 +584,5 @@ fn feed_forwards_stay_where_memory_is_short() {
     // The head has two numbers of rows, one of which it shares with the others.
     assert!(each.held == 2 * weights, "{} {weights}", each.held);
     let (ffn, qkv, held, _) = made(Some(each.held / 4), false, Some(4));
-    assert!((1..16).contains(&ffn) && qkv == 0 && held.held <= each.held / 4);
+    assert!((1..16).contains(&ffn) && qkv < 5 && held.held <= each.held / 4);
 }
