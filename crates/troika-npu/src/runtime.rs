@@ -100,6 +100,9 @@ impl Runtime {
         }
         let library = places.find().ok_or(NpuError::NoRuntime)?;
         let bad = |why: String| NpuError::BadRuntime { file: library.clone(), why };
+        if !library.is_file() {
+            return Err(bad("there is no such file".into()));
+        }
         let builder = ort::init_from(&library).map_err(|e| match e {
             LoadDynamicError::BadVersion { version_str, path } => {
                 NpuError::OldRuntime { file: path, version: version_str }

@@ -91,7 +91,10 @@ pub enum PlanError {
     #[error("the plan's devices: {0}")]
     Devices(String),
     /// An op that no available device computes.
-    #[error("no device takes {} of segment {}; {}: {}", .0.op, .0.segment.name(), .0.device, .0.why)]
+    #[error(
+        "no device takes {} of segment {}; {}: {}; name another device beside it, such as cpu",
+        .0.op, .0.segment.name(), .0.device, .0.why
+    )]
     Refused(Box<Refusal>),
     /// A plan that places an op on a device that refuses it.
     #[error(

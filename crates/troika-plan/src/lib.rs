@@ -24,7 +24,7 @@ mod strategy;
 
 pub use avoid::describe_refusals;
 pub use calibrated::CalibratedProducts;
-pub use calibration::{Calibration, OutlierSummary, outlier_limit};
+pub use calibration::{Calibration, LayerOutliers, OutlierSummary, outlier_limit};
 pub use device::PlanDevice;
 pub use divide::SegmentAt;
 pub use elsewhere::Elsewhere;

@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 pub(crate) use troika_cpu::Observer;
+pub(crate) use troika_cpu::kernels::outliers::hot_columns;
 pub use troika_cpu::parse_cores;
 pub use troika_cpu::peaks::{Peak, Peaks};
 use troika_cpu::{CpuDevice, CpuOptions, Isa, Multiply};
@@ -55,13 +56,27 @@ pub struct NpuSettings {
     pub cache_dir: Option<PathBuf>,
     /// The most bytes in that folder.
     pub cache_bytes: Option<u64>,
+    /// Why compiled graphs were not kept there.
+    pub cache_fault: CacheFault,
+}
+
+/// Why something was not kept in the cache, the last time that it was not.
+#[derive(Clone, Debug, Default)]
+pub struct CacheFault(Arc<Mutex<Option<String>>>);
+
+impl CacheFault {
+    /// Takes the fault, if there is one.
+    pub fn take(&self) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
 }
 
 impl NpuSettings {
     fn options(&self, name: String, spec: NpuSpec) -> NpuOptions {
         let cache = self.cache_dir.as_ref().map(|dir| {
             let limit = self.cache_bytes.unwrap_or(u64::MAX);
-            Arc::new(KeptGraphs { folder: CacheFolder::new(dir), limit }) as Arc<dyn GraphCache>
+            let (folder, fault) = (CacheFolder::new(dir), self.cache_fault.clone());
+            Arc::new(KeptGraphs { folder, limit, fault }) as Arc<dyn GraphCache>
         });
         let (places, helper) = (self.runtime.clone(), self.helper.clone());
         let (row_buckets, cache) = (self.row_buckets.clone(), OptionalCache(cache));
@@ -74,6 +89,7 @@ impl NpuSettings {
 struct KeptGraphs {
     folder: CacheFolder,
     limit: u64,
+    fault: CacheFault,
 }
 
 impl GraphCache for KeptGraphs {
@@ -83,7 +99,9 @@ impl GraphCache for KeptGraphs {
 
     fn put(&self, key: &GraphKey, bytes: &[u8]) {
         // A cache that cannot be written costs the next start some time.
-        let _ = self.folder.keep_graph(&key.0, bytes, self.limit);
+        if let Err(e) = self.folder.keep_graph(&key.0, bytes, self.limit) {
+            *self.fault.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(e.to_string());
+        }
     }
 }
 

@@ -77,7 +77,7 @@ pub(super) fn sync_modes() -> impl TypedValueParser<Value = SyncMode> {
 }
 
 /// How the model is divided over them.
-#[derive(Args)]
+#[derive(Args, Clone)]
 #[command(next_help_heading = "Placement")]
 pub struct PlacementArgs {
     /// The devices.

@@ -93,7 +93,7 @@ pub struct SubjectArgs {
 }
 
 /// What computes it, and in which types.
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub struct ComputeArgs {
     /// Prompt tokens computed at once
     #[arg(long, value_name = "N", default_value_t = 512, env = "TROIKA_UBATCH_SIZE")]
@@ -163,7 +163,7 @@ impl ComputeArgs {
 }
 
 /// How to open it.
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub struct OpenArgs {
     /// Context length in tokens [default: the model's]
     #[arg(short, long, value_name = "N", allow_negative_numbers = true, env = "TROIKA_CTX_SIZE")]

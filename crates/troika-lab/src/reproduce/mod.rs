@@ -38,6 +38,7 @@ fn targets() -> Vec<(Kind, Target)> {
         (Kind::Ho, decode::HELD_OUT),
         (Kind::Ho, system::HELD_OUT),
         (Kind::Ho, baselines::HELD_OUT),
+        (Kind::Ho, outliers::HELD_OUT),
         (Kind::Str, machine::STRUCTURAL),
         (Kind::Str, outliers::STRUCTURAL),
         (Kind::Str, memory::STRUCTURAL),
