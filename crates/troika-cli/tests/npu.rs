@@ -1,6 +1,7 @@
-//! NPUs as a user types them: the command is its own helper for compiling.
+//! NPU devices as a user types them: what is missing, emulation, kept graphs, memory, and
+//! calibrations beside plans. What the devices compute is tested in conformance.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::panic, clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -8,93 +9,245 @@ use std::sync::OnceLock;
 
 use serde_json::Value;
 
-/// What NPU devices need, installed once by its packages' names.
+/// A Python environment with the runtimes, made once.
 fn runtimes() -> &'static Path {
     static PLACE: OnceLock<PathBuf> = OnceLock::new();
     PLACE.get_or_init(|| {
-        let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let place = root.join("target/npu-runtimes");
         let installed = Command::new(root.join(".ci/npu-runtimes")).arg(&place).status();
         assert!(installed.unwrap().success());
-        place
+        place.canonicalize().unwrap()
     })
 }
 
-/// The command in a folder.
-fn troika(folder: &Path, args: &[&str]) -> Output {
+/// The command in a folder, with a variable that names a runtime.
+fn troika(dir: &Path, (variable, value): (&str, &Path), args: &[&str]) -> Output {
     let mut c = Command::new(env!("CARGO_BIN_EXE_troika"));
-    c.env_remove("ORT_DYLIB_PATH").env("VIRTUAL_ENV", runtimes()).current_dir(folder);
-    c.args(args).stdin(Stdio::null()).output().unwrap()
-}
-
-fn said(out: &Output) -> String {
-    String::from_utf8_lossy(&out.stderr).into_owned()
-}
-
-/// A run of the built-in model that is profiled.
-fn profiled(folder: &Path, device: &str, level: &str) -> Output {
-    let device = format!("{device},cpu");
-    let run = [
-        "run",
-        "-p",
-        "It was",
-        "-n",
-        "2",
-        "--temp",
-        "0",
-        "--device",
-        &device,
-        "--row-buckets",
-        "16",
-    ];
-    let kept = ["--ubatch-size", "16", "--cache-dir", "cache", "--trace", "trace.json"];
-    let profile = ["--npu-profiling", level, "--npu-profiling-dir", "profiles"];
-    troika(folder, &[&run[..], &kept, &profile].concat())
-}
-
-fn stages(folder: &Path) -> Vec<String> {
-    let text = std::fs::read_to_string(folder.join("trace.json")).unwrap();
-    let trace: Value = serde_json::from_str(&text).unwrap();
-    let events = trace["traceEvents"].as_array().unwrap().iter();
-    let mut all: Vec<String> =
-        events.filter_map(|e| Some(e["args"]["stage"].as_str()?.into())).collect();
-    all.sort();
-    all.dedup();
-    all
-}
-
-#[test]
-fn compilers_and_kept_graphs_are_profiled() {
-    let dir = tempfile::tempdir().unwrap();
-    let first = profiled(dir.path(), "npu:qnn:emulator", "detailed");
-    assert!(first.status.success(), "{}", said(&first));
-    assert!(said(&first).contains("profiles were read"), "{}", said(&first));
-    assert_eq!(stages(dir.path()), ["context load", "execution", "graph finalization"]);
-    let report = troika(dir.path(), &["report", "trace.json", "-o", "trace.html"]);
-    let tables = String::from_utf8(report.stdout).unwrap();
-    for part in
-        ["| compile | host |", "| rms_norm | npu | execution | cycles |", "| Graph Optimizations |"]
-    {
-        assert!(tables.contains(part), "{part}: {tables}");
+    for other in ["VIRTUAL_ENV", "CONDA_PREFIX", "ORT_DYLIB_PATH"] {
+        c.env_remove(other);
     }
-    assert!(std::fs::read_to_string(dir.path().join("trace.html")).unwrap().contains("<svg"));
-    // What was compiled without a profiler reports all the same: the key has no level.
-    let second = profiled(dir.path(), "npu:qnn:emulator", "basic");
-    assert_eq!(first.stdout, second.stdout, "{}", said(&second));
-    assert_eq!(stages(dir.path()), ["context load", "execution"]);
+    c.current_dir(dir).env(variable, value).args(args).stdin(Stdio::null()).output().unwrap()
 }
 
+/// The command with the runtimes.
+fn here(dir: &Path, args: &[&str]) -> Output {
+    troika(dir, ("VIRTUAL_ENV", runtimes()), args)
+}
+
+fn stdout(out: &Output) -> String {
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    String::from_utf8(out.stdout.clone()).unwrap()
+}
+
+/// What a command says when it fails: its last line, beside which there are only warnings.
+fn refused(out: &Output) -> String {
+    assert!(!out.status.success());
+    let said = String::from_utf8(out.stderr.clone()).unwrap();
+    let lines: Vec<&str> = said.lines().filter(|l| !l.starts_with("warning: ")).collect();
+    assert_eq!(lines.len(), 1, "{said}");
+    lines[0].to_string()
+}
+
+const HI: [&str; 5] = ["run", "-p", "Hi", "-n", "1"];
+
+/// A runtime that is none, of an old version, or without its plugin.
 #[test]
-fn levels_that_a_provider_lacks_are_refused() {
+fn runtimes_that_do_not_serve_are_named_with_what_mends_it() {
     let dir = tempfile::tempdir().unwrap();
-    for (device, level, says) in [
-        ("npu:reference", "optrace", "has no profiling level optrace; it has basic and detailed"),
-        ("npu:openvino:cpu", "detailed", "has no profiling level detailed; it has basic"),
+    let dir = dir.path();
+    let old = "struct base { const void *(*api)(unsigned); const char *(*version)(void); };\n\
+        static const void *api(unsigned v) { (void)v; return 0; }\n\
+        static const char *version(void) { return \"1.14.0\"; }\n\
+        static const struct base known = { api, version };\n\
+        const struct base *OrtGetApiBase(void) { return &known; }\n";
+    let library = |name: &str, source: &str| {
+        let (from, to) = (dir.join(format!("{name}.c")), dir.join(name));
+        std::fs::write(&from, source).unwrap();
+        let cc = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&to).arg(&from).status();
+        assert!(cc.unwrap().success());
+        to
+    };
+    std::fs::write(dir.join("text.so"), "no library").unwrap();
+    let reference = [&HI[..], &["--device", "npu:reference,cpu"]].concat();
+    for (library, says) in [
+        (library("old.so", old), "old.so is ONNX Runtime 1.14.0, which is too old"),
+        (library("other.so", "int other;\n"), "does not export `OrtGetApiBase`"),
+        (dir.join("text.so"), "text.so cannot be loaded as ONNX Runtime"),
+        (dir.join("none.so"), "there is no such file"),
     ] {
-        let out = profiled(dir.path(), device, level);
-        assert!(!out.status.success() && said(&out).contains(says), "{}", said(&out));
+        let said = refused(&troika(dir, ("ORT_DYLIB_PATH", &library), &reference));
+        assert!(said.contains(says) && said.contains("pip install onnxruntime==1.31.1"), "{said}");
     }
-    std::fs::write(dir.path().join("profiles"), "a file").unwrap();
-    let out = profiled(dir.path(), "npu:reference", "basic");
-    assert!(said(&out).contains("profiles cannot be written to the folder"), "{}", said(&out));
+    // Everything else works, and the list of devices says the same.
+    let library = dir.join("old.so");
+    stdout(&troika(dir, ("ORT_DYLIB_PATH", &library), &HI));
+    let listed = stdout(&troika(dir, ("ORT_DYLIB_PATH", &library), &["devices"]));
+    assert!(listed.contains("npu:qnn: not available") && listed.contains("too old"), "{listed}");
+
+    // A runtime alone, and beside it a plugin that is none.
+    let packages = dir.join("env/lib/python3/site-packages");
+    std::fs::create_dir_all(packages.join("onnxruntime_qnn")).unwrap();
+    let versions = std::fs::read_dir(runtimes().join("lib")).unwrap();
+    let all = versions.map(|v| v.unwrap().path().join("site-packages/onnxruntime"));
+    let runtime = all.into_iter().find(|folder| folder.is_dir()).unwrap();
+    std::os::unix::fs::symlink(runtime, packages.join("onnxruntime")).unwrap();
+    let environment = dir.join("env");
+    let emulator = [&HI[..], &["--device", "npu:qnn:emulator,cpu"]].concat();
+    let tried = || refused(&troika(dir, ("VIRTUAL_ENV", &environment), &emulator));
+    let said = tried();
+    assert!(said.contains("install the plugin with: pip install onnxruntime-qnn"), "{said}");
+    let plugin = packages.join("onnxruntime_qnn/libonnxruntime_providers_qnn.so");
+    std::fs::write(&plugin, "no library").unwrap();
+    let said = tried();
+    assert!(said.contains("providers_qnn.so cannot be loaded"), "{said}");
+}
+
+/// An emulated NPU takes its name or a flag; the CPU in place of one takes its name.
+#[test]
+fn emulation_is_never_chosen_by_itself() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    for device in ["npu", "npu:qnn"] {
+        let said = refused(&here(dir, &["devices", "--device", device]));
+        assert!(said.contains("finds no htp here") && said.contains("--allow-emulated"), "{said}");
+        let taken = stdout(&here(dir, &["devices", "--device", device, "--allow-emulated"]));
+        assert!(taken.contains("QNNExecutionProvider on emulator"), "{taken}");
+    }
+    let args = ["devices", "--device", "npu:openvino", "--allow-emulated"];
+    assert!(refused(&here(dir, &args)).contains("finds no npu here"), "the CPU is no emulation");
+    let listed = stdout(&here(dir, &["devices"]));
+    for says in ["npu: no real one is here; with --allow-emulated", "(emulated and slow)"] {
+        assert!(listed.contains(says), "{listed}");
+    }
+    // Nobody else computes what it refuses.
+    let said = refused(&here(dir, &[&HI[..], &["--device", "npu:reference"]].concat()));
+    assert!(said.contains("no device takes") && said.contains("name another device"), "{said}");
+}
+
+/// A cache that takes nothing costs a warning. What lies there under another graph's name is not
+/// used.
+#[test]
+fn kept_graphs_are_those_of_their_names() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let run = |cache: &str| {
+        let args = ["run", "-q", "-p", "It was", "-n", "3", "--temp", "0", "--ubatch-size", "16"];
+        let device = ["--device", "npu:qnn:emulator,cpu", "--cache-dir", cache];
+        here(dir, &[&args[..], &device].concat())
+    };
+    std::fs::write(dir.join("file"), "no folder").unwrap();
+    let out = run("file");
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(said.contains("warning: compiled graphs are not kept in file ("), "{said}");
+    let text = stdout(&out);
+    let first = run("cache");
+    assert_eq!(stdout(&first), text);
+    assert!(!String::from_utf8_lossy(&first.stderr).contains("not kept"));
+    let kept = std::fs::read_dir(dir.join("cache/graphs")).unwrap();
+    let mut kept: Vec<PathBuf> = kept.map(|entry| entry.unwrap().path()).collect();
+    kept.sort();
+    // Each file gets the next one's content.
+    let contents: Vec<Vec<u8>> = kept.iter().map(|file| std::fs::read(file).unwrap()).collect();
+    for (file, content) in kept.iter().zip(contents.iter().cycle().skip(1)) {
+        std::fs::write(file, content).unwrap();
+    }
+    let verify = ["cache", "verify", "--cache-dir", "cache"];
+    let said = refused(&here(dir, &verify));
+    assert!(said.contains(&format!("{} files of the cache", kept.len())), "{said}");
+    assert_eq!(stdout(&run("cache")), text);
+    stdout(&here(dir, &verify));
+}
+
+/// A plan made by a calibration is used with that one.
+#[test]
+fn plans_keep_to_their_calibration() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    for (name, words) in [("one", "The night was dark. "), ("other", "A bird sang at dawn. ")] {
+        std::fs::write(dir.join(name), words.repeat(40)).unwrap();
+        let out = format!("{name}.json");
+        let said = stdout(&here(dir, &["calibrate", "-f", name, "-o", &out, "-c", "64"]));
+        for says in ["The columns that shadow products hold", "| layers.0 | 960 |"] {
+            assert!(said.contains(says), "{said}");
+        }
+    }
+    let device = ["--device", "npu:reference,cpu", "--row-buckets", "16"];
+    let make = ["plan", "--calibration", "one.json", "-o", "plan.json"];
+    stdout(&here(dir, &[&make[..], &device].concat()));
+    let plan = std::fs::read_to_string(dir.join("plan.json")).unwrap();
+    let plan: Value = serde_json::from_str(&plan).unwrap();
+    assert_eq!(plan["calibration"].as_str().unwrap().len(), 32);
+    let run = |more: &[&str]| {
+        let plan = ["--plan", "plan.json", "--device", "npu:reference,cpu"];
+        here(dir, &[&HI[..], &plan, more].concat())
+    };
+    stdout(&run(&["--calibration", "one.json"]));
+    let said = refused(&run(&["--calibration", "other.json"]));
+    assert!(said.contains("plan.json: the plan was made with the calibration"), "{said}");
+    assert!(refused(&run(&[])).contains("give its file (--calibration FILE)"));
+    // Several ways in one table, where they are wanted.
+    let ways = ["--calibration", "one.json", "--outliers", "kept,shadow", "--prune-outliers", "0"];
+    let one = here(dir, &[&HI[..], &device, &ways].concat());
+    assert!(refused(&one).contains("only troika perplexity takes several"));
+    let measure = ["perplexity", "-f", "one", "-c", "32", "--no-cache"];
+    let table = stdout(&here(dir, &[&measure[..], &device, &ways].concat()));
+    for says in ["| floats |", "| kept |", "| shadow, 0 % pruned |"] {
+        assert!(table.contains(says), "{table}");
+    }
+}
+
+/// What has no room on a device is elsewhere, and what is held is said.
+#[test]
+fn memory_is_kept_to_and_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let plan = |more: &[&str]| {
+        let args = ["plan", "--synthetic", "qwen3-0.6b:Q8_0", "-c", "1024", "--explain"];
+        let devices = ["--device", "npu:reference,cpu", "--strategy", "prefill-decode"];
+        here(dir, &[&args[..], &devices, more].concat())
+    };
+    let whole = stdout(&plan(&[]));
+    assert!(whole.contains("static shapes of 128, 512 rows"), "few numbers of rows: {whole}");
+    assert!(whole.contains(" | 1, 128, 512 | "), "and what they hold: {whole}");
+    let out = plan(&["--device-memory", "npu=900"]);
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(said.contains("device npu holds 900 MiB of weights, and cpu computes"), "{said}");
+    let divided = stdout(&out);
+    let held = divided.lines().find(|l| l.starts_with("| npu | ")).unwrap();
+    let held: f64 = held.split(" | ").last().unwrap().trim_end_matches(" |").parse().unwrap();
+    assert!(held > 600.0 && held <= 900.0, "{held}");
+    let on_npu = |l: &&str| l.starts_with("| prefill") && l.contains("| npu");
+    let on_npu: Vec<&str> = divided.lines().filter(on_npu).collect();
+    assert!(on_npu.iter().any(|l| l.contains("| ffn |")), "{divided}");
+    assert!(!on_npu.iter().any(|l| l.contains("head") || l.contains("embed")), "{divided}");
+    assert!(refused(&plan(&["--device-memory", "gpu=9"])).contains("there is no device gpu"));
+    // A plan that a limit does not allow.
+    let args = ["plan", "--synthetic", "qwen3-0.6b:Q8_0", "-c", "1024"];
+    let one = [&args[..], &["--device", "cpu", "--device-memory", "cpu=9"]].concat();
+    let said = refused(&here(dir, &one));
+    assert!(said.contains("bytes of weights on device cpu, which holds 9437184"), "{said}");
+}
+
+/// Prompts of one token, of less than a shape, of a shape, one more, and that fill the context.
+#[test]
+fn prompts_of_any_length_give_the_tokens_of_the_cpu() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokens = |length: usize, device: &str| {
+        let ids: Vec<String> = (5..5 + length).map(|id| id.to_string()).collect();
+        let ids = ids.join(",");
+        let args = ["run", "--json", "--temp", "0", "-n", "4", "-c", "40", "--dtype", "f32"];
+        let of = ["--prompt-ids", &ids, "--ubatch-size", "16", "--device", device];
+        here(dir.path(), &[&args[..], &of].concat())
+    };
+    for length in [1, 3, 16, 17, 33, 39, 40] {
+        let read = |out: &Output| -> Value { serde_json::from_str(&stdout(out)).unwrap() };
+        let [npu, cpu] = ["npu:reference,cpu", "cpu"].map(|device| read(&tokens(length, device)));
+        assert_eq!(npu["tokens"], cpu["tokens"], "{length}");
+        assert_eq!(npu["finish_reason"], cpu["finish_reason"], "{length}");
+        let full = if length > 36 { "context" } else { "length" };
+        assert_eq!(npu["finish_reason"], full, "{length}");
+    }
+    let said = refused(&tokens(41, "npu:reference,cpu"));
+    assert!(said.contains("the prompt has 41 tokens, the context holds 40"), "{said}");
 }

@@ -72,6 +72,9 @@ pub struct Caps {
     /// Whether weights become part of the code, so that each graph that has any is compiled
     /// separately ([`Caps::shares_code`]).
     pub bakes_weights: bool,
+    /// Bytes of a float of a weight, if each number of rows that a graph is compiled for holds
+    /// weights of its own. `None`: weights are held once, as they are stored.
+    pub weights_per_shape: Option<usize>,
     /// Facts for people as (name, value): cores, instruction sets, driver versions.
     pub facts: Vec<(String, String)>,
 }

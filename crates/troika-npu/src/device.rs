@@ -37,6 +37,8 @@ pub struct NpuOptions {
     pub name: String,
     /// Which one.
     pub spec: NpuSpec,
+    /// Whether an emulated NPU may take the place of a real one that `spec` does not name.
+    pub allow_emulated: bool,
     /// Where to look for ONNX Runtime.
     pub places: RuntimePlaces,
     /// The numbers of rows to compile for; none: the usual ones.
@@ -85,7 +87,7 @@ impl NpuDevice {
     /// The step on the way to it that failed.
     pub fn open(options: NpuOptions) -> Result<NpuDevice, NpuError> {
         let runtime = Runtime::load(&options.places)?;
-        let chosen = runtime.choose(options.spec)?;
+        let chosen = runtime.choose(options.spec, options.allow_emulated)?;
         let NpuOptions {
             name, threads, helper, cache, rewrites, mut row_buckets, profiling, ..
         } = options;
@@ -285,6 +287,8 @@ fn caps(runtime: &Runtime, chosen: Chosen, row_buckets: Vec<usize>) -> Caps {
         strided_rows: true,
         offset_alignment: 1,
         bakes_weights: true,
+        // Floats are f32.
+        weights_per_shape: Some(size_of::<f32>()),
         facts: vec![
             ("provider".into(), format!("{} on {}", provider.ep(), hardware.name())),
             ("runtime".into(), runtime.library.display().to_string()),

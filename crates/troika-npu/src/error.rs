@@ -12,7 +12,10 @@ pub enum NpuError {
     )]
     NoRuntime,
     /// A file that is no runtime.
-    #[error("{file} cannot be loaded as ONNX Runtime: {why}")]
+    #[error(
+        "{file} cannot be loaded as ONNX Runtime: {why}; let ORT_DYLIB_PATH name its library, or \
+         install: pip install onnxruntime==1.31.1"
+    )]
     BadRuntime {
         /// The file.
         file: PathBuf,

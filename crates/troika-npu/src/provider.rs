@@ -108,7 +108,7 @@ pub enum Hardware {
     Cpu,
     /// Qualcomm's tensor processor.
     Htp,
-    /// Its emulation on the CPU: exact, and slow.
+    /// Its emulation on the CPU: exact, and slow. It is never chosen by itself.
     Emulator,
 }
 
@@ -134,7 +134,8 @@ impl Hardware {
 pub struct NpuSpec {
     /// The provider; `None`: the first that has a real NPU.
     pub provider: Option<Provider>,
-    /// The provider's device; `None`: its NPU, or the CPU of the reference.
+    /// The provider's device; `None`: its NPU, or the CPU of the reference. The CPU of another
+    /// provider has to be named.
     pub hardware: Option<Hardware>,
 }
 

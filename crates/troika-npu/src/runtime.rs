@@ -101,6 +101,9 @@ impl Runtime {
         }
         let library = places.find().ok_or(NpuError::NoRuntime)?;
         let bad = |why: String| NpuError::BadRuntime { file: library.clone(), why };
+        if !library.is_file() {
+            return Err(bad("there is no such file".into()));
+        }
         let builder = ort::init_from(&library).map_err(|e| match e {
             LoadDynamicError::BadVersion { version_str, path } => {
                 NpuError::OldRuntime { file: path, version: version_str }
@@ -173,22 +176,30 @@ impl Runtime {
         Ok(all)
     }
 
-    /// The provider and hardware that a user's notation means.
-    pub fn choose(&self, spec: NpuSpec) -> Result<Chosen, NpuError> {
+    /// The provider and hardware that a user's notation means. Where it names no hardware, a real
+    /// NPU, or else an emulated one if that is allowed.
+    pub fn choose(&self, spec: NpuSpec, allow_emulated: bool) -> Result<Chosen, NpuError> {
         let Some(provider) = spec.provider else {
             let mut reasons = Vec::new();
-            for provider in vendors() {
-                match self.choose(NpuSpec { provider: Some(provider), hardware: None }) {
-                    Ok(chosen) => return Ok(chosen),
-                    Err(e) => reasons.push(e.to_string()),
+            // A real one of any provider before the emulation of another.
+            for emulated in [false, true].into_iter().filter(|e| !e || allow_emulated) {
+                reasons.clear();
+                for provider in vendors() {
+                    let of = NpuSpec { provider: Some(provider), hardware: None };
+                    match self.choose(of, emulated) {
+                        Ok(chosen) => return Ok(chosen),
+                        Err(e) => reasons.push(e.to_string()),
+                    }
                 }
             }
             return Err(NpuError::NoNpu(reasons.join("; ")));
         };
         let all = self.hardware(provider)?;
         let wanted = spec.hardware.unwrap_or(provider.hardware()[0]);
-        if let Some(chosen) = all.iter().find(|c| c.hardware == wanted) {
-            return Ok(*chosen);
+        let has = |wanted| all.iter().find(|c| c.hardware == wanted).copied();
+        let emulated = has(Hardware::Emulator).filter(|_| spec.hardware.is_none());
+        if let Some(chosen) = has(wanted).or(emulated.filter(|_| allow_emulated)) {
+            return Ok(chosen);
         }
         let names: Vec<&str> = all.iter().map(|c| c.hardware.name()).collect();
         let found = match names.is_empty() {
@@ -196,6 +207,9 @@ impl Runtime {
             false => format!("it finds {}", names.join(", ")),
         };
         let hint = match (provider, wanted) {
+            _ if emulated.is_some() => {
+                "The emulation takes its name, npu:qnn:emulator, or --allow-emulated"
+            }
             (Provider::OpenVino, Hardware::Cpu) => {
                 "Intel's plugin takes Intel's processors only; others take: pip install \
                  onnxruntime-openvino==1.24.1, in place of onnxruntime"

@@ -1,10 +1,11 @@
 //! Where a plan computes in a format that needs a calibration.
 
 use troika_graph::ActivationFormat;
-use troika_model::lower::{SegmentKind, segments};
+use troika_model::lower::SegmentKind;
 use troika_model::spec::ModelSpec;
 
-use crate::plan::{Layers, Rule, Split};
+use crate::divide::{SegmentAt, divide};
+use crate::plan::{Rule, Split};
 use crate::strategy::DeviceFacts;
 
 /// Products in a format that needs weights to be converted, and the segments whose outliers are
@@ -13,9 +14,11 @@ use crate::strategy::DeviceFacts;
 pub struct CalibratedProducts {
     /// The format.
     pub format: ActivationFormat,
+    /// The calibration's digest ([`crate::Calibration::digest`]), if the format needs one.
+    pub digest: Option<String>,
     /// The segments whose outliers another device computes; the others lose what is clipped, or
     /// have coarser scales.
-    pub exact: Vec<(SegmentKind, Option<usize>)>,
+    pub exact: Vec<SegmentAt>,
 }
 
 impl CalibratedProducts {
@@ -59,69 +62,36 @@ impl CalibratedProducts {
         (spec, allowed): (&ModelSpec, Option<&[ActivationFormat]>),
         all: &mut Vec<Rule>,
     ) {
-        let matched: Vec<(SegmentKind, Option<usize>)> = segments(spec)
-            .into_iter()
-            .filter(|(kind, layer)| rule.matches(*kind, *layer))
-            .collect();
         // Ops that the device refuses may take the other's formats.
         let (other, by) = (by, by.filter(|_| rule.split.is_none()));
-        let way = |segment: &(SegmentKind, Option<usize>)| match segment.0 {
+        let way = |segment: &SegmentAt| match segment.0 {
             _ if !CalibratedProducts::rounds(segment.0) => Way::Float,
             _ if by.is_some() && self.exact.contains(segment) => Way::Exact,
             _ => Way::Rounded,
         };
-        let mut runs: Vec<(SegmentKind, Way, Option<Layers>)> = Vec::new();
-        for kind in SegmentKind::ALL {
-            let first_of_kind = runs.len();
-            for segment in matched.iter().filter(|s| s.0 == kind) {
-                let (way, layer) = (way(segment), segment.1);
-                let last = runs.get_mut(first_of_kind..).and_then(|own| own.last_mut());
-                match (last, layer) {
-                    (Some((_, same, Some(run))), Some(layer))
-                        if *same == way
-                            && (run.first == run.last || run.last + run.step == layer) =>
-                    {
-                        run.step = layer - run.last;
-                        run.last = layer;
-                    }
-                    _ => {
-                        let layers = layer.map(|l| Layers { first: l, last: l, step: 1 });
-                        runs.push((kind, way, layers));
-                    }
-                }
-            }
-        }
-        let mut merged: Vec<(Vec<SegmentKind>, Way, Option<Layers>)> = Vec::new();
-        for (kind, way, layers) in runs {
-            match merged.iter_mut().find(|(_, w, l)| (*w, *l) == (way, layers)) {
-                Some((kinds, _, _)) => kinds.push(kind),
-                None => merged.push((vec![kind], way, layers)),
-            }
-        }
+        let parts = divide(rule, spec, way);
         let others = match allowed {
             Some(list) => list.iter(),
             None => other.map_or(&[][..], |d| &d.activations).iter(),
         };
         let others: Vec<ActivationFormat> =
             others.filter(|f| !f.converts_weights()).copied().collect();
-        all.extend(merged.into_iter().map(|(kinds, way, layers)| {
-            let split = by.filter(|_| way == Way::Exact);
+        all.extend(parts.iter().map(|part| {
+            let split = by.filter(|_| part.way == Way::Exact);
             Rule {
-                segments: Some(kinds),
-                layers,
                 split: match split {
                     Some(by) => Some(Split::Residual { by: by.name.clone() }),
                     None => rule.split.clone(),
                 },
                 device: match by {
-                    Some(by) if way == Way::Float => by.name.clone(),
+                    Some(by) if part.way == Way::Float => by.name.clone(),
                     _ => rule.device.clone(),
                 },
-                activations: match way {
+                activations: match part.way {
                     Way::Float => Vec::new(),
                     _ => [self.format].into_iter().chain(others.iter().copied()).collect(),
                 },
-                ..rule.clone()
+                ..part.of(rule)
             }
         }));
     }

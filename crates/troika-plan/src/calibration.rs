@@ -12,6 +12,8 @@ use crate::json::fault;
 
 /// The version of calibration files.
 const CALIBRATION_VERSION: u32 = 1;
+/// Hexadecimal digits of a digest: enough that no two are equal by chance.
+const DIGEST_DIGITS: usize = 32;
 /// The most columns that may be outliers.
 const MOST_OUTLIERS: f64 = 0.03;
 /// One more column of a thousand has to lower the limit by so much, in natural logarithms, to be
@@ -70,6 +72,11 @@ impl Calibration {
         serde_json::to_string(self).unwrap_or_default() + "\n"
     }
 
+    /// A hash of what it says, in hexadecimal digits: the same for the same model and numbers.
+    pub fn digest(&self) -> String {
+        blake3::hash(self.to_json().as_bytes()).to_hex()[..DIGEST_DIGITS].to_string()
+    }
+
     /// What it shows of outliers.
     pub fn summary(&self) -> OutlierSummary {
         let ending = CalibrationTensor::Outliers.of("");
@@ -85,7 +92,21 @@ impl Calibration {
             .collect();
         importance.sort_by(|a, b| b.1.total_cmp(&a.1));
         let all = || counted.iter().flat_map(|(_, counts)| counts.iter());
+        let mut layers: Vec<LayerOutliers> = Vec::new();
+        for (weight, counts) in &counted {
+            let name = weight.rsplit_once('.').map_or(*weight, |(layer, _)| layer).to_string();
+            if layers.iter().all(|l| l.layer != name) {
+                layers.push(LayerOutliers { layer: name.clone(), ..LayerOutliers::default() });
+            }
+            let Some(layer) = layers.iter_mut().find(|l| l.layer == name) else { continue };
+            layer.columns += counts.len();
+            layer.outlier_columns += counts.iter().filter(|n| **n > 0.0).count();
+            layer.outliers += counts.iter().copied().map(f64::from).sum::<f64>();
+            layer.most = layer.most.max(hot_share(counts).unwrap_or(0.0));
+        }
+        layers.sort_by_key(|l| l.number());
         OutlierSummary {
+            layers,
             products: counted.len(),
             columns: all().count(),
             outlier_columns: all().filter(|n| **n > 0.0).count(),
@@ -158,8 +179,34 @@ pub struct OutlierSummary {
     pub outlier_columns: usize,
     /// The share of a product's columns that have 80 % of its outliers, in the mean over products.
     pub hot_share: f64,
+    /// By layer, in order.
+    pub layers: Vec<LayerOutliers>,
     /// Each weight with the importance of its outliers, the largest first.
     pub importance: Vec<(String, f32)>,
+}
+
+/// The outliers of a layer's products.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct LayerOutliers {
+    /// The layer, as names of weights begin.
+    pub layer: String,
+    /// Input columns of its products.
+    pub columns: usize,
+    /// Those that had outliers.
+    pub outlier_columns: usize,
+    /// Values that are outliers, of all tokens of the text.
+    pub outliers: f64,
+    /// The share of a product's columns that have 80 % of its outliers, in the product where it is
+    /// largest.
+    pub most: f64,
+}
+
+impl LayerOutliers {
+    /// The layer's number, for the order of layers.
+    fn number(&self) -> (usize, String) {
+        let digits = self.layer.chars().filter(char::is_ascii_digit).collect::<String>();
+        (digits.parse().unwrap_or(usize::MAX), self.layer.clone())
+    }
 }
 
 /// The share of columns that have 80 % of the outliers; `None` without outliers.

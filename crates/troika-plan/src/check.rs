@@ -4,6 +4,7 @@ use troika_graph::{ActivationFormat, DType, Op};
 use troika_model::lower::{SegmentKind, segments};
 use troika_model::spec::ModelSpec;
 
+use crate::calibration::Calibration;
 use crate::error::PlanError;
 use crate::identity::{ModelId, PLAN_VERSION};
 use crate::plan::{Phase, Plan, RefusedOps, Rule, Split, Stage};
@@ -104,6 +105,23 @@ impl Plan {
             ));
         }
         Ok(())
+    }
+
+    /// Checks that it is used with the calibration that it was made with.
+    ///
+    /// # Errors
+    /// It needs one and there is none, or there is another one.
+    pub fn check_calibration(&self, given: Option<&Calibration>) -> Result<(), PlanError> {
+        if !self.activations().iter().any(ActivationFormat::is_calibrated) {
+            return Ok(());
+        }
+        let given = given.ok_or(PlanError::NoCalibration)?.digest();
+        match &self.calibration {
+            Some(made_with) if *made_with != given => {
+                Err(PlanError::OtherCalibration { made_with: made_with.clone(), given })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Checks row buckets, given which devices have static shapes.

@@ -16,11 +16,6 @@ pub struct PlanDevice {
 impl PlanDevice {
     /// The facts that strategies use.
     pub fn facts(&self) -> DeviceFacts {
-        DeviceFacts {
-            name: self.name.clone(),
-            activations: self.caps.activation_formats.clone(),
-            row_buckets: self.caps.row_buckets.clone(),
-            max_binding_bytes: self.caps.max_binding_bytes,
-        }
+        DeviceFacts::new(&self.name, &self.caps)
     }
 }

@@ -11,6 +11,20 @@ pub enum PlanError {
     /// A calibration that cannot be used.
     #[error("{0}")]
     Calibration(String),
+    /// A plan that needs a calibration, without one.
+    #[error("the plan computes by a calibration; give its file (--calibration FILE)")]
+    NoCalibration,
+    /// A plan that was made with another calibration than the one given.
+    #[error(
+        "the plan was made with the calibration {made_with}, and the one given is {given}; give \
+         that one, or make the plan again"
+    )]
+    OtherCalibration {
+        /// The digest in the plan.
+        made_with: String,
+        /// The digest of the one given.
+        given: String,
+    },
     /// Not a valid plan.
     #[error("it is not a plan: {0}")]
     Parse(String),
@@ -77,7 +91,10 @@ pub enum PlanError {
     #[error("the plan's devices: {0}")]
     Devices(String),
     /// An op that no available device computes.
-    #[error("no device takes {} of segment {}; {}: {}", .0.op, .0.segment.name(), .0.device, .0.why)]
+    #[error(
+        "no device takes {} of segment {}; {}: {}; name another device beside it, such as cpu",
+        .0.op, .0.segment.name(), .0.device, .0.why
+    )]
     Refused(Box<Refusal>),
     /// A plan that places an op on a device that refuses it.
     #[error(

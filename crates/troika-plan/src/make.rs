@@ -5,9 +5,11 @@ use troika_model::spec::ModelSpec;
 
 use crate::calibrated::CalibratedProducts;
 use crate::check::MAX_CONTEXT;
+use crate::elsewhere::Elsewhere;
 use crate::error::PlanError;
 use crate::identity::{ModelId, PLAN_VERSION};
 use crate::plan::{Decode, LengthRules, Phase, Plan, Policy, Prefill, Rule, SyncMode};
+use crate::rows::head_apart;
 use crate::strategy::{DeviceFacts, Strategy};
 
 /// The user's wishes for a plan.
@@ -30,13 +32,16 @@ pub struct PlanRequest {
     pub kv_dtype: Option<DType>,
     /// Type of the values between segments, except logits.
     pub values: DType,
-    /// For devices with static shapes: the numbers of rows to compile for; `None`: each device's.
+    /// For devices with static shapes: the numbers of rows to compile for; `None`: each device's,
+    /// or where each takes memory for weights of its own, those that are worth it.
     pub row_buckets: Option<Vec<usize>>,
     /// The formats, besides f32, that products may use for activations; `None`: those that make
     /// each device faster.
     pub activations: Option<Vec<ActivationFormat>>,
     /// Products in a format of a calibration, on devices that have it; `None`: nowhere.
     pub calibrated: Option<CalibratedProducts>,
+    /// Segments that devices have no room for.
+    pub elsewhere: Vec<Elsewhere>,
     /// Compute the model in f32.
     pub single_precision: bool,
 }
@@ -55,6 +60,7 @@ impl Default for PlanRequest {
             row_buckets: None,
             activations: None,
             calibrated: None,
+            elsewhere: Vec::new(),
             single_precision: false,
         }
     }
@@ -143,18 +149,24 @@ pub fn assemble(
     (strategy, rules): (String, PlannedRules),
 ) -> Plan {
     let PlannedRules { mut prefill, mut lengths, mut decode } = rules;
-    if let Some(products) = &request.calibrated {
-        let short = lengths.iter_mut().map(|l| &mut l.rules);
-        for list in short.chain([&mut prefill, &mut decode]) {
+    for list in lengths.iter_mut().map(|l| &mut l.rules).chain([&mut prefill, &mut decode]) {
+        for moved in &request.elsewhere {
+            *list = moved.applied(list, spec);
+        }
+        if let Some(products) = &request.calibrated {
             *list = products.applied(list, spec, devices, request.activations.as_deref());
+        }
+        if request.row_buckets.is_none() {
+            *list = head_apart(std::mem::take(list), spec, devices);
         }
     }
     let short = lengths.iter_mut().flat_map(|l| &mut l.rules);
     for rule in prefill.iter_mut().chain(&mut decode).chain(short) {
         rule.values = request.values;
         let is_static = |d: &DeviceFacts| !d.row_buckets.is_empty();
-        if devices.iter().any(|d| d.name == rule.device && is_static(d)) {
-            rule.row_buckets = request.row_buckets.clone();
+        let fixed = devices.iter().any(|d| is_static(d) && rule.devices().any(|n| n == d.name));
+        if fixed && rule.row_buckets.is_none() {
+            rule.row_buckets.clone_from(&request.row_buckets);
         }
         // Those of a calibration stand there already.
         let others = match &request.activations {
@@ -179,7 +191,9 @@ pub fn assemble(
     // Includes devices without rules, since other devices' refused ops may move to them.
     let limits = devices.iter().filter_map(|d| d.max_binding_bytes);
     let in_flight = if used.len() > 1 { CHUNKS_IN_FLIGHT } else { 1 };
-    Plan {
+    let needs = all().flat_map(|r| &r.activations).any(ActivationFormat::is_calibrated);
+    let calibration = request.calibrated.as_ref().filter(|_| needs).and_then(|c| c.digest.clone());
+    let mut plan = Plan {
         version: PLAN_VERSION,
         model: ModelId::of(spec),
         strategy,
@@ -187,6 +201,7 @@ pub fn assemble(
         page_len: page_len(widest_position(spec, kv_dtype), limits),
         kv_dtype,
         devices: used,
+        calibration,
         sync: request.sync,
         prefill: Prefill {
             chunk: chunk_of(spec, request),
@@ -198,5 +213,7 @@ pub fn assemble(
         },
         decode: Decode { rules: decode },
         predicted: None,
-    }
+    };
+    plan.choose_rows(devices);
+    plan
 }

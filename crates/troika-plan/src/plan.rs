@@ -27,6 +27,12 @@ pub struct Plan {
     pub kv_dtype: DType,
     /// Names of the devices that the rules place segments on.
     pub devices: Vec<String>,
+    /// The digest of the calibration that formats of the rules need ([`Calibration::digest`]);
+    /// absent: of any calibration, or none is needed.
+    ///
+    /// [`Calibration::digest`]: crate::Calibration::digest
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub calibration: Option<String>,
     /// How devices wait for each other; absent: predicted.
     #[serde(default, skip_serializing_if = "is_default")]
     pub sync: SyncMode,

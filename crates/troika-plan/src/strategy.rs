@@ -1,6 +1,6 @@
 //! Strategies: common ways to divide a model over devices. One table for all commands.
 
-use troika_device::Device;
+use troika_device::{Caps, Device};
 use troika_graph::ActivationFormat;
 use troika_graph::DType;
 use troika_model::lower::{SegmentKind, segments};
@@ -18,6 +18,8 @@ pub struct DeviceFacts {
     pub activations: Vec<ActivationFormat>,
     /// With static shapes: the numbers of rows it is compiled for.
     pub row_buckets: Vec<usize>,
+    /// Whether each of them takes memory for weights of its own.
+    pub weights_per_shape: bool,
     /// The most bytes of one binding, if limited.
     pub max_binding_bytes: Option<u64>,
 }
@@ -25,11 +27,16 @@ pub struct DeviceFacts {
 impl DeviceFacts {
     /// The facts that a device reports.
     pub fn of(device: &dyn Device) -> DeviceFacts {
-        let caps = device.caps();
+        DeviceFacts::new(device.name(), device.caps())
+    }
+
+    /// The facts in a device's capabilities.
+    pub(crate) fn new(name: &str, caps: &Caps) -> DeviceFacts {
         DeviceFacts {
-            name: device.name().to_string(),
+            name: name.to_string(),
             activations: caps.activation_formats.clone(),
             row_buckets: caps.row_buckets.clone(),
+            weights_per_shape: caps.weights_per_shape.is_some(),
             max_binding_bytes: caps.max_binding_bytes,
         }
     }

@@ -7,8 +7,9 @@ use troika_model::lower::{SegmentKind, segments};
 use troika_model::spec::ModelSpec;
 use troika_model::{families, presets};
 use troika_plan::{
-    CalibratedProducts, DeviceFacts, Layers, LengthRules, Phase, Plan, PlanError, PlanRequest,
-    Refusal, RefusedOps, Rule, Share, Split, Strategy, describe_refusals, make,
+    CalibratedProducts, Calibration, DeviceFacts, Elsewhere, Layers, LengthRules, Phase, Plan,
+    PlanError, PlanRequest, Refusal, RefusedOps, Rule, Share, Split, Strategy, describe_refusals,
+    make,
 };
 
 fn spec(preset: &str) -> ModelSpec {
@@ -22,6 +23,7 @@ fn devices(count: usize) -> Vec<DeviceFacts> {
             name: (*n).into(),
             activations: vec![ActivationFormat::INT8],
             row_buckets: Vec::new(),
+            weights_per_shape: false,
             max_binding_bytes: None,
         })
         .collect()
@@ -479,13 +481,18 @@ fn calibrated_products_are_placed_by_segments() {
         let mut devices = devices(2);
         devices[0].activations = vec![format];
         let important = [(SegmentKind::Qkv, Some(1)), (SegmentKind::AttnOut, Some(0))];
-        let calibrated = Some(CalibratedProducts { format, exact: important.to_vec() });
+        let calibrated = Some(CalibratedProducts {
+            format,
+            digest: Some("d".into()),
+            exact: important.to_vec(),
+        });
         for strategy in Strategy::ALL {
             let request =
                 PlanRequest { strategy, calibrated: calibrated.clone(), ..PlanRequest::default() };
             // It checks that exactly one rule matches each segment.
             let plan = make(&spec, &devices, &request).unwrap();
             assert_eq!(Plan::from_json(&plan.to_json()).unwrap(), plan);
+            assert_eq!(plan.calibration.as_deref(), Some("d"), "{}", plan.strategy);
             for (kind, layer) in segments(&spec) {
                 let rule = plan.rule(Phase::Prefill, kind, layer).unwrap();
                 let computes = rule.activations.contains(&format);
@@ -537,4 +544,99 @@ fn strategies_may_name_their_devices() {
     let request = PlanRequest { strategy, ..PlanRequest::default() };
     let refused = make(&spec("qwen3-0.6b"), &devices(2), &request).unwrap_err();
     assert!(refused.to_string().contains('x'), "{refused}");
+}
+
+/// A plan that computes by a calibration is used with that one only.
+#[test]
+fn plans_keep_to_their_calibration() {
+    let spec = spec("qwen3-0.6b");
+    let mut devices = devices(1);
+    let mut calibration = Calibration::new(&spec);
+    let format = ActivationFormat::of_tensor(8, ScaleOrigin::Static);
+    let calibrated =
+        Some(CalibratedProducts { format, digest: Some(calibration.digest()), exact: Vec::new() });
+    let request = PlanRequest { calibrated, ..PlanRequest::default() };
+    let of_others = make(&spec, &devices, &request).unwrap();
+    assert_eq!(of_others.calibration, None, "its device computes without");
+    of_others.check_calibration(None).unwrap();
+    devices[0].activations = vec![format];
+    let mut plan = make(&spec, &devices, &request).unwrap();
+    plan.check_calibration(Some(&calibration)).unwrap();
+    assert_eq!(plan.check_calibration(None), Err(PlanError::NoCalibration));
+    calibration.tokens += 1;
+    let other = plan.check_calibration(Some(&calibration)).unwrap_err().to_string();
+    assert!(other.contains(&calibration.digest()) && !other.contains('\n'), "{other}");
+    // A plan written by hand takes any.
+    plan.calibration = None;
+    plan.check_calibration(Some(&calibration)).unwrap();
+}
+
+/// Where each number of rows has weights of its own, a plan names few of them.
+#[test]
+fn rows_are_few_where_each_holds_weights() {
+    let spec = spec("qwen3-0.6b");
+    let mut devices = devices(2);
+    devices[0].row_buckets = vec![1, 16, 32, 64, 128, 256, 512];
+    let rows = |devices: &[DeviceFacts], strategy, chunk| {
+        let request = PlanRequest { strategy, chunk, ..PlanRequest::default() };
+        let plan = make(&spec, devices, &request).unwrap();
+        let of = |phase, kind| plan.rule(phase, kind, Some(0)).unwrap().row_buckets.clone();
+        let head = plan.rule(Phase::Prefill, SegmentKind::Head, None).unwrap().row_buckets.clone();
+        let ffn = of(Phase::Prefill, SegmentKind::Ffn);
+        (ffn, head, of(Phase::Decode, SegmentKind::Ffn), plan)
+    };
+    let (ffn, ..) = rows(&devices, Strategy::OneDevice, 512);
+    assert_eq!(ffn, None, "weights are held once: all of the device's");
+    devices[0].weights_per_shape = true;
+    let some = |rows: &[usize]| Some(rows.to_vec());
+    let (ffn, head, decode, plan) = rows(&devices, Strategy::OneDevice, 512);
+    assert_eq!((ffn, head), (some(&[1, 128, 512]), some(&[1, 128])));
+    assert_eq!(decode, some(&[1, 128, 512]), "both phases share their code");
+    let shorter = plan.with_chunk(64, &devices);
+    assert_eq!(
+        shorter.rule(Phase::Prefill, SegmentKind::Ffn, Some(0)).unwrap().row_buckets,
+        some(&[1, 16, 64])
+    );
+    let (ffn, head, decode, _) = rows(&devices, Strategy::PrefillDecode, 200);
+    assert_eq!((ffn, head, decode), (some(&[64, 256]), some(&[1, 64]), None));
+    // The lengths of parts are among them.
+    let (ffn, ..) = rows(&devices, Strategy::SplitRows(Some(32)), 512);
+    assert_eq!(ffn, some(&[1, 32, 128, 512]));
+    // The user's own come first.
+    let row_buckets = Some(vec![7]);
+    let request = PlanRequest { row_buckets, ..PlanRequest::default() };
+    let plan = make(&spec, &devices, &request).unwrap();
+    assert!(plan.all_rules().all(|r| r.row_buckets == some(&[7])));
+}
+
+/// Segments that a device has no room for are computed by another one, in its own formats.
+#[test]
+fn what_has_no_room_is_elsewhere() {
+    let spec = spec("qwen3-0.6b");
+    let mut devices = devices(2);
+    devices[0].activations.clear();
+    let last = spec.layers.len() - 1;
+    let segments = vec![(SegmentKind::Ffn, Some(last)), (SegmentKind::Head, None)];
+    let moved = Elsewhere {
+        device: "a".into(),
+        holds: 5 << 20,
+        by: "b".into(),
+        segments: segments.clone(),
+    };
+    let said = moved.describe();
+    for says in ["holds 5 MiB", "head", &format!("ffn of layer {last}")] {
+        assert!(said.contains(says), "{said}");
+    }
+    for strategy in Strategy::ALL {
+        let request =
+            PlanRequest { strategy, elsewhere: vec![moved.clone()], ..PlanRequest::default() };
+        let plan = make(&spec, &devices, &request).unwrap();
+        for (kind, layer) in &segments {
+            for phase in [Phase::Prefill, Phase::Decode] {
+                let rule = plan.rule(phase, *kind, *layer).unwrap();
+                assert!(rule.devices().eq(["b"]), "{} {}: {rule:?}", plan.strategy, kind.name());
+                assert_eq!(rule.activations, [ActivationFormat::INT8]);
+            }
+        }
+    }
 }

@@ -149,6 +149,7 @@ fn caps(soc: &Soc, p: &Processor, space: SpaceId, cpu: &Caps) -> Caps {
         strided_rows: p.strided_rows,
         offset_alignment: p.offset_alignment,
         bakes_weights: p.bakes_weights,
+        weights_per_shape: None,
         facts: facts(soc, p),
     }
 }

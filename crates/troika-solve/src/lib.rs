@@ -5,6 +5,7 @@ mod choice;
 mod chunks;
 mod cost;
 mod fit;
+mod memory;
 mod options;
 mod placements;
 mod predict;
@@ -17,14 +18,12 @@ mod staged;
 mod timed;
 mod weights;
 
-use std::sync::Arc;
-
-use troika_model::lower::Lowered;
-use troika_plan::{Plan, PlanDevice, PlanError};
+use troika_plan::PlanError;
 
 pub use cost::{CostModel, PricedRun, QueueCosts, RunWork};
 pub use fit::{Fits, RunFit};
-pub use predict::predict;
+pub use memory::{MadePlan, MakeRequest, check_memory, make_within_memory};
+pub use predict::{HeldWeights, held_weights, predict};
 pub use profile::{
     DeviceSample, PROFILE_VERSION, PairSample, Profile, ProfileError, ProfileSubject,
     ProfiledCosts, ProfiledDevice, ProfiledGraph, Regret, RunSample, Slowdown, Spread,
@@ -32,27 +31,6 @@ pub use profile::{
 };
 pub use request::{Alternative, PredictRequest, SolveRequest, Solved};
 pub use staged::{InStages, StagedRequest, Ways};
-
-/// Checks that a plan's weights fit into the memory of each device.
-///
-/// # Errors
-/// A device that would hold more than it can, or a rule that cannot be applied.
-pub fn check_memory(
-    plan: &Plan,
-    lowered: &Arc<Lowered>,
-    devices: &[PlanDevice],
-) -> Result<(), PlanError> {
-    if devices.iter().all(|d| d.caps.max_resident_bytes.is_none()) {
-        return Ok(());
-    }
-    for (device, needs) in predict::weights_on(plan, lowered, devices)? {
-        let caps = devices.iter().find(|d| d.name == device).map(|d| &d.caps);
-        if let Some(holds) = caps.and_then(|c| c.max_resident_bytes).filter(|most| needs > *most) {
-            return Err(PlanError::Memory { device, needs, holds });
-        }
-    }
-    Ok(())
-}
 
 /// Chooses a plan.
 ///

@@ -192,7 +192,9 @@ impl KindRequest<'_> {
         let mut sets: Vec<Vec<usize>> = if device.caps.static_shapes {
             let all: Vec<usize> = device.caps.row_buckets.iter().copied().filter(fits).collect();
             let mut sets: Vec<Vec<usize>> = all.iter().map(|n| vec![*n]).collect();
-            sets.push(all);
+            if device.caps.weights_per_shape.is_none() {
+                sets.push(all);
+            }
             sets
         } else {
             // Lengths around the one that takes both devices the same time.

@@ -1,6 +1,6 @@
 //! Predicts a plan's costs: runs the tasks of a prompt and of a decoded token in modelled time.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use troika_device::SpaceId;
@@ -10,7 +10,7 @@ use troika_model::lower::Lowered;
 use super::request::PredictRequest;
 use super::score::{Predictor, too_large};
 use super::timed::TimedPlan;
-use super::weights::WeightRows;
+use super::weights::{WeightRows, in_code, stored};
 use crate::cost::{CostModel, PricedRun};
 use troika_plan::own_space;
 use troika_plan::{Phase, Plan, PlanError, Rule};
@@ -27,15 +27,32 @@ pub fn predict(request: &PredictRequest<'_>, plan: &Plan) -> Result<Predicted, P
     Ok(Predicted { lengths: predictor.lengths(plan)?, ..predicted })
 }
 
-/// Bytes of weights on each device.
-pub(super) fn weights_on(
+/// The weights that a device holds.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct HeldWeights {
+    /// The device.
+    pub device: String,
+    /// Bytes of its weights, each once, as they are stored.
+    pub stored: u64,
+    /// Bytes that it holds of them, for all numbers of rows.
+    pub held: u64,
+    /// The numbers of rows that hold weights of their own.
+    pub rows: BTreeSet<usize>,
+}
+
+/// The weights that devices hold by a plan.
+///
+/// # Errors
+/// A rule that cannot be applied.
+pub fn held_weights(
     plan: &Plan,
     lowered: &Arc<Lowered>,
     devices: &[PlanDevice],
-) -> Result<BTreeMap<String, u64>, PlanError> {
+) -> Result<Vec<HeldWeights>, PlanError> {
     let request = PredictRequest { lowered, devices, cost: &Free, prompt: 1, generate: 0 };
     let mut predictor = Predictor::new(&request);
-    Ok(predictor.weight_bytes(plan)?.0)
+    let alike = predictor.alike(plan)?;
+    Ok(predictor.held(&alike))
 }
 
 /// A cost model without costs, to count bytes only.
@@ -137,26 +154,50 @@ impl Predictor<'_> {
 
     fn bytes(&self, alike: &[Alike]) -> (BTreeMap<String, u64>, u64) {
         let devices = self.request.devices;
-        let mut by_device = vec![0; devices.len()];
         let mut total = 0;
         for alike in alike {
-            let mut held = vec![WeightRows::default(); devices.len()];
             let mut forms: HashMap<(SpaceId, &[DType]), WeightRows> = HashMap::new();
             for piece in alike.placed.iter().flat_map(|p| p.pieces()) {
                 let caps = &devices[piece.device].caps;
                 let form = (own_space(caps), caps.weight_dtypes.as_slice());
                 let form = forms.entry(form).or_default();
-                for weight in &piece.graph.weights {
-                    held[piece.device].add(weight);
-                    form.add(weight);
-                }
+                piece.graph.weights.iter().for_each(|w| form.add(w, stored(w)));
             }
-            let held = held.iter().map(WeightRows::bytes);
-            by_device.iter_mut().zip(held).for_each(|(sum, bytes)| *sum += bytes * alike.count);
             total += forms.values().map(WeightRows::bytes).sum::<u64>() * alike.count;
         }
-        let named = devices.iter().zip(by_device).filter(|(_, bytes)| *bytes > 0);
-        (named.map(|(d, bytes)| (d.name.clone(), bytes)).collect(), total)
+        let held = self.held(alike).into_iter().filter(|h| h.held > 0);
+        (held.map(|h| (h.device, h.held)).collect(), total)
+    }
+
+    /// What each device holds.
+    fn held(&self, alike: &[Alike]) -> Vec<HeldWeights> {
+        let of = |(index, device): (usize, &PlanDevice)| {
+            let mut all = HeldWeights { device: device.name.clone(), ..HeldWeights::default() };
+            for alike in alike {
+                let mut once = WeightRows::default();
+                let mut by_rows: HashMap<usize, WeightRows> = HashMap::new();
+                let pieces = alike.placed.iter().flat_map(|p| p.pieces());
+                for piece in pieces.filter(|piece| piece.device == index) {
+                    piece.graph.weights.iter().for_each(|w| once.add(w, stored(w)));
+                    let Some(float_bytes) = device.caps.weights_per_shape else { continue };
+                    let row_bytes = in_code(&piece.graph, float_bytes);
+                    for rows in &piece.shapes {
+                        let held = by_rows.entry(*rows).or_default();
+                        let weights = piece.graph.weights.iter().zip(&row_bytes);
+                        weights.for_each(|(w, bytes)| held.add(w, *bytes));
+                    }
+                }
+                all.stored += once.bytes() * alike.count;
+                all.held += alike.count
+                    * match device.caps.weights_per_shape {
+                        None => once.bytes(),
+                        Some(_) => by_rows.values().map(WeightRows::bytes).sum(),
+                    };
+                all.rows.extend(by_rows.into_keys());
+            }
+            all
+        };
+        self.request.devices.iter().enumerate().map(of).collect()
     }
 
     fn compile_ns(&self, alike: &[Alike]) -> f64 {

@@ -9,9 +9,10 @@ use super::request::PredictRequest;
 use super::request::{Alternative, SolveRequest, Solved};
 use super::score::Predictor;
 use crate::cost::PricedRun;
+use crate::memory::{MadePlan, MakeRequest, make_within_memory};
 use troika_plan::Goal;
 use troika_plan::{
-    Decode, DeviceFacts, LengthRules, Phase, Plan, PlanError, PlanRequest, Prefill, Strategy, make,
+    Decode, DeviceFacts, LengthRules, Phase, Plan, PlanError, PlanRequest, Prefill, Strategy,
 };
 use troika_plan::{PlannedRules, assemble, chunk_of};
 
@@ -190,22 +191,26 @@ impl<'a> Search<'a> {
     fn known_plans(&mut self) -> Result<Vec<Alternative>, PlanError> {
         let mut all = Vec::new();
         for i in 0..self.facts.len() {
-            let first: Vec<DeviceFacts> = [self.facts[i].clone()]
-                .into_iter()
-                .chain(
-                    self.facts.iter().enumerate().filter(|(j, _)| *j != i).map(|(_, f)| f.clone()),
-                )
-                .collect();
+            let mut devices = self.request.devices.to_vec();
+            devices[..=i].rotate_right(1);
             let known = [Strategy::OneDevice, Strategy::PrefillDecode, Strategy::Alternate];
             for strategy in known {
-                if strategy.check(first.len()).is_err() {
+                if strategy.check(devices.len()).is_err() {
                     continue;
                 }
                 let base = PlanRequest { strategy: strategy.clone(), ..self.request.base.clone() };
-                let plan = make(self.request.spec, &first, &base)?;
+                let MadePlan { plan, moved } = make_within_memory(&MakeRequest {
+                    spec: self.request.spec,
+                    lowered: self.request.lowered,
+                    devices: &devices,
+                    refusals: self.request.refusals,
+                    base: &base,
+                    attention_first: false,
+                })?;
+                let first = &devices[0].name;
                 let name = match strategy {
-                    Strategy::OneDevice => format!("{ONE_DEVICE} {}", first[0].name),
-                    _ => format!("{strategy} from {}", first[0].name),
+                    Strategy::OneDevice if moved.is_empty() => format!("{ONE_DEVICE} {first}"),
+                    _ => format!("{strategy} from {first}"),
                 };
                 all.extend(self.alternative(name, plan)?);
             }

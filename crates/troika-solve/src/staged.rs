@@ -188,7 +188,8 @@ impl StagedRequest<'_> {
     }
 
     /// Sets of standard lengths. Either all up to some length, which pads the last of several parts
-    /// least, or a single length. One empty set if no shape is static.
+    /// least, or a single length; only the latter where each holds weights of its own. One empty set
+    /// if no shape is static.
     fn length_sets(&self, home: usize, other: usize) -> Vec<Vec<usize>> {
         let mut both = [other, home].map(|d| &self.devices[d].caps).into_iter();
         let Some(caps) = both.find(|c| c.static_shapes) else { return vec![Vec::new()] };
@@ -198,7 +199,8 @@ impl StagedRequest<'_> {
         let all = &caps.row_buckets;
         // Lengths above the first that takes all rows are never chosen.
         let enough = all.iter().position(|n| *n >= self.rows).map_or(all.len(), |i| i + 1);
-        let mut sets: Vec<Vec<usize>> = (1..=enough).map(|n| all[..n].to_vec()).collect();
+        let several = if caps.weights_per_shape.is_none() { enough } else { 0 };
+        let mut sets: Vec<Vec<usize>> = (1..=several).map(|n| all[..n].to_vec()).collect();
         sets.extend(all[..enough].iter().map(|n| vec![*n]));
         sets.dedup();
         sets

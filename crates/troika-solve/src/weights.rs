@@ -4,7 +4,31 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use troika_graph::{WeightDecl, WeightSlice};
+use troika_graph::{Op, Subgraph, WeightDecl, WeightSlice};
+
+/// Bytes of a row of a weight as it is stored.
+pub(super) fn stored(weight: &WeightDecl) -> u64 {
+    weight.dtype.row_bytes(weight.cols).unwrap_or(0) as u64
+}
+
+/// Bytes of a row of each weight of a graph, with their scales, where it is part of the code and
+/// floats have so many bytes.
+pub(super) fn in_code(graph: &Subgraph, float_bytes: usize) -> Vec<u64> {
+    let mut rows: Vec<u64> = graph.weights.iter().map(|w| (w.cols * float_bytes) as u64).collect();
+    for node in &graph.nodes {
+        let Op::Linear { weight, activations, .. } = &node.op else { continue };
+        if !activations.converts_weights() {
+            continue;
+        }
+        let decl = graph.weight(*weight);
+        rows[weight.0 as usize] = match activations.converted_numbers() {
+            None => 2 * decl.cols as u64,
+            Some(whole) if whole.bits > 8 && stored(decl) < decl.cols as u64 => stored(decl),
+            Some(_) => (decl.cols + float_bytes) as u64,
+        };
+    }
+    rows
+}
 
 /// Rows of a segment's weights, each counted once.
 #[derive(Clone, Debug, Default)]
@@ -14,9 +38,9 @@ pub(super) struct WeightRows(HashMap<Arc<str>, RowsOfWeight>);
 type RowsOfWeight = (u64, Vec<Range<usize>>);
 
 impl WeightRows {
-    pub fn add(&mut self, weight: &WeightDecl) {
+    pub fn add(&mut self, weight: &WeightDecl, row_bytes: u64) {
         let entry = self.0.entry(weight.name.clone()).or_default();
-        entry.0 = weight.dtype.row_bytes(weight.cols).unwrap_or(0) as u64;
+        entry.0 = row_bytes;
         let first = match weight.slice {
             Some(WeightSlice::Rows { first, .. }) => first,
             _ => 0,

@@ -47,6 +47,7 @@ fn device(name: &str, row_buckets: &[usize]) -> PlanDevice {
         strided_rows: true,
         offset_alignment: 1,
         bakes_weights: false,
+        weights_per_shape: None,
         facts: vec![("cores".into(), "2".into())],
     };
     PlanDevice { name: name.into(), caps }

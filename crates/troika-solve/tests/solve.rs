@@ -14,7 +14,8 @@ use troika_plan::{
     Goal, Phase, PlanDevice, PlanError, PlanRequest, Predicted, Refusal, Split, SyncMode,
 };
 use troika_solve::{
-    CostModel, PredictRequest, PricedRun, SolveRequest, Solved, check_memory, predict, solve,
+    CostModel, MakeRequest, PredictRequest, PricedRun, SolveRequest, Solved, check_memory,
+    held_weights, make_within_memory, predict, solve,
 };
 
 fn spec(preset: &str, layers: usize) -> ModelSpec {
@@ -51,6 +52,7 @@ fn device(name: &str, row_buckets: &[usize]) -> PlanDevice {
         strided_rows: true,
         offset_alignment: 1,
         bakes_weights: false,
+        weights_per_shape: None,
         facts: Vec::new(),
     };
     PlanDevice { name: name.into(), caps }
@@ -525,4 +527,62 @@ fn no_split_leaves_a_device_nothing() {
     for plan in plans {
         troika_program::Program::new(lowered.clone(), plan, &devices).unwrap();
     }
+}
+
+/// What a device has no room for is elsewhere, and feed-forwards stay longest.
+#[test]
+fn feed_forwards_stay_where_memory_is_short() {
+    let spec = spec("llama-3.2-1b", 16);
+    let lowered = lowered(&spec, 256);
+    let strategy = troika_plan::Strategy::PrefillDecode;
+    let base = PlanRequest { context: Some(1024), chunk: 256, strategy, ..PlanRequest::default() };
+    let made = |limit: Option<u64>, attention_first: bool, per_shape: Option<usize>| {
+        let mut devices = [device("a", &[]), device("b", &[])];
+        if per_shape.is_some() {
+            devices[0] = device("a", &[1, 64, 256]);
+        }
+        devices[0].caps.max_resident_bytes = limit;
+        devices[0].caps.weights_per_shape = per_shape;
+        let made = make_within_memory(&MakeRequest {
+            spec: &spec,
+            lowered: &lowered,
+            devices: &devices,
+            refusals: &[],
+            base: &base,
+            attention_first,
+        });
+        let made = made.unwrap();
+        check_memory(&made.plan, &lowered, &devices).unwrap();
+        let held = held_weights(&made.plan, &lowered, &devices).unwrap()[0].clone();
+        let on = |kind: SegmentKind| {
+            let rule = |l: &usize| made.plan.rule(Phase::Prefill, kind, Some(*l)).unwrap();
+            (0..16).filter(|l| rule(l).device == "a").count()
+        };
+        (on(SegmentKind::Ffn), on(SegmentKind::Qkv), held, made.moved)
+    };
+    let (ffn, qkv, all, moved) = made(None, false, None);
+    assert!((ffn, qkv) == (16, 16) && moved.is_empty() && all.stored == all.held);
+    let (ffn, qkv, held, moved) = made(Some(all.held / 3), false, None);
+    // A layer's attention has a fifth of its feed-forward's bytes.
+    assert!((1..16).contains(&ffn) && qkv < 5, "{ffn} {qkv}");
+    assert!(held.held <= all.held / 3 && moved[0].by == "b" && moved[0].device == "a");
+    // One more would not fit.
+    assert!(held.held + held.held / ffn as u64 > all.held / 3);
+    let (ffn, qkv, ..) = made(Some(all.held * 6 / 10), false, None);
+    assert!(ffn == 16 && (1..16).contains(&qkv), "{ffn} {qkv}");
+    let (ffn, qkv, ..) = made(Some(all.held / 3), true, None);
+    assert!(qkv == 16 && (1..16).contains(&ffn), "{ffn} {qkv}");
+    // Each number of rows holds floats of its own.
+    let (_, _, each, _) = made(None, false, Some(4));
+    let weights: u64 = lowered
+        .segments
+        .iter()
+        .flat_map(|s| &s.graph.weights)
+        .map(|w| (w.rows * w.cols * 4) as u64)
+        .sum();
+    assert_eq!(each.rows.iter().copied().collect::<Vec<_>>(), [1, 64, 256]);
+    // The head has two numbers of rows, one of which it shares with the others.
+    assert!(each.held == 2 * weights, "{} {weights}", each.held);
+    let (ffn, qkv, held, _) = made(Some(each.held / 4), false, Some(4));
+    assert!((1..16).contains(&ffn) && qkv < 5 && held.held <= each.held / 4);
 }

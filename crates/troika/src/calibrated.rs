@@ -1,14 +1,16 @@
 //! How NPUs compute by a calibration.
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use troika_graph::{ActivationFormat, ScaleOrigin, WeightDecl};
-use troika_model::lower::{Lowered, SegmentKind};
+use troika_graph::{ActivationFormat, CalibrationTensor, ScaleOrigin, WeightDecl};
+use troika_model::lower::Lowered;
 use troika_model::spec::ModelSpec;
-use troika_plan::{CalibratedProducts, Calibration};
+use troika_plan::{CalibratedProducts, Calibration, SegmentAt};
 use troika_weights::WeightStore;
 
+use crate::devices::hot_columns;
 use crate::error::Error;
 
 /// How NPUs compute products of whole numbers.
@@ -69,28 +71,63 @@ impl CalibrationOptions {
     pub(crate) fn products(&self, lowered: &Lowered) -> CalibratedProducts {
         let format = self.format();
         let exact = match self.outliers {
-            Outliers::Shadow(pruned) => self.important(lowered, pruned),
+            Outliers::Shadow(pruned) => important(&self.calibration, lowered, pruned),
             _ => Vec::new(),
         };
-        CalibratedProducts { format, exact }
+        CalibratedProducts { format, digest: Some(self.calibration.digest()), exact }
     }
+}
 
-    /// The segments of the most important outliers, without the given share of them.
-    fn important(&self, lowered: &Lowered, pruned: f64) -> Vec<(SegmentKind, Option<usize>)> {
-        let mut all: Vec<_> = lowered
-            .segments
-            .iter()
-            .filter(|s| CalibratedProducts::rounds(s.kind))
-            .map(|s| {
-                let of = |w: &WeightDecl| self.calibration.importance(&w.name);
-                let importance = s.graph.weights.iter().map(of).fold(0.0, f32::max);
-                (importance, (s.kind, s.layer))
-            })
-            .filter(|(importance, _)| *importance > 1.0)
-            .collect();
-        all.sort_by(|a, b| b.0.total_cmp(&a.0));
-        let kept = ((1.0 - pruned) * all.len() as f64).round() as usize;
-        all.truncate(kept);
-        all.into_iter().map(|(_, segment)| segment).collect()
+/// The segments of the most important outliers, without the given share of them.
+fn important(calibration: &Calibration, lowered: &Lowered, pruned: f64) -> Vec<SegmentAt> {
+    let mut all: Vec<_> = lowered
+        .segments
+        .iter()
+        .filter(|s| CalibratedProducts::rounds(s.kind))
+        .map(|s| {
+            let of = |w: &WeightDecl| calibration.importance(&w.name);
+            let importance = s.graph.weights.iter().map(of).fold(0.0, f32::max);
+            (importance, (s.kind, s.layer))
+        })
+        .filter(|(importance, _)| *importance > 1.0)
+        .collect();
+    all.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let kept = ((1.0 - pruned) * all.len() as f64).round() as usize;
+    all.truncate(kept);
+    all.into_iter().map(|(_, segment)| segment).collect()
+}
+
+/// What computing outliers apart takes in memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ShadowMemory {
+    /// Bytes of the columns of weights that lie in memory, as floats.
+    pub hot: u64,
+    /// Those of all columns of the same weights.
+    pub all: u64,
+    /// Bytes of all weights of the model, as stored.
+    pub weights: u64,
+}
+
+impl ShadowMemory {
+    /// What it takes where a share of the segments is left out, the least important ones.
+    pub fn of(calibration: &Calibration, lowered: &Lowered, pruned: f64) -> ShadowMemory {
+        let important = important(calibration, lowered, pruned);
+        let (mut sum, mut known) = (ShadowMemory::default(), HashSet::new());
+        for segment in &lowered.segments {
+            for weight in &segment.graph.weights {
+                if known.insert(weight.name.clone()) {
+                    let row = weight.dtype.row_bytes(weight.cols).unwrap_or(0);
+                    sum.weights += (weight.rows * row) as u64;
+                }
+                let counts = calibration.tensor(CalibrationTensor::Outliers, &weight.name);
+                let Some(counts) = counts else { continue };
+                if important.contains(&(segment.kind, segment.layer)) {
+                    let column = (weight.rows * size_of::<f32>()) as u64;
+                    sum.hot += hot_columns(counts).len() as u64 * column;
+                    sum.all += counts.len() as u64 * column;
+                }
+            }
+        }
+        sum
     }
 }

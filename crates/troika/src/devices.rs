@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 pub(crate) use troika_cpu::Observer;
+pub(crate) use troika_cpu::kernels::outliers::hot_columns;
 pub use troika_cpu::parse_cores;
 pub use troika_cpu::peaks::{Peak, Peaks};
 use troika_cpu::{CpuDevice, CpuOptions, Isa, Multiply};
@@ -35,6 +36,8 @@ pub struct DeviceOptions {
     pub isa: Option<String>,
     /// Devices to open instead of the one described by the fields above.
     pub devices: Vec<DeviceSpec>,
+    /// The most bytes of weights that devices may hold, by name.
+    pub memory: Vec<(String, u64)>,
     /// What NPU devices need.
     pub npu: NpuSettings,
 }
@@ -48,6 +51,8 @@ pub struct NpuSettings {
     pub row_buckets: Vec<usize>,
     /// How graphs are written.
     pub rewrites: Rewrites,
+    /// Whether an emulated NPU may take the place of a real one that no device names.
+    pub allow_emulated: bool,
     /// How to compile in another process; `None`: in this one, and nothing is kept.
     pub helper: Option<HelperCommand>,
     /// The folder that keeps compiled graphs for the next start; `None`: not kept.
@@ -56,6 +61,19 @@ pub struct NpuSettings {
     pub cache_bytes: Option<u64>,
     /// How vendors' profilers report to the tracer of a model that is opened.
     pub profiling: Option<Profiling>,
+    /// Why compiled graphs were not kept there.
+    pub cache_fault: CacheFault,
+}
+
+/// Why something was not kept in the cache, the last time that it was not.
+#[derive(Clone, Debug, Default)]
+pub struct CacheFault(Arc<Mutex<Option<String>>>);
+
+impl CacheFault {
+    /// Takes the fault, if there is one.
+    pub fn take(&self) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
 }
 
 impl NpuSettings {
@@ -68,15 +86,18 @@ impl NpuSettings {
     ) -> NpuOptions {
         let cache = self.cache_dir.as_ref().map(|dir| {
             let limit = self.cache_bytes.unwrap_or(u64::MAX);
-            Arc::new(KeptGraphs { folder: CacheFolder::new(dir), limit }) as Arc<dyn GraphCache>
+            let (folder, fault) = (CacheFolder::new(dir), self.cache_fault.clone());
+            Arc::new(KeptGraphs { folder, limit, fault }) as Arc<dyn GraphCache>
         });
         let (places, helper) = (self.runtime.clone(), self.helper.clone());
         let (row_buckets, cache) = (self.row_buckets.clone(), OptionalCache(cache));
+        let allow_emulated = self.allow_emulated;
         let rewrites = self.rewrites.clone();
         let (profiling, tracer) = (self.profiling.clone(), tracer.clone());
         NpuOptions {
             name,
             spec,
+            allow_emulated,
             places,
             row_buckets,
             threads: 1,
@@ -94,6 +115,7 @@ impl NpuSettings {
 struct KeptGraphs {
     folder: CacheFolder,
     limit: u64,
+    fault: CacheFault,
 }
 
 impl GraphCache for KeptGraphs {
@@ -103,7 +125,9 @@ impl GraphCache for KeptGraphs {
 
     fn put(&self, key: &GraphKey, bytes: &[u8]) {
         // A cache that cannot be written costs the next start some time.
-        let _ = self.folder.keep_graph(&key.0, bytes, self.limit);
+        if let Err(e) = self.folder.keep_graph(&key.0, bytes, self.limit) {
+            *self.fault.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(e.to_string());
+        }
     }
 }
 

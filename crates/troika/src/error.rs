@@ -74,6 +74,14 @@ pub enum Error {
         /// The expected path.
         file: String,
     },
+    /// A limit of memory for a device that is not there.
+    #[error("--device-memory: there is no device {name}; the devices are {known}")]
+    NoDeviceToLimit {
+        /// The name.
+        name: String,
+        /// The names of the devices.
+        known: String,
+    },
     /// An error of the engine.
     #[error(transparent)]
     Engine(#[from] EngineError),

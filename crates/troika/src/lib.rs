@@ -60,12 +60,12 @@ mod source;
 mod text;
 
 pub use calibrate::calibrate;
-pub use calibrated::{CalibrationOptions, Outliers};
+pub use calibrated::{CalibrationOptions, Outliers, ShadowMemory};
 pub use describe::{BoundModel, Described, describe};
 pub use devices::{
-    DeviceOptions, DeviceSpec, DeviceSpecError, NpuSettings, Peak, Peaks, ProcessorSpec,
-    instruction_sets, measure_bandwidth, measure_peaks, multiply_of, npu, open_devices,
-    parse_cores, sim, usable_cores, virtual_clock,
+    CacheFault, DeviceOptions, DeviceSpec, DeviceSpecError, NpuSettings, Peak, Peaks,
+    ProcessorSpec, instruction_sets, measure_bandwidth, measure_peaks, multiply_of, npu,
+    open_devices, parse_cores, sim, usable_cores, virtual_clock,
 };
 pub use driver::EngineGuard;
 pub use error::Error;

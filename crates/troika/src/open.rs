@@ -139,6 +139,7 @@ impl Model {
             let name = d.name();
             format!("device {name} computes nothing (its numerics are off): tokens are counted up, not generated")
         }));
+        warnings.extend(unkept(options));
         let computes = silent.is_none();
         warnings.extend(store.finish_packed());
         warnings.extend(non_finite(&store.non_finite()));
@@ -242,6 +243,13 @@ fn keep_packed(store: &mut WeightStore, options: &OpenOptions) -> Option<String>
     let dir = options.cache_dir.as_ref()?;
     let kept = store.keep_packed(dir, options.cache_bytes);
     kept.err().map(|e| format!("quantized weights are not kept in {} ({e})", dir.display()))
+}
+
+/// Why compiled graphs were not kept, if they were not.
+fn unkept(options: &OpenOptions) -> Option<String> {
+    let (npu, dir) = (&options.devices.npu, options.devices.npu.cache_dir.as_ref()?);
+    let why = npu.cache_fault.take()?;
+    Some(format!("compiled graphs are not kept in {} ({why})", dir.display()))
 }
 
 /// A sentence per tensor.

@@ -130,8 +130,8 @@ impl OpenOptions {
         match &self.calibration {
             Some(calibration) => Some(calibration.products(lowered)),
             None => {
-                let exact = Vec::new();
-                self.converted_format().map(|format| CalibratedProducts { format, exact })
+                let (digest, exact) = (None, Vec::new());
+                self.converted_format().map(|format| CalibratedProducts { format, digest, exact })
             }
         }
     }

@@ -7,12 +7,13 @@ use troika_engine::EngineError;
 use troika_graph::{ActivationFormat, DType};
 use troika_model::lower::{LowerOptions, Lowered, lower};
 use troika_plan::{
-    DeviceFacts, Plan, PlanDevice, PlanError, PlanRequest, Refusal, Strategy, describe_refusals,
-    leave_attention,
+    DeviceFacts, Elsewhere, Plan, PlanDevice, PlanError, PlanRequest, Refusal, Strategy,
+    describe_refusals, leave_attention,
 };
 use troika_program::{PhaseCopies, copies};
 use troika_solve::{
-    Alternative, CostModel, ProfiledCosts, SolveRequest, Solved, check_memory, solve,
+    Alternative, CostModel, HeldWeights, MadePlan, MakeRequest, ProfiledCosts, SolveRequest,
+    Solved, check_memory, held_weights, make_within_memory, solve,
 };
 use troika_weights::{FloatType, WeightStore};
 
@@ -39,13 +40,23 @@ pub struct Planned {
 }
 
 impl Planned {
+    /// The weights that each device holds.
+    ///
+    /// # Errors
+    /// Why the plan cannot run.
+    pub fn held(&self) -> Result<Vec<HeldWeights>, Error> {
+        let devices: Vec<PlanDevice> = self.model.devices.iter().map(plan_device).collect();
+        Ok(held_weights(&self.plan, &self.model.lowered(&self.plan)?, &devices)?)
+    }
+
     /// The copies between memories for a chunk of a prompt and for a decoded token.
     ///
     /// # Errors
     /// Why the plan cannot run.
     pub fn copies(&self) -> Result<Vec<PhaseCopies>, Error> {
         let BoundModel { spec, store, .. } = &self.model;
-        let counted = copies(spec, &|key| store.shape(key), &self.plan, &self.model.plan_devices());
+        let devices: Vec<PlanDevice> = self.model.devices.iter().map(plan_device).collect();
+        let counted = copies(spec, &|key| store.shape(key), &self.plan, &devices);
         Ok(counted.map_err(EngineError::from)?)
     }
 }
@@ -83,12 +94,20 @@ impl BoundModel {
             _ => None,
         };
         let mut plan = match (&options.plan, solved) {
-            (Some(plan), _) => self.checked(plan)?,
+            (Some(plan), _) => {
+                let given = options.calibration.as_ref().map(|c| &*c.calibration);
+                plan.check_calibration(given)?;
+                self.checked(plan)?
+            }
             (None, Some(solved)) => {
                 alternatives = solved.alternatives;
                 solved.plan
             }
-            (None, None) => self.new_plan(options)?,
+            (None, None) => {
+                let made = self.made(options)?;
+                changes.extend(made.moved.iter().map(Elsewhere::describe));
+                made.plan
+            }
         };
         let computes = plan.activations().iter().any(ActivationFormat::converts_weights);
         if options.calibration.is_some() && !computes {
@@ -97,11 +116,7 @@ impl BoundModel {
         if options.halves && !computes {
             changes.push("no NPU is there to compute with halves".into());
         }
-        let shapes = |key| self.store.shape(key);
-        let mut refusals = troika_engine::examine(&self.spec, &shapes, &plan, &self.devices)?;
-        if options.plan.is_none() {
-            self.leave_attention(options, &mut refusals);
-        }
+        let refusals = self.refusals(&plan, options)?;
         if !options.may_change_plan() {
             if let Some(refusal) = plan.refused(&refusals).first() {
                 return Err(PlanError::NotTaken(Box::new((*refusal).clone())).into());
@@ -109,13 +124,21 @@ impl BoundModel {
         } else {
             changes.extend(self.avoid(&mut plan, &refusals)?);
         }
+        self.check_memory(&plan, options)?;
         Ok(Planned { plan, changes, refusals, alternatives, model: self })
     }
 
-    fn leave_attention(&self, options: &OpenOptions, refusals: &mut Vec<Refusal>) {
-        if !options.npu_attention {
-            leave_attention(self.devices.iter().map(|d| &**d), refusals);
+    /// What the devices refuse of a plan, and what a new plan leaves to others.
+    ///
+    /// # Errors
+    /// A description that cannot be lowered.
+    fn refusals(&self, plan: &Plan, options: &OpenOptions) -> Result<Vec<Refusal>, Error> {
+        let shapes = |key| self.store.shape(key);
+        let mut refusals = troika_engine::examine(&self.spec, &shapes, plan, &self.devices)?;
+        if options.plan.is_none() && !options.npu_attention {
+            leave_attention(self.devices.iter().map(|d| &**d), &mut refusals);
         }
+        Ok(refusals)
     }
 
     /// Moves refused ops of a plan to other devices, and says which.
@@ -138,7 +161,9 @@ impl BoundModel {
     pub fn one_device_plan(&self, options: &OpenOptions) -> Result<Plan, Error> {
         let strategy = Strategy::OneDevice;
         let kv_dtype = options.kv_dtype.or(self.solved_kv_dtype(options));
-        self.new_plan(&OpenOptions { strategy, kv_dtype, ..options.clone() })
+        let options = OpenOptions { strategy, kv_dtype, ..options.clone() };
+        let facts: Vec<DeviceFacts> = self.devices.iter().map(|d| DeviceFacts::of(&**d)).collect();
+        Ok(troika_plan::make(&self.spec, &facts, &self.plan_request(&options))?)
     }
 
     /// Lowers the model for a plan's chunk and context.
@@ -159,8 +184,21 @@ impl BoundModel {
         self.devices.iter().map(|d| d.name()).collect()
     }
 
-    fn plan_devices(&self) -> Vec<PlanDevice> {
-        self.devices.iter().map(plan_device).collect()
+    /// The devices as plans see them, with the options' limits of memory.
+    ///
+    /// # Errors
+    /// A limit for a device that is not there.
+    fn plan_devices(&self, options: &OpenOptions) -> Result<Vec<PlanDevice>, Error> {
+        let mut all: Vec<PlanDevice> = self.devices.iter().map(plan_device).collect();
+        for (name, most) in &options.devices.memory {
+            let Some(device) = all.iter_mut().find(|d| d.name == *name) else {
+                let (name, known) = (name.clone(), self.names().join(", "));
+                return Err(Error::NoDeviceToLimit { name, known });
+            };
+            let own = device.caps.max_resident_bytes;
+            device.caps.max_resident_bytes = Some(own.map_or(*most, |own| own.min(*most)));
+        }
+        Ok(all)
     }
 
     /// A given plan, if it fits the model and the devices.
@@ -168,23 +206,42 @@ impl BoundModel {
         plan.check(&self.spec, &self.names())?;
         let find = |name: &str| self.devices.iter().find(|d| d.name() == name);
         plan.check_shapes(&|name| find(name).is_some_and(|d| d.caps().static_shapes))?;
-        if self.devices.iter().any(|d| d.caps().max_resident_bytes.is_some()) {
-            check_memory(plan, &self.lowered(plan)?, &self.plan_devices())?;
-        }
         Ok(plan.clone())
     }
 
-    /// A new plan by the options.
-    fn new_plan(&self, options: &OpenOptions) -> Result<Plan, Error> {
-        let devices: Vec<DeviceFacts> =
-            self.devices.iter().map(|d| DeviceFacts::of(&**d)).collect();
-        let request = self.plan_request(options);
-        let plan = troika_plan::make(&self.spec, &devices, &request)?;
-        if options.converted_format().is_none() {
-            return Ok(plan);
+    fn check_memory(&self, plan: &Plan, options: &OpenOptions) -> Result<(), Error> {
+        let devices = self.plan_devices(options)?;
+        if devices.iter().any(|d| d.caps.max_resident_bytes.is_some()) {
+            check_memory(plan, &self.lowered(plan)?, &devices)?;
         }
-        let calibrated = options.converted(&*self.lowered(&plan)?);
-        Ok(troika_plan::make(&self.spec, &devices, &PlanRequest { calibrated, ..request })?)
+        Ok(())
+    }
+
+    /// A new plan by the options, within the memory of devices.
+    fn made(&self, options: &OpenOptions) -> Result<MadePlan, Error> {
+        let devices = self.plan_devices(options)?;
+        let facts: Vec<DeviceFacts> = devices.iter().map(PlanDevice::facts).collect();
+        let mut base = self.plan_request(options);
+        let plan = troika_plan::make(&self.spec, &facts, &base)?;
+        let is_limited = devices.iter().any(|d| d.caps.max_resident_bytes.is_some());
+        if options.converted_format().is_none() && !is_limited {
+            return Ok(MadePlan { plan, moved: Vec::new() });
+        }
+        let lowered = &self.lowered(&plan)?;
+        base.calibrated = options.converted(lowered);
+        let refusals = match is_limited {
+            true => self.refusals(&plan, options)?,
+            false => Vec::new(),
+        };
+        let made = make_within_memory(&MakeRequest {
+            spec: &self.spec,
+            lowered,
+            devices: &devices,
+            refusals: &refusals,
+            base: &base,
+            attention_first: false,
+        })?;
+        Ok(made)
     }
 
     /// The plan request that follows from the options.
@@ -203,6 +260,7 @@ impl BoundModel {
             row_buckets: Some(options.devices.npu.row_buckets.clone()).filter(|n| !n.is_empty()),
             activations: options.activations.clone().or(f32_only),
             calibrated: None,
+            elsewhere: Vec::new(),
             single_precision: options.dtype == FloatType::F32 || all_f32(&self.store),
         }
     }
@@ -246,10 +304,8 @@ impl BoundModel {
         };
         let (prompt, generate) = wanted.lengths(one.context)?;
         // All ops that devices refuse, whichever plan is chosen.
-        let shapes = |key| self.store.shape(key);
-        let mut refusals = troika_engine::examine(&self.spec, &shapes, &one, &self.devices)?;
-        self.leave_attention(options, &mut refusals);
-        let devices = self.plan_devices();
+        let refusals = self.refusals(&one, options)?;
+        let devices = self.plan_devices(options)?;
         let refuse = |error| Error::Profile { file: file.display().to_string(), error };
         let profiled = ProfiledCosts::new(&measured, &devices).map_err(refuse)?;
         // What virtual devices take is known without measuring.

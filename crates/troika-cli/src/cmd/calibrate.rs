@@ -3,13 +3,13 @@
 use serde_json::json;
 use troika::plan::Calibration;
 use troika::trace::Tracer;
-use troika::{Error, calibrate};
+use troika::{Error, ShadowMemory, calibrate};
 use troika_lab::Subject;
 
 use super::bench;
 use super::run::open_options;
 use crate::error::CliError;
-use crate::flags::CalibrateArgs;
+use crate::flags::{CalibrateArgs, PRUNED};
 use crate::input::read_input;
 use crate::interrupt::Interrupt;
 use crate::{file, output, progress, resolve};
@@ -29,6 +29,7 @@ pub fn run(args: &CalibrateArgs) -> Result<(), CliError> {
     options.context = Some(options.context.unwrap_or(WINDOW.min(subject.spec()?.context)));
     let tokens = tokens(args, &subject)?;
     let model = subject.bind(&options, true)?;
+    let lowered = model.lowered(&model.one_device_plan(&options)?)?;
     let mut counting = progress::counting("calibrating");
     let mut go_on = |done: usize, all: usize| {
         counting(done, all);
@@ -41,6 +42,7 @@ pub fn run(args: &CalibrateArgs) -> Result<(), CliError> {
     let text = calibration.to_json();
     file::write("calibration", &args.out, |to| to.write_all(text.as_bytes()))?;
     let found = calibration.summary();
+    let shadow = ShadowMemory::of(&calibration, &lowered, PRUNED);
     match args.json {
         true => output::json(&json!({
             "file": args.out.display().to_string(),
@@ -49,9 +51,13 @@ pub fn run(args: &CalibrateArgs) -> Result<(), CliError> {
             "columns": found.columns,
             "outlier_columns": found.outlier_columns,
             "hot_share": found.hot_share,
+            "layers": found.layers,
             "importance": found.importance,
+            "shadow_hot_bytes": shadow.hot,
+            "shadow_all_bytes": shadow.all,
+            "weight_bytes": shadow.weights,
         })),
-        false => output::write(&table(&calibration)),
+        false => output::write(&table(&calibration, shadow)),
     }
 }
 
@@ -65,7 +71,7 @@ fn tokens(args: &CalibrateArgs, subject: &Subject) -> Result<Vec<u32>, CliError>
     Ok(tokenizer.encode(&text, true, false).map_err(Error::from)?)
 }
 
-fn table(calibration: &Calibration) -> String {
+fn table(calibration: &Calibration, shadow: ShadowMemory) -> String {
     let found = calibration.summary();
     let percent = |part: usize| 100.0 * part as f64 / found.columns.max(1) as f64;
     let mut text = format!(
@@ -78,6 +84,34 @@ fn table(calibration: &Calibration) -> String {
         percent(found.outlier_columns),
         100.0 * found.hot_share
     );
+    let mib = |n: u64| n as f64 / f64::from(1 << 20);
+    let share = |part: f64, of: f64| 100.0 * part / of.max(1.0);
+    let ShadowMemory { hot, all, weights } = shadow;
+    text.push_str(&format!(
+        "The columns that shadow products hold, with {:.0} % pruned: {:.2} MiB, of {:.2} for all \
+         columns ({:.1} % less); that is {:.2} % of the model's weights.\n",
+        100.0 * PRUNED,
+        mib(hot),
+        mib(all),
+        share((all - hot) as f64, all as f64),
+        share(hot as f64, weights as f64)
+    ));
+    text.push_str(
+        "\n| layer | columns | with outliers, % | outliers of values, % | columns of 80 %, % |\n\
+         | --- | ---: | ---: | ---: | ---: |\n",
+    );
+    for l in &found.layers {
+        let values = l.columns as f64 * calibration.tokens as f64;
+        text.push_str(&format!(
+            "| {} | {} | {:.2} | {:.3} | {:.2} |\n",
+            l.layer,
+            l.columns,
+            share(l.outlier_columns as f64, l.columns as f64),
+            share(l.outliers, values),
+            100.0 * l.most
+        ));
+    }
+    text.push('\n');
     for (weight, importance) in found.importance.iter().take(10) {
         text.push_str(&format!("{weight}: up to {importance:.1} times the limit\n"));
     }

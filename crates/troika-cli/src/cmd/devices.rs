@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 use troika::device::{Device, DeviceKind};
-use troika::npu::{Hardware, NpuError, Provider, survey};
-use troika::{DeviceOptions, measure_bandwidth, open_devices};
+use troika::npu::{Hardware, NpuSpec, survey};
+use troika::{DeviceOptions, NpuSettings, measure_bandwidth, open_devices};
 
 use crate::error::CliError;
 use crate::flags::{DevicesArgs, named_apart, npu_settings};
@@ -18,12 +18,8 @@ use crate::output;
 pub fn run(args: &DevicesArgs) -> Result<(), CliError> {
     let devices = named_apart(&args.device)?;
     output::keep_apart();
-    let options = DeviceOptions {
-        threads: args.threads,
-        devices,
-        npu: npu_settings(None, 0),
-        ..DeviceOptions::default()
-    };
+    let npu = NpuSettings { allow_emulated: args.allow_emulated, ..npu_settings(None, 0) };
+    let options = DeviceOptions { threads: args.threads, devices, npu, ..DeviceOptions::default() };
     let devices = open_devices(&options).map_err(|e| CliError::Troika(e.into()))?;
     // The threads of each device.
     let threads = |i: usize| match options.devices.get(i) {
@@ -74,15 +70,36 @@ pub fn run(args: &DevicesArgs) -> Result<(), CliError> {
 
 /// The NPUs that could be asked for, with how to, or what is missing.
 fn npus(options: &DeviceOptions) -> Vec<(String, String)> {
-    let state = |provider: Provider, found: Result<Vec<Hardware>, NpuError>| match found {
-        Err(e) => format!("not available: {e}"),
-        Ok(all) if all.is_empty() => "not available: it finds no hardware here".to_string(),
-        Ok(all) => {
-            let spec = |h: &Hardware| format!("--device npu:{}:{}", provider.name(), h.name());
-            all.iter().map(spec).collect::<Vec<_>>().join(", ")
+    let allowed = options.npu.allow_emulated;
+    let all = survey(&options.npu.runtime);
+    let found = all.iter().flat_map(|(provider, found)| {
+        let hardware = found.as_deref().unwrap_or_default();
+        hardware.iter().map(|h| NpuSpec { provider: Some(*provider), hardware: Some(*h) })
+    });
+    let found: Vec<NpuSpec> = found.collect();
+    let find = |is: &dyn Fn(Hardware) -> bool| found.iter().find(|s| s.hardware.is_some_and(is));
+    let is_emulated = |h: Hardware| h == Hardware::Emulator;
+    let plain = match (find(&Hardware::is_real), find(&is_emulated)) {
+        (Some(real), _) => format!("--device npu is {real}"),
+        (None, Some(emulated)) if allowed => format!("--device npu is {emulated}, emulated"),
+        (None, Some(emulated)) => {
+            format!("no real one is here; with --allow-emulated, --device npu is {emulated}")
         }
+        (None, None) => "no real one is here".to_string(),
     };
-    let all = survey(&options.npu.runtime).into_iter();
-    all.map(|(provider, found)| (format!("npu:{}", provider.name()), state(provider, found)))
-        .collect()
+    let says = |spec: &NpuSpec| match spec.hardware {
+        Some(Hardware::Emulator) => format!("--device {spec} (emulated and slow)"),
+        Some(Hardware::Cpu) => format!("--device {spec} (the CPU in place of an NPU)"),
+        _ => format!("--device {spec}"),
+    };
+    let of_provider = all.iter().map(|(provider, state)| {
+        let own = found.iter().filter(|s| s.provider == Some(*provider)).map(says);
+        let state = match state {
+            Err(e) => format!("not available: {e}"),
+            Ok(none) if none.is_empty() => "not available: it finds no hardware here".to_string(),
+            Ok(_) => own.collect::<Vec<_>>().join(", "),
+        };
+        (format!("npu:{}", provider.name()), state)
+    });
+    std::iter::once(("npu".to_string(), plain)).chain(of_provider).collect()
 }

@@ -3,11 +3,11 @@
 use serde_json::json;
 use troika::plan::PlanError;
 use troika::trace::Tracer;
-use troika::{Error, Model, Scored, Source};
+use troika::{Error, Model, Outliers, Perplexity, Scored, Source};
 
 use super::run;
 use crate::error::CliError;
-use crate::flags::PerplexityArgs;
+use crate::flags::{CalibrationArgs, OpenArgs, PerplexityArgs, PlanFileArgs};
 use crate::input::read_input;
 use crate::interrupt::Interrupt;
 use crate::{output, progress, resolve};
@@ -23,58 +23,140 @@ pub fn run(args: &PerplexityArgs) -> Result<(), CliError> {
     let source = resolve::model(&args.model)?;
     let text = read_input(args.file.as_deref())?;
     let interrupt = Interrupt::listen();
-    let model = open(&source, args, &interrupt)?;
-    let window = model.context();
-    for w in model.warnings() {
-        output::note_line(&format!("warning: {w}"));
+    let measuring = Measuring { args, source: &source, text: &text, interrupt: &interrupt };
+    let calibration = &args.open.compute.placement.calibration;
+    let ways = calibration.ways();
+    if calibration.calibration.is_none() || ways.len() == 1 {
+        return measuring.one();
     }
-    let none = || CliError::NoTokenizer(source.to_string());
-    let tokenizer = model.tokenizer().ok_or_else(none)?;
-    // Special tokens in the text are plain text.
-    let ids = tokenizer.encode(&text, true, false).map_err(Error::from)?;
-    let total = ids.len() / window.max(1);
-    let bar = progress::bar(total as u64, "{msg} [{bar:30}] {pos}/{len} windows {eta}");
-    let scored = if args.all { Scored::All } else { Scored::SecondHalf };
-    let result = model.perplexity(&ids, window, scored, &mut |p| {
-        bar.set_position(p.windows as u64);
-        bar.set_message(format!("PPL {:.4}", p.value()));
-        !interrupt.pressed()
-    });
-    bar.finish_and_clear();
-    let p = result.map_err(|e| CliError::from(e).in_plan(args.plan.plan.is_some()))?;
     if args.json {
-        output::json(&json!({
-            "model": source.to_string(),
-            "n_ctx": window,
-            "text_tokens": ids.len(),
-            "windows": p.windows,
-            "text_windows": total,
-            "scored_tokens": p.tokens,
-            "loss": p.loss(),
-            "perplexity": p.value(),
-            "standard_error": p.error(),
-        }))?;
-    } else {
-        output::write(&format!(
-            "PPL = {:.4} +/- {:.4} ({} tokens scored in {} of {total} windows of {window})\n",
-            p.value(),
-            p.error(),
-            p.tokens,
-            p.windows
-        ))?;
+        let why = "--json: several --outliers are a table; give one";
+        return Err(CliError::Usage(why.into()));
     }
-    if p.windows < total {
-        let why = format!("measuring was ended by Ctrl-C after {} of {total} windows", p.windows);
-        return Err(CliError::Interrupted(why));
+    measuring.several(calibration, &ways)
+}
+
+/// What is measured, and how.
+struct Measuring<'a> {
+    args: &'a PerplexityArgs,
+    source: &'a Source,
+    text: &'a str,
+    interrupt: &'a Interrupt,
+}
+
+/// What was measured.
+struct Measured {
+    perplexity: Perplexity,
+    /// Tokens of a window, and of the text.
+    window: usize,
+    tokens: usize,
+    /// Windows of the text.
+    windows: usize,
+}
+
+impl Measuring<'_> {
+    fn measure(&self, opening: &OpenArgs) -> Result<Measured, CliError> {
+        let Measuring { args, source, text, interrupt } = *self;
+        let model = open(source, opening, &args.plan, interrupt)?;
+        let window = model.context();
+        for w in model.warnings() {
+            output::note_line(&format!("warning: {w}"));
+        }
+        let none = || CliError::NoTokenizer(source.to_string());
+        let tokenizer = model.tokenizer().ok_or_else(none)?;
+        // Special tokens in the text are plain text.
+        let ids = tokenizer.encode(text, true, false).map_err(Error::from)?;
+        let windows = ids.len() / window.max(1);
+        let bar = progress::bar(windows as u64, "{msg} [{bar:30}] {pos}/{len} windows {eta}");
+        let scored = if args.all { Scored::All } else { Scored::SecondHalf };
+        let result = model.perplexity(&ids, window, scored, &mut |p| {
+            bar.set_position(p.windows as u64);
+            bar.set_message(format!("PPL {:.4}", p.value()));
+            !interrupt.pressed()
+        });
+        bar.finish_and_clear();
+        let perplexity = result.map_err(|e| CliError::from(e).in_plan(args.plan.plan.is_some()))?;
+        Ok(Measured { perplexity, window, tokens: ids.len(), windows })
     }
-    Ok(())
+
+    fn one(&self) -> Result<(), CliError> {
+        let measured = self.measure(&self.args.open)?;
+        let Measured { perplexity: p, window, tokens, windows } = &measured;
+        if self.args.json {
+            output::json(&json!({
+                "model": self.source.to_string(),
+                "n_ctx": window,
+                "text_tokens": tokens,
+                "windows": p.windows,
+                "text_windows": windows,
+                "scored_tokens": p.tokens,
+                "loss": p.loss(),
+                "perplexity": p.value(),
+                "standard_error": p.error(),
+            }))?;
+        } else {
+            output::write(&format!(
+                "PPL = {:.4} +/- {:.4} ({} tokens scored in {} of {windows} windows of {window})\n",
+                p.value(),
+                p.error(),
+                p.tokens,
+                p.windows
+            ))?;
+        }
+        measured.complete()
+    }
+
+    /// A table: floats, then each way to compute with outliers.
+    fn several(&self, calibration: &CalibrationArgs, ways: &[Outliers]) -> Result<(), CliError> {
+        output::write("| outliers | PPL | +/- | against floats |\n| --- | ---: | ---: | ---: |\n")?;
+        let without = CalibrationArgs { calibration: None, ..calibration.clone() };
+        let of_ways = ways.iter().map(|way| (describe(*way), calibration.with(*way)));
+        let mut floats = None;
+        for (name, calibration) in std::iter::once(("floats".into(), without)).chain(of_ways) {
+            let mut open = self.args.open.clone();
+            open.compute.placement.calibration = calibration;
+            let measured = self.measure(&open)?;
+            let (value, error) = (measured.perplexity.value(), measured.perplexity.error());
+            let change = 100.0 * (value / *floats.get_or_insert(value) - 1.0);
+            output::write(&format!("| {name} | {value:.4} | {error:.4} | {change:+.2} % |\n"))?;
+            measured.complete()?;
+        }
+        Ok(())
+    }
+}
+
+impl Measured {
+    /// Checks that all windows were measured.
+    fn complete(&self) -> Result<(), CliError> {
+        let (done, all) = (self.perplexity.windows, self.windows);
+        if done < all {
+            let why = format!("measuring was ended by Ctrl-C after {done} of {all} windows");
+            return Err(CliError::Interrupted(why));
+        }
+        Ok(())
+    }
+}
+
+/// A way to compute with outliers, as the flags say it.
+fn describe(way: Outliers) -> String {
+    match way {
+        Outliers::Kept => "kept".into(),
+        Outliers::Shadow(pruned) => format!("shadow, {:.0} % pruned", 100.0 * pruned),
+        Outliers::Smoothed => "smooth".into(),
+        Outliers::Rows => "rows".into(),
+    }
 }
 
 /// Opens the model with the requested window as context, else the usual one, or the model's own if
 /// that is shorter.
-fn open(source: &Source, args: &PerplexityArgs, interrupt: &Interrupt) -> Result<Model, CliError> {
-    let mut options = run::open_options(&args.open, Tracer::off())?;
-    args.plan.apply(&mut options)?;
+fn open(
+    source: &Source,
+    args: &OpenArgs,
+    plan: &PlanFileArgs,
+    interrupt: &Interrupt,
+) -> Result<Model, CliError> {
+    let mut options = run::open_options(args, Tracer::off())?;
+    plan.apply(&mut options)?;
     options.compile.cancel = Some(interrupt.flag());
     let given = options.context;
     options.context = Some(given.unwrap_or(WINDOW));

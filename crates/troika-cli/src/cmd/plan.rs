@@ -3,7 +3,7 @@
 use troika::graph::DType;
 use troika::plan::{Goal, Phase, Plan, Refusal, Rule, Split, Stage};
 use troika::program::{CopyCount, PhaseCopies};
-use troika::solve::Alternative;
+use troika::solve::{Alternative, HeldWeights};
 use troika::trace::Tracer;
 
 use super::run::open_options;
@@ -38,7 +38,9 @@ pub fn run(args: &PlanArgs) -> Result<(), CliError> {
         (true, _) => {
             let beaten = beaten(plan, compute.placement.goal, &planned.alternatives);
             let delegated = delegated(plan, &planned.refusals);
-            output::write(&(explained(plan) + &delegated + &beaten + &copied(&planned.copies()?)))
+            let held = held(&planned.held()?);
+            let copied = copied(&planned.copies()?);
+            output::write(&(explained(plan) + &delegated + &beaten + &held + &copied))
         }
         (false, None) => output::json_document(&plan.to_json()),
         (false, Some(_)) => Ok(()),
@@ -129,6 +131,24 @@ fn delegated(plan: &Plan, refusals: &[Refusal]) -> String {
     for (refusal, by) in met {
         let Refusal { device, segment, op, why } = refusal;
         text.push_str(&format!("| {op} | {} | {device} | {by} | {why} |\n", segment.name()));
+    }
+    text
+}
+
+/// The weights of each device, and how often it holds them.
+fn held(devices: &[HeldWeights]) -> String {
+    let mut text = String::from(
+        "\n| device | weights, MiB | held for rows | held, MiB |\n| --- | ---: | --- | ---: |\n",
+    );
+    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    for HeldWeights { device, stored, held, rows } in devices.iter().filter(|d| d.stored > 0) {
+        let rows: Vec<String> = rows.iter().map(usize::to_string).collect();
+        let rows = if rows.is_empty() { "any, once".to_string() } else { rows.join(", ") };
+        text.push_str(&format!(
+            "| {device} | {:.1} | {rows} | {:.1} |\n",
+            mib(*stored),
+            mib(*held)
+        ));
     }
     text
 }

@@ -12,7 +12,7 @@ use crate::error::CliError;
 use crate::input::read_file;
 
 /// A calibration and its use.
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub struct CalibrationArgs {
     /// Compute products of NPUs with whole numbers, by a file that troika calibrate wrote
     #[arg(long, value_name = "FILE", env = "TROIKA_CALIBRATION")]
@@ -33,12 +33,16 @@ pub struct CalibrationArgs {
     /// shadow: another device computes what is clipped of them (llm.npu). kept: they decide the
     /// scale. smooth: weights take over a part of their range (SmoothQuant). rows: each row has a
     /// scale, and those above 6 are multiplied as floats, as in LLM.int8().
-    #[arg(long, value_enum, value_name = "WAY", env = "TROIKA_OUTLIERS")]
-    pub outliers: Option<OutliersFlag>,
+    /// troika perplexity takes several.
+    #[arg(long, value_enum, value_name = "WAY", value_delimiter = ',', env = "TROIKA_OUTLIERS")]
+    pub outliers: Vec<OutliersFlag>,
     /// Share of the segments whose outliers are not computed apart: the least important ones
     /// [default: 0.85]
-    #[arg(long, value_name = "SHARE", value_parser = share, env = "TROIKA_PRUNE_OUTLIERS")]
-    pub prune_outliers: Option<f64>,
+    ///
+    /// troika perplexity takes several.
+    #[arg(long, value_name = "SHARE", value_delimiter = ',', value_parser = share)]
+    #[arg(env = "TROIKA_PRUNE_OUTLIERS")]
+    pub prune_outliers: Vec<f64>,
 }
 
 /// Bits of weights and activations.
@@ -62,7 +66,7 @@ pub enum OutliersFlag {
 }
 
 /// The share that llm.npu prunes (section 3.3).
-const PRUNED: f64 = 0.85;
+pub const PRUNED: f64 = 0.85;
 
 /// A share from 0 to 1.
 ///
@@ -97,18 +101,17 @@ impl CalibrationArgs {
         let failed = |error| Error::Calibration { file: file.display().to_string(), error };
         let calibration = Calibration::from_json(&read_file(file)?).map_err(failed)?;
         let format = self.npu_format.unwrap_or_default();
-        if self.outliers == Some(OutliersFlag::Rows) && format != NpuFormat::W8a8 {
+        let [outliers] = self.ways()[..] else {
+            return refuse(
+                "--outliers, --prune-outliers: only troika perplexity takes several; give one",
+            );
+        };
+        if outliers == Outliers::Rows && format != NpuFormat::W8a8 {
             return refuse("--outliers rows has eight bits only; leave --npu-format out");
         }
         if format == NpuFormat::W4a16 && options.quant == Quant::None {
             options.quant = Quant::Q4;
         }
-        let outliers = match self.outliers.unwrap_or_default() {
-            OutliersFlag::Shadow => Outliers::Shadow(self.prune_outliers.unwrap_or(PRUNED)),
-            OutliersFlag::Kept => Outliers::Kept,
-            OutliersFlag::Smooth => Outliers::Smoothed,
-            OutliersFlag::Rows => Outliers::Rows,
-        };
         options.calibration = Some(CalibrationOptions {
             calibration: Arc::new(calibration),
             file: file.clone(),
@@ -116,5 +119,32 @@ impl CalibrationArgs {
             outliers,
         });
         Ok(())
+    }
+
+    /// What is done with outliers, by the flags: one way, or several.
+    pub fn ways(&self) -> Vec<Outliers> {
+        let or = |list: &[OutliersFlag]| {
+            if list.is_empty() { vec![OutliersFlag::Shadow] } else { list.to_vec() }
+        };
+        let shares =
+            if self.prune_outliers.is_empty() { &[PRUNED][..] } else { &self.prune_outliers };
+        let of = |way: OutliersFlag| match way {
+            OutliersFlag::Shadow => shares.iter().map(|s| Outliers::Shadow(*s)).collect(),
+            OutliersFlag::Kept => vec![Outliers::Kept],
+            OutliersFlag::Smooth => vec![Outliers::Smoothed],
+            OutliersFlag::Rows => vec![Outliers::Rows],
+        };
+        or(&self.outliers).into_iter().flat_map(of).collect()
+    }
+
+    /// The same flags for one of several ways.
+    pub fn with(&self, way: Outliers) -> CalibrationArgs {
+        let (flag, pruned) = match way {
+            Outliers::Shadow(share) => (OutliersFlag::Shadow, vec![share]),
+            Outliers::Kept => (OutliersFlag::Kept, Vec::new()),
+            Outliers::Smoothed => (OutliersFlag::Smooth, Vec::new()),
+            Outliers::Rows => (OutliersFlag::Rows, Vec::new()),
+        };
+        CalibrationArgs { outliers: vec![flag], prune_outliers: pruned, ..self.clone() }
     }
 }

@@ -17,9 +17,10 @@ mod types;
 mod verbs;
 
 pub use cache::{CacheArgs, CacheVerb};
+pub use calibration::{CalibrationArgs, PRUNED};
 pub use npu::npu_settings;
 pub use parse::parse;
-pub use placement::{named_apart, profile_at};
+pub use placement::{PlanFileArgs, named_apart, profile_at};
 pub use simulate::{ReproduceArgs, SimulateArgs};
 pub use types::FloatFlag;
 pub use verbs::{

@@ -51,6 +51,15 @@ pub(super) fn device(text: &str) -> Result<DeviceSpec, String> {
     text.parse().map_err(|e: troika::DeviceSpecError| e.to_string())
 }
 
+/// `NAME=MIB`, in bytes.
+fn memory(text: &str) -> Result<(String, u64), String> {
+    let mib = |text: &str| text.parse::<u64>().ok()?.checked_mul(1 << 20);
+    let both = text.split_once('=').and_then(|(name, n)| Some((name.to_string(), mib(n)?)));
+    both.filter(|(name, _)| !name.is_empty()).ok_or_else(|| {
+        format!("{text:?} is not a device's name and a number of MiB, as in npu=4096")
+    })
+}
+
 /// One of the values with these names.
 fn named<T: Clone + Default + Send + Sync + 'static>(
     names: impl Into<PossibleValuesParser>,
@@ -69,7 +78,7 @@ pub(super) fn sync_modes() -> impl TypedValueParser<Value = SyncMode> {
 }
 
 /// How the model is divided over them.
-#[derive(Args)]
+#[derive(Args, Clone)]
 #[command(next_help_heading = "Placement")]
 pub struct PlacementArgs {
     /// The devices.
@@ -82,6 +91,15 @@ pub struct PlacementArgs {
     #[arg(long, value_name = "SPEC", value_delimiter = ',', env = "TROIKA_DEVICE")]
     #[arg(value_parser = device, conflicts_with_all = ["threads", "cores", "isa"])]
     pub device: Vec<DeviceSpec>,
+    /// Let npu and npu:qnn take Qualcomm's emulator, which is slow, where there is no real NPU
+    #[arg(long, env = "TROIKA_ALLOW_EMULATED")]
+    pub allow_emulated: bool,
+    /// The most MiB of weights that devices may hold, such as npu=4096 [default: no limit]
+    ///
+    /// Other devices compute what does not fit. Feed-forwards stay longest.
+    #[arg(long, value_name = "NAME=MIB", value_delimiter = ',', value_parser = memory)]
+    #[arg(env = "TROIKA_DEVICE_MEMORY")]
+    pub device_memory: Vec<(String, u64)>,
     /// How the model is divided over the devices [default: one-device]
     ///
     /// One of one-device, alternate, alternate-segments, split-columns or split-columns=RATIO (the

@@ -32,7 +32,7 @@ impl QuantFlag {
 }
 
 /// Quantization, and where its result is kept.
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub struct QuantArgs {
     /// Quantize float weights when the model is loaded
     #[arg(long, value_enum, default_value = "none", env = "TROIKA_QUANT")]

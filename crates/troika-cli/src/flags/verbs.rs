@@ -94,7 +94,7 @@ pub struct SubjectArgs {
 }
 
 /// What computes it, and in which types.
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub struct ComputeArgs {
     /// Prompt tokens computed at once
     #[arg(long, value_name = "N", default_value_t = 512, env = "TROIKA_UBATCH_SIZE")]
@@ -124,13 +124,15 @@ impl ComputeArgs {
             output::keep_apart();
         }
         let mut npu = npu_settings(self.quant.cache(), self.quant.cache_bytes());
+        npu.allow_emulated = self.placement.allow_emulated;
         npu.row_buckets.clone_from(&self.placement.row_buckets);
         npu.row_buckets.sort_unstable();
         npu.row_buckets.dedup();
         if !self.placement.npu_rewrites.is_empty() {
             npu.rewrites = Rewrites(self.placement.npu_rewrites.clone());
         }
-        DeviceOptions { threads, cores, isa: self.isa.clone(), devices, npu }
+        let (isa, memory) = (self.isa.clone(), self.placement.device_memory.clone());
+        DeviceOptions { threads, cores, isa, devices, memory, npu }
     }
 
     /// The options for opening a model.
@@ -165,7 +167,7 @@ impl ComputeArgs {
 }
 
 /// How to open it.
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub struct OpenArgs {
     /// Context length in tokens [default: the model's]
     #[arg(short, long, value_name = "N", allow_negative_numbers = true, env = "TROIKA_CTX_SIZE")]
@@ -461,6 +463,9 @@ pub struct DevicesArgs {
     #[arg(long, value_name = "SPEC", value_delimiter = ',', env = "TROIKA_DEVICE")]
     #[arg(value_parser = placement::device, conflicts_with = "threads")]
     pub device: Vec<troika::DeviceSpec>,
+    /// Let npu and npu:qnn take Qualcomm's emulator, which is slow, where there is no real NPU
+    #[arg(long, env = "TROIKA_ALLOW_EMULATED")]
+    pub allow_emulated: bool,
     /// Threads to measure with [default: one per core]
     #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
     #[arg(value_parser = thread_count(), env = "TROIKA_THREADS")]

@@ -90,6 +90,7 @@ fn caps(options: &CpuOptions, isa: Isa) -> Caps {
         strided_rows: true,
         offset_alignment: 1,
         bakes_weights: false,
+        weights_per_shape: None,
         facts,
     }
 }

@@ -46,6 +46,7 @@ impl Fake {
             strided_rows: true,
             offset_alignment: 1,
             bakes_weights: false,
+            weights_per_shape: None,
             facts: vec![],
         };
         Fake { caps, hook: hook.clone(), gone: false, here: false }

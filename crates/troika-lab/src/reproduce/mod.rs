@@ -9,6 +9,7 @@ mod charts;
 mod decode;
 mod lab;
 mod machine;
+mod memory;
 mod outcome;
 mod outliers;
 mod prefill;
@@ -37,8 +38,10 @@ fn targets() -> Vec<(Kind, Target)> {
         (Kind::Ho, decode::HELD_OUT),
         (Kind::Ho, system::HELD_OUT),
         (Kind::Ho, baselines::HELD_OUT),
+        (Kind::Ho, outliers::HELD_OUT),
         (Kind::Str, machine::STRUCTURAL),
         (Kind::Str, outliers::STRUCTURAL),
+        (Kind::Str, memory::STRUCTURAL),
     ];
     let of_kind = |(kind, list): (Kind, &'static [Target])| list.iter().map(move |t| (kind, *t));
     let mut all: Vec<(Kind, Target)> = lists.into_iter().flat_map(of_kind).collect();

@@ -66,6 +66,7 @@ pub(super) fn plan(r: &Request<'_>) -> Result<Plan, SimulateError> {
             lengths: Vec::new(),
         },
         decode: Decode { rules: decode },
+        calibration: None,
         predicted: None,
     })
 }

@@ -127,16 +127,15 @@ impl CacheFolder {
     }
 
     fn graph_file(&self, key: &[u8; 32]) -> PathBuf {
-        let digits: String = key.iter().map(|b| format!("{b:02x}")).collect();
-        self.graphs().join(format!("{}.graph", &digits[..DIGITS]))
+        self.graphs().join(graph_name(key))
     }
 
     /// A compiled graph by its key, if it is there and whole.
     pub fn graph(&self, key: &[u8; 32]) -> Option<Vec<u8>> {
         let path = self.graph_file(key);
-        let bytes = graph(&path).ok()?;
+        let (of, bytes) = graph(&path).ok()?;
         touch(&path);
-        Some(bytes)
+        (of == *key).then_some(bytes)
     }
 
     /// Keeps a compiled graph under its key, in a cache of at most `limit` bytes.
@@ -145,7 +144,7 @@ impl CacheFolder {
     /// The folder cannot be written to.
     pub fn keep_graph(&self, key: &[u8; 32], bytes: &[u8], limit: u64) -> Result<()> {
         let path = self.graph_file(key);
-        Partial::whole(&path, &[blake3::hash(bytes).as_bytes(), bytes].concat())?;
+        Partial::whole(&path, &[key, blake3::keyed_hash(key, bytes).as_bytes(), bytes].concat())?;
         self.shrink(limit, Some(&path)).map(drop)
     }
 
@@ -247,14 +246,23 @@ impl CacheFolder {
     }
 }
 
-/// The bytes of a compiled graph's file, which begins with their hash.
-fn graph(path: &Path) -> std::result::Result<Vec<u8>, String> {
-    let mut bytes = std::fs::read(path).map_err(|e| e.to_string())?;
-    let whole = bytes.split_first_chunk::<32>();
-    if !whole.is_some_and(|(hash, rest)| blake3::hash(rest) == *hash) {
-        return Err("its bytes are not those of its hash".into());
+/// The key and the bytes of a compiled graph's file, which begins with the key and a hash of both.
+fn graph(path: &Path) -> std::result::Result<([u8; 32], Vec<u8>), String> {
+    let mut file = std::fs::read(path).map_err(|e| e.to_string())?;
+    let parts = file.split_first_chunk::<32>();
+    let parts = parts.and_then(|(key, rest)| Some((*key, rest.split_first_chunk::<32>()?)));
+    let whole = parts.filter(|(key, (hash, rest))| blake3::keyed_hash(key, rest) == **hash);
+    let (key, _) = whole.ok_or("its bytes are not those of its hash")?;
+    if path.file_name() != Some(graph_name(&key).as_ref()) {
+        return Err("it is a copy of another file".into());
     }
-    Ok(bytes.split_off(32))
+    Ok((key, file.split_off(64)))
+}
+
+/// The name of a compiled graph's file.
+fn graph_name(key: &[u8; 32]) -> String {
+    let digits: String = key.iter().map(|b| format!("{b:02x}")).collect();
+    format!("{}.graph", &digits[..DIGITS])
 }
 
 /// A file, if its name and type match those of the cache.
@@ -364,6 +372,10 @@ mod tests {
             assert_eq!(folder.files().unwrap().iter().filter(|f| f.verify().is_err()).count(), 1);
         }
         assert_eq!(folder.prune(1000, &|_| false).unwrap().len(), 1);
+        // That of another graph.
+        std::fs::copy(folder.graph_file(&other), folder.graph_file(&one)).unwrap();
+        assert!(folder.graph(&one).is_none());
+        assert_eq!(folder.files().unwrap().iter().filter(|f| f.verify().is_err()).count(), 1);
         folder.keep_graph(&one, b"compiled", 33).unwrap();
         assert!(folder.graph(&one).is_some() && folder.graph(&other).is_none());
     }

@@ -1,0 +1,100 @@
+//! NPUs as a user types them: the command is its own helper for compiling.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
+
+use serde_json::Value;
+
+/// What NPU devices need, installed once by its packages' names.
+fn runtimes() -> &'static Path {
+    static PLACE: OnceLock<PathBuf> = OnceLock::new();
+    PLACE.get_or_init(|| {
+        let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let place = root.join("target/npu-runtimes");
+        let installed = Command::new(root.join(".ci/npu-runtimes")).arg(&place).status();
+        assert!(installed.unwrap().success());
+        place
+    })
+}
+
+/// The command in a folder.
+fn troika(folder: &Path, args: &[&str]) -> Output {
+    let mut c = Command::new(env!("CARGO_BIN_EXE_troika"));
+    c.env_remove("ORT_DYLIB_PATH").env("VIRTUAL_ENV", runtimes()).current_dir(folder);
+    c.args(args).stdin(Stdio::null()).output().unwrap()
+}
+
+fn said(out: &Output) -> String {
+    String::from_utf8_lossy(&out.stderr).into_owned()
+}
+
+/// A run of the built-in model that is profiled.
+fn profiled(folder: &Path, device: &str, level: &str) -> Output {
+    let device = format!("{device},cpu");
+    let run = [
+        "run",
+        "-p",
+        "It was",
+        "-n",
+        "2",
+        "--temp",
+        "0",
+        "--device",
+        &device,
+        "--row-buckets",
+        "16",
+    ];
+    let kept = ["--ubatch-size", "16", "--cache-dir", "cache", "--trace", "trace.json"];
+    let profile = ["--npu-profiling", level, "--npu-profiling-dir", "profiles"];
+    troika(folder, &[&run[..], &kept, &profile].concat())
+}
+
+fn stages(folder: &Path) -> Vec<String> {
+    let text = std::fs::read_to_string(folder.join("trace.json")).unwrap();
+    let trace: Value = serde_json::from_str(&text).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap().iter();
+    let mut all: Vec<String> =
+        events.filter_map(|e| Some(e["args"]["stage"].as_str()?.into())).collect();
+    all.sort();
+    all.dedup();
+    all
+}
+
+#[test]
+fn compilers_and_kept_graphs_are_profiled() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = profiled(dir.path(), "npu:qnn:emulator", "detailed");
+    assert!(first.status.success(), "{}", said(&first));
+    assert!(said(&first).contains("profiles were read"), "{}", said(&first));
+    assert_eq!(stages(dir.path()), ["context load", "execution", "graph finalization"]);
+    let report = troika(dir.path(), &["report", "trace.json", "-o", "trace.html"]);
+    let tables = String::from_utf8(report.stdout).unwrap();
+    for part in
+        ["| compile | host |", "| rms_norm | npu | execution | cycles |", "| Graph Optimizations |"]
+    {
+        assert!(tables.contains(part), "{part}: {tables}");
+    }
+    assert!(std::fs::read_to_string(dir.path().join("trace.html")).unwrap().contains("<svg"));
+    // What was compiled without a profiler reports all the same: the key has no level.
+    let second = profiled(dir.path(), "npu:qnn:emulator", "basic");
+    assert_eq!(first.stdout, second.stdout, "{}", said(&second));
+    assert_eq!(stages(dir.path()), ["context load", "execution"]);
+}
+
+#[test]
+fn levels_that_a_provider_lacks_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    for (device, level, says) in [
+        ("npu:reference", "optrace", "has no profiling level optrace; it has basic and detailed"),
+        ("npu:openvino:cpu", "detailed", "has no profiling level detailed; it has basic"),
+    ] {
+        let out = profiled(dir.path(), device, level);
+        assert!(!out.status.success() && said(&out).contains(says), "{}", said(&out));
+    }
+    std::fs::write(dir.path().join("profiles"), "a file").unwrap();
+    let out = profiled(dir.path(), "npu:reference", "basic");
+    assert!(said(&out).contains("profiles cannot be written to the folder"), "{}", said(&out));
+}
