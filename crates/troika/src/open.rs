@@ -7,6 +7,7 @@ use troika_device::{Clock, RealClock};
 use troika_engine::{Engine, EngineError, EngineParts};
 use troika_model::spec::ModelSpec;
 use troika_model::tokenizer::Tokenizer;
+use troika_plan::{Plan, Refusal};
 use troika_trace::{Span, Tracer};
 use troika_weights::{Quant, WeightStore};
 
@@ -33,8 +34,10 @@ pub(crate) struct Opened {
     pub name: String,
     pub model: BoundModel,
     pub driver: Driver,
-    /// The longest sequence.
-    pub context: usize,
+    /// What runs where, as it was compiled.
+    pub plan: Plan,
+    /// What devices refused of it, before compiling and while.
+    pub refusals: Vec<Refusal>,
     pub text: ModelText,
     pub clock: Arc<dyn Clock>,
     pub computes: bool,
@@ -146,7 +149,8 @@ impl Model {
         let opened = Opened {
             name,
             model,
-            context: engine.plan().context,
+            plan,
+            refusals,
             driver: Driver::new(engine),
             text,
             clock,
@@ -192,7 +196,17 @@ impl Model {
 
     /// The longest sequence.
     pub fn context(&self) -> usize {
-        self.opened.context
+        self.opened.plan.context
+    }
+
+    /// What runs where, as it was compiled.
+    pub fn plan(&self) -> &Plan {
+        &self.opened.plan
+    }
+
+    /// What devices refused, before compiling and while.
+    pub fn refusals(&self) -> &[Refusal] {
+        &self.opened.refusals
     }
 
     /// Whether all of its devices are virtual, so that its times are modelled.

@@ -280,7 +280,7 @@ impl Session {
                 logprobs: request.logprobs,
                 stop_tokens,
                 max: request.max_tokens.unwrap_or(usize::MAX),
-                context: opened.context,
+                context: opened.plan.context,
                 holds: opened.driver.handle.most_tokens(),
                 len: prompt.len(),
                 counted: (!opened.computes).then_some(opened.model.spec.vocab),
@@ -535,7 +535,7 @@ fn check_prompt(opened: &Opened, prompt: &[u32]) -> Result<(), Error> {
     if prompt.is_empty() {
         return Err(Error::EmptyPrompt);
     }
-    let context = opened.context;
+    let context = opened.plan.context;
     if prompt.len() > context {
         let model = opened.model.spec.context;
         return Err(Error::PromptTooLong { prompt: prompt.len(), context, model });

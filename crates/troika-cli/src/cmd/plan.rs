@@ -5,6 +5,8 @@ use troika::plan::{Goal, Phase, Plan, Refusal, Rule, Split, Stage};
 use troika::program::{CopyCount, PhaseCopies};
 use troika::solve::{Alternative, HeldWeights};
 use troika::trace::Tracer;
+use troika::{Model, OpenOptions};
+use troika_lab::Subject;
 
 use super::run::open_options;
 use crate::error::CliError;
@@ -37,7 +39,15 @@ pub fn run(args: &PlanArgs) -> Result<(), CliError> {
     match (args.explain, &args.out) {
         (true, _) => {
             let beaten = beaten(plan, compute.placement.goal, &planned.alternatives);
-            let delegated = delegated(plan, &planned.refusals);
+            let model = args.compile.then(|| compiled(&subject, plan, &options)).transpose()?;
+            let plan = model.as_ref().map_or(plan, Model::plan);
+            let more = model.as_ref().map_or(&[][..], Model::refusals);
+            let more = more.iter().filter(|r| !planned.refusals.contains(r));
+            let refusals: Vec<Refusal> = planned.refusals.iter().chain(more).cloned().collect();
+            let mut delegated = delegated(plan, &refusals);
+            if model.is_some() {
+                delegated.push_str("\ncompiled: the devices took what the plan gives them\n");
+            }
             let held = held(&planned.held()?);
             let copied = copied(&planned.copies()?);
             output::write(&(explained(plan) + &delegated + &beaten + &held + &copied))
@@ -45,6 +55,17 @@ pub fn run(args: &PlanArgs) -> Result<(), CliError> {
         (false, None) => output::json_document(&plan.to_json()),
         (false, Some(_)) => Ok(()),
     }
+}
+
+/// The model, compiled by a plan. What devices refuse meanwhile goes to others.
+///
+/// # Errors
+/// It cannot be opened.
+fn compiled(subject: &Subject, plan: &Plan, options: &OpenOptions) -> Result<Model, CliError> {
+    let (plan, solve, fallback) = (Some(plan.clone()), None, true);
+    let model = subject.open(&OpenOptions { plan, solve, fallback, ..options.clone() })?;
+    model.warnings().iter().for_each(|w| output::note_line(&format!("warning: {w}")));
+    Ok(model)
 }
 
 /// The plan's predicted costs, and the plans that it beat.
