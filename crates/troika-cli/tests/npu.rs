@@ -188,6 +188,7 @@ fn plans_keep_to_their_calibration() {
     assert!(refused(&run(&[])).contains("give its file (--calibration FILE)"));
     // Several ways in one table, where they are wanted.
     let ways = ["--calibration", "one.json", "--outliers", "kept,shadow", "--prune-outliers", "0"];
+    let ways = [&ways[..], &["--npu-format", "w8a16"]].concat();
     let one = here(dir, &[&HI[..], &device, &ways].concat());
     assert!(refused(&one).contains("only troika perplexity takes several"));
     let measure = ["perplexity", "-f", "one", "-c", "32", "--no-cache"];

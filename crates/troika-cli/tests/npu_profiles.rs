@@ -78,8 +78,7 @@ fn compilers_and_kept_graphs_are_profiled() {
         assert!(tables.contains(part), "{part}: {tables}");
     }
     assert!(std::fs::read_to_string(dir.path().join("trace.html")).unwrap().contains("<svg"));
-    // What was compiled without a profiler reports all the same: the key has no level.
-    let second = profiled(dir.path(), "npu:qnn:emulator", "basic");
+    let second = profiled(dir.path(), "npu:qnn:emulator", "detailed");
     assert_eq!(first.stdout, second.stdout, "{}", said(&second));
     assert_eq!(stages(dir.path()), ["context load", "execution"]);
 }

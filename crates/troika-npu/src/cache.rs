@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::profiling::ProfilingLevel;
 use crate::runtime::{Chosen, Runtime};
 
 /// Where compiled graphs are kept. What it cannot keep or find is compiled again.
@@ -13,7 +14,8 @@ pub trait GraphCache: Send + Sync {
     fn put(&self, key: &GraphKey, bytes: &[u8]);
 }
 
-/// What a compiled graph depends on: the model with its weights, and what compiles it.
+/// What a compiled graph depends on: the model with its weights, and what compiles it. A profiled
+/// one may be compiled otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GraphKey(pub [u8; 32]);
 
@@ -28,9 +30,17 @@ impl std::fmt::Debug for OptionalCache {
 }
 
 impl GraphKey {
-    pub(crate) fn new(runtime: &Runtime, chosen: Chosen, threads: usize, model: &[u8]) -> GraphKey {
+    pub(crate) fn new(
+        runtime: &Runtime,
+        chosen: Chosen,
+        threads: usize,
+        profiled: Option<ProfilingLevel>,
+        model: &[u8],
+    ) -> GraphKey {
         let mut hasher = blake3::Hasher::new();
-        for part in [&*chosen.to_string(), &*threads.to_string(), &*runtime.versions(chosen)] {
+        let (chosen_name, versions) = (chosen.to_string(), runtime.versions(chosen));
+        let profiled = profiled.map_or("", |level| level.name());
+        for part in [&*chosen_name, &*threads.to_string(), &*versions, profiled] {
             hasher.update(&(part.len() as u64).to_le_bytes());
             hasher.update(part.as_bytes());
         }

@@ -3,20 +3,18 @@
 //! the model of the next larger number of positions.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use half::{bf16, f16};
 use troika_device::{PagesView, Run, SeqRows, SpaceId, View};
 use troika_graph::blocks::dequantize;
-use troika_graph::{Attention, DType, Op, Subgraph, ValueId};
+use troika_graph::{Attention, DType, Node, Op, Subgraph, ValueId};
 
-use crate::emit::Port;
+use crate::emit::{HIDDEN, Port};
 use crate::session::{CompiledModel, RunError};
 
 /// The least number of positions that a model is made for; the others are its doubles.
 const LEAST_POSITIONS: usize = 128;
-/// What is added to the score of a position that a row does not see. Halves hold it.
-const HIDDEN: f32 = -60_000.0;
-
 /// A compiled graph with a cache.
 pub(crate) struct CachedModel {
     /// Inputs, states and outputs of the graph.
@@ -50,7 +48,15 @@ struct Attend {
     caches: Vec<Cache>,
     /// For each input of the models that the graph has, which one it is.
     of: Vec<usize>,
-    models: Vec<(usize, CompiledModel)>,
+    models: Vec<PositionsModel>,
+}
+
+/// A model for so many positions.
+struct PositionsModel {
+    positions: usize,
+    model: CompiledModel,
+    /// The positions that its last run filled.
+    filled: AtomicUsize,
 }
 
 /// The numbers of positions to compile a graph's attention for: none if it has no attention.
@@ -58,16 +64,27 @@ struct Attend {
 /// # Errors
 /// Why the graph cannot be run like this.
 pub(crate) fn positions(graph: &Subgraph) -> Result<Vec<usize>, String> {
+    if graph.nodes.iter().any(|n| matches!(n.op, Op::Rope(_))) {
+        return Err("it rotates beside its cache".into());
+    }
+    let appends = |n: &&Node| matches!(n.op, Op::KvAppend(_));
+    let of_inputs = |n: &Node| n.inputs.iter().all(|id| input_behind(graph, *id).is_some());
+    if !graph.nodes.iter().filter(appends).all(of_inputs) {
+        return Err("what goes into its cache is none of its inputs".into());
+    }
     let mut of = graph.nodes.iter().filter_map(|n| match &n.op {
         Op::Attention(a) => Some((a, n.states.first())),
         _ => None,
     });
-    let Some((attention, Some(keys))) = of.next() else { return Ok(Vec::new()) };
+    let Some((attention, Some(keys))) = of.next() else {
+        let why = "it has results beside its cache, and no attention";
+        return if graph.outputs.is_empty() { Ok(Vec::new()) } else { Err(why.into()) };
+    };
     if of.next().is_some() {
         return Err("it has more than one attention".into());
     }
     let (most, rows) = (graph.value(*keys).shape.max_rows(), graph.max_rows());
-    // A run of many rows sees at least as many positions.
+    // A chunk of so many rows sees at least as many positions.
     let most = attention.window.map_or(most, |w| most.min(w.saturating_add(rows)));
     let doubles = std::iter::successors(Some(LEAST_POSITIONS), |n| n.checked_mul(2));
     let mut all: Vec<usize> = doubles.take_while(|n| *n < most).filter(|n| *n >= rows).collect();
@@ -108,6 +125,11 @@ impl CachedModel {
             }
         }
         let counts = [graph.inputs.len(), graph.states.len(), graph.outputs.len()];
+        let models = models.into_iter().map(|(positions, model)| {
+            let filled = AtomicUsize::new(0);
+            PositionsModel { positions, model, filled }
+        });
+        let models = models.collect();
         let attend = attend.map(|(window, caches)| Attend { window, caches, of, models });
         Ok(CachedModel { counts, rows, appends, attend })
     }
@@ -205,7 +227,9 @@ impl Cache {
         let mut floats = Vec::new();
         self.ranges(run, seq, positions.clone(), |from, done| {
             let (count, from) = (from.rect().rows(), from.read()?);
-            let Some(mut from) = from.as_slice::<u8>() else { return Ok(()) };
+            let Some(mut from) = from.as_slice::<u8>() else {
+                return Err(RunError::Misfit("its cached rows lie apart".into()));
+            };
             if port.dtype != self.dtype {
                 floats.resize(count * self.width, 0.0);
                 dequantize(self.dtype, from, &mut floats);
@@ -293,8 +317,9 @@ impl Attend {
         let end = seq.pos + seq.rows.len();
         let first = self.window.map_or(0, |w| (seq.pos + 1).saturating_sub(w));
         let seen = first..end;
-        let Some((_, model)) = self.models.iter().find(|(n, _)| *n >= seen.len()) else {
-            let most = self.models.last().map_or(0, |(n, _)| *n);
+        let found = self.models.iter().find(|m| m.positions >= seen.len());
+        let Some(PositionsModel { model, filled, .. }) = found else {
+            let most = self.models.last().map_or(0, |m| m.positions);
             let why = format!("{} positions are visible, at most {most} fit", seen.len());
             return Err(RunError::Misfit(why));
         };
@@ -309,9 +334,11 @@ impl Attend {
                 let rest = memory[self.of.len()..].split_last_mut();
                 let Some((mask, kept)) = rest else { return Ok(()) };
                 let ports_of_caches = &ports[self.of.len()..];
+                let before = filled.swap(seen.len(), Ordering::Relaxed);
                 for ((cache, port), memory) in self.caches.iter().zip(ports_of_caches).zip(kept) {
                     let to: &mut [u8] = bytemuck::cast_slice_mut(memory);
-                    to[seen.len() * port.row_bytes()..].fill(0);
+                    let behind = seen.len()..before.max(seen.len());
+                    to[behind.start * port.row_bytes()..behind.end * port.row_bytes()].fill(0);
                     cache.gather(run, seq, &seen, Gathered { port, to })?;
                 }
                 let cols = ports.last().map_or(1, |mask| mask.cols);

@@ -7,7 +7,7 @@ use troika_device::{
     Caps, Clock, CompileRequest, CompileResults, Completion, Device, DeviceError, DeviceKind,
     Executable, Queue, RealClock, SpaceId, WeightSource, Weights,
 };
-use troika_graph::{ActivationFormat, DType, ScaleOrigin, Subgraph, verify};
+use troika_graph::{ActivationFormat, DType, Op, ScaleOrigin, Subgraph, verify};
 use troika_trace::Tracer;
 
 use crate::cache::{GraphKey, OptionalCache};
@@ -149,7 +149,9 @@ impl NpuDevice {
         go_on: &dyn Fn() -> bool,
     ) -> Result<Arc<Executable>, DeviceError> {
         let rows = self.rows_of(graph)?;
-        let refused = |why| self.unsupported(graph, 0, why);
+        // What a compiler refuses is the attention, if there is one: the host appends.
+        let attention = graph.nodes.iter().position(|n| matches!(n.op, Op::Attention(_)));
+        let refused = |why| self.unsupported(graph, attention.unwrap_or(0), why);
         let mut model = |positions| {
             let (provider, rewrites) = (self.chosen.provider, &self.rewrites);
             let emitted = emit(graph, weights, EmitOptions { provider, rewrites, positions })?;
@@ -220,7 +222,8 @@ impl NpuDevice {
     }
 
     fn key(&self, emitted: &Emitted) -> GraphKey {
-        GraphKey::new(&self.runtime, self.chosen, self.threads, &emitted.bytes)
+        let level = self.recorder.level();
+        GraphKey::new(&self.runtime, self.chosen, self.threads, level, &emitted.bytes)
     }
 
     /// Compiles a model, in another process if there is a helper, and keeps the result if it

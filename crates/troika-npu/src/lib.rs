@@ -14,6 +14,7 @@ mod profiling;
 mod provider;
 mod queue;
 mod rewrites;
+mod rotation;
 mod runtime;
 mod session;
 mod stdout;

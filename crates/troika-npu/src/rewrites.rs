@@ -6,6 +6,8 @@ use std::str::FromStr;
 /// A rewrite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rewrite {
+    /// None of the others: graphs as exporters write them.
+    None,
     /// Squares in norms are products and no powers, which Apple's NPU computes with large errors
     /// (Yetter, "Don't let the pow in").
     PowToMul,
@@ -35,7 +37,8 @@ pub enum Rewrite {
 const SLICES: Rewrite = Rewrite::SliceQueries { min_rows: 1280, divider: 16 };
 
 impl Rewrite {
-    const NAMED: [(&str, Rewrite); 7] = [
+    const NAMED: [(&str, Rewrite); 8] = [
+        ("none", Rewrite::None),
         ("pow-to-mul", Rewrite::PowToMul),
         ("fold-epsilon", Rewrite::FoldEpsilon),
         ("slice-q", SLICES),
@@ -132,7 +135,7 @@ mod tests {
         let sliced = Rewrite::SliceQueries { min_rows: 64, divider: 4 };
         assert_eq!("slice-q=64:4".parse(), Ok(sliced));
         for (wrong, says) in [
-            ("", "the rewrites are pow-to-mul, "),
+            ("", "the rewrites are none, pow-to-mul, "),
             ("pow", "no rewrite \"pow\""),
             ("pad-cache=2", "no rewrite"),
             ("slice-q=", "as in slice-q=1280:16"),

@@ -10,14 +10,21 @@ use troika_device::{AccessError, ReadRows, Run, SpaceId, View, WriteRows};
 use troika_graph::DType;
 use troika_graph::blocks::dequantize;
 
-use crate::emit::{Emitted, Port};
+use crate::emit::{Emitted, HIDDEN, MASK, Port};
 use crate::profile::SessionRecord;
+use crate::rotation::Rotation;
 use crate::runtime::one_line;
 
 /// A model that is ready to run.
 pub(crate) struct CompiledModel {
     inputs: Vec<Port>,
     outputs: Vec<Port>,
+    /// For each of the first inputs, the graph's input that it is.
+    of: Vec<usize>,
+    /// The inputs that follow, in pairs.
+    rotations: Vec<Rotation>,
+    /// Inputs of the graph.
+    bound: usize,
     /// The number of rows of all inputs and outputs.
     rows: usize,
     session: Mutex<Staged>,
@@ -58,14 +65,15 @@ impl CompiledModel {
         let (inputs, outputs, rows) = (model.inputs.clone(), model.outputs.clone(), model.rows);
         let staged = |port: &Port| vec![0; (port.rows * port.row_bytes()).div_ceil(4)];
         let staged = Staged { session, inputs: inputs.iter().map(staged).collect(), record };
-        CompiledModel { inputs, outputs, rows, session: Mutex::new(staged) }
+        let (of, rotations, bound) = (model.of.clone(), model.rotations.clone(), model.bound);
+        CompiledModel { inputs, outputs, of, rotations, bound, rows, session: Mutex::new(staged) }
     }
 
     /// Runs it on the rows of a submission.
     pub fn run(&self, run: &Run) -> Result<(), RunError> {
         let bindings = &run.bindings;
         let got = (bindings.inputs.len(), bindings.states.len(), bindings.outputs.len());
-        let need = (self.inputs.len(), 0, self.outputs.len());
+        let need = (self.bound, 0, self.outputs.len());
         if got != need {
             let why = format!("binds {got:?} inputs, states and outputs, but needs {need:?}");
             return Err(RunError::Misfit(why));
@@ -74,12 +82,13 @@ impl CompiledModel {
             let why = format!("{} rows do not fit the {} it was compiled for", run.rows, self.rows);
             return Err(RunError::Misfit(why));
         }
-        let valid = |ports: &[Port], views: &[View]| -> Result<Vec<View>, RunError> {
-            let both = ports.iter().zip(views);
-            both.map(|(port, view)| self.valid_rows(port, view, run.rows)).collect()
-        };
-        let inputs = valid(&self.inputs, &bindings.inputs)?;
-        let outputs = valid(&self.outputs, &bindings.outputs)?;
+        let valid = |port: &Port, view: &View| self.valid_rows(port, view, run.rows);
+        let of = self.of.iter().map(|i| &bindings.inputs[*i]);
+        let inputs: Vec<View> =
+            self.inputs.iter().zip(of).map(|(p, v)| valid(p, v)).collect::<Result<_, _>>()?;
+        let outputs: Vec<View> = (self.outputs.iter().zip(&bindings.outputs))
+            .map(|(p, v)| valid(p, v))
+            .collect::<Result<_, _>>()?;
         let read = inputs.iter().map(View::read).collect::<Result<Vec<ReadRows<'_>>, _>>()?;
         let mut write =
             outputs.iter().map(View::write).collect::<Result<Vec<WriteRows<'_>>, _>>()?;
@@ -92,6 +101,14 @@ impl CompiledModel {
                     to[..len].copy_from_slice(&from[..len]);
                 }
             }
+            let pairs = memory[read.len()..].as_chunks_mut().0;
+            for (rotation, [cos, sin]) in self.rotations.iter().zip(pairs) {
+                let positions = valid(&self.positions(), &bindings.inputs[rotation.positions])?;
+                let positions = positions.read()?;
+                let rows = (0..run.rows).map(|i| positions.row(i).map_or(0, |row: &[i32]| row[0]));
+                let [cos, sin] = [cos, sin].map(|m| bytemuck::cast_slice_mut(m));
+                rotation.fill(rows, &run.forward, cos, sin);
+            }
             Ok(())
         };
         self.run_on(fill, |i, port, from| {
@@ -101,6 +118,11 @@ impl CompiledModel {
             }
             Ok(())
         })
+    }
+
+    /// The input with positions.
+    fn positions(&self) -> Port {
+        Port { name: "positions".into(), dtype: DType::I32, rows: self.rows, cols: 1 }
     }
 
     /// Runs it on inputs that the caller writes in rows of bytes, in the order of [`Emitted::inputs`],
@@ -172,6 +194,11 @@ impl CompiledModel {
         };
         for (port, memory) in self.inputs.iter().zip(inputs.iter_mut()) {
             match port.dtype {
+                // As it will be: some positions are hidden.
+                _ if port.name == MASK => memory.iter_mut().for_each(|v| {
+                    let hidden = random() < 0.0;
+                    *v = if hidden { HIDDEN.to_bits() } else { 0 };
+                }),
                 DType::F32 => memory.iter_mut().for_each(|v| *v = random().to_bits()),
                 // Ids and positions: small numbers are valid.
                 DType::I32 => (0..).zip(memory.iter_mut()).for_each(|(i, v)| *v = i % 2),

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use troika_graph::{Op, Subgraph, WeightDecl, WeightSlice};
+use troika_graph::{DType, IntFormat, Op, ScaleOrigin, Subgraph, WeightDecl, WeightSlice};
 
 /// Bytes of a row of a weight as it is stored.
 pub(super) fn stored(weight: &WeightDecl) -> u64 {
@@ -23,7 +23,16 @@ pub(super) fn in_code(graph: &Subgraph, float_bytes: usize) -> Vec<u64> {
         let decl = graph.weight(*weight);
         rows[weight.0 as usize] = match activations.converted_numbers() {
             None => 2 * decl.cols as u64,
-            Some(whole) if whole.bits > 8 && stored(decl) < decl.cols as u64 => stored(decl),
+            // Four bits stay so.
+            Some(IntFormat {
+                bits: 16,
+                scales: ScaleOrigin::Static | ScaleOrigin::Clipped,
+                ..
+            }) if decl.dtype == DType::Q4_0 || decl.dtype.has_zero_points() => stored(decl),
+            // Large inputs are multiplied as floats.
+            Some(IntFormat { scales: ScaleOrigin::Dynamic, .. }) => {
+                (decl.cols + float_bytes + decl.cols * float_bytes) as u64
+            }
             Some(_) => (decl.cols + float_bytes) as u64,
         };
     }

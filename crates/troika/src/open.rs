@@ -131,6 +131,7 @@ impl Model {
                 {
                     refusals.push(*refusal);
                     warnings.extend(model.avoid(&mut plan, &refusals).map_err(of_plan)?);
+                    model.check_memory(&plan, options).map_err(of_plan)?;
                 }
                 made => {
                     let engine = made.map_err(|e| of_plan(e.into()))?;

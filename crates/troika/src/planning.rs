@@ -114,7 +114,7 @@ impl BoundModel {
             changes.push("the calibration is of no use: no NPU computes with it".into());
         }
         if options.halves && !computes {
-            changes.push("no NPU is there to compute with halves".into());
+            changes.push("no NPU of the plan computes with halves".into());
         }
         let refusals = self.refusals(&plan, options)?;
         if !options.may_change_plan() {
@@ -209,7 +209,11 @@ impl BoundModel {
         Ok(plan.clone())
     }
 
-    fn check_memory(&self, plan: &Plan, options: &OpenOptions) -> Result<(), Error> {
+    /// Checks that devices hold the weights that the plan gives them.
+    ///
+    /// # Errors
+    /// One that does not.
+    pub(crate) fn check_memory(&self, plan: &Plan, options: &OpenOptions) -> Result<(), Error> {
         let devices = self.plan_devices(options)?;
         if devices.iter().any(|d| d.caps.max_resident_bytes.is_some()) {
             check_memory(plan, &self.lowered(plan)?, &devices)?;

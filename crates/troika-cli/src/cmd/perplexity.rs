@@ -109,7 +109,7 @@ impl Measuring<'_> {
     /// A table: floats, then each way to compute with outliers.
     fn several(&self, calibration: &CalibrationArgs, ways: &[Outliers]) -> Result<(), CliError> {
         output::write("| outliers | PPL | +/- | against floats |\n| --- | ---: | ---: | ---: |\n")?;
-        let without = CalibrationArgs { calibration: None, ..calibration.clone() };
+        let without = calibration.without();
         let of_ways = ways.iter().map(|way| (describe(*way), calibration.with(*way)));
         let mut floats = None;
         for (name, calibration) in std::iter::once(("floats".into(), without)).chain(of_ways) {

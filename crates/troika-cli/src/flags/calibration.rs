@@ -78,6 +78,11 @@ pub fn share(text: &str) -> Result<f64, String> {
 }
 
 impl CalibrationArgs {
+    /// The same without a calibration: NPUs compute with floats.
+    pub fn without(&self) -> CalibrationArgs {
+        CalibrationArgs { calibration: None, npu_format: None, ..self.clone() }
+    }
+
     /// Sets the calibration from its file.
     ///
     /// # Errors

@@ -3,25 +3,18 @@
 use troika_device::DeviceError;
 use troika_graph::{Attention, DType, ValueId};
 
-use super::{Emitter, Port};
-use crate::onnx::{Attribute, ElementType};
+use super::Emitter;
+use crate::onnx::Attribute;
 use crate::rewrites::Rewrite;
 
 /// The names of an attention's inputs that no graph has: of the cache, and of what is visible.
-pub(crate) const KEYS: &str = "keys";
-pub(crate) const VALUES: &str = "values";
+const KEYS: &str = "keys";
+const VALUES: &str = "values";
 pub(crate) const MASK: &str = "mask";
+/// What the mask adds to the score of a position that a row does not see. Halves hold it.
+pub(crate) const HIDDEN: f32 = -60_000.0;
 
 impl Emitter<'_> {
-    /// An input `[rows, cols]` that the graph does not have.
-    fn extra(&mut self, name: &str, dtype: DType, [rows, cols]: [usize; 2]) -> String {
-        let halves = dtype == DType::F16;
-        let element = if halves { ElementType::F16 } else { ElementType::F32 };
-        self.model.input(name, element, &[rows, cols]);
-        self.inputs.push(Port { name: name.into(), dtype, rows, cols });
-        if halves { self.cast(name, ElementType::F32) } else { name.into() }
-    }
-
     /// Rows of heads `[rows, heads * dim]` as `[heads, rows, dim]`.
     fn by_heads(&mut self, x: &str, [rows, heads, dim]: [usize; 3]) -> String {
         let x = self.reshape(x, &[rows, heads, dim]);

@@ -7,15 +7,18 @@ mod linear;
 mod ops;
 mod quantized;
 
+pub(crate) use attention::{HIDDEN, MASK};
+
 use std::collections::HashMap;
 
 use troika_device::{DeviceError, WeightData, WeightSource};
 use troika_graph::blocks::dequantize;
-use troika_graph::{DType, Dim, Op, Rope, Subgraph, Value, ValueId, WeightRef, WeightSlice};
+use troika_graph::{DType, Dim, Op, Subgraph, Value, ValueId, WeightRef, WeightSlice};
 
 use crate::onnx::{ElementType, OnnxModel};
 use crate::provider::Provider;
 use crate::rewrites::Rewrites;
+use crate::rotation::Rotation;
 
 /// A model with what a caller binds.
 pub(crate) struct Emitted {
@@ -23,8 +26,12 @@ pub(crate) struct Emitted {
     pub bytes: Vec<u8>,
     pub inputs: Vec<Port>,
     pub outputs: Vec<Port>,
-    /// For each input, the graph's input that it is. An attention's keys, values and mask follow.
+    /// For each input, the graph's input that it is. Cosines and sines follow, then an attention's
+    /// keys, values and mask.
     pub of: Vec<usize>,
+    pub rotations: Vec<Rotation>,
+    /// Inputs of the graph.
+    pub bound: usize,
     /// The number of rows of all inputs and outputs of the graph.
     pub rows: usize,
 }
@@ -54,9 +61,6 @@ pub(crate) fn refusal(op: &Op, provider: Provider) -> Option<&'static str> {
         Op::Outliers { .. } => Some("which columns have outliers is known at run time only"),
         Op::Router(_) => Some("which experts a row needs is known at run time only"),
         Op::Experts(_) => Some("which rows an expert gets is known at run time only"),
-        Op::Rope(Rope { long: Some(_), .. }) => {
-            Some("its frequencies change with the length of the sequence")
-        }
         _ => None,
     }
 }
@@ -108,15 +112,15 @@ pub(crate) fn emit(
     };
     let (all, outputs) = (ports("in", &graph.inputs), ports("out", &graph.outputs));
     let read = read_values(graph);
-    let is_bound = |i: &usize| graph.states.is_empty() || read[graph.inputs[*i].0 as usize];
-    let of: Vec<usize> = (0..all.len()).filter(is_bound).collect();
+    let of: Vec<usize> = (0..all.len()).filter(|i| read[graph.inputs[*i].0 as usize]).collect();
     let inputs: Vec<Port> = of.iter().map(|i| all[*i].clone()).collect();
     let mut tensors = HashMap::new();
     for (i, port) in of.iter().zip(&inputs) {
         model.input(&port.name, element(port.dtype).map_err(wrong)?, &[rows, port.cols]);
         tensors.insert(graph.inputs[*i], port.name.clone());
     }
-    let mut emitter = Emitter { graph, weights, options, rows, model, inputs, tensors };
+    let rotations = Vec::new();
+    let mut emitter = Emitter { graph, weights, options, rows, model, inputs, rotations, tensors };
     for node in graph.nodes.iter().filter(|n| n.outputs.iter().any(|id| read[id.0 as usize])) {
         // What tells ops of a kind apart.
         let about = match (&node.op, node.outputs.first()) {
@@ -126,21 +130,24 @@ pub(crate) fn emit(
         emitter.model.scope(node.op.name(), about);
         emitter.op(node)?;
     }
-    let Emitter { mut model, inputs, tensors, .. } = emitter;
+    let Emitter { mut model, inputs, rotations, tensors, .. } = emitter;
     for (id, port) in graph.outputs.iter().zip(&outputs) {
         let made = tensors.get(id).ok_or_else(|| wrong(format!("{} is never made", port.name)))?;
         model.output(&port.name, made, element(port.dtype).map_err(wrong)?, &[rows, port.cols]);
     }
-    Ok(Emitted { bytes: model.bytes(), inputs, outputs, of, rows })
+    let (bytes, bound) = (model.bytes(), all.len());
+    Ok(Emitted { bytes, inputs, outputs, of, rotations, bound, rows })
 }
 
-/// Which values the outputs follow from: not what only goes into a cache.
+/// Which values the outputs follow from: not what only goes into a cache, and no positions, since
+/// the host computes their cosines and sines.
 fn read_values(graph: &Subgraph) -> Vec<bool> {
     let mut read = vec![false; graph.values.len()];
     graph.outputs.iter().for_each(|id| read[id.0 as usize] = true);
     for node in graph.nodes.iter().rev() {
         if node.outputs.iter().any(|id| read[id.0 as usize]) {
-            node.inputs.iter().for_each(|id| read[id.0 as usize] = true);
+            let count = if matches!(node.op, Op::Rope(_)) { 1 } else { node.inputs.len() };
+            node.inputs.iter().take(count).for_each(|id| read[id.0 as usize] = true);
         }
     }
     read
@@ -166,6 +173,7 @@ struct Emitter<'a> {
     model: OnnxModel,
     /// The model's inputs so far.
     inputs: Vec<Port>,
+    rotations: Vec<Rotation>,
     /// The tensors of the values so far.
     tensors: HashMap<ValueId, String>,
 }
@@ -177,6 +185,15 @@ impl Emitter<'_> {
 
     fn cols(&self, id: ValueId) -> usize {
         self.value(id).shape.row_len()
+    }
+
+    /// An input `[rows, cols]` that the graph does not have.
+    fn extra(&mut self, name: &str, dtype: DType, [rows, cols]: [usize; 2]) -> String {
+        let halves = dtype == DType::F16;
+        let element = if halves { ElementType::F16 } else { ElementType::F32 };
+        self.model.input(name, element, &[rows, cols]);
+        self.inputs.push(Port { name: name.into(), dtype, rows, cols });
+        if halves { self.cast(name, ElementType::F32) } else { name.into() }
     }
 
     fn tensor(&self, id: ValueId) -> Result<String, DeviceError> {

@@ -1,11 +1,14 @@
 //! Each op as ONNX operators.
 
 use troika_device::DeviceError;
-use troika_graph::{Activation, ActivationFormat, Node, Op, Rope, RopeStyle, WeightRef};
+use troika_graph::{
+    Activation, ActivationFormat, DType, Node, Op, Rope, RopeStyle, ValueId, WeightRef,
+};
 
 use super::{Emitter, element};
 use crate::onnx::{Attribute, ElementType};
 use crate::rewrites::Rewrite;
+use crate::rotation::Rotation;
 
 type Res = Result<String, DeviceError>;
 
@@ -51,8 +54,8 @@ impl Emitter<'_> {
             },
             Op::HeadLinear(heads) => self.head_linear(&x, cols, heads)?,
             Op::Rope(rope) => {
-                let positions = second(self)?;
-                self.rope(&x, &positions, cols, rope)
+                let positions = node.inputs.get(1).copied().unwrap_or(*first);
+                self.rope(&x, positions, cols, rope)?
             }
             Op::Activate(act) => self.activate(&x, *act),
             Op::Gate(act) => {
@@ -235,17 +238,33 @@ impl Emitter<'_> {
         self.two("Mul", &x, &open)
     }
 
-    fn rope(&mut self, x: &str, positions: &str, cols: usize, rope: &Rope) -> String {
-        let Rope { head_dim, offset, rotary_dim, style, ref freqs, .. } = *rope;
+    /// The inputs with cosines and sines of positions, one pair for all that rotate alike.
+    fn rotation(&mut self, rope: &Rope, positions: ValueId) -> Result<[String; 2], DeviceError> {
+        let input = self.graph.inputs.iter().position(|id| *id == positions);
+        let Some(positions) = input else {
+            return Err(self.wrong("its positions are none of its inputs".into()));
+        };
+        let alike = |r: &Rotation| {
+            r.positions == positions
+                && r.rope.rotary_dim == rope.rotary_dim
+                && (&r.rope.freqs, &r.rope.long) == (&rope.freqs, &rope.long)
+        };
+        let known = self.rotations.iter().position(alike);
+        let number = known.unwrap_or(self.rotations.len());
+        let names = ["cos", "sin"].map(|name| format!("{name}{number}"));
+        if known.is_none() {
+            self.rotations.push(Rotation { positions, rope: rope.clone() });
+            let shape = [self.rows, rope.rotary_dim / 2];
+            names.iter().for_each(|name| drop(self.extra(name, DType::F32, shape)));
+        }
+        Ok(names)
+    }
+
+    fn rope(&mut self, x: &str, positions: ValueId, cols: usize, rope: &Rope) -> Res {
+        let Rope { head_dim, offset, rotary_dim, style, .. } = *rope;
         let (heads, half) = (cols / head_dim, rotary_dim / 2);
-        let inverse = self.model.floats(&[1, half], &freqs.inv_freq);
-        let positions = self.cast(positions, ElementType::F32);
-        let angles = self.two("Mul", &positions, &inverse);
-        let [cos, sin] = ["Cos", "Sin"].map(|f| {
-            let turned = self.one(f, &angles);
-            let scaled = self.times(&turned, freqs.factor);
-            self.reshape(&scaled, &[self.rows, 1, half])
-        });
+        let [cos, sin] = self.rotation(rope, positions)?;
+        let [cos, sin] = [cos, sin].map(|f| self.reshape(&f, &[self.rows, 1, half]));
         let x = self.reshape(x, &[self.rows, heads, head_dim]);
         let (from, to) = (offset, offset + rotary_dim);
         let [a, b] = match style {
@@ -270,6 +289,6 @@ impl Emitter<'_> {
         let parts: Vec<&str> =
             before.as_deref().into_iter().chain([&*turned]).chain(behind.as_deref()).collect();
         let whole = if parts.len() > 1 { self.concat(&parts) } else { turned.clone() };
-        self.reshape(&whole, &[self.rows, cols])
+        Ok(self.reshape(&whole, &[self.rows, cols]))
     }
 }

@@ -1,6 +1,5 @@
 //! A device's hand to the tracer.
 
-use std::borrow::Cow;
 use std::fs::{self, File};
 use std::io::BufReader;
 use std::path::PathBuf;
@@ -102,6 +101,11 @@ impl Recorder {
         Ok(Recorder { device: device.into(), provider, tracer, clock, lanes, profiler })
     }
 
+    /// The level at which sessions are profiled, if they are.
+    pub fn level(&self) -> Option<ProfilingLevel> {
+        self.profiler.as_ref().map(|p| p.level)
+    }
+
     pub fn provider(&self) -> Provider {
         self.provider
     }
@@ -112,13 +116,7 @@ impl Recorder {
     }
 
     /// Records a span that ends now.
-    pub fn span(
-        &self,
-        lane: Lane,
-        name: impl Into<Cow<'static, str>>,
-        graph: &str,
-        start: Duration,
-    ) -> Window {
+    pub fn span(&self, lane: Lane, name: &str, graph: &str, start: Duration) -> Window {
         let window = Window { start, end: self.now() };
         if self.tracer.enabled() {
             let args = vec![
@@ -127,7 +125,8 @@ impl Recorder {
             ];
             let lane = self.lanes[lane as usize].clone();
             let Window { start, end } = window;
-            self.tracer.record(Span { name: name.into(), lane, start, end, args });
+            let name = name.to_string().into();
+            self.tracer.record(Span { name, lane, start, end, args });
         }
         window
     }

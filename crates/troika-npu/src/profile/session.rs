@@ -50,7 +50,7 @@ impl SessionRecord {
     /// Records a run.
     pub fn ran(&mut self, start: Duration) {
         let Some(recorder) = &self.recorder else { return };
-        let window = recorder.span(Lane::Execute, self.graph.clone(), &self.graph, start);
+        let window = recorder.span(Lane::Execute, &self.graph, &self.graph, start);
         if self.file.is_some() {
             self.runs.push(window);
         }
