@@ -15,8 +15,8 @@ use troika::device::{
     RealClock, Run, Submission, View, WeightBytes, WeightData, WeightSource, Weights, Work,
 };
 use troika::graph::{
-    ActivationFormat, CalibrationTensor, DType, Dim, Op, Rounding, ScaleOrigin, Subgraph,
-    SubgraphBuilder, WeightDecl, WeightRef, bind_static,
+    ActivationFormat, CalibrationTensor, DType, Dim, Op, Rope, RopeFreqs, RopeStyle, Rounding,
+    ScaleOrigin, Subgraph, SubgraphBuilder, WeightDecl, WeightRef, bind_static,
 };
 use troika::npu::{HelperCommand, Rewrites, RuntimePlaces};
 use troika::weights::{FloatType, Quant};
@@ -53,11 +53,10 @@ fn device(spec: &str) -> Arc<dyn Device> {
 }
 
 /// What no static graph has.
-const DYNAMIC: [Exclusion; 4] = [
+const DYNAMIC: [Exclusion; 3] = [
     Exclusion { what: "outliers", why: "which columns have any is known late" },
     Exclusion { what: "router", why: "what follows depends on it" },
     Exclusion { what: "experts", why: "which rows an expert gets is known late" },
-    Exclusion { what: "rope of long sequences", why: "frequencies go by the length" },
 ];
 
 fn cases() -> Vec<SuiteCase> {
@@ -220,8 +219,18 @@ fn what_is_missing_is_said() {
     }
 }
 
-/// Runs a graph of one input and one output.
+/// Runs a graph of one input, and perhaps positions, and one output.
 fn run(device: &dyn Device, graph: &Subgraph, weights: &dyn WeightSource, x: &[f32]) -> Vec<f32> {
+    run_at(device, graph, weights, x, &[])
+}
+
+fn run_at(
+    device: &dyn Device,
+    graph: &Subgraph,
+    weights: &dyn WeightSource,
+    x: &[f32],
+    positions: &[i32],
+) -> Vec<f32> {
     let loaded = Weights::compiled(device, graph, weights).unwrap();
     let mut bench = Bench::open(device, 0, Arc::new(RealClock::new())).unwrap();
     let cols = |id| graph.value(id).shape.row_len();
@@ -232,8 +241,12 @@ fn run(device: &dyn Device, graph: &Subgraph, weights: &dyn WeightSource, x: &[f
         .unwrap()
         .copy_from_slice(&x.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>());
     let view = |b: &Buffer, cols| View::dense(b, 0, (rows, 4 * cols)).unwrap();
+    let at = buffer(1);
+    let bytes: Vec<u8> = positions.iter().flat_map(|p| p.to_le_bytes()).collect();
+    at.write().unwrap()[..bytes.len()].copy_from_slice(&bytes);
+    let inputs = [view(&from, cols(graph.inputs[0])), view(&at, 1)];
     let bindings = Bindings {
-        inputs: vec![view(&from, cols(graph.inputs[0]))],
+        inputs: inputs[..graph.inputs.len()].to_vec(),
         states: vec![],
         outputs: vec![view(&to, cols(graph.outputs[0]))],
     };
@@ -243,6 +256,39 @@ fn run(device: &dyn Device, graph: &Subgraph, weights: &dyn WeightSource, x: &[f
     bench.run(CommandList { tasks, ..CommandList::default() }).unwrap();
     let bytes = to.read().unwrap().to_vec();
     bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+}
+
+/// Halves do not tell the angles of large positions apart: the host computes their cosines.
+#[test]
+fn rotations_of_large_positions_are_exact() {
+    let _alone = alone("npu:qnn:emulator");
+    let (rows, cols) = (16, 32);
+    let mut b = SubgraphBuilder::new("rotation", rows);
+    let (x, at) = (b.input("x", cols, DType::F32), b.input("positions", 1, DType::I32));
+    let inv_freq = (0..8).map(|i| 1e4_f32.powf(-i as f32 / 8.0)).collect();
+    let rope = Rope {
+        head_dim: 16,
+        offset: 0,
+        rotary_dim: 16,
+        style: RopeStyle::Half,
+        freqs: RopeFreqs { inv_freq, factor: 1.0 },
+        long: None,
+    };
+    let y = b.op("y", Op::Rope(rope), &[x, at], cols);
+    b.output(y);
+    let graph = bind_static(&b.finish().unwrap(), rows);
+    let x: Vec<f32> = (0..rows * cols).map(|i| ((i * 37 % 101) as f32 - 50.0) / 50.0).collect();
+    let positions: Vec<i32> = (0..rows as i32).map(|i| 3000 + 517 * i).collect();
+    let weights = Calibrated { n: 1, k: 1, limit: 1.0 };
+    let cpu = open_devices(&DeviceOptions::default()).unwrap().remove(0);
+    let expected = run_at(&*cpu, &graph, &weights, &x, &positions);
+    for (spec, most) in
+        [("npu:reference", 1e-6), ("npu:openvino:cpu", 1e-6), ("npu:qnn:emulator", 4e-3)]
+    {
+        let got = run_at(&*device(spec), &graph, &weights, &x, &positions);
+        let error = relative_error(&got, &expected);
+        assert!(error < most, "{spec}: {error}");
+    }
 }
 
 /// A weight with its calibration, whose numbers eight bits hold exactly.

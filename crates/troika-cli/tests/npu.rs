@@ -230,6 +230,30 @@ fn memory_is_kept_to_and_said() {
     assert!(said.contains("bytes of weights on device cpu, which holds 9437184"), "{said}");
 }
 
+/// Attention over less than a graph's positions, all of them and more, and after a longer sequence.
+#[test]
+fn attention_of_any_length_gives_the_tokens_of_the_cpu() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let lines = [150, 1, 140, 9].map(|words| "Then he saw it. ".repeat(words / 4 + 1));
+    std::fs::write(dir.join("prompts"), lines.join("\n")).unwrap();
+    for prompts in [&["--prompt-ids", ""][..], &["-f", "prompts", "--parallel", "2"]] {
+        let lengths = if prompts.len() == 2 { &[127, 128, 129, 200][..] } else { &[0] };
+        for &length in lengths {
+            let ids: Vec<String> = (0..length).map(|i| (5 + i % 900).to_string()).collect();
+            let ids = ids.join(",");
+            let run = |devices: &[&str]| {
+                let args = ["run", "-q", "--temp", "0", "-n", "6", "-c", "260", "--dtype", "f32"];
+                let prompts =
+                    if length > 0 { vec!["--prompt-ids", &ids] } else { prompts.to_vec() };
+                stdout(&here(dir, &[&args[..], &prompts, devices].concat()))
+            };
+            let npu = ["--device", "npu:reference,cpu", "--npu-attention", "--row-buckets", "1,64"];
+            assert_eq!(run(&npu), run(&["--device", "cpu"]), "{length}");
+        }
+    }
+}
+
 /// Prompts of one token, of less than a shape, of a shape, one more, and that fill the context.
 #[test]
 fn prompts_of_any_length_give_the_tokens_of_the_cpu() {

@@ -5,7 +5,7 @@ use troika::plan::{Goal, Phase, Plan, Refusal, Rule, Split, Stage};
 use troika::program::{CopyCount, PhaseCopies};
 use troika::solve::{Alternative, HeldWeights};
 use troika::trace::Tracer;
-use troika::{Model, OpenOptions};
+use troika::{OpenOptions, Planned};
 use troika_lab::Subject;
 
 use super::run::open_options;
@@ -24,7 +24,10 @@ pub fn run(args: &PlanArgs) -> Result<(), CliError> {
     let compute = &args.open.compute;
     let mut options = open_options(&args.open, Tracer::off())?;
     compute.placement.use_own_profile(&compute.quant, &mut options);
-    let planned = subject.bind(&options, false)?.plan(&options)?;
+    let mut planned = subject.bind(&options, false)?.plan(&options)?;
+    if args.compile {
+        compile(&subject, &options, &mut planned)?;
+    }
     let plan = &planned.plan;
     planned.changes.iter().for_each(|change| output::note_line(&format!("warning: {change}")));
     if let Some(path) = &args.out {
@@ -39,13 +42,8 @@ pub fn run(args: &PlanArgs) -> Result<(), CliError> {
     match (args.explain, &args.out) {
         (true, _) => {
             let beaten = beaten(plan, compute.placement.goal, &planned.alternatives);
-            let model = args.compile.then(|| compiled(&subject, plan, &options)).transpose()?;
-            let plan = model.as_ref().map_or(plan, Model::plan);
-            let more = model.as_ref().map_or(&[][..], Model::refusals);
-            let more = more.iter().filter(|r| !planned.refusals.contains(r));
-            let refusals: Vec<Refusal> = planned.refusals.iter().chain(more).cloned().collect();
-            let mut delegated = delegated(plan, &refusals);
-            if model.is_some() {
+            let mut delegated = delegated(plan, &planned.refusals);
+            if args.compile {
                 delegated.push_str("\ncompiled: the devices took what the plan gives them\n");
             }
             let held = held(&planned.held()?);
@@ -57,15 +55,25 @@ pub fn run(args: &PlanArgs) -> Result<(), CliError> {
     }
 }
 
-/// The model, compiled by a plan. What devices refuse meanwhile goes to others.
+/// Compiles the model by a plan, which then has what devices refused meanwhile elsewhere.
 ///
 /// # Errors
 /// It cannot be opened.
-fn compiled(subject: &Subject, plan: &Plan, options: &OpenOptions) -> Result<Model, CliError> {
-    let (plan, solve, fallback) = (Some(plan.clone()), None, true);
+fn compile(
+    subject: &Subject,
+    options: &OpenOptions,
+    planned: &mut Planned,
+) -> Result<(), CliError> {
+    let (plan, solve, fallback) = (Some(planned.plan.clone()), None, true);
     let model = subject.open(&OpenOptions { plan, solve, fallback, ..options.clone() })?;
-    model.warnings().iter().for_each(|w| output::note_line(&format!("warning: {w}")));
-    Ok(model)
+    planned.plan = model.plan().clone();
+    for refusal in model.refusals() {
+        if !planned.refusals.contains(refusal) {
+            planned.refusals.push(refusal.clone());
+        }
+    }
+    planned.changes.extend_from_slice(model.warnings());
+    Ok(())
 }
 
 /// The plan's predicted costs, and the plans that it beat.

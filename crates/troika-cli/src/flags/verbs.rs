@@ -449,9 +449,8 @@ pub struct PlanArgs {
     /// the plans that were not chosen, instead of the plan
     #[arg(long)]
     pub explain: bool,
-    /// Compile the model for its devices before the tables are printed: only compiling tells for
-    /// certain what a device takes
-    #[arg(long, requires = "explain")]
+    /// Compile the model for its devices first: only that tells for certain what they take
+    #[arg(long)]
     pub compile: bool,
     #[command(flatten)]
     pub open: OpenArgs,
