@@ -81,6 +81,10 @@ fn compilers_and_kept_graphs_are_profiled() {
     let second = profiled(dir.path(), "npu:qnn:emulator", "detailed");
     assert_eq!(first.stdout, second.stdout, "{}", said(&second));
     assert_eq!(stages(dir.path()), ["context load", "execution"]);
+    let report = troika(dir.path(), &["report", "trace.json"]);
+    let tables = String::from_utf8(report.stdout).unwrap();
+    assert!(tables.contains("| read kept graph | host |"), "{tables}");
+    assert!(!tables.contains("| compile |") && !tables.contains("| probe |"), "{tables}");
 }
 
 #[test]

@@ -164,7 +164,8 @@ impl Recorder {
         };
         profiler.dropped.fetch_add(recorded.dropped, Ordering::Relaxed);
         if recorded.odd > 0 {
-            self.note(graph, &format!("its profile has {} odd events", recorded.odd));
+            let why = format!("{} lines of its profile are odd and left out", recorded.odd);
+            self.note(graph, &why);
         }
         let wholes = |events: &[Events]| -> Vec<u64> {
             events
@@ -242,5 +243,121 @@ impl Drop for Recorder {
         };
         self.tracer
             .note(format!("device {device}: {files} profiles were read in {ms:.1} ms{left_out}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use troika_device::RealClock;
+    use troika_trace::{Arg, Span, Tracer};
+
+    use super::super::place::Window;
+    use super::Recorder;
+    use crate::error::NpuError;
+    use crate::profiling::{Profiling, ProfilingLevel};
+    use crate::provider::Provider;
+
+    const RECORDED: &str = include_str!("testdata/qnn-detailed.csv");
+
+    fn window(start: u64, end: u64) -> Window {
+        let [start, end] = [start, end].map(Duration::from_millis);
+        Window { start, end }
+    }
+
+    /// The spans and notes of a profile of two runs, for a session that ran in some windows.
+    fn traced(text: &str, runs: &[Window], most_events: usize) -> (Vec<Span>, Vec<String>) {
+        let (tracer, level) = (Tracer::on(), ProfilingLevel::Detailed);
+        let profiling = Some(Profiling { level, folder: None, most_events });
+        let (clock, provider) = (RealClock::new(), Provider::Qnn);
+        let recorder = Recorder::open("npu", provider, tracer.clone(), clock, profiling).unwrap();
+        let file = recorder.file("layer 0 ffn").unwrap();
+        assert!(file.path.ends_with("npu-000-layer-0-ffn.csv"));
+        std::fs::write(&file.path, text).unwrap();
+        recorder.read("layer 0 ffn", &file, window(0, 20), runs);
+        drop(recorder);
+        assert!(!file.path.exists(), "nobody asked for it");
+        (tracer.spans(), tracer.notes())
+    }
+
+    fn is_run(span: &&Span) -> bool {
+        span.name == "QNN (execute) time"
+    }
+
+    #[test]
+    fn each_run_lies_in_its_own_span() {
+        let runs = [window(100, 120), window(200, 220)];
+        let (spans, notes) = traced(RECORDED, &runs, 1000);
+        assert_eq!((spans.len(), notes.len()), (9 + 2 * 13, 1), "{notes:?}");
+        let wholes: Vec<&Span> = spans.iter().filter(is_run).collect();
+        assert_eq!(wholes.len(), 2);
+        for (span, run) in wholes.iter().zip(runs) {
+            assert!(run.start <= span.start && span.end <= run.end, "{span:?}");
+        }
+        let finalize = spans.iter().find(|s| s.name == "QNN (finalize) time").unwrap();
+        assert_eq!(finalize.end - finalize.start, Duration::from_micros(12_739));
+        assert!(finalize.end <= Duration::from_millis(20));
+        let up = spans.iter().find(|s| s.name == "up").unwrap();
+        assert_eq!(&*up.lane, "npu node depth 1");
+        let arg = |name: &str| up.args.iter().find(|(n, _)| *n == name).map(|(_, a)| a.clone());
+        assert_eq!(arg("value"), Some(Arg::Int(34_000)));
+        for (name, text) in [
+            ("unit", "cycles"),
+            ("level", "detailed"),
+            ("stage", "execution"),
+            ("device", "npu"),
+            ("graph", "layer 0 ffn"),
+            ("placed", "in order, in proportion to its value"),
+        ] {
+            assert_eq!(arg(name), Some(Arg::Text(text.into())), "{name}");
+        }
+    }
+
+    /// A provider may cut a model into two graphs, or a profile may end early.
+    #[test]
+    fn other_numbers_of_runs_are_told_apart() {
+        let (spans, notes) = traced(RECORDED, &[window(100, 120)], 1000);
+        let wholes: Vec<&Span> = spans.iter().filter(is_run).collect();
+        assert!(wholes[0].end <= wholes[1].start && wholes[1].end <= Duration::from_millis(120));
+        assert_eq!(notes.len(), 1);
+        let more = [window(100, 120), window(200, 220), window(300, 320)];
+        let (spans, notes) = traced(RECORDED, &more, 1000);
+        assert_eq!(spans.iter().filter(is_run).count(), 2);
+        assert!(notes[0].ends_with("its profile has 2 runs, and it ran 3 times"), "{notes:?}");
+        // Which of three belong to which of two is not known.
+        let (_, run) = RECORDED.split_at(RECORDED.rfind("0,BACKEND,0,COUNT").unwrap());
+        let run = format!("0,BACKEND,0,COUNT,BACKEND,ROOT,Number of HVX threads used\n{run}");
+        let three = format!("{RECORDED}{run}");
+        let (spans, notes) = traced(&three, &more[..2], 1000);
+        assert_eq!(spans.iter().filter(is_run).count(), 0);
+        assert!(notes[0].ends_with("its profile has 3 runs, and it ran 2 times"), "{notes:?}");
+    }
+
+    #[test]
+    fn what_is_left_out_is_noted() {
+        let (spans, notes) = traced(RECORDED, &[window(100, 120), window(200, 220)], 22);
+        assert_eq!(spans.len(), 22);
+        assert!(notes[0].contains("13 events are left out"), "{notes:?}");
+        let (_, notes) = traced("nonsense\n", &[], 22);
+        assert!(notes[0].contains("1 lines of its profile are odd"), "{notes:?}");
+    }
+
+    #[test]
+    fn levels_go_by_the_provider() {
+        for provider in Provider::ALL {
+            for level in ProfilingLevel::ALL {
+                let profiling = Some(Profiling { level, folder: None, most_events: 1 });
+                let clock = RealClock::new();
+                let opened = Recorder::open("npu", provider, Tracer::off(), clock, profiling);
+                match opened {
+                    Ok(_) => assert!(provider.profiling_levels().contains(&level)),
+                    Err(NpuError::NoProfiler { has, .. }) => {
+                        assert!(has.starts_with("basic") && !has.contains(level.name()));
+                    }
+                    Err(e) => panic!("{e}"),
+                }
+            }
+        }
     }
 }
