@@ -224,6 +224,57 @@ fn hand_overs_of_virtual_devices_are_measured() {
     assert_eq!([listed(0), listed(1)], [25e3, 0.0]);
 }
 
+/// What was measured of real devices is a virtual SoC: each figure has a source, a model runs on it,
+/// and its times stand beside those of the devices.
+#[test]
+fn real_devices_are_described_as_a_virtual_soc() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_string();
+    let (file, soc) = (path("profile.json"), path("soc.toml"));
+    let devices = "a=cpu,b=cpu@scalar";
+    let at = ["profile", "--device", devices, "-c", "64", "-o", &file, "--soc-out", &soc];
+    stdout(&troika(&at));
+    let text = std::fs::read_to_string(&soc).unwrap();
+    let figures = troika::sim::figures(&text).unwrap();
+    assert!(figures.len() > 40, "{text}");
+    for f in figures.iter().filter(|f| !f.place.ends_with("queue_depth")) {
+        let from = f.from.as_deref().unwrap_or("nothing");
+        let stated = f.place.ends_with("offset_alignment") || f.place.contains("_bytes");
+        assert!(stated || from.starts_with("measured: "), "{} is from {from}", f.place);
+    }
+    // Scalar kernels are slower, in virtual time too.
+    let rate = |device: &str| {
+        let at = format!("virtual:{soc}:{device}");
+        let at = ["bench", "-p", "32", "-n", "0", "-r", "1", "-o", "jsonl", "--device", &at];
+        let row: Value = serde_json::from_str(&stdout(&troika(&at))).unwrap();
+        row["avg_ts"].as_f64().unwrap()
+    };
+    assert!(rate("a") > rate("b"), "{} and {}", rate("a"), rate("b"));
+    let at = ["simulate", "--soc", &soc, "-m", "qwen3-moe-tiny", "-p", "32", "-n", "2", "--json"];
+    for strategy in ["cpu-only", "solved"] {
+        let out = stdout(&troika(&[&at[..], &["--strategy", strategy]].concat()));
+        let said: Value = serde_json::from_str(&out).unwrap();
+        assert!(said["ttft_ms"].as_f64().unwrap() > 0.0, "{said}");
+    }
+    let at = ["bench", "-p", "24", "-n", "3", "-d", "9", "-r", "2", "--device", devices];
+    let at = [&at[..], &["--strategy", "one-device,alternate", "--soc", &soc]].concat();
+    let said = stdout(&troika(&[&at[..], &["-o", "jsonl"]].concat()));
+    assert_eq!(said.lines().count(), 4, "{said}");
+    for line in said.lines() {
+        let row: Value = serde_json::from_str(line).unwrap();
+        let fastest = row["samples_ns"].as_array().unwrap().iter().map(|n| n.as_f64().unwrap());
+        let error = row["predicted_ns"].as_f64().unwrap() / fastest.fold(f64::MAX, f64::min) - 1.0;
+        assert!((row["prediction_error"].as_f64().unwrap() - error).abs() < 1e-9, "{row}");
+    }
+    let said = stdout(&troika(&at));
+    assert!(said.contains("4 predictions of ") && said.contains(" % at worst"), "{said}");
+
+    let at = ["profile", "--device", &format!("virtual:{soc}:a"), "--soc-out", "x.toml"];
+    assert!(refused(&at).contains("device a is virtual already"));
+    let at = ["bench", "--device", "cpu", "-p", "8", "-n", "0", "-r", "1", "--soc", &soc];
+    assert!(refused(&at).contains("none of them is named \"cpu\""));
+}
+
 /// A device that takes no segment as a whole is not used by plans from a profile; a note says so.
 #[test]
 fn devices_that_are_left_out_are_named() {

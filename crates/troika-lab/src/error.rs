@@ -93,6 +93,12 @@ pub enum LabError {
         /// The file.
         file: String,
     },
+    /// A virtual device that is to be described as one.
+    #[error("device {0} is virtual already: its file describes it; name real devices")]
+    IsVirtual(String),
+    /// A device of which nothing was measured.
+    #[error("no segment runs as a whole on device {0}, so nothing was measured of it")]
+    NotMeasured(String),
     /// An error of another part.
     #[error(transparent)]
     Other(#[from] Error),

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use troika_model::lower::Lowered;
 use troika_plan::{Plan, PlanDevice, PlanError};
 
-pub use cost::{CostModel, PricedRun, QueueCosts, RunWork};
+pub use cost::{CostModel, PricedRun, QueueCosts};
 pub use fit::{Fits, RunFit};
 pub use predict::predict;
 pub use profile::{

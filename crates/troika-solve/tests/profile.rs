@@ -10,8 +10,9 @@ use troika_model::{families, presets};
 use troika_plan::{ModelId, PlanDevice, SyncMode};
 use troika_solve::{
     CostModel, PairSample, PricedRun, Profile, ProfileError, ProfileSubject, ProfiledCosts,
-    ProfiledDevice, RunSample, RunWork, Slowdown, Spread, profiled_graphs,
+    ProfiledDevice, RunSample, Slowdown, Spread, profiled_graphs,
 };
+use troika_time::RunWork;
 
 fn spec() -> ModelSpec {
     let mut spec = families::from_config(&presets::config("qwen3-0.6b").unwrap()).unwrap().spec;
@@ -141,9 +142,9 @@ fn fits_serve_where_nothing_was_fitted() {
         assert!(regret.error < 0.08 && regret.median < 0.05, "{buckets:?}: {regret:?}");
         for fit in &profile.fits.runs {
             assert!(fit.error < 0.08, "{fit:?}");
-            assert_eq!(fit.stairs, fit.device == 1 && !buckets.is_empty());
+            assert_eq!(fit.time.stairs, fit.device == 1 && !buckets.is_empty());
         }
-        let knee = |d| profile.fits.get(d, SegmentKind::Ffn).unwrap().knee;
+        let knee = |d| profile.fits.get(d, SegmentKind::Ffn).unwrap().time.knee;
         assert!((3.0..=16.0).contains(&knee(0)), "{}", knee(0));
     }
 }
@@ -253,9 +254,9 @@ fn spoilt_profiles_are_refused() {
         (text.replacen("\"device\":0", "\"device\":9", 1), "without a device or a time"),
         (text.replacen("\"factor\":2.0", "\"factor\":0.5", 1), "a pair of devices without a time"),
         (text.replacen("\"terms\":[", "\"terms\":[-", 1), "a fit of"),
-        (changed(&|p| p.fits.runs[0].terms = [0.0; 6]), "a fit of"),
-        (changed(&|p| p.fits.runs[0].terms[0] = 1e18), "a fit of"),
-        (changed(&|p| p.fits.runs[0].factors[0].1 = 0.0), "a fit of"),
+        (changed(&|p| p.fits.runs[0].time.terms = [0.0; 6]), "a fit of"),
+        (changed(&|p| p.fits.runs[0].time.terms[0] = 1e18), "a fit of"),
+        (changed(&|p| p.fits.runs[0].time.factors[0].1 = 0.0), "a fit of"),
         (changed(&|p| drop(p.fits.runs.remove(0))), "without a fit"),
         (changed(&|p| p.runs[0].rows = 0), "without a device or a time"),
         (changed(&|p| p.runs[0].share = 999), "without a device or a time"),

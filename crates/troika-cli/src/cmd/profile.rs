@@ -17,11 +17,13 @@ use crate::{file, output, progress, resolve};
 /// An unusable model or device, a full disk, or Ctrl-C: results so far are kept.
 pub fn run(args: &ProfileArgs) -> Result<(), CliError> {
     file::check("profile", args.out.as_deref())?;
+    file::check("virtual SoC", args.soc_out.as_deref())?;
     let subject = resolve::subject(&args.subject)?;
     let interrupt = Interrupt::listen();
     let options = ProfileOptions {
         open: open_options(&args.open, Tracer::off())?,
         file: Some(profile_at(args.out.as_deref(), &args.open.compute.quant)?),
+        soc: args.soc_out.is_some(),
         cancel: Some(interrupt.flag()),
     };
     let outcome = troika_lab::profile(&subject, &options, &mut progress::counting("measuring"))?;
@@ -32,6 +34,9 @@ pub fn run(args: &ProfileArgs) -> Result<(), CliError> {
     if !outcome.profile.complete {
         let why = "measuring was ended; what is done is kept, and the same command goes on with it";
         return Err(CliError::Interrupted(why.into()));
+    }
+    if let (Some(path), Some(text)) = (&args.soc_out, &outcome.soc) {
+        file::write("virtual SoC", path, |out| out.write_all(text.as_bytes()))?;
     }
     match args.json {
         true => output::json(&summary(&outcome.profile)),
@@ -82,7 +87,7 @@ fn table(profile: &Profile) -> String {
             first.gb_s(),
             last.rows,
             last.undisturbed_ns() / 1e3,
-            fit.knee,
+            fit.time.knee,
             fit.error * 100.0
         ));
     }

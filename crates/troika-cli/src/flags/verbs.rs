@@ -337,6 +337,10 @@ pub struct BenchArgs {
     /// Measure what scheduler, queues and completions cost per decoded token instead
     #[arg(long, conflicts_with_all = ["sequences", "n_depth"])]
     pub overhead: bool,
+    /// Run the same plans on a virtual system on a chip, too, as profile --soc-out writes it, and say
+    /// how far off its times are from the fastest repetition
+    #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["answers", "overhead"])]
+    pub soc: Option<PathBuf>,
     /// Form of the result
     #[arg(short, long, value_enum, default_value = "md")]
     pub output: TableFlag,
@@ -419,6 +423,9 @@ pub struct ProfileArgs {
     /// kept for this model on these devices, in the folder of --cache-dir]
     #[arg(short, long, value_name = "FILE")]
     pub out: Option<PathBuf>,
+    /// Write the devices as a virtual system on a chip, too, for simulate --soc and bench --soc
+    #[arg(long, value_name = "FILE.toml")]
+    pub soc_out: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long, env = "TROIKA_JSON")]
     pub json: bool,

@@ -5,6 +5,7 @@ mod bench;
 mod inputs;
 mod pairs;
 mod rows_at;
+mod soc_file;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,11 +17,13 @@ use troika::{
 use troika_device::{Clock, RealClock, read_text};
 use troika_model::lower::{Lowered, SegmentKind};
 use troika_solve::{
-    Profile, ProfileSubject, ProfiledGraph, RunSample, RunWork, Spread, profiled_graphs,
+    Profile, ProfileSubject, ProfiledGraph, RunSample, Spread, profiled_graphs,
 };
+use troika_time::RunWork;
 
 use bench::DeviceProfiler;
 use rows_at::RowsAt;
+use soc_file::soc_file;
 
 use crate::error::LabError;
 use crate::subject::Subject;
@@ -35,6 +38,8 @@ pub struct ProfileOptions {
     pub open: OpenOptions,
     /// Where the profile is stored and continued from; `None`: it is only returned.
     pub file: Option<ProfileAt>,
+    /// Whether to describe the devices as a virtual SoC, too.
+    pub soc: bool,
     /// Stops measuring; results so far are kept.
     pub cancel: Option<Arc<AtomicBool>>,
 }
@@ -48,6 +53,8 @@ pub struct ProfileOutcome {
     pub notes: Vec<String>,
     /// Where it is stored.
     pub file: Option<PathBuf>,
+    /// The text of a virtual SoC's file by it, if that was asked for and the profile is complete.
+    pub soc: Option<String>,
 }
 
 /// Numbers of rows measured for the fits, and others to judge the fits.
@@ -72,6 +79,9 @@ pub fn profile(
     progress: OnProfiled<'_>,
 ) -> Result<ProfileOutcome, LabError> {
     let model = subject.bind(&options.open, true)?;
+    if let Some(device) = model.devices.iter().find(|d| options.soc && d.clock().is_some()) {
+        return Err(LabError::IsVirtual(device.name().to_string()));
+    }
     let plan = model.one_device_plan(&options.open)?;
     let here = subject_of(&model, &plan);
     let file = options.file.as_ref().map(|at| at.file(&here));
@@ -87,6 +97,7 @@ pub fn profile(
     }
     let clock = virtual_clock(&model.devices).unwrap_or_else(|| Arc::new(RealClock::new()));
     let (model, lowered) = (&model, &model.lowered(&plan)?);
+    let mut soc = None;
     let mut measuring = Measuring { model, lowered, options, file: keep.clone(), clock, progress };
     if measuring.all(&mut profile)? {
         profile.fit();
@@ -98,8 +109,9 @@ pub fn profile(
             let _ = std::fs::remove_file(partial);
         }
         notes.extend(left_out(&profile));
+        soc = options.soc.then(|| soc_file(&profile, model, lowered)).transpose()?;
     }
-    Ok(ProfileOutcome { profile, notes, file })
+    Ok(ProfileOutcome { profile, notes, file, soc })
 }
 
 /// The model and devices of a stored profile as a sentence, and whether it is complete.
@@ -294,7 +306,7 @@ impl Measuring<'_> {
                 if known || too_many || self.cancelled() || expected > LONGEST_NS {
                     continue;
                 }
-                let times = profiler.times(loaded, rows_at, expected)?;
+                let times = profiler.times_in_model(loaded, rows_at, expected)?;
                 let ns = Spread::of(&times);
                 last[device] = (ns.median, rows);
                 let Some(one) = graph.layers.first().filter(|_| ns.median > 0.0) else { continue };

@@ -4,6 +4,7 @@ use troika::graph::{ActivationFormat, DType};
 use troika::weights::TokenCost;
 use troika::{DeviceOptions, Model, Peak, Peaks, multiply_of};
 
+use super::predicted;
 use crate::error::CliError;
 
 /// What is measured.
@@ -56,8 +57,8 @@ pub struct Facts {
     pub threads: usize,
     /// The machine's limits; `None` if all devices are virtual.
     pub peaks: Option<Peaks>,
-    /// The source of energy figures, if there is one.
-    pub energy: Option<&'static str>,
+    /// The source of energy figures, or why there is none; `None` if all devices are virtual.
+    pub energy: Option<Result<String, String>>,
     /// The peak of products with the weights' type.
     pub multiply: Option<Peak>,
     cost: TokenCost,
@@ -71,7 +72,7 @@ impl Facts {
         options: &DeviceOptions,
         model: &Model,
         peaks: Option<Peaks>,
-        energy: Option<&'static str>,
+        energy: Option<Result<String, String>>,
     ) -> Result<Facts, CliError> {
         let classes = model.store().classes();
         let dtype = main_type(model);
@@ -163,10 +164,17 @@ pub struct Row<'a> {
     pub samples_ns: Vec<u64>,
     /// The machine's energy for all repetitions, if it could be read.
     pub joules: Option<f64>,
+    /// What a virtual SoC's file predicts, if there is one.
+    pub predicted_ns: Option<u64>,
     pub facts: &'a Facts,
 }
 
 impl Row<'_> {
+    /// How far off the prediction is, as a share of what was measured.
+    pub fn prediction_error(&self) -> Option<f64> {
+        predicted::error(self.predicted_ns?, &self.samples_ns)
+    }
+
     /// Tokens per second of all sequences together, for each repetition.
     pub fn rates(&self) -> Vec<f64> {
         let n = (self.test.tokens() * self.test.sequences) as f64;
