@@ -113,7 +113,7 @@ fn architectures(npu: &str, names: &[&str], tolerance: f32) {
             dtype: FloatType::F32,
             devices: options(&[npu, "cpu"]),
             // Fewer lengths to compile.
-            chunk: 16,
+            chunk: Some(16),
             ..OpenOptions::default()
         };
         let golden = read_golden(&case.golden).unwrap();

@@ -142,7 +142,9 @@ fn watts(dir: &Path) -> Result<f64, Option<String>> {
     if status != "Discharging" {
         let status = if status.is_empty() { "of no known state".into() } else { status };
         let name = name_of(dir);
-        return Err(Some(format!("battery {name} is {status}: only one that is Discharging tells")));
+        return Err(Some(format!(
+            "battery {name} is {status}: only one that is Discharging tells"
+        )));
     }
     // Values are in millionths; some systems report discharge as negative.
     let signed = |name: &str| text(&dir.join(name)).parse::<i64>().ok().map(i64::unsigned_abs);

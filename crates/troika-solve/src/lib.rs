@@ -26,9 +26,9 @@ pub use cost::{CostModel, PricedRun, QueueCosts};
 pub use fit::{Fits, RunFit};
 pub use predict::predict;
 pub use profile::{
-    DeviceSample, PROFILE_VERSION, PairSample, Profile, ProfileError, ProfileSubject,
-    ProfiledCosts, ProfiledDevice, ProfiledGraph, Regret, RunSample, Slowdown, Spread,
-    profiled_graphs,
+    CHUNK_ROWS, ChunkTime, DeviceSample, PROFILE_VERSION, PairSample, Profile, ProfileError,
+    ProfileSubject, ProfiledCosts, ProfiledDevice, ProfiledGraph, Regret, RunSample, Slowdown,
+    Spread, profiled_graphs,
 };
 pub use request::{Alternative, PredictRequest, SolveRequest, Solved};
 pub use staged::{InStages, StagedRequest, Ways};

@@ -55,6 +55,7 @@ fn summary(profile: &Profile) -> serde_json::Value {
         "machine": profile.subject.machine,
         "devices": names,
         "runs": profile.runs.len(),
+        "chunk": profile.chunk_length().map(|(_, rows)| rows),
         "regret": regret.median,
         "worst_regret": regret.worst,
         "choices": regret.choices,
@@ -92,6 +93,7 @@ fn table(profile: &Profile) -> String {
         ));
     }
     text.push_str(&pairs(profile));
+    text.push_str(&chunks(profile));
     if let Some(r) = profile.regret {
         text.push_str(&format!(
             "\non {} runs that were not fitted, the fits are off by {:.1} % (median); ",
@@ -107,6 +109,28 @@ fn table(profile: &Profile) -> String {
             ),
         });
     }
+    text
+}
+
+/// What a token takes in chunks of each length, and the length that plans take.
+fn chunks(profile: &Profile) -> String {
+    let names = names(profile);
+    let Some((device, chosen)) = profile.chunk_length() else { return String::new() };
+    let mut text = String::from(
+        "\n| device | rows of a chunk | qkv, us a token | ffn, us a token |\n\
+         | --- | ---: | ---: | ---: |\n",
+    );
+    for (at, name) in names.iter().enumerate() {
+        for t in profile.chunk_times(at) {
+            let (rows, qkv, ffn) = (t.rows, t.qkv_ns / 1e3, t.ffn_ns / 1e3);
+            text.push_str(&format!("| {name} | {rows} | {qkv:.2} | {ffn:.2} |\n"));
+        }
+    }
+    text.push_str(&format!(
+        "\nplans by this profile take chunks of {chosen} tokens unless told otherwise: on {}, none is \
+         over 3 % faster\n",
+        names.get(device).unwrap_or(&"?")
+    ));
     text
 }
 

@@ -95,9 +95,9 @@ pub struct SubjectArgs {
 /// What computes it, and in which types.
 #[derive(Args)]
 pub struct ComputeArgs {
-    /// Prompt tokens computed at once
-    #[arg(long, value_name = "N", default_value_t = 512, env = "TROIKA_UBATCH_SIZE")]
-    pub ubatch_size: usize,
+    /// Prompt tokens computed at once [default: 512, or what a profile finds to be fast]
+    #[arg(long, value_name = "N", env = "TROIKA_UBATCH_SIZE")]
+    pub ubatch_size: Option<usize>,
     /// Type float weights are computed in
     #[arg(long, value_enum, default_value = "auto", env = "TROIKA_DTYPE")]
     pub dtype: DtypeFlag,

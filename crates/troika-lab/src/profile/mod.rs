@@ -17,7 +17,7 @@ use troika::{
 use troika_device::{Clock, RealClock, read_text};
 use troika_model::lower::{Lowered, SegmentKind};
 use troika_solve::{
-    Profile, ProfileSubject, ProfiledGraph, RunSample, Spread, profiled_graphs,
+    CHUNK_ROWS, Profile, ProfileSubject, ProfiledGraph, RunSample, Spread, profiled_graphs,
 };
 use troika_time::RunWork;
 
@@ -59,6 +59,8 @@ pub struct ProfileOutcome {
 
 /// Numbers of rows measured for the fits, and others to judge the fits.
 const FITTED_ROWS: [usize; 7] = [1, 2, 4, 16, 64, 256, 512];
+/// Most rows of graphs that are measured for the length of chunks only.
+const MOST_CHUNK: usize = 1024;
 const HELD_OUT_ROWS: [usize; 4] = [3, 24, 100, 384];
 /// Numbers of cached positions for runs that use them, split in the same way.
 const FITTED_CACHED: [usize; 3] = [0, 256, 1024];
@@ -82,7 +84,9 @@ pub fn profile(
     if let Some(device) = model.devices.iter().find(|d| options.soc && d.clock().is_some()) {
         return Err(LabError::IsVirtual(device.name().to_string()));
     }
-    let plan = model.one_device_plan(&options.open)?;
+    let mut plan = model.one_device_plan(&options.open)?;
+    let longest = plan.prefill.chunk;
+    plan.prefill.chunk = longest.max(MOST_CHUNK.min(plan.context));
     let here = subject_of(&model, &plan);
     let file = options.file.as_ref().map(|at| at.file(&here));
     if let Some(folder) =
@@ -98,7 +102,9 @@ pub fn profile(
     let clock = virtual_clock(&model.devices).unwrap_or_else(|| Arc::new(RealClock::new()));
     let (model, lowered) = (&model, &model.lowered(&plan)?);
     let mut soc = None;
-    let mut measuring = Measuring { model, lowered, options, file: keep.clone(), clock, progress };
+    let file_now = keep.clone();
+    let mut measuring =
+        Measuring { model, lowered, longest, options, file: file_now, clock, progress };
     if measuring.all(&mut profile)? {
         profile.fit();
         profile.complete = true;
@@ -210,6 +216,8 @@ struct Point {
 struct Measuring<'a> {
     model: &'a BoundModel,
     lowered: &'a Lowered,
+    /// The most rows of a chunk.
+    longest: usize,
     options: &'a ProfileOptions,
     file: Option<PathBuf>,
     clock: Arc<dyn Clock>,
@@ -331,7 +339,7 @@ impl Measuring<'_> {
     fn points(&self, graph: Option<&ProfiledGraph>) -> Vec<Point> {
         let Some(graph) = graph else { return Vec::new() };
         let Some(one) = graph.layers.first() else { return Vec::new() };
-        let most = one.max_rows();
+        let most = one.max_rows().min(self.longest);
         // Only the last row of a prompt needs logits.
         let most = if graph.kind == SegmentKind::Head { most.min(4) } else { most };
         let mut rows: Vec<(usize, bool)> = FITTED_ROWS.map(|n| (n, false)).to_vec();
@@ -339,6 +347,13 @@ impl Measuring<'_> {
         rows.retain(|(n, _)| *n <= most);
         if !rows.iter().any(|(n, _)| *n == most) {
             rows.push((most, false));
+        }
+        let chunked = [SegmentKind::Qkv, SegmentKind::Ffn, SegmentKind::Experts];
+        if graph.share == 64 && chunked.contains(&graph.kind) {
+            let more = CHUNK_ROWS.into_iter().filter(|n| *n <= one.max_rows());
+            let more: Vec<usize> =
+                more.filter(|n| rows.iter().all(|(known, _)| known != n)).collect();
+            rows.extend(more.into_iter().map(|n| (n, false)));
         }
         rows.sort_unstable();
         let states = one.states.iter().map(|s| one.value(*s).shape.max_rows()).min();

@@ -90,8 +90,7 @@ fn pick<'g>(graphs: &'g [ProfiledGraph], name: Option<&str>) -> Option<&'g Profi
 
 /// The runs of a row of whole graphs.
 fn of_a_row(profile: &Profile, device: usize) -> impl Iterator<Item = &RunSample> {
-    let whole =
-        move |r: &&RunSample| (r.device, r.rows, r.cached, r.share) == (device, 1, 0, 64);
+    let whole = move |r: &&RunSample| (r.device, r.rows, r.cached, r.share) == (device, 1, 0, 64);
     profile.runs.iter().filter(whole)
 }
 

@@ -79,7 +79,8 @@ fn together(profile: &Profile) -> Option<(f64, String)> {
         sum += rate;
         parts.push(format!("{} {rate:.1}", device.name));
     }
-    let from = format!("measured: GB/s of weights, a row on each side by side: {}", parts.join(", "));
+    let from =
+        format!("measured: GB/s of weights, a row on each side by side: {}", parts.join(", "));
     Some((sum, from))
 }
 

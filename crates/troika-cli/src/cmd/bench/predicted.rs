@@ -23,11 +23,7 @@ pub fn open(
     let plan = real.engine()?.plan().clone();
     let device = |name: &String| {
         let processor = ProcessorSpec { file: file.to_path_buf(), name: Some(name.clone()) };
-        DeviceSpec {
-            name: Some(name.clone()),
-            processor: Some(processor),
-            ..DeviceSpec::default()
-        }
+        DeviceSpec { name: Some(name.clone()), processor: Some(processor), ..DeviceSpec::default() }
     };
     let devices = plan.devices.iter().map(device).collect();
     let devices = DeviceOptions { devices, ..DeviceOptions::default() };

@@ -177,7 +177,8 @@ fn markdown(row: &Row<'_>) -> String {
     };
     let each = row.joules.map(|j| j / row.samples_ns.len() as f64);
     let joules = [each, row.joules_per_token()];
-    let joules = joules.map(|j| j.map_or_else(|| "-".to_string(), |j| format!("{j:.3}"))).join(" | ");
+    let joules =
+        joules.map(|j| j.map_or_else(|| "-".to_string(), |j| format!("{j:.3}"))).join(" | ");
     let tokens = (row.test.tokens() * row.test.sequences) as f64;
     let predicted = row.predicted_ns.zip(row.prediction_error());
     let predicted = predicted.map_or_else(String::new, |(ns, error)| {
