@@ -1,6 +1,6 @@
 //! The capabilities of a device.
 
-use troika_graph::{ActivationFormat, DType};
+use troika_graph::{ActivationFormat, DType, Subgraph};
 
 use crate::memory::SpaceId;
 
@@ -69,8 +69,8 @@ pub struct Caps {
     /// What the offset of an input or output in its buffer must be a multiple of; 1 if it may begin
     /// anywhere.
     pub offset_alignment: usize,
-    /// Whether weights become part of the code, so that each graph is compiled separately. If not,
-    /// graphs of one shape share code ([`troika_graph::Subgraph::same_code`]).
+    /// Whether weights become part of the code, so that each graph that has any is compiled
+    /// separately ([`Caps::shares_code`]).
     pub bakes_weights: bool,
     /// Facts for people as (name, value): cores, instruction sets, driver versions.
     pub facts: Vec<(String, String)>,
@@ -79,6 +79,12 @@ pub struct Caps {
 impl Caps {
     /// The [`Caps::numerics`] of a device that models time only.
     pub const NO_NUMERICS: &'static str = "none";
+
+    /// Whether a graph shares its code with graphs of its shape
+    /// ([`troika_graph::Subgraph::same_code`]).
+    pub fn shares_code(&self, graph: &Subgraph) -> bool {
+        !self.bakes_weights || graph.weights.is_empty()
+    }
 
     /// Number of pages in a slab; `None` when not even one page can be bound.
     pub fn slab_pages(&self, page_bytes: u64) -> Option<u64> {

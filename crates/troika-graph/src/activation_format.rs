@@ -14,6 +14,9 @@ pub enum ActivationFormat {
     F32,
     /// Rounded to the nearest bf16, with sums in f32. Weights (keys and values) are BF16.
     Bf16,
+    /// Halves: activations, weights and results are rounded to f16. How exact sums are is up to the
+    /// device.
+    F16,
     /// Whole numbers, with exact sums of those that share a scale. Weights have a type of
     /// [`crate::DType::has_integer_path`].
     Int(IntFormat),
@@ -88,9 +91,13 @@ impl ActivationFormat {
         ActivationFormat::Int(IntFormat { bits, signed: true, granularity, scales })
     }
 
-    /// Its whole numbers, if a device converts the weights for them, whatever their type: scales
-    /// are not by columns.
-    pub fn converts_weights(&self) -> Option<IntFormat> {
+    /// Whether a device converts the weights for it, whatever their type.
+    pub fn converts_weights(&self) -> bool {
+        *self == ActivationFormat::F16 || self.converted_numbers().is_some()
+    }
+
+    /// Its whole numbers, if a device converts the weights for them: scales are not by columns.
+    pub fn converted_numbers(&self) -> Option<IntFormat> {
         match self {
             ActivationFormat::Int(n) if !matches!(n.granularity, ScaleGranularity::Columns(_)) => {
                 Some(*n)
@@ -107,7 +114,7 @@ impl ActivationFormat {
     /// The bits of whole numbers that suit a weight's type.
     fn bits(&self) -> Option<u8> {
         match self {
-            ActivationFormat::Int(n) if self.converts_weights().is_none() => Some(n.bits),
+            ActivationFormat::Int(n) if self.converted_numbers().is_none() => Some(n.bits),
             _ => None,
         }
     }
@@ -130,6 +137,7 @@ impl fmt::Display for ActivationFormat {
         let n = match self {
             ActivationFormat::F32 => return f.write_str("f32"),
             ActivationFormat::Bf16 => return f.write_str("bf16"),
+            ActivationFormat::F16 => return f.write_str("f16"),
             ActivationFormat::Int(n) => n,
         };
         write!(f, "{}int{}", if n.signed { "" } else { "u" }, n.bits)?;
@@ -147,7 +155,7 @@ impl fmt::Display for ActivationFormat {
 /// A text that names no activation format.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{0}` is no activation format: f32, bf16, or whole numbers as in int8, int8:64 (columns of a \
+    "`{0}` is no activation format: f32, bf16, f16, or whole numbers as in int8, int8:64 (columns of a \
      scale), uint8:row and int16:tensor:static (or clipped, or smoothed)"
 )]
 pub struct UnknownActivationFormat(String);
@@ -166,6 +174,7 @@ impl FromStr for ActivationFormat {
         let (number, by, scales) = match parts[..] {
             ["f32"] => return Ok(ActivationFormat::F32),
             ["bf16"] => return Ok(ActivationFormat::Bf16),
+            ["f16"] => return Ok(ActivationFormat::F16),
             [number] => (number, "32", ScaleOrigin::Dynamic),
             [number, by] => match origin(by) {
                 Some(origin) => (number, "32", origin),
@@ -212,6 +221,7 @@ mod tests {
         for text in [
             "f32",
             "bf16",
+            "f16",
             "int8",
             "int7",
             "int8:64",

@@ -25,7 +25,7 @@ pub fn convert_products(graph: &Subgraph, format: ActivationFormat) -> Subgraph 
     let mut graph = graph.clone();
     for node in &mut graph.nodes {
         if let Op::Linear { activations, .. } = &mut node.op
-            && activations.converts_weights().is_none()
+            && !activations.converts_weights()
         {
             *activations = format;
         }

@@ -45,7 +45,7 @@ impl Rounding {
     /// The rounding that makes `limit` the largest magnitude; `None` for other formats, and for a
     /// limit that is no positive number.
     pub fn of(format: ActivationFormat, limit: f32) -> Option<Rounding> {
-        let whole = format.converts_weights().filter(|_| limit > 0.0 && limit.is_finite())?;
+        let whole = format.converted_numbers().filter(|_| limit > 0.0 && limit.is_finite())?;
         let most = ((1_u32 << (whole.bits - 1)) - 1) as f32;
         Some(Rounding { step: limit / most, most })
     }

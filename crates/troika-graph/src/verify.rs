@@ -228,9 +228,9 @@ impl Check<'_> {
     fn activations(&self, activations: ActivationFormat, w: WeightRef) -> Res {
         let d = self.g.weight(w);
         let fits = match activations {
-            ActivationFormat::F32 => true,
+            ActivationFormat::F32 | ActivationFormat::F16 => true,
             ActivationFormat::Int(_) => {
-                d.dtype.has_integer_path() || activations.converts_weights().is_some()
+                d.dtype.has_integer_path() || activations.converts_weights()
             }
             ActivationFormat::Bf16 => d.dtype == DType::BF16,
         };
@@ -284,7 +284,7 @@ impl Check<'_> {
                 self.operands(&[F], 0, &[F])?;
                 self.dims(*weight, self.output(0), self.input(0))?;
                 let clips = |f: IntFormat| f.scales == ScaleOrigin::Clipped;
-                want(activations.converts_weights().is_some_and(clips), || {
+                want(activations.converted_numbers().is_some_and(clips), || {
                     format!("{activations} clips nothing")
                 })
             }

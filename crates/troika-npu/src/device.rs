@@ -10,13 +10,16 @@ use troika_device::{
 use troika_graph::{ActivationFormat, DType, ScaleOrigin, Subgraph, verify};
 
 use crate::cache::{GraphKey, OptionalCache};
-use crate::emit::{Emitted, emit, refusal, rows_of};
+use crate::cached::{self, CachedModel};
+use crate::emit::{EmitOptions, Emitted, emit, refusal, rows_of};
 use crate::error::NpuError;
 use crate::helper::{Helper, HelperCommand, HelperError};
+use crate::loaded::{GraphCode, LoadedModel};
 use crate::provider::NpuSpec;
 use crate::queue::{self, QUEUE_DEPTH};
+use crate::rewrites::Rewrites;
 use crate::runtime::{Chosen, Runtime, RuntimePlaces};
-use crate::session::{CompiledModel, LoadedModel};
+use crate::session::CompiledModel;
 
 /// The numbers of rows to compile for: padding up to the next is cheaper than one row past it.
 const ROW_BUCKETS: [usize; 7] = [1, 16, 32, 64, 128, 256, 512];
@@ -41,6 +44,8 @@ pub struct NpuOptions {
     pub helper: Option<HelperCommand>,
     /// Where compiled graphs are kept, which takes a helper.
     pub cache: OptionalCache,
+    /// How graphs are written.
+    pub rewrites: Rewrites,
 }
 
 /// A device that runs graphs of fixed shape, compiled by a provider of ONNX Runtime.
@@ -51,6 +56,7 @@ pub struct NpuDevice {
     threads: usize,
     helper: Option<HelperCommand>,
     cache: OptionalCache,
+    rewrites: Rewrites,
     caps: Caps,
 }
 
@@ -58,7 +64,7 @@ pub struct NpuDevice {
 struct Code {
     device: String,
     graph: Subgraph,
-    model: Arc<CompiledModel>,
+    made: Arc<GraphCode>,
 }
 
 impl NpuDevice {
@@ -69,12 +75,13 @@ impl NpuDevice {
     pub fn open(options: NpuOptions) -> Result<NpuDevice, NpuError> {
         let runtime = Runtime::load(&options.places)?;
         let chosen = runtime.choose(options.spec)?;
-        let NpuOptions { name, threads, helper, cache, mut row_buckets, .. } = options;
+        let NpuOptions { name, threads, helper, cache, rewrites, mut row_buckets, .. } = options;
         if row_buckets.is_empty() {
             row_buckets = ROW_BUCKETS.to_vec();
         }
         let caps = caps(&runtime, chosen, row_buckets);
-        Ok(NpuDevice { name, runtime, chosen, threads: threads.max(1), helper, cache, caps })
+        let threads = threads.max(1);
+        Ok(NpuDevice { name, runtime, chosen, threads, helper, cache, rewrites, caps })
     }
 
     fn unsupported(&self, graph: &Subgraph, op: usize, why: String) -> DeviceError {
@@ -102,12 +109,8 @@ impl NpuDevice {
         ))
     }
 
-    /// The graph as a model, if no op of it is refused.
-    fn emitted(
-        &self,
-        graph: &Subgraph,
-        weights: &dyn WeightSource,
-    ) -> Result<Emitted, DeviceError> {
+    /// The number of rows of a graph of which no op is refused.
+    fn rows_of(&self, graph: &Subgraph) -> Result<usize, DeviceError> {
         verify(graph)?;
         let refused = graph.nodes.iter().map(|n| refusal(&n.op, self.chosen.provider)).enumerate();
         if let Some((op, why)) = refused.filter_map(|(op, why)| Some((op, why?))).next() {
@@ -116,8 +119,7 @@ impl NpuDevice {
         rows_of(graph).map_err(|why| {
             let why = format!("it takes static shapes only, and {why}: bind rows to a bucket");
             self.unsupported(graph, 0, why)
-        })?;
-        emit(graph, weights, self.chosen.provider)
+        })
     }
 
     fn compile_one(
@@ -127,14 +129,31 @@ impl NpuDevice {
         helper: &mut Option<Helper<'_>>,
         go_on: &dyn Fn() -> bool,
     ) -> Result<Arc<Executable>, DeviceError> {
-        let emitted = self.emitted(graph, weights)?;
+        let rows = self.rows_of(graph)?;
         let refused = |why| self.unsupported(graph, 0, why);
-        // What is kept was probed.
-        let model = match self.kept(&emitted) {
-            Some(model) => model,
-            None => self.made(&emitted, helper, go_on)?.map_err(refused)?,
+        let mut model = |positions| {
+            let (provider, rewrites) = (self.chosen.provider, &self.rewrites);
+            let emitted = emit(graph, weights, EmitOptions { provider, rewrites, positions })?;
+            // What is kept was probed.
+            let model = match self.kept(&emitted) {
+                Some(model) => model,
+                None => self.made(&emitted, helper, go_on)?.map_err(refused)?,
+            };
+            Ok::<_, DeviceError>((emitted.of, model))
         };
-        let code = Code { device: self.name.clone(), graph: graph.clone(), model: Arc::new(model) };
+        let code = if graph.states.is_empty() {
+            GraphCode::Plain(model(0)?.1)
+        } else {
+            let (mut models, mut of) = (Vec::new(), Vec::new());
+            for positions in cached::positions(graph).map_err(refused)? {
+                let (inputs, model) = model(positions)?;
+                of = inputs;
+                models.push((positions, model));
+            }
+            GraphCode::Cached(CachedModel::new(graph, rows, of, models).map_err(refused)?)
+        };
+        let code = Arc::new(code);
+        let code = Code { device: self.name.clone(), graph: graph.clone(), made: code };
         Ok(Arc::new(Executable::new(code, 0)))
     }
 
@@ -177,11 +196,13 @@ impl NpuDevice {
     }
 }
 
-/// What products can take: 8 and 16 bits with scales of a calibration, or 8 with one for each row.
+/// What products can take: halves, 8 and 16 bits with scales of a calibration, or 8 with one for
+/// each row.
 fn formats() -> Vec<ActivationFormat> {
     use ScaleOrigin::{Clipped, Smoothed, Static};
     let of = |bits| [Static, Clipped, Smoothed].map(|s| ActivationFormat::of_tensor(bits, s));
-    of(8).into_iter().chain(of(16)).chain([ActivationFormat::by_row(8)]).collect()
+    let others = [ActivationFormat::by_row(8), ActivationFormat::F16];
+    of(8).into_iter().chain(of(16)).chain(others).collect()
 }
 
 fn caps(runtime: &Runtime, chosen: Chosen, row_buckets: Vec<usize>) -> Caps {
@@ -270,8 +291,8 @@ impl Device for NpuDevice {
             let of = &code.graph.name;
             return Err(refuse(format!("its weights are not those in the code of {of}")));
         }
-        let (device, graph, model) = (self.name.clone(), graph.name.clone(), code.model.clone());
-        Ok(Arc::new(Weights::new(executable, LoadedModel { device, graph, model })))
+        let (device, graph, code) = (self.name.clone(), graph.name.clone(), code.made.clone());
+        Ok(Arc::new(Weights::new(executable, LoadedModel { device, graph, code })))
     }
 
     fn queue(

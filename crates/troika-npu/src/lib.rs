@@ -2,13 +2,16 @@
 //! Runtime, which is loaded at run time.
 
 mod cache;
+mod cached;
 mod device;
 mod emit;
 mod error;
 mod helper;
+mod loaded;
 mod onnx;
 mod provider;
 mod queue;
+mod rewrites;
 mod runtime;
 mod session;
 mod stdout;
@@ -18,5 +21,6 @@ pub use device::{NpuDevice, NpuOptions};
 pub use error::NpuError;
 pub use helper::{HelperCommand, serve_compile};
 pub use provider::{Hardware, NpuSpec, Provider};
+pub use rewrites::{Rewrite, Rewrites};
 pub use runtime::{RuntimePlaces, survey};
 pub use stdout::own_stdout;

@@ -8,7 +8,8 @@ use troika_device::{
     ThreadQueueOptions, WaitTimes, Work,
 };
 
-use crate::session::{LoadedModel, RunError};
+use crate::loaded::LoadedModel;
+use crate::session::RunError;
 
 /// The most lists in a queue.
 pub(crate) const QUEUE_DEPTH: usize = 16;
@@ -45,7 +46,7 @@ fn run_model(device: &str, run: &Run) -> Result<(), DeviceError> {
         let why = format!("is none of device {device}");
         return Err(DeviceError::Submission { task: format!("{:?}", run.weights), why });
     };
-    loaded.model.run(run).map_err(|e| match e {
+    loaded.code.run(run).map_err(|e| match e {
         RunError::Busy(e) => e.into(),
         RunError::Misfit(why) => {
             let why = format!("{why} on device {device}");

@@ -1,7 +1,7 @@
 //! A compiled model and its runs.
 
 use std::borrow::Cow;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use half::{bf16, f16};
 use ort::session::{Session, SessionInputValue};
@@ -20,15 +20,6 @@ pub(crate) struct CompiledModel {
     /// The number of rows of all inputs and outputs.
     rows: usize,
     session: Mutex<Staged>,
-}
-
-/// A compiled graph with its weights.
-pub(crate) struct LoadedModel {
-    /// The name of the device that compiled it.
-    pub device: String,
-    /// The graph's name.
-    pub graph: String,
-    pub model: Arc<CompiledModel>,
 }
 
 /// A session with memory for its inputs.
@@ -57,7 +48,7 @@ impl From<AccessError> for RunError {
 impl CompiledModel {
     pub fn new(session: Session, model: &Emitted) -> CompiledModel {
         let (inputs, outputs, rows) = (model.inputs.clone(), model.outputs.clone(), model.rows);
-        let staged = |port: &Port| vec![0; (rows * row_bytes(port)).div_ceil(4)];
+        let staged = |port: &Port| vec![0; (port.rows * port.row_bytes()).div_ceil(4)];
         let staged = Staged { session, inputs: inputs.iter().map(staged).collect() };
         CompiledModel { inputs, outputs, rows, session: Mutex::new(staged) }
     }
@@ -87,7 +78,7 @@ impl CompiledModel {
         let mut staged = self.session.lock().unwrap_or_else(PoisonError::into_inner);
         let Staged { session, inputs: memory } = &mut *staged;
         for (port, (memory, rows)) in self.inputs.iter().zip(memory.iter_mut().zip(&read)) {
-            let to = bytemuck::cast_slice_mut(memory).chunks_exact_mut(row_bytes(port));
+            let to = bytemuck::cast_slice_mut(memory).chunks_exact_mut(port.row_bytes());
             for (i, to) in to.take(run.rows).enumerate() {
                 let from = rows.row::<u8>(i).unwrap_or_default();
                 let len = from.len().min(to.len());
@@ -97,9 +88,26 @@ impl CompiledModel {
         let results = self.compute(session, memory)?;
         for ((port, rows), from) in self.outputs.iter().zip(&mut write).zip(&results) {
             let bytes = bytes_of(port, from).map_err(failed)?;
-            for (i, from) in bytes.chunks_exact(row_bytes(port)).take(run.rows).enumerate() {
+            for (i, from) in bytes.chunks_exact(port.row_bytes()).take(run.rows).enumerate() {
                 rows.row_mut::<u8>(i).into_iter().for_each(|to| to.copy_from_slice(from));
             }
+        }
+        Ok(())
+    }
+
+    /// Runs it on inputs that the caller writes in rows of bytes, in the order of [`Emitted::inputs`],
+    /// and passes each output's bytes on.
+    pub fn run_on(
+        &self,
+        fill: impl FnOnce(&[Port], &mut [Vec<u32>]) -> Result<(), RunError>,
+        mut take: impl FnMut(usize, &Port, &[u8]) -> Result<(), RunError>,
+    ) -> Result<(), RunError> {
+        let mut staged = self.session.lock().unwrap_or_else(PoisonError::into_inner);
+        let Staged { session, inputs } = &mut *staged;
+        fill(&self.inputs, inputs)?;
+        let results = self.compute(session, inputs)?;
+        for (i, (port, from)) in self.outputs.iter().zip(&results).enumerate() {
+            take(i, port, bytes_of(port, from).map_err(failed)?)?;
         }
         Ok(())
     }
@@ -158,7 +166,8 @@ impl CompiledModel {
             }
         }
         let results = self.compute(session, inputs);
-        inputs.iter_mut().for_each(|memory| memory.fill(0));
+        // Fresh memory, of which only what is used takes room.
+        inputs.iter_mut().for_each(|memory| *memory = vec![0; memory.len()]);
         let results = results.map_err(|e| match e {
             RunError::Busy(e) => e.to_string(),
             RunError::Misfit(why) | RunError::Failed(why) => why,
@@ -175,7 +184,7 @@ impl CompiledModel {
 
     /// The valid rows of a value's view, which has room for all rows of the compiled shape.
     fn valid_rows(&self, port: &Port, view: &View, rows: usize) -> Result<View, RunError> {
-        let (r, row) = (view.rect(), row_bytes(port));
+        let (r, row) = (view.rect(), port.row_bytes());
         if view.buffer().space() != SpaceId::HOST {
             let why = format!("{} is bound to memory of another device", port.name);
             return Err(RunError::Misfit(why));
@@ -197,8 +206,8 @@ impl CompiledModel {
     }
 
     fn input<'a>(&self, port: &Port, memory: &'a [u32]) -> ort::Result<SessionInputValue<'a>> {
-        let (shape, bytes) = ([self.rows, port.cols], bytemuck::cast_slice(memory));
-        let bytes = &bytes[..self.rows * row_bytes(port)];
+        let (shape, bytes) = ([port.rows, port.cols], bytemuck::cast_slice(memory));
+        let bytes = &bytes[..port.rows * port.row_bytes()];
         fn tensor<'a, T: PrimitiveTensorElementType + bytemuck::Pod + std::fmt::Debug>(
             shape: [usize; 2],
             bytes: &'a [u8],
@@ -234,9 +243,4 @@ fn half_bits(dtype: DType, value: f32) -> [u8; 2] {
         DType::F16 => f16::from_f32(value).to_le_bytes(),
         _ => bf16::from_f32(value).to_le_bytes(),
     }
-}
-
-/// Bytes of a row of a value.
-fn row_bytes(port: &Port) -> usize {
-    port.cols * port.dtype.block_bytes()
 }

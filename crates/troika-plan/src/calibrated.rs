@@ -103,7 +103,7 @@ impl CalibratedProducts {
             None => other.map_or(&[][..], |d| &d.activations).iter(),
         };
         let others: Vec<ActivationFormat> =
-            others.filter(|f| f.converts_weights().is_none()).copied().collect();
+            others.filter(|f| !f.converts_weights()).copied().collect();
         all.extend(merged.into_iter().map(|(kinds, way, layers)| {
             let split = by.filter(|_| way == Way::Exact);
             Rule {

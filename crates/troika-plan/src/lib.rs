@@ -32,6 +32,6 @@ pub use plan::{
     Stage, SyncMode,
 };
 pub use predicted::{Goal, Predicted, PredictedLength};
-pub use refusal::Refusal;
+pub use refusal::{Refusal, leave_attention};
 pub use share::{TILE, compiled_rows, own_space, stage_borders};
 pub use strategy::{DeviceFacts, Ratio, StandardLength, Strategy};

@@ -86,9 +86,8 @@ fn gained_by_all(rule: &Rule, devices: &[DeviceFacts]) -> Vec<ActivationFormat> 
     let of = |name: &str| devices.iter().find(|d| d.name == name).map(|d| d.activations.as_slice());
     let mut formats = of(&rule.device).unwrap_or_default().to_vec();
     formats.retain(|f| {
-        // Those are for who has a calibration.
-        f.converts_weights().is_none()
-            && rule.devices().all(|d| of(d).is_some_and(|list| list.contains(f)))
+        // Those are for who asks for them.
+        !f.converts_weights() && rule.devices().all(|d| of(d).is_some_and(|list| list.contains(f)))
     });
     formats
 }

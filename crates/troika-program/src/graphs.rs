@@ -37,14 +37,14 @@ impl GraphList {
         self.segment = self.graphs.len();
     }
 
-    /// The index of a device's graph, added if it is new. It shares its code with a graph of the
-    /// same shape, unless the device bakes weights into code.
+    /// The index of a device's graph, added if it is new. If it shares its code, then with a graph
+    /// of the same shape.
     pub(crate) fn add(
         &mut self,
         device: usize,
         kind: SegmentKind,
         graph: Subgraph,
-        bakes_weights: bool,
+        shares_code: bool,
     ) -> usize {
         let of_segment = &self.graphs[self.segment..];
         if let Some(at) = of_segment.iter().position(|l| (l.device, &l.graph) == (device, &graph)) {
@@ -55,7 +55,7 @@ impl GraphList {
         graph.values.iter().for_each(|v| v.shape.hash(&mut hasher));
         let alike = self.alike.entry((device, hasher.finish())).or_default();
         let same = |code: &usize| graph.same_code(&self.graphs[self.codes[*code]].graph);
-        let known = alike.iter().copied().find(same).filter(|_| !bakes_weights);
+        let known = alike.iter().copied().find(same).filter(|_| shares_code);
         let code = known.unwrap_or_else(|| {
             self.codes.push(number);
             alike.push(self.codes.len() - 1);

@@ -184,7 +184,7 @@ impl Placer<'_> {
 
 /// The format of a rule for which devices that have it convert weights.
 fn converting(rule: &Rule) -> Option<ActivationFormat> {
-    rule.activations.iter().copied().find(|f| f.converts_weights().is_some())
+    rule.activations.iter().copied().find(ActivationFormat::converts_weights)
 }
 
 /// A segment's whole graph with its operands, before it is divided.

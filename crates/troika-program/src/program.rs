@@ -178,10 +178,10 @@ impl Program {
         self.between.push(BetweenOf { segment, values: first..self.values.cols.len() });
         let kind = self.lowered.segments[segment].kind;
         let list = |piece: &PlacedPiece| {
-            let bakes = self.devices[piece.device].caps.bakes_weights;
+            let shares = self.devices[piece.device].caps.shares_code(&piece.graph);
             let shape = |rows: &usize| {
                 let graph = shaped(&piece.graph, *rows, piece.static_shapes);
-                self.graphs.add(piece.device, kind, graph, bakes)
+                self.graphs.add(piece.device, kind, graph, shares)
             };
             piece.shapes.iter().map(shape).collect()
         };

@@ -163,9 +163,8 @@ impl Predictor<'_> {
         let mut seen: HashMap<(usize, usize, usize), f64> = HashMap::new();
         for (number, alike) in alike.iter().enumerate() {
             for p in alike.placed.iter().flat_map(|p| p.pieces()) {
-                // Graphs of one shape share code unless it contains weights.
-                let bakes = self.request.devices[p.device].caps.bakes_weights;
-                let (which, count) = if bakes { (number + 1, alike.count) } else { (0, 1) };
+                let shares = self.request.devices[p.device].caps.shares_code(&p.graph);
+                let (which, count) = if shares { (0, 1) } else { (number + 1, alike.count) };
                 for &room in &p.shapes {
                     let key = (Arc::as_ptr(&p.graph) as usize, room, which);
                     let cost = || self.request.cost.compile_ns(p.device, &p.graph, room);

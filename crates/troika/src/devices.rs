@@ -14,7 +14,7 @@ use troika_graph::{ActivationFormat, DType};
 /// NPUs.
 pub use troika_npu as npu;
 use troika_npu::{
-    GraphCache, GraphKey, HelperCommand, NpuDevice, NpuOptions, NpuSpec, OptionalCache,
+    GraphCache, GraphKey, HelperCommand, NpuDevice, NpuOptions, NpuSpec, OptionalCache, Rewrites,
     RuntimePlaces,
 };
 /// Virtual systems on a chip.
@@ -45,6 +45,8 @@ pub struct NpuSettings {
     pub runtime: RuntimePlaces,
     /// The numbers of rows to compile for, ascending; none: the usual ones.
     pub row_buckets: Vec<usize>,
+    /// How graphs are written.
+    pub rewrites: Rewrites,
     /// How to compile in another process; `None`: in this one, and nothing is kept.
     pub helper: Option<HelperCommand>,
     /// The folder that keeps compiled graphs for the next start; `None`: not kept.
@@ -61,7 +63,8 @@ impl NpuSettings {
         });
         let (places, helper) = (self.runtime.clone(), self.helper.clone());
         let (row_buckets, cache) = (self.row_buckets.clone(), OptionalCache(cache));
-        NpuOptions { name, spec, places, row_buckets, threads: 1, helper, cache }
+        let rewrites = self.rewrites.clone();
+        NpuOptions { name, spec, places, row_buckets, threads: 1, helper, cache, rewrites }
     }
 }
 

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use troika_engine::{CompileControl, Sharing};
 use troika_graph::{ActivationFormat, DType};
-use troika_plan::{Goal, Plan, PlanError, Policy, Strategy, SyncMode};
+use troika_model::lower::Lowered;
+use troika_plan::{CalibratedProducts, Goal, Plan, PlanError, Policy, Strategy, SyncMode};
 use troika_trace::Tracer;
 use troika_weights::{BindOptions, FloatType, OnProgress, Quant};
 
@@ -22,8 +23,13 @@ pub struct OpenOptions {
     pub dtype: FloatType,
     /// Activation formats, besides f32, that products may use; `None`: those that `dtype` allows.
     pub activations: Option<Vec<ActivationFormat>>,
-    /// Products of whole numbers on NPUs, by a calibration; `None`: NPUs compute in f32.
+    /// Products of whole numbers on NPUs, by a calibration; `None`: NPUs compute with floats.
     pub calibration: Option<CalibrationOptions>,
+    /// Products of halves on NPUs, where there is no calibration.
+    pub halves: bool,
+    /// Whether new plans have NPUs compute attention, although another device can: in graphs for
+    /// several numbers of cached positions.
+    pub npu_attention: bool,
     /// Quantization of float matrices at load.
     pub quant: Quant,
     /// Folder that stores quantized weights for the next start; `None`: not stored.
@@ -79,6 +85,8 @@ impl Default for OpenOptions {
             dtype: FloatType::Auto,
             activations: None,
             calibration: None,
+            halves: false,
+            npu_attention: false,
             quant: Quant::None,
             cache_dir: None,
             cache_bytes: None,
@@ -109,6 +117,23 @@ impl OpenOptions {
     /// Whether refused ops may move to other devices: in a given plan only with `fallback`.
     pub(crate) fn may_change_plan(&self) -> bool {
         self.plan.is_none() || self.fallback
+    }
+
+    /// The format for which NPUs convert weights.
+    pub fn converted_format(&self) -> Option<ActivationFormat> {
+        let halves = self.halves.then_some(ActivationFormat::F16);
+        self.calibration.as_ref().map(CalibrationOptions::format).or(halves)
+    }
+
+    /// The products that NPUs convert weights for.
+    pub(crate) fn converted(&self, lowered: &Lowered) -> Option<CalibratedProducts> {
+        match &self.calibration {
+            Some(calibration) => Some(calibration.products(lowered)),
+            None => {
+                let exact = Vec::new();
+                self.converted_format().map(|format| CalibratedProducts { format, exact })
+            }
+        }
     }
 
     /// How to bind weights.

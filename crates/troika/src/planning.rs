@@ -8,6 +8,7 @@ use troika_graph::{ActivationFormat, DType};
 use troika_model::lower::{LowerOptions, Lowered, lower};
 use troika_plan::{
     DeviceFacts, Plan, PlanDevice, PlanError, PlanRequest, Refusal, Strategy, describe_refusals,
+    leave_attention,
 };
 use troika_program::{PhaseCopies, copies};
 use troika_solve::{
@@ -92,12 +93,18 @@ impl BoundModel {
             }
             (None, None) => self.new_plan(options)?,
         };
-        let computes = plan.activations().iter().any(|f| f.converts_weights().is_some());
+        let computes = plan.activations().iter().any(ActivationFormat::converts_weights);
         if options.calibration.is_some() && !computes {
             changes.push("the calibration is of no use: no NPU computes with it".into());
         }
+        if options.halves && !computes {
+            changes.push("no NPU is there to compute with halves".into());
+        }
         let shapes = |key| self.store.shape(key);
-        let refusals = troika_engine::examine(&self.spec, &shapes, &plan, &self.devices)?;
+        let mut refusals = troika_engine::examine(&self.spec, &shapes, &plan, &self.devices)?;
+        if options.plan.is_none() {
+            self.leave_attention(options, &mut refusals);
+        }
         if !options.may_change_plan() {
             if let Some(refusal) = plan.refused(&refusals).first() {
                 return Err(PlanError::NotTaken(Box::new((*refusal).clone())).into());
@@ -106,6 +113,12 @@ impl BoundModel {
             changes.extend(self.avoid(&mut plan, &refusals)?);
         }
         Ok(Planned { plan, changes, refusals, alternatives, model: self })
+    }
+
+    fn leave_attention(&self, options: &OpenOptions, refusals: &mut Vec<Refusal>) {
+        if !options.npu_attention {
+            leave_attention(self.devices.iter().map(|d| &**d), refusals);
+        }
     }
 
     /// Moves refused ops of a plan to other devices, and says which.
@@ -170,8 +183,10 @@ impl BoundModel {
             self.devices.iter().map(|d| DeviceFacts::of(&**d)).collect();
         let request = self.plan_request(options);
         let plan = troika_plan::make(&self.spec, &devices, &request)?;
-        let Some(calibration) = &options.calibration else { return Ok(plan) };
-        let calibrated = Some(calibration.products(&*self.lowered(&plan)?));
+        if options.converted_format().is_none() {
+            return Ok(plan);
+        }
+        let calibrated = options.converted(&*self.lowered(&plan)?);
         Ok(troika_plan::make(&self.spec, &devices, &PlanRequest { calibrated, ..request })?)
     }
 
@@ -238,7 +253,8 @@ impl BoundModel {
         let (prompt, generate) = wanted.lengths(one.context)?;
         // All ops that devices refuse, whichever plan is chosen.
         let shapes = |key| self.store.shape(key);
-        let refusals = troika_engine::examine(&self.spec, &shapes, &one, &self.devices)?;
+        let mut refusals = troika_engine::examine(&self.spec, &shapes, &one, &self.devices)?;
+        self.leave_attention(options, &mut refusals);
         let devices = self.plan_devices();
         let refuse = |error| Error::Profile { file: file.display().to_string(), error };
         let profiled = ProfiledCosts::new(&measured, &devices).map_err(refuse)?;
@@ -270,7 +286,7 @@ impl BoundModel {
             goal: wanted.goal,
             base: &PlanRequest {
                 kv_dtype: Some(one.kv_dtype),
-                calibrated: options.calibration.as_ref().map(|c| c.products(&lowered)),
+                calibrated: options.converted(&lowered),
                 ..self.plan_request(options)
             },
             prompt,

@@ -17,11 +17,17 @@ pub struct CalibrationArgs {
     /// Compute products of NPUs with whole numbers, by a file that troika calibrate wrote
     #[arg(long, value_name = "FILE", env = "TROIKA_CALIBRATION")]
     pub calibration: Option<PathBuf>,
-    /// Bits of weights and activations of these products [default: w8a8]
+    /// Bits of weights and activations of NPUs' products [default: w8a8 with a calibration, else
+    /// f32]
     ///
-    /// w4a16 also gives float weights four bits (--quant q4).
+    /// f16 needs no calibration. w4a16 also gives float weights four bits (--quant q4).
     #[arg(long, value_enum, value_name = "FORMAT", env = "TROIKA_NPU_FORMAT")]
     pub npu_format: Option<NpuFormat>,
+    /// Have NPUs compute attention, too, although another device can
+    ///
+    /// Their graphs have fixed shapes: there is one for each of several numbers of positions.
+    #[arg(long, env = "TROIKA_NPU_ATTENTION")]
+    pub npu_attention: bool,
     /// What is done with activations that are much larger than most [default: shadow]
     ///
     /// shadow: another device computes what is clipped of them (llm.npu). kept: they decide the
@@ -42,6 +48,7 @@ pub enum NpuFormat {
     W8a8,
     W8a16,
     W4a16,
+    F16,
 }
 
 /// What is done with outliers.
@@ -70,15 +77,28 @@ impl CalibrationArgs {
     /// Sets the calibration from its file.
     ///
     /// # Errors
-    /// The file cannot be read or is no calibration.
+    /// The file cannot be read or is no calibration, or the format does not go with it.
     pub fn apply(&self, options: &mut OpenOptions) -> Result<(), CliError> {
-        let Some(file) = &self.calibration else { return Ok(()) };
+        let refuse = |why: &str| Err(CliError::Usage(why.into()));
+        options.npu_attention = self.npu_attention;
+        options.halves = self.npu_format == Some(NpuFormat::F16);
+        let Some(file) = &self.calibration else {
+            return match self.npu_format {
+                None | Some(NpuFormat::F16) => Ok(()),
+                _ => refuse(
+                    "--npu-format of whole numbers needs --calibration, a file that troika \
+                     calibrate wrote",
+                ),
+            };
+        };
+        if options.halves {
+            return refuse("--npu-format f16 needs no --calibration; leave one of them out");
+        }
         let failed = |error| Error::Calibration { file: file.display().to_string(), error };
         let calibration = Calibration::from_json(&read_file(file)?).map_err(failed)?;
         let format = self.npu_format.unwrap_or_default();
         if self.outliers == Some(OutliersFlag::Rows) && format != NpuFormat::W8a8 {
-            let why = "--outliers rows has eight bits only; leave --npu-format out";
-            return Err(CliError::Usage(why.into()));
+            return refuse("--outliers rows has eight bits only; leave --npu-format out");
         }
         if format == NpuFormat::W4a16 && options.quant == Quant::None {
             options.quant = Quant::Q4;

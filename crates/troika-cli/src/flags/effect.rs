@@ -34,7 +34,7 @@ const RULES: &[Rule] = &[
     },
     Rule {
         flags: "strategy profile policy chunks_in_flight value_type sync ubatch_size ctx_size \
-            cache_type dtype npu_format outliers prune_outliers row_buckets",
+            cache_type dtype npu_format npu_attention outliers prune_outliers row_buckets",
         idle: Idle::Beside { rival: "plan" },
         why: "the plan says it",
     },
@@ -44,9 +44,9 @@ const RULES: &[Rule] = &[
         why: "only a profile leaves a plan to choose",
     },
     Rule {
-        flags: "npu_format outliers prune_outliers",
+        flags: "outliers prune_outliers",
         idle: Idle::Without { needed: "calibration" },
-        why: "NPUs compute in f32 without one",
+        why: "NPUs compute with floats without one",
     },
     Rule {
         flags: "fallback",

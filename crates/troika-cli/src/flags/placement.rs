@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use troika::npu::Rewrite;
 use troika::plan::{Goal, Plan, PlanError, Policy, Strategy, SyncMode};
 use troika::{DeviceSpec, OpenOptions, ProfileAt, SolveOptions};
 
@@ -117,6 +118,12 @@ pub struct PlacementArgs {
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = rows())]
     #[arg(env = "TROIKA_ROW_BUCKETS")]
     pub row_buckets: Vec<usize>,
+    /// How the graphs of NPUs are written [default: pow-to-mul]
+    ///
+    /// With the same meaning, for compilers that take some forms better: pow-to-mul, fold-epsilon,
+    /// slice-q=ROWS:SLICES, pad-cache, guard-values, linear-as-conv, multiples-of-16 (docs/npu.md).
+    #[arg(long, value_name = "NAME", value_delimiter = ',', env = "TROIKA_NPU_REWRITES")]
+    pub npu_rewrites: Vec<Rewrite>,
     #[command(flatten)]
     pub calibration: CalibrationArgs,
     /// Let the chosen plan hold weights in several forms, if that is faster

@@ -6,6 +6,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use troika::npu::Rewrites;
 use troika::plan::Strategy;
 use troika::{DeviceOptions, OpenOptions};
 
@@ -126,6 +127,9 @@ impl ComputeArgs {
         npu.row_buckets.clone_from(&self.placement.row_buckets);
         npu.row_buckets.sort_unstable();
         npu.row_buckets.dedup();
+        if !self.placement.npu_rewrites.is_empty() {
+            npu.rewrites = Rewrites(self.placement.npu_rewrites.clone());
+        }
         DeviceOptions { threads, cores, isa: self.isa.clone(), devices, npu }
     }
 

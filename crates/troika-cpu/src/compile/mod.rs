@@ -354,8 +354,8 @@ impl Compiler<'_> {
         })
     }
 
-    /// Refuses whole numbers that the kernels do not make.
-    fn whole_numbers(&self, op: &str, activations: ActivationFormat) -> Result<(), DeviceError> {
+    /// Refuses formats that the kernels do not make.
+    fn made(&self, op: &str, activations: ActivationFormat) -> Result<(), DeviceError> {
         let made = [ActivationFormat::INT8, int8::INT7];
         if made.contains(&activations) {
             return Ok(());
@@ -407,8 +407,12 @@ impl Compiler<'_> {
                 eps: *eps,
                 group: *group,
             },
-            Op::Linear { weight, bias, activations: activations @ ActivationFormat::Int(_) } => {
-                self.whole_numbers("linear", *activations)?;
+            Op::Linear {
+                weight,
+                bias,
+                activations: activations @ (ActivationFormat::Int(_) | ActivationFormat::F16),
+            } => {
+                self.made("linear", *activations)?;
                 let packed = self.packed(*weight)?;
                 let kind = Quantization::of(self.graph.weight(*weight).dtype, *activations);
                 let weights = smallvec![(packed, self.vector_if(*bias), kind)];
@@ -476,8 +480,8 @@ impl Compiler<'_> {
         let number = all.take_while(|n| !std::ptr::eq(*n, node)).count();
         let (inter, activations) = (self.graph.weight(e.gate[0]).rows, e.activations);
         let of = ExpertsCode { number, inter, act: e.act, activations };
-        if matches!(activations, ActivationFormat::Int(_)) {
-            self.whole_numbers("experts", activations)?;
+        if matches!(activations, ActivationFormat::Int(_) | ActivationFormat::F16) {
+            self.made("experts", activations)?;
             let experts = self.expert_weights(e, Self::packed)?;
             return Ok(Code::PackedExperts { experts, of });
         }

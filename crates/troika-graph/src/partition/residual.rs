@@ -55,6 +55,6 @@ pub fn residual(graph: &Subgraph) -> Subgraph {
 
 /// The format that clips, for one whose scales come from a calibration.
 fn clipped(format: ActivationFormat) -> Option<ActivationFormat> {
-    let whole = format.converts_weights().filter(|_| format.is_calibrated())?;
+    let whole = format.converted_numbers().filter(|_| format.is_calibrated())?;
     Some(ActivationFormat::Int(IntFormat { scales: ScaleOrigin::Clipped, ..whole }))
 }

@@ -85,8 +85,8 @@ impl<'a> DeviceProfiler<'a> {
     ) -> Result<LoadedGraph, DeviceError> {
         let one = graph.layers.first().map_or(1, bytes_of).max(1);
         // Each layer's code takes memory of its own where weights are part of it.
-        let bakes = self.device.caps().bakes_weights;
-        let count = if bakes { 1 } else { (MOST_WEIGHTS / one).clamp(2, 64) };
+        let shares = graph.layers.first().is_none_or(|g| self.device.caps().shares_code(g));
+        let count = if shares { (MOST_WEIGHTS / one).clamp(2, 64) } else { 1 };
         let layers: Vec<Subgraph> = graph.layers.iter().take(count).cloned().collect();
         let mut loaded = LoadedGraph { layers, codes: Vec::new() };
         let shapes = match self.device.caps().static_shapes {
@@ -98,7 +98,7 @@ impl<'a> DeviceProfiler<'a> {
             let mut code: Option<Arc<Executable>> = None;
             for layer in &loaded.layers {
                 let graph = if shape > 0 { bind_static(layer, shape) } else { layer.clone() };
-                let known = code.clone().filter(|_| !self.device.caps().bakes_weights);
+                let known = code.clone().filter(|_| shares);
                 let executable = match known {
                     Some(known) => known,
                     None => self.compile(&graph, store)?,

@@ -237,9 +237,8 @@ impl Measuring<'_> {
             .map(|d| {
                 let mut offered = d.caps().activation_formats.clone();
                 let open = &self.options.open;
-                let calibrated = open.calibration.as_ref().map(|c| c.format());
-                let has = calibrated.filter(|f| offered.contains(f));
-                offered.retain(|f| f.converts_weights().is_none());
+                let has = open.converted_format().filter(|f| offered.contains(f));
+                offered.retain(|f| !f.converts_weights());
                 let mut formats = open.activations.clone().unwrap_or(offered);
                 formats.extend(has);
                 profiled_graphs(self.lowered, &formats)

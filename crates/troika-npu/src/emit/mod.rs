@@ -1,7 +1,9 @@
 //! A subgraph as an ONNX model: fixed shapes, weights inside. Values are f32, also between
 //! products in other formats.
 
+mod attention;
 mod int4;
+mod linear;
 mod ops;
 mod quantized;
 
@@ -13,6 +15,7 @@ use troika_graph::{DType, Dim, Op, Rope, Subgraph, Value, ValueId, WeightRef, We
 
 use crate::onnx::{ElementType, OnnxModel};
 use crate::provider::Provider;
+use crate::rewrites::Rewrites;
 
 /// A model with what a caller binds.
 pub(crate) struct Emitted {
@@ -20,7 +23,9 @@ pub(crate) struct Emitted {
     pub bytes: Vec<u8>,
     pub inputs: Vec<Port>,
     pub outputs: Vec<Port>,
-    /// The number of rows of all inputs and outputs.
+    /// For each input, the graph's input that it is. An attention's keys, values and mask follow.
+    pub of: Vec<usize>,
+    /// The number of rows of all inputs and outputs of the graph.
     pub rows: usize,
 }
 
@@ -29,7 +34,15 @@ pub(crate) struct Emitted {
 pub(crate) struct Port {
     pub name: String,
     pub dtype: DType,
+    pub rows: usize,
     pub cols: usize,
+}
+
+impl Port {
+    /// Bytes of a row.
+    pub fn row_bytes(&self) -> usize {
+        self.cols * self.dtype.block_bytes()
+    }
 }
 
 /// Why a provider does not run an op, or `None`.
@@ -37,9 +50,6 @@ pub(crate) fn refusal(op: &Op, provider: Provider) -> Option<&'static str> {
     match op {
         Op::Convert if provider == Provider::OpenVino => {
             Some("its compiler does not round to the nearest")
-        }
-        Op::KvAppend(_) | Op::Attention(_) => {
-            Some("its cache grows while it runs, and a graph of fixed shape cannot follow")
         }
         Op::Outliers { .. } => Some("which columns have outliers is known at run time only"),
         Op::Router(_) => Some("which experts a row needs is known at run time only"),
@@ -66,14 +76,24 @@ pub(crate) fn rows_of(graph: &Subgraph) -> Result<usize, String> {
     bound.ok_or_else(|| "it has no inputs or outputs".into())
 }
 
-/// Writes a graph, of which no op is refused, with its weights.
+/// How to write a graph.
+#[derive(Clone, Copy)]
+pub(crate) struct EmitOptions<'a> {
+    pub provider: Provider,
+    pub rewrites: &'a Rewrites,
+    /// Cached positions that an attention takes.
+    pub positions: usize,
+}
+
+/// Writes a graph, of which no op is refused, with its weights. What goes into a cache is left to
+/// the host. An attention takes cached keys and values, and a mask.
 ///
 /// # Errors
 /// A weight that cannot be read, or a graph that is not static.
 pub(crate) fn emit(
     graph: &Subgraph,
     weights: &dyn WeightSource,
-    provider: Provider,
+    options: EmitOptions<'_>,
 ) -> Result<Emitted, DeviceError> {
     let wrong = |why: String| DeviceError::Submission { task: graph.name.clone(), why };
     let rows = rows_of(graph).map_err(wrong)?;
@@ -81,27 +101,43 @@ pub(crate) fn emit(
     let port = |kind: &str, i: usize, id: &ValueId| {
         let value = graph.value(*id);
         let cols = value.shape.row_len();
-        Port { name: format!("{kind}{i}"), dtype: value.dtype, cols }
+        Port { name: format!("{kind}{i}"), dtype: value.dtype, rows, cols }
     };
     let ports = |kind: &str, ids: &[ValueId]| -> Vec<Port> {
         ids.iter().enumerate().map(|(i, id)| port(kind, i, id)).collect()
     };
-    let (inputs, outputs) = (ports("in", &graph.inputs), ports("out", &graph.outputs));
+    let (all, outputs) = (ports("in", &graph.inputs), ports("out", &graph.outputs));
+    let read = read_values(graph);
+    let is_bound = |i: &usize| graph.states.is_empty() || read[graph.inputs[*i].0 as usize];
+    let of: Vec<usize> = (0..all.len()).filter(is_bound).collect();
+    let inputs: Vec<Port> = of.iter().map(|i| all[*i].clone()).collect();
     let mut tensors = HashMap::new();
-    for (id, port) in graph.inputs.iter().zip(&inputs) {
+    for (i, port) in of.iter().zip(&inputs) {
         model.input(&port.name, element(port.dtype).map_err(wrong)?, &[rows, port.cols]);
-        tensors.insert(*id, port.name.clone());
+        tensors.insert(graph.inputs[*i], port.name.clone());
     }
-    let mut emitter = Emitter { graph, weights, provider, rows, model, tensors };
-    for node in &graph.nodes {
+    let mut emitter = Emitter { graph, weights, options, rows, model, inputs, tensors };
+    for node in graph.nodes.iter().filter(|n| n.outputs.iter().any(|id| read[id.0 as usize])) {
         emitter.op(node)?;
     }
-    let Emitter { mut model, tensors, .. } = emitter;
+    let Emitter { mut model, inputs, tensors, .. } = emitter;
     for (id, port) in graph.outputs.iter().zip(&outputs) {
         let made = tensors.get(id).ok_or_else(|| wrong(format!("{} is never made", port.name)))?;
         model.output(&port.name, made, element(port.dtype).map_err(wrong)?, &[rows, port.cols]);
     }
-    Ok(Emitted { bytes: model.bytes(), inputs, outputs, rows })
+    Ok(Emitted { bytes: model.bytes(), inputs, outputs, of, rows })
+}
+
+/// Which values the outputs follow from: not what only goes into a cache.
+fn read_values(graph: &Subgraph) -> Vec<bool> {
+    let mut read = vec![false; graph.values.len()];
+    graph.outputs.iter().for_each(|id| read[id.0 as usize] = true);
+    for node in graph.nodes.iter().rev() {
+        if node.outputs.iter().any(|id| read[id.0 as usize]) {
+            node.inputs.iter().for_each(|id| read[id.0 as usize] = true);
+        }
+    }
+    read
 }
 
 /// The element type of values.
@@ -119,9 +155,11 @@ fn element(dtype: DType) -> Result<ElementType, String> {
 struct Emitter<'a> {
     graph: &'a Subgraph,
     weights: &'a dyn WeightSource,
-    provider: Provider,
+    options: EmitOptions<'a>,
     rows: usize,
     model: OnnxModel,
+    /// The model's inputs so far.
+    inputs: Vec<Port>,
     /// The tensors of the values so far.
     tensors: HashMap<ValueId, String>,
 }
@@ -184,5 +222,114 @@ impl Emitter<'_> {
     fn vector(&mut self, weight: WeightRef, plus: f32) -> Result<String, DeviceError> {
         let values: Vec<f32> = self.read(weight)?.iter().map(|v| v + plus).collect();
         Ok(self.model.floats(&[values.len()], &values))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::Message;
+    use troika_device::{
+        DeviceError, PackFn, PackLayout, Packed, WeightBytes, WeightData, WeightSource,
+    };
+    use troika_graph::{
+        ActivationFormat, Attention, DType, Dim, Op, Shape, Subgraph, SubgraphBuilder, WeightDecl,
+        bind_static,
+    };
+
+    use super::{EmitOptions, emit};
+    use crate::onnx::ModelProto;
+    use crate::provider::Provider;
+    use crate::rewrites::Rewrites;
+
+    /// Weights of zeros.
+    struct Zeros(Vec<WeightDecl>);
+
+    impl WeightSource for Zeros {
+        fn weight(&self, name: &str) -> Result<WeightData, DeviceError> {
+            let decl = self.0.iter().find(|d| &*d.name == name).unwrap();
+            let bytes = WeightBytes::owned(vec![0; 4 * decl.rows * decl.cols]);
+            Ok(WeightData { dtype: DType::F32, rows: decl.rows, cols: decl.cols, bytes })
+        }
+
+        fn packed(&self, _: &str, _: PackLayout<'_>, _: PackFn<'_>) -> Result<Packed, DeviceError> {
+            panic!("nothing is packed here")
+        }
+    }
+
+    fn normed_product() -> Subgraph {
+        let mut b = SubgraphBuilder::new("normed product", 8);
+        let x = b.input("x", 20, DType::F32);
+        let gain = b.weight(WeightDecl::whole("gain".into(), 1, 20, DType::F32));
+        let norm = Op::RmsNorm { weight: Some(gain), eps: 1e-6, offset: 0.0, group: 20 };
+        let x = b.op("normed", norm, &[x], 20);
+        let weight = b.weight(WeightDecl::whole("w".into(), 17, 20, DType::F32));
+        let activations = ActivationFormat::F32;
+        let y = b.op("y", Op::Linear { weight, bias: None, activations }, &[x], 17);
+        b.output(y);
+        bind_static(&b.finish().unwrap(), 8)
+    }
+
+    fn attention() -> Subgraph {
+        let mut b = SubgraphBuilder::new("attention", 8);
+        let q = b.input("q", 4 * 5, DType::F32);
+        let shape = Shape(vec![Dim::KvLen(24), Dim::Fixed(2 * 5)]);
+        let caches = ["k", "v"].map(|name| b.state(name, shape.clone(), DType::F16));
+        let op = Attention {
+            heads: 4,
+            kv_heads: 2,
+            k_dim: 5,
+            v_dim: 5,
+            scale: 1.0,
+            window: None,
+            softcap: None,
+            sinks: None,
+            value_in_key: false,
+            page_group: 0,
+            activations: ActivationFormat::F32,
+        };
+        let y = b.attention(op, q, &caches);
+        b.output(y);
+        bind_static(&b.finish().unwrap(), 8)
+    }
+
+    /// How often each operator is in a written graph, and the sizes of its inputs and weights.
+    fn written(graph: &Subgraph, rewrites: &str) -> (impl Fn(&str) -> usize, Vec<Vec<i64>>) {
+        let all = rewrites.split(',').filter(|r| !r.is_empty()).map(|r| r.parse().unwrap());
+        let rewrites = Rewrites(all.collect());
+        let provider = Provider::Reference;
+        let options = EmitOptions { provider, rewrites: &rewrites, positions: 24 };
+        let bytes = emit(graph, &Zeros(graph.weights.clone()), options).unwrap().bytes;
+        let graph = ModelProto::decode(&*bytes).unwrap().graph.unwrap();
+        let inputs = graph.input.iter().map(|input| {
+            let tensor = input.value_type.as_ref().unwrap().tensor_type.as_ref().unwrap();
+            tensor.shape.as_ref().unwrap().dim.iter().map(|d| d.value).collect()
+        });
+        let weights = graph.initializer.iter().map(|w| w.dims.clone());
+        let sizes = inputs.chain(weights).collect();
+        let ops: Vec<String> = graph.node.iter().map(|n| n.op_type.clone()).collect();
+        (move |op: &str| ops.iter().filter(|o| *o == op).count(), sizes)
+    }
+
+    #[test]
+    fn rewrites_change_what_is_written() {
+        let norm = normed_product();
+        let (count, sizes) = written(&norm, "");
+        assert_eq!(["Pow", "Sqrt", "Gemm", "Conv"].map(count), [1, 1, 1, 0]);
+        assert!(sizes.contains(&vec![17, 20]));
+        assert_eq!(["Pow", "Sqrt"].map(written(&norm, "pow-to-mul").0), [0, 1]);
+        let folded = written(&norm, "fold-epsilon").0;
+        assert_eq!(["Pow", "Sqrt", "SimplifiedLayerNormalization"].map(folded), [0, 0, 1]);
+        assert_eq!(["Gemm", "Conv"].map(written(&norm, "linear-as-conv").0), [0, 1]);
+        let (_, sizes) = written(&norm, "multiples-of-16");
+        assert!(sizes.contains(&vec![32, 32]) && !sizes.contains(&vec![17, 20]));
+        let attention = attention();
+        let (count, sizes) = written(&attention, "");
+        assert_eq!(["Softmax", "Add"].map(count), [1, 1]);
+        assert!(sizes.contains(&vec![24, 10]) && sizes.contains(&vec![8, 24]));
+        assert_eq!(["Softmax", "Add"].map(written(&attention, "slice-q=8:4").0), [4, 4]);
+        assert_eq!(["Softmax", "Add"].map(written(&attention, "slice-q=9:4").0), [1, 1]);
+        assert_eq!(["Softmax", "Add"].map(written(&attention, "guard-values").0), [1, 2]);
+        let (_, sizes) = written(&attention, "pad-cache");
+        assert!(sizes.contains(&vec![32, 16]) && sizes.contains(&vec![8, 32]));
     }
 }

@@ -1,10 +1,11 @@
 //! Each op as ONNX operators.
 
 use troika_device::DeviceError;
-use troika_graph::{Activation, HeadLinear, Node, Op, Rope, RopeStyle, WeightRef};
+use troika_graph::{Activation, ActivationFormat, Node, Op, Rope, RopeStyle, WeightRef};
 
 use super::{Emitter, element};
-use crate::onnx::Attribute;
+use crate::onnx::{Attribute, ElementType};
+use crate::rewrites::Rewrite;
 
 type Res = Result<String, DeviceError>;
 
@@ -27,10 +28,7 @@ impl Emitter<'_> {
             Op::Embed { table, scale } => self.embed(&x, *table, *scale)?,
             Op::RmsNorm { weight, eps, offset, group } => {
                 let weight = weight.map(|w| self.vector(w, *offset)).transpose()?;
-                self.by_groups(&x, cols, *group, |e, x| {
-                    let normed = e.rms(x, *eps);
-                    weight.map_or(normed.clone(), |w| e.two("Mul", &normed, &w))
-                })
+                self.by_groups(&x, cols, *group, |e, x| e.rms(x, *eps, weight.as_deref()))
             }
             Op::LayerNorm { weight, bias, eps, group } => {
                 let weight = self.vector(*weight, 0.0)?;
@@ -39,14 +37,17 @@ impl Emitter<'_> {
                     // The runtime's own operator is one that some providers lack.
                     let mean = e.mean(x);
                     let centered = e.two("Sub", x, &mean);
-                    let scaled = e.rms(&centered, *eps);
-                    let scaled = e.two("Mul", &scaled, &weight);
+                    let scaled = e.rms(&centered, *eps, Some(&weight));
                     bias.map_or(scaled.clone(), |b| e.two("Add", &scaled, &b))
                 })
             }
-            Op::Linear { weight, bias, activations } => match activations.converts_weights() {
+            Op::Linear { weight, bias, activations } => match activations.converted_numbers() {
                 Some(format) => self.quantized(&x, *weight, *bias, format)?,
-                None => self.linear(&x, *weight, *bias)?,
+                None => {
+                    let halves = *activations == ActivationFormat::F16;
+                    let element = if halves { ElementType::F16 } else { ElementType::F32 };
+                    self.linear(&x, *weight, *bias, element)?
+                }
             },
             Op::HeadLinear(heads) => self.head_linear(&x, cols, heads)?,
             Op::Rope(rope) => {
@@ -71,7 +72,7 @@ impl Emitter<'_> {
             }
             Op::Convert => {
                 let to = element(self.value(out).dtype).map_err(|why| self.wrong(why))?;
-                self.model.node("Cast", &[&x], &[Attribute::Int("to", to as i64)])
+                self.cast(&x, to)
             }
             Op::SigmoidGate => {
                 let gate = second(self)?;
@@ -89,11 +90,8 @@ impl Emitter<'_> {
                 let both = self.concat(&[&a, &b]);
                 self.reshape(&both, &[self.rows, cols + b_cols])
             }
-            Op::KvAppend(_)
-            | Op::Attention(_)
-            | Op::Router(_)
-            | Op::Experts(_)
-            | Op::Outliers { .. } => {
+            Op::Attention(attention) => self.attention(&x, attention, &node.states)?,
+            Op::KvAppend(_) | Op::Router(_) | Op::Experts(_) | Op::Outliers { .. } => {
                 return Err(self.wrong(format!("op {} is none of a static graph", node.op.name())));
             }
         };
@@ -124,20 +122,29 @@ impl Emitter<'_> {
         self.model.node("Clip", &[x, &low, &high], &[])
     }
 
-    fn reshape(&mut self, x: &str, dims: &[usize]) -> String {
+    pub(super) fn reshape(&mut self, x: &str, dims: &[usize]) -> String {
         let dims: Vec<i64> = dims.iter().map(|d| *d as i64).collect();
         let dims = self.model.integers(&dims);
         self.two("Reshape", x, &dims)
     }
 
-    fn concat(&mut self, parts: &[&str]) -> String {
+    pub(super) fn concat(&mut self, parts: &[&str]) -> String {
         self.model.node("Concat", parts, &[Attribute::Int("axis", -1)])
     }
 
     /// Some of the last dimension.
-    fn slice(&mut self, x: &str, from: usize, to: usize, step: usize) -> String {
-        let axis = self.model.integers(&[-1]);
-        let [from, to, step] = [from, to, step].map(|n| self.model.integers(&[n as i64]));
+    pub(super) fn slice(&mut self, x: &str, from: usize, to: usize, step: usize) -> String {
+        self.slice_of(x, -1, [from, to, step])
+    }
+
+    /// Some of the first dimension.
+    pub(super) fn slice_rows(&mut self, x: &str, from: usize, to: usize) -> String {
+        self.slice_of(x, 0, [from, to, 1])
+    }
+
+    fn slice_of(&mut self, x: &str, axis: i64, range: [usize; 3]) -> String {
+        let axis = self.model.integers(&[axis]);
+        let [from, to, step] = range.map(|n| self.model.integers(&[n as i64]));
         self.model.node("Slice", &[x, &from, &to, &axis, &step], &[])
     }
 
@@ -172,31 +179,24 @@ impl Emitter<'_> {
         self.two("ReduceMean", x, &axis)
     }
 
-    fn rms(&mut self, x: &str, eps: f32) -> String {
-        let squares = self.two("Mul", x, x);
+    /// `x / sqrt(mean(x^2) + eps) * weight`.
+    fn rms(&mut self, x: &str, eps: f32, weight: Option<&str>) -> String {
+        if let Some(weight) = weight.filter(|_| self.options.rewrites.has(Rewrite::FoldEpsilon)) {
+            let attributes = [Attribute::Int("axis", -1), Attribute::Float("epsilon", eps)];
+            return self.model.node("SimplifiedLayerNormalization", &[x, weight], &attributes);
+        }
+        let squares = match self.options.rewrites.has(Rewrite::PowToMul) {
+            true => self.two("Mul", x, x),
+            false => {
+                let two = self.model.floats(&[], &[2.0]);
+                self.two("Pow", x, &two)
+            }
+        };
         let mean = self.mean(&squares);
         let above = self.plus(&mean, eps);
         let root = self.one("Sqrt", &above);
-        self.two("Div", x, &root)
-    }
-
-    fn linear(&mut self, x: &str, weight: WeightRef, bias: Option<WeightRef>) -> Res {
-        let weight = self.matrix(weight)?;
-        let bias = bias.map(|b| self.vector(b, 0.0)).transpose()?;
-        let mut inputs = vec![x, &weight];
-        inputs.extend(bias.as_deref());
-        Ok(self.model.node("Gemm", &inputs, &[Attribute::Int("transB", 1)]))
-    }
-
-    fn head_linear(&mut self, x: &str, cols: usize, heads: &HeadLinear) -> Res {
-        let each = cols / heads.weights.len().max(1);
-        let mut parts = Vec::new();
-        for (i, weight) in heads.weights.iter().enumerate() {
-            let head = self.slice(x, i * each, (i + 1) * each, 1);
-            parts.push(self.linear(&head, *weight, None)?);
-        }
-        let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
-        Ok(self.concat(&parts))
+        let normed = self.two("Div", x, &root);
+        weight.map_or(normed.clone(), |w| self.two("Mul", &normed, w))
     }
 
     fn activate(&mut self, x: &str, act: Activation) -> String {
@@ -239,7 +239,7 @@ impl Emitter<'_> {
         let Rope { head_dim, offset, rotary_dim, style, ref freqs, .. } = *rope;
         let (heads, half) = (cols / head_dim, rotary_dim / 2);
         let inverse = self.model.floats(&[1, half], &freqs.inv_freq);
-        let positions = self.model.node("Cast", &[positions], &[Attribute::Int("to", 1)]);
+        let positions = self.cast(positions, ElementType::F32);
         let angles = self.two("Mul", &positions, &inverse);
         let [cos, sin] = ["Cos", "Sin"].map(|f| {
             let turned = self.one(f, &angles);

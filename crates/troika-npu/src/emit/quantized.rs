@@ -73,7 +73,7 @@ impl Emitter<'_> {
             None => self.int8(weight, &factors)?,
         };
         let y = self.two("MatMul", &x, &w);
-        if self.provider != Provider::Qnn {
+        if self.options.provider != Provider::Qnn {
             return Ok(y);
         }
         // This compiler places no product whose result is not rounded.

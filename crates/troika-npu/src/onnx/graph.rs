@@ -28,6 +28,8 @@ pub enum ElementType {
 /// A node's attribute.
 pub enum Attribute {
     Int(&'static str, i64),
+    Float(&'static str, f32),
+    Ints(&'static str, &'static [i64]),
     Text(&'static str, &'static str),
 }
 
@@ -40,6 +42,8 @@ impl Attribute {
         };
         match *self {
             Attribute::Int(name, i) => AttributeProto { i, ..named(name, 2) },
+            Attribute::Float(name, f) => AttributeProto { f, ..named(name, 1) },
+            Attribute::Ints(name, ints) => AttributeProto { ints: ints.to_vec(), ..named(name, 7) },
             Attribute::Text(name, s) => AttributeProto { s: s.into(), ..named(name, 3) },
         }
     }

@@ -4,3 +4,5 @@ mod graph;
 mod proto;
 
 pub(crate) use graph::{Attribute, ElementType, OnnxModel};
+#[cfg(test)]
+pub(crate) use proto::ModelProto;

@@ -52,10 +52,14 @@ pub struct NodeProto {
 pub struct AttributeProto {
     #[prost(string, tag = "1")]
     pub name: String,
+    #[prost(float, tag = "2")]
+    pub f: f32,
     #[prost(int64, tag = "3")]
     pub i: i64,
     #[prost(bytes = "vec", tag = "4")]
     pub s: Vec<u8>,
+    #[prost(int64, repeated, tag = "8")]
+    pub ints: Vec<i64>,
     #[prost(int32, tag = "20")]
     pub kind: i32,
 }

@@ -41,7 +41,7 @@ pub fn profiled_graphs(lowered: &Lowered, formats: &[ActivationFormat]) -> Vec<P
             _ => None,
         };
         let whole = restrict_activations(&segment.graph, formats);
-        let converted = formats.iter().find(|f| f.converts_weights().is_some());
+        let converted = formats.iter().find(|f| f.converts_weights());
         let whole = match converted {
             Some(format) if CalibratedProducts::rounds(segment.kind) => {
                 convert_products(&whole, *format)

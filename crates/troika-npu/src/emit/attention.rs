@@ -1,0 +1,120 @@
+//! Attention over keys and values that the host gathers from its cache.
+
+use troika_device::DeviceError;
+use troika_graph::{Attention, DType, ValueId};
+
+use super::{Emitter, Port};
+use crate::onnx::{Attribute, ElementType};
+use crate::rewrites::Rewrite;
+
+/// The names of an attention's inputs that no graph has: of the cache, and of what is visible.
+pub(crate) const KEYS: &str = "keys";
+pub(crate) const VALUES: &str = "values";
+pub(crate) const MASK: &str = "mask";
+
+impl Emitter<'_> {
+    /// An input `[rows, cols]` that the graph does not have.
+    fn extra(&mut self, name: &str, dtype: DType, [rows, cols]: [usize; 2]) -> String {
+        let halves = dtype == DType::F16;
+        let element = if halves { ElementType::F16 } else { ElementType::F32 };
+        self.model.input(name, element, &[rows, cols]);
+        self.inputs.push(Port { name: name.into(), dtype, rows, cols });
+        if halves { self.cast(name, ElementType::F32) } else { name.into() }
+    }
+
+    /// Rows of heads `[rows, heads * dim]` as `[heads, rows, dim]`.
+    fn by_heads(&mut self, x: &str, [rows, heads, dim]: [usize; 3]) -> String {
+        let x = self.reshape(x, &[rows, heads, dim]);
+        self.model.node("Transpose", &[&x], &[Attribute::Ints("perm", &[1, 0, 2])])
+    }
+
+    /// Cached heads `[heads, positions, dim]` of an input, without what pads them.
+    fn cached(&mut self, name: &str, state: ValueId, [heads, dim]: [usize; 2]) -> String {
+        let dtype = if self.value(state).dtype == DType::F16 { DType::F16 } else { DType::F32 };
+        let rewrites = self.options.rewrites;
+        let (positions, wide) = (rewrites.padded(self.options.positions), rewrites.padded(dim));
+        let mut all = self.extra(name, dtype, [positions, heads * wide]);
+        if name == VALUES && self.rows > 1 && rewrites.has(Rewrite::GuardValues) {
+            all = self.plus(&all, f32::MIN_POSITIVE);
+        }
+        let all = self.by_heads(&all, [positions, heads, wide]);
+        if wide == dim { all } else { self.slice(&all, 0, dim, 1) }
+    }
+
+    /// `softmax(cap(q * k^T * scale) + mask) * v`, perhaps in slices of queries.
+    ///
+    /// # Errors
+    /// Sinks that cannot be read.
+    pub(super) fn attention(
+        &mut self,
+        q: &str,
+        a: &Attention,
+        states: &[ValueId],
+    ) -> Result<String, DeviceError> {
+        let keys = self.cached(KEYS, states[0], [a.kv_heads, a.k_dim]);
+        let values = match states.get(1) {
+            None => self.slice(&keys, 0, a.v_dim, 1),
+            Some(state) => self.cached(VALUES, *state, [a.kv_heads, a.v_dim]),
+        };
+        let positions = self.options.rewrites.padded(self.options.positions);
+        let mask = self.extra(MASK, DType::F32, [self.rows, positions]);
+        let turned = [Attribute::Ints("perm", &[0, 2, 1])];
+        let keys = self.model.node("Transpose", &[&keys], &turned);
+        let sinks = a.sinks.map(|sinks| self.read(sinks)).transpose()?;
+        let shared = Shared { op: a, keys, values, positions, sinks };
+        let slices = self.options.rewrites.slices(self.rows);
+        if slices.len() == 1 {
+            return Ok(self.attend(q, &mask, self.rows, &shared));
+        }
+        let (mut parts, mut from) = (Vec::new(), 0);
+        for rows in slices {
+            let [q, mask] = [q, &mask].map(|all| self.slice_rows(all, from, from + rows));
+            parts.push(self.attend(&q, &mask, rows, &shared));
+            from += rows;
+        }
+        let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
+        Ok(self.model.node("Concat", &parts, &[Attribute::Int("axis", 0)]))
+    }
+
+    /// Attention of some queries. Query heads that share a key head are its rows.
+    fn attend(&mut self, q: &str, mask: &str, rows: usize, shared: &Shared<'_>) -> String {
+        let Shared { op: a, keys, values, positions, sinks } = shared;
+        let positions = *positions;
+        let (kv_heads, group) = (a.kv_heads, a.heads / a.kv_heads);
+        let q = self.by_heads(q, [rows, a.heads, a.k_dim]);
+        let q = self.reshape(&q, &[kv_heads, group * rows, a.k_dim]);
+        let q = self.times(&q, a.scale);
+        let mut scores = self.two("MatMul", &q, keys);
+        if let Some(cap) = a.softcap {
+            scores = self.times(&scores, 1.0 / cap);
+            scores = self.one("Tanh", &scores);
+            scores = self.times(&scores, cap);
+        }
+        let scores = self.reshape(&scores, &[a.heads, rows, positions]);
+        let mut scores = self.two("Add", &scores, mask);
+        if let Some(sinks) = sinks {
+            let each: Vec<f32> = sinks.iter().flat_map(|s| std::iter::repeat_n(*s, rows)).collect();
+            let sinks = self.model.floats(&[a.heads, rows, 1], &each);
+            scores = self.concat(&[&scores, &sinks]);
+        }
+        let mut shares = self.model.node("Softmax", &[&scores], &[Attribute::Int("axis", -1)]);
+        if sinks.is_some() {
+            shares = self.slice(&shares, 0, positions, 1);
+        }
+        let shares = self.reshape(&shares, &[kv_heads, group * rows, positions]);
+        let y = self.two("MatMul", &shares, values);
+        let y = self.reshape(&y, &[a.heads, rows, a.v_dim]);
+        let y = self.model.node("Transpose", &[&y], &[Attribute::Ints("perm", &[1, 0, 2])]);
+        self.reshape(&y, &[rows, a.heads * a.v_dim])
+    }
+}
+
+/// What all queries of an attention share: keys `[kv_heads, k_dim, positions]`, values
+/// `[kv_heads, positions, v_dim]` and sinks.
+struct Shared<'a> {
+    op: &'a Attention,
+    keys: String,
+    values: String,
+    positions: usize,
+    sinks: Option<Vec<f32>>,
+}

@@ -1,0 +1,132 @@
+//! Products of floats and of halves.
+
+use half::f16;
+use troika_device::DeviceError;
+use troika_graph::{HeadLinear, WeightRef};
+
+use super::Emitter;
+use crate::onnx::{Attribute, ElementType};
+use crate::rewrites::Rewrite;
+
+/// What some compilers want numbers of columns to be multiples of.
+const MULTIPLE: usize = 16;
+
+/// A weight `[n, k]` with the bias.
+struct Matrix {
+    n: usize,
+    k: usize,
+    values: Vec<f32>,
+    bias: Option<Vec<f32>>,
+    element: ElementType,
+}
+
+impl Emitter<'_> {
+    /// `x * weight^T + bias`, with inputs, weights and results of a type of floats.
+    ///
+    /// # Errors
+    /// A weight that cannot be read.
+    pub(super) fn linear(
+        &mut self,
+        x: &str,
+        weight: WeightRef,
+        bias: Option<WeightRef>,
+        element: ElementType,
+    ) -> Result<String, DeviceError> {
+        let (values, decl) = (self.read(weight)?, self.graph.weight(weight));
+        let (n, k) = (decl.rows, decl.cols);
+        let bias = bias.map(|b| self.read(b)).transpose()?;
+        let matrix = Matrix { n, k, values, bias, element };
+        if !self.options.rewrites.has(Rewrite::MultiplesOf16) {
+            return Ok(self.product(x, &matrix));
+        }
+        let wide = matrix.padded();
+        let x = match wide.k - k {
+            0 => x.to_string(),
+            more => {
+                let zeros = self.model.floats(&[self.rows, more], &vec![0.0; self.rows * more]);
+                self.concat(&[x, &zeros])
+            }
+        };
+        let y = self.product(&x, &wide);
+        Ok(if wide.n == n { y } else { self.slice(&y, 0, n, 1) })
+    }
+
+    fn product(&mut self, x: &str, m: &Matrix) -> String {
+        let x = self.cast_to(x, m.element);
+        let y = match self.options.rewrites.has(Rewrite::LinearAsConv) {
+            true => self.convolution(&x, m),
+            false => self.matrix_product(&x, m),
+        };
+        if m.element == ElementType::F32 { y } else { self.cast(&y, ElementType::F32) }
+    }
+
+    fn matrix_product(&mut self, x: &str, m: &Matrix) -> String {
+        let weight = self.typed(m.element, &[m.n, m.k], &m.values);
+        let bias = m.bias.as_ref().map(|b| self.typed(m.element, &[m.n], b));
+        let inputs: Vec<&str> = [x, &weight].into_iter().chain(bias.as_deref()).collect();
+        self.model.node("Gemm", &inputs, &[Attribute::Int("transB", 1)])
+    }
+
+    /// The same as a convolution of one by one: rows are the places of an image, columns its
+    /// channels.
+    fn convolution(&mut self, x: &str, m: &Matrix) -> String {
+        let turn = [Attribute::Ints("perm", &[1, 0])];
+        let x = self.model.node("Transpose", &[x], &turn);
+        let x = self.reshape(&x, &[1, m.k, 1, self.rows]);
+        let weight = self.typed(m.element, &[m.n, m.k, 1, 1], &m.values);
+        let bias = m.bias.as_ref().map(|b| self.typed(m.element, &[m.n], b));
+        let inputs: Vec<&str> = [&*x, &weight].into_iter().chain(bias.as_deref()).collect();
+        let y = self.model.node("Conv", &inputs, &[]);
+        let y = self.reshape(&y, &[m.n, self.rows]);
+        self.model.node("Transpose", &[&y], &turn)
+    }
+
+    /// A constant of floats or halves.
+    fn typed(&mut self, element: ElementType, dims: &[usize], values: &[f32]) -> String {
+        if element != ElementType::F16 {
+            return self.model.floats(dims, values);
+        }
+        let bytes = values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect();
+        self.model.constant(element, dims, bytes)
+    }
+
+    fn cast_to(&mut self, x: &str, element: ElementType) -> String {
+        if element == ElementType::F32 { x.to_string() } else { self.cast(x, element) }
+    }
+
+    pub(super) fn cast(&mut self, x: &str, to: ElementType) -> String {
+        self.model.node("Cast", &[x], &[Attribute::Int("to", to as i64)])
+    }
+
+    pub(super) fn head_linear(
+        &mut self,
+        x: &str,
+        cols: usize,
+        heads: &HeadLinear,
+    ) -> Result<String, DeviceError> {
+        let each = cols / heads.weights.len().max(1);
+        let mut parts = Vec::new();
+        for (i, weight) in heads.weights.iter().enumerate() {
+            let head = self.slice(x, i * each, (i + 1) * each, 1);
+            parts.push(self.linear(&head, *weight, None, ElementType::F32)?);
+        }
+        let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
+        Ok(self.concat(&parts))
+    }
+}
+
+impl Matrix {
+    /// With zeros behind, so that both numbers are multiples of 16.
+    fn padded(&self) -> Matrix {
+        let [n, k] = [self.n, self.k].map(|n| n.next_multiple_of(MULTIPLE));
+        let mut values = vec![0.0; n * k];
+        for (to, from) in values.chunks_exact_mut(k).zip(self.values.chunks_exact(self.k)) {
+            to[..self.k].copy_from_slice(from);
+        }
+        let bias = self.bias.clone().map(|mut bias| {
+            bias.resize(n, 0.0);
+            bias
+        });
+        Matrix { n, k, values, bias, element: self.element }
+    }
+}
