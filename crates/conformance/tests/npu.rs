@@ -106,7 +106,7 @@ fn rewritten_graphs_hold() {
     let of_attention = "slice-q=2:3,pad-cache,guard-values";
     holds("npu:reference", of_attention, &[]);
     holds("npu:reference", "fold-epsilon,linear-as-conv", &[]);
-    holds("npu:reference", "multiples-of-16", &[]);
+    holds("npu:reference", "multiples-of-16,group-rows=4", &[]);
     let all = format!("{of_attention},fold-epsilon,linear-as-conv,multiples-of-16");
     holds("npu:openvino:cpu", &all, &[CONVERT]);
 }

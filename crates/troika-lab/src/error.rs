@@ -99,6 +99,9 @@ pub enum LabError {
     /// A device of which nothing was measured.
     #[error("no segment runs as a whole on device {0}, so nothing was measured of it")]
     NotMeasured(String),
+    /// A measurement of NPUs without one.
+    #[error("none of the devices is an NPU: name one, as in --device npu:openvino:cpu")]
+    NoNpu,
     /// An error of another part.
     #[error(transparent)]
     Other(#[from] Error),

@@ -121,7 +121,8 @@ pub struct PlacementArgs {
     /// How the graphs of NPUs are written [default: pow-to-mul]
     ///
     /// With the same meaning, for compilers that take some forms better: pow-to-mul, fold-epsilon,
-    /// slice-q=ROWS:SLICES, pad-cache, guard-values, linear-as-conv, multiples-of-16 (docs/npu.md).
+    /// slice-q=ROWS:SLICES, pad-cache, guard-values, linear-as-conv, multiples-of-16,
+    /// group-rows=ROWS (docs/npu.md).
     #[arg(long, value_name = "NAME", value_delimiter = ',', env = "TROIKA_NPU_REWRITES")]
     pub npu_rewrites: Vec<Rewrite>,
     #[command(flatten)]

@@ -430,6 +430,10 @@ pub struct ProfileArgs {
     /// Write the devices as a virtual system on a chip, too, for simulate --soc and bench --soc
     #[arg(long, value_name = "FILE.toml")]
     pub soc_out: Option<PathBuf>,
+    /// Measure instead whether products are faster on the NPUs with their rows in groups
+    /// (--npu-rewrites group-rows); nothing is kept
+    #[arg(long, conflicts_with_all = ["out", "soc_out"])]
+    pub row_groups: bool,
     /// Print one JSON object
     #[arg(long, env = "TROIKA_JSON")]
     pub json: bool,

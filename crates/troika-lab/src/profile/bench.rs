@@ -218,7 +218,7 @@ impl<'a> DeviceProfiler<'a> {
 }
 
 /// The duration of a task, as measured or modelled.
-pub(super) fn nanoseconds(t: &TaskTime) -> f64 {
+pub(crate) fn nanoseconds(t: &TaskTime) -> f64 {
     t.modelled.unwrap_or(t.end.saturating_sub(t.start)).as_nanos() as f64
 }
 

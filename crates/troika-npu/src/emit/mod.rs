@@ -322,6 +322,8 @@ mod tests {
         assert_eq!(["Gemm", "Conv"].map(written(&norm, "linear-as-conv").0), [0, 1]);
         let (_, sizes) = written(&norm, "multiples-of-16");
         assert!(sizes.contains(&vec![32, 32]) && !sizes.contains(&vec![17, 20]));
+        let grouped = |way| ["Gemm", "MatMul"].map(written(&norm, way).0);
+        assert_eq!([grouped("group-rows=4"), grouped("group-rows=3")], [[0, 1], [1, 0]]);
         let attention = attention();
         let (count, sizes) = written(&attention, "");
         assert_eq!(["Softmax", "Add"].map(count), [1, 1]);

@@ -32,7 +32,10 @@ impl Profile {
     /// A device's times of [`CHUNK_ROWS`], those that were measured.
     pub fn chunk_times(&self, device: usize) -> Vec<ChunkTime> {
         let token_ns = |kinds: &[SegmentKind], rows: usize| {
-            let whole = |r: &&RunSample| (r.device, r.rows, r.share) == (device, rows, 64);
+            // Padded ones tell nothing of shorter chunks.
+            let whole = |r: &&RunSample| {
+                (r.device, r.rows, r.share) == (device, rows, 64) && r.work.room == rows as f64
+            };
             let runs = self.runs.iter().filter(whole).filter(|r| kinds.contains(&r.segment));
             let sum: f64 = runs.map(RunSample::undisturbed_ns).sum();
             (sum > 0.0).then_some(sum / rows as f64)
