@@ -326,7 +326,7 @@ fn halves_keep_what_a_model_predicts() {
     // Qualcomm's graphs have halves in any case.
     for npu in ["npu:reference", "npu:openvino:cpu"] {
         let devices = options(&[npu, "cpu"]);
-        let halves = OpenOptions { halves: true, devices, chunk: 64, ..plain.clone() };
+        let halves = OpenOptions { halves: true, devices, chunk: Some(64), ..plain.clone() };
         let change = perplexity(&halves) / whole - 1.0;
         println!("{npu} halves: {:+.4} %", 100.0 * change);
         assert!(change != 0.0 && change.abs() < 1e-4, "{npu}: {change}");
@@ -369,7 +369,8 @@ fn calibrated_formats_keep_what_a_model_predicts() {
         let calibration = Some(CalibrationOptions { calibration, file, bits, outliers });
         let devices = options(&[npu, "cpu"]);
         let chunk = 64;
-        let numbers = OpenOptions { calibration, devices, quant, chunk, ..plain.clone() };
+        let numbers =
+            OpenOptions { calibration, devices, quant, chunk: Some(chunk), ..plain.clone() };
         // Four bits change the model itself.
         let same = OpenOptions { quant, ..plain.clone() };
         let expected = if quant == Quant::None { whole } else { perplexity(&same) };

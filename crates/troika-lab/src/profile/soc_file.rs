@@ -91,11 +91,7 @@ fn reading(profile: &Profile, device: usize) -> Option<&RunSample> {
 }
 
 /// The whole graph of a device with the highest rate.
-fn fastest<'p>(
-    profile: &'p Profile,
-    device: usize,
-    rate: fn(&RunSample) -> f64,
-) -> Option<&'p RunSample> {
+fn fastest(profile: &Profile, device: usize, rate: fn(&RunSample) -> f64) -> Option<&RunSample> {
     let whole = profile.runs.iter().filter(|r| r.device == device && r.share == 64);
     whole.max_by(|a, b| rate(a).total_cmp(&rate(b)))
 }

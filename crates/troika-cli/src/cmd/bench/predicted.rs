@@ -31,13 +31,6 @@ pub fn open(
     super::open(subject, options, Tracer::off())
 }
 
-/// How far off a prediction is, as a share of the fastest repetition: the file's times are those of
-/// a machine that does nothing else.
-pub fn error(predicted_ns: u64, samples_ns: &[u64]) -> Option<f64> {
-    let fastest = samples_ns.iter().min().filter(|ns| **ns > 0)?;
-    Some(predicted_ns as f64 / *fastest as f64 - 1.0)
-}
-
 /// Says how far off all predictions are.
 ///
 /// # Errors

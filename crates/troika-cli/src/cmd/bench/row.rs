@@ -4,7 +4,6 @@ use troika::graph::{ActivationFormat, DType};
 use troika::weights::TokenCost;
 use troika::{DeviceOptions, Model, Peak, Peaks, multiply_of};
 
-use super::predicted;
 use crate::error::CliError;
 
 /// What is measured.
@@ -170,9 +169,11 @@ pub struct Row<'a> {
 }
 
 impl Row<'_> {
-    /// How far off the prediction is, as a share of what was measured.
+    /// How far off the prediction is, as a share of the fastest repetition: the file's times are
+    /// those of a machine that does nothing else.
     pub fn prediction_error(&self) -> Option<f64> {
-        predicted::error(self.predicted_ns?, &self.samples_ns)
+        let fastest = self.samples_ns.iter().min().filter(|ns| **ns > 0)?;
+        Some(self.predicted_ns? as f64 / *fastest as f64 - 1.0)
     }
 
     /// Tokens per second of all sequences together, for each repetition.
