@@ -233,7 +233,17 @@ fn real_devices_are_described_as_a_virtual_soc() {
     let (file, soc) = (path("profile.json"), path("soc.toml"));
     let devices = "a=cpu,b=cpu@scalar";
     let at = ["profile", "--device", devices, "-c", "64", "-o", &file, "--soc-out", &soc];
-    stdout(&troika(&at));
+    let said = stdout(&troika(&at));
+    assert!(said.contains("| a | 64 |") && said.contains("plans by this profile take chunks of "));
+    let taken = said.contains("take chunks of 64 tokens");
+    let at = ["plan", "--device", devices, "-c", "64", "--profile", &file];
+    let chunk = |more: &[&str]| {
+        let plan = stdout(&troika(&[&at[..], more].concat()));
+        let plan: Value = serde_json::from_str(&plan).unwrap();
+        plan["prefill"]["chunk"].as_u64().unwrap()
+    };
+    assert!(chunk(&[]) <= if taken { 64 } else { 32 });
+    assert!(chunk(&["--ubatch-size", "16"]) <= 16);
     let text = std::fs::read_to_string(&soc).unwrap();
     let figures = troika::sim::figures(&text).unwrap();
     assert!(figures.len() > 40, "{text}");
@@ -271,6 +281,8 @@ fn real_devices_are_described_as_a_virtual_soc() {
 
     let at = ["profile", "--device", &format!("virtual:{soc}:a"), "--soc-out", "x.toml"];
     assert!(refused(&at).contains("device a is virtual already"));
+    let at = ["profile", "--device", "cpu", "--row-groups"];
+    assert!(refused(&at).contains("none of the devices is an NPU"));
     let at = ["bench", "--device", "cpu", "-p", "8", "-n", "0", "-r", "1", "--soc", &soc];
     assert!(refused(&at).contains("none of them is named \"cpu\""));
 }

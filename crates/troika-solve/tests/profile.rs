@@ -133,6 +133,26 @@ fn measured(buckets: &[usize]) -> (Profile, Vec<PlanDevice>, Lowered) {
     (profile, devices, lowered)
 }
 
+/// Chunks are as short as they can be without being slower; padded ones tell nothing.
+#[test]
+fn chunks_are_as_long_as_was_measured_to_be_fast() {
+    let (profile, ..) = measured(&[32, 128, 512]);
+    let rows =
+        |device| -> Vec<usize> { profile.chunk_times(device).iter().map(|t| t.rows).collect() };
+    assert_eq!([rows(0), rows(1)], [vec![64, 256, 512], vec![512]]);
+    let with = |slower: f64| {
+        let mut profile = profile.clone();
+        for run in profile.runs.iter_mut().filter(|r| r.share == 64) {
+            let each = if run.rows < 256 { slower } else { 1.0 };
+            let ns = run.rows as f64 * each * (1.0 + run.device as f64);
+            run.ns = Spread::of(&[ns]);
+        }
+        profile.chunk_length()
+    };
+    assert_eq!([with(1.02), with(1.04)], [Some((0, 64)), Some((0, 256))]);
+    assert_eq!(Profile { runs: Vec::new(), ..profile.clone() }.chunk_length(), None);
+}
+
 #[test]
 fn fits_serve_where_nothing_was_fitted() {
     for buckets in [&[][..], &[32, 128, 512]] {
