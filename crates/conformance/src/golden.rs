@@ -127,7 +127,8 @@ pub fn read_golden(path: &Path) -> Res<Golden> {
 
 /// Opens a case's model in f32.
 fn open(case: &Case, chunk: usize, options: &OpenOptions) -> Res<Model> {
-    let options = OpenOptions { dtype: FloatType::F32, chunk, ..options.clone() };
+    let (dtype, chunk) = (FloatType::F32, Some(chunk));
+    let options = OpenOptions { dtype, chunk, ..options.clone() };
     Ok(Model::open(&case.model, &options)?)
 }
 

@@ -26,7 +26,7 @@ fn options(pair: [&str; 2], strategy: Strategy) -> OpenOptions {
     let devices = ["a", "b"].into_iter().zip(pair).map(spec).collect();
     OpenOptions {
         dtype: FloatType::F32,
-        chunk: CHUNK,
+        chunk: Some(CHUNK),
         strategy,
         devices: DeviceOptions { devices, ..DeviceOptions::default() },
         ..OpenOptions::default()

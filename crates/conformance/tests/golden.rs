@@ -93,7 +93,7 @@ fn checkpoints_with_bf16_activations() {
             dtype: FloatType::BF16,
             activations: Some(activations.to_vec()),
             kv_dtype: Some(DType::F32),
-            chunk,
+            chunk: Some(chunk),
             ..Default::default()
         };
         Model::open(model, &options).unwrap()
@@ -136,7 +136,11 @@ const INT8_TOLERANCE: f32 = 0.03;
 #[test]
 fn gguf_files_with_integer_activations() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/gguf");
-    let options = |chunk| OpenOptions { kv_dtype: Some(DType::F32), chunk, ..Default::default() };
+    let options = |chunk| OpenOptions {
+        kv_dtype: Some(DType::F32),
+        chunk: Some(chunk),
+        ..Default::default()
+    };
     let names = ["llama-q8_0", "llama-q4_0", "llama-q4_k_m", "llama-q5_k_m", "llama-q6_k"];
     for name in names.into_iter().chain(["qwen3-moe-q4_k_m"]) {
         let golden = read_golden(&dir.join(name).with_extension("safetensors")).unwrap();

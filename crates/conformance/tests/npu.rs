@@ -118,7 +118,7 @@ fn rewritten_graphs_hold() {
     let of_attention = "slice-q=2:3,pad-cache,guard-values";
     holds("npu:reference", of_attention, &[]);
     holds("npu:reference", "fold-epsilon,linear-as-conv", &[]);
-    holds("npu:reference", "multiples-of-16", &[]);
+    holds("npu:reference", "multiples-of-16,group-rows=4", &[]);
     let all = format!("{of_attention},fold-epsilon,linear-as-conv,multiples-of-16");
     holds("npu:openvino:cpu", &all, &[CONVERT]);
 }
@@ -141,7 +141,7 @@ fn architectures(npu: &str, names: &[&str], tolerance: f32) {
             dtype: FloatType::F32,
             devices: options(&[npu, "cpu"]),
             // Fewer lengths to compile.
-            chunk: 16,
+            chunk: Some(16),
             npu_attention: true,
             ..OpenOptions::default()
         };
@@ -385,7 +385,7 @@ fn halves_keep_what_a_model_predicts() {
     // Qualcomm's graphs have halves in any case.
     for npu in ["npu:reference", "npu:openvino:cpu"] {
         let devices = options(&[npu, "cpu"]);
-        let halves = OpenOptions { halves: true, devices, chunk: 64, ..plain.clone() };
+        let halves = OpenOptions { halves: true, devices, chunk: Some(64), ..plain.clone() };
         let change = perplexity(&halves) / whole - 1.0;
         println!("{npu} halves: {:+.4} %", 100.0 * change);
         assert!(change != 0.0 && change.abs() < 1e-4, "{npu}: {change}");
@@ -428,7 +428,8 @@ fn calibrated_formats_keep_what_a_model_predicts() {
         let calibration = Some(CalibrationOptions { calibration, file, bits, outliers });
         let devices = options(&[npu, "cpu"]);
         let chunk = 64;
-        let numbers = OpenOptions { calibration, devices, quant, chunk, ..plain.clone() };
+        let numbers =
+            OpenOptions { calibration, devices, quant, chunk: Some(chunk), ..plain.clone() };
         // Four bits change the model itself.
         let same = OpenOptions { quant, ..plain.clone() };
         let expected = if quant == Quant::None { whole } else { perplexity(&same) };

@@ -67,7 +67,7 @@ fn traced(npu: &str, profiling: Option<Profiling>) -> Traced {
     let options = OpenOptions {
         dtype: FloatType::F32,
         devices: DeviceOptions { devices, npu: npu_settings, ..DeviceOptions::default() },
-        chunk: 16,
+        chunk: Some(16),
         tracer: tracer.clone(),
         ..OpenOptions::default()
     };

@@ -47,7 +47,7 @@ fn tokens_meanwhile(
     let options = OpenOptions {
         dtype: FloatType::F32,
         strategy,
-        chunk: 64,
+        chunk: Some(64),
         devices: DeviceOptions {
             devices: devices.iter().map(spec).collect(),
             ..DeviceOptions::default()

@@ -123,7 +123,7 @@ fn the_engine_can_be_looked_at_while_sessions_generate() {
 
 #[test]
 fn a_generation_is_cancelled_from_another_thread_and_the_session_goes_on() {
-    let model = tiny(&OpenOptions { chunk: 16, ..options(2) });
+    let model = tiny(&OpenOptions { chunk: Some(16), ..options(2) });
     let mut session = model.session().unwrap();
     let prompt = some_tokens(2000, 3);
     // Between generations nothing happens.
@@ -486,7 +486,7 @@ fn alone_in_tiny(prompt: &[u32]) -> Vec<u32> {
 /// Sessions dropped while another thread computes for them leave nothing behind.
 #[test]
 fn sessions_are_dropped_while_another_thread_steps() {
-    let model = qwen3(&OpenOptions { chunk: 8, ..options(3) });
+    let model = qwen3(&OpenOptions { chunk: Some(8), ..options(3) });
     let want = alone(&some_tokens(20, 1), 12);
     let done = AtomicBool::new(false);
     scope(|s| {

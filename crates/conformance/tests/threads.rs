@@ -81,7 +81,7 @@ fn model(name: &str, random: &mut Random) -> (Model, String) {
     let devices: &[&str] = if two { &["a=cpu", "b=cpu"] } else { &[] };
     let mut options = OpenOptions {
         strategy: strategy.clone(),
-        chunk: *random.of(&[3, 16, 64, 512]),
+        chunk: Some(*random.of(&[3, 16, 64, 512])),
         context: *random.of(&[None, None, Some(97), Some(64), Some(33)]),
         sharing: Sharing {
             sequences: *random.of(&[1, 2, 3, 8]),
@@ -94,7 +94,7 @@ fn model(name: &str, random: &mut Random) -> (Model, String) {
     let one = all / options.sharing.sequences as u64;
     options.sharing.kv_bytes = random.of(&[None, Some(1), Some(2), Some(5)]).map(|n| one * n / 4);
     let what = format!(
-        "{name}, {strategy}, chunk {}, context {:?}, {:?}",
+        "{name}, {strategy}, chunk {:?}, context {:?}, {:?}",
         options.chunk, options.context, options.sharing
     );
     match Model::open(&golden(name), &options) {

@@ -93,7 +93,7 @@ fn timeline(policy: Policy) -> (Vec<Span>, Vec<f32>) {
     let tracer = Tracer::on();
     let options = OpenOptions {
         dtype: FloatType::F32,
-        chunk: 5,
+        chunk: Some(5),
         devices: DeviceOptions {
             devices: vec![spec("a", "example.toml:gpu"), spec("b", "odd/dense-rows.toml")],
             ..DeviceOptions::default()

@@ -158,7 +158,7 @@ fn profiles_are_gone_on_with_and_foreign_ones_refused() {
         (other.to_string(), "profile.json: the profile is of another machine: a toaster"),
         (half.to_string(), "the profile is not complete; run troika profile again"),
         (whole[..whole.len() / 3].to_string(), "it is not a profile"),
-        (whole.replacen("\"version\":1", "\"version\":2", 1), "version 2, this build reads 1"),
+        (whole.replacen("\"version\":2", "\"version\":1", 1), "version 1, this build reads 2"),
     ] {
         std::fs::write(&m.profile, text).unwrap();
         let said = refused(&plan);
@@ -222,6 +222,69 @@ fn hand_overs_of_virtual_devices_are_measured() {
     assert_eq!(pair(1), [20e3, 20e3]);
     let listed = |d: usize| profile["devices"][d]["submit_ns"]["median"].as_f64().unwrap();
     assert_eq!([listed(0), listed(1)], [25e3, 0.0]);
+}
+
+/// What was measured of real devices is a virtual SoC: each figure has a source, a model runs on it,
+/// and its times stand beside those of the devices.
+#[test]
+fn real_devices_are_described_as_a_virtual_soc() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_string();
+    let (file, soc) = (path("profile.json"), path("soc.toml"));
+    let devices = "a=cpu,b=cpu@scalar";
+    let at = ["profile", "--device", devices, "-c", "64", "-o", &file, "--soc-out", &soc];
+    let said = stdout(&troika(&at));
+    assert!(said.contains("| a | 64 |") && said.contains("plans by this profile take chunks of "));
+    let taken = said.contains("take chunks of 64 tokens");
+    let at = ["plan", "--device", devices, "-c", "64", "--profile", &file];
+    let chunk = |more: &[&str]| {
+        let plan = stdout(&troika(&[&at[..], more].concat()));
+        let plan: Value = serde_json::from_str(&plan).unwrap();
+        plan["prefill"]["chunk"].as_u64().unwrap()
+    };
+    assert!(chunk(&[]) <= if taken { 64 } else { 32 });
+    assert!(chunk(&["--ubatch-size", "16"]) <= 16);
+    let text = std::fs::read_to_string(&soc).unwrap();
+    let figures = troika::sim::figures(&text).unwrap();
+    assert!(figures.len() > 40, "{text}");
+    for f in figures.iter().filter(|f| !f.place.ends_with("queue_depth")) {
+        let from = f.from.as_deref().unwrap_or("nothing");
+        let stated = f.place.ends_with("offset_alignment") || f.place.contains("_bytes");
+        assert!(stated || from.starts_with("measured: "), "{} is from {from}", f.place);
+    }
+    // Scalar kernels are slower, in virtual time too.
+    let rate = |device: &str| {
+        let at = format!("virtual:{soc}:{device}");
+        let at = ["bench", "-p", "32", "-n", "0", "-r", "1", "-o", "jsonl", "--device", &at];
+        let row: Value = serde_json::from_str(&stdout(&troika(&at))).unwrap();
+        row["avg_ts"].as_f64().unwrap()
+    };
+    assert!(rate("a") > rate("b"), "{} and {}", rate("a"), rate("b"));
+    let at = ["simulate", "--soc", &soc, "-m", "qwen3-moe-tiny", "-p", "32", "-n", "2", "--json"];
+    for strategy in ["cpu-only", "solved"] {
+        let out = stdout(&troika(&[&at[..], &["--strategy", strategy]].concat()));
+        let said: Value = serde_json::from_str(&out).unwrap();
+        assert!(said["ttft_ms"].as_f64().unwrap() > 0.0, "{said}");
+    }
+    let at = ["bench", "-p", "24", "-n", "3", "-d", "9", "-r", "2", "--device", devices];
+    let at = [&at[..], &["--strategy", "one-device,alternate", "--soc", &soc]].concat();
+    let said = stdout(&troika(&[&at[..], &["-o", "jsonl"]].concat()));
+    assert_eq!(said.lines().count(), 4, "{said}");
+    for line in said.lines() {
+        let row: Value = serde_json::from_str(line).unwrap();
+        let fastest = row["samples_ns"].as_array().unwrap().iter().map(|n| n.as_f64().unwrap());
+        let error = row["predicted_ns"].as_f64().unwrap() / fastest.fold(f64::MAX, f64::min) - 1.0;
+        assert!((row["prediction_error"].as_f64().unwrap() - error).abs() < 1e-9, "{row}");
+    }
+    let said = stdout(&troika(&at));
+    assert!(said.contains("4 predictions of ") && said.contains(" % at worst"), "{said}");
+
+    let at = ["profile", "--device", &format!("virtual:{soc}:a"), "--soc-out", "x.toml"];
+    assert!(refused(&at).contains("device a is virtual already"));
+    let at = ["profile", "--device", "cpu", "--row-groups"];
+    assert!(refused(&at).contains("none of the devices is an NPU"));
+    let at = ["bench", "--device", "cpu", "-p", "8", "-n", "0", "-r", "1", "--soc", &soc];
+    assert!(refused(&at).contains("none of them is named \"cpu\""));
 }
 
 /// A device that takes no segment as a whole is not used by plans from a profile; a note says so.

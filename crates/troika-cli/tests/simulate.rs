@@ -309,8 +309,8 @@ fn what_cannot_be_simulated_is_told_in_a_sentence() {
     }
     for (more, says) in [
         (&["--soc", "sd9"][..], "there is no SoC \"sd9\""),
-        (&["--soc", &only_cpu], "strategy hetero-tensor needs a GPU, and SoC only has none"),
-        (&["--soc", &only_cpu, "--strategy", "npu-only"], "needs a GPU"),
+        (&["--soc", &only_cpu], "strategy hetero-tensor needs an NPU, and SoC only has none"),
+        (&["--soc", &only_cpu, "--strategy", "npu-only"], "needs an NPU"),
         (&["--trace", "same.json", "--plan-out", "same.json"], "name the same file"),
         (&["-p", "0"], "the prompt has 0 tokens"),
         (&["-p", "99999"], "the prompt has 99999 tokens"),

@@ -14,8 +14,8 @@ pub struct EnergyMeter {
 
 #[derive(Clone, Debug)]
 enum EnergySource {
-    /// Microjoules since some time, and the value at which the counter wraps.
-    Counter { file: PathBuf, wraps_at: u64 },
+    /// Microjoules since some time, the value at which the counter wraps, and what it counts.
+    Counter { file: PathBuf, wraps_at: u64, of: String },
     /// A battery's folder.
     Battery(PathBuf),
 }
@@ -44,23 +44,39 @@ fn folders(dir: &Path) -> Vec<PathBuf> {
 
 impl EnergyMeter {
     /// The sources in a folder such as `/sys`: counters of processors and their memory, else
-    /// discharging batteries. `None` if none can be read.
-    pub fn find(sys: &Path) -> Option<EnergyMeter> {
-        let mut sources = counters(&sys.join("class/powercap"));
+    /// discharging batteries.
+    ///
+    /// # Errors
+    /// Why none can be read: a sentence.
+    pub fn find(sys: &Path) -> Result<EnergyMeter, String> {
+        let mut whys = Vec::new();
+        let mut sources = counters(&sys.join("class/powercap"), &mut whys);
         if sources.is_empty() {
-            let batteries = folders(&sys.join("class/power_supply")).into_iter();
-            let batteries = batteries.filter(|dir| watts(dir).is_some());
-            sources = batteries.map(EnergySource::Battery).collect();
+            for dir in folders(&sys.join("class/power_supply")) {
+                match watts(&dir) {
+                    Ok(_) => sources.push(EnergySource::Battery(dir)),
+                    Err(why) => whys.extend(why),
+                }
+            }
         }
-        (!sources.is_empty()).then_some(EnergyMeter { sources })
+        if sources.is_empty() && whys.is_empty() {
+            whys.push("the system has no counters of processors (powercap) and no battery".into());
+        }
+        if sources.is_empty() { Err(whys.join("; ")) } else { Ok(EnergyMeter { sources }) }
     }
 
-    /// The kind of source.
-    pub fn source(&self) -> &'static str {
-        match self.sources.first() {
-            Some(EnergySource::Battery(_)) => "power_supply",
+    /// What is read, for people: `powercap package-0, dram`, or `battery BAT0`.
+    pub fn source(&self) -> String {
+        let name = |s: &EnergySource| match s {
+            EnergySource::Counter { of, .. } => of.clone(),
+            EnergySource::Battery(dir) => name_of(dir),
+        };
+        let names: Vec<String> = self.sources.iter().map(name).collect();
+        let kind = match self.sources.first() {
+            Some(EnergySource::Battery(_)) => "battery",
             _ => "powercap",
-        }
+        };
+        format!("{kind} {}", names.join(", "))
     }
 
     /// Starts measuring. It samples at intervals, since counters wrap and power changes. `None` if
@@ -91,29 +107,51 @@ impl Metering {
 }
 
 /// Counters of processor packages and their memory. Others are excluded: zones within packages are
-/// parts of them, and a zone of the whole board includes them.
-fn counters(dir: &Path) -> Vec<EnergySource> {
-    let zone = |dir: PathBuf| {
-        let name = text(&dir.join("name"));
-        let counts = name.starts_with("package") || name == "dram";
-        let file = dir.join("energy_uj");
-        let wraps_at = number(&dir.join("max_energy_range_uj")).unwrap_or(u64::MAX);
-        (counts && number(&file).is_some()).then_some(EnergySource::Counter { file, wraps_at })
-    };
-    folders(dir).into_iter().filter_map(zone).collect()
+/// parts of them, and a zone of the whole board includes them. Adds why one cannot be read.
+fn counters(dir: &Path, whys: &mut Vec<String>) -> Vec<EnergySource> {
+    let mut found = Vec::new();
+    for zone in folders(dir) {
+        let of = text(&zone.join("name"));
+        if !of.starts_with("package") && of != "dram" {
+            continue;
+        }
+        let file = zone.join("energy_uj");
+        // Most systems let only the superuser read it.
+        if let Err(e) = std::fs::read_to_string(&file) {
+            whys.push(format!("{} cannot be read: {e}", file.display()));
+            continue;
+        }
+        let wraps_at = number(&zone.join("max_energy_range_uj")).unwrap_or(u64::MAX);
+        if number(&file).is_some() {
+            found.push(EnergySource::Counter { file, wraps_at, of });
+        }
+    }
+    found
 }
 
-/// The power of a discharging battery, or `None`.
-fn watts(dir: &Path) -> Option<f64> {
-    let discharged = text(&dir.join("status")) == "Discharging";
-    if text(&dir.join("type")) != "Battery" || !discharged {
-        return None;
+fn name_of(dir: &Path) -> String {
+    dir.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// The power of a discharging battery; else why there is none, if it is a battery.
+fn watts(dir: &Path) -> Result<f64, Option<String>> {
+    if text(&dir.join("type")) != "Battery" {
+        return Err(None);
+    }
+    let status = text(&dir.join("status"));
+    if status != "Discharging" {
+        let status = if status.is_empty() { "of no known state".into() } else { status };
+        let name = name_of(dir);
+        return Err(Some(format!(
+            "battery {name} is {status}: only one that is Discharging tells"
+        )));
     }
     // Values are in millionths; some systems report discharge as negative.
     let signed = |name: &str| text(&dir.join(name)).parse::<i64>().ok().map(i64::unsigned_abs);
     let micro = |n: u64| n as f64 * 1e-6;
     let product = || Some(micro(signed("current_now")?) * micro(signed("voltage_now")?));
-    signed("power_now").map(micro).or_else(product)
+    let watts = signed("power_now").map(micro).or_else(product);
+    watts.ok_or_else(|| Some(format!("battery {} does not tell its power", name_of(dir))))
 }
 
 /// The sums so far.
@@ -152,7 +190,7 @@ impl Samples {
 fn read(source: &EnergySource) -> Option<f64> {
     match source {
         EnergySource::Counter { file, .. } => number(file).map(|uj| uj as f64 * 1e-6),
-        EnergySource::Battery(dir) => watts(dir),
+        EnergySource::Battery(dir) => watts(dir).ok(),
     }
 }
 
@@ -177,7 +215,8 @@ mod tests {
     fn counters_of_packages_and_memory_are_added_up() {
         let dir = tempfile::tempdir().unwrap();
         let sys = dir.path();
-        assert!(EnergyMeter::find(sys).is_none(), "there is nothing");
+        let why = EnergyMeter::find(sys).unwrap_err();
+        assert!(why.contains("no counters of processors (powercap) and no battery"), "{why}");
         let zone = |at: &str, name: &str, uj: &str| {
             let [a, b, c] =
                 ["name", "energy_uj", "max_energy_range_uj"].map(|f| format!("{at}/{f}"));
@@ -189,7 +228,7 @@ mod tests {
         zone("class/powercap/intel-rapl:1", "psys\n", "1000000\n");
         zone(&format!("{CAP}:2"), "dram\n", "1000000\n");
         let meter = EnergyMeter::find(sys).unwrap();
-        assert_eq!(meter.source(), "powercap");
+        assert_eq!(meter.source(), "powercap package-0, dram");
         let metering = meter.start(Duration::from_secs(60)).unwrap();
         std::thread::sleep(Duration::from_millis(50));
         // The package's counter wrapped: 1 J up to its end, and 0.5 J after.
@@ -209,10 +248,11 @@ mod tests {
             ["type", "status", "current_now", "voltage_now"].map(at);
         write(sys, &[(&kind, "Battery\n"), (&status, "Charging\n")]);
         write(sys, &[(&current, "-2000000\n"), (&voltage, "10000000\n")]);
-        assert!(EnergyMeter::find(sys).is_none(), "its power is not what the machine takes");
+        let why = EnergyMeter::find(sys).unwrap_err();
+        assert!(why.contains("battery BAT0 is Charging"), "{why}");
         write(sys, &[(&status, "Discharging\n")]);
         let meter = EnergyMeter::find(sys).unwrap();
-        assert_eq!(meter.source(), "power_supply");
+        assert_eq!(meter.source(), "battery BAT0");
         let start = std::time::Instant::now();
         let metering = meter.start(Duration::from_millis(5)).unwrap();
         std::thread::sleep(Duration::from_millis(60));
@@ -223,5 +263,27 @@ mod tests {
         let metering = meter.start(Duration::from_millis(5)).unwrap();
         write(sys, &[(&status, "Charging\n")]);
         assert_eq!(metering.stop(), None);
+    }
+
+    /// The kernel may take a device away while it is measured.
+    #[test]
+    fn what_vanishes_or_cannot_be_read_gives_no_figure() {
+        let dir = tempfile::tempdir().unwrap();
+        let sys = dir.path();
+        let [name, energy] = ["name", "energy_uj"].map(|f| format!("{CAP}/{f}"));
+        write(sys, &[(&name, "package-0\n"), (&energy, "4000000\n")]);
+        let meter = EnergyMeter::find(sys).unwrap();
+        let metering = meter.start(Duration::from_millis(5)).unwrap();
+        std::fs::remove_file(sys.join(&energy)).unwrap();
+        assert_eq!(metering.stop(), None);
+        // As a folder, it is there, and nobody can read it: not even the superuser.
+        std::fs::create_dir(sys.join(&energy)).unwrap();
+        let why = EnergyMeter::find(sys).unwrap_err();
+        assert!(why.contains("energy_uj cannot be read: "), "{why}");
+        // A battery of a phone has no power_now; one that tells nothing at all is no source.
+        let [kind, status] = ["type", "status"].map(|f| format!("class/power_supply/battery/{f}"));
+        write(sys, &[(&kind, "Battery\n"), (&status, "Discharging\n")]);
+        let why = EnergyMeter::find(sys).unwrap_err();
+        assert!(why.ends_with("battery battery does not tell its power"), "{why}");
     }
 }

@@ -93,6 +93,15 @@ pub enum LabError {
         /// The file.
         file: String,
     },
+    /// A virtual device that is to be described as one.
+    #[error("device {0} is virtual already: its file describes it; name real devices")]
+    IsVirtual(String),
+    /// A device of which nothing was measured.
+    #[error("no segment runs as a whole on device {0}, so nothing was measured of it")]
+    NotMeasured(String),
+    /// A measurement of NPUs without one.
+    #[error("none of the devices is an NPU: name one, as in --device npu:openvino:cpu")]
+    NoNpu,
     /// An error of another part.
     #[error(transparent)]
     Other(#[from] Error),

@@ -62,6 +62,13 @@ fn soc(dice: &mut Dice) -> Soc {
             text += "products = { rows_at_once = 4, expand_gweights_s = 5.0, \
                      decode_gweights_s = 30.0, tile_load_rows = 1400.0, long_sum = 512 }\n";
         }
+        if dice.rarely(3) {
+            text += "measured = [\
+                { ops = [\"linear\", \"rms_norm\"], fixed_ns = 900, ns_per_weight_byte = 0.02, \
+                  ns_per_product = 0.007, free_rows = 3, rows = [1, 64], factors = [1.1, 0.9] }, \
+                { ops = [\"attention\"], ns_per_value = 0.3, ns_per_attended = 0.02, \
+                  ns_per_cache_byte = 0.03 }]\n";
+        }
         if name == "npu" {
             text += &format!("compile_us = {}\ncompile_ns_per_element = 3.5\n", dice.below(9000));
             text += dice.one(&["", "static_shapes = true\nrow_buckets = [16, 32, 64, 128]\n"]);

@@ -31,13 +31,22 @@ pub enum Rewrite {
     LinearAsConv,
     /// Products of floats have multiples of 16 columns and rows of weights.
     MultiplesOf16,
+    /// The rows of products of floats are seen as several groups of so many rows, where they can be
+    /// (llm.npu, section 4: equivalent shapes).
+    GroupRows {
+        /// Rows of a group.
+        rows: usize,
+    },
 }
 
 /// The slices of the coremltools pass that Yetter uses.
 const SLICES: Rewrite = Rewrite::SliceQueries { min_rows: 1280, divider: 16 };
 
+/// As llm.npu saw the rows of a product.
+const GROUPS: Rewrite = Rewrite::GroupRows { rows: 32 };
+
 impl Rewrite {
-    const NAMED: [(&str, Rewrite); 8] = [
+    const NAMED: [(&str, Rewrite); 9] = [
         ("none", Rewrite::None),
         ("pow-to-mul", Rewrite::PowToMul),
         ("fold-epsilon", Rewrite::FoldEpsilon),
@@ -46,6 +55,7 @@ impl Rewrite {
         ("guard-values", Rewrite::GuardValues),
         ("linear-as-conv", Rewrite::LinearAsConv),
         ("multiples-of-16", Rewrite::MultiplesOf16),
+        ("group-rows", GROUPS),
     ];
 }
 
@@ -56,6 +66,7 @@ impl fmt::Display for Rewrite {
         f.write_str(named.map_or("", |(name, _)| name))?;
         match self {
             Rewrite::SliceQueries { min_rows, divider } => write!(f, "={min_rows}:{divider}"),
+            Rewrite::GroupRows { rows } => write!(f, "={rows}"),
             _ => Ok(()),
         }
     }
@@ -83,6 +94,11 @@ impl FromStr for Rewrite {
                      {SLICES}"
                 )
             }),
+            (Some(Rewrite::GroupRows { .. }), Some(how)) => {
+                let rows = how.parse().ok().filter(|n| *n > 0);
+                let group = rows.map(|rows| Rewrite::GroupRows { rows });
+                group.ok_or_else(|| format!("{how:?} must be the rows of a group, as in {GROUPS}"))
+            }
             _ => {
                 let all = Rewrite::NAMED.map(|(name, _)| name).join(", ");
                 Err(format!("there is no rewrite {text:?}; the rewrites are {all}"))
@@ -116,6 +132,15 @@ impl Rewrites {
         (0..rows).step_by(each).map(|from| each.min(rows - from)).collect()
     }
 
+    /// The rows of a group, if so many rows are seen as groups.
+    pub(crate) fn group(&self, rows: usize) -> Option<usize> {
+        let grouped = self.0.iter().find_map(|r| match *r {
+            Rewrite::GroupRows { rows } => Some(rows),
+            _ => None,
+        });
+        grouped.filter(|n| *n < rows && rows.is_multiple_of(*n))
+    }
+
     /// The width of a cached head or the number of cached positions in a graph.
     pub(crate) fn padded(&self, size: usize) -> usize {
         if self.has(Rewrite::PadCache) { size.next_power_of_two() } else { size }
@@ -141,6 +166,7 @@ mod tests {
             ("slice-q=", "as in slice-q=1280:16"),
             ("slice-q=4:1", "as in"),
             ("slice-q=0:2", "as in"),
+            ("group-rows=0", "as in group-rows=32"),
         ] {
             let why = wrong.parse::<Rewrite>().unwrap_err();
             assert!(why.contains(says), "{wrong}: {why}");

@@ -1,14 +1,17 @@
 //! Modelled time: the launch plus the longer of computing and moving bytes. Pure functions, in
 //! whole nanoseconds.
 
+use std::sync::Arc;
+
 use troika_graph::ActivationFormat;
 use troika_time::TaskCost;
 
 use crate::demand::{Demand, Product};
+use crate::measured::MeasuredRuns;
 use crate::soc::{PeakRates, Processor, ProductTraits, Soc};
 
 /// The speed of a processor within its SoC.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Rates {
     /// 10^9 operations per second are one per nanosecond.
     peaks: PeakRates,
@@ -18,6 +21,8 @@ pub(crate) struct Rates {
     tile: (usize, usize),
     /// Costs of products besides their operations, if any.
     pub products: Option<ProductTraits>,
+    /// Measured times of runs.
+    pub measured: Arc<[MeasuredRuns]>,
 }
 
 impl Rates {
@@ -30,6 +35,7 @@ impl Rates {
             launch_ns: processor.launch_ns,
             tile: processor.tile,
             products: processor.products.matter().then_some(processor.products),
+            measured: processor.measured.clone().into(),
         }
     }
 
@@ -59,6 +65,13 @@ impl Rates {
         let mut need = self.need(self.operations(demand) + each.sum::<f64>(), demand.bytes);
         need.streams |= decoding && traits.decode_gweights_s.is_some();
         need
+    }
+
+    /// The cost of a run whose time was measured. What it moves faster than memory does comes from a
+    /// cache, and takes no bandwidth from others.
+    pub fn measured(&self, ns: f64, bytes: u64, decoding: bool) -> TaskCost {
+        let moved = bytes.min((ns * self.bandwidth) as u64);
+        TaskCost { ns: ns.ceil() as u64, bytes: moved, streams: decoding, tag: 0 }
     }
 
     /// The cost of a copy, which reads and writes the bytes.

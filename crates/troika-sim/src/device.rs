@@ -308,7 +308,7 @@ impl Device for VirtualDevice {
         let inner = |cpu: &CpuDevice| cpu.queue(number, clock.clone(), sync_channel(0).0);
         let worker = Worker {
             limits: self.limits.clone(),
-            rates: self.rates,
+            rates: self.rates.clone(),
             id: self.id,
             inner: self.cpu.as_ref().map(inner).transpose()?,
         };

@@ -47,6 +47,17 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// The tables of a list, each named by its number; none if the field is missing.
+    pub fn tables(&mut self, field: &'static str) -> Result<Vec<Fields<'a>>, SocError> {
+        let Some(value) = self.get(field) else { return Ok(Vec::new()) };
+        let each = |(i, v): (usize, &'a Value)| {
+            let place = format!("{}, {field} {}", self.place, i + 1);
+            Some(Fields::new(self.file, place, v.as_table()?))
+        };
+        let all = value.as_array().and_then(|list| list.iter().enumerate().map(each).collect());
+        all.ok_or_else(|| self.wrong(field, "must be a list of tables"))
+    }
+
     fn need(&mut self, field: &'static str, what: &str) -> Result<&'a Value, SocError> {
         let value = self.get(field);
         value.ok_or_else(|| self.wrong(field, format!("is missing; it is {what}")))
@@ -146,6 +157,14 @@ impl<'a> Fields<'a> {
         let list =
             value.as_array().ok_or_else(|| self.wrong(field, "must be a list of numbers"))?;
         list.iter().map(|n| self.count_of(field, n)).collect::<Result<_, _>>().map(Some)
+    }
+
+    /// Rates above 0; `None` if the field is missing.
+    pub fn rates(&mut self, field: &'static str) -> Result<Option<Vec<f64>>, SocError> {
+        let Some(value) = self.get(field) else { return Ok(None) };
+        let list =
+            value.as_array().ok_or_else(|| self.wrong(field, "must be a list of numbers"))?;
+        list.iter().map(|n| self.rate_of(field, n)).collect::<Result<_, _>>().map(Some)
     }
 
     /// A boolean; `None` if the field is missing.

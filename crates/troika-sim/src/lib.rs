@@ -16,6 +16,7 @@ mod lane;
 mod library;
 mod limits;
 mod loaded;
+mod measured;
 mod price;
 mod queue;
 mod resident;
@@ -27,6 +28,7 @@ pub use clock::VirtualClock;
 pub use device::VirtualDevice;
 pub use error::SocError;
 pub use library::{SourcedFigure, figures};
+pub use measured::MeasuredRuns;
 pub use price::{PricedRows, Prices};
 pub use soc::{
     HandOver, MemoryPower, PeakRates, Power, Processor, ProcessorKind, ProductTraits, Soc,

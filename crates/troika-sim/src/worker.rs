@@ -13,6 +13,7 @@ use crate::cost::Rates;
 use crate::demand::Demand;
 use crate::limits::{Bound, Limits, row_bytes};
 use crate::loaded::{DeviceId, Loaded};
+use crate::measured::MeasuredRuns;
 
 /// Computes the tasks of one queue.
 pub(crate) struct Worker {
@@ -144,6 +145,10 @@ pub(crate) fn run_need(
     rows: usize,
     forward: &ForwardBatch,
 ) -> TaskCost {
+    if let Some(measured) = MeasuredRuns::of(&rates.measured, graph) {
+        let bytes = Demand::of(graph, rows, forward, tile).bytes;
+        return rates.measured(measured.ns(graph, rows, forward), bytes, decoding(forward));
+    }
     match &rates.products {
         None => rates.run(&Demand::of(graph, rows, forward, tile)),
         Some(traits) => {

@@ -99,8 +99,18 @@ fn whatever_is_wrong_is_named() {
         ),
         (
             "launch_us = 0.5",
-            "launch_us = 1\nhand_over = { blocking_us = 3, predicted_us = 4 }",
-            "predicted_us is more than blocking_us",
+            "launch_us = 1\nmeasured = [{ fixed_ns = 3 }]",
+            ", processor npu, measured 1: ops is missing or empty",
+        ),
+        (
+            "launch_us = 0.5",
+            "launch_us = 1\nmeasured = [{ ops = [\"add\"] }]",
+            "measured 1: rows must ascend, and one of the times must be more than 0",
+        ),
+        (
+            "launch_us = 0.5",
+            "launch_us = 1\nmeasured = [{ ops = [\"add\"], fixed_ns = 1, rows = [1, 2] }]",
+            "measured 1: factors has 0 numbers, and rows has 2",
         ),
         (
             "launch_us = 0.5",

@@ -20,14 +20,14 @@ mod weights;
 
 use troika_plan::PlanError;
 
-pub use cost::{CostModel, PricedRun, QueueCosts, RunWork};
+pub use cost::{CostModel, PricedRun, QueueCosts};
 pub use fit::{Fits, RunFit};
 pub use memory::{MadePlan, MakeRequest, check_memory, make_within_memory};
 pub use predict::{HeldWeights, held_weights, predict};
 pub use profile::{
-    DeviceSample, PROFILE_VERSION, PairSample, Profile, ProfileError, ProfileSubject,
-    ProfiledCosts, ProfiledDevice, ProfiledGraph, Regret, RunSample, Slowdown, Spread,
-    profiled_graphs,
+    CHUNK_ROWS, ChunkTime, DeviceSample, PROFILE_VERSION, PairSample, Profile, ProfileError,
+    ProfileSubject, ProfiledCosts, ProfiledDevice, ProfiledGraph, Regret, RunSample, Slowdown,
+    Spread, profiled_graphs,
 };
 pub use request::{Alternative, PredictRequest, SolveRequest, Solved};
 pub use staged::{InStages, StagedRequest, Ways};

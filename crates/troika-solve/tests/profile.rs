@@ -10,8 +10,9 @@ use troika_model::{families, presets};
 use troika_plan::{ModelId, PlanDevice, SyncMode};
 use troika_solve::{
     CostModel, PairSample, PricedRun, Profile, ProfileError, ProfileSubject, ProfiledCosts,
-    ProfiledDevice, RunSample, RunWork, Slowdown, Spread, profiled_graphs,
+    ProfiledDevice, RunSample, Slowdown, Spread, profiled_graphs,
 };
+use troika_time::RunWork;
 
 fn spec() -> ModelSpec {
     let mut spec = families::from_config(&presets::config("qwen3-0.6b").unwrap()).unwrap().spec;
@@ -133,6 +134,26 @@ fn measured(buckets: &[usize]) -> (Profile, Vec<PlanDevice>, Lowered) {
     (profile, devices, lowered)
 }
 
+/// Chunks are as short as they can be without being slower; padded ones tell nothing.
+#[test]
+fn chunks_are_as_long_as_was_measured_to_be_fast() {
+    let (profile, ..) = measured(&[32, 128, 512]);
+    let rows =
+        |device| -> Vec<usize> { profile.chunk_times(device).iter().map(|t| t.rows).collect() };
+    assert_eq!([rows(0), rows(1)], [vec![64, 256, 512], vec![512]]);
+    let with = |slower: f64| {
+        let mut profile = profile.clone();
+        for run in profile.runs.iter_mut().filter(|r| r.share == 64) {
+            let each = if run.rows < 256 { slower } else { 1.0 };
+            let ns = run.rows as f64 * each * (1.0 + run.device as f64);
+            run.ns = Spread::of(&[ns]);
+        }
+        profile.chunk_length()
+    };
+    assert_eq!([with(1.02), with(1.04)], [Some((0, 64)), Some((0, 256))]);
+    assert_eq!(Profile { runs: Vec::new(), ..profile.clone() }.chunk_length(), None);
+}
+
 #[test]
 fn fits_serve_where_nothing_was_fitted() {
     for buckets in [&[][..], &[32, 128, 512]] {
@@ -142,9 +163,9 @@ fn fits_serve_where_nothing_was_fitted() {
         assert!(regret.error < 0.08 && regret.median < 0.05, "{buckets:?}: {regret:?}");
         for fit in &profile.fits.runs {
             assert!(fit.error < 0.08, "{fit:?}");
-            assert_eq!(fit.stairs, fit.device == 1 && !buckets.is_empty());
+            assert_eq!(fit.time.stairs, fit.device == 1 && !buckets.is_empty());
         }
-        let knee = |d| profile.fits.get(d, SegmentKind::Ffn).unwrap().knee;
+        let knee = |d| profile.fits.get(d, SegmentKind::Ffn).unwrap().time.knee;
         assert!((3.0..=16.0).contains(&knee(0)), "{}", knee(0));
     }
 }
@@ -249,14 +270,14 @@ fn spoilt_profiles_are_refused() {
         (text[..text.len() / 2].to_string(), "it is not a profile"),
         (String::new(), "it is not a profile"),
         ("[]".into(), "it is not a profile"),
-        (text.replacen("\"version\":1", "\"version\":7", 1), "version 7, this build reads 1"),
+        (text.replacen("\"version\":2", "\"version\":7", 1), "version 7, this build reads 2"),
         (text.replacen("\"complete\"", "\"finished\"", 1), "it is not a profile"),
         (text.replacen("\"device\":0", "\"device\":9", 1), "without a device or a time"),
         (text.replacen("\"factor\":2.0", "\"factor\":0.5", 1), "a pair of devices without a time"),
         (text.replacen("\"terms\":[", "\"terms\":[-", 1), "a fit of"),
-        (changed(&|p| p.fits.runs[0].terms = [0.0; 6]), "a fit of"),
-        (changed(&|p| p.fits.runs[0].terms[0] = 1e18), "a fit of"),
-        (changed(&|p| p.fits.runs[0].factors[0].1 = 0.0), "a fit of"),
+        (changed(&|p| p.fits.runs[0].time.terms = [0.0; 6]), "a fit of"),
+        (changed(&|p| p.fits.runs[0].time.terms[0] = 1e18), "a fit of"),
+        (changed(&|p| p.fits.runs[0].time.factors[0].1 = 0.0), "a fit of"),
         (changed(&|p| drop(p.fits.runs.remove(0))), "without a fit"),
         (changed(&|p| p.runs[0].rows = 0), "without a device or a time"),
         (changed(&|p| p.runs[0].share = 999), "without a device or a time"),

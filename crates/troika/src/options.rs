@@ -45,8 +45,8 @@ pub struct OpenOptions {
     pub embeddings: bool,
     /// The longest sequence; `None`: the model's own limit.
     pub context: Option<usize>,
-    /// The most rows of a prompt chunk.
-    pub chunk: usize,
+    /// The most rows of a prompt chunk; `None`: 512, or what a profile finds to be fast.
+    pub chunk: Option<usize>,
     /// How the model is divided over the devices.
     pub strategy: Strategy,
     /// The order in which ready segments run.
@@ -94,7 +94,7 @@ impl Default for OpenOptions {
             compile: CompileControl::default(),
             embeddings: false,
             context: None,
-            chunk: 512,
+            chunk: None,
             strategy: Strategy::default(),
             policy: Policy::default(),
             chunks_in_flight: None,

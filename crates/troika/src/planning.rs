@@ -25,6 +25,9 @@ use crate::profile_file::{ProfileAt, plan_device, read, subject_of};
 use crate::soc_costs::SocCosts;
 use crate::source::Source;
 
+/// The most rows of a chunk if nothing else is known.
+const CHUNK: usize = 512;
+
 /// A model with the plan that opening it would use.
 pub struct Planned {
     /// The plan.
@@ -255,7 +258,7 @@ impl BoundModel {
         PlanRequest {
             strategy: options.strategy.clone(),
             context: options.context,
-            chunk: options.chunk,
+            chunk: options.chunk.unwrap_or(CHUNK),
             chunks_in_flight: options.chunks_in_flight,
             policy: options.policy,
             sync: options.sync,
@@ -306,6 +309,9 @@ impl BoundModel {
             }
             (measured, _) => measured?,
         };
+        let chunk = options.chunk.or_else(|| measured.chunk_length().map(|(_, rows)| rows));
+        let options = &OpenOptions { chunk, ..options.clone() };
+        let one = self.one_device_plan(options)?;
         let (prompt, generate) = wanted.lengths(one.context)?;
         // All ops that devices refuse, whichever plan is chosen.
         let refusals = self.refusals(&one, options)?;

@@ -12,7 +12,7 @@ use troika::{DeviceOptions, Model, OpenOptions, Source, make_plan};
 fn options(devices: &[&str], plan: Option<Plan>) -> OpenOptions {
     let devices = devices.iter().map(|d| d.parse().unwrap()).collect();
     let devices = DeviceOptions { devices, ..DeviceOptions::default() };
-    OpenOptions { devices, plan, context: Some(64), chunk: 16, ..OpenOptions::default() }
+    OpenOptions { devices, plan, context: Some(64), chunk: Some(16), ..OpenOptions::default() }
 }
 
 /// Bits of all logits of a prompt and of a token after it.

@@ -15,7 +15,7 @@ use super::quant::cache_or_default;
 use crate::error::CliError;
 
 /// Flags that name a file that is written.
-const OUTPUTS: [&str; 4] = ["trace", "out", "plan_out", "report"];
+const OUTPUTS: [&str; 5] = ["trace", "out", "plan_out", "report", "soc_out"];
 
 /// Flags that name a file that is read, and what it is.
 const INPUTS: [(&str, &str); 4] =

@@ -138,8 +138,9 @@ pub struct PlacementArgs {
     pub row_buckets: Vec<usize>,
     /// How the graphs of NPUs are written [default: pow-to-mul]
     ///
-    /// With the same meaning, for compilers that take some forms better: none, pow-to-mul, fold-epsilon,
-    /// slice-q=ROWS:SLICES, pad-cache, guard-values, linear-as-conv, multiples-of-16 (docs/npu.md).
+    /// With the same meaning, for compilers that take some forms better: none, pow-to-mul,
+    /// fold-epsilon, slice-q=ROWS:SLICES, pad-cache, guard-values, linear-as-conv, multiples-of-16,
+    /// group-rows=ROWS (docs/npu.md).
     #[arg(long, value_name = "NAME", value_delimiter = ',', env = "TROIKA_NPU_REWRITES")]
     pub npu_rewrites: Vec<Rewrite>,
     #[command(flatten)]

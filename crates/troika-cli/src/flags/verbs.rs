@@ -96,9 +96,9 @@ pub struct SubjectArgs {
 /// What computes it, and in which types.
 #[derive(Args, Clone)]
 pub struct ComputeArgs {
-    /// Prompt tokens computed at once
-    #[arg(long, value_name = "N", default_value_t = 512, env = "TROIKA_UBATCH_SIZE")]
-    pub ubatch_size: usize,
+    /// Prompt tokens computed at once [default: 512, or what a profile finds to be fast]
+    #[arg(long, value_name = "N", env = "TROIKA_UBATCH_SIZE")]
+    pub ubatch_size: Option<usize>,
     /// Type float weights are computed in
     #[arg(long, value_enum, default_value = "auto", env = "TROIKA_DTYPE")]
     pub dtype: DtypeFlag,
@@ -345,6 +345,10 @@ pub struct BenchArgs {
     /// Measure what scheduler, queues and completions cost per decoded token instead
     #[arg(long, conflicts_with_all = ["sequences", "n_depth"])]
     pub overhead: bool,
+    /// Run the same plans on a virtual system on a chip, too, as profile --soc-out writes it, and say
+    /// how far off its times are from the fastest repetition
+    #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["answers", "overhead"])]
+    pub soc: Option<PathBuf>,
     /// Form of the result
     #[arg(short, long, value_enum, default_value = "md")]
     pub output: TableFlag,
@@ -427,6 +431,13 @@ pub struct ProfileArgs {
     /// kept for this model on these devices, in the folder of --cache-dir]
     #[arg(short, long, value_name = "FILE")]
     pub out: Option<PathBuf>,
+    /// Write the devices as a virtual system on a chip, too, for simulate --soc and bench --soc
+    #[arg(long, value_name = "FILE.toml")]
+    pub soc_out: Option<PathBuf>,
+    /// Measure instead whether products are faster on the NPUs with their rows in groups
+    /// (--npu-rewrites group-rows); nothing is kept
+    #[arg(long, conflicts_with_all = ["out", "soc_out"])]
+    pub row_groups: bool,
     /// Print one JSON object
     #[arg(long, env = "TROIKA_JSON")]
     pub json: bool,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use troika_device::{
     Clock, CommandList, Device, DeviceError, Executable, Run, Submission, TaskTime, Weights, Work,
 };
-use troika_graph::{Subgraph, bind_static};
+use troika_graph::{Subgraph, WeightDecl, bind_static};
 use troika_model::lower::Lowered;
 use troika_solve::ProfiledGraph;
 use troika_weights::WeightStore;
@@ -16,6 +16,8 @@ use crate::bench::Bench;
 
 /// Layers run in turn until their weights exceed the caches, as in a model.
 const MOST_WEIGHTS: usize = 256 << 20;
+/// Rounds through the layers with the rest of the model's weights between them.
+const MOST_ROUNDS: usize = 4;
 /// How long a point is measured, in nanoseconds, and the fewest and most runs.
 const MEASURED_NS: f64 = 25e6;
 const FEWEST: usize = 3;
@@ -29,6 +31,8 @@ pub(super) struct DeviceProfiler<'a> {
     lowered: &'a Lowered,
     /// Compile times in nanoseconds.
     pub compiled_ns: Vec<f64>,
+    /// As many bytes as the model's weights, up to [`MOST_WEIGHTS`].
+    others: Vec<u64>,
 }
 
 /// A graph with the weights of several layers, loaded on a device.
@@ -46,8 +50,10 @@ impl<'a> DeviceProfiler<'a> {
         clock: Arc<dyn Clock>,
     ) -> Result<DeviceProfiler<'a>, DeviceError> {
         let bench = Bench::open(&**device, number, clock.clone())?;
+        let bytes = if device.clock().is_some() { 0 } else { weight_bytes(lowered) };
+        let others = vec![1; bytes.min(MOST_WEIGHTS) / size_of::<u64>()];
         let (device, compiled_ns) = (device.clone(), Vec::new());
-        Ok(DeviceProfiler { device, clock, bench, lowered, compiled_ns })
+        Ok(DeviceProfiler { device, clock, bench, lowered, compiled_ns, others })
     }
 
     /// Measurements of a point wanted after a visit. Modelled times never vary: one is enough.
@@ -77,11 +83,7 @@ impl<'a> DeviceProfiler<'a> {
         graph: &ProfiledGraph,
         store: &WeightStore,
     ) -> Result<LoadedGraph, DeviceError> {
-        let bytes = |g: &Subgraph| {
-            let of = |w: &troika_graph::WeightDecl| w.rows * w.dtype.row_bytes(w.cols).unwrap_or(0);
-            g.weights.iter().map(of).sum::<usize>()
-        };
-        let one = graph.layers.first().map_or(1, bytes).max(1);
+        let one = graph.layers.first().map_or(1, bytes_of).max(1);
         // Each layer's code takes memory of its own where weights are part of it.
         let shares = graph.layers.first().is_none_or(|g| self.device.caps().shares_code(g));
         let count = if shares { (MOST_WEIGHTS / one).clamp(2, 64) } else { 1 };
@@ -156,7 +158,30 @@ impl<'a> DeviceProfiler<'a> {
         Ok((copies.into_iter().enumerate().map(submission).collect(), runs))
     }
 
-    /// The times of runs at a point, given the expected time of one.
+    /// The times of runs at a point as they are in a model, where the caches hold other weights by
+    /// the time a layer comes again; given the expected time of one.
+    pub fn times_in_model(
+        &mut self,
+        loaded: &LoadedGraph,
+        at: RowsAt,
+        expected_ns: f64,
+    ) -> Result<Vec<f64>, DeviceError> {
+        let warm = self.times(loaded, at, expected_ns)?;
+        let own = loaded.layers.iter().map(bytes_of).sum::<usize>() / size_of::<u64>();
+        let rest = self.others.len().saturating_sub(own);
+        if rest == 0 {
+            return Ok(warm);
+        }
+        let runs = loaded.layers.len().min(warm.len());
+        let mut times = Vec::new();
+        for _ in 0..(warm.len() / runs).clamp(1, MOST_ROUNDS) {
+            std::hint::black_box(self.others[..rest].iter().sum::<u64>());
+            times.extend(self.measured(loaded, at, runs)?);
+        }
+        Ok(times)
+    }
+
+    /// The times of runs at a point, layer by layer, given the expected time of one.
     pub fn times(
         &mut self,
         loaded: &LoadedGraph,
@@ -193,6 +218,16 @@ impl<'a> DeviceProfiler<'a> {
 }
 
 /// The duration of a task, as measured or modelled.
-pub(super) fn nanoseconds(t: &TaskTime) -> f64 {
+pub(crate) fn nanoseconds(t: &TaskTime) -> f64 {
     t.modelled.unwrap_or(t.end.saturating_sub(t.start)).as_nanos() as f64
+}
+
+fn bytes_of(graph: &Subgraph) -> usize {
+    let of = |w: &WeightDecl| w.rows * w.dtype.row_bytes(w.cols).unwrap_or(0);
+    graph.weights.iter().map(of).sum()
+}
+
+/// Bytes of all weights of a model; shared ones count for each reader.
+fn weight_bytes(lowered: &Lowered) -> usize {
+    lowered.segments.iter().map(|s| bytes_of(&s.graph)).fold(0, usize::saturating_add)
 }

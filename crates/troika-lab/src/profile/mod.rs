@@ -5,6 +5,7 @@ mod bench;
 mod inputs;
 mod pairs;
 mod rows_at;
+mod soc_file;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,11 +17,14 @@ use troika::{
 use troika_device::{Clock, RealClock, read_text};
 use troika_model::lower::{Lowered, SegmentKind};
 use troika_solve::{
-    Profile, ProfileSubject, ProfiledGraph, RunSample, RunWork, Spread, profiled_graphs,
+    CHUNK_ROWS, Profile, ProfileSubject, ProfiledGraph, RunSample, Spread, profiled_graphs,
 };
+use troika_time::RunWork;
 
 use bench::DeviceProfiler;
+pub(crate) use bench::nanoseconds;
 use rows_at::RowsAt;
+use soc_file::soc_file;
 
 use crate::error::LabError;
 use crate::subject::Subject;
@@ -35,6 +39,8 @@ pub struct ProfileOptions {
     pub open: OpenOptions,
     /// Where the profile is stored and continued from; `None`: it is only returned.
     pub file: Option<ProfileAt>,
+    /// Whether to describe the devices as a virtual SoC, too.
+    pub soc: bool,
     /// Stops measuring; results so far are kept.
     pub cancel: Option<Arc<AtomicBool>>,
 }
@@ -48,10 +54,14 @@ pub struct ProfileOutcome {
     pub notes: Vec<String>,
     /// Where it is stored.
     pub file: Option<PathBuf>,
+    /// The text of a virtual SoC's file by it, if that was asked for and the profile is complete.
+    pub soc: Option<String>,
 }
 
 /// Numbers of rows measured for the fits, and others to judge the fits.
 const FITTED_ROWS: [usize; 7] = [1, 2, 4, 16, 64, 256, 512];
+/// Most rows of graphs that are measured for the length of chunks only.
+const MOST_CHUNK: usize = 1024;
 const HELD_OUT_ROWS: [usize; 4] = [3, 24, 100, 384];
 /// Numbers of cached positions for runs that use them, split in the same way.
 const FITTED_CACHED: [usize; 3] = [0, 256, 1024];
@@ -72,7 +82,12 @@ pub fn profile(
     progress: OnProfiled<'_>,
 ) -> Result<ProfileOutcome, LabError> {
     let model = subject.bind(&options.open, true)?;
-    let plan = model.one_device_plan(&options.open)?;
+    if let Some(device) = model.devices.iter().find(|d| options.soc && d.clock().is_some()) {
+        return Err(LabError::IsVirtual(device.name().to_string()));
+    }
+    let mut plan = model.one_device_plan(&options.open)?;
+    let longest = plan.prefill.chunk;
+    plan.prefill.chunk = longest.max(MOST_CHUNK.min(plan.context));
     let here = subject_of(&model, &plan);
     let file = options.file.as_ref().map(|at| at.file(&here));
     if let Some(folder) =
@@ -87,7 +102,10 @@ pub fn profile(
     }
     let clock = virtual_clock(&model.devices).unwrap_or_else(|| Arc::new(RealClock::new()));
     let (model, lowered) = (&model, &model.lowered(&plan)?);
-    let mut measuring = Measuring { model, lowered, options, file: keep.clone(), clock, progress };
+    let mut soc = None;
+    let file_now = keep.clone();
+    let mut measuring =
+        Measuring { model, lowered, longest, options, file: file_now, clock, progress };
     if measuring.all(&mut profile)? {
         profile.fit();
         profile.complete = true;
@@ -98,8 +116,9 @@ pub fn profile(
             let _ = std::fs::remove_file(partial);
         }
         notes.extend(left_out(&profile));
+        soc = options.soc.then(|| soc_file(&profile, model, lowered)).transpose()?;
     }
-    Ok(ProfileOutcome { profile, notes, file })
+    Ok(ProfileOutcome { profile, notes, file, soc })
 }
 
 /// The model and devices of a stored profile as a sentence, and whether it is complete.
@@ -198,6 +217,8 @@ struct Point {
 struct Measuring<'a> {
     model: &'a BoundModel,
     lowered: &'a Lowered,
+    /// The most rows of a chunk.
+    longest: usize,
     options: &'a ProfileOptions,
     file: Option<PathBuf>,
     clock: Arc<dyn Clock>,
@@ -293,7 +314,7 @@ impl Measuring<'_> {
                 if known || too_many || self.cancelled() || expected > LONGEST_NS {
                     continue;
                 }
-                let times = profiler.times(loaded, rows_at, expected)?;
+                let times = profiler.times_in_model(loaded, rows_at, expected)?;
                 let ns = Spread::of(&times);
                 last[device] = (ns.median, rows);
                 let Some(one) = graph.layers.first().filter(|_| ns.median > 0.0) else { continue };
@@ -318,7 +339,7 @@ impl Measuring<'_> {
     fn points(&self, graph: Option<&ProfiledGraph>) -> Vec<Point> {
         let Some(graph) = graph else { return Vec::new() };
         let Some(one) = graph.layers.first() else { return Vec::new() };
-        let most = one.max_rows();
+        let most = one.max_rows().min(self.longest);
         // Only the last row of a prompt needs logits.
         let most = if graph.kind == SegmentKind::Head { most.min(4) } else { most };
         let mut rows: Vec<(usize, bool)> = FITTED_ROWS.map(|n| (n, false)).to_vec();
@@ -326,6 +347,13 @@ impl Measuring<'_> {
         rows.retain(|(n, _)| *n <= most);
         if !rows.iter().any(|(n, _)| *n == most) {
             rows.push((most, false));
+        }
+        let chunked = [SegmentKind::Qkv, SegmentKind::Ffn, SegmentKind::Experts];
+        if graph.share == 64 && chunked.contains(&graph.kind) {
+            let more = CHUNK_ROWS.into_iter().filter(|n| *n <= one.max_rows());
+            let more: Vec<usize> =
+                more.filter(|n| rows.iter().all(|(known, _)| known != n)).collect();
+            rows.extend(more.into_iter().map(|n| (n, false)));
         }
         rows.sort_unstable();
         let states = one.states.iter().map(|s| one.value(*s).shape.max_rows()).min();

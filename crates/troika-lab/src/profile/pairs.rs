@@ -33,14 +33,13 @@ pub(super) fn measure(
     graphs: &[Vec<ProfiledGraph>],
     profile: &mut Profile,
 ) -> Result<(), DeviceError> {
-    let mut large = Vec::new();
-    let mut small = Vec::new();
+    let (mut large_of, mut small_of) = (Vec::new(), Vec::new());
     for (d, graphs) in graphs.iter().enumerate() {
-        large.push(load(profilers, d, store, pick(graphs, profile, d, true))?);
-        small.push(load(profilers, d, store, pick(graphs, profile, d, false))?);
+        large_of.push(load(profilers, d, store, pick(graphs, large(profile, d)))?);
+        small_of.push(load(profilers, d, store, pick(graphs, small(profile, d)))?);
     }
     for (d, profiler) in profilers.iter_mut().enumerate() {
-        profile.devices[d] = device(profiler, small[d].as_ref())?;
+        profile.devices[d] = device(profiler, small_of[d].as_ref())?;
     }
     profile.pairs.clear();
     for a in 0..profilers.len() {
@@ -53,7 +52,8 @@ pub(super) fn measure(
                 slowdowns: Vec::new(),
             };
             let mut ba = PairSample { from: b, to: a, ..ab.clone() };
-            if let (Some(x), Some(y)) = (&small[a], &small[b]) {
+            // As in a model: a wait of a few microseconds would be over before anybody sleeps.
+            if let (Some(x), Some(y)) = (&large_of[a], &large_of[b]) {
                 for waiting in [Waiting::Poll, Waiting::Block] {
                     let (there, back) = round_trips(profilers, x, y, waiting)?;
                     match waiting {
@@ -62,7 +62,7 @@ pub(super) fn measure(
                     }
                 }
             }
-            if let (Some(x), Some(y)) = (&large[a], &large[b]) {
+            if let (Some(x), Some(y)) = (&large_of[a], &large_of[b]) {
                 for rows in SIDE_BY_SIDE.into_iter().filter(|n| *n <= x.most && *n <= y.most) {
                     let (on_a, on_b) = side_by_side(profilers, x, y, rows)?;
                     ab.slowdowns.push(Slowdown { rows, factor: on_b });
@@ -83,22 +83,31 @@ struct Chosen {
     most: usize,
 }
 
-/// The feed-forward, else the slowest graph; or the fastest.
-fn pick<'g>(
-    graphs: &'g [ProfiledGraph],
-    profile: &Profile,
-    device: usize,
-    large: bool,
-) -> Option<&'g ProfiledGraph> {
-    let whole = |r: &&RunSample| (r.device, r.rows, r.cached, r.share) == (device, 1, 0, 64);
-    let runs = || profile.runs.iter().filter(whole);
-    let by_time = |a: &&RunSample, b: &&RunSample| a.ns.median.total_cmp(&b.ns.median);
-    let ffn = || runs().find(|r| matches!(r.segment, SegmentKind::Ffn | SegmentKind::Experts));
-    let found = match large {
-        true => ffn().or_else(|| runs().max_by(by_time)),
-        false => runs().min_by(by_time),
-    }?;
-    graphs.iter().find(|g| g.name == found.graph)
+/// A graph by its name in the profile, if there is one.
+fn pick<'g>(graphs: &'g [ProfiledGraph], name: Option<&str>) -> Option<&'g ProfiledGraph> {
+    graphs.iter().find(|g| Some(g.name.as_str()) == name)
+}
+
+/// The runs of a row of whole graphs.
+fn of_a_row(profile: &Profile, device: usize) -> impl Iterator<Item = &RunSample> {
+    let whole = move |r: &&RunSample| (r.device, r.rows, r.cached, r.share) == (device, 1, 0, 64);
+    profile.runs.iter().filter(whole)
+}
+
+fn by_time(a: &&RunSample, b: &&RunSample) -> std::cmp::Ordering {
+    a.ns.median.total_cmp(&b.ns.median)
+}
+
+/// The graph whose runs slow other devices down: the feed-forward, else the slowest one.
+pub(super) fn large(profile: &Profile, device: usize) -> Option<&str> {
+    let runs = || of_a_row(profile, device);
+    let ffn = runs().find(|r| matches!(r.segment, SegmentKind::Ffn | SegmentKind::Experts));
+    ffn.or_else(|| runs().max_by(by_time)).map(|r| r.graph.as_str())
+}
+
+/// The fastest graph.
+fn small(profile: &Profile, device: usize) -> Option<&str> {
+    of_a_row(profile, device).min_by(by_time).map(|r| r.graph.as_str())
 }
 
 fn load(

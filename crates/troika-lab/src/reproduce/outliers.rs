@@ -176,7 +176,8 @@ fn chunked() -> Result<Outcome, LabError> {
 
 fn logits(tokens: usize, chunk: usize) -> Result<Vec<f32>, LabError> {
     let kv_dtype = Some(DType::F32);
-    let options = OpenOptions { dtype: FloatType::F32, kv_dtype, chunk, ..OpenOptions::default() };
+    let (dtype, chunk) = (FloatType::F32, Some(chunk));
+    let options = OpenOptions { dtype, kv_dtype, chunk, ..OpenOptions::default() };
     let model = Model::open(Source::BuiltIn, &options)?;
     let tokens: Vec<u32> = (0..tokens as u32).map(|i| 10 + i * 7).collect();
     let mut all = Vec::new();

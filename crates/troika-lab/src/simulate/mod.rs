@@ -312,10 +312,10 @@ fn solved(
     let facts: Vec<DeviceFacts> = devices.iter().map(|d| DeviceFacts::of(&**d)).collect();
     let one = make(r.spec, &facts, &base).map_err(Error::Plan)?;
     let refusals = troika_engine::examine(r.spec, shapes, &one, devices)?;
-    // The CPU is left to control the other processors, if there are any (HeteroInfer, section 4).
-    let alone = r.soc.processors.iter().all(|p| p.kind == ProcessorKind::Cpu);
+    // The CPU is left to control a GPU, if there is one (HeteroInfer, section 4).
+    let controls = r.soc.processors.iter().any(|p| p.kind == ProcessorKind::Gpu);
     let used = devices.iter().zip(&r.soc.processors);
-    let used = used.filter(|(_, p)| alone || p.kind != ProcessorKind::Cpu);
+    let used = used.filter(|(_, p)| !controls || p.kind != ProcessorKind::Cpu);
     let devices: Vec<PlanDevice> = used.map(|(d, _)| plan_device(d)).collect();
     let candidates = hand_made(r, &devices);
     let request = SolveRequest {

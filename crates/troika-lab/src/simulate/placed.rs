@@ -81,13 +81,13 @@ fn rules(r: &Request<'_>) -> Result<Rules, SimulateError> {
         let cpu = of(ProcessorKind::Cpu)?;
         return Ok((all_on(cpu), all_on(cpu)));
     }
-    let gpu = of(ProcessorKind::Gpu)?;
     if r.strategy == S::GpuOnly {
+        let gpu = of(ProcessorKind::Gpu)?;
         return Ok((all_on(gpu), all_on(gpu)));
     }
-    of(ProcessorKind::Npu)?;
     let ways = if r.strategy == S::ActivationCentric { Ways::Rows } else { Ways::All };
     let both = Both::of(r.soc, r.prompt, ways)?;
+    let gpu = both.gpu;
     let standard = &both.npu.row_buckets;
     Ok(match r.strategy {
         S::HeteroTensor => (both.shared(r, Phase::Prefill), both.shared(r, Phase::Decode)),
@@ -121,7 +121,7 @@ fn is_shared(kind: SegmentKind) -> bool {
     matches!(kind, SegmentKind::Qkv | SegmentKind::AttnOut | SegmentKind::Ffn)
 }
 
-/// A GPU and an NPU that share products.
+/// A GPU and an NPU that share products. A CPU stands in for the GPU where there is none.
 pub(super) struct Both<'a> {
     soc: &'a Soc,
     /// Tokens of the prompt.
@@ -135,13 +135,14 @@ pub(super) struct Both<'a> {
 }
 
 impl<'a> Both<'a> {
-    /// The GPU and NPU of a SoC.
+    /// The GPU, or else the CPU, and the NPU of a SoC.
     ///
     /// # Errors
     /// The SoC lacks one of them.
     pub fn of(soc: &'a Soc, prompt: usize, ways: Ways) -> Result<Both<'a>, SimulateError> {
         let of = |kind| SocStrategy::HeteroTensor.processor(soc, kind);
-        let (gpu, npu) = (of(ProcessorKind::Gpu)?, of(ProcessorKind::Npu)?);
+        let gpu = of(ProcessorKind::Gpu).or_else(|e| of(ProcessorKind::Cpu).map_err(|_| e))?;
+        let npu = of(ProcessorKind::Npu)?;
         let board = Board::new(soc, Arc::default());
         let open = |p: &Processor| {
             let caps = VirtualDevice::on(&board, &p.name, p)?.caps().clone();

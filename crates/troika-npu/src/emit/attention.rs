@@ -3,16 +3,13 @@
 use troika_device::DeviceError;
 use troika_graph::{Attention, DType, ValueId};
 
-use super::Emitter;
+use super::{Emitter, MASK};
 use crate::onnx::Attribute;
 use crate::rewrites::Rewrite;
 
-/// The names of an attention's inputs that no graph has: of the cache, and of what is visible.
+/// The names of an attention's inputs that no graph has.
 const KEYS: &str = "keys";
 const VALUES: &str = "values";
-pub(crate) const MASK: &str = "mask";
-/// What the mask adds to the score of a position that a row does not see. Halves hold it.
-pub(crate) const HIDDEN: f32 = -60_000.0;
 
 impl Emitter<'_> {
     /// Rows of heads `[rows, heads * dim]` as `[heads, rows, dim]`.

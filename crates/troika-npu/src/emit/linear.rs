@@ -53,9 +53,10 @@ impl Emitter<'_> {
 
     fn product(&mut self, x: &str, m: &Matrix) -> String {
         let x = self.cast_to(x, m.element);
-        let y = match self.options.rewrites.has(Rewrite::LinearAsConv) {
-            true => self.convolution(&x, m),
-            false => self.matrix_product(&x, m),
+        let y = match (self.options.rewrites.has(Rewrite::LinearAsConv), self.group()) {
+            (true, _) => self.convolution(&x, m),
+            (false, None) => self.matrix_product(&x, m),
+            (false, Some(rows)) => self.grouped_product(&x, m, rows),
         };
         if m.element == ElementType::F32 { y } else { self.cast(&y, ElementType::F32) }
     }
@@ -65,6 +66,22 @@ impl Emitter<'_> {
         let bias = m.bias.as_ref().map(|b| self.typed(m.element, &[m.n], b));
         let inputs: Vec<&str> = [x, &weight].into_iter().chain(bias.as_deref()).collect();
         self.model.node("Gemm", &inputs, &[Attribute::Int("transB", 1)])
+    }
+
+    fn group(&self) -> Option<usize> {
+        self.options.rewrites.group(self.rows)
+    }
+
+    /// The same with the rows as groups of so many: `[groups, rows, k]`.
+    fn grouped_product(&mut self, x: &str, m: &Matrix, rows: usize) -> String {
+        let x = self.reshape(x, &[self.rows / rows, rows, m.k]);
+        let turned: Vec<f32> =
+            (0..m.k).flat_map(|k| m.values.iter().skip(k).step_by(m.k).copied()).collect();
+        let weight = self.typed(m.element, &[m.k, m.n], &turned);
+        let bias = m.bias.as_ref().map(|b| self.typed(m.element, &[m.n], b));
+        let y = self.two("MatMul", &x, &weight);
+        let y = bias.map_or(y.clone(), |b| self.two("Add", &y, &b));
+        self.reshape(&y, &[self.rows, m.n])
     }
 
     /// The same as a convolution of one by one: rows are the places of an image, columns its

@@ -7,8 +7,6 @@ mod linear;
 mod ops;
 mod quantized;
 
-pub(crate) use attention::{HIDDEN, MASK};
-
 use std::collections::HashMap;
 
 use troika_device::{DeviceError, WeightData, WeightSource};
@@ -19,6 +17,11 @@ use crate::onnx::{ElementType, OnnxModel};
 use crate::provider::Provider;
 use crate::rewrites::Rewrites;
 use crate::rotation::Rotation;
+
+/// The name of an attention's input that says what a row sees.
+pub(crate) const MASK: &str = "mask";
+/// What it adds to the score of a position that a row does not see. Halves hold it.
+pub(crate) const HIDDEN: f32 = -60_000.0;
 
 /// A model with what a caller binds.
 pub(crate) struct Emitted {
@@ -345,6 +348,8 @@ mod tests {
         assert_eq!(["Gemm", "Conv"].map(written(&norm, "linear-as-conv").0), [0, 1]);
         let (_, sizes) = written(&norm, "multiples-of-16");
         assert!(sizes.contains(&vec![32, 32]) && !sizes.contains(&vec![17, 20]));
+        let grouped = |way| ["Gemm", "MatMul"].map(written(&norm, way).0);
+        assert_eq!([grouped("group-rows=4"), grouped("group-rows=3")], [[0, 1], [1, 0]]);
         let attention = attention();
         let (count, sizes) = written(&attention, "");
         assert_eq!(["Softmax", "Add"].map(count), [1, 1]);

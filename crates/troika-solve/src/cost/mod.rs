@@ -1,15 +1,11 @@
 //! The costs of runs, hand-overs and copies that the solver uses. They come from a profile's fits
 //! or from a model of a system on a chip.
 
-mod work;
-
 use troika_graph::Subgraph;
 use troika_model::lower::SegmentKind;
 
 use troika_plan::SyncMode;
 use troika_time::{LaneCosts, TaskCost, Usage};
-
-pub use work::RunWork;
 
 /// A run of a segment's graph, or of a piece of it, to be priced.
 #[derive(Clone, Copy, Debug)]

@@ -1,7 +1,7 @@
 //! Least squares of relative errors with non-negative coefficients, by coordinate descent: six
 //! coefficients, about a hundred equations.
 
-use super::TERMS;
+use troika_time::TERMS;
 
 /// Rounds of the descent. After about a hundred the error changes only in the fourth digit.
 const ROUNDS: usize = 600;

@@ -3,9 +3,10 @@
 use troika_graph::Subgraph;
 
 use super::measured::{PairSample, Profile, ProfileError, Slowdown};
-use crate::cost::{CostModel, PricedRun, RunWork};
+use crate::cost::{CostModel, PricedRun};
 use troika_plan::PlanDevice;
 use troika_plan::SyncMode;
+use troika_time::RunWork;
 
 /// Prices from the fits of a profile.
 pub struct ProfiledCosts<'a> {
@@ -68,7 +69,7 @@ impl CostModel for ProfiledCosts<'_> {
 
     fn run_ns(&self, run: &PricedRun<'_>) -> f64 {
         let fit = self.profile.fits.get(self.places[run.device], run.kind);
-        fit.map_or(f64::INFINITY, |f| f.ns(&RunWork::of(run.graph, run.room, run.cached)))
+        fit.map_or(f64::INFINITY, |f| f.time.ns(&RunWork::of(run.graph, run.room, run.cached)))
     }
 
     fn slowdowns(&self, runs: &[PricedRun<'_>]) -> Vec<f64> {

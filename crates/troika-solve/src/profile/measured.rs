@@ -4,12 +4,12 @@
 use serde::{Deserialize, Serialize};
 use troika_model::lower::SegmentKind;
 
-use crate::cost::RunWork;
-use crate::fit::{Fits, fit};
+use crate::fit::{Fits, RunFit, fit};
 use troika_plan::{ModelId, PlanDevice, fault};
+use troika_time::{FittedTime, RunWork};
 
 /// The version of profile files that this build reads and writes.
-pub const PROFILE_VERSION: u32 = 1;
+pub const PROFILE_VERSION: u32 = 2;
 
 /// A profile.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -375,16 +375,23 @@ impl Profile {
     /// Fits the runs that are not held out, and measures the quality on the others.
     pub fn fit(&mut self) {
         let mut runs = Vec::new();
-        for (device, known) in self.subject.devices.iter().enumerate() {
+        for device in 0..self.subject.devices.len() {
             for segment in SegmentKind::ALL {
-                let of = |r: &&RunSample| r.device == device && r.segment == segment && !r.held_out;
-                let samples = self.runs.iter().filter(of).map(|r| (r.work, r.undisturbed_ns()));
-                let samples: Vec<(RunWork, f64)> = samples.collect();
-                runs.extend(fit((device, segment), &samples, !known.row_buckets.is_empty()));
+                let fitted = self.fit_of(device, &[segment]);
+                runs.extend(fitted.map(|(time, error)| RunFit { device, segment, time, error }));
             }
         }
         self.fits = Fits { runs };
         self.regret = Some(Regret::of(self));
+    }
+
+    /// Fits the runs of some kinds of segments on a device that are not held out. Returns the median
+    /// relative error, too.
+    pub fn fit_of(&self, device: usize, kinds: &[SegmentKind]) -> Option<(FittedTime, f64)> {
+        let of = |r: &&RunSample| r.device == device && kinds.contains(&r.segment) && !r.held_out;
+        let samples = self.runs.iter().filter(of).map(|r| (r.work, r.undisturbed_ns()));
+        let samples: Vec<(RunWork, f64)> = samples.collect();
+        fit(&samples, !self.subject.devices[device].row_buckets.is_empty())
     }
 
     /// Adds a run, or another measurement of a known one.

@@ -9,7 +9,8 @@ use crate::fit::middle;
 impl Regret {
     /// The regret of a profile's fits on its held-out runs.
     pub fn of(profile: &Profile) -> Regret {
-        let price = |r: &RunSample| profile.fits.get(r.device, r.segment).map(|f| f.ns(&r.work));
+        let price =
+            |r: &RunSample| profile.fits.get(r.device, r.segment).map(|f| f.time.ns(&r.work));
         let held: Vec<&RunSample> = profile.runs.iter().filter(|r| r.held_out).collect();
         let error = |r: &&RunSample| price(r).map(|p| (p / r.undisturbed_ns() - 1.0).abs());
         let errors: Vec<f64> = held.iter().filter_map(error).collect();

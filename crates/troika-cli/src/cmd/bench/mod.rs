@@ -3,6 +3,7 @@
 
 mod answers;
 mod overhead;
+mod predicted;
 mod print;
 mod row;
 
@@ -49,11 +50,20 @@ pub fn run(args: &BenchArgs) -> Result<(), CliError> {
         return answers::run(args, &subject, all);
     }
     let all = all_options(args, &subject, &threads, context(&tests))?;
-    let mut first = true;
+    let mut printed = Printed { first: true, errors: Vec::new() };
     let measured = all.into_iter().try_for_each(|(threads, options)| {
-        print_tests(args, &subject, &tests, threads, options, &mut first)
+        print_tests(args, &subject, &tests, threads, options, &mut printed)
     });
-    print::end(args.output, first, measured)
+    print::end(args.output, printed.first, measured)?;
+    args.soc.as_deref().map_or(Ok(()), |soc| predicted::summary(soc, &printed.errors, args.output))
+}
+
+/// What has been printed.
+struct Printed {
+    /// Whether nothing has.
+    first: bool,
+    /// How far off predictions were.
+    errors: Vec<f64>,
 }
 
 /// Measures all tests with a number of threads and prints their rows.
@@ -63,28 +73,30 @@ fn print_tests(
     tests: &[Test],
     threads: usize,
     options: OpenOptions,
-    first: &mut bool,
+    printed: &mut Printed,
 ) -> Result<(), CliError> {
     // Before the model is opened, while its memory is not in use.
     let devices = args.compute.devices(Some(threads));
     let peaks = is_real(&devices).then(|| measure_peaks(&devices));
-    let model = open(subject, options, Tracer::off())?;
+    let model = open(subject, options.clone(), Tracer::off())?;
+    let soc = args.soc.as_deref();
+    let modelled = soc.map(|file| predicted::open(subject, options, file, &model)).transpose()?;
     // Virtual devices do not use the energy that they model.
-    let meter = is_real(&devices).then(|| EnergyMeter::find(Path::new("/sys"))).flatten();
-    let source = meter.as_ref().map(EnergyMeter::source);
+    let meter = is_real(&devices).then(|| EnergyMeter::find(Path::new("/sys")));
+    let source = meter.as_ref().map(|m| m.as_ref().map(EnergyMeter::source).map_err(Clone::clone));
+    let meter = meter.and_then(Result::ok);
     let facts = Facts::of(subject.to_string(), &devices, &model, peaks, source)?;
     if args.output == TableFlag::Md {
-        output::write(&print::markdown_head(&facts, *first))?;
+        output::write(&print::markdown_head(&facts, printed.first, soc.is_some()))?;
     }
     for &test in tests {
-        let meter = meter.as_ref();
-        let (samples_ns, joules) = match test.sequences {
-            1 => measure(&model, test, args.repetitions, meter)?,
-            _ => measure_together(&model, test, args.repetitions, meter)?,
-        };
-        let row = Row { test, samples_ns, joules, facts: &facts };
-        print::put(&print::row(&row, args.output, *first), args.output)?;
-        *first = false;
+        let (samples_ns, joules) = measure(&model, test, args.repetitions, meter.as_ref())?;
+        let predicted_ns = modelled.as_ref().map(|m| measure(m, test, 1, None)).transpose()?;
+        let predicted_ns = predicted_ns.and_then(|(ns, _)| ns.first().copied());
+        let row = Row { test, samples_ns, joules, predicted_ns, facts: &facts };
+        print::put(&print::row(&row, args.output, printed.first), args.output)?;
+        printed.errors.extend(row.prediction_error());
+        printed.first = false;
     }
     Ok(())
 }
@@ -233,6 +245,19 @@ fn measure(
     repetitions: usize,
     meter: Option<&EnergyMeter>,
 ) -> Result<Measured, CliError> {
+    match test.sequences {
+        1 => measure_one(model, test, repetitions, meter),
+        _ => measure_together(model, test, repetitions, meter),
+    }
+}
+
+/// Measures a test of one sequence.
+fn measure_one(
+    model: &Model,
+    test: Test,
+    repetitions: usize,
+    meter: Option<&EnergyMeter>,
+) -> Result<Measured, CliError> {
     let vocab = model.spec().vocab;
     let mut logits = Vec::new();
     let mut sums = Sums::new(meter);
@@ -269,7 +294,7 @@ fn check_cache(model: &Model, test: Test) -> Result<(), CliError> {
     )))
 }
 
-/// As [`measure`], for several sequences at once, whose tokens are the most likely ones.
+/// As [`measure_one`], for several sequences at once, whose tokens are the most likely ones.
 fn measure_together(
     model: &Model,
     test: Test,

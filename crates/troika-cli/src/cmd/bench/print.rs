@@ -5,6 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde_json::{Map, Value, json};
 use troika::Peaks;
 
+use super::LOOK;
 use super::row::{Facts, Row, mean_sd};
 use crate::error::CliError;
 use crate::flags::TableFlag;
@@ -87,9 +88,15 @@ fn fields(row: &Row<'_>) -> Value {
         "limit": row.bound(), "share_of_limit": row.share(),
         "limit_gb_per_s": f.peaks.as_ref().map(|p| p.read),
         "limit_gop_per_s": f.multiply.map(|l| l.value),
-        "joules_per_token": row.joules_per_token(), "energy_source": f.energy,
         "limits": f.peaks.as_ref().map(peaks),
     });
+    fields["joules"] = row.joules.into();
+    fields["joules_per_token"] = row.joules_per_token().into();
+    fields["energy_source"] = f.energy.as_ref().and_then(|e| e.as_deref().ok()).into();
+    if let Some(ns) = row.predicted_ns {
+        fields["predicted_ns"] = ns.into();
+        fields["prediction_error"] = row.prediction_error().into();
+    }
     // What virtual devices do is the same in each run.
     fields["load_ms"] = f.peaks.as_ref().map(|_| f.load_ms).into();
     fields
@@ -123,21 +130,36 @@ fn limits_line(facts: &Facts, peaks: &Peaks) -> String {
         format!(", multiplying {words} {:.0} {unit}", l.value)
     });
     format!(
-        "Limits of {} {plural}: reading memory {:.1} GB/s{multiply}\n",
-        peaks.threads, peaks.read
+        "Limits of {} {plural}: reading memory {:.1} GB/s{multiply}\n{}",
+        peaks.threads,
+        peaks.read,
+        energy_line(facts)
     )
+}
+
+/// Where joules are from, or why there are none.
+fn energy_line(facts: &Facts) -> String {
+    match &facts.energy {
+        Some(Ok(source)) => format!("Energy: {source}, read every {} ms\n", LOOK.as_millis()),
+        Some(Err(why)) => format!("Energy cannot be read: {why}\n"),
+        None => String::new(),
+    }
 }
 
 /// The text in place of the limits.
 const MODELLED: &str = "All devices are virtual: times are modelled.\n";
 
-/// The lines above a table.
-pub fn markdown_head(facts: &Facts, first: bool) -> String {
+/// The lines above a table, which perhaps has predictions.
+pub fn markdown_head(facts: &Facts, first: bool, predicted: bool) -> String {
     let gap = if first { "" } else { "\n" };
+    let (more, ruled) = match predicted {
+        true => (" predicted t/s | off by |", " ---: | ---: |"),
+        false => ("", ""),
+    };
     format!(
         "{gap}{}\n\
-         | model | size | params | device | quant | threads | test | seqs | t/s | t/s each | TTFT | GB/s | GOP/s | of limit | J/token |\n\
-         | --- | ---: | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n",
+         | model | size | params | device | quant | threads | test | seqs | t/s | t/s each | TTFT | GB/s | GOP/s | of limit | J | J/token |{more}\n\
+         | --- | ---: | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |{ruled}\n",
         facts.peaks.as_ref().map_or_else(|| MODELLED.into(), |peaks| limits_line(facts, peaks))
     )
 }
@@ -153,10 +175,17 @@ fn markdown(row: &Row<'_>) -> String {
         (None, _) if row.reads_from_cache() => "reads from the cache".into(),
         (None, _) => String::new(),
     };
-    let joules = row.joules_per_token();
-    let joules = joules.map_or_else(|| "not readable".to_string(), |j| format!("{j:.3}"));
+    let each = row.joules.map(|j| j / row.samples_ns.len() as f64);
+    let joules = [each, row.joules_per_token()];
+    let joules =
+        joules.map(|j| j.map_or_else(|| "-".to_string(), |j| format!("{j:.3}"))).join(" | ");
+    let tokens = (row.test.tokens() * row.test.sequences) as f64;
+    let predicted = row.predicted_ns.zip(row.prediction_error());
+    let predicted = predicted.map_or_else(String::new, |(ns, error)| {
+        format!(" {:.2} | {:+.1} % |", tokens * 1e9 / ns as f64, error * 100.0)
+    });
     format!(
-        "| {} | {:.2} MiB | {:.2} M | {} | {} | {} | {} | {} | {mean:.2} ± {sd:.2} | {:.2} | {ttft} | {gb} | {:.0} | {limit} | {joules} |\n",
+        "| {} | {:.2} MiB | {:.2} M | {} | {} | {} | {} | {} | {mean:.2} ± {sd:.2} | {:.2} | {ttft} | {gb} | {:.0} | {limit} | {joules} |{predicted}\n",
         f.model,
         f.size as f64 / (1 << 20) as f64,
         f.params as f64 / 1e6,

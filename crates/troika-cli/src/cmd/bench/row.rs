@@ -56,8 +56,8 @@ pub struct Facts {
     pub threads: usize,
     /// The machine's limits; `None` if all devices are virtual.
     pub peaks: Option<Peaks>,
-    /// The source of energy figures, if there is one.
-    pub energy: Option<&'static str>,
+    /// The source of energy figures, or why there is none; `None` if all devices are virtual.
+    pub energy: Option<Result<String, String>>,
     /// The peak of products with the weights' type.
     pub multiply: Option<Peak>,
     cost: TokenCost,
@@ -71,7 +71,7 @@ impl Facts {
         options: &DeviceOptions,
         model: &Model,
         peaks: Option<Peaks>,
-        energy: Option<&'static str>,
+        energy: Option<Result<String, String>>,
     ) -> Result<Facts, CliError> {
         let classes = model.store().classes();
         let dtype = main_type(model);
@@ -163,10 +163,19 @@ pub struct Row<'a> {
     pub samples_ns: Vec<u64>,
     /// The machine's energy for all repetitions, if it could be read.
     pub joules: Option<f64>,
+    /// What a virtual SoC's file predicts, if there is one.
+    pub predicted_ns: Option<u64>,
     pub facts: &'a Facts,
 }
 
 impl Row<'_> {
+    /// How far off the prediction is, as a share of the fastest repetition: the file's times are
+    /// those of a machine that does nothing else.
+    pub fn prediction_error(&self) -> Option<f64> {
+        let fastest = self.samples_ns.iter().min().filter(|ns| **ns > 0)?;
+        Some(self.predicted_ns? as f64 / *fastest as f64 - 1.0)
+    }
+
     /// Tokens per second of all sequences together, for each repetition.
     pub fn rates(&self) -> Vec<f64> {
         let n = (self.test.tokens() * self.test.sequences) as f64;

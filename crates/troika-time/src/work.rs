@@ -1,4 +1,4 @@
-//! The work of a run: the features that fits use.
+//! The work of a run: what fits know it by.
 
 use serde::{Deserialize, Serialize};
 use troika_graph::{Op, Subgraph, WeightRef};
