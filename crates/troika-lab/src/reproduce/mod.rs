@@ -16,6 +16,7 @@ mod prefill;
 mod presets;
 mod processors;
 mod report;
+mod scheduling;
 mod system;
 
 use serde_json::{Value, json};
@@ -41,6 +42,7 @@ fn targets() -> Vec<(Kind, Target)> {
         (Kind::Ho, outliers::HELD_OUT),
         (Kind::Str, machine::STRUCTURAL),
         (Kind::Str, outliers::STRUCTURAL),
+        (Kind::Str, scheduling::STRUCTURAL),
         (Kind::Str, memory::STRUCTURAL),
     ];
     let of_kind = |(kind, list): (Kind, &'static [Target])| list.iter().map(move |t| (kind, *t));
