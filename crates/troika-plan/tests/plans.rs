@@ -122,7 +122,10 @@ fn files_hold_what_was_planned() {
         let older = text.replace("\"int8\"", "\"Int8\"");
         assert!(older != text && Plan::from_json(&older).unwrap() == plan);
         let e = Plan::from_json(&text.replace("\"int8\"", "\"int0\"")).unwrap_err().to_string();
-        assert!(e.contains("`int0` is no activation format: f32, bf16, f16, or whole numbers"), "{e}");
+        assert!(
+            e.contains("`int0` is no activation format: f32, bf16, f16, or whole numbers"),
+            "{e}"
+        );
         assert_eq!(Strategy::parse(strategy.name()), Ok(strategy.clone()));
         assert_eq!(Strategy::parse(&plan.strategy), Ok(strategy));
     }
