@@ -15,6 +15,7 @@ use crate::session::{CompiledModel, RunError};
 
 /// The least number of positions that a model is made for; the others are its doubles.
 const LEAST_POSITIONS: usize = 128;
+
 /// A compiled graph with a cache.
 pub(crate) struct CachedModel {
     /// Inputs, states and outputs of the graph.
@@ -209,9 +210,7 @@ impl Cache {
         result?;
         if done == wanted { Ok(()) } else { Err(gone("positions that are visible but not kept")) }
     }
-}
 
-impl Cache {
     /// Gathers cached rows of a sequence for an input, in which each head may have room behind it
     /// that stays as it is.
     fn gather(
