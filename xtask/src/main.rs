@@ -7,6 +7,7 @@ mod command;
 mod fuzz;
 mod peers;
 mod soak;
+mod synthetic;
 mod tidy;
 mod twin;
 mod valgrind;
@@ -29,6 +30,7 @@ enum Chore {
     Loom,
     Peers(Box<peers::Options>),
     Soak(soak::Options),
+    Synthetic(synthetic::Options),
     /// Check the project's own rules; one line per violation
     Tidy,
     Twin(twin::Options),
@@ -44,6 +46,7 @@ fn main() -> ExitCode {
         Chore::Loom => ("loom", loom(&root)),
         Chore::Peers(options) => ("peers", peers::run(&root, &options)),
         Chore::Soak(options) => ("soak", soak::run(&root, &options)),
+        Chore::Synthetic(options) => ("synthetic", synthetic::run(&options)),
         Chore::Tidy => ("tidy", tidy::run(&root)),
         Chore::Twin(options) => ("twin", twin::run(&options)),
         Chore::Valgrind(options) => ("valgrind", valgrind::run(&root, &options)),

@@ -211,10 +211,13 @@ impl Weights {
         if kind == Kind::Q8_0 && !dims[0].is_multiple_of(32) {
             return Err(format!("{to} has rows of {} values, not whole blocks of 32", dims[0]));
         }
+        if kind == Kind::Q4_0 {
+            return Err("models are exported in bf16 or Q8_0".into());
+        }
         g.tensor(to, &dims, kind, move || {
             let bytes = parts.iter().flat_map(|(_, bytes)| *bytes).copied().collect::<Vec<u8>>();
             match kind {
-                Kind::BF16 => bytes,
+                Kind::BF16 | Kind::Q4_0 => bytes,
                 Kind::F32 => floats(&bytes).flat_map(f32::to_le_bytes).collect(),
                 Kind::Q8_0 => {
                     let all: Vec<f32> = floats(&bytes).collect();

@@ -15,6 +15,8 @@ const ALIGNMENT: u64 = 32;
 pub enum Kind {
     /// Single precision.
     F32 = 0,
+    /// Blocks of 32 values of four bits, with a scale each.
+    Q4_0 = 2,
     /// Blocks of 32 values of eight bits, with a scale each.
     Q8_0 = 8,
     /// bfloat16.
@@ -23,9 +25,10 @@ pub enum Kind {
 
 impl Kind {
     /// Bytes of a number of values.
-    fn bytes(self, values: u64) -> u64 {
+    pub fn bytes(self, values: u64) -> u64 {
         match self {
             Kind::F32 => 4 * values,
+            Kind::Q4_0 => 18 * (values / 32),
             Kind::Q8_0 => 34 * (values / 32),
             Kind::BF16 => 2 * values,
         }

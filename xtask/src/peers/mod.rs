@@ -5,10 +5,10 @@
 
 mod compare;
 pub mod export;
-mod gguf;
+pub mod gguf;
 mod llama;
 mod options;
-mod shapes;
+pub mod shapes;
 mod table;
 
 use std::path::{Path, PathBuf};
