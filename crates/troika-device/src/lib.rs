@@ -8,6 +8,7 @@ mod clock;
 mod device;
 mod error;
 mod executable;
+mod experts;
 mod forward_batch;
 mod host;
 mod list;
@@ -25,6 +26,7 @@ pub use device::{
 };
 pub use error::DeviceError;
 pub use executable::{Executable, ExecutableId, Weights, WeightsId};
+pub use experts::{EXPERT_PARTS, ExpertBytes, ExpertPart, ExpertSource, ExpertsOnDisk};
 pub use forward_batch::{ForwardBatch, PageTable, PagesView, SeqRows};
 pub use host::{HostData, HostTask, LoadTask, LoadedData};
 pub use list::WaitTimes;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use troika_graph::{CalibrationTensor, DType};
 
 use crate::error::DeviceError;
+use crate::experts::ExpertSource;
 use crate::memory::ZeroedBytes;
 
 /// Owner of bytes: a memory map or a heap block.
@@ -146,6 +147,11 @@ pub trait WeightSource: Sync {
     /// cannot tell. It may read the whole weight.
     fn digest(&self, name: &str) -> Option<[u8; 32]> {
         let _ = name;
+        None
+    }
+
+    /// Experts that are read when rows have chosen them; `None`: they are loaded as other weights.
+    fn experts(&self) -> Option<&dyn ExpertSource> {
         None
     }
 

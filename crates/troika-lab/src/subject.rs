@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::Path;
 
 use serde_json::Value;
-use troika::{BoundModel, Error, Model, OpenOptions, Source, open_devices};
+use troika::{BoundModel, Error, Model, OpenOptions, Source, free_memory, open_devices};
 use troika_device::read_text;
 use troika_graph::DType;
 use troika_model::spec::ModelSpec;
@@ -139,12 +139,4 @@ fn read_config(file: &Path) -> Result<Value, LabError> {
     let refuse = |why: String| LabError::ConfigFile { file: file.display().to_string(), why };
     let text = read_text(file).map_err(|e| refuse(e.to_string()))?;
     serde_json::from_str(&text).map_err(|e| refuse(e.to_string()))
-}
-
-/// Available memory in bytes, if the system tells.
-fn free_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let kib = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kib: u64 = kib.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    kib.checked_mul(1024)
 }

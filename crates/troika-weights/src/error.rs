@@ -11,6 +11,17 @@ pub enum WeightError {
         /// What the system says.
         why: String,
     },
+    /// Experts that do not fit into memory cannot be read when they are needed.
+    #[error(
+        "the experts do not fit into memory, and cannot be read from {path} while running: {why}; \
+         give --cache-dir a folder with room for them, or --expert-cache-mib enough for all"
+    )]
+    Experts {
+        /// The file of packed weights.
+        path: String,
+        /// What is wrong with it.
+        why: String,
+    },
     /// A folder that lacks a part of a model.
     #[error("{path} is not a model folder: {why}")]
     NotAModel {

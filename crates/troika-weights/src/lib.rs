@@ -1,11 +1,12 @@
 //! Weights: formats of model files, finding and cutting weights, the store for devices, the disk
 //! cache of packed forms, and reports.
 
-#![allow(unsafe_code, reason = "files are mapped into memory")]
+#![allow(unsafe_code, reason = "files are mapped into memory, and read into memory by the kernel")]
 
 mod bind;
 mod cache;
 mod error;
+mod experts;
 mod file;
 mod format;
 mod parallel;
@@ -16,6 +17,7 @@ pub use bind::scheme::{BindOptions, FloatType, Quant};
 pub use bind::synthetic::SYNTHETIC_DTYPES;
 pub use cache::{CacheFile, CacheFolder, CacheKind, PackedEntry, PackedIndex, parse_packed};
 pub use error::WeightError;
+pub use experts::{Eviction, ExpertStats, Residents};
 pub use file::{can_write, write_file};
 pub use format::file_map::FileMap;
 pub use format::gguf::{GgufHeader, GgufTensor, parse as parse_gguf};

@@ -9,13 +9,14 @@ use troika_model::spec::ModelSpec;
 use troika_model::tokenizer::Tokenizer;
 use troika_plan::{Plan, Refusal};
 use troika_trace::{Span, Tracer};
-use troika_weights::{Quant, WeightStore};
+use troika_weights::{ExpertStats, Quant, WeightStore};
 
 use crate::describe::{BoundModel, Described, describe};
 use crate::devices::{computes_nothing, open_traced, virtual_clock};
 use crate::driver::{Driver, EngineGuard};
 use crate::error::Error;
 use crate::generation::GenerationDefaults;
+use crate::memory::limit_experts;
 use crate::options::OpenOptions;
 use crate::planning::Planned;
 use crate::source::Source;
@@ -64,6 +65,7 @@ impl Model {
             let quant = options.quant.name();
             warnings.push(format!("quantization to {quant} changes nothing: matrices are of that type or quantized already"));
         }
+        warnings.extend(limit_experts(&mut store, options));
         warnings.extend(keep_packed(&mut store, options));
         let report = store.report();
         if options.scan && report.mapped + report.owned <= SCAN_LIMIT {
@@ -146,6 +148,7 @@ impl Model {
         warnings.extend(unkept(options));
         let computes = silent.is_none();
         warnings.extend(store.finish_packed());
+        store.open_experts()?;
         warnings.extend(non_finite(&store.non_finite()));
         let opened = Opened {
             name,
@@ -183,6 +186,11 @@ impl Model {
     /// This thread holds it already, or is in the middle of a step.
     pub fn engine(&self) -> Result<EngineGuard<'_>, Error> {
         self.opened.driver.engine()
+    }
+
+    /// What became of experts that are read when tokens choose them; `None` if all are in memory.
+    pub fn expert_stats(&self) -> Option<ExpertStats> {
+        self.store().expert_stats()
     }
 
     /// The clock of this model: real time, or that of its virtual devices.

@@ -36,6 +36,9 @@ pub struct OpenOptions {
     pub cache_dir: Option<PathBuf>,
     /// The most bytes in that folder; the least recently used files are removed.
     pub cache_bytes: Option<u64>,
+    /// The most bytes of experts in memory: the others are read from `cache_dir` when tokens choose
+    /// them. `None`: all of them, if they fit into the memory that is free.
+    pub expert_cache: Option<u64>,
     /// Receives the progress of quantization.
     pub progress: Option<LoadProgress>,
     /// How to watch and stop compiling.
@@ -90,6 +93,7 @@ impl Default for OpenOptions {
             quant: Quant::None,
             cache_dir: None,
             cache_bytes: None,
+            expert_cache: None,
             progress: None,
             compile: CompileControl::default(),
             embeddings: false,

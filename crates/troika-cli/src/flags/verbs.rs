@@ -14,7 +14,7 @@ use super::cache::CacheArgs;
 use super::calibration::share;
 use super::npu::{NpuCompileArgs, NpuProfilingArgs, npu_settings};
 use super::placement::{self, PlacementArgs, PlanFileArgs};
-use super::quant::{QuantArgs, QuantFlag};
+use super::quant::{QuantArgs, QuantFlag, mib};
 use super::sampling::SamplingArgs;
 use super::sharing::SharingArgs;
 use super::simulate::{ReproduceArgs, SimulateArgs};
@@ -104,6 +104,10 @@ pub struct ComputeArgs {
     pub dtype: DtypeFlag,
     #[command(flatten)]
     pub quant: QuantArgs,
+    /// Most memory for experts, in MiB; the others are read from the folder of the cache when tokens
+    /// choose them [default: what is free, if the model does not fit]
+    #[arg(long, value_name = "N", value_parser = mib(), env = "TROIKA_EXPERT_CACHE_MIB")]
+    pub expert_cache_mib: Option<u64>,
     /// Cores to pin the threads to, such as 0-3,8 [default: none]
     #[arg(long, visible_alias = "cpu-range", value_name = "LIST", value_parser = core_list)]
     #[arg(env = "TROIKA_CORES")]
@@ -157,6 +161,7 @@ impl ComputeArgs {
             quant: self.quant.quant.quant(),
             cache_dir: self.quant.cache(),
             cache_bytes: Some(self.quant.cache_bytes()),
+            expert_cache: self.expert_cache_mib.map(|mib| mib.saturating_mul(1 << 20)),
             chunk: self.ubatch_size,
             devices: self.devices(threads),
             ..OpenOptions::default()

@@ -5,7 +5,7 @@ mod memory;
 pub(crate) mod weights;
 
 use smallvec::{SmallVec, smallvec};
-use troika_device::DeviceError;
+use troika_device::{DeviceError, ExpertBytes};
 use troika_graph::{
     ActivationFormat, Attention, DType, Dim, KvAppend, Node, Op, Rope, Router, Subgraph, ValueId,
     WeightRef, verify,
@@ -14,7 +14,7 @@ use troika_graph::{
 use crate::compile::fuse::{Floats, Integers, fuse};
 pub(crate) use crate::compile::memory::Place;
 use crate::compile::memory::place;
-pub(crate) use crate::compile::weights::{DeviceId, Loaded, load};
+pub(crate) use crate::compile::weights::{DeviceId, ExpertView, Loaded, load};
 use crate::compile::weights::{MatrixAt, Needs, OutliersAt, PackedAt, VectorAt};
 use crate::kernels::elementwise::{Element, Slice};
 use crate::kernels::int8::{Layout, Quantization};
@@ -55,6 +55,19 @@ impl<M: Copy> ExpertWeights<M> {
     pub fn view<'a, W>(&self, of: &'a Loaded, view: impl Fn(M) -> W) -> moe::Expert<'a, W> {
         let bias = self.bias.map(|b| of.vector_if(b));
         moe::Expert { gate: view(self.gate), up: view(self.up), down: view(self.down), bias }
+    }
+}
+
+impl<M: ExpertView> ExpertWeights<M> {
+    /// In the kernel's form, with these bytes.
+    pub fn view_of<'b>(
+        &self,
+        of: &'b Loaded,
+        [gate, up, down]: &'b ExpertBytes,
+    ) -> moe::Expert<'b, M::View<'b>> {
+        let bias = self.bias.map(|b| of.vector_if(b));
+        let (gate, up) = (self.gate.view_of(of, gate), self.up.view_of(of, up));
+        moe::Expert { gate, up, down: self.down.view_of(of, down), bias }
     }
 }
 

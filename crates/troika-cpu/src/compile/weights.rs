@@ -3,15 +3,19 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use troika_device::{DeviceError, PackLayout, WeightBytes, WeightData, WeightSource, calibrated};
+use troika_device::{
+    DeviceError, EXPERT_PARTS, ExpertPart, ExpertSource, ExpertsOnDisk, PackLayout, WeightBytes,
+    WeightData, WeightSource, calibrated,
+};
 use troika_graph::{
-    ActivationFormat, CalibrationTensor, DType, ExpertSlice, Node, Op, Rounding, Subgraph,
+    ActivationFormat, CalibrationTensor, DType, ExpertSlice, Experts, Node, Op, Rounding, Subgraph,
     WeightDecl, WeightRef, verify,
 };
 
 use crate::compile::Executable;
 use crate::kernels::int8::{Layout, PackedView, ROWS};
 use crate::kernels::linear::{self, WeightView};
+use crate::kernels::moe;
 use crate::kernels::outliers::{self, OutlierWeights};
 use crate::machine::Isa;
 
@@ -79,6 +83,31 @@ impl Needs {
     }
 }
 
+/// Where code finds a weight of an expert that is read from disk.
+pub(crate) trait ExpertView: Copy + Sync {
+    /// In the kernel's form.
+    type View<'b>: moe::Weight;
+
+    /// The weight with these bytes.
+    fn view_of<'b>(self, of: &'b Loaded, bytes: &'b [u8]) -> Self::View<'b>;
+}
+
+impl ExpertView for MatrixAt {
+    type View<'b> = WeightView<'b>;
+
+    fn view_of<'b>(self, of: &'b Loaded, bytes: &'b [u8]) -> WeightView<'b> {
+        WeightView { bytes, ..of.matrix(self).view() }
+    }
+}
+
+impl ExpertView for PackedAt {
+    type View<'b> = PackedView<'b>;
+
+    fn view_of<'b>(self, of: &'b Loaded, bytes: &'b [u8]) -> PackedView<'b> {
+        PackedView { bytes, ..of.packed(self) }
+    }
+}
+
 /// A weight as stored, or in panels.
 #[derive(Debug)]
 pub(crate) struct Matrix {
@@ -141,6 +170,8 @@ pub(crate) struct Loaded {
     weights: Vec<Arc<str>>,
     /// Which experts the graph's ops of experts compute.
     pub slices: Vec<ExpertSlice>,
+    /// For each of these ops, its experts if they are read from disk.
+    on_disk: Vec<Option<Arc<dyn ExpertsOnDisk>>>,
 }
 
 /// Tells the devices of a process apart.
@@ -159,6 +190,11 @@ impl Loaded {
 
     pub fn packed(&self, at: PackedAt) -> PackedView<'_> {
         self.packed[at.0].view()
+    }
+
+    /// The experts of an op of experts, by its number, if they are read from disk.
+    pub fn on_disk(&self, number: usize) -> Option<&dyn ExpertsOnDisk> {
+        self.on_disk.get(number)?.as_deref()
     }
 
     pub fn outliers(&self, at: OutliersAt) -> OutlierWeights<'_> {
@@ -213,9 +249,19 @@ pub(crate) fn load(
         outliers: Vec::new(),
         weights: graph.weights.iter().map(|w| w.name.clone()).collect(),
         slices: graph.nodes.iter().filter_map(slice).collect(),
+        on_disk: Vec::new(),
     };
+    let disk = OnDisk::new(code, graph, source);
+    loaded.on_disk = disk.load(isa)?;
     for (weight, form) in &code.weights.0 {
         let loader = Loader { isa, source, decl: graph.weight(*weight) };
+        if disk.has(*weight) {
+            match form {
+                Form::Packed(layout) => loaded.packed.push(loader.absent_packed(*layout)),
+                _ => loaded.matrices.push(loader.absent_matrix()),
+            }
+            continue;
+        }
         match form {
             Form::Stored => loaded.matrices.push(loader.matrix()?),
             Form::Panels => loaded.matrices.push(loader.panels()?),
@@ -225,6 +271,58 @@ pub(crate) fn load(
         }
     }
     Ok(loaded)
+}
+
+/// The ops of experts whose weights are read from disk when rows choose them.
+struct OnDisk<'a> {
+    code: &'a Executable,
+    graph: &'a Subgraph,
+    source: &'a dyn WeightSource,
+    /// All ops of experts; `None` where all are in memory.
+    ops: Vec<Option<&'a Experts>>,
+}
+
+impl<'a> OnDisk<'a> {
+    fn new(code: &'a Executable, graph: &'a Subgraph, source: &'a dyn WeightSource) -> OnDisk<'a> {
+        let whole = |weight: &WeightRef| {
+            let decl = graph.weight(*weight);
+            decl.stored() == (decl.rows, decl.cols)
+        };
+        let on_disk = |e: &&Experts| source.experts().is_some() && matrices(e).flatten().all(whole);
+        let op = |node: &'a Node| match &node.op {
+            Op::Experts(e) => Some(Some(e).filter(on_disk)),
+            _ => None,
+        };
+        let ops = graph.nodes.iter().filter_map(op).collect();
+        OnDisk { code, graph, source, ops }
+    }
+
+    /// Whether it is the weight of an expert on disk.
+    fn has(&self, weight: WeightRef) -> bool {
+        let mut all = self.ops.iter().flatten().flat_map(|e| matrices(e).flatten());
+        all.any(|w| *w == weight)
+    }
+
+    /// Sees to it that the experts are on disk.
+    fn load(&self, isa: Isa) -> Result<Vec<Option<Arc<dyn ExpertsOnDisk>>>, DeviceError> {
+        let Some(source) = self.source.experts() else { return Ok(vec![None; self.ops.len()]) };
+        let part = |weight: &WeightRef| {
+            let need = self.code.weights.0.iter().find(|(w, _)| w == weight);
+            let loader = Loader { isa, source: self.source, decl: self.graph.weight(*weight) };
+            loader.keep(source, need.map_or(Form::Stored, |(_, form)| *form))
+        };
+        let layer = |e: &&Experts| {
+            let experts =
+                matrices(e).map(|[gate, up, down]| Ok([part(gate)?, part(up)?, part(down)?]));
+            source.layer(experts.collect::<Result<_, DeviceError>>()?)
+        };
+        self.ops.iter().map(|op| op.as_ref().map(layer).transpose()).collect()
+    }
+}
+
+/// Gate, up and down of each expert.
+fn matrices(e: &Experts) -> impl Iterator<Item = [&WeightRef; EXPERT_PARTS]> {
+    e.gate.iter().zip(&e.up).zip(&e.down).map(|((gate, up), down)| [gate, up, down])
 }
 
 /// The sentence for a weight that differs from the graph's declaration.
@@ -252,6 +350,47 @@ struct Loader<'a> {
 impl Loader<'_> {
     fn wrong<T>(&self, why: impl Into<String>) -> Result<T, DeviceError> {
         Err(DeviceError::Weight { name: self.decl.name.to_string(), why: why.into() })
+    }
+
+    /// A weight whose bytes come later.
+    fn absent_matrix(&self) -> Matrix {
+        let WeightDecl { rows, cols, dtype, .. } = *self.decl;
+        Matrix { dtype, rows, cols, bytes: WeightBytes::owned(Vec::new()), panels: false }
+    }
+
+    /// The same, packed.
+    fn absent_packed(&self, layout: Layout) -> PackedMatrix {
+        PackedMatrix { layout, bytes: WeightBytes::owned(Vec::new()) }
+    }
+
+    /// Sees to it that the weight of an expert is on disk.
+    fn keep(&self, source: &dyn ExpertSource, form: Form) -> Result<ExpertPart, DeviceError> {
+        let WeightDecl { rows, cols, dtype, .. } = *self.decl;
+        let row = dtype.row_bytes(cols).unwrap_or(0);
+        let name = match form {
+            Form::Packed(layout) => layout.name(),
+            _ => "rows".into(),
+        };
+        let form = match form {
+            Form::Packed(layout) => (ROWS, layout.panel_bytes(), Some(layout)),
+            _ => (1, row, None),
+        };
+        let (panel_rows, panel, packed) = form;
+        let layout = PackLayout { name: &name, rows: panel_rows, panel, keep: false };
+        let pack = |data: &WeightData, out: &mut [u8]| {
+            let is = (data.cols, data.dtype, Some(out.len()));
+            if is != (cols, dtype, layout.bytes(data.rows)) || data.rows > rows {
+                return self.wrong(mismatch(data, self.decl));
+            }
+            match packed {
+                Some(layout) => layout.pack_panels(&data.bytes, out),
+                None => out.copy_from_slice(&data.bytes),
+            }
+            Ok(())
+        };
+        source.keep(&self.decl.name, layout, &pack)?;
+        let Some(bytes) = layout.bytes(rows) else { return self.wrong("is too large") };
+        Ok(ExpertPart { weight: self.decl.name.clone(), layout: name, bytes })
     }
 
     fn matrix(&self) -> Result<Matrix, DeviceError> {

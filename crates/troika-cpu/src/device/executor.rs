@@ -132,6 +132,7 @@ impl Machine {
         let why = format!("{}: {e}", op.name);
         match e {
             KernelError::Operand(_) => misfit(exe, why),
+            KernelError::Weight { name, why } => DeviceError::Weight { name, why },
             KernelError::Panicked(_) => DeviceError::System {
                 device: self.device.clone(),
                 why: format!("{}: {why}", exe.name),

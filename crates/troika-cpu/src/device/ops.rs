@@ -1,10 +1,10 @@
 //! Runs one op: finds its operands and calls its kernel.
 
 use smallvec::SmallVec;
-use troika_device::Run;
+use troika_device::{DeviceError, ExpertsOnDisk, Run};
 use troika_graph::{ActivationFormat, DType};
 
-use crate::compile::{Code, CompiledOp, ExpertsCode, Loaded};
+use crate::compile::{Code, CompiledOp, ExpertView, ExpertWeights, ExpertsCode, Loaded};
 use crate::device::bindings::Mem;
 use crate::device::options::Observer;
 use crate::kernels::elementwise::{Element, ElementRows, StridedOperands};
@@ -181,15 +181,21 @@ impl<'a> Operands<'a> {
                     }
                     Ok(())
                 }
-                Code::Experts { experts, of } => {
-                    let expert = |i: usize| experts[i].view(exe, |at| exe.matrix(at).view());
-                    self.experts(cx, of, experts.len(), &expert, work)
-                }
+                Code::Experts { experts, of } => match exe.on_disk(of.number) {
+                    None => {
+                        let expert = |i: usize| experts[i].view(exe, |at| exe.matrix(at).view());
+                        self.experts(cx, of, experts.len(), &expert, work)
+                    }
+                    Some(disk) => self.experts_on_disk(cx, of, experts, disk, work),
+                },
                 Code::PackedLinear { .. } => self.packed_linear(cx, task.rows, work.floats),
-                Code::PackedExperts { experts, of } => {
-                    let expert = |i: usize| experts[i].view(exe, |at| exe.packed(at));
-                    self.experts(cx, of, experts.len(), &expert, work)
-                }
+                Code::PackedExperts { experts, of } => match exe.on_disk(of.number) {
+                    None => {
+                        let expert = |i: usize| experts[i].view(exe, |at| exe.packed(at));
+                        self.experts(cx, of, experts.len(), &expert, work)
+                    }
+                    Some(disk) => self.experts_on_disk(cx, of, experts, disk, work),
+                },
                 Code::Element(op) => self.element(cx, *op, task.rows),
                 _ => self.columns(cx),
             }
@@ -419,29 +425,92 @@ impl<'a> Operands<'a> {
         expert: &(dyn Fn(usize) -> moe::Expert<'a, W> + Sync),
         work: &mut moe::Memory<'_>,
     ) -> Result<(), KernelError> {
+        // SAFETY: by the caller.
+        let ((x, memory), y) =
+            unsafe { (self.operands_of_experts(of, (experts, expert), work), self.output(0)) };
+        moe::experts(cx, x, memory, y)
+    }
+
+    /// Experts of which some are read from disk while others are computed.
+    ///
+    /// # Safety
+    /// As for `run`.
+    unsafe fn experts_on_disk<M: ExpertView>(
+        &self,
+        cx: &mut Context<'_>,
+        of: &ExpertsCode,
+        experts: &[ExpertWeights<M>],
+        disk: &dyn ExpertsOnDisk,
+        work: &mut moe::Memory<'_>,
+    ) -> Result<(), KernelError> {
+        // Their weights come with each wave.
+        let expert: &(dyn Fn(usize) + Sync) = &|_| ();
+        let count = experts.len();
+        // SAFETY: by the caller.
+        let ((x, memory), y) =
+            unsafe { (self.operands_of_experts(of, (count, expert), work), self.output(0)) };
+        let y: &mut [f32] = y;
+        let tokens = y.len() / x.k.max(1);
+        let mut chosen: Vec<(u32, u32)> = Vec::new();
+        let mut arrange = |used: &mut [u32], rows: &[u32]| {
+            chosen.extend(used.iter().map(|e| (*e, rows[*e as usize])));
+            disk.choose(&mut chosen, tokens);
+            used.iter_mut().zip(&chosen).for_each(|(e, (chosen, _))| *e = *chosen);
+        };
+        let mut run = moe::Run::new(x, memory, y.len(), &mut arrange)?;
+        let mut place = vec![0; experts.len()];
+        let (mut taken, mut left) = (Vec::new(), &chosen[..]);
+        while !left.is_empty() {
+            taken.clear();
+            disk.take(left, &mut taken).map_err(unreadable)?;
+            let (wave, rest) = left.split_at(taken.len().min(left.len()));
+            wave.iter().enumerate().for_each(|(i, (e, _))| place[*e as usize] = i);
+            let expert = |e: usize| experts[e].view_of(self.exe, &taken[place[e]]);
+            run.wave(cx, &expert, wave.len())?;
+            left = rest;
+        }
+        run.finish(cx, y)
+    }
+
+    /// # Safety
+    /// As for `run`.
+    unsafe fn operands_of_experts<'m, E>(
+        &self,
+        of: &ExpertsCode,
+        (experts, expert): (usize, &'m (dyn Fn(usize) -> E + Sync)),
+        work: &'m mut moe::Memory<'_>,
+    ) -> (moe::Operands<'m, E>, moe::Memory<'m>)
+    where
+        'a: 'm,
+    {
         let (k, top_k, slice) = (self.cols(0), self.cols(1), self.exe.slices[of.number]);
         let ExpertsCode { inter, act, activations, .. } = *of;
         // SAFETY: by the caller.
-        unsafe {
-            let ids = self.input::<i32>(1);
-            let rows = ids.len() / top_k.max(1);
-            let floats = &mut work.floats[..moe::floats(rows, top_k, k, inter, activations)];
-            let words = &mut work.words[..moe::words(ids.len(), experts)];
-            let (x, weights) = (self.input(0), self.input(2));
-            let x = moe::Operands {
-                experts,
-                slice,
-                expert,
-                act,
-                x,
-                activations,
-                k,
-                inter,
-                ids,
-                weights,
-                top_k,
-            };
-            moe::experts(cx, x, moe::Memory { floats, words }, self.output(0))
-        }
+        let (x, ids, weights) = unsafe { (self.input(0), self.input::<i32>(1), self.input(2)) };
+        let rows = ids.len() / top_k.max(1);
+        let floats = &mut work.floats[..moe::floats(rows, top_k, k, inter, activations)];
+        let words = &mut work.words[..moe::words(ids.len(), experts)];
+        let x = moe::Operands {
+            experts,
+            slice,
+            expert,
+            act,
+            x,
+            activations,
+            k,
+            inter,
+            ids,
+            weights,
+            top_k,
+        };
+        (x, moe::Memory { floats, words })
+    }
+}
+
+/// A weight that cannot be read, as an op's error.
+fn unreadable(e: DeviceError) -> KernelError {
+    match e {
+        DeviceError::Weight { name, why } => KernelError::Weight { name, why },
+        other => KernelError::Weight { name: "of an expert".into(), why: other.to_string() },
     }
 }

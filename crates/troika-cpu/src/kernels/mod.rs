@@ -56,6 +56,14 @@ pub enum KernelError {
     /// A bug.
     #[error(transparent)]
     Panicked(#[from] Panicked),
+    /// A weight cannot be read.
+    #[error("weight {name} {why}")]
+    Weight {
+        /// Its name.
+        name: String,
+        /// What is wrong.
+        why: String,
+    },
 }
 
 /// What kernels run on.

@@ -27,7 +27,8 @@ use std::io::{Error, Seek, SeekFrom, Write};
 use std::path::PathBuf;
 use std::sync::Mutex;
 
-use format::{ALIGN, Found};
+use format::ALIGN;
+pub(crate) use format::Found;
 use troika_device::WeightBytes;
 
 use crate::parallel::lock;
@@ -118,6 +119,17 @@ impl PackedCache {
             self.damaged(&format!("weight {name}"));
         }
         bytes
+    }
+
+    /// Where the file is, or will be.
+    pub fn path(&self) -> PathBuf {
+        self.path.clone()
+    }
+
+    /// Whether the file has a packed weight with the expected length. Its bytes are not looked at.
+    pub fn has(&self, name: &str, layout: &str, len: usize) -> bool {
+        let entry = self.found.as_ref().and_then(|found| found.entry(name, layout));
+        entry.is_some_and(|entry| entry.len == len as u64)
     }
 
     /// Tensors in which NaN or infinities were found when the file was made.

@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use troika_device::{
-    DeviceError, PackFn, PackLayout, Packed, WeightBytes, WeightData, WeightSource,
+    DeviceError, EXPERT_PARTS, ExpertPart, ExpertSource, ExpertsOnDisk, PackFn, PackLayout, Packed,
+    WeightBytes, WeightData, WeightSource,
 };
 use troika_graph::DType;
 use troika_model::families::DescribedModel;
@@ -23,11 +24,13 @@ use crate::bind::scheme::{BindOptions, Quant};
 use crate::bind::source::{ValueSource, WeightRows};
 use crate::bind::{bind_all, tied_head, unused};
 use crate::cache::hash::{self, Stamp};
-use crate::cache::{self, CacheFolder, PackedCache};
+use crate::cache::{self, CacheFolder, Found, PackedCache};
 use crate::error::WeightError;
+use crate::experts::{Eviction, ExpertCache, ExpertStats};
 use crate::format::file_map::FileMap;
 use crate::format::mapped::MappedCheckpoint;
 use crate::parallel::{self, lock};
+use crate::report::account::is_expert;
 use crate::store::arena::{Arena, Room};
 use crate::store::forms::Forms;
 
@@ -74,6 +77,8 @@ pub struct WeightStore {
     calibration: BTreeMap<String, Vec<f32>>,
     quantized: AtomicU64,
     warnings: Vec<String>,
+    /// Experts that are read when they are chosen.
+    experts: Option<Arc<ExpertCache>>,
 }
 
 impl WeightStore {
@@ -150,6 +155,7 @@ impl WeightStore {
             calibration: BTreeMap::new(),
             quantized: AtomicU64::new(0),
             warnings: Vec::new(),
+            experts: None,
         }
     }
 
@@ -179,7 +185,8 @@ impl WeightStore {
     /// # Errors
     /// Files cannot be read for hashing.
     pub fn keep_packed(&mut self, dir: &Path, limit: Option<u64>) -> std::io::Result<()> {
-        let Some(first) = self.maps.first().filter(|_| self.makes_weights()) else {
+        let keeps = self.makes_weights() || self.experts.is_some();
+        let Some(first) = self.maps.first().filter(|_| keeps) else {
             return Ok(());
         };
         let folder = CacheFolder::new(dir);
@@ -197,6 +204,40 @@ impl WeightStore {
         lock(&self.non_finite).extend(cache.non_finite());
         self.cache = Some(cache);
         Ok(())
+    }
+
+    /// Keeps no more than `budget` bytes of experts in memory: the others are read when tokens choose
+    /// them, from the folder of [`WeightStore::keep_packed`], which is to be called after this.
+    pub fn limit_experts(&mut self, budget: u64) {
+        self.experts = Some(ExpertCache::new(budget, Eviction::Frequency, true));
+    }
+
+    /// Bytes of all experts, of which a token uses only some.
+    pub fn expert_bytes(&self) -> u64 {
+        self.bound.iter().filter(|b| is_expert(b.key.role)).map(Bound::bytes).sum()
+    }
+
+    /// What became of experts that are read when tokens choose them; `None` if all are in memory.
+    pub fn expert_stats(&self) -> Option<ExpertStats> {
+        self.experts.as_ref().filter(|experts| experts.is_used()).map(|experts| experts.stats())
+    }
+
+    /// Call after [`WeightStore::finish_packed`]: opens the file that experts are read from.
+    ///
+    /// # Errors
+    /// It could not be written, or cannot be read.
+    pub fn open_experts(&self) -> Result<(), WeightError> {
+        let Some(experts) = self.experts.as_ref().filter(|experts| experts.is_used()) else {
+            return Ok(());
+        };
+        let path = self.cache.as_ref().map(PackedCache::path).unwrap_or_default();
+        let wrong = |why: String| WeightError::Experts { path: path.display().to_string(), why };
+        let found = Found::read(&path).map_err(wrong)?;
+        let stored = |part: &ExpertPart| {
+            let entry = found.entry(&part.weight, &part.layout)?;
+            (entry.len == part.bytes as u64).then(|| (entry.offset, entry.hash.clone()))
+        };
+        experts.open(path.clone(), &stored).map_err(wrong)
     }
 
     /// Limits the bytes of packed forms, apart from those mapped from the folder: beyond it, the
@@ -416,7 +457,49 @@ impl WeightStore {
     }
 }
 
+impl ExpertSource for WeightStore {
+    fn keep(
+        &self,
+        weight: &str,
+        layout: PackLayout<'_>,
+        pack: PackFn<'_>,
+    ) -> Result<(), DeviceError> {
+        let b = self.bound(weight)?;
+        let wrong = |why: &str| DeviceError::Weight { name: weight.into(), why: why.into() };
+        let cache = self.cache.as_ref().ok_or_else(|| {
+            wrong(
+                "its experts do not fit into memory, and there is no folder to read them from; \
+                 leave out --no-cache, or give --cache-dir a folder with room for them",
+            )
+        })?;
+        let len = layout.bytes(b.shape.rows).ok_or_else(|| wrong("is too large to be packed"))?;
+        if !cache.has(weight, layout.name, len) {
+            let once = PackLayout { keep: false, ..layout };
+            let bytes = self.make(b, 0..b.shape.rows, once, pack)?;
+            cache.put(weight, layout.name, &bytes);
+        }
+        Ok(())
+    }
+
+    fn layer(
+        &self,
+        experts: Vec<[ExpertPart; EXPERT_PARTS]>,
+    ) -> Result<Arc<dyn ExpertsOnDisk>, DeviceError> {
+        match &self.experts {
+            Some(cache) => cache.add_layer(experts),
+            None => {
+                let name = experts.first().map_or("experts".into(), |e| e[0].weight.to_string());
+                Err(DeviceError::Weight { name, why: "all experts are in memory".into() })
+            }
+        }
+    }
+}
+
 impl WeightSource for WeightStore {
+    fn experts(&self) -> Option<&dyn ExpertSource> {
+        self.experts.as_ref().map(|_| self as &dyn ExpertSource)
+    }
+
     fn weight(&self, name: &str) -> Result<WeightData, DeviceError> {
         if let Some(values) = self.calibration.get(name) {
             let bytes = WeightBytes::owned(values.iter().flat_map(|v| v.to_le_bytes()).collect());

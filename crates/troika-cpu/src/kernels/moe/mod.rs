@@ -4,6 +4,9 @@
 //! pairs, a second the down projections, a third adds each row's experts in the order of its
 //! slots. A weight is widened once per part, for all pairs of its expert. With few rows the chosen
 //! experts' panels are cut as if they were one weight, which streams from memory.
+//!
+//! Where only some experts are in memory, the first two regions run in waves ([`Run::wave`]): of
+//! those that are there, while others are read.
 
 mod weight;
 
@@ -97,7 +100,7 @@ fn ready(activations: ActivationFormat, cols: usize) -> usize {
 
 /// Words of working memory for `pairs` pairs.
 pub fn words(pairs: usize, experts: usize) -> usize {
-    pairs + 2 * experts + 1
+    pairs + 3 * experts
 }
 
 /// Scratch floats of a worker: a widened panel, and gate and up of some rows.
@@ -105,21 +108,32 @@ pub fn worker_floats() -> usize {
     linear::worker_floats() + 2 * TILE_ROWS * select::MAX_PANEL
 }
 
-/// Pairs whose expert is in the slice, sorted by its place there.
+/// Pairs whose expert is in the slice, sorted by expert.
+#[derive(Clone, Copy)]
 struct Sorted<'a> {
     /// Pairs, by expert, then by number.
     order: &'a [u32],
-    /// Experts that have pairs.
+    /// Experts that have pairs, by their places in the slice, in the order of their pairs.
     used: &'a [u32],
-    /// Where each expert's pairs begin in `order`.
+    /// Where each expert's pairs begin and end in `order`.
     starts: &'a [u32],
+    ends: &'a [u32],
     /// Rows that chose.
     rows: usize,
 }
 
 impl Sorted<'_> {
     fn pairs(&self, expert: usize) -> Range<usize> {
-        self.starts[expert] as usize..self.starts[expert + 1] as usize
+        self.starts[expert] as usize..self.ends[expert] as usize
+    }
+
+    /// The pairs of all used experts.
+    fn all_pairs(&self) -> Range<usize> {
+        match self.used {
+            [first, .., last] => self.pairs(*first as usize).start..self.pairs(*last as usize).end,
+            [one] => self.pairs(*one as usize),
+            [] => 0..0,
+        }
     }
 
     /// Whether rows are so few that products wait for memory.
@@ -128,22 +142,25 @@ impl Sorted<'_> {
     }
 }
 
-/// Counting sort; stable, so everything after is in a fixed order.
+/// Counting sort; stable, so everything after is in a fixed order. `arrange` may change the order of
+/// the used experts, each of which it gets with its rows.
 fn sort<'a, E>(
     x: &Operands<'_, E>,
     rows: usize,
     words: &'a mut [u32],
+    arrange: &mut dyn FnMut(&mut [u32], &[u32]),
 ) -> Result<Sorted<'a>, KernelError> {
     let (ids, experts) = (x.ids, x.experts);
     let (order, rest) = words.split_at_mut(ids.len());
     let (used, rest) = rest.split_at_mut(experts);
-    let starts = &mut rest[..experts + 1];
-    starts.fill(0);
+    let (starts, rest) = rest.split_at_mut(experts);
+    let ends = &mut rest[..experts];
+    ends.fill(0);
     for id in ids {
         match usize::try_from(*id) {
             Ok(id) if id < x.slice.of => {
                 if let Some(at) = x.slice.place(id, experts) {
-                    starts[at + 1] += 1;
+                    ends[at] += 1;
                 }
             }
             _ => {
@@ -154,29 +171,34 @@ fn sort<'a, E>(
     }
     let mut count = 0;
     for e in 0..experts {
-        if starts[e + 1] > 0 {
+        if ends[e] > 0 {
             used[count] = e as u32;
             count += 1;
         }
-        starts[e + 1] += starts[e];
     }
-    // Filling moves each start to its expert's end, which is the next one's start.
+    let used = &mut used[..count];
+    arrange(used, ends);
+    let mut all = 0;
+    for e in &*used {
+        let e = *e as usize;
+        let pairs = ends[e];
+        (starts[e], ends[e]) = (all, all);
+        all += pairs;
+    }
+    // Filling moves each expert's end to its place.
     for (pair, id) in ids.iter().enumerate() {
         if let Some(at) = x.slice.place(*id as usize, experts) {
-            let at = &mut starts[at];
+            let at = &mut ends[at];
             order[*at as usize] = pair as u32;
             *at += 1;
         }
     }
-    starts.copy_within(..experts, 1);
-    starts[0] = 0;
-    let order = &order[..starts[experts] as usize];
-    Ok(Sorted { order, used: &used[..count], starts, rows })
+    Ok(Sorted { order: &order[..all as usize], used, starts, ends, rows })
 }
 
-/// `y[row] = sum over slots of weight * expert(x[row])`, where the expert is in the slice. Activations are rounded or quantized before
-/// each projection: the layer's input once for all experts, what is between the projections once
-/// for all pairs.
+/// `y[row] = sum over slots of weight * expert(x[row])`, where the expert is in the slice.
+/// Activations are rounded or quantized before each projection: the layer's input once for all
+/// experts, what is between the projections once for all pairs.
 ///
 /// # Errors
 /// An id that is no expert; a panic of a part.
@@ -186,36 +208,109 @@ pub fn experts<W: Weight>(
     memory: Memory<'_>,
     y: &mut [f32],
 ) -> Result<(), KernelError> {
-    let pairs = x.ids.len();
-    let rows = y.len() / x.k.max(1);
-    assert!(pairs == rows * x.top_k && pairs == x.weights.len(), "lengths of experts' operands");
-    if pairs == 0 {
-        return Ok(());
+    let mut run = Run::new(x, memory, y.len(), &mut |_, _| {})?;
+    run.wave(cx, x.expert, run.used().len())?;
+    run.finish(cx, y)
+}
+
+/// A run of the experts in waves. The results do not depend on the waves.
+pub struct Run<'a, E> {
+    x: Operands<'a, E>,
+    sorted: Sorted<'a>,
+    /// What is left to compute begins with this one of the used experts.
+    next: usize,
+    /// The layer's input as products take it, once it is known.
+    input: Option<Input<'a>>,
+    outer: Option<&'a mut [f32]>,
+    hidden: &'a mut [f32],
+    inner: &'a mut [f32],
+    down: &'a mut [f32],
+}
+
+impl<'a, E> Run<'a, E> {
+    /// Sorts. `arrange` may change the order in which experts are computed: it gets the used ones,
+    /// by their places in the slice, and the rows of each expert.
+    ///
+    /// # Errors
+    /// An id that is no expert.
+    pub fn new(
+        x: Operands<'a, E>,
+        memory: Memory<'a>,
+        results: usize,
+        arrange: &mut dyn FnMut(&mut [u32], &[u32]),
+    ) -> Result<Run<'a, E>, KernelError> {
+        let pairs = x.ids.len();
+        let rows = results / x.k.max(1);
+        let fits = pairs == rows * x.top_k && pairs == x.weights.len();
+        assert!(fits, "lengths of experts' operands");
+        let sorted = sort(&x, rows, memory.words, arrange)?;
+        let (hidden, rest) = memory.floats.split_at_mut(sorted.order.len() * x.inter);
+        let (down, rest) = rest.split_at_mut(pairs * x.k);
+        let (outer, rest) = rest.split_at_mut(rows * ready(x.activations, x.k));
+        let inner = &mut rest[..sorted.order.len() * ready(x.activations, x.inter)];
+        Ok(Run { x, sorted, next: 0, input: None, outer: Some(outer), hidden, inner, down })
     }
-    let sorted = sort(&x, rows, memory.words)?;
-    if sorted.used.is_empty() {
-        y.fill(0.0);
-        return Ok(());
+
+    /// The experts that are left to compute, in order.
+    pub fn used(&self) -> &'a [u32] {
+        &self.sorted.used[self.next..]
     }
-    let first = (x.expert)(sorted.used[0] as usize);
-    // Workers that wait while the input is made ready fetch what is multiplied first.
-    let prefetch = |cx: &mut Context<'_>, weight: W| {
-        let bytes = weight.bytes();
-        if sorted.is_few() {
-            cx.pool.prefetch(&bytes[..bytes.len().min(select::PREFETCH_BYTES)]);
-        }
-    };
-    prefetch(cx, first.gate);
-    let (hidden, rest) = memory.floats.split_at_mut(sorted.order.len() * x.inter);
-    let (down, rest) = rest.split_at_mut(pairs * x.k);
-    let (outer, rest) = rest.split_at_mut(rows * ready(x.activations, x.k));
-    let inner = &mut rest[..sorted.order.len() * ready(x.activations, x.inter)];
-    let input = first.gate.input(cx, x.x, x.k, x.activations, outer)?;
-    gate_up(cx, &x, &sorted, input, hidden)?;
-    prefetch(cx, first.down);
-    let input = first.down.input(cx, hidden, x.inter, x.activations, inner)?;
-    project_down(cx, &x, &sorted, input, down)?;
-    combine(cx, &x, down, y)
+
+    /// Computes the next `count` experts; `expert` gives the weights of an expert by its place in the
+    /// slice.
+    ///
+    /// # Errors
+    /// A panic of a part.
+    pub fn wave<'e, W: Weight>(
+        &mut self,
+        cx: &mut Context<'_>,
+        expert: &(dyn Fn(usize) -> Expert<'e, W> + Sync),
+        count: usize,
+    ) -> Result<(), KernelError> {
+        let used = &self.used()[..count];
+        let Some(first) = used.first() else { return Ok(()) };
+        self.next += count;
+        let wave = Wave { x: &self.x, sorted: Sorted { used, ..self.sorted }, expert };
+        let first = expert(*first as usize);
+        // Workers that wait while the input is made ready fetch what is multiplied first.
+        let prefetch = |cx: &mut Context<'_>, weight: W| {
+            let bytes = weight.bytes();
+            if wave.sorted.is_few() {
+                cx.pool.prefetch(&bytes[..bytes.len().min(select::PREFETCH_BYTES)]);
+            }
+        };
+        prefetch(cx, first.gate);
+        let x = &self.x;
+        let input = match (self.input, self.outer.take()) {
+            (Some(input), _) => input,
+            (None, outer) => {
+                let outer = outer.unwrap_or_default();
+                *self.input.insert(first.gate.input(cx, x.x, x.k, x.activations, outer)?)
+            }
+        };
+        wave.gate_up(cx, input, self.hidden)?;
+        prefetch(cx, first.down);
+        let pairs = wave.sorted.all_pairs();
+        let hidden = &self.hidden[pairs.start * x.inter..pairs.end * x.inter];
+        let inner = &mut self.inner[..pairs.len() * ready(x.activations, x.inter)];
+        let input = first.down.input(cx, hidden, x.inter, x.activations, inner)?;
+        wave.project_down(cx, input, self.down)
+    }
+
+    /// Adds each row's experts.
+    ///
+    /// # Errors
+    /// A panic of a part.
+    pub fn finish(self, cx: &mut Context<'_>, y: &mut [f32]) -> Result<(), KernelError> {
+        combine(cx, &self.x, self.down, y)
+    }
+}
+
+/// Experts that are computed together.
+struct Wave<'w, 'a, 'e, W, E> {
+    x: &'w Operands<'a, E>,
+    sorted: Sorted<'a>,
+    expert: &'w (dyn Fn(usize) -> Expert<'e, W> + Sync),
 }
 
 /// `y[row] = sum over slots of weight * down[row, slot]`, in the order of the slots.
@@ -260,7 +355,7 @@ impl ExpertCut {
             let cut = select::stream(panels * used, bytes, cx.pool.threads());
             return ExpertCut::Stream { cut, panels };
         }
-        let step = first.part_rows(cx, sorted.order.len().div_ceil(used), used);
+        let step = first.part_rows(cx, sorted.all_pairs().len().div_ceil(used), used);
         ExpertCut::Even { step, steps: rows.div_ceil(step) }
     }
 
@@ -305,42 +400,78 @@ impl ExpertCut {
     }
 }
 
-/// `hidden[i] = act(gate x) * up x` for the sorted pairs `i`.
-fn gate_up<W: Weight>(
-    cx: &mut Context<'_>,
-    x: &Operands<'_, Expert<'_, W>>,
-    sorted: &Sorted<'_>,
-    input: Input<'_>,
-    hidden: &mut [f32],
-) -> Result<(), KernelError> {
-    let first = (x.expert)(sorted.used[0] as usize).gate;
-    let cut = ExpertCut::new(cx, first, 2, sorted, x.inter);
-    let part_of = GateUp { isa: cx.isa, x, sorted, input, hidden: SharedMut::new(hidden) };
-    cx.run(cut.parts(sorted), &|scratch, part| {
-        cut.visit(part, sorted, x.inter, |e, n| {
-            // SAFETY: these columns of these pairs belong to this part.
-            unsafe { part_of.rows(e, n, scratch) }
-        });
-    })
+impl<W: Weight, E> Wave<'_, '_, '_, W, E> {
+    /// `hidden[i] = act(gate x) * up x` for the wave's sorted pairs `i`.
+    fn gate_up(
+        &self,
+        cx: &mut Context<'_>,
+        input: Input<'_>,
+        hidden: &mut [f32],
+    ) -> Result<(), KernelError> {
+        let (x, sorted) = (self.x, &self.sorted);
+        let first = (self.expert)(sorted.used[0] as usize).gate;
+        let cut = ExpertCut::new(cx, first, 2, sorted, x.inter);
+        let part_of = GateUp { isa: cx.isa, wave: self, input, hidden: SharedMut::new(hidden) };
+        cx.run(cut.parts(sorted), &|scratch, part| {
+            cut.visit(part, sorted, x.inter, |e, n| {
+                // SAFETY: these columns of these pairs belong to this part.
+                unsafe { part_of.rows(e, n, scratch) }
+            });
+        })
+    }
+
+    /// `down[pair]` for the wave's pairs, from the rows between the projections; `input` has those of
+    /// the wave only.
+    fn project_down(
+        &self,
+        cx: &mut Context<'_>,
+        input: Input<'_>,
+        down: &mut [f32],
+    ) -> Result<(), KernelError> {
+        let (x, sorted) = (self.x, &self.sorted);
+        let first = (self.expert)(sorted.used[0] as usize).down;
+        let cut = ExpertCut::new(cx, first, 1, sorted, x.k);
+        let (isa, down, width) = (cx.isa, SharedMut::new(down), input.width);
+        let before = sorted.all_pairs().start;
+        cx.run(cut.parts(sorted), &|scratch, part| {
+            cut.visit(part, sorted, x.k, |e, n| {
+                let (pairs, expert) = (sorted.pairs(e), (self.expert)(e));
+                let index = Some(&sorted.order[pairs.clone()]);
+                let rows = (pairs.start - before) * width..(pairs.end - before) * width;
+                let piece = ExpertPiece {
+                    bias: expert.bias[2],
+                    n,
+                    m: pairs.len(),
+                    x: RowsView::dense(&input.data[rows], width),
+                    activations: x.activations,
+                    y: OutView { index, ..OutView::dense(down, x.k) },
+                    origin: 0,
+                    pairs: input.pairs,
+                };
+                // SAFETY: these columns of these pairs belong to this part.
+                unsafe { expert.down.multiply(isa, piece, scratch) };
+            });
+        })
+    }
 }
 
 /// Where gate and up of all pairs come from and go.
-struct GateUp<'a, 'o, 'e, W> {
+struct GateUp<'g, 'w, 'a, 'e, W, E> {
     isa: Isa,
-    x: &'a Operands<'o, Expert<'e, W>>,
-    sorted: &'a Sorted<'a>,
-    input: Input<'a>,
-    hidden: SharedMut<'a, f32>,
+    wave: &'g Wave<'w, 'a, 'e, W, E>,
+    input: Input<'g>,
+    hidden: SharedMut<'g, f32>,
 }
 
-impl<W: Weight> GateUp<'_, '_, '_, W> {
+impl<W: Weight, E> GateUp<'_, '_, '_, '_, W, E> {
     /// Some weight rows of an expert's gate and up, for all of its pairs.
     ///
     /// # Safety
     /// Nobody else accesses these columns of the pairs' results meanwhile.
     unsafe fn rows(&self, e: usize, n: Range<usize>, scratch: &mut [f32]) {
-        let GateUp { isa, x, sorted, input, hidden } = *self;
-        let (pairs, expert, activations) = (sorted.pairs(e), (x.expert)(e), x.activations);
+        let GateUp { isa, wave, input, hidden } = *self;
+        let Wave { x, sorted, expert } = wave;
+        let (pairs, expert, activations) = (sorted.pairs(e), expert(e), x.activations);
         let (wide, tiles) = scratch.split_at_mut(linear::worker_floats());
         let (gate, up) = tiles.split_at_mut(TILE_ROWS * select::MAX_PANEL);
         for m in pairs.clone().step_by(TILE_ROWS) {
@@ -367,35 +498,4 @@ impl<W: Weight> GateUp<'_, '_, '_, W> {
             }
         }
     }
-}
-
-/// `down[pair]` for all pairs, from the sorted rows between the projections.
-fn project_down<W: Weight>(
-    cx: &mut Context<'_>,
-    x: &Operands<'_, Expert<'_, W>>,
-    sorted: &Sorted<'_>,
-    input: Input<'_>,
-    down: &mut [f32],
-) -> Result<(), KernelError> {
-    let first = (x.expert)(sorted.used[0] as usize).down;
-    let cut = ExpertCut::new(cx, first, 1, sorted, x.k);
-    let (isa, down, width) = (cx.isa, SharedMut::new(down), input.width);
-    cx.run(cut.parts(sorted), &|scratch, part| {
-        cut.visit(part, sorted, x.k, |e, n| {
-            let (pairs, expert) = (sorted.pairs(e), (x.expert)(e));
-            let index = Some(&sorted.order[pairs.clone()]);
-            let piece = ExpertPiece {
-                bias: expert.bias[2],
-                n,
-                m: pairs.len(),
-                x: RowsView::dense(&input.data[pairs.start * width..pairs.end * width], width),
-                activations: x.activations,
-                y: OutView { index, ..OutView::dense(down, x.k) },
-                origin: 0,
-                pairs: input.pairs,
-            };
-            // SAFETY: these columns of these pairs belong to this part.
-            unsafe { expert.down.multiply(isa, piece, scratch) };
-        });
-    })
 }

@@ -1,0 +1,215 @@
+//! Reading parts of a file while others compute: through io_uring where the kernel has it, or on
+//! threads. Direct, past the system's cache, where the file system can.
+
+use std::fs::File;
+use std::io::Result;
+use std::path::Path;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+#[cfg(target_os = "linux")]
+use super::ring::Ring;
+use crate::parallel::lock;
+
+/// Threads that read, where there is no io_uring: as many as keep a disk busy.
+const THREADS: usize = 4;
+
+/// Memory that a read fills.
+#[derive(Clone, Copy)]
+pub(super) struct Target {
+    pub start: *mut u8,
+    pub bytes: usize,
+}
+
+// SAFETY: it is memory that the read alone uses until it is done (`Reader::read`).
+unsafe impl Send for Target {}
+
+/// A read that is done: its number, and the bytes that were read.
+pub(super) struct Done {
+    pub number: u64,
+    pub result: Result<usize>,
+}
+
+/// Reads of one file.
+pub(super) struct Reader {
+    how: How,
+    /// Reads that were begun and are not done.
+    pub pending: usize,
+}
+
+enum How {
+    #[cfg(target_os = "linux")]
+    Ring(Box<Ring>),
+    Threads(Threads),
+}
+
+impl Reader {
+    /// Opens a file; `ring` allows io_uring.
+    ///
+    /// # Errors
+    /// It cannot be opened, or no thread can be started.
+    pub fn open(path: &Path, ring: bool) -> Result<Reader> {
+        let file = open_direct(path)?;
+        #[cfg(target_os = "linux")]
+        let file = match ring.then(|| Ring::new(file)) {
+            Some(Ok(ring)) => return Ok(Reader { how: How::Ring(Box::new(ring)), pending: 0 }),
+            Some(Err(file)) => file,
+            None => open_direct(path)?,
+        };
+        #[cfg(not(target_os = "linux"))]
+        let _ = ring;
+        Ok(Reader { how: How::Threads(Threads::new(file)?), pending: 0 })
+    }
+
+    /// How it reads, for people.
+    pub fn name(&self) -> &'static str {
+        match self.how {
+            #[cfg(target_os = "linux")]
+            How::Ring(_) => "io_uring",
+            How::Threads(_) => "threads",
+        }
+    }
+
+    /// Begins a read. It may wait for [`Reader::submit`].
+    ///
+    /// # Safety
+    /// The target's memory is not used otherwise, or freed, until the read is done.
+    ///
+    /// # Errors
+    /// It cannot begin; then the memory is free again.
+    pub unsafe fn read(&mut self, number: u64, offset: u64, to: Target) -> Result<()> {
+        match &mut self.how {
+            #[cfg(target_os = "linux")]
+            // SAFETY: by the caller.
+            How::Ring(ring) => unsafe { ring.read(number, offset, to) }?,
+            How::Threads(threads) => threads.read(Job { number, offset, to })?,
+        }
+        self.pending += 1;
+        Ok(())
+    }
+
+    /// Sees to it that all reads have begun.
+    pub fn submit(&mut self) -> Result<()> {
+        match &mut self.how {
+            #[cfg(target_os = "linux")]
+            How::Ring(ring) => ring.submit(),
+            How::Threads(_) => Ok(()),
+        }
+    }
+
+    /// Adds what is done. If there is nothing and some reads are pending, waits for one.
+    pub fn done(&mut self, wait: bool, into: &mut Vec<Done>) -> Result<()> {
+        let before = into.len();
+        let told = match &mut self.how {
+            #[cfg(target_os = "linux")]
+            How::Ring(ring) => ring.done(wait, into),
+            How::Threads(threads) => threads.done(wait && self.pending > 0, into),
+        };
+        self.pending -= into.len() - before;
+        told
+    }
+}
+
+/// Opens a file for direct reads, or for any if the file system has none.
+fn open_direct(path: &Path) -> Result<File> {
+    #[cfg(target_os = "linux")]
+    {
+        use std::os::unix::fs::OpenOptionsExt;
+        let direct = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path);
+        if direct.is_ok() {
+            return direct;
+        }
+    }
+    let file = File::open(path)?;
+    #[cfg(target_os = "macos")]
+    {
+        use std::os::fd::AsRawFd;
+        // SAFETY: the descriptor is open. A refusal changes nothing.
+        let _ = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_NOCACHE, 1) };
+    }
+    Ok(file)
+}
+
+struct Job {
+    number: u64,
+    offset: u64,
+    to: Target,
+}
+
+/// Threads that read.
+struct Threads {
+    jobs: Option<Sender<Job>>,
+    done: Receiver<Done>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Threads {
+    fn new(file: File) -> Result<Threads> {
+        let (jobs, taken) = channel::<Job>();
+        let (tell, done) = channel();
+        let (taken, file) = (Arc::new(Mutex::new(taken)), Arc::new(file));
+        let mut threads = Vec::new();
+        for i in 0..THREADS {
+            let (taken, tell, file) = (taken.clone(), tell.clone(), file.clone());
+            let work = move || {
+                loop {
+                    let job = lock(&taken).recv();
+                    let Ok(Job { number, offset, to }) = job else { return };
+                    // SAFETY: the memory is this read's own until it is done.
+                    let room = unsafe { std::slice::from_raw_parts_mut(to.start, to.bytes) };
+                    let result = read_at(&file, offset, room);
+                    if tell.send(Done { number, result }).is_err() {
+                        return;
+                    }
+                }
+            };
+            threads.push(std::thread::Builder::new().name(format!("troika-read-{i}")).spawn(work)?);
+        }
+        Ok(Threads { jobs: Some(jobs), done, threads })
+    }
+
+    fn read(&mut self, job: Job) -> Result<()> {
+        let jobs = self.jobs.as_ref().and_then(|jobs| jobs.send(job).ok());
+        jobs.ok_or_else(|| std::io::Error::other("the threads that read have ended"))
+    }
+
+    fn done(&mut self, wait: bool, into: &mut Vec<Done>) -> Result<()> {
+        into.extend(self.done.try_iter());
+        if wait && into.is_empty() {
+            into.push(self.done.recv().map_err(std::io::Error::other)?);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.jobs = None;
+        for thread in self.threads.drain(..) {
+            // It ends by itself; a panic was its own.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Reads until the room is full or the file ends.
+fn read_at(file: &File, offset: u64, room: &mut [u8]) -> Result<usize> {
+    let mut at = 0;
+    while at < room.len() {
+        let (from, to) = (offset + at as u64, &mut room[at..]);
+        #[cfg(unix)]
+        let read = std::os::unix::fs::FileExt::read_at(file, to, from);
+        #[cfg(windows)]
+        let read = std::os::windows::fs::FileExt::seek_read(file, to, from);
+        match read {
+            Ok(0) => break,
+            Ok(bytes) => at += bytes,
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            // What lies behind a page that is not whole cannot be read directly.
+            Err(e) if at > 0 && e.kind() == std::io::ErrorKind::InvalidInput => break,
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(at)
+}
