@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use troika::weights::ExpertStats;
 use troika::{Finish, Model, Output, Source};
 
 use crate::memory;
@@ -12,8 +13,8 @@ fn ms(d: Duration) -> f64 {
 }
 
 /// The figures for people.
-pub fn text(output: &Output, tokenizer: Option<Duration>, load: Duration) -> String {
-    let stats = &output.stats;
+pub fn text(model: &Model, output: &Output, tokenizer: Option<Duration>) -> String {
+    let (stats, load) = (&output.stats, model.load_time());
     let mut s = String::new();
     let mut line = |name: &str, value: String| s.push_str(&format!("{name:>12}: {value}\n"));
     line("load", format!("{:.1} ms", ms(load)));
@@ -42,10 +43,38 @@ pub fn text(output: &Output, tokenizer: Option<Duration>, load: Duration) -> Str
         Finish::Budget => line("end", "the budget of the KV cache is full (--kv-size)".into()),
         Finish::Stop | Finish::Length | Finish::Cancelled => {}
     }
+    if let Some(e) = model.expert_stats() {
+        let decoding = stats.tpot().map(|t| t * stats.generated_tokens as u32);
+        let seconds = stats.ttft + decoding.unwrap_or_default();
+        line("experts", experts(&e, seconds.as_secs_f64()));
+    }
     if let Some(now) = memory::resident() {
         line("peak memory", format!("{:.1} MiB", now.peak as f64 / (1 << 20) as f64));
     }
     s
+}
+
+/// What became of experts that are not all in memory, in so many seconds.
+pub fn experts(e: &ExpertStats, seconds: f64) -> String {
+    let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+    let share = |part: u64, all: u64| 100.0 * part as f64 / all.max(1) as f64;
+    let expected = match e.expected {
+        0 => String::new(),
+        n => format!(", {n} read ahead, {:.0} % of them used", share(e.expected_used, n)),
+    };
+    format!(
+        "{:.2} of {:.2} GiB of experts in memory; {:.1} % of {} chosen were there, {:.1} % on the \
+         way{expected}; {:.2} GiB read by {}, {:.2} GB/s; waited {:.0} % of the time",
+        gib(e.held),
+        gib(e.bytes_of_all),
+        100.0 * e.hit_rate(),
+        e.chosen,
+        share(e.coming, e.chosen),
+        gib(e.bytes_read),
+        e.reads,
+        e.bytes_read as f64 / 1e9 / seconds.max(1e-9),
+        100.0 * e.stall.as_secs_f64() / seconds.max(1e-9)
+    )
 }
 
 /// How many of something.
@@ -88,6 +117,13 @@ pub fn json(model: &Model, source: &Source, output: &Output, tokenizer: Option<D
             "tpot_ms": s.tpot().map(ms),
             "decode_tok_per_s": s.tpot().map(|_| s.decode_rate()),
         },
+        "experts": model.expert_stats().map(|e| json!({
+            "bytes": e.bytes_of_all, "cache_bytes": e.budget, "held_bytes": e.held,
+            "chosen": e.chosen, "hits": e.hits, "hit_rate": e.hit_rate(), "on_the_way": e.coming,
+            "read_ahead": e.expected, "read_ahead_used": e.expected_used,
+            "evictions": e.evictions, "bytes_read": e.bytes_read, "stall_ms": ms(e.stall),
+            "reads": e.reads,
+        })),
         "peak_memory_bytes": memory::resident().map(|r| r.peak),
     })
 }

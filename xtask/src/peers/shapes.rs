@@ -309,20 +309,28 @@ impl Noise {
             Kind::BF16 => {
                 (0..n).for_each(|_| bytes.extend(&(draw.normal() * scale).to_le_bytes()[2..]));
             }
-            // Uniform between -8 and 7: of deviation 4.6.
+            // Between -7 and 7, of deviation 4.18. Without -8, which becomes 0, since a mean other
+            // than 0 would grow from layer to layer.
             Kind::Q4_0 => {
-                let scale = f16::from_f32(scale / 4.61).to_le_bytes();
+                let scale = f16::from_f32(scale / 4.18).to_le_bytes();
                 for _ in 0..n / 32 {
                     bytes.extend(scale);
-                    (0..4).for_each(|_| bytes.extend((draw.next() as u32).to_le_bytes()));
+                    for _ in 0..4 {
+                        let x = draw.next() as u32;
+                        let zeros = !(x | x >> 1 | x >> 2 | x >> 3) & 0x1111_1111;
+                        bytes.extend((x | zeros << 3).to_le_bytes());
+                    }
                 }
             }
-            // Uniform between -128 and 127: of deviation 73.9.
+            // Between -127 and 127, of deviation 73.6; -128 becomes 127.
             Kind::Q8_0 => {
-                let scale = f16::from_f32(scale / 73.9).to_le_bytes();
+                let scale = f16::from_f32(scale / 73.6).to_le_bytes();
                 for _ in 0..n / 32 {
                     bytes.extend(scale);
-                    (0..8).for_each(|_| bytes.extend((draw.next() as u32).to_le_bytes()));
+                    for _ in 0..8 {
+                        let x = (draw.next() as u32).to_le_bytes();
+                        bytes.extend(x.map(|b| if b == 0x80 { 0x7F } else { b }));
+                    }
                 }
             }
         }

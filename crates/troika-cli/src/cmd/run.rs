@@ -158,7 +158,7 @@ fn once(
     }
     output::write("\n")?;
     if !args.quiet {
-        output::note(&stats::text(&out, tokenizer, model.load_time()));
+        output::note(&stats::text(model, &out, tokenizer));
     }
     Ok(())
 }

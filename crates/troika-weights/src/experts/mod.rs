@@ -11,6 +11,8 @@ mod read;
 mod ring;
 mod room;
 mod stats;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use cache::ExpertCache;
 pub use policy::{Eviction, Residents};

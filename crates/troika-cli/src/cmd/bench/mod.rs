@@ -14,6 +14,7 @@ use troika::engine::WantedLogits;
 use troika::engine::sample::SampleParams;
 use troika::plan::{PlanError, Strategy};
 use troika::trace::Tracer;
+use troika::weights::ExpertStats;
 use troika::{DeviceOptions, Model, OpenOptions, Request, Session, SessionOptions, measure_peaks};
 use troika_lab::{EnergyMeter, Metering, Subject};
 
@@ -89,14 +90,20 @@ fn print_tests(
     if args.output == TableFlag::Md {
         output::write(&print::markdown_head(&facts, printed.first, soc.is_some()))?;
     }
+    let mut lines = Vec::new();
     for &test in tests {
-        let (samples_ns, joules) = measure(&model, test, args.repetitions, meter.as_ref())?;
-        let predicted_ns = modelled.as_ref().map(|m| measure(m, test, 1, None)).transpose()?;
-        let predicted_ns = predicted_ns.and_then(|(ns, _)| ns.first().copied());
-        let row = Row { test, samples_ns, joules, predicted_ns, facts: &facts };
+        let measured = measure(&model, test, args.repetitions, meter.as_ref())?;
+        let predicted = modelled.as_ref().map(|m| measure(m, test, 1, None)).transpose()?;
+        let predicted_ns = predicted.and_then(|m| m.samples_ns.first().copied());
+        let Measured { samples_ns, joules, experts } = measured;
+        let row = Row { test, samples_ns, joules, experts, predicted_ns, facts: &facts };
         print::put(&print::row(&row, args.output, printed.first), args.output)?;
+        lines.extend(print::experts_line(&row));
         printed.errors.extend(row.prediction_error());
         printed.first = false;
+    }
+    if args.output == TableFlag::Md && !lines.is_empty() {
+        output::write(&format!("\n{}\n", lines.join("\n")))?;
     }
     Ok(())
 }
@@ -200,8 +207,13 @@ fn feed(session: &mut Session, tokens: &[u32], logits: &mut Vec<f32>) -> Result<
     })?)
 }
 
-/// The times of a test's repetitions in ns, and their energy.
-type Measured = (Vec<u64>, Option<f64>);
+/// What a test's repetitions took.
+struct Measured {
+    samples_ns: Vec<u64>,
+    joules: Option<f64>,
+    /// What became of experts that are not all in memory.
+    experts: Option<ExpertStats>,
+}
 
 /// The sampling interval of the energy meter.
 const LOOK: Duration = Duration::from_millis(100);
@@ -211,11 +223,19 @@ struct Sums<'a> {
     meter: Option<&'a EnergyMeter>,
     samples_ns: Vec<u64>,
     joules: Option<f64>,
+    /// Before the first that counts.
+    experts: Option<ExpertStats>,
 }
 
 impl Sums<'_> {
     fn new(meter: Option<&EnergyMeter>) -> Sums<'_> {
-        Sums { meter, samples_ns: Vec::new(), joules: meter.map(|_| 0.0) }
+        Sums { meter, samples_ns: Vec::new(), joules: meter.map(|_| 0.0), experts: None }
+    }
+
+    fn measured(self, model: &Model) -> Measured {
+        let Sums { samples_ns, joules, experts, .. } = self;
+        let experts = model.expert_stats().zip(experts).map(|(now, before)| now.since(&before));
+        Measured { samples_ns, joules, experts }
     }
 
     /// Times a call. Counts it unless it is the first one.
@@ -225,6 +245,9 @@ impl Sums<'_> {
         counts: bool,
         run: impl FnOnce() -> Result<(), CliError>,
     ) -> Result<(), CliError> {
+        if counts && self.samples_ns.is_empty() {
+            self.experts = model.expert_stats();
+        }
         let metering = self.meter.filter(|_| counts).and_then(|m| m.start(LOOK));
         let start = model.clock().now();
         run()?;
@@ -264,7 +287,9 @@ fn measure_one(
     // The first run warms up the caches and does not count.
     for i in 0..=repetitions {
         let mut session = session(model)?;
-        let prompt = ids(test.prompt, test.depth, vocab);
+        // Other tokens each time: what they read from memory or disk is not there already.
+        let from = test.depth + i * test.tokens();
+        let prompt = ids(test.prompt, from, vocab);
         if test.depth > 0 {
             feed(&mut session, &ids(test.depth, 0, vocab), &mut logits)?;
         }
@@ -273,12 +298,12 @@ fn measure_one(
                 feed(&mut session, &prompt, &mut logits)?;
             }
             for j in 0..test.generate {
-                feed(&mut session, &ids(1, test.depth + j, vocab), &mut logits)?;
+                feed(&mut session, &ids(1, from + j, vocab), &mut logits)?;
             }
             Ok(())
         })?;
     }
-    Ok((sums.samples_ns, sums.joules))
+    Ok(sums.measured(model))
 }
 
 /// Whether the KV cache holds all sequences: others would wait, and not be computed together.
@@ -330,5 +355,5 @@ fn measure_together(
             session.finish(None)?;
         }
     }
-    Ok((sums.samples_ns, sums.joules))
+    Ok(sums.measured(model))
 }

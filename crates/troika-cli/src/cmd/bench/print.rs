@@ -9,7 +9,7 @@ use super::LOOK;
 use super::row::{Facts, Row, mean_sd};
 use crate::error::CliError;
 use crate::flags::TableFlag;
-use crate::output;
+use crate::{output, stats};
 
 /// A row in the requested format.
 pub fn row(row: &Row<'_>, form: TableFlag, first: bool) -> String {
@@ -93,6 +93,12 @@ fn fields(row: &Row<'_>) -> Value {
     fields["joules"] = row.joules.into();
     fields["joules_per_token"] = row.joules_per_token().into();
     fields["energy_source"] = f.energy.as_ref().and_then(|e| e.as_deref().ok()).into();
+    if let Some(experts) = &row.experts {
+        fields["expert_hit_rate"] = experts.hit_rate().into();
+        fields["expert_bytes_read"] = experts.bytes_read.into();
+        fields["expert_stall_ns"] = (experts.stall.as_nanos() as u64).into();
+        fields["expert_cache_bytes"] = experts.budget.into();
+    }
     if let Some(ns) = row.predicted_ns {
         fields["predicted_ns"] = ns.into();
         fields["prediction_error"] = row.prediction_error().into();
@@ -120,6 +126,13 @@ fn csv(object: &Value, first: bool) -> String {
         false => String::new(),
     };
     head + &line(fields.iter().map(|f| quoted(f.1)).collect())
+}
+
+/// What became of the experts of a row, if not all are in memory.
+pub fn experts_line(row: &Row<'_>) -> Option<String> {
+    let experts = row.experts.as_ref()?;
+    let seconds = row.samples_ns.iter().sum::<u64>() as f64 / 1e9;
+    Some(format!("{}: {}", row.test.name(), stats::experts(experts, seconds)))
 }
 
 /// The limits that rows are compared with, in words.

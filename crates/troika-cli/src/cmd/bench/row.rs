@@ -1,7 +1,7 @@
 //! A finished measurement and its derived figures.
 
 use troika::graph::{ActivationFormat, DType};
-use troika::weights::TokenCost;
+use troika::weights::{ExpertStats, TokenCost};
 use troika::{DeviceOptions, Model, Peak, Peaks, multiply_of};
 
 use crate::error::CliError;
@@ -163,6 +163,8 @@ pub struct Row<'a> {
     pub samples_ns: Vec<u64>,
     /// The machine's energy for all repetitions, if it could be read.
     pub joules: Option<f64>,
+    /// What became of experts that are not all in memory.
+    pub experts: Option<ExpertStats>,
     /// What a virtual SoC's file predicts, if there is one.
     pub predicted_ns: Option<u64>,
     pub facts: &'a Facts,

@@ -1,0 +1,227 @@
+//! The cache on real files: bytes, budgets, faults, several threads.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use troika_device::{ExpertPart, ExpertsOnDisk};
+
+use super::cache::ExpertCache;
+use super::policy::Eviction;
+
+const LAYERS: usize = 3;
+const EXPERTS: usize = 6;
+/// Bytes of gate, up and down, one of which is not a whole number of pages.
+const BYTES: [usize; 3] = [4096, 5000, 64];
+/// Bytes of an expert in memory.
+const ROOM: u64 = 4096 + 8192 + 4096;
+
+struct Case {
+    _dir: tempfile::TempDir,
+    path: PathBuf,
+    cache: Arc<ExpertCache>,
+    layers: Vec<Arc<dyn ExpertsOnDisk>>,
+}
+
+fn byte(layer: usize, expert: usize, part: usize) -> u8 {
+    (layer * 50 + expert * 7 + part + 1) as u8
+}
+
+fn name(layer: usize, expert: usize, part: usize) -> String {
+    format!("layers.{layer}.{part}.{expert}")
+}
+
+/// A file with all parts, in pages, and where each is.
+fn write(path: &Path) -> Vec<(String, u64, String)> {
+    let (mut bytes, mut places) = (vec![0u8; 4096], Vec::new());
+    for layer in 0..LAYERS {
+        for expert in 0..EXPERTS {
+            for (part, len) in BYTES.into_iter().enumerate() {
+                let own = vec![byte(layer, expert, part); len];
+                let hash = blake3::hash(&own).to_hex().to_string();
+                places.push((name(layer, expert, part), bytes.len() as u64, hash));
+                bytes.extend(own);
+                bytes.resize(bytes.len().next_multiple_of(4096), 0);
+            }
+        }
+    }
+    bytes.extend([0; 100]);
+    std::fs::File::create(path).unwrap().write_all(&bytes).unwrap();
+    places
+}
+
+impl Case {
+    fn new(budget: u64, ring: bool) -> Case {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("experts");
+        let places = write(&path);
+        let cache = ExpertCache::new(budget, Eviction::Frequency, ring);
+        let part = |layer, expert, part: usize| ExpertPart {
+            weight: name(layer, expert, part).into(),
+            layout: "l".into(),
+            bytes: BYTES[part],
+        };
+        let layers = (0..LAYERS).map(|layer| {
+            let parts = |e| [part(layer, e, 0), part(layer, e, 1), part(layer, e, 2)];
+            cache.add_layer((0..EXPERTS).map(parts).collect()).unwrap()
+        });
+        let layers = layers.collect();
+        let stored = |part: &ExpertPart| {
+            let found = places.iter().find(|(name, _, _)| *name == *part.weight)?;
+            Some((found.1, found.2.clone()))
+        };
+        cache.open(path.clone(), &stored).unwrap();
+        Case { _dir: dir, path, cache, layers }
+    }
+
+    /// Takes experts as a run does, and checks their bytes.
+    fn run(&self, layer: usize, experts: &[u32]) {
+        let mut chosen: Vec<(u32, u32)> = experts.iter().map(|e| (*e, 1)).collect();
+        self.layers[layer].choose(&mut chosen, 1);
+        let (mut left, mut taken, mut seen) = (&chosen[..], Vec::new(), Vec::new());
+        while !left.is_empty() {
+            taken.clear();
+            self.layers[layer].take(left, &mut taken).unwrap();
+            assert!(!taken.is_empty() && taken.len() <= left.len());
+            for ((expert, _), parts) in left.iter().zip(&taken) {
+                seen.push(*expert);
+                for (part, bytes) in parts.iter().enumerate() {
+                    assert_eq!(bytes.len(), BYTES[part]);
+                    let want = byte(layer, *expert as usize, part);
+                    assert!(bytes.iter().all(|b| *b == want), "layer {layer} expert {expert}");
+                }
+            }
+            left = &left[taken.len()..];
+        }
+        seen.sort_unstable();
+        let mut want = experts.to_vec();
+        want.sort_unstable();
+        assert_eq!(seen, want, "each once");
+    }
+}
+
+#[test]
+fn experts_come_with_their_bytes_whatever_fits() {
+    for ring in [true, false] {
+        for budget in [ROOM, 2 * ROOM, 5 * ROOM, 100 * ROOM] {
+            let case = Case::new(budget, ring);
+            for turn in 0..3u32 {
+                for layer in 0..LAYERS {
+                    case.run(layer, &[turn % 6, (turn + 2) % 6, (turn + 5) % 6]);
+                    case.run(layer, &[0, 1, 2, 3, 4, 5]);
+                }
+            }
+            let stats = case.cache.stats();
+            assert!(stats.held <= budget, "{stats:?}");
+            assert_eq!(stats.chosen, 3 * 3 * 9);
+            let misses = stats.chosen - stats.hits;
+            if budget == 100 * ROOM {
+                assert_eq!(misses, 18, "{stats:?}");
+            }
+            assert!(stats.bytes_read >= misses.min(18) * BYTES.iter().sum::<usize>() as u64);
+        }
+    }
+}
+
+#[test]
+fn what_is_expected_is_there_and_costs_no_more_than_its_share() {
+    let case = Case::new(18 * ROOM, true);
+    case.layers[1].expect(&[4, 2, 77]);
+    // Two of eighteen are an eighth and less.
+    case.run(1, &[2, 4, 5]);
+    let stats = case.cache.stats();
+    assert_eq!((stats.expected, stats.expected_used), (2, 2), "{stats:?}");
+    assert!(stats.hits + stats.coming >= 2);
+    let small = Case::new(2 * ROOM, true);
+    small.layers[0].expect(&[0, 1, 2]);
+    assert_eq!(small.cache.stats().expected, 0);
+}
+
+#[test]
+fn a_file_that_is_cut_short_is_an_error_and_the_next_run_tries_again() {
+    for ring in [true, false] {
+        let case = Case::new(100 * ROOM, ring);
+        case.run(0, &[0]);
+        let whole = std::fs::read(&case.path).unwrap();
+        let file = std::fs::OpenOptions::new().write(true).open(&case.path).unwrap();
+        file.set_len(4096 * 20).unwrap();
+        let mut chosen = vec![(5, 1), (0, 1)];
+        case.layers[2].choose(&mut chosen, 1);
+        let mut taken = Vec::new();
+        let error = case.layers[2].take(&chosen, &mut taken).unwrap_err().to_string();
+        assert!(error.contains("cut short") && error.contains("layers.2.0."), "{error}");
+        // What is in memory is still there.
+        case.run(0, &[0]);
+        std::fs::write(&case.path, whole).unwrap();
+        case.run(2, &[5]);
+    }
+}
+
+#[test]
+fn damaged_bytes_are_told() {
+    let case = Case::new(100 * ROOM, true);
+    let mut bytes = std::fs::read(&case.path).unwrap();
+    bytes[4096 + 7] ^= 1;
+    std::fs::write(&case.path, bytes).unwrap();
+    let mut chosen = vec![(0, 1)];
+    case.layers[0].choose(&mut chosen, 1);
+    let error = case.layers[0].take(&chosen, &mut Vec::new()).unwrap_err().to_string();
+    assert!(error.contains("layers.0.0.0") && error.contains("damaged"), "{error}");
+}
+
+#[test]
+fn an_expert_larger_than_the_budget_is_refused() {
+    let cache = ExpertCache::new(ROOM, Eviction::Lru, true);
+    let part = |bytes| ExpertPart { weight: "w".into(), layout: "l".into(), bytes };
+    let error = cache.add_layer(vec![[part(8192), part(8192), part(1)]]).unwrap_err().to_string();
+    assert!(error.contains("--expert-cache-mib"), "{error}");
+}
+
+#[test]
+fn reads_in_flight_outlive_nobody() {
+    for ring in [true, false] {
+        for _ in 0..20 {
+            let case = Case::new(100 * ROOM, ring);
+            let mut chosen: Vec<(u32, u32)> = (0..6).map(|e| (e, 1)).collect();
+            case.layers.iter().for_each(|layer| layer.choose(&mut chosen, 1));
+        }
+    }
+}
+
+#[test]
+fn threads_share_a_budget_that_is_smaller_than_what_they_choose() {
+    let case = Case::new(2 * ROOM, true);
+    std::thread::scope(|scope| {
+        for thread in 0..3usize {
+            let case = &case;
+            scope.spawn(move || {
+                for turn in 0..40 {
+                    case.run((thread + turn) % LAYERS, &[0, 1, 2, 3, 4, 5]);
+                }
+            });
+        }
+    });
+    assert!(case.cache.stats().held <= 2 * ROOM);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    #[test]
+    fn any_sequence_gets_its_experts(
+        runs in proptest::collection::vec(
+            (0..LAYERS, proptest::collection::btree_set(0u32..6, 1..6), any::<bool>()), 1..30),
+        room in 1u64..12,
+        ring in any::<bool>(),
+    ) {
+        let case = Case::new(room * ROOM, ring);
+        for (layer, experts, ahead) in runs {
+            let experts: Vec<u32> = experts.into_iter().collect();
+            if ahead {
+                case.layers[(layer + 1) % LAYERS].expect(&experts);
+            }
+            case.run(layer, &experts);
+        }
+        prop_assert!(case.cache.stats().held <= room * ROOM);
+    }
+}
