@@ -383,7 +383,9 @@ impl ExpertsOnDisk for LayerExperts {
             match &state.slots[at] {
                 Slot::Here(_) => hits += 1,
                 Slot::Coming { .. } => state.stats.coming += 1,
-                Slot::Away | Slot::Failed(_) => {}
+                Slot::Away => {}
+                // Another run's failure: this one tries again.
+                Slot::Failed(_) => state.slots[at] = Slot::Away,
             }
         }
         state.stats.chosen += chosen.len() as u64;

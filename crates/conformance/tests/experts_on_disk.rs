@@ -1,0 +1,161 @@
+//! Experts that are read when tokens choose them: the same numbers as in memory, whatever fits, and
+//! clear errors when they cannot be read.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+
+use troika::engine::WantedLogits;
+use troika::plan::Strategy;
+use troika::weights::{FloatType, Quant};
+use troika::{Control, DeviceOptions, Model, OpenOptions, Request};
+
+fn root(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
+}
+
+fn devices(names: &[&str]) -> DeviceOptions {
+    let devices = names.iter().map(|name| name.parse().unwrap()).collect();
+    DeviceOptions { threads: Some(2), devices, ..DeviceOptions::default() }
+}
+
+/// The logits of a prompt in chunks, and of tokens after it.
+fn logits(model: &Model) -> Vec<f32> {
+    let mut session = model.session().unwrap();
+    let prompt: Vec<u32> = (0..40).map(|i| (i * 37 + 5) % 200).collect();
+    let mut all = Vec::new();
+    let mut keep = |_: usize, row: &mut [f32]| all.extend_from_slice(row);
+    session.feed(&prompt, WantedLogits::All, &mut keep).unwrap();
+    for token in [7, 90, 13, 7, 150] {
+        session.feed(&[token], WantedLogits::Last, &mut keep).unwrap();
+    }
+    all
+}
+
+/// Whether two lists have the same bits.
+fn same(a: &[f32], b: &[f32]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
+}
+
+#[test]
+fn all_families_compute_the_same_as_in_memory() {
+    let cache = tempfile::tempdir().unwrap();
+    for name in ["deepseek-v2", "gpt-oss", "mixtral", "olmoe", "phimoe", "qwen2-moe", "qwen3-moe"] {
+        let folder = root("tests/golden").join(name);
+        for (dtype, quant) in [
+            (FloatType::F32, Quant::None),
+            (FloatType::Auto, Quant::None),
+            (FloatType::Auto, Quant::Q8),
+        ] {
+            let options = OpenOptions {
+                dtype,
+                quant,
+                chunk: Some(16),
+                devices: devices(&[]),
+                cache_dir: Some(cache.path().into()),
+                ..OpenOptions::default()
+            };
+            let plain = Model::open(&folder, &options).unwrap();
+            assert!(plain.expert_stats().is_none());
+            let want = logits(&plain);
+            let all = plain.store().expert_bytes();
+            for share in [2, 5] {
+                // Experts of these models are small: pages of 4 KiB would hold more than the budget.
+                let expert_cache = Some((all / share).max(160 << 10));
+                let less = OpenOptions { expert_cache, ..options.clone() };
+                if expert_cache.unwrap() >= all {
+                    continue;
+                }
+                let model = Model::open(&folder, &less).unwrap();
+                let what = format!("{name} {dtype:?} {quant:?}, a part in {share}");
+                assert!(same(&logits(&model), &want), "{what}");
+                let stats = model.expert_stats().unwrap();
+                assert!(stats.bytes_read > 0 && stats.held <= stats.budget, "{what}: {stats:?}");
+            }
+        }
+    }
+}
+
+fn built_in(expert_cache: Option<u64>, folder: &Path) -> OpenOptions {
+    OpenOptions {
+        expert_cache,
+        chunk: Some(16),
+        devices: devices(&[]),
+        cache_dir: Some(folder.into()),
+        ..OpenOptions::default()
+    }
+}
+
+#[test]
+fn several_devices_read_experts_of_one_cache() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = root("models/tiny-moe");
+    let plain = Model::open(&model, &built_in(None, folder.path())).unwrap();
+    let want = logits(&plain);
+    for strategy in [Strategy::Alternate, Strategy::AlternateSegments, Strategy::PrefillDecode] {
+        let options = OpenOptions {
+            strategy: strategy.clone(),
+            devices: devices(&["a=cpu", "b=cpu"]),
+            ..built_in(Some(1 << 20), folder.path())
+        };
+        let model = Model::open(&model, &options).unwrap();
+        assert!(same(&logits(&model), &want), "{strategy}");
+        assert!(model.expert_stats().unwrap().evictions > 0);
+    }
+}
+
+#[test]
+fn a_file_that_is_cut_short_while_running_is_an_error_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = root("models/tiny-moe");
+    let model = Model::open(&model, &built_in(Some(1 << 20), folder.path())).unwrap();
+    let want = logits(&model);
+    let packed = std::fs::read_dir(folder.path().join("packed")).unwrap().next().unwrap().unwrap();
+    let whole = std::fs::read(packed.path()).unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(packed.path()).unwrap();
+    file.set_len(8192).unwrap();
+    let mut session = model.session().unwrap();
+    let prompt: Vec<u32> = (1..60).collect();
+    let error = session.feed(&prompt, WantedLogits::None, &mut |_, _| {}).unwrap_err().to_string();
+    assert!(error.contains("layers.") && error.contains("cut short"), "{error}");
+    assert!(error.contains(&*packed.file_name().to_string_lossy()), "{error}");
+    drop(session);
+    // When it is whole again, the model goes on.
+    std::fs::write(packed.path(), whole).unwrap();
+    assert!(same(&logits(&model), &want));
+}
+
+#[test]
+fn without_a_folder_there_is_nothing_to_read_from() {
+    let options = OpenOptions { cache_dir: None, ..built_in(Some(1 << 20), Path::new("")) };
+    let error = Model::open(&root("models/tiny-moe"), &options).err().unwrap().to_string();
+    assert!(error.contains("--cache-dir"), "{error}");
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let options = built_in(Some(1 << 20), file.path());
+    let error = Model::open(&root("models/tiny-moe"), &options).err().unwrap().to_string();
+    assert!(error.contains("do not fit into memory"), "{error}");
+}
+
+#[test]
+fn a_run_may_be_stopped_while_reads_are_in_flight() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = Model::open(&root("models/tiny-moe"), &built_in(Some(1 << 20), folder.path()));
+    let model = model.unwrap();
+    let want = logits(&model);
+    let prompt: Vec<u32> = (1..100).collect();
+    for after in 0..6 {
+        let mut session = model.session().unwrap();
+        let request = Request { max_tokens: Some(50), ignore_eos: true, ..Request::default() };
+        let mut tokens = 0;
+        let canceller = session.canceller();
+        let out = session.generate(&prompt, &request, &mut |_, _| {
+            tokens += 1;
+            if tokens > after {
+                canceller.cancel();
+            }
+            Control::Continue
+        });
+        drop(out);
+    }
+    assert!(same(&logits(&model), &want));
+}
