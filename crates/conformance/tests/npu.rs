@@ -16,7 +16,7 @@ use troika::device::{
 };
 use troika::graph::{
     ActivationFormat, CalibrationTensor, DType, Dim, Op, Rope, RopeFreqs, RopeStyle, Rounding,
-    ScaleOrigin, Subgraph, SubgraphBuilder, WeightDecl, WeightRef, bind_static,
+    ScaleOrigin, Subgraph, SubgraphBuilder, WeightDecl, WeightRef, bind_static, convert_products,
 };
 use troika::npu::{HelperCommand, Rewrites, RuntimePlaces};
 use troika::weights::{FloatType, Quant};
@@ -381,6 +381,46 @@ fn the_clipped_product_and_its_outliers_add_up() {
                 let error = (f64::from(a + b) - sum).abs() / size;
                 assert!(error <= 1e-5, "{spec} {rows}x{k}x{n} {i}: {a} + {b} is not {sum}");
             }
+        }
+    }
+}
+
+/// Groups of experts in the formats of which weights are converted are near the CPU's, and rows
+/// without a token change no other row.
+#[test]
+fn groups_of_experts_take_converted_formats() {
+    let _alone = alone("npu:qnn:emulator");
+    let cpu = open_devices(&DeviceOptions::default()).unwrap().remove(0);
+    let all = op_cases().unwrap();
+    for name in ["expert_group", "expert_group of clamped units"] {
+        let case = all.iter().find(|c| c.name == name).unwrap();
+        let (rows, cols) = (case.graph.max_rows(), 64);
+        let graph = bind_static(&case.graph, rows);
+        let mut x: Vec<f32> =
+            (0..rows * cols).map(|i| ((i * 37 % 101) as f32 - 50.0) / 50.0).collect();
+        x[5 * cols..8 * cols].fill(0.0);
+        let expected = run(&*cpu, &graph, &*case.weights, &x);
+        for (spec, format, most) in [
+            ("npu:reference", ActivationFormat::F16, 4e-3),
+            ("npu:reference", ActivationFormat::by_row(8), 2e-2),
+            ("npu:openvino:cpu", ActivationFormat::F16, 4e-3),
+            ("npu:openvino:cpu", ActivationFormat::by_row(8), 2e-2),
+            ("npu:qnn:emulator", ActivationFormat::F16, 4e-3),
+        ] {
+            let converted = convert_products(&graph, format);
+            assert_ne!(converted, graph);
+            let npu = device(spec);
+            let got = run(&*npu, &converted, &*case.weights, &x);
+            let error = relative_error(&got, &expected);
+            println!("{spec} {name} {format}: {error:e}");
+            assert!(error < most, "{spec} {name} {format}: {error}");
+            let mut other = x.clone();
+            other[5 * cols..8 * cols].fill(0.5);
+            let other = run(&*npu, &converted, &*case.weights, &other);
+            assert_eq!(
+                (&got[..5 * cols], &got[8 * cols..]),
+                (&other[..5 * cols], &other[8 * cols..])
+            );
         }
     }
 }

@@ -52,6 +52,8 @@ pub struct Caps {
     pub activation_formats: Vec<ActivationFormat>,
     /// The most bytes of a graph with its weights, if limited.
     pub max_graph_bytes: Option<u64>,
+    /// The most graphs that are compiled and loaded at once, if limited.
+    pub max_graphs: Option<usize>,
     /// The most bytes of all loaded weights together, if limited.
     pub max_resident_bytes: Option<u64>,
     /// The most lists in flight on one queue.

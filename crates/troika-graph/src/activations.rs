@@ -2,7 +2,7 @@
 //! its weights' type; a placement may then restrict it.
 
 use crate::activation_format::ActivationFormat;
-use crate::op::Op;
+use crate::op::{ExpertGroup, Op};
 use crate::subgraph::Subgraph;
 use crate::weight::WeightRef;
 
@@ -19,14 +19,18 @@ pub fn restrict_activations(graph: &Subgraph, allowed: &[ActivationFormat]) -> S
     graph
 }
 
-/// A copy of the subgraph whose products with single weights take a format that needs weights to be
-/// converted, but for those that take such a format already.
+/// A copy of the subgraph whose products with single weights, and whose groups of experts, take a
+/// format that needs weights to be converted, but for those that take such a format already. A
+/// calibration knows no inputs of single experts, so groups take no format that needs one.
 pub fn convert_products(graph: &Subgraph, format: ActivationFormat) -> Subgraph {
     let mut graph = graph.clone();
     for node in &mut graph.nodes {
-        if let Op::Linear { activations, .. } = &mut node.op
-            && !activations.converts_weights()
-        {
+        let activations = match &mut node.op {
+            Op::Linear { activations, .. } => activations,
+            Op::ExpertGroup(g) if !format.is_calibrated() => &mut g.experts.activations,
+            _ => continue,
+        };
+        if !activations.converts_weights() {
             *activations = format;
         }
     }
@@ -38,7 +42,9 @@ fn uses_all_bits(graph: &Subgraph, op: &Op) -> bool {
     let of = |w: &WeightRef| graph.weight(*w).dtype.uses_all_bits();
     match op {
         Op::Linear { weight, .. } => of(weight),
-        Op::Experts(e) => e.gate.iter().chain(&e.up).chain(&e.down).any(of),
+        Op::Experts(e) | Op::ExpertGroup(ExpertGroup { experts: e, .. }) => {
+            e.gate.iter().chain(&e.up).chain(&e.down).any(of)
+        }
         _ => false,
     }
 }
@@ -48,7 +54,9 @@ fn activations(op: &mut Op) -> Option<&mut ActivationFormat> {
     match op {
         Op::Linear { activations, .. } => Some(activations),
         Op::Attention(a) => Some(&mut a.activations),
-        Op::Experts(e) => Some(&mut e.activations),
+        Op::Experts(e) | Op::ExpertGroup(ExpertGroup { experts: e, .. }) => {
+            Some(&mut e.activations)
+        }
         _ => None,
     }
 }

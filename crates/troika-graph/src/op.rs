@@ -168,9 +168,12 @@ impl ExpertSlice {
     }
 }
 
+/// The id of no expert. Who computes some of a row's experts elsewhere replaces their ids by it.
+pub const NO_EXPERT: i32 = -1;
+
 /// The experts' feed-forwards. Inputs: `x [rows, k]`, ids, weights (as from [`Router`]);
 /// output `[rows, k]`: `sum_e weight_e * down_e(act(gate_e x) * up_e x)`, over the experts whose
-/// weights are here.
+/// weights are here. [`NO_EXPERT`] adds nothing.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Experts {
     /// Gate projections, `[inter, k]` each.
@@ -202,6 +205,38 @@ impl Experts {
     pub fn slice(&self) -> ExpertSlice {
         self.slice.unwrap_or(ExpertSlice { first: 0, of: self.gate.len() })
     }
+
+    /// All lists of weights: gates, ups, downs and their biases.
+    pub fn lists(&self) -> [&Vec<WeightRef>; 6] {
+        [&self.gate, &self.up, &self.down, &self.gate_bias, &self.up_bias, &self.down_bias]
+    }
+
+    /// The same with each list of weights replaced, and of no slice.
+    pub(crate) fn with_lists(&self, mut list: impl FnMut(&[WeightRef]) -> Vec<WeightRef>) -> Self {
+        Experts {
+            gate: list(&self.gate),
+            up: list(&self.up),
+            down: list(&self.down),
+            gate_bias: list(&self.gate_bias),
+            up_bias: list(&self.up_bias),
+            down_bias: list(&self.down_bias),
+            slice: None,
+            act: self.act,
+            activations: self.activations,
+        }
+    }
+}
+
+/// The feed-forwards of a group of experts, each on rows of its own, so that shapes are static
+/// (NPUMoE, section 4.2). Input `x [experts * capacity, k]`: row `r` belongs to the group's expert
+/// `r / capacity`. Output, of the same shape: `down_e(act(gate_e x) * up_e x)`, neither weighted nor
+/// added up. Rows are independent, so rows without a token may hold anything.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ExpertGroup {
+    /// The group's experts, in any order; not a slice.
+    pub experts: Experts,
+    /// Rows of each expert.
+    pub capacity: usize,
 }
 
 /// One operation. Inputs and outputs are listed in the node.
@@ -309,9 +344,29 @@ pub enum Op {
     Router(Router),
     /// See [`Experts`].
     Experts(Experts),
+    /// See [`ExpertGroup`].
+    ExpertGroup(ExpertGroup),
 }
 
 impl Op {
+    /// The weights that it reads.
+    pub fn weights(&self) -> Vec<WeightRef> {
+        match self {
+            Op::Embed { table, .. } => vec![*table],
+            Op::RmsNorm { weight, .. } => weight.iter().copied().collect(),
+            Op::LayerNorm { weight, bias, .. } | Op::Linear { weight, bias, .. } => {
+                std::iter::once(*weight).chain(*bias).collect()
+            }
+            Op::Outliers { weight, .. } => vec![*weight],
+            Op::HeadLinear(h) => h.weights.clone(),
+            Op::Attention(a) => a.sinks.iter().copied().collect(),
+            Op::Experts(e) | Op::ExpertGroup(ExpertGroup { experts: e, .. }) => {
+                e.lists().into_iter().flatten().copied().collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
     /// Whether it multiplies by the columns of a weight matrix.
     pub fn is_product(&self) -> bool {
         matches!(self, Op::Linear { .. } | Op::HeadLinear(_))
@@ -358,6 +413,7 @@ names! {
     Op::ConcatCols { .. } => "concat_cols",
     Op::Router(_) => "router",
     Op::Experts(_) => "experts",
+    Op::ExpertGroup(_) => "expert_group",
 }
 
 #[cfg(test)]

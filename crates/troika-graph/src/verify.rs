@@ -6,7 +6,7 @@
 
 use crate::DType;
 use crate::activation_format::{ActivationFormat, IntFormat, ScaleOrigin};
-use crate::op::{Activation, Attention, Experts, Op, Rope, Router, Score};
+use crate::op::{Activation, Attention, ExpertGroup, Experts, Op, Rope, Router, Score};
 use crate::shape::Dim;
 use crate::subgraph::{Node, Subgraph, Value, ValueId};
 use crate::weight::{WeightDecl, WeightRef, WeightSlice};
@@ -245,8 +245,8 @@ impl Check<'_> {
 
     fn weights_in_range(&self) -> Res {
         let n = self.g.weights.len();
-        weight_refs(&self.node.op)
-            .into_iter()
+        let all = self.node.op.weights();
+        all.into_iter()
             .try_for_each(|w| want((w.0 as usize) < n, || format!("weight {} out of range", w.0)))
     }
 
@@ -305,6 +305,7 @@ impl Check<'_> {
             Op::Attention(a) => self.attention(a),
             Op::Router(r) => self.router(r),
             Op::Experts(e) => self.experts(e),
+            Op::ExpertGroup(g) => self.expert_group(g),
             _ => self.elements(),
         }
     }
@@ -414,50 +415,44 @@ impl Check<'_> {
     fn experts(&self, e: &Experts) -> Res {
         self.operands(&[F, I, F], 0, &[F])?;
         self.same("weights", self.input(2), self.input(1))?;
-        let (k, n) = (self.input(0), e.gate.len());
-        self.same("output", self.output(0), k)?;
-        want(n > 0 && e.up.len() == n && e.down.len() == n, || "uneven expert lists".to_string())?;
-        let slice = e.slice();
+        self.feed_forwards(e)?;
+        let (slice, n) = (e.slice(), e.gate.len());
         want(slice.first.checked_add(n).is_some_and(|end| end <= slice.of), || {
             format!("{n} experts from {} on are not among {}", slice.first, slice.of)
         })?;
         want(self.input(1) <= slice.of, || {
             format!("{} of {} experts are chosen", self.input(1), slice.of)
-        })?;
+        })
+    }
+
+    fn expert_group(&self, g: &ExpertGroup) -> Res {
+        self.operands(&[F], 0, &[F])?;
+        self.feed_forwards(&g.experts)?;
+        want(g.experts.slice.is_none(), || "a group is no slice".to_string())?;
+        let (n, rows) = (g.experts.gate.len(), self.g.value(self.node.inputs[0]).shape.max_rows());
+        want(n.checked_mul(g.capacity) == Some(rows), || {
+            format!("input has {rows} rows, needs {} for each of {n} experts", g.capacity)
+        })
+    }
+
+    /// Checks experts' weights: of one shape, and such that results are as wide as inputs.
+    fn feed_forwards(&self, e: &Experts) -> Res {
+        let (k, n) = (self.input(0), e.gate.len());
+        self.same("output", self.output(0), k)?;
+        want(n > 0 && e.up.len() == n && e.down.len() == n, || "uneven expert lists".to_string())?;
         let inter = self.g.weight(e.gate[0]).rows;
         e.gate.iter().chain(&e.up).try_for_each(|&w| self.dims(w, inter, k))?;
         let all = e.gate.iter().chain(&e.up).chain(&e.down);
         all.into_iter().try_for_each(|&w| self.activations(e.activations, w))?;
         let inner: Vec<WeightRef> = e.gate.iter().chain(&e.up).copied().collect();
         let one_type = self.one_type(&inner) && self.one_type(&e.down);
-        want(e.activations == ActivationFormat::F32 || one_type, || {
-            "experts of several weight types".to_string()
-        })?;
+        let any = e.activations == ActivationFormat::F32 || e.activations.converts_weights();
+        want(any || one_type, || "experts of several weight types".to_string())?;
         e.down.iter().try_for_each(|&w| self.dims(w, k, inter))?;
         for (list, cols) in [(&e.gate_bias, inter), (&e.up_bias, inter), (&e.down_bias, k)] {
             want(list.is_empty() || list.len() == n, || "uneven expert biases".to_string())?;
             list.iter().try_for_each(|&w| self.dims(w, 1, cols))?;
         }
         Ok(())
-    }
-}
-
-/// The weights an op reads.
-pub(crate) fn weight_refs(op: &Op) -> Vec<WeightRef> {
-    match op {
-        Op::Embed { table, .. } => vec![*table],
-        Op::RmsNorm { weight, .. } => weight.iter().copied().collect(),
-        Op::LayerNorm { weight, bias, .. } | Op::Linear { weight, bias, .. } => {
-            std::iter::once(*weight).chain(*bias).collect()
-        }
-        Op::Outliers { weight, .. } => vec![*weight],
-        Op::HeadLinear(h) => h.weights.clone(),
-        Op::Attention(a) => a.sinks.iter().copied().collect(),
-        Op::Experts(e) => [&e.gate, &e.up, &e.down, &e.gate_bias, &e.up_bias, &e.down_bias]
-            .into_iter()
-            .flatten()
-            .copied()
-            .collect(),
-        _ => Vec::new(),
     }
 }

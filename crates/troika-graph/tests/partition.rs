@@ -182,6 +182,32 @@ fn a_slice_of_experts_names_its_weights_only() {
     }
 }
 
+#[test]
+fn a_group_has_the_experts_it_is_asked_for_in_that_order() {
+    let g = experts();
+    let group = expert_group(&g, &[3, 0], 5).unwrap();
+    let names: Vec<&str> = group.weights.iter().map(|w| &*w.name).collect();
+    assert_eq!(names, ["eg 3", "eg 0", "eu 3", "eu 0", "ed 3", "ed 0"]);
+    let Op::ExpertGroup(op) = &group.nodes[0].op else { panic!() };
+    assert_eq!((op.capacity, op.experts.slice, group.max_rows()), (5, None, 10));
+    verify(&bind_static(&group, 10)).unwrap();
+    assert!(verify(&bind_static(&group, 8)).unwrap_err().what.contains("8 rows, needs 5"));
+    // Groups of one shape share code.
+    assert!(group.same_code(&expert_group(&g, &[1, 2], 5).unwrap()));
+    assert!(!group.same_code(&expert_group(&g, &[1, 2], 4).unwrap()));
+    // Experts of a slice keep their ids.
+    let high = take_experts(&g, 2..4).unwrap().graph;
+    assert_eq!(expert_group(&high, &[3], 5).unwrap().weights[0].name, "eg 3".into());
+    let missing = expert_group(&high, &[3, 1], 5).unwrap_err();
+    assert!(missing.to_string().contains("has no expert 1 "), "{missing}");
+    assert!(matches!(expert_group(&g, &[], 5), Err(PartitionError::Zero { .. })));
+    assert!(matches!(expert_group(&g, &[1], 0), Err(PartitionError::Zero { .. })));
+    // Halves reach it, and formats that a calibration would have to know its inputs for do not.
+    let formats = [ActivationFormat::F16, ActivationFormat::of_tensor(8, ScaleOrigin::Static)];
+    assert_eq!(formats.map(|f| convert_products(&group, f) == group), [false, true]);
+    assert_eq!(restrict_activations(&convert_products(&group, formats[0]), &[]), group);
+}
+
 /// The columns of each value that were written.
 #[derive(Default)]
 struct Written(BTreeMap<u32, Vec<bool>>);

@@ -283,6 +283,7 @@ fn caps(runtime: &Runtime, chosen: Chosen, row_buckets: Vec<usize>) -> Caps {
         activation_formats: formats(),
         // What a protobuf file holds at most.
         max_graph_bytes: Some(i32::MAX as u64),
+        max_graphs: None,
         max_resident_bytes: None,
         queue_depth: QUEUE_DEPTH,
         queue_waits: true,

@@ -213,6 +213,10 @@ impl RunShape<'_> {
             }
             Op::Attention(a) => self.attention(a, node, d),
             Op::Experts(e) => self.experts(e, node, d),
+            Op::ExpertGroup(g) => {
+                let used = rows.div_ceil(g.capacity.max(1)).min(g.experts.gate.len());
+                self.feed_forwards(&g.experts, [used, g.capacity.min(rows), cols], d);
+            }
             Op::KvAppend(_) => {
                 d.move_bytes(node.states.first().map_or(0, |s| self.bytes(*s, rows)));
             }
@@ -247,19 +251,24 @@ impl RunShape<'_> {
     }
 
     /// Assumes that rows are spread evenly over as many experts as they can choose, since the
-    /// actual choice does not follow from shapes; a slice gets its share of them.
+    /// actual choice does not follow from shapes; a slice gets its share of them. Rows' choices of no
+    /// expert count, too.
     fn experts(&self, e: &Experts, node: &Node, d: &mut Demand) {
         let (Some(&x), Some(&ids)) = (node.inputs.first(), node.inputs.get(1)) else { return };
         let (rows, k, top_k) = (self.rows_of(x), self.cols(x), self.cols(ids));
         let pairs = rows.saturating_mul(top_k).saturating_mul(e.gate.len());
         let pairs = pairs.div_ceil(e.slice().of.max(1));
         let used = e.gate.len().min(pairs).max(1);
+        self.feed_forwards(e, [used, pairs.div_ceil(used), k], d);
+    }
+
+    /// So many of the experts, each on so many rows of so many columns.
+    fn feed_forwards(&self, e: &Experts, [used, each, k]: [usize; 3], d: &mut Demand) {
         let inter = e.gate.first().map_or(0, |w| self.graph.weight(*w).rows);
-        let each = pairs.div_ceil(used);
         let one = self.product(each, inter, k).saturating_mul(2);
         let one = one.saturating_add(self.product(each, k, inter));
         d.operations(e.activations, one.saturating_mul(used as u64));
-        for list in [&e.gate, &e.up, &e.down, &e.gate_bias, &e.up_bias, &e.down_bias] {
+        for list in e.lists() {
             d.move_bytes(self.weights(&list[..used.min(list.len())]));
         }
     }
@@ -306,7 +315,8 @@ fn vectors(op: &Op) -> Vec<WeightRef> {
 mod tests {
     use troika_device::{ForwardBatch, SeqRows};
     use troika_graph::{
-        ActivationFormat, Attention, DType, Dim, Op, Shape, Subgraph, SubgraphBuilder, WeightDecl,
+        Activation, ActivationFormat, Attention, DType, Dim, ExpertGroup, Experts, Op, Shape,
+        Subgraph, SubgraphBuilder, WeightDecl, bind_static,
     };
 
     use super::Demand;
@@ -398,6 +408,40 @@ mod tests {
         // Five padding rows see as many positions as the last row.
         let d = Demand::of(&attention(None, Dim::Fixed(8)), 3, &batch, (1, 1));
         assert_eq!(d.f32, 2 * 4 * (6 + 5) * (6 + 7 + 1 + 5));
+    }
+
+    #[test]
+    fn groups_of_experts_cost_their_capacity() {
+        let group = |capacity| {
+            let mut b = SubgraphBuilder::new("group", 3 * capacity);
+            let mut list = |rows, cols| -> Vec<_> {
+                let decl =
+                    |i| WeightDecl::whole(format!("{rows}.{i}").into(), rows, cols, DType::F32);
+                (0..3).map(|i| b.weight(decl(i))).collect()
+            };
+            let experts = Experts {
+                gate: list(8, 16),
+                up: list(8, 16),
+                down: list(16, 8),
+                gate_bias: vec![],
+                up_bias: vec![],
+                down_bias: vec![],
+                slice: None,
+                act: Activation::Silu,
+                activations: ActivationFormat::F32,
+            };
+            let x = b.input("x", 16, DType::F32);
+            let y = b.op("y", Op::ExpertGroup(ExpertGroup { experts, capacity }), &[x], 16);
+            b.output(y);
+            bind_static(&b.finish().unwrap(), 3 * capacity)
+        };
+        let of = |capacity, tile| Demand::of(&group(capacity), 2, &ForwardBatch::default(), tile);
+        // Padding is computed, and all weights are read.
+        let one = 3 * 2 * 5 * 8 * 16;
+        let bytes = 3 * 3 * 8 * 16 * 4 + 2 * 15 * 16 * 4;
+        assert_eq!(of(5, (1, 1)), Demand { f32: 3 * one, bytes, ..Demand::default() });
+        // Each expert's rows are rounded up by themselves.
+        assert_eq!(of(5, (8, 1)).f32, of(8, (8, 1)).f32);
     }
 
     #[test]

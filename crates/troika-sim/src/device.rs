@@ -141,6 +141,7 @@ fn caps(soc: &Soc, p: &Processor, space: SpaceId, cpu: &Caps) -> Caps {
         weight_dtypes: cpu.weight_dtypes.iter().copied().filter(|d| *d != DType::I32).collect(),
         activation_formats: formats,
         max_graph_bytes: p.max_graph_bytes,
+        max_graphs: p.max_graphs,
         max_resident_bytes: p.max_resident_bytes,
         queue_depth: p.queue_depth,
         queue_waits: p.queue_waits,
@@ -190,12 +191,13 @@ fn facts(soc: &Soc, p: &Processor) -> Vec<(String, String)> {
     if !p.refused.is_empty() {
         add("refuses", p.refused.join(", "));
     }
-    for (name, bytes) in [
+    for (name, most) in [
         ("most bytes of a binding", p.max_binding_bytes),
         ("most bytes of a graph", p.max_graph_bytes),
+        ("most graphs", p.max_graphs.map(|n| n as u64)),
         ("most bytes resident", p.max_resident_bytes),
     ] {
-        bytes.into_iter().for_each(|b| add(name, b.to_string()));
+        most.into_iter().for_each(|n| add(name, n.to_string()));
     }
     add("queue depth", p.queue_depth.to_string());
     add("checksum of these and all other figures", figures(soc, p));
@@ -282,11 +284,9 @@ impl Device for VirtualDevice {
         }
         self.check_ops(graph)?;
         // Others may have been loaded since the ops were examined.
-        let limit = self.limits.processor.max_resident_bytes;
-        let residency = self.resident.enter(graph, limit).map_err(|bytes| {
-            let why = format!("{bytes} bytes of weights would be resident (max_resident_bytes)");
-            self.unsupported(graph, 0, why)
-        })?;
+        let Processor { max_resident_bytes, max_graphs, .. } = self.limits.processor;
+        let entered = self.resident.enter(graph, max_resident_bytes, max_graphs);
+        let residency = entered.map_err(|why| self.unsupported(graph, 0, why))?;
         let inner = match (&self.cpu, &code.inner) {
             (Some(cpu), Some(inner)) => {
                 Some(cpu.load(inner, &computed(graph, code.bucket), weights)?)

@@ -63,7 +63,7 @@ impl Limits {
         sums: &mut WeightSums,
     ) -> Option<String> {
         let mut more = sums.clone();
-        for w in weights_of(&node.op) {
+        for w in node.op.weights() {
             if more.seen.contains(&w) {
                 continue;
             }
@@ -261,22 +261,4 @@ struct WeightSums {
 /// Bytes of a row of a value.
 pub(crate) fn row_bytes(value: &Value) -> usize {
     value.shape.row_len().saturating_mul(value.dtype.block_bytes())
-}
-
-fn weights_of(op: &Op) -> Vec<WeightRef> {
-    match op {
-        Op::Embed { table, .. } => vec![*table],
-        Op::RmsNorm { weight, .. } => weight.iter().copied().collect(),
-        Op::LayerNorm { weight, bias, .. } | Op::Linear { weight, bias, .. } => {
-            [*weight].into_iter().chain(*bias).collect()
-        }
-        Op::Outliers { weight, .. } => vec![*weight],
-        Op::HeadLinear(h) => h.weights.clone(),
-        Op::Attention(a) => a.sinks.iter().copied().collect(),
-        Op::Experts(e) => {
-            let lists = [&e.gate, &e.up, &e.down, &e.gate_bias, &e.up_bias, &e.down_bias];
-            lists.into_iter().flatten().copied().collect()
-        }
-        _ => Vec::new(),
-    }
 }

@@ -15,6 +15,7 @@ struct Counted {
     /// Bytes and number of holders.
     weights: HashMap<Key, (u64, usize)>,
     bytes: u64,
+    graphs: usize,
 }
 
 /// The resident weights of a device.
@@ -51,10 +52,18 @@ impl Resident {
         self.lock().weights.contains_key(&key(w))
     }
 
-    /// Adds a graph's weights if all together stay within a limit; otherwise returns the bytes they
-    /// would need.
-    pub fn enter(&self, graph: &Subgraph, limit: Option<u64>) -> Result<Residency, u64> {
+    /// Adds a graph and its weights if all together stay within limits; otherwise says which one
+    /// they exceed.
+    pub fn enter(
+        &self,
+        graph: &Subgraph,
+        max_bytes: Option<u64>,
+        max_graphs: Option<usize>,
+    ) -> Result<Residency, String> {
         let mut counted = self.lock();
+        if let Some(most) = max_graphs.filter(|most| counted.graphs >= *most) {
+            return Err(format!("{most} graphs are loaded, no more are (max_graphs)"));
+        }
         let mut keys: Vec<(Key, u64)> = Vec::new();
         for w in &graph.weights {
             let (key, bytes) = (key(w), weight_bytes(w));
@@ -64,10 +73,11 @@ impl Resident {
         }
         let new = keys.iter().filter(|(k, _)| !counted.weights.contains_key(k));
         let sum = new.fold(counted.bytes, |sum, (_, bytes)| sum.saturating_add(*bytes));
-        if limit.is_some_and(|limit| sum > limit) {
-            return Err(sum);
+        if max_bytes.is_some_and(|most| sum > most) {
+            return Err(format!("{sum} bytes of weights would be resident (max_resident_bytes)"));
         }
         counted.bytes = sum;
+        counted.graphs += 1;
         for (key, bytes) in &keys {
             counted.weights.entry(key.clone()).or_insert((*bytes, 0)).1 += 1;
         }
@@ -79,6 +89,7 @@ impl Resident {
 impl Drop for Residency {
     fn drop(&mut self) {
         let mut counted = self.home.lock();
+        counted.graphs -= 1;
         for key in &self.keys {
             let Some((bytes, holders)) = counted.weights.get_mut(key) else { continue };
             *holders -= 1;

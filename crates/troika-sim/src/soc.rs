@@ -179,6 +179,8 @@ pub struct Processor {
     pub max_binding_bytes: Option<u64>,
     /// The most bytes of a graph's weights.
     pub max_graph_bytes: Option<u64>,
+    /// The most loaded graphs.
+    pub max_graphs: Option<usize>,
     /// The most bytes of weights of all graphs together.
     pub max_resident_bytes: Option<u64>,
     /// The most lists in flight.
@@ -340,6 +342,7 @@ fn processor(file: &str, index: usize, value: &Value) -> Result<Processor, SocEr
         refused: refused(&mut f)?,
         max_binding_bytes: f.maybe_count("max_binding_bytes")?,
         max_graph_bytes: f.maybe_count("max_graph_bytes")?,
+        max_graphs: f.maybe_count("max_graphs")?.map(|n| n as usize),
         max_resident_bytes: f.maybe_count("max_resident_bytes")?,
         queue_depth: f.maybe_count("queue_depth")?.unwrap_or(QUEUE_DEPTH) as usize,
         bakes_weights: f.flag("bakes_weights")?.unwrap_or(false),

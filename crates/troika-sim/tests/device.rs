@@ -456,6 +456,20 @@ fn resident_weights_are_counted_once_and_given_back() {
 }
 
 #[test]
+fn loaded_graphs_are_counted_and_given_back() {
+    let clock = Arc::new(VirtualClock::new());
+    let device = open("p", "max_graphs = 2", "", &clock);
+    let graph = product(Dim::Rows(4));
+    let load = || Weights::compiled(&device, &graph, &ONES);
+    let (first, _second) = (load().unwrap(), load().unwrap());
+    let refused = load().unwrap_err().to_string();
+    assert!(refused.contains("2 graphs are loaded") && refused.contains("max_graphs"), "{refused}");
+    drop(first);
+    load().unwrap();
+    assert_eq!(device.caps().max_graphs, Some(2));
+}
+
+#[test]
 fn bindings_are_held_to_the_limits() {
     let clock = Arc::new(VirtualClock::new());
     let device = open("p", "strided_rows = false\nmax_binding_bytes = 600", "", &clock);

@@ -41,6 +41,7 @@ fn device(name: &str, row_buckets: &[usize]) -> PlanDevice {
         weight_dtypes: vec![DType::Q8_0],
         activation_formats: vec![ActivationFormat::INT8],
         max_graph_bytes: None,
+        max_graphs: None,
         max_resident_bytes: None,
         queue_depth: 8,
         queue_waits: true,

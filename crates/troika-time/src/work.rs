@@ -1,7 +1,7 @@
 //! The work of a run: what fits know it by.
 
 use serde::{Deserialize, Serialize};
-use troika_graph::{Op, Subgraph, WeightRef};
+use troika_graph::{Experts, Op, Subgraph, WeightRef};
 
 /// The counted work of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -37,15 +37,9 @@ impl RunWork {
                 Op::HeadLinear(h) => h.weights.iter().for_each(|w| work.product(graph, *w, 1.0)),
                 Op::Experts(e) => {
                     let chosen = node.inputs.get(1).map_or(1.0, cols);
-                    let count = e.slice().of.max(1) as f64;
-                    // Reads as many experts as the rows can choose.
-                    let read = (chosen * room as f64).min(count) / count;
-                    for w in e.gate.iter().chain(&e.up).chain(&e.down) {
-                        let decl = graph.weight(*w);
-                        work.products += (decl.rows * decl.cols) as f64 * chosen / count;
-                        work.weight_bytes += bytes(graph, *w) * read;
-                    }
+                    work.experts(graph, e, chosen);
                 }
+                Op::ExpertGroup(g) => work.experts(graph, &g.experts, 1.0),
                 Op::Attention(a) => {
                     let window = a.window.unwrap_or(usize::MAX);
                     let seen = |row: usize| (cached + row + 1).min(window) as f64;
@@ -62,6 +56,18 @@ impl RunWork {
             }
         }
         work
+    }
+
+    /// Experts of which each row has so many.
+    fn experts(&mut self, graph: &Subgraph, e: &Experts, chosen: f64) {
+        let count = e.slice().of.max(1) as f64;
+        // Reads as many experts as the rows can choose.
+        let read = (chosen * self.room).min(count) / count;
+        for w in e.gate.iter().chain(&e.up).chain(&e.down) {
+            let decl = graph.weight(*w);
+            self.products += (decl.rows * decl.cols) as f64 * chosen / count;
+            self.weight_bytes += bytes(graph, *w) * read;
+        }
     }
 
     fn product(&mut self, graph: &Subgraph, w: WeightRef, share: f64) {

@@ -7,9 +7,9 @@ use troika_device::{
     DeviceError, PackFn, PackLayout, Packed, WeightBytes, WeightData, WeightSource, ZeroedBytes,
 };
 use troika_graph::{
-    Activation, ActivationFormat, Attention, CalibrationTensor, DType, Dim, ExpertSlice, Experts,
-    HeadLinear, KvAppend, Op, Rope, RopeFreqs, RopeStyle, Router, ScaleOrigin, Score, Shape,
-    SubgraphBuilder, ValueId, WeightDecl, WeightRef, WeightSlice,
+    Activation, ActivationFormat, Attention, CalibrationTensor, DType, Dim, ExpertGroup,
+    ExpertSlice, Experts, HeadLinear, KvAppend, Op, Rope, RopeFreqs, RopeStyle, Router,
+    ScaleOrigin, Score, Shape, SubgraphBuilder, ValueId, WeightDecl, WeightRef, WeightSlice,
 };
 
 use super::values::element;
@@ -362,6 +362,39 @@ fn router(name: &'static str, score: Score, groups: Option<(usize, usize)>) -> R
     b.done(F32)
 }
 
+/// Three experts of 32 on 64 columns.
+fn weights_of_experts(b: &mut Build, dtype: DType, act: Activation) -> Res<Experts> {
+    let (k, inter) = (64, 32);
+    let mut list = |rows, cols, dtype| -> Res<Vec<WeightRef>> {
+        (0..3).map(|_| b.weight(dtype, rows, cols)).collect()
+    };
+    Ok(Experts {
+        gate: list(inter, k, dtype)?,
+        up: list(inter, k, dtype)?,
+        down: list(k, inter, dtype)?,
+        gate_bias: list(1, inter, DType::F32)?,
+        up_bias: vec![],
+        down_bias: list(1, k, DType::F32)?,
+        slice: None,
+        act,
+        activations: ActivationFormat::F32,
+    })
+}
+
+fn group(
+    name: &'static str,
+    dtype: DType,
+    activations: ActivationFormat,
+    act: Activation,
+) -> Res<SuiteCase> {
+    let mut b = Build::new(name);
+    // Inputs of two products, one behind the other, are rounded, and no share makes them small.
+    let tolerance = if activations == ActivationFormat::F32 { F32 } else { 2.0 * ROUNDED };
+    let experts = Experts { activations, ..weights_of_experts(&mut b, dtype, act)? };
+    let x = b.floats(64);
+    b.op(Op::ExpertGroup(ExpertGroup { experts, capacity: MAX_ROWS / 3 }), &[x], 64, tolerance)
+}
+
 fn experts(
     name: &'static str,
     dtype: DType,
@@ -369,22 +402,10 @@ fn experts(
     slice: Option<ExpertSlice>,
 ) -> Res<SuiteCase> {
     let mut b = Build::new(name);
-    let (n, k, inter) = (3, 64, 32);
+    let k = 64;
     let tolerance = if activations == ActivationFormat::F32 { F32 } else { ROUNDED };
-    let mut list = |rows, cols, dtype| -> Res<Vec<WeightRef>> {
-        (0..n).map(|_| b.weight(dtype, rows, cols)).collect()
-    };
-    let op = Experts {
-        gate: list(inter, k, dtype)?,
-        up: list(inter, k, dtype)?,
-        down: list(k, inter, dtype)?,
-        gate_bias: list(1, inter, DType::F32)?,
-        up_bias: vec![],
-        down_bias: list(1, k, DType::F32)?,
-        slice,
-        act: Activation::Silu,
-        activations,
-    };
+    let weights = weights_of_experts(&mut b, dtype, Activation::Silu)?;
+    let op = Experts { slice, activations, ..weights };
     let (x, ids) = (b.floats(k), b.b.input("ids", 2, DType::I32));
     let shares = b.floats(2);
     b.op(Op::Experts(op), &[x, ids, shares], k, tolerance)
@@ -392,6 +413,7 @@ fn experts(
 
 fn mixtures() -> Res<Vec<SuiteCase>> {
     let some = Some(ExpertSlice { first: 2, of: 7 });
+    let clamped = Activation::ClampedSwiglu { alpha: 1.702, limit: 7.0 };
     Ok(vec![
         router("router", Score::Softmax, Some((3, 2)))?,
         router("router after the choice", Score::TopKSoftmax, None)?,
@@ -402,5 +424,10 @@ fn mixtures() -> Res<Vec<SuiteCase>> {
         experts("experts of bf16", DType::BF16, ActivationFormat::Bf16, None)?,
         experts("a slice of experts", DType::F32, ActivationFormat::F32, some)?,
         experts("a slice of experts of bytes", DType::Q8_0, ActivationFormat::INT8, some)?,
+        group("expert_group", DType::F32, ActivationFormat::F32, Activation::Silu)?,
+        group("expert_group of gelu", DType::Q8_0, ActivationFormat::F32, Activation::GeluTanh)?,
+        group("expert_group of clamped units", DType::Q4_0, ActivationFormat::F32, clamped)?,
+        group("expert_group of bf16", DType::BF16, ActivationFormat::Bf16, Activation::Silu)?,
+        group("expert_group of bytes", DType::Q8_0, ActivationFormat::INT8, Activation::Silu)?,
     ])
 }

@@ -1,16 +1,18 @@
 //! Compiles a subgraph to code that knows the places of its values; weights are loaded separately.
 
+mod experts;
 pub(crate) mod fuse;
 mod memory;
 pub(crate) mod weights;
 
 use smallvec::{SmallVec, smallvec};
-use troika_device::{DeviceError, ExpertBytes};
+use troika_device::DeviceError;
 use troika_graph::{
     ActivationFormat, Attention, DType, Dim, KvAppend, Node, Op, Rope, Router, Subgraph, ValueId,
     WeightRef, verify,
 };
 
+pub(crate) use crate::compile::experts::{ExpertWeights, ExpertsCode};
 use crate::compile::fuse::{Floats, Integers, fuse};
 pub(crate) use crate::compile::memory::Place;
 use crate::compile::memory::place;
@@ -18,7 +20,7 @@ pub(crate) use crate::compile::weights::{DeviceId, ExpertView, Loaded, load};
 use crate::compile::weights::{MatrixAt, Needs, OutliersAt, PackedAt, VectorAt};
 use crate::kernels::elementwise::{Element, Slice};
 use crate::kernels::int8::{Layout, Quantization};
-use crate::kernels::{attention, int8, linear, moe, rope, router};
+use crate::kernels::{attention, int8, linear, rope, router};
 use crate::machine::Isa;
 use crate::runtime::LINE;
 
@@ -39,47 +41,6 @@ impl ValueSlot {
     pub fn row_bytes(&self) -> usize {
         self.cols * self.dtype.block_bytes()
     }
-}
-
-/// The weights of an expert, by index.
-#[derive(Clone, Debug)]
-pub(crate) struct ExpertWeights<M> {
-    gate: M,
-    up: M,
-    down: M,
-    bias: [Option<VectorAt>; 3],
-}
-
-impl<M: Copy> ExpertWeights<M> {
-    /// In the kernel's form, with `view` applied to each weight.
-    pub fn view<'a, W>(&self, of: &'a Loaded, view: impl Fn(M) -> W) -> moe::Expert<'a, W> {
-        let bias = self.bias.map(|b| of.vector_if(b));
-        moe::Expert { gate: view(self.gate), up: view(self.up), down: view(self.down), bias }
-    }
-}
-
-impl<M: ExpertView> ExpertWeights<M> {
-    /// In the kernel's form, with these bytes.
-    pub fn view_of<'b>(
-        &self,
-        of: &'b Loaded,
-        [gate, up, down]: &'b ExpertBytes,
-    ) -> moe::Expert<'b, M::View<'b>> {
-        let bias = self.bias.map(|b| of.vector_if(b));
-        let (gate, up) = (self.gate.view_of(of, gate), self.up.view_of(of, up));
-        moe::Expert { gate, up, down: self.down.view_of(of, down), bias }
-    }
-}
-
-/// What is common to an op's experts.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ExpertsCode {
-    /// The op's number among the graph's ops of experts.
-    pub number: usize,
-    /// Columns between up and down.
-    pub inter: usize,
-    pub act: troika_graph::Activation,
-    pub activations: ActivationFormat,
 }
 
 /// An op, with the indices of its loaded weights.
@@ -293,21 +254,6 @@ fn states_of(exe: &mut Executable, op: &CompiledOp) {
     }
 }
 
-/// Records the memory that experts need.
-fn needs_of_experts(
-    exe: &mut Executable,
-    op: &CompiledOp,
-    of: &ExpertsCode,
-    experts: usize,
-) -> usize {
-    let (k, top_k) = (exe.slots[op.inputs[0]].cols, exe.slots[op.inputs[1]].cols);
-    let floats = moe::floats(1, top_k, k, of.inter, of.activations);
-    exe.work_floats = exe.work_floats.max(floats);
-    let words = moe::words(0, experts);
-    exe.work_words = (exe.work_words.0.max(top_k), exe.work_words.1.max(words));
-    moe::worker_floats()
-}
-
 /// Records the memory that an op needs besides its operands.
 fn needs(exe: &mut Executable, op: &CompiledOp) {
     let mut worker = 0;
@@ -335,7 +281,7 @@ fn needs(exe: &mut Executable, op: &CompiledOp) {
             exe.work_floats = exe.work_floats.max(each * kinds.len());
         }
         Code::PackedExperts { experts, of } => {
-            worker = needs_of_experts(exe, op, of, experts.len());
+            worker = experts::needs(exe, op, of, experts.len());
         }
         // As floats: without instructions for pairs, rounded activations stay floats.
         Code::Linear { bf16: true, .. } => {
@@ -343,7 +289,7 @@ fn needs(exe: &mut Executable, op: &CompiledOp) {
         }
         Code::Router(r) => worker = router::worker_floats(r),
         Code::Experts { experts, of } => {
-            worker = needs_of_experts(exe, op, of, experts.len());
+            worker = experts::needs(exe, op, of, experts.len());
         }
         _ => {}
     }
@@ -463,42 +409,8 @@ impl Compiler<'_> {
             }
             Op::ConcatCols { groups } => Code::ConcatCols { groups: *groups },
             Op::Router(r) => Code::Router(r.clone()),
-            Op::Experts(e) => self.experts(node, e)?,
+            Op::Experts(e) => self.experts(node, e, None)?,
+            Op::ExpertGroup(g) => self.experts(node, &g.experts, Some(g.capacity))?,
         })
-    }
-
-    /// The weights of all experts, with `matrix` applied to each.
-    fn expert_weights<M>(
-        &mut self,
-        e: &troika_graph::Experts,
-        matrix: impl Fn(&mut Self, WeightRef) -> Result<M, DeviceError>,
-    ) -> Result<Vec<ExpertWeights<M>>, DeviceError> {
-        let expert = |i: usize| {
-            let (gate, up) = (matrix(self, e.gate[i])?, matrix(self, e.up[i])?);
-            let down = matrix(self, e.down[i])?;
-            let biases = [&e.gate_bias, &e.up_bias, &e.down_bias];
-            let bias = biases.map(|list| self.vector_if(list.get(i).copied()));
-            Ok(ExpertWeights { gate, up, down, bias })
-        };
-        (0..e.gate.len()).map(expert).collect()
-    }
-
-    fn experts(&mut self, node: &Node, e: &troika_graph::Experts) -> Result<Code, DeviceError> {
-        let top_k = self.graph.value(node.inputs[1]).shape.row_len();
-        let pairs = self.graph.max_rows().checked_mul(top_k);
-        if pairs.is_none_or(|pairs| u32::try_from(pairs).is_err()) {
-            return self.refuse("experts", format!("{top_k} experts a row are too many to count"));
-        }
-        let all = self.graph.nodes.iter().filter(|n| matches!(n.op, Op::Experts(_)));
-        let number = all.take_while(|n| !std::ptr::eq(*n, node)).count();
-        let (inter, activations) = (self.graph.weight(e.gate[0]).rows, e.activations);
-        let of = ExpertsCode { number, inter, act: e.act, activations };
-        if matches!(activations, ActivationFormat::Int(_) | ActivationFormat::F16) {
-            self.made("experts", activations)?;
-            let experts = self.expert_weights(e, Self::packed)?;
-            return Ok(Code::PackedExperts { experts, of });
-        }
-        let experts = self.expert_weights(e, |c, w| Ok(c.weights.matrix(w, false)))?;
-        Ok(Code::Experts { experts, of })
     }
 }

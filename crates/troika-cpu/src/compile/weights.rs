@@ -8,8 +8,8 @@ use troika_device::{
     WeightData, WeightSource, calibrated,
 };
 use troika_graph::{
-    ActivationFormat, CalibrationTensor, DType, ExpertSlice, Experts, Node, Op, Rounding, Subgraph,
-    WeightDecl, WeightRef, verify,
+    ActivationFormat, CalibrationTensor, DType, ExpertGroup, ExpertSlice, Experts, Node, Op,
+    Rounding, Subgraph, WeightDecl, WeightRef, verify,
 };
 
 use crate::compile::Executable;
@@ -235,7 +235,7 @@ pub(crate) fn load(
         return Err(DeviceError::Submission { task: graph.name.clone(), why });
     }
     let slice = |node: &Node| match &node.op {
-        Op::Experts(e) => Some(e.slice()),
+        Op::Experts(e) | Op::ExpertGroup(ExpertGroup { experts: e, .. }) => Some(e.slice()),
         _ => None,
     };
     let mut loaded = Loaded {
@@ -291,6 +291,8 @@ impl<'a> OnDisk<'a> {
         let on_disk = |e: &&Experts| source.experts().is_some() && matrices(e).flatten().all(whole);
         let op = |node: &'a Node| match &node.op {
             Op::Experts(e) => Some(Some(e).filter(on_disk)),
+            // Groups are what is hot: they stay in memory.
+            Op::ExpertGroup(_) => Some(None),
             _ => None,
         };
         let ops = graph.nodes.iter().filter_map(op).collect();

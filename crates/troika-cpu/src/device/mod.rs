@@ -83,6 +83,7 @@ fn caps(options: &CpuOptions, isa: Isa) -> Caps {
         weight_dtypes: DType::WEIGHTS.to_vec(),
         activation_formats,
         max_graph_bytes: None,
+        max_graphs: None,
         max_resident_bytes: None,
         queue_depth: QUEUE_DEPTH,
         queue_waits: true,

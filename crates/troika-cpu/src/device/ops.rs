@@ -428,7 +428,10 @@ impl<'a> Operands<'a> {
         // SAFETY: by the caller.
         let ((x, memory), y) =
             unsafe { (self.operands_of_experts(of, (experts, expert), work), self.output(0)) };
-        moe::experts(cx, x, memory, y)
+        match of.capacity {
+            Some(capacity) => moe::group(cx, x, capacity, memory, y),
+            None => moe::experts(cx, x, memory, y),
+        }
     }
 
     /// Experts of which some are read from disk while others are computed.
@@ -483,13 +486,18 @@ impl<'a> Operands<'a> {
     where
         'a: 'm,
     {
-        let (k, top_k, slice) = (self.cols(0), self.cols(1), self.exe.slices[of.number]);
-        let ExpertsCode { inter, act, activations, .. } = *of;
+        let (k, slice) = (self.cols(0), self.exe.slices[of.number]);
+        let ExpertsCode { capacity, inter, act, activations, .. } = *of;
         // SAFETY: by the caller.
-        let (x, ids, weights) = unsafe { (self.input(0), self.input::<i32>(1), self.input(2)) };
-        let rows = ids.len() / top_k.max(1);
+        let x: &[f32] = unsafe { self.input(0) };
+        let (top_k, ids, weights): (_, &[i32], &[f32]) = match capacity {
+            Some(_) => (1, &[], &[]),
+            // SAFETY: by the caller.
+            None => unsafe { (self.cols(1), self.input(1), self.input(2)) },
+        };
+        let rows = x.len() / k.max(1);
         let floats = &mut work.floats[..moe::floats(rows, top_k, k, inter, activations)];
-        let words = &mut work.words[..moe::words(ids.len(), experts)];
+        let words = &mut work.words[..moe::words(rows * top_k, experts)];
         let x = moe::Operands {
             experts,
             slice,

@@ -200,6 +200,25 @@ fn experts(name: &'static str, dtype: DType, activations: ActivationFormat) -> C
     b.op(Op::Experts(op), &[x, ids, shares], k)
 }
 
+fn group(name: &'static str, dtype: DType, activations: ActivationFormat) -> Case {
+    let mut b = Build::new(name);
+    let (k, inter) = (64, 32);
+    let mut list = |rows, cols, dtype| (0..2).map(|_| b.weight(dtype, rows, cols)).collect();
+    let experts = Experts {
+        gate: list(inter, k, dtype),
+        up: list(inter, k, dtype),
+        down: list(k, inter, dtype),
+        gate_bias: vec![],
+        up_bias: list(1, inter, DType::F32),
+        down_bias: list(1, k, DType::F32),
+        slice: None,
+        act: Activation::Silu,
+        activations,
+    };
+    let x = b.floats(k);
+    b.op(Op::ExpertGroup(ExpertGroup { experts, capacity: 2 }), &[x], k)
+}
+
 /// A subgraph for every op, for some in several forms.
 pub fn cases() -> Vec<Case> {
     let mut b = Build::new("embed");
@@ -273,6 +292,8 @@ pub fn cases() -> Vec<Case> {
         experts("experts", DType::F32, ActivationFormat::F32),
         experts("experts of bytes", DType::Q8_0, ActivationFormat::INT8),
         experts("experts of bf16", DType::BF16, ActivationFormat::Bf16),
+        group("expert_group", DType::F32, ActivationFormat::F32),
+        group("expert_group of bytes", DType::Q8_0, ActivationFormat::INT8),
     ]
 }
 
@@ -496,6 +517,20 @@ fn wrong_choices() -> Vec<Wrong> {
         "experts": "is 1x31, needs 1x32", g => g.weights[9].cols = 31;
         "experts": "is 1x63, needs 1x64", g => g.weights[12].cols = 63;
         "experts": "no path with int8", g => with!(g, Op::Experts(e) => e.activations = ActivationFormat::INT8);
+        "expert_group": "input has 4 rows, needs 3",
+            g => with!(g, Op::ExpertGroup(e) => e.capacity = 3);
+        "expert_group": "rows of x and y differ", g => g.values[1].shape.0[0] = Dim::Fixed(4);
+        "expert_group": "input has 3 rows", g => {
+            g.values.iter_mut().for_each(|v| v.shape.0[0] = Dim::Fixed(3));
+        };
+        "expert_group": "a group is no slice", g => with!(g, Op::ExpertGroup(e) => {
+            e.experts.slice = Some(ExpertSlice { first: 0, of: 2 });
+        });
+        "expert_group": "output has 65 columns", g => cols(g, 1, 65);
+        "expert_group": "uneven expert lists",
+            g => with!(g, Op::ExpertGroup(e) => drop(e.experts.down.pop()));
+        "expert_group": "uneven expert biases",
+            g => with!(g, Op::ExpertGroup(e) => drop(e.experts.up_bias.pop()));
         "experts of bytes": "several weight types", g => g.weights[1].dtype = DType::Q4_0;
         "experts of bf16": "no path with bf16", g => g.weights[7].dtype = DType::F16;
     }

@@ -333,6 +333,13 @@ fn experts_stay_inside() {
             let memory = Memory { floats: &mut floats, words: &mut words };
             moe::experts(cx, x, memory, &mut y).unwrap();
             finite(&y, &(dtype, cx.isa, rows, edge));
+            let mut floats = empty(moe::floats(rows, 1, k, inter, activations), edge);
+            let mut words = Guarded::new(&vec![u32::MAX; moe::words(rows, experts)], edge);
+            let mut y = empty(rows * k, edge);
+            let memory = Memory { floats: &mut floats, words: &mut words };
+            let x = moe::Operands { ids: &[], weights: &[], top_k: 1, ..x };
+            moe::group(cx, x, rows.div_ceil(experts), memory, &mut y).unwrap();
+            finite(&y, &(dtype, cx.isa, rows, edge));
         });
     }
 }
@@ -383,6 +390,13 @@ fn packed_experts_stay_inside() {
             let mut y = empty(rows * k, edge);
             let memory = Memory { floats: &mut floats, words: &mut words };
             moe::experts(cx, x, memory, &mut y).unwrap();
+            finite(&y, &(dtype, cx.isa, rows, edge));
+            let mut floats = empty(moe::floats(rows, 1, k, inter, activations), edge);
+            let mut words = Guarded::new(&vec![u32::MAX; moe::words(rows, experts)], edge);
+            let mut y = empty(rows * k, edge);
+            let memory = Memory { floats: &mut floats, words: &mut words };
+            let x = moe::Operands { ids: &[], weights: &[], top_k: 1, ..x };
+            moe::group(cx, x, rows.div_ceil(experts), memory, &mut y).unwrap();
             finite(&y, &(dtype, cx.isa, rows, edge));
         });
     }

@@ -299,6 +299,48 @@ fn experts_are_the_reference_to_the_bit() {
     }
 }
 
+#[test]
+fn groups_of_experts_are_the_reference_to_the_bit() {
+    let mut r = Random(23);
+    for (dtype, activations, (k, inter)) in [
+        (DType::Q8_0, ActivationFormat::INT8, (96usize, 160usize)),
+        (DType::Q8_0, INT7, (96, 160)),
+        (DType::Q4_0, ActivationFormat::INT8, (64, 96)),
+        (DType::Q4_K, ActivationFormat::INT8, (256, 512)),
+        (DType::Q6_K, ActivationFormat::INT8, (256, 256)),
+    ] {
+        let experts = Experts::new(&mut r, (dtype, activations), (3, k, inter));
+        for (capacity, missing) in [(1, 0), (2, 1), (17, 0), (40, 25)] {
+            let rows = 3 * capacity - missing;
+            let x = r.floats(rows * k);
+            let expert = |e| experts.packed(e);
+            let operands = moe::Operands {
+                experts: 3,
+                slice: ExpertSlice { first: 0, of: 3 },
+                expert: &expert,
+                act: troika_graph::Activation::Relu,
+                x: &x,
+                activations,
+                k,
+                inter,
+                ids: &[],
+                weights: &[],
+                top_k: 1,
+            };
+            let plain = |row: usize| experts.plain(row / capacity, &x[row * k..][..k]);
+            let want: Vec<f32> = (0..rows).flat_map(plain).collect();
+            on_each_isa(2, |cx| {
+                let mut floats = vec![f32::NAN; moe::floats(rows, 1, k, inter, activations)];
+                let mut words = vec![u32::MAX; moe::words(rows, 3)];
+                let mut y = vec![f32::NAN; rows * k];
+                let memory = moe::Memory { floats: &mut floats, words: &mut words };
+                moe::group(cx, operands, capacity, memory, &mut y).unwrap();
+                assert!(y == want, "{dtype}, {capacity} rows of an expert");
+            });
+        }
+    }
+}
+
 /// Rows that are normalised or gated as they are quantized are those made before, to the bit.
 #[test]
 fn rows_made_while_quantizing_have_the_same_bits() {

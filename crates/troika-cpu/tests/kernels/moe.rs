@@ -2,7 +2,7 @@ use proptest::prelude::*;
 use troika_cpu::kernels::linear::WeightView;
 use troika_cpu::kernels::moe::{self, Expert, Memory, Operands};
 use troika_cpu::kernels::{Context, KernelError};
-use troika_graph::{Activation, ActivationFormat, DType, ExpertSlice};
+use troika_graph::{Activation, ActivationFormat, DType, ExpertSlice, NO_EXPERT};
 
 use crate::{Random, close, on_each_isa, with};
 
@@ -48,6 +48,22 @@ fn run(
     let memory = Memory { floats: &mut floats, words: &mut words };
     moe::experts(cx, x, memory, &mut y)?;
     Ok(y)
+}
+
+/// A group's rows, of which the last ones may be missing.
+fn run_group(
+    cx: &mut Context<'_>,
+    x: Operands<'_, Expert<'_, WeightView<'_>>>,
+    capacity: usize,
+) -> Vec<f32> {
+    let rows = x.x.len() / x.k;
+    let mut floats = vec![f32::NAN; moe::floats(rows, 1, x.k, x.inter, x.activations)];
+    let mut words = vec![u32::MAX; moe::words(rows, x.experts)];
+    let mut y = vec![f32::NAN; x.x.len()];
+    let memory = Memory { floats: &mut floats, words: &mut words };
+    moe::group(cx, Operands { top_k: 1, ids: &[], weights: &[], ..x }, capacity, memory, &mut y)
+        .unwrap();
+    y
 }
 
 fn choose(r: &mut Random, rows: usize, top_k: usize, experts: usize) -> Vec<i32> {
@@ -126,6 +142,107 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(crate::cases(96))]
+
+    /// A row of a group has the bits that its expert computes for it among other rows, in another
+    /// order and alone.
+    #[test]
+    fn groups_have_the_bits_of_chosen_experts(
+        experts in 1usize..6,
+        capacity in prop::sample::select(vec![1usize, 2, 7, 16, 33]),
+        missing in 0usize..20,
+        dtype in prop::sample::select(vec![DType::F32, DType::BF16, DType::Q8_0, DType::MXFP4]),
+        (k, inter) in prop::sample::select(vec![(32usize, 64usize), (96, 32), (64, 160)]),
+        bias: bool,
+        rounded: bool,
+        seed: u64,
+    ) {
+        let mut r = Random(seed);
+        let case = Case::new(&mut r, dtype, (experts, k, inter), bias);
+        let rows = (experts * capacity).saturating_sub(missing).max(1);
+        let mut x = r.floats(rows * k);
+        // Padding in the middle: the rows of no token.
+        x[rows / 2 * k..(rows / 2 + 1) * k].fill(0.0);
+        let expert = |e| case.expert(e);
+        let bf16 = rounded && dtype == DType::BF16;
+        let operands = Operands {
+            experts,
+            slice: ExpertSlice { first: 0, of: experts },
+            expert: &expert,
+            act: Activation::Silu,
+            x: &x,
+            activations: if bf16 { ActivationFormat::Bf16 } else { ActivationFormat::F32 },
+            k,
+            inter,
+            ids: &[],
+            weights: &[],
+            top_k: 1,
+        };
+        let (ones, ids) = (vec![1.0; rows], |row: usize| (row / capacity) as i32);
+        let turned: Vec<usize> = (0..rows).map(|i| (i * 7 + 3) % rows).collect();
+        let is_order = turned.iter().collect::<std::collections::BTreeSet<_>>().len() == rows;
+        let order = if is_order { turned } else { (0..rows).rev().collect() };
+        let among: Vec<f32> = order.iter().flat_map(|r| &x[r * k..][..k]).copied().collect();
+        let among_ids: Vec<i32> = order.iter().map(|r| ids(*r)).collect();
+        on_each_isa(2, |cx| {
+            let got = run_group(cx, operands, capacity);
+            let chosen = Operands { x: &among, ids: &among_ids, weights: &ones, ..operands };
+            let want = run(cx, chosen).unwrap();
+            for (at, row) in order.iter().enumerate() {
+                assert_eq!(&want[at * k..][..k], &got[row * k..][..k], "row {row}");
+            }
+            let last = rows - 1;
+            let alone = Operands {
+                x: &x[last * k..],
+                ids: &[ids(last)],
+                weights: &[1.0],
+                ..operands
+            };
+            assert_eq!(run(cx, alone).unwrap(), &got[last * k..]);
+        });
+    }
+
+    /// Rows' choices that another device computes add nothing: what is left and what was left out
+    /// are the parts of a whole.
+    #[test]
+    fn choices_of_no_expert_add_nothing(rows in 1usize..40, seed: u64) {
+        let mut r = Random(seed);
+        let (experts, top_k, k, inter) = (5, 3, 32, 64);
+        let case = Case::new(&mut r, DType::Q8_0, (experts, k, inter), true);
+        let (x, weights) = (r.floats(rows * k), r.floats(rows * top_k));
+        let ids = choose(&mut r, rows, top_k, experts);
+        // Some slots of each row, and in some rows all.
+        let kept = |pair: usize| pair % 4 == 1 || pair / top_k % 5 == 2;
+        let some: Vec<i32> =
+            ids.iter().enumerate().map(|(p, id)| if kept(p) { *id } else { NO_EXPERT }).collect();
+        let without: Vec<f32> =
+            weights.iter().enumerate().map(|(p, w)| if kept(p) { *w } else { 0.0 }).collect();
+        let expert = |e| case.expert(e);
+        let operands = Operands {
+            experts,
+            slice: ExpertSlice { first: 0, of: experts },
+            expert: &expert,
+            act: Activation::Silu,
+            x: &x,
+            activations: ActivationFormat::F32,
+            k,
+            inter,
+            ids: &ids,
+            weights: &without,
+            top_k,
+        };
+        on_each_isa(2, |cx| {
+            let want = run(cx, operands).unwrap();
+            let got = run(cx, Operands { ids: &some, weights: &weights, ..operands }).unwrap();
+            assert_eq!(got, want);
+            let none = vec![NO_EXPERT; ids.len()];
+            let nothing = run(cx, Operands { ids: &none, ..operands }).unwrap();
+            assert!(nothing.iter().all(|y| *y == 0.0));
+        });
+    }
+}
+
 #[test]
 fn threads_do_not_change_bits_and_bad_ids_are_refused() {
     let mut r = Random(4);
@@ -155,6 +272,6 @@ fn threads_do_not_change_bits_and_bad_ids_are_refused() {
     close(&all[0], &all[2], 0.0, "threads");
     ids[7] = 6;
     assert!(operands(&ids).is_empty());
-    ids[7] = -1;
+    ids[7] = -2;
     assert!(operands(&ids).is_empty());
 }

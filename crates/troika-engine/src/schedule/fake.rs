@@ -39,6 +39,7 @@ impl Fake {
             weight_dtypes: vec![],
             activation_formats: vec![],
             max_graph_bytes: None,
+            max_graphs: None,
             max_resident_bytes: None,
             queue_depth,
             queue_waits,

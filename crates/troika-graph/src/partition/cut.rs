@@ -5,7 +5,9 @@ use std::ops::Range;
 use super::PartitionError;
 use super::piece::{Piece, PieceBuilder};
 use super::take::Take;
-use crate::op::{ExpertSlice, Experts, Op};
+use crate::builder::SubgraphBuilder;
+use crate::dtype::DType;
+use crate::op::{ExpertGroup, ExpertSlice, Experts, Op};
 use crate::subgraph::{Node, Subgraph, ValueId};
 use crate::verify::verify;
 use crate::weight::WeightRef;
@@ -49,32 +51,60 @@ pub fn cut_at(graph: &Subgraph, after: &[usize]) -> Result<Vec<Piece>, Partition
 /// A malformed graph; no such experts.
 pub fn experts(graph: &Subgraph, range: Range<usize>) -> Result<Piece, PartitionError> {
     verify(graph)?;
-    let found = graph.nodes.iter().find_map(|node| match &node.op {
-        Op::Experts(e) => Some((node, e)),
-        _ => None,
-    });
     let inside = |(_, e): &(&Node, &Experts)| range.start < range.end && range.end <= e.gate.len();
-    let Some((node, e)) = found.filter(inside) else {
+    let Some((node, e)) = found(graph).filter(inside) else {
         return Err(PartitionError::Experts { graph: graph.name.clone(), range });
     };
     let some = |list: &[WeightRef]| list.get(range.clone()).unwrap_or_default().to_vec();
     let all = e.slice();
-    let op = Op::Experts(Experts {
-        gate: some(&e.gate),
-        up: some(&e.up),
-        down: some(&e.down),
-        gate_bias: some(&e.gate_bias),
-        up_bias: some(&e.up_bias),
-        down_bias: some(&e.down_bias),
-        slice: Some(ExpertSlice { first: all.first + range.start, of: all.of }),
-        act: e.act,
-        activations: e.activations,
-    });
+    let slice = Some(ExpertSlice { first: all.first + range.start, of: all.of });
+    let op = Op::Experts(Experts { slice, ..e.with_lists(some) });
     let name = format!("{} [experts {} to {}]", graph.name, range.start, range.end - 1);
     let (mut b, whole) = (PieceBuilder::new(graph, name), Take::whole());
     b.node(&Node { op, ..node.clone() }, &whole);
     node.outputs.iter().for_each(|v| b.output(*v, &whole));
     Ok(b.finish(0)?)
+}
+
+/// The feed-forwards of some of the experts of a graph's [`Experts`], by their ids, each on
+/// `capacity` rows: a graph with an [`ExpertGroup`] of a symbol of as many rows as all have.
+///
+/// # Errors
+/// A malformed graph; experts whose weights it does not have; no experts or no rows.
+pub fn expert_group(
+    graph: &Subgraph,
+    experts: &[usize],
+    capacity: usize,
+) -> Result<Subgraph, PartitionError> {
+    verify(graph)?;
+    let missing = |expert: usize| PartitionError::NoExpert { graph: graph.name.clone(), expert };
+    let (node, e) = found(graph).ok_or_else(|| missing(experts.first().copied().unwrap_or(0)))?;
+    if experts.is_empty() || capacity == 0 {
+        let what = if experts.is_empty() { "number of a group's experts" } else { "capacity" };
+        return Err(PartitionError::Zero { what });
+    }
+    let place = |id: &usize| e.slice().place(*id, e.gate.len()).ok_or_else(|| missing(*id));
+    let places = experts.iter().map(place).collect::<Result<Vec<usize>, _>>()?;
+    let rows = experts.len().saturating_mul(capacity);
+    let name = format!("{} [{} experts of {capacity} rows]", graph.name, experts.len());
+    let mut b = SubgraphBuilder::new(name, rows);
+    let op = e.with_lists(|list| {
+        let some = places.iter().filter_map(|at| list.get(*at));
+        some.map(|w| b.weight(graph.weight(*w).clone())).collect()
+    });
+    let cols = graph.value(node.inputs[0]).shape.row_len();
+    let x = b.input("packed rows", cols, DType::F32);
+    let y = b.op("expert rows", Op::ExpertGroup(ExpertGroup { experts: op, capacity }), &[x], cols);
+    b.output(y);
+    Ok(b.finish()?)
+}
+
+/// A graph's experts.
+fn found(graph: &Subgraph) -> Option<(&Node, &Experts)> {
+    graph.nodes.iter().find_map(|node| match &node.op {
+        Op::Experts(e) => Some((node, e)),
+        _ => None,
+    })
 }
 
 fn check(graph: &Subgraph, after: usize) -> Result<(), PartitionError> {

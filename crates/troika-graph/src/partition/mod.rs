@@ -1,9 +1,9 @@
 //! Partition: turns a subgraph into several that compute the same together.
 //!
-//! [`cut`] and [`cut_at`] cut between ops, [`experts`] takes some experts, [`residual`]
-//! takes outliers out of products, [`split_columns`] gives each device some columns of the
-//! results, and [`Partition`] says which rows go where. This module knows no devices, costs or
-//! models. See the README beside this file.
+//! [`cut`] and [`cut_at`] cut between ops, [`experts`] takes some experts, [`expert_group`] gives
+//! some of them rows of their own, [`residual`] takes outliers out of products, [`split_columns`]
+//! gives each device some columns of the results, and [`Partition`] says which rows go where. This
+//! module knows no devices, costs or models. See the README beside this file.
 
 mod axes;
 mod columns;
@@ -16,7 +16,7 @@ mod stages;
 mod take;
 
 pub use columns::split_columns;
-pub use cut::{cut, cut_at, experts};
+pub use cut::{cut, cut_at, expert_group, experts};
 pub use piece::{Columns, Piece};
 pub use residual::residual;
 pub use rows::{Area, Computed, Partition, RowCut, cut_rows};

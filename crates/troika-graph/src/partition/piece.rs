@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use super::take::{Reads, Take, reads_input, reads_states};
-use crate::op::{Attention, Experts, HeadLinear, KvAppend, Op};
+use crate::op::{Attention, ExpertGroup, Experts, HeadLinear, KvAppend, Op};
 use crate::shape::{Dim, Shape};
 use crate::subgraph::{Node, Subgraph, Value, ValueId};
 use crate::verify::{GraphError, verify};
@@ -233,6 +233,9 @@ fn part_of(op: &Op, take: &Take, b: &mut PieceBuilder<'_>) -> Op {
         }),
         Op::ConcatCols { groups } => Op::ConcatCols { groups: take.count(*groups) },
         Op::Experts(e) => Op::Experts(experts(e, b)),
+        Op::ExpertGroup(g) => {
+            Op::ExpertGroup(ExpertGroup { experts: experts(&g.experts, b), ..*g })
+        }
         Op::Rope(_)
         | Op::Activate(_)
         | Op::Gate(_)
@@ -248,16 +251,6 @@ fn part_of(op: &Op, take: &Take, b: &mut PieceBuilder<'_>) -> Op {
 }
 
 fn experts(e: &Experts, b: &mut PieceBuilder<'_>) -> Experts {
-    let mut all = |list: &[WeightRef]| list.iter().map(|w| b.weight(*w)).collect();
-    Experts {
-        gate: all(&e.gate),
-        up: all(&e.up),
-        down: all(&e.down),
-        gate_bias: all(&e.gate_bias),
-        up_bias: all(&e.up_bias),
-        down_bias: all(&e.down_bias),
-        slice: e.slice,
-        act: e.act,
-        activations: e.activations,
-    }
+    let all = |list: &[WeightRef]| list.iter().map(|w| b.weight(*w)).collect();
+    Experts { slice: e.slice, ..e.with_lists(all) }
 }

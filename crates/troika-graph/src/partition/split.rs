@@ -129,6 +129,14 @@ pub enum PartitionError {
         /// The experts.
         range: std::ops::Range<usize>,
     },
+    /// The graph lacks an expert.
+    #[error("subgraph {graph} has no expert {expert} to compute in a group")]
+    NoExpert {
+        /// Name of the graph.
+        graph: String,
+        /// The expert.
+        expert: usize,
+    },
     /// All shares are 0.
     #[error("no part has a share of the columns; give at least one of them a number above 0")]
     Shares,

@@ -68,7 +68,7 @@ pub(super) fn groups(graph: &Subgraph, node: &Node) -> Option<usize> {
         | Op::SoftCap { .. }
         | Op::Convert
         | Op::SigmoidGate => Some(input),
-        Op::Embed { .. } | Op::Router(_) | Op::Experts(_) => None,
+        Op::Embed { .. } | Op::Router(_) | Op::Experts(_) | Op::ExpertGroup(_) => None,
     }
     .filter(|n| *n > 1)
 }
@@ -76,7 +76,7 @@ pub(super) fn groups(graph: &Subgraph, node: &Node) -> Option<usize> {
 /// Why an op can never be split, if so.
 fn never(graph: &Subgraph, node: &Node) -> Option<WhyWhole> {
     match &node.op {
-        Op::Embed { .. } | Op::Experts(_) => Some(WhyWhole::Weights),
+        Op::Embed { .. } | Op::Experts(_) | Op::ExpertGroup(_) => Some(WhyWhole::Weights),
         Op::Router(_) => Some(WhyWhole::WholeRow),
         Op::Linear { .. } | Op::Outliers { .. } | Op::Attention(_) | Op::HeadLinear(_)
             if groups(graph, node).is_none() =>

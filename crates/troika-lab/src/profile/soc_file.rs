@@ -163,6 +163,7 @@ fn limits(caps: &Caps) -> String {
     for (field, bytes) in [
         ("max_binding_bytes", caps.max_binding_bytes),
         ("max_graph_bytes", caps.max_graph_bytes),
+        ("max_graphs", caps.max_graphs.map(|n| n as u64)),
         ("max_resident_bytes", caps.max_resident_bytes),
     ] {
         let _ = bytes.map(|bytes| writeln!(text, "{field} = {bytes}"));

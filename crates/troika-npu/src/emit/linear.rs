@@ -2,7 +2,7 @@
 
 use half::f16;
 use troika_device::DeviceError;
-use troika_graph::{HeadLinear, WeightRef};
+use troika_graph::{ActivationFormat, ExpertGroup, HeadLinear, WeightRef};
 
 use super::Emitter;
 use crate::onnx::{Attribute, ElementType};
@@ -21,6 +21,24 @@ struct Matrix {
 }
 
 impl Emitter<'_> {
+    /// `x * weight^T + bias` in a format.
+    ///
+    /// # Errors
+    /// A weight or its calibration cannot be read.
+    pub(super) fn projection(
+        &mut self,
+        x: &str,
+        (weight, bias): (WeightRef, Option<WeightRef>),
+        activations: ActivationFormat,
+    ) -> Result<String, DeviceError> {
+        if let Some(format) = activations.converted_numbers() {
+            return self.quantized(x, weight, bias, format);
+        }
+        let halves = activations == ActivationFormat::F16;
+        let element = if halves { ElementType::F16 } else { ElementType::F32 };
+        self.linear(x, weight, bias, element)
+    }
+
     /// `x * weight^T + bias`, with inputs, weights and results of a type of floats.
     ///
     /// # Errors
@@ -113,6 +131,32 @@ impl Emitter<'_> {
 
     pub(super) fn cast(&mut self, x: &str, to: ElementType) -> String {
         self.model.node("Cast", &[x], &[Attribute::Int("to", to as i64)])
+    }
+
+    /// Each expert on its rows.
+    ///
+    /// # Errors
+    /// A weight that cannot be read.
+    pub(super) fn expert_group(
+        &mut self,
+        x: &str,
+        group: &ExpertGroup,
+    ) -> Result<String, DeviceError> {
+        let (e, all) = (&group.experts, self.rows);
+        let mut parts = Vec::with_capacity(e.gate.len());
+        for i in 0..e.gate.len() {
+            let rows = self.slice_rows(x, i * group.capacity, (i + 1) * group.capacity);
+            self.rows = group.capacity;
+            let weight = |list: &[WeightRef], bias: &[WeightRef]| (list[i], bias.get(i).copied());
+            let gate = self.projection(&rows, weight(&e.gate, &e.gate_bias), e.activations)?;
+            let up = self.projection(&rows, weight(&e.up, &e.up_bias), e.activations)?;
+            let hidden = self.gate(&gate, &up, e.act);
+            let down = weight(&e.down, &e.down_bias);
+            parts.push(self.projection(&hidden, down, e.activations)?);
+            self.rows = all;
+        }
+        let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
+        Ok(self.concat_along(&parts, 0))
     }
 
     pub(super) fn head_linear(

@@ -1,12 +1,10 @@
 //! Each op as ONNX operators.
 
 use troika_device::DeviceError;
-use troika_graph::{
-    Activation, ActivationFormat, DType, Node, Op, Rope, RopeStyle, ValueId, WeightRef,
-};
+use troika_graph::{Activation, DType, Node, Op, Rope, RopeStyle, ValueId, WeightRef};
 
 use super::{Emitter, element};
-use crate::onnx::{Attribute, ElementType};
+use crate::onnx::Attribute;
 use crate::rewrites::Rewrite;
 use crate::rotation::Rotation;
 
@@ -44,14 +42,9 @@ impl Emitter<'_> {
                     bias.map_or(scaled.clone(), |b| e.two("Add", &scaled, &b))
                 })
             }
-            Op::Linear { weight, bias, activations } => match activations.converted_numbers() {
-                Some(format) => self.quantized(&x, *weight, *bias, format)?,
-                None => {
-                    let halves = *activations == ActivationFormat::F16;
-                    let element = if halves { ElementType::F16 } else { ElementType::F32 };
-                    self.linear(&x, *weight, *bias, element)?
-                }
-            },
+            Op::Linear { weight, bias, activations } => {
+                self.projection(&x, (*weight, *bias), *activations)?
+            }
             Op::HeadLinear(heads) => self.head_linear(&x, cols, heads)?,
             Op::Rope(rope) => {
                 let positions = node.inputs.get(1).copied().unwrap_or(*first);
@@ -94,6 +87,7 @@ impl Emitter<'_> {
                 self.reshape(&both, &[self.rows, cols + b_cols])
             }
             Op::Attention(attention) => self.attention(&x, attention, &node.states)?,
+            Op::ExpertGroup(group) => self.expert_group(&x, group)?,
             Op::KvAppend(_) | Op::Router(_) | Op::Experts(_) | Op::Outliers { .. } => {
                 return Err(self.wrong(format!("op {} is none of a static graph", node.op.name())));
             }
@@ -132,7 +126,11 @@ impl Emitter<'_> {
     }
 
     pub(super) fn concat(&mut self, parts: &[&str]) -> String {
-        self.model.node("Concat", parts, &[Attribute::Int("axis", -1)])
+        self.concat_along(parts, -1)
+    }
+
+    pub(super) fn concat_along(&mut self, parts: &[&str], axis: i64) -> String {
+        self.model.node("Concat", parts, &[Attribute::Int("axis", axis)])
     }
 
     /// Some of the last dimension.
@@ -218,7 +216,7 @@ impl Emitter<'_> {
         }
     }
 
-    fn gate(&mut self, gate: &str, up: &str, act: Activation) -> String {
+    pub(super) fn gate(&mut self, gate: &str, up: &str, act: Activation) -> String {
         let open = self.activate(gate, act);
         match act {
             Activation::ClampedSwiglu { limit, .. } => {

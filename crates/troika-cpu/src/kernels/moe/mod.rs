@@ -1,4 +1,5 @@
-//! The experts' feed-forwards.
+//! The experts' feed-forwards, of rows that chose them and of groups whose experts have rows of
+//! their own.
 //!
 //! Pairs (row, slot) are sorted by expert. One parallel region computes `act(gate) * up` for all
 //! pairs, a second the down projections, a third adds each row's experts in the order of its
@@ -12,7 +13,7 @@ mod weight;
 
 use std::ops::Range;
 
-use troika_graph::{Activation, ActivationFormat, ExpertSlice};
+use troika_graph::{Activation, ActivationFormat, ExpertSlice, NO_EXPERT};
 
 use crate::kernels::elementwise::{Element, ElementwiseRun, each_row};
 use crate::kernels::linear::{self, Input, OutView, RowsView};
@@ -60,7 +61,7 @@ pub struct Operands<'a, E> {
     pub k: usize,
     /// Width between the projections.
     pub inter: usize,
-    /// Chosen experts, `top_k` per row.
+    /// Chosen experts, `top_k` per row; those of [`NO_EXPERT`] add nothing. A group has none.
     pub ids: &'a [i32],
     /// Their weights.
     pub weights: &'a [f32],
@@ -163,6 +164,7 @@ fn sort<'a, E>(
                     ends[at] += 1;
                 }
             }
+            Err(_) if *id == NO_EXPERT => {}
             _ => {
                 let why = format!("expert {id} is not among {}", x.slice.of);
                 return Err(KernelError::Operand(why));
@@ -211,6 +213,42 @@ pub fn experts<W: Weight>(
     let mut run = Run::new(x, memory, y.len(), &mut |_, _| {})?;
     run.wave(cx, x.expert, run.used().len())?;
     run.finish(cx, y)
+}
+
+/// The experts of a group, each on rows of its own: row `r` of `x` belongs to expert `r /
+/// capacity`, and `y` gets what [`experts`] would weight for it, to the bit.
+///
+/// # Errors
+/// A panic of a part.
+pub fn group<W: Weight>(
+    cx: &mut Context<'_>,
+    x: Operands<'_, Expert<'_, W>>,
+    capacity: usize,
+    memory: Memory<'_>,
+    y: &mut [f32],
+) -> Result<(), KernelError> {
+    let rows = y.len() / x.k.max(1);
+    assert!(x.top_k == 1 && rows <= x.experts * capacity, "lengths of a group's operands");
+    if rows == 0 {
+        return Ok(());
+    }
+    let (order, rest) = memory.words.split_at_mut(rows);
+    let (used, rest) = rest.split_at_mut(x.experts);
+    let (starts, rest) = rest.split_at_mut(x.experts);
+    let (used, ends) = (&mut used[..rows.div_ceil(capacity)], &mut rest[..x.experts]);
+    order.iter_mut().zip(0..).for_each(|(row, i)| *row = i);
+    used.iter_mut().zip(0..).for_each(|(expert, i)| *expert = i);
+    let first = |expert: usize| (expert * capacity).min(rows) as u32;
+    starts.iter_mut().enumerate().for_each(|(e, at)| *at = first(e));
+    ends.iter_mut().enumerate().for_each(|(e, at)| *at = first(e + 1));
+    let sorted = Sorted { order, used, starts, ends, rows };
+    let (hidden, rest) = memory.floats.split_at_mut(rows * x.inter);
+    let (outer, rest) = rest.split_at_mut(rows * ready(x.activations, x.k));
+    let inner = &mut rest[..rows * ready(x.activations, x.inter)];
+    let (expert, outer) = (x.expert, Some(outer));
+    let mut run = Run { x, sorted, next: 0, input: None, outer, hidden, inner, down: y };
+    let count = run.used().len();
+    run.wave(cx, expert, count)
 }
 
 /// A run of the experts in waves. The results do not depend on the waves.
