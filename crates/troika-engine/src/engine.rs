@@ -92,6 +92,7 @@ impl Engine {
         plan.check(parts.spec, &names)?;
         let find = |name: &str| parts.devices.iter().find(|d| d.name() == name);
         plan.check_shapes(&|name| find(name).is_some_and(|d| d.caps().static_shapes))?;
+        plan.check_hosts(&|name| find(name).is_some_and(|d| d.caps().host_tasks))?;
         let options = LowerOptions {
             max_rows: plan.prefill.chunk,
             max_kv: plan.context,

@@ -12,7 +12,7 @@ use crate::plan::{Phase, Plan, RefusedOps, Rule, Split, Stage};
 /// The longest context: ops use 32-bit positions.
 pub(crate) const MAX_CONTEXT: usize = i32::MAX as usize;
 /// The most rows of a chunk, or positions of a page.
-const MAX_LENGTH: usize = 1 << 16;
+pub(crate) const MAX_LENGTH: usize = 1 << 16;
 /// The most chunks in flight: more than any pipeline of devices can use.
 const MAX_IN_FLIGHT: usize = 64;
 /// The most length buckets.
@@ -58,6 +58,7 @@ impl Plan {
                 check_rules(place(phase, up_to, self), rules, &self.devices, &segments)?;
             }
         }
+        self.check_experts(spec)?;
         self.check_values(&segments)
     }
 
@@ -172,7 +173,7 @@ impl Plan {
 }
 
 /// A description of a list of rules, for people.
-fn place(phase: Phase, up_to: usize, plan: &Plan) -> String {
+pub(crate) fn place(phase: Phase, up_to: usize, plan: &Plan) -> String {
     match phase {
         Phase::Prefill if up_to < plan.prefill.chunk => {
             format!("{} up to {up_to} rows", phase.name())
@@ -239,6 +240,10 @@ fn check_split(rule: &Rule) -> Result<(), String> {
     if let Split::Stages { stages } = split {
         return check_stages(rule, stages);
     }
+    if matches!(split, Split::Experts(_)) {
+        // Checked with the model.
+        return Ok(());
+    }
     if let Split::Residual { by } = split {
         let calibrated = rule.activations.iter().any(ActivationFormat::is_calibrated);
         return match *by == rule.device {
@@ -302,6 +307,9 @@ fn check_stages(rule: &Rule, stages: &[Stage]) -> Result<(), String> {
     for stage in stages {
         if matches!(stage.split, Some(Split::Stages { .. })) {
             return Err("has stages within a stage".into());
+        }
+        if matches!(stage.split, Some(Split::Experts(_))) {
+            return Err("shares experts out within a stage; leave the stages out".into());
         }
         let (device, split) = (stage.device.clone(), stage.split.clone());
         check_split(&Rule { device, split, ..rule.clone() })?;

@@ -5,6 +5,7 @@ use troika_graph::{ActivationFormat, DType};
 use troika_model::lower::SegmentKind;
 
 use crate::error::PlanError;
+use crate::experts::ExpertSplit;
 use crate::identity::{ModelId, PLAN_VERSION};
 use crate::json::fault;
 use crate::predicted::Predicted;
@@ -245,6 +246,8 @@ pub enum Split {
         /// One for each stage.
         stages: Vec<Stage>,
     },
+    /// By experts: groups of them on other devices, all else on the rule's.
+    Experts(ExpertSplit),
 }
 
 /// A stage of a segment: products of the same inputs, or the ops between products.
@@ -263,15 +266,15 @@ impl Split {
     pub fn parts(&self) -> &[Share] {
         match self {
             Split::Columns { parts } | Split::Hybrid { parts, .. } => parts,
-            Split::Rows { .. } | Split::Residual { .. } | Split::Stages { .. } => &[],
+            _ => &[],
         }
     }
 
     /// The standard lengths of a split by rows.
     pub fn lengths(&self) -> &[usize] {
         match self {
-            Split::Columns { .. } | Split::Residual { .. } | Split::Stages { .. } => &[],
             Split::Rows { lengths, .. } | Split::Hybrid { lengths, .. } => lengths,
+            _ => &[],
         }
     }
 }
@@ -289,6 +292,7 @@ impl Split {
                 let own = stages.iter().map(|s| s.device.as_str());
                 own.chain(of_splits.flat_map(Split::devices)).collect()
             }
+            Split::Experts(split) => split.groups.iter().map(|g| g.device.as_str()).collect(),
         }
     }
 }

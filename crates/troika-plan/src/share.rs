@@ -64,8 +64,8 @@ impl Rule {
         };
         let devices = |parts: &[Share]| parts.iter().map(|p| p.device.clone()).collect::<Vec<_>>();
         match &self.split {
-            // Stages are partitioned one by one.
-            None | Some(Split::Residual { .. } | Split::Stages { .. }) => {
+            // Stages are partitioned one by one, and experts row by row at run time.
+            None | Some(Split::Residual { .. } | Split::Stages { .. } | Split::Experts(_)) => {
                 (Partition::Whole { part: 0 }, vec![own])
             }
             Some(Split::Columns { parts }) => (Partition::Columns(columns(parts)), devices(parts)),

@@ -7,9 +7,9 @@ use troika_model::lower::{SegmentKind, segments};
 use troika_model::spec::ModelSpec;
 use troika_model::{families, presets};
 use troika_plan::{
-    CalibratedProducts, Calibration, DeviceFacts, Elsewhere, Layers, LengthRules, Phase, Plan,
-    PlanError, PlanRequest, Refusal, RefusedOps, Rule, Share, Split, Strategy, describe_refusals,
-    make,
+    CalibratedProducts, Calibration, DeviceFacts, Dispatch, Elsewhere, ExpertGroupPlan,
+    ExpertSplit, Layers, LengthRules, Overflow, Phase, Plan, PlanError, PlanRequest, Refusal,
+    RefusedOps, Rule, Share, Split, Stage, Strategy, describe_refusals, make,
 };
 
 fn spec(preset: &str) -> ModelSpec {
@@ -641,5 +641,97 @@ fn what_has_no_room_is_elsewhere() {
                 assert_eq!(rule.activations, [ActivationFormat::INT8]);
             }
         }
+    }
+}
+
+/// A plan of device `a` that shares out the experts of a layer.
+fn with_groups(groups: &[(&str, &[usize], usize)]) -> (ModelSpec, Plan) {
+    let spec = spec("qwen3-moe-tiny");
+    let mut plan = planned("qwen3-moe-tiny", Strategy::OneDevice, 1);
+    plan.devices = vec!["a".into(), "b".into()];
+    let group = |(device, experts, capacity): &(&str, &[usize], usize)| ExpertGroupPlan {
+        device: (*device).into(),
+        experts: experts.to_vec(),
+        capacity: *capacity,
+    };
+    let groups = groups.iter().map(group).collect();
+    let split = ExpertSplit { groups, overflow: Overflow::Cpu, dispatch: Dispatch::PerChunk };
+    let all = plan.prefill.rules[0].clone();
+    let kinds = SegmentKind::ALL.into_iter().filter(|k| *k != SegmentKind::Experts);
+    let rule = |kinds: Vec<SegmentKind>| Rule { segments: Some(kinds), ..all.clone() };
+    let shares = Rule { split: Some(Split::Experts(split)), ..rule(vec![SegmentKind::Experts]) };
+    let has = |k: &SegmentKind| segments(&spec).iter().any(|(kind, _)| kind == k);
+    plan.prefill.rules = vec![rule(kinds.filter(has).collect()), shares];
+    (spec, plan)
+}
+
+#[test]
+fn experts_are_shared_out_in_groups() {
+    let (spec, mut plan) = with_groups(&[("b", &[3, 0], 8), ("a", &[1], 4)]);
+    plan.check(&spec, &NAMES).unwrap();
+    let text = plan.to_json();
+    assert!(!text.contains("overflow") && !text.contains("dispatch"), "{text}");
+    assert_eq!(Plan::from_json(&text).unwrap(), plan);
+    plan.check_hosts(&|name| name == "a").unwrap();
+    let why = plan.check_hosts(&|name| name == "b").unwrap_err().to_string();
+    assert!(why.contains("rule 2 of prefill has device a share experts out"), "{why}");
+    let Some(Split::Experts(split)) = &mut plan.prefill.rules[1].split else { panic!("no groups") };
+    split.dispatch = Dispatch::LayerMajor;
+    plan.check(&spec, &NAMES).unwrap();
+    assert!(plan.to_json().contains("\"dispatch\": \"layer-major\""));
+    assert_eq!(Plan::from_json(&plan.to_json()).unwrap(), plan);
+    for o in Overflow::ALL {
+        assert_eq!(Overflow::parse(o.name()), Some(o));
+    }
+    for d in Dispatch::ALL {
+        assert_eq!(Dispatch::parse(d.name()), Some(d));
+    }
+}
+
+#[test]
+fn spoilt_groups_of_experts_are_refused() {
+    let experts = |e: &mut Plan| -> ExpertSplit { e.prefill.rules[1].experts().unwrap().clone() };
+    type Spoil<'a> = (&'a dyn Fn(&mut ExpertSplit), &'a str);
+    let spoils: [Spoil<'_>; 8] = [
+        (&|s| s.groups.clear(), "has no groups of experts"),
+        (&|s| s.groups[0].experts.clear(), "has no experts in group 1"),
+        (&|s| s.groups[0].capacity = 0, "has a capacity of 0 in group 1"),
+        (&|s| s.groups[0].experts.push(99), "names expert 99, and layer 0 has experts 0 to"),
+        (&|s| s.groups[1].experts.push(3), "has expert 3 in two places"),
+        (&|s| s.groups[0].device = "x".into(), "names device x"),
+        (&|s| s.overflow = Overflow::Pad, "pads, and group 1 has a capacity of 8 for chunks of"),
+        (
+            &|s| (s.overflow, s.dispatch) = (Overflow::Prune, Dispatch::LayerMajor),
+            "where full rows run at once and none overflow",
+        ),
+    ];
+    for (spoil, told) in spoils {
+        let (spec, mut plan) = with_groups(&[("b", &[3, 0], 8), ("a", &[1], 4)]);
+        let mut split = experts(&mut plan);
+        spoil(&mut split);
+        plan.prefill.rules[1].split = Some(Split::Experts(split));
+        // Without its groups device b has nothing to do, which would be told first.
+        let used: Vec<String> = plan.all_rules().flat_map(Rule::devices).map(Into::into).collect();
+        plan.devices.retain(|d| used.contains(d));
+        let why = plan.check(&spec, &NAMES).unwrap_err().to_string();
+        assert!(why.contains(told), "{why}");
+    }
+    let (spec, plan) = with_groups(&[("b", &[0], 8)]);
+    let mut decoded = plan.clone();
+    decoded.decode.rules = plan.prefill.rules.clone();
+    let mut wide = plan.clone();
+    wide.prefill.rules = vec![Rule { segments: None, ..plan.prefill.rules[1].clone() }];
+    let mut staged = plan.clone();
+    let split = plan.prefill.rules[1].split.clone();
+    let stages =
+        vec![Stage { device: "a".into(), split }, Stage { device: "b".into(), split: None }];
+    staged.prefill.rules[1].split = Some(Split::Stages { stages });
+    for (plan, told) in [
+        (decoded, "for a single token"),
+        (wide, "is about other segments, too"),
+        (staged, "shares experts out within a stage"),
+    ] {
+        let why = plan.check(&spec, &NAMES).unwrap_err().to_string();
+        assert!(why.contains(told), "{why}");
     }
 }

@@ -56,7 +56,7 @@ pub(super) fn one_row(p: &Placement) -> Placement {
     let placed = match &p.split {
         Some(Split::Columns { .. } | Split::Residual { .. }) | None => p.clone(),
         Some(Split::Rows { rest, .. }) => Placement::whole(rest),
-        Some(Split::Hybrid { .. }) => Placement::whole(&p.device),
+        Some(Split::Hybrid { .. } | Split::Experts(_)) => Placement::whole(&p.device),
         Some(Split::Stages { stages }) => {
             let one = |s: &Stage| {
                 let Placement { device, split, .. } = one_row(&Placement::of(s));

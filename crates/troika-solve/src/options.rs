@@ -32,7 +32,7 @@ impl Placement {
         Placement { device: owner.into(), split, row_buckets: None }
     }
 
-    /// The kind of split: whole, columns, rows, both, stages, or outliers.
+    /// The kind of split: whole, columns, rows, both, stages, outliers, or experts.
     pub fn way(&self) -> u8 {
         match self.split {
             None => 0,
@@ -41,6 +41,7 @@ impl Placement {
             Some(Split::Hybrid { .. }) => 3,
             Some(Split::Stages { .. }) => 4,
             Some(Split::Residual { .. }) => 5,
+            Some(Split::Experts(_)) => 6,
         }
     }
 
@@ -69,6 +70,10 @@ impl Placement {
                 format!("{}, the rest by columns {}", rows(lengths), columns(parts))
             }
             Some(Split::Residual { by }) => format!("{}, outliers on {by}", self.device),
+            Some(Split::Experts(experts)) => {
+                let groups = experts.groups.len();
+                format!("experts in {groups} groups, the rest on {}", self.device)
+            }
             Some(Split::Stages { stages }) => {
                 let stages = stages.iter().map(|s| Placement::of(s).describe());
                 format!("in stages: {}", stages.collect::<Vec<_>>().join("; "))

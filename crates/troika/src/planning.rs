@@ -209,6 +209,7 @@ impl BoundModel {
         plan.check(&self.spec, &self.names())?;
         let find = |name: &str| self.devices.iter().find(|d| d.name() == name);
         plan.check_shapes(&|name| find(name).is_some_and(|d| d.caps().static_shapes))?;
+        plan.check_hosts(&|name| find(name).is_some_and(|d| d.caps().host_tasks))?;
         Ok(plan.clone())
     }
 

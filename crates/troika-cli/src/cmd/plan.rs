@@ -232,6 +232,16 @@ fn describe_split(device: &str, split: &Split) -> String {
         Split::Columns { .. } => columns,
         Split::Rows { rest, .. } => format!("{standard}, the rest: {rest}"),
         Split::Residual { by } => format!("products: {device}, their outliers and the rest: {by}"),
+        Split::Experts(experts) => {
+            let groups = experts.groups.iter();
+            let group =
+                groups.map(|g| format!("{} {} x {}", g.device, g.experts.len(), g.capacity));
+            let (dispatch, overflow) = (experts.dispatch.name(), experts.overflow.name());
+            let groups = group.collect::<Vec<_>>().join(", ");
+            format!(
+                "experts {dispatch} in groups: {groups}; overflow {overflow}, the rest: {device}"
+            )
+        }
         // Stages have separate lines above.
         Split::Hybrid { .. } | Split::Stages { .. } => {
             format!("{standard}, the rest by {columns}")
