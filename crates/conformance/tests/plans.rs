@@ -17,9 +17,10 @@ use troika::engine::{
 };
 use troika::graph::{ActivationFormat, DType, Subgraph};
 use troika::model::lower::{SegmentKind, segments};
+use troika::model::spec::Ffn;
 use troika::plan::{
-    DeviceFacts, Layers, Plan, PlanRequest, Policy, RefusedOps, Rule, Share, Split, Strategy,
-    SyncMode, make,
+    DeviceFacts, Dispatch, ExpertGroupPlan, ExpertSplit, Layers, Overflow, Phase, Plan,
+    PlanRequest, Policy, RefusedOps, Rule, Share, Split, Strategy, SyncMode, make,
 };
 use troika::program::ProgramError;
 use troika::trace::Tracer;
@@ -111,6 +112,27 @@ fn split(r: &mut Random, kind: SegmentKind, device: &str, chunk: usize) -> Optio
     }
 }
 
+/// Random groups of a layer's experts, for chunks of up to so many rows.
+fn experts(r: &mut Random, d: &Described, layer: usize, chunk: usize) -> Option<Split> {
+    let Ffn::Moe(moe) = &d.spec.layers[layer].ffn else { return None };
+    let mut left: Vec<usize> = (0..moe.experts).collect();
+    let overflow = *r.of(&[Overflow::Cpu, Overflow::Pad]);
+    let dispatch = match overflow {
+        Overflow::Cpu => *r.of(&Dispatch::ALL),
+        _ => Dispatch::PerChunk,
+    };
+    let mut groups = Vec::new();
+    while !left.is_empty() && (groups.is_empty() || !r.once_in(4)) {
+        let of_group = 1 + r.below(left.len());
+        let experts = (0..of_group).map(|_| left.swap_remove(r.below(left.len())));
+        let experts = experts.collect();
+        let capacity = 1 + r.below(chunk + 2);
+        let capacity = if overflow == Overflow::Pad { chunk.max(capacity) } else { capacity };
+        groups.push(ExpertGroupPlan { device: (*r.of(&NAMES)).into(), experts, capacity });
+    }
+    Some(Split::Experts(ExpertSplit { groups, overflow, dispatch }))
+}
+
 /// Random ops that devices supposedly refuse.
 fn refused(r: &mut Random, kind: SegmentKind) -> Vec<RefusedOps> {
     let ops = ["linear", "rms_norm", "add", "rope", "attention", "gate", "kv_append", "experts"];
@@ -129,7 +151,7 @@ fn refused(r: &mut Random, kind: SegmentKind) -> Vec<RefusedOps> {
 fn rules(
     r: &mut Random,
     d: &Described,
-    chunk: usize,
+    (phase, chunk): (Phase, usize),
     activations: &[ActivationFormat],
 ) -> Vec<Rule> {
     let of_model = segments(&d.spec);
@@ -148,10 +170,16 @@ fn rules(
         };
         for layers in ranges {
             let device = (*r.of(&NAMES)).to_string();
+            let shared = match (kind, phase) {
+                (SegmentKind::Experts, Phase::Prefill) if !r.once_in(3) => {
+                    experts(r, d, layers.map_or(d.spec.layers.len() - 1, |l| l.first), chunk)
+                }
+                _ => None,
+            };
             rules.push(Rule {
                 segments: Some(vec![kind]),
                 layers,
-                split: split(r, kind, &device, chunk),
+                split: shared.or_else(|| split(r, kind, &device, chunk)),
                 refused: refused(r, kind),
                 values: DType::F32,
                 row_buckets: None,
@@ -171,8 +199,8 @@ fn random_plan(r: &mut Random, d: &Described, like: &Plan) -> Plan {
     plan.prefill.policy = *r.of(&Policy::ALL);
     plan.page_len = 1 << r.below(6);
     let formats = like.activations();
-    plan.prefill.rules = rules(r, d, plan.prefill.chunk, &formats);
-    plan.decode.rules = rules(r, d, 2, &formats);
+    plan.prefill.rules = rules(r, d, (Phase::Prefill, plan.prefill.chunk), &formats);
+    plan.decode.rules = rules(r, d, (Phase::Decode, 2), &formats);
     let mut plan = with_values(&plan, (like.prefill.rules[0].values, like.decode.rules[0].values));
     let rules = || plan.prefill.rules.iter().chain(&plan.decode.rules);
     let used = |n: &&str| rules().any(|rule| rule.devices().any(|d| d == *n));
@@ -246,14 +274,15 @@ fn plans_agree(name: &str, quant: Quant, seed: u64, count: usize) -> usize {
 #[test]
 fn any_plan_computes_what_one_device_does() {
     let models = ["llama-2", "qwen3-moe", "gemma-3", "deepseek-v2", "phi-2", "gpt-oss", "olmoe"];
+    let models = models.into_iter().chain(["qwen2-moe", "mixtral"]);
     let ran: usize =
-        models.iter().enumerate().map(|(i, m)| plans_agree(m, Quant::None, i as u64, 30)).sum();
+        models.enumerate().map(|(i, m)| plans_agree(m, Quant::None, i as u64, 30)).sum();
     assert!(ran > 150, "only {ran} plans ran");
 }
 
 #[test]
 fn any_plan_of_quantized_weights_computes_what_one_device_does() {
-    let ran: usize = [(Quant::Q8, "qwen3"), (Quant::Q4, "llama-3.2")]
+    let ran: usize = [(Quant::Q8, "qwen3"), (Quant::Q4, "llama-3.2"), (Quant::Q8, "mixtral")]
         .iter()
         .map(|(quant, model)| plans_agree(model, *quant, 77, 30))
         .sum();

@@ -28,6 +28,7 @@ pub struct HostTask {
     name: Arc<str>,
     reads: Vec<View>,
     writes: Vec<View>,
+    parts: Vec<View>,
     function: Box<HostFn>,
     result: Mutex<Option<HostData>>,
 }
@@ -54,7 +55,13 @@ impl HostTask {
             }
         }
         let (function, result) = (Box::new(function), Mutex::default());
-        Ok(HostTask { name: name.into(), reads, writes, function, result })
+        Ok(HostTask { name: name.into(), reads, writes, parts: Vec::new(), function, result })
+    }
+
+    /// The same, with views of which it, or what becomes known by it, uses parts that only run time
+    /// knows. Several tasks may do so at once, each with parts of its own, which it claims itself.
+    pub fn with_parts(self, parts: Vec<View>) -> HostTask {
+        HostTask { parts, ..self }
     }
 
     /// Its name, for errors.
@@ -72,8 +79,13 @@ impl HostTask {
         &self.writes
     }
 
-    /// Claims the views and runs the function on the calling thread. For the queue that has reached
-    /// this task.
+    /// The views of which it uses parts.
+    pub fn parts(&self) -> &[View] {
+        &self.parts
+    }
+
+    /// Claims the views that it reads and writes, and runs the function on the calling thread. For
+    /// the queue that has reached this task.
     ///
     /// # Errors
     /// [`AccessError`] for views in use or in a device's memory; the function's error or panic.

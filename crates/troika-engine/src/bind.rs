@@ -4,14 +4,17 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use troika_device::{
-    Bindings, Buffer, CopyRows, Device, DeviceError, ForwardBatch, Run, View, Weights, Work,
+    Bindings, Buffer, Clock, CopyRows, Device, DeviceError, ForwardBatch, Run, SpaceId, View,
+    Weights, Work,
 };
 use troika_plan::Plan;
 use troika_program::{
-    BufferName, NamedCopy, NamedRun, NamedTask, NamedView, NamedWork, Program, SlotMemory, Slots,
+    BufferName, ExpertBuffer, ExpertMemory, ExpertStep, NamedCopy, NamedHost, NamedRun, NamedTask,
+    NamedView, NamedWork, Program, SlotMemory, Slots,
 };
 
 use crate::error::EngineError;
+use crate::experts::{Dispatcher, ExpertGraph, OfChunk, PackedBuffers, SharedStats, host_task};
 use crate::memory::allocate;
 use crate::pool::EdgePool;
 use crate::schedule::Task;
@@ -27,6 +30,8 @@ pub(crate) struct PlacedModel {
     /// For each state, the memory of its instances.
     pub states: Vec<Vec<Buffer>>,
     pub slots: Arc<Slots>,
+    pub clock: Arc<dyn Clock>,
+    pub expert_stats: SharedStats,
 }
 
 /// Ids and positions of a chunk.
@@ -43,16 +48,20 @@ pub(crate) struct Binder<'a> {
     pub logits: &'a Buffer,
     /// Memory for copies between two devices, by number.
     pub staging: HashMap<usize, Buffer>,
+    /// Rows on their way through shared experts.
+    pub packed: &'a mut PackedBuffers,
+    /// What becomes known by tasks, by their number.
+    pub dispatchers: HashMap<u32, Dispatcher>,
 }
 
 impl Binder<'_> {
-    /// A task of a forward batch.
+    /// A task of a forward batch, by its number in the graph.
     ///
     /// # Errors
     /// There is not enough memory for a value that is bound for the first time.
     pub fn task(
         &mut self,
-        named: &NamedTask,
+        (number, named): (u32, &NamedTask),
         forward: &Arc<ForwardBatch>,
     ) -> Result<Task, EngineError> {
         let work = match &named.work {
@@ -65,10 +74,66 @@ impl Binder<'_> {
             NamedWork::Copy(NamedCopy { from, to }) => {
                 Work::Copy(CopyRows { from: self.view(from)?, to: self.view(to)? })
             }
+            NamedWork::Host(host) => self.host((number, named), host)?,
         };
         let NamedTask { device, name, chunk, rows, .. } = named;
         let (name, rows) = (name.clone(), rows.clone());
         Ok(Task { device: *device, name, chunk: *chunk, rows, work })
+    }
+
+    /// A step of a chunk through shared experts.
+    fn host(
+        &mut self,
+        (number, named): (u32, &NamedTask),
+        host: &NamedHost,
+    ) -> Result<Work, EngineError> {
+        let mut views = |list: &[NamedView]| -> Result<Vec<View>, EngineError> {
+            list.iter().map(|view| self.view(view)).collect()
+        };
+        let views = (views(&host.reads)?, views(&host.writes)?, views(&host.parts)?);
+        let experts = &self.model.program.experts[host.experts];
+        let of = OfChunk {
+            routing: self.packed.routing(host.set, host.experts, experts),
+            place: host.place,
+            layer: experts.layer,
+            rows: named.rows.len(),
+            top_k: experts.shape.top_k,
+            stats: self.model.expert_stats.clone(),
+            clock: self.model.clock.clone(),
+        };
+        if host.step == ExpertStep::Dispatch {
+            let dispatcher = self.dispatcher(named.chunk, host, of.clone())?;
+            self.dispatchers.insert(number, dispatcher);
+        }
+        Ok(Work::Host(Arc::new(host_task(&named.name, host.step, views, of)?)))
+    }
+
+    /// What runs the rows of a chunk.
+    fn dispatcher(
+        &mut self,
+        chunk: u32,
+        host: &NamedHost,
+        of: OfChunk,
+    ) -> Result<Dispatcher, EngineError> {
+        let program = &self.model.program;
+        let experts = &program.experts[host.experts];
+        let graph = |index: usize, device: usize, space: SpaceId, name: &Arc<str>| ExpertGraph {
+            device,
+            space,
+            name: name.clone(),
+            weights: self.model.loaded[index].clone(),
+        };
+        let groups = experts.groups.iter().map(|g| graph(g.graph, g.device, g.space, &g.name));
+        let groups = groups.collect();
+        let rest = graph(experts.rest, experts.device, SpaceId::HOST, &experts.rest_name);
+        let mut buffers: HashMap<(SpaceId, ExpertBuffer), Buffer> = HashMap::new();
+        for view in host.reads.iter().chain(&host.parts) {
+            if let BufferName::Experts(ExpertMemory { space, buffer, .. }) = view.buffer {
+                buffers.insert((space, buffer), self.buffer(view)?);
+            }
+        }
+        let row_bytes = program.packed.cols * 4;
+        Ok(Dispatcher { of, chunk, groups, rest, buffers, row_bytes })
     }
 
     fn bindings(&mut self, run: &NamedRun) -> Result<Bindings, EngineError> {
@@ -98,6 +163,9 @@ impl Binder<'_> {
             BufferName::Logits => self.logits.clone(),
             BufferName::Value { set, memory } => self.value(*set, memory)?,
             BufferName::State(part) => self.model.states[part.state][part.instance].clone(),
+            BufferName::Experts(memory) => {
+                self.packed.buffer(memory, named, &self.model.devices)?
+            }
             BufferName::Staging(number) => match self.staging.get(number) {
                 Some(known) => known.clone(),
                 None => {

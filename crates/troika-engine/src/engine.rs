@@ -12,6 +12,7 @@ use troika_trace::Tracer;
 use crate::bind::PlacedModel;
 use crate::compile::{CompileControl, CompileWith, compile};
 use crate::error::EngineError;
+use crate::experts::{ExpertStats, SharedStats};
 use crate::input::Admission;
 use crate::kv::{GroupLayout, KvCache, KvLayout, SeqId};
 use crate::mailbox::{EngineHandle, Limits};
@@ -145,7 +146,16 @@ impl Engine {
             seqs: Sequences::new(rules, kv, parts.spec),
             runner,
             memory,
-            model: PlacedModel { program, devices, loaded, plan, states, slots },
+            model: PlacedModel {
+                program,
+                devices,
+                loaded,
+                plan,
+                states,
+                slots,
+                clock: parts.clock,
+                expert_stats: SharedStats::default(),
+            },
         })
     }
 
@@ -159,6 +169,11 @@ impl Engine {
         let activations = self.slots.iter().map(BatchSlot::bytes).sum();
         let (kv_used, kv_kept) = (self.seqs.kv.used_bytes(), self.seqs.kv.kept_bytes());
         EngineMemory { kv_used, kv_kept, activations, ..self.memory }
+    }
+
+    /// What was routed to shared experts so far.
+    pub fn expert_stats(&self) -> ExpertStats {
+        self.model.expert_stats.with(|stats| stats.clone())
     }
 
     /// How often a sequence lost its pages to another one and was computed again.

@@ -13,6 +13,7 @@ use troika_program::{BatchShape, NamedTask, Slots};
 use crate::batching::PlannedBatch;
 use crate::bind::{Binder, InputSlot, PlacedModel};
 use crate::error::EngineError;
+use crate::experts::{Dispatcher, PackedBuffers, growth};
 use crate::kv::SeqId;
 use crate::memory::allocate;
 use crate::pool::EdgePool;
@@ -58,6 +59,8 @@ pub(crate) struct BatchSlot {
     /// Values between segments, one set for each chunk in flight.
     pools: Vec<EdgePool>,
     inputs: Vec<InputSlot>,
+    /// Rows on their way through shared experts.
+    packed: PackedBuffers,
     pub logits: Buffer,
     /// Graphs by placement and rows. For decode, one for each number of sequences; for prefill only
     /// the latest, since the next one often has its shape.
@@ -82,6 +85,7 @@ impl BatchSlot {
         Ok(BatchSlot {
             pools: vec![EdgePool::new(slots)],
             inputs: Vec::new(),
+            packed: PackedBuffers::default(),
             logits: allocate(Some(0), "logits")?,
             graphs: HashMap::new(),
             batches: Vec::new(),
@@ -94,7 +98,7 @@ impl BatchSlot {
 
     /// Bytes of the values between segments.
     pub fn bytes(&self) -> u64 {
-        self.pools.iter().map(EdgePool::bytes).sum()
+        self.pools.iter().map(EdgePool::bytes).sum::<u64>() + self.packed.bytes()
     }
 
     /// The batches that are planned or in flight.
@@ -166,7 +170,7 @@ impl BatchSlot {
             // Nobody holds the graph unless it is in flight.
             && let Some(graph) = Arc::get_mut(&mut known.graph)
         {
-            graph.set_forward_batches(batches.iter().map(|b| &b.forward));
+            graph.set_forward_batches(|chunk| batches.get(chunk).map(|b| &b.forward));
             return Ok(known.graph.clone());
         }
         let graph = self.made(model)?;
@@ -183,28 +187,29 @@ impl BatchSlot {
     /// # Errors
     /// Those of [`BatchSlot::graph`].
     fn made(&mut self, model: &PlacedModel) -> Result<Arc<TaskGraph>, EngineError> {
-        let (mut named, mut logits_row) = (Vec::new(), 0);
-        for (chunk, batch) in self.batches().iter().enumerate() {
-            let shape = BatchShape {
-                phase: batch.phase,
-                rows: batch.forward.rows(),
-                wanted: joined(batch.wanted.iter().map(|(_, rows)| rows.clone())),
-                chunk: chunk as u32,
-                // Chunks use the pools in turn.
-                set: chunk % self.pools.len(),
-                logits_row,
-            };
-            let made = model.program.tasks(&model.slots, &shape)?;
-            logits_row = made.logits_row;
-            named.extend(made.tasks);
-        }
+        let shape = |(chunk, batch): (usize, &PlannedBatch)| BatchShape {
+            phase: batch.phase,
+            rows: batch.forward.rows(),
+            wanted: joined(batch.wanted.iter().map(|(_, rows)| rows.clone())),
+            chunk: chunk as u32,
+            // Chunks use the pools in turn.
+            set: chunk % self.pools.len(),
+            logits_row: 0,
+        };
+        let mut shapes: Vec<BatchShape> = self.batches().iter().enumerate().map(shape).collect();
+        let named = model.program.all_tasks(&model.slots, &mut shapes)?.tasks;
         let forwards: Vec<_> = self.batches().iter().map(|b| b.forward.clone()).collect();
         let schedule = Schedule::of_named(&named, &forwards);
-        let tasks = self.bind(model, &named)?;
-        Ok(Arc::new(TaskGraph::of(tasks, schedule)))
+        let (tasks, dispatchers) = self.bind(model, &named)?;
+        let graph = TaskGraph::of(tasks, schedule);
+        if dispatchers.is_empty() {
+            return Ok(Arc::new(graph));
+        }
+        let growing: Vec<u32> = dispatchers.keys().copied().collect();
+        Ok(Arc::new(graph.growing(&growing, growth(dispatchers))))
     }
 
-    /// Binds tasks of the planned batches to memory.
+    /// Binds tasks of the planned batches to memory. Also returns what becomes known by them.
     ///
     /// # Errors
     /// There is not enough memory for a value that is bound for the first time.
@@ -212,17 +217,21 @@ impl BatchSlot {
         &mut self,
         model: &PlacedModel,
         named: &[NamedTask],
-    ) -> Result<Vec<Task>, EngineError> {
+    ) -> Result<(Vec<Task>, HashMap<u32, Dispatcher>), EngineError> {
         let mut binder = Binder {
             model,
             pools: &mut self.pools,
             inputs: &self.inputs,
             logits: &self.logits,
             staging: HashMap::new(),
+            packed: &mut self.packed,
+            dispatchers: HashMap::new(),
         };
         let batches = &self.batches;
         let forward = |task: &NamedTask| &batches[task.chunk as usize].forward;
-        named.iter().map(|task| binder.task(task, forward(task))).collect()
+        let all = (0..).zip(named).map(|(number, task)| binder.task((number, task), forward(task)));
+        let tasks = all.collect::<Result<Vec<Task>, EngineError>>()?;
+        Ok((tasks, binder.dispatchers))
     }
 
     /// Allocates inputs and logits for the planned batches.

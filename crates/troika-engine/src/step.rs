@@ -177,7 +177,7 @@ impl Engine {
             let batch = &self.slots[place].batches()[at];
             let named = self.seqs.handover.before(batch.phase, &batch.forward, &self.model.program);
             if !named.is_empty() {
-                copies.extend(self.slots[place].bind(&self.model, &named)?);
+                copies.extend(self.slots[place].bind(&self.model, &named)?.0);
             }
         }
         match copies.is_empty() {

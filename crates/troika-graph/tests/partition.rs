@@ -165,6 +165,35 @@ fn split(g: &Subgraph, shares: &[u32], tile: usize, groups: Option<usize>) -> Pa
 }
 
 #[test]
+fn experts_are_cut_from_what_is_around_them() {
+    let g = experts();
+    let around = around_experts(&g).unwrap();
+    let ops = |p: &Piece| p.graph.nodes.iter().map(|n| n.op.name()).collect::<Vec<_>>();
+    assert_eq!(ops(around.before.as_ref().unwrap()), ["rms_norm", "linear", "router"]);
+    assert_eq!(ops(&around.experts), ["experts"]);
+    let beside = ["linear", "linear", "gate", "linear", "linear", "sigmoid_gate"];
+    assert_eq!(ops(around.beside.as_ref().unwrap()), beside);
+    let after = around.after.as_ref().unwrap();
+    assert_eq!(ops(after), ["add", "add"]);
+    let mut written = Written::default();
+    let pieces =
+        [around.before.as_ref(), Some(&around.experts), around.beside.as_ref(), Some(after)];
+    for piece in pieces.into_iter().flatten() {
+        for c in &piece.inputs {
+            let known = g.inputs.contains(&c.value) || written.of(&g, c.value).iter().all(|w| *w);
+            assert!(known, "{c:?} is not there");
+        }
+        piece.outputs.iter().for_each(|c| written.of(&g, c.value).fill(true));
+    }
+    assert!(written.of(&g, g.outputs[0]).iter().all(|w| *w));
+    let single = single_choices(&g).unwrap();
+    assert_eq!(single.max_rows(), 16, "two of 8 rows each");
+    assert!(single.inputs[1..].iter().all(|v| single.value(*v).shape.row_len() == 1));
+    let none = head(8, 16);
+    assert!(matches!(around_experts(&none), Err(PartitionError::NoExperts { .. })));
+}
+
+#[test]
 fn a_slice_of_experts_names_its_weights_only() {
     let g = experts();
     let names = |p: &Piece| p.graph.weights.iter().map(|w| w.name.to_string()).collect::<Vec<_>>();

@@ -22,6 +22,12 @@ pub enum ProgramError {
         /// Stages in the rule.
         says: usize,
     },
+    /// A device that cannot share experts out.
+    #[error(
+        "device {0} cannot share experts out: that takes a CPU which runs functions of the host and \
+         takes any number of rows; name one as the rule's device"
+    )]
+    Routes(String),
     /// A segment that cannot be split as the plan says.
     #[error(transparent)]
     Partition(#[from] PartitionError),

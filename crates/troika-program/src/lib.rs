@@ -7,6 +7,7 @@
 
 mod copies;
 mod error;
+mod experts;
 mod graphs;
 mod handover;
 mod pieces;
@@ -20,9 +21,14 @@ mod shapes;
 mod slots;
 mod tasks;
 mod used_shares;
+mod window;
 
 pub use copies::{CopyCount, PhaseCopies, copies};
 pub use error::ProgramError;
+pub use experts::{
+    ExpertBuffer, ExpertCounts, ExpertMemory, ExpertRows, ExpertStep, GroupGraph, LEFT_OUT,
+    LayerCounts, NamedHost, PackedRun, PackedSize, PlacedExperts, RoutedShape, SharedExperts,
+};
 pub use graphs::{GraphList, ListedGraph};
 pub use handover::Handover;
 pub use place::Placer;

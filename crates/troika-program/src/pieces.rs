@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use troika_graph::partition::{
-    ColumnSplit, Columns, Partition, PartitionError, Piece, cut_at, split_columns,
+    self, ColumnSplit, Columns, Partition, PartitionError, Piece, cut_at, split_columns,
 };
 use troika_graph::{Subgraph, ValueId};
 use troika_plan::stage_borders;
@@ -66,6 +66,30 @@ pub(crate) fn stages(
     let device = whole.device;
     let mut scope = Scope::new(&whole, values);
     Ok(pieces.into_iter().map(|piece| scope.bind(piece, device)).collect())
+}
+
+/// A graph cut around its experts; the device of each piece is that of the whole graph.
+pub(crate) struct AroundExperts {
+    pub before: Option<PlacedGraph>,
+    pub experts: PlacedGraph,
+    pub beside: Option<PlacedGraph>,
+    pub after: Option<PlacedGraph>,
+}
+
+/// Cuts a graph around its experts.
+pub(crate) fn around_experts(
+    whole: &PlacedGraph,
+    values: &mut Vec<Between>,
+) -> Result<AroundExperts, PartitionError> {
+    let around = partition::around_experts(&whole.graph)?;
+    let mut scope = Scope::new(whole, values);
+    let mut bind = |piece| scope.bind(piece, whole.device);
+    Ok(AroundExperts {
+        before: around.before.map(&mut bind),
+        experts: bind(around.experts),
+        beside: around.beside.map(&mut bind),
+        after: around.after.map(&mut bind),
+    })
 }
 
 /// Divides a graph by columns. The pieces are in an order in which they can run; those of one stage

@@ -30,12 +30,12 @@ pub struct Placer<'a> {
 }
 
 /// The graph of a segment, or of one of its stages.
-struct Stage<'a> {
-    root: PlacedGraph,
-    rule: &'a Rule,
-    kind: SegmentKind,
+pub(crate) struct Stage<'a> {
+    pub root: PlacedGraph,
+    pub rule: &'a Rule,
+    pub kind: SegmentKind,
     /// Key/value heads that follow, by which columns are divided.
-    heads: Option<usize>,
+    pub heads: Option<usize>,
 }
 
 impl Placer<'_> {
@@ -54,6 +54,9 @@ impl Placer<'_> {
         let graph = self.types.convert(&graph, segment, phase);
         let root = root(graph, segment, self.lowered);
         let (kind, heads) = (segment.kind, attention_of(self.lowered, segment));
+        if let Some(split) = rule.experts() {
+            return self.experts(segment, (root, rule), split);
+        }
         let mut between = Vec::new();
         let Some(Split::Stages { stages }) = &rule.split else {
             let stage = self.stage(Stage { root, rule, kind, heads }, &mut between)?;
@@ -73,7 +76,7 @@ impl Placer<'_> {
         Ok(PlacedSegment::new(placed, between))
     }
 
-    fn stage(
+    pub(crate) fn stage(
         &self,
         stage: Stage<'_>,
         between: &mut Vec<Between>,
@@ -122,7 +125,7 @@ impl Placer<'_> {
         Ok(placed)
     }
 
-    fn index(&self, name: &str) -> Option<usize> {
+    pub(crate) fn index(&self, name: &str) -> Option<usize> {
         self.devices.iter().position(|d| d.name == name)
     }
 
@@ -163,7 +166,7 @@ impl Placer<'_> {
         graphs.into_iter().map(|g| self.piece(g, rule)).collect()
     }
 
-    fn piece(&self, p: PlacedGraph, rule: &Rule) -> PlacedPiece {
+    pub(crate) fn piece(&self, p: PlacedGraph, rule: &Rule) -> PlacedPiece {
         let caps = &self.devices[p.device].caps;
         let format = converting(rule).filter(|f| caps.activation_formats.contains(f));
         let graph = format.map_or(p.graph.clone(), |format| convert_products(&p.graph, format));

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use troika_graph::partition::{Computed, Partition, PartitionError};
 use troika_graph::{DType, Subgraph};
 
+use crate::experts::PlacedExperts;
 use crate::residency::common;
 
 /// A value that a piece reads or writes, as its segment knows it.
@@ -116,6 +117,8 @@ pub struct PlacedSegment {
     pub(crate) stages: Vec<PlacedStage>,
     /// The values between its pieces.
     pub between: Vec<Between>,
+    /// Experts that are shared out at run time.
+    pub experts: Option<PlacedExperts>,
 }
 
 /// A stage of a segment, or all of it.
@@ -136,10 +139,22 @@ impl PlacedSegment {
             wholes.iter_mut().flatten().chain(columns.iter_mut())
         });
         pieces.enumerate().for_each(|(index, piece)| piece.index = index);
-        PlacedSegment { stages, between }
+        PlacedSegment { stages, between, experts: None }
     }
 
-    /// Divides rows `0..rows` among the pieces.
+    /// The same with experts, whose pieces come last.
+    pub(crate) fn with_experts(
+        stages: Vec<PlacedStage>,
+        between: Vec<Between>,
+        mut experts: PlacedExperts,
+    ) -> PlacedSegment {
+        let segment = PlacedSegment::new(stages, between);
+        let first = segment.pieces().count();
+        experts.pieces.iter_mut().enumerate().for_each(|(i, piece)| piece.index = first + i);
+        PlacedSegment { experts: Some(experts), ..segment }
+    }
+
+    /// Divides rows `0..rows` among the pieces, other than those of shared experts.
     ///
     /// # Errors
     /// A standard length of 0.
@@ -153,7 +168,8 @@ impl PlacedSegment {
 
     /// All pieces.
     pub fn pieces(&self) -> impl Iterator<Item = &PlacedPiece> {
-        self.stages.iter().flat_map(PlacedStage::pieces)
+        let experts = self.experts.iter().flat_map(|experts| &experts.pieces);
+        self.stages.iter().flat_map(PlacedStage::pieces).chain(experts)
     }
 }
 

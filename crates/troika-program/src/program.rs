@@ -7,12 +7,13 @@ use troika_device::SpaceId;
 use troika_graph::DType;
 use troika_graph::partition::Partition;
 use troika_model::lower::Lowered;
-use troika_plan::{Phase, Plan, PlanDevice, Rule, own_space};
+use troika_plan::{Overflow, Phase, Plan, PlanDevice, Rule, own_space};
 
 use crate::error::ProgramError;
+use crate::experts::{GroupGraph, PackedSize, SharedExperts};
 use crate::graphs::GraphList;
 use crate::place::{Placer, state_instance};
-use crate::placed::{Place, PlacedPiece, PlacedSegment};
+use crate::placed::{Place, PlacedPiece, PlacedSegment, PlacedStage};
 use crate::residency::{Instance, common};
 use crate::shapes::{EdgeTypes, shaped};
 use crate::used_shares::UsedShares;
@@ -40,6 +41,8 @@ pub(crate) struct Placement {
     pub between: usize,
     /// For each piece and shape, the index in the program's list of graphs.
     pub graphs: Arc<Vec<Vec<usize>>>,
+    /// Its index in the program's list of shared experts.
+    pub experts: Option<usize>,
 }
 
 /// The values between the pieces of a placement.
@@ -70,6 +73,10 @@ pub struct Program {
     pub graphs: GraphList,
     /// The instances of each state: in which memory space, with which columns together.
     pub state_instances: Vec<Vec<Instance>>,
+    /// Experts that are shared out at run time.
+    pub experts: Vec<SharedExperts>,
+    /// The size of the buffers with the rows that go through them.
+    pub packed: PackedSize,
     /// Rows that buffers have beyond a chunk: the most rows that a static shape adds to a run.
     pub padding: usize,
     /// The values between segments (the model's edges, first) and between pieces.
@@ -110,6 +117,8 @@ impl Program {
             between: Vec::new(),
             state_instances: vec![Vec::new(); lowered.states.len()],
             state_homes: vec![Default::default(); lowered.states.len()],
+            experts: Vec::new(),
+            packed: PackedSize::default(),
             padding: 0,
             prefill: plan
                 .rule_lists(Phase::Prefill)
@@ -124,6 +133,7 @@ impl Program {
             program.place_segment(i, plan, &placer)?;
         }
         program.padding = program.added_rows();
+        program.size_experts(plan);
         program.find_apart();
         program.check_used(plan)?;
         for phase in [Phase::Prefill, Phase::Decode] {
@@ -185,8 +195,9 @@ impl Program {
             };
             piece.shapes.iter().map(shape).collect()
         };
-        let graphs = Arc::new(placed.pieces().map(list).collect());
-        Placement { segment: Arc::new(placed), between: first, graphs }
+        let graphs: Vec<Vec<usize>> = placed.pieces().map(list).collect();
+        let experts = self.add_experts(segment, &placed, &graphs);
+        Placement { segment: Arc::new(placed), between: first, graphs: Arc::new(graphs), experts }
     }
 
     /// The value that a piece of a segment knows by its place.
@@ -202,7 +213,9 @@ impl Program {
     /// The most rows that a static shape adds to a run: a run takes a shape only if it has more rows
     /// than the next smaller shape.
     fn added_rows(&self) -> usize {
-        let pieces = self.pieces().filter(|piece| piece.static_shapes);
+        // The pieces of shared experts have buffers of their own.
+        let stages = self.placements().flat_map(|(_, p)| &p.segment.stages);
+        let pieces = stages.flat_map(PlacedStage::pieces).filter(|piece| piece.static_shapes);
         let added = pieces.flat_map(|piece| {
             let smaller = std::iter::once(0).chain(piece.shapes.iter().copied());
             piece.shapes.iter().zip(smaller).map(|(rows, n)| rows.saturating_sub(n + 1))
@@ -225,12 +238,30 @@ impl Program {
                     }
                 }
             }
+            // Rows are routed whole.
+            for value in self.routed_values(index, placement) {
+                used[value].push(0..self.values.cols[value]);
+            }
         }
         let apart = used.into_iter().map(|mut cols| {
             cols.sort_by_key(|c| c.start);
             cols.windows(2).all(|c| c[0].end <= c[1].start)
         });
         self.apart = apart.collect();
+    }
+
+    /// The values that shared experts read and write.
+    fn routed_values(&self, index: usize, placement: &Placement) -> Vec<usize> {
+        let Some(experts) = &placement.segment.experts else { return Vec::new() };
+        let operands = experts.inputs.iter().chain([&experts.output]);
+        let values = operands.map(|o| self.value(index, placement, o.place));
+        values.chain(experts.attention.into_iter().flatten()).collect()
+    }
+
+    /// Values that a segment reads although they are no inputs of it.
+    pub(crate) fn read_beside(&self, segment: usize) -> impl Iterator<Item = usize> {
+        let of_segment = self.placements().filter(move |(index, _)| *index == segment);
+        of_segment.flat_map(|(_, p)| p.segment.experts.iter().filter_map(|e| e.attention)).flatten()
     }
 
     /// Finds where each state is used in a phase. Devices may divide its columns, but each column
@@ -307,15 +338,13 @@ impl Program {
         self.of_prefill().chain(self.decode.iter().enumerate())
     }
 
-    /// All pieces of all placements.
-    fn pieces(&self) -> impl Iterator<Item = &PlacedPiece> {
-        self.placements().flat_map(|(_, p)| p.segment.pieces())
-    }
-
     /// Whether a row's result depends on its index in the batch, or on the batch's length: devices
     /// with different numerics share rows, or the plan goes by length.
     pub fn rows_matter(&self) -> bool {
         if self.prefill.len() > 1 {
+            return true;
+        }
+        if self.experts.iter().any(|experts| self.rows_matter_for(experts)) {
             return true;
         }
         let mut stages = self.placements().flat_map(|(_, p)| &p.segment.stages);
@@ -326,6 +355,13 @@ impl Program {
             let first = ids.next();
             by_rows && ids.any(|id| Some(id) != first)
         })
+    }
+
+    /// Whether it depends on other rows of a batch how an expert computes a row.
+    fn rows_matter_for(&self, experts: &SharedExperts) -> bool {
+        let own = &self.devices[experts.device].caps.numerics;
+        let differs = |g: &GroupGraph| self.devices[g.device].caps.numerics != *own;
+        experts.split.overflow == Overflow::Prune || experts.groups.iter().any(differs)
     }
 
     /// Numbers of a row of the output.

@@ -48,6 +48,7 @@ impl Slots {
             for e in segment.inputs.iter().chain(&segment.outputs) {
                 last_use[e.0] = i;
             }
+            program.read_beside(i).for_each(|value| last_use[value] = i);
         }
         let cols = &program.values.cols;
         let mut slots = Slots { of_value: vec![usize::MAX; cols.len()], cols: Vec::new(), rows };
@@ -73,7 +74,8 @@ impl Slots {
                 free.extend(between.iter().map(|v| slots.of_value[*v]));
             }
             let edges = segment.inputs.iter().chain(&segment.outputs).map(|e| e.0);
-            for v in edges.filter(|v| last_use[*v] == i && !own(*v)) {
+            let beside = program.read_beside(i);
+            for v in edges.chain(beside).filter(|v| last_use[*v] == i && !own(*v)) {
                 if !free.contains(&slots.of_value[v]) {
                     free.push(slots.of_value[v]);
                 }

@@ -9,8 +9,9 @@ use troika_model::lower::{Lowered, SegmentKind};
 use troika_plan::{Phase, own_space};
 
 use crate::error::ProgramError;
+use crate::experts::{ExpertMemory, NamedHost, OfExperts};
 use crate::place::state_instance;
-use crate::placed::{Operand, PlacedPiece, RowsRun};
+use crate::placed::{Operand, PlacedPiece, PlacedStage, RowsRun};
 use crate::program::{Placement, Program};
 use crate::residency::{Area, Instance, Residency};
 use crate::slots::{SlotMemory, Slots};
@@ -54,6 +55,8 @@ pub enum NamedWork {
     Run(NamedRun),
     /// Copies rows.
     Copy(NamedCopy),
+    /// Routes rows to shared experts.
+    Host(NamedHost),
 }
 
 /// The run of a piece on some rows.
@@ -109,6 +112,8 @@ pub enum BufferName {
     },
     /// The memory of a state.
     State(StatePart),
+    /// Rows that go through shared experts.
+    Experts(ExpertMemory),
     /// Host memory for one copy between two devices, by number.
     Staging(usize),
 }
@@ -167,20 +172,38 @@ impl Program {
     /// # Errors
     /// A standard length of 0.
     pub fn tasks(&self, slots: &Slots, batch: &BatchShape) -> Result<MadeTasks, ProgramError> {
-        ChunkTasks::new(self, slots, batch).make()
+        let made = ChunkTasks::new(self, slots, batch, &|_| (0, true)).make()?;
+        Ok(MadeTasks { tasks: made.tasks, logits_row: made.logits_row })
     }
 }
 
+/// The place of a chunk in a segment among those that share its experts, and whether it is the last.
+pub(crate) type PlaceAmong<'a> = &'a dyn Fn(usize) -> (usize, bool);
+
+/// The tasks of a chunk, and where other chunks may come between them.
+pub(crate) struct ChunkMade {
+    pub tasks: Vec<NamedTask>,
+    pub logits_row: usize,
+    /// For each segment, the number of tasks up to where its rows are routed to experts that chunks
+    /// share, and up to where the results are added up; else up to its end.
+    pub ends: Vec<[usize; 2]>,
+    /// Segments with such experts.
+    pub shared: Vec<usize>,
+}
+
 /// Builds the tasks of one chunk.
-struct ChunkTasks<'a> {
-    program: &'a Program,
+pub(crate) struct ChunkTasks<'a> {
+    pub(crate) program: &'a Program,
     slots: &'a Slots,
-    batch: &'a BatchShape,
+    pub(crate) batch: &'a BatchShape,
+    place: PlaceAmong<'a>,
     /// Where each value is.
     residency: Vec<Residency>,
     /// The next row whose logits are computed, and its row in the logits buffer.
     logits_at: LogitsAt,
     tasks: Vec<NamedTask>,
+    ends: Vec<[usize; 2]>,
+    shared: Vec<usize>,
 }
 
 /// Where the logits of a row go.
@@ -199,20 +222,25 @@ impl LogitsAt {
 
 /// Rows of a run within the chunk: how many are computed, and how many the views have room for.
 #[derive(Clone, Copy)]
-struct Rows {
-    first: usize,
-    count: usize,
-    room: usize,
+pub(crate) struct Rows {
+    pub first: usize,
+    pub count: usize,
+    pub room: usize,
 }
 
 /// Some columns of a value of the program.
-struct ValueCols {
-    value: usize,
-    cols: Range<usize>,
+pub(crate) struct ValueCols {
+    pub value: usize,
+    pub cols: Range<usize>,
 }
 
 impl<'a> ChunkTasks<'a> {
-    fn new(program: &'a Program, slots: &'a Slots, batch: &'a BatchShape) -> ChunkTasks<'a> {
+    pub(crate) fn new(
+        program: &'a Program,
+        slots: &'a Slots,
+        batch: &'a BatchShape,
+        place: PlaceAmong<'a>,
+    ) -> ChunkTasks<'a> {
         let mut residency = vec![Residency::default(); program.values.cols.len()];
         for value in [Lowered::IDS.0, Lowered::POSITIONS.0] {
             let cols = 0..program.values.cols[value];
@@ -220,14 +248,16 @@ impl<'a> ChunkTasks<'a> {
             residency[value].add(host, Area { rows: 0..batch.rows, cols });
         }
         let logits_at = LogitsAt { row: 0, goes_to: 0 };
-        ChunkTasks { program, slots, batch, residency, logits_at, tasks: Vec::new() }
+        let (tasks, ends, shared) = (Vec::new(), Vec::new(), Vec::new());
+        ChunkTasks { program, slots, batch, place, residency, logits_at, tasks, ends, shared }
     }
 
-    fn make(mut self) -> Result<MadeTasks, ProgramError> {
+    pub(crate) fn make(mut self) -> Result<ChunkMade, ProgramError> {
         let mut logits_row = self.batch.logits_row;
         for (i, segment) in self.program.lowered.segments.iter().enumerate() {
             if segment.kind != SegmentKind::Head {
                 self.segment(i, 0..self.batch.rows)?;
+                self.ends.resize(i + 1, [self.tasks.len(); 2]);
                 continue;
             }
             for run in &self.batch.wanted {
@@ -237,13 +267,38 @@ impl<'a> ChunkTasks<'a> {
                 self.logits_to_host(run.clone());
             }
         }
-        Ok(MadeTasks { tasks: self.tasks, logits_row })
+        let ChunkTasks { tasks, ends, shared, .. } = self;
+        Ok(ChunkMade { tasks, logits_row, ends, shared })
     }
 
     fn segment(&mut self, index: usize, rows: Range<usize>) -> Result<(), ProgramError> {
         let program = self.program;
         let placement = program.placed(self.batch.phase, self.batch.rows, index);
-        for area in placement.segment.areas(rows.len())? {
+        let experts = placement.segment.experts.as_ref().zip(placement.experts);
+        let experts =
+            experts.map(|(experts, number)| OfExperts { index, placement, experts, number });
+        let stages = &placement.segment.stages;
+        for at in 0..=stages.len() {
+            if let Some(of) = experts.filter(|of| of.experts.stages[0] == at) {
+                self.dispatch_experts(of, &rows);
+            }
+            if let Some(of) = experts.filter(|of| of.experts.stages[1] == at) {
+                self.combine_experts(of, &rows);
+            }
+            if let Some(stage) = stages.get(at) {
+                self.stage(stage, (index, placement), &rows)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn stage(
+        &mut self,
+        stage: &PlacedStage,
+        (index, placement): (usize, &Placement),
+        rows: &Range<usize>,
+    ) -> Result<(), ProgramError> {
+        for area in stage.areas(rows.len())? {
             for piece in area.pieces {
                 let mut at = rows.start + area.rows.start;
                 let end = rows.start + area.rows.end;
@@ -288,12 +343,42 @@ impl<'a> ChunkTasks<'a> {
         self.push(piece.device, piece.name.clone(), rows, work);
     }
 
-    fn push(&mut self, device: usize, name: Arc<str>, rows: Range<usize>, work: NamedWork) {
+    /// The place of this chunk among those that share a segment's experts.
+    pub(crate) fn place(&self, segment: usize) -> (usize, bool) {
+        (self.place)(segment)
+    }
+
+    /// The memory that a device uses.
+    pub(crate) fn space(&self, device: usize) -> SpaceId {
+        own_space(&self.program.devices[device].caps)
+    }
+
+    /// Notes that all rows of this chunk are routed to experts that other chunks share, which come
+    /// next.
+    pub(crate) fn end_of_routing(&mut self, segment: usize) {
+        self.ends.push([self.tasks.len(); 2]);
+        self.shared.push(segment);
+    }
+
+    /// Notes that the results of these experts are added up.
+    pub(crate) fn end_of_experts(&mut self) {
+        if let Some(ends) = self.ends.last_mut() {
+            ends[1] = self.tasks.len();
+        }
+    }
+
+    pub(crate) fn push(
+        &mut self,
+        device: usize,
+        name: Arc<str>,
+        rows: Range<usize>,
+        work: NamedWork,
+    ) {
         self.tasks.push(NamedTask { device, name, chunk: self.batch.chunk, rows, work });
     }
 
     /// An input where the device can read it.
-    fn input(&mut self, o: &ValueCols, rows: Rows, device: usize) -> NamedView {
+    pub(crate) fn input(&mut self, o: &ValueCols, rows: Rows, device: usize) -> NamedView {
         let caps = &self.program.devices[device].caps;
         let own = self.room(o, rows, caps);
         let area = Area { rows: rows.first..rows.first + rows.count, cols: o.cols.clone() };
@@ -311,7 +396,7 @@ impl<'a> ChunkTasks<'a> {
     }
 
     /// Room for an output where the device can write it.
-    fn output(&mut self, o: &ValueCols, rows: Rows, device: usize) -> NamedView {
+    pub(crate) fn output(&mut self, o: &ValueCols, rows: Rows, device: usize) -> NamedView {
         let caps = &self.program.devices[device].caps;
         let instance = self.room(o, rows, caps);
         let area = Area { rows: rows.first..rows.first + rows.count, cols: o.cols.clone() };

@@ -87,6 +87,10 @@ impl<'a> TimedPlan<'a> {
     ) -> Result<TimedPlan<'a>, PlanError> {
         let program = Program::new(request.lowered.clone(), plan, request.devices);
         let program = Rc::new(program.map_err(|e| unpriced(&e))?);
+        if !program.experts.is_empty() {
+            let why = "what groups of experts take depends on the text; run the plan to learn it";
+            return Err(PlanError::Unpriced(why.into()));
+        }
         let slots = Rc::new(Slots::new(&program, plan.prefill.chunk + program.padding));
         let place = |name: &String| request.devices.iter().position(|d| d.name == *name);
         let devices = plan.devices.iter().filter_map(place).collect();
@@ -323,6 +327,10 @@ impl TimedRun<'_> {
         let bytes = |v: &NamedView| (v.rows as u64).saturating_mul(v.row_bytes as u64);
         let sharing = self.machine.sharing();
         match &task.work {
+            // Plans with such functions are not priced.
+            NamedWork::Host(_) => {
+                TimedTask { need: TaskCost::default(), written: 0, decodes: false, awaited }
+            }
             NamedWork::Copy(copy) => TimedTask {
                 need: self.cost.copy_need(sharing.devices[task.device], bytes(&copy.from)),
                 written: 0,

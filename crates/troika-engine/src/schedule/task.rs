@@ -60,6 +60,19 @@ fn views(work: &Work) -> impl Iterator<Item = (&View, Access)> {
     reads.chain(writes.iter().map(|v| (v, Access::Write)))
 }
 
+/// The views of which work uses parts that only run time knows.
+fn parts(work: &Work) -> &[View] {
+    match work {
+        Work::Host(host) => host.parts(),
+        _ => &[],
+    }
+}
+
+/// All views that work uses, or that what becomes known by it may use.
+fn used(work: &Work) -> impl Iterator<Item = (&View, Access)> {
+    views(work).chain(parts(work).iter().map(|view| (view, Access::Write)))
+}
+
 /// Makes a task wait for others by what it uses, and returns them.
 pub(super) fn waits_for<'a>(
     hazards: &'a mut HazardTracker<Use>,
@@ -69,6 +82,9 @@ pub(super) fn waits_for<'a>(
     hazards.begin(number);
     for (view, access) in views(work) {
         hazards.memory(Use::Buffer(view.buffer().id()), view.rect(), access);
+    }
+    for view in parts(work) {
+        hazards.shared(Use::Buffer(view.buffer().id()), view.rect());
     }
     match work {
         Work::Run(run) => {
@@ -127,7 +143,7 @@ impl TaskGraph {
         let by = &self.tasks[by as usize];
         let declared = |(view, access): (&View, Access)| {
             view.rect().is_empty()
-                || views(&by.work).any(|(mine, allowed)| {
+                || used(&by.work).any(|(mine, allowed)| {
                     (allowed == Access::Write || access == Access::Read)
                         && mine.buffer().id() == view.buffer().id()
                         && mine.rect().covers(view.rect())
@@ -135,7 +151,7 @@ impl TaskGraph {
         };
         let fits = |task: &&Task| {
             let stateless = |run: &Run| run.bindings.states.is_empty();
-            views(&task.work).all(declared)
+            used(&task.work).all(declared)
                 && !matches!(&task.work, Work::Run(run) if !stateless(run))
         };
         match grown.tasks.iter().find(|task| !fits(task)) {
@@ -159,20 +175,19 @@ impl TaskGraph {
     /// Points all tasks to another forward batch with as many rows, so that one graph serves every
     /// decoded token.
     pub fn set_forward_batch(&mut self, forward: &Arc<ForwardBatch>) {
-        self.set_forward_batches(std::iter::once(forward));
+        self.set_forward_batches(|_| Some(forward));
     }
 
-    /// The same for the chunks of a prompt, in order.
+    /// The same for the chunks of a prompt.
     pub fn set_forward_batches<'a>(
         &mut self,
-        forwards: impl Iterator<Item = &'a Arc<ForwardBatch>>,
+        of_chunk: impl Fn(usize) -> Option<&'a Arc<ForwardBatch>>,
     ) {
-        let mut tasks = self.tasks.iter_mut().peekable();
-        for (chunk, forward) in forwards.enumerate() {
-            while let Some(task) = tasks.next_if(|task| task.chunk as usize == chunk) {
-                if let Work::Run(run) = &mut task.work {
-                    run.forward = forward.slice(&task.rows);
-                }
+        for task in &mut self.tasks {
+            if let Work::Run(run) = &mut task.work
+                && let Some(forward) = of_chunk(task.chunk as usize)
+            {
+                run.forward = forward.slice(&task.rows);
             }
         }
     }

@@ -5,6 +5,7 @@
 //! gives each device some columns of the results, and [`Partition`] says which rows go where. This
 //! module knows no devices, costs or models. See the README beside this file.
 
+mod around;
 mod axes;
 mod columns;
 mod cut;
@@ -15,6 +16,7 @@ mod split;
 mod stages;
 mod take;
 
+pub use around::{AroundExperts, around_experts, single_choices};
 pub use columns::split_columns;
 pub use cut::{cut, cut_at, expert_group, experts};
 pub use piece::{Columns, Piece};

@@ -121,6 +121,12 @@ pub enum PartitionError {
         /// Name of the graph.
         graph: String,
     },
+    /// The graph has no experts.
+    #[error("subgraph {graph} has no experts to share out")]
+    NoExperts {
+        /// Name of the graph.
+        graph: String,
+    },
     /// The graph has no such experts.
     #[error("subgraph {graph} has no experts {} to {} to compute apart", range.start, range.end)]
     Experts {

@@ -11,6 +11,9 @@ use troika_device::{Access, ForwardBatch, PagesView, Rect};
 /// for those whose rectangles overlap its own, if one of the two writes. Indirect dependencies may
 /// be left out.
 ///
+/// Tasks that *share* a rectangle use parts of it that only run time knows, to read and to write. They
+/// do not wait for each other; all others that use it wait for them, and they for all others.
+///
 /// Buffers are told by `B`, and states by their buffers: names for tasks that are not bound yet,
 /// numbers for views. One buffer has one name.
 ///
@@ -32,6 +35,7 @@ pub struct HazardTracker<B> {
 struct Accesses {
     writers: Vec<(Rect, u32)>,
     readers: Vec<(Rect, u32)>,
+    sharers: Vec<(Rect, u32)>,
 }
 
 /// All of a sequence's rows in a state.
@@ -56,6 +60,13 @@ impl<B: Clone + Eq + Hash> HazardTracker<B> {
         if !rect.is_empty() {
             let accesses = self.memory.entry(buffer).or_default();
             accesses.add(rect, access, self.task, &mut self.deps);
+        }
+    }
+
+    /// The task shares a rectangle of a buffer with others.
+    pub fn shared(&mut self, buffer: B, rect: &Rect) {
+        if !rect.is_empty() {
+            self.memory.entry(buffer).or_default().share(rect, self.task, &mut self.deps);
         }
     }
 
@@ -103,7 +114,7 @@ impl<B: Clone + Eq + Hash> HazardTracker<B> {
     #[must_use]
     pub fn most_kept(&self) -> usize {
         let all = self.memory.values().chain(self.states.values());
-        all.map(|a| a.writers.len() + a.readers.len()).max().unwrap_or(0)
+        all.map(|a| a.writers.len() + a.readers.len() + a.sharers.len()).max().unwrap_or(0)
     }
 }
 
@@ -113,7 +124,9 @@ impl Accesses {
             deps.extend(list.iter().filter(|(r, _)| r.overlaps(rect)).map(|(_, t)| *t));
         };
         meets(&self.writers, deps);
+        meets(&self.sharers, deps);
         if access == Access::Read {
+            forget(&mut self.readers, rect, &self.sharers);
             self.readers.push((*rect, task));
             return;
         }
@@ -121,8 +134,24 @@ impl Accesses {
         // A later task that overlaps a covered use also overlaps this one, and so waits for it.
         self.writers.retain(|(r, _)| !rect.covers(r));
         self.readers.retain(|(r, _)| !rect.covers(r));
+        self.sharers.retain(|(r, _)| !rect.covers(r));
         self.writers.push((*rect, task));
     }
+
+    fn share(&mut self, rect: &Rect, task: u32, deps: &mut Vec<u32>) {
+        let before = self.writers.iter().chain(&self.readers);
+        deps.extend(before.filter(|(r, _)| r.overlaps(rect)).map(|(_, t)| *t));
+        forget(&mut self.sharers, rect, &self.readers);
+        self.sharers.push((*rect, task));
+    }
+}
+
+/// Forgets uses that a new one of the same kind covers and, by one of the other kind in between,
+/// waits for: whoever has to wait for them waits for the new one.
+fn forget(uses: &mut Vec<(Rect, u32)>, rect: &Rect, others: &[(Rect, u32)]) {
+    uses.retain(|(r, task)| {
+        !rect.covers(r) || !others.iter().any(|(o, later)| later > task && o.overlaps(r))
+    });
 }
 
 /// Which sequences have had which pages.

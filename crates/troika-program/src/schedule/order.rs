@@ -129,6 +129,15 @@ impl Schedule {
                     hazards.memory(from.buffer.clone(), &from.rect(), Access::Read);
                     hazards.memory(to.buffer.clone(), &to.rect(), Access::Write);
                 }
+                NamedWork::Host(host) => {
+                    let all = [(&host.reads, Access::Read), (&host.writes, Access::Write)];
+                    for (views, access) in all {
+                        views.iter().for_each(|v| {
+                            hazards.memory(v.buffer.clone(), &v.rect(), access);
+                        });
+                    }
+                    host.parts.iter().for_each(|v| hazards.shared(v.buffer.clone(), &v.rect()));
+                }
             }
             hazards.end().to_vec()
         });

@@ -1,0 +1,13 @@
+//! Shared experts at run time: rows are routed to packed buffers, groups that are full run on their
+//! devices, and results are added up row by row.
+
+mod dispatch;
+mod packed;
+mod route;
+mod stats;
+
+pub(crate) use dispatch::{Dispatcher, ExpertGraph, growth};
+pub(crate) use packed::PackedBuffers;
+pub(crate) use route::{OfChunk, Routing, host_task};
+pub use stats::ExpertStats;
+pub(crate) use stats::SharedStats;

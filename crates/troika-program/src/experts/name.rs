@@ -1,0 +1,201 @@
+//! The tasks of shared experts by name: rows are routed to packed buffers, what is full runs, and
+//! results are added up row by row.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use troika_device::SpaceId;
+
+use super::PlacedExperts;
+use crate::placed::Operand;
+use crate::program::Placement;
+use crate::tasks::{BufferName, ChunkTasks, NamedView, NamedWork, Rows, ValueCols};
+
+/// A function of the host that routes rows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedHost {
+    /// What it does.
+    pub step: ExpertStep,
+    /// Index in the program's list of shared experts.
+    pub experts: usize,
+    /// The set of packed buffers; `None`: that of all chunks in flight.
+    pub set: Option<usize>,
+    /// The chunk's place among those that share buffers, and whether it is the last one.
+    pub place: (usize, bool),
+    /// What it reads.
+    pub reads: Vec<NamedView>,
+    /// What it writes.
+    pub writes: Vec<NamedView>,
+    /// Of what it uses parts that only run time knows.
+    pub parts: Vec<NamedView>,
+}
+
+/// The steps that a chunk takes through shared experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ExpertStep {
+    /// Gives each pair of a row and an expert a row of the packed buffers, and copies it there.
+    Route,
+    /// Runs what is full, or all with the last chunk: these tasks become known by it.
+    Dispatch,
+    /// Adds the results of each row's experts, in the order in which it chose them.
+    Combine,
+}
+
+/// A buffer of the packed rows.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ExpertMemory {
+    /// The set of buffers it is for; `None`: for all chunks in flight.
+    pub set: Option<usize>,
+    /// Its memory space.
+    pub space: SpaceId,
+    /// What it holds.
+    pub buffer: ExpertBuffer,
+}
+
+/// What a buffer of packed rows holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ExpertBuffer {
+    /// Rows that go into experts.
+    Input,
+    /// The expert of each row outside groups.
+    Ids,
+    /// A weight of 1 for each row.
+    Ones,
+    /// Rows that come out of experts.
+    Output,
+    /// Nothing: chunks are routed in their order by it.
+    Order,
+    /// Nothing: what was routed is dispatched by it.
+    Routed,
+}
+
+/// Bytes of the buffers that hold nothing.
+const MARK: usize = 64;
+
+impl ChunkTasks<'_> {
+    /// The tasks before the results are needed.
+    pub(crate) fn dispatch_experts(&mut self, of: OfExperts<'_>, rows: &Range<usize>) {
+        let OfExperts { experts, .. } = of;
+        let device = experts.pieces.last().map_or(0, |rest| rest.device);
+        let mut reads = Vec::new();
+        for operand in &experts.inputs[..2] {
+            reads.push(self.operand(of, operand, rows, device));
+        }
+        for value in experts.attention.into_iter().flatten() {
+            let cols = 0..self.program.values.cols[value];
+            reads.push(self.input(&ValueCols { value, cols }, all(rows), device));
+        }
+        let set = (!experts.is_layer_major()).then_some(self.batch.set);
+        let routed = self.packed(Some(self.batch.set), SpaceId::HOST, ExpertBuffer::Routed);
+        let on_host = |buffer| self.packed(set, SpaceId::HOST, buffer);
+        let (order, input) = (on_host(ExpertBuffer::Order), on_host(ExpertBuffer::Input));
+        let (ids, output) = (on_host(ExpertBuffer::Ids), on_host(ExpertBuffer::Output));
+        let ones = on_host(ExpertBuffer::Ones);
+        let mut parts = vec![input.clone(), ids.clone(), output];
+        let mut spaces: Vec<SpaceId> =
+            experts.pieces.iter().map(|p| self.space(p.device)).collect();
+        spaces.sort_unstable();
+        spaces.dedup();
+        for space in spaces.into_iter().filter(|space| *space != SpaceId::HOST) {
+            parts.push(self.packed(set, space, ExpertBuffer::Input));
+            parts.push(self.packed(set, space, ExpertBuffer::Output));
+        }
+        let host = |step, reads, writes, parts| {
+            let (experts, place) = (of.number, self.place(of.index));
+            NamedHost { step, experts, set, place, reads, writes, parts }
+        };
+        let route = host(ExpertStep::Route, reads, vec![order, routed.clone()], vec![input, ids]);
+        let dispatch = host(ExpertStep::Dispatch, vec![routed, ones], Vec::new(), parts);
+        for task in [route, dispatch] {
+            self.push_host(of, device, rows, task);
+        }
+        if experts.is_layer_major() {
+            self.end_of_routing(of.index);
+        }
+    }
+
+    /// The task that adds the results up.
+    pub(crate) fn combine_experts(&mut self, of: OfExperts<'_>, rows: &Range<usize>) {
+        let OfExperts { experts, .. } = of;
+        let device = experts.pieces.last().map_or(0, |rest| rest.device);
+        let weights = self.operand(of, &experts.inputs[2], rows, device);
+        let set = (!experts.is_layer_major()).then_some(self.batch.set);
+        let results = self.packed(set, SpaceId::HOST, ExpertBuffer::Output);
+        let value = self.value_of(of, &experts.output);
+        let sum = self.output(&value, all(rows), device);
+        let task = NamedHost {
+            step: ExpertStep::Combine,
+            experts: of.number,
+            set,
+            place: self.place(of.index),
+            reads: vec![weights, results],
+            writes: vec![sum],
+            parts: Vec::new(),
+        };
+        self.push_host(of, device, rows, task);
+        if experts.is_layer_major() {
+            self.end_of_experts();
+        }
+    }
+
+    fn push_host(
+        &mut self,
+        of: OfExperts<'_>,
+        device: usize,
+        rows: &Range<usize>,
+        task: NamedHost,
+    ) {
+        let segment = &self.program.lowered.segments[of.index].graph.name;
+        let step = match task.step {
+            ExpertStep::Route => "route",
+            ExpertStep::Dispatch => "dispatch",
+            ExpertStep::Combine => "combine",
+        };
+        let name: Arc<str> = format!("{segment} [{step}]").into();
+        self.push(device, name, rows.clone(), NamedWork::Host(task));
+    }
+
+    fn value_of(&self, of: OfExperts<'_>, operand: &Operand) -> ValueCols {
+        let value = self.program.value(of.index, of.placement, operand.place);
+        ValueCols { value, cols: operand.cols.clone() }
+    }
+
+    fn operand(
+        &mut self,
+        of: OfExperts<'_>,
+        operand: &Operand,
+        rows: &Range<usize>,
+        device: usize,
+    ) -> NamedView {
+        let value = self.value_of(of, operand);
+        self.input(&value, all(rows), device)
+    }
+
+    /// A packed buffer.
+    fn packed(&self, set: Option<usize>, space: SpaceId, buffer: ExpertBuffer) -> NamedView {
+        let size = &self.program.packed;
+        let rows = if set.is_some() { size.of_chunk } else { size.of_all };
+        let (rows, row_bytes) = match buffer {
+            ExpertBuffer::Input | ExpertBuffer::Output => (rows, size.cols * 4),
+            ExpertBuffer::Ids | ExpertBuffer::Ones => (rows, 4),
+            ExpertBuffer::Order | ExpertBuffer::Routed => (1, MARK),
+        };
+        let buffer = BufferName::Experts(ExpertMemory { set, space, buffer });
+        NamedView { buffer, space, offset: 0, rows, row_bytes, stride: row_bytes }
+    }
+}
+
+/// The shared experts of a segment in a placement.
+#[derive(Clone, Copy)]
+pub(crate) struct OfExperts<'a> {
+    /// The segment.
+    pub index: usize,
+    pub placement: &'a Placement,
+    pub experts: &'a PlacedExperts,
+    /// Index in the program's list.
+    pub number: usize,
+}
+
+fn all(rows: &Range<usize>) -> Rows {
+    Rows { first: rows.start, count: rows.len(), room: rows.len() }
+}

@@ -1,0 +1,355 @@
+//! Which row of the packed buffers each pair of a row and one of its experts has, and which groups
+//! run when. Pure: ids go in, places and runs come out.
+
+use std::ops::Range;
+
+use troika_plan::{Dispatch, ExpertSplit, Overflow};
+
+/// The place of a pair that is left out.
+pub const LEFT_OUT: u32 = u32::MAX;
+
+/// The shape of what is routed: chunks between two ends of a layer, and room for their pairs.
+#[derive(Clone, Debug)]
+pub struct RoutedShape {
+    /// Experts of the layer.
+    pub experts: usize,
+    /// Experts that a row chooses.
+    pub top_k: usize,
+    /// Rows of the packed buffers.
+    pub rows: usize,
+    /// Slots of groups begin at multiples of so many rows.
+    pub align: usize,
+    /// The most pairs that are routed until buffers are empty again.
+    pub pairs: usize,
+    /// The most rows of a run of experts outside groups.
+    pub most_rest: usize,
+}
+
+/// Rows of the packed buffers that are ready to be computed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PackedRun {
+    /// The group; `None` for experts on the rule's own device.
+    pub group: Option<usize>,
+    /// The rows.
+    pub rows: Range<usize>,
+    /// Those among them that no pair has.
+    pub unfilled: Vec<Range<usize>>,
+}
+
+/// Counts of an expert.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExpertCounts {
+    /// Rows that chose it.
+    pub rows: u64,
+    /// Those of them that its group computed.
+    pub grouped: u64,
+    /// Those beyond its capacity that the rule's device computed.
+    pub overflow: u64,
+    /// Those beyond its capacity that were left out.
+    pub dropped: u64,
+    /// Rows of its group's runs that nobody needed.
+    pub padding: u64,
+}
+
+/// Counts of a layer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LayerCounts {
+    /// Runs of groups.
+    pub group_runs: u64,
+    /// Runs of experts outside groups.
+    pub rest_runs: u64,
+    /// By expert.
+    pub experts: Vec<ExpertCounts>,
+}
+
+/// A group's slot that still has room.
+#[derive(Clone, Debug)]
+struct Open {
+    start: usize,
+    /// Rows of each expert.
+    filled: Vec<usize>,
+}
+
+/// Places of pairs, from the first chunk after an end of a layer to the next one. Slots of groups
+/// are taken from the start of the buffers, rows of other experts from their end.
+#[derive(Clone, Debug)]
+pub struct ExpertRows {
+    shape: RoutedShape,
+    /// Experts and capacity of each group.
+    groups: Vec<(usize, usize)>,
+    /// Each expert's group and its place there.
+    at: Vec<Option<(usize, usize)>>,
+    overflow: Overflow,
+    dispatch: Dispatch,
+    open: Vec<Option<Open>>,
+    /// The first row behind the slots.
+    low: usize,
+    /// The first row of other experts, and the end of those that have not run.
+    high: usize,
+    rest_end: usize,
+    /// Pairs that may still come.
+    left: usize,
+    /// Places of the pairs of each chunk.
+    places: Vec<Vec<u32>>,
+    /// Pairs by expert, reused.
+    sorted: Vec<Vec<u32>>,
+}
+
+impl ExpertRows {
+    /// Empty buffers for a layer whose experts are shared out like this.
+    pub fn new(split: &ExpertSplit, shape: RoutedShape) -> ExpertRows {
+        let mut at = vec![None; shape.experts];
+        for (g, group) in split.groups.iter().enumerate() {
+            for (i, &expert) in group.experts.iter().enumerate() {
+                if let Some(at) = at.get_mut(expert) {
+                    *at = Some((g, i));
+                }
+            }
+        }
+        let groups = split.groups.iter().map(|g| (g.experts.len(), g.capacity)).collect();
+        ExpertRows {
+            groups,
+            at,
+            overflow: split.overflow,
+            dispatch: split.dispatch,
+            open: vec![None; split.groups.len()],
+            low: 0,
+            high: shape.rows,
+            rest_end: shape.rows,
+            left: shape.pairs,
+            places: Vec::new(),
+            sorted: vec![Vec::new(); shape.experts],
+            shape,
+        }
+    }
+
+    /// Rows of the packed buffers that a split needs for so many pairs: one for each, and a slot of
+    /// each group that is not full. Where a group of several experts fills up unevenly, the rule's
+    /// device computes what has no room.
+    pub fn room(split: &ExpertSplit, pairs: usize, align: usize) -> usize {
+        let slots = split.groups.iter().map(|g| aligned(g.experts.len() * g.capacity, align));
+        pairs.saturating_add(slots.sum())
+    }
+
+    /// Gives the pairs of a chunk their places, by the expert of each, and returns what can run now:
+    /// with the last chunk, all that is left. The first chunk finds empty buffers. `saliency` has a
+    /// value for each row; rows with the least are left out first, where any are.
+    ///
+    /// # Errors
+    /// An expert that does not exist, or more pairs than there is room for.
+    pub fn route(
+        &mut self,
+        (chunk, last): (usize, bool),
+        ids: &[i32],
+        saliency: Option<&[f32]>,
+        counts: &mut LayerCounts,
+    ) -> Result<Vec<PackedRun>, String> {
+        if chunk == 0 {
+            self.begin();
+        }
+        counts.experts.resize(self.shape.experts, ExpertCounts::default());
+        if ids.len() > self.left {
+            return Err(format!("{} pairs have room for {} only", ids.len(), self.left));
+        }
+        self.places.resize_with(self.places.len().max(chunk + 1), Vec::new);
+        self.places[chunk].clear();
+        self.places[chunk].resize(ids.len(), LEFT_OUT);
+        self.sort(ids)?;
+        let mut runs = Vec::new();
+        for expert in 0..self.shape.experts {
+            let pairs = std::mem::take(&mut self.sorted[expert]);
+            let count = &mut counts.experts[expert];
+            count.rows += pairs.len() as u64;
+            match self.at[expert] {
+                None => pairs.iter().for_each(|pair| self.take_rest(chunk, *pair)),
+                Some(at) => {
+                    let kept = self.kept(at.0, &pairs, saliency);
+                    self.take_rows(chunk, at, kept, count, &mut runs);
+                }
+            }
+            self.sorted[expert] = pairs;
+            self.sorted[expert].clear();
+        }
+        if last {
+            runs.extend((0..self.groups.len()).filter_map(|group| self.close(group)));
+        }
+        self.run_rest(last, &mut runs);
+        self.count(&runs, counts);
+        Ok(runs)
+    }
+
+    /// The same for rows that choose experts evenly, where nothing is computed.
+    ///
+    /// # Errors
+    /// Those of [`ExpertRows::route`].
+    pub fn assume(
+        &mut self,
+        (chunk, last): (usize, bool),
+        rows: usize,
+        counts: &mut LayerCounts,
+    ) -> Result<Vec<PackedRun>, String> {
+        let experts = self.shape.experts.max(1);
+        let ids: Vec<i32> = (0..rows * self.shape.top_k).map(|i| (i % experts) as i32).collect();
+        let saliency = vec![0.0; rows];
+        self.route((chunk, last), &ids, Some(&saliency), counts)
+    }
+
+    /// The places of a chunk's pairs.
+    pub fn places(&self, chunk: usize) -> &[u32] {
+        self.places.get(chunk).map_or(&[], Vec::as_slice)
+    }
+
+    fn begin(&mut self) {
+        (self.low, self.high, self.rest_end) = (0, self.shape.rows, self.shape.rows);
+        self.left = self.shape.pairs;
+        self.open.fill(None);
+        self.places.iter_mut().for_each(Vec::clear);
+    }
+
+    fn sort(&mut self, ids: &[i32]) -> Result<(), String> {
+        self.sorted.iter_mut().for_each(Vec::clear);
+        for (pair, id) in ids.iter().enumerate() {
+            let of_expert = usize::try_from(*id).ok().and_then(|id| self.sorted.get_mut(id));
+            let of_expert = of_expert
+                .ok_or_else(|| format!("expert {id} is not among {}", self.shape.experts))?;
+            of_expert.push(pair as u32);
+        }
+        Ok(())
+    }
+
+    /// How the pairs of an expert divide: those within its capacity first.
+    fn kept<'a>(
+        &self,
+        group: usize,
+        pairs: &'a [u32],
+        saliency: Option<&[f32]>,
+    ) -> (std::borrow::Cow<'a, [u32]>, usize) {
+        let capacity = self.groups[group].1;
+        let most = match self.dispatch {
+            Dispatch::PerChunk => capacity,
+            Dispatch::LayerMajor => usize::MAX,
+        };
+        let kept = pairs.len().min(most);
+        if self.overflow != Overflow::Prune || kept == pairs.len() {
+            return (pairs.into(), kept);
+        }
+        let of = |pair: &u32| {
+            let row = *pair as usize / self.shape.top_k.max(1);
+            saliency.and_then(|s| s.get(row)).copied().unwrap_or(0.0)
+        };
+        let mut by_saliency = pairs.to_vec();
+        by_saliency.sort_by(|a, b| of(b).total_cmp(&of(a)));
+        (by_saliency.into(), kept)
+    }
+
+    fn take_rows(
+        &mut self,
+        chunk: usize,
+        (group, index): (usize, usize),
+        (pairs, kept): (std::borrow::Cow<'_, [u32]>, usize),
+        count: &mut ExpertCounts,
+        runs: &mut Vec<PackedRun>,
+    ) {
+        let capacity = self.groups[group].1;
+        for &pair in &pairs[..kept] {
+            let Some(open) = self.opened(group) else {
+                count.overflow += 1;
+                self.take_rest(chunk, pair);
+                continue;
+            };
+            let row = open.start + index * capacity + open.filled[index];
+            open.filled[index] += 1;
+            let full = open.filled[index] == capacity;
+            self.place(chunk, pair, row);
+            count.grouped += 1;
+            if full && self.dispatch == Dispatch::LayerMajor {
+                runs.extend(self.close(group));
+            }
+        }
+        for &pair in &pairs[kept..] {
+            if self.overflow == Overflow::Prune {
+                count.dropped += 1;
+                self.left -= 1;
+            } else {
+                count.overflow += 1;
+                self.take_rest(chunk, pair);
+            }
+        }
+    }
+
+    /// The open slot of a group; `None` if there is no room for another one.
+    fn opened(&mut self, group: usize) -> Option<&mut Open> {
+        if self.open[group].is_none() {
+            let (experts, capacity) = self.groups[group];
+            let start = self.low;
+            let end = start + aligned(experts * capacity, self.shape.align);
+            if end + self.left > self.high {
+                return None;
+            }
+            self.low = end;
+            self.open[group] = Some(Open { start, filled: vec![0; experts] });
+        }
+        self.open[group].as_mut()
+    }
+
+    fn take_rest(&mut self, chunk: usize, pair: u32) {
+        // There is room: slots leave a row for each pair that may come.
+        self.high -= 1;
+        self.place(chunk, pair, self.high);
+    }
+
+    fn place(&mut self, chunk: usize, pair: u32, row: usize) {
+        self.places[chunk][pair as usize] = row as u32;
+        self.left -= 1;
+    }
+
+    /// Closes a group's slot, if it has one, so that it runs.
+    fn close(&mut self, group: usize) -> Option<PackedRun> {
+        let open = self.open[group].take()?;
+        let capacity = self.groups[group].1;
+        let rows = open.start..open.start + open.filled.len() * capacity;
+        let unfilled = open.filled.iter().enumerate().map(|(i, filled)| {
+            let first = open.start + i * capacity;
+            first + filled..first + capacity
+        });
+        let unfilled = unfilled.filter(|rows| !rows.is_empty()).collect();
+        Some(PackedRun { group: Some(group), rows, unfilled })
+    }
+
+    /// Runs other experts: all that is left, or as many full runs as there are.
+    fn run_rest(&mut self, last: bool, runs: &mut Vec<PackedRun>) {
+        let most = self.shape.most_rest.max(1);
+        while self.rest_end > self.high {
+            let rows = (self.rest_end - self.high).min(most);
+            if rows < most && !last {
+                break;
+            }
+            let start = self.rest_end - rows;
+            runs.push(PackedRun { group: None, rows: start..self.rest_end, unfilled: Vec::new() });
+            self.rest_end = start;
+        }
+    }
+
+    fn count(&self, runs: &[PackedRun], counts: &mut LayerCounts) {
+        for run in runs {
+            let Some(group) = run.group else {
+                counts.rest_runs += 1;
+                continue;
+            };
+            counts.group_runs += 1;
+            let capacity = self.groups[group].1;
+            for rows in &run.unfilled {
+                let index = (rows.start - run.rows.start) / capacity;
+                let of_expert = |at: &Option<(usize, usize)>| *at == Some((group, index));
+                if let Some(expert) = self.at.iter().position(of_expert) {
+                    counts.experts[expert].padding += rows.len() as u64;
+                }
+            }
+        }
+    }
+}
+
+/// The next multiple.
+fn aligned(rows: usize, align: usize) -> usize {
+    rows.next_multiple_of(align.max(1))
+}
