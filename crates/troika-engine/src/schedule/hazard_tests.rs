@@ -251,3 +251,62 @@ proptest! {
         }
     }
 }
+
+/// What a task does with some rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Reads,
+    Writes,
+    Shares,
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1000))]
+    #[test]
+    fn sharers_wait_for_all_others_and_not_for_each_other(
+        tasks in prop::collection::vec((0..6_usize, 1..5_usize, 0..3_usize), 1..30),
+    ) {
+        let all = View::dense(&buffer(80), 0, (10, 8)).unwrap();
+        let mut h = HazardTracker::default();
+        let kind = |k: usize| [Kind::Reads, Kind::Writes, Kind::Shares][k];
+        let mut before: Vec<HashSet<usize>> = Vec::new();
+        for (j, &(first, rows, k)) in tasks.iter().enumerate() {
+            let view = all.rows(first..first + rows).unwrap();
+            h.begin(j as u32);
+            match kind(k) {
+                Kind::Reads => h.memory(0, view.rect(), Access::Read),
+                Kind::Writes => h.memory(0, view.rect(), Access::Write),
+                Kind::Shares => h.shared(0, view.rect()),
+            }
+            let direct: HashSet<usize> = h.end().iter().map(|d| *d as usize).collect();
+            let mut waits = direct.clone();
+            direct.iter().for_each(|&d| waits.extend(&before[d]));
+            before.push(waits);
+            for (i, &(other, others, o)) in tasks[..j].iter().enumerate() {
+                let alone = kind(k) == Kind::Writes || kind(o) == Kind::Writes;
+                let overlap = other < first + rows && first < other + others;
+                let clash = overlap && (alone || k != o);
+                prop_assert!(!clash || before[j].contains(&i), "{j} does not wait for {i}");
+                prop_assert!(clash || !direct.contains(&i), "{j} waits for {i} without need");
+            }
+        }
+    }
+}
+
+/// Layers whose chunks all share a buffer, and then read it.
+#[test]
+fn many_sharers_leave_few_accesses_to_look_at() {
+    let all = View::whole(&buffer(64));
+    let (mut h, mut deps) = (HazardTracker::default(), 0);
+    let chunks = 16;
+    for task in 0..chunks * 2 * 100_u32 {
+        h.begin(task);
+        match task / chunks % 2 {
+            0 => h.shared(0, all.rect()),
+            _ => h.memory(0, all.rect(), Access::Read),
+        }
+        deps += h.end().len();
+    }
+    assert!(h.most_kept() <= 2 * chunks as usize, "{}", h.most_kept());
+    assert!(deps <= (chunks * chunks * 200) as usize, "{deps}");
+}

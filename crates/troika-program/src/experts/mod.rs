@@ -4,6 +4,8 @@
 mod name;
 mod place;
 mod rows;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 
