@@ -4,21 +4,31 @@
 #![allow(clippy::panic, clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::process::Command;
+use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use conformance::golden::read_golden;
-use troika::device::{Device, RealClock};
-use troika::engine::{Engine, EngineError, EngineParts, SequenceInput, Sharing, WantedLogits};
-use troika::graph::DType;
+use conformance::golden::{read_golden, relative_error};
+use troika::device::{
+    Buffer, Caps, Clock, CommandList, CompileRequest, CompileResults, Completion, Device,
+    DeviceError, DeviceKind, Executable, OutOfMemory, Queue, RealClock, WeightSource, Weights,
+};
+use troika::engine::{
+    Engine, EngineError, EngineParts, Event, Next, SequenceInput, Sharing, WantedLogits,
+};
+use troika::graph::{DType, Subgraph};
 use troika::model::lower::{SegmentKind, segments};
+use troika::npu::RuntimePlaces;
 use troika::plan::{
     DeviceFacts, Dispatch, ExpertGroupPlan, ExpertSplit, Overflow, Plan, PlanRequest, Rule, Split,
     Strategy, make,
 };
 use troika::trace::Tracer;
 use troika::weights::FloatType;
-use troika::{Described, describe};
+use troika::{Described, DeviceOptions, NpuSettings, describe, open_devices};
 use troika_cpu::{CpuDevice, CpuOptions};
+use troika_sim::{Board, Soc, VirtualClock, VirtualDevice};
 
 fn model_dir(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(name)
@@ -33,13 +43,22 @@ fn cpus(names: &[&str]) -> Vec<Arc<dyn Device>> {
 }
 
 fn engine(d: &Described, devices: &[Arc<dyn Device>], plan: Plan) -> Result<Engine, EngineError> {
+    engine_by(d, devices, plan, Arc::new(RealClock::new()))
+}
+
+fn engine_by(
+    d: &Described,
+    devices: &[Arc<dyn Device>],
+    plan: Plan,
+    clock: Arc<dyn Clock>,
+) -> Result<Engine, EngineError> {
     Engine::new(EngineParts {
         spec: &d.spec,
         shapes: &|key| d.store.shape(key),
         weights: &d.store,
         plan,
         devices,
-        clock: Arc::new(RealClock::new()),
+        clock,
         tracer: Tracer::off(),
         sharing: Sharing::default(),
     })
@@ -118,6 +137,277 @@ fn experts_on_another_device_give_the_same_bits() {
                     }
                 }
             }
+        }
+    }
+}
+
+/// Groups of two devices, of which the second one also has all cold experts.
+fn some_groups(dispatch: Dispatch) -> ExpertSplit {
+    let groups = vec![group("b", &[1, 0], 3), group("b", &[3], 2)];
+    ExpertSplit { groups, overflow: Overflow::Cpu, dispatch }
+}
+
+/// Called for each list that a device gets; may refuse it.
+type Hook = Arc<Mutex<Box<dyn FnMut() -> Result<(), DeviceError> + Send>>>;
+
+/// A CPU that is watched.
+struct Hooked(CpuDevice, Hook);
+
+struct HookedQueue(Box<dyn Queue>, Hook);
+
+impl Device for Hooked {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+    fn kind(&self) -> DeviceKind {
+        self.0.kind()
+    }
+    fn caps(&self) -> &Caps {
+        self.0.caps()
+    }
+    fn allocate(&self, bytes: usize) -> Result<Buffer, OutOfMemory> {
+        self.0.allocate(bytes)
+    }
+    fn compile(&self, r: &CompileRequest<'_>) -> CompileResults {
+        self.0.compile(r)
+    }
+    fn load(
+        &self,
+        e: &Arc<Executable>,
+        g: &Subgraph,
+        w: &dyn WeightSource,
+    ) -> Result<Arc<Weights>, DeviceError> {
+        self.0.load(e, g, w)
+    }
+    fn queue(
+        &self,
+        number: usize,
+        clock: Arc<dyn Clock>,
+        done: SyncSender<Completion>,
+    ) -> Result<Box<dyn Queue>, DeviceError> {
+        Ok(Box::new(HookedQueue(self.0.queue(number, clock, done)?, self.1.clone())))
+    }
+}
+
+impl Queue for HookedQueue {
+    fn submit(&mut self, list: CommandList) -> Result<(), DeviceError> {
+        (self.1.lock().unwrap())()?;
+        self.0.submit(list)
+    }
+    fn is_alive(&self) -> bool {
+        self.0.is_alive()
+    }
+}
+
+/// An engine whose groups run on a watched device, with the logits of its model on one device.
+fn watched(dispatch: Dispatch) -> (Engine, Hook, Vec<u32>, Vec<f32>) {
+    let d = describe(&model_dir("qwen3-moe"), FloatType::F32).unwrap();
+    let ids = read_golden(&model_dir("qwen3-moe").join("golden.safetensors")).unwrap().input_ids;
+    let hook: Hook = Arc::new(Mutex::new(Box::new(|| Ok(()))));
+    let mut devices = cpus(&["a"]);
+    let options = CpuOptions { name: "b".into(), threads: 1, ..CpuOptions::default() };
+    devices.push(Arc::new(Hooked(CpuDevice::new(options).unwrap(), hook.clone())));
+    let one = plain(&d, &devices, 5);
+    let expected = logits(&mut engine(&d, &devices, one.clone()).unwrap(), &ids);
+    let plan = shared(&d, &one, 3, &some_groups(dispatch));
+    (engine(&d, &devices, plan).unwrap(), hook, ids, expected)
+}
+
+/// A device that fails while experts are in flight ends the sequence with its error. The next one
+/// is computed as ever.
+#[test]
+fn a_device_that_fails_with_experts_in_flight_is_no_deadlock() {
+    for dispatch in Dispatch::ALL {
+        let (mut e, hook, ids, expected) = watched(dispatch);
+        let (mut after, mut failed) = (0, 0);
+        loop {
+            let mut left = after;
+            *hook.lock().unwrap() = Box::new(move || {
+                if left == 0 {
+                    let (device, why) = ("b".into(), "it was told to fail".into());
+                    return Err(DeviceError::System { device, why });
+                }
+                left -= 1;
+                Ok(())
+            });
+            let seq = e.open();
+            let input = SequenceInput { seq, tokens: &ids, logits: WantedLogits::Last };
+            let result = e.run(&[input], &mut |_, _, _| {});
+            e.close(seq);
+            e.audit().unwrap();
+            let Err(error) = result else { break };
+            assert!(error.to_string().contains("it was told to fail"), "{error}");
+            *hook.lock().unwrap() = Box::new(|| Ok(()));
+            assert!(logits(&mut e, &ids) == expected, "other bits after a failure");
+            (after, failed) = (after * 3 / 2 + 1, failed + 1);
+        }
+        assert!(failed > 3, "{failed} failures");
+    }
+}
+
+/// A sequence that is cancelled while experts are in flight ends, and the next one is computed as
+/// ever.
+#[test]
+fn what_is_cancelled_with_experts_in_flight_ends() {
+    for dispatch in Dispatch::ALL {
+        let (mut e, hook, ids, expected) = watched(dispatch);
+        for after in [0, 1, 2, 5, 9, 20] {
+            let seq = e.open();
+            let (handle, mut left) = (e.handle().clone(), after);
+            handle.feed(seq, &ids, WantedLogits::Last).unwrap();
+            *hook.lock().unwrap() = Box::new(move || {
+                if left == 0 {
+                    handle.cancel(seq).unwrap();
+                }
+                left -= 1;
+                Ok(())
+            });
+            let mut ended = Vec::new();
+            let mut note = |event: Event<'_>| {
+                match event {
+                    Event::Begun { .. } => {}
+                    Event::Cancelled { .. } => ended.push("cancelled"),
+                    _ => ended.push("done"),
+                }
+                Next::Wait
+            };
+            while e.step(&mut note).unwrap() {}
+            assert!(ended.len() == 1 || ended == ["done", "cancelled"], "{ended:?} after {after}");
+            *hook.lock().unwrap() = Box::new(|| Ok(()));
+            e.close(seq);
+            e.audit().unwrap();
+            assert!(logits(&mut e, &ids) == expected, "other bits after {after} lists");
+        }
+    }
+}
+
+/// Processors with memory of their own, of which one can be bound at some places only.
+const SOC: &str = "name = \"two\"
+[[processor]]
+name = \"a\"
+kind = \"cpu\"
+peak_gops = 1.0
+bandwidth_gb_s = 10.0
+launch_us = 20.0
+[[processor]]
+name = \"b\"
+kind = \"npu\"
+peak_gops = 4.0
+bandwidth_gb_s = 10.0
+launch_us = 50.0
+own_memory = true
+offset_alignment = 256
+static_shapes = true
+row_buckets = [8, 16]
+";
+
+/// On a virtual SoC: the same bits, and each run takes equally long. With numerics off it takes
+/// time, too.
+#[test]
+fn virtual_devices_share_experts_out() {
+    let d = describe(&model_dir("olmoe"), FloatType::F32).unwrap();
+    let ids = read_golden(&model_dir("olmoe").join("golden.safetensors")).unwrap().input_ids;
+    let run = |text: &str, split: Option<&ExpertSplit>| -> (Vec<f32>, Duration) {
+        let soc = Soc::parse("two.toml", text).unwrap();
+        let clock = Arc::new(VirtualClock::new());
+        let board = Board::new(&soc, clock.clone());
+        let open = |p| -> Arc<dyn Device> {
+            let name = if p == &soc.processors[0] { "a" } else { "b" };
+            Arc::new(VirtualDevice::on(&board, name, p).unwrap())
+        };
+        let devices: Vec<Arc<dyn Device>> = soc.processors.iter().map(open).collect();
+        let one = plain(&d, &devices, 8);
+        let plan = split.map_or(one.clone(), |split| shared(&d, &one, 2, split));
+        let mut e = engine_by(&d, &devices, plan, clock.clone()).unwrap();
+        let (seq, mut out, began) = (e.open(), Vec::new(), clock.now());
+        let off = text.contains("\"off\"");
+        let logits = if off { WantedLogits::None } else { WantedLogits::All };
+        let inputs = [SequenceInput { seq, tokens: &ids, logits }];
+        match off {
+            true => e.run_unread(&inputs).unwrap(),
+            false => e.run(&inputs, &mut |_, _, row| out.extend_from_slice(row)).unwrap(),
+        }
+        (out, clock.now() - began)
+    };
+    let (expected, _) = run(SOC, None);
+    for dispatch in Dispatch::ALL {
+        let groups = vec![group("b", &[1, 0, 4], 3), group("b", &[3], 2), group("a", &[6], 2)];
+        let split = ExpertSplit { groups, overflow: Overflow::Cpu, dispatch };
+        let (first, took) = run(SOC, Some(&split));
+        assert!(first == expected, "other bits with {dispatch:?}");
+        assert_eq!(run(SOC, Some(&split)).1, took);
+        let off =
+            format!("{SOC}\n").replacen("name = \"two\"", "name = \"two\"\nnumerics = \"off\"", 1);
+        let (_, modelled) = run(&off, Some(&split));
+        assert!(modelled > Duration::ZERO);
+        assert_eq!(run(&off, Some(&split)).1, modelled);
+    }
+}
+
+#[test]
+fn statistics_say_what_was_routed_where() {
+    let d = describe(&model_dir("mixtral"), FloatType::F32).unwrap();
+    let ids = read_golden(&model_dir("mixtral").join("golden.safetensors")).unwrap().input_ids;
+    let devices = cpus(&["a", "b"]);
+    let one = plain(&d, &devices, 6);
+    let all = ids.len() as u64 * 2;
+    for overflow in [Overflow::Cpu, Overflow::Pad, Overflow::Prune] {
+        let capacity = if overflow == Overflow::Pad { 6 } else { 2 };
+        let groups = vec![group("b", &[2, 1], capacity), group("b", &[0], capacity)];
+        let split = ExpertSplit { groups, overflow, dispatch: Dispatch::PerChunk };
+        let mut e = engine(&d, &devices, shared(&d, &one, 2, &split)).unwrap();
+        let got = logits(&mut e, &ids);
+        let stats = e.expert_stats();
+        assert_eq!(stats.layers.len(), 3);
+        let (_, padding) = stats.group_rows();
+        assert!(padding > 0);
+        let mut sums = [0; 4];
+        for layer in stats.layers.values() {
+            assert_eq!(layer.experts.iter().map(|e| e.rows).sum::<u64>(), all);
+            assert!(layer.group_runs > 0 && layer.rest_runs > 0);
+            assert_eq!(layer.experts[3].grouped, 0, "it is in no group");
+            for e in &layer.experts[..3] {
+                assert_eq!(e.grouped + e.overflow + e.dropped, e.rows);
+                sums = [sums[0] + e.overflow, sums[1] + e.dropped, sums[2] + e.grouped, 0];
+            }
+        }
+        let want = match overflow {
+            Overflow::Cpu => (true, false),
+            Overflow::Pad => (false, false),
+            Overflow::Prune => (false, true),
+        };
+        assert_eq!((sums[0] > 0, sums[1] > 0), want, "{overflow:?}: {sums:?}");
+        assert_eq!(stats.dropped(), (sums[1], 3 * all));
+        let expected = logits(&mut engine(&d, &devices, one.clone()).unwrap(), &ids);
+        assert_eq!(got == expected, overflow != Overflow::Prune);
+        assert!(got.iter().all(|x| x.is_finite()));
+    }
+}
+
+#[test]
+fn npus_compute_groups_of_experts() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let environment = root.join("target/npu-runtimes");
+    let made = Command::new(root.join(".ci/npu-runtimes")).arg(&environment).status().unwrap();
+    assert!(made.success());
+    let runtime = RuntimePlaces { library: None, environments: vec![environment] };
+    for spec in ["b=npu:reference", "b=npu:openvino:cpu"] {
+        let npu = NpuSettings { runtime: runtime.clone(), ..NpuSettings::default() };
+        let options = DeviceOptions {
+            devices: vec!["a=cpu".parse().unwrap(), spec.parse().unwrap()],
+            npu,
+            ..DeviceOptions::default()
+        };
+        let devices = open_devices(&options).unwrap();
+        let d = describe(&model_dir("mixtral"), FloatType::F32).unwrap();
+        let ids = read_golden(&model_dir("mixtral").join("golden.safetensors")).unwrap().input_ids;
+        let one = plain(&d, &devices, 8);
+        let expected = logits(&mut engine(&d, &devices, one.clone()).unwrap(), &ids);
+        for dispatch in Dispatch::ALL {
+            let plan = shared(&d, &one, 2, &some_groups(dispatch));
+            let got = logits(&mut engine(&d, &devices, plan).unwrap(), &ids);
+            let error = relative_error(&got, &expected);
+            assert!(error <= 1e-5, "{spec}, {dispatch:?}: {error}");
         }
     }
 }
