@@ -385,6 +385,38 @@ fn statistics_say_what_was_routed_where() {
 }
 
 #[test]
+fn groups_that_do_not_fit_are_refused() {
+    let d = describe(&model_dir("mixtral"), FloatType::F32).unwrap();
+    let open = |soc: &str, edit: &dyn Fn(&mut Plan)| {
+        let soc = Soc::parse("two.toml", soc).unwrap();
+        let board = Board::new(&soc, Arc::new(VirtualClock::new()));
+        let names = ["a", "b"].iter().zip(&soc.processors);
+        let device = |(name, p): (&&str, _)| -> Arc<dyn Device> {
+            Arc::new(VirtualDevice::on(&board, name, p).unwrap())
+        };
+        let devices: Vec<Arc<dyn Device>> = names.map(device).collect();
+        let one = plain(&d, &devices, 8);
+        let mut plan = shared(&d, &one, 2, &some_groups(Dispatch::PerChunk));
+        edit(&mut plan);
+        engine(&d, &devices, plan).map(|_| ()).unwrap_err().to_string()
+    };
+    let small = format!("{SOC}max_graph_bytes = 1000\n");
+    let why = open(&small, &|_| ());
+    assert!(why.starts_with("group 1 of the plan's experts in layer"), "{why}");
+    assert!(why.contains("on device b, whose graphs hold 1000; put fewer experts"), "{why}");
+    let why = open(SOC, &|plan| plan.prefill.rules[1].device = "b".into());
+    assert!(why.contains("has device b share experts out, which runs no functions"), "{why}");
+    let why = open(&SOC.replacen("launch", "own_memory = true\nlaunch", 1), &|_| ());
+    assert!(why.starts_with("device a cannot share experts out"), "{why}");
+    let why = open(SOC, &|plan| {
+        plan.prefill.rules.iter_mut().for_each(|rule| rule.values = DType::F16);
+        let Some(Split::Experts(split)) = &mut plan.prefill.rules[1].split else { panic!() };
+        split.overflow = Overflow::Prune;
+    });
+    assert!(why.contains("cannot be left out by what attention added to them"), "{why}");
+}
+
+#[test]
 fn npus_compute_groups_of_experts() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let environment = root.join("target/npu-runtimes");

@@ -28,6 +28,29 @@ pub enum ProgramError {
          takes any number of rows; name one as the rule's device"
     )]
     Routes(String),
+    /// A group of experts that is larger than a device's graphs may be.
+    #[error(
+        "group {group} of the plan's experts in {segment} has {bytes} bytes of weights on device \
+         {device}, whose graphs hold {most}; put fewer experts into a group"
+    )]
+    Group {
+        /// The segment.
+        segment: String,
+        /// The group's number, counted from 1.
+        group: usize,
+        /// Its weights.
+        bytes: u64,
+        /// The device.
+        device: String,
+        /// The most bytes of a graph.
+        most: u64,
+    },
+    /// Values before and after attention that are no f32.
+    #[error(
+        "rows of {0} cannot be left out by what attention added to them, which is handed on in 16 \
+         bits; leave \"values\" out of the rules, or take another overflow"
+    )]
+    Saliency(String),
     /// A segment that cannot be split as the plan says.
     #[error(transparent)]
     Partition(#[from] PartitionError),

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use troika_device::{Caps, SpaceId};
 use troika_graph::partition::{expert_group, single_choices};
-use troika_graph::{Subgraph, restrict_activations};
-use troika_model::lower::{Segment, SegmentKind};
-use troika_plan::{Dispatch, ExpertSplit, Overflow, Plan, Rule, own_space};
+use troika_graph::{DType, Subgraph, restrict_activations};
+use troika_model::lower::{EdgeId, Segment, SegmentKind};
+use troika_plan::{Dispatch, ExpertSplit, Overflow, Phase, Plan, PlanDevice, Rule, own_space};
 
 use super::{ExpertRows, GroupGraph, PackedSize, PlacedExperts, RoutedShape, SharedExperts};
 use crate::error::ProgramError;
@@ -59,9 +59,10 @@ impl Placer<'_> {
             stages: [before, beside],
             inputs,
             output,
-            attention: (split.overflow == Overflow::Prune)
-                .then(|| self.around_attention(segment))
-                .flatten(),
+            attention: match split.overflow {
+                Overflow::Prune => Some(self.around_attention(segment)?),
+                Overflow::Cpu | Overflow::Pad => None,
+            },
         };
         Ok(PlacedSegment::with_experts(stages, between, placed))
     }
@@ -78,13 +79,14 @@ impl Placer<'_> {
             self.piece(PlacedGraph { device, graph, inputs, states, outputs }, rule)
         };
         let mut all = Vec::new();
-        for group in &split.groups {
+        for (number, group) in (1..).zip(&split.groups) {
             let device = self.index(&group.device);
             let device = device.ok_or_else(|| ProgramError::Unplaced(graph.name.clone()))?;
             // Its device has formats of its own.
             let formats = &self.devices[device].caps.activation_formats;
             let graph = restrict_activations(graph, formats);
             let graph = expert_group(&graph, &group.experts, group.capacity)?;
+            self.check_group(device, &graph, number)?;
             let rows = graph.max_rows();
             all.push(PlacedPiece { shapes: vec![rows], ..alone(device, graph) });
         }
@@ -105,11 +107,37 @@ impl Placer<'_> {
     }
 
     /// The values before and after the attention of a segment's layer.
-    fn around_attention(&self, segment: &Segment) -> Option<[usize; 2]> {
+    fn around_attention(&self, segment: &Segment) -> Result<[usize; 2], ProgramError> {
         let of_layer = |s: &&Segment| s.layer == segment.layer && s.kind == SegmentKind::AttnOut;
-        let attention = self.lowered.segments.iter().find(of_layer)?;
+        let attention = self.lowered.segments.iter().find(of_layer);
         // The result of attention comes first, what it is added to second.
-        Some([attention.inputs.last()?.0, attention.outputs.first()?.0])
+        let around = attention.and_then(|s| Some([*s.inputs.last()?, *s.outputs.first()?]));
+        let plain = |e: &EdgeId| self.types.edge(*e, Phase::Prefill) == DType::F32;
+        let around = around.filter(|edges| edges.iter().all(plain));
+        let refused = || ProgramError::Saliency(segment.graph.name.clone());
+        Ok(around.ok_or_else(refused)?.map(|edge| edge.0))
+    }
+
+    /// Checks that a device takes a graph of the size of a group's.
+    fn check_group(
+        &self,
+        device: usize,
+        graph: &Subgraph,
+        group: usize,
+    ) -> Result<(), ProgramError> {
+        let PlanDevice { name, caps } = &self.devices[device];
+        let bytes = graph.weights.iter().map(|w| match caps.weights_per_shape {
+            Some(float) => (w.rows * w.cols * float) as u64,
+            None => (w.rows * w.dtype.row_bytes(w.cols).unwrap_or(0)) as u64,
+        });
+        let bytes: u64 = bytes.sum();
+        match caps.max_graph_bytes.filter(|most| bytes > *most) {
+            None => Ok(()),
+            Some(most) => {
+                let (segment, device) = (graph.name.clone(), name.clone());
+                Err(ProgramError::Group { segment, group, bytes, device, most })
+            }
+        }
     }
 }
 
