@@ -6,6 +6,7 @@ mod allocator;
 mod chat;
 mod cmd;
 mod error;
+mod experts;
 mod file;
 mod flags;
 mod generate;

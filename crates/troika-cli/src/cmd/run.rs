@@ -12,7 +12,7 @@ use crate::generate::generate;
 use crate::input::{is_stdin, read_input};
 use crate::interrupt::Interrupt;
 use crate::prompt::tokenize;
-use crate::{chat, file, memory, output, parallel, progress, resolve, stats};
+use crate::{chat, experts, file, memory, output, parallel, progress, resolve, stats};
 
 /// Generates text for one prompt, or opens a chat.
 ///
@@ -154,11 +154,17 @@ fn once(
 ) -> Result<(), CliError> {
     let out = generate(model, &mut model.session()?, args, ids, interrupt)?;
     if args.json {
-        return output::json(&stats::json(model, source, &out, tokenizer));
+        let mut all = stats::json(model, source, &out, tokenizer);
+        let shared = model.engine()?.expert_stats();
+        if !shared.layers.is_empty() {
+            all["experts"] = experts::json(&shared);
+        }
+        return output::json(&all);
     }
     output::write("\n")?;
     if !args.quiet {
         output::note(&stats::text(model, &out, tokenizer));
+        output::note(&experts::text(&model.engine()?.expert_stats()));
     }
     Ok(())
 }

@@ -20,7 +20,7 @@ use troika_lab::{EnergyMeter, Metering, Subject};
 
 use crate::error::CliError;
 use crate::flags::{BenchArgs, TableFlag};
-use crate::{output, progress, resolve};
+use crate::{experts, output, progress, resolve};
 
 use row::{Facts, Row, Test};
 
@@ -105,6 +105,7 @@ fn print_tests(
     if args.output == TableFlag::Md && !lines.is_empty() {
         output::write(&format!("\n{}\n", lines.join("\n")))?;
     }
+    output::note(&experts::text(&model.engine()?.expert_stats()));
     Ok(())
 }
 
