@@ -12,6 +12,7 @@ use troika_program::{
     BufferName, ExpertBuffer, ExpertMemory, ExpertStep, NamedCopy, NamedHost, NamedRun, NamedTask,
     NamedView, NamedWork, Program, SlotMemory, Slots,
 };
+use troika_trace::Tracer;
 
 use crate::error::EngineError;
 use crate::experts::{Dispatcher, ExpertGraph, OfChunk, PackedBuffers, SharedStats, host_task};
@@ -32,6 +33,7 @@ pub(crate) struct PlacedModel {
     pub slots: Arc<Slots>,
     pub clock: Arc<dyn Clock>,
     pub expert_stats: SharedStats,
+    pub tracer: Tracer,
 }
 
 /// Ids and positions of a chunk.
@@ -133,7 +135,9 @@ impl Binder<'_> {
             }
         }
         let row_bytes = program.packed.cols * 4;
-        Ok(Dispatcher { of, chunk, groups, rest, buffers, row_bytes })
+        let (tracer, lane) = (self.model.tracer.clone(), self.model.devices[experts.device].name());
+        let lane = lane.into();
+        Ok(Dispatcher { of, chunk, groups, rest, buffers, row_bytes, tracer, lane })
     }
 
     fn bindings(&mut self, run: &NamedRun) -> Result<Bindings, EngineError> {

@@ -125,7 +125,7 @@ impl Engine {
             &devices,
             (plan.prefill.policy, plan.critical_device()),
             &parts.clock,
-            parts.tracer,
+            parts.tracer.clone(),
         )?;
         runner.set_waiting(match plan.sync {
             SyncMode::Predicted => Waiting::Poll,
@@ -155,6 +155,7 @@ impl Engine {
                 slots,
                 clock: parts.clock,
                 expert_stats: SharedStats::default(),
+                tracer: parts.tracer,
             },
         })
     }

@@ -5,7 +5,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use troika_device::{Bindings, Buffer, CopyRows, DeviceError, Run, SpaceId, View, Weights, Work};
-use troika_program::{ExpertBuffer, PackedRun};
+use troika_program::{ExpertBuffer, ExpertCounts, LayerCounts, PackedRun};
+use troika_trace::{Arg, Span, Tracer};
 
 use super::route::{OfChunk, locked};
 use crate::error::EngineError;
@@ -30,6 +31,9 @@ pub(crate) struct Dispatcher {
     pub buffers: HashMap<(SpaceId, ExpertBuffer), Buffer>,
     /// Bytes of a row.
     pub row_bytes: usize,
+    pub tracer: Tracer,
+    /// The name of the rule's device, in traces.
+    pub lane: Arc<str>,
 }
 
 /// The growth of a graph in which some tasks dispatch experts.
@@ -46,24 +50,47 @@ impl Dispatcher {
         let OfChunk { place, rows, layer, stats, .. } = &self.of;
         let mut routing = locked(&self.of.routing);
         if !routed {
-            let assumed = stats.with(|stats| {
-                let counts = stats.layers.entry(*layer).or_default();
-                routing.rows.assume(*place, *rows, counts)
-            });
+            let mut counts = LayerCounts::default();
+            let assumed = routing.rows.assume(*place, *rows, &mut counts);
             let why = |why| DeviceError::Submission { task: self.rest.name.to_string(), why };
-            routing.note(place.0, assumed.map_err(why)?);
+            routing.note(place.0, assumed.map_err(why)?, counts);
         }
-        let runs = routing.take(place.0);
+        let (runs, counts) = routing.take(place.0);
         if !runs.is_empty() {
             let now = self.of.clock.now();
             routing.began.get_or_insert(now);
         }
         drop(routing);
+        stats.with(|stats| stats.layers.entry(*layer).or_default().add(&counts));
+        self.trace(&counts);
         let mut tasks = Vec::new();
         for run in &runs {
             self.add(run, &mut tasks)?;
         }
         Ok(Arc::new(TaskGraph::new(tasks)))
+    }
+
+    /// Records what was routed.
+    fn trace(&self, counts: &LayerCounts) {
+        if !self.tracer.enabled() {
+            return;
+        }
+        let now = self.of.clock.now();
+        let sum = |of: fn(&ExpertCounts) -> u64| counts.experts.iter().map(of).sum();
+        let rows: Vec<String> = counts.experts.iter().map(|e| e.rows.to_string()).collect();
+        self.tracer.record(Span {
+            name: format!("layer {} experts [rows]", self.of.layer).into(),
+            lane: self.lane.clone(),
+            start: now,
+            end: now,
+            args: vec![
+                ("layer", Arg::Int(self.of.layer as u64)),
+                ("expert_rows", Arg::Text(rows.join(","))),
+                ("padded", Arg::Int(sum(|e| e.padding))),
+                ("dropped", Arg::Int(sum(|e| e.dropped))),
+                ("launches", Arg::Int(counts.group_runs + counts.rest_runs)),
+            ],
+        });
     }
 
     /// Adds a run, between copies if its device has memory of its own.

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use troika_device::{Clock, DeviceError, HostData, HostTask, ReadRows, View, WriteRows};
-use troika_program::{ExpertRows, ExpertStep, LEFT_OUT, PackedRun};
+use troika_program::{ExpertRows, ExpertStep, LEFT_OUT, LayerCounts, PackedRun};
 
 use super::SharedStats;
 
@@ -12,8 +12,8 @@ use super::SharedStats;
 #[derive(Debug)]
 pub(crate) struct Routing {
     pub rows: ExpertRows,
-    /// What can run, by chunk.
-    pub runs: Vec<Vec<PackedRun>>,
+    /// What can run, and what was counted, by chunk.
+    runs: Vec<(Vec<PackedRun>, LayerCounts)>,
     /// When the first of them began.
     pub began: Option<Duration>,
 }
@@ -23,18 +23,18 @@ impl Routing {
         Routing { rows, runs: Vec::new(), began: None }
     }
 
-    /// Notes what can run after a chunk.
-    pub fn note(&mut self, chunk: usize, runs: Vec<PackedRun>) {
+    /// Notes what can run after a chunk, and what was counted.
+    pub fn note(&mut self, chunk: usize, runs: Vec<PackedRun>, counts: LayerCounts) {
         if chunk == 0 {
             self.runs.clear();
             self.began = None;
         }
-        self.runs.resize_with(self.runs.len().max(chunk + 1), Vec::new);
-        self.runs[chunk] = runs;
+        self.runs.resize_with(self.runs.len().max(chunk + 1), Default::default);
+        self.runs[chunk] = (runs, counts);
     }
 
-    /// Takes what can run after a chunk.
-    pub fn take(&mut self, chunk: usize) -> Vec<PackedRun> {
+    /// Takes what can run after a chunk, and what was counted.
+    pub fn take(&mut self, chunk: usize) -> (Vec<PackedRun>, LayerCounts) {
         self.runs.get_mut(chunk).map(std::mem::take).unwrap_or_default()
     }
 }
@@ -100,10 +100,8 @@ impl OfChunk {
         };
         let mut routing = locked(&self.routing);
         let (place, saliency) = (self.place, saliency.as_deref());
-        let runs = self.stats.with(|stats| {
-            let counts = stats.layers.entry(self.layer).or_default();
-            routing.rows.route(place, &all, saliency, counts)
-        })?;
+        let mut counts = LayerCounts::default();
+        let runs = routing.rows.route(place, &all, saliency, &mut counts)?;
         let routed = self.clock.now();
         let grouped = |run: &PackedRun| run.group.is_some();
         for unfilled in runs.iter().filter(|run| grouped(run)).flat_map(|run| &run.unfilled) {
@@ -119,7 +117,7 @@ impl OfChunk {
             self.pack(next, rows, input)?;
             self.name_experts(next, &all, of_rest)?;
         }
-        routing.note(self.place.0, runs);
+        routing.note(self.place.0, runs, counts);
         let done = self.clock.now();
         self.stats.with(|stats| {
             stats.route += routed.saturating_sub(began);

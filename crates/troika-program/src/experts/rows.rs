@@ -62,6 +62,23 @@ pub struct LayerCounts {
     pub experts: Vec<ExpertCounts>,
 }
 
+impl LayerCounts {
+    /// Adds other counts of the layer.
+    pub fn add(&mut self, other: &LayerCounts) {
+        self.group_runs += other.group_runs;
+        self.rest_runs += other.rest_runs;
+        let most = self.experts.len().max(other.experts.len());
+        self.experts.resize(most, ExpertCounts::default());
+        for (sum, more) in self.experts.iter_mut().zip(&other.experts) {
+            sum.rows += more.rows;
+            sum.grouped += more.grouped;
+            sum.overflow += more.overflow;
+            sum.dropped += more.dropped;
+            sum.padding += more.padding;
+        }
+    }
+}
+
 /// A group's slot that still has room.
 #[derive(Clone, Debug)]
 struct Open {
