@@ -384,6 +384,43 @@ fn statistics_say_what_was_routed_where() {
     }
 }
 
+/// Groups that leave their device and come back between prompts change where rows run, and no bit.
+#[test]
+fn groups_come_and_go_between_prompts() {
+    let d = describe(&model_dir("olmoe"), FloatType::F32).unwrap();
+    let ids = read_golden(&model_dir("olmoe").join("golden.safetensors")).unwrap().input_ids;
+    let devices = cpus(&["a", "b"]);
+    let one = plain(&d, &devices, 7);
+    let expected = logits(&mut engine(&d, &devices, one.clone()).unwrap(), &ids);
+    for dispatch in Dispatch::ALL {
+        let groups = vec![group("b", &[1, 0, 4], 4), group("b", &[3], 2), group("b", &[6], 9)];
+        let split = ExpertSplit { groups, overflow: Overflow::Cpu, dispatch };
+        let mut e = engine(&d, &devices, shared(&d, &one, 2, &split)).unwrap();
+        let mut resident = [[true; 3]; 2];
+        let mut before = 0;
+        for step in 0..12 {
+            let (layer, group) = (step % 2, step * 5 % 3);
+            let now = &mut resident[layer][group];
+            *now = !*now;
+            let source: Option<&dyn WeightSource> = if *now { Some(&d.store) } else { None };
+            e.move_group((layer, group), source).unwrap();
+            assert!(logits(&mut e, &ids) == expected, "other bits in step {step}");
+            let stats = e.expert_stats();
+            let grouped = |of: &[usize]| -> u64 {
+                stats.layers.values().flat_map(|l| of.iter().map(|e| l.experts[*e].grouped)).sum()
+            };
+            let all = grouped(&[0, 1, 3, 4, 6]);
+            assert_eq!(all > before, resident.as_flattened().contains(&true));
+            before = all;
+        }
+        let why = e.move_group((0, 3), None).unwrap_err().to_string();
+        assert!(why.contains("no group 3 of experts in layer 0"), "{why}");
+        let seq = e.open();
+        e.handle().feed(seq, &ids, WantedLogits::Last).unwrap();
+        while e.step(&mut |_| Next::Wait).unwrap() {}
+    }
+}
+
 #[test]
 fn groups_that_do_not_fit_are_refused() {
     let d = describe(&model_dir("mixtral"), FloatType::F32).unwrap();

@@ -4,8 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use troika_device::{
-    Bindings, Buffer, Clock, CopyRows, Device, DeviceError, ForwardBatch, Run, SpaceId, View,
-    Weights, Work,
+    Bindings, Buffer, Clock, CopyRows, Device, DeviceError, ForwardBatch, Run, SpaceId, View, Work,
 };
 use troika_plan::Plan;
 use troika_program::{
@@ -15,7 +14,9 @@ use troika_program::{
 use troika_trace::Tracer;
 
 use crate::error::EngineError;
-use crate::experts::{Dispatcher, ExpertGraph, OfChunk, PackedBuffers, SharedStats, host_task};
+use crate::experts::{
+    Dispatcher, ExpertGraph, LoadedGraph, OfChunk, PackedBuffers, SharedStats, host_task,
+};
 use crate::memory::allocate;
 use crate::pool::EdgePool;
 use crate::schedule::Task;
@@ -26,7 +27,7 @@ pub(crate) struct PlacedModel {
     /// The plan's devices, in its order.
     pub devices: Vec<Arc<dyn Device>>,
     /// Code with weights, by the index of the program's graph.
-    pub loaded: Vec<Arc<Weights>>,
+    pub loaded: Vec<LoadedGraph>,
     pub plan: Plan,
     /// For each state, the memory of its instances.
     pub states: Vec<Vec<Buffer>>,
@@ -68,7 +69,7 @@ impl Binder<'_> {
     ) -> Result<Task, EngineError> {
         let work = match &named.work {
             NamedWork::Run(run) => Work::Run(Run {
-                weights: self.model.loaded[run.graph].clone(),
+                weights: self.model.loaded[run.graph].of(&named.name)?,
                 bindings: Arc::new(self.bindings(run)?),
                 rows: named.rows.len(),
                 forward: forward.slice(&named.rows),
@@ -95,7 +96,7 @@ impl Binder<'_> {
         let views = (views(&host.reads)?, views(&host.writes)?, views(&host.parts)?);
         let experts = &self.model.program.experts[host.experts];
         let of = OfChunk {
-            routing: self.packed.routing(host.set, host.experts, experts),
+            routing: self.packed.routing((host.set, host.experts), experts, &self.model.loaded),
             place: host.place,
             layer: experts.layer,
             rows: named.rows.len(),
@@ -123,7 +124,7 @@ impl Binder<'_> {
             device,
             space,
             name: name.clone(),
-            weights: self.model.loaded[index].clone(),
+            loaded: self.model.loaded[index].clone(),
         };
         let groups = experts.groups.iter().map(|g| graph(g.graph, g.device, g.space, &g.name));
         let groups = groups.collect();

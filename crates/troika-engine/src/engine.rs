@@ -12,7 +12,7 @@ use troika_trace::Tracer;
 use crate::bind::PlacedModel;
 use crate::compile::{CompileControl, CompileWith, compile};
 use crate::error::EngineError;
-use crate::experts::{ExpertStats, SharedStats};
+use crate::experts::{ExpertStats, LoadedGraph, SharedStats};
 use crate::input::Admission;
 use crate::kv::{GroupLayout, KvCache, KvLayout, SeqId};
 use crate::mailbox::{EngineHandle, Limits};
@@ -149,7 +149,7 @@ impl Engine {
             model: PlacedModel {
                 program,
                 devices,
-                loaded,
+                loaded: loaded.into_iter().map(LoadedGraph::new).collect(),
                 plan,
                 states,
                 slots,

@@ -4,10 +4,11 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use troika_device::{Bindings, Buffer, CopyRows, DeviceError, Run, SpaceId, View, Weights, Work};
+use troika_device::{Bindings, Buffer, CopyRows, DeviceError, Run, SpaceId, View, Work};
 use troika_program::{ExpertBuffer, ExpertCounts, LayerCounts, PackedRun};
 use troika_trace::{Arg, Span, Tracer};
 
+use super::LoadedGraph;
 use super::route::{OfChunk, locked};
 use crate::error::EngineError;
 use crate::schedule::{Growth, Task, TaskGraph};
@@ -18,7 +19,7 @@ pub(crate) struct ExpertGraph {
     pub device: usize,
     pub space: SpaceId,
     pub name: Arc<str>,
-    pub weights: Arc<Weights>,
+    pub loaded: LoadedGraph,
 }
 
 /// What is needed to run what a chunk's routing made ready.
@@ -50,6 +51,7 @@ impl Dispatcher {
         let OfChunk { place, rows, layer, stats, .. } = &self.of;
         let mut routing = locked(&self.of.routing);
         if !routed {
+            routing.look(place.0);
             let mut counts = LayerCounts::default();
             let assumed = routing.rows.assume(*place, *rows, &mut counts);
             let why = |why| DeviceError::Submission { task: self.rest.name.to_string(), why };
@@ -107,7 +109,7 @@ impl Dispatcher {
         }
         let bindings = Bindings { inputs, states: Vec::new(), outputs: vec![output.clone()] };
         let run = Run {
-            weights: graph.weights.clone(),
+            weights: graph.loaded.of(&graph.name)?,
             bindings: Arc::new(bindings),
             rows: rows.len(),
             forward: Arc::default(),

@@ -3,11 +3,13 @@
 
 mod dispatch;
 mod packed;
+mod resident;
 mod route;
 mod stats;
 
 pub(crate) use dispatch::{Dispatcher, ExpertGraph, growth};
 pub(crate) use packed::PackedBuffers;
+pub(crate) use resident::LoadedGraph;
 pub(crate) use route::{OfChunk, Routing, host_task};
 pub use stats::ExpertStats;
 pub(crate) use stats::SharedStats;

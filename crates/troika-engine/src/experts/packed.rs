@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use troika_device::{Buffer, Device};
 use troika_program::{ExpertBuffer, ExpertMemory, ExpertRows, NamedView, SharedExperts};
 
-use super::Routing;
+use super::{LoadedGraph, Routing};
 use crate::error::EngineError;
 use crate::memory::allocate_in;
 
@@ -44,13 +44,14 @@ impl PackedBuffers {
     /// What is routed to a set of buffers for some experts.
     pub fn routing(
         &mut self,
-        set: Option<usize>,
-        number: usize,
+        (set, number): (Option<usize>, usize),
         experts: &SharedExperts,
+        loaded: &[LoadedGraph],
     ) -> Arc<Mutex<Routing>> {
         let new = || {
             let rows = ExpertRows::new(&experts.split, experts.shape.clone());
-            Arc::new(Mutex::new(Routing::new(rows)))
+            let groups = experts.groups.iter().map(|g| loaded[g.graph].clone()).collect();
+            Arc::new(Mutex::new(Routing::new(rows, groups)))
         };
         self.routings.entry((set, number)).or_insert_with(new).clone()
     }

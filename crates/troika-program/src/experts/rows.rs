@@ -96,6 +96,8 @@ pub struct ExpertRows {
     groups: Vec<(usize, usize)>,
     /// Each expert's group and its place there.
     at: Vec<Option<(usize, usize)>>,
+    /// Whether each group is on its device; the rule's device computes the experts of others.
+    resident: Vec<bool>,
     overflow: Overflow,
     dispatch: Dispatch,
     open: Vec<Option<Open>>,
@@ -129,6 +131,7 @@ impl ExpertRows {
             at,
             overflow: split.overflow,
             dispatch: split.dispatch,
+            resident: vec![true; split.groups.len()],
             open: vec![None; split.groups.len()],
             low: 0,
             high: shape.rows,
@@ -137,6 +140,13 @@ impl ExpertRows {
             places: Vec::new(),
             sorted: vec![Vec::new(); shape.experts],
             shape,
+        }
+    }
+
+    /// Says whether a group is on its device, before the first chunk.
+    pub fn set_resident(&mut self, group: usize, resident: bool) {
+        if let Some(known) = self.resident.get_mut(group) {
+            *known = resident;
         }
     }
 
@@ -177,7 +187,7 @@ impl ExpertRows {
             let pairs = std::mem::take(&mut self.sorted[expert]);
             let count = &mut counts.experts[expert];
             count.rows += pairs.len() as u64;
-            match self.at[expert] {
+            match self.at[expert].filter(|at| self.resident[at.0]) {
                 None => pairs.iter().for_each(|pair| self.take_rest(chunk, *pair)),
                 Some(at) => {
                     let kept = self.kept(at.0, &pairs, saliency);
