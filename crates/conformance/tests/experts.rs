@@ -357,7 +357,7 @@ fn statistics_say_what_was_routed_where() {
         let split = ExpertSplit { groups, overflow, dispatch: Dispatch::PerChunk };
         let mut e = engine(&d, &devices, shared(&d, &one, 2, &split)).unwrap();
         let got = logits(&mut e, &ids);
-        let stats = e.expert_stats();
+        let stats = e.group_stats();
         assert_eq!(stats.layers.len(), 3);
         let (_, padding) = stats.group_rows();
         assert!(padding > 0);
@@ -405,7 +405,7 @@ fn groups_come_and_go_between_prompts() {
             let source: Option<&dyn WeightSource> = if *now { Some(&d.store) } else { None };
             e.move_group((layer, group), source).unwrap();
             assert!(logits(&mut e, &ids) == expected, "other bits in step {step}");
-            let stats = e.expert_stats();
+            let stats = e.group_stats();
             let grouped = |of: &[usize]| -> u64 {
                 stats.layers.values().flat_map(|l| of.iter().map(|e| l.experts[*e].grouped)).sum()
             };

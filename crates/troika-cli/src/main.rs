@@ -6,7 +6,7 @@ mod allocator;
 mod chat;
 mod cmd;
 mod error;
-mod experts;
+mod expert_groups;
 mod file;
 mod flags;
 mod generate;

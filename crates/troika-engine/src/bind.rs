@@ -33,7 +33,7 @@ pub(crate) struct PlacedModel {
     pub states: Vec<Vec<Buffer>>,
     pub slots: Arc<Slots>,
     pub clock: Arc<dyn Clock>,
-    pub expert_stats: SharedStats,
+    pub group_stats: SharedStats,
     pub tracer: Tracer,
 }
 
@@ -101,7 +101,7 @@ impl Binder<'_> {
             layer: experts.layer,
             rows: named.rows.len(),
             top_k: experts.shape.top_k,
-            stats: self.model.expert_stats.clone(),
+            stats: self.model.group_stats.clone(),
             clock: self.model.clock.clone(),
         };
         if host.step == ExpertStep::Dispatch {

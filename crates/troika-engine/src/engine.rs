@@ -12,7 +12,7 @@ use troika_trace::Tracer;
 use crate::bind::PlacedModel;
 use crate::compile::{CompileControl, CompileWith, compile};
 use crate::error::EngineError;
-use crate::experts::{ExpertStats, LoadedGraph, SharedStats};
+use crate::experts::{GroupStats, LoadedGraph, SharedStats};
 use crate::input::Admission;
 use crate::kv::{GroupLayout, KvCache, KvLayout, SeqId};
 use crate::mailbox::{EngineHandle, Limits};
@@ -154,7 +154,7 @@ impl Engine {
                 states,
                 slots,
                 clock: parts.clock,
-                expert_stats: SharedStats::default(),
+                group_stats: SharedStats::default(),
                 tracer: parts.tracer,
             },
         })
@@ -173,8 +173,8 @@ impl Engine {
     }
 
     /// What was routed to shared experts so far.
-    pub fn expert_stats(&self) -> ExpertStats {
-        self.model.expert_stats.with(|stats| stats.clone())
+    pub fn group_stats(&self) -> GroupStats {
+        self.model.group_stats.with(|stats| stats.clone())
     }
 
     /// How often a sequence lost its pages to another one and was computed again.

@@ -12,7 +12,7 @@ use crate::generate::generate;
 use crate::input::{is_stdin, read_input};
 use crate::interrupt::Interrupt;
 use crate::prompt::tokenize;
-use crate::{chat, experts, file, memory, output, parallel, progress, resolve, stats};
+use crate::{chat, expert_groups, file, memory, output, parallel, progress, resolve, stats};
 
 /// Generates text for one prompt, or opens a chat.
 ///
@@ -155,16 +155,16 @@ fn once(
     let out = generate(model, &mut model.session()?, args, ids, interrupt)?;
     if args.json {
         let mut all = stats::json(model, source, &out, tokenizer);
-        let shared = model.engine()?.expert_stats();
+        let shared = model.engine()?.group_stats();
         if !shared.layers.is_empty() {
-            all["experts"] = experts::json(&shared);
+            all["expert_groups"] = expert_groups::json(&shared);
         }
         return output::json(&all);
     }
     output::write("\n")?;
     if !args.quiet {
         output::note(&stats::text(model, &out, tokenizer));
-        output::note(&experts::text(&model.engine()?.expert_stats()));
+        output::note(&expert_groups::text(&model.engine()?.group_stats()));
     }
     Ok(())
 }

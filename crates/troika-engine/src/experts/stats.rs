@@ -8,7 +8,7 @@ use troika_program::LayerCounts;
 
 /// Counts and times of shared experts since the model was opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ExpertStats {
+pub struct GroupStats {
     /// Counts by layer.
     pub layers: BTreeMap<usize, LayerCounts>,
     /// Time to decide where rows go.
@@ -21,7 +21,7 @@ pub struct ExpertStats {
     pub combine: Duration,
 }
 
-impl ExpertStats {
+impl GroupStats {
     /// Rows of all runs of groups, and those among them that are padding.
     pub fn group_rows(&self) -> (u64, u64) {
         let experts = self.layers.values().flat_map(|layer| &layer.experts);
@@ -38,11 +38,11 @@ impl ExpertStats {
 
 /// Statistics that functions on several queues add to.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct SharedStats(Arc<Mutex<ExpertStats>>);
+pub(crate) struct SharedStats(Arc<Mutex<GroupStats>>);
 
 impl SharedStats {
     /// Changes them.
-    pub fn with<T>(&self, change: impl FnOnce(&mut ExpertStats) -> T) -> T {
+    pub fn with<T>(&self, change: impl FnOnce(&mut GroupStats) -> T) -> T {
         change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

@@ -20,7 +20,7 @@ use troika_lab::{EnergyMeter, Metering, Subject};
 
 use crate::error::CliError;
 use crate::flags::{BenchArgs, TableFlag};
-use crate::{experts, output, progress, resolve};
+use crate::{expert_groups, output, progress, resolve};
 
 use row::{Facts, Row, Test};
 
@@ -105,7 +105,7 @@ fn print_tests(
     if args.output == TableFlag::Md && !lines.is_empty() {
         output::write(&format!("\n{}\n", lines.join("\n")))?;
     }
-    output::note(&experts::text(&model.engine()?.expert_stats()));
+    output::note(&expert_groups::text(&model.engine()?.group_stats()));
     Ok(())
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use troika::engine::ExpertStats;
+use troika::engine::GroupStats;
 use troika::program::ExpertCounts;
 
 /// A part of a whole in percent.
@@ -16,12 +16,12 @@ fn ms(d: Duration) -> f64 {
 }
 
 /// Sums over all layers.
-fn sum(stats: &ExpertStats, of: fn(&ExpertCounts) -> u64) -> u64 {
+fn sum(stats: &GroupStats, of: fn(&ExpertCounts) -> u64) -> u64 {
     stats.layers.values().flat_map(|layer| &layer.experts).map(of).sum()
 }
 
 /// The figures for people: nothing where no experts were shared.
-pub fn text(stats: &ExpertStats) -> String {
+pub fn text(stats: &GroupStats) -> String {
     if stats.layers.is_empty() {
         return String::new();
     }
@@ -33,7 +33,7 @@ pub fn text(stats: &ExpertStats) -> String {
         "{:>12}: {:.1} % of rows in {} runs of groups, {:.1} % of whose rows are padding; {:.1} % \
          overflowed, {:.1} % left out, others in {} runs\n\
          {:>12}  route {:.1} ms, pack {:.1} ms, experts {:.1} ms, combine {:.1} ms\n",
-        "experts",
+        "groups",
         percent(sum(stats, |e| e.grouped), rows),
         runs(|l| l.group_runs),
         percent(padding, of_groups),
@@ -49,7 +49,7 @@ pub fn text(stats: &ExpertStats) -> String {
 }
 
 /// The figures for machines, with those of each expert.
-pub fn json(stats: &ExpertStats) -> Value {
+pub fn json(stats: &GroupStats) -> Value {
     let layer = |(layer, counts): (&usize, &troika::program::LayerCounts)| {
         let all = |of: fn(&ExpertCounts) -> u64| counts.experts.iter().map(of).collect::<Vec<_>>();
         json!({
