@@ -456,7 +456,7 @@ fn calibrated_formats_keep_what_a_model_predicts() {
     let ids = source.tokenizer().unwrap().0.encode(&text, true, false).unwrap();
     let model = BoundModel::open(&source, &plain).unwrap();
     let seen = calibrate(model, &plain, &ids, None, &mut |_, _| true).unwrap();
-    let calibration = Arc::new(seen.unwrap());
+    let calibration = Arc::new(seen.unwrap().calibration);
     let perplexity = |options: &OpenOptions| {
         let model = Model::open(&source, options).unwrap();
         model.perplexity(&ids, 256, Scored::All, &mut |_| true).unwrap().value()

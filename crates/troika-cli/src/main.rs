@@ -45,6 +45,7 @@ fn run(command: Command) -> Result<(), CliError> {
         Command::Bench(args) => cmd::bench::run(&args),
         Command::Report(args) => cmd::report::run(&args),
         Command::Calibrate(args) => cmd::calibrate::run(&args),
+        Command::TrainPredictor(args) => cmd::train_predictor::run(&args),
         Command::Perplexity(args) => cmd::perplexity::run(&args),
         Command::Reproduce(args) => cmd::reproduce::run(&args),
         Command::Simulate(args) => cmd::simulate::run(&args),

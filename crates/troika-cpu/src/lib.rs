@@ -20,7 +20,7 @@ pub mod kernels;
 pub mod machine;
 mod runtime;
 
-pub use device::{CpuDevice, CpuOptions, Observer};
+pub use device::{CpuDevice, CpuOptions, Observer, Routed};
 pub use kernels::select::{LinearChoice, LinearShape};
 pub use machine::peaks;
 pub use machine::{

@@ -9,6 +9,7 @@ use troika_model::spec::ModelSpec;
 use crate::error::PlanError;
 use crate::identity::ModelId;
 use crate::json::fault;
+use crate::routing::{ExpertUse, Transitions};
 
 /// The version of calibration files.
 const CALIBRATION_VERSION: u32 = 1;
@@ -32,13 +33,17 @@ pub struct Calibration {
     pub tokens: usize,
     /// What was found, by the names of [`CalibrationTensor`].
     pub tensors: BTreeMap<String, Vec<f32>>,
+    /// Which experts followed which from layer to layer.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub transitions: Vec<Transitions>,
 }
 
 impl Calibration {
     /// An empty calibration of a model.
     pub fn new(spec: &ModelSpec) -> Calibration {
         let (version, model) = (CALIBRATION_VERSION, ModelId::of(spec));
-        Calibration { version, model, tokens: 0, tensors: BTreeMap::new() }
+        let (tensors, transitions) = Default::default();
+        Calibration { version, model, tokens: 0, tensors, transitions }
     }
 
     /// Reads a file's text.
@@ -113,6 +118,18 @@ impl Calibration {
             hot_share: hot.iter().fold(0.0, |sum, share| sum + share) / hot.len().max(1) as f64,
             importance,
         }
+    }
+
+    /// How often the experts of each layer were chosen, in the layers' order.
+    pub fn routing(&self) -> Vec<ExpertUse> {
+        let ending = CalibrationTensor::Routed.of("");
+        let of = |(name, counts): (&String, &Vec<f32>)| {
+            let layer = number(name.strip_suffix(&ending)?)?;
+            Some(ExpertUse { layer, counts: counts.iter().copied().map(f64::from).collect() })
+        };
+        let mut all: Vec<ExpertUse> = self.tensors.iter().filter_map(of).collect();
+        all.sort_by_key(|of| of.layer);
+        all
     }
 
     /// Checks that it is of a model.
@@ -204,9 +221,13 @@ pub struct LayerOutliers {
 impl LayerOutliers {
     /// The layer's number, for the order of layers.
     fn number(&self) -> (usize, String) {
-        let digits = self.layer.chars().filter(char::is_ascii_digit).collect::<String>();
-        (digits.parse().unwrap_or(usize::MAX), self.layer.clone())
+        (number(&self.layer).unwrap_or(usize::MAX), self.layer.clone())
     }
+}
+
+/// The number in a name.
+fn number(name: &str) -> Option<usize> {
+    name.chars().filter(char::is_ascii_digit).collect::<String>().parse().ok()
 }
 
 /// The share of columns that have 80 % of the outliers; `None` without outliers.

@@ -19,6 +19,7 @@ mod make;
 mod plan;
 mod predicted;
 mod refusal;
+mod routing;
 mod rows;
 mod share;
 mod strategy;
@@ -40,5 +41,9 @@ pub use plan::{
 };
 pub use predicted::{Goal, Predicted, PredictedLength};
 pub use refusal::{Refusal, leave_attention};
+pub use routing::{
+    ExpertUse, LayerPredictor, LayerRouting, Prediction, PredictorSource, RoutingFileError,
+    RoutingPredictor, RoutingTrace, Transitions, median_overlap,
+};
 pub use share::{TILE, compiled_rows, own_space, stage_borders};
 pub use strategy::{DeviceFacts, Ratio, StandardLength, Strategy};

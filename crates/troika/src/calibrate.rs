@@ -5,14 +5,23 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use troika_engine::WantedLogits;
 use troika_graph::CalibrationTensor;
-use troika_plan::{Calibration, Strategy, outlier_limit};
+use troika_plan::{Calibration, RoutingTrace, Transitions, outlier_limit};
 
 use crate::describe::BoundModel;
-use crate::devices::{Observer, observed_cpu};
+use crate::devices::{Observer, Routed};
 use crate::error::Error;
-use crate::open::Model;
 use crate::options::OpenOptions;
+use crate::routing::{RoutingLog, observed, router_graph};
 use crate::session::SessionOptions;
+
+/// What a text showed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Calibrated {
+    /// Ranges, outliers and the use of experts.
+    pub calibration: Calibration,
+    /// The chosen experts of each token.
+    pub routing: RoutingTrace,
+}
 
 /// Reads tokens of a text with a model and finds what [`Calibration`] has. The text is cut into
 /// windows of the options' context. Of the inputs' columns, `share` are outliers; `None`: those
@@ -27,23 +36,14 @@ pub fn calibrate(
     tokens: &[u32],
     share: Option<f64>,
     progress: &mut dyn FnMut(usize, usize) -> bool,
-) -> Result<Option<Calibration>, Error> {
+) -> Result<Option<Calibrated>, Error> {
     if tokens.is_empty() {
         return Err(Error::ShortText { tokens: 0, window: 1 });
     }
-    let seen = Arc::new(Seen { share, found: Mutex::default() });
-    let devices = vec![observed_cpu(&options.devices, seen.clone())?];
-    let options = OpenOptions {
-        activations: Some(Vec::new()),
-        calibration: None,
-        plan: None,
-        solve: None,
-        strategy: Strategy::OneDevice,
-        ..options.clone()
-    };
-    let BoundModel { spec, store, .. } = model;
-    let mut calibration = Calibration::new(&spec);
-    let model = Model::open_bound("calibration", BoundModel { spec, store, devices }, &options)?;
+    let log = RoutingLog::new(&model.spec, false);
+    let seen = Arc::new(Seen { share, found: Mutex::default(), log });
+    let mut calibration = Calibration::new(&model.spec);
+    let model = observed(model, options, seen.clone())?;
     let windows: Vec<&[u32]> = tokens.chunks(model.context()).collect();
     for pass in 0..2 {
         for (i, window) in windows.iter().enumerate() {
@@ -52,25 +52,36 @@ pub fn calibrate(
             }
             let mut session = model.session_with(SessionOptions { fresh: true, priority: 0 })?;
             session.feed(window, WantedLogits::None, &mut |_, _| {})?;
+            if pass == 0 {
+                seen.log.end_sequence(window.len());
+            }
         }
         seen.next_pass();
     }
+    let routing = seen.log.take().trace;
     calibration.tokens = tokens.len();
     calibration.tensors = seen.tensors();
-    Ok(Some(calibration))
+    for counts in routing.counts(0..routing.tokens()) {
+        let counted = counts.counts.iter().map(|n| *n as f32).collect();
+        let name = CalibrationTensor::Routed.of(&router_graph(counts.layer));
+        calibration.tensors.insert(name, counted);
+    }
+    calibration.transitions = Transitions::of(&routing);
+    Ok(Some(Calibrated { calibration, routing }))
 }
 
 /// What was seen so far. The first pass finds ranges, the second one outliers.
 struct Seen {
     share: Option<f64>,
     found: Mutex<Found>,
+    /// The routing of the first pass.
+    log: RoutingLog,
 }
 
 #[derive(Default)]
 struct Found {
     counting: bool,
     products: BTreeMap<String, Ranges>,
-    routers: BTreeMap<String, Vec<f32>>,
 }
 
 /// A product's inputs and results.
@@ -105,9 +116,6 @@ impl Seen {
             all.insert(CalibrationTensor::Outliers.of(&weight), r.outliers);
             all.insert(CalibrationTensor::OutputMax.of(&weight), vec![r.output]);
         }
-        for (router, counts) in std::mem::take(&mut found.routers) {
-            all.insert(CalibrationTensor::Routed.of(&router), counts);
-        }
         all
     }
 }
@@ -137,17 +145,10 @@ impl Observer for Seen {
         r.output = y.iter().copied().fold(r.output, larger);
     }
 
-    fn routed(&self, graph: &str, ids: &[i32], experts: usize) {
-        let mut found = self.found();
-        if found.counting {
-            return;
-        }
-        let counts = found.routers.entry(graph.to_string()).or_default();
-        counts.resize(experts, 0.0);
-        for id in ids {
-            if let Some(count) = usize::try_from(*id).ok().and_then(|id| counts.get_mut(id)) {
-                *count += 1.0;
-            }
+    fn routed(&self, routed: Routed<'_>) {
+        let counting = self.found().counting;
+        if !counting {
+            self.log.routed(routed);
         }
     }
 }

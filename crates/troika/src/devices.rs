@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-pub(crate) use troika_cpu::Observer;
 pub(crate) use troika_cpu::kernels::outliers::hot_columns;
 pub use troika_cpu::parse_cores;
 pub use troika_cpu::peaks::{Peak, Peaks};
 use troika_cpu::{CpuDevice, CpuOptions, Isa, Multiply};
+pub(crate) use troika_cpu::{Observer, Routed};
 use troika_device::{Clock, Device, DeviceError, RealClock};
 use troika_graph::{ActivationFormat, DType};
 /// NPUs.

@@ -131,6 +131,9 @@ pub enum Error {
         /// Tokens per window asked for.
         window: usize,
     },
+    /// A question about experts of a model that has none.
+    #[error("the model has no experts, so nothing is routed; give a model with experts")]
+    NoExperts,
     /// A text shorter than a window.
     #[error(
         "the text has {tokens} tokens, a window {window}; give a longer text or use smaller windows"

@@ -55,12 +55,13 @@ mod perplexity;
 mod planning;
 mod profile_file;
 mod prompt;
+mod routing;
 mod session;
 mod soc_costs;
 mod source;
 mod text;
 
-pub use calibrate::calibrate;
+pub use calibrate::{Calibrated, calibrate};
 pub use calibrated::{CalibrationOptions, Outliers, ShadowMemory};
 pub use describe::{BoundModel, Described, describe};
 pub use devices::{
@@ -78,6 +79,10 @@ pub use options::{LoadProgress, OpenOptions, SolveOptions};
 pub use perplexity::{Perplexity, Scored};
 pub use planning::{Planned, make_plan};
 pub use profile_file::{ProfileAt, plan_device, subject_of};
+pub use routing::{
+    PredictedRecall, PredictorTraining, PruneBy, Pruning, RecordedRouting, predictor_recall,
+    pruned_perplexity, record_routing, router_weights, train_predictor,
+};
 pub use session::{
     Control, OnToken, Output, Request, Session, SessionCanceller, SessionOptions, Stats, TextPiece,
 };

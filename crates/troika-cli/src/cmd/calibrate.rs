@@ -3,11 +3,12 @@
 use serde_json::json;
 use troika::plan::Calibration;
 use troika::trace::Tracer;
-use troika::{Error, ShadowMemory, calibrate};
+use troika::{Calibrated, Error, ShadowMemory, calibrate, record_routing};
 use troika_lab::Subject;
 
-use super::bench;
+use super::routing::RoutingSummary;
 use super::run::open_options;
+use super::{bench, routing};
 use crate::error::CliError;
 use crate::flags::{CalibrateArgs, PRUNED};
 use crate::input::read_input;
@@ -15,7 +16,7 @@ use crate::interrupt::Interrupt;
 use crate::{file, output, progress, resolve};
 
 /// Tokens of a window.
-const WINDOW: usize = 512;
+pub const WINDOW: usize = 512;
 
 /// Reads the text with the model and writes what it showed.
 ///
@@ -23,11 +24,16 @@ const WINDOW: usize = 512;
 /// A model that cannot be opened or has no tokenizer, a file that cannot be read or written.
 pub fn run(args: &CalibrateArgs) -> Result<(), CliError> {
     file::check("calibration", Some(&args.out))?;
+    file::check("routing trace", args.routing_trace.as_deref())?;
     let subject = resolve::subject(&args.subject)?;
     let interrupt = Interrupt::listen();
     let mut options = open_options(&args.open, Tracer::off())?;
     options.context = Some(options.context.unwrap_or(WINDOW.min(subject.spec()?.context)));
     let tokens = tokens(args, &subject)?;
+    let others = match &subject {
+        Subject::Files(source) => routing::unseen(&args.unseen, source)?,
+        Subject::Synthetic(_) => Vec::new(),
+    };
     let model = subject.bind(&options, true)?;
     let lowered = model.lowered(&model.one_device_plan(&options)?)?;
     let mut counting = progress::counting("calibrating");
@@ -36,11 +42,26 @@ pub fn run(args: &CalibrateArgs) -> Result<(), CliError> {
         !interrupt.pressed()
     };
     let calibration = calibrate(model, &options, &tokens, args.outlier_share, &mut go_on)?;
-    let Some(calibration) = calibration else {
-        return Err(CliError::Interrupted("calibrating was ended; nothing is written".into()));
+    let ended = || CliError::Interrupted("calibrating was ended; nothing is written".into());
+    let Calibrated { calibration, routing } = calibration.ok_or_else(ended)?;
+    let unseen = match others.is_empty() || routing.layers.is_empty() {
+        true => Vec::new(),
+        false => {
+            let texts: Vec<&[u32]> = others.iter().map(|(_, tokens)| tokens.as_slice()).collect();
+            let model = subject.bind(&options, true)?;
+            let mut counting = progress::counting("reading other texts");
+            let recorded = record_routing(model, &options, &texts, false, &mut |done, all| {
+                counting(done, all);
+                !interrupt.pressed()
+            })?;
+            let names = others.iter().map(|(name, _)| name.clone());
+            names.zip(recorded.ok_or_else(ended)?.into_iter().map(|r| r.trace)).collect()
+        }
     };
     let text = calibration.to_json();
     file::write("calibration", &args.out, |to| to.write_all(text.as_bytes()))?;
+    routing::write_trace(&routing, args.routing_trace.as_deref())?;
+    let experts = RoutingSummary::of(&routing, &calibration.transitions, &unseen);
     let found = calibration.summary();
     let shadow = ShadowMemory::of(&calibration, &lowered, PRUNED);
     match args.json {
@@ -56,8 +77,12 @@ pub fn run(args: &CalibrateArgs) -> Result<(), CliError> {
             "shadow_hot_bytes": shadow.hot,
             "shadow_all_bytes": shadow.all,
             "weight_bytes": shadow.weights,
+            "routing": experts.map(|experts| experts.json()),
         })),
-        false => output::write(&table(&calibration, shadow)),
+        false => {
+            let experts = experts.map_or(String::new(), |experts| experts.table());
+            output::write(&(table(&calibration, shadow) + &experts))
+        }
     }
 }
 

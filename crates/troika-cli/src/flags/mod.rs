@@ -10,6 +10,7 @@ mod overwrite;
 mod parse;
 pub mod placement;
 mod quant;
+mod routing;
 mod sampling;
 mod sharing;
 mod simulate;
@@ -21,6 +22,7 @@ pub use calibration::{CalibrationArgs, PRUNED};
 pub use npu::npu_settings;
 pub use parse::parse;
 pub use placement::{PlanFileArgs, named_apart, profile_at};
+pub use routing::{TrainPredictorArgs, UnseenArgs};
 pub use simulate::{ReproduceArgs, SimulateArgs};
 pub use types::FloatFlag;
 pub use verbs::{

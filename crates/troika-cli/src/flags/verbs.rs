@@ -15,6 +15,7 @@ use super::calibration::share;
 use super::npu::{NpuCompileArgs, NpuProfilingArgs, npu_settings};
 use super::placement::{self, PlacementArgs, PlanFileArgs};
 use super::quant::{QuantArgs, QuantFlag, mib};
+use super::routing::{TrainPredictorArgs, UnseenArgs};
 use super::sampling::SamplingArgs;
 use super::sharing::SharingArgs;
 use super::simulate::{ReproduceArgs, SimulateArgs};
@@ -53,6 +54,8 @@ pub enum Command {
     Report(ReportArgs),
     /// Find the ranges and outliers of a model's values on a text, for products of whole numbers
     Calibrate(Box<CalibrateArgs>),
+    /// Train what predicts a token's experts in time to load them
+    TrainPredictor(Box<TrainPredictorArgs>),
     /// Say which device would run what, and write it to a file that can be edited
     Plan(Box<PlanArgs>),
     /// Measure a model's parts on the devices, for plans that --profile chooses
@@ -417,6 +420,11 @@ pub struct CalibrateArgs {
     /// others]
     #[arg(long, value_name = "SHARE", value_parser = share)]
     pub outlier_share: Option<f64>,
+    #[command(flatten)]
+    pub unseen: UnseenArgs,
+    /// Write the chosen experts of each token, too, for troika report
+    #[arg(long, value_name = "FILE")]
+    pub routing_trace: Option<PathBuf>,
     /// The calibration to write
     #[arg(short, long, value_name = "FILE")]
     pub out: PathBuf,

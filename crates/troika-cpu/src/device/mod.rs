@@ -18,7 +18,7 @@ use troika_device::{
 use troika_graph::{ActivationFormat, DType, Subgraph};
 
 use crate::compile::{self, DeviceId};
-pub use crate::device::options::{CpuOptions, Observer};
+pub use crate::device::options::{CpuOptions, Observer, Routed};
 use crate::device::queue::{QUEUE_DEPTH, start};
 use crate::kernels::int8;
 use crate::kernels::linear::bf16;

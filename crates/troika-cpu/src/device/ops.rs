@@ -6,7 +6,7 @@ use troika_graph::{ActivationFormat, DType};
 
 use crate::compile::{Code, CompiledOp, ExpertView, ExpertWeights, ExpertsCode, Loaded};
 use crate::device::bindings::Mem;
-use crate::device::options::Observer;
+use crate::device::options::{Observer, Routed};
 use crate::kernels::elementwise::{Element, ElementRows, StridedOperands};
 use crate::kernels::kv::{CacheMut, CacheRef, CacheRows};
 use crate::kernels::linear::{OutView, Product, RowsView};
@@ -177,7 +177,9 @@ impl<'a> Operands<'a> {
                 Code::Router(r) => {
                     router::router(cx, r, self.input(0), self.output(0), self.output(1))?;
                     if let Some(observer) = self.observer {
-                        observer.routed(&exe.name, self.read(self.op.outputs[0]), r.experts);
+                        let (graph, experts) = (&*exe.name, r.experts);
+                        let (ids, weights) = (self.read(self.op.outputs[0]), self.output(1));
+                        observer.routed(Routed { graph, experts, ids, weights });
                     }
                     Ok(())
                 }

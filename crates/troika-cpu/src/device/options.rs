@@ -11,8 +11,21 @@ pub trait Observer: Send + Sync {
     /// A product with a weight: its input, of so many columns, and its result.
     fn product(&self, weight: &str, x: &[f32], cols: usize, y: &[f32]);
 
-    /// What a router of so many experts chose.
-    fn routed(&self, graph: &str, ids: &[i32], experts: usize);
+    /// What a router chose, before experts read it.
+    fn routed(&self, routed: Routed<'_>);
+}
+
+/// What a router chose for some rows.
+pub struct Routed<'a> {
+    /// The graph that the router is part of.
+    pub graph: &'a str,
+    /// How many experts it chooses from.
+    pub experts: usize,
+    /// The chosen experts, those of a row side by side.
+    pub ids: &'a [i32],
+    /// Their weights. With a weight of 0 an expert adds nothing to the row: experiments drop experts
+    /// like that.
+    pub weights: &'a mut [f32],
 }
 
 /// The parameters of a [`super::CpuDevice`].

@@ -1,0 +1,161 @@
+//! Files of numbers: a magic, a version, a header of JSON, little-endian numbers, and a digest of all
+//! of it.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use troika_model::spec::ModelSpec;
+
+use super::experts_of;
+use crate::identity::ModelId;
+use crate::json::fault;
+
+/// Bytes of the digest at the end.
+const DIGEST: usize = 16;
+/// Bytes before the header: magic, version and the header's length.
+const FIXED: usize = 16;
+
+/// Why a routing trace or predictor cannot be used.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum RoutingFileError {
+    /// A file of something else.
+    #[error("it is no {0}")]
+    Other(&'static str),
+    /// A version that this build does not read.
+    #[error("it is a {what} of version {found}, and this build reads {known}; make it again")]
+    Version {
+        /// What the file is.
+        what: &'static str,
+        /// Its version.
+        found: u32,
+        /// The version that is read.
+        known: u32,
+    },
+    /// A file that is not whole.
+    #[error("the {what} is cut short: it has {found} bytes of {needed}; make it again")]
+    Truncated {
+        /// What the file is.
+        what: &'static str,
+        /// Its bytes.
+        found: usize,
+        /// The bytes that it should have.
+        needed: usize,
+    },
+    /// A header or number that cannot be.
+    #[error("the {what} is damaged: {why}; make it again")]
+    Damaged {
+        /// What the file is.
+        what: &'static str,
+        /// What is wrong.
+        why: String,
+    },
+    /// A file of another model.
+    #[error("the {what} is of {found}, and the model is {needed}; make one with this model")]
+    Model {
+        /// What the file is.
+        what: &'static str,
+        /// The file's model.
+        found: Box<ModelId>,
+        /// The model at hand.
+        needed: Box<ModelId>,
+    },
+    /// A layer that the model does not have like that.
+    #[error("the {what} has {found}, and the model {needed}; make one with this model")]
+    Layer {
+        /// What the file is.
+        what: &'static str,
+        /// What the file has.
+        found: String,
+        /// What the model has.
+        needed: String,
+    },
+}
+
+/// A kind of file.
+pub(super) struct FileKind {
+    /// Its first bytes.
+    pub magic: [u8; 8],
+    /// Its version.
+    pub version: u32,
+    /// What it is, in errors.
+    pub what: &'static str,
+}
+
+impl FileKind {
+    /// The bytes of a file.
+    pub fn bytes(&self, header: &impl Serialize, numbers: &[u8]) -> Vec<u8> {
+        // Numbers and names only: nothing in it can fail.
+        let header = serde_json::to_vec(header).unwrap_or_default();
+        let length = u32::try_from(header.len()).unwrap_or(u32::MAX);
+        let mut all = self.magic.to_vec();
+        all.extend(self.version.to_le_bytes());
+        all.extend(length.to_le_bytes());
+        all.extend(header);
+        all.extend(numbers);
+        let digest = blake3::hash(&all);
+        all.extend(&digest.as_bytes()[..DIGEST]);
+        all
+    }
+
+    /// The header, and the numbers of which there should be `needed` bytes by it.
+    pub fn read<'a, H: DeserializeOwned>(
+        &self,
+        bytes: &'a [u8],
+        needed: impl Fn(&H) -> Option<usize>,
+    ) -> Result<(H, &'a [u8]), RoutingFileError> {
+        let what = self.what;
+        let damaged = |why: String| RoutingFileError::Damaged { what, why };
+        let truncated = |needed| RoutingFileError::Truncated { what, found: bytes.len(), needed };
+        if !bytes.starts_with(&self.magic) {
+            return Err(RoutingFileError::Other(what));
+        }
+        let word = |at: usize| {
+            let word = bytes.get(at..at + 4).and_then(|word| word.first_chunk());
+            word.map(|word| u32::from_le_bytes(*word)).ok_or_else(|| truncated(FIXED + DIGEST))
+        };
+        let (found, known) = (word(8)?, self.version);
+        if found != known {
+            return Err(RoutingFileError::Version { what, found, known });
+        }
+        let header_end = FIXED.saturating_add(word(12)? as usize);
+        let header = bytes.get(FIXED..header_end);
+        let header = header.ok_or_else(|| truncated(header_end.saturating_add(DIGEST)))?;
+        let header: H = serde_json::from_slice(header).map_err(|e| damaged(fault(&e)))?;
+        let size = needed(&header).and_then(|n| n.checked_add(header_end + DIGEST));
+        let size = size.ok_or_else(|| damaged("its sizes are beyond memory".into()))?;
+        if bytes.len() < size {
+            return Err(truncated(size));
+        }
+        let (content, digest) = bytes.split_at(size - DIGEST);
+        if blake3::hash(content).as_bytes()[..DIGEST] != *digest {
+            return Err(damaged("its digest is another".into()));
+        }
+        Ok((header, &content[header_end..]))
+    }
+
+    /// Checks that a file is of a model.
+    pub fn check_model(&self, found: &ModelId, spec: &ModelSpec) -> Result<(), RoutingFileError> {
+        let needed = ModelId::of(spec);
+        if *found == needed {
+            return Ok(());
+        }
+        let (found, needed) = (Box::new(found.clone()), Box::new(needed));
+        Err(RoutingFileError::Model { what: self.what, found, needed })
+    }
+
+    /// Checks that a model has a layer with so many experts, of which a token takes `top_k`.
+    pub fn check_layer(
+        &self,
+        spec: &ModelSpec,
+        layer: usize,
+        counts: [usize; 2],
+    ) -> Result<(), RoutingFileError> {
+        let words =
+            |[experts, top_k]: [usize; 2]| format!("{top_k} of {experts} experts in layer {layer}");
+        let needed = match spec.layers.get(layer).and_then(experts_of) {
+            Some(moe) if [moe.experts, moe.top_k] == counts => return Ok(()),
+            Some(moe) => words([moe.experts, moe.top_k]),
+            None => format!("has no experts in layer {layer}"),
+        };
+        Err(RoutingFileError::Layer { what: self.what, found: words(counts), needed })
+    }
+}

@@ -1,0 +1,28 @@
+//! Which experts routers choose: recorded traces, what they show, and a predictor.
+//!
+//! A [`RoutingTrace`] has the chosen experts of each token of a text. [`ExpertUse`] counts them,
+//! [`Transitions`] says which experts follow which in the next layer, and [`median_overlap`] how much
+//! of what one text shows holds on another. A [`RoutingPredictor`] says before a router runs which
+//! experts it will choose.
+
+mod container;
+mod expert_use;
+mod predictor;
+mod trace;
+mod transitions;
+
+use troika_model::spec::{Ffn, Layer, Moe};
+
+pub use container::RoutingFileError;
+pub use expert_use::{ExpertUse, median_overlap};
+pub use predictor::{LayerPredictor, Prediction, PredictorSource, RoutingPredictor};
+pub use trace::{LayerRouting, RoutingTrace};
+pub use transitions::Transitions;
+
+/// A layer's experts, if it has any.
+fn experts_of(layer: &Layer) -> Option<&Moe> {
+    match &layer.ffn {
+        Ffn::Moe(moe) => Some(moe),
+        Ffn::Dense(_) => None,
+    }
+}
