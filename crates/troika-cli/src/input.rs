@@ -39,6 +39,15 @@ pub fn read_file(file: &Path) -> Result<String, CliError> {
     read_text(file).map(without_mark).map_err(|e| failed(e.to_string()))
 }
 
+/// A file's bytes.
+///
+/// # Errors
+/// A file that cannot be read, or is too long.
+pub fn read_bytes(file: &Path) -> Result<Vec<u8>, CliError> {
+    let failed = |why: String| CliError::Failure(format!("{}: {why}", file.display()));
+    std::fs::File::open(file).and_then(read_all).map_err(|e| failed(e.to_string()))
+}
+
 /// Some editors write the mark U+FEFF before a text; a model would read it as a word.
 fn without_mark(mut text: String) -> String {
     if text.starts_with('\u{feff}') {

@@ -1,4 +1,4 @@
-//! `troika calibrate` and `troika report`, and files that are none of theirs. What calibrations do
+//! `troika calibrate`, `troika train-predictor` and `troika report`, and files that are none of theirs. What calibrations do
 //! on NPUs is tested in conformance.
 
 #![allow(clippy::panic, clippy::unwrap_used)]
@@ -119,4 +119,51 @@ fn a_trace_becomes_tables_and_a_page() {
     assert!(
         refused(dir, &["report", "none.json"]).contains("none.json: it has no events that last")
     );
+}
+
+#[test]
+fn routing_is_recorded_reported_and_predicted() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let write = |name: &str, text: &str| std::fs::write(dir.join(name), text).unwrap();
+    write("text.txt", &"The night was dark, and the wind came from the sea. ".repeat(30));
+    write("other.txt", &"My lord, the king your father is at hand! ".repeat(12));
+    let calibrate = ["calibrate", "-f", "text.txt", "-o", "c.json", "-c", "64"];
+    let recording = ["--unseen", "other.txt", "--routing-trace", "r.trace", "--json"];
+    let found: Value =
+        serde_json::from_str(&stdout(dir, &[&calibrate[..], &recording].concat())).unwrap();
+    let layers = found["routing"]["layers"].as_array().unwrap();
+    assert_eq!((layers.len(), layers[0]["counts"].as_array().unwrap().len()), (4, 16));
+    let overlap = &found["routing"]["overlap"][0];
+    assert_eq!(
+        (&overlap["text"], overlap["top"].as_array().unwrap().len()),
+        (&json!("other.txt"), 3)
+    );
+    let said = stdout(dir, &calibrate);
+    assert!(said.contains("| the last quarter, by the first three | "), "{said}");
+
+    // The map is of the trace or of the calibration.
+    let heat = |file: &str| {
+        let said = stdout(dir, &["report", file, "-o", "page.html"]);
+        said[..said.find("\n| layer").unwrap()].to_string()
+    };
+    assert_eq!(heat("r.trace"), heat("c.json"));
+    assert!(heat("r.trace").contains("\nlayer 3 "));
+    let page = std::fs::read_to_string(dir.join("page.html")).unwrap();
+    assert!(page.contains("layer 0, expert 15: ") && page.ends_with("</html>\n"));
+    let bytes = std::fs::read(dir.join("r.trace")).unwrap();
+    std::fs::write(dir.join("cut.trace"), &bytes[..bytes.len() - 9]).unwrap();
+    let said = refused(dir, &["report", "cut.trace"]);
+    assert!(said.contains("cut.trace: the routing trace is cut short: it has"), "{said}");
+
+    let train = ["train-predictor", "-f", "text.txt", "-o", "p.routing", "-c", "64"];
+    let said = stdout(dir, &[&train[..], &["--rank", "4"]].concat());
+    assert!(said.contains("the last quarter, ") && said.contains("| all | 2.0 | "), "{said}");
+    let found: Value =
+        serde_json::from_str(&stdout(dir, &[&train[..], &["--json"]].concat())).unwrap();
+    let recall = found["unseen"][0]["recall"].as_array().unwrap();
+    let of = |rule: &str| recall.iter().map(|r| r[rule].as_f64().unwrap()).sum::<f64>();
+    assert!(recall.len() == 12 && of("predictor") > of("popular"), "a text that repeats: {found}");
+    let said = refused(dir, &["train-predictor", "-f", "text.txt", "-o", "nowhere/p"]);
+    assert!(said.contains("cannot write the routing predictor nowhere/p"), "{said}");
 }

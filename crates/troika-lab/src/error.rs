@@ -102,6 +102,9 @@ pub enum LabError {
     /// A measurement of NPUs without one.
     #[error("none of the devices is an NPU: name one, as in --device npu:openvino:cpu")]
     NoNpu,
+    /// A recorded profile that cannot be replayed.
+    #[error("the recorded profile cannot be replayed: {0}")]
+    Recording(String),
     /// An error of another part.
     #[error(transparent)]
     Other(#[from] Error),

@@ -23,6 +23,7 @@ pub use cache::{GraphCache, GraphKey, OptionalCache};
 pub use device::{NpuDevice, NpuOptions};
 pub use error::NpuError;
 pub use helper::{HelperCommand, serve_compile};
+pub use profile::{QNN_RECORDING, replay_qnn};
 pub use profiling::{Profiling, ProfilingLevel};
 pub use provider::{Hardware, NpuSpec, Provider};
 pub use rewrites::{Rewrite, Rewrites};

@@ -5,11 +5,15 @@
 //! [`TraceReport`] makes tables and a page of such a file.
 
 mod chrome;
+mod experts;
+mod heat_map;
 mod page;
 mod read;
 mod report;
 mod table;
 
+pub use experts::{ExpertLayer, ExpertRows};
+pub use heat_map::{HeatMap, HeatRow};
 pub use read::{ChromeTrace, EXECUTION, Measured, TraceError, TraceEvent, read_chrome};
 pub use report::{LaneUse, MeasuredUse, NodeUse, TraceReport};
 

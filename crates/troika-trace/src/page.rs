@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use crate::experts::heat_map;
 use crate::read::TraceEvent;
 use crate::report::{ROUNDING, TraceReport};
 use crate::table::{colour, escaped};
@@ -20,6 +21,7 @@ impl TraceReport {
         }
         self.timeline(&mut out);
         self.shares(&mut out);
+        out.push_str(&heat_map(&self.experts).html());
         self.tables(top).iter().for_each(|table| out.push_str(&table.html()));
         out.push_str("</html>\n");
         out
@@ -143,7 +145,7 @@ fn step_of(all_us: f64) -> f64 {
     [1.0, 2.0, 5.0, 10.0].into_iter().map(|n| n * power).find(|s| *s >= rough).unwrap_or(rough)
 }
 
-const STYLE: &str = "body{font:15px/1.45 system-ui,sans-serif;margin:2em;color:#222}\
+pub(crate) const STYLE: &str = "body{font:15px/1.45 system-ui,sans-serif;margin:2em;color:#222}\
 h2{font-size:1.1em;margin:1.6em 0 .5em}.wide{overflow-x:auto;border:1px solid #ddd;padding:.5em}\
 svg text{font:12px system-ui,sans-serif}svg text.t{fill:#777;font-size:10px}svg line{stroke:#0002}\
 table{border-collapse:collapse}td,th{padding:.2em .7em;border-bottom:1px solid #ddd;text-align:left}\

@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::experts::ExpertRows;
+
 /// Why a text is no trace.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
@@ -29,6 +31,8 @@ pub struct TraceEvent {
     pub end_us: f64,
     /// What a profiler measured; the times are then where the event was placed.
     pub measured: Option<Measured>,
+    /// The rows of a layer's experts, if it says.
+    pub experts: Option<ExpertRows>,
 }
 
 /// The stage of a compiled graph's runs.
@@ -112,9 +116,10 @@ pub fn read_chrome(text: &str) -> Result<ChromeTrace, TraceError> {
         .map(|e| {
             let track = track(&e);
             let lane = names.get(&track).cloned().unwrap_or(track);
+            let experts = ExpertRows::of(&e.args);
             let measured = Measured::deserialize(e.args).ok().filter(|m| m.value.is_finite());
             let (name, start_us, end_us) = (e.name, e.ts, e.ts + e.dur);
-            TraceEvent { name, lane, start_us, end_us, measured }
+            TraceEvent { name, lane, start_us, end_us, measured, experts }
         })
         .collect();
     if events.is_empty() {

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::experts::{self, ExpertLayer};
 use crate::read::{ChromeTrace, EXECUTION, TraceEvent};
 use crate::table::Table;
 
@@ -87,6 +88,8 @@ pub struct TraceReport {
     pub compiling: Vec<MeasuredUse>,
     /// The same by the ops of the graphs, of runs.
     pub ops: Vec<MeasuredUse>,
+    /// Layers with experts, by their numbers.
+    pub experts: BTreeMap<usize, ExpertLayer>,
     /// What the trace says of itself.
     pub notes: Vec<String>,
     pub(crate) events: Vec<TraceEvent>,
@@ -102,6 +105,7 @@ impl TraceReport {
         let before = first.next();
         let opening = by_name(&first.collect::<Vec<_>>());
         let (lanes, nodes) = (by_lane(&events), by_name(&events));
+        let experts = experts::by_layer(&events);
         let first = events.first().map_or(0.0, |e| e.start_us);
         let last = events.iter().map(|e| e.end_us).fold(first, f64::max);
         let all_us = last - first;
@@ -115,6 +119,7 @@ impl TraceReport {
             parts,
             compiling,
             ops,
+            experts,
             notes,
             events,
         }
@@ -125,6 +130,7 @@ impl TraceReport {
         let mut out = format!("{}\n", self.headline());
         self.notes.iter().for_each(|note| out += &format!("{note}\n"));
         self.tables(top).iter().for_each(|table| out += &table.text());
+        out += &experts::heat_map(&self.experts).text();
         out
     }
 
@@ -168,6 +174,7 @@ impl TraceReport {
         vec![
             lanes,
             table_of_nodes(["What took longest", "what took longest"], &self.nodes, top),
+            experts::table(&self.experts),
             table_of_nodes(["Before", "before, within loading"], &self.opening, top),
             table_of_measured(["Ops by device", "op"], &self.ops, usize::MAX),
             table_of_measured(["Nodes that took longest", "node"], &self.parts, top),
@@ -348,7 +355,7 @@ mod tests {
 
     use super::{MeasuredUse, TraceReport};
     use crate::read::{EXECUTION, read_chrome};
-    use crate::{Arg, Span, Tracer};
+    use crate::{Arg, ExpertRows, Span, Tracer};
 
     const TRACE: &str = r#"{"traceEvents":[
         {"name":"b","ph":"X","pid":1,"tid":0,"ts":30,"dur":10,"args":{}},
@@ -437,6 +444,49 @@ mod tests {
         let page = report.html("t", 9);
         assert!(page.contains("something is &lt;missing&gt;"));
         assert!(page.contains("<title>linear/up: 300 cycles</title>"), "{page}");
+    }
+
+    #[test]
+    fn layers_with_experts_have_their_rows_and_times() {
+        let tracer = Tracer::on();
+        let mut at = 0;
+        let mut add = |name: &str, us: u64, args| {
+            let [start, end] = [at, at + us].map(Duration::from_micros);
+            at += us;
+            tracer.record(Span {
+                name: name.to_string().into(),
+                lane: "cpu".into(),
+                start,
+                end,
+                args,
+            });
+        };
+        let rows = |rows: &[u64]| {
+            let rows = rows.to_vec();
+            ExpertRows { layer: 1, rows, padded: 20, dropped: 5, launches: 3 }.args()
+        };
+        for batch in 0..2 {
+            add("layer 0 ffn", 10, vec![]);
+            add("layer 1 router", 20, vec![]);
+            add("layer 1 experts [route]", 30, vec![]);
+            add("layer 1 experts [pack]", 40, rows(&[30, 10 * batch, 0, 0]));
+            add("layer 1 experts [group 2]", 50, vec![]);
+            add("layer 1 experts", 60, vec![]);
+            add("layer 1 experts [scatter]", 70, vec![]);
+        }
+        let mut json = Vec::new();
+        tracer.write_chrome(&mut json).unwrap();
+        let report = TraceReport::of(read_chrome(std::str::from_utf8(&json).unwrap()).unwrap());
+        assert_eq!(report.experts.len(), 1);
+        let of = &report.experts[&1];
+        assert_eq!(of.us.map(f64::round), [40.0, 60.0, 80.0, 220.0, 140.0]);
+        let all =
+            ExpertRows { layer: 1, rows: vec![60, 10, 0, 0], padded: 40, dropped: 10, launches: 6 };
+        assert_eq!(of.rows.as_ref(), Some(&all));
+        let line = "| 1 | 70 | 3.43 | 40.0 | 14.3 | 6 | 0.04 | 0.06 | 0.08 | 0.22 | 0.14 |";
+        let text = report.text(9);
+        assert!(text.contains(line) && text.contains("\nlayer 1 *-__\n"), "{text}");
+        assert!(report.html("t", 9).contains("layer 1, expert 0: 60 rows, 3.43 times the mean"));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use serde_json::{Value, json};
-use troika::plan::{ExpertUse, RoutingTrace, Transitions, median_overlap};
+use troika::plan::{Calibration, ExpertUse, RoutingTrace, Transitions, median_overlap};
 use troika::{Error, Source};
 
 use crate::error::CliError;
@@ -84,6 +84,18 @@ impl RoutingSummary {
         Some(RoutingSummary { layers, transitions: transitions.to_vec(), overlaps, tops })
     }
 
+    /// The summary of a calibration, which is of one text. `None` for a model without experts.
+    pub fn of_calibration(calibration: &Calibration) -> Option<RoutingSummary> {
+        let (layers, transitions) = (calibration.routing(), calibration.transitions.clone());
+        let (overlaps, tops) = Default::default();
+        (!layers.is_empty()).then_some(RoutingSummary { layers, transitions, overlaps, tops })
+    }
+
+    /// The layers' numbers, with how often each expert was chosen.
+    pub fn counts(&self) -> impl Iterator<Item = (usize, &[f64])> {
+        self.layers.iter().map(|of| (of.layer, &of.counts[..]))
+    }
+
     /// The usual successor's share of the experts that are chosen next.
     fn predictability(&self, of: &ExpertUse) -> Option<f64> {
         let transitions = self.transitions.iter().find(|t| t.from == of.layer)?;
@@ -107,6 +119,9 @@ impl RoutingSummary {
                 of.imbalance(),
                 100.0 * of.share_of_top(of.counts.len() / 4),
             ));
+        }
+        if self.overlaps.is_empty() {
+            return text;
         }
         let heads: Vec<String> = self.tops.iter().map(|k| format!("top {k}, %")).collect();
         text.push_str(&format!("\n| overlap with | {} |\n| --- |", heads.join(" | ")));

@@ -392,8 +392,9 @@ pub struct PerplexityArgs {
 /// `troika report`.
 #[derive(Args)]
 pub struct ReportArgs {
-    /// A Chrome trace, such as troika run --trace writes
-    #[arg(value_name = "TRACE")]
+    /// A Chrome trace, such as troika run --trace writes, or a calibration or routing trace of
+    /// troika calibrate: how often experts were chosen
+    #[arg(value_name = "FILE")]
     pub trace: PathBuf,
     /// Write a page with the timeline that needs nothing else
     #[arg(short, long, value_name = "FILE.html")]

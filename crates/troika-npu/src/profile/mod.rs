@@ -7,8 +7,10 @@ mod event;
 mod place;
 mod qnn;
 mod recorder;
+mod replay;
 mod runtime;
 mod session;
 
 pub(crate) use recorder::{Lane, Recorder};
+pub use replay::{QNN_RECORDING, replay_qnn};
 pub(crate) use session::SessionRecord;

@@ -107,6 +107,11 @@ impl RoutingTrace {
         self.layers.iter().map(|layer| layer.counts(tokens.clone())).collect()
     }
 
+    /// Whether a file's bytes begin as those of a routing trace do.
+    pub fn begins(bytes: &[u8]) -> bool {
+        bytes.starts_with(&FILE.magic)
+    }
+
     /// Reads a file's bytes.
     ///
     /// # Errors

@@ -1,0 +1,171 @@
+//! Claims about routing, measured with the built-in model: small, trained, and skewed. The papers'
+//! figures are of larger models and of other texts.
+
+use troika::plan::{ExpertUse, RoutingTrace, median_overlap};
+use troika::{
+    BoundModel, OpenOptions, PredictedRecall, PredictorTraining, PruneBy, Pruning, RecordedRouting,
+    Source, predictor_recall, pruned_perplexity, record_routing, router_weights, train_predictor,
+};
+
+use super::lab::Lab;
+use super::outcome::{Item, Outcome, Target, mean};
+use crate::LabError;
+
+pub const HELD_OUT: &[Target] = &[
+    Target {
+        id: "M26",
+        claim: "the busiest experts of a text are those of an unseen one: 86 % of 4, 94 % of 8",
+        tolerance: "larger K more stable",
+        run: |lab| if_named(lab, overlaps),
+    },
+    Target {
+        id: "M27",
+        claim: "dropping 10 to 20 % of the rows costs at most 1.1 %, least by saliency",
+        tolerance: "saliency best at every rate",
+        run: |lab| if_named(lab, dropped),
+    },
+    Target {
+        id: "C05",
+        claim: "a predictor names a superset of the experts that are used",
+        tolerance: "above the most popular ones",
+        run: |lab| if_named(lab, predicted),
+    },
+];
+
+/// Two texts that the built-in model was not trained on: a novel and a play, both in the public
+/// domain.
+const TEXTS: [&str; 2] = [include_str!("texts/novel.txt"), include_str!("texts/play.txt")];
+/// Parts of a text, each of which is compared with the others.
+const PARTS: usize = 8;
+const WINDOW: usize = 256;
+const OF: &str = "The built-in model (4 layers, 16 experts, 2 of a token); the paper's figures are of \
+    models of 16 and 128 experts, on other texts.";
+
+fn if_named(lab: &mut Lab, run: fn() -> Result<Outcome, LabError>) -> Result<Outcome, LabError> {
+    match lab.measures {
+        true => run(),
+        false => Ok(Outcome::not_run(
+            "it computes with real kernels, where it is named: troika reproduce M26 M27 C05",
+        )),
+    }
+}
+
+fn options() -> OpenOptions {
+    OpenOptions { context: Some(WINDOW), ..OpenOptions::default() }
+}
+
+fn model() -> Result<BoundModel, LabError> {
+    Ok(BoundModel::open(Source::BuiltIn, &options())?)
+}
+
+/// The tokens of both texts.
+fn tokens() -> Result<[Vec<u32>; 2], LabError> {
+    let (tokenizer, _) = Source::BuiltIn.tokenizer()?;
+    let [novel, play] = TEXTS.map(|text| tokenizer.encode(text, true, false));
+    Ok([novel.map_err(troika::Error::from)?, play.map_err(troika::Error::from)?])
+}
+
+fn record(texts: &[&[u32]], inputs: bool) -> Result<Vec<RecordedRouting>, LabError> {
+    let recorded = record_routing(model()?, &options(), texts, inputs, &mut |_, _| true)?;
+    Ok(recorded.unwrap_or_default())
+}
+
+/// Overlap of each part of a text with the rest of it, and of two texts.
+fn overlaps() -> Result<Outcome, LabError> {
+    let [novel, play] = tokens()?;
+    let recorded = record(&[&novel, &play], false)?;
+    let traces: Vec<&RoutingTrace> = recorded.iter().map(|r| &r.trace).collect();
+    let whole: Vec<Vec<ExpertUse>> = traces.iter().map(|t| t.counts(0..t.tokens())).collect();
+    let unseen = |k: usize| {
+        let of_parts = traces.iter().zip(&whole).flat_map(|(trace, whole)| {
+            let part = trace.tokens() / PARTS;
+            (0..PARTS).filter_map(move |i| {
+                let seen = trace.counts(i * part..(i + 1) * part);
+                median_overlap(&without(whole, &seen), &seen, k)
+            })
+        });
+        100.0 * mean(&of_parts.collect::<Vec<_>>())
+    };
+    let across = |k: usize| 100.0 * median_overlap(&whole[0], &whole[1], k).unwrap_or(f64::NAN);
+    let items = vec![
+        Item::new("top 4 of an unseen part, %", 86.0, unseen(4)),
+        Item::new("top 8 of an unseen part, %", 94.0, unseen(8)),
+        Item::new("top 4 of another kind of text, %", 65.2, across(4)),
+        Item::new("top 8 of another kind of text, %", 77.0, across(8)),
+    ];
+    let note = format!("{OF} An eighth of a text, against the rest of it; a novel against a play.");
+    Ok(Outcome::numbers(items, |i| i[1].ours >= i[0].ours && i[0].ours > 25.0).noted(note))
+}
+
+/// Counts without those of a part.
+fn without(all: &[ExpertUse], part: &[ExpertUse]) -> Vec<ExpertUse> {
+    let of = |(all, part): (&ExpertUse, &ExpertUse)| ExpertUse {
+        layer: all.layer,
+        counts: all.counts.iter().zip(&part.counts).map(|(a, b)| a - b).collect(),
+    };
+    all.iter().zip(part).map(of).collect()
+}
+
+/// Perplexity with rows dropped in each way.
+fn dropped() -> Result<Outcome, LabError> {
+    let ids = tokens()?.concat();
+    let measure = |by, share| -> Result<f64, LabError> {
+        let pruning = Pruning { by, share };
+        Ok(pruned_perplexity(model()?, &options(), &ids, WINDOW, pruning)?.value())
+    };
+    let plain = measure(PruneBy::LowestSaliency, 0.0)?;
+    let (mut words, mut best) = (Vec::new(), true);
+    for share in [0.1, 0.2, 0.3, 0.4] {
+        let loss = |by| Ok::<f64, LabError>(100.0 * (measure(by, share)? / plain - 1.0));
+        let saliency = loss(PruneBy::LowestSaliency)?;
+        let seeds = [1, 2, 3].map(|seed| loss(PruneBy::Random(seed)));
+        let random = mean(&seeds.into_iter().collect::<Result<Vec<f64>, LabError>>()?);
+        let highest = loss(PruneBy::HighestSaliency)?;
+        best &= saliency < random && saliency < highest;
+        words.push(format!(
+            "{:.0} % dropped: {saliency:+.2} %, at random {random:+.2} %, highest {highest:+.2} %",
+            100.0 * share
+        ));
+    }
+    let note = format!(
+        "{OF} Perplexity against {plain:.2} of the whole model, with the lowest saliency dropped first, \
+         at random (3 seeds), and the highest first."
+    );
+    Ok(Outcome::words("at most 1.1 % at 10 to 20 %", words.join("; "), best).noted(note))
+}
+
+/// Recall of a predictor, and of simple rules.
+fn predicted() -> Result<Outcome, LabError> {
+    let [novel, play] = tokens()?;
+    let [novel, play] = [&novel, &play].map(|text| text.split_at(text.len() - text.len() / 4));
+    let train = [novel.0, play.0].concat();
+    let routers = router_weights(&model()?)?;
+    let recorded = record(&[&train, novel.1, play.1], true)?;
+    let Some((learnt, unseen)) = recorded.split_first() else {
+        return Ok(Outcome::not_run("nothing was recorded"));
+    };
+    let training = PredictorTraining::default();
+    let predictor = train_predictor(learnt, &routers, training, &mut |_, _| true);
+    let Some(predictor) = predictor else { return Ok(Outcome::not_run("it was ended")) };
+    let popularity = learnt.trace.counts(0..train.len());
+    let (mut words, mut above) = (Vec::new(), true);
+    for ratio in [1.0, 1.5, 2.0] {
+        let of = |text| predictor_recall(&predictor, &popularity, text, &[ratio]);
+        let all: Vec<PredictedRecall> = unseen.iter().flat_map(of).collect();
+        let share =
+            |of: fn(&PredictedRecall) -> f64| 100.0 * mean(&all.iter().map(of).collect::<Vec<_>>());
+        let [ours, popular, recent] =
+            [share(|r| r.predictor), share(|r| r.popular), share(|r| r.recent)];
+        above &= ours > popular && ours > recent;
+        words.push(format!(
+            "{ratio} loaded for each used: {ours:.1} % (most popular {popular:.1}, used last {recent:.1})"
+        ));
+    }
+    let note = format!(
+        "{OF} Trained on {} tokens, tried on {} others; {} bytes. The notes print no figure.",
+        train.len(),
+        novel.1.len() + play.1.len(),
+        predictor.bytes()
+    );
+    Ok(Outcome::words("none", words.join("; "), above).noted(note))
+}
