@@ -5,10 +5,10 @@
 use troika_lab::reproduce;
 
 #[test]
-fn experts_are_predicted_and_units_are_kept() {
-    let report = reproduce(&["C05", "C07"].map(String::from)).unwrap();
+fn experts_are_predicted_and_cached_and_units_are_kept() {
+    let report = reproduce(&["C04", "C05", "C07"].map(String::from)).unwrap();
     let results = report.json();
-    assert_eq!(results.as_array().unwrap().len(), 2);
+    assert_eq!(results.as_array().unwrap().len(), 3);
     for target in results.as_array().unwrap() {
         assert_eq!(target["pass"], true, "{target}");
     }

@@ -1,7 +1,7 @@
 //! Claims about routing, measured with the built-in model: small, trained, and skewed. The papers'
 //! figures are of larger models and of other texts.
 
-use troika::plan::{ExpertUse, RoutingTrace, median_overlap};
+use troika::plan::{ExpertUse, LayerRouting, ModelId, RoutingTrace, median_overlap};
 use troika::{
     BoundModel, OpenOptions, PredictedRecall, PredictorTraining, PruneBy, Pruning, RecordedRouting,
     Source, predictor_recall, pruned_perplexity, record_routing, router_weights, train_predictor,
@@ -9,6 +9,7 @@ use troika::{
 
 use super::lab::Lab;
 use super::outcome::{Item, Outcome, Target, mean};
+use super::scheduling::Random;
 use crate::LabError;
 
 pub const HELD_OUT: &[Target] = &[
@@ -70,6 +71,44 @@ fn record(texts: &[&[u32]], inputs: bool) -> Result<Vec<RecordedRouting>, LabErr
     Ok(recorded.unwrap_or_default())
 }
 
+/// The routing of both texts.
+pub fn built_in_routing() -> Result<RoutingTrace, LabError> {
+    let [novel, play] = tokens()?;
+    let recorded = record(&[&[novel, play].concat()], false)?;
+    recorded.into_iter().next().map(|r| r.trace).ok_or(LabError::Other(troika::Error::NoExperts))
+}
+
+/// Routing that is drawn: each token of a layer takes some of its experts by Zipf's law, with another
+/// order of experts in each layer.
+pub fn zipf_routing() -> RoutingTrace {
+    const LAYERS: usize = 8;
+    const EXPERTS: usize = 128;
+    const TOP_K: usize = 8;
+    const SEQUENCES: usize = 8;
+    let mut random = Random(7);
+    let layer = |layer: usize| {
+        let mut order: Vec<u16> = (0..EXPERTS as u16).collect();
+        (1..EXPERTS).rev().for_each(|i| order.swap(i, random.below(i as u64 + 1) as usize));
+        let mut ids = Vec::new();
+        for _ in 0..SEQUENCES * WINDOW {
+            let mut chosen = Vec::new();
+            while chosen.len() < TOP_K {
+                // The sum of 1/rank up to a rank is close to its logarithm.
+                let share = random.below(1 << 32) as f64 / f64::from(u32::MAX);
+                let rank = ((EXPERTS as f64 + 1.0).powf(share) as usize - 1).min(EXPERTS - 1);
+                if !chosen.contains(&order[rank]) {
+                    chosen.push(order[rank]);
+                }
+            }
+            ids.extend(chosen);
+        }
+        LayerRouting { layer, experts: EXPERTS, top_k: TOP_K, ids }
+    };
+    let layers = (0..LAYERS).map(layer).collect();
+    let model = ModelId { family: "zipf".into(), layers: LAYERS, hidden: 0, vocab: 0 };
+    RoutingTrace { model, sequences: vec![WINDOW; SEQUENCES], layers }
+}
+
 /// Overlap of each part of a text with the rest of it, and of two texts.
 fn overlaps() -> Result<Outcome, LabError> {
     let [novel, play] = tokens()?;
@@ -93,7 +132,10 @@ fn overlaps() -> Result<Outcome, LabError> {
         Item::new("top 4 of another kind of text, %", 65.2, across(4)),
         Item::new("top 8 of another kind of text, %", 77.0, across(8)),
     ];
-    let note = format!("{OF} An eighth of a text, against the rest of it; a novel against a play.");
+    let note = format!(
+        "{OF} An eighth of a text, against the rest of it; a novel against a play. Here few experts have \
+         most rows, so that the first 4 change less than the next 4."
+    );
     Ok(Outcome::numbers(items, |i| i[1].ours >= i[0].ours && i[0].ours > 25.0).noted(note))
 }
 
@@ -131,7 +173,7 @@ fn dropped() -> Result<Outcome, LabError> {
         "{OF} Perplexity against {plain:.2} of the whole model, with the lowest saliency dropped first, \
          at random (3 seeds), and the highest first."
     );
-    Ok(Outcome::words("at most 1.1 % at 10 to 20 %", words.join("; "), best).noted(note))
+    Ok(Outcome::words("at most 1.1 % at 10 to 20 %", words.join("\n"), best).noted(note))
 }
 
 /// Recall of a predictor, and of simple rules.
@@ -167,5 +209,5 @@ fn predicted() -> Result<Outcome, LabError> {
         novel.1.len() + play.1.len(),
         predictor.bytes()
     );
-    Ok(Outcome::words("none", words.join("; "), above).noted(note))
+    Ok(Outcome::words("none", words.join("\n"), above).noted(note))
 }

@@ -79,7 +79,7 @@ impl Item {
 pub enum Verdict {
     /// Numbers, and whether they are within tolerance.
     Numbers { items: Vec<Item>, pass: bool },
-    /// Words.
+    /// Words: a line, or several.
     Words { printed: String, ours: String, pass: bool },
     /// It cannot be run here.
     NotRun(&'static str),
@@ -164,7 +164,9 @@ impl Outcome {
         match &self.verdict {
             Verdict::NotRun(why) => vec![[none(), none(), format!("not run: {why}"), none()]],
             Verdict::Words { printed, ours, .. } => {
-                vec![[none(), printed.clone(), ours.clone(), none()]]
+                let printed = std::iter::once(printed.clone()).chain(std::iter::repeat(none()));
+                let lines = ours.lines().zip(printed);
+                lines.map(|(ours, printed)| [none(), printed, ours.to_string(), none()]).collect()
             }
             Verdict::Numbers { items, .. } => items
                 .iter()
