@@ -5,46 +5,24 @@
 //! [`TraceReport`] makes tables and a page of such a file.
 
 mod chrome;
+mod expert_rows;
 mod experts;
 mod heat_map;
 mod page;
 mod read;
 mod report;
+mod span;
 mod table;
 
-pub use experts::{ExpertLayer, ExpertRows};
+pub use expert_rows::ExpertRows;
+pub use experts::ExpertLayer;
 pub use heat_map::{HeatMap, HeatRow};
 pub use read::{ChromeTrace, EXECUTION, Measured, TraceError, TraceEvent, read_chrome};
 pub use report::{LaneUse, MeasuredUse, NodeUse, TraceReport};
+pub use span::{Arg, Span};
 
-use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
-
-/// A named interval on a lane (a device, the host).
-#[derive(Clone, Debug, PartialEq)]
-pub struct Span {
-    /// What happened.
-    pub name: Cow<'static, str>,
-    /// Where: one row of the timeline, or several if spans overlap.
-    pub lane: Arc<str>,
-    /// Start by the engine's clock.
-    pub start: Duration,
-    /// End by the engine's clock.
-    pub end: Duration,
-    /// Details.
-    pub args: Vec<(&'static str, Arg)>,
-}
-
-/// The value of a span's detail.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Arg {
-    /// A number.
-    Int(u64),
-    /// Text.
-    Text(String),
-}
 
 /// Collects spans, or does nothing.
 #[derive(Clone, Debug, Default)]

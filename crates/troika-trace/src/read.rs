@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::experts::ExpertRows;
+use crate::expert_rows::ExpertRows;
 
 /// Why a text is no trace.
 #[derive(Debug, thiserror::Error)]

@@ -3,9 +3,8 @@
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use troika_model::spec::ModelSpec;
+use troika_model::spec::{Ffn, Layer, ModelSpec, Moe};
 
-use super::experts_of;
 use crate::identity::ModelId;
 use crate::json::fault;
 
@@ -157,5 +156,13 @@ impl FileKind {
             None => format!("has no experts in layer {layer}"),
         };
         Err(RoutingFileError::Layer { what: self.what, found: words(counts), needed })
+    }
+}
+
+/// A layer's experts, if it has any.
+pub(super) fn experts_of(layer: &Layer) -> Option<&Moe> {
+    match &layer.ffn {
+        Ffn::Moe(moe) => Some(moe),
+        Ffn::Dense(_) => None,
     }
 }

@@ -11,18 +11,8 @@ mod predictor;
 mod trace;
 mod transitions;
 
-use troika_model::spec::{Ffn, Layer, Moe};
-
 pub use container::RoutingFileError;
 pub use expert_use::{ExpertUse, median_overlap};
 pub use predictor::{LayerPredictor, Prediction, PredictorSource, RoutingPredictor};
 pub use trace::{LayerRouting, RoutingTrace};
 pub use transitions::Transitions;
-
-/// A layer's experts, if it has any.
-fn experts_of(layer: &Layer) -> Option<&Moe> {
-    match &layer.ffn {
-        Ffn::Moe(moe) => Some(moe),
-        Ffn::Dense(_) => None,
-    }
-}

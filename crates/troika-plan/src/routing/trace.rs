@@ -5,9 +5,8 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 use troika_model::spec::ModelSpec;
 
-use super::container::{FileKind, RoutingFileError};
+use super::container::{FileKind, RoutingFileError, experts_of};
 use super::expert_use::ExpertUse;
-use super::experts_of;
 use crate::identity::ModelId;
 
 const FILE: FileKind = FileKind { magic: *b"TROIKART", version: 1, what: "routing trace" };

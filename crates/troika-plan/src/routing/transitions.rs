@@ -1,5 +1,7 @@
 //! Which experts follow which.
 
+use std::cmp::Reverse;
+
 use serde::{Deserialize, Serialize};
 
 use super::trace::{LayerRouting, RoutingTrace};
@@ -38,7 +40,7 @@ impl Transitions {
         }
         let successors = counts.chunks(after.experts.max(1)).map(|counts| {
             let mut all: Vec<(usize, u32)> = counts.iter().copied().enumerate().collect();
-            all.sort_by(|a, b| b.1.cmp(&a.1));
+            all.sort_by_key(|(_, count)| Reverse(*count));
             all.into_iter().take(KEPT).take_while(|(_, count)| *count > 0).collect()
         });
         Transitions { from: before.layer, to: after.layer, successors: successors.collect() }

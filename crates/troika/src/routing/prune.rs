@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use troika_model::spec::{Key, ModelSpec, WeightRole};
 use troika_plan::{LayerRouting, RoutingTrace};
 
-use super::{mixed, observed, router_graph};
+use super::observe::{observed, router_graph};
+use super::shuffle::mixed;
 use crate::describe::BoundModel;
 use crate::devices::{Observer, Routed};
 use crate::error::Error;

@@ -9,7 +9,7 @@ use troika_engine::WantedLogits;
 use troika_model::spec::{Key, ModelSpec, WeightRole};
 use troika_plan::RoutingTrace;
 
-use super::{observed, router_graph};
+use super::observe::{observed, router_graph};
 use crate::describe::BoundModel;
 use crate::devices::{Observer, Routed};
 use crate::error::Error;

@@ -6,8 +6,8 @@ use troika_model::spec::{Key, WeightRole};
 use troika_plan::{LayerPredictor, LayerRouting, PredictorSource, RoutingPredictor, RoutingTrace};
 
 use super::low_rank::factors;
-use super::mixed;
 use super::record::RecordedRouting;
+use super::shuffle::mixed;
 use crate::describe::BoundModel;
 use crate::error::Error;
 
