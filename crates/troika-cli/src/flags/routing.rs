@@ -34,8 +34,8 @@ pub struct TrainPredictorArgs {
     /// How often the text is gone through
     #[arg(long, value_name = "N", default_value_t = 6)]
     pub epochs: usize,
-    /// Rank of a layer's matrix, for a smaller and faster predictor; 0: full
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    /// Rank of a layer's matrix, where that is smaller and faster than all of it; 0: full
+    #[arg(long, value_name = "N", default_value_t = 32)]
     pub rank: usize,
     /// Print one JSON object
     #[arg(long, env = "TROIKA_JSON")]
