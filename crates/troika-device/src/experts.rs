@@ -53,8 +53,9 @@ pub trait ExpertSource: Sync {
 /// it has computed all of them.
 pub trait ExpertsOnDisk: Debug + Send + Sync {
     /// Notes which experts `tokens` rows chose, each with the number of its rows; begins to read
-    /// those that are not in memory; and puts those first that are.
-    fn choose(&self, chosen: &mut [(u32, u32)], tokens: usize);
+    /// those that are not in memory; and puts those first that are. `row` is what the router read of
+    /// a row that is alone: it may tell what later layers choose.
+    fn choose(&self, chosen: &mut [(u32, u32)], tokens: usize, row: Option<&[f32]>);
 
     /// Takes some of the chosen experts that are left to compute, from the first one on: at least
     /// one, for which it may wait, and no more than are in memory.
@@ -62,8 +63,11 @@ pub trait ExpertsOnDisk: Debug + Send + Sync {
     /// # Errors
     /// They cannot be read, or are not what was written.
     fn take(&self, left: &[(u32, u32)], into: &mut Vec<ExpertBytes>) -> Result<(), DeviceError>;
+}
 
-    /// Begins to read experts that may be chosen next, the most probable first, where memory allows
-    /// it.
-    fn expect(&self, experts: &[u32]);
+/// Says which experts a row will probably choose, by what an earlier router read of it.
+pub trait ExpertForecast: Send + Sync {
+    /// After the router of a layer: calls `expect` with another layer, and the experts that it
+    /// probably chooses, the most probable first.
+    fn after(&self, layer: usize, row: &[f32], expect: &mut dyn FnMut(usize, &[u16]));
 }

@@ -26,7 +26,9 @@ pub use device::{
 };
 pub use error::DeviceError;
 pub use executable::{Executable, ExecutableId, Weights, WeightsId};
-pub use experts::{EXPERT_PARTS, ExpertBytes, ExpertPart, ExpertSource, ExpertsOnDisk};
+pub use experts::{
+    EXPERT_PARTS, ExpertBytes, ExpertForecast, ExpertPart, ExpertSource, ExpertsOnDisk,
+};
 pub use forward_batch::{ForwardBatch, PageTable, PagesView, SeqRows};
 pub use host::{HostData, HostTask, LoadTask, LoadedData};
 pub use list::WaitTimes;

@@ -8,7 +8,7 @@ use troika_engine::sample::{ParamError, SampleError};
 use troika_model::chat::ChatError;
 use troika_model::families::ConfigError;
 use troika_model::tokenizer::TokenizerError;
-use troika_plan::PlanError;
+use troika_plan::{PlanError, RoutingFileError};
 use troika_program::ProgramError;
 use troika_solve::ProfileError;
 use troika_weights::WeightError;
@@ -51,6 +51,14 @@ pub enum Error {
         file: String,
         /// What is wrong.
         error: PlanError,
+    },
+    /// A routing predictor that cannot be used.
+    #[error("{file}: {error}")]
+    Predictor {
+        /// The file.
+        file: String,
+        /// What is wrong.
+        error: RoutingFileError,
     },
     /// A profile that cannot be used.
     #[error("{file}: {error}")]

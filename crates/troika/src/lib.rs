@@ -77,7 +77,7 @@ pub use generate::Finish;
 pub use generation::GenerationDefaults;
 pub use memory::free_memory;
 pub use open::Model;
-pub use options::{LoadProgress, OpenOptions, SolveOptions};
+pub use options::{LoadProgress, OpenOptions, PredictorOptions, SolveOptions};
 pub use perplexity::{Perplexity, Scored};
 pub use planning::{Planned, make_plan};
 pub use profile_file::{ProfileAt, plan_device, subject_of};

@@ -1,10 +1,17 @@
 //! How much memory is free, and what of a model's experts it holds.
 
 use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 
+use troika_device::{Clock, ExpertForecast};
+use troika_model::spec::ModelSpec;
+use troika_plan::{Prediction, RoutingPredictor};
+use troika_trace::{Span, Tracer};
 use troika_weights::WeightStore;
 
-use crate::options::OpenOptions;
+use crate::error::Error;
+
+use crate::options::{OpenOptions, PredictorOptions};
 
 /// Memory that is left for what is not known beforehand: values between segments, scratch memory,
 /// the tokenizer, the system's cache of files.
@@ -99,4 +106,58 @@ pub(crate) fn limit_experts(store: &mut WeightStore, options: &OpenOptions) -> O
         mib(budget),
         folder.display()
     ))
+}
+
+/// Experts that are read ahead for each that is used.
+const AHEAD: f64 = 1.5;
+
+/// Has experts read ahead that a predictor names, where not all are in memory.
+///
+/// # Errors
+/// A predictor of another model.
+pub(crate) fn read_ahead(
+    store: &WeightStore,
+    spec: &ModelSpec,
+    options: &OpenOptions,
+) -> Result<(), Error> {
+    if let Some(PredictorOptions { file, predictor }) = &options.predictor {
+        let file = file.display().to_string();
+        predictor.check(spec).map_err(|error| Error::Predictor { file, error })?;
+        let (predictor, memory) = (predictor.clone(), Mutex::default());
+        store.set_forecast(Arc::new(Forecast { predictor, memory }));
+    }
+    Ok(())
+}
+
+/// A predictor with the memory that its predictions share.
+struct Forecast {
+    predictor: Arc<RoutingPredictor>,
+    memory: Mutex<Prediction>,
+}
+
+impl ExpertForecast for Forecast {
+    fn after(&self, layer: usize, row: &[f32], expect: &mut dyn FnMut(usize, &[u16])) {
+        let Some(next) = self.predictor.after(layer) else { return };
+        let count = (next.top_k as f64 * AHEAD).ceil() as usize;
+        let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        expect(next.layer, self.predictor.predict(next.layer, row, count, &mut memory));
+    }
+}
+
+/// Records waits for experts that are read.
+pub(crate) fn trace_waits(store: &WeightStore, tracer: &Tracer, clock: &Arc<dyn Clock>) {
+    if !tracer.enabled() {
+        return;
+    }
+    let (tracer, clock) = (tracer.clone(), clock.clone());
+    store.on_expert_wait(Arc::new(move |layer, waited| {
+        let end = clock.now();
+        tracer.record(Span {
+            name: format!("layer {layer} waits for experts").into(),
+            lane: "disk".into(),
+            start: end.saturating_sub(waited),
+            end,
+            args: Vec::new(),
+        });
+    }));
 }

@@ -16,7 +16,7 @@ use crate::devices::{computes_nothing, open_traced, virtual_clock};
 use crate::driver::{Driver, EngineGuard};
 use crate::error::Error;
 use crate::generation::GenerationDefaults;
-use crate::memory::limit_experts;
+use crate::memory::{limit_experts, read_ahead, trace_waits};
 use crate::options::OpenOptions;
 use crate::planning::Planned;
 use crate::source::Source;
@@ -67,6 +67,7 @@ impl Model {
         }
         warnings.extend(limit_experts(&mut store, options));
         warnings.extend(keep_packed(&mut store, options));
+        read_ahead(&store, &spec, options)?;
         let report = store.report();
         if options.scan && report.mapped + report.owned <= SCAN_LIMIT {
             warnings.extend(non_finite(&store.scan_non_finite()));
@@ -149,6 +150,7 @@ impl Model {
         let computes = silent.is_none();
         warnings.extend(store.finish_packed());
         store.open_experts()?;
+        trace_waits(store, &options.tracer, &clock);
         warnings.extend(non_finite(&store.non_finite()));
         let opened = Opened {
             name,

@@ -2,11 +2,14 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use troika_engine::{CompileControl, Sharing};
 use troika_graph::{ActivationFormat, DType};
 use troika_model::lower::Lowered;
-use troika_plan::{CalibratedProducts, Goal, Plan, PlanError, Policy, Strategy, SyncMode};
+use troika_plan::{
+    CalibratedProducts, Goal, Plan, PlanError, Policy, RoutingPredictor, Strategy, SyncMode,
+};
 use troika_trace::Tracer;
 use troika_weights::{BindOptions, FloatType, OnProgress, Quant};
 
@@ -40,6 +43,8 @@ pub struct OpenOptions {
     /// The most bytes of experts in memory: the others are read from `cache_dir` when tokens choose
     /// them. `None`: all of them, if they fit into the memory that is free.
     pub expert_cache: Option<u64>,
+    /// Reads experts ahead while decoding, where not all are in memory.
+    pub predictor: Option<PredictorOptions>,
     /// Receives the progress of quantization.
     pub progress: Option<LoadProgress>,
     /// How to watch and stop compiling.
@@ -97,6 +102,7 @@ impl Default for OpenOptions {
             cache_dir: None,
             cache_bytes: None,
             expert_cache: None,
+            predictor: None,
             progress: None,
             compile: CompileControl::default(),
             embeddings: false,
@@ -148,6 +154,15 @@ impl OpenOptions {
     pub(crate) fn bind(&self) -> BindOptions {
         BindOptions { float: self.dtype, quant: self.quant }
     }
+}
+
+/// A routing predictor, and the file that it is from.
+#[derive(Clone, Debug)]
+pub struct PredictorOptions {
+    /// The file, named in errors.
+    pub file: PathBuf,
+    /// The predictor.
+    pub predictor: Arc<RoutingPredictor>,
 }
 
 /// Receives (quantized weights, all weights to quantize) while a model is opened.

@@ -3,12 +3,13 @@
 //! Groups of flags under a heading come last: clap puts what follows one under its heading.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use troika::npu::Rewrites;
-use troika::plan::Strategy;
-use troika::{DeviceOptions, OpenOptions};
+use troika::plan::{RoutingPredictor, Strategy};
+use troika::{DeviceOptions, OpenOptions, PredictorOptions};
 
 use super::cache::CacheArgs;
 use super::calibration::share;
@@ -21,6 +22,7 @@ use super::sharing::SharingArgs;
 use super::simulate::{ReproduceArgs, SimulateArgs};
 use super::types::{CoreList, DtypeFlag, FloatFlag, core_list, isa, sequence_count, thread_count};
 use crate::error::CliError;
+use crate::input::read_bytes;
 use crate::output;
 
 /// Runs large language models on the processors of this machine.
@@ -111,6 +113,9 @@ pub struct ComputeArgs {
     /// choose them [default: what is free, if the model does not fit]
     #[arg(long, value_name = "N", value_parser = mib(), env = "TROIKA_EXPERT_CACHE_MIB")]
     pub expert_cache_mib: Option<u64>,
+    /// Read experts ahead while decoding, by a file that troika train-predictor wrote
+    #[arg(long, value_name = "FILE", env = "TROIKA_PREDICTOR")]
+    pub predictor: Option<PathBuf>,
     /// Cores to pin the threads to, such as 0-3,8 [default: none]
     #[arg(long, visible_alias = "cpu-range", value_name = "LIST", value_parser = core_list)]
     #[arg(env = "TROIKA_CORES")]
@@ -165,6 +170,7 @@ impl ComputeArgs {
             cache_dir: self.quant.cache(),
             cache_bytes: Some(self.quant.cache_bytes()),
             expert_cache: self.expert_cache_mib.map(|mib| mib.saturating_mul(1 << 20)),
+            predictor: self.predictor.as_deref().map(predictor).transpose()?,
             chunk: self.ubatch_size,
             devices: self.devices(threads),
             ..OpenOptions::default()
@@ -172,6 +178,15 @@ impl ComputeArgs {
         self.placement.apply(&self.quant, strategy, &mut options)?;
         Ok(options)
     }
+}
+
+/// A predictor in a file.
+fn predictor(file: &Path) -> Result<PredictorOptions, CliError> {
+    let bytes = read_bytes(file)?;
+    let (file, read) = (file.to_path_buf(), RoutingPredictor::from_bytes(&bytes));
+    let named = file.display().to_string();
+    let read = read.map_err(|error| troika::Error::Predictor { file: named, error })?;
+    Ok(PredictorOptions { file, predictor: Arc::new(read) })
 }
 
 /// How to open it.

@@ -3,7 +3,8 @@
 use troika_device::{DeviceError, ExpertBytes};
 use troika_graph::{ActivationFormat, Experts, Node, Op, WeightRef};
 
-use super::weights::{ExpertView, VectorAt};
+use super::on_disk::ExpertView;
+use super::weights::VectorAt;
 use super::{Code, CompiledOp, Compiler, Executable, Loaded};
 use crate::kernels::moe;
 

@@ -3,6 +3,7 @@
 mod experts;
 pub(crate) mod fuse;
 mod memory;
+mod on_disk;
 pub(crate) mod weights;
 
 use smallvec::{SmallVec, smallvec};
@@ -16,7 +17,8 @@ pub(crate) use crate::compile::experts::{ExpertWeights, ExpertsCode};
 use crate::compile::fuse::{Floats, Integers, fuse};
 pub(crate) use crate::compile::memory::Place;
 use crate::compile::memory::place;
-pub(crate) use crate::compile::weights::{DeviceId, ExpertView, Loaded, load};
+pub(crate) use crate::compile::on_disk::ExpertView;
+pub(crate) use crate::compile::weights::{DeviceId, Loaded, load};
 use crate::compile::weights::{MatrixAt, Needs, OutliersAt, PackedAt, VectorAt};
 use crate::kernels::elementwise::{Element, Slice};
 use crate::kernels::int8::{Layout, Quantization};

@@ -4,18 +4,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use troika_device::{
-    DeviceError, EXPERT_PARTS, ExpertPart, ExpertSource, ExpertsOnDisk, PackLayout, WeightBytes,
-    WeightData, WeightSource, calibrated,
+    DeviceError, ExpertsOnDisk, PackLayout, WeightBytes, WeightData, WeightSource, calibrated,
 };
 use troika_graph::{
-    ActivationFormat, CalibrationTensor, DType, ExpertGroup, ExpertSlice, Experts, Node, Op,
-    Rounding, Subgraph, WeightDecl, WeightRef, verify,
+    ActivationFormat, CalibrationTensor, DType, ExpertGroup, ExpertSlice, Node, Op, Rounding,
+    Subgraph, WeightDecl, WeightRef, verify,
 };
 
 use crate::compile::Executable;
+use crate::compile::on_disk::OnDisk;
 use crate::kernels::int8::{Layout, PackedView, ROWS};
 use crate::kernels::linear::{self, WeightView};
-use crate::kernels::moe;
 use crate::kernels::outliers::{self, OutlierWeights};
 use crate::machine::Isa;
 
@@ -55,6 +54,11 @@ pub(crate) struct OutliersAt(usize);
 pub(crate) struct Needs(Vec<(WeightRef, Form)>);
 
 impl Needs {
+    /// The form in which code reads a weight, the first if there are several.
+    pub fn form(&self, weight: WeightRef) -> Option<Form> {
+        self.0.iter().find(|(known, _)| *known == weight).map(|(_, form)| *form)
+    }
+
     /// The index of a weight's form among those of its kind.
     fn at(&mut self, weight: WeightRef, form: Form, kind: fn(&Form) -> bool) -> usize {
         let known = self.0.iter().position(|need| *need == (weight, form));
@@ -80,31 +84,6 @@ impl Needs {
 
     pub fn outliers(&mut self, weight: WeightRef, format: ActivationFormat) -> OutliersAt {
         OutliersAt(self.at(weight, Form::Outliers(format), |f| matches!(f, Form::Outliers(_))))
-    }
-}
-
-/// Where code finds a weight of an expert that is read from disk.
-pub(crate) trait ExpertView: Copy + Sync {
-    /// In the kernel's form.
-    type View<'b>: moe::Weight;
-
-    /// The weight with these bytes.
-    fn view_of<'b>(self, of: &'b Loaded, bytes: &'b [u8]) -> Self::View<'b>;
-}
-
-impl ExpertView for MatrixAt {
-    type View<'b> = WeightView<'b>;
-
-    fn view_of<'b>(self, of: &'b Loaded, bytes: &'b [u8]) -> WeightView<'b> {
-        WeightView { bytes, ..of.matrix(self).view() }
-    }
-}
-
-impl ExpertView for PackedAt {
-    type View<'b> = PackedView<'b>;
-
-    fn view_of<'b>(self, of: &'b Loaded, bytes: &'b [u8]) -> PackedView<'b> {
-        PackedView { bytes, ..of.packed(self) }
     }
 }
 
@@ -273,62 +252,8 @@ pub(crate) fn load(
     Ok(loaded)
 }
 
-/// The ops of experts whose weights are read from disk when rows choose them.
-struct OnDisk<'a> {
-    code: &'a Executable,
-    graph: &'a Subgraph,
-    source: &'a dyn WeightSource,
-    /// All ops of experts; `None` where all are in memory.
-    ops: Vec<Option<&'a Experts>>,
-}
-
-impl<'a> OnDisk<'a> {
-    fn new(code: &'a Executable, graph: &'a Subgraph, source: &'a dyn WeightSource) -> OnDisk<'a> {
-        let whole = |weight: &WeightRef| {
-            let decl = graph.weight(*weight);
-            decl.stored() == (decl.rows, decl.cols)
-        };
-        let on_disk = |e: &&Experts| source.experts().is_some() && matrices(e).flatten().all(whole);
-        let op = |node: &'a Node| match &node.op {
-            Op::Experts(e) => Some(Some(e).filter(on_disk)),
-            // Groups are what is hot: they stay in memory.
-            Op::ExpertGroup(_) => Some(None),
-            _ => None,
-        };
-        let ops = graph.nodes.iter().filter_map(op).collect();
-        OnDisk { code, graph, source, ops }
-    }
-
-    /// Whether it is the weight of an expert on disk.
-    fn has(&self, weight: WeightRef) -> bool {
-        let mut all = self.ops.iter().flatten().flat_map(|e| matrices(e).flatten());
-        all.any(|w| *w == weight)
-    }
-
-    /// Sees to it that the experts are on disk.
-    fn load(&self, isa: Isa) -> Result<Vec<Option<Arc<dyn ExpertsOnDisk>>>, DeviceError> {
-        let Some(source) = self.source.experts() else { return Ok(vec![None; self.ops.len()]) };
-        let part = |weight: &WeightRef| {
-            let need = self.code.weights.0.iter().find(|(w, _)| w == weight);
-            let loader = Loader { isa, source: self.source, decl: self.graph.weight(*weight) };
-            loader.keep(source, need.map_or(Form::Stored, |(_, form)| *form))
-        };
-        let layer = |e: &&Experts| {
-            let experts =
-                matrices(e).map(|[gate, up, down]| Ok([part(gate)?, part(up)?, part(down)?]));
-            source.layer(experts.collect::<Result<_, DeviceError>>()?)
-        };
-        self.ops.iter().map(|op| op.as_ref().map(layer).transpose()).collect()
-    }
-}
-
-/// Gate, up and down of each expert.
-fn matrices(e: &Experts) -> impl Iterator<Item = [&WeightRef; EXPERT_PARTS]> {
-    e.gate.iter().zip(&e.up).zip(&e.down).map(|((gate, up), down)| [gate, up, down])
-}
-
 /// The sentence for a weight that differs from the graph's declaration.
-fn mismatch(data: &WeightData, decl: &WeightDecl) -> String {
+pub(super) fn mismatch(data: &WeightData, decl: &WeightDecl) -> String {
     let (rows, cols) = decl.stored();
     format!(
         "is {}x{} {} of {} bytes, the graph says {}x{} {}",
@@ -343,14 +268,14 @@ fn mismatch(data: &WeightData, decl: &WeightDecl) -> String {
 }
 
 /// Loads one weight.
-struct Loader<'a> {
-    isa: Isa,
-    source: &'a dyn WeightSource,
-    decl: &'a WeightDecl,
+pub(super) struct Loader<'a> {
+    pub isa: Isa,
+    pub source: &'a dyn WeightSource,
+    pub decl: &'a WeightDecl,
 }
 
 impl Loader<'_> {
-    fn wrong<T>(&self, why: impl Into<String>) -> Result<T, DeviceError> {
+    pub fn wrong<T>(&self, why: impl Into<String>) -> Result<T, DeviceError> {
         Err(DeviceError::Weight { name: self.decl.name.to_string(), why: why.into() })
     }
 
@@ -363,36 +288,6 @@ impl Loader<'_> {
     /// The same, packed.
     fn absent_packed(&self, layout: Layout) -> PackedMatrix {
         PackedMatrix { layout, bytes: WeightBytes::owned(Vec::new()) }
-    }
-
-    /// Sees to it that the weight of an expert is on disk.
-    fn keep(&self, source: &dyn ExpertSource, form: Form) -> Result<ExpertPart, DeviceError> {
-        let WeightDecl { rows, cols, dtype, .. } = *self.decl;
-        let row = dtype.row_bytes(cols).unwrap_or(0);
-        let name = match form {
-            Form::Packed(layout) => layout.name(),
-            _ => "rows".into(),
-        };
-        let form = match form {
-            Form::Packed(layout) => (ROWS, layout.panel_bytes(), Some(layout)),
-            _ => (1, row, None),
-        };
-        let (panel_rows, panel, packed) = form;
-        let layout = PackLayout { name: &name, rows: panel_rows, panel, keep: false };
-        let pack = |data: &WeightData, out: &mut [u8]| {
-            let is = (data.cols, data.dtype, Some(out.len()));
-            if is != (cols, dtype, layout.bytes(data.rows)) || data.rows > rows {
-                return self.wrong(mismatch(data, self.decl));
-            }
-            match packed {
-                Some(layout) => layout.pack_panels(&data.bytes, out),
-                None => out.copy_from_slice(&data.bytes),
-            }
-            Ok(())
-        };
-        source.keep(&self.decl.name, layout, &pack)?;
-        let Some(bytes) = layout.bytes(rows) else { return self.wrong("is too large") };
-        Ok(ExpertPart { weight: self.decl.name.clone(), layout: name, bytes })
     }
 
     fn matrix(&self) -> Result<Matrix, DeviceError> {

@@ -456,10 +456,11 @@ impl<'a> Operands<'a> {
             unsafe { (self.operands_of_experts(of, (count, expert), work), self.output(0)) };
         let y: &mut [f32] = y;
         let tokens = y.len() / x.k.max(1);
+        let row = Some(x.x).filter(|_| tokens == 1);
         let mut chosen: Vec<(u32, u32)> = Vec::new();
         let mut arrange = |used: &mut [u32], rows: &[u32]| {
             chosen.extend(used.iter().map(|e| (*e, rows[*e as usize])));
-            disk.choose(&mut chosen, tokens);
+            disk.choose(&mut chosen, tokens, row);
             used.iter_mut().zip(&chosen).for_each(|(e, (chosen, _))| *e = *chosen);
         };
         let mut run = moe::Run::new(x, memory, y.len(), &mut arrange)?;
@@ -491,11 +492,12 @@ impl<'a> Operands<'a> {
         let (k, slice) = (self.cols(0), self.exe.slices[of.number]);
         let ExpertsCode { capacity, inter, act, activations, .. } = *of;
         // SAFETY: by the caller.
-        let x: &[f32] = unsafe { self.input(0) };
-        let (top_k, ids, weights): (_, &[i32], &[f32]) = match capacity {
-            Some(_) => (1, &[], &[]),
-            // SAFETY: by the caller.
-            None => unsafe { (self.cols(1), self.input(1), self.input(2)) },
+        let (x, (top_k, ids, weights)): (&[f32], (_, &[i32], &[f32])) = unsafe {
+            let chosen = match capacity {
+                Some(_) => (1, &[][..], &[][..]),
+                None => (self.cols(1), self.input(1), self.input(2)),
+            };
+            (self.input(0), chosen)
         };
         let rows = x.len() / k.max(1);
         let floats = &mut work.floats[..moe::floats(rows, top_k, k, inter, activations)];

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use troika_device::{
-    Clock, DeviceError, EXPERT_PARTS, ExpertBytes, ExpertPart, ExpertsOnDisk, RealClock,
-    WeightBytes,
+    Clock, DeviceError, EXPERT_PARTS, ExpertBytes, ExpertForecast, ExpertPart, ExpertsOnDisk,
+    RealClock, WeightBytes,
 };
 
 use super::policy::{Eviction, Residents};
@@ -68,6 +68,8 @@ enum Slot {
 /// What is known of a layer.
 #[derive(Clone, Debug, Default)]
 struct Layer {
+    /// Its number in the model.
+    number: usize,
     /// Its first expert's number, and how many there are.
     first: u32,
     count: u32,
@@ -101,7 +103,12 @@ pub(crate) struct ExpertCache {
     clock: RealClock,
     budget: u64,
     ring: bool,
+    forecast: OnceLock<Arc<dyn ExpertForecast>>,
+    on_wait: OnceLock<OnWait>,
 }
+
+/// Called after computing has waited for an expert: the layer, and how long.
+pub type OnWait = Arc<dyn Fn(usize, Duration) + Send + Sync>;
 
 impl ExpertCache {
     pub fn new(budget: u64, eviction: Eviction, ring: bool) -> Arc<ExpertCache> {
@@ -120,17 +127,39 @@ impl ExpertCache {
             done: Vec::new(),
             stats: ExpertStats { budget, ..ExpertStats::default() },
         };
-        Arc::new(ExpertCache { state: Mutex::new(state), clock: RealClock::new(), budget, ring })
+        Arc::new(ExpertCache {
+            state: Mutex::new(state),
+            clock: RealClock::new(),
+            budget,
+            ring,
+            forecast: OnceLock::new(),
+            on_wait: OnceLock::new(),
+        })
     }
 
-    /// Adds the experts of a layer.
+    /// Sets what says which experts are read ahead while decoding.
+    pub fn set_forecast(&self, forecast: Arc<dyn ExpertForecast>) {
+        let _ = self.forecast.set(forecast);
+    }
+
+    /// Sets what is told of waits.
+    pub fn on_wait(&self, told: OnWait) {
+        let _ = self.on_wait.set(told);
+    }
+
+    /// The experts of a layer, which are known already if another device or phase asked for them.
     pub fn add_layer(
         self: &Arc<ExpertCache>,
         experts: Vec<[ExpertPart; EXPERT_PARTS]>,
     ) -> Result<Arc<dyn ExpertsOnDisk>, DeviceError> {
         let mut state = lock(&self.state);
-        let (layer, first) = (state.layers.len(), state.places.len() as u32);
         let count = experts.len() as u32;
+        if let Some(layer) = state.known(&experts) {
+            let first = state.layers[layer].first;
+            return Ok(Arc::new(LayerExperts { cache: self.clone(), layer, first, count }));
+        }
+        let (layer, first) = (state.layers.len(), state.places.len() as u32);
+        let number = experts.first().and_then(|parts| layer_of(&parts[0].weight)).unwrap_or(layer);
         for parts in experts {
             let mut bytes = 0;
             let parts = parts.map(|part| {
@@ -157,7 +186,7 @@ impl ExpertCache {
         state.wanted.resize(all, false);
         state.expected.resize(all, false);
         let popularity = vec![0.0; count as usize];
-        state.layers.push(Layer { first, count, tokens: 0.0, popularity });
+        state.layers.push(Layer { number, first, count, tokens: 0.0, popularity });
         state.stats.experts = all;
         Ok(Arc::new(LayerExperts { cache: self.clone(), layer, first, count }))
     }
@@ -199,7 +228,31 @@ impl ExpertCache {
     }
 }
 
+/// The number of a layer in the name of its weight.
+fn layer_of(weight: &str) -> Option<usize> {
+    weight.strip_prefix("layers.")?.split('.').next()?.parse().ok()
+}
+
 impl State {
+    /// The layer with these experts.
+    fn known(&self, experts: &[[ExpertPart; EXPERT_PARTS]]) -> Option<usize> {
+        self.layers.iter().position(|layer| {
+            let places = &self.places[layer.first as usize..][..layer.count as usize];
+            let same = |(place, parts): (&Arc<Place>, &[ExpertPart; EXPERT_PARTS])| {
+                place.parts.iter().zip(parts).all(|(known, part)| known.part == *part)
+            };
+            places.len() == experts.len() && places.iter().zip(experts).all(same)
+        })
+    }
+
+    /// Begins to read experts of a layer that a row will probably choose.
+    fn expect(&mut self, layer: usize, experts: &[u16]) {
+        let Some(layer) = self.layers.iter().find(|known| known.number == layer) else { return };
+        let inside = experts.iter().map(|e| u32::from(*e)).filter(|e| *e < layer.count);
+        self.ahead.clear();
+        self.ahead.extend(inside.map(|e| layer.first + e));
+    }
+
     /// Takes note of reads that are done. Waits for one if `wait`, unless none is pending.
     fn settle(&mut self, wait: bool) -> Result<(), String> {
         let Some(reader) = &mut self.reader else {
@@ -360,7 +413,7 @@ impl std::fmt::Debug for LayerExperts {
 }
 
 impl ExpertsOnDisk for LayerExperts {
-    fn choose(&self, chosen: &mut [(u32, u32)], tokens: usize) {
+    fn choose(&self, chosen: &mut [(u32, u32)], tokens: usize, row: Option<&[f32]>) {
         let mut guard = lock(&self.cache.state);
         let state = &mut *guard;
         // An error is told when the expert is taken.
@@ -415,8 +468,11 @@ impl ExpertsOnDisk for LayerExperts {
                 next.popularity[*b as usize].total_cmp(&next.popularity[*a as usize])
             });
             state.ahead.extend(popular.iter().map(|e| next.first + e));
-            let _ = state.read_ahead(self.cache.budget);
+        } else if let Some((row, forecast)) = row.zip(self.cache.forecast.get()) {
+            let layer = state.layers[self.layer].number;
+            forecast.after(layer, row, &mut |layer, experts| state.expect(layer, experts));
         }
+        let _ = state.read_ahead(self.cache.budget);
         let _ = state.submit();
     }
 
@@ -452,7 +508,11 @@ impl ExpertsOnDisk for LayerExperts {
         }
         let state = &mut *guard;
         if let Some(since) = waited {
-            state.stats.stall += self.cache.clock.now().saturating_sub(since);
+            let waited = self.cache.clock.now().saturating_sub(since);
+            state.stats.stall += waited;
+            if let Some(told) = self.cache.on_wait.get() {
+                told(state.layers[self.layer].number, waited);
+            }
         }
         for (e, _) in left {
             let at = (self.first + e) as usize;
@@ -460,18 +520,6 @@ impl ExpertsOnDisk for LayerExperts {
             into.push(state.places[at].bytes_in(room)?);
         }
         Ok(())
-    }
-
-    fn expect(&self, experts: &[u32]) {
-        let mut guard = lock(&self.cache.state);
-        let state = &mut *guard;
-        state.ahead.clear();
-        let inside = experts.iter().filter(|e| **e < self.count);
-        state.ahead.extend(inside.map(|e| self.first + e));
-        // An error is told when the expert is taken.
-        let _ = state.settle(false);
-        let _ = state.read_ahead(self.cache.budget);
-        let _ = state.submit();
     }
 }
 

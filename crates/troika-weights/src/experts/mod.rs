@@ -15,5 +15,6 @@ mod stats;
 mod tests;
 
 pub(crate) use cache::ExpertCache;
+pub use cache::OnWait;
 pub use policy::{Eviction, Residents};
 pub use stats::ExpertStats;

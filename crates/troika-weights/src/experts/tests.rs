@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use troika_device::{ExpertPart, ExpertsOnDisk};
+use troika_device::{ExpertForecast, ExpertPart, ExpertsOnDisk};
 
 use super::cache::ExpertCache;
 use super::policy::Eviction;
@@ -77,8 +77,13 @@ impl Case {
 
     /// Takes experts as a run does, and checks their bytes.
     fn run(&self, layer: usize, experts: &[u32]) {
+        self.run_of(layer, experts, None);
+    }
+
+    /// The same for a row that tells what comes.
+    fn run_of(&self, layer: usize, experts: &[u32], row: Option<&[f32]>) {
         let mut chosen: Vec<(u32, u32)> = experts.iter().map(|e| (*e, 1)).collect();
-        self.layers[layer].choose(&mut chosen, 1);
+        self.layers[layer].choose(&mut chosen, 1, row);
         let (mut left, mut taken, mut seen) = (&chosen[..], Vec::new(), Vec::new());
         while !left.is_empty() {
             taken.clear();
@@ -127,15 +132,44 @@ fn experts_come_with_their_bytes_whatever_fits() {
 #[test]
 fn what_is_expected_is_there_and_costs_no_more_than_its_share() {
     let case = Case::new(18 * ROOM, true);
-    case.layers[1].expect(&[4, 2, 77]);
+    case.cache.set_forecast(Arc::new(NextLayer));
     // Two of eighteen are an eighth and less.
+    case.run_of(0, &[0], Some(&[4.0, 2.0, 77.0]));
     case.run(1, &[2, 4, 5]);
     let stats = case.cache.stats();
     assert_eq!((stats.expected, stats.expected_used), (2, 2), "{stats:?}");
     assert!(stats.hits + stats.coming >= 2);
     let small = Case::new(2 * ROOM, true);
-    small.layers[0].expect(&[0, 1, 2]);
+    small.cache.set_forecast(Arc::new(NextLayer));
+    small.run_of(0, &[3], Some(&[0.0, 1.0, 2.0]));
     assert_eq!(small.cache.stats().expected, 0);
+}
+
+#[test]
+fn a_layer_that_two_devices_ask_for_is_there_once() {
+    let case = Case::new(100 * ROOM, true);
+    let part = |expert, part: usize| ExpertPart {
+        weight: name(1, expert, part).into(),
+        layout: "l".into(),
+        bytes: BYTES[part],
+    };
+    let parts = |e| [part(e, 0), part(e, 1), part(e, 2)];
+    let again = case.cache.add_layer((0..EXPERTS).map(parts).collect()).unwrap();
+    assert_eq!(case.cache.stats().experts, LAYERS * EXPERTS);
+    case.run(1, &[3]);
+    let mut chosen = vec![(3, 1)];
+    again.choose(&mut chosen, 1, None);
+    assert_eq!(case.cache.stats().hits, 1);
+}
+
+/// A forecast whose numbers are the experts of the next layer.
+struct NextLayer;
+
+impl ExpertForecast for NextLayer {
+    fn after(&self, layer: usize, row: &[f32], expect: &mut dyn FnMut(usize, &[u16])) {
+        let experts: Vec<u16> = row.iter().map(|x| *x as u16).collect();
+        expect(layer + 1, &experts);
+    }
 }
 
 #[test]
@@ -147,7 +181,7 @@ fn a_file_that_is_cut_short_is_an_error_and_the_next_run_tries_again() {
         let file = std::fs::OpenOptions::new().write(true).open(&case.path).unwrap();
         file.set_len(4096 * 20).unwrap();
         let mut chosen = vec![(5, 1), (0, 1)];
-        case.layers[2].choose(&mut chosen, 1);
+        case.layers[2].choose(&mut chosen, 1, None);
         let mut taken = Vec::new();
         let error = case.layers[2].take(&chosen, &mut taken).unwrap_err().to_string();
         assert!(error.contains("cut short") && error.contains("layers.2.0."), "{error}");
@@ -165,7 +199,7 @@ fn damaged_bytes_are_told() {
     bytes[4096 + 7] ^= 1;
     std::fs::write(&case.path, bytes).unwrap();
     let mut chosen = vec![(0, 1)];
-    case.layers[0].choose(&mut chosen, 1);
+    case.layers[0].choose(&mut chosen, 1, None);
     let error = case.layers[0].take(&chosen, &mut Vec::new()).unwrap_err().to_string();
     assert!(error.contains("layers.0.0.0") && error.contains("damaged"), "{error}");
 }
@@ -184,7 +218,7 @@ fn reads_in_flight_outlive_nobody() {
         for _ in 0..20 {
             let case = Case::new(100 * ROOM, ring);
             let mut chosen: Vec<(u32, u32)> = (0..6).map(|e| (e, 1)).collect();
-            case.layers.iter().for_each(|layer| layer.choose(&mut chosen, 1));
+            case.layers.iter().for_each(|layer| layer.choose(&mut chosen, 1, None));
         }
     }
 }
@@ -215,12 +249,11 @@ proptest! {
         ring in any::<bool>(),
     ) {
         let case = Case::new(room * ROOM, ring);
+        case.cache.set_forecast(Arc::new(NextLayer));
         for (layer, experts, ahead) in runs {
             let experts: Vec<u32> = experts.into_iter().collect();
-            if ahead {
-                case.layers[(layer + 1) % LAYERS].expect(&experts);
-            }
-            case.run(layer, &experts);
+            let row: Vec<f32> = experts.iter().map(|e| *e as f32).collect();
+            case.run_of(layer, &experts, Some(&row[..]).filter(|_| ahead));
         }
         prop_assert!(case.cache.stats().held <= room * ROOM);
     }

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use troika_device::{
-    DeviceError, EXPERT_PARTS, ExpertPart, ExpertSource, ExpertsOnDisk, PackFn, PackLayout, Packed,
-    WeightBytes, WeightData, WeightSource,
+    DeviceError, EXPERT_PARTS, ExpertForecast, ExpertPart, ExpertSource, ExpertsOnDisk, PackFn,
+    PackLayout, Packed, WeightBytes, WeightData, WeightSource,
 };
 use troika_graph::DType;
 use troika_model::families::DescribedModel;
@@ -26,7 +26,7 @@ use crate::bind::{bind_all, tied_head, unused};
 use crate::cache::hash::{self, Stamp};
 use crate::cache::{self, CacheFolder, Found, PackedCache};
 use crate::error::WeightError;
-use crate::experts::{Eviction, ExpertCache, ExpertStats};
+use crate::experts::{Eviction, ExpertCache, ExpertStats, OnWait};
 use crate::format::file_map::FileMap;
 use crate::format::mapped::MappedCheckpoint;
 use crate::parallel::{self, lock};
@@ -210,6 +210,16 @@ impl WeightStore {
     /// them, from the folder of [`WeightStore::keep_packed`], which is to be called after this.
     pub fn limit_experts(&mut self, budget: u64) {
         self.experts = Some(ExpertCache::new(budget, Eviction::Frequency, true));
+    }
+
+    /// Sets what says which experts are read ahead while decoding, where not all are in memory.
+    pub fn set_forecast(&self, forecast: Arc<dyn ExpertForecast>) {
+        self.experts.iter().for_each(|experts| experts.set_forecast(forecast.clone()));
+    }
+
+    /// Sets what is told when computing has waited for an expert to be read.
+    pub fn on_expert_wait(&self, told: OnWait) {
+        self.experts.iter().for_each(|experts| experts.on_wait(told.clone()));
     }
 
     /// Bytes of all experts, of which a token uses only some.

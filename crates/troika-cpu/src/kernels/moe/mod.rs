@@ -229,26 +229,20 @@ pub fn group<W: Weight>(
 ) -> Result<(), KernelError> {
     let rows = y.len() / x.k.max(1);
     assert!(x.top_k == 1 && rows <= x.experts * capacity, "lengths of a group's operands");
-    if rows == 0 {
-        return Ok(());
-    }
     let (order, rest) = memory.words.split_at_mut(rows);
     let (used, rest) = rest.split_at_mut(x.experts);
     let (starts, rest) = rest.split_at_mut(x.experts);
-    let (used, ends) = (&mut used[..rows.div_ceil(capacity)], &mut rest[..x.experts]);
+    let ends = &mut rest[..x.experts];
+    let used = &mut used[..rows.div_ceil(capacity.max(1))];
     order.iter_mut().zip(0..).for_each(|(row, i)| *row = i);
     used.iter_mut().zip(0..).for_each(|(expert, i)| *expert = i);
-    let first = |expert: usize| (expert * capacity).min(rows) as u32;
-    starts.iter_mut().enumerate().for_each(|(e, at)| *at = first(e));
-    ends.iter_mut().enumerate().for_each(|(e, at)| *at = first(e + 1));
+    for (e, (start, end)) in starts.iter_mut().zip(&mut *ends).enumerate() {
+        *start = (e * capacity).min(rows) as u32;
+        *end = ((e + 1) * capacity).min(rows) as u32;
+    }
     let sorted = Sorted { order, used, starts, ends, rows };
-    let (hidden, rest) = memory.floats.split_at_mut(rows * x.inter);
-    let (outer, rest) = rest.split_at_mut(rows * ready(x.activations, x.k));
-    let inner = &mut rest[..rows * ready(x.activations, x.inter)];
-    let (expert, outer) = (x.expert, Some(outer));
-    let mut run = Run { x, sorted, next: 0, input: None, outer, hidden, inner, down: y };
-    let count = run.used().len();
-    run.wave(cx, expert, count)
+    let mut run = Run::of(x, sorted, memory.floats, y);
+    run.wave(cx, x.expert, run.used().len())
 }
 
 /// A run of the experts in waves. The results do not depend on the waves.
@@ -282,11 +276,21 @@ impl<'a, E> Run<'a, E> {
         let fits = pairs == rows * x.top_k && pairs == x.weights.len();
         assert!(fits, "lengths of experts' operands");
         let sorted = sort(&x, rows, memory.words, arrange)?;
-        let (hidden, rest) = memory.floats.split_at_mut(sorted.order.len() * x.inter);
-        let (down, rest) = rest.split_at_mut(pairs * x.k);
-        let (outer, rest) = rest.split_at_mut(rows * ready(x.activations, x.k));
+        let (down, floats) = memory.floats.split_at_mut(pairs * x.k);
+        Ok(Run::of(x, sorted, floats, down))
+    }
+
+    /// `down` gets what the sorted pairs' experts make of their rows.
+    fn of(
+        x: Operands<'a, E>,
+        sorted: Sorted<'a>,
+        floats: &'a mut [f32],
+        down: &'a mut [f32],
+    ) -> Run<'a, E> {
+        let (hidden, rest) = floats.split_at_mut(sorted.order.len() * x.inter);
+        let (outer, rest) = rest.split_at_mut(sorted.rows * ready(x.activations, x.k));
         let inner = &mut rest[..sorted.order.len() * ready(x.activations, x.inter)];
-        Ok(Run { x, sorted, next: 0, input: None, outer: Some(outer), hidden, inner, down })
+        Run { x, sorted, next: 0, input: None, outer: Some(outer), hidden, inner, down }
     }
 
     /// The experts that are left to compute, in order.
