@@ -13,6 +13,7 @@ mod error;
 mod examine;
 mod experts;
 mod feed;
+mod groups;
 mod input;
 mod kv;
 mod mailbox;

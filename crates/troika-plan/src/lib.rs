@@ -8,6 +8,7 @@ mod avoid;
 mod calibrated;
 mod calibration;
 mod check;
+mod check_experts;
 mod device;
 mod divide;
 mod elsewhere;

@@ -358,6 +358,14 @@ impl Rule {
             && self.layers.is_none_or(|layers| layer.is_some_and(|l| layers.contains(l)))
     }
 
+    /// How experts are shared out, if they are.
+    pub fn experts(&self) -> Option<&ExpertSplit> {
+        match &self.split {
+            Some(Split::Experts(experts)) => Some(experts),
+            _ => None,
+        }
+    }
+
     /// The devices of its segments: the rule's own first, those that take over refused ops last.
     pub fn devices(&self) -> impl Iterator<Item = &str> {
         let split = self.split.iter().flat_map(Split::devices);

@@ -10,8 +10,10 @@ mod error;
 mod experts;
 mod graphs;
 mod handover;
+mod name_experts;
 mod pieces;
 mod place;
+mod place_experts;
 mod placed;
 mod program;
 mod residency;
@@ -27,13 +29,14 @@ pub use copies::{CopyCount, PhaseCopies, copies};
 pub use error::ProgramError;
 pub use experts::{
     ExpertBuffer, ExpertCounts, ExpertMemory, ExpertRows, ExpertStep, GroupGraph, LEFT_OUT,
-    LayerCounts, NamedHost, PackedRun, PackedSize, PlacedExperts, RoutedShape, SharedExperts,
+    LayerCounts, PackedRun, PackedSize, RoutedShape, SharedExperts,
 };
 pub use graphs::{GraphList, ListedGraph};
 pub use handover::Handover;
 pub use place::Placer;
 pub use placed::{
-    Between, Operand, Place, PlacedPiece, PlacedSegment, RowsOf, RowsRun, StateOperand,
+    Between, Operand, Place, PlacedExperts, PlacedPiece, PlacedSegment, RowsOf, RowsRun,
+    StateOperand,
 };
 pub use program::Program;
 pub use residency::{Area, Instance};
@@ -41,7 +44,7 @@ pub use sequence::OneSequence;
 pub use shapes::{EdgeTypes, shapes};
 pub use slots::{ELEMENT, SlotMemory, Slots};
 pub use tasks::{
-    BatchShape, BufferName, MadeTasks, NamedCopy, NamedRun, NamedTask, NamedView, NamedWork,
-    StatePart,
+    BatchShape, BufferName, MadeTasks, NamedCopy, NamedHost, NamedRun, NamedTask, NamedView,
+    NamedWork, StatePart,
 };
 pub use used_shares::UsedShares;

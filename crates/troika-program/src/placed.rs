@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use troika_graph::partition::{Computed, Partition, PartitionError};
 use troika_graph::{DType, Subgraph};
+use troika_plan::{Dispatch, ExpertSplit};
 
-use crate::experts::PlacedExperts;
 use crate::residency::common;
 
 /// A value that a piece reads or writes, as its segment knows it.
@@ -109,6 +109,37 @@ pub struct RowsOf<'a> {
     pub rows: Range<usize>,
     /// The pieces, in an order in which they can run.
     pub pieces: &'a [PlacedPiece],
+}
+
+/// The experts of a segment whose rule shares them out.
+#[derive(Debug)]
+pub struct PlacedExperts {
+    /// How they are shared out.
+    pub split: ExpertSplit,
+    /// The graph of each group, in order, then that of all experts on the rule's device, for rows
+    /// that chose one each.
+    pub pieces: Vec<PlacedPiece>,
+    /// Experts of the layer.
+    pub experts: usize,
+    /// Experts that a row chooses.
+    pub top_k: usize,
+    /// Columns of rows.
+    pub cols: usize,
+    /// How many of the segment's stages run before them, and before their sum is there.
+    pub(crate) stages: [usize; 2],
+    /// The rows, the experts that they chose, and their weights.
+    pub(crate) inputs: [Operand; 3],
+    /// Their sum.
+    pub(crate) output: Operand,
+    /// The values before and after attention, whose difference is what it added.
+    pub(crate) attention: Option<[usize; 2]>,
+}
+
+impl PlacedExperts {
+    /// Whether chunks go through the model layer by layer.
+    pub(crate) fn is_layer_major(&self) -> bool {
+        self.split.dispatch == Dispatch::LayerMajor
+    }
 }
 
 /// A segment as it runs in a phase: its stages in order.

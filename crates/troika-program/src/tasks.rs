@@ -9,9 +9,9 @@ use troika_model::lower::{Lowered, SegmentKind};
 use troika_plan::{Phase, own_space};
 
 use crate::error::ProgramError;
-use crate::experts::{ExpertMemory, NamedHost, OfExperts};
+use crate::experts::{ExpertMemory, ExpertStep};
 use crate::place::state_instance;
-use crate::placed::{Operand, PlacedPiece, PlacedStage, RowsRun};
+use crate::placed::{Operand, PlacedExperts, PlacedPiece, PlacedStage, RowsRun};
 use crate::program::{Placement, Program};
 use crate::residency::{Area, Instance, Residency};
 use crate::slots::{SlotMemory, Slots};
@@ -57,6 +57,25 @@ pub enum NamedWork {
     Copy(NamedCopy),
     /// Routes rows to shared experts.
     Host(NamedHost),
+}
+
+/// A function of the host that routes rows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedHost {
+    /// What it does.
+    pub step: ExpertStep,
+    /// Index in the program's list of shared experts.
+    pub experts: usize,
+    /// The set of packed buffers; `None`: that of all chunks in flight.
+    pub set: Option<usize>,
+    /// The chunk's place among those that share buffers, and whether it is the last one.
+    pub place: (usize, bool),
+    /// What it reads.
+    pub reads: Vec<NamedView>,
+    /// What it writes.
+    pub writes: Vec<NamedView>,
+    /// Of what it uses parts that only run time knows.
+    pub parts: Vec<NamedView>,
 }
 
 /// The run of a piece on some rows.
@@ -489,6 +508,17 @@ struct OfSegment<'a> {
     index: usize,
     placement: &'a Placement,
     piece: &'a PlacedPiece,
+}
+
+/// The shared experts of a segment in a placement.
+#[derive(Clone, Copy)]
+pub(crate) struct OfExperts<'a> {
+    /// The segment.
+    pub index: usize,
+    pub placement: &'a Placement,
+    pub experts: &'a PlacedExperts,
+    /// Index in the program's list.
+    pub number: usize,
 }
 
 /// A copy from one instance to another.

@@ -1,7 +1,7 @@
 //! The tasks of several chunks in program order.
 
 use crate::error::ProgramError;
-use crate::experts::PlacedExperts;
+use crate::placed::PlacedExperts;
 use crate::program::Program;
 use crate::slots::Slots;
 use crate::tasks::{BatchShape, ChunkMade, ChunkTasks, MadeTasks, NamedTask};

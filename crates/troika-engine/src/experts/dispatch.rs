@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use troika_device::{Bindings, Buffer, CopyRows, DeviceError, Run, SpaceId, View, Work};
 use troika_program::{ExpertBuffer, ExpertCounts, LayerCounts, PackedRun};
-use troika_trace::{Arg, Span, Tracer};
+use troika_trace::{ExpertRows, Span, Tracer};
 
 use super::LoadedGraph;
 use super::route::{OfChunk, locked};
@@ -79,19 +79,19 @@ impl Dispatcher {
         }
         let now = self.of.clock.now();
         let sum = |of: fn(&ExpertCounts) -> u64| counts.experts.iter().map(of).sum();
-        let rows: Vec<String> = counts.experts.iter().map(|e| e.rows.to_string()).collect();
+        let rows = ExpertRows {
+            layer: self.of.layer,
+            rows: counts.experts.iter().map(|e| e.rows).collect(),
+            padded: sum(|e| e.padding),
+            dropped: sum(|e| e.dropped),
+            launches: counts.group_runs + counts.rest_runs,
+        };
         self.tracer.record(Span {
             name: format!("layer {} experts [rows]", self.of.layer).into(),
             lane: self.lane.clone(),
             start: now,
             end: now,
-            args: vec![
-                ("layer", Arg::Int(self.of.layer as u64)),
-                ("expert_rows", Arg::Text(rows.join(","))),
-                ("padded", Arg::Int(sum(|e| e.padding))),
-                ("dropped", Arg::Int(sum(|e| e.dropped))),
-                ("launches", Arg::Int(counts.group_runs + counts.rest_runs)),
-            ],
+            args: rows.args(),
         });
     }
 

@@ -1,8 +1,6 @@
-//! Experts shared out over devices at run time: which graphs there are, the tasks that route rows to
-//! them, and which row goes where. The README of the engine's scheduler has the whole picture.
+//! Experts shared out over devices at run time: which graphs there are, and which row goes where. The README of the engine's scheduler has the whole picture.
 
-mod name;
-mod place;
+mod memory;
 mod rows;
 #[cfg(test)]
 mod tests;
@@ -10,37 +8,10 @@ mod tests;
 use std::sync::Arc;
 
 use troika_device::SpaceId;
-use troika_plan::{Dispatch, ExpertSplit};
+use troika_plan::ExpertSplit;
 
-use crate::placed::{Operand, PlacedPiece};
-
-pub(crate) use name::OfExperts;
-pub use name::{ExpertBuffer, ExpertMemory, ExpertStep, NamedHost};
+pub use memory::{ExpertBuffer, ExpertMemory, ExpertStep};
 pub use rows::{ExpertCounts, ExpertRows, LEFT_OUT, LayerCounts, PackedRun, RoutedShape};
-
-/// The experts of a segment whose rule shares them out.
-#[derive(Debug)]
-pub struct PlacedExperts {
-    /// How they are shared out.
-    pub split: ExpertSplit,
-    /// The graph of each group, in order, then that of all experts on the rule's device, for rows
-    /// that chose one each.
-    pub pieces: Vec<PlacedPiece>,
-    /// Experts of the layer.
-    pub experts: usize,
-    /// Experts that a row chooses.
-    pub top_k: usize,
-    /// Columns of rows.
-    pub cols: usize,
-    /// How many of the segment's stages run before them, and before their sum is there.
-    pub(crate) stages: [usize; 2],
-    /// The rows, the experts that they chose, and their weights.
-    pub(crate) inputs: [Operand; 3],
-    /// Their sum.
-    pub(crate) output: Operand,
-    /// The values before and after attention, whose difference is what it added.
-    pub(crate) attention: Option<[usize; 2]>,
-}
 
 /// The experts of a layer, as tasks refer to them.
 #[derive(Clone, Debug)]
@@ -83,11 +54,4 @@ pub struct PackedSize {
     pub of_all: usize,
     /// Columns.
     pub cols: usize,
-}
-
-impl PlacedExperts {
-    /// Whether chunks go through the model layer by layer.
-    pub(crate) fn is_layer_major(&self) -> bool {
-        self.split.dispatch == Dispatch::LayerMajor
-    }
 }

@@ -6,68 +6,11 @@ use std::sync::Arc;
 
 use troika_device::SpaceId;
 
-use super::PlacedExperts;
+use crate::experts::{ExpertBuffer, ExpertMemory, ExpertStep};
 use crate::placed::Operand;
-use crate::program::Placement;
-use crate::tasks::{BufferName, ChunkTasks, NamedView, NamedWork, Rows, ValueCols};
-
-/// A function of the host that routes rows.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NamedHost {
-    /// What it does.
-    pub step: ExpertStep,
-    /// Index in the program's list of shared experts.
-    pub experts: usize,
-    /// The set of packed buffers; `None`: that of all chunks in flight.
-    pub set: Option<usize>,
-    /// The chunk's place among those that share buffers, and whether it is the last one.
-    pub place: (usize, bool),
-    /// What it reads.
-    pub reads: Vec<NamedView>,
-    /// What it writes.
-    pub writes: Vec<NamedView>,
-    /// Of what it uses parts that only run time knows.
-    pub parts: Vec<NamedView>,
-}
-
-/// The steps that a chunk takes through shared experts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ExpertStep {
-    /// Gives each pair of a row and an expert a row of the packed buffers, and copies it there.
-    Route,
-    /// Runs what is full, or all with the last chunk: these tasks become known by it.
-    Dispatch,
-    /// Adds the results of each row's experts, in the order in which it chose them.
-    Combine,
-}
-
-/// A buffer of the packed rows.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct ExpertMemory {
-    /// The set of buffers it is for; `None`: for all chunks in flight.
-    pub set: Option<usize>,
-    /// Its memory space.
-    pub space: SpaceId,
-    /// What it holds.
-    pub buffer: ExpertBuffer,
-}
-
-/// What a buffer of packed rows holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ExpertBuffer {
-    /// Rows that go into experts.
-    Input,
-    /// The expert of each row outside groups.
-    Ids,
-    /// A weight of 1 for each row.
-    Ones,
-    /// Rows that come out of experts.
-    Output,
-    /// Nothing: chunks are routed in their order by it.
-    Order,
-    /// Nothing: what was routed is dispatched by it.
-    Routed,
-}
+use crate::tasks::{
+    BufferName, ChunkTasks, NamedHost, NamedView, NamedWork, OfExperts, Rows, ValueCols,
+};
 
 /// Bytes of the buffers that hold nothing.
 const MARK: usize = 64;
@@ -183,17 +126,6 @@ impl ChunkTasks<'_> {
         let buffer = BufferName::Experts(ExpertMemory { set, space, buffer });
         NamedView { buffer, space, offset: 0, rows, row_bytes, stride: row_bytes }
     }
-}
-
-/// The shared experts of a segment in a placement.
-#[derive(Clone, Copy)]
-pub(crate) struct OfExperts<'a> {
-    /// The segment.
-    pub index: usize,
-    pub placement: &'a Placement,
-    pub experts: &'a PlacedExperts,
-    /// Index in the program's list.
-    pub number: usize,
 }
 
 fn all(rows: &Range<usize>) -> Rows {

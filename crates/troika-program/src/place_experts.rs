@@ -8,11 +8,11 @@ use troika_graph::{DType, Subgraph, restrict_activations};
 use troika_model::lower::{EdgeId, Segment, SegmentKind};
 use troika_plan::{Dispatch, ExpertSplit, Overflow, Phase, Plan, PlanDevice, Rule, own_space};
 
-use super::{ExpertRows, GroupGraph, PackedSize, PlacedExperts, RoutedShape, SharedExperts};
 use crate::error::ProgramError;
+use crate::experts::{ExpertRows, GroupGraph, PackedSize, RoutedShape, SharedExperts};
 use crate::pieces::{self, PlacedGraph};
 use crate::place::{Placer, Stage};
-use crate::placed::{Between, PlacedPiece, PlacedSegment};
+use crate::placed::{Between, PlacedExperts, PlacedPiece, PlacedSegment};
 use crate::program::Program;
 
 impl Placer<'_> {

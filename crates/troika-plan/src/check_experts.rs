@@ -1,0 +1,119 @@
+//! Checks of rules that share experts out.
+
+use troika_model::lower::SegmentKind;
+use troika_model::spec::{Ffn, ModelSpec};
+
+use crate::check::{MAX_LENGTH, place};
+use crate::error::PlanError;
+use crate::experts::{Dispatch, ExpertSplit, Overflow};
+use crate::plan::{Phase, Plan, Rule};
+
+impl Plan {
+    /// Checks the rules that share experts out.
+    pub(crate) fn check_experts(&self, spec: &ModelSpec) -> Result<(), PlanError> {
+        for ((phase, up_to), rules) in self.all_lists() {
+            for (i, rule) in rules.iter().enumerate() {
+                let Some(split) = rule.experts() else { continue };
+                let checked = check_rule(rule, phase, spec).and_then(|()| check(split, up_to));
+                if let Err(why) = checked {
+                    let phase = place(phase, up_to, self);
+                    return Err(PlanError::Rule { phase, number: i + 1, why });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that devices which share experts out run functions of the host.
+    ///
+    /// # Errors
+    /// A rule that has another device do so.
+    pub fn check_hosts(&self, runs_functions: &dyn Fn(&str) -> bool) -> Result<(), PlanError> {
+        for ((phase, up_to), rules) in self.all_lists() {
+            let refused = |r: &Rule| r.experts().is_some() && !runs_functions(&r.device);
+            if let Some(i) = rules.iter().position(refused) {
+                let why = format!(
+                    "has device {} share experts out, which runs no functions of the host; name a \
+                     CPU, and this device for groups",
+                    rules[i].device
+                );
+                return Err(PlanError::Rule {
+                    phase: place(phase, up_to, self),
+                    number: i + 1,
+                    why,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Checks that a rule is about experts only, and about such that the model has.
+fn check_rule(rule: &Rule, phase: Phase, spec: &ModelSpec) -> Result<(), String> {
+    if rule.segments.as_deref() != Some(&[SegmentKind::Experts]) {
+        return Err(
+            "shares experts out, but is about other segments, too; name \"experts\" alone".into()
+        );
+    }
+    if phase == Phase::Decode {
+        return Err("shares experts out for a single token; place them on one device".into());
+    }
+    let groups = rule.experts().map_or(&[][..], |split| &split.groups);
+    let last = groups.iter().flat_map(|g| &g.experts).max();
+    for (layer, l) in spec.layers.iter().enumerate() {
+        let Ffn::Moe(moe) = &l.ffn else { continue };
+        let inside = last.is_none_or(|last| *last < moe.experts);
+        if let Some(last) =
+            last.filter(|_| rule.matches(SegmentKind::Experts, Some(layer)) && !inside)
+        {
+            return Err(format!(
+                "names expert {last}, and layer {layer} has experts 0 to {}",
+                moe.experts.saturating_sub(1)
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Checks groups for chunks of up to so many rows.
+fn check(split: &ExpertSplit, rows: usize) -> Result<(), String> {
+    if split.groups.is_empty() {
+        return Err("has no groups of experts; leave the split out".into());
+    }
+    let mut known: Vec<usize> = Vec::new();
+    for (i, group) in split.groups.iter().enumerate() {
+        let number = i + 1;
+        if group.experts.is_empty() {
+            return Err(format!("has no experts in group {number}"));
+        }
+        if !(1..=MAX_LENGTH).contains(&group.capacity) {
+            return Err(format!(
+                "has a capacity of {} in group {number}; give it 1 to {MAX_LENGTH}",
+                group.capacity
+            ));
+        }
+        if split.overflow == Overflow::Pad && group.capacity < rows {
+            return Err(format!(
+                "pads, and group {number} has a capacity of {} for chunks of {rows} rows, which \
+                 may all choose one expert; give it {rows}, or another overflow",
+                group.capacity
+            ));
+        }
+        for &expert in &group.experts {
+            if known.contains(&expert) {
+                return Err(format!("has expert {expert} in two places"));
+            }
+            known.push(expert);
+        }
+    }
+    match split {
+        ExpertSplit { overflow: Overflow::Cpu, .. }
+        | ExpertSplit { dispatch: Dispatch::PerChunk, .. } => Ok(()),
+        _ => Err(format!(
+            "has overflow {:?} with dispatch {:?}, where full rows run at once and none overflow; \
+             leave the overflow out",
+            split.overflow.name(),
+            split.dispatch.name()
+        )),
+    }
+}

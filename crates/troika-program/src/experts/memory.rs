@@ -1,0 +1,42 @@
+//! The names of packed buffers, and of the steps on them.
+
+use troika_device::SpaceId;
+
+/// The steps that a chunk takes through shared experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ExpertStep {
+    /// Gives each pair of a row and an expert a row of the packed buffers, and copies it there.
+    Route,
+    /// Runs what is full, or all with the last chunk: these tasks become known by it.
+    Dispatch,
+    /// Adds the results of each row's experts, in the order in which it chose them.
+    Combine,
+}
+
+/// A buffer of the packed rows.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ExpertMemory {
+    /// The set of buffers it is for; `None`: for all chunks in flight.
+    pub set: Option<usize>,
+    /// Its memory space.
+    pub space: SpaceId,
+    /// What it holds.
+    pub buffer: ExpertBuffer,
+}
+
+/// What a buffer of packed rows holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ExpertBuffer {
+    /// Rows that go into experts.
+    Input,
+    /// The expert of each row outside groups.
+    Ids,
+    /// A weight of 1 for each row.
+    Ones,
+    /// Rows that come out of experts.
+    Output,
+    /// Nothing: chunks are routed in their order by it.
+    Order,
+    /// Nothing: what was routed is dispatched by it.
+    Routed,
+}
