@@ -65,7 +65,8 @@ fn counted_copies_are_those_of_a_run() {
         ["cpu", "dense-rows.toml"],
         ["static-shapes.toml", "own-memory.toml"],
     ] {
-        for strategy in Strategy::ALL {
+        // What is copied for experts depends on what routers choose.
+        for strategy in Strategy::ALL.into_iter().filter(|s| !matches!(s, Strategy::Experts(_))) {
             for model in ["qwen3", "gpt-oss"] {
                 let options = options(pair, strategy.clone());
                 let phases = planned(model, &options);

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use troika_device::Device;
-use troika_graph::restrict_activations;
-use troika_model::lower::{LowerOptions, WeightShapes, lower};
+use troika_graph::partition::expert_group;
+use troika_graph::{bind_static, restrict_activations};
+use troika_model::lower::{LowerOptions, Lowered, SegmentKind, WeightShapes, lower};
 use troika_model::spec::ModelSpec;
-use troika_plan::{Plan, Refusal};
+use troika_plan::{EXPERT_GROUP, Plan, Refusal};
 use troika_program::{EdgeTypes, shapes};
 
 use crate::error::EngineError;
@@ -57,5 +58,29 @@ pub fn examine(
             }
         }
     }
+    let groups = devices.iter().filter_map(|d| refused_group(&**d, &lowered, plan));
+    refusals.extend(groups);
     Ok(refusals)
+}
+
+/// Why a device refuses a group of experts that a plan gives it, if it does.
+fn refused_group(device: &dyn Device, lowered: &Lowered, plan: &Plan) -> Option<Refusal> {
+    let of_experts = lowered.segments.iter().filter(|s| s.kind == SegmentKind::Experts);
+    let why = of_experts.filter_map(|segment| {
+        let rules = plan.all_rules().filter(|r| r.matches(segment.kind, segment.layer));
+        let mut groups = rules.filter_map(|r| r.experts()).flat_map(|split| &split.groups);
+        let graph = restrict_activations(&segment.graph, &device.caps().activation_formats);
+        groups.find_map(|group| {
+            if group.device != device.name() {
+                return None;
+            }
+            // What cannot be made is an error where it is placed.
+            let graph = expert_group(&graph, &group.experts, group.capacity).ok()?;
+            let bound = bind_static(&graph, graph.max_rows());
+            device.examine(&bound).into_iter().flatten().next()
+        })
+    });
+    let why = why.into_iter().next()?;
+    let (device, op) = (device.name().to_string(), EXPERT_GROUP.to_string());
+    Some(Refusal { device, segment: SegmentKind::Experts, op, why })
 }

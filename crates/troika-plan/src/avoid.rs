@@ -1,8 +1,8 @@
 //! Changes plans around ops that devices refuse.
 
 use crate::error::PlanError;
-use crate::plan::{Plan, RefusedOps, Rule};
-use crate::refusal::Refusal;
+use crate::plan::{Plan, RefusedOps, Rule, Split};
+use crate::refusal::{EXPERT_GROUP, Refusal};
 
 impl Plan {
     /// The refusals of ops that the plan places on the refusing device.
@@ -33,7 +33,12 @@ impl Plan {
         at_hand: &[&str],
     ) -> Result<Vec<&'a Refusal>, PlanError> {
         let met = self.refused(refusals);
-        for refusal in &met {
+        for refusal in met.iter().filter(|r| r.op == EXPERT_GROUP) {
+            self.all_rules_mut().filter(|r| r.meets(refusal)).for_each(|r| r.keep_groups(refusal));
+        }
+        let plan = self.clone();
+        self.devices.retain(|d| plan.all_rules().any(|r| r.devices().any(|used| used == d)));
+        for refusal in met.iter().filter(|r| r.op != EXPERT_GROUP) {
             let takes = |d: &&&str| {
                 let same = |r: &Refusal| (r.segment, &r.op) == (refusal.segment, &refusal.op);
                 !refusals.iter().any(|r| r.device == ***d && same(r))
@@ -58,9 +63,28 @@ impl Rule {
         let kinds = self.segments.as_ref();
         let about = kinds.is_none_or(|kinds| kinds.contains(&r.segment))
             && (self.layers.is_none() || r.segment.is_in_layers());
-        about
-            && self.devices().any(|d| d == r.device)
-            && self.device_of(&r.device, r.segment, &r.op) == r.device
+        // Groups of experts are graphs apart.
+        if r.op == EXPERT_GROUP {
+            let groups = self.experts().map_or(&[][..], |split| &split.groups);
+            return about && groups.iter().any(|group| group.device == r.device);
+        }
+        let computes = match self.experts() {
+            Some(_) => self.device == r.device,
+            None => self.devices().any(|d| d == r.device),
+        };
+        about && computes && self.device_of(&r.device, r.segment, &r.op) == r.device
+    }
+
+    /// Has its own device compute the experts of groups that a device refuses.
+    fn keep_groups(&mut self, refusal: &Refusal) {
+        let own = self.device.clone();
+        if let Some(Split::Experts(split)) = &mut self.split {
+            split.groups.retain(|group| group.device != refusal.device);
+        }
+        if self.experts().is_some_and(|split| split.groups.is_empty()) {
+            self.split = None;
+        }
+        self.pass_on(refusal, &own);
     }
 
     /// Assigns an op to another device, together with others of the same segments.

@@ -112,6 +112,14 @@ pub enum PlanError {
         /// Number of available devices.
         count: usize,
     },
+    /// Experts that a device does not take as asked for.
+    #[error("experts on device {device}: {why}")]
+    ExpertGroup {
+        /// The device.
+        device: String,
+        /// Why.
+        why: String,
+    },
     /// A value outside its range.
     #[error("{what} is {got}; it must be between {low} and {high}")]
     Range {

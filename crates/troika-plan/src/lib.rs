@@ -12,6 +12,8 @@ mod device;
 mod divide;
 mod elsewhere;
 mod error;
+mod expert_groups;
+mod expert_rules;
 mod experts;
 mod identity;
 mod json;
@@ -31,6 +33,11 @@ pub use device::PlanDevice;
 pub use divide::SegmentAt;
 pub use elsewhere::Elsewhere;
 pub use error::PlanError;
+pub use expert_groups::{
+    AdaptSettings, AdaptiveGroup, AdaptiveResidency, BaseCapacity, CapacityRounding, CapacityRule,
+    ExpertGroupShape, ExpertPolicy, ExpertSettings, GroupLimits, GroupSwap, GroupUsage, LayerLoad,
+    Tiers, WorthALaunch, expert_chunk, group, group_size, resident,
+};
 pub use experts::{Dispatch, ExpertGroupPlan, ExpertSplit, Overflow};
 pub use identity::{ModelId, PLAN_VERSION};
 pub use json::fault;
@@ -40,7 +47,7 @@ pub use plan::{
     Stage, SyncMode,
 };
 pub use predicted::{Goal, Predicted, PredictedLength};
-pub use refusal::{Refusal, leave_attention};
+pub use refusal::{EXPERT_GROUP, Refusal, leave_attention};
 pub use routing::{
     ExpertUse, LayerPredictor, LayerRouting, Prediction, PredictorSource, RoutingFileError,
     RoutingPredictor, RoutingTrace, Transitions, median_overlap,

@@ -7,6 +7,8 @@ use crate::calibrated::CalibratedProducts;
 use crate::check::MAX_CONTEXT;
 use crate::elsewhere::Elsewhere;
 use crate::error::PlanError;
+use crate::expert_groups::ExpertSettings;
+use crate::expert_rules::{ExpertRules, SharedRules};
 use crate::identity::{ModelId, PLAN_VERSION};
 use crate::plan::{Decode, LengthRules, Phase, Plan, Policy, Prefill, Rule, SyncMode};
 use crate::rows::head_apart;
@@ -44,6 +46,8 @@ pub struct PlanRequest {
     pub elsewhere: Vec<Elsewhere>,
     /// Compute the model in f32.
     pub single_precision: bool,
+    /// How [`Strategy::Experts`] groups experts.
+    pub experts: ExpertSettings,
 }
 
 impl Default for PlanRequest {
@@ -62,7 +66,15 @@ impl Default for PlanRequest {
             calibrated: None,
             elsewhere: Vec::new(),
             single_precision: false,
+            experts: ExpertSettings::default(),
         }
+    }
+}
+
+impl PlanRequest {
+    /// Whether products of devices that have a format take it.
+    fn converts_to(&self, format: ActivationFormat) -> bool {
+        self.calibrated.as_ref().is_some_and(|c| c.format == format)
     }
 }
 
@@ -88,12 +100,14 @@ fn widest_position(spec: &ModelSpec, kv_dtype: DType) -> usize {
 }
 
 /// The formats that make all devices of a rule faster, so that a split computes the same numbers.
+/// Groups of experts take those of them that their own device has.
 fn gained_by_all(rule: &Rule, devices: &[DeviceFacts]) -> Vec<ActivationFormat> {
     let of = |name: &str| devices.iter().find(|d| d.name == name).map(|d| d.activations.as_slice());
     let mut formats = of(&rule.device).unwrap_or_default().to_vec();
     formats.retain(|f| {
         // Those are for who asks for them.
-        !f.converts_weights() && rule.devices().all(|d| of(d).is_some_and(|list| list.contains(f)))
+        let all = || rule.devices().all(|d| of(d).is_some_and(|list| list.contains(f)));
+        !f.converts_weights() && (rule.experts().is_some() || all())
     });
     formats
 }
@@ -111,10 +125,19 @@ pub fn make(
     request.strategy.check_names(devices)?;
     let chunk = chunk_of(spec, request);
     let placed = |phase| request.strategy.rules(spec, devices, (phase, chunk));
-    let rules = PlannedRules {
-        prefill: placed(Phase::Prefill),
-        lengths: Vec::new(),
-        decode: placed(Phase::Decode),
+    let rules = match request.strategy {
+        Strategy::Experts(policy) => {
+            let halves = request.converts_to(ActivationFormat::F16);
+            let settings = &request.experts;
+            let of = ExpertRules { spec, devices, policy, settings, rows: chunk, halves };
+            let SharedRules { prefill, lengths, decode } = of.rules()?;
+            PlannedRules { prefill, lengths, decode }
+        }
+        _ => PlannedRules {
+            prefill: placed(Phase::Prefill),
+            lengths: Vec::new(),
+            decode: placed(Phase::Decode),
+        },
     };
     let plan = assemble(spec, devices, request, (request.strategy.to_string(), rules));
     let names: Vec<&str> = devices.iter().map(|d| d.name.as_str()).collect();
@@ -165,7 +188,7 @@ pub fn assemble(
         rule.values = request.values;
         let is_static = |d: &DeviceFacts| !d.row_buckets.is_empty();
         let fixed = devices.iter().any(|d| is_static(d) && rule.devices().any(|n| n == d.name));
-        if fixed && rule.row_buckets.is_none() {
+        if fixed && rule.row_buckets.is_none() && rule.experts().is_none() {
             rule.row_buckets.clone_from(&request.row_buckets);
         }
         // Those of a calibration stand there already.

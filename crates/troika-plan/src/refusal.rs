@@ -3,6 +3,9 @@
 use troika_device::{Device, DeviceKind};
 use troika_model::lower::SegmentKind;
 
+/// The op of groups of experts.
+pub const EXPERT_GROUP: &str = "expert_group";
+
 /// An op that a device refuses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {

@@ -31,8 +31,12 @@ pub(crate) fn head_apart(rules: Vec<Rule>, spec: &ModelSpec, devices: &[DeviceFa
     all
 }
 
-/// The first device of a rule that holds weights for each number of rows.
+/// The first device of a rule that holds weights for each number of rows. Groups of experts have
+/// rows of their own.
 fn copies<'a>(rule: &Rule, devices: &'a [DeviceFacts]) -> Option<&'a DeviceFacts> {
+    if rule.experts().is_some() {
+        return None;
+    }
     devices.iter().find(|d| d.weights_per_shape && rule.devices().any(|name| name == d.name))
 }
 

@@ -7,6 +7,7 @@ use troika_model::lower::{SegmentKind, segments};
 use troika_model::spec::ModelSpec;
 
 use crate::error::PlanError;
+use crate::expert_groups::ExpertPolicy;
 use crate::plan::{Layers, Phase, Rule, Share, Split};
 
 /// The facts about a device that planning uses.
@@ -22,6 +23,14 @@ pub struct DeviceFacts {
     pub weights_per_shape: bool,
     /// The most bytes of one binding, if limited.
     pub max_binding_bytes: Option<u64>,
+    /// The most bytes of a graph with its weights, if limited.
+    pub max_graph_bytes: Option<u64>,
+    /// The most graphs at once, if limited.
+    pub max_graphs: Option<usize>,
+    /// The most bytes of all weights, if limited.
+    pub max_resident_bytes: Option<u64>,
+    /// Whether it runs functions of the host.
+    pub host_functions: bool,
 }
 
 impl DeviceFacts {
@@ -38,6 +47,10 @@ impl DeviceFacts {
             row_buckets: caps.row_buckets.clone(),
             weights_per_shape: caps.weights_per_shape.is_some(),
             max_binding_bytes: caps.max_binding_bytes,
+            max_graph_bytes: caps.max_graph_bytes,
+            max_graphs: caps.max_graphs,
+            max_resident_bytes: caps.max_resident_bytes,
+            host_functions: caps.host_tasks,
         }
     }
 }
@@ -52,6 +65,9 @@ impl std::fmt::Display for Strategy {
             Strategy::SplitRows(Some(n)) => write!(f, "={n}"),
             Strategy::OneNamed(device) => write!(f, "={device}"),
             Strategy::PrefillDecodeNamed { prefill, decode } => write!(f, "={prefill}:{decode}"),
+            Strategy::Experts(policy) if *policy != ExpertPolicy::default() => {
+                write!(f, "={}", policy.name())
+            }
             _ => Ok(()),
         }
     }
@@ -79,6 +95,9 @@ pub enum Strategy {
     SplitHybrid,
     /// Prefill on the first device, decode on the second.
     PrefillDecode,
+    /// A prompt's experts in groups on the first device that runs no functions of the host, or the
+    /// second one; all else on the first that does.
+    Experts(ExpertPolicy),
     /// Prefill and decode on the devices of these names.
     PrefillDecodeNamed {
         /// That of prefill.
@@ -104,7 +123,7 @@ pub type StandardLength = Option<usize>;
 
 impl Strategy {
     /// All strategies, without values.
-    pub const ALL: [Strategy; 7] = [
+    pub const ALL: [Strategy; 8] = [
         Strategy::OneDevice,
         Strategy::Alternate,
         Strategy::AlternateSegments,
@@ -112,6 +131,7 @@ impl Strategy {
         Strategy::SplitRows(None),
         Strategy::SplitHybrid,
         Strategy::PrefillDecode,
+        Strategy::Experts(ExpertPolicy::All),
     ];
 
     /// The name in commands and plan files.
@@ -124,12 +144,13 @@ impl Strategy {
             Strategy::SplitRows(_) => "split-rows",
             Strategy::SplitHybrid => "split-hybrid",
             Strategy::PrefillDecode | Strategy::PrefillDecodeNamed { .. } => "prefill-decode",
+            Strategy::Experts(_) => "experts",
         }
     }
 
     /// Parses a name, `split-columns=RATIO` with the first device's share of the columns,
-    /// `split-rows=N` with the rows of a standard part, `one-device=NAME`, or
-    /// `prefill-decode=NAME:NAME`.
+    /// `split-rows=N` with the rows of a standard part, `one-device=NAME`,
+    /// `prefill-decode=NAME:NAME`, or `experts=POLICY`.
     ///
     /// # Errors
     /// What is wrong with the text.
@@ -164,6 +185,12 @@ impl Strategy {
                 }
                 _ => Err(format!("{value:?} is not the names of two devices, as in npu:cpu")),
             },
+            Strategy::Experts(_) => {
+                ExpertPolicy::parse(value).map(Strategy::Experts).ok_or_else(|| {
+                    let known = ExpertPolicy::ALL.map(ExpertPolicy::name).join(", ");
+                    format!("{value:?} is no policy for experts; the policies are {known}")
+                })
+            }
             _ => Err(format!("strategy {name} takes no value")),
         }
     }
@@ -190,7 +217,7 @@ impl Strategy {
             Strategy::OneNamed(_) | Strategy::PrefillDecodeNamed { .. } | Strategy::OneDevice => {
                 (count >= 1, "a device")
             }
-            Strategy::Alternate | Strategy::AlternateSegments => {
+            Strategy::Alternate | Strategy::AlternateSegments | Strategy::Experts(_) => {
                 (count >= 2, "two devices or more")
             }
             Strategy::SplitColumns(_)
@@ -211,7 +238,9 @@ impl Strategy {
         let all_on = |at: usize| vec![rule(None, None, &devices[at])];
         let on = |name: &String| all_on(devices.iter().position(|d| d.name == *name).unwrap_or(0));
         match (self, phase) {
-            (Strategy::OneDevice, _) | (Strategy::PrefillDecode, Phase::Prefill) => all_on(0),
+            // The rules of experts need more than this.
+            (Strategy::OneDevice | Strategy::Experts(_), _)
+            | (Strategy::PrefillDecode, Phase::Prefill) => all_on(0),
             (Strategy::PrefillDecode, Phase::Decode) => all_on(1),
             (
                 Strategy::OneNamed(name) | Strategy::PrefillDecodeNamed { prefill: name, .. },
@@ -258,7 +287,11 @@ impl Strategy {
 }
 
 /// A rule whose activation formats are filled in later.
-fn rule(segments: Option<Vec<SegmentKind>>, layers: Option<Layers>, device: &DeviceFacts) -> Rule {
+pub(crate) fn rule(
+    segments: Option<Vec<SegmentKind>>,
+    layers: Option<Layers>,
+    device: &DeviceFacts,
+) -> Rule {
     Rule {
         segments,
         layers,

@@ -25,6 +25,10 @@ fn devices(count: usize) -> Vec<DeviceFacts> {
             row_buckets: Vec::new(),
             weights_per_shape: false,
             max_binding_bytes: None,
+            max_graph_bytes: None,
+            max_graphs: None,
+            max_resident_bytes: None,
+            host_functions: true,
         })
         .collect()
 }

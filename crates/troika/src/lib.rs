@@ -46,6 +46,7 @@ mod describe;
 mod devices;
 mod driver;
 mod error;
+mod expert_options;
 mod generate;
 mod generation;
 mod memory;
@@ -71,6 +72,7 @@ pub use devices::{
 };
 pub use driver::EngineGuard;
 pub use error::Error;
+pub use expert_options::ExpertOptions;
 pub use generate::Finish;
 pub use generation::GenerationDefaults;
 pub use memory::free_memory;

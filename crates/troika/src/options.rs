@@ -12,6 +12,7 @@ use troika_weights::{BindOptions, FloatType, OnProgress, Quant};
 
 use crate::calibrated::CalibrationOptions;
 use crate::devices::DeviceOptions;
+use crate::expert_options::ExpertOptions;
 use crate::profile_file::ProfileAt;
 
 /// How to open a model.
@@ -52,6 +53,8 @@ pub struct OpenOptions {
     pub chunk: Option<usize>,
     /// How the model is divided over the devices.
     pub strategy: Strategy,
+    /// How that groups experts.
+    pub experts: ExpertOptions,
     /// The order in which ready segments run.
     pub policy: Policy,
     /// The most prompt chunks in flight; `None`: chosen by the planner.
@@ -60,8 +63,8 @@ pub struct OpenOptions {
     pub sync: SyncMode,
     /// How sessions share the model.
     pub sharing: Sharing,
-    /// An existing plan. It replaces `context`, `chunk`, `kv_dtype`, `activations` and the four
-    /// fields above.
+    /// An existing plan. It replaces `context`, `chunk`, `kv_dtype`, `activations` and the fields
+    /// from `strategy` on.
     pub plan: Option<Plan>,
     /// The file that `plan` was read from, named in errors of the plan.
     pub plan_file: Option<PathBuf>,
@@ -100,6 +103,7 @@ impl Default for OpenOptions {
             context: None,
             chunk: None,
             strategy: Strategy::default(),
+            experts: ExpertOptions::default(),
             policy: Policy::default(),
             chunks_in_flight: None,
             sync: SyncMode::default(),

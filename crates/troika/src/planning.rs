@@ -7,8 +7,8 @@ use troika_engine::EngineError;
 use troika_graph::{ActivationFormat, DType};
 use troika_model::lower::{LowerOptions, Lowered, lower};
 use troika_plan::{
-    DeviceFacts, Elsewhere, Plan, PlanDevice, PlanError, PlanRequest, Refusal, Strategy,
-    describe_refusals, leave_attention,
+    DeviceFacts, Elsewhere, ExpertSettings, Plan, PlanDevice, PlanError, PlanRequest, Refusal,
+    Strategy, describe_refusals, leave_attention,
 };
 use troika_program::{PhaseCopies, copies};
 use troika_solve::{
@@ -91,6 +91,7 @@ impl BoundModel {
     /// A plan that does not fit model and devices, a profile that cannot be used, or an op that
     /// every device refuses.
     pub fn plan(self, options: &OpenOptions) -> Result<Planned, Error> {
+        options.experts.check(&self.spec)?;
         let (mut changes, mut alternatives) = (Vec::new(), Vec::new());
         let solved = match (&options.plan, &options.solve) {
             (None, Some(wanted)) => self.solved(options, wanted, &mut changes)?,
@@ -109,6 +110,8 @@ impl BoundModel {
             (None, None) => {
                 let made = self.made(options)?;
                 changes.extend(made.moved.iter().map(Elsewhere::describe));
+                let given = options.calibration.as_ref().map(|c| &*c.calibration);
+                changes.extend(options.experts.notes(&self.spec, &options.strategy, given));
                 made.plan
             }
         };
@@ -256,10 +259,14 @@ impl BoundModel {
     fn plan_request(&self, options: &OpenOptions) -> PlanRequest {
         // With an explicit type, activations stay in f32.
         let f32_only = (options.dtype != FloatType::Auto).then(Vec::new);
+        let given = options.calibration.as_ref().map(|c| &*c.calibration);
         PlanRequest {
             strategy: options.strategy.clone(),
             context: options.context,
-            chunk: options.chunk.unwrap_or(CHUNK),
+            chunk: options
+                .chunk
+                .or_else(|| options.experts.chunk(&options.strategy))
+                .unwrap_or(CHUNK),
             chunks_in_flight: options.chunks_in_flight,
             policy: options.policy,
             sync: options.sync,
@@ -269,6 +276,10 @@ impl BoundModel {
             activations: options.activations.clone().or(f32_only),
             calibrated: None,
             elsewhere: Vec::new(),
+            experts: ExpertSettings {
+                attention: options.npu_attention,
+                ..options.experts.of_model(&self.spec, &self.store, given)
+            },
             single_precision: options.dtype == FloatType::F32 || all_f32(&self.store),
         }
     }

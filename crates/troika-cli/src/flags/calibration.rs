@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
-use troika::plan::Calibration;
+use troika::plan::{Calibration, Strategy};
 use troika::weights::Quant;
 use troika::{CalibrationOptions, Error, OpenOptions, Outliers};
 
@@ -78,6 +78,11 @@ pub fn share(text: &str) -> Result<f64, String> {
 }
 
 impl CalibrationArgs {
+    /// Whether no format of whole numbers is asked for.
+    fn is_float(&self) -> bool {
+        matches!(self.npu_format, None | Some(NpuFormat::F16))
+    }
+
     /// The same without a calibration: NPUs compute with floats.
     pub fn without(&self) -> CalibrationArgs {
         CalibrationArgs { calibration: None, npu_format: None, ..self.clone() }
@@ -100,6 +105,10 @@ impl CalibrationArgs {
                 ),
             };
         };
+        // Experts are shared out by what the file says of them, whatever the format.
+        if matches!(options.strategy, Strategy::Experts(_)) && self.is_float() {
+            return Ok(());
+        }
         if options.halves {
             return refuse("--npu-format f16 needs no --calibration; leave one of them out");
         }

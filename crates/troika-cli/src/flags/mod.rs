@@ -4,6 +4,7 @@
 mod cache;
 mod calibration;
 mod effect;
+mod experts;
 mod help;
 mod npu;
 mod overwrite;

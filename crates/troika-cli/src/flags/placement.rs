@@ -13,6 +13,7 @@ use troika::{DeviceSpec, OpenOptions, ProfileAt, SolveOptions};
 use crate::error::CliError;
 use crate::flags::FloatFlag;
 use crate::flags::calibration::CalibrationArgs;
+use crate::flags::experts::ExpertArgs;
 use crate::flags::quant::QuantArgs;
 use crate::input::read_file;
 use crate::output;
@@ -61,7 +62,7 @@ fn memory(text: &str) -> Result<(String, u64), String> {
 }
 
 /// One of the values with these names.
-fn named<T: Clone + Default + Send + Sync + 'static>(
+pub(super) fn named<T: Clone + Default + Send + Sync + 'static>(
     names: impl Into<PossibleValuesParser>,
     parse: fn(&str) -> Option<T>,
 ) -> impl TypedValueParser<Value = T> {
@@ -104,8 +105,9 @@ pub struct PlacementArgs {
     ///
     /// One of one-device, alternate, alternate-segments, split-columns or split-columns=RATIO (the
     /// first device's share), split-rows or split-rows=N (rows of a standard part), split-hybrid,
-    /// prefill-decode or prefill-decode=PREFILL:DECODE (names of devices); also one-device=NAME.
-    /// troika bench takes several.
+    /// prefill-decode or prefill-decode=PREFILL:DECODE (names of devices), experts or
+    /// experts=POLICY (base, t, tg or all: see docs/moe.md); also one-device=NAME. troika bench
+    /// takes several.
     #[arg(long, value_name = "NAME", value_parser = Strategy::parse, env = "TROIKA_STRATEGY")]
     #[arg(value_delimiter = ',')]
     pub strategy: Vec<Strategy>,
@@ -145,6 +147,8 @@ pub struct PlacementArgs {
     pub npu_rewrites: Vec<Rewrite>,
     #[command(flatten)]
     pub calibration: CalibrationArgs,
+    #[command(flatten)]
+    pub experts: ExpertArgs,
     /// Let the chosen plan hold weights in several forms, if that is faster
     #[arg(long)]
     pub several_copies: bool,
@@ -255,6 +259,14 @@ impl PlacementArgs {
             let file = (file.to_str() != Some(OWN_PROFILE)).then_some(file.as_path());
             options.solve = Some(self.solve(profile_at(file, cache)?));
         }
+        let shares = matches!(options.strategy, Strategy::Experts(_));
+        if self.for_prompt.is_some() && self.profile.is_none() && !shares {
+            let why = "--for-prompt has no effect without --profile: only a profile leaves a plan \
+                       to choose";
+            return Err(CliError::Usage(why.into()));
+        }
+        let counts = self.calibration.calibration.as_deref().filter(|_| shares);
+        options.experts = self.experts.options(counts, self.for_prompt)?;
         self.calibration.apply(options)?;
         options.policy = self.policy.unwrap_or_default();
         options.chunks_in_flight = self.chunks_in_flight;

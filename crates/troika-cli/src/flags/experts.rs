@@ -1,0 +1,95 @@
+//! Flags that say how the experts strategy groups experts.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use clap::Args;
+use troika::plan::{
+    BaseCapacity, Calibration, CapacityRounding, CapacityRule, Dispatch, ExpertSettings, Overflow,
+    Tiers,
+};
+use troika::{Error, ExpertOptions};
+
+use super::placement::named;
+use crate::error::CliError;
+use crate::input::read_file;
+
+/// How experts are grouped.
+#[derive(Args, Clone)]
+#[command(next_help_heading = "Placement")]
+pub struct ExpertArgs {
+    /// Experts in a group at most [default: 16, 8 or 4, what the device takes]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1024))]
+    #[arg(env = "TROIKA_EXPERT_GROUP")]
+    pub expert_group: Option<u64>,
+    /// Rows that a group has for each expert [default: quartile]
+    ///
+    /// quartile: the quarter of a layer's experts that is chosen most gets four times the base
+    /// capacity, the mean over all; the others half of it, all of it or twice as much, as needed.
+    /// 0.5:1:2:4: the least multiple that the expected rows fit, for all. rows=N: as many for each.
+    /// chunk: as many as a chunk has.
+    #[arg(long, value_name = "TIERS", env = "TROIKA_EXPERT_TIERS")]
+    pub expert_tiers: Option<Tiers>,
+    /// Take the rows of a chunk over experts as base capacity, without the experts of a row
+    #[arg(long)]
+    pub expert_base_rows: bool,
+    /// Round capacities up to powers of two, in place of multiples of 16
+    #[arg(long)]
+    pub expert_powers_of_two: bool,
+    /// The most MiB of experts that groups hold [default: what the device takes]
+    #[arg(long, value_name = "MIB", env = "TROIKA_EXPERT_GROUP_MIB")]
+    pub expert_group_mib: Option<u64>,
+    /// What becomes of rows beyond an expert's capacity [default: cpu]
+    ///
+    /// cpu: the CPU computes them, nothing is lost. pad: there are none, each expert has room for
+    /// all rows of a chunk. prune: those to which attention added least are left out.
+    #[arg(long, value_name = "POLICY", env = "TROIKA_OVERFLOW")]
+    #[arg(value_parser = named(Overflow::ALL.map(Overflow::name), Overflow::parse))]
+    pub overflow: Option<Overflow>,
+    /// When groups run [default: per-chunk]
+    ///
+    /// per-chunk: once for each chunk of a prompt. layer-major: chunks go through the model layer
+    /// by layer, and a group runs as soon as the rows of one of its experts are full.
+    #[arg(long, value_name = "WAY", env = "TROIKA_EXPERT_DISPATCH")]
+    #[arg(value_parser = named(Dispatch::ALL.map(Dispatch::name), Dispatch::parse))]
+    pub expert_dispatch: Option<Dispatch>,
+}
+
+impl ExpertArgs {
+    /// How to group experts, by a calibration's file if there is one.
+    ///
+    /// # Errors
+    /// The file cannot be read or is no calibration.
+    pub fn options(
+        &self,
+        calibration: Option<&Path>,
+        prompt: Option<usize>,
+    ) -> Result<ExpertOptions, CliError> {
+        let read = |file: &Path| {
+            let failed = |error| Error::Calibration { file: file.display().to_string(), error };
+            let read = Calibration::from_json(&read_file(file)?).map_err(failed)?;
+            Ok::<_, CliError>((Arc::new(read), file.to_path_buf()))
+        };
+        let capacity = CapacityRule {
+            tiers: self.expert_tiers.clone().unwrap_or_default(),
+            base: match self.expert_base_rows {
+                true => BaseCapacity::PerRow,
+                false => BaseCapacity::PerChoice,
+            },
+            rounding: match self.expert_powers_of_two {
+                true => CapacityRounding::PowersOfTwo,
+                false => CapacityRounding::Multiples,
+            },
+        };
+        let settings = ExpertSettings {
+            capacity,
+            group: self.expert_group.map(|n| n as usize),
+            overflow: self.overflow.unwrap_or_default(),
+            dispatch: self.expert_dispatch.unwrap_or_default(),
+            bytes: self.expert_group_mib.map(|mib| mib.saturating_mul(1 << 20)),
+            ..ExpertSettings::default()
+        };
+        let calibration = calibration.map(read).transpose()?;
+        Ok(ExpertOptions { settings, calibration, prompt })
+    }
+}

@@ -1,0 +1,71 @@
+//! Which techniques share experts out, and with which numbers.
+
+use super::capacity::CapacityRule;
+use crate::experts::{Dispatch, Overflow};
+use crate::routing::ExpertUse;
+
+/// Which techniques share experts out (NPUMoE, section 5.8).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ExpertPolicy {
+    /// A graph for each expert, with room for all rows of a chunk.
+    Base,
+    /// A graph for each expert, with a capacity of its tier.
+    Tiers,
+    /// Graphs of several experts of one tier.
+    Groups,
+    /// The same, and only those on the device that are worth a launch.
+    #[default]
+    All,
+}
+
+impl ExpertPolicy {
+    /// All policies.
+    pub const ALL: [ExpertPolicy; 4] =
+        [ExpertPolicy::Base, ExpertPolicy::Tiers, ExpertPolicy::Groups, ExpertPolicy::All];
+
+    /// The name in commands.
+    pub const fn name(self) -> &'static str {
+        match self {
+            ExpertPolicy::Base => "base",
+            ExpertPolicy::Tiers => "t",
+            ExpertPolicy::Groups => "tg",
+            ExpertPolicy::All => "all",
+        }
+    }
+
+    /// The policy with a given name.
+    pub fn parse(name: &str) -> Option<ExpertPolicy> {
+        ExpertPolicy::ALL.into_iter().find(|p| p.name() == name)
+    }
+}
+
+/// How experts are grouped.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ExpertSettings {
+    /// Rows of each expert.
+    pub capacity: CapacityRule,
+    /// The most experts of a group; `None`: what the device takes.
+    pub group: Option<usize>,
+    /// What becomes of rows beyond a capacity.
+    pub overflow: Overflow,
+    /// When groups run.
+    pub dispatch: Dispatch,
+    /// The most bytes of weights in groups; `None`: what the device holds.
+    pub bytes: Option<u64>,
+    /// How often experts were chosen, by a calibration; layers without it are taken as balanced.
+    pub used: Vec<ExpertUse>,
+    /// Bytes of an expert's weights as they are stored, the most of any layer; `None`: as floats.
+    pub stored_bytes: Option<u64>,
+    /// Whether the groups' device computes attention, too.
+    pub attention: bool,
+}
+
+/// Rows of a chunk for prompts of a length, where graphs of experts are static: more for longer
+/// prompts (NPUMoE, section 5.8).
+pub fn expert_chunk(prompt: usize) -> usize {
+    match prompt {
+        0..=512 => 256,
+        513..=2048 => 512,
+        _ => 1024,
+    }
+}

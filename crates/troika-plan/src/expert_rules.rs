@@ -1,0 +1,185 @@
+//! The rules of a plan that shares experts out.
+
+use troika_model::lower::{SegmentKind, segments};
+use troika_model::spec::{Ffn, ModelSpec, Moe};
+
+use crate::error::PlanError;
+use crate::expert_groups::{
+    CapacityRule, ExpertGroupShape, ExpertPolicy, ExpertSettings, GroupLimits, LayerLoad, Tiers,
+    WorthALaunch, group, group_size, resident,
+};
+use crate::experts::{Dispatch, ExpertGroupPlan, ExpertSplit, Overflow};
+use crate::plan::{Layers, LengthRules, Rule, Split};
+use crate::routing::ExpertUse;
+use crate::strategy::{DeviceFacts, rule};
+
+/// The rules of a plan.
+pub(crate) struct SharedRules {
+    pub prefill: Vec<Rule>,
+    pub lengths: Vec<LengthRules>,
+    pub decode: Vec<Rule>,
+}
+
+/// What rules for experts follow from.
+pub(crate) struct ExpertRules<'a> {
+    pub spec: &'a ModelSpec,
+    pub devices: &'a [DeviceFacts],
+    pub policy: ExpertPolicy,
+    pub settings: &'a ExpertSettings,
+    /// Rows of a chunk.
+    pub rows: usize,
+    /// Whether the groups' device has weights as halves.
+    pub halves: bool,
+}
+
+/// The device that shares experts out, the first that runs functions of the host, and the one that
+/// computes groups, the first other one.
+fn devices_of(devices: &[DeviceFacts]) -> Result<[&DeviceFacts; 2], PlanError> {
+    let refuse = |need| {
+        let count = devices.len();
+        PlanError::Strategy { strategy: "experts", need, count }
+    };
+    let host = devices.iter().find(|d| d.host_functions);
+    let host = host.ok_or_else(|| refuse("a CPU that shares experts out"))?;
+    let other = devices.iter().find(|d| d.name != host.name);
+    Ok([host, other.ok_or_else(|| refuse("two devices"))?])
+}
+
+impl ExpertRules<'_> {
+    /// The rules of prompts' chunks, of shorter ones, and of decoding.
+    ///
+    /// # Errors
+    /// Devices that cannot share experts out; a group that one cannot hold.
+    pub fn rules(&self) -> Result<SharedRules, PlanError> {
+        let [host, device] = devices_of(self.devices)?;
+        let groups = self.groups(device)?;
+        let mut prefill = self.around(host, device);
+        let mut whole = prefill.clone();
+        for (layer, _) in self.layers() {
+            prefill.push(self.experts(layer, &groups, [host, device]));
+        }
+        if self.layers().next().is_some() {
+            whole.push(rule(Some(vec![SegmentKind::Experts]), None, host));
+        }
+        // A graph takes as long for few rows as for all. Rows that gather over chunks are not few.
+        let is_bursty = self.policy == ExpertPolicy::All
+            && self.settings.dispatch == Dispatch::PerChunk
+            && !groups.is_empty();
+        let lengths = LengthRules { up_to: self.rows / 2, rules: whole };
+        let lengths = Some(lengths).filter(|l| is_bursty && l.up_to > 0);
+        // A single row chooses few experts, which are not worth a launch.
+        let decode = vec![rule(None, None, host)];
+        Ok(SharedRules { prefill, lengths: lengths.into_iter().collect(), decode })
+    }
+
+    /// The rules of all segments but experts.
+    fn around(&self, host: &DeviceFacts, device: &DeviceFacts) -> Vec<Rule> {
+        let attention = |kind: &SegmentKind| {
+            use SegmentKind::{Attention, AttnOut, Qkv};
+            self.settings.attention && matches!(kind, Qkv | Attention | AttnOut)
+        };
+        let of_model = segments(self.spec);
+        let kinds = SegmentKind::ALL.into_iter().filter(|k| of_model.iter().any(|s| s.0 == *k));
+        let (there, here): (Vec<_>, Vec<_>) =
+            kinds.filter(|k| *k != SegmentKind::Experts).partition(attention);
+        let mut rules = vec![rule(Some(here), None, host)];
+        if !there.is_empty() {
+            rules.push(rule(Some(there), None, device));
+        }
+        rules
+    }
+
+    /// The rule for a layer's experts.
+    fn experts(
+        &self,
+        layer: usize,
+        groups: &[ExpertGroupShape],
+        [host, device]: [&DeviceFacts; 2],
+    ) -> Rule {
+        let groups = groups.iter().filter(|g| g.layer == layer);
+        let groups: Vec<ExpertGroupPlan> = groups.map(|g| plan_of(g, device)).collect();
+        let ExpertSettings { overflow, dispatch, .. } = *self.settings;
+        let split = ExpertSplit { groups, overflow, dispatch };
+        let split = Some(split).filter(|s| !s.groups.is_empty()).map(Split::Experts);
+        let layers = Layers { first: layer, last: layer, step: 1 };
+        Rule { split, ..rule(Some(vec![SegmentKind::Experts]), Some(layers), host) }
+    }
+
+    fn layers(&self) -> impl Iterator<Item = (usize, &Moe)> {
+        self.spec.layers.iter().enumerate().filter_map(|(layer, l)| match &l.ffn {
+            Ffn::Moe(moe) => Some((layer, moe)),
+            Ffn::Dense(_) => None,
+        })
+    }
+
+    /// The groups that are on the device.
+    fn groups(&self, device: &DeviceFacts) -> Result<Vec<ExpertGroupShape>, PlanError> {
+        let Some(bytes) = self.layers().map(|(_, moe)| self.expert_bytes(moe, device)).max() else {
+            return Ok(Vec::new());
+        };
+        let limits = self.limits(device);
+        let asked = match self.policy {
+            ExpertPolicy::Base | ExpertPolicy::Tiers => Some(1),
+            ExpertPolicy::Groups | ExpertPolicy::All => self.settings.group,
+        };
+        let size = group_size(asked, bytes, &limits)
+            .map_err(|why| PlanError::ExpertGroup { device: device.name.clone(), why })?;
+        let least = match self.policy {
+            // Padding that was asked for is none that speaks against a launch.
+            ExpertPolicy::All if self.settings.overflow == Overflow::Pad => {
+                WorthALaunch { fill: 0.0, ..WorthALaunch::default() }
+            }
+            ExpertPolicy::All => WorthALaunch::default(),
+            _ => WorthALaunch::ALWAYS,
+        };
+        let rule = self.capacity_rule();
+        let mut groups = Vec::new();
+        for (layer, moe) in self.layers() {
+            let used = self.used(layer, moe);
+            let load = LayerLoad { used: &used, top_k: moe.top_k, rows: self.rows };
+            groups.extend(group(&load, &rule.capacities(&load), size, least));
+        }
+        let on = resident(&groups, bytes, &limits);
+        Ok(groups.into_iter().zip(on).filter_map(|(group, on)| on.then_some(group)).collect())
+    }
+
+    fn capacity_rule(&self) -> CapacityRule {
+        let all = self.policy == ExpertPolicy::Base || self.settings.overflow == Overflow::Pad;
+        let tiers = if all { Tiers::Chunk } else { self.settings.capacity.tiers.clone() };
+        CapacityRule { tiers, ..self.settings.capacity.clone() }
+    }
+
+    /// How often a layer's experts are chosen: all alike, where nothing is known.
+    fn used(&self, layer: usize, moe: &Moe) -> ExpertUse {
+        let fits = |of: &&ExpertUse| of.layer == layer && of.counts.len() == moe.experts;
+        let known = self.settings.used.iter().find(fits).cloned();
+        known.unwrap_or_else(|| ExpertUse { layer, counts: vec![1.0; moe.experts] })
+    }
+
+    /// Bytes of an expert's weights on a device: as floats where they become part of its code, else
+    /// as they are stored.
+    fn expert_bytes(&self, moe: &Moe, device: &DeviceFacts) -> u64 {
+        let elements = [3, self.spec.hidden, moe.inter].map(|n| n as u64);
+        let elements = elements.into_iter().fold(1_u64, u64::saturating_mul);
+        let floats = |bytes: u64| elements.saturating_mul(bytes);
+        match (device.weights_per_shape, self.settings.stored_bytes) {
+            (false, Some(stored)) => stored,
+            (false, None) => floats(4),
+            (true, _) => floats(if self.halves { 2 } else { 4 }),
+        }
+    }
+
+    /// What a device has left for groups.
+    fn limits(&self, device: &DeviceFacts) -> GroupLimits {
+        // With attention, each layer has two or three graphs of its own there.
+        let others = if self.settings.attention { 3 * self.spec.layers.len() } else { 0 };
+        let graphs = device.max_graphs.map(|most| most.saturating_sub(others));
+        let bytes = [self.settings.bytes, device.max_resident_bytes].into_iter().flatten().min();
+        GroupLimits { graph_bytes: device.max_graph_bytes, graphs, bytes }
+    }
+}
+
+fn plan_of(group: &ExpertGroupShape, device: &DeviceFacts) -> ExpertGroupPlan {
+    let (device, experts) = (device.name.clone(), group.experts.clone());
+    ExpertGroupPlan { device, experts, capacity: group.capacity }
+}
