@@ -13,6 +13,13 @@ use crate::plan::{Layers, LengthRules, Rule, Split};
 use crate::routing::ExpertUse;
 use crate::strategy::{DeviceFacts, rule};
 
+/// The rules of a plan.
+pub(crate) struct SharedRules {
+    pub prefill: Vec<Rule>,
+    pub lengths: Vec<LengthRules>,
+    pub decode: Vec<Rule>,
+}
+
 /// What rules for experts follow from.
 pub(crate) struct ExpertRules<'a> {
     pub spec: &'a ModelSpec,
@@ -43,7 +50,7 @@ impl ExpertRules<'_> {
     ///
     /// # Errors
     /// Devices that cannot share experts out; a group that one cannot hold.
-    pub fn rules(&self) -> Result<(Vec<Rule>, Vec<LengthRules>, Vec<Rule>), PlanError> {
+    pub fn rules(&self) -> Result<SharedRules, PlanError> {
         let [host, device] = devices_of(self.devices)?;
         let groups = self.groups(device)?;
         let mut prefill = self.around(host, device);
@@ -62,7 +69,7 @@ impl ExpertRules<'_> {
         let lengths = Some(lengths).filter(|l| is_bursty && l.up_to > 0);
         // A single row chooses few experts, which are not worth a launch.
         let decode = vec![rule(None, None, host)];
-        Ok((prefill, lengths.into_iter().collect(), decode))
+        Ok(SharedRules { prefill, lengths: lengths.into_iter().collect(), decode })
     }
 
     /// The rules of all segments but experts.

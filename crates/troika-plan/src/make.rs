@@ -8,7 +8,7 @@ use crate::check::MAX_CONTEXT;
 use crate::elsewhere::Elsewhere;
 use crate::error::PlanError;
 use crate::expert_groups::ExpertSettings;
-use crate::expert_rules::ExpertRules;
+use crate::expert_rules::{ExpertRules, SharedRules};
 use crate::identity::{ModelId, PLAN_VERSION};
 use crate::plan::{Decode, LengthRules, Phase, Plan, Policy, Prefill, Rule, SyncMode};
 use crate::rows::head_apart;
@@ -130,7 +130,7 @@ pub fn make(
             let halves = request.converts_to(ActivationFormat::F16);
             let settings = &request.experts;
             let of = ExpertRules { spec, devices, policy, settings, rows: chunk, halves };
-            let (prefill, lengths, decode) = of.rules()?;
+            let SharedRules { prefill, lengths, decode } = of.rules()?;
             PlannedRules { prefill, lengths, decode }
         }
         _ => PlannedRules {
