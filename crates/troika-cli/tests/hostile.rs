@@ -181,6 +181,7 @@ fn all_json_holds_what_terminals_obey_as_json_escapes_it() {
     let (cache, soc, report) = (at.file("cache"), at.file("soc.toml"), at.file("report.html"));
     let (trace, plan, profile) = (at.file("t.json"), at.file("p.json"), at.file("profile.json"));
     let (device, ranges) = (format!("virtual:{soc}"), at.file("ranges.json"));
+    let predictor = at.file("experts.predictor");
     let cases: &[(&[&str], bool)] = &[
         (&["run", &m, "-p", HOSTILE, "-n", "1", "--json", "--trace", &trace], true),
         (&["run", &m, "--parallel", "2", "-f", &prompts, "-n", "1", "--json"], true),
@@ -199,6 +200,7 @@ fn all_json_holds_what_terminals_obey_as_json_escapes_it() {
         (&["bench", &m, "-n", "1", "-r", "1", "-o", "json", "--overhead"], true),
         (&["perplexity", &m, "-f", &text_file, "-c", "32", "--json"], true),
         (&["calibrate", &m, "-f", &text_file, "-o", &ranges, "-c", "32", "--json"], false),
+        (&["train-predictor", "-f", &text_file, "-o", &predictor, "-c", "32", "--json"], false),
         (&["plan", &m, "--device", &device, "-c", "32"], false),
         (&["profile", &m, "--device", &device, "-c", "32", "-o", &profile, "--json"], false),
         (&["devices", "--device", &device, "--json"], true),

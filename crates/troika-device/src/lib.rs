@@ -1,7 +1,7 @@
 //! The interface of devices: capabilities, compiling, queues, completions, buffers, weights.
 //!
 //! Devices depend on the graph types only; no device crate can import a model. All traits together
-//! have fewer than 20 methods, since ops are data and not methods.
+//! have fewer than 25 methods, since ops are data and not methods.
 
 mod caps;
 mod clock;
@@ -17,6 +17,7 @@ mod text;
 mod thread_queue;
 mod timeline;
 mod weight;
+mod weight_bytes;
 
 pub use caps::{Caps, DeviceKind};
 pub use clock::{Clock, RealClock};
@@ -26,9 +27,7 @@ pub use device::{
 };
 pub use error::DeviceError;
 pub use executable::{Executable, ExecutableId, Weights, WeightsId};
-pub use experts::{
-    EXPERT_PARTS, ExpertBytes, ExpertForecast, ExpertPart, ExpertSource, ExpertsOnDisk,
-};
+pub use experts::{EXPERT_PARTS, ExpertBytes, ExpertPart, ExpertSource, ExpertsOnDisk};
 pub use forward_batch::{ForwardBatch, PageTable, PagesView, SeqRows};
 pub use host::{HostData, HostTask, LoadTask, LoadedData};
 pub use list::WaitTimes;
@@ -39,6 +38,5 @@ pub use memory::{
 pub use text::{read_all, read_text};
 pub use thread_queue::{ThreadQueue, ThreadQueueOptions};
 pub use timeline::{Lost, Point, Signal, Timeline, Timelines, Wait, Waiting};
-pub use weight::{
-    PackFn, PackLayout, Packed, WeightBytes, WeightData, WeightOwner, WeightSource, calibrated,
-};
+pub use weight::{WeightSource, calibrated};
+pub use weight_bytes::{PackFn, PackLayout, Packed, WeightBytes, WeightData, WeightOwner};

@@ -3,6 +3,7 @@
 
 #![allow(unsafe_code, reason = "files are mapped into memory, and read into memory by the kernel")]
 
+mod arena;
 mod bind;
 mod cache;
 mod error;
@@ -17,7 +18,7 @@ pub use bind::scheme::{BindOptions, FloatType, Quant};
 pub use bind::synthetic::SYNTHETIC_DTYPES;
 pub use cache::{CacheFile, CacheFolder, CacheKind, PackedEntry, PackedIndex, parse_packed};
 pub use error::WeightError;
-pub use experts::{Eviction, ExpertStats, OnWait, Residents};
+pub use experts::{Eviction, ExpertForecast, ExpertStats, OnWait, Residents};
 pub use file::{can_write, write_file};
 pub use format::file_map::FileMap;
 pub use format::gguf::{GgufHeader, GgufTensor, parse as parse_gguf};

@@ -3,11 +3,11 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use troika_device::{Clock, ExpertForecast};
+use troika_device::Clock;
 use troika_model::spec::ModelSpec;
 use troika_plan::{Prediction, RoutingPredictor};
 use troika_trace::{Span, Tracer};
-use troika_weights::WeightStore;
+use troika_weights::{ExpertForecast, WeightStore};
 
 use crate::error::Error;
 

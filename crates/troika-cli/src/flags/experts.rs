@@ -10,7 +10,7 @@ use troika::plan::{
 };
 use troika::{Error, ExpertOptions};
 
-use super::placement::named;
+use super::types::named;
 use crate::error::CliError;
 use crate::input::read_file;
 

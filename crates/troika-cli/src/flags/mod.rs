@@ -23,11 +23,11 @@ pub use calibration::{CalibrationArgs, PRUNED};
 pub use npu::npu_settings;
 pub use parse::parse;
 pub use placement::{PlanFileArgs, named_apart, profile_at};
-pub use routing::{TrainPredictorArgs, UnseenArgs};
+pub use routing::UnseenArgs;
 pub use simulate::{ReproduceArgs, SimulateArgs};
 pub use types::FloatFlag;
 pub use verbs::{
     BenchArgs, CalibrateArgs, Cli, Command, CompletionArgs, DevicesArgs, ModelArgs, OpenArgs,
     PerplexityArgs, PlanArgs, ProfileArgs, ReportArgs, RunArgs, ShowArgs, SubjectArgs, TableFlag,
-    TokenizeArgs,
+    TokenizeArgs, TrainPredictorArgs,
 };

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::builder::TypedValueParser;
 use troika::npu::Rewrite;
 use troika::plan::{Goal, Plan, PlanError, Policy, Strategy, SyncMode};
 use troika::{DeviceSpec, OpenOptions, ProfileAt, SolveOptions};
@@ -15,6 +15,7 @@ use crate::flags::FloatFlag;
 use crate::flags::calibration::CalibrationArgs;
 use crate::flags::experts::ExpertArgs;
 use crate::flags::quant::QuantArgs;
+use crate::flags::types::named;
 use crate::input::read_file;
 use crate::output;
 
@@ -59,14 +60,6 @@ fn memory(text: &str) -> Result<(String, u64), String> {
     both.filter(|(name, _)| !name.is_empty()).ok_or_else(|| {
         format!("{text:?} is not a device's name and a number of MiB, as in npu=4096")
     })
-}
-
-/// One of the values with these names.
-pub(super) fn named<T: Clone + Default + Send + Sync + 'static>(
-    names: impl Into<PossibleValuesParser>,
-    parse: fn(&str) -> Option<T>,
-) -> impl TypedValueParser<Value = T> {
-    names.into().map(move |name| parse(&name).unwrap_or_default())
 }
 
 /// Rows of a compiled graph.

@@ -1,7 +1,7 @@
 //! Types of flags' values, and how they are read.
 
 use clap::ValueEnum;
-use clap::builder::RangedU64ValueParser;
+use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
 use troika::graph::DType;
 use troika::weights::FloatType;
 
@@ -84,4 +84,12 @@ pub(super) fn thread_count() -> RangedU64ValueParser<usize> {
 /// Numbers of sequences, limited since each one needs memory from the start.
 pub(super) fn sequence_count() -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..=1024)
+}
+
+/// One of the values with these names.
+pub(super) fn named<T: Clone + Default + Send + Sync + 'static>(
+    names: impl Into<PossibleValuesParser>,
+    parse: fn(&str) -> Option<T>,
+) -> impl TypedValueParser<Value = T> {
+    names.into().map(move |name| parse(&name).unwrap_or_default())
 }

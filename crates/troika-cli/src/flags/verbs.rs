@@ -16,7 +16,7 @@ use super::calibration::share;
 use super::npu::{NpuCompileArgs, NpuProfilingArgs, npu_settings};
 use super::placement::{self, PlacementArgs, PlanFileArgs};
 use super::quant::{QuantArgs, QuantFlag, mib};
-use super::routing::{TrainPredictorArgs, UnseenArgs};
+use super::routing::UnseenArgs;
 use super::sampling::SamplingArgs;
 use super::sharing::SharingArgs;
 use super::simulate::{ReproduceArgs, SimulateArgs};
@@ -524,4 +524,33 @@ pub struct CompletionArgs {
     /// Which shell
     #[arg(value_enum)]
     pub shell: clap_complete::Shell,
+}
+
+/// `troika train-predictor`.
+#[derive(Args)]
+#[command(mut_arg("ctx_size", |arg| {
+    arg.help("Length of the windows in tokens [default: 512, or the model's context if shorter]")
+}))]
+pub struct TrainPredictorArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// The file of the text; -, or when absent: standard input
+    #[arg(short, long, visible_alias = "text", value_name = "FILE", env = "TROIKA_FILE")]
+    pub file: Option<PathBuf>,
+    #[command(flatten)]
+    pub unseen: UnseenArgs,
+    /// The predictor to write
+    #[arg(short, long, value_name = "FILE")]
+    pub out: PathBuf,
+    /// How often the text is gone through
+    #[arg(long, value_name = "N", default_value_t = 6)]
+    pub epochs: usize,
+    /// Rank of a layer's matrix, where that is smaller and faster than all of it; 0: full
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    pub rank: usize,
+    /// Print one JSON object
+    #[arg(long, env = "TROIKA_JSON")]
+    pub json: bool,
+    #[command(flatten)]
+    pub open: OpenArgs,
 }

@@ -2,6 +2,7 @@
 
 mod experts;
 pub(crate) mod fuse;
+mod load;
 mod memory;
 mod on_disk;
 pub(crate) mod weights;
@@ -15,10 +16,11 @@ use troika_graph::{
 
 pub(crate) use crate::compile::experts::{ExpertWeights, ExpertsCode};
 use crate::compile::fuse::{Floats, Integers, fuse};
+pub(crate) use crate::compile::load::load;
 pub(crate) use crate::compile::memory::Place;
 use crate::compile::memory::place;
 pub(crate) use crate::compile::on_disk::ExpertView;
-pub(crate) use crate::compile::weights::{DeviceId, Loaded, load};
+pub(crate) use crate::compile::weights::{DeviceId, Loaded};
 use crate::compile::weights::{MatrixAt, Needs, OutliersAt, PackedAt, VectorAt};
 use crate::kernels::elementwise::{Element, Slice};
 use crate::kernels::int8::{Layout, Quantization};

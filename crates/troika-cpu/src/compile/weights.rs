@@ -8,11 +8,10 @@ use troika_device::{
 };
 use troika_graph::{
     ActivationFormat, CalibrationTensor, DType, ExpertGroup, ExpertSlice, Node, Op, Rounding,
-    Subgraph, WeightDecl, WeightRef, verify,
+    Subgraph, WeightDecl, WeightRef,
 };
 
 use crate::compile::Executable;
-use crate::compile::on_disk::OnDisk;
 use crate::kernels::int8::{Layout, PackedView, ROWS};
 use crate::kernels::linear::{self, WeightView};
 use crate::kernels::outliers::{self, OutlierWeights};
@@ -54,6 +53,11 @@ pub(crate) struct OutliersAt(usize);
 pub(crate) struct Needs(Vec<(WeightRef, Form)>);
 
 impl Needs {
+    /// The weights with their forms.
+    pub fn all(&self) -> impl Iterator<Item = (WeightRef, Form)> {
+        self.0.iter().copied()
+    }
+
     /// The form in which code reads a weight, the first if there are several.
     pub fn form(&self, weight: WeightRef) -> Option<Form> {
         self.0.iter().find(|(known, _)| *known == weight).map(|(_, form)| *form)
@@ -150,7 +154,7 @@ pub(crate) struct Loaded {
     /// Which experts the graph's ops of experts compute.
     pub slices: Vec<ExpertSlice>,
     /// For each of these ops, its experts if they are read from disk.
-    on_disk: Vec<Option<Arc<dyn ExpertsOnDisk>>>,
+    pub on_disk: Vec<Option<Arc<dyn ExpertsOnDisk>>>,
 }
 
 /// Tells the devices of a process apart.
@@ -158,6 +162,49 @@ pub(crate) struct Loaded {
 pub(crate) struct DeviceId(pub u64);
 
 impl Loaded {
+    /// Code for a graph, without weights yet.
+    pub fn new(device: DeviceId, code: &Arc<Executable>, graph: &Subgraph) -> Loaded {
+        let slice = |node: &Node| match &node.op {
+            Op::Experts(e) | Op::ExpertGroup(ExpertGroup { experts: e, .. }) => Some(e.slice()),
+            _ => None,
+        };
+        Loaded {
+            device,
+            code: code.clone(),
+            name: graph.name.clone(),
+            values: graph.values.iter().map(|v| v.name.clone()).collect(),
+            matrices: Vec::new(),
+            vectors: Vec::new(),
+            packed: Vec::new(),
+            outliers: Vec::new(),
+            weights: graph.weights.iter().map(|w| w.name.clone()).collect(),
+            slices: graph.nodes.iter().filter_map(slice).collect(),
+            on_disk: Vec::new(),
+        }
+    }
+
+    /// Adds a weight; those that code reads are added in their order.
+    pub fn add(&mut self, loader: &Loader<'_>, form: Form) -> Result<(), DeviceError> {
+        match form {
+            Form::Stored => self.matrices.push(loader.matrix()?),
+            Form::Panels => self.matrices.push(loader.panels()?),
+            Form::Vector => self.vectors.push(loader.vector()?),
+            Form::Packed(layout) => self.packed.push(loader.packed(layout)?),
+            Form::Outliers(format) => self.outliers.push(loader.outliers(format)?),
+        }
+        Ok(())
+    }
+
+    /// Adds a weight of an expert whose bytes come when rows choose it.
+    pub fn add_absent(&mut self, decl: &WeightDecl, form: Form) {
+        let WeightDecl { rows, cols, dtype, .. } = *decl;
+        let bytes = WeightBytes::owned(Vec::new());
+        match form {
+            Form::Packed(layout) => self.packed.push(PackedMatrix { layout, bytes }),
+            _ => self.matrices.push(Matrix { dtype, rows, cols, bytes, panels: false }),
+        }
+    }
+
     /// The name of a value.
     pub fn value_name(&self, slot: usize) -> &str {
         &self.values[slot]
@@ -172,7 +219,7 @@ impl Loaded {
     }
 
     /// The experts of an op of experts, by its number, if they are read from disk.
-    pub fn on_disk(&self, number: usize) -> Option<&dyn ExpertsOnDisk> {
+    pub fn experts_on_disk(&self, number: usize) -> Option<&dyn ExpertsOnDisk> {
         self.on_disk.get(number)?.as_deref()
     }
 
@@ -196,60 +243,6 @@ impl Loaded {
     pub fn vector_if(&self, at: Option<VectorAt>) -> Option<&[f32]> {
         at.map(|at| self.vector(at))
     }
-}
-
-/// Loads the weights of a graph for code of its shape.
-pub(crate) fn load(
-    device: DeviceId,
-    isa: Isa,
-    code: &Arc<Executable>,
-    graph: &Subgraph,
-    source: &dyn WeightSource,
-) -> Result<Loaded, DeviceError> {
-    verify(graph)?;
-    if !graph.same_code(&code.graph) {
-        let why = format!("its weights are not of the shape of {}, which was compiled", {
-            &code.graph.name
-        });
-        return Err(DeviceError::Submission { task: graph.name.clone(), why });
-    }
-    let slice = |node: &Node| match &node.op {
-        Op::Experts(e) | Op::ExpertGroup(ExpertGroup { experts: e, .. }) => Some(e.slice()),
-        _ => None,
-    };
-    let mut loaded = Loaded {
-        device,
-        code: code.clone(),
-        name: graph.name.clone(),
-        values: graph.values.iter().map(|v| v.name.clone()).collect(),
-        matrices: Vec::new(),
-        vectors: Vec::new(),
-        packed: Vec::new(),
-        outliers: Vec::new(),
-        weights: graph.weights.iter().map(|w| w.name.clone()).collect(),
-        slices: graph.nodes.iter().filter_map(slice).collect(),
-        on_disk: Vec::new(),
-    };
-    let disk = OnDisk::new(code, graph, source);
-    loaded.on_disk = disk.load(isa)?;
-    for (weight, form) in &code.weights.0 {
-        let loader = Loader { isa, source, decl: graph.weight(*weight) };
-        if disk.has(*weight) {
-            match form {
-                Form::Packed(layout) => loaded.packed.push(loader.absent_packed(*layout)),
-                _ => loaded.matrices.push(loader.absent_matrix()),
-            }
-            continue;
-        }
-        match form {
-            Form::Stored => loaded.matrices.push(loader.matrix()?),
-            Form::Panels => loaded.matrices.push(loader.panels()?),
-            Form::Vector => loaded.vectors.push(loader.vector()?),
-            Form::Packed(layout) => loaded.packed.push(loader.packed(*layout)?),
-            Form::Outliers(format) => loaded.outliers.push(loader.outliers(*format)?),
-        }
-    }
-    Ok(loaded)
 }
 
 /// The sentence for a weight that differs from the graph's declaration.
@@ -277,17 +270,6 @@ pub(super) struct Loader<'a> {
 impl Loader<'_> {
     pub fn wrong<T>(&self, why: impl Into<String>) -> Result<T, DeviceError> {
         Err(DeviceError::Weight { name: self.decl.name.to_string(), why: why.into() })
-    }
-
-    /// A weight whose bytes come later.
-    fn absent_matrix(&self) -> Matrix {
-        let WeightDecl { rows, cols, dtype, .. } = *self.decl;
-        Matrix { dtype, rows, cols, bytes: WeightBytes::owned(Vec::new()), panels: false }
-    }
-
-    /// The same, packed.
-    fn absent_packed(&self, layout: Layout) -> PackedMatrix {
-        PackedMatrix { layout, bytes: WeightBytes::owned(Vec::new()) }
     }
 
     fn matrix(&self) -> Result<Matrix, DeviceError> {

@@ -183,7 +183,7 @@ impl<'a> Operands<'a> {
                     }
                     Ok(())
                 }
-                Code::Experts { experts, of } => match exe.on_disk(of.number) {
+                Code::Experts { experts, of } => match exe.experts_on_disk(of.number) {
                     None => {
                         let expert = |i: usize| experts[i].view(exe, |at| exe.matrix(at).view());
                         self.experts(cx, of, experts.len(), &expert, work)
@@ -191,7 +191,7 @@ impl<'a> Operands<'a> {
                     Some(disk) => self.experts_on_disk(cx, of, experts, disk, work),
                 },
                 Code::PackedLinear { .. } => self.packed_linear(cx, task.rows, work.floats),
-                Code::PackedExperts { experts, of } => match exe.on_disk(of.number) {
+                Code::PackedExperts { experts, of } => match exe.experts_on_disk(of.number) {
                     None => {
                         let expert = |i: usize| experts[i].view(exe, |at| exe.packed(at));
                         self.experts(cx, of, experts.len(), &expert, work)
@@ -463,7 +463,7 @@ impl<'a> Operands<'a> {
             disk.choose(&mut chosen, tokens, row);
             used.iter_mut().zip(&chosen).for_each(|(e, (chosen, _))| *e = *chosen);
         };
-        let mut run = moe::Run::new(x, memory, y.len(), &mut arrange)?;
+        let mut run = moe::ExpertRun::new(x, memory, y.len(), &mut arrange)?;
         let mut place = vec![0; experts.len()];
         let (mut taken, mut left) = (Vec::new(), &chosen[..]);
         while !left.is_empty() {

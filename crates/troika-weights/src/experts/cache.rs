@@ -5,17 +5,19 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use troika_device::{
-    Clock, DeviceError, EXPERT_PARTS, ExpertBytes, ExpertForecast, ExpertPart, ExpertsOnDisk,
-    RealClock, WeightBytes,
+    Clock, DeviceError, EXPERT_PARTS, ExpertBytes, ExpertPart, ExpertsOnDisk, RealClock,
+    WeightBytes,
 };
 
+use super::forecast::ExpertForecast;
+use super::io::{Done, Target};
 use super::policy::{Eviction, Residents};
-use super::read::{Done, Reader, Target};
+use super::read::Reader;
 use super::room::Rooms;
 use super::stats::ExpertStats;
+use crate::arena::Room;
 use crate::cache::hash;
 use crate::parallel::lock;
-use crate::store::arena::Room;
 
 /// Direct reads begin and end at multiples of this.
 const PAGE: usize = 4096;
@@ -54,7 +56,7 @@ struct Place {
 }
 
 /// Where an expert's bytes are.
-enum Slot {
+enum Whereabouts {
     /// On disk only.
     Away,
     /// On the way: memory that the reads fill, and how many are pending.
@@ -81,7 +83,7 @@ struct Layer {
 
 struct State {
     places: Vec<Arc<Place>>,
-    slots: Vec<Slot>,
+    slots: Vec<Whereabouts>,
     layers: Vec<Layer>,
     residents: Residents,
     rooms: Rooms,
@@ -92,7 +94,7 @@ struct State {
     expected: Vec<bool>,
     expected_bytes: u64,
     /// What may be read next, the most probable first.
-    ahead: Vec<u32>,
+    to_prefetch: Vec<u32>,
     done: Vec<Done>,
     stats: ExpertStats,
 }
@@ -123,7 +125,7 @@ impl ExpertCache {
             wanted: Vec::new(),
             expected: Vec::new(),
             expected_bytes: 0,
-            ahead: Vec::new(),
+            to_prefetch: Vec::new(),
             done: Vec::new(),
             stats: ExpertStats { budget, ..ExpertStats::default() },
         };
@@ -179,7 +181,7 @@ impl ExpertCache {
             state.stats.bytes_of_all += bytes as u64;
             let checked = OnceLock::new();
             state.places.push(Arc::new(Place { parts, bytes, checked }));
-            state.slots.push(Slot::Away);
+            state.slots.push(Whereabouts::Away);
         }
         let all = state.places.len();
         state.residents.grow(all);
@@ -249,8 +251,8 @@ impl State {
     fn expect(&mut self, layer: usize, experts: &[u16]) {
         let Some(layer) = self.layers.iter().find(|known| known.number == layer) else { return };
         let inside = experts.iter().map(|e| u32::from(*e)).filter(|e| *e < layer.count);
-        self.ahead.clear();
-        self.ahead.extend(inside.map(|e| layer.first + e));
+        self.to_prefetch.clear();
+        self.to_prefetch.extend(inside.map(|e| layer.first + e));
     }
 
     /// Takes note of reads that are done. Waits for one if `wait`, unless none is pending.
@@ -268,7 +270,7 @@ impl State {
     }
 
     fn part_done(&mut self, expert: usize, number: u64, result: std::io::Result<usize>) {
-        let Slot::Coming { pending, fault, .. } = &mut self.slots[expert] else { return };
+        let Whereabouts::Coming { pending, fault, .. } = &mut self.slots[expert] else { return };
         *pending -= 1;
         let part = &self.places[expert].parts[(number % EXPERT_PARTS as u64) as usize];
         match result {
@@ -279,17 +281,17 @@ impl State {
         if *pending > 0 {
             return;
         }
-        let slot = std::mem::replace(&mut self.slots[expert], Slot::Away);
-        let Slot::Coming { room, fault, .. } = slot else { return };
+        let slot = std::mem::replace(&mut self.slots[expert], Whereabouts::Away);
+        let Whereabouts::Coming { room, fault, .. } = slot else { return };
         match fault {
             None => {
                 self.residents.entered(expert as u32);
-                self.slots[expert] = Slot::Here(Arc::new(room));
+                self.slots[expert] = Whereabouts::Here(Arc::new(room));
             }
             Some(why) => {
                 self.rooms.give(room);
                 self.unexpect(expert);
-                self.slots[expert] = Slot::Failed(why);
+                self.slots[expert] = Whereabouts::Failed(why);
             }
         }
     }
@@ -308,7 +310,7 @@ impl State {
                 return Some(room);
             }
             let (slots, wanted, expected) = (&self.slots, &self.wanted, &self.expected);
-            let idle = |e: u32| matches!(&slots[e as usize], Slot::Here(room) if Arc::strong_count(room) == 1);
+            let idle = |e: u32| matches!(&slots[e as usize], Whereabouts::Here(room) if Arc::strong_count(room) == 1);
             let free = |e: u32| !wanted[e as usize] && !expected[e as usize] && idle(e);
             let leaves = self.residents.next_to_leave(free);
             let leaves =
@@ -316,8 +318,8 @@ impl State {
             self.residents.left(leaves);
             self.unexpect(leaves as usize);
             self.stats.evictions += 1;
-            let slot = std::mem::replace(&mut self.slots[leaves as usize], Slot::Away);
-            let Slot::Here(room) = slot else { continue };
+            let slot = std::mem::replace(&mut self.slots[leaves as usize], Whereabouts::Away);
+            let Whereabouts::Here(room) = slot else { continue };
             // Nobody else has it, and nobody can get it meanwhile.
             if let Some(room) = Arc::into_inner(room) {
                 self.rooms.give(room);
@@ -351,26 +353,26 @@ impl State {
         self.slots[expert] = match fault {
             Some(why) if pending == 0 => {
                 self.rooms.give(room);
-                Slot::Failed(why)
+                Whereabouts::Failed(why)
             }
-            fault => Slot::Coming { room, pending, fault },
+            fault => Whereabouts::Coming { room, pending, fault },
         };
         Ok(true)
     }
 
     /// Begins to read what may be chosen next, as far as there is memory for it.
-    fn read_ahead(&mut self, budget: u64) -> Result<(), String> {
-        while let Some(&expert) = self.ahead.first() {
+    fn prefetch(&mut self, budget: u64) -> Result<(), String> {
+        while let Some(&expert) = self.to_prefetch.first() {
             let expert = expert as usize;
             let bytes = self.places[expert].bytes as u64;
-            let away = matches!(self.slots[expert], Slot::Away);
+            let away = matches!(self.slots[expert], Whereabouts::Away);
             if away && self.expected_bytes + bytes > budget / EXPECTED_SHARE {
                 return Ok(());
             }
-            self.ahead.remove(0);
+            self.to_prefetch.remove(0);
             if away {
                 if !self.begin(expert, false)? {
-                    self.ahead.clear();
+                    self.to_prefetch.clear();
                     return Ok(());
                 }
                 self.expected[expert] = true;
@@ -390,7 +392,7 @@ impl State {
     fn begin_all(&mut self, first: u32, chosen: &[(u32, u32)]) -> Result<(), String> {
         for (expert, _) in chosen {
             let expert = (first + expert) as usize;
-            if matches!(self.slots[expert], Slot::Away) && !self.begin(expert, false)? {
+            if matches!(self.slots[expert], Whereabouts::Away) && !self.begin(expert, false)? {
                 break;
             }
         }
@@ -434,11 +436,11 @@ impl ExpertsOnDisk for LayerExperts {
                 state.stats.expected_used += 1;
             }
             match &state.slots[at] {
-                Slot::Here(_) => hits += 1,
-                Slot::Coming { .. } => state.stats.coming += 1,
-                Slot::Away => {}
+                Whereabouts::Here(_) => hits += 1,
+                Whereabouts::Coming { .. } => state.stats.coming += 1,
+                Whereabouts::Away => {}
                 // Another run's failure: this one tries again.
-                Slot::Failed(_) => state.slots[at] = Slot::Away,
+                Whereabouts::Failed(_) => state.slots[at] = Whereabouts::Away,
             }
         }
         state.stats.chosen += chosen.len() as u64;
@@ -449,15 +451,15 @@ impl ExpertsOnDisk for LayerExperts {
                 state.unexpect(expert as usize);
             }
         }
-        let order = |slot: &Slot| match slot {
-            Slot::Here(_) => 0,
-            Slot::Coming { .. } => 1,
-            Slot::Away | Slot::Failed(_) => 2,
+        let order = |slot: &Whereabouts| match slot {
+            Whereabouts::Here(_) => 0,
+            Whereabouts::Coming { .. } => 1,
+            Whereabouts::Away | Whereabouts::Failed(_) => 2,
         };
         chosen.sort_by_key(|(expert, _)| order(&state.slots[(self.first + expert) as usize]));
         let _ = state.begin_all(self.first, chosen);
         if tokens >= PROMPT {
-            state.ahead.clear();
+            state.to_prefetch.clear();
             let next = &state.layers[(self.layer + 1) % state.layers.len()];
             // Experts that an even share of the tokens or more have chosen.
             let all: f32 = next.popularity.iter().sum();
@@ -467,12 +469,12 @@ impl ExpertsOnDisk for LayerExperts {
             popular.sort_by(|a, b| {
                 next.popularity[*b as usize].total_cmp(&next.popularity[*a as usize])
             });
-            state.ahead.extend(popular.iter().map(|e| next.first + e));
+            state.to_prefetch.extend(popular.iter().map(|e| next.first + e));
         } else if let Some((row, forecast)) = row.zip(self.cache.forecast.get()) {
             let layer = state.layers[self.layer].number;
             forecast.after(layer, row, &mut |layer, experts| state.expect(layer, experts));
         }
-        let _ = state.read_ahead(self.cache.budget);
+        let _ = state.prefetch(self.cache.budget);
         let _ = state.submit();
     }
 
@@ -487,14 +489,14 @@ impl ExpertsOnDisk for LayerExperts {
             left.iter().for_each(|(e, _)| state.wanted[(self.first + e) as usize] = true);
             self.go_on(state, left).map_err(|why| self.failed(state, expert, &why))?;
             match &state.slots[expert] {
-                Slot::Here(_) => break,
-                Slot::Failed(why) => {
+                Whereabouts::Here(_) => break,
+                Whereabouts::Failed(why) => {
                     let error = self.failed(state, expert, why);
                     // The next run tries again.
-                    state.slots[expert] = Slot::Away;
+                    state.slots[expert] = Whereabouts::Away;
                     return Err(error);
                 }
-                Slot::Coming { .. } | Slot::Away => {}
+                Whereabouts::Coming { .. } | Whereabouts::Away => {}
             }
             waited.get_or_insert_with(|| self.cache.clock.now());
             if state.reader.as_ref().is_some_and(|r| r.pending > 0) {
@@ -516,7 +518,7 @@ impl ExpertsOnDisk for LayerExperts {
         }
         for (e, _) in left {
             let at = (self.first + e) as usize;
-            let Slot::Here(room) = &state.slots[at] else { break };
+            let Whereabouts::Here(room) = &state.slots[at] else { break };
             into.push(state.places[at].bytes_in(room)?);
         }
         Ok(())
@@ -528,7 +530,7 @@ impl LayerExperts {
     fn go_on(&self, state: &mut State, left: &[(u32, u32)]) -> Result<(), String> {
         state.settle(false)?;
         state.begin_all(self.first, left)?;
-        state.read_ahead(self.cache.budget)?;
+        state.prefetch(self.cache.budget)?;
         state.submit()
     }
 
@@ -582,7 +584,7 @@ impl Drop for State {
             if self.settle(true).is_err() {
                 // Then they may still write to it: it is never freed.
                 for slot in self.slots.drain(..) {
-                    if let Slot::Coming { room, .. } = slot {
+                    if let Whereabouts::Coming { room, .. } = slot {
                         std::mem::forget(room);
                     }
                 }

@@ -5,6 +5,8 @@
 //! are computed while the others are read.
 
 mod cache;
+mod forecast;
+mod io;
 mod policy;
 mod read;
 #[cfg(target_os = "linux")]
@@ -16,5 +18,6 @@ mod tests;
 
 pub(crate) use cache::ExpertCache;
 pub use cache::OnWait;
+pub use forecast::ExpertForecast;
 pub use policy::{Eviction, Residents};
 pub use stats::ExpertStats;

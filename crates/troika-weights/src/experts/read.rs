@@ -8,28 +8,13 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
+use super::io::{Done, Target};
 #[cfg(target_os = "linux")]
 use super::ring::Ring;
 use crate::parallel::lock;
 
 /// Threads that read, where there is no io_uring: as many as keep a disk busy.
 const THREADS: usize = 4;
-
-/// Memory that a read fills.
-#[derive(Clone, Copy)]
-pub(super) struct Target {
-    pub start: *mut u8,
-    pub bytes: usize,
-}
-
-// SAFETY: it is memory that the read alone uses until it is done (`Reader::read`).
-unsafe impl Send for Target {}
-
-/// A read that is done: its number, and the bytes that were read.
-pub(super) struct Done {
-    pub number: u64,
-    pub result: Result<usize>,
-}
 
 /// Reads of one file.
 pub(super) struct Reader {
@@ -83,7 +68,7 @@ impl Reader {
             #[cfg(target_os = "linux")]
             // SAFETY: by the caller.
             How::Ring(ring) => unsafe { ring.read(number, offset, to) }?,
-            How::Threads(threads) => threads.read(Job { number, offset, to })?,
+            How::Threads(threads) => threads.read(ReadJob { number, offset, to })?,
         }
         self.pending += 1;
         Ok(())
@@ -131,7 +116,7 @@ fn open_direct(path: &Path) -> Result<File> {
     Ok(file)
 }
 
-struct Job {
+struct ReadJob {
     number: u64,
     offset: u64,
     to: Target,
@@ -139,14 +124,14 @@ struct Job {
 
 /// Threads that read.
 struct Threads {
-    jobs: Option<Sender<Job>>,
+    jobs: Option<Sender<ReadJob>>,
     done: Receiver<Done>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Threads {
     fn new(file: File) -> Result<Threads> {
-        let (jobs, taken) = channel::<Job>();
+        let (jobs, taken) = channel::<ReadJob>();
         let (tell, done) = channel();
         let (taken, file) = (Arc::new(Mutex::new(taken)), Arc::new(file));
         let mut threads = Vec::new();
@@ -155,7 +140,7 @@ impl Threads {
             let work = move || {
                 loop {
                     let job = lock(&taken).recv();
-                    let Ok(Job { number, offset, to }) = job else { return };
+                    let Ok(ReadJob { number, offset, to }) = job else { return };
                     // SAFETY: the memory is this read's own until it is done.
                     let room = unsafe { std::slice::from_raw_parts_mut(to.start, to.bytes) };
                     let result = read_at(&file, offset, room);
@@ -169,7 +154,7 @@ impl Threads {
         Ok(Threads { jobs: Some(jobs), done, threads })
     }
 
-    fn read(&mut self, job: Job) -> Result<()> {
+    fn read(&mut self, job: ReadJob) -> Result<()> {
         let jobs = self.jobs.as_ref().and_then(|jobs| jobs.send(job).ok());
         jobs.ok_or_else(|| std::io::Error::other("the threads that read have ended"))
     }

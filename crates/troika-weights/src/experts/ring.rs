@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd;
 
 use io_uring::{IoUring, opcode, types};
 
-use super::read::{Done, Target};
+use super::io::{Done, Target};
 
 /// Reads in the kernel at once.
 const ENTRIES: u32 = 256;
@@ -49,7 +49,7 @@ impl Ring {
 
     /// Hands what was begun to the kernel.
     pub fn submit(&mut self) -> Result<()> {
-        again(|| self.ring.submit().map(drop))
+        retry(|| self.ring.submit().map(drop))
     }
 
     /// Adds the reads that are done; waits for one if there is none and some are pending.
@@ -57,7 +57,7 @@ impl Ring {
         let before = into.len();
         self.reap(into);
         if wait && into.len() == before && self.pending > 0 {
-            again(|| self.ring.submit_and_wait(1).map(drop))?;
+            retry(|| self.ring.submit_and_wait(1).map(drop))?;
             self.reap(into);
         }
         Ok(())
@@ -76,7 +76,7 @@ impl Ring {
 }
 
 /// Repeats a call that a signal interrupted.
-fn again(mut call: impl FnMut() -> Result<()>) -> Result<()> {
+fn retry(mut call: impl FnMut() -> Result<()>) -> Result<()> {
     loop {
         match call() {
             Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}

@@ -1,6 +1,6 @@
 //! Memory for experts under a byte budget. What one leaves, the next of its size takes.
 
-use crate::store::arena::Room;
+use crate::arena::Room;
 
 /// Memory for experts.
 pub(super) struct Rooms {

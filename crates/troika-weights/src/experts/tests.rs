@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use troika_device::{ExpertForecast, ExpertPart, ExpertsOnDisk};
+use troika_device::{ExpertPart, ExpertsOnDisk};
 
 use super::cache::ExpertCache;
+use super::forecast::ExpertForecast;
 use super::policy::Eviction;
 
 const LAYERS: usize = 3;

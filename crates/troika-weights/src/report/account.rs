@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use troika_graph::DType;
 use troika_model::spec::{Key, WeightRole};
 
+use crate::bind::bound::Bound;
 use crate::bind::source::ValueSource;
 use crate::store::WeightStore;
 
@@ -61,6 +62,11 @@ pub(crate) fn class_of(role: WeightRole, rows: usize) -> &'static str {
 }
 
 impl WeightStore {
+    /// Bytes of all experts, of which a token uses only some.
+    pub fn expert_bytes(&self) -> u64 {
+        self.bound.iter().filter(|b| is_expert(b.key.role)).map(Bound::bytes).sum()
+    }
+
     /// Bytes by kind of memory. For weights used only in packed form, the file's bytes do not
     /// count, since their pages are released.
     pub fn report(&self) -> MemoryReport {

@@ -1,6 +1,5 @@
 //! The weight store: owns the mapped files and all derived forms, and counts their bytes.
 
-pub(crate) mod arena;
 mod forms;
 pub(crate) mod scan;
 
@@ -11,14 +10,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use troika_device::{
-    DeviceError, EXPERT_PARTS, ExpertForecast, ExpertPart, ExpertSource, ExpertsOnDisk, PackFn,
-    PackLayout, Packed, WeightBytes, WeightData, WeightSource,
+    DeviceError, EXPERT_PARTS, ExpertPart, ExpertSource, ExpertsOnDisk, PackFn, PackLayout, Packed,
+    WeightBytes, WeightData, WeightSource,
 };
 use troika_graph::DType;
 use troika_model::families::DescribedModel;
 use troika_model::lower::WeightShape;
 use troika_model::spec::{Key, ModelSpec, WeightRole, weight_requirements};
 
+use crate::arena::{Arena, Room};
 use crate::bind::bound::Bound;
 use crate::bind::scheme::{BindOptions, Quant};
 use crate::bind::source::{ValueSource, WeightRows};
@@ -26,12 +26,11 @@ use crate::bind::{bind_all, tied_head, unused};
 use crate::cache::hash::{self, Stamp};
 use crate::cache::{self, CacheFolder, Found, PackedCache};
 use crate::error::WeightError;
-use crate::experts::{Eviction, ExpertCache, ExpertStats, OnWait};
+use crate::experts::{Eviction, ExpertCache, ExpertForecast, ExpertStats, OnWait};
 use crate::format::file_map::FileMap;
 use crate::format::mapped::MappedCheckpoint;
 use crate::parallel::{self, lock};
-use crate::report::account::is_expert;
-use crate::store::arena::{Arena, Room};
+
 use crate::store::forms::Forms;
 
 pub use forms::FormId;
@@ -220,11 +219,6 @@ impl WeightStore {
     /// Sets what is told when computing has waited for an expert to be read.
     pub fn on_expert_wait(&self, told: OnWait) {
         self.experts.iter().for_each(|experts| experts.on_wait(told.clone()));
-    }
-
-    /// Bytes of all experts, of which a token uses only some.
-    pub fn expert_bytes(&self) -> u64 {
-        self.bound.iter().filter(|b| is_expert(b.key.role)).map(Bound::bytes).sum()
     }
 
     /// What became of experts that are read when tokens choose them; `None` if all are in memory.

@@ -6,7 +6,7 @@ use crate::tidy::{Tree, Violation};
 
 const FOLDER: &str = "crates/troika-device/src/";
 /// The limit for the methods of all traits together.
-const LIMIT: usize = 20;
+const LIMIT: usize = 25;
 
 /// The lines of methods that traits declare.
 #[derive(Default)]
@@ -49,7 +49,7 @@ mod tests {
             let device = ("crates/troika-device/src/device.rs", device.as_str());
             places(check, &[("crates/troika-device/src/clock.rs", clock), device])
         };
-        assert!(found(18).is_empty());
-        assert_eq!(found(19), ["crates/troika-device/src/device.rs:20"]);
+        assert!(found(LIMIT - 2).is_empty());
+        assert_eq!(found(LIMIT - 1), [format!("crates/troika-device/src/device.rs:{LIMIT}")]);
     }
 }

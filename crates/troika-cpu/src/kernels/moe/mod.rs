@@ -6,7 +6,7 @@
 //! slots. A weight is widened once per part, for all pairs of its expert. With few rows the chosen
 //! experts' panels are cut as if they were one weight, which streams from memory.
 //!
-//! Where only some experts are in memory, the first two regions run in waves ([`Run::wave`]): of
+//! Where only some experts are in memory, the first two regions run in waves ([`ExpertRun::wave`]): of
 //! those that are there, while others are read.
 
 mod weight;
@@ -172,11 +172,9 @@ fn sort<'a, E>(
         }
     }
     let mut count = 0;
-    for e in 0..experts {
-        if ends[e] > 0 {
-            used[count] = e as u32;
-            count += 1;
-        }
+    for (e, _) in ends.iter().enumerate().filter(|(_, pairs)| **pairs > 0) {
+        used[count] = e as u32;
+        count += 1;
     }
     let used = &mut used[..count];
     arrange(used, ends);
@@ -210,7 +208,7 @@ pub fn experts<W: Weight>(
     memory: Memory<'_>,
     y: &mut [f32],
 ) -> Result<(), KernelError> {
-    let mut run = Run::new(x, memory, y.len(), &mut |_, _| {})?;
+    let mut run = ExpertRun::new(x, memory, y.len(), &mut |_, _| {})?;
     run.wave(cx, x.expert, run.used().len())?;
     run.finish(cx, y)
 }
@@ -241,12 +239,12 @@ pub fn group<W: Weight>(
         *end = ((e + 1) * capacity).min(rows) as u32;
     }
     let sorted = Sorted { order, used, starts, ends, rows };
-    let mut run = Run::of(x, sorted, memory.floats, y);
+    let mut run = ExpertRun::of(x, sorted, memory.floats, y);
     run.wave(cx, x.expert, run.used().len())
 }
 
 /// A run of the experts in waves. The results do not depend on the waves.
-pub struct Run<'a, E> {
+pub struct ExpertRun<'a, E> {
     x: Operands<'a, E>,
     sorted: Sorted<'a>,
     /// What is left to compute begins with this one of the used experts.
@@ -259,7 +257,7 @@ pub struct Run<'a, E> {
     down: &'a mut [f32],
 }
 
-impl<'a, E> Run<'a, E> {
+impl<'a, E> ExpertRun<'a, E> {
     /// Sorts. `arrange` may change the order in which experts are computed: it gets the used ones,
     /// by their places in the slice, and the rows of each expert.
     ///
@@ -270,14 +268,14 @@ impl<'a, E> Run<'a, E> {
         memory: Memory<'a>,
         results: usize,
         arrange: &mut dyn FnMut(&mut [u32], &[u32]),
-    ) -> Result<Run<'a, E>, KernelError> {
+    ) -> Result<ExpertRun<'a, E>, KernelError> {
         let pairs = x.ids.len();
         let rows = results / x.k.max(1);
         let fits = pairs == rows * x.top_k && pairs == x.weights.len();
         assert!(fits, "lengths of experts' operands");
         let sorted = sort(&x, rows, memory.words, arrange)?;
         let (down, floats) = memory.floats.split_at_mut(pairs * x.k);
-        Ok(Run::of(x, sorted, floats, down))
+        Ok(ExpertRun::of(x, sorted, floats, down))
     }
 
     /// `down` gets what the sorted pairs' experts make of their rows.
@@ -286,11 +284,11 @@ impl<'a, E> Run<'a, E> {
         sorted: Sorted<'a>,
         floats: &'a mut [f32],
         down: &'a mut [f32],
-    ) -> Run<'a, E> {
+    ) -> ExpertRun<'a, E> {
         let (hidden, rest) = floats.split_at_mut(sorted.order.len() * x.inter);
         let (outer, rest) = rest.split_at_mut(sorted.rows * ready(x.activations, x.k));
         let inner = &mut rest[..sorted.order.len() * ready(x.activations, x.inter)];
-        Run { x, sorted, next: 0, input: None, outer: Some(outer), hidden, inner, down }
+        ExpertRun { x, sorted, next: 0, input: None, outer: Some(outer), hidden, inner, down }
     }
 
     /// The experts that are left to compute, in order.
