@@ -88,7 +88,7 @@ pub fn write(name: &str, path: &Path) -> Result<()> {
 /// Writes a model, a tensor at a time.
 ///
 /// # Errors
-/// Those of [`write`].
+/// An unknown shape, or a file that cannot be written.
 pub fn write_as(name: &str, content: Content, path: &Path) -> Result<()> {
     let shape = SHAPES.iter().find(|s| s.name == name);
     let known = || {

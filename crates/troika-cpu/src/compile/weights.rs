@@ -184,7 +184,7 @@ impl Loaded {
     }
 
     /// Adds a weight; those that code reads are added in their order.
-    pub fn add(&mut self, loader: &Loader<'_>, form: Form) -> Result<(), DeviceError> {
+    pub(super) fn add(&mut self, loader: &Loader<'_>, form: Form) -> Result<(), DeviceError> {
         match form {
             Form::Stored => self.matrices.push(loader.matrix()?),
             Form::Panels => self.matrices.push(loader.panels()?),
