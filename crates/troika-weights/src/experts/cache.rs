@@ -330,19 +330,21 @@ impl State {
     /// Begins to read an expert. `false` if there is no memory for it now.
     fn begin(&mut self, expert: usize, even_wanted: bool) -> Result<bool, String> {
         let place = self.places[expert].clone();
-        let Some(mut room) = self.room(place.bytes, even_wanted) else { return Ok(false) };
-        let Some(reader) = &mut self.reader else {
+        // Known before the first read begins: after it, nothing here may return early.
+        let offsets = place.offsets().ok_or("its file is not complete yet")?;
+        if self.reader.is_none() {
             return Err("its file is not complete yet".into());
-        };
+        }
+        let Some(mut room) = self.room(place.bytes, even_wanted) else { return Ok(false) };
+        let Some(reader) = &mut self.reader else { return Ok(false) };
         let (mut pending, mut fault) = (0, None);
-        for (i, part) in place.parts.iter().enumerate() {
+        for (i, (part, offset)) in place.parts.iter().zip(offsets).enumerate() {
             let target = &mut room.as_mut()[part.at..part.at + part.room()];
             let to = Target { start: target.as_mut_ptr(), bytes: target.len() };
-            let (offset, _) = part.stored.get().ok_or("its file is not complete yet")?;
             let number = expert as u64 * EXPERT_PARTS as u64 + i as u64;
-            // SAFETY: the room stays in its slot, untouched, until all of its reads are done
-            // (`part_done`), also if the cache is dropped.
-            match unsafe { reader.read(number, *offset, to) } {
+            // SAFETY: the room goes into its whereabouts below, whatever happens, and stays there
+            // untouched until all of its reads are done (`part_done`), also if the cache is dropped.
+            match unsafe { reader.read(number, offset, to) } {
                 Ok(()) => pending += 1,
                 Err(e) => {
                     fault = Some(e.to_string());
@@ -546,6 +548,13 @@ impl LayerExperts {
 }
 
 impl Place {
+    /// Where the parts are in the file, once that is complete.
+    fn offsets(&self) -> Option<[u64; EXPERT_PARTS]> {
+        let [gate, up, down] = &self.parts;
+        let offset = |part: &PartAt| part.stored.get().map(|(offset, _)| *offset);
+        Some([offset(gate)?, offset(up)?, offset(down)?])
+    }
+
     /// The parts in memory; the first time, checks that they are what was written.
     fn bytes_in(&self, room: &Arc<Room>) -> Result<ExpertBytes, DeviceError> {
         for part in self.parts.iter().filter(|_| self.checked.get().is_none()) {

@@ -85,11 +85,11 @@ impl Reader {
 
     /// Adds what is done. If there is nothing and some reads are pending, waits for one.
     pub fn done(&mut self, wait: bool, into: &mut Vec<Done>) -> Result<()> {
-        let before = into.len();
+        let (before, wait) = (into.len(), wait && self.pending > 0);
         let told = match &mut self.how {
             #[cfg(target_os = "linux")]
             How::Ring(ring) => ring.done(wait, into),
-            How::Threads(threads) => threads.done(wait && self.pending > 0, into),
+            How::Threads(threads) => threads.done(wait, into),
         };
         self.pending -= into.len() - before;
         told

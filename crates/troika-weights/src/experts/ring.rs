@@ -16,14 +16,13 @@ const ENTRIES: u32 = 256;
 pub(super) struct Ring {
     ring: IoUring,
     file: File,
-    pending: usize,
 }
 
 impl Ring {
     /// A ring, where the kernel has it and lets this process use it. Gives the file back otherwise.
     pub fn new(file: File) -> std::result::Result<Ring, File> {
         match IoUring::new(ENTRIES) {
-            Ok(ring) => Ok(Ring { ring, file, pending: 0 }),
+            Ok(ring) => Ok(Ring { ring, file }),
             Err(_) => Err(file),
         }
     }
@@ -42,9 +41,7 @@ impl Ring {
         // SAFETY: the memory is the read's own by the caller, and the file is open as long as the
         // ring is.
         let pushed = unsafe { self.ring.submission().push(&read) };
-        pushed.map_err(Error::other)?;
-        self.pending += 1;
-        Ok(())
+        pushed.map_err(Error::other)
     }
 
     /// Hands what was begun to the kernel.
@@ -52,11 +49,11 @@ impl Ring {
         retry(|| self.ring.submit().map(drop))
     }
 
-    /// Adds the reads that are done; waits for one if there is none and some are pending.
+    /// Adds the reads that are done. If there is none, `wait` waits for one, which must be pending.
     pub fn done(&mut self, wait: bool, into: &mut Vec<Done>) -> Result<()> {
         let before = into.len();
         self.reap(into);
-        if wait && into.len() == before && self.pending > 0 {
+        if wait && into.len() == before {
             retry(|| self.ring.submit_and_wait(1).map(drop))?;
             self.reap(into);
         }
@@ -65,7 +62,6 @@ impl Ring {
 
     fn reap(&mut self, into: &mut Vec<Done>) {
         for entry in self.ring.completion() {
-            self.pending -= 1;
             let result = match usize::try_from(entry.result()) {
                 Ok(bytes) => Ok(bytes),
                 Err(_) => Err(Error::from_raw_os_error(-entry.result())),
