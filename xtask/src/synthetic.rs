@@ -10,7 +10,8 @@ use crate::peers::shapes::{self, Content};
 /// Write a GGUF model of a known shape with random weights, for measuring speed
 #[derive(clap::Args)]
 pub struct Options {
-    /// The shape: qwen3-0.6b, qwen3-moe-1b, qwen3-moe-tiny, llama-3.2-1b, qwen3-30b-a3b, olmoe-1b-7b
+    /// The shape: qwen3-0.6b, qwen3-moe-1b, qwen3-moe-tiny, qwen3-moe-wide, llama-3.2-1b,
+    /// qwen3-30b-a3b, olmoe-1b-7b
     shape: String,
     /// The file to write
     out: PathBuf,

@@ -14,7 +14,7 @@ pub(crate) const MAX_CONTEXT: usize = i32::MAX as usize;
 /// The most rows of a chunk, or positions of a page.
 pub(crate) const MAX_LENGTH: usize = 1 << 16;
 /// The most chunks in flight: more than any pipeline of devices can use.
-const MAX_IN_FLIGHT: usize = 64;
+pub(crate) const MAX_IN_FLIGHT: usize = 64;
 /// The most length buckets.
 const MAX_LENGTHS: usize = 64;
 

@@ -8,7 +8,7 @@ use crate::expert_groups::{
     CapacityRule, ExpertGroupShape, ExpertPolicy, ExpertSettings, GroupLimits, LayerLoad, Tiers,
     WorthALaunch, group, group_size, resident,
 };
-use crate::experts::{Dispatch, ExpertGroupPlan, ExpertSplit, Overflow};
+use crate::experts::{ExpertGroupPlan, ExpertSplit, Overflow};
 use crate::plan::{Layers, LengthRules, Rule, Split};
 use crate::routing::ExpertUse;
 use crate::strategy::{DeviceFacts, rule};
@@ -28,6 +28,8 @@ pub(crate) struct ExpertRules<'a> {
     pub settings: &'a ExpertSettings,
     /// Rows of a chunk.
     pub rows: usize,
+    /// Rows until all buffers of experts are empty again.
+    pub gathered: usize,
     /// Whether the groups' device has weights as halves.
     pub halves: bool,
 }
@@ -62,9 +64,8 @@ impl ExpertRules<'_> {
             whole.push(rule(Some(vec![SegmentKind::Experts]), None, host));
         }
         // A graph takes as long for few rows as for all. Rows that gather over chunks are not few.
-        let is_bursty = self.policy == ExpertPolicy::All
-            && self.settings.dispatch == Dispatch::PerChunk
-            && !groups.is_empty();
+        let is_bursty =
+            self.policy == ExpertPolicy::All && !self.settings.gathers() && !groups.is_empty();
         let lengths = LengthRules { up_to: self.rows / 2, rules: whole };
         let lengths = Some(lengths).filter(|l| is_bursty && l.up_to > 0);
         // A single row chooses few experts, which are not worth a launch.
@@ -120,7 +121,10 @@ impl ExpertRules<'_> {
         let limits = self.limits(device);
         let asked = match self.policy {
             ExpertPolicy::Base | ExpertPolicy::Tiers => Some(1),
-            ExpertPolicy::Groups | ExpertPolicy::All => self.settings.group,
+            // Of several experts one would be full first, and the others half empty.
+            ExpertPolicy::Groups | ExpertPolicy::All => {
+                self.settings.group.or(self.settings.gathers().then_some(1))
+            }
         };
         let size = group_size(asked, bytes, &limits)
             .map_err(|why| PlanError::ExpertGroup { device: device.name.clone(), why })?;
@@ -132,15 +136,27 @@ impl ExpertRules<'_> {
             ExpertPolicy::All => WorthALaunch::default(),
             _ => WorthALaunch::ALWAYS,
         };
-        let rule = self.capacity_rule();
         let mut groups = Vec::new();
         for (layer, moe) in self.layers() {
             let used = self.used(layer, moe);
-            let load = LayerLoad { used: &used, top_k: moe.top_k, rows: self.rows };
-            groups.extend(group(&load, &rule.capacities(&load), size, least));
+            let load = LayerLoad { used: &used, top_k: moe.top_k, rows: self.gathered };
+            groups.extend(group(&load, &self.capacities(load), size, least));
         }
         let on = resident(&groups, bytes, &limits);
         Ok(groups.into_iter().zip(on).filter_map(|(group, on)| on.then_some(group)).collect())
+    }
+
+    /// Rows of each expert. Where they gather, and nothing else is asked for: a quarter of what an
+    /// expert is expected to get, so that it runs while other chunks are routed.
+    fn capacities(&self, load: LayerLoad<'_>) -> Vec<usize> {
+        let rule = self.capacity_rule();
+        if !self.settings.gathers() || rule.tiers != Tiers::default() {
+            return rule.capacities(&LayerLoad { rows: self.rows, ..load });
+        }
+        let least = WorthALaunch::default().rows;
+        let part =
+            |e: usize| (load.expected_rows(e) / 4.0).clamp(least, least.max(self.rows as f64));
+        (0..load.used.counts.len()).map(|e| rule.rounding.up(part(e))).collect()
     }
 
     fn capacity_rule(&self) -> CapacityRule {

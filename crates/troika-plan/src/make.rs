@@ -4,7 +4,7 @@ use troika_graph::{ActivationFormat, DType};
 use troika_model::spec::ModelSpec;
 
 use crate::calibrated::CalibratedProducts;
-use crate::check::MAX_CONTEXT;
+use crate::check::{MAX_CONTEXT, MAX_IN_FLIGHT};
 use crate::elsewhere::Elsewhere;
 use crate::error::PlanError;
 use crate::expert_groups::ExpertSettings;
@@ -80,6 +80,9 @@ impl PlanRequest {
 
 /// Chunks in flight where several devices share the work.
 const CHUNKS_IN_FLIGHT: usize = 4;
+/// Rows of chunks in flight that go through the model layer by layer: enough to fill the buffers of
+/// many experts.
+const GATHERED_ROWS: usize = 2048;
 
 /// Positions of a page, if devices can bind that many.
 const PAGE_LEN: usize = 32;
@@ -129,7 +132,9 @@ pub fn make(
         Strategy::Experts(policy) => {
             let halves = request.converts_to(ActivationFormat::F16);
             let settings = &request.experts;
-            let of = ExpertRules { spec, devices, policy, settings, rows: chunk, halves };
+            let chunks = if settings.gathers() { in_flight(request, chunk, true) } else { 1 };
+            let gathered = chunks.saturating_mul(chunk);
+            let of = ExpertRules { spec, devices, policy, settings, rows: chunk, gathered, halves };
             let SharedRules { prefill, lengths, decode } = of.rules()?;
             PlannedRules { prefill, lengths, decode }
         }
@@ -157,6 +162,17 @@ pub struct PlannedRules {
 
 fn context_of(spec: &ModelSpec, request: &PlanRequest) -> usize {
     request.context.unwrap_or(spec.context.min(MAX_CONTEXT))
+}
+
+/// Chunks in flight, on one device or `several`.
+fn in_flight(request: &PlanRequest, chunk: usize, several: bool) -> usize {
+    let gathers = matches!(request.strategy, Strategy::Experts(_)) && request.experts.gathers();
+    let chosen = match (several, gathers) {
+        (false, _) => 1,
+        (true, false) => CHUNKS_IN_FLIGHT,
+        (true, true) => GATHERED_ROWS.div_ceil(chunk.max(1)).clamp(CHUNKS_IN_FLIGHT, MAX_IN_FLIGHT),
+    };
+    request.chunks_in_flight.unwrap_or(chosen)
 }
 
 /// Rows of a prompt chunk: no more than the context.
@@ -213,7 +229,8 @@ pub fn assemble(
     let kv_dtype = request.kv_dtype.unwrap_or(default_kv);
     // Includes devices without rules, since other devices' refused ops may move to them.
     let limits = devices.iter().filter_map(|d| d.max_binding_bytes);
-    let in_flight = if used.len() > 1 { CHUNKS_IN_FLIGHT } else { 1 };
+    let chunk = chunk_of(spec, request);
+    let chunks_in_flight = in_flight(request, chunk, used.len() > 1);
     let needs = all().flat_map(|r| &r.activations).any(ActivationFormat::is_calibrated);
     let calibration = request.calibrated.as_ref().filter(|_| needs).and_then(|c| c.digest.clone());
     let mut plan = Plan {
@@ -227,8 +244,8 @@ pub fn assemble(
         calibration,
         sync: request.sync,
         prefill: Prefill {
-            chunk: chunk_of(spec, request),
-            chunks_in_flight: request.chunks_in_flight.unwrap_or(in_flight),
+            chunk,
+            chunks_in_flight,
             policy: request.policy,
             critical_device: None,
             rules: prefill,

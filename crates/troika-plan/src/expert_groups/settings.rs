@@ -44,7 +44,8 @@ impl ExpertPolicy {
 pub struct ExpertSettings {
     /// Rows of each expert.
     pub capacity: CapacityRule,
-    /// The most experts of a group; `None`: what the device takes.
+    /// The most experts of a group; `None`: what the device takes, or one where rows gather over
+    /// chunks.
     pub group: Option<usize>,
     /// What becomes of rows beyond a capacity.
     pub overflow: Overflow,
@@ -58,6 +59,13 @@ pub struct ExpertSettings {
     pub stored_bytes: Option<u64>,
     /// Whether the groups' device computes attention, too.
     pub attention: bool,
+}
+
+impl ExpertSettings {
+    /// Whether rows gather over chunks.
+    pub fn gathers(&self) -> bool {
+        self.dispatch == Dispatch::LayerMajor
+    }
 }
 
 /// Rows of a chunk for prompts of a length, where graphs of experts are static: more for longer

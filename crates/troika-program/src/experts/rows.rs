@@ -43,7 +43,7 @@ pub struct ExpertCounts {
     pub rows: u64,
     /// Those of them that its group computed.
     pub grouped: u64,
-    /// Those beyond its capacity that the rule's device computed.
+    /// Those that the rule's device computed: beyond its capacity, or too few for a run.
     pub overflow: u64,
     /// Those beyond its capacity that were left out.
     pub dropped: u64,
@@ -93,7 +93,7 @@ struct Open {
 pub struct ExpertRows {
     shape: RoutedShape,
     /// Experts and capacity of each group.
-    groups: Vec<(usize, usize)>,
+    groups: Vec<(Vec<usize>, usize)>,
     /// Each expert's group and its place there.
     at: Vec<Option<(usize, usize)>>,
     /// Whether each group is on its device; the rule's device computes the experts of others.
@@ -125,7 +125,7 @@ impl ExpertRows {
                 }
             }
         }
-        let groups = split.groups.iter().map(|g| (g.experts.len(), g.capacity)).collect();
+        let groups = split.groups.iter().map(|g| (g.experts.clone(), g.capacity)).collect();
         ExpertRows {
             groups,
             at,
@@ -197,8 +197,8 @@ impl ExpertRows {
             self.sorted[expert] = pairs;
             self.sorted[expert].clear();
         }
-        if last {
-            runs.extend((0..self.groups.len()).filter_map(|group| self.close(group)));
+        for group in (0..self.groups.len()).filter(|_| last) {
+            self.end(group, counts, &mut runs);
         }
         self.run_rest(last, &mut runs);
         self.count(&runs, counts);
@@ -288,7 +288,6 @@ impl ExpertRows {
             open.filled[index] += 1;
             let full = open.filled[index] == capacity;
             self.place(chunk, pair, row);
-            count.grouped += 1;
             if full && self.dispatch == Dispatch::LayerMajor {
                 runs.extend(self.close(group));
             }
@@ -307,7 +306,7 @@ impl ExpertRows {
     /// The open slot of a group; `None` if there is no room for another one.
     fn opened(&mut self, group: usize) -> Option<&mut Open> {
         if self.open[group].is_none() {
-            let (experts, capacity) = self.groups[group];
+            let (experts, capacity) = (self.groups[group].0.len(), self.groups[group].1);
             let start = self.low;
             let end = start + aligned(experts * capacity, self.shape.align);
             if end + self.left > self.high {
@@ -343,17 +342,42 @@ impl ExpertRows {
         Some(PackedRun { group: Some(group), rows, unfilled })
     }
 
+    /// Closes a group's slot at the end of a layer. Where rows gathered over chunks, and most of the
+    /// run would be padding, the rule's device computes its rows.
+    fn end(&mut self, group: usize, counts: &mut LayerCounts, runs: &mut Vec<PackedRun>) {
+        let capacity = self.groups[group].1;
+        let is_few = |open: &mut Open| {
+            let (rows, room) = (open.filled.iter().sum::<usize>(), open.filled.len() * capacity);
+            self.dispatch == Dispatch::LayerMajor && 2 * rows < room
+        };
+        let Some(few) = self.open[group].take_if(is_few) else {
+            runs.extend(self.close(group));
+            return;
+        };
+        for (i, filled) in few.filled.iter().enumerate() {
+            let first = few.start + i * capacity;
+            let rows = first..first + filled;
+            self.split_rest(rows, runs);
+            counts.experts[self.groups[group].0[i]].overflow += *filled as u64;
+        }
+    }
+
     /// Runs other experts: all that is left, or as many full runs as there are.
     fn run_rest(&mut self, last: bool, runs: &mut Vec<PackedRun>) {
         let most = self.shape.most_rest.max(1);
-        while self.rest_end > self.high {
-            let rows = (self.rest_end - self.high).min(most);
-            if rows < most && !last {
-                break;
-            }
-            let start = self.rest_end - rows;
-            runs.push(PackedRun { group: None, rows: start..self.rest_end, unfilled: Vec::new() });
-            self.rest_end = start;
+        let rows = self.rest_end - self.high;
+        let rows = if last { rows } else { rows / most * most };
+        self.split_rest(self.rest_end - rows..self.rest_end, runs);
+        self.rest_end -= rows;
+    }
+
+    /// Runs of other experts on some rows, from the end of them.
+    fn split_rest(&self, rows: Range<usize>, runs: &mut Vec<PackedRun>) {
+        let (most, mut end) = (self.shape.most_rest.max(1), rows.end);
+        while end > rows.start {
+            let start = end.saturating_sub(most).max(rows.start);
+            runs.push(PackedRun { group: None, rows: start..end, unfilled: Vec::new() });
+            end = start;
         }
     }
 
@@ -364,13 +388,13 @@ impl ExpertRows {
                 continue;
             };
             counts.group_runs += 1;
-            let capacity = self.groups[group].1;
+            let (experts, capacity) = &self.groups[group];
+            experts.iter().for_each(|e| counts.experts[*e].grouped += *capacity as u64);
             for rows in &run.unfilled {
                 let index = (rows.start - run.rows.start) / capacity;
-                let of_expert = |at: &Option<(usize, usize)>| *at == Some((group, index));
-                if let Some(expert) = self.at.iter().position(of_expert) {
-                    counts.experts[expert].padding += rows.len() as u64;
-                }
+                let of_expert = &mut counts.experts[experts[index]];
+                of_expert.padding += rows.len() as u64;
+                of_expert.grouped -= rows.len() as u64;
             }
         }
     }
