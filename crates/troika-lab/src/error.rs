@@ -50,6 +50,12 @@ pub enum LabError {
     /// An unknown strategy.
     #[error("{0}")]
     Strategy(String),
+    /// No folder for temporary files.
+    #[error("a folder for temporary files cannot be made: {error}; set TMPDIR to one with room")]
+    Folder {
+        /// Why.
+        error: std::io::Error,
+    },
     /// An unreadable config file.
     #[error("{file} cannot be read as a config: {why}")]
     ConfigFile {

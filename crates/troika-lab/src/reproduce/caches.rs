@@ -37,34 +37,44 @@ const PROMPT_TOKENS: usize = 128;
 const CHUNK: usize = 32;
 
 /// The experts that the rows of a layer chose at once.
-struct Choice {
-    layer: usize,
+pub struct Choice {
+    pub layer: usize,
     /// Experts of all layers are numbered through; each with its rows.
     chosen: Vec<(u32, u32)>,
-    tokens: usize,
+    /// What a predictor names then of later layers.
+    pub named: Vec<u32>,
+    pub tokens: usize,
+    /// The first of them in the trace.
+    pub at: usize,
 }
 
 /// How experts come and go.
 #[derive(Clone, Copy, PartialEq)]
-enum CachePolicy {
+pub enum CachePolicy {
     /// By a rule, with those read before they are chosen that are popular, or not.
     Rule(Eviction, Prefetch),
     /// By what comes next (Belady): the best there is without reading before.
     Optimum,
 }
 
+/// What is read before it is chosen.
 #[derive(Clone, Copy, PartialEq)]
-enum Prefetch {
+pub enum Prefetch {
     None,
+    /// In prompts, experts of the next layer that are popular.
     Threshold,
+    /// While decoding, what a predictor names.
+    Named,
 }
 
 /// What came of a replay.
 #[derive(Clone, Copy, Default)]
-struct Replayed {
+pub struct Replayed {
     hits: usize,
     chosen: usize,
     stall_ms: f64,
+    /// Of single tokens.
+    pub decode_ms: f64,
 }
 
 impl Replayed {
@@ -120,7 +130,7 @@ fn cached() -> Result<Outcome, LabError> {
 }
 
 /// What sequences choose: their prompts in chunks, then token by token.
-fn choices(trace: &RoutingTrace) -> Vec<Choice> {
+pub fn choices(trace: &RoutingTrace) -> Vec<Choice> {
     let mut all = Vec::new();
     for range in trace.ranges() {
         let mut at = range.start;
@@ -132,7 +142,7 @@ fn choices(trace: &RoutingTrace) -> Vec<Choice> {
                 let counts = of.counts(at..at + tokens).counts.into_iter().enumerate();
                 let chosen = counts.filter(|(_, rows)| *rows > 0.0);
                 let chosen = chosen.map(|(e, rows)| ((first + e) as u32, rows as u32)).collect();
-                all.push(Choice { layer, chosen, tokens });
+                all.push(Choice { layer, chosen, named: Vec::new(), tokens, at });
                 first += of.experts;
             }
             at += tokens;
@@ -142,7 +152,7 @@ fn choices(trace: &RoutingTrace) -> Vec<Choice> {
 }
 
 /// A cache in modelled time. Reads follow one another; experts that are there are computed meanwhile.
-struct Replay<'a> {
+pub struct Replay<'a> {
     /// The first expert of each layer, and the end.
     firsts: Vec<u32>,
     choices: &'a [Choice],
@@ -164,7 +174,7 @@ struct Replay<'a> {
 }
 
 impl<'a> Replay<'a> {
-    fn new(
+    pub fn new(
         layers: &[usize],
         choices: &'a [Choice],
         room: usize,
@@ -201,7 +211,7 @@ impl<'a> Replay<'a> {
         }
     }
 
-    fn run(mut self) -> Replayed {
+    pub fn run(mut self) -> Replayed {
         let mut result = Replayed::default();
         for choice in self.choices {
             self.choose(choice, &mut result);
@@ -210,6 +220,7 @@ impl<'a> Replay<'a> {
     }
 
     fn choose(&mut self, choice: &Choice, result: &mut Replayed) {
+        let began = self.now;
         self.now += ATTENTION * choice.tokens as f64;
         self.tokens[choice.layer] += choice.tokens as f64;
         for (e, rows) in &choice.chosen {
@@ -227,7 +238,7 @@ impl<'a> Replay<'a> {
         let mut left: Vec<(u32, u32)> = choice.chosen.clone();
         left.sort_by_key(|(e, _)| (!is_there(self, e), *e));
         self.read_missing(&left);
-        self.read_popular(choice);
+        self.read_ahead(choice);
         while let Some((e, rows)) = left.first().copied() {
             // What is computed may leave for what is left.
             if !self.residents.is_resident(e) {
@@ -237,6 +248,9 @@ impl<'a> Replay<'a> {
             result.stall_ms += stall;
             self.now += stall + EXPERT + ROW * f64::from(rows);
             left.remove(0);
+        }
+        if choice.tokens == 1 {
+            result.decode_ms += self.now - began;
         }
     }
 
@@ -249,19 +263,15 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// Begins to read popular experts of the next layer, for a prompt.
-    fn read_popular(&mut self, choice: &Choice) {
-        let prefetches = matches!(self.policy, CachePolicy::Rule(_, Prefetch::Threshold));
-        if !prefetches || choice.tokens < PROMPT {
-            return;
-        }
-        let next = (choice.layer + 1) % (self.firsts.len() - 1);
-        let experts = self.firsts[next]..self.firsts[next + 1];
-        let of = |e: &u32| self.popularity[*e as usize];
-        let even = experts.clone().map(|e| of(&e)).sum::<f64>() / experts.len() as f64;
-        let mut popular: Vec<u32> = experts.filter(|e| of(e) > 0.0 && of(e) >= even).collect();
-        popular.sort_by(|a, b| of(b).total_cmp(&of(a)));
-        for e in popular {
+    /// Begins to read what may be chosen next.
+    fn read_ahead(&mut self, choice: &Choice) {
+        let CachePolicy::Rule(_, prefetch) = self.policy else { return };
+        let experts = match prefetch {
+            Prefetch::Threshold if choice.tokens >= PROMPT => self.popular(choice),
+            Prefetch::Named => choice.named.clone(),
+            _ => return,
+        };
+        for e in experts {
             let most = self.room / EXPECTED_SHARE;
             if self.expected.len() >= most {
                 return;
@@ -270,6 +280,17 @@ impl<'a> Replay<'a> {
                 self.expected.push(e);
             }
         }
+    }
+
+    /// Popular experts of the next layer.
+    fn popular(&self, choice: &Choice) -> Vec<u32> {
+        let next = (choice.layer + 1) % (self.firsts.len() - 1);
+        let experts = self.firsts[next]..self.firsts[next + 1];
+        let of = |e: &u32| self.popularity[*e as usize];
+        let even = experts.clone().map(|e| of(&e)).sum::<f64>() / experts.len() as f64;
+        let mut popular: Vec<u32> = experts.filter(|e| of(e) > 0.0 && of(e) >= even).collect();
+        popular.sort_by(|a, b| of(b).total_cmp(&of(a)));
+        popular
     }
 
     /// Begins to read an expert, in place of another that is not `kept`.

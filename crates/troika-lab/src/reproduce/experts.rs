@@ -1,7 +1,9 @@
 //! Claims about routing, measured with the built-in model: small, trained, and skewed. The papers'
 //! figures are of larger models and of other texts.
 
-use troika::plan::{ExpertUse, LayerRouting, ModelId, RoutingTrace, median_overlap};
+use troika::plan::{
+    ExpertUse, LayerRouting, ModelId, RoutingPredictor, RoutingTrace, median_overlap,
+};
 use troika::{
     BoundModel, OpenOptions, PredictedRecall, PredictorTraining, PruneBy, Pruning, RecordedRouting,
     Source, predictor_recall, pruned_perplexity, record_routing, router_weights, train_predictor,
@@ -69,6 +71,25 @@ fn tokens() -> Result<[Vec<u32>; 2], LabError> {
 fn record(texts: &[&[u32]], inputs: bool) -> Result<Vec<RecordedRouting>, LabError> {
     let recorded = record_routing(model()?, &options(), texts, inputs, &mut |_, _| true)?;
     Ok(recorded.unwrap_or_default())
+}
+
+/// The tokens of the novel.
+pub fn novel() -> Result<Vec<u32>, LabError> {
+    let [novel, _] = tokens()?;
+    Ok(novel)
+}
+
+/// What a predictor learns of the first part of a text, and the routing of the rest.
+pub fn predictor_of_text() -> Result<(RoutingPredictor, RecordedRouting), LabError> {
+    let text = novel()?;
+    let (learnt, rest) = text.split_at(text.len() * 3 / 4);
+    let mut recorded = record(&[learnt, rest], true)?.into_iter();
+    let none = || LabError::Other(troika::Error::NoExperts);
+    let (learnt, rest) = (recorded.next().ok_or_else(none)?, recorded.next().ok_or_else(none)?);
+    let routers = router_weights(&model()?)?;
+    let training = PredictorTraining::default();
+    let predictor = train_predictor(&learnt, &routers, training, &mut |_, _| true);
+    Ok((predictor.ok_or_else(none)?, rest))
 }
 
 /// The routing of both texts.

@@ -1,0 +1,360 @@
+//! Claims about rows that gather in buffers of experts, with real kernels on two CPU devices, and
+//! with counts of drawn routing.
+
+use troika::engine::WantedLogits;
+use troika::plan::{
+    CapacityRule, Dispatch, ExpertGroupPlan, ExpertPolicy, ExpertSettings, ExpertSplit, Overflow,
+    Policy, Strategy, Tiers,
+};
+use troika::program::{ExpertCounts, ExpertRows, LayerCounts, RoutedShape};
+use troika::weights::{FloatType, Quant, WeightStore};
+use troika::{BoundModel, DeviceOptions, ExpertOptions, Model, OpenOptions, Source, open_devices};
+use troika_engine::GroupStats;
+use troika_graph::DType;
+use troika_model::{families, presets};
+
+use super::experts::{novel, zipf_routing};
+use super::lab::Lab;
+use super::outcome::{Item, Outcome, Target};
+use super::scheduling::Random;
+use crate::{LabError, Shape, median};
+
+pub const STRUCTURAL: &[Target] = &[
+    Target {
+        id: "C01",
+        claim: "rows that gather over chunks give what plain experts give, whatever buffers hold",
+        tolerance: "1e-5; tokens equal",
+        run: |lab| if_named(lab, same_as_plain),
+    },
+    Target {
+        id: "C02",
+        claim: "buffers raise the rows of a call and cut calls",
+        tolerance: "90 % full but for one flush an expert; calls within the bound and experts; faster",
+        run: |lab| if_named(lab, fewer_calls),
+    },
+    Target {
+        id: "M28",
+        claim: "groups with padding give what plain experts give, if nothing overflows",
+        tolerance: "1e-5",
+        run: |lab| if_named(lab, padded_groups),
+    },
+];
+
+/// Of the claim: experts, those of a row, rows of a chunk, of a prompt, and of a buffer.
+const EXPERTS: usize = 128;
+const TOP_K: usize = 8;
+const CHUNK: usize = 128;
+const ROWS: usize = 2048;
+const BUFFER: usize = 64;
+/// Rows of the prompts that are compared.
+const COMPARED: usize = 400;
+const REPETITIONS: usize = 5;
+
+fn if_named(lab: &mut Lab, run: fn() -> Result<Outcome, LabError>) -> Result<Outcome, LabError> {
+    match lab.measures {
+        true => run(),
+        false => Ok(Outcome::not_run(
+            "it computes with real kernels, where it is named: troika reproduce C01 C02 M28",
+        )),
+    }
+}
+
+/// A model of which many instances are opened, each with a plan of its own.
+enum Subject {
+    BuiltIn,
+    /// Random weights, with experts as many as the claim's: hidden size, width of an expert, type.
+    Random(usize, usize, DType),
+}
+
+impl Subject {
+    fn name(&self) -> &'static str {
+        match self {
+            Subject::BuiltIn => "built-in model",
+            Subject::Random(..) => "random weights",
+        }
+    }
+
+    fn open(&self, options: &OpenOptions) -> Result<Model, LabError> {
+        let Subject::Random(hidden, inter, dtype) = *self else {
+            return Ok(Model::open(Source::BuiltIn, options)?);
+        };
+        let shape = many_experts(hidden, inter, dtype)?;
+        let store = WeightStore::synthetic(&shape.spec, dtype, 1, Quant::None);
+        let devices = open_devices(&options.devices)?;
+        Ok(Model::open_bound(
+            &shape.name,
+            BoundModel { spec: shape.spec, store, devices },
+            options,
+        )?)
+    }
+
+    /// Token ids: of a text, or drawn.
+    fn tokens(&self, count: usize) -> Result<Vec<u32>, LabError> {
+        match self {
+            Subject::BuiltIn => Ok(novel()?[..count].to_vec()),
+            Subject::Random(..) => Ok(drawn(count)),
+        }
+    }
+}
+
+/// Two layers of a Qwen3-30B-A3B that is narrower.
+fn many_experts(hidden: usize, inter: usize, dtype: DType) -> Result<Shape, LabError> {
+    const NAME: &str = "qwen3-30b-a3b";
+    let mut shape = Shape::find(NAME, dtype)?;
+    let mut config = presets::config(NAME).unwrap_or_default();
+    let heads = hidden / 64;
+    for (field, number) in [
+        ("num_hidden_layers", 2),
+        ("hidden_size", hidden),
+        ("moe_intermediate_size", inter),
+        ("num_attention_heads", heads),
+        ("num_key_value_heads", heads / 2),
+        ("head_dim", 64),
+        ("vocab_size", VOCAB as usize),
+        ("max_position_embeddings", 2 * ROWS),
+    ] {
+        config[field] = number.into();
+    }
+    let model = families::from_config(&config)
+        .map_err(|error| troika::Error::Config { model: NAME.into(), error })?;
+    shape.spec = model.spec;
+    Ok(shape)
+}
+
+const VOCAB: u64 = 1024;
+
+fn drawn(count: usize) -> Vec<u32> {
+    let mut random = Random(11);
+    (0..count).map(|_| random.below(VOCAB) as u32).collect()
+}
+
+/// On one device.
+fn plain(chunk: usize) -> OpenOptions {
+    let named = ["a=cpu", "b=cpu"].map(str::parse).into_iter().filter_map(Result::ok);
+    OpenOptions {
+        dtype: FloatType::F32,
+        chunk: Some(chunk),
+        context: Some(ROWS),
+        devices: DeviceOptions {
+            threads: Some(1),
+            devices: named.collect(),
+            ..DeviceOptions::default()
+        },
+        ..OpenOptions::default()
+    }
+}
+
+/// Experts on the second device, in groups with so many rows for each expert.
+fn shared(chunk: usize, tiers: Tiers, settings: ExpertSettings) -> OpenOptions {
+    let capacity = CapacityRule { tiers, ..CapacityRule::default() };
+    let settings = ExpertSettings { capacity, ..settings };
+    OpenOptions {
+        strategy: Strategy::Experts(ExpertPolicy::Groups),
+        experts: ExpertOptions { settings, ..ExpertOptions::default() },
+        ..plain(chunk)
+    }
+}
+
+fn buffers(dispatch: Dispatch) -> ExpertSettings {
+    ExpertSettings { group: Some(1), dispatch, ..ExpertSettings::default() }
+}
+
+/// The logits of all tokens, a row for each.
+fn logits(model: &Model, tokens: &[u32]) -> Result<Vec<Vec<f32>>, LabError> {
+    let mut rows = Vec::with_capacity(tokens.len());
+    let mut keep = |_: usize, row: &mut [f32]| rows.push(row.to_vec());
+    model.session()?.feed(tokens, WantedLogits::All, &mut keep)?;
+    Ok(rows)
+}
+
+/// What two ways to compute logits differ by.
+#[derive(Default)]
+struct Difference {
+    most: f32,
+    /// Tokens that are predicted, and those of them that are the same.
+    tokens: usize,
+    same: usize,
+}
+
+impl Difference {
+    fn add(&mut self, a: &[Vec<f32>], b: &[Vec<f32>]) {
+        let best = |row: &[f32]| {
+            (0..row.len()).max_by(|x, y| row[*x].total_cmp(&row[*y])).unwrap_or_default()
+        };
+        for (a, b) in a.iter().zip(b) {
+            let most = a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            self.most = self.most.max(most);
+            self.same += usize::from(best(a) == best(b));
+        }
+        self.tokens += a.len().max(b.len());
+    }
+}
+
+/// C01.
+fn same_as_plain() -> Result<Outcome, LabError> {
+    let (mut words, mut pass) = (Vec::new(), true);
+    for subject in [Subject::BuiltIn, Subject::Random(256, 64, DType::F32)] {
+        let tokens = subject.tokens(COMPARED)?;
+        let (mut differs, mut ways) = (Difference::default(), 0);
+        for chunk in [32, 128] {
+            let expected = logits(&subject.open(&plain(chunk))?, &tokens)?;
+            for rows in [1, 7, 64, 256] {
+                for (group, policy) in
+                    [(1, Policy::InOrder), (1, Policy::OutOfOrder), (4, Policy::InOrder)]
+                {
+                    let settings =
+                        ExpertSettings { group: Some(group), ..buffers(Dispatch::LayerMajor) };
+                    let options =
+                        OpenOptions { policy, ..shared(chunk, Tiers::Rows(rows), settings) };
+                    differs.add(&logits(&subject.open(&options)?, &tokens)?, &expected);
+                    ways += 1;
+                }
+            }
+        }
+        pass &= differs.most <= 1e-5 && differs.same == differs.tokens;
+        words.push(format!(
+            "{}, {ways} ways: {:.1e} at most, {} of {} tokens the same",
+            subject.name(),
+            differs.most,
+            differs.same,
+            differs.tokens
+        ));
+    }
+    let note = "Logits of a prompt of 400 tokens on two CPU devices against one; buffers of 1, 7, 64 \
+        and 256 rows, for an expert or for four, chunks of 32 and 128, both orders in which ready \
+        tasks run.";
+    Ok(Outcome::words("1e-5; equal", words.join("\n"), pass).noted(note))
+}
+
+/// M28.
+fn padded_groups() -> Result<Outcome, LabError> {
+    let subject = Subject::Random(256, 64, DType::F32);
+    let room = CHUNK;
+    let settings = ExpertSettings { overflow: Overflow::Pad, ..ExpertSettings::default() };
+    let options = shared(room, Tiers::Chunk, settings);
+    let (one, groups) = (subject.open(&plain(room))?, subject.open(&options)?);
+    let mut differs = Difference::default();
+    // Rows of the same token choose the same experts: all of the room, or nothing.
+    let prompts = [drawn(room), drawn(77), drawn(1), vec![5; room]];
+    let mut counts: Vec<u64> = Vec::new();
+    for prompt in &prompts {
+        let before = groups.engine()?.group_stats();
+        differs.add(&logits(&groups, prompt)?, &logits(&one, prompt)?);
+        let after = groups.engine()?.group_stats();
+        counts.extend(rows_since(&before, &after));
+    }
+    let has = |rows: u64| counts.contains(&rows);
+    let ragged = counts.iter().filter(|n| (1..room as u64).contains(*n)).count();
+    let sum = |of: fn(&ExpertCounts) -> u64| all_counts(&groups, of);
+    let lost = sum(|e| e.overflow)? + sum(|e| e.dropped)?;
+    let pass = differs.most <= 1e-5 && has(0) && has(room as u64) && ragged > 0 && lost == 0;
+    let note = format!(
+        "128 experts in groups of 16 with room for {room} rows each, 8 of a row, random weights in \
+         32 bits: prompts of drawn tokens ({room}, 77 and 1), and {room} times the same. Of {} runs \
+         of experts {} had no row, {ragged} some, {} all of their room; {lost} rows overflowed.",
+        counts.len(),
+        counts.iter().filter(|n| **n == 0).count(),
+        counts.iter().filter(|n| **n == room as u64).count(),
+    );
+    let item = Item::new("largest difference of logits", 0.0, f64::from(differs.most));
+    Ok(Outcome::numbers(vec![item], |_| pass).noted(note))
+}
+
+/// Rows of each expert between two looks.
+fn rows_since(before: &GroupStats, after: &GroupStats) -> Vec<u64> {
+    let of = |(layer, counts): (&usize, &LayerCounts)| {
+        let earlier = before.layers.get(layer).map_or(&[][..], |l| &l.experts);
+        let earlier = |e: usize| earlier.get(e).map_or(0, |e| e.rows);
+        counts.experts.iter().enumerate().map(|(i, e)| e.rows - earlier(i)).collect::<Vec<_>>()
+    };
+    after.layers.iter().flat_map(of).collect()
+}
+
+fn all_counts(model: &Model, of: fn(&ExpertCounts) -> u64) -> Result<u64, LabError> {
+    let stats = model.engine()?.group_stats();
+    Ok(stats.layers.values().flat_map(|l| &l.experts).map(of).sum())
+}
+
+/// C02.
+fn fewer_calls() -> Result<Outcome, LabError> {
+    let zipf = zipf_routing().layers.swap_remove(0).ids;
+    let mut random = Random(3);
+    let even = (0..ROWS).flat_map(|_| {
+        let mut order: Vec<u16> = (0..EXPERTS as u16).collect();
+        (0..TOP_K).for_each(|i| order.swap(i, i + random.below((EXPERTS - i) as u64) as usize));
+        order.truncate(TOP_K);
+        order
+    });
+    let even: Vec<u16> = even.collect();
+    let (mut words, mut pass) = (Vec::new(), true);
+    for (name, ids) in [("even", even), ("Zipf", zipf)] {
+        let ids: Vec<i32> = ids.into_iter().map(i32::from).collect();
+        let [(calls, counts), (each, _)] =
+            [count(Dispatch::LayerMajor, &ids)?, count(Dispatch::PerChunk, &ids)?];
+        let bound: u64 = counts.iter().map(|e| e.rows.div_ceil(BUFFER as u64)).sum();
+        let grouped: u64 = counts.iter().map(|e| e.grouped).sum();
+        let padding: u64 = counts.iter().map(|e| e.padding).sum();
+        let fill = 100.0 * grouped as f64 / (grouped + padding).max(1) as f64;
+        pass &= fill >= 90.0 && calls <= bound + EXPERTS as u64 && calls < each;
+        words.push(format!(
+            "counted, {name}: {fill:.1} % full, {calls} calls (bound {bound}), by chunk {each}"
+        ));
+    }
+    let (ratio, fill) = timed()?;
+    pass &= ratio > 1.0 && fill >= 90.0;
+    words.push(format!("two CPU devices: {ratio:.2} times as fast as by chunk, {fill:.1} % full"));
+    let note = "2048 tokens in chunks of 128, 8 of 128 experts, buffers of 64 rows. A last buffer of an \
+        expert that is less than half full goes to the device that routes, without padding, and \
+        counts as a call. Timed: random weights of 8 bits, 2 layers of width 512, a thread for each \
+        device, in turns.";
+    Ok(Outcome::words("90 %; calls within the bound and experts", words.join("\n"), pass)
+        .noted(note))
+}
+
+/// Calls, and counts of experts, for the experts of all rows.
+fn count(dispatch: Dispatch, ids: &[i32]) -> Result<(u64, Vec<ExpertCounts>), LabError> {
+    let group = |e| ExpertGroupPlan { device: "b".into(), experts: vec![e], capacity: BUFFER };
+    let groups = (0..EXPERTS).map(group).collect();
+    let split = ExpertSplit { groups, overflow: Overflow::Cpu, dispatch };
+    let gathers = dispatch == Dispatch::LayerMajor;
+    let pairs = TOP_K * if gathers { ROWS } else { CHUNK };
+    let rows = ExpertRows::room(&split, pairs, 1);
+    let shape =
+        RoutedShape { experts: EXPERTS, top_k: TOP_K, rows, align: 1, pairs, most_rest: CHUNK };
+    let (mut packed, mut counts) = (ExpertRows::new(&split, shape), LayerCounts::default());
+    let chunks = ids.chunks(CHUNK * TOP_K);
+    let last = chunks.len() - 1;
+    for (i, chunk) in chunks.enumerate() {
+        let place = if gathers { (i, i == last) } else { (0, true) };
+        let routed = packed.route(place, chunk, None, &mut counts);
+        routed
+            .map_err(|why| troika_device::DeviceError::Submission { task: "route".into(), why })?;
+    }
+    Ok((counts.group_runs + counts.rest_runs, counts.experts))
+}
+
+/// How much faster rows that gather are than chunks, and how full their buffers, in per cent.
+fn timed() -> Result<(f64, f64), LabError> {
+    let subject = Subject::Random(512, 256, DType::Q8_0);
+    let open = |dispatch| {
+        let options = shared(CHUNK, Tiers::Rows(BUFFER), buffers(dispatch));
+        subject.open(&OpenOptions { chunks_in_flight: Some(ROWS / CHUNK), ..options })
+    };
+    let models = [open(Dispatch::PerChunk)?, open(Dispatch::LayerMajor)?];
+    let tokens = drawn(ROWS);
+    let mut seconds = [const { Vec::new() }; 2];
+    for repetition in 0..=REPETITIONS {
+        for (model, seconds) in models.iter().zip(&mut seconds) {
+            let mut session = model.session()?;
+            let began = model.clock().now();
+            session.feed(&tokens, WantedLogits::None, &mut |_, _| {})?;
+            // The first run touches new memory.
+            if repetition > 0 {
+                seconds.push((model.clock().now() - began).as_secs_f64());
+            }
+        }
+    }
+    let [by_chunk, gathered] = seconds.map(|s| median(s).unwrap_or(f64::NAN));
+    let (rows, padding) = models[1].engine()?.group_stats().group_rows();
+    Ok((by_chunk / gathered, 100.0 * (rows - padding) as f64 / rows.max(1) as f64))
+}
