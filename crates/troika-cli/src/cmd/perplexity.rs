@@ -10,7 +10,7 @@ use crate::error::CliError;
 use crate::flags::{CalibrationArgs, OpenArgs, PerplexityArgs, PlanFileArgs};
 use crate::input::read_input;
 use crate::interrupt::Interrupt;
-use crate::{output, progress, resolve};
+use crate::{expert_groups, output, progress, resolve};
 
 /// The window of `llama-perplexity`.
 const WINDOW: usize = 512;
@@ -76,6 +76,7 @@ impl Measuring<'_> {
         });
         bar.finish_and_clear();
         let perplexity = result.map_err(|e| CliError::from(e).in_plan(args.plan.plan.is_some()))?;
+        output::note(&expert_groups::text(&model.engine()?.group_stats()));
         Ok(Measured { perplexity, window, tokens: ids.len(), windows })
     }
 

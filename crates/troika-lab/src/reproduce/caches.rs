@@ -168,6 +168,8 @@ pub struct Replay<'a> {
     /// By expert: the choices that contain it and are not over.
     uses: Vec<VecDeque<usize>>,
     now: f64,
+    /// Milliseconds to read an expert.
+    read_ms: f64,
     disk_free: f64,
     /// Experts that were read before they were chosen.
     expected: Vec<u32>,
@@ -206,9 +208,15 @@ impl<'a> Replay<'a> {
             tokens: vec![0.0; layers.len()],
             uses,
             now: 0.0,
+            read_ms: READ,
             disk_free: 0.0,
             expected: Vec::new(),
         }
+    }
+
+    /// From a disk that takes so long to read an expert.
+    pub fn reading(self, read_ms: f64) -> Replay<'a> {
+        Replay { read_ms, ..self }
     }
 
     pub fn run(mut self) -> Replayed {
@@ -308,7 +316,7 @@ impl<'a> Replay<'a> {
         }
         self.residents.entered(expert);
         self.held += 1;
-        self.disk_free = self.disk_free.max(self.now) + READ;
+        self.disk_free = self.disk_free.max(self.now) + self.read_ms;
         self.there_at[expert as usize] = self.disk_free;
         true
     }

@@ -19,7 +19,7 @@ use crate::{LabError, median};
 pub const HELD_OUT: &[Target] = &[Target {
     id: "C06",
     claim: "reading what a predictor names hides loading behind attention",
-    tolerance: "time per token below that on demand",
+    tolerance: "time per token below that on demand, with half in memory",
     run: |lab| match lab.measures {
         true => preloaded(),
         false => Ok(Outcome::not_run(
@@ -33,8 +33,11 @@ pub const HELD_OUT: &[Target] = &[Target {
 const PROMPT: usize = 64;
 const ANSWER: usize = 192;
 const REPETITIONS: usize = 7;
-/// The share of the experts in memory, in per cent.
-const SHARES: [u64; 3] = [25, 50, 75];
+/// The share of the experts in memory, in per cent, and the one that the claim is tried at.
+const SHARES: [u64; 3] = [25, HALF, 75];
+const HALF: u64 = 50;
+/// Milliseconds that disks take to read an expert, where attention takes 0.4.
+const READS: [f64; 3] = [0.2, 0.6, 2.0];
 
 fn preloaded() -> Result<Outcome, LabError> {
     let (predictor, rest) = predictor_of_text()?;
@@ -43,30 +46,31 @@ fn preloaded() -> Result<Outcome, LabError> {
     let layers: Vec<usize> = rest.trace.layers.iter().map(|l| l.experts).collect();
     for share in SHARES {
         let room = layers.iter().sum::<usize>() * share as usize / 100;
-        let time = |prefetch| {
+        let time = |prefetch, read| {
             let policy = CachePolicy::Rule(Eviction::Frequency, prefetch);
-            Replay::new(&layers, &choices, room, policy).run().decode_ms
+            Replay::new(&layers, &choices, room, policy).reading(read).run().decode_ms
         };
-        let ratio = time(Prefetch::Named) / time(Prefetch::None);
-        pass &= ratio < 1.0;
-        words.push(format!("modelled, {share} % in memory: {ratio:.3} of the time on demand"));
+        let ratios = READS.map(|read| time(Prefetch::Named, read) / time(Prefetch::None, read));
+        pass &= share != HALF || ratios.iter().all(|ratio| *ratio < 1.0);
+        let [fast, usual, slow] = ratios;
+        words.push(format!(
+            "modelled, {share} % in memory: {fast:.3}, {usual:.3} and {slow:.3} of the time on demand"
+        ));
     }
     let predictor = Arc::new(predictor);
     let folder = tempfile::tempdir().map_err(|error| LabError::Folder { error })?;
-    let mut best = f64::MAX;
     for share in SHARES {
         let Measured { ratio, on_demand, stalled } = measured(share, &predictor, folder.path())?;
-        best = best.min(ratio);
+        pass &= share != HALF || ratio < 1.0;
         words.push(format!(
             "this disk, {share} % in memory: {ratio:.3} of {:.0} us on demand, {:.0} % of them waits",
             on_demand.as_secs_f64() * 1e6,
             100.0 * stalled
         ));
     }
-    pass &= best < 1.0;
     let note = "The built-in model (4 layers, 16 experts, 2 of a token); its predictor learnt from other \
-        parts of the same novel. Modelled: an expert takes 2 ms to read, attention of a token 0.4 ms, an \
-        expert 0.13 ms. This disk: the folder for temporary files, answers of 192 tokens in turns, the \
+        parts of the same novel. Modelled: an expert takes 0.2, 0.6 or 2 ms to read, attention of a token \
+        0.4 ms, an expert 0.13 ms. This disk: the folder for temporary files, answers of 192 tokens in turns, the \
         median of 7.";
     Ok(Outcome::words("below 1", words.join("\n"), pass).noted(note))
 }
