@@ -3,12 +3,11 @@
 
 use troika::engine::WantedLogits;
 use troika::plan::{
-    CapacityRule, Dispatch, ExpertGroupPlan, ExpertPolicy, ExpertSettings, ExpertSplit, Overflow,
-    Policy, Strategy, Tiers,
+    Dispatch, ExpertGroupPlan, ExpertSettings, ExpertSplit, Overflow, Policy, Tiers,
 };
 use troika::program::{ExpertCounts, ExpertRows, LayerCounts, RoutedShape};
-use troika::weights::{FloatType, Quant, WeightStore};
-use troika::{BoundModel, DeviceOptions, ExpertOptions, Model, OpenOptions, Source, open_devices};
+use troika::weights::{Quant, WeightStore};
+use troika::{BoundModel, Model, OpenOptions, Source, open_devices};
 use troika_engine::GroupStats;
 use troika_graph::DType;
 use troika_model::{families, presets};
@@ -17,6 +16,7 @@ use super::experts::{novel, zipf_routing};
 use super::lab::Lab;
 use super::outcome::{Item, Outcome, Target};
 use super::scheduling::Random;
+use super::two_cpus::{plain, shared};
 use crate::{LabError, Shape, median};
 
 pub const STRUCTURAL: &[Target] = &[
@@ -128,33 +128,6 @@ fn drawn(count: usize) -> Vec<u32> {
     (0..count).map(|_| random.below(VOCAB) as u32).collect()
 }
 
-/// On one device.
-fn plain(chunk: usize) -> OpenOptions {
-    let named = ["a=cpu", "b=cpu"].map(str::parse).into_iter().filter_map(Result::ok);
-    OpenOptions {
-        dtype: FloatType::F32,
-        chunk: Some(chunk),
-        context: Some(ROWS),
-        devices: DeviceOptions {
-            threads: Some(1),
-            devices: named.collect(),
-            ..DeviceOptions::default()
-        },
-        ..OpenOptions::default()
-    }
-}
-
-/// Experts on the second device, in groups with so many rows for each expert.
-fn shared(chunk: usize, tiers: Tiers, settings: ExpertSettings) -> OpenOptions {
-    let capacity = CapacityRule { tiers, ..CapacityRule::default() };
-    let settings = ExpertSettings { capacity, ..settings };
-    OpenOptions {
-        strategy: Strategy::Experts(ExpertPolicy::Groups),
-        experts: ExpertOptions { settings, ..ExpertOptions::default() },
-        ..plain(chunk)
-    }
-}
-
 fn buffers(dispatch: Dispatch) -> ExpertSettings {
     ExpertSettings { group: Some(1), dispatch, ..ExpertSettings::default() }
 }
@@ -197,15 +170,17 @@ fn same_as_plain() -> Result<Outcome, LabError> {
         let tokens = subject.tokens(COMPARED)?;
         let (mut differs, mut ways) = (Difference::default(), 0);
         for chunk in [32, 128] {
-            let expected = logits(&subject.open(&plain(chunk))?, &tokens)?;
+            let expected = logits(&subject.open(&plain(chunk, ROWS))?, &tokens)?;
             for rows in [1, 7, 64, 256] {
                 for (group, policy) in
                     [(1, Policy::InOrder), (1, Policy::OutOfOrder), (4, Policy::InOrder)]
                 {
                     let settings =
                         ExpertSettings { group: Some(group), ..buffers(Dispatch::LayerMajor) };
-                    let options =
-                        OpenOptions { policy, ..shared(chunk, Tiers::Rows(rows), settings) };
+                    let options = OpenOptions {
+                        policy,
+                        ..shared(plain(chunk, ROWS), Tiers::Rows(rows), settings)
+                    };
                     differs.add(&logits(&subject.open(&options)?, &tokens)?, &expected);
                     ways += 1;
                 }
@@ -231,8 +206,8 @@ fn padded_groups() -> Result<Outcome, LabError> {
     let subject = Subject::Random(256, 64, DType::F32);
     let room = CHUNK;
     let settings = ExpertSettings { overflow: Overflow::Pad, ..ExpertSettings::default() };
-    let options = shared(room, Tiers::Chunk, settings);
-    let (one, groups) = (subject.open(&plain(room))?, subject.open(&options)?);
+    let options = shared(plain(room, ROWS), Tiers::Chunk, settings);
+    let (one, groups) = (subject.open(&plain(room, ROWS))?, subject.open(&options)?);
     let mut differs = Difference::default();
     // Rows of the same token choose the same experts: all of the room, or nothing.
     let prompts = [drawn(room), drawn(77), drawn(1), vec![5; room]];
@@ -337,7 +312,7 @@ fn count(dispatch: Dispatch, ids: &[i32]) -> Result<(u64, Vec<ExpertCounts>), La
 fn timed() -> Result<(f64, f64), LabError> {
     let subject = Subject::Random(512, 256, DType::Q8_0);
     let open = |dispatch| {
-        let options = shared(CHUNK, Tiers::Rows(BUFFER), buffers(dispatch));
+        let options = shared(plain(CHUNK, ROWS), Tiers::Rows(BUFFER), buffers(dispatch));
         subject.open(&OpenOptions { chunks_in_flight: Some(ROWS / CHUNK), ..options })
     };
     let models = [open(Dispatch::PerChunk)?, open(Dispatch::LayerMajor)?];

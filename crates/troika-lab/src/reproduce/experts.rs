@@ -2,16 +2,19 @@
 //! figures are of larger models and of other texts.
 
 use troika::plan::{
-    ExpertUse, LayerRouting, ModelId, RoutingPredictor, RoutingTrace, median_overlap,
+    ExpertSettings, ExpertUse, LayerRouting, ModelId, Overflow, RoutingPredictor, RoutingTrace,
+    Tiers, median_overlap,
 };
 use troika::{
-    BoundModel, OpenOptions, PredictedRecall, PredictorTraining, PruneBy, Pruning, RecordedRouting,
-    Source, predictor_recall, pruned_perplexity, record_routing, router_weights, train_predictor,
+    BoundModel, Model, OpenOptions, PredictedRecall, PredictorTraining, PruneBy, Pruning,
+    RecordedRouting, Scored, Source, predictor_recall, pruned_perplexity, record_routing,
+    router_weights, train_predictor,
 };
 
 use super::lab::Lab;
 use super::outcome::{Item, Outcome, Target, mean};
 use super::scheduling::Random;
+use super::two_cpus::{plain, shared};
 use crate::LabError;
 
 pub const HELD_OUT: &[Target] = &[
@@ -190,11 +193,43 @@ fn dropped() -> Result<Outcome, LabError> {
             100.0 * share
         ));
     }
+    let of = |overflow, rows| {
+        let settings = ExpertSettings { overflow, ..ExpertSettings::default() };
+        by_capacity(&ids, settings, Tiers::Rows(rows))
+    };
+    let (lossless, _) = of(Overflow::Cpu, 64)?;
+    for rows in [128, 96, 64] {
+        let (pruned, share) = of(Overflow::Prune, rows)?;
+        let loss = 100.0 * (pruned / lossless - 1.0);
+        words.push(format!("{rows} rows an expert: {:.1} % left out, {loss:+.2} %", 100.0 * share));
+    }
+    let lost = lossless / of_one_device(&ids)? - 1.0;
+    best &= lost.abs() <= 1e-5;
+    words.push(format!("64 rows an expert, the others on the CPU: {:+.1e} %", 100.0 * lost));
     let note = format!(
         "{OF} Perplexity against {plain:.2} of the whole model, with the lowest saliency dropped first, \
-         at random (3 seeds), and the highest first."
+         at random (3 seeds), and the highest first: of all rows of a layer. Rows an expert: groups of \
+         experts on a second CPU device, in chunks of {WINDOW} rows; what an expert has no room for is \
+         left out (prune)."
     );
     Ok(Outcome::words("at most 1.1 % at 10 to 20 %", words.join("\n"), best).noted(note))
+}
+
+/// Perplexity with groups of experts on a second device, and the share of rows that are left out.
+fn by_capacity(
+    ids: &[u32],
+    settings: ExpertSettings,
+    tiers: Tiers,
+) -> Result<(f64, f64), LabError> {
+    let model = Model::open(Source::BuiltIn, &shared(plain(WINDOW, WINDOW), tiers, settings))?;
+    let measured = model.perplexity(ids, WINDOW, Scored::All, &mut |_| true)?;
+    let (dropped, all) = model.engine()?.group_stats().dropped();
+    Ok((measured.value(), dropped as f64 / all.max(1) as f64))
+}
+
+fn of_one_device(ids: &[u32]) -> Result<f64, LabError> {
+    let model = Model::open(Source::BuiltIn, &plain(WINDOW, WINDOW))?;
+    Ok(model.perplexity(ids, WINDOW, Scored::All, &mut |_| true)?.value())
 }
 
 /// Recall of a predictor, and of simple rules.

@@ -23,6 +23,7 @@ mod profiles;
 mod report;
 mod scheduling;
 mod system;
+mod two_cpus;
 
 use serde_json::{Value, json};
 
