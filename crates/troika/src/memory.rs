@@ -94,11 +94,18 @@ pub(crate) fn limit_experts(store: &mut WeightStore, options: &OpenOptions) -> O
     if all <= free / SHARE.1 * SHARE.0 {
         return None;
     }
-    let folder = options.cache_dir.as_ref()?;
+    let mib = |bytes: u64| bytes >> 20;
+    let Some(folder) = &options.cache_dir else {
+        return Some(format!(
+            "the weights take {} MiB, and {} MiB of memory are free: with a folder to read experts \
+             from (--cache-dir, and no --no-cache) they need not all be in memory",
+            mib(all),
+            mib(free)
+        ));
+    };
     let cache = options.sharing.kv_bytes.unwrap_or(free / CACHE_SHARE);
     let budget = free.saturating_sub(rest + cache + LEFT).max(experts / LEAST_SHARE);
     store.limit_experts(budget);
-    let mib = |bytes: u64| bytes >> 20;
     Some(format!(
         "the experts take {} MiB, of which {} MiB fit into the memory that is free: the others are \
          read from {} when tokens choose them (--expert-cache-mib)",

@@ -148,8 +148,9 @@ impl Model {
         }));
         warnings.extend(unkept(options));
         let computes = silent.is_none();
-        warnings.extend(store.finish_packed());
-        store.open_experts()?;
+        let unkept = store.finish_packed();
+        store.open_experts(&unkept)?;
+        warnings.extend(unkept);
         trace_waits(store, &options.tracer, &clock);
         warnings.extend(non_finite(&store.non_finite()));
         let opened = Opened {

@@ -132,6 +132,12 @@ fn active(d: &Described, total: u64) -> u64 {
     total.saturating_sub(idle)
 }
 
+/// Bytes of a token in the KV cache, at most: layers with a window keep fewer tokens.
+fn cache_bytes(spec: &ModelSpec) -> u64 {
+    let widths = spec.layers.iter().map(|l| l.attn.cache_widths());
+    widths.map(|(k, v)| 2 * (k + v.unwrap_or(0)) as u64).sum()
+}
+
 fn bytes(n: u64) -> String {
     match n {
         n if n >= 1 << 30 => format!("{:.2} GiB", n as f64 / (1u64 << 30) as f64),
@@ -165,6 +171,7 @@ fn as_text(d: &Described, path: &str) -> String {
     for (layers, text) in groups(spec) {
         s.push_str(&format!("  layers {} ({})\n{text}", ranges(&layers), layers.len()));
     }
+    s.push_str(&format!("  KV cache      {} per token in 16 bits\n", bytes(cache_bytes(spec))));
     s.push_str("  weights\n");
     for c in classes {
         s.push_str(&format!(
@@ -216,6 +223,7 @@ fn as_json(d: &Described, path: &str, errors: &[ClassError]) -> Value {
         "active_parameters": active(d, total),
         "bytes": classes.iter().map(|c| c.bytes).sum::<u64>(),
         "context": d.spec.context,
+        "cache_bytes_per_token": cache_bytes(&d.spec),
         "vocabulary": d.spec.vocab,
         "weights": list,
         "quantization": errors.iter().map(error_json).collect::<Vec<_>>(),

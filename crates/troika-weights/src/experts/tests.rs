@@ -193,6 +193,29 @@ fn a_file_that_is_cut_short_is_an_error_and_the_next_run_tries_again() {
     }
 }
 
+/// A folder in place of the file: it can be opened, and each read of it fails.
+#[cfg(unix)]
+#[test]
+fn a_read_that_fails_is_an_error_and_the_next_run_tries_again() {
+    for ring in [true, false] {
+        let case = Case::new(100 * ROOM, ring);
+        case.run(0, &[0]);
+        let stored = |_: &ExpertPart| Some((0, String::new()));
+        let folder = case.path.parent().unwrap().to_path_buf();
+        case.cache.open(folder.clone(), &stored).unwrap();
+        let mut chosen = vec![(5, 1), (0, 1)];
+        for _ in 0..3 {
+            case.layers[2].choose(&mut chosen, 1, None);
+            let error = case.layers[2].take(&chosen, &mut Vec::new()).unwrap_err().to_string();
+            assert!(error.contains("layers.2.0.") && error.contains("directory"), "{error}");
+            assert!(error.contains(&*folder.to_string_lossy()), "{error}");
+        }
+        case.run(0, &[0]);
+        case.cache.open(case.path.clone(), &stored).unwrap();
+        case.run(2, &[5, 0]);
+    }
+}
+
 #[test]
 fn damaged_bytes_are_told() {
     let case = Case::new(100 * ROOM, true);

@@ -226,16 +226,21 @@ impl WeightStore {
         self.experts.as_ref().filter(|experts| experts.is_used()).map(|experts| experts.stats())
     }
 
-    /// Call after [`WeightStore::finish_packed`]: opens the file that experts are read from.
+    /// Call after [`WeightStore::finish_packed`], with its warnings: opens the file that experts are
+    /// read from.
     ///
     /// # Errors
     /// It could not be written, or cannot be read.
-    pub fn open_experts(&self) -> Result<(), WeightError> {
+    pub fn open_experts(&self, unkept: &[String]) -> Result<(), WeightError> {
         let Some(experts) = self.experts.as_ref().filter(|experts| experts.is_used()) else {
             return Ok(());
         };
         let path = self.cache.as_ref().map(PackedCache::path).unwrap_or_default();
-        let wrong = |why: String| WeightError::Experts { path: path.display().to_string(), why };
+        let wrong = |why: String| {
+            // Why it was not written says more than that it is not there.
+            let why = if unkept.is_empty() { why } else { unkept.join("; ") };
+            WeightError::Experts { path: path.display().to_string(), why }
+        };
         let found = Found::read(&path).map_err(wrong)?;
         let stored = |part: &ExpertPart| {
             let entry = found.entry(&part.weight, &part.layout)?;
