@@ -134,6 +134,7 @@ fn without_a_folder_there_is_nothing_to_read_from() {
     let options = built_in(Some(1 << 20), file.path());
     let error = Model::open(&root("models/tiny-moe"), &options).err().unwrap().to_string();
     assert!(error.contains("do not fit into memory"), "{error}");
+    assert!(error.contains("cannot be kept"), "it says why: {error}");
 }
 
 #[test]

@@ -6,9 +6,10 @@ use troika_lab::reproduce;
 
 #[test]
 fn experts_are_predicted_and_cached_and_units_are_kept() {
-    let report = reproduce(&["C04", "C05", "C07"].map(String::from)).unwrap();
+    let targets = ["C01", "C04", "C05", "C06", "C07", "M28"];
+    let report = reproduce(&targets.map(String::from)).unwrap();
     let results = report.json();
-    assert_eq!(results.as_array().unwrap().len(), 3);
+    assert_eq!(results.as_array().unwrap().len(), targets.len());
     for target in results.as_array().unwrap() {
         assert_eq!(target["pass"], true, "{target}");
     }

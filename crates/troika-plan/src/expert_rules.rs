@@ -146,8 +146,8 @@ impl ExpertRules<'_> {
         Ok(groups.into_iter().zip(on).filter_map(|(group, on)| on.then_some(group)).collect())
     }
 
-    /// Rows of each expert. Where they gather, and nothing else is asked for: a quarter of what an
-    /// expert is expected to get, so that it runs while other chunks are routed.
+    /// Rows of each expert. Where they gather, and nothing else than the default is asked for: a quarter
+    /// of what an expert is expected to get, so that it runs while other chunks are routed.
     fn capacities(&self, load: LayerLoad<'_>) -> Vec<usize> {
         let rule = self.capacity_rule();
         if !self.settings.gathers() || rule.tiers != Tiers::default() {

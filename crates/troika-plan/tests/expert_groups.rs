@@ -7,9 +7,9 @@ use troika_model::lower::{SegmentKind, segments};
 use troika_model::spec::{Ffn, ModelSpec};
 use troika_model::{families, presets};
 use troika_plan::{
-    CalibratedProducts, Calibration, CapacityRule, DeviceFacts, ExpertPolicy, ExpertSettings,
-    ExpertSplit, Overflow, Phase, Plan, PlanError, PlanRequest, Refusal, Split, Strategy, Tiers,
-    describe_refusals, expert_chunk, make,
+    CalibratedProducts, Calibration, CapacityRule, DeviceFacts, Dispatch, ExpertPolicy,
+    ExpertSettings, ExpertSplit, Overflow, Phase, Plan, PlanError, PlanRequest, Refusal, Split,
+    Strategy, Tiers, describe_refusals, expert_chunk, make,
 };
 
 fn spec() -> ModelSpec {
@@ -110,6 +110,35 @@ fn policies_take_one_technique_after_another() {
     // Groups have rows of their own.
     assert!(all.prefill.rules.iter().all(|r| r.row_buckets.is_none()));
     assert_eq!(Plan::from_json(&all.to_json()).unwrap(), all);
+}
+
+#[test]
+fn rows_that_gather_have_a_buffer_for_each_expert() {
+    let spec = spec();
+    let devices = [device("cpu", true), device("npu", false)];
+    let with = |chunk, change: &dyn Fn(&mut PlanRequest)| {
+        let mut request = PlanRequest { chunk, ..request(ExpertPolicy::All, &spec) };
+        request.experts.dispatch = Dispatch::LayerMajor;
+        change(&mut request);
+        make(&spec, &devices, &request).unwrap()
+    };
+    for (chunk, chunks) in [(16, 64), (128, 16), (256, 8), (1024, 4)] {
+        let plan = with(chunk, &|_| {});
+        assert_eq!(plan.prefill.chunks_in_flight, chunks);
+        let groups = &shared(&plan, 0).unwrap().groups;
+        assert!(groups.iter().all(|g| g.experts.len() == 1 && g.capacity >= 64));
+        // The hottest one runs while other chunks are routed.
+        let most = (chunks * chunk / 4).min(chunk.max(64)).next_multiple_of(16);
+        assert!((64..=most).contains(&groups[0].capacity), "{chunk}: {}", groups[0].capacity);
+    }
+    let asked = with(128, &|request| {
+        request.chunks_in_flight = Some(2);
+        request.experts.group = Some(4);
+        request.experts.capacity.tiers = Tiers::Rows(48);
+    });
+    let groups = &shared(&asked, 0).unwrap().groups;
+    assert_eq!((groups[0].experts.len(), groups[0].capacity), (4, 48));
+    assert_eq!(asked.prefill.chunks_in_flight, 2);
 }
 
 #[test]

@@ -18,16 +18,18 @@ use crate::input::read_file;
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Placement")]
 pub struct ExpertArgs {
-    /// Experts in a group at most [default: 16, 8 or 4, what the device takes]
+    /// Experts in a group at most [default: 16, 8 or 4, what the device takes; 1
+    /// with layer-major]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1024))]
     #[arg(env = "TROIKA_EXPERT_GROUP")]
     pub expert_group: Option<u64>,
     /// Rows that a group has for each expert [default: quartile]
     ///
     /// quartile: the quarter of a layer's experts that is chosen most gets four times the base
-    /// capacity, the mean over all; the others half of it, all of it or twice as much, as needed.
-    /// 0.5:1:2:4: the least multiple that the expected rows fit, for all. rows=N: as many for each.
-    /// chunk: as many as a chunk has.
+    /// capacity, the mean over all; the others half of it, all of it or twice as much, as needed;
+    /// with layer-major each gets a quarter of its expected rows, 64 at least. 0.5:1:2:4: the least
+    /// multiple that the expected rows fit, for all. rows=N: as many for each. chunk: as many as a
+    /// chunk has.
     #[arg(long, value_name = "TIERS", env = "TROIKA_EXPERT_TIERS")]
     pub expert_tiers: Option<Tiers>,
     /// Take the rows of a chunk over experts as base capacity, without the experts of a row

@@ -149,7 +149,8 @@ pub struct PlacementArgs {
     #[arg(long, value_name = "NAME", env = "TROIKA_POLICY")]
     #[arg(value_parser = named(Policy::ALL.map(Policy::name), Policy::parse))]
     pub policy: Option<Policy>,
-    /// Prompt chunks under way at once [default: 1 on one device, else 4]
+    /// Prompt chunks under way at once [default: 1 on one device, else 4, or 2048 rows that
+    /// gather for experts]
     ///
     /// Each has its own memory for values between segments.
     #[arg(long, value_name = "N", env = "TROIKA_CHUNKS_IN_FLIGHT")]
