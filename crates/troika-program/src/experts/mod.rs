@@ -32,6 +32,21 @@ pub struct SharedExperts {
     pub shape: RoutedShape,
 }
 
+impl SharedExperts {
+    /// Bytes that a step of so many rows reads and writes.
+    pub fn bytes(&self, step: ExpertStep, rows: usize, cols: usize) -> u64 {
+        let bytes = |rows: usize, cols: usize| (rows as u64).saturating_mul(4 * cols as u64);
+        let pairs = rows.saturating_mul(self.shape.top_k);
+        match step {
+            // Rows and the experts that they chose are read; a row is written for each pair, with
+            // its expert.
+            ExpertStep::Route => bytes(rows, cols + self.shape.top_k) + bytes(pairs, cols + 1),
+            ExpertStep::Dispatch => 0,
+            ExpertStep::Combine => bytes(pairs, cols + 1) + bytes(rows, cols),
+        }
+    }
+}
+
 /// A group's graph.
 #[derive(Clone, Debug)]
 pub struct GroupGraph {

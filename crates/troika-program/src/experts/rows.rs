@@ -100,6 +100,8 @@ pub struct ExpertRows {
     resident: Vec<bool>,
     overflow: Overflow,
     dispatch: Dispatch,
+    /// How often each expert is expected to be chosen; empty: all alike.
+    expected: Vec<u32>,
     open: Vec<Option<Open>>,
     /// The first row behind the slots.
     low: usize,
@@ -131,6 +133,7 @@ impl ExpertRows {
             at,
             overflow: split.overflow,
             dispatch: split.dispatch,
+            expected: split.expected.clone(),
             resident: vec![true; split.groups.len()],
             open: vec![None; split.groups.len()],
             low: 0,
@@ -205,7 +208,8 @@ impl ExpertRows {
         Ok(runs)
     }
 
-    /// The same for rows that choose experts evenly, where nothing is computed.
+    /// The same for rows that choose experts as expected, where nothing is computed: each expert
+    /// gets its share of the pairs, rounded.
     ///
     /// # Errors
     /// Those of [`ExpertRows::route`].
@@ -215,10 +219,27 @@ impl ExpertRows {
         rows: usize,
         counts: &mut LayerCounts,
     ) -> Result<Vec<PackedRun>, String> {
-        let experts = self.shape.experts.max(1);
-        let ids: Vec<i32> = (0..rows * self.shape.top_k).map(|i| (i % experts) as i32).collect();
+        let pairs = rows.saturating_mul(self.shape.top_k);
+        let ids: Vec<i32> = (0..).zip(self.shares(pairs)).flat_map(|(id, n)| vec![id; n]).collect();
         let saliency = vec![0.0; rows];
         self.route((chunk, last), &ids, Some(&saliency), counts)
+    }
+
+    /// How many of some pairs each expert is expected to get.
+    fn shares(&self, pairs: usize) -> Vec<usize> {
+        let weight = |expert| self.expected.get(expert).copied().map_or(0, u128::from);
+        let weights: Vec<u128> = match self.expected.iter().any(|part| *part > 0) {
+            true => (0..self.shape.experts).map(weight).collect(),
+            false => vec![1; self.shape.experts],
+        };
+        let all: u128 = weights.iter().sum();
+        let (mut sum, mut given) = (0, 0);
+        let share = |weight: u128| {
+            sum += weight;
+            let upto = (sum * pairs as u128).div_ceil(all.max(1)) as usize;
+            upto - std::mem::replace(&mut given, upto)
+        };
+        weights.into_iter().map(share).collect()
     }
 
     /// The places of a chunk's pairs.

@@ -12,7 +12,12 @@ fn split(groups: &[(Vec<usize>, usize)], overflow: Overflow, dispatch: Dispatch)
         experts: experts.clone(),
         capacity: *capacity,
     };
-    ExpertSplit { groups: groups.iter().map(group).collect(), overflow, dispatch }
+    ExpertSplit {
+        groups: groups.iter().map(group).collect(),
+        overflow,
+        dispatch,
+        expected: Vec::new(),
+    }
 }
 
 fn rows(split: &ExpertSplit, experts: usize, pairs: usize, align: usize) -> ExpertRows {
