@@ -20,6 +20,14 @@ pub enum LabError {
         /// The SoC.
         soc: String,
     },
+    /// A strategy for experts, and a model without any.
+    #[error("strategy {strategy} shares experts out, and {model} has none; name another strategy")]
+    NoExperts {
+        /// The strategy.
+        strategy: &'static str,
+        /// The model.
+        model: String,
+    },
     /// A SoC that computes values.
     #[error("SoC {0} computes values (numerics = \"on\"); simulations need numerics = \"off\"")]
     Numerics(String),

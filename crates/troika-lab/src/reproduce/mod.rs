@@ -14,6 +14,7 @@ mod machine;
 mod memory;
 mod outcome;
 mod outliers;
+mod planner;
 mod prefill;
 mod presets;
 mod processors;
@@ -23,6 +24,7 @@ mod scheduling;
 mod system;
 
 use serde_json::{Value, json};
+use troika::DeviceOptions;
 
 use charts::Chart;
 use lab::Lab;
@@ -45,6 +47,7 @@ fn targets() -> Vec<(Kind, Target)> {
         (Kind::Ho, outliers::HELD_OUT),
         (Kind::Ho, experts::HELD_OUT),
         (Kind::Ho, caches::HELD_OUT),
+        (Kind::Ho, planner::HELD_OUT),
         (Kind::Str, machine::STRUCTURAL),
         (Kind::Str, outliers::STRUCTURAL),
         (Kind::Str, scheduling::STRUCTURAL),
@@ -82,8 +85,17 @@ pub struct Report {
 /// # Errors
 /// A failing simulation.
 pub fn reproduce(ids: &[String]) -> Result<Report, LabError> {
+    reproduce_on(ids, None)
+}
+
+/// The same, with the devices that measurements of this machine use; `None`: two CPUs of a thread.
+///
+/// # Errors
+/// Those of [`reproduce`].
+pub fn reproduce_on(ids: &[String], devices: Option<DeviceOptions>) -> Result<Report, LabError> {
     let wanted = |t: &Target| ids.is_empty() || ids.iter().any(|id| id.eq_ignore_ascii_case(t.id));
     let mut lab = Lab::new(!ids.is_empty())?;
+    lab.devices = devices.unwrap_or(lab.devices);
     let mut results = Vec::new();
     for (kind, target) in targets().into_iter().filter(|(_, t)| wanted(t)) {
         let outcome = (target.run)(&mut lab)?;
@@ -107,7 +119,7 @@ impl Report {
     /// The report as a table and some sentences.
     pub fn table(&self) -> String {
         let mut text = String::from(
-            "All figures are virtual but those of H30, H32, L27, L28, M26, M27, C05 and C07: modelled \
+            "All figures are virtual but those of H30, H32, L27, L28, M26, M27, M29, C05 and C07: modelled \
              times, not measurements of a phone.\n\n\
          | id | | claim | what | printed | ours | error | tolerance | |\n\
          | --- | --- | --- | --- | ---: | ---: | ---: | --- | --- |\n",

@@ -220,26 +220,12 @@ impl ExpertRows {
         counts: &mut LayerCounts,
     ) -> Result<Vec<PackedRun>, String> {
         let pairs = rows.saturating_mul(self.shape.top_k);
-        let ids: Vec<i32> = (0..).zip(self.shares(pairs)).flat_map(|(id, n)| vec![id; n]).collect();
+        let ids: Vec<i32> = (0..)
+            .zip(shares(&self.expected, self.shape.experts, pairs))
+            .flat_map(|(id, n)| vec![id; n])
+            .collect();
         let saliency = vec![0.0; rows];
         self.route((chunk, last), &ids, Some(&saliency), counts)
-    }
-
-    /// How many of some pairs each expert is expected to get.
-    fn shares(&self, pairs: usize) -> Vec<usize> {
-        let weight = |expert| self.expected.get(expert).copied().map_or(0, u128::from);
-        let weights: Vec<u128> = match self.expected.iter().any(|part| *part > 0) {
-            true => (0..self.shape.experts).map(weight).collect(),
-            false => vec![1; self.shape.experts],
-        };
-        let all: u128 = weights.iter().sum();
-        let (mut sum, mut given) = (0, 0);
-        let share = |weight: u128| {
-            sum += weight;
-            let upto = (sum * pairs as u128).div_ceil(all.max(1)) as usize;
-            upto - std::mem::replace(&mut given, upto)
-        };
-        weights.into_iter().map(share).collect()
     }
 
     /// The places of a chunk's pairs.
@@ -395,6 +381,28 @@ impl ExpertRows {
             }
         }
     }
+}
+
+/// How many of some pairs each of a layer's experts is expected to get.
+pub fn expected_pairs(split: &ExpertSplit, experts: usize, pairs: usize) -> Vec<usize> {
+    shares(&split.expected, experts, pairs)
+}
+
+/// Shares of pairs by weights of experts, or equal ones without any, rounded so that all are given.
+fn shares(expected: &[u32], experts: usize, pairs: usize) -> Vec<usize> {
+    let weight = |expert| expected.get(expert).copied().map_or(0, u128::from);
+    let weights: Vec<u128> = match expected.iter().take(experts).any(|part| *part > 0) {
+        true => (0..experts).map(weight).collect(),
+        false => vec![1; experts],
+    };
+    let all: u128 = weights.iter().sum();
+    let (mut sum, mut given) = (0, 0);
+    let share = |weight: u128| {
+        sum += weight;
+        let upto = (sum * pairs as u128).div_ceil(all.max(1)) as usize;
+        upto - std::mem::replace(&mut given, upto)
+    };
+    weights.into_iter().map(share).collect()
 }
 
 /// The next multiple.
