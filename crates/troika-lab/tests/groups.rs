@@ -13,7 +13,7 @@ const PROMPT: usize = 256;
 fn soc(npu_gops: f64, more: &str) -> Soc {
     let text = format!(
         "name = \"two\"\nnumerics = \"off\"\n[memory]\nbandwidth_gb_s = 60\n\
-         [[processor]]\nname = \"cpu\"\nkind = \"cpu\"\npeak_gops = 100\nbandwidth_gb_s = 40\n\
+         [[processor]]\nname = \"cpu\"\nkind = \"cpu\"\npeak_gops = 100\nbandwidth_gb_s = 40\nlaunch_us = 1\n\
          hand_over = {{ blocking_us = 20, predicted_us = 5 }}\n\
          [[processor]]\nname = \"npu\"\nkind = \"npu\"\npeak_gops = {npu_gops}\n\
          bandwidth_gb_s = 40\nlaunch_us = 20\nstatic_shapes = true\nrow_buckets = [64, 256]\n\

@@ -12,6 +12,7 @@ use troika_program::{EdgeTypes, ExpertStep, PlacedSegment, expected_pairs};
 use super::request::Alternative;
 use super::search::Search;
 use crate::cost::PricedRun;
+use crate::weights::expert_bytes;
 
 /// The start of the names of such plans.
 pub(super) const EXPERTS: &str = "experts of";
@@ -112,7 +113,11 @@ impl Search<'_> {
     /// What is looked at first: when groups run, and the length of chunks.
     fn ways(&self, devices: [usize; 2]) -> Vec<Way> {
         let base = self.request.base;
-        let settings = ExpertSettings { worth: WorthALaunch::ALWAYS, ..base.experts.clone() };
+        let settings = ExpertSettings {
+            worth: WorthALaunch::ALWAYS,
+            stored_bytes: base.experts.stored_bytes.or(expert_bytes(self.request.lowered)),
+            ..base.experts.clone()
+        };
         let mut all = Vec::new();
         for shorter in [1, 2, 4, 8] {
             let chunk = self.chunk.div_ceil(shorter);

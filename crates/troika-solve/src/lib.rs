@@ -32,6 +32,7 @@ pub use profile::{
 };
 pub use request::{Alternative, PredictRequest, SolveRequest, Solved};
 pub use staged::{InStages, StagedRequest, Ways};
+pub use weights::expert_bytes;
 
 /// Chooses a plan.
 ///

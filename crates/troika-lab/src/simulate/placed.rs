@@ -14,7 +14,7 @@ use troika_plan::{
     Phase, Plan, PlanDevice, PlanRequest, Policy, Prefill, Rule, Strategy, SyncMode, expert_chunk,
     make, page_len, stage_borders,
 };
-use troika_solve::{InStages, StagedRequest, Ways};
+use troika_solve::{InStages, StagedRequest, Ways, expert_bytes};
 
 use super::{SimulateError, SocStrategy};
 use troika::SocCosts;
@@ -97,7 +97,11 @@ fn experts(
         chunks_in_flight: (dispatch == Dispatch::LayerMajor).then(|| r.prompt.div_ceil(chunk)),
         sync: r.sync,
         kv_dtype: Some(DType::F16),
-        experts: ExpertSettings { dispatch, ..ExpertSettings::default() },
+        experts: ExpertSettings {
+            dispatch,
+            stored_bytes: expert_bytes(r.lowered),
+            ..ExpertSettings::default()
+        },
         ..PlanRequest::default()
     };
     let plan = make(r.spec, &facts, &request).map_err(troika::Error::Plan)?;
