@@ -57,7 +57,7 @@ impl ExpertRules<'_> {
         let mut whole = prefill.clone();
         for (layer, moe) in self.layers() {
             let expected = self.used(layer, moe).parts();
-            prefill.push(self.experts((layer, expected), &groups, [host, device]));
+            prefill.push(self.experts(layer, expected, &groups, [host, device]));
         }
         if self.layers().next().is_some() {
             whole.push(rule(Some(vec![SegmentKind::Experts]), None, host));
@@ -93,7 +93,8 @@ impl ExpertRules<'_> {
     /// The rule for a layer's experts.
     fn experts(
         &self,
-        (layer, expected): (usize, Vec<u32>),
+        layer: usize,
+        expected: Vec<u32>,
         groups: &[ExpertGroupShape],
         [host, device]: [&DeviceFacts; 2],
     ) -> Rule {

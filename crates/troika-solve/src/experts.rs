@@ -3,6 +3,7 @@
 
 use troika_device::SpaceId;
 use troika_model::lower::SegmentKind;
+use troika_model::spec::{Ffn, Layer};
 use troika_plan::{
     Dispatch, ExpertPolicy, ExpertSettings, LengthRules, Phase, Plan, PlanDevice, PlanError,
     PlanRequest, Rule, Split, Strategy, Tiers, WorthALaunch, make, own_space,
@@ -162,6 +163,9 @@ impl Search<'_> {
 
     /// The plan of a way. `None` if the device takes no groups, or none is worth it.
     fn with_groups(&mut self, way: &Way) -> Result<Option<Plan>, PlanError> {
+        if way.settings.bytes.is_some_and(|most| self.buffer_bytes(way) > most) {
+            return Ok(None);
+        }
         let devices = way.devices.map(|d| self.facts[d].clone());
         let base = PlanRequest {
             strategy: Strategy::Experts(ExpertPolicy::All),
@@ -181,30 +185,30 @@ impl Search<'_> {
             layers => layers?,
         };
         let others = self.others_ns(&plan, way, &layers)?;
-        let kept: Vec<(usize, usize)> = layers
-            .iter()
-            .map(|layer| (layer.rule, layer.kept(way.keep, others / layers.len() as f64)))
-            .collect();
-        for (rule, kept) in kept.iter().rev() {
-            keep(&mut plan.prefill.rules[*rule], *kept);
+        for layer in &layers {
+            let kept = layer.kept(way.keep, others / layers.len() as f64);
+            keep(&mut plan.prefill.rules[layer.rule], kept);
         }
         let used = plan.clone();
         plan.devices.retain(|d| used.all_rules().any(|r| r.devices().any(|name| name == d)));
         if !shares_experts(&plan) {
             return Ok(None);
         }
-        self.leave_short(&mut plan, way, &kept)?;
+        self.leave_short(&mut plan, way)?;
         plan.strategy = "solve".into();
         Ok(Some(plan))
     }
 
+    /// Bytes of rows on their way through experts, there and back.
+    fn buffer_bytes(&self, way: &Way) -> u64 {
+        let experts = |l: &Layer| if let Ffn::Moe(moe) = &l.ffn { moe.top_k } else { 0 };
+        let top_k = self.request.spec.layers.iter().map(experts).max().unwrap_or(0);
+        let counts = [way.chunk, way.in_flight, top_k, self.request.spec.hidden, 2 * 4];
+        counts.into_iter().fold(1, |all: u64, n| all.saturating_mul(n as u64))
+    }
+
     /// Has chunks computed without groups that are too short for them.
-    fn leave_short(
-        &mut self,
-        plan: &mut Plan,
-        way: &Way,
-        kept: &[(usize, usize)],
-    ) -> Result<(), PlanError> {
+    fn leave_short(&mut self, plan: &mut Plan, way: &Way) -> Result<(), PlanError> {
         plan.prefill.lengths.clear();
         let mut up_to = 0;
         for eighths in EIGHTHS {
@@ -212,12 +216,7 @@ impl Search<'_> {
             // Rows of a short prompt find no others to gather with.
             let short = Way { chunk: rows, in_flight: 1, ..way.clone() };
             let mut sums = [0.0; 2];
-            for (rule, _) in kept {
-                let split = plan.prefill.rules[*rule].experts().is_some();
-                let Some(segment) = self.segment_of(plan, *rule).filter(|_| split) else {
-                    continue;
-                };
-                let layer = self.layer(plan, (*rule, segment), &short)?;
+            for layer in self.layers(plan, &short)? {
                 sums[0] += layer.ns(layer.groups.len());
                 sums[1] += layer.whole_ns;
             }
@@ -251,7 +250,7 @@ impl Search<'_> {
         let mut all = Vec::new();
         for rule in shared {
             if let Some(segment) = self.segment_of(plan, rule) {
-                all.push(self.layer(plan, (rule, segment), way)?);
+                all.push(self.layer(plan, rule, segment, way)?);
             }
         }
         Ok(all)
@@ -275,7 +274,8 @@ impl Search<'_> {
     fn layer(
         &mut self,
         plan: &Plan,
-        (number, segment): (usize, usize),
+        number: usize,
+        segment: usize,
         way: &Way,
     ) -> Result<LayerPrices, PlanError> {
         let rule = &plan.prefill.rules[number];

@@ -20,6 +20,7 @@ use troika_weights::{FloatType, WeightStore};
 use crate::describe::{BoundModel, Described, describe};
 use crate::devices::{open_devices, soc_of};
 use crate::error::Error;
+use crate::memory::free_memory;
 use crate::options::{OpenOptions, SolveOptions};
 use crate::profile_file::{ProfileAt, plan_device, read, subject_of};
 use crate::soc_costs::SocCosts;
@@ -296,6 +297,13 @@ impl BoundModel {
         (!request.single_precision && self.devices.iter().any(gains)).then_some(DType::BF16)
     }
 
+    /// The most bytes of groups of experts, if the system tells what is free: half of what the model
+    /// leaves.
+    fn room_for_groups(&self) -> Option<u64> {
+        let model: u64 = self.store.classes().iter().map(|class| class.bytes).sum();
+        Some(free_memory()?.saturating_sub(model) / 2)
+    }
+
     /// The best plan by a profile; `None` if there is no profile and none was required.
     fn solved(
         &self,
@@ -359,6 +367,10 @@ impl BoundModel {
             base: &PlanRequest {
                 kv_dtype: Some(one.kv_dtype),
                 calibrated: options.converted(&lowered),
+                experts: ExpertSettings {
+                    bytes: options.experts.settings.bytes.or(self.room_for_groups()),
+                    ..self.plan_request(options).experts
+                },
                 ..self.plan_request(options)
             },
             prompt,

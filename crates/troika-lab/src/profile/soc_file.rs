@@ -188,8 +188,8 @@ fn measured(profile: &Profile, at: usize, lowered: &Lowered) -> String {
     }
     let mut text = String::new();
     for (ops, kinds) in alike {
-        let of = (&kinds[..], SegmentPart::Whole);
-        let Some((time, error)) = profile.fit_of(at, of) else { continue };
+        let fitted_time = profile.fit_of(at, &kinds, SegmentPart::Whole);
+        let Some((time, error)) = fitted_time else { continue };
         let names: Vec<&str> = kinds.iter().map(|k| k.name()).collect();
         let from = format!(
             "measured: a fit of {}, off by {:.1} % (median)",
@@ -200,7 +200,7 @@ fn measured(profile: &Profile, at: usize, lowered: &Lowered) -> String {
         let _ = writeln!(text, "\n[[processor.measured]]\nops = [{}]", ops.join(", "));
         text += &fitted(&time, &from);
     }
-    let groups = profile.fit_of(at, (&[SegmentKind::Experts], SegmentPart::Group));
+    let groups = profile.fit_of(at, &[SegmentKind::Experts], SegmentPart::Group);
     if let Some((time, error)) = groups {
         let from =
             format!("measured: a fit of groups of experts, off by {:.1} % (median)", error * 100.0);

@@ -40,8 +40,8 @@ const KNEES: [f64; 12] = [0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 3
 
 impl Fits {
     /// The fit of a part of a kind of segment on a device.
-    pub fn get(&self, device: usize, of: (SegmentKind, SegmentPart)) -> Option<&RunFit> {
-        self.runs.iter().find(|f| (f.device, (f.segment, f.part)) == (device, of))
+    pub fn get(&self, device: usize, segment: SegmentKind, part: SegmentPart) -> Option<&RunFit> {
+        self.runs.iter().find(|f| (f.device, f.segment, f.part) == (device, segment, part))
     }
 
     /// What is wrong with fits from a file, if anything.

@@ -78,7 +78,7 @@ impl CostModel for ProfiledCosts<'_> {
 
     fn run_ns(&self, run: &PricedRun<'_>) -> f64 {
         let part = SegmentPart::of(run.kind, run.graph);
-        let fit = self.profile.fits.get(self.places[run.device], (run.kind, part));
+        let fit = self.profile.fits.get(self.places[run.device], run.kind, part);
         fit.map_or(f64::INFINITY, |f| f.time.ns(&RunWork::of(run.graph, run.room, run.cached)))
     }
 

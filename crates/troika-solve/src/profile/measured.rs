@@ -324,7 +324,7 @@ impl Profile {
             return refuse(why);
         }
         let fitted =
-            |r: &&RunSample| r.held_out || self.fits.get(r.device, (r.segment, r.part)).is_some();
+            |r: &&RunSample| r.held_out || self.fits.get(r.device, r.segment, r.part).is_some();
         if let Some(r) = self.runs.iter().find(|r| self.complete && !fitted(r)) {
             return refuse(format!("runs of {} without a fit", r.segment.name()));
         }
@@ -398,7 +398,7 @@ impl Profile {
             let parts = parts.filter(|(_, part)| *part != SegmentPart::Whole);
             let wholes = SegmentKind::ALL.map(|kind| (kind, SegmentPart::Whole));
             for (segment, part) in wholes.into_iter().chain(parts) {
-                let fitted = self.fit_of(device, (&[segment], part));
+                let fitted = self.fit_of(device, &[segment], part);
                 let fit = |(time, error)| RunFit { device, segment, part, time, error };
                 runs.extend(fitted.map(fit));
             }
@@ -412,7 +412,8 @@ impl Profile {
     pub fn fit_of(
         &self,
         device: usize,
-        (kinds, part): (&[SegmentKind], SegmentPart),
+        kinds: &[SegmentKind],
+        part: SegmentPart,
     ) -> Option<(FittedTime, f64)> {
         let of = |r: &&RunSample| {
             (r.device, r.part) == (device, part) && kinds.contains(&r.segment) && !r.held_out

@@ -11,7 +11,7 @@ impl Regret {
     /// The regret of a profile's fits on its held-out runs.
     pub fn of(profile: &Profile) -> Regret {
         let price = |r: &RunSample| {
-            profile.fits.get(r.device, (r.segment, r.part)).map(|f| f.time.ns(&r.work))
+            profile.fits.get(r.device, r.segment, r.part).map(|f| f.time.ns(&r.work))
         };
         let held: Vec<&RunSample> = profile.runs.iter().filter(|r| r.held_out).collect();
         let error = |r: &&RunSample| price(r).map(|p| (p / r.undisturbed_ns() - 1.0).abs());
