@@ -156,10 +156,11 @@ impl<'a> Search<'a> {
         let fits = |c: &Alternative| c.predicted.total_bytes <= most || shares_experts(&c.plan);
         candidates.retain(|c| fits(c) || c.name.starts_with(ONE_DEVICE));
         candidates.sort_by(|a, b| score(a).total_cmp(&score(b)));
-        let mut alternatives: Vec<Alternative> = Vec::new();
+        let (mut alternatives, mut others): (Vec<Alternative>, usize) = (Vec::new(), 0);
         for c in candidates {
-            let known = [ONE_DEVICE, EXPERTS].iter().any(|name| c.name.starts_with(name));
-            if alternatives.len() < SHOWN || known {
+            let shares = c.name.starts_with(EXPERTS);
+            if others < SHOWN || shares || c.name.starts_with(ONE_DEVICE) {
+                others += usize::from(!shares);
                 alternatives.push(c);
             }
         }

@@ -6,9 +6,10 @@ use troika_device::{Device, DeviceKind};
 use troika_engine::EngineError;
 use troika_graph::{ActivationFormat, DType};
 use troika_model::lower::{LowerOptions, Lowered, lower};
+use troika_model::spec::Ffn;
 use troika_plan::{
-    DeviceFacts, Elsewhere, ExpertSettings, Plan, PlanDevice, PlanError, PlanRequest, Refusal,
-    Strategy, describe_refusals, leave_attention,
+    DeviceFacts, Elsewhere, ExpertPolicy, ExpertSettings, Plan, PlanDevice, PlanError, PlanRequest,
+    Refusal, Strategy, describe_refusals, leave_attention,
 };
 use troika_program::{PhaseCopies, copies};
 use troika_solve::{
@@ -106,6 +107,11 @@ impl BoundModel {
             }
             (None, Some(solved)) => {
                 alternatives = solved.alternatives;
+                if solved.plan.all_rules().any(|rule| rule.experts().is_some()) {
+                    let shared = Strategy::Experts(ExpertPolicy::All);
+                    let given = options.calibration.as_ref().map(|c| &*c.calibration);
+                    changes.extend(options.experts.notes(&self.spec, &shared, given));
+                }
                 solved.plan
             }
             (None, None) => {
@@ -329,7 +335,11 @@ impl BoundModel {
             }
             (measured, _) => measured?,
         };
-        let chunk = options.chunk.or_else(|| measured.chunk_length().map(|(_, rows)| rows));
+        let fast = measured.chunk_length().map(|(_, rows)| rows);
+        // Groups of experts fill up in long chunks only; shorter ones are looked at, too.
+        let shares = self.devices.len() > 1
+            && self.spec.layers.iter().any(|layer| matches!(layer.ffn, Ffn::Moe(_)));
+        let chunk = options.chunk.or(fast.map(|rows| if shares { rows.max(CHUNK) } else { rows }));
         let options = &OpenOptions { chunk, ..options.clone() };
         let one = self.one_device_plan(options)?;
         let (prompt, generate) = wanted.lengths(one.context)?;

@@ -146,14 +146,16 @@ fn parts(all: &mut Vec<ProfiledGraph>, whole: &Subgraph, converted: Option<Activ
         add(SegmentPart::Beside, "beside experts".into(), None, piece.graph);
     }
     add(SegmentPart::Choices, "experts of one choice each".into(), None, choices);
-    let ids: Vec<usize> = (0..around.experts.graph.weights.len()).collect();
+    let experts = around.experts.graph.nodes.iter().find_map(|node| match &node.op {
+        Op::Experts(e) => Some(e.gate.len()),
+        _ => None,
+    });
+    let ids: Vec<usize> = (0..experts.unwrap_or(0)).collect();
     let most = whole.max_rows().max(CAPACITIES[0]);
-    for size in GROUPS {
+    // Fewer experts than that are no group of this size.
+    for size in GROUPS.into_iter().filter(|size| *size <= ids.len()) {
         for capacity in CAPACITIES.into_iter().filter(|rows| *rows <= most) {
-            // Fewer experts than that are no group of this size.
-            let Ok(group) = expert_group(whole, &ids[..size.min(ids.len())], capacity) else {
-                continue;
-            };
+            let Ok(group) = expert_group(whole, &ids[..size], capacity) else { continue };
             let group = match converted.filter(|f| *f == ActivationFormat::F16) {
                 Some(format) => convert_products(&group, format),
                 None => group,
