@@ -117,4 +117,11 @@ fn a_model_without_experts_has_none_to_share_out() {
     });
     let why = simulation.err().unwrap().to_string();
     assert!(why.contains("strategy experts shares experts out, and"), "{why}");
+    let text = include_str!("../../../socs/sd8gen3-fp16.toml");
+    let products = text.replace(", \"expert_group\"]", "]");
+    let why = run(Soc::parse("phone.toml", &products).unwrap(), strategy).unwrap_err().to_string();
+    assert!(why.contains("on npu, which takes none; let it take expert_group"), "{why}");
+    // The phone as it is takes them.
+    let (plan, _) = run(Soc::parse("phone.toml", text).unwrap(), strategy).unwrap();
+    assert!(groups(&plan) > 0);
 }

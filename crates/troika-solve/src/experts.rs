@@ -120,8 +120,10 @@ impl Search<'_> {
             ..base.experts.clone()
         };
         let mut all = Vec::new();
+        // Groups are as large as their chunks need.
+        let longest = self.chunk.min(self.request.prompt.max(LEAST_CHUNK));
         for shorter in [1, 2, 4, 8] {
-            let chunk = self.chunk.div_ceil(shorter);
+            let chunk = longest.div_ceil(shorter);
             if shorter > 1 && (chunk < LEAST_CHUNK || self.request.prompt <= chunk) {
                 continue;
             }

@@ -29,7 +29,7 @@ pub const HELD_OUT: &[Target] = &[Target {
 const PROMPTS: [usize; 3] = [64, 256, 1000];
 const CONTEXT: usize = 1024;
 /// Prompts of each plan, in turns.
-const ROUNDS: usize = 9;
+const ROUNDS: usize = 15;
 /// The most of the time of one device.
 const MOST: f64 = 1.05;
 

@@ -10,9 +10,9 @@ use troika_graph::{DType, Op, Subgraph};
 use troika_model::lower::{Lowered, Segment, SegmentKind, segments};
 use troika_model::spec::ModelSpec;
 use troika_plan::{
-    Decode, DeviceFacts, Dispatch, ExpertPolicy, ExpertSettings, Layers, ModelId, PLAN_VERSION,
-    Phase, Plan, PlanDevice, PlanRequest, Policy, Prefill, Rule, Strategy, SyncMode, expert_chunk,
-    make, page_len, stage_borders,
+    Decode, DeviceFacts, Dispatch, EXPERT_GROUP, ExpertPolicy, ExpertSettings, Layers, ModelId,
+    PLAN_VERSION, Phase, Plan, PlanDevice, PlanRequest, Policy, Prefill, Rule, Strategy, SyncMode,
+    expert_chunk, make, page_len, stage_borders,
 };
 use troika_solve::{InStages, StagedRequest, Ways, expert_bytes};
 
@@ -86,7 +86,12 @@ fn experts(
         return Err(SimulateError::NoExperts { strategy, model: ModelId::of(r.spec).to_string() });
     }
     let of = |kind| r.strategy.processor(r.soc, kind);
-    let devices = processors(r.soc, [of(ProcessorKind::Cpu)?, of(ProcessorKind::Npu)?])?;
+    let [cpu, npu] = [of(ProcessorKind::Cpu)?, of(ProcessorKind::Npu)?];
+    if npu.refused.contains(&EXPERT_GROUP) {
+        let (strategy, processor) = (r.strategy.name(), npu.name.clone());
+        return Err(SimulateError::NoGroups { strategy, processor });
+    }
+    let devices = processors(r.soc, [cpu, npu])?;
     let facts: Vec<DeviceFacts> = devices.iter().map(PlanDevice::facts).collect();
     let chunk = expert_chunk(r.prompt).min(r.prompt);
     let request = PlanRequest {
