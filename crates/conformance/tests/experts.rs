@@ -125,7 +125,12 @@ fn experts_on_another_device_give_the_same_bits() {
                     for (in_flight, capacity) in [(1, 1), (1, 3), (2, 3), (4, 64)] {
                         let groups =
                             vec![group("b", &[1, 0], capacity), group("b", &[3], capacity)];
-                        let split = ExpertSplit { groups, overflow: Overflow::Cpu, dispatch };
+                        let split = ExpertSplit {
+                            groups,
+                            overflow: Overflow::Cpu,
+                            dispatch,
+                            expected: Vec::new(),
+                        };
                         let plan = shared(&d, &one, in_flight, &split);
                         let mut e = engine(&d, &devices, plan).unwrap();
                         // Twice, since the memory is not new the second time.
@@ -144,7 +149,7 @@ fn experts_on_another_device_give_the_same_bits() {
 /// Groups of two devices, of which the second one also has all cold experts.
 fn some_groups(dispatch: Dispatch) -> ExpertSplit {
     let groups = vec![group("b", &[1, 0], 3), group("b", &[3], 2)];
-    ExpertSplit { groups, overflow: Overflow::Cpu, dispatch }
+    ExpertSplit { groups, overflow: Overflow::Cpu, dispatch, expected: Vec::new() }
 }
 
 /// Called for each list that a device gets; may refuse it.
@@ -332,7 +337,7 @@ fn virtual_devices_share_experts_out() {
     let (expected, _) = run(SOC, None);
     for dispatch in Dispatch::ALL {
         let groups = vec![group("b", &[1, 0, 4], 3), group("b", &[3], 2), group("a", &[6], 2)];
-        let split = ExpertSplit { groups, overflow: Overflow::Cpu, dispatch };
+        let split = ExpertSplit { groups, overflow: Overflow::Cpu, dispatch, expected: Vec::new() };
         let (first, took) = run(SOC, Some(&split));
         assert!(first == expected, "other bits with {dispatch:?}");
         assert_eq!(run(SOC, Some(&split)).1, took);
@@ -354,7 +359,8 @@ fn statistics_say_what_was_routed_where() {
     for overflow in [Overflow::Cpu, Overflow::Pad, Overflow::Prune] {
         let capacity = if overflow == Overflow::Pad { 6 } else { 2 };
         let groups = vec![group("b", &[2, 1], capacity), group("b", &[0], capacity)];
-        let split = ExpertSplit { groups, overflow, dispatch: Dispatch::PerChunk };
+        let split =
+            ExpertSplit { groups, overflow, dispatch: Dispatch::PerChunk, expected: Vec::new() };
         let mut e = engine(&d, &devices, shared(&d, &one, 2, &split)).unwrap();
         let got = logits(&mut e, &ids);
         let stats = e.group_stats();
@@ -394,7 +400,7 @@ fn groups_come_and_go_between_prompts() {
     let expected = logits(&mut engine(&d, &devices, one.clone()).unwrap(), &ids);
     for dispatch in Dispatch::ALL {
         let groups = vec![group("b", &[1, 0, 4], 4), group("b", &[3], 2), group("b", &[6], 9)];
-        let split = ExpertSplit { groups, overflow: Overflow::Cpu, dispatch };
+        let split = ExpertSplit { groups, overflow: Overflow::Cpu, dispatch, expected: Vec::new() };
         let mut e = engine(&d, &devices, shared(&d, &one, 2, &split)).unwrap();
         let mut resident = [[true; 3]; 2];
         let mut before = 0;

@@ -130,7 +130,7 @@ fn experts(r: &mut Random, d: &Described, layer: usize, chunk: usize) -> Option<
         let capacity = if overflow == Overflow::Pad { chunk.max(capacity) } else { capacity };
         groups.push(ExpertGroupPlan { device: (*r.of(&NAMES)).into(), experts, capacity });
     }
-    Some(Split::Experts(ExpertSplit { groups, overflow, dispatch }))
+    Some(Split::Experts(ExpertSplit { groups, overflow, dispatch, expected: Vec::new() }))
 }
 
 /// Random ops that devices supposedly refuse.

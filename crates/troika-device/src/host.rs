@@ -29,6 +29,7 @@ pub struct HostTask {
     reads: Vec<View>,
     writes: Vec<View>,
     parts: Vec<View>,
+    moved: Option<u64>,
     function: Box<HostFn>,
     result: Mutex<Option<HostData>>,
 }
@@ -55,13 +56,19 @@ impl HostTask {
             }
         }
         let (function, result) = (Box::new(function), Mutex::default());
-        Ok(HostTask { name: name.into(), reads, writes, parts: Vec::new(), function, result })
+        let (name, parts, moved) = (name.into(), Vec::new(), None);
+        Ok(HostTask { name, reads, writes, parts, moved, function, result })
     }
 
     /// The same, with views of which it, or what becomes known by it, uses parts that only run time
     /// knows. Several tasks may do so at once, each with parts of its own, which it claims itself.
     pub fn with_parts(self, parts: Vec<View>) -> HostTask {
         HostTask { parts, ..self }
+    }
+
+    /// The same, where it reads and writes so many bytes, in place of all that its views have.
+    pub fn moving(self, bytes: u64) -> HostTask {
+        HostTask { moved: Some(bytes), ..self }
     }
 
     /// Its name, for errors.
@@ -82,6 +89,16 @@ impl HostTask {
     /// The views of which it uses parts.
     pub fn parts(&self) -> &[View] {
         &self.parts
+    }
+
+    /// Bytes that it reads and writes.
+    pub fn bytes(&self) -> u64 {
+        let of = |view: &View| {
+            let rect = view.rect();
+            (rect.rows() as u64).saturating_mul(rect.row_bytes() as u64)
+        };
+        let all = || self.reads.iter().chain(&self.writes).map(of);
+        self.moved.unwrap_or_else(|| all().fold(0, u64::saturating_add))
     }
 
     /// Claims the views that it reads and writes, and runs the function on the calling thread. For

@@ -108,7 +108,8 @@ impl Binder<'_> {
             let dispatcher = self.dispatcher(named.chunk, host, of.clone())?;
             self.dispatchers.insert(number, dispatcher);
         }
-        Ok(Work::Host(Arc::new(host_task(&named.name, host.step, views, of)?)))
+        let moves = experts.bytes(host.step, of.rows, self.model.program.packed.cols);
+        Ok(Work::Host(Arc::new(host_task(&named.name, host.step, views, of, moves)?)))
     }
 
     /// What runs the rows of a chunk.

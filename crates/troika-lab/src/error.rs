@@ -20,6 +20,25 @@ pub enum LabError {
         /// The SoC.
         soc: String,
     },
+    /// A strategy for experts, and a model without any.
+    #[error("strategy {strategy} shares experts out, and {model} has none; name another strategy")]
+    NoExperts {
+        /// The strategy.
+        strategy: &'static str,
+        /// The model.
+        model: String,
+    },
+    /// A strategy for experts, and an NPU that takes no groups of them.
+    #[error(
+        "strategy {strategy} has groups of experts on {processor}, which takes none; let it take \
+         expert_group (in its SoC's file: only, or refuses)"
+    )]
+    NoGroups {
+        /// The strategy.
+        strategy: &'static str,
+        /// The processor.
+        processor: String,
+    },
     /// A SoC that computes values.
     #[error("SoC {0} computes values (numerics = \"on\"); simulations need numerics = \"off\"")]
     Numerics(String),

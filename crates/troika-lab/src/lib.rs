@@ -20,7 +20,7 @@ pub use error::LabError;
 pub use hand_over::{HandOverBy, HandOvers, measure_hand_overs};
 pub use median::median;
 pub use profile::{OnProfiled, ProfileOptions, ProfileOutcome, kept_profile, profile};
-pub use reproduce::{Report, reproduce, reproduced_ids};
+pub use reproduce::{Report, reproduce, reproduce_on, reproduced_ids};
 pub use row_groups::{GroupedProduct, measure_row_groups};
 pub use simulate::{
     Figures, ProductChoice, ProductShape, ProductTime, SimulateOptions, Simulation, SocStrategy,

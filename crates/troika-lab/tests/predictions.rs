@@ -79,7 +79,7 @@ fn soc(dice: &mut Dice) -> Soc {
 }
 
 /// Models of a few layers: dense, with windows, with experts.
-fn shape(dice: &mut Dice) -> Shape {
+fn shape(dice: &mut Dice, experts: bool) -> Shape {
     let size = dice.one(&[128, 256, 320]);
     let common = format!(
         "\"num_hidden_layers\": {}, \"hidden_size\": {size}, \"num_attention_heads\": 4, \
@@ -88,7 +88,7 @@ fn shape(dice: &mut Dice) -> Shape {
         1 + dice.below(3),
         dice.one(&[1, 2, 4]),
     );
-    let config = match dice.below(4) {
+    let config = match if experts { 0 } else { dice.below(4) } {
         0 => format!(
             "{{\"model_type\": \"qwen3_moe\", {common}, \"num_experts\": 8, \
              \"num_experts_per_tok\": 2, \"moe_intermediate_size\": 64, \
@@ -138,6 +138,11 @@ fn change(dice: &mut Dice, plan: &mut Plan, prompt: usize) {
     plan.page_len = dice.one(&[16, 32, plan.page_len]);
     let devices = plan.devices.clone();
     let mut change = |phase: Phase, rule: &mut Rule| {
+        if let Some(Split::Experts(experts)) = &mut rule.split
+            && dice.rarely(2)
+        {
+            experts.expected = (0..8).map(|_| dice.below(1000) as u32).collect();
+        }
         if dice.rarely(2) {
             return;
         }
@@ -152,12 +157,16 @@ fn change(dice: &mut Dice, plan: &mut Plan, prompt: usize) {
     plan.decode.rules.iter_mut().for_each(|r| change(Phase::Decode, r));
 }
 
-/// Runs a random plan. The reason, if it is refused.
-fn check(seed: u64) -> Result<(), String> {
+/// Runs a random plan, and says whether it shares experts out. The reason, if it is refused.
+fn check(seed: u64) -> Result<bool, String> {
     let dice = &mut Dice(ChaCha8Rng::seed_from_u64(seed));
-    let (soc, shape) = (soc(dice), shape(dice));
+    let shares = dice.rarely(3);
+    let (soc, shape) = (soc(dice), shape(dice, shares));
     let (prompt, generate) = (1 + dice.below(260), 1 + dice.below(6));
-    let strategy = dice.one(&SocStrategy::ALL);
+    // One in three shares experts out.
+    let experts = SocStrategy::ALL.map(|s| (s, matches!(s, SocStrategy::Experts(..))));
+    let strategies = experts.into_iter().filter(|(_, e)| *e == shares).map(|(s, _)| s);
+    let strategy = dice.one(&strategies.collect::<Vec<_>>());
     let mut options = SimulateOptions {
         soc,
         shape,
@@ -191,13 +200,20 @@ fn check(seed: u64) -> Result<(), String> {
             assert!((said / took - 1.0).abs() < 1e-6, "{said} J said, {took} J taken, {}", what());
         }
     }
-    Ok(())
+    Ok(plan.all_rules().any(|rule| rule.experts().is_some()))
 }
 
 #[test]
 fn a_plan_takes_what_was_predicted_to_the_nanosecond() {
     let count = 800;
-    let refused: Vec<String> = (0..count).filter_map(|seed| check(seed).err()).collect();
+    let (mut refused, mut shared) = (Vec::new(), 0);
+    for seed in 0..count {
+        match check(seed) {
+            Ok(shares) => shared += u32::from(shares),
+            Err(why) => refused.push(why),
+        }
+    }
     // Random plans need not fit, but most do.
     assert!(refused.len() < count as usize / 2, "{} refused: {refused:#?}", refused.len());
+    assert!(shared > 50, "only {shared} plans share experts out");
 }

@@ -59,13 +59,20 @@ fn check_rule(rule: &Rule, phase: Phase, spec: &ModelSpec) -> Result<(), String>
         return Err("shares experts out for a single token; place them on one device".into());
     }
     let groups = rule.experts().map_or(&[][..], |split| &split.groups);
+    let expected = rule.experts().map_or(0, |split| split.expected.len());
     let last = groups.iter().flat_map(|g| &g.experts).max();
     for (layer, l) in spec.layers.iter().enumerate() {
         let Ffn::Moe(moe) = &l.ffn else { continue };
+        let applies = rule.matches(SegmentKind::Experts, Some(layer));
+        if applies && expected > 0 && expected != moe.experts {
+            return Err(format!(
+                "says how often {expected} experts are expected to be chosen, and layer {layer} has \
+                 {}",
+                moe.experts
+            ));
+        }
         let inside = last.is_none_or(|last| *last < moe.experts);
-        if let Some(last) =
-            last.filter(|_| rule.matches(SegmentKind::Experts, Some(layer)) && !inside)
-        {
+        if let Some(last) = last.filter(|_| applies && !inside) {
             return Err(format!(
                 "names expert {last}, and layer {layer} has experts 0 to {}",
                 moe.experts.saturating_sub(1)

@@ -57,8 +57,9 @@ impl ExpertRules<'_> {
         let groups = self.groups(device)?;
         let mut prefill = self.around(host, device);
         let mut whole = prefill.clone();
-        for (layer, _) in self.layers() {
-            prefill.push(self.experts(layer, &groups, [host, device]));
+        for (layer, moe) in self.layers() {
+            let expected = self.used(layer, moe).parts();
+            prefill.push(self.experts(layer, expected, &groups, [host, device]));
         }
         if self.layers().next().is_some() {
             whole.push(rule(Some(vec![SegmentKind::Experts]), None, host));
@@ -94,13 +95,14 @@ impl ExpertRules<'_> {
     fn experts(
         &self,
         layer: usize,
+        expected: Vec<u32>,
         groups: &[ExpertGroupShape],
         [host, device]: [&DeviceFacts; 2],
     ) -> Rule {
         let groups = groups.iter().filter(|g| g.layer == layer);
         let groups: Vec<ExpertGroupPlan> = groups.map(|g| plan_of(g, device)).collect();
         let ExpertSettings { overflow, dispatch, .. } = *self.settings;
-        let split = ExpertSplit { groups, overflow, dispatch };
+        let split = ExpertSplit { groups, overflow, dispatch, expected };
         let split = Some(split).filter(|s| !s.groups.is_empty()).map(Split::Experts);
         let layers = Layers { first: layer, last: layer, step: 1 };
         Rule { split, ..rule(Some(vec![SegmentKind::Experts]), Some(layers), host) }
@@ -133,7 +135,7 @@ impl ExpertRules<'_> {
             ExpertPolicy::All if self.settings.overflow == Overflow::Pad => {
                 WorthALaunch { fill: 0.0, ..WorthALaunch::default() }
             }
-            ExpertPolicy::All => WorthALaunch::default(),
+            ExpertPolicy::All => self.settings.worth,
             _ => WorthALaunch::ALWAYS,
         };
         let mut groups = Vec::new();

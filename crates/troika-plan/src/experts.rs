@@ -16,6 +16,10 @@ pub struct ExpertSplit {
     /// When groups run.
     #[serde(default, skip_serializing_if = "is_default")]
     pub dispatch: Dispatch,
+    /// How often each expert is expected to be chosen, in parts of a million of all choices; absent:
+    /// all alike. Predictions and virtual devices go by it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub expected: Vec<u32>,
 }
 
 /// Experts that one static graph computes.

@@ -659,7 +659,12 @@ fn with_groups(groups: &[(&str, &[usize], usize)]) -> (ModelSpec, Plan) {
         capacity: *capacity,
     };
     let groups = groups.iter().map(group).collect();
-    let split = ExpertSplit { groups, overflow: Overflow::Cpu, dispatch: Dispatch::PerChunk };
+    let split = ExpertSplit {
+        groups,
+        overflow: Overflow::Cpu,
+        dispatch: Dispatch::PerChunk,
+        expected: Vec::new(),
+    };
     let all = plan.prefill.rules[0].clone();
     let kinds = SegmentKind::ALL.into_iter().filter(|k| *k != SegmentKind::Experts);
     let rule = |kinds: Vec<SegmentKind>| Rule { segments: Some(kinds), ..all.clone() };

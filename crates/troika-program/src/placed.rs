@@ -7,6 +7,7 @@ use troika_graph::partition::{Computed, Partition, PartitionError};
 use troika_graph::{DType, Subgraph};
 use troika_plan::{Dispatch, ExpertSplit};
 
+use crate::experts::{ExpertStep, step_bytes};
 use crate::residency::common;
 
 /// A value that a piece reads or writes, as its segment knows it.
@@ -136,6 +137,11 @@ pub struct PlacedExperts {
 }
 
 impl PlacedExperts {
+    /// Bytes that a step of so many rows reads and writes.
+    pub fn bytes(&self, step: ExpertStep, rows: usize) -> u64 {
+        step_bytes(step, rows, [self.top_k, self.cols])
+    }
+
     /// Whether chunks go through the model layer by layer.
     pub(crate) fn is_layer_major(&self) -> bool {
         self.split.dispatch == Dispatch::LayerMajor

@@ -68,9 +68,7 @@ impl Worker {
             }
             Work::Host(host) => {
                 self.limits.check_host(host.name(), [host.reads(), host.writes()])?;
-                let views = host.reads().iter().chain(host.writes());
-                let bytes = views.map(view_bytes).fold(0, u64::saturating_add);
-                Ok(Prepared { need: self.rates.copy(bytes), run: None })
+                Ok(Prepared { need: self.rates.copy(host.bytes()), run: None })
             }
             Work::Load(load) => {
                 self.limits.check_host(load.name(), [&[], load.writes()])?;

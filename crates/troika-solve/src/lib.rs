@@ -4,6 +4,7 @@
 mod choice;
 mod chunks;
 mod cost;
+mod experts;
 mod fit;
 mod memory;
 mod options;
@@ -26,11 +27,12 @@ pub use memory::{MadePlan, MakeRequest, check_memory, make_within_memory};
 pub use predict::{HeldWeights, held_weights, predict};
 pub use profile::{
     CHUNK_ROWS, ChunkTime, DeviceSample, PROFILE_VERSION, PairSample, Profile, ProfileError,
-    ProfileSubject, ProfiledCosts, ProfiledDevice, ProfiledGraph, Regret, RunSample, Slowdown,
-    Spread, profiled_graphs,
+    ProfileSubject, ProfiledCosts, ProfiledDevice, ProfiledGraph, Regret, RunSample, SegmentPart,
+    Slowdown, Spread, profiled_graphs,
 };
 pub use request::{Alternative, PredictRequest, SolveRequest, Solved};
 pub use staged::{InStages, StagedRequest, Ways};
+pub use weights::expert_bytes;
 
 /// Chooses a plan.
 ///

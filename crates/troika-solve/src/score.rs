@@ -214,6 +214,17 @@ impl<'a> Predictor<'a> {
         })
     }
 
+    /// What the runs of a segment of so many first rows take, one after another.
+    pub fn segment_ns(
+        &mut self,
+        kind: SegmentKind,
+        placed: &PlacedSegment,
+        rows: usize,
+    ) -> Result<f64, PlanError> {
+        let runs = self.runs(kind, placed, 0..rows, 0)?;
+        Ok(runs.iter().map(|run| self.prices.priced[run.key].ns).sum())
+    }
+
     /// The priced runs of a segment.
     fn runs(
         &mut self,

@@ -4,6 +4,7 @@
 use troika_model::lower::SegmentKind;
 
 use super::choice::{Choice, Placed, Scope, for_decode, one_row};
+use super::experts::{EXPERTS, WORTH_GROUPS, shares_experts};
 use super::options::{KindRequest, Placement, by_columns, rules};
 use super::request::PredictRequest;
 use super::request::{Alternative, SolveRequest, Solved};
@@ -130,34 +131,51 @@ impl<'a> Search<'a> {
             candidates.extend(self.alternative(name.clone(), plan.clone())?);
         }
         candidates.extend(self.layer_ranges()?);
+        let shared = self.shared_experts()?;
         if self.request.devices.len() > 1 {
             let best = self.best_choice()?;
             let found = self.plan(&best, "solve");
             candidates.extend(self.with_chunks("the best found", &found)?);
             for (name, plan) in self.request.candidates {
                 // They are named after their prefill.
-                let mut plan = Plan { decode: found.decode.clone(), ..plan.clone() };
-                let more = found.devices.iter().filter(|d| !plan.devices.contains(d));
-                plan.devices.extend(more.cloned().collect::<Vec<_>>());
-                candidates.extend(self.with_chunks(name, &plan)?);
+                candidates.extend(self.with_chunks(name, &with_decode(plan, &found))?);
             }
             candidates.extend(self.changes(&best)?);
+            for known in &shared {
+                let name = format!("{}, decoding as found", known.name);
+                let plan = with_decode(&known.plan, &found);
+                candidates.extend(self.alternative(name, plan)?);
+            }
         }
+        candidates.extend(shared);
         let goal = self.request.goal;
         let score = |c: &Alternative| c.predicted.score(goal);
         candidates.retain(|c| score(c).is_finite());
-        let fits = |c: &Alternative| c.predicted.total_bytes <= self.most_bytes;
+        // Groups of experts are there besides.
+        let most = self.most_bytes;
+        let fits = |c: &Alternative| c.predicted.total_bytes <= most || shares_experts(&c.plan);
         candidates.retain(|c| fits(c) || c.name.starts_with(ONE_DEVICE));
         candidates.sort_by(|a, b| score(a).total_cmp(&score(b)));
-        let mut alternatives: Vec<Alternative> = Vec::new();
+        let (mut alternatives, mut others): (Vec<Alternative>, usize) = (Vec::new(), 0);
         for c in candidates {
-            if alternatives.len() < SHOWN || c.name.starts_with(ONE_DEVICE) {
+            let shares = c.name.starts_with(EXPERTS);
+            if others < SHOWN || shares || c.name.starts_with(ONE_DEVICE) {
+                others += usize::from(!shares);
                 alternatives.push(c);
             }
         }
         if alternatives.is_empty() {
             let why = "no device at hand runs the whole model within its limits, and no two do";
             return Err(PlanError::Unpriced(why.into()));
+        }
+        let least_other = alternatives.iter().find(|c| !shares_experts(&c.plan));
+        if let Some(other) = least_other.map(score) {
+            // Those that are not worth it come last.
+            let (worth, others): (Vec<_>, Vec<_>) = alternatives
+                .into_iter()
+                .partition(|c| !shares_experts(&c.plan) || score(c) <= other * WORTH_GROUPS);
+            alternatives = worth;
+            alternatives.extend(others);
         }
         // Among equal plans, choose by the figure that the goal does not name.
         let least = alternatives.first().map_or(0.0, score);
@@ -646,6 +664,14 @@ impl<'a> Search<'a> {
         }
         Ok(all)
     }
+}
+
+/// A plan with the decoding of another one.
+fn with_decode(plan: &Plan, other: &Plan) -> Plan {
+    let mut plan = Plan { decode: other.decode.clone(), ..plan.clone() };
+    let more = other.devices.iter().filter(|d| !plan.devices.contains(d));
+    plan.devices.extend(more.cloned().collect::<Vec<_>>());
+    plan
 }
 
 /// The prefix of the names of plans on one device.

@@ -5,10 +5,25 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use troika_graph::{DType, IntFormat, Op, ScaleOrigin, Subgraph, WeightDecl, WeightSlice};
+use troika_model::lower::Lowered;
 
 /// Bytes of a row of a weight as it is stored.
 pub(super) fn stored(weight: &WeightDecl) -> u64 {
     weight.dtype.row_bytes(weight.cols).unwrap_or(0) as u64
+}
+
+/// Bytes of an expert's weights as they are stored, the most of any layer; `None` without experts.
+pub fn expert_bytes(lowered: &Lowered) -> Option<u64> {
+    let nodes = lowered.segments.iter().flat_map(|s| s.graph.nodes.iter().map(|n| (&s.graph, n)));
+    let of_layer = nodes.filter_map(|(graph, node)| match &node.op {
+        Op::Experts(e) => {
+            let bytes = |weight: &WeightDecl| stored(weight) * weight.rows as u64;
+            let lists = [&e.gate, &e.up, &e.down].into_iter();
+            Some(lists.filter_map(|list| list.first()).map(|w| bytes(graph.weight(*w))).sum())
+        }
+        _ => None,
+    });
+    of_layer.max()
 }
 
 /// Bytes of a row of each weight of a graph, with their scales, where it is part of the code and

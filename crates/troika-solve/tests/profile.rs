@@ -10,7 +10,7 @@ use troika_model::{families, presets};
 use troika_plan::{ModelId, PlanDevice, SyncMode};
 use troika_solve::{
     CostModel, PairSample, PricedRun, Profile, ProfileError, ProfileSubject, ProfiledCosts,
-    ProfiledDevice, RunSample, Slowdown, Spread, profiled_graphs,
+    ProfiledDevice, RunSample, SegmentPart, Slowdown, Spread, profiled_graphs,
 };
 use troika_time::RunWork;
 
@@ -84,7 +84,7 @@ fn measured(buckets: &[usize]) -> (Profile, Vec<PlanDevice>, Lowered) {
     let lowered = lowered(&spec);
     let devices = vec![device("a", &[]), device("b", buckets)];
     let mut profile = Profile::new(subject(&spec, &devices));
-    for graph in profiled_graphs(&lowered, &[ActivationFormat::INT8]) {
+    for graph in profiled_graphs(&lowered, &[ActivationFormat::INT8], true) {
         let one = &graph.layers[0];
         for (d, device) in devices.iter().enumerate() {
             for (rows, held_out) in [
@@ -108,6 +108,7 @@ fn measured(buckets: &[usize]) -> (Profile, Vec<PlanDevice>, Lowered) {
                         device: d,
                         graph: graph.name.clone(),
                         segment: graph.kind,
+                        part: graph.part,
                         share: graph.share,
                         work,
                         rows,
@@ -166,7 +167,7 @@ fn fits_serve_where_nothing_was_fitted() {
             assert!(fit.error < 0.08, "{fit:?}");
             assert_eq!(fit.time.stairs, fit.device == 1 && !buckets.is_empty());
         }
-        let knee = |d| profile.fits.get(d, SegmentKind::Ffn).unwrap().time.knee;
+        let knee = |d| profile.fits.get(d, SegmentKind::Ffn, SegmentPart::Whole).unwrap().time.knee;
         assert!((3.0..=16.0).contains(&knee(0)), "{}", knee(0));
     }
 }
@@ -271,7 +272,7 @@ fn spoilt_profiles_are_refused() {
         (text[..text.len() / 2].to_string(), "it is not a profile"),
         (String::new(), "it is not a profile"),
         ("[]".into(), "it is not a profile"),
-        (text.replacen("\"version\":2", "\"version\":7", 1), "version 7, this build reads 2"),
+        (text.replacen("\"version\":3", "\"version\":7", 1), "version 7, this build reads 3"),
         (text.replacen("\"complete\"", "\"finished\"", 1), "it is not a profile"),
         (text.replacen("\"device\":0", "\"device\":9", 1), "without a device or a time"),
         (text.replacen("\"factor\":2.0", "\"factor\":0.5", 1), "a pair of devices without a time"),
@@ -290,4 +291,70 @@ fn spoilt_profiles_are_refused() {
         let why = Profile::from_json(&spoilt).map(drop).unwrap_err().to_string();
         assert!(why.contains(says) && !why.contains('\n'), "{says}: {why}");
     }
+}
+
+#[test]
+fn parts_of_shared_experts_have_measurements_of_their_own() {
+    let config = serde_json::json!({
+        "model_type": "qwen3_moe", "num_hidden_layers": 2, "hidden_size": 64,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32,
+        "intermediate_size": 64, "vocab_size": 100, "max_position_embeddings": 512,
+        "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        "decoder_sparse_step": 1, "norm_topk_prob": true
+    });
+    let spec = families::from_config(&config).unwrap().spec;
+    let lowered = lowered(&spec);
+    let alone = profiled_graphs(&lowered, &[], false);
+    assert!(alone.iter().all(|g| g.part == SegmentPart::Whole));
+    let all = profiled_graphs(&lowered, &[], true);
+    for graph in &all {
+        assert_eq!(SegmentPart::of(graph.kind, &graph.layers[0]), graph.part, "{}", graph.name);
+    }
+    let rows = |part| {
+        let of = all.iter().filter(move |g| g.part == part);
+        of.map(|g| (g.rows, g.layers.len())).collect::<Vec<_>>()
+    };
+    assert_eq!(rows(SegmentPart::Choices), [(None, 2)]);
+    assert_eq!(rows(SegmentPart::Beside), [(None, 2)]);
+    // Eight experts are no group of sixteen.
+    let groups: Vec<usize> =
+        rows(SegmentPart::Group).iter().filter_map(|(rows, _)| *rows).collect();
+    assert_eq!(groups, [16, 64, 256, 64, 256, 1024, 128, 512, 2048]);
+    let devices = vec![device("a", &[]), device("b", &[])];
+    let mut profile = Profile::new(subject(&spec, &devices));
+    for graph in all.iter().filter(|g| g.kind == SegmentKind::Experts) {
+        let rows = graph.rows.unwrap_or(64);
+        let work = RunWork::of(&graph.layers[0], rows, 0);
+        // The second device was not measured with groups.
+        for device in 0..if graph.part == SegmentPart::Group { 1 } else { 2 } {
+            let slower = if graph.part == SegmentPart::Group { 3.0 } else { 1.0 };
+            profile.runs.push(RunSample {
+                device,
+                graph: graph.name.clone(),
+                segment: graph.kind,
+                part: graph.part,
+                share: graph.share,
+                work,
+                rows,
+                cached: 0,
+                held_out: false,
+                ns: Spread::of(&[slower * work.room * work.products * 1e-3]),
+                visits: 1,
+            });
+        }
+    }
+    profile.fit();
+    let costs = ProfiledCosts::new(&profile, &devices).unwrap();
+    let ns = |device, part| {
+        let graph = all.iter().find(|g| g.part == part && g.rows.is_none_or(|n| n == 512)).unwrap();
+        let (kind, rows) = (graph.kind, graph.rows.unwrap_or(64));
+        let graph = &graph.layers[0];
+        costs.run_ns(&PricedRun { device, kind, graph, rows, room: rows, cached: 0 })
+            / (rows as f64 * RunWork::of(graph, rows, 0).products)
+    };
+    let near = |a: f64, b: f64| (a / b - 1.0).abs() < 0.05;
+    assert!(near(ns(0, SegmentPart::Group), 3e-3), "{}", ns(0, SegmentPart::Group));
+    assert!(near(ns(0, SegmentPart::Choices), 1e-3), "{}", ns(0, SegmentPart::Choices));
+    assert!(near(ns(1, SegmentPart::Choices), 1e-3));
+    assert_eq!(ns(1, SegmentPart::Group), f64::INFINITY);
 }

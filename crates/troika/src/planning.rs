@@ -6,9 +6,10 @@ use troika_device::{Device, DeviceKind};
 use troika_engine::EngineError;
 use troika_graph::{ActivationFormat, DType};
 use troika_model::lower::{LowerOptions, Lowered, lower};
+use troika_model::spec::Ffn;
 use troika_plan::{
-    DeviceFacts, Elsewhere, ExpertSettings, Plan, PlanDevice, PlanError, PlanRequest, Refusal,
-    Strategy, describe_refusals, leave_attention,
+    DeviceFacts, Elsewhere, ExpertPolicy, ExpertSettings, Plan, PlanDevice, PlanError, PlanRequest,
+    Refusal, Strategy, describe_refusals, leave_attention,
 };
 use troika_program::{PhaseCopies, copies};
 use troika_solve::{
@@ -20,6 +21,7 @@ use troika_weights::{FloatType, WeightStore};
 use crate::describe::{BoundModel, Described, describe};
 use crate::devices::{open_devices, soc_of};
 use crate::error::Error;
+use crate::memory::free_memory;
 use crate::options::{OpenOptions, SolveOptions};
 use crate::profile_file::{ProfileAt, plan_device, read, subject_of};
 use crate::soc_costs::SocCosts;
@@ -105,6 +107,11 @@ impl BoundModel {
             }
             (None, Some(solved)) => {
                 alternatives = solved.alternatives;
+                if solved.plan.all_rules().any(|rule| rule.experts().is_some()) {
+                    let shared = Strategy::Experts(ExpertPolicy::All);
+                    let given = options.calibration.as_ref().map(|c| &*c.calibration);
+                    changes.extend(options.experts.notes(&self.spec, &shared, given));
+                }
                 solved.plan
             }
             (None, None) => {
@@ -296,6 +303,13 @@ impl BoundModel {
         (!request.single_precision && self.devices.iter().any(gains)).then_some(DType::BF16)
     }
 
+    /// The most bytes of groups of experts, if the system tells what is free: half of what the model
+    /// leaves.
+    fn room_for_groups(&self) -> Option<u64> {
+        let model: u64 = self.store.classes().iter().map(|class| class.bytes).sum();
+        Some(free_memory()?.saturating_sub(model) / 2)
+    }
+
     /// The best plan by a profile; `None` if there is no profile and none was required.
     fn solved(
         &self,
@@ -321,7 +335,11 @@ impl BoundModel {
             }
             (measured, _) => measured?,
         };
-        let chunk = options.chunk.or_else(|| measured.chunk_length().map(|(_, rows)| rows));
+        let fast = measured.chunk_length().map(|(_, rows)| rows);
+        // Groups of experts fill up in long chunks only; shorter ones are looked at, too.
+        let shares = self.devices.len() > 1
+            && self.spec.layers.iter().any(|layer| matches!(layer.ffn, Ffn::Moe(_)));
+        let chunk = options.chunk.or(fast.map(|rows| if shares { rows.max(CHUNK) } else { rows }));
         let options = &OpenOptions { chunk, ..options.clone() };
         let one = self.one_device_plan(options)?;
         let (prompt, generate) = wanted.lengths(one.context)?;
@@ -359,6 +377,10 @@ impl BoundModel {
             base: &PlanRequest {
                 kv_dtype: Some(one.kv_dtype),
                 calibrated: options.converted(&lowered),
+                experts: ExpertSettings {
+                    bytes: options.experts.settings.bytes.or(self.room_for_groups()),
+                    ..self.plan_request(options).experts
+                },
                 ..self.plan_request(options)
             },
             prompt,

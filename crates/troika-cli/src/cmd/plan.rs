@@ -106,7 +106,8 @@ fn beaten(plan: &Plan, goal: Goal, alternatives: &[Alternative]) -> String {
     if alternatives.iter().any(|a| better(a) < best) {
         text.push_str(
             "\nPlans that are predicted to be a little better use more devices than the chosen one: \
-             a gain of less than 3 % is within the error of the prices.\n",
+             a gain of less than 3 %, or 7 % with groups of experts, is within the error of the \
+             prices.\n",
         );
     }
     if !p.lengths.is_empty() {

@@ -1,9 +1,10 @@
 //! `troika reproduce`: reproduces tables of papers on virtual SoCs.
 
-use troika_lab::{reproduce, reproduced_ids};
+use troika::DeviceOptions;
+use troika_lab::{reproduce_on, reproduced_ids};
 
 use crate::error::CliError;
-use crate::flags::ReproduceArgs;
+use crate::flags::{ReproduceArgs, npu_settings};
 use crate::{file, output};
 
 /// Runs the requested experiments and prints the papers' values and ours.
@@ -17,7 +18,12 @@ pub fn run(args: &ReproduceArgs) -> Result<(), CliError> {
         let why = format!("there is no target {id:?}; the targets are {}", known.join(", "));
         return Err(CliError::Usage(why));
     }
-    let report = reproduce(&args.ids)?;
+    let devices = (!args.device.is_empty()).then(|| DeviceOptions {
+        devices: args.device.clone(),
+        npu: npu_settings(None, 0),
+        ..DeviceOptions::default()
+    });
+    let report = reproduce_on(&args.ids, devices)?;
     let html = report.html();
     file::write("report", &args.report, |out| out.write_all(html.as_bytes()))?;
     if args.json {

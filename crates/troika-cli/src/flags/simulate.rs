@@ -3,11 +3,12 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use troika::DeviceSpec;
 use troika::plan::SyncMode;
 use troika::sim::CoRun;
 use troika_lab::SocStrategy;
 
-use super::placement::sync_modes;
+use super::placement::{device, sync_modes};
 
 fn co_run(text: &str) -> Result<CoRun, String> {
     let read = |t: &str| t.parse::<f64>().ok().filter(|n| (1e-3..=1e4).contains(n));
@@ -66,6 +67,9 @@ pub struct ReproduceArgs {
     /// Targets by name, such as H12 or H12,H15 [default: all]
     #[arg(value_name = "ID", value_delimiter = ',')]
     pub ids: Vec<String>,
+    /// Devices of measurements of this machine, as for run [default: two CPUs of a thread each]
+    #[arg(long, value_name = "SPEC", value_delimiter = ',', value_parser = device)]
+    pub device: Vec<DeviceSpec>,
     /// Print a JSON list
     #[arg(long)]
     pub json: bool,

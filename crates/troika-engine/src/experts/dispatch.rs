@@ -46,7 +46,7 @@ pub(crate) fn growth(dispatchers: HashMap<u32, Dispatcher>) -> Growth {
 }
 
 impl Dispatcher {
-    /// The tasks. Where functions of the host are not computed, rows choose experts evenly.
+    /// The tasks. Where functions of the host are not computed, rows choose experts as the plan expects.
     fn tasks(&self, routed: bool) -> Result<Arc<TaskGraph>, EngineError> {
         let OfChunk { place, rows, layer, stats, .. } = &self.of;
         let mut routing = locked(&self.of.routing);

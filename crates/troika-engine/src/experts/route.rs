@@ -68,7 +68,7 @@ pub(crate) struct OfChunk {
     pub clock: Arc<dyn Clock>,
 }
 
-/// The task of a step, on views as its name lists them.
+/// The task of a step, on views as its name lists them, and the bytes that it moves.
 ///
 /// # Errors
 /// Views overlap.
@@ -77,6 +77,7 @@ pub(crate) fn host_task(
     step: ExpertStep,
     (reads, writes, parts): (Vec<View>, Vec<View>, Vec<View>),
     of: OfChunk,
+    moves: u64,
 ) -> Result<HostTask, DeviceError> {
     let views = (reads, writes);
     let task = match step {
@@ -90,7 +91,7 @@ pub(crate) fn host_task(
             of.combine(reads, writes).map(|()| None)
         }),
     };
-    Ok(task?.with_parts(parts))
+    Ok(task?.with_parts(parts).moving(moves))
 }
 
 impl OfChunk {

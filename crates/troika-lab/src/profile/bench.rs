@@ -7,7 +7,7 @@ use troika_device::{
 };
 use troika_graph::{Subgraph, WeightDecl, bind_static};
 use troika_model::lower::Lowered;
-use troika_solve::ProfiledGraph;
+use troika_solve::{ProfiledGraph, SegmentPart};
 use troika_weights::WeightStore;
 
 use super::inputs::{bindings, forward, page_len};
@@ -38,6 +38,8 @@ pub(super) struct DeviceProfiler<'a> {
 /// A graph with the weights of several layers, loaded on a device.
 pub(super) struct LoadedGraph {
     layers: Vec<Subgraph>,
+    /// The only number of rows, if there is one.
+    rows: Option<usize>,
     /// By the rows of the shape; key 0: any number of rows.
     codes: Vec<(usize, Vec<Arc<Weights>>)>,
 }
@@ -63,15 +65,27 @@ impl<'a> DeviceProfiler<'a> {
 
     /// Whether the device takes all ops of a graph.
     pub fn takes(&self, graph: &ProfiledGraph) -> bool {
-        let takes = |g: &Subgraph| self.device.examine(g).iter().all(Option::is_none);
-        graph.layers.first().is_some_and(takes)
+        let caps = self.device.caps();
+        let takes = |g: &Subgraph| {
+            let bound = graph.rows.filter(|_| caps.static_shapes).map(|rows| bind_static(g, rows));
+            self.device.examine(bound.as_ref().unwrap_or(g)).iter().all(Option::is_none)
+        };
+        // Others share the experts out.
+        let shares = matches!(graph.part, SegmentPart::Choices | SegmentPart::Beside);
+        let fits = |g: &Subgraph| {
+            let elements: usize = g.weights.iter().map(|w| w.rows * w.cols).sum();
+            let bytes = caps.weights_per_shape.map_or_else(|| bytes_of(g), |each| elements * each);
+            caps.max_graph_bytes.is_none_or(|most| bytes as u64 <= most)
+        };
+        let fits = |g: &Subgraph| graph.part != SegmentPart::Group || fits(g);
+        (caps.host_tasks || !shares) && graph.layers.first().is_some_and(|g| fits(g) && takes(g))
     }
 
-    /// Rows computed for a number of rows wanted.
-    pub fn room(&self, rows: usize) -> usize {
+    /// Rows computed for a number of rows wanted, of a graph that perhaps has one number only.
+    pub fn room(&self, rows: usize, only: Option<usize>) -> usize {
         let caps = self.device.caps();
-        if !caps.static_shapes {
-            return rows;
+        if !caps.static_shapes || only.is_some() {
+            return only.unwrap_or(rows);
         }
         let enough = caps.row_buckets.iter().copied().find(|n| *n >= rows);
         enough.or(caps.row_buckets.last().copied()).unwrap_or(rows)
@@ -88,10 +102,11 @@ impl<'a> DeviceProfiler<'a> {
         let shares = graph.layers.first().is_none_or(|g| self.device.caps().shares_code(g));
         let count = if shares { (MOST_WEIGHTS / one).clamp(2, 64) } else { 1 };
         let layers: Vec<Subgraph> = graph.layers.iter().take(count).cloned().collect();
-        let mut loaded = LoadedGraph { layers, codes: Vec::new() };
-        let shapes = match self.device.caps().static_shapes {
-            true => self.device.caps().row_buckets.clone(),
-            false => vec![0],
+        let mut loaded = LoadedGraph { layers, rows: graph.rows, codes: Vec::new() };
+        let shapes = match (self.device.caps().static_shapes, graph.rows) {
+            (true, Some(rows)) => vec![rows],
+            (true, None) => self.device.caps().row_buckets.clone(),
+            (false, _) => vec![0],
         };
         for shape in shapes {
             let mut weights = Vec::new();
@@ -136,7 +151,7 @@ impl<'a> DeviceProfiler<'a> {
         count: usize,
     ) -> Result<(Vec<Submission>, Vec<Submission>), DeviceError> {
         let RowsAt { rows, cached } = at;
-        let room = self.room(rows);
+        let room = self.room(rows, loaded.rows);
         let missing = || lost(self.device.name(), "has no code for so many rows");
         let (_, weights) = loaded
             .codes

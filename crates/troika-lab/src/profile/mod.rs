@@ -17,7 +17,8 @@ use troika::{
 use troika_device::{Clock, RealClock, read_text};
 use troika_model::lower::{Lowered, SegmentKind};
 use troika_solve::{
-    CHUNK_ROWS, Profile, ProfileSubject, ProfiledGraph, RunSample, Spread, profiled_graphs,
+    CHUNK_ROWS, Profile, ProfileSubject, ProfiledGraph, RunSample, SegmentPart, Spread,
+    profiled_graphs,
 };
 use troika_time::RunWork;
 
@@ -60,6 +61,8 @@ pub struct ProfileOutcome {
 
 /// Numbers of rows measured for the fits, and others to judge the fits.
 const FITTED_ROWS: [usize; 7] = [1, 2, 4, 16, 64, 256, 512];
+/// The same of what runs beside groups of experts.
+const PART_ROWS: [usize; 6] = [1, 16, 64, 256, 1024, 4096];
 /// Most rows of graphs that are measured for the length of chunks only.
 const MOST_CHUNK: usize = 1024;
 const HELD_OUT_ROWS: [usize; 4] = [3, 24, 100, 384];
@@ -242,7 +245,7 @@ impl Measuring<'_> {
                 offered.retain(|f| !f.converts_weights());
                 let mut formats = open.activations.clone().unwrap_or(offered);
                 formats.extend(has);
-                profiled_graphs(self.lowered, &formats)
+                profiled_graphs(self.lowered, &formats, devices.len() > 1)
             })
             .collect();
         let open = |(number, device)| {
@@ -283,7 +286,8 @@ impl Measuring<'_> {
         let missing = |device: usize| {
             let Some(graph) = graphs[device].get(at) else { return false };
             let visits = |p: &Point| profile.visits(device, &graph.name, (p.at.rows, p.at.cached));
-            let fits = |p: &&Point| profilers[device].room(p.at.rows) >= p.at.rows;
+            let room = |rows| profilers[device].room(rows, graph.rows);
+            let fits = |p: &&Point| room(p.at.rows) >= p.at.rows;
             points.iter().filter(fits).any(|p| visits(p) < profilers[device].wanted(visit))
         };
         if !(0..profilers.len()).any(missing) {
@@ -310,7 +314,7 @@ impl Measuring<'_> {
                 let (last_ns, last_rows) = last[device];
                 let expected = last_ns * rows as f64 / last_rows as f64;
                 // Rows beyond its largest shape run in several parts.
-                let too_many = profiler.room(rows) < rows;
+                let too_many = profiler.room(rows, graph.rows) < rows;
                 if known || too_many || self.cancelled() || expected > LONGEST_NS {
                     continue;
                 }
@@ -323,7 +327,8 @@ impl Measuring<'_> {
                     graph: graph.name.clone(),
                     segment: graph.kind,
                     share: graph.share,
-                    work: RunWork::of(one, profiler.room(rows), cached),
+                    part: graph.part,
+                    work: RunWork::of(one, profiler.room(rows, graph.rows), cached),
                     rows,
                     cached,
                     held_out: held_out || graph.held_out(),
@@ -339,6 +344,15 @@ impl Measuring<'_> {
     fn points(&self, graph: Option<&ProfiledGraph>) -> Vec<Point> {
         let Some(graph) = graph else { return Vec::new() };
         let Some(one) = graph.layers.first() else { return Vec::new() };
+        let alone = |rows| Point { at: RowsAt { rows, cached: 0 }, held_out: false };
+        match graph.part {
+            SegmentPart::Group => return graph.rows.into_iter().map(alone).collect(),
+            SegmentPart::Choices | SegmentPart::Beside => {
+                let most = PART_ROWS.into_iter().filter(|rows| *rows <= one.max_rows());
+                return most.map(alone).collect();
+            }
+            SegmentPart::Whole => {}
+        }
         let most = one.max_rows().min(self.longest);
         // Only the last row of a prompt needs logits.
         let most = if graph.kind == SegmentKind::Head { most.min(4) } else { most };

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use troika_device::{
-    Buffer, CommandList, CopyRows, DeviceError, OutOfMemory, Point, Signal, SpaceId, Submission,
-    TaskTime, Timelines, View, Wait, Waiting, Work,
+    Buffer, CommandList, CopyRows, DeviceError, HostTask, OutOfMemory, Point, Signal, SpaceId,
+    Submission, TaskTime, Timelines, View, Wait, Waiting, Work,
 };
 use troika_model::lower::SegmentKind;
 use troika_solve::{DeviceSample, PairSample, Profile, ProfiledGraph, RunSample, Slowdown, Spread};
@@ -23,6 +23,8 @@ const TIMES: usize = 5;
 const ROUND_TRIPS: usize = 200;
 /// Lists of one task.
 const LISTS: usize = 50;
+/// Bytes of a row that a function of the host copies.
+const ROW: usize = 4096;
 /// Sizes of copies in bytes.
 const COPIES: [usize; 2] = [64 << 10, 4 << 20];
 
@@ -90,7 +92,8 @@ fn pick<'g>(graphs: &'g [ProfiledGraph], name: Option<&str>) -> Option<&'g Profi
 
 /// The runs of a row of whole graphs.
 fn of_a_row(profile: &Profile, device: usize) -> impl Iterator<Item = &RunSample> {
-    let whole = move |r: &&RunSample| (r.device, r.rows, r.cached, r.share) == (device, 1, 0, 64);
+    let whole =
+        move |r: &&RunSample| (r.device, r.rows, r.cached, r.is_whole()) == (device, 1, 0, true);
     profile.runs.iter().filter(whole)
 }
 
@@ -280,6 +283,34 @@ fn device(
             copies.push((bytes as u64, times.iter().map(nanoseconds).sum()));
         }
     }
+    let mut functions = Vec::new();
+    let runs_functions = profiler.device.caps().host_tasks;
+    for bytes in COPIES.into_iter().filter(|_| runs_functions) {
+        functions.push((2 * bytes as u64, function(profiler, bytes)?));
+    }
     let compile_ns = Spread::of(&profiler.compiled_ns);
-    Ok(DeviceSample { submit_ns: Spread::of(&submit), compile_ns, copies })
+    Ok(DeviceSample { submit_ns: Spread::of(&submit), compile_ns, copies, functions })
+}
+
+/// Nanoseconds in which a function of the host copies so many bytes, row by row.
+fn function(profiler: &mut DeviceProfiler<'_>, bytes: usize) -> Result<f64, DeviceError> {
+    let memory = |e: OutOfMemory| lost(profiler.device.name(), &e.to_string());
+    let [from, to] = [Buffer::zeroed(bytes), Buffer::zeroed(bytes)];
+    let (from, to, rows) = (from.map_err(memory)?, to.map_err(memory)?, bytes / ROW);
+    let view = |buffer: &Buffer| View::dense(buffer, 0, (rows, ROW)).map_err(DeviceError::View);
+    let views = (vec![view(&from)?], vec![view(&to)?]);
+    let task = HostTask::new("rows", views, move |reads, writes| {
+        for row in 0..rows {
+            let read = reads.first().and_then(|from| from.row::<f32>(row));
+            let written = writes.first_mut().and_then(|to| to.row_mut::<f32>(row));
+            let (Some(read), Some(written)) = (read, written) else { return Ok(None) };
+            written.copy_from_slice(read);
+        }
+        Ok(None)
+    })?;
+    let task = Arc::new(task);
+    let runs = (0..lists(profiler))
+        .map(|tag| Submission { tag: tag as u32, work: Work::Host(task.clone()) });
+    let times = profiler.bench.run(timed(runs.collect()))?;
+    Ok(Spread::of(&times.iter().map(nanoseconds).collect::<Vec<_>>()).median)
 }

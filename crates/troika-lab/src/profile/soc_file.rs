@@ -8,7 +8,7 @@ use troika::BoundModel;
 use troika::sim::Soc;
 use troika_device::{Caps, Device, DeviceKind, SpaceId};
 use troika_model::lower::{Lowered, SegmentKind};
-use troika_solve::{PairSample, Profile, RunSample};
+use troika_solve::{PairSample, Profile, RunSample, SegmentPart};
 use troika_time::FittedTime;
 
 use super::pairs::large;
@@ -92,7 +92,7 @@ fn reading(profile: &Profile, device: usize) -> Option<&RunSample> {
 
 /// The whole graph of a device with the highest rate.
 fn fastest(profile: &Profile, device: usize, rate: fn(&RunSample) -> f64) -> Option<&RunSample> {
-    let whole = profile.runs.iter().filter(|r| r.device == device && r.share == 64);
+    let whole = profile.runs.iter().filter(|r| r.device == device && r.is_whole());
     whole.max_by(|a, b| rate(a).total_cmp(&rate(b)))
 }
 
@@ -188,7 +188,8 @@ fn measured(profile: &Profile, at: usize, lowered: &Lowered) -> String {
     }
     let mut text = String::new();
     for (ops, kinds) in alike {
-        let Some((time, error)) = profile.fit_of(at, &kinds) else { continue };
+        let fitted_time = profile.fit_of(at, &kinds, SegmentPart::Whole);
+        let Some((time, error)) = fitted_time else { continue };
         let names: Vec<&str> = kinds.iter().map(|k| k.name()).collect();
         let from = format!(
             "measured: a fit of {}, off by {:.1} % (median)",
@@ -197,6 +198,13 @@ fn measured(profile: &Profile, at: usize, lowered: &Lowered) -> String {
         );
         let ops: Vec<String> = ops.into_iter().map(quoted).collect();
         let _ = writeln!(text, "\n[[processor.measured]]\nops = [{}]", ops.join(", "));
+        text += &fitted(&time, &from);
+    }
+    let groups = profile.fit_of(at, &[SegmentKind::Experts], SegmentPart::Group);
+    if let Some((time, error)) = groups {
+        let from =
+            format!("measured: a fit of groups of experts, off by {:.1} % (median)", error * 100.0);
+        text += "\n[[processor.measured]]\nops = [\"expert_group\"]\n";
         text += &fitted(&time, &from);
     }
     text

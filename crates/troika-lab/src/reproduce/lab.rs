@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use troika::DeviceOptions;
 use troika::plan::SyncMode;
 use troika::sim::{CoRun, ProcessorKind, Soc};
 use troika::trace::Tracer;
@@ -62,6 +63,8 @@ const GAME: CoRun = CoRun { period_ns: 16_666_667, frame_ns: 6_000_000 };
 pub struct Lab {
     /// Whether to run measurements of this machine: only for targets requested by name.
     pub measures: bool,
+    /// The devices of measurements.
+    pub devices: DeviceOptions,
     gen3: Soc,
     elite: Soc,
     done: HashMap<Case, Figures>,
@@ -73,6 +76,11 @@ impl Lab {
         let find = |name| Soc::find(name).map_err(LabError::from);
         Ok(Lab {
             measures,
+            devices: DeviceOptions {
+                threads: Some(1),
+                devices: ["a=cpu", "b=cpu"].map(str::parse).into_iter().flatten().collect(),
+                ..DeviceOptions::default()
+            },
             gen3: find("sd8gen3-fp16")?,
             elite: find("sd8elite-fp16")?,
             done: HashMap::new(),

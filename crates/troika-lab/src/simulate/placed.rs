@@ -10,10 +10,11 @@ use troika_graph::{DType, Op, Subgraph};
 use troika_model::lower::{Lowered, Segment, SegmentKind, segments};
 use troika_model::spec::ModelSpec;
 use troika_plan::{
-    Decode, Layers, ModelId, PLAN_VERSION, Phase, Plan, PlanDevice, Policy, Prefill, Rule,
-    SyncMode, page_len, stage_borders,
+    Decode, DeviceFacts, Dispatch, EXPERT_GROUP, ExpertPolicy, ExpertSettings, Layers, ModelId,
+    PLAN_VERSION, Phase, Plan, PlanDevice, PlanRequest, Policy, Prefill, Rule, Strategy, SyncMode,
+    expert_chunk, make, page_len, stage_borders,
 };
-use troika_solve::{InStages, StagedRequest, Ways};
+use troika_solve::{InStages, StagedRequest, Ways, expert_bytes};
 
 use super::{SimulateError, SocStrategy};
 use troika::SocCosts;
@@ -38,6 +39,9 @@ pub(super) struct Request<'a> {
 /// # Errors
 /// The SoC lacks a processor that it needs.
 pub(super) fn plan(r: &Request<'_>) -> Result<Plan, SimulateError> {
+    if let SocStrategy::Experts(policy, dispatch) = r.strategy {
+        return experts(r, policy, dispatch);
+    }
     let (prefill, decode) = rules(r)?;
     let mut devices: Vec<String> = Vec::new();
     for name in prefill.iter().chain(&decode).flat_map(Rule::devices) {
@@ -69,6 +73,55 @@ pub(super) fn plan(r: &Request<'_>) -> Result<Plan, SimulateError> {
         calibration: None,
         predicted: None,
     })
+}
+
+/// A prompt's experts in groups on the NPU, all else on the CPU.
+fn experts(
+    r: &Request<'_>,
+    policy: ExpertPolicy,
+    dispatch: Dispatch,
+) -> Result<Plan, SimulateError> {
+    if !segments(r.spec).iter().any(|(kind, _)| *kind == SegmentKind::Experts) {
+        let strategy = r.strategy.name();
+        return Err(SimulateError::NoExperts { strategy, model: ModelId::of(r.spec).to_string() });
+    }
+    let of = |kind| r.strategy.processor(r.soc, kind);
+    let [cpu, npu] = [of(ProcessorKind::Cpu)?, of(ProcessorKind::Npu)?];
+    if npu.refused.contains(&EXPERT_GROUP) {
+        let (strategy, processor) = (r.strategy.name(), npu.name.clone());
+        return Err(SimulateError::NoGroups { strategy, processor });
+    }
+    let devices = processors(r.soc, [cpu, npu])?;
+    let facts: Vec<DeviceFacts> = devices.iter().map(PlanDevice::facts).collect();
+    let chunk = expert_chunk(r.prompt).min(r.prompt);
+    let request = PlanRequest {
+        strategy: Strategy::Experts(policy),
+        context: Some(r.context),
+        chunk,
+        // Buffers gather the rows of a whole prompt.
+        chunks_in_flight: (dispatch == Dispatch::LayerMajor).then(|| r.prompt.div_ceil(chunk)),
+        sync: r.sync,
+        kv_dtype: Some(DType::F16),
+        experts: ExpertSettings {
+            dispatch,
+            stored_bytes: expert_bytes(r.lowered),
+            ..ExpertSettings::default()
+        },
+        ..PlanRequest::default()
+    };
+    let plan = make(r.spec, &facts, &request).map_err(troika::Error::Plan)?;
+    Ok(Plan { strategy: r.strategy.name().into(), ..plan })
+}
+
+/// Processors as plans see them.
+fn processors(soc: &Soc, of: [&Processor; 2]) -> Result<[PlanDevice; 2], DeviceError> {
+    let board = Board::new(soc, Arc::default());
+    let open = |p: &Processor| -> Result<PlanDevice, DeviceError> {
+        let caps = VirtualDevice::on(&board, &p.name, p)?.caps().clone();
+        Ok(PlanDevice { name: p.name.clone(), caps })
+    };
+    let [a, b] = of.map(open);
+    Ok([a?, b?])
 }
 
 type Rules = (Vec<Rule>, Vec<Rule>);
@@ -143,14 +196,7 @@ impl<'a> Both<'a> {
         let of = |kind| SocStrategy::HeteroTensor.processor(soc, kind);
         let gpu = of(ProcessorKind::Gpu).or_else(|e| of(ProcessorKind::Cpu).map_err(|_| e))?;
         let npu = of(ProcessorKind::Npu)?;
-        let board = Board::new(soc, Arc::default());
-        let open = |p: &Processor| {
-            let caps = VirtualDevice::on(&board, &p.name, p)?.caps().clone();
-            Ok(PlanDevice { name: p.name.clone(), caps })
-        };
-        let devices: [Result<PlanDevice, DeviceError>; 2] = [open(gpu), open(npu)];
-        let [a, b] = devices;
-        Ok(Both { soc, prompt, ways, devices: [a?, b?], gpu, npu })
+        Ok(Both { soc, prompt, ways, devices: processors(soc, [gpu, npu])?, gpu, npu })
     }
 
     /// The fastest placement of a graph's stages.

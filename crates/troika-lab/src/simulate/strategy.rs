@@ -1,6 +1,7 @@
 //! Names of the ways to divide a model over the processors of a SoC.
 
 use troika::sim::{Processor, ProcessorKind, Soc};
+use troika_plan::{Dispatch, ExpertPolicy};
 
 use super::SimulateError;
 
@@ -28,11 +29,13 @@ pub enum SocStrategy {
     CpuOnly,
     /// The solver's plan by the SoC's prices, for the time to the first token.
     Solved,
+    /// A prompt's experts in groups on the NPU, all else on the CPU (NPUMoE).
+    Experts(ExpertPolicy, Dispatch),
 }
 
 impl SocStrategy {
     /// All strategies.
-    pub const ALL: [SocStrategy; 10] = [
+    pub const ALL: [SocStrategy; 18] = [
         SocStrategy::HeteroTensor,
         SocStrategy::HeteroLayer,
         SocStrategy::ActivationCentric,
@@ -43,6 +46,14 @@ impl SocStrategy {
         SocStrategy::NpuOnly,
         SocStrategy::CpuOnly,
         SocStrategy::Solved,
+        SocStrategy::Experts(ExpertPolicy::Base, Dispatch::PerChunk),
+        SocStrategy::Experts(ExpertPolicy::Tiers, Dispatch::PerChunk),
+        SocStrategy::Experts(ExpertPolicy::Groups, Dispatch::PerChunk),
+        SocStrategy::Experts(ExpertPolicy::All, Dispatch::PerChunk),
+        SocStrategy::Experts(ExpertPolicy::Base, Dispatch::LayerMajor),
+        SocStrategy::Experts(ExpertPolicy::Tiers, Dispatch::LayerMajor),
+        SocStrategy::Experts(ExpertPolicy::Groups, Dispatch::LayerMajor),
+        SocStrategy::Experts(ExpertPolicy::All, Dispatch::LayerMajor),
     ];
 
     /// The name on the command line.
@@ -58,6 +69,18 @@ impl SocStrategy {
             SocStrategy::NpuOnly => "npu-only",
             SocStrategy::CpuOnly => "cpu-only",
             SocStrategy::Solved => "solved",
+            SocStrategy::Experts(policy, Dispatch::PerChunk) => match policy {
+                ExpertPolicy::Base => "experts=base",
+                ExpertPolicy::Tiers => "experts=t",
+                ExpertPolicy::Groups => "experts=tg",
+                ExpertPolicy::All => "experts",
+            },
+            SocStrategy::Experts(policy, Dispatch::LayerMajor) => match policy {
+                ExpertPolicy::Base => "layer-major=base",
+                ExpertPolicy::Tiers => "layer-major=t",
+                ExpertPolicy::Groups => "layer-major=tg",
+                ExpertPolicy::All => "layer-major",
+            },
         }
     }
 

@@ -1,6 +1,7 @@
 //! Which techniques share experts out, and with which numbers.
 
 use super::capacity::CapacityRule;
+use super::grouping::WorthALaunch;
 use crate::experts::{Dispatch, Overflow};
 use crate::routing::ExpertUse;
 
@@ -59,6 +60,8 @@ pub struct ExpertSettings {
     pub stored_bytes: Option<u64>,
     /// Whether the groups' device computes attention, too.
     pub attention: bool,
+    /// What makes a graph worth a launch, where only such graphs are on the device.
+    pub worth: WorthALaunch,
 }
 
 impl ExpertSettings {

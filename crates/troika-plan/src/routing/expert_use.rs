@@ -17,6 +17,16 @@ impl ExpertUse {
         self.counts.iter().sum()
     }
 
+    /// Each expert's share of all choices, in parts of a million; empty if they are all alike.
+    pub fn parts(&self) -> Vec<u32> {
+        let all = self.total();
+        let alike = self.counts.windows(2).all(|pair| pair[0] == pair[1]);
+        if alike || all.partial_cmp(&0.0) != Some(std::cmp::Ordering::Greater) {
+            return Vec::new();
+        }
+        self.counts.iter().map(|count| (count / all * 1e6).round() as u32).collect()
+    }
+
     /// The busiest expert's count as a multiple of the mean (`r_l` of NPUMoE): 1 is balanced.
     pub fn imbalance(&self) -> f64 {
         let most = self.counts.iter().copied().fold(0.0, f64::max);

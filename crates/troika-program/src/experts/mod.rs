@@ -11,7 +11,9 @@ use troika_device::SpaceId;
 use troika_plan::ExpertSplit;
 
 pub use memory::{ExpertBuffer, ExpertMemory, ExpertStep};
-pub use rows::{ExpertCounts, ExpertRows, LEFT_OUT, LayerCounts, PackedRun, RoutedShape};
+pub use rows::{
+    ExpertCounts, ExpertRows, LEFT_OUT, LayerCounts, PackedRun, RoutedShape, expected_pairs,
+};
 
 /// The experts of a layer, as tasks refer to them.
 #[derive(Clone, Debug)]
@@ -30,6 +32,26 @@ pub struct SharedExperts {
     pub rest_name: Arc<str>,
     /// What is routed between two ends of the layer.
     pub shape: RoutedShape,
+}
+
+impl SharedExperts {
+    /// Bytes that a step of so many rows of some columns reads and writes.
+    pub fn bytes(&self, step: ExpertStep, rows: usize, cols: usize) -> u64 {
+        step_bytes(step, rows, [self.shape.top_k, cols])
+    }
+}
+
+/// Bytes that a step reads and writes for rows that choose so many experts, of so many columns.
+pub(crate) fn step_bytes(step: ExpertStep, rows: usize, [top_k, cols]: [usize; 2]) -> u64 {
+    let bytes = |rows: usize, cols: usize| (rows as u64).saturating_mul(4 * cols as u64);
+    let pairs = rows.saturating_mul(top_k);
+    match step {
+        // Rows and the experts that they chose are read; a row is written for each pair, with its
+        // expert.
+        ExpertStep::Route => bytes(rows, cols + top_k) + bytes(pairs, cols + 1),
+        ExpertStep::Dispatch => 0,
+        ExpertStep::Combine => bytes(pairs, cols + 1) + bytes(rows, cols),
+    }
 }
 
 /// A group's graph.

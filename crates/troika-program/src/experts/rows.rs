@@ -100,6 +100,8 @@ pub struct ExpertRows {
     resident: Vec<bool>,
     overflow: Overflow,
     dispatch: Dispatch,
+    /// How often each expert is expected to be chosen; empty: all alike.
+    expected: Vec<u32>,
     open: Vec<Option<Open>>,
     /// The first row behind the slots.
     low: usize,
@@ -131,6 +133,7 @@ impl ExpertRows {
             at,
             overflow: split.overflow,
             dispatch: split.dispatch,
+            expected: split.expected.clone(),
             resident: vec![true; split.groups.len()],
             open: vec![None; split.groups.len()],
             low: 0,
@@ -205,7 +208,8 @@ impl ExpertRows {
         Ok(runs)
     }
 
-    /// The same for rows that choose experts evenly, where nothing is computed.
+    /// The same for rows that choose experts as expected, where nothing is computed: each expert
+    /// gets its share of the pairs, rounded.
     ///
     /// # Errors
     /// Those of [`ExpertRows::route`].
@@ -215,8 +219,11 @@ impl ExpertRows {
         rows: usize,
         counts: &mut LayerCounts,
     ) -> Result<Vec<PackedRun>, String> {
-        let experts = self.shape.experts.max(1);
-        let ids: Vec<i32> = (0..rows * self.shape.top_k).map(|i| (i % experts) as i32).collect();
+        let pairs = rows.saturating_mul(self.shape.top_k);
+        let ids: Vec<i32> = (0..)
+            .zip(shares(&self.expected, self.shape.experts, pairs))
+            .flat_map(|(id, n)| vec![id; n])
+            .collect();
         let saliency = vec![0.0; rows];
         self.route((chunk, last), &ids, Some(&saliency), counts)
     }
@@ -398,6 +405,28 @@ impl ExpertRows {
             }
         }
     }
+}
+
+/// How many of some pairs each of a layer's experts is expected to get.
+pub fn expected_pairs(split: &ExpertSplit, experts: usize, pairs: usize) -> Vec<usize> {
+    shares(&split.expected, experts, pairs)
+}
+
+/// Shares of pairs by weights of experts, or equal ones without any, rounded so that all are given.
+fn shares(expected: &[u32], experts: usize, pairs: usize) -> Vec<usize> {
+    let weight = |expert| expected.get(expert).copied().map_or(0, u128::from);
+    let weights: Vec<u128> = match expected.iter().take(experts).any(|part| *part > 0) {
+        true => (0..experts).map(weight).collect(),
+        false => vec![1; experts],
+    };
+    let all: u128 = weights.iter().sum();
+    let (mut sum, mut given) = (0, 0);
+    let share = |weight: u128| {
+        sum += weight;
+        let upto = (sum * pairs as u128).div_ceil(all.max(1)) as usize;
+        upto - std::mem::replace(&mut given, upto)
+    };
+    weights.into_iter().map(share).collect()
 }
 
 /// The next multiple.

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 use troika_plan::{Dispatch, ExpertGroupPlan, ExpertSplit, Overflow};
 
-use super::{ExpertRows, LEFT_OUT, LayerCounts, PackedRun, RoutedShape};
+use super::{ExpertRows, LEFT_OUT, LayerCounts, PackedRun, RoutedShape, expected_pairs};
 
 const EXPERTS: usize = 8;
 const TOP_K: usize = 3;
@@ -12,7 +12,12 @@ fn split(groups: &[(Vec<usize>, usize)], overflow: Overflow, dispatch: Dispatch)
         experts: experts.clone(),
         capacity: *capacity,
     };
-    ExpertSplit { groups: groups.iter().map(group).collect(), overflow, dispatch }
+    ExpertSplit {
+        groups: groups.iter().map(group).collect(),
+        overflow,
+        dispatch,
+        expected: Vec::new(),
+    }
 }
 
 fn rows(split: &ExpertSplit, experts: usize, pairs: usize, align: usize) -> ExpertRows {
@@ -152,6 +157,47 @@ proptest! {
             }
         }
     }
+}
+
+proptest! {
+    /// Every pair has an expert, and each expert its share of them, to a pair.
+    #[test]
+    fn pairs_are_spread_as_expected(
+        expected in prop::collection::vec(0u32..1_000_000, 1..70),
+        pairs in 0usize..10_000,
+    ) {
+        let split = ExpertSplit { expected: expected.clone(), ..split(&[], Overflow::Cpu, Dispatch::PerChunk) };
+        let shares = expected_pairs(&split, expected.len(), pairs);
+        prop_assert_eq!(shares.iter().sum::<usize>(), pairs);
+        let all: u64 = expected.iter().map(|part| u64::from(*part)).sum();
+        for (part, share) in expected.iter().zip(shares) {
+            let exact = match all {
+                0 => pairs as f64 / expected.len() as f64,
+                all => f64::from(*part) * pairs as f64 / all as f64,
+            };
+            prop_assert!((share as f64 - exact).abs() < 1.0, "{share} for {exact}");
+        }
+    }
+}
+
+/// What a run computes follows from what is expected: rows of the busy expert that its group has no
+/// room for are others', and a group of experts that nobody chooses does not run.
+#[test]
+fn assumed_rows_are_those_that_are_expected() {
+    let groups = [(vec![0, 1], 16), (vec![2, 3], 16)];
+    let even = split(&groups, Overflow::Cpu, Dispatch::PerChunk);
+    let skewed = ExpertSplit { expected: vec![8, 2, 0, 0, 2, 0, 0, 0], ..even.clone() };
+    let runs = |split: &ExpertSplit| {
+        let mut packed = rows(split, EXPERTS, 24 * TOP_K, 1);
+        let mut counts = LayerCounts::default();
+        let runs = packed.assume((0, true), 24, &mut counts).unwrap();
+        let chosen: Vec<u64> = counts.experts.iter().map(|e| e.rows).collect();
+        let of = |group| runs.iter().filter(|r| r.group == group).map(|r| r.rows.len()).sum();
+        let [first, second, rest]: [usize; 3] = [of(Some(0)), of(Some(1)), of(None)];
+        (chosen, [first, second, rest])
+    };
+    assert_eq!(runs(&even), (vec![9; 8], [32, 32, 36]));
+    assert_eq!(runs(&skewed), (vec![48, 12, 0, 0, 12, 0, 0, 0], [32, 0, 32 + 12]));
 }
 
 /// Buffers of 64 rows for each of 128 experts, 8 of which are chosen by each of 2048 rows in chunks

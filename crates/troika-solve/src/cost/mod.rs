@@ -97,6 +97,11 @@ pub trait CostModel {
         TaskCost { ns: whole_ns(self.copy_ns(device, bytes)), ..TaskCost::default() }
     }
 
+    /// What a function of the host on a device needs that moves so many bytes.
+    fn host_need(&self, device: usize, bytes: u64) -> TaskCost {
+        self.copy_need(device, bytes)
+    }
+
     /// The share of its speed that each of some tasks gets while all run; `None` stands for a copy.
     fn shares(&self, running: &[(Option<PricedRun<'_>>, TaskCost)]) -> Vec<f64> {
         let runs: Vec<PricedRun<'_>> = running.iter().filter_map(|(run, _)| *run).collect();

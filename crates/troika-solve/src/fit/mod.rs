@@ -8,11 +8,13 @@ use troika_model::lower::SegmentKind;
 
 use troika_time::{FittedTime, RunWork, TERMS};
 
+use crate::profile::{SegmentPart, is_whole};
+
 /// The fits of a profile.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fits {
-    /// One for each device and kind of segment.
+    /// One for each device and part of a kind of segment.
     pub runs: Vec<RunFit>,
 }
 
@@ -24,6 +26,9 @@ pub struct RunFit {
     pub device: usize,
     /// The kind of segment.
     pub segment: SegmentKind,
+    /// Which part of it.
+    #[serde(default, skip_serializing_if = "is_whole")]
+    pub part: SegmentPart,
     /// Their time.
     pub time: FittedTime,
     /// The median relative error on the fitted shapes.
@@ -34,9 +39,9 @@ pub struct RunFit {
 const KNEES: [f64; 12] = [0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 64.0];
 
 impl Fits {
-    /// The fit of a kind of segment on a device.
-    pub fn get(&self, device: usize, segment: SegmentKind) -> Option<&RunFit> {
-        self.runs.iter().find(|f| (f.device, f.segment) == (device, segment))
+    /// The fit of a part of a kind of segment on a device.
+    pub fn get(&self, device: usize, segment: SegmentKind, part: SegmentPart) -> Option<&RunFit> {
+        self.runs.iter().find(|f| (f.device, f.segment, f.part) == (device, segment, part))
     }
 
     /// What is wrong with fits from a file, if anything.

@@ -34,7 +34,7 @@ impl Profile {
         let token_ns = |kinds: &[SegmentKind], rows: usize| {
             // Padded ones tell nothing of shorter chunks.
             let whole = |r: &&RunSample| {
-                (r.device, r.rows, r.share) == (device, rows, 64) && r.work.room == rows as f64
+                (r.device, r.rows) == (device, rows) && r.is_whole() && r.work.room == rows as f64
             };
             let runs = self.runs.iter().filter(whole).filter(|r| kinds.contains(&r.segment));
             let sum: f64 = runs.map(RunSample::undisturbed_ns).sum();

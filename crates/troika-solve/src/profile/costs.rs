@@ -3,10 +3,11 @@
 use troika_graph::Subgraph;
 
 use super::measured::{PairSample, Profile, ProfileError, Slowdown};
+use super::shapes::SegmentPart;
 use crate::cost::{CostModel, PricedRun};
 use troika_plan::PlanDevice;
 use troika_plan::SyncMode;
-use troika_time::RunWork;
+use troika_time::{RunWork, TaskCost};
 
 /// Prices from the fits of a profile.
 pub struct ProfiledCosts<'a> {
@@ -56,6 +57,14 @@ fn slower(measured: &[Slowdown], rows: usize) -> f64 {
     low.factor + (high.factor - low.factor) * share
 }
 
+/// Nanoseconds for some bytes, on a line through the first and the last of what was measured.
+fn of_bytes(measured: &[(u64, f64)], bytes: u64) -> f64 {
+    let (Some(first), Some(last)) = (measured.first(), measured.last()) else { return 0.0 };
+    let span = last.0.saturating_sub(first.0).max(1) as f64;
+    let each = ((last.1 - first.1) / span).max(0.0);
+    (first.1 + (bytes as f64 - first.0 as f64) * each).max(0.0)
+}
+
 impl CostModel for ProfiledCosts<'_> {
     fn source(&self) -> String {
         format!("a profile measured on {}", self.profile.subject.machine)
@@ -68,7 +77,8 @@ impl CostModel for ProfiledCosts<'_> {
     }
 
     fn run_ns(&self, run: &PricedRun<'_>) -> f64 {
-        let fit = self.profile.fits.get(self.places[run.device], run.kind);
+        let part = SegmentPart::of(run.kind, run.graph);
+        let fit = self.profile.fits.get(self.places[run.device], run.kind, part);
         fit.map_or(f64::INFINITY, |f| f.time.ns(&RunWork::of(run.graph, run.room, run.cached)))
     }
 
@@ -95,11 +105,12 @@ impl CostModel for ProfiledCosts<'_> {
     }
 
     fn copy_ns(&self, device: usize, bytes: u64) -> f64 {
-        let measured = &self.profile.devices[self.places[device]].copies;
-        let (Some(first), Some(last)) = (measured.first(), measured.last()) else { return 0.0 };
-        let span = last.0.saturating_sub(first.0).max(1) as f64;
-        let each = ((last.1 - first.1) / span).max(0.0);
-        (first.1 + (bytes as f64 - first.0 as f64) * each).max(0.0)
+        of_bytes(&self.profile.devices[self.places[device]].copies, bytes)
+    }
+
+    fn host_need(&self, device: usize, bytes: u64) -> TaskCost {
+        let ns = of_bytes(&self.profile.devices[self.places[device]].functions, bytes);
+        TaskCost { ns: ns.ceil() as u64, ..TaskCost::default() }
     }
 
     fn compile_ns(&self, device: usize, _: &Subgraph, _: usize) -> f64 {

@@ -4,12 +4,13 @@
 use serde::{Deserialize, Serialize};
 use troika_model::lower::SegmentKind;
 
+use super::shapes::SegmentPart;
 use crate::fit::{Fits, RunFit, fit};
 use troika_plan::{ModelId, PlanDevice, fault};
 use troika_time::{FittedTime, RunWork};
 
 /// The version of profile files that this build reads and writes.
-pub const PROFILE_VERSION: u32 = 2;
+pub const PROFILE_VERSION: u32 = 3;
 
 /// A profile.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -87,6 +88,9 @@ pub struct RunSample {
     pub graph: String,
     /// The kind of segment.
     pub segment: SegmentKind,
+    /// Which part of it.
+    #[serde(default, skip_serializing_if = "is_whole")]
+    pub part: SegmentPart,
     /// Its share of the columns, in 64ths.
     pub share: u32,
     /// Its work.
@@ -103,7 +107,17 @@ pub struct RunSample {
     pub visits: usize,
 }
 
+/// Whether it is all of a segment.
+pub(crate) fn is_whole(part: &SegmentPart) -> bool {
+    *part == SegmentPart::Whole
+}
+
 impl RunSample {
+    /// Whether it is the run of a whole segment.
+    pub fn is_whole(&self) -> bool {
+        self.share == 64 && self.part == SegmentPart::Whole
+    }
+
     /// The time of the run on an idle machine: the lowest tenth of all measurements. Disturbances
     /// only make runs longer.
     pub fn undisturbed_ns(&self) -> f64 {
@@ -179,6 +193,9 @@ pub struct DeviceSample {
     pub compile_ns: Spread,
     /// Copies between its own memory and the host's, as (bytes, nanoseconds); else empty.
     pub copies: Vec<(u64, f64)>,
+    /// The same of rows that a function of the host reads and writes, where it runs such.
+    #[serde(default)]
+    pub functions: Vec<(u64, f64)>,
 }
 
 /// The loss from choosing by the fits, on shapes that they were not fitted to.
@@ -306,7 +323,8 @@ impl Profile {
         if let Some(why) = self.fits.fault(count) {
             return refuse(why);
         }
-        let fitted = |r: &&RunSample| r.held_out || self.fits.get(r.device, r.segment).is_some();
+        let fitted =
+            |r: &&RunSample| r.held_out || self.fits.get(r.device, r.segment, r.part).is_some();
         if let Some(r) = self.runs.iter().find(|r| self.complete && !fitted(r)) {
             return refuse(format!("runs of {} without a fit", r.segment.name()));
         }
@@ -376,22 +394,35 @@ impl Profile {
     pub fn fit(&mut self) {
         let mut runs = Vec::new();
         for device in 0..self.subject.devices.len() {
-            for segment in SegmentKind::ALL {
-                let fitted = self.fit_of(device, &[segment]);
-                runs.extend(fitted.map(|(time, error)| RunFit { device, segment, time, error }));
+            let parts = SegmentPart::ALL.map(|part| (SegmentKind::Experts, part)).into_iter();
+            let parts = parts.filter(|(_, part)| *part != SegmentPart::Whole);
+            let wholes = SegmentKind::ALL.map(|kind| (kind, SegmentPart::Whole));
+            for (segment, part) in wholes.into_iter().chain(parts) {
+                let fitted = self.fit_of(device, &[segment], part);
+                let fit = |(time, error)| RunFit { device, segment, part, time, error };
+                runs.extend(fitted.map(fit));
             }
         }
         self.fits = Fits { runs };
         self.regret = Some(Regret::of(self));
     }
 
-    /// Fits the runs of some kinds of segments on a device that are not held out. Returns the median
-    /// relative error, too.
-    pub fn fit_of(&self, device: usize, kinds: &[SegmentKind]) -> Option<(FittedTime, f64)> {
-        let of = |r: &&RunSample| r.device == device && kinds.contains(&r.segment) && !r.held_out;
+    /// Fits the runs of a part of some kinds of segments on a device that are not held out. Returns
+    /// the median relative error, too.
+    pub fn fit_of(
+        &self,
+        device: usize,
+        kinds: &[SegmentKind],
+        part: SegmentPart,
+    ) -> Option<(FittedTime, f64)> {
+        let of = |r: &&RunSample| {
+            (r.device, r.part) == (device, part) && kinds.contains(&r.segment) && !r.held_out
+        };
         let samples = self.runs.iter().filter(of).map(|r| (r.work, r.undisturbed_ns()));
         let samples: Vec<(RunWork, f64)> = samples.collect();
-        fit(&samples, !self.subject.devices[device].row_buckets.is_empty())
+        // Each group has a shape of its own.
+        let stairs = !self.subject.devices[device].row_buckets.is_empty();
+        fit(&samples, stairs && part != SegmentPart::Group)
     }
 
     /// Adds a run, or another measurement of a known one.

@@ -4,18 +4,20 @@
 use troika_model::lower::SegmentKind;
 
 use super::measured::{Profile, Regret, RunSample};
+use super::shapes::SegmentPart;
 use crate::fit::middle;
 
 impl Regret {
     /// The regret of a profile's fits on its held-out runs.
     pub fn of(profile: &Profile) -> Regret {
-        let price =
-            |r: &RunSample| profile.fits.get(r.device, r.segment).map(|f| f.time.ns(&r.work));
+        let price = |r: &RunSample| {
+            profile.fits.get(r.device, r.segment, r.part).map(|f| f.time.ns(&r.work))
+        };
         let held: Vec<&RunSample> = profile.runs.iter().filter(|r| r.held_out).collect();
         let error = |r: &&RunSample| price(r).map(|p| (p / r.undisturbed_ns() - 1.0).abs());
         let errors: Vec<f64> = held.iter().filter_map(error).collect();
         let mut shapes: Vec<(SegmentKind, usize, usize)> = Vec::new();
-        for r in held.iter().filter(|r| r.share == 64) {
+        for r in held.iter().filter(|r| r.is_whole()) {
             let shape = (r.segment, r.rows, r.cached);
             if !shapes.contains(&shape) {
                 shapes.push(shape);
@@ -47,8 +49,8 @@ fn ways(
 ) -> Vec<(f64, f64)> {
     let of = |device: usize, share: u32| -> Vec<(f64, f64)> {
         let here = |r: &&RunSample| {
-            (r.device, r.segment, r.rows, r.cached, r.share)
-                == (device, segment, rows, cached, share)
+            (r.device, r.segment, r.rows, r.cached, r.share, r.part)
+                == (device, segment, rows, cached, share, SegmentPart::Whole)
         };
         let runs = profile.runs.iter().filter(here);
         runs.filter_map(|r| Some((r.undisturbed_ns(), price(r)?))).collect()

@@ -1,7 +1,11 @@
-//! The graphs to measure: each distinct kind of segment, whole and in shares of its columns.
+//! The graphs to measure: each distinct kind of segment, whole and in shares of its columns; of
+//! experts, groups of them, and what runs beside groups.
 
-use troika_graph::partition::{ColumnSplit, kv_heads, split_columns};
-use troika_graph::{ActivationFormat, Subgraph, convert_products, restrict_activations};
+use serde::{Deserialize, Serialize};
+use troika_graph::partition::{
+    ColumnSplit, around_experts, expert_group, kv_heads, single_choices, split_columns,
+};
+use troika_graph::{ActivationFormat, Op, Subgraph, convert_products, restrict_activations};
 use troika_model::lower::{Lowered, SegmentKind};
 use troika_plan::CalibratedProducts;
 
@@ -12,11 +16,59 @@ pub struct ProfiledGraph {
     pub name: String,
     /// The kind of segment.
     pub kind: SegmentKind,
+    /// Which part of it, where experts are shared out.
+    pub part: SegmentPart,
     /// Its share of the columns, in 64ths.
     pub share: u32,
+    /// The only number of rows that it is measured with; `None`: several.
+    pub rows: Option<usize>,
     /// The graph of each layer: one code, different weights.
     pub layers: Vec<Subgraph>,
 }
+
+/// A part of a segment whose experts are shared out. Each is priced by measurements of its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SegmentPart {
+    /// All of a segment, or a share of its columns.
+    #[default]
+    Whole,
+    /// A group of experts.
+    Group,
+    /// Experts of rows that chose one each.
+    Choices,
+    /// What comes before, beside and after experts.
+    Beside,
+}
+
+impl SegmentPart {
+    /// All parts.
+    pub const ALL: [SegmentPart; 4] =
+        [SegmentPart::Whole, SegmentPart::Group, SegmentPart::Choices, SegmentPart::Beside];
+
+    /// The part that a graph of a kind of segment is.
+    pub fn of(kind: SegmentKind, graph: &Subgraph) -> SegmentPart {
+        if kind != SegmentKind::Experts {
+            return SegmentPart::Whole;
+        }
+        let op = |find: fn(&Op) -> bool| graph.nodes.iter().find(|n| find(&n.op));
+        if op(|op| matches!(op, Op::ExpertGroup(_))).is_some() {
+            return SegmentPart::Group;
+        }
+        let Some(experts) = op(|op| matches!(op, Op::Experts(_))) else {
+            return SegmentPart::Beside;
+        };
+        let chosen = experts.inputs.get(1).map(|ids| graph.value(*ids).shape.row_len());
+        match graph.nodes.len() == 1 && chosen == Some(1) {
+            true => SegmentPart::Choices,
+            false => SegmentPart::Whole,
+        }
+    }
+}
+
+/// Experts of groups to measure, and rows of each.
+const GROUPS: [usize; 4] = [1, 4, 8, 16];
+const CAPACITIES: [usize; 3] = [16, 64, 256];
 
 /// The shares of columns to measure; those of the second list are held out from the fits.
 const FITTED: [u32; 1] = [32];
@@ -29,8 +81,13 @@ impl ProfiledGraph {
     }
 }
 
-/// The graphs of a model to measure.
-pub fn profiled_graphs(lowered: &Lowered, formats: &[ActivationFormat]) -> Vec<ProfiledGraph> {
+/// The graphs of a model to measure on a device of the given formats, the only one or one of
+/// `several`.
+pub fn profiled_graphs(
+    lowered: &Lowered,
+    formats: &[ActivationFormat],
+    several: bool,
+) -> Vec<ProfiledGraph> {
     let mut all: Vec<ProfiledGraph> = Vec::new();
     for segment in &lowered.segments {
         let of_layer = |k: SegmentKind| {
@@ -49,6 +106,9 @@ pub fn profiled_graphs(lowered: &Lowered, formats: &[ActivationFormat]) -> Vec<P
             _ => whole,
         };
         add(&mut all, (segment.kind, 64), (0, whole.clone()));
+        if several && segment.kind == SegmentKind::Experts {
+            parts(&mut all, &whole, converted.copied());
+        }
         for share in FITTED.into_iter().chain(HELD_OUT) {
             let split = ColumnSplit { shares: vec![share, 64 - share], tile: 16, groups: heads };
             let Ok(pieces) = split_columns(&whole, &split) else { continue };
@@ -65,6 +125,47 @@ pub fn profiled_graphs(lowered: &Lowered, formats: &[ActivationFormat]) -> Vec<P
     all
 }
 
+/// Adds the parts of a segment whose experts are shared out.
+fn parts(all: &mut Vec<ProfiledGraph>, whole: &Subgraph, converted: Option<ActivationFormat>) {
+    let (Ok(around), Ok(choices)) = (around_experts(whole), single_choices(whole)) else { return };
+    let kind = SegmentKind::Experts;
+    let mut add = |part, name: String, rows, graph: Subgraph| {
+        let same = |g: &&mut ProfiledGraph| {
+            (g.part, g.rows) == (part, rows) && g.layers.iter().take(1).all(|o| o.same_code(&graph))
+        };
+        match all.iter_mut().find(same) {
+            Some(known) => known.layers.push(graph),
+            None => {
+                let alike = all.iter().filter(|g| g.name.starts_with(&name)).count();
+                let (name, layers) = (format!("{name} shape {alike}"), vec![graph]);
+                all.push(ProfiledGraph { name, kind, part, share: 64, rows, layers });
+            }
+        }
+    };
+    for piece in [around.before, around.beside, around.after].into_iter().flatten() {
+        add(SegmentPart::Beside, "beside experts".into(), None, piece.graph);
+    }
+    add(SegmentPart::Choices, "experts of one choice each".into(), None, choices);
+    let experts = around.experts.graph.nodes.iter().find_map(|node| match &node.op {
+        Op::Experts(e) => Some(e.gate.len()),
+        _ => None,
+    });
+    let ids: Vec<usize> = (0..experts.unwrap_or(0)).collect();
+    let most = whole.max_rows().max(CAPACITIES[0]);
+    // Fewer experts than that are no group of this size.
+    for size in GROUPS.into_iter().filter(|size| *size <= ids.len()) {
+        for capacity in CAPACITIES.into_iter().filter(|rows| *rows <= most) {
+            let Ok(group) = expert_group(whole, &ids[..size], capacity) else { continue };
+            let group = match converted.filter(|f| *f == ActivationFormat::F16) {
+                Some(format) => convert_products(&group, format),
+                None => group,
+            };
+            let name = format!("experts in a group of {size} x {capacity}");
+            add(SegmentPart::Group, name, Some(size * capacity), group);
+        }
+    }
+}
+
 /// Adds a graph to those with the same code, or as a new one.
 fn add(
     all: &mut Vec<ProfiledGraph>,
@@ -72,12 +173,17 @@ fn add(
     (stage, graph): (usize, Subgraph),
 ) {
     let same = |g: &&mut ProfiledGraph| {
-        (g.kind, g.share) == (kind, share) && g.layers.iter().take(1).all(|o| o.same_code(&graph))
+        (g.kind, g.share, g.part) == (kind, share, SegmentPart::Whole)
+            && g.layers.iter().take(1).all(|o| o.same_code(&graph))
     };
     if let Some(known) = all.iter_mut().find(same) {
         return known.layers.push(graph);
     }
-    let alike = all.iter().filter(|g| (g.kind, g.share) == (kind, share)).count();
+    let alike = all
+        .iter()
+        .filter(|g| (g.kind, g.share, g.part) == (kind, share, SegmentPart::Whole))
+        .count();
     let name = format!("{} {share}/64 stage {stage} shape {alike}", kind.name());
-    all.push(ProfiledGraph { name, kind, share, layers: vec![graph] });
+    let (part, rows, layers) = (SegmentPart::Whole, None, vec![graph]);
+    all.push(ProfiledGraph { name, kind, part, share, rows, layers });
 }

@@ -9,15 +9,19 @@ use std::sync::Arc;
 use troika_device::ForwardBatch;
 use troika_model::lower::SegmentKind;
 use troika_plan::{Phase, Plan, PlanError, SyncMode};
-use troika_program::schedule::{Costs, ListId, Order, OrderWait, Schedule, State, lists_in_flight};
+use troika_program::schedule::{ListId, Order, OrderWait, Schedule, lists_in_flight};
 use troika_program::{
-    BatchShape, Handover, NamedTask, NamedView, NamedWork, OneSequence, Program, ProgramError,
-    Slots,
+    BatchShape, ExpertRows, ExpertStep, Handover, NamedTask, NamedView, NamedWork, OneSequence,
+    Program, ProgramError, Slots,
 };
 use troika_time::{LaneWork, Machine, Sharing, Span, TaskCost, Told, Usage};
 
 use crate::cost::{CostModel, PricedRun, QueueCosts};
 use crate::request::PredictRequest;
+
+mod jobs;
+
+use jobs::{Dispatched, Jobs};
 
 /// The most chunks of a prompt that the engine hands to the scheduler at once.
 const CHUNKS_AT_ONCE: usize = 64;
@@ -36,8 +40,9 @@ pub(crate) struct TimedRun<'a> {
     priced: Rc<RefCell<Priced>>,
     /// The graph of a decoded token.
     token: Option<Rc<Named>>,
-    state: State,
-    costs: Costs,
+    jobs: Jobs,
+    /// What is routed to shared experts, by their set of buffers and number.
+    routings: HashMap<(Option<usize>, usize), ExpertRows>,
     /// What tasks took before, by device, code and rows: policies go by it.
     learnt: HashMap<[usize; 3], u64>,
     sequence: OneSequence,
@@ -58,7 +63,7 @@ struct DeviceQueue {
 /// Tasks by name, with their order.
 struct Named {
     tasks: Vec<NamedTask>,
-    schedule: Schedule,
+    schedule: Rc<Schedule>,
 }
 
 /// A plan's program, which several runs share.
@@ -87,10 +92,6 @@ impl<'a> TimedPlan<'a> {
     ) -> Result<TimedPlan<'a>, PlanError> {
         let program = Program::new(request.lowered.clone(), plan, request.devices);
         let program = Rc::new(program.map_err(|e| unpriced(&e))?);
-        if !program.experts.is_empty() {
-            let why = "what groups of experts take depends on the text; run the plan to learn it";
-            return Err(PlanError::Unpriced(why.into()));
-        }
         let slots = Rc::new(Slots::new(&program, plan.prefill.chunk + program.padding));
         let place = |name: &String| request.devices.iter().position(|d| d.name == *name);
         let devices = plan.devices.iter().filter_map(place).collect();
@@ -131,12 +132,12 @@ impl<'a> TimedPlan<'a> {
             slots: self.slots.clone(),
             handover: Handover::default(),
             machine,
-            state: State::new(plan.prefill.policy, queues.len()),
+            jobs: Jobs::new(plan, queues.len()),
+            routings: HashMap::new(),
             queues,
             reports,
             priced: self.priced.clone(),
             token: None,
-            costs: Costs { task_ns: Vec::new(), critical: plan.critical_device() },
             learnt: HashMap::new(),
             sequence: OneSequence::new(&self.program, plan.page_len),
             until: 0,
@@ -191,8 +192,8 @@ impl TimedRun<'_> {
             copies.extend(self.handover.before(phase, forward, &self.program));
         }
         if !copies.is_empty() {
-            let schedule = Schedule::of_named(&copies, forwards);
-            self.run(&Named { tasks: copies, schedule }, forwards);
+            let schedule = Rc::new(Schedule::of_named(&copies, forwards));
+            self.run(&Named { tasks: copies, schedule }, forwards)?;
         }
         let named = match self.token.clone().filter(|_| phase == Phase::Decode) {
             Some(known) => known,
@@ -204,35 +205,39 @@ impl TimedRun<'_> {
                 named
             }
         };
-        self.run(&named, forwards);
-        Ok(())
+        self.run(&named, forwards)
     }
 
     /// The tasks of forward batches. The last row of the last one has logits.
     fn named(&self, phase: Phase, forwards: &[Arc<ForwardBatch>]) -> Result<Named, PlanError> {
         let sets = self.plan.prefill.chunks_in_flight.min(forwards.len()).max(1);
-        let mut tasks = Vec::new();
-        for (chunk, forward) in forwards.iter().enumerate() {
+        let shape = |(chunk, forward): (usize, &Arc<ForwardBatch>)| {
             let rows = forward.rows();
             let last = rows - 1..rows;
             let ends = forward.seqs.iter().any(|s| s.pos + rows == self.until);
-            let shape = BatchShape {
+            BatchShape {
                 phase,
                 rows,
                 wanted: if ends { vec![last] } else { Vec::new() },
                 chunk: chunk as u32,
                 set: chunk % sets,
                 logits_row: 0,
-            };
-            let made = self.program.tasks(&self.slots, &shape).map_err(|e| unpriced(&e))?;
-            tasks.extend(made.tasks);
+            }
+        };
+        let mut shapes: Vec<BatchShape> = forwards.iter().enumerate().map(shape).collect();
+        let made = self.program.all_tasks(&self.slots, &mut shapes);
+        let tasks = made.map_err(|e| unpriced(&e))?.tasks;
+        let mut schedule = Schedule::of_named(&tasks, forwards);
+        for (task, named) in (0..).zip(&tasks) {
+            if matches!(&named.work, NamedWork::Host(host) if host.step == ExpertStep::Dispatch) {
+                schedule.grow(task);
+            }
         }
-        let schedule = Schedule::of_named(&tasks, forwards);
-        Ok(Named { tasks, schedule })
+        Ok(Named { tasks, schedule: Rc::new(schedule) })
     }
 
     /// Runs a graph to its end.
-    fn run(&mut self, named: &Named, forwards: &[Arc<ForwardBatch>]) {
+    fn run(&mut self, named: &Named, forwards: &[Arc<ForwardBatch>]) -> Result<(), PlanError> {
         let tasks: Rc<Vec<TimedTask>> = {
             let awaited = &named.schedule.dag.awaited;
             let timed = named.tasks.iter().zip(awaited).map(|(t, a)| self.timed(t, *a, forwards));
@@ -243,46 +248,29 @@ impl TimedRun<'_> {
             let mut used = order.devices.iter().zip(&self.queues);
             used.all(|(d, queue)| d.tasks.is_empty() || queue.waits)
         };
-        if let Some(order) = named.schedule.order.as_ref().filter(waits) {
-            for (at, device) in order.devices.iter().enumerate() {
-                if !device.tasks.is_empty() {
-                    self.submit(
-                        at,
-                        List {
-                            id: 0,
-                            numbers: device.tasks.clone(),
-                            tasks: tasks.clone(),
-                            waits: device.waits.clone(),
-                            signals: device.signals.clone(),
-                            took: Vec::new(),
-                        },
-                    );
-                }
+        let Some(order) = named.schedule.order.as_ref().filter(waits) else {
+            return self.run_ready(tasks, named.schedule.clone());
+        };
+        for (at, device) in order.devices.iter().enumerate() {
+            if !device.tasks.is_empty() {
+                self.submit(
+                    at,
+                    List {
+                        id: (0, 0),
+                        numbers: device.tasks.clone(),
+                        tasks: tasks.clone(),
+                        waits: device.waits.clone(),
+                        signals: device.signals.clone(),
+                        took: Vec::new(),
+                    },
+                );
             }
-            while self.queues.iter().any(|q| q.in_flight > 0) {
-                let Some(report) = self.hear() else { return };
-                self.learn(named, &report);
-            }
-            return;
         }
-        let dag = &named.schedule.dag;
-        self.state.start(dag);
-        let known = |task: &NamedTask| self.learnt.get(&self.cost_key(task)?).copied();
-        self.costs.task_ns = named.tasks.iter().map(|t| known(t).unwrap_or(0)).collect();
-        while self.state.left() > 0 {
-            for at in 0..self.queues.len() {
-                while self.queues[at].in_flight < self.queues[at].depth {
-                    let Some(id) = self.state.take(dag, &self.costs, at) else { break };
-                    let numbers = self.state.tasks(id).to_vec();
-                    let (waits, signals, took) = (Vec::new(), Vec::new(), Vec::new());
-                    let tasks = tasks.clone();
-                    self.submit(at, List { id, numbers, tasks, waits, signals, took });
-                }
-            }
-            let Some(report) = self.hear() else { return };
-            self.learn(named, &report);
-            self.state.complete(dag, report.id);
+        while self.queues.iter().any(|q| q.in_flight > 0) {
+            let Some(report) = self.hear() else { return Ok(()) };
+            self.learn(&tasks, &report);
         }
+        Ok(())
     }
 
     fn submit(&mut self, at: usize, list: List) {
@@ -306,17 +294,10 @@ impl TimedRun<'_> {
         }
     }
 
-    /// The key of a run's cost; `None` for other tasks.
-    fn cost_key(&self, task: &NamedTask) -> Option<[usize; 3]> {
-        let NamedWork::Run(run) = &task.work else { return None };
-        let code = self.program.graphs.graphs()[run.graph].code;
-        Some([task.device, code, task.rows.len()])
-    }
-
     /// Learns what tasks cost, as the engine's scheduler does.
-    fn learn(&mut self, named: &Named, report: &Report) {
+    fn learn(&mut self, tasks: &[TimedTask], report: &Report) {
         for (task, took) in &report.took {
-            let Some(key) = self.cost_key(&named.tasks[*task as usize]) else { continue };
+            let Some(key) = tasks[*task as usize].key else { continue };
             let known = self.learnt.entry(key).or_insert(*took);
             *known = (*known * 7 + took) / 8;
         }
@@ -324,19 +305,22 @@ impl TimedRun<'_> {
 
     /// A task with its price.
     fn timed(&self, task: &NamedTask, awaited: bool, forwards: &[Arc<ForwardBatch>]) -> TimedTask {
-        let bytes = |v: &NamedView| (v.rows as u64).saturating_mul(v.row_bytes as u64);
-        let sharing = self.machine.sharing();
+        let device = self.machine.sharing().devices[task.device];
         match &task.work {
-            // Plans with such functions are not priced.
-            NamedWork::Host(_) => {
-                TimedTask { need: TaskCost::default(), written: 0, decodes: false, awaited }
+            NamedWork::Host(host) => {
+                let (experts, rows) = (&self.program.experts[host.experts], task.rows.len());
+                let bytes = experts.bytes(host.step, rows, self.program.packed.cols);
+                let dispatch =
+                    Dispatched { experts: host.experts, set: host.set, rows, place: host.place };
+                TimedTask {
+                    dispatch: Some(dispatch),
+                    ..TimedTask::beside(self.cost.host_need(device, bytes), awaited)
+                }
             }
-            NamedWork::Copy(copy) => TimedTask {
-                need: self.cost.copy_need(sharing.devices[task.device], bytes(&copy.from)),
-                written: 0,
-                decodes: false,
-                awaited,
-            },
+            NamedWork::Copy(copy) => {
+                let bytes = (copy.from.rows as u64).saturating_mul(copy.from.row_bytes as u64);
+                TimedTask::beside(self.cost.copy_need(device, bytes), awaited)
+            }
             NamedWork::Run(run) => {
                 let rows = task.rows.len();
                 let cached = forwards[task.chunk as usize].seqs.first().map_or(0, |s| s.pos);
@@ -347,20 +331,27 @@ impl TimedRun<'_> {
                 let cached = if stateless { usize::from(decodes) } else { cached };
                 let kind = self.program.lowered.segments[run.segment].kind;
                 let key = RunKey { graph: run.graph, kind, rows, room: run.room, cached };
-                let known = self.priced.borrow().known.get(&key).copied();
-                let need = known.unwrap_or_else(|| {
-                    let need = self.cost.need(&sharing.run(&key));
-                    let mut priced = self.priced.borrow_mut();
-                    priced.runs.push(key);
-                    let need = TaskCost { tag: priced.runs.len(), ..need };
-                    priced.known.insert(key, need);
-                    need
-                });
                 let row = |v: &NamedView| (rows as u64).saturating_mul(v.row_bytes as u64);
                 let written = run.outputs.iter().map(row).sum();
-                TimedTask { need, written, decodes, awaited }
+                TimedTask { decodes, ..self.timed_run(&key, written, awaited) }
             }
         }
+    }
+
+    /// A run with its price, which writes so many bytes.
+    fn timed_run(&self, key: &RunKey, written: u64, awaited: bool) -> TimedTask {
+        let known = self.priced.borrow().known.get(key).copied();
+        let need = known.unwrap_or_else(|| {
+            let need = self.cost.need(&self.machine.sharing().run(key));
+            let mut priced = self.priced.borrow_mut();
+            priced.runs.push(*key);
+            let need = TaskCost { tag: priced.runs.len(), ..need };
+            priced.known.insert(*key, need);
+            need
+        });
+        let listed = &self.program.graphs.graphs()[key.graph];
+        let key = Some([listed.device, listed.code, key.rows]);
+        TimedTask { written, key, ..TimedTask::beside(need, awaited) }
     }
 }
 
@@ -378,6 +369,17 @@ struct TimedTask {
     decodes: bool,
     /// Whether another device waits for it.
     awaited: bool,
+    /// Of runs: the device, the code and the number of rows.
+    key: Option<[usize; 3]>,
+    /// What it dispatches, if it is a step of shared experts.
+    dispatch: Option<Dispatched>,
+}
+
+impl TimedTask {
+    /// A task that is no run.
+    fn beside(need: TaskCost, awaited: bool) -> TimedTask {
+        TimedTask { need, written: 0, decodes: false, awaited, key: None, dispatch: None }
+    }
 }
 
 /// Prices of runs; the tag of a need is the number of its run, and 0 stands for a copy.
@@ -436,13 +438,14 @@ struct Reports {
 /// A list that is done.
 struct Report {
     device: usize,
-    id: ListId,
+    /// The job, and the list in it.
+    id: (usize, ListId),
     took: Vec<(u32, u64)>,
 }
 
 /// A list of tasks.
 struct List {
-    id: ListId,
+    id: (usize, ListId),
     numbers: Vec<u32>,
     tasks: Rc<Vec<TimedTask>>,
     waits: Vec<OrderWait>,

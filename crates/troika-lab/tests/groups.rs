@@ -1,0 +1,127 @@
+//! The solver shares experts out where that is faster by the prices of a virtual SoC, and only there.
+
+#![allow(clippy::unwrap_used)]
+
+use troika::sim::Soc;
+use troika::trace::Tracer;
+use troika_lab::{LabError, Shape, SimulateOptions, Simulation, SocStrategy};
+use troika_plan::{Dispatch, ExpertPolicy, Plan, SyncMode};
+
+const PROMPT: usize = 256;
+
+/// A CPU, and an NPU of so many operations for each of the CPU's.
+fn soc(npu_gops: f64, more: &str) -> Soc {
+    let text = format!(
+        "name = \"two\"\nnumerics = \"off\"\n[memory]\nbandwidth_gb_s = 60\n\
+         [[processor]]\nname = \"cpu\"\nkind = \"cpu\"\npeak_gops = 100\nbandwidth_gb_s = 40\nlaunch_us = 1\n\
+         hand_over = {{ blocking_us = 20, predicted_us = 5 }}\n\
+         [[processor]]\nname = \"npu\"\nkind = \"npu\"\npeak_gops = {npu_gops}\n\
+         bandwidth_gb_s = 40\nlaunch_us = 20\nstatic_shapes = true\nrow_buckets = [64, 256]\n\
+         only = [\"expert_group\"]\nhand_over = {{ blocking_us = 20, predicted_us = 5 }}\n{more}"
+    );
+    Soc::parse("two.toml", &text).unwrap()
+}
+
+fn shape() -> Shape {
+    let config = "{\"model_type\": \"qwen3_moe\", \"num_hidden_layers\": 4, \"hidden_size\": 256, \
+        \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"head_dim\": 64, \
+        \"intermediate_size\": 512, \"vocab_size\": 1000, \"max_position_embeddings\": 1024, \
+        \"num_experts\": 16, \"num_experts_per_tok\": 4, \"moe_intermediate_size\": 256, \
+        \"decoder_sparse_step\": 1, \"norm_topk_prob\": true}";
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("m.json");
+    std::fs::write(&file, config).unwrap();
+    Shape::find(&format!("{}:Q4_0", file.display()), troika_lab::WEIGHTS).unwrap()
+}
+
+/// The plan of a strategy, and what a prompt takes by it in virtual time.
+fn run(soc: Soc, strategy: SocStrategy) -> Result<(Plan, u64), LabError> {
+    let simulation = Simulation::open(&SimulateOptions {
+        soc,
+        shape: shape(),
+        strategy,
+        plan: None,
+        prompt: PROMPT,
+        generate: 2,
+        sync: SyncMode::Predicted,
+        co_run: None,
+        tracer: Tracer::off(),
+    })?;
+    let plan = simulation.plan()?;
+    let ttft_ns = simulation.run(&mut |_, _| ())?.ttft_ns;
+    let predicted = plan.predicted.as_ref().unwrap().ttft_us * 1e3;
+    assert_eq!(predicted.round() as u64, ttft_ns, "{}", plan.to_json());
+    Ok((plan, ttft_ns))
+}
+
+fn groups(plan: &Plan) -> usize {
+    let splits = plan.prefill.rules.iter().filter_map(|rule| rule.experts());
+    splits.map(|split| split.groups.len()).sum()
+}
+
+#[test]
+fn a_fast_npu_gets_groups_and_a_slow_one_none() {
+    let solved = |gops| run(soc(gops, ""), SocStrategy::Solved).unwrap();
+    let (alone, alone_ns) = run(soc(1.0, ""), SocStrategy::CpuOnly).unwrap();
+    assert_eq!(groups(&alone), 0);
+    let (slow, slow_ns) = solved(5.0);
+    assert_eq!((groups(&slow), slow_ns <= alone_ns), (0, true));
+    let (fast, fast_ns) = solved(2000.0);
+    assert!(groups(&fast) > 0, "{}", fast.to_json());
+    assert!(fast_ns * 10 < alone_ns * 9, "{fast_ns} of {alone_ns}");
+    // A little faster is not worth it: what groups take depends on the text, too.
+    let (even, even_ns) = solved(30.0);
+    let worth = even_ns * 100 <= alone_ns * 93;
+    assert_eq!(groups(&even) > 0, worth, "{even_ns} of {alone_ns}");
+}
+
+#[test]
+fn a_graph_that_is_too_large_is_not_made() {
+    // An expert has 110 kB in four bits: three fit into a graph.
+    let limited = soc(2000.0, "max_graph_bytes = 400000\n");
+    let (plan, _) = run(limited, SocStrategy::Solved).unwrap();
+    let splits = plan.prefill.rules.iter().filter_map(|rule| rule.experts());
+    let sizes: Vec<usize> = splits.flat_map(|s| &s.groups).map(|g| g.experts.len()).collect();
+    assert!(!sizes.is_empty() && sizes.iter().all(|n| *n <= 3), "{sizes:?}");
+}
+
+#[test]
+fn policies_are_named_one_by_one() {
+    for strategy in SocStrategy::ALL {
+        let SocStrategy::Experts(policy, dispatch) = strategy else { continue };
+        assert_eq!(SocStrategy::parse(strategy.name()), Ok(strategy));
+        let (plan, _) = run(soc(2000.0, ""), strategy).unwrap();
+        let splits: Vec<_> = plan.prefill.rules.iter().filter_map(|r| r.experts()).collect();
+        assert_eq!(splits.len(), 4, "{}: a layer shares none", strategy.name());
+        for split in splits {
+            assert_eq!(split.dispatch, dispatch);
+            let alone = matches!(policy, ExpertPolicy::Base | ExpertPolicy::Tiers);
+            assert_eq!(split.groups.iter().all(|g| g.experts.len() == 1), alone);
+        }
+    }
+}
+
+#[test]
+fn a_model_without_experts_has_none_to_share_out() {
+    let strategy = SocStrategy::Experts(ExpertPolicy::All, Dispatch::PerChunk);
+    let simulation = Simulation::open(&SimulateOptions {
+        soc: soc(2000.0, ""),
+        shape: Shape::find("llama-3-8b", troika_lab::WEIGHTS).unwrap(),
+        strategy,
+        plan: None,
+        prompt: PROMPT,
+        generate: 2,
+        sync: SyncMode::Predicted,
+        co_run: None,
+        tracer: Tracer::off(),
+    });
+    let why = simulation.err().unwrap().to_string();
+    assert!(why.contains("strategy experts shares experts out, and"), "{why}");
+    let text = include_str!("../../../socs/sd8gen3-fp16.toml");
+    let products = text.replace(", \"expert_group\"]", "]");
+    let why = run(Soc::parse("phone.toml", &products).unwrap(), strategy).unwrap_err().to_string();
+    assert!(why.contains("on npu, which takes none; let it take expert_group"), "{why}");
+    // The phone as it is takes them.
+    let (plan, _) = run(Soc::parse("phone.toml", text).unwrap(), strategy).unwrap();
+    assert!(groups(&plan) > 0);
+}

@@ -1,0 +1,449 @@
+//! Plans that share a model's experts out: groups of them on one device, all else on another, where
+//! that is predicted to be faster.
+
+use troika_device::SpaceId;
+use troika_model::lower::SegmentKind;
+use troika_model::spec::{Ffn, Layer};
+use troika_plan::{
+    Dispatch, ExpertPolicy, ExpertSettings, LengthRules, Phase, Plan, PlanDevice, PlanError,
+    PlanRequest, Rule, Split, Strategy, Tiers, WorthALaunch, make, own_space,
+};
+use troika_program::{EdgeTypes, ExpertStep, PlacedSegment, expected_pairs};
+
+use super::request::Alternative;
+use super::search::Search;
+use crate::cost::PricedRun;
+use crate::weights::expert_bytes;
+
+/// The start of the names of such plans.
+pub(super) const EXPERTS: &str = "experts of";
+/// They are chosen only if they reduce the time of the best other plan below this share: what groups
+/// take depends on the text, too.
+pub(super) const WORTH_GROUPS: f64 = 0.93;
+/// Shorter chunks are not tried.
+const LEAST_CHUNK: usize = 64;
+/// The most chunks whose rows gather.
+const MOST_GATHERED: usize = 16;
+/// Lengths at which chunks are looked at, in eighths of the longest.
+const EIGHTHS: std::ops::RangeInclusive<usize> = 1..=7;
+
+/// How experts are shared out.
+#[derive(Clone)]
+struct Way {
+    /// Indices of the device that shares them out, and of the one with groups.
+    devices: [usize; 2],
+    chunk: usize,
+    in_flight: usize,
+    settings: ExpertSettings,
+    keep: Keep,
+}
+
+/// Which groups are on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Keep {
+    /// As many as make a chunk fastest that runs alone.
+    ForOneChunk,
+    /// As many as keep both devices busy with several chunks.
+    ForSeveral,
+    /// All.
+    All,
+}
+
+/// A plan that shares experts out, with how it was made.
+struct Tried {
+    score: f64,
+    way: Way,
+    found: Alternative,
+}
+
+impl Search<'_> {
+    /// The best plans that share experts out, one for each pair of devices.
+    pub(super) fn shared_experts(&mut self) -> Result<Vec<Alternative>, PlanError> {
+        if !self.kinds.contains(&SegmentKind::Experts) {
+            return Ok(Vec::new());
+        }
+        let mut all = Vec::new();
+        let devices = self.request.devices;
+        let shares = |device: &PlanDevice| {
+            let caps = &device.caps;
+            caps.host_tasks && !caps.static_shapes && own_space(caps) == SpaceId::HOST
+        };
+        for host in (0..devices.len()).filter(|host| shares(&devices[*host])) {
+            for other in (0..devices.len()).filter(|other| *other != host) {
+                let mut best: Option<Tried> = None;
+                for way in self.ways([host, other]) {
+                    self.offer(way, &mut best)?;
+                }
+                let Some(first) = best.as_ref().map(|best| best.way.clone()) else { continue };
+                for way in self.variants(&first) {
+                    self.offer(way, &mut best)?;
+                }
+                all.extend(best.map(|best| best.found));
+            }
+        }
+        Ok(all)
+    }
+
+    /// Makes a plan, and keeps the better one.
+    fn offer(&mut self, way: Way, best: &mut Option<Tried>) -> Result<(), PlanError> {
+        let Some(plan) = self.with_groups(&way)? else { return Ok(()) };
+        let name = self.name(&way);
+        let Some(found) = self.alternative(name, plan)? else { return Ok(()) };
+        let score = found.predicted.score(self.request.goal);
+        if best.as_ref().is_none_or(|best| score < best.score) {
+            *best = Some(Tried { score, way, found });
+        }
+        Ok(())
+    }
+
+    fn name(&self, way: &Way) -> String {
+        let [host, other] = way.devices.map(|d| self.facts[d].name.as_str());
+        let ExpertSettings { dispatch, group, attention, capacity, .. } = &way.settings;
+        let size = group.map_or(String::new(), |n| format!(" of up to {n}"));
+        let attention = if *attention { ", with attention" } else { "" };
+        format!(
+            "{EXPERTS} {host} in groups{size} on {other}{attention}, {}, capacities {}, chunks of \
+             {}, {} in flight",
+            dispatch.name(),
+            capacity.tiers,
+            way.chunk,
+            way.in_flight
+        )
+    }
+
+    /// What is looked at first: when groups run, and the length of chunks.
+    fn ways(&self, devices: [usize; 2]) -> Vec<Way> {
+        let base = self.request.base;
+        let settings = ExpertSettings {
+            worth: WorthALaunch::ALWAYS,
+            stored_bytes: base.experts.stored_bytes.or(expert_bytes(self.request.lowered)),
+            ..base.experts.clone()
+        };
+        let mut all = Vec::new();
+        // Groups are as large as their chunks need.
+        let longest = self.chunk.min(self.request.prompt.max(LEAST_CHUNK));
+        for shorter in [1, 2, 4, 8] {
+            let chunk = longest.div_ceil(shorter);
+            if shorter > 1 && (chunk < LEAST_CHUNK || self.request.prompt <= chunk) {
+                continue;
+            }
+            let chunks = self.request.prompt.div_ceil(chunk);
+            for dispatch in Dispatch::ALL {
+                let in_flight = match dispatch {
+                    Dispatch::PerChunk => chunks.min(4),
+                    Dispatch::LayerMajor if chunks == 1 => continue,
+                    Dispatch::LayerMajor => chunks.min(MOST_GATHERED),
+                };
+                let in_flight = base.chunks_in_flight.unwrap_or(in_flight).max(1);
+                let settings = ExpertSettings { dispatch, ..settings.clone() };
+                for keep in [Keep::ForOneChunk, Keep::ForSeveral, Keep::All] {
+                    let settings = settings.clone();
+                    all.push(Way { devices, chunk, in_flight, settings, keep });
+                }
+            }
+        }
+        all
+    }
+
+    /// The same with groups of other sizes, other capacities, and attention beside groups.
+    fn variants(&self, way: &Way) -> Vec<Way> {
+        let own = &way.settings;
+        let with = |settings: ExpertSettings| Way { settings, ..way.clone() };
+        let mut all = Vec::new();
+        let tiers = [own.capacity.tiers.clone(), Tiers::by_load(), Tiers::Multiples(vec![1.0])];
+        for tiers in tiers {
+            let capacity = troika_plan::CapacityRule { tiers, ..own.capacity.clone() };
+            let sizes = if own.group.is_some() { vec![own.group] } else { SIZES.to_vec() };
+            for group in sizes {
+                let capacity = capacity.clone();
+                all.push(with(ExpertSettings { capacity, group, ..own.clone() }));
+            }
+        }
+        all.push(with(ExpertSettings { attention: !own.attention, ..own.clone() }));
+        all
+    }
+
+    /// The plan of a way. `None` if the device takes no groups, or none is worth it.
+    fn with_groups(&mut self, way: &Way) -> Result<Option<Plan>, PlanError> {
+        if way.settings.bytes.is_some_and(|most| self.buffer_bytes(way) > most) {
+            return Ok(None);
+        }
+        let devices = way.devices.map(|d| self.facts[d].clone());
+        let base = PlanRequest {
+            strategy: Strategy::Experts(ExpertPolicy::All),
+            chunk: way.chunk,
+            chunks_in_flight: Some(way.in_flight),
+            experts: way.settings.clone(),
+            ..self.request.base.clone()
+        };
+        let plan = match make(self.request.spec, &devices, &base) {
+            // An expert or a group may be too large for the device.
+            Err(PlanError::ExpertGroup { .. }) => return Ok(None),
+            plan => self.avoided(plan?),
+        };
+        let Some(mut plan) = plan else { return Ok(None) };
+        let layers = match self.layers(&plan, way) {
+            Err(PlanError::Unpriced(_)) => return Ok(None),
+            layers => layers?,
+        };
+        let others = self.others_ns(&plan, way, &layers)?;
+        for layer in &layers {
+            let kept = layer.kept(way.keep, others / layers.len() as f64);
+            keep(&mut plan.prefill.rules[layer.rule], kept);
+        }
+        let used = plan.clone();
+        plan.devices.retain(|d| used.all_rules().any(|r| r.devices().any(|name| name == d)));
+        if !shares_experts(&plan) {
+            return Ok(None);
+        }
+        self.leave_short(&mut plan, way)?;
+        plan.strategy = "solve".into();
+        Ok(Some(plan))
+    }
+
+    /// Bytes of rows on their way through experts, there and back.
+    fn buffer_bytes(&self, way: &Way) -> u64 {
+        let experts = |l: &Layer| if let Ffn::Moe(moe) = &l.ffn { moe.top_k } else { 0 };
+        let top_k = self.request.spec.layers.iter().map(experts).max().unwrap_or(0);
+        let counts = [way.chunk, way.in_flight, top_k, self.request.spec.hidden, 2 * 4];
+        counts.into_iter().fold(1, |all: u64, n| all.saturating_mul(n as u64))
+    }
+
+    /// Has chunks computed without groups that are too short for them.
+    fn leave_short(&mut self, plan: &mut Plan, way: &Way) -> Result<(), PlanError> {
+        plan.prefill.lengths.clear();
+        let mut up_to = 0;
+        for eighths in EIGHTHS {
+            let rows = way.chunk * eighths / 8;
+            // Rows of a short prompt find no others to gather with.
+            let short = Way { chunk: rows, in_flight: 1, ..way.clone() };
+            let mut sums = [0.0; 2];
+            for layer in self.layers(plan, &short)? {
+                sums[0] += layer.ns(layer.groups.len());
+                sums[1] += layer.whole_ns;
+            }
+            if sums[1] <= sums[0] {
+                up_to = rows;
+            }
+        }
+        if up_to == 0 {
+            return Ok(());
+        }
+        let of_experts = |r: &&Rule| r.segments.as_deref() == Some(&[SegmentKind::Experts]);
+        let whole = plan.prefill.rules.iter().find(of_experts).cloned();
+        let mut rules: Vec<Rule> =
+            plan.prefill.rules.iter().filter(|r| !of_experts(r)).cloned().collect();
+        rules.extend(whole.map(|rule| Rule { split: None, layers: None, ..rule }));
+        plan.prefill.lengths.push(LengthRules { up_to, rules });
+        Ok(())
+    }
+
+    /// The first segment with experts that a rule of full chunks is for.
+    fn segment_of(&self, plan: &Plan, rule: usize) -> Option<usize> {
+        let rule = &plan.prefill.rules[rule];
+        let mut segments = self.request.lowered.segments.iter();
+        segments.position(|s| s.kind == SegmentKind::Experts && rule.matches(s.kind, s.layer))
+    }
+
+    /// The prices of all layers that share experts out.
+    fn layers(&mut self, plan: &Plan, way: &Way) -> Result<Vec<LayerPrices>, PlanError> {
+        let shared = plan.prefill.rules.iter().enumerate().filter(|(_, r)| r.experts().is_some());
+        let shared: Vec<usize> = shared.map(|(rule, _)| rule).collect();
+        let mut all = Vec::new();
+        for rule in shared {
+            if let Some(segment) = self.segment_of(plan, rule) {
+                all.push(self.layer(plan, rule, segment, way)?);
+            }
+        }
+        Ok(all)
+    }
+
+    /// What the sharing device computes of a chunk beside experts, in nanoseconds.
+    fn others_ns(
+        &mut self,
+        plan: &Plan,
+        way: &Way,
+        layers: &[LayerPrices],
+    ) -> Result<f64, PlanError> {
+        let mut whole = plan.clone();
+        whole.prefill.rules.iter_mut().for_each(|rule| keep(rule, 0));
+        whole.prefill.lengths.clear();
+        let all = self.predictor.prompt(&whole, way.chunk)?.ns;
+        Ok((all - layers.iter().map(|layer| layer.whole_ns).sum::<f64>()).max(0.0))
+    }
+
+    /// The prices of a layer.
+    fn layer(
+        &mut self,
+        plan: &Plan,
+        number: usize,
+        segment: usize,
+        way: &Way,
+    ) -> Result<LayerPrices, PlanError> {
+        let rule = &plan.prefill.rules[number];
+        let types = EdgeTypes::new(self.request.lowered, plan);
+        let phase = Phase::Prefill;
+        let placed = self.predictor.placements.of(segment, rule, phase, &types)?;
+        let own = Rule { split: None, ..rule.clone() };
+        let whole = self.predictor.placements.of(segment, &own, phase, &types)?;
+        let rows = way.chunk;
+        let whole_ns = self.predictor.segment_ns(SegmentKind::Experts, &whole, rows)?;
+        let beside_ns = self.predictor.segment_ns(SegmentKind::Experts, &placed, rows)?;
+        let mut prices = self.groups(&placed, way)?;
+        (prices.rule, prices.whole_ns) = (number, whole_ns);
+        prices.beside_ns += beside_ns;
+        Ok(prices)
+    }
+
+    /// The prices of the experts of a chunk, by how many groups are on their device.
+    fn groups(&self, placed: &PlacedSegment, way: &Way) -> Result<LayerPrices, PlanError> {
+        let none = || PlanError::Unpriced("a segment shares no experts out".into());
+        let experts = placed.experts.as_ref().ok_or_else(none)?;
+        let (rest, groups) = experts.pieces.split_last().ok_or_else(none)?;
+        let cost = self.request.cost;
+        let priced = |device, graph, rows| {
+            let kind = SegmentKind::Experts;
+            PricedRun { device, kind, graph, rows, room: rows, cached: 0 }
+        };
+        let (window, most_runs) = match experts.split.dispatch {
+            Dispatch::PerChunk => (1, 1),
+            Dispatch::LayerMajor => (way.in_flight, usize::MAX),
+        };
+        let pairs = way.chunk * experts.top_k * window;
+        let mut expected = expected_pairs(&experts.split, experts.experts, pairs);
+        let rest_ns = |pairs: usize| match pairs {
+            0 => 0.0,
+            _ => cost.run_ns(&priced(rest.device, &rest.graph, pairs)),
+        };
+        let (mut left, mut device_ns) = (pairs, 0.0);
+        let mut steps = vec![[0.0, rest_ns(left)]];
+        for (piece, group) in groups.iter().zip(&experts.split.groups) {
+            let rows = group.experts.len() * group.capacity;
+            // In layer-major order, a group runs as soon as one of its experts has its rows.
+            let runs = group.experts.iter().map(|e| match expected.get(*e).copied().unwrap_or(0) {
+                0 => 0,
+                pairs => most_runs.min(pairs.div_ceil(group.capacity)),
+            });
+            let runs = runs.max().unwrap_or(0);
+            for expert in &group.experts {
+                let Some(pairs) = expected.get_mut(*expert) else { continue };
+                let taken = (*pairs).min(group.capacity.saturating_mul(runs));
+                (*pairs, left) = (*pairs - taken, left.saturating_sub(taken));
+            }
+            let mut ns = cost.run_ns(&priced(piece.device, &piece.graph, rows));
+            if own_space(&self.request.devices[piece.device].caps) != SpaceId::HOST {
+                ns += 2.0 * cost.copy_ns(piece.device, (rows * experts.cols * 4) as u64);
+            }
+            if runs > 0 {
+                device_ns += ns * runs as f64;
+            }
+            steps.push([device_ns, rest_ns(left)]);
+        }
+        let [host, other] = way.devices;
+        let sync = self.request.base.sync;
+        let hand_over = cost.hand_over_ns(host, other, sync) + cost.hand_over_ns(other, host, sync);
+        let slow = match groups.first() {
+            Some(group) => {
+                let rows = group.graph.max_rows();
+                let run = priced(group.device, &group.graph, rows);
+                cost.slowdowns(&[run, priced(rest.device, &rest.graph, pairs.max(1))])
+            }
+            None => vec![1.0; 2],
+        };
+        let bytes = |step| experts.bytes(step, way.chunk);
+        let host_ns = [ExpertStep::Route, ExpertStep::Combine]
+            .map(|step| cost.host_need(host, bytes(step)).ns as f64);
+        let per_chunk = |[device, host]: [f64; 2]| [device, host].map(|ns| ns / window as f64);
+        Ok(LayerPrices {
+            rule: 0,
+            whole_ns: 0.0,
+            beside_ns: host_ns.iter().sum(),
+            hand_over_ns: hand_over / window as f64,
+            groups: steps.into_iter().skip(1).map(per_chunk).collect(),
+            slow: [0, 1].map(|at| slow.get(at).map_or(1.0, |s| s.max(1.0))),
+        })
+    }
+}
+
+/// Sizes of groups; `None`: what the device takes.
+const SIZES: [Option<usize>; 5] = [None, Some(8), Some(4), Some(2), Some(1)];
+
+/// What the experts of a chunk take in a layer.
+struct LayerPrices {
+    /// Index of the rule.
+    rule: usize,
+    /// All on the sharing device.
+    whole_ns: f64,
+    /// What is there beside groups and other experts: routing, adding up, the segment's other ops.
+    beside_ns: f64,
+    /// There and back.
+    hand_over_ns: f64,
+    /// By how many groups are on their device: what it takes, and the sharing device for the rest.
+    groups: Vec<[f64; 2]>,
+    /// How much they slow each other down.
+    slow: [f64; 2],
+}
+
+impl LayerPrices {
+    /// A chunk that runs alone, with so many groups.
+    fn ns(&self, groups: usize) -> f64 {
+        let Some(&[device, host]) = groups.checked_sub(1).and_then(|at| self.groups.get(at)) else {
+            return self.whole_ns;
+        };
+        self.beside_ns + self.hand_over_ns + side_by_side([device, host], self.slow)
+    }
+
+    /// How many of the groups are on the device, where the other one has so much to do besides.
+    fn kept(&self, keep: Keep, others_ns: f64) -> usize {
+        let score = |groups: usize| match keep {
+            Keep::All => -(groups as f64),
+            Keep::ForOneChunk => self.ns(groups),
+            Keep::ForSeveral => match groups.checked_sub(1).and_then(|at| self.groups.get(at)) {
+                None => self.whole_ns + others_ns,
+                Some([device, host]) => {
+                    side_by_side([*device, host + others_ns + self.beside_ns], self.slow)
+                }
+            },
+        };
+        let all = (0..=self.groups.len()).min_by(|a, b| score(*a).total_cmp(&score(*b)));
+        all.unwrap_or(0)
+    }
+}
+
+/// When both of two devices have done their work, which they begin at once.
+fn side_by_side(work: [f64; 2], slow: [f64; 2]) -> f64 {
+    let ends = [0, 1].map(|at| work[at] * slow[at]);
+    let first = usize::from(ends[1] < ends[0]);
+    let done = ends[first];
+    // The other one goes on at its own speed.
+    done + (work[1 - first] - done / slow[1 - first]).max(0.0)
+}
+
+/// Leaves a rule so many of its groups.
+fn keep(rule: &mut Rule, groups: usize) {
+    if let Some(Split::Experts(split)) = &mut rule.split {
+        split.groups.truncate(groups);
+    }
+    if rule.experts().is_some_and(|split| split.groups.is_empty()) {
+        rule.split = None;
+    }
+}
+
+/// Whether a plan shares experts out.
+pub(super) fn shares_experts(plan: &Plan) -> bool {
+    plan.all_rules().any(|rule| rule.experts().is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::side_by_side;
+
+    #[test]
+    fn two_devices_slow_each_other_down_while_both_work() {
+        assert_eq!(side_by_side([100.0, 40.0], [1.0, 1.0]), 100.0);
+        // For 80 ns both work at half their speed.
+        assert_eq!(side_by_side([100.0, 40.0], [2.0, 2.0]), 80.0 + 60.0);
+        assert_eq!(side_by_side([40.0, 100.0], [2.0, 2.0]), 140.0);
+        assert_eq!(side_by_side([0.0, 7.0], [2.0, 2.0]), 7.0);
+    }
+}
