@@ -123,8 +123,13 @@ fn experts_on_another_device_give_the_same_bits() {
                 let expected = logits(&mut engine(&d, &devices, one.clone()).unwrap(), &ids);
                 for dispatch in Dispatch::ALL {
                     for (in_flight, capacity) in [(1, 1), (1, 3), (2, 3), (4, 64)] {
-                        let groups =
-                            vec![group("b", &[1, 0], capacity), group("b", &[3], capacity)];
+                        // The rows of experts 0 and 3 are divided.
+                        let groups = vec![
+                            group("b", &[1, 0], capacity),
+                            group("b", &[3], capacity),
+                            group("a", &[0, 3], 2),
+                            group("b", &[3], capacity),
+                        ];
                         let split = ExpertSplit { groups, overflow: Overflow::Cpu, dispatch };
                         let plan = shared(&d, &one, in_flight, &split);
                         let mut e = engine(&d, &devices, plan).unwrap();

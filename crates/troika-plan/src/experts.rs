@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExpertSplit {
-    /// The groups. An expert is in one of them at most.
+    /// The groups. An expert may be in several: its rows fill the first one, then the next. Where
+    /// full rows run at once, its groups take turns.
     pub groups: Vec<ExpertGroupPlan>,
     /// What becomes of rows beyond an expert's capacity.
     #[serde(default, skip_serializing_if = "is_default")]

@@ -701,9 +701,9 @@ fn spoilt_groups_of_experts_are_refused() {
         (&|s| s.groups[0].experts.clear(), "has no experts in group 1"),
         (&|s| s.groups[0].capacity = 0, "has a capacity of 0 in group 1"),
         (&|s| s.groups[0].experts.push(99), "names expert 99, and layer 0 has experts 0 to"),
-        (&|s| s.groups[1].experts.push(3), "has expert 3 in two places"),
+        (&|s| s.groups[0].experts.push(3), "has expert 3 twice in group 1; give it a second group"),
         (&|s| s.groups[0].device = "x".into(), "names device x"),
-        (&|s| s.overflow = Overflow::Pad, "pads, and group 1 has a capacity of 8 for chunks of"),
+        (&|s| s.overflow = Overflow::Pad, "pads, and its groups have a capacity of 8 for expert 3"),
         (
             &|s| (s.overflow, s.dispatch) = (Overflow::Prune, Dispatch::LayerMajor),
             "where full rows run at once and none overflow",

@@ -79,6 +79,13 @@ impl LayerCounts {
     }
 }
 
+/// Experts that one graph computes.
+#[derive(Clone, Debug)]
+struct Group {
+    experts: Vec<usize>,
+    capacity: usize,
+}
+
 /// A group's slot that still has room.
 #[derive(Clone, Debug)]
 struct Open {
@@ -92,10 +99,11 @@ struct Open {
 #[derive(Clone, Debug)]
 pub struct ExpertRows {
     shape: RoutedShape,
-    /// Experts and capacity of each group.
-    groups: Vec<(usize, usize)>,
-    /// Each expert's group and its place there.
-    at: Vec<Option<(usize, usize)>>,
+    groups: Vec<Group>,
+    /// The groups of each expert and its place there, in the order of the plan.
+    at: Vec<Vec<(usize, usize)>>,
+    /// Which of them gets each expert's next row.
+    turns: Vec<usize>,
     /// Whether each group is on its device; the rule's device computes the experts of others.
     resident: Vec<bool>,
     overflow: Overflow,
@@ -117,18 +125,20 @@ pub struct ExpertRows {
 impl ExpertRows {
     /// Empty buffers for a layer whose experts are shared out like this.
     pub fn new(split: &ExpertSplit, shape: RoutedShape) -> ExpertRows {
-        let mut at = vec![None; shape.experts];
+        let mut at = vec![Vec::new(); shape.experts];
         for (g, group) in split.groups.iter().enumerate() {
             for (i, &expert) in group.experts.iter().enumerate() {
                 if let Some(at) = at.get_mut(expert) {
-                    *at = Some((g, i));
+                    at.push((g, i));
                 }
             }
         }
-        let groups = split.groups.iter().map(|g| (g.experts.len(), g.capacity)).collect();
+        let groups = split.groups.iter();
+        let groups = groups.map(|g| Group { experts: g.experts.clone(), capacity: g.capacity });
         ExpertRows {
-            groups,
+            groups: groups.collect(),
             at,
+            turns: vec![0; shape.experts],
             overflow: split.overflow,
             dispatch: split.dispatch,
             resident: vec![true; split.groups.len()],
@@ -184,18 +194,14 @@ impl ExpertRows {
         self.sort(ids)?;
         let mut runs = Vec::new();
         for expert in 0..self.shape.experts {
-            let pairs = std::mem::take(&mut self.sorted[expert]);
-            let count = &mut counts.experts[expert];
-            count.rows += pairs.len() as u64;
-            match self.at[expert].filter(|at| self.resident[at.0]) {
-                None => pairs.iter().for_each(|pair| self.take_rest(chunk, *pair)),
-                Some(at) => {
-                    let kept = self.kept(at.0, &pairs, saliency);
-                    self.take_rows(chunk, at, kept, count, &mut runs);
-                }
+            let mut pairs = std::mem::take(&mut self.sorted[expert]);
+            counts.experts[expert].rows += pairs.len() as u64;
+            if self.overflow == Overflow::Prune {
+                self.keep_salient(expert, &mut pairs, saliency);
             }
+            self.take_pairs((chunk, expert), &pairs, &mut counts.experts[expert], &mut runs);
+            pairs.clear();
             self.sorted[expert] = pairs;
-            self.sorted[expert].clear();
         }
         if last {
             runs.extend((0..self.groups.len()).filter_map(|group| self.close(group)));
@@ -230,6 +236,7 @@ impl ExpertRows {
         (self.low, self.high, self.rest_end) = (0, self.shape.rows, self.shape.rows);
         self.left = self.shape.pairs;
         self.open.fill(None);
+        self.turns.fill(0);
         self.places.iter_mut().for_each(Vec::clear);
     }
 
@@ -244,57 +251,36 @@ impl ExpertRows {
         Ok(())
     }
 
-    /// How the pairs of an expert divide: those within its capacity first.
-    fn kept<'a>(
-        &self,
-        group: usize,
-        pairs: &'a [u32],
-        saliency: Option<&[f32]>,
-    ) -> (std::borrow::Cow<'a, [u32]>, usize) {
-        let capacity = self.groups[group].1;
-        let most = match self.dispatch {
-            Dispatch::PerChunk => capacity,
-            Dispatch::LayerMajor => usize::MAX,
-        };
-        let kept = pairs.len().min(most);
-        if self.overflow != Overflow::Prune || kept == pairs.len() {
-            return (pairs.into(), kept);
+    /// Puts the rows that count most first, if an expert has more than its groups have room for.
+    fn keep_salient(&self, expert: usize, pairs: &mut [u32], saliency: Option<&[f32]>) {
+        let room = self.at[expert].iter().map(|at| self.groups[at.0].capacity);
+        if pairs.len() <= room.sum() {
+            return;
         }
         let of = |pair: &u32| {
             let row = *pair as usize / self.shape.top_k.max(1);
             saliency.and_then(|s| s.get(row)).copied().unwrap_or(0.0)
         };
-        let mut by_saliency = pairs.to_vec();
-        by_saliency.sort_by(|a, b| of(b).total_cmp(&of(a)));
-        (by_saliency.into(), kept)
+        pairs.sort_by(|a, b| of(b).total_cmp(&of(a)));
     }
 
-    fn take_rows(
+    /// Gives an expert's pairs rows: of its groups, and the others of the rule's device.
+    fn take_pairs(
         &mut self,
-        chunk: usize,
-        (group, index): (usize, usize),
-        (pairs, kept): (std::borrow::Cow<'_, [u32]>, usize),
+        (chunk, expert): (usize, usize),
+        pairs: &[u32],
         count: &mut ExpertCounts,
         runs: &mut Vec<PackedRun>,
     ) {
-        let capacity = self.groups[group].1;
-        for &pair in &pairs[..kept] {
-            let Some(open) = self.opened(group) else {
-                count.overflow += 1;
+        let mut of_away = self.room_away(expert);
+        for &pair in pairs {
+            if let Some(row) = self.next_row(expert, runs) {
+                self.place(chunk, pair, row);
+                count.grouped += 1;
+            } else if of_away > 0 {
+                of_away -= 1;
                 self.take_rest(chunk, pair);
-                continue;
-            };
-            let row = open.start + index * capacity + open.filled[index];
-            open.filled[index] += 1;
-            let full = open.filled[index] == capacity;
-            self.place(chunk, pair, row);
-            count.grouped += 1;
-            if full && self.dispatch == Dispatch::LayerMajor {
-                runs.extend(self.close(group));
-            }
-        }
-        for &pair in &pairs[kept..] {
-            if self.overflow == Overflow::Prune {
+            } else if self.overflow == Overflow::Prune {
                 count.dropped += 1;
                 self.left -= 1;
             } else {
@@ -304,11 +290,45 @@ impl ExpertRows {
         }
     }
 
+    /// Rows that the rule's device computes in place of groups that are not on their device, so that
+    /// no other rows are left out than with them.
+    fn room_away(&self, expert: usize) -> usize {
+        let mut of_groups = self.at[expert].iter().map(|at| at.0);
+        if self.dispatch == Dispatch::PerChunk && !self.at[expert].is_empty() {
+            return of_groups.filter(|g| !self.resident[*g]).map(|g| self.groups[g].capacity).sum();
+        }
+        if of_groups.any(|g| self.resident[g]) { 0 } else { usize::MAX }
+    }
+
+    /// The next row of an expert's groups: the first ones that are on their device fill up first.
+    /// Where full slots run at once, its groups take turns. `None` if none has room.
+    fn next_row(&mut self, expert: usize, runs: &mut Vec<PackedRun>) -> Option<usize> {
+        let (slots, turn) = (self.at[expert].len(), self.turns[expert]);
+        let end = match self.dispatch {
+            Dispatch::PerChunk => slots,
+            Dispatch::LayerMajor => turn + slots,
+        };
+        let on_device = |turn: &usize| self.resident[self.at[expert][turn % slots].0];
+        let turn = (turn..end).find(on_device)?;
+        let (group, index) = self.at[expert][turn % slots];
+        let capacity = self.groups[group].capacity;
+        let open = self.opened(group)?;
+        let row = open.start + index * capacity + open.filled[index];
+        open.filled[index] += 1;
+        let full = open.filled[index] == capacity;
+        self.turns[expert] = turn + usize::from(full);
+        if full && self.dispatch == Dispatch::LayerMajor {
+            self.turns[expert] %= slots;
+            runs.extend(self.close(group));
+        }
+        Some(row)
+    }
+
     /// The open slot of a group; `None` if there is no room for another one.
     fn opened(&mut self, group: usize) -> Option<&mut Open> {
         if self.open[group].is_none() {
-            let (experts, capacity) = self.groups[group];
-            let start = self.low;
+            let Group { experts, capacity } = &self.groups[group];
+            let (experts, start) = (experts.len(), self.low);
             let end = start + aligned(experts * capacity, self.shape.align);
             if end + self.left > self.high {
                 return None;
@@ -333,7 +353,7 @@ impl ExpertRows {
     /// Closes a group's slot, if it has one, so that it runs.
     fn close(&mut self, group: usize) -> Option<PackedRun> {
         let open = self.open[group].take()?;
-        let capacity = self.groups[group].1;
+        let capacity = self.groups[group].capacity;
         let rows = open.start..open.start + open.filled.len() * capacity;
         let unfilled = open.filled.iter().enumerate().map(|(i, filled)| {
             let first = open.start + i * capacity;
@@ -364,12 +384,11 @@ impl ExpertRows {
                 continue;
             };
             counts.group_runs += 1;
-            let capacity = self.groups[group].1;
+            let Group { experts, capacity } = &self.groups[group];
             for rows in &run.unfilled {
-                let index = (rows.start - run.rows.start) / capacity;
-                let of_expert = |at: &Option<(usize, usize)>| *at == Some((group, index));
-                if let Some(expert) = self.at.iter().position(of_expert) {
-                    counts.experts[expert].padding += rows.len() as u64;
+                let expert = experts[(rows.start - run.rows.start) / capacity];
+                if let Some(count) = counts.experts.get_mut(expert) {
+                    count.padding += rows.len() as u64;
                 }
             }
         }
