@@ -21,8 +21,8 @@ use troika::graph::{DType, Subgraph};
 use troika::model::lower::{SegmentKind, segments};
 use troika::npu::RuntimePlaces;
 use troika::plan::{
-    DeviceFacts, Dispatch, ExpertGroupPlan, ExpertSplit, Overflow, Plan, PlanRequest, Rule, Split,
-    Strategy, make,
+    DeviceFacts, Dispatch, ExpertGroupPlan, ExpertSplit, Overflow, Plan, PlanRequest, Rule, Share,
+    Split, Strategy, make,
 };
 use troika::trace::Tracer;
 use troika::weights::FloatType;
@@ -107,7 +107,16 @@ fn logits(e: &mut Engine, ids: &[u32]) -> Vec<f32> {
 }
 
 fn group(device: &str, experts: &[usize], capacity: usize) -> ExpertGroupPlan {
-    ExpertGroupPlan { device: device.into(), experts: experts.to_vec(), capacity }
+    let (device, experts) = (device.into(), experts.to_vec());
+    ExpertGroupPlan { device, experts, capacity, parts: Vec::new() }
+}
+
+/// An expert whose products are divided by columns.
+fn divided(parts: &[(&str, u32)], expert: usize, capacity: usize) -> ExpertGroupPlan {
+    let share = |(device, share): &(&str, u32)| Share { device: (*device).into(), share: *share };
+    let largest = parts.iter().max_by_key(|p| p.1).unwrap().0;
+    let parts = parts.iter().map(share).collect();
+    ExpertGroupPlan { parts, ..group(largest, &[expert], capacity) }
 }
 
 #[test]
@@ -123,12 +132,14 @@ fn experts_on_another_device_give_the_same_bits() {
                 let expected = logits(&mut engine(&d, &devices, one.clone()).unwrap(), &ids);
                 for dispatch in Dispatch::ALL {
                     for (in_flight, capacity) in [(1, 1), (1, 3), (2, 3), (4, 64)] {
-                        // The rows of experts 0 and 3 are divided.
+                        // Experts 0 and 3 are divided by rows, expert 2 by columns and by rows.
                         let groups = vec![
+                            divided(&[("b", 3), ("a", 2)], 2, 2),
                             group("b", &[1, 0], capacity),
                             group("b", &[3], capacity),
                             group("a", &[0, 3], 2),
                             group("b", &[3], capacity),
+                            group("b", &[2], capacity),
                         ];
                         let split = ExpertSplit { groups, overflow: Overflow::Cpu, dispatch };
                         let plan = shared(&d, &one, in_flight, &split);
@@ -146,9 +157,10 @@ fn experts_on_another_device_give_the_same_bits() {
     }
 }
 
-/// Groups of two devices, of which the second one also has all cold experts.
+/// Groups of two devices, and experts that are divided between them.
 fn some_groups(dispatch: Dispatch) -> ExpertSplit {
-    let groups = vec![group("b", &[1, 0], 3), group("b", &[3], 2)];
+    let halves = divided(&[("a", 1), ("b", 1)], 2, 2);
+    let groups = vec![group("b", &[1, 0], 3), group("b", &[3], 2), halves, group("b", &[0], 1)];
     ExpertSplit { groups, overflow: Overflow::Cpu, dispatch }
 }
 
@@ -335,12 +347,21 @@ fn virtual_devices_share_experts_out() {
         (out, clock.now() - began)
     };
     let (expected, _) = run(SOC, None);
+    // Of a device on the host's memory that writes no columns of wider rows.
+    let narrow = SOC.replace("own_memory = true", "strided_rows = false");
     for dispatch in Dispatch::ALL {
-        let groups = vec![group("b", &[1, 0, 4], 3), group("b", &[3], 2), group("a", &[6], 2)];
+        let groups = vec![
+            group("b", &[1, 0, 4], 3),
+            group("b", &[3], 2),
+            group("a", &[6, 1], 2),
+            divided(&[("b", 2), ("a", 1)], 2, 5),
+            divided(&[("a", 1), ("b", 1)], 4, 3),
+        ];
         let split = ExpertSplit { groups, overflow: Overflow::Cpu, dispatch };
         let (first, took) = run(SOC, Some(&split));
         assert!(first == expected, "other bits with {dispatch:?}");
         assert_eq!(run(SOC, Some(&split)).1, took);
+        assert!(run(&narrow, Some(&split)).0 == expected, "other bits with {dispatch:?}, narrow");
         let off =
             format!("{SOC}\n").replacen("name = \"two\"", "name = \"two\"\nnumerics = \"off\"", 1);
         let (_, modelled) = run(&off, Some(&split));
@@ -398,7 +419,8 @@ fn groups_come_and_go_between_prompts() {
     let one = plain(&d, &devices, 7);
     let expected = logits(&mut engine(&d, &devices, one.clone()).unwrap(), &ids);
     for dispatch in Dispatch::ALL {
-        let groups = vec![group("b", &[1, 0, 4], 4), group("b", &[3], 2), group("b", &[6], 9)];
+        let third = divided(&[("b", 2), ("a", 1)], 6, 9);
+        let groups = vec![group("b", &[1, 0, 4], 4), group("b", &[3], 2), third];
         let split = ExpertSplit { groups, overflow: Overflow::Cpu, dispatch };
         let mut e = engine(&d, &devices, shared(&d, &one, 2, &split)).unwrap();
         let mut resident = [[true; 3]; 2];

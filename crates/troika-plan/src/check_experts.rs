@@ -3,7 +3,7 @@
 use troika_model::lower::SegmentKind;
 use troika_model::spec::{Ffn, ModelSpec};
 
-use crate::check::{MAX_LENGTH, place};
+use crate::check::{MAX_LENGTH, check_parts, place};
 use crate::error::PlanError;
 use crate::experts::{Dispatch, ExpertSplit, Overflow};
 use crate::plan::{Phase, Plan, Rule};
@@ -95,6 +95,16 @@ fn check(split: &ExpertSplit, rows: usize) -> Result<(), String> {
             return Err(format!(
                 "has expert {expert} twice in group {number}; give it a second group"
             ));
+        }
+        if !group.parts.is_empty() {
+            if group.experts.len() > 1 {
+                return Err(format!(
+                    "divides group {number} of {} experts by columns; give each of them a group",
+                    group.experts.len()
+                ));
+            }
+            let checked = check_parts(&group.parts, Some(&group.device));
+            checked.map_err(|why| format!("in group {number} {why}"))?;
         }
     }
     if split.overflow == Overflow::Pad {

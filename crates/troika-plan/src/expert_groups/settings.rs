@@ -1,6 +1,7 @@
 //! Which techniques share experts out, and with which numbers.
 
 use super::capacity::CapacityRule;
+use super::divide::ExpertDivision;
 use crate::experts::{Dispatch, Overflow};
 use crate::routing::ExpertUse;
 
@@ -46,6 +47,8 @@ pub struct ExpertSettings {
     pub capacity: CapacityRule,
     /// The most experts of a group; `None`: what the device takes.
     pub group: Option<usize>,
+    /// How groups are divided; by columns they have one expert each.
+    pub divide: Option<ExpertDivision>,
     /// What becomes of rows beyond a capacity.
     pub overflow: Overflow,
     /// When groups run.

@@ -11,6 +11,7 @@ fn split(groups: &[(Vec<usize>, usize)], overflow: Overflow, dispatch: Dispatch)
         device: "npu".into(),
         experts: experts.clone(),
         capacity: *capacity,
+        parts: Vec::new(),
     };
     ExpertSplit { groups: groups.iter().map(group).collect(), overflow, dispatch }
 }
