@@ -17,7 +17,7 @@ use troika::device::{
 use troika::engine::{
     Engine, EngineError, EngineParts, Event, Next, SequenceInput, Sharing, WantedLogits,
 };
-use troika::graph::{DType, Subgraph};
+use troika::graph::{ActivationFormat, DType, Subgraph};
 use troika::model::lower::{SegmentKind, segments};
 use troika::npu::RuntimePlaces;
 use troika::plan::{
@@ -25,7 +25,7 @@ use troika::plan::{
     Split, Strategy, make,
 };
 use troika::trace::Tracer;
-use troika::weights::FloatType;
+use troika::weights::{BindOptions, FloatType, Quant};
 use troika::{Described, DeviceOptions, NpuSettings, describe, open_devices};
 use troika_cpu::{CpuDevice, CpuOptions};
 use troika_sim::{Board, Soc, VirtualClock, VirtualDevice};
@@ -43,14 +43,14 @@ fn cpus(names: &[&str]) -> Vec<Arc<dyn Device>> {
 }
 
 fn engine(d: &Described, devices: &[Arc<dyn Device>], plan: Plan) -> Result<Engine, EngineError> {
-    engine_by(d, devices, plan, Arc::new(RealClock::new()))
+    engine_by(d, devices, plan, (Arc::new(RealClock::new()), &Tracer::off()))
 }
 
 fn engine_by(
     d: &Described,
     devices: &[Arc<dyn Device>],
     plan: Plan,
-    clock: Arc<dyn Clock>,
+    (clock, tracer): (Arc<dyn Clock>, &Tracer),
 ) -> Result<Engine, EngineError> {
     Engine::new(EngineParts {
         spec: &d.spec,
@@ -59,7 +59,7 @@ fn engine_by(
         plan,
         devices,
         clock,
-        tracer: Tracer::off(),
+        tracer: tracer.clone(),
         sharing: Sharing::default(),
     })
 }
@@ -152,6 +152,40 @@ fn experts_on_another_device_give_the_same_bits() {
                         }
                     }
                 }
+            }
+        }
+    }
+}
+
+/// Whatever weights and formats there are, and by both devices in both stages.
+#[test]
+fn an_expert_divided_by_columns_gives_the_same_bits() {
+    let files = [FloatType::F32.into(), FloatType::BF16.into()];
+    let quantized = [Quant::Q8, Quant::Q4].map(|quant| BindOptions { quant, ..files[0] });
+    let formats = [ActivationFormat::INT8, ActivationFormat::Bf16];
+    for (bind, formats) in
+        files.into_iter().chain(quantized).flat_map(|b| [(b, &formats[..]), (b, &[])])
+    {
+        let d = describe(&model_dir("mixtral"), bind).unwrap();
+        let ids = read_golden(&model_dir("mixtral").join("golden.safetensors")).unwrap().input_ids;
+        let devices = cpus(&["a", "b"]);
+        let mut one = plain(&d, &devices, 9);
+        one.prefill.rules.iter_mut().for_each(|r| r.activations = formats.to_vec());
+        let expected = logits(&mut engine(&d, &devices, one.clone()).unwrap(), &ids);
+        for dispatch in Dispatch::ALL {
+            let groups = (0..4).map(|expert| divided(&[("b", 3), ("a", 2)], expert, 2)).collect();
+            let split = ExpertSplit { groups, overflow: Overflow::Cpu, dispatch };
+            let tracer = Tracer::on();
+            let plan = shared(&d, &one, 2, &split);
+            let mut e =
+                engine_by(&d, &devices, plan, (Arc::new(RealClock::new()), &tracer)).unwrap();
+            assert!(logits(&mut e, &ids) == expected, "other bits: {bind:?}, {formats:?}");
+            let spans = tracer.take();
+            for part in ["0, part 0", "0, part 1", "1, part 0", "1, part 1"] {
+                let name = format!("[stage {part}]");
+                let ran = |lane| spans.iter().any(|s| s.name.contains(&name) && &*s.lane == lane);
+                let by = if part.ends_with('0') { "b" } else { "a" };
+                assert!(ran(by), "{by} ran nothing of stage {part}");
             }
         }
     }
@@ -335,7 +369,7 @@ fn virtual_devices_share_experts_out() {
         let devices: Vec<Arc<dyn Device>> = soc.processors.iter().map(open).collect();
         let one = plain(&d, &devices, 8);
         let plan = split.map_or(one.clone(), |split| shared(&d, &one, 2, split));
-        let mut e = engine_by(&d, &devices, plan, clock.clone()).unwrap();
+        let mut e = engine_by(&d, &devices, plan, (clock.clone(), &Tracer::off())).unwrap();
         let (seq, mut out, began) = (e.open(), Vec::new(), clock.now());
         let off = text.contains("\"off\"");
         let logits = if off { WantedLogits::None } else { WantedLogits::All };

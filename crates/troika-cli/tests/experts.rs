@@ -107,7 +107,10 @@ fn what_makes_no_sense_is_refused_with_the_flag() {
             &["experts", "--expert-divide", "columns=0.5", "--expert-group", "4"],
             "leave out --expert-group",
         ),
-        (&["experts", "--expert-divide", "columns=0.001"], "nothing to compute"),
+        (
+            &["experts", "--expert-divide", "columns=0.001", "--explain"],
+            "leaves device b nothing to compute",
+        ),
         (&["experts", "--overflow", "prune", "--expert-dispatch", "layer-major"], "overflow"),
         (&["experts", "--calibration", "/nowhere.json"], "/nowhere.json"),
         (&["experts", "--npu-format", "w8a8"], "needs --calibration"),

@@ -285,9 +285,10 @@ impl Program {
     /// The number of rows whose multiples begin where all devices of groups can be bound.
     fn row_alignment(&self, size: &PackedSize) -> usize {
         let of_layer = |e: &SharedExperts| PackedSize { inner: e.inner, ..*size };
-        let graphs = self.experts.iter().flat_map(|e| {
-            e.groups.iter().flatten().map(move |graph| (graph, of_layer(e)))
-        });
+        let graphs = self
+            .experts
+            .iter()
+            .flat_map(|e| e.groups.iter().flatten().map(move |graph| (graph, of_layer(e))));
         let align = graphs.flat_map(|(g, size)| {
             let multiple = self.devices[g.device].caps.offset_alignment.max(1);
             let written = g.apart.map_or(g.writes.buffer, ExpertBuffer::Part);
