@@ -17,15 +17,15 @@ use troika::device::{
 use troika::engine::{
     Engine, EngineError, EngineParts, Event, Next, SequenceInput, Sharing, WantedLogits,
 };
-use troika::graph::{DType, Subgraph};
+use troika::graph::{ActivationFormat, DType, Subgraph};
 use troika::model::lower::{SegmentKind, segments};
 use troika::npu::RuntimePlaces;
 use troika::plan::{
-    DeviceFacts, Dispatch, ExpertGroupPlan, ExpertSplit, Overflow, Plan, PlanRequest, Rule, Split,
-    Strategy, make,
+    DeviceFacts, Dispatch, ExpertGroupPlan, ExpertSplit, Overflow, Plan, PlanRequest, Rule, Share,
+    Split, Strategy, make,
 };
 use troika::trace::Tracer;
-use troika::weights::FloatType;
+use troika::weights::{BindOptions, FloatType, Quant};
 use troika::{Described, DeviceOptions, NpuSettings, describe, open_devices};
 use troika_cpu::{CpuDevice, CpuOptions};
 use troika_sim::{Board, Soc, VirtualClock, VirtualDevice};
@@ -43,14 +43,14 @@ fn cpus(names: &[&str]) -> Vec<Arc<dyn Device>> {
 }
 
 fn engine(d: &Described, devices: &[Arc<dyn Device>], plan: Plan) -> Result<Engine, EngineError> {
-    engine_by(d, devices, plan, Arc::new(RealClock::new()))
+    engine_by(d, devices, plan, (Arc::new(RealClock::new()), &Tracer::off()))
 }
 
 fn engine_by(
     d: &Described,
     devices: &[Arc<dyn Device>],
     plan: Plan,
-    clock: Arc<dyn Clock>,
+    (clock, tracer): (Arc<dyn Clock>, &Tracer),
 ) -> Result<Engine, EngineError> {
     Engine::new(EngineParts {
         spec: &d.spec,
@@ -59,7 +59,7 @@ fn engine_by(
         plan,
         devices,
         clock,
-        tracer: Tracer::off(),
+        tracer: tracer.clone(),
         sharing: Sharing::default(),
     })
 }
@@ -107,7 +107,16 @@ fn logits(e: &mut Engine, ids: &[u32]) -> Vec<f32> {
 }
 
 fn group(device: &str, experts: &[usize], capacity: usize) -> ExpertGroupPlan {
-    ExpertGroupPlan { device: device.into(), experts: experts.to_vec(), capacity }
+    let (device, experts) = (device.into(), experts.to_vec());
+    ExpertGroupPlan { device, experts, capacity, parts: Vec::new() }
+}
+
+/// An expert whose products are divided by columns.
+fn divided(parts: &[(&str, u32)], expert: usize, capacity: usize) -> ExpertGroupPlan {
+    let share = |(device, share): &(&str, u32)| Share { device: (*device).into(), share: *share };
+    let largest = parts.iter().max_by_key(|p| p.1).unwrap().0;
+    let parts = parts.iter().map(share).collect();
+    ExpertGroupPlan { parts, ..group(largest, &[expert], capacity) }
 }
 
 #[test]
@@ -123,14 +132,16 @@ fn experts_on_another_device_give_the_same_bits() {
                 let expected = logits(&mut engine(&d, &devices, one.clone()).unwrap(), &ids);
                 for dispatch in Dispatch::ALL {
                     for (in_flight, capacity) in [(1, 1), (1, 3), (2, 3), (4, 64)] {
-                        let groups =
-                            vec![group("b", &[1, 0], capacity), group("b", &[3], capacity)];
-                        let split = ExpertSplit {
-                            groups,
-                            overflow: Overflow::Cpu,
-                            dispatch,
-                            expected: Vec::new(),
-                        };
+                        // Experts 0 and 3 are divided by rows, expert 2 by columns and by rows.
+                        let groups = vec![
+                            divided(&[("b", 3), ("a", 2)], 2, 2),
+                            group("b", &[1, 0], capacity),
+                            group("b", &[3], capacity),
+                            group("a", &[0, 3], 2),
+                            group("b", &[3], capacity),
+                            group("b", &[2], capacity),
+                        ];
+                        let split = ExpertSplit { groups, overflow: Overflow::Cpu, dispatch, expected: Vec::new() };
                         let plan = shared(&d, &one, in_flight, &split);
                         let mut e = engine(&d, &devices, plan).unwrap();
                         // Twice, since the memory is not new the second time.
@@ -146,9 +157,44 @@ fn experts_on_another_device_give_the_same_bits() {
     }
 }
 
-/// Groups of two devices, of which the second one also has all cold experts.
+/// Whatever weights and formats there are, and by both devices in both stages.
+#[test]
+fn an_expert_divided_by_columns_gives_the_same_bits() {
+    let files = [FloatType::F32.into(), FloatType::BF16.into()];
+    let quantized = [Quant::Q8, Quant::Q4].map(|quant| BindOptions { quant, ..files[0] });
+    let formats = [ActivationFormat::INT8, ActivationFormat::Bf16];
+    for (bind, formats) in
+        files.into_iter().chain(quantized).flat_map(|b| [(b, &formats[..]), (b, &[])])
+    {
+        let d = describe(&model_dir("mixtral"), bind).unwrap();
+        let ids = read_golden(&model_dir("mixtral").join("golden.safetensors")).unwrap().input_ids;
+        let devices = cpus(&["a", "b"]);
+        let mut one = plain(&d, &devices, 9);
+        one.prefill.rules.iter_mut().for_each(|r| r.activations = formats.to_vec());
+        let expected = logits(&mut engine(&d, &devices, one.clone()).unwrap(), &ids);
+        for dispatch in Dispatch::ALL {
+            let groups = (0..4).map(|expert| divided(&[("b", 3), ("a", 2)], expert, 2)).collect();
+            let split = ExpertSplit { groups, overflow: Overflow::Cpu, dispatch, expected: Vec::new() };
+            let tracer = Tracer::on();
+            let plan = shared(&d, &one, 2, &split);
+            let mut e =
+                engine_by(&d, &devices, plan, (Arc::new(RealClock::new()), &tracer)).unwrap();
+            assert!(logits(&mut e, &ids) == expected, "other bits: {bind:?}, {formats:?}");
+            let spans = tracer.take();
+            for part in ["0, part 0", "0, part 1", "1, part 0", "1, part 1"] {
+                let name = format!("[stage {part}]");
+                let ran = |lane| spans.iter().any(|s| s.name.contains(&name) && &*s.lane == lane);
+                let by = if part.ends_with('0') { "b" } else { "a" };
+                assert!(ran(by), "{by} ran nothing of stage {part}");
+            }
+        }
+    }
+}
+
+/// Groups of two devices, and experts that are divided between them.
 fn some_groups(dispatch: Dispatch) -> ExpertSplit {
-    let groups = vec![group("b", &[1, 0], 3), group("b", &[3], 2)];
+    let halves = divided(&[("a", 1), ("b", 1)], 2, 2);
+    let groups = vec![group("b", &[1, 0], 3), group("b", &[3], 2), halves, group("b", &[0], 1)];
     ExpertSplit { groups, overflow: Overflow::Cpu, dispatch, expected: Vec::new() }
 }
 
@@ -323,7 +369,7 @@ fn virtual_devices_share_experts_out() {
         let devices: Vec<Arc<dyn Device>> = soc.processors.iter().map(open).collect();
         let one = plain(&d, &devices, 8);
         let plan = split.map_or(one.clone(), |split| shared(&d, &one, 2, split));
-        let mut e = engine_by(&d, &devices, plan, clock.clone()).unwrap();
+        let mut e = engine_by(&d, &devices, plan, (clock.clone(), &Tracer::off())).unwrap();
         let (seq, mut out, began) = (e.open(), Vec::new(), clock.now());
         let off = text.contains("\"off\"");
         let logits = if off { WantedLogits::None } else { WantedLogits::All };
@@ -335,12 +381,21 @@ fn virtual_devices_share_experts_out() {
         (out, clock.now() - began)
     };
     let (expected, _) = run(SOC, None);
+    // Of a device on the host's memory that writes no columns of wider rows.
+    let narrow = SOC.replace("own_memory = true", "strided_rows = false");
     for dispatch in Dispatch::ALL {
-        let groups = vec![group("b", &[1, 0, 4], 3), group("b", &[3], 2), group("a", &[6], 2)];
+        let groups = vec![
+            group("b", &[1, 0, 4], 3),
+            group("b", &[3], 2),
+            group("a", &[6, 1], 2),
+            divided(&[("b", 2), ("a", 1)], 2, 5),
+            divided(&[("a", 1), ("b", 1)], 4, 3),
+        ];
         let split = ExpertSplit { groups, overflow: Overflow::Cpu, dispatch, expected: Vec::new() };
         let (first, took) = run(SOC, Some(&split));
         assert!(first == expected, "other bits with {dispatch:?}");
         assert_eq!(run(SOC, Some(&split)).1, took);
+        assert!(run(&narrow, Some(&split)).0 == expected, "other bits with {dispatch:?}, narrow");
         let off =
             format!("{SOC}\n").replacen("name = \"two\"", "name = \"two\"\nnumerics = \"off\"", 1);
         let (_, modelled) = run(&off, Some(&split));
@@ -399,7 +454,8 @@ fn groups_come_and_go_between_prompts() {
     let one = plain(&d, &devices, 7);
     let expected = logits(&mut engine(&d, &devices, one.clone()).unwrap(), &ids);
     for dispatch in Dispatch::ALL {
-        let groups = vec![group("b", &[1, 0, 4], 4), group("b", &[3], 2), group("b", &[6], 9)];
+        let third = divided(&[("b", 2), ("a", 1)], 6, 9);
+        let groups = vec![group("b", &[1, 0, 4], 4), group("b", &[3], 2), third];
         let split = ExpertSplit { groups, overflow: Overflow::Cpu, dispatch, expected: Vec::new() };
         let mut e = engine(&d, &devices, shared(&d, &one, 2, &split)).unwrap();
         let mut resident = [[true; 3]; 2];

@@ -82,31 +82,37 @@ fn run(e: &mut Engine, seqs: &[SeqId; 2], tokens: &[&[u32]; 2]) -> [Vec<f32>; 2]
     out
 }
 
+fn others(device: &str) -> Vec<&'static str> {
+    NAMES.into_iter().filter(|n| *n != device).collect()
+}
+
+/// Random shares of a device and one or two others.
+fn parts(r: &mut Random, device: &str, own: u32) -> Vec<Share> {
+    let share = |device: &str, share| Share { device: device.into(), share };
+    let others = others(device);
+    let mut parts = vec![share(device, own), share(r.of::<&str>(&others), 1 + r.below(3) as u32)];
+    if r.once_in(2) {
+        let third = others.iter().find(|n| **n != parts[1].device).unwrap();
+        parts.push(share(third, 1 + r.below(3) as u32));
+    }
+    if r.once_in(2) {
+        parts.reverse();
+    }
+    parts
+}
+
 /// A random valid split for a kind of segment.
 fn split(r: &mut Random, kind: SegmentKind, device: &str, chunk: usize) -> Option<Split> {
-    let others: Vec<&str> = NAMES.into_iter().filter(|n| *n != device).collect();
-    let parts = |r: &mut Random, own: u32| {
-        let share = |device: &str, share| Share { device: device.into(), share };
-        let mut parts =
-            vec![share(device, own), share(r.of::<&str>(&others), 1 + r.below(3) as u32)];
-        if r.once_in(2) {
-            let third = others.iter().find(|n| **n != parts[1].device).unwrap();
-            parts.push(share(third, 1 + r.below(3) as u32));
-        }
-        if r.once_in(2) {
-            parts.reverse();
-        }
-        parts
-    };
+    let others = others(device);
     let lengths = |r: &mut Random| (0..1 + r.below(2)).map(|_| 1 + r.below(chunk)).collect();
     let ways = if kind == SegmentKind::Attention { 2 } else { 5 };
     match r.below(ways) {
         1 if kind == SegmentKind::Attention => None,
-        0 | 1 => Some(Split::Columns { parts: parts(r, 3) }),
+        0 | 1 => Some(Split::Columns { parts: parts(r, device, 3) }),
         2 => Some(Split::Rows { lengths: lengths(r), rest: (*r.of(&others)).into() }),
         3 => {
             let own = 1 + r.below(4) as u32;
-            Some(Split::Hybrid { lengths: lengths(r), parts: parts(r, own) })
+            Some(Split::Hybrid { lengths: lengths(r), parts: parts(r, device, own) })
         }
         _ => None,
     }
@@ -115,20 +121,23 @@ fn split(r: &mut Random, kind: SegmentKind, device: &str, chunk: usize) -> Optio
 /// Random groups of a layer's experts, for chunks of up to so many rows.
 fn experts(r: &mut Random, d: &Described, layer: usize, chunk: usize) -> Option<Split> {
     let Ffn::Moe(moe) = &d.spec.layers[layer].ffn else { return None };
-    let mut left: Vec<usize> = (0..moe.experts).collect();
     let overflow = *r.of(&[Overflow::Cpu, Overflow::Pad]);
     let dispatch = match overflow {
         Overflow::Cpu => *r.of(&Dispatch::ALL),
         _ => Dispatch::PerChunk,
     };
     let mut groups = Vec::new();
-    while !left.is_empty() && (groups.is_empty() || !r.once_in(4)) {
-        let of_group = 1 + r.below(left.len());
-        let experts = (0..of_group).map(|_| left.swap_remove(r.below(left.len())));
-        let experts = experts.collect();
+    // Experts may be in several groups, and single ones divided by columns.
+    while groups.is_empty() || !r.once_in(4) {
+        let mut left: Vec<usize> = (0..moe.experts).collect();
+        let of_group = if r.once_in(2) { 1 } else { 1 + r.below(left.len()) };
+        let experts: Vec<usize> =
+            (0..of_group).map(|_| left.swap_remove(r.below(left.len()))).collect();
         let capacity = 1 + r.below(chunk + 2);
         let capacity = if overflow == Overflow::Pad { chunk.max(capacity) } else { capacity };
-        groups.push(ExpertGroupPlan { device: (*r.of(&NAMES)).into(), experts, capacity });
+        let device = *r.of(&NAMES);
+        let parts = if of_group == 1 && r.once_in(2) { parts(r, device, 3) } else { Vec::new() };
+        groups.push(ExpertGroupPlan { device: device.into(), experts, capacity, parts });
     }
     Some(Split::Experts(ExpertSplit { groups, overflow, dispatch, expected: Vec::new() }))
 }

@@ -59,6 +59,9 @@ fn every_policy_writes_the_text_of_one_device() {
         ("experts", &["--expert-tiers", "0.5:1:2:4", "--expert-powers-of-two"]),
         ("experts", &["--expert-dispatch", "layer-major", "--expert-tiers", "rows=32"]),
         ("experts", &["--overflow", "pad", "--expert-group-mib", "1"]),
+        ("experts", &["--expert-divide", "rows=0.7", "--expert-dispatch", "layer-major"]),
+        ("experts=base", &["--expert-divide", "launches=4"]),
+        ("experts=t", &["--expert-divide", "columns=0.6"]),
     ] {
         let devices = ["--device", "a=cpu,b=cpu", "--strategy", strategy];
         let args = [&run[..], &devices, more].concat();
@@ -77,6 +80,13 @@ fn plans_say_which_experts_are_where() {
     let unknown = troika(&plan);
     let note = String::from_utf8_lossy(&unknown.stderr);
     assert!(note.contains("equally popular") && note.contains("--calibration FILE"), "{note}");
+    let divided = |how| {
+        let divided = ["--calibration", &calibration, "--expert-divide", how];
+        stdout(&troika(&[&plan[..], &divided].concat()))
+    };
+    assert!(divided("columns=0.6").contains(" x 256 by columns (b 60.0 %, a 40.0 %)"));
+    assert!(divided("rows=0.75").contains("b 4 x 192, a 4 x 64"));
+    assert!(divided("launches=2").contains("b 4 x 128, b 4 x 128"));
     // The length of prompts decides that of chunks.
     let long = stdout(&troika(&[&plan[..], &["--for-prompt", "4096"]].concat()));
     assert!(long.contains("prefill in chunks of 1024"), "{long}");
@@ -91,6 +101,16 @@ fn what_makes_no_sense_is_refused_with_the_flag() {
         (&["experts", "--expert-tiers", "4:2"], "ascending multiples"),
         (&["experts", "--expert-group", "0"], "--expert-group"),
         (&["experts", "--overflow", "lose"], "--overflow"),
+        (&["experts", "--expert-divide", "rows=2"], "not one from 0.001 to 0.999"),
+        (&["experts", "--expert-divide", "diagonals"], "none of rows=RATIO, columns=RATIO"),
+        (
+            &["experts", "--expert-divide", "columns=0.5", "--expert-group", "4"],
+            "leave out --expert-group",
+        ),
+        (
+            &["experts", "--expert-divide", "columns=0.001", "--explain"],
+            "leaves device b nothing to compute",
+        ),
         (&["experts", "--overflow", "prune", "--expert-dispatch", "layer-major"], "overflow"),
         (&["experts", "--calibration", "/nowhere.json"], "/nowhere.json"),
         (&["experts", "--npu-format", "w8a8"], "needs --calibration"),

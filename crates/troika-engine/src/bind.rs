@@ -8,8 +8,8 @@ use troika_device::{
 };
 use troika_plan::Plan;
 use troika_program::{
-    BufferName, ExpertBuffer, ExpertMemory, ExpertStep, NamedCopy, NamedHost, NamedRun, NamedTask,
-    NamedView, NamedWork, Program, SlotMemory, Slots,
+    BufferName, ExpertBuffer, ExpertMemory, ExpertStep, GroupGraph, NamedCopy, NamedHost, NamedRun,
+    NamedTask, NamedView, NamedWork, PackedCols, PackedSize, Program, SlotMemory, Slots,
 };
 use troika_trace::Tracer;
 
@@ -121,25 +121,37 @@ impl Binder<'_> {
     ) -> Result<Dispatcher, EngineError> {
         let program = &self.model.program;
         let experts = &program.experts[host.experts];
-        let graph = |index: usize, device: usize, space: SpaceId, name: &Arc<str>| ExpertGraph {
-            device,
-            space,
-            name: name.clone(),
-            loaded: self.model.loaded[index].clone(),
+        let graph = |g: &GroupGraph| ExpertGraph {
+            device: g.device,
+            space: g.space,
+            name: g.name.clone(),
+            loaded: self.model.loaded[g.graph].clone(),
+            reads: vec![g.reads],
+            writes: g.writes.clone(),
+            apart: g.apart,
         };
-        let groups = experts.groups.iter().map(|g| graph(g.graph, g.device, g.space, &g.name));
+        let groups = experts.groups.iter().map(|graphs| graphs.iter().map(graph).collect());
         let groups = groups.collect();
-        let rest = graph(experts.rest, experts.device, SpaceId::HOST, &experts.rest_name);
+        let rest = ExpertGraph {
+            device: experts.device,
+            space: SpaceId::HOST,
+            name: experts.rest_name.clone(),
+            loaded: self.model.loaded[experts.rest].clone(),
+            reads: vec![ExpertBuffer::Input, ExpertBuffer::Ids, ExpertBuffer::Ones],
+            writes: PackedCols { buffer: ExpertBuffer::Output, cols: 0..program.packed.cols },
+            apart: None,
+        };
         let mut buffers: HashMap<(SpaceId, ExpertBuffer), Buffer> = HashMap::new();
         for view in host.reads.iter().chain(&host.parts) {
             if let BufferName::Experts(ExpertMemory { space, buffer, .. }) = view.buffer {
                 buffers.insert((space, buffer), self.buffer(view)?);
             }
         }
-        let row_bytes = program.packed.cols * 4;
+        // Columns of this layer, of which others may have more.
+        let size = PackedSize { inner: experts.inner, ..program.packed };
         let (tracer, lane) = (self.model.tracer.clone(), self.model.devices[experts.device].name());
         let lane = lane.into();
-        Ok(Dispatcher { of, chunk, groups, rest, buffers, row_bytes, tracer, lane })
+        Ok(Dispatcher { of, chunk, groups, rest, buffers, size, tracer, lane })
     }
 
     fn bindings(&mut self, run: &NamedRun) -> Result<Bindings, EngineError> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use troika_device::Device;
-use troika_graph::partition::expert_group;
+use troika_graph::partition::{expert_group, expert_products};
 use troika_graph::{bind_static, restrict_activations};
 use troika_model::lower::{LowerOptions, Lowered, SegmentKind, WeightShapes, lower};
 use troika_model::spec::ModelSpec;
@@ -71,11 +71,14 @@ fn refused_group(device: &dyn Device, lowered: &Lowered, plan: &Plan) -> Option<
         let mut groups = rules.filter_map(|r| r.experts()).flat_map(|split| &split.groups);
         let graph = restrict_activations(&segment.graph, &device.caps().activation_formats);
         groups.find_map(|group| {
-            if group.device != device.name() {
+            if !group.devices().any(|d| d == device.name()) {
                 return None;
             }
             // What cannot be made is an error where it is placed.
-            let graph = expert_group(&graph, &group.experts, group.capacity).ok()?;
+            let graph = match (&group.parts[..], &group.experts[..]) {
+                ([_, ..], [expert]) => expert_products(&graph, *expert, group.capacity).ok()?,
+                _ => expert_group(&graph, &group.experts, group.capacity).ok()?,
+            };
             let bound = bind_static(&graph, graph.max_rows());
             device.examine(&bound).into_iter().flatten().next()
         })

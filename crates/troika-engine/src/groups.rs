@@ -1,6 +1,7 @@
 //! Groups of experts move between prompts.
 
 use troika_device::{WeightSource, Weights};
+use troika_program::GroupGraph;
 
 use crate::engine::Engine;
 use crate::error::EngineError;
@@ -21,9 +22,10 @@ impl Engine {
             return Err(EngineError::InFlight);
         }
         let of_layer = self.model.program.experts.iter().filter(|e| e.layer == layer);
-        // Chunks of other lengths may have groups of their own.
+        // Chunks of other lengths may have groups of their own, and a group has parts.
+        let at = |g: &GroupGraph| (g.graph, g.device);
         let all: Vec<(usize, usize)> =
-            of_layer.filter_map(|e| e.groups.get(group)).map(|g| (g.graph, g.device)).collect();
+            of_layer.filter_map(|e| e.groups.get(group)).flatten().map(at).collect();
         if all.is_empty() {
             return Err(EngineError::NoGroup { layer, group });
         }

@@ -237,6 +237,24 @@ fn a_group_has_the_experts_it_is_asked_for_in_that_order() {
     assert_eq!(restrict_activations(&convert_products(&group, formats[0]), &[]), group);
 }
 
+#[test]
+fn the_products_of_an_expert_split_by_columns() {
+    let g = experts();
+    let whole = expert_products(&g, 2, 5).unwrap();
+    let names: Vec<&str> = whole.weights.iter().map(|w| &*w.name).collect();
+    assert_eq!(names, ["eg 2", "eu 2", "ed 2"]);
+    assert_eq!(whole.max_rows(), 5);
+    let split = ColumnSplit { shares: vec![1, 1], tile: 2, groups: None };
+    let split = split_columns(&whole, &split).unwrap();
+    let pieces: Vec<usize> = split.stages.iter().map(|s| s.pieces.len()).collect();
+    assert_eq!((&pieces[..], &split.kept[..]), (&[2, 2][..], &[][..]));
+    let ops = |p: &Piece| p.graph.nodes.iter().map(|n| n.op.name()).collect::<Vec<_>>();
+    assert_eq!(ops(&split.stages[0].pieces[1]), ["linear", "linear", "gate"]);
+    assert_eq!(ops(&split.stages[1].pieces[0]), ["linear"]);
+    assert!(matches!(expert_products(&g, 4, 5), Err(PartitionError::NoExpert { expert: 4, .. })));
+    assert!(matches!(expert_products(&g, 1, 0), Err(PartitionError::Zero { .. })));
+}
+
 /// The columns of each value that were written.
 #[derive(Default)]
 struct Written(BTreeMap<u32, Vec<bool>>);

@@ -66,7 +66,7 @@ impl Rule {
         // Groups of experts are graphs apart.
         if r.op == EXPERT_GROUP {
             let groups = self.experts().map_or(&[][..], |split| &split.groups);
-            return about && groups.iter().any(|group| group.device == r.device);
+            return about && groups.iter().any(|group| group.devices().any(|d| d == r.device));
         }
         let computes = match self.experts() {
             Some(_) => self.device == r.device,
@@ -79,7 +79,7 @@ impl Rule {
     fn keep_groups(&mut self, refusal: &Refusal) {
         let own = self.device.clone();
         if let Some(Split::Experts(split)) = &mut self.split {
-            split.groups.retain(|group| group.device != refusal.device);
+            split.groups.retain(|group| group.devices().all(|d| d != refusal.device));
         }
         if self.experts().is_some_and(|split| split.groups.is_empty()) {
             self.split = None;

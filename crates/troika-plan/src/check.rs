@@ -8,6 +8,7 @@ use crate::calibration::Calibration;
 use crate::error::PlanError;
 use crate::identity::{ModelId, PLAN_VERSION};
 use crate::plan::{Phase, Plan, RefusedOps, Rule, Split, Stage};
+use crate::ratio::Share;
 
 /// The longest context: ops use 32-bit positions.
 pub(crate) const MAX_CONTEXT: usize = i32::MAX as usize;
@@ -276,7 +277,13 @@ fn check_split(rule: &Rule) -> Result<(), String> {
             Ok(())
         };
     }
-    let parts = split.parts();
+    let own = matches!(split, Split::Columns { .. }).then_some(rule.device.as_str());
+    check_parts(split.parts(), own)
+}
+
+/// Checks that several devices have shares, the one that computes what cannot be split (`own`) the
+/// largest.
+pub(crate) fn check_parts(parts: &[Share], own: Option<&str>) -> Result<(), String> {
     for (i, part) in parts.iter().enumerate() {
         if part.share == 0 {
             return Err(format!("gives device {} a share of 0; leave it out", part.device));
@@ -288,15 +295,14 @@ fn check_split(rule: &Rule) -> Result<(), String> {
     if parts.len() < 2 {
         return Err("shares columns out among fewer than two devices".into());
     }
-    let own = parts.iter().find(|p| p.device == rule.device).map_or(0, |p| p.share);
-    let most = parts.iter().map(|p| p.share).max().unwrap_or(0);
-    match split {
-        Split::Columns { .. } if own < most => Err(format!(
-            "computes what cannot be split on device {}, which has not the largest share",
-            rule.device
-        )),
-        _ => Ok(()),
+    let Some(device) = own else { return Ok(()) };
+    let share = parts.iter().find(|p| p.device == device).map_or(0, |p| p.share);
+    if parts.iter().any(|p| p.share > share) {
+        return Err(format!(
+            "computes what cannot be split on device {device}, which has not the largest share"
+        ));
     }
+    Ok(())
 }
 
 /// Checks that there are at least two stages, each with a valid split.

@@ -3,7 +3,7 @@
 use troika_model::lower::SegmentKind;
 use troika_model::spec::{Ffn, ModelSpec};
 
-use crate::check::{MAX_LENGTH, place};
+use crate::check::{MAX_LENGTH, check_parts, place};
 use crate::error::PlanError;
 use crate::experts::{Dispatch, ExpertSplit, Overflow};
 use crate::plan::{Phase, Plan, Rule};
@@ -87,9 +87,7 @@ fn check(split: &ExpertSplit, rows: usize) -> Result<(), String> {
     if split.groups.is_empty() {
         return Err("has no groups of experts; leave the split out".into());
     }
-    let mut known: Vec<usize> = Vec::new();
-    for (i, group) in split.groups.iter().enumerate() {
-        let number = i + 1;
+    for (number, group) in (1..).zip(&split.groups) {
         if group.experts.is_empty() {
             return Err(format!("has no experts in group {number}"));
         }
@@ -99,19 +97,25 @@ fn check(split: &ExpertSplit, rows: usize) -> Result<(), String> {
                 group.capacity
             ));
         }
-        if split.overflow == Overflow::Pad && group.capacity < rows {
+        let again = |(i, expert): (usize, &usize)| group.experts[..i].contains(expert);
+        if let Some((_, expert)) = group.experts.iter().enumerate().find(|e| again(*e)) {
             return Err(format!(
-                "pads, and group {number} has a capacity of {} for chunks of {rows} rows, which \
-                 may all choose one expert; give it {rows}, or another overflow",
-                group.capacity
+                "has expert {expert} twice in group {number}; give it a second group"
             ));
         }
-        for &expert in &group.experts {
-            if known.contains(&expert) {
-                return Err(format!("has expert {expert} in two places"));
+        if !group.parts.is_empty() {
+            if group.experts.len() > 1 {
+                return Err(format!(
+                    "divides group {number} of {} experts by columns; give each of them a group",
+                    group.experts.len()
+                ));
             }
-            known.push(expert);
+            let checked = check_parts(&group.parts, Some(&group.device));
+            checked.map_err(|why| format!("in group {number} {why}"))?;
         }
+    }
+    if split.overflow == Overflow::Pad {
+        check_room(split, rows)?;
     }
     match split {
         ExpertSplit { overflow: Overflow::Cpu, .. }
@@ -123,4 +127,20 @@ fn check(split: &ExpertSplit, rows: usize) -> Result<(), String> {
             split.dispatch.name()
         )),
     }
+}
+
+/// Checks that all rows of a chunk may choose any one of the experts in groups.
+fn check_room(split: &ExpertSplit, rows: usize) -> Result<(), String> {
+    for expert in split.groups.iter().flat_map(|g| &g.experts) {
+        let of_expert = split.groups.iter().filter(|g| g.experts.contains(expert));
+        let room = of_expert.map(|g| g.capacity).fold(0, usize::saturating_add);
+        if room < rows {
+            return Err(format!(
+                "pads, and its groups have a capacity of {room} for expert {expert} in chunks of \
+                 {rows} rows, which may all choose it; give it {rows} in all, or choose another \
+                 overflow"
+            ));
+        }
+    }
+    Ok(())
 }

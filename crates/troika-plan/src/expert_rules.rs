@@ -5,8 +5,8 @@ use troika_model::spec::{Ffn, ModelSpec, Moe};
 
 use crate::error::PlanError;
 use crate::expert_groups::{
-    CapacityRule, ExpertGroupShape, ExpertPolicy, ExpertSettings, GroupLimits, LayerLoad, Tiers,
-    WorthALaunch, group, group_size, resident,
+    CapacityRule, ExpertDivision, ExpertGroupShape, ExpertPolicy, ExpertSettings, GroupLimits,
+    LayerLoad, Tiers, WorthALaunch, group, group_size, resident,
 };
 use crate::experts::{ExpertGroupPlan, ExpertSplit, Overflow};
 use crate::plan::{Layers, LengthRules, Rule, Split};
@@ -100,7 +100,15 @@ impl ExpertRules<'_> {
         [host, device]: [&DeviceFacts; 2],
     ) -> Rule {
         let groups = groups.iter().filter(|g| g.layer == layer);
-        let groups: Vec<ExpertGroupPlan> = groups.map(|g| plan_of(g, device)).collect();
+        // A third device, if there is one, takes what the groups' device leaves.
+        let third = self.devices.iter().find(|d| d.name != host.name && d.name != device.name);
+        let other = third.unwrap_or(host);
+        let divided = |whole: ExpertGroupPlan| match self.settings.divide {
+            Some(division) => division.groups(whole, &other.name),
+            None => vec![whole],
+        };
+        let groups: Vec<ExpertGroupPlan> =
+            groups.map(|g| plan_of(g, device)).flat_map(divided).collect();
         let ExpertSettings { overflow, dispatch, .. } = *self.settings;
         let split = ExpertSplit { groups, overflow, dispatch, expected };
         let split = Some(split).filter(|s| !s.groups.is_empty()).map(Split::Experts);
@@ -123,6 +131,7 @@ impl ExpertRules<'_> {
         let limits = self.limits(device);
         let asked = match self.policy {
             ExpertPolicy::Base | ExpertPolicy::Tiers => Some(1),
+            _ if matches!(self.settings.divide, Some(ExpertDivision::Columns(_))) => Some(1),
             // Of several experts one would be full first, and the others half empty.
             ExpertPolicy::Groups | ExpertPolicy::All => {
                 self.settings.group.or(self.settings.gathers().then_some(1))
@@ -199,5 +208,5 @@ impl ExpertRules<'_> {
 
 fn plan_of(group: &ExpertGroupShape, device: &DeviceFacts) -> ExpertGroupPlan {
     let (device, experts) = (device.name.clone(), group.experts.clone());
-    ExpertGroupPlan { device, experts, capacity: group.capacity }
+    ExpertGroupPlan { device, experts, capacity: group.capacity, parts: Vec::new() }
 }

@@ -3,12 +3,15 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::ratio::Share;
+
 /// How devices share the experts of a layer. The rule's device chooses rows for the groups, and
 /// computes all else: experts of no group, the shared expert, and the sum.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExpertSplit {
-    /// The groups. An expert is in one of them at most.
+    /// The groups. An expert may be in several: its rows fill the first one, then the next. Where
+    /// full rows run at once, its groups take turns.
     pub groups: Vec<ExpertGroupPlan>,
     /// What becomes of rows beyond an expert's capacity.
     #[serde(default, skip_serializing_if = "is_default")]
@@ -22,16 +25,28 @@ pub struct ExpertSplit {
     pub expected: Vec<u32>,
 }
 
-/// Experts that one static graph computes.
+/// Experts that one static graph computes, or an expert whose products are divided by columns.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExpertGroupPlan {
-    /// The device.
+    /// The device; of an expert that is divided, that with the largest share.
     pub device: String,
     /// The experts, by their number in the layer.
     pub experts: Vec<usize>,
     /// Rows that the graph has for each of them.
     pub capacity: usize,
+    /// The devices that divide the products of the only expert by columns: first gate and up, then
+    /// down. Empty: the device computes them alone.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<Share>,
+}
+
+impl ExpertGroupPlan {
+    /// The devices that compute it.
+    pub fn devices(&self) -> impl Iterator<Item = &str> {
+        let own = Some(self.device.as_str()).filter(|_| self.parts.is_empty());
+        own.into_iter().chain(self.parts.iter().map(|p| p.device.as_str()))
+    }
 }
 
 /// What becomes of rows beyond an expert's capacity, where a group runs once for each chunk.

@@ -21,6 +21,7 @@ mod json;
 mod make;
 mod plan;
 mod predicted;
+mod ratio;
 mod refusal;
 mod routing;
 mod rows;
@@ -36,22 +37,23 @@ pub use elsewhere::Elsewhere;
 pub use error::PlanError;
 pub use expert_groups::{
     AdaptSettings, AdaptiveGroup, AdaptiveResidency, BaseCapacity, CapacityRounding, CapacityRule,
-    ExpertGroupShape, ExpertPolicy, ExpertSettings, GroupLimits, GroupSwap, GroupUsage, LayerLoad,
-    Tiers, WorthALaunch, expert_chunk, group, group_size, resident,
+    ExpertDivision, ExpertGroupShape, ExpertPolicy, ExpertSettings, GroupLimits, GroupSwap,
+    GroupUsage, LayerLoad, Tiers, WorthALaunch, expert_chunk, group, group_size, resident,
 };
 pub use experts::{Dispatch, ExpertGroupPlan, ExpertSplit, Overflow};
 pub use identity::{ModelId, PLAN_VERSION};
 pub use json::fault;
 pub use make::{PlanRequest, PlannedRules, assemble, chunk_of, make, page_len};
 pub use plan::{
-    Decode, Layers, LengthRules, Phase, Plan, Policy, Prefill, RefusedOps, Rule, Share, Split,
-    Stage, SyncMode,
+    Decode, Layers, LengthRules, Phase, Plan, Policy, Prefill, RefusedOps, Rule, Split, Stage,
+    SyncMode,
 };
 pub use predicted::{Goal, Predicted, PredictedLength};
+pub use ratio::{Ratio, Share};
 pub use refusal::{EXPERT_GROUP, Refusal, leave_attention};
 pub use routing::{
     ExpertUse, LayerPredictor, LayerRouting, Prediction, PredictorSource, RoutingFileError,
     RoutingPredictor, RoutingTrace, Transitions, median_overlap,
 };
 pub use share::{TILE, compiled_rows, own_space, stage_borders};
-pub use strategy::{DeviceFacts, Ratio, StandardLength, Strategy};
+pub use strategy::{DeviceFacts, StandardLength, Strategy};

@@ -9,6 +9,7 @@ use crate::experts::ExpertSplit;
 use crate::identity::{ModelId, PLAN_VERSION};
 use crate::json::fault;
 use crate::predicted::Predicted;
+use crate::ratio::Share;
 
 /// A plan.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -292,20 +293,9 @@ impl Split {
                 let own = stages.iter().map(|s| s.device.as_str());
                 own.chain(of_splits.flat_map(Split::devices)).collect()
             }
-            Split::Experts(split) => split.groups.iter().map(|g| g.device.as_str()).collect(),
+            Split::Experts(split) => split.groups.iter().flat_map(|g| g.devices()).collect(),
         }
     }
-}
-
-/// A device's share of the columns, in any unit: with shares of 3 and 1 the first device computes
-/// three quarters, rounded to tiles and heads.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Share {
-    /// Name of the device.
-    pub device: String,
-    /// Its share.
-    pub share: u32,
 }
 
 /// Ops that a device refuses. Segments are cut around them.

@@ -4,7 +4,8 @@ use troika_device::{Caps, SpaceId};
 use troika_graph::partition::{ColumnSplit, Partition};
 use troika_graph::{Op, Subgraph};
 
-use crate::plan::{Rule, Share, Split};
+use crate::plan::{Rule, Split};
+use crate::ratio::Share;
 
 /// Weight matrices are cut at multiples of this many rows: every packed form has panels of so many
 /// rows or a divisor of it.

@@ -8,7 +8,8 @@ use troika_model::spec::ModelSpec;
 
 use crate::error::PlanError;
 use crate::expert_groups::ExpertPolicy;
-use crate::plan::{Layers, Phase, Rule, Share, Split};
+use crate::plan::{Layers, Phase, Rule, Split};
+use crate::ratio::{Ratio, Share};
 
 /// The facts about a device that planning uses.
 #[derive(Clone, Debug)]
@@ -60,7 +61,7 @@ impl std::fmt::Display for Strategy {
         f.write_str(self.name())?;
         match self {
             Strategy::SplitColumns(r) if *r != Ratio::default() => {
-                write!(f, "={}", f64::from(r.0) / 1000.0)
+                write!(f, "={}", f64::from(r.shares()[0]) / 1000.0)
             }
             Strategy::SplitRows(Some(n)) => write!(f, "={n}"),
             Strategy::OneNamed(device) => write!(f, "={device}"),
@@ -107,16 +108,6 @@ pub enum Strategy {
     },
 }
 
-/// The first device's share of the columns, in thousandths.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ratio(u32);
-
-impl Default for Ratio {
-    fn default() -> Self {
-        Ratio(500)
-    }
-}
-
 /// Rows of a standard part. `None`: the largest length that all static devices compile for and that
 /// leaves a rest; without static devices, slightly more than half a chunk.
 pub type StandardLength = Option<usize>;
@@ -127,7 +118,7 @@ impl Strategy {
         Strategy::OneDevice,
         Strategy::Alternate,
         Strategy::AlternateSegments,
-        Strategy::SplitColumns(Ratio(500)),
+        Strategy::SplitColumns(Ratio::HALF),
         Strategy::SplitRows(None),
         Strategy::SplitHybrid,
         Strategy::PrefillDecode,
@@ -165,14 +156,7 @@ impl Strategy {
         })?;
         let Some(value) = value else { return Ok(strategy) };
         match strategy {
-            Strategy::SplitColumns(_) => {
-                let ratio = value.parse::<f64>().ok().map(|r| (r * 1000.0).round());
-                let inside = ratio.filter(|r| (1.0..=999.0).contains(r));
-                let ratio = inside.ok_or_else(|| {
-                    format!("a ratio of {value:?} is not one from 0.001 to 0.999")
-                })?;
-                Ok(Strategy::SplitColumns(Ratio(ratio as u32)))
-            }
+            Strategy::SplitColumns(_) => Ratio::parse(value).map(Strategy::SplitColumns),
             Strategy::SplitRows(_) => match value.parse() {
                 Ok(n) if n > 0 => Ok(Strategy::SplitRows(Some(n))),
                 _ => Err(format!("{value:?} is no number of rows of a standard part")),
@@ -306,8 +290,7 @@ pub(crate) fn rule(
 
 impl Ratio {
     fn parts(self, devices: &[DeviceFacts]) -> Vec<Share> {
-        let shares = [self.0, 1000 - self.0];
-        let parts = devices.iter().zip(shares);
+        let parts = devices.iter().zip(self.shares());
         parts.map(|(d, share)| Share { device: d.name.clone(), share }).collect()
     }
 

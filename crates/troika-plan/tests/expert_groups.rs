@@ -7,7 +7,7 @@ use troika_model::lower::{SegmentKind, segments};
 use troika_model::spec::{Ffn, ModelSpec};
 use troika_model::{families, presets};
 use troika_plan::{
-    CalibratedProducts, Calibration, CapacityRule, DeviceFacts, Dispatch, ExpertPolicy,
+    CalibratedProducts, Calibration, CapacityRule, DeviceFacts, Dispatch, ExpertGroupPlan, ExpertPolicy,
     ExpertSettings, ExpertSplit, Overflow, Phase, Plan, PlanError, PlanRequest, Refusal, Split,
     Strategy, Tiers, describe_refusals, expert_chunk, make,
 };
@@ -191,6 +191,32 @@ fn groups_keep_to_a_devices_limits() {
     assert!(refused.to_string().contains("put 2 into a group"), "{refused}");
     let none = with(&|npu| npu.max_graph_bytes = Some(9), &request).unwrap_err();
     assert!(none.to_string().contains("device npu"), "{none}");
+}
+
+#[test]
+fn experts_are_divided_between_devices() {
+    let spec = spec();
+    let three = [device("cpu", true), device("npu", false), device("gpu", false)];
+    let names = ["cpu", "npu", "gpu"];
+    let divided = |how: &str, devices: &[DeviceFacts]| {
+        let mut request = request(ExpertPolicy::Groups, &spec);
+        request.experts.divide = Some(how.parse().unwrap());
+        let plan = make(&spec, devices, &request).unwrap();
+        plan.check(&spec, &names[..devices.len()]).unwrap();
+        shared(&plan, 0).unwrap().groups.clone()
+    };
+    // What the groups' device leaves is the third one's, or else the CPU's.
+    for (devices, other) in [(&three[..], "gpu"), (&three[..2], "cpu")] {
+        let [first, second, ..] = &divided("rows=0.75", devices)[..] else { panic!() };
+        assert_eq!((&first.device[..], &second.device[..]), ("npu", other));
+        assert!(first.experts == second.experts && first.capacity > second.capacity);
+        let groups = divided("columns=0.75", devices);
+        let parts = ["npu", other].map(String::from).to_vec();
+        let of = |g: &ExpertGroupPlan| g.parts.iter().map(|p| p.device.clone()).collect::<Vec<_>>();
+        assert!(groups.iter().all(|g| g.experts.len() == 1 && of(g) == parts));
+        let [first, second, ..] = &divided("launches=2", devices)[..] else { panic!() };
+        assert_eq!(first, second);
+    }
 }
 
 #[test]

@@ -657,6 +657,7 @@ fn with_groups(groups: &[(&str, &[usize], usize)]) -> (ModelSpec, Plan) {
         device: (*device).into(),
         experts: experts.to_vec(),
         capacity: *capacity,
+        parts: Vec::new(),
     };
     let groups = groups.iter().map(group).collect();
     let split = ExpertSplit {
@@ -689,6 +690,13 @@ fn experts_are_shared_out_in_groups() {
     plan.check(&spec, &NAMES).unwrap();
     assert!(plan.to_json().contains("\"dispatch\": \"layer-major\""));
     assert_eq!(Plan::from_json(&plan.to_json()).unwrap(), plan);
+    // Experts in several groups, and one whose products are divided.
+    let (_, mut plan) = with_groups(&[("b", &[3, 0], 8), ("a", &[3], 4)]);
+    assert!(!plan.to_json().contains("parts"));
+    let Some(Split::Experts(split)) = &mut plan.prefill.rules[1].split else { panic!("no groups") };
+    split.groups[1].parts = ["a", "b"].map(|d| Share { device: d.into(), share: 1 }).to_vec();
+    plan.check(&spec, &NAMES).unwrap();
+    assert_eq!(Plan::from_json(&plan.to_json()).unwrap(), plan);
     for o in Overflow::ALL {
         assert_eq!(Overflow::parse(o.name()), Some(o));
     }
@@ -701,14 +709,31 @@ fn experts_are_shared_out_in_groups() {
 fn spoilt_groups_of_experts_are_refused() {
     let experts = |e: &mut Plan| -> ExpertSplit { e.prefill.rules[1].experts().unwrap().clone() };
     type Spoil<'a> = (&'a dyn Fn(&mut ExpertSplit), &'a str);
-    let spoils: [Spoil<'_>; 8] = [
+    let parts = |s: &mut ExpertSplit, shares: &[(&str, u32)]| {
+        let share =
+            |(device, share): &(&str, u32)| Share { device: (*device).into(), share: *share };
+        s.groups[1].parts = shares.iter().map(share).collect();
+    };
+    let spoils: [Spoil<'_>; 14] = [
         (&|s| s.groups.clear(), "has no groups of experts"),
         (&|s| s.groups[0].experts.clear(), "has no experts in group 1"),
         (&|s| s.groups[0].capacity = 0, "has a capacity of 0 in group 1"),
         (&|s| s.groups[0].experts.push(99), "names expert 99, and layer 0 has experts 0 to"),
-        (&|s| s.groups[1].experts.push(3), "has expert 3 in two places"),
+        (&|s| parts(s, &[("a", 3), ("b", 0)]), "in group 2 gives device b a share of 0"),
+        (&|s| parts(s, &[("a", 3), ("a", 1)]), "in group 2 gives device a two shares"),
+        (&|s| parts(s, &[("a", 3)]), "in group 2 shares columns out among fewer than two devices"),
+        (&|s| parts(s, &[("a", 1), ("b", 2)]), "on device a, which has not the largest share"),
+        (&|s| parts(s, &[("a", 2), ("x", 1)]), "names device x"),
+        (
+            &|s| {
+                parts(s, &[("a", 2), ("b", 1)]);
+                s.groups[1].experts.push(2);
+            },
+            "divides group 2 of 2 experts by columns; give each of them a group",
+        ),
+        (&|s| s.groups[0].experts.push(3), "has expert 3 twice in group 1; give it a second group"),
         (&|s| s.groups[0].device = "x".into(), "names device x"),
-        (&|s| s.overflow = Overflow::Pad, "pads, and group 1 has a capacity of 8 for chunks of"),
+        (&|s| s.overflow = Overflow::Pad, "pads, and its groups have a capacity of 8 for expert 3"),
         (
             &|s| (s.overflow, s.dispatch) = (Overflow::Prune, Dispatch::LayerMajor),
             "where full rows run at once and none overflow",

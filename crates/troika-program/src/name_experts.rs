@@ -6,14 +6,11 @@ use std::sync::Arc;
 
 use troika_device::SpaceId;
 
-use crate::experts::{ExpertBuffer, ExpertMemory, ExpertStep};
+use crate::experts::{ExpertBuffer, ExpertMemory, ExpertStep, GroupGraph};
 use crate::placed::Operand;
 use crate::tasks::{
     BufferName, ChunkTasks, NamedHost, NamedView, NamedWork, OfExperts, Rows, ValueCols,
 };
-
-/// Bytes of the buffers that hold nothing.
-const MARK: usize = 64;
 
 impl ChunkTasks<'_> {
     /// The tasks before the results are needed.
@@ -35,13 +32,12 @@ impl ChunkTasks<'_> {
         let (ids, output) = (on_host(ExpertBuffer::Ids), on_host(ExpertBuffer::Output));
         let ones = on_host(ExpertBuffer::Ones);
         let mut parts = vec![input.clone(), ids.clone(), output];
-        let mut spaces: Vec<SpaceId> =
-            experts.pieces.iter().map(|p| self.space(p.device)).collect();
-        spaces.sort_unstable();
-        spaces.dedup();
-        for space in spaces.into_iter().filter(|space| *space != SpaceId::HOST) {
-            parts.push(self.packed(set, space, ExpertBuffer::Input));
-            parts.push(self.packed(set, space, ExpertBuffer::Output));
+        let graphs = self.program.experts[of.number].groups.iter().flatten();
+        for (space, buffer) in graphs.flat_map(GroupGraph::buffers) {
+            let part = self.packed(set, space, buffer);
+            if !parts.contains(&part) {
+                parts.push(part);
+            }
         }
         let host = |step, reads, writes, parts| {
             let (experts, place) = (of.number, self.place(of.index));
@@ -117,12 +113,12 @@ impl ChunkTasks<'_> {
     /// A packed buffer.
     fn packed(&self, set: Option<usize>, space: SpaceId, buffer: ExpertBuffer) -> NamedView {
         let size = &self.program.packed;
-        let rows = if set.is_some() { size.of_chunk } else { size.of_all };
-        let (rows, row_bytes) = match buffer {
-            ExpertBuffer::Input | ExpertBuffer::Output => (rows, size.cols * 4),
-            ExpertBuffer::Ids | ExpertBuffer::Ones => (rows, 4),
-            ExpertBuffer::Order | ExpertBuffer::Routed => (1, MARK),
+        let rows = match buffer {
+            ExpertBuffer::Order | ExpertBuffer::Routed => 1,
+            _ if set.is_some() => size.of_chunk,
+            _ => size.of_all,
         };
+        let row_bytes = size.row_bytes(buffer);
         let buffer = BufferName::Experts(ExpertMemory { set, space, buffer });
         NamedView { buffer, space, offset: 0, rows, row_bytes, stride: row_bytes }
     }

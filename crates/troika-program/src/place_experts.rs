@@ -1,19 +1,27 @@
 //! Places the experts of a segment: cuts its graph around them and makes the graphs of groups.
 
-use std::sync::Arc;
+use std::ops::Range;
 
 use troika_device::{Caps, SpaceId};
-use troika_graph::partition::{expert_group, single_choices};
-use troika_graph::{DType, Subgraph, restrict_activations};
+use troika_graph::partition::{
+    ColumnSplit, Piece, expert_group, expert_products, single_choices, split_columns,
+};
+use troika_graph::{DType, Subgraph, ValueId, restrict_activations};
 use troika_model::lower::{EdgeId, Segment, SegmentKind};
-use troika_plan::{Dispatch, ExpertSplit, Overflow, Phase, Plan, PlanDevice, Rule, own_space};
+use troika_plan::{
+    Dispatch, ExpertGroupPlan, ExpertSplit, Overflow, Phase, Plan, PlanDevice, Rule, TILE,
+    own_space,
+};
 
 use crate::error::ProgramError;
-use crate::experts::{ExpertRows, GroupGraph, PackedSize, RoutedShape, SharedExperts};
+use crate::experts::{
+    ExpertBuffer, ExpertRows, GroupGraph, PackedCols, PackedSize, RoutedShape, SharedExperts,
+};
 use crate::pieces::{self, PlacedGraph};
 use crate::place::{Placer, Stage};
-use crate::placed::{Between, PlacedExperts, PlacedPiece, PlacedSegment};
+use crate::placed::{Between, PackedOperands, PlacedExperts, PlacedPiece, PlacedSegment};
 use crate::program::Program;
+use crate::used_shares::nothing_left;
 
 impl Placer<'_> {
     /// Divides a segment whose rule shares its experts out.
@@ -50,9 +58,11 @@ impl Placer<'_> {
             troika_graph::Op::Experts(e) => Some(e.gate.len()),
             _ => None,
         });
+        let (pieces, packed) = self.graphs_of_experts(&graph, (rule, device), split)?;
         let placed = PlacedExperts {
             split: split.clone(),
-            pieces: self.graphs_of_experts(&graph, (rule, device), split)?,
+            pieces,
+            packed,
             experts: experts.unwrap_or(0),
             top_k: width(1),
             cols: width(0),
@@ -67,31 +77,83 @@ impl Placer<'_> {
         Ok(PlacedSegment::with_experts(stages, between, placed))
     }
 
-    /// The graphs of all groups, then that of the rule's device.
+    /// The graphs of all groups, then that of the rule's device, and what the former work on.
     fn graphs_of_experts(
         &self,
         graph: &Subgraph,
         (rule, device): (&Rule, usize),
         split: &ExpertSplit,
-    ) -> Result<Vec<PlacedPiece>, ProgramError> {
+    ) -> Result<(Vec<PlacedPiece>, Vec<PackedOperands>), ProgramError> {
+        // A calibration knows no inputs of single experts.
+        let mut rule = rule.clone();
+        rule.activations.retain(|format| !format.is_calibrated());
         let alone = |device: usize, graph: Subgraph| {
             let (inputs, states, outputs) = (Vec::new(), Vec::new(), Vec::new());
-            self.piece(PlacedGraph { device, graph, inputs, states, outputs }, rule)
+            self.piece(PlacedGraph { device, graph, inputs, states, outputs }, &rule)
         };
-        let mut all = Vec::new();
-        for (number, group) in (1..).zip(&split.groups) {
-            let device = self.index(&group.device);
-            let device = device.ok_or_else(|| ProgramError::Unplaced(graph.name.clone()))?;
-            // Its device has formats of its own.
-            let formats = &self.devices[device].caps.activation_formats;
-            let graph = restrict_activations(graph, formats);
-            let graph = expert_group(&graph, &group.experts, group.capacity)?;
-            self.check_group(device, &graph, number)?;
-            let rows = graph.max_rows();
-            all.push(PlacedPiece { shapes: vec![rows], ..alone(device, graph) });
+        let (mut all, mut packed) = (Vec::new(), Vec::new());
+        for (number, group) in split.groups.iter().enumerate() {
+            for (device, graph, operands) in self.graphs_of_group(graph, group)? {
+                self.check_group(device, &graph, number + 1)?;
+                let rows = graph.max_rows();
+                all.push(PlacedPiece { shapes: vec![rows], ..alone(device, graph) });
+                packed.push(PackedOperands { group: number, ..operands });
+            }
         }
         all.push(alone(device, single_choices(graph)?));
-        Ok(all)
+        Ok((all, packed))
+    }
+
+    /// The graphs of a group with their devices, in an order in which they can run.
+    fn graphs_of_group(
+        &self,
+        graph: &Subgraph,
+        group: &ExpertGroupPlan,
+    ) -> Result<Vec<(usize, Subgraph, PackedOperands)>, ProgramError> {
+        let unplaced = || ProgramError::Unplaced(graph.name.clone());
+        let width = |graph: &Subgraph, value: ValueId| graph.value(value).shape.row_len();
+        // Each device has formats of its own.
+        let formats = |device: usize| &self.devices[device].caps.activation_formats;
+        if group.parts.is_empty() {
+            let device = self.index(&group.device).ok_or_else(unplaced)?;
+            let graph = restrict_activations(graph, formats(device));
+            let graph = expert_group(&graph, &group.experts, group.capacity)?;
+            let of = width(&graph, graph.outputs[0]);
+            let writes = PackedCols { buffer: ExpertBuffer::Output, cols: 0..of };
+            let reads = ExpertBuffer::Input;
+            return Ok(vec![(
+                device,
+                graph,
+                PackedOperands { group: 0, part: 0, reads, writes, of },
+            )]);
+        }
+        let expert = group.experts.first().copied().ok_or_else(unplaced)?;
+        let whole = expert_products(graph, expert, group.capacity)?;
+        let shares = group.parts.iter().map(|p| p.share).collect();
+        let split = split_columns(&whole, &ColumnSplit { shares, tile: TILE, groups: None })?;
+        let buffer = |value: ValueId| match value {
+            value if whole.inputs.contains(&value) => ExpertBuffer::Input,
+            value if whole.outputs.contains(&value) => ExpertBuffer::Output,
+            _ => ExpertBuffer::Inner,
+        };
+        let place = |piece: Piece| {
+            let device = self.index(&group.parts[piece.part].device).ok_or_else(unplaced)?;
+            let ([reads], [writes]) = (&piece.inputs[..], &piece.outputs[..]) else {
+                return Err(unplaced());
+            };
+            let of = width(&whole, writes.value);
+            let reads = buffer(reads.value);
+            let writes = PackedCols { buffer: buffer(writes.value), cols: writes.cols.clone() };
+            let graph = restrict_activations(&piece.graph, formats(device));
+            Ok((device, graph, PackedOperands { group: 0, part: piece.part, reads, writes, of }))
+        };
+        let pieces: Vec<Piece> = split.stages.into_iter().flat_map(|s| s.pieces).collect();
+        let idle = |part: &usize| pieces.iter().all(|piece| piece.part != *part);
+        if let Some(part) = (0..group.parts.len()).find(idle) {
+            let widest = whole.weights.iter().map(|w| w.rows).max().unwrap_or(0);
+            return Err(nothing_left(&group.parts[part].device, widest));
+        }
+        pieces.into_iter().map(place).collect()
     }
 
     /// Checks that a device can route rows: it runs functions of the host on the host's memory, and
@@ -150,13 +212,27 @@ impl Program {
         graphs: &[Vec<usize>],
     ) -> Option<usize> {
         let experts = placed.experts.as_ref()?;
-        let (rest, groups) = experts.pieces.split_last()?;
+        let (rest, parts) = experts.pieces.split_last()?;
         let graph = |piece: &PlacedPiece| graphs[piece.index].first().copied();
-        let group = |piece: &PlacedPiece| {
-            let space = own_space(&self.devices[piece.device].caps);
-            let name: Arc<str> = piece.name.clone();
-            Some(GroupGraph { graph: graph(piece)?, device: piece.device, space, name })
-        };
+        let mut groups = vec![Vec::new(); experts.split.groups.len()];
+        let mut inner = 0;
+        for (piece, operands) in parts.iter().zip(&experts.packed) {
+            let PackedOperands { group, part, reads, writes, of } = operands.clone();
+            if writes.buffer == ExpertBuffer::Inner {
+                inner = of;
+            }
+            let caps = &self.devices[piece.device].caps;
+            let apart = writes.cols != (0..of) && !reaches(caps, &writes.cols, of, piece);
+            groups[group].push(GroupGraph {
+                graph: graph(piece)?,
+                device: piece.device,
+                space: own_space(caps),
+                name: piece.name.clone(),
+                reads,
+                apart: apart.then_some(part),
+                writes,
+            });
+        }
         let shape = RoutedShape {
             experts: experts.experts,
             top_k: experts.top_k,
@@ -170,7 +246,8 @@ impl Program {
             layer: self.lowered.segments[segment].layer.unwrap_or(0),
             device: rest.device,
             split: experts.split.clone(),
-            groups: groups.iter().map(group).collect::<Option<Vec<_>>>()?,
+            groups,
+            inner,
             rest: graph(rest)?,
             rest_name: rest.name.clone(),
             shape,
@@ -182,8 +259,9 @@ impl Program {
     pub(crate) fn size_experts(&mut self, plan: &Plan) {
         let cols = self.lowered.segments.iter().find(|s| s.kind == SegmentKind::Experts);
         let cols = cols.map_or(0, |s| self.lowered.edges[s.inputs[0].0].cols);
-        let align = self.row_alignment(cols);
-        let mut size = PackedSize { cols, ..PackedSize::default() };
+        let inner = self.experts.iter().map(|e| e.inner).max().unwrap_or(0);
+        let mut size = PackedSize { cols, inner, ..PackedSize::default() };
+        let align = self.row_alignment(&size);
         for experts in &mut self.experts {
             let pairs = plan.prefill.chunk.saturating_mul(experts.shape.top_k);
             let (pairs, rows) = match experts.split.dispatch {
@@ -205,15 +283,31 @@ impl Program {
     }
 
     /// The number of rows whose multiples begin where all devices of groups can be bound.
-    fn row_alignment(&self, cols: usize) -> usize {
-        let row = (cols * 4).max(1);
-        let groups = self.experts.iter().flat_map(|e| &e.groups);
-        let align = groups.map(|g| {
+    fn row_alignment(&self, size: &PackedSize) -> usize {
+        let of_layer = |e: &SharedExperts| PackedSize { inner: e.inner, ..*size };
+        let graphs = self
+            .experts
+            .iter()
+            .flat_map(|e| e.groups.iter().flatten().map(move |graph| (graph, of_layer(e))));
+        let align = graphs.flat_map(|(g, size)| {
             let multiple = self.devices[g.device].caps.offset_alignment.max(1);
-            multiple / common_divisor(multiple, row)
+            let written = g.apart.map_or(g.writes.buffer, ExpertBuffer::Part);
+            [g.reads, written].map(|buffer| {
+                let row = size.row_bytes(buffer).max(1);
+                multiple / common_divisor(multiple, row)
+            })
         });
         align.fold(1, |all, one| all / common_divisor(all, one) * one)
     }
+}
+
+/// Whether a device on the host's memory writes columns of wider rows.
+fn reaches(caps: &Caps, cols: &Range<usize>, of: usize, piece: &PlacedPiece) -> bool {
+    let span = piece.graph.max_rows().saturating_mul(of * 4) as u64;
+    own_space(caps) == SpaceId::HOST
+        && caps.strided_rows
+        && caps.max_binding_bytes.is_none_or(|most| span <= most)
+        && (cols.start * 4).is_multiple_of(caps.offset_alignment.max(1))
 }
 
 /// The greatest common divisor.

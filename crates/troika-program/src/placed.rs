@@ -7,7 +7,7 @@ use troika_graph::partition::{Computed, Partition, PartitionError};
 use troika_graph::{DType, Subgraph};
 use troika_plan::{Dispatch, ExpertSplit};
 
-use crate::experts::{ExpertStep, step_bytes};
+use crate::experts::{ExpertBuffer, ExpertStep, PackedCols, step_bytes};
 use crate::residency::common;
 
 /// A value that a piece reads or writes, as its segment knows it.
@@ -117,9 +117,11 @@ pub struct RowsOf<'a> {
 pub struct PlacedExperts {
     /// How they are shared out.
     pub split: ExpertSplit,
-    /// The graph of each group, in order, then that of all experts on the rule's device, for rows
+    /// The graphs of each group, in order, then that of all experts on the rule's device, for rows
     /// that chose one each.
     pub pieces: Vec<PlacedPiece>,
+    /// The groups of the former, and the packed rows that they read and write.
+    pub(crate) packed: Vec<PackedOperands>,
     /// Experts of the layer.
     pub experts: usize,
     /// Experts that a row chooses.
@@ -134,6 +136,19 @@ pub struct PlacedExperts {
     pub(crate) output: Operand,
     /// The values before and after attention, whose difference is what it added.
     pub(crate) attention: Option<[usize; 2]>,
+}
+
+/// What a graph of a group works on.
+#[derive(Clone, Debug)]
+pub(crate) struct PackedOperands {
+    pub group: usize,
+    /// The number of its part, if the group is divided.
+    pub part: usize,
+    /// Whole rows.
+    pub reads: ExpertBuffer,
+    pub writes: PackedCols,
+    /// Columns of the buffer that it writes.
+    pub of: usize,
 }
 
 impl PlacedExperts {

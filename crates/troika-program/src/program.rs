@@ -361,7 +361,8 @@ impl Program {
     fn rows_matter_for(&self, experts: &SharedExperts) -> bool {
         let own = &self.devices[experts.device].caps.numerics;
         let differs = |g: &GroupGraph| self.devices[g.device].caps.numerics != *own;
-        experts.split.overflow == Overflow::Prune || experts.groups.iter().any(differs)
+        let mut graphs = experts.groups.iter().flatten();
+        experts.split.overflow == Overflow::Prune || graphs.any(differs)
     }
 
     /// Numbers of a row of the output.

@@ -367,11 +367,6 @@ impl<'a> ChunkTasks<'a> {
         (self.place)(segment)
     }
 
-    /// The memory that a device uses.
-    pub(crate) fn space(&self, device: usize) -> SpaceId {
-        own_space(&self.program.devices[device].caps)
-    }
-
     /// Notes that all rows of this chunk are routed to experts that other chunks share, which come
     /// next.
     pub(crate) fn end_of_routing(&mut self, segment: usize) {

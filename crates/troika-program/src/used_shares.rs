@@ -40,12 +40,16 @@ impl<'a> UsedShares<'a> {
             let at = self.devices.iter().position(|d| d.name == share.device);
             let refuses = rules().flat_map(|r| &r.refused).any(|r| r.device == share.device);
             if !refuses && !at.is_some_and(|at| self.used[at]) {
-                // Shares are rounded to tiles of the widest product: half of one is enough.
-                let least = (500 / (self.widest / TILE).max(2) + 1) as f64 / 1e3;
-                let (device, most) = (share.device.clone(), 1.0 - least);
-                return Err(ProgramError::NothingLeft { device, least, most });
+                return Err(nothing_left(&share.device, self.widest));
             }
         }
         Ok(())
     }
+}
+
+/// The error of a device without columns, by the rows of the widest product that is split.
+pub(crate) fn nothing_left(device: &str, widest: usize) -> ProgramError {
+    // Shares are rounded to tiles of the widest product: half of one is enough.
+    let least = (500 / (widest / TILE).max(2) + 1) as f64 / 1e3;
+    ProgramError::NothingLeft { device: device.into(), least, most: 1.0 - least }
 }

@@ -1,7 +1,7 @@
 //! `troika plan`.
 
 use troika::graph::DType;
-use troika::plan::{Goal, Phase, Plan, Refusal, Rule, Split, Stage};
+use troika::plan::{ExpertGroupPlan, Goal, Phase, Plan, Refusal, Rule, Share, Split, Stage};
 use troika::program::{CopyCount, PhaseCopies};
 use troika::solve::{Alternative, HeldWeights};
 use troika::trace::Tracer;
@@ -214,6 +214,14 @@ fn copy_line(what: &str, tokens: &str, c: &CopyCount) -> String {
     format!("| {what} | {tokens} | {from} | {to} | {} | {} |\n", c.count, c.bytes)
 }
 
+/// The shares of the columns, for people.
+fn describe_columns(parts: &[Share]) -> String {
+    let all: u32 = parts.iter().map(|p| p.share).sum();
+    let percent = |share: u32| f64::from(share) * 100.0 / f64::from(all.max(1));
+    let parts = parts.iter().map(|p| format!("{} {:.1} %", p.device, percent(p.share)));
+    parts.collect::<Vec<_>>().join(", ")
+}
+
 /// Which device computes what share, for people.
 fn describe_split(device: &str, split: &Split) -> String {
     if let Split::Stages { stages } = split {
@@ -223,10 +231,7 @@ fn describe_split(device: &str, split: &Split) -> String {
         };
         return stages.iter().map(one).collect::<Vec<_>>().join("; then ");
     }
-    let all: u32 = split.parts().iter().map(|p| p.share).sum();
-    let percent = |share: u32| f64::from(share) * 100.0 / f64::from(all.max(1));
-    let parts = split.parts().iter().map(|p| format!("{} {:.1} %", p.device, percent(p.share)));
-    let columns = format!("columns: {}", parts.collect::<Vec<_>>().join(", "));
+    let columns = format!("columns: {}", describe_columns(split.parts()));
     let lengths: Vec<String> = split.lengths().iter().map(usize::to_string).collect();
     let standard = format!("rows in parts of {}: {device}", lengths.join(", "));
     match split {
@@ -234,9 +239,14 @@ fn describe_split(device: &str, split: &Split) -> String {
         Split::Rows { rest, .. } => format!("{standard}, the rest: {rest}"),
         Split::Residual { by } => format!("products: {device}, their outliers and the rest: {by}"),
         Split::Experts(experts) => {
-            let groups = experts.groups.iter();
-            let group =
-                groups.map(|g| format!("{} {} x {}", g.device, g.experts.len(), g.capacity));
+            let group = |g: &ExpertGroupPlan| {
+                let rows = format!("{} x {}", g.experts.len(), g.capacity);
+                match &g.parts[..] {
+                    [] => format!("{} {rows}", g.device),
+                    parts => format!("{rows} by columns ({})", describe_columns(parts)),
+                }
+            };
+            let group = experts.groups.iter().map(group);
             let (dispatch, overflow) = (experts.dispatch.name(), experts.overflow.name());
             let groups = group.collect::<Vec<_>>().join(", ");
             format!(

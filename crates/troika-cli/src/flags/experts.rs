@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use clap::Args;
 use troika::plan::{
-    BaseCapacity, Calibration, CapacityRounding, CapacityRule, Dispatch, ExpertSettings, Overflow,
-    Tiers,
+    BaseCapacity, Calibration, CapacityRounding, CapacityRule, Dispatch, ExpertDivision,
+    ExpertSettings, Overflow, Tiers,
 };
 use troika::{Error, ExpertOptions};
 
@@ -41,6 +41,13 @@ pub struct ExpertArgs {
     /// The most MiB of experts that groups hold [default: what the device takes]
     #[arg(long, value_name = "MIB", env = "TROIKA_EXPERT_GROUP_MIB")]
     pub expert_group_mib: Option<u64>,
+    /// Divide the experts of groups between two devices, or their rows between runs
+    ///
+    /// rows=RATIO: this share of each capacity on the groups' device, the rest on a third one or else
+    /// the CPU. columns=RATIO: the same by columns of the weights, each expert by itself.
+    /// launches=N: N runs of a smaller graph, of which those with rows run.
+    #[arg(long, value_name = "WAY", env = "TROIKA_EXPERT_DIVIDE")]
+    pub expert_divide: Option<ExpertDivision>,
     /// What becomes of rows beyond an expert's capacity [default: cpu]
     ///
     /// cpu: the CPU computes them, nothing is lost. pad: there are none, each expert has room for
@@ -83,8 +90,14 @@ impl ExpertArgs {
                 false => CapacityRounding::Multiples,
             },
         };
+        let by_columns = matches!(self.expert_divide, Some(ExpertDivision::Columns(_)));
+        if by_columns && self.expert_group.is_some() {
+            let why = "--expert-divide columns has each expert by itself; leave out --expert-group";
+            return Err(CliError::Usage(why.into()));
+        }
         let settings = ExpertSettings {
             capacity,
+            divide: self.expert_divide,
             group: self.expert_group.map(|n| n as usize),
             overflow: self.overflow.unwrap_or_default(),
             dispatch: self.expert_dispatch.unwrap_or_default(),

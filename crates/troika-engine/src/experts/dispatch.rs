@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use troika_device::{Bindings, Buffer, CopyRows, DeviceError, Run, SpaceId, View, Work};
-use troika_program::{ExpertBuffer, ExpertCounts, LayerCounts, PackedRun};
+use troika_program::{ExpertBuffer, ExpertCounts, LayerCounts, PackedCols, PackedRun, PackedSize};
 use troika_trace::{ExpertRows, Span, Tracer};
 
 use super::LoadedGraph;
@@ -20,18 +20,24 @@ pub(crate) struct ExpertGraph {
     pub space: SpaceId,
     pub name: Arc<str>,
     pub loaded: LoadedGraph,
+    /// The buffers that it reads, whole rows of them.
+    pub reads: Vec<ExpertBuffer>,
+    pub writes: PackedCols,
+    /// The number of its part, if it writes to rows of their own.
+    pub apart: Option<usize>,
 }
 
 /// What is needed to run what a chunk's routing made ready.
 pub(crate) struct Dispatcher {
     pub of: OfChunk,
     pub chunk: u32,
-    pub groups: Vec<ExpertGraph>,
+    /// The graphs of each group, in an order in which they can run.
+    pub groups: Vec<Vec<ExpertGraph>>,
     pub rest: ExpertGraph,
     /// Packed buffers, by memory space.
     pub buffers: HashMap<(SpaceId, ExpertBuffer), Buffer>,
-    /// Bytes of a row.
-    pub row_bytes: usize,
+    /// Columns of their rows.
+    pub size: PackedSize,
     pub tracer: Tracer,
     /// The name of the rule's device, in traces.
     pub lane: Arc<str>,
@@ -95,18 +101,40 @@ impl Dispatcher {
         });
     }
 
-    /// Adds a run, between copies if its device has memory of its own.
+    /// Adds a run: of one graph, or of a group's parts.
     fn add(&self, run: &PackedRun, tasks: &mut Vec<Task>) -> Result<(), EngineError> {
-        let graph = run.group.and_then(|g| self.groups.get(g)).unwrap_or(&self.rest);
-        let rows = &run.rows;
-        let view = |space, buffer| self.view((space, buffer), rows);
-        let input = view(graph.space, ExpertBuffer::Input)?;
-        let output = view(graph.space, ExpertBuffer::Output)?;
-        let mut inputs = vec![input.clone()];
-        if run.group.is_none() {
-            inputs.push(view(SpaceId::HOST, ExpertBuffer::Ids)?);
-            inputs.push(view(SpaceId::HOST, ExpertBuffer::Ones)?);
+        let group = run.group.and_then(|g| self.groups.get(g));
+        let graphs = group.map_or(std::slice::from_ref(&self.rest), Vec::as_slice);
+        graphs.iter().try_for_each(|graph| self.add_graph(graph, &run.rows, tasks))
+    }
+
+    /// Adds the run of a graph, between copies if its device has memory of its own.
+    fn add_graph(
+        &self,
+        graph: &ExpertGraph,
+        rows: &Range<usize>,
+        tasks: &mut Vec<Task>,
+    ) -> Result<(), EngineError> {
+        let task = |name: &Arc<str>, work| {
+            let (name, rows) = (name.clone(), 0..rows.len());
+            Task { device: graph.device, name, chunk: self.chunk, rows, work }
+        };
+        // The owner of memory copies from and to it.
+        let copy = |from, to| task(&"copy".into(), Work::Copy(CopyRows { from, to }));
+        let mut inputs = Vec::with_capacity(graph.reads.len());
+        for buffer in &graph.reads {
+            let input = self.view((graph.space, *buffer), rows)?;
+            if graph.space != SpaceId::HOST {
+                tasks.push(copy(self.view((SpaceId::HOST, *buffer), rows)?, input.clone()));
+            }
+            inputs.push(input);
         }
+        let result = self.result(graph, rows)?;
+        let output = match (graph.apart, graph.space) {
+            (Some(part), _) => self.part(graph, part, rows)?,
+            (None, SpaceId::HOST) => result.clone(),
+            (None, _) => self.view((graph.space, graph.writes.buffer), rows)?,
+        };
         let bindings = Bindings { inputs, states: Vec::new(), outputs: vec![output.clone()] };
         let run = Run {
             weights: graph.loaded.of(&graph.name)?,
@@ -114,22 +142,10 @@ impl Dispatcher {
             rows: rows.len(),
             forward: Arc::default(),
         };
-        let task = |device, name: &Arc<str>, work| {
-            let (name, rows) = (name.clone(), 0..rows.len());
-            Task { device, name, chunk: self.chunk, rows, work }
-        };
-        let compute = task(graph.device, &graph.name, Work::Run(run));
-        if graph.space == SpaceId::HOST {
-            tasks.push(compute);
-            return Ok(());
+        tasks.push(task(&graph.name, Work::Run(run)));
+        if graph.apart.is_some() || graph.space != SpaceId::HOST {
+            tasks.push(copy(output, result));
         }
-        let on_host = view(SpaceId::HOST, ExpertBuffer::Input)?;
-        let to_host = view(SpaceId::HOST, ExpertBuffer::Output)?;
-        // The owner of memory copies from and to it.
-        let copy = |from, to| task(graph.device, &"copy".into(), Work::Copy(CopyRows { from, to }));
-        tasks.push(copy(on_host, input));
-        tasks.push(compute);
-        tasks.push(copy(output, to_host));
         Ok(())
     }
 
@@ -139,16 +155,39 @@ impl Dispatcher {
         named: (SpaceId, ExpertBuffer),
         rows: &Range<usize>,
     ) -> Result<View, EngineError> {
-        let bytes = match named.1 {
-            ExpertBuffer::Input | ExpertBuffer::Output => self.row_bytes,
-            _ => 4,
-        };
+        let bytes = self.size.row_bytes(named.1);
+        let view = View::dense(self.buffer(named)?, rows.start * bytes, (rows.len(), bytes));
+        Ok(view.map_err(DeviceError::View)?)
+    }
+
+    /// The columns that a graph computes, in the host's memory.
+    fn result(&self, graph: &ExpertGraph, rows: &Range<usize>) -> Result<View, EngineError> {
+        let PackedCols { buffer, cols } = &graph.writes;
+        let stride = self.size.row_bytes(*buffer);
+        let at = rows.start * stride + cols.start * 4;
+        let buffer = self.buffer((SpaceId::HOST, *buffer))?;
+        let view = View::new(buffer, at, (rows.len(), cols.len() * 4), stride);
+        Ok(view.map_err(DeviceError::View)?)
+    }
+
+    /// Room for the columns of a part alone.
+    fn part(
+        &self,
+        graph: &ExpertGraph,
+        part: usize,
+        rows: &Range<usize>,
+    ) -> Result<View, EngineError> {
+        let part = ExpertBuffer::Part(part);
+        let (at, cols) = (rows.start * self.size.row_bytes(part), graph.writes.cols.len());
+        let view = View::dense(self.buffer((graph.space, part))?, at, (rows.len(), cols * 4));
+        Ok(view.map_err(DeviceError::View)?)
+    }
+
+    fn buffer(&self, named: (SpaceId, ExpertBuffer)) -> Result<&Buffer, DeviceError> {
         let lacks = || DeviceError::Submission {
             task: self.rest.name.to_string(),
             why: "its packed rows have no memory".into(),
         };
-        let buffer = self.buffers.get(&named).ok_or_else(lacks)?;
-        let view = View::dense(buffer, rows.start * bytes, (rows.len(), bytes));
-        Ok(view.map_err(DeviceError::View)?)
+        self.buffers.get(&named).ok_or_else(lacks)
     }
 }

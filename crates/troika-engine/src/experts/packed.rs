@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use troika_device::{Buffer, Device};
-use troika_program::{ExpertBuffer, ExpertMemory, ExpertRows, NamedView, SharedExperts};
+use troika_program::{
+    ExpertBuffer, ExpertMemory, ExpertRows, GroupGraph, NamedView, SharedExperts,
+};
 
 use super::{LoadedGraph, Routing};
 use crate::error::EngineError;
@@ -50,7 +52,10 @@ impl PackedBuffers {
     ) -> Arc<Mutex<Routing>> {
         let new = || {
             let rows = ExpertRows::new(&experts.split, experts.shape.clone());
-            let groups = experts.groups.iter().map(|g| loaded[g.graph].clone()).collect();
+            let graphs = |graphs: &Vec<GroupGraph>| -> Vec<LoadedGraph> {
+                graphs.iter().map(|g| loaded[g.graph].clone()).collect()
+            };
+            let groups = experts.groups.iter().map(graphs).collect();
             Arc::new(Mutex::new(Routing::new(rows, groups)))
         };
         self.routings.entry((set, number)).or_insert_with(new).clone()

@@ -12,8 +12,8 @@ use super::{LoadedGraph, SharedStats};
 #[derive(Debug)]
 pub(crate) struct Routing {
     pub rows: ExpertRows,
-    /// The graphs of groups, which are not always loaded.
-    groups: Vec<LoadedGraph>,
+    /// The graphs of each group, which are not always loaded.
+    groups: Vec<Vec<LoadedGraph>>,
     /// What can run, and what was counted, by chunk.
     runs: Vec<(Vec<PackedRun>, LayerCounts)>,
     /// When the first of them began.
@@ -21,15 +21,15 @@ pub(crate) struct Routing {
 }
 
 impl Routing {
-    pub fn new(rows: ExpertRows, groups: Vec<LoadedGraph>) -> Routing {
+    pub fn new(rows: ExpertRows, groups: Vec<Vec<LoadedGraph>>) -> Routing {
         Routing { rows, groups, runs: Vec::new(), began: None }
     }
 
     /// Looks which groups are loaded, before the first chunk.
     pub fn look(&mut self, chunk: usize) {
         if chunk == 0 {
-            for (group, graph) in self.groups.iter().enumerate() {
-                self.rows.set_resident(group, graph.get().is_some());
+            for (group, graphs) in self.groups.iter().enumerate() {
+                self.rows.set_resident(group, graphs.iter().all(|graph| graph.get().is_some()));
             }
         }
     }

@@ -99,6 +99,43 @@ pub fn expert_group(
     Ok(b.finish()?)
 }
 
+/// The feed-forward of one of the experts of a graph's [`Experts`], by its id, on `capacity` rows: as
+/// products of their own, which can be split by columns. The bits are those of [`expert_group`].
+///
+/// # Errors
+/// A malformed graph; an expert whose weights it does not have; no rows.
+pub fn expert_products(
+    graph: &Subgraph,
+    expert: usize,
+    capacity: usize,
+) -> Result<Subgraph, PartitionError> {
+    verify(graph)?;
+    let missing = || PartitionError::NoExpert { graph: graph.name.clone(), expert };
+    let (node, e) = found(graph).ok_or_else(missing)?;
+    let at = e.slice().place(expert, e.gate.len()).ok_or_else(missing)?;
+    if capacity == 0 {
+        return Err(PartitionError::Zero { what: "capacity" });
+    }
+    let name = format!("{} [expert {expert}, {capacity} rows]", graph.name);
+    let mut b = SubgraphBuilder::new(name, capacity);
+    let product = |b: &mut SubgraphBuilder, name, x, lists: [&[WeightRef]; 2]| {
+        let [weights, biases] = lists;
+        let weight = graph.weight(weights[at]).clone();
+        let rows = weight.rows;
+        let weight = b.weight(weight);
+        let bias = biases.get(at).map(|w| b.weight(graph.weight(*w).clone()));
+        b.op(name, Op::Linear { weight, bias, activations: e.activations }, &[x], rows)
+    };
+    let x = b.input("packed rows", graph.value(node.inputs[0]).shape.row_len(), DType::F32);
+    let gate = product(&mut b, "gate", x, [&e.gate, &e.gate_bias]);
+    let up = product(&mut b, "up", x, [&e.up, &e.up_bias]);
+    let inner = b.cols(gate);
+    let inner = b.op("inner", Op::Gate(e.act), &[gate, up], inner);
+    let y = product(&mut b, "expert rows", inner, [&e.down, &e.down_bias]);
+    b.output(y);
+    Ok(b.finish()?)
+}
+
 /// A graph's experts.
 fn found(graph: &Subgraph) -> Option<(&Node, &Experts)> {
     graph.nodes.iter().find_map(|node| match &node.op {

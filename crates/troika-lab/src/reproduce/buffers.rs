@@ -290,7 +290,7 @@ fn fewer_calls() -> Result<Outcome, LabError> {
 fn count(dispatch: Dispatch, ids: &[i32]) -> Result<(u64, Vec<ExpertCounts>), LabError> {
     let group = |e| ExpertGroupPlan { device: "b".into(), experts: vec![e], capacity: BUFFER };
     let groups = (0..EXPERTS).map(group).collect();
-    let split = ExpertSplit { groups, overflow: Overflow::Cpu, dispatch };
+    let split = ExpertSplit { groups, overflow: Overflow::Cpu, dispatch, expected: Vec::new() };
     let gathers = dispatch == Dispatch::LayerMajor;
     let pairs = TOP_K * if gathers { ROWS } else { CHUNK };
     let rows = ExpertRows::room(&split, pairs, 1);

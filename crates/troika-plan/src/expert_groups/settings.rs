@@ -1,6 +1,7 @@
 //! Which techniques share experts out, and with which numbers.
 
 use super::capacity::CapacityRule;
+use super::divide::ExpertDivision;
 use super::grouping::WorthALaunch;
 use crate::experts::{Dispatch, Overflow};
 use crate::routing::ExpertUse;
@@ -48,6 +49,8 @@ pub struct ExpertSettings {
     /// The most experts of a group; `None`: what the device takes, or one where rows gather over
     /// chunks.
     pub group: Option<usize>,
+    /// How groups are divided; by columns they have one expert each.
+    pub divide: Option<ExpertDivision>,
     /// What becomes of rows beyond a capacity.
     pub overflow: Overflow,
     /// When groups run.

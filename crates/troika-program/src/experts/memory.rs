@@ -1,5 +1,7 @@
 //! The names of packed buffers, and of the steps on them.
 
+use std::ops::Range;
+
 use troika_device::SpaceId;
 
 /// The steps that a chunk takes through shared experts.
@@ -33,10 +35,24 @@ pub enum ExpertBuffer {
     Ids,
     /// A weight of 1 for each row.
     Ones,
+    /// Rows within experts whose products are divided, from up to down.
+    Inner,
     /// Rows that come out of experts.
     Output,
+    /// Columns of rows that a part of a divided expert wrote, by its number, and that are copied where
+    /// they belong.
+    Part(usize),
     /// Nothing: chunks are routed in their order by it.
     Order,
     /// Nothing: what was routed is dispatched by it.
     Routed,
+}
+
+/// Columns of packed rows.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct PackedCols {
+    /// The buffer.
+    pub buffer: ExpertBuffer,
+    /// The columns.
+    pub cols: Range<usize>,
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use troika_device::SpaceId;
 use troika_plan::ExpertSplit;
 
-pub use memory::{ExpertBuffer, ExpertMemory, ExpertStep};
+pub use memory::{ExpertBuffer, ExpertMemory, ExpertStep, PackedCols};
 pub use rows::{
     ExpertCounts, ExpertRows, LEFT_OUT, LayerCounts, PackedRun, RoutedShape, expected_pairs,
 };
@@ -24,8 +24,10 @@ pub struct SharedExperts {
     pub device: usize,
     /// How they are shared out.
     pub split: ExpertSplit,
-    /// The graphs of the groups.
-    pub groups: Vec<GroupGraph>,
+    /// The graphs of each group, in an order in which they can run: one, or those of its parts.
+    pub groups: Vec<Vec<GroupGraph>>,
+    /// Columns between up and down, where any expert's products are divided.
+    pub inner: usize,
     /// The graph of all experts, for rows that chose one each.
     pub rest: usize,
     /// The name of its runs.
@@ -54,7 +56,7 @@ pub(crate) fn step_bytes(step: ExpertStep, rows: usize, [top_k, cols]: [usize; 2
     }
 }
 
-/// A group's graph.
+/// A group's graph, or that of a part of one.
 #[derive(Clone, Debug)]
 pub struct GroupGraph {
     /// Index in the program's list of graphs.
@@ -65,6 +67,22 @@ pub struct GroupGraph {
     pub space: SpaceId,
     /// The name of its runs.
     pub name: Arc<str>,
+    /// What it reads.
+    pub reads: ExpertBuffer,
+    /// What it writes.
+    pub writes: PackedCols,
+    /// The number of its part, if it writes these columns to rows of their own, from where they are
+    /// copied.
+    pub apart: Option<usize>,
+}
+
+impl GroupGraph {
+    /// The buffers that its runs and their copies use.
+    pub(crate) fn buffers(&self) -> Vec<(SpaceId, ExpertBuffer)> {
+        let own = self.apart.map_or(self.writes.buffer, ExpertBuffer::Part);
+        let on_host = [self.reads, self.writes.buffer].map(|buffer| (SpaceId::HOST, buffer));
+        [on_host, [self.reads, own].map(|buffer| (self.space, buffer))].concat()
+    }
 }
 
 /// The size of the packed buffers.
@@ -76,4 +94,21 @@ pub struct PackedSize {
     pub of_all: usize,
     /// Columns.
     pub cols: usize,
+    /// Columns between up and down, where experts' products are divided.
+    pub inner: usize,
+}
+
+impl PackedSize {
+    /// Bytes of a row of a buffer.
+    pub fn row_bytes(&self, buffer: ExpertBuffer) -> usize {
+        /// Bytes of the buffers that hold nothing.
+        const MARK: usize = 64;
+        match buffer {
+            ExpertBuffer::Input | ExpertBuffer::Output => self.cols * 4,
+            ExpertBuffer::Inner => self.inner * 4,
+            ExpertBuffer::Part(_) => self.cols.max(self.inner) * 4,
+            ExpertBuffer::Ids | ExpertBuffer::Ones => 4,
+            ExpertBuffer::Order | ExpertBuffer::Routed => MARK,
+        }
+    }
 }

@@ -79,6 +79,13 @@ impl LayerCounts {
     }
 }
 
+/// Experts that one graph computes.
+#[derive(Clone, Debug)]
+struct Group {
+    experts: Vec<usize>,
+    capacity: usize,
+}
+
 /// A group's slot that still has room.
 #[derive(Clone, Debug)]
 struct Open {
@@ -92,10 +99,11 @@ struct Open {
 #[derive(Clone, Debug)]
 pub struct ExpertRows {
     shape: RoutedShape,
-    /// Experts and capacity of each group.
-    groups: Vec<(Vec<usize>, usize)>,
-    /// Each expert's group and its place there.
-    at: Vec<Option<(usize, usize)>>,
+    groups: Vec<Group>,
+    /// The groups of each expert and its place there, in the order of the plan.
+    at: Vec<Vec<(usize, usize)>>,
+    /// Which of them gets each expert's next row.
+    turns: Vec<usize>,
     /// Whether each group is on its device; the rule's device computes the experts of others.
     resident: Vec<bool>,
     overflow: Overflow,
@@ -119,18 +127,20 @@ pub struct ExpertRows {
 impl ExpertRows {
     /// Empty buffers for a layer whose experts are shared out like this.
     pub fn new(split: &ExpertSplit, shape: RoutedShape) -> ExpertRows {
-        let mut at = vec![None; shape.experts];
+        let mut at = vec![Vec::new(); shape.experts];
         for (g, group) in split.groups.iter().enumerate() {
             for (i, &expert) in group.experts.iter().enumerate() {
                 if let Some(at) = at.get_mut(expert) {
-                    *at = Some((g, i));
+                    at.push((g, i));
                 }
             }
         }
-        let groups = split.groups.iter().map(|g| (g.experts.clone(), g.capacity)).collect();
+        let groups = split.groups.iter();
+        let groups = groups.map(|g| Group { experts: g.experts.clone(), capacity: g.capacity });
         ExpertRows {
-            groups,
+            groups: groups.collect(),
             at,
+            turns: vec![0; shape.experts],
             overflow: split.overflow,
             dispatch: split.dispatch,
             expected: split.expected.clone(),
@@ -187,18 +197,14 @@ impl ExpertRows {
         self.sort(ids)?;
         let mut runs = Vec::new();
         for expert in 0..self.shape.experts {
-            let pairs = std::mem::take(&mut self.sorted[expert]);
-            let count = &mut counts.experts[expert];
-            count.rows += pairs.len() as u64;
-            match self.at[expert].filter(|at| self.resident[at.0]) {
-                None => pairs.iter().for_each(|pair| self.take_rest(chunk, *pair)),
-                Some(at) => {
-                    let kept = self.kept(at.0, &pairs, saliency);
-                    self.take_rows(chunk, at, kept, count, &mut runs);
-                }
+            let mut pairs = std::mem::take(&mut self.sorted[expert]);
+            counts.experts[expert].rows += pairs.len() as u64;
+            if self.overflow == Overflow::Prune {
+                self.keep_salient(expert, &mut pairs, saliency);
             }
+            self.take_pairs((chunk, expert), &pairs, &mut counts.experts[expert], &mut runs);
+            pairs.clear();
             self.sorted[expert] = pairs;
-            self.sorted[expert].clear();
         }
         for group in (0..self.groups.len()).filter(|_| last) {
             self.end(group, counts, &mut runs);
@@ -237,6 +243,7 @@ impl ExpertRows {
         (self.low, self.high, self.rest_end) = (0, self.shape.rows, self.shape.rows);
         self.left = self.shape.pairs;
         self.open.fill(None);
+        self.turns.fill(0);
         self.places.iter_mut().for_each(Vec::clear);
     }
 
@@ -251,56 +258,35 @@ impl ExpertRows {
         Ok(())
     }
 
-    /// How the pairs of an expert divide: those within its capacity first.
-    fn kept<'a>(
-        &self,
-        group: usize,
-        pairs: &'a [u32],
-        saliency: Option<&[f32]>,
-    ) -> (std::borrow::Cow<'a, [u32]>, usize) {
-        let capacity = self.groups[group].1;
-        let most = match self.dispatch {
-            Dispatch::PerChunk => capacity,
-            Dispatch::LayerMajor => usize::MAX,
-        };
-        let kept = pairs.len().min(most);
-        if self.overflow != Overflow::Prune || kept == pairs.len() {
-            return (pairs.into(), kept);
+    /// Puts the rows that count most first, if an expert has more than its groups have room for.
+    fn keep_salient(&self, expert: usize, pairs: &mut [u32], saliency: Option<&[f32]>) {
+        let room = self.at[expert].iter().map(|at| self.groups[at.0].capacity);
+        if pairs.len() <= room.sum() {
+            return;
         }
         let of = |pair: &u32| {
             let row = *pair as usize / self.shape.top_k.max(1);
             saliency.and_then(|s| s.get(row)).copied().unwrap_or(0.0)
         };
-        let mut by_saliency = pairs.to_vec();
-        by_saliency.sort_by(|a, b| of(b).total_cmp(&of(a)));
-        (by_saliency.into(), kept)
+        pairs.sort_by(|a, b| of(b).total_cmp(&of(a)));
     }
 
-    fn take_rows(
+    /// Gives an expert's pairs rows: of its groups, and the others of the rule's device.
+    fn take_pairs(
         &mut self,
-        chunk: usize,
-        (group, index): (usize, usize),
-        (pairs, kept): (std::borrow::Cow<'_, [u32]>, usize),
+        (chunk, expert): (usize, usize),
+        pairs: &[u32],
         count: &mut ExpertCounts,
         runs: &mut Vec<PackedRun>,
     ) {
-        let capacity = self.groups[group].1;
-        for &pair in &pairs[..kept] {
-            let Some(open) = self.opened(group) else {
-                count.overflow += 1;
+        let mut of_away = self.room_away(expert);
+        for &pair in pairs {
+            if let Some(row) = self.next_row(expert, runs) {
+                self.place(chunk, pair, row);
+            } else if of_away > 0 {
+                of_away -= 1;
                 self.take_rest(chunk, pair);
-                continue;
-            };
-            let row = open.start + index * capacity + open.filled[index];
-            open.filled[index] += 1;
-            let full = open.filled[index] == capacity;
-            self.place(chunk, pair, row);
-            if full && self.dispatch == Dispatch::LayerMajor {
-                runs.extend(self.close(group));
-            }
-        }
-        for &pair in &pairs[kept..] {
-            if self.overflow == Overflow::Prune {
+            } else if self.overflow == Overflow::Prune {
                 count.dropped += 1;
                 self.left -= 1;
             } else {
@@ -310,11 +296,45 @@ impl ExpertRows {
         }
     }
 
+    /// Rows that the rule's device computes in place of groups that are not on their device, so that
+    /// no other rows are left out than with them.
+    fn room_away(&self, expert: usize) -> usize {
+        let mut of_groups = self.at[expert].iter().map(|at| at.0);
+        if self.dispatch == Dispatch::PerChunk && !self.at[expert].is_empty() {
+            return of_groups.filter(|g| !self.resident[*g]).map(|g| self.groups[g].capacity).sum();
+        }
+        if of_groups.any(|g| self.resident[g]) { 0 } else { usize::MAX }
+    }
+
+    /// The next row of an expert's groups: the first ones that are on their device fill up first.
+    /// Where full slots run at once, its groups take turns. `None` if none has room.
+    fn next_row(&mut self, expert: usize, runs: &mut Vec<PackedRun>) -> Option<usize> {
+        let (slots, turn) = (self.at[expert].len(), self.turns[expert]);
+        let end = match self.dispatch {
+            Dispatch::PerChunk => slots,
+            Dispatch::LayerMajor => turn + slots,
+        };
+        let on_device = |turn: &usize| self.resident[self.at[expert][turn % slots].0];
+        let turn = (turn..end).find(on_device)?;
+        let (group, index) = self.at[expert][turn % slots];
+        let capacity = self.groups[group].capacity;
+        let open = self.opened(group)?;
+        let row = open.start + index * capacity + open.filled[index];
+        open.filled[index] += 1;
+        let full = open.filled[index] == capacity;
+        self.turns[expert] = turn + usize::from(full);
+        if full && self.dispatch == Dispatch::LayerMajor {
+            self.turns[expert] %= slots;
+            runs.extend(self.close(group));
+        }
+        Some(row)
+    }
+
     /// The open slot of a group; `None` if there is no room for another one.
     fn opened(&mut self, group: usize) -> Option<&mut Open> {
         if self.open[group].is_none() {
-            let (experts, capacity) = (self.groups[group].0.len(), self.groups[group].1);
-            let start = self.low;
+            let Group { experts, capacity } = &self.groups[group];
+            let (experts, start) = (experts.len(), self.low);
             let end = start + aligned(experts * capacity, self.shape.align);
             if end + self.left > self.high {
                 return None;
@@ -339,7 +359,7 @@ impl ExpertRows {
     /// Closes a group's slot, if it has one, so that it runs.
     fn close(&mut self, group: usize) -> Option<PackedRun> {
         let open = self.open[group].take()?;
-        let capacity = self.groups[group].1;
+        let capacity = self.groups[group].capacity;
         let rows = open.start..open.start + open.filled.len() * capacity;
         let unfilled = open.filled.iter().enumerate().map(|(i, filled)| {
             let first = open.start + i * capacity;
@@ -352,7 +372,7 @@ impl ExpertRows {
     /// Closes a group's slot at the end of a layer. Where rows gathered over chunks, and most of the
     /// run would be padding, the rule's device computes its rows.
     fn end(&mut self, group: usize, counts: &mut LayerCounts, runs: &mut Vec<PackedRun>) {
-        let capacity = self.groups[group].1;
+        let capacity = self.groups[group].capacity;
         let is_few = |open: &mut Open| {
             let (rows, room) = (open.filled.iter().sum::<usize>(), open.filled.len() * capacity);
             self.dispatch == Dispatch::LayerMajor && 2 * rows < room
@@ -365,7 +385,7 @@ impl ExpertRows {
             let first = few.start + i * capacity;
             let rows = first..first + filled;
             self.split_rest(rows, runs);
-            counts.experts[self.groups[group].0[i]].overflow += *filled as u64;
+            counts.experts[self.groups[group].experts[i]].overflow += *filled as u64;
         }
     }
 
@@ -395,11 +415,13 @@ impl ExpertRows {
                 continue;
             };
             counts.group_runs += 1;
-            let (experts, capacity) = &self.groups[group];
-            experts.iter().for_each(|e| counts.experts[*e].grouped += *capacity as u64);
+            let Group { experts, capacity } = &self.groups[group];
+            for expert in experts {
+                counts.experts[*expert].grouped += *capacity as u64;
+            }
             for rows in &run.unfilled {
-                let index = (rows.start - run.rows.start) / capacity;
-                let of_expert = &mut counts.experts[experts[index]];
+                let expert = experts[(rows.start - run.rows.start) / capacity];
+                let of_expert = &mut counts.experts[expert];
                 of_expert.padding += rows.len() as u64;
                 of_expert.grouped -= rows.len() as u64;
             }

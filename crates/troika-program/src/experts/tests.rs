@@ -11,6 +11,7 @@ fn split(groups: &[(Vec<usize>, usize)], overflow: Overflow, dispatch: Dispatch)
         device: "npu".into(),
         experts: experts.clone(),
         capacity: *capacity,
+        parts: Vec::new(),
     };
     ExpertSplit {
         groups: groups.iter().map(group).collect(),
@@ -26,7 +27,8 @@ fn rows(split: &ExpertSplit, experts: usize, pairs: usize, align: usize) -> Expe
     ExpertRows::new(split, shape)
 }
 
-/// Groups, their capacity, overflow, dispatch, alignment, and the experts of each chunk's rows.
+/// Groups, their capacity, overflow, dispatch, alignment, the experts of each chunk's rows, and which
+/// groups are away.
 #[derive(Clone, Debug)]
 struct Case {
     groups: Vec<(Vec<usize>, usize)>,
@@ -34,6 +36,8 @@ struct Case {
     dispatch: Dispatch,
     align: usize,
     chunks: Vec<Vec<[usize; TOP_K]>>,
+    /// Groups that are not on their device.
+    away: Vec<bool>,
 }
 
 fn cases() -> impl Strategy<Value = Case> {
@@ -43,25 +47,28 @@ fn cases() -> impl Strategy<Value = Case> {
         if skewed { [0, 1, 2] } else { [all[0], all[1], all[2]] }
     });
     let chunks = prop::collection::vec(prop::collection::vec(row, 1..9), 1..5);
+    // Experts may be in several groups, in any order.
     let order = Just((0..EXPERTS).collect::<Vec<_>>()).prop_shuffle();
-    let sizes = prop::collection::vec((1..4_usize, 1..7_usize), 1..4);
-    let groups = (order, sizes).prop_map(|(order, sizes)| {
-        let mut left = order.into_iter();
-        let group = |(n, capacity)| (left.by_ref().take(n).collect::<Vec<_>>(), capacity);
-        let groups: Vec<_> = sizes.into_iter().map(group).collect();
-        groups.into_iter().filter(|(experts, _)| !experts.is_empty()).collect::<Vec<_>>()
+    let groups = prop::collection::vec((order, 1..4_usize, 1..7_usize), 1..5);
+    let groups = groups.prop_map(|groups| {
+        let some = |(mut order, n, capacity): (Vec<usize>, usize, usize)| {
+            order.truncate(n);
+            (order, capacity)
+        };
+        groups.into_iter().map(some).collect::<Vec<_>>()
     });
     let overflow = prop::sample::select(Overflow::ALL.to_vec());
     let dispatch = prop::sample::select(Dispatch::ALL.to_vec());
-    (groups, overflow, dispatch, 1..5_usize, chunks).prop_map(
-        |(mut groups, mut overflow, dispatch, align, chunks)| {
+    let away = prop::collection::vec(prop::bool::weighted(0.2), 4);
+    (groups, overflow, dispatch, 1..5_usize, chunks, away).prop_map(
+        |(mut groups, mut overflow, dispatch, align, chunks, away)| {
             if dispatch == Dispatch::LayerMajor {
                 overflow = Overflow::Cpu;
             }
             if overflow == Overflow::Pad {
                 groups.iter_mut().for_each(|g| g.1 = 8);
             }
-            Case { groups, overflow, dispatch, align, chunks }
+            Case { groups, overflow, dispatch, align, chunks, away }
         },
     )
 }
@@ -89,6 +96,7 @@ fn check(
             let expert = experts_of(chunk, pair);
             match run.group {
                 Some(g) => {
+                    assert!(!case.away[g], "group {g} is not on its device");
                     let (experts, capacity) = &case.groups[g];
                     assert_eq!(run.rows.start % case.align, 0);
                     assert_eq!(experts[(row - run.rows.start) / capacity], expert);
@@ -113,17 +121,24 @@ proptest! {
         let mut packed = rows(&split, EXPERTS, if shares { all } else { most }, case.align);
         let room = ExpertRows::room(&split, if shares { all } else { most }, case.align);
         let of = |chunk: usize, pair: usize| case.chunks[chunk][pair / TOP_K][pair % TOP_K];
+        let away = case.away[..case.groups.len()].iter().enumerate();
+        away.for_each(|(group, away)| packed.set_resident(group, !away));
+        let mut by_whole = rows(&split, EXPERTS, if shares { all } else { most }, case.align);
         // Twice, since buffers are not empty the second time.
         for _ in 0..2 {
             let mut counts = LayerCounts::default();
             let (mut holders, mut runs): (Holders, Vec<PackedRun>) = (vec![None; room], Vec::new());
-            let mut dropped = 0;
+            let (mut dropped, mut all_runs) = (0, Vec::new());
             for (chunk, choices) in case.chunks.iter().enumerate() {
                 let ids: Vec<i32> = choices.iter().flatten().map(|e| *e as i32).collect();
                 let place = if shares { (chunk, chunk + 1 == case.chunks.len()) } else { (0, true) };
                 let saliency: Vec<f32> = (0..choices.len()).map(|row| (row * 5 % 7) as f32).collect();
                 runs.extend(packed.route(place, &ids, Some(&saliency), &mut counts).unwrap());
                 let places = packed.places(place.0).to_vec();
+                // What is left out does not depend on where groups are.
+                by_whole.route(place, &ids, Some(&saliency), &mut LayerCounts::default()).unwrap();
+                let out = |places: &[u32]| -> Vec<bool> { places.iter().map(|p| *p == LEFT_OUT).collect() };
+                prop_assert_eq!(out(&places), out(by_whole.places(place.0)));
                 for (pair, row) in places.iter().enumerate() {
                     if *row == LEFT_OUT {
                         dropped += 1;
@@ -141,11 +156,12 @@ proptest! {
                 if !shares {
                     check(&case, &holders, &runs, &of);
                     holders.fill(None);
-                    runs.clear();
+                    all_runs.append(&mut runs);
                 }
             }
             if shares {
                 check(&case, &holders, &runs, &of);
+                all_runs = runs;
             }
             prop_assert!(dropped == 0 || case.overflow == Overflow::Prune);
             let sum = |of: fn(&super::ExpertCounts) -> u64| counts.experts.iter().map(of).sum::<u64>();
@@ -155,6 +171,12 @@ proptest! {
             if case.overflow == Overflow::Pad {
                 prop_assert_eq!(sum(|e| e.overflow), 0);
             }
+            // Padding is what runs of groups have beyond their rows.
+            let mut room = 0;
+            for run in &all_runs {
+                room += run.group.map_or(0, |_| run.rows.len() as u64);
+            }
+            prop_assert_eq!(sum(|e| e.grouped) + sum(|e| e.padding), room);
         }
     }
 }
@@ -244,6 +266,32 @@ fn full_buffers_run_and_few_are_padded() {
     assert!(fill > 0.9, "{fill} of the rows of groups are in use");
     let partial = runs.iter().filter(|run| !run.unfilled.is_empty()).count();
     assert!(partial <= experts, "{partial} buffers were not full");
+}
+
+/// Rows of an expert by group, in the order of its groups.
+fn rows_by_group(dispatch: Dispatch, rows: usize) -> (Vec<usize>, LayerCounts) {
+    let split = split(&[(vec![0], 4), (vec![2, 0], 2)], Overflow::Cpu, dispatch);
+    let room = ExpertRows::room(&split, rows, 1);
+    let shape =
+        RoutedShape { experts: 3, top_k: 1, rows: room, align: 1, pairs: rows, most_rest: 9 };
+    let (mut packed, mut counts) = (ExpertRows::new(&split, shape), LayerCounts::default());
+    let runs = packed.route((0, true), &vec![0; rows], None, &mut counts).unwrap();
+    let in_use = |run: &PackedRun| -> usize {
+        run.rows.len() - run.unfilled.iter().map(|rows| rows.len()).sum::<usize>()
+    };
+    (runs.iter().filter(|r| r.group.is_some()).map(in_use).collect(), counts)
+}
+
+#[test]
+fn groups_of_an_expert_fill_one_after_the_other() {
+    for (rows, by_group, overflow) in [(3, &[3][..], 0), (5, &[4, 1], 0), (9, &[4, 2], 3)] {
+        let (got, counts) = rows_by_group(Dispatch::PerChunk, rows);
+        assert_eq!((&got[..], counts.experts[0].overflow), (by_group, overflow));
+    }
+    // Full ones run at once, and then it is the next one's turn.
+    let (got, counts) = rows_by_group(Dispatch::LayerMajor, 15);
+    assert_eq!((&got[..], counts.experts[0].overflow), (&[4, 2, 4, 2, 3][..], 0));
+    assert_eq!((counts.experts[0].padding, counts.experts[2].padding), (1, 4));
 }
 
 #[test]
