@@ -72,12 +72,6 @@ impl Worker {
                 let bytes = views.map(view_bytes).fold(0, u64::saturating_add);
                 Ok(Prepared { need: self.rates.copy(bytes), run: None })
             }
-            Work::Load(load) => {
-                self.limits.check_host(load.name(), [&[], load.writes()])?;
-                let known = load.loaded().is_some();
-                let bytes = if known { 0 } else { load.bytes() };
-                Ok(Prepared { need: self.rates.copy(bytes), run: None })
-            }
         }
     }
 
@@ -98,7 +92,6 @@ impl Worker {
                 hold(host.reads(), Access::Read, &mut claims)?;
                 hold(host.writes(), Access::Write, &mut claims)?;
             }
-            (Work::Load(load), _) => hold(load.writes(), Access::Write, &mut claims)?,
             (Work::Run(_), None) => {}
         }
         Ok(claims)
@@ -125,7 +118,6 @@ impl Worker {
             }
             (Work::Copy(copy), _) => Ok(copy.from.copy_to(&copy.to)?),
             (Work::Host(host), _) => host.run(&self.limits.device),
-            (Work::Load(load), _) => load.run(&self.limits.device),
             (Work::Run(_), None) => Ok(()),
         }
     }
