@@ -128,7 +128,8 @@ fn experts(r: &mut Random, d: &Described, layer: usize, chunk: usize) -> Option<
         let experts = experts.collect();
         let capacity = 1 + r.below(chunk + 2);
         let capacity = if overflow == Overflow::Pad { chunk.max(capacity) } else { capacity };
-        groups.push(ExpertGroupPlan { device: (*r.of(&NAMES)).into(), experts, capacity });
+        let (device, standby) = ((*r.of(&NAMES)).into(), false);
+        groups.push(ExpertGroupPlan { device, experts, capacity, standby });
     }
     Some(Split::Experts(ExpertSplit { groups, overflow, dispatch }))
 }

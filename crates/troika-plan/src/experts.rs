@@ -28,6 +28,26 @@ pub struct ExpertGroupPlan {
     pub experts: Vec<usize>,
     /// Rows that the graph has for each of them.
     pub capacity: usize,
+    /// Whether it is known, and neither compiled nor loaded until rows make it hot
+    /// ([`GroupResidency`]).
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub standby: bool,
+}
+
+/// Groups come to their devices and leave them, as rows choose their experts: those with the most
+/// rows for their bytes are there. The numbers are limits for each device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GroupResidency {
+    /// The most bytes of groups; absent: what the device takes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
+    /// The most groups; absent: what the device takes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub graphs: Option<usize>,
+    /// Whether groups are there however few rows they get, if there is room.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub every_group: bool,
 }
 
 /// What becomes of rows beyond an expert's capacity, where a group runs once for each chunk.

@@ -657,6 +657,7 @@ fn with_groups(groups: &[(&str, &[usize], usize)]) -> (ModelSpec, Plan) {
         device: (*device).into(),
         experts: experts.to_vec(),
         capacity: *capacity,
+        standby: false,
     };
     let groups = groups.iter().map(group).collect();
     let split = ExpertSplit { groups, overflow: Overflow::Cpu, dispatch: Dispatch::PerChunk };

@@ -29,7 +29,7 @@ pub use copies::{CopyCount, PhaseCopies, copies};
 pub use error::ProgramError;
 pub use experts::{
     ExpertBuffer, ExpertCounts, ExpertMemory, ExpertRows, ExpertStep, GroupGraph, LEFT_OUT,
-    LayerCounts, PackedRun, PackedSize, RoutedShape, SharedExperts,
+    LayerCounts, PackedRun, PackedSize, RoutedShape, SharedExperts, graph_bytes,
 };
 pub use graphs::{GraphList, ListedGraph};
 pub use handover::Handover;

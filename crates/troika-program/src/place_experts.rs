@@ -9,7 +9,7 @@ use troika_model::lower::{EdgeId, Segment, SegmentKind};
 use troika_plan::{Dispatch, ExpertSplit, Overflow, Phase, Plan, PlanDevice, Rule, own_space};
 
 use crate::error::ProgramError;
-use crate::experts::{ExpertRows, GroupGraph, PackedSize, RoutedShape, SharedExperts};
+use crate::experts::{ExpertRows, GroupGraph, PackedSize, RoutedShape, SharedExperts, graph_bytes};
 use crate::pieces::{self, PlacedGraph};
 use crate::place::{Placer, Stage};
 use crate::placed::{Between, PlacedExperts, PlacedPiece, PlacedSegment};
@@ -86,9 +86,9 @@ impl Placer<'_> {
             let formats = &self.devices[device].caps.activation_formats;
             let graph = restrict_activations(graph, formats);
             let graph = expert_group(&graph, &group.experts, group.capacity)?;
-            self.check_group(device, &graph, number)?;
-            let rows = graph.max_rows();
-            all.push(PlacedPiece { shapes: vec![rows], ..alone(device, graph) });
+            let (rows, standby, piece) = (graph.max_rows(), group.standby, alone(device, graph));
+            self.check_group(device, &piece.graph, number)?;
+            all.push(PlacedPiece { shapes: vec![rows], standby, ..piece });
         }
         all.push(alone(device, single_choices(graph)?));
         Ok(all)
@@ -126,11 +126,7 @@ impl Placer<'_> {
         group: usize,
     ) -> Result<(), ProgramError> {
         let PlanDevice { name, caps } = &self.devices[device];
-        let bytes = graph.weights.iter().map(|w| match caps.weights_per_shape {
-            Some(float) => (w.rows * w.cols * float) as u64,
-            None => (w.rows * w.dtype.row_bytes(w.cols).unwrap_or(0)) as u64,
-        });
-        let bytes: u64 = bytes.sum();
+        let bytes = graph_bytes(graph, caps);
         match caps.max_graph_bytes.filter(|most| bytes > *most) {
             None => Ok(()),
             Some(most) => {

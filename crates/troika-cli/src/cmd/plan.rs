@@ -234,8 +234,10 @@ fn describe_split(device: &str, split: &Split) -> String {
         Split::Residual { by } => format!("products: {device}, their outliers and the rest: {by}"),
         Split::Experts(experts) => {
             let groups = experts.groups.iter();
-            let group =
-                groups.map(|g| format!("{} {} x {}", g.device, g.experts.len(), g.capacity));
+            let group = groups.map(|g| {
+                let on = if g.standby { " on standby" } else { "" };
+                format!("{} {} x {}{on}", g.device, g.experts.len(), g.capacity)
+            });
             let (dispatch, overflow) = (experts.dispatch.name(), experts.overflow.name());
             let groups = group.collect::<Vec<_>>().join(", ");
             format!(

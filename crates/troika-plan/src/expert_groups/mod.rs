@@ -12,7 +12,7 @@ mod grouping;
 mod settings;
 mod usage;
 
-pub use adapt::{AdaptSettings, AdaptiveGroup, AdaptiveResidency, GroupSwap};
+pub use adapt::{AdaptSettings, AdaptiveGroup, AdaptiveResidency, GroupMove};
 pub use capacity::{BaseCapacity, CapacityRounding, CapacityRule, LayerLoad, Tiers};
 pub use grouping::{ExpertGroupShape, GroupLimits, WorthALaunch, group, group_size, resident};
 pub use settings::{ExpertPolicy, ExpertSettings, expert_chunk};

@@ -58,6 +58,8 @@ pub struct ExpertSettings {
     pub stored_bytes: Option<u64>,
     /// Whether the groups' device computes attention, too.
     pub attention: bool,
+    /// Whether groups come and go while the model runs, by what rows choose.
+    pub adaptive: bool,
 }
 
 /// Rows of a chunk for prompts of a length, where graphs of experts are static: more for longer

@@ -80,7 +80,8 @@ mod tests {
     use crate::experts::{ExpertGroupPlan, Overflow};
 
     fn plan(experts: &[usize], capacity: usize) -> ExpertGroupPlan {
-        ExpertGroupPlan { device: "npu".into(), experts: experts.to_vec(), capacity }
+        let device = "npu".into();
+        ExpertGroupPlan { device, experts: experts.to_vec(), capacity, standby: false }
     }
 
     /// The paper's example: a full slice, two that are partly padded, and one of padding only.

@@ -131,7 +131,7 @@ impl ExpertRows {
             at,
             overflow: split.overflow,
             dispatch: split.dispatch,
-            resident: vec![true; split.groups.len()],
+            resident: split.groups.iter().map(|g| !g.standby).collect(),
             open: vec![None; split.groups.len()],
             low: 0,
             high: shape.rows,

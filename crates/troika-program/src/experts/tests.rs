@@ -11,6 +11,7 @@ fn split(groups: &[(Vec<usize>, usize)], overflow: Overflow, dispatch: Dispatch)
         device: "npu".into(),
         experts: experts.clone(),
         capacity: *capacity,
+        standby: false,
     };
     ExpertSplit { groups: groups.iter().map(group).collect(), overflow, dispatch }
 }
