@@ -6,20 +6,17 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
-use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use conformance::hooked::{Doing, Hook, Hooked};
 use troika::describe;
-use troika::device::{
-    Buffer, Caps, Clock, CommandList, CompileRequest, CompileResults, Completion, Device,
-    DeviceError, DeviceKind, Executable, OutOfMemory, Queue, WeightSource, Weights, Work,
-};
+use troika::device::{Clock, CommandList, Device, DeviceError, Work};
 use troika::engine::{
     Admission, Engine, EngineHandle, EngineParts, Event, Next, SeqId, SequenceInput, Sharing,
     WantedLogits,
 };
-use troika::graph::{DType, Subgraph};
+use troika::graph::DType;
 use troika::plan::{DeviceFacts, LengthRules, Plan, PlanRequest, Ratio, Strategy, make};
 use troika::trace::Tracer;
 use troika::weights::FloatType;
@@ -43,61 +40,6 @@ const CHUNK: usize = 8;
 const VOCAB: usize = 200;
 /// With windows and without.
 const MODELS: [&str; 2] = ["qwen3", "gemma-3"];
-
-/// Called whenever a list is submitted to a queue; may refuse it.
-type Hook = Arc<Mutex<Box<dyn FnMut(&CommandList) -> Result<(), DeviceError> + Send>>>;
-
-/// A virtual device that reports submitted lists.
-struct Hooked(VirtualDevice, Hook, Caps);
-
-struct HookedQueue(Box<dyn Queue>, Hook);
-
-impl Device for Hooked {
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-    fn kind(&self) -> DeviceKind {
-        self.0.kind()
-    }
-    fn caps(&self) -> &Caps {
-        &self.2
-    }
-    fn clock(&self) -> Option<Arc<dyn Clock>> {
-        self.0.clock()
-    }
-    fn allocate(&self, bytes: usize) -> Result<Buffer, OutOfMemory> {
-        self.0.allocate(bytes)
-    }
-    fn compile(&self, r: &CompileRequest<'_>) -> CompileResults {
-        self.0.compile(r)
-    }
-    fn load(
-        &self,
-        e: &Arc<Executable>,
-        g: &Subgraph,
-        w: &dyn WeightSource,
-    ) -> Result<Arc<Weights>, DeviceError> {
-        self.0.load(e, g, w)
-    }
-    fn queue(
-        &self,
-        number: usize,
-        clock: Arc<dyn Clock>,
-        done: SyncSender<Completion>,
-    ) -> Result<Box<dyn Queue>, DeviceError> {
-        Ok(Box::new(HookedQueue(self.0.queue(number, clock, done)?, self.1.clone())))
-    }
-}
-
-impl Queue for HookedQueue {
-    fn submit(&mut self, list: CommandList) -> Result<(), DeviceError> {
-        (self.1.lock().unwrap())(&list)?;
-        self.0.submit(list)
-    }
-    fn is_alive(&self) -> bool {
-        self.0.is_alive()
-    }
-}
 
 /// A sequence as its owner sees it.
 #[derive(Default)]
@@ -139,7 +81,7 @@ fn world_of(
     let soc = Soc::parse("two.toml", soc).unwrap();
     let clock = Arc::new(VirtualClock::new());
     let board = Board::new(&soc, clock.clone());
-    let hook: Hook = Arc::new(Mutex::new(Box::new(|_| Ok(()))));
+    let hook = Hook::default();
     let count = if strategy == Strategy::OneDevice { 1 } else { 2 };
     let open = |p: &_| -> Arc<dyn Device> {
         let name = ["first", "second"][soc.processors.iter().position(|q| q == p).unwrap()];
@@ -148,7 +90,7 @@ fn world_of(
         if unlike {
             caps.numerics.push_str(name);
         }
-        Arc::new(Hooked(device, hook.clone(), caps))
+        Arc::new(Hooked::new(Arc::new(device), hook.clone()).with_caps(caps))
     };
     let devices: Vec<Arc<dyn Device>> = soc.processors[..count].iter().map(open).collect();
     let facts: Vec<DeviceFacts> = devices.iter().map(|d| DeviceFacts::of(&**d)).collect();
@@ -187,8 +129,10 @@ fn best(logits: &[f32]) -> u32 {
 
 impl World {
     fn hook(&self, mut hook: impl FnMut(&CommandList) + Send + 'static) {
-        *self.hook.lock().unwrap() = Box::new(move |list| {
-            hook(list);
+        self.hook.set(move |doing| {
+            if let Doing::Submit(list) = doing {
+                hook(list);
+            }
             Ok(())
         });
     }
@@ -478,7 +422,8 @@ fn a_cache_that_could_not_be_handed_over_is_computed_again() {
         };
         feed(&mut w.engine, &tokens[..20]).unwrap();
         let mut left = 1;
-        *w.hook.lock().unwrap() = Box::new(move |list| {
+        w.hook.set(move |doing| {
+            let Doing::Submit(list) = doing else { return Ok(()) };
             let copies = list.tasks.iter().any(|t| matches!(t.work, Work::Copy(_)));
             left -= i32::from(copies);
             match copies && left == 0 {

@@ -157,6 +157,15 @@ pub fn shortened(text: &str) -> Cow<'_, str> {
     Cow::Owned(format!("{} ... {}", &text[..first], &text[last..]))
 }
 
+/// A number of bytes for people.
+pub fn bytes(n: u64) -> String {
+    match n {
+        n if n >= 1 << 30 => format!("{:.2} GiB", n as f64 / (1u64 << 30) as f64),
+        n if n >= 1 << 20 => format!("{:.2} MiB", n as f64 / (1u64 << 20) as f64),
+        n => format!("{:.1} KiB", n as f64 / 1024.0),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::{hostile, json_text, lines, printable, shortened, shown};

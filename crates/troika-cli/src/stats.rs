@@ -7,6 +7,7 @@ use troika::weights::ExpertStats;
 use troika::{Finish, Model, Output, Source};
 
 use crate::memory;
+use crate::output::bytes;
 
 fn ms(d: Duration) -> f64 {
     (d.as_secs_f64() * 1e6).round() / 1e3
@@ -56,21 +57,20 @@ pub fn text(model: &Model, output: &Output, tokenizer: Option<Duration>) -> Stri
 
 /// What became of experts that are not all in memory, in so many seconds.
 pub fn experts(e: &ExpertStats, seconds: f64) -> String {
-    let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
     let share = |part: u64, all: u64| 100.0 * part as f64 / all.max(1) as f64;
     let expected = match e.expected {
         0 => String::new(),
         n => format!(", {n} read ahead, {:.0} % of them used", share(e.expected_used, n)),
     };
     format!(
-        "{:.2} of {:.2} GiB of experts in memory; {:.1} % of {} chosen were there, {:.1} % on the \
-         way{expected}; {:.2} GiB read by {}, {:.2} GB/s; waited {:.0} % of the time",
-        gib(e.held),
-        gib(e.bytes_of_all),
+        "{} of {} of experts in memory; {:.1} % of {} chosen were there, {:.1} % on the \
+         way{expected}; {} read by {}, {:.2} GB/s; waited {:.0} % of the time",
+        bytes(e.held),
+        bytes(e.bytes_of_all),
         100.0 * e.hit_rate(),
         e.chosen,
         share(e.coming, e.chosen),
-        gib(e.bytes_read),
+        bytes(e.bytes_read),
         e.reads,
         e.bytes_read as f64 / 1e9 / seconds.max(1e-9),
         100.0 * e.stall.as_secs_f64() / seconds.max(1e-9)

@@ -62,11 +62,34 @@ fn every_policy_writes_the_text_of_one_device() {
         ("experts", &["--expert-divide", "rows=0.7", "--expert-dispatch", "layer-major"]),
         ("experts=base", &["--expert-divide", "launches=4"]),
         ("experts=t", &["--expert-divide", "columns=0.6"]),
+        ("experts=t", &["--expert-group-mib", "1", "--expert-residency", "adaptive"]),
     ] {
         let devices = ["--device", "a=cpu,b=cpu", "--strategy", strategy];
         let args = [&run[..], &devices, more].concat();
         assert_eq!(stdout(&troika(&args)), alone, "{strategy} {more:?}");
     }
+}
+
+#[test]
+fn groups_that_come_and_go_are_reported() {
+    let desk = Desk::new();
+    let adaptive = ["--expert-group-mib", "1", "--expert-residency", "adaptive"];
+    let shared = ["--device", "a=cpu,b=cpu", "--strategy", "experts=tg", "--expert-group", "4"];
+    let shared = [&shared[..], &adaptive].concat();
+    let plan = stdout(&troika(&[&["plan", "--explain"], &shared[..]].concat()));
+    assert!(plan.contains("on standby"), "{plan}");
+    let run = ["run", "-f", &desk.at("text.txt"), "-n", "2", "--json"];
+    let out: serde_json::Value =
+        serde_json::from_str(&stdout(&troika(&[&run[..], &shared].concat()))).unwrap();
+    let moved = &out["expert_groups"]["residency"];
+    let bytes = |name: &str| moved[name].as_u64().unwrap();
+    assert_eq!(bytes("limit_bytes"), 1 << 20);
+    assert!(bytes("most_bytes") <= 1 << 20 && bytes("held_bytes") <= bytes("most_bytes"));
+    assert_eq!(moved["failures"], serde_json::json!([]));
+    let bench = ["bench", "-p", "300", "-n", "0", "-r", "2"];
+    let out = troika(&[&bench[..], &shared].concat());
+    let text = String::from_utf8_lossy(&out.stderr);
+    assert!(text.contains("residency: ") && text.contains("of 1.00 MiB"), "{text}");
 }
 
 #[test]

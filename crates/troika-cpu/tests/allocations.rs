@@ -54,7 +54,6 @@ fn graph() -> (Subgraph, Store) {
         gate_bias: none(),
         up_bias: none(),
         down_bias: none(),
-        slice: None,
         act: Activation::Silu,
         activations: ActivationFormat::F32,
     };

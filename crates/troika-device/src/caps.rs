@@ -61,8 +61,8 @@ pub struct Caps {
     /// Whether its queues wait for other queues by themselves ([`crate::CommandList::waits`]). If
     /// not, the scheduler only submits work whose waits are over.
     pub queue_waits: bool,
-    /// Whether its queues run host functions ([`crate::Work::Host`], [`crate::Work::Load`]). If
-    /// not, they refuse such a task by its name.
+    /// Whether its queues run host functions ([`crate::Work::Host`]). If not, they refuse such a task
+    /// by its name.
     pub host_tasks: bool,
     /// Whether inputs and outputs may have gaps between rows, so that another device can compute
     /// other columns of the same value. If not, such bindings are refused when submitted, by the

@@ -11,7 +11,7 @@ use crate::clock::Clock;
 use crate::error::DeviceError;
 use crate::executable::{Executable, Weights};
 use crate::forward_batch::ForwardBatch;
-use crate::host::{HostTask, LoadTask};
+use crate::host::HostTask;
 use crate::memory::{Buffer, OutOfMemory, View};
 use crate::timeline::{Signal, Timelines, Wait, Waiting};
 use crate::weight::WeightSource;
@@ -50,8 +50,6 @@ pub enum Work {
     /// Runs a small function. It is for a queue whose device runs host functions
     /// ([`Caps::host_tasks`]).
     Host(Arc<HostTask>),
-    /// Makes or reads something; for the same queues as host functions.
-    Load(Arc<LoadTask>),
 }
 
 /// A copy of rows to a view with the same number of rows and bytes per row.

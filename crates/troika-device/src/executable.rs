@@ -8,11 +8,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ExecutableId(u64);
 
-/// The number of loaded weights, unique in the process. Layers and experts of one shape share code,
-/// but each has weights of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct WeightsId(u64);
-
 /// Compiled code for all graphs of one shape ([`troika_graph::Subgraph::same_code`]), each with its
 /// own [`Weights`]. Dropping it frees it; weights and submitted runs keep it alive.
 pub struct Executable {
@@ -55,7 +50,6 @@ impl std::fmt::Debug for Executable {
 /// needs besides memory. Dropping them frees what no other weights share; a submitted run keeps
 /// them alive. They can be loaded again without compiling.
 pub struct Weights {
-    id: WeightsId,
     executable: Arc<Executable>,
     made: Box<dyn Any + Send + Sync>,
 }
@@ -63,14 +57,7 @@ pub struct Weights {
 impl Weights {
     /// Wraps what a device loaded for its own executable.
     pub fn new(executable: &Arc<Executable>, made: impl Any + Send + Sync) -> Weights {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let id = WeightsId(NEXT.fetch_add(1, Ordering::Relaxed));
-        Weights { id, executable: executable.clone(), made: Box::new(made) }
-    }
-
-    /// Their number.
-    pub fn id(&self) -> WeightsId {
-        self.id
+        Weights { executable: executable.clone(), made: Box::new(made) }
     }
 
     /// The executable that reads them, which is the only one a run can use.

@@ -1,27 +1,20 @@
-//! Functions that run on a queue like other tasks: small host computations, and loads.
+//! Functions that run on a queue like other tasks: small host computations.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use smallvec::SmallVec;
 
 use crate::error::DeviceError;
-use crate::executable::WeightsId;
 use crate::memory::{AccessError, ReadRows, View, WriteRows};
 
 /// The result of a [`HostTask`], for code that decides what runs next.
 pub type HostData = Box<dyn Any + Send>;
 
-/// What a [`LoadTask`] made or read.
-pub type LoadedData = Arc<dyn Any + Send + Sync>;
-
 /// A host function on views that it reads, and views that it reads or writes.
 type HostFn =
     dyn Fn(&[ReadRows<'_>], &mut [WriteRows<'_>]) -> Result<Option<HostData>, String> + Send + Sync;
-
-/// A load function, which writes the views.
-type LoadFn = dyn Fn(&mut [WriteRows<'_>]) -> Result<LoadedData, String> + Send + Sync;
 
 /// A small function, such as routing or gathering, on host memory.
 pub struct HostTask {
@@ -126,96 +119,9 @@ impl HostTask {
     }
 }
 
-/// Something to make or read before it is used: weights, an executable. It takes time like any
-/// task, is done once, and conflicts with nothing; only later tasks depend on it.
-pub struct LoadTask {
-    name: Arc<str>,
-    bytes: u64,
-    writes: Vec<View>,
-    weights: Vec<WeightsId>,
-    function: Box<LoadFn>,
-    loaded: OnceLock<LoadedData>,
-}
-
-impl LoadTask {
-    /// A function that makes or reads `bytes` bytes, as far as known. Its error is a reason.
-    pub fn new(
-        name: &str,
-        bytes: u64,
-        function: impl Fn(&mut [WriteRows<'_>]) -> Result<LoadedData, String> + Send + Sync + 'static,
-    ) -> LoadTask {
-        LoadTask {
-            name: name.into(),
-            bytes,
-            writes: Vec::new(),
-            weights: Vec::new(),
-            function: Box::new(function),
-            loaded: OnceLock::new(),
-        }
-    }
-
-    /// The same, with views to write.
-    pub fn writing(self, writes: Vec<View>) -> LoadTask {
-        LoadTask { writes, ..self }
-    }
-
-    /// The same, needed by later runs of these weights.
-    pub fn needed_by(self, weights: Vec<WeightsId>) -> LoadTask {
-        LoadTask { weights, ..self }
-    }
-
-    /// Its name, for errors.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Bytes that it makes or reads.
-    pub fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    /// The views that it writes.
-    pub fn writes(&self) -> &[View] {
-        &self.writes
-    }
-
-    /// The weights whose later runs need it.
-    pub fn weights(&self) -> &[WeightsId] {
-        &self.weights
-    }
-
-    /// The loaded data, if it is done.
-    pub fn loaded(&self) -> Option<&LoadedData> {
-        self.loaded.get()
-    }
-
-    /// Claims the views and loads on the calling thread, unless it is done already. For the queue
-    /// that has reached this task.
-    ///
-    /// # Errors
-    /// Those of [`HostTask::run`].
-    pub fn run(&self, device: &str) -> Result<(), DeviceError> {
-        if self.loaded.get().is_some() {
-            return Ok(());
-        }
-        let mut writes = claim(&self.writes)?;
-        let data = guarded(device, &self.name, || (self.function)(&mut writes))?;
-        // Two queues may load it at once only if it writes no views, since writers wait for each
-        // other. Either result will do.
-        let _ = self.loaded.set(data);
-        Ok(())
-    }
-}
-
 impl std::fmt::Debug for HostTask {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "HostTask({})", self.name)
-    }
-}
-
-impl std::fmt::Debug for LoadTask {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "LoadTask({})", self.name)
     }
 }
 
@@ -243,7 +149,7 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    use super::{HostTask, LoadTask};
+    use super::HostTask;
     use crate::error::DeviceError;
     use crate::memory::{AccessError, Buffer, SpaceId, View};
 
@@ -279,15 +185,12 @@ mod tests {
             let error = HostTask::new("both", (reads, writes), |_, _| Ok(None)).unwrap_err();
             assert!(error.to_string().starts_with("task both: "), "{error}");
         }
-        let task = HostTask::new("w", (vec![], vec![half.clone()]), |_, _| Ok(None)).unwrap();
-        let load = LoadTask::new("l", 0, |_| Ok(Arc::new(()))).writing(vec![half]);
+        let task = HostTask::new("w", (vec![], vec![half]), |_, _| Ok(None)).unwrap();
         let reader = all.read().unwrap();
-        for result in [task.run("cpu"), load.run("cpu")] {
-            assert!(matches!(result, Err(DeviceError::Busy(AccessError::Busy))), "{result:?}");
-        }
+        let result = task.run("cpu");
+        assert!(matches!(result, Err(DeviceError::Busy(AccessError::Busy))), "{result:?}");
         drop(reader);
         task.run("cpu").unwrap();
-        load.run("cpu").unwrap();
         let theirs = Buffer::in_space(SpaceId::unique(), 8, 0).unwrap();
         let task = HostTask::new("r", (vec![View::whole(&theirs)], vec![]), |_, _| Ok(None));
         let result = task.unwrap().run("cpu");
@@ -316,27 +219,5 @@ mod tests {
             assert!(task.take_result().is_none(), "a former run's");
             drop(all.write().unwrap());
         }
-    }
-
-    #[test]
-    fn a_load_is_done_once() {
-        let runs = Arc::new(AtomicU32::new(0));
-        let theirs = runs.clone();
-        let load = LoadTask::new("expert 3", 16, move |writes| {
-            if theirs.fetch_add(1, Ordering::Relaxed) == 0 {
-                return Err("the disk is away".into());
-            }
-            writes[0].as_mut_slice::<u8>().unwrap().fill(7);
-            Ok(Arc::new(5_u64))
-        });
-        let all = rows();
-        let load = load.writing(vec![all.clone()]);
-        assert_eq!(load.run("cpu").unwrap_err().to_string(), "task expert 3: the disk is away");
-        assert!(load.loaded().is_none());
-        load.run("cpu").unwrap();
-        load.run("cpu").unwrap();
-        assert_eq!(load.loaded().unwrap().downcast_ref::<u64>(), Some(&5));
-        assert_eq!(runs.load(Ordering::Relaxed), 2);
-        assert_eq!(all.read().unwrap().as_slice::<u8>().unwrap(), [7; 16]);
     }
 }

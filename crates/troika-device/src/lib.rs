@@ -26,10 +26,10 @@ pub use device::{
     Run, Submission, TaskTime, Work,
 };
 pub use error::DeviceError;
-pub use executable::{Executable, ExecutableId, Weights, WeightsId};
+pub use executable::{Executable, ExecutableId, Weights};
 pub use experts::{EXPERT_PARTS, ExpertBytes, ExpertPart, ExpertSource, ExpertsOnDisk};
 pub use forward_batch::{ForwardBatch, PageTable, PagesView, SeqRows};
-pub use host::{HostData, HostTask, LoadTask, LoadedData};
+pub use host::{HostData, HostTask};
 pub use list::WaitTimes;
 pub use memory::{
     Access, AccessError, Buffer, Claim, HeldClaim, OutOfMemory, ReadGuard, ReadRows, Rect, SpaceId,

@@ -1,6 +1,7 @@
 //! Compiles the graphs of a program and loads their weights, on all devices in parallel. A device
 //! gets all its graphs in one call; those of one shape share their code.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -36,20 +37,17 @@ impl fmt::Debug for CompileControl {
     }
 }
 
-/// Number of codes to make plus graphs to load.
-fn steps(list: &GraphList) -> usize {
-    list.codes() + list.graphs().len()
-}
-
 /// What compiling needs besides graphs and devices.
 pub(crate) struct CompileWith<'a> {
     pub weights: &'a dyn WeightSource,
+    /// Graphs to leave out.
+    pub standby: &'a HashSet<usize>,
     pub control: &'a CompileControl,
     pub clock: &'a dyn Clock,
 }
 
-/// Compiles all graphs of a list and loads their weights. The result is in the list's order,
-/// whichever was ready first. After a failure nothing is kept; the error is that of the first
+/// Compiles all graphs of a list but those on standby, and loads their weights. The result is in the
+/// list's order, whichever was ready first. After a failure nothing is kept; the error is that of the first
 /// graph in the list's order whose code failed, else of the first whose weights did; of devices
 /// that share a clock, only the first one that fails is asked.
 ///
@@ -59,20 +57,25 @@ pub(crate) fn compile(
     list: &GraphList,
     devices: &[Arc<dyn Device>],
     with: &CompileWith<'_>,
-) -> Result<Vec<Arc<Weights>>, EngineError> {
+) -> Result<Vec<Option<Arc<Weights>>>, EngineError> {
+    let graphs = || list.graphs().iter().enumerate();
+    let is_used = |code| graphs().any(|(at, g)| g.code == code && !with.standby.contains(&at));
+    let codes: Vec<bool> = (0..list.codes()).map(is_used).collect();
     let compiling = Compiling {
         list,
         devices,
         with,
+        steps: codes.iter().filter(|used| **used).count() + graphs().len() - with.standby.len(),
+        codes,
         until: with.control.limit.map(|limit| with.clock.now().saturating_add(limit)),
         done: Mutex::new(0),
         failed: AtomicUsize::new(usize::MAX),
     };
     if let Some(progress) = &with.control.progress {
-        progress(0, steps(list));
+        progress(0, compiling.steps);
     }
     let mut results: Vec<Compiled> = Vec::new();
-    let shares = shares(list, devices);
+    let shares = shares(list, devices, with.standby);
     std::thread::scope(|scope| {
         let mut own: Vec<&ThreadShare> = Vec::new();
         let mut threads = Vec::new();
@@ -102,8 +105,7 @@ pub(crate) fn compile(
     }
     match failure {
         Some((_, e)) => Err(e),
-        // Without a failure every graph is loaded.
-        None => Ok(all.into_iter().flatten().collect()),
+        None => Ok(all),
     }
 }
 
@@ -120,7 +122,11 @@ struct ThreadShare {
 
 /// The shares of all threads. One thread compiles for all devices that share a virtual clock, so
 /// that time passes in the same order in every run.
-fn shares(list: &GraphList, devices: &[Arc<dyn Device>]) -> Vec<ThreadShare> {
+fn shares(
+    list: &GraphList,
+    devices: &[Arc<dyn Device>],
+    standby: &HashSet<usize>,
+) -> Vec<ThreadShare> {
     let clocks: Vec<Option<Arc<dyn Clock>>> = devices.iter().map(|d| d.clock()).collect();
     let same =
         |a: &Arc<dyn Clock>, b: &Arc<dyn Clock>| std::ptr::addr_eq(Arc::as_ptr(a), Arc::as_ptr(b));
@@ -132,7 +138,8 @@ fn shares(list: &GraphList, devices: &[Arc<dyn Device>]) -> Vec<ThreadShare> {
         clocks.iter().position(shares_it).unwrap_or(device)
     };
     let mut shares = vec![ThreadShare::default(); devices.len()];
-    for (i, listed) in list.graphs().iter().enumerate() {
+    let used = list.graphs().iter().enumerate().filter(|(i, _)| !standby.contains(i));
+    for (i, listed) in used {
         let share = &mut shares[thread_of(listed.device)];
         share.graphs.push(i);
         if !share.devices.contains(&listed.device) {
@@ -147,6 +154,10 @@ struct Compiling<'a> {
     list: &'a GraphList,
     devices: &'a [Arc<dyn Device>],
     with: &'a CompileWith<'a>,
+    /// Whether each code is of use.
+    codes: Vec<bool>,
+    /// Codes to make plus graphs to load.
+    steps: usize,
     /// The deadline.
     until: Option<Duration>,
     /// Finished steps.
@@ -188,7 +199,8 @@ impl Compiling<'_> {
         device: usize,
         codes: &mut [Option<Arc<Executable>>],
     ) -> Result<(), (usize, EngineError)> {
-        let firsts: Vec<usize> = self.list.firsts(device).collect();
+        let is_used = |at: &usize| self.codes[self.list.graphs()[*at].code];
+        let firsts: Vec<usize> = self.list.firsts(device).filter(is_used).collect();
         let graphs: Vec<&Subgraph> =
             firsts.iter().map(|at| &self.list.graphs()[*at].graph).collect();
         let told: Mutex<Told> = Mutex::default();
@@ -244,7 +256,7 @@ impl Compiling<'_> {
 
     /// Why to stop at a graph.
     fn stopped(&self, at: usize) -> Option<EngineError> {
-        let (done, all) = (self.report(0), steps(self.list));
+        let (done, all) = (self.report(0), self.steps);
         let cancel = self.with.control.cancel.as_ref();
         if cancel.is_some_and(|cancel| cancel.load(Ordering::Relaxed)) {
             return Some(EngineError::CompileCancelled { done, all });
@@ -264,7 +276,7 @@ impl Compiling<'_> {
         let mut done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
         *done += more;
         if let Some(progress) = self.with.control.progress.as_ref().filter(|_| more > 0) {
-            progress(*done, steps(self.list));
+            progress(*done, self.steps);
         }
         *done
     }

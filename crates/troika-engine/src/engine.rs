@@ -9,6 +9,7 @@ use troika_plan::{Phase, Plan, PlanDevice, SyncMode};
 use troika_program::{ELEMENT, Program, Slots};
 use troika_trace::Tracer;
 
+use crate::adapt::{Adapter, Adapting};
 use crate::bind::PlacedModel;
 use crate::compile::{CompileControl, CompileWith, compile};
 use crate::error::EngineError;
@@ -66,6 +67,9 @@ pub struct Engine {
     pub(crate) slots: Vec<BatchSlot>,
     /// The name of a device that models time only.
     pub(crate) silent: Option<String>,
+    /// Groups of experts that may move, and what moves them.
+    pub(crate) adapter: Option<Adapter>,
+    pub(crate) adapting: Option<Adapting>,
     memory: EngineMemory,
 }
 
@@ -107,17 +111,22 @@ impl Engine {
             allocate(state_bytes(state, state.width, &kv), "the KV cache")?;
         }
         allocate(plan.prefill.chunk.checked_mul(widest(&lowered)), "activations")?;
-        let with = CompileWith { weights: parts.weights, control, clock: &*parts.clock };
         let devices: Vec<Arc<dyn Device>> =
             plan.devices.iter().filter_map(|name| find(name).cloned()).collect();
         let known =
             |d: &Arc<dyn Device>| PlanDevice { name: d.name().to_string(), caps: d.caps().clone() };
         let known: Vec<PlanDevice> = devices.iter().map(known).collect();
         let program = Program::new(Arc::new(lowered), &plan, &known)?;
+        let adapter = Adapter::new(&program, &plan);
+        let standby = &adapter.as_ref().map(Adapter::standby).unwrap_or_default();
+        let (weights, clock) = (parts.weights, &*parts.clock);
+        let with = CompileWith { weights, standby, control, clock };
         let loaded = compile(&program.graphs, &devices, &with)?;
+        let group_stats = SharedStats::default();
+        group_stats.with(|stats| stats.moved = adapter.as_ref().map(Adapter::moved));
         let states = state_buffers(&kv, &program, &devices)?;
         memory.kv_cache = states.iter().flatten().map(|b| b.len() as u64).sum();
-        let scratch = loaded.iter().map(|w| w.executable().scratch_bytes());
+        let scratch = loaded.iter().flatten().map(|w| w.executable().scratch_bytes());
         memory.scratch = scratch.max().unwrap_or(0);
         let rows = plan.prefill.chunk + program.padding;
         let slots = Arc::new(Slots::new(&program, rows));
@@ -142,6 +151,8 @@ impl Engine {
         Ok(Engine {
             slots: places.iter().map(slot).collect::<Result<_, _>>()?,
             silent: silent.map(|d| d.name().to_string()),
+            adapter,
+            adapting: None,
             handle: EngineHandle::new(limits),
             seqs: Sequences::new(rules, kv, parts.spec),
             runner,
@@ -154,7 +165,7 @@ impl Engine {
                 states,
                 slots,
                 clock: parts.clock,
-                group_stats: SharedStats::default(),
+                group_stats,
                 tracer: parts.tracer,
             },
         })

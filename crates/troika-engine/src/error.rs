@@ -94,17 +94,6 @@ pub enum EngineError {
         /// The task that made it known.
         by: Arc<str>,
     },
-    /// Groups of experts that were to be moved while something is in flight.
-    #[error("groups of experts move between prompts only; wait until all sequences are through")]
-    InFlight,
-    /// A group of experts that the plan does not have.
-    #[error("the plan has no group {group} of experts in layer {layer}")]
-    NoGroup {
-        /// The layer.
-        layer: usize,
-        /// The group, counted from 0.
-        group: usize,
-    },
     /// A task for a device that is not there.
     #[error("task {task} is for device {device} of {devices}")]
     NoDevice {

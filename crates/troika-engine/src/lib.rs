@@ -4,6 +4,7 @@
 //! [`schedule`] turns each batch into tasks, one per piece of a segment, orders them by the views
 //! they use and hands them to queues. The caller samples the logits with [`sample::Sampler`].
 
+mod adapt;
 mod batching;
 mod bind;
 mod choose;
@@ -26,11 +27,12 @@ mod sequences;
 mod slot;
 mod step;
 
+pub use adapt::GroupSource;
 pub use compile::{CompileControl, OnCompiled};
 pub use engine::{Engine, EngineMemory, EngineParts};
 pub use error::EngineError;
 pub use examine::examine;
-pub use experts::GroupStats;
+pub use experts::{GroupStats, MovedGroups};
 pub use input::{Admission, Event, LogitsSink, Next, OnEvent, SequenceInput, WantedLogits};
 pub use kv::{KvError, SeqId};
 pub use mailbox::EngineHandle;

@@ -31,8 +31,8 @@ pub use calibration::{CalibrationTensor, Rounding};
 pub use dtype::DType;
 pub use hash::GraphHash;
 pub use op::{
-    Activation, Attention, ExpertGroup, ExpertSlice, Experts, HeadLinear, KvAppend, NO_EXPERT, Op,
-    Rope, RopeFreqs, RopeStyle, Router, Score, Window,
+    Activation, Attention, ExpertGroup, Experts, HeadLinear, KvAppend, Op, Rope, RopeFreqs,
+    RopeStyle, Router, Score, Window,
 };
 pub use shape::{Dim, Shape};
 pub use subgraph::{Node, Subgraph, Value, ValueId};

@@ -152,28 +152,8 @@ pub struct Router {
     pub groups: Option<(usize, usize)>,
 }
 
-/// Consecutive experts out of those that a router chooses from; their number is that of the weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct ExpertSlice {
-    /// The first expert.
-    pub first: usize,
-    /// Experts that ids count.
-    pub of: usize,
-}
-
-impl ExpertSlice {
-    /// The place of an expert among `count` of the slice; `None` if it is another's.
-    pub fn place(&self, expert: usize, count: usize) -> Option<usize> {
-        expert.checked_sub(self.first).filter(|at| *at < count)
-    }
-}
-
-/// The id of no expert. Who computes some of a row's experts elsewhere replaces their ids by it.
-pub const NO_EXPERT: i32 = -1;
-
 /// The experts' feed-forwards. Inputs: `x [rows, k]`, ids, weights (as from [`Router`]);
-/// output `[rows, k]`: `sum_e weight_e * down_e(act(gate_e x) * up_e x)`, over the experts whose
-/// weights are here. [`NO_EXPERT`] adds nothing.
+/// output `[rows, k]`: `sum_e weight_e * down_e(act(gate_e x) * up_e x)`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Experts {
     /// Gate projections, `[inter, k]` each.
@@ -188,10 +168,6 @@ pub struct Experts {
     pub up_bias: Vec<WeightRef>,
     /// See `gate_bias`.
     pub down_bias: Vec<WeightRef>,
-    /// Which of the router's experts these are, if not all: the sum of the results of all slices is
-    /// the result of all experts. Code does not depend on it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub slice: Option<ExpertSlice>,
     /// Activation of the gate.
     pub act: Activation,
     /// The format of the projections' inputs. With an integer format, all gates and ups share one
@@ -201,17 +177,12 @@ pub struct Experts {
 }
 
 impl Experts {
-    /// Which of the router's experts these are.
-    pub fn slice(&self) -> ExpertSlice {
-        self.slice.unwrap_or(ExpertSlice { first: 0, of: self.gate.len() })
-    }
-
     /// All lists of weights: gates, ups, downs and their biases.
     pub fn lists(&self) -> [&Vec<WeightRef>; 6] {
         [&self.gate, &self.up, &self.down, &self.gate_bias, &self.up_bias, &self.down_bias]
     }
 
-    /// The same with each list of weights replaced, and of no slice.
+    /// The same with each list of weights replaced.
     pub(crate) fn with_lists(&self, mut list: impl FnMut(&[WeightRef]) -> Vec<WeightRef>) -> Self {
         Experts {
             gate: list(&self.gate),
@@ -220,7 +191,6 @@ impl Experts {
             gate_bias: list(&self.gate_bias),
             up_bias: list(&self.up_bias),
             down_bias: list(&self.down_bias),
-            slice: None,
             act: self.act,
             activations: self.activations,
         }

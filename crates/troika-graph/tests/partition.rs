@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use troika_graph::partition::{experts as take_experts, *};
+use troika_graph::partition::*;
 use troika_graph::*;
 
 fn weight(b: &mut SubgraphBuilder, name: &str, rows: usize, cols: usize) -> WeightRef {
@@ -143,7 +143,6 @@ fn experts() -> Subgraph {
         gate_bias: Vec::new(),
         up_bias: Vec::new(),
         down_bias: Vec::new(),
-        slice: None,
         act: Activation::Silu,
         activations: ActivationFormat::F32,
     };
@@ -194,41 +193,20 @@ fn experts_are_cut_from_what_is_around_them() {
 }
 
 #[test]
-fn a_slice_of_experts_names_its_weights_only() {
-    let g = experts();
-    let names = |p: &Piece| p.graph.weights.iter().map(|w| w.name.to_string()).collect::<Vec<_>>();
-    let (low, high) = (take_experts(&g, 0..2).unwrap(), take_experts(&g, 2..4).unwrap());
-    assert_eq!(names(&high), ["eg 2", "eg 3", "eu 2", "eu 3", "ed 2", "ed 3"]);
-    assert!(high.graph.same_code(&low.graph));
-    assert_ne!(GraphHash::of(&high.graph), GraphHash::of(&low.graph));
-    let mut outside = high.graph.clone();
-    let Op::Experts(e) = &mut outside.nodes[0].op else { panic!() };
-    e.slice = Some(ExpertSlice { first: 3, of: 4 });
-    assert!(verify(&outside).unwrap_err().what.contains("2 experts from 3 on are not among 4"));
-    assert_ne!(GraphHash::of(&high.graph), GraphHash::of(&outside));
-    for range in [2..5, 1..1] {
-        assert!(matches!(take_experts(&g, range), Err(PartitionError::Experts { .. })));
-    }
-}
-
-#[test]
 fn a_group_has_the_experts_it_is_asked_for_in_that_order() {
     let g = experts();
     let group = expert_group(&g, &[3, 0], 5).unwrap();
     let names: Vec<&str> = group.weights.iter().map(|w| &*w.name).collect();
     assert_eq!(names, ["eg 3", "eg 0", "eu 3", "eu 0", "ed 3", "ed 0"]);
     let Op::ExpertGroup(op) = &group.nodes[0].op else { panic!() };
-    assert_eq!((op.capacity, op.experts.slice, group.max_rows()), (5, None, 10));
+    assert_eq!((op.capacity, group.max_rows()), (5, 10));
     verify(&bind_static(&group, 10)).unwrap();
     assert!(verify(&bind_static(&group, 8)).unwrap_err().what.contains("8 rows, needs 5"));
     // Groups of one shape share code.
     assert!(group.same_code(&expert_group(&g, &[1, 2], 5).unwrap()));
     assert!(!group.same_code(&expert_group(&g, &[1, 2], 4).unwrap()));
-    // Experts of a slice keep their ids.
-    let high = take_experts(&g, 2..4).unwrap().graph;
-    assert_eq!(expert_group(&high, &[3], 5).unwrap().weights[0].name, "eg 3".into());
-    let missing = expert_group(&high, &[3, 1], 5).unwrap_err();
-    assert!(missing.to_string().contains("has no expert 1 "), "{missing}");
+    let missing = expert_group(&g, &[3, 4], 5).unwrap_err();
+    assert!(missing.to_string().contains("has no expert 4 "), "{missing}");
     assert!(matches!(expert_group(&g, &[], 5), Err(PartitionError::Zero { .. })));
     assert!(matches!(expert_group(&g, &[1], 0), Err(PartitionError::Zero { .. })));
     // Halves reach it, and formats that a calibration would have to know its inputs for do not.

@@ -30,7 +30,6 @@ pub(crate) fn start(
             Work::Run(run) => run_model(&device, run),
             Work::Copy(copy) => Ok(copy.from.copy_to(&copy.to)?),
             Work::Host(host) => Err(no_host_program(&device, host.name())),
-            Work::Load(load) => Err(no_host_program(&device, load.name())),
         })
     };
     Ok(Box::new(ThreadQueue::start(options, run, done, || {})?))

@@ -8,7 +8,7 @@ use crate::expert_groups::{
     CapacityRule, ExpertDivision, ExpertGroupShape, ExpertPolicy, ExpertSettings, GroupLimits,
     LayerLoad, Tiers, WorthALaunch, group, group_size, resident,
 };
-use crate::experts::{ExpertGroupPlan, ExpertSplit, Overflow};
+use crate::experts::{ExpertGroupPlan, ExpertSplit, GroupResidency, Overflow};
 use crate::plan::{Layers, LengthRules, Rule, Split};
 use crate::routing::ExpertUse;
 use crate::strategy::{DeviceFacts, rule};
@@ -18,6 +18,14 @@ pub(crate) struct SharedRules {
     pub prefill: Vec<Rule>,
     pub lengths: Vec<LengthRules>,
     pub decode: Vec<Rule>,
+    /// How groups come and go, if they do.
+    pub residency: Option<GroupResidency>,
+}
+
+/// A group, and whether it waits for rows to make it hot.
+struct KnownGroup {
+    shape: ExpertGroupShape,
+    standby: bool,
 }
 
 /// What rules for experts follow from.
@@ -71,7 +79,12 @@ impl ExpertRules<'_> {
         let lengths = Some(lengths).filter(|l| is_bursty && l.up_to > 0);
         // A single row chooses few experts, which are not worth a launch.
         let decode = vec![rule(None, None, host)];
-        Ok(SharedRules { prefill, lengths: lengths.into_iter().collect(), decode })
+        let residency = (self.settings.adaptive && !groups.is_empty()).then(|| {
+            let GroupLimits { graphs, bytes, .. } = self.limits(device);
+            let every_group = self.least() == WorthALaunch::ALWAYS;
+            GroupResidency { bytes, graphs, every_group }
+        });
+        Ok(SharedRules { prefill, lengths: lengths.into_iter().collect(), decode, residency })
     }
 
     /// The rules of all segments but experts.
@@ -96,10 +109,10 @@ impl ExpertRules<'_> {
         &self,
         layer: usize,
         expected: Vec<u32>,
-        groups: &[ExpertGroupShape],
+        groups: &[KnownGroup],
         [host, device]: [&DeviceFacts; 2],
     ) -> Rule {
-        let groups = groups.iter().filter(|g| g.layer == layer);
+        let groups = groups.iter().filter(|g| g.shape.layer == layer);
         // A third device, if there is one, takes what the groups' device leaves.
         let third = self.devices.iter().find(|d| d.name != host.name && d.name != device.name);
         let other = third.unwrap_or(host);
@@ -123,8 +136,8 @@ impl ExpertRules<'_> {
         })
     }
 
-    /// The groups that are on the device.
-    fn groups(&self, device: &DeviceFacts) -> Result<Vec<ExpertGroupShape>, PlanError> {
+    /// The groups that are on the device, and those that may come there.
+    fn groups(&self, device: &DeviceFacts) -> Result<Vec<KnownGroup>, PlanError> {
         let Some(bytes) = self.layers().map(|(_, moe)| self.expert_bytes(moe, device)).max() else {
             return Ok(Vec::new());
         };
@@ -139,22 +152,40 @@ impl ExpertRules<'_> {
         };
         let size = group_size(asked, bytes, &limits)
             .map_err(|why| PlanError::ExpertGroup { device: device.name.clone(), why })?;
-        let least = match self.policy {
+        let (rule, least) = (self.capacity_rule(), self.least());
+        let (mut groups, mut cold) = (Vec::new(), Vec::new());
+        for (layer, moe) in self.layers() {
+            let used = self.used(layer, moe);
+            let load = LayerLoad { used: &used, top_k: moe.top_k, rows: self.gathered };
+            let all = group(&load, &self.capacities(load), size, WorthALaunch::ALWAYS);
+            let (worth, others): (Vec<_>, Vec<_>) =
+                all.into_iter().partition(|g| g.is_worth(least));
+            groups.extend(worth);
+            // Should they become hot, they get more rows than now.
+            let base = rule.rounding.up(load.base_rows(rule.base));
+            let with_room = |g: ExpertGroupShape| {
+                let capacity = g.capacity.max(base);
+                ExpertGroupShape { capacity, ..g }
+            };
+            cold.extend(others.into_iter().map(with_room));
+        }
+        let on = resident(&groups, bytes, &limits);
+        let known = groups.into_iter().zip(on).map(|(shape, on)| (shape, !on));
+        let all = known.chain(cold.into_iter().map(|shape| (shape, true)));
+        let all = all.filter(|(_, standby)| self.settings.adaptive || !standby);
+        Ok(all.map(|(shape, standby)| KnownGroup { shape, standby }).collect())
+    }
+
+    /// What makes a group worth a launch.
+    fn least(&self) -> WorthALaunch {
+        match self.policy {
             // Padding that was asked for is none that speaks against a launch.
             ExpertPolicy::All if self.settings.overflow == Overflow::Pad => {
                 WorthALaunch { fill: 0.0, ..WorthALaunch::default() }
             }
             ExpertPolicy::All => self.settings.worth,
             _ => WorthALaunch::ALWAYS,
-        };
-        let mut groups = Vec::new();
-        for (layer, moe) in self.layers() {
-            let used = self.used(layer, moe);
-            let load = LayerLoad { used: &used, top_k: moe.top_k, rows: self.gathered };
-            groups.extend(group(&load, &self.capacities(load), size, least));
         }
-        let on = resident(&groups, bytes, &limits);
-        Ok(groups.into_iter().zip(on).filter_map(|(group, on)| on.then_some(group)).collect())
     }
 
     /// Rows of each expert. Where they gather, and nothing else than the default is asked for: a quarter
@@ -206,7 +237,8 @@ impl ExpertRules<'_> {
     }
 }
 
-fn plan_of(group: &ExpertGroupShape, device: &DeviceFacts) -> ExpertGroupPlan {
-    let (device, experts) = (device.name.clone(), group.experts.clone());
-    ExpertGroupPlan { device, experts, capacity: group.capacity, parts: Vec::new() }
+fn plan_of(group: &KnownGroup, device: &DeviceFacts) -> ExpertGroupPlan {
+    let KnownGroup { shape, standby } = group;
+    let whole = ExpertGroupPlan::new(&device.name, shape.experts.clone(), shape.capacity);
+    ExpertGroupPlan { standby: *standby, ..whole }
 }

@@ -128,6 +128,7 @@ pub fn make(
     request.strategy.check_names(devices)?;
     let chunk = chunk_of(spec, request);
     let placed = |phase| request.strategy.rules(spec, devices, (phase, chunk));
+    let mut expert_residency = None;
     let rules = match request.strategy {
         Strategy::Experts(policy) => {
             let halves = request.converts_to(ActivationFormat::F16);
@@ -135,7 +136,8 @@ pub fn make(
             let chunks = if settings.gathers() { in_flight(request, chunk, true) } else { 1 };
             let gathered = chunks.saturating_mul(chunk);
             let of = ExpertRules { spec, devices, policy, settings, rows: chunk, gathered, halves };
-            let SharedRules { prefill, lengths, decode } = of.rules()?;
+            let SharedRules { prefill, lengths, decode, residency } = of.rules()?;
+            expert_residency = residency;
             PlannedRules { prefill, lengths, decode }
         }
         _ => PlannedRules {
@@ -144,7 +146,8 @@ pub fn make(
             decode: placed(Phase::Decode),
         },
     };
-    let plan = assemble(spec, devices, request, (request.strategy.to_string(), rules));
+    let mut plan = assemble(spec, devices, request, (request.strategy.to_string(), rules));
+    plan.prefill.expert_residency = expert_residency;
     let names: Vec<&str> = devices.iter().map(|d| d.name.as_str()).collect();
     plan.check(spec, &names)?;
     Ok(plan)
@@ -248,6 +251,7 @@ pub fn assemble(
             chunks_in_flight,
             policy: request.policy,
             critical_device: None,
+            expert_residency: None,
             rules: prefill,
             lengths,
         },

@@ -142,6 +142,43 @@ fn rows_that_gather_have_a_buffer_for_each_expert() {
 }
 
 #[test]
+fn what_does_not_fit_or_is_cold_waits_where_groups_come_and_go() {
+    let spec = spec();
+    let (layers, experts, _) = experts(&spec);
+    let Ffn::Moe(moe) = &spec.layers[0].ffn else { panic!() };
+    let expert_bytes = 3 * 4 * (spec.hidden * moe.inter) as u64;
+    let devices = [device("npu", false), device("cpu", true)];
+    let of = |policy, adaptive| {
+        let request = request(policy, &spec);
+        let bytes = Some(9 * expert_bytes);
+        let experts = ExpertSettings { bytes, adaptive, ..request.experts };
+        make(&spec, &devices, &PlanRequest { experts, ..request }).unwrap()
+    };
+    for policy in ExpertPolicy::ALL {
+        let (still, moving) = (of(policy, false), of(policy, true));
+        assert_eq!(still.prefill.expert_residency, None);
+        let residency = moving.prefill.expert_residency.unwrap();
+        assert_eq!(residency.bytes, Some(9 * expert_bytes));
+        assert_eq!(residency.every_group, policy != ExpertPolicy::All);
+        for layer in 0..layers {
+            let groups = &shared(&moving, layer).unwrap().groups;
+            // The same ones are there at first, and the others are known.
+            let (waiting, there): (Vec<_>, Vec<_>) = groups.iter().partition(|g| g.standby);
+            let before = shared(&still, layer).map_or(&[][..], |split| &split.groups);
+            assert!(there.into_iter().eq(before));
+            let least = if policy == ExpertPolicy::All { 32 } else { 16 };
+            assert!(!waiting.is_empty() && waiting.iter().all(|g| g.capacity >= least));
+            assert_eq!(groups.iter().map(|g| g.experts.len()).sum::<usize>(), experts);
+        }
+        let mut plan = moving;
+        assert_eq!(Plan::from_json(&plan.to_json()).unwrap(), plan);
+        plan.prefill.expert_residency = None;
+        let why = plan.check(&spec, &["npu", "cpu"]).unwrap_err().to_string();
+        assert!(why.contains("on standby") && why.contains("expert_residency"), "{why}");
+    }
+}
+
+#[test]
 fn groups_keep_to_a_devices_limits() {
     let spec = spec();
     let (_, experts, _) = experts(&spec);

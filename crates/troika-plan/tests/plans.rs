@@ -653,11 +653,8 @@ fn with_groups(groups: &[(&str, &[usize], usize)]) -> (ModelSpec, Plan) {
     let spec = spec("qwen3-moe-tiny");
     let mut plan = planned("qwen3-moe-tiny", Strategy::OneDevice, 1);
     plan.devices = vec!["a".into(), "b".into()];
-    let group = |(device, experts, capacity): &(&str, &[usize], usize)| ExpertGroupPlan {
-        device: (*device).into(),
-        experts: experts.to_vec(),
-        capacity: *capacity,
-        parts: Vec::new(),
+    let group = |(device, experts, capacity): &(&str, &[usize], usize)| {
+        ExpertGroupPlan::new(device, experts.to_vec(), *capacity)
     };
     let groups = groups.iter().map(group).collect();
     let split = ExpertSplit {

@@ -30,6 +30,7 @@ pub use error::ProgramError;
 pub use experts::{
     ExpertBuffer, ExpertCounts, ExpertMemory, ExpertRows, ExpertStep, GroupGraph, LEFT_OUT,
     LayerCounts, PackedCols, PackedRun, PackedSize, RoutedShape, SharedExperts, expected_pairs,
+    graph_bytes,
 };
 pub use graphs::{GraphList, ListedGraph};
 pub use handover::Handover;

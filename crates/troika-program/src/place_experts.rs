@@ -16,6 +16,7 @@ use troika_plan::{
 use crate::error::ProgramError;
 use crate::experts::{
     ExpertBuffer, ExpertRows, GroupGraph, PackedCols, PackedSize, RoutedShape, SharedExperts,
+    graph_bytes,
 };
 use crate::pieces::{self, PlacedGraph};
 use crate::place::{Placer, Stage};
@@ -94,9 +95,9 @@ impl Placer<'_> {
         let (mut all, mut packed) = (Vec::new(), Vec::new());
         for (number, group) in split.groups.iter().enumerate() {
             for (device, graph, operands) in self.graphs_of_group(graph, group)? {
-                self.check_group(device, &graph, number + 1)?;
-                let rows = graph.max_rows();
-                all.push(PlacedPiece { shapes: vec![rows], ..alone(device, graph) });
+                let (rows, standby, piece) = (graph.max_rows(), group.standby, alone(device, graph));
+                self.check_group(device, &piece.graph, number + 1)?;
+                all.push(PlacedPiece { shapes: vec![rows], standby, ..piece });
                 packed.push(PackedOperands { group: number, ..operands });
             }
         }
@@ -188,11 +189,7 @@ impl Placer<'_> {
         group: usize,
     ) -> Result<(), ProgramError> {
         let PlanDevice { name, caps } = &self.devices[device];
-        let bytes = graph.weights.iter().map(|w| match caps.weights_per_shape {
-            Some(float) => (w.rows * w.cols * float) as u64,
-            None => (w.rows * w.dtype.row_bytes(w.cols).unwrap_or(0)) as u64,
-        });
-        let bytes: u64 = bytes.sum();
+        let bytes = graph_bytes(graph, caps);
         match caps.max_graph_bytes.filter(|most| bytes > *most) {
             None => Ok(()),
             Some(most) => {

@@ -257,7 +257,7 @@ impl RunShape<'_> {
         let (Some(&x), Some(&ids)) = (node.inputs.first(), node.inputs.get(1)) else { return };
         let (rows, k, top_k) = (self.rows_of(x), self.cols(x), self.cols(ids));
         let pairs = rows.saturating_mul(top_k).saturating_mul(e.gate.len());
-        let pairs = pairs.div_ceil(e.slice().of.max(1));
+        let pairs = pairs.div_ceil(e.gate.len().max(1));
         let used = e.gate.len().min(pairs).max(1);
         self.feed_forwards(e, [used, pairs.div_ceil(used), k], d);
     }
@@ -426,7 +426,6 @@ mod tests {
                 gate_bias: vec![],
                 up_bias: vec![],
                 down_bias: vec![],
-                slice: None,
                 act: Activation::Silu,
                 activations: ActivationFormat::F32,
             };

@@ -70,12 +70,6 @@ impl Worker {
                 self.limits.check_host(host.name(), [host.reads(), host.writes()])?;
                 Ok(Prepared { need: self.rates.copy(host.bytes()), run: None })
             }
-            Work::Load(load) => {
-                self.limits.check_host(load.name(), [&[], load.writes()])?;
-                let known = load.loaded().is_some();
-                let bytes = if known { 0 } else { load.bytes() };
-                Ok(Prepared { need: self.rates.copy(bytes), run: None })
-            }
         }
     }
 
@@ -96,7 +90,6 @@ impl Worker {
                 hold(host.reads(), Access::Read, &mut claims)?;
                 hold(host.writes(), Access::Write, &mut claims)?;
             }
-            (Work::Load(load), _) => hold(load.writes(), Access::Write, &mut claims)?,
             (Work::Run(_), None) => {}
         }
         Ok(claims)
@@ -123,7 +116,6 @@ impl Worker {
             }
             (Work::Copy(copy), _) => Ok(copy.from.copy_to(&copy.to)?),
             (Work::Host(host), _) => host.run(&self.limits.device),
-            (Work::Load(load), _) => load.run(&self.limits.device),
             (Work::Run(_), None) => Ok(()),
         }
     }

@@ -501,8 +501,8 @@ fn bindings_are_held_to_the_limits() {
     assert!(e.contains("value cache binds 512 bytes, of at most 511"), "{e}");
 }
 
-/// Host functions and loads take time on a virtual CPU, hold their memory meanwhile, and give their
-/// results at the end. With numerics off they are skipped but take as long.
+/// Host functions take time on a virtual CPU, hold their memory meanwhile, and give their results at
+/// the end. With numerics off they are skipped but take as long.
 #[test]
 fn functions_of_the_host_take_their_time() {
     for (top, computes) in [("", true), ("numerics = \"off\"", false)] {
@@ -518,11 +518,8 @@ fn functions_of_the_host_take_their_time() {
             Ok(Some(Box::new(x.len())))
         });
         let host = Arc::new(host.unwrap());
-        let load = LoadTask::new("load", 5000, |_| Ok(Arc::new(1_u8)));
-        let load = Arc::new(load.writing(vec![View::whole(&x)]));
         filled(&x, 3.0);
-        let works = [Work::Host(host.clone()), Work::Load(load.clone()), Work::Load(load.clone())];
-        let tasks = works.into_iter().map(|work| Submission { tag: 0, work }).collect();
+        let tasks = vec![Submission { tag: 0, work: Work::Host(host.clone()) }];
         lane.queue.submit(list(1, tasks)).unwrap();
         assert!(y.read().is_err() && x.write().is_err(), "held while it runs");
         assert!(host.take_result().is_none());
@@ -532,13 +529,10 @@ fn functions_of_the_host_take_their_time() {
         let done = lane.done.try_recv().unwrap();
         done.outcome.unwrap();
         let ends: Vec<u128> = done.times.iter().map(|t| t.end.as_nanos()).collect();
-        // 512 bytes and 5000 bytes at a picosecond each, plus a launch. A finished load is not
-        // repeated.
-        let third = if computes { 3006 } else { 3011 };
-        assert_eq!(ends, [1001, 2006, third]);
+        // 512 bytes at a picosecond each, plus a launch.
+        assert_eq!(ends, [1001]);
         assert_eq!(first(&y), if computes { 3.0 } else { 0.0 });
         assert_eq!(host.take_result().is_some(), computes);
-        assert_eq!(load.loaded().is_some(), computes);
     }
 }
 
@@ -551,16 +545,10 @@ fn processors_that_are_no_cpu_refuse_functions_of_the_host() {
         assert_eq!(device.caps().host_tasks, kind == "cpu");
         let mut lane = lane(&device, Arc::new(RealClock::new()));
         let host = HostTask::new("router", (vec![theirs.clone()], vec![]), |_, _| Ok(None));
-        let load = LoadTask::new("expert", 1, |_| Ok(Arc::new(1_u8)));
-        let load = load.writing(vec![theirs.clone()]);
-        for (name, work) in [
-            ("router", Work::Host(Arc::new(host.unwrap()))),
-            ("expert", Work::Load(Arc::new(load))),
-        ] {
-            let e = refusal(&mut lane, Submission { tag: 0, work });
-            let why = if kind == "cpu" { "memory of a device" } else { "runs on CPU devices only" };
-            assert!(e.contains(name) && e.contains(why) && e.ends_with("on device d"), "{e}");
-        }
+        let work = Work::Host(Arc::new(host.unwrap()));
+        let e = refusal(&mut lane, Submission { tag: 0, work });
+        let why = if kind == "cpu" { "memory of a device" } else { "runs on CPU devices only" };
+        assert!(e.contains("router") && e.contains(why) && e.ends_with("on device d"), "{e}");
     }
 }
 

@@ -60,7 +60,7 @@ impl RunWork {
 
     /// Experts of which each row has so many.
     fn experts(&mut self, graph: &Subgraph, e: &Experts, chosen: f64) {
-        let count = e.slice().of.max(1) as f64;
+        let count = e.gate.len().max(1) as f64;
         // Reads as many experts as the rows can choose.
         let read = (chosen * self.room).min(count) / count;
         for w in e.gate.iter().chain(&e.up).chain(&e.down) {

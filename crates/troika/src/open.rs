@@ -7,7 +7,7 @@ use troika_device::{Clock, RealClock};
 use troika_engine::{Engine, EngineError, EngineParts};
 use troika_model::spec::ModelSpec;
 use troika_model::tokenizer::Tokenizer;
-use troika_plan::{Plan, Refusal};
+use troika_plan::{AdaptSettings, Plan, Refusal};
 use troika_trace::{Span, Tracer};
 use troika_weights::{ExpertStats, Quant, WeightStore};
 
@@ -33,7 +33,8 @@ pub struct Model {
 
 pub(crate) struct Opened {
     pub name: String,
-    pub model: BoundModel,
+    pub spec: ModelSpec,
+    pub store: Arc<WeightStore>,
     pub driver: Driver,
     /// What runs where, as it was compiled.
     pub plan: Plan,
@@ -111,7 +112,7 @@ impl Model {
         // Opening takes real time even with a virtual clock.
         let real = Arc::new(real);
         let shapes = |key| store.shape(key);
-        let (engine, clock, modelled, silent) = loop {
+        let (mut engine, clock, modelled, silent) = loop {
             let used = devices.iter().filter(|d| plan.devices.iter().any(|name| name == d.name()));
             let silent = used.clone().find(|d| computes_nothing(d));
             let modelled = virtual_clock(used);
@@ -153,9 +154,15 @@ impl Model {
         warnings.extend(unkept);
         trace_waits(store, &options.tracer, &clock);
         warnings.extend(non_finite(&store.non_finite()));
+        let BoundModel { spec, store, .. } = model;
+        let store = Arc::new(store);
+        if plan.prefill.expert_residency.is_some() {
+            engine.adapt(store.clone(), AdaptSettings::default());
+        }
         let opened = Opened {
             name,
-            model,
+            spec,
+            store,
             plan,
             refusals,
             driver: Driver::new(engine),
@@ -174,12 +181,12 @@ impl Model {
 
     /// The model's description.
     pub fn spec(&self) -> &ModelSpec {
-        &self.opened.model.spec
+        &self.opened.spec
     }
 
     /// The weights.
     pub fn store(&self) -> &WeightStore {
-        &self.opened.model.store
+        &self.opened.store
     }
 
     /// The engine itself, to query it or to feed it directly. While it is held, no session

@@ -257,7 +257,7 @@ impl Session {
         constraint: Option<Box<dyn Constraint>>,
     ) -> Result<(), Error> {
         request.params.check()?;
-        if self.opened.model.spec.embeds {
+        if self.opened.spec.embeds {
             return Err(Error::Embeds);
         }
         check_prompt(&self.opened, prompt)?;
@@ -283,7 +283,7 @@ impl Session {
                 context: opened.plan.context,
                 holds: opened.driver.handle.most_tokens(),
                 len: prompt.len(),
-                counted: (!opened.computes).then_some(opened.model.spec.vocab),
+                counted: (!opened.computes).then_some(opened.spec.vocab),
                 times: Times {
                     clock: opened.clock.clone(),
                     tracer: opened.tracer.clone(),
@@ -537,7 +537,7 @@ fn check_prompt(opened: &Opened, prompt: &[u32]) -> Result<(), Error> {
     }
     let context = opened.plan.context;
     if prompt.len() > context {
-        let model = opened.model.spec.context;
+        let model = opened.spec.context;
         return Err(Error::PromptTooLong { prompt: prompt.len(), context, model });
     }
     Ok(())

@@ -7,9 +7,9 @@ use troika_device::{
     DeviceError, PackFn, PackLayout, Packed, WeightBytes, WeightData, WeightSource, ZeroedBytes,
 };
 use troika_graph::{
-    Activation, ActivationFormat, Attention, CalibrationTensor, DType, Dim, ExpertGroup,
-    ExpertSlice, Experts, HeadLinear, KvAppend, Op, Rope, RopeFreqs, RopeStyle, Router,
-    ScaleOrigin, Score, Shape, SubgraphBuilder, ValueId, WeightDecl, WeightRef, WeightSlice,
+    Activation, ActivationFormat, Attention, CalibrationTensor, DType, Dim, ExpertGroup, Experts,
+    HeadLinear, KvAppend, Op, Rope, RopeFreqs, RopeStyle, Router, ScaleOrigin, Score, Shape,
+    SubgraphBuilder, ValueId, WeightDecl, WeightRef, WeightSlice,
 };
 
 use super::values::element;
@@ -375,7 +375,6 @@ fn weights_of_experts(b: &mut Build, dtype: DType, act: Activation) -> Res<Exper
         gate_bias: list(1, inter, DType::F32)?,
         up_bias: vec![],
         down_bias: list(1, k, DType::F32)?,
-        slice: None,
         act,
         activations: ActivationFormat::F32,
     })
@@ -395,35 +394,27 @@ fn group(
     b.op(Op::ExpertGroup(ExpertGroup { experts, capacity: MAX_ROWS / 3 }), &[x], 64, tolerance)
 }
 
-fn experts(
-    name: &'static str,
-    dtype: DType,
-    activations: ActivationFormat,
-    slice: Option<ExpertSlice>,
-) -> Res<SuiteCase> {
+fn experts(name: &'static str, dtype: DType, activations: ActivationFormat) -> Res<SuiteCase> {
     let mut b = Build::new(name);
     let k = 64;
     let tolerance = if activations == ActivationFormat::F32 { F32 } else { ROUNDED };
     let weights = weights_of_experts(&mut b, dtype, Activation::Silu)?;
-    let op = Experts { slice, activations, ..weights };
+    let op = Experts { activations, ..weights };
     let (x, ids) = (b.floats(k), b.b.input("ids", 2, DType::I32));
     let shares = b.floats(2);
     b.op(Op::Experts(op), &[x, ids, shares], k, tolerance)
 }
 
 fn mixtures() -> Res<Vec<SuiteCase>> {
-    let some = Some(ExpertSlice { first: 2, of: 7 });
     let clamped = Activation::ClampedSwiglu { alpha: 1.702, limit: 7.0 };
     Ok(vec![
         router("router", Score::Softmax, Some((3, 2)))?,
         router("router after the choice", Score::TopKSoftmax, None)?,
         router("router of sigmoids", Score::Sigmoid, None)?,
         router("router of mixers", Score::SparseMixer { eps: 0.1 }, None)?,
-        experts("experts", DType::F32, ActivationFormat::F32, None)?,
-        experts("experts of bytes", DType::Q8_0, ActivationFormat::INT8, None)?,
-        experts("experts of bf16", DType::BF16, ActivationFormat::Bf16, None)?,
-        experts("a slice of experts", DType::F32, ActivationFormat::F32, some)?,
-        experts("a slice of experts of bytes", DType::Q8_0, ActivationFormat::INT8, some)?,
+        experts("experts", DType::F32, ActivationFormat::F32)?,
+        experts("experts of bytes", DType::Q8_0, ActivationFormat::INT8)?,
+        experts("experts of bf16", DType::BF16, ActivationFormat::Bf16)?,
         group("expert_group", DType::F32, ActivationFormat::F32, Activation::Silu)?,
         group("expert_group of gelu", DType::Q8_0, ActivationFormat::F32, Activation::GeluTanh)?,
         group("expert_group of clamped units", DType::Q4_0, ActivationFormat::F32, clamped)?,

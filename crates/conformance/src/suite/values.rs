@@ -54,7 +54,7 @@ impl Values {
     pub fn new(g: &Subgraph, rows: usize, seed: u64) -> Values {
         let mut r = Random(seed);
         let experts = g.nodes.iter().find_map(|n| match &n.op {
-            Op::Experts(e) => Some(e.slice().of),
+            Op::Experts(e) => Some(e.gate.len()),
             _ => None,
         });
         let positions: Vec<i32> = forward(rows)

@@ -30,6 +30,10 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
     args.plan.apply(&mut options)?;
     args.npu_profiling.apply(&mut options)?;
     options.sharing = args.sharing.sharing(args.parallel.unwrap_or(1));
+    // A text's tokens are known when the model is open.
+    if let Prompt::Ids(ids) = &prompt {
+        options.experts.prompt.get_or_insert(ids.len());
+    }
     let interrupt = Interrupt::listen();
     options.compile.cancel = Some(interrupt.flag());
     let model = Model::open(&source, &OpenOptions { scan: args.verbose, ..options })?;

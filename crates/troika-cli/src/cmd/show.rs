@@ -7,7 +7,7 @@ use troika::{Described, describe};
 
 use crate::error::CliError;
 use crate::flags::ShowArgs;
-use crate::output::{self, printable};
+use crate::output::{self, bytes, printable};
 use crate::resolve;
 
 /// Prints a model's description.
@@ -136,14 +136,6 @@ fn active(d: &Described, total: u64) -> u64 {
 fn cache_bytes(spec: &ModelSpec) -> u64 {
     let widths = spec.layers.iter().map(|l| l.attn.cache_widths());
     widths.map(|(k, v)| 2 * (k + v.unwrap_or(0)) as u64).sum()
-}
-
-fn bytes(n: u64) -> String {
-    match n {
-        n if n >= 1 << 30 => format!("{:.2} GiB", n as f64 / (1u64 << 30) as f64),
-        n if n >= 1 << 20 => format!("{:.2} MiB", n as f64 / (1u64 << 20) as f64),
-        n => format!("{:.1} KiB", n as f64 / 1024.0),
-    }
 }
 
 fn count(n: u64) -> String {

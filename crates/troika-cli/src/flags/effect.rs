@@ -29,7 +29,7 @@ const RULES: &[Rule] = &[
     Rule {
         flags: "strategy profile goal for_prompt for_gen several_copies policy chunks_in_flight \
             value_type sync expert_group expert_tiers expert_base_rows expert_powers_of_two \
-            expert_group_mib overflow expert_dispatch expert_divide",
+            expert_group_mib expert_residency overflow expert_dispatch expert_divide",
         idle: Idle::In { verb: "profile" },
         why: "it measures each device by itself; give the flag to the command that uses the profile",
     },
@@ -37,7 +37,7 @@ const RULES: &[Rule] = &[
         flags: "strategy profile policy chunks_in_flight value_type sync ubatch_size ctx_size \
             cache_type dtype npu_format npu_attention outliers prune_outliers row_buckets \
             expert_group expert_tiers expert_base_rows expert_powers_of_two expert_group_mib \
-            overflow expert_dispatch expert_divide",
+            expert_residency overflow expert_dispatch expert_divide",
         idle: Idle::Beside { rival: "plan" },
         why: "the plan says it",
     },
@@ -48,7 +48,7 @@ const RULES: &[Rule] = &[
     },
     Rule {
         flags: "expert_group expert_tiers expert_base_rows expert_powers_of_two expert_group_mib \
-            overflow expert_dispatch expert_divide",
+            expert_residency overflow expert_dispatch expert_divide",
         idle: Idle::Without { needed: "strategy" },
         why: "only --strategy experts groups experts",
     },

@@ -48,6 +48,14 @@ pub struct ExpertArgs {
     /// launches=N: N runs of a smaller graph, of which those with rows run.
     #[arg(long, value_name = "WAY", env = "TROIKA_EXPERT_DIVIDE")]
     pub expert_divide: Option<ExpertDivision>,
+    /// Whether groups come to their device and leave it while the model runs [default: static]
+    ///
+    /// static: they stay where they are, so that a seed gives the same tokens in every run.
+    /// adaptive: those whose experts the text chooses most are there. Where devices round
+    /// differently, tokens then depend on earlier prompts.
+    #[arg(long, value_name = "HOW", env = "TROIKA_EXPERT_RESIDENCY")]
+    #[arg(value_parser = named(["static", "adaptive"], |how| Some(how == "adaptive")))]
+    pub expert_residency: Option<bool>,
     /// What becomes of rows beyond an expert's capacity [default: cpu]
     ///
     /// cpu: the CPU computes them, nothing is lost. pad: there are none, each expert has room for
@@ -102,6 +110,7 @@ impl ExpertArgs {
             overflow: self.overflow.unwrap_or_default(),
             dispatch: self.expert_dispatch.unwrap_or_default(),
             bytes: self.expert_group_mib.map(|mib| mib.saturating_mul(1 << 20)),
+            adaptive: self.expert_residency.unwrap_or_default(),
             ..ExpertSettings::default()
         };
         let calibration = calibration.map(read).transpose()?;

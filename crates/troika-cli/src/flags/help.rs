@@ -10,7 +10,7 @@ const RARE: &str = "model offline prompt_ids raw parse_special ubatch_size dtype
     calibration npu_format npu_attention npu_rewrites outliers prune_outliers row_buckets \
     npu_profiling npu_profiling_dir npu_profiling_events allow_emulated device_memory \
     expert_cache_mib predictor expert_group expert_tiers expert_base_rows expert_powers_of_two \
-    expert_group_mib overflow expert_dispatch expert_divide";
+    expert_group_mib expert_residency overflow expert_dispatch expert_divide";
 
 /// Flags that fit a screen.
 const FEW: usize = 20;

@@ -6,7 +6,7 @@ use troika_cpu::Isa;
 use troika_cpu::kernels::int8::{Layout, PackedView};
 use troika_cpu::kernels::linear::WeightView;
 use troika_cpu::kernels::moe::{self, Expert, Memory, Operands};
-use troika_graph::{Activation, ActivationFormat, DType, ExpertSlice};
+use troika_graph::{Activation, ActivationFormat, DType};
 
 use crate::{floats, isas, weight, with};
 
@@ -65,7 +65,6 @@ fn experts_float(bencher: Bencher<'_, '_>, c: Case) {
         bencher.counter(items).counter(size).bench_local(|| {
             let x = Operands {
                 experts: EXPERTS,
-                slice: ExpertSlice { first: 0, of: EXPERTS },
                 expert: &expert,
                 act: Activation::Silu,
                 x: &x,
@@ -108,7 +107,6 @@ fn experts_int8(bencher: Bencher<'_, '_>, c: Case) {
         bencher.counter(items).counter(size).bench_local(|| {
             let x = Operands {
                 experts: EXPERTS,
-                slice: ExpertSlice { first: 0, of: EXPERTS },
                 expert: &expert,
                 act: Activation::Silu,
                 x: &x,

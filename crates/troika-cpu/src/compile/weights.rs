@@ -7,8 +7,7 @@ use troika_device::{
     DeviceError, ExpertsOnDisk, PackLayout, WeightBytes, WeightData, WeightSource, calibrated,
 };
 use troika_graph::{
-    ActivationFormat, CalibrationTensor, DType, ExpertGroup, ExpertSlice, Node, Op, Rounding,
-    Subgraph, WeightDecl, WeightRef,
+    ActivationFormat, CalibrationTensor, DType, Rounding, Subgraph, WeightDecl, WeightRef,
 };
 
 use crate::compile::Executable;
@@ -151,8 +150,6 @@ pub(crate) struct Loaded {
     outliers: Vec<OutlierMatrix>,
     /// The names of its weights.
     weights: Vec<Arc<str>>,
-    /// Which experts the graph's ops of experts compute.
-    pub slices: Vec<ExpertSlice>,
     /// For each of these ops, its experts if they are read from disk.
     pub on_disk: Vec<Option<Arc<dyn ExpertsOnDisk>>>,
 }
@@ -164,10 +161,6 @@ pub(crate) struct DeviceId(pub u64);
 impl Loaded {
     /// Code for a graph, without weights yet.
     pub fn new(device: DeviceId, code: &Arc<Executable>, graph: &Subgraph) -> Loaded {
-        let slice = |node: &Node| match &node.op {
-            Op::Experts(e) | Op::ExpertGroup(ExpertGroup { experts: e, .. }) => Some(e.slice()),
-            _ => None,
-        };
         Loaded {
             device,
             code: code.clone(),
@@ -178,7 +171,6 @@ impl Loaded {
             packed: Vec::new(),
             outliers: Vec::new(),
             weights: graph.weights.iter().map(|w| w.name.clone()).collect(),
-            slices: graph.nodes.iter().filter_map(slice).collect(),
             on_disk: Vec::new(),
         }
     }

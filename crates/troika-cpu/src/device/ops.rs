@@ -489,7 +489,7 @@ impl<'a> Operands<'a> {
     where
         'a: 'm,
     {
-        let (k, slice) = (self.cols(0), self.exe.slices[of.number]);
+        let k = self.cols(0);
         let ExpertsCode { capacity, inter, act, activations, .. } = *of;
         // SAFETY: by the caller.
         let (x, (top_k, ids, weights)): (&[f32], (_, &[i32], &[f32])) = unsafe {
@@ -502,19 +502,8 @@ impl<'a> Operands<'a> {
         let rows = x.len() / k.max(1);
         let floats = &mut work.floats[..moe::floats(rows, top_k, k, inter, activations)];
         let words = &mut work.words[..moe::words(rows * top_k, experts)];
-        let x = moe::Operands {
-            experts,
-            slice,
-            expert,
-            act,
-            x,
-            activations,
-            k,
-            inter,
-            ids,
-            weights,
-            top_k,
-        };
+        let x =
+            moe::Operands { experts, expert, act, x, activations, k, inter, ids, weights, top_k };
         (x, moe::Memory { floats, words })
     }
 }

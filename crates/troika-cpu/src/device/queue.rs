@@ -64,7 +64,6 @@ impl Worker {
             Work::Run(run) => tasks.run(run, next),
             Work::Copy(copy) => Ok(copy.from.copy_to(&copy.to)?),
             Work::Host(host) => host.run(&tasks.device),
-            Work::Load(load) => load.run(&tasks.device),
         })
     }
 }
@@ -91,7 +90,7 @@ impl Tasks {
         };
         let next = next.and_then(|next| match &next.work {
             Work::Run(run) => self.loaded(run),
-            Work::Copy(_) | Work::Host(_) | Work::Load(_) => None,
+            Work::Copy(_) | Work::Host(_) => None,
         });
         let run = || self.executor.run(loaded, task, next);
         catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|e| {

@@ -191,7 +191,6 @@ fn experts(name: &'static str, dtype: DType, activations: ActivationFormat) -> C
         gate_bias: list(1, inter, DType::F32),
         up_bias: vec![],
         down_bias: list(1, k, DType::F32),
-        slice: None,
         act: Activation::Silu,
         activations,
     };
@@ -211,7 +210,6 @@ fn group(name: &'static str, dtype: DType, activations: ActivationFormat) -> Cas
         gate_bias: vec![],
         up_bias: list(1, inter, DType::F32),
         down_bias: list(1, k, DType::F32),
-        slice: None,
         act: Activation::Silu,
         activations,
     };
@@ -523,9 +521,6 @@ fn wrong_choices() -> Vec<Wrong> {
         "expert_group": "input has 3 rows", g => {
             g.values.iter_mut().for_each(|v| v.shape.0[0] = Dim::Fixed(3));
         };
-        "expert_group": "a group is no slice", g => with!(g, Op::ExpertGroup(e) => {
-            e.experts.slice = Some(ExpertSlice { first: 0, of: 2 });
-        });
         "expert_group": "output has 65 columns", g => cols(g, 1, 65);
         "expert_group": "uneven expert lists",
             g => with!(g, Op::ExpertGroup(e) => drop(e.experts.down.pop()));

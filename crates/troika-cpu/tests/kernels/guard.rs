@@ -16,8 +16,8 @@ use troika_cpu::kernels::{Context, embed, rope, router};
 use troika_cpu::{Isa, PerWorker, Pool, SharedMut};
 use troika_device::{ForwardBatch, PageTable, SeqRows};
 use troika_graph::{
-    Activation, ActivationFormat, Attention, DType, ExpertSlice, Rope, RopeFreqs, RopeStyle,
-    Router, Score, WeightRef,
+    Activation, ActivationFormat, Attention, DType, Rope, RopeFreqs, RopeStyle, Router, Score,
+    WeightRef,
 };
 
 use crate::Random;
@@ -316,7 +316,6 @@ fn experts_stay_inside() {
             let (ids, weights) = (&ids[..], &share[..]);
             let x = moe::Operands {
                 experts,
-                slice: ExpertSlice { first: 0, of: experts },
                 expert: &expert,
                 act,
                 x: &x,
@@ -374,7 +373,6 @@ fn packed_experts_stay_inside() {
             let act = Activation::Silu;
             let x = moe::Operands {
                 experts,
-                slice: ExpertSlice { first: 0, of: experts },
                 expert: &expert,
                 act,
                 x: &x,

@@ -11,7 +11,7 @@ use troika_cpu::kernels::linear::{OutView, RowsView, WeightView};
 use troika_cpu::kernels::moe;
 use troika_cpu::kernels::norm::{self, Norm};
 use troika_cpu::{Isa, SharedMut};
-use troika_graph::{Activation, ActivationFormat, DType, ExpertSlice};
+use troika_graph::{Activation, ActivationFormat, DType};
 
 use crate::{Random, on_each_isa, with};
 
@@ -269,7 +269,6 @@ fn experts_are_the_reference_to_the_bit() {
             let expert = |e| experts.packed(e);
             let operands = moe::Operands {
                 experts: 5,
-                slice: ExpertSlice { first: 0, of: 5 },
                 expert: &expert,
                 act: troika_graph::Activation::Relu,
                 x: &x,
@@ -316,7 +315,6 @@ fn groups_of_experts_are_the_reference_to_the_bit() {
             let expert = |e| experts.packed(e);
             let operands = moe::Operands {
                 experts: 3,
-                slice: ExpertSlice { first: 0, of: 3 },
                 expert: &expert,
                 act: troika_graph::Activation::Relu,
                 x: &x,

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 use troika_cpu::kernels::linear::WeightView;
 use troika_cpu::kernels::moe::{self, Expert, Memory, Operands};
 use troika_cpu::kernels::{Context, KernelError};
-use troika_graph::{Activation, ActivationFormat, DType, ExpertSlice, NO_EXPERT};
+use troika_graph::{Activation, ActivationFormat, DType};
 
 use crate::{Random, close, on_each_isa, with};
 
@@ -101,7 +101,6 @@ proptest! {
         };
         let x = Operands {
             experts,
-            slice: ExpertSlice { first: 0, of: experts },
             expert: &expert,
             act,
             x: &x,
@@ -168,7 +167,6 @@ proptest! {
         let bf16 = rounded && dtype == DType::BF16;
         let operands = Operands {
             experts,
-            slice: ExpertSlice { first: 0, of: experts },
             expert: &expert,
             act: Activation::Silu,
             x: &x,
@@ -202,45 +200,6 @@ proptest! {
             assert_eq!(run(cx, alone).unwrap(), &got[last * k..]);
         });
     }
-
-    /// Rows' choices that another device computes add nothing: what is left and what was left out
-    /// are the parts of a whole.
-    #[test]
-    fn choices_of_no_expert_add_nothing(rows in 1usize..40, seed: u64) {
-        let mut r = Random(seed);
-        let (experts, top_k, k, inter) = (5, 3, 32, 64);
-        let case = Case::new(&mut r, DType::Q8_0, (experts, k, inter), true);
-        let (x, weights) = (r.floats(rows * k), r.floats(rows * top_k));
-        let ids = choose(&mut r, rows, top_k, experts);
-        // Some slots of each row, and in some rows all.
-        let kept = |pair: usize| pair % 4 == 1 || pair / top_k % 5 == 2;
-        let some: Vec<i32> =
-            ids.iter().enumerate().map(|(p, id)| if kept(p) { *id } else { NO_EXPERT }).collect();
-        let without: Vec<f32> =
-            weights.iter().enumerate().map(|(p, w)| if kept(p) { *w } else { 0.0 }).collect();
-        let expert = |e| case.expert(e);
-        let operands = Operands {
-            experts,
-            slice: ExpertSlice { first: 0, of: experts },
-            expert: &expert,
-            act: Activation::Silu,
-            x: &x,
-            activations: ActivationFormat::F32,
-            k,
-            inter,
-            ids: &ids,
-            weights: &without,
-            top_k,
-        };
-        on_each_isa(2, |cx| {
-            let want = run(cx, operands).unwrap();
-            let got = run(cx, Operands { ids: &some, weights: &weights, ..operands }).unwrap();
-            assert_eq!(got, want);
-            let none = vec![NO_EXPERT; ids.len()];
-            let nothing = run(cx, Operands { ids: &none, ..operands }).unwrap();
-            assert!(nothing.iter().all(|y| *y == 0.0));
-        });
-    }
 }
 
 #[test]
@@ -253,7 +212,6 @@ fn threads_do_not_change_bits_and_bad_ids_are_refused() {
     let operands = |ids: &'_ [i32]| -> Vec<Vec<f32>> {
         let x = Operands {
             experts: 6,
-            slice: ExpertSlice { first: 0, of: 6 },
             expert: &expert,
             act: Activation::GeluTanh,
             x: &x,

@@ -11,5 +11,5 @@ pub(crate) use dispatch::{Dispatcher, ExpertGraph, growth};
 pub(crate) use packed::PackedBuffers;
 pub(crate) use resident::LoadedGraph;
 pub(crate) use route::{OfChunk, Routing, host_task};
-pub use stats::GroupStats;
 pub(crate) use stats::SharedStats;
+pub use stats::{GroupStats, MovedGroups};

@@ -9,8 +9,8 @@ use troika_device::{DeviceError, Weights};
 pub(crate) struct LoadedGraph(Arc<Mutex<Option<Arc<Weights>>>>);
 
 impl LoadedGraph {
-    pub fn new(weights: Arc<Weights>) -> LoadedGraph {
-        LoadedGraph(Arc::new(Mutex::new(Some(weights))))
+    pub fn new(weights: Option<Arc<Weights>>) -> LoadedGraph {
+        LoadedGraph(Arc::new(Mutex::new(weights)))
     }
 
     /// The weights, for a task by its name.

@@ -107,7 +107,6 @@ impl Device for Fake {
         let run = move |list: CommandList, learnt: &mut WaitTimes| {
             let run = |task: &Submission, _: Option<&Submission>| match &task.work {
                 Work::Host(host) => host.run("fake"),
-                Work::Load(load) => load.run("fake"),
                 Work::Run(run) => hook(run, task.tag),
                 Work::Copy(_) => Ok(()),
             };

@@ -1,5 +1,4 @@
-//! Host functions and loads as tasks: routers whose decisions become tasks, and runs that wait for
-//! loads.
+//! Host functions as tasks: routers whose decisions become tasks.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -8,13 +7,12 @@ use std::thread::ThreadId;
 use std::time::Duration;
 
 use troika_device::{
-    Bindings, Buffer, Clock, Device, DeviceError, HostData, HostTask, LoadTask, RealClock, Run,
-    View, Work,
+    Buffer, Clock, Device, DeviceError, HostData, HostTask, RealClock, View, Work,
 };
 use troika_plan::Policy;
 use troika_trace::Tracer;
 
-use super::fake::{Fake, Hook, run};
+use super::fake::{Fake, Hook};
 use super::{Growth, Runner, Task, TaskGraph};
 use crate::error::EngineError;
 
@@ -267,114 +265,17 @@ fn devices_that_run_no_functions_of_the_host_are_named() {
     let fakes = vec![Fake::new(true, &idle()), Fake::new(true, &idle()).without_host_tasks()];
     let mut runner = runner(fakes, Policy::InOrder, Tracer::off());
     let work = || model.function("f", (&[0], &[1]), |_, _| Ok(None));
-    let load = || Work::Load(Arc::new(LoadTask::new("l", 1, |_| Ok(Arc::new(())))));
-    for work in [&work as &dyn Fn() -> Work, &load] {
-        refused(runner.run(&TaskGraph::new(vec![task(1, "f", work())]).into()), "f");
-        runner.run(&TaskGraph::new(vec![task(0, "f", work())]).into()).unwrap();
-    }
-}
-
-/// What runs observed: how often a load had happened.
-type Found = Arc<Mutex<Vec<u32>>>;
-
-/// A load that waits until a given number of runs were there, and its executable.
-fn late_load(run: &Run, (done, found): (&Arc<AtomicU32>, &Found), runs: usize) -> LoadTask {
-    let (done, found) = (done.clone(), found.clone());
-    let load = LoadTask::new("load", 64, move |_| {
-        let start = std::time::Instant::now();
-        while found.lock().unwrap().len() < runs {
-            if start.elapsed() > Duration::from_secs(60) {
-                return Err("others wait that need not".into());
-            }
-            std::thread::yield_now();
-        }
-        if done.fetch_add(1, Ordering::Relaxed) == u32::MAX {
-            return Err("the disk is away".into());
-        }
-        Ok(Arc::new(7_u64))
-    });
-    load.needed_by(vec![run.weights.id()])
-}
-
-/// A device whose runs check whether the load is done.
-fn looking(done: &Arc<AtomicU32>, found: &Found) -> Vec<Fake> {
-    let (done, found) = (done.clone(), found.clone());
-    let hook: Hook = Arc::new(move |_| {
-        found.lock().unwrap().push(done.load(Ordering::Relaxed));
-        Ok(())
-    });
-    (0..2).map(|_| Fake::new(true, &hook)).collect()
+    refused(runner.run(&TaskGraph::new(vec![task(1, "f", work())]).into()), "f");
+    runner.run(&TaskGraph::new(vec![task(0, "f", work())]).into()).unwrap();
 }
 
 #[test]
-fn runs_wait_for_what_their_executable_needs() {
-    let (done, found) = (Arc::new(AtomicU32::new(0)), Found::default());
-    let mut runner = runner(looking(&done, &found), Policy::InOrder, Tracer::off());
-    let (needs, other) = (run(&[], &[]), run(&[], &[]));
-    let load = Arc::new(late_load(&needs, (&done, &found), 2));
-    let tasks = vec![
-        task(0, "before", Work::Run(needs.clone())),
-        task(1, "load", Work::Load(load.clone())),
-        task(0, "other", Work::Run(other)),
-        task(0, "behind", Work::Run(needs)),
-    ];
-    let graph = Arc::new(TaskGraph::new(tasks));
-    assert_eq!(graph.schedule.dag.waits, [0, 0, 0, 1]);
-    runner.run(&graph).unwrap();
-    assert_eq!(*found.lock().unwrap(), [0, 0, 1]);
-    assert_eq!(load.loaded().unwrap().downcast_ref::<u64>(), Some(&7));
-    // It is loaded already: the load does nothing again.
-    runner.run(&graph).unwrap();
-    assert_eq!((done.load(Ordering::Relaxed), found.lock().unwrap().len()), (1, 6));
-}
-
-/// A decision to load: what was loaded is run, and what comes behind waits. A failing load ends the
-/// run.
-#[test]
-fn loads_become_known_while_a_graph_runs() {
-    for fails in [false, true] {
-        // Incrementing the largest number fails.
-        let before = if fails { u32::MAX } else { 0 };
-        let (done, found) = (Arc::new(AtomicU32::new(before)), Found::default());
-        let mut runner = runner(looking(&done, &found), Policy::InOrder, Tracer::off());
-        let needs = run(&[], &[]);
-        let value = View::whole(&Buffer::zeroed(8).unwrap());
-        let decides = HostTask::new("decides", (vec![], vec![value.clone()]), |_, _| Ok(None));
-        let reads = Bindings { inputs: vec![value], ..Bindings::default() };
-        let behind = Work::Run(Run { bindings: Arc::new(reads), ..run(&[], &[]) });
-        let tasks = vec![
-            task(1, "decides", Work::Host(Arc::new(decides.unwrap()))),
-            task(0, "behind", behind),
-            task(0, "other", Work::Run(run(&[], &[]))),
-        ];
-        let load = Arc::new(late_load(&needs, (&done, &found), 1));
-        let growth: Growth = Arc::new(move |_, _| {
-            let runs = task(0, "loaded", Work::Run(needs.clone()));
-            let loads = task(1, "load", Work::Load(load.clone()));
-            Ok(Arc::new(TaskGraph::new(vec![loads, runs])))
-        });
-        let result = runner.run(&TaskGraph::new(tasks).growing(&[0], growth).into());
-        if fails {
-            assert_eq!(result.unwrap_err().to_string(), "task load: the disk is away");
-            assert_eq!(*found.lock().unwrap(), [u32::MAX], "the other alone");
-        } else {
-            result.unwrap();
-            assert_eq!(*found.lock().unwrap(), [0, 1, 1], "the other, the loaded, the one behind");
-        }
-    }
-}
-
-#[test]
-fn traces_have_functions_of_the_host_and_loads() {
+fn traces_have_functions_of_the_host() {
     let tracer = Tracer::on();
     let model = Model::new();
     let fakes = vec![Fake::new(true, &idle())];
     let mut runner = runner(fakes, Policy::InOrder, tracer.clone());
-    let load = LoadTask::new("l", 640, |_| Ok(Arc::new(())));
-    let tasks = vec![
-        task(0, "router", model.router(0, 0)),
-        task(0, "expert 5", Work::Load(Arc::new(load))),
-    ];
+    let tasks = vec![task(0, "router", model.router(0, 0))];
     model.reset();
     runner.run(&TaskGraph::new(tasks).into()).unwrap();
     let spans = tracer.spans();
@@ -383,6 +284,5 @@ fn traces_have_functions_of_the_host_and_loads() {
         named(name).args.iter().find(|a| a.0 == what).map(|a| format!("{:?}", a.1))
     };
     assert_eq!(arg("router", "rows").as_deref(), Some("Int(4)"));
-    assert_eq!(arg("expert 5", "bytes").as_deref(), Some("Int(640)"));
-    assert!(named("expert 5").start >= named("router").end && spans.len() == 2);
+    assert_eq!(spans.len(), 1);
 }

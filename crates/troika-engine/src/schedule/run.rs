@@ -489,7 +489,6 @@ impl Runner {
             Work::Run(run) => ("rows", run.rows as u64),
             Work::Copy(copy) => ("rows", copy.to.rect().rows() as u64),
             Work::Host(_) => ("rows", task.rows.len() as u64),
-            Work::Load(load) => ("bytes", load.bytes()),
         };
         self.tracer.record(Span {
             name: task.name.to_string().into(),

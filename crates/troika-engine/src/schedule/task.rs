@@ -4,13 +4,12 @@ use std::ops::Range;
 use std::slice::from_ref;
 use std::sync::Arc;
 
-use troika_device::{Access, ForwardBatch, HostData, Run, View, WeightsId, Work};
+use troika_device::{Access, ForwardBatch, HostData, Run, View, Work};
 use troika_program::schedule::{HazardTracker, Schedule};
 
 use crate::error::EngineError;
 
-/// The run of a segment or piece for a chunk's rows on a device, a copy, a host function, or a
-/// load.
+/// The run of a segment or piece for a chunk's rows on a device, a copy, or a host function.
 #[derive(Clone, Debug)]
 pub struct Task {
     /// Index of the device (queue).
@@ -26,9 +25,9 @@ pub struct Task {
 }
 
 impl Task {
-    /// Whether it is a host function or a load.
+    /// Whether it is a host function.
     pub(super) fn is_host(&self) -> bool {
-        matches!(self.work, Work::Host(_) | Work::Load(_))
+        matches!(self.work, Work::Host(_))
     }
 }
 
@@ -54,7 +53,6 @@ fn views(work: &Work) -> impl Iterator<Item = (&View, Access)> {
         Work::Run(run) => (&run.bindings.inputs, &run.bindings.outputs),
         Work::Copy(copy) => (from_ref(&copy.from), from_ref(&copy.to)),
         Work::Host(host) => (host.reads(), host.writes()),
-        Work::Load(load) => (&[], load.writes()),
     };
     let reads = reads.iter().map(|v| (v, Access::Read));
     reads.chain(writes.iter().map(|v| (v, Access::Write)))
@@ -75,38 +73,27 @@ fn used(work: &Work) -> impl Iterator<Item = (&View, Access)> {
 
 /// Makes a task wait for others by what it uses, and returns them.
 pub(super) fn waits_for<'a>(
-    hazards: &'a mut HazardTracker<Use>,
+    hazards: &'a mut HazardTracker<usize>,
     number: u32,
     work: &Work,
 ) -> &'a [u32] {
     hazards.begin(number);
     for (view, access) in views(work) {
-        hazards.memory(Use::Buffer(view.buffer().id()), view.rect(), access);
+        hazards.memory(view.buffer().id(), view.rect(), access);
     }
     for view in parts(work) {
-        hazards.shared(Use::Buffer(view.buffer().id()), view.rect());
+        hazards.shared(view.buffer().id(), view.rect());
     }
     match work {
         Work::Run(run) => {
             let states = &run.bindings.states;
             if !states.is_empty() {
-                hazards.states(states.iter().map(|s| Use::Buffer(s.buffer().id())), &run.forward);
+                hazards.states(states.iter().map(|s| s.buffer().id()), &run.forward);
             }
-            hazards.loaded(&Use::Weights(run.weights.id()));
         }
-        Work::Load(load) => load.weights().iter().for_each(|w| hazards.load(Use::Weights(*w))),
         Work::Copy(_) | Work::Host(_) => {}
     }
     hazards.end()
-}
-
-/// What tasks conflict about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Use {
-    /// A buffer, by its number.
-    Buffer(usize),
-    /// Weights that a load makes.
-    Weights(WeightsId),
 }
 
 impl TaskGraph {

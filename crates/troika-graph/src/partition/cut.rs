@@ -7,7 +7,7 @@ use super::piece::{Piece, PieceBuilder};
 use super::take::Take;
 use crate::builder::SubgraphBuilder;
 use crate::dtype::DType;
-use crate::op::{ExpertGroup, ExpertSlice, Experts, Op};
+use crate::op::{ExpertGroup, Experts, Op};
 use crate::subgraph::{Node, Subgraph, ValueId};
 use crate::verify::verify;
 use crate::weight::WeightRef;
@@ -44,28 +44,6 @@ pub fn cut_at(graph: &Subgraph, after: &[usize]) -> Result<Vec<Piece>, Partition
     pieces.map(|(i, (start, end))| piece(graph, i, start..end)).collect()
 }
 
-/// Some of the experts of a graph's [`Experts`], as a piece that declares their weights only. Of
-/// rows' chosen experts it computes those of the range. Who runs the pieces adds their results.
-///
-/// # Errors
-/// A malformed graph; no such experts.
-pub fn experts(graph: &Subgraph, range: Range<usize>) -> Result<Piece, PartitionError> {
-    verify(graph)?;
-    let inside = |(_, e): &(&Node, &Experts)| range.start < range.end && range.end <= e.gate.len();
-    let Some((node, e)) = found(graph).filter(inside) else {
-        return Err(PartitionError::Experts { graph: graph.name.clone(), range });
-    };
-    let some = |list: &[WeightRef]| list.get(range.clone()).unwrap_or_default().to_vec();
-    let all = e.slice();
-    let slice = Some(ExpertSlice { first: all.first + range.start, of: all.of });
-    let op = Op::Experts(Experts { slice, ..e.with_lists(some) });
-    let name = format!("{} [experts {} to {}]", graph.name, range.start, range.end - 1);
-    let (mut b, whole) = (PieceBuilder::new(graph, name), Take::whole());
-    b.node(&Node { op, ..node.clone() }, &whole);
-    node.outputs.iter().for_each(|v| b.output(*v, &whole));
-    Ok(b.finish(0)?)
-}
-
 /// The feed-forwards of some of the experts of a graph's [`Experts`], by their ids, each on
 /// `capacity` rows: a graph with an [`ExpertGroup`] of a symbol of as many rows as all have.
 ///
@@ -83,13 +61,14 @@ pub fn expert_group(
         let what = if experts.is_empty() { "number of a group's experts" } else { "capacity" };
         return Err(PartitionError::Zero { what });
     }
-    let place = |id: &usize| e.slice().place(*id, e.gate.len()).ok_or_else(|| missing(*id));
-    let places = experts.iter().map(place).collect::<Result<Vec<usize>, _>>()?;
+    if let Some(id) = experts.iter().find(|id| **id >= e.gate.len()) {
+        return Err(missing(*id));
+    }
     let rows = experts.len().saturating_mul(capacity);
     let name = format!("{} [{} experts of {capacity} rows]", graph.name, experts.len());
     let mut b = SubgraphBuilder::new(name, rows);
     let op = e.with_lists(|list| {
-        let some = places.iter().filter_map(|at| list.get(*at));
+        let some = experts.iter().filter_map(|id| list.get(*id));
         some.map(|w| b.weight(graph.weight(*w).clone())).collect()
     });
     let cols = graph.value(node.inputs[0]).shape.row_len();
@@ -112,7 +91,9 @@ pub fn expert_products(
     verify(graph)?;
     let missing = || PartitionError::NoExpert { graph: graph.name.clone(), expert };
     let (node, e) = found(graph).ok_or_else(missing)?;
-    let at = e.slice().place(expert, e.gate.len()).ok_or_else(missing)?;
+    if expert >= e.gate.len() {
+        return Err(missing());
+    }
     if capacity == 0 {
         return Err(PartitionError::Zero { what: "capacity" });
     }
@@ -120,10 +101,10 @@ pub fn expert_products(
     let mut b = SubgraphBuilder::new(name, capacity);
     let product = |b: &mut SubgraphBuilder, name, x, lists: [&[WeightRef]; 2]| {
         let [weights, biases] = lists;
-        let weight = graph.weight(weights[at]).clone();
+        let weight = graph.weight(weights[expert]).clone();
         let rows = weight.rows;
         let weight = b.weight(weight);
-        let bias = biases.get(at).map(|w| b.weight(graph.weight(*w).clone()));
+        let bias = biases.get(expert).map(|w| b.weight(graph.weight(*w).clone()));
         b.op(name, Op::Linear { weight, bias, activations: e.activations }, &[x], rows)
     };
     let x = b.input("packed rows", graph.value(node.inputs[0]).shape.row_len(), DType::F32);
@@ -153,11 +134,7 @@ fn check(graph: &Subgraph, after: usize) -> Result<(), PartitionError> {
 }
 
 /// The piece of some consecutive ops.
-fn piece(
-    graph: &Subgraph,
-    index: usize,
-    ops: std::ops::Range<usize>,
-) -> Result<Piece, PartitionError> {
+fn piece(graph: &Subgraph, index: usize, ops: Range<usize>) -> Result<Piece, PartitionError> {
     let mut b = PieceBuilder::new(graph, format!("{} [cut {index}]", graph.name));
     let whole = Take::whole();
     let nodes = &graph.nodes[ops.clone()];

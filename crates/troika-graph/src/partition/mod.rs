@@ -1,7 +1,7 @@
 //! Partition: turns a subgraph into several that compute the same together.
 //!
-//! [`cut`] and [`cut_at`] cut between ops, [`experts`] takes some experts, [`expert_group`] gives
-//! some of them rows of their own, [`expert_products`] makes products of one, [`residual`] takes outliers out of products, [`split_columns`]
+//! [`cut`] and [`cut_at`] cut between ops, [`expert_group`] gives some experts rows of their own,
+//! [`expert_products`] makes products of one, [`residual`] takes outliers out of products, [`split_columns`]
 //! gives each device some columns of the results, and [`Partition`] says which rows go where. This
 //! module knows no devices, costs or models. See the README beside this file.
 
@@ -18,7 +18,7 @@ mod take;
 
 pub use around::{AroundExperts, around_experts, single_choices};
 pub use columns::split_columns;
-pub use cut::{cut, cut_at, expert_group, expert_products, experts};
+pub use cut::{cut, cut_at, expert_group, expert_products};
 pub use piece::{Columns, Piece};
 pub use residual::residual;
 pub use rows::{Area, Computed, Partition, RowCut, cut_rows};

@@ -252,5 +252,5 @@ fn part_of(op: &Op, take: &Take, b: &mut PieceBuilder<'_>) -> Op {
 
 fn experts(e: &Experts, b: &mut PieceBuilder<'_>) -> Experts {
     let all = |list: &[WeightRef]| list.iter().map(|w| b.weight(*w)).collect();
-    Experts { slice: e.slice, ..e.with_lists(all) }
+    e.with_lists(all)
 }

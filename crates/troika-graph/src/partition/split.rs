@@ -127,14 +127,6 @@ pub enum PartitionError {
         /// Name of the graph.
         graph: String,
     },
-    /// The graph has no such experts.
-    #[error("subgraph {graph} has no experts {} to {} to compute apart", range.start, range.end)]
-    Experts {
-        /// Name of the graph.
-        graph: String,
-        /// The experts.
-        range: std::ops::Range<usize>,
-    },
     /// The graph lacks an expert.
     #[error("subgraph {graph} has no expert {expert} to compute in a group")]
     NoExpert {

@@ -81,7 +81,7 @@ fn fill(buffer: &Buffer, graph: &Subgraph, id: ValueId, cached: usize) -> Result
     let reader = graph.nodes.iter().find(|n| n.inputs.contains(&id)).map(|n| &n.op);
     let most = match reader {
         Some(Op::Embed { table, .. }) => graph.weight(*table).rows,
-        Some(Op::Experts(e)) => e.slice().of,
+        Some(Op::Experts(e)) => e.gate.len(),
         _ => usize::MAX,
     };
     for (i, x) in write.as_mut_slice::<i32>().iter_mut().enumerate() {

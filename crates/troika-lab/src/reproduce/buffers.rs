@@ -288,7 +288,7 @@ fn fewer_calls() -> Result<Outcome, LabError> {
 
 /// Calls, and counts of experts, for the experts of all rows.
 fn count(dispatch: Dispatch, ids: &[i32]) -> Result<(u64, Vec<ExpertCounts>), LabError> {
-    let group = |e| ExpertGroupPlan { device: "b".into(), experts: vec![e], capacity: BUFFER };
+    let group = |e| ExpertGroupPlan::new("b", vec![e], BUFFER);
     let groups = (0..EXPERTS).map(group).collect();
     let split = ExpertSplit { groups, overflow: Overflow::Cpu, dispatch, expected: Vec::new() };
     let gathers = dispatch == Dispatch::LayerMajor;

@@ -66,6 +66,7 @@ pub(super) fn plan(r: &Request<'_>) -> Result<Plan, SimulateError> {
             chunks_in_flight: 1,
             policy: Policy::InOrder,
             critical_device: None,
+            expert_residency: None,
             rules: prefill,
             lengths: Vec::new(),
         },

@@ -104,7 +104,6 @@ impl Lowerer<'_> {
             gate_bias: e.weights(moe.bias, count, WeightRole::ExpertGateBias)?,
             up_bias: e.weights(moe.bias, count, WeightRole::ExpertUpBias)?,
             down_bias: e.weights(moe.bias, count, WeightRole::ExpertDownBias)?,
-            slice: None,
             act: moe.act,
         };
         let cols = e.graph.cols(n);

@@ -75,8 +75,7 @@ mod tests {
     use super::*;
 
     fn divided(how: &str, capacity: usize) -> Vec<(String, usize, Vec<u32>)> {
-        let whole =
-            ExpertGroupPlan { device: "npu".into(), experts: vec![4], capacity, parts: Vec::new() };
+        let whole = ExpertGroupPlan::new("npu", vec![4], capacity);
         let groups = how.parse::<ExpertDivision>().unwrap().groups(whole, "cpu");
         let told = |g: ExpertGroupPlan| {
             assert_eq!(g.experts, [4]);

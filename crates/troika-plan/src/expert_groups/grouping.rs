@@ -36,6 +36,11 @@ impl Default for WorthALaunch {
 impl WorthALaunch {
     /// Every graph is.
     pub const ALWAYS: WorthALaunch = WorthALaunch { rows: 0.0, fill: 0.0 };
+
+    /// The fewest rows that a graph with room for so many is expected to get.
+    pub fn of(&self, room: usize) -> f64 {
+        self.rows.max(self.fill * room as f64)
+    }
 }
 
 /// Experts of a layer in one graph.
@@ -58,9 +63,8 @@ impl ExpertGroupShape {
     }
 
     /// Whether a launch is worth it.
-    fn is_worth(&self, least: WorthALaunch) -> bool {
-        let fill = self.expected_rows / self.rows().max(1) as f64;
-        self.expected_rows >= least.rows && fill >= least.fill
+    pub(crate) fn is_worth(&self, least: WorthALaunch) -> bool {
+        self.expected_rows >= least.of(self.rows())
     }
 }
 

@@ -13,7 +13,7 @@ mod grouping;
 mod settings;
 mod usage;
 
-pub use adapt::{AdaptSettings, AdaptiveGroup, AdaptiveResidency, GroupSwap};
+pub use adapt::{AdaptSettings, AdaptiveGroup, AdaptiveResidency, GroupMove};
 pub use capacity::{BaseCapacity, CapacityRounding, CapacityRule, LayerLoad, Tiers};
 pub use divide::ExpertDivision;
 pub use grouping::{ExpertGroupShape, GroupLimits, WorthALaunch, group, group_size, resident};

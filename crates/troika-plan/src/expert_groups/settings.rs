@@ -63,6 +63,8 @@ pub struct ExpertSettings {
     pub stored_bytes: Option<u64>,
     /// Whether the groups' device computes attention, too.
     pub attention: bool,
+    /// Whether groups come and go while the model runs, by what rows choose.
+    pub adaptive: bool,
     /// What makes a graph worth a launch, where only such graphs are on the device.
     pub worth: WorthALaunch,
 }

@@ -80,7 +80,7 @@ mod tests {
     use crate::experts::{ExpertGroupPlan, Overflow};
 
     fn plan(experts: &[usize], capacity: usize) -> ExpertGroupPlan {
-        ExpertGroupPlan { device: "npu".into(), experts: experts.to_vec(), capacity }
+        ExpertGroupPlan::new("npu", experts.to_vec(), capacity)
     }
 
     /// The paper's example: a full slice, two that are partly padded, and one of padding only.

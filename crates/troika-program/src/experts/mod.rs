@@ -7,7 +7,8 @@ mod tests;
 
 use std::sync::Arc;
 
-use troika_device::SpaceId;
+use troika_device::{Caps, SpaceId};
+use troika_graph::{Op, Subgraph};
 use troika_plan::ExpertSplit;
 
 pub use memory::{ExpertBuffer, ExpertMemory, ExpertStep, PackedCols};
@@ -83,6 +84,23 @@ impl GroupGraph {
         let on_host = [self.reads, self.writes.buffer].map(|buffer| (SpaceId::HOST, buffer));
         [on_host, [self.reads, own].map(|buffer| (self.space, buffer))].concat()
     }
+}
+
+/// Bytes of a graph's weights on a device.
+pub fn graph_bytes(graph: &Subgraph, caps: &Caps) -> u64 {
+    let halves = graph.nodes.iter().any(|node| match &node.op {
+        Op::ExpertGroup(group) => {
+            let format = &group.experts.activations;
+            format.converts_weights() && format.converted_numbers().is_none()
+        }
+        _ => false,
+    });
+    let bytes = graph.weights.iter().map(|w| match caps.weights_per_shape {
+        Some(_) if halves => w.rows * w.cols * 2,
+        Some(float) => w.rows * w.cols * float,
+        None => w.rows * w.dtype.row_bytes(w.cols).unwrap_or(0),
+    });
+    bytes.map(|bytes| bytes as u64).sum()
 }
 
 /// The size of the packed buffers.

@@ -144,7 +144,7 @@ impl ExpertRows {
             overflow: split.overflow,
             dispatch: split.dispatch,
             expected: split.expected.clone(),
-            resident: vec![true; split.groups.len()],
+            resident: split.groups.iter().map(|g| !g.standby).collect(),
             open: vec![None; split.groups.len()],
             low: 0,
             high: shape.rows,

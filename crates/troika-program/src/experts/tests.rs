@@ -7,11 +7,8 @@ const EXPERTS: usize = 8;
 const TOP_K: usize = 3;
 
 fn split(groups: &[(Vec<usize>, usize)], overflow: Overflow, dispatch: Dispatch) -> ExpertSplit {
-    let group = |(experts, capacity): &(Vec<usize>, usize)| ExpertGroupPlan {
-        device: "npu".into(),
-        experts: experts.clone(),
-        capacity: *capacity,
-        parts: Vec::new(),
+    let group = |(experts, capacity): &(Vec<usize>, usize)| {
+        ExpertGroupPlan::new("npu", experts.clone(), *capacity)
     };
     ExpertSplit {
         groups: groups.iter().map(group).collect(),

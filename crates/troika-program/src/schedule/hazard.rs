@@ -88,19 +88,6 @@ impl<B: Clone + Eq + Hash> HazardTracker<B> {
         }
     }
 
-    /// The task loads something. It takes nothing away, so it waits for nobody.
-    pub fn load(&mut self, what: B) {
-        let whole = Rect::bytes(ALL);
-        self.memory.entry(what).or_default().writers.push((whole, self.task));
-    }
-
-    /// The task needs what others load.
-    pub fn loaded(&mut self, what: &B) {
-        if let Some(accesses) = self.memory.get(what) {
-            self.deps.extend(accesses.writers.iter().map(|w| w.1));
-        }
-    }
-
     /// The tasks that the task depends on, ascending and without duplicates.
     pub fn end(&mut self) -> &[u32] {
         let task = self.task;

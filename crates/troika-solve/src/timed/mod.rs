@@ -92,6 +92,10 @@ impl<'a> TimedPlan<'a> {
     ) -> Result<TimedPlan<'a>, PlanError> {
         let program = Program::new(request.lowered.clone(), plan, request.devices);
         let program = Rc::new(program.map_err(|e| unpriced(&e))?);
+        if program.experts.iter().flat_map(|e| &e.groups).any(|parts| parts.len() > 1) {
+            let why = "experts divided by columns have no price yet; run the plan to learn it";
+            return Err(PlanError::Unpriced(why.into()));
+        }
         let slots = Rc::new(Slots::new(&program, plan.prefill.chunk + program.padding));
         let place = |name: &String| request.devices.iter().position(|d| d.name == *name);
         let devices = plan.devices.iter().filter_map(place).collect();

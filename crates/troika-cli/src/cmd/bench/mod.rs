@@ -170,6 +170,10 @@ fn options(
         ..args.compute.options_by(Some(threads), strategy)?
     };
     args.plan.apply(&mut options)?;
+    // Chunks of experts' groups follow the length of prompts.
+    let lengths = args.n_prompt.iter().chain(args.answers.iter().map(|(prompt, _)| prompt));
+    let longest = lengths.copied().max().filter(|n| *n > 0);
+    options.experts.prompt = options.experts.prompt.or(longest);
     if let (Some(plan), Some(file)) = (&options.plan, &args.plan.plan)
         && context > plan.context
     {

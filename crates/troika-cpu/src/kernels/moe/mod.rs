@@ -13,7 +13,7 @@ mod weight;
 
 use std::ops::Range;
 
-use troika_graph::{Activation, ActivationFormat, ExpertSlice, NO_EXPERT};
+use troika_graph::{Activation, ActivationFormat};
 
 use crate::kernels::elementwise::{Element, ElementwiseRun, each_row};
 use crate::kernels::linear::{self, Input, OutView, RowsView};
@@ -45,11 +45,9 @@ pub struct Expert<'a, W> {
 /// Operands of the experts.
 #[derive(Clone, Copy)]
 pub struct Operands<'a, E> {
-    /// Experts whose weights are here.
+    /// Experts that rows chose from.
     pub experts: usize,
-    /// Which of those that rows chose from they are.
-    pub slice: ExpertSlice,
-    /// The weights of an expert, by its place in the slice.
+    /// The weights of an expert.
     pub expert: &'a (dyn Fn(usize) -> E + Sync),
     /// Activation of the gate.
     pub act: Activation,
@@ -61,7 +59,7 @@ pub struct Operands<'a, E> {
     pub k: usize,
     /// Width between the projections.
     pub inter: usize,
-    /// Chosen experts, `top_k` per row; those of [`NO_EXPERT`] add nothing. A group has none.
+    /// Chosen experts, `top_k` per row. A group has none.
     pub ids: &'a [i32],
     /// Their weights.
     pub weights: &'a [f32],
@@ -109,12 +107,12 @@ pub fn worker_floats() -> usize {
     linear::worker_floats() + 2 * TILE_ROWS * select::MAX_PANEL
 }
 
-/// Pairs whose expert is in the slice, sorted by expert.
+/// Pairs of a row and an expert, sorted by expert.
 #[derive(Clone, Copy)]
 struct Sorted<'a> {
     /// Pairs, by expert, then by number.
     order: &'a [u32],
-    /// Experts that have pairs, by their places in the slice, in the order of their pairs.
+    /// Experts that have pairs, in the order of their pairs.
     used: &'a [u32],
     /// Where each expert's pairs begin and end in `order`.
     starts: &'a [u32],
@@ -158,18 +156,9 @@ fn sort<'a, E>(
     let ends = &mut rest[..experts];
     ends.fill(0);
     for id in ids {
-        match usize::try_from(*id) {
-            Ok(id) if id < x.slice.of => {
-                if let Some(at) = x.slice.place(id, experts) {
-                    ends[at] += 1;
-                }
-            }
-            Err(_) if *id == NO_EXPERT => {}
-            _ => {
-                let why = format!("expert {id} is not among {}", x.slice.of);
-                return Err(KernelError::Operand(why));
-            }
-        }
+        let pairs = usize::try_from(*id).ok().and_then(|id| ends.get_mut(id));
+        let outside = || KernelError::Operand(format!("expert {id} is not among {experts}"));
+        *pairs.ok_or_else(outside)? += 1;
     }
     let mut count = 0;
     for (e, _) in ends.iter().enumerate().filter(|(_, pairs)| **pairs > 0) {
@@ -187,16 +176,14 @@ fn sort<'a, E>(
     }
     // Filling moves each expert's end to its place.
     for (pair, id) in ids.iter().enumerate() {
-        if let Some(at) = x.slice.place(*id as usize, experts) {
-            let at = &mut ends[at];
-            order[*at as usize] = pair as u32;
-            *at += 1;
-        }
+        let at = &mut ends[*id as usize];
+        order[*at as usize] = pair as u32;
+        *at += 1;
     }
     Ok(Sorted { order: &order[..all as usize], used, starts, ends, rows })
 }
 
-/// `y[row] = sum over slots of weight * expert(x[row])`, where the expert is in the slice.
+/// `y[row] = sum over slots of weight * expert(x[row])`.
 /// Activations are rounded or quantized before each projection: the layer's input once for all
 /// experts, what is between the projections once for all pairs.
 ///
@@ -259,7 +246,7 @@ pub struct ExpertRun<'a, E> {
 
 impl<'a, E> ExpertRun<'a, E> {
     /// Sorts. `arrange` may change the order in which experts are computed: it gets the used ones,
-    /// by their places in the slice, and the rows of each expert.
+    /// and the rows of each expert.
     ///
     /// # Errors
     /// An id that is no expert.
@@ -296,8 +283,7 @@ impl<'a, E> ExpertRun<'a, E> {
         &self.sorted.used[self.next..]
     }
 
-    /// Computes the next `count` experts; `expert` gives the weights of an expert by its place in the
-    /// slice.
+    /// Computes the next `count` experts; `expert` gives the weights of an expert.
     ///
     /// # Errors
     /// A panic of a part.
@@ -360,12 +346,11 @@ fn combine<E>(
     down: &[f32],
     y: &mut [f32],
 ) -> Result<(), KernelError> {
-    let (k, ids, weights, slice, experts) = (x.k, x.ids, x.weights, x.slice, x.experts);
-    let top_k = x.top_k;
+    let (k, weights, top_k) = (x.k, x.weights, x.top_k);
     each_row(cx, y, k, &|row, y| {
         y.fill(0.0);
         let pairs = row * top_k..(row + 1) * top_k;
-        for pair in pairs.filter(|p| slice.place(ids[*p] as usize, experts).is_some()) {
+        for pair in pairs {
             let w = weights[pair];
             y.iter_mut().zip(&down[pair * k..][..k]).for_each(|(y, d)| *y += w * d);
         }

@@ -3,17 +3,16 @@
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
+mod adapt;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::mpsc::SyncSender;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use conformance::golden::{read_golden, relative_error};
-use troika::device::{
-    Buffer, Caps, Clock, CommandList, CompileRequest, CompileResults, Completion, Device,
-    DeviceError, DeviceKind, Executable, OutOfMemory, Queue, RealClock, WeightSource, Weights,
-};
+use conformance::hooked::{Hook, Hooked, told_to_fail};
+use troika::device::{Clock, Device, RealClock};
 use troika::engine::{
     Engine, EngineError, EngineParts, Event, Next, SequenceInput, Sharing, WantedLogits,
 };
@@ -107,8 +106,7 @@ fn logits(e: &mut Engine, ids: &[u32]) -> Vec<f32> {
 }
 
 fn group(device: &str, experts: &[usize], capacity: usize) -> ExpertGroupPlan {
-    let (device, experts) = (device.into(), experts.to_vec());
-    ExpertGroupPlan { device, experts, capacity, parts: Vec::new() }
+    ExpertGroupPlan::new(device, experts.to_vec(), capacity)
 }
 
 /// An expert whose products are divided by columns.
@@ -198,66 +196,15 @@ fn some_groups(dispatch: Dispatch) -> ExpertSplit {
     ExpertSplit { groups, overflow: Overflow::Cpu, dispatch, expected: Vec::new() }
 }
 
-/// Called for each list that a device gets; may refuse it.
-type Hook = Arc<Mutex<Box<dyn FnMut() -> Result<(), DeviceError> + Send>>>;
-
-/// A CPU that is watched.
-struct Hooked(CpuDevice, Hook);
-
-struct HookedQueue(Box<dyn Queue>, Hook);
-
-impl Device for Hooked {
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-    fn kind(&self) -> DeviceKind {
-        self.0.kind()
-    }
-    fn caps(&self) -> &Caps {
-        self.0.caps()
-    }
-    fn allocate(&self, bytes: usize) -> Result<Buffer, OutOfMemory> {
-        self.0.allocate(bytes)
-    }
-    fn compile(&self, r: &CompileRequest<'_>) -> CompileResults {
-        self.0.compile(r)
-    }
-    fn load(
-        &self,
-        e: &Arc<Executable>,
-        g: &Subgraph,
-        w: &dyn WeightSource,
-    ) -> Result<Arc<Weights>, DeviceError> {
-        self.0.load(e, g, w)
-    }
-    fn queue(
-        &self,
-        number: usize,
-        clock: Arc<dyn Clock>,
-        done: SyncSender<Completion>,
-    ) -> Result<Box<dyn Queue>, DeviceError> {
-        Ok(Box::new(HookedQueue(self.0.queue(number, clock, done)?, self.1.clone())))
-    }
-}
-
-impl Queue for HookedQueue {
-    fn submit(&mut self, list: CommandList) -> Result<(), DeviceError> {
-        (self.1.lock().unwrap())()?;
-        self.0.submit(list)
-    }
-    fn is_alive(&self) -> bool {
-        self.0.is_alive()
-    }
-}
-
 /// An engine whose groups run on a watched device, with the logits of its model on one device.
 fn watched(dispatch: Dispatch) -> (Engine, Hook, Vec<u32>, Vec<f32>) {
     let d = describe(&model_dir("qwen3-moe"), FloatType::F32).unwrap();
     let ids = read_golden(&model_dir("qwen3-moe").join("golden.safetensors")).unwrap().input_ids;
-    let hook: Hook = Arc::new(Mutex::new(Box::new(|| Ok(()))));
+    let hook = Hook::default();
     let mut devices = cpus(&["a"]);
     let options = CpuOptions { name: "b".into(), threads: 1, ..CpuOptions::default() };
-    devices.push(Arc::new(Hooked(CpuDevice::new(options).unwrap(), hook.clone())));
+    let device = Arc::new(CpuDevice::new(options).unwrap());
+    devices.push(Arc::new(Hooked::new(device, hook.clone())));
     let one = plain(&d, &devices, 5);
     let expected = logits(&mut engine(&d, &devices, one.clone()).unwrap(), &ids);
     let plan = shared(&d, &one, 3, &some_groups(dispatch));
@@ -273,10 +220,9 @@ fn a_device_that_fails_with_experts_in_flight_is_no_deadlock() {
         let (mut after, mut failed) = (0, 0);
         loop {
             let mut left = after;
-            *hook.lock().unwrap() = Box::new(move || {
+            hook.set(move |_| {
                 if left == 0 {
-                    let (device, why) = ("b".into(), "it was told to fail".into());
-                    return Err(DeviceError::System { device, why });
+                    return Err(told_to_fail("b"));
                 }
                 left -= 1;
                 Ok(())
@@ -288,7 +234,7 @@ fn a_device_that_fails_with_experts_in_flight_is_no_deadlock() {
             e.audit().unwrap();
             let Err(error) = result else { break };
             assert!(error.to_string().contains("it was told to fail"), "{error}");
-            *hook.lock().unwrap() = Box::new(|| Ok(()));
+            hook.clear();
             assert!(logits(&mut e, &ids) == expected, "other bits after a failure");
             (after, failed) = (after * 3 / 2 + 1, failed + 1);
         }
@@ -306,7 +252,7 @@ fn what_is_cancelled_with_experts_in_flight_ends() {
             let seq = e.open();
             let (handle, mut left) = (e.handle().clone(), after);
             handle.feed(seq, &ids, WantedLogits::Last).unwrap();
-            *hook.lock().unwrap() = Box::new(move || {
+            hook.set(move |_| {
                 if left == 0 {
                     handle.cancel(seq).unwrap();
                 }
@@ -324,7 +270,7 @@ fn what_is_cancelled_with_experts_in_flight_ends() {
             };
             while e.step(&mut note).unwrap() {}
             assert!(ended.len() == 1 || ended == ["done", "cancelled"], "{ended:?} after {after}");
-            *hook.lock().unwrap() = Box::new(|| Ok(()));
+            hook.clear();
             e.close(seq);
             e.audit().unwrap();
             assert!(logits(&mut e, &ids) == expected, "other bits after {after} lists");
@@ -445,44 +391,6 @@ fn statistics_say_what_was_routed_where() {
     }
 }
 
-/// Groups that leave their device and come back between prompts change where rows run, and no bit.
-#[test]
-fn groups_come_and_go_between_prompts() {
-    let d = describe(&model_dir("olmoe"), FloatType::F32).unwrap();
-    let ids = read_golden(&model_dir("olmoe").join("golden.safetensors")).unwrap().input_ids;
-    let devices = cpus(&["a", "b"]);
-    let one = plain(&d, &devices, 7);
-    let expected = logits(&mut engine(&d, &devices, one.clone()).unwrap(), &ids);
-    for dispatch in Dispatch::ALL {
-        let third = divided(&[("b", 2), ("a", 1)], 6, 9);
-        let groups = vec![group("b", &[1, 0, 4], 4), group("b", &[3], 2), third];
-        let split = ExpertSplit { groups, overflow: Overflow::Cpu, dispatch, expected: Vec::new() };
-        let mut e = engine(&d, &devices, shared(&d, &one, 2, &split)).unwrap();
-        let mut resident = [[true; 3]; 2];
-        let mut before = 0;
-        for step in 0..12 {
-            let (layer, group) = (step % 2, step * 5 % 3);
-            let now = &mut resident[layer][group];
-            *now = !*now;
-            let source: Option<&dyn WeightSource> = if *now { Some(&d.store) } else { None };
-            e.move_group((layer, group), source).unwrap();
-            assert!(logits(&mut e, &ids) == expected, "other bits in step {step}");
-            let stats = e.group_stats();
-            let grouped = |of: &[usize]| -> u64 {
-                stats.layers.values().flat_map(|l| of.iter().map(|e| l.experts[*e].grouped)).sum()
-            };
-            let all = grouped(&[0, 1, 3, 4, 6]);
-            assert_eq!(all > before, resident.as_flattened().contains(&true));
-            before = all;
-        }
-        let why = e.move_group((0, 3), None).unwrap_err().to_string();
-        assert!(why.contains("no group 3 of experts in layer 0"), "{why}");
-        let seq = e.open();
-        e.handle().feed(seq, &ids, WantedLogits::Last).unwrap();
-        while e.step(&mut |_| Next::Wait).unwrap() {}
-    }
-}
-
 #[test]
 fn groups_that_do_not_fit_are_refused() {
     let d = describe(&model_dir("mixtral"), FloatType::F32).unwrap();
@@ -513,6 +421,11 @@ fn groups_that_do_not_fit_are_refused() {
         split.overflow = Overflow::Prune;
     });
     assert!(why.contains("cannot be left out by what attention added to them"), "{why}");
+    let why = open(SOC, &|plan| {
+        let Some(Split::Experts(split)) = &mut plan.prefill.rules[1].split else { panic!() };
+        split.groups[1].standby = true;
+    });
+    assert!(why.contains("has group 2 on standby, and groups stay where they are"), "{why}");
 }
 
 #[test]
