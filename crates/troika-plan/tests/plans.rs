@@ -701,13 +701,17 @@ fn experts_are_shared_out_in_groups() {
 fn spoilt_groups_of_experts_are_refused() {
     let experts = |e: &mut Plan| -> ExpertSplit { e.prefill.rules[1].experts().unwrap().clone() };
     type Spoil<'a> = (&'a dyn Fn(&mut ExpertSplit), &'a str);
-    let spoils: [Spoil<'_>; 8] = [
+    let spoils: [Spoil<'_>; 9] = [
         (&|s| s.groups.clear(), "has no groups of experts"),
         (&|s| s.groups[0].experts.clear(), "has no experts in group 1"),
         (&|s| s.groups[0].capacity = 0, "has a capacity of 0 in group 1"),
         (&|s| s.groups[0].experts.push(99), "names expert 99, and layer 0 has experts 0 to"),
         (&|s| s.groups[1].experts.push(3), "has expert 3 in two places"),
         (&|s| s.groups[0].device = "x".into(), "names device x"),
+        (
+            &|s| s.expected = vec![1; 3],
+            "says how often 3 experts are expected to be chosen, and layer 0",
+        ),
         (&|s| s.overflow = Overflow::Pad, "pads, and group 1 has a capacity of 8 for chunks of"),
         (
             &|s| (s.overflow, s.dispatch) = (Overflow::Prune, Dispatch::LayerMajor),
