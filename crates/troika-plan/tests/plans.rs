@@ -711,7 +711,7 @@ fn spoilt_groups_of_experts_are_refused() {
             |(device, share): &(&str, u32)| Share { device: (*device).into(), share: *share };
         s.groups[1].parts = shares.iter().map(share).collect();
     };
-    let spoils: [Spoil<'_>; 14] = [
+    let spoils: [Spoil<'_>; 15] = [
         (&|s| s.groups.clear(), "has no groups of experts"),
         (&|s| s.groups[0].experts.clear(), "has no experts in group 1"),
         (&|s| s.groups[0].capacity = 0, "has a capacity of 0 in group 1"),
@@ -730,6 +730,10 @@ fn spoilt_groups_of_experts_are_refused() {
         ),
         (&|s| s.groups[0].experts.push(3), "has expert 3 twice in group 1; give it a second group"),
         (&|s| s.groups[0].device = "x".into(), "names device x"),
+        (
+            &|s| s.expected = vec![1; 3],
+            "says how often 3 experts are expected to be chosen, and layer 0",
+        ),
         (&|s| s.overflow = Overflow::Pad, "pads, and its groups have a capacity of 8 for expert 3"),
         (
             &|s| (s.overflow, s.dispatch) = (Overflow::Prune, Dispatch::LayerMajor),

@@ -11,15 +11,10 @@ use troika_plan::{
 use troika_program::{EdgeTypes, ExpertStep, PlacedSegment, expected_pairs};
 
 use super::request::Alternative;
-use super::search::Search;
+use super::search::{EXPERTS, Search, shares_experts};
 use crate::cost::PricedRun;
 use crate::weights::expert_bytes;
 
-/// The start of the names of such plans.
-pub(super) const EXPERTS: &str = "experts of";
-/// They are chosen only if they reduce the time of the best other plan below this share: what groups
-/// take depends on the text, too.
-pub(super) const WORTH_GROUPS: f64 = 0.93;
 /// Shorter chunks are not tried.
 const LEAST_CHUNK: usize = 64;
 /// The most chunks whose rows gather.
@@ -427,11 +422,6 @@ fn keep(rule: &mut Rule, groups: usize) {
     if rule.experts().is_some_and(|split| split.groups.is_empty()) {
         rule.split = None;
     }
-}
-
-/// Whether a plan shares experts out.
-pub(super) fn shares_experts(plan: &Plan) -> bool {
-    plan.all_rules().any(|rule| rule.experts().is_some())
 }
 
 #[cfg(test)]

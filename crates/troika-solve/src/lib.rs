@@ -15,6 +15,7 @@ mod ranges;
 mod request;
 mod score;
 mod search;
+mod segment_part;
 mod staged;
 mod timed;
 mod weights;
@@ -27,10 +28,11 @@ pub use memory::{MadePlan, MakeRequest, check_memory, make_within_memory};
 pub use predict::{HeldWeights, held_weights, predict};
 pub use profile::{
     CHUNK_ROWS, ChunkTime, DeviceSample, PROFILE_VERSION, PairSample, Profile, ProfileError,
-    ProfileSubject, ProfiledCosts, ProfiledDevice, ProfiledGraph, Regret, RunSample, SegmentPart,
-    Slowdown, Spread, profiled_graphs,
+    ProfileSubject, ProfiledCosts, ProfiledDevice, ProfiledGraph, Regret, RunSample, Slowdown,
+    Spread, profiled_graphs,
 };
 pub use request::{Alternative, PredictRequest, SolveRequest, Solved};
+pub use segment_part::SegmentPart;
 pub use staged::{InStages, StagedRequest, Ways};
 pub use weights::expert_bytes;
 

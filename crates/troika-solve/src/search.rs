@@ -4,7 +4,6 @@
 use troika_model::lower::SegmentKind;
 
 use super::choice::{Choice, Placed, Scope, for_decode, one_row};
-use super::experts::{EXPERTS, WORTH_GROUPS, shares_experts};
 use super::options::{KindRequest, Placement, by_columns, rules};
 use super::request::PredictRequest;
 use super::request::{Alternative, SolveRequest, Solved};
@@ -27,6 +26,9 @@ const SEEDS: usize = 3;
 const WORTH_A_CHANGE: f64 = 0.997;
 /// Several devices are used only if they reduce the best single device's time below this share.
 const WORTH_SHARING: f64 = 0.97;
+/// Plans that share experts out are chosen only if they reduce the time of the best other plan below
+/// this share: what groups take depends on the text, too.
+const WORTH_GROUPS: f64 = 0.93;
 /// Two plans count as equal if the ratio of their times is above this.
 const AS_GOOD: f64 = 0.9995;
 /// Rounds of improvement, each over all kinds of segments.
@@ -673,6 +675,14 @@ fn with_decode(plan: &Plan, other: &Plan) -> Plan {
     plan.devices.extend(more.cloned().collect::<Vec<_>>());
     plan
 }
+
+/// Whether a plan shares experts out.
+pub(super) fn shares_experts(plan: &Plan) -> bool {
+    plan.all_rules().any(|rule| rule.experts().is_some())
+}
+
+/// The start of the names of plans that share experts out.
+pub(super) const EXPERTS: &str = "experts of";
 
 /// The prefix of the names of plans on one device.
 pub(super) const ONE_DEVICE: &str = "one device,";

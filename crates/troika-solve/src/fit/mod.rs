@@ -8,7 +8,7 @@ use troika_model::lower::SegmentKind;
 
 use troika_time::{FittedTime, RunWork, TERMS};
 
-use crate::profile::{SegmentPart, is_whole};
+use crate::segment_part::{SegmentPart, is_whole};
 
 /// The fits of a profile.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

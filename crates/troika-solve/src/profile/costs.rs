@@ -3,8 +3,8 @@
 use troika_graph::Subgraph;
 
 use super::measured::{PairSample, Profile, ProfileError, Slowdown};
-use super::shapes::SegmentPart;
 use crate::cost::{CostModel, PricedRun};
+use crate::segment_part::SegmentPart;
 use troika_plan::PlanDevice;
 use troika_plan::SyncMode;
 use troika_time::{RunWork, TaskCost};

@@ -4,8 +4,8 @@
 use serde::{Deserialize, Serialize};
 use troika_model::lower::SegmentKind;
 
-use super::shapes::SegmentPart;
 use crate::fit::{Fits, RunFit, fit};
+use crate::segment_part::{SegmentPart, is_whole};
 use troika_plan::{ModelId, PlanDevice, fault};
 use troika_time::{FittedTime, RunWork};
 
@@ -105,11 +105,6 @@ pub struct RunSample {
     pub ns: Spread,
     /// How often the shape was measured.
     pub visits: usize,
-}
-
-/// Whether it is all of a segment.
-pub(crate) fn is_whole(part: &SegmentPart) -> bool {
-    *part == SegmentPart::Whole
 }
 
 impl RunSample {

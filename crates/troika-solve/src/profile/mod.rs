@@ -9,9 +9,8 @@ mod shapes;
 
 pub use chunk_length::{CHUNK_ROWS, ChunkTime};
 pub use costs::ProfiledCosts;
-pub(crate) use measured::is_whole;
 pub use measured::{
     DeviceSample, PROFILE_VERSION, PairSample, Profile, ProfileError, ProfileSubject,
     ProfiledDevice, Regret, RunSample, Slowdown, Spread,
 };
-pub use shapes::{ProfiledGraph, SegmentPart, profiled_graphs};
+pub use shapes::{ProfiledGraph, profiled_graphs};

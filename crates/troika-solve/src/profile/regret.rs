@@ -4,8 +4,8 @@
 use troika_model::lower::SegmentKind;
 
 use super::measured::{Profile, Regret, RunSample};
-use super::shapes::SegmentPart;
 use crate::fit::middle;
+use crate::segment_part::SegmentPart;
 
 impl Regret {
     /// The regret of a profile's fits on its held-out runs.

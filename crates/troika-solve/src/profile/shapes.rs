@@ -1,13 +1,14 @@
 //! The graphs to measure: each distinct kind of segment, whole and in shares of its columns; of
 //! experts, groups of them, and what runs beside groups.
 
-use serde::{Deserialize, Serialize};
 use troika_graph::partition::{
     ColumnSplit, around_experts, expert_group, kv_heads, single_choices, split_columns,
 };
 use troika_graph::{ActivationFormat, Op, Subgraph, convert_products, restrict_activations};
 use troika_model::lower::{Lowered, SegmentKind};
 use troika_plan::CalibratedProducts;
+
+use crate::segment_part::SegmentPart;
 
 /// A graph to measure. It stands for all layers with the same shape.
 #[derive(Clone, Debug)]
@@ -24,46 +25,6 @@ pub struct ProfiledGraph {
     pub rows: Option<usize>,
     /// The graph of each layer: one code, different weights.
     pub layers: Vec<Subgraph>,
-}
-
-/// A part of a segment whose experts are shared out. Each is priced by measurements of its own.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum SegmentPart {
-    /// All of a segment, or a share of its columns.
-    #[default]
-    Whole,
-    /// A group of experts.
-    Group,
-    /// Experts of rows that chose one each.
-    Choices,
-    /// What comes before, beside and after experts.
-    Beside,
-}
-
-impl SegmentPart {
-    /// All parts.
-    pub const ALL: [SegmentPart; 4] =
-        [SegmentPart::Whole, SegmentPart::Group, SegmentPart::Choices, SegmentPart::Beside];
-
-    /// The part that a graph of a kind of segment is.
-    pub fn of(kind: SegmentKind, graph: &Subgraph) -> SegmentPart {
-        if kind != SegmentKind::Experts {
-            return SegmentPart::Whole;
-        }
-        let op = |find: fn(&Op) -> bool| graph.nodes.iter().find(|n| find(&n.op));
-        if op(|op| matches!(op, Op::ExpertGroup(_))).is_some() {
-            return SegmentPart::Group;
-        }
-        let Some(experts) = op(|op| matches!(op, Op::Experts(_))) else {
-            return SegmentPart::Beside;
-        };
-        let chosen = experts.inputs.get(1).map(|ids| graph.value(*ids).shape.row_len());
-        match graph.nodes.len() == 1 && chosen == Some(1) {
-            true => SegmentPart::Choices,
-            false => SegmentPart::Whole,
-        }
-    }
 }
 
 /// Experts of groups to measure, and rows of each.

@@ -7,9 +7,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use troika_device::ForwardBatch;
-use troika_model::lower::SegmentKind;
 use troika_plan::{Phase, Plan, PlanError, SyncMode};
-use troika_program::schedule::{ListId, Order, OrderWait, Schedule, lists_in_flight};
+use troika_program::schedule::{Order, Schedule, lists_in_flight};
 use troika_program::{
     BatchShape, ExpertRows, ExpertStep, Handover, NamedTask, NamedView, NamedWork, OneSequence,
     Program, ProgramError, Slots,
@@ -20,8 +19,11 @@ use crate::cost::{CostModel, PricedRun, QueueCosts};
 use crate::request::PredictRequest;
 
 mod jobs;
+mod ready;
+mod tasks;
 
-use jobs::{Dispatched, Jobs};
+use jobs::RunningGraphs;
+use tasks::{Dispatched, List, Report, RunKey, TimedTask};
 
 /// The most chunks of a prompt that the engine hands to the scheduler at once.
 const CHUNKS_AT_ONCE: usize = 64;
@@ -40,7 +42,7 @@ pub(crate) struct TimedRun<'a> {
     priced: Rc<RefCell<Priced>>,
     /// The graph of a decoded token.
     token: Option<Rc<Named>>,
-    jobs: Jobs,
+    jobs: RunningGraphs,
     /// What is routed to shared experts, by their set of buffers and number.
     routings: HashMap<(Option<usize>, usize), ExpertRows>,
     /// What tasks took before, by device, code and rows: policies go by it.
@@ -136,7 +138,7 @@ impl<'a> TimedPlan<'a> {
             slots: self.slots.clone(),
             handover: Handover::default(),
             machine,
-            jobs: Jobs::new(plan, queues.len()),
+            jobs: RunningGraphs::new(plan, queues.len()),
             routings: HashMap::new(),
             queues,
             reports,
@@ -364,44 +366,11 @@ fn unpriced(e: &ProgramError) -> PlanError {
     PlanError::Unpriced(e.to_string())
 }
 
-/// A task of a list.
-struct TimedTask {
-    need: TaskCost,
-    /// Bytes that it writes for others.
-    written: u64,
-    /// Whether it computes a row that continues a sequence.
-    decodes: bool,
-    /// Whether another device waits for it.
-    awaited: bool,
-    /// Of runs: the device, the code and the number of rows.
-    key: Option<[usize; 3]>,
-    /// What it dispatches, if it is a step of shared experts.
-    dispatch: Option<Dispatched>,
-}
-
-impl TimedTask {
-    /// A task that is no run.
-    fn beside(need: TaskCost, awaited: bool) -> TimedTask {
-        TimedTask { need, written: 0, decodes: false, awaited, key: None, dispatch: None }
-    }
-}
-
 /// Prices of runs; the tag of a need is the number of its run, and 0 stands for a copy.
 #[derive(Default)]
 struct Priced {
     runs: Vec<RunKey>,
     known: HashMap<RunKey, TaskCost>,
-}
-
-/// What the price of a run depends on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct RunKey {
-    /// Index in the program's list of graphs.
-    graph: usize,
-    kind: SegmentKind,
-    rows: usize,
-    room: usize,
-    cached: usize,
 }
 
 /// How runs slow each other down, by the cost model.
@@ -437,32 +406,6 @@ struct Reports {
     done: VecDeque<Report>,
     /// By lane: the last signalled number of its tasks.
     reached: Vec<u64>,
-}
-
-/// A list that is done.
-struct Report {
-    device: usize,
-    /// The job, and the list in it.
-    id: (usize, ListId),
-    took: Vec<(u32, u64)>,
-}
-
-/// A list of tasks.
-struct List {
-    id: (usize, ListId),
-    numbers: Vec<u32>,
-    tasks: Rc<Vec<TimedTask>>,
-    waits: Vec<OrderWait>,
-    /// Numbers of tasks whose end is signalled.
-    signals: Vec<u64>,
-    /// What each task took.
-    took: Vec<(u32, u64)>,
-}
-
-impl List {
-    fn task(&self, at: usize) -> &TimedTask {
-        &self.tasks[self.numbers[at] as usize]
-    }
 }
 
 /// A device's queue in modelled time.
