@@ -15,6 +15,7 @@ use troika_model::{families, presets};
 use super::experts::{novel, zipf_routing};
 use super::lab::Lab;
 use super::outcome::{Item, Outcome, Target};
+use super::presets::MANY_EXPERTS;
 use super::scheduling::Random;
 use super::two_cpus::{plain, shared};
 use crate::{LabError, Shape, median};
@@ -97,11 +98,10 @@ impl Subject {
     }
 }
 
-/// Two layers of a Qwen3-30B-A3B that is narrower.
+/// Two layers of a model with many experts, made narrower.
 fn many_experts(hidden: usize, inter: usize, dtype: DType) -> Result<Shape, LabError> {
-    const NAME: &str = "qwen3-30b-a3b";
-    let mut shape = Shape::find(NAME, dtype)?;
-    let mut config = presets::config(NAME).unwrap_or_default();
+    let mut shape = Shape::find(MANY_EXPERTS, dtype)?;
+    let mut config = presets::config(MANY_EXPERTS).unwrap_or_default();
     let heads = hidden / 64;
     for (field, number) in [
         ("num_hidden_layers", 2),
@@ -116,7 +116,7 @@ fn many_experts(hidden: usize, inter: usize, dtype: DType) -> Result<Shape, LabE
         config[field] = number.into();
     }
     let model = families::from_config(&config)
-        .map_err(|error| troika::Error::Config { model: NAME.into(), error })?;
+        .map_err(|error| troika::Error::Config { model: MANY_EXPERTS.into(), error })?;
     shape.spec = model.spec;
     Ok(shape)
 }
