@@ -123,9 +123,9 @@ impl Dispatcher {
         let copy = |from, to| task(&"copy".into(), Work::Copy(CopyRows { from, to }));
         let mut inputs = Vec::with_capacity(graph.reads.len());
         for buffer in &graph.reads {
-            let input = self.view((graph.space, *buffer), rows)?;
+            let input = self.view(graph.space, *buffer, rows)?;
             if graph.space != SpaceId::HOST {
-                tasks.push(copy(self.view((SpaceId::HOST, *buffer), rows)?, input.clone()));
+                tasks.push(copy(self.view(SpaceId::HOST, *buffer, rows)?, input.clone()));
             }
             inputs.push(input);
         }
@@ -133,7 +133,7 @@ impl Dispatcher {
         let output = match (graph.apart, graph.space) {
             (Some(part), _) => self.part(graph, part, rows)?,
             (None, SpaceId::HOST) => result.clone(),
-            (None, _) => self.view((graph.space, graph.writes.buffer), rows)?,
+            (None, _) => self.view(graph.space, graph.writes.buffer, rows)?,
         };
         let bindings = Bindings { inputs, states: Vec::new(), outputs: vec![output.clone()] };
         let run = Run {
@@ -152,11 +152,13 @@ impl Dispatcher {
     /// Rows of a packed buffer.
     fn view(
         &self,
-        named: (SpaceId, ExpertBuffer),
+        space: SpaceId,
+        buffer: ExpertBuffer,
         rows: &Range<usize>,
     ) -> Result<View, EngineError> {
-        let bytes = self.size.row_bytes(named.1);
-        let view = View::dense(self.buffer(named)?, rows.start * bytes, (rows.len(), bytes));
+        let bytes = self.size.row_bytes(buffer);
+        let buffer = self.buffer(space, buffer)?;
+        let view = View::dense(buffer, rows.start * bytes, (rows.len(), bytes));
         Ok(view.map_err(DeviceError::View)?)
     }
 
@@ -165,7 +167,7 @@ impl Dispatcher {
         let PackedCols { buffer, cols } = &graph.writes;
         let stride = self.size.row_bytes(*buffer);
         let at = rows.start * stride + cols.start * 4;
-        let buffer = self.buffer((SpaceId::HOST, *buffer))?;
+        let buffer = self.buffer(SpaceId::HOST, *buffer)?;
         let view = View::new(buffer, at, (rows.len(), cols.len() * 4), stride);
         Ok(view.map_err(DeviceError::View)?)
     }
@@ -179,15 +181,15 @@ impl Dispatcher {
     ) -> Result<View, EngineError> {
         let part = ExpertBuffer::Part(part);
         let (at, cols) = (rows.start * self.size.row_bytes(part), graph.writes.cols.len());
-        let view = View::dense(self.buffer((graph.space, part))?, at, (rows.len(), cols * 4));
+        let view = View::dense(self.buffer(graph.space, part)?, at, (rows.len(), cols * 4));
         Ok(view.map_err(DeviceError::View)?)
     }
 
-    fn buffer(&self, named: (SpaceId, ExpertBuffer)) -> Result<&Buffer, DeviceError> {
+    fn buffer(&self, space: SpaceId, buffer: ExpertBuffer) -> Result<&Buffer, DeviceError> {
         let lacks = || DeviceError::Submission {
             task: self.rest.name.to_string(),
             why: "its packed rows have no memory".into(),
         };
-        self.buffers.get(&named).ok_or_else(lacks)
+        self.buffers.get(&(space, buffer)).ok_or_else(lacks)
     }
 }

@@ -26,22 +26,30 @@ impl GroupUsage {
         groups: &[ExpertGroupPlan],
         overflow: Overflow,
     ) -> GroupUsage {
-        let rows = |expert: &usize| counts.get(*expert).copied().unwrap_or(0) as u64;
-        let choices = counts.iter().map(|n| *n as u64).sum();
-        let mut usage = GroupUsage { choices, ungrouped: choices, ..GroupUsage::default() };
+        let mut left: Vec<u64> = counts.iter().map(|n| *n as u64).collect();
+        let mut usage = GroupUsage { choices: left.iter().sum(), ..GroupUsage::default() };
         for group in groups {
-            let all: u64 = group.experts.iter().map(rows).sum();
             let room = group.capacity as u64;
-            let beyond: u64 = group.experts.iter().map(|e| rows(e).saturating_sub(room)).sum();
-            usage.ungrouped = usage.ungrouped.saturating_sub(all);
-            match overflow {
-                Overflow::Prune => usage.dropped += beyond,
-                Overflow::Cpu | Overflow::Pad => usage.overflow += beyond,
+            let mut taken = 0;
+            for expert in &group.experts {
+                // What earlier groups of the expert left.
+                let Some(rows) = left.get_mut(*expert) else { continue };
+                let of_group = (*rows).min(room);
+                (*rows, taken) = (*rows - of_group, taken + of_group);
             }
-            if all > 0 {
+            if taken > 0 {
                 usage.launches += 1;
                 usage.computed += room * group.experts.len() as u64;
             }
+        }
+        for (expert, rows) in left.into_iter().enumerate() {
+            let in_group = groups.iter().any(|group| group.experts.contains(&expert));
+            let of = match overflow {
+                _ if !in_group => &mut usage.ungrouped,
+                Overflow::Prune => &mut usage.dropped,
+                Overflow::Cpu | Overflow::Pad => &mut usage.overflow,
+            };
+            *of += rows;
         }
         usage
     }
@@ -102,6 +110,11 @@ mod tests {
         let kept = GroupUsage::of_chunk(&counts, &groups, Overflow::Cpu);
         assert_eq!((kept.overflow, kept.dropped, kept.drop_rate()), (4, 0, 0.0));
         assert_eq!(GroupUsage::default().padding_rate(), 0.0);
+        // A second group of the busiest expert takes what the first one left.
+        let divided = [plan(&[0], 16), plan(&[0, 1], 8)];
+        let usage = GroupUsage::of_chunk(&counts, &divided, Overflow::Prune);
+        assert_eq!((usage.grouped(), usage.dropped, usage.ungrouped), (23, 0, 14));
+        assert_eq!((usage.launches, usage.computed), (2, 32));
     }
 
     proptest! {

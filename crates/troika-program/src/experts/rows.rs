@@ -81,7 +81,7 @@ impl LayerCounts {
 
 /// Experts that one graph computes.
 #[derive(Clone, Debug)]
-struct Group {
+struct PackedGroup {
     experts: Vec<usize>,
     capacity: usize,
 }
@@ -99,11 +99,11 @@ struct Open {
 #[derive(Clone, Debug)]
 pub struct ExpertRows {
     shape: RoutedShape,
-    groups: Vec<Group>,
+    groups: Vec<PackedGroup>,
     /// The groups of each expert and its place there, in the order of the plan.
     at: Vec<Vec<(usize, usize)>>,
     /// Which of them gets each expert's next row.
-    turns: Vec<usize>,
+    next_group: Vec<usize>,
     /// Whether each group is on its device; the rule's device computes the experts of others.
     resident: Vec<bool>,
     overflow: Overflow,
@@ -136,11 +136,12 @@ impl ExpertRows {
             }
         }
         let groups = split.groups.iter();
-        let groups = groups.map(|g| Group { experts: g.experts.clone(), capacity: g.capacity });
+        let groups =
+            groups.map(|g| PackedGroup { experts: g.experts.clone(), capacity: g.capacity });
         ExpertRows {
             groups: groups.collect(),
             at,
-            turns: vec![0; shape.experts],
+            next_group: vec![0; shape.experts],
             overflow: split.overflow,
             dispatch: split.dispatch,
             expected: split.expected.clone(),
@@ -202,7 +203,7 @@ impl ExpertRows {
             if self.overflow == Overflow::Prune {
                 self.keep_salient(expert, &mut pairs, saliency);
             }
-            self.take_pairs((chunk, expert), &pairs, &mut counts.experts[expert], &mut runs);
+            self.take_pairs(chunk, expert, &pairs, &mut counts.experts[expert], &mut runs);
             pairs.clear();
             self.sorted[expert] = pairs;
         }
@@ -243,7 +244,7 @@ impl ExpertRows {
         (self.low, self.high, self.rest_end) = (0, self.shape.rows, self.shape.rows);
         self.left = self.shape.pairs;
         self.open.fill(None);
-        self.turns.fill(0);
+        self.next_group.fill(0);
         self.places.iter_mut().for_each(Vec::clear);
     }
 
@@ -274,7 +275,8 @@ impl ExpertRows {
     /// Gives an expert's pairs rows: of its groups, and the others of the rule's device.
     fn take_pairs(
         &mut self,
-        (chunk, expert): (usize, usize),
+        chunk: usize,
+        expert: usize,
         pairs: &[u32],
         count: &mut ExpertCounts,
         runs: &mut Vec<PackedRun>,
@@ -309,7 +311,7 @@ impl ExpertRows {
     /// The next row of an expert's groups: the first ones that are on their device fill up first.
     /// Where full slots run at once, its groups take turns. `None` if none has room.
     fn next_row(&mut self, expert: usize, runs: &mut Vec<PackedRun>) -> Option<usize> {
-        let (slots, turn) = (self.at[expert].len(), self.turns[expert]);
+        let (slots, turn) = (self.at[expert].len(), self.next_group[expert]);
         let end = match self.dispatch {
             Dispatch::PerChunk => slots,
             Dispatch::LayerMajor => turn + slots,
@@ -322,9 +324,9 @@ impl ExpertRows {
         let row = open.start + index * capacity + open.filled[index];
         open.filled[index] += 1;
         let full = open.filled[index] == capacity;
-        self.turns[expert] = turn + usize::from(full);
+        self.next_group[expert] = turn + usize::from(full);
         if full && self.dispatch == Dispatch::LayerMajor {
-            self.turns[expert] %= slots;
+            self.next_group[expert] %= slots;
             runs.extend(self.close(group));
         }
         Some(row)
@@ -333,7 +335,7 @@ impl ExpertRows {
     /// The open slot of a group; `None` if there is no room for another one.
     fn opened(&mut self, group: usize) -> Option<&mut Open> {
         if self.open[group].is_none() {
-            let Group { experts, capacity } = &self.groups[group];
+            let PackedGroup { experts, capacity } = &self.groups[group];
             let (experts, start) = (experts.len(), self.low);
             let end = start + aligned(experts * capacity, self.shape.align);
             if end + self.left > self.high {
@@ -415,7 +417,7 @@ impl ExpertRows {
                 continue;
             };
             counts.group_runs += 1;
-            let Group { experts, capacity } = &self.groups[group];
+            let PackedGroup { experts, capacity } = &self.groups[group];
             for expert in experts {
                 counts.experts[*expert].grouped += *capacity as u64;
             }
