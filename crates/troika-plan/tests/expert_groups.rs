@@ -7,9 +7,9 @@ use troika_model::lower::{SegmentKind, segments};
 use troika_model::spec::{Ffn, ModelSpec};
 use troika_model::{families, presets};
 use troika_plan::{
-    CalibratedProducts, Calibration, CapacityRule, DeviceFacts, Dispatch, ExpertGroupPlan, ExpertPolicy,
-    ExpertSettings, ExpertSplit, Overflow, Phase, Plan, PlanError, PlanRequest, Refusal, Split,
-    Strategy, Tiers, describe_refusals, expert_chunk, make,
+    CalibratedProducts, Calibration, CapacityRule, DeviceFacts, Dispatch, ExpertGroupPlan,
+    ExpertPolicy, ExpertSettings, ExpertSplit, Overflow, Phase, Plan, PlanError, PlanRequest,
+    Refusal, Split, Strategy, Tiers, describe_refusals, expert_chunk, make,
 };
 
 fn spec() -> ModelSpec {

@@ -95,7 +95,8 @@ impl Placer<'_> {
         let (mut all, mut packed) = (Vec::new(), Vec::new());
         for (number, group) in split.groups.iter().enumerate() {
             for (device, graph, operands) in self.graphs_of_group(graph, group)? {
-                let (rows, standby, piece) = (graph.max_rows(), group.standby, alone(device, graph));
+                let (rows, standby, piece) =
+                    (graph.max_rows(), group.standby, alone(device, graph));
                 self.check_group(device, &piece.graph, number + 1)?;
                 all.push(PlacedPiece { shapes: vec![rows], standby, ..piece });
                 packed.push(PackedOperands { group: number, ..operands });

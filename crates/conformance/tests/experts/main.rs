@@ -139,7 +139,12 @@ fn experts_on_another_device_give_the_same_bits() {
                             group("b", &[3], capacity),
                             group("b", &[2], capacity),
                         ];
-                        let split = ExpertSplit { groups, overflow: Overflow::Cpu, dispatch, expected: Vec::new() };
+                        let split = ExpertSplit {
+                            groups,
+                            overflow: Overflow::Cpu,
+                            dispatch,
+                            expected: Vec::new(),
+                        };
                         let plan = shared(&d, &one, in_flight, &split);
                         let mut e = engine(&d, &devices, plan).unwrap();
                         // Twice, since the memory is not new the second time.
@@ -172,7 +177,8 @@ fn an_expert_divided_by_columns_gives_the_same_bits() {
         let expected = logits(&mut engine(&d, &devices, one.clone()).unwrap(), &ids);
         for dispatch in Dispatch::ALL {
             let groups = (0..4).map(|expert| divided(&[("b", 3), ("a", 2)], expert, 2)).collect();
-            let split = ExpertSplit { groups, overflow: Overflow::Cpu, dispatch, expected: Vec::new() };
+            let split =
+                ExpertSplit { groups, overflow: Overflow::Cpu, dispatch, expected: Vec::new() };
             let tracer = Tracer::on();
             let plan = shared(&d, &one, 2, &split);
             let mut e =
