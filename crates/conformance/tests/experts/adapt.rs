@@ -37,7 +37,12 @@ fn split(dispatch: Dispatch) -> ExpertSplit {
         pair.standby = at >= 2;
         pair
     };
-    ExpertSplit { groups: (0..4).map(pair).collect(), overflow: Overflow::Cpu, dispatch }
+    ExpertSplit {
+        groups: (0..4).map(pair).collect(),
+        overflow: Overflow::Cpu,
+        dispatch,
+        expected: Vec::new(),
+    }
 }
 
 impl Subject {

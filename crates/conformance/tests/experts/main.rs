@@ -16,7 +16,7 @@ use troika::device::{Clock, Device, RealClock};
 use troika::engine::{
     Engine, EngineError, EngineParts, Event, Next, SequenceInput, Sharing, WantedLogits,
 };
-use troika::graph::{ActivationFormat, DType, Subgraph};
+use troika::graph::{ActivationFormat, DType};
 use troika::model::lower::{SegmentKind, segments};
 use troika::npu::RuntimePlaces;
 use troika::plan::{
