@@ -440,7 +440,9 @@ impl Profile {
     /// The most positions that a measured run has seen, its own rows among them. Prices of more are
     /// extrapolated.
     pub fn most_positions(&self) -> usize {
-        self.runs.iter().map(|r| r.cached.saturating_add(r.rows)).max().unwrap_or(0)
+        // Rows of groups are pairs of a row and an expert.
+        let whole = self.runs.iter().filter(|r| r.part == SegmentPart::Whole);
+        whole.map(|r| r.cached.saturating_add(r.rows)).max().unwrap_or(0)
     }
 
     /// How often a run was measured.
