@@ -76,11 +76,7 @@ impl Lab {
         let find = |name| Soc::find(name).map_err(LabError::from);
         Ok(Lab {
             measures,
-            devices: DeviceOptions {
-                threads: Some(1),
-                devices: ["a=cpu", "b=cpu"].map(str::parse).into_iter().flatten().collect(),
-                ..DeviceOptions::default()
-            },
+            devices: super::two_cpus::devices(),
             gen3: find("sd8gen3-fp16")?,
             elite: find("sd8elite-fp16")?,
             done: HashMap::new(),

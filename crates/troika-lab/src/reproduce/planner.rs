@@ -61,8 +61,9 @@ fn planned(lab: &Lab) -> Result<Outcome, LabError> {
         let alone = OpenOptions { strategy: strategy.clone(), chunk, ..open.clone() };
         let alone = Model::open(Source::BuiltIn, &alone)?;
         let [chosen_ms, alone_ms, ratio] = in_turns([&chosen, &alone], prompt)?;
-        pass &= ratio <= MOST;
         let plan = chosen.plan();
+        // One device is as fast as itself, whatever short prompts take on a busy machine.
+        pass &= ratio <= MOST || plan.devices == [first];
         let groups = plan.prefill.rules.iter().filter_map(|r| r.experts());
         let groups: usize = groups.map(|split| split.groups.len()).sum();
         words.push(format!(

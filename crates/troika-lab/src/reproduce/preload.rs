@@ -20,7 +20,7 @@ use crate::{LabError, median};
 pub const HELD_OUT: &[Target] = &[Target {
     id: "C06",
     claim: "reading what a predictor names hides loading behind attention",
-    tolerance: "modelled, half in memory: below the time on demand with slow disks, never above it",
+    tolerance: "half in memory: below the time on demand, modelled with slow disks and on this one",
     run: |lab| match lab.measures {
         true => preloaded(),
         false => Ok(Outcome::not_run(
@@ -70,6 +70,7 @@ fn preloaded() -> Result<Outcome, LabError> {
     let folder = tempfile::tempdir().map_err(|error| LabError::Folder { error })?;
     for share in SHARES {
         let Measured { ratio, on_demand, stalled } = measured(share, &predictor, folder.path())?;
+        pass &= share != HALF || ratio < 1.0;
         words.push(format!(
             "this disk, {share} % in memory: {ratio:.3} of {:.0} us on demand, {:.0} % of them waits",
             on_demand.as_secs_f64() * 1e6,

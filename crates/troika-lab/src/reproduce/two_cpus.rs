@@ -2,20 +2,24 @@
 
 use troika::plan::{CapacityRule, ExpertPolicy, ExpertSettings, Strategy, Tiers};
 use troika::weights::FloatType;
-use troika::{DeviceOptions, ExpertOptions, OpenOptions};
+use troika::{DeviceOptions, ExpertOptions, OpenOptions, usable_cores};
+
+/// Two CPU devices `a` and `b`, each on a core of its own if there are two.
+pub fn devices() -> DeviceOptions {
+    let cores = usable_cores();
+    let core = |at: usize| cores.get(at).or(cores.first()).copied().unwrap_or(0);
+    let named = [format!("a=cpu:{}", core(0)), format!("b=cpu:{}", core(1))];
+    let devices = named.iter().filter_map(|d| d.parse().ok()).collect();
+    DeviceOptions { devices, ..DeviceOptions::default() }
+}
 
 /// All on the first device, in chunks of so many rows.
 pub fn plain(chunk: usize, context: usize) -> OpenOptions {
-    let named = ["a=cpu", "b=cpu"].map(str::parse).into_iter().filter_map(Result::ok);
     OpenOptions {
         dtype: FloatType::F32,
         chunk: Some(chunk),
         context: Some(context),
-        devices: DeviceOptions {
-            threads: Some(1),
-            devices: named.collect(),
-            ..DeviceOptions::default()
-        },
+        devices: devices(),
         ..OpenOptions::default()
     }
 }
