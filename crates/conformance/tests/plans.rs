@@ -3,19 +3,16 @@
 #![allow(clippy::panic, clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex};
 
 use conformance::golden::read_golden;
+use conformance::hooked::{Doing, Hook, Hooked};
 use conformance::random::Random;
-use troika::device::{
-    Caps, Clock, CommandList, CompileRequest, CompileResults, Completion, Device, DeviceError,
-    DeviceKind, Executable, Queue, RealClock, Waiting, WeightSource, Weights,
-};
+use troika::device::{Device, RealClock, Waiting};
 use troika::engine::{
     Engine, EngineError, EngineParts, SeqId, SequenceInput, Sharing, WantedLogits,
 };
-use troika::graph::{ActivationFormat, DType, Subgraph};
+use troika::graph::{ActivationFormat, DType};
 use troika::model::lower::{SegmentKind, segments};
 use troika::model::spec::Ffn;
 use troika::plan::{
@@ -304,70 +301,22 @@ fn any_plan_of_quantized_weights_computes_what_one_device_does() {
     assert!(ran > 40, "only {ran} plans ran");
 }
 
-/// A device whose queue records how each list waits.
-struct Noting {
-    device: Arc<dyn Device>,
-    seen: Arc<Mutex<Vec<Waiting>>>,
-}
-
-struct NotingQueue {
-    queue: Box<dyn Queue>,
-    seen: Arc<Mutex<Vec<Waiting>>>,
-}
-
-impl Queue for NotingQueue {
-    fn submit(&mut self, list: CommandList) -> Result<(), DeviceError> {
-        self.seen.lock().unwrap().push(list.waiting);
-        self.queue.submit(list)
-    }
-}
-
-impl Device for Noting {
-    fn name(&self) -> &str {
-        self.device.name()
-    }
-
-    fn kind(&self) -> DeviceKind {
-        self.device.kind()
-    }
-
-    fn caps(&self) -> &Caps {
-        self.device.caps()
-    }
-
-    fn compile(&self, request: &CompileRequest<'_>) -> CompileResults {
-        self.device.compile(request)
-    }
-
-    fn load(
-        &self,
-        executable: &Arc<Executable>,
-        graph: &Subgraph,
-        weights: &dyn WeightSource,
-    ) -> Result<Arc<Weights>, DeviceError> {
-        self.device.load(executable, graph, weights)
-    }
-
-    fn queue(
-        &self,
-        number: usize,
-        clock: Arc<dyn Clock>,
-        done: SyncSender<Completion>,
-    ) -> Result<Box<dyn Queue>, DeviceError> {
-        let queue = self.device.queue(number, clock, done)?;
-        Ok(Box::new(NotingQueue { queue, seen: self.seen.clone() }))
-    }
-}
-
 #[test]
 fn devices_wait_as_the_plan_says() {
     let d = describe(&model_dir("qwen3"), FloatType::F32).unwrap();
     for (sync, waiting) in
         [(SyncMode::Predicted, Waiting::Poll), (SyncMode::Blocking, Waiting::Block)]
     {
-        let seen = Arc::new(Mutex::new(Vec::new()));
-        let noting = |device| Arc::new(Noting { device, seen: seen.clone() }) as Arc<dyn Device>;
-        let devices: Vec<Arc<dyn Device>> = devices().into_iter().map(noting).collect();
+        let (seen, hook) = (Arc::new(Mutex::new(Vec::new())), Hook::default());
+        let noted = seen.clone();
+        hook.set(move |doing| {
+            if let Doing::Submit(list) = doing {
+                noted.lock().unwrap().push(list.waiting);
+            }
+            Ok(())
+        });
+        let watched = |device| Arc::new(Hooked::new(device, hook.clone())) as Arc<dyn Device>;
+        let devices: Vec<Arc<dyn Device>> = devices().into_iter().map(watched).collect();
         let facts: Vec<DeviceFacts> = devices.iter().map(|d| DeviceFacts::of(&**d)).collect();
         let strategy = Strategy::Alternate;
         let request = PlanRequest { sync, strategy, ..PlanRequest::default() };
