@@ -13,31 +13,33 @@ use troika_graph::DType;
 use troika_model::{families, presets};
 
 use super::experts::{novel, zipf_routing};
-use super::lab::Lab;
-use super::outcome::{Item, Outcome, Target};
+use super::outcome::{Item, Outcome, Target, if_named};
 use super::presets::MANY_EXPERTS;
 use super::scheduling::Random;
 use super::two_cpus::{plain, shared};
 use crate::{LabError, Shape, median};
+
+const NOT_NAMED: &str =
+    "it computes with real kernels, where it is named: troika reproduce C01 C02 M28";
 
 pub const STRUCTURAL: &[Target] = &[
     Target {
         id: "C01",
         claim: "rows that gather over chunks give what plain experts give, whatever buffers hold",
         tolerance: "1e-5; tokens equal",
-        run: |lab| if_named(lab, same_as_plain),
+        run: |lab| if_named(lab, NOT_NAMED, |_| same_as_plain()),
     },
     Target {
         id: "C02",
         claim: "buffers raise the rows of a call and cut calls",
         tolerance: "90 % full but for one flush an expert; calls within the bound and experts; faster",
-        run: |lab| if_named(lab, fewer_calls),
+        run: |lab| if_named(lab, NOT_NAMED, |_| fewer_calls()),
     },
     Target {
         id: "M28",
         claim: "groups with padding give what plain experts give, if nothing overflows",
         tolerance: "1e-5",
-        run: |lab| if_named(lab, padded_groups),
+        run: |lab| if_named(lab, NOT_NAMED, |_| padded_groups()),
     },
 ];
 
@@ -50,15 +52,6 @@ const BUFFER: usize = 64;
 /// Rows of the prompts that are compared.
 const COMPARED: usize = 400;
 const REPETITIONS: usize = 5;
-
-fn if_named(lab: &mut Lab, run: fn() -> Result<Outcome, LabError>) -> Result<Outcome, LabError> {
-    match lab.measures {
-        true => run(),
-        false => Ok(Outcome::not_run(
-            "it computes with real kernels, where it is named: troika reproduce C01 C02 M28",
-        )),
-    }
-}
 
 /// A model of which many instances are opened, each with a plan of its own.
 enum Subject {

@@ -10,7 +10,7 @@ use troika::weights::FloatType;
 use troika::{DeviceOptions, DeviceSpec, Model, OpenOptions, Source};
 
 use super::lab::Lab;
-use super::outcome::{Outcome, Target};
+use super::outcome::{Outcome, Target, if_named};
 use crate::{HandOverBy, HandOvers, LabError, measure_hand_overs};
 
 pub const STRUCTURAL: &[Target] = &[
@@ -18,13 +18,14 @@ pub const STRUCTURAL: &[Target] = &[
         id: "H30",
         claim: "partitions compute the same",
         tolerance: "1e-5 in f32",
-        run: |lab| match lab.measures {
-            true => partitions(),
-            false => Ok(Outcome::not_run(
+        run: |lab| {
+            if_named(
+                lab,
                 "it computes with real kernels, where it is named: troika reproduce H30; of random \
                  pieces pieces_of_float_models_give_the_bits_of_the_whole (cargo test -p \
                  conformance --test partition)",
-            )),
+                |_| partitions(),
+            )
         },
     },
     Target {
@@ -42,11 +43,12 @@ pub const STRUCTURAL: &[Target] = &[
         id: "H32",
         claim: "predicted waits: little over-wait, less CPU than spinning",
         tolerance: "p50 below 100 us; less of a core than spinning",
-        run: |lab| match lab.measures {
-            true => waits(),
-            false => Ok(Outcome::not_run(
+        run: |lab| {
+            if_named(
+                lab,
                 "it measures real queues, where it is named: troika reproduce H32",
-            )),
+                |_| waits(),
+            )
         },
     },
     Target {

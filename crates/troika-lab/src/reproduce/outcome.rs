@@ -94,6 +94,19 @@ pub struct Outcome {
     pub note: String,
 }
 
+/// Runs a target that is named, and says why not otherwise: what computes with real kernels or
+/// measures this machine would make a list of all targets slow, and another one each time.
+pub fn if_named(
+    lab: &mut Lab,
+    why_not: &'static str,
+    run: impl FnOnce(&mut Lab) -> Result<Outcome, LabError>,
+) -> Result<Outcome, LabError> {
+    match lab.measures {
+        true => run(lab),
+        false => Ok(Outcome::not_run(why_not)),
+    }
+}
+
 impl Outcome {
     /// A result of numbers, judged by `pass`.
     pub fn numbers(items: Vec<Item>, pass: impl FnOnce(&[Item]) -> bool) -> Outcome {

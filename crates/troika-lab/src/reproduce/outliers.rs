@@ -9,7 +9,7 @@ use troika::weights::{FloatType, Quant};
 use troika::{Model, OpenOptions, Source};
 
 use super::lab::Lab;
-use super::outcome::{Item, Outcome, Target};
+use super::outcome::{Item, Outcome, Target, if_named};
 use super::presets;
 use crate::{LabError, Shape};
 
@@ -28,11 +28,12 @@ pub const STRUCTURAL: &[Target] = &[
         id: "L28",
         claim: "a prompt in chunks is the whole prompt",
         tolerance: "1e-4 in f32",
-        run: |lab| match lab.measures {
-            true => chunked(),
-            false => Ok(Outcome::not_run(
+        run: |lab| {
+            if_named(
+                lab,
                 "it computes with real kernels, where it is named: troika reproduce L28",
-            )),
+                |_| chunked(),
+            )
         },
     },
     Target {

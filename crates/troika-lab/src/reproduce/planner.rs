@@ -8,7 +8,7 @@ use troika::{Model, OpenOptions, ProfileAt, SolveOptions, Source};
 use troika_engine::{SequenceInput, WantedLogits};
 
 use super::lab::Lab;
-use super::outcome::{Outcome, Target};
+use super::outcome::{Outcome, Target, if_named};
 use crate::profile::{ProfileOptions, profile};
 use crate::subject::Subject;
 use crate::{LabError, median};
@@ -17,11 +17,8 @@ pub const HELD_OUT: &[Target] = &[Target {
     id: "M29",
     claim: "a split of hot and cold experts is never slower than one device",
     tolerance: "at most 1.05 of its time",
-    run: |lab| match lab.measures {
-        true => planned(lab),
-        false => Ok(Outcome::not_run(
-            "it measures this machine, where it is named: troika reproduce M29",
-        )),
+    run: |lab| {
+        if_named(lab, "it measures this machine, where it is named: troika reproduce M29", planned)
     },
 }];
 
@@ -33,7 +30,7 @@ const ROUNDS: usize = 15;
 /// The most of the time of one device.
 const MOST: f64 = 1.05;
 
-fn planned(lab: &Lab) -> Result<Outcome, LabError> {
+fn planned(lab: &mut Lab) -> Result<Outcome, LabError> {
     let folder = tempfile::tempdir().map_err(|e| LabError::Recording(e.to_string()))?;
     let file = ProfileAt::File(folder.path().join("profile.json"));
     let open = OpenOptions {

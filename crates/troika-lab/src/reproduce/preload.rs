@@ -13,7 +13,7 @@ use troika_weights::Eviction;
 
 use super::caches::{CachePolicy, Choice, Prefetch, Replay, choices};
 use super::experts::{novel, predictor_of_text, zipf_routing};
-use super::outcome::{Outcome, Target};
+use super::outcome::{Outcome, Target, if_named};
 use super::scheduling::Random;
 use crate::{LabError, median};
 
@@ -21,12 +21,12 @@ pub const HELD_OUT: &[Target] = &[Target {
     id: "C06",
     claim: "reading what a predictor names hides loading behind attention",
     tolerance: "half in memory: below the time on demand, modelled with slow disks and on this one",
-    run: |lab| match lab.measures {
-        true => preloaded(),
-        false => Ok(Outcome::not_run(
-            "it computes with real kernels and reads from a disk, where it is named: troika \
-             reproduce C06",
-        )),
+    run: |lab| {
+        if_named(
+            lab,
+            "it computes with real kernels and reads from a disk, where it is named: troika reproduce C06",
+            |_| preloaded(),
+        )
     },
 }];
 
