@@ -63,10 +63,7 @@ impl Adapter {
                 let room = (planned.experts.len() * planned.capacity) as f64;
                 let least = match residency.every_group {
                     true => WorthALaunch::ALWAYS,
-                    // Padding that was asked for is none that speaks against a launch.
-                    false if experts.split.overflow == Overflow::Pad => {
-                        WorthALaunch { fill: 0.0, ..WorthALaunch::default() }
-                    }
+                    false if experts.split.overflow == Overflow::Pad => WorthALaunch::PADDED,
                     false => WorthALaunch::default(),
                 };
                 // Chunks of several lengths may share a graph.

@@ -179,10 +179,7 @@ impl ExpertRules<'_> {
     /// What makes a group worth a launch.
     fn least(&self) -> WorthALaunch {
         match self.policy {
-            // Padding that was asked for is none that speaks against a launch.
-            ExpertPolicy::All if self.settings.overflow == Overflow::Pad => {
-                WorthALaunch { fill: 0.0, ..WorthALaunch::default() }
-            }
+            ExpertPolicy::All if self.settings.overflow == Overflow::Pad => WorthALaunch::PADDED,
             ExpertPolicy::All => self.settings.worth,
             _ => WorthALaunch::ALWAYS,
         }

@@ -29,13 +29,16 @@ impl Default for WorthALaunch {
     /// With fewer rows than 64 an NPU gains nothing (NPUMoE, section 2); with three quarters of
     /// padding it computes more than twice what it is faster by.
     fn default() -> Self {
-        WorthALaunch { rows: 64.0, fill: 0.25 }
+        WorthALaunch { rows: WorthALaunch::ROWS, fill: 0.25 }
     }
 }
 
 impl WorthALaunch {
     /// Every graph is.
     pub const ALWAYS: WorthALaunch = WorthALaunch { rows: 0.0, fill: 0.0 };
+    /// Padding that was asked for is none that speaks against a launch.
+    pub const PADDED: WorthALaunch = WorthALaunch { rows: WorthALaunch::ROWS, fill: 0.0 };
+    const ROWS: f64 = 64.0;
 
     /// The fewest rows that a graph with room for so many is expected to get.
     pub fn of(&self, room: usize) -> f64 {
