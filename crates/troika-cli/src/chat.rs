@@ -10,14 +10,14 @@ use rustyline::hint::Hinter;
 use rustyline::history::DefaultHistory;
 use rustyline::validate::Validator;
 use rustyline::{Context, Editor, Helper};
-use serde_json::{Map, Value, json};
-use troika::{Finish, Model, Session};
+use serde_json::{Value, json};
+use troika::{Conversation, Finish, Model, Session, today};
 
 use crate::error::CliError;
 use crate::flags::RunArgs;
 use crate::generate::generate;
 use crate::interrupt::Interrupt;
-use crate::prompt::{system, today};
+use crate::prompt::system;
 use crate::{output, stats};
 
 const HELP: &str = "\
@@ -147,8 +147,11 @@ impl Chat<'_> {
         let (model, args) = (self.model, self.args);
         let (ids, _) = if self.answers {
             self.messages.push(json!({"role": "user", "content": line}));
-            let (none, today) = (Map::new(), today());
-            let prompt = model.chat_prompt(&self.messages, none, today, args.parse_special)?;
+            let prompt = model.chat_prompt(&Conversation {
+                today: today(),
+                parse_special: args.parse_special,
+                ..Conversation::new(self.messages.clone())
+            })?;
             model.tokenize_chat(&prompt)?
         } else {
             model.tokenize(&line)?

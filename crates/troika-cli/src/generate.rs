@@ -24,6 +24,7 @@ pub fn request(model: &Model, args: &RunArgs) -> Result<Request, CliError> {
         stop: args.sampling.stop.clone(),
         ignore_eos: args.sampling.ignore_eos,
         logprobs: None,
+        keep_tokens: Vec::new(),
     })
 }
 

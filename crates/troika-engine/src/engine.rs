@@ -15,7 +15,7 @@ use crate::compile::{CompileControl, CompileWith, compile};
 use crate::error::EngineError;
 use crate::experts::{GroupStats, LoadedGraph, SharedStats};
 use crate::input::Admission;
-use crate::kv::{GroupLayout, KvCache, KvLayout, SeqId};
+use crate::kv::{GroupLayout, KvCache, KvLayout, PageCount, SeqId};
 use crate::mailbox::{EngineHandle, Limits};
 use crate::memory::{allocate, allocate_in};
 use crate::schedule::Runner;
@@ -51,6 +51,8 @@ pub struct EngineMemory {
     pub kv_used: u64,
     /// The part of `kv_used` kept for sequences that begin like earlier ones.
     pub kv_kept: u64,
+    /// Pages of the KV cache.
+    pub pages: PageCount,
     /// Values between segments.
     pub activations: u64,
     /// Scratch memory of executables.
@@ -180,7 +182,8 @@ impl Engine {
     pub fn memory(&self) -> EngineMemory {
         let activations = self.slots.iter().map(BatchSlot::bytes).sum();
         let (kv_used, kv_kept) = (self.seqs.kv.used_bytes(), self.seqs.kv.kept_bytes());
-        EngineMemory { kv_used, kv_kept, activations, ..self.memory }
+        let pages = self.seqs.kv.held_pages();
+        EngineMemory { kv_used, kv_kept, pages, activations, ..self.memory }
     }
 
     /// What was routed to shared experts so far.

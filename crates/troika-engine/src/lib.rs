@@ -34,6 +34,6 @@ pub use error::EngineError;
 pub use examine::examine;
 pub use experts::{GroupStats, MovedGroups};
 pub use input::{Admission, Event, LogitsSink, Next, OnEvent, SequenceInput, WantedLogits};
-pub use kv::{KvError, SeqId};
+pub use kv::{KvError, PageCount, SeqId};
 pub use mailbox::EngineHandle;
 pub use sequences::Sharing;

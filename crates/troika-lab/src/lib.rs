@@ -3,7 +3,6 @@
 //! papers, made again by these.
 
 mod bench;
-mod energy;
 mod error;
 mod hand_over;
 mod median;
@@ -15,7 +14,6 @@ mod simulate;
 mod subject;
 
 pub use bench::Bench;
-pub use energy::{EnergyMeter, Metering};
 pub use error::LabError;
 pub use hand_over::{HandOverBy, HandOvers, measure_hand_overs};
 pub use median::median;

@@ -43,6 +43,21 @@ const TURN_ENDS: [&str; 10] = [
 ];
 
 impl GenerationDefaults {
+    /// The recommended parameters; llama.cpp's defaults where there is no recommendation.
+    pub fn params(&self) -> SampleParams {
+        let base = SampleParams::default();
+        let greedy = self.do_sample == Some(false);
+        let recommended = if greedy { Some(0.0) } else { self.temperature };
+        SampleParams {
+            temperature: recommended.unwrap_or(base.temperature),
+            top_k: self.top_k.unwrap_or(base.top_k),
+            top_p: self.top_p.unwrap_or(base.top_p),
+            min_p: self.min_p.unwrap_or(base.min_p),
+            repeat_penalty: self.repeat_penalty.unwrap_or(base.repeat_penalty),
+            ..base
+        }
+    }
+
     /// Adds the tokenizer's end of text and, for files without a `generation_config.json`, tokens
     /// with the usual names of turn ends.
     pub(crate) fn add_from_tokenizer(&mut self, tokenizer: &Tokenizer, by_name: bool) {

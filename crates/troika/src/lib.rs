@@ -45,6 +45,7 @@ mod calibrated;
 mod describe;
 mod devices;
 mod driver;
+mod energy;
 mod error;
 mod expert_options;
 mod generate;
@@ -71,6 +72,7 @@ pub use devices::{
     open_devices, parse_cores, sim, usable_cores, virtual_clock,
 };
 pub use driver::EngineGuard;
+pub use energy::{EnergyMeter, Metering, PowerMeter};
 pub use error::Error;
 pub use expert_options::ExpertOptions;
 pub use generate::Finish;
@@ -80,6 +82,7 @@ pub use open::Model;
 pub use options::{LoadProgress, OpenOptions, PredictorOptions, SolveOptions};
 pub use perplexity::{Perplexity, Scored};
 pub use planning::{Planned, make_plan};
+pub use prompt::{Conversation, today};
 pub use profile_file::{ProfileAt, plan_device, subject_of};
 pub use routing::{
     PredictedRecall, PredictorTraining, PruneBy, Pruning, RecordedRouting, predictor_recall,

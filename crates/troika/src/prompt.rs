@@ -1,6 +1,6 @@
 //! Prompts: texts and conversations as token ids.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Map, Value};
 use troika_model::chat::{ChatInput, ChatPrompt, join_messages};
@@ -8,6 +8,58 @@ use troika_model::tokenizer::Tokenizer;
 
 use crate::error::Error;
 use crate::open::Model;
+
+/// A conversation that a chat template turns into a prompt.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Conversation {
+    /// Messages: objects with `role`, `content` and any other fields that the template reads.
+    pub messages: Vec<Value>,
+    /// Tools that the model may call, as a list of JSON schemas.
+    pub tools: Option<Value>,
+    /// Other variables of the template (`enable_thinking`, ...).
+    pub extra: Map<String, Value>,
+    /// The date for templates that print one.
+    pub today: Option<(i32, u32, u32)>,
+    /// Reads control tokens in messages as such. Otherwise they are plain text there, except in the
+    /// assistant's messages.
+    pub parse_special: bool,
+    /// Whether to end with the beginning of the assistant's turn.
+    pub add_generation_prompt: bool,
+}
+
+impl Conversation {
+    /// Messages that wait for the assistant's answer, without tools or a date.
+    pub fn new(messages: Vec<Value>) -> Conversation {
+        Conversation {
+            messages,
+            tools: None,
+            extra: Map::new(),
+            today: None,
+            parse_special: false,
+            add_generation_prompt: true,
+        }
+    }
+}
+
+/// Today's date (UTC) as year, month and day, for [`Conversation::today`].
+pub fn today() -> Option<(i32, u32, u32)> {
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_secs();
+    Some(date_of_day(i64::try_from(seconds / 86_400).ok()?))
+}
+
+/// Days since 1970 as year, month, day (Hinnant, "chrono-compatible low-level date algorithms").
+fn date_of_day(days: i64) -> (i32, u32, u32) {
+    let z = days + 719_468;
+    let era = z.div_euclid(146_097);
+    let doe = z.rem_euclid(146_097);
+    let yoe = (doe - doe / 1460 + doe / 36_524 - doe / 146_096) / 365;
+    let doy = doe - (365 * yoe + yoe / 4 - yoe / 100);
+    let mp = (5 * doy + 2) / 153;
+    let day = (doy - (153 * mp + 2) / 5 + 1) as u32;
+    let month = (if mp < 10 { mp + 3 } else { mp - 9 }) as u32;
+    let year = yoe + era * 400 + i64::from(month <= 2);
+    (year as i32, month, day)
+}
 
 impl Model {
     fn need_tokenizer(&self) -> Result<&Tokenizer, Error> {
@@ -33,38 +85,37 @@ impl Model {
     }
 
     /// Formats a conversation by the model's template; without one, joins the messages' texts by
-    /// newlines. Control tokens in messages count as plain text, except in the assistant's messages
-    /// or with `parse_special`.
+    /// newlines.
     ///
     /// # Errors
     /// The template fails.
-    pub fn chat_prompt(
-        &self,
-        messages: &[Value],
-        extra: Map<String, Value>,
-        today: Option<(i32, u32, u32)>,
-        parse_special: bool,
-    ) -> Result<ChatPrompt, Error> {
+    pub fn chat_prompt(&self, conversation: &Conversation) -> Result<ChatPrompt, Error> {
         let tokenizer = self.opened.text.tokenizer.as_deref();
         let control = match tokenizer {
-            Some(tokenizer) if !parse_special => tokenizer.control_tokens(),
+            Some(tokenizer) if !conversation.parse_special => tokenizer.control_tokens(),
             _ => Vec::new(),
         };
         let Some(template) = &self.opened.text.template else {
-            return Ok(join_messages(messages, &control)?);
+            return Ok(join_messages(&conversation.messages, &control)?);
         };
         let token = |id: Option<u32>| id.and_then(|id| tokenizer?.token(id)).unwrap_or_default();
         let input = ChatInput {
-            messages: messages.to_vec(),
-            add_generation_prompt: true,
-            tools: None,
+            messages: conversation.messages.clone(),
+            add_generation_prompt: conversation.add_generation_prompt,
+            tools: conversation.tools.clone(),
             bos_token: token(tokenizer.and_then(Tokenizer::bos)),
             eos_token: token(tokenizer.and_then(Tokenizer::eos)),
-            today,
-            extra,
+            today: conversation.today,
+            extra: conversation.extra.clone(),
             control,
         };
         Ok(template.render(&input)?)
+    }
+
+    /// The source of the chat template that conversations with or without tools take; `None` if the
+    /// model has none.
+    pub fn template(&self, tools: bool) -> Option<&str> {
+        Some(self.opened.text.template.as_ref()?.source(tools))
     }
 
     /// Converts a prompt of [`Model::chat_prompt`] to ids. Templates write BOS themselves.
@@ -84,5 +135,18 @@ impl Model {
         }
         self.opened.record("tokenize", start);
         Ok((ids, self.opened.clock.now() - start))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::date_of_day;
+
+    #[test]
+    fn dates() {
+        assert_eq!(date_of_day(0), (1970, 1, 1));
+        assert_eq!(date_of_day(19_782), (2024, 2, 29));
+        assert_eq!(date_of_day(20_778), (2026, 11, 21));
+        assert_eq!(date_of_day(11_016), (2000, 2, 29));
     }
 }

@@ -28,6 +28,8 @@ pub struct Request {
     pub ignore_eos: bool,
     /// Report each token's probability, and those of this many of the most likely ones.
     pub logprobs: Option<usize>,
+    /// Control tokens whose spelling is part of the text; others are left out of it.
+    pub keep_tokens: Vec<u32>,
 }
 
 /// Times and counts of a generation.
@@ -78,6 +80,8 @@ pub struct Output {
     pub text: String,
     /// Why it ended.
     pub finish: Finish,
+    /// The text of [`Request::stop`] that ended it.
+    pub stop_text: Option<String>,
     /// Times and counts.
     pub stats: Stats,
 }
@@ -300,10 +304,12 @@ impl Session {
         self.text = Some(TextOutput {
             stop: StopMatcher::new(&request.stop),
             detokenizer: opened.text.tokenizer.clone().map(Detokenizer::new),
+            keep_tokens: request.keep_tokens.clone(),
             output: Output {
                 tokens: Vec::new(),
                 text: String::new(),
                 finish: Finish::Length,
+                stop_text: None,
                 stats: Stats { prompt_tokens: prompt.len(), ..Stats::default() },
             },
             stopped: None,
@@ -378,6 +384,7 @@ impl Session {
         }
         let Some(mut text) = self.text.take() else { return Err(Error::NothingBegun) };
         text.output.finish = text.stopped.unwrap_or(Finish::Stop);
+        text.output.stop_text = text.stop.met().map(str::to_string);
         text.hand_out_rest(on_token);
         let state = lock(&self.state);
         let stats = &mut text.output.stats;
@@ -547,6 +554,7 @@ fn check_prompt(opened: &Opened, prompt: &[u32]) -> Result<(), Error> {
 struct TextOutput {
     stop: StopMatcher,
     detokenizer: Option<Detokenizer<Arc<Tokenizer>>>,
+    keep_tokens: Vec<u32>,
     output: Output,
     /// Why it ended, if it has.
     stopped: Option<Finish>,
@@ -556,7 +564,12 @@ impl TextOutput {
     /// Adds a token. Returns the text that is final now, and whether a stop text ends it.
     fn push(&mut self, token: u32) -> (String, bool) {
         self.output.tokens.push(token);
-        let piece = self.detokenizer.as_mut().and_then(|d| d.push(token)).unwrap_or_default();
+        let keeps = self.keep_tokens.contains(&token);
+        let piece = self.detokenizer.as_mut().and_then(|d| match keeps {
+            true => Some(d.finish() + &d.tokenizer().token(token)?),
+            false => d.push(token),
+        });
+        let piece = piece.unwrap_or_default();
         let (text, stopped) = self.stop.push(&piece);
         self.output.text.push_str(&text);
         (text, stopped)

@@ -12,6 +12,7 @@ pub mod report;
 pub mod reproduce;
 pub mod routing;
 pub mod run;
+pub mod serve;
 pub mod show;
 pub mod simulate;
 pub mod tokenize;

@@ -1,7 +1,6 @@
 //! `troika plan`.
 
-use troika::graph::DType;
-use troika::plan::{ExpertGroupPlan, Goal, Phase, Plan, Refusal, Rule, Share, Split, Stage};
+use troika::plan::{Goal, Phase, Plan, Refusal, RuleText};
 use troika::program::{CopyCount, PhaseCopies};
 use troika::solve::{Alternative, HeldWeights};
 use troika::trace::Tracer;
@@ -136,15 +135,8 @@ fn explained(plan: &Plan) -> String {
         prefill.policy.name(),
         plan.sync.name(),
     );
-    for phase in [Phase::Prefill, Phase::Decode] {
-        for (up_to, rules) in plan.rule_lists(phase) {
-            let short = phase == Phase::Prefill && up_to < prefill.chunk;
-            let phase = match short {
-                true => format!("{} up to {up_to} rows", phase.name()),
-                false => phase.name().to_string(),
-            };
-            rules.iter().for_each(|rule| text.push_str(&line(&phase, rule)));
-        }
+    for RuleText { phase, segments, layers, device, activations } in plan.texts() {
+        text.push_str(&format!("| {phase} | {segments} | {layers} | {device} | {activations} |\n"));
     }
     text
 }
@@ -212,81 +204,4 @@ fn copy_line(what: &str, tokens: &str, c: &CopyCount) -> String {
     };
     let (from, to) = (memory(&c.from), memory(&c.to));
     format!("| {what} | {tokens} | {from} | {to} | {} | {} |\n", c.count, c.bytes)
-}
-
-/// The shares of the columns, for people.
-fn describe_columns(parts: &[Share]) -> String {
-    let all: u32 = parts.iter().map(|p| p.share).sum();
-    let percent = |share: u32| f64::from(share) * 100.0 / f64::from(all.max(1));
-    let parts = parts.iter().map(|p| format!("{} {:.1} %", p.device, percent(p.share)));
-    parts.collect::<Vec<_>>().join(", ")
-}
-
-/// Which device computes what share, for people.
-fn describe_split(device: &str, split: &Split) -> String {
-    if let Split::Stages { stages } = split {
-        let one = |s: &Stage| match &s.split {
-            Some(split) => describe_split(&s.device, split),
-            None => s.device.clone(),
-        };
-        return stages.iter().map(one).collect::<Vec<_>>().join("; then ");
-    }
-    let columns = format!("columns: {}", describe_columns(split.parts()));
-    let lengths: Vec<String> = split.lengths().iter().map(usize::to_string).collect();
-    let standard = format!("rows in parts of {}: {device}", lengths.join(", "));
-    match split {
-        Split::Columns { .. } => columns,
-        Split::Rows { rest, .. } => format!("{standard}, the rest: {rest}"),
-        Split::Residual { by } => format!("products: {device}, their outliers and the rest: {by}"),
-        Split::Experts(experts) => {
-            let group = |g: &ExpertGroupPlan| {
-                let rows = format!("{} x {}", g.experts.len(), g.capacity);
-                let on = if g.standby { " on standby" } else { "" };
-                match &g.parts[..] {
-                    [] => format!("{} {rows}{on}", g.device),
-                    parts => format!("{rows} by columns ({})", describe_columns(parts)),
-                }
-            };
-            let group = experts.groups.iter().map(group);
-            let (dispatch, overflow) = (experts.dispatch.name(), experts.overflow.name());
-            let groups = group.collect::<Vec<_>>().join(", ");
-            format!(
-                "experts {dispatch} in groups: {groups}; overflow {overflow}, the rest: {device}"
-            )
-        }
-        // Stages have separate lines above.
-        Split::Hybrid { .. } | Split::Stages { .. } => {
-            format!("{standard}, the rest by {columns}")
-        }
-    }
-}
-
-fn line(phase: &str, rule: &Rule) -> String {
-    let segments = rule.segments.as_ref().map_or("all".to_string(), |kinds| {
-        kinds.iter().map(|k| k.name()).collect::<Vec<_>>().join(", ")
-    });
-    let layers = rule.layers.map_or("all".to_string(), |l| match (l.first == l.last, l.step) {
-        (true, _) => l.first.to_string(),
-        (false, 1) => format!("{} to {}", l.first, l.last),
-        (false, step) => format!("{} to {}, every {step}", l.first, l.last),
-    });
-    let mut device = rule.device.clone();
-    if let Some(split) = &rule.split {
-        device = describe_split(&device, split);
-    }
-    for r in &rule.refused {
-        let kinds: Vec<&str> = r.segments.iter().map(|k| k.name()).collect();
-        let (ops, kinds) = (r.ops.join(", "), kinds.join(", "));
-        device.push_str(&format!("; {ops} of {kinds} by {} instead of {}", r.by, r.device));
-    }
-    if let Some(rows) = &rule.row_buckets {
-        let rows: Vec<String> = rows.iter().map(usize::to_string).collect();
-        device.push_str(&format!("; static shapes of {} rows", rows.join(", ")));
-    }
-    if rule.values != DType::F32 {
-        device.push_str(&format!("; values in {}", rule.values.name().to_lowercase()));
-    }
-    let formats: Vec<String> = rule.activations.iter().map(ToString::to_string).collect();
-    let formats = formats.join(", ");
-    format!("| {phase} | {segments} | {layers} | {device} | {formats} |\n")
 }

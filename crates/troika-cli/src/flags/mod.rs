@@ -13,6 +13,7 @@ pub mod placement;
 mod quant;
 mod routing;
 mod sampling;
+mod serve;
 mod sharing;
 mod simulate;
 mod types;
@@ -24,6 +25,7 @@ pub use npu::npu_settings;
 pub use parse::parse;
 pub use placement::{PlanFileArgs, named_apart, profile_at};
 pub use routing::UnseenArgs;
+pub use serve::ServeArgs;
 pub use simulate::{ReproduceArgs, SimulateArgs};
 pub use types::FloatFlag;
 pub use verbs::{

@@ -64,11 +64,9 @@ impl SamplingArgs {
     /// # Errors
     /// A parameter out of range, or an invalid logit bias.
     pub fn resolve(&self, d: &GenerationDefaults) -> Result<SampleParams, CliError> {
-        let base = SampleParams::default();
-        let greedy = d.do_sample == Some(false);
-        let recommended = if greedy { Some(0.0) } else { d.temperature };
+        let base = d.params();
         // As in llama.cpp, negative values are greedy too; NaN is refused later.
-        let temperature = self.temp.or(recommended).unwrap_or(base.temperature);
+        let temperature = self.temp.unwrap_or(base.temperature);
         let temperature = if temperature < 0.0 { 0.0 } else { temperature };
         if self.repeat_last_n < -1 {
             let n = self.repeat_last_n;
@@ -80,11 +78,11 @@ impl SamplingArgs {
             temperature,
             top_k: match self.top_k {
                 Some(k) => usize::try_from(k).unwrap_or(0),
-                None => d.top_k.unwrap_or(base.top_k),
+                None => base.top_k,
             },
-            top_p: self.top_p.or(d.top_p).unwrap_or(base.top_p),
-            min_p: self.min_p.or(d.min_p).unwrap_or(base.min_p),
-            repeat_penalty: self.repeat_penalty.or(d.repeat_penalty).unwrap_or(base.repeat_penalty),
+            top_p: self.top_p.unwrap_or(base.top_p),
+            min_p: self.min_p.unwrap_or(base.min_p),
+            repeat_penalty: self.repeat_penalty.unwrap_or(base.repeat_penalty),
             repeat_last_n: usize::try_from(self.repeat_last_n).unwrap_or(usize::MAX),
             presence_penalty: self.presence_penalty,
             frequency_penalty: self.frequency_penalty,

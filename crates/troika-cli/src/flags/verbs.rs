@@ -18,6 +18,7 @@ use super::placement::{self, PlacementArgs, PlanFileArgs};
 use super::quant::{QuantArgs, QuantFlag, mib};
 use super::routing::UnseenArgs;
 use super::sampling::SamplingArgs;
+use super::serve::ServeArgs;
 use super::sharing::SharingArgs;
 use super::simulate::{ReproduceArgs, SimulateArgs};
 use super::types::{CoreList, DtypeFlag, FloatFlag, core_list, isa, sequence_count, thread_count};
@@ -40,6 +41,8 @@ pub struct Cli {
 pub enum Command {
     /// Generate text, or chat when there is no prompt and a terminal
     Run(Box<RunArgs>),
+    /// Serve models to programs that speak OpenAI's, Anthropic's or Ollama's interface, and a page
+    Serve(Box<ServeArgs>),
     /// Say what a model is: architecture, parameters, bytes
     Show(ShowArgs),
     /// Turn text into token ids

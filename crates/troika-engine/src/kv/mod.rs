@@ -21,6 +21,7 @@ use troika_device::PageTable;
 
 pub use error::{KvError, SeqId};
 pub(crate) use layout::{GroupLayout, KvFit, KvLayout};
+pub use pages::PageCount;
 use pages::{NodeId, PageGroup, Pages};
 use prefix::PrefixIndex;
 use sequence::{Sequence, missing};
@@ -65,6 +66,11 @@ impl KvCache {
     /// The part of them that no sequence uses, kept for sequences with the same beginning.
     pub fn kept_bytes(&self) -> u64 {
         self.pages.kept_bytes()
+    }
+
+    /// Pages that sequences hold, and all pages.
+    pub fn held_pages(&self) -> PageCount {
+        self.pages.held()
     }
 
     /// Bytes in use at most.

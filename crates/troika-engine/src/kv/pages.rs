@@ -148,6 +148,15 @@ impl PageGroup {
     }
 }
 
+/// Pages of a cache, those of all its groups of layers added up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PageCount {
+    /// Those that open sequences hold.
+    pub held: usize,
+    /// All of them.
+    pub all: usize,
+}
+
 /// The pages of all groups, and the byte budget.
 #[derive(Debug)]
 pub(super) struct Pages {
@@ -159,6 +168,12 @@ impl Pages {
     /// Bytes of the pages that are held.
     pub fn used_bytes(&self) -> u64 {
         self.groups.iter().map(|g| g.used() as u64 * g.page_bytes).sum()
+    }
+
+    /// Pages that sequences hold, and all pages.
+    pub fn held(&self) -> PageCount {
+        let held = self.groups.iter().map(|g| g.used() - g.kept()).sum();
+        PageCount { held, all: self.groups.iter().map(|g| g.total).sum() }
     }
 
     /// Bytes of the pages that only nodes hold.

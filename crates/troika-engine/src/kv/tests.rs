@@ -203,8 +203,11 @@ fn a_prefix_is_adopted_in_whole_pages_of_the_same_tokens_and_numerics() {
     assert_eq!(kv.used(0), (5 + 1) * 4);
     kv.close(a);
     assert_eq!(kv.kept_bytes(), 2 * 4);
+    let all = kv.held_pages().all;
+    assert_eq!(kv.held_pages(), PageCount { held: 3, all });
     kv.close(b);
     assert_eq!((kv.used_bytes(), kv.kept_bytes()), (16, 16));
+    assert_eq!(kv.held_pages(), PageCount { held: 0, all });
     assert_eq!(adoptable(&mut kv, &text, 0), 16);
 }
 

@@ -115,16 +115,18 @@ impl ChatTemplate {
         Ok(ChatTemplate { main: checked(source)?, tools: None })
     }
 
+    /// The template's text for conversations with tools, or without.
+    pub fn source(&self, tools: bool) -> &str {
+        self.tools.as_ref().filter(|_| tools).unwrap_or(&self.main)
+    }
+
     /// Renders the prompt of a conversation.
     ///
     /// # Errors
     /// The template fails, for instance because of the order of roles, or exceeds the limits on
     /// time or memory.
     pub fn render(&self, input: &ChatInput) -> Result<ChatPrompt, ChatError> {
-        let source = match (&self.tools, &input.tools) {
-            (Some(source), Some(_)) => source,
-            _ => &self.main,
-        };
+        let source = self.source(input.tools.is_some());
         let texts = || input.messages.iter().chain(&input.tools).chain(input.extra.values());
         let deep = || ChatError::Render("the messages are nested too deeply".into());
         let bytes = limits::json_size(texts()).ok_or_else(deep)?;

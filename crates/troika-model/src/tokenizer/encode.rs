@@ -8,6 +8,7 @@ use std::sync::OnceLock;
 use serde_json::Value;
 use tokenizers::NormalizedString;
 
+use super::bytes::Spelling;
 use super::check::{self, LONGEST};
 use super::error::TokenizerError;
 use super::shared::Inner;
@@ -32,6 +33,8 @@ pub struct Tokenizer {
     /// Ids whose token also has another id, which the vocabulary uses.
     pub(super) twins: HashMap<u32, u32>,
     pub(super) warnings: Vec<String>,
+    /// Found when first asked for.
+    pub(super) spelling: OnceLock<Spelling>,
 }
 
 pub(super) type Res<T> = Result<T, TokenizerError>;
@@ -75,6 +78,7 @@ impl Tokenizer {
             growth: read.growth,
             twins: HashMap::new(),
             warnings: read.warnings,
+            spelling: OnceLock::new(),
         })
     }
 
@@ -108,6 +112,7 @@ impl Tokenizer {
             growth: built.read.growth,
             twins: built.twins,
             warnings: Vec::new(),
+            spelling: OnceLock::new(),
         };
         Ok(Some((tokenizer, built.warning)))
     }

@@ -1,5 +1,6 @@
 //! Tokenizers, from `tokenizer.json` or GGUF metadata, and streaming back to text.
 
+mod bytes;
 mod charsmap;
 mod check;
 mod encode;

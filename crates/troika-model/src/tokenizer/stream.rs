@@ -38,6 +38,11 @@ impl<T: Deref<Target = Tokenizer>> Detokenizer<T> {
         Detokenizer { tokenizer, ids: Vec::new(), prefix: 0, read: 0, before: 0 }
     }
 
+    /// What it decodes with.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
     /// Adds a token. Returns the text that is final now.
     pub fn push(&mut self, id: u32) -> Option<String> {
         // Decoding skips it: it would wait for ever.
@@ -104,7 +109,7 @@ impl<T: Deref<Target = Tokenizer>> Detokenizer<T> {
 pub struct StopMatcher {
     stops: Vec<String>,
     held: String,
-    stopped: bool,
+    met: Option<String>,
 }
 
 impl StopMatcher {
@@ -117,13 +122,13 @@ impl StopMatcher {
     /// Adds a piece of text. Returns the text that is safe to output, and whether a stop text was
     /// found. Holds back what could be the start of one.
     pub fn push(&mut self, text: &str) -> (String, bool) {
-        if self.stopped {
+        if self.met.is_some() {
             return (String::new(), true);
         }
         self.held.push_str(text);
-        let met = self.stops.iter().filter_map(|s| self.held.find(s.as_str())).min();
-        if let Some(at) = met {
-            self.stopped = true;
+        let found = self.stops.iter().filter_map(|s| Some((self.held.find(s.as_str())?, s)));
+        if let Some((at, met)) = found.min_by_key(|(at, _)| *at) {
+            self.met = Some(met.clone());
             self.held.truncate(at);
             return (std::mem::take(&mut self.held), true);
         }
@@ -131,6 +136,11 @@ impl StopMatcher {
         let keep = self.held.char_indices().map(|(i, _)| i).find(|&i| starts_stop(i));
         let rest = self.held.split_off(keep.unwrap_or(self.held.len()));
         (std::mem::replace(&mut self.held, rest), false)
+    }
+
+    /// The stop text that was found.
+    pub fn met(&self) -> Option<&str> {
+        self.met.as_deref()
     }
 
     /// The text held back at the end.

@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use serde_json::{Map, json};
+use serde_json::json;
 use troika::trace::Tracer;
-use troika::{Control, Model, OpenOptions, Request, SessionOptions};
+use troika::{Control, Conversation, Model, OpenOptions, Request, SessionOptions};
 use troika_lab::{Subject, median};
 
 use super::{ids, open, print};
@@ -146,8 +146,8 @@ fn prompt_of(model: &Model, tokens: usize) -> Result<(Vec<u32>, Duration), CliEr
         if !model.has_template() {
             return Ok(model.tokenize(&text)?);
         }
-        let messages = [json!({ "role": "user", "content": text })];
-        let prompt = model.chat_prompt(&messages, Map::new(), None, false)?;
+        let messages = vec![json!({ "role": "user", "content": text })];
+        let prompt = model.chat_prompt(&Conversation::new(messages))?;
         Ok(model.tokenize_chat(&prompt)?)
     };
     // Each word has a token or more, and the template has some.

@@ -15,8 +15,11 @@ use troika::engine::sample::SampleParams;
 use troika::plan::{PlanError, Strategy};
 use troika::trace::Tracer;
 use troika::weights::ExpertStats;
-use troika::{DeviceOptions, Model, OpenOptions, Request, Session, SessionOptions, measure_peaks};
-use troika_lab::{EnergyMeter, Metering, Subject};
+use troika::{
+    DeviceOptions, EnergyMeter, Metering, Model, OpenOptions, Request, Session, SessionOptions,
+    measure_peaks,
+};
+use troika_lab::Subject;
 
 use crate::error::CliError;
 use crate::flags::{BenchArgs, TableFlag};

@@ -79,6 +79,11 @@ impl EnergyMeter {
         format!("{kind} {}", names.join(", "))
     }
 
+    /// A meter of the power from now on.
+    pub fn power(&self) -> PowerMeter {
+        PowerMeter { samples: Samples::new(self.sources.clone()) }
+    }
+
     /// Starts measuring. It samples at intervals, since counters wrap and power changes. `None` if
     /// no thread can be started.
     pub fn start(&self, every: Duration) -> Option<Metering> {
@@ -94,6 +99,23 @@ impl EnergyMeter {
         let name = "troika-energy".to_string();
         let thread = std::thread::Builder::new().name(name).spawn(look).ok()?;
         Some(Metering { stop, thread })
+    }
+}
+
+/// Reads the power between two looks.
+#[derive(Debug)]
+pub struct PowerMeter {
+    samples: Samples,
+}
+
+impl PowerMeter {
+    /// Watts in the mean since the last call, or since the meter was made; `None` if a source cannot
+    /// be read any more. Counters that wrap twice between two calls mislead it.
+    pub fn watts(&mut self) -> Option<f64> {
+        let seconds = self.samples.at.elapsed().as_secs_f64();
+        let before = self.samples.joules?;
+        self.samples.look();
+        (seconds > 0.0).then_some((self.samples.joules? - before) / seconds)
     }
 }
 
@@ -155,6 +177,7 @@ fn watts(dir: &Path) -> Result<f64, Option<String>> {
 }
 
 /// The sums so far.
+#[derive(Debug)]
 struct Samples {
     sources: Vec<EnergySource>,
     last: Vec<Option<f64>>,
@@ -237,6 +260,11 @@ mod tests {
         zone(&format!("{CAP}:0"), "core\n", "4000000\n");
         let joules = metering.stop().unwrap();
         assert!((joules - 1.75).abs() < 1e-9, "{joules}");
+        let (mut power, start) = (meter.power(), std::time::Instant::now());
+        std::thread::sleep(Duration::from_millis(50));
+        zone(&format!("{CAP}:2"), "dram\n", "2250000\n");
+        let watts = power.watts().unwrap();
+        assert!(watts <= 20.0 && watts >= 1.0 / start.elapsed().as_secs_f64(), "{watts}");
     }
 
     #[test]

@@ -1,0 +1,106 @@
+//! The flags of `troika serve`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use clap::builder::RangedU64ValueParser;
+
+use super::placement::PlanFileArgs;
+use super::quant::mib;
+use super::sharing::SharingArgs;
+use super::types::sequence_count;
+use super::verbs::OpenArgs;
+
+/// `troika serve`.
+#[derive(Args)]
+pub struct ServeArgs {
+    /// Models, each a folder, a .gguf file or a Hub id; the first is opened at once, others when they
+    /// are asked for [default: the built-in model]
+    #[arg(value_name = "MODEL")]
+    pub models: Vec<OsString>,
+    /// A model, as llama.cpp spells it
+    #[arg(short, long = "model", env = "TROIKA_MODEL", conflicts_with = "models")]
+    pub model: Option<OsString>,
+    /// Names by which clients ask for the models, in their order [default: the file's or folder's
+    /// name, or the Hub id]
+    #[arg(short, long = "alias", value_name = "NAME", value_delimiter = ',', env = "TROIKA_ALIAS")]
+    pub aliases: Vec<String>,
+    /// Offer every .gguf file and every folder with a config.json of this folder, too
+    #[arg(long, value_name = "DIR", env = "TROIKA_MODELS_DIR")]
+    pub models_dir: Option<PathBuf>,
+    /// Do not ask the Hub: use what is in its cache (as HF_HUB_OFFLINE=1)
+    #[arg(long, env = "TROIKA_OFFLINE")]
+    pub offline: bool,
+    /// Address to listen at; any but this machine's own needs a key
+    #[arg(long, default_value = "127.0.0.1", env = "TROIKA_HOST")]
+    pub host: String,
+    /// Port; 0: a free one
+    #[arg(long, default_value_t = 8080, env = "TROIKA_PORT")]
+    pub port: u16,
+    /// A key that clients have to send; may be repeated
+    #[arg(long = "api-key", value_name = "KEY", env = "TROIKA_API_KEY", hide_env_values = true)]
+    #[arg(value_delimiter = ',')]
+    pub keys: Vec<String>,
+    /// A file of keys, one a line
+    #[arg(long, value_name = "FILE", env = "TROIKA_API_KEY_FILE")]
+    pub api_key_file: Option<PathBuf>,
+    /// Another name of this server, as clients without a key may call it
+    #[arg(long = "allowed-host", value_name = "NAME", value_delimiter = ',')]
+    #[arg(env = "TROIKA_ALLOWED_HOST")]
+    pub hosts: Vec<String>,
+    /// A site whose pages may call this server, as https://example.org
+    #[arg(long = "allowed-origin", value_name = "ORIGIN", value_delimiter = ',')]
+    #[arg(env = "TROIKA_ALLOWED_ORIGIN")]
+    pub origins: Vec<String>,
+    /// Answers computed at once; others wait
+    #[arg(long, visible_alias = "np", value_name = "N", default_value_t = 16)]
+    #[arg(value_parser = sequence_count(), env = "TROIKA_PARALLEL")]
+    pub parallel: usize,
+    /// Requests that may wait; others are told when to come back
+    #[arg(long, value_name = "N", default_value_t = 1024, env = "TROIKA_QUEUE")]
+    pub queue: usize,
+    /// Longest request in MiB
+    #[arg(long, value_name = "MIB", default_value = "16", value_parser = mib())]
+    #[arg(env = "TROIKA_MAX_BODY")]
+    pub max_body: u64,
+    /// Most tokens of an answer [default: what the context holds]
+    #[arg(short = 'n', long, visible_alias = "n-predict", value_name = "N")]
+    #[arg(value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+    #[arg(env = "TROIKA_MAX_TOKENS")]
+    pub max_tokens: Option<usize>,
+    /// Most time for an answer in seconds, waiting included
+    #[arg(long, value_name = "S", default_value_t = 600.0, value_parser = seconds)]
+    #[arg(env = "TROIKA_TIMEOUT")]
+    pub timeout: f64,
+    /// Connections at once
+    #[arg(long, value_name = "N", default_value_t = 2048, env = "TROIKA_MAX_CONNECTIONS")]
+    pub max_connections: usize,
+    /// Close a model that nobody has used for so many seconds; -1: never
+    #[arg(long, value_name = "S", default_value_t = 300.0, allow_negative_numbers = true)]
+    #[arg(env = "TROIKA_KEEP_ALIVE")]
+    pub keep_alive: f64,
+    /// Most memory for open models in MiB: others are closed to open one [default: no limit]
+    #[arg(long, value_name = "MIB", value_parser = mib(), env = "TROIKA_MEMORY")]
+    pub memory: Option<u64>,
+    /// How many seconds answers may take to end when the server is stopped
+    #[arg(long, value_name = "S", default_value_t = 10.0, value_parser = seconds)]
+    #[arg(env = "TROIKA_GRACE")]
+    pub grace: f64,
+    /// Print a line for each request: its path, status and time
+    #[arg(short, long, env = "TROIKA_VERBOSE")]
+    pub verbose: bool,
+    #[command(flatten)]
+    pub sharing: SharingArgs,
+    #[command(flatten)]
+    pub open: OpenArgs,
+    #[command(flatten)]
+    pub plan: PlanFileArgs,
+}
+
+/// A time of 0 or more.
+fn seconds(text: &str) -> Result<f64, String> {
+    let number = text.parse::<f64>().ok().filter(|s| Duration::try_from_secs_f64(*s).is_ok());
+    number.ok_or_else(|| format!("{text:?} is no number of seconds"))
+}

@@ -1,0 +1,116 @@
+//! A plan's rules in words, for people.
+
+use troika_graph::DType;
+
+use crate::experts::ExpertGroupPlan;
+use crate::plan::{Phase, Plan, Rule, Split, Stage};
+use crate::ratio::Share;
+
+/// A rule of a plan in words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuleText {
+    /// The phase, and the most rows that the rule is for.
+    pub phase: String,
+    /// The segments of a layer.
+    pub segments: String,
+    /// The layers.
+    pub layers: String,
+    /// Which device computes them, or what share of them.
+    pub device: String,
+    /// What products take their inputs as besides f32; may be empty.
+    pub activations: String,
+}
+
+impl Plan {
+    /// The rules in words, in the order in which they count.
+    pub fn texts(&self) -> Vec<RuleText> {
+        let mut texts = Vec::new();
+        for phase in [Phase::Prefill, Phase::Decode] {
+            for (up_to, rules) in self.rule_lists(phase) {
+                let short = phase == Phase::Prefill && up_to < self.prefill.chunk;
+                let name = match short {
+                    true => format!("{} up to {up_to} rows", phase.name()),
+                    false => phase.name().to_string(),
+                };
+                texts.extend(rules.iter().map(|rule| rule_text(name.clone(), rule)));
+            }
+        }
+        texts
+    }
+}
+
+/// The shares of the columns, for people.
+fn describe_columns(parts: &[Share]) -> String {
+    let all: u32 = parts.iter().map(|p| p.share).sum();
+    let percent = |share: u32| f64::from(share) * 100.0 / f64::from(all.max(1));
+    let parts = parts.iter().map(|p| format!("{} {:.1} %", p.device, percent(p.share)));
+    parts.collect::<Vec<_>>().join(", ")
+}
+
+/// Which device computes what share, for people.
+fn describe_split(device: &str, split: &Split) -> String {
+    if let Split::Stages { stages } = split {
+        let one = |s: &Stage| match &s.split {
+            Some(split) => describe_split(&s.device, split),
+            None => s.device.clone(),
+        };
+        return stages.iter().map(one).collect::<Vec<_>>().join("; then ");
+    }
+    let columns = format!("columns: {}", describe_columns(split.parts()));
+    let lengths: Vec<String> = split.lengths().iter().map(usize::to_string).collect();
+    let standard = format!("rows in parts of {}: {device}", lengths.join(", "));
+    match split {
+        Split::Columns { .. } => columns,
+        Split::Rows { rest, .. } => format!("{standard}, the rest: {rest}"),
+        Split::Residual { by } => format!("products: {device}, their outliers and the rest: {by}"),
+        Split::Experts(experts) => {
+            let group = |g: &ExpertGroupPlan| {
+                let rows = format!("{} x {}", g.experts.len(), g.capacity);
+                let on = if g.standby { " on standby" } else { "" };
+                match &g.parts[..] {
+                    [] => format!("{} {rows}{on}", g.device),
+                    parts => format!("{rows} by columns ({})", describe_columns(parts)),
+                }
+            };
+            let group = experts.groups.iter().map(group);
+            let (dispatch, overflow) = (experts.dispatch.name(), experts.overflow.name());
+            let groups = group.collect::<Vec<_>>().join(", ");
+            format!(
+                "experts {dispatch} in groups: {groups}; overflow {overflow}, the rest: {device}"
+            )
+        }
+        // Stages have separate lines above.
+        Split::Hybrid { .. } | Split::Stages { .. } => {
+            format!("{standard}, the rest by {columns}")
+        }
+    }
+}
+
+fn rule_text(phase: String, rule: &Rule) -> RuleText {
+    let segments = rule.segments.as_ref().map_or("all".to_string(), |kinds| {
+        kinds.iter().map(|k| k.name()).collect::<Vec<_>>().join(", ")
+    });
+    let layers = rule.layers.map_or("all".to_string(), |l| match (l.first == l.last, l.step) {
+        (true, _) => l.first.to_string(),
+        (false, 1) => format!("{} to {}", l.first, l.last),
+        (false, step) => format!("{} to {}, every {step}", l.first, l.last),
+    });
+    let mut device = rule.device.clone();
+    if let Some(split) = &rule.split {
+        device = describe_split(&device, split);
+    }
+    for r in &rule.refused {
+        let kinds: Vec<&str> = r.segments.iter().map(|k| k.name()).collect();
+        let (ops, kinds) = (r.ops.join(", "), kinds.join(", "));
+        device.push_str(&format!("; {ops} of {kinds} by {} instead of {}", r.by, r.device));
+    }
+    if let Some(rows) = &rule.row_buckets {
+        let rows: Vec<String> = rows.iter().map(usize::to_string).collect();
+        device.push_str(&format!("; static shapes of {} rows", rows.join(", ")));
+    }
+    if rule.values != DType::F32 {
+        device.push_str(&format!("; values in {}", rule.values.name().to_lowercase()));
+    }
+    let formats: Vec<String> = rule.activations.iter().map(ToString::to_string).collect();
+    RuleText { phase, segments, layers, device, activations: formats.join(", ") }
+}

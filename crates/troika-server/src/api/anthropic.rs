@@ -1,0 +1,337 @@
+//! Anthropic's `/v1/messages`.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::Response;
+use serde_json::{Map, Value, json};
+
+use crate::answer::Delta;
+use crate::call::{self, Call};
+use crate::chat::{
+    ChatAnswer, ChatEvent, ChatRequest, EndReason, ToolChoice, Tools, Usage, text_of, tool,
+};
+use crate::fields::Fields;
+use crate::host::InUse;
+use crate::ids;
+use crate::problem::{Dialect, Problem};
+use crate::sampling;
+use crate::state::{Server, apart};
+use crate::stream::{self, EventWriter};
+
+/// Answers messages.
+///
+/// # Errors
+/// What is wrong with the request.
+pub async fn messages(State(server): State<Arc<Server>>, call: Call) -> Result<Response, Problem> {
+    let host = server.model(call.model()?.as_deref()).await?;
+    let fields = call.fields();
+    let mut request = chat_request(&fields, &host)?;
+    request.max_tokens = Some(fields.need("max_tokens")?);
+    let streams = fields.flag("stream")?;
+    request.whole_calls = true;
+    let (of, most) = (host.clone(), server.options.max_tokens);
+    let prepared = apart(move || request.prepare(&of, most)).await?;
+    let prompt_tokens = prepared.prompt_tokens();
+    let answers = prepared.start(&server, &host, call.client).await?;
+    let form = MessageForm { id: ids::unique("msg_"), model: host.name.clone() };
+    if streams {
+        return Ok(stream::respond(answers, MessageWriter::new(form, prompt_tokens)));
+    }
+    Ok(call::json(&form.whole(answers.collect().await?)))
+}
+
+/// Counts the tokens of messages.
+///
+/// # Errors
+/// What is wrong with the request.
+pub async fn count_tokens(
+    State(server): State<Arc<Server>>,
+    call: Call,
+) -> Result<Response, Problem> {
+    let host = server.model(call.model()?.as_deref()).await?;
+    let request = chat_request(&call.fields(), &host)?;
+    let prepared = apart(move || request.prepare(&host, None)).await?;
+    Ok(call::json(&json!({"input_tokens": prepared.prompt_tokens()})))
+}
+
+fn chat_request(fields: &Fields<'_>, host: &InUse) -> Result<ChatRequest, Problem> {
+    fields.refuse(&[
+        ("mcp_servers", "no other servers are asked"),
+        ("container", "nothing is run"),
+    ])?;
+    let mut messages = Vec::new();
+    if let Some(system) = fields.value("system") {
+        messages.push(json!({"role": "system", "content": text_of(system)?}));
+    }
+    let wrong = || Problem::field("messages", "messages have to be a list of at least one");
+    let list = fields.value("messages").and_then(Value::as_array);
+    for message in list.filter(|list| !list.is_empty()).ok_or_else(wrong)? {
+        add_message(message, &mut messages)?;
+    }
+    let continues = messages.last().is_some_and(|m| {
+        m["role"] == "assistant" && m.get("tool_calls").is_none()
+    });
+    let mut extra = Map::new();
+    if let Some(thinking) = fields.value("thinking") {
+        extra.insert("enable_thinking".into(), (thinking["type"] == "enabled").into());
+    }
+    Ok(ChatRequest {
+        messages,
+        tools: tools(fields)?,
+        constrain: match fields.value("output_format") {
+            Some(format) => super::constrain::format(format, "output_format")?,
+            None => None,
+        },
+        params: sampling::params(fields, &host.model)?,
+        max_tokens: None,
+        stop: fields.texts("stop_sequences")?,
+        ignore_eos: false,
+        choices: 1,
+        logprobs: None,
+        extra,
+        split_reasoning: true,
+        whole_calls: true,
+        continues,
+    })
+}
+
+fn tools(fields: &Fields<'_>) -> Result<Tools, Problem> {
+    let list: Vec<Value> = fields.get("tools")?.unwrap_or_default();
+    let one = |value: &Value| match value["type"].as_str() {
+        None | Some("custom") => tool(&Fields::within("tools", value)?, "input_schema"),
+        Some(kind) => {
+            let why = format!("a tool is of type {kind}; only tools of your own can be called");
+            Err(Problem::field("tools", why))
+        }
+    };
+    let list = list.iter().map(one).collect::<Result<_, _>>()?;
+    let Some(choice) = fields.value("tool_choice") else {
+        return Ok(Tools { list, ..Tools::default() });
+    };
+    let parallel = choice["disable_parallel_tool_use"] != true;
+    let choice = match choice["type"].as_str() {
+        Some("auto") => ToolChoice::Auto,
+        Some("any") => ToolChoice::Required,
+        Some("none") => ToolChoice::None,
+        Some("tool") => {
+            let name = choice["name"].as_str();
+            let missing = || Problem::field("tool_choice", "tool_choice needs the tool's name");
+            ToolChoice::Named(name.ok_or_else(missing)?.to_string())
+        }
+        _ => {
+            let why = "tool_choice has to be of type auto, any, tool or none";
+            return Err(Problem::field("tool_choice", why));
+        }
+    };
+    Tools { list, choice, parallel }.checked()
+}
+
+/// Adds a message in OpenAI's form. Results of tools become messages of their own.
+fn add_message(message: &Value, out: &mut Vec<Value>) -> Result<(), Problem> {
+    let wrong = |why: &str| Problem::field("messages", format!("messages: {why}"));
+    let role = message["role"].as_str().ok_or_else(|| wrong("one has no role"))?;
+    if !matches!(role, "user" | "assistant" | "system") {
+        return Err(wrong(&format!("the role {role:?} is neither user nor assistant")));
+    }
+    let Value::Array(blocks) = &message["content"] else {
+        out.push(json!({"role": role, "content": text_of(&message["content"])?}));
+        return Ok(());
+    };
+    let (mut text, mut reasoning, mut calls) = (String::new(), String::new(), Vec::new());
+    for block in blocks {
+        match block["type"].as_str() {
+            Some("tool_result") => {
+                let id = &block["tool_use_id"];
+                let content = text_of(&block["content"])?;
+                out.push(json!({"role": "tool", "tool_call_id": id, "content": content}));
+            }
+            Some("tool_use") => calls.push(json!({
+                "id": block["id"],
+                "type": "function",
+                "function": {"name": block["name"], "arguments": block["input"]},
+            })),
+            Some("thinking") => reasoning.push_str(block["thinking"].as_str().unwrap_or_default()),
+            Some("redacted_thinking") => {}
+            _ => text.push_str(&text_of(&json!([block]))?),
+        }
+    }
+    if text.is_empty() && calls.is_empty() && !blocks.is_empty() && role == "user" {
+        return Ok(());
+    }
+    let mut message = json!({"role": role, "content": text});
+    if !reasoning.is_empty() {
+        message["reasoning_content"] = reasoning.into();
+    }
+    if !calls.is_empty() {
+        message["tool_calls"] = calls.into();
+    }
+    out.push(message);
+    Ok(())
+}
+
+struct MessageForm {
+    id: String,
+    model: String,
+}
+
+fn usage(usage: &Usage) -> Value {
+    json!({
+        "input_tokens": usage.prompt - usage.cached,
+        "cache_read_input_tokens": usage.cached,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": usage.completion,
+    })
+}
+
+/// Anthropic's word for the end, with the stop text.
+fn end(reason: EndReason, stop_text: Option<&str>) -> (&'static str, Value) {
+    match (reason, stop_text) {
+        (EndReason::Stop, Some(text)) => ("stop_sequence", text.into()),
+        (EndReason::Stop, None) => ("end_turn", Value::Null),
+        (EndReason::Length, _) => ("max_tokens", Value::Null),
+        (EndReason::ToolCalls, _) => ("tool_use", Value::Null),
+    }
+}
+
+impl MessageForm {
+    fn message(&self, content: Value) -> Value {
+        json!({
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": content,
+            "stop_reason": null,
+            "stop_sequence": null,
+        })
+    }
+
+    fn whole(&self, answer: ChatAnswer) -> Value {
+        let used = answer.usage;
+        let choice = answer.choices.into_iter().next().unwrap_or_default();
+        let mut content = Vec::new();
+        if !choice.reasoning.is_empty() {
+            content.push(thinking(&choice.reasoning));
+        }
+        if !choice.content.is_empty() || choice.calls.is_empty() {
+            content.push(json!({"type": "text", "text": choice.content}));
+        }
+        for (name, arguments) in &choice.calls {
+            let input: Value = serde_json::from_str(arguments).unwrap_or(json!({}));
+            let id = ids::unique("toolu_");
+            content.push(json!({"type": "tool_use", "id": id, "name": name, "input": input}));
+        }
+        let mut message = self.message(content.into());
+        let reason = choice.reason.unwrap_or(EndReason::Stop);
+        let (reason, sequence) = end(reason, choice.stop_text.as_deref());
+        message["stop_reason"] = reason.into();
+        message["stop_sequence"] = sequence;
+        message["usage"] = usage(&used);
+        message
+    }
+}
+
+fn thinking(text: &str) -> Value {
+    json!({"type": "thinking", "thinking": text, "signature": ""})
+}
+
+/// What the block that is being written holds.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum BlockKind {
+    Text,
+    Thinking,
+    ToolUse,
+}
+
+/// Writes events.
+struct MessageWriter {
+    form: MessageForm,
+    prompt_tokens: usize,
+    /// Blocks so far.
+    blocks: usize,
+    open: Option<BlockKind>,
+    ended: (&'static str, Value),
+}
+
+impl MessageWriter {
+    fn new(form: MessageForm, prompt_tokens: usize) -> MessageWriter {
+        let ended = ("end_turn", Value::Null);
+        MessageWriter { form, prompt_tokens, blocks: 0, open: None, ended }
+    }
+
+    fn close(&mut self, out: &mut String) {
+        if self.open.take().is_some() {
+            let index = self.blocks - 1;
+            let stop = json!({"type": "content_block_stop", "index": index});
+            stream::named("content_block_stop", &stop, out);
+        }
+    }
+
+    /// Opens a block, unless one of the kind is open that goes on.
+    fn open(&mut self, kind: BlockKind, block: Value, out: &mut String) {
+        if self.open == Some(kind) && kind != BlockKind::ToolUse {
+            return;
+        }
+        self.close(out);
+        let start =
+            json!({"type": "content_block_start", "index": self.blocks, "content_block": block});
+        stream::named("content_block_start", &start, out);
+        (self.blocks, self.open) = (self.blocks + 1, Some(kind));
+    }
+
+    fn delta(&self, delta: Value, out: &mut String) {
+        let index = self.blocks.saturating_sub(1);
+        let delta = json!({"type": "content_block_delta", "index": index, "delta": delta});
+        stream::named("content_block_delta", &delta, out);
+    }
+}
+
+impl EventWriter for MessageWriter {
+    fn begin(&mut self, out: &mut String) {
+        let mut message = self.form.message(json!([]));
+        let used = Usage { prompt: self.prompt_tokens, ..Usage::default() };
+        message["usage"] = usage(&used);
+        stream::named("message_start", &json!({"type": "message_start", "message": message}), out);
+        stream::named("ping", &json!({"type": "ping"}), out);
+    }
+
+    fn event(&mut self, event: ChatEvent, out: &mut String) {
+        match event {
+            ChatEvent::More(_, deltas, _) => deltas.into_iter().for_each(|delta| match delta {
+                Delta::Content(text) => {
+                    self.open(BlockKind::Text, json!({"type": "text", "text": ""}), out);
+                    self.delta(json!({"type": "text_delta", "text": text}), out);
+                }
+                Delta::Reasoning(text) => {
+                    self.open(BlockKind::Thinking, thinking(""), out);
+                    self.delta(json!({"type": "thinking_delta", "thinking": text}), out);
+                }
+                Delta::CallStart { name, .. } => {
+                    let id = ids::unique("toolu_");
+                    let block = json!({"type": "tool_use", "id": id, "name": name, "input": {}});
+                    self.open(BlockKind::ToolUse, block, out);
+                }
+                Delta::CallArguments { json, .. } => {
+                    self.delta(json!({"type": "input_json_delta", "partial_json": json}), out);
+                }
+            }),
+            ChatEvent::End(_, reason, stop_text) => {
+                self.ended = end(reason, stop_text.as_deref());
+            }
+        }
+    }
+
+    fn end(&mut self, all: &Usage, out: &mut String) {
+        self.close(out);
+        let (reason, sequence) = &self.ended;
+        let delta = json!({"stop_reason": reason, "stop_sequence": sequence});
+        let delta = json!({"type": "message_delta", "delta": delta, "usage": usage(all)});
+        stream::named("message_delta", &delta, out);
+        stream::named("message_stop", &json!({"type": "message_stop"}), out);
+    }
+
+    fn problem(&mut self, problem: &Problem, out: &mut String) {
+        stream::named("error", &problem.body(Dialect::Anthropic), out);
+    }
+}

@@ -1,0 +1,309 @@
+//! OpenAI's `/v1/chat/completions`.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::Response;
+use serde_json::{Value, json};
+use troika::model::tokenizer::Tokenizer;
+
+use super::request::{chat_request, logprobs, start};
+use crate::answer::Delta;
+use crate::call::{self, Call};
+use crate::chat::{
+    ChatAnswer, ChatEvent, ChoiceAnswer, EndReason, TokenLogprob, Tools, Usage, chat_messages, tool,
+};
+use crate::fields::Fields;
+use crate::host::InUse;
+use crate::ids;
+use crate::problem::{Dialect, Problem};
+use crate::state::Server;
+use crate::stream::{self, EventWriter};
+
+/// Fields that would have to be ignored.
+const REFUSED: &[(&str, &str)] = &[
+    ("audio", "the model gives text only"),
+    ("functions", "it is out of date; give tools"),
+    ("function_call", "it is out of date; give tool_choice"),
+    ("web_search_options", "nothing is searched"),
+];
+
+/// Answers a conversation.
+///
+/// # Errors
+/// What is wrong with the request.
+pub async fn chat(State(server): State<Arc<Server>>, call: Call) -> Result<Response, Problem> {
+    let host = server.model(call.model()?.as_deref()).await?;
+    let fields = call.fields();
+    fields.refuse(REFUSED)?;
+    let tools = Tools::chosen(tools(&fields)?, &fields)?;
+    let mut request =
+        chat_request(&fields, &host, chat_messages(fields.value("messages"))?, tools)?;
+    if fields.flag("logprobs")? {
+        request.logprobs =
+            Some(logprobs("top_logprobs", fields.get("top_logprobs")?.unwrap_or(0))?);
+    }
+    let form = ChatForm {
+        id: ids::unique("chatcmpl-"),
+        created: ids::now(),
+        logprobs: request.logprobs.is_some(),
+        host: host.clone(),
+    };
+    let streams = fields.flag("stream")?;
+    let with_usage = stream_usage(&fields)?;
+    let choices = request.choices;
+    let answers = start(&server, &host, call.client, request).await?;
+    if streams {
+        return Ok(stream::respond(answers, ChatWriter::new(form, choices, with_usage)));
+    }
+    Ok(call::json(&form.whole(answers.collect().await?)))
+}
+
+/// Whether a stream ends with its usage.
+///
+/// # Errors
+/// Options of another form.
+pub fn stream_usage(fields: &Fields<'_>) -> Result<bool, Problem> {
+    let options = fields.value("stream_options");
+    let Some(options) = options else { return Ok(false) };
+    Fields::within("stream_options", options)?.flag("include_usage")
+}
+
+/// The functions of a list of tools.
+///
+/// # Errors
+/// A tool of another type, or of another form.
+pub fn tools(fields: &Fields<'_>) -> Result<Vec<crate::answer::ToolSpec>, Problem> {
+    let list: Vec<Value> = fields.get("tools")?.unwrap_or_default();
+    let one = |value: &Value| {
+        if value["type"] != "function" {
+            let why = format!("a tool is of type {}; functions can be called", value["type"]);
+            return Err(Problem::field("tools", why));
+        }
+        tool(&Fields::within("tools", &value["function"])?, "parameters")
+    };
+    list.iter().map(one).collect()
+}
+
+/// OpenAI's usage.
+pub fn usage(usage: &Usage) -> Value {
+    json!({
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.completion,
+        "total_tokens": usage.prompt + usage.completion,
+        "prompt_tokens_details": {"cached_tokens": usage.cached},
+    })
+}
+
+/// What llama.cpp's server tells of the time that the first answer took, under the same names.
+pub fn timings(usage: &Usage) -> Value {
+    let stats = &usage.first;
+    let ms = |time: std::time::Duration| time.as_secs_f64() * 1e3;
+    json!({
+        "prompt_n": stats.computed_tokens,
+        "prompt_ms": ms(stats.ttft),
+        "prompt_per_second": stats.prefill_rate(),
+        "predicted_n": stats.generated_tokens,
+        "predicted_ms": ms(stats.decode),
+        "predicted_per_second": stats.decode_rate(),
+    })
+}
+
+/// A token's probability, as the chat interface says it.
+fn token_logprob(tokenizer: Option<&Tokenizer>, of: &TokenLogprob) -> Value {
+    let one = |token: u32, logprob: f32| {
+        let bytes = tokenizer.and_then(|t| t.token_bytes(token)).unwrap_or_default();
+        json!({
+            "token": String::from_utf8_lossy(&bytes),
+            "logprob": finite(logprob),
+            "bytes": bytes,
+        })
+    };
+    let mut chosen = one(of.token, of.logprobs.chosen);
+    let top = of.logprobs.top.iter().map(|(token, logprob)| one(*token, *logprob));
+    chosen["top_logprobs"] = top.collect();
+    chosen
+}
+
+/// JSON has no infinity: OpenAI says -9999 for what is impossible.
+pub fn finite(logprob: f32) -> f32 {
+    if logprob.is_finite() { logprob } else { -9999.0 }
+}
+
+/// What every part of an answer says.
+struct ChatForm {
+    id: String,
+    created: u64,
+    logprobs: bool,
+    host: InUse,
+}
+
+impl ChatForm {
+    fn logprobs(&self, list: &[TokenLogprob]) -> Value {
+        if !self.logprobs {
+            return Value::Null;
+        }
+        let tokenizer = self.host.model.tokenizer();
+        let content: Vec<Value> = list.iter().map(|l| token_logprob(tokenizer, l)).collect();
+        json!({"content": content, "refusal": null})
+    }
+
+    fn object(&self, kind: &str, choices: Value) -> Value {
+        json!({
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.host.name,
+            "system_fingerprint": concat!("troika-", env!("CARGO_PKG_VERSION")),
+            "choices": choices,
+        })
+    }
+
+    fn whole(&self, answer: ChatAnswer) -> Value {
+        let choice = |(index, choice): (usize, ChoiceAnswer)| {
+            let reason = choice.reason.map_or("stop", EndReason::name);
+            json!({
+                "index": index,
+                "message": message(&choice),
+                "logprobs": self.logprobs(&choice.logprobs),
+                "finish_reason": reason,
+            })
+        };
+        let choices = answer.choices.into_iter().enumerate().map(choice).collect();
+        let mut whole = self.object("chat.completion", choices);
+        whole["usage"] = usage(&answer.usage);
+        whole["timings"] = timings(&answer.usage);
+        whole
+    }
+}
+
+/// A call of a function.
+fn function_call(name: &str, arguments: &str) -> Value {
+    json!({
+        "id": ids::unique("call_"),
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    })
+}
+
+fn message(choice: &ChoiceAnswer) -> Value {
+    let mut message = json!({"role": "assistant", "content": choice.content, "refusal": null});
+    if !choice.reasoning.is_empty() {
+        message["reasoning_content"] = choice.reasoning.clone().into();
+    }
+    if !choice.calls.is_empty() {
+        if choice.content.is_empty() {
+            message["content"] = Value::Null;
+        }
+        let calls = choice.calls.iter().map(|(name, arguments)| function_call(name, arguments));
+        message["tool_calls"] = calls.collect();
+    }
+    message
+}
+
+/// Writes chunks.
+struct ChatWriter {
+    form: ChatForm,
+    choices: usize,
+    with_usage: bool,
+    /// What precedes the text in a chunk that holds nothing else.
+    before_text: String,
+}
+
+impl ChatWriter {
+    fn new(form: ChatForm, choices: usize, with_usage: bool) -> ChatWriter {
+        // A token of text is by far the most frequent chunk: its frame is made once.
+        let frame = form.object("chat.completion.chunk", json!([])).to_string();
+        let before_text = frame.trim_end_matches("]}").to_string();
+        ChatWriter { form, choices, with_usage, before_text }
+    }
+
+    fn chunk(&self, index: usize, delta: Value, logprobs: &[TokenLogprob], out: &mut String) {
+        let choice = json!([{
+            "index": index,
+            "delta": delta,
+            "logprobs": self.form.logprobs(logprobs),
+            "finish_reason": null,
+        }]);
+        stream::data(&self.form.object("chat.completion.chunk", choice), out);
+    }
+
+    /// A chunk with text alone.
+    fn text(&self, index: usize, text: &str, out: &mut String) {
+        let text = Value::from(text);
+        out.push_str("data: ");
+        out.push_str(&self.before_text);
+        let index = index.to_string();
+        for part in ["{\"index\":", &index, ",\"delta\":{\"content\":", &text.to_string()] {
+            out.push_str(part);
+        }
+        out.push_str("},\"logprobs\":null,\"finish_reason\":null}]}\n\n");
+    }
+}
+
+/// A delta as OpenAI says it.
+fn delta(delta: Delta) -> Value {
+    let call = |index: usize, mut call: Value| {
+        call["index"] = index.into();
+        json!({"tool_calls": [call]})
+    };
+    match delta {
+        Delta::Content(text) => json!({"content": text}),
+        Delta::Reasoning(text) => json!({"reasoning_content": text}),
+        Delta::CallStart { index, name } => call(index, function_call(&name, "")),
+        Delta::CallArguments { index, json } => {
+            call(index, json!({"function": {"arguments": json}}))
+        }
+    }
+}
+
+impl EventWriter for ChatWriter {
+    fn begin(&mut self, out: &mut String) {
+        for index in 0..self.choices {
+            self.chunk(index, json!({"role": "assistant", "content": ""}), &[], out);
+        }
+    }
+
+    fn event(&mut self, event: ChatEvent, out: &mut String) {
+        match event {
+            ChatEvent::More(index, deltas, logprobs) => {
+                let mut logprobs = logprobs;
+                if deltas.is_empty() {
+                    self.chunk(index, json!({}), &logprobs, out);
+                }
+                for one in deltas {
+                    match one {
+                        Delta::Content(text) if !self.form.logprobs => {
+                            self.text(index, &text, out);
+                        }
+                        one => self.chunk(index, delta(one), &std::mem::take(&mut logprobs), out),
+                    }
+                }
+            }
+            ChatEvent::End(index, reason, _) => {
+                let choice = json!([{
+                    "index": index,
+                    "delta": {},
+                    "logprobs": null,
+                    "finish_reason": reason.name(),
+                }]);
+                stream::data(&self.form.object("chat.completion.chunk", choice), out);
+            }
+        }
+    }
+
+    fn end(&mut self, all: &Usage, out: &mut String) {
+        if self.with_usage {
+            let mut last = self.form.object("chat.completion.chunk", json!([]));
+            last["usage"] = usage(all);
+            last["timings"] = timings(all);
+            stream::data(&last, out);
+        }
+        out.push_str("data: [DONE]\n\n");
+    }
+
+    fn problem(&mut self, problem: &Problem, out: &mut String) {
+        stream::data(&problem.body(Dialect::OpenAi), out);
+    }
+}
+

@@ -1,0 +1,383 @@
+//! OpenAI's `/v1/completions`: texts go on as they are, without a chat template.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::Response;
+use futures_util::StreamExt;
+use futures_util::stream::iter;
+use serde_json::{Map, Value, json};
+use troika::Request;
+use troika::engine::sample::Logprobs;
+
+use super::chat::{finite, stream_usage, timings, usage};
+use super::request::{choices, logprobs, max_tokens};
+use crate::answer::{Delta, Format, ReaderOptions};
+use crate::call::{self, Call};
+use crate::chat::{ChatEvent, ChatStream, ChoiceAnswer, EndReason, TokenLogprob, Usage, compile};
+use crate::completion::{self, Client, Generation, prompt_logprobs};
+use crate::fields::Fields;
+use crate::host::InUse;
+use crate::ids;
+use crate::problem::{Dialect, Problem};
+use crate::sampling;
+use crate::state::{Server, apart};
+use crate::stream::{self, EventWriter};
+
+/// OpenAI's default for the number of tokens.
+const TOKENS: usize = 16;
+
+/// The most prompts of a request.
+const PROMPTS: usize = 2048;
+
+/// A text to go on with.
+#[derive(Clone, Debug)]
+struct Prompt {
+    ids: Vec<u32>,
+    text: String,
+}
+
+/// What is asked for each of the prompts.
+#[derive(Clone)]
+struct Asked {
+    generation: Generation,
+    /// Whether the prompt is part of the answer.
+    echo: bool,
+    logprobs: Option<usize>,
+}
+
+/// Goes on with texts.
+///
+/// # Errors
+/// What is wrong with the request.
+pub async fn completions(
+    State(server): State<Arc<Server>>,
+    call: Call,
+) -> Result<Response, Problem> {
+    let host = server.model(call.model()?.as_deref()).await?;
+    let fields = call.fields();
+    fields.refuse(&[("suffix", "text is not filled in; only what follows a prompt is generated")])?;
+    let asked = asked(&fields, &host, server.options.max_tokens)?;
+    let best_of = fields.get("best_of")?.unwrap_or(asked.generation.choices);
+    if best_of != asked.generation.choices {
+        return Err(Problem::field("best_of", "best_of cannot differ from n"));
+    }
+    let (of, call) = (host.clone(), call);
+    let client = call.client;
+    let (prompts, call) = apart(move || Ok((prompts(&call.fields(), &of)?, call))).await?;
+    let form = CompletionForm { id: ids::unique("cmpl-"), created: ids::now(), host: host.clone() };
+    let fields = call.fields();
+    if fields.flag("stream")? {
+        let [prompt] = prompts.as_slice() else {
+            return Err(Problem::field("stream", "a stream is of one prompt; send several requests"));
+        };
+        let echoed = echoed(&host, &asked, prompt).await?;
+        let with_usage = stream_usage(&fields)?;
+        let n = asked.generation.choices;
+        let wants_logprobs = asked.logprobs.is_some();
+        let answers = begin(&server, &host, client, &asked, prompt).await?;
+        let writer = CompletionWriter { form, echoed, n, wants_logprobs, with_usage, at: Vec::new() };
+        return Ok(stream::respond(answers, writer));
+    }
+    let n = asked.generation.choices;
+    let answers: Vec<_> =
+        prompts.iter().map(|prompt| whole(&server, &host, client, &asked, prompt)).collect();
+    let answered: Vec<_> = iter(answers).buffered(server.options.parallel.max(1)).collect().await;
+    let (mut all, mut sum) = (Vec::new(), Usage::default());
+    for (i, answer) in answered.into_iter().enumerate() {
+        let (texts, used) = answer?;
+        all.extend(texts.into_iter().enumerate().map(|(j, text)| text.json(i * n + j)));
+        let first = if i == 0 { used.first } else { sum.first };
+        sum = Usage {
+            prompt: sum.prompt + used.prompt,
+            cached: sum.cached + used.cached,
+            completion: sum.completion + used.completion,
+            first,
+        };
+    }
+    let mut object = form.object(all.into());
+    (object["usage"], object["timings"]) = (usage(&sum), timings(&sum));
+    Ok(call::json(&object))
+}
+
+fn asked(fields: &Fields<'_>, host: &InUse, most: Option<usize>) -> Result<Asked, Problem> {
+    let echo = fields.flag("echo")?;
+    let top: Option<usize> = match fields.value("logprobs") {
+        // llama.cpp's clients send the chat interface's form.
+        Some(Value::Bool(yes)) => yes.then_some(0),
+        _ => fields.get("logprobs")?,
+    };
+    let logprobs = top.map(|n| logprobs("logprobs", n)).transpose()?;
+    let wanted = max_tokens(fields, &["max_tokens", "max_completion_tokens", "n_predict"])?;
+    let given = fields.value("max_tokens").or(fields.value("n_predict"));
+    let wanted = if given.is_none() { wanted.or(Some(TOKENS)) } else { wanted };
+    let wanted = most.into_iter().chain(wanted).min();
+    // Whoever asks for a text's probabilities counts one more token, even if it is an end of text.
+    let measures = echo && logprobs.is_some() && wanted.is_some_and(|n| n <= 1);
+    let constrain = super::constrain::read(fields)?;
+    let grammar = constrain.map(|c| compile(host, &c)).transpose()?.map(Arc::new);
+    let request = Request {
+        params: sampling::params(fields, &host.model)?,
+        max_tokens: wanted,
+        stop: fields.texts("stop")?,
+        ignore_eos: measures || fields.flag("ignore_eos")?,
+        logprobs,
+        ..Request::default()
+    };
+    let generation = Generation { prompt: Vec::new(), request, choices: choices(fields)?, grammar };
+    Ok(Asked { generation, echo, logprobs })
+}
+
+/// The prompts: a text, texts, token ids, or lists of them.
+fn prompts(fields: &Fields<'_>, host: &InUse) -> Result<Vec<Prompt>, Problem> {
+    let must = "prompt has to be a text, a list of texts, token ids, or a list of lists of them";
+    let wrong = || Problem::field("prompt", must);
+    let of_text = |text: &str| {
+        let (ids, _) = host.model.tokenize(text)?;
+        Ok(Prompt { ids, text: text.to_string() })
+    };
+    let of_ids = |list: &[Value]| {
+        let id = |v: &Value| v.as_u64().and_then(|id| u32::try_from(id).ok());
+        let ids: Option<Vec<u32>> = list.iter().map(id).collect();
+        let ids = ids.ok_or_else(wrong)?;
+        let decoded = host.model.tokenizer().and_then(|t| t.decode(&ids, false).ok());
+        Ok(Prompt { ids, text: decoded.unwrap_or_default() })
+    };
+    match fields.value("prompt").ok_or_else(wrong)? {
+        Value::String(text) => Ok(vec![of_text(text)?]),
+        Value::Array(list) if list.len() > PROMPTS && !list[0].is_number() => {
+            let why = format!("{} prompts are more than {PROMPTS}; send less at once", list.len());
+            Err(Problem::field("prompt", why))
+        }
+        Value::Array(list) => match list.first() {
+            Some(Value::Number(_)) => Ok(vec![of_ids(list)?]),
+            Some(Value::String(_)) => {
+                list.iter().map(|p| of_text(p.as_str().ok_or_else(wrong)?)).collect()
+            }
+            Some(Value::Array(_)) => {
+                list.iter().map(|p| of_ids(p.as_array().ok_or_else(wrong)?)).collect()
+            }
+            _ => Err(wrong()),
+        },
+        _ => Err(wrong()),
+    }
+}
+
+/// Starts the answers to a prompt.
+async fn begin(
+    server: &Server,
+    host: &InUse,
+    client: Client,
+    asked: &Asked,
+    prompt: &Prompt,
+) -> Result<ChatStream, Problem> {
+    let generation = Generation { prompt: prompt.ids.clone(), ..asked.generation.clone() };
+    let choices = generation.choices;
+    let timeout = server.options.timeout;
+    let answers = completion::start(host, &server.queue, client, generation, timeout).await?;
+    // The text is passed on as it is.
+    let format = Format::detect(None);
+    let readers = (0..choices).map(|_| format.reader(ReaderOptions::default())).collect();
+    let stream = ChatStream::new(server.metrics.clone(), answers, readers);
+    Ok(stream.of_prompt(prompt.ids.len()))
+}
+
+/// The prompt as a part of the answer, if that is asked for.
+async fn echoed(host: &InUse, asked: &Asked, prompt: &Prompt) -> Result<CompletionText, Problem> {
+    let mut text = CompletionText::new(asked.logprobs.is_some());
+    if !asked.echo {
+        return Ok(text);
+    }
+    text.text.clone_from(&prompt.text);
+    let Some(top) = asked.logprobs else { return Ok(text) };
+    let (of, ids) = (host.clone(), prompt.ids.clone());
+    let known = apart(move || prompt_logprobs(&of, &ids, top)).await?;
+    // Nothing precedes the first token.
+    let all = std::iter::once(None).chain(known.into_iter().map(Some));
+    prompt.ids.iter().zip(all).for_each(|(id, logprobs)| text.add(host, *id, logprobs.as_ref()));
+    Ok(text)
+}
+
+/// The answers to a prompt, when they are complete.
+async fn whole(
+    server: &Server,
+    host: &InUse,
+    client: Client,
+    asked: &Asked,
+    prompt: &Prompt,
+) -> Result<(Vec<CompletionText>, Usage), Problem> {
+    let echoed = echoed(host, asked, prompt).await?;
+    let n = asked.generation.choices;
+    if asked.generation.request.max_tokens == Some(0) {
+        let usage = Usage { prompt: prompt.ids.len(), ..Usage::default() };
+        return Ok((vec![echoed; n], usage));
+    }
+    let answer = begin(server, host, client, asked, prompt).await?.collect().await?;
+    let text = |choice: ChoiceAnswer| {
+        let mut text = echoed.clone();
+        text.text.push_str(&choice.content);
+        text.reason = choice.reason;
+        choice.logprobs.iter().for_each(|l| text.add(host, l.token, Some(&l.logprobs)));
+        text
+    };
+    Ok((answer.choices.into_iter().map(text).collect(), answer.usage))
+}
+
+/// A text with the probabilities of its tokens.
+#[derive(Clone, Debug)]
+struct CompletionText {
+    text: String,
+    reason: Option<EndReason>,
+    with_logprobs: bool,
+    tokens: Vec<Value>,
+    token_logprobs: Vec<Value>,
+    top_logprobs: Vec<Value>,
+    offsets: Vec<usize>,
+    /// Characters of all tokens so far.
+    end: usize,
+}
+
+impl CompletionText {
+    fn new(with_logprobs: bool) -> CompletionText {
+        CompletionText {
+            text: String::new(),
+            reason: None,
+            with_logprobs,
+            tokens: Vec::new(),
+            token_logprobs: Vec::new(),
+            top_logprobs: Vec::new(),
+            offsets: Vec::new(),
+            end: 0,
+        }
+    }
+
+    fn add(&mut self, host: &InUse, token: u32, logprobs: Option<&Logprobs>) {
+        let text = |id| {
+            let bytes = host.model.tokenizer().and_then(|t| t.token_bytes(id)).unwrap_or_default();
+            String::from_utf8_lossy(&bytes).into_owned()
+        };
+        let spelled = text(token);
+        self.offsets.push(self.end);
+        self.end += spelled.chars().count();
+        self.tokens.push(spelled.clone().into());
+        let Some(logprobs) = logprobs else {
+            self.token_logprobs.push(Value::Null);
+            self.top_logprobs.push(Value::Null);
+            return;
+        };
+        let chosen = finite(logprobs.chosen);
+        self.token_logprobs.push(chosen.into());
+        let mut top = Map::new();
+        let others = logprobs.top.iter().map(|(id, l)| (text(*id), finite(*l)));
+        // Tokens that are parts of characters can look alike: the most likely one counts.
+        for (spelled, logprob) in others.chain([(spelled, chosen)]) {
+            top.entry(spelled).or_insert(logprob.into());
+        }
+        self.top_logprobs.push(Value::Object(top));
+    }
+
+    fn json(&self, index: usize) -> Value {
+        let logprobs = match self.with_logprobs {
+            true => json!({
+                "tokens": self.tokens,
+                "token_logprobs": self.token_logprobs,
+                "top_logprobs": self.top_logprobs,
+                "text_offset": self.offsets,
+            }),
+            false => Value::Null,
+        };
+        json!({
+            "index": index,
+            "text": self.text,
+            "logprobs": logprobs,
+            "finish_reason": self.reason.map_or("length", EndReason::name),
+        })
+    }
+}
+
+struct CompletionForm {
+    id: String,
+    created: u64,
+    host: InUse,
+}
+
+impl CompletionForm {
+    fn object(&self, choices: Value) -> Value {
+        json!({
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.host.name,
+            "choices": choices,
+        })
+    }
+}
+
+/// Writes chunks.
+struct CompletionWriter {
+    form: CompletionForm,
+    echoed: CompletionText,
+    n: usize,
+    wants_logprobs: bool,
+    with_usage: bool,
+    /// Where each answer's next token begins.
+    at: Vec<usize>,
+}
+
+impl CompletionWriter {
+    fn chunk(&self, index: usize, text: &CompletionText, reason: Value, out: &mut String) {
+        let mut choice = text.json(index);
+        choice["finish_reason"] = reason;
+        stream::data(&self.form.object(json!([choice])), out);
+    }
+
+    fn more(&mut self, index: usize, text: String, logprobs: &[TokenLogprob], out: &mut String) {
+        let mut part = CompletionText::new(self.wants_logprobs);
+        part.text = text;
+        part.end = self.at[index];
+        logprobs.iter().for_each(|l| part.add(&self.form.host, l.token, Some(&l.logprobs)));
+        self.at[index] = part.end;
+        self.chunk(index, &part, Value::Null, out);
+    }
+}
+
+impl EventWriter for CompletionWriter {
+    fn begin(&mut self, out: &mut String) {
+        self.at = vec![self.echoed.end; self.n];
+        if !self.echoed.text.is_empty() {
+            (0..self.n).for_each(|index| self.chunk(index, &self.echoed, Value::Null, out));
+        } else {
+            // The head of the response goes out before the first token is there.
+            out.push_str(": begun\n\n");
+        }
+    }
+
+    fn event(&mut self, event: ChatEvent, out: &mut String) {
+        match event {
+            ChatEvent::More(index, deltas, logprobs) => {
+                let text = deltas.into_iter().filter_map(|delta| match delta {
+                    Delta::Content(text) => Some(text),
+                    _ => None,
+                });
+                self.more(index, text.collect(), &logprobs, out);
+            }
+            ChatEvent::End(index, reason, _) => {
+                let nothing = CompletionText::new(false);
+                self.chunk(index, &nothing, reason.name().into(), out);
+            }
+        }
+    }
+
+    fn end(&mut self, all: &Usage, out: &mut String) {
+        if self.with_usage {
+            let mut last = self.form.object(json!([]));
+            (last["usage"], last["timings"]) = (usage(all), timings(all));
+            stream::data(&last, out);
+        }
+        out.push_str("data: [DONE]\n\n");
+    }
+
+    fn problem(&mut self, problem: &Problem, out: &mut String) {
+        stream::data(&problem.body(Dialect::OpenAi), out);
+    }
+}

@@ -1,0 +1,152 @@
+//! Embeddings: OpenAI's `/v1/embeddings` and Ollama's `/api/embed`.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::extract::State;
+use axum::response::Response;
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use serde_json::{Value, json};
+
+use crate::call::{self, Call};
+use crate::completion;
+use crate::fields::Fields;
+use crate::host::InUse;
+use crate::problem::Problem;
+use crate::queue::Asked;
+use crate::state::{Server, apart};
+
+/// The most texts of a request.
+const TEXTS: usize = 2048;
+
+/// Embeddings of texts, with the number of their tokens.
+struct Embedded {
+    host: InUse,
+    rows: Vec<Vec<f32>>,
+    tokens: usize,
+}
+
+/// The tokens of the texts: a text, texts, token ids, or lists of them.
+fn inputs(host: &InUse, name: &str, given: &Value) -> Result<Vec<Vec<u32>>, Problem> {
+    let must = format!("{name} has to be a text, token ids, or a list of them");
+    let wrong = || Problem::field(name, must.clone());
+    let of = |one: &Value| match one {
+        Value::String(text) => Ok(host.model.tokenize(text)?.0),
+        Value::Array(ids) => {
+            let id = |v: &Value| v.as_u64().and_then(|id| u32::try_from(id).ok());
+            ids.iter().map(id).collect::<Option<Vec<u32>>>().ok_or_else(wrong)
+        }
+        _ => Err(wrong()),
+    };
+    let lists: Vec<Vec<u32>> = match given {
+        Value::Array(list) if !list.iter().all(Value::is_number) => {
+            list.iter().take(TEXTS + 1).map(of).collect::<Result<_, _>>()?
+        }
+        one => vec![of(one)?],
+    };
+    if lists.len() > TEXTS {
+        return Err(Problem::field(name, format!("more than {TEXTS} texts; send fewer at once")));
+    }
+    if lists.is_empty() || lists.iter().any(Vec::is_empty) {
+        return Err(Problem::field(name, format!("{name} has an empty text; give some text")));
+    }
+    Ok(lists)
+}
+
+async fn embed(server: &Arc<Server>, call: &Call, name: &'static str) -> Result<Embedded, Problem> {
+    let host = server.models.get(call.model()?.as_deref(), true).await?;
+    let given = call.fields().value(name).cloned();
+    let given = given.ok_or_else(|| Problem::field(name, format!("the field {name} is missing")))?;
+    let client = call.client;
+    let asked = Asked { client: client.id, priority: client.priority, places: 1 };
+    let permit = server.queue.enter(asked).await?;
+    let of = host.clone();
+    let (rows, tokens) = apart(move || {
+        let lists = inputs(&of, name, &given)?;
+        let rows = lists.iter().map(|ids| completion::embedding(&of, ids));
+        let rows: Vec<Vec<f32>> = rows.collect::<Result<_, _>>()?;
+        drop(permit);
+        Ok((rows, lists.iter().map(Vec::len).sum()))
+    })
+    .await?;
+    Ok(Embedded { host, rows, tokens })
+}
+
+fn refuse_dimensions(fields: &Fields<'_>, rows: &[Vec<f32>]) -> Result<(), Problem> {
+    let wanted: Option<usize> = fields.get("dimensions")?;
+    let has = rows.first().map_or(0, Vec::len);
+    match wanted {
+        Some(wanted) if wanted != has => {
+            let why = format!("dimensions is {wanted}, but the model gives {has}; leave it out");
+            Err(Problem::field("dimensions", why))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// OpenAI's embeddings.
+///
+/// # Errors
+/// What is wrong with the request.
+pub async fn embeddings(
+    State(server): State<Arc<Server>>,
+    call: Call,
+) -> Result<Response, Problem> {
+    let fields = call.fields();
+    let format: Option<String> = fields.get("encoding_format")?;
+    let as_base64 = match format.as_deref() {
+        None | Some("float") => false,
+        Some("base64") => true,
+        Some(other) => {
+            let why = format!("encoding_format {other:?} is neither float nor base64");
+            return Err(Problem::field("encoding_format", why));
+        }
+    };
+    let Embedded { host, rows, tokens } = embed(&server, &call, "input").await?;
+    refuse_dimensions(&fields, &rows)?;
+    let one = |(index, row): (usize, &Vec<f32>)| {
+        let bytes = || row.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+        let embedding = match as_base64 {
+            true => BASE64_STANDARD.encode(bytes()).into(),
+            false => json!(row),
+        };
+        json!({"object": "embedding", "index": index, "embedding": embedding})
+    };
+    let data: Vec<Value> = rows.iter().enumerate().map(one).collect();
+    let usage = json!({"prompt_tokens": tokens, "total_tokens": tokens});
+    let all = json!({"object": "list", "data": data, "model": host.name, "usage": usage});
+    Ok(call::json(&all))
+}
+
+/// Ollama's embeddings.
+///
+/// # Errors
+/// What is wrong with the request.
+pub async fn ollama_embed(
+    State(server): State<Arc<Server>>,
+    call: Call,
+) -> Result<Response, Problem> {
+    let began = Instant::now();
+    let Embedded { host, rows, tokens } = embed(&server, &call, "input").await?;
+    refuse_dimensions(&call.fields(), &rows)?;
+    Ok(call::json(&json!({
+        "model": host.name,
+        "embeddings": rows,
+        "total_duration": began.elapsed().as_nanos() as u64,
+        "load_duration": 0,
+        "prompt_eval_count": tokens,
+    })))
+}
+
+/// Ollama's embedding of one text, in its older form.
+///
+/// # Errors
+/// What is wrong with the request.
+pub async fn ollama_embeddings(
+    State(server): State<Arc<Server>>,
+    call: Call,
+) -> Result<Response, Problem> {
+    let Embedded { rows, .. } = embed(&server, &call, "prompt").await?;
+    Ok(call::json(&json!({"embedding": rows.first()})))
+}

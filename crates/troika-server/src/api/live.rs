@@ -1,0 +1,250 @@
+//! What the page shows: what runs where, now.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::extract::{Query, State};
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::response::{IntoResponse, Response};
+use futures_util::stream::unfold;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use troika::engine::sample::SampleParams;
+use troika::trace::{Arg, Span};
+use troika::Request;
+
+use crate::answer::{Format, ReaderOptions};
+use crate::call::{self, Call};
+use crate::chat::ChatStream;
+use crate::completion::{self, Generation};
+use crate::host::{Host, Watcher};
+use crate::models::{ListedModel, ModelState};
+use crate::problem::Problem;
+use crate::state::Server;
+use crate::stream;
+
+/// How often the timeline is told of.
+const EVERY: Duration = Duration::from_millis(250);
+
+/// The most spans of an event: more cannot be seen.
+const SPANS: usize = 2_000;
+
+/// What the server is doing.
+pub async fn status(State(server): State<Arc<Server>>) -> Response {
+    call::json(&status_of(&server))
+}
+
+fn status_of(server: &Server) -> Value {
+    let models: Vec<Value> = server.models.list().iter().map(model).collect();
+    json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "uptime_s": server.models.clock().as_secs_f64(),
+        "clients": server.connections.load(Ordering::Relaxed),
+        "queued": server.queue.waiting(),
+        "running": server.queue.running(),
+        "memory_bytes": server.models.bytes(),
+        "memory_budget_bytes": server.options.memory,
+        "watts": server.watts(),
+        "default_model": server.models.default_name(),
+        "models": models,
+    })
+}
+
+fn model(listed: &ListedModel) -> Value {
+    let (state, why) = match &listed.state {
+        ModelState::Closed => ("closed", None),
+        ModelState::Loading => ("loading", None),
+        ModelState::Open(_) => ("open", None),
+        ModelState::Failed(why) => ("failed", Some(why)),
+    };
+    let mut model = json!({"name": listed.name, "state": state, "why": why});
+    let ModelState::Open(host) = &listed.state else { return model };
+    let figures = host.figures();
+    for (name, value) in [
+        ("devices", json!(host.model.plan().devices)),
+        ("context", host.model.context().into()),
+        ("weight_bytes", host.weight_bytes().into()),
+        ("sequences", figures.sequences.into()),
+        ("pages_used", figures.pages.held.into()),
+        ("pages", figures.pages.all.into()),
+        ("prefill_tok_s", figures.prefill_rate.into()),
+        ("decode_tok_s", figures.decode_rate.into()),
+        ("expert_hits", json!(figures.expert_hits)),
+        ("embeddings", listed.embeddings.into()),
+        ("template", if host.model.has_template() { "own" } else { "default" }.into()),
+        ("busy", json!(figures.busy)),
+    ] {
+        model[name] = value;
+    }
+    model
+}
+
+fn span(span: &Span) -> Value {
+    let detail = span.args.iter().map(|(name, arg)| match arg {
+        Arg::Int(n) => format!("{name} {n}"),
+        Arg::Text(text) => format!("{name} {text}"),
+    });
+    json!({
+        "lane": &*span.lane,
+        "name": span.name,
+        "start": span.start.as_secs_f64(),
+        "end": span.end.as_secs_f64(),
+        "detail": detail.collect::<Vec<_>>().join(", "),
+    })
+}
+
+/// Watches all open models.
+struct Live {
+    server: Arc<Server>,
+    watchers: Vec<Watcher>,
+}
+
+impl Live {
+    /// Watches models that were opened, and no more those that were closed.
+    fn look(&mut self) {
+        let list = self.server.models.list();
+        let open = list.into_iter().filter_map(|listed| match listed.state {
+            ModelState::Open(host) => Some(host),
+            _ => None,
+        });
+        let open: Vec<Arc<Host>> = open.collect();
+        self.watchers.retain(|w| open.iter().any(|host| Arc::ptr_eq(host, w.host())));
+        for host in &open {
+            if !self.watchers.iter().any(|w| Arc::ptr_eq(host, w.host())) {
+                self.watchers.push(Watcher::new(host));
+            }
+        }
+    }
+
+    fn event(&mut self) -> String {
+        self.look();
+        let mut spans: Vec<Span> = self.watchers.iter_mut().flat_map(Watcher::spans).collect();
+        // The shortest are the ones that nobody sees.
+        if spans.len() > SPANS {
+            spans.sort_by_key(|s| std::cmp::Reverse(s.end.saturating_sub(s.start)));
+            spans.truncate(SPANS);
+        }
+        spans.sort_by_key(|s| s.start);
+        let event = json!({
+            "now": self.server.models.clock().as_secs_f64(),
+            "spans": spans.iter().map(span).collect::<Vec<_>>(),
+            "status": status_of(&self.server),
+        });
+        let mut out = String::new();
+        stream::named("spans", &event, &mut out);
+        out
+    }
+}
+
+/// The timeline as it grows.
+pub async fn events(State(server): State<Arc<Server>>) -> Response {
+    let closing = server.closing.subscribe();
+    let mut live = Live { server, watchers: Vec::new() };
+    live.look();
+    let events = unfold(live, move |mut live| {
+        let mut closing = closing.clone();
+        async move {
+            let ended = closing.wait_for(|closing| *closing);
+            if tokio::time::timeout(EVERY, ended).await.is_ok() {
+                return None;
+            }
+            Some((Ok::<Bytes, std::convert::Infallible>(live.event().into()), live))
+        }
+    });
+    let headers = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-cache")];
+    (headers, Body::from_stream(events)).into_response()
+}
+
+/// Which model is asked about.
+#[derive(Deserialize)]
+pub struct OfModel {
+    model: Option<String>,
+}
+
+/// What runs where, and why.
+///
+/// # Errors
+/// There is no such model.
+pub async fn plan(
+    State(server): State<Arc<Server>>,
+    Query(of): Query<OfModel>,
+) -> Result<Response, Problem> {
+    let host = server.model(of.model.as_deref()).await?;
+    let plan = host.model.plan();
+    let reason = match &plan.predicted {
+        Some(p) => format!("the best of those predicted by {}", p.source),
+        None => format!("the strategy {}", plan.strategy),
+    };
+    let rules = plan.texts().into_iter().map(|rule| {
+        json!({
+            "phase": rule.phase,
+            "layers": rule.layers,
+            "parts": rule.segments,
+            "device": rule.device,
+            "activations": rule.activations,
+            "why": reason,
+        })
+    });
+    let refusals = host.model.refusals().iter().map(|r| {
+        format!("{} of {} does not run on {}: {}", r.op, r.segment.name(), r.device, r.why)
+    });
+    let prefill = &plan.prefill;
+    let text = format!(
+        "{}; strategy {}\ncontext {}, KV cache {} in pages of {}\nprefill in chunks of {}, {} in \
+         flight, {}; {} waits",
+        plan.model,
+        plan.strategy,
+        plan.context,
+        plan.kv_dtype,
+        plan.page_len,
+        prefill.chunk,
+        prefill.chunks_in_flight,
+        prefill.policy.name(),
+        plan.sync.name(),
+    );
+    Ok(call::json(&json!({
+        "model": host.name,
+        "rules": rules.collect::<Vec<_>>(),
+        "text": text,
+        "refusals": refusals.collect::<Vec<_>>(),
+    })))
+}
+
+/// Measures a prompt and an answer, beside whatever else runs.
+///
+/// # Errors
+/// More tokens than the context, or the queue is full.
+pub async fn bench(State(server): State<Arc<Server>>, call: Call) -> Result<Response, Problem> {
+    let host = server.model(call.model()?.as_deref()).await?;
+    let fields = call.fields();
+    let (prompt, tokens): (usize, usize) =
+        (fields.get("prompt_tokens")?.unwrap_or(128), fields.get("tokens")?.unwrap_or(32));
+    let context = host.model.context();
+    if prompt == 0 || tokens == 0 || prompt.saturating_add(tokens) > context {
+        let why = format!(
+            "prompt_tokens and tokens have to be 1 or more, and at most {context} together"
+        );
+        return Err(Problem::field("prompt_tokens", why));
+    }
+    let vocab = host.model.spec().vocab as u64;
+    // Other tokens each time, so that nothing of the prompt is cached.
+    let first = crate::ids::random() % vocab;
+    let ids = (0..prompt as u64).map(|i| ((first + i * 7919) % vocab) as u32).collect();
+    let params = SampleParams { temperature: 0.0, ..SampleParams::default() };
+    let request =
+        Request { params, max_tokens: Some(tokens), ignore_eos: true, ..Request::default() };
+    let generation = Generation { prompt: ids, request, choices: 1, grammar: None };
+    let timeout = server.options.timeout;
+    let answers = completion::start(&host, &server.queue, call.client, generation, timeout).await?;
+    let reader = Format::detect(None).reader(ReaderOptions::default());
+    let stream = ChatStream::new(server.metrics.clone(), answers, vec![reader]);
+    let stats = stream.collect().await?.usage.first;
+    Ok(call::json(&json!({
+        "prefill_tok_s": stats.prefill_rate(),
+        "decode_tok_s": stats.decode_rate(),
+        "ttft_ms": stats.ttft.as_secs_f64() * 1e3,
+        "tpot_ms": stats.tpot().map(|t| t.as_secs_f64() * 1e3),
+    })))
+}

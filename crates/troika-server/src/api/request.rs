@@ -1,0 +1,104 @@
+//! What all chat interfaces have in common.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+use crate::chat::{ChatRequest, ChatStream, Tools};
+use crate::completion::Client;
+use crate::fields::Fields;
+use crate::host::InUse;
+use crate::problem::Problem;
+use crate::sampling;
+use crate::state::{Server, apart};
+
+/// The most answers to one request.
+const CHOICES: usize = 128;
+
+/// The most tokens whose probabilities are told beside the chosen one's.
+const LOGPROBS: usize = 20;
+
+/// A request with its messages and tools, and otherwise what the fields say in OpenAI's or vLLM's
+/// words.
+///
+/// # Errors
+/// A field of another type, or out of range.
+pub fn chat_request(
+    fields: &Fields<'_>,
+    host: &InUse,
+    messages: Vec<Value>,
+    tools: Tools,
+) -> Result<ChatRequest, Problem> {
+    let mut extra: Map<String, Value> = fields.get("chat_template_kwargs")?.unwrap_or_default();
+    if let Some(effort) = fields.get::<String>("reasoning_effort")? {
+        extra.entry("reasoning_effort").or_insert(effort.into());
+    }
+    let whole = fields.get::<String>("reasoning_format")?.is_some_and(|f| f == "none");
+    Ok(ChatRequest {
+        messages,
+        tools,
+        constrain: super::constrain::read(fields)?,
+        params: sampling::params(fields, &host.model)?,
+        max_tokens: max_tokens(fields, &["max_completion_tokens", "max_tokens", "n_predict"])?,
+        stop: fields.texts("stop")?,
+        ignore_eos: fields.flag("ignore_eos")?,
+        choices: choices(fields)?,
+        logprobs: None,
+        extra,
+        split_reasoning: !whole,
+        whole_calls: !fields.flag("stream")?,
+        continues: fields.flag("continue_final_message")?,
+    })
+}
+
+/// The most tokens of an answer, by the first of several names that is there. Less than nothing
+/// means no limit, as in llama.cpp.
+///
+/// # Errors
+/// It is no whole number.
+pub fn max_tokens(fields: &Fields<'_>, names: &[&str]) -> Result<Option<usize>, Problem> {
+    for name in names {
+        if let Some(given) = fields.get::<i64>(name)? {
+            return Ok(usize::try_from(given).ok());
+        }
+    }
+    Ok(None)
+}
+
+/// How many answers.
+///
+/// # Errors
+/// None, or too many.
+pub fn choices(fields: &Fields<'_>) -> Result<usize, Problem> {
+    let n = fields.get("n")?.unwrap_or(1);
+    if (1..=CHOICES).contains(&n) {
+        return Ok(n);
+    }
+    Err(Problem::field("n", format!("n is {n}; it has to be from 1 to {CHOICES}")))
+}
+
+/// Checks how many tokens' probabilities are asked for.
+///
+/// # Errors
+/// Too many.
+pub fn logprobs(name: &str, n: usize) -> Result<usize, Problem> {
+    if n <= LOGPROBS {
+        return Ok(n);
+    }
+    Err(Problem::field(name, format!("{name} is {n}; it has to be from 0 to {LOGPROBS}")))
+}
+
+/// Starts the answers.
+///
+/// # Errors
+/// The conversation cannot be rendered or honoured, or the queue is full.
+pub async fn start(
+    server: &Arc<Server>,
+    host: &InUse,
+    client: Client,
+    request: ChatRequest,
+) -> Result<ChatStream, Problem> {
+    let (of, most) = (host.clone(), server.options.max_tokens);
+    let prepared = apart(move || request.prepare(&of, most)).await?;
+    prepared.start(server, host, client).await
+}

@@ -1,0 +1,109 @@
+//! Text to tokens and back, under the names of llama.cpp's server and of vLLM's.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::Response;
+use serde_json::{Value, json};
+use troika::{Conversation, today};
+
+use crate::call::{self, Call};
+use crate::chat::{Tools, chat_messages};
+use crate::problem::Problem;
+use crate::state::{Server, apart};
+
+/// Text to token ids.
+///
+/// # Errors
+/// There is no text, or no tokenizer.
+pub async fn tokenize(State(server): State<Arc<Server>>, call: Call) -> Result<Response, Problem> {
+    let host = server.model(call.model()?.as_deref()).await?;
+    let fields = call.fields();
+    let special = fields.get("add_special_tokens")?.or(fields.get("add_special")?);
+    // llama.cpp's server, whose field is "content", adds none by itself.
+    let by_content = fields.value("content").is_some();
+    let text: Option<String> = if by_content { fields.get("content")? } else { fields.get("prompt")? };
+    let messages = fields.value("messages").map(|m| chat_messages(Some(m))).transpose()?;
+    let pieces = fields.flag("with_pieces")?;
+    let ids = {
+        let host = host.clone();
+        apart(move || {
+            if let Some(messages) = messages {
+                let prompt = host.model.chat_prompt(&Conversation::new(messages))?;
+                return Ok(host.model.tokenize_chat(&prompt)?.0);
+            }
+            let text = text.ok_or_else(|| Problem::field("content", "content, the text, is missing"))?;
+            let tokenizer = host.model.tokenizer();
+            let none = || Problem::bad("the model has no tokenizer");
+            let encoded = tokenizer.ok_or_else(none)?.encode(&text, special.unwrap_or(!by_content), true);
+            encoded.map_err(|e| Problem::bad(e.to_string()))
+        })
+        .await?
+    };
+    let spelled = |id: &u32| {
+        let bytes = host.model.tokenizer().and_then(|t| t.token_bytes(*id)).unwrap_or_default();
+        let piece = match String::from_utf8(bytes) {
+            Ok(text) => Value::from(text),
+            Err(bytes) => json!(bytes.into_bytes()),
+        };
+        json!({"id": id, "piece": piece})
+    };
+    let tokens = if pieces { ids.iter().map(spelled).collect() } else { json!(ids) };
+    let (count, most) = (ids.len(), host.model.context());
+    Ok(call::json(&json!({"tokens": tokens, "count": count, "max_model_len": most})))
+}
+
+/// Token ids to text.
+///
+/// # Errors
+/// There are no tokens, or no tokenizer.
+pub async fn detokenize(
+    State(server): State<Arc<Server>>,
+    call: Call,
+) -> Result<Response, Problem> {
+    let host = server.model(call.model()?.as_deref()).await?;
+    let ids: Vec<u32> = call.fields().need("tokens")?;
+    let tokenizer = host.model.tokenizer();
+    let tokenizer = tokenizer.ok_or_else(|| Problem::bad("the model has no tokenizer"))?;
+    let text = tokenizer.decode(&ids, false).map_err(|e| Problem::bad(e.to_string()))?;
+    Ok(call::json(&json!({"content": text, "prompt": text})))
+}
+
+/// What clients that count tokens want to know, as vLLM tells it.
+///
+/// # Errors
+/// The model cannot be opened.
+pub async fn info(State(server): State<Arc<Server>>) -> Result<Response, Problem> {
+    let host = server.model(None).await?;
+    let tokenizer = host.model.tokenizer();
+    let token = |id: Option<u32>| id.and_then(|id| tokenizer?.token(id));
+    Ok(call::json(&json!({
+        "tokenizer_class": "troika",
+        "model_max_length": host.model.context(),
+        "eos_token": token(tokenizer.and_then(|t| t.eos())),
+        "bos_token": token(tokenizer.and_then(|t| t.bos())),
+        "pad_token": null,
+        "chat_template": host.model.template(false),
+    })))
+}
+
+/// The prompt that a conversation becomes.
+///
+/// # Errors
+/// The template refuses the messages.
+pub async fn apply_template(
+    State(server): State<Arc<Server>>,
+    call: Call,
+) -> Result<Response, Problem> {
+    let host = server.model(call.model()?.as_deref()).await?;
+    let fields = call.fields();
+    let messages = chat_messages(fields.value("messages"))?;
+    let tools = Tools::chosen(super::chat::tools(&fields)?, &fields)?;
+    let extra = fields.get("chat_template_kwargs")?.unwrap_or_default();
+    let prompt = apart(move || {
+        let tools = tools.for_template();
+        let conversation = Conversation { tools, extra, today: today(), ..Conversation::new(messages) };
+        Ok(host.model.chat_prompt(&conversation)?.text)
+    });
+    Ok(call::json(&json!({"prompt": prompt.await?})))
+}

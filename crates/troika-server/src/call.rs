@@ -1,0 +1,72 @@
+//! A request with a JSON body.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{FromRequest, Request};
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use serde_json::{Map, Value};
+
+use crate::completion::Client;
+use crate::fields::{self, Fields};
+use crate::problem::Problem;
+use crate::state::Server;
+
+/// How long a body may take to arrive.
+const BODY_TIME: Duration = Duration::from_secs(60);
+
+/// A request with the fields of its body.
+#[derive(Clone, Debug)]
+pub struct Call {
+    body: Map<String, Value>,
+    /// Who asks.
+    pub client: Client,
+}
+
+impl Call {
+    /// The fields of the body.
+    pub fn fields(&self) -> Fields<'_> {
+        Fields::of(&self.body)
+    }
+
+    /// The name of the model, if it gives one.
+    ///
+    /// # Errors
+    /// It is no text.
+    pub fn model(&self) -> Result<Option<String>, Problem> {
+        Ok(self.fields().get::<String>("model")?.filter(|name| !name.is_empty()))
+    }
+}
+
+impl FromRequest<Arc<Server>> for Call {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, server: &Arc<Server>) -> Result<Call, Problem> {
+        let client = request.extensions().get().copied();
+        let client = client.unwrap_or(Client { id: 0, priority: 0 });
+        let most = server.options.body_bytes;
+        let body = Limited::new(request.into_body(), most).collect();
+        let body = tokio::time::timeout(BODY_TIME, body).await.map_err(|_| {
+            Problem::new(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time")
+        })?;
+        let body = body.map_err(|e| match e.is::<LengthLimitError>() {
+            true => {
+                let why = format!(
+                    "the body has more than {most} bytes; send less, or start the server with a \
+                     larger --max-body"
+                );
+                Problem::new(StatusCode::PAYLOAD_TOO_LARGE, why)
+            }
+            false => Problem::bad("the body cannot be read to its end"),
+        })?;
+        Ok(Call { body: fields::parse(&body.to_bytes())?, client })
+    }
+}
+
+/// An answer in JSON.
+pub fn json(value: &Value) -> Response {
+    ([(CONTENT_TYPE, "application/json")], value.to_string()).into_response()
+}

@@ -1,0 +1,288 @@
+//! What becomes of an answer: text, reasoning and calls of tools, as they come.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use tokio::sync::mpsc::error::TryRecvError;
+use troika::engine::sample::Logprobs;
+use troika::{Finish, Output, Stats, TextPiece};
+
+use crate::answer::{Delta, Reader};
+use crate::completion::{Answers, Progress};
+use crate::metrics::Metrics;
+use crate::problem::Problem;
+
+/// Why an answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EndReason {
+    /// The model or a stop text ended it.
+    Stop,
+    /// The number of tokens, or the context.
+    Length,
+    /// The model calls tools.
+    ToolCalls,
+}
+
+impl EndReason {
+    /// OpenAI's word.
+    pub const fn name(self) -> &'static str {
+        match self {
+            EndReason::Stop => "stop",
+            EndReason::Length => "length",
+            EndReason::ToolCalls => "tool_calls",
+        }
+    }
+}
+
+/// A token with its probability, and those of others.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenLogprob {
+    /// The token.
+    pub token: u32,
+    /// The logarithms of probabilities.
+    pub logprobs: Logprobs,
+}
+
+/// Tokens of a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt: usize,
+    /// The part of them that was cached.
+    pub cached: usize,
+    /// Tokens of all answers.
+    pub completion: usize,
+    /// Times and counts of the first answer.
+    pub first: Stats,
+}
+
+/// News of an answer.
+#[derive(Clone, Debug)]
+pub enum ChatEvent {
+    /// More of an answer; the list may be empty.
+    More(usize, Vec<Delta>, Vec<TokenLogprob>),
+    /// The end of an answer, and the stop text that ended it.
+    End(usize, EndReason, Option<String>),
+}
+
+/// An answer as a whole.
+#[derive(Clone, Debug, Default)]
+pub struct ChoiceAnswer {
+    /// Its text.
+    pub content: String,
+    /// What the model thought before.
+    pub reasoning: String,
+    /// Names and arguments of calls.
+    pub calls: Vec<(String, String)>,
+    /// Its tokens with their probabilities, if asked for.
+    pub logprobs: Vec<TokenLogprob>,
+    /// Why it ended.
+    pub reason: Option<EndReason>,
+    /// The stop text that ended it.
+    pub stop_text: Option<String>,
+}
+
+/// All answers to a request.
+#[derive(Clone, Debug)]
+pub struct ChatAnswer {
+    /// The answers.
+    pub choices: Vec<ChoiceAnswer>,
+    /// Tokens.
+    pub usage: Usage,
+}
+
+/// An answer on its way.
+struct Choice {
+    reader: Reader,
+    calls: usize,
+    /// Whether the rest is not wanted.
+    cut: bool,
+}
+
+impl Choice {
+    /// Deltas up to a second call, unless calls may be parallel.
+    fn wanted(&mut self, mut deltas: Vec<Delta>, parallel: bool) -> Vec<Delta> {
+        for (i, delta) in deltas.iter().enumerate() {
+            if matches!(delta, Delta::CallStart { .. }) {
+                self.calls += 1;
+                if self.calls > 1 && !parallel {
+                    self.cut = true;
+                    deltas.truncate(i);
+                    break;
+                }
+            }
+        }
+        deltas
+    }
+}
+
+/// The news of all answers to a request. Dropping it cancels them.
+pub struct ChatStream {
+    metrics: Arc<Metrics>,
+    answers: Answers,
+    choices: Vec<Choice>,
+    parallel: bool,
+    /// Answers that have not ended.
+    open: usize,
+    pending: VecDeque<ChatEvent>,
+    usage: Usage,
+}
+
+impl ChatStream {
+    /// The news of answers, one for each reader.
+    pub fn new(metrics: Arc<Metrics>, answers: Answers, readers: Vec<Reader>) -> ChatStream {
+        let choice = |reader| Choice { reader, calls: 0, cut: false };
+        let choices: Vec<Choice> = readers.into_iter().map(choice).collect();
+        let (open, pending, usage) = (choices.len(), VecDeque::new(), Usage::default());
+        ChatStream { metrics, answers, choices, parallel: true, open, pending, usage }
+    }
+
+    /// Of each answer only the first call, unless `parallel`.
+    pub fn with_calls(self, parallel: bool) -> ChatStream {
+        ChatStream { parallel, ..self }
+    }
+
+    /// Notes the length of the prompt.
+    pub fn of_prompt(mut self, tokens: usize) -> ChatStream {
+        self.usage.prompt = tokens;
+        self
+    }
+
+    /// Tokens so far.
+    pub fn usage(&self) -> Usage {
+        self.usage
+    }
+
+    /// The next news; `None` when all answers are complete.
+    ///
+    /// # Errors
+    /// An answer failed; the others are cancelled.
+    pub async fn next(&mut self) -> Option<Result<ChatEvent, Problem>> {
+        loop {
+            if let Some(news) = self.noted() {
+                return news;
+            }
+            let progress = self.answers.recv().await;
+            if let Err(problem) = self.note(progress) {
+                return Some(Err(problem));
+            }
+        }
+    }
+
+    /// What [`ChatStream::next`] would return without waiting; `None`: it would wait.
+    pub fn ready(&mut self) -> Option<Option<Result<ChatEvent, Problem>>> {
+        loop {
+            if let Some(news) = self.noted() {
+                return Some(news);
+            }
+            let progress = match self.answers.try_recv() {
+                Ok(progress) => Some(progress),
+                Err(TryRecvError::Empty) => return None,
+                Err(TryRecvError::Disconnected) => None,
+            };
+            if let Err(problem) = self.note(progress) {
+                return Some(Some(Err(problem)));
+            }
+        }
+    }
+
+    /// News that is there, or the end.
+    fn noted(&mut self) -> Option<Option<Result<ChatEvent, Problem>>> {
+        match self.pending.pop_front() {
+            Some(event) => Some(Some(Ok(event))),
+            None => (self.open == 0).then_some(None),
+        }
+    }
+
+    fn note(&mut self, progress: Option<Progress>) -> Result<(), Problem> {
+        let problem = match progress {
+            Some(Progress::Token(index, piece)) => {
+                self.token(index, piece);
+                return Ok(());
+            }
+            Some(Progress::End(index, output, rest)) => {
+                self.end(index, &output, &rest);
+                return Ok(());
+            }
+            Some(Progress::Failed(problem)) => problem,
+            None => Problem::fault("the answer was given up; please report it"),
+        };
+        self.open = 0;
+        self.answers.close();
+        Err(problem)
+    }
+
+    fn token(&mut self, index: usize, piece: TextPiece) {
+        let Some(choice) = self.choices.get_mut(index).filter(|c| !c.cut) else { return };
+        let deltas = choice.reader.push(&piece.text);
+        let deltas = choice.wanted(deltas, self.parallel);
+        let token = piece.token;
+        let logprobs: Vec<TokenLogprob> =
+            piece.logprobs.map(|logprobs| TokenLogprob { token, logprobs }).into_iter().collect();
+        if !deltas.is_empty() || !logprobs.is_empty() {
+            self.pending.push_back(ChatEvent::More(index, deltas, logprobs));
+        }
+    }
+
+    fn end(&mut self, index: usize, output: &Output, rest: &str) {
+        self.open -= 1;
+        self.metrics.finished(&output.stats);
+        self.usage.completion += output.stats.generated_tokens;
+        if index == 0 {
+            self.usage.cached = output.stats.cached_tokens;
+            self.usage.first = output.stats;
+        }
+        let Some(choice) = self.choices.get_mut(index) else { return };
+        if !choice.cut {
+            let mut deltas = choice.reader.push(rest);
+            deltas.extend(choice.reader.finish());
+            let deltas = choice.wanted(deltas, self.parallel);
+            if !deltas.is_empty() {
+                self.pending.push_back(ChatEvent::More(index, deltas, Vec::new()));
+            }
+        }
+        let reason = match output.finish {
+            _ if choice.calls > 0 => EndReason::ToolCalls,
+            Finish::Length | Finish::Context | Finish::Budget => EndReason::Length,
+            Finish::Stop | Finish::Cancelled => EndReason::Stop,
+        };
+        self.pending.push_back(ChatEvent::End(index, reason, output.stop_text.clone()));
+    }
+
+    /// Waits for all answers.
+    ///
+    /// # Errors
+    /// One of them failed.
+    pub async fn collect(mut self) -> Result<ChatAnswer, Problem> {
+        let mut choices = vec![ChoiceAnswer::default(); self.choices.len()];
+        while let Some(event) = self.next().await {
+            match event? {
+                ChatEvent::More(index, deltas, logprobs) => {
+                    let Some(choice) = choices.get_mut(index) else { continue };
+                    deltas.into_iter().for_each(|delta| choice.add(delta));
+                    choice.logprobs.extend(logprobs);
+                }
+                ChatEvent::End(index, reason, stop_text) => {
+                    let Some(choice) = choices.get_mut(index) else { continue };
+                    (choice.reason, choice.stop_text) = (Some(reason), stop_text);
+                }
+            }
+        }
+        Ok(ChatAnswer { choices, usage: self.usage })
+    }
+}
+
+impl ChoiceAnswer {
+    fn add(&mut self, delta: Delta) {
+        match delta {
+            Delta::Content(text) => self.content.push_str(&text),
+            Delta::Reasoning(text) => self.reasoning.push_str(&text),
+            Delta::CallStart { name, .. } => self.calls.push((name, String::new())),
+            Delta::CallArguments { index, json } => {
+                if let Some((_, arguments)) = self.calls.get_mut(index) {
+                    arguments.push_str(&json);
+                }
+            }
+        }
+    }
+}

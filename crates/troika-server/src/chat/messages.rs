@@ -1,0 +1,176 @@
+//! Messages of a conversation as templates read them.
+
+use serde_json::{Map, Value};
+use troika::model::chat::ChatPrompt;
+
+use crate::problem::Problem;
+
+/// The text of a content: a text, or a list of parts that are texts.
+///
+/// # Errors
+/// A part that is no text, such as an image.
+pub fn text_of(content: &Value) -> Result<String, Problem> {
+    let wrong = |why: &str| Problem::field("messages", format!("messages: {why}"));
+    match content {
+        Value::Null => Ok(String::new()),
+        Value::String(text) => Ok(text.clone()),
+        Value::Array(parts) => {
+            let mut all = String::new();
+            for part in parts {
+                let kind = part["type"].as_str();
+                match (part, kind) {
+                    (Value::String(text), _) => all.push_str(text),
+                    (_, Some("text" | "input_text" | "output_text")) => {
+                        let text = part["text"].as_str();
+                        all.push_str(text.ok_or_else(|| wrong("a part of text has no text"))?);
+                    }
+                    (_, Some("refusal")) => all.push_str(part["refusal"].as_str().unwrap_or("")),
+                    (_, kind) => {
+                        let kind = kind.unwrap_or("no known type");
+                        return Err(wrong(&format!(
+                            "a part is of type {kind}; the model reads text only"
+                        )));
+                    }
+                }
+            }
+            Ok(all)
+        }
+        _ => Err(wrong("a content has to be a text or a list of parts")),
+    }
+}
+
+/// Checks OpenAI's messages, and makes texts of their contents and objects of their calls'
+/// arguments, as templates read them.
+///
+/// # Errors
+/// Messages of another form.
+pub fn chat_messages(messages: Option<&Value>) -> Result<Vec<Value>, Problem> {
+    let wrong = |why: &str| Problem::field("messages", format!("messages {why}"));
+    let list = messages.ok_or_else(|| wrong("are missing"))?;
+    let list = list.as_array().ok_or_else(|| wrong("have to be a list"))?;
+    if list.is_empty() {
+        return Err(wrong("are an empty list; give at least one"));
+    }
+    list.iter().map(chat_message).collect()
+}
+
+fn chat_message(message: &Value) -> Result<Value, Problem> {
+    let wrong = |why: &str| Problem::field("messages", format!("messages {why}"));
+    let message = message.as_object().ok_or_else(|| wrong("have to be objects"))?;
+    let role = message.get("role").and_then(Value::as_str);
+    let role = match role.ok_or_else(|| wrong("need a role"))? {
+        // Newer clients say "developer" for what templates know as "system".
+        "developer" | "system" => "system",
+        "function" => "tool",
+        role @ ("user" | "assistant" | "tool") => role,
+        role => return Err(wrong(&format!("have the role {role:?}, which is not known"))),
+    };
+    let mut out = Map::new();
+    out.insert("role".into(), role.into());
+    let content = text_of(message.get("content").unwrap_or(&Value::Null))?;
+    out.insert("content".into(), content.into());
+    for name in ["name", "tool_call_id", "reasoning_content"] {
+        if let Some(text) = message.get(name).filter(|v| v.is_string()) {
+            out.insert(name.into(), text.clone());
+        }
+    }
+    if let Some(Value::Array(calls)) = message.get("tool_calls")
+        && !calls.is_empty()
+    {
+        out.insert("tool_calls".into(), calls.iter().map(call).collect::<Result<_, _>>()?);
+    }
+    Ok(Value::Object(out))
+}
+
+/// A call with its arguments as an object.
+fn call(call: &Value) -> Result<Value, Problem> {
+    let wrong = |why: &str| Problem::field("messages", format!("messages: a tool call {why}"));
+    let mut call = call.clone();
+    if !call["function"]["name"].is_string() {
+        return Err(wrong("has no function with a name"));
+    }
+    let arguments = match &call["function"]["arguments"] {
+        Value::Null => Value::Object(Map::new()),
+        Value::String(text) if text.trim().is_empty() => Value::Object(Map::new()),
+        // Text that is no JSON stays as the model wrote it.
+        Value::String(text) => {
+            serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.clone()))
+        }
+        other => other.clone(),
+    };
+    call["function"]["arguments"] = arguments;
+    Ok(call)
+}
+
+/// Cuts a prompt after the text of the last message, which the answer is to continue.
+pub(super) fn cut_after_last(prompt: &mut ChatPrompt, messages: &[Value]) {
+    let content = messages.last().and_then(|m| m["content"].as_str()).unwrap_or_default();
+    // Templates trim what they write.
+    let content = content.trim();
+    let Some(at) = prompt.text.rfind(content).filter(|_| !content.is_empty()) else { return };
+    prompt.text.truncate(at + content.len());
+    let end = prompt.text.len();
+    prompt.plain.retain(|place| *place < end);
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use troika::model::chat::ChatPrompt;
+
+    use super::{chat_messages, cut_after_last};
+
+    #[test]
+    fn contents_become_texts_and_arguments_objects() {
+        let calls = |arguments| json!([{"id": "a", "type": "function",
+            "function": {"name": "f", "arguments": arguments}}]);
+        let messages = json!([
+            {"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {"role": "assistant", "content": null, "tool_calls": calls("{\"x\": [1]}"), "audio": 1},
+            {"role": "assistant", "tool_calls": calls("not json")},
+            {"role": "tool", "tool_call_id": "a", "content": "c", "tool_calls": []},
+        ]);
+        let expected = json!([
+            {"role": "system", "content": "ab"},
+            {"role": "assistant", "content": "", "tool_calls": calls_of(json!({"x": [1]}))},
+            {"role": "assistant", "content": "", "tool_calls": calls_of(json!("not json"))},
+            {"role": "tool", "content": "c", "tool_call_id": "a"},
+        ]);
+        assert_eq!(json!(chat_messages(Some(&messages)).unwrap()), expected);
+    }
+
+    fn calls_of(arguments: serde_json::Value) -> serde_json::Value {
+        json!([{"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}])
+    }
+
+    #[test]
+    fn what_is_no_conversation_is_refused_in_words() {
+        for (messages, says) in [
+            (None, "are missing"),
+            (Some(json!("x")), "have to be a list"),
+            (Some(json!([])), "are an empty list"),
+            (Some(json!([1])), "have to be objects"),
+            (Some(json!([{"content": "x"}])), "need a role"),
+            (Some(json!([{"role": "king"}])), "the role \"king\""),
+            (Some(json!([{"role": "user", "content": 5}])), "a text or a list of parts"),
+            (Some(json!([{"role": "user", "content": [{"type": "image_url"}]}])), "image_url"),
+            (Some(json!([{"role": "user", "content": [7]}])), "no known type"),
+            (Some(json!([{"role": "assistant", "tool_calls": [{}]}])), "no function with a name"),
+        ] {
+            let problem = chat_messages(messages.as_ref()).unwrap_err();
+            assert!(problem.message.contains(says), "{}", problem.message);
+            assert_eq!(problem.param.as_deref(), Some("messages"));
+        }
+    }
+
+    #[test]
+    fn a_prompt_is_cut_where_the_answer_goes_on() {
+        let messages = [json!({"role": "assistant", "content": " Once \n"})];
+        let text = "<u>Once<a> Once <end>\n".to_string();
+        let mut prompt = ChatPrompt { text, plain: vec![2, 20] };
+        cut_after_last(&mut prompt, &messages);
+        assert_eq!(prompt, ChatPrompt { text: "<u>Once<a> Once".into(), plain: vec![2] });
+        cut_after_last(&mut prompt, &[json!({"role": "assistant", "content": ""})]);
+        assert_eq!(prompt.text, "<u>Once<a> Once");
+    }
+}

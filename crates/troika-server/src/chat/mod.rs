@@ -1,0 +1,159 @@
+//! A conversation to be answered, whichever interface it came by.
+
+mod events;
+mod messages;
+mod tools;
+
+pub use events::{ChatAnswer, ChatEvent, ChatStream, ChoiceAnswer, EndReason, TokenLogprob, Usage};
+pub use messages::{chat_messages, text_of};
+pub use tools::{ToolChoice, Tools, tool};
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+use troika::engine::sample::SampleParams;
+use troika::{Conversation, Request, today};
+
+use crate::answer::{Format, Reader, ReaderOptions};
+use crate::completion::{self, Client, Generation};
+use crate::grammar::Constrain;
+use crate::host::InUse;
+use crate::problem::Problem;
+use crate::state::Server;
+
+/// What is asked for, as every interface says it.
+#[derive(Clone, Debug)]
+pub struct ChatRequest {
+    /// Messages in OpenAI's form, with texts as contents.
+    pub messages: Vec<Value>,
+    /// The tools, and whether they have to be called.
+    pub tools: Tools,
+    /// What the answer must follow.
+    pub constrain: Option<Constrain>,
+    /// How tokens are chosen.
+    pub params: SampleParams,
+    /// The most tokens; `None`: what the context holds.
+    pub max_tokens: Option<usize>,
+    /// Texts that end the answer.
+    pub stop: Vec<String>,
+    /// Goes on after the end of text.
+    pub ignore_eos: bool,
+    /// How many answers.
+    pub choices: usize,
+    /// Whether probabilities are told, and of how many other tokens.
+    pub logprobs: Option<usize>,
+    /// Variables for the chat template.
+    pub extra: Map<String, Value>,
+    /// Whether reasoning is told apart from the answer.
+    pub split_reasoning: bool,
+    /// Whether calls are told when they are complete, so that broken ones are text.
+    pub whole_calls: bool,
+    /// Whether the last message, the assistant's, is to be continued.
+    pub continues: bool,
+}
+
+/// A conversation that is ready to be answered.
+pub struct Prepared {
+    generation: Generation,
+    format: Format,
+    reader: ReaderOptions,
+    tools: Tools,
+}
+
+impl ChatRequest {
+    /// Renders the conversation. It may take a while, and so is called where that is allowed.
+    ///
+    /// # Errors
+    /// The template refuses the messages, the prompt is too long, or a grammar cannot be honoured.
+    pub fn prepare(&self, host: &InUse, most: Option<usize>) -> Result<Prepared, Problem> {
+        let model = &host.model;
+        let shown = self.tools.shown();
+        let format = if shown { host.format } else { host.plain_format };
+        let conversation = Conversation {
+            tools: self.tools.for_template(),
+            extra: self.extra.clone(),
+            today: today(),
+            add_generation_prompt: !self.continues,
+            ..Conversation::new(self.messages.clone())
+        };
+        let mut rendered = model.chat_prompt(&conversation)?;
+        if self.continues {
+            messages::cut_after_last(&mut rendered, &self.messages);
+        }
+        let (prompt, _) = model.tokenize_chat(&rendered)?;
+        let opened = format.opened_by(&rendered.text);
+        let reader = ReaderOptions {
+            tools: self.tools.list_for_reader().into(),
+            reasoning: self.split_reasoning,
+            opened,
+            whole_calls: self.whole_calls,
+        };
+        let forced = self.tools.grammar(&format, opened, &|text| control_token(host, text));
+        let constrain = match (forced, &self.constrain) {
+            (Some(_), Some(_)) => {
+                return Err(Problem::field(
+                    "tool_choice",
+                    "a call of a tool and a response format cannot both be forced; leave one out",
+                ));
+            }
+            (Some(grammar), None) => Some(Constrain::Lark(grammar)),
+            (None, constrain) => constrain.clone(),
+        };
+        let grammar = constrain.map(|c| compile(host, &c)).transpose()?.map(Arc::new);
+        let keeps = |text: &&str| model.tokenizer().and_then(|t| t.id(text));
+        let reads = reader.reasoning || !reader.tools.is_empty();
+        let markers = if reads { format.markers() } else { Vec::new() };
+        let most = most.into_iter().chain(self.max_tokens).min();
+        let request = Request {
+            params: self.params.clone(),
+            max_tokens: most,
+            stop: self.stop.clone(),
+            ignore_eos: self.ignore_eos,
+            logprobs: self.logprobs,
+            keep_tokens: markers.iter().filter_map(keeps).collect(),
+        };
+        let generation = Generation { prompt, request, choices: self.choices, grammar };
+        Ok(Prepared { generation, format, reader, tools: self.tools.clone() })
+    }
+}
+
+/// A grammar for a model's vocabulary.
+///
+/// # Errors
+/// It cannot be honoured.
+pub fn compile(host: &InUse, constrain: &Constrain) -> Result<crate::grammar::Grammar, Problem> {
+    let vocabulary = host.vocabulary().map_err(Problem::bad)?;
+    vocabulary.compile(constrain).map_err(|e| Problem::bad(e.to_string()))
+}
+
+fn control_token(host: &InUse, text: &str) -> Option<u32> {
+    let tokenizer = host.model.tokenizer()?;
+    tokenizer.id(text).filter(|id| tokenizer.is_control(*id))
+}
+
+impl Prepared {
+    /// Tokens of the prompt.
+    pub fn prompt_tokens(&self) -> usize {
+        self.generation.prompt.len()
+    }
+
+    /// Starts the answers when it is the client's turn.
+    ///
+    /// # Errors
+    /// The queue is full, or the request cannot be served.
+    pub async fn start(
+        self,
+        server: &Server,
+        host: &InUse,
+        client: Client,
+    ) -> Result<ChatStream, Problem> {
+        let Prepared { generation, format, reader, tools } = self;
+        let (choices, prompt_tokens) = (generation.choices, generation.prompt.len());
+        let timeout = server.options.timeout;
+        let answers = completion::start(host, &server.queue, client, generation, timeout).await?;
+        let readers: Vec<Reader> = (0..choices).map(|_| format.reader(reader.clone())).collect();
+        Ok(ChatStream::new(server.metrics.clone(), answers, readers)
+            .with_calls(tools.parallel)
+            .of_prompt(prompt_tokens))
+    }
+}

@@ -1,0 +1,278 @@
+//! Answers: the only place that starts sessions.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use troika::engine::WantedLogits;
+use troika::engine::sample::{Constraint, Logprobs};
+use troika::{Output, Request, Session, SessionOptions, TextPiece};
+
+use crate::grammar::{Grammar, Mask};
+use crate::host::InUse;
+use crate::problem::Problem;
+use crate::queue::{Asked, ClientId, FairQueue, Permit, QueueError};
+
+/// Positions whose logits are read at once: they are kept until then.
+const READ_AT_ONCE: usize = 64;
+
+/// Answers to a prompt.
+#[derive(Clone)]
+pub struct Generation {
+    /// The prompt.
+    pub prompt: Vec<u32>,
+    /// How to generate. The second answer has the next seed, and so on.
+    pub request: Request,
+    /// How many answers.
+    pub choices: usize,
+    /// What they must follow.
+    pub grammar: Option<Arc<Grammar>>,
+}
+
+/// Who asks, and how urgently.
+#[derive(Clone, Copy, Debug)]
+pub struct Client {
+    /// The client.
+    pub id: ClientId,
+    /// Higher ones come first.
+    pub priority: i32,
+}
+
+/// What becomes of answers.
+#[derive(Debug)]
+pub enum Progress {
+    /// A token with the text that it completes.
+    Token(usize, TextPiece),
+    /// The end, with text that was held back.
+    End(usize, Box<Output>, String),
+    /// An answer failed, and with it the request.
+    Failed(Problem),
+}
+
+/// Receives what becomes of answers. Dropping it cancels them.
+pub type Answers = UnboundedReceiver<Progress>;
+
+impl From<QueueError> for Problem {
+    fn from(error: QueueError) -> Problem {
+        let message = error.to_string();
+        match error {
+            QueueError::Full { retry_after, .. } => Problem {
+                retry_after: Some(retry_after),
+                ..Problem::new(StatusCode::TOO_MANY_REQUESTS, message)
+            },
+            QueueError::TooMany { .. } => Problem::field("n", message),
+            QueueError::Closed => Problem::new(StatusCode::SERVICE_UNAVAILABLE, message),
+        }
+    }
+}
+
+/// A grammar's state as the sampler asks for it.
+struct Constrained(Mask);
+
+impl std::fmt::Debug for Constrained {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Constrained").finish_non_exhaustive()
+    }
+}
+
+impl Constraint for Constrained {
+    fn allowed(&mut self) -> Option<&[u32]> {
+        self.0.allowed()
+    }
+
+    fn accept(&mut self, token: u32) {
+        self.0.accept(token);
+    }
+}
+
+/// Starts answers when it is the client's turn.
+///
+/// # Errors
+/// The queue is full, or the request cannot be served.
+pub async fn start(
+    host: &InUse,
+    queue: &FairQueue,
+    client: Client,
+    generation: Generation,
+    timeout: Duration,
+) -> Result<Answers, Problem> {
+    let asked =
+        Asked { client: client.id, priority: client.priority, places: generation.choices };
+    let deadline = tokio::time::Instant::now() + timeout;
+    let permit = tokio::time::timeout_at(deadline, queue.enter(asked));
+    let permit = Arc::new(permit.await.map_err(|_| late(timeout))??);
+    let options = SessionOptions { priority: client.priority, ..SessionOptions::default() };
+    let mut session = host.model.session_with(options)?;
+    begin(&mut session, &generation, 0)?;
+    let (tell, answers) = unbounded_channel();
+    let answering =
+        Answering { host: host.clone(), generation: Arc::new(generation), tell, _permit: permit };
+    tokio::spawn(async move {
+        let failure = answering.tell.clone();
+        if tokio::time::timeout_at(deadline, answering.drive(session, 0)).await.is_err() {
+            // The client may be gone.
+            let _ = failure.send(Progress::Failed(late(timeout)));
+        }
+    });
+    Ok(answers)
+}
+
+fn late(timeout: Duration) -> Problem {
+    let seconds = timeout.as_secs_f64();
+    let message = format!(
+        "the answer was not complete after {seconds} s; ask for less, or start the server with a \
+         longer --timeout"
+    );
+    Problem::new(StatusCode::GATEWAY_TIMEOUT, message)
+}
+
+fn begin(session: &mut Session, generation: &Generation, choice: usize) -> Result<(), Problem> {
+    let mut request = generation.request.clone();
+    request.params.seed = request.params.seed.wrapping_add(choice as u64);
+    let constraint = generation.grammar.as_ref().map(|grammar| {
+        let constraint: Box<dyn Constraint> = Box::new(Constrained(grammar.start()));
+        constraint
+    });
+    Ok(session.start_within(&generation.prompt, &request, constraint)?)
+}
+
+/// Answers that are being generated.
+#[derive(Clone)]
+struct Answering {
+    host: InUse,
+    generation: Arc<Generation>,
+    tell: UnboundedSender<Progress>,
+    /// Given back when the last answer ends.
+    _permit: Arc<Permit>,
+}
+
+impl Answering {
+    /// Passes on an answer as it grows. The other answers begin when the prompt is computed, from
+    /// its pages.
+    async fn drive(self, mut session: Session, choice: usize) {
+        let ended = self.follow(&mut session, choice).await;
+        let Some(ended) = ended else { return };
+        let told = match ended.and_then(|()| self.end(&mut session, choice)) {
+            Ok(end) => end,
+            Err(problem) => Progress::Failed(problem),
+        };
+        // The client may be gone.
+        let _ = self.tell.send(told);
+    }
+
+    /// Passes on tokens until the end; `None` when the client is gone, or was told of a failure.
+    async fn follow(&self, session: &mut Session, choice: usize) -> Option<Result<(), Problem>> {
+        let mut failure = self.host.failure();
+        let mut is_first = true;
+        loop {
+            let piece = tokio::select! {
+                biased;
+                () = self.tell.closed() => return None,
+                piece = poll_fn(|cx| session.poll_piece(cx)) => piece,
+                why = failed(&mut failure) => return Some(Err(Problem::fault(why))),
+            };
+            match piece {
+                Ok(Some(piece)) => {
+                    self.host.count_generated();
+                    if std::mem::take(&mut is_first)
+                        && choice == 0
+                        && let Err(problem) = self.start_others(session)
+                    {
+                        return Some(Err(problem));
+                    }
+                    self.tell.send(Progress::Token(choice, piece)).ok()?;
+                }
+                Ok(None) => return Some(Ok(())),
+                Err(e) => return Some(Err(e.into())),
+            }
+        }
+    }
+
+    fn start_others(&self, first: &Session) -> Result<(), Problem> {
+        for choice in 1..self.generation.choices {
+            let mut session = first.fork()?;
+            begin(&mut session, &self.generation, choice)?;
+            // Boxed, since a future cannot hold itself.
+            let drive: std::pin::Pin<Box<dyn Future<Output = ()> + Send>> =
+                Box::pin(self.clone().drive(session, choice));
+            tokio::spawn(drive);
+        }
+        Ok(())
+    }
+
+    fn end(&self, session: &mut Session, choice: usize) -> Result<Progress, Problem> {
+        let mut rest = String::new();
+        let output = session.finish(Some(&mut |_, text| {
+            rest.push_str(text);
+            troika::Control::Continue
+        }))?;
+        self.host.count_prefilled(output.stats.computed_tokens);
+        Ok(Progress::End(choice, Box::new(output), rest))
+    }
+}
+
+/// Waits until an engine fails; for ever if it does not.
+async fn failed(failure: &mut tokio::sync::watch::Receiver<Option<String>>) -> String {
+    match failure.wait_for(Option::is_some).await.map(|why| why.clone()) {
+        Ok(Some(why)) => why,
+        _ => std::future::pending().await,
+    }
+}
+
+/// The probabilities of a prompt's tokens after the first, each with those of the `top` most likely
+/// ones. It waits, and so is called where that is allowed.
+///
+/// # Errors
+/// The prompt is too long, or the engine fails.
+pub fn prompt_logprobs(
+    host: &InUse,
+    prompt: &[u32],
+    top: usize,
+) -> Result<Vec<Logprobs>, Problem> {
+    let mut known = Vec::new();
+    read(host, prompt, &mut |position, row| {
+        if let Some(&next) = prompt.get(position + 1) {
+            known.push(Logprobs::of(row, next, top));
+        }
+    })?;
+    Ok(known)
+}
+
+/// The mean of the last states of a text's tokens, of length one. It waits.
+///
+/// # Errors
+/// The text is too long, or the engine fails.
+pub fn embedding(host: &InUse, tokens: &[u32]) -> Result<Vec<f32>, Problem> {
+    let mut sum: Vec<f64> = Vec::new();
+    read(host, tokens, &mut |_, row| {
+        sum.resize(row.len(), 0.0);
+        sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(*x));
+    })?;
+    let length = sum.iter().map(|x| x * x).sum::<f64>().sqrt();
+    if !length.is_finite() || length == 0.0 {
+        return Err(Problem::fault("the embedding is not finite; are the weights damaged?"));
+    }
+    Ok(sum.iter().map(|x| (x / length) as f32).collect())
+}
+
+/// Hands out a row of the output for each token.
+fn read(
+    host: &InUse,
+    tokens: &[u32],
+    on_row: &mut dyn FnMut(usize, &[f32]),
+) -> Result<(), Problem> {
+    let context = host.model.context();
+    if tokens.len() > context {
+        let (prompt, model) = (tokens.len(), host.model.spec().context);
+        return Err(troika::Error::PromptTooLong { prompt, context, model }.into());
+    }
+    let mut session =
+        host.model.session_with(SessionOptions { fresh: true, ..SessionOptions::default() })?;
+    for part in tokens.chunks(READ_AT_ONCE) {
+        session.feed(part, WantedLogits::All, &mut |position, row| on_row(position, row))?;
+    }
+    host.count_prefilled(tokens.len());
+    Ok(())
+}

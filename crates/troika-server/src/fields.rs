@@ -1,0 +1,105 @@
+//! Reading the fields of a request's JSON.
+
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use crate::problem::Problem;
+
+/// The fields of a JSON object. A field that is null counts as absent, as clients mean it.
+#[derive(Clone, Copy, Debug)]
+pub struct Fields<'a>(&'a Map<String, Value>);
+
+/// Parses a body.
+///
+/// # Errors
+/// It is no JSON object.
+pub fn parse(body: &[u8]) -> Result<Map<String, Value>, Problem> {
+    match serde_json::from_slice(body) {
+        Ok(Value::Object(map)) => Ok(map),
+        Ok(_) => Err(Problem::bad("the body has to be a JSON object")),
+        Err(e) => Err(Problem::bad(format!("the body is not valid JSON: {e}"))),
+    }
+}
+
+impl<'a> Fields<'a> {
+    /// The fields of an object.
+    pub fn of(map: &'a Map<String, Value>) -> Fields<'a> {
+        Fields(map)
+    }
+
+    /// The fields of a value that has to be an object; `name` is for the error.
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn within(name: &str, value: &'a Value) -> Result<Fields<'a>, Problem> {
+        let map = value.as_object();
+        map.map(Fields).ok_or_else(|| Problem::field(name, format!("{name} has to be an object")))
+    }
+
+    /// A field as it is.
+    pub fn value(&self, name: &str) -> Option<&'a Value> {
+        self.0.get(name).filter(|v| !v.is_null())
+    }
+
+    /// A field of a type.
+    ///
+    /// # Errors
+    /// It is of another type.
+    pub fn get<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, Problem> {
+        let Some(value) = self.value(name) else { return Ok(None) };
+        let read = serde_json::from_value(value.clone());
+        read.map(Some).map_err(|e| Problem::field(name, format!("{name}: {e}")))
+    }
+
+    /// A field that has to be there.
+    ///
+    /// # Errors
+    /// It is missing, or of another type.
+    pub fn need<T: DeserializeOwned>(&self, name: &str) -> Result<T, Problem> {
+        let missing = || Problem::field(name, format!("the field {name} is missing"));
+        self.get(name)?.ok_or_else(missing)
+    }
+
+    /// A field that says yes or no; absent: no.
+    ///
+    /// # Errors
+    /// It is of another type.
+    pub fn flag(&self, name: &str) -> Result<bool, Problem> {
+        Ok(self.get(name)?.unwrap_or(false))
+    }
+
+    /// A list of texts, or one.
+    ///
+    /// # Errors
+    /// It is of another type.
+    pub fn texts(&self, name: &str) -> Result<Vec<String>, Problem> {
+        let Some(value) = self.value(name) else { return Ok(Vec::new()) };
+        let text = |v: &Value| v.as_str().map(str::to_string);
+        let texts = match value {
+            Value::Array(list) => list.iter().map(text).collect(),
+            one => text(one).map(|t| vec![t]),
+        };
+        let must = || Problem::field(name, format!("{name} has to be a text or a list of texts"));
+        texts.ok_or_else(must)
+    }
+
+    /// Refuses fields that would have to be ignored, each with what can be done instead.
+    ///
+    /// # Errors
+    /// One of them is there, and says something.
+    pub fn refuse(&self, fields: &[(&str, &str)]) -> Result<(), Problem> {
+        for (name, why) in fields {
+            let said = match self.value(name) {
+                None | Some(Value::Bool(false)) => false,
+                Some(Value::String(text)) => !text.is_empty(),
+                Some(Value::Array(list)) => !list.is_empty(),
+                Some(Value::Object(map)) => !map.is_empty(),
+                Some(_) => true,
+            };
+            if said {
+                return Err(Problem::field(name, format!("{name} cannot be honoured: {why}")));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,174 @@
+//! What an answer can be held to, as a grammar of `llguidance`.
+
+use llguidance::api::TopLevelGrammar;
+use serde_json::{Map, Value, json};
+
+use super::error::GrammarError;
+
+/// What an answer must be.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Constrain {
+    /// Any JSON object.
+    JsonObject,
+    /// JSON that a schema allows.
+    JsonSchema(Value),
+    /// Text that a regular expression matches from its beginning to its end.
+    Regex(String),
+    /// Text of a grammar in the Lark dialect of `llguidance`.
+    Lark(String),
+    /// One of these texts.
+    Choice(Vec<String>),
+}
+
+/// Bytes of a grammar's or a schema's text.
+const LONGEST: usize = 512 << 10;
+/// Brackets inside each other in a grammar, which its parser follows with its own stack.
+const DEEPEST: usize = 100;
+
+impl Constrain {
+    /// The name that a sentence calls it by.
+    pub(super) fn kind(&self) -> &'static str {
+        match self {
+            Self::JsonObject => "JSON object",
+            Self::JsonSchema(_) => "JSON schema",
+            Self::Regex(_) => "regular expression",
+            Self::Lark(_) => "grammar",
+            Self::Choice(_) => "choice",
+        }
+    }
+
+    pub(super) fn refused(&self, why: impl Into<String>) -> GrammarError {
+        GrammarError::Refused { kind: self.kind(), why: why.into() }
+    }
+
+    /// The grammar, if it is not too long and not too deep.
+    pub(super) fn grammar(&self) -> Result<TopLevelGrammar, GrammarError> {
+        match self {
+            Self::JsonObject => Ok(TopLevelGrammar::from_json_schema(compact(Map::from_iter([(
+                "type".to_owned(),
+                Value::from("object"),
+            )])))),
+            Self::JsonSchema(schema) => self.schema(schema),
+            Self::Regex(regex) => self.regex(regex),
+            Self::Lark(lark) => {
+                self.measure(lark)?;
+                Ok(TopLevelGrammar::from_lark(lark.clone()))
+            }
+            Self::Choice(choices) => {
+                if choices.is_empty() {
+                    return Err(self.refused("it lists no text, so give one or more"));
+                }
+                let choices: Vec<_> = choices.iter().map(|c| quoted(c)).collect();
+                let lark = format!("start: CHOICE\nCHOICE: {}\n", choices.join(" | "));
+                self.fits(&lark)?;
+                Ok(TopLevelGrammar::from_lark(lark))
+            }
+        }
+    }
+
+    fn schema(&self, schema: &Value) -> Result<TopLevelGrammar, GrammarError> {
+        self.fits(&schema.to_string())?;
+        let schema = match schema {
+            Value::Object(schema) => schema.clone(),
+            Value::Bool(true) => Map::new(),
+            _ => return Err(self.refused("it is no object")),
+        };
+        Ok(TopLevelGrammar::from_json_schema(compact(schema)))
+    }
+
+    fn regex(&self, regex: &str) -> Result<TopLevelGrammar, GrammarError> {
+        self.fits(regex)?;
+        let backslashes = regex.len() - regex.trim_end_matches('\\').len();
+        if backslashes % 2 == 1 {
+            return Err(self.refused("it ends with a backslash"));
+        }
+        let inner = unanchored(regex);
+        if inner.is_empty() {
+            return Ok(TopLevelGrammar::from_lark("start: \"\"\n".to_owned()));
+        }
+        Ok(TopLevelGrammar::from_regex(inner))
+    }
+
+    fn fits(&self, text: &str) -> Result<(), GrammarError> {
+        if text.len() <= LONGEST {
+            return Ok(());
+        }
+        Err(self.refused(format!("it has {} bytes, and {LONGEST} are allowed", text.len())))
+    }
+
+    fn measure(&self, lark: &str) -> Result<(), GrammarError> {
+        self.fits(lark)?;
+        let mut depth = 0_usize;
+        for byte in lark.bytes() {
+            match byte {
+                b'(' | b'[' | b'{' => depth += 1,
+                b')' | b']' | b'}' => depth = depth.saturating_sub(1),
+                _ => {}
+            }
+            if depth > DEEPEST {
+                let why = format!("its brackets nest deeper than {DEEPEST}");
+                return Err(self.refused(why));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A schema whose JSON has no white space but single blanks, so that a small model cannot pad for
+/// ever. Overrides what the schema itself says of this to `llguidance`.
+fn compact(mut schema: Map<String, Value>) -> Value {
+    let options =
+        json!({"whitespace_flexible": false, "item_separator": ", ?", "key_separator": ": ?"});
+    schema.insert("x-guidance".to_owned(), options);
+    Value::Object(schema)
+}
+
+fn quoted(text: &str) -> String {
+    Value::from(text).to_string().replace('\u{7f}', "\\u007f")
+}
+
+/// The expression without `^` and `$` around it: all of the text must match anyway.
+fn unanchored(regex: &str) -> &str {
+    if alternates(regex) {
+        return regex;
+    }
+    let regex = regex.strip_prefix('^').unwrap_or(regex);
+    match regex.strip_suffix('$') {
+        Some(inner) if (inner.len() - inner.trim_end_matches('\\').len()).is_multiple_of(2) => inner,
+        _ => regex,
+    }
+}
+
+/// Whether the expression has alternatives outside of groups: an anchor belongs to one of these.
+fn alternates(regex: &str) -> bool {
+    let (mut depth, mut class, mut escaped) = (0_usize, false, false);
+    for c in regex.chars() {
+        match c {
+            _ if escaped => escaped = false,
+            '\\' => escaped = true,
+            ']' => class = false,
+            _ if class => {}
+            '[' => class = true,
+            '(' => depth += 1,
+            ')' => depth = depth.saturating_sub(1),
+            '|' if depth == 0 => return true,
+            _ => {}
+        }
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::unanchored;
+
+    #[test]
+    fn outer_anchors_go() {
+        assert_eq!(unanchored("^ab$"), "ab");
+        assert_eq!(unanchored("^(a|b)$"), "(a|b)");
+        assert_eq!(unanchored("^a|b$"), "^a|b$");
+        assert_eq!(unanchored(r"^a\$"), r"a\$");
+        assert_eq!(unanchored(r"^a\\$"), r"a\\");
+        assert_eq!(unanchored("[|]$"), "[|]");
+    }
+}

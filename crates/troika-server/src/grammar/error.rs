@@ -1,0 +1,60 @@
+//! Why a grammar is refused, in one sentence.
+
+/// A vocabulary or a grammar that cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GrammarError {
+    /// The vocabulary itself.
+    #[error("the model's vocabulary cannot be constrained: {0}")]
+    Vocabulary(String),
+    /// What a request asks for.
+    #[error("the {kind} cannot be honoured: {why}")]
+    Refused {
+        /// Which kind of constraint it is.
+        kind: &'static str,
+        /// What is wrong with it.
+        why: String,
+    },
+}
+
+/// No reason is longer.
+const LONGEST: usize = 240;
+
+/// A message of `llguidance` without what only its authors read.
+pub(super) fn shorten(message: &str) -> String {
+    if message.starts_with("panic") {
+        return "it is not understood".to_owned();
+    }
+    let line = message.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default();
+    let line = line.split("<state>").next().unwrap_or_default();
+    let line = line.split("<non-verbose/>").next().unwrap_or_default();
+    let line = without_place(line);
+    let line = line.strip_prefix("failed to compile JSON schema: ").unwrap_or(line);
+    let line = line.trim().trim_end_matches('.');
+    match line.char_indices().nth(LONGEST) {
+        Some((at, _)) => format!("{}..", &line[..at]),
+        None => line.to_owned(),
+    }
+}
+
+/// Drops `at 1(8): `, a place in a grammar that the user has not written.
+fn without_place(line: &str) -> &str {
+    let Some(rest) = line.strip_prefix("at ") else { return line };
+    match rest.split_once(": ") {
+        Some((place, rest)) if place.ends_with(')') && place.starts_with(|c: char| c.is_ascii_digit()) => rest,
+        _ => line,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::shorten;
+
+    #[test]
+    fn one_sentence_is_left() {
+        let long = "at 1(8): failed to compile JSON schema: Unimplemented keys: [\"not\"]\n   1 | x\n";
+        assert_eq!(shorten(long), "Unimplemented keys: [\"not\"]");
+        assert_eq!(shorten("too big\n<state>\nTokens"), "too big");
+        assert_eq!(shorten("panic: index out of range\n<backtrace>"), "it is not understood");
+        assert!(shorten(&"é".repeat(1000)).chars().count() < 300);
+    }
+}

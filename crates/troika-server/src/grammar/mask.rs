@@ -1,0 +1,161 @@
+//! Which tokens may come next.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+
+use llguidance::toktrie::{SimpleVob, TokEnv};
+use llguidance::{CancellationHandle, Matcher};
+
+use super::error::shorten;
+use super::pool::Pool;
+
+/// A compiled grammar, for as many answers as there are.
+pub struct Grammar {
+    /// In its first state. Copied for each answer, so that these share no lock.
+    matcher: Matcher,
+    env: TokEnv,
+    pool: Arc<Pool>,
+}
+
+impl Grammar {
+    pub(super) fn new(matcher: Matcher, env: &TokEnv, pool: Arc<Pool>) -> Self {
+        Self { matcher, env: Arc::clone(env), pool }
+    }
+
+    /// Begins an answer. Its first mask is computed in the background.
+    pub fn start(&self) -> Mask {
+        let matcher = self.matcher.deep_clone();
+        let trie = self.env.tok_trie();
+        let mut mask = Mask {
+            cancel: matcher.cancellation_handle(),
+            state: State::Lost,
+            pool: Arc::clone(&self.pool),
+            vocabulary: trie.vocab_size(),
+            ends: words(&trie.eos_token_set(), trie.vocab_size()),
+            error: None,
+        };
+        mask.compute(matcher, None);
+        mask
+    }
+}
+
+/// The state of one answer.
+pub struct Mask {
+    state: State,
+    cancel: Option<CancellationHandle>,
+    pool: Arc<Pool>,
+    vocabulary: usize,
+    /// The mask that allows the answer to end and nothing else.
+    ends: Vec<u32>,
+    error: Option<String>,
+}
+
+enum State {
+    Computing(Receiver<Computed>),
+    Ready(Box<Computed>),
+    /// Nothing can be computed any more: the answer must end.
+    Lost,
+}
+
+struct Computed {
+    matcher: Matcher,
+    /// The mask, or none if any token may come.
+    allowed: Option<Vec<u32>>,
+    ended: bool,
+    error: Option<String>,
+}
+
+impl Mask {
+    /// The tokens that may come next, 32 to a word, the lowest bit first; none if any may. Those
+    /// that end the answer are among them where it may end. Waits until they are computed.
+    pub fn allowed(&mut self) -> Option<&[u32]> {
+        self.wait();
+        match &self.state {
+            State::Ready(ready) => ready.allowed.as_deref(),
+            State::Computing(_) | State::Lost => Some(&self.ends),
+        }
+    }
+
+    /// Takes the token that came, and begins to compute what may follow.
+    pub fn accept(&mut self, token: u32) {
+        self.wait();
+        match std::mem::replace(&mut self.state, State::Lost) {
+            State::Ready(ready) if ready.ended => self.state = State::Ready(ready),
+            State::Ready(ready) => self.compute(ready.matcher, Some(token)),
+            State::Computing(_) | State::Lost => {}
+        }
+    }
+
+    /// Whether the answer is complete, so that nothing can follow but its end. Waits like
+    /// `allowed`.
+    pub fn ended(&mut self) -> bool {
+        self.wait();
+        match &self.state {
+            State::Ready(ready) => ready.ended,
+            State::Computing(_) | State::Lost => true,
+        }
+    }
+
+    /// Why the answer is no longer held to the grammar, but must end.
+    pub fn error(&self) -> Option<String> {
+        self.error.clone()
+    }
+
+    fn compute(&mut self, mut matcher: Matcher, token: Option<u32>) {
+        let (sender, receiver) = channel();
+        let vocabulary = self.vocabulary;
+        self.pool.submit(move || {
+            let consumed = token.map_or(Ok(()), |token| matcher.consume_token(token));
+            let mask = consumed.and_then(|()| matcher.compute_mask_or_eos());
+            let (allowed, error) = match mask {
+                Ok(mask) => (Some(words(&mask, vocabulary)), None),
+                Err(error) => (None, Some(shorten(&error.to_string()))),
+            };
+            let allowed = allowed.filter(|words| !all(words, vocabulary));
+            let ended = matcher.is_stopped();
+            // Fails if the answer was dropped meanwhile.
+            drop(sender.send(Computed { matcher, allowed, ended, error }));
+        });
+        self.state = State::Computing(receiver);
+    }
+
+    fn wait(&mut self) {
+        let State::Computing(receiver) = &self.state else { return };
+        let computed = receiver.recv();
+        self.state = match computed {
+            Ok(Computed { error: Some(error), .. }) => self.lose(error),
+            Ok(computed) => State::Ready(Box::new(computed)),
+            Err(_) => self.lose("the mask could not be computed".to_owned()),
+        };
+    }
+
+    fn lose(&mut self, error: String) -> State {
+        self.error = Some(error);
+        State::Lost
+    }
+}
+
+impl Drop for Mask {
+    fn drop(&mut self) {
+        if let Some(cancel) = &self.cancel {
+            cancel.cancel();
+        }
+    }
+}
+
+/// The words of a mask that hold tokens.
+fn words(mask: &SimpleVob, vocabulary: usize) -> Vec<u32> {
+    let mut words = mask.as_slice().to_vec();
+    words.resize(vocabulary.div_ceil(32), 0);
+    if let Some(last) = words.last_mut()
+        && !vocabulary.is_multiple_of(32)
+    {
+        *last &= (1 << (vocabulary % 32)) - 1;
+    }
+    words
+}
+
+/// Whether all tokens are set.
+fn all(words: &[u32], vocabulary: usize) -> bool {
+    words.iter().map(|word| word.count_ones() as usize).sum::<usize>() == vocabulary
+}

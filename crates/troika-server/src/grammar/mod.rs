@@ -1,0 +1,12 @@
+//! Structured output: which tokens may come next, so that an answer is JSON of a schema, matches a
+//! regular expression or a grammar, or is one of some texts.
+
+mod constrain;
+mod error;
+mod mask;
+mod pool;
+mod vocabulary;
+
+pub use constrain::Constrain;
+pub use mask::{Grammar, Mask};
+pub use vocabulary::Vocabulary;

@@ -1,0 +1,139 @@
+//! The tokens of a model, prepared once for all grammars.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+use llguidance::api::ParserLimits;
+use llguidance::earley::SlicedBiasComputer;
+use llguidance::toktrie::{
+    InferenceCapabilities, TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv,
+};
+use llguidance::{Matcher, ParserFactory, panic_utils};
+
+use super::constrain::Constrain;
+use super::error::{GrammarError, shorten};
+use super::mask::Grammar;
+use super::pool::Pool;
+
+/// Gives the tokens of a text.
+pub type Encode = Arc<dyn Fn(&[u8]) -> Vec<u32> + Send + Sync>;
+
+/// Threads that compute masks.
+const THREADS: usize = 2;
+/// Grammars nest: the thread that compiles them has a stack that holds what the limits allow.
+const STACK: usize = 64 << 20;
+
+/// A model's tokens.
+pub struct Vocabulary {
+    factory: ParserFactory,
+    pool: Arc<Pool>,
+}
+
+impl Vocabulary {
+    /// Prepares the tokens of a model: the bytes of each, which ones are special, and those that
+    /// end an answer. `encode` is the model's tokenizer; where it does not give a text's own bytes
+    /// back, as with a blank put before it, the longest tokens are taken instead.
+    pub fn new(
+        tokens: Vec<Vec<u8>>,
+        special: Vec<bool>,
+        eos: Vec<u32>,
+        encode: Encode,
+    ) -> Result<Self, GrammarError> {
+        check(&tokens, &special, &eos)?;
+        let words: Vec<_> = tokens.into_iter().zip(special).map(|(t, s)| word(t, s)).collect();
+        let refused = |e: String| GrammarError::Vocabulary(shorten(&e));
+        // The trie and the slices panic on what they do not expect.
+        let factory = panic_utils::catch_unwind(AssertUnwindSafe(|| {
+            let info = TokRxInfo::new(words.len() as u32, eos[0]);
+            let trie = TokTrie::from(&info, &words).with_eos_tokens(&eos);
+            let env: TokEnv = Arc::new(Tokenizer { trie, encode });
+            let slices = SlicedBiasComputer::general_slices();
+            ParserFactory::new(&env, InferenceCapabilities::default(), &slices)
+        }));
+        let mut factory = factory.map_err(|e| refused(e.to_string()))?;
+        factory.quiet();
+        *factory.limits_mut() = limits();
+        let pool = Pool::new(THREADS).map_err(|e| refused(e.to_string()))?;
+        Ok(Self { factory, pool: Arc::new(pool) })
+    }
+
+    /// Compiles a constraint. What it cannot honour is an error.
+    pub fn compile(&self, constrain: &Constrain) -> Result<Grammar, GrammarError> {
+        let grammar = constrain.grammar()?;
+        let lost = || constrain.refused("it is too complex");
+        let matcher = std::thread::scope(|scope| {
+            let compile = || Matcher::new(self.factory.create_parser(grammar)).into_cancellable();
+            let thread = std::thread::Builder::new().stack_size(STACK);
+            let thread = thread.spawn_scoped(scope, compile).map_err(|_| lost())?;
+            thread.join().map_err(|_| lost())
+        })?;
+        match matcher.get_error() {
+            Some(error) => Err(constrain.refused(shorten(&error))),
+            None => Ok(Grammar::new(matcher, self.factory.tok_env(), Arc::clone(&self.pool))),
+        }
+    }
+}
+
+fn check(tokens: &[Vec<u8>], special: &[bool], eos: &[u32]) -> Result<(), GrammarError> {
+    let refused = |why: String| Err(GrammarError::Vocabulary(why));
+    if tokens.is_empty() || u32::try_from(tokens.len()).is_err() {
+        return refused(format!("it has {} tokens", tokens.len()));
+    }
+    if tokens.len() != special.len() {
+        return refused(format!("{} tokens have {} marks", tokens.len(), special.len()));
+    }
+    if eos.is_empty() {
+        return refused("no token ends an answer".to_owned());
+    }
+    match eos.iter().find(|token| **token as usize >= tokens.len()) {
+        Some(token) => refused(format!("token {token}, which ends answers, is not in it")),
+        None => Ok(()),
+    }
+}
+
+/// The bytes as the trie knows them: special tokens have a byte before them that no text has.
+fn word(token: Vec<u8>, special: bool) -> Vec<u8> {
+    const MARK: u8 = TokTrie::SPECIAL_TOKEN_MARKER;
+    if token.is_empty() {
+        return token;
+    }
+    if special {
+        return [&[MARK], token.as_slice()].concat();
+    }
+    // A byte that is no UTF-8 would pass for a special token. No grammar has a place for it.
+    if token[0] == MARK { Vec::new() } else { token }
+}
+
+/// What a grammar may take: at most some 100 MB and some 50 ms for a mask.
+fn limits() -> ParserLimits {
+    ParserLimits {
+        initial_lexer_fuel: 1_000_000,
+        step_lexer_fuel: 200_000,
+        step_max_items: 50_000,
+        max_lexer_states: 60_000,
+        max_grammar_size: 200_000,
+        verbose_errors: false,
+        ..ParserLimits::default()
+    }
+}
+
+struct Tokenizer {
+    trie: TokTrie,
+    encode: Encode,
+}
+
+impl TokenizerEnv for Tokenizer {
+    fn tok_trie(&self) -> &TokTrie {
+        &self.trie
+    }
+
+    fn tokenize_bytes(&self, text: &[u8]) -> Vec<TokenId> {
+        let tokens = (self.encode)(text);
+        let known = tokens.iter().all(|token| (*token as usize) < self.trie.vocab_size());
+        if known && self.trie.decode_raw(&tokens) == text {
+            tokens
+        } else {
+            self.trie.greedy_tokenize(text)
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! Names and seeds that nobody can guess.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use ring::rand::{SecureRandom, SystemRandom};
+
+/// A random number.
+pub fn random() -> u64 {
+    let mut bytes = [0; 8];
+    // Without a source of randomness the time has to do: it names an answer, it keeps no secret.
+    if SystemRandom::new().fill(&mut bytes).is_err() {
+        return now_ns();
+    }
+    u64::from_le_bytes(bytes)
+}
+
+/// A new name, as `chatcmpl-1f0c...`.
+pub fn unique(prefix: &str) -> String {
+    format!("{prefix}{:016x}{:08x}", random(), random() as u32)
+}
+
+/// Nanoseconds since 1970.
+fn now_ns() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64
+}
+
+/// Seconds since 1970.
+pub fn now() -> u64 {
+    now_ns() / 1_000_000_000
+}

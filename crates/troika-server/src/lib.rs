@@ -1,0 +1,30 @@
+//! The HTTP server: OpenAI's, Anthropic's and Ollama's interfaces over sessions of models, and a page.
+//!
+//! The path of a request: [`guard`] checks who asks, a file of [`api`] turns the client's form into
+//! one of ours ([`chat`]), [`queue`] says when it is its turn, [`completion`] starts sessions, and
+//! [`answer`] splits the text into content, reasoning and calls of tools. The client's form is
+//! written as tokens come ([`stream`]).
+
+mod answer;
+mod api;
+mod call;
+mod chat;
+mod completion;
+mod fields;
+mod grammar;
+mod guard;
+mod host;
+mod ids;
+mod metrics;
+mod models;
+mod options;
+mod page;
+mod problem;
+mod queue;
+mod sampling;
+mod serve;
+mod state;
+mod stream;
+
+pub use options::{Log, ModelOffer, ServerOptions};
+pub use serve::{Ended, ServerError, serve};

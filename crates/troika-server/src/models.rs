@@ -1,0 +1,267 @@
+//! The models on offer: opened when they are asked for, closed when nobody uses them.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::http::StatusCode;
+
+use crate::host::{Host, InUse};
+use crate::metrics::Metrics;
+use crate::options::{Log, ModelOffer};
+use crate::problem::Problem;
+
+/// What is known of a model on offer.
+#[derive(Clone, Default)]
+pub enum ModelState {
+    /// Not open.
+    #[default]
+    Closed,
+    /// Being opened.
+    Loading,
+    /// Open.
+    Open(Arc<Host>),
+    /// It could not be opened, or its engine failed. The next request tries to open it.
+    Failed(String),
+}
+
+/// A model on offer, for answers or for embeddings.
+struct Place {
+    offer: ModelOffer,
+    embeddings: bool,
+    state: Mutex<ModelState>,
+    /// Held by whoever opens it.
+    opening: tokio::sync::Mutex<()>,
+}
+
+impl Place {
+    fn state(&self) -> MutexGuard<'_, ModelState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The open model. One whose engine failed is not.
+    fn open(&self) -> Option<InUse> {
+        let mut state = self.state();
+        let ModelState::Open(host) = &*state else { return None };
+        match host.failed() {
+            Some(why) => {
+                *state = ModelState::Failed(why);
+                None
+            }
+            // In use before the lock is given back, so that it is not closed meanwhile.
+            None => Some(InUse::new(host.clone())),
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        match &*self.state() {
+            ModelState::Open(host) => host.weight_bytes() + host.figures().bytes,
+            _ => 0,
+        }
+    }
+
+    /// Closes it if nobody has used it for so long. Returns the model, to be dropped elsewhere,
+    /// since that waits for its thread.
+    fn close(&self, idle_for: Duration) -> Option<Arc<Host>> {
+        let mut state = self.state();
+        let ModelState::Open(host) = &*state else { return None };
+        host.idle().filter(|idle| *idle >= idle_for)?;
+        match std::mem::take(&mut *state) {
+            ModelState::Open(host) => Some(host),
+            _ => None,
+        }
+    }
+}
+
+/// A model on offer, for a list.
+pub struct ListedModel {
+    /// Its name.
+    pub name: String,
+    /// Bytes of its files.
+    pub bytes: u64,
+    /// What it is doing.
+    pub state: ModelState,
+    /// Whether it is open for embeddings.
+    pub embeddings: bool,
+}
+
+/// All models on offer.
+pub struct Models {
+    places: Vec<Arc<Place>>,
+    memory: Option<u64>,
+    metrics: Arc<Metrics>,
+    began: Instant,
+    note: Log,
+    /// Held while one makes room: two must not count on the same memory.
+    making_room: tokio::sync::Mutex<()>,
+}
+
+impl Models {
+    /// The models on offer, all closed.
+    pub fn new(
+        offers: &[ModelOffer],
+        memory: Option<u64>,
+        metrics: Arc<Metrics>,
+        note: Log,
+    ) -> Models {
+        let place = |offer: &ModelOffer, embeddings| {
+            let (state, opening) = (Mutex::default(), tokio::sync::Mutex::default());
+            Arc::new(Place { offer: offer.clone(), embeddings, state, opening })
+        };
+        let places = offers.iter().flat_map(|o| [place(o, false), place(o, true)]).collect();
+        let (began, making_room) = (Instant::now(), tokio::sync::Mutex::default());
+        Models { places, memory, metrics, began, note, making_room }
+    }
+
+    /// The server's clock.
+    pub fn clock(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    /// The name of the model that requests without one get.
+    pub fn default_name(&self) -> &str {
+        self.places.first().map_or("", |p| &p.offer.name)
+    }
+
+    /// The model of a name, opened if need be.
+    ///
+    /// # Errors
+    /// There is no such model, it cannot be opened, or there is no room for it.
+    pub async fn get(
+        self: &Arc<Self>,
+        name: Option<&str>,
+        embeddings: bool,
+    ) -> Result<InUse, Problem> {
+        let name = name.unwrap_or(self.default_name());
+        // Ollama's names end in a tag.
+        let plain = name.strip_suffix(":latest").unwrap_or(name);
+        let found = self.places.iter().filter(|p| p.embeddings == embeddings);
+        let place = found.into_iter().find(|p| p.offer.name == plain || p.offer.name == name);
+        let place = place.ok_or_else(|| self.unknown(name))?;
+        if let Some(open) = place.open() {
+            return Ok(open);
+        }
+        // On a task of its own: who stops waiting does not stop it from being opened.
+        let (models, place) = (self.clone(), place.clone());
+        let opened = tokio::spawn(async move { models.open(&place).await }).await;
+        opened.map_err(|_| Problem::fault("opening the model gave up; please report it"))?
+    }
+
+    fn unknown(&self, name: &str) -> Problem {
+        let known: Vec<&str> = self.names().collect();
+        let message =
+            format!("there is no model {name:?} here; the models are {}", known.join(", "));
+        let problem = Problem::new(StatusCode::NOT_FOUND, message).with_code("model_not_found");
+        Problem { param: Some("model".into()), ..problem }
+    }
+
+    /// The names, in the order in which they were offered.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.places.iter().filter(|p| !p.embeddings).map(|p| &*p.offer.name)
+    }
+
+    async fn open(&self, place: &Arc<Place>) -> Result<InUse, Problem> {
+        let _opening = place.opening.lock().await;
+        // Somebody else may have opened it meanwhile.
+        if let Some(open) = place.open() {
+            return Ok(open);
+        }
+        let _room = self.making_room.lock().await;
+        self.make_room(place).await?;
+        *place.state() = ModelState::Loading;
+        let (of, metrics, began) = (place.clone(), self.metrics.clone(), self.began);
+        let opened = tokio::task::spawn_blocking(move || {
+            Host::open(&of.offer, of.embeddings, &metrics, began)
+        });
+        let opened = opened.await.unwrap_or_else(|_| Err("opening it gave up".into()));
+        match opened {
+            Ok(host) => {
+                let host = Arc::new(host);
+                for warning in host.model.warnings() {
+                    (self.note)(&format!("warning: {}: {warning}", host.name));
+                }
+                let in_use = InUse::new(host.clone());
+                *place.state() = ModelState::Open(host);
+                Ok(in_use)
+            }
+            Err(why) => {
+                *place.state() = ModelState::Failed(why.clone());
+                let message = format!("the model {} cannot be opened: {why}", place.offer.name);
+                Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, message))
+            }
+        }
+    }
+
+    /// Closes models that nobody uses until there is room, those first that were used longest ago.
+    async fn make_room(&self, place: &Place) -> Result<(), Problem> {
+        let Some(memory) = self.memory else { return Ok(()) };
+        loop {
+            let used: u64 = self.places.iter().map(|p| p.bytes()).sum();
+            if used + place.offer.bytes <= memory || used == 0 {
+                return Ok(());
+            }
+            let idle = |p: &Arc<Place>| match &*p.state() {
+                ModelState::Open(host) => host.idle(),
+                _ => None,
+            };
+            let longest = self.places.iter().filter_map(|p| Some((idle(p)?, p)));
+            let longest = longest.max_by_key(|(idle, _)| *idle);
+            let Some((_, other)) = longest else {
+                let name = &place.offer.name;
+                let message = format!(
+                    "there is no room for the model {name} beside those in use; try again later, \
+                     or start the server with more --memory"
+                );
+                let retry_after = Some(5);
+                let problem = Problem::new(StatusCode::SERVICE_UNAVAILABLE, message);
+                return Err(Problem { retry_after, ..problem });
+            };
+            self.close(other, Duration::ZERO).await;
+        }
+    }
+
+    async fn close(&self, place: &Place, idle_for: Duration) {
+        let Some(host) = place.close(idle_for) else { return };
+        if !place.embeddings {
+            self.metrics.closed(&host.name);
+        }
+        (self.note)(&format!("closed {}: nobody uses it", host.name));
+        // It waits for the model's thread.
+        let _ = tokio::task::spawn_blocking(move || drop(host)).await;
+    }
+
+    /// Closes the models that nobody has used for so long.
+    pub async fn close_idle(&self, idle_for: Duration) {
+        for place in &self.places {
+            self.close(place, idle_for).await;
+        }
+    }
+
+    /// Closes a model now, if nobody uses it. Returns whether there is one of that name.
+    pub async fn unload(&self, name: &str) -> bool {
+        let named = |p: &&Arc<Place>| p.offer.name == name;
+        for place in self.places.iter().filter(named) {
+            self.close(place, Duration::ZERO).await;
+        }
+        self.places.iter().any(|p| named(&p))
+    }
+
+    /// All models.
+    pub fn list(&self) -> Vec<ListedModel> {
+        let embeds = |name: &str| {
+            let twin = self.places.iter().find(|p| p.embeddings && p.offer.name == name);
+            twin.is_some_and(|p| matches!(&*p.state(), ModelState::Open(_)))
+        };
+        let list = |p: &Arc<Place>| ListedModel {
+            name: p.offer.name.clone(),
+            bytes: p.offer.bytes,
+            state: p.state().clone(),
+            embeddings: embeds(&p.offer.name),
+        };
+        self.places.iter().filter(|p| !p.embeddings).map(list).collect()
+    }
+
+    /// The bytes of all open models.
+    pub fn bytes(&self) -> u64 {
+        self.places.iter().map(|p| p.bytes()).sum()
+    }
+}

@@ -1,0 +1,63 @@
+//! How the server is set up.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use troika::{OpenOptions, Source};
+
+/// A model on offer.
+#[derive(Clone, Debug)]
+pub struct ModelOffer {
+    /// The name by which clients ask for it.
+    pub name: String,
+    /// Where it is.
+    pub source: Source,
+    /// How to open it.
+    pub options: OpenOptions,
+    /// Bytes of its files: what it is expected to need before it is open.
+    pub bytes: u64,
+}
+
+/// Receives sentences for the terminal.
+pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// How the server is set up.
+#[derive(Clone)]
+pub struct ServerOptions {
+    /// The address to listen at.
+    pub address: SocketAddr,
+    /// Keys of which a client has to give one; empty: none is asked for.
+    pub keys: Vec<String>,
+    /// Names of this server besides `localhost` and its address, in `Host` headers.
+    pub hosts: Vec<String>,
+    /// Pages of other sites that may call it, as in `Origin` headers.
+    pub origins: Vec<String>,
+    /// The models; the first is the one that requests without a model get.
+    pub models: Vec<ModelOffer>,
+    /// Answers that are computed at once.
+    pub parallel: usize,
+    /// Requests that may wait.
+    pub queue: usize,
+    /// The longest body of a request in bytes.
+    pub body_bytes: usize,
+    /// The most tokens of an answer; `None`: what the context holds.
+    pub max_tokens: Option<usize>,
+    /// The most time for an answer, waiting included.
+    pub timeout: Duration,
+    /// The most connections at once.
+    pub connections: usize,
+    /// How long a model stays open that nobody uses; `None`: for ever.
+    pub keep_alive: Option<Duration>,
+    /// Bytes of all open models; `None`: no limit.
+    pub memory: Option<u64>,
+    /// How long answers may take to end when the server is stopped.
+    pub grace: Duration,
+    /// The folder with the machine's energy counters, such as `/sys`.
+    pub sys: Option<PathBuf>,
+    /// Tells what the server does.
+    pub note: Log,
+    /// Tells of each request; `None`: nothing of requests is told.
+    pub requests: Option<Log>,
+}

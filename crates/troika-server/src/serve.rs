@@ -1,0 +1,296 @@
+//! Listening, connections, and the end.
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::Router;
+use axum::middleware::from_fn_with_state;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::time::{Instant, Sleep};
+
+use crate::guard;
+use crate::options::ServerOptions;
+use crate::state::Server;
+use crate::{api, page};
+
+/// How long a client may take to send the head of a request.
+const HEAD_TIME: Duration = Duration::from_secs(15);
+
+/// The most bytes of the head of a request.
+const HEAD_BYTES: usize = 64 << 10;
+
+/// How long a client may not take what is sent to it.
+const STALL_TIME: Duration = Duration::from_secs(60);
+
+/// How often idle models are looked for.
+const TIDY_EVERY: Duration = Duration::from_secs(1);
+
+/// Why a server does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// An address of others without a key.
+    #[error("{0} can be reached from other machines: give an --api-key that they have to send, or listen at 127.0.0.1")]
+    NoKey(SocketAddr),
+    /// The address cannot be listened at.
+    #[error("cannot listen at {address}: {error}; take another --port or --host")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// What the system says.
+        error: io::Error,
+    },
+    /// There is no runtime.
+    #[error("the server has no threads: {0}")]
+    Threads(io::Error),
+    /// A server without models.
+    #[error("there is no model to serve; name one")]
+    NoModel,
+}
+
+/// How a server ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// Answers that were cut off.
+    pub cut: usize,
+}
+
+/// Serves until it is told to stop: by Ctrl-C, or by SIGTERM. `listening` is told the address.
+///
+/// # Errors
+/// The address cannot be listened at, or would be open to others without a key.
+pub fn serve(
+    options: ServerOptions,
+    listening: &mut dyn FnMut(SocketAddr),
+) -> Result<Ended, ServerError> {
+    if options.models.is_empty() {
+        return Err(ServerError::NoModel);
+    }
+    if !options.address.ip().is_loopback() && options.keys.is_empty() {
+        return Err(ServerError::NoKey(options.address));
+    }
+    // One thread for connections and one for what they do meanwhile: the devices compute on others.
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let runtime = runtime.map_err(ServerError::Threads)?;
+    let ended = runtime.block_on(run(options, listening));
+    // Answers that were cut off are given up.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    ended
+}
+
+async fn run(
+    mut options: ServerOptions,
+    listening: &mut dyn FnMut(SocketAddr),
+) -> Result<Ended, ServerError> {
+    let address = options.address;
+    let refused = |error| ServerError::Listen { address, error };
+    let listener = TcpListener::bind(address).await.map_err(refused)?;
+    options.address = listener.local_addr().map_err(refused)?;
+    let server = Arc::new(Server::new(options));
+    listening(server.options.address);
+    let opening = server.clone();
+    tokio::spawn(async move {
+        if let Err(problem) = opening.model(None).await {
+            (opening.options.note)(&problem.message);
+        }
+    });
+    let tidying = server.clone();
+    tokio::spawn(async move {
+        let Some(keep_alive) = tidying.options.keep_alive else { return };
+        loop {
+            tokio::time::sleep(TIDY_EVERY).await;
+            tidying.models.close_idle(keep_alive).await;
+        }
+    });
+    let routes = Router::new()
+        .merge(page::routes())
+        .merge(api::routes())
+        .layer(from_fn_with_state(server.clone(), guard::check))
+        .with_state(server.clone());
+    let mut stopped = std::pin::pin!(stop());
+    loop {
+        tokio::select! {
+            () = &mut stopped => break,
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => connect(&server, &routes, stream),
+                // Too many open files, for instance: others will be closed.
+                Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+            },
+        }
+    }
+    drop(listener);
+    Ok(finish(&server).await)
+}
+
+/// Waits for the answers that are being made, and tells how many were cut off.
+async fn finish(server: &Server) -> Ended {
+    server.closing.send_replace(true);
+    server.queue.close();
+    let running = server.queue.running();
+    if running > 0 {
+        let grace = server.options.grace.as_secs_f64();
+        (server.options.note)(&format!(
+            "ending: {running} answers have {grace} s to end; Ctrl-C again ends them now"
+        ));
+    }
+    let done = async {
+        while server.connections.load(Ordering::Relaxed) > 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let mut again = std::pin::pin!(stop());
+    tokio::select! {
+        _ = tokio::time::timeout(server.options.grace, done) => {}
+        () = &mut again => {}
+    }
+    Ended { cut: server.queue.running() }
+}
+
+/// Waits for Ctrl-C, or SIGTERM.
+async fn stop() {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        if let Ok(mut term) = signal(SignalKind::terminate()) {
+            tokio::select! {
+                _ = tokio::signal::ctrl_c() => {}
+                _ = term.recv() => {}
+            }
+            return;
+        }
+    }
+    // Without a handler the signal ends the process by itself.
+    if tokio::signal::ctrl_c().await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
+/// Counts a connection as long as it is open.
+struct Connected(Arc<Server>);
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        self.0.connections.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Serves a connection on a task of its own.
+fn connect(server: &Arc<Server>, routes: &Router, stream: TcpStream) {
+    if server.connections.load(Ordering::Relaxed) >= server.options.connections {
+        // Closing it at once is all that can be done in no time.
+        return;
+    }
+    server.connections.fetch_add(1, Ordering::Relaxed);
+    let connected = Connected(server.clone());
+    // Tokens go out as they come.
+    let _ = stream.set_nodelay(true);
+    let service = TowerToHyperService::new(routes.clone());
+    let closing = server.closing.subscribe();
+    tokio::spawn(async move {
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEAD_TIME)
+            .max_buf_size(HEAD_BYTES)
+            .half_close(false)
+            .serve_connection(TokioIo::new(Stalling::new(stream)), service);
+        serve_connection(connection, closing).await;
+        drop(connected);
+    });
+}
+
+/// Serves requests until the client goes or the server ends, which lets the last answer end.
+async fn serve_connection(
+    connection: http1::Connection<TokioIo<Stalling>, TowerToHyperService<Router>>,
+    mut closing: watch::Receiver<bool>,
+) {
+    let mut connection = std::pin::pin!(connection);
+    tokio::select! {
+        // A client that goes in the middle of an answer is no error of the server.
+        _ = connection.as_mut() => return,
+        _ = closing.wait_for(|closing| *closing) => {}
+    }
+    connection.as_mut().graceful_shutdown();
+    let _ = connection.await;
+}
+
+/// A connection that is given up when the client takes nothing for long.
+struct Stalling {
+    stream: TcpStream,
+    stalled: Option<Pin<Box<Sleep>>>,
+}
+
+impl Stalling {
+    fn new(stream: TcpStream) -> Stalling {
+        Stalling { stream, stalled: None }
+    }
+
+    /// Notes whether writing went on.
+    fn note<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        wrote: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        if wrote.is_ready() {
+            self.stalled = None;
+            return wrote;
+        }
+        let until = || Box::pin(tokio::time::sleep_until(Instant::now() + STALL_TIME));
+        let stalled = self.stalled.get_or_insert_with(until);
+        match stalled.as_mut().poll(cx) {
+            Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+impl AsyncRead for Stalling {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buffer)
+    }
+}
+
+impl AsyncWrite for Stalling {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let wrote = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        self.note(cx, wrote)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let wrote = Pin::new(&mut self.stream).poll_flush(cx);
+        self.note(cx, wrote)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let wrote = Pin::new(&mut self.stream).poll_write_vectored(cx, parts);
+        self.note(cx, wrote)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}

@@ -1,0 +1,75 @@
+//! What all requests share.
+
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::watch;
+use troika::{EnergyMeter, PowerMeter};
+
+use crate::host::InUse;
+use crate::metrics::Metrics;
+use crate::models::Models;
+use crate::options::ServerOptions;
+use crate::problem::Problem;
+use crate::queue::FairQueue;
+
+/// The server's state.
+pub struct Server {
+    /// How it is set up.
+    pub options: ServerOptions,
+    /// The models.
+    pub models: Arc<Models>,
+    /// Who generates next.
+    pub queue: FairQueue,
+    /// Figures.
+    pub metrics: Arc<Metrics>,
+    /// Open connections.
+    pub connections: AtomicUsize,
+    /// Tells that the server ends.
+    pub closing: watch::Sender<bool>,
+    power: Mutex<Option<PowerMeter>>,
+}
+
+impl Server {
+    /// A server that does not listen yet.
+    pub fn new(options: ServerOptions) -> Server {
+        let metrics: Arc<Metrics> = Arc::default();
+        let note = options.note.clone();
+        let models = Models::new(&options.models, options.memory, metrics.clone(), note);
+        let meter = options.sys.as_deref().and_then(|sys| EnergyMeter::find(sys).ok());
+        Server {
+            models: Arc::new(models),
+            queue: FairQueue::new(options.parallel, options.queue),
+            metrics,
+            connections: AtomicUsize::new(0),
+            closing: watch::channel(false).0,
+            power: Mutex::new(meter.map(|m| m.power())),
+            options,
+        }
+    }
+
+    /// Watts since the last call, where they can be read.
+    pub fn watts(&self) -> Option<f64> {
+        let mut power = self.power.lock().unwrap_or_else(PoisonError::into_inner);
+        power.as_mut()?.watts()
+    }
+
+    /// The model of a name, opened if need be.
+    ///
+    /// # Errors
+    /// Those of [`Models::get`].
+    pub async fn model(&self, name: Option<&str>) -> Result<InUse, Problem> {
+        self.models.get(name, false).await
+    }
+}
+
+/// Runs what takes a while apart from the threads that serve connections.
+///
+/// # Errors
+/// Those of the work; it gave up.
+pub async fn apart<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Problem> + Send + 'static,
+) -> Result<T, Problem> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|_| Problem::fault("the request was given up; please report it"))?
+}

@@ -1,0 +1,107 @@
+//! Answers as they come: server-sent events, or a JSON object a line.
+
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::response::{IntoResponse, Response};
+use futures_util::stream::unfold;
+use serde_json::Value;
+
+use crate::chat::{ChatEvent, ChatStream, Usage};
+use crate::problem::Problem;
+
+/// After so long without news a comment is sent, so that nobody in between takes the connection for
+/// dead.
+const SILENCE: Duration = Duration::from_secs(15);
+
+/// Writes the news of answers in a client's form.
+pub trait EventWriter: Send + 'static {
+    /// The type of the stream.
+    const CONTENT_TYPE: &'static str = "text/event-stream";
+
+    /// What comes first.
+    fn begin(&mut self, out: &mut String);
+
+    /// News.
+    fn event(&mut self, event: ChatEvent, out: &mut String);
+
+    /// What comes last.
+    fn end(&mut self, usage: &Usage, out: &mut String);
+
+    /// A problem in the middle of an answer, which ends it.
+    fn problem(&mut self, problem: &Problem, out: &mut String);
+}
+
+/// Writes an event with data alone.
+pub fn data(value: &Value, out: &mut String) {
+    out.push_str("data: ");
+    out.push_str(&value.to_string());
+    out.push_str("\n\n");
+}
+
+/// Writes an event with a name.
+pub fn named(name: &str, value: &Value, out: &mut String) {
+    out.push_str("event: ");
+    out.push_str(name);
+    out.push('\n');
+    data(value, out);
+}
+
+enum At<W> {
+    Begin(ChatStream, W),
+    Middle(ChatStream, W),
+    End,
+}
+
+/// A response that grows with the answers. If the client goes, they are cancelled.
+pub fn respond<W: EventWriter>(stream: ChatStream, writer: W) -> Response {
+    let chunks = unfold(At::Begin(stream, writer), |at| async {
+        let mut out = String::new();
+        let at = match at {
+            At::Begin(stream, mut writer) => {
+                writer.begin(&mut out);
+                At::Middle(stream, writer)
+            }
+            At::Middle(stream, writer) => next(stream, writer, &mut out).await,
+            At::End => return None,
+        };
+        Some((Ok::<Bytes, std::convert::Infallible>(out.into()), at))
+    });
+    let headers = [(CONTENT_TYPE, W::CONTENT_TYPE), (CACHE_CONTROL, "no-cache")];
+    (headers, Body::from_stream(chunks)).into_response()
+}
+
+/// Waits for news, and writes all that is there.
+async fn next<W: EventWriter>(mut stream: ChatStream, mut writer: W, out: &mut String) -> At<W> {
+    // An empty chunk would end the response.
+    while out.is_empty() {
+        let news = match tokio::time::timeout(SILENCE, stream.next()).await {
+            Ok(news) => news,
+            Err(_) if W::CONTENT_TYPE == "text/event-stream" => {
+                out.push_str(": waiting\n\n");
+                return At::Middle(stream, writer);
+            }
+            Err(_) => continue,
+        };
+        let mut news = news;
+        loop {
+            match news {
+                Some(Ok(event)) => writer.event(event, out),
+                Some(Err(problem)) => {
+                    writer.problem(&problem, out);
+                    return At::End;
+                }
+                None => {
+                    writer.end(&stream.usage(), out);
+                    return At::End;
+                }
+            }
+            match stream.ready() {
+                Some(more) => news = more,
+                None => break,
+            }
+        }
+    }
+    At::Middle(stream, writer)
+}
