@@ -24,6 +24,7 @@ const NOT_RUN: &[(&str, &str)] = &[
     ("cargo run --release -p conformance -- golden DIR", "conformance has a test of it"),
     (".ci/npu-runtimes npu-runtimes", "it was run before, with another folder"),
     ("cargo xtask peers", "it downloads and builds other engines"),
+    ("troika serve", "it runs until it is stopped; the tests of clients run it"),
 ];
 
 /// Most words of a document that is to be read in one go.

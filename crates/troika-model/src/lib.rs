@@ -1,5 +1,6 @@
 //! Models as data: spec, families, weights, tokenizer, chat template, lowering.
 
+pub mod answer;
 pub mod chat;
 pub mod families;
 pub mod files;

@@ -8,6 +8,7 @@ use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::Body;
 use serde_json::{Map, Value};
 
 use crate::completion::Client;
@@ -48,18 +49,22 @@ impl FromRequest<Arc<Server>> for Call {
         let client = request.extensions().get().copied();
         let client = client.unwrap_or(Client { id: 0, priority: 0 });
         let most = server.options.body_bytes;
+        let too_long = || {
+            let why = format!(
+                "the body has more than {most} bytes; send less, or start the server with a larger \
+                 --max-body"
+            );
+            Problem::new(StatusCode::PAYLOAD_TOO_LARGE, why)
+        };
+        if request.body().size_hint().lower() > most as u64 {
+            return Err(too_long());
+        }
         let body = Limited::new(request.into_body(), most).collect();
         let body = tokio::time::timeout(BODY_TIME, body).await.map_err(|_| {
             Problem::new(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time")
         })?;
         let body = body.map_err(|e| match e.is::<LengthLimitError>() {
-            true => {
-                let why = format!(
-                    "the body has more than {most} bytes; send less, or start the server with a \
-                     larger --max-body"
-                );
-                Problem::new(StatusCode::PAYLOAD_TOO_LARGE, why)
-            }
+            true => too_long(),
             false => Problem::bad("the body cannot be read to its end"),
         })?;
         Ok(Call { body: fields::parse(&body.to_bytes())?, client })

@@ -1,7 +1,7 @@
 //! Answers: the only place that starts sessions.
 
 use std::future::poll_fn;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use axum::http::StatusCode;
@@ -30,6 +30,9 @@ pub struct Generation {
     /// What they must follow.
     pub grammar: Option<Arc<Grammar>>,
 }
+
+/// Why an answer could not follow its grammar to the end, if it could not.
+type GrammarFault = Arc<OnceLock<String>>;
 
 /// Who asks, and how urgently.
 #[derive(Clone, Copy, Debug)]
@@ -69,7 +72,10 @@ impl From<QueueError> for Problem {
 }
 
 /// A grammar's state as the sampler asks for it.
-struct Constrained(Mask);
+struct Constrained {
+    mask: Mask,
+    fault: GrammarFault,
+}
 
 impl std::fmt::Debug for Constrained {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -79,11 +85,16 @@ impl std::fmt::Debug for Constrained {
 
 impl Constraint for Constrained {
     fn allowed(&mut self) -> Option<&[u32]> {
-        self.0.allowed()
+        // It waits for the mask. One that failed allows the end alone, and says why.
+        let _ = self.mask.allowed();
+        if let Some(why) = self.mask.error() {
+            self.fault.get_or_init(|| why);
+        }
+        self.mask.allowed()
     }
 
     fn accept(&mut self, token: u32) {
-        self.0.accept(token);
+        self.mask.accept(token);
     }
 }
 
@@ -98,17 +109,22 @@ pub async fn start(
     generation: Generation,
     timeout: Duration,
 ) -> Result<Answers, Problem> {
-    let asked =
-        Asked { client: client.id, priority: client.priority, places: generation.choices };
+    let asked = Asked { client: client.id, priority: client.priority, places: generation.choices };
     let deadline = tokio::time::Instant::now() + timeout;
     let permit = tokio::time::timeout_at(deadline, queue.enter(asked));
     let permit = Arc::new(permit.await.map_err(|_| late(timeout))??);
     let options = SessionOptions { priority: client.priority, ..SessionOptions::default() };
     let mut session = host.model.session_with(options)?;
-    begin(&mut session, &generation, 0)?;
+    let fault = GrammarFault::default();
+    begin(&mut session, &generation, 0, &fault)?;
     let (tell, answers) = unbounded_channel();
-    let answering =
-        Answering { host: host.clone(), generation: Arc::new(generation), tell, _permit: permit };
+    let answering = Answering {
+        host: host.clone(),
+        generation: Arc::new(generation),
+        fault,
+        tell,
+        _permit: permit,
+    };
     tokio::spawn(async move {
         let failure = answering.tell.clone();
         if tokio::time::timeout_at(deadline, answering.drive(session, 0)).await.is_err() {
@@ -128,11 +144,17 @@ fn late(timeout: Duration) -> Problem {
     Problem::new(StatusCode::GATEWAY_TIMEOUT, message)
 }
 
-fn begin(session: &mut Session, generation: &Generation, choice: usize) -> Result<(), Problem> {
+fn begin(
+    session: &mut Session,
+    generation: &Generation,
+    choice: usize,
+    fault: &GrammarFault,
+) -> Result<(), Problem> {
     let mut request = generation.request.clone();
     request.params.seed = request.params.seed.wrapping_add(choice as u64);
     let constraint = generation.grammar.as_ref().map(|grammar| {
-        let constraint: Box<dyn Constraint> = Box::new(Constrained(grammar.start()));
+        let constraint: Box<dyn Constraint> =
+            Box::new(Constrained { mask: grammar.start(), fault: fault.clone() });
         constraint
     });
     Ok(session.start_within(&generation.prompt, &request, constraint)?)
@@ -143,6 +165,7 @@ fn begin(session: &mut Session, generation: &Generation, choice: usize) -> Resul
 struct Answering {
     host: InUse,
     generation: Arc<Generation>,
+    fault: GrammarFault,
     tell: UnboundedSender<Progress>,
     /// Given back when the last answer ends.
     _permit: Arc<Permit>,
@@ -193,7 +216,7 @@ impl Answering {
     fn start_others(&self, first: &Session) -> Result<(), Problem> {
         for choice in 1..self.generation.choices {
             let mut session = first.fork()?;
-            begin(&mut session, &self.generation, choice)?;
+            begin(&mut session, &self.generation, choice, &self.fault)?;
             // Boxed, since a future cannot hold itself.
             let drive: std::pin::Pin<Box<dyn Future<Output = ()> + Send>> =
                 Box::pin(self.clone().drive(session, choice));
@@ -209,6 +232,10 @@ impl Answering {
             troika::Control::Continue
         }))?;
         self.host.count_prefilled(output.stats.computed_tokens);
+        if let Some(why) = self.fault.get() {
+            let why = format!("the answer could not follow its grammar to the end: {why}");
+            return Err(Problem::bad(why));
+        }
         Ok(Progress::End(choice, Box::new(output), rest))
     }
 }
@@ -226,11 +253,7 @@ async fn failed(failure: &mut tokio::sync::watch::Receiver<Option<String>>) -> S
 ///
 /// # Errors
 /// The prompt is too long, or the engine fails.
-pub fn prompt_logprobs(
-    host: &InUse,
-    prompt: &[u32],
-    top: usize,
-) -> Result<Vec<Logprobs>, Problem> {
+pub fn prompt_logprobs(host: &InUse, prompt: &[u32], top: usize) -> Result<Vec<Logprobs>, Problem> {
     let mut known = Vec::new();
     read(host, prompt, &mut |position, row| {
         if let Some(&next) = prompt.get(position + 1) {

@@ -1,5 +1,6 @@
 //! Who may ask: keys, names of the server, pages of other sites.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -9,6 +10,7 @@ use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use futures_util::FutureExt;
 
 use crate::completion::Client;
 use crate::metrics::OfStatus;
@@ -47,14 +49,22 @@ fn is_public(path: &str) -> bool {
 }
 
 /// Checks who asks, answers, and says problems in the client's form.
-pub async fn check(State(server): State<Arc<Server>>, mut request: Request, next: Next) -> Response {
+pub async fn check(
+    State(server): State<Arc<Server>>,
+    mut request: Request,
+    next: Next,
+) -> Response {
     let began = Instant::now();
     let path = request.uri().path().to_string();
     let method = request.method().clone();
     let response = match admit(&server, &path, &request) {
         Ok(client) => {
             request.extensions_mut().insert(client);
-            next.run(request).await
+            // Whatever happens, the client gets an answer.
+            let answered = AssertUnwindSafe(next.run(request)).catch_unwind().await;
+            let gave_up =
+                |_| Problem::fault("the server gave up on this request; please report it");
+            answered.unwrap_or_else(|why| gave_up(why).into_response())
         }
         Err(problem) => problem.into_response(),
     };
@@ -120,9 +130,9 @@ fn is_own_name(server: &Server, host: &str) -> bool {
     let Ok(authority) = host.parse::<Authority>() else { return false };
     let name = authority.host().trim_start_matches('[').trim_end_matches(']');
     name.eq_ignore_ascii_case("localhost")
-        || name.parse::<std::net::IpAddr>().is_ok_and(|ip| {
-            ip.is_loopback() || ip == server.options.address.ip()
-        })
+        || name
+            .parse::<std::net::IpAddr>()
+            .is_ok_and(|ip| ip.is_loopback() || ip == server.options.address.ip())
         || server.options.hosts.iter().any(|own| own.eq_ignore_ascii_case(name))
 }
 
@@ -146,9 +156,9 @@ fn check_origin(server: &Server, headers: &HeaderMap) -> Result<(), Problem> {
 /// wrong key is right, since hashes are compared, all of them and as a whole.
 fn key(keys: &[String], headers: &HeaderMap) -> Result<u64, Problem> {
     let bearer = headers.get(AUTHORIZATION).and_then(|h| h.to_str().ok());
-    let bearer = bearer.and_then(|h| h.split_once(' ')).filter(|(scheme, _)| {
-        scheme.eq_ignore_ascii_case("bearer")
-    });
+    let bearer = bearer
+        .and_then(|h| h.split_once(' '))
+        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
     let given = bearer.map(|(_, key)| key.trim());
     // Anthropic's clients have a header of their own.
     let given = given.or(headers.get("x-api-key").and_then(|h| h.to_str().ok()));

@@ -12,10 +12,11 @@ use troika::engine::PageCount;
 use troika::trace::{Span, Tracer};
 use troika::{Model, OpenOptions};
 
-use crate::answer::Format;
-use crate::grammar::Vocabulary;
+use crate::grammar::{Constrain, Grammar, Vocabulary};
 use crate::metrics::{Metrics, OfModel};
 use crate::options::ModelOffer;
+use crate::problem::Problem;
+use troika::model::answer::Format;
 
 /// How long the thread sleeps at most before it looks whether it shall end.
 const NAP: Duration = Duration::from_millis(50);
@@ -220,9 +221,18 @@ impl Host {
     ///
     /// # Errors
     /// The model has no tokenizer, or one that grammars cannot work with: a sentence.
-    pub fn vocabulary(&self) -> Result<&Vocabulary, String> {
+    fn vocabulary(&self) -> Result<&Vocabulary, String> {
         let made = self.vocabulary.get_or_init(|| make_vocabulary(&self.model));
         made.as_ref().map_err(Clone::clone)
+    }
+
+    /// A grammar for the model's vocabulary.
+    ///
+    /// # Errors
+    /// It cannot be honoured.
+    pub fn compile(&self, constrain: &Constrain) -> Result<Grammar, Problem> {
+        let vocabulary = self.vocabulary().map_err(Problem::bad)?;
+        vocabulary.compile(constrain).map_err(|e| Problem::bad(e.to_string()))
     }
 
     /// What it is doing.

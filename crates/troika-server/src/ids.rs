@@ -1,6 +1,6 @@
 //! Names and seeds that nobody can guess.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ring::rand::{SecureRandom, SystemRandom};
 
@@ -9,7 +9,7 @@ pub fn random() -> u64 {
     let mut bytes = [0; 8];
     // Without a source of randomness the time has to do: it names an answer, it keeps no secret.
     if SystemRandom::new().fill(&mut bytes).is_err() {
-        return now_ns();
+        return since_1970().as_nanos() as u64;
     }
     u64::from_le_bytes(bytes)
 }
@@ -19,12 +19,12 @@ pub fn unique(prefix: &str) -> String {
     format!("{prefix}{:016x}{:08x}", random(), random() as u32)
 }
 
-/// Nanoseconds since 1970.
-fn now_ns() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64
+/// The time since 1970.
+pub fn since_1970() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 /// Seconds since 1970.
 pub fn now() -> u64 {
-    now_ns() / 1_000_000_000
+    since_1970().as_secs()
 }

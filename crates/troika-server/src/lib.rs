@@ -2,10 +2,9 @@
 //!
 //! The path of a request: [`guard`] checks who asks, a file of [`api`] turns the client's form into
 //! one of ours ([`chat`]), [`queue`] says when it is its turn, [`completion`] starts sessions, and
-//! [`answer`] splits the text into content, reasoning and calls of tools. The client's form is
+//! the model's answer format splits the text into content, reasoning and calls of tools. The client's form is
 //! written as tokens come ([`stream`]).
 
-mod answer;
 mod api;
 mod call;
 mod chat;

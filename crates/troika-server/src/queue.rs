@@ -35,7 +35,9 @@ pub enum QueueError {
         retry_after: u64,
     },
     /// More at once than there are places.
-    #[error("{asked} answers at once are more than the {places} that the server computes; ask for fewer, or start it with --parallel {asked}")]
+    #[error(
+        "{asked} answers at once are more than the {places} that the server computes; ask for fewer, or start it with --parallel {asked}"
+    )]
     TooMany {
         /// Answers asked for.
         asked: usize,

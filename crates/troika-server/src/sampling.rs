@@ -32,12 +32,18 @@ pub fn params(fields: &Fields<'_>, model: &Model) -> Result<SampleParams, Proble
         // As in llama.cpp, 0 and less keep all.
         top_k: top_k.map_or(base.top_k, |k| usize::try_from(k).unwrap_or(0)),
         repeat_penalty: float("repeat_penalty", repeat_penalty)?,
-        repeat_last_n: last.map_or(base.repeat_last_n, |n| usize::try_from(n).unwrap_or(usize::MAX)),
+        repeat_last_n: last
+            .map_or(base.repeat_last_n, |n| usize::try_from(n).unwrap_or(usize::MAX)),
         presence_penalty: float("presence_penalty", base.presence_penalty)?,
         frequency_penalty: float("frequency_penalty", base.frequency_penalty)?,
         logit_bias: biases(fields, model)?,
         seed: seed(fields.get("seed")?),
     };
+    for (name, none) in [("typical_p", 1.0), ("mirostat", 0.0), ("xtc_probability", 0.0)] {
+        if fields.get::<f64>(name)?.is_some_and(|given| given != none) {
+            return Err(Problem::field(name, format!("{name} cannot be honoured; leave it out")));
+        }
+    }
     params.check().map_err(|e| Problem::field(e.name, e.to_string()))?;
     Ok(params)
 }

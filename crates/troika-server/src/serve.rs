@@ -39,7 +39,9 @@ const TIDY_EVERY: Duration = Duration::from_secs(1);
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     /// An address of others without a key.
-    #[error("{0} can be reached from other machines: give an --api-key that they have to send, or listen at 127.0.0.1")]
+    #[error(
+        "{0} can be reached from other machines: give an --api-key that they have to send, or listen at 127.0.0.1"
+    )]
     NoKey(SocketAddr),
     /// The address cannot be listened at.
     #[error("cannot listen at {address}: {error}; take another --port or --host")]
@@ -79,7 +81,8 @@ pub fn serve(
         return Err(ServerError::NoKey(options.address));
     }
     // One thread for connections and one for what they do meanwhile: the devices compute on others.
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = runtime.map_err(ServerError::Threads)?;
     let ended = runtime.block_on(run(options, listening));
     // Answers that were cut off are given up.
@@ -234,11 +237,7 @@ impl Stalling {
     }
 
     /// Notes whether writing went on.
-    fn note<T>(
-        &mut self,
-        cx: &mut Context<'_>,
-        wrote: Poll<io::Result<T>>,
-    ) -> Poll<io::Result<T>> {
+    fn note<T>(&mut self, cx: &mut Context<'_>, wrote: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if wrote.is_ready() {
             self.stalled = None;
             return wrote;

@@ -82,8 +82,8 @@ pub use open::Model;
 pub use options::{LoadProgress, OpenOptions, PredictorOptions, SolveOptions};
 pub use perplexity::{Perplexity, Scored};
 pub use planning::{Planned, make_plan};
-pub use prompt::{Conversation, today};
 pub use profile_file::{ProfileAt, plan_device, subject_of};
+pub use prompt::{Conversation, date_of_day, today};
 pub use routing::{
     PredictedRecall, PredictorTraining, PruneBy, Pruning, RecordedRouting, predictor_recall,
     pruned_perplexity, record_routing, router_weights, train_predictor,

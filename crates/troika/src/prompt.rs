@@ -48,7 +48,7 @@ pub fn today() -> Option<(i32, u32, u32)> {
 }
 
 /// Days since 1970 as year, month, day (Hinnant, "chrono-compatible low-level date algorithms").
-fn date_of_day(days: i64) -> (i32, u32, u32) {
+pub fn date_of_day(days: i64) -> (i32, u32, u32) {
     let z = days + 719_468;
     let era = z.div_euclid(146_097);
     let doe = z.rem_euclid(146_097);

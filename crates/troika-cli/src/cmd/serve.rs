@@ -84,11 +84,8 @@ fn offers(args: &ServeArgs, options: &OpenOptions) -> Result<Vec<ModelOffer>, Cl
     let mut sources: Vec<(String, Source)> = Vec::new();
     let given: Vec<&OsString> = args.models.iter().chain(&args.model).collect();
     for name in &given {
-        let of = ModelArgs {
-            positional: Some((*name).clone()),
-            model: None,
-            offline: args.offline,
-        };
+        let of =
+            ModelArgs { positional: Some((*name).clone()), model: None, offline: args.offline };
         sources.push((plain_name(Path::new(name)), resolve::model(&of)?));
     }
     if let Some(dir) = &args.models_dir {
@@ -144,8 +141,7 @@ fn models_in(dir: &Path) -> Result<Vec<PathBuf>, CliError> {
         });
         (name.ends_with(".gguf") && path.is_file() && !later) || path.join("config.json").is_file()
     };
-    let mut found: Vec<PathBuf> =
-        entries.flatten().map(|e| e.path()).filter(is_model).collect();
+    let mut found: Vec<PathBuf> = entries.flatten().map(|e| e.path()).filter(is_model).collect();
     found.sort();
     if found.is_empty() {
         return Err(wrong("it holds no .gguf file and no folder with a config.json".into()));

@@ -100,6 +100,9 @@ mod tests {
         seen.sort_unstable();
         assert_eq!(seen, (0..=255).collect::<Vec<u8>>());
         assert_eq!((byte_of('\u{120}'), byte_of('\u{10a}')), (Some(b' '), Some(b'\n')));
-        assert_eq!((named_byte("<0x0A>"), named_byte("<0xA>"), named_byte("<s>")), (Some(10), None, None));
+        assert_eq!(
+            (named_byte("<0x0A>"), named_byte("<0xA>"), named_byte("<s>")),
+            (Some(10), None, None)
+        );
     }
 }

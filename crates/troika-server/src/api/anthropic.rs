@@ -6,7 +6,6 @@ use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Map, Value, json};
 
-use crate::answer::Delta;
 use crate::call::{self, Call};
 use crate::chat::{
     ChatAnswer, ChatEvent, ChatRequest, EndReason, ToolChoice, Tools, Usage, text_of, tool,
@@ -18,6 +17,7 @@ use crate::problem::{Dialect, Problem};
 use crate::sampling;
 use crate::state::{Server, apart};
 use crate::stream::{self, EventWriter};
+use troika::model::answer::Delta;
 
 /// Answers messages.
 ///
@@ -69,9 +69,8 @@ fn chat_request(fields: &Fields<'_>, host: &InUse) -> Result<ChatRequest, Proble
     for message in list.filter(|list| !list.is_empty()).ok_or_else(wrong)? {
         add_message(message, &mut messages)?;
     }
-    let continues = messages.last().is_some_and(|m| {
-        m["role"] == "assistant" && m.get("tool_calls").is_none()
-    });
+    let continues =
+        messages.last().is_some_and(|m| m["role"] == "assistant" && m.get("tool_calls").is_none());
     let mut extra = Map::new();
     if let Some(thinking) = fields.value("thinking") {
         extra.insert("enable_thinking".into(), (thinking["type"] == "enabled").into());
@@ -79,9 +78,9 @@ fn chat_request(fields: &Fields<'_>, host: &InUse) -> Result<ChatRequest, Proble
     Ok(ChatRequest {
         messages,
         tools: tools(fields)?,
-        constrain: match fields.value("output_format") {
-            Some(format) => super::constrain::format(format, "output_format")?,
-            None => None,
+        constrain: match fields.value("output_config").map(|c| &c["format"]) {
+            Some(format) if !format.is_null() => super::constrain::format(format, "output_config")?,
+            _ => None,
         },
         params: sampling::params(fields, &host.model)?,
         max_tokens: None,

@@ -8,7 +8,6 @@ use serde_json::{Value, json};
 use troika::model::tokenizer::Tokenizer;
 
 use super::request::{chat_request, logprobs, start};
-use crate::answer::Delta;
 use crate::call::{self, Call};
 use crate::chat::{
     ChatAnswer, ChatEvent, ChoiceAnswer, EndReason, TokenLogprob, Tools, Usage, chat_messages, tool,
@@ -19,13 +18,13 @@ use crate::ids;
 use crate::problem::{Dialect, Problem};
 use crate::state::Server;
 use crate::stream::{self, EventWriter};
+use troika::model::answer::Delta;
 
 /// Fields that would have to be ignored.
 const REFUSED: &[(&str, &str)] = &[
     ("audio", "the model gives text only"),
     ("functions", "it is out of date; give tools"),
     ("function_call", "it is out of date; give tool_choice"),
-    ("web_search_options", "nothing is searched"),
 ];
 
 /// Answers a conversation.
@@ -36,9 +35,16 @@ pub async fn chat(State(server): State<Arc<Server>>, call: Call) -> Result<Respo
     let host = server.model(call.model()?.as_deref()).await?;
     let fields = call.fields();
     fields.refuse(REFUSED)?;
+    if fields.value("web_search_options").is_some() {
+        let why = "web_search_options cannot be honoured: nothing is searched";
+        return Err(Problem::field("web_search_options", why));
+    }
     let tools = Tools::chosen(tools(&fields)?, &fields)?;
     let mut request =
         chat_request(&fields, &host, chat_messages(fields.value("messages"))?, tools)?;
+    if fields.value("top_logprobs").is_some() && !fields.flag("logprobs")? {
+        return Err(Problem::field("top_logprobs", "top_logprobs needs logprobs to be true"));
+    }
     if fields.flag("logprobs")? {
         request.logprobs =
             Some(logprobs("top_logprobs", fields.get("top_logprobs")?.unwrap_or(0))?);
@@ -73,7 +79,7 @@ pub fn stream_usage(fields: &Fields<'_>) -> Result<bool, Problem> {
 ///
 /// # Errors
 /// A tool of another type, or of another form.
-pub fn tools(fields: &Fields<'_>) -> Result<Vec<crate::answer::ToolSpec>, Problem> {
+pub fn tools(fields: &Fields<'_>) -> Result<Vec<troika::model::answer::ToolSpec>, Problem> {
     let list: Vec<Value> = fields.get("tools")?.unwrap_or_default();
     let one = |value: &Value| {
         if value["type"] != "function" {
@@ -110,7 +116,7 @@ pub fn timings(usage: &Usage) -> Value {
 }
 
 /// A token's probability, as the chat interface says it.
-fn token_logprob(tokenizer: Option<&Tokenizer>, of: &TokenLogprob) -> Value {
+pub fn token_logprob(tokenizer: Option<&Tokenizer>, of: &TokenLogprob) -> Value {
     let one = |token: u32, logprob: f32| {
         let bytes = tokenizer.and_then(|t| t.token_bytes(token)).unwrap_or_default();
         json!({
@@ -306,4 +312,3 @@ impl EventWriter for ChatWriter {
         stream::data(&problem.body(Dialect::OpenAi), out);
     }
 }
-

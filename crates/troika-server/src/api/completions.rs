@@ -12,9 +12,9 @@ use troika::engine::sample::Logprobs;
 
 use super::chat::{finite, stream_usage, timings, usage};
 use super::request::{choices, logprobs, max_tokens};
-use crate::answer::{Delta, Format, ReaderOptions};
+use super::tokens::check_ids;
 use crate::call::{self, Call};
-use crate::chat::{ChatEvent, ChatStream, ChoiceAnswer, EndReason, TokenLogprob, Usage, compile};
+use crate::chat::{ChatEvent, ChatStream, ChoiceAnswer, EndReason, TokenLogprob, Usage};
 use crate::completion::{self, Client, Generation, prompt_logprobs};
 use crate::fields::Fields;
 use crate::host::InUse;
@@ -23,6 +23,7 @@ use crate::problem::{Dialect, Problem};
 use crate::sampling;
 use crate::state::{Server, apart};
 use crate::stream::{self, EventWriter};
+use troika::model::answer::{Delta, Format, ReaderOptions};
 
 /// OpenAI's default for the number of tokens.
 const TOKENS: usize = 16;
@@ -56,7 +57,8 @@ pub async fn completions(
 ) -> Result<Response, Problem> {
     let host = server.model(call.model()?.as_deref()).await?;
     let fields = call.fields();
-    fields.refuse(&[("suffix", "text is not filled in; only what follows a prompt is generated")])?;
+    fields
+        .refuse(&[("suffix", "text is not filled in; only what follows a prompt is generated")])?;
     let asked = asked(&fields, &host, server.options.max_tokens)?;
     let best_of = fields.get("best_of")?.unwrap_or(asked.generation.choices);
     if best_of != asked.generation.choices {
@@ -69,14 +71,18 @@ pub async fn completions(
     let fields = call.fields();
     if fields.flag("stream")? {
         let [prompt] = prompts.as_slice() else {
-            return Err(Problem::field("stream", "a stream is of one prompt; send several requests"));
+            return Err(Problem::field(
+                "stream",
+                "a stream is of one prompt; send several requests",
+            ));
         };
         let echoed = echoed(&host, &asked, prompt).await?;
         let with_usage = stream_usage(&fields)?;
         let n = asked.generation.choices;
         let wants_logprobs = asked.logprobs.is_some();
         let answers = begin(&server, &host, client, &asked, prompt).await?;
-        let writer = CompletionWriter { form, echoed, n, wants_logprobs, with_usage, at: Vec::new() };
+        let writer =
+            CompletionWriter { form, echoed, n, wants_logprobs, with_usage, at: Vec::new() };
         return Ok(stream::respond(answers, writer));
     }
     let n = asked.generation.choices;
@@ -115,7 +121,7 @@ fn asked(fields: &Fields<'_>, host: &InUse, most: Option<usize>) -> Result<Asked
     // Whoever asks for a text's probabilities counts one more token, even if it is an end of text.
     let measures = echo && logprobs.is_some() && wanted.is_some_and(|n| n <= 1);
     let constrain = super::constrain::read(fields)?;
-    let grammar = constrain.map(|c| compile(host, &c)).transpose()?.map(Arc::new);
+    let grammar = constrain.map(|c| host.compile(&c)).transpose()?.map(Arc::new);
     let request = Request {
         params: sampling::params(fields, &host.model)?,
         max_tokens: wanted,
@@ -140,6 +146,7 @@ fn prompts(fields: &Fields<'_>, host: &InUse) -> Result<Vec<Prompt>, Problem> {
         let id = |v: &Value| v.as_u64().and_then(|id| u32::try_from(id).ok());
         let ids: Option<Vec<u32>> = list.iter().map(id).collect();
         let ids = ids.ok_or_else(wrong)?;
+        check_ids("prompt", &ids, host)?;
         let decoded = host.model.tokenizer().and_then(|t| t.decode(&ids, false).ok());
         Ok(Prompt { ids, text: decoded.unwrap_or_default() })
     };
@@ -213,10 +220,13 @@ async fn whole(
         return Ok((vec![echoed; n], usage));
     }
     let answer = begin(server, host, client, asked, prompt).await?.collect().await?;
+    let ends = &host.model.defaults().stop_tokens;
     let text = |choice: ChoiceAnswer| {
         let mut text = echoed.clone();
         text.text.push_str(&choice.content);
-        text.reason = choice.reason;
+        let measured_end =
+            asked.echo && choice.logprobs.last().is_some_and(|l| ends.contains(&l.token));
+        text.reason = if measured_end { Some(EndReason::Stop) } else { choice.reason };
         choice.logprobs.iter().for_each(|l| text.add(host, l.token, Some(&l.logprobs)));
         text
     };

@@ -18,8 +18,15 @@ pub fn read(fields: &Fields<'_>) -> Result<Option<Constrain>, Problem> {
     let text = |name: &str| fields.get::<String>(name);
     let choices: Option<Vec<String>> = fields.get("guided_choice")?;
     let schema = |name: &str| fields.value(name).cloned().map(schema_or_text);
+    let newer = fields.value("structured_outputs");
+    let newer = newer.map(|o| structured_outputs(&Fields::within("structured_outputs", o)?));
     let all = [
-        fields.value("response_format").map(|f| format(f, "response_format")).transpose()?.flatten(),
+        newer.transpose()?.flatten(),
+        fields
+            .value("response_format")
+            .map(|f| format(f, "response_format"))
+            .transpose()?
+            .flatten(),
         schema("json_schema").map(Constrain::JsonSchema),
         schema("guided_json").map(Constrain::JsonSchema),
         text("guided_regex")?.map(Constrain::Regex),
@@ -32,6 +39,21 @@ pub fn read(fields: &Fields<'_>) -> Result<Option<Constrain>, Problem> {
         return Err(Problem::bad("an answer can follow one format only; give one of them"));
     }
     Ok(first)
+}
+
+/// vLLM's newer field, which holds one of several forms.
+fn structured_outputs(fields: &Fields<'_>) -> Result<Option<Constrain>, Problem> {
+    fields.refuse(&[("structural_tag", "give tools, and a tool_choice")])?;
+    let text = |name: &str| fields.get::<String>(name);
+    let choices: Option<Vec<String>> = fields.get("choice")?;
+    let all = [
+        fields.value("json").cloned().map(schema_or_text).map(Constrain::JsonSchema),
+        fields.flag("json_object")?.then_some(Constrain::JsonObject),
+        text("regex")?.map(Constrain::Regex),
+        text("grammar")?.map(Constrain::Lark),
+        choices.map(Constrain::Choice),
+    ];
+    Ok(all.into_iter().flatten().next())
 }
 
 /// A schema, which some clients send as text.

@@ -57,7 +57,8 @@ fn inputs(host: &InUse, name: &str, given: &Value) -> Result<Vec<Vec<u32>>, Prob
 async fn embed(server: &Arc<Server>, call: &Call, name: &'static str) -> Result<Embedded, Problem> {
     let host = server.models.get(call.model()?.as_deref(), true).await?;
     let given = call.fields().value(name).cloned();
-    let given = given.ok_or_else(|| Problem::field(name, format!("the field {name} is missing")))?;
+    let given =
+        given.ok_or_else(|| Problem::field(name, format!("the field {name} is missing")))?;
     let client = call.client;
     let asked = Asked { client: client.id, priority: client.priority, places: 1 };
     let permit = server.queue.enter(asked).await?;

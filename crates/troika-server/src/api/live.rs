@@ -11,11 +11,10 @@ use axum::response::{IntoResponse, Response};
 use futures_util::stream::unfold;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use troika::Request;
 use troika::engine::sample::SampleParams;
 use troika::trace::{Arg, Span};
-use troika::Request;
 
-use crate::answer::{Format, ReaderOptions};
 use crate::call::{self, Call};
 use crate::chat::ChatStream;
 use crate::completion::{self, Generation};
@@ -24,6 +23,7 @@ use crate::models::{ListedModel, ModelState};
 use crate::problem::Problem;
 use crate::state::Server;
 use crate::stream;
+use troika::model::answer::{Format, ReaderOptions};
 
 /// How often the timeline is told of.
 const EVERY: Duration = Duration::from_millis(250);
@@ -72,7 +72,7 @@ fn model(listed: &ListedModel) -> Value {
         ("prefill_tok_s", figures.prefill_rate.into()),
         ("decode_tok_s", figures.decode_rate.into()),
         ("expert_hits", json!(figures.expert_hits)),
-        ("embeddings", listed.embeddings.into()),
+        ("embeddings_open", listed.embeddings.into()),
         ("template", if host.model.has_template() { "own" } else { "default" }.into()),
         ("busy", json!(figures.busy)),
     ] {

@@ -12,6 +12,7 @@ mod ollama;
 mod ollama_models;
 mod request;
 mod responses;
+mod responses_form;
 mod responses_input;
 mod responses_stream;
 mod tokens;

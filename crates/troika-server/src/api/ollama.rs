@@ -1,28 +1,30 @@
 //! Ollama's `/api/chat` and `/api/generate`.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Map, Value, json};
 use troika::Request;
 
-use super::request::max_tokens;
-use crate::answer::{Delta, Format, ReaderOptions};
+use super::chat::token_logprob;
+use super::request::{logprobs, max_tokens};
 use crate::call::{self, Call};
 use crate::chat::{
-    ChatEvent, ChatRequest, ChatStream, ChoiceAnswer, EndReason, Tools, Usage, chat_messages,
-    compile,
+    ChatEvent, ChatRequest, ChatStream, ChoiceAnswer, EndReason, TokenLogprob, Tools, Usage,
+    chat_messages,
 };
 use crate::completion::{self, Generation};
 use crate::fields::Fields;
 use crate::grammar::Constrain;
 use crate::host::InUse;
+use crate::ids;
 use crate::problem::{Dialect, Problem};
 use crate::sampling;
 use crate::state::{Server, apart};
 use crate::stream::{self, EventWriter};
+use troika::model::answer::{Delta, Format, ReaderOptions};
 
 /// Which of the two is answered.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -36,15 +38,15 @@ enum Verb {
 /// # Errors
 /// What is wrong with the request.
 pub async fn chat(State(server): State<Arc<Server>>, call: Call) -> Result<Response, Problem> {
-    let asked = Instant::now();
     let fields = call.fields();
-    if let Some(unloaded) = unload(&server, &fields, "messages").await? {
-        return Ok(unloaded);
-    }
-    let host = server.model(call.model()?.as_deref()).await?;
-    let form = OllamaForm { verb: Verb::Chat, model: host.name.clone(), asked, loaded: asked.elapsed() };
+    let messages = with_thinking(fields.value("messages"));
+    let says = messages.as_ref().is_some_and(|m| m.as_array().is_none_or(|m| !m.is_empty()));
+    let form = match begin(&server, &call, Verb::Chat, says).await? {
+        Begun::Answer(form) => form,
+        Begun::Done(response) => return Ok(response),
+    };
+    let host = form.host.clone();
     let tools = Tools { list: super::chat::tools(&fields)?, ..Tools::default() };
-    let messages = with_arguments(fields.value("messages"));
     let request = chat_request(&fields, &host, chat_messages(messages.as_ref())?, tools)?;
     let answers = super::request::start(&server, &host, call.client, request).await?;
     form.respond(answers, &fields).await
@@ -55,14 +57,7 @@ pub async fn chat(State(server): State<Arc<Server>>, call: Call) -> Result<Respo
 /// # Errors
 /// What is wrong with the request.
 pub async fn generate(State(server): State<Arc<Server>>, call: Call) -> Result<Response, Problem> {
-    let asked = Instant::now();
     let fields = call.fields();
-    if let Some(unloaded) = unload(&server, &fields, "prompt").await? {
-        return Ok(unloaded);
-    }
-    let host = server.model(call.model()?.as_deref()).await?;
-    let form =
-        OllamaForm { verb: Verb::Generate, model: host.name.clone(), asked, loaded: asked.elapsed() };
     fields.refuse(&[
         ("suffix", "text is not filled in"),
         ("images", "the model reads text only"),
@@ -70,10 +65,11 @@ pub async fn generate(State(server): State<Arc<Server>>, call: Call) -> Result<R
         ("context", "send the conversation to /api/chat instead"),
     ])?;
     let prompt: String = fields.get("prompt")?.unwrap_or_default();
-    if prompt.is_empty() {
-        // Ollama's way to open a model.
-        return Ok(call::json(&form.object("", true, "load")));
-    }
+    let form = match begin(&server, &call, Verb::Generate, !prompt.is_empty()).await? {
+        Begun::Answer(form) => form,
+        Begun::Done(response) => return Ok(response),
+    };
+    let host = form.host.clone();
     let answers = if fields.flag("raw")? {
         raw(&server, &host, &call, prompt).await?
     } else {
@@ -88,26 +84,59 @@ pub async fn generate(State(server): State<Arc<Server>>, call: Call) -> Result<R
     form.respond(answers, &fields).await
 }
 
+/// What follows from the head of a request.
+enum Begun {
+    Answer(OllamaForm),
+    Done(Response),
+}
+
+/// Opens the model. A request that says nothing does no more than that, or closes it.
+async fn begin(
+    server: &Arc<Server>,
+    call: &Call,
+    verb: Verb,
+    says: bool,
+) -> Result<Begun, Problem> {
+    let asked = Instant::now();
+    let fields = call.fields();
+    if unload(server, &fields, says).await? {
+        let model: String = fields.need("model")?;
+        let done = object(verb, &model, "", Some("unload"));
+        return Ok(Begun::Done(call::json(&done)));
+    }
+    let host = server.model(call.model()?.as_deref()).await?;
+    if !says {
+        return Ok(Begun::Done(call::json(&object(verb, &host.name, "", Some("load")))));
+    }
+    Ok(Begun::Answer(OllamaForm { verb, host, asked, loaded: asked.elapsed() }))
+}
+
 /// A request without a prompt that keeps the model for no time closes it, as Ollama's clients do.
-async fn unload(
-    server: &Server,
-    fields: &Fields<'_>,
-    prompt: &str,
-) -> Result<Option<Response>, Problem> {
-    let says = match fields.value(prompt) {
+async fn unload(server: &Server, fields: &Fields<'_>, says: bool) -> Result<bool, Problem> {
+    let closes = match fields.value("keep_alive") {
         None => false,
-        Some(Value::String(text)) => !text.is_empty(),
-        Some(Value::Array(list)) => !list.is_empty(),
-        Some(_) => true,
+        Some(Value::Number(n)) => n.as_f64() == Some(0.0),
+        Some(Value::String(text)) => {
+            let digits = text.trim_start_matches(['-', '+']);
+            let number = digits.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+            let good = digits.chars().all(|c| c.is_ascii_alphanumeric() || c == '.');
+            if number.is_empty() || !good || !number.starts_with(|c: char| c.is_ascii_digit()) {
+                let must = "keep_alive has to be a number of seconds, or a time such as 5m";
+                return Err(Problem::field("keep_alive", must));
+            }
+            number.parse() == Ok(0.0)
+        }
+        Some(_) => {
+            let must = "keep_alive has to be a number of seconds, or a time such as 5m";
+            return Err(Problem::field("keep_alive", must));
+        }
     };
-    let keeps = fields.value("keep_alive").is_some_and(|k| *k == 0 || *k == "0" || *k == "0s");
-    if says || !keeps {
-        return Ok(None);
+    if says || !closes {
+        return Ok(false);
     }
     let name: String = fields.need("model")?;
     server.models.unload(&name).await;
-    let done = json!({"model": name, "created_at": now(), "done": true, "done_reason": "unload"});
-    Ok(Some(call::json(&done)))
+    Ok(true)
 }
 
 /// The prompt as it is.
@@ -121,7 +150,7 @@ async fn raw(
     let request = chat_request(&call.fields(), host, Vec::new(), Tools::default())?;
     let (of, most) = (host.clone(), server.options.max_tokens);
     let generation = apart(move || {
-        let grammar = request.constrain.as_ref().map(|c| compile(&of, c)).transpose()?;
+        let grammar = request.constrain.as_ref().map(|c| of.compile(c)).transpose()?;
         let (prompt, _) = of.model.tokenize(&prompt)?;
         let max_tokens = most.into_iter().chain(request.max_tokens).min();
         let request = Request {
@@ -140,13 +169,14 @@ async fn raw(
     Ok(ChatStream::new(server.metrics.clone(), answers, vec![reader]).of_prompt(tokens))
 }
 
-/// Messages whose calls have arguments as objects, which is Ollama's form and a template's, too.
-fn with_arguments(messages: Option<&Value>) -> Option<Value> {
+/// Messages with their reasoning under the name that templates know.
+fn with_thinking(messages: Option<&Value>) -> Option<Value> {
     let mut messages = messages?.clone();
-    for message in messages.as_array_mut()? {
-        let thinking = message["thinking"].take();
-        if thinking.is_string() {
-            message["reasoning_content"] = thinking;
+    // What is no list of objects is refused where messages are read.
+    let list = messages.as_array_mut().into_iter().flatten();
+    for message in list.filter_map(Value::as_object_mut) {
+        if let Some(thinking) = message.remove("thinking") {
+            message.insert("reasoning_content".into(), thinking);
         }
     }
     Some(messages)
@@ -188,7 +218,10 @@ fn chat_request(
         stop: options.texts("stop")?,
         ignore_eos: false,
         choices: 1,
-        logprobs: None,
+        logprobs: match fields.flag("logprobs")? {
+            true => Some(logprobs("top_logprobs", fields.get("top_logprobs")?.unwrap_or(0))?),
+            false => None,
+        },
         extra,
         split_reasoning: true,
         whole_calls: true,
@@ -198,17 +231,35 @@ fn chat_request(
 
 /// The time as RFC 3339 says it.
 fn now() -> String {
-    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let (year, month, day) = troika::today().unwrap_or((1970, 1, 1));
-    let rest = seconds.as_secs() % 86_400;
+    rfc3339(ids::since_1970())
+}
+
+/// A time since 1970 as RFC 3339 says it.
+pub fn rfc3339(time: Duration) -> String {
+    let (year, month, day) = troika::date_of_day((time.as_secs() / 86_400) as i64);
+    let rest = time.as_secs() % 86_400;
     let (hour, minute, second) = (rest / 3600, rest / 60 % 60, rest % 60);
-    let nanos = seconds.subsec_nanos();
+    let nanos = time.subsec_nanos();
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{nanos:09}Z")
+}
+
+/// An answer, or the end of one with its reason.
+fn object(verb: Verb, model: &str, text: &str, end: Option<&str>) -> Value {
+    let mut object = json!({"model": model, "created_at": now()});
+    match verb {
+        Verb::Chat => object["message"] = json!({"role": "assistant", "content": text}),
+        Verb::Generate => object["response"] = text.into(),
+    }
+    object["done"] = end.is_some().into();
+    if let Some(reason) = end {
+        object["done_reason"] = reason.into();
+    }
+    object
 }
 
 struct OllamaForm {
     verb: Verb,
-    model: String,
+    host: InUse,
     asked: Instant,
     /// How long the model took to open, if it was not.
     loaded: Duration,
@@ -217,7 +268,10 @@ struct OllamaForm {
 impl OllamaForm {
     async fn respond(self, answers: ChatStream, fields: &Fields<'_>) -> Result<Response, Problem> {
         if fields.get("stream")?.unwrap_or(true) {
-            return Ok(stream::respond(answers, OllamaWriter { form: self, reason: None, call: None }));
+            return Ok(stream::respond(
+                answers,
+                OllamaWriter { form: self, reason: None, call: None },
+            ));
         }
         let answer = answers.collect().await?;
         let usage = answer.usage;
@@ -225,17 +279,12 @@ impl OllamaForm {
         Ok(call::json(&self.last(&choice, &usage)))
     }
 
-    fn object(&self, text: &str, done: bool, reason: &str) -> Value {
-        let mut object = json!({"model": self.model, "created_at": now()});
-        match self.verb {
-            Verb::Chat => object["message"] = json!({"role": "assistant", "content": text}),
-            Verb::Generate => object["response"] = text.into(),
-        }
-        object["done"] = done.into();
-        if done {
-            object["done_reason"] = reason.into();
-        }
-        object
+    fn part(&self, text: &str) -> Value {
+        object(self.verb, &self.host.name, text, None)
+    }
+
+    fn logprobs(&self, list: &[TokenLogprob]) -> Value {
+        list.iter().map(|l| token_logprob(self.host.model.tokenizer(), l)).collect()
     }
 
     /// Where reasoning and calls are said.
@@ -251,7 +300,10 @@ impl OllamaForm {
             Some(EndReason::Length) => "length",
             _ => "stop",
         };
-        let mut object = self.object(&choice.content, true, reason);
+        let mut object = object(self.verb, &self.host.name, &choice.content, Some(reason));
+        if !choice.logprobs.is_empty() {
+            object["logprobs"] = self.logprobs(&choice.logprobs);
+        }
         let inner = self.inner(&mut object);
         if !choice.reasoning.is_empty() {
             inner["thinking"] = choice.reasoning.clone().into();
@@ -298,7 +350,7 @@ impl OllamaWriter {
     /// Tells of a call that is complete.
     fn tell_call(&mut self, out: &mut String) {
         if let Some((name, arguments)) = self.call.take() {
-            let mut object = self.form.object("", false, "");
+            let mut object = self.form.part("");
             self.form.inner(&mut object)["tool_calls"] = json!([tool_call(&name, &arguments)]);
             OllamaWriter::line(&object, out);
         }
@@ -313,25 +365,31 @@ impl EventWriter for OllamaWriter {
 
     fn event(&mut self, event: ChatEvent, out: &mut String) {
         match event {
-            ChatEvent::More(_, deltas, _) => deltas.into_iter().for_each(|delta| match delta {
-                Delta::Content(text) => {
-                    OllamaWriter::line(&self.form.object(&text, false, ""), out);
-                }
-                Delta::Reasoning(text) => {
-                    let mut object = self.form.object("", false, "");
-                    self.form.inner(&mut object)["thinking"] = text.into();
-                    OllamaWriter::line(&object, out);
-                }
-                Delta::CallStart { name, .. } => {
-                    self.tell_call(out);
-                    self.call = Some((name, String::new()));
-                }
-                Delta::CallArguments { json, .. } => {
-                    if let Some((_, arguments)) = &mut self.call {
-                        arguments.push_str(&json);
+            ChatEvent::More(_, deltas, logprobs) => {
+                deltas.into_iter().for_each(|delta| match delta {
+                    Delta::Content(text) => {
+                        let mut part = self.form.part(&text);
+                        if !logprobs.is_empty() {
+                            part["logprobs"] = self.form.logprobs(&logprobs);
+                        }
+                        OllamaWriter::line(&part, out);
                     }
-                }
-            }),
+                    Delta::Reasoning(text) => {
+                        let mut object = self.form.part("");
+                        self.form.inner(&mut object)["thinking"] = text.into();
+                        OllamaWriter::line(&object, out);
+                    }
+                    Delta::CallStart { name, .. } => {
+                        self.tell_call(out);
+                        self.call = Some((name, String::new()));
+                    }
+                    Delta::CallArguments { json, .. } => {
+                        if let Some((_, arguments)) = &mut self.call {
+                            arguments.push_str(&json);
+                        }
+                    }
+                })
+            }
             ChatEvent::End(_, reason, _) => {
                 self.tell_call(out);
                 self.reason = Some(reason);

@@ -7,7 +7,10 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde_json::{Value, json};
 
+use super::ollama::rfc3339;
 use crate::call::{self, Call};
+use crate::host::Host;
+use crate::ids;
 use crate::models::{ListedModel, ModelState};
 use crate::problem::Problem;
 use crate::state::Server;
@@ -15,43 +18,70 @@ use crate::state::Server;
 /// The version of Ollama's interface that is spoken: editors ask whether it is new enough.
 const VERSION: &str = "0.12.0";
 
-/// A date for what has none: clients parse it.
-const NO_DATE: &str = "1970-01-01T00:00:00Z";
+/// What models without a template get.
+const NO_TEMPLATE: &str = "{{ messages | map(attribute='content') | join('\\n') }}";
 
 /// The version.
 pub async fn version() -> Response {
     call::json(&json!({"version": VERSION}))
 }
 
+/// When the server began, as RFC 3339 says it: files of models may have no date of their own.
+fn since(server: &Server) -> String {
+    rfc3339(ids::since_1970().saturating_sub(server.models.clock()))
+}
+
+/// Parameters in billions or millions, as Ollama writes them.
+fn parameters(host: &Host) -> u64 {
+    host.model.store().classes().iter().map(|c| c.parameters).sum()
+}
+
 fn details(listed: &ListedModel) -> Value {
-    let family = match &listed.state {
-        ModelState::Open(host) => host.model.spec().family.to_string(),
-        _ => String::new(),
-    };
+    let (mut family, mut size, mut quantization) = (String::new(), String::new(), String::new());
+    if let ModelState::Open(host) = &listed.state {
+        family = host.model.spec().family.to_string();
+        size = match parameters(host) as f64 {
+            n if n >= 1e9 => format!("{:.1}B", n / 1e9),
+            n => format!("{:.1}M", n / 1e6),
+        };
+        // The type of most of the weights.
+        let classes = host.model.store().classes();
+        let most = classes.iter().max_by_key(|c| c.bytes);
+        quantization = most.map_or(String::new(), |c| c.dtype.name().to_string());
+    }
     json!({
         "parent_model": "",
         "format": "gguf",
         "family": family,
         "families": [family],
-        "parameter_size": "",
-        "quantization_level": "",
+        "parameter_size": size,
+        "quantization_level": quantization,
     })
 }
 
-fn entry(listed: &ListedModel) -> Value {
+fn entry(server: &Server, listed: &ListedModel) -> Value {
+    let size = match &listed.state {
+        ModelState::Open(host) if listed.bytes == 0 => host.weight_bytes(),
+        _ => listed.bytes,
+    };
+    // Not of the contents, which would take long: it tells models apart.
+    let named = format!("{} {}", listed.name, listed.bytes);
+    let digest = ring::digest::digest(&ring::digest::SHA256, named.as_bytes());
+    let digest: String = digest.as_ref().iter().map(|b| format!("{b:02x}")).collect();
     json!({
         "name": listed.name,
         "model": listed.name,
-        "modified_at": NO_DATE,
-        "size": listed.bytes,
-        "digest": "",
+        "modified_at": since(server),
+        "size": size,
+        "digest": digest,
         "details": details(listed),
     })
 }
 
 /// The models on offer.
 pub async fn tags(State(server): State<Arc<Server>>) -> Response {
-    let models: Vec<Value> = server.models.list().iter().map(entry).collect();
+    let models: Vec<Value> =
+        server.models.list().iter().map(|listed| entry(&server, listed)).collect();
     call::json(&json!({"models": models}))
 }
 
@@ -59,7 +89,7 @@ pub async fn tags(State(server): State<Arc<Server>>) -> Response {
 pub async fn ps(State(server): State<Arc<Server>>) -> Response {
     let list = server.models.list();
     let open = list.iter().filter(|listed| matches!(listed.state, ModelState::Open(_)));
-    let models: Vec<Value> = open.map(entry).collect();
+    let models: Vec<Value> = open.map(|listed| entry(&server, listed)).collect();
     call::json(&json!({"models": models}))
 }
 
@@ -78,7 +108,7 @@ pub async fn show(State(server): State<Arc<Server>>, call: Call) -> Result<Respo
     let arch = spec.family.to_string();
     let mut info = json!({
         "general.architecture": arch,
-        "general.parameter_count": model.store().classes().iter().map(|c| c.parameters).sum::<u64>(),
+        "general.parameter_count": parameters(&host),
     });
     info[format!("{arch}.context_length")] = spec.context.into();
     info[format!("{arch}.embedding_length")] = spec.hidden.into();
@@ -87,8 +117,8 @@ pub async fn show(State(server): State<Arc<Server>>, call: Call) -> Result<Respo
         "license": "",
         "modelfile": "",
         "parameters": "",
-        "template": model.template(false).unwrap_or_default(),
-        "modified_at": NO_DATE,
+        "template": model.template(false).unwrap_or(NO_TEMPLATE),
+        "modified_at": since(&server),
         "details": details(listed.ok_or_else(gone)?),
         "model_info": info,
         "capabilities": ["completion", "tools", "embedding"],

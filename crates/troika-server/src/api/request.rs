@@ -29,6 +29,11 @@ pub fn chat_request(
     messages: Vec<Value>,
     tools: Tools,
 ) -> Result<ChatRequest, Problem> {
+    fields.refuse(&[
+        ("stop_token_ids", "give texts as stop"),
+        ("bad_words", "give a logit_bias"),
+        ("min_tokens", "give ignore_eos and max_tokens"),
+    ])?;
     let mut extra: Map<String, Value> = fields.get("chat_template_kwargs")?.unwrap_or_default();
     if let Some(effort) = fields.get::<String>("reasoning_effort")? {
         extra.entry("reasoning_effort").or_insert(effort.into());
@@ -51,14 +56,18 @@ pub fn chat_request(
     })
 }
 
-/// The most tokens of an answer, by the first of several names that is there. Less than nothing
-/// means no limit, as in llama.cpp.
+/// The most tokens of an answer, by the first of several names that is there. As in llama.cpp, -1
+/// and -2 mean what the context holds.
 ///
 /// # Errors
-/// It is no whole number.
+/// It is no whole number, or another one below 0.
 pub fn max_tokens(fields: &Fields<'_>, names: &[&str]) -> Result<Option<usize>, Problem> {
     for name in names {
         if let Some(given) = fields.get::<i64>(name)? {
+            if given < -2 {
+                let why = format!("{name} is {given}; it has to be 0 or more, or -1 for no limit");
+                return Err(Problem::field(name, why));
+            }
             return Ok(usize::try_from(given).ok());
         }
     }

@@ -2,10 +2,10 @@
 
 use serde_json::{Value, json};
 
-use crate::answer::ToolSpec;
 use crate::chat::{chat_messages, text_of, tool};
 use crate::fields::Fields;
 use crate::problem::Problem;
+use troika::model::answer::ToolSpec;
 
 /// The messages of a request.
 ///
@@ -97,9 +97,7 @@ mod tests {
                 {"type": "function_call_output", "call_id": "a", "output": "1"},
             ],
         });
-        let call = |id: &str, name: &str, arguments| {
-            json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
-        };
+        let call = |id: &str, name: &str, arguments| json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
         let calls = json!([call("a", "f", json!({"x": 1})), call("b", "g", json!({}))]);
         let expected = json!([
             {"role": "system", "content": "be brief"},

@@ -2,12 +2,12 @@
 
 use serde_json::{Value, json};
 
-use super::responses::{ResponseForm, call_item, message_item, reasoning_item, text_part};
-use crate::answer::Delta;
+use super::responses_form::{ResponseForm, call_item, message_item, reasoning_item, text_part};
 use crate::chat::{ChatEvent, EndReason, Usage};
 use crate::ids;
 use crate::problem::Problem;
 use crate::stream::{self, EventWriter};
+use troika::model::answer::Delta;
 
 /// The item that is being written.
 enum Item {

@@ -9,6 +9,7 @@ use troika::{Conversation, today};
 
 use crate::call::{self, Call};
 use crate::chat::{Tools, chat_messages};
+use crate::host::InUse;
 use crate::problem::Problem;
 use crate::state::{Server, apart};
 
@@ -22,9 +23,11 @@ pub async fn tokenize(State(server): State<Arc<Server>>, call: Call) -> Result<R
     let special = fields.get("add_special_tokens")?.or(fields.get("add_special")?);
     // llama.cpp's server, whose field is "content", adds none by itself.
     let by_content = fields.value("content").is_some();
-    let text: Option<String> = if by_content { fields.get("content")? } else { fields.get("prompt")? };
+    let text: Option<String> =
+        if by_content { fields.get("content")? } else { fields.get("prompt")? };
     let messages = fields.value("messages").map(|m| chat_messages(Some(m))).transpose()?;
     let pieces = fields.flag("with_pieces")?;
+    let parse_special = fields.get("parse_special")?.unwrap_or(true);
     let ids = {
         let host = host.clone();
         apart(move || {
@@ -32,10 +35,15 @@ pub async fn tokenize(State(server): State<Arc<Server>>, call: Call) -> Result<R
                 let prompt = host.model.chat_prompt(&Conversation::new(messages))?;
                 return Ok(host.model.tokenize_chat(&prompt)?.0);
             }
-            let text = text.ok_or_else(|| Problem::field("content", "content, the text, is missing"))?;
+            let text =
+                text.ok_or_else(|| Problem::field("content", "content, the text, is missing"))?;
             let tokenizer = host.model.tokenizer();
             let none = || Problem::bad("the model has no tokenizer");
-            let encoded = tokenizer.ok_or_else(none)?.encode(&text, special.unwrap_or(!by_content), true);
+            let encoded = tokenizer.ok_or_else(none)?.encode(
+                &text,
+                special.unwrap_or(!by_content),
+                parse_special,
+            );
             encoded.map_err(|e| Problem::bad(e.to_string()))
         })
         .await?
@@ -65,8 +73,24 @@ pub async fn detokenize(
     let ids: Vec<u32> = call.fields().need("tokens")?;
     let tokenizer = host.model.tokenizer();
     let tokenizer = tokenizer.ok_or_else(|| Problem::bad("the model has no tokenizer"))?;
+    check_ids("tokens", &ids, &host)?;
     let text = tokenizer.decode(&ids, false).map_err(|e| Problem::bad(e.to_string()))?;
     Ok(call::json(&json!({"content": text, "prompt": text})))
+}
+
+/// Checks that a model knows token ids.
+///
+/// # Errors
+/// It does not.
+pub fn check_ids(name: &str, ids: &[u32], host: &InUse) -> Result<(), Problem> {
+    let vocab = host.model.spec().vocab;
+    match ids.iter().find(|id| **id as usize >= vocab) {
+        Some(id) => {
+            let why = format!("{name} has token id {id}, but the model has {vocab} tokens");
+            Err(Problem::field(name, why))
+        }
+        None => Ok(()),
+    }
 }
 
 /// What clients that count tokens want to know, as vLLM tells it.
@@ -102,7 +126,8 @@ pub async fn apply_template(
     let extra = fields.get("chat_template_kwargs")?.unwrap_or_default();
     let prompt = apart(move || {
         let tools = tools.for_template();
-        let conversation = Conversation { tools, extra, today: today(), ..Conversation::new(messages) };
+        let conversation =
+            Conversation { tools, extra, today: today(), ..Conversation::new(messages) };
         Ok(host.model.chat_prompt(&conversation)?.text)
     });
     Ok(call::json(&json!({"prompt": prompt.await?})))

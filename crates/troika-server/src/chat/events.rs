@@ -7,10 +7,10 @@ use tokio::sync::mpsc::error::TryRecvError;
 use troika::engine::sample::Logprobs;
 use troika::{Finish, Output, Stats, TextPiece};
 
-use crate::answer::{Delta, Reader};
 use crate::completion::{Answers, Progress};
 use crate::metrics::Metrics;
 use crate::problem::Problem;
+use troika::model::answer::{Delta, Reader};
 
 /// Why an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,8 +100,11 @@ struct Choice {
 }
 
 impl Choice {
-    /// Deltas up to a second call, unless calls may be parallel.
-    fn wanted(&mut self, mut deltas: Vec<Delta>, parallel: bool) -> Vec<Delta> {
+    /// The deltas that are told: up to a second call, unless calls may be parallel.
+    fn wanted(&mut self, mut deltas: Vec<Delta>, parallel: bool, forced: bool) -> Vec<Delta> {
+        if forced {
+            deltas.retain(|delta| !matches!(delta, Delta::Content(_)));
+        }
         for (i, delta) in deltas.iter().enumerate() {
             if matches!(delta, Delta::CallStart { .. }) {
                 self.calls += 1;
@@ -122,6 +125,8 @@ pub struct ChatStream {
     answers: Answers,
     choices: Vec<Choice>,
     parallel: bool,
+    /// Whether text beside calls is white space between them, or a call that was cut off.
+    forced: bool,
     /// Answers that have not ended.
     open: usize,
     pending: VecDeque<ChatEvent>,
@@ -134,12 +139,21 @@ impl ChatStream {
         let choice = |reader| Choice { reader, calls: 0, cut: false };
         let choices: Vec<Choice> = readers.into_iter().map(choice).collect();
         let (open, pending, usage) = (choices.len(), VecDeque::new(), Usage::default());
-        ChatStream { metrics, answers, choices, parallel: true, open, pending, usage }
+        ChatStream {
+            metrics,
+            answers,
+            choices,
+            parallel: true,
+            forced: false,
+            open,
+            pending,
+            usage,
+        }
     }
 
-    /// Of each answer only the first call, unless `parallel`.
-    pub fn with_calls(self, parallel: bool) -> ChatStream {
-        ChatStream { parallel, ..self }
+    /// Of each answer only the first call, unless `parallel`, and nothing but calls, if `forced`.
+    pub fn with_calls(self, parallel: bool, forced: bool) -> ChatStream {
+        ChatStream { parallel, forced, ..self }
     }
 
     /// Notes the length of the prompt.
@@ -215,7 +229,7 @@ impl ChatStream {
     fn token(&mut self, index: usize, piece: TextPiece) {
         let Some(choice) = self.choices.get_mut(index).filter(|c| !c.cut) else { return };
         let deltas = choice.reader.push(&piece.text);
-        let deltas = choice.wanted(deltas, self.parallel);
+        let deltas = choice.wanted(deltas, self.parallel, self.forced);
         let token = piece.token;
         let logprobs: Vec<TokenLogprob> =
             piece.logprobs.map(|logprobs| TokenLogprob { token, logprobs }).into_iter().collect();
@@ -236,14 +250,15 @@ impl ChatStream {
         if !choice.cut {
             let mut deltas = choice.reader.push(rest);
             deltas.extend(choice.reader.finish());
-            let deltas = choice.wanted(deltas, self.parallel);
+            let deltas = choice.wanted(deltas, self.parallel, self.forced);
             if !deltas.is_empty() {
                 self.pending.push_back(ChatEvent::More(index, deltas, Vec::new()));
             }
         }
         let reason = match output.finish {
-            _ if choice.calls > 0 => EndReason::ToolCalls,
+            // An answer that was cut off is not complete, whatever it holds.
             Finish::Length | Finish::Context | Finish::Budget => EndReason::Length,
+            _ if choice.calls > 0 => EndReason::ToolCalls,
             Finish::Stop | Finish::Cancelled => EndReason::Stop,
         };
         self.pending.push_back(ChatEvent::End(index, reason, output.stop_text.clone()));

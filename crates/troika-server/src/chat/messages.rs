@@ -86,10 +86,10 @@ fn chat_message(message: &Value) -> Result<Value, Problem> {
 fn call(call: &Value) -> Result<Value, Problem> {
     let wrong = |why: &str| Problem::field("messages", format!("messages: a tool call {why}"));
     let mut call = call.clone();
-    if !call["function"]["name"].is_string() {
-        return Err(wrong("has no function with a name"));
-    }
-    let arguments = match &call["function"]["arguments"] {
+    let function = call.get_mut("function").and_then(Value::as_object_mut);
+    let function = function.filter(|f| f.get("name").is_some_and(Value::is_string));
+    let function = function.ok_or_else(|| wrong("has no function with a name"))?;
+    let arguments = match function.get("arguments").unwrap_or(&Value::Null) {
         Value::Null => Value::Object(Map::new()),
         Value::String(text) if text.trim().is_empty() => Value::Object(Map::new()),
         // Text that is no JSON stays as the model wrote it.
@@ -98,8 +98,25 @@ fn call(call: &Value) -> Result<Value, Problem> {
         }
         other => other.clone(),
     };
-    call["function"]["arguments"] = arguments;
+    function.insert("arguments".into(), arguments);
     Ok(call)
+}
+
+/// Messages for a model without a template: calls are written into the texts, in Hermes's format,
+/// so that the model sees what it called.
+pub(super) fn with_calls_as_text(messages: &[Value]) -> Vec<Value> {
+    let with_calls = |message: &Value| {
+        let mut message = message.clone();
+        let calls = message.get("tool_calls").and_then(Value::as_array).cloned();
+        for call in calls.into_iter().flatten() {
+            let text = message["content"].as_str().unwrap_or_default();
+            let gap = if text.is_empty() { "" } else { "\n" };
+            let text = format!("{text}{gap}<tool_call>\n{}\n</tool_call>", call["function"]);
+            message["content"] = text.into();
+        }
+        message
+    };
+    messages.iter().map(with_calls).collect()
 }
 
 /// Cuts a prompt after the text of the last message, which the answer is to continue.
@@ -122,8 +139,10 @@ mod tests {
 
     #[test]
     fn contents_become_texts_and_arguments_objects() {
-        let calls = |arguments| json!([{"id": "a", "type": "function",
-            "function": {"name": "f", "arguments": arguments}}]);
+        let calls = |arguments| {
+            json!([{"id": "a", "type": "function",
+            "function": {"name": "f", "arguments": arguments}}])
+        };
         let messages = json!([
             {"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
             {"role": "assistant", "content": null, "tool_calls": calls("{\"x\": [1]}"), "audio": 1},

@@ -14,12 +14,12 @@ use serde_json::{Map, Value};
 use troika::engine::sample::SampleParams;
 use troika::{Conversation, Request, today};
 
-use crate::answer::{Format, Reader, ReaderOptions};
 use crate::completion::{self, Client, Generation};
 use crate::grammar::Constrain;
 use crate::host::InUse;
 use crate::problem::Problem;
 use crate::state::Server;
+use troika::model::answer::{Format, Reader, ReaderOptions};
 
 /// What is asked for, as every interface says it.
 #[derive(Clone, Debug)]
@@ -74,7 +74,10 @@ impl ChatRequest {
             extra: self.extra.clone(),
             today: today(),
             add_generation_prompt: !self.continues,
-            ..Conversation::new(self.messages.clone())
+            ..Conversation::new(match model.has_template() {
+                true => self.messages.clone(),
+                false => messages::with_calls_as_text(&self.messages),
+            })
         };
         let mut rendered = model.chat_prompt(&conversation)?;
         if self.continues {
@@ -99,7 +102,8 @@ impl ChatRequest {
             (Some(grammar), None) => Some(Constrain::Lark(grammar)),
             (None, constrain) => constrain.clone(),
         };
-        let grammar = constrain.map(|c| compile(host, &c)).transpose()?.map(Arc::new);
+        let compiled = constrain.map(|c| host.compile(&c)).transpose();
+        let grammar = compiled.map_err(|e| self.tools.blame(host).unwrap_or(e))?.map(Arc::new);
         let keeps = |text: &&str| model.tokenizer().and_then(|t| t.id(text));
         let reads = reader.reasoning || !reader.tools.is_empty();
         let markers = if reads { format.markers() } else { Vec::new() };
@@ -115,15 +119,6 @@ impl ChatRequest {
         let generation = Generation { prompt, request, choices: self.choices, grammar };
         Ok(Prepared { generation, format, reader, tools: self.tools.clone() })
     }
-}
-
-/// A grammar for a model's vocabulary.
-///
-/// # Errors
-/// It cannot be honoured.
-pub fn compile(host: &InUse, constrain: &Constrain) -> Result<crate::grammar::Grammar, Problem> {
-    let vocabulary = host.vocabulary().map_err(Problem::bad)?;
-    vocabulary.compile(constrain).map_err(|e| Problem::bad(e.to_string()))
 }
 
 fn control_token(host: &InUse, text: &str) -> Option<u32> {
@@ -153,7 +148,7 @@ impl Prepared {
         let answers = completion::start(host, &server.queue, client, generation, timeout).await?;
         let readers: Vec<Reader> = (0..choices).map(|_| format.reader(reader.clone())).collect();
         Ok(ChatStream::new(server.metrics.clone(), answers, readers)
-            .with_calls(tools.parallel)
+            .with_calls(tools.several(), tools.forced())
             .of_prompt(prompt_tokens))
     }
 }

@@ -2,9 +2,11 @@
 
 use serde_json::{Value, json};
 
-use crate::answer::{Format, SpecialToken, ToolSpec};
 use crate::fields::Fields;
+use crate::grammar::Constrain;
+use crate::host::InUse;
 use crate::problem::Problem;
+use troika::model::answer::{Format, SpecialToken, ToolSpec};
 
 /// Whether tools are called.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -62,7 +64,7 @@ impl Tools {
     ///
     /// # Errors
     /// A choice that is not known, or of a tool that is not there.
-    pub fn chosen(list: Vec<ToolSpec>, fields: &Fields<'_>) -> Result<Tools, Problem> {
+    pub fn chosen(mut list: Vec<ToolSpec>, fields: &Fields<'_>) -> Result<Tools, Problem> {
         let choice = match fields.value("tool_choice") {
             None => ToolChoice::Auto,
             Some(Value::String(choice)) => match choice.as_str() {
@@ -74,6 +76,18 @@ impl Tools {
                     return Err(Problem::field("tool_choice", why));
                 }
             },
+            Some(choice) if choice["type"] == "allowed_tools" => {
+                // The responses interface has these outside, the chat interface inside.
+                let allowed = choice.get("allowed_tools").unwrap_or(choice);
+                let names: Vec<&str> = allowed["tools"]
+                    .as_array()
+                    .into_iter()
+                    .flatten()
+                    .filter_map(|t| t["function"]["name"].as_str().or(t["name"].as_str()))
+                    .collect();
+                list.retain(|tool| names.contains(&tool.name.as_str()));
+                if allowed["mode"] == "required" { ToolChoice::Required } else { ToolChoice::Auto }
+            }
             Some(choice) => {
                 // The responses interface has the name outside, the chat interface inside.
                 let named = choice["function"]["name"].as_str().or(choice["name"].as_str());
@@ -108,6 +122,19 @@ impl Tools {
         }
     }
 
+    /// The tool whose schema cannot be honoured, if calls are forced and there is one.
+    pub fn blame(&self, host: &InUse) -> Option<Problem> {
+        if !self.forced() {
+            return None;
+        }
+        self.list.iter().filter(|t| t.parameters.is_object()).find_map(|tool| {
+            let schema = Constrain::JsonSchema(tool.parameters.clone());
+            let problem = host.compile(&schema).err()?;
+            let why = format!("the parameters of the tool {}: {}", tool.name, problem.message);
+            Some(Problem::field("tools", why))
+        })
+    }
+
     /// Whether the model is told of them.
     pub fn shown(&self) -> bool {
         self.choice != ToolChoice::None && !self.list.is_empty()
@@ -133,6 +160,16 @@ impl Tools {
         if self.shown() { self.list.clone() } else { Vec::new() }
     }
 
+    /// Whether the answer has to be calls and nothing else.
+    pub fn forced(&self) -> bool {
+        matches!(self.choice, ToolChoice::Required | ToolChoice::Named(_))
+    }
+
+    /// Whether several may be called at once. A tool that is named is called once.
+    pub fn several(&self) -> bool {
+        self.parallel && !matches!(self.choice, ToolChoice::Named(_))
+    }
+
     /// The grammar that forces a call, if one has to be.
     pub fn grammar(
         &self,
@@ -147,6 +184,6 @@ impl Tools {
                 self.list.iter().filter(|t| t.name == *name).cloned().collect()
             }
         };
-        Some(format.call_grammar(&list, self.parallel, opened, special))
+        Some(format.call_grammar(&list, self.several(), opened, special))
     }
 }

@@ -4,6 +4,7 @@ use llguidance::api::TopLevelGrammar;
 use serde_json::{Map, Value, json};
 
 use super::error::GrammarError;
+use super::measure::too_large;
 
 /// What an answer must be.
 #[derive(Clone, Debug, PartialEq)]
@@ -21,9 +22,13 @@ pub enum Constrain {
 }
 
 /// Bytes of a grammar's or a schema's text.
-const LONGEST: usize = 512 << 10;
-/// Brackets inside each other in a grammar, which its parser follows with its own stack.
-const DEEPEST: usize = 100;
+const LONGEST: usize = 256 << 10;
+
+/// The largest `multipleOf`: it takes as many states of the lexer.
+const DIVISOR: f64 = 10_000.0;
+
+/// Properties of an object. Where they are optional, the time grows with their square.
+const PROPERTIES: usize = 500;
 
 impl Constrain {
     /// The name that a sentence calls it by.
@@ -68,6 +73,9 @@ impl Constrain {
 
     fn schema(&self, schema: &Value) -> Result<TopLevelGrammar, GrammarError> {
         self.fits(&schema.to_string())?;
+        if let Some(why) = oversized(schema) {
+            return Err(self.refused(why));
+        }
         let schema = match schema {
             Value::Object(schema) => schema.clone(),
             Value::Bool(true) => Map::new(),
@@ -98,20 +106,26 @@ impl Constrain {
 
     fn measure(&self, lark: &str) -> Result<(), GrammarError> {
         self.fits(lark)?;
-        let mut depth = 0_usize;
-        for byte in lark.bytes() {
-            match byte {
-                b'(' | b'[' | b'{' => depth += 1,
-                b')' | b']' | b'}' => depth = depth.saturating_sub(1),
-                _ => {}
-            }
-            if depth > DEEPEST {
-                let why = format!("its brackets nest deeper than {DEEPEST}");
-                return Err(self.refused(why));
-            }
-        }
-        Ok(())
+        too_large(lark).map_or(Ok(()), |why| Err(self.refused(why)))
     }
+}
+
+/// What in a schema takes too long to compile, if anything does.
+fn oversized(schema: &Value) -> Option<String> {
+    let members = match schema {
+        Value::Array(items) => return items.iter().find_map(oversized),
+        Value::Object(members) => members,
+        _ => return None,
+    };
+    members.iter().find_map(|(key, value)| match (key.as_str(), value) {
+        ("multipleOf", Value::Number(n)) if n.as_f64().is_some_and(|n| n > DIVISOR) => {
+            Some(format!("multipleOf is {n}, and at most {DIVISOR} is allowed"))
+        }
+        ("properties", Value::Object(all)) if all.len() > PROPERTIES => {
+            Some(format!("an object has {} properties, and {PROPERTIES} are allowed", all.len()))
+        }
+        _ => oversized(value),
+    })
 }
 
 /// A schema whose JSON has no white space but single blanks, so that a small model cannot pad for
@@ -134,7 +148,9 @@ fn unanchored(regex: &str) -> &str {
     }
     let regex = regex.strip_prefix('^').unwrap_or(regex);
     match regex.strip_suffix('$') {
-        Some(inner) if (inner.len() - inner.trim_end_matches('\\').len()).is_multiple_of(2) => inner,
+        Some(inner) if (inner.len() - inner.trim_end_matches('\\').len()).is_multiple_of(2) => {
+            inner
+        }
         _ => regex,
     }
 }

@@ -1,13 +1,18 @@
 //! Which tokens may come next.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::Duration;
 
 use llguidance::toktrie::{SimpleVob, TokEnv};
 use llguidance::{CancellationHandle, Matcher};
 
 use super::error::shorten;
 use super::pool::Pool;
+
+/// How long an answer waits for a mask. Usual ones take less than a millisecond, but the machine
+/// may be busy.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A compiled grammar, for as many answers as there are.
 pub struct Grammar {
@@ -86,16 +91,6 @@ impl Mask {
         }
     }
 
-    /// Whether the answer is complete, so that nothing can follow but its end. Waits like
-    /// `allowed`.
-    pub fn ended(&mut self) -> bool {
-        self.wait();
-        match &self.state {
-            State::Ready(ready) => ready.ended,
-            State::Computing(_) | State::Lost => true,
-        }
-    }
-
     /// Why the answer is no longer held to the grammar, but must end.
     pub fn error(&self) -> Option<String> {
         self.error.clone()
@@ -120,13 +115,35 @@ impl Mask {
     }
 
     fn wait(&mut self) {
+        self.wait_for(PATIENCE);
+    }
+
+    /// Waits for the first mask of a new grammar, with less patience.
+    pub(super) fn check(&mut self, patience: Duration) -> Option<String> {
+        self.wait_for(patience);
+        self.error()
+    }
+
+    fn wait_for(&mut self, patience: Duration) {
         let State::Computing(receiver) = &self.state else { return };
-        let computed = receiver.recv();
-        self.state = match computed {
+        self.state = match receiver.recv_timeout(patience) {
             Ok(Computed { error: Some(error), .. }) => self.lose(error),
             Ok(computed) => State::Ready(Box::new(computed)),
-            Err(_) => self.lose("the mask could not be computed".to_owned()),
+            Err(RecvTimeoutError::Timeout) => {
+                self.stop();
+                self.lose("the tokens that it allows take too long to find".to_owned())
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                self.lose("the tokens that it allows cannot be found".to_owned())
+            }
         };
+    }
+
+    /// Ends what is being computed.
+    fn stop(&self) {
+        if let Some(cancel) = &self.cancel {
+            cancel.cancel();
+        }
     }
 
     fn lose(&mut self, error: String) -> State {
@@ -137,9 +154,7 @@ impl Mask {
 
 impl Drop for Mask {
     fn drop(&mut self) {
-        if let Some(cancel) = &self.cancel {
-            cancel.cancel();
-        }
+        self.stop();
     }
 }
 

@@ -4,7 +4,10 @@
 mod constrain;
 mod error;
 mod mask;
+mod measure;
 mod pool;
+#[cfg(test)]
+mod tests;
 mod vocabulary;
 
 pub use constrain::Constrain;

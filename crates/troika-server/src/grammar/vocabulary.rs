@@ -2,8 +2,11 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
+use std::time::Duration;
 
-use llguidance::api::ParserLimits;
+use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::{
     InferenceCapabilities, TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv,
@@ -22,11 +25,16 @@ pub type Encode = Arc<dyn Fn(&[u8]) -> Vec<u32> + Send + Sync>;
 const THREADS: usize = 2;
 /// Grammars nest: the thread that compiles them has a stack that holds what the limits allow.
 const STACK: usize = 64 << 20;
+/// Grammars that are compiled at once. Others wait for none of them, but are refused.
+const COMPILING: usize = 4;
+/// How long anyone waits for a grammar. The limits end it sooner, unless the machine is busy.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A model's tokens.
 pub struct Vocabulary {
-    factory: ParserFactory,
+    factory: Arc<ParserFactory>,
     pool: Arc<Pool>,
+    compiling: Arc<AtomicUsize>,
 }
 
 impl Vocabulary {
@@ -54,23 +62,56 @@ impl Vocabulary {
         factory.quiet();
         *factory.limits_mut() = limits();
         let pool = Pool::new(THREADS).map_err(|e| refused(e.to_string()))?;
-        Ok(Self { factory, pool: Arc::new(pool) })
+        let compiling = Arc::new(AtomicUsize::new(0));
+        Ok(Self { factory: Arc::new(factory), pool: Arc::new(pool), compiling })
     }
 
-    /// Compiles a constraint. What it cannot honour is an error.
+    /// Compiles a constraint. What it cannot honour is an error, and so is what takes too long.
     pub fn compile(&self, constrain: &Constrain) -> Result<Grammar, GrammarError> {
-        let grammar = constrain.grammar()?;
-        let lost = || constrain.refused("it is too complex");
-        let matcher = std::thread::scope(|scope| {
-            let compile = || Matcher::new(self.factory.create_parser(grammar)).into_cancellable();
-            let thread = std::thread::Builder::new().stack_size(STACK);
-            let thread = thread.spawn_scoped(scope, compile).map_err(|_| lost())?;
-            thread.join().map_err(|_| lost())
-        })?;
-        match matcher.get_error() {
-            Some(error) => Err(constrain.refused(shorten(&error))),
-            None => Ok(Grammar::new(matcher, self.factory.tok_env(), Arc::clone(&self.pool))),
+        let parser = constrain.grammar()?;
+        let matcher = self.matcher(parser).map_err(|why| constrain.refused(why))?;
+        if let Some(error) = matcher.get_error() {
+            return Err(constrain.refused(shorten(&error)));
         }
+        let grammar = Grammar::new(matcher, self.factory.tok_env(), Arc::clone(&self.pool));
+        // The first mask shows whether the grammar can be followed.
+        let refused = grammar.start().check(PATIENCE);
+        refused.map_or(Ok(grammar), |why| Err(constrain.refused(why)))
+    }
+
+    /// Compiles in a thread of its own, which nothing can stop: what waits for it goes on after a
+    /// while, and only a few may run.
+    fn matcher(&self, grammar: TopLevelGrammar) -> Result<Matcher, &'static str> {
+        const BUSY: &str = "others take too long to compile just now, so try again later";
+        let running = Running::enter(&self.compiling).ok_or(BUSY)?;
+        let (sender, receiver) = channel();
+        let factory = Arc::clone(&self.factory);
+        let thread = std::thread::Builder::new().name("compile grammar".to_owned());
+        let compile = move || {
+            let matcher = Matcher::new(factory.create_parser(grammar)).into_cancellable();
+            drop(running);
+            // Fails if nobody waits any longer.
+            drop(sender.send(matcher));
+        };
+        thread.stack_size(STACK).spawn(compile).map_err(|_| BUSY)?;
+        receiver.recv_timeout(PATIENCE).map_err(|_| "it takes too long to compile")
+    }
+}
+
+/// One of the compilations that run.
+struct Running(Arc<AtomicUsize>);
+
+impl Running {
+    fn enter(count: &Arc<AtomicUsize>) -> Option<Self> {
+        let running = Self(Arc::clone(count));
+        // Dropping it counts down again, here too.
+        (count.fetch_add(1, Ordering::SeqCst) < COMPILING).then_some(running)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -107,10 +148,10 @@ fn word(token: Vec<u8>, special: bool) -> Vec<u8> {
 /// What a grammar may take: at most some 100 MB and some 50 ms for a mask.
 fn limits() -> ParserLimits {
     ParserLimits {
-        initial_lexer_fuel: 1_000_000,
-        step_lexer_fuel: 200_000,
+        initial_lexer_fuel: 500_000,
+        step_lexer_fuel: 100_000,
         step_max_items: 50_000,
-        max_lexer_states: 60_000,
+        max_lexer_states: 50_000,
         max_grammar_size: 200_000,
         verbose_errors: false,
         ..ParserLimits::default()

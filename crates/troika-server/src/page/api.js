@@ -86,8 +86,8 @@ export function explain(error) {
   const { status, message } = error;
   if (status === 0) return { title: message, text: "See whether “troika serve” still runs on that machine, then try again.", action: "retry" };
   if (status === 401 || status === 403) {
-    const text = settings.key === "" ? "Enter it in Settings. Whoever started the server knows it." : "The key in Settings is not the server's. Correct it there.";
-    return { title: "This server asks for a key", text, action: "key" };
+    const text = settings.key === "" ? "Enter it in Settings. Whoever started the server knows it." : "Correct it in Settings. Whoever started the server knows it.";
+    return { title: settings.key === "" ? "This server asks for a key" : "The server does not take this key", text, action: "key" };
   }
   if (status === 429 || (status === 503 && error.retryAfter !== null)) {
     return { title: "The server is busy", text: message, action: "retry", retryAfter: error.retryAfter ?? 1 };

@@ -122,5 +122,7 @@ main.replaceChildren();
 drawTabs();
 applyScheme();
 drawHealth();
+// It keeps what answers do before its tab is opened.
+place("devices");
 route(true);
 server.refresh();

@@ -28,7 +28,7 @@ export class ChatView {
     server.addEventListener("status", () => this.#explainWait());
     server.addEventListener("models", () => { if (this.#chat.messages.length === 0) this.#drawLog(); });
     addEventListener("storage", (event) => { if (event.key === "troika.chats") this.list.draw(this.#chat.id); });
-    addEventListener("pagehide", () => { this.#keepDraft(); for (const run of this.#runs.values()) chats.keep(run.chat); });
+    addEventListener("pagehide", (event) => this.#leavePage(event.persisted));
     addEventListener("keydown", (event) => {
       if (event.key === "Escape" && this.#visible && document.querySelector("dialog[open]") === null) this.#escape();
     });
@@ -44,6 +44,13 @@ export class ChatView {
   hide() {
     this.#visible = false;
     this.root.classList.remove("listing");
+  }
+
+  #leavePage(comesBack) {
+    this.#keepDraft();
+    for (const run of this.#runs.values()) chats.keep(run.chat);
+    // The browser ends the requests of a page that it closes; that is no error of the server.
+    if (!comesBack) this.#runs.clear();
   }
 
   /** After all chats were deleted elsewhere on the page. */

@@ -65,7 +65,11 @@ export class ChatHead {
       this.tools.firstChild.focus();
     };
     field.addEventListener("keydown", (event) => {
-      if (event.key === "Enter") end(true);
+      if (event.key === "Enter") {
+        // The button that gets the focus must not take this key as well.
+        event.preventDefault();
+        end(true);
+      }
       if (event.key === "Escape") {
         event.stopPropagation();
         end(false);

@@ -3,8 +3,9 @@
 import { button, bytes, duration, figure, h, percent, svg } from "./dom.js";
 import { dataTable, empty } from "./controls.js";
 import { server } from "./server.js";
+import { describe } from "./spans.js";
 import { onChange } from "./store.js";
-import { describe, Timeline } from "./timeline.js";
+import { Timeline } from "./timeline.js";
 
 const STRETCHES = [2, 5, 10, 30];
 const TABLE_MS = 1000;
@@ -203,6 +204,6 @@ function meter(share, name) {
 function spark(history) {
   if (history.length < 5) return null;
   const most = Math.max(1, ...history.map((entry) => entry.value));
-  const points = history.map((entry, at) => `${(at + HISTORY - history.length) * 100 / (HISTORY - 1)},${23 - entry.value * 21 / most}`);
+  const points = history.map((entry, at) => `${at * 100 / (history.length - 1)},${23 - entry.value * 21 / most}`);
   return svg("svg", { class: "spark", viewBox: "0 0 100 24", preserveAspectRatio: "none", "aria-hidden": "true" }, svg("polyline", { points: points.join(" ") }));
 }

@@ -4,7 +4,7 @@ import { h } from "./dom.js";
 
 // How far back an opening mark is looked for; keeps odd texts from costing quadratic time.
 const LOOK_BACK = 40;
-const TOKEN = /\\([!-/:-@[-`{-~])|(`+)|!?\[|<(https?:\/\/[^\s<>]+)>|(https?:\/\/[^\s<>]+)|(\*+|_+|~~)|\n/y;
+const TOKEN = /\\([!-/:-@[-`{-~])|(`+)|!?\[|<(https?:\/\/[^\s<>]{1,2000})>|(https?:\/\/[^\s<>]{1,2000})|(\*+|_+|~~)|\n/y;
 const PLAIN = /[^\\`![<h*_~\n]+|./suy;
 
 /** The nodes of a text without block structure. */
@@ -51,7 +51,8 @@ function code(text, start, ticks, unclosed) {
     const match = close.exec(text);
     if (match) {
       const inner = text.slice(start, match.index).replaceAll("\n", " ");
-      return [h("code", {}, /^ .*[^ ].* $/.test(inner) ? inner.slice(1, -1) : inner), match.index + ticks.length];
+      const padded = inner.length > 2 && inner.startsWith(" ") && inner.endsWith(" ") && inner.trim() !== "";
+      return [h("code", {}, padded ? inner.slice(1, -1) : inner), match.index + ticks.length];
     }
     unclosed.add(ticks.length);
   }

@@ -6,12 +6,13 @@ import { inline } from "./inline.js";
 import { codeBlock } from "./highlight.js";
 
 const DEPTH = 12;
-const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^`]*)$/;
-const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*\s*$/;
+// No pattern may try two ways over the same run of spaces: a text could then hold up the page.
+const FENCE = /^ {0,3}(`{3,}|~{3,})([^`]*)$/;
+const HEADING = /^ {0,3}(#{1,6})\s(.*)$/;
 const RULE = /^ {0,3}([-*_])( *\1){2,}\s*$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( {0,3})([-*+]|\d{1,9}[.)])( +|$)/;
-const DELIMITERS = /^ {0,3}\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
+const DELIMITERS = /^\|?:?-+:?(\|:?-+:?)*\|?$/;
 
 /** Shows a text that may grow; blocks that did not change keep their nodes. */
 export class Markdown {
@@ -57,7 +58,7 @@ function take(lines, at) {
   const fence = FENCE.exec(line);
   if (fence) return takeFence(lines, at, fence);
   const heading = HEADING.exec(line);
-  if (heading) return [{ kind: "heading", text: heading[2], label: heading[1].length }, at + 1];
+  if (heading) return [{ kind: "heading", text: headingText(heading[2]), label: heading[1].length }, at + 1];
   if (RULE.test(line)) return [{ kind: "rule", text: "" }, at + 1];
   if (QUOTE.test(line)) return takeQuote(lines, at);
   if (ITEM.test(line)) return takeList(lines, at);
@@ -65,9 +66,17 @@ function take(lines, at) {
   return takeParagraph(lines, at);
 }
 
+/** Marks that close a heading are not part of it. */
+function headingText(text) {
+  const words = text.trim();
+  let end = words.length;
+  while (end > 0 && words[end - 1] === "#") end -= 1;
+  return end === 0 || words[end - 1] === " " ? words.slice(0, end).trim() : words;
+}
+
 function isTable(lines, at) {
   const rule = lines[at + 1];
-  return lines[at].includes("|") && rule !== undefined && rule.includes("-") && DELIMITERS.test(rule)
+  return lines[at].includes("|") && rule !== undefined && rule.includes("-") && DELIMITERS.test(rule.replaceAll(/\s/g, ""))
     && cells(lines[at]).length === cells(rule).length;
 }
 

@@ -18,7 +18,8 @@ export class Question {
   constructor(message, actions) {
     this.message = message;
     this.actions = actions;
-    this.node = h("article", { class: "message user", "aria-label": "You" });
+    this.place = h("div", { class: "own" });
+    this.node = h("article", { class: "message user" }, h("h2", { class: "unseen" }, "You"), this.place);
     if (message.edit === undefined) this.#show();
     else this.#edit(message.edit);
   }
@@ -27,7 +28,7 @@ export class Question {
     const body = h("div", { class: "bubble" });
     new Markdown(body).show(this.message.content);
     const edit = this.actions && button("Edit", () => this.#edit(this.message.content), { symbol: "edit", kind: "quiet", title: "Edit and send again" });
-    this.node.replaceChildren(body, h("div", { class: "message-end" }, edit, copyButton(() => this.message.content, "Copy your message")));
+    this.place.replaceChildren(body, h("div", { class: "message-end" }, edit, copyButton(() => this.message.content, "Copy your message")));
   }
 
   #edit(text) {
@@ -57,7 +58,7 @@ export class Question {
       }
     });
     const why = h("p", { class: "hint" }, "Sending replaces this message and the answer to it.");
-    this.node.replaceChildren(h("div", { class: "editor" }, area, why,
+    this.place.replaceChildren(h("div", { class: "editor" }, area, why,
       h("div", { class: "row end" }, button("Cancel", cancel), button("Send", send, { kind: "primary" }))));
     if (this.node.isConnected) area.focus();
   }
@@ -71,7 +72,7 @@ export class Answer {
   constructor(message, actions) {
     this.message = message;
     this.actions = actions;
-    this.node = h("article", { class: "message answer", "aria-label": "Answer" });
+    this.node = h("article", { class: "message answer" }, h("h2", { class: "unseen" }, "Answer"));
     this.thinking = h("details", { class: "thinking", hidden: true, open: settings.reasoning === "shown" },
       h("summary", {}, "Reasoning"), h("div", {}));
     this.body = h("div", {});

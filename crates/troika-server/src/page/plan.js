@@ -60,7 +60,7 @@ export class PlanView {
     }
   }
 
-  #draw({ rules, refusals, text }) {
+  #draw({ rules = [], refusals = [], text = "" }) {
     const rows = rules.map((rule) => [PHASES[rule.phase] ?? rule.phase, rule.layers, rule.parts, h("span", { class: "chip" }, rule.device), rule.why]);
     const table = rows.length > 0
       ? h("section", { class: "card", "aria-labelledby": "rules-title" }, h("h2", { id: "rules-title" }, "Rules"),

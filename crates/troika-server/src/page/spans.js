@@ -1,5 +1,7 @@
 // The spans of the last minute: by lane, and the hand-overs between lanes.
 
+import { duration } from "./dom.js";
+
 const KEPT_S = 60;
 const MOST = 6000;
 const PAIR = /([\w.:-]+)\s*(?:>|→|->|\bto\b)\s*([\w.:-]+)/;
@@ -103,4 +105,10 @@ export class SpanLog {
 function handOver(span) {
   const named = PAIR.exec(span.lane) ?? (span.name.startsWith("copy") ? PAIR.exec(`${span.name.slice(4)}`) ?? PAIR.exec(span.detail ?? "") : null);
   return named ? { ...span, from: named[1], to: named[2] } : null;
+}
+
+/** A span in words. */
+export function describe({ span, lane, ago }) {
+  const place = span.from ? `${span.from} to ${span.to}` : lane;
+  return { title: span.name, lines: [`${place}, ${duration(span.end - span.start)}`, span.detail, `began ${duration(Math.max(0, ago))} ago`].filter(Boolean) };
 }

@@ -22,10 +22,11 @@ export const LIMITS = {
 
 export function load(name, fallback) {
   try {
-    const text = localStorage.getItem(PREFIX + name) ?? memory.get(name);
-    return text === undefined || text === null ? fallback : JSON.parse(text);
+    // What found no room in the storage is newer than what lies there.
+    const text = memory.get(name) ?? localStorage.getItem(PREFIX + name);
+    return text === null ? fallback : JSON.parse(text);
   } catch {
-    return memory.has(name) ? JSON.parse(memory.get(name)) : fallback;
+    return fallback;
   }
 }
 
@@ -37,8 +38,6 @@ export function save(name, value) {
     memory.delete(name);
     return true;
   } catch {
-    // What the storage still holds under this name is older.
-    remove(name);
     memory.set(name, text);
     return false;
   }

@@ -1,6 +1,6 @@
 // The device timeline on a canvas: a lane for each device, its spans, and hand-overs between lanes.
 
-import { duration, percent, reducedMotion } from "./dom.js";
+import { percent, reducedMotion } from "./dom.js";
 import { SpanLog } from "./spans.js";
 
 const LANE = 30;
@@ -10,7 +10,7 @@ const AXIS = 24;
 const SERIES = 8;
 // Events come every quarter of a second; drawing this far behind lets spans flow in evenly.
 const BEHIND = 0.4;
-const FRAME_MS = 40;
+const FRAME_MS = 50;
 
 export class Timeline {
   log = new SpanLog();
@@ -20,8 +20,8 @@ export class Timeline {
   #heldAt = 0;
   #names = new Map();
   #colours = null;
+  #timer = null;
   #frame = 0;
-  #drawn = 0;
   #pointer = null;
   #cursor = null;
 
@@ -47,20 +47,17 @@ export class Timeline {
     if (reducedMotion() || this.paused) this.redraw();
   }
 
+  /** Draws until `stop`; less often than the screen could, since devices need the machine more. */
   start() {
-    const tick = (at) => {
-      this.#frame = requestAnimationFrame(tick);
-      if (this.paused || reducedMotion() || at - this.#drawn < FRAME_MS) return;
-      this.#drawn = at;
-      this.draw();
-    };
-    cancelAnimationFrame(this.#frame);
-    this.#frame = requestAnimationFrame(tick);
+    this.stop();
+    this.#timer = setInterval(() => {
+      if (!this.paused && !reducedMotion()) this.redraw();
+    }, FRAME_MS);
     this.redraw();
   }
 
   stop() {
-    cancelAnimationFrame(this.#frame);
+    clearInterval(this.#timer);
   }
 
   pause(paused) {
@@ -81,7 +78,8 @@ export class Timeline {
   }
 
   redraw() {
-    requestAnimationFrame(() => this.draw());
+    cancelAnimationFrame(this.#frame);
+    this.#frame = requestAnimationFrame(() => this.draw());
   }
 
   /** The time at the right edge. */
@@ -154,7 +152,7 @@ export class Timeline {
       return getComputedStyle(probe).color;
     };
     this.#colours = {
-      text: read("text"), dim: read("dim"), line: read("line"), lane: read("lane"), on: read("on-series"), copy: read("copy"), focus: read("accent"),
+      text: read("text"), back: read("surface"), dim: read("dim"), line: read("line"), lane: read("lane"), on: read("on-series"), copy: read("copy"), focus: read("accent"),
       series: Array.from({ length: SERIES }, (_, at) => read(`series-${at + 1}`)),
     };
     probe.remove();
@@ -186,11 +184,12 @@ export class Timeline {
     const until = this.now();
     for (const [name, spans] of log.byLane) this.#lane(pen, name, spans, until);
     this.#copies(pen, until);
+    for (const name of log.byLane.keys()) this.#label(pen, name, until);
     this.#marks(pen);
   }
 
   #axis(pen, height) {
-    const each = this.seconds / (this.width < 520 ? 4 : 5);
+    const each = this.seconds / (this.width < 520 ? 2 : 5);
     pen.font = `12px ${this.font}`;
     pen.textBaseline = "alphabetic";
     for (let ago = 0; ago <= this.seconds + 0.001; ago += each) {
@@ -207,18 +206,27 @@ export class Timeline {
   #lane(pen, name, spans, until) {
     const y = this.#y(name);
     const from = until - this.seconds;
-    pen.fillStyle = this.#colours.text;
-    pen.font = `600 13px ${this.font}`;
-    pen.fillText(name, 0, y - 6);
-    const named = pen.measureText(name).width;
-    pen.fillStyle = this.#colours.dim;
-    pen.font = `12px ${this.font}`;
-    pen.fillText(`busy ${percent(this.log.busy(name, from, until))}`, named + 8, y - 6);
     pen.fillStyle = this.#colours.lane;
     pen.beginPath();
     pen.roundRect(0, y, this.width, LANE, 5);
     pen.fill();
     this.#spans(pen, spans, from, until, y);
+  }
+
+  /** Above its lane, and over the hand-overs that pass there. */
+  #label(pen, name, until) {
+    const y = this.#y(name);
+    const busy = `busy ${percent(this.log.busy(name, until - this.seconds, until))}`;
+    pen.font = `600 13px ${this.font}`;
+    const named = pen.measureText(name).width;
+    pen.font = `12px ${this.font}`;
+    pen.fillStyle = this.#colours.back;
+    pen.fillRect(0, y - HEAD + 2, named + pen.measureText(busy).width + 14, HEAD - 3);
+    pen.fillStyle = this.#colours.dim;
+    pen.fillText(busy, named + 8, y - 6);
+    pen.fillStyle = this.#colours.text;
+    pen.font = `600 13px ${this.font}`;
+    pen.fillText(name, 0, y - 6);
   }
 
   /** Spans narrower than a pixel are added up, so that a lane looks as busy as it is. */
@@ -340,10 +348,4 @@ function arrow(pen, [x0, y0], [x1, y1], head) {
   pen.lineTo(x1 - 3.5, y1 + back);
   pen.lineTo(x1 + 3.5, y1 + back);
   pen.fill();
-}
-
-/** A span in words. */
-export function describe({ span, lane, ago }) {
-  const place = span.from ? `${span.from} to ${span.to}` : lane;
-  return { title: span.name, lines: [`${place}, ${duration(span.end - span.start)}`, span.detail, `began ${duration(Math.max(0, ago))} ago`].filter(Boolean) };
 }

@@ -1,0 +1,240 @@
+//! The server as people use it: by the clients' own packages, by its page in a browser, and by what
+//! its command says when it starts and ends.
+
+#![allow(clippy::panic, clippy::unwrap_used)]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStderr, Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+/// A running server.
+struct Server {
+    child: Child,
+    address: String,
+    said: BufReader<ChildStderr>,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn command(args: &[&str]) -> Command {
+    let mut c = Command::new(env!("CARGO_BIN_EXE_troika"));
+    c.arg("serve").args(args).stdin(Stdio::null()).env_remove("TROIKA_API_KEY");
+    c
+}
+
+impl Server {
+    fn start(args: &[&str]) -> Server {
+        let mut child = command(args).args(["--port", "0"]).stderr(Stdio::piped()).spawn().unwrap();
+        let mut said = BufReader::new(child.stderr.take().unwrap());
+        let address = loop {
+            let mut line = String::new();
+            assert!(said.read_line(&mut line).unwrap() > 0, "it ended before it listened");
+            if let Some(rest) = line.split("http://").nth(1) {
+                break rest.split(' ').next().unwrap().to_string();
+            }
+        };
+        Server { child, address, said }
+    }
+
+    fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Sends a request, and returns all that comes until the connection is closed.
+    fn ask(&self, head: &str, body: &str) -> String {
+        let mut stream = self.send(head, body);
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    fn send(&self, head: &str, body: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let length = body.len();
+        let own = if head.contains("Host:") { "" } else { "Host: localhost\r\n" };
+        let rest = format!("{own}Connection: close\r\nContent-Length: {length}\r\n\r\n{body}");
+        stream.write_all(format!("{head}\r\n{rest}").as_bytes()).unwrap();
+        stream
+    }
+
+    #[cfg(unix)]
+    fn signal(&self, name: &str) {
+        let id = self.child.id().to_string();
+        assert!(Command::new("kill").args([name, &id]).status().unwrap().success());
+    }
+
+    /// Waits for its end. Returns the rest of what it said, and the exit code.
+    fn ended(mut self) -> (String, Option<i32>) {
+        let mut rest = String::new();
+        self.said.read_to_string(&mut rest).unwrap();
+        (rest, self.child.wait().unwrap().code())
+    }
+}
+
+const COMPLETE: &str = "POST /v1/completions HTTP/1.1";
+
+fn completion(tokens: usize) -> String {
+    format!(
+        "{{\"prompt\": \"It was\", \"max_tokens\": {tokens}, \"ignore_eos\": true, \
+         \"temperature\": 0, \"stream\": true}}"
+    )
+}
+
+/// A Python environment with the clients, made once.
+fn python() -> PathBuf {
+    static PLACE: OnceLock<PathBuf> = OnceLock::new();
+    let place = PLACE.get_or_init(|| {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let place = root.join("target/clients");
+        let installed = Command::new(root.join(".ci/clients")).arg(&place).status();
+        assert!(installed.unwrap().success());
+        place.canonicalize().unwrap()
+    });
+    place.join("bin/python")
+}
+
+/// Runs a script of `tests/clients`, which prints a line for each of its checks.
+fn script(name: &str, args: &[&str]) {
+    let python = python();
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/clients");
+    let mut script = Command::new(python);
+    let ran = script.current_dir(dir).arg(name).args(args).env("PYTHONDONTWRITEBYTECODE", "1");
+    let Output { status, stdout, stderr } = ran.output().unwrap();
+    let [stdout, stderr] = [stdout, stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    assert!(status.success() && stdout.contains(" 0 failed"), "{stdout}\n{stderr}");
+}
+
+#[test]
+fn clients_of_other_servers_are_served() {
+    let server = Server::start(&[]);
+    script("clients.py", &[&server.url()]);
+}
+
+#[test]
+fn the_page_works_in_a_browser() {
+    let server = Server::start(&[]);
+    let browsers = ["chromium", "chromium-browser", "google-chrome"];
+    python();
+    let is_there = |name: &&&str| Command::new(name).arg("--version").output().is_ok();
+    let browser = browsers.iter().find(is_there).unwrap();
+    script("page.py", &[&server.url(), browser]);
+}
+
+#[test]
+fn what_cannot_be_served_is_said_at_once() {
+    let taken = Server::start(&[]);
+    let port = taken.address.rsplit(':').next().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let (folder, keys) = (dir.path().to_str().unwrap(), dir.path().join("keys"));
+    std::fs::write(&keys, "\n \n").unwrap();
+    let keys = keys.to_str().unwrap();
+    for (args, code, says) in [
+        (vec!["--host", "0.0.0.0"], 1, "give an --api-key"),
+        (vec!["--host", "no.such.host.invalid"], 2, "is no address of this machine"),
+        (vec!["--port", port], 1, "take another --port"),
+        (vec!["--api-key", ""], 2, "--api-key is empty"),
+        (vec!["--api-key-file", keys], 1, "it holds no key"),
+        (vec!["--models-dir", folder], 1, "no .gguf file and no folder"),
+        (vec!["--alias", "a,b"], 2, "2 names to 1 models"),
+        (vec!["there/is/no.gguf"], 1, "no.gguf"),
+        (vec!["--timeout", "soon"], 2, "no number of seconds"),
+    ] {
+        let Output { status, stderr, .. } = command(&args).output().unwrap();
+        let said = String::from_utf8(stderr).unwrap();
+        assert_eq!(status.code(), Some(code), "{args:?}: {said}");
+        assert!(said.contains(says), "{args:?}: {said}");
+    }
+}
+
+#[test]
+fn keys_are_asked_for() {
+    let server = Server::start(&["--api-key", "first,second"]);
+    for (key, code) in [
+        ("", "401"),
+        ("\r\nAuthorization: Bearer third", "401"),
+        ("\r\nAuthorization: Bearer firstsecond", "401"),
+        ("\r\nAuthorization: Bearer second", "200"),
+        ("\r\nAuthorization: bearer first", "200"),
+        ("\r\nx-api-key: first", "200"),
+    ] {
+        let answer = server.ask(&format!("GET /v1/models HTTP/1.1{key}"), "");
+        assert!(answer.starts_with(&format!("HTTP/1.1 {code}")), "{key:?}: {answer}");
+    }
+    // The page and what says whether the server is there need none.
+    for path in ["/", "/health", "/app.js"] {
+        let answer = server.ask(&format!("GET {path} HTTP/1.1"), "");
+        assert!(answer.starts_with("HTTP/1.1 200"), "{path}: {answer}");
+    }
+}
+
+/// Answers that can end in time are not cut off.
+#[cfg(unix)]
+#[test]
+fn a_server_that_is_told_to_stop_lets_answers_end() {
+    let server = Server::start(&[]);
+    let mut answer = BufReader::new(server.send(COMPLETE, &completion(200)));
+    let mut read = String::new();
+    while !read.contains("data: ") {
+        assert!(answer.read_line(&mut read).unwrap() > 0, "{read}");
+    }
+    server.signal("-TERM");
+    answer.read_to_string(&mut read).unwrap();
+    assert!(read.contains("data: [DONE]"), "{read}");
+    let (said, code) = server.ended();
+    assert_eq!(code, Some(0), "{said}");
+}
+
+/// Those that cannot are cut off, and the server says so.
+#[cfg(unix)]
+#[test]
+fn answers_that_are_cut_off_are_counted() {
+    let server = Server::start(&["--grace", "0"]);
+    let mut answer = BufReader::new(server.send(COMPLETE, &completion(1000)));
+    let mut read = String::new();
+    while !read.contains("data: ") {
+        assert!(answer.read_line(&mut read).unwrap() > 0, "{read}");
+    }
+    server.signal("-INT");
+    let (said, code) = server.ended();
+    assert!(said.contains("1 answers were cut off"), "{said}");
+    assert_eq!(code, Some(130));
+    // The client can tell: the stream has no end.
+    let _ = answer.read_to_string(&mut read);
+    assert!(!read.contains("[DONE]"), "{read}");
+}
+
+/// After a kill nothing has to be mended.
+#[cfg(unix)]
+#[test]
+fn a_killed_server_starts_again() {
+    let mut server = Server::start(&[]);
+    let mut answer = BufReader::new(server.send(COMPLETE, &completion(1000)));
+    let mut read = String::new();
+    while !read.contains("data: ") {
+        assert!(answer.read_line(&mut read).unwrap() > 0, "{read}");
+    }
+    let port = server.address.rsplit(':').next().unwrap().to_string();
+    server.child.kill().unwrap();
+    server.child.wait().unwrap();
+    let _ = answer.read_to_string(&mut read);
+    assert!(!read.contains("[DONE]"), "{read}");
+    // At the same port, which the second flag asks for: the last one counts.
+    let mut child = command(&["--port", &port]).stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(child.stderr.take().unwrap());
+    let mut line = String::new();
+    said.read_line(&mut line).unwrap();
+    assert!(line.contains("listening at"), "{line}");
+    let server = Server { child, address: format!("127.0.0.1:{port}"), said };
+    let answer = server.ask(COMPLETE, &completion(3));
+    assert!(answer.contains("data: [DONE]"), "{answer}");
+}

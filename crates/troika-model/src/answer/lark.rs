@@ -1,0 +1,182 @@
+//! Writes the grammars of forced calls, in the Lark dialect of `llguidance`.
+
+use serde_json::{Value, json};
+
+use super::convert::{Argument, alone, closed};
+use super::tool::ToolSpec;
+
+/// The id of a special token by its text, if the vocabulary has it.
+pub type SpecialToken<'a> = dyn Fn(&str) -> Option<u32> + 'a;
+
+/// A grammar that grows.
+pub(super) struct Lark<'a> {
+    rules: Vec<String>,
+    token: &'a SpecialToken<'a>,
+}
+
+impl<'a> Lark<'a> {
+    pub(super) fn new(token: &'a SpecialToken<'a>) -> Self {
+        Self { rules: Vec::new(), token }
+    }
+
+    /// The grammar that begins with `start`.
+    pub(super) fn finish(self, start: &str) -> String {
+        let mut text = format!("start: {start}\n");
+        for rule in self.rules {
+            text.push_str(&rule);
+            text.push('\n');
+        }
+        text
+    }
+
+    /// Adds a rule and returns its name.
+    pub(super) fn rule(&mut self, name: &str, body: &str) -> String {
+        self.with_suffix(name, "", body)
+    }
+
+    fn with_suffix(&mut self, name: &str, suffix: &str, body: &str) -> String {
+        let name = format!("{name}_{}", self.rules.len());
+        self.rules.push(format!("{name}{suffix}: {body}"));
+        name
+    }
+
+    /// A text as it is.
+    pub(super) fn text(&self, text: &str) -> String {
+        Value::from(text).to_string()
+    }
+
+    /// A marker: a token where it is a special one, else text.
+    pub(super) fn marker(&self, text: &str) -> String {
+        match (self.token)(text) {
+            Some(id) => format!("<[{id}]>"),
+            None => self.text(text),
+        }
+    }
+
+    /// Any text up to the first of these markers, and the marker.
+    pub(super) fn until(&mut self, name: &str, marker: &str) -> String {
+        self.text_until(name, "/(?s:.*)/", marker)
+    }
+
+    /// Text without `<|` up to a marker: where a text has more markers than the one that ends it.
+    pub(super) fn unmarked_until(&mut self, name: &str, marker: &str) -> String {
+        self.text_until(name, "/([^<]|<+[^|<])*/", marker)
+    }
+
+    fn text_until(&mut self, name: &str, text: &str, marker: &str) -> String {
+        match (self.token)(marker) {
+            Some(id) => self.rule(name, &format!("{text} <[{id}]>")),
+            None => {
+                let suffix = format!("[suffix={}]", self.text(marker));
+                self.with_suffix(name, &suffix, text)
+            }
+        }
+    }
+
+    /// A thought, of which the prompt may have the opening marker.
+    pub(super) fn thought(&mut self, open: &str, close: &str, opened: bool) -> String {
+        let text = self.until("thought", close);
+        let after = r#"("\n" "\n"?)?"#;
+        if opened {
+            return format!("{text} {after}");
+        }
+        let open = self.marker(open);
+        let rule = self.rule("thinking", &format!("{open} {text} {after}"));
+        format!("{rule}?")
+    }
+
+    /// `call`, or one or more of them.
+    pub(super) fn repeated(&mut self, call: &str, between: &str, parallel: bool) -> String {
+        if parallel { format!("{call} ({between} {call})*") } else { call.to_owned() }
+    }
+
+    /// A rule that is one of the tools, each by `body`.
+    pub(super) fn each(
+        &mut self,
+        tools: &[ToolSpec],
+        name: &str,
+        body: impl Fn(&mut Self, &ToolSpec) -> String,
+    ) -> String {
+        let mut names = Vec::new();
+        for tool in tools {
+            let body = body(self, tool);
+            names.push(self.rule(&format!("{name}_tool"), &body));
+        }
+        self.rule(name, &names.join(" | "))
+    }
+
+    /// A call as an object whose arguments are called `key`.
+    pub(super) fn objects(&mut self, tools: &[ToolSpec], key: &str) -> String {
+        self.each(tools, "object", |lark, tool| {
+            let name = Value::from(tool.name.as_str());
+            let head = lark.text(&format!(r#"{{"name": {name}, "{key}": "#));
+            let json = lark.arguments(tool);
+            format!(r#"{head} {json} "}}""#)
+        })
+    }
+
+    /// A list of such objects.
+    pub(super) fn list(&mut self, tools: &[ToolSpec], parallel: bool) -> String {
+        let object = self.objects(tools, "arguments");
+        let objects = self.repeated(&object, r#"", ""#, parallel);
+        format!(r#""[" {objects} "]""#)
+    }
+
+    /// A tool's arguments one by one: those it must have, those it may have, in their order.
+    pub(super) fn members(
+        &mut self,
+        tool: &ToolSpec,
+        body: impl Fn(&mut Self, &str, Argument<'_>) -> String,
+    ) -> String {
+        let root = &tool.parameters;
+        let Some(Value::Object(properties)) = root.get("properties") else { return String::new() };
+        let required = root.get("required").and_then(Value::as_array);
+        let mut members = Vec::new();
+        for (key, schema) in properties {
+            let body = body(self, key, Argument { root, schema });
+            let rule = self.rule("member", &body);
+            let must = required.is_some_and(|r| r.iter().any(|name| name == key));
+            members.push(if must { rule } else { format!("{rule}?") });
+        }
+        members.join(" ")
+    }
+
+    /// A value as plain text if it is a string, else as JSON, and what ends it. The text of a
+    /// string ends with the first `marker`.
+    pub(super) fn plain(&mut self, argument: Argument<'_>, end: &str, marker: &str) -> String {
+        let literal = self.text(end);
+        if !argument.is_text() {
+            return format!("{} {literal}", self.argument(argument));
+        }
+        if let Some(choices) = argument.choices() {
+            let choices: Vec<_> = choices.iter().map(|c| self.text(c)).collect();
+            return format!("({}) {literal}", choices.join(" | "));
+        }
+        let text = self.until("text", marker);
+        let after = end.split_once(marker).map_or("", |(_, after)| after);
+        if after.is_empty() { text } else { format!("{text} {}", self.text(after)) }
+    }
+
+    /// A tool's arguments as JSON.
+    pub(super) fn arguments(&self, tool: &ToolSpec) -> String {
+        self.json(closed(&tool.parameters))
+    }
+
+    /// An argument as JSON.
+    pub(super) fn argument(&self, argument: Argument<'_>) -> String {
+        self.json(alone(argument))
+    }
+
+    /// JSON with no more white space than models write by themselves.
+    fn json(&self, schema: Value) -> String {
+        let mut schema = match schema {
+            Value::Object(schema) => schema,
+            Value::Bool(false) => return "%json false".to_owned(),
+            _ => serde_json::Map::new(),
+        };
+        let spaces =
+            json!({"whitespace_flexible": false, "item_separator": ", ?", "key_separator": ": ?"});
+        schema.insert("x-guidance".to_owned(), spaces);
+        format!("%json {}", Value::Object(schema))
+    }
+}

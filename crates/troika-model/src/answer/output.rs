@@ -1,0 +1,140 @@
+//! What a reader has found and not handed out yet.
+
+/// A piece of an answer, in the order of the model's text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Delta {
+    /// Text for the reader of the answer.
+    Content(String),
+    /// Text that the model wrote to itself.
+    Reasoning(String),
+    /// A call begins.
+    CallStart {
+        /// The call's place among the calls of this answer.
+        index: usize,
+        /// The tool's name.
+        name: String,
+    },
+    /// More of a call's arguments.
+    CallArguments {
+        /// The call that they belong to.
+        index: usize,
+        /// The next characters of a JSON object.
+        json: String,
+    },
+}
+
+/// Adds a delta, joined with the last one if they belong together.
+pub(super) fn append(deltas: &mut Vec<Delta>, delta: Delta) {
+    match (deltas.last_mut(), delta) {
+        (Some(Delta::Content(last)), Delta::Content(text))
+        | (Some(Delta::Reasoning(last)), Delta::Reasoning(text)) => last.push_str(&text),
+        (
+            Some(Delta::CallArguments { index: last, json }),
+            Delta::CallArguments { index, json: more },
+        ) if *last == index => json.push_str(&more),
+        (_, delta) => deltas.push(delta),
+    }
+}
+
+/// Collects deltas. Keeps the text of a call that may yet turn out to be none.
+#[derive(Debug, Default)]
+pub(super) struct Output {
+    deltas: Vec<Delta>,
+    /// Whether calls are handed out only when complete.
+    whole: bool,
+    held: Vec<Delta>,
+    /// The text of the call so far, while it can still become content.
+    raw: String,
+    recording: bool,
+    started: bool,
+    calls: usize,
+}
+
+impl Output {
+    pub(super) fn new(whole: bool) -> Self {
+        Self { whole, ..Self::default() }
+    }
+
+    pub(super) fn take(&mut self) -> Vec<Delta> {
+        std::mem::take(&mut self.deltas)
+    }
+
+    pub(super) fn content(&mut self, text: &str) {
+        if !text.is_empty() {
+            append(&mut self.deltas, Delta::Content(text.to_owned()));
+        }
+    }
+
+    pub(super) fn reasoning(&mut self, text: &str) {
+        if !text.is_empty() {
+            append(&mut self.deltas, Delta::Reasoning(text.to_owned()));
+        }
+    }
+
+    /// What follows `raw` may be a call.
+    pub(super) fn open(&mut self, raw: &str) {
+        self.raw.clear();
+        self.raw.push_str(raw);
+        self.recording = true;
+        self.started = false;
+    }
+
+    /// A character of a call, or of what may be one.
+    pub(super) fn record(&mut self, c: char) {
+        if self.recording {
+            self.raw.push(c);
+        }
+    }
+
+    /// Bytes kept of a call that has no name yet.
+    pub(super) fn unnamed(&self) -> usize {
+        if self.started { 0 } else { self.raw.len() }
+    }
+
+    pub(super) fn start_call(&mut self, name: &str) {
+        let delta = Delta::CallStart { index: self.calls, name: name.to_owned() };
+        self.started = true;
+        if self.whole {
+            self.held.push(delta);
+        } else {
+            self.deltas.push(delta);
+            self.raw.clear();
+            self.recording = false;
+        }
+    }
+
+    pub(super) fn arguments(&mut self, json: &str) {
+        if !json.is_empty() {
+            let delta = Delta::CallArguments { index: self.calls, json: json.to_owned() };
+            append(if self.whole { &mut self.held } else { &mut self.deltas }, delta);
+        }
+    }
+
+    /// The call is complete. Another may follow in the same markers.
+    pub(super) fn end_call(&mut self) {
+        for delta in self.held.drain(..) {
+            append(&mut self.deltas, delta);
+        }
+        self.calls += 1;
+        self.open("");
+    }
+
+    /// No call follows, or no more.
+    pub(super) fn close(&mut self) {
+        self.recording = false;
+        self.raw.clear();
+    }
+
+    /// What was taken for a call is none: returns its text, unless a part is handed out already.
+    pub(super) fn abandon(&mut self) -> Option<String> {
+        self.held.clear();
+        self.recording = false;
+        if self.started && !self.whole {
+            self.started = false;
+            self.calls += 1;
+            return None;
+        }
+        self.started = false;
+        Some(std::mem::take(&mut self.raw))
+    }
+}

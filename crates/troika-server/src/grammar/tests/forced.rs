@@ -1,0 +1,185 @@
+//! Whatever the grammar of a format lets through, its reader takes for calls.
+
+use std::sync::Arc;
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+use serde_json::{Value, json};
+use troika::model::answer::{CallFormat, Delta, Format, ReaderOptions, ThoughtMarkers, ToolSpec};
+
+use super::super::{Constrain, Vocabulary};
+use super::EOS;
+
+fn format(calls: CallFormat) -> Format {
+    let thoughts = ThoughtMarkers { open: "<think>", close: "</think>" };
+    Format { calls, thoughts: (calls != CallFormat::Harmony).then_some(thoughts) }
+}
+
+fn tool(name: &str, parameters: Value) -> ToolSpec {
+    ToolSpec { name: name.to_owned(), description: String::new(), parameters }
+}
+
+fn tools() -> Arc<[ToolSpec]> {
+    let weather = json!({
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "unit": {"type": "string", "enum": ["celsius", "fahrenheit"]},
+            "days": {"type": "integer"},
+            "hourly": {"type": "boolean"},
+            "filter": {"type": "object", "properties": {"tags": {"type": "array", "items": {"type": "string"}}}},
+        },
+        "required": ["city"],
+    });
+    Arc::from([tool("get_weather", weather), tool("get_time", Value::Null)])
+}
+
+/// The text beside calls, and the names and arguments of calls.
+fn read(format: Format, options: ReaderOptions, text: &str) -> (String, Vec<(String, String)>) {
+    let mut reader = format.reader(options);
+    let mut deltas = reader.push(text);
+    deltas.extend(reader.finish());
+    let (mut content, mut calls) = (String::new(), Vec::<(String, String)>::new());
+    for delta in deltas {
+        match delta {
+            Delta::Content(text) => content.push_str(&text),
+            Delta::Reasoning(_) => {}
+            Delta::CallStart { name, .. } => calls.push((name, String::new())),
+            Delta::CallArguments { index, json } => calls[index].1.push_str(&json),
+        }
+    }
+    (content, calls)
+}
+
+/// Bytes, the end, and the markers of the format, which may be special tokens.
+struct Tokens {
+    texts: Vec<Vec<u8>>,
+    special: Vec<bool>,
+}
+
+impl Tokens {
+    fn new(calls: CallFormat, special: bool) -> Self {
+        let mut texts: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
+        texts.push(b"<|eos|>".to_vec());
+        texts.extend(format(calls).markers().iter().map(|marker| marker.as_bytes().to_vec()));
+        let special = (0..texts.len()).map(|id| id == 256 || (special && id > 256)).collect();
+        Self { texts, special }
+    }
+
+    fn special(&self, text: &str) -> Option<u32> {
+        let id = self.texts.iter().position(|token| token == text.as_bytes())?;
+        self.special[id].then_some(id as u32)
+    }
+
+    fn vocabulary(&self) -> Vocabulary {
+        let encode = Arc::new(|text: &[u8]| text.iter().map(|byte| u32::from(*byte)).collect());
+        Vocabulary::new(self.texts.clone(), self.special.clone(), vec![EOS], encode).unwrap()
+    }
+
+    /// Walks to the end. After some tokens, ends what it can.
+    fn walk(&self, vocabulary: &Vocabulary, lark: &str, seed: u64) -> String {
+        let grammar = vocabulary.compile(&Constrain::Lark(lark.to_owned()));
+        let grammar = grammar.unwrap_or_else(|e| panic!("{e}\n{lark}"));
+        let mut random = ChaCha8Rng::seed_from_u64(seed);
+        let mut mask = grammar.start();
+        let mut text = Vec::new();
+        for count in 0..3000 {
+            let allowed = mask.allowed().map(<[u32]>::to_vec);
+            assert_eq!(mask.error(), None, "{}", String::from_utf8_lossy(&text));
+            let is = |id: u32| {
+                allowed.as_ref().is_none_or(|a| a[id as usize / 32] >> (id % 32) & 1 == 1)
+            };
+            let mut may: Vec<u32> = (0..self.texts.len() as u32).filter(|id| is(*id)).collect();
+            let ends = |t: &u32| *t >= EOS || b"\"}]".contains(&(*t as u8));
+            if count > 40 && random.next_u32() % 4 > 0 && may.iter().any(ends) {
+                may.retain(ends);
+            }
+            // JSON has numbers that no f64 holds.
+            if text.last().is_some_and(u8::is_ascii_digit) && may.len() > 2 {
+                may.retain(|token| !matches!(*token, 69 | 101));
+            }
+            let token = may[random.next_u32() as usize % may.len()];
+            if token == EOS {
+                return String::from_utf8(text).unwrap();
+            }
+            text.extend(&self.texts[token as usize]);
+            mask.accept(token);
+        }
+        panic!("no end: {}", String::from_utf8_lossy(&text));
+    }
+}
+
+fn assert_calls(tools: &[ToolSpec], content: &str, calls: &[(String, String)], text: &str) {
+    assert!(!calls.is_empty(), "no call: {text}");
+    assert_eq!(content, "", "{text:?} {calls:?}");
+    for (name, json) in calls {
+        assert!(tools.iter().any(|tool| tool.name == *name), "{name}: {text}");
+        let value: Value = serde_json::from_str(json).unwrap_or_else(|e| panic!("{e}: {text}"));
+        let members = value.as_object().unwrap();
+        if name == "get_time" {
+            assert!(members.is_empty(), "{text}");
+            continue;
+        }
+        assert!(members.contains_key("city"), "{text}");
+        for (key, member) in members {
+            let holds = match key.as_str() {
+                "city" => member.is_string(),
+                "unit" => ["celsius", "fahrenheit"].contains(&member.as_str().unwrap()),
+                "days" => member.is_i64() || member.as_f64().is_some_and(|n| n.fract() == 0.0),
+                "hourly" => member.is_boolean(),
+                "filter" => member.is_object(),
+                _ => false,
+            };
+            assert!(holds, "{key} is {member}: {text}");
+        }
+    }
+}
+
+#[test]
+fn readers_read_what_grammars_force() {
+    let tools = tools();
+    for calls in &CallFormat::ALL {
+        let mut most = 0;
+        for special in [false, true] {
+            let tokens = Tokens::new(*calls, special);
+            let vocabulary = tokens.vocabulary();
+            for seed in 0..24 {
+                let (parallel, opened) = (seed % 2 == 1, seed % 3 == 1);
+                let find = |text: &str| tokens.special(text);
+                let lark = format(*calls).call_grammar(&tools, parallel, opened, &find);
+                let text = tokens.walk(&vocabulary, &lark, seed);
+                let options = ReaderOptions {
+                    tools: tools.clone(),
+                    reasoning: true,
+                    opened,
+                    whole_calls: false,
+                };
+                let whole = ReaderOptions { whole_calls: true, ..options.clone() };
+                let answer = read(format(*calls), options, &text);
+                assert_calls(&tools, &answer.0, &answer.1, &text);
+                assert!(parallel || answer.1.len() == 1, "{} calls: {text}", answer.1.len());
+                most = most.max(answer.1.len());
+                assert_eq!(answer, read(format(*calls), whole, &text), "{text}");
+            }
+        }
+        assert_eq!(most > 1, *calls != CallFormat::Harmony, "{calls:?} had {most} calls at most");
+    }
+}
+
+#[test]
+fn schemas_of_arguments_hold_or_are_refused() {
+    let tokens = Tokens::new(CallFormat::Hermes, false);
+    let vocabulary = tokens.vocabulary();
+    let grammar = |parameters: Value| {
+        let tool = tool("f", parameters);
+        let lark = format(CallFormat::Hermes).call_grammar(&[tool], false, false, &|_| None);
+        vocabulary.compile(&Constrain::Lark(lark)).map(|_| ()).map_err(|e| e.to_string())
+    };
+    let refused = grammar(serde_json::json!({"properties": {"a": {"not": {}}}})).unwrap_err();
+    assert_eq!(refused, "the grammar cannot be honoured: Unimplemented keys: [\"not\"]");
+    assert_eq!(
+        grammar(serde_json::json!({"$ref": "#/$defs/a", "$defs": {"a": {"type": "object"}}})),
+        Ok(())
+    );
+    assert_eq!(grammar(serde_json::json!({})), Ok(()));
+}

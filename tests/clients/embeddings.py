@@ -1,0 +1,97 @@
+"""Embeddings by openai and ollama: where the model gives them, and refused in words elsewhere."""
+
+import base64
+import math
+import struct
+
+import ollama
+import openai
+
+from support import MODEL, equal, raises
+
+TEXTS = ["The king rode out.", "The king rode forth.", "Three pounds of butter"]
+
+
+def given(server):
+    return server.model_status()["embeddings"]
+
+
+def cosine(a, b):
+    return (
+        sum(x * y for x, y in zip(a, b, strict=True)) / math.dist(a, [0] * len(a)) / math.dist(b, [0] * len(b))
+    )
+
+
+def embed(server, texts, form="float", **options):
+    return server.openai.embeddings.create(
+        model=MODEL, input=texts, encoding_format=form, **options
+    )
+
+
+def test_floats(server):
+    if not given(server):
+        with raises(openai.BadRequestError, "embedding", MODEL):
+            embed(server, TEXTS)
+        return
+    answer = embed(server, TEXTS)
+    equal([d.index for d in answer.data], [0, 1, 2], "the indices")
+    vectors = [d.embedding for d in answer.data]
+    for vector in vectors:
+        assert abs(math.dist(vector, [0] * len(vector)) - 1) < 1e-3, "a vector is not of length 1"
+    assert cosine(vectors[0], vectors[1]) > cosine(vectors[0], vectors[2]), "they mean nothing"
+    equal(answer.usage.prompt_tokens, sum(len(server.tokens(t)) for t in TEXTS), "prompt_tokens")
+    for text, vector in zip(TEXTS, vectors, strict=True):
+        assert math.dist(embed(server, text).data[0].embedding, vector) < 1e-3, (
+            "alone it is another"
+        )
+
+
+def test_base64(server):
+    """The form that the package asks for by itself."""
+    if not given(server):
+        with raises(openai.BadRequestError, "embedding"):
+            server.openai.embeddings.create(model=MODEL, input=TEXTS[0])
+        return
+    want = embed(server, TEXTS[0]).data[0].embedding
+    body = {"model": MODEL, "input": TEXTS[0], "encoding_format": "base64"}
+    data = base64.b64decode(server.post("/v1/embeddings", body)["data"][0]["embedding"])
+    got = struct.unpack(f"<{len(want)}f", data)
+    assert math.dist(got, want) < 1e-5, "base64 holds another vector"
+
+
+def test_tokens(server):
+    if given(server):
+        want = embed(server, TEXTS[0]).data[0].embedding
+        got = embed(server, server.tokens(TEXTS[0])).data[0].embedding
+        assert math.dist(got, want) < 1e-5, "token ids give another vector"
+
+
+def test_refusals(server):
+    for word, options in [
+        ("dimensions", {"dimensions": 3}),
+        ("input", {"texts": []}),
+        ("input", {"texts": ""}),
+        ("encoding_format", {"form": "roman"}),
+    ]:
+        with raises(openai.BadRequestError, word if given(server) else "embedding"):
+            embed(server, **{"texts": "a", **options})
+    with raises(openai.NotFoundError, "gpt-9"):
+        server.openai.embeddings.create(model="gpt-9", input="a")
+
+
+def test_ollama(server):
+    if not given(server):
+        for ask in (
+            lambda: server.ollama.embed(model=MODEL, input=TEXTS),
+            lambda: server.ollama.embeddings(model=MODEL, prompt=TEXTS[0]),
+        ):
+            with raises(ollama.ResponseError, "embedding"):
+                ask()
+        return
+    answer = server.ollama.embed(model=MODEL, input=TEXTS)
+    equal(len(answer.embeddings), 3, "the number of vectors")
+    assert answer.total_duration > 0 and answer.prompt_eval_count > 0, answer
+    old = server.ollama.embeddings(model=MODEL, prompt=TEXTS[0]).embedding
+    assert cosine(old, answer.embeddings[0]) > 0.999, "the old endpoint gives another vector"
+    want = embed(server, TEXTS[0]).data[0].embedding
+    assert math.dist(answer.embeddings[0], want) < 1e-3, "OpenAI's endpoint gives another vector"

@@ -1,0 +1,164 @@
+"""What needs a server with flags of its own: keys, a full queue, and its end."""
+
+import contextlib
+import signal
+import socket
+import subprocess
+import threading
+import time
+
+import anthropic
+import ollama
+import openai
+
+from support import MODEL, NIGHT, Server, equal, eventually, raises
+
+LONG = {"ignore_eos": True}
+
+
+@contextlib.contextmanager
+def serve(server, *flags):
+    """A server of the same command with these flags, and its process."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [server.troika, "serve", "--port", str(port), *flags]
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    other = Server(f"http://127.0.0.1:{port}")
+
+    def is_well():
+        assert process.poll() is None, f"it ended: {process.stderr.read()}"
+        with contextlib.suppress(ConnectionError):
+            return other.http("GET", "/health")[0] == 200
+
+    try:
+        eventually(is_well, 20, "the server is well")
+        yield other, process
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def test_keys(server):
+    with serve(server, "--api-key", "sesame-one", "--api-key", "sesame-two") as (other, _):
+        for key in ("sesame-one", "sesame-two"):
+            client = openai.OpenAI(base_url=f"{other.url}/v1", api_key=key, max_retries=0)
+            options = {"model": MODEL, "messages": NIGHT, "max_tokens": 2}
+            assert client.chat.completions.create(**options).usage.completion_tokens
+            client = anthropic.Anthropic(base_url=other.url, api_key=key, max_retries=0)
+            assert client.messages.create(**options).content
+            client = ollama.Client(host=other.url, headers={"Authorization": f"Bearer {key}"})
+            assert client.chat(model=MODEL, messages=NIGHT, options={"num_predict": 2}).done
+        # These send the key "none", or nothing at all.
+        with raises(openai.AuthenticationError, "key"):
+            other.chat()
+        with raises(openai.AuthenticationError, "key"):
+            other.openai.models.list()
+        with raises(anthropic.AuthenticationError, "authentication_error"):
+            other.anthropic.messages.create(model=MODEL, messages=NIGHT, max_tokens=1)
+        with raises(ollama.ResponseError, "key"):
+            other.ollama.list()
+        for path in (
+            "/troika/status",
+            "/troika/plan",
+            "/v1/models",
+            "/api/tags",
+            "/tokenizer_info",
+        ):
+            equal(other.http("GET", path)[0], 401, f"the status of {path} without a key")
+        equal(other.http("GET", "/health")[0], 200, "the status of /health")
+        for bad in ("Bearer", "Bearer ", "Basic sesame-one", "Bearer sesame-oneX", "sesame-one"):
+            status = other.http("GET", "/v1/models", None, {"Authorization": bad})[0]
+            equal(status, 401, f"the status with {bad!r}")
+
+
+def test_other_addresses_need_a_key(server):
+    command = [server.troika, "serve", "--host", "0.0.0.0", "--port", "0"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    assert ended.returncode != 0 and "key" in ended.stderr, ended
+
+
+def test_full(server):
+    """One is answered, one waits, the third is told when to come back."""
+    with serve(server, "--parallel", "1", "--queue", "1") as (other, _):
+        first = other.chat(max_tokens=1900, stream=True, extra_body=LONG)
+        next(first)
+        waits = []
+        second = threading.Thread(target=lambda: waits.append(other.chat(max_tokens=2)))
+        second.start()
+        eventually(lambda: other.status()["queued"] == 1, 5, "the second waits")
+        try:
+            other.chat(max_tokens=2)
+        except openai.RateLimitError as error:
+            assert int(error.response.headers["Retry-After"]) >= 1, error.response.headers
+            assert len(str(error)) > 40, error
+        else:
+            raise AssertionError("the third is answered")
+        with raises(anthropic.RateLimitError, "rate_limit_error"):
+            other.anthropic.messages.create(model=MODEL, messages=NIGHT, max_tokens=1)
+        first.close()
+        second.join(20)
+        assert waits and waits[0].usage.completion_tokens, "the second got no answer"
+        assert other.chat(max_tokens=2).choices, "no answer when there is room again"
+
+
+def test_end(server):
+    """A server that is asked to end lets an answer end, takes no new ones, and is gone."""
+    with serve(server, "--grace", "20") as (other, process):
+        want = other.chat(max_tokens=400, extra_body=LONG).choices[0].message.content
+        stream = other.chat(max_tokens=400, stream=True, extra_body=LONG)
+        chunks = [next(stream)]
+        process.send_signal(signal.SIGTERM)
+        chunks += list(stream)
+        text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+        equal(text, want, "the text that was on its way")
+        equal(process.wait(20), 0, "the exit status")
+
+
+def test_end_without_grace(server):
+    """Longer answers are broken off, and their clients see that."""
+    with serve(server, "--grace", "0") as (other, process):
+        stream = other.chat(max_tokens=1900, n=8, temperature=1, stream=True, extra_body=LONG)
+        next(stream)
+        process.send_signal(signal.SIGTERM)
+        start = time.monotonic()
+        ends = 0
+        try:
+            for chunk in stream:
+                ends += sum(bool(choice.finish_reason) for choice in chunk.choices)
+        except openai.APIError as error:
+            assert str(error), "an error without words"
+        except (
+            Exception
+        ) as error:  # The connection broke off: the package hands on its client's error.
+            assert "incomplete" in str(error) or "closed" in str(error), error
+        else:
+            assert ends < 8, "all eight answers have ended"
+            raise AssertionError(
+                f"a stream that was broken off ended well, {ends} of 8 choices whole"
+            )
+        process.wait(10)
+        assert time.monotonic() - start < 10, "it took too long to end"
+
+
+def test_too_much_at_once_is_bounded(server):
+    """The limit on tokens holds whatever is asked for."""
+    with serve(server, "--max-tokens", "5") as (other, _):
+        for ask in (openai.omit, 5, 1000):
+            try:
+                answer = other.chat(max_tokens=ask, extra_body=LONG)
+            except openai.BadRequestError as error:
+                assert "5" in str(error), error
+            else:
+                assert answer.usage.completion_tokens <= 5, answer.usage
+
+
+def test_body_limit(server):
+    """A body just above the limit is refused, one below is read."""
+    with serve(server, "--max-body", "1") as (other, _):
+        for size, want in ((900_000, 400), (1_200_000, 413)):
+            body = {"model": MODEL, "prompt": "a" * size, "max_tokens": 1}
+            status, _, data = other.http("POST", "/v1/completions", body)
+            equal(status, want, f"the status of {size} bytes ({str(data)[:200]})")
