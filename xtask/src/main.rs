@@ -5,7 +5,9 @@
 mod aarch64;
 mod command;
 mod fuzz;
+mod load;
 mod peers;
+mod random;
 mod soak;
 mod synthetic;
 mod tidy;
@@ -27,6 +29,7 @@ enum Chore {
     BuiltIn,
     Fuzz(fuzz::Options),
     /// Test how queues wait for each other, in all interleavings of threads (crate loom)
+    Load(load::Options),
     Loom,
     Peers(Box<peers::Options>),
     Soak(soak::Options),
@@ -43,6 +46,7 @@ fn main() -> ExitCode {
         Chore::Aarch64 => ("aarch64", aarch64::run(&root)),
         Chore::BuiltIn => ("built-in", peers::export::run(&root)),
         Chore::Fuzz(options) => ("fuzz", fuzz::run(&root, &options)),
+        Chore::Load(options) => ("load", load::run(&options)),
         Chore::Loom => ("loom", loom(&root)),
         Chore::Peers(options) => ("peers", peers::run(&root, &options)),
         Chore::Soak(options) => ("soak", soak::run(&root, &options)),
@@ -89,6 +93,9 @@ mod tests {
             "built-in",
             "fuzz a --minutes 2 b",
             "fuzz --seconds 5",
+            "load http://127.0.0.1:1",
+            "load http://127.0.0.1:1 chat --clients 4 --shared 64",
+            "load http://127.0.0.1:1 idle --pid 9",
             "peers x -p 8,16 --types Q8_0 --rounds 5 --ik y",
             "peers --shapes tiny-moe,olmoe-1b-7b --only-make",
             "soak --kills 3 --step 0 --minutes 1 --seed 9 --sequences 0 --troika t",
@@ -100,6 +107,9 @@ mod tests {
             "fuzz --seconds",
             "fuzz --minutes 0",
             "fuzz -x",
+            "load",
+            "load u idle",
+            "load u chat --clients x",
             "peers --shapes gpt-9",
             "peers -p a",
             "peers -r 0",

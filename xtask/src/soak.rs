@@ -8,6 +8,8 @@ use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::command::{self, Result, build_troika, cargo, failed};
+use crate::load::server::{self, Amount};
+use crate::random::Random;
 
 /// Share engines between many sequences at random, kill the command while it writes its cache of
 /// packed weights, and fill its disk
@@ -32,6 +34,12 @@ pub struct Options {
     /// 0: leave out the tests of sequences that share an engine
     #[arg(long, value_name = "N", default_value_t = 1)]
     sequences: u64,
+    /// Minutes of clients that come, go and stall at a server; 0: none
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    server: u64,
+    /// Requests to it that are wrong
+    #[arg(long, value_name = "N", default_value_t = 1_000_000)]
+    malformed: u64,
 }
 
 /// The longest time until a process is killed, as a share of a whole run.
@@ -57,6 +65,12 @@ pub fn run(root: &Path, options: &Options) -> Result<()> {
         command::run(&mut share, "the test of sequences that share an engine")?;
     }
     let troika = options.troika.clone().map_or_else(|| build_troika(root), Ok)?;
+    let seed = options.seed.unwrap_or(1);
+    if options.server > 0 {
+        let (malformed, seconds) = (options.malformed, 60 * options.server);
+        let amount = Amount { malformed, seconds, kills: options.kills.min(10), seed };
+        server::run(&troika, &amount)?;
+    }
     let dir = std::env::temp_dir().join(format!("troika-soak-{}", std::process::id()));
     std::fs::create_dir_all(&dir).map_err(|e| failed("make", &dir, &e))?;
     let mut soak = Soak {
@@ -257,23 +271,6 @@ fn files(cache: &Path, ending: &str) -> usize {
     let dirs = ["packed", "hashes"].map(|d| std::fs::read_dir(cache.join(d)));
     let entries = dirs.into_iter().flatten().flatten().flatten();
     entries.filter(|e| e.path().extension().is_some_and(|x| x == ending)).count()
-}
-
-/// splitmix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// From 0 to 1.
-    fn share(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
-    }
 }
 
 #[cfg(test)]

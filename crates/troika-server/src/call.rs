@@ -19,6 +19,20 @@ use crate::state::Server;
 /// How long a body may take to arrive.
 const BODY_TIME: Duration = Duration::from_secs(60);
 
+/// How long, and how much of it, a body that is too long is read and dropped.
+const DRAIN_TIME: Duration = Duration::from_secs(1);
+const DRAIN_BYTES: usize = 16 << 20;
+
+async fn drain(mut body: axum::body::Body) {
+    let mut read = 0;
+    while let Some(Ok(frame)) = body.frame().await {
+        read += frame.data_ref().map_or(0, |data| data.len());
+        if read > DRAIN_BYTES {
+            return;
+        }
+    }
+}
+
 /// A request with the fields of its body.
 #[derive(Clone, Debug)]
 pub struct Call {
@@ -57,6 +71,8 @@ impl FromRequest<Arc<Server>> for Call {
             Problem::new(StatusCode::PAYLOAD_TOO_LARGE, why)
         };
         if request.body().size_hint().lower() > most as u64 {
+            // A client that is still sending would not see the answer.
+            let _ = tokio::time::timeout(DRAIN_TIME, drain(request.into_body())).await;
             return Err(too_long());
         }
         let body = Limited::new(request.into_body(), most).collect();

@@ -10,9 +10,9 @@ use super::address::Address;
 use super::http::Connection;
 use super::process::{health, pages, resident, settle};
 use super::prompt::Prompts;
-use super::random::Random;
 use super::stream::{self, Attempt, Refusal};
 use crate::command::Result;
+use crate::random::Random;
 
 /// Clients that come, go, stall and break off; then nothing may run, and pages must be back
 #[derive(clap::Args)]

@@ -12,7 +12,6 @@ mod malformed;
 mod mutate;
 mod process;
 mod prompt;
-mod random;
 pub mod server;
 mod stream;
 

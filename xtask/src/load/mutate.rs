@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::random::Random;
+use crate::random::Random;
 
 /// A request as it goes over the wire, and what may be expected of it.
 pub struct Mutant {

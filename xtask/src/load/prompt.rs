@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 use super::WAIT;
 use super::address::Address;
 use super::http::Connection;
-use super::random::Random;
 use crate::command::Result;
+use crate::random::Random;
 
 const WORDS: &[&str] = &[
     "the", "night", "was", "dark", "and", "an", "old", "man", "went", "over", "moor", "with",

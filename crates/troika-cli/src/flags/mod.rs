@@ -7,6 +7,7 @@ mod effect;
 mod experts;
 mod help;
 mod npu;
+mod open;
 mod overwrite;
 mod parse;
 pub mod placement;
@@ -22,6 +23,7 @@ mod verbs;
 pub use cache::{CacheArgs, CacheVerb};
 pub use calibration::{CalibrationArgs, PRUNED};
 pub use npu::npu_settings;
+pub use open::OpenArgs;
 pub use parse::parse;
 pub use placement::{PlanFileArgs, named_apart, profile_at};
 pub use routing::UnseenArgs;
@@ -29,7 +31,7 @@ pub use serve::ServeArgs;
 pub use simulate::{ReproduceArgs, SimulateArgs};
 pub use types::FloatFlag;
 pub use verbs::{
-    BenchArgs, CalibrateArgs, Cli, Command, CompletionArgs, DevicesArgs, ModelArgs, OpenArgs,
-    PerplexityArgs, PlanArgs, ProfileArgs, ReportArgs, RunArgs, ShowArgs, SubjectArgs, TableFlag,
-    TokenizeArgs, TrainPredictorArgs,
+    BenchArgs, CalibrateArgs, Cli, Command, CompletionArgs, DevicesArgs, ModelArgs, PerplexityArgs,
+    PlanArgs, ProfileArgs, ReportArgs, RunArgs, ShowArgs, SubjectArgs, TableFlag, TokenizeArgs,
+    TrainPredictorArgs,
 };

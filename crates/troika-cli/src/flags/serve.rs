@@ -7,11 +7,11 @@ use std::time::Duration;
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
 
+use super::open::OpenArgs;
 use super::placement::PlanFileArgs;
 use super::quant::mib;
 use super::sharing::SharingArgs;
 use super::types::sequence_count;
-use super::verbs::OpenArgs;
 
 /// `troika serve`.
 #[derive(Args)]

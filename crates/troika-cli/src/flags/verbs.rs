@@ -3,28 +3,22 @@
 //! Groups of flags under a heading come last: clap puts what follows one under its heading.
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use troika::npu::Rewrites;
-use troika::plan::{RoutingPredictor, Strategy};
-use troika::{DeviceOptions, OpenOptions, PredictorOptions};
 
 use super::cache::CacheArgs;
 use super::calibration::share;
-use super::npu::{NpuCompileArgs, NpuProfilingArgs, npu_settings};
-use super::placement::{self, PlacementArgs, PlanFileArgs};
-use super::quant::{QuantArgs, QuantFlag, mib};
+use super::npu::{NpuCompileArgs, NpuProfilingArgs};
+use super::open::{ComputeArgs, OpenArgs};
+use super::placement::{self, PlanFileArgs};
+use super::quant::QuantFlag;
 use super::routing::UnseenArgs;
 use super::sampling::SamplingArgs;
 use super::serve::ServeArgs;
 use super::sharing::SharingArgs;
 use super::simulate::{ReproduceArgs, SimulateArgs};
-use super::types::{CoreList, DtypeFlag, FloatFlag, core_list, isa, sequence_count, thread_count};
-use crate::error::CliError;
-use crate::input::read_bytes;
-use crate::output;
+use super::types::{sequence_count, thread_count};
 
 /// Runs large language models on the processors of this machine.
 #[derive(Parser)]
@@ -99,115 +93,6 @@ pub struct SubjectArgs {
     /// Random weights of a known shape instead of a model: qwen3-0.6b, llama-3.2-1b:Q4_0, ...
     #[arg(long, value_name = "SHAPE", env = "TROIKA_SYNTHETIC", conflicts_with_all = ["positional", "model"])]
     pub synthetic: Option<String>,
-}
-
-/// What computes it, and in which types.
-#[derive(Args, Clone)]
-pub struct ComputeArgs {
-    /// Prompt tokens computed at once [default: 512, or what a profile finds to be fast]
-    #[arg(long, value_name = "N", env = "TROIKA_UBATCH_SIZE")]
-    pub ubatch_size: Option<usize>,
-    /// Type float weights are computed in
-    #[arg(long, value_enum, default_value = "auto", env = "TROIKA_DTYPE")]
-    pub dtype: DtypeFlag,
-    #[command(flatten)]
-    pub quant: QuantArgs,
-    /// Most memory for experts, in MiB; the others are read from the folder of the cache when tokens
-    /// choose them [default: what is free, if the model does not fit]
-    #[arg(long, value_name = "N", value_parser = mib(), env = "TROIKA_EXPERT_CACHE_MIB")]
-    pub expert_cache_mib: Option<u64>,
-    /// Read experts ahead while decoding, by a file that troika train-predictor wrote
-    #[arg(long, value_name = "FILE", env = "TROIKA_PREDICTOR")]
-    pub predictor: Option<PathBuf>,
-    /// Cores to pin the threads to, such as 0-3,8 [default: none]
-    #[arg(long, visible_alias = "cpu-range", value_name = "LIST", value_parser = core_list)]
-    #[arg(env = "TROIKA_CORES")]
-    pub cores: Option<CoreList>,
-    /// Instruction set of the CPU kernels (scalar, avx2, avx512, ...) [default: the best]
-    #[arg(long, value_name = "NAME", value_parser = isa, env = "TROIKA_ISA")]
-    pub isa: Option<String>,
-    #[command(flatten)]
-    pub placement: PlacementArgs,
-}
-
-impl ComputeArgs {
-    /// The devices, each with some threads.
-    pub fn devices(&self, threads: Option<usize>) -> DeviceOptions {
-        let cores = self.cores.clone().map(|c| c.0);
-        let devices = self.placement.device.clone();
-        if devices.iter().any(|d| d.npu.is_some()) {
-            output::keep_apart();
-        }
-        let mut npu = npu_settings(self.quant.cache(), self.quant.cache_bytes());
-        npu.allow_emulated = self.placement.allow_emulated;
-        npu.row_buckets.clone_from(&self.placement.row_buckets);
-        npu.row_buckets.sort_unstable();
-        npu.row_buckets.dedup();
-        if !self.placement.npu_rewrites.is_empty() {
-            npu.rewrites = Rewrites(self.placement.npu_rewrites.clone());
-        }
-        let (isa, memory) = (self.isa.clone(), self.placement.device_memory.clone());
-        DeviceOptions { threads, cores, isa, devices, memory, npu }
-    }
-
-    /// The options for opening a model.
-    ///
-    /// # Errors
-    /// Two devices with one name, or a stored profile that there is no folder for.
-    pub fn options(&self, threads: Option<usize>) -> Result<OpenOptions, CliError> {
-        self.options_by(threads, self.placement.one_strategy()?)
-    }
-
-    /// The options for opening a model with one of several strategies.
-    ///
-    /// # Errors
-    /// As for [`ComputeArgs::options`].
-    pub fn options_by(
-        &self,
-        threads: Option<usize>,
-        strategy: Strategy,
-    ) -> Result<OpenOptions, CliError> {
-        let mut options = OpenOptions {
-            dtype: self.dtype.float_type(),
-            quant: self.quant.quant.quant(),
-            cache_dir: self.quant.cache(),
-            cache_bytes: Some(self.quant.cache_bytes()),
-            expert_cache: self.expert_cache_mib.map(|mib| mib.saturating_mul(1 << 20)),
-            predictor: self.predictor.as_deref().map(predictor).transpose()?,
-            chunk: self.ubatch_size,
-            devices: self.devices(threads),
-            ..OpenOptions::default()
-        };
-        self.placement.apply(&self.quant, strategy, &mut options)?;
-        Ok(options)
-    }
-}
-
-/// A predictor in a file.
-fn predictor(file: &Path) -> Result<PredictorOptions, CliError> {
-    let bytes = read_bytes(file)?;
-    let (file, read) = (file.to_path_buf(), RoutingPredictor::from_bytes(&bytes));
-    let named = file.display().to_string();
-    let read = read.map_err(|error| troika::Error::Predictor { file: named, error })?;
-    Ok(PredictorOptions { file, predictor: Arc::new(read) })
-}
-
-/// How to open it.
-#[derive(Args, Clone)]
-pub struct OpenArgs {
-    /// Context length in tokens [default: the model's]
-    #[arg(short, long, value_name = "N", allow_negative_numbers = true, env = "TROIKA_CTX_SIZE")]
-    pub ctx_size: Option<usize>,
-    /// Threads [default: one per physical performance core]
-    #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
-    #[arg(value_parser = thread_count(), env = "TROIKA_THREADS")]
-    pub threads: Option<usize>,
-    /// Type of the KV cache [default: f32 for f32 models, else bf16
-    /// where attention multiplies it (AVX512_BF16), else f16]
-    #[arg(long, value_enum, env = "TROIKA_CACHE_TYPE")]
-    pub cache_type: Option<FloatFlag>,
-    #[command(flatten)]
-    pub compute: ComputeArgs,
 }
 
 /// `troika run`.

@@ -8,10 +8,10 @@ use std::sync::OnceLock;
 use serde_json::Value;
 use tokenizers::NormalizedString;
 
-use super::bytes::Spelling;
 use super::check::{self, LONGEST};
 use super::error::TokenizerError;
 use super::shared::Inner;
+use super::spelling::Spelling;
 use super::{gguf, guard, json};
 use crate::files::read_small;
 use crate::spec::GgufMeta;
@@ -202,6 +202,24 @@ impl Tokenizer {
     /// The token of an id, as spelled in the vocabulary.
     pub fn token(&self, id: u32) -> Option<String> {
         self.inner.id_to_token(*self.twins.get(&id).unwrap_or(&id))
+    }
+
+    /// The bytes of a token in the middle of a text, a special token's spelling included; `None`
+    /// without such a token. They need not be whole characters.
+    pub fn token_bytes(&self, id: u32) -> Option<Vec<u8>> {
+        let id = *self.twins.get(&id).unwrap_or(&id);
+        if let Some(added) = self.inner.get_added_vocabulary().simple_id_to_token(id) {
+            return Some(added.into_bytes());
+        }
+        let token = self.inner.id_to_token(id)?;
+        let decoder = || self.inner.get_decoder().and_then(|d| serde_json::to_value(d).ok());
+        let spelling = self.spelling.get_or_init(|| Spelling::of(&decoder().unwrap_or_default()));
+        Some(spelling.bytes(token))
+    }
+
+    /// Whether a token is one of control: decoding leaves it out.
+    pub fn is_control(&self, id: u32) -> bool {
+        self.is_silent(id, true)
     }
 
     /// The id of a token, as spelled in the vocabulary.

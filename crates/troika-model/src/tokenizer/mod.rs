@@ -1,6 +1,5 @@
 //! Tokenizers, from `tokenizer.json` or GGUF metadata, and streaming back to text.
 
-mod bytes;
 mod charsmap;
 mod check;
 mod encode;
@@ -11,6 +10,7 @@ mod json;
 mod marked;
 mod pre;
 mod shared;
+mod spelling;
 mod stream;
 mod vocab;
 

@@ -67,7 +67,11 @@ fn chat_message(message: &Value) -> Result<Value, Problem> {
     };
     let mut out = Map::new();
     out.insert("role".into(), role.into());
-    let content = text_of(message.get("content").unwrap_or(&Value::Null))?;
+    let content = message.get("content").unwrap_or(&Value::Null);
+    if content.is_null() && role != "assistant" {
+        return Err(wrong(&format!("of the role {role} need a content")));
+    }
+    let content = text_of(content)?;
     out.insert("content".into(), content.into());
     for name in ["name", "tool_call_id", "reasoning_content"] {
         if let Some(text) = message.get(name).filter(|v| v.is_string()) {
@@ -171,6 +175,7 @@ mod tests {
             (Some(json!([1])), "have to be objects"),
             (Some(json!([{"content": "x"}])), "need a role"),
             (Some(json!([{"role": "king"}])), "the role \"king\""),
+            (Some(json!([{"role": "user"}])), "of the role user need a content"),
             (Some(json!([{"role": "user", "content": 5}])), "a text or a list of parts"),
             (Some(json!([{"role": "user", "content": [{"type": "image_url"}]}])), "image_url"),
             (Some(json!([{"role": "user", "content": [7]}])), "no known type"),

@@ -1,11 +1,9 @@
-//! The bytes that a token stands for within a text.
+//! How vocabularies spell the bytes that a token stands for.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
 use serde_json::Value;
-
-use super::Tokenizer;
 
 /// How a vocabulary spells bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +20,7 @@ pub(super) enum Spelling {
 
 impl Spelling {
     /// The spelling that a decoder, as JSON, turns back into text.
-    fn of(decoder: &Value) -> Spelling {
+    pub fn of(decoder: &Value) -> Spelling {
         let text = decoder.to_string();
         let has = |name: &str| text.contains(&format!("\"type\":\"{name}\""));
         if has("ByteLevel") {
@@ -33,6 +31,25 @@ impl Spelling {
             Spelling::Words
         } else {
             Spelling::Plain
+        }
+    }
+
+    /// The bytes of a token in the middle of a text.
+    pub fn bytes(self, token: String) -> Vec<u8> {
+        match self {
+            Spelling::ByteLevel => {
+                let bytes: Option<Vec<u8>> = token.chars().map(byte_of).collect();
+                bytes.unwrap_or_else(|| token.into_bytes())
+            }
+            Spelling::Pieces => match named_byte(&token) {
+                Some(byte) => vec![byte],
+                None => token.replace('\u{2581}', " ").into_bytes(),
+            },
+            Spelling::Words => match token.strip_prefix("##") {
+                Some(rest) => rest.as_bytes().to_vec(),
+                None => format!(" {token}").into_bytes(),
+            },
+            Spelling::Plain => token.into_bytes(),
         }
     }
 }
@@ -53,41 +70,6 @@ fn byte_of(c: char) -> Option<u8> {
 fn named_byte(spelling: &str) -> Option<u8> {
     let digits = spelling.strip_prefix("<0x")?.strip_suffix('>')?;
     u8::from_str_radix(digits, 16).ok().filter(|_| digits.len() == 2)
-}
-
-impl Tokenizer {
-    /// The bytes of a token in the middle of a text, a special token's spelling included; `None`
-    /// without such a token. They need not be whole characters.
-    pub fn token_bytes(&self, id: u32) -> Option<Vec<u8>> {
-        let id = *self.twins.get(&id).unwrap_or(&id);
-        let added = self.inner.get_added_vocabulary().simple_id_to_token(id);
-        if let Some(added) = added {
-            return Some(added.into_bytes());
-        }
-        let token = self.inner.id_to_token(id)?;
-        let decoder = || self.inner.get_decoder().and_then(|d| serde_json::to_value(d).ok());
-        let spelling = self.spelling.get_or_init(|| Spelling::of(&decoder().unwrap_or_default()));
-        Some(match spelling {
-            Spelling::ByteLevel => {
-                let bytes: Option<Vec<u8>> = token.chars().map(byte_of).collect();
-                bytes.unwrap_or_else(|| token.into_bytes())
-            }
-            Spelling::Pieces => match named_byte(&token) {
-                Some(byte) => vec![byte],
-                None => token.replace('\u{2581}', " ").into_bytes(),
-            },
-            Spelling::Words => match token.strip_prefix("##") {
-                Some(rest) => rest.as_bytes().to_vec(),
-                None => format!(" {token}").into_bytes(),
-            },
-            Spelling::Plain => token.into_bytes(),
-        })
-    }
-
-    /// Whether a token is one of control: decoding leaves it out.
-    pub fn is_control(&self, id: u32) -> bool {
-        self.is_silent(id, true)
-    }
 }
 
 #[cfg(test)]

@@ -17,6 +17,11 @@ impl Random {
         (self.next() % n.max(1) as u64) as usize
     }
 
+    /// From 0 to 1.
+    pub fn share(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
     /// One of them.
     pub fn pick<'a, T>(&mut self, of: &'a [T]) -> &'a T {
         &of[self.below(of.len())]
