@@ -3,13 +3,16 @@
 
 mod cache;
 mod calibration;
+mod doctor;
 mod effect;
 mod experts;
 mod help;
+mod models;
 mod npu;
 mod overwrite;
 mod parse;
 pub mod placement;
+mod ps;
 mod quant;
 mod routing;
 mod sampling;
@@ -20,9 +23,12 @@ mod verbs;
 
 pub use cache::{CacheArgs, CacheVerb};
 pub use calibration::{CalibrationArgs, PRUNED};
+pub use doctor::DoctorArgs;
+pub use models::{LsArgs, PullArgs, RmArgs};
 pub use npu::npu_settings;
 pub use parse::parse;
 pub use placement::{PlanFileArgs, named_apart, profile_at};
+pub use ps::{DEFAULT_PORT, PsArgs};
 pub use routing::UnseenArgs;
 pub use simulate::{ReproduceArgs, SimulateArgs};
 pub use types::FloatFlag;
