@@ -21,7 +21,7 @@ pub fn run(args: &DoctorArgs) -> Result<(), CliError> {
             let list: Vec<Value> = findings.iter().map(as_json).collect();
             output::json(&json!({ "runs": lacking.is_empty(), "findings": list }))?;
         }
-        false => output::write(&as_text(&findings))?,
+        false => output::write(&as_text(&findings, &lacking))?,
     }
     match lacking.is_empty() {
         true => Ok(()),
@@ -34,7 +34,7 @@ fn as_json(finding: &Finding) -> Value {
     json!({ "topic": topic, "state": state.name(), "says": says, "fix": fix })
 }
 
-fn as_text(findings: &[Finding]) -> String {
+fn as_text(findings: &[Finding], lacking: &[&str]) -> String {
     let lines = findings.iter().map(|Finding { topic, state, says, fix, .. }| {
         let fix = fix
             .as_ref()
@@ -43,6 +43,7 @@ fn as_text(findings: &[Finding]) -> String {
     });
     let count = |state| findings.iter().filter(|f| f.state == state).count();
     let (better, missing) = (count(FindingState::Improvable), count(FindingState::Missing));
-    let summary = format!("{better} can be better, {missing} are missing\n");
+    let runs = if lacking.is_empty() { "a model can run" } else { "no model can run" };
+    let summary = format!("{runs}; {better} can be better, {missing} are missing\n");
     lines.chain(std::iter::once(summary)).collect()
 }

@@ -1,6 +1,7 @@
 //! `troika ps`: what a server is doing.
 
 use std::io;
+use std::net::ToSocketAddrs;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -27,17 +28,23 @@ pub fn run(args: &PsArgs) -> Result<(), CliError> {
 }
 
 /// The host and port as they stand in an address.
-fn address(args: &PsArgs) -> String {
+///
+/// # Errors
+/// There is no such host.
+fn address(args: &PsArgs) -> Result<String, String> {
     let host = args.host.trim_matches(['[', ']']);
-    match host.contains(':') {
+    if let Err(e) = (host, args.port).to_socket_addrs() {
+        return Err(format!("there is no host {host:?} ({e}); --host names the server's"));
+    }
+    Ok(match host.contains(':') {
         true => format!("[{host}]:{}", args.port),
         false => format!("{host}:{}", args.port),
-    }
+    })
 }
 
 /// What the server says of itself.
 fn ask(args: &PsArgs) -> Result<Value, String> {
-    let at = address(args);
+    let at = address(args)?;
     // A proxy is not asked: the server is on this machine, or one named by the user.
     let config = Agent::config_builder()
         .proxy(None)
@@ -87,8 +94,6 @@ fn no_answer(args: &PsArgs, at: &str, error: &ureq::Error) -> String {
             format!("no server listens at {at}; start one with: {start}")
         }
         E::ConnectionFailed => format!("no server listens at {at}; start one with: {start}"),
-        E::HostNotFound => format!("there is no host {}; --host names the server's", args.host),
-        E::BadUri(_) | E::Http(_) => format!("{} can be no host; --host names one", args.host),
         E::Timeout(Timeout::Connect) => {
             format!("nothing answers at {at}; start a server there with: {start}")
         }

@@ -65,7 +65,9 @@ pub fn instructions(machine: &Machine) -> Vec<Finding> {
     let devices = open_devices(&machine.devices()).unwrap_or_default();
     let facts = devices.first().map(|device| device.caps().facts.clone()).unwrap_or_default();
     let features = facts.into_iter().find(|(name, _)| name == "features");
-    let features = features.map_or(String::new(), |(_, list)| format!(", of {list}"));
+    let features = features.map_or(String::new(), |(_, list)| {
+        format!("; the processor has {}", list.replace(',', ", "))
+    });
     if has("amx_tile") && best != "amx" {
         let says = format!(
             "{best}{features}: the processor has AMX tiles, which Linux lets programs use from 5.16 on"

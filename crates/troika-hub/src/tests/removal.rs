@@ -239,7 +239,8 @@ fn what_is_gone_already_is_no_fault() {
     let dir = folder.path();
     cached(dir, "models--o--n", &[("m-Q8_0.gguf", "88"), ("m-Q4_0.gguf", "4"), ("README.md", "r")]);
     let plan = |name| Removal::plan(name, &options(dir)).expect("a plan");
-    let plans = [plan("o/n:Q8_0"), plan("o/n:Q8_0"), plan("o/n@main"), plan("o/n"), plan("o/n:Q4_0")];
+    let plans =
+        [plan("o/n:Q8_0"), plan("o/n:Q8_0"), plan("o/n@main"), plan("o/n"), plan("o/n:Q4_0")];
     let freed: Vec<bool> = plans.iter().map(|plan| plan.run().expect("removed") > 0).collect();
     assert_eq!(freed, [true, false, true, false, false]);
 }
