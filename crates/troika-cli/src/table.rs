@@ -3,14 +3,14 @@
 use std::fmt;
 
 /// Rows of as many columns as there are titles.
-pub struct Table {
+pub struct TextTable {
     rows: Vec<Vec<String>>,
 }
 
-impl Table {
+impl TextTable {
     /// A table with titles.
-    pub fn new<const N: usize>(titles: [&str; N]) -> Table {
-        Table { rows: vec![titles.map(str::to_uppercase).to_vec()] }
+    pub fn new<const N: usize>(titles: [&str; N]) -> TextTable {
+        TextTable { rows: vec![titles.map(str::to_uppercase).to_vec()] }
     }
 
     /// Adds a row.
@@ -19,7 +19,7 @@ impl Table {
     }
 }
 
-impl fmt::Display for Table {
+impl fmt::Display for TextTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let columns = self.rows.first().map_or(0, Vec::len);
         let width = |column: usize| {

@@ -22,7 +22,7 @@ pub enum WeightFormat {
 
 /// A model in the cache that can be opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CachedModel {
+pub struct HubModel {
     /// The name for it: `owner/name`, `owner/name:Q4_K_M`, `owner/name@REVISION`.
     pub name: String,
     /// What is opened: a folder or a file.
@@ -52,7 +52,7 @@ pub struct Inventory {
     /// The folder of the cache.
     pub place: PathBuf,
     /// Models, by name.
-    pub models: Vec<CachedModel>,
+    pub models: Vec<HubModel>,
     /// Bytes of the models' files. What several share counts once.
     pub bytes: u64,
     /// Repositories without a model.
@@ -109,7 +109,7 @@ pub fn names_in(folder: &str, home: &Path) -> Vec<String> {
 }
 
 /// The models of a repository, or why there is none.
-fn models_of(folder: &str, home: &Path, all: &mut Lengths) -> Result<Vec<CachedModel>, String> {
+fn models_of(folder: &str, home: &Path, all: &mut Lengths) -> Result<Vec<HubModel>, String> {
     let repo = repository(folder).ok_or("its name is not owner/name")?;
     let read = |place: &Path| std::fs::read_dir(place).map_err(|e| format!("cannot be read: {e}"));
     let (mut models, mut why) = (Vec::new(), "it has no snapshot".to_string());
@@ -131,7 +131,7 @@ fn models_of(folder: &str, home: &Path, all: &mut Lengths) -> Result<Vec<CachedM
             None => format!("@{commit}"),
         };
         match models_in(&snapshot, all) {
-            Ok(found) => models.extend(found.into_iter().map(|(choice, model)| CachedModel {
+            Ok(found) => models.extend(found.into_iter().map(|(choice, model)| HubModel {
                 name: format!("{repo}{}{at}", choice.map_or(String::new(), |c| format!(":{c}"))),
                 ..model
             })),
@@ -146,7 +146,7 @@ fn models_of(folder: &str, home: &Path, all: &mut Lengths) -> Result<Vec<CachedM
 fn models_in(
     snapshot: &Path,
     all: &mut Lengths,
-) -> Result<Vec<(Option<String>, CachedModel)>, String> {
+) -> Result<Vec<(Option<String>, HubModel)>, String> {
     let files = cache::files(snapshot);
     let selections = select::models(&files);
     let mut why = "it has no complete weights that can be used".to_string();
@@ -162,7 +162,7 @@ fn models_in(
     if models.is_empty() { Err(why) } else { Ok(models) }
 }
 
-fn model(snapshot: &Path, selection: &Selection, all: &mut Lengths) -> CachedModel {
+fn model(snapshot: &Path, selection: &Selection, all: &mut Lengths) -> HubModel {
     let (mut own, mut used) = (Lengths::new(), UNIX_EPOCH);
     for path in selection.files.iter().map(|name| snapshot.join(name)) {
         let Ok(meta) = path.metadata() else { continue };
@@ -177,7 +177,7 @@ fn model(snapshot: &Path, selection: &Selection, all: &mut Lengths) -> CachedMod
         None => WeightFormat::Safetensors,
     };
     let path = cache::entry(snapshot, selection);
-    CachedModel { name: String::new(), path, format, bytes, used }
+    HubModel { name: String::new(), path, format, bytes, used }
 }
 
 /// `owner/name`, if a name that can be typed leads to this folder.

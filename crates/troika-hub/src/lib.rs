@@ -33,7 +33,7 @@ mod tests;
 use std::path::{Path, PathBuf};
 
 pub use error::HubError;
-pub use inventory::{CachedModel, Inventory, UnusableRepository, WeightFormat, inventory};
+pub use inventory::{HubModel, Inventory, UnusableRepository, WeightFormat, inventory};
 pub use options::HubOptions;
 pub use progress::Progress;
 pub use removal::Removal;

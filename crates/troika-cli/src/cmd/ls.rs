@@ -5,12 +5,12 @@ use std::time::UNIX_EPOCH;
 
 use serde_json::{Value, json};
 use troika::Source;
-use troika_hub::{CachedModel, HubError, HubOptions, Inventory, WeightFormat, inventory};
+use troika_hub::{HubError, HubModel, HubOptions, Inventory, WeightFormat, inventory};
 
 use crate::error::CliError;
 use crate::flags::LsArgs;
 use crate::output::{self, age, bytes, printable};
-use crate::table::Table;
+use crate::table::TextTable;
 
 /// The name of the model that needs no file, for people and for servers.
 const BUILT_IN: &str = "built-in";
@@ -33,13 +33,13 @@ fn format(format: &WeightFormat) -> String {
     }
 }
 
-fn row(model: &CachedModel) -> [String; 4] {
+fn row(model: &HubModel) -> [String; 4] {
     let name = printable(&model.name).into_owned();
     [name, bytes(model.bytes), format(&model.format), age(model.used)]
 }
 
 fn as_text(found: &Inventory) -> String {
-    let mut table = Table::new(["model", "size", "weights", "last used"]);
+    let mut table = TextTable::new(["model", "size", "weights", "last used"]);
     found.models.iter().for_each(|model| table.add(row(model)));
     let built_in = bytes(Source::built_in_bytes());
     table.add([BUILT_IN.into(), built_in, "GGUF Q8_0".into(), "part of troika".into()]);
@@ -63,7 +63,7 @@ fn folder_name(path: &Path) -> String {
 }
 
 fn as_json(found: &Inventory) -> Value {
-    let model = |model: &CachedModel| {
+    let model = |model: &HubModel| {
         let quantization = match &model.format {
             WeightFormat::Gguf(quantization) => quantization.clone(),
             WeightFormat::Safetensors => None,

@@ -11,7 +11,7 @@ use ureq::{Agent, Timeout};
 use crate::error::CliError;
 use crate::flags::{DEFAULT_PORT, PsArgs};
 use crate::output::{self, bytes, printable};
-use crate::table::Table;
+use crate::table::TextTable;
 
 /// How long a server may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -148,7 +148,7 @@ fn row(model: &Value) -> [String; 8] {
 }
 
 fn as_text(status: &Value) -> String {
-    let mut table = Table::new([
+    let mut table = TextTable::new([
         "model",
         "state",
         "devices",

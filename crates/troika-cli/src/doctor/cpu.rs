@@ -3,10 +3,10 @@
 use troika::{instruction_sets, open_devices, parse_cores, usable_cores};
 
 use super::finding::Finding;
-use super::machine::Machine;
+use super::machine::HostMachine;
 
 /// Whether this process may use all cores.
-pub fn cores(machine: &Machine) -> Vec<Finding> {
+pub fn cores(machine: &HostMachine) -> Vec<Finding> {
     const TOPIC: &str = "cores";
     let all = |name: &str| {
         let text = machine.read(&format!("sys/devices/system/cpu/{name}"));
@@ -49,7 +49,7 @@ pub fn cores(machine: &Machine) -> Vec<Finding> {
 }
 
 /// Which kernels the processor runs.
-pub fn instructions(machine: &Machine) -> Vec<Finding> {
+pub fn instructions(machine: &HostMachine) -> Vec<Finding> {
     const TOPIC: &str = "kernels";
     let sets = instruction_sets();
     let best = sets.last().copied().unwrap_or("scalar");

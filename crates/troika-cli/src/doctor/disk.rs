@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::finding::Finding;
-use super::machine::{Machine, quoted};
+use super::machine::{HostMachine, quoted};
 use crate::output::bytes;
 
 /// With less, only small models can be fetched.
@@ -21,7 +21,7 @@ struct CachePlace<'a> {
 }
 
 /// Where the Hub's models lie.
-pub fn models(machine: &Machine) -> Vec<Finding> {
+pub fn models(machine: &HostMachine) -> Vec<Finding> {
     let path = machine.hub.cache_dir.as_deref();
     let place = CachePlace {
         topic: "model cache",
@@ -33,7 +33,7 @@ pub fn models(machine: &Machine) -> Vec<Finding> {
 }
 
 /// Where quantized weights, profiles and compiled graphs lie.
-pub fn packed_weights(machine: &Machine) -> Vec<Finding> {
+pub fn packed_weights(machine: &HostMachine) -> Vec<Finding> {
     let place = CachePlace {
         topic: "cache",
         path: machine.cache.as_deref(),
@@ -87,7 +87,7 @@ fn nearest(path: &Path) -> PathBuf {
 }
 
 /// Experts of models larger than memory are read by the kernel's rings.
-pub fn io_uring(machine: &Machine) -> Vec<Finding> {
+pub fn io_uring(machine: &HostMachine) -> Vec<Finding> {
     const TOPIC: &str = "io_uring";
     let Some(level) = machine.read("proc/sys/kernel/io_uring_disabled") else { return Vec::new() };
     vec![match level.as_str() {

@@ -5,10 +5,10 @@ use std::io;
 use troika_lab::EnergyMeter;
 
 use super::finding::Finding;
-use super::machine::Machine;
+use super::machine::HostMachine;
 
 /// Whether the energy of a run can be measured.
-pub fn counters(machine: &Machine) -> Vec<Finding> {
+pub fn counters(machine: &HostMachine) -> Vec<Finding> {
     const TOPIC: &str = "energy";
     let why = match EnergyMeter::find(&machine.at("sys")) {
         Ok(meter) => return vec![Finding::fine(TOPIC, meter.source())],

@@ -1,10 +1,10 @@
 //! The Hub: the token, and whether it answers.
 
 use super::finding::Finding;
-use super::machine::Machine;
+use super::machine::HostMachine;
 
 /// Whether there is a token.
-pub fn token(machine: &Machine) -> Vec<Finding> {
+pub fn token(machine: &HostMachine) -> Vec<Finding> {
     const TOPIC: &str = "Hub";
     if machine.hub.offline {
         let says = "HF_HUB_OFFLINE is set: models are not fetched";
@@ -18,7 +18,7 @@ pub fn token(machine: &Machine) -> Vec<Finding> {
 }
 
 /// Whether it answers. It is asked only if the user wants that.
-pub fn online(machine: &Machine) -> Vec<Finding> {
+pub fn online(machine: &HostMachine) -> Vec<Finding> {
     const TOPIC: &str = "Hub";
     if !machine.online {
         return Vec::new();

@@ -7,7 +7,7 @@ use troika_hub::HubOptions;
 
 /// A machine with the user's settings.
 #[derive(Clone, Debug)]
-pub struct Machine {
+pub struct HostMachine {
     /// The root of the file system.
     pub root: PathBuf,
     /// Settings of the Hub.
@@ -24,7 +24,7 @@ pub struct Machine {
     pub online: bool,
 }
 
-impl Machine {
+impl HostMachine {
     /// A place of the system.
     pub fn at(&self, path: &str) -> PathBuf {
         self.root.join(path)
@@ -45,10 +45,10 @@ impl Machine {
 
     /// One whose file system lies below a folder.
     #[cfg(test)]
-    pub fn below(root: &Path) -> Machine {
+    pub fn below(root: &Path) -> HostMachine {
         let (hub, npu) = (HubOptions::default(), NpuSettings::default());
         let (root, cache) = (root.to_path_buf(), None);
-        Machine { root, hub, cache, npu, port: 0, measure: false, online: false }
+        HostMachine { root, hub, cache, npu, port: 0, measure: false, online: false }
     }
 
     /// The options of the devices that commands use if no flag says otherwise.

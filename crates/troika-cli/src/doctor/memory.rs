@@ -3,14 +3,14 @@
 use troika::{free_memory, measure_bandwidth};
 
 use super::finding::Finding;
-use super::machine::Machine;
+use super::machine::HostMachine;
 use crate::output::bytes;
 
 /// With less, only small models run.
 const LITTLE: u64 = 2 << 30;
 
 /// How much is free.
-pub fn free(machine: &Machine) -> Vec<Finding> {
+pub fn free(machine: &HostMachine) -> Vec<Finding> {
     const TOPIC: &str = "memory";
     let Some(free) = free_memory() else { return Vec::new() };
     let total = machine.read("proc/meminfo").and_then(|text| {
@@ -27,7 +27,7 @@ pub fn free(machine: &Machine) -> Vec<Finding> {
 }
 
 /// Weights and the KV cache ask for huge pages.
-pub fn huge_pages(machine: &Machine) -> Vec<Finding> {
+pub fn huge_pages(machine: &HostMachine) -> Vec<Finding> {
     const TOPIC: &str = "huge pages";
     let file = "sys/kernel/mm/transparent_hugepage/enabled";
     let Some(text) = machine.read(file) else { return Vec::new() };
@@ -40,7 +40,7 @@ pub fn huge_pages(machine: &Machine) -> Vec<Finding> {
 }
 
 /// How fast it is read, which limits decoding.
-pub fn bandwidth(machine: &Machine) -> Vec<Finding> {
+pub fn bandwidth(machine: &HostMachine) -> Vec<Finding> {
     if !machine.measure {
         return Vec::new();
     }
@@ -56,12 +56,12 @@ pub fn bandwidth(machine: &Machine) -> Vec<Finding> {
 #[cfg(test)]
 mod tests {
     use super::huge_pages;
-    use crate::doctor::{FindingState, Machine};
+    use crate::doctor::{FindingState, HostMachine};
 
     #[test]
     fn huge_pages_that_are_switched_off_are_said() {
         let root = tempfile::tempdir().unwrap();
-        let machine = Machine::below(root.path());
+        let machine = HostMachine::below(root.path());
         assert_eq!(huge_pages(&machine), []);
         let file = root.path().join("sys/kernel/mm/transparent_hugepage/enabled");
         std::fs::create_dir_all(file.parent().unwrap()).unwrap();

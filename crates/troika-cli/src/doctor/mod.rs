@@ -13,13 +13,13 @@ mod npu;
 mod port;
 
 pub use finding::{Finding, FindingState};
-pub use machine::Machine;
+pub use machine::HostMachine;
 
 /// Looks at one thing of a machine.
-type Check = fn(&Machine) -> Vec<Finding>;
+type Examination = fn(&HostMachine) -> Vec<Finding>;
 
 /// All checks, in the order in which their findings are shown.
-const CHECKS: &[Check] = &[
+const CHECKS: &[Examination] = &[
     model::answers,
     cpu::cores,
     cpu::instructions,
@@ -41,6 +41,6 @@ const CHECKS: &[Check] = &[
 ];
 
 /// Looks at everything.
-pub fn examine(machine: &Machine) -> Vec<Finding> {
+pub fn examine(machine: &HostMachine) -> Vec<Finding> {
     CHECKS.iter().flat_map(|check| check(machine)).collect()
 }

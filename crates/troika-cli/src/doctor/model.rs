@@ -5,13 +5,13 @@ use std::time::Instant;
 use troika::{Control, Error, Model, OpenOptions, Request, Source};
 
 use super::finding::Finding;
-use super::machine::Machine;
+use super::machine::HostMachine;
 
 /// Tokens that are generated.
 const TOKENS: usize = 8;
 
 /// The built-in model runs: then the processor, its kernels and the memory serve.
-pub fn answers(machine: &Machine) -> Vec<Finding> {
+pub fn answers(machine: &HostMachine) -> Vec<Finding> {
     let start = Instant::now();
     let found = match generate(machine) {
         Ok(tokens) => {
@@ -29,7 +29,7 @@ pub fn answers(machine: &Machine) -> Vec<Finding> {
     vec![found]
 }
 
-fn generate(machine: &Machine) -> Result<usize, Error> {
+fn generate(machine: &HostMachine) -> Result<usize, Error> {
     let options =
         OpenOptions { devices: machine.devices(), context: Some(64), ..OpenOptions::default() };
     let model = Model::open(Source::BuiltIn, &options)?;

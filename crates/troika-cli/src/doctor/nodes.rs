@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 
 use super::finding::Finding;
-use super::machine::{Machine, file_name, quoted};
+use super::machine::{HostMachine, file_name, quoted};
 use super::npu;
 
 /// The class of processors that are neither for graphics nor for anything else (PCI code and ID
@@ -13,13 +13,13 @@ use super::npu;
 const PCI_ACCELERATOR: &str = "0x1200";
 
 /// NPUs with a node: whether it can be opened, and whether a provider finds the NPU.
-pub fn accelerators(machine: &Machine) -> Vec<Finding> {
+pub fn accelerators(machine: &HostMachine) -> Vec<Finding> {
     let nodes = machine.list("dev/accel").into_iter().chain(machine.list("dev"));
     let nodes = nodes.filter(|node| file_name(node).starts_with("accel") && !node.is_dir());
     nodes.map(|node| accelerator(machine, &node)).collect()
 }
 
-fn accelerator(machine: &Machine, node: &Path) -> Finding {
+fn accelerator(machine: &HostMachine, node: &Path) -> Finding {
     const TOPIC: &str = "NPU";
     let driver = machine.at(&format!("sys/class/accel/{}/device/driver", file_name(node)));
     let driver = std::fs::read_link(driver).map_or_else(|_| String::new(), |to| file_name(&to));
@@ -45,7 +45,7 @@ fn accelerator(machine: &Machine, node: &Path) -> Finding {
 }
 
 /// The command that lets the user open a node: most belong to a group.
-fn permission(machine: &Machine, node: &Path) -> String {
+fn permission(machine: &HostMachine, node: &Path) -> String {
     match group(machine, node) {
         Some(group) => format!("sudo usermod -aG {group} \"$(id -un)\", and log in again"),
         None => format!("sudo chgrp render {0} && sudo chmod g+rw {0}", quoted(node)),
@@ -54,7 +54,7 @@ fn permission(machine: &Machine, node: &Path) -> String {
 
 /// The group of a node, if it is not the superuser's.
 #[cfg(unix)]
-fn group(machine: &Machine, node: &Path) -> Option<String> {
+fn group(machine: &HostMachine, node: &Path) -> Option<String> {
     use std::os::unix::fs::MetadataExt;
     let id = node.metadata().ok()?.gid();
     if id == 0 {
@@ -67,12 +67,12 @@ fn group(machine: &Machine, node: &Path) -> Option<String> {
 }
 
 #[cfg(not(unix))]
-fn group(_: &Machine, _: &Path) -> Option<String> {
+fn group(_: &HostMachine, _: &Path) -> Option<String> {
     None
 }
 
 /// NPUs on the bus that no driver has taken.
-pub fn without_driver(machine: &Machine) -> Vec<Finding> {
+pub fn without_driver(machine: &HostMachine) -> Vec<Finding> {
     let devices = machine.list("sys/bus/pci/devices");
     let found = devices.into_iter().filter_map(|device| {
         let read = |name: &str| std::fs::read_to_string(device.join(name)).unwrap_or_default();
@@ -92,7 +92,7 @@ pub fn without_driver(machine: &Machine) -> Vec<Finding> {
 }
 
 /// GPUs, which are not used yet.
-pub fn graphics(machine: &Machine) -> Vec<Finding> {
+pub fn graphics(machine: &HostMachine) -> Vec<Finding> {
     let nodes = machine.list("dev/dri").into_iter().filter(|n| file_name(n).starts_with("render"));
     let names: Vec<String> = nodes.map(|node| node.display().to_string()).collect();
     if names.is_empty() {
@@ -110,7 +110,7 @@ mod tests {
     use std::path::Path;
 
     use super::{accelerators, graphics, permission, without_driver};
-    use crate::doctor::{FindingState, Machine};
+    use crate::doctor::{FindingState, HostMachine};
 
     fn write(root: &Path, path: &str, text: &str) {
         let path = root.join(path);
@@ -128,7 +128,7 @@ mod tests {
     fn an_npu_that_no_provider_finds_needs_its_driver() {
         let root = tempfile::tempdir().unwrap();
         let root = root.path();
-        let machine = Machine::below(root);
+        let machine = HostMachine::below(root);
         assert_eq!((accelerators(&machine), graphics(&machine)), (Vec::new(), Vec::new()));
         write(root, "dev/accel/accel0", "");
         link(root, "sys/class/accel/accel0/device/driver", "../../bus/pci/drivers/intel_vpu");
@@ -151,7 +151,7 @@ mod tests {
     fn a_node_is_opened_by_its_group() {
         let root = tempfile::tempdir().unwrap();
         let root = root.path();
-        let machine = Machine::below(root);
+        let machine = HostMachine::below(root);
         write(root, "dev/accel/accel0", "");
         let node = root.join("dev/accel/accel0");
         let id = node.metadata().unwrap().gid();
@@ -177,7 +177,7 @@ mod tests {
             write(root, &format!("sys/bus/pci/devices/{device}/vendor"), vendor);
         }
         write(root, "sys/bus/pci/devices/0000:00:0d.0/driver/module", "");
-        let found = without_driver(&Machine::below(root));
+        let found = without_driver(&HostMachine::below(root));
         let fixes: Vec<Option<&str>> = found.iter().map(|f| f.fix.as_deref()).collect();
         assert_eq!(fixes, [Some("sudo modprobe intel_vpu"), Some("sudo modprobe amdxdna")]);
     }

@@ -4,10 +4,10 @@
 use troika::npu::{Hardware, NpuError, NpuSpec, Provider, runtime_library, survey};
 
 use super::finding::Finding;
-use super::machine::Machine;
+use super::machine::HostMachine;
 
 /// Whether ONNX Runtime is there.
-pub fn runtime(machine: &Machine) -> Vec<Finding> {
+pub fn runtime(machine: &HostMachine) -> Vec<Finding> {
     const TOPIC: &str = "ONNX Runtime";
     vec![match runtime_library(&machine.npu.runtime) {
         Ok(library) => Finding::fine(TOPIC, library.display().to_string()),
@@ -16,7 +16,7 @@ pub fn runtime(machine: &Machine) -> Vec<Finding> {
 }
 
 /// What each provider finds. Without the library there is nothing to say of them.
-pub fn providers(machine: &Machine) -> Vec<Finding> {
+pub fn providers(machine: &HostMachine) -> Vec<Finding> {
     let places = &machine.npu.runtime;
     if runtime_library(places).is_err() {
         return Vec::new();
@@ -34,7 +34,7 @@ pub fn providers(machine: &Machine) -> Vec<Finding> {
 }
 
 /// Whether a provider finds a real NPU.
-pub fn finds_one(machine: &Machine) -> bool {
+pub fn finds_one(machine: &HostMachine) -> bool {
     let found = survey(&machine.npu.runtime);
     found.iter().any(|(_, found)| found.iter().flatten().any(|hardware| hardware.is_real()))
 }
@@ -59,12 +59,12 @@ fn of_hardware(provider: Provider, hardware: &[Hardware]) -> Finding {
     match hardware.iter().any(|hardware| hardware.is_real()) {
         true => Finding::fine(topic, names),
         false if hardware.is_empty() => Finding::missing(topic, "it finds no hardware here"),
-        false => Finding::improvable(topic, format!("no NPU; the CPU in its place: {names}")),
+        false => Finding::improvable(topic, format!("it finds no NPU; in place of one: {names}")),
     }
 }
 
 /// What failed, without what mends it, which stands below.
-fn failed(topic: &'static str, machine: &Machine, error: &NpuError) -> Finding {
+fn failed(topic: &'static str, machine: &HostMachine, error: &NpuError) -> Finding {
     let says = error.to_string();
     let Some(remedy) = error.remedy() else { return Finding::missing(topic, says) };
     let says = says.split("; ").next().unwrap_or_default();

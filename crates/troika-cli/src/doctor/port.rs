@@ -4,10 +4,10 @@ use std::io;
 use std::net::{Ipv4Addr, TcpListener};
 
 use super::finding::Finding;
-use super::machine::Machine;
+use super::machine::HostMachine;
 
 /// Whether a server could listen.
-pub fn free(machine: &Machine) -> Vec<Finding> {
+pub fn free(machine: &HostMachine) -> Vec<Finding> {
     const TOPIC: &str = "port";
     let listen = |port: u16| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).map(drop);
     let port = machine.port;

@@ -8,7 +8,7 @@ use troika_hub::HubOptions;
 use super::npu::npu_settings;
 use super::ps::DEFAULT_PORT;
 use super::quant::cache_or_default;
-use crate::doctor::Machine;
+use crate::doctor::HostMachine;
 
 /// `troika doctor`.
 #[derive(Args)]
@@ -34,8 +34,8 @@ pub struct DoctorArgs {
 
 impl DoctorArgs {
     /// What is looked at.
-    pub fn machine(&self) -> Machine {
-        Machine {
+    pub fn machine(&self) -> HostMachine {
+        HostMachine {
             root: PathBuf::from("/"),
             hub: HubOptions::from_env(),
             cache: cache_or_default(self.cache_dir.as_deref()),
