@@ -25,7 +25,7 @@ pub fn model(args: &ModelArgs) -> Result<Source, CliError> {
     let mut options = HubOptions::from_env();
     options.offline |= args.offline;
     let path = match name.to_str() {
-        Some(name) => shown(&|show| troika_hub::resolve(name, &options, show))?,
+        Some(name) => shown(|show| troika_hub::resolve(name, &options, show))?,
         // The Hub has no such names.
         None => PathBuf::from(name),
     };
@@ -41,11 +41,11 @@ pub fn fetch(name: &str, options: &HubOptions) -> Result<PathBuf, CliError> {
         // Its error says what is missing.
         return Ok(troika_hub::resolve(name, options, &|_| {})?);
     }
-    Ok(shown(&|show| troika_hub::fetch(name, options, show))?)
+    Ok(shown(|show| troika_hub::fetch(name, options, show))?)
 }
 
 /// Does something that may fetch, and shows its progress.
-fn shown<T>(fetch: &dyn Fn(&dyn Fn(Progress<'_>)) -> T) -> T {
+fn shown<T>(fetch: impl FnOnce(&dyn Fn(Progress<'_>)) -> T) -> T {
     let bar = RefCell::new(None);
     let done = fetch(&|progress| show(&bar, progress));
     if let Some(bar) = bar.take() {

@@ -255,7 +255,7 @@ fn a_cache_that_is_damaged_is_still_listed() {
     symlink("/", home.join("hub/models--o--root")).unwrap();
     let closed = home.join("hub/models--o--closed/snapshots");
     std::fs::create_dir_all(&closed).unwrap();
-    std::fs::set_permissions(&closed, Permissions::from_mode(0)).unwrap();
+    std::fs::set_permissions(&closed, Permissions::from_mode(0o000)).unwrap();
     let table = said(&run(&["ls"]));
     std::fs::set_permissions(&closed, Permissions::from_mode(0o755)).unwrap();
     assert!(table.contains("o/good:Q8_0") && table.contains("1 model,"), "{table}");

@@ -104,7 +104,8 @@ pub fn graphics(machine: &HostMachine) -> Vec<Finding> {
     )]
 }
 
-#[cfg(all(test, unix))]
+#[cfg(test)]
+#[cfg(unix)]
 mod tests {
     use std::os::unix::fs::{MetadataExt, symlink};
     use std::path::Path;
