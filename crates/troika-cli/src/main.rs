@@ -5,6 +5,7 @@
 mod allocator;
 mod chat;
 mod cmd;
+mod doctor;
 mod error;
 mod expert_groups;
 mod file;
@@ -19,6 +20,7 @@ mod progress;
 mod prompt;
 mod resolve;
 mod stats;
+mod table;
 
 use std::process::ExitCode;
 
@@ -53,6 +55,11 @@ fn run(command: Command) -> Result<(), CliError> {
         Command::Plan(args) => cmd::plan::run(&args),
         Command::Profile(args) => cmd::profile::run(&args),
         Command::Devices(args) => cmd::devices::run(&args),
+        Command::Doctor(args) => cmd::doctor::run(&args),
+        Command::Pull(args) => cmd::pull::run(&args),
+        Command::Ls(args) => cmd::ls::run(&args),
+        Command::Rm(args) => cmd::rm::run(&args),
+        Command::Ps(args) => cmd::ps::run(&args),
         Command::Cache(args) => cmd::cache::run(&args),
         Command::Completions(args) => cmd::completions::run(&args),
         Command::NpuCompile(args) => {

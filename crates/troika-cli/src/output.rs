@@ -10,6 +10,7 @@ use std::borrow::Cow;
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::sync::OnceLock;
+use std::time::SystemTime;
 
 use serde_json::Value;
 use troika::npu::own_stdout;
@@ -163,6 +164,17 @@ pub fn bytes(n: u64) -> String {
         n if n >= 1 << 30 => format!("{:.2} GiB", n as f64 / (1u64 << 30) as f64),
         n if n >= 1 << 20 => format!("{:.2} MiB", n as f64 / (1u64 << 20) as f64),
         n => format!("{:.1} KiB", n as f64 / 1024.0),
+    }
+}
+
+/// How long ago something was, for people.
+pub fn age(time: SystemTime) -> String {
+    let seconds = time.elapsed().unwrap_or_default().as_secs();
+    match seconds {
+        0..60 => format!("{seconds} s ago"),
+        60..3600 => format!("{} min ago", seconds / 60),
+        3600..86_400 => format!("{} h ago", seconds / 3600),
+        _ => format!("{} days ago", seconds / 86_400),
     }
 }
 

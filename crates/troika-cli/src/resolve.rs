@@ -24,16 +24,34 @@ pub fn model(args: &ModelArgs) -> Result<Source, CliError> {
     };
     let mut options = HubOptions::from_env();
     options.offline |= args.offline;
-    let bar = RefCell::new(None);
     let path = match name.to_str() {
-        Some(name) => troika_hub::resolve(name, &options, &|p| show(&bar, p))?,
+        Some(name) => shown(|show| troika_hub::resolve(name, &options, show))?,
         // The Hub has no such names.
         None => PathBuf::from(name),
     };
+    Ok(Source::Path(path))
+}
+
+/// Fetches what the Hub has of a model now.
+///
+/// # Errors
+/// The Hub does not give it, or it cannot be written.
+pub fn fetch(name: &str, options: &HubOptions) -> Result<PathBuf, CliError> {
+    if options.offline {
+        // Its error says what is missing.
+        return Ok(troika_hub::resolve(name, options, &|_| {})?);
+    }
+    Ok(shown(|show| troika_hub::fetch(name, options, show))?)
+}
+
+/// Does something that may fetch, and shows its progress.
+fn shown<T>(fetch: impl FnOnce(&dyn Fn(Progress<'_>)) -> T) -> T {
+    let bar = RefCell::new(None);
+    let done = fetch(&|progress| show(&bar, progress));
     if let Some(bar) = bar.take() {
         ProgressBar::finish_and_clear(&bar);
     }
-    Ok(Source::Path(path))
+    done
 }
 
 /// The model that flags name, or a known shape.

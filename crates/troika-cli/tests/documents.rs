@@ -23,6 +23,7 @@ const NOT_RUN: &[(&str, &str)] = &[
     ("cargo install --path crates/troika-cli", "it builds the command once more"),
     ("cargo run --release -p conformance -- golden DIR", "conformance has a test of it"),
     (".ci/npu-runtimes npu-runtimes", "it was run before, with another folder"),
+    ("troika ps", "no server runs here"),
     ("cargo xtask peers", "it downloads and builds other engines"),
     ("troika serve", "it runs until it is stopped; the tests of clients run it"),
 ];

@@ -159,6 +159,7 @@ impl PartialBlob<'_> {
             File::open(&self.part).and_then(|part| check.read(part)).map_err(io)?;
         }
         if self.there < self.size {
+            self.check_space()?;
             self.receive(&mut file, &mut check)?;
         }
         if !check.fits() {
@@ -172,6 +173,17 @@ impl PartialBlob<'_> {
         file.sync_all().map_err(io)?;
         drop(file);
         std::fs::rename(&self.part, &self.blob).map_err(io)
+    }
+
+    /// Refuses to begin what the disk cannot hold.
+    fn check_space(&self) -> Result<(), Failure> {
+        let job = self.wanted.job;
+        let needed = self.size - self.there;
+        // A file system that does not tell has all the space it wants.
+        let Some(free) = free_space(job.dir).filter(|free| *free < needed) else { return Ok(()) };
+        let (model, file) = (job.model(), self.wanted.name.to_string());
+        let place = job.dir.to_path_buf();
+        Err(Failure::Final(HubError::NoSpace { model, file, place, needed, free }))
     }
 
     /// Fetches the missing bytes of the part.
@@ -259,6 +271,13 @@ impl PartialBlob<'_> {
         // An existing file of this name is right already.
         linked.or_else(|e| if e.kind() == io::ErrorKind::AlreadyExists { Ok(()) } else { Err(e) })
     }
+}
+
+/// The free bytes of the disk that a folder is on, if its file system tells.
+fn free_space(dir: &Path) -> Option<u64> {
+    let stats = fs4::statvfs(dir).ok()?;
+    // Some network file systems claim to have no bytes at all.
+    (stats.total_space() > 0).then(|| stats.available_space())
 }
 
 fn length(path: &Path) -> Option<u64> {

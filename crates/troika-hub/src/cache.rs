@@ -32,9 +32,7 @@ pub fn lookup(dir: &Path, spec: &RepoSpec) -> Result<PathBuf, Gap> {
         place: home.clone(),
     })?;
     let gap = |missing: String| Gap { missing, place: snapshot.clone() };
-    let mut names = Vec::new();
-    list(&snapshot, "", DEPTH, &mut names);
-    names.sort();
+    let names = files(&snapshot);
     let selection = select(&names, &spec.wanted).map_err(|unfit| gap(describe(unfit)))?;
     match missing_file(&snapshot, &names, &selection) {
         Some(name) => Err(gap(name)),
@@ -66,14 +64,21 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
 }
 
 /// The folder of a revision: the one its reference names, or that of the commit itself.
-fn snapshot(home: &Path, revision: &str) -> Option<PathBuf> {
+pub fn snapshot(home: &Path, revision: &str) -> Option<PathBuf> {
     let commit = std::fs::read_to_string(home.join("refs").join(revision)).ok();
     let commit = commit.as_deref().map_or(revision, str::trim);
     let folder = home.join("snapshots").join(commit);
     (is_safe_path(commit) && folder.is_dir()).then_some(folder)
 }
 
-/// Names of all files whose contents exist too.
+/// Sorted names of all files below a folder whose contents exist too.
+pub fn files(folder: &Path) -> Vec<String> {
+    let mut names = Vec::new();
+    list(folder, "", DEPTH, &mut names);
+    names.sort();
+    names
+}
+
 fn list(folder: &Path, below: &str, depth: usize, names: &mut Vec<String>) {
     let Ok(entries) = std::fs::read_dir(folder) else { return };
     for entry in entries.flatten() {
@@ -89,7 +94,7 @@ fn list(folder: &Path, below: &str, depth: usize, names: &mut Vec<String>) {
 }
 
 /// A missing file without which a folder of safetensors cannot be opened.
-fn missing_file(snapshot: &Path, names: &[String], selection: &Selection) -> Option<String> {
+pub fn missing_file(snapshot: &Path, names: &[String], selection: &Selection) -> Option<String> {
     if selection.entry.is_some() {
         return None;
     }
@@ -111,7 +116,8 @@ fn missing_file(snapshot: &Path, names: &[String], selection: &Selection) -> Opt
     missing.first().map(|name| name.to_string())
 }
 
-fn describe(unfit: SelectError) -> String {
+/// What is missing, as a part of a sentence.
+pub fn describe(unfit: SelectError) -> String {
     match unfit {
         SelectError::Weightless => "a file of weights".to_string(),
         SelectError::NoMatch(why, there) if there.is_empty() => format!("the file ({why})"),

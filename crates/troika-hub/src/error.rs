@@ -134,4 +134,66 @@ pub enum HubError {
         /// The system's message.
         error: io::Error,
     },
+    /// The file does not fit on the disk.
+    #[error(
+        "{model}: {file} needs {needed} bytes more at {place}, and {free} are free; remove something \
+         there, or set HF_HUB_CACHE to a folder on another disk"
+    )]
+    NoSpace {
+        /// The name as the user wrote it.
+        model: String,
+        /// Its name in the repository.
+        file: String,
+        /// The cache.
+        place: PathBuf,
+        /// Bytes that are still to come.
+        needed: u64,
+        /// Bytes that are free.
+        free: u64,
+    },
+    /// The cache cannot be read.
+    #[error("cannot read the model cache at {place}: {error}")]
+    Unreadable {
+        /// The folder.
+        place: PathBuf,
+        /// The system's message.
+        error: io::Error,
+    },
+    /// Something to remove is not there.
+    #[error("{model}: {missing} is not in the cache at {place}")]
+    Absent {
+        /// The name as the user wrote it.
+        model: String,
+        /// What is missing.
+        missing: String,
+        /// Where it was expected.
+        place: PathBuf,
+    },
+    /// Something to remove lies outside of the cache.
+    #[error(
+        "{model}: {place} leads out of the cache, and nothing is removed outside of it; remove the \
+         link by hand"
+    )]
+    Outside {
+        /// The name as the user wrote it.
+        model: String,
+        /// The link.
+        place: PathBuf,
+    },
+    /// Another process holds a lock on what is to be removed.
+    #[error("{model}: another program is fetching it; wait for it or end it, and run again")]
+    InUse {
+        /// The name as the user wrote it.
+        model: String,
+    },
+    /// Something cannot be removed.
+    #[error("{model}: cannot remove {place}: {error}")]
+    Stuck {
+        /// The name as the user wrote it.
+        model: String,
+        /// What is still there.
+        place: PathBuf,
+        /// The system's message.
+        error: io::Error,
+    },
 }

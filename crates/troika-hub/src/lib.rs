@@ -5,7 +5,8 @@
 //! after its snapshot is complete, so an interrupted fetch never hides an older copy. A file is
 //! collected in `blobs/ETAG.part`, where the next run continues. It is checked against the hash in
 //! its ETag, and written under the locks of the Hub's own tools. The token is sent only to the
-//! Hub's own scheme, host and port, never to redirected servers.
+//! Hub's own scheme, host and port, never to redirected servers. [`inventory`] lists the models that
+//! are here, and [`Removal`] removes them.
 //!
 //! This is the only part of the library that reads the environment, and only in
 //! [`HubOptions::from_env`].
@@ -16,12 +17,15 @@ mod digest;
 mod error;
 mod fetch;
 mod http;
+mod inventory;
 mod job;
 mod listing;
 mod lock;
 mod name;
 mod options;
+mod pointers;
 mod progress;
+mod removal;
 mod select;
 #[cfg(test)]
 mod tests;
@@ -29,8 +33,10 @@ mod tests;
 use std::path::{Path, PathBuf};
 
 pub use error::HubError;
+pub use inventory::{HubModel, Inventory, UnusableRepository, WeightFormat, inventory};
 pub use options::HubOptions;
 pub use progress::Progress;
+pub use removal::Removal;
 
 use http::Limits;
 use job::FetchJob;
@@ -50,6 +56,57 @@ pub fn resolve(
     progress: &dyn Fn(Progress<'_>),
 ) -> Result<PathBuf, HubError> {
     resolve_within(model, options, Limits::default(), progress)
+}
+
+/// The path of a model's copy in the cache, if it is complete. The Hub is not asked.
+///
+/// # Errors
+/// [`HubError`]: a name that is none, or no cache.
+pub fn cached(model: &str, options: &HubOptions) -> Result<Option<PathBuf>, HubError> {
+    let spec = RepoSpec::parse(model)?;
+    let dir = options.cache_dir.as_deref().ok_or(HubError::NoCache)?;
+    Ok(cache::lookup(dir, &spec).ok())
+}
+
+/// Fetches what the Hub has of a model now, and returns the path of the copy. Without the Hub it
+/// fails, even if there is an older copy.
+///
+/// # Errors
+/// [`HubError`]: each is one sentence that names the model.
+pub fn fetch(
+    model: &str,
+    options: &HubOptions,
+    progress: &dyn Fn(Progress<'_>),
+) -> Result<PathBuf, HubError> {
+    let spec = RepoSpec::parse(model)?;
+    let dir = options.cache_dir.as_deref().ok_or(HubError::NoCache)?;
+    fetch::fetch(&FetchJob { spec: &spec, dir, options, limits: Limits::default(), progress })
+}
+
+/// Asks whether the Hub answers, and whether it takes the token. Returns what it answered, as a part
+/// of a sentence.
+///
+/// # Errors
+/// Why it cannot be used: a part of a sentence.
+pub fn reach(options: &HubOptions) -> Result<String, String> {
+    let (endpoint, shown) = (options.endpoint(), options::without_user(options.endpoint()));
+    if options.token.as_deref().is_some_and(|token| !http::can_be_sent(token)) {
+        return Err("the token has a character that no token has".to_string());
+    }
+    let client = http::Client::new(options, Limits::default());
+    match client.get(&format!("{endpoint}/api/whoami-v2"), None) {
+        Ok(_) => Ok(format!("{shown} answers and takes the token")),
+        Err(http::Trouble::Status(401 | 403)) if options.token.is_some() => {
+            Err(format!("{shown} answers, but does not take the token"))
+        }
+        Err(http::Trouble::Status(_)) => Ok(format!("{shown} answers")),
+        Err(http::Trouble::Unreachable(why) | http::Trouble::Passing(why, _)) => {
+            Err(format!("{shown} cannot be reached ({why})"))
+        }
+        Err(http::Trouble::Odd(why)) => {
+            Err(format!("{shown} does not answer like a model hub ({why})"))
+        }
+    }
 }
 
 fn resolve_within(

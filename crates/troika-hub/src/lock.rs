@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Held while a blob and its part are written. The system releases it when the program ends.
 #[derive(Debug)]
@@ -10,28 +10,67 @@ pub struct Locks {
     _files: Vec<File>,
 }
 
+/// Where the locks on blobs of a repository lie: those of the `hf-hub` crate (`blobs/ETAG.lock` in
+/// the repository's folder) and those of the `huggingface_hub` package (`.locks/FOLDER/ETAG.lock` in
+/// the cache).
+fn places(dir: &Path, folder: &str) -> [PathBuf; 2] {
+    [dir.join(folder).join("blobs"), dir.join(".locks").join(folder)]
+}
+
+/// Whether any program holds a lock on a blob of a repository. Makes no lock files.
+///
+/// # Errors
+/// A lock file that cannot be opened.
+pub fn any_held(dir: &Path, folder: &str) -> io::Result<bool> {
+    for place in places(dir, folder) {
+        let entries = match std::fs::read_dir(&place) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+            other => other?,
+        };
+        for entry in entries {
+            let path = entry?.path();
+            let is_lock = path.extension().is_some_and(|ending| ending == "lock");
+            if !is_lock || !path.is_file() {
+                continue;
+            }
+            // Network file systems want it open for writing, which others may not allow.
+            let file = OpenOptions::new().write(true).open(&path).or_else(|_| File::open(&path))?;
+            if held(&file)? {
+                return Ok(true);
+            }
+        }
+    }
+    Ok(false)
+}
+
+/// Tries to take a lock; whether another program holds it.
+fn held(file: &File) -> io::Result<bool> {
+    match file.try_lock() {
+        Ok(()) => Ok(false),
+        Err(TryLockError::WouldBlock) => Ok(true),
+        // Some file systems have no locks: programs are not separated there.
+        Err(TryLockError::Error(e)) if e.kind() == io::ErrorKind::Unsupported => Ok(false),
+        Err(TryLockError::Error(e)) => Err(e),
+    }
+}
+
 impl Locks {
-    /// Takes the locks of a blob: that of the `hf-hub` crate (`blobs/ETAG.lock` in the repository's
-    /// folder) and that of the `huggingface_hub` package (`.locks/FOLDER/ETAG.lock` in the cache).
-    /// Both tools use `flock` on Unix, like `File::try_lock`. `None` if another program holds one.
+    /// Takes the locks of a blob that the Hub's own tools take, too. They use `flock` on Unix, like
+    /// `File::try_lock`. `None` if another program holds one.
     ///
     /// # Errors
     /// Lock files cannot be created.
     pub fn take(dir: &Path, folder: &str, etag: &str) -> io::Result<Option<Locks>> {
         let name = format!("{etag}.lock");
-        let places = [dir.join(folder).join("blobs"), dir.join(".locks").join(folder)];
         let mut files = Vec::new();
-        for place in places {
+        for place in places(dir, folder) {
             std::fs::create_dir_all(&place)?;
             let mut options = OpenOptions::new();
             let file = options.write(true).create(true).truncate(false).open(place.join(&name))?;
-            match file.try_lock() {
-                Ok(()) => files.push(file),
-                Err(TryLockError::WouldBlock) => return Ok(None),
-                // Some file systems have no locks: programs are not separated there.
-                Err(TryLockError::Error(e)) if e.kind() == io::ErrorKind::Unsupported => {}
-                Err(TryLockError::Error(e)) => return Err(e),
+            if held(&file)? {
+                return Ok(None);
             }
+            files.push(file);
         }
         Ok(Some(Locks { _files: files }))
     }

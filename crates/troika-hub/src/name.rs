@@ -3,7 +3,7 @@
 use super::HubError;
 
 /// The default revision.
-const MAIN: &str = "main";
+pub const MAIN: &str = "main";
 
 /// Which files of a repository to use.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -55,9 +55,62 @@ pub enum SelectError {
 pub fn select(names: &[String], wanted: &Wanted) -> Result<Selection, SelectError> {
     match wanted {
         Wanted::Default => safetensors(names).map_or_else(|| usual_gguf(names), Ok),
-        Wanted::Tag(tag) => tagged_gguf(names, tag),
-        Wanted::File(file) => named_gguf(names, file),
+        Wanted::Tag(tag) => all_parts(names, &tagged_gguf(names, tag)?),
+        Wanted::File(file) => all_parts(names, &named_gguf(names, file)?),
     }
+}
+
+/// Every model that the files make: that of the safetensors files, and each GGUF model of which all
+/// parts are there.
+pub fn models(names: &[String]) -> Vec<Selection> {
+    let gguf = gguf_models(names).into_values().filter_map(|file| all_parts(names, &file).ok());
+    safetensors(names).into_iter().chain(gguf).collect()
+}
+
+/// The files of a GGUF model that are there, even if some of its parts are not.
+///
+/// # Errors
+/// No model or several match.
+pub fn present_parts(names: &[String], wanted: &Wanted) -> Result<Vec<String>, SelectError> {
+    let file = match wanted {
+        Wanted::Default => return Ok(names.to_vec()),
+        Wanted::Tag(tag) => tagged_gguf(names, tag)?,
+        Wanted::File(file) => named_gguf(names, file)?,
+    };
+    let Some((stem, _, parts)) = shard(&file, ".gguf") else { return Ok(vec![file]) };
+    let belongs = |name: &str| {
+        shard(name, ".gguf").is_some_and(|(other, _, of)| (other, of) == (stem, parts))
+    };
+    Ok(names.iter().filter(|name| belongs(name)).cloned().collect())
+}
+
+/// What follows the colon where a user names a GGUF model of these files: its quantization if that
+/// is enough, else its file.
+pub fn choice(names: &[String], file: &str) -> String {
+    let means_it = |tag: &String| {
+        let found = tagged_gguf(names, tag);
+        found.is_ok_and(|found| all_parts(names, &found) == all_parts(names, file))
+    };
+    quantization(file).filter(means_it).unwrap_or_else(|| file.to_string())
+}
+
+/// The quantization that a GGUF file's name tells, in capitals.
+pub fn quantization(file: &str) -> Option<String> {
+    let upper = file.to_ascii_uppercase();
+    let stem = upper.strip_suffix(".GGUF").unwrap_or(&upper);
+    let is_end = |c: char| !c.is_ascii_alphanumeric() && c != '_';
+    stem.rsplit(is_end).find_map(quantization_at_end).map(str::to_string)
+}
+
+/// The quantization with which a word ends, such as `MODEL_Q4_0`.
+fn quantization_at_end(word: &str) -> Option<&str> {
+    let starts = std::iter::once(0).chain(word.match_indices('_').map(|(at, _)| at + 1));
+    starts.map(|at| &word[at..]).find(|tail| {
+        let after_q = ["IQ", "TQ", "Q"].iter().find_map(|q| tail.strip_prefix(q));
+        after_q.is_some_and(|bits| bits.starts_with(|c: char| c.is_ascii_digit()))
+            || ["F16", "F32", "BF16", "FP16"].contains(tail)
+            || tail.starts_with("MXFP4")
+    })
 }
 
 /// Configuration, tokenizer and weights at the top of the repository.
@@ -132,16 +185,17 @@ fn usual_gguf(names: &[String]) -> Result<Selection, SelectError> {
     all_parts(names, file)
 }
 
-fn tagged_gguf(names: &[String], tag: &str) -> Result<Selection, SelectError> {
+/// A file of the GGUF model that a tag names.
+fn tagged_gguf(names: &[String], tag: &str) -> Result<String, SelectError> {
     let models = gguf_models(names);
     if let Some(file) = best(&models, tag) {
-        return all_parts(names, file);
+        return Ok(file.clone());
     }
     let lower = tag.to_lowercase();
     let holding: Vec<&String> =
         models.iter().filter(|(stem, _)| stem.contains(&lower)).map(|(_, file)| file).collect();
     match holding.as_slice() {
-        [file] => all_parts(names, file),
+        [file] => Ok(file.to_string()),
         [] if models.is_empty() => Err(SelectError::NoMatch(
             format!("`{tag}` names a GGUF file, and this repository has none"),
             names.iter().filter(|name| name.ends_with(".safetensors")).cloned().collect(),
@@ -170,10 +224,10 @@ fn best<'a>(models: &'a BTreeMap<String, String>, tag: &str) -> Option<&'a Strin
     fitting.min_by_key(|(stem, _)| stem.len()).map(|(_, file)| file)
 }
 
-fn named_gguf(names: &[String], wanted: &str) -> Result<Selection, SelectError> {
+fn named_gguf(names: &[String], wanted: &str) -> Result<String, SelectError> {
     let exact = names.iter().find(|name| *name == wanted);
     match exact.or_else(|| names.iter().find(|name| name.eq_ignore_ascii_case(wanted))) {
-        Some(file) => all_parts(names, file),
+        Some(file) => Ok(file.clone()),
         None => Err(SelectError::NoMatch(
             format!("there is no file `{wanted}`"),
             gguf_models(names).into_values().collect(),
@@ -263,6 +317,49 @@ mod tests {
             matches!(pick(&list, "Q8_0"), Err(SelectError::NoMatch(_, there)) if there.len() == 4)
         );
         assert!(matches!(pick(&["model.safetensors"], "Q8_0"), Err(SelectError::NoMatch(..))));
+    }
+
+    #[test]
+    fn quantizations_are_read_from_names() {
+        for (file, want) in [
+            ("m-Q4_K_M.gguf", Some("Q4_K_M")),
+            ("UD/m-UD-iq2_xxs-00001-of-00002.gguf", Some("IQ2_XXS")),
+            ("model_q4_0.GGUF", Some("Q4_0")),
+            ("Qwen3-0.6B-BF16.gguf", Some("BF16")),
+            ("gpt-oss-mxfp4.gguf", Some("MXFP4")),
+            ("Qwen2.gguf", None),
+            ("model.gguf", None),
+        ] {
+            assert_eq!(quantization(file).as_deref(), want, "{file}");
+        }
+    }
+
+    #[test]
+    fn every_model_is_found_by_what_is_said_of_it() {
+        let list = names(&[
+            "config.json",
+            "model.safetensors",
+            "m-Q4_K_M.gguf",
+            "m-it-Q4_K_M.gguf",
+            "plain.gguf",
+            "mmproj-f16.gguf",
+            "m-Q8_0-00001-of-00002.gguf",
+            "m-Q8_0-00002-of-00002.gguf",
+            "m-Q6_K-00001-of-00002.gguf",
+        ]);
+        let found: Vec<Option<String>> =
+            models(&list).into_iter().map(|s| s.entry.map(|file| choice(&list, &file))).collect();
+        let want =
+            ["m-it-Q4_K_M.gguf", "Q4_K_M", "Q8_0", "plain.gguf"].map(|w| Some(w.to_string()));
+        let mut got = found[1..].to_vec();
+        got.sort();
+        let mut want = want.to_vec();
+        want.sort();
+        assert_eq!((&found[0], got), (&None, want));
+        // A part that is left over can still be named.
+        let wanted = Wanted::Tag("Q6_K".to_string());
+        assert_eq!(present_parts(&list, &wanted), Ok(names(&["m-Q6_K-00001-of-00002.gguf"])));
+        assert!(matches!(select(&list, &wanted), Err(SelectError::MissingPart(_))));
     }
 
     #[test]

@@ -85,3 +85,45 @@ pub enum NpuError {
     #[error("no NPU was found: {0}")]
     NoNpu(String),
 }
+
+/// What installs the runtime.
+const RUNTIME: &str = "pip install onnxruntime==1.31.1";
+
+impl NpuError {
+    /// The command that mends it, where one does.
+    pub fn remedy(&self) -> Option<String> {
+        match self {
+            NpuError::NoRuntime | NpuError::BadRuntime { .. } | NpuError::OldRuntime { .. } => {
+                Some(RUNTIME.to_string())
+            }
+            NpuError::NoPlugin { package, .. } | NpuError::BadPlugin { package, .. } => {
+                Some(format!("pip install {package}"))
+            }
+            NpuError::NoHardware { .. }
+            | NpuError::NoProfiler { .. }
+            | NpuError::NoFolder { .. }
+            | NpuError::NoNpu(_) => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::NpuError;
+
+    #[test]
+    fn a_remedy_is_what_the_sentence_says() {
+        let file = || "f".into();
+        for error in [
+            NpuError::NoRuntime,
+            NpuError::BadRuntime { file: file(), why: "w".into() },
+            NpuError::OldRuntime { file: file(), version: "1".into() },
+            NpuError::NoPlugin { looked: file(), package: "p==1" },
+            NpuError::BadPlugin { file: file(), why: "w".into(), package: "p==1" },
+        ] {
+            let remedy = error.remedy().unwrap();
+            assert!(error.to_string().contains(&remedy), "{error}: {remedy}");
+        }
+        assert_eq!(NpuError::NoNpu("x".into()).remedy(), None);
+    }
+}

@@ -27,5 +27,5 @@ pub use profile::{QNN_RECORDING, replay_qnn};
 pub use profiling::{Profiling, ProfilingLevel};
 pub use provider::{Hardware, NpuSpec, Provider};
 pub use rewrites::{Rewrite, Rewrites};
-pub use runtime::{RuntimePlaces, survey};
+pub use runtime::{RuntimePlaces, runtime_library, survey};
 pub use stdout::own_stdout;

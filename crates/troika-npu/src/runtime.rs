@@ -395,6 +395,14 @@ fn has_own(provider: Provider) -> bool {
     is_there.unwrap_or(false)
 }
 
+/// The library of ONNX Runtime that is used.
+///
+/// # Errors
+/// There is none, or one that does not serve.
+pub fn runtime_library(places: &RuntimePlaces) -> Result<PathBuf, NpuError> {
+    Ok(Runtime::load(places)?.library.clone())
+}
+
 /// What each vendor's provider finds on this machine, or the step that failed.
 pub fn survey(places: &RuntimePlaces) -> Vec<(Provider, Result<Vec<Hardware>, NpuError>)> {
     let vendors = vendors();

@@ -29,6 +29,11 @@ pub enum Source {
 }
 
 impl Source {
+    /// The bytes of the built-in model.
+    pub fn built_in_bytes() -> u64 {
+        BUILT_IN.0.len() as u64
+    }
+
     /// Opens the model's files.
     ///
     /// # Errors

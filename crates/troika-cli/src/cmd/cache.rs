@@ -7,7 +7,7 @@ use troika::weights::{CacheFile, CacheFolder, CacheKind};
 
 use crate::error::CliError;
 use crate::flags::{CacheArgs, CacheVerb};
-use crate::output::{self, printable};
+use crate::output::{self, age, printable};
 
 /// Lists, checks or removes files of the cache.
 ///
@@ -59,16 +59,6 @@ fn name(file: &CacheFile) -> String {
     file.path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-fn age(file: &CacheFile) -> String {
-    let seconds = file.used.elapsed().unwrap_or_default().as_secs();
-    match seconds {
-        0..60 => format!("{seconds} s ago"),
-        60..3600 => format!("{} min ago", seconds / 60),
-        3600..86_400 => format!("{} h ago", seconds / 3600),
-        _ => format!("{} days ago", seconds / 86_400),
-    }
-}
-
 fn mib(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / (1 << 20) as f64)
 }
@@ -99,7 +89,7 @@ fn list(place: &str, files: &[CacheFile], json: bool) -> Result<(), CliError> {
             name(file),
             file.kind.name(),
             mib(file.bytes),
-            age(file),
+            age(file.used),
             printable(&types),
             printable(&of)
         ));

@@ -3,14 +3,17 @@
 
 mod cache;
 mod calibration;
+mod doctor;
 mod effect;
 mod experts;
 mod help;
+mod models;
 mod npu;
 mod open;
 mod overwrite;
 mod parse;
 pub mod placement;
+mod ps;
 mod quant;
 mod routing;
 mod sampling;
@@ -22,10 +25,13 @@ mod verbs;
 
 pub use cache::{CacheArgs, CacheVerb};
 pub use calibration::{CalibrationArgs, PRUNED};
+pub use doctor::DoctorArgs;
+pub use models::{LsArgs, PullArgs, RmArgs};
 pub use npu::npu_settings;
 pub use open::OpenArgs;
 pub use parse::parse;
 pub use placement::{PlanFileArgs, named_apart, profile_at};
+pub use ps::{DEFAULT_PORT, PsArgs};
 pub use routing::UnseenArgs;
 pub use serve::ServeArgs;
 pub use simulate::{ReproduceArgs, SimulateArgs};

@@ -9,9 +9,12 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use super::cache::CacheArgs;
 use super::calibration::share;
+use super::doctor::DoctorArgs;
+use super::models::{LsArgs, PullArgs, RmArgs};
 use super::npu::{NpuCompileArgs, NpuProfilingArgs};
 use super::open::{ComputeArgs, OpenArgs};
 use super::placement::{self, PlanFileArgs};
+use super::ps::PsArgs;
 use super::quant::QuantFlag;
 use super::routing::UnseenArgs;
 use super::sampling::SamplingArgs;
@@ -61,6 +64,17 @@ pub enum Command {
     Profile(Box<ProfileArgs>),
     /// List the devices of this machine
     Devices(DevicesArgs),
+    /// Say what of this machine can be used, and what is missing, with the command that mends it
+    Doctor(DoctorArgs),
+    /// Fetch models of the Hugging Face Hub
+    Pull(PullArgs),
+    /// List the models in the Hub's cache
+    #[command(visible_alias = "list")]
+    Ls(LsArgs),
+    /// Remove models from the Hub's cache
+    Rm(RmArgs),
+    /// Say which models a server has, and how busy it is
+    Ps(PsArgs),
     /// List, check or remove what is kept: quantized weights, hashes and profiles
     Cache(CacheArgs),
     /// Print a completion script for a shell

@@ -2,8 +2,10 @@
 
 mod environment;
 mod hostile;
+mod inventory;
 mod offline;
 mod online;
+mod removal;
 mod server;
 mod token;
 

@@ -1,0 +1,43 @@
+//! Flags of the verbs for models in the Hub's cache.
+
+use clap::Args;
+
+/// `troika pull`.
+#[derive(Args)]
+pub struct PullArgs {
+    /// Hub ids such as Qwen/Qwen3-0.6B, owner/name:Q4_K_M or owner/name:file.gguf
+    #[arg(value_name = "MODEL", required = true)]
+    pub models: Vec<String>,
+    /// Branch, tag or commit, as owner/name@REVISION says it [default: main]
+    #[arg(long, value_name = "NAME", env = "TROIKA_REVISION")]
+    pub revision: Option<String>,
+    /// Ask the Hub whether a model that is here has changed, and fetch what is new
+    #[arg(long, visible_alias = "update", env = "TROIKA_REFRESH")]
+    pub refresh: bool,
+    /// Print a JSON list, an object for each model
+    #[arg(long, env = "TROIKA_JSON")]
+    pub json: bool,
+}
+
+/// `troika ls`.
+#[derive(Args)]
+pub struct LsArgs {
+    /// Print one JSON object
+    #[arg(long, env = "TROIKA_JSON")]
+    pub json: bool,
+}
+
+/// `troika rm`.
+#[derive(Args)]
+pub struct RmArgs {
+    /// Names as troika ls lists them: owner/name for all of a repository, owner/name:Q4_K_M for one
+    /// GGUF model of it, owner/name@REVISION for one revision
+    #[arg(value_name = "MODEL", required = true)]
+    pub models: Vec<String>,
+    /// Do not ask
+    #[arg(short, long, short_alias = 'f', visible_alias = "force")]
+    pub yes: bool,
+    /// Print one JSON object
+    #[arg(long, env = "TROIKA_JSON")]
+    pub json: bool,
+}
