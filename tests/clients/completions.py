@@ -51,11 +51,20 @@ def test_list_of_prompts(server):
     equal([c.text for c in answer.choices], alone, "the texts")
     ids = [server.tokens(p) for p in prompts]
     equal([c.text for c in server.complete(ids).choices], alone, "the texts after token ids")
-    streamed = ["", "", ""]
-    for chunk in server.complete(prompts, stream=True):
-        for choice in chunk.choices:
-            streamed[choice.index] += choice.text
-    equal(streamed, alone, "the streamed texts")
+
+
+def test_list_of_prompts_streamed(server):
+    """Streamed by index, or refused in words: not mixed up."""
+    prompts = [PROMPT, "The king"]
+    streamed = ["", ""]
+    try:
+        for chunk in server.complete(prompts, stream=True):
+            for choice in chunk.choices:
+                streamed[choice.index] += choice.text
+    except openai.BadRequestError as error:
+        assert "prompt" in str(error), error
+    else:
+        equal(streamed, [server.complete(p).choices[0].text for p in prompts], "the texts")
 
 
 def test_several_of_each(server):
@@ -113,7 +122,9 @@ def test_scores_agree(server):
     )
     if whole.tokens[len(ids) :] != made.logprobs.tokens:
         return  # The text is cut into other tokens when it is read.
-    for got, want in zip(whole.token_logprobs[len(ids) :], made.logprobs.token_logprobs, strict=True):
+    for got, want in zip(
+        whole.token_logprobs[len(ids) :], made.logprobs.token_logprobs, strict=True
+    ):
         assert abs(got - want) < 2e-3, (got, want)
 
 

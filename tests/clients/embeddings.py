@@ -13,12 +13,14 @@ TEXTS = ["The king rode out.", "The king rode forth.", "Three pounds of butter"]
 
 
 def given(server):
-    return server.model_status()["embeddings"]
+    return "embedding" in server.ollama.show(MODEL).capabilities
 
 
 def cosine(a, b):
     return (
-        sum(x * y for x, y in zip(a, b, strict=True)) / math.dist(a, [0] * len(a)) / math.dist(b, [0] * len(b))
+        sum(x * y for x, y in zip(a, b, strict=True))
+        / math.dist(a, [0] * len(a))
+        / math.dist(b, [0] * len(b))
     )
 
 

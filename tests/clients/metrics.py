@@ -84,7 +84,7 @@ def test_status(server):
     equal(status["default_model"], MODEL, "default_model")
     model = server.model_status()
     for name in ("state", "why", "devices", "context", "weight_bytes", "sequences", "pages_used",
-                 "pages", "prefill_tok_s", "decode_tok_s", "expert_hits", "embeddings", "template",
+                 "pages", "prefill_tok_s", "decode_tok_s", "expert_hits", "template",
                  "busy"):  # fmt: skip
         assert name in model, f"no {name} in {model}"
     server.chat()
