@@ -22,6 +22,30 @@ pub struct RuleText {
 }
 
 impl Plan {
+    /// The plan for people: its settings, and a table with a line for each rule.
+    pub fn explain(&self) -> String {
+        let (model, prefill) = (&self.model, &self.prefill);
+        let mut text = format!(
+            "{model}; strategy {}\ncontext {}, KV cache {} in pages of {}\n\
+             prefill in chunks of {}, {} in flight, {}; {} waits\n\n\
+             | phase | segments | layers | device | activations besides f32 |\n\
+             | --- | --- | --- | --- | --- |\n",
+            self.strategy,
+            self.context,
+            self.kv_dtype,
+            self.page_len,
+            prefill.chunk,
+            prefill.chunks_in_flight,
+            prefill.policy.name(),
+            self.sync.name(),
+        );
+        for RuleText { phase, segments, layers, device, activations } in self.texts() {
+            let line = format!("| {phase} | {segments} | {layers} | {device} | {activations} |\n");
+            text.push_str(&line);
+        }
+        text
+    }
+
     /// The rules in words, in the order in which they count.
     pub fn texts(&self) -> Vec<RuleText> {
         let mut texts = Vec::new();

@@ -1,6 +1,6 @@
 //! `troika plan`.
 
-use troika::plan::{Goal, Phase, Plan, Refusal, RuleText};
+use troika::plan::{Goal, Phase, Plan, Refusal};
 use troika::program::{CopyCount, PhaseCopies};
 use troika::solve::{Alternative, HeldWeights};
 use troika::trace::Tracer;
@@ -47,7 +47,7 @@ pub fn run(args: &PlanArgs) -> Result<(), CliError> {
             }
             let held = held(&planned.held()?);
             let copied = copied(&planned.copies()?);
-            output::write(&(explained(plan) + &delegated + &beaten + &held + &copied))
+            output::write(&(plan.explain() + &delegated + &beaten + &held + &copied))
         }
         (false, None) => output::json_document(&plan.to_json()),
         (false, Some(_)) => Ok(()),
@@ -114,29 +114,6 @@ fn beaten(plan: &Plan, goal: Goal, alternatives: &[Alternative]) -> String {
         for l in &p.lengths {
             text.push_str(&format!("| {} | {:.3} |\n", l.tokens, l.ttft_us / 1e3));
         }
-    }
-    text
-}
-
-/// A plan as a table with a line per rule.
-fn explained(plan: &Plan) -> String {
-    let (model, prefill) = (&plan.model, &plan.prefill);
-    let mut text = format!(
-        "{model}; strategy {}\ncontext {}, KV cache {} in pages of {}\n\
-         prefill in chunks of {}, {} in flight, {}; {} waits\n\n\
-         | phase | segments | layers | device | activations besides f32 |\n\
-         | --- | --- | --- | --- | --- |\n",
-        plan.strategy,
-        plan.context,
-        plan.kv_dtype,
-        plan.page_len,
-        prefill.chunk,
-        prefill.chunks_in_flight,
-        prefill.policy.name(),
-        plan.sync.name(),
-    );
-    for RuleText { phase, segments, layers, device, activations } in plan.texts() {
-        text.push_str(&format!("| {phase} | {segments} | {layers} | {device} | {activations} |\n"));
     }
     text
 }

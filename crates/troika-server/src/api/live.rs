@@ -190,24 +190,10 @@ pub async fn plan(
     let refusals = host.model.refusals().iter().map(|r| {
         format!("{} of {} does not run on {}: {}", r.op, r.segment.name(), r.device, r.why)
     });
-    let prefill = &plan.prefill;
-    let text = format!(
-        "{}; strategy {}\ncontext {}, KV cache {} in pages of {}\nprefill in chunks of {}, {} in \
-         flight, {}; {} waits",
-        plan.model,
-        plan.strategy,
-        plan.context,
-        plan.kv_dtype,
-        plan.page_len,
-        prefill.chunk,
-        prefill.chunks_in_flight,
-        prefill.policy.name(),
-        plan.sync.name(),
-    );
     Ok(call::json(&json!({
         "model": host.name,
         "rules": rules.collect::<Vec<_>>(),
-        "text": text,
+        "text": plan.explain(),
         "refusals": refusals.collect::<Vec<_>>(),
     })))
 }
