@@ -1,9 +1,9 @@
 //! The HTTP server: OpenAI's, Anthropic's and Ollama's interfaces over sessions of models, and a page.
 //!
-//! The path of a request: [`guard`] checks who asks, a file of [`api`] turns the client's form into
-//! one of ours ([`chat`]), [`queue`] says when it is its turn, [`completion`] starts sessions, and
-//! the model's answer format splits the text into content, reasoning and calls of tools. The client's form is
-//! written as tokens come ([`stream`]).
+//! The path of a request: `guard` checks who asks, a file of `api` turns the client's form into
+//! one of ours (`chat`), `queue` says when it is its turn, and `completion` starts sessions. The
+//! model's answer format splits the text into content, reasoning and calls of tools. The client's
+//! form is written as tokens come (`stream`).
 
 mod api;
 mod call;
