@@ -4,7 +4,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 
-use super::super::{Delta, ReaderOptions};
+use super::super::{CallFormat, Delta, ReaderOptions};
 use super::{deltas, format, options};
 
 /// What answers are made of: markers, their beginnings, calls, broken ones, and text.
@@ -101,7 +101,7 @@ proptest! {
     fn cuts_change_nothing(
         text in pieces(),
         cuts in vec(any::<Index>(), 0..12),
-        calls in select(CallFormat::ALL),
+        calls in select(CallFormat::ALL.to_vec()),
         opened in any::<bool>(),
         whole_calls in any::<bool>(),
         reasoning in any::<bool>(),
@@ -113,7 +113,7 @@ proptest! {
     }
 
     #[test]
-    fn no_text_is_lost(words in vec(select(&["a", "<", "[", "{", "\n", "b>", "日", "|"][..]), 0..30), calls in select(CallFormat::ALL)) {
+    fn no_text_is_lost(words in vec(select(&["a", "<", "[", "{", "\n", "b>", "日", "|"][..]), 0..30), calls in select(CallFormat::ALL.to_vec())) {
         let text = words.concat();
         let all = deltas(format(calls).reader(options()), [text.as_str()]);
         let expected = if text.is_empty() { vec![] } else { vec![Delta::Content(text)] };
@@ -121,7 +121,7 @@ proptest! {
     }
 
     #[test]
-    fn nothing_is_invented(text in pieces(), calls in select(CallFormat::ALL), whole_calls in any::<bool>()) {
+    fn nothing_is_invented(text in pieces(), calls in select(CallFormat::ALL.to_vec()), whole_calls in any::<bool>()) {
         let options = ReaderOptions { whole_calls, ..options() };
         for delta in deltas(format(calls).reader(options), [text.as_str()]) {
             match delta {
@@ -133,7 +133,7 @@ proptest! {
     }
 
     #[test]
-    fn whole_calls_are_json_objects(text in pieces(), calls in select(CallFormat::ALL)) {
+    fn whole_calls_are_json_objects(text in pieces(), calls in select(CallFormat::ALL.to_vec())) {
         let options = ReaderOptions { whole_calls: true, ..options() };
         let all = super::gather(deltas(format(calls).reader(options), [text.as_str()]));
         for (_, json) in all.calls {
