@@ -50,7 +50,7 @@ pub struct ServeArgs {
     #[arg(long = "allowed-host", value_name = "NAME", value_delimiter = ',')]
     #[arg(env = "TROIKA_ALLOWED_HOST")]
     pub hosts: Vec<String>,
-    /// A site whose pages may call this server, as https://example.org
+    /// A site whose pages may call this server: its scheme, name and port, as a browser says them
     #[arg(long = "allowed-origin", value_name = "ORIGIN", value_delimiter = ',')]
     #[arg(env = "TROIKA_ALLOWED_ORIGIN")]
     pub origins: Vec<String>,
