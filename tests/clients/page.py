@@ -7,6 +7,7 @@ The page forbids eval, so checks poll with `evaluate` and never use `wait_for_fu
 """
 
 import json
+import shutil
 import sys
 import time
 import urllib.parse
@@ -361,7 +362,7 @@ def main():
     url, chromium = sys.argv[1].rstrip("/") + "/", sys.argv[2]
     passed = failed = 0
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=shutil.which(chromium), args=["--no-sandbox"])
         light = Page(browser, url)
         dark = Page(browser, url, scheme="dark")
         keyboard = Page(browser, url)
