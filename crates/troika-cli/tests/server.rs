@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Output, Stdio};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// A running server.
@@ -105,6 +105,9 @@ fn python() -> PathBuf {
 
 /// Runs a script of `tests/clients`, which prints a line for each of its checks.
 fn script(name: &str, args: &[&str]) {
+    // One after the other: each has the machine to itself, as a person would.
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let python = python();
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/clients");
     let mut script = Command::new(python);
