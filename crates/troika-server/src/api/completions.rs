@@ -59,16 +59,20 @@ pub async fn completions(
     let fields = call.fields();
     fields
         .refuse(&[("suffix", "text is not filled in; only what follows a prompt is generated")])?;
-    let asked = asked(&fields, &host, server.options.max_tokens)?;
+    let (of, client, most) = (host.clone(), call.client, server.options.max_tokens);
+    // Grammars and long prompts take a while.
+    let (asked, prompts, call) = apart(move || {
+        let fields = call.fields();
+        let (asked, prompts) = (asked(&fields, &of, most)?, prompts(&fields, &of)?);
+        Ok((asked, prompts, call))
+    })
+    .await?;
+    let fields = call.fields();
     let best_of = fields.get("best_of")?.unwrap_or(asked.generation.choices);
     if best_of != asked.generation.choices {
         return Err(Problem::field("best_of", "best_of cannot differ from n"));
     }
-    let (of, call) = (host.clone(), call);
-    let client = call.client;
-    let (prompts, call) = apart(move || Ok((prompts(&call.fields(), &of)?, call))).await?;
     let form = CompletionForm { id: ids::unique("cmpl-"), created: ids::now(), host: host.clone() };
-    let fields = call.fields();
     if fields.flag("stream")? {
         let [prompt] = prompts.as_slice() else {
             return Err(Problem::field(
