@@ -341,6 +341,15 @@ impl WeightSource for Calibrated {
     }
 }
 
+/// Whether this processor adds up products of bytes in 32 bits (VNNI). Elsewhere OpenVINO's CPU adds
+/// two of them in 16 bits, which overflow for large inputs: its device refuses such products.
+fn sums_are_exact() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return is_x86_feature_detected!("avx512vnni") || is_x86_feature_detected!("avxvnni");
+    #[cfg(not(target_arch = "x86_64"))]
+    true
+}
+
 /// llm.npu, equation 1 in its exact form: the clipped product of the NPU and the CPU's product of
 /// what was clipped are the product of the rounded inputs.
 #[test]
@@ -368,6 +377,13 @@ fn the_clipped_product_and_its_outliers_add_up() {
             let value = |i: usize| ((i * 71 % 199) as f32 - 99.0) / 80.0;
             let large = |i: usize| if i % 29 == 3 { 60.0 } else { 1.0 };
             let x: Vec<f32> = (0..rows * k).map(|i| value(i) * large(i)).collect();
+            if bits == 8 && spec == "npu:openvino:cpu" && !sums_are_exact() {
+                let refused = Weights::compiled(&*npu, &clipped, &weights);
+                if let Err(e) = refused {
+                    assert!(e.to_string().contains("its results are wrong"), "{e}");
+                    continue;
+                }
+            }
             let most = run(&*npu, &clipped, &weights, &x);
             let rest = run(&*cpu, &outliers, &weights, &x);
             let rounding = Rounding::of(activations, weights.limit).unwrap();

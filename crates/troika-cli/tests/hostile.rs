@@ -3,6 +3,8 @@
 #![allow(clippy::panic, clippy::unwrap_used)]
 #![cfg(unix)]
 
+use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -17,6 +19,13 @@ fn root() -> PathBuf {
 fn troika(args: &[&str]) -> Output {
     let mut c = Command::new(env!("CARGO_BIN_EXE_troika"));
     c.args(args).stdin(Stdio::null()).output().unwrap()
+}
+
+/// With a home of the Hub's models.
+fn offline(home: &str, args: &[&str]) -> Output {
+    let mut c = Command::new(env!("CARGO_BIN_EXE_troika"));
+    c.env("HF_HOME", home).env("HF_HUB_OFFLINE", "1").args(args);
+    c.stdin(Stdio::null()).output().unwrap()
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -164,12 +173,35 @@ impl Hostile {
         );
         let soc: String = soc.replace('\u{7f}', "\\u007F");
         std::fs::write(hostile.file("soc.toml"), soc).unwrap();
+        let commit = "0123456789abcdef0123456789abcdef01234567";
+        let home = Path::new(&hostile.folder.with_file_name("home")).join(HOSTILE);
+        for (name, content) in [("refs/main", commit), (&format!("snapshots/{commit}/a.gguf"), "")]
+        {
+            let file = home.join("hub/models--o--n").join(name);
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(file, content).unwrap();
+        }
         hostile
     }
 
     fn file(&self, name: &str) -> String {
         self.folder.with_file_name(name).display().to_string()
     }
+}
+
+/// A server that answers everything with this, for as long as the test runs.
+fn server_of(answer: Value) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let (mut request, body) = ([0; 4096], answer.to_string());
+            let _ = stream.read(&mut request);
+            let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", body.len());
+            let _ = stream.write_all((head + &body).as_bytes());
+        }
+    });
+    port
 }
 
 /// Every verb that prints JSON, with a text of strangers where it has one.
@@ -181,7 +213,9 @@ fn all_json_holds_what_terminals_obey_as_json_escapes_it() {
     let (cache, soc, report) = (at.file("cache"), at.file("soc.toml"), at.file("report.html"));
     let (trace, plan, profile) = (at.file("t.json"), at.file("p.json"), at.file("profile.json"));
     let (device, ranges) = (format!("virtual:{soc}"), at.file("ranges.json"));
-    let predictor = at.file("experts.predictor");
+    let (predictor, home) =
+        (at.file("experts.predictor"), format!("{}/{HOSTILE}", at.file("home")));
+    let port = server_of(serde_json::json!({"models": [{"name": HOSTILE}]})).to_string();
     let cases: &[(&[&str], bool)] = &[
         (&["run", &m, "-p", HOSTILE, "-n", "1", "--json", "--trace", &trace], true),
         (&["run", &m, "--parallel", "2", "-f", &prompts, "-n", "1", "--json"], true),
@@ -209,13 +243,18 @@ fn all_json_holds_what_terminals_obey_as_json_escapes_it() {
             true,
         ),
         (&["reproduce", "H01", "--report", &report, "--json"], false),
+        (&["ps", "--port", &port, "--json"], true),
+        (&["doctor", "--cache-dir", &home, "--json"], true),
+        (&["ls", "--json"], true),
+        (&["pull", "o/n:a.gguf", "--json"], true),
+        (&["rm", "o/n", "-y", "--json"], false),
     ];
     for (args, holds) in cases {
         let own: &[&str] = match args[0] {
             "simulate" => &["gpu-only", "--json", "--trace", &trace, "--plan-out", &plan],
             _ => &[],
         };
-        let out = troika(&[args, own].concat());
+        let out = offline(&home, &[args, own].concat());
         // One of the prompts is empty and fails.
         let code = i32::from(args.contains(&"--parallel"));
         assert_eq!(out.status.code(), Some(code), "{args:?}: {}", text(&out.stderr));
@@ -231,7 +270,7 @@ fn all_json_holds_what_terminals_obey_as_json_escapes_it() {
     let help = text(&troika(&["--help"]).stdout);
     let verbs = help.lines().filter_map(|l| l.strip_prefix("  ")?.split_whitespace().next());
     for verb in verbs.filter(|verb| verb.starts_with(char::is_lowercase) && *verb != "help") {
-        let prints = text(&troika(&[verb, "--help"]).stdout).contains("json");
+        let prints = text(&troika(&[verb, "--help"]).stdout).contains("JSON");
         assert!(!prints || cases.iter().any(|c| c.0[0] == verb), "{verb} has no case");
     }
 }

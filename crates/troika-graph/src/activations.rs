@@ -9,11 +9,28 @@ use crate::weight::WeightRef;
 /// A copy of the subgraph whose products use only the allowed activation formats, or else f32
 /// ([`ActivationFormat::restricted`]).
 pub fn restrict_activations(graph: &Subgraph, allowed: &[ActivationFormat]) -> Subgraph {
+    with_activations(graph, |format, all_bits| format.restricted(allowed, all_bits))
+}
+
+/// A copy of a subgraph that was restricted before, for a device that allows these formats: those
+/// of its formats that the device allows stay, so that the device computes the same bits; others
+/// become what [`restrict_activations`] makes of them.
+pub fn adapt_activations(graph: &Subgraph, allowed: &[ActivationFormat]) -> Subgraph {
+    with_activations(graph, |format, all_bits| {
+        if allowed.contains(&format) { format } else { format.restricted(allowed, all_bits) }
+    })
+}
+
+/// A copy with other formats, by the old one and whether the op's weights use all bits.
+fn with_activations(
+    graph: &Subgraph,
+    of: impl Fn(ActivationFormat, bool) -> ActivationFormat,
+) -> Subgraph {
     let mut graph = graph.clone();
     for i in 0..graph.nodes.len() {
         let all_bits = uses_all_bits(&graph, &graph.nodes[i].op);
         if let Some(activations) = activations(&mut graph.nodes[i].op) {
-            *activations = activations.restricted(allowed, all_bits);
+            *activations = of(*activations, all_bits);
         }
     }
     graph
@@ -63,7 +80,7 @@ fn activations(op: &mut Op) -> Option<&mut ActivationFormat> {
 
 #[cfg(test)]
 mod tests {
-    use super::restrict_activations;
+    use super::{adapt_activations, restrict_activations};
     use crate::{ActivationFormat, DType, Op, Subgraph, SubgraphBuilder, WeightDecl};
 
     const INT7: ActivationFormat = ActivationFormat::by_32_columns(7);
@@ -130,5 +147,11 @@ mod tests {
             assert_eq!(formats(&restricted), expected);
             crate::verify(&restricted).unwrap();
         }
+        // A device that could do with fewer bits keeps what a plan chose, or else takes its own.
+        let eight = restrict_activations(&graph, &[ActivationFormat::INT8]);
+        let first = |allowed: &[ActivationFormat]| formats(&adapt_activations(&eight, allowed))[0];
+        assert_eq!(first(&[ActivationFormat::INT8, INT7]), ActivationFormat::INT8);
+        assert_eq!(first(&[INT7]), INT7);
+        assert_eq!(first(&[ActivationFormat::Bf16]), ActivationFormat::F32);
     }
 }

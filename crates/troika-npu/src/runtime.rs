@@ -303,7 +303,10 @@ impl Runtime {
         if provider == Provider::Reference {
             // Named, or else the runtime takes any provider whose plugin is loaded.
             let own = self.environment.devices().filter(|d| d.ep().ok() == Some(provider.ep()));
-            let builder = builder.with_optimization_level(GraphOptimizationLevel::Level3)?;
+            // Processors without VNNI add up pairs of bytes in 16 bits, which overflow.
+            let builder = builder
+                .with_optimization_level(GraphOptimizationLevel::Level3)?
+                .with_precise_qmm()?;
             return Ok(builder.with_devices(own.take(1), None)?);
         }
         // The optimizers of the runtime make ops that providers lack.

@@ -165,13 +165,15 @@ fn experts_on_another_device_give_the_same_bits() {
 fn an_expert_divided_by_columns_gives_the_same_bits() {
     let files = [FloatType::F32.into(), FloatType::BF16.into()];
     let quantized = [Quant::Q8, Quant::Q4].map(|quant| BindOptions { quant, ..files[0] });
-    let formats = [ActivationFormat::INT8, ActivationFormat::Bf16];
+    let devices = cpus(&["a", "b"]);
+    // A group takes what its device has; not every processor multiplies bf16.
+    let mut formats = vec![ActivationFormat::INT8, ActivationFormat::Bf16];
+    formats.retain(|f| devices[0].caps().activation_formats.contains(f));
     for (bind, formats) in
         files.into_iter().chain(quantized).flat_map(|b| [(b, &formats[..]), (b, &[])])
     {
         let d = describe(&model_dir("mixtral"), bind).unwrap();
         let ids = read_golden(&model_dir("mixtral").join("golden.safetensors")).unwrap().input_ids;
-        let devices = cpus(&["a", "b"]);
         let mut one = plain(&d, &devices, 9);
         one.prefill.rules.iter_mut().for_each(|r| r.activations = formats.to_vec());
         let expected = logits(&mut engine(&d, &devices, one.clone()).unwrap(), &ids);
