@@ -96,7 +96,7 @@ mod tests {
             "load http://127.0.0.1:1",
             "load http://127.0.0.1:1 chat --clients 4 --shared 64",
             "load http://127.0.0.1:1 idle --pid 9",
-            "peers x -p 8,16 --types Q8_0 --rounds 5 --ik y",
+            "peers x -p 8,16 --types Q8_0 --rounds 5 --ik y --sequences 4,8",
             "peers --shapes tiny-moe,olmoe-1b-7b --only-make",
             "soak --kills 3 --step 0 --minutes 1 --seed 9 --sequences 0 --troika t",
             "valgrind a --cases 9 b",

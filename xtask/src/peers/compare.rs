@@ -5,12 +5,22 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use super::Peer;
 use super::options::Options;
+use super::{Peer, batched};
 use crate::command::{Result, text};
 
-/// The key of a test: prompt, tokens decoded, depth.
-pub type Test = (u64, u64, u64);
+/// What was measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Test {
+    /// Tokens of a prompt, or 0.
+    pub prompt: u64,
+    /// Tokens decoded, or 0.
+    pub generate: u64,
+    /// Tokens in the context before.
+    pub depth: u64,
+    /// Sequences at once.
+    pub sequences: u64,
+}
 
 /// A line of a benchmark's JSON.
 #[derive(Clone, Debug, PartialEq)]
@@ -55,6 +65,15 @@ pub fn compare(troika: &Path, peers: &[Peer], file: &Path, o: &Options) -> Resul
             if peer.depths || at_no_depth(o) {
                 let mut ran = Command::new(&peer.bench);
                 theirs.push(read(&run(ran.args(peer.args), file, o, peer.depths)?)?);
+            }
+        }
+        let Some(sequences) = &o.sequences else { continue };
+        ours.push(batched::troika(troika, file, sequences, o)?);
+        for (peer, theirs) in peers.iter().zip(&mut theirs) {
+            if let Some(bench) = &peer.batched {
+                let mut command = Command::new(bench);
+                command.args(peer.batched_args);
+                theirs.push(batched::peer(command, file, sequences, o)?);
             }
         }
     }
@@ -118,8 +137,13 @@ fn line(row: &Value) -> Result<Line> {
         _ => None,
     };
     Ok(Line {
-        // Older versions of llama-bench have no depth.
-        test: (number("n_prompt")?, number("n_gen")?, row["n_depth"].as_u64().unwrap_or(0)),
+        test: Test {
+            prompt: number("n_prompt")?,
+            generate: number("n_gen")?,
+            // Older versions of llama-bench have no depth, and none has sequences.
+            depth: row["n_depth"].as_u64().unwrap_or(0),
+            sequences: row["n_sequences"].as_u64().unwrap_or(1),
+        },
         samples,
         size: number("model_size")?,
         limit,
@@ -163,18 +187,22 @@ mod tests {
          "share_of_limit": null, "limit": "read_bandwidth", "limits": {}}
     ]"#;
 
+    fn test(prompt: u64, generate: u64, depth: u64) -> Test {
+        Test { prompt, generate, depth, sequences: 1 }
+    }
+
     #[test]
     fn both_benchmarks_are_read() {
         let lines = read(TROIKA).unwrap();
-        assert_eq!(lines[0].test, (512, 0, 0));
+        assert_eq!(lines[0].test, test(512, 0, 0));
         assert_eq!(lines[0].samples, [10.0, 12.5]);
         assert_eq!(lines[0].per_token, Some(5.0));
         assert_eq!(lines[0].limits[0], ("int8".to_string(), vec![100.0]));
-        assert_eq!((lines[1].test, lines[1].per_token), ((0, 64, 0), None));
+        assert_eq!((lines[1].test, lines[1].per_token), (test(0, 64, 0), None));
         let llama = r#"[{"build_commit": "x", "n_prompt": 0, "n_gen": 8, "n_depth": 64,
             "model_size": 5, "model_n_params": 7, "avg_ts": 3.0, "samples_ts": [2.0, 4.0]}]"#;
         let lines = read(llama).unwrap();
-        assert_eq!((lines[0].test, lines[0].size), ((0, 8, 64), 5));
+        assert_eq!((lines[0].test, lines[0].size), (test(0, 8, 64), 5));
         assert!(lines[0].limit.is_empty() && lines[0].limits.is_empty());
     }
 
@@ -182,7 +210,7 @@ mod tests {
     fn peers_stand_beside_the_same_test() {
         let ours = read(TROIKA).unwrap();
         let llama = vec![Line { samples: vec![3.0], ..ours[0].clone() }];
-        let deep = vec![Line { test: (512, 0, 64), ..ours[0].clone() }];
+        let deep = vec![Line { test: test(512, 0, 64), ..ours[0].clone() }];
         let all = together(ours.clone(), vec![llama.clone(), deep]);
         let want = Compared { troika: ours[0].clone(), peers: vec![Some(llama[0].clone()), None] };
         assert_eq!(all, [want]);

@@ -25,6 +25,8 @@ const SETTINGS: &[&str] = &[
 pub struct Tools {
     /// `llama-bench`.
     pub bench: PathBuf,
+    /// `llama-batched-bench`, if it is there.
+    pub batched: Option<PathBuf>,
     quantize: PathBuf,
 }
 
@@ -34,7 +36,8 @@ impl Tools {
     /// # Errors
     /// The folder has no `llama-bench`.
     pub fn in_folder(bin: &Path) -> Result<Tools> {
-        Ok(Tools { bench: bench(bin)?, quantize: bin.join("llama-quantize") })
+        let quantize = bin.join("llama-quantize");
+        Ok(Tools { bench: bench(bin)?, batched: batched(bin), quantize })
     }
 
     /// Quantizes a GGUF file; `dtype` is `llama-quantize`'s name of the type.
@@ -57,6 +60,11 @@ pub fn bench(bin: &Path) -> Result<PathBuf> {
         true => Ok(bench),
         false => Err(format!("there is no llama-bench in {}", bin.display())),
     }
+}
+
+/// The `llama-batched-bench` of a folder, if it has one.
+pub fn batched(bin: &Path) -> Option<PathBuf> {
+    Some(bin.join("llama-batched-bench")).filter(|path| path.exists())
 }
 
 /// Builds the tools in `dir`, unless they exist.
@@ -91,6 +99,7 @@ pub fn build(dir: &Path) -> Result<Tools> {
     text(&mut configure, "cmake")?;
     let mut make = tool("cmake");
     make.arg("--build").arg(dir.join("build"));
-    text(make.args(["--target", "llama-bench", "llama-quantize", "-j"]), "cmake --build")?;
+    let targets = ["llama-bench", "llama-batched-bench", "llama-quantize"];
+    text(make.arg("--target").args(targets).arg("-j"), "cmake --build")?;
     Tools::in_folder(&bin)
 }

@@ -3,6 +3,7 @@
 //! They take turns (A B C A B C), so that a shared or warming machine treats all alike. The table
 //! shows medians, and Troika's ratio to the best peer.
 
+mod batched;
 mod compare;
 pub mod export;
 pub mod gguf;
@@ -41,12 +42,7 @@ pub fn run(root: &Path, options: &Options) -> Result<()> {
         Some(path) => path.clone(),
         None => build_troika(root)?,
     };
-    let mut peers = vec![Peer { name: "llama.cpp", bench: tools.bench, args: &[], depths: true }];
-    if let Some(bin) = &options.ik {
-        let bench = llama::bench(bin)?;
-        peers.push(Peer { name: "ik", bench: bench.clone(), args: &[], depths: false });
-        peers.push(Peer { name: "ik, repacked", bench, args: &["-rtr", "1"], depths: false });
-    }
+    let peers = peers(tools, options)?;
     let mut all = Vec::new();
     for file in &files {
         all.push(compare::compare(&troika, &peers, file, options)?);
@@ -54,6 +50,22 @@ pub fn run(root: &Path, options: &Options) -> Result<()> {
     let names: Vec<&str> = peers.iter().map(|p| p.name).collect();
     print!("{}", table::markdown(&machine(), options.threads(), &names, &all));
     Ok(())
+}
+
+/// The peers that are there.
+fn peers(tools: llama::Tools, options: &Options) -> Result<Vec<Peer>> {
+    let llama::Tools { bench, batched, .. } = tools;
+    let llama =
+        Peer { name: "llama.cpp", bench, args: &[], depths: true, batched, batched_args: &[] };
+    let mut peers = vec![llama.clone()];
+    if let Some(bin) = &options.ik {
+        let (bench, batched) = (llama::bench(bin)?, llama::batched(bin));
+        let ik = Peer { name: "ik", bench, depths: false, batched, ..llama };
+        let (args, batched_args) = (&["-rtr", "1"], &["-rtr"]);
+        peers.push(ik.clone());
+        peers.push(Peer { name: "ik, repacked", args, batched_args, ..ik });
+    }
+    Ok(peers)
 }
 
 /// Another engine, or a way to run it.
@@ -67,6 +79,10 @@ struct Peer {
     args: &'static [&'static str],
     /// Whether it can measure at a depth.
     depths: bool,
+    /// Its `llama-batched-bench`, if it is built.
+    batched: Option<PathBuf>,
+    /// The arguments of that beyond the common ones.
+    batched_args: &'static [&'static str],
 }
 
 /// The files of all requested shapes and types; makes missing ones.

@@ -17,7 +17,7 @@ pub struct Options {
     /// Folder with llama-bench and llama-quantize, instead of building them
     #[arg(long, value_name = "DIR")]
     pub llama: Option<PathBuf>,
-    /// Folder with the llama-bench of ik_llama.cpp, which is measured too: once as it is, once with
+    /// Folder with the llama-bench of ik_llama.cpp (built as its authors build it), which is measured too: once as it is, once with
     /// weights repacked at load (-rtr 1); it has no depths (-d)
     #[arg(long, value_name = "DIR")]
     pub ik: Option<PathBuf>,
@@ -50,6 +50,10 @@ pub struct Options {
     /// Tokens in the context before
     #[arg(short, value_name = "LIST", default_value = "0", value_parser = numbers)]
     pub depths: String,
+    /// Numbers of sequences that are decoded at once, besides; peers are asked by their
+    /// llama-batched-bench, whose column stays empty where there is none
+    #[arg(long, value_name = "LIST", value_parser = counts)]
+    pub sequences: Option<String>,
     /// Threads [default: one per core]
     #[arg(short, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub threads: Option<u32>,
@@ -84,5 +88,12 @@ fn numbers(value: &str) -> Result<String, String> {
     match value.split(',').all(|n| n.parse::<usize>().is_ok()) {
         true => Ok(value.to_string()),
         false => Err("not a list of numbers".to_string()),
+    }
+}
+
+fn counts(value: &str) -> Result<String, String> {
+    match value.split(',').all(|n| n.parse::<usize>().is_ok_and(|n| n > 0)) {
+        true => Ok(value.to_string()),
+        false => Err("not a list of numbers from 1 on".to_string()),
     }
 }

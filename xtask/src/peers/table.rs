@@ -14,9 +14,16 @@ pub fn median(values: &[f64]) -> f64 {
     }
 }
 
-fn name((prompt, generate, depth): Test) -> String {
-    let base = if prompt > 0 { format!("pp{prompt}") } else { format!("tg{generate}") };
-    if depth == 0 { base } else { format!("{base} @ d{depth}") }
+fn name(test: Test) -> String {
+    let Test { prompt, generate, depth, sequences } = test;
+    let mut name = if prompt > 0 { format!("pp{prompt}") } else { format!("tg{generate}") };
+    if sequences > 1 {
+        name.push_str(&format!(" x {sequences}"));
+    }
+    if depth > 0 {
+        name.push_str(&format!(" @ d{depth}"));
+    }
+    name
 }
 
 /// All measurements in Markdown: medians, our ratio to the best peer, and shares of the limits.
@@ -85,7 +92,7 @@ mod tests {
             l => (vec![("int8".to_string(), l.to_vec())], "int8".to_string(), Some(2.0)),
         };
         Line {
-            test: (512, 0, 64),
+            test: Test { prompt: 512, generate: 0, depth: 64, sequences: 1 },
             samples: samples.to_vec(),
             size: 1 << 20,
             limit,
@@ -119,6 +126,14 @@ mod tests {
         let columns = |l: &str| l.matches('|').count();
         let table: Vec<&str> = text.lines().filter(|l| l.starts_with('|')).collect();
         assert!(table.iter().all(|l| columns(l) == columns(table[0])), "{text}");
+    }
+
+    #[test]
+    fn tests_of_several_sequences_say_how_many() {
+        let test = Test { prompt: 0, generate: 16, depth: 0, sequences: 4 };
+        assert_eq!(name(test), "tg16 x 4");
+        assert_eq!(name(Test { depth: 9, ..test }), "tg16 x 4 @ d9");
+        assert_eq!(name(Test { sequences: 1, ..test }), "tg16");
     }
 
     #[test]
