@@ -54,22 +54,113 @@ pub(super) unsafe fn tile<I: RowLanes, F: Format, const M: usize, const NR: usiz
                 groups[m] = xs[m].add(at);
             }
             let xs = groups;
-            add_scaled::<I, F, M, NR>(&panels, xs, g, 0, columns, &mut sums);
-            if F::SUBS == 2 {
-                add_scaled::<I, F, M, NR>(&panels, xs, g, 1, columns, &mut sums);
+            add_group::<I, F, M, NR>(&panels, xs, g, columns, &mut sums);
+        }
+    }
+    sums
+}
+
+/// Activation rows at a time of [`blocks`].
+const BLOCK_ROWS: usize = 4;
+
+/// As [`tile`], for a panel and more rows than fit the registers: each group of the weight is
+/// multiplied with all of them while the first-level cache has it, and memory brings the next ones
+/// meanwhile.
+///
+/// # Safety
+/// As for [`tile`].
+#[inline(always)]
+pub(super) unsafe fn blocks<I: RowLanes, F: Format>(
+    panel: Panel,
+    xs: &[*const u8],
+    groups: usize,
+    sums: &mut [[I::Floats; 1]],
+) {
+    let columns = TripCounts::new::<I, F>();
+    let (xs, xs_rest) = xs.as_chunks::<BLOCK_ROWS>();
+    let (sums, sums_rest) = sums.as_chunks_mut::<BLOCK_ROWS>();
+    let panel = [panel];
+    for g in 0..groups {
+        for i in 0..trip_count::<I>(F::LINES) {
+            prefetch::once(panel[0].quants.wrapping_add(F::at(g) + i * 64 + PREFETCH_DISTANCE));
+        }
+        // SAFETY: by the caller.
+        unsafe {
+            for (xs, sums) in xs.iter().zip(&mut *sums) {
+                add_group::<I, F, BLOCK_ROWS, 1>(&panel, at_group(xs, g), g, columns, sums);
             }
-            if F::MIN {
-                for n in 0..trip_count::<I>(NR) {
-                    let min = F::min::<I>(&panels[n], g);
-                    for m in 0..trip_count::<I>(M) {
-                        let x = I::splat(*zero_point_correction(xs[m], 0).cast::<f32>());
-                        sums[m][n] = I::fma(min, x, sums[m][n]);
-                    }
+            rest::<I, F>(&panel, xs_rest, g, columns, sums_rest);
+        }
+    }
+}
+
+/// Adds the products of a group with up to three rows.
+///
+/// # Safety
+/// As for [`tile`].
+#[inline(always)]
+unsafe fn rest<I: RowLanes, F: Format>(
+    panel: &[Panel; 1],
+    xs: &[*const u8],
+    g: usize,
+    columns: TripCounts,
+    sums: &mut [[I::Floats; 1]],
+) {
+    macro_rules! of {
+        ($($rows:literal)*) => {$(
+            if let (Ok(xs), Ok(sums)) =
+                (<&[_; $rows]>::try_from(xs), <&mut [_; $rows]>::try_from(&mut *sums))
+             {
+                // SAFETY: by the caller.
+                unsafe { add_group::<I, F, $rows, 1>(panel, at_group(xs, g), g, columns, sums) };
+            }
+        )*};
+    }
+    of!(1 2 3);
+}
+
+/// Where rows have group `g`.
+///
+/// # Safety
+/// The rows have it.
+#[inline(always)]
+unsafe fn at_group<const M: usize>(xs: &[*const u8; M], g: usize) -> [*const u8; M] {
+    let mut at = *xs;
+    for x in &mut at {
+        // SAFETY: by the caller.
+        *x = unsafe { x.add(g * size_of::<QuantizedGroup>()) };
+    }
+    at
+}
+
+/// Adds the products of a group of columns.
+///
+/// # Safety
+/// As for [`tile`].
+#[inline(always)]
+unsafe fn add_group<I: RowLanes, F: Format, const M: usize, const NR: usize>(
+    panels: &[Panel; NR],
+    xs: [*const u8; M],
+    g: usize,
+    columns: TripCounts,
+    sums: &mut [[I::Floats; NR]; M],
+) {
+    // SAFETY: by the caller.
+    unsafe {
+        add_scaled::<I, F, M, NR>(panels, xs, g, 0, columns, sums);
+        if F::SUBS == 2 {
+            add_scaled::<I, F, M, NR>(panels, xs, g, 1, columns, sums);
+        }
+        if F::MIN {
+            for n in 0..trip_count::<I>(NR) {
+                let min = F::min::<I>(&panels[n], g);
+                for m in 0..trip_count::<I>(M) {
+                    let x = I::splat(*zero_point_correction(xs[m], 0).cast::<f32>());
+                    sums[m][n] = I::fma(min, x, sums[m][n]);
                 }
             }
         }
     }
-    sums
 }
 
 /// Adds the products of the quads that share a scale.
@@ -220,7 +311,7 @@ unsafe fn quad<I: RowLanes, F: Format, const M: usize, const NR: usize>(
             let x = I::quad(xs[m].add(4 * j));
             for n in 0..trip_count::<I>(NR) {
                 part[m][n] = I::dot(F::FULL, part[m][n], w[n], x);
-                if F::WIDE {
+                if F::WIDE || M == BLOCK_ROWS {
                     part[m][n] = I::pin(part[m][n]);
                 }
             }

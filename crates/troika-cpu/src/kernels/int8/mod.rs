@@ -77,7 +77,7 @@ pub unsafe fn linear(
     }
     let threads = cx.pool.threads();
     let all = products.iter().map(|p| p.weight.layout.panels()).sum();
-    if rows <= tile::DIRECT {
+    if rows <= tile::AGAIN {
         let bytes = products.iter().map(|p| p.weight.layout.bytes()).sum();
         // SAFETY: by the caller.
         return unsafe { few_rows(cx, rows, products, select::stream(all, bytes, threads)) };

@@ -63,9 +63,9 @@ fn emulated_kernels_are_the_reference_to_the_bit() {
     let mut seed = 5;
     for (dtype, activations) in KINDS {
         let quantization = Quantization::of(dtype, activations);
-        for (rows, n, blocks) in
-            [(1, 17, 3), (2, 16, 1), (3, 5, 2), (15, 33, 2), (16, 32, 5), (17, 47, 3), (33, 49, 2)]
-        {
+        let shapes = [(1, 17, 3), (2, 16, 1), (3, 5, 2), (4, 17, 2), (5, 32, 1), (6, 33, 3)];
+        let more = [(7, 16, 2), (8, 47, 1), (15, 33, 2), (16, 32, 5), (17, 47, 3), (33, 49, 2)];
+        for (rows, n, blocks) in shapes.into_iter().chain(more) {
             // Wider than a block of columns for some types.
             let k = dtype.block_len() * blocks;
             let raw = weight(dtype, n, blocks, &mut seed);

@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::Int8Part;
-use super::block::tile;
+use super::block::{blocks, tile};
 use super::format::{Format, Panel};
 use super::lanes::{RowLanes, trip_count};
 use super::layout::{GROUP, ROWS};
@@ -18,6 +18,10 @@ use crate::machine::instructions::RegisterWork;
 
 /// Activation rows up to which weights are read as they are.
 pub(super) const DIRECT: usize = 3;
+/// Activation rows up to which weights are read as they are, several times: those of a group while
+/// the first-level cache has them. Not where widened weights are multiplied with two rows at once.
+pub(super) const AGAIN: usize = 32;
+
 /// Computes a part of a product with weights of a format.
 ///
 /// # Safety
@@ -32,6 +36,7 @@ pub(super) unsafe fn run<I: RowLanes, F: Format>(part: Int8Part<'_>) {
             1 => direct::<I, F, 1>(part),
             2 => direct::<I, F, 2>(part),
             DIRECT => direct::<I, F, DIRECT>(part),
+            4..=AGAIN if !I::PAIRED => again::<I, F>(part),
             _ => wide::<I, F>(part),
         }
     }
@@ -52,6 +57,31 @@ unsafe fn direct<I: RowLanes, F: Format, const M: usize>(part: Int8Part<'_>) {
             let panel = [Panel::new(weight.bytes.as_ptr(), &weight.layout, index)];
             let sums = tile::<I, F, M, 1>(panel, [xs, xs], groups, [[I::splat(0.0); 1]; M]);
             put::<I, M, 1>(&part, part.m.start, index, sums, true);
+        }
+    }
+}
+
+/// More rows than a register block has: weights are read as they are.
+///
+/// # Safety
+/// As for [`run`]; panels, rows and groups are in range.
+#[inline(always)]
+unsafe fn again<I: RowLanes, F: Format>(part: Int8Part<'_>) {
+    let weight = &part.product.weight;
+    let (groups, m) = (weight.layout.cols / GROUP, part.m.len());
+    // SAFETY: the panels exist; the rows are checked.
+    unsafe {
+        let mut xs = [std::ptr::null(); AGAIN];
+        for (i, x) in xs.iter_mut().enumerate().take(m) {
+            [*x] = rows::<1>(&part, part.m.start + i, 0);
+        }
+        for index in weight.panels(&part.n) {
+            let panel = Panel::new(weight.bytes.as_ptr(), &weight.layout, index);
+            let mut sums = [[I::splat(0.0); 1]; AGAIN];
+            blocks::<I, F>(panel, &xs[..m], groups, &mut sums[..m]);
+            for (i, sum) in sums.into_iter().enumerate().take(m) {
+                put::<I, 1, 1>(&part, part.m.start + i, index, [sum], true);
+            }
         }
     }
 }
