@@ -63,7 +63,7 @@ pub(super) unsafe fn tile<I: RowLanes, F: Format, const M: usize, const NR: usiz
 /// Activation rows at a time of [`blocks`].
 const BLOCK_ROWS: usize = 4;
 
-/// As [`tile`], for a panel and more rows than fit the registers: each group of the weight is
+/// As [`tile`], for a panel and an even number of rows, more than fit the registers: each group of the weight is
 /// multiplied with all of them while the first-level cache has it, and memory brings the next ones
 /// meanwhile.
 ///
@@ -77,8 +77,9 @@ pub(super) unsafe fn blocks<I: RowLanes, F: Format>(
     sums: &mut [[I::Floats; 1]],
 ) {
     let columns = TripCounts::new::<I, F>();
-    let (xs, xs_rest) = xs.as_chunks::<BLOCK_ROWS>();
-    let (sums, sums_rest) = sums.as_chunks_mut::<BLOCK_ROWS>();
+    let (xs, rest) = xs.as_chunks::<BLOCK_ROWS>();
+    let (sums, rest_sums) = sums.as_chunks_mut::<BLOCK_ROWS>();
+    let (two, two_sums) = (rest.as_chunks::<2>().0, rest_sums.as_chunks_mut::<2>().0);
     let panel = [panel];
     for g in 0..groups {
         for i in 0..trip_count::<I>(F::LINES) {
@@ -89,34 +90,11 @@ pub(super) unsafe fn blocks<I: RowLanes, F: Format>(
             for (xs, sums) in xs.iter().zip(&mut *sums) {
                 add_group::<I, F, BLOCK_ROWS, 1>(&panel, at_group(xs, g), g, columns, sums);
             }
-            rest::<I, F>(&panel, xs_rest, g, columns, sums_rest);
+            for (xs, sums) in two.iter().zip(&mut *two_sums) {
+                add_group::<I, F, 2, 1>(&panel, at_group(xs, g), g, columns, sums);
+            }
         }
     }
-}
-
-/// Adds the products of a group with up to three rows.
-///
-/// # Safety
-/// As for [`tile`].
-#[inline(always)]
-unsafe fn rest<I: RowLanes, F: Format>(
-    panel: &[Panel; 1],
-    xs: &[*const u8],
-    g: usize,
-    columns: TripCounts,
-    sums: &mut [[I::Floats; 1]],
-) {
-    macro_rules! of {
-        ($($rows:literal)*) => {$(
-            if let (Ok(xs), Ok(sums)) =
-                (<&[_; $rows]>::try_from(xs), <&mut [_; $rows]>::try_from(&mut *sums))
-             {
-                // SAFETY: by the caller.
-                unsafe { add_group::<I, F, $rows, 1>(panel, at_group(xs, g), g, columns, sums) };
-            }
-        )*};
-    }
-    of!(1 2 3);
 }
 
 /// Where rows have group `g`.

@@ -59,6 +59,9 @@ pub const KINDS: [(DType, ActivationFormat); 9] = {
     all
 };
 
+/// Most rows with which weights are read as streams, a group of columns after the other.
+pub(super) const STREAM_ROWS: usize = tile::AGAIN;
+
 /// `y = x * W^T + b` for some products of as many rows each, in one parallel region.
 ///
 /// # Safety
@@ -77,7 +80,7 @@ pub unsafe fn linear(
     }
     let threads = cx.pool.threads();
     let all = products.iter().map(|p| p.weight.layout.panels()).sum();
-    if rows <= tile::AGAIN {
+    if rows <= STREAM_ROWS {
         let bytes = products.iter().map(|p| p.weight.layout.bytes()).sum();
         // SAFETY: by the caller.
         return unsafe { few_rows(cx, rows, products, select::stream(all, bytes, threads)) };

@@ -21,6 +21,7 @@ pub(super) const DIRECT: usize = 3;
 /// Activation rows up to which weights are read as they are, several times: those of a group while
 /// the first-level cache has them. Not where widened weights are multiplied with two rows at once.
 pub(super) const AGAIN: usize = 32;
+const _: () = assert!(AGAIN.is_multiple_of(2));
 
 /// Computes a part of a product with weights of a format.
 ///
@@ -72,13 +73,15 @@ unsafe fn again<I: RowLanes, F: Format>(part: Int8Part<'_>) {
     // SAFETY: the panels exist; the rows are checked.
     unsafe {
         let mut xs = [std::ptr::null(); AGAIN];
-        for (i, x) in xs.iter_mut().enumerate().take(m) {
-            [*x] = rows::<1>(&part, part.m.start + i, 0);
+        // The last row of an odd number is there twice.
+        let even = m.next_multiple_of(2);
+        for (i, x) in xs.iter_mut().enumerate().take(even) {
+            [*x] = rows::<1>(&part, part.m.start + i.min(m - 1), 0);
         }
         for index in weight.panels(&part.n) {
             let panel = Panel::new(weight.bytes.as_ptr(), &weight.layout, index);
             let mut sums = [[I::splat(0.0); 1]; AGAIN];
-            blocks::<I, F>(panel, &xs[..m], groups, &mut sums[..m]);
+            blocks::<I, F>(panel, &xs[..even], groups, &mut sums[..even]);
             for (i, sum) in sums.into_iter().enumerate().take(m) {
                 put::<I, 1, 1>(&part, part.m.start + i, index, [sum], true);
             }

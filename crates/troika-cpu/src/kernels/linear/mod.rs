@@ -252,9 +252,9 @@ pub unsafe fn linear<'a>(
     if count == 0 || rows == 0 {
         return Ok(());
     }
-    if rows == 1 && (0..count).all(|i| product(i).panels) {
+    if rows <= packed::FEW && (0..count).all(|i| product(i).panels) {
         // SAFETY: by the caller.
-        return unsafe { stream(cx, count, product) };
+        return unsafe { stream(cx, rows, count, product) };
     }
     let first = product(0).weight;
     let n = (0..count).map(|i| product(i).weight.rows).sum();
@@ -282,15 +282,16 @@ pub unsafe fn linear<'a>(
     })
 }
 
-/// The products of one row with packed weights, which are read from memory as streams.
+/// The products of few rows with packed weights, which are read from memory as streams.
 ///
 /// # Safety
-/// As for [`linear`], with one row.
+/// As for [`linear`].
 ///
 /// # Errors
 /// A panic of a part.
 unsafe fn stream<'a>(
     cx: &mut Context<'_>,
+    rows: usize,
     count: usize,
     product: &(dyn Fn(usize) -> Product<'a> + Sync),
 ) -> Result<(), KernelError> {
@@ -303,7 +304,7 @@ unsafe fn stream<'a>(
             let product = product(i);
             let n = of.start * panels::ROWS..(of.end * panels::ROWS).min(product.weight.rows);
             // SAFETY: parts have different rows of results, and products by the caller.
-            let part = unsafe { ProductPart::new(product, n, 0..1, scratch) };
+            let part = unsafe { ProductPart::new(product, n, 0..rows, scratch) };
             run_part(isa, part);
         });
     })

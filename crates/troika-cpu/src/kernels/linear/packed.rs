@@ -1,5 +1,7 @@
-//! Products of weights packed as [`panels`](super::panels): one activation row meets them as they
-//! lie; for several rows their words are copied.
+//! Products of weights packed as [`panels`](super::panels): few activation rows meet them as they
+//! lie; for many rows their words are copied.
+
+use std::ops::Range;
 
 use troika_graph::DType;
 
@@ -15,6 +17,8 @@ use crate::runtime::prefetch;
 const PREFETCH_DISTANCE: usize = 4096;
 /// The most registers of a panel's rows.
 const MAX_REGISTERS: usize = 4;
+/// Activation rows up to which panels are read as they lie.
+pub(super) const FEW: usize = 32;
 
 /// The lines of a panel, from weight row `n` on.
 ///
@@ -39,56 +43,117 @@ macro_rules! by_lines {
     };
 }
 
-/// One activation row.
+/// Few activation rows, at most [`FEW`].
 ///
 /// # Safety
 /// The weight is packed.
 #[inline(always)]
-pub(super) unsafe fn one_row<A: Mac>(part: &ProductPart<'_>) {
+pub(super) unsafe fn few_rows<A: Mac>(part: &ProductPart<'_>) {
     // SAFETY: passed on.
     unsafe { by_lines!(A, part.product.weight.dtype, all::<A>(part)) }
 }
 
 /// All panels, one after the other: with two of them side by side, memory is a stream each, and one
 /// Zen 4 thread reads 15 to 20 % less of it (bf16), though the sums of one panel wait for each other.
+/// Several rows meet a block of columns while the first-level cache has it, and memory brings the
+/// next one meanwhile.
 ///
 /// # Safety
-/// As for [`one_row`].
+/// As for [`few_rows`].
 #[inline(always)]
 unsafe fn all<A: Mac, L: LineReader>(part: &ProductPart<'_>) {
     const { assert!(ROWS / A::V::N <= MAX_REGISTERS && BLOCK.is_multiple_of(L::WORDS)) };
     let p = &part.product;
     let words = if A::PAIRS { p.weight.cols.div_ceil(2) } else { p.weight.cols };
-    let registers = ROWS / A::V::N;
     for first in part.n.clone().step_by(ROWS) {
-        // SAFETY: rows are checked; the panel holds all words.
+        for at in (0..words).step_by(BLOCK) {
+            let end = (at + BLOCK).min(words);
+            let sink = Sink { product: p, first: at == 0, last: end == words };
+            let mut m = part.m.start;
+            // SAFETY: rows are checked; the panel holds all words.
+            unsafe {
+                let lines = panel(p, first).add(at / L::WORDS * LINE);
+                let block = LineBlock { part, sink: &sink, lines, words: at..end, first };
+                while m < part.m.end {
+                    // Blocks of about as many rows each: few rows have few chains of sums.
+                    let left = part.m.end - m;
+                    let rows = left.div_ceil(left.div_ceil(const { rows_at_once::<A>() }));
+                    let of = m..m + rows;
+                    match rows {
+                        1 => block.rows::<A, L, 1>(of),
+                        2 => block.rows::<A, L, 2>(of),
+                        3 | 4 => block.rows::<A, L, 4>(of),
+                        _ if A::V::N == 8 => block.rows::<A, L, 6>(of),
+                        _ => block.rows::<A, L, 8>(of),
+                    }
+                    m += rows;
+                }
+            }
+        }
+    }
+}
+
+/// Activation rows whose sums are in registers at once, beside a line.
+const fn rows_at_once<A: Mac>() -> usize {
+    match A::V::N {
+        16 => 8,
+        8 => 6,
+        _ => 4,
+    }
+}
+
+/// Some columns of a panel.
+struct LineBlock<'a, 'b, 'p> {
+    part: &'p ProductPart<'a>,
+    sink: &'p Sink<'a, 'b>,
+    /// The first line.
+    lines: *const u8,
+    words: Range<usize>,
+    /// First weight row.
+    first: usize,
+}
+
+impl LineBlock<'_, '_, '_> {
+    /// Some activation rows, at least one and at most `M`; the last one stands in for those that
+    /// are not there.
+    ///
+    /// # Safety
+    /// The rows are the part's; the lines hold all words.
+    #[inline(always)]
+    unsafe fn rows<A: Mac, L: LineReader, const M: usize>(&self, of: Range<usize>) {
+        let (p, end) = (&self.part.product, self.words.end);
+        let registers = ROWS / A::V::N;
+        // SAFETY: by the caller.
         unsafe {
-            let x = p.x.row(part.m.start, words);
-            let y = p.y.at(part.m.start, p.weight.rows);
-            let mut line = panel(p, first);
-            for at in (0..words).step_by(BLOCK) {
-                let end = (at + BLOCK).min(words);
-                let sink = Sink { product: p, first: at == 0, last: end == words };
-                let mut acc = [A::V::splat(0.0); MAX_REGISTERS];
-                for k in (at..end).step_by(L::WORDS) {
-                    prefetch::once(line.wrapping_add(PREFETCH_DISTANCE));
-                    for word in 0..L::WORDS {
-                        // Of the last line, the last column may be none.
-                        if word > 0 && k + word >= end {
-                            break;
-                        }
+            let xs: [_; M] = std::array::from_fn(|i| p.x.row((of.start + i).min(of.end - 1), end));
+            let mut acc = [[A::V::splat(0.0); MAX_REGISTERS]; M];
+            let mut line = self.lines;
+            for k in self.words.clone().step_by(L::WORDS) {
+                prefetch::once(line.wrapping_add(PREFETCH_DISTANCE));
+                for word in 0..L::WORDS {
+                    // Of the last line, the last column may be none.
+                    if word > 0 && k + word >= end {
+                        break;
+                    }
+                    let mut w = [A::V::splat(0.0); MAX_REGISTERS];
+                    for (r, w) in w.iter_mut().take(registers).enumerate() {
+                        *w = L::word::<A::V>(line, r * A::V::N, word);
+                    }
+                    for (x, acc) in xs.iter().zip(&mut acc) {
                         let x = A::V::splat(*x.add(k + word));
-                        for (r, acc) in acc.iter_mut().take(registers).enumerate() {
-                            let w = L::word::<A::V>(line, r * A::V::N, word);
+                        for (acc, w) in acc.iter_mut().zip(w).take(registers) {
                             *acc = A::mac(x, w, *acc);
                         }
                     }
-                    line = line.wrapping_add(LINE);
                 }
+                line = line.wrapping_add(LINE);
+            }
+            for (m, acc) in of.zip(acc) {
+                let y = p.y.at(m, p.weight.rows);
                 for (r, acc) in acc.into_iter().take(registers).enumerate() {
-                    let n = first + r * A::V::N;
-                    if n < part.n.end {
-                        sink.put(y, n, part.n.end - n, acc);
+                    let n = self.first + r * A::V::N;
+                    if n < self.part.n.end {
+                        self.sink.put(y, n, self.part.n.end - n, acc);
                     }
                 }
             }

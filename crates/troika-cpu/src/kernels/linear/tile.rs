@@ -18,10 +18,10 @@ pub(super) fn part<A: Mac>(part: ProductPart<'_>) {
     // SAFETY: `ProductPart::new` checked bytes, rows and lengths, and had the promise
     // that nobody else writes the results.
     unsafe {
+        if part.product.panels && part.m.len() <= packed::FEW {
+            return packed::few_rows::<A>(&part);
+        }
         if part.m.len() == 1 {
-            if part.product.panels {
-                return packed::one_row::<A>(&part);
-            }
             match (A::PAIRS, part.product.weight.dtype) {
                 (true, _) => return one_row::<A, Pairs>(&part),
                 (_, DType::F32) => return one_row::<A, Single<F32Row>>(&part),

@@ -135,9 +135,9 @@ impl Sorted<'_> {
         }
     }
 
-    /// Whether rows are so few that products wait for memory.
+    /// Whether experts have so few rows that their weights are read as streams.
     fn is_few(&self) -> bool {
-        self.rows <= select::PREFETCH_MAX_ROWS
+        self.all_pairs().len() <= int8::STREAM_ROWS * self.used.len()
     }
 }
 
