@@ -1,0 +1,5 @@
+
+fn load16(row: u32, part: u32, cols: u32) -> W16 {
+    let scale = half_at(row + cols / 16u, part / 2u);
+    return affine(bytes(unit(row + part)), scale, 0.0);
+}
