@@ -181,6 +181,8 @@ fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) at:
             }
             acc[j] = v;
         }
+        // The next tile replaces weights and rows.
+        workgroupBarrier();
     }
     var factor = 1.0 / sum;
     if SINKS == 1u && PARTS == 0u {

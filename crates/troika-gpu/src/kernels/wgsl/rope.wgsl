@@ -27,7 +27,7 @@ var<immediate> p: Params;
 
 // Cosine and sine. Those of WGSL are only exact for small angles: this one takes whole quarter turns
 // away in five parts of pi/2, of which the first four have so few bits that products are exact for
-// angles below 2^20; polynomials do the rest.
+// angles below 2^17; polynomials do the rest.
 fn cos_sin(angle: f32) -> vec2<f32> {
     let n = round(angle * 0.63661975);
     var r = angle - n * 1.5;
