@@ -6,8 +6,8 @@ use common::{Numbers, near, runner};
 use half::{bf16, f16};
 use troika_gpu::kernels::repack::repack;
 use troika_gpu::kernels::{
-    self, AttentionShape, Batch, CacheFormat, ExpertShape, Floats, Loc, Matrix, NormShape, Stack,
-    WeightFormat,
+    self, AttentionShape, Batch, CacheFormat, ExpertShape, Floats, Loc, Matrix, NormShape,
+    RopeAppend, Stack, WeightFormat,
 };
 use troika_graph::blocks::dequantize;
 use troika_graph::{
@@ -155,6 +155,147 @@ fn products_of_every_type_and_of_few_and_many_rows() {
 }
 
 #[test]
+fn products_at_once_are_those_apart() {
+    let Some(gpu) = runner() else { return };
+    let mut n = Numbers(12);
+    for (dtype, cols) in
+        [(DType::F16, 160), (DType::Q8_0, 64), (DType::Q4_0, 640), (DType::Q4_K, 256)]
+    {
+        let format = WeightFormat::of(dtype).expect("a format");
+        let weights = [37, 5, 18].map(|rows| (rows, weight(&mut n, dtype, rows, cols)));
+        let on = [0, 1, 2].map(|i| gpu.bytes(&weights[i].1.1));
+        let of = weights.each_ref().map(|(rows, _)| Matrix {
+            format,
+            rows: *rows as u32,
+            cols: cols as u32,
+            first: 0,
+        });
+        for rows in [1, 3] {
+            let x = n.floats(rows * cols);
+            let x_on = gpu.floats(&x);
+            let expected = |i: usize| -> Vec<f64> {
+                let (outs, (w, _)) = &weights[i];
+                let of = |r: usize, o: usize| dot(&x[r * cols..][..cols], &w[o * cols..][..cols]);
+                (0..rows * outs).map(|at| of(at / outs, at % outs)).collect()
+            };
+            let y = [37, 5, 18].map(|outs| gpu.floats(&vec![0.0; rows * outs]));
+            let at = [loc(0, cols), loc(0, 37), loc(0, 5), loc(0, 18)];
+            let d = kernels::linear_three(of, rows as u32, at).expect("one");
+            gpu.run(&d, &[&on[0], &on[1], &on[2], &x_on, &y[0], &y[1], &y[2]]);
+            for i in 0..3 {
+                let expected = expected(i);
+                let is = gpu.read_floats(&y[i]);
+                near(&format!("{dtype} {rows} {i}"), &is[..expected.len()], &expected, BOUND);
+            }
+            // A gate and up.
+            let (other, other_on) = weight(&mut n, dtype, 37, cols);
+            let bias = n.floats(37);
+            let bias_on = gpu.floats(&bias);
+            let act = ACTIVATIONS[4];
+            let at = [loc(0, cols), loc(0, 37)];
+            let Ok(d) = kernels::gate_up(of[0], act, true, rows as u32, at) else {
+                assert!(cols / 32 < 4 && rows > 1, "{dtype} {rows}");
+                continue;
+            };
+            let other_on = gpu.bytes(&other_on);
+            gpu.run(&d, &[&on[0], &other_on, &bias_on, &bias_on, &x_on, &y[0]]);
+            let expected: Vec<f64> = expected(0)
+                .into_iter()
+                .enumerate()
+                .map(|(at, g)| {
+                    let (r, o) = (at / 37, at % 37);
+                    let u = dot(&x[r * cols..][..cols], &other[o * cols..][..cols]);
+                    gated(act, g + f64::from(bias[o]), u + f64::from(bias[o]))
+                })
+                .collect();
+            let is = gpu.read_floats(&y[0]);
+            near(&format!("{dtype} gate"), &is[..expected.len()], &expected, BOUND);
+        }
+    }
+}
+
+/// One dispatch against the norms, rotations and appends that it stands for.
+#[test]
+fn rotating_and_appending_at_once_is_what_it_is_apart() {
+    let Some(gpu) = runner() else { return };
+    let mut n = Numbers(13);
+    let (rows, q_heads, k_heads, dim, v_width, page) = (3usize, 4, 2, 20, 36, 4u32);
+    let inv = n.floats(8);
+    let freqs = RopeFreqs { inv_freq: inv.clone().into(), factor: 1.0 };
+    let (q_width, k_width) = (q_heads * dim, k_heads * dim);
+    let [q, k, v] = [q_width, k_width, v_width].map(|width| n.floats(rows * width));
+    let norms = n.floats(2 * 32);
+    let [inv_on, norms_on] = [&inv, &norms].map(|x| gpu.floats(x));
+    let key_norm = gpu.floats(&norms[32..]);
+    let mut words = vec![0, 0];
+    words.extend([5, 14, 0, 0, 6, 14, 0, 0, 9, 15, 1, 0, 3, 1, 2]);
+    for style in [RopeStyle::Half, RopeStyle::Interleaved] {
+        let freqs = freqs.clone();
+        let rope = Rope { head_dim: dim, offset: 2, rotary_dim: 16, style, freqs, long: None };
+        for (format, norm) in [
+            (CacheFormat::F32, None),
+            (CacheFormat::F16, Some((1e-5, 1.0))),
+            (CacheFormat::Bf16, Some((1e-5, 0.0))),
+        ] {
+            let batch = Batch { rows: 2, count: rows as u32, page_len: page, flag: 0 };
+            let of = RopeAppend {
+                rope: &rope,
+                factor: 1.25,
+                q_heads: q_heads as u32,
+                k_heads: k_heads as u32,
+                v_width: v_width as u32,
+                norm,
+                batch,
+                keys: format,
+                values: format,
+            };
+            let per_word = if format == CacheFormat::F32 { 1 } else { 2 };
+            let cache = |width: usize| gpu.words(&vec![7; 4 * 4 * width / per_word]);
+            let [q_on, k_on, v_on] = [&q, &k, &v].map(|x| gpu.floats(x));
+            let (keys, values, words_on) = (cache(k_width), cache(v_width), gpu.words(&words));
+            let at = [q_width, k_width, v_width, q_width].map(|width| loc(0, width));
+            let d = kernels::rope_append(&of, 32, at).expect("one");
+            let inputs = [&inv_on, &norms_on, &q_on, &k_on, &v_on, &words_on, &keys, &values];
+            gpu.run(&d, &inputs);
+            // Apart.
+            let (rotated, is) = (gpu.read_floats(&q_on), [gpu.read(&keys), gpu.read(&values)]);
+            let [q_on, k_on] = [&q, &k].map(|x| gpu.floats(x));
+            for (x, heads, weight) in [(&q_on, q_heads, &norms_on), (&k_on, k_heads, &key_norm)] {
+                let at = loc(0, heads * dim);
+                if let Some((eps, offset)) = norm {
+                    let (rows, groups, group) = (rows as u32, heads as u32, dim as u32);
+                    let shape = NormShape { rows, groups, group, eps };
+                    let d = kernels::rms_norm(shape, Some(offset), at, at).expect("one");
+                    gpu.run(&d, &[weight, weight, x, x]);
+                }
+                let places = gpu.words(&[5, 6, 9]);
+                let shape = [rows as u32, heads as u32];
+                let d = kernels::rope(&rope, 1.25, shape, [at, loc(0, 1), at]).expect("one");
+                gpu.run(&d, &[&inv_on, x, &places, x]);
+            }
+            let (keys, values) = (cache(k_width), cache(v_width));
+            for (x, width, to) in [(&k_on, k_width, &keys), (&v_on, v_width, &values)] {
+                let d = kernels::kv_append(batch, width as u32, loc(0, width), format);
+                gpu.run(&d.expect("one"), &[x, &words_on, to]);
+            }
+            let wide = |x: &[f32]| x.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
+            near("queries", &rotated, &wide(&gpu.read_floats(&q_on)), 1e-6);
+            let numbers = |words: &[u32]| -> Vec<f32> {
+                let halves = words.iter().flat_map(|w| [*w as u16, (*w >> 16) as u16]);
+                match format {
+                    CacheFormat::F32 => words.iter().map(|w| f32::from_bits(*w)).collect(),
+                    CacheFormat::F16 => halves.map(|h| f16::from_bits(h).to_f32()).collect(),
+                    CacheFormat::Bf16 => halves.map(|h| bf16::from_bits(h).to_f32()).collect(),
+                }
+            };
+            for (is, to) in is.iter().zip([&keys, &values]) {
+                near("caches", &numbers(is), &wide(&numbers(&gpu.read(to))), 1e-2);
+            }
+        }
+    }
+}
+
+#[test]
 fn heads_have_weights_of_their_own() {
     let Some(gpu) = runner() else { return };
     let mut n = Numbers(3);
@@ -259,7 +400,9 @@ fn rotations_at_far_positions() {
                     expected[b] = 1.5 * (q * cos + p * sin);
                 }
             }
-            near("rotations", &gpu.read_floats(&y)[..x.len()], &expected, 1e-6);
+            let (y, near_end) = (gpu.read_floats(&y), 5 * heads * dim);
+            near("rotations", &y[..near_end], &expected[..near_end], 1e-6);
+            near("far rotations", &y[near_end..x.len()], &expected[near_end..], 1e-5);
         }
     }
 }
@@ -334,10 +477,7 @@ fn attends(format: CacheFormat, case: &Case) {
         let q_at = loc((r * heads * k_dim) as u32, heads * k_dim);
         let d = kernels::attention(shape, q_at, loc(0, heads * v_dim)).expect("one");
         let of_values = if case.value_in_key { &keys_on } else { &values_on };
-        gpu.run(
-            &d,
-            &[&gpu.floats(&sinks), &gpu.floats(&q), &words(p), &keys_on, of_values, &y],
-        );
+        gpu.run(&d, &[&gpu.floats(&sinks), &gpu.floats(&q), &words(p), &keys_on, of_values, &y]);
         let of_sinks = gpu.floats(&sinks);
         let q_on = gpu.floats(&q);
         let whole = gpu.read_floats(&y)[..heads * v_dim].to_vec();
@@ -377,7 +517,8 @@ fn attends(format: CacheFormat, case: &Case) {
                     false => values[p * v_width + kv * v_dim + c],
                 };
                 let of = weights.iter().enumerate();
-                expected.push(of.map(|(i, w)| w * f64::from(value(start + i))).sum::<f64>() / total);
+                expected
+                    .push(of.map(|(i, w)| w * f64::from(value(start + i))).sum::<f64>() / total);
             }
         }
     }
@@ -428,9 +569,8 @@ fn act(of: Activation, g: f64) -> f64 {
             // The integral of the normal density by Simpson's rule.
             let (steps, density) = (2000, |x: f64| (-x * x / 2.0).exp());
             let h = g / f64::from(steps);
-            let inner: f64 = (1..steps)
-                .map(|i| f64::from(2 + 2 * (i % 2)) * density(h * f64::from(i)))
-                .sum();
+            let inner: f64 =
+                (1..steps).map(|i| f64::from(2 + 2 * (i % 2)) * density(h * f64::from(i))).sum();
             let integral = h / 3.0 * (density(0.0) + inner + density(g));
             g * (0.5 + integral / (2.0 * std::f64::consts::PI).sqrt())
         }
@@ -475,12 +615,13 @@ fn ops_on_elements() {
     let at = loc(0, cols);
     let wide = |x: &[f32]| x.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
     let (xs, bs) = (wide(&x), wide(&b));
-    let run = |what: &str, d: Result<kernels::Dispatch, _>, two: bool, f: &dyn Fn(f64, f64) -> f64| {
-        let y = gpu.floats(&vec![0.0; x.len()]);
-        gpu.run(&d.expect("one"), &[&x_on, if two { &b_on } else { &x_on }, &y]);
-        let expected: Vec<f64> = xs.iter().zip(&bs).map(|(x, b)| f(*x, *b)).collect();
-        near(what, &gpu.read_floats(&y)[..x.len()], &expected, 1e-6);
-    };
+    let run =
+        |what: &str, d: Result<kernels::Dispatch, _>, two: bool, f: &dyn Fn(f64, f64) -> f64| {
+            let y = gpu.floats(&vec![0.0; x.len()]);
+            gpu.run(&d.expect("one"), &[&x_on, if two { &b_on } else { &x_on }, &y]);
+            let expected: Vec<f64> = xs.iter().zip(&bs).map(|(x, b)| f(*x, *b)).collect();
+            near(what, &gpu.read_floats(&y)[..x.len()], &expected, 1e-6);
+        };
     for of in ACTIVATIONS {
         let what = format!("{of:?}");
         run(&what, kernels::gate(of, shape, [at; 3]), true, &|x, b| gated(of, x, b));
@@ -540,9 +681,8 @@ fn conversions_round_as_the_host_does() {
         y
     };
     let pairs = |bits: &dyn Fn(f32) -> u16| -> Vec<u32> {
-        let word = |x: &[f32]| {
-            u32::from(bits(x[0])) | x.get(1).map_or(0, |x| u32::from(bits(*x)) << 16)
-        };
+        let word =
+            |x: &[f32]| u32::from(bits(x[0])) | x.get(1).map_or(0, |x| u32::from(bits(*x)) << 16);
         x.chunks(2).map(word).collect()
     };
     let bits: Vec<u32> = x.iter().map(|x| x.to_bits()).collect();
@@ -591,9 +731,8 @@ fn route(op: &Router, logits: &[f32]) -> Vec<(usize, f64)> {
         let best = best.expect("an expert");
         let mut w = scores[best];
         if let Score::SparseMixer { eps } = op.score {
-            let near = |i: &usize| {
-                (w - scores[*i]) / scores[*i].abs().max(w) <= 2.0 * f64::from(eps)
-            };
+            let near =
+                |i: &usize| (w - scores[*i]) / scores[*i].abs().max(w) <= 2.0 * f64::from(eps);
             w = 1.0 / left().filter(near).map(|i| (scores[i] - w).exp()).sum::<f64>();
         }
         chosen.push((best, w));
@@ -647,9 +786,12 @@ fn experts_of_rows_and_of_groups() {
     let Some(gpu) = runner() else { return };
     let mut n = Numbers(10);
     let experts = 5;
-    for (dtype, k, inter) in
-        [(DType::F32, 20, 13), (DType::Q8_0, 64, 96), (DType::MXFP4, 32, 64), (DType::Q4_K, 256, 256)]
-    {
+    for (dtype, k, inter) in [
+        (DType::F32, 20, 13),
+        (DType::Q8_0, 64, 96),
+        (DType::MXFP4, 32, 64),
+        (DType::Q4_K, 256, 256),
+    ] {
         let (gate, gate_on) = weight(&mut n, dtype, experts * inter, k);
         let (up, up_on) = weight(&mut n, dtype, experts * inter, k);
         let (down, down_on) = weight(&mut n, dtype, experts * k, inter);
@@ -705,7 +847,9 @@ fn experts_of_rows_and_of_groups() {
                 for slot in 0..top_k {
                     let (e, share) = match capacity {
                         Some(c) => (r / c as usize, 1.0),
-                        None => (ids[r * top_k + slot] as usize, f64::from(shares[r * top_k + slot])),
+                        None => {
+                            (ids[r * top_k + slot] as usize, f64::from(shares[r * top_k + slot]))
+                        }
                     };
                     let x = &x[r * k..][..k];
                     let h: Vec<f32> = (e * inter..(e + 1) * inter)

@@ -5,12 +5,12 @@ use std::process::{Command, Stdio};
 
 use naga::back::{hlsl, msl, pipeline_constants::process_overrides, spv};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
-use troika_graph::{
-    Activation, ActivationFormat, Attention, Rope, RopeFreqs, RopeStyle, Router, Score,
-};
 use troika_gpu::kernels::{
     self, AttentionShape, Batch, Binding, CacheFormat, Dispatch, ExpertShape, Floats, KernelError,
-    Loc, MAX_PARAMS, Matrix, NormShape, Stack, WeightFormat,
+    Loc, MAX_PARAMS, Matrix, NormShape, RopeAppend, Stack, WeightFormat,
+};
+use troika_graph::{
+    Activation, ActivationFormat, Attention, Rope, RopeFreqs, RopeStyle, Router, Score,
 };
 
 const WORKGROUP_BYTES: u32 = 16 * 1024;
@@ -46,6 +46,10 @@ fn products(out: &mut Vec<Result<Dispatch, KernelError>>) {
             out.push(kernels::experts_down(stack, shape, false, [x, AT, AT, AT]));
         }
         out.push(kernels::head_linear(wide, 4, 1, AT, AT));
+        for rows in [1, 2, 8] {
+            out.push(kernels::linear_three([wide; 3], rows, [AT; 4]));
+            out.push(kernels::gate_up(wide, Activation::Silu, rows == 1, rows, [AT; 2]));
+        }
         for cols in [256, 1024] {
             out.push(kernels::linear(matrix(cols), false, 1, AT, AT));
             out.push(kernels::linear(matrix(cols), false, 5, AT, AT));
@@ -102,6 +106,22 @@ fn rest(out: &mut Vec<Result<Dispatch, KernelError>>) {
         let freqs = freqs.clone();
         let op = Rope { head_dim: 64, offset: 0, rotary_dim: 32, style, freqs, long: None };
         out.push(kernels::rope(&op, 1.0, [3, 8], [AT; 3]));
+        for cache in [CacheFormat::F32, CacheFormat::F16, CacheFormat::Bf16] {
+            let mut of = RopeAppend {
+                rope: &op,
+                factor: 1.0,
+                q_heads: 8,
+                k_heads: 2,
+                v_width: 128,
+                norm: None,
+                batch: Batch { rows: 0, count: 3, page_len: 16, flag: 0 },
+                keys: cache,
+                values: cache,
+            };
+            out.push(kernels::rope_append(&of, 0, [AT; 4]));
+            of.norm = Some((1e-6, 0.0));
+            out.push(kernels::rope_append(&of, 64, [AT; 4]));
+        }
     }
     for act in ACTIVATIONS {
         out.push(kernels::activate(act, [3, 100], AT, AT));
@@ -158,8 +178,7 @@ fn kernels_are_valid_and_portable() {
                 .unwrap_or_else(|e| panic!("{}: {}", spec.name, e.emit_to_string(spec.source)));
             (module, info)
         });
-        let constants =
-            dispatch.overrides.iter().map(|(k, v)| ((*k).to_string(), *v)).collect();
+        let constants = dispatch.overrides.iter().map(|(k, v)| ((*k).to_string(), *v)).collect();
         let stage = (naga::ShaderStage::Compute, "main");
         let (module, info) = process_overrides(module, info, Some(stage), &constants)
             .unwrap_or_else(|e| panic!("{name}: {e:?}"));
@@ -167,8 +186,8 @@ fn kernels_are_valid_and_portable() {
         let [entry] = &module.entry_points[..] else { panic!("{name}: entry points") };
         assert_eq!(entry.name, "main");
         let spirv = spv::Options { lang_version: (1, 3), ..Default::default() };
-        let words = spv::write_vec(&module, &info, &spirv, None)
-            .unwrap_or_else(|e| panic!("{name}: {e}"));
+        let words =
+            spv::write_vec(&module, &info, &spirv, None).unwrap_or_else(|e| panic!("{name}: {e}"));
         folder.add(&name, &words);
         let metal = msl::Options { lang_version: (2, 4), ..Default::default() };
         msl::write_string(&module, &info, &metal, &Default::default())

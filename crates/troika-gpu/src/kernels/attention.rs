@@ -46,7 +46,7 @@ impl CacheFormat {
         }
     }
 
-    const fn code(self) -> u32 {
+    pub(super) const fn code(self) -> u32 {
         match self {
             CacheFormat::F32 => 0,
             CacheFormat::F16 => 1,

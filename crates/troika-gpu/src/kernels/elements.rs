@@ -78,12 +78,7 @@ fn elements(
 ///
 /// # Errors
 /// More columns than a dispatch may have.
-pub fn activate(
-    act: Activation,
-    shape: [u32; 2],
-    x: Loc,
-    y: Loc,
-) -> Result<Dispatch, KernelError> {
+pub fn activate(act: Activation, shape: [u32; 2], x: Loc, y: Loc) -> Result<Dispatch, KernelError> {
     let (act, numbers) = activation(act);
     elements(Op::Activate, act, shape, numbers, [x, x, y])
 }
@@ -231,10 +226,7 @@ pub fn convert(
     let x = groups.min(1024);
     Dispatch {
         spec: &CONVERT,
-        overrides: vec![
-            ("FROM", f64::from(from as u8)),
-            ("TO", f64::from(to as u8)),
-        ],
+        overrides: vec![("FROM", f64::from(from as u8)), ("TO", f64::from(to as u8))],
         params: vec![count, offsets[0], offsets[1]],
         grid: [x, groups.div_ceil(x.max(1)), 1],
     }

@@ -34,8 +34,8 @@ pub use elements::{
 pub use format::WeightFormat;
 pub use moe::{ExpertShape, Stack, experts_down, experts_gate_up, router};
 pub use norm::{NormShape, add_rms_norm, layer_norm, rms_norm};
-pub use products::{Matrix, embed, head_linear, linear};
-pub use rope::rope;
+pub use products::{Matrix, embed, gate_up, head_linear, linear, linear_three};
+pub use rope::{RopeAppend, rope, rope_append};
 
 /// Where a value lies in its binding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -157,6 +157,7 @@ pub fn experts_gate_up(
         overrides: vec![
             ("LANES", f64::from(split.lanes)),
             ("TEAMS", f64::from(split.teams)),
+            ("WG", f64::from(split.lanes * split.teams)),
             ("BIAS", f64::from(u8::from(shape.bias))),
             ("ACT", act),
         ],
@@ -202,6 +203,7 @@ pub fn experts_down(
         overrides: vec![
             ("LANES", f64::from(split.lanes)),
             ("TEAMS", f64::from(split.teams)),
+            ("WG", f64::from(split.lanes * split.teams)),
             ("EACH", f64::from(split.each)),
             ("BIAS", f64::from(u8::from(shape.bias))),
         ],

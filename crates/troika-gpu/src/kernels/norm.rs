@@ -41,8 +41,7 @@ impl NormShape {
         let flag = |b: bool| f64::from(u8::from(b));
         // Threads of a group's workgroup.
         let threads = self.group.next_power_of_two().clamp(32, 256);
-        let mut params =
-            vec![self.rows, self.group, self.eps.to_bits(), offset.to_bits()];
+        let mut params = vec![self.rows, self.group, self.eps.to_bits(), offset.to_bits()];
         params.extend(at.iter().flat_map(|l| [l.offset, l.stride]));
         Dispatch {
             spec,

@@ -1,6 +1,9 @@
 //! Products with weights, and looking rows up.
 
+use troika_graph::Activation;
+
 use super::Binding::{Value, Weight};
+use super::elements::activation;
 use super::{Dispatch, KernelError, KernelSpec, Loc, MAX_GROUPS, WeightFormat, unsupported};
 
 /// A weight matrix, or the part of it that a buffer holds.
@@ -68,6 +71,7 @@ by_format!(
     &[Weight, Weight, Value, Value],
     16 * 1024,
     "x_units.wgsl",
+    "team.wgsl",
     "few_rows.wgsl"
 );
 by_format!(
@@ -77,6 +81,7 @@ by_format!(
     &[Weight, Weight, Value, Value],
     16 * 1024,
     "x_any.wgsl",
+    "team.wgsl",
     "few_rows.wgsl"
 );
 by_format!(
@@ -96,6 +101,28 @@ by_format!(
     16 * 1024,
     "x_any.wgsl",
     "tiles.wgsl"
+);
+
+by_format!(
+    THREE,
+    "three_products",
+    "three_weights.wgsl",
+    &[Weight, Weight, Weight, Value, Value, Value, Value],
+    16 * 1024,
+    "x_units.wgsl",
+    "team.wgsl",
+    "three_products.wgsl"
+);
+by_format!(
+    GATE_UP,
+    "gate_up",
+    "two_weights.wgsl",
+    &[Weight, Weight, Weight, Weight, Value, Value],
+    16 * 1024,
+    "x_units.wgsl",
+    "activation.wgsl",
+    "team.wgsl",
+    "gate_up.wgsl"
 );
 
 /// Looks up the rows of a table and multiplies them by `scale`. Ids that are not among the table's
@@ -214,11 +241,116 @@ fn product(
             ("ROWS", f64::from(few)),
             ("LANES", f64::from(split.lanes)),
             ("TEAMS", f64::from(split.teams)),
+            ("WG", f64::from(split.lanes * split.teams)),
             ("EACH", f64::from(split.each)),
             bias,
         ],
         params,
         grid: [head_rows.div_ceil(split.teams * split.each), u32::from(rows > 0), heads],
+    }
+    .checked()
+}
+
+/// [`linear`] with three weights of one format and one width at once, without biases, for at most
+/// eight rows. With two weights the third has no rows, and the second is bound again.
+///
+/// Bindings: the weights; x; their results, which may not overlap x. `at` has x and the results.
+///
+/// # Errors
+/// More rows; weights that differ, or that are parts; x whose rows do not begin at multiples of four
+/// elements, or columns that are no multiple of 32: there [`linear`] serves.
+pub fn linear_three(
+    weights: [Matrix; 3],
+    rows: u32,
+    at: [Loc; 4],
+) -> Result<Dispatch, KernelError> {
+    let [a, b, c] = weights;
+    a.check()?;
+    let same = |w: &Matrix| w.format == a.format && w.cols == a.cols && w.first == 0;
+    if !weights.iter().all(same) || rows > FEW || !a.aligned(at[0]) {
+        return unsupported("three products at once of such weights or rows");
+    }
+    let few = rows.next_power_of_two();
+    let split = split(a.cols, few);
+    let each = split.teams * split.each;
+    let groups = [a, b, c].map(|w| w.rows.div_ceil(each));
+    let mut params = vec![
+        a.cols,
+        a.format.row_units(a.cols),
+        rows,
+        at[0].offset,
+        at[0].stride,
+        a.rows,
+        b.rows,
+        c.rows,
+        groups[0],
+        groups[0] + groups[1],
+    ];
+    params.extend(at[1..].iter().flat_map(|l| [l.offset, l.stride]));
+    Dispatch {
+        spec: &THREE[a.format as usize],
+        overrides: vec![
+            ("ROWS", f64::from(few)),
+            ("LANES", f64::from(split.lanes)),
+            ("TEAMS", f64::from(split.teams)),
+            ("WG", f64::from(split.lanes * split.teams)),
+            ("EACH", f64::from(split.each)),
+        ],
+        params,
+        grid: [groups.iter().sum(), u32::from(rows > 0), 1],
+    }
+    .checked()
+}
+
+/// `act(x * gate^T + bias) * (x * up^T + bias)` for at most eight rows. `gate` describes both
+/// weights, or the parts of both that are bound.
+///
+/// Bindings: gate; up; bias of the gate (f32, of the whole weight; the gate again if there is none);
+/// bias of up (likewise); x; results, which may not overlap x.
+///
+/// # Errors
+/// As for [`linear_three`].
+pub fn gate_up(
+    gate: Matrix,
+    act: Activation,
+    bias: bool,
+    rows: u32,
+    [x, y]: [Loc; 2],
+) -> Result<Dispatch, KernelError> {
+    gate.check()?;
+    let few = rows.next_power_of_two();
+    let Split { lanes, teams, each } = split(gate.cols, few);
+    // A thread has at most one result.
+    let each = each.min(lanes / few);
+    if rows > FEW || !gate.aligned(x) || each == 0 {
+        return unsupported("a gate and up at once of such rows");
+    }
+    let (act, numbers) = activation(act);
+    Dispatch {
+        spec: &GATE_UP[gate.format as usize],
+        overrides: vec![
+            ("ROWS", f64::from(few)),
+            ("LANES", f64::from(lanes)),
+            ("TEAMS", f64::from(teams)),
+            ("WG", f64::from(lanes * teams)),
+            ("EACH", f64::from(each)),
+            ("BIAS", f64::from(u8::from(bias))),
+            ("ACT", act),
+        ],
+        params: vec![
+            gate.rows,
+            gate.cols,
+            gate.format.row_units(gate.cols),
+            gate.first,
+            rows,
+            numbers[0],
+            numbers[1],
+            x.offset,
+            x.stride,
+            y.offset,
+            y.stride,
+        ],
+        grid: [gate.rows.div_ceil(teams * each), u32::from(rows > 0), 1],
     }
     .checked()
 }

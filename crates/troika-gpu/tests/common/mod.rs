@@ -1,6 +1,7 @@
 //! Runs single dispatches on lavapipe, for comparisons with plain code.
 
-use std::sync::OnceLock;
+use std::collections::HashMap;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use troika_gpu::kernels::{Binding, Dispatch};
 
@@ -8,7 +9,10 @@ use troika_gpu::kernels::{Binding, Dispatch};
 pub struct Runner {
     device: wgpu::Device,
     queue: wgpu::Queue,
+    pipelines: Mutex<HashMap<String, Pipeline>>,
 }
+
+type Pipeline = (wgpu::ComputePipeline, wgpu::BindGroupLayout);
 
 /// The software device; `None`, said in one line, where there is none.
 pub fn runner() -> Option<&'static Runner> {
@@ -32,8 +36,7 @@ fn now<T>(future: impl Future<Output = T>) -> T {
 
 impl Runner {
     fn open() -> Option<Runner> {
-        let instance =
-            wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle());
+        let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle());
         let adapters = now(instance.enumerate_adapters(wgpu::Backends::VULKAN));
         let software = |a: &wgpu::Adapter| a.get_info().device_type == wgpu::DeviceType::Cpu;
         let adapter = adapters.into_iter().find(software)?;
@@ -43,7 +46,7 @@ impl Runner {
             ..Default::default()
         };
         let (device, queue) = now(adapter.request_device(&description)).expect("a device");
-        Some(Runner { device, queue })
+        Some(Runner { device, queue, pipelines: Mutex::default() })
     }
 
     /// Memory with some words.
@@ -74,10 +77,8 @@ impl Runner {
         self.words(&words.iter().map(|w| u32::from_ne_bytes(*w)).collect::<Vec<_>>())
     }
 
-    /// Runs a dispatch `times` times, and waits.
-    pub fn run_times(&self, dispatch: &Dispatch, buffers: &[&wgpu::Buffer], times: usize) {
+    fn pipeline(&self, dispatch: &Dispatch) -> Pipeline {
         let (spec, name) = (dispatch.spec, Some(dispatch.spec.name));
-        assert_eq!(spec.bindings.len(), buffers.len(), "bindings of {}", spec.name);
         let entry = |(i, of): (usize, &Binding)| wgpu::BindGroupLayoutEntry {
             binding: i as u32,
             visibility: wgpu::ShaderStages::COMPUTE,
@@ -114,6 +115,18 @@ impl Runner {
             },
             cache: None,
         });
+        (pipeline, layout)
+    }
+
+    /// Runs a dispatch `times` times, and waits.
+    pub fn run_times(&self, dispatch: &Dispatch, buffers: &[&wgpu::Buffer], times: usize) {
+        let (spec, name) = (dispatch.spec, Some(dispatch.spec.name));
+        assert_eq!(spec.bindings.len(), buffers.len(), "bindings of {}", spec.name);
+        let d = &self.device;
+        let key = format!("{} {:?}", spec.name, dispatch.overrides);
+        let mut made = self.pipelines.lock().unwrap_or_else(PoisonError::into_inner);
+        let (pipeline, layout) = made.entry(key).or_insert_with(|| self.pipeline(dispatch)).clone();
+        drop(made);
         let mut entries = Vec::new();
         for (i, buffer) in buffers.iter().enumerate() {
             let resource = buffer.as_entire_binding();
@@ -176,7 +189,8 @@ pub struct Numbers(pub u64);
 impl Numbers {
     /// 32 bits.
     pub fn bits(&mut self) -> u32 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) as u32 ^ (self.0 >> 13) as u32
     }
 

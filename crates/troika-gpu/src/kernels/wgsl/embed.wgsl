@@ -40,9 +40,9 @@ fn main(@builtin(global_invocation_id) at: vec3<u32>, @builtin(num_workgroups) g
             continue;
         }
         let w = load16((id - p.first) * p.units, part, p.cols);
-        put(row, part * 16u, w.a);
-        put(row, part * 16u + 4u, w.b);
-        put(row, part * 16u + 8u, w.c);
-        put(row, part * 16u + 12u, w.d);
+        put(row, part * 16u, weighed(w, w.a));
+        put(row, part * 16u + 4u, weighed(w, w.b));
+        put(row, part * 16u + 8u, weighed(w, w.c));
+        put(row, part * 16u + 12u, weighed(w, w.d));
     }
 }

@@ -6,7 +6,8 @@ override LANES: u32 = 32;
 override TEAMS: u32 = 2;
 override EACH: u32 = 4;
 override BIAS: u32 = 0;
-override WG: u32 = LANES * TEAMS;
+// LANES * TEAMS.
+override WG: u32 = 64;
 
 struct Params {
     rows: u32,
@@ -38,10 +39,6 @@ var<immediate> p: Params;
 
 var<workgroup> sums: array<f32, WG * EACH>;
 
-fn dot16(w: W16, a: vec4<f32>, b: vec4<f32>, c: vec4<f32>, d: vec4<f32>) -> f32 {
-    return dot(w.a, a) + dot(w.b, b) + (dot(w.c, c) + dot(w.d, d));
-}
-
 @compute @workgroup_size(WG)
 fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) at: vec3<u32>) {
     let row = at.y;
@@ -70,9 +67,10 @@ fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) at:
             let b = x4(h_row, c + 4u, p.cols) * share;
             let e = x4(h_row, c + 8u, p.cols) * share;
             let f = x4(h_row, c + 12u, p.cols) * share;
+            let sum = sum16(a, b, e, f);
             for (var n = 0u; n < EACH; n++) {
                 let w_row = (number * p.rows + min(start + n, p.rows - 1u)) * p.units;
-                acc[n] += dot16(load16(w_row, part, p.cols), a, b, e, f);
+                acc[n] += dot16(load16(w_row, part, p.cols), a, b, e, f, sum);
             }
         }
         if BIAS == 1u && lane == 0u {

@@ -5,7 +5,8 @@
 override LANES: u32 = 32;
 override TEAMS: u32 = 2;
 override BIAS: u32 = 0;
-override WG: u32 = LANES * TEAMS;
+// LANES * TEAMS.
+override WG: u32 = 64;
 
 struct Params {
     inter: u32,
@@ -37,10 +38,6 @@ var<immediate> p: Params;
 // Of each thread: gate and up of the first row, gate and up of the second.
 var<workgroup> sums: array<vec4<f32>, WG>;
 
-fn dot16(w: W16, a: vec4<f32>, b: vec4<f32>, c: vec4<f32>, d: vec4<f32>) -> f32 {
-    return dot(w.a, a) + dot(w.b, b) + (dot(w.c, c) + dot(w.d, d));
-}
-
 @compute @workgroup_size(WG)
 fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) at: vec3<u32>) {
     let pair = at.y;
@@ -68,12 +65,13 @@ fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) at:
         let b = x4(x_row, c + 4u, p.cols);
         let e = x4(x_row, c + 8u, p.cols);
         let f = x4(x_row, c + 12u, p.cols);
+        let sum = sum16(a, b, e, f);
         of_others = false;
-        acc.x += dot16(load16(first, part, p.cols), a, b, e, f);
-        acc.z += dot16(load16(second, part, p.cols), a, b, e, f);
+        acc.x += dot16(load16(first, part, p.cols), a, b, e, f, sum);
+        acc.z += dot16(load16(second, part, p.cols), a, b, e, f, sum);
         of_others = true;
-        acc.y += dot16(load16(first, part, p.cols), a, b, e, f);
-        acc.w += dot16(load16(second, part, p.cols), a, b, e, f);
+        acc.y += dot16(load16(first, part, p.cols), a, b, e, f, sum);
+        acc.w += dot16(load16(second, part, p.cols), a, b, e, f, sum);
     }
     sums[thread] = acc;
     for (var n = LANES / 2u; n > 0u; n = n / 2u) {

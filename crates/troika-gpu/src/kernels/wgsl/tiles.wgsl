@@ -28,6 +28,13 @@ var<immediate> p: Params;
 var<workgroup> w_tile: array<vec4<f32>, 512>;
 var<workgroup> x_tile: array<vec4<f32>, 512>;
 
+struct Fetched {
+    a: vec4<f32>,
+    b: vec4<f32>,
+    c: vec4<f32>,
+    d: vec4<f32>,
+}
+
 // Where unit `u` of a tile's row lies.
 fn slot(row: u32, u: u32) -> u32 {
     return row * 8u + (u ^ (row & 7u));
@@ -52,18 +59,19 @@ fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) at:
     var acc3 = vec4<f32>(0.0);
     for (var col = 0u; col < p.cols; col += 32u) {
         let c = col + part * 16u;
-        var v = W16(vec4<f32>(0.0), vec4<f32>(0.0), vec4<f32>(0.0), vec4<f32>(0.0));
+        var v = Fetched(vec4<f32>(0.0), vec4<f32>(0.0), vec4<f32>(0.0), vec4<f32>(0.0));
         // Columns are padded to 16 only.
         if c < p.cols {
             if fetches_x {
-                v = W16(
+                v = Fetched(
                     x4(x_row, c, p.cols),
                     x4(x_row, c + 4u, p.cols),
                     x4(x_row, c + 8u, p.cols),
                     x4(x_row, c + 12u, p.cols),
                 );
             } else {
-                v = load16(w_row, c / 16u, p.cols);
+                let w = load16(w_row, c / 16u, p.cols);
+                v = Fetched(weighed(w, w.a), weighed(w, w.b), weighed(w, w.c), weighed(w, w.d));
             }
         }
         workgroupBarrier();

@@ -1,23 +1,17 @@
 
-// Byte `i` of the twelve that follow the two f16 numbers of a block.
-fn packed(head: vec4<u32>, i: u32) -> u32 {
-    return (head[1u + i / 4u] >> ((i & 3u) * 8u)) & 0xffu;
-}
+const SCALED: bool = true;
+const MINIMUM: bool = true;
 
 // The scale and minimum of group `g` of eight.
 fn scale_min(head: vec4<u32>, g: u32) -> vec2<f32> {
     let d = unpack2x16float(head.x);
-    var q: vec2<u32>;
-    if g < 4u {
-        q = vec2<u32>(packed(head, g) & 63u, packed(head, g + 4u) & 63u);
-    } else {
-        let both = packed(head, g + 4u);
-        q = vec2<u32>(
-            (both & 15u) | ((packed(head, g - 4u) >> 6u) << 4u),
-            (both >> 4u) | ((packed(head, g) >> 6u) << 4u),
-        );
-    }
-    return d * vec2<f32>(q);
+    // Bytes of a word: those of group g, g + 4 and g + 8, of which the last has two nibbles.
+    let shift = (g & 3u) * 8u;
+    let low = head.yzw >> vec3<u32>(shift);
+    let first = low.xy & vec2<u32>(63u);
+    let upper = ((low.xy >> vec2<u32>(6u)) & vec2<u32>(3u)) << vec2<u32>(4u);
+    let second = vec2<u32>(low.z & 15u, (low.z >> 4u) & 15u) | upper;
+    return d * vec2<f32>(select(first, second, g >= 4u));
 }
 
 // Four numbers: nibbles at `shift`, fifth bits at `g`.
@@ -34,11 +28,12 @@ fn load16(row: u32, part: u32, cols: u32) -> W16 {
     let high = unit(block + 1u + (part & 1u));
     let low = unit(block + 3u + (g / 2u) * 2u + (part & 1u));
     let shift = (g & 1u) * 4u;
-    let q = W16(
+    return W16(
         five(low.x, high.x, shift, g),
         five(low.y, high.y, shift, g),
         five(low.z, high.z, shift, g),
         five(low.w, high.w, shift, g),
+        s.x,
+        -s.y,
     );
-    return affine(q, s.x, -s.y);
 }
