@@ -23,6 +23,7 @@ const NOT_RUN: &[(&str, &str)] = &[
     ("cargo install --path crates/troika-cli", "it builds the command once more"),
     ("cargo run --release -p conformance -- golden DIR", "conformance has a test of it"),
     (".ci/npu-runtimes npu-runtimes", "it was run before, with another folder"),
+    (".ci/gpu-driver", "it was run before"),
     ("troika ps", "no server runs here"),
     ("cargo xtask peers", "it downloads and builds other engines"),
     ("troika serve", "it runs until it is stopped; the tests of clients run it"),
@@ -139,6 +140,8 @@ fn npu_runtimes() -> &'static Path {
         let place = root().join("target/npu-runtimes");
         let installed = Command::new(root().join(".ci/npu-runtimes")).arg(&place).status();
         assert!(installed.unwrap().success());
+        let driver = Command::new(root().join(".ci/gpu-driver")).status();
+        assert!(driver.unwrap().success());
         place
     })
 }

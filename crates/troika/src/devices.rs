@@ -24,6 +24,9 @@ use troika_sim::{Board, Soc, SocError, VirtualClock, VirtualDevice};
 use troika_trace::Tracer;
 use troika_weights::CacheFolder;
 
+use crate::gpus;
+pub use crate::gpus::{GpuSpec, gpu_adapters};
+
 /// Which devices to open.
 #[derive(Clone, Debug, Default)]
 pub struct DeviceOptions {
@@ -132,15 +135,18 @@ impl GraphCache for KeptGraphs {
 }
 
 /// A device in the user's notation: `[NAME=]cpu[:CORES][@ISA]` with cores as in `0-3+8`,
-/// `[NAME=]npu[:PROVIDER[:DEVICE]]`, or `[NAME=]virtual:FILE.toml[:PROCESSOR]`.
+/// `[NAME=]gpu[:NUMBER|:ADAPTER]`, `[NAME=]npu[:PROVIDER[:DEVICE]]`, or
+/// `[NAME=]virtual:FILE.toml[:PROCESSOR]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceSpec {
-    /// Its name; `None`: `cpu`, `cpu1`, ..., likewise `npu`, or the processor's name.
+    /// Its name; `None`: `cpu`, `cpu1`, ..., likewise `gpu` and `npu`, or the processor's name.
     pub name: Option<String>,
     /// The processor of a virtual device.
     pub processor: Option<ProcessorSpec>,
     /// Which NPU, if it is one.
     pub npu: Option<NpuSpec>,
+    /// Which GPU, if it is one.
+    pub gpu: Option<GpuSpec>,
     /// Logical cores to which its threads are pinned, one each; `None`: a thread per physical
     /// performance core, not pinned.
     pub cores: Option<Vec<usize>>,
@@ -198,6 +204,14 @@ impl FromStr for DeviceSpec {
             let name = name.map(String::from);
             return Ok(DeviceSpec { name, npu, ..DeviceSpec::default() });
         }
+        if let Some(gpu) = rest.strip_prefix("gpu") {
+            let gpu = match GpuSpec::parse(gpu) {
+                Ok(gpu) => Some(gpu),
+                Err(why) => return refuse(why),
+            };
+            let name = name.map(String::from);
+            return Ok(DeviceSpec { name, gpu, ..DeviceSpec::default() });
+        }
         let (rest, isa) = match rest.split_once('@') {
             Some((rest, isa)) => (rest, Some(isa)),
             None => (rest, None),
@@ -209,7 +223,7 @@ impl FromStr for DeviceSpec {
         if kind != "cpu" {
             return refuse(
                 "it must be [NAME=]cpu[:CORES][@ISA], such as a=cpu:0-3+8, \
-                 [NAME=]npu[:PROVIDER[:DEVICE]], or [NAME=]virtual:FILE.toml[:PROCESSOR]"
+                 [NAME=]gpu[:NUMBER|:ADAPTER], [NAME=]npu[:PROVIDER[:DEVICE]], or [NAME=]virtual:FILE.toml[:PROCESSOR]"
                     .into(),
             );
         }
@@ -275,7 +289,7 @@ impl DeviceOptions {
             let default = troika_cpu::default_threads;
             // A virtual device computes on one thread, and so does a CPU that stands in for an NPU.
             let of = |s: &DeviceSpec| match &s.cores {
-                _ if s.processor.is_some() || s.npu.is_some() => 1,
+                _ if s.processor.is_some() || s.npu.is_some() || s.gpu.is_some() => 1,
                 cores => cores.as_ref().map_or_else(default, Vec::len),
             };
             return self.devices.iter().map(of).sum();
@@ -321,7 +335,11 @@ pub(crate) fn open_traced(
     }
     let socs = Socs::read(&options.devices)?;
     let plain = |spec: &DeviceSpec| {
-        let own = if spec.npu.is_some() { "npu" } else { "cpu" };
+        let own = match (&spec.npu, &spec.gpu) {
+            (Some(_), _) => "npu",
+            (_, Some(_)) => "gpu",
+            (None, None) => "cpu",
+        };
         Ok(socs.processor(spec)?.map_or(own, |(_, p)| &*p.name))
     };
     let plain: Vec<&str> = options.devices.iter().map(plain).collect::<Result<_, DeviceError>>()?;
@@ -336,6 +354,9 @@ pub(crate) fn open_traced(
             let npu =
                 opened.map_err(|e| DeviceError::System { device: name, why: e.to_string() })?;
             return Ok(Arc::new(npu) as Arc<dyn Device>);
+        }
+        if let Some(gpu) = &spec.gpu {
+            return gpus::open(name, gpu, options);
         }
         let cores = spec.cores.clone();
         let threads = cores.as_ref().map_or_else(troika_cpu::default_threads, Vec::len);
@@ -472,6 +493,7 @@ mod tests {
             name: name.map(String::from),
             processor: None,
             npu: None,
+            gpu: None,
             cores: cores.map(<[usize]>::to_vec),
             isa: None,
         };
@@ -498,7 +520,9 @@ mod tests {
         assert_eq!(read("b.1=cpu@scalar"), Ok(scalar));
         for wrong in [
             "",
-            "gpu",
+            "tpu",
+            "gpu:",
+            "gpus",
             "cpu:",
             "cpu:x",
             "cpu:0,1",

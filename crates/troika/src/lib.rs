@@ -43,6 +43,7 @@
 mod calibrate;
 mod calibrated;
 mod describe;
+mod device_check;
 mod devices;
 mod driver;
 mod energy;
@@ -50,6 +51,7 @@ mod error;
 mod expert_options;
 mod generate;
 mod generation;
+mod gpus;
 mod memory;
 mod open;
 mod options;
@@ -66,10 +68,11 @@ mod text;
 pub use calibrate::{Calibrated, calibrate};
 pub use calibrated::{CalibrationOptions, Outliers, ShadowMemory};
 pub use describe::{BoundModel, Described, describe};
+pub use device_check::{CheckedKernel, check_device};
 pub use devices::{
-    CacheFault, DeviceOptions, DeviceSpec, DeviceSpecError, NpuSettings, Peak, Peaks,
-    ProcessorSpec, instruction_sets, measure_bandwidth, measure_peaks, multiply_of, npu,
-    open_devices, parse_cores, sim, usable_cores, virtual_clock,
+    CacheFault, DeviceOptions, DeviceSpec, DeviceSpecError, GpuSpec, NpuSettings, Peak, Peaks,
+    ProcessorSpec, gpu_adapters, instruction_sets, measure_bandwidth, measure_peaks, multiply_of,
+    npu, open_devices, parse_cores, sim, usable_cores, virtual_clock,
 };
 pub use driver::EngineGuard;
 pub use energy::{EnergyMeter, Metering, PowerMeter};

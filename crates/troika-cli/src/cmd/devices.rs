@@ -5,7 +5,10 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 use troika::device::{Device, DeviceKind};
 use troika::npu::{Hardware, NpuSpec, survey};
-use troika::{DeviceOptions, NpuSettings, measure_bandwidth, open_devices};
+use troika::{
+    CheckedKernel, DeviceOptions, NpuSettings, check_device, gpu_adapters, measure_bandwidth,
+    open_devices,
+};
 
 use crate::error::CliError;
 use crate::flags::{DevicesArgs, named_apart, npu_settings};
@@ -52,20 +55,55 @@ pub fn run(args: &DevicesArgs) -> Result<(), CliError> {
         if let Some(bandwidth) = bandwidth {
             text.push_str(&format!("  read bandwidth: {bandwidth:.1} GB/s ({threads} threads)\n"));
         }
-        list.push(json!({
+        let mut found = json!({
             "name": d.name(),
             "kind": d.kind().to_string(),
             "facts": map,
             "read_gb_per_s": bandwidth,
-        }));
+        });
+        if args.check {
+            let kernels = check_device(&**d).map_err(|e| CliError::Troika(e.into()))?;
+            text.push_str(&checked(&kernels));
+            found["kernels"] = kernels.iter().map(in_json).collect();
+        }
+        list.push(found);
     }
     if options.devices.is_empty() {
+        for (i, facts) in gpu_adapters().into_iter().enumerate() {
+            let name = format!("gpu:{i}");
+            text.push_str(&format!("{name}: --device {name}\n"));
+            let mut map = Map::new();
+            for (fact, value) in facts {
+                text.push_str(&format!("  {fact}: {value}\n"));
+                map.insert(fact, value.into());
+            }
+            list.push(json!({ "name": name, "kind": "GPU", "facts": map }));
+        }
         for (name, state) in npus(&options) {
             text.push_str(&format!("{name}: {state}\n"));
             list.push(json!({ "name": name, "kind": "NPU", "state": state }));
         }
     }
     if args.json { output::json(&Value::Array(list)) } else { output::write(&text) }
+}
+
+/// A line for each kernel that was checked.
+fn checked(kernels: &[CheckedKernel]) -> String {
+    let mut text = String::new();
+    for CheckedKernel { name, error, fault } in kernels {
+        let says = match (error, fault) {
+            (Some(error), None) => format!("as the CPU, within {error:.0e}"),
+            (_, fault) => format!("not used: {}", fault.as_deref().unwrap_or("it did not run")),
+        };
+        text.push_str(&format!("  {name}: {says}\n"));
+    }
+    let wrong = kernels.iter().filter(|k| k.fault.is_some()).count();
+    text.push_str(&format!("  {} kernels as the CPU's, {wrong} not\n", kernels.len() - wrong));
+    text
+}
+
+fn in_json(kernel: &CheckedKernel) -> Value {
+    json!({ "name": kernel.name, "error": kernel.error, "fault": kernel.fault })
 }
 
 /// The NPUs that could be asked for, with how to, or what is missing.

@@ -402,7 +402,8 @@ pub struct PlanArgs {
 #[derive(Args)]
 pub struct DevicesArgs {
     /// The devices.
-    #[arg(help = "Devices to list, as [NAME=]cpu[:CORES][@ISA] or as \
+    #[arg(help = "Devices to list, as [NAME=]cpu[:CORES][@ISA], \
+        [NAME=]gpu[:NUMBER|:ADAPTER] or \
         [NAME=]virtual:FILE.toml[:PROCESSOR]; may be repeated, or be a list with commas \
         [default: one CPU device]")]
     #[arg(long, value_name = "SPEC", value_delimiter = ',', env = "TROIKA_DEVICE")]
@@ -411,6 +412,9 @@ pub struct DevicesArgs {
     /// Let npu and npu:qnn take Qualcomm's emulator, which is slow, where there is no real NPU
     #[arg(long, env = "TROIKA_ALLOW_EMULATED")]
     pub allow_emulated: bool,
+    /// Compare the kernels of the devices with the CPU's, on seeded values
+    #[arg(long, env = "TROIKA_CHECK", requires = "device")]
+    pub check: bool,
     /// Threads to measure with [default: one per core]
     #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
     #[arg(value_parser = thread_count(), env = "TROIKA_THREADS")]

@@ -1,0 +1,122 @@
+//! GPU devices, by Mesa's software adapter: every op, every architecture, and the strategies that
+//! divide a model between it and the CPU. Where the adapter is not installed, one line says so.
+
+#![allow(clippy::disallowed_methods, clippy::panic, clippy::print_stdout, clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use conformance::golden::{all_logits, find, greedy, read_golden, relative_error};
+use conformance::suite::{Exclusion, SuiteCase, model_cases, op_cases, run_suite};
+use troika::device::Device;
+use troika::plan::Strategy;
+use troika::weights::FloatType;
+use troika::{DeviceOptions, Model, OpenOptions, gpu_adapters, open_devices};
+
+/// The adapter that tests take.
+const SOFTWARE: &str = "gpu:llvmpipe";
+
+fn root(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
+}
+
+/// Whether the software adapter is here. `TROIKA_NEEDS_GPU`, which `.ci/run` sets, makes it an error
+/// if not.
+fn is_here() -> bool {
+    let named = |facts: &Vec<(String, String)>| facts.iter().any(|(_, v)| v.contains("llvmpipe"));
+    let here = gpu_adapters().iter().any(named);
+    if !here {
+        let needed = std::env::var_os("TROIKA_NEEDS_GPU").is_some();
+        assert!(!needed, "mesa-vulkan-drivers is not installed");
+        println!("not run: there is no {SOFTWARE}; the package mesa-vulkan-drivers has it");
+    }
+    here
+}
+
+fn options(specs: &[&str]) -> DeviceOptions {
+    let devices = specs.iter().map(|spec| spec.parse().unwrap()).collect();
+    DeviceOptions { devices, ..DeviceOptions::default() }
+}
+
+fn device(spec: &str) -> Arc<dyn Device> {
+    open_devices(&options(&[spec])).unwrap().remove(0)
+}
+
+/// What it refuses, so that the CPU computes it.
+const REFUSED: [Exclusion; 1] =
+    [Exclusion { what: "outliers", why: "no kernel takes what clipping takes" }];
+
+fn holds(cases: &[SuiteCase], refused: &[Exclusion]) {
+    let report = run_suite(&*device(SOFTWARE), cases, refused).unwrap();
+    println!("{} runs, {} refused, worst {:e}", report.runs, report.refused.len(), report.worst);
+    assert!(report.failures.is_empty(), "{}", report.failures.join("\n"));
+}
+
+#[test]
+fn ops_hold() {
+    if is_here() {
+        holds(&op_cases().unwrap(), &REFUSED);
+    }
+}
+
+#[test]
+fn segments_hold() {
+    if !is_here() {
+        return;
+    }
+    let mut all = Vec::new();
+    for model in ["qwen3-moe", "gemma-2", "deepseek-v2", "gpt-oss", "phi-2"] {
+        all.extend(model_cases(&root("tests/golden").join(model)).unwrap());
+    }
+    holds(&all, &[]);
+}
+
+/// The reference library's logits and greedy tokens.
+fn architectures(specs: &[&str], strategy: &Strategy, names: &[&str]) {
+    let mut cases = find(&root("tests/golden")).unwrap();
+    cases.retain(|case| names.is_empty() || names.contains(&&*case.name));
+    assert!(cases.len() >= names.len().max(1) && (!names.is_empty() || cases.len() >= 20));
+    let mut failures = Vec::new();
+    for case in cases {
+        let options = OpenOptions {
+            dtype: FloatType::F32,
+            devices: options(specs),
+            strategy: strategy.clone(),
+            ..OpenOptions::default()
+        };
+        let golden = read_golden(&case.golden).unwrap();
+        let found = Model::open(&case.model, &options).map_err(|e| e.to_string());
+        let found = found.and_then(|model| {
+            let logits = all_logits(&model, &golden.input_ids).map_err(|e| e.to_string())?;
+            let count = golden.greedy.len();
+            let tokens = greedy(&model, &golden.input_ids, count).map_err(|e| e.to_string())?;
+            Ok((relative_error(&logits, &golden.logits), tokens == golden.greedy))
+        });
+        match found {
+            Ok((error, true)) if error <= 2e-4 => println!("{}: {error:e}", case.name),
+            other => failures.push(format!("{}: {other:?}", case.name)),
+        }
+    }
+    assert!(failures.is_empty(), "{specs:?}:\n{}", failures.join("\n"));
+}
+
+#[test]
+fn all_architectures() {
+    if is_here() {
+        architectures(&[SOFTWARE, "cpu"], &Strategy::OneDevice, &[]);
+    }
+}
+
+#[test]
+fn strategies_with_the_cpu() {
+    if !is_here() {
+        return;
+    }
+    let names = ["qwen3", "llama-3.2", "qwen3-moe", "gemma-2", "gpt-oss", "deepseek-v2"];
+    for strategy in Strategy::ALL {
+        architectures(&[SOFTWARE, "cpu"], &strategy, &names);
+    }
+    for phases in ["prefill-decode=gpu:cpu", "prefill-decode=cpu:gpu"] {
+        architectures(&[SOFTWARE, "cpu"], &Strategy::parse(phases).unwrap(), &names);
+    }
+}

@@ -1,0 +1,310 @@
+//! The adapters of this machine, and which one is meant.
+
+use std::future::Future;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
+use crate::error::GpuError;
+use crate::quirks::{Identity, fault};
+
+/// Which adapter to open: `gpu`, `gpu:1`, or `gpu:NAME`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum GpuSpec {
+    /// The first one that is not software.
+    #[default]
+    First,
+    /// By its number in [`adapters`].
+    Number(usize),
+    /// By a part of its name or of its driver's, in any case.
+    Named(String),
+}
+
+impl GpuSpec {
+    /// Reads what follows `gpu` in the user's notation: nothing, `:1`, or `:NAME`.
+    ///
+    /// # Errors
+    /// What is wrong with the text.
+    pub fn parse(text: &str) -> Result<GpuSpec, String> {
+        if text.is_empty() {
+            return Ok(GpuSpec::First);
+        }
+        let wrong = || {
+            "a GPU is gpu, gpu:NUMBER, or gpu:NAME with a part of the adapter's or driver's name"
+                .to_string()
+        };
+        let which = text.strip_prefix(':').filter(|w| !w.is_empty()).ok_or_else(wrong)?;
+        match which.parse() {
+            Ok(number) => Ok(GpuSpec::Number(number)),
+            Err(_) if which.chars().any(char::is_control) => Err(wrong()),
+            Err(_) => Ok(GpuSpec::Named(which.to_string())),
+        }
+    }
+}
+
+impl std::fmt::Display for GpuSpec {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            GpuSpec::First => f.write_str("gpu"),
+            GpuSpec::Number(number) => write!(f, "gpu:{number}"),
+            GpuSpec::Named(name) => write!(f, "gpu:{name}"),
+        }
+    }
+}
+
+/// The kinds of adapters, in the order in which they are listed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum AdapterKind {
+    /// A processor with memory of its own.
+    Discrete,
+    /// A processor that shares the host's memory.
+    Integrated,
+    /// A part of a processor, lent to a virtual machine.
+    Virtual,
+    /// What its driver does not tell.
+    Other,
+    /// The host's processor in the place of a GPU.
+    Software,
+}
+
+impl AdapterKind {
+    fn of(kind: wgpu::DeviceType) -> AdapterKind {
+        match kind {
+            wgpu::DeviceType::DiscreteGpu => AdapterKind::Discrete,
+            wgpu::DeviceType::IntegratedGpu => AdapterKind::Integrated,
+            wgpu::DeviceType::VirtualGpu => AdapterKind::Virtual,
+            wgpu::DeviceType::Other => AdapterKind::Other,
+            wgpu::DeviceType::Cpu => AdapterKind::Software,
+        }
+    }
+
+    /// Its name, for people.
+    pub fn name(self) -> &'static str {
+        match self {
+            AdapterKind::Discrete => "discrete",
+            AdapterKind::Integrated => "integrated",
+            AdapterKind::Virtual => "virtual",
+            AdapterKind::Other => "of unknown kind",
+            AdapterKind::Software => "software",
+        }
+    }
+}
+
+/// An adapter and what its driver says about it.
+#[derive(Clone, Debug)]
+pub struct Adapter {
+    pub(crate) inner: wgpu::Adapter,
+    info: wgpu::AdapterInfo,
+    /// Bytes of memory that is the device's own, where the driver tells.
+    memory: Option<u64>,
+}
+
+/// Waits for a future of the interface, which is ready at once where drivers are native.
+pub(crate) fn now<F: Future>(future: F) -> F::Output {
+    let mut future = pin!(future);
+    let mut context = Context::from_waker(Waker::noop());
+    loop {
+        match future.as_mut().poll(&mut context) {
+            Poll::Ready(value) => return value,
+            Poll::Pending => std::thread::yield_now(),
+        }
+    }
+}
+
+/// All adapters of this machine: discrete ones first, then integrated ones, software last; those of
+/// one kind in the driver's order. None if there is no driver.
+pub fn adapters() -> Vec<Adapter> {
+    let mut description = wgpu::InstanceDescriptor::new_without_display_handle();
+    description.backends = wgpu::Backends::VULKAN | wgpu::Backends::METAL | wgpu::Backends::DX12;
+    let instance = wgpu::Instance::new(description);
+    let found = now(instance.enumerate_adapters(wgpu::Backends::all()));
+    let mut all: Vec<Adapter> = found.into_iter().map(Adapter::new).collect();
+    // A processor that two interfaces offer is one.
+    let others: Vec<(u32, u32)> = all
+        .iter()
+        .filter(|a| a.info.backend != wgpu::Backend::Dx12)
+        .map(|a| (a.info.vendor, a.info.device))
+        .collect();
+    all.retain(|a| {
+        a.info.backend != wgpu::Backend::Dx12 || !others.contains(&(a.info.vendor, a.info.device))
+    });
+    all.sort_by_key(Adapter::kind);
+    all
+}
+
+/// The adapter that is meant.
+///
+/// # Errors
+/// There is none, none that is meant, or only software that was not named.
+pub fn choose(spec: &GpuSpec) -> Result<Adapter, GpuError> {
+    let all = adapters();
+    let Some(first) = all.first() else { return Err(GpuError::NoAdapter) };
+    let unknown = || {
+        let list = all.iter().enumerate().map(|(i, a)| format!("gpu:{i} {}", a.name()));
+        let known = list.collect::<Vec<_>>().join(", ");
+        GpuError::Unknown { wanted: spec.to_string(), known }
+    };
+    let found = match spec {
+        GpuSpec::First if first.kind() == AdapterKind::Software => {
+            let short = first.name().split([' ', '(']).next().unwrap_or_default().to_string();
+            return Err(GpuError::OnlySoftware { name: first.name().to_string(), short });
+        }
+        GpuSpec::First => Some(first),
+        GpuSpec::Number(number) => all.get(*number),
+        GpuSpec::Named(name) => all.iter().find(|a| a.is_called(name)),
+    };
+    found.cloned().ok_or_else(unknown)
+}
+
+impl Adapter {
+    fn new(inner: wgpu::Adapter) -> Adapter {
+        let info = inner.get_info();
+        let memory = vulkan_memory(&inner);
+        Adapter { inner, info, memory }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.info.name
+    }
+
+    /// Its kind.
+    pub fn kind(&self) -> AdapterKind {
+        AdapterKind::of(self.info.device_type)
+    }
+
+    /// Whether its own memory is not the host's, so that weights and values are copied there.
+    pub fn has_own_memory(&self) -> bool {
+        self.kind() == AdapterKind::Discrete
+    }
+
+    /// Bytes of the memory that it reads fastest, where the driver tells.
+    pub fn memory(&self) -> Option<u64> {
+        self.memory
+    }
+
+    /// The driver, its version, and the interface, as one line that names what numbers depend on.
+    pub fn driver(&self) -> String {
+        let wgpu::AdapterInfo { driver, driver_info, .. } = &self.info;
+        let parts = [driver.as_str(), driver_info.as_str()];
+        let parts: Vec<&str> = parts.into_iter().filter(|p| !p.is_empty()).collect();
+        parts.join(" ")
+    }
+
+    fn is_called(&self, part: &str) -> bool {
+        let part = part.to_lowercase();
+        let texts = [&self.info.name, &self.info.driver, &self.info.driver_info];
+        texts.iter().any(|text| text.to_lowercase().contains(&part))
+    }
+
+    /// What is missing, if kernels cannot run on it.
+    pub fn fault(&self) -> Option<String> {
+        let identity = Identity {
+            name: &self.info.name,
+            driver: &self.info.driver,
+            version: &self.info.driver_info,
+        };
+        if let Some(why) = fault(identity) {
+            return Some(why.to_string());
+        }
+        let (features, limits) = (self.inner.features(), self.inner.limits());
+        if !features.contains(wgpu::Features::IMMEDIATES) {
+            return Some("its driver is too old: it has no immediates (push constants)".into());
+        }
+        let least = [
+            ("bytes of immediates", limits.max_immediate_size, LEAST.immediates),
+            ("buffers a kernel", limits.max_storage_buffers_per_shader_stage, LEAST.buffers),
+            ("bytes of workgroup memory", limits.max_compute_workgroup_storage_size, LEAST.shared),
+            ("threads a workgroup", limits.max_compute_invocations_per_workgroup, LEAST.threads),
+            ("threads a row of a workgroup", limits.max_compute_workgroup_size_x, LEAST.threads),
+            ("workgroups a row", limits.max_compute_workgroups_per_dimension, LEAST.groups),
+        ];
+        let short = least.into_iter().find(|(_, has, needs)| has < needs);
+        short.map(|(what, has, needs)| format!("it has {has} {what}, and {needs} are needed"))
+    }
+
+    /// Facts for people, as (name, value).
+    pub fn facts(&self) -> Vec<(String, String)> {
+        let (features, limits) = (self.inner.features(), self.inner.limits());
+        let mib = |bytes: u64| format!("{} MiB", bytes >> 20);
+        let memory = match (self.memory, self.has_own_memory()) {
+            (Some(bytes), true) => format!("{} of its own", mib(bytes)),
+            (Some(bytes), false) => format!("{} shared with the host", mib(bytes)),
+            (None, true) => "its own".into(),
+            (None, false) => "shared with the host".into(),
+        };
+        let has = [
+            (wgpu::Features::SHADER_F16, "f16"),
+            (wgpu::Features::SUBGROUP, "subgroups"),
+            (wgpu::Features::TIMESTAMP_QUERY, "timestamps"),
+            (wgpu::Features::MAPPABLE_PRIMARY_BUFFERS, "mappable memory"),
+            (wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX, "cooperative matrices"),
+        ];
+        let has: Vec<&str> =
+            has.iter().filter(|(f, _)| features.contains(*f)).map(|(_, name)| *name).collect();
+        let used = match self.fault() {
+            None => "kernels in f32, immediates".to_string(),
+            Some(why) => format!("nothing: {why}"),
+        };
+        let fact = |name: &str, value: String| (name.to_string(), value);
+        vec![
+            fact("adapter", format!("{} ({})", self.name(), self.kind().name())),
+            fact("driver", self.driver()),
+            fact("interface", self.info.backend.to_str().to_string()),
+            fact("memory", memory),
+            fact("most bytes of a binding", limits.max_storage_buffer_binding_size.to_string()),
+            fact("most bytes of a buffer", limits.max_buffer_size.to_string()),
+            fact("features", if has.is_empty() { "none".into() } else { has.join(", ") }),
+            fact("used", used),
+        ]
+    }
+}
+
+/// What every kernel may count on.
+struct Least {
+    immediates: u32,
+    buffers: u32,
+    shared: u32,
+    threads: u32,
+    groups: u32,
+}
+
+const LEAST: Least =
+    Least { immediates: 128, buffers: 8, shared: 16384, threads: 256, groups: 65535 };
+
+/// Bytes of the largest memory of a Vulkan device that is its own; `None` for other interfaces.
+#[expect(unsafe_code, reason = "the interface does not tell the size of memory")]
+fn vulkan_memory(adapter: &wgpu::Adapter) -> Option<u64> {
+    // SAFETY: the guard is dropped before this function ends, while the adapter is alive; nothing
+    // is destroyed.
+    let vulkan = unsafe { adapter.as_hal::<wgpu::hal::api::Vulkan>() }?;
+    let instance = vulkan.shared_instance().raw_instance();
+    // SAFETY: the physical device is of this instance, and both are alive.
+    let memory =
+        unsafe { instance.get_physical_device_memory_properties(vulkan.raw_physical_device()) };
+    let heaps = memory.memory_heaps.iter().take(memory.memory_heap_count as usize);
+    // The first flag is that of memory next to the device.
+    heaps.filter(|heap| heap.flags.as_raw() & 1 != 0).map(|heap| heap.size).max()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{AdapterKind, GpuSpec};
+
+    #[test]
+    fn adapters_are_asked_for_by_number_or_name() {
+        let read = GpuSpec::parse;
+        assert_eq!(read(""), Ok(GpuSpec::First));
+        assert_eq!(read(":7"), Ok(GpuSpec::Number(7)));
+        assert_eq!(read(":llvmpipe"), Ok(GpuSpec::Named("llvmpipe".into())));
+        assert_eq!(read(":RTX 3090").map(|s| s.to_string()), Ok("gpu:RTX 3090".into()));
+        for wrong in [":", "1", "s", ":a\nb"] {
+            assert!(read(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn software_comes_last() {
+        assert!(AdapterKind::Discrete < AdapterKind::Integrated);
+        assert!(AdapterKind::Other < AdapterKind::Software);
+    }
+}

@@ -1,0 +1,199 @@
+//! The GPU device.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::SyncSender;
+
+use troika_device::{
+    Buffer, Caps, Clock, CompileRequest, CompileResults, Completion, Device, DeviceError,
+    DeviceKind, Executable, OutOfMemory, Queue, WeightSource, Weights,
+};
+use troika_graph::{DType, Subgraph, verify};
+
+use crate::adapter::{Adapter, GpuSpec, choose};
+use crate::compile::Code;
+use crate::error::GpuError;
+use crate::gpu::Gpu;
+use crate::queue::{self, QUEUE_DEPTH};
+use crate::weights::{NodeWeights, load};
+
+/// The number of a device, unique in the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DeviceId(u64);
+
+/// How to open a GPU.
+#[derive(Clone, Debug, Default)]
+pub struct GpuOptions {
+    /// The device's name.
+    pub name: String,
+    /// Which adapter.
+    pub spec: GpuSpec,
+    /// The most bytes of weights; `None`: what the adapter has.
+    pub memory: Option<u64>,
+    /// A limit of bindings below the adapter's, in bytes.
+    pub binding_limit: Option<u64>,
+}
+
+/// A GPU.
+pub struct GpuDevice {
+    gpu: Arc<Gpu>,
+    caps: Caps,
+    id: DeviceId,
+    memory: Option<u64>,
+}
+
+/// Code of this device.
+struct Compiled {
+    device: DeviceId,
+    code: Arc<Code>,
+}
+
+/// A graph with its weights on the device.
+pub(crate) struct LoadedGraph {
+    pub device: DeviceId,
+    /// The graph's name.
+    pub name: String,
+    pub code: Arc<Code>,
+    pub weights: NodeWeights,
+}
+
+impl GpuDevice {
+    /// Opens a GPU.
+    ///
+    /// # Errors
+    /// The step on the way to it that failed.
+    pub fn open(options: GpuOptions) -> Result<GpuDevice, GpuError> {
+        let adapter = choose(&options.spec)?;
+        let mut gpu = Gpu::open(&options.name, &adapter)?;
+        let limit = &mut gpu.limits.max_storage_buffer_binding_size;
+        *limit = options.binding_limit.unwrap_or(u64::MAX).min(*limit);
+        let own = adapter.memory().filter(|_| adapter.has_own_memory());
+        // Some of it is the system's, and caches and values need room, too.
+        let own = own.map(|bytes| bytes / 10 * 9);
+        let memory = options.memory.into_iter().chain(own).min();
+        let caps = caps(&adapter, &gpu, memory);
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let id = DeviceId(NEXT.fetch_add(1, Ordering::Relaxed));
+        Ok(GpuDevice { gpu: Arc::new(gpu), caps, id, memory })
+    }
+
+    /// Bytes of the device's memory that are in use.
+    pub fn held_bytes(&self) -> u64 {
+        self.gpu.held()
+    }
+
+    /// Loses the device, as a driver does that was reset: all that is under way fails.
+    pub fn lose(&self) {
+        self.gpu.device.destroy();
+    }
+
+    fn binding_limit(&self) -> u64 {
+        self.gpu.limits.max_storage_buffer_binding_size
+    }
+
+    fn compile_one(&self, graph: &Subgraph) -> Result<Arc<Executable>, DeviceError> {
+        verify(graph)?;
+        let code = Code::new(graph, self.binding_limit()).map_err(|(op, why)| {
+            DeviceError::Unsupported {
+                device: self.gpu.name.clone(),
+                op: graph.nodes.get(op).map_or("none", |n| n.op.name()).into(),
+                graph: graph.name.clone(),
+                why,
+            }
+        })?;
+        let rows = graph.max_rows();
+        let scratch = code.scratch.iter().map(|each| each.saturating_mul(rows) as u64).sum();
+        let compiled = Compiled { device: self.id, code: Arc::new(code) };
+        Ok(Arc::new(Executable::new(compiled, scratch)))
+    }
+}
+
+fn caps(adapter: &Adapter, gpu: &Gpu, memory: Option<u64>) -> Caps {
+    let mut facts = adapter.facts();
+    if let Some(bytes) = memory {
+        facts.push(("most bytes of weights".into(), bytes.to_string()));
+    }
+    Caps {
+        static_shapes: false,
+        row_buckets: Vec::new(),
+        spaces: vec![gpu.space],
+        numerics: format!("gpu {} {} f32", adapter.name(), adapter.driver()),
+        max_binding_bytes: Some(gpu.limits.max_storage_buffer_binding_size),
+        weight_dtypes: DType::WEIGHTS.to_vec(),
+        activation_formats: Vec::new(),
+        max_graph_bytes: None,
+        max_graphs: None,
+        max_resident_bytes: memory,
+        queue_depth: QUEUE_DEPTH,
+        queue_waits: true,
+        host_tasks: false,
+        strided_rows: true,
+        offset_alignment: 4,
+        bakes_weights: false,
+        weights_per_shape: None,
+        facts,
+    }
+}
+
+impl Device for GpuDevice {
+    fn name(&self) -> &str {
+        &self.gpu.name
+    }
+
+    fn kind(&self) -> DeviceKind {
+        DeviceKind::Gpu
+    }
+
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn examine(&self, graph: &Subgraph) -> Vec<Option<String>> {
+        match verify(graph) {
+            Ok(()) => Code::examine(graph, self.binding_limit()),
+            Err(e) => vec![Some(e.to_string()); graph.nodes.len()],
+        }
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Buffer, OutOfMemory> {
+        self.gpu.allocate(bytes)
+    }
+
+    fn compile(&self, request: &CompileRequest<'_>) -> CompileResults {
+        request.each(|graph| self.compile_one(graph))
+    }
+
+    fn load(
+        &self,
+        executable: &Arc<Executable>,
+        graph: &Subgraph,
+        weights: &dyn WeightSource,
+    ) -> Result<Arc<Weights>, DeviceError> {
+        let refuse = |why: String| {
+            let why = format!("{why} on device {}", self.gpu.name);
+            Err(DeviceError::Submission { task: graph.name.clone(), why })
+        };
+        let Some(Compiled { code, .. }) =
+            executable.made::<Compiled>().filter(|c| c.device == self.id)
+        else {
+            return refuse(format!("{executable:?} was not compiled"));
+        };
+        if !graph.same_code(&code.graph) {
+            let of = &code.graph.name;
+            return refuse(format!("its weights are not of the shape of {of}, which was compiled"));
+        }
+        let loaded = load(&self.gpu, code, graph, weights, self.memory)?;
+        let (device, name, code) = (self.id, graph.name.clone(), code.clone());
+        let loaded = LoadedGraph { device, name, code, weights: loaded };
+        Ok(Arc::new(Weights::new(executable, loaded)))
+    }
+
+    fn queue(
+        &self,
+        number: usize,
+        clock: Arc<dyn Clock>,
+        done: SyncSender<Completion>,
+    ) -> Result<Box<dyn Queue>, DeviceError> {
+        queue::start(&self.gpu, self.id, number, clock, done)
+    }
+}

@@ -1,0 +1,237 @@
+//! An open adapter: what its device, its queues and all memory on it share.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use troika_device::{Buffer, DeviceError, OutOfMemory, SpaceId};
+
+use crate::adapter::{Adapter, now};
+use crate::error::GpuError;
+use crate::pipelines::Pipelines;
+use crate::staging::Staging;
+use crate::weights::Held;
+
+/// The longest that one submission may take before the device counts as lost.
+const LONGEST: Duration = Duration::from_secs(600);
+
+/// An open adapter.
+pub(crate) struct Gpu {
+    /// The device's name, unique in the process.
+    pub name: String,
+    pub device: wgpu::Device,
+    pub queue: wgpu::Queue,
+    pub limits: wgpu::Limits,
+    /// The memory that kernels read and write.
+    pub space: SpaceId,
+    pub pipelines: Pipelines,
+    pub staging: Staging,
+    /// What the driver reported last.
+    fault: Arc<Fault>,
+    /// The packs of weights that some graph holds.
+    pub weights: Held,
+    /// A weight that kernels are bound to and do not read.
+    pub spare: wgpu::Buffer,
+    /// A value that nothing reads.
+    pub unread: wgpu::Buffer,
+    /// Bytes of all buffers in the device's memory.
+    held: Arc<AtomicU64>,
+    /// Bytes of those that hold weights.
+    of_weights: Arc<AtomicU64>,
+}
+
+/// A report of the driver that no call returned.
+#[derive(Default)]
+struct Fault {
+    lost: Mutex<Option<String>>,
+    wrong: Mutex<Option<String>>,
+}
+
+/// Device memory, as the handle of a [`Buffer`] or for weights. Dropping it frees it.
+pub(crate) struct Memory {
+    pub buffer: wgpu::Buffer,
+    /// Sums that it is part of.
+    held: Vec<Arc<AtomicU64>>,
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let size = self.buffer.size();
+        self.held.iter().for_each(|held| _ = held.fetch_sub(size, Ordering::Relaxed));
+    }
+}
+
+/// How memory is used besides copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// Values, which kernels read and write.
+    Storage,
+    /// Weights, which kernels read.
+    Weights,
+    /// Memory that the host fills and a copy reads.
+    Upload,
+    /// Memory that a copy fills and the host reads.
+    Download,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The first line of a driver's message, which may have many.
+pub(crate) fn one_line(text: &str) -> String {
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    lines.collect::<Vec<_>>().join("; ")
+}
+
+impl Gpu {
+    /// Opens an adapter.
+    ///
+    /// # Errors
+    /// The adapter lacks something, or the driver refuses it.
+    pub fn open(name: &str, adapter: &Adapter) -> Result<Gpu, GpuError> {
+        if let Some(why) = adapter.fault() {
+            return Err(GpuError::Unusable { name: adapter.name().into(), why });
+        }
+        let limits = adapter.inner.limits();
+        let description = wgpu::DeviceDescriptor {
+            label: Some(name),
+            required_features: wgpu::Features::IMMEDIATES,
+            required_limits: limits.clone(),
+            ..wgpu::DeviceDescriptor::default()
+        };
+        let opened = now(adapter.inner.request_device(&description));
+        let (device, queue) = opened.map_err(|e| GpuError::Closed {
+            name: adapter.name().into(),
+            why: one_line(&e.to_string()),
+        })?;
+        let fault = Arc::new(Fault::default());
+        let (of_loss, of_error) = (fault.clone(), fault.clone());
+        device.set_device_lost_callback(move |reason, text| {
+            let text = one_line(&text);
+            let text = if text.is_empty() { format!("{reason:?}") } else { text };
+            locked(&of_loss.lost).get_or_insert(text);
+        });
+        device.on_uncaptured_error(Arc::new(move |e: wgpu::Error| {
+            locked(&of_error.wrong).get_or_insert(one_line(&e.to_string()));
+        }));
+        let small = |label| {
+            device.create_buffer(&wgpu::BufferDescriptor {
+                label: Some(label),
+                size: 256,
+                usage: wgpu::BufferUsages::STORAGE,
+                mapped_at_creation: false,
+            })
+        };
+        let (spare, unread) = (small("spare"), small("unread"));
+        Ok(Gpu {
+            name: name.to_string(),
+            device,
+            queue,
+            limits,
+            space: SpaceId::unique(),
+            pipelines: Pipelines::default(),
+            staging: Staging::default(),
+            fault,
+            weights: Held::default(),
+            spare,
+            unread,
+            held: Arc::default(),
+            of_weights: Arc::default(),
+        })
+    }
+
+    /// An error of this device.
+    pub fn error(&self, why: impl Into<String>) -> DeviceError {
+        DeviceError::System { device: self.name.clone(), why: why.into() }
+    }
+
+    /// What the driver reported since the last call.
+    ///
+    /// # Errors
+    /// The device is lost, or a call was wrong.
+    pub fn check(&self) -> Result<(), DeviceError> {
+        if let Some(why) = &*locked(&self.fault.lost) {
+            return Err(self.error(format!("the driver lost it: {why}")));
+        }
+        match locked(&self.fault.wrong).take() {
+            Some(why) => Err(self.error(why)),
+            None => Ok(()),
+        }
+    }
+
+    /// Bytes of all memory on the device that is in use.
+    pub fn held(&self) -> u64 {
+        self.held.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of all weights on the device.
+    pub fn weights_held(&self) -> u64 {
+        self.of_weights.load(Ordering::Relaxed)
+    }
+
+    /// Zeroed memory of at least so many bytes.
+    ///
+    /// # Errors
+    /// There is not enough, or no buffer may be so large.
+    pub fn memory(&self, bytes: u64, used: Use) -> Result<Memory, OutOfMemory> {
+        let refused = OutOfMemory { bytes: usize::try_from(bytes).unwrap_or(usize::MAX) };
+        let size = bytes.max(256).checked_next_multiple_of(16).ok_or(refused)?;
+        if size > self.limits.max_buffer_size {
+            return Err(refused);
+        }
+        use wgpu::BufferUsages as Of;
+        let usage = match used {
+            Use::Storage | Use::Weights => Of::STORAGE | Of::COPY_SRC | Of::COPY_DST,
+            Use::Upload => Of::MAP_WRITE | Of::COPY_SRC,
+            Use::Download => Of::MAP_READ | Of::COPY_DST,
+        };
+        let short = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
+        let wrong = self.device.push_error_scope(wgpu::ErrorFilter::Internal);
+        let buffer = self.device.create_buffer(&wgpu::BufferDescriptor {
+            label: None,
+            size,
+            usage,
+            mapped_at_creation: used == Use::Upload,
+        });
+        let failed = [now(wrong.pop()), now(short.pop())];
+        if failed.iter().any(Option::is_some) {
+            return Err(refused);
+        }
+        let mut held = vec![self.held.clone()];
+        held.extend((used == Use::Weights).then(|| self.of_weights.clone()));
+        held.iter().for_each(|held| _ = held.fetch_add(buffer.size(), Ordering::Relaxed));
+        Ok(Memory { buffer, held })
+    }
+
+    /// Memory for values, as other parts of the engine know it.
+    ///
+    /// # Errors
+    /// There is not enough.
+    pub fn allocate(&self, bytes: usize) -> Result<Buffer, OutOfMemory> {
+        let memory = self.memory(bytes as u64, Use::Storage)?;
+        Ok(Buffer::of_handle(self.space, bytes, memory))
+    }
+
+    /// Waits until all that was submitted before is done.
+    ///
+    /// # Errors
+    /// The device is lost, or takes too long.
+    pub fn wait(&self, until: Option<wgpu::SubmissionIndex>) -> Result<(), DeviceError> {
+        let poll = wgpu::PollType::Wait { submission_index: until, timeout: Some(LONGEST) };
+        match self.device.poll(poll) {
+            Ok(_) => self.check(),
+            Err(wgpu::PollError::Timeout) => {
+                self.check()?;
+                let secs = LONGEST.as_secs();
+                Err(self.error(format!("it has not finished its work for {secs} seconds")))
+            }
+            Err(e) => Err(self.error(one_line(&e.to_string()))),
+        }
+    }
+
+    /// Submits a recorded list of commands.
+    pub fn submit(&self, commands: wgpu::CommandBuffer) -> wgpu::SubmissionIndex {
+        self.queue.submit([commands])
+    }
+}

@@ -1,0 +1,107 @@
+//! How weights lie on the device.
+
+use troika_graph::DType;
+
+/// The layout of a weight's rows. A row is a whole number of 16-byte words ("units" below), padded
+/// with zeros; the columns are padded to 16 (plain numbers) or are whole blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WeightFormat {
+    /// f32.
+    F32,
+    /// Pairs of f16.
+    F16,
+    /// Pairs of bf16.
+    Bf16,
+    /// 32 bytes a block, then the f16 scales of all blocks: `d * q`. Q8_0, and Q5_0 exactly.
+    Q8_0,
+    /// As Q8_0 with an f16 scale and minimum: `d * q + m`. Q5_1 exactly.
+    Q8_1,
+    /// 32 nibbles a block in Q4_0's order, then the f16 scales: `d * (q - 8)`.
+    Q4_0,
+    /// 32 nibbles a block, then f16 scales and minima: `d * q + m`.
+    Q4_1,
+    /// 32 nibbles a block, then f16 scales and zero points: `d * (q - z)`. Int4 with zero points of
+    /// every group size.
+    Q4Z,
+    /// 32 nibbles a block that stand for E2M1 numbers, then the exponents' bytes.
+    Mxfp4,
+    /// The blocks of a GGUF file, 144 bytes each.
+    Q4K,
+    /// The blocks of a GGUF file, 176 bytes each.
+    Q5K,
+    /// 208 bytes of each of a GGUF file's blocks (all but its scale), then the f16 scales.
+    Q6K,
+    /// 16 bytes a group, then its f32 scale and minimum: `d * q - m`. Q2_K and Q3_K exactly.
+    Q8G16,
+}
+
+impl WeightFormat {
+    /// All formats.
+    pub const ALL: [WeightFormat; 13] = [
+        WeightFormat::F32,
+        WeightFormat::F16,
+        WeightFormat::Bf16,
+        WeightFormat::Q8_0,
+        WeightFormat::Q8_1,
+        WeightFormat::Q4_0,
+        WeightFormat::Q4_1,
+        WeightFormat::Q4Z,
+        WeightFormat::Mxfp4,
+        WeightFormat::Q4K,
+        WeightFormat::Q5K,
+        WeightFormat::Q6K,
+        WeightFormat::Q8G16,
+    ];
+
+    /// The format that holds a type's weights exactly; `None` for types that weights do not have.
+    pub const fn of(dtype: DType) -> Option<WeightFormat> {
+        Some(match dtype {
+            DType::F32 => WeightFormat::F32,
+            DType::F16 => WeightFormat::F16,
+            DType::BF16 => WeightFormat::Bf16,
+            DType::Q8_0 | DType::Q5_0 => WeightFormat::Q8_0,
+            DType::Q5_1 => WeightFormat::Q8_1,
+            DType::Q4_0 => WeightFormat::Q4_0,
+            DType::Q4_1 => WeightFormat::Q4_1,
+            DType::Q4_G32 | DType::Q4_G64 | DType::Q4_G128 => WeightFormat::Q4Z,
+            DType::MXFP4 => WeightFormat::Mxfp4,
+            DType::Q4_K => WeightFormat::Q4K,
+            DType::Q5_K => WeightFormat::Q5K,
+            DType::Q6_K => WeightFormat::Q6K,
+            DType::Q2_K | DType::Q3_K => WeightFormat::Q8G16,
+            DType::I32 => return None,
+        })
+    }
+
+    /// Elements of a block: rows of `cols` elements have whole blocks of weights.
+    pub const fn block(self) -> u32 {
+        match self {
+            WeightFormat::F32 | WeightFormat::F16 | WeightFormat::Bf16 => 1,
+            WeightFormat::Q4K | WeightFormat::Q5K | WeightFormat::Q6K | WeightFormat::Q8G16 => 256,
+            _ => 32,
+        }
+    }
+
+    /// 16-byte units of a row of `cols` elements.
+    pub const fn row_units(self, cols: u32) -> u32 {
+        let blocks = cols.div_ceil(self.block());
+        match self {
+            WeightFormat::F32 => 4 * cols.div_ceil(16),
+            WeightFormat::F16 | WeightFormat::Bf16 => 2 * cols.div_ceil(16),
+            WeightFormat::Q8_0 => 2 * blocks + blocks.div_ceil(8),
+            WeightFormat::Q8_1 => 2 * blocks + blocks.div_ceil(4),
+            WeightFormat::Q4_0 => blocks + blocks.div_ceil(8),
+            WeightFormat::Q4_1 | WeightFormat::Q4Z => blocks + blocks.div_ceil(4),
+            WeightFormat::Mxfp4 => blocks + blocks.div_ceil(16),
+            WeightFormat::Q4K => 9 * blocks,
+            WeightFormat::Q5K => 11 * blocks,
+            WeightFormat::Q6K => 13 * blocks + blocks.div_ceil(8),
+            WeightFormat::Q8G16 => 24 * blocks,
+        }
+    }
+
+    /// Bytes of a row of `cols` elements.
+    pub const fn row_bytes(self, cols: u32) -> usize {
+        16 * self.row_units(cols) as usize
+    }
+}

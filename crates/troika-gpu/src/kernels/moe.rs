@@ -1,0 +1,214 @@
+//! Experts: choosing them, and their feed-forwards.
+
+use troika_graph::{Activation, Router, Score};
+
+use super::Binding::{Value, Weight};
+use super::elements::activation;
+use super::products::{by_format, split};
+use super::{Dispatch, KernelError, KernelSpec, Loc, MAX_GROUPS, Matrix, unsupported};
+
+static ROUTER: KernelSpec = KernelSpec {
+    name: "router",
+    source: include_str!("wgsl/router.wgsl"),
+    bindings: &[Value, Value, Value],
+    workgroup_bytes: 10 * 1024,
+};
+
+/// Chooses experts for `rows` rows. Among equal scores the expert with the lower number is chosen.
+///
+/// Bindings: logits; ids (i32); weights. `at` has them in this order.
+///
+/// # Errors
+/// More than 1024 experts, 64 chosen ones or 128 groups; a sparse mixer that does not choose two.
+pub fn router(op: &Router, rows: u32, at: [Loc; 3]) -> Result<Dispatch, KernelError> {
+    let (groups, kept) = op.groups.unwrap_or((1, 1));
+    let fits = op.experts <= 1024 && op.top_k <= 64 && op.top_k <= op.experts && groups <= 128;
+    if !fits || groups == 0 || op.experts == 0 {
+        return unsupported(format!("{} of {} experts", op.top_k, op.experts));
+    }
+    let (score, eps) = match op.score {
+        Score::Softmax => (0.0, 0.0),
+        Score::TopKSoftmax => (1.0, 0.0),
+        Score::Sigmoid => (2.0, 0.0),
+        Score::SparseMixer { eps } if op.top_k == 2 => (3.0, eps),
+        Score::SparseMixer { .. } => return unsupported("a sparse mixer of other than 2 experts"),
+    };
+    let mut params = vec![
+        rows,
+        op.experts as u32,
+        op.top_k as u32,
+        groups as u32,
+        kept as u32,
+        op.scale.to_bits(),
+        eps.to_bits(),
+    ];
+    params.extend(at.iter().flat_map(|l| [l.offset, l.stride]));
+    Dispatch {
+        spec: &ROUTER,
+        overrides: vec![
+            ("SCORE", score),
+            ("NORMALIZE", f64::from(u8::from(op.normalize))),
+            ("GROUPED", f64::from(u8::from(op.groups.is_some()))),
+        ],
+        params,
+        grid: [rows.min(MAX_GROUPS), 1, 1],
+    }
+    .checked()
+}
+
+by_format!(
+    GATE_UP,
+    "experts_gate_up",
+    "two_weights.wgsl",
+    &[Weight, Weight, Weight, Weight, Value, Value, Value],
+    16 * 1024,
+    "x_units.wgsl",
+    "activation.wgsl",
+    "experts_gate_up.wgsl"
+);
+by_format!(
+    GATE_UP_ANY,
+    "experts_gate_up_any",
+    "two_weights.wgsl",
+    &[Weight, Weight, Weight, Weight, Value, Value, Value],
+    16 * 1024,
+    "x_any.wgsl",
+    "activation.wgsl",
+    "experts_gate_up.wgsl"
+);
+by_format!(
+    DOWN,
+    "experts_down",
+    "one_weight.wgsl",
+    &[Weight, Weight, Value, Value, Value, Value],
+    16 * 1024,
+    "x_units.wgsl",
+    "experts_down.wgsl"
+);
+by_format!(
+    DOWN_ANY,
+    "experts_down_any",
+    "one_weight.wgsl",
+    &[Weight, Weight, Value, Value, Value, Value],
+    16 * 1024,
+    "x_any.wgsl",
+    "experts_down.wgsl"
+);
+
+/// The same weight of several experts, one after another in one binding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stack {
+    /// The weight of each expert; its `first` is 0.
+    pub each: Matrix,
+    /// The number of the first expert in the binding.
+    pub first: u32,
+    /// Experts in the binding.
+    pub count: u32,
+}
+
+/// Rows and the experts that they go through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertShape {
+    /// Rows of x.
+    pub rows: u32,
+    /// Experts of a row.
+    pub top_k: u32,
+    /// For a group of experts ([`troika_graph::ExpertGroup`]) the rows of each expert: row `r` goes
+    /// through expert `r / capacity` with weight 1, and ids and weights are not read; `top_k` is 1.
+    pub capacity: Option<u32>,
+    /// Whether there are biases.
+    pub bias: bool,
+}
+
+/// `h[row * top_k + slot] = act(gate x + bias) * (up x + bias)` with the weights of the slot's
+/// expert. Pairs whose expert is not in the binding are left to other dispatches.
+///
+/// Bindings: gates; ups, of the same shape and format; biases of gates (f32, of the experts in the
+/// binding, one after another; the gates again if there are none); biases of ups (likewise); x; ids
+/// (i32, `[rows, top_k]`); h (`[rows * top_k, inter]`). `at` has the last three in this order.
+///
+/// # Errors
+/// Columns that are not whole blocks; more pairs than a dispatch may have.
+pub fn experts_gate_up(
+    gates: Stack,
+    act: Activation,
+    shape: ExpertShape,
+    at: [Loc; 3],
+) -> Result<Dispatch, KernelError> {
+    let w = gates.each;
+    w.check()?;
+    let (act, numbers) = activation(act);
+    let split = split(w.cols, 1);
+    let mut params = vec![
+        w.rows,
+        w.cols,
+        w.format.row_units(w.cols),
+        gates.first,
+        gates.count,
+        shape.top_k,
+        shape.capacity.unwrap_or(0),
+        numbers[0],
+        numbers[1],
+    ];
+    params.extend(at.iter().flat_map(|l| [l.offset, l.stride]));
+    let table = if w.aligned(at[0]) { &GATE_UP } else { &GATE_UP_ANY };
+    Dispatch {
+        spec: &table[w.format as usize],
+        overrides: vec![
+            ("LANES", f64::from(split.lanes)),
+            ("TEAMS", f64::from(split.teams)),
+            ("WG", f64::from(split.lanes * split.teams)),
+            ("BIAS", f64::from(u8::from(shape.bias))),
+            ("ACT", act),
+        ],
+        params,
+        grid: [w.rows.div_ceil(split.teams * 2), shape.rows * shape.top_k, 1],
+    }
+    .checked()
+}
+
+/// `y[row] = sum over slots of weight * (down h[row * top_k + slot] + bias)`, in the order of slots.
+/// Experts that are not in the binding add nothing. With `add`, what y holds is added to: so do the
+/// dispatches after the first when experts lie in several bindings.
+///
+/// Bindings: downs; their biases (f32, of the experts in the binding; the downs again if there are
+/// none); h; ids (i32, `[rows, top_k]`); weights (`[rows, top_k]`); y. `at` has the last four in
+/// this order.
+///
+/// # Errors
+/// As for [`experts_gate_up`].
+pub fn experts_down(
+    downs: Stack,
+    shape: ExpertShape,
+    add: bool,
+    at: [Loc; 4],
+) -> Result<Dispatch, KernelError> {
+    let w = downs.each;
+    w.check()?;
+    let split = split(w.cols, 1);
+    let mut params = vec![
+        w.rows,
+        w.cols,
+        w.format.row_units(w.cols),
+        downs.first,
+        downs.count,
+        shape.top_k,
+        shape.capacity.unwrap_or(0),
+        u32::from(add),
+    ];
+    params.extend(at.iter().flat_map(|l| [l.offset, l.stride]));
+    let table = if w.aligned(at[0]) { &DOWN } else { &DOWN_ANY };
+    Dispatch {
+        spec: &table[w.format as usize],
+        overrides: vec![
+            ("LANES", f64::from(split.lanes)),
+            ("TEAMS", f64::from(split.teams)),
+            ("WG", f64::from(split.lanes * split.teams)),
+            ("EACH", f64::from(split.each)),
+            ("BIAS", f64::from(u8::from(shape.bias))),
+        ],
+        params,
+        grid: [w.rows.div_ceil(split.teams * split.each), shape.rows, 1],
+    }
+    .checked()
+}

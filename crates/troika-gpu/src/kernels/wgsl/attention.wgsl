@@ -1,0 +1,215 @@
+// Attention by online softmax. A workgroup takes a row and a head; the keys come in tiles, one key a
+// thread, and then the columns of values, one a thread or one for several keys. The keys of a row may
+// be shared out to several workgroups, whose results are merged later.
+
+override KEYS: u32 = 0;
+override VALUES: u32 = 0;
+override K_DIM: u32 = 64;
+override V_DIM: u32 = 64;
+override SOFTCAP: u32 = 0;
+override SINKS: u32 = 0;
+// Whether results are those of parts: not divided, and followed by the largest score and the sum.
+override PARTS: u32 = 0;
+
+const WG: u32 = 128u;
+const LOWEST: f32 = -3.0e38;
+
+struct Params {
+    q: u32,
+    q_stride: u32,
+    y: u32,
+    y_stride: u32,
+    records: u32,
+    page_bits: u32,
+    // Query heads of a key head.
+    share: u32,
+    key_width: u32,
+    value_width: u32,
+    value_dim: u32,
+    window: u32,
+    scale: f32,
+    cap: f32,
+    parts: u32,
+}
+
+var<immediate> p: Params;
+
+@group(0) @binding(0) var<storage, read> sinks: array<f32>;
+@group(0) @binding(1) var<storage, read_write> q: array<f32>;
+@group(0) @binding(2) var<storage, read_write> batch: array<u32>;
+@group(0) @binding(3) var<storage, read_write> keys: array<u32>;
+@group(0) @binding(4) var<storage, read_write> values: array<u32>;
+@group(0) @binding(5) var<storage, read_write> y: array<f32>;
+
+var<workgroup> query: array<f32, 1024>;
+var<workgroup> weight: array<f32, WG>;
+var<workgroup> cache_row: array<u32, WG>;
+var<workgroup> parts: array<f32, WG>;
+
+fn half_of(word: u32, upper: bool, format: u32) -> f32 {
+    let bits = select(word & 0xffffu, word >> 16u, upper);
+    if format == 1u {
+        return unpack2x16float(bits).x;
+    }
+    return bitcast<f32>(bits << 16u);
+}
+
+// The product of the query with the key that begins at element `from`.
+fn score(source: u32) -> f32 {
+    var sum = 0.0;
+    if KEYS == 0u {
+        for (var i = 0u; i < K_DIM; i++) {
+            sum += query[i] * bitcast<f32>(keys[source + i]);
+        }
+    } else if ((K_DIM | p.key_width) & 1u) == 0u {
+        for (var i = 0u; i < K_DIM; i += 2u) {
+            let word = keys[(source + i) / 2u];
+            sum += query[i] * half_of(word, false, KEYS) + query[i + 1u] * half_of(word, true, KEYS);
+        }
+    } else {
+        for (var i = 0u; i < K_DIM; i++) {
+            sum += query[i] * half_of(keys[(source + i) / 2u], ((source + i) & 1u) == 1u, KEYS);
+        }
+    }
+    return sum;
+}
+
+fn value_at(i: u32) -> f32 {
+    if VALUES == 0u {
+        return bitcast<f32>(values[i]);
+    }
+    return half_of(values[i / 2u], (i & 1u) == 1u, VALUES);
+}
+
+fn tanh_of(x: f32) -> f32 {
+    if abs(x) < 0.1 {
+        let s = x * x;
+        return x * (1.0 + s * (-0.33333333 + s * (0.13333333 + s * -0.053968254)));
+    }
+    return 1.0 - 2.0 / (exp(clamp(2.0 * x, -40.0, 40.0)) + 1.0);
+}
+
+fn highest(thread: u32, own: f32) -> f32 {
+    workgroupBarrier();
+    parts[thread] = own;
+    for (var n = WG / 2u; n > 0u; n = n / 2u) {
+        workgroupBarrier();
+        if thread < n {
+            parts[thread] = max(parts[thread], parts[thread + n]);
+        }
+    }
+    workgroupBarrier();
+    return parts[0];
+}
+
+fn total(thread: u32, own: f32) -> f32 {
+    workgroupBarrier();
+    parts[thread] = own;
+    for (var n = WG / 2u; n > 0u; n = n / 2u) {
+        workgroupBarrier();
+        if thread < n {
+            parts[thread] += parts[thread + n];
+        }
+    }
+    workgroupBarrier();
+    return parts[0];
+}
+
+// Threads that share the columns of values: a power of two.
+fn columns() -> u32 {
+    var n = WG;
+    while n / 2u >= V_DIM {
+        n = n / 2u;
+    }
+    return n;
+}
+
+@compute @workgroup_size(WG)
+fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) at: vec3<u32>) {
+    let head = at.x;
+    let row = at.y;
+    let kv_head = head / p.share;
+    let record = p.records + row * 4u;
+    let visible_end = batch[record] + 1u;
+    let table = batch[record + 1u];
+    let first_page = batch[record + 2u];
+    let visible = select(0u, visible_end - p.window, visible_end > p.window);
+    let tiles = (visible_end - visible + WG * p.parts - 1u) / (WG * p.parts);
+    let start = visible + at.z * tiles * WG;
+    let end = min(visible_end, start + tiles * WG);
+    for (var i = thread; i < K_DIM; i += WG) {
+        query[i] = q[p.q + row * p.q_stride + head * K_DIM + i] * p.scale;
+    }
+    let width = columns();
+    let column = thread % width;
+    let team = thread / width;
+    let teams = WG / width;
+    var acc: array<f32, 8>;
+    for (var j = 0u; j < 8u; j++) {
+        acc[j] = 0.0;
+    }
+    var top = LOWEST;
+    var sum = 0.0;
+    workgroupBarrier();
+    for (var tile = start; tile < end; tile += WG) {
+        let position = tile + thread;
+        var s = LOWEST;
+        if position < end {
+            let page = batch[table + (position >> p.page_bits) - first_page];
+            let at_row = (page << p.page_bits) + (position & ((1u << p.page_bits) - 1u));
+            cache_row[thread] = at_row;
+            s = score(at_row * p.key_width + kv_head * K_DIM);
+            if SOFTCAP == 1u {
+                s = p.cap * tanh_of(s / p.cap);
+            }
+        }
+        let above = max(top, highest(thread, s));
+        let e = select(0.0, exp(s - above), position < end);
+        weight[thread] = e;
+        let shrink = exp(top - above);
+        sum = sum * shrink + total(thread, e);
+        top = above;
+        let count = min(WG, end - tile);
+        for (var j = 0u; j * width < V_DIM; j++) {
+            let c = column + j * width;
+            var v = acc[j] * shrink;
+            if c < V_DIM {
+                for (var k = team; k < count; k += teams) {
+                    let source = cache_row[k] * p.value_width + kv_head * p.value_dim + c;
+                    v += weight[k] * value_at(source);
+                }
+            }
+            acc[j] = v;
+        }
+        // The next tile replaces weights and rows.
+        workgroupBarrier();
+    }
+    var factor = 1.0 / sum;
+    if SINKS == 1u && PARTS == 0u {
+        let above = max(top, sinks[head]);
+        let shrink = exp(top - above);
+        factor = shrink / (sum * shrink + exp(sinks[head] - above));
+    }
+    var to = p.y + row * p.y_stride + head * V_DIM;
+    if PARTS == 1u {
+        factor = 1.0;
+        to = p.y + row * p.y_stride + (head * p.parts + at.z) * (V_DIM + 2u);
+        if thread == 0u {
+            y[to + V_DIM] = top;
+            y[to + V_DIM + 1u] = sum;
+        }
+    }
+    for (var j = 0u; j * width < V_DIM; j++) {
+        workgroupBarrier();
+        parts[thread] = acc[j];
+        workgroupBarrier();
+        let c = column + j * width;
+        if team == 0u && c < V_DIM {
+            var v = 0.0;
+            for (var t = 0u; t < teams; t++) {
+                v += parts[t * width + column];
+            }
+            y[to + c] = v * factor;
+        }
+    }
+}

@@ -1,0 +1,103 @@
+
+// The down projections of a row's experts, weighted and added up. A team of LANES threads takes EACH
+// columns of the result; a thread takes 16 of their weights' columns at a time.
+
+override LANES: u32 = 32;
+override TEAMS: u32 = 2;
+override EACH: u32 = 4;
+override BIAS: u32 = 0;
+// LANES * TEAMS.
+override WG: u32 = 64;
+
+struct Params {
+    rows: u32,
+    cols: u32,
+    units: u32,
+    first: u32,
+    count: u32,
+    top_k: u32,
+    capacity: u32,
+    add: u32,
+    h: u32,
+    h_stride: u32,
+    ids: u32,
+    ids_stride: u32,
+    weights: u32,
+    weights_stride: u32,
+    y: u32,
+    y_stride: u32,
+}
+
+const X_BINDING: u32 = 2u;
+
+var<immediate> p: Params;
+
+@group(0) @binding(1) var<storage, read> bias: array<f32>;
+@group(0) @binding(3) var<storage, read_write> ids: array<i32>;
+@group(0) @binding(4) var<storage, read_write> shares: array<f32>;
+@group(0) @binding(5) var<storage, read_write> y: array<f32>;
+
+var<workgroup> sums: array<f32, WG * EACH>;
+
+@compute @workgroup_size(WG)
+fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) at: vec3<u32>) {
+    let row = at.y;
+    let lane = thread % LANES;
+    let team = thread / LANES;
+    let start = (at.x * TEAMS + team) * EACH;
+    var acc: array<f32, 4>;
+    for (var n = 0u; n < EACH; n++) {
+        acc[n] = 0.0;
+    }
+    for (var slot = 0u; slot < p.top_k; slot++) {
+        var expert = row / max(p.capacity, 1u);
+        var share = 1.0;
+        if p.capacity == 0u {
+            expert = bitcast<u32>(ids[p.ids + row * p.ids_stride + slot]);
+            share = shares[p.weights + row * p.weights_stride + slot];
+        }
+        if expert < p.first || expert - p.first >= p.count {
+            continue;
+        }
+        let number = expert - p.first;
+        let h_row = p.h + (row * p.top_k + slot) * p.h_stride;
+        for (var part = lane * 2u; part * 16u < p.cols; part += select(LANES * 2u - 1u, 1u, (part & 1u) == 0u)) {
+            let c = part * 16u;
+            let a = x4(h_row, c, p.cols) * share;
+            let b = x4(h_row, c + 4u, p.cols) * share;
+            let e = x4(h_row, c + 8u, p.cols) * share;
+            let f = x4(h_row, c + 12u, p.cols) * share;
+            let sum = sum16(a, b, e, f);
+            for (var n = 0u; n < EACH; n++) {
+                let w_row = (number * p.rows + min(start + n, p.rows - 1u)) * p.units;
+                acc[n] += dot16(load16(w_row, part, p.cols), a, b, e, f, sum);
+            }
+        }
+        if BIAS == 1u && lane == 0u {
+            for (var n = 0u; n < EACH; n++) {
+                acc[n] += share * bias[number * p.rows + min(start + n, p.rows - 1u)];
+            }
+        }
+    }
+    for (var n = 0u; n < EACH; n++) {
+        sums[n * WG + thread] = acc[n];
+    }
+    for (var i = LANES / 2u; i > 0u; i = i / 2u) {
+        workgroupBarrier();
+        if lane < i {
+            for (var n = 0u; n < EACH; n++) {
+                sums[n * WG + thread] += sums[n * WG + thread + i];
+            }
+        }
+    }
+    if lane == 0u {
+        for (var n = 0u; n < EACH; n++) {
+            let col = start + n;
+            if col < p.rows {
+                let to = p.y + row * p.y_stride + col;
+                let before = select(0.0, y[to], p.add == 1u);
+                y[to] = before + sums[n * WG + thread];
+            }
+        }
+    }
+}

@@ -1,0 +1,41 @@
+
+// Products for a few rows of activations.
+
+struct Params {
+    // Weight rows of a head.
+    rows: u32,
+    cols: u32,
+    units: u32,
+    first: u32,
+    x_rows: u32,
+    x: u32,
+    x_stride: u32,
+    y: u32,
+    y_stride: u32,
+}
+
+const X_BINDING: u32 = 2u;
+
+var<immediate> p: Params;
+
+@group(0) @binding(1) var<storage, read> bias: array<f32>;
+@group(0) @binding(3) var<storage, read_write> y: array<f32>;
+
+@compute @workgroup_size(WG)
+fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) at: vec3<u32>) {
+    let head = at.z;
+    let start = at.x * TEAMS * EACH;
+    let x_rows = Activations(p.x + head * p.cols, p.x_stride, p.x_rows, p.cols);
+    multiply(thread, start, Rows(head * p.rows, p.rows, p.units), x_rows);
+    for (var i = thread; i < TEAMS * EACH * ROWS; i += WG) {
+        let row = start + row_of(i);
+        let r = x_row_of(i);
+        if row < p.rows && r < p.x_rows {
+            var v = result(i);
+            if BIAS == 1u {
+                v += bias[p.first + row];
+            }
+            y[p.y + r * p.y_stride + head * p.rows + p.first + row] = v;
+        }
+    }
+}

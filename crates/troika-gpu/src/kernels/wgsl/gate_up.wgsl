@@ -1,0 +1,52 @@
+
+// An activated gate times up, for a few rows of activations.
+
+struct Params {
+    rows: u32,
+    cols: u32,
+    units: u32,
+    first: u32,
+    x_rows: u32,
+    act_first: f32,
+    act_second: f32,
+    x: u32,
+    x_stride: u32,
+    y: u32,
+    y_stride: u32,
+}
+
+const X_BINDING: u32 = 4u;
+
+var<immediate> p: Params;
+
+@group(0) @binding(2) var<storage, read> gate_bias: array<f32>;
+@group(0) @binding(3) var<storage, read> up_bias: array<f32>;
+@group(0) @binding(5) var<storage, read_write> y: array<f32>;
+
+@compute @workgroup_size(WG)
+fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) at: vec3<u32>) {
+    let start = at.x * TEAMS * EACH;
+    let w = Rows(0u, p.rows, p.units);
+    let x_rows = Activations(p.x, p.x_stride, p.x_rows, p.cols);
+    // A thread has at most one result.
+    let row = start + row_of(thread);
+    let r = x_row_of(thread);
+    let has = thread < TEAMS * EACH * ROWS && row < p.rows && r < p.x_rows;
+    of_others = false;
+    multiply(thread, start, w, x_rows);
+    var g = 0.0;
+    if has {
+        g = result(thread);
+    }
+    of_others = true;
+    multiply(thread, start, w, x_rows);
+    if has {
+        var u = result(thread);
+        if BIAS == 1u {
+            g += gate_bias[p.first + row];
+            u += up_bias[p.first + row];
+        }
+        let numbers = vec2<f32>(p.act_first, p.act_second);
+        y[p.y + r * p.y_stride + p.first + row] = activated(g, numbers) * gated(u, numbers);
+    }
+}

@@ -1,0 +1,64 @@
+
+// Normalises groups of columns: a workgroup takes a group of a row.
+
+override WG: u32 = 256;
+override LAYER: u32 = 0;
+override WEIGHT: u32 = 1;
+override BIAS: u32 = 0;
+
+@group(0) @binding(0) var<storage, read> weight: array<f32>;
+@group(0) @binding(1) var<storage, read> bias: array<f32>;
+
+var<workgroup> parts: array<f32, 256>;
+
+// The sum of a number of each thread.
+fn total(thread: u32, own: f32) -> f32 {
+    workgroupBarrier();
+    parts[thread] = own;
+    for (var n = WG / 2u; n > 0u; n = n / 2u) {
+        workgroupBarrier();
+        if thread < n {
+            parts[thread] += parts[thread + n];
+        }
+    }
+    workgroupBarrier();
+    return parts[0];
+}
+
+@compute @workgroup_size(WG)
+fn main(
+    @builtin(local_invocation_index) thread: u32,
+    @builtin(workgroup_id) at: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+) {
+    let start = at.x * p.group;
+    for (var row = at.y; row < p.rows; row += groups.y) {
+        var own = 0.0;
+        for (var i = thread; i < p.group; i += WG) {
+            let v = read_first(row, start + i);
+            own += select(v * v, v, LAYER == 1u);
+        }
+        var mean = 0.0;
+        var square = total(thread, own) / f32(p.group);
+        if LAYER == 1u {
+            mean = square;
+            own = 0.0;
+            for (var i = thread; i < p.group; i += WG) {
+                let v = read_again(row, start + i) - mean;
+                own += v * v;
+            }
+            square = total(thread, own) / f32(p.group);
+        }
+        let scale = 1.0 / sqrt(square + p.eps);
+        for (var i = thread; i < p.group; i += WG) {
+            var v = (read_again(row, start + i) - mean) * scale;
+            if WEIGHT == 1u {
+                v *= p.offset + weight[i];
+            }
+            if BIAS == 1u {
+                v += bias[i];
+            }
+            y[p.y + row * p.y_stride + start + i] = v;
+        }
+    }
+}

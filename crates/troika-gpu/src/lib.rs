@@ -1,0 +1,33 @@
+//! GPU devices: subgraphs as dispatches of kernels in WGSL, through wgpu.
+//!
+//! Nothing outside this crate names `wgpu`. From the ground up:
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`kernels`] | the WGSL sources, and for each op how they are run: data, tested without a driver |
+//! | `adapter`, `quirks` | the adapters of this machine, which one is meant, what is wrong with it |
+//! | `gpu` | an open adapter, its memory and its errors |
+//! | `staging`, `recorder` | copies between the host's memory and the device's; submitting |
+//! | `pipelines` | kernels as the driver compiled them |
+//! | `compile` | a subgraph becomes a list of steps on values with places |
+//! | `weights` | weights in device memory, uploaded once |
+//! | `run`, `queue` | what a step dispatches for the rows of a submission |
+//! | `device` | [`GpuDevice`] |
+
+mod adapter;
+mod compile;
+mod device;
+mod error;
+mod gpu;
+pub mod kernels;
+mod pipelines;
+mod queue;
+mod quirks;
+mod recorder;
+mod run;
+mod staging;
+mod weights;
+
+pub use adapter::{Adapter, AdapterKind, GpuSpec, adapters, choose};
+pub use device::{GpuDevice, GpuOptions};
+pub use error::GpuError;

@@ -1,0 +1,104 @@
+//! A queue: a thread that records what it is given, and submits it.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+
+use troika_device::{
+    Clock, CommandList, Completion, DeviceError, Queue, Run, ThreadQueue, ThreadQueueOptions,
+    WaitTimes, Work,
+};
+
+use crate::device::{DeviceId, LoadedGraph};
+use crate::gpu::Gpu;
+use crate::run::Runner;
+
+/// The most lists in a queue.
+pub(crate) const QUEUE_DEPTH: usize = 16;
+
+/// Starts a queue.
+///
+/// # Errors
+/// The system has no thread left.
+pub(crate) fn start(
+    gpu: &Arc<Gpu>,
+    id: DeviceId,
+    number: usize,
+    clock: Arc<dyn Clock>,
+    done: SyncSender<Completion>,
+) -> Result<Box<dyn Queue>, DeviceError> {
+    let options = ThreadQueueOptions {
+        device: gpu.name.clone(),
+        number,
+        depth: QUEUE_DEPTH,
+        runs_here: true,
+    };
+    let mut worker = Worker {
+        number,
+        id,
+        runner: Runner::new(gpu, &clock),
+        gpu: gpu.clone(),
+        clock,
+        learnt: WaitTimes::default(),
+    };
+    let run = move |list| worker.complete(list);
+    Ok(Box::new(ThreadQueue::start(options, run, done, || {})?))
+}
+
+struct Worker {
+    number: usize,
+    id: DeviceId,
+    runner: Runner,
+    gpu: Arc<Gpu>,
+    clock: Arc<dyn Clock>,
+    learnt: WaitTimes,
+}
+
+impl Worker {
+    /// Runs a list.
+    fn complete(&mut self, list: CommandList) -> Completion {
+        let (runner, gpu, id) = (&mut self.runner, &self.gpu, self.id);
+        let timed = list.timed;
+        // Where a task waits for other queues, those before it must be on their way.
+        let waits: Vec<usize> = list.waits.iter().map(|w| w.task as usize).collect();
+        let signals: Vec<usize> = list.signals.iter().map(|s| s.task as usize).collect();
+        let last = list.tasks.len().saturating_sub(1);
+        let mut at = 0;
+        let clock = self.clock.clone();
+        list.run(self.number, &*clock, &mut self.learnt, |task, _| {
+            let done = catch_unwind(AssertUnwindSafe(|| {
+                match &task.work {
+                    Work::Run(run) => runner.run(loaded(gpu, id, run)?, run)?,
+                    Work::Copy(copy) => runner.recorder.copy(&copy.from, &copy.to)?,
+                    Work::Host(host) => return Err(no_host_program(gpu, host.name())),
+                }
+                if timed || signals.contains(&at) {
+                    runner.recorder.finish()
+                } else if at == last || waits.contains(&(at + 1)) {
+                    runner.recorder.flush()
+                } else {
+                    Ok(())
+                }
+            }));
+            at += 1;
+            let done = done.unwrap_or_else(|_| Err(gpu.error("its queue panicked")));
+            if done.is_err() {
+                runner.abandon();
+            }
+            done
+        })
+    }
+}
+
+fn loaded<'a>(gpu: &Gpu, id: DeviceId, run: &'a Run) -> Result<&'a LoadedGraph, DeviceError> {
+    let loaded = run.weights.made::<LoadedGraph>().filter(|loaded| loaded.device == id);
+    loaded.ok_or_else(|| DeviceError::Submission {
+        task: format!("{:?}", run.weights),
+        why: format!("is none of device {}", gpu.name),
+    })
+}
+
+fn no_host_program(gpu: &Gpu, task: &str) -> DeviceError {
+    let why = format!("a function of the host cannot run on device {}", gpu.name);
+    DeviceError::Submission { task: task.into(), why }
+}

@@ -1,0 +1,359 @@
+//! Commands on their way to the device: recorded in order, submitted together.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use troika_device::{Clock, DeviceError, ReadRows, View, WriteRows};
+
+use crate::gpu::{Gpu, Memory, Use};
+use crate::staging::PIECE;
+
+/// Submissions under way before the host waits for the first of them.
+const MOST_SUBMITTED: usize = 3;
+/// The longest that a submission should take, so that a desktop on the same device stays alive.
+const LONGEST: Duration = Duration::from_millis(100);
+/// Multiplications of a first submission, and the least and the most of later ones.
+const FIRST_WORK: u64 = 1 << 31;
+const LEAST_WORK: u64 = 1 << 24;
+const MOST_WORK: u64 = 1 << 42;
+/// What offsets of copies and mapped memory are multiples of.
+const ALIGNED: u64 = 16;
+
+/// Records commands of one queue.
+pub(crate) struct Recorder {
+    pub gpu: Arc<Gpu>,
+    /// Words of which kernels set the first where a number is beyond f16. Looked at with each copy
+    /// to the host.
+    pub watched: Option<wgpu::Buffer>,
+    encoder: Option<wgpu::CommandEncoder>,
+    /// The piece of staging memory in use, and its bytes that are taken.
+    piece: Option<(Memory, u64)>,
+    /// Pieces that recorded copies read.
+    full: Vec<Memory>,
+    /// Memory that the host reads results from.
+    download: Option<Memory>,
+    submitted: VecDeque<Submitted>,
+    /// Multiplications that were recorded since the last submission, and how many make a new one.
+    work: (u64, u64),
+    /// When the device was last seen to finish something.
+    finished: Duration,
+    clock: Arc<dyn Clock>,
+}
+
+/// A submission under way.
+struct Submitted {
+    index: wgpu::SubmissionIndex,
+    at: Duration,
+    work: u64,
+}
+
+impl Recorder {
+    pub fn new(gpu: &Arc<Gpu>, clock: &Arc<dyn Clock>) -> Recorder {
+        Recorder {
+            gpu: gpu.clone(),
+            watched: None,
+            encoder: None,
+            piece: None,
+            full: Vec::new(),
+            download: None,
+            submitted: VecDeque::new(),
+            work: (0, FIRST_WORK),
+            finished: clock.now(),
+            clock: clock.clone(),
+        }
+    }
+
+    /// The commands to add to.
+    pub fn encoder(&mut self) -> &mut wgpu::CommandEncoder {
+        let device = &self.gpu.device;
+        self.encoder.get_or_insert_with(|| device.create_command_encoder(&Default::default()))
+    }
+
+    /// Submits what was recorded. Where many submissions are under way, waits for the first.
+    ///
+    /// # Errors
+    /// The device is lost, or a command was wrong.
+    pub fn flush(&mut self) -> Result<(), DeviceError> {
+        if let Some((piece, _)) = self.piece.take() {
+            self.full.push(piece);
+        }
+        let Some(encoder) = self.encoder.take() else {
+            self.full.drain(..).for_each(|piece| self.gpu.staging.give_back_unused(piece));
+            return self.gpu.check();
+        };
+        self.full.iter().for_each(|piece| piece.buffer.unmap());
+        let index = self.gpu.submit(encoder.finish());
+        self.full.drain(..).for_each(|piece| self.gpu.staging.give_back(piece));
+        let work = std::mem::take(&mut self.work.0);
+        self.submitted.push_back(Submitted { index, at: self.clock.now(), work });
+        self.gpu.check()?;
+        self.wait(MOST_SUBMITTED)
+    }
+
+    /// Waits until only so many submissions are under way, and learns how long they take.
+    fn wait(&mut self, most: usize) -> Result<(), DeviceError> {
+        while self.submitted.len() > most {
+            let Some(first) = self.submitted.pop_front() else { break };
+            self.gpu.wait(Some(first.index))?;
+            let began = first.at.max(self.finished);
+            self.finished = self.clock.now();
+            let took = self.finished.saturating_sub(began);
+            let each = &mut self.work.1;
+            if took > LONGEST && first.work * 2 > *each {
+                *each = (*each / 2).max(LEAST_WORK);
+            } else if took < LONGEST / 4 && first.work >= *each {
+                *each = (*each * 2).min(MOST_WORK);
+            }
+        }
+        Ok(())
+    }
+
+    /// Multiplications that may be recorded before the next submission.
+    pub fn room_for_work(&self) -> u64 {
+        self.work.1.saturating_sub(self.work.0)
+    }
+
+    /// Notes recorded multiplications, and submits them if they are many.
+    ///
+    /// # Errors
+    /// Those of [`Recorder::flush`].
+    pub fn add_work(&mut self, work: u64) -> Result<(), DeviceError> {
+        self.work.0 = self.work.0.saturating_add(work);
+        if self.work.0 > self.work.1 { self.flush() } else { Ok(()) }
+    }
+
+    /// Submits what was recorded, and waits until it is done.
+    ///
+    /// # Errors
+    /// Those of [`Recorder::flush`].
+    pub fn finish(&mut self) -> Result<(), DeviceError> {
+        self.flush()?;
+        self.wait(0)
+    }
+
+    /// Drops what was recorded and not submitted, after a failure.
+    pub fn abandon(&mut self) {
+        self.encoder = None;
+        self.work.0 = 0;
+        self.full.extend(self.piece.take().map(|(piece, _)| piece));
+        self.full.drain(..).for_each(|piece| self.gpu.staging.give_back_unused(piece));
+    }
+
+    /// Records the copy of bytes to a place in device memory, which is a multiple of 4. The bytes
+    /// are read at once. Of a last word that is not whole, the rest becomes zeros.
+    ///
+    /// # Errors
+    /// There is no staging memory.
+    pub fn upload(
+        &mut self,
+        bytes: &[u8],
+        to: &wgpu::Buffer,
+        mut at: u64,
+    ) -> Result<(), DeviceError> {
+        for part in bytes.chunks(PIECE as usize) {
+            let size = (part.len() as u64).next_multiple_of(4);
+            let (piece, from) = self.room(size)?;
+            let mapped = piece.slice(from..from + size).get_mapped_range_mut();
+            let mut mapped = mapped.map_err(|e| self.gpu.error(e.to_string()))?;
+            mapped.slice(..part.len()).copy_from_slice(part);
+            if part.len() as u64 != size {
+                let rest = (size as usize) - part.len();
+                mapped.slice(part.len()..).copy_from_slice(&[0; 4][..rest]);
+            }
+            drop(mapped);
+            self.encoder().copy_buffer_to_buffer(&piece, from, to, at, Some(size));
+            at += size;
+        }
+        Ok(())
+    }
+
+    /// Room in a mapped piece of staging memory.
+    fn room(&mut self, size: u64) -> Result<(wgpu::Buffer, u64), DeviceError> {
+        if let Some((piece, used)) = &mut self.piece
+            && *used + size <= PIECE
+        {
+            let at = *used;
+            *used = (at + size).next_multiple_of(ALIGNED);
+            return Ok((piece.buffer.clone(), at));
+        }
+        if let Some((piece, _)) = self.piece.take() {
+            self.full.push(piece);
+            // Its copies must be submitted before it can be used again.
+            self.flush()?;
+        }
+        let piece = self.gpu.staging.take(&self.gpu)?;
+        let buffer = piece.buffer.clone();
+        self.piece = Some((piece, size.next_multiple_of(ALIGNED)));
+        Ok((buffer, 0))
+    }
+
+    /// Copies rows between host memory and the device's, or within the latter. What the host reads
+    /// is there when this returns.
+    ///
+    /// # Errors
+    /// Views of different shapes, in use, or of other memory; rows that are no whole words.
+    pub fn copy(&mut self, from: &View, to: &View) -> Result<(), DeviceError> {
+        let (r, w) = (from.rect(), to.rect());
+        if (r.rows(), r.row_bytes()) != (w.rows(), w.row_bytes()) {
+            return from.copy_to(to).map_err(DeviceError::from);
+        }
+        if r.is_empty() {
+            return Ok(());
+        }
+        let (source, target) = (self.own(from), self.own(to));
+        match (source, target) {
+            (None, None) => Ok(from.copy_to(to)?),
+            (None, Some(target)) => {
+                let _held = to.buffer().claim(&[(*w, troika_device::Access::Write)])?;
+                let read = from.read()?;
+                if let (Some(all), true) = (read.as_slice::<u8>(), w.is_dense()) {
+                    self.words(w.span(), target.size())?;
+                    return self.upload(all, &target, w.offset() as u64);
+                }
+                for i in 0..r.rows() {
+                    let (Some(bytes), Some(place)) = (row(&read, i), w.row(i)) else { continue };
+                    self.words(place.clone(), target.size())?;
+                    self.upload(bytes, &target, place.start as u64)?;
+                }
+                Ok(())
+            }
+            (Some(source), None) => {
+                let _held = from.buffer().claim(&[(*r, troika_device::Access::Read)])?;
+                let mut write = to.write()?;
+                self.download(from, &source, &mut write)
+            }
+            (Some(source), Some(target)) => {
+                let _read = from.buffer().claim(&[(*r, troika_device::Access::Read)])?;
+                let _write = to.buffer().claim(&[(*w, troika_device::Access::Write)])?;
+                self.within((from, &source), (to, &target))
+            }
+        }
+    }
+
+    /// The device's memory behind a view; `None` if it is not this device's.
+    fn own(&self, view: &View) -> Option<wgpu::Buffer> {
+        let is_own = view.buffer().space() == self.gpu.space;
+        view.buffer().owner::<Memory>().filter(|_| is_own).map(|m| m.buffer.clone())
+    }
+
+    /// Checks that a range consists of words, but for a last word that ends the buffer.
+    fn words(&self, range: Range<usize>, size: u64) -> Result<(), DeviceError> {
+        let whole = range.len().is_multiple_of(4) || range.end as u64 + 4 > size;
+        if range.start.is_multiple_of(4) && whole {
+            return Ok(());
+        }
+        let why = format!(
+            "it copies words of 4 bytes, and rows of {} bytes from byte {} on are none",
+            range.len(),
+            range.start
+        );
+        Err(self.gpu.error(why))
+    }
+
+    /// Reads rows back to the host.
+    fn download(
+        &mut self,
+        from: &View,
+        source: &wgpu::Buffer,
+        to: &mut WriteRows<'_>,
+    ) -> Result<(), DeviceError> {
+        let r = *from.rect();
+        let dense = r.is_dense() && to.as_slice::<u8>().is_some();
+        let ranges: Vec<Range<usize>> =
+            if dense { vec![r.span()] } else { (0..r.rows()).filter_map(|i| r.row(i)).collect() };
+        let padded = |range: &Range<usize>| (range.len() as u64).next_multiple_of(4);
+        let place = |range: &Range<usize>| padded(range).next_multiple_of(ALIGNED);
+        let results: u64 = ranges.iter().map(place).sum();
+        let total = results + ALIGNED;
+        let download = match self.download.take().filter(|m| m.buffer.size() >= total) {
+            Some(kept) => kept,
+            None => {
+                let what = || format!("copies from device {}", self.gpu.name);
+                let size = total.checked_next_power_of_two().unwrap_or(total).max(1 << 16);
+                let made = self.gpu.memory(size, Use::Download);
+                made.map_err(|e| DeviceError::memory(what())(e))?
+            }
+        };
+        let mut at = 0;
+        for range in &ranges {
+            self.words(range.clone(), source.size())?;
+            let (start, size) = (range.start as u64, padded(range));
+            self.encoder().copy_buffer_to_buffer(source, start, &download.buffer, at, Some(size));
+            at += place(range);
+        }
+        let watched = self.watched.clone();
+        if let Some(words) = &watched {
+            let encoder = self.encoder();
+            encoder.copy_buffer_to_buffer(words, 0, &download.buffer, results, Some(4));
+        }
+        self.flush()?;
+        let mapped = download.buffer.slice(..total);
+        mapped.map_async(wgpu::MapMode::Read, |_| ());
+        self.finish()?;
+        let bytes = mapped.get_mapped_range().map_err(|e| self.gpu.error(e.to_string()))?;
+        let mut at = 0;
+        for (i, range) in ranges.iter().enumerate() {
+            let own = &bytes[at as usize..][..range.len()];
+            let target = if dense { to.as_mut_slice::<u8>() } else { to.row_mut::<u8>(i) };
+            if let Some(target) = target.filter(|t| t.len() == own.len()) {
+                target.copy_from_slice(own);
+            }
+            at += place(range);
+        }
+        let beyond = watched.is_some() && bytes[results as usize..][..4] != [0; 4];
+        drop(bytes);
+        download.buffer.unmap();
+        self.download = Some(download);
+        if let Some(words) = watched.filter(|_| beyond) {
+            self.encoder().clear_buffer(&words, 0, Some(4));
+            let why = "keys or values exceed the range of f16; use a cache of bf16 or f32";
+            return Err(DeviceError::Submission { task: "kv_append".into(), why: why.into() });
+        }
+        Ok(())
+    }
+
+    /// Copies rows within the device's memory.
+    fn within(
+        &mut self,
+        (from, source): (&View, &wgpu::Buffer),
+        (to, target): (&View, &wgpu::Buffer),
+    ) -> Result<(), DeviceError> {
+        let (r, w) = (*from.rect(), *to.rect());
+        let through = if from.buffer().id() == to.buffer().id() {
+            let what = || format!("copies within device {}", self.gpu.name);
+            let made = self.gpu.memory((r.row_bytes() as u64).max(4), Use::Storage);
+            Some(made.map_err(|e| DeviceError::memory(what())(e))?)
+        } else {
+            None
+        };
+        let dense = r.is_dense() && w.is_dense() && through.is_none();
+        let pairs: Vec<(Range<usize>, Range<usize>)> = if dense {
+            vec![(r.span(), w.span())]
+        } else {
+            (0..r.rows()).filter_map(|i| Some((r.row(i)?, w.row(i)?))).collect()
+        };
+        for (read, write) in pairs {
+            self.words(read.clone(), source.size())?;
+            self.words(write.clone(), target.size())?;
+            let size = (read.len() as u64).next_multiple_of(4);
+            let (start, end) = (read.start as u64, write.start as u64);
+            match &through {
+                Some(own) => {
+                    let encoder = self.encoder();
+                    encoder.copy_buffer_to_buffer(source, start, &own.buffer, 0, Some(size));
+                    encoder.copy_buffer_to_buffer(&own.buffer, 0, target, end, Some(size));
+                }
+                None => {
+                    self.encoder().copy_buffer_to_buffer(source, start, target, end, Some(size));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn row<'a>(read: &'a ReadRows<'_>, i: usize) -> Option<&'a [u8]> {
+    read.row::<u8>(i)
+}

@@ -1,0 +1,217 @@
+//! Runs single dispatches on lavapipe, for comparisons with plain code.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use troika_gpu::kernels::{Binding, Dispatch};
+
+/// A device that runs kernels one by one.
+pub struct Runner {
+    device: wgpu::Device,
+    queue: wgpu::Queue,
+    pipelines: Mutex<HashMap<String, Pipeline>>,
+}
+
+type Pipeline = (wgpu::ComputePipeline, wgpu::BindGroupLayout);
+
+/// The software device; `None`, said in one line, where there is none.
+pub fn runner() -> Option<&'static Runner> {
+    static RUNNER: OnceLock<Option<Runner>> = OnceLock::new();
+    let runner = RUNNER.get_or_init(Runner::open).as_ref();
+    if runner.is_none() {
+        println!("no software adapter is installed: kernels were not run");
+    }
+    runner
+}
+
+/// The result of a future that is ready at once, as those of native devices are.
+fn now<T>(future: impl Future<Output = T>) -> T {
+    let mut future = std::pin::pin!(future);
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    match future.as_mut().poll(&mut context) {
+        std::task::Poll::Ready(value) => value,
+        std::task::Poll::Pending => panic!("a native device answers at once"),
+    }
+}
+
+impl Runner {
+    fn open() -> Option<Runner> {
+        let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle());
+        let adapters = now(instance.enumerate_adapters(wgpu::Backends::VULKAN));
+        let software = |a: &wgpu::Adapter| a.get_info().device_type == wgpu::DeviceType::Cpu;
+        let adapter = adapters.into_iter().find(software)?;
+        let description = wgpu::DeviceDescriptor {
+            required_features: wgpu::Features::IMMEDIATES,
+            required_limits: adapter.limits(),
+            ..Default::default()
+        };
+        let (device, queue) = now(adapter.request_device(&description)).expect("a device");
+        Some(Runner { device, queue, pipelines: Mutex::default() })
+    }
+
+    /// Memory with some words.
+    pub fn words(&self, words: &[u32]) -> wgpu::Buffer {
+        let buffer = self.device.create_buffer(&wgpu::BufferDescriptor {
+            label: None,
+            size: (4 * words.len() as u64).next_multiple_of(16).max(16),
+            usage: wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC,
+            mapped_at_creation: true,
+        });
+        let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_ne_bytes()).collect();
+        let mut mapped = buffer.slice(..).get_mapped_range_mut().expect("mapped memory");
+        mapped.slice(..bytes.len()).copy_from_slice(&bytes);
+        drop(mapped);
+        buffer.unmap();
+        buffer
+    }
+
+    /// Memory with some floats.
+    pub fn floats(&self, x: &[f32]) -> wgpu::Buffer {
+        self.words(&x.iter().map(|x| x.to_bits()).collect::<Vec<_>>())
+    }
+
+    /// Memory with some bytes.
+    pub fn bytes(&self, x: &[u8]) -> wgpu::Buffer {
+        let (words, rest) = x.as_chunks::<4>();
+        assert!(rest.is_empty(), "whole words");
+        self.words(&words.iter().map(|w| u32::from_ne_bytes(*w)).collect::<Vec<_>>())
+    }
+
+    fn pipeline(&self, dispatch: &Dispatch) -> Pipeline {
+        let (spec, name) = (dispatch.spec, Some(dispatch.spec.name));
+        let entry = |(i, of): (usize, &Binding)| wgpu::BindGroupLayoutEntry {
+            binding: i as u32,
+            visibility: wgpu::ShaderStages::COMPUTE,
+            ty: wgpu::BindingType::Buffer {
+                ty: wgpu::BufferBindingType::Storage { read_only: *of == Binding::Weight },
+                has_dynamic_offset: false,
+                min_binding_size: None,
+            },
+            count: None,
+        };
+        let entries: Vec<_> = spec.bindings.iter().enumerate().map(entry).collect();
+        let d = &self.device;
+        let layout = d.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
+            label: name,
+            entries: &entries,
+        });
+        let whole = d.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
+            label: name,
+            bind_group_layouts: &[Some(&layout)],
+            immediate_size: 4 * dispatch.params.len() as u32,
+        });
+        let module = d.create_shader_module(wgpu::ShaderModuleDescriptor {
+            label: name,
+            source: wgpu::ShaderSource::Wgsl(spec.source.into()),
+        });
+        let pipeline = d.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+            label: name,
+            layout: Some(&whole),
+            module: &module,
+            entry_point: Some("main"),
+            compilation_options: wgpu::PipelineCompilationOptions {
+                constants: &dispatch.overrides,
+                zero_initialize_workgroup_memory: false,
+            },
+            cache: None,
+        });
+        (pipeline, layout)
+    }
+
+    /// Runs a dispatch `times` times, and waits.
+    pub fn run_times(&self, dispatch: &Dispatch, buffers: &[&wgpu::Buffer], times: usize) {
+        let (spec, name) = (dispatch.spec, Some(dispatch.spec.name));
+        assert_eq!(spec.bindings.len(), buffers.len(), "bindings of {}", spec.name);
+        let d = &self.device;
+        let key = format!("{} {:?}", spec.name, dispatch.overrides);
+        let mut made = self.pipelines.lock().unwrap_or_else(PoisonError::into_inner);
+        let (pipeline, layout) = made.entry(key).or_insert_with(|| self.pipeline(dispatch)).clone();
+        drop(made);
+        let mut entries = Vec::new();
+        for (i, buffer) in buffers.iter().enumerate() {
+            let resource = buffer.as_entire_binding();
+            entries.push(wgpu::BindGroupEntry { binding: i as u32, resource });
+        }
+        let group = d.create_bind_group(&wgpu::BindGroupDescriptor {
+            label: name,
+            layout: &layout,
+            entries: &entries,
+        });
+        let mut encoder = d.create_command_encoder(&Default::default());
+        let mut pass = encoder.begin_compute_pass(&Default::default());
+        pass.set_pipeline(&pipeline);
+        pass.set_bind_group(0, &group, &[]);
+        let params: Vec<u8> = dispatch.params.iter().flat_map(|p| p.to_ne_bytes()).collect();
+        pass.set_immediates(0, &params);
+        let [x, y, z] = dispatch.grid;
+        for _ in 0..times {
+            pass.dispatch_workgroups(x, y, z);
+        }
+        drop(pass);
+        let index = self.queue.submit([encoder.finish()]);
+        let wait = wgpu::PollType::Wait { submission_index: Some(index), timeout: None };
+        d.poll(wait).expect("a finished dispatch");
+    }
+
+    /// Runs a dispatch, and waits.
+    pub fn run(&self, dispatch: &Dispatch, buffers: &[&wgpu::Buffer]) {
+        self.run_times(dispatch, buffers, 1);
+    }
+
+    /// The words of a buffer.
+    pub fn read(&self, buffer: &wgpu::Buffer) -> Vec<u32> {
+        let d = &self.device;
+        let to = d.create_buffer(&wgpu::BufferDescriptor {
+            label: None,
+            size: buffer.size(),
+            usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
+            mapped_at_creation: false,
+        });
+        let mut encoder = d.create_command_encoder(&Default::default());
+        encoder.copy_buffer_to_buffer(buffer, 0, &to, 0, buffer.size());
+        let index = self.queue.submit([encoder.finish()]);
+        to.slice(..).map_async(wgpu::MapMode::Read, |done| done.expect("mapped memory"));
+        let wait = wgpu::PollType::Wait { submission_index: Some(index), timeout: None };
+        d.poll(wait).expect("a finished copy");
+        let mapped = to.slice(..).get_mapped_range().expect("mapped memory");
+        mapped.as_chunks::<4>().0.iter().map(|w| u32::from_ne_bytes(*w)).collect()
+    }
+
+    /// The floats of a buffer.
+    pub fn read_floats(&self, buffer: &wgpu::Buffer) -> Vec<f32> {
+        self.read(buffer).into_iter().map(f32::from_bits).collect()
+    }
+}
+
+/// Numbers that look random, the same in each run.
+pub struct Numbers(pub u64);
+
+impl Numbers {
+    /// 32 bits.
+    pub fn bits(&mut self) -> u32 {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as u32 ^ (self.0 >> 13) as u32
+    }
+
+    /// Between -1 and 1.
+    pub fn float(&mut self) -> f32 {
+        self.bits() as f32 / 2.0f32.powi(31) - 1.0
+    }
+
+    /// So many floats between -1 and 1.
+    pub fn floats(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| self.float()).collect()
+    }
+}
+
+/// Asserts that numbers are near each other, relative to the largest of the expected.
+#[track_caller]
+pub fn near(what: &str, is: &[f32], expected: &[f64], bound: f64) {
+    assert_eq!(is.len(), expected.len(), "{what}: numbers");
+    let scale = expected.iter().fold(1e-30, |m: f64, x| m.max(x.abs()));
+    for (i, (a, b)) in is.iter().zip(expected).enumerate() {
+        let error = (f64::from(*a) - b).abs() / scale;
+        assert!(error <= bound, "{what}: number {i} is {a}, not {b} (error {error:e})");
+    }
+}

@@ -1,0 +1,226 @@
+//! The device on Mesa's software adapter, where it is installed: copies, a product, limits, faults.
+
+#![allow(clippy::panic, clippy::print_stdout, clippy::unwrap_used)]
+
+use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+
+use troika_device::{
+    Bindings, Buffer, CommandList, CopyRows, Device, DeviceError, ForwardBatch, PackFn, PackLayout,
+    Packed, RealClock, Run, Submission, View, WeightBytes, WeightData, WeightSource, Weights, Work,
+};
+use troika_gpu::{GpuDevice, GpuError, GpuOptions, GpuSpec};
+use troika_graph::{ActivationFormat, DType, Op, Subgraph, SubgraphBuilder, WeightDecl};
+
+fn options() -> GpuOptions {
+    let spec = GpuSpec::Named("llvmpipe".into());
+    GpuOptions { name: "gpu".into(), spec, ..GpuOptions::default() }
+}
+
+/// The software adapter; `None`, with a line, where it is not installed.
+fn device(options: GpuOptions) -> Option<GpuDevice> {
+    match GpuDevice::open(options) {
+        Ok(device) => Some(device),
+        Err(e @ (GpuError::NoAdapter | GpuError::Unknown { .. })) => {
+            println!("not run: {e}");
+            None
+        }
+        Err(e) => panic!("{e}"),
+    }
+}
+
+fn submit(device: &dyn Device, work: Vec<Work>) -> Result<(), DeviceError> {
+    let (done, completions) = sync_channel(1);
+    let mut queue = device.queue(0, Arc::new(RealClock::new()), done)?;
+    let tasks = work.into_iter().map(|work| Submission { tag: 0, work }).collect();
+    queue.submit(CommandList { tasks, ..CommandList::default() })?;
+    completions.recv().unwrap().outcome
+}
+
+fn copy(from: &View, to: &View) -> Work {
+    Work::Copy(CopyRows { from: from.clone(), to: to.clone() })
+}
+
+/// A weight of small numbers.
+struct Matrix {
+    rows: usize,
+    cols: usize,
+}
+
+impl WeightSource for Matrix {
+    fn weight(&self, _: &str) -> Result<WeightData, DeviceError> {
+        let float = |i: usize| ((i * 37 % 101) as f32 - 50.0) / 50.0;
+        let bytes = (0..self.rows * self.cols).flat_map(|i| float(i).to_le_bytes()).collect();
+        let bytes = WeightBytes::owned(bytes);
+        Ok(WeightData { dtype: DType::F32, rows: self.rows, cols: self.cols, bytes })
+    }
+
+    fn packed(&self, name: &str, _: PackLayout<'_>, _: PackFn<'_>) -> Result<Packed, DeviceError> {
+        Err(DeviceError::Weight { name: name.into(), why: "it is asked for as it is".into() })
+    }
+}
+
+fn product(w: &Matrix) -> Subgraph {
+    let mut b = SubgraphBuilder::new("product", 8);
+    let x = b.input("x", w.cols, DType::F32);
+    let weight = b.weight(WeightDecl::whole("w".into(), w.rows, w.cols, DType::F32));
+    let activations = ActivationFormat::F32;
+    let y = b.op("y", Op::Linear { weight, bias: None, activations }, &[x], w.rows);
+    b.output(y);
+    b.finish().unwrap()
+}
+
+/// The product with rows of ones.
+fn run(device: &GpuDevice, w: &Matrix) -> Result<Vec<f32>, DeviceError> {
+    let weights = Weights::compiled(device, &product(w), w)?;
+    let rows = 3;
+    let place = |cols: usize| {
+        let buffer = device.allocate(rows * cols * 4).unwrap();
+        View::dense(&buffer, 0, (rows, cols * 4)).unwrap()
+    };
+    let (x, y) = (place(w.cols), place(w.rows));
+    let (from, to) =
+        (Buffer::zeroed(rows * w.cols * 4).unwrap(), Buffer::zeroed(rows * w.rows * 4));
+    let to = to.unwrap();
+    from.write().unwrap().as_mut_slice::<f32>().fill(1.0);
+    let bindings = Bindings { inputs: vec![x.clone()], states: vec![], outputs: vec![y.clone()] };
+    let forward = Arc::new(ForwardBatch::default());
+    let run = Run { weights, bindings: Arc::new(bindings), rows, forward };
+    let host = View::dense(&from, 0, (rows, w.cols * 4)).unwrap();
+    let back = View::dense(&to, 0, (rows, w.rows * 4)).unwrap();
+    submit(device, vec![copy(&host, &x), Work::Run(run), copy(&y, &back)])?;
+    let read = to.read().unwrap();
+    Ok(read.as_slice::<f32>().to_vec())
+}
+
+fn sums(w: &Matrix) -> Vec<f32> {
+    let bytes = w.weight("").unwrap().bytes;
+    let floats: Vec<f32> =
+        bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+    let row: Vec<f32> = floats.chunks(w.cols).map(|row| row.iter().sum()).collect();
+    row.repeat(3)
+}
+
+#[test]
+fn rows_are_copied_there_and_back() {
+    let Some(device) = device(options()) else { return };
+    let (rows, row) = (5, 48);
+    let host = Buffer::zeroed(rows * row).unwrap();
+    let bytes: Vec<u8> = (0..rows * row).map(|i| i as u8).collect();
+    host.write().unwrap().copy_from_slice(&bytes);
+    let host = View::dense(&host, 0, (rows, row)).unwrap();
+    let own = View::dense(&device.allocate(rows * row).unwrap(), 0, (rows, row)).unwrap();
+    let other = View::dense(&device.allocate(rows * row).unwrap(), 0, (rows, row)).unwrap();
+    let back = View::dense(&Buffer::zeroed(rows * row).unwrap(), 0, (rows, row)).unwrap();
+    // Columns go another way, and within one buffer.
+    let columns = |v: &View, range| v.columns(range).unwrap();
+    submit(
+        &device,
+        vec![
+            copy(&host, &own),
+            copy(&columns(&own, 0..16), &columns(&other, 0..16)),
+            copy(&columns(&own, 16..48), &columns(&other, 16..48)),
+            copy(&columns(&other, 16..32), &columns(&other, 32..48)),
+            copy(&other, &back),
+        ],
+    )
+    .unwrap();
+    let read = back.read().unwrap();
+    for i in 0..rows {
+        let (got, expected) = (read.row::<u8>(i).unwrap(), &bytes[i * row..][..row]);
+        assert_eq!(got[..32], expected[..32]);
+        assert_eq!(got[32..], expected[16..32]);
+    }
+    // Unlike shapes, and words that are torn.
+    let wrong = submit(&device, vec![copy(&columns(&host, 0..8), &columns(&own, 0..16))]);
+    assert!(wrong.is_err());
+    let torn = submit(&device, vec![copy(&columns(&host, 1..8), &columns(&own, 1..8))]);
+    assert!(torn.unwrap_err().to_string().contains("words of 4 bytes"));
+}
+
+#[test]
+fn large_copies_take_turns() {
+    let Some(device) = device(options()) else { return };
+    let len = 70 << 20;
+    let host = Buffer::zeroed(len).unwrap();
+    host.write()
+        .unwrap()
+        .as_mut_slice::<u32>()
+        .iter_mut()
+        .enumerate()
+        .for_each(|(i, x)| *x = i as u32);
+    let own = device.allocate(len).unwrap();
+    let back = Buffer::zeroed(len).unwrap();
+    let whole = View::whole;
+    submit(&device, vec![copy(&whole(&host), &whole(&own)), copy(&whole(&own), &whole(&back))])
+        .unwrap();
+    assert!(*host.read().unwrap() == *back.read().unwrap());
+}
+
+#[test]
+fn weights_beyond_the_limit_of_bindings_are_split() {
+    let w = Matrix { rows: 700, cols: 64 };
+    let expected = sums(&w);
+    for binding_limit in [None, Some(64 << 10)] {
+        let Some(device) = device(GpuOptions { binding_limit, ..options() }) else { return };
+        let got = run(&device, &w).unwrap();
+        assert_eq!(got.len(), expected.len());
+        for (a, b) in got.iter().zip(&expected) {
+            assert!((a - b).abs() < 1e-4, "{a} {b}");
+        }
+    }
+}
+
+#[test]
+fn weights_stay_within_the_memory_that_is_given() {
+    let w = Matrix { rows: 700, cols: 64 };
+    for memory in [0, 1, 700 * 64 * 2] {
+        let Some(device) = device(GpuOptions { memory: Some(memory), ..options() }) else { return };
+        let why = run(&device, &w).unwrap_err();
+        assert!(matches!(why, DeviceError::Memory { .. }), "{why}");
+        assert!(why.to_string().contains("device gpu") && !why.to_string().contains('\n'), "{why}");
+    }
+}
+
+#[test]
+fn weights_are_freed_and_shared() {
+    let Some(device) = device(options()) else { return };
+    let w = Matrix { rows: 700, cols: 64 };
+    let data = w.weight("").unwrap();
+    struct Same(WeightData);
+    impl WeightSource for Same {
+        fn weight(&self, _: &str) -> Result<WeightData, DeviceError> {
+            Ok(self.0.clone())
+        }
+        fn packed(&self, _: &str, _: PackLayout<'_>, _: PackFn<'_>) -> Result<Packed, DeviceError> {
+            Err(DeviceError::Cancelled)
+        }
+    }
+    let same = Same(data);
+    let first = Weights::compiled(&device, &product(&w), &same).unwrap();
+    let held = device.held_bytes();
+    let second = Weights::compiled(&device, &product(&w), &same).unwrap();
+    assert_eq!(device.held_bytes(), held);
+    drop((first, second));
+    assert!(device.held_bytes() + 700 * 64 * 4 <= held);
+}
+
+#[test]
+fn a_lost_device_is_an_error_by_name() {
+    let Some(device) = device(options()) else { return };
+    let w = Matrix { rows: 7, cols: 64 };
+    run(&device, &w).unwrap();
+    device.lose();
+    let why = run(&device, &w).unwrap_err().to_string();
+    assert!(why.contains("device gpu") && !why.contains('\n'), "{why}");
+}
+
+#[test]
+fn adapters_that_are_not_there_are_named() {
+    let open =
+        |spec| GpuDevice::open(GpuOptions { spec, ..options() }).err().map(|e| e.to_string());
+    for spec in [GpuSpec::Number(77), GpuSpec::Named("no such adapter".into())] {
+        let why = open(spec).unwrap();
+        assert!(why.contains("no GPU adapter") && !why.contains('\n'), "{why}");
+    }
+}

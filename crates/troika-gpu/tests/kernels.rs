@@ -1,0 +1,873 @@
+//! Kernels on a software device against plain code in double precision, on odd sizes.
+
+mod common;
+
+use common::{Numbers, near, runner};
+use half::{bf16, f16};
+use troika_gpu::kernels::repack::repack;
+use troika_gpu::kernels::{
+    self, AttentionShape, Batch, CacheFormat, ExpertShape, Floats, Loc, Matrix, NormShape,
+    RopeAppend, Stack, WeightFormat,
+};
+use troika_graph::blocks::dequantize;
+use troika_graph::{
+    Activation, ActivationFormat, Attention, DType, Rope, RopeFreqs, RopeStyle, Router, Score,
+    WeightRef,
+};
+
+const BOUND: f64 = 1e-5;
+
+fn loc(offset: u32, stride: usize) -> Loc {
+    Loc { offset, stride: stride as u32 }
+}
+
+/// A weight of a type with reasonable numbers: its floats, and its rows on the device.
+fn weight(n: &mut Numbers, dtype: DType, rows: usize, cols: usize) -> (Vec<f32>, Vec<u8>) {
+    let bytes = match dtype {
+        DType::F32 => n.floats(rows * cols).into_iter().flat_map(f32::to_le_bytes).collect(),
+        DType::F16 => {
+            let x = n.floats(rows * cols).into_iter();
+            x.flat_map(|x| f16::from_f32(x).to_le_bytes()).collect::<Vec<u8>>()
+        }
+        DType::BF16 => {
+            let x = n.floats(rows * cols).into_iter();
+            x.flat_map(|x| bf16::from_f32(x).to_le_bytes()).collect()
+        }
+        _ => {
+            let len = rows * cols / dtype.block_len() * dtype.block_bytes();
+            let mut bytes: Vec<u8> = (0..len).map(|_| n.bits() as u8).collect();
+            // Scales of all blocks: where they lie, as f16 numbers below 1.
+            let scales: &[usize] = match dtype {
+                DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => &[0, 2],
+                DType::Q2_K => &[80, 82],
+                DType::Q3_K => &[108],
+                DType::Q6_K => &[208],
+                DType::MXFP4 => &[],
+                _ => &[0],
+            };
+            for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
+                for at in scales {
+                    let scale = f16::from_f32(n.float() / 16.0).to_le_bytes();
+                    block[*at..at + 2].copy_from_slice(&scale);
+                }
+                if dtype == DType::MXFP4 {
+                    block[0] = 120 + block[0] % 8;
+                }
+            }
+            bytes
+        }
+    };
+    let mut floats = vec![0.0; rows * cols];
+    dequantize(dtype, &bytes, &mut floats);
+    let format = WeightFormat::of(dtype).expect("a format");
+    let mut packed = vec![0xaa; rows * format.row_bytes(cols as u32)];
+    assert!(repack(dtype, &bytes, cols as u32, &mut packed));
+    (floats, packed)
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+}
+
+fn columns(dtype: DType) -> [usize; 2] {
+    match dtype.block_len() {
+        1 => [20, 100],
+        256 => [256, 512],
+        n => [n, 288usize.next_multiple_of(n)],
+    }
+}
+
+#[test]
+fn tables_give_the_very_numbers_of_their_types() {
+    let Some(gpu) = runner() else { return };
+    let mut n = Numbers(1);
+    for dtype in DType::WEIGHTS {
+        for cols in columns(dtype) {
+            let (floats, packed) = weight(&mut n, dtype, 7, cols);
+            let format = WeightFormat::of(dtype).expect("a format");
+            let row = format.row_bytes(cols as u32);
+            let ids = gpu.words(&[9, 6, 0, 3, 5, 900]);
+            let y = gpu.floats(&vec![-5.0; 5 * (cols + 3) + 2]);
+            // The table lies in two buffers.
+            for (first, rows) in [(0u32, 4u32), (4, 3)] {
+                let part = &packed[first as usize * row..][..rows as usize * row];
+                let table = Matrix { format, rows, cols: cols as u32, first };
+                let to = loc(2, cols + 3);
+                let d = kernels::embed(table, 2.0, 5, loc(1, 1), to).expect("a dispatch");
+                gpu.run(&d, &[&gpu.bytes(part), &ids, &y]);
+            }
+            let y = gpu.read_floats(&y);
+            for (r, id) in [6, 0, 3, 5].into_iter().enumerate() {
+                let row = &y[2 + r * (cols + 3)..];
+                for c in 0..cols {
+                    let expected = 2.0 * floats[id * cols + c];
+                    let near = (row[c] - expected).abs() <= 1e-6 * expected.abs();
+                    assert!(near, "{dtype} {id} {c}: {} not {expected}", row[c]);
+                }
+                assert_eq!(row[cols], -5.0, "{dtype}: a gap between rows");
+            }
+            assert_eq!(y[2 + 4 * (cols + 3)], -5.0, "{dtype}: an id past the table");
+        }
+    }
+}
+
+#[test]
+fn products_of_every_type_and_of_few_and_many_rows() {
+    let Some(gpu) = runner() else { return };
+    let mut n = Numbers(2);
+    for dtype in DType::WEIGHTS {
+        for cols in columns(dtype) {
+            let outs = 37;
+            let (floats, packed) = weight(&mut n, dtype, outs, cols);
+            let format = WeightFormat::of(dtype).expect("a format");
+            let row = format.row_bytes(cols as u32);
+            let bias = n.floats(outs);
+            for (rows, gap) in [(1, 0), (3, 4), (8, 1), (70, 0)] {
+                let stride = cols + gap;
+                let x = n.floats(4 + rows * stride);
+                let x_at = loc(if gap == 1 { 3 } else { 4 }, stride);
+                let y = gpu.floats(&vec![-5.0; rows * (outs + 2) + 1]);
+                let (x_on, bias_on) = (gpu.floats(&x), gpu.floats(&bias));
+                for (first, part_rows) in [(0u32, 20u32), (20, 17)] {
+                    let w = &packed[first as usize * row..][..part_rows as usize * row];
+                    let w = gpu.bytes(w);
+                    let of = Matrix { format, rows: part_rows, cols: cols as u32, first };
+                    let biased = rows > 1;
+                    let d = kernels::linear(of, biased, rows as u32, x_at, loc(1, outs + 2));
+                    let bound = if biased { &bias_on } else { &w };
+                    gpu.run(&d.expect("a dispatch"), &[&w, bound, &x_on, &y]);
+                }
+                let y = gpu.read_floats(&y);
+                let (mut is, mut expected) = (Vec::new(), Vec::new());
+                for r in 0..rows {
+                    let x = &x[x_at.offset as usize + r * stride..][..cols];
+                    for o in 0..outs {
+                        let b = if rows > 1 { f64::from(bias[o]) } else { 0.0 };
+                        expected.push(dot(x, &floats[o * cols..][..cols]) + b);
+                    }
+                    is.extend(&y[1 + r * (outs + 2)..][..outs]);
+                    assert_eq!(y[1 + r * (outs + 2) + outs], -5.0, "a gap between rows");
+                }
+                near(&format!("{dtype} {cols} {rows}"), &is, &expected, BOUND);
+            }
+        }
+    }
+}
+
+#[test]
+fn products_at_once_are_those_apart() {
+    let Some(gpu) = runner() else { return };
+    let mut n = Numbers(12);
+    for (dtype, cols) in
+        [(DType::F16, 160), (DType::Q8_0, 64), (DType::Q4_0, 640), (DType::Q4_K, 256)]
+    {
+        let format = WeightFormat::of(dtype).expect("a format");
+        let weights = [37, 5, 18].map(|rows| (rows, weight(&mut n, dtype, rows, cols)));
+        let on = [0, 1, 2].map(|i| gpu.bytes(&weights[i].1.1));
+        let of = weights.each_ref().map(|(rows, _)| Matrix {
+            format,
+            rows: *rows as u32,
+            cols: cols as u32,
+            first: 0,
+        });
+        for rows in [1, 3] {
+            let x = n.floats(rows * cols);
+            let x_on = gpu.floats(&x);
+            let expected = |i: usize| -> Vec<f64> {
+                let (outs, (w, _)) = &weights[i];
+                let of = |r: usize, o: usize| dot(&x[r * cols..][..cols], &w[o * cols..][..cols]);
+                (0..rows * outs).map(|at| of(at / outs, at % outs)).collect()
+            };
+            let y = [37, 5, 18].map(|outs| gpu.floats(&vec![0.0; rows * outs]));
+            let at = [loc(0, cols), loc(0, 37), loc(0, 5), loc(0, 18)];
+            let d = kernels::linear_three(of, rows as u32, at).expect("one");
+            gpu.run(&d, &[&on[0], &on[1], &on[2], &x_on, &y[0], &y[1], &y[2]]);
+            for i in 0..3 {
+                let expected = expected(i);
+                let is = gpu.read_floats(&y[i]);
+                near(&format!("{dtype} {rows} {i}"), &is[..expected.len()], &expected, BOUND);
+            }
+            // A gate and up.
+            let (other, other_on) = weight(&mut n, dtype, 37, cols);
+            let bias = n.floats(37);
+            let bias_on = gpu.floats(&bias);
+            let act = ACTIVATIONS[4];
+            let at = [loc(0, cols), loc(0, 37)];
+            let Ok(d) = kernels::gate_up(of[0], act, true, rows as u32, at) else {
+                assert!(cols / 32 < 4 && rows > 1, "{dtype} {rows}");
+                continue;
+            };
+            let other_on = gpu.bytes(&other_on);
+            gpu.run(&d, &[&on[0], &other_on, &bias_on, &bias_on, &x_on, &y[0]]);
+            let expected: Vec<f64> = expected(0)
+                .into_iter()
+                .enumerate()
+                .map(|(at, g)| {
+                    let (r, o) = (at / 37, at % 37);
+                    let u = dot(&x[r * cols..][..cols], &other[o * cols..][..cols]);
+                    gated(act, g + f64::from(bias[o]), u + f64::from(bias[o]))
+                })
+                .collect();
+            let is = gpu.read_floats(&y[0]);
+            near(&format!("{dtype} gate"), &is[..expected.len()], &expected, BOUND);
+        }
+    }
+}
+
+/// One dispatch against the norms, rotations and appends that it stands for.
+#[test]
+fn rotating_and_appending_at_once_is_what_it_is_apart() {
+    let Some(gpu) = runner() else { return };
+    let mut n = Numbers(13);
+    let (rows, q_heads, k_heads, dim, v_width, page) = (3usize, 4, 2, 20, 36, 4u32);
+    let inv = n.floats(8);
+    let freqs = RopeFreqs { inv_freq: inv.clone().into(), factor: 1.0 };
+    let (q_width, k_width) = (q_heads * dim, k_heads * dim);
+    let [q, k, v] = [q_width, k_width, v_width].map(|width| n.floats(rows * width));
+    let norms = n.floats(2 * 32);
+    let [inv_on, norms_on] = [&inv, &norms].map(|x| gpu.floats(x));
+    let key_norm = gpu.floats(&norms[32..]);
+    let mut words = vec![0, 0];
+    words.extend([5, 14, 0, 0, 6, 14, 0, 0, 9, 15, 1, 0, 3, 1, 2]);
+    for style in [RopeStyle::Half, RopeStyle::Interleaved] {
+        let freqs = freqs.clone();
+        let rope = Rope { head_dim: dim, offset: 2, rotary_dim: 16, style, freqs, long: None };
+        for (format, norm) in [
+            (CacheFormat::F32, None),
+            (CacheFormat::F16, Some((1e-5, 1.0))),
+            (CacheFormat::Bf16, Some((1e-5, 0.0))),
+        ] {
+            let batch = Batch { rows: 2, count: rows as u32, page_len: page, flag: 0 };
+            let of = RopeAppend {
+                rope: &rope,
+                factor: 1.25,
+                q_heads: q_heads as u32,
+                k_heads: k_heads as u32,
+                v_width: v_width as u32,
+                norm,
+                batch,
+                keys: format,
+                values: format,
+            };
+            let per_word = if format == CacheFormat::F32 { 1 } else { 2 };
+            let cache = |width: usize| gpu.words(&vec![7; 4 * 4 * width / per_word]);
+            let [q_on, k_on, v_on] = [&q, &k, &v].map(|x| gpu.floats(x));
+            let (keys, values, words_on) = (cache(k_width), cache(v_width), gpu.words(&words));
+            let at = [q_width, k_width, v_width, q_width].map(|width| loc(0, width));
+            let d = kernels::rope_append(&of, 32, at).expect("one");
+            let inputs = [&inv_on, &norms_on, &q_on, &k_on, &v_on, &words_on, &keys, &values];
+            gpu.run(&d, &inputs);
+            // Apart.
+            let (rotated, is) = (gpu.read_floats(&q_on), [gpu.read(&keys), gpu.read(&values)]);
+            let [q_on, k_on] = [&q, &k].map(|x| gpu.floats(x));
+            for (x, heads, weight) in [(&q_on, q_heads, &norms_on), (&k_on, k_heads, &key_norm)] {
+                let at = loc(0, heads * dim);
+                if let Some((eps, offset)) = norm {
+                    let (rows, groups, group) = (rows as u32, heads as u32, dim as u32);
+                    let shape = NormShape { rows, groups, group, eps };
+                    let d = kernels::rms_norm(shape, Some(offset), at, at).expect("one");
+                    gpu.run(&d, &[weight, weight, x, x]);
+                }
+                let places = gpu.words(&[5, 6, 9]);
+                let shape = [rows as u32, heads as u32];
+                let d = kernels::rope(&rope, 1.25, shape, [at, loc(0, 1), at]).expect("one");
+                gpu.run(&d, &[&inv_on, x, &places, x]);
+            }
+            let (keys, values) = (cache(k_width), cache(v_width));
+            for (x, width, to) in [(&k_on, k_width, &keys), (&v_on, v_width, &values)] {
+                let d = kernels::kv_append(batch, width as u32, loc(0, width), format);
+                gpu.run(&d.expect("one"), &[x, &words_on, to]);
+            }
+            let wide = |x: &[f32]| x.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
+            near("queries", &rotated, &wide(&gpu.read_floats(&q_on)), 1e-6);
+            let numbers = |words: &[u32]| -> Vec<f32> {
+                let halves = words.iter().flat_map(|w| [*w as u16, (*w >> 16) as u16]);
+                match format {
+                    CacheFormat::F32 => words.iter().map(|w| f32::from_bits(*w)).collect(),
+                    CacheFormat::F16 => halves.map(|h| f16::from_bits(h).to_f32()).collect(),
+                    CacheFormat::Bf16 => halves.map(|h| bf16::from_bits(h).to_f32()).collect(),
+                }
+            };
+            for (is, to) in is.iter().zip([&keys, &values]) {
+                near("caches", &numbers(is), &wide(&numbers(&gpu.read(to))), 1e-2);
+            }
+        }
+    }
+}
+
+#[test]
+fn heads_have_weights_of_their_own() {
+    let Some(gpu) = runner() else { return };
+    let mut n = Numbers(3);
+    let (heads, outs, cols) = (3, 5, 32);
+    let (floats, packed) = weight(&mut n, DType::Q8_0, heads * outs, cols);
+    let w = gpu.bytes(&packed);
+    for rows in [1, 11] {
+        let x = n.floats(rows * heads * cols);
+        let y = gpu.floats(&vec![0.0; rows * heads * outs]);
+        let of = Matrix {
+            format: WeightFormat::Q8_0,
+            rows: (heads * outs) as u32,
+            cols: cols as u32,
+            first: 0,
+        };
+        let (x_at, y_at) = (loc(0, heads * cols), loc(0, heads * outs));
+        let d = kernels::head_linear(of, heads as u32, rows as u32, x_at, y_at);
+        gpu.run(&d.expect("a dispatch"), &[&w, &w, &gpu.floats(&x), &y]);
+        let mut expected = Vec::new();
+        for r in 0..rows {
+            for o in 0..heads * outs {
+                let x = &x[(r * heads + o / outs) * cols..][..cols];
+                expected.push(dot(x, &floats[o * cols..][..cols]));
+            }
+        }
+        near("heads", &gpu.read_floats(&y)[..expected.len()], &expected, BOUND);
+    }
+}
+
+#[test]
+fn norms_of_whole_rows_and_of_groups() {
+    let Some(gpu) = runner() else { return };
+    let mut n = Numbers(4);
+    for (rows, groups, group) in [(3, 1, 333), (2, 5, 7), (1, 2, 64)] {
+        let cols = groups * group;
+        let (a, b) = (n.floats(rows * cols), n.floats(rows * cols));
+        let (weight, bias) = (n.floats(group), n.floats(group));
+        let [a_on, b_on, w_on, bias_on] = [&a, &b, &weight, &bias].map(|x| gpu.floats(x));
+        let shape =
+            NormShape { rows: rows as u32, groups: groups as u32, group: group as u32, eps: 1e-3 };
+        let at = loc(0, cols);
+        let expected = |x: &[f32], layer: bool, f: &dyn Fn(usize, f64) -> f64| -> Vec<f64> {
+            let line = |x: &[f32]| {
+                let x: Vec<f64> = x.iter().map(|x| f64::from(*x)).collect();
+                let mean = if layer { x.iter().sum::<f64>() / x.len() as f64 } else { 0.0 };
+                let square = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / x.len() as f64;
+                let scale = 1.0 / (square + 1e-3).sqrt();
+                x.iter().enumerate().map(|(i, x)| f(i, (x - mean) * scale)).collect::<Vec<_>>()
+            };
+            x.chunks_exact(group).flat_map(line).collect()
+        };
+        let len = rows * cols;
+        let fresh = || gpu.floats(&vec![0.0; len]);
+        let y = fresh();
+        gpu.run(&kernels::rms_norm(shape, None, at, at).expect("one"), &[&w_on, &w_on, &a_on, &y]);
+        near("rms", &gpu.read_floats(&y)[..len], &expected(&a, false, &|_, x| x), BOUND);
+        let (sum, y) = (fresh(), fresh());
+        let d = kernels::add_rms_norm(shape, Some(1.0), [at; 4]).expect("one");
+        gpu.run(&d, &[&w_on, &w_on, &a_on, &b_on, &sum, &y]);
+        let both: Vec<f32> = a.iter().zip(&b).map(|(a, b)| a + b).collect();
+        assert_eq!(gpu.read_floats(&sum)[..len], both);
+        let of = |i: usize, x: f64| x * (1.0 + f64::from(weight[i]));
+        near("sums", &gpu.read_floats(&y)[..len], &expected(&both, false, &of), BOUND);
+        let y = fresh();
+        let d = kernels::layer_norm(shape, true, at, at).expect("one");
+        gpu.run(&d, &[&w_on, &bias_on, &a_on, &y]);
+        let of = |i: usize, x: f64| x * f64::from(weight[i]) + f64::from(bias[i]);
+        near("layer", &gpu.read_floats(&y)[..len], &expected(&a, true, &of), BOUND);
+    }
+}
+
+#[test]
+fn rotations_at_far_positions() {
+    let Some(gpu) = runner() else { return };
+    let mut n = Numbers(5);
+    let (rows, heads, dim) = (6, 3, 22);
+    let positions = [0, 1, 77, 4095, 131_071, 1_000_000];
+    let x = n.floats(rows * heads * dim);
+    let at = loc(0, heads * dim);
+    for style in [RopeStyle::Half, RopeStyle::Interleaved] {
+        for (offset, rotary) in [(0, 22), (6, 12), (3, 8)] {
+            let inv: Vec<f32> =
+                (0..rotary / 2).map(|i| 1e4f32.powf(-(i as f32) / rotary as f32)).collect();
+            let freqs = RopeFreqs { inv_freq: inv.clone().into(), factor: 1.0 };
+            let op = Rope { head_dim: dim, offset, rotary_dim: rotary, style, freqs, long: None };
+            let y = gpu.floats(&vec![0.0; x.len()]);
+            let d = kernels::rope(&op, 1.5, [rows as u32, heads as u32], [at, loc(0, 1), at]);
+            let places = gpu.words(&positions.map(|p| p as u32));
+            gpu.run(&d.expect("one"), &[&gpu.floats(&inv), &gpu.floats(&x), &places, &y]);
+            let mut expected: Vec<f64> = x.iter().map(|x| f64::from(*x)).collect();
+            for (row, p) in positions.into_iter().enumerate() {
+                for (head, i) in (0..heads).flat_map(|h| (0..rotary / 2).map(move |i| (h, i))) {
+                    let angle = f64::from(p as f32 * inv[i]);
+                    let (sin, cos) = angle.sin_cos();
+                    let start = (row * heads + head) * dim + offset;
+                    let [a, b] = match style {
+                        RopeStyle::Half => [start + i, start + i + rotary / 2],
+                        RopeStyle::Interleaved => [start + 2 * i, start + 2 * i + 1],
+                    };
+                    let [p, q] = [a, b].map(|at| f64::from(x[at]));
+                    expected[a] = 1.5 * (p * cos - q * sin);
+                    expected[b] = 1.5 * (q * cos + p * sin);
+                }
+            }
+            let (y, near_end) = (gpu.read_floats(&y), 5 * heads * dim);
+            near("rotations", &y[..near_end], &expected[..near_end], 1e-6);
+            near("far rotations", &y[near_end..x.len()], &expected[near_end..], 1e-5);
+        }
+    }
+}
+
+/// A cache as numbers, and what its rows become.
+fn cached(format: CacheFormat, x: &[f32]) -> Vec<f32> {
+    let round = |x: &f32| match format {
+        CacheFormat::F32 => *x,
+        CacheFormat::F16 => f16::from_f32(*x).to_f32(),
+        CacheFormat::Bf16 => bf16::from_f32(*x).to_f32(),
+    };
+    x.iter().map(round).collect()
+}
+
+struct Case {
+    k_dim: usize,
+    v_dim: usize,
+    window: Option<usize>,
+    softcap: Option<f32>,
+    sinks: bool,
+    value_in_key: bool,
+}
+
+/// Appends 300 positions in pages of 16 in a strange order, then attends with the last rows.
+fn attends(format: CacheFormat, case: &Case) {
+    let Some(gpu) = runner() else { return };
+    let mut n = Numbers(6);
+    let (heads, kv_heads, len, rows, page) = (6, 2, 300usize, 3, 16usize);
+    let Case { k_dim, v_dim, .. } = *case;
+    let pages: Vec<u32> = (0..len.div_ceil(page) as u32).map(|i| i * 7 % 19 + 1).collect();
+    let per_word = if format == CacheFormat::F32 { 1 } else { 2 };
+    let (k_width, v_width) = (kv_heads * k_dim, kv_heads * v_dim);
+    let cache = |width: usize| gpu.words(&vec![u32::MAX; 21 * page * width / per_word]);
+    let (keys_on, values_on) = (cache(k_width), cache(v_width));
+    let (keys, values) = (n.floats(len * k_width), n.floats(len * v_width));
+    // A first page of the table that is not the sequence's first.
+    let words = |rows: std::ops::Range<usize>| {
+        let mut w = vec![0, 0];
+        w.extend(rows.clone().flat_map(|p| [p as u32, 2 + 4 * rows.len() as u32, 0, 0]));
+        w.extend(&pages);
+        gpu.words(&w)
+    };
+    let all = words(0..len);
+    let batch = Batch { rows: 2, count: len as u32, page_len: page as u32, flag: 1 };
+    for (x, width, to) in [(&keys, k_width, &keys_on), (&values, v_width, &values_on)] {
+        let d = kernels::kv_append(batch, width as u32, loc(0, width), format).expect("one");
+        gpu.run(&d, &[&gpu.floats(x), &all, to]);
+    }
+    assert_eq!(gpu.read(&all)[..2], [0, 0], "nothing beyond f16");
+    let op = Attention {
+        heads,
+        kv_heads,
+        k_dim,
+        v_dim,
+        scale: 1.5,
+        window: case.window,
+        softcap: case.softcap,
+        sinks: case.sinks.then_some(WeightRef(0)),
+        value_in_key: case.value_in_key,
+        page_group: 0,
+        activations: ActivationFormat::F32,
+    };
+    let q = n.floats(rows * heads * k_dim);
+    let sinks = n.floats(heads);
+    let positions = [0, 140, 297].map(|p| p..p + 1);
+    let mut is = Vec::new();
+    for (r, p) in positions.clone().into_iter().enumerate() {
+        let at = p.start;
+        let batch = Batch { rows: 2, count: 1, page_len: page as u32, flag: 1 };
+        let shape = AttentionShape { op: &op, batch, keys: format, values: format };
+        let y = gpu.floats(&vec![0.0; heads * v_dim]);
+        let q_at = loc((r * heads * k_dim) as u32, heads * k_dim);
+        let d = kernels::attention(shape, q_at, loc(0, heads * v_dim)).expect("one");
+        let of_values = if case.value_in_key { &keys_on } else { &values_on };
+        gpu.run(&d, &[&gpu.floats(&sinks), &gpu.floats(&q), &words(p), &keys_on, of_values, &y]);
+        let of_sinks = gpu.floats(&sinks);
+        let q_on = gpu.floats(&q);
+        let whole = gpu.read_floats(&y)[..heads * v_dim].to_vec();
+        // The same in parts, of which the last have nothing.
+        let parts = 4;
+        let width = kernels::part_floats(&op, parts);
+        let between = gpu.floats(&vec![f32::NAN; width]);
+        let d = kernels::attention_in_parts(shape, parts, q_at, loc(0, width)).expect("one");
+        let batch_on = words(at..at + 1);
+        gpu.run(&d, &[&of_sinks, &q_on, &batch_on, &keys_on, of_values, &between]);
+        let (from, to) = (loc(0, width), loc(0, heads * v_dim));
+        let d = kernels::attention_merge(&op, 1, parts, from, to).expect("one");
+        gpu.run(&d, &[&of_sinks, &between, &y]);
+        let merged = gpu.read_floats(&y)[..heads * v_dim].to_vec();
+        let wide: Vec<f64> = whole.iter().map(|x| f64::from(*x)).collect();
+        near("parts", &merged, &wide, BOUND);
+        is.extend(whole);
+    }
+    let (keys, values) = (cached(format, &keys), cached(format, &values));
+    let mut expected = Vec::new();
+    for (r, p) in positions.into_iter().enumerate() {
+        let last = p.start;
+        let start = case.window.map_or(0, |w| (last + 1).saturating_sub(w));
+        for h in 0..heads {
+            let kv = h / (heads / kv_heads);
+            let q = &q[(r * heads + h) * k_dim..][..k_dim];
+            let score = |p: usize| {
+                let s = 1.5 * dot(q, &keys[p * k_width + kv * k_dim..][..k_dim]);
+                case.softcap.map_or(s, |c| f64::from(c) * (s / f64::from(c)).tanh())
+            };
+            let weights: Vec<f64> = (start..=last).map(|p| score(p).exp()).collect();
+            let sink = if case.sinks { f64::from(sinks[h]).exp() } else { 0.0 };
+            let total = weights.iter().sum::<f64>() + sink;
+            for c in 0..v_dim {
+                let value = |p: usize| match case.value_in_key {
+                    true => keys[p * k_width + kv * k_dim + c],
+                    false => values[p * v_width + kv * v_dim + c],
+                };
+                let of = weights.iter().enumerate();
+                expected
+                    .push(of.map(|(i, w)| w * f64::from(value(start + i))).sum::<f64>() / total);
+            }
+        }
+    }
+    near(&format!("{format:?} {k_dim} {v_dim}"), &is, &expected, 2e-5);
+}
+
+#[test]
+fn attention_over_pages() {
+    let plain = Case {
+        k_dim: 24,
+        v_dim: 20,
+        window: None,
+        softcap: None,
+        sinks: false,
+        value_in_key: false,
+    };
+    for format in [CacheFormat::F32, CacheFormat::F16, CacheFormat::Bf16] {
+        attends(format, &plain);
+        attends(format, &Case { k_dim: 64, v_dim: 64, window: Some(133), ..plain });
+        attends(format, &Case { softcap: Some(2.0), sinks: true, ..plain });
+        attends(format, &Case { k_dim: 160, v_dim: 144, value_in_key: true, ..plain });
+    }
+    attends(CacheFormat::F32, &Case { k_dim: 13, v_dim: 7, ..plain });
+    attends(CacheFormat::F16, &Case { k_dim: 13, v_dim: 7, ..plain });
+}
+
+#[test]
+fn halves_that_overflow_are_flagged() {
+    let Some(gpu) = runner() else { return };
+    let cache = gpu.words(&[0; 8]);
+    let batch = Batch { rows: 1, count: 1, page_len: 1, flag: 0 };
+    for (x, flag) in [(65504.0, 0), (65519.9, 0), (-65520.0, 1), (f32::INFINITY, 0)] {
+        let words = gpu.words(&[0, 0, 5, 0, 0, 0]);
+        let d = kernels::kv_append(batch, 2, loc(0, 2), CacheFormat::F16).expect("one");
+        gpu.run(&d, &[&gpu.floats(&[1.0, x]), &words, &cache]);
+        assert_eq!(gpu.read(&words)[0], flag, "{x}");
+        let bits = u32::from(f16::from_f32(x).to_bits()) << 16 | 0x3c00;
+        assert_eq!(gpu.read(&cache)[0], bits, "{x}");
+    }
+    assert!(kernels::kv_append(batch, 3, loc(0, 3), CacheFormat::F16).is_err());
+}
+
+fn act(of: Activation, g: f64) -> f64 {
+    let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+    match of {
+        Activation::Silu => g * sigmoid(g),
+        Activation::Gelu => {
+            // The integral of the normal density by Simpson's rule.
+            let (steps, density) = (2000, |x: f64| (-x * x / 2.0).exp());
+            let h = g / f64::from(steps);
+            let inner: f64 =
+                (1..steps).map(|i| f64::from(2 + 2 * (i % 2)) * density(h * f64::from(i))).sum();
+            let integral = h / 3.0 * (density(0.0) + inner + density(g));
+            g * (0.5 + integral / (2.0 * std::f64::consts::PI).sqrt())
+        }
+        Activation::GeluTanh => {
+            let z = (2.0 / std::f64::consts::PI).sqrt() * (g + 0.044715 * g.powi(3));
+            0.5 * g * (1.0 + z.tanh())
+        }
+        Activation::Relu => g.max(0.0),
+        Activation::ClampedSwiglu { alpha, limit } => {
+            let top = g.min(f64::from(limit));
+            top * sigmoid(f64::from(alpha) * top)
+        }
+    }
+}
+
+fn gated(of: Activation, g: f64, u: f64) -> f64 {
+    match of {
+        Activation::ClampedSwiglu { limit, .. } => {
+            act(of, g) * (u.clamp(-f64::from(limit), f64::from(limit)) + 1.0)
+        }
+        _ => act(of, g) * u,
+    }
+}
+
+const ACTIVATIONS: [Activation; 5] = [
+    Activation::Silu,
+    Activation::Gelu,
+    Activation::GeluTanh,
+    Activation::Relu,
+    Activation::ClampedSwiglu { alpha: 1.702, limit: 3.0 },
+];
+
+#[test]
+fn ops_on_elements() {
+    let Some(gpu) = runner() else { return };
+    let mut n = Numbers(7);
+    let (rows, cols) = (3, 301);
+    let shape = [rows as u32, cols as u32];
+    let x: Vec<f32> = n.floats(rows * cols).iter().map(|x| x * 12.0).collect();
+    let b = n.floats(rows * cols);
+    let (x_on, b_on) = (gpu.floats(&x), gpu.floats(&b));
+    let at = loc(0, cols);
+    let wide = |x: &[f32]| x.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
+    let (xs, bs) = (wide(&x), wide(&b));
+    let run =
+        |what: &str, d: Result<kernels::Dispatch, _>, two: bool, f: &dyn Fn(f64, f64) -> f64| {
+            let y = gpu.floats(&vec![0.0; x.len()]);
+            gpu.run(&d.expect("one"), &[&x_on, if two { &b_on } else { &x_on }, &y]);
+            let expected: Vec<f64> = xs.iter().zip(&bs).map(|(x, b)| f(*x, *b)).collect();
+            near(what, &gpu.read_floats(&y)[..x.len()], &expected, 1e-6);
+        };
+    for of in ACTIVATIONS {
+        let what = format!("{of:?}");
+        run(&what, kernels::gate(of, shape, [at; 3]), true, &|x, b| gated(of, x, b));
+        run(&what, kernels::activate(of, shape, at, at), false, &|x, _| act(of, x));
+    }
+    run("sum", kernels::add(shape, [at; 3]), true, &|x, b| x + b);
+    run("scale", kernels::scale(0.3, shape, at, at), false, &|x, _| x * f64::from(0.3f32));
+    run("clamp", kernels::clamp(1.5, shape, at, at), false, &|x, _| x.clamp(-1.5, 1.5));
+    run("cap", kernels::soft_cap(2.0, shape, at, at), false, &|x, _| 2.0 * (x / 2.0).tanh());
+    run("cap", kernels::soft_cap(300.0, shape, at, at), false, &|x, _| 300.0 * (x / 300.0).tanh());
+    let y = gpu.floats(&vec![0.0; x.len()]);
+    let d = kernels::sigmoid_gate(shape, [at, loc(1, 2), at]).expect("one");
+    gpu.run(&d, &[&x_on, &b_on, &y]);
+    let expected: Vec<f64> =
+        (0..x.len()).map(|i| xs[i] / (1.0 + (-bs[1 + 2 * (i / cols)]).exp())).collect();
+    near("gate of rows", &gpu.read_floats(&y)[..x.len()], &expected, 1e-6);
+}
+
+#[test]
+fn ops_that_move_columns() {
+    let Some(gpu) = runner() else { return };
+    let x: Vec<f32> = (0..60).map(|i| i as f32).collect();
+    let x_on = gpu.floats(&x);
+    let y = gpu.floats(&[-1.0; 40]);
+    let d = kernels::slice_cols([2, 3], 10, [4, 5], loc(0, 30), loc(1, 16)).expect("one");
+    gpu.run(&d, &[&x_on, &x_on, &y]);
+    let y = gpu.read_floats(&y);
+    assert_eq!(y[..7], [-1.0, 4.0, 5.0, 6.0, 7.0, 8.0, 14.0]);
+    assert_eq!(y[15..19], [28.0, -1.0, 34.0, 35.0]);
+    let y = gpu.floats(&[-1.0; 24]);
+    let d = kernels::concat_cols([2, 2], [2, 3], [loc(0, 4), loc(20, 6), loc(0, 12)]);
+    gpu.run(&d.expect("one"), &[&x_on, &x_on, &y]);
+    let y = gpu.read_floats(&y);
+    assert_eq!(y[..11], [0., 1., 20., 21., 22., 2., 3., 23., 24., 25., -1.]);
+    assert_eq!(y[12..17], [4., 5., 26., 27., 28.]);
+}
+
+#[test]
+fn conversions_round_as_the_host_does() {
+    let Some(gpu) = runner() else { return };
+    let mut n = Numbers(8);
+    let mut x: Vec<f32> = (0..999).map(|_| f32::from_bits(n.bits())).collect();
+    x.retain(|x| x.is_finite() && (*x == 0.0 || x.is_normal()));
+    x.extend([0.0, -0.0, 1e-7, 6e-8, 2.9e-8, 3.1e-8, 65519.0, 65520.0, 1.0 + 1.0 / 2048.0]);
+    x.extend(n.floats(300).iter().map(|x| x * 6e-5));
+    x.extend(n.floats(300));
+    if x.len() % 2 == 0 {
+        x.push(7.5);
+    }
+    let count = x.len();
+    let run = |from, to, words: &[u32]| {
+        let y = gpu.words(&vec![u32::MAX; count + 3]);
+        let d = kernels::convert(from, to, count as u32, [0, 1]).expect("one");
+        gpu.run(&d, &[&gpu.words(words), &y]);
+        let y = gpu.read(&y);
+        assert_eq!(y[0], u32::MAX);
+        y
+    };
+    let pairs = |bits: &dyn Fn(f32) -> u16| -> Vec<u32> {
+        let word =
+            |x: &[f32]| u32::from(bits(x[0])) | x.get(1).map_or(0, |x| u32::from(bits(*x)) << 16);
+        x.chunks(2).map(word).collect()
+    };
+    let bits: Vec<u32> = x.iter().map(|x| x.to_bits()).collect();
+    let half = pairs(&|x| f16::from_f32(x).to_bits());
+    let brain = pairs(&|x| bf16::from_f32(x).to_bits());
+    assert_eq!(run(Floats::F32, Floats::F16, &bits)[1..=half.len()], half);
+    assert_eq!(run(Floats::F32, Floats::Bf16, &bits)[1..=half.len()], brain);
+    let back: Vec<u32> = x.iter().map(|x| bf16::from_f32(*x).to_f32().to_bits()).collect();
+    assert_eq!(run(Floats::Bf16, Floats::F32, &brain)[1..=count], back);
+    let wide = run(Floats::F16, Floats::F32, &half);
+    for (w, x) in wide[1..].iter().zip(&x) {
+        let expected = f16::from_f32(*x);
+        // Devices may take numbers below the smallest normal one as zero.
+        let small = expected.to_f32().abs() < f16::MIN_POSITIVE.to_f32();
+        let is = f32::from_bits(*w);
+        assert!(is == expected.to_f32() || small && is == 0.0, "{x}: {is}");
+    }
+}
+
+/// Chooses as the CPU's router does.
+fn route(op: &Router, logits: &[f32]) -> Vec<(usize, f64)> {
+    let logits: Vec<f64> = logits.iter().map(|x| f64::from(*x)).collect();
+    let softmax = |x: &[f64]| {
+        let max = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let e: Vec<f64> = x.iter().map(|x| (x - max).exp()).collect();
+        let sum: f64 = e.iter().sum();
+        e.into_iter().map(|e| e / sum).collect::<Vec<_>>()
+    };
+    let scores = match op.score {
+        Score::Softmax => softmax(&logits),
+        Score::Sigmoid => logits.iter().map(|x| 1.0 / (1.0 + (-x).exp())).collect(),
+        _ => logits.clone(),
+    };
+    let mut free: Vec<bool> = vec![true; op.experts];
+    if let Some((groups, kept)) = op.groups {
+        let len = op.experts / groups;
+        let best = |g: usize| scores[g * len..][..len].iter().copied().fold(f64::MIN, f64::max);
+        let mut order: Vec<usize> = (0..groups).collect();
+        order.sort_by(|a, b| best(*b).total_cmp(&best(*a)));
+        order[kept..].iter().for_each(|g| free[g * len..(g + 1) * len].fill(false));
+    }
+    let mut chosen: Vec<(usize, f64)> = Vec::new();
+    for _ in 0..op.top_k {
+        let left = || (0..op.experts).filter(|i| free[*i]);
+        let best = left().reduce(|a, b| if scores[b] > scores[a] { b } else { a });
+        let best = best.expect("an expert");
+        let mut w = scores[best];
+        if let Score::SparseMixer { eps } = op.score {
+            let near =
+                |i: &usize| (w - scores[*i]) / scores[*i].abs().max(w) <= 2.0 * f64::from(eps);
+            w = 1.0 / left().filter(near).map(|i| (scores[i] - w).exp()).sum::<f64>();
+        }
+        chosen.push((best, w));
+        free[best] = false;
+    }
+    let mut weights: Vec<f64> = chosen.iter().map(|c| c.1).collect();
+    if op.score == Score::TopKSoftmax {
+        weights = softmax(&weights);
+    }
+    let total: f64 = if op.normalize { weights.iter().sum() } else { 1.0 };
+    chosen.iter().zip(weights).map(|(c, w)| (c.0, w / total * f64::from(op.scale))).collect()
+}
+
+#[test]
+fn routers_choose_as_on_the_host() {
+    let Some(gpu) = runner() else { return };
+    let mut n = Numbers(9);
+    let scores =
+        [Score::Softmax, Score::TopKSoftmax, Score::Sigmoid, Score::SparseMixer { eps: 0.1 }];
+    for score in scores {
+        for (experts, top_k, groups) in [(5, 2, None), (130, 6, None), (24, 3, Some((4, 2)))] {
+            let mixes = matches!(score, Score::SparseMixer { .. });
+            let (top_k, groups) = if mixes { (2, None) } else { (top_k, groups) };
+            let normalize = groups.is_some() || experts == 130;
+            let op = Router { experts, top_k, score, normalize, scale: 2.5, groups };
+            let rows = 4;
+            let mut logits: Vec<f32> = n.floats(rows * experts).iter().map(|x| x * 4.0).collect();
+            // Equal scores.
+            logits[..experts].fill(0.75);
+            logits[experts + 3] = 4.5;
+            logits[experts + 1] = 4.5;
+            let ids = gpu.words(&vec![u32::MAX; rows * top_k]);
+            let weights = gpu.floats(&vec![0.0; rows * top_k]);
+            let at = [loc(0, experts), loc(0, top_k), loc(0, top_k)];
+            let d = kernels::router(&op, rows as u32, at).expect("one");
+            gpu.run(&d, &[&gpu.floats(&logits), &ids, &weights]);
+            let expected: Vec<_> =
+                logits.chunks_exact(experts).flat_map(|x| route(&op, x)).collect();
+            let ids: Vec<usize> = gpu.read(&ids).iter().map(|i| *i as usize).collect();
+            let what = format!("{score:?} {experts}");
+            let chosen: Vec<usize> = expected.iter().map(|e| e.0).collect();
+            assert_eq!(ids[..rows * top_k], chosen, "{what}");
+            let of: Vec<f64> = expected.iter().map(|e| e.1).collect();
+            near(&what, &gpu.read_floats(&weights)[..rows * top_k], &of, BOUND);
+        }
+    }
+}
+
+#[test]
+fn experts_of_rows_and_of_groups() {
+    let Some(gpu) = runner() else { return };
+    let mut n = Numbers(10);
+    let experts = 5;
+    for (dtype, k, inter) in [
+        (DType::F32, 20, 13),
+        (DType::Q8_0, 64, 96),
+        (DType::MXFP4, 32, 64),
+        (DType::Q4_K, 256, 256),
+    ] {
+        let (gate, gate_on) = weight(&mut n, dtype, experts * inter, k);
+        let (up, up_on) = weight(&mut n, dtype, experts * inter, k);
+        let (down, down_on) = weight(&mut n, dtype, experts * k, inter);
+        let [gb, ub] = [0, 1].map(|_| n.floats(experts * inter));
+        let db = n.floats(experts * k);
+        let format = WeightFormat::of(dtype).expect("a format");
+        for (capacity, bias, of) in [
+            (None, true, ACTIVATIONS[4]),
+            (None, false, ACTIVATIONS[0]),
+            (Some(2), true, ACTIVATIONS[2]),
+        ] {
+            let (rows, top_k) = if capacity.is_some() { (2 * experts, 1) } else { (3, 2) };
+            let x = n.floats(rows * k);
+            let ids = [4, 0, 2, 3, 1, 4u32];
+            let shares = n.floats(rows * top_k);
+            let shape = ExpertShape { rows: rows as u32, top_k: top_k as u32, capacity, bias };
+            let x_on = gpu.floats(&x);
+            let (ids_on, shares_on) = (gpu.words(&ids), gpu.floats(&shares));
+            let h = gpu.floats(&vec![0.0; rows * top_k * inter]);
+            let y = gpu.floats(&vec![f32::NAN; rows * k]);
+            // The experts lie in two bindings.
+            let parts = [(0, 3), (3, 2)];
+            let slice = |all: &[u8], (first, count): (usize, usize)| {
+                let each = all.len() / experts;
+                gpu.bytes(&all[first * each..][..count * each])
+            };
+            let floats = |all: &[f32], (first, count): (usize, usize)| {
+                let each = all.len() / experts;
+                gpu.floats(&all[first * each..][..count * each])
+            };
+            for part in parts {
+                let each = Matrix { format, rows: inter as u32, cols: k as u32, first: 0 };
+                let stack = Stack { each, first: part.0 as u32, count: part.1 as u32 };
+                let at = [loc(0, k), loc(0, top_k), loc(0, inter)];
+                let d = kernels::experts_gate_up(stack, of, shape, at).expect("one");
+                let (g, u) = (slice(&gate_on, part), slice(&up_on, part));
+                let (gb, ub) = (floats(&gb, part), floats(&ub, part));
+                let (gb, ub) = if bias { (&gb, &ub) } else { (&g, &g) };
+                gpu.run(&d, &[&g, &u, gb, ub, &x_on, &ids_on, &h]);
+            }
+            for (i, part) in parts.into_iter().enumerate() {
+                let each = Matrix { format, rows: k as u32, cols: inter as u32, first: 0 };
+                let stack = Stack { each, first: part.0 as u32, count: part.1 as u32 };
+                let at = [loc(0, inter), loc(0, top_k), loc(0, top_k), loc(0, k)];
+                let d = kernels::experts_down(stack, shape, i > 0, at).expect("one");
+                let w = slice(&down_on, part);
+                let of_bias = floats(&db, part);
+                let b = if bias { &of_bias } else { &w };
+                gpu.run(&d, &[&w, b, &h, &ids_on, &shares_on, &y]);
+            }
+            let mut expected = vec![0.0; rows * k];
+            for r in 0..rows {
+                for slot in 0..top_k {
+                    let (e, share) = match capacity {
+                        Some(c) => (r / c as usize, 1.0),
+                        None => {
+                            (ids[r * top_k + slot] as usize, f64::from(shares[r * top_k + slot]))
+                        }
+                    };
+                    let x = &x[r * k..][..k];
+                    let h: Vec<f32> = (e * inter..(e + 1) * inter)
+                        .map(|i| {
+                            let (g, u) = (dot(x, &gate[i * k..][..k]), dot(x, &up[i * k..][..k]));
+                            let b = |b: &[f32]| if bias { f64::from(b[i]) } else { 0.0 };
+                            gated(of, g + b(&gb), u + b(&ub)) as f32
+                        })
+                        .collect();
+                    for c in 0..k {
+                        let at = e * k + c;
+                        let b = if bias { f64::from(db[at]) } else { 0.0 };
+                        expected[r * k + c] += share * (dot(&h, &down[at * inter..][..inter]) + b);
+                    }
+                }
+            }
+            let what = format!("{dtype} {capacity:?} {of:?}");
+            near(&what, &gpu.read_floats(&y)[..rows * k], &expected, 2e-5);
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! Every kernel, specialised as it is used, through the shader translator: no driver is needed.
+
+use std::collections::BTreeMap;
+use std::process::{Command, Stdio};
+
+use naga::back::{hlsl, msl, pipeline_constants::process_overrides, spv};
+use naga::valid::{Capabilities, ValidationFlags, Validator};
+use troika_gpu::kernels::{
+    self, AttentionShape, Batch, Binding, CacheFormat, Dispatch, ExpertShape, Floats, KernelError,
+    Loc, MAX_PARAMS, Matrix, NormShape, RopeAppend, Stack, WeightFormat,
+};
+use troika_graph::{
+    Activation, ActivationFormat, Attention, Rope, RopeFreqs, RopeStyle, Router, Score,
+};
+
+const WORKGROUP_BYTES: u32 = 16 * 1024;
+const INVOCATIONS: u32 = 256;
+const BINDINGS: usize = 8;
+
+const AT: Loc = Loc { offset: 0, stride: 2048 };
+const ODD: Loc = Loc { offset: 1, stride: 2051 };
+
+const ACTIVATIONS: [Activation; 5] = [
+    Activation::Silu,
+    Activation::Gelu,
+    Activation::GeluTanh,
+    Activation::Relu,
+    Activation::ClampedSwiglu { alpha: 1.7, limit: 7.0 },
+];
+
+fn products(out: &mut Vec<Result<Dispatch, KernelError>>) {
+    for format in WeightFormat::ALL {
+        let matrix = |cols| Matrix { format, rows: 100, cols, first: 0 };
+        let wide = matrix(2048);
+        out.push(kernels::embed(wide, 1.0, 3, AT, AT));
+        for x in [AT, ODD] {
+            for rows in [1, 2, 3, 8, 9] {
+                out.push(kernels::linear(wide, rows == 1, rows, x, AT));
+            }
+            let stack = Stack { each: wide, first: 0, count: 8 };
+            let mut shape = ExpertShape { rows: 2, top_k: 2, capacity: None, bias: true };
+            out.push(kernels::experts_gate_up(stack, Activation::Silu, shape, [x, AT, AT]));
+            out.push(kernels::experts_down(stack, shape, true, [x, AT, AT, AT]));
+            shape.bias = false;
+            out.push(kernels::experts_gate_up(stack, Activation::Relu, shape, [x, AT, AT]));
+            out.push(kernels::experts_down(stack, shape, false, [x, AT, AT, AT]));
+        }
+        out.push(kernels::head_linear(wide, 4, 1, AT, AT));
+        for rows in [1, 2, 8] {
+            out.push(kernels::linear_three([wide; 3], rows, [AT; 4]));
+            out.push(kernels::gate_up(wide, Activation::Silu, rows == 1, rows, [AT; 2]));
+        }
+        for cols in [256, 1024] {
+            out.push(kernels::linear(matrix(cols), false, 1, AT, AT));
+            out.push(kernels::linear(matrix(cols), false, 5, AT, AT));
+        }
+        if format.block() <= 32 {
+            for cols in [32, 96, 160] {
+                out.push(kernels::linear(matrix(cols), false, 1, AT, AT));
+                out.push(kernels::linear(matrix(cols), false, 8, AT, AT));
+            }
+        }
+    }
+}
+
+fn attentions(out: &mut Vec<Result<Dispatch, KernelError>>) {
+    let batch = Batch { rows: 0, count: 3, page_len: 16, flag: 0 };
+    for cache in [CacheFormat::F32, CacheFormat::F16, CacheFormat::Bf16] {
+        out.push(kernels::kv_append(batch, 128, AT, cache));
+        for (k_dim, v_dim, value_in_key) in [(64, 64, false), (576, 512, true), (96, 64, false)] {
+            for softcap in [None, Some(50.0)] {
+                let op = Attention {
+                    heads: 8,
+                    kv_heads: 2,
+                    k_dim,
+                    v_dim,
+                    scale: 0.1,
+                    window: None,
+                    softcap,
+                    sinks: softcap.map(|_| troika_graph::WeightRef(0)),
+                    value_in_key,
+                    page_group: 0,
+                    activations: ActivationFormat::F32,
+                };
+                let shape = AttentionShape { op: &op, batch, keys: cache, values: cache };
+                out.push(kernels::attention(shape, AT, AT));
+                out.push(kernels::attention_in_parts(shape, 4, AT, AT));
+                out.push(kernels::attention_merge(&op, 3, 4, AT, AT));
+            }
+        }
+    }
+}
+
+fn rest(out: &mut Vec<Result<Dispatch, KernelError>>) {
+    for group in [5, 64, 100, 1000] {
+        let shape = NormShape { rows: 3, groups: 2, group, eps: 1e-5 };
+        for offset in [None, Some(1.0)] {
+            out.push(kernels::rms_norm(shape, offset, AT, AT));
+            out.push(kernels::add_rms_norm(shape, offset, [AT; 4]));
+        }
+        out.push(kernels::layer_norm(shape, true, AT, AT));
+        out.push(kernels::layer_norm(shape, false, AT, AT));
+    }
+    let freqs = RopeFreqs { inv_freq: vec![1.0; 16].into(), factor: 1.0 };
+    for style in [RopeStyle::Half, RopeStyle::Interleaved] {
+        let freqs = freqs.clone();
+        let op = Rope { head_dim: 64, offset: 0, rotary_dim: 32, style, freqs, long: None };
+        out.push(kernels::rope(&op, 1.0, [3, 8], [AT; 3]));
+        for cache in [CacheFormat::F32, CacheFormat::F16, CacheFormat::Bf16] {
+            let mut of = RopeAppend {
+                rope: &op,
+                factor: 1.0,
+                q_heads: 8,
+                k_heads: 2,
+                v_width: 128,
+                norm: None,
+                batch: Batch { rows: 0, count: 3, page_len: 16, flag: 0 },
+                keys: cache,
+                values: cache,
+            };
+            out.push(kernels::rope_append(&of, 0, [AT; 4]));
+            of.norm = Some((1e-6, 0.0));
+            out.push(kernels::rope_append(&of, 64, [AT; 4]));
+        }
+    }
+    for act in ACTIVATIONS {
+        out.push(kernels::activate(act, [3, 100], AT, AT));
+        out.push(kernels::gate(act, [3, 100], [AT; 3]));
+    }
+    out.push(kernels::add([3, 100], [AT; 3]));
+    out.push(kernels::scale(2.0, [3, 100], AT, AT));
+    out.push(kernels::clamp(2.0, [3, 100], AT, AT));
+    out.push(kernels::soft_cap(2.0, [3, 100], AT, AT));
+    out.push(kernels::sigmoid_gate([3, 100], [AT; 3]));
+    out.push(kernels::slice_cols([3, 4], 32, [8, 16], AT, AT));
+    out.push(kernels::concat_cols([3, 4], [8, 16], [AT; 3]));
+    for from in [Floats::F32, Floats::F16, Floats::Bf16] {
+        for to in [Floats::F32, Floats::F16, Floats::Bf16] {
+            out.push(kernels::convert(from, to, 1001, [0, 0]));
+        }
+    }
+    for score in
+        [Score::Softmax, Score::TopKSoftmax, Score::Sigmoid, Score::SparseMixer { eps: 0.01 }]
+    {
+        for groups in [None, Some((8, 3))] {
+            let normalize = groups.is_some();
+            let op = Router { experts: 64, top_k: 2, score, normalize, scale: 1.0, groups };
+            out.push(kernels::router(&op, 3, [AT; 3]));
+        }
+    }
+}
+
+/// Each kernel with each set of override constants, once.
+fn variants() -> Vec<Dispatch> {
+    let mut all = Vec::new();
+    products(&mut all);
+    attentions(&mut all);
+    rest(&mut all);
+    let mut unique = BTreeMap::new();
+    for dispatch in all {
+        let dispatch = dispatch.expect("a dispatch");
+        unique.insert(format!("{} {:?}", dispatch.spec.name, dispatch.overrides), dispatch);
+    }
+    unique.into_values().collect()
+}
+
+#[test]
+fn kernels_are_valid_and_portable() {
+    let mut modules = BTreeMap::new();
+    let mut folder = Spirv::new();
+    for dispatch in variants() {
+        let spec = dispatch.spec;
+        let name = format!("{} {:?}", spec.name, dispatch.overrides);
+        let (module, info) = modules.entry(spec.name).or_insert_with(|| {
+            let module = naga::front::wgsl::parse_str(spec.source)
+                .unwrap_or_else(|e| panic!("{}: {}", spec.name, e.emit_to_string(spec.source)));
+            let info = validate(&module)
+                .unwrap_or_else(|e| panic!("{}: {}", spec.name, e.emit_to_string(spec.source)));
+            (module, info)
+        });
+        let constants = dispatch.overrides.iter().map(|(k, v)| ((*k).to_string(), *v)).collect();
+        let stage = (naga::ShaderStage::Compute, "main");
+        let (module, info) = process_overrides(module, info, Some(stage), &constants)
+            .unwrap_or_else(|e| panic!("{name}: {e:?}"));
+        limits(&name, &dispatch, &module);
+        let [entry] = &module.entry_points[..] else { panic!("{name}: entry points") };
+        assert_eq!(entry.name, "main");
+        let spirv = spv::Options { lang_version: (1, 3), ..Default::default() };
+        let words =
+            spv::write_vec(&module, &info, &spirv, None).unwrap_or_else(|e| panic!("{name}: {e}"));
+        folder.add(&name, &words);
+        let metal = msl::Options { lang_version: (2, 4), ..Default::default() };
+        msl::write_string(&module, &info, &metal, &Default::default())
+            .unwrap_or_else(|e| panic!("{name}: {e}"));
+        let options = hlsl::Options {
+            shader_model: hlsl::ShaderModel::V6_2,
+            immediates_target: Some(Default::default()),
+            special_constants_binding: Some(Default::default()),
+            ..Default::default()
+        };
+        let (mut text, pipeline) = (String::new(), hlsl::PipelineOptions::default());
+        hlsl::Writer::new(&mut text, &options, &pipeline)
+            .write(&module, &info, None)
+            .unwrap_or_else(|e| panic!("{name}: {e}"));
+    }
+    folder.check();
+}
+
+fn validate(
+    module: &naga::Module,
+) -> Result<naga::valid::ModuleInfo, naga::WithSpan<naga::valid::ValidationError>> {
+    let needs = Capabilities::IMMEDIATES | Capabilities::SHADER_FLOAT16_IN_FLOAT32;
+    Validator::new(ValidationFlags::all(), needs).validate(module)
+}
+
+/// The limits that every API has, and what the spec says about itself.
+fn limits(name: &str, dispatch: &Dispatch, module: &naga::Module) {
+    let spec = dispatch.spec;
+    let mut layouter = naga::proc::Layouter::default();
+    layouter.update(module.to_ctx()).expect("layouts");
+    let (mut workgroup, mut immediates) = (0, 0);
+    let mut bindings = BTreeMap::new();
+    for (_, variable) in module.global_variables.iter() {
+        let size = layouter[variable.ty].size;
+        match variable.space {
+            naga::AddressSpace::WorkGroup => workgroup += size.next_multiple_of(16),
+            naga::AddressSpace::Immediate => immediates += size,
+            naga::AddressSpace::Storage { access } => {
+                let at = variable.binding.expect("a binding");
+                assert_eq!(at.group, 0, "{name}");
+                let writes = access.contains(naga::StorageAccess::STORE);
+                let kind = if writes { Binding::Value } else { Binding::Weight };
+                assert_eq!(bindings.insert(at.binding, kind), None, "{name}: binding {at:?}");
+            }
+            _ => {}
+        }
+    }
+    assert!(workgroup <= spec.workgroup_bytes, "{name}: {workgroup} bytes of workgroup memory");
+    assert!(spec.workgroup_bytes <= WORKGROUP_BYTES, "{name}");
+    assert_eq!(immediates as usize, 4 * dispatch.params.len(), "{name}: immediates");
+    assert!(dispatch.params.len() <= MAX_PARAMS, "{name}");
+    for (at, kind) in &bindings {
+        assert_eq!(spec.bindings.get(*at as usize), Some(kind), "{name}: binding {at}");
+    }
+    assert!(spec.bindings.len() <= BINDINGS, "{name}");
+    let [x, y, z] = module.entry_points[0].workgroup_size;
+    assert!(x * y * z <= INVOCATIONS && x * y * z > 0, "{name}: {x} x {y} x {z} invocations");
+}
+
+/// Modules for the reference validator, where it is installed.
+struct Spirv {
+    folder: std::path::PathBuf,
+    names: Vec<(String, std::path::PathBuf)>,
+    installed: bool,
+}
+
+impl Spirv {
+    fn new() -> Spirv {
+        let version = Command::new("spirv-val").arg("--version").stdout(Stdio::null()).status();
+        let folder = std::env::temp_dir().join(format!("troika-spirv-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        Spirv { folder, names: Vec::new(), installed: version.is_ok_and(|s| s.success()) }
+    }
+
+    fn add(&mut self, name: &str, words: &[u32]) {
+        if self.installed {
+            let path = self.folder.join(format!("{}.spv", self.names.len()));
+            let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
+            std::fs::write(&path, bytes).expect("a file");
+            self.names.push((name.into(), path));
+        }
+    }
+
+    fn check(self) {
+        if !self.installed {
+            println!("spirv-val is not installed: its checks were left out");
+        }
+        for (name, path) in &self.names {
+            let mut run = Command::new("spirv-val");
+            let output = run.args(["--target-env", "vulkan1.1"]).arg(path).output();
+            let output = output.expect("spirv-val");
+            let text = String::from_utf8_lossy(&output.stderr).into_owned();
+            let text = text + &String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success(), "{name}: {text}");
+        }
+        println!("{} kernels checked", self.names.len());
+        std::fs::remove_dir_all(&self.folder).expect("the folder goes");
+    }
+}
