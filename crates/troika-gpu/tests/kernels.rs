@@ -1,5 +1,7 @@
 //! Kernels on a software device against plain code in double precision, on odd sizes.
 
+#![allow(clippy::expect_used, clippy::panic, clippy::print_stdout)]
+
 mod common;
 
 use common::{Numbers, near, runner};

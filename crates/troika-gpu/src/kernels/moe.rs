@@ -4,7 +4,7 @@ use troika_graph::{Activation, Router, Score};
 
 use super::Binding::{Value, Weight};
 use super::elements::activation;
-use super::products::{by_format, split};
+use super::products::{EACH, by_format, split};
 use super::{Dispatch, KernelError, KernelSpec, Loc, MAX_GROUPS, Matrix, unsupported};
 
 static ROUTER: KernelSpec = KernelSpec {
@@ -138,7 +138,7 @@ pub fn experts_gate_up(
     let w = gates.each;
     w.check()?;
     let (act, numbers) = activation(act);
-    let split = split(w.cols, 1);
+    let split = split(w.cols);
     let mut params = vec![
         w.rows,
         w.cols,
@@ -185,7 +185,7 @@ pub fn experts_down(
 ) -> Result<Dispatch, KernelError> {
     let w = downs.each;
     w.check()?;
-    let split = split(w.cols, 1);
+    let split = split(w.cols);
     let mut params = vec![
         w.rows,
         w.cols,
@@ -204,11 +204,11 @@ pub fn experts_down(
             ("LANES", f64::from(split.lanes)),
             ("TEAMS", f64::from(split.teams)),
             ("WG", f64::from(split.lanes * split.teams)),
-            ("EACH", f64::from(split.each)),
+            ("EACH", f64::from(EACH)),
             ("BIAS", f64::from(u8::from(shape.bias))),
         ],
         params,
-        grid: [w.rows.div_ceil(split.teams * split.each), shape.rows, 1],
+        grid: [w.rows.div_ceil(split.teams * EACH), shape.rows, 1],
     }
     .checked()
 }

@@ -234,19 +234,19 @@ fn product(
         .checked();
     }
     let few = rows.next_power_of_two();
-    let split = split(w.cols, few);
+    let split = split(w.cols);
     Dispatch {
         spec: if aligned { &FEW_ROWS[format] } else { &FEW_ROWS_ANY[format] },
         overrides: vec![
             ("ROWS", f64::from(few)),
+            ("SLOTS", f64::from(few.max(2))),
             ("LANES", f64::from(split.lanes)),
             ("TEAMS", f64::from(split.teams)),
             ("WG", f64::from(split.lanes * split.teams)),
-            ("EACH", f64::from(split.each)),
             bias,
         ],
         params,
-        grid: [head_rows.div_ceil(split.teams * split.each), u32::from(rows > 0), heads],
+        grid: [head_rows.div_ceil(split.teams * team_rows(few)), u32::from(rows > 0), heads],
     }
     .checked()
 }
@@ -271,8 +271,8 @@ pub fn linear_three(
         return unsupported("three products at once of such weights or rows");
     }
     let few = rows.next_power_of_two();
-    let split = split(a.cols, few);
-    let each = split.teams * split.each;
+    let split = split(a.cols);
+    let each = split.teams * team_rows(few);
     let groups = [a, b, c].map(|w| w.rows.div_ceil(each));
     let mut params = vec![
         a.cols,
@@ -291,10 +291,10 @@ pub fn linear_three(
         spec: &THREE[a.format as usize],
         overrides: vec![
             ("ROWS", f64::from(few)),
+            ("SLOTS", f64::from(few.max(2))),
             ("LANES", f64::from(split.lanes)),
             ("TEAMS", f64::from(split.teams)),
             ("WG", f64::from(split.lanes * split.teams)),
-            ("EACH", f64::from(split.each)),
         ],
         params,
         grid: [groups.iter().sum(), u32::from(rows > 0), 1],
@@ -319,10 +319,9 @@ pub fn gate_up(
 ) -> Result<Dispatch, KernelError> {
     gate.check()?;
     let few = rows.next_power_of_two();
-    let Split { lanes, teams, each } = split(gate.cols, few);
+    let Split { lanes, teams } = split(gate.cols);
     // A thread has at most one result.
-    let each = each.min(lanes / few);
-    if rows > FEW || !gate.aligned(x) || each == 0 {
+    if rows > FEW || !gate.aligned(x) || few.max(2) > lanes {
         return unsupported("a gate and up at once of such rows");
     }
     let (act, numbers) = activation(act);
@@ -330,10 +329,10 @@ pub fn gate_up(
         spec: &GATE_UP[gate.format as usize],
         overrides: vec![
             ("ROWS", f64::from(few)),
+            ("SLOTS", f64::from(few.max(2))),
             ("LANES", f64::from(lanes)),
             ("TEAMS", f64::from(teams)),
             ("WG", f64::from(lanes * teams)),
-            ("EACH", f64::from(each)),
             ("BIAS", f64::from(u8::from(bias))),
             ("ACT", act),
         ],
@@ -350,7 +349,7 @@ pub fn gate_up(
             y.offset,
             y.stride,
         ],
-        grid: [gate.rows.div_ceil(teams * each), u32::from(rows > 0), 1],
+        grid: [gate.rows.div_ceil(teams * team_rows(few)), u32::from(rows > 0), 1],
     }
     .checked()
 }
@@ -358,19 +357,23 @@ pub fn gate_up(
 /// How a workgroup shares out weight rows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Split {
-    /// Threads that share a weight row.
+    /// Threads that share weight rows.
     pub lanes: u32,
-    /// Teams of so many threads.
+    /// Teams of so many threads, each with some weight rows.
     pub teams: u32,
-    /// Weight rows of a team.
-    pub each: u32,
 }
 
-/// The split for rows of `cols` columns, with `rows` rows of activations.
-pub(super) fn split(cols: u32, rows: u32) -> Split {
+/// Weight rows of a team of experts' products.
+pub(super) const EACH: u32 = 4;
+
+/// Weight rows of a team, for so many rows of activations.
+fn team_rows(few: u32) -> u32 {
+    if few == 1 { 8 } else { 4 }
+}
+
+/// The split for rows of `cols` columns.
+pub(super) fn split(cols: u32) -> Split {
     // A lane takes 32 columns at a time.
     let lanes = cols.div_ceil(32).next_power_of_two().clamp(1, 32);
-    let teams = (64 / lanes).max(2);
-    let each = if rows > 4 { 2 } else { 4 };
-    Split { lanes, teams, each }
+    Split { lanes, teams: (64 / lanes).max(2) }
 }

@@ -25,28 +25,35 @@ var<immediate> p: Params;
 
 @compute @workgroup_size(WG)
 fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) at: vec3<u32>) {
-    let start = at.x * TEAMS * EACH;
+    let start = at.x * TEAMS * team_rows();
     let w = Rows(0u, p.rows, p.units);
     let x_rows = Activations(p.x, p.x_stride, p.x_rows, p.cols);
-    // A thread has at most one result.
-    let row = start + row_of(thread);
+    // A thread has at most one result, of four rows.
     let r = x_row_of(thread);
-    let has = thread < TEAMS * EACH * ROWS && row < p.rows && r < p.x_rows;
+    let has = thread < TEAMS * SLOTS && r < p.x_rows;
     of_others = false;
     multiply(thread, start, w, x_rows);
-    var g = 0.0;
+    var gates = vec4<f32>(0.0);
     if has {
-        g = result(thread);
+        gates = result(thread);
     }
     of_others = true;
     multiply(thread, start, w, x_rows);
-    if has {
-        var u = result(thread);
-        if BIAS == 1u {
-            g += gate_bias[p.first + row];
-            u += up_bias[p.first + row];
+    if !has {
+        return;
+    }
+    let ups = result(thread);
+    let numbers = vec2<f32>(p.act_first, p.act_second);
+    for (var n = 0u; n < 4u; n++) {
+        let row = start + row_of(thread) + n;
+        if row < p.rows {
+            var g = gates[n];
+            var u = ups[n];
+            if BIAS == 1u {
+                g += gate_bias[p.first + row];
+                u += up_bias[p.first + row];
+            }
+            y[p.y + r * p.y_stride + p.first + row] = activated(g, numbers) * gated(u, numbers);
         }
-        let numbers = vec2<f32>(p.act_first, p.act_second);
-        y[p.y + r * p.y_stride + p.first + row] = activated(g, numbers) * gated(u, numbers);
     }
 }

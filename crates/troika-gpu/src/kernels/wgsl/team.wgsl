@@ -1,19 +1,21 @@
 
 // Products of weight rows with a few rows of activations, in a workgroup: each weight is read once.
-// A team of LANES threads takes EACH weight rows; a thread takes 32 of their columns at a time.
+// A team of LANES threads takes four weight rows, or eight for a single row of activations; a thread
+// takes 32 of their columns at a time.
 
 override ROWS: u32 = 1;
+// Fours of results of a team: ROWS, but 2 for a single row.
+override SLOTS: u32 = 2;
 override LANES: u32 = 32;
 override TEAMS: u32 = 2;
-override EACH: u32 = 4;
 // Whether results have a bias added.
 override BIAS: u32 = 0;
 // LANES * TEAMS.
 override WG: u32 = 64;
 
-// A sum of each thread for each weight row and row of activations. No override constant may come
-// after it: naga 30 fails on those behind an array whose length is computed.
-var<workgroup> sums: array<f32, WG * EACH * ROWS>;
+// Sums of each thread for four weight rows, for each row of activations. No override constant may
+// come after it: naga 30 fails on those behind an array whose length is computed.
+var<workgroup> sums: array<vec4<f32>, WG * SLOTS>;
 
 struct Activations {
     // Where the first row begins, and how many there are.
@@ -30,75 +32,140 @@ struct Rows {
     units: u32,
 }
 
+// Sixteen columns of four weight rows.
+struct Four {
+    w0: W16,
+    w1: W16,
+    w2: W16,
+    w3: W16,
+}
+
+// 32 columns of four weight rows.
+struct Blocks {
+    b0: Block,
+    b1: Block,
+    b2: Block,
+    b3: Block,
+}
+
+fn load_blocks(rows: vec4<u32>, block: u32, cols: u32) -> Blocks {
+    return Blocks(
+        load_block(rows.x, block, cols),
+        load_block(rows.y, block, cols),
+        load_block(rows.z, block, cols),
+        load_block(rows.w, block, cols),
+    );
+}
+
+fn first_four(b: Blocks) -> Four {
+    return Four(first16(b.b0), first16(b.b1), first16(b.b2), first16(b.b3));
+}
+
+fn second_four(b: Blocks) -> Four {
+    return Four(second16(b.b0), second16(b.b1), second16(b.b2), second16(b.b3));
+}
+
+// Sixteen activations of a row, and their sum.
+struct X16 {
+    a: vec4<f32>,
+    b: vec4<f32>,
+    c: vec4<f32>,
+    d: vec4<f32>,
+    sum: f32,
+}
+
+fn load_x(row: u32, c: u32, cols: u32) -> X16 {
+    let a = x4(row, c, cols);
+    let b = x4(row, c + 4u, cols);
+    let e = x4(row, c + 8u, cols);
+    let f = x4(row, c + 12u, cols);
+    return X16(a, b, e, f, sum16(a, b, e, f));
+}
+
+fn products(w: Four, x: X16) -> vec4<f32> {
+    return vec4<f32>(
+        dot16(w.w0, x.a, x.b, x.c, x.d, x.sum),
+        dot16(w.w1, x.a, x.b, x.c, x.d, x.sum),
+        dot16(w.w2, x.a, x.b, x.c, x.d, x.sum),
+        dot16(w.w3, x.a, x.b, x.c, x.d, x.sum),
+    );
+}
+
+// Where row `r` of the activations begins; those past the last are the last.
+fn x_row(x: Activations, r: u32) -> u32 {
+    return x.start + min(r, x.rows - 1u) * x.stride;
+}
+
+// Adds the products of sixteen columns from `c` on: for each row of activations those of four weight
+// rows; for a single one also those of `more`.
+fn add_part(acc: ptr<function, array<vec4<f32>, 8>>, w: Four, more: Four, c: u32, x: Activations) {
+    let first = load_x(x.start, c, x.cols);
+    (*acc)[0] += products(w, first);
+    if ROWS == 1u {
+        (*acc)[1] += products(more, first);
+    }
+    for (var r = 1u; r < ROWS; r++) {
+        (*acc)[r] += products(w, load_x(x_row(x, r), c, x.cols));
+    }
+}
+
+// Weight rows of a team.
+fn team_rows() -> u32 {
+    return select(4u, 8u, ROWS == 1u);
+}
+
 // Computes the products of the workgroup's weight rows from row `start` of `w` on. All threads of the
 // workgroup must call it.
 fn multiply(thread: u32, start: u32, w: Rows, x: Activations) {
     let lane = thread % LANES;
-    let own = start + (thread / LANES) * EACH;
-    var acc: array<f32, 16>;
-    for (var i = 0u; i < EACH * ROWS; i++) {
-        acc[i] = 0.0;
+    let own = vec4<u32>(start + (thread / LANES) * team_rows()) + vec4<u32>(0u, 1u, 2u, 3u);
+    let last = vec4<u32>(w.count - 1u);
+    let rows = (vec4<u32>(w.first) + min(own, last)) * w.units;
+    let more = (vec4<u32>(w.first) + min(own + vec4<u32>(4u), last)) * w.units;
+    var acc: array<vec4<f32>, 8>;
+    for (var r = 0u; r < SLOTS; r++) {
+        acc[r] = vec4<f32>(0.0);
     }
     for (var block = lane; block * 32u < x.cols; block += LANES) {
-        for (var half = 0u; half < 2u; half++) {
-            let c = block * 32u + half * 16u;
-            // Columns are padded to 16 only.
-            if c >= x.cols {
-                break;
-            }
-            if ROWS == 1u {
-                let a = x4(x.start, c, x.cols);
-                let b = x4(x.start, c + 4u, x.cols);
-                let e = x4(x.start, c + 8u, x.cols);
-                let f = x4(x.start, c + 12u, x.cols);
-                let sum = sum16(a, b, e, f);
-                for (var n = 0u; n < EACH; n++) {
-                    let row = w.first + min(own + n, w.count - 1u);
-                    acc[n] += dot16(load16(row * w.units, c / 16u, x.cols), a, b, e, f, sum);
-                }
-            } else {
-                for (var n = 0u; n < EACH; n++) {
-                    let row = w.first + min(own + n, w.count - 1u);
-                    let q = load16(row * w.units, c / 16u, x.cols);
-                    for (var r = 0u; r < ROWS; r++) {
-                        let x_row = x.start + min(r, x.rows - 1u) * x.stride;
-                        let a = x4(x_row, c, x.cols);
-                        let b = x4(x_row, c + 4u, x.cols);
-                        let e = x4(x_row, c + 8u, x.cols);
-                        let f = x4(x_row, c + 12u, x.cols);
-                        acc[n * ROWS + r] += dot16(q, a, b, e, f, sum16(a, b, e, f));
-                    }
-                }
-            }
+        let c = block * 32u;
+        let a = load_blocks(rows, block, x.cols);
+        var b = a;
+        if ROWS == 1u {
+            b = load_blocks(more, block, x.cols);
+        }
+        add_part(&acc, first_four(a), first_four(b), c, x);
+        // Columns are padded to 16 only.
+        if WHOLE_BLOCKS || c + 16u < x.cols {
+            add_part(&acc, second_four(a), second_four(b), c + 16u, x);
         }
     }
     // Results of an earlier call are read before.
     workgroupBarrier();
-    for (var i = 0u; i < EACH * ROWS; i++) {
-        sums[i * WG + thread] = acc[i];
+    for (var r = 0u; r < SLOTS; r++) {
+        sums[r * WG + thread] = acc[r];
     }
     for (var n = LANES / 2u; n > 0u; n = n / 2u) {
         workgroupBarrier();
         if lane < n {
-            for (var i = 0u; i < EACH * ROWS; i++) {
-                sums[i * WG + thread] += sums[i * WG + thread + n];
+            for (var r = 0u; r < SLOTS; r++) {
+                sums[r * WG + thread] += sums[r * WG + thread + n];
             }
         }
     }
     workgroupBarrier();
 }
 
-// The weight row of result `i` of TEAMS * EACH * ROWS, counted from the workgroup's first one.
+// The first weight row of result `i` of TEAMS * SLOTS, counted from the workgroup's first one.
 fn row_of(i: u32) -> u32 {
-    return (i / (EACH * ROWS)) * EACH + (i % (EACH * ROWS)) / ROWS;
+    return (i / SLOTS) * team_rows() + select(0u, (i % SLOTS) * 4u, ROWS == 1u);
 }
 
 // The row of activations of result `i`.
 fn x_row_of(i: u32) -> u32 {
-    return i % ROWS;
+    return select(i % SLOTS, 0u, ROWS == 1u);
 }
 
-// Result `i`.
-fn result(i: u32) -> f32 {
-    return sums[(i % (EACH * ROWS)) * WG + (i / (EACH * ROWS)) * LANES];
+// Result `i`: of four weight rows.
+fn result(i: u32) -> vec4<f32> {
+    return sums[(i % SLOTS) * WG + (i / SLOTS) * LANES];
 }

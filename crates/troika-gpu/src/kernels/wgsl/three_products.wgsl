@@ -43,22 +43,28 @@ fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) at:
         rows = p.rows1;
         group -= p.groups0;
     }
-    let start = group * TEAMS * EACH;
-    multiply(thread, start, Rows(0u, rows, p.units), Activations(p.x, p.x_stride, p.x_rows, p.cols));
-    for (var i = thread; i < TEAMS * EACH * ROWS; i += WG) {
-        let row = start + row_of(i);
+    let start = group * TEAMS * team_rows();
+    let x_rows = Activations(p.x, p.x_stride, p.x_rows, p.cols);
+    multiply(thread, start, Rows(0u, rows, p.units), x_rows);
+    for (var i = thread; i < TEAMS * SLOTS; i += WG) {
         let r = x_row_of(i);
-        if row < rows && r < p.x_rows {
-            let v = result(i);
-            switch which {
-                case 0u: {
-                    y0[p.y0 + r * p.y0_stride + row] = v;
-                }
-                case 1u: {
-                    y1[p.y1 + r * p.y1_stride + row] = v;
-                }
-                default: {
-                    y2[p.y2 + r * p.y2_stride + row] = v;
+        if r >= p.x_rows {
+            continue;
+        }
+        let v = result(i);
+        for (var n = 0u; n < 4u; n++) {
+            let row = start + row_of(i) + n;
+            if row < rows {
+                switch which {
+                    case 0u: {
+                        y0[p.y0 + r * p.y0_stride + row] = v[n];
+                    }
+                    case 1u: {
+                        y1[p.y1 + r * p.y1_stride + row] = v[n];
+                    }
+                    default: {
+                        y2[p.y2 + r * p.y2_stride + row] = v[n];
+                    }
                 }
             }
         }

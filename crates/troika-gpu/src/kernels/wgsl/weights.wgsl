@@ -1,7 +1,8 @@
 
 // Weights of any format: sixteen at a time. The format's file defines
 // `fn load16(row: u32, part: u32, cols: u32) -> W16`: weights 16 * part to 16 * part + 15 of the row
-// that begins at unit `row`, of `cols` weights; and whether its weights have scales and minima.
+// that begins at unit `row`, of `cols` weights; `load_block`, `first16` and `second16`: 32 weights and
+// their halves, with what these share read once; and whether its weights have scales and minima.
 
 // The weights are `scale * q + minimum`.
 struct W16 {

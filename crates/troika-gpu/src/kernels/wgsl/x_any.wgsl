@@ -1,6 +1,9 @@
 
 // Activations anywhere; columns past the end are 0.
 
+// Whether columns are whole blocks of 32.
+const WHOLE_BLOCKS: bool = false;
+
 @group(0) @binding(X_BINDING) var<storage, read_write> x: array<f32>;
 
 // Four columns from `col` on of the row that begins at element `row`, of `cols` columns.

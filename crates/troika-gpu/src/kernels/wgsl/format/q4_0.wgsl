@@ -7,3 +7,23 @@ fn load16(row: u32, part: u32, cols: u32) -> W16 {
     let scale = half_at(row + cols / 32u, block);
     return nibbles(unit(row + block), (part & 1u) * 4u, scale, -8.0 * scale);
 }
+
+// 32 weights.
+struct Block {
+    u: vec4<u32>,
+    scale: f32,
+    minimum: f32,
+}
+
+fn load_block(row: u32, block: u32, cols: u32) -> Block {
+    let scale = half_at(row + cols / 32u, block);
+    return Block(unit(row + block), scale, -8.0 * scale);
+}
+
+fn first16(b: Block) -> W16 {
+    return nibbles(b.u, 0u, b.scale, b.minimum);
+}
+
+fn second16(b: Block) -> W16 {
+    return nibbles(b.u, 4u, b.scale, b.minimum);
+}
