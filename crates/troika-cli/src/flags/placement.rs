@@ -76,8 +76,10 @@ pub(super) fn sync_modes() -> impl TypedValueParser<Value = SyncMode> {
 #[command(next_help_heading = "Placement")]
 pub struct PlacementArgs {
     /// The devices.
-    #[arg(help = "Devices to use, such as cpu:0-3, gpu, npu:openvino or npu=virtual:phone.toml:npu \
-        [default: one CPU device]")]
+    #[arg(
+        help = "Devices to use, such as cpu:0-3, gpu, npu:openvino or npu=virtual:phone.toml:npu \
+        [default: one CPU device]"
+    )]
     #[arg(long_help = "Devices to use, as [NAME=]cpu[:CORES][@ISA], such as a=cpu:0-3+8, as \
         [NAME=]gpu[:NUMBER|:ADAPTER], such as gpu:1 or gpu:radeon (docs/gpu.md), as \
         [NAME=]npu[:PROVIDER[:DEVICE]], such as npu:openvino:cpu (docs/npu.md), or as \
