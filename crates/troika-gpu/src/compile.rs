@@ -1,92 +1,14 @@
 //! A subgraph becomes a list of steps: what each op dispatches, on values with places, and which
 //! weights it needs in which form. All of it is data; nothing here touches a device.
 
-use std::sync::Arc;
-
-use troika_graph::{
-    ActivationFormat, DType, Dim, Experts, Node, Op, RopeFreqs, Subgraph, ValueId, WeightRef,
-};
+use troika_graph::{ActivationFormat, Experts, Node, Op, RopeFreqs, Subgraph, ValueId, WeightRef};
 
 use crate::kernels::{
-    self, AttentionShape, Batch, CacheFormat, Dispatch, ExpertShape, Floats, KernelError, Loc,
+    self, AttentionShape, BatchWords, CacheFormat, Dispatch, ExpertShape, Floats, KernelError, Loc,
     Matrix, NormShape, Stack, WeightFormat,
 };
-
-/// Where a value lies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
-    /// An input's binding.
-    Input(usize),
-    /// A state's binding.
-    State(usize),
-    /// An output's binding.
-    Output(usize),
-    /// Scratch memory of the queue, by number.
-    Scratch(usize),
-    /// Nothing reads it.
-    Nowhere,
-}
-
-/// A value as steps see it.
-#[derive(Clone, Debug)]
-pub(crate) struct ValuePlace {
-    pub name: String,
-    pub place: Place,
-    pub rows: Dim,
-    pub cols: usize,
-    pub dtype: DType,
-}
-
-impl ValuePlace {
-    pub fn row_bytes(&self) -> usize {
-        self.cols.saturating_mul(self.dtype.block_bytes())
-    }
-
-    /// Its rows, where a submission has so many.
-    pub fn rows_of(&self, rows: usize) -> usize {
-        match self.rows {
-            Dim::Rows(_) => rows,
-            Dim::Fixed(n) | Dim::KvLen(n) => n,
-        }
-    }
-}
-
-/// What a node needs of its weights.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Pack {
-    /// A matrix, split by rows where it is beyond the limit of a binding.
-    Matrix(WeightRef),
-    /// A vector as f32.
-    Vector(WeightRef),
-    /// Matrices of one shape, one after another, split between them.
-    Matrices(Vec<WeightRef>),
-    /// Vectors as f32, one after another, split as the matrices that they belong to.
-    Vectors(Vec<WeightRef>, Split),
-    /// Zeros in the place of vectors of so many elements.
-    Zeros(usize, Split),
-    /// Numbers of the op.
-    Numbers(Arc<[f32]>),
-}
-
-/// How things of one size are shared out over bindings: so many in each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Split {
-    pub all: usize,
-    pub each: usize,
-}
-
-impl Split {
-    /// As many in each binding as the limit allows; `None` if not even one fits.
-    pub fn new(all: usize, bytes: usize, limit: u64) -> Option<Split> {
-        let each = usize::try_from(limit).unwrap_or(usize::MAX) / bytes.max(1);
-        (each > 0).then(|| Split { all, each: each.min(all.max(1)) })
-    }
-
-    /// The parts, as (first, count).
-    pub fn parts(self) -> impl Iterator<Item = (usize, usize)> {
-        (0..self.all).step_by(self.each.max(1)).map(move |at| (at, self.each.min(self.all - at)))
-    }
-}
+use crate::packs::{Pack, Split, has_bias, matrices, matrix, packs, unsupported};
+use crate::places::{ValuePlace, places};
 
 /// What a step binds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,10 +71,6 @@ pub(crate) struct Shape<'a> {
 pub(crate) const HEAD_WORDS: u32 = 4;
 /// Words of a row's record.
 pub(crate) const RECORD_WORDS: u32 = 4;
-
-fn unsupported<T>(why: impl Into<String>) -> Result<T, KernelError> {
-    Err(KernelError::Unsupported(why.into()))
-}
 
 impl Code {
     /// Compiles a verified graph.
@@ -374,7 +292,7 @@ impl Code {
             Op::Embed { table, scale } => {
                 let (format, split, cols) = self.matrix(*table)?;
                 for (i, (first, count)) in split.parts().enumerate() {
-                    let part = part(format, (first, count), cols);
+                    let part = part(format, first, count, cols);
                     let made = kernels::embed(part, *scale, rows, loc(x), loc(y));
                     step(made, &[Weight(0, i), Value(x), Value(y)])?;
                 }
@@ -395,7 +313,7 @@ impl Code {
                 is_f32(*activations)?;
                 let (format, split, cols) = self.matrix(*w)?;
                 for (i, (first, count)) in split.parts().enumerate() {
-                    let part = part(format, (first, count), cols);
+                    let part = part(format, first, count, cols);
                     let made = kernels::linear(part, bias.is_some(), rows, loc(x), loc(y));
                     let second = if bias.is_some() { Weight(1, 0) } else { Weight(0, i) };
                     step(made, &[Weight(0, i), second, Value(x), Value(y)])?;
@@ -604,11 +522,6 @@ impl Code {
     }
 }
 
-/// Whether any of the experts' products has a bias.
-fn has_bias(e: &Experts) -> bool {
-    [&e.gate_bias, &e.up_bias, &e.down_bias].iter().any(|list| !list.is_empty())
-}
-
 /// The refusal of activations that are rounded.
 fn is_f32(format: ActivationFormat) -> Result<(), KernelError> {
     if format == ActivationFormat::F32 {
@@ -632,168 +545,15 @@ fn cache(slot: &ValuePlace) -> Result<CacheFormat, KernelError> {
     }
 }
 
-fn batch(group: usize, s: &Shape<'_>) -> Result<Batch, KernelError> {
+fn batch(group: usize, s: &Shape<'_>) -> Result<BatchWords, KernelError> {
     let count = s.rows as u32;
     let Some(&page_len) = s.page_lens.get(group) else {
         return unsupported(format!("a batch without tables of page group {group}"));
     };
     let rows = HEAD_WORDS + group as u32 * RECORD_WORDS * count;
-    Ok(Batch { rows, count, page_len: page_len as u32, flag: 0 })
+    Ok(BatchWords { rows, count, page_len: page_len as u32, flag: 0 })
 }
 
-fn part(format: WeightFormat, (first, count): (usize, usize), cols: u32) -> Matrix {
+fn part(format: WeightFormat, first: usize, count: usize, cols: u32) -> Matrix {
     Matrix { format, rows: count as u32, cols, first: first as u32 }
-}
-
-fn matrix(
-    graph: &Subgraph,
-    w: WeightRef,
-    limit: u64,
-) -> Result<(WeightFormat, Split, u32), KernelError> {
-    let decl = graph.weight(w);
-    let Some(format) = WeightFormat::of(decl.dtype) else {
-        return unsupported(format!("weights of {}", decl.dtype));
-    };
-    let cols = decl.cols as u32;
-    match Split::new(decl.rows, format.row_bytes(cols), limit) {
-        Some(split) => Ok((format, split, cols)),
-        None => {
-            unsupported(format!("weight rows of {cols} columns, beyond the limit of a binding"))
-        }
-    }
-}
-
-/// As [`matrix`], where the rows are those of whole weights.
-pub(crate) fn matrices(
-    graph: &Subgraph,
-    list: &[WeightRef],
-    limit: u64,
-) -> Result<(WeightFormat, Split, u32), KernelError> {
-    let Some(first) = list.first() else { return unsupported("no weights") };
-    let decl = graph.weight(*first);
-    let is_alike = |w: &WeightRef| {
-        let other = graph.weight(*w);
-        (other.dtype, other.rows, other.cols) == (decl.dtype, decl.rows, decl.cols)
-    };
-    if !list.iter().all(is_alike) {
-        return unsupported("weights of different types or shapes side by side");
-    }
-    let Some(format) = WeightFormat::of(decl.dtype) else {
-        return unsupported(format!("weights of {}", decl.dtype));
-    };
-    let cols = decl.cols as u32;
-    let bytes = format.row_bytes(cols).saturating_mul(decl.rows);
-    match Split::new(list.len(), bytes, limit) {
-        Some(split) => Ok((format, split, cols)),
-        None => unsupported(format!("weights of {bytes} bytes, beyond the limit of a binding")),
-    }
-}
-
-/// What a node needs of its weights, in the order of [`Operand::Weight`].
-fn packs(graph: &Subgraph, node: &Node, limit: u64) -> Result<Vec<Pack>, KernelError> {
-    let vectors = |list: &Vec<WeightRef>, of: &[WeightRef], split: Split| {
-        let len = of.first().map_or(0, |w| graph.weight(*w).rows);
-        if list.is_empty() { Pack::Zeros(len, split) } else { Pack::Vectors(list.clone(), split) }
-    };
-    Ok(match &node.op {
-        Op::Embed { table, .. } => {
-            matrix(graph, *table, limit)?;
-            vec![Pack::Matrix(*table)]
-        }
-        Op::RmsNorm { weight, .. } => weight.iter().map(|w| Pack::Vector(*w)).collect(),
-        Op::LayerNorm { weight, bias, .. } => {
-            std::iter::once(weight).chain(bias).map(|w| Pack::Vector(*w)).collect()
-        }
-        Op::Linear { weight, bias, .. } => {
-            matrix(graph, *weight, limit)?;
-            let bias = bias.iter().map(|w| Pack::Vector(*w));
-            std::iter::once(Pack::Matrix(*weight)).chain(bias).collect()
-        }
-        Op::HeadLinear(h) => {
-            matrices(graph, &h.weights, limit)?;
-            vec![Pack::Matrices(h.weights.clone())]
-        }
-        Op::Rope(rope) => {
-            let long = rope.long.iter().map(|(freqs, _)| freqs);
-            let all = std::iter::once(&rope.freqs).chain(long);
-            all.map(|freqs| Pack::Numbers(freqs.inv_freq.clone())).collect()
-        }
-        Op::Attention(a) => a.sinks.iter().map(|w| Pack::Vector(*w)).collect(),
-        Op::Experts(e) | Op::ExpertGroup(troika_graph::ExpertGroup { experts: e, .. }) => {
-            let (_, gates, _) = matrices(graph, &e.gate, limit)?;
-            matrices(graph, &e.up, limit)?;
-            let (_, downs, _) = matrices(graph, &e.down, limit)?;
-            let mut all: Vec<Pack> =
-                [&e.gate, &e.up, &e.down].map(|list| Pack::Matrices(list.clone())).into();
-            if has_bias(e) {
-                all.push(vectors(&e.gate_bias, &e.gate, gates));
-                all.push(vectors(&e.up_bias, &e.up, gates));
-                all.push(vectors(&e.down_bias, &e.down, downs));
-            }
-            all
-        }
-        _ => Vec::new(),
-    })
-}
-
-/// Places for all values: bindings, and scratch memory that values share which do not live at once.
-#[expect(clippy::type_complexity, reason = "three lists that are made together")]
-fn places(graph: &Subgraph) -> (Vec<ValuePlace>, Vec<usize>, Vec<(usize, usize)>) {
-    let mut slots: Vec<ValuePlace> = graph
-        .values
-        .iter()
-        .map(|v| ValuePlace {
-            name: v.name.clone(),
-            place: Place::Nowhere,
-            rows: v.shape.0.first().copied().unwrap_or(Dim::Fixed(1)),
-            cols: v.shape.row_len(),
-            dtype: v.dtype,
-        })
-        .collect();
-    let mut repeats = Vec::new();
-    for (i, id) in graph.inputs.iter().enumerate() {
-        slots[id.0 as usize].place = Place::Input(i);
-    }
-    for (i, id) in graph.states.iter().enumerate() {
-        slots[id.0 as usize].place = Place::State(i);
-    }
-    for (i, id) in graph.outputs.iter().enumerate() {
-        let slot = &mut slots[id.0 as usize];
-        match slot.place {
-            Place::Nowhere => slot.place = Place::Output(i),
-            _ => repeats.push((id.0 as usize, i)),
-        }
-    }
-    let mut last = vec![0; graph.values.len()];
-    for (at, node) in graph.nodes.iter().enumerate() {
-        for id in node.inputs.iter().chain(&node.outputs) {
-            last[id.0 as usize] = at;
-        }
-    }
-    let mut scratch: Vec<usize> = Vec::new();
-    // Until which node each scratch memory is taken.
-    let mut taken: Vec<usize> = Vec::new();
-    for (at, node) in graph.nodes.iter().enumerate() {
-        for id in &node.outputs {
-            let value = id.0 as usize;
-            if slots[value].place != Place::Nowhere {
-                continue;
-            }
-            let free = taken.iter().position(|until| *until < at);
-            let number = free.unwrap_or_else(|| {
-                taken.push(0);
-                scratch.push(0);
-                taken.len() - 1
-            });
-            taken[number] = last[value].max(at);
-            slots[value].place = Place::Scratch(number);
-            let rows = match slots[value].rows {
-                Dim::Rows(_) => 1,
-                Dim::Fixed(n) | Dim::KvLen(n) => n,
-            };
-            let bytes = slots[value].row_bytes().saturating_mul(rows);
-            scratch[number] = scratch[number].max(bytes);
-        }
-    }
-    (slots, scratch, repeats)
 }

@@ -1,7 +1,6 @@
 //! The GPU device.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
 
 use troika_device::{
@@ -14,12 +13,9 @@ use crate::adapter::{Adapter, GpuSpec, choose};
 use crate::compile::Code;
 use crate::error::GpuError;
 use crate::gpu::Gpu;
+use crate::loaded::{DeviceId, LoadedGraph};
 use crate::queue::{self, QUEUE_DEPTH};
-use crate::weights::{NodeWeights, load};
-
-/// The number of a device, unique in the process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct DeviceId(u64);
+use crate::weights::load;
 
 /// How to open a GPU.
 #[derive(Clone, Debug, Default)]
@@ -48,15 +44,6 @@ struct Compiled {
     code: Arc<Code>,
 }
 
-/// A graph with its weights on the device.
-pub(crate) struct LoadedGraph {
-    pub device: DeviceId,
-    /// The graph's name.
-    pub name: String,
-    pub code: Arc<Code>,
-    pub weights: NodeWeights,
-}
-
 impl GpuDevice {
     /// Opens a GPU.
     ///
@@ -72,8 +59,7 @@ impl GpuDevice {
         let own = own.map(|bytes| bytes / 10 * 9);
         let memory = options.memory.into_iter().chain(own).min();
         let caps = caps(&adapter, &gpu, memory);
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let id = DeviceId(NEXT.fetch_add(1, Ordering::Relaxed));
+        let id = DeviceId::unique();
         Ok(GpuDevice { gpu: Arc::new(gpu), caps, id, memory })
     }
 

@@ -1,16 +1,17 @@
 //! An open adapter: what its device, its queues and all memory on it share.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use troika_device::{Buffer, DeviceError, OutOfMemory, SpaceId};
+use smallvec::SmallVec;
+use troika_device::{Buffer, DeviceError, OutOfMemory, SpaceId, WeightBytes};
+use troika_graph::DType;
 
 use crate::adapter::{Adapter, now};
 use crate::error::GpuError;
-use crate::pipelines::Pipelines;
-use crate::staging::Staging;
-use crate::weights::Held;
+use crate::kernels::{Binding, Dispatch, KernelSpec};
 
 /// The longest that one submission may take before the device counts as lost.
 const LONGEST: Duration = Duration::from_secs(600);
@@ -233,5 +234,198 @@ impl Gpu {
     /// Submits a recorded list of commands.
     pub fn submit(&self, commands: wgpu::CommandBuffer) -> wgpu::SubmissionIndex {
         self.queue.submit([commands])
+    }
+}
+
+/// A pack in device memory: its parts, one for each binding.
+pub(crate) struct Loaded {
+    pub parts: Vec<Memory>,
+    /// Keeps the address of the bytes that it was made from, by which it is found again.
+    pub _source: Vec<WeightBytes>,
+}
+
+/// A pack's name: the addresses and lengths of its bytes, their type, its columns, and whether it is
+/// a vector.
+pub(crate) type PackKey = (Vec<(usize, usize)>, DType, usize, bool);
+
+/// The packs that some graph holds.
+#[derive(Default)]
+pub(crate) struct Held(pub Mutex<HashMap<PackKey, Weak<Loaded>>>);
+
+/// A compiled kernel.
+pub(crate) struct Pipeline {
+    pub pipeline: wgpu::ComputePipeline,
+    pub layout: wgpu::BindGroupLayout,
+}
+
+/// A kernel's name, its constants' bits, and bytes of immediates.
+type PipelineKey = (&'static str, SmallVec<[(&'static str, u64); 8]>, usize);
+
+/// The compiled kernels of a device.
+#[derive(Default)]
+pub(crate) struct Pipelines {
+    made: Mutex<HashMap<PipelineKey, Arc<Pipeline>>>,
+    modules: Mutex<HashMap<&'static str, Arc<(wgpu::ShaderModule, wgpu::BindGroupLayout)>>>,
+}
+
+impl Pipelines {
+    /// The kernel of a dispatch, compiled if it is the first of its kind.
+    ///
+    /// # Errors
+    /// The driver does not compile it.
+    pub fn get(&self, gpu: &Gpu, of: &Dispatch) -> Result<Arc<Pipeline>, DeviceError> {
+        let constants = of.overrides.iter().map(|(name, value)| (*name, value.to_bits()));
+        let key: PipelineKey = (of.spec.name, constants.collect(), 4 * of.params.len());
+        let made = || locked(&self.made);
+        if let Some(known) = made().get(&key) {
+            return Ok(known.clone());
+        }
+        let pipeline = Arc::new(self.compile(gpu, of)?);
+        Ok(made().entry(key).or_insert(pipeline).clone())
+    }
+
+    fn compile(&self, gpu: &Gpu, of: &Dispatch) -> Result<Pipeline, DeviceError> {
+        let shared = self.module(gpu, of.spec)?;
+        let (module, layout) = (&shared.0, &shared.1);
+        let scope = gpu.device.push_error_scope(wgpu::ErrorFilter::Validation);
+        let inner = gpu.device.push_error_scope(wgpu::ErrorFilter::Internal);
+        let whole = gpu.device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
+            label: Some(of.spec.name),
+            bind_group_layouts: &[Some(layout)],
+            immediate_size: 4 * of.params.len() as u32,
+        });
+        let pipeline = gpu.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+            label: Some(of.spec.name),
+            layout: Some(&whole),
+            module,
+            entry_point: Some("main"),
+            compilation_options: wgpu::PipelineCompilationOptions {
+                constants: &of.overrides,
+                zero_initialize_workgroup_memory: false,
+            },
+            cache: None,
+        });
+        let failed = now(inner.pop()).or(now(scope.pop()));
+        match failed {
+            Some(e) => Err(refused(gpu, of.spec, &e)),
+            None => Ok(Pipeline { pipeline, layout: layout.clone() }),
+        }
+    }
+
+    fn module(
+        &self,
+        gpu: &Gpu,
+        spec: &'static KernelSpec,
+    ) -> Result<Arc<(wgpu::ShaderModule, wgpu::BindGroupLayout)>, DeviceError> {
+        let mut modules = locked(&self.modules);
+        if let Some(known) = modules.get(spec.name) {
+            return Ok(known.clone());
+        }
+        if spec.workgroup_bytes > gpu.limits.max_compute_workgroup_storage_size {
+            let has = gpu.limits.max_compute_workgroup_storage_size;
+            let needs = spec.workgroup_bytes;
+            let name = spec.name;
+            return Err(gpu.error(format!(
+                "kernel {name} needs {needs} bytes of workgroup memory; it has {has}"
+            )));
+        }
+        let scope = gpu.device.push_error_scope(wgpu::ErrorFilter::Validation);
+        let module = gpu.device.create_shader_module(wgpu::ShaderModuleDescriptor {
+            label: Some(spec.name),
+            source: wgpu::ShaderSource::Wgsl(spec.source.into()),
+        });
+        let entries: Vec<wgpu::BindGroupLayoutEntry> =
+            spec.bindings.iter().enumerate().map(|(i, b)| entry(i as u32, *b)).collect();
+        let layout = gpu.device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
+            label: Some(spec.name),
+            entries: &entries,
+        });
+        if let Some(e) = now(scope.pop()) {
+            return Err(refused(gpu, spec, &e));
+        }
+        let made = Arc::new((module, layout));
+        modules.insert(spec.name, made.clone());
+        Ok(made)
+    }
+}
+
+fn entry(binding: u32, of: Binding) -> wgpu::BindGroupLayoutEntry {
+    wgpu::BindGroupLayoutEntry {
+        binding,
+        visibility: wgpu::ShaderStages::COMPUTE,
+        ty: wgpu::BindingType::Buffer {
+            ty: wgpu::BufferBindingType::Storage { read_only: of == Binding::Weight },
+            has_dynamic_offset: false,
+            min_binding_size: None,
+        },
+        count: None,
+    }
+}
+
+fn refused(gpu: &Gpu, spec: &KernelSpec, error: &wgpu::Error) -> DeviceError {
+    let why = one_line(&error.to_string());
+    gpu.error(format!("its driver does not compile kernel {}: {why}", spec.name))
+}
+
+/// Bytes of a piece. Weights go through several pieces in turn.
+pub(crate) const PIECE: u64 = 8 << 20;
+/// The most pieces.
+const MOST_PIECES: usize = 4;
+
+/// Pieces of staging memory.
+#[derive(Default)]
+pub(crate) struct Staging {
+    pieces: Arc<Mutex<Pieces>>,
+}
+
+#[derive(Default)]
+struct Pieces {
+    free: Vec<Memory>,
+    made: usize,
+}
+
+impl Staging {
+    /// A mapped piece; waits for one where all are in use.
+    ///
+    /// # Errors
+    /// There is no memory for one, or the device is lost.
+    pub fn take(&self, gpu: &Gpu) -> Result<Memory, DeviceError> {
+        for _ in 0..1000 {
+            {
+                let mut pieces = locked(&self.pieces);
+                if let Some(piece) = pieces.free.pop() {
+                    return Ok(piece);
+                }
+                if pieces.made < MOST_PIECES {
+                    let what = format!("copies to device {}", gpu.name);
+                    let made = gpu.memory(PIECE, Use::Upload).map_err(DeviceError::memory(what))?;
+                    pieces.made += 1;
+                    return Ok(made);
+                }
+            }
+            // Callbacks of what is done run here.
+            gpu.wait(None)?;
+            std::thread::yield_now();
+        }
+        Err(gpu.error("its driver does not give back memory that it has copied"))
+    }
+
+    /// Gives back a mapped piece that no command reads.
+    pub fn give_back_unused(&self, piece: Memory) {
+        locked(&self.pieces).free.push(piece);
+    }
+
+    /// Gives a piece back whose copies were submitted: it is free when they are done.
+    pub fn give_back(&self, piece: Memory) {
+        let pieces = self.pieces.clone();
+        let buffer = piece.buffer.clone();
+        buffer.slice(..).map_async(wgpu::MapMode::Write, move |mapped| {
+            let mut pieces = locked(&pieces);
+            match mapped {
+                Ok(()) => pieces.free.push(piece),
+                // One that cannot be mapped again is made anew.
+                Err(_) => pieces.made -= 1,
+            }
+        });
     }
 }

@@ -20,12 +20,13 @@ mod device;
 mod error;
 mod gpu;
 pub mod kernels;
-mod pipelines;
+mod loaded;
+mod packs;
+mod places;
 mod queue;
 mod quirks;
 mod recorder;
 mod run;
-mod staging;
 mod weights;
 
 pub use adapter::{Adapter, AdapterKind, GpuSpec, adapters, choose};

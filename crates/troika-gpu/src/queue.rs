@@ -9,8 +9,8 @@ use troika_device::{
     WaitTimes, Work,
 };
 
-use crate::device::{DeviceId, LoadedGraph};
 use crate::gpu::Gpu;
+use crate::loaded::{DeviceId, LoadedGraph};
 use crate::run::Runner;
 
 /// The most lists in a queue.

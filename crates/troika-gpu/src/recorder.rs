@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use troika_device::{Clock, DeviceError, ReadRows, View, WriteRows};
 
-use crate::gpu::{Gpu, Memory, Use};
-use crate::staging::PIECE;
+use crate::gpu::{Gpu, Memory, PIECE, Use};
 
 /// Submissions under way before the host waits for the first of them.
 const MOST_SUBMITTED: usize = 3;

@@ -10,13 +10,11 @@ use troika_device::{
 };
 use troika_graph::{Dim, Op};
 
-use crate::compile::{
-    Code, HEAD_WORDS, Operand, Place, PlacedDispatch, RECORD_WORDS, Shape, ValuePlace,
-};
-use crate::device::LoadedGraph;
-use crate::gpu::{Gpu, Memory, Use};
+use crate::compile::{Code, HEAD_WORDS, Operand, PlacedDispatch, RECORD_WORDS, Shape};
+use crate::gpu::{Gpu, Memory, Pipeline, Use};
 use crate::kernels::Loc;
-use crate::pipelines::Pipeline;
+use crate::loaded::LoadedGraph;
+use crate::places::{Place, ValuePlace};
 use crate::recorder::Recorder;
 
 /// The most prepared runs that are kept.
@@ -116,7 +114,7 @@ impl Runner {
         let known = self.prepared.get(&key);
         let known = known.is_some_and(|p| p.page_lens == page_lens) && !is_mixed;
         if !known {
-            let prepared = self.prepare(of, run, (&page_lens, &runs))?;
+            let prepared = self.prepare(of, run, &page_lens, &runs)?;
             if self.prepared.len() >= MOST {
                 self.prepared.clear();
             }
@@ -225,7 +223,8 @@ impl Runner {
         &self,
         of: &LoadedGraph,
         run: &Run,
-        (page_lens, runs): (&[usize], &[(usize, usize, bool)]),
+        page_lens: &[usize],
+        runs: &[(usize, usize, bool)],
     ) -> Result<Prepared, DeviceError> {
         let code = &of.code;
         let rects = locate(of, run, &self.gpu)?;

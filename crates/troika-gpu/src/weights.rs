@@ -1,36 +1,21 @@
 //! Weights in device memory: uploaded once, and shared by graphs that read the same bytes in the
 //! same form.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 
-use troika_device::{Clock, DeviceError, RealClock, WeightBytes, WeightData, WeightSource};
+use troika_device::{Clock, DeviceError, RealClock, WeightData, WeightSource};
 use troika_graph::blocks::dequantize;
-use troika_graph::{DType, Subgraph, WeightDecl, WeightRef};
+use troika_graph::{Subgraph, WeightDecl, WeightRef};
 
-use crate::compile::{Code, Pack, Split, matrices};
-use crate::gpu::{Gpu, Memory, Use};
+use crate::compile::Code;
+use crate::gpu::{Gpu, Loaded, Memory, PackKey, Use};
 use crate::kernels::WeightFormat;
 use crate::kernels::repack::repack;
+use crate::packs::{Pack, Split, matrices};
 use crate::recorder::Recorder;
-
-/// A pack in device memory: its parts, one for each binding.
-pub(crate) struct Loaded {
-    pub parts: Vec<Memory>,
-    /// Keeps the address of the bytes that it was made from, by which it is found again.
-    _source: Vec<WeightBytes>,
-}
 
 /// The packs of each node.
 pub(crate) struct NodeWeights(pub Vec<Vec<Arc<Loaded>>>);
-
-/// A pack's name: the addresses and lengths of its bytes, their type, its columns, and whether it is
-/// a vector.
-type Key = (Vec<(usize, usize)>, DType, usize, bool);
-
-/// The packs that some graph holds.
-#[derive(Default)]
-pub(crate) struct Held(Mutex<HashMap<Key, Weak<Loaded>>>);
 
 /// Bytes that are repacked at once.
 const AT_ONCE: usize = 4 << 20;
@@ -133,7 +118,7 @@ impl Loader<'_> {
         let Some(first) = list.first() else { return Ok(Arc::new(Loaded::none())) };
         let decl = self.graph.weight(*first);
         let place = |d: &WeightData| (d.bytes.as_ptr() as usize, d.bytes.len());
-        let key: Key = (data.iter().map(place).collect(), decl.dtype, decl.cols, is_vector);
+        let key: PackKey = (data.iter().map(place).collect(), decl.dtype, decl.cols, is_vector);
         let held = || self.gpu.weights.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = held().get(&key).and_then(Weak::upgrade) {
             return Ok(known);

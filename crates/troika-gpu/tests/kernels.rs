@@ -8,7 +8,7 @@ use common::{Numbers, near, runner};
 use half::{bf16, f16};
 use troika_gpu::kernels::repack::repack;
 use troika_gpu::kernels::{
-    self, AttentionShape, Batch, CacheFormat, ExpertShape, Floats, Loc, Matrix, NormShape,
+    self, AttentionShape, BatchWords, CacheFormat, ExpertShape, Floats, Loc, Matrix, NormShape,
     RopeAppend, Stack, WeightFormat,
 };
 use troika_graph::blocks::dequantize;
@@ -239,7 +239,7 @@ fn rotating_and_appending_at_once_is_what_it_is_apart() {
             (CacheFormat::F16, Some((1e-5, 1.0))),
             (CacheFormat::Bf16, Some((1e-5, 0.0))),
         ] {
-            let batch = Batch { rows: 2, count: rows as u32, page_len: page, flag: 0 };
+            let batch = BatchWords { rows: 2, count: rows as u32, page_len: page, flag: 0 };
             let of = RopeAppend {
                 rope: &rope,
                 factor: 1.25,
@@ -448,7 +448,7 @@ fn attends(format: CacheFormat, case: &Case) {
         gpu.words(&w)
     };
     let all = words(0..len);
-    let batch = Batch { rows: 2, count: len as u32, page_len: page as u32, flag: 1 };
+    let batch = BatchWords { rows: 2, count: len as u32, page_len: page as u32, flag: 1 };
     for (x, width, to) in [(&keys, k_width, &keys_on), (&values, v_width, &values_on)] {
         let d = kernels::kv_append(batch, width as u32, loc(0, width), format).expect("one");
         gpu.run(&d, &[&gpu.floats(x), &all, to]);
@@ -473,7 +473,7 @@ fn attends(format: CacheFormat, case: &Case) {
     let mut is = Vec::new();
     for (r, p) in positions.clone().into_iter().enumerate() {
         let at = p.start;
-        let batch = Batch { rows: 2, count: 1, page_len: page as u32, flag: 1 };
+        let batch = BatchWords { rows: 2, count: 1, page_len: page as u32, flag: 1 };
         let shape = AttentionShape { op: &op, batch, keys: format, values: format };
         let y = gpu.floats(&vec![0.0; heads * v_dim]);
         let q_at = loc((r * heads * k_dim) as u32, heads * k_dim);
@@ -551,7 +551,7 @@ fn attention_over_pages() {
 fn halves_that_overflow_are_flagged() {
     let Some(gpu) = runner() else { return };
     let cache = gpu.words(&[0; 8]);
-    let batch = Batch { rows: 1, count: 1, page_len: 1, flag: 0 };
+    let batch = BatchWords { rows: 1, count: 1, page_len: 1, flag: 0 };
     for (x, flag) in [(65504.0, 0), (65519.9, 0), (-65520.0, 1), (f32::INFINITY, 0)] {
         let words = gpu.words(&[0, 0, 5, 0, 0, 0]);
         let d = kernels::kv_append(batch, 2, loc(0, 2), CacheFormat::F16).expect("one");

@@ -8,8 +8,8 @@ use std::process::{Command, Stdio};
 use naga::back::{hlsl, msl, pipeline_constants::process_overrides, spv};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 use troika_gpu::kernels::{
-    self, AttentionShape, Batch, Binding, CacheFormat, Dispatch, ExpertShape, Floats, KernelError,
-    Loc, MAX_PARAMS, Matrix, NormShape, RopeAppend, Stack, WeightFormat,
+    self, AttentionShape, BatchWords, Binding, CacheFormat, Dispatch, ExpertShape, Floats,
+    KernelError, Loc, MAX_PARAMS, Matrix, NormShape, RopeAppend, Stack, WeightFormat,
 };
 use troika_graph::{
     Activation, ActivationFormat, Attention, Rope, RopeFreqs, RopeStyle, Router, Score,
@@ -66,7 +66,7 @@ fn products(out: &mut Vec<Result<Dispatch, KernelError>>) {
 }
 
 fn attentions(out: &mut Vec<Result<Dispatch, KernelError>>) {
-    let batch = Batch { rows: 0, count: 3, page_len: 16, flag: 0 };
+    let batch = BatchWords { rows: 0, count: 3, page_len: 16, flag: 0 };
     for cache in [CacheFormat::F32, CacheFormat::F16, CacheFormat::Bf16] {
         out.push(kernels::kv_append(batch, 128, AT, cache));
         for (k_dim, v_dim, value_in_key) in [(64, 64, false), (576, 512, true), (96, 64, false)] {
@@ -116,7 +116,7 @@ fn rest(out: &mut Vec<Result<Dispatch, KernelError>>) {
                 k_heads: 2,
                 v_width: 128,
                 norm: None,
-                batch: Batch { rows: 0, count: 3, page_len: 16, flag: 0 },
+                batch: BatchWords { rows: 0, count: 3, page_len: 16, flag: 0 },
                 keys: cache,
                 values: cache,
             };

@@ -24,8 +24,8 @@ use troika_sim::{Board, Soc, SocError, VirtualClock, VirtualDevice};
 use troika_trace::Tracer;
 use troika_weights::CacheFolder;
 
-use crate::gpus;
-pub use crate::gpus::{GpuSpec, gpu_adapters};
+#[cfg(feature = "gpu")]
+pub use troika_gpu::GpuSpec;
 
 /// Which devices to open.
 #[derive(Clone, Debug, Default)]
@@ -356,7 +356,7 @@ pub(crate) fn open_traced(
             return Ok(Arc::new(npu) as Arc<dyn Device>);
         }
         if let Some(gpu) = &spec.gpu {
-            return gpus::open(name, gpu, options);
+            return open_gpu(name, gpu, options);
         }
         let cores = spec.cores.clone();
         let threads = cores.as_ref().map_or_else(troika_cpu::default_threads, Vec::len);
@@ -480,6 +480,58 @@ pub fn multiply_of(
     let first = options.devices.first().and_then(|d| d.isa.as_deref());
     let isa = first.or(options.isa.as_deref()).map_or(Ok(Isa::detect()), find_isa)?;
     Ok(troika_cpu::kernels::multiply(isa, weight, activations))
+}
+
+/// The adapters of this machine, in the order of their numbers, each with its facts as (name,
+/// value). None without a driver, or in a build without GPU devices.
+#[cfg(feature = "gpu")]
+pub fn gpu_adapters() -> Vec<Vec<(String, String)>> {
+    troika_gpu::adapters().iter().map(troika_gpu::Adapter::facts).collect()
+}
+
+/// Opens a GPU.
+///
+/// # Errors
+/// The step on the way to it that failed.
+#[cfg(feature = "gpu")]
+fn open_gpu(
+    name: String,
+    spec: &GpuSpec,
+    options: &DeviceOptions,
+) -> Result<Arc<dyn Device>, DeviceError> {
+    let memory = options.memory.iter().find(|(of, _)| *of == name).map(|(_, bytes)| *bytes);
+    let (spec, binding_limit) = (spec.clone(), None);
+    let own = troika_gpu::GpuOptions { name: name.clone(), spec, memory, binding_limit };
+    let opened = troika_gpu::GpuDevice::open(own);
+    let gpu = opened.map_err(|e| DeviceError::System { device: name, why: e.to_string() })?;
+    Ok(Arc::new(gpu))
+}
+
+/// Which adapter; in this build there is none.
+#[cfg(not(feature = "gpu"))]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GpuSpec {}
+
+#[cfg(not(feature = "gpu"))]
+impl GpuSpec {
+    /// Refuses every text.
+    ///
+    /// # Errors
+    /// That this build has no GPU devices.
+    pub fn parse(_: &str) -> Result<GpuSpec, String> {
+        Err("this build has no GPU devices; build it with the feature gpu".into())
+    }
+}
+
+#[cfg(not(feature = "gpu"))]
+/// None: this build has no GPU devices.
+pub fn gpu_adapters() -> Vec<Vec<(String, String)>> {
+    Vec::new()
+}
+
+#[cfg(not(feature = "gpu"))]
+fn open_gpu(_: String, spec: &GpuSpec, _: &DeviceOptions) -> Result<Arc<dyn Device>, DeviceError> {
+    match *spec {}
 }
 
 #[cfg(test)]

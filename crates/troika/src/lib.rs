@@ -51,7 +51,6 @@ mod error;
 mod expert_options;
 mod generate;
 mod generation;
-mod gpus;
 mod memory;
 mod open;
 mod options;

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use super::compare::{Line, Test, read};
+use super::line::{Line, Test, read};
 use super::options::Options;
 use crate::command::{Result, output, text};
 

@@ -7,6 +7,7 @@ mod batched;
 mod compare;
 pub mod export;
 pub mod gguf;
+mod line;
 mod llama;
 mod options;
 pub mod shapes;

@@ -1,6 +1,7 @@
 //! The table of results.
 
-use super::compare::{Compared, Line, Measured, Test, join_limits};
+use super::compare::{Compared, Measured, join_limits};
+use super::line::{Line, Test};
 
 /// The median; 0 of no values.
 pub fn median(values: &[f64]) -> f64 {
@@ -84,7 +85,7 @@ fn row(file: &str, c: &Compared) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::peers::compare::Line;
+    use crate::peers::line::Line;
 
     fn line(samples: &[f64], limit: &[f64]) -> Line {
         let (limits, limit, per_token) = match limit {

@@ -2,7 +2,7 @@
 
 use troika_graph::{Attention, DType};
 
-use super::{Binding, Dispatch, KernelError, KernelSpec, Loc, unsupported};
+use super::spec::{Binding, Dispatch, KernelError, KernelSpec, Loc, unsupported};
 use Binding::{Value, Weight};
 
 /// A forward batch's words in a value that the host writes.
@@ -12,7 +12,7 @@ use Binding::{Value, Weight};
 /// of physical pages, one a word ([`troika_device::PageTable::pages`]). Row `p % page_len` of page
 /// `table[p / page_len - first]` holds position `p`. Words are indexed from the binding's start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Batch {
+pub struct BatchWords {
     /// The word at which the records of the rows begin.
     pub rows: u32,
     /// Rows.
@@ -69,12 +69,12 @@ static KV_APPEND: KernelSpec = KernelSpec {
 /// # Errors
 /// An odd `width` in a cache of two-byte elements.
 pub fn kv_append(
-    batch: Batch,
+    batch: BatchWords,
     width: u32,
     x: Loc,
     cache: CacheFormat,
 ) -> Result<Dispatch, KernelError> {
-    if cache != CacheFormat::F32 && width % 2 != 0 {
+    if cache != CacheFormat::F32 && !width.is_multiple_of(2) {
         return unsupported(format!("cache rows of {width} elements of two bytes"));
     }
     let words = if cache == CacheFormat::F32 { width } else { width / 2 };
@@ -102,7 +102,7 @@ pub struct AttentionShape<'a> {
     /// The op.
     pub op: &'a Attention,
     /// The batch whose rows attend.
-    pub batch: Batch,
+    pub batch: BatchWords,
     /// Format of the key cache.
     pub keys: CacheFormat,
     /// Format of the value cache (that of the keys when the value is in the key).
@@ -201,7 +201,7 @@ fn attend(
         return unsupported(format!("attention heads of {k_dim} and {v_dim} elements"));
     }
     let value_width = kv_heads * if op.value_in_key { k_dim } else { v_dim };
-    let odd = |format, width: u32| format != CacheFormat::F32 && width % 2 != 0;
+    let odd = |format, width: u32| format != CacheFormat::F32 && !width.is_multiple_of(2);
     if odd(keys, kv_heads * k_dim) || odd(values, value_width) {
         return unsupported("cache rows of an odd number of two-byte elements");
     }

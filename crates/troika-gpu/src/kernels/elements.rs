@@ -3,7 +3,7 @@
 use troika_graph::{Activation, DType};
 
 use super::Binding::Value;
-use super::{Dispatch, KernelError, KernelSpec, Loc, MAX_GROUPS, unsupported};
+use super::spec::{Dispatch, KernelError, KernelSpec, Loc, MAX_GROUPS, unsupported};
 
 static ELEMENTS: KernelSpec = KernelSpec {
     name: "elements",

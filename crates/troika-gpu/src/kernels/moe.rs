@@ -4,8 +4,9 @@ use troika_graph::{Activation, Router, Score};
 
 use super::Binding::{Value, Weight};
 use super::elements::activation;
+use super::products::Matrix;
 use super::products::{EACH, by_format, split};
-use super::{Dispatch, KernelError, KernelSpec, Loc, MAX_GROUPS, Matrix, unsupported};
+use super::spec::{Dispatch, KernelError, KernelSpec, Loc, MAX_GROUPS, unsupported};
 
 static ROUTER: KernelSpec = KernelSpec {
     name: "router",

@@ -1,7 +1,7 @@
 //! Normalisation.
 
 use super::Binding::{Value, Weight};
-use super::{Dispatch, KernelError, KernelSpec, Loc, MAX_GROUPS};
+use super::spec::{Dispatch, KernelError, KernelSpec, Loc, MAX_GROUPS};
 
 static RMS_NORM: KernelSpec = KernelSpec {
     name: "rms_norm",

@@ -4,7 +4,8 @@ use troika_graph::Activation;
 
 use super::Binding::{Value, Weight};
 use super::elements::activation;
-use super::{Dispatch, KernelError, KernelSpec, Loc, MAX_GROUPS, WeightFormat, unsupported};
+use super::format::WeightFormat;
+use super::spec::{Dispatch, KernelError, KernelSpec, Loc, MAX_GROUPS, unsupported};
 
 /// A weight matrix, or the part of it that a buffer holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

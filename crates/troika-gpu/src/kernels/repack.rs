@@ -14,7 +14,7 @@ pub fn repack(dtype: DType, rows: &[u8], cols: u32, out: &mut [u8]) -> bool {
         return false;
     };
     let to = format.row_bytes(cols);
-    if row == 0 || rows.len() % row != 0 || rows.len() / row * to != out.len() {
+    if row == 0 || !rows.len().is_multiple_of(row) || rows.len() / row * to != out.len() {
         return false;
     }
     for (row, out) in rows.chunks_exact(row).zip(out.chunks_exact_mut(to)) {

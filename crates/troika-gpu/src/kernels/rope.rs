@@ -3,7 +3,8 @@
 use troika_graph::{Rope, RopeStyle};
 
 use super::Binding::{Value, Weight};
-use super::{Batch, CacheFormat, Dispatch, KernelError, KernelSpec, Loc, MAX_GROUPS, unsupported};
+use super::attention::{BatchWords, CacheFormat};
+use super::spec::{Dispatch, KernelError, KernelSpec, Loc, MAX_GROUPS, unsupported};
 
 static ROPE: KernelSpec = KernelSpec {
     name: "rope",
@@ -80,7 +81,7 @@ pub struct RopeAppend<'a> {
     /// the weights.
     pub norm: Option<(f32, f32)>,
     /// The batch; its positions are those that rotations take.
-    pub batch: Batch,
+    pub batch: BatchWords,
     /// Format of the key cache.
     pub keys: CacheFormat,
     /// Format of the value cache.
@@ -100,7 +101,7 @@ pub struct RopeAppend<'a> {
 pub fn rope_append(of: &RopeAppend<'_>, norms: u32, at: [Loc; 4]) -> Result<Dispatch, KernelError> {
     let (rope, batch) = (of.rope, of.batch);
     let dim = rope.head_dim as u32;
-    let odd = |format, width: u32| format != CacheFormat::F32 && width % 2 != 0;
+    let odd = |format, width: u32| format != CacheFormat::F32 && !width.is_multiple_of(2);
     if dim == 0
         || dim > 1024
         || odd(of.keys, dim)

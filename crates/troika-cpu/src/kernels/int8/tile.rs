@@ -37,7 +37,7 @@ pub(super) unsafe fn run<I: RowLanes, F: Format>(part: Int8Part<'_>) {
             1 => direct::<I, F, 1>(part),
             2 => direct::<I, F, 2>(part),
             DIRECT => direct::<I, F, DIRECT>(part),
-            4..=AGAIN if !I::PAIRED => again::<I, F>(part),
+            4..=AGAIN if !I::PAIRED => by_groups::<I, F>(part),
             _ => wide::<I, F>(part),
         }
     }
@@ -67,7 +67,7 @@ unsafe fn direct<I: RowLanes, F: Format, const M: usize>(part: Int8Part<'_>) {
 /// # Safety
 /// As for [`run`]; panels, rows and groups are in range.
 #[inline(always)]
-unsafe fn again<I: RowLanes, F: Format>(part: Int8Part<'_>) {
+unsafe fn by_groups<I: RowLanes, F: Format>(part: Int8Part<'_>) {
     let weight = &part.product.weight;
     let (groups, m) = (weight.layout.cols / GROUP, part.m.len());
     // SAFETY: the panels exist; the rows are checked.

@@ -1,0 +1,86 @@
+//! What a kernel is, and what runs of it are made of.
+
+/// Where a value lies in its binding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Loc {
+    /// Its first element, in 4-byte elements from the binding's start.
+    pub offset: u32,
+    /// Elements from one row to the next.
+    pub stride: u32,
+}
+
+/// What a binding holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Binding {
+    /// A weight: read-only storage.
+    Weight,
+    /// A value or a state: storage to read and write.
+    Value,
+}
+
+/// A kernel's source and what it is bound to. Its entry point is `main`.
+#[derive(Debug)]
+pub struct KernelSpec {
+    /// Unique name.
+    pub name: &'static str,
+    /// WGSL.
+    pub source: &'static str,
+    /// Bindings of group 0 in order; at most eight.
+    pub bindings: &'static [Binding],
+    /// Workgroup memory that it uses at most, in bytes.
+    pub workgroup_bytes: u32,
+}
+
+/// A kernel specialised for a shape, ready to be encoded.
+#[derive(Clone, Debug)]
+pub struct Dispatch {
+    /// The kernel.
+    pub spec: &'static KernelSpec,
+    /// Override constants. With the spec's name they key a pipeline.
+    pub overrides: Vec<(&'static str, f64)>,
+    /// The immediates, in 32-bit words from offset 0; at most 32.
+    pub params: Vec<u32>,
+    /// Workgroups.
+    pub grid: [u32; 3],
+}
+
+/// Workgroups of a dimension that every API allows.
+pub const MAX_GROUPS: u32 = 65_535;
+/// Words of immediates that are used at most.
+pub const MAX_PARAMS: usize = 32;
+
+/// Why an op has no kernel.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KernelError {
+    /// A shape or a type that the kernels do not take.
+    #[error("no kernel for {0}")]
+    Unsupported(String),
+    /// A dispatch of more workgroups than a dimension may have.
+    #[error("{kernel} needs {groups} workgroups in a dimension, more than {MAX_GROUPS}")]
+    TooLarge {
+        /// The kernel.
+        kernel: &'static str,
+        /// Workgroups of the largest dimension.
+        groups: u32,
+    },
+}
+
+impl Dispatch {
+    /// Checks the grid.
+    pub(super) fn checked(self) -> Result<Dispatch, KernelError> {
+        let groups = self.grid.into_iter().max().unwrap_or(0);
+        if groups > MAX_GROUPS {
+            return Err(KernelError::TooLarge { kernel: self.spec.name, groups });
+        }
+        Ok(self)
+    }
+
+    /// Whether there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.grid.contains(&0)
+    }
+}
+
+pub(super) fn unsupported<T>(what: impl Into<String>) -> Result<T, KernelError> {
+    Err(KernelError::Unsupported(what.into()))
+}
