@@ -184,9 +184,9 @@ fn products_at_once_are_those_apart() {
             let at = [loc(0, cols), loc(0, 37), loc(0, 5), loc(0, 18)];
             let d = kernels::linear_three(of, rows as u32, at).expect("one");
             gpu.run(&d, &[&on[0], &on[1], &on[2], &x_on, &y[0], &y[1], &y[2]]);
-            for i in 0..3 {
+            for (i, y) in y.iter().enumerate() {
                 let expected = expected(i);
-                let is = gpu.read_floats(&y[i]);
+                let is = gpu.read_floats(y);
                 near(&format!("{dtype} {rows} {i}"), &is[..expected.len()], &expected, BOUND);
             }
             // A gate and up.
@@ -670,7 +670,7 @@ fn conversions_round_as_the_host_does() {
     x.extend([0.0, -0.0, 1e-7, 6e-8, 2.9e-8, 3.1e-8, 65519.0, 65520.0, 1.0 + 1.0 / 2048.0]);
     x.extend(n.floats(300).iter().map(|x| x * 6e-5));
     x.extend(n.floats(300));
-    if x.len() % 2 == 0 {
+    if x.len().is_multiple_of(2) {
         x.push(7.5);
     }
     let count = x.len();

@@ -210,9 +210,9 @@ fn kernels_are_valid_and_portable() {
 
 fn validate(
     module: &naga::Module,
-) -> Result<naga::valid::ModuleInfo, naga::WithSpan<naga::valid::ValidationError>> {
+) -> Result<naga::valid::ModuleInfo, Box<naga::WithSpan<naga::valid::ValidationError>>> {
     let needs = Capabilities::IMMEDIATES | Capabilities::SHADER_FLOAT16_IN_FLOAT32;
-    Validator::new(ValidationFlags::all(), needs).validate(module)
+    Validator::new(ValidationFlags::all(), needs).validate(module).map_err(Box::new)
 }
 
 /// The limits that every API has, and what the spec says about itself.

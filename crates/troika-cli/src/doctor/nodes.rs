@@ -91,7 +91,7 @@ pub fn without_driver(machine: &HostMachine) -> Vec<Finding> {
     found.collect()
 }
 
-/// GPUs, which are not used yet.
+/// GPUs; their adapters say more.
 pub fn graphics(machine: &HostMachine) -> Vec<Finding> {
     let nodes = machine.list("dev/dri").into_iter().filter(|n| file_name(n).starts_with("render"));
     let names: Vec<String> = nodes.map(|node| node.display().to_string()).collect();
@@ -100,7 +100,7 @@ pub fn graphics(machine: &HostMachine) -> Vec<Finding> {
     }
     vec![Finding::fine(
         "GPU",
-        format!("{}: not used, there is no GPU device yet", names.join(", ")),
+        format!("{}: troika devices says what of each is used", names.join(", ")),
     )]
 }
 
@@ -145,7 +145,7 @@ mod tests {
         assert!(found[0].says.ends_with("accel0 (intel_vpu): no provider finds it"), "{found:?}");
         assert_eq!(found[0].fix.as_deref(), Some("sudo snap install intel-npu-driver"));
         assert_eq!(found[1].fix, None);
-        assert!(graphics(&machine)[0].says.contains("renderD128: not used"));
+        assert!(graphics(&machine)[0].says.contains("renderD128: troika devices"));
     }
 
     #[test]
