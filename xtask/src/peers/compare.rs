@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::line::{Line, Test, read};
+use super::line::{Line, read};
 use super::options::Options;
 use super::{Peer, batched};
 use crate::command::{Result, text};
@@ -105,6 +105,7 @@ pub fn join_limits(known: &mut Vec<(String, Vec<f64>)>, others: Vec<(String, Vec
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::peers::line::Test;
 
     const TROIKA: &str = r#"[
         {"n_prompt": 512, "n_gen": 0, "n_depth": 0, "model_size": 100, "samples_ts": [10.0, 12.5],
