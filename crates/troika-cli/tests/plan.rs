@@ -216,7 +216,7 @@ fn plans_and_devices_that_make_no_sense_are_refused_by_name() {
         assert!(code == 2 && said.contains("cannot be used with"), "{said}");
     }
     for (args, expected) in [
-        (&["--device", "gpu"][..], "is no device"),
+        (&["--device", "tpu"][..], "is no device"),
         (&["--device", "cpu:99999"], "is no device"),
         (&["--device", "a=cpu,a=cpu"], "two devices are named a; give each one"),
         (
