@@ -5,9 +5,9 @@ use troika_graph::{ActivationFormat, Experts, Node, Op, RopeFreqs, Subgraph, Val
 
 use crate::kernels::{
     self, AttentionShape, BatchWords, CacheFormat, Dispatch, ExpertShape, Floats, KernelError, Loc,
-    Matrix, NormShape, Stack, WeightFormat,
+    Matrix, NormShape, Stack, WeightFormat, unsupported,
 };
-use crate::packs::{Pack, Split, has_bias, matrices, matrix, packs, unsupported};
+use crate::packs::{Pack, Split, has_bias, matrices, matrix, packs};
 use crate::places::{ValuePlace, places};
 
 /// What a step binds.
@@ -152,19 +152,14 @@ impl Code {
 
     /// Why each op of a graph is refused, or `None`.
     pub fn examine(graph: &Subgraph, limit: u64) -> Vec<Option<String>> {
-        let mut verdicts: Vec<Option<String>> = graph
-            .nodes
-            .iter()
-            .map(|node| packs(graph, node, limit).err().map(|e| e.to_string()))
-            .collect();
+        let asked: Vec<Result<Vec<Pack>, KernelError>> =
+            graph.nodes.iter().map(|node| packs(graph, node, limit)).collect();
+        let why = |p: &Result<_, KernelError>| p.as_ref().err().map(ToString::to_string);
+        let mut verdicts: Vec<Option<String>> = asked.iter().map(why).collect();
         // The others are asked one by one, in the graph without those that have no kernel.
         let (slots, scratch, repeats) = places(graph);
         let code = Code {
-            packs: graph
-                .nodes
-                .iter()
-                .map(|node| packs(graph, node, limit).unwrap_or_default())
-                .collect(),
+            packs: asked.into_iter().map(Result::unwrap_or_default).collect(),
             graph: graph.clone(),
             slots,
             scratch,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use troika_graph::{Experts, Node, Op, Subgraph, WeightRef};
 
-use crate::kernels::{KernelError, WeightFormat};
+use crate::kernels::{KernelError, WeightFormat, unsupported};
 
 /// What a node needs of its weights.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,15 +43,15 @@ impl Split {
     }
 }
 
-pub(crate) fn unsupported<T>(why: impl Into<String>) -> Result<T, KernelError> {
-    Err(KernelError::Unsupported(why.into()))
-}
-
 /// Whether any of the experts' products has a bias.
 pub(crate) fn has_bias(e: &Experts) -> bool {
     [&e.gate_bias, &e.up_bias, &e.down_bias].iter().any(|list| !list.is_empty())
 }
 
+/// The format of a matrix, how its rows are shared out, and its columns.
+///
+/// # Errors
+/// No kernel reads its type, or a row of it is beyond the limit of a binding.
 pub(crate) fn matrix(
     graph: &Subgraph,
     w: WeightRef,

@@ -37,4 +37,5 @@ pub use moe::{ExpertShape, Stack, experts_down, experts_gate_up, router};
 pub use norm::{NormShape, add_rms_norm, layer_norm, rms_norm};
 pub use products::{Matrix, embed, gate_up, head_linear, linear, linear_three};
 pub use rope::{RopeAppend, rope, rope_append};
+pub(crate) use spec::unsupported;
 pub use spec::{Binding, Dispatch, KernelError, KernelSpec, Loc, MAX_GROUPS, MAX_PARAMS};

@@ -81,6 +81,10 @@ impl Dispatch {
     }
 }
 
-pub(super) fn unsupported<T>(what: impl Into<String>) -> Result<T, KernelError> {
+/// The refusal of something.
+///
+/// # Errors
+/// Always.
+pub(crate) fn unsupported<T>(what: impl Into<String>) -> Result<T, KernelError> {
     Err(KernelError::Unsupported(what.into()))
 }
