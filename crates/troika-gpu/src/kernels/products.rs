@@ -73,6 +73,7 @@ by_format!(
     16 * 1024,
     "x_units.wgsl",
     "team.wgsl",
+    "product.wgsl",
     "few_rows.wgsl"
 );
 by_format!(
@@ -83,6 +84,7 @@ by_format!(
     16 * 1024,
     "x_any.wgsl",
     "team.wgsl",
+    "product.wgsl",
     "few_rows.wgsl"
 );
 by_format!(
@@ -92,6 +94,7 @@ by_format!(
     &[Weight, Weight, Value, Value],
     16 * 1024,
     "x_units.wgsl",
+    "product.wgsl",
     "tiles.wgsl"
 );
 by_format!(
@@ -101,6 +104,7 @@ by_format!(
     &[Weight, Weight, Value, Value],
     16 * 1024,
     "x_any.wgsl",
+    "product.wgsl",
     "tiles.wgsl"
 );
 

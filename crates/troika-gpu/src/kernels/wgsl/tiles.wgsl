@@ -5,26 +5,6 @@
 
 override BIAS: u32 = 0;
 
-struct Params {
-    // Weight rows of a head.
-    rows: u32,
-    cols: u32,
-    units: u32,
-    first: u32,
-    x_rows: u32,
-    x: u32,
-    x_stride: u32,
-    y: u32,
-    y_stride: u32,
-}
-
-const X_BINDING: u32 = 2u;
-
-var<immediate> p: Params;
-
-@group(0) @binding(1) var<storage, read> bias: array<f32>;
-@group(0) @binding(3) var<storage, read_write> y: array<f32>;
-
 var<workgroup> w_tile: array<vec4<f32>, 512>;
 var<workgroup> x_tile: array<vec4<f32>, 512>;
 
