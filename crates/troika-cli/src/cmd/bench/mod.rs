@@ -7,6 +7,7 @@ mod predicted;
 mod print;
 mod row;
 
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::time::Duration;
 
@@ -150,26 +151,27 @@ fn all_options(
         [] => vec![Strategy::default()],
         some => some.to_vec(),
     };
-    let pairs = strategies.iter().flat_map(|s| threads.iter().map(move |&t| (t, s.clone())));
-    let all = pairs.map(|(t, s)| Ok((t, options(args, t, s, context)?)));
-    let all = all.collect::<Result<Vec<_>, CliError>>()?;
     let high = subject.spec()?.context;
     if context > high {
         let (what, got, low) = ("the context", context, 1);
         return Err(troika::Error::from(PlanError::Range { what, got, low, high }).into());
     }
-    Ok(all)
+    let pairs = strategies.iter().flat_map(|s| threads.iter().map(move |&t| (t, s.clone())));
+    pairs.map(|(t, s)| Ok((t, options(args, t, s, context..=high)?))).collect()
 }
 
 fn options(
     args: &BenchArgs,
     threads: usize,
     strategy: Strategy,
-    context: usize,
+    contexts: RangeInclusive<usize>,
 ) -> Result<OpenOptions, CliError> {
+    let (context, high) = contexts.into_inner();
+    let sequences = args.sequences.iter().copied().max().unwrap_or(1);
     let mut options = OpenOptions {
-        context: Some(context),
-        sharing: args.sharing.sharing(args.sequences.iter().copied().max().unwrap_or(1)),
+        // A forward batch has no more rows than the context: each sequence is to have its row.
+        context: Some(context.max(sequences.min(high))),
+        sharing: args.sharing.sharing(sequences),
         ..args.compute.options_by(Some(threads), strategy)?
     };
     args.plan.apply(&mut options)?;
