@@ -51,7 +51,8 @@ pub struct Options {
     #[arg(short, value_name = "LIST", default_value = "0", value_parser = numbers)]
     pub depths: String,
     /// Numbers of sequences that are decoded at once, besides; peers are asked by their
-    /// llama-batched-bench, whose column stays empty where there is none
+    /// llama-batched-bench, whose column stays empty where there is none. That of ik_llama.cpp gives
+    /// all sequences the same token: do not compare MoE models by it, since their rows then share experts
     #[arg(long, value_name = "LIST", value_parser = counts)]
     pub sequences: Option<String>,
     /// Threads [default: one per core]
