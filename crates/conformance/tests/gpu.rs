@@ -3,15 +3,20 @@
 
 #![allow(clippy::disallowed_methods, clippy::panic, clippy::print_stdout, clippy::unwrap_used)]
 
+#[path = "../../troika-gpu/tests/common/needed.rs"]
+mod needed;
+
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 
 use conformance::golden::{all_logits, find, greedy, read_golden, relative_error};
 use conformance::suite::{Exclusion, SuiteCase, model_cases, op_cases, run_suite};
 use troika::device::Device;
+use troika::npu::RuntimePlaces;
 use troika::plan::Strategy;
 use troika::weights::FloatType;
-use troika::{DeviceOptions, Model, OpenOptions, gpu_adapters, open_devices};
+use troika::{DeviceOptions, Model, NpuSettings, OpenOptions, gpu_adapters, open_devices};
 
 /// The adapter that tests take.
 const SOFTWARE: &str = "gpu:llvmpipe";
@@ -20,15 +25,12 @@ fn root(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
 }
 
-/// Whether the software adapter is here. `TROIKA_NEEDS_GPU`, which `.ci/run` sets, makes it an error
-/// if not.
+/// Whether the software adapter is here.
 fn is_here() -> bool {
     let named = |facts: &Vec<(String, String)>| facts.iter().any(|(_, v)| v.contains("llvmpipe"));
     let here = gpu_adapters().iter().any(named);
     if !here {
-        let needed = std::env::var_os("TROIKA_NEEDS_GPU").is_some();
-        assert!(!needed, "mesa-vulkan-drivers is not installed");
-        println!("not run: there is no {SOFTWARE}; the package mesa-vulkan-drivers has it");
+        needed::not_run("there is no software adapter");
     }
     here
 }
@@ -92,6 +94,10 @@ fn segments_hold() {
 
 /// The reference library's logits and greedy tokens.
 fn architectures(specs: &[&str], strategy: &Strategy, names: &[&str]) {
+    architectures_on(&options(specs), strategy, names);
+}
+
+fn architectures_on(devices: &DeviceOptions, strategy: &Strategy, names: &[&str]) {
     let mut cases = find(&root("tests/golden")).unwrap();
     cases.retain(|case| names.is_empty() || names.contains(&&*case.name));
     assert!(cases.len() >= names.len().max(1) && (!names.is_empty() || cases.len() >= 20));
@@ -99,7 +105,7 @@ fn architectures(specs: &[&str], strategy: &Strategy, names: &[&str]) {
     for case in cases {
         let options = OpenOptions {
             dtype: FloatType::F32,
-            devices: options(specs),
+            devices: devices.clone(),
             strategy: strategy.clone(),
             ..OpenOptions::default()
         };
@@ -116,7 +122,8 @@ fn architectures(specs: &[&str], strategy: &Strategy, names: &[&str]) {
             other => failures.push(format!("{}: {other:?}", case.name)),
         }
     }
-    assert!(failures.is_empty(), "{specs:?}:\n{}", failures.join("\n"));
+    let of = &devices.devices;
+    assert!(failures.is_empty(), "{of:?} {strategy}:\n{}", failures.join("\n"));
 }
 
 #[test]
@@ -138,4 +145,20 @@ fn strategies_with_the_cpu() {
     for phases in ["prefill-decode=gpu:cpu", "prefill-decode=cpu:gpu"] {
         architectures(&[SOFTWARE, "cpu"], &Strategy::parse(phases).unwrap(), &names);
     }
+}
+
+/// An NPU computes prompts, a GPU the answers: Intel's runtime on the CPU stands in for the NPU.
+#[test]
+fn an_npu_hands_prompts_over() {
+    if !is_here() {
+        return;
+    }
+    let runtimes = root("target/npu-runtimes");
+    let installed = Command::new(root(".ci/npu-runtimes")).arg(&runtimes).status().unwrap();
+    assert!(installed.success());
+    let runtime = RuntimePlaces { library: None, environments: vec![runtimes] };
+    let npu = NpuSettings { runtime, ..NpuSettings::default() };
+    let devices = DeviceOptions { npu, ..options(&["npu:openvino:cpu", SOFTWARE, "cpu"]) };
+    let names = ["qwen3", "llama-3.2", "gemma-2", "qwen3-moe"];
+    architectures_on(&devices, &Strategy::parse("prefill-decode=npu:gpu").unwrap(), &names);
 }

@@ -1,12 +1,13 @@
-//! Progress bars while a model is opened: quantizing weights and compiling graphs.
+//! Progress bars while a model is opened: quantizing weights, comparing kernels and compiling
+//! graphs.
 
 use std::io::IsTerminal;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressFinish, ProgressStyle};
 use troika::engine::OnCompiled;
-use troika::{LoadProgress, OpenOptions};
+use troika::{CheckProgress, LoadProgress, OpenOptions};
 
 /// Shorter compiling shows no bar.
 const WORTH_SHOWING: Duration = Duration::from_secs(1);
@@ -16,6 +17,21 @@ pub fn watch(options: &mut OpenOptions) {
     let bars = MultiProgress::new();
     options.progress = Some(LoadProgress(quantizing(bars.clone())));
     options.compile.progress = Some(compiling(bars));
+    options.devices.gpu.progress = Some(comparing());
+}
+
+fn comparing() -> CheckProgress {
+    let bar: Mutex<Option<ProgressBar>> = Mutex::default();
+    CheckProgress(Arc::new(move |kernel| {
+        let mut bar = bar.lock().unwrap_or_else(PoisonError::into_inner);
+        match kernel {
+            Some(kernel) => {
+                let bar = bar.get_or_insert_with(|| unknown("checking the GPU"));
+                bar.set_message(format!("checking the GPU: {kernel}"));
+            }
+            None => drop(bar.take()),
+        }
+    }))
 }
 
 fn quantizing(bars: MultiProgress) -> Arc<dyn Fn(u64, u64) + Send + Sync> {

@@ -3,12 +3,32 @@
 #![allow(clippy::panic, clippy::print_stdout, clippy::unwrap_used)]
 #![cfg(feature = "gpu")]
 
-use std::process::{Command, Output};
+#[path = "../../troika-gpu/tests/common/needed.rs"]
+mod needed;
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
+
+use tempfile::TempDir;
 
 const HI: [&str; 7] = ["run", "-p", "Hello", "-n", "8", "--temp", "0"];
+const GPU: [&str; 2] = ["--device", "gpu:llvmpipe"];
+
+/// The folder that keeps what is found of the adapter, for all tests.
+fn cache() -> &'static Path {
+    static MADE: OnceLock<TempDir> = OnceLock::new();
+    MADE.get_or_init(|| tempfile::tempdir().unwrap()).path()
+}
+
+fn command(cache: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_troika"));
+    command.args(args).env("TROIKA_CACHE_DIR", cache);
+    command
+}
 
 fn troika(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_troika")).args(args).output().unwrap()
+    command(cache(), args).output().unwrap()
 }
 
 fn answer(output: &Output) -> String {
@@ -31,7 +51,7 @@ fn refused(output: &Output) -> String {
 fn is_here() -> bool {
     let here = troika(&["devices", "--device", "gpu:llvmpipe"]).status.success();
     if !here {
-        println!("not run: there is no gpu:llvmpipe; the package mesa-vulkan-drivers has it");
+        needed::not_run("there is no gpu:llvmpipe");
     }
     here
 }
@@ -43,7 +63,7 @@ fn the_built_in_model_says_the_same_as_on_the_cpu() {
     }
     let on = |device: &[&str]| answer(&troika(&[&HI[..], device].concat()));
     let cpu = on(&[]);
-    assert_eq!(on(&["--device", "gpu:llvmpipe"]), cpu);
+    assert_eq!(on(&GPU), cpu);
     for strategy in ["split-columns", "split-rows", "alternate", "prefill-decode=gpu:cpu"] {
         let both = on(&["--device", "gpu:llvmpipe,cpu", "--strategy", strategy]);
         assert_eq!(both, cpu, "{strategy}");
@@ -54,14 +74,74 @@ fn the_built_in_model_says_the_same_as_on_the_cpu() {
 fn wrong_adapters_and_budgets_are_one_line() {
     let none = refused(&troika(&[&HI[..], &["--device", "gpu:77"]].concat()));
     assert!(none.contains("no GPU adapter"), "{none}");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_troika"));
-    command.args(HI).args(["--device", "gpu"]);
+    let mut command = command(cache(), &[&HI[..], &["--device", "gpu"]].concat());
     command.env("VK_ICD_FILENAMES", "/nonexistent").env("VK_DRIVER_FILES", "/nonexistent");
     let none = refused(&command.output().unwrap());
     assert!(none.contains("no GPU adapter was found"), "{none}");
     if !is_here() {
         return;
     }
-    let device = ["--device", "gpu:llvmpipe", "--device-memory", "gpu=0"];
-    refused(&troika(&[&HI[..], &device].concat()));
+    let alone = [&HI[..], &GPU, &["--device-memory", "gpu=0"]].concat();
+    refused(&troika(&alone));
+    // What does not fit stays on the CPU, if that is there.
+    let cpu = answer(&troika(&HI));
+    for memory in ["gpu=0", "gpu=1", "gpu=2"] {
+        let device = ["--device", "gpu:llvmpipe,cpu", "--device-memory", memory];
+        assert_eq!(answer(&troika(&[&HI[..], &device].concat())), cpu, "{memory}");
+    }
+}
+
+#[test]
+fn what_is_found_of_an_adapter_is_kept() {
+    if !is_here() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let run = || command(dir.path(), &[&HI[..], &GPU].concat()).output().unwrap();
+    let first = answer(&run());
+    let kept = || {
+        let folder = std::fs::read_dir(dir.path().join("devices")).unwrap();
+        folder.map(|file| file.unwrap().path()).collect::<Vec<_>>()
+    };
+    // The kernels that were compared, and those that the driver compiled.
+    assert_eq!(kept().len(), 2);
+    let listed = answer(&command(dir.path(), &["cache", "ls"]).output().unwrap());
+    assert_eq!(listed.matches("kernels of a GPU").count(), 2, "{listed}");
+    kept().iter().for_each(|file| std::fs::write(file, "damage").unwrap());
+    let again = run();
+    let told = String::from_utf8_lossy(&again.stderr).into_owned();
+    assert_eq!(told.matches("is made anew").count(), 2, "{told}");
+    assert_eq!(answer(&again), first);
+    let last = run();
+    assert!(!String::from_utf8_lossy(&last.stderr).contains("warning"));
+    assert_eq!(answer(&last), first);
+}
+
+#[test]
+fn a_folder_that_takes_nothing_is_a_note() {
+    if !is_here() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let output = command(&file, &[&HI[..], &GPU].concat()).output().unwrap();
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(told.matches("nothing is kept of a GPU").count(), 1, "{told}");
+    assert_eq!(answer(&output), answer(&troika(&HI)));
+}
+
+#[test]
+fn two_processes_share_an_adapter() {
+    if !is_here() {
+        return;
+    }
+    let expected = answer(&troika(&HI));
+    let both = [(); 2].map(|()| {
+        let mut command = command(cache(), &[&HI[..], &GPU].concat());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    });
+    for child in both {
+        assert_eq!(answer(&child.wait_with_output().unwrap()), expected);
+    }
 }

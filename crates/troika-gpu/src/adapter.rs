@@ -196,6 +196,22 @@ impl Adapter {
         texts.iter().any(|text| text.to_lowercase().contains(&part))
     }
 
+    /// What names compiled kernels that this adapter and driver can use again; `None` if its
+    /// interface gives none out.
+    pub(crate) fn cache_key(&self) -> Option<String> {
+        let of_adapter = wgpu::util::pipeline_cache_key(&self.info)?;
+        let can = self.inner.features().contains(wgpu::Features::PIPELINE_CACHE);
+        can.then(|| {
+            let (name, driver, version) = (self.name(), self.driver(), env!("CARGO_PKG_VERSION"));
+            format!("{of_adapter} {name} {driver} {version}")
+        })
+    }
+
+    /// What a device must be opened with for that.
+    pub(crate) fn cache_feature(&self) -> wgpu::Features {
+        self.inner.features() & wgpu::Features::PIPELINE_CACHE
+    }
+
     /// What is missing, if kernels cannot run on it.
     pub fn fault(&self) -> Option<String> {
         let identity = Identity {

@@ -1,22 +1,23 @@
 //! A subgraph becomes a list of steps: what each op dispatches, on values with places, and which
 //! weights it needs in which form. All of it is data; nothing here touches a device.
 
-use troika_graph::{ActivationFormat, Experts, Node, Op, RopeFreqs, Subgraph, ValueId, WeightRef};
+use troika_graph::{ActivationFormat, Experts, Node, Op, Subgraph, ValueId, WeightRef};
 
 use crate::kernels::{
-    self, AttentionShape, BatchWords, CacheFormat, Dispatch, ExpertShape, Floats, KernelError, Loc,
-    Matrix, NormShape, Stack, WeightFormat, unsupported,
+    self, Before, Dispatch, ExpertShape, FEW, Floats, KernelError, Loc, Matrix, Stack,
+    WeightFormat, unsupported,
 };
 use crate::packs::{Pack, Split, has_bias, matrices, matrix, packs};
 use crate::places::{ValuePlace, places};
+use crate::units::{Chain, Unit, units};
 
 /// What a step binds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operand {
     /// A value.
     Value(usize),
-    /// A part of one of the node's packs.
-    Weight(usize, usize),
+    /// A part of a pack.
+    Weight(PackPart),
     /// A weight that no thread reads.
     Spare,
     /// The words of the forward batch.
@@ -25,13 +26,27 @@ pub(crate) enum Operand {
     Inner,
 }
 
+/// A part of a pack: of a node's, or, behind those of all nodes, of a unit's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PackPart {
+    pub of: usize,
+    pub pack: usize,
+    pub part: usize,
+}
+
 /// A dispatch and what it binds.
 #[derive(Clone, Debug)]
 pub(crate) struct PlacedDispatch {
-    /// The node, whose packs are meant.
-    pub node: usize,
     pub dispatch: Dispatch,
     pub operands: Vec<Operand>,
+    /// Multiplications: so many, and so many for each position that rows attend to.
+    pub work: (u64, u64),
+}
+
+impl PlacedDispatch {
+    pub fn new(dispatch: Dispatch, operands: Vec<Operand>) -> PlacedDispatch {
+        PlacedDispatch { dispatch, operands, work: (0, 0) }
+    }
 }
 
 /// The code of a subgraph.
@@ -39,7 +54,9 @@ pub(crate) struct Code {
     pub graph: Subgraph,
     /// The graph's values.
     pub slots: Vec<ValuePlace>,
-    /// For each node its packs.
+    /// What runs together, in order.
+    pub units: Vec<Unit>,
+    /// The packs of each node, then those of each unit.
     pub packs: Vec<Vec<Pack>>,
     /// Bytes of a row of each scratch memory (or of all, for values of fixed rows).
     pub scratch: Vec<usize>,
@@ -65,6 +82,10 @@ pub(crate) struct Shape<'a> {
     pub page_lens: &'a [usize],
     /// Rows whose sequences take the long frequencies, as runs of (first, count, long).
     pub runs: &'a [(usize, usize, bool)],
+    /// The most positions that a row sees, or more.
+    pub longest: usize,
+    /// Whether each row is the only one of its sequence.
+    pub one_row_each: bool,
 }
 
 /// Words before the records of rows in the batch's words.
@@ -78,13 +99,16 @@ impl Code {
     /// # Errors
     /// The first op that has no kernel, with the reason.
     pub fn new(graph: &Subgraph, limit: u64) -> Result<Code, (usize, String)> {
-        let packs: Result<Vec<Vec<Pack>>, (usize, String)> = graph
+        let of_nodes: Result<Vec<Vec<Pack>>, (usize, String)> = graph
             .nodes
             .iter()
             .enumerate()
             .map(|(i, node)| packs(graph, node, limit).map_err(|e| (i, e.to_string())))
             .collect();
-        let (slots, scratch, repeats) = places(graph);
+        let mut packs = of_nodes?;
+        let units = units(graph);
+        packs.extend(units.iter().map(|unit| joined(graph, unit)));
+        let (slots, scratch, repeats) = places(graph, &units);
         let mut groups = Vec::new();
         let mut written = vec![false; graph.states.len()];
         for node in &graph.nodes {
@@ -104,8 +128,8 @@ impl Code {
         let is_long = |n: &Node| matches!(&n.op, Op::Rope(r) if r.long.is_some());
         let has_long = graph.nodes.iter().any(is_long);
         let graph = graph.clone();
-        let packs = packs?;
-        let code = Code { graph, slots, packs, scratch, repeats, groups, written, has_long, limit };
+        let code =
+            Code { graph, slots, units, packs, scratch, repeats, groups, written, has_long, limit };
         for (i, why) in code.refusals().into_iter().enumerate() {
             if let Some(why) = why {
                 return Err((i, why));
@@ -114,15 +138,27 @@ impl Code {
         Ok(code)
     }
 
+    /// A place for each value that begins its memory, and as many page lengths as there are groups.
+    pub(crate) fn plain_places(&self) -> (Vec<Loc>, Vec<usize>) {
+        let plain = |s: &ValuePlace| Loc { offset: 0, stride: s.cols as u32 };
+        let outputs = self.graph.outputs.iter().map(|id| &self.slots[id.0 as usize]);
+        let groups = self.groups.iter().map(|g| g.1 + 1).max().unwrap_or(0);
+        (self.slots.iter().chain(outputs).map(plain).collect(), vec![16; groups])
+    }
+
     /// For each node why it cannot run with the most rows, if so.
     fn refusals(&self) -> Vec<Option<String>> {
-        let locs: Vec<Loc> =
-            self.slots.iter().map(|s| Loc { offset: 0, stride: s.cols as u32 }).collect();
-        let groups = self.groups.iter().map(|g| g.1 + 1).max().unwrap_or(0);
-        let page_lens = vec![16; groups];
+        let (locs, page_lens) = self.plain_places();
         let rows = self.graph.max_rows().max(1);
         let runs = [(0, rows, false)];
-        let shape = Shape { rows, locs: &locs, page_lens: &page_lens, runs: &runs };
+        let shape = Shape {
+            rows,
+            locs: &locs,
+            page_lens: &page_lens,
+            runs: &runs,
+            longest: 0,
+            one_row_each: false,
+        };
         let too_large = |id: &ValueId| {
             let slot = &self.slots[id.0 as usize];
             let bytes = (slot.row_bytes() as u64).saturating_mul(slot.rows_of(rows) as u64);
@@ -135,7 +171,7 @@ impl Code {
         for (i, node) in self.graph.nodes.iter().enumerate() {
             let mut ids = node.inputs.iter().chain(&node.states).chain(&node.outputs);
             let large = ids.find_map(too_large);
-            let inner = self.inner_bytes(i, rows) as u64;
+            let inner = self.inner_bytes(i, rows, 0) as u64;
             let large = large.or_else(|| {
                 let limit = self.limit;
                 (inner > limit).then(|| {
@@ -157,8 +193,10 @@ impl Code {
         let why = |p: &Result<_, KernelError>| p.as_ref().err().map(ToString::to_string);
         let mut verdicts: Vec<Option<String>> = asked.iter().map(why).collect();
         // The others are asked one by one, in the graph without those that have no kernel.
-        let (slots, scratch, repeats) = places(graph);
+        let units: Vec<Unit> = (0..graph.nodes.len()).map(Unit::alone).collect();
+        let (slots, scratch, repeats) = places(graph, &units);
         let code = Code {
+            units,
             packs: asked.into_iter().map(Result::unwrap_or_default).collect(),
             graph: graph.clone(),
             slots,
@@ -191,8 +229,8 @@ impl Code {
     /// An op that has no kernel for this shape.
     pub fn steps(&self, shape: &Shape<'_>) -> Result<Vec<PlacedDispatch>, KernelError> {
         let mut steps = Vec::new();
-        for node in 0..self.graph.nodes.len() {
-            self.emit(node, shape, &mut steps)?;
+        for at in 0..self.units.len() {
+            self.unit_steps(at, shape, &mut steps)?;
         }
         for &(value, output) in &self.repeats {
             let slot = &self.slots[value];
@@ -201,18 +239,17 @@ impl Code {
             // The place of an output that repeats a value follows those of the values.
             let to = self.slots.len() + output;
             let (x, y) = (shape.locs[value], shape.locs[to]);
-            steps.push(PlacedDispatch {
-                node: 0,
-                dispatch: kernels::slice_cols([rows, 1], cols, [0, cols], x, y)?,
-                operands: vec![Operand::Value(value), Operand::Value(value), Operand::Value(to)],
-            });
+            steps.push(PlacedDispatch::new(
+                kernels::slice_cols([rows, 1], cols, [0, cols], x, y)?,
+                [value, value, to].map(Operand::Value).to_vec(),
+            ));
         }
         steps.retain(|s| !s.dispatch.is_empty());
         Ok(steps)
     }
 
     /// Bytes that a node needs between its dispatches.
-    pub fn inner_bytes(&self, node: usize, rows: usize) -> usize {
+    pub fn inner_bytes(&self, node: usize, rows: usize, longest: usize) -> usize {
         let node = &self.graph.nodes[node];
         let (experts, pairs) = match &node.op {
             Op::Experts(e) => {
@@ -224,6 +261,10 @@ impl Code {
                     node.inputs.first().map_or(rows, |id| self.slots[id.0 as usize].rows_of(rows));
                 (&g.experts, own)
             }
+            Op::Attention(a) => match self.parts(a, rows, longest) {
+                1 => return 0,
+                parts => return rows * kernels::part_floats(a, parts) * 4,
+            },
             _ => return 0,
         };
         let inter = experts.gate.first().map_or(0, |w| self.graph.weight(*w).rows);
@@ -244,7 +285,7 @@ impl Code {
             Op::Linear { weight, .. } => (rows.saturating_mul(elements(weight)), 0),
             Op::HeadLinear(h) => (rows.saturating_mul(h.weights.iter().map(elements).sum()), 0),
             Op::Experts(e) | Op::ExpertGroup(troika_graph::ExpertGroup { experts: e, .. }) => {
-                let pairs = (self.inner_bytes(node, rows as usize) / 4) as u64;
+                let pairs = (self.inner_bytes(node, rows as usize, 0) / 4) as u64;
                 let each = [&e.gate, &e.up, &e.down].iter().map(|list| of(list)).sum::<u64>();
                 let inter = e.gate.first().map_or(1, |w| self.graph.weight(*w).rows as u64);
                 ((pairs / inter.max(1)).saturating_mul(each), 0)
@@ -254,12 +295,12 @@ impl Code {
         }
     }
 
-    fn matrix(&self, w: WeightRef) -> Result<(WeightFormat, Split, u32), KernelError> {
+    pub(crate) fn matrix(&self, w: WeightRef) -> Result<(WeightFormat, Split, u32), KernelError> {
         matrix(&self.graph, w, self.limit)
     }
 
-    /// The steps of a node.
-    fn emit(
+    /// The steps of a node by itself.
+    pub(crate) fn emit(
         &self,
         at: usize,
         s: &Shape<'_>,
@@ -269,7 +310,6 @@ impl Code {
         let id = |list: &[ValueId], i: usize| list.get(i).map_or(0, |v| v.0 as usize);
         let input = |i: usize| id(&node.inputs, i);
         let output = |i: usize| id(&node.outputs, i);
-        let state = |i: usize| id(&node.states, i);
         let slot = |value: usize| &self.slots[value];
         let loc = |value: usize| s.locs[value];
         let own_rows = |value: usize| slot(value).rows_of(s.rows) as u32;
@@ -278,42 +318,25 @@ impl Code {
         let cols = |value: usize| slot(value).cols as u32;
         let mut step = |dispatch: Result<Dispatch, KernelError>, operands: &[Operand]| {
             let operands = operands.to_vec();
-            out.push(PlacedDispatch { node: at, dispatch: dispatch?, operands });
+            out.push(PlacedDispatch::new(dispatch?, operands));
             Ok::<(), KernelError>(())
         };
-        use Operand::{Spare, Value, Weight, Words};
-        let weight = |present: bool, pack: usize| if present { Weight(pack, 0) } else { Spare };
+        use Operand::Value;
+        let part_of = |pack: usize, part: usize| Operand::Weight(PackPart { of: at, pack, part });
         match &node.op {
             Op::Embed { table, scale } => {
                 let (format, split, cols) = self.matrix(*table)?;
                 for (i, (first, count)) in split.parts().enumerate() {
                     let part = part(format, first, count, cols);
                     let made = kernels::embed(part, *scale, rows, loc(x), loc(y));
-                    step(made, &[Weight(0, i), Value(x), Value(y)])?;
+                    step(made, &[part_of(0, i), Value(x), Value(y)])?;
                 }
                 Ok(())
             }
-            Op::RmsNorm { weight: w, eps, offset, group } => {
-                let shape = norm(rows, cols(x), *group, *eps)?;
-                let made = kernels::rms_norm(shape, w.map(|_| *offset), loc(x), loc(y));
-                step(made, &[weight(w.is_some(), 0), Spare, Value(x), Value(y)])
-            }
-            Op::LayerNorm { bias, eps, group, .. } => {
-                let shape = norm(rows, cols(x), *group, *eps)?;
-                let made = kernels::layer_norm(shape, bias.is_some(), loc(x), loc(y));
-                let second = if bias.is_some() { Weight(1, 0) } else { Weight(0, 0) };
-                step(made, &[Weight(0, 0), second, Value(x), Value(y)])
-            }
-            Op::Linear { weight: w, bias, activations } => {
-                is_f32(*activations)?;
-                let (format, split, cols) = self.matrix(*w)?;
-                for (i, (first, count)) in split.parts().enumerate() {
-                    let part = part(format, first, count, cols);
-                    let made = kernels::linear(part, bias.is_some(), rows, loc(x), loc(y));
-                    let second = if bias.is_some() { Weight(1, 0) } else { Weight(0, i) };
-                    step(made, &[Weight(0, i), second, Value(x), Value(y)])?;
-                }
-                Ok(())
+            Op::RmsNorm { .. } | Op::LayerNorm { .. } => self.norm(at, None, y, s, out),
+            Op::Linear { .. } => {
+                let Some(result) = node.outputs.first() else { return unsupported("no result") };
+                self.product(&Chain::of(at, *result), None, s, out)
             }
             Op::Outliers { .. } => unsupported("what clipping takes from a product"),
             Op::HeadLinear(h) => {
@@ -326,48 +349,12 @@ impl Code {
                 let n = self.graph.weight(*first).rows as u32;
                 let all = Matrix { format, rows: n * heads, cols: k, first: 0 };
                 let made = kernels::head_linear(all, heads, rows, loc(x), loc(y));
-                step(made, &[Weight(0, 0), Weight(0, 0), Value(x), Value(y)])
+                let operands = [part_of(0, 0), part_of(0, 0), Value(x), Value(y)];
+                step(made, &[&operands[..], &[Value(x); 4]].concat())
             }
-            Op::Rope(rope) => {
-                let heads = cols(x) / (rope.head_dim.max(1) as u32);
-                let positions = input(1);
-                let runs: &[(usize, usize, bool)] =
-                    if rope.long.is_some() { s.runs } else { &[(0, rows as usize, false)] };
-                for (first, count, is_long) in runs {
-                    let (freqs, pack): (&RopeFreqs, usize) = match &rope.long {
-                        Some((long, _)) if *is_long => (long, 1),
-                        _ => (&rope.freqs, 0),
-                    };
-                    let from = |v: usize| {
-                        let Loc { offset, stride } = loc(v);
-                        Loc { offset: offset + stride * *first as u32, stride }
-                    };
-                    let at = [from(x), from(positions), from(y)];
-                    let made = kernels::rope(rope, freqs.factor, [*count as u32, heads], at);
-                    step(made, &[Weight(pack, 0), Value(x), Value(positions), Value(y)])?;
-                }
-                Ok(())
-            }
-            Op::KvAppend(k) => {
-                let cache = cache(slot(state(0)))?;
-                let batch = batch(k.page_group, s)?;
-                let made = kernels::kv_append(batch, k.width as u32, loc(x), cache);
-                step(made, &[Value(x), Words, Value(state(0))])
-            }
-            Op::Attention(a) => {
-                is_f32(a.activations)?;
-                let keys = state(0);
-                let values = if a.value_in_key { keys } else { state(1) };
-                let shape = AttentionShape {
-                    op: a,
-                    batch: batch(a.page_group, s)?,
-                    keys: cache(slot(keys))?,
-                    values: cache(slot(values))?,
-                };
-                let made = kernels::attention(shape, loc(x), loc(y));
-                let sinks = weight(a.sinks.is_some(), 0);
-                step(made, &[sinks, Value(x), Words, Value(keys), Value(values), Value(y)])
-            }
+            Op::Rope(_) => self.rotate([at, at], None, s, out),
+            Op::KvAppend(_) => self.append(at, None, s, out),
+            Op::Attention(_) => self.attention(at, None, s, out),
             Op::Activate(act) => {
                 let made = kernels::activate(*act, [rows, cols(x)], loc(x), loc(y));
                 step(made, &[Value(x), Value(x), Value(y)])
@@ -417,33 +404,47 @@ impl Code {
                 let made = kernels::router(router, rows, [loc(x), loc(ids), loc(weights)]);
                 step(made, &[Value(x), Value(ids), Value(weights)])
             }
-            Op::Experts(experts) => {
-                let (ids, weights) = (input(1), input(2));
-                let top_k = cols(ids);
-                let bias = has_bias(experts);
-                let shape = ExpertShape { rows, top_k, capacity: None, bias };
-                self.experts(at, experts, shape, [x, ids, weights, y], s, out)
-            }
+            Op::Experts(_) => self.experts(at, None, y, s, out),
             Op::ExpertGroup(group) => {
                 let bias = has_bias(&group.experts);
                 let capacity = Some(group.capacity as u32);
                 let shape = ExpertShape { rows, top_k: 1, capacity, bias };
                 // Neither ids nor weights are read.
-                self.experts(at, &group.experts, shape, [x, x, x, y], s, out)
+                self.feed_forwards((at, &group.experts), shape, (None, [x, x, x, y]), s, out)
             }
         }
     }
 
-    fn experts(
+    /// Experts' feed-forwards, whose results may be added to a value.
+    pub(crate) fn experts(
         &self,
         at: usize,
-        experts: &Experts,
-        shape: ExpertShape,
-        [x, ids, weights, y]: [usize; 4],
+        addend: Option<usize>,
+        y: usize,
         s: &Shape<'_>,
         out: &mut Vec<PlacedDispatch>,
     ) -> Result<(), KernelError> {
-        use Operand::{Inner, Value, Weight};
+        let node = &self.graph.nodes[at];
+        let (Op::Experts(experts), &[x, ids, weights]) = (&node.op, &node.inputs[..]) else {
+            return unsupported("experts of another op");
+        };
+        let [x, ids, weights] = [x, ids, weights].map(|v| v.0 as usize);
+        let rows = self.slots[x].rows_of(s.rows) as u32;
+        let (top_k, bias) = (self.slots[ids].cols as u32, has_bias(experts));
+        let shape = ExpertShape { rows, top_k, capacity: None, bias };
+        self.feed_forwards((at, experts), shape, (addend, [x, ids, weights, y]), s, out)
+    }
+
+    fn feed_forwards(
+        &self,
+        (at, experts): (usize, &Experts),
+        shape: ExpertShape,
+        (addend, [x, ids, weights, y]): (Option<usize>, [usize; 4]),
+        s: &Shape<'_>,
+        out: &mut Vec<PlacedDispatch>,
+    ) -> Result<(), KernelError> {
+        use Operand::{Inner, Value};
+        let pack = |pack: usize, part: usize| Operand::Weight(PackPart { of: at, pack, part });
         is_f32(experts.activations)?;
         let (format, split, k) = matrices(&self.graph, &experts.gate, self.limit)?;
         let of_ups = matrices(&self.graph, &experts.up, self.limit)?;
@@ -459,23 +460,26 @@ impl Code {
             let gates = Stack { each, first: first as u32, count: count as u32 };
             let at_x = [s.locs[x], s.locs[ids], h];
             let dispatch = kernels::experts_gate_up(gates, experts.act, shape, at_x)?;
-            let biases = if shape.bias {
-                [Weight(3, i), Weight(4, i)]
-            } else {
-                [Weight(0, i), Weight(0, i)]
-            };
+            let biases =
+                if shape.bias { [pack(3, i), pack(4, i)] } else { [pack(0, i), pack(0, i)] };
             let [b, c] = biases;
-            let operands = vec![Weight(0, i), Weight(1, i), b, c, Value(x), Value(ids), Inner];
-            out.push(PlacedDispatch { node: at, dispatch, operands });
+            let operands = vec![pack(0, i), pack(1, i), b, c, Value(x), Value(ids), Inner];
+            out.push(PlacedDispatch::new(dispatch, operands));
         }
         for (i, (first, count)) in downs.parts().enumerate() {
             let each = Matrix { format: down_format, rows: down_rows, cols: inter, first: 0 };
             let stack = Stack { each, first: first as u32, count: count as u32 };
             let at_h = [h, s.locs[ids], s.locs[weights], s.locs[y]];
-            let dispatch = kernels::experts_down(stack, shape, i > 0, at_h)?;
-            let bias = if shape.bias { Weight(5, i) } else { Weight(2, i) };
-            let operands = vec![Weight(2, i), bias, Inner, Value(ids), Value(weights), Value(y)];
-            out.push(PlacedDispatch { node: at, dispatch, operands });
+            let before = match addend {
+                _ if i > 0 => Before::Results,
+                Some(addend) => Before::Value(s.locs[addend]),
+                None => Before::Nothing,
+            };
+            let dispatch = kernels::experts_down(stack, shape, before, at_h)?;
+            let bias = if shape.bias { pack(5, i) } else { pack(2, i) };
+            let mut operands = vec![pack(2, i), bias, Inner];
+            operands.extend([ids, weights, y, addend.unwrap_or(y)].map(Value));
+            out.push(PlacedDispatch::new(dispatch, operands));
         }
         Ok(())
     }
@@ -510,45 +514,47 @@ impl Code {
         for i in 0..runs as u32 {
             let offsets = [x, y].map(|v| s.locs[v].offset + i * s.locs[v].stride);
             let dispatch = kernels::convert(a, b, count as u32, offsets)?;
-            let operands = vec![Operand::Value(x), Operand::Value(y)];
-            out.push(PlacedDispatch { node: at, dispatch, operands });
+            out.push(PlacedDispatch::new(dispatch, vec![Operand::Value(x), Operand::Value(y)]));
         }
         Ok(())
     }
 }
 
+/// The names of the kernels that a run of a graph dispatches, in order, for so many rows that see at
+/// most so many positions, each of another sequence if there are at most eight. No device is needed.
+///
+/// # Errors
+/// An op that has no kernel.
+pub fn kernels_of(
+    graph: &Subgraph,
+    rows: usize,
+    positions: usize,
+) -> Result<Vec<&'static str>, KernelError> {
+    let code = Code::new(graph, u64::MAX).map_err(|(_, why)| KernelError::Unsupported(why))?;
+    let (locs, page_lens) = code.plain_places();
+    let runs = [(0, rows, false)];
+    let (locs, page_lens, longest) = (&locs[..], &page_lens[..], positions);
+    let one_row_each = rows <= FEW as usize;
+    let shape = Shape { rows, locs, page_lens, runs: &runs, longest, one_row_each };
+    let steps = code.steps(&shape)?;
+    Ok(steps.iter().map(|step| step.dispatch.spec.name).collect())
+}
+
 /// The refusal of activations that are rounded.
-fn is_f32(format: ActivationFormat) -> Result<(), KernelError> {
+pub(crate) fn is_f32(format: ActivationFormat) -> Result<(), KernelError> {
     if format == ActivationFormat::F32 {
         return Ok(());
     }
     unsupported("activations that are rounded: it computes in f32")
 }
 
-fn norm(rows: u32, cols: u32, group: usize, eps: f32) -> Result<NormShape, KernelError> {
-    let group = group as u32;
-    if group == 0 || !cols.is_multiple_of(group) {
-        return unsupported(format!("groups of {group} of {cols} columns"));
-    }
-    Ok(NormShape { rows, groups: cols / group, group, eps })
-}
-
-fn cache(slot: &ValuePlace) -> Result<CacheFormat, KernelError> {
-    match CacheFormat::of(slot.dtype) {
-        Some(format) => Ok(format),
-        None => unsupported(format!("a cache of {}", slot.dtype)),
-    }
-}
-
-fn batch(group: usize, s: &Shape<'_>) -> Result<BatchWords, KernelError> {
-    let count = s.rows as u32;
-    let Some(&page_len) = s.page_lens.get(group) else {
-        return unsupported(format!("a batch without tables of page group {group}"));
-    };
-    let rows = HEAD_WORDS + group as u32 * RECORD_WORDS * count;
-    Ok(BatchWords { rows, count, page_len: page_len as u32, flag: 0 })
-}
-
-fn part(format: WeightFormat, first: usize, count: usize, cols: u32) -> Matrix {
+pub(crate) fn part(format: WeightFormat, first: usize, count: usize, cols: u32) -> Matrix {
     Matrix { format, rows: count as u32, cols, first: first as u32 }
+}
+
+/// The vectors that a unit binds as one.
+fn joined(graph: &Subgraph, unit: &Unit) -> Vec<Pack> {
+    let list = unit.vectors(graph);
+    let split = Split { all: list.len(), each: list.len() };
+    if list.is_empty() { Vec::new() } else { vec![Pack::Vectors(list, split)] }
 }

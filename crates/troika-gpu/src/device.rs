@@ -10,10 +10,12 @@ use troika_device::{
 use troika_graph::{DType, Subgraph, verify};
 
 use crate::adapter::{Adapter, GpuSpec, choose};
+use crate::cache::OptionalCache;
 use crate::compile::Code;
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::loaded::{DeviceId, LoadedGraph};
+use crate::prefetch::{PipelinePrefetch, failure};
 use crate::queue::{self, QUEUE_DEPTH};
 use crate::weights::load;
 
@@ -28,6 +30,8 @@ pub struct GpuOptions {
     pub memory: Option<u64>,
     /// A limit of bindings below the adapter's, in bytes.
     pub binding_limit: Option<u64>,
+    /// Where compiled kernels are kept.
+    pub kept: OptionalCache,
 }
 
 /// A GPU.
@@ -51,7 +55,7 @@ impl GpuDevice {
     /// The step on the way to it that failed.
     pub fn open(options: GpuOptions) -> Result<GpuDevice, GpuError> {
         let adapter = choose(&options.spec)?;
-        let mut gpu = Gpu::open(&options.name, &adapter)?;
+        let mut gpu = Gpu::open(&options.name, &adapter, options.kept)?;
         let limit = &mut gpu.limits.max_storage_buffer_binding_size;
         *limit = options.binding_limit.unwrap_or(u64::MAX).min(*limit);
         let own = adapter.memory().filter(|_| adapter.has_own_memory());
@@ -77,20 +81,36 @@ impl GpuDevice {
         self.gpu.limits.max_storage_buffer_binding_size
     }
 
-    fn compile_one(&self, graph: &Subgraph) -> Result<Arc<Executable>, DeviceError> {
+    fn code(&self, graph: &Subgraph) -> Result<Arc<Code>, DeviceError> {
         verify(graph)?;
-        let code = Code::new(graph, self.binding_limit()).map_err(|(op, why)| {
-            DeviceError::Unsupported {
-                device: self.gpu.name.clone(),
-                op: graph.nodes.get(op).map_or("none", |n| n.op.name()).into(),
-                graph: graph.name.clone(),
-                why,
+        let code = Code::new(graph, self.binding_limit());
+        Ok(Arc::new(code.map_err(|(op, why)| self.refused(graph, op, why))?))
+    }
+
+    /// The refusal of an op.
+    fn refused(&self, graph: &Subgraph, op: usize, why: String) -> DeviceError {
+        let op = graph.nodes.get(op).map_or("none", |n| n.op.name()).into();
+        let (device, graph) = (self.gpu.name.clone(), graph.name.clone());
+        DeviceError::Unsupported { device, op, graph, why }
+    }
+
+    /// Code whose kernels are compiled, unless one of them failed.
+    fn executable(
+        &self,
+        code: Arc<Code>,
+        failure: Option<(usize, &DeviceError)>,
+    ) -> Result<Arc<Executable>, DeviceError> {
+        match failure {
+            Some((_, e)) if self.gpu.is_lost() => return Err(e.clone()),
+            Some((op, DeviceError::System { why, .. })) => {
+                return Err(self.refused(&code.graph, op, why.clone()));
             }
-        })?;
-        let rows = graph.max_rows();
+            Some((_, e)) => return Err(e.clone()),
+            None => {}
+        }
+        let rows = code.graph.max_rows();
         let scratch = code.scratch.iter().map(|each| each.saturating_mul(rows) as u64).sum();
-        let compiled = Compiled { device: self.id, code: Arc::new(code) };
-        Ok(Arc::new(Executable::new(compiled, scratch)))
+        Ok(Arc::new(Executable::new(Compiled { device: self.id, code }, scratch)))
     }
 }
 
@@ -146,7 +166,23 @@ impl Device for GpuDevice {
     }
 
     fn compile(&self, request: &CompileRequest<'_>) -> CompileResults {
-        request.each(|graph| self.compile_one(graph))
+        let codes: Vec<_> = request.graphs.iter().map(|graph| self.code(graph)).collect();
+        let mut ahead = PipelinePrefetch::new(&self.gpu);
+        for (i, code) in codes.iter().enumerate() {
+            code.iter().for_each(|code| ahead.add(i, code));
+        }
+        let (failed, done) = ahead.compile(codes.len(), request.go_on);
+        self.gpu.pipelines.keep();
+        let mut made = Vec::with_capacity(codes.len());
+        for (i, code) in codes.into_iter().enumerate() {
+            made.push(match code {
+                Ok(_) if i >= done => Err(DeviceError::Cancelled),
+                Ok(code) => self.executable(code.clone(), failure(&code, &failed)),
+                Err(e) => Err(e),
+            });
+        }
+        (request.go_on)(made.len());
+        made
     }
 
     fn load(

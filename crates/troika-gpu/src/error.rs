@@ -1,4 +1,6 @@
-//! Why a GPU cannot be opened.
+//! Why a GPU cannot be opened, and how drivers' messages are read.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The step on the way to an open GPU that failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -44,4 +46,15 @@ pub enum GpuError {
         /// The driver's reason.
         why: String,
     },
+}
+
+/// The value of a lock, also after a thread that held it panicked.
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The first line of a driver's message, which may have many.
+pub(crate) fn one_line(text: &str) -> String {
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    lines.collect::<Vec<_>>().join("; ")
 }

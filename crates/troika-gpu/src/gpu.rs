@@ -2,16 +2,17 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use smallvec::SmallVec;
 use troika_device::{Buffer, DeviceError, OutOfMemory, SpaceId, WeightBytes};
 use troika_graph::DType;
 
-use crate::adapter::{Adapter, now};
-use crate::error::GpuError;
-use crate::kernels::{Binding, Dispatch, KernelSpec};
+use crate::adapter::{Adapter, AdapterKind, now};
+use crate::cache::OptionalCache;
+use crate::error::{GpuError, locked, one_line};
+use crate::kernels::Dispatch;
+use crate::pipelines::{Pipeline, Pipelines};
 
 /// The longest that one submission may take before the device counts as lost.
 const LONGEST: Duration = Duration::from_secs(600);
@@ -23,6 +24,8 @@ pub(crate) struct Gpu {
     pub device: wgpu::Device,
     pub queue: wgpu::Queue,
     pub limits: wgpu::Limits,
+    /// Whether the host's cores stand in for a GPU.
+    pub is_software: bool,
     /// The memory that kernels read and write.
     pub space: SpaceId,
     pub pipelines: Pipelines,
@@ -75,29 +78,19 @@ pub(crate) enum Use {
     Download,
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The first line of a driver's message, which may have many.
-pub(crate) fn one_line(text: &str) -> String {
-    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
-    lines.collect::<Vec<_>>().join("; ")
-}
-
 impl Gpu {
     /// Opens an adapter.
     ///
     /// # Errors
     /// The adapter lacks something, or the driver refuses it.
-    pub fn open(name: &str, adapter: &Adapter) -> Result<Gpu, GpuError> {
+    pub fn open(name: &str, adapter: &Adapter, kept: OptionalCache) -> Result<Gpu, GpuError> {
         if let Some(why) = adapter.fault() {
             return Err(GpuError::Unusable { name: adapter.name().into(), why });
         }
         let limits = adapter.inner.limits();
         let description = wgpu::DeviceDescriptor {
             label: Some(name),
-            required_features: wgpu::Features::IMMEDIATES,
+            required_features: wgpu::Features::IMMEDIATES | adapter.cache_feature(),
             required_limits: limits.clone(),
             ..wgpu::DeviceDescriptor::default()
         };
@@ -125,13 +118,15 @@ impl Gpu {
             })
         };
         let (spare, unread) = (small("spare"), small("unread"));
+        let pipelines = Pipelines::new(&device, adapter, kept);
         Ok(Gpu {
             name: name.to_string(),
             device,
             queue,
             limits,
+            is_software: adapter.kind() == AdapterKind::Software,
             space: SpaceId::unique(),
-            pipelines: Pipelines::default(),
+            pipelines,
             staging: Staging::default(),
             fault,
             weights: Held::default(),
@@ -142,9 +137,24 @@ impl Gpu {
         })
     }
 
-    /// An error of this device.
+    /// The kernel of a dispatch, compiled if it is the first of its kind.
+    ///
+    /// # Errors
+    /// The driver does not compile it.
+    pub fn pipeline(&self, of: &Dispatch) -> Result<Arc<Pipeline>, DeviceError> {
+        let bytes = self.limits.max_compute_workgroup_storage_size;
+        self.pipelines.get(&self.device, bytes, of).map_err(|why| self.error(why))
+    }
+
+    /// An error of this device. Once it is lost, that is why everything fails.
     pub fn error(&self, why: impl Into<String>) -> DeviceError {
-        DeviceError::System { device: self.name.clone(), why: why.into() }
+        // The driver tells of a loss when it is asked.
+        let _ = self.device.poll(wgpu::PollType::Poll);
+        let why = match &*locked(&self.fault.lost) {
+            Some(why) => format!("the driver lost it: {why}"),
+            None => one_line(&why.into()),
+        };
+        DeviceError::System { device: self.name.clone(), why }
     }
 
     /// What the driver reported since the last call.
@@ -152,13 +162,18 @@ impl Gpu {
     /// # Errors
     /// The device is lost, or a call was wrong.
     pub fn check(&self) -> Result<(), DeviceError> {
-        if let Some(why) = &*locked(&self.fault.lost) {
-            return Err(self.error(format!("the driver lost it: {why}")));
+        if self.is_lost() {
+            return Err(self.error("it is lost"));
         }
         match locked(&self.fault.wrong).take() {
             Some(why) => Err(self.error(why)),
             None => Ok(()),
         }
+    }
+
+    /// Whether the driver lost the device.
+    pub fn is_lost(&self) -> bool {
+        locked(&self.fault.lost).is_some()
     }
 
     /// Bytes of all memory on the device that is in use.
@@ -252,121 +267,6 @@ pub(crate) type PackKey = (Vec<(usize, usize)>, DType, usize, bool);
 #[derive(Default)]
 pub(crate) struct Held(pub Mutex<HashMap<PackKey, Weak<Loaded>>>);
 
-/// A compiled kernel.
-pub(crate) struct Pipeline {
-    pub pipeline: wgpu::ComputePipeline,
-    pub layout: wgpu::BindGroupLayout,
-}
-
-/// A kernel's name, its constants' bits, and bytes of immediates.
-type PipelineKey = (&'static str, SmallVec<[(&'static str, u64); 8]>, usize);
-
-/// The compiled kernels of a device.
-#[derive(Default)]
-pub(crate) struct Pipelines {
-    made: Mutex<HashMap<PipelineKey, Arc<Pipeline>>>,
-    modules: Mutex<HashMap<&'static str, Arc<(wgpu::ShaderModule, wgpu::BindGroupLayout)>>>,
-}
-
-impl Pipelines {
-    /// The kernel of a dispatch, compiled if it is the first of its kind.
-    ///
-    /// # Errors
-    /// The driver does not compile it.
-    pub fn get(&self, gpu: &Gpu, of: &Dispatch) -> Result<Arc<Pipeline>, DeviceError> {
-        let constants = of.overrides.iter().map(|(name, value)| (*name, value.to_bits()));
-        let key: PipelineKey = (of.spec.name, constants.collect(), 4 * of.params.len());
-        let made = || locked(&self.made);
-        if let Some(known) = made().get(&key) {
-            return Ok(known.clone());
-        }
-        let pipeline = Arc::new(self.compile(gpu, of)?);
-        Ok(made().entry(key).or_insert(pipeline).clone())
-    }
-
-    fn compile(&self, gpu: &Gpu, of: &Dispatch) -> Result<Pipeline, DeviceError> {
-        let shared = self.module(gpu, of.spec)?;
-        let (module, layout) = (&shared.0, &shared.1);
-        let scope = gpu.device.push_error_scope(wgpu::ErrorFilter::Validation);
-        let inner = gpu.device.push_error_scope(wgpu::ErrorFilter::Internal);
-        let whole = gpu.device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
-            label: Some(of.spec.name),
-            bind_group_layouts: &[Some(layout)],
-            immediate_size: 4 * of.params.len() as u32,
-        });
-        let pipeline = gpu.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
-            label: Some(of.spec.name),
-            layout: Some(&whole),
-            module,
-            entry_point: Some("main"),
-            compilation_options: wgpu::PipelineCompilationOptions {
-                constants: &of.overrides,
-                zero_initialize_workgroup_memory: false,
-            },
-            cache: None,
-        });
-        let failed = now(inner.pop()).or(now(scope.pop()));
-        match failed {
-            Some(e) => Err(refused(gpu, of.spec, &e)),
-            None => Ok(Pipeline { pipeline, layout: layout.clone() }),
-        }
-    }
-
-    fn module(
-        &self,
-        gpu: &Gpu,
-        spec: &'static KernelSpec,
-    ) -> Result<Arc<(wgpu::ShaderModule, wgpu::BindGroupLayout)>, DeviceError> {
-        let mut modules = locked(&self.modules);
-        if let Some(known) = modules.get(spec.name) {
-            return Ok(known.clone());
-        }
-        if spec.workgroup_bytes > gpu.limits.max_compute_workgroup_storage_size {
-            let has = gpu.limits.max_compute_workgroup_storage_size;
-            let needs = spec.workgroup_bytes;
-            let name = spec.name;
-            return Err(gpu.error(format!(
-                "kernel {name} needs {needs} bytes of workgroup memory; it has {has}"
-            )));
-        }
-        let scope = gpu.device.push_error_scope(wgpu::ErrorFilter::Validation);
-        let module = gpu.device.create_shader_module(wgpu::ShaderModuleDescriptor {
-            label: Some(spec.name),
-            source: wgpu::ShaderSource::Wgsl(spec.source.into()),
-        });
-        let entries: Vec<wgpu::BindGroupLayoutEntry> =
-            spec.bindings.iter().enumerate().map(|(i, b)| entry(i as u32, *b)).collect();
-        let layout = gpu.device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
-            label: Some(spec.name),
-            entries: &entries,
-        });
-        if let Some(e) = now(scope.pop()) {
-            return Err(refused(gpu, spec, &e));
-        }
-        let made = Arc::new((module, layout));
-        modules.insert(spec.name, made.clone());
-        Ok(made)
-    }
-}
-
-fn entry(binding: u32, of: Binding) -> wgpu::BindGroupLayoutEntry {
-    wgpu::BindGroupLayoutEntry {
-        binding,
-        visibility: wgpu::ShaderStages::COMPUTE,
-        ty: wgpu::BindingType::Buffer {
-            ty: wgpu::BufferBindingType::Storage { read_only: of == Binding::Weight },
-            has_dynamic_offset: false,
-            min_binding_size: None,
-        },
-        count: None,
-    }
-}
-
-fn refused(gpu: &Gpu, spec: &KernelSpec, error: &wgpu::Error) -> DeviceError {
-    let why = one_line(&error.to_string());
-    gpu.error(format!("its driver does not compile kernel {}: {why}", spec.name))
-}
-
 /// Bytes of a piece. Weights go through several pieces in turn.
 pub(crate) const PIECE: u64 = 8 << 20;
 /// The most pieces.
@@ -427,5 +327,46 @@ impl Staging {
                 Err(_) => pieces.made -= 1,
             }
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::print_stdout, clippy::unwrap_used)]
+
+    use super::*;
+    use crate::adapter::{GpuSpec, choose};
+    use crate::kernels::KernelSpec;
+
+    static BROKEN: KernelSpec = KernelSpec {
+        name: "broken",
+        source: "@compute @workgroup_size(64) fn main() { let x = nothing; }",
+        bindings: &[],
+        workgroup_bytes: 0,
+    };
+    static LARGE: KernelSpec = KernelSpec {
+        name: "large",
+        source: "@compute @workgroup_size(1) fn main() {}",
+        bindings: &[],
+        workgroup_bytes: u32::MAX,
+    };
+
+    #[test]
+    fn kernels_that_do_not_compile_are_one_line() {
+        let adapter = match choose(&GpuSpec::Named("llvmpipe".into())) {
+            Ok(adapter) => adapter,
+            Err(why) => return println!("not run: {why}"),
+        };
+        let gpu = Gpu::open("gpu", &adapter, OptionalCache::default()).unwrap();
+        for (spec, says) in [(&BROKEN, "does not compile"), (&LARGE, "workgroup memory")] {
+            let dispatch = Dispatch { spec, overrides: vec![], params: vec![], grid: [1, 1, 1] };
+            for _ in 0..2 {
+                let why = gpu.pipeline(&dispatch).err().unwrap().to_string();
+                assert!(why.contains(says) && why.contains("device gpu"), "{why}");
+                assert!(!why.contains('\n'), "{why}");
+            }
+        }
+        // No later call is told of it.
+        gpu.check().unwrap();
     }
 }

@@ -7,14 +7,18 @@
 //! | [`kernels`] | the WGSL sources, and for each op how they are run: data, tested without a driver |
 //! | `adapter`, `quirks` | the adapters of this machine, which one is meant, what is wrong with it |
 //! | `gpu` | an open adapter, its memory and its errors |
-//! | `staging`, `recorder` | copies between the host's memory and the device's; submitting |
-//! | `pipelines` | kernels as the driver compiled them |
-//! | `compile` | a subgraph becomes a list of steps on values with places |
+//! | `recorder` | copies between the host's memory and the device's; submitting |
+//! | `pipelines`, `cache` | kernels as the driver compiled them, and where they are kept |
+//! | `units` | which ops of a subgraph one dispatch serves together |
+//! | `compile`, `steps`, `attend` | a subgraph becomes a list of steps on values with places |
+//! | `prefetch` | kernels that a graph will need, compiled when a model is opened |
 //! | `weights` | weights in device memory, uploaded once |
 //! | `run`, `queue` | what a step dispatches for the rows of a submission |
 //! | `device` | [`GpuDevice`] |
 
 mod adapter;
+mod attend;
+mod cache;
 mod compile;
 mod device;
 mod error;
@@ -22,13 +26,19 @@ mod gpu;
 pub mod kernels;
 mod loaded;
 mod packs;
+mod pipelines;
 mod places;
+mod prefetch;
 mod queue;
 mod quirks;
 mod recorder;
 mod run;
+mod steps;
+mod units;
 mod weights;
 
 pub use adapter::{Adapter, AdapterKind, GpuSpec, adapters, choose};
+pub use cache::{OptionalCache, PipelineStore};
+pub use compile::kernels_of;
 pub use device::{GpuDevice, GpuOptions};
 pub use error::GpuError;

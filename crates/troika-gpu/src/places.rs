@@ -1,6 +1,8 @@
 //! Where the values of a subgraph are: bindings, and scratch memory.
 
-use troika_graph::{DType, Dim, Subgraph};
+use troika_graph::{DType, Dim, Subgraph, ValueId};
+
+use crate::units::Unit;
 
 /// Where a value lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +44,11 @@ impl ValuePlace {
 }
 
 /// Places for all values: bindings, and scratch memory that values share which do not live at once.
-pub(crate) fn places(graph: &Subgraph) -> (Vec<ValuePlace>, Vec<usize>, Vec<(usize, usize)>) {
+/// All values of a unit live at once, so that its ops may run in any number of dispatches.
+pub(crate) fn places(
+    graph: &Subgraph,
+    units: &[Unit],
+) -> (Vec<ValuePlace>, Vec<usize>, Vec<(usize, usize)>) {
     let mut slots: Vec<ValuePlace> = graph
         .values
         .iter()
@@ -69,16 +75,19 @@ pub(crate) fn places(graph: &Subgraph) -> (Vec<ValuePlace>, Vec<usize>, Vec<(usi
         }
     }
     let mut last = vec![0; graph.values.len()];
-    for (at, node) in graph.nodes.iter().enumerate() {
-        for id in node.inputs.iter().chain(&node.outputs) {
+    let outputs = |unit: &Unit| -> Vec<ValueId> {
+        unit.nodes.iter().flat_map(|n| graph.nodes[*n].outputs.iter().copied()).collect()
+    };
+    for (at, unit) in units.iter().enumerate() {
+        for id in unit.reads(graph).chain(outputs(unit)) {
             last[id.0 as usize] = at;
         }
     }
     let mut scratch: Vec<usize> = Vec::new();
-    // Until which node each scratch memory is taken.
+    // Until which unit each scratch memory is taken.
     let mut taken: Vec<usize> = Vec::new();
-    for (at, node) in graph.nodes.iter().enumerate() {
-        for id in &node.outputs {
+    for (at, unit) in units.iter().enumerate() {
+        for id in outputs(unit) {
             let value = id.0 as usize;
             if slots[value].place != Place::Nowhere {
                 continue;

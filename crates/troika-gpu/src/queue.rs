@@ -4,6 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
+use smallvec::SmallVec;
 use troika_device::{
     Clock, CommandList, Completion, DeviceError, Queue, Run, ThreadQueue, ThreadQueueOptions,
     WaitTimes, Work,
@@ -60,8 +61,8 @@ impl Worker {
         let (runner, gpu, id) = (&mut self.runner, &self.gpu, self.id);
         let timed = list.timed;
         // Where a task waits for other queues, those before it must be on their way.
-        let waits: Vec<usize> = list.waits.iter().map(|w| w.task as usize).collect();
-        let signals: Vec<usize> = list.signals.iter().map(|s| s.task as usize).collect();
+        let waits: SmallVec<[usize; 8]> = list.waits.iter().map(|w| w.task as usize).collect();
+        let signals: SmallVec<[usize; 8]> = list.signals.iter().map(|s| s.task as usize).collect();
         let last = list.tasks.len().saturating_sub(1);
         let mut at = 0;
         let clock = self.clock.clone();

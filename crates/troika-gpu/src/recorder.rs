@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+use smallvec::{SmallVec, smallvec};
 use troika_device::{Clock, DeviceError, ReadRows, View, WriteRows};
 
 use crate::gpu::{Gpu, Memory, PIECE, Use};
@@ -26,6 +27,9 @@ pub(crate) struct Recorder {
     /// Words of which kernels set the first where a number is beyond f16. Looked at with each copy
     /// to the host.
     pub watched: Option<wgpu::Buffer>,
+    /// The pass that dispatches are added to, until something else is recorded. It is dropped before
+    /// the encoder is used.
+    pass: Option<wgpu::ComputePass<'static>>,
     encoder: Option<wgpu::CommandEncoder>,
     /// The piece of staging memory in use, and its bytes that are taken.
     piece: Option<(Memory, u64)>,
@@ -53,6 +57,7 @@ impl Recorder {
         Recorder {
             gpu: gpu.clone(),
             watched: None,
+            pass: None,
             encoder: None,
             piece: None,
             full: Vec::new(),
@@ -64,8 +69,19 @@ impl Recorder {
         }
     }
 
+    /// The pass to add dispatches to.
+    pub fn pass(&mut self) -> &mut wgpu::ComputePass<'static> {
+        let (device, encoder) = (&self.gpu.device, &mut self.encoder);
+        self.pass.get_or_insert_with(|| {
+            let encoder =
+                encoder.get_or_insert_with(|| device.create_command_encoder(&Default::default()));
+            encoder.begin_compute_pass(&Default::default()).forget_lifetime()
+        })
+    }
+
     /// The commands to add to.
     pub fn encoder(&mut self) -> &mut wgpu::CommandEncoder {
+        self.pass = None;
         let device = &self.gpu.device;
         self.encoder.get_or_insert_with(|| device.create_command_encoder(&Default::default()))
     }
@@ -75,6 +91,7 @@ impl Recorder {
     /// # Errors
     /// The device is lost, or a command was wrong.
     pub fn flush(&mut self) -> Result<(), DeviceError> {
+        self.pass = None;
         if let Some((piece, _)) = self.piece.take() {
             self.full.push(piece);
         }
@@ -134,6 +151,7 @@ impl Recorder {
 
     /// Drops what was recorded and not submitted, after a failure.
     pub fn abandon(&mut self) {
+        self.pass = None;
         self.encoder = None;
         self.work.0 = 0;
         self.full.extend(self.piece.take().map(|(piece, _)| piece));
@@ -260,8 +278,11 @@ impl Recorder {
     ) -> Result<(), DeviceError> {
         let r = *from.rect();
         let dense = r.is_dense() && to.as_slice::<u8>().is_some();
-        let ranges: Vec<Range<usize>> =
-            if dense { vec![r.span()] } else { (0..r.rows()).filter_map(|i| r.row(i)).collect() };
+        let ranges: SmallVec<[Range<usize>; 8]> = if dense {
+            smallvec![r.span()]
+        } else {
+            (0..r.rows()).filter_map(|i| r.row(i)).collect()
+        };
         let padded = |range: &Range<usize>| (range.len() as u64).next_multiple_of(4);
         let place = |range: &Range<usize>| padded(range).next_multiple_of(ALIGNED);
         let results: u64 = ranges.iter().map(place).sum();
@@ -328,8 +349,8 @@ impl Recorder {
             None
         };
         let dense = r.is_dense() && w.is_dense() && through.is_none();
-        let pairs: Vec<(Range<usize>, Range<usize>)> = if dense {
-            vec![(r.span(), w.span())]
+        let pairs: SmallVec<[(Range<usize>, Range<usize>); 8]> = if dense {
+            smallvec![(r.span(), w.span())]
         } else {
             (0..r.rows()).filter_map(|i| Some((r.row(i)?, w.row(i)?))).collect()
         };

@@ -4,21 +4,25 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use troika_device::{
     Access, Bindings, Claim, Clock, DeviceError, ForwardBatch, PagesView, Rect, Run, View, Weights,
 };
 use troika_graph::{Dim, Op};
 
 use crate::compile::{Code, HEAD_WORDS, Operand, PlacedDispatch, RECORD_WORDS, Shape};
-use crate::gpu::{Gpu, Memory, Pipeline, Use};
-use crate::kernels::Loc;
+use crate::gpu::{Gpu, Memory, Use};
+use crate::kernels::{FEW, Loc};
 use crate::loaded::LoadedGraph;
+use crate::pipelines::Pipeline;
 use crate::places::{Place, ValuePlace};
 use crate::recorder::Recorder;
 
 /// The most prepared runs that are kept.
 const MOST: usize = 4096;
+/// Sequences of at most the first run as those of so many positions, those beyond the last likewise.
+const LEAST_POSITIONS: usize = 256;
+const MOST_POSITIONS: usize = 8192;
 /// Words of a forward batch that have room from the start.
 const FIRST_WORDS: u64 = 1 << 14;
 
@@ -34,16 +38,34 @@ pub(crate) struct Runner {
     /// The batch whose words were recorded last.
     batch: Option<Arc<ForwardBatch>>,
     prepared: HashMap<Key, Prepared>,
+    /// What is asked for of a state, and the words of a batch: kept, so that a run needs no memory.
+    wanted: Vec<(Rect, Access)>,
+    batch_words: Vec<u32>,
 }
 
-/// Addresses of weights and bindings, rows, and whether rows are of long sequences.
-type Key = (usize, usize, usize, bool);
+/// What a prepared run is for.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Key {
+    /// The address of the weights.
+    weights: usize,
+    /// The address of the bindings.
+    bindings: usize,
+    rows: usize,
+    /// Whether rows are of long sequences.
+    is_long: bool,
+    /// See [`Shape`].
+    longest: usize,
+    one_row_each: bool,
+}
+
+/// Runs of rows whose sequences take the same frequencies, as (first, count, long).
+type LongRuns = SmallVec<[(usize, usize, bool); 4]>;
 
 /// The dispatches of a run, ready to be recorded.
 struct Prepared {
     /// Keep the addresses from being taken by others.
     _of: (Weak<Weights>, Weak<Bindings>),
-    page_lens: Vec<usize>,
+    page_lens: SmallVec<[usize; 8]>,
     /// What is claimed of inputs and outputs.
     bound: Vec<Rect>,
     dispatches: Vec<Ready>,
@@ -81,6 +103,8 @@ impl Runner {
             words: None,
             batch: None,
             prepared: HashMap::new(),
+            wanted: Vec::new(),
+            batch_words: Vec::new(),
         }
     }
 
@@ -103,25 +127,28 @@ impl Runner {
             [(_, _, long)] => (false, long),
             _ => (true, false),
         };
-        self.grow(code, run.rows)?;
+        let (longest, one_row_each) = reach(code, run);
+        self.grow(code, run.rows, longest)?;
         self.record_batch(code, &run.forward)?;
-        let key: Key = (
-            Arc::as_ptr(&run.weights) as usize,
-            Arc::as_ptr(&run.bindings) as usize,
-            run.rows,
+        let key = Key {
+            weights: Arc::as_ptr(&run.weights) as usize,
+            bindings: Arc::as_ptr(&run.bindings) as usize,
+            rows: run.rows,
             is_long,
-        );
+            longest,
+            one_row_each,
+        };
         let known = self.prepared.get(&key);
         let known = known.is_some_and(|p| p.page_lens == page_lens) && !is_mixed;
         if !known {
-            let prepared = self.prepare(of, run, &page_lens, &runs)?;
+            let prepared = self.prepare(of, run, (&page_lens, &key), &runs)?;
             if self.prepared.len() >= MOST {
                 self.prepared.clear();
             }
             self.prepared.insert(key, prepared);
         }
         let Some(prepared) = self.prepared.get(&key) else { return Ok(()) };
-        let _claims = claim(code, run, &prepared.bound)?;
+        let _claims = claim(code, run, &prepared.bound, &mut self.wanted)?;
         if prepared.dispatches.is_empty() {
             return Ok(());
         }
@@ -139,7 +166,7 @@ impl Runner {
                 fits
             });
             let (now, later) = left.split_at(fits.count().max(1));
-            let mut pass = self.recorder.encoder().begin_compute_pass(&Default::default());
+            let pass = self.recorder.pass();
             for ready in now {
                 pass.set_pipeline(&ready.pipeline.pipeline);
                 pass.set_bind_group(0, &ready.group, &[]);
@@ -147,7 +174,6 @@ impl Runner {
                 let [x, y, z] = ready.grid;
                 pass.dispatch_workgroups(x, y, z);
             }
-            drop(pass);
             self.recorder.add_work(work)?;
             left = later;
         }
@@ -158,7 +184,7 @@ impl Runner {
     }
 
     /// Sees to it that scratch memory is large enough.
-    fn grow(&mut self, code: &Code, rows: usize) -> Result<(), DeviceError> {
+    fn grow(&mut self, code: &Code, rows: usize, longest: usize) -> Result<(), DeviceError> {
         let mut grown = false;
         let gpu = self.gpu.clone();
         let what = || format!("values between ops on device {}", gpu.name);
@@ -178,7 +204,7 @@ impl Runner {
                 None => self.scratch.push(make(bytes)?),
             }
         }
-        let inner = (0..code.graph.nodes.len()).map(|n| code.inner_bytes(n, rows)).max();
+        let inner = (0..code.graph.nodes.len()).map(|n| code.inner_bytes(n, rows, longest)).max();
         let inner = inner.unwrap_or(0);
         let has = self.inner.as_ref().map_or(0, |m| m.buffer.size());
         if inner as u64 > has {
@@ -197,7 +223,8 @@ impl Runner {
         if code.groups.is_empty() || is_known {
             return Ok(());
         }
-        let words = words_of(batch);
+        words_of(batch, &mut self.batch_words);
+        let words = &self.batch_words;
         let bytes = 4 * words.len() as u64;
         if self.words.as_ref().is_none_or(|m| m.buffer.size() < bytes) {
             let size = bytes.next_power_of_two().max(4 * FIRST_WORDS);
@@ -223,30 +250,22 @@ impl Runner {
         &self,
         of: &LoadedGraph,
         run: &Run,
-        page_lens: &[usize],
+        (page_lens, key): (&[usize], &Key),
         runs: &[(usize, usize, bool)],
     ) -> Result<Prepared, DeviceError> {
         let code = &of.code;
         let rects = locate(of, run, &self.gpu)?;
         let bounds = self.bounds(of, run, &rects)?;
         let locs: Vec<Loc> = bounds.iter().map(|b| b.loc).collect();
-        let shape = Shape { rows: run.rows, locs: &locs, page_lens, runs };
+        let (longest, one_row_each) = (key.longest, key.one_row_each);
+        let shape = Shape { rows: run.rows, locs: &locs, page_lens, runs, longest, one_row_each };
         let steps = code.steps(&shape).map_err(|e| misfit(of, e.to_string()))?;
-        let of_node = |node: usize| steps.iter().filter(|s| s.node == node).count() as u64;
-        let works: Vec<(u64, u64)> = steps
-            .iter()
-            .map(|s| {
-                let (fixed, each) = code.work(s.node, run.rows);
-                (fixed / of_node(s.node), each)
-            })
-            .collect();
-        let dispatches = steps.into_iter().zip(works);
-        let dispatches = dispatches.map(|(step, work)| self.ready(of, &bounds, step, work));
+        let dispatches = steps.into_iter().map(|step| self.ready(of, &bounds, step));
         let dispatches = dispatches.collect::<Result<Vec<_>, _>>()?;
         self.gpu.check()?;
         Ok(Prepared {
             _of: (Arc::downgrade(&run.weights), Arc::downgrade(&run.bindings)),
-            page_lens: page_lens.to_vec(),
+            page_lens: page_lens.into(),
             bound: rects,
             dispatches,
         })
@@ -324,9 +343,8 @@ impl Runner {
         of: &LoadedGraph,
         bounds: &[Bound],
         step: PlacedDispatch,
-        work: (u64, u64),
     ) -> Result<Ready, DeviceError> {
-        let pipeline = self.gpu.pipelines.get(&self.gpu, &step.dispatch)?;
+        let pipeline = self.gpu.pipeline(&step.dispatch)?;
         let lacks = || misfit(of, "lacks a weight");
         let mut entries: SmallVec<[wgpu::BindGroupEntry<'_>; 8]> = SmallVec::new();
         for (i, operand) in step.operands.iter().enumerate() {
@@ -335,9 +353,9 @@ impl Runner {
                     let bound = bounds.get(*value).ok_or_else(lacks)?;
                     (&bound.buffer, bound.range.clone())
                 }
-                Operand::Weight(pack, part) => {
-                    let packs = of.weights.0.get(step.node).ok_or_else(lacks)?;
-                    let memory = packs.get(*pack).and_then(|p| p.parts.get(*part));
+                Operand::Weight(at) => {
+                    let packs = of.weights.0.get(at.of).ok_or_else(lacks)?;
+                    let memory = packs.get(at.pack).and_then(|p| p.parts.get(at.part));
                     let buffer = &memory.ok_or_else(lacks)?.buffer;
                     (buffer, 0..buffer.size())
                 }
@@ -365,8 +383,8 @@ impl Runner {
             layout: &pipeline.layout,
             entries: &entries,
         });
-        let (params, grid) = (step.dispatch.params, step.dispatch.grid);
-        Ok(Ready { pipeline, group, params, grid, work })
+        let PlacedDispatch { dispatch, work, .. } = step;
+        Ok(Ready { pipeline, group, params: dispatch.params, grid: dispatch.grid, work })
     }
 }
 
@@ -449,12 +467,11 @@ fn check_positions(of: &LoadedGraph, run: &Run) -> Result<(), DeviceError> {
 }
 
 /// The positions of a page in each group.
-fn page_lens(of: &LoadedGraph, batch: &ForwardBatch) -> Result<Vec<usize>, DeviceError> {
-    if of.code.groups.is_empty() {
-        return Ok(Vec::new());
-    }
-    let Some(first) = batch.seqs.first() else { return Ok(Vec::new()) };
-    let lens: Vec<usize> = first.tables.iter().map(|t| t.page_len).collect();
+fn page_lens(of: &LoadedGraph, batch: &ForwardBatch) -> Result<SmallVec<[usize; 8]>, DeviceError> {
+    let Some(first) = batch.seqs.first().filter(|_| !of.code.groups.is_empty()) else {
+        return Ok(SmallVec::new());
+    };
+    let lens: SmallVec<[usize; 8]> = first.tables.iter().map(|t| t.page_len).collect();
     let alike = |tables: &[troika_device::PageTable]| {
         tables.len() == lens.len() && tables.iter().zip(&lens).all(|(t, len)| t.page_len == *len)
     };
@@ -465,13 +482,14 @@ fn page_lens(of: &LoadedGraph, batch: &ForwardBatch) -> Result<Vec<usize>, Devic
 }
 
 /// Runs of rows whose sequences take the same frequencies.
-fn long_runs(code: &Code, run: &Run) -> Vec<(usize, usize, bool)> {
+fn long_runs(code: &Code, run: &Run) -> LongRuns {
     let beyond = code.graph.nodes.iter().find_map(|n| match &n.op {
         Op::Rope(rope) => rope.long.as_ref().map(|(_, beyond)| *beyond),
         _ => None,
     });
-    let Some(beyond) = beyond else { return vec![(0, run.rows, false)] };
-    let mut runs: Vec<(usize, usize, bool)> = Vec::new();
+    let whole = || smallvec![(0, run.rows, false)];
+    let Some(beyond) = beyond else { return whole() };
+    let mut runs = LongRuns::new();
     for seq in &run.forward.seqs {
         let is_long = seq.known_len > beyond;
         match runs.last_mut() {
@@ -479,16 +497,29 @@ fn long_runs(code: &Code, run: &Run) -> Vec<(usize, usize, bool)> {
             _ => runs.push((seq.rows.start, seq.rows.len(), is_long)),
         }
     }
-    if runs.is_empty() { vec![(0, run.rows, false)] } else { runs }
+    if runs.is_empty() { whole() } else { runs }
+}
+
+/// What attention depends on besides rows ([`Shape`]): the most positions that a row sees, rounded up
+/// so that it seldom changes, and whether each row is the only one of its sequence.
+fn reach(code: &Code, run: &Run) -> (usize, bool) {
+    let attends = |n: &troika_graph::Node| matches!(n.op, Op::Attention(_));
+    if run.rows > FEW as usize || !code.graph.nodes.iter().any(attends) {
+        return (0, false);
+    }
+    let seqs = &run.forward.seqs;
+    let ends = seqs.iter().map(|s| s.pos.saturating_add(s.rows.len()));
+    let longest = ends.max().unwrap_or(0).clamp(LEAST_POSITIONS, MOST_POSITIONS);
+    (longest.next_power_of_two(), seqs.iter().all(|s| s.rows.len() <= 1))
 }
 
 /// A forward batch as kernels read it: words that are the kernels' own, for each page group a record
 /// of each row, then the page tables.
-fn words_of(batch: &ForwardBatch) -> Vec<u32> {
+fn words_of(batch: &ForwardBatch, words: &mut Vec<u32>) {
     let groups = batch.seqs.first().map_or(0, |s| s.tables.len());
     let rows = batch.rows();
-    let mut words = vec![0; HEAD_WORDS as usize];
-    words.resize(words.len() + groups * rows * RECORD_WORDS as usize, 0);
+    words.clear();
+    words.resize(HEAD_WORDS as usize + groups * rows * RECORD_WORDS as usize, 0);
     for group in 0..groups {
         let records = HEAD_WORDS as usize + group * rows * RECORD_WORDS as usize;
         for seq in &batch.seqs {
@@ -503,7 +534,6 @@ fn words_of(batch: &ForwardBatch) -> Vec<u32> {
             }
         }
     }
-    words
 }
 
 /// The rectangles of all bindings, with as many rows as the submission has.
@@ -595,6 +625,7 @@ fn claim<'a>(
     code: &Code,
     run: &'a Run,
     rects: &[Rect],
+    wanted: &mut Vec<(Rect, Access)>,
 ) -> Result<SmallVec<[Claim<'a>; 12]>, DeviceError> {
     let b = &*run.bindings;
     let (inputs, states) = (b.inputs.len(), b.states.len());
@@ -606,7 +637,7 @@ fn claim<'a>(
         let slot = &code.slots[code.graph.states[i].0 as usize];
         let (row, all) = (slot.row_bytes(), rect.span());
         let byte = |r: usize| r.saturating_mul(row).saturating_add(all.start).min(all.end);
-        let mut wanted = Vec::new();
+        wanted.clear();
         for group in code.groups.iter().filter(|g| g.0 == i).map(|g| g.1) {
             for pages in run.forward.seqs.iter().filter_map(|s| PagesView::new(s, group)) {
                 pages.runs(|rows, appended| {
@@ -617,7 +648,7 @@ fn claim<'a>(
             }
         }
         if !wanted.is_empty() {
-            claims.push(view.buffer().claim(&wanted)?);
+            claims.push(view.buffer().claim(wanted)?);
         }
     }
     for (view, rect) in b.outputs.iter().zip(&rects[inputs + states..]) {

@@ -14,7 +14,7 @@ use crate::kernels::repack::repack;
 use crate::packs::{Pack, Split, matrices};
 use crate::recorder::Recorder;
 
-/// The packs of each node.
+/// The packs of each node, then those of each unit.
 pub(crate) struct NodeWeights(pub Vec<Vec<Arc<Loaded>>>);
 
 /// Bytes that are repacked at once.

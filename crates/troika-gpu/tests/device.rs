@@ -2,14 +2,19 @@
 
 #![allow(clippy::panic, clippy::print_stdout, clippy::unwrap_used)]
 
-use std::sync::Arc;
+#[path = "common/needed.rs"]
+mod needed;
+
+use std::collections::HashMap;
 use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex};
 
 use troika_device::{
-    Bindings, Buffer, CommandList, CopyRows, Device, DeviceError, ForwardBatch, PackFn, PackLayout,
-    Packed, RealClock, Run, Submission, View, WeightBytes, WeightData, WeightSource, Weights, Work,
+    Bindings, Buffer, CommandList, CompileRequest, CopyRows, Device, DeviceError, ForwardBatch,
+    PackFn, PackLayout, Packed, RealClock, Run, Submission, View, WeightBytes, WeightData,
+    WeightSource, Weights, Work,
 };
-use troika_gpu::{GpuDevice, GpuError, GpuOptions, GpuSpec};
+use troika_gpu::{GpuDevice, GpuError, GpuOptions, GpuSpec, OptionalCache, PipelineStore};
 use troika_graph::{ActivationFormat, DType, Op, Subgraph, SubgraphBuilder, WeightDecl};
 
 fn options() -> GpuOptions {
@@ -22,7 +27,7 @@ fn device(options: GpuOptions) -> Option<GpuDevice> {
     match GpuDevice::open(options) {
         Ok(device) => Some(device),
         Err(e @ (GpuError::NoAdapter | GpuError::Unknown { .. })) => {
-            println!("not run: {e}");
+            needed::not_run(&e.to_string());
             None
         }
         Err(e) => panic!("{e}"),
@@ -213,6 +218,58 @@ fn a_lost_device_is_an_error_by_name() {
     device.lose();
     let why = run(&device, &w).unwrap_err().to_string();
     assert!(why.contains("device gpu") && !why.contains('\n'), "{why}");
+}
+
+/// What is kept, by name.
+#[derive(Default)]
+struct Kept(Mutex<HashMap<String, Vec<u8>>>);
+
+impl PipelineStore for Kept {
+    fn get(&self, name: &str) -> Option<Vec<u8>> {
+        self.0.lock().unwrap().get(name).cloned()
+    }
+
+    fn put(&self, name: &str, bytes: &[u8]) {
+        self.0.lock().unwrap().insert(name.into(), bytes.to_vec());
+    }
+}
+
+#[test]
+fn what_the_driver_compiled_is_kept() {
+    let kept = Arc::new(Kept::default());
+    let options = || GpuOptions { kept: OptionalCache(Some(kept.clone())), ..options() };
+    let Some(first) = device(options()) else { return };
+    let w = Matrix { rows: 7, cols: 64 };
+    let expected = run(&first, &w).unwrap();
+    let (name, bytes) = kept.0.lock().unwrap().clone().into_iter().next().unwrap();
+    assert!(name.contains("llvmpipe") && name.contains(env!("CARGO_PKG_VERSION")), "{name}");
+    // Whole, and what no driver wrote.
+    for kept_bytes in [bytes.clone(), b"damage".to_vec(), bytes[..bytes.len() / 2].to_vec()] {
+        kept.put(&name, &kept_bytes);
+        let again = device(options()).unwrap();
+        assert_eq!(run(&again, &w).unwrap(), expected);
+        assert_eq!(kept.get(&name).unwrap().len(), bytes.len());
+    }
+}
+
+#[test]
+fn kernels_are_compiled_before_they_run() {
+    let Some(device) = device(options()) else { return };
+    let w = Matrix { rows: 7, cols: 64 };
+    let graph = product(&w);
+    let told = Mutex::new(Vec::new());
+    let go_on = |done| {
+        told.lock().unwrap().push(done);
+        true
+    };
+    let request = CompileRequest { graphs: &[&graph, &graph], weights: &w, go_on: &go_on };
+    assert!(device.compile(&request).iter().all(Result::is_ok));
+    let told = told.into_inner().unwrap();
+    assert!(told.is_sorted() && told.last() == Some(&2), "{told:?}");
+    // Whoever stops it gets nothing.
+    let other = product(&Matrix { rows: 7, cols: 96 });
+    let request = CompileRequest { graphs: &[&other], weights: &w, go_on: &|_| false };
+    assert!(matches!(device.compile(&request)[..], [Err(DeviceError::Cancelled)]));
 }
 
 #[test]

@@ -4,72 +4,15 @@
 
 mod common;
 
-use common::{Numbers, near, runner};
+use common::{ACTIVATIONS, BOUND, Numbers, act, dot, gated, loc, near, runner, weight};
 use half::{bf16, f16};
-use troika_gpu::kernels::repack::repack;
 use troika_gpu::kernels::{
-    self, AttentionShape, BatchWords, CacheFormat, ExpertShape, Floats, Loc, Matrix, NormShape,
-    RopeAppend, Stack, WeightFormat,
+    self, Append, Around, AttentionShape, BatchWords, Before, CacheFormat, ExpertShape, Floats,
+    Matrix, NormShape, Rotation, RotationAt, Stack, WeightFormat,
 };
-use troika_graph::blocks::dequantize;
 use troika_graph::{
-    Activation, ActivationFormat, Attention, DType, Rope, RopeFreqs, RopeStyle, Router, Score,
-    WeightRef,
+    ActivationFormat, Attention, DType, Rope, RopeFreqs, RopeStyle, Router, Score, WeightRef,
 };
-
-const BOUND: f64 = 1e-5;
-
-fn loc(offset: u32, stride: usize) -> Loc {
-    Loc { offset, stride: stride as u32 }
-}
-
-/// A weight of a type with reasonable numbers: its floats, and its rows on the device.
-fn weight(n: &mut Numbers, dtype: DType, rows: usize, cols: usize) -> (Vec<f32>, Vec<u8>) {
-    let bytes = match dtype {
-        DType::F32 => n.floats(rows * cols).into_iter().flat_map(f32::to_le_bytes).collect(),
-        DType::F16 => {
-            let x = n.floats(rows * cols).into_iter();
-            x.flat_map(|x| f16::from_f32(x).to_le_bytes()).collect::<Vec<u8>>()
-        }
-        DType::BF16 => {
-            let x = n.floats(rows * cols).into_iter();
-            x.flat_map(|x| bf16::from_f32(x).to_le_bytes()).collect()
-        }
-        _ => {
-            let len = rows * cols / dtype.block_len() * dtype.block_bytes();
-            let mut bytes: Vec<u8> = (0..len).map(|_| n.bits() as u8).collect();
-            // Scales of all blocks: where they lie, as f16 numbers below 1.
-            let scales: &[usize] = match dtype {
-                DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => &[0, 2],
-                DType::Q2_K => &[80, 82],
-                DType::Q3_K => &[108],
-                DType::Q6_K => &[208],
-                DType::MXFP4 => &[],
-                _ => &[0],
-            };
-            for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
-                for at in scales {
-                    let scale = f16::from_f32(n.float() / 16.0).to_le_bytes();
-                    block[*at..at + 2].copy_from_slice(&scale);
-                }
-                if dtype == DType::MXFP4 {
-                    block[0] = 120 + block[0] % 8;
-                }
-            }
-            bytes
-        }
-    };
-    let mut floats = vec![0.0; rows * cols];
-    dequantize(dtype, &bytes, &mut floats);
-    let format = WeightFormat::of(dtype).expect("a format");
-    let mut packed = vec![0xaa; rows * format.row_bytes(cols as u32)];
-    assert!(repack(dtype, &bytes, cols as u32, &mut packed));
-    (floats, packed)
-}
-
-fn dot(a: &[f32], b: &[f32]) -> f64 {
-    a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
-}
 
 fn columns(dtype: DType) -> [usize; 2] {
     match dtype.block_len() {
@@ -135,9 +78,11 @@ fn products_of_every_type_and_of_few_and_many_rows() {
                     let w = gpu.bytes(w);
                     let of = Matrix { format, rows: part_rows, cols: cols as u32, first };
                     let biased = rows > 1;
-                    let d = kernels::linear(of, biased, rows as u32, x_at, loc(1, outs + 2));
+                    let around = Around { bias: biased.then_some(0), ..Around::default() };
+                    let d = kernels::linear(of, rows as u32, &around, x_at, loc(1, outs + 2));
                     let bound = if biased { &bias_on } else { &w };
-                    gpu.run(&d.expect("a dispatch"), &[&w, bound, &x_on, &y]);
+                    let x = &x_on;
+                    gpu.run(&d.expect("a dispatch"), &[&w, bound, x, &y, x, x, x, x]);
                 }
                 let y = gpu.read_floats(&y);
                 let (mut is, mut expected) = (Vec::new(), Vec::new());
@@ -151,147 +96,6 @@ fn products_of_every_type_and_of_few_and_many_rows() {
                     assert_eq!(y[1 + r * (outs + 2) + outs], -5.0, "a gap between rows");
                 }
                 near(&format!("{dtype} {cols} {rows}"), &is, &expected, BOUND);
-            }
-        }
-    }
-}
-
-#[test]
-fn products_at_once_are_those_apart() {
-    let Some(gpu) = runner() else { return };
-    let mut n = Numbers(12);
-    for (dtype, cols) in
-        [(DType::F16, 160), (DType::Q8_0, 64), (DType::Q4_0, 640), (DType::Q4_K, 256)]
-    {
-        let format = WeightFormat::of(dtype).expect("a format");
-        let weights = [37, 5, 18].map(|rows| (rows, weight(&mut n, dtype, rows, cols)));
-        let on = [0, 1, 2].map(|i| gpu.bytes(&weights[i].1.1));
-        let of = weights.each_ref().map(|(rows, _)| Matrix {
-            format,
-            rows: *rows as u32,
-            cols: cols as u32,
-            first: 0,
-        });
-        for rows in [1, 3] {
-            let x = n.floats(rows * cols);
-            let x_on = gpu.floats(&x);
-            let expected = |i: usize| -> Vec<f64> {
-                let (outs, (w, _)) = &weights[i];
-                let of = |r: usize, o: usize| dot(&x[r * cols..][..cols], &w[o * cols..][..cols]);
-                (0..rows * outs).map(|at| of(at / outs, at % outs)).collect()
-            };
-            let y = [37, 5, 18].map(|outs| gpu.floats(&vec![0.0; rows * outs]));
-            let at = [loc(0, cols), loc(0, 37), loc(0, 5), loc(0, 18)];
-            let d = kernels::linear_three(of, rows as u32, at).expect("one");
-            gpu.run(&d, &[&on[0], &on[1], &on[2], &x_on, &y[0], &y[1], &y[2]]);
-            for (i, y) in y.iter().enumerate() {
-                let expected = expected(i);
-                let is = gpu.read_floats(y);
-                near(&format!("{dtype} {rows} {i}"), &is[..expected.len()], &expected, BOUND);
-            }
-            // A gate and up.
-            let (other, other_on) = weight(&mut n, dtype, 37, cols);
-            let bias = n.floats(37);
-            let bias_on = gpu.floats(&bias);
-            let act = ACTIVATIONS[4];
-            let at = [loc(0, cols), loc(0, 37)];
-            let Ok(d) = kernels::gate_up(of[0], act, true, rows as u32, at) else {
-                assert!(cols / 32 < 4 && rows > 1, "{dtype} {rows}");
-                continue;
-            };
-            let other_on = gpu.bytes(&other_on);
-            gpu.run(&d, &[&on[0], &other_on, &bias_on, &bias_on, &x_on, &y[0]]);
-            let expected: Vec<f64> = expected(0)
-                .into_iter()
-                .enumerate()
-                .map(|(at, g)| {
-                    let (r, o) = (at / 37, at % 37);
-                    let u = dot(&x[r * cols..][..cols], &other[o * cols..][..cols]);
-                    gated(act, g + f64::from(bias[o]), u + f64::from(bias[o]))
-                })
-                .collect();
-            let is = gpu.read_floats(&y[0]);
-            near(&format!("{dtype} gate"), &is[..expected.len()], &expected, BOUND);
-        }
-    }
-}
-
-/// One dispatch against the norms, rotations and appends that it stands for.
-#[test]
-fn rotating_and_appending_at_once_is_what_it_is_apart() {
-    let Some(gpu) = runner() else { return };
-    let mut n = Numbers(13);
-    let (rows, q_heads, k_heads, dim, v_width, page) = (3usize, 4, 2, 20, 36, 4u32);
-    let inv = n.floats(8);
-    let freqs = RopeFreqs { inv_freq: inv.clone().into(), factor: 1.0 };
-    let (q_width, k_width) = (q_heads * dim, k_heads * dim);
-    let [q, k, v] = [q_width, k_width, v_width].map(|width| n.floats(rows * width));
-    let norms = n.floats(2 * 32);
-    let [inv_on, norms_on] = [&inv, &norms].map(|x| gpu.floats(x));
-    let key_norm = gpu.floats(&norms[32..]);
-    let mut words = vec![0, 0];
-    words.extend([5, 14, 0, 0, 6, 14, 0, 0, 9, 15, 1, 0, 3, 1, 2]);
-    for style in [RopeStyle::Half, RopeStyle::Interleaved] {
-        let freqs = freqs.clone();
-        let rope = Rope { head_dim: dim, offset: 2, rotary_dim: 16, style, freqs, long: None };
-        for (format, norm) in [
-            (CacheFormat::F32, None),
-            (CacheFormat::F16, Some((1e-5, 1.0))),
-            (CacheFormat::Bf16, Some((1e-5, 0.0))),
-        ] {
-            let batch = BatchWords { rows: 2, count: rows as u32, page_len: page, flag: 0 };
-            let of = RopeAppend {
-                rope: &rope,
-                factor: 1.25,
-                q_heads: q_heads as u32,
-                k_heads: k_heads as u32,
-                v_width: v_width as u32,
-                norm,
-                batch,
-                keys: format,
-                values: format,
-            };
-            let per_word = if format == CacheFormat::F32 { 1 } else { 2 };
-            let cache = |width: usize| gpu.words(&vec![7; 4 * 4 * width / per_word]);
-            let [q_on, k_on, v_on] = [&q, &k, &v].map(|x| gpu.floats(x));
-            let (keys, values, words_on) = (cache(k_width), cache(v_width), gpu.words(&words));
-            let at = [q_width, k_width, v_width, q_width].map(|width| loc(0, width));
-            let d = kernels::rope_append(&of, 32, at).expect("one");
-            let inputs = [&inv_on, &norms_on, &q_on, &k_on, &v_on, &words_on, &keys, &values];
-            gpu.run(&d, &inputs);
-            // Apart.
-            let (rotated, is) = (gpu.read_floats(&q_on), [gpu.read(&keys), gpu.read(&values)]);
-            let [q_on, k_on] = [&q, &k].map(|x| gpu.floats(x));
-            for (x, heads, weight) in [(&q_on, q_heads, &norms_on), (&k_on, k_heads, &key_norm)] {
-                let at = loc(0, heads * dim);
-                if let Some((eps, offset)) = norm {
-                    let (rows, groups, group) = (rows as u32, heads as u32, dim as u32);
-                    let shape = NormShape { rows, groups, group, eps };
-                    let d = kernels::rms_norm(shape, Some(offset), at, at).expect("one");
-                    gpu.run(&d, &[weight, weight, x, x]);
-                }
-                let places = gpu.words(&[5, 6, 9]);
-                let shape = [rows as u32, heads as u32];
-                let d = kernels::rope(&rope, 1.25, shape, [at, loc(0, 1), at]).expect("one");
-                gpu.run(&d, &[&inv_on, x, &places, x]);
-            }
-            let (keys, values) = (cache(k_width), cache(v_width));
-            for (x, width, to) in [(&k_on, k_width, &keys), (&v_on, v_width, &values)] {
-                let d = kernels::kv_append(batch, width as u32, loc(0, width), format);
-                gpu.run(&d.expect("one"), &[x, &words_on, to]);
-            }
-            let wide = |x: &[f32]| x.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
-            near("queries", &rotated, &wide(&gpu.read_floats(&q_on)), 1e-6);
-            let numbers = |words: &[u32]| -> Vec<f32> {
-                let halves = words.iter().flat_map(|w| [*w as u16, (*w >> 16) as u16]);
-                match format {
-                    CacheFormat::F32 => words.iter().map(|w| f32::from_bits(*w)).collect(),
-                    CacheFormat::F16 => halves.map(|h| f16::from_bits(h).to_f32()).collect(),
-                    CacheFormat::Bf16 => halves.map(|h| bf16::from_bits(h).to_f32()).collect(),
-                }
-            };
-            for (is, to) in is.iter().zip([&keys, &values]) {
-                near("caches", &numbers(is), &wide(&numbers(&gpu.read(to))), 1e-2);
             }
         }
     }
@@ -315,7 +119,8 @@ fn heads_have_weights_of_their_own() {
         };
         let (x_at, y_at) = (loc(0, heads * cols), loc(0, heads * outs));
         let d = kernels::head_linear(of, heads as u32, rows as u32, x_at, y_at);
-        gpu.run(&d.expect("a dispatch"), &[&w, &w, &gpu.floats(&x), &y]);
+        let x_on = &gpu.floats(&x);
+        gpu.run(&d.expect("a dispatch"), &[&w, &w, x_on, &y, x_on, x_on, x_on, x_on]);
         let mut expected = Vec::new();
         for r in 0..rows {
             for o in 0..heads * outs {
@@ -352,18 +157,19 @@ fn norms_of_whole_rows_and_of_groups() {
         let len = rows * cols;
         let fresh = || gpu.floats(&vec![0.0; len]);
         let y = fresh();
-        gpu.run(&kernels::rms_norm(shape, None, at, at).expect("one"), &[&w_on, &w_on, &a_on, &y]);
+        let d = kernels::rms_norm(shape, None, None, [at; 2]).expect("one");
+        gpu.run(&d, &[&w_on, &w_on, &a_on, &a_on, &y]);
         near("rms", &gpu.read_floats(&y)[..len], &expected(&a, false, &|_, x| x), BOUND);
-        let (sum, y) = (fresh(), fresh());
-        let d = kernels::add_rms_norm(shape, Some(1.0), [at; 4]).expect("one");
-        gpu.run(&d, &[&w_on, &w_on, &a_on, &b_on, &sum, &y]);
-        let both: Vec<f32> = a.iter().zip(&b).map(|(a, b)| a + b).collect();
-        assert_eq!(gpu.read_floats(&sum)[..len], both);
-        let of = |i: usize, x: f64| x * (1.0 + f64::from(weight[i]));
-        near("sums", &gpu.read_floats(&y)[..len], &expected(&both, false, &of), BOUND);
         let y = fresh();
-        let d = kernels::layer_norm(shape, true, at, at).expect("one");
-        gpu.run(&d, &[&w_on, &bias_on, &a_on, &y]);
+        let d = kernels::rms_norm(shape, Some(1.0), Some(at), [at; 2]).expect("one");
+        gpu.run(&d, &[&w_on, &w_on, &a_on, &b_on, &y]);
+        let of = |i: usize, x: f64| x * (1.0 + f64::from(weight[i]));
+        let sums: Vec<f64> =
+            expected(&a, false, &of).into_iter().zip(&b).map(|(x, b)| x + f64::from(*b)).collect();
+        near("sums", &gpu.read_floats(&y)[..len], &sums, BOUND);
+        let y = fresh();
+        let d = kernels::layer_norm(shape, true, None, [at; 2]).expect("one");
+        gpu.run(&d, &[&w_on, &bias_on, &a_on, &a_on, &y]);
         let of = |i: usize, x: f64| x * f64::from(weight[i]) + f64::from(bias[i]);
         near("layer", &gpu.read_floats(&y)[..len], &expected(&a, true, &of), BOUND);
     }
@@ -384,9 +190,14 @@ fn rotations_at_far_positions() {
             let freqs = RopeFreqs { inv_freq: inv.clone().into(), factor: 1.0 };
             let op = Rope { head_dim: dim, offset, rotary_dim: rotary, style, freqs, long: None };
             let y = gpu.floats(&vec![0.0; x.len()]);
-            let d = kernels::rope(&op, 1.5, [rows as u32, heads as u32], [at, loc(0, 1), at]);
+            let heads_of = [heads as u32, 0];
+            let of =
+                Rotation { rope: &op, factor: 1.5, rows: rows as u32, heads: heads_of, norm: None };
+            let places = RotationAt { from: [at; 2], positions: loc(0, 1), to: [at; 2] };
+            let d = kernels::rope(&of, places).expect("one");
             let places = gpu.words(&positions.map(|p| p as u32));
-            gpu.run(&d.expect("one"), &[&gpu.floats(&inv), &gpu.floats(&x), &places, &y]);
+            let (inv_on, x_on) = (gpu.floats(&inv), gpu.floats(&x));
+            gpu.run(&d, &[&inv_on, &inv_on, &x_on, &x_on, &places, &y, &y]);
             let mut expected: Vec<f64> = x.iter().map(|x| f64::from(*x)).collect();
             for (row, p) in positions.into_iter().enumerate() {
                 for (head, i) in (0..heads).flat_map(|h| (0..rotary / 2).map(move |i| (h, i))) {
@@ -449,10 +260,9 @@ fn attends(format: CacheFormat, case: &Case) {
     };
     let all = words(0..len);
     let batch = BatchWords { rows: 2, count: len as u32, page_len: page as u32, flag: 1 };
-    for (x, width, to) in [(&keys, k_width, &keys_on), (&values, v_width, &values_on)] {
-        let d = kernels::kv_append(batch, width as u32, loc(0, width), format).expect("one");
-        gpu.run(&d, &[&gpu.floats(x), &all, to]);
-    }
+    let rows_of = |width: usize| Append { width: width as u32, x: loc(0, width), cache: format };
+    let d = kernels::kv_append(batch, rows_of(k_width), Some(rows_of(v_width))).expect("one");
+    gpu.run(&d, &[&gpu.floats(&keys), &gpu.floats(&values), &all, &keys_on, &values_on]);
     assert_eq!(gpu.read(&all)[..2], [0, 0], "nothing beyond f16");
     let op = Attention {
         heads,
@@ -474,28 +284,61 @@ fn attends(format: CacheFormat, case: &Case) {
     for (r, p) in positions.clone().into_iter().enumerate() {
         let at = p.start;
         let batch = BatchWords { rows: 2, count: 1, page_len: page as u32, flag: 1 };
-        let shape = AttentionShape { op: &op, batch, keys: format, values: format };
+        let shape = AttentionShape { op: &op, batch, keys: format, values: format, append: None };
         let y = gpu.floats(&vec![0.0; heads * v_dim]);
         let q_at = loc((r * heads * k_dim) as u32, heads * k_dim);
         let d = kernels::attention(shape, q_at, loc(0, heads * v_dim)).expect("one");
         let of_values = if case.value_in_key { &keys_on } else { &values_on };
-        gpu.run(&d, &[&gpu.floats(&sinks), &gpu.floats(&q), &words(p), &keys_on, of_values, &y]);
-        let of_sinks = gpu.floats(&sinks);
-        let q_on = gpu.floats(&q);
+        let (of_sinks, q_on, batch_on) = (gpu.floats(&sinks), gpu.floats(&q), words(p));
+        gpu.run(&d, &[&of_sinks, &q_on, &batch_on, &keys_on, of_values, &y, &q_on, &q_on]);
         let whole = gpu.read_floats(&y)[..heads * v_dim].to_vec();
+        let wide: Vec<f64> = whole.iter().map(|x| f64::from(*x)).collect();
         // The same in parts, of which the last have nothing.
         let parts = 4;
         let width = kernels::part_floats(&op, parts);
         let between = gpu.floats(&vec![f32::NAN; width]);
+        let merge = |what: &str| {
+            let (from, to) = (loc(0, width), loc(0, heads * v_dim));
+            let d = kernels::attention_merge(&op, 1, parts, from, to).expect("one");
+            gpu.run(&d, &[&of_sinks, &between, &y]);
+            near(what, &gpu.read_floats(&y)[..heads * v_dim], &wide, BOUND);
+        };
         let d = kernels::attention_in_parts(shape, parts, q_at, loc(0, width)).expect("one");
-        let batch_on = words(at..at + 1);
-        gpu.run(&d, &[&of_sinks, &q_on, &batch_on, &keys_on, of_values, &between]);
-        let (from, to) = (loc(0, width), loc(0, heads * v_dim));
-        let d = kernels::attention_merge(&op, 1, parts, from, to).expect("one");
-        gpu.run(&d, &[&of_sinks, &between, &y]);
-        let merged = gpu.read_floats(&y)[..heads * v_dim].to_vec();
-        let wide: Vec<f64> = whole.iter().map(|x| f64::from(*x)).collect();
-        near("parts", &merged, &wide, BOUND);
+        gpu.run(&d, &[&of_sinks, &q_on, &batch_on, &keys_on, of_values, &between, &q_on, &q_on]);
+        merge("parts");
+        // The same with the row's own key and value from elsewhere: the caches get them.
+        let rows = if case.value_in_key { [k_width; 2] } else { [k_width, v_width] };
+        let rows = rows.map(|width| loc((at * width) as u32, width));
+        let shape = AttentionShape { append: Some(rows), ..shape };
+        let Ok(d) = kernels::attention_in_parts(shape, parts, q_at, loc(0, width)) else {
+            assert!(k_dim % 2 == 1 && format != CacheFormat::F32);
+            is.extend(whole);
+            continue;
+        };
+        let (new_keys, new_values) = (gpu.floats(&keys), gpu.floats(&values));
+        let new_values = if case.value_in_key { &new_keys } else { &new_values };
+        let caches = [cache(k_width), cache(v_width)];
+        let (mut k, mut v) = (keys.clone(), values.clone());
+        k[at * k_width..][..k_width].fill(7.0);
+        v[at * v_width..][..v_width].fill(7.0);
+        let append = kernels::kv_append(
+            BatchWords { count: len as u32, ..batch },
+            rows_of(k_width),
+            Some(rows_of(v_width)),
+        );
+        let (k, v) = (gpu.floats(&k), gpu.floats(&v));
+        gpu.run(&append.expect("one"), &[&k, &v, &all, &caches[0], &caches[1]]);
+        let of_values = if case.value_in_key { &caches[0] } else { &caches[1] };
+        let keys_at = &caches[0];
+        gpu.run(
+            &d,
+            &[&of_sinks, &q_on, &batch_on, keys_at, of_values, &between, &new_keys, new_values],
+        );
+        merge("appended");
+        assert_eq!(gpu.read(&caches[0]), gpu.read(&keys_on));
+        if !case.value_in_key {
+            assert_eq!(gpu.read(&caches[1]), gpu.read(&values_on));
+        }
         is.extend(whole);
     }
     let (keys, values) = (cached(format, &keys), cached(format, &values));
@@ -554,56 +397,17 @@ fn halves_that_overflow_are_flagged() {
     let batch = BatchWords { rows: 1, count: 1, page_len: 1, flag: 0 };
     for (x, flag) in [(65504.0, 0), (65519.9, 0), (-65520.0, 1), (f32::INFINITY, 0)] {
         let words = gpu.words(&[0, 0, 5, 0, 0, 0]);
-        let d = kernels::kv_append(batch, 2, loc(0, 2), CacheFormat::F16).expect("one");
-        gpu.run(&d, &[&gpu.floats(&[1.0, x]), &words, &cache]);
+        let rows = Append { width: 2, x: loc(0, 2), cache: CacheFormat::F16 };
+        let d = kernels::kv_append(batch, rows, None).expect("one");
+        let x_on = gpu.floats(&[1.0, x]);
+        gpu.run(&d, &[&x_on, &x_on, &words, &cache, &cache]);
         assert_eq!(gpu.read(&words)[0], flag, "{x}");
         let bits = u32::from(f16::from_f32(x).to_bits()) << 16 | 0x3c00;
         assert_eq!(gpu.read(&cache)[0], bits, "{x}");
     }
-    assert!(kernels::kv_append(batch, 3, loc(0, 3), CacheFormat::F16).is_err());
+    let odd = Append { width: 3, x: loc(0, 3), cache: CacheFormat::F16 };
+    assert!(kernels::kv_append(batch, odd, None).is_err());
 }
-
-fn act(of: Activation, g: f64) -> f64 {
-    let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
-    match of {
-        Activation::Silu => g * sigmoid(g),
-        Activation::Gelu => {
-            // The integral of the normal density by Simpson's rule.
-            let (steps, density) = (2000, |x: f64| (-x * x / 2.0).exp());
-            let h = g / f64::from(steps);
-            let inner: f64 =
-                (1..steps).map(|i| f64::from(2 + 2 * (i % 2)) * density(h * f64::from(i))).sum();
-            let integral = h / 3.0 * (density(0.0) + inner + density(g));
-            g * (0.5 + integral / (2.0 * std::f64::consts::PI).sqrt())
-        }
-        Activation::GeluTanh => {
-            let z = (2.0 / std::f64::consts::PI).sqrt() * (g + 0.044715 * g.powi(3));
-            0.5 * g * (1.0 + z.tanh())
-        }
-        Activation::Relu => g.max(0.0),
-        Activation::ClampedSwiglu { alpha, limit } => {
-            let top = g.min(f64::from(limit));
-            top * sigmoid(f64::from(alpha) * top)
-        }
-    }
-}
-
-fn gated(of: Activation, g: f64, u: f64) -> f64 {
-    match of {
-        Activation::ClampedSwiglu { limit, .. } => {
-            act(of, g) * (u.clamp(-f64::from(limit), f64::from(limit)) + 1.0)
-        }
-        _ => act(of, g) * u,
-    }
-}
-
-const ACTIVATIONS: [Activation; 5] = [
-    Activation::Silu,
-    Activation::Gelu,
-    Activation::GeluTanh,
-    Activation::Relu,
-    Activation::ClampedSwiglu { alpha: 1.702, limit: 3.0 },
-];
 
 #[test]
 fn ops_on_elements() {
@@ -838,13 +642,15 @@ fn experts_of_rows_and_of_groups() {
                 let each = Matrix { format, rows: k as u32, cols: inter as u32, first: 0 };
                 let stack = Stack { each, first: part.0 as u32, count: part.1 as u32 };
                 let at = [loc(0, inter), loc(0, top_k), loc(0, top_k), loc(0, k)];
-                let d = kernels::experts_down(stack, shape, i > 0, at).expect("one");
+                // The first adds to a value.
+                let before = if i > 0 { Before::Results } else { Before::Value(loc(0, k)) };
+                let d = kernels::experts_down(stack, shape, before, at).expect("one");
                 let w = slice(&down_on, part);
                 let of_bias = floats(&db, part);
                 let b = if bias { &of_bias } else { &w };
-                gpu.run(&d, &[&w, b, &h, &ids_on, &shares_on, &y]);
+                gpu.run(&d, &[&w, b, &h, &ids_on, &shares_on, &y, &x_on]);
             }
-            let mut expected = vec![0.0; rows * k];
+            let mut expected: Vec<f64> = x.iter().map(|x| f64::from(*x)).collect();
             for r in 0..rows {
                 for slot in 0..top_k {
                     let (e, share) = match capacity {

@@ -8,8 +8,9 @@ use std::process::{Command, Stdio};
 use naga::back::{hlsl, msl, pipeline_constants::process_overrides, spv};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 use troika_gpu::kernels::{
-    self, AttentionShape, BatchWords, Binding, CacheFormat, Dispatch, ExpertShape, Floats,
-    KernelError, Loc, MAX_PARAMS, Matrix, NormShape, RopeAppend, Stack, WeightFormat,
+    self, Append, Around, AttentionShape, BatchWords, Before, Binding, CacheFormat, Dispatch,
+    ExpertShape, FewRows, Floats, HeadNorm, KernelError, Loc, MAX_PARAMS, Matrix, NormShape,
+    Rotation, RotationAt, RowNorm, Stack, WeightFormat,
 };
 use troika_graph::{
     Activation, ActivationFormat, Attention, Rope, RopeFreqs, RopeStyle, Router, Score,
@@ -30,36 +31,63 @@ const ACTIVATIONS: [Activation; 5] = [
     Activation::ClampedSwiglu { alpha: 1.7, limit: 7.0 },
 ];
 
+/// No norm, and each kind of them.
+fn row_norms() -> [Option<RowNorm>; 4] {
+    let norm = |layer, bias| Some(RowNorm { layer, bias, eps: 1e-5, offset: 0.0 });
+    [None, norm(false, false), norm(true, false), norm(true, true)]
+}
+
+/// What is around products.
+fn surroundings() -> Vec<Around> {
+    let at = Some(AT);
+    let norms = row_norms();
+    vec![
+        Around::default(),
+        Around { bias: Some(0), addends: [at, None], ..Around::default() },
+        Around { act: Some(Activation::Gelu), gate: at, addends: [at; 2], ..Around::default() },
+        Around { norm: norms[1], normed: at, ..Around::default() },
+        Around { norm: norms[3], bias: Some(4096), ..Around::default() },
+        Around { norm: norms[2], ..Around::default() },
+    ]
+}
+
 fn products(out: &mut Vec<Result<Dispatch, KernelError>>) {
     for format in WeightFormat::ALL {
         let matrix = |cols| Matrix { format, rows: 100, cols, first: 0 };
         let wide = matrix(2048);
+        let around = Around::default();
         out.push(kernels::embed(wide, 1.0, 3, AT, AT));
         for x in [AT, ODD] {
             for rows in [1, 2, 3, 8, 9] {
-                out.push(kernels::linear(wide, rows == 1, rows, x, AT));
+                for around in surroundings() {
+                    if rows < 9 || around.norm.is_none() {
+                        out.push(kernels::linear(wide, rows, &around, x, AT));
+                    }
+                }
             }
             let stack = Stack { each: wide, first: 0, count: 8 };
             let mut shape = ExpertShape { rows: 2, top_k: 2, capacity: None, bias: true };
             out.push(kernels::experts_gate_up(stack, Activation::Silu, shape, [x, AT, AT]));
-            out.push(kernels::experts_down(stack, shape, true, [x, AT, AT, AT]));
+            out.push(kernels::experts_down(stack, shape, Before::Results, [x, AT, AT, AT]));
             shape.bias = false;
             out.push(kernels::experts_gate_up(stack, Activation::Relu, shape, [x, AT, AT]));
-            out.push(kernels::experts_down(stack, shape, false, [x, AT, AT, AT]));
+            out.push(kernels::experts_down(stack, shape, Before::Value(AT), [x, AT, AT, AT]));
+            for (rows, norm) in [1, 2, 8].into_iter().zip(row_norms()) {
+                let bias = (rows == 1).then_some(0);
+                let of = FewRows { rows, norm, bias };
+                out.push(kernels::linear_three([wide; 3], of, [x, AT, AT, AT]));
+                out.push(kernels::gate_up(wide, 100, Activation::Silu, of, [x, AT]));
+            }
         }
         out.push(kernels::head_linear(wide, 4, 1, AT, AT));
-        for rows in [1, 2, 8] {
-            out.push(kernels::linear_three([wide; 3], rows, [AT; 4]));
-            out.push(kernels::gate_up(wide, Activation::Silu, rows == 1, rows, [AT; 2]));
-        }
         for cols in [256, 1024] {
-            out.push(kernels::linear(matrix(cols), false, 1, AT, AT));
-            out.push(kernels::linear(matrix(cols), false, 5, AT, AT));
+            out.push(kernels::linear(matrix(cols), 1, &around, AT, AT));
+            out.push(kernels::linear(matrix(cols), 5, &around, AT, AT));
         }
         if format.block() <= 32 {
             for cols in [32, 96, 160] {
-                out.push(kernels::linear(matrix(cols), false, 1, AT, AT));
-                out.push(kernels::linear(matrix(cols), false, 8, AT, AT));
+                out.push(kernels::linear(matrix(cols), 1, &around, AT, AT));
+                out.push(kernels::linear(matrix(cols), 8, &around, AT, AT));
             }
         }
     }
@@ -68,7 +96,10 @@ fn products(out: &mut Vec<Result<Dispatch, KernelError>>) {
 fn attentions(out: &mut Vec<Result<Dispatch, KernelError>>) {
     let batch = BatchWords { rows: 0, count: 3, page_len: 16, flag: 0 };
     for cache in [CacheFormat::F32, CacheFormat::F16, CacheFormat::Bf16] {
-        out.push(kernels::kv_append(batch, 128, AT, cache));
+        let rows = Append { width: 128, x: AT, cache };
+        out.push(kernels::kv_append(batch, rows, None));
+        let values = Append { cache: CacheFormat::F16, ..rows };
+        out.push(kernels::kv_append(batch, rows, Some(values)));
         for (k_dim, v_dim, value_in_key) in [(64, 64, false), (576, 512, true), (96, 64, false)] {
             for softcap in [None, Some(50.0)] {
                 let op = Attention {
@@ -84,9 +115,12 @@ fn attentions(out: &mut Vec<Result<Dispatch, KernelError>>) {
                     page_group: 0,
                     activations: ActivationFormat::F32,
                 };
-                let shape = AttentionShape { op: &op, batch, keys: cache, values: cache };
-                out.push(kernels::attention(shape, AT, AT));
-                out.push(kernels::attention_in_parts(shape, 4, AT, AT));
+                for append in [None, Some([AT; 2])] {
+                    let (keys, values) = (cache, cache);
+                    let shape = AttentionShape { op: &op, batch, keys, values, append };
+                    out.push(kernels::attention(shape, AT, AT));
+                    out.push(kernels::attention_in_parts(shape, 4, AT, AT));
+                }
                 out.push(kernels::attention_merge(&op, 3, 4, AT, AT));
             }
         }
@@ -96,33 +130,21 @@ fn attentions(out: &mut Vec<Result<Dispatch, KernelError>>) {
 fn rest(out: &mut Vec<Result<Dispatch, KernelError>>) {
     for group in [5, 64, 100, 1000] {
         let shape = NormShape { rows: 3, groups: 2, group, eps: 1e-5 };
-        for offset in [None, Some(1.0)] {
-            out.push(kernels::rms_norm(shape, offset, AT, AT));
-            out.push(kernels::add_rms_norm(shape, offset, [AT; 4]));
+        for addend in [None, Some(AT)] {
+            out.push(kernels::rms_norm(shape, None, addend, [AT; 2]));
+            out.push(kernels::rms_norm(shape, Some(1.0), addend, [AT; 2]));
+            out.push(kernels::layer_norm(shape, true, addend, [AT; 2]));
+            out.push(kernels::layer_norm(shape, false, addend, [AT; 2]));
         }
-        out.push(kernels::layer_norm(shape, true, AT, AT));
-        out.push(kernels::layer_norm(shape, false, AT, AT));
     }
     let freqs = RopeFreqs { inv_freq: vec![1.0; 16].into(), factor: 1.0 };
     for style in [RopeStyle::Half, RopeStyle::Interleaved] {
         let freqs = freqs.clone();
         let op = Rope { head_dim: 64, offset: 0, rotary_dim: 32, style, freqs, long: None };
-        out.push(kernels::rope(&op, 1.0, [3, 8], [AT; 3]));
-        for cache in [CacheFormat::F32, CacheFormat::F16, CacheFormat::Bf16] {
-            let mut of = RopeAppend {
-                rope: &op,
-                factor: 1.0,
-                q_heads: 8,
-                k_heads: 2,
-                v_width: 128,
-                norm: None,
-                batch: BatchWords { rows: 0, count: 3, page_len: 16, flag: 0 },
-                keys: cache,
-                values: cache,
-            };
-            out.push(kernels::rope_append(&of, 0, [AT; 4]));
-            of.norm = Some((1e-6, 0.0));
-            out.push(kernels::rope_append(&of, 64, [AT; 4]));
+        let at = RotationAt { from: [AT; 2], positions: AT, to: [AT; 2] };
+        for norm in [None, Some(HeadNorm { eps: 1e-6, offset: 0.0, groups: [64, 128] })] {
+            let of = Rotation { rope: &op, factor: 1.0, rows: 3, heads: [8, 2], norm };
+            out.push(kernels::rope(&of, at));
         }
     }
     for act in ACTIVATIONS {

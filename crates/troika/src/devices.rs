@@ -24,6 +24,12 @@ use troika_sim::{Board, Soc, SocError, VirtualClock, VirtualDevice};
 use troika_trace::Tracer;
 use troika_weights::CacheFolder;
 
+use crate::checked_device::CheckedDevice;
+use crate::device_check::{Check, CheckedKernel, check_all};
+use crate::kept_of_devices::GpuSettings;
+#[cfg(feature = "gpu")]
+use crate::kept_of_devices::KeptOfDevices;
+
 #[cfg(feature = "gpu")]
 pub use troika_gpu::GpuSpec;
 
@@ -43,6 +49,8 @@ pub struct DeviceOptions {
     pub memory: Vec<(String, u64)>,
     /// What NPU devices need.
     pub npu: NpuSettings,
+    /// What GPU devices need.
+    pub gpu: GpuSettings,
 }
 
 /// What NPU devices need.
@@ -356,7 +364,11 @@ pub(crate) fn open_traced(
             return Ok(Arc::new(npu) as Arc<dyn Device>);
         }
         if let Some(gpu) = &spec.gpu {
-            return open_gpu(name, gpu, options);
+            let gpu = open_gpu(name, gpu, options)?;
+            let settings = &options.gpu;
+            let checked =
+                || Arc::new(CheckedDevice::new(gpu.clone(), reference_cpu, settings.clone()));
+            return Ok(if settings.check { checked() } else { gpu });
         }
         let cores = spec.cores.clone();
         let threads = cores.as_ref().map_or_else(troika_cpu::default_threads, Vec::len);
@@ -364,6 +376,26 @@ pub(crate) fn open_traced(
         open(CpuOptions { name, threads, cores, isa, ..CpuOptions::default() })
     });
     devices.collect()
+}
+
+/// The CPU, which other devices' kernels are compared with.
+///
+/// # Errors
+/// It cannot be opened.
+pub(crate) fn reference_cpu() -> Result<Arc<dyn Device>, DeviceError> {
+    let options = CpuOptions { name: "cpu".into(), threads: 1, ..CpuOptions::default() };
+    Ok(Arc::new(CpuDevice::new(options)?))
+}
+
+/// Compares each kernel of a device with the CPU's. `progress` hears how many of how many are done.
+///
+/// # Errors
+/// The CPU does not compute a case, or a queue does not start.
+pub fn check_device(
+    device: &dyn Device,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<Vec<CheckedKernel>, DeviceError> {
+    check_all(&Check { device, reference: reference_cpu()? }, progress)
 }
 
 /// A CPU device whose products are shown to an observer.
@@ -500,11 +532,28 @@ fn open_gpu(
     options: &DeviceOptions,
 ) -> Result<Arc<dyn Device>, DeviceError> {
     let memory = options.memory.iter().find(|(of, _)| *of == name).map(|(_, bytes)| *bytes);
-    let (spec, binding_limit) = (spec.clone(), None);
-    let own = troika_gpu::GpuOptions { name: name.clone(), spec, memory, binding_limit };
+    let store = options.gpu.kept().map(|kept| Arc::new(kept) as Arc<dyn troika_gpu::PipelineStore>);
+    let own = troika_gpu::GpuOptions {
+        name: name.clone(),
+        spec: spec.clone(),
+        memory,
+        binding_limit: None,
+        kept: troika_gpu::OptionalCache(store),
+    };
     let opened = troika_gpu::GpuDevice::open(own);
     let gpu = opened.map_err(|e| DeviceError::System { device: name, why: e.to_string() })?;
     Ok(Arc::new(gpu))
+}
+
+#[cfg(feature = "gpu")]
+impl troika_gpu::PipelineStore for KeptOfDevices {
+    fn get(&self, name: &str) -> Option<Vec<u8>> {
+        self.read(name)
+    }
+
+    fn put(&self, name: &str, bytes: &[u8]) {
+        self.keep(name, bytes);
+    }
 }
 
 /// Which adapter; in this build there is none.

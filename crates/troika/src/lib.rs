@@ -42,6 +42,8 @@
 
 mod calibrate;
 mod calibrated;
+mod check_cases;
+mod checked_device;
 mod describe;
 mod device_check;
 mod devices;
@@ -51,6 +53,7 @@ mod error;
 mod expert_options;
 mod generate;
 mod generation;
+mod kept_of_devices;
 mod memory;
 mod open;
 mod options;
@@ -66,12 +69,13 @@ mod text;
 
 pub use calibrate::{Calibrated, calibrate};
 pub use calibrated::{CalibrationOptions, Outliers, ShadowMemory};
+pub use checked_device::keep_checked;
 pub use describe::{BoundModel, Described, describe};
-pub use device_check::{CheckedKernel, check_device};
+pub use device_check::CheckedKernel;
 pub use devices::{
     CacheFault, DeviceOptions, DeviceSpec, DeviceSpecError, GpuSpec, NpuSettings, Peak, Peaks,
-    ProcessorSpec, gpu_adapters, instruction_sets, measure_bandwidth, measure_peaks, multiply_of,
-    npu, open_devices, parse_cores, sim, usable_cores, virtual_clock,
+    ProcessorSpec, check_device, gpu_adapters, instruction_sets, measure_bandwidth, measure_peaks,
+    multiply_of, npu, open_devices, parse_cores, sim, usable_cores, virtual_clock,
 };
 pub use driver::EngineGuard;
 pub use energy::{EnergyMeter, Metering, PowerMeter};
@@ -79,6 +83,7 @@ pub use error::Error;
 pub use expert_options::ExpertOptions;
 pub use generate::Finish;
 pub use generation::GenerationDefaults;
+pub use kept_of_devices::{CheckProgress, GpuSettings, Notes};
 pub use memory::free_memory;
 pub use open::Model;
 pub use options::{LoadProgress, OpenOptions, PredictorOptions, SolveOptions};

@@ -148,6 +148,7 @@ impl Model {
             format!("device {name} computes nothing (its numerics are off): tokens are counted up, not generated")
         }));
         warnings.extend(unkept(options));
+        warnings.extend(options.devices.gpu.notes.take());
         let computes = silent.is_none();
         let unkept = store.finish_packed();
         store.open_experts(&unkept)?;

@@ -138,6 +138,7 @@ impl BoundModel {
             changes.extend(self.avoid(&mut plan, &refusals)?);
         }
         self.check_memory(&plan, options)?;
+        changes.extend(options.devices.gpu.notes.take());
         Ok(Planned { plan, changes, refusals, alternatives, model: self })
     }
 

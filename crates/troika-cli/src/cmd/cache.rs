@@ -46,6 +46,10 @@ fn contents(file: &CacheFile) -> (String, String) {
             Ok(()) => ("compiled for an NPU".into(), String::new()),
             Err(why) => (format!("unusable: {why}"), String::new()),
         },
+        CacheKind::Device => match file.verify() {
+            Ok(()) => ("kernels of a GPU".into(), String::new()),
+            Err(why) => (format!("unusable: {why}"), String::new()),
+        },
         CacheKind::Profile => match troika_lab::kept_profile(&file.path) {
             Ok((of, true)) => (of, "complete".into()),
             Ok((of, false)) => (of, "begun".into()),

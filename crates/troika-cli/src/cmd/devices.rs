@@ -6,13 +6,13 @@ use serde_json::{Map, Value, json};
 use troika::device::{Device, DeviceKind};
 use troika::npu::{Hardware, NpuSpec, survey};
 use troika::{
-    CheckedKernel, DeviceOptions, NpuSettings, check_device, gpu_adapters, measure_bandwidth,
-    open_devices,
+    CheckedKernel, DeviceOptions, NpuSettings, check_device, gpu_adapters, keep_checked,
+    measure_bandwidth, open_devices,
 };
 
 use crate::error::CliError;
-use crate::flags::{DevicesArgs, named_apart, npu_settings};
-use crate::output;
+use crate::flags::{DevicesArgs, cache_or_default, gpu_settings, named_apart, npu_settings};
+use crate::{output, progress};
 
 /// Lists devices with their facts.
 ///
@@ -40,6 +40,7 @@ pub fn run(args: &DevicesArgs) -> Result<(), CliError> {
             new
         }
     };
+    let gpu = gpu_settings(cache_or_default(args.cache_dir.as_deref()), u64::MAX);
     let mut list = Vec::new();
     let mut text = String::new();
     for (i, d) in devices.iter().enumerate() {
@@ -62,7 +63,11 @@ pub fn run(args: &DevicesArgs) -> Result<(), CliError> {
             "read_gb_per_s": bandwidth,
         });
         if args.check {
-            let kernels = check_device(&**d).map_err(|e| CliError::Troika(e.into()))?;
+            let mut progress = progress::counting("checking");
+            let kernels = check_device(&**d, &mut progress);
+            let kernels = kernels.map_err(|e| CliError::Troika(e.into()))?;
+            keep_checked(&gpu, &**d, &kernels);
+            gpu.notes.take().iter().for_each(|note| output::note_line(&format!("warning: {note}")));
             text.push_str(&checked(&kernels));
             found["kernels"] = kernels.iter().map(in_json).collect();
         }

@@ -1,4 +1,4 @@
-//! What NPU devices get from the command: it is its own helper for compiling.
+//! What NPU and GPU devices get from the command: it is its own helper for compiling.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use troika::npu::{HelperCommand, Profiling, ProfilingLevel, RuntimePlaces};
-use troika::{NpuSettings, OpenOptions};
+use troika::{GpuSettings, NpuSettings, OpenOptions};
 
 use crate::error::CliError;
 
@@ -73,4 +73,10 @@ pub fn npu_settings(cache_dir: Option<PathBuf>, cache_bytes: u64) -> NpuSettings
     let runtime = RuntimePlaces { library: path("ORT_DYLIB_PATH"), environments };
     let cache_bytes = Some(cache_bytes);
     NpuSettings { runtime, helper, cache_dir, cache_bytes, ..NpuSettings::default() }
+}
+
+/// What GPU devices do before a model runs on them, with the folder that keeps what they found.
+pub fn gpu_settings(cache_dir: Option<PathBuf>, cache_bytes: u64) -> GpuSettings {
+    let cache_bytes = Some(cache_bytes);
+    GpuSettings { check: true, cache_dir, cache_bytes, ..GpuSettings::default() }
 }

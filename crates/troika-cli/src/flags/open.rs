@@ -8,7 +8,7 @@ use troika::npu::Rewrites;
 use troika::plan::{RoutingPredictor, Strategy};
 use troika::{DeviceOptions, OpenOptions, PredictorOptions};
 
-use super::npu::npu_settings;
+use super::npu::{gpu_settings, npu_settings};
 use super::placement::PlacementArgs;
 use super::quant::{QuantArgs, mib};
 use super::types::{CoreList, DtypeFlag, FloatFlag, core_list, isa, thread_count};
@@ -62,7 +62,8 @@ impl ComputeArgs {
             npu.rewrites = Rewrites(self.placement.npu_rewrites.clone());
         }
         let (isa, memory) = (self.isa.clone(), self.placement.device_memory.clone());
-        DeviceOptions { threads, cores, isa, devices, memory, npu }
+        let gpu = gpu_settings(self.quant.cache(), self.quant.cache_bytes());
+        DeviceOptions { threads, cores, isa, devices, memory, npu, gpu }
     }
 
     /// The options for opening a model.

@@ -415,6 +415,10 @@ pub struct DevicesArgs {
     /// Compare the kernels of the devices with the CPU's, on seeded values
     #[arg(long, env = "TROIKA_CHECK", requires = "device")]
     pub check: bool,
+    /// Folder where what --check finds of GPUs is kept [default: troika in the system's folder for
+    /// caches]
+    #[arg(long, value_name = "DIR", env = "TROIKA_CACHE_DIR")]
+    pub cache_dir: Option<PathBuf>,
     /// Threads to measure with [default: one per core]
     #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
     #[arg(value_parser = thread_count(), env = "TROIKA_THREADS")]

@@ -57,41 +57,70 @@ impl CacheFormat {
 
 static KV_APPEND: KernelSpec = KernelSpec {
     name: "kv_append",
-    source: concat!(include_str!("wgsl/rounding.wgsl"), include_str!("wgsl/kv_append.wgsl")),
-    bindings: &[Value, Value, Value],
+    source: concat!(
+        include_str!("wgsl/rounding.wgsl"),
+        include_str!("wgsl/pairs.wgsl"),
+        include_str!("wgsl/kv_append.wgsl")
+    ),
+    bindings: &[Value, Value, Value, Value, Value],
     workgroup_bytes: 0,
 };
 
-/// Writes rows of `width` elements at their positions.
+/// Rows for a cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Append {
+    /// Elements of a row.
+    pub width: u32,
+    /// The rows.
+    pub x: Loc,
+    /// The cache's format.
+    pub cache: CacheFormat,
+}
+
+impl Append {
+    /// Words of a row of the cache.
+    fn words(self) -> Result<u32, KernelError> {
+        match self.cache {
+            CacheFormat::F32 => Ok(self.width),
+            _ if self.width.is_multiple_of(2) => Ok(self.width / 2),
+            _ => unsupported(format!("cache rows of {} elements of two bytes", self.width)),
+        }
+    }
+}
+
+/// Writes rows of keys, and of values if there are any, at their positions.
 ///
-/// Bindings: x; the batch's words; the cache, from its first row on.
+/// Bindings: keys; values; the batch's words; the key cache, from its first row on; the value cache,
+/// likewise. Without values those of keys are bound again.
 ///
 /// # Errors
-/// An odd `width` in a cache of two-byte elements.
+/// An odd width in a cache of two-byte elements.
 pub fn kv_append(
     batch: BatchWords,
-    width: u32,
-    x: Loc,
-    cache: CacheFormat,
+    keys: Append,
+    values: Option<Append>,
 ) -> Result<Dispatch, KernelError> {
-    if cache != CacheFormat::F32 && !width.is_multiple_of(2) {
-        return unsupported(format!("cache rows of {width} elements of two bytes"));
-    }
-    let words = if cache == CacheFormat::F32 { width } else { width / 2 };
+    let (k_words, v_words) = (keys.words()?, values.map_or(Ok(0), Append::words)?);
+    let values = values.unwrap_or(keys);
     Dispatch {
         spec: &KV_APPEND,
-        overrides: vec![("FORMAT", f64::from(cache.code()))],
+        overrides: vec![
+            ("KEYS", f64::from(keys.cache.code())),
+            ("VALUES", f64::from(values.cache.code())),
+        ],
         params: vec![
-            x.offset,
-            x.stride,
+            keys.x.offset,
+            keys.x.stride,
+            values.x.offset,
+            values.x.stride,
             batch.rows,
             batch.count,
             batch.page_len.trailing_zeros(),
-            width,
-            words,
+            k_words,
+            v_words,
             batch.flag,
         ],
-        grid: [words.div_ceil(64), batch.count.min(super::MAX_GROUPS), 1],
+        grid: [(k_words + v_words).div_ceil(64), batch.count.min(super::MAX_GROUPS), 1],
     }
     .checked()
 }
@@ -107,12 +136,19 @@ pub struct AttentionShape<'a> {
     pub keys: CacheFormat,
     /// Format of the value cache (that of the keys when the value is in the key).
     pub values: CacheFormat,
+    /// Keys and values of the rows (keys twice when the value is in the key), if they are not in the
+    /// caches yet and are to be appended. Each row is then the last of its sequence.
+    pub append: Option<[Loc; 2]>,
 }
 
 static ATTENTION: KernelSpec = KernelSpec {
     name: "attention",
-    source: include_str!("wgsl/attention.wgsl"),
-    bindings: &[Weight, Value, Value, Value, Value, Value],
+    source: concat!(
+        include_str!("wgsl/rounding.wgsl"),
+        include_str!("wgsl/pairs.wgsl"),
+        include_str!("wgsl/attention.wgsl")
+    ),
+    bindings: &[Weight, Value, Value, Value, Value, Value, Value, Value],
     workgroup_bytes: 12 * 1024,
 };
 
@@ -126,20 +162,25 @@ static ATTENTION_MERGE: KernelSpec = KernelSpec {
 /// Attends for all rows of the batch. All visible positions have pages.
 ///
 /// Bindings: sinks (`[heads]`, f32; a spare weight if there are none); queries; the batch's words;
-/// the key cache; the value cache (the key cache again when the value is in the key); results.
+/// the key cache; the value cache (the key cache again when the value is in the key); results; the
+/// keys and the values to append (queries again if there are none).
 ///
 /// # Errors
-/// Heads of more than 1024 elements; an odd width in a cache of two-byte elements.
+/// Heads of more than 1024 elements; an odd width in a cache of two-byte elements, or heads of an odd
+/// width that are to be appended to one.
 pub fn attention(shape: AttentionShape<'_>, q: Loc, y: Loc) -> Result<Dispatch, KernelError> {
     attend(shape, None, q, y)
 }
 
-/// How many workgroups should share the keys of each row and head, for rows that see at most
-/// `longest` positions; 1 where [`attention`] serves alone.
-pub fn attention_parts(shape: &AttentionShape<'_>, longest: usize) -> u32 {
-    let longest = shape.op.window.map_or(longest, |w| longest.min(w));
-    let groups = (shape.batch.count as usize).saturating_mul(shape.op.heads).max(1);
-    (512 / groups).min(longest.div_ceil(256)).clamp(1, 64) as u32
+/// The most parts of the keys of a row, and the least keys of a part.
+const MOST_PARTS: usize = 32;
+const PART_KEYS: usize = 256;
+
+/// How many workgroups share the keys of each row and head, for rows that see at most `longest`
+/// positions: a power of two; 1 where [`attention`] serves alone. More than these do no harm.
+pub fn attention_parts(op: &Attention, longest: usize) -> u32 {
+    let longest = op.window.map_or(longest, |w| longest.min(w));
+    longest.div_ceil(PART_KEYS).clamp(1, MOST_PARTS).next_power_of_two() as u32
 }
 
 /// Floats of a row's results of parts.
@@ -194,7 +235,7 @@ fn attend(
     q: Loc,
     y: Loc,
 ) -> Result<Dispatch, KernelError> {
-    let AttentionShape { op, batch, keys, values } = shape;
+    let AttentionShape { op, batch, keys, values, append } = shape;
     let [heads, kv_heads, k_dim, v_dim] =
         [op.heads, op.kv_heads, op.k_dim, op.v_dim].map(|n| n as u32);
     if k_dim > 1024 || v_dim > 1024 || k_dim == 0 || v_dim == 0 || kv_heads == 0 {
@@ -205,6 +246,11 @@ fn attend(
     if odd(keys, kv_heads * k_dim) || odd(values, value_width) {
         return unsupported("cache rows of an odd number of two-byte elements");
     }
+    let own_values = !op.value_in_key;
+    if append.is_some() && (odd(keys, k_dim) || (own_values && odd(values, v_dim))) {
+        return unsupported("heads of an odd number of two-byte elements to append");
+    }
+    let [k, v] = append.unwrap_or([q, q]);
     Dispatch {
         spec: &ATTENTION,
         overrides: vec![
@@ -215,6 +261,8 @@ fn attend(
             ("SOFTCAP", f64::from(u8::from(op.softcap.is_some()))),
             ("SINKS", f64::from(u8::from(op.sinks.is_some()))),
             ("PARTS", f64::from(u8::from(parts.is_some()))),
+            ("APPEND", f64::from(u8::from(append.is_some()))),
+            ("SHARED", f64::from(u8::from(op.value_in_key))),
         ],
         params: vec![
             q.offset,
@@ -231,6 +279,11 @@ fn attend(
             op.scale.to_bits(),
             op.softcap.unwrap_or(1.0).to_bits(),
             parts.unwrap_or(1),
+            k.offset,
+            k.stride,
+            v.offset,
+            v.stride,
+            batch.flag,
         ],
         grid: [heads, batch.count, parts.unwrap_or(1)],
     }

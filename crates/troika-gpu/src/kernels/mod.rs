@@ -25,17 +25,20 @@ mod rope;
 mod spec;
 
 pub use attention::{
-    AttentionShape, BatchWords, CacheFormat, attention, attention_in_parts, attention_merge,
-    attention_parts, kv_append, part_floats,
+    Append, AttentionShape, BatchWords, CacheFormat, attention, attention_in_parts,
+    attention_merge, attention_parts, kv_append, part_floats,
 };
 pub use elements::{
     Floats, activate, add, clamp, concat_cols, convert, gate, scale, sigmoid_gate, slice_cols,
     soft_cap,
 };
 pub use format::WeightFormat;
-pub use moe::{ExpertShape, Stack, experts_down, experts_gate_up, router};
-pub use norm::{NormShape, add_rms_norm, layer_norm, rms_norm};
-pub use products::{Matrix, embed, gate_up, head_linear, linear, linear_three};
-pub use rope::{RopeAppend, rope, rope_append};
+pub use moe::{Before, ExpertShape, Stack, experts_down, experts_gate_up, router};
+pub use norm::{NormShape, layer_norm, rms_norm};
+pub(crate) use products::FEW;
+pub use products::{
+    Around, FewRows, Matrix, RowNorm, embed, gate_up, head_linear, linear, linear_three,
+};
+pub use rope::{HeadNorm, Rotation, RotationAt, rope};
 pub(crate) use spec::unsupported;
 pub use spec::{Binding, Dispatch, KernelError, KernelSpec, Loc, MAX_GROUPS, MAX_PARAMS};

@@ -81,7 +81,7 @@ by_format!(
     DOWN,
     "experts_down",
     "one_weight.wgsl",
-    &[Weight, Weight, Value, Value, Value, Value],
+    &[Weight, Weight, Value, Value, Value, Value, Value],
     16 * 1024,
     "x_units.wgsl",
     "experts_down.wgsl"
@@ -90,7 +90,7 @@ by_format!(
     DOWN_ANY,
     "experts_down_any",
     "one_weight.wgsl",
-    &[Weight, Weight, Value, Value, Value, Value],
+    &[Weight, Weight, Value, Value, Value, Value, Value],
     16 * 1024,
     "x_any.wgsl",
     "experts_down.wgsl"
@@ -168,20 +168,30 @@ pub fn experts_gate_up(
     .checked()
 }
 
+/// What experts' results are added to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Before {
+    /// Nothing.
+    Nothing,
+    /// What y holds: so do the dispatches after the first when experts lie in several bindings.
+    Results,
+    /// Another value.
+    Value(Loc),
+}
+
 /// `y[row] = sum over slots of weight * (down h[row * top_k + slot] + bias)`, in the order of slots.
-/// Experts that are not in the binding add nothing. With `add`, what y holds is added to: so do the
-/// dispatches after the first when experts lie in several bindings.
+/// Experts that are not in the binding add nothing.
 ///
 /// Bindings: downs; their biases (f32, of the experts in the binding; the downs again if there are
-/// none); h; ids (i32, `[rows, top_k]`); weights (`[rows, top_k]`); y. `at` has the last four in
-/// this order.
+/// none); h; ids (i32, `[rows, top_k]`); weights (`[rows, top_k]`); y; the value to add to (y again
+/// if there is none). `at` has h, ids, weights and y.
 ///
 /// # Errors
 /// As for [`experts_gate_up`].
 pub fn experts_down(
     downs: Stack,
     shape: ExpertShape,
-    add: bool,
+    before: Before,
     at: [Loc; 4],
 ) -> Result<Dispatch, KernelError> {
     let w = downs.each;
@@ -195,9 +205,14 @@ pub fn experts_down(
         downs.count,
         shape.top_k,
         shape.capacity.unwrap_or(0),
-        u32::from(add),
     ];
-    params.extend(at.iter().flat_map(|l| [l.offset, l.stride]));
+    let (add, other) = match before {
+        Before::Nothing => (0, at[3]),
+        Before::Results => (1, at[3]),
+        Before::Value(other) => (2, other),
+    };
+    params.push(add);
+    params.extend(at.iter().chain([&other]).flat_map(|l| [l.offset, l.stride]));
     let table = if w.aligned(at[0]) { &DOWN } else { &DOWN_ANY };
     Dispatch {
         spec: &table[w.format as usize],

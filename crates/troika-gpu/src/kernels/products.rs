@@ -2,7 +2,7 @@
 
 use troika_graph::Activation;
 
-use super::Binding::{Value, Weight};
+use super::Binding::{self, Value, Weight};
 use super::elements::activation;
 use super::format::WeightFormat;
 use super::spec::{Dispatch, KernelError, KernelSpec, Loc, MAX_GROUPS, unsupported};
@@ -65,69 +65,116 @@ macro_rules! by_format {
 pub(super) use by_format;
 
 by_format!(EMBED, "embed", "one_weight.wgsl", &[Weight, Value, Value], 0, "embed.wgsl");
+
+/// What products of one weight are bound to.
+const PRODUCT: &[Binding] = &[Weight, Weight, Value, Value, Value, Value, Value, Value];
 by_format!(
     FEW_ROWS,
     "few_rows",
     "one_weight.wgsl",
-    &[Weight, Weight, Value, Value],
+    PRODUCT,
     16 * 1024,
     "x_units.wgsl",
-    "team.wgsl",
+    "vectors_units.wgsl",
+    "team_sizes.wgsl",
+    "activation.wgsl",
     "product.wgsl",
-    "few_rows.wgsl"
-);
-by_format!(
-    FEW_ROWS_ANY,
-    "few_rows_any",
-    "one_weight.wgsl",
-    &[Weight, Weight, Value, Value],
-    16 * 1024,
-    "x_any.wgsl",
-    "team.wgsl",
-    "product.wgsl",
-    "few_rows.wgsl"
+    "few_rows.wgsl",
+    "row_norm.wgsl",
+    "team.wgsl"
 );
 by_format!(
     TILES,
     "tiles",
     "one_weight.wgsl",
-    &[Weight, Weight, Value, Value],
+    PRODUCT,
     16 * 1024,
     "x_units.wgsl",
+    "vectors_units.wgsl",
+    "activation.wgsl",
     "product.wgsl",
     "tiles.wgsl"
 );
-by_format!(
-    TILES_ANY,
-    "tiles_any",
-    "one_weight.wgsl",
-    &[Weight, Weight, Value, Value],
-    16 * 1024,
-    "x_any.wgsl",
-    "product.wgsl",
-    "tiles.wgsl"
-);
-
 by_format!(
     THREE,
     "three_products",
     "three_weights.wgsl",
-    &[Weight, Weight, Weight, Value, Value, Value, Value],
+    &[Weight, Weight, Weight, Weight, Value, Value, Value, Value],
     16 * 1024,
     "x_units.wgsl",
-    "team.wgsl",
-    "three_products.wgsl"
+    "vectors_units.wgsl",
+    "team_sizes.wgsl",
+    "three_products.wgsl",
+    "row_norm.wgsl",
+    "team.wgsl"
 );
 by_format!(
     GATE_UP,
     "gate_up",
     "two_weights.wgsl",
-    &[Weight, Weight, Weight, Weight, Value, Value],
+    &[Weight, Weight, Weight, Value, Value],
     16 * 1024,
     "x_units.wgsl",
+    "vectors_units.wgsl",
+    "team_sizes.wgsl",
     "activation.wgsl",
-    "team.wgsl",
-    "gate_up.wgsl"
+    "gate_up.wgsl",
+    "row_norm.wgsl",
+    "team.wgsl"
+);
+by_format!(
+    FEW_ROWS_ANY,
+    "few_rows_any",
+    "one_weight.wgsl",
+    PRODUCT,
+    16 * 1024,
+    "x_any.wgsl",
+    "vectors_any.wgsl",
+    "team_sizes.wgsl",
+    "activation.wgsl",
+    "product.wgsl",
+    "few_rows.wgsl",
+    "row_norm.wgsl",
+    "team.wgsl"
+);
+by_format!(
+    TILES_ANY,
+    "tiles_any",
+    "one_weight.wgsl",
+    PRODUCT,
+    16 * 1024,
+    "x_any.wgsl",
+    "vectors_any.wgsl",
+    "activation.wgsl",
+    "product.wgsl",
+    "tiles.wgsl"
+);
+by_format!(
+    THREE_ANY,
+    "three_products_any",
+    "three_weights.wgsl",
+    &[Weight, Weight, Weight, Weight, Value, Value, Value, Value],
+    16 * 1024,
+    "x_any.wgsl",
+    "vectors_any.wgsl",
+    "team_sizes.wgsl",
+    "three_products.wgsl",
+    "row_norm.wgsl",
+    "team.wgsl"
+);
+by_format!(
+    GATE_UP_ANY,
+    "gate_up_any",
+    "two_weights.wgsl",
+    &[Weight, Weight, Weight, Value, Value],
+    16 * 1024,
+    "x_any.wgsl",
+    "vectors_any.wgsl",
+    "team_sizes.wgsl",
+    "activation.wgsl",
+    "gate_up.wgsl",
+    "row_norm.wgsl",
+    "team.wgsl"
 );
 
 /// Looks up the rows of a table and multiplies them by `scale`. Ids that are not among the table's
@@ -166,30 +213,76 @@ pub fn embed(
 }
 
 /// Rows of activations for which a weight is read once; more go through tiles.
-pub(super) const FEW: u32 = 8;
+pub(crate) const FEW: u32 = 8;
 
-/// `y = x * weight^T + bias` for `rows` rows. Results go to the columns of y that belong to the
-/// binding's rows of the weight: from `weight.first` on.
+/// The norm of rows of activations on their way to products of at most eight rows. Its weight is the
+/// first of the vectors that are bound, its bias the next.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RowNorm {
+    /// Whether the mean is subtracted.
+    pub layer: bool,
+    /// Whether there is a bias.
+    pub bias: bool,
+    /// Added to the mean square or the variance.
+    pub eps: f32,
+    /// Added to the weights.
+    pub offset: f32,
+}
+
+/// The constant and the numbers of a norm in the kernels.
+fn norm_numbers(norm: Option<RowNorm>) -> (f64, [u32; 2]) {
+    let Some(norm) = norm else { return (0.0, [0, 0]) };
+    let kind = match (norm.layer, norm.bias) {
+        (false, _) => 1.0,
+        (true, false) => 2.0,
+        (true, true) => 3.0,
+    };
+    (kind, [norm.eps.to_bits(), norm.offset.to_bits()])
+}
+
+/// What a product of a few or many rows takes, and what becomes of its results: a bias is added, they
+/// are activated, multiplied by the sigmoid of a number of their row, and added to other values.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Around {
+    /// The norm of x.
+    pub norm: Option<RowNorm>,
+    /// Where the normalised rows are kept.
+    pub normed: Option<Loc>,
+    /// Where biases begin among the vectors.
+    pub bias: Option<u32>,
+    /// The activation.
+    pub act: Option<Activation>,
+    /// The numbers of rows.
+    pub gate: Option<Loc>,
+    /// Values to add, the first ones first.
+    pub addends: [Option<Loc>; 2],
+}
+
+/// `y = x * weight^T` for `rows` rows, with what is around it. Results go to the columns of y that
+/// belong to the binding's rows of the weight: from `weight.first` on. So do addends.
 ///
-/// Bindings: the weight; the bias (f32, of the whole weight; the weight again if there is none); x;
-/// results, which may not overlap x.
+/// Bindings: the weight; vectors (f32: those of the norm, biases of the whole weight; the weight
+/// again if there are none); x; results; gates; the first and the second value to add; normalised
+/// rows (x again for each of these that is not there). Results may be the rows of a value to add
+/// themselves, and overlap no other.
 ///
 /// # Errors
-/// Columns that are not whole blocks; more rows than a dispatch may have.
+/// Columns that are not whole blocks; more rows than a dispatch may have; a norm and more than eight
+/// rows; an activation that takes a gate and an up.
 pub fn linear(
     weight: Matrix,
-    bias: bool,
     rows: u32,
+    around: &Around,
     x: Loc,
     y: Loc,
 ) -> Result<Dispatch, KernelError> {
-    product(weight, [1, weight.rows], bias, rows, [x, y])
+    product(weight, [1, weight.rows], rows, around, [x, y])
 }
 
 /// `y[:, h] = x[:, h] * w[h]^T` for `rows` rows and `heads` heads, whose weights lie one after
 /// another in one binding (`weights.rows` is that of all heads, `weights.first` 0).
 ///
-/// Bindings: the weights; the weights again; x; results, which may not overlap x.
+/// Bindings: the weights; the weights again; x; results, which may not overlap x; x four times.
 ///
 /// # Errors
 /// As for [`linear`]; weights that are not of whole heads.
@@ -203,160 +296,186 @@ pub fn head_linear(
     if heads == 0 || !weights.rows.is_multiple_of(heads) || weights.first != 0 {
         return unsupported(format!("{} weight rows of {heads} heads", weights.rows));
     }
-    product(weights, [heads, weights.rows / heads], false, rows, [x, y])
+    product(weights, [heads, weights.rows / heads], rows, &Around::default(), [x, y])
 }
 
 fn product(
     w: Matrix,
     [heads, head_rows]: [u32; 2],
-    bias: bool,
     rows: u32,
+    around: &Around,
     [x, y]: [Loc; 2],
 ) -> Result<Dispatch, KernelError> {
     w.check()?;
+    if matches!(around.act, Some(Activation::ClampedSwiglu { .. })) {
+        return unsupported("an activation of a gate and an up, and no up");
+    }
+    let (act, numbers) = activation(around.act.unwrap_or(Activation::Silu));
+    let (norm, norm_numbers) = norm_numbers(around.norm);
     // The second head must begin at a unit, too.
     let aligned = w.aligned(x);
-    let params = vec![
-        head_rows,
-        w.cols,
-        w.format.row_units(w.cols),
-        w.first,
-        rows,
-        x.offset,
-        x.stride,
-        y.offset,
-        y.stride,
-    ];
+    let [a, b] = around.addends.map(|a| a.unwrap_or(x));
+    let (gate, normed) = (around.gate.unwrap_or(x), around.normed.unwrap_or(x));
+    let mut params = vec![head_rows, w.cols, w.format.row_units(w.cols), w.first, rows];
+    params.extend([x.offset, x.stride, y.offset, y.stride, around.bias.unwrap_or(0) + w.first]);
+    params.extend(numbers);
+    params.extend([gate, a, b].iter().flat_map(|l| [l.offset, l.stride]));
+    params.extend(norm_numbers);
+    params.extend([normed.offset, normed.stride]);
     let format = w.format as usize;
-    let bias = ("BIAS", f64::from(u8::from(bias)));
+    let flag = |b: bool| f64::from(u8::from(b));
+    let mut overrides = vec![
+        ("BIAS", flag(around.bias.is_some())),
+        ("ACTIVATE", flag(around.act.is_some())),
+        ("ACT", act),
+        ("GATED", flag(around.gate.is_some())),
+        ("ADDENDS", around.addends.iter().flatten().count() as f64),
+    ];
     if rows > FEW {
+        if around.norm.is_some() {
+            return unsupported("a norm and a product at once of many rows");
+        }
         return Dispatch {
             spec: if aligned { &TILES[format] } else { &TILES_ANY[format] },
-            overrides: vec![bias],
+            overrides,
             params,
             grid: [head_rows.div_ceil(64), rows.div_ceil(64), heads],
         }
         .checked();
     }
-    let few = rows.next_power_of_two();
-    let split = split(w.cols);
+    overrides.push(("KEEP", flag(around.normed.is_some())));
+    let team = Team::new(rows, w.cols);
+    overrides.extend(team.overrides(norm));
     Dispatch {
         spec: if aligned { &FEW_ROWS[format] } else { &FEW_ROWS_ANY[format] },
-        overrides: vec![
-            ("ROWS", f64::from(few)),
-            ("SLOTS", f64::from(few.max(2))),
-            ("LANES", f64::from(split.lanes)),
-            ("TEAMS", f64::from(split.teams)),
-            ("WG", f64::from(split.lanes * split.teams)),
-            bias,
-        ],
+        overrides,
         params,
-        grid: [head_rows.div_ceil(split.teams * team_rows(few)), u32::from(rows > 0), heads],
+        grid: [head_rows.div_ceil(team.rows), u32::from(rows > 0), heads],
     }
     .checked()
 }
 
-/// [`linear`] with three weights of one format and one width at once, without biases, for at most
-/// eight rows. With two weights the third has no rows, and the second is bound again.
+/// Products of a few rows with several weights at once.
+#[derive(Clone, Copy, Debug)]
+pub struct FewRows {
+    /// Rows of x, at most eight.
+    pub rows: u32,
+    /// The norm of x.
+    pub norm: Option<RowNorm>,
+    /// Where biases begin among the vectors: those of all weights, one after another.
+    pub bias: Option<u32>,
+}
+
+/// [`linear`] with three weights of one format and one width at once, for at most eight rows. With
+/// two weights the third has no rows, and the second is bound again.
 ///
-/// Bindings: the weights; x; their results, which may not overlap x. `at` has x and the results.
+/// Bindings: the weights; vectors (f32: those of the norm, biases; the first weight again if there
+/// are none); x; their results, which may not overlap x. `at` has x and the results.
 ///
 /// # Errors
-/// More rows; weights that differ, or that are parts; x whose rows do not begin at multiples of four
-/// elements, or columns that are no multiple of 32: there [`linear`] serves.
+/// More rows; weights that differ, or that are parts: there [`linear`] serves.
 pub fn linear_three(
     weights: [Matrix; 3],
-    rows: u32,
+    of: FewRows,
     at: [Loc; 4],
 ) -> Result<Dispatch, KernelError> {
     let [a, b, c] = weights;
     a.check()?;
     let same = |w: &Matrix| w.format == a.format && w.cols == a.cols && w.first == 0;
-    if !weights.iter().all(same) || rows > FEW || !a.aligned(at[0]) {
+    if !weights.iter().all(same) || of.rows > FEW {
         return unsupported("three products at once of such weights or rows");
     }
-    let few = rows.next_power_of_two();
-    let split = split(a.cols);
-    let each = split.teams * team_rows(few);
-    let groups = [a, b, c].map(|w| w.rows.div_ceil(each));
-    let mut params = vec![
-        a.cols,
-        a.format.row_units(a.cols),
-        rows,
-        at[0].offset,
-        at[0].stride,
-        a.rows,
-        b.rows,
-        c.rows,
-        groups[0],
-        groups[0] + groups[1],
-    ];
+    let team = Team::new(of.rows, a.cols);
+    let groups = [a, b, c].map(|w| w.rows.div_ceil(team.rows));
+    let (norm, norm_numbers) = norm_numbers(of.norm);
+    let mut params = vec![a.cols, a.format.row_units(a.cols), of.rows, at[0].offset, at[0].stride];
+    params.extend([a.rows, b.rows, c.rows, groups[0], groups[0] + groups[1]]);
     params.extend(at[1..].iter().flat_map(|l| [l.offset, l.stride]));
+    params.push(of.bias.unwrap_or(0));
+    params.extend(norm_numbers);
+    let mut overrides = vec![("BIAS", f64::from(u8::from(of.bias.is_some())))];
+    overrides.extend(team.overrides(norm));
+    let table = if a.aligned(at[0]) { &THREE } else { &THREE_ANY };
     Dispatch {
-        spec: &THREE[a.format as usize],
-        overrides: vec![
-            ("ROWS", f64::from(few)),
-            ("SLOTS", f64::from(few.max(2))),
-            ("LANES", f64::from(split.lanes)),
-            ("TEAMS", f64::from(split.teams)),
-            ("WG", f64::from(split.lanes * split.teams)),
-        ],
+        spec: &table[a.format as usize],
+        overrides,
         params,
-        grid: [groups.iter().sum(), u32::from(rows > 0), 1],
+        grid: [groups.iter().sum(), u32::from(of.rows > 0), 1],
     }
     .checked()
 }
 
 /// `act(x * gate^T + bias) * (x * up^T + bias)` for at most eight rows. `gate` describes both
-/// weights, or the parts of both that are bound.
+/// weights, or the parts of both that are bound; `all` are the rows of each whole weight.
 ///
-/// Bindings: gate; up; bias of the gate (f32, of the whole weight; the gate again if there is none);
-/// bias of up (likewise); x; results, which may not overlap x.
+/// Bindings: gate; up; vectors (f32: those of the norm, biases of the gate, those of up; the gate
+/// again if there are none); x; results, which may not overlap x.
 ///
 /// # Errors
-/// As for [`linear_three`].
+/// Columns that are not whole blocks; more rows.
 pub fn gate_up(
     gate: Matrix,
+    all: u32,
     act: Activation,
-    bias: bool,
-    rows: u32,
+    of: FewRows,
     [x, y]: [Loc; 2],
 ) -> Result<Dispatch, KernelError> {
     gate.check()?;
-    let few = rows.next_power_of_two();
-    let Split { lanes, teams } = split(gate.cols);
-    // A thread has at most one result.
-    if rows > FEW || !gate.aligned(x) || few.max(2) > lanes {
-        return unsupported("a gate and up at once of such rows");
+    if of.rows > FEW {
+        return unsupported("a gate and up at once of many rows");
     }
+    // A thread has at most one result, so that few columns have threads without any.
+    let team = Team::of(of.rows, Split::of(split(gate.cols).lanes.max(slots(of.rows))));
     let (act, numbers) = activation(act);
+    let (norm, norm_numbers) = norm_numbers(of.norm);
+    let bias = of.bias.unwrap_or(0) + gate.first;
+    let mut params = vec![gate.rows, gate.cols, gate.format.row_units(gate.cols), gate.first];
+    params.extend([of.rows, numbers[0], numbers[1], x.offset, x.stride, y.offset, y.stride]);
+    params.extend([bias, bias + all]);
+    params.extend(norm_numbers);
+    let mut overrides = vec![("BIAS", f64::from(u8::from(of.bias.is_some()))), ("ACT", act)];
+    overrides.extend(team.overrides(norm));
+    let table = if gate.aligned(x) { &GATE_UP } else { &GATE_UP_ANY };
     Dispatch {
-        spec: &GATE_UP[gate.format as usize],
-        overrides: vec![
-            ("ROWS", f64::from(few)),
-            ("SLOTS", f64::from(few.max(2))),
+        spec: &table[gate.format as usize],
+        overrides,
+        params,
+        grid: [gate.rows.div_ceil(team.rows), u32::from(of.rows > 0), 1],
+    }
+    .checked()
+}
+
+/// How a workgroup multiplies a few rows.
+struct Team {
+    /// Rows of activations that the kernel is made for.
+    made_for: u32,
+    split: Split,
+    /// Weight rows of a workgroup.
+    rows: u32,
+}
+
+impl Team {
+    /// One whose threads share `cols` columns.
+    fn new(rows: u32, cols: u32) -> Team {
+        Team::of(rows, split(cols))
+    }
+
+    fn of(rows: u32, split: Split) -> Team {
+        let made_for = rows.next_power_of_two();
+        Team { made_for, split, rows: split.teams * team_rows(made_for) }
+    }
+
+    fn overrides(&self, norm: f64) -> [(&'static str, f64); 6] {
+        let Split { lanes, teams } = self.split;
+        [
+            ("ROWS", f64::from(self.made_for)),
+            ("SLOTS", f64::from(slots(self.made_for))),
             ("LANES", f64::from(lanes)),
             ("TEAMS", f64::from(teams)),
             ("WG", f64::from(lanes * teams)),
-            ("BIAS", f64::from(u8::from(bias))),
-            ("ACT", act),
-        ],
-        params: vec![
-            gate.rows,
-            gate.cols,
-            gate.format.row_units(gate.cols),
-            gate.first,
-            rows,
-            numbers[0],
-            numbers[1],
-            x.offset,
-            x.stride,
-            y.offset,
-            y.stride,
-        ],
-        grid: [gate.rows.div_ceil(teams * team_rows(few)), u32::from(rows > 0), 1],
+            ("NORM", norm),
+        ]
     }
-    .checked()
 }
 
 /// How a workgroup shares out weight rows.
@@ -376,9 +495,19 @@ fn team_rows(few: u32) -> u32 {
     if few == 1 { 8 } else { 4 }
 }
 
+/// Fours of results of a team.
+fn slots(rows: u32) -> u32 {
+    rows.next_power_of_two().max(2)
+}
+
+impl Split {
+    fn of(lanes: u32) -> Split {
+        Split { lanes, teams: (64 / lanes).max(2) }
+    }
+}
+
 /// The split for rows of `cols` columns.
 pub(super) fn split(cols: u32) -> Split {
     // A lane takes 32 columns at a time.
-    let lanes = cols.div_ceil(32).next_power_of_two().clamp(1, 32);
-    Split { lanes, teams: (64 / lanes).max(2) }
+    Split::of(cols.div_ceil(32).next_power_of_two().clamp(1, 32))
 }

@@ -1,9 +1,15 @@
 //! Runs single dispatches on lavapipe, for comparisons with plain code.
 
+pub mod needed;
+
 use std::collections::HashMap;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use troika_gpu::kernels::{Binding, Dispatch};
+use half::{bf16, f16};
+use troika_gpu::kernels::repack::repack;
+use troika_gpu::kernels::{Binding, Dispatch, Loc, WeightFormat};
+use troika_graph::blocks::dequantize;
+use troika_graph::{Activation, DType};
 
 /// A device that runs kernels one by one.
 pub struct Runner {
@@ -19,7 +25,7 @@ pub fn runner() -> Option<&'static Runner> {
     static RUNNER: OnceLock<Option<Runner>> = OnceLock::new();
     let runner = RUNNER.get_or_init(Runner::open).as_ref();
     if runner.is_none() {
-        println!("no software adapter is installed: kernels were not run");
+        needed::not_run("no software adapter is installed");
     }
     runner
 }
@@ -215,3 +221,105 @@ pub fn near(what: &str, is: &[f32], expected: &[f64], bound: f64) {
         assert!(error <= bound, "{what}: number {i} is {a}, not {b} (error {error:e})");
     }
 }
+
+/// How far sums may be from those in double precision.
+pub const BOUND: f64 = 1e-5;
+
+/// A place.
+pub fn loc(offset: u32, stride: usize) -> Loc {
+    Loc { offset, stride: stride as u32 }
+}
+
+/// A weight of a type with reasonable numbers: its floats, and its rows on the device.
+pub fn weight(n: &mut Numbers, dtype: DType, rows: usize, cols: usize) -> (Vec<f32>, Vec<u8>) {
+    let bytes = match dtype {
+        DType::F32 => n.floats(rows * cols).into_iter().flat_map(f32::to_le_bytes).collect(),
+        DType::F16 => {
+            let x = n.floats(rows * cols).into_iter();
+            x.flat_map(|x| f16::from_f32(x).to_le_bytes()).collect::<Vec<u8>>()
+        }
+        DType::BF16 => {
+            let x = n.floats(rows * cols).into_iter();
+            x.flat_map(|x| bf16::from_f32(x).to_le_bytes()).collect()
+        }
+        _ => {
+            let len = rows * cols / dtype.block_len() * dtype.block_bytes();
+            let mut bytes: Vec<u8> = (0..len).map(|_| n.bits() as u8).collect();
+            // Scales of all blocks: where they lie, as f16 numbers below 1.
+            let scales: &[usize] = match dtype {
+                DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => &[0, 2],
+                DType::Q2_K => &[80, 82],
+                DType::Q3_K => &[108],
+                DType::Q6_K => &[208],
+                DType::MXFP4 => &[],
+                _ => &[0],
+            };
+            for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
+                for at in scales {
+                    let scale = f16::from_f32(n.float() / 16.0).to_le_bytes();
+                    block[*at..at + 2].copy_from_slice(&scale);
+                }
+                if dtype == DType::MXFP4 {
+                    block[0] = 120 + block[0] % 8;
+                }
+            }
+            bytes
+        }
+    };
+    let mut floats = vec![0.0; rows * cols];
+    dequantize(dtype, &bytes, &mut floats);
+    let format = WeightFormat::of(dtype).expect("a format");
+    let mut packed = vec![0xaa; rows * format.row_bytes(cols as u32)];
+    assert!(repack(dtype, &bytes, cols as u32, &mut packed));
+    (floats, packed)
+}
+
+/// A product in double precision.
+pub fn dot(a: &[f32], b: &[f32]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+}
+
+/// An activation.
+pub fn act(of: Activation, g: f64) -> f64 {
+    let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+    match of {
+        Activation::Silu => g * sigmoid(g),
+        Activation::Gelu => {
+            // The integral of the normal density by Simpson's rule.
+            let (steps, density) = (2000, |x: f64| (-x * x / 2.0).exp());
+            let h = g / f64::from(steps);
+            let inner: f64 =
+                (1..steps).map(|i| f64::from(2 + 2 * (i % 2)) * density(h * f64::from(i))).sum();
+            let integral = h / 3.0 * (density(0.0) + inner + density(g));
+            g * (0.5 + integral / (2.0 * std::f64::consts::PI).sqrt())
+        }
+        Activation::GeluTanh => {
+            let z = (2.0 / std::f64::consts::PI).sqrt() * (g + 0.044715 * g.powi(3));
+            0.5 * g * (1.0 + z.tanh())
+        }
+        Activation::Relu => g.max(0.0),
+        Activation::ClampedSwiglu { alpha, limit } => {
+            let top = g.min(f64::from(limit));
+            top * sigmoid(f64::from(alpha) * top)
+        }
+    }
+}
+
+/// An activated gate times up.
+pub fn gated(of: Activation, g: f64, u: f64) -> f64 {
+    match of {
+        Activation::ClampedSwiglu { limit, .. } => {
+            act(of, g) * (u.clamp(-f64::from(limit), f64::from(limit)) + 1.0)
+        }
+        _ => act(of, g) * u,
+    }
+}
+
+/// All activations.
+pub const ACTIVATIONS: [Activation; 5] = [
+    Activation::Silu,
+    Activation::Gelu,
+    Activation::GeluTanh,
+    Activation::Relu,
+    Activation::ClampedSwiglu { alpha: 1.702, limit: 3.0 },
+];

@@ -11,6 +11,10 @@ use crate::cache::hash::Record;
 
 /// Number of hexadecimal digits at the start of file names.
 const DIGITS: usize = 32;
+/// The ending of compiled graphs.
+const GRAPH: &str = ".graph";
+/// The ending of what is known of devices.
+const DEVICE: &str = ".device";
 /// Hexadecimal digits that names of profiles end with.
 const PROFILE_DIGITS: usize = 16;
 
@@ -23,6 +27,8 @@ pub enum CacheKind {
     Hash,
     /// A graph that an NPU's compiler has compiled.
     Graph,
+    /// What is known of a device and its driver. What it holds is known to who writes it.
+    Device,
     /// A profile of a model on devices, complete or begun. What it holds is known to who writes it.
     Profile,
     /// A file that is being written, or was left behind by a process that ended.
@@ -36,6 +42,7 @@ impl CacheKind {
             CacheKind::Packed => "packed",
             CacheKind::Hash => "hash",
             CacheKind::Graph => "graph",
+            CacheKind::Device => "device",
             CacheKind::Profile => "profile",
             CacheKind::Partial => "partial",
         }
@@ -80,7 +87,8 @@ impl CacheFile {
         let checked = match self.kind {
             CacheKind::Packed => Found::read(&self.path).and_then(|f| f.verify()),
             CacheKind::Hash => self.hashed().map(drop),
-            CacheKind::Graph => graph(&self.path).map(drop),
+            CacheKind::Graph => keyed(&self.path, GRAPH).map(drop),
+            CacheKind::Device => keyed(&self.path, DEVICE).map(drop),
             CacheKind::Profile | CacheKind::Partial => Ok(()),
         };
         // Another process may have removed it since the listing.
@@ -95,7 +103,8 @@ impl CacheFile {
         match self.kind {
             CacheKind::Packed => self.index().is_err(),
             CacheKind::Hash => !Record::read(&self.path).is_ok_and(|r| r.is_current()),
-            CacheKind::Graph => graph(&self.path).is_err(),
+            CacheKind::Graph => keyed(&self.path, GRAPH).is_err(),
+            CacheKind::Device => keyed(&self.path, DEVICE).is_err(),
             CacheKind::Profile | CacheKind::Partial => false,
         }
     }
@@ -126,14 +135,22 @@ impl CacheFolder {
         self.0.join("graphs")
     }
 
+    fn devices(&self) -> PathBuf {
+        self.0.join("devices")
+    }
+
     fn graph_file(&self, key: &[u8; 32]) -> PathBuf {
-        self.graphs().join(graph_name(key))
+        self.graphs().join(keyed_name(key, GRAPH))
+    }
+
+    fn device_file(&self, key: &[u8; 32]) -> PathBuf {
+        self.devices().join(keyed_name(key, DEVICE))
     }
 
     /// A compiled graph by its key, if it is there and whole.
     pub fn graph(&self, key: &[u8; 32]) -> Option<Vec<u8>> {
         let path = self.graph_file(key);
-        let (of, bytes) = graph(&path).ok()?;
+        let (of, bytes) = keyed(&path, GRAPH).ok()?;
         touch(&path);
         (of == *key).then_some(bytes)
     }
@@ -143,9 +160,36 @@ impl CacheFolder {
     /// # Errors
     /// The folder cannot be written to.
     pub fn keep_graph(&self, key: &[u8; 32], bytes: &[u8], limit: u64) -> Result<()> {
-        let path = self.graph_file(key);
-        Partial::whole(&path, &[key, blake3::keyed_hash(key, bytes).as_bytes(), bytes].concat())?;
-        self.shrink(limit, Some(&path)).map(drop)
+        self.keep_keyed(&self.graph_file(key), key, bytes, limit)
+    }
+
+    /// What is kept of a device under a name; `None` if nothing is.
+    ///
+    /// # Errors
+    /// What is wrong with the file.
+    pub fn of_device(&self, name: &str) -> std::result::Result<Option<Vec<u8>>, String> {
+        let key = *blake3::hash(name.as_bytes()).as_bytes();
+        let path = self.device_file(&key);
+        if path.symlink_metadata().is_err() {
+            return Ok(None);
+        }
+        let (_, bytes) = keyed(&path, DEVICE).map_err(|e| format!("{}: {e}", path.display()))?;
+        touch(&path);
+        Ok(Some(bytes))
+    }
+
+    /// Keeps bytes of a device under a name, in a cache of at most `limit` bytes.
+    ///
+    /// # Errors
+    /// The folder cannot be written to.
+    pub fn keep_of_device(&self, name: &str, bytes: &[u8], limit: u64) -> Result<()> {
+        let key = *blake3::hash(name.as_bytes()).as_bytes();
+        self.keep_keyed(&self.device_file(&key), &key, bytes, limit)
+    }
+
+    fn keep_keyed(&self, path: &Path, key: &[u8; 32], bytes: &[u8], limit: u64) -> Result<()> {
+        Partial::whole(path, &[key, blake3::keyed_hash(key, bytes).as_bytes(), bytes].concat())?;
+        self.shrink(limit, Some(path)).map(drop)
     }
 
     /// Where profiles are.
@@ -163,6 +207,7 @@ impl CacheFolder {
             (self.packed(), CacheKind::Packed),
             (self.hashes(), CacheKind::Hash),
             (self.graphs(), CacheKind::Graph),
+            (self.devices(), CacheKind::Device),
             (self.profiles(), CacheKind::Profile),
         ];
         for (dir, kind) in folders {
@@ -246,23 +291,23 @@ impl CacheFolder {
     }
 }
 
-/// The key and the bytes of a compiled graph's file, which begins with the key and a hash of both.
-fn graph(path: &Path) -> std::result::Result<([u8; 32], Vec<u8>), String> {
+/// The key and the bytes of a file that begins with the key and a hash of both.
+fn keyed(path: &Path, ending: &str) -> std::result::Result<([u8; 32], Vec<u8>), String> {
     let mut file = std::fs::read(path).map_err(|e| e.to_string())?;
     let parts = file.split_first_chunk::<32>();
     let parts = parts.and_then(|(key, rest)| Some((*key, rest.split_first_chunk::<32>()?)));
     let whole = parts.filter(|(key, (hash, rest))| blake3::keyed_hash(key, rest) == **hash);
     let (key, _) = whole.ok_or("its bytes are not those of its hash")?;
-    if path.file_name() != Some(graph_name(&key).as_ref()) {
+    if path.file_name() != Some(keyed_name(&key, ending).as_ref()) {
         return Err("it is a copy of another file".into());
     }
     Ok((key, file.split_off(64)))
 }
 
-/// The name of a compiled graph's file.
-fn graph_name(key: &[u8; 32]) -> String {
+/// The name of such a file.
+fn keyed_name(key: &[u8; 32], ending: &str) -> String {
     let digits: String = key.iter().map(|b| format!("{b:02x}")).collect();
-    format!("{}.graph", &digits[..DIGITS])
+    format!("{}{ending}", &digits[..DIGITS])
 }
 
 /// A file, if its name and type match those of the cache.
@@ -291,7 +336,8 @@ fn is_named(name: &str, kind: CacheKind) -> bool {
     match kind {
         CacheKind::Packed => hashed(".packed"),
         CacheKind::Hash => hashed(".json"),
-        CacheKind::Graph => hashed(".graph"),
+        CacheKind::Graph => hashed(GRAPH),
+        CacheKind::Device => hashed(DEVICE),
         CacheKind::Profile => {
             let name = name.strip_suffix(".partial").unwrap_or(name);
             let end = name.strip_suffix(".json").and_then(|stem| stem.rsplit_once('-'));
@@ -378,6 +424,21 @@ mod tests {
         assert_eq!(folder.files().unwrap().iter().filter(|f| f.verify().is_err()).count(), 1);
         folder.keep_graph(&one, b"compiled", 33).unwrap();
         assert!(folder.graph(&one).is_some() && folder.graph(&other).is_none());
+    }
+
+    #[test]
+    fn what_is_known_of_devices_is_kept_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = CacheFolder::new(dir.path());
+        assert_eq!(folder.of_device("gpu 1"), Ok(None));
+        folder.keep_of_device("gpu 1", b"fine", 1000).unwrap();
+        assert_eq!(folder.of_device("gpu 1"), Ok(Some(b"fine".to_vec())));
+        assert_eq!(folder.of_device("gpu 2"), Ok(None));
+        let [file] = folder.files().unwrap().try_into().unwrap();
+        assert!(file.kind == CacheKind::Device && file.verify().is_ok());
+        std::fs::write(&file.path, "fine").unwrap();
+        assert!(folder.of_device("gpu 1").is_err() && file.verify().is_err());
+        assert_eq!(folder.prune(1000, &|_| false).unwrap().len(), 1);
     }
 
     #[test]

@@ -1,6 +1,10 @@
+
 // Attention by online softmax. A workgroup takes a row and a head; the keys come in tiles, one key a
 // thread, and then the columns of values, one a thread or one for several keys. The keys of a row may
-// be shared out to several workgroups, whose results are merged later.
+// be shared out to several workgroups, whose results are merged later. How many keys each of them
+// takes depends on nothing but how many the row sees, so that a row's results do not depend on other
+// rows. Where each row is the last of its sequence, its key and value may come from a batch instead of
+// the caches, to which they are then appended.
 
 override KEYS: u32 = 0;
 override VALUES: u32 = 0;
@@ -10,9 +14,18 @@ override SOFTCAP: u32 = 0;
 override SINKS: u32 = 0;
 // Whether results are those of parts: not divided, and followed by the largest score and the sum.
 override PARTS: u32 = 0;
+// Whether the last key and value of a row are appended.
+override APPEND: u32 = 0;
+// Whether values are parts of keys.
+override SHARED: u32 = 0;
 
 const WG: u32 = 128u;
 const LOWEST: f32 = -3.0e38;
+// The least tiles of a part of the keys, and the most parts.
+const PART_TILES: u32 = 2u;
+const MOST_PARTS: u32 = 32u;
+// In the place of a cache's row: the row of the batch.
+const NEW: u32 = 0xffffffffu;
 
 struct Params {
     q: u32,
@@ -30,6 +43,11 @@ struct Params {
     scale: f32,
     cap: f32,
     parts: u32,
+    k: u32,
+    k_stride: u32,
+    v: u32,
+    v_stride: u32,
+    flag: u32,
 }
 
 var<immediate> p: Params;
@@ -40,19 +58,13 @@ var<immediate> p: Params;
 @group(0) @binding(3) var<storage, read_write> keys: array<u32>;
 @group(0) @binding(4) var<storage, read_write> values: array<u32>;
 @group(0) @binding(5) var<storage, read_write> y: array<f32>;
+@group(0) @binding(6) var<storage, read_write> new_keys: array<f32>;
+@group(0) @binding(7) var<storage, read_write> new_values: array<f32>;
 
 var<workgroup> query: array<f32, 1024>;
 var<workgroup> weight: array<f32, WG>;
 var<workgroup> cache_row: array<u32, WG>;
 var<workgroup> parts: array<f32, WG>;
-
-fn half_of(word: u32, upper: bool, format: u32) -> f32 {
-    let bits = select(word & 0xffffu, word >> 16u, upper);
-    if format == 1u {
-        return unpack2x16float(bits).x;
-    }
-    return bitcast<f32>(bits << 16u);
-}
 
 // The product of the query with the key that begins at element `from`.
 fn score(source: u32) -> f32 {
@@ -64,11 +76,11 @@ fn score(source: u32) -> f32 {
     } else if ((K_DIM | p.key_width) & 1u) == 0u {
         for (var i = 0u; i < K_DIM; i += 2u) {
             let word = keys[(source + i) / 2u];
-            sum += query[i] * half_of(word, false, KEYS) + query[i + 1u] * half_of(word, true, KEYS);
+            sum += query[i] * widened(word, false, KEYS == 1u) + query[i + 1u] * widened(word, true, KEYS == 1u);
         }
     } else {
         for (var i = 0u; i < K_DIM; i++) {
-            sum += query[i] * half_of(keys[(source + i) / 2u], ((source + i) & 1u) == 1u, KEYS);
+            sum += query[i] * widened(keys[(source + i) / 2u], ((source + i) & 1u) == 1u, KEYS == 1u);
         }
     }
     return sum;
@@ -78,7 +90,71 @@ fn value_at(i: u32) -> f32 {
     if VALUES == 0u {
         return bitcast<f32>(values[i]);
     }
-    return half_of(values[i / 2u], (i & 1u) == 1u, VALUES);
+    return widened(values[i / 2u], (i & 1u) == 1u, VALUES == 1u);
+}
+
+// A number as a cache keeps it.
+fn rounded(x: f32, format: u32) -> f32 {
+    switch format {
+        case 0u: {
+            return x;
+        }
+        case 1u: {
+            return widened(f16_bits(x), false, true);
+        }
+        default: {
+            return widened(bf16_bits(x), false, false);
+        }
+    }
+}
+
+// The product of the query with the row's own key.
+fn new_score(row: u32, kv_head: u32) -> f32 {
+    let source = p.k + row * p.k_stride + kv_head * K_DIM;
+    var sum = 0.0;
+    for (var i = 0u; i < K_DIM; i++) {
+        sum += query[i] * rounded(new_keys[source + i], KEYS);
+    }
+    return sum;
+}
+
+// Column `c` of a head's value in a row of the cache, or of the batch.
+fn value_of(cached: u32, row: u32, kv_head: u32, c: u32) -> f32 {
+    let col = kv_head * p.value_dim + c;
+    if APPEND == 1u && cached == NEW {
+        return rounded(new_values[p.v + row * p.v_stride + col], VALUES);
+    }
+    return value_at(cached * p.value_width + col);
+}
+
+// Writes a head of the row's own key and value to row `to` of the caches.
+fn append_head(thread: u32, row: u32, kv_head: u32, to: u32) {
+    let k = p.k + row * p.k_stride + kv_head * K_DIM;
+    let at_key = to * p.key_width + kv_head * K_DIM;
+    if KEYS == 0u {
+        for (var i = thread; i < K_DIM; i += WG) {
+            keys[at_key + i] = bitcast<u32>(new_keys[k + i]);
+        }
+    } else {
+        for (var i = thread; 2u * i < K_DIM; i += WG) {
+            keys[at_key / 2u + i] = pair_bits(new_keys[k + 2u * i], new_keys[k + 2u * i + 1u], KEYS);
+        }
+    }
+    if SHARED == 1u {
+        return;
+    }
+    let v = p.v + row * p.v_stride + kv_head * V_DIM;
+    let at_value = to * p.value_width + kv_head * V_DIM;
+    if VALUES == 0u {
+        for (var i = thread; i < V_DIM; i += WG) {
+            values[at_value + i] = bitcast<u32>(new_values[v + i]);
+        }
+    } else {
+        for (var i = thread; 2u * i < V_DIM; i += WG) {
+            let bits = pair_bits(new_values[v + 2u * i], new_values[v + 2u * i + 1u], VALUES);
+            values[at_value / 2u + i] = bits;
+        }
+    }
 }
 
 fn tanh_of(x: f32) -> f32 {
@@ -115,6 +191,12 @@ fn total(thread: u32, own: f32) -> f32 {
     return parts[0];
 }
 
+// The row of the caches that holds a position.
+fn row_of_cache(table: u32, first_page: u32, position: u32) -> u32 {
+    let page = batch[table + (position >> p.page_bits) - first_page];
+    return (page << p.page_bits) + (position & ((1u << p.page_bits) - 1u));
+}
+
 // Threads that share the columns of values: a power of two.
 fn columns() -> u32 {
     var n = WG;
@@ -134,11 +216,20 @@ fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) at:
     let table = batch[record + 1u];
     let first_page = batch[record + 2u];
     let visible = select(0u, visible_end - p.window, visible_end > p.window);
-    let tiles = (visible_end - visible + WG * p.parts - 1u) / (WG * p.parts);
-    let start = visible + at.z * tiles * WG;
-    let end = min(visible_end, start + tiles * WG);
+    var start = visible;
+    var end = visible_end;
+    if PARTS == 1u {
+        let each = WG * MOST_PARTS;
+        let tiles = max(PART_TILES, (visible_end - visible + each - 1u) / each);
+        start = visible + at.z * tiles * WG;
+        end = min(visible_end, start + tiles * WG);
+    }
     for (var i = thread; i < K_DIM; i += WG) {
         query[i] = q[p.q + row * p.q_stride + head * K_DIM + i] * p.scale;
+    }
+    // One of the heads that share a key writes it.
+    if APPEND == 1u && head % p.share == 0u && start < visible_end && end == visible_end {
+        append_head(thread, row, kv_head, row_of_cache(table, first_page, visible_end - 1u));
     }
     let width = columns();
     let column = thread % width;
@@ -155,10 +246,14 @@ fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) at:
         let position = tile + thread;
         var s = LOWEST;
         if position < end {
-            let page = batch[table + (position >> p.page_bits) - first_page];
-            let at_row = (page << p.page_bits) + (position & ((1u << p.page_bits) - 1u));
-            cache_row[thread] = at_row;
-            s = score(at_row * p.key_width + kv_head * K_DIM);
+            if APPEND == 1u && position + 1u == visible_end {
+                cache_row[thread] = NEW;
+                s = new_score(row, kv_head);
+            } else {
+                let at_row = row_of_cache(table, first_page, position);
+                cache_row[thread] = at_row;
+                s = score(at_row * p.key_width + kv_head * K_DIM);
+            }
             if SOFTCAP == 1u {
                 s = p.cap * tanh_of(s / p.cap);
             }
@@ -175,8 +270,7 @@ fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) at:
             var v = acc[j] * shrink;
             if c < V_DIM {
                 for (var k = team; k < count; k += teams) {
-                    let source = cache_row[k] * p.value_width + kv_head * p.value_dim + c;
-                    v += weight[k] * value_at(source);
+                    v += weight[k] * value_of(cache_row[k], row, kv_head, c);
                 }
             }
             acc[j] = v;
@@ -184,15 +278,16 @@ fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) at:
         // The next tile replaces weights and rows.
         workgroupBarrier();
     }
-    var factor = 1.0 / sum;
+    var factor = 1.0;
+    var divisor = sum;
     if SINKS == 1u && PARTS == 0u {
         let above = max(top, sinks[head]);
-        let shrink = exp(top - above);
-        factor = shrink / (sum * shrink + exp(sinks[head] - above));
+        factor = exp(top - above);
+        divisor = exp(sinks[head] - above) + sum * factor;
     }
     var to = p.y + row * p.y_stride + head * V_DIM;
     if PARTS == 1u {
-        factor = 1.0;
+        divisor = 1.0;
         to = p.y + row * p.y_stride + (head * p.parts + at.z) * (V_DIM + 2u);
         if thread == 0u {
             y[to + V_DIM] = top;
@@ -209,7 +304,7 @@ fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) at:
             for (var t = 0u; t < teams; t++) {
                 v += parts[t * width + column];
             }
-            y[to + c] = v * factor;
+            y[to + c] = v * factor / divisor;
         }
     }
 }

@@ -17,6 +17,7 @@ struct Params {
     count: u32,
     top_k: u32,
     capacity: u32,
+    // What is added to: nothing, what the results hold, or another value.
     add: u32,
     h: u32,
     h_stride: u32,
@@ -26,6 +27,8 @@ struct Params {
     weights_stride: u32,
     y: u32,
     y_stride: u32,
+    a: u32,
+    a_stride: u32,
 }
 
 const X_BINDING: u32 = 2u;
@@ -36,6 +39,7 @@ var<immediate> p: Params;
 @group(0) @binding(3) var<storage, read_write> ids: array<i32>;
 @group(0) @binding(4) var<storage, read_write> shares: array<f32>;
 @group(0) @binding(5) var<storage, read_write> y: array<f32>;
+@group(0) @binding(6) var<storage, read_write> a: array<f32>;
 
 var<workgroup> sums: array<f32, WG * EACH>;
 
@@ -63,14 +67,14 @@ fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) at:
         let h_row = p.h + (row * p.top_k + slot) * p.h_stride;
         for (var part = lane * 2u; part * 16u < p.cols; part += select(LANES * 2u - 1u, 1u, (part & 1u) == 0u)) {
             let c = part * 16u;
-            let a = x4(h_row, c, p.cols) * share;
+            let s = x4(h_row, c, p.cols) * share;
             let b = x4(h_row, c + 4u, p.cols) * share;
             let e = x4(h_row, c + 8u, p.cols) * share;
             let f = x4(h_row, c + 12u, p.cols) * share;
-            let sum = sum16(a, b, e, f);
+            let sum = sum16(s, b, e, f);
             for (var n = 0u; n < EACH; n++) {
                 let w_row = (number * p.rows + min(start + n, p.rows - 1u)) * p.units;
-                acc[n] += dot16(load16(w_row, part, p.cols), a, b, e, f, sum);
+                acc[n] += dot16(load16(w_row, part, p.cols), s, b, e, f, sum);
             }
         }
         if BIAS == 1u && lane == 0u {
@@ -95,7 +99,12 @@ fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) at:
             let col = start + n;
             if col < p.rows {
                 let to = p.y + row * p.y_stride + col;
-                let before = select(0.0, y[to], p.add == 1u);
+                var before = 0.0;
+                if p.add == 1u {
+                    before = y[to];
+                } else if p.add == 2u {
+                    before = a[p.a + row * p.a_stride + col];
+                }
                 y[to] = before + sums[n * WG + thread];
             }
         }

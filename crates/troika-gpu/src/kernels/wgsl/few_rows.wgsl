@@ -1,11 +1,32 @@
 
 // Products for a few rows of activations.
 
+// Whether the normalised rows are kept.
+override KEEP: u32 = 0;
+
+// Writes the normalised rows.
+fn keep(thread: u32, x: Activations) {
+    for (var r = 0u; r < x.rows; r++) {
+        for (var c = thread * 4u; c < x.cols; c += WG * 4u) {
+            let v = activations4(x, r, c);
+            for (var i = 0u; i < 4u; i++) {
+                if c + i < x.cols {
+                    normed[p.normed + r * p.normed_stride + c + i] = v[i];
+                }
+            }
+        }
+    }
+}
+
 @compute @workgroup_size(WG)
 fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) at: vec3<u32>) {
     let head = at.z;
     let start = at.x * TEAMS * team_rows();
     let x_rows = Activations(p.x + head * p.cols, p.x_stride, p.x_rows, p.cols);
+    measure(thread, x_rows);
+    if KEEP == 1u && at.x == 0u {
+        keep(thread, x_rows);
+    }
     multiply(thread, start, Rows(head * p.rows, p.rows, p.units), x_rows);
     for (var i = thread; i < TEAMS * SLOTS; i += WG) {
         let r = x_row_of(i);
@@ -16,11 +37,7 @@ fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) at:
         for (var n = 0u; n < 4u; n++) {
             let row = start + row_of(i) + n;
             if row < p.rows {
-                var sum = v[n];
-                if BIAS == 1u {
-                    sum += bias[p.first + row];
-                }
-                y[p.y + r * p.y_stride + head * p.rows + p.first + row] = sum;
+                put_result(v[n], head, r, row);
             }
         }
     }

@@ -1,6 +1,9 @@
 
 // An activated gate times up, for a few rows of activations.
 
+// Whether both have a bias added.
+override BIAS: u32 = 0;
+
 struct Params {
     rows: u32,
     cols: u32,
@@ -13,15 +16,19 @@ struct Params {
     x_stride: u32,
     y: u32,
     y_stride: u32,
+    // Where biases of the gate and of up begin among the vectors: those of the binding's first rows.
+    gate_bias: u32,
+    up_bias: u32,
+    eps: f32,
+    norm_offset: f32,
 }
 
-const X_BINDING: u32 = 4u;
+const VECTORS_BINDING: u32 = 2u;
+const X_BINDING: u32 = 3u;
 
 var<immediate> p: Params;
 
-@group(0) @binding(2) var<storage, read> gate_bias: array<f32>;
-@group(0) @binding(3) var<storage, read> up_bias: array<f32>;
-@group(0) @binding(5) var<storage, read_write> y: array<f32>;
+@group(0) @binding(4) var<storage, read_write> y: array<f32>;
 
 @compute @workgroup_size(WG)
 fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) at: vec3<u32>) {
@@ -31,6 +38,7 @@ fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) at:
     // A thread has at most one result, of four rows.
     let r = x_row_of(thread);
     let has = thread < TEAMS * SLOTS && r < p.x_rows;
+    measure(thread, x_rows);
     of_others = false;
     multiply(thread, start, w, x_rows);
     var gates = vec4<f32>(0.0);
@@ -50,8 +58,8 @@ fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) at:
             var g = gates[n];
             var u = ups[n];
             if BIAS == 1u {
-                g += gate_bias[p.first + row];
-                u += up_bias[p.first + row];
+                g += vector_at(p.gate_bias + row);
+                u += vector_at(p.up_bias + row);
             }
             y[p.y + r * p.y_stride + p.first + row] = activated(g, numbers) * gated(u, numbers);
         }

@@ -1,28 +1,48 @@
-// Writes rows into the pages of a cache. A thread writes one word of a row.
 
-override FORMAT: u32 = 0;
+// Writes rows of keys and of values into the pages of their caches. A thread writes one word of a
+// row: first those of keys, then those of values.
+
+override KEYS: u32 = 0;
+override VALUES: u32 = 0;
 
 struct Params {
-    x: u32,
-    x_stride: u32,
+    k: u32,
+    k_stride: u32,
+    v: u32,
+    v_stride: u32,
     records: u32,
     rows: u32,
     page_bits: u32,
-    width: u32,
-    words: u32,
+    k_words: u32,
+    v_words: u32,
     flag: u32,
 }
 
 var<immediate> p: Params;
 
-@group(0) @binding(0) var<storage, read_write> x: array<f32>;
-@group(0) @binding(1) var<storage, read_write> batch: array<u32>;
-@group(0) @binding(2) var<storage, read_write> cache: array<u32>;
+@group(0) @binding(0) var<storage, read_write> k: array<f32>;
+@group(0) @binding(1) var<storage, read_write> v: array<f32>;
+@group(0) @binding(2) var<storage, read_write> batch: array<u32>;
+@group(0) @binding(3) var<storage, read_write> keys: array<u32>;
+@group(0) @binding(4) var<storage, read_write> values: array<u32>;
+
+fn key_word(source: u32, word: u32) -> u32 {
+    if KEYS == 0u {
+        return bitcast<u32>(k[source + word]);
+    }
+    return pair_bits(k[source + 2u * word], k[source + 2u * word + 1u], KEYS);
+}
+
+fn value_word(source: u32, word: u32) -> u32 {
+    if VALUES == 0u {
+        return bitcast<u32>(v[source + word]);
+    }
+    return pair_bits(v[source + 2u * word], v[source + 2u * word + 1u], VALUES);
+}
 
 @compute @workgroup_size(64)
 fn main(@builtin(global_invocation_id) at: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
-    let word = at.x;
-    if word >= p.words {
+    if at.x >= p.k_words + p.v_words {
         return;
     }
     for (var row = at.y; row < p.rows; row += groups.y) {
@@ -30,20 +50,11 @@ fn main(@builtin(global_invocation_id) at: vec3<u32>, @builtin(num_workgroups) g
         let position = batch[record];
         let page = batch[batch[record + 1u] + (position >> p.page_bits) - batch[record + 2u]];
         let to = (page << p.page_bits) + (position & ((1u << p.page_bits) - 1u));
-        let source = p.x + row * p.x_stride;
-        if FORMAT == 0u {
-            cache[to * p.words + word] = bitcast<u32>(x[source + word]);
+        if at.x < p.k_words {
+            keys[to * p.k_words + at.x] = key_word(p.k + row * p.k_stride, at.x);
         } else {
-            let a = x[source + 2u * word];
-            let b = x[source + 2u * word + 1u];
-            if FORMAT == 1u {
-                cache[to * p.words + word] = f16_bits(a) | (f16_bits(b) << 16u);
-                if is_beyond(a) || is_beyond(b) {
-                    batch[p.flag] = 1u;
-                }
-            } else {
-                cache[to * p.words + word] = bf16_bits(a) | (bf16_bits(b) << 16u);
-            }
+            let word = at.x - p.k_words;
+            values[to * p.v_words + word] = value_word(p.v + row * p.v_stride, word);
         }
     }
 }

@@ -1,13 +1,32 @@
-
 // Normalises groups of columns: a workgroup takes a group of a row.
 
 override WG: u32 = 256;
 override LAYER: u32 = 0;
 override WEIGHT: u32 = 1;
 override BIAS: u32 = 0;
+// Whether another value is added to what is normalised.
+override ADD: u32 = 0;
+
+struct Params {
+    rows: u32,
+    group: u32,
+    eps: f32,
+    offset: f32,
+    x: u32,
+    x_stride: u32,
+    a: u32,
+    a_stride: u32,
+    y: u32,
+    y_stride: u32,
+}
+
+var<immediate> p: Params;
 
 @group(0) @binding(0) var<storage, read> weight: array<f32>;
 @group(0) @binding(1) var<storage, read> bias: array<f32>;
+@group(0) @binding(2) var<storage, read_write> x: array<f32>;
+@group(0) @binding(3) var<storage, read_write> a: array<f32>;
+@group(0) @binding(4) var<storage, read_write> y: array<f32>;
 
 var<workgroup> parts: array<f32, 256>;
 
@@ -33,9 +52,10 @@ fn main(
 ) {
     let start = at.x * p.group;
     for (var row = at.y; row < p.rows; row += groups.y) {
+        let source = p.x + row * p.x_stride + start;
         var own = 0.0;
         for (var i = thread; i < p.group; i += WG) {
-            let v = read_first(row, start + i);
+            let v = x[source + i];
             own += select(v * v, v, LAYER == 1u);
         }
         var mean = 0.0;
@@ -44,19 +64,22 @@ fn main(
             mean = square;
             own = 0.0;
             for (var i = thread; i < p.group; i += WG) {
-                let v = read_again(row, start + i) - mean;
+                let v = x[source + i] - mean;
                 own += v * v;
             }
             square = total(thread, own) / f32(p.group);
         }
         let scale = 1.0 / sqrt(square + p.eps);
         for (var i = thread; i < p.group; i += WG) {
-            var v = (read_again(row, start + i) - mean) * scale;
+            var v = (x[source + i] - mean) * scale;
             if WEIGHT == 1u {
                 v *= p.offset + weight[i];
             }
             if BIAS == 1u {
                 v += bias[i];
+            }
+            if ADD == 1u {
+                v += a[p.a + row * p.a_stride + start + i];
             }
             y[p.y + row * p.y_stride + start + i] = v;
         }

@@ -3,18 +3,7 @@
 // A team of LANES threads takes four weight rows, or eight for a single row of activations; a thread
 // takes 32 of their columns at a time.
 
-override ROWS: u32 = 1;
-// Fours of results of a team: ROWS, but 2 for a single row.
-override SLOTS: u32 = 2;
-override LANES: u32 = 32;
-override TEAMS: u32 = 2;
-// Whether results have a bias added.
-override BIAS: u32 = 0;
-// LANES * TEAMS.
-override WG: u32 = 64;
-
-// Sums of each thread for four weight rows, for each row of activations. No override constant may
-// come after it: naga 30 fails on those behind an array whose length is computed.
+// Sums of each thread for four weight rows, for each row of activations.
 var<workgroup> sums: array<vec4<f32>, WG * SLOTS>;
 
 struct Activations {
@@ -74,11 +63,11 @@ struct X16 {
     sum: f32,
 }
 
-fn load_x(row: u32, c: u32, cols: u32) -> X16 {
-    let a = x4(row, c, cols);
-    let b = x4(row, c + 4u, cols);
-    let e = x4(row, c + 8u, cols);
-    let f = x4(row, c + 12u, cols);
+fn load_x(x: Activations, r: u32, c: u32) -> X16 {
+    let a = activations4(x, r, c);
+    let b = activations4(x, r, c + 4u);
+    let e = activations4(x, r, c + 8u);
+    let f = activations4(x, r, c + 12u);
     return X16(a, b, e, f, sum16(a, b, e, f));
 }
 
@@ -99,13 +88,13 @@ fn x_row(x: Activations, r: u32) -> u32 {
 // Adds the products of sixteen columns from `c` on: for each row of activations those of four weight
 // rows; for a single one also those of `more`.
 fn add_part(acc: ptr<function, array<vec4<f32>, 8>>, w: Four, more: Four, c: u32, x: Activations) {
-    let first = load_x(x.start, c, x.cols);
+    let first = load_x(x, 0u, c);
     (*acc)[0] += products(w, first);
     if ROWS == 1u {
         (*acc)[1] += products(more, first);
     }
     for (var r = 1u; r < ROWS; r++) {
-        (*acc)[r] += products(w, load_x(x_row(x, r), c, x.cols));
+        (*acc)[r] += products(w, load_x(x, r, c));
     }
 }
 
@@ -139,7 +128,7 @@ fn multiply(thread: u32, start: u32, w: Rows, x: Activations) {
             add_part(&acc, second_four(a), second_four(b), c + 16u, x);
         }
     }
-    // Results of an earlier call are read before.
+    // Results of an earlier call, and sums of norms, are read before.
     workgroupBarrier();
     for (var r = 0u; r < SLOTS; r++) {
         sums[r * WG + thread] = acc[r];

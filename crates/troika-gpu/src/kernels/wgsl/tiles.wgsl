@@ -3,8 +3,6 @@
 // them. Tiles of 32 columns go through workgroup memory, as units of four columns; a row's units are
 // stored in an order of their own, so that neighbouring rows lie in different banks.
 
-override BIAS: u32 = 0;
-
 var<workgroup> w_tile: array<vec4<f32>, 512>;
 var<workgroup> x_tile: array<vec4<f32>, 512>;
 
@@ -125,11 +123,7 @@ fn put(head: u32, w: u32, r: u32, v: vec4<f32>) {
     for (var i = 0u; i < 4u; i++) {
         let row = w + i * 8u;
         if row < p.rows {
-            var sum = v[i];
-            if BIAS == 1u {
-                sum += bias[p.first + row];
-            }
-            y[p.y + r * p.y_stride + head * p.rows + p.first + row] = sum;
+            put_result(v[i], head, r, row);
         }
     }
 }

@@ -1,0 +1,15 @@
+
+// Sizes of products of a few rows. No override constant may come after an array whose length is
+// computed, or a function that uses one (naga 30 fails): so these come first.
+
+// Rows of activations that the kernel is made for.
+override ROWS: u32 = 1;
+// Fours of results of a team: ROWS, but 2 for a single row.
+override SLOTS: u32 = 2;
+override LANES: u32 = 32;
+override TEAMS: u32 = 2;
+// LANES * TEAMS.
+override WG: u32 = 64;
+// How activations are normalised. 0: not at all; 1: divided by the root of the mean square; 2: less
+// the mean, divided by the root of the variance; 3: the same, with a bias.
+override NORM: u32 = 0;

@@ -1,0 +1,214 @@
+//! Compiles the kernels that graphs will need before they run, in as many threads as there are
+//! cores.
+
+use std::collections::HashSet;
+use std::num::NonZeroUsize;
+use std::sync::Mutex;
+use std::thread;
+
+use troika_device::DeviceError;
+
+use crate::adapter::now;
+use crate::compile::{Code, Shape};
+use crate::error::{locked, one_line};
+use crate::gpu::Gpu;
+use crate::kernels::{Binding, Dispatch};
+use crate::pipelines::{Pipeline, PipelineKey, key};
+
+/// Numbers of rows for which kernels differ, besides one row and the most.
+const ROWS: [usize; 3] = [2, 4, 8];
+
+/// More positions than one workgroup attends to alone.
+const LONG: usize = 4096;
+
+/// Kernels that are not compiled yet, in the order of the graphs that need them.
+pub(crate) struct PipelinePrefetch<'a> {
+    gpu: &'a Gpu,
+    known: HashSet<PipelineKey>,
+    wanted: Vec<WantedPipeline>,
+}
+
+/// A kernel, and the first graph that needs it.
+struct WantedPipeline {
+    graph: usize,
+    /// Whether it is used once.
+    is_used: bool,
+    dispatch: Dispatch,
+}
+
+/// A kernel that failed.
+pub(crate) struct Failed {
+    pub key: PipelineKey,
+    pub error: DeviceError,
+}
+
+/// How far compiling is.
+struct Progress {
+    /// The next kernel to compile.
+    next: usize,
+    /// For each graph, how many of its kernels are not done.
+    left: Vec<usize>,
+    /// Graphs that are done, and all before them.
+    done: usize,
+    stopped: bool,
+    failed: Vec<Failed>,
+}
+
+impl<'a> PipelinePrefetch<'a> {
+    pub fn new(gpu: &'a Gpu) -> PipelinePrefetch<'a> {
+        PipelinePrefetch { gpu, known: HashSet::new(), wanted: Vec::new() }
+    }
+
+    /// Adds the kernels of a graph. Where the host's cores stand in for a GPU, compiling takes its
+    /// time from them: there only what is sure to run is compiled ahead.
+    pub fn add(&mut self, graph: usize, code: &Code) {
+        for GraphDispatch { dispatch, is_used, .. } in dispatches(code) {
+            let key = key(&dispatch);
+            let is_wanted = is_used || !self.gpu.is_software;
+            if is_wanted && !self.gpu.pipelines.has(&key) && self.known.insert(key) {
+                self.wanted.push(WantedPipeline { graph, is_used, dispatch });
+            }
+        }
+    }
+
+    /// Compiles all of them. `go_on` hears how many of the `graphs` have all that they need, and
+    /// says whether to go on. Returns what failed, and the number of graphs that were done.
+    pub fn compile(
+        self,
+        graphs: usize,
+        go_on: &(dyn Fn(usize) -> bool + Sync),
+    ) -> (Vec<Failed>, usize) {
+        let mut left = vec![0; graphs];
+        self.wanted.iter().for_each(|w| left[w.graph] += 1);
+        let done = left.iter().take_while(|left| **left == 0).count();
+        let stopped = !go_on(done);
+        let progress = Mutex::new(Progress { next: 0, left, done, stopped, failed: Vec::new() });
+        let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        thread::scope(|scope| {
+            for _ in 1..cores.min(self.wanted.len()) {
+                let builder = thread::Builder::new().name("troika-compile".into());
+                // Where no thread is left, this one does it all.
+                let _ = builder.spawn_scoped(scope, || self.work(&progress, go_on));
+            }
+            self.work(&progress, go_on);
+        });
+        let progress = progress.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let done = if progress.stopped { progress.done } else { graphs };
+        (progress.failed, done)
+    }
+
+    /// Compiles one kernel after another.
+    fn work(&self, progress: &Mutex<Progress>, go_on: &(dyn Fn(usize) -> bool + Sync)) {
+        loop {
+            let mut at = locked(progress);
+            let Some(wanted) = self.wanted.get(at.next).filter(|_| !at.stopped) else { return };
+            at.next += 1;
+            drop(at);
+            let made = self.gpu.pipeline(&wanted.dispatch);
+            let made = made.and_then(|made| match wanted.is_used {
+                true => use_once(self.gpu, &wanted.dispatch, &made),
+                false => Ok(()),
+            });
+            let mut at = locked(progress);
+            if let Err(error) = made {
+                at.failed.push(Failed { key: key(&wanted.dispatch), error });
+            }
+            at.left[wanted.graph] -= 1;
+            let before = at.done;
+            while at.left.get(at.done) == Some(&0) {
+                at.done += 1;
+            }
+            if at.done > before && at.done < at.left.len() && !at.stopped {
+                at.stopped = !go_on(at.done);
+            }
+        }
+    }
+}
+
+/// The first of a graph's kernels that failed: a node that it computes, and why.
+pub(crate) fn failure<'f>(code: &Code, failed: &'f [Failed]) -> Option<(usize, &'f DeviceError)> {
+    if failed.is_empty() {
+        return None;
+    }
+    dispatches(code).into_iter().find_map(|step| {
+        let key = key(&step.dispatch);
+        failed.iter().find(|f| f.key == key).map(|f| (step.node, &f.error))
+    })
+}
+
+/// A dispatch of a graph.
+struct GraphDispatch {
+    /// The first node that it computes.
+    node: usize,
+    dispatch: Dispatch,
+    /// Whether it is one for a single row or for as many as there may be: those are sure to run.
+    is_used: bool,
+}
+
+/// What a graph dispatches, for all numbers of rows and with few and many positions.
+fn dispatches(code: &Code) -> Vec<GraphDispatch> {
+    let most = code.graph.max_rows().max(1);
+    let (locs, page_lens) = code.plain_places();
+    let (locs, page_lens) = (&locs[..], &page_lens[..]);
+    let between = ROWS.into_iter().filter(|rows| (2..most).contains(rows));
+    let mut all = Vec::new();
+    // Those that are used come first.
+    for rows in [1, most].into_iter().chain(between) {
+        for (longest, one_row_each) in
+            [(rows, rows == 1), (rows, rows > 1), (LONG, false), (LONG, true)]
+        {
+            let runs = &[(0, rows, false)];
+            let shape = Shape { rows, locs, page_lens, runs, longest, one_row_each };
+            let is_used =
+                (rows == 1 || rows == most) && longest == rows && one_row_each == (rows == 1);
+            let made = steps(code, &shape).into_iter();
+            all.extend(made.map(|(node, dispatch)| GraphDispatch { node, dispatch, is_used }));
+        }
+    }
+    all
+}
+
+/// What a graph dispatches for a shape. A shape that has no kernel is refused when it comes.
+fn steps(code: &Code, shape: &Shape<'_>) -> Vec<(usize, Dispatch)> {
+    let mut all = Vec::new();
+    for (at, unit) in code.units.iter().enumerate() {
+        let mut steps = Vec::new();
+        if code.unit_steps(at, shape, &mut steps).is_ok() {
+            let node = unit.nodes.first().copied().unwrap_or(0);
+            all.extend(steps.into_iter().map(|step| (node, step.dispatch)));
+        }
+    }
+    let whole = code.steps(shape).unwrap_or_default();
+    let copies = whole.into_iter().rev().take(code.repeats.len());
+    all.extend(copies.map(|step| (0, step.dispatch)));
+    all
+}
+
+/// Dispatches a kernel without a workgroup: some drivers translate kernels when they are first
+/// used.
+fn use_once(gpu: &Gpu, of: &Dispatch, made: &Pipeline) -> Result<(), DeviceError> {
+    let scope = gpu.device.push_error_scope(wgpu::ErrorFilter::Validation);
+    let mut entries = Vec::with_capacity(of.spec.bindings.len());
+    for (i, binding) in of.spec.bindings.iter().enumerate() {
+        let buffer = if *binding == Binding::Weight { &gpu.spare } else { &gpu.unread };
+        let resource = buffer.as_entire_binding();
+        entries.push(wgpu::BindGroupEntry { binding: i as u32, resource });
+    }
+    let group = gpu.device.create_bind_group(&wgpu::BindGroupDescriptor {
+        label: Some(of.spec.name),
+        layout: &made.layout,
+        entries: &entries,
+    });
+    let mut encoder = gpu.device.create_command_encoder(&Default::default());
+    let mut pass = encoder.begin_compute_pass(&Default::default());
+    pass.set_pipeline(&made.pipeline);
+    pass.set_bind_group(0, &group, &[]);
+    pass.set_immediates(0, bytemuck::cast_slice(&of.params));
+    pass.dispatch_workgroups(0, 0, 0);
+    drop(pass);
+    let submitted = gpu.submit(encoder.finish());
+    match now(scope.pop()) {
+        Some(e) => Err(gpu.error(one_line(&e.to_string()))),
+        None => gpu.wait(Some(submitted)),
+    }
+}

@@ -1,0 +1,288 @@
+//! Devices whose kernels are compared with the CPU's before they are first used. What was found is
+//! kept for the next start.
+
+use std::collections::BTreeMap;
+use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use troika_device::{
+    Buffer, Caps, Clock, CompileRequest, CompileResults, Completion, Device, DeviceError,
+    DeviceKind, Executable, OutOfMemory, Queue, WeightSource, Weights,
+};
+use troika_graph::Subgraph;
+
+use crate::check_cases::Kernel;
+use crate::device_check::{Check, CheckedKernel};
+use crate::kept_of_devices::{GpuSettings, KeptOfDevices};
+
+/// For each kernel that was compared why it is not used, or `None`.
+type Verdicts = BTreeMap<String, Option<String>>;
+
+/// Opens the CPU that kernels are compared with.
+type OpenReference = fn() -> Result<Arc<dyn Device>, DeviceError>;
+
+/// A device whose kernels are compared with the CPU's before they are first used.
+pub(crate) struct CheckedDevice {
+    inner: Arc<dyn Device>,
+    reference: OpenReference,
+    settings: GpuSettings,
+    kept: Option<KeptOfDevices>,
+    verdicts: Mutex<Verdicts>,
+}
+
+/// What names the verdicts on a device's kernels: the adapter, its driver, and this version.
+fn name_of(device: &dyn Device) -> String {
+    format!("kernels of {} by {}", device.caps().numerics, env!("CARGO_PKG_VERSION"))
+}
+
+fn parsed(bytes: &[u8]) -> Option<Verdicts> {
+    serde_json::from_slice(bytes).ok()
+}
+
+fn keep(kept: &KeptOfDevices, device: &dyn Device, verdicts: &Verdicts) {
+    let text = serde_json::to_vec(verdicts).unwrap_or_default();
+    kept.keep(&name_of(device), &text);
+}
+
+/// Keeps what comparing all kernels of a device found, in place of what was kept before.
+pub fn keep_checked(settings: &GpuSettings, device: &dyn Device, checked: &[CheckedKernel]) {
+    let verdicts = checked.iter().map(|k| (k.name.clone(), k.fault.clone())).collect();
+    settings.kept().iter().for_each(|kept| keep(kept, device, &verdicts));
+}
+
+impl CheckedDevice {
+    pub fn new(
+        inner: Arc<dyn Device>,
+        reference: OpenReference,
+        settings: GpuSettings,
+    ) -> CheckedDevice {
+        let kept = settings.kept();
+        let known = kept.as_ref().and_then(|kept| kept.read(&name_of(&*inner)));
+        let verdicts = known.and_then(|bytes| parsed(&bytes)).unwrap_or_default();
+        CheckedDevice { inner, reference, settings, kept, verdicts: Mutex::new(verdicts) }
+    }
+
+    /// Compares kernels of which nothing is known yet.
+    fn check(&self, kernels: &[Kernel]) {
+        let mut verdicts = self.verdicts.lock().unwrap_or_else(PoisonError::into_inner);
+        let unknown: Vec<&Kernel> =
+            kernels.iter().filter(|k| !verdicts.contains_key(&k.name())).collect();
+        if unknown.is_empty() {
+            return;
+        }
+        let reference = (self.reference)();
+        let check = reference.map(|reference| Check { device: &*self.inner, reference });
+        for kernel in unknown {
+            let name = kernel.name();
+            if verdicts.contains_key(&name) {
+                continue;
+            }
+            self.tell(Some(&name));
+            let found = check.as_ref().map_err(Clone::clone).and_then(|c| c.kernel(*kernel));
+            let fault = match found {
+                Ok(checked) => checked.fault,
+                Err(e) => Some(format!("it was not compared with the CPU's: {e}")),
+            };
+            verdicts.insert(name, fault);
+        }
+        self.tell(None);
+        self.kept.iter().for_each(|kept| keep(kept, &*self.inner, &verdicts));
+    }
+
+    fn tell(&self, kernel: Option<&str>) {
+        self.settings.progress.iter().for_each(|progress| progress.0(kernel));
+    }
+
+    /// For each node why it is not used, as far as that is known.
+    fn faults(&self, graph: &Subgraph) -> Vec<Option<String>> {
+        let verdicts = self.verdicts.lock().unwrap_or_else(PoisonError::into_inner);
+        let fault = |name: String| {
+            let why = verdicts.get(&name)?.as_ref()?;
+            Some(format!("its kernel {name} is wrong on this adapter and driver: {why}"))
+        };
+        let kernels = graph.nodes.iter().map(|node| Kernel::of(graph, node));
+        kernels.map(|kernel| kernel.map(Kernel::name).and_then(fault)).collect()
+    }
+
+    /// The refusal of a graph with a wrong kernel.
+    fn refusal(&self, graph: &Subgraph) -> Option<DeviceError> {
+        let wrong = self.faults(graph).into_iter().zip(&graph.nodes);
+        let (why, op) = wrong.into_iter().find_map(|(why, node)| Some((why?, node.op.name())))?;
+        let (device, graph) = (self.name().to_string(), graph.name.clone());
+        Some(DeviceError::Unsupported { device, op: op.into(), graph, why })
+    }
+}
+
+impl Device for CheckedDevice {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn kind(&self) -> DeviceKind {
+        self.inner.kind()
+    }
+
+    fn caps(&self) -> &Caps {
+        self.inner.caps()
+    }
+
+    fn clock(&self) -> Option<Arc<dyn Clock>> {
+        self.inner.clock()
+    }
+
+    fn examine(&self, graph: &Subgraph) -> Vec<Option<String>> {
+        let mut verdicts = self.inner.examine(graph);
+        let taken = graph.nodes.iter().zip(&verdicts).filter(|(_, why)| why.is_none());
+        let kernels: Vec<Kernel> = taken.filter_map(|(node, _)| Kernel::of(graph, node)).collect();
+        self.check(&kernels);
+        for (verdict, fault) in verdicts.iter_mut().zip(self.faults(graph)) {
+            *verdict = verdict.take().or(fault);
+        }
+        verdicts
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Buffer, OutOfMemory> {
+        self.inner.allocate(bytes)
+    }
+
+    fn compile(&self, request: &CompileRequest<'_>) -> CompileResults {
+        let refusals: Vec<_> = request.graphs.iter().map(|graph| self.refusal(graph)).collect();
+        let taken = request.graphs.iter().zip(&refusals).filter(|(_, why)| why.is_none());
+        let graphs: Vec<&Subgraph> = taken.map(|(graph, _)| *graph).collect();
+        let made = self.inner.compile(&CompileRequest { graphs: &graphs, ..*request });
+        let mut made = made.into_iter();
+        let next = |why: Option<DeviceError>| match why {
+            Some(why) => Err(why),
+            None => made.next().unwrap_or(Err(DeviceError::Cancelled)),
+        };
+        refusals.into_iter().map(next).collect()
+    }
+
+    fn load(
+        &self,
+        executable: &Arc<Executable>,
+        graph: &Subgraph,
+        weights: &dyn WeightSource,
+    ) -> Result<Arc<Weights>, DeviceError> {
+        self.inner.load(executable, graph, weights)
+    }
+
+    fn queue(
+        &self,
+        number: usize,
+        clock: Arc<dyn Clock>,
+        done: SyncSender<Completion>,
+    ) -> Result<Box<dyn Queue>, DeviceError> {
+        self.inner.queue(number, clock, done)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use troika_device::{PackFn, PackLayout, Packed, WeightData};
+    use troika_graph::DType;
+    use troika_weights::CacheFolder;
+
+    use super::*;
+    use crate::Notes;
+    use crate::devices::reference_cpu;
+
+    /// A model of no weights.
+    struct NoWeights;
+
+    impl WeightSource for NoWeights {
+        fn weight(&self, name: &str) -> Result<WeightData, DeviceError> {
+            Err(DeviceError::Weight { name: name.into(), why: "is not there".into() })
+        }
+
+        fn packed(
+            &self,
+            name: &str,
+            _: PackLayout<'_>,
+            _: PackFn<'_>,
+        ) -> Result<Packed, DeviceError> {
+            Err(DeviceError::Weight { name: name.into(), why: "is not there".into() })
+        }
+    }
+
+    /// The CPU, checked with a folder.
+    fn checked(dir: &Path) -> (CheckedDevice, Notes) {
+        let cache_dir = Some(dir.to_path_buf());
+        let settings = GpuSettings { check: true, cache_dir, ..GpuSettings::default() };
+        (
+            CheckedDevice::new(reference_cpu().unwrap(), reference_cpu, settings.clone()),
+            settings.notes,
+        )
+    }
+
+    fn product() -> Subgraph {
+        Kernel::Linear(DType::Q8_0).cases().unwrap().remove(0).graph
+    }
+
+    fn kept(dir: &Path) -> Option<Verdicts> {
+        let bytes =
+            CacheFolder::new(dir).of_device(&name_of(&*reference_cpu().unwrap())).unwrap()?;
+        parsed(&bytes)
+    }
+
+    #[test]
+    fn what_is_right_is_compared_once_and_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let (device, notes) = checked(dir.path());
+        assert_eq!(device.examine(&product()), [None]);
+        assert_eq!(kept(dir.path()).unwrap(), Verdicts::from([("linear of Q8_0".into(), None)]));
+        assert!(notes.take().is_empty());
+        // The next start knows it.
+        let (again, _) = checked(dir.path());
+        assert_eq!(again.verdicts.lock().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn a_kept_refusal_is_one_from_then_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let wrong = Verdicts::from([("linear of Q8_0".into(), Some("2e-1 off".into()))]);
+        let text = serde_json::to_vec(&wrong).unwrap();
+        let folder = CacheFolder::new(dir.path());
+        folder.keep_of_device(&name_of(&*reference_cpu().unwrap()), &text, u64::MAX).unwrap();
+        let (device, notes) = checked(dir.path());
+        let why = device.examine(&product()).remove(0).unwrap();
+        assert!(why.contains("linear of Q8_0") && why.contains("2e-1 off"), "{why}");
+        let compiled = Executable::compiled(&device, &product(), &NoWeights);
+        assert!(matches!(compiled, Err(DeviceError::Unsupported { .. })));
+        // Others are taken.
+        let embed = Kernel::Embed(DType::F16).cases().unwrap().remove(0).graph;
+        assert_eq!(device.examine(&embed), [None]);
+        assert!(Executable::compiled(&device, &embed, &NoWeights).is_ok());
+        assert!(notes.take().is_empty());
+        // Comparing all again rewrites it.
+        let fine = CheckedKernel { name: "linear of Q8_0".into(), error: Some(0.0), fault: None };
+        keep_checked(&device.settings, &*device.inner, &[fine]);
+        assert_eq!(checked(dir.path()).0.examine(&product()), [None]);
+    }
+
+    #[test]
+    fn a_damaged_file_is_a_note_and_made_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        checked(dir.path()).0.examine(&product());
+        let files = CacheFolder::new(dir.path()).files().unwrap();
+        std::fs::write(&files[0].path, "damage").unwrap();
+        let (device, notes) = checked(dir.path());
+        assert_eq!(device.examine(&product()), [None]);
+        let [note] = notes.take().try_into().unwrap();
+        assert!(note.contains("made anew"), "{note}");
+        assert!(kept(dir.path()).is_some());
+    }
+
+    #[test]
+    fn a_folder_that_takes_nothing_is_a_note() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        let (device, notes) = checked(&file);
+        assert_eq!(device.examine(&product()), [None]);
+        let [note] = notes.take().try_into().unwrap();
+        assert!(note.contains("nothing is kept") && !note.contains('\n'), "{note}");
+    }
+}

@@ -1,0 +1,88 @@
+//! What is kept of devices for the next start.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use troika_weights::CacheFolder;
+
+/// What GPU devices need.
+#[derive(Clone, Debug, Default)]
+pub struct GpuSettings {
+    /// Whether kernels are compared with the CPU's before a model uses them on an adapter and
+    /// driver for the first time. What computes something else is refused.
+    pub check: bool,
+    /// The folder that keeps what was found and what drivers compiled; `None`: not kept.
+    pub cache_dir: Option<PathBuf>,
+    /// The most bytes in that folder.
+    pub cache_bytes: Option<u64>,
+    /// Hears what is being compared.
+    pub progress: Option<CheckProgress>,
+    /// What could not be read or kept.
+    pub notes: Notes,
+}
+
+/// A function of the name of a kernel.
+type NameFn = dyn Fn(Option<&str>) + Send + Sync;
+
+/// Hears the name of the kernel that is being compared with the CPU's, and `None` at the end.
+#[derive(Clone)]
+pub struct CheckProgress(pub Arc<NameFn>);
+
+impl fmt::Debug for CheckProgress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("CheckProgress")
+    }
+}
+
+/// Sentences for the user that no call returned.
+#[derive(Clone, Debug, Default)]
+pub struct Notes(Arc<Mutex<Vec<String>>>);
+
+impl Notes {
+    /// Takes them.
+    pub fn take(&self) -> Vec<String> {
+        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn add(&self, note: String) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if !all.contains(&note) {
+            all.push(note);
+        }
+    }
+}
+
+impl GpuSettings {
+    /// What is kept, if there is a folder.
+    pub(crate) fn kept(&self) -> Option<KeptOfDevices> {
+        let folder = CacheFolder::new(self.cache_dir.as_ref()?);
+        let (limit, notes) = (self.cache_bytes.unwrap_or(u64::MAX), self.notes.clone());
+        Some(KeptOfDevices { folder, limit, notes })
+    }
+}
+
+/// What is kept in the folder of packed weights.
+#[derive(Clone, Debug)]
+pub(crate) struct KeptOfDevices {
+    folder: CacheFolder,
+    limit: u64,
+    notes: Notes,
+}
+
+impl KeptOfDevices {
+    /// What is kept under a name. What is damaged counts as not there.
+    pub fn read(&self, name: &str) -> Option<Vec<u8>> {
+        self.folder.of_device(name).unwrap_or_else(|why| {
+            self.notes.add(format!("what was kept of a GPU is made anew: {why}"));
+            None
+        })
+    }
+
+    /// Keeps bytes under a name. Failing costs the next start some time.
+    pub fn keep(&self, name: &str, bytes: &[u8]) {
+        if let Err(e) = self.folder.keep_of_device(name, bytes, self.limit) {
+            self.notes.add(format!("nothing is kept of a GPU for the next start: {e}"));
+        }
+    }
+}
