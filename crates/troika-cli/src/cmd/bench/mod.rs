@@ -152,12 +152,14 @@ fn all_options(
         some => some.to_vec(),
     };
     let high = subject.spec()?.context;
+    let pairs = strategies.iter().flat_map(|s| threads.iter().map(move |&t| (t, s.clone())));
+    let all = pairs.map(|(t, s)| Ok((t, options(args, t, s, context..=high)?)));
+    let all = all.collect::<Result<Vec<_>, CliError>>()?;
     if context > high {
         let (what, got, low) = ("the context", context, 1);
         return Err(troika::Error::from(PlanError::Range { what, got, low, high }).into());
     }
-    let pairs = strategies.iter().flat_map(|s| threads.iter().map(move |&t| (t, s.clone())));
-    pairs.map(|(t, s)| Ok((t, options(args, t, s, context..=high)?))).collect()
+    Ok(all)
 }
 
 fn options(
