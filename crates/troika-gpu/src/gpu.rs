@@ -331,8 +331,13 @@ impl Staging {
 }
 
 #[cfg(test)]
+#[allow(clippy::print_stdout)]
+#[path = "../tests/common/needed.rs"]
+mod needed;
+
+#[cfg(test)]
 mod tests {
-    #![allow(clippy::print_stdout, clippy::unwrap_used)]
+    #![allow(clippy::unwrap_used)]
 
     use super::*;
     use crate::adapter::{GpuSpec, choose};
@@ -355,7 +360,7 @@ mod tests {
     fn kernels_that_do_not_compile_are_one_line() {
         let adapter = match choose(&GpuSpec::Named("llvmpipe".into())) {
             Ok(adapter) => adapter,
-            Err(why) => return println!("not run: {why}"),
+            Err(why) => return needed::not_run(&why.to_string()),
         };
         let gpu = Gpu::open("gpu", &adapter, OptionalCache::default()).unwrap();
         for (spec, says) in [(&BROKEN, "does not compile"), (&LARGE, "workgroup memory")] {
