@@ -146,6 +146,7 @@ static ATTENTION: KernelSpec = KernelSpec {
     source: concat!(
         include_str!("wgsl/rounding.wgsl"),
         include_str!("wgsl/pairs.wgsl"),
+        include_str!("wgsl/total.wgsl"),
         include_str!("wgsl/attention.wgsl")
     ),
     bindings: &[Weight, Value, Value, Value, Value, Value, Value, Value],

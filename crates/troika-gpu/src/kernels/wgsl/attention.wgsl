@@ -64,7 +64,6 @@ var<immediate> p: Params;
 var<workgroup> query: array<f32, 1024>;
 var<workgroup> weight: array<f32, WG>;
 var<workgroup> cache_row: array<u32, WG>;
-var<workgroup> parts: array<f32, WG>;
 
 // The product of the query with the key that begins at element `from`.
 fn score(source: u32) -> f32 {
@@ -172,19 +171,6 @@ fn highest(thread: u32, own: f32) -> f32 {
         workgroupBarrier();
         if thread < n {
             parts[thread] = max(parts[thread], parts[thread + n]);
-        }
-    }
-    workgroupBarrier();
-    return parts[0];
-}
-
-fn total(thread: u32, own: f32) -> f32 {
-    workgroupBarrier();
-    parts[thread] = own;
-    for (var n = WG / 2u; n > 0u; n = n / 2u) {
-        workgroupBarrier();
-        if thread < n {
-            parts[thread] += parts[thread + n];
         }
     }
     workgroupBarrier();

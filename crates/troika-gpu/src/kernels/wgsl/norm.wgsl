@@ -28,22 +28,6 @@ var<immediate> p: Params;
 @group(0) @binding(3) var<storage, read_write> a: array<f32>;
 @group(0) @binding(4) var<storage, read_write> y: array<f32>;
 
-var<workgroup> parts: array<f32, 256>;
-
-// The sum of a number of each thread.
-fn total(thread: u32, own: f32) -> f32 {
-    workgroupBarrier();
-    parts[thread] = own;
-    for (var n = WG / 2u; n > 0u; n = n / 2u) {
-        workgroupBarrier();
-        if thread < n {
-            parts[thread] += parts[thread + n];
-        }
-    }
-    workgroupBarrier();
-    return parts[0];
-}
-
 @compute @workgroup_size(WG)
 fn main(
     @builtin(local_invocation_index) thread: u32,

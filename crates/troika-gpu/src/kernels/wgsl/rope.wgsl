@@ -42,7 +42,6 @@ var<immediate> p: Params;
 @group(0) @binding(6) var<storage, read_write> z: array<f32>;
 
 var<workgroup> head: array<f32, 1024>;
-var<workgroup> parts: array<f32, WG>;
 
 // Where a head lies in its row, and the group of columns that it is normalised with.
 struct Head {
@@ -76,15 +75,7 @@ fn fetch(thread: u32, h: Head, row: u32) {
             let x = source(h, row, first + i);
             own += x * x;
         }
-        parts[thread] = own;
-        for (var n = WG / 2u; n > 0u; n = n / 2u) {
-            workgroupBarrier();
-            if thread < n {
-                parts[thread] += parts[thread + n];
-            }
-        }
-        workgroupBarrier();
-        scale = 1.0 / sqrt(parts[0] / f32(h.group) + p.eps);
+        scale = 1.0 / sqrt(total(thread, own) / f32(h.group) + p.eps);
     }
     // The weights for keys follow those for queries.
     let weight = select(0u, p.q_group, h.is_key) + h.start - first;

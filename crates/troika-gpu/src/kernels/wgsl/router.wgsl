@@ -33,24 +33,10 @@ var<immediate> p: Params;
 var<workgroup> scores: array<f32, 1024>;
 // 0: may not be chosen any more.
 var<workgroup> free: array<u32, 1024>;
-var<workgroup> parts: array<f32, WG>;
 var<workgroup> part_ids: array<u32, WG>;
 var<workgroup> chosen: array<u32, 64>;
 var<workgroup> chosen_weights: array<f32, 64>;
 var<workgroup> group_best: array<f32, 128>;
-
-fn total(thread: u32, own: f32) -> f32 {
-    workgroupBarrier();
-    parts[thread] = own;
-    for (var n = WG / 2u; n > 0u; n = n / 2u) {
-        workgroupBarrier();
-        if thread < n {
-            parts[thread] += parts[thread + n];
-        }
-    }
-    workgroupBarrier();
-    return parts[0];
-}
 
 // The free expert with the largest score, the first of equals.
 fn best(thread: u32) -> u32 {
