@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::SyncSender;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use troika_device::{
     Buffer, Caps, Clock, CompileRequest, CompileResults, Completion, Device, DeviceError,
@@ -62,31 +62,35 @@ impl CheckedDevice {
         CheckedDevice { inner, reference, settings, kept, verdicts: Mutex::new(verdicts) }
     }
 
-    /// Compares kernels of which nothing is known yet.
-    fn check(&self, kernels: &[Kernel]) {
-        let mut verdicts = self.verdicts.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Compares kernels of which nothing is known yet. Returns why for those that could not be
+    /// compared, of which nothing is known or kept then.
+    fn check(&self, kernels: &[Kernel]) -> Verdicts {
+        let (mut verdicts, mut uncompared) = (self.verdicts(), Verdicts::new());
         let unknown: Vec<&Kernel> =
             kernels.iter().filter(|k| !verdicts.contains_key(&k.name())).collect();
         if unknown.is_empty() {
-            return;
+            return uncompared;
         }
         let reference = (self.reference)();
         let check = reference.map(|reference| Check { device: &*self.inner, reference });
         for kernel in unknown {
             let name = kernel.name();
-            if verdicts.contains_key(&name) {
+            if verdicts.contains_key(&name) || uncompared.contains_key(&name) {
                 continue;
             }
             self.tell(Some(&name));
-            let found = check.as_ref().map_err(Clone::clone).and_then(|c| c.kernel(*kernel));
-            let fault = match found {
-                Ok(checked) => checked.fault,
-                Err(e) => Some(format!("it was not compared with the CPU's: {e}")),
+            match check.as_ref().map_err(Clone::clone).and_then(|c| c.kernel(*kernel)) {
+                Ok(checked) => verdicts.insert(name, checked.fault),
+                Err(e) => uncompared.insert(name, Some(e.to_string())),
             };
-            verdicts.insert(name, fault);
         }
         self.tell(None);
         self.kept.iter().for_each(|kept| keep(kept, &*self.inner, &verdicts));
+        uncompared
+    }
+
+    fn verdicts(&self) -> MutexGuard<'_, Verdicts> {
+        self.verdicts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn tell(&self, kernel: Option<&str>) {
@@ -94,11 +98,16 @@ impl CheckedDevice {
     }
 
     /// For each node why it is not used, as far as that is known.
-    fn faults(&self, graph: &Subgraph) -> Vec<Option<String>> {
-        let verdicts = self.verdicts.lock().unwrap_or_else(PoisonError::into_inner);
-        let fault = |name: String| {
-            let why = verdicts.get(&name)?.as_ref()?;
-            Some(format!("its kernel {name} is wrong on this adapter and driver: {why}"))
+    fn faults(&self, graph: &Subgraph, uncompared: &Verdicts) -> Vec<Option<String>> {
+        let verdicts = self.verdicts();
+        let fault = |name: String| match (verdicts.get(&name), uncompared.get(&name)) {
+            (Some(Some(why)), _) => {
+                Some(format!("its kernel {name} is wrong on this adapter and driver: {why}"))
+            }
+            (None, Some(Some(why))) => {
+                Some(format!("its kernel {name} was not compared with the CPU's: {why}"))
+            }
+            _ => None,
         };
         let kernels = graph.nodes.iter().map(|node| Kernel::of(graph, node));
         kernels.map(|kernel| kernel.map(Kernel::name).and_then(fault)).collect()
@@ -106,7 +115,7 @@ impl CheckedDevice {
 
     /// The refusal of a graph with a wrong kernel.
     fn refusal(&self, graph: &Subgraph) -> Option<DeviceError> {
-        let wrong = self.faults(graph).into_iter().zip(&graph.nodes);
+        let wrong = self.faults(graph, &Verdicts::new()).into_iter().zip(&graph.nodes);
         let (why, op) = wrong.into_iter().find_map(|(why, node)| Some((why?, node.op.name())))?;
         let (device, graph) = (self.name().to_string(), graph.name.clone());
         Some(DeviceError::Unsupported { device, op: op.into(), graph, why })
@@ -134,8 +143,8 @@ impl Device for CheckedDevice {
         let mut verdicts = self.inner.examine(graph);
         let taken = graph.nodes.iter().zip(&verdicts).filter(|(_, why)| why.is_none());
         let kernels: Vec<Kernel> = taken.filter_map(|(node, _)| Kernel::of(graph, node)).collect();
-        self.check(&kernels);
-        for (verdict, fault) in verdicts.iter_mut().zip(self.faults(graph)) {
+        let uncompared = self.check(&kernels);
+        for (verdict, fault) in verdicts.iter_mut().zip(self.faults(graph, &uncompared)) {
             *verdict = verdict.take().or(fault);
         }
         verdicts
@@ -260,6 +269,20 @@ mod tests {
         let fine = CheckedKernel { name: "linear of Q8_0".into(), error: Some(0.0), fault: None };
         keep_checked(&device.settings, &*device.inner, &[fine]);
         assert_eq!(checked(dir.path()).0.examine(&product()), [None]);
+    }
+
+    #[test]
+    fn what_could_not_be_compared_is_refused_and_not_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut device, _) = checked(dir.path());
+        device.reference = || Err(DeviceError::Gone("cpu".into()));
+        let why = device.examine(&product()).remove(0).unwrap();
+        assert!(why.contains("linear of Q8_0 was not compared"), "{why}");
+        assert_eq!(kept(dir.path()), Some(Verdicts::new()));
+        // Once there is something to compare with, it is.
+        device.reference = reference_cpu;
+        assert_eq!(device.examine(&product()), [None]);
+        assert_eq!(kept(dir.path()).unwrap().len(), 1);
     }
 
     #[test]
