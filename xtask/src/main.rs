@@ -98,6 +98,7 @@ mod tests {
             "load http://127.0.0.1:1 idle --pid 9",
             "peers x -p 8,16 --types Q8_0 --rounds 5 --ik y --sequences 4,8",
             "peers --shapes tiny-moe,olmoe-1b-7b --only-make",
+            "peers --device gpu:llvmpipe -p 128 -n 16",
             "soak --kills 3 --step 0 --minutes 1 --seed 9 --sequences 0 --troika t",
             "valgrind a --cases 9 b",
         ] {
@@ -113,6 +114,7 @@ mod tests {
             "peers --shapes gpt-9",
             "peers -p a",
             "peers -r 0",
+            "peers --device gpu --ik y",
             "peers --llama",
             "soak --kills x",
             "soak --fast",

@@ -16,7 +16,8 @@ use troika::device::Device;
 use troika::engine::Sharing;
 use troika::weights::{BindOptions, FloatType, Quant};
 use troika::{
-    BoundModel, Described, DeviceOptions, Model, OpenOptions, Request, describe, open_devices,
+    BoundModel, Described, DeviceOptions, Model, OpenOptions, Request, check_device, describe,
+    open_devices,
 };
 use troika_gpu::{GpuDevice, GpuError, GpuOptions, GpuSpec};
 
@@ -62,8 +63,16 @@ fn options_for(sequences: usize) -> OpenOptions {
 }
 
 fn opened(name: &str, devices: Vec<Arc<dyn Device>>, options: &OpenOptions) -> Model {
+    open(name, devices, options).unwrap()
+}
+
+fn open(
+    name: &str,
+    devices: Vec<Arc<dyn Device>>,
+    options: &OpenOptions,
+) -> Result<Model, troika::Error> {
     let Described { spec, store, .. } = described(name);
-    Model::open_bound(name, BoundModel { spec, store, devices }, options).unwrap()
+    Model::open_bound(name, BoundModel { spec, store, devices }, options)
 }
 
 /// Asserts that a model says what the reference library says.
@@ -103,6 +112,22 @@ fn a_low_limit_of_bindings_changes_no_token() {
         let Some(gpu) = gpu(Some(64 << 10)) else { return };
         holds(name, &opened(name, vec![gpu, cpu()], &options()));
     }
+}
+
+#[test]
+fn a_cache_beyond_a_binding_is_refused_when_the_model_is_opened() {
+    let Some(gpu) = gpu(Some(1 << 20)) else { return };
+    holds("qwen3", &opened("qwen3", vec![gpu.clone()], &options()));
+    let why = open("qwen3", vec![gpu], &options_for(4096)).err().unwrap().to_string();
+    assert!(why.contains("no memory for the KV cache on device gpu"), "{why}");
+}
+
+#[test]
+fn nothing_is_said_of_kernels_of_a_lost_device() {
+    let Some(gpu) = gpu(None) else { return };
+    gpu.lose();
+    let why = check_device(&*gpu, &mut |_, _| {}).unwrap_err().to_string();
+    assert!(why.contains("device gpu: the driver lost it"), "{why}");
 }
 
 #[test]

@@ -345,13 +345,13 @@ mod tests {
 
     static BROKEN: KernelSpec = KernelSpec {
         name: "broken",
-        source: "@compute @workgroup_size(64) fn main() { let x = nothing; }",
+        parts: &["@compute @workgroup_size(64) fn main() { let x = nothing; }"],
         bindings: &[],
         workgroup_bytes: 0,
     };
     static LARGE: KernelSpec = KernelSpec {
         name: "large",
-        source: "@compute @workgroup_size(1) fn main() {}",
+        parts: &["@compute @workgroup_size(1) fn main() {}"],
         bindings: &[],
         workgroup_bytes: u32::MAX,
     };

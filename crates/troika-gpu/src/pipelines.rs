@@ -123,7 +123,7 @@ impl Module {
         let scope = device.push_error_scope(wgpu::ErrorFilter::Validation);
         let module = device.create_shader_module(wgpu::ShaderModuleDescriptor {
             label: Some(spec.name),
-            source: wgpu::ShaderSource::Wgsl(spec.source.into()),
+            source: wgpu::ShaderSource::Wgsl(spec.source().into()),
         });
         let entries: Vec<wgpu::BindGroupLayoutEntry> =
             spec.bindings.iter().enumerate().map(|(i, b)| entry(i as u32, *b)).collect();

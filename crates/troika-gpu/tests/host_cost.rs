@@ -231,7 +231,7 @@ impl Bare {
             })),
             module: &device.create_shader_module(wgpu::ShaderModuleDescriptor {
                 label: None,
-                source: wgpu::ShaderSource::Wgsl(dispatch.spec.source.into()),
+                source: wgpu::ShaderSource::Wgsl(dispatch.spec.source().into()),
             }),
             entry_point: Some("main"),
             compilation_options: wgpu::PipelineCompilationOptions {

@@ -196,10 +196,11 @@ fn kernels_are_valid_and_portable() {
         let spec = dispatch.spec;
         let name = format!("{} {:?}", spec.name, dispatch.overrides);
         let (module, info) = modules.entry(spec.name).or_insert_with(|| {
-            let module = naga::front::wgsl::parse_str(spec.source)
-                .unwrap_or_else(|e| panic!("{}: {}", spec.name, e.emit_to_string(spec.source)));
+            let source = spec.source();
+            let module = naga::front::wgsl::parse_str(&source)
+                .unwrap_or_else(|e| panic!("{}: {}", spec.name, e.emit_to_string(&source)));
             let info = validate(&module)
-                .unwrap_or_else(|e| panic!("{}: {}", spec.name, e.emit_to_string(spec.source)));
+                .unwrap_or_else(|e| panic!("{}: {}", spec.name, e.emit_to_string(&source)));
             (module, info)
         });
         let constants = dispatch.overrides.iter().map(|(k, v)| ((*k).to_string(), *v)).collect();

@@ -390,7 +390,7 @@ pub(crate) fn reference_cpu() -> Result<Arc<dyn Device>, DeviceError> {
 /// Compares each kernel of a device with the CPU's. `progress` hears how many of how many are done.
 ///
 /// # Errors
-/// The CPU does not compute a case, or a queue does not start.
+/// Nothing is known of a kernel: the CPU does not compute a case, or the device failed in a run.
 pub fn check_device(
     device: &dyn Device,
     progress: &mut dyn FnMut(usize, usize),

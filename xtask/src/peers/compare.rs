@@ -31,10 +31,12 @@ pub fn compare(troika: &Path, peers: &[Peer], file: &Path, o: &Options) -> Resul
     let (mut ours, mut theirs) = (Vec::new(), vec![Vec::new(); peers.len()]);
     for round in 1..=o.rounds {
         eprintln!("{}: round {round} of {}", file.display(), o.rounds);
-        ours.push(read(&run(Command::new(troika).arg("bench"), file, o, true)?)?);
+        let mut own = Command::new(troika);
+        own.arg("bench").args(o.device_flag());
+        ours.push(read(&run(&mut own, file, o, true)?)?);
         for (peer, theirs) in peers.iter().zip(&mut theirs) {
             if peer.depths || at_no_depth(o) {
-                let mut ran = Command::new(&peer.bench);
+                let mut ran = peer_command(&peer.bench, o);
                 theirs.push(read(&run(ran.args(peer.args), file, o, peer.depths)?)?);
             }
         }
@@ -42,7 +44,7 @@ pub fn compare(troika: &Path, peers: &[Peer], file: &Path, o: &Options) -> Resul
         ours.push(batched::troika(troika, file, sequences, o)?);
         for (peer, theirs) in peers.iter().zip(&mut theirs) {
             if let Some(bench) = &peer.batched {
-                let mut command = Command::new(bench);
+                let mut command = peer_command(bench, o);
                 command.args(peer.batched_args);
                 theirs.push(batched::peer(command, file, sequences, o)?);
             }
@@ -52,6 +54,16 @@ pub fn compare(troika: &Path, peers: &[Peer], file: &Path, o: &Options) -> Resul
         file: file.to_path_buf(),
         tests: together(merge(ours), theirs.into_iter().map(merge).collect()),
     })
+}
+
+/// A peer's program. llama.cpp takes a software adapter only if it is named.
+fn peer_command(program: &Path, o: &Options) -> Command {
+    const ADAPTER: &str = "GGML_VK_VISIBLE_DEVICES";
+    let mut command = Command::new(program);
+    if o.device.is_some() && std::env::var_os(ADAPTER).is_none() {
+        command.env(ADAPTER, "0");
+    }
+    command
 }
 
 /// Our lines with each peer's line of the same test. Leaves out tests that no peer has.

@@ -67,12 +67,13 @@ pub fn batched(bin: &Path) -> Option<PathBuf> {
     Some(bin.join("llama-batched-bench")).filter(|path| path.exists())
 }
 
-/// Builds the tools in `dir`, unless they exist.
+/// Builds the tools in `dir`, unless they exist; with llama.cpp's Vulkan backend if `vulkan`.
 ///
 /// # Errors
-/// There is no Python, compiler or network.
-pub fn build(dir: &Path) -> Result<Tools> {
-    let bin = dir.join("build").join("bin");
+/// There is no Python, compiler or network; or for Vulkan no `glslc` or headers.
+pub fn build(dir: &Path, vulkan: bool) -> Result<Tools> {
+    let made = dir.join(if vulkan { "vulkan" } else { "build" });
+    let bin = made.join("bin");
     if let Ok(tools) = Tools::in_folder(&bin) {
         return Ok(tools);
     }
@@ -94,11 +95,12 @@ pub fn build(dir: &Path) -> Result<Tools> {
     eprintln!("building llama.cpp, which takes some minutes");
     let mut configure = tool("cmake");
     configure.args(["-G", "Ninja", "-S"]).arg(dir.join(source).join("vendor/llama.cpp"));
-    configure.arg("-B").arg(dir.join("build")).args(SETTINGS);
+    configure.arg("-B").arg(&made).args(SETTINGS);
+    configure.args(vulkan.then_some("-DGGML_VULKAN=ON"));
     configure.arg(format!("-DCMAKE_MAKE_PROGRAM={}", venv.join("bin/ninja").display()));
     text(&mut configure, "cmake")?;
     let mut make = tool("cmake");
-    make.arg("--build").arg(dir.join("build"));
+    make.arg("--build").arg(&made);
     let targets = ["llama-bench", "llama-batched-bench", "llama-quantize"];
     text(make.arg("--target").args(targets).arg("-j"), "cmake --build")?;
     Tools::in_folder(&bin)

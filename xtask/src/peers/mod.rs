@@ -27,7 +27,7 @@ pub fn run(root: &Path, options: &Options) -> Result<()> {
     let dir = options.dir.clone().unwrap_or_else(|| root.join("target/peers"));
     let tools = match &options.llama {
         Some(bin) => llama::Tools::in_folder(bin)?,
-        None => llama::build(&dir)?,
+        None => llama::build(&dir, options.device.is_some())?,
     };
     let models = options.models.clone().unwrap_or_else(|| dir.join("models"));
     std::fs::create_dir_all(&models).map_err(|e| failed("create", &models, &e))?;
@@ -56,8 +56,10 @@ pub fn run(root: &Path, options: &Options) -> Result<()> {
 /// The peers that are there.
 fn peers(tools: llama::Tools, options: &Options) -> Result<Vec<Peer>> {
     let llama::Tools { bench, batched, .. } = tools;
+    // All layers on the GPU, where the build has one.
+    let all: &[&str] = if options.device.is_some() { &["-ngl", "99"] } else { &[] };
     let llama =
-        Peer { name: "llama.cpp", bench, args: &[], depths: true, batched, batched_args: &[] };
+        Peer { name: "llama.cpp", bench, args: all, depths: true, batched, batched_args: all };
     let mut peers = vec![llama.clone()];
     if let Some(bin) = &options.ik {
         let (bench, batched) = (llama::bench(bin)?, llama::batched(bin));

@@ -30,6 +30,11 @@ pub struct Options {
     /// The troika command, instead of building it
     #[arg(long, value_name = "FILE")]
     pub troika: Option<PathBuf>,
+    /// Troika's device, such as gpu or gpu:NAME. llama.cpp is then built with its Vulkan backend (needs
+    /// glslc, SPIR-V's and Vulkan's headers), and has all layers on its first adapter, or that of
+    /// GGML_VK_VISIBLE_DEVICES
+    #[arg(long, value_name = "DEVICE", conflicts_with = "ik")]
+    pub device: Option<String>,
     /// Shapes
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "qwen3-0.6b,qwen3-moe-1b", value_parser = shape)]
     pub shapes: Vec<String>,
@@ -74,6 +79,11 @@ impl Options {
     pub fn threads(&self) -> u32 {
         let cores = || std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
         self.threads.unwrap_or_else(cores)
+    }
+
+    /// Troika's flag for the device, if one was named.
+    pub fn device_flag(&self) -> impl Iterator<Item = &str> {
+        self.device.iter().flat_map(|device| ["--device", device])
     }
 }
 

@@ -57,11 +57,11 @@ impl CacheFormat {
 
 static KV_APPEND: KernelSpec = KernelSpec {
     name: "kv_append",
-    source: concat!(
+    parts: &[
         include_str!("wgsl/rounding.wgsl"),
         include_str!("wgsl/pairs.wgsl"),
-        include_str!("wgsl/kv_append.wgsl")
-    ),
+        include_str!("wgsl/kv_append.wgsl"),
+    ],
     bindings: &[Value, Value, Value, Value, Value],
     workgroup_bytes: 0,
 };
@@ -143,19 +143,19 @@ pub struct AttentionShape<'a> {
 
 static ATTENTION: KernelSpec = KernelSpec {
     name: "attention",
-    source: concat!(
+    parts: &[
         include_str!("wgsl/rounding.wgsl"),
         include_str!("wgsl/pairs.wgsl"),
         include_str!("wgsl/total.wgsl"),
-        include_str!("wgsl/attention.wgsl")
-    ),
+        include_str!("wgsl/attention.wgsl"),
+    ],
     bindings: &[Weight, Value, Value, Value, Value, Value, Value, Value],
     workgroup_bytes: 12 * 1024,
 };
 
 static ATTENTION_MERGE: KernelSpec = KernelSpec {
     name: "attention_merge",
-    source: include_str!("wgsl/attention_merge.wgsl"),
+    parts: &[include_str!("wgsl/attention_merge.wgsl")],
     bindings: &[Weight, Value, Value],
     workgroup_bytes: 0,
 };

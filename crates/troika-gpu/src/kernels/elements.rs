@@ -7,21 +7,21 @@ use super::spec::{Dispatch, KernelError, KernelSpec, Loc, MAX_GROUPS, unsupporte
 
 static ELEMENTS: KernelSpec = KernelSpec {
     name: "elements",
-    source: concat!(include_str!("wgsl/activation.wgsl"), include_str!("wgsl/elements.wgsl")),
+    parts: &[include_str!("wgsl/activation.wgsl"), include_str!("wgsl/elements.wgsl")],
     bindings: &[Value, Value, Value],
     workgroup_bytes: 0,
 };
 
 static COLUMNS: KernelSpec = KernelSpec {
     name: "columns",
-    source: include_str!("wgsl/columns.wgsl"),
+    parts: &[include_str!("wgsl/columns.wgsl")],
     bindings: &[Value, Value, Value],
     workgroup_bytes: 0,
 };
 
 static CONVERT: KernelSpec = KernelSpec {
     name: "convert",
-    source: concat!(include_str!("wgsl/rounding.wgsl"), include_str!("wgsl/convert.wgsl")),
+    parts: &[include_str!("wgsl/rounding.wgsl"), include_str!("wgsl/convert.wgsl")],
     bindings: &[Value, Value],
     workgroup_bytes: 0,
 };

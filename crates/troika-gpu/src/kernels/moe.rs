@@ -10,7 +10,7 @@ use super::spec::{Dispatch, KernelError, KernelSpec, Loc, MAX_GROUPS, unsupporte
 
 static ROUTER: KernelSpec = KernelSpec {
     name: "router",
-    source: concat!(include_str!("wgsl/total.wgsl"), include_str!("wgsl/router.wgsl")),
+    parts: &[include_str!("wgsl/total.wgsl"), include_str!("wgsl/router.wgsl")],
     bindings: &[Value, Value, Value],
     workgroup_bytes: 10 * 1024,
 };

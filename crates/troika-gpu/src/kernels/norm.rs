@@ -5,7 +5,7 @@ use super::spec::{Dispatch, KernelError, KernelSpec, Loc, MAX_GROUPS};
 
 static NORM: KernelSpec = KernelSpec {
     name: "norm",
-    source: concat!(include_str!("wgsl/total.wgsl"), include_str!("wgsl/norm.wgsl")),
+    parts: &[include_str!("wgsl/total.wgsl"), include_str!("wgsl/norm.wgsl")],
     bindings: &[Weight, Weight, Value, Value, Value],
     workgroup_bytes: 1024,
 };

@@ -36,8 +36,8 @@ impl Matrix {
     }
 }
 
-/// The specs of a kernel for every format of weights. Each source is that of the format, then those
-/// given, in one string.
+/// The specs of a kernel for every format of weights. The parts of each are those of the format, then
+/// those given.
 macro_rules! by_format {
     ($table:ident, $name:literal, $matrices:literal, $bindings:expr, $bytes:expr, $($part:literal),*) => {
         static $table: [KernelSpec; 13] = by_format!(@all [
@@ -51,12 +51,12 @@ macro_rules! by_format {
     (@one $format:literal, $name:literal, $matrices:literal, $bindings:expr, $bytes:expr, ($($part:literal),*)) => {
         KernelSpec {
             name: concat!($name, "_", $format),
-            source: concat!(
+            parts: &[
                 include_str!(concat!("wgsl/", $matrices)),
                 include_str!("wgsl/weights.wgsl"),
                 include_str!(concat!("wgsl/format/", $format, ".wgsl")),
                 $(include_str!(concat!("wgsl/", $part)),)*
-            ),
+            ],
             bindings: $bindings,
             workgroup_bytes: $bytes,
         }

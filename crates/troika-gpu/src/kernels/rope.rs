@@ -7,11 +7,11 @@ use super::spec::{Dispatch, KernelError, KernelSpec, Loc, MAX_GROUPS, unsupporte
 
 static ROPE: KernelSpec = KernelSpec {
     name: "rope",
-    source: concat!(
+    parts: &[
         include_str!("wgsl/cos_sin.wgsl"),
         include_str!("wgsl/total.wgsl"),
-        include_str!("wgsl/rope.wgsl")
-    ),
+        include_str!("wgsl/rope.wgsl"),
+    ],
     bindings: &[Weight, Weight, Value, Value, Value, Value, Value],
     workgroup_bytes: 5 * 1024,
 };

@@ -23,12 +23,19 @@ pub enum Binding {
 pub struct KernelSpec {
     /// Unique name.
     pub name: &'static str,
-    /// WGSL.
-    pub source: &'static str,
+    /// WGSL, in parts that kernels share.
+    pub parts: &'static [&'static str],
     /// Bindings of group 0 in order; at most eight.
     pub bindings: &'static [Binding],
     /// Workgroup memory that it uses at most, in bytes.
     pub workgroup_bytes: u32,
+}
+
+impl KernelSpec {
+    /// The whole WGSL.
+    pub fn source(&self) -> String {
+        self.parts.concat()
+    }
 }
 
 /// A kernel specialised for a shape, ready to be encoded.

@@ -108,7 +108,7 @@ impl Runner {
         });
         let module = d.create_shader_module(wgpu::ShaderModuleDescriptor {
             label: name,
-            source: wgpu::ShaderSource::Wgsl(spec.source.into()),
+            source: wgpu::ShaderSource::Wgsl(spec.source().into()),
         });
         let pipeline = d.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
             label: name,

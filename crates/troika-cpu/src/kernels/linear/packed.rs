@@ -82,9 +82,9 @@ unsafe fn all<A: Mac, L: LineReader>(part: &ProductPart<'_>) {
                     match rows {
                         1 => block.rows::<A, L, 1>(of),
                         2 => block.rows::<A, L, 2>(of),
-                        3 | 4 => block.rows::<A, L, 4>(of),
-                        _ if A::V::N == 8 => block.rows::<A, L, 6>(of),
-                        _ => block.rows::<A, L, 8>(of),
+                        5.. if A::V::N == 8 => block.rows::<A, L, 6>(of),
+                        5.. if A::V::N == 16 => block.rows::<A, L, 8>(of),
+                        _ => block.rows::<A, L, 4>(of),
                     }
                     m += rows;
                 }
