@@ -13,9 +13,10 @@ use std::sync::Arc;
 use conformance::golden::{all_logits, find, greedy, read_golden, relative_error};
 use conformance::suite::{Exclusion, SuiteCase, model_cases, op_cases, run_suite};
 use troika::device::Device;
+use troika::graph::DType;
 use troika::npu::RuntimePlaces;
 use troika::plan::Strategy;
-use troika::weights::FloatType;
+use troika::weights::{FloatType, Quant};
 use troika::{DeviceOptions, Model, NpuSettings, OpenOptions, gpu_adapters, open_devices};
 
 /// The adapter that tests take.
@@ -52,18 +53,12 @@ fn refused() -> Vec<Exclusion> {
     ];
     let rounded = [
         "linear of bf16",
-        "linear of bytes",
-        "linear of blocks of bytes",
         "linear of some rows of pairs",
-        "linear of some rows of bytes",
-        "a feed-forward of bytes",
         "attention of pairs",
-        "experts of bytes",
         "experts of bf16",
         "expert_group of bf16",
-        "expert_group of bytes",
     ];
-    let rounded = rounded.map(|what| (what, "kernels compute in f32"));
+    let rounded = rounded.map(|what| (what, "kernels round activations to bytes only"));
     ops.into_iter().chain(rounded).map(|(what, why)| Exclusion { what, why }).collect()
 }
 
@@ -144,6 +139,44 @@ fn strategies_with_the_cpu() {
     }
     for phases in ["prefill-decode=gpu:cpu", "prefill-decode=cpu:gpu"] {
         architectures(&[SOFTWARE, "cpu"], &Strategy::parse(phases).unwrap(), &names);
+    }
+}
+
+/// Root mean square difference, relative to the reference's.
+fn rms_error(got: &[f32], want: &[f32]) -> f32 {
+    let squares = |x: &mut dyn Iterator<Item = f32>| x.map(|x| x * x).sum::<f32>();
+    let off = squares(&mut got.iter().zip(want).map(|(a, b)| a - b));
+    (off / squares(&mut want.iter().copied())).sqrt()
+}
+
+/// Products with activations in eight bits are as exact as the CPU's, in chunks of any length.
+#[test]
+fn activations_in_eight_bits() {
+    if !is_here() {
+        return;
+    }
+    let logits = |spec: &str, quant, dtype, chunk| {
+        let options = OpenOptions {
+            quant,
+            dtype,
+            chunk: Some(chunk),
+            kv_dtype: Some(DType::F32),
+            devices: options(&[spec]),
+            ..OpenOptions::default()
+        };
+        let model = Model::open(root("models/tiny-moe"), &options).unwrap();
+        let tokens: Vec<u32> = (0..48).map(|i| 1 + i * 83 % 4000).collect();
+        all_logits(&model, &tokens).unwrap()
+    };
+    for quant in [Quant::Q8, Quant::Q4] {
+        let exact = logits("cpu", quant, FloatType::F32, 48);
+        let cpu = rms_error(&logits("cpu", quant, FloatType::Auto, 48), &exact);
+        let whole = logits(SOFTWARE, quant, FloatType::Auto, 48);
+        let gpu = rms_error(&whole, &exact);
+        let parts = rms_error(&logits(SOFTWARE, quant, FloatType::Auto, 4), &whole);
+        println!("{quant:?}: CPU {cpu:e}, GPU {gpu:e}, in chunks of 4 rows {parts:e}");
+        assert!(gpu > 1e-4 && gpu < 1.5 * cpu, "{quant:?}: {gpu:e}, CPU {cpu:e}");
+        assert!(parts < 0.5 * gpu, "{quant:?}: {parts:e} of {gpu:e}");
     }
 }
 

@@ -258,7 +258,7 @@ impl Adapter {
         let has: Vec<&str> =
             has.iter().filter(|(f, _)| features.contains(*f)).map(|(_, name)| *name).collect();
         let used = match self.fault() {
-            None => "kernels in f32, immediates".to_string(),
+            None => "kernels in f32 and int8, immediates".to_string(),
             Some(why) => format!("nothing: {why}"),
         };
         let fact = |name: &str, value: String| (name.to_string(), value);

@@ -5,7 +5,7 @@ use troika_graph::{ActivationFormat, Experts, Node, Op, Subgraph, ValueId, Weigh
 
 use crate::kernels::{
     self, Before, Dispatch, ExpertShape, FEW, Floats, KernelError, Loc, Matrix, Stack,
-    WeightFormat, unsupported,
+    WeightFormat, is_eight_bits, unsupported,
 };
 use crate::packs::{Pack, Split, has_bias, matrices, matrix, packs};
 use crate::places::{ValuePlace, places};
@@ -327,7 +327,7 @@ impl Code {
             Op::Embed { table, scale } => {
                 let (format, split, cols) = self.matrix(*table)?;
                 for (i, (first, count)) in split.parts().enumerate() {
-                    let part = part(format, first, count, cols);
+                    let part = part(format, first, count, cols, false);
                     let made = kernels::embed(part, *scale, rows, loc(x), loc(y));
                     step(made, &[part_of(0, i), Value(x), Value(y)])?;
                 }
@@ -347,7 +347,7 @@ impl Code {
                     return unsupported("weights of heads beyond the limit of a binding");
                 }
                 let n = self.graph.weight(*first).rows as u32;
-                let all = Matrix { format, rows: n * heads, cols: k, first: 0 };
+                let all = part(format, 0, (n * heads) as usize, k, false);
                 let made = kernels::head_linear(all, heads, rows, loc(x), loc(y));
                 let operands = [part_of(0, 0), part_of(0, 0), Value(x), Value(y)];
                 step(made, &[&operands[..], &[Value(x); 4]].concat())
@@ -445,7 +445,7 @@ impl Code {
     ) -> Result<(), KernelError> {
         use Operand::{Inner, Value};
         let pack = |pack: usize, part: usize| Operand::Weight(PackPart { of: at, pack, part });
-        is_f32(experts.activations)?;
+        let eight_bits = is_eight_bits(experts.activations)?;
         let (format, split, k) = matrices(&self.graph, &experts.gate, self.limit)?;
         let of_ups = matrices(&self.graph, &experts.up, self.limit)?;
         if of_ups != (format, split, k) {
@@ -456,7 +456,7 @@ impl Code {
         let (gate_rows, down_rows) = (rows_of(&experts.gate) as u32, rows_of(&experts.down) as u32);
         let h = Loc { offset: 0, stride: gate_rows };
         for (i, (first, count)) in split.parts().enumerate() {
-            let each = Matrix { format, rows: gate_rows, cols: k, first: 0 };
+            let each = Matrix { format, rows: gate_rows, cols: k, first: 0, eight_bits };
             let gates = Stack { each, first: first as u32, count: count as u32 };
             let at_x = [s.locs[x], s.locs[ids], h];
             let dispatch = kernels::experts_gate_up(gates, experts.act, shape, at_x)?;
@@ -467,7 +467,8 @@ impl Code {
             out.push(PlacedDispatch::new(dispatch, operands));
         }
         for (i, (first, count)) in downs.parts().enumerate() {
-            let each = Matrix { format: down_format, rows: down_rows, cols: inter, first: 0 };
+            let (format, rows, cols) = (down_format, down_rows, inter);
+            let each = Matrix { format, rows, cols, first: 0, eight_bits };
             let stack = Stack { each, first: first as u32, count: count as u32 };
             let at_h = [h, s.locs[ids], s.locs[weights], s.locs[y]];
             let before = match addend {
@@ -540,7 +541,7 @@ pub fn kernels_of(
     Ok(steps.iter().map(|step| step.dispatch.spec.name).collect())
 }
 
-/// The refusal of activations that are rounded.
+/// The refusal of attention whose activations are rounded.
 pub(crate) fn is_f32(format: ActivationFormat) -> Result<(), KernelError> {
     if format == ActivationFormat::F32 {
         return Ok(());
@@ -548,8 +549,14 @@ pub(crate) fn is_f32(format: ActivationFormat) -> Result<(), KernelError> {
     unsupported("activations that are rounded: it computes in f32")
 }
 
-pub(crate) fn part(format: WeightFormat, first: usize, count: usize, cols: u32) -> Matrix {
-    Matrix { format, rows: count as u32, cols, first: first as u32 }
+pub(crate) fn part(
+    format: WeightFormat,
+    first: usize,
+    count: usize,
+    cols: u32,
+    eight_bits: bool,
+) -> Matrix {
+    Matrix { format, rows: count as u32, cols, first: first as u32, eight_bits }
 }
 
 /// The vectors that a unit binds as one.

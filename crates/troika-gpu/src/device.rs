@@ -7,7 +7,7 @@ use troika_device::{
     Buffer, Caps, Clock, CompileRequest, CompileResults, Completion, Device, DeviceError,
     DeviceKind, Executable, OutOfMemory, Queue, WeightSource, Weights,
 };
-use troika_graph::{DType, Subgraph, verify};
+use troika_graph::{ActivationFormat, DType, Subgraph, verify};
 
 use crate::adapter::{Adapter, GpuSpec, choose};
 use crate::cache::OptionalCache;
@@ -123,10 +123,10 @@ fn caps(adapter: &Adapter, gpu: &Gpu, memory: Option<u64>) -> Caps {
         static_shapes: false,
         row_buckets: Vec::new(),
         spaces: vec![gpu.space],
-        numerics: format!("gpu {} {} f32", adapter.name(), adapter.driver()),
+        numerics: format!("gpu {} {}", adapter.name(), adapter.driver()),
         max_binding_bytes: Some(gpu.limits.max_storage_buffer_binding_size),
         weight_dtypes: DType::WEIGHTS.to_vec(),
-        activation_formats: Vec::new(),
+        activation_formats: vec![ActivationFormat::INT8],
         max_graph_bytes: None,
         max_graphs: None,
         max_resident_bytes: memory,

@@ -2,9 +2,9 @@
 
 use troika_graph::{Activation, Op, ValueId};
 
-use crate::compile::{Code, Operand, PackPart, PlacedDispatch, Shape, is_f32, part};
+use crate::compile::{Code, Operand, PackPart, PlacedDispatch, Shape, part};
 use crate::kernels::{
-    self, Around, FewRows, KernelError, Loc, Matrix, NormShape, RowNorm, unsupported,
+    self, Around, FewRows, KernelError, Loc, Matrix, NormShape, RowNorm, is_eight_bits, unsupported,
 };
 use crate::units::{Chain, Pattern};
 
@@ -150,7 +150,7 @@ impl Code {
         let Op::Linear { weight, activations, .. } = self.graph.nodes[at].op else {
             return unsupported("a product of another op");
         };
-        is_f32(activations)?;
+        let eight_bits = is_eight_bits(activations)?;
         let (format, split, cols) = self.matrix(weight)?;
         let vectors = self.vectors(at, of);
         let (x, y) = (self.multiplied(at, of), chain.result.0 as usize);
@@ -170,7 +170,7 @@ impl Code {
                 gate: loc(gate),
                 addends: addends.map(loc),
             };
-            let part = part(format, first, count, cols);
+            let part = part(format, first, count, cols, eight_bits);
             let made = kernels::linear(part, rows, &around, s.locs[x], s.locs[y])?;
             let or_x = |v: Option<usize>| Operand::Value(v.unwrap_or(x));
             let [a, b] = addends.map(or_x);
@@ -191,15 +191,16 @@ impl Code {
 
     /// The weight of a product that is not split.
     fn whole(&self, linear: usize) -> Result<(Matrix, Operand), KernelError> {
-        let Op::Linear { weight, .. } = self.graph.nodes[linear].op else {
+        let Op::Linear { weight, activations, .. } = self.graph.nodes[linear].op else {
             return unsupported("a product of another op");
         };
+        let eight_bits = is_eight_bits(activations)?;
         let (format, split, cols) = self.matrix(weight)?;
         if split.each < split.all {
             return unsupported("a part of a weight");
         }
         let of = PackPart { of: linear, pack: 0, part: 0 };
-        Ok((part(format, 0, split.all, cols), Operand::Weight(of)))
+        Ok((part(format, 0, split.all, cols, eight_bits), Operand::Weight(of)))
     }
 
     /// Two or three products of one value.
@@ -251,9 +252,10 @@ impl Code {
         s: &Shape<'_>,
         out: &mut Vec<PlacedDispatch>,
     ) -> Result<(), KernelError> {
-        let Op::Linear { weight, .. } = self.graph.nodes[gate].op else {
+        let Op::Linear { weight, activations, .. } = self.graph.nodes[gate].op else {
             return unsupported("a gate of another op");
         };
+        let eight_bits = is_eight_bits(activations)?;
         let (format, split, cols) = self.matrix(weight)?;
         let vectors = self.vectors(gate, Some(of));
         let x = self.multiplied(gate, Some(of));
@@ -261,7 +263,7 @@ impl Code {
         let rows = self.slots[x].rows_of(s.rows) as u32;
         let few = FewRows { rows, norm: vectors.norm, bias: vectors.bias };
         for (i, (first, count)) in split.parts().enumerate() {
-            let matrix = part(format, first, count, cols);
+            let matrix = part(format, first, count, cols, eight_bits);
             let at = [s.locs[x], s.locs[y]];
             let made = kernels::gate_up(matrix, split.all as u32, act, few, at)?;
             let [g, u] = [gate, up].map(|of| PackPart { of, pack: 0, part: i });

@@ -3,6 +3,8 @@
 
 use troika_graph::{Activation, ActivationFormat, Node, Op, Subgraph, ValueId};
 
+use crate::kernels::is_eight_bits;
+
 /// Ops that run together.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Unit {
@@ -177,16 +179,18 @@ impl<'g> Matcher<'g> {
     }
 
     fn is_product(&self, at: usize) -> bool {
-        let is_f32 = |a: &ActivationFormat| *a == ActivationFormat::F32;
-        matches!(&self.node(at).op, Op::Linear { activations, .. } if is_f32(activations))
+        let fits = |a: &ActivationFormat| is_eight_bits(*a).is_ok();
+        matches!(&self.node(at).op, Op::Linear { activations, .. } if fits(activations))
     }
 
-    /// Whether two products have weights of one type and shape, and both a bias or none.
+    /// Whether two products have weights of one type and shape, activations in one format, and both a
+    /// bias or none.
     fn alike(&self, a: usize, b: usize, rows_too: bool) -> bool {
         let of = |at: usize| match &self.node(at).op {
-            Op::Linear { weight, bias, .. } => {
+            Op::Linear { weight, bias, activations } => {
                 let w = self.graph.weight(*weight);
-                Some((w.dtype, w.cols, bias.is_some(), rows_too.then_some(w.rows)))
+                let rows = rows_too.then_some(w.rows);
+                Some((w.dtype, w.cols, *activations, bias.is_some(), rows))
             }
             _ => None,
         };

@@ -205,7 +205,7 @@ impl Bare {
         let (device, queue) = now(adapter.request_device(&description)).unwrap();
         let at = Loc { offset: 0, stride: COLS as u32 };
         let (rows, cols) = (COLS as u32, COLS as u32);
-        let weight = Matrix { format: WeightFormat::F32, rows, cols, first: 0 };
+        let weight = Matrix { format: WeightFormat::F32, rows, cols, first: 0, eight_bits: false };
         let dispatch = kernels::linear(weight, 1, &Around::default(), at, at).unwrap();
         let entry = |(i, of): (usize, &Binding)| wgpu::BindGroupLayoutEntry {
             binding: i as u32,

@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{ACTIVATIONS, BOUND, Numbers, act, dot, gated, loc, near, runner, weight};
+use common::{ACTIVATIONS, BOUND, Numbers, act, dot, gated, loc, near, rounded, runner, weight};
 use troika_gpu::kernels::{
     self, Around, FewRows, HeadNorm, Matrix, NormShape, Rotation, RotationAt, RowNorm, WeightFormat,
 };
@@ -53,13 +53,22 @@ fn products_at_once_are_those_apart() {
         let format = WeightFormat::of(dtype).expect("a format");
         let weights = [37, 5, 18].map(|rows| weight(&mut n, dtype, rows, cols));
         let on = [0, 1, 2].map(|i| gpu.bytes(&weights[i].1));
-        let of = [37, 5, 18].map(|rows| Matrix { format, rows, cols: cols as u32, first: 0 });
+        let of = |eight_bits| {
+            let cols = cols as u32;
+            [37, 5, 18].map(|rows| Matrix { format, rows, cols, first: 0, eight_bits })
+        };
         let vectors = n.floats(2 * cols + 2 * 37);
         let vectors_on = gpu.floats(&vectors);
-        for (rows, norm) in [1, 3, 1, 2].into_iter().zip(row_norms()) {
+        let shapes = [1, 3, 1, 2].into_iter().zip(row_norms());
+        let eight = [(1, row_norms()[0]), (4, row_norms()[1])];
+        let eight = eight.into_iter().filter(|_| matches!(dtype, DType::Q8_0 | DType::Q4_0));
+        for ((rows, norm), eight_bits) in shapes.map(|s| (s, false)).chain(eight.map(|s| (s, true)))
+        {
             let x = n.floats(rows * cols);
             let x_on = gpu.floats(&x);
-            let x = normed(norm, &x, cols, &vectors);
+            let x = rounded(&normed(norm, &x, cols, &vectors), eight_bits);
+            // What lies between two numbers of eight bits may become either.
+            let bound = if eight_bits && norm.is_some() { 5e-3 } else { BOUND };
             let bias = norm_floats(norm, cols);
             // Its biases begin `skipped` floats behind the norm.
             let expected = |w: &[f32], outs: usize, skipped: usize| -> Vec<f64> {
@@ -72,25 +81,25 @@ fn products_at_once_are_those_apart() {
             let few = FewRows { rows: rows as u32, norm, bias: Some(bias as u32) };
             let y = [37, 5, 18].map(|outs| gpu.floats(&vec![0.0; rows * outs]));
             let at = [loc(0, cols), loc(0, 37), loc(0, 5), loc(0, 18)];
-            let d = kernels::linear_three(of, few, at).expect("one");
+            let d = kernels::linear_three(of(eight_bits), few, at).expect("one");
             let [a, b, c] = &y;
             gpu.run(&d, &[&on[0], &on[1], &on[2], &vectors_on, &x_on, a, b, c]);
             for (i, (outs, skipped)) in [(37, 0), (5, 37), (18, 42)].into_iter().enumerate() {
                 let expected = expected(&weights[i].0, outs, skipped);
                 let is = gpu.read_floats(&y[i]);
-                near(&format!("{dtype} {rows} {i}"), &is[..expected.len()], &expected, BOUND);
+                near(&format!("{dtype} {rows} {i}"), &is[..expected.len()], &expected, bound);
             }
             // A gate and up.
             let (other, other_on) = weight(&mut n, dtype, 37, cols);
             let act = ACTIVATIONS[4];
             let at = [loc(0, cols), loc(0, 37)];
-            let d = kernels::gate_up(of[0], 37, act, few, at).expect("one");
+            let d = kernels::gate_up(of(eight_bits)[0], 37, act, few, at).expect("one");
             gpu.run(&d, &[&on[0], &gpu.bytes(&other_on), &vectors_on, &x_on, &y[0]]);
             let (gates, ups) = (expected(&weights[0].0, 37, 0), expected(&other, 37, 37));
             let expected: Vec<f64> =
                 gates.into_iter().zip(ups).map(|(g, u)| gated(act, g, u)).collect();
             let is = gpu.read_floats(&y[0]);
-            near(&format!("{dtype} gate"), &is[..expected.len()], &expected, BOUND);
+            near(&format!("{dtype} gate"), &is[..expected.len()], &expected, bound);
         }
     }
 }
@@ -103,7 +112,8 @@ fn products_take_on_what_is_around_them() {
     for (dtype, cols) in [(DType::F32, 100), (DType::Q8_0, 288), (DType::Q4_1, 64)] {
         let (floats, packed) = weight(&mut n, dtype, outs, cols);
         let format = WeightFormat::of(dtype).expect("a format");
-        let of = Matrix { format, rows: outs as u32, cols: cols as u32, first: 0 };
+        let of =
+            Matrix { format, rows: outs as u32, cols: cols as u32, first: 0, eight_bits: false };
         let w = gpu.bytes(&packed);
         let vectors = n.floats(2 * cols + outs);
         let vectors_on = gpu.floats(&vectors);

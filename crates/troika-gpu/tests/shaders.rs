@@ -53,7 +53,7 @@ fn surroundings() -> Vec<Around> {
 
 fn products(out: &mut Vec<Result<Dispatch, KernelError>>) {
     for format in WeightFormat::ALL {
-        let matrix = |cols| Matrix { format, rows: 100, cols, first: 0 };
+        let matrix = |cols| Matrix { format, rows: 100, cols, first: 0, eight_bits: false };
         let wide = matrix(2048);
         let around = Around::default();
         out.push(kernels::embed(wide, 1.0, 3, AT, AT));
@@ -78,6 +78,19 @@ fn products(out: &mut Vec<Result<Dispatch, KernelError>>) {
                 out.push(kernels::linear_three([wide; 3], of, [x, AT, AT, AT]));
                 out.push(kernels::gate_up(wide, 100, Activation::Silu, of, [x, AT]));
             }
+        }
+        if format.is_whole_numbers() {
+            let each = Matrix { eight_bits: true, ..wide };
+            let of = |rows| FewRows { rows, norm: row_norms()[1], bias: None };
+            for rows in [1, 3, 9] {
+                out.push(kernels::linear(each, rows, &around, AT, AT));
+            }
+            out.push(kernels::linear_three([each; 3], of(1), [AT; 4]));
+            out.push(kernels::gate_up(each, 100, Activation::Silu, of(2), [AT; 2]));
+            let stack = Stack { each, first: 0, count: 8 };
+            let shape = ExpertShape { rows: 2, top_k: 2, capacity: None, bias: false };
+            out.push(kernels::experts_gate_up(stack, Activation::Silu, shape, [AT; 3]));
+            out.push(kernels::experts_down(stack, shape, Before::Nothing, [AT; 4]));
         }
         out.push(kernels::head_linear(wide, 4, 1, AT, AT));
         for cols in [256, 1024] {

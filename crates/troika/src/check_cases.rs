@@ -8,9 +8,9 @@ use troika_device::{
     DeviceError, PackFn, PackLayout, Packed, WeightBytes, WeightData, WeightSource, ZeroedBytes,
 };
 use troika_graph::{
-    Activation, ActivationFormat, Attention, DType, Dim, Experts, KvAppend, Node, Op, Rope,
-    RopeFreqs, RopeStyle, Router, Score, Shape, Subgraph, SubgraphBuilder, ValueId, WeightDecl,
-    WeightRef,
+    Activation, ActivationFormat, Attention, DType, Dim, ExpertGroup, Experts, KvAppend, Node, Op,
+    Rope, RopeFreqs, RopeStyle, Router, Score, Shape, Subgraph, SubgraphBuilder, ValueId,
+    WeightDecl, WeightRef,
 };
 
 /// Rows of a cache, ids of a table, and positions.
@@ -24,13 +24,13 @@ const EPS: f32 = 1e-5;
 /// A kernel, as far as checks tell kernels apart.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Kernel {
-    /// Products with weights of a type, also several at once, and with what precedes or follows
-    /// them in a layer.
-    Linear(DType),
+    /// Products with weights of a type and activations in a format, also several at once, and with
+    /// what precedes or follows them in a layer.
+    Linear(DType, ActivationFormat),
     /// Rows of a table.
     Embed(DType),
     /// Products that experts share out, with the router before them.
-    Experts(DType),
+    Experts(DType, ActivationFormat),
     /// Activated gates.
     Gate(Activation),
     RmsNorm,
@@ -46,9 +46,15 @@ pub(crate) enum Kernel {
 impl Kernel {
     /// All of them.
     pub fn all() -> Vec<Kernel> {
-        let products = DType::WEIGHTS.into_iter();
-        let products = products.flat_map(|dtype| {
-            [Kernel::Linear(dtype), Kernel::Embed(dtype), Kernel::Experts(dtype)]
+        let formats = |dtype: DType| {
+            let eight_bits = dtype.has_integer_path().then_some(ActivationFormat::INT8);
+            eight_bits.into_iter().chain([ActivationFormat::F32])
+        };
+        let products = DType::WEIGHTS.into_iter().flat_map(|dtype| {
+            let products = formats(dtype).flat_map(move |activations| {
+                [Kernel::Linear(dtype, activations), Kernel::Experts(dtype, activations)]
+            });
+            products.chain([Kernel::Embed(dtype)])
         });
         let gates = [
             Activation::Silu,
@@ -73,11 +79,12 @@ impl Kernel {
     pub fn of(graph: &Subgraph, node: &Node) -> Option<Kernel> {
         let dtype = |w: &WeightRef| graph.weight(*w).dtype;
         Some(match &node.op {
-            Op::Linear { weight, .. } => Kernel::Linear(dtype(weight)),
-            Op::HeadLinear(h) => Kernel::Linear(dtype(h.weights.first()?)),
+            Op::Linear { weight, activations, .. } => Kernel::Linear(dtype(weight), *activations),
+            Op::HeadLinear(h) => Kernel::Linear(dtype(h.weights.first()?), ActivationFormat::F32),
             Op::Embed { table, .. } => Kernel::Embed(dtype(table)),
-            Op::Experts(e) => Kernel::Experts(dtype(e.gate.first()?)),
-            Op::ExpertGroup(g) => Kernel::Experts(dtype(g.experts.gate.first()?)),
+            Op::Experts(e) | Op::ExpertGroup(ExpertGroup { experts: e, .. }) => {
+                Kernel::Experts(dtype(e.gate.first()?), e.activations)
+            }
             Op::Gate(act) => Kernel::Gate(*act),
             Op::RmsNorm { .. } => Kernel::RmsNorm,
             Op::LayerNorm { .. } => Kernel::LayerNorm,
@@ -90,12 +97,28 @@ impl Kernel {
         })
     }
 
+    /// The largest difference that is not a fault.
+    pub fn most(self) -> f32 {
+        match self {
+            // Sums of f32 in another order differ by less.
+            Kernel::Linear(_, ActivationFormat::F32)
+            | Kernel::Experts(_, ActivationFormat::F32) => 1e-4,
+            // What lies between two whole numbers may be rounded to either.
+            Kernel::Linear(..) | Kernel::Experts(..) => 2e-2,
+            _ => 1e-4,
+        }
+    }
+
     /// Its name, for people and for what is kept.
     pub fn name(self) -> String {
+        let products = |what: &str, dtype: DType, activations| match activations {
+            ActivationFormat::F32 => format!("{what} of {dtype}"),
+            other => format!("{what} of {dtype} and {other}"),
+        };
         match self {
-            Kernel::Linear(dtype) => format!("linear of {dtype}"),
+            Kernel::Linear(dtype, activations) => products("linear", dtype, activations),
             Kernel::Embed(dtype) => format!("embed of {dtype}"),
-            Kernel::Experts(dtype) => format!("experts of {dtype}"),
+            Kernel::Experts(dtype, activations) => products("experts", dtype, activations),
             Kernel::Gate(Activation::Silu) => "gate with silu".into(),
             Kernel::Gate(Activation::Gelu) => "gate with gelu".into(),
             Kernel::Gate(Activation::GeluTanh) => "gate with gelu by tanh".into(),
@@ -119,9 +142,10 @@ impl Kernel {
     pub fn cases(self) -> Result<Vec<Case>, DeviceError> {
         let b = Build::new(&self.name());
         match self {
-            Kernel::Linear(dtype) => {
-                let layer = Build::new("a feed-forward");
-                let several = Build::new("several products");
+            Kernel::Linear(dtype, activations) => {
+                let of = |name: &str| Build { activations, ..Build::new(name) };
+                let b = of(&self.name());
+                let (layer, several) = (of("a feed-forward"), of("several products"));
                 Ok(vec![b.linear(dtype)?, several.products(dtype)?, layer.feed_forward(dtype)?])
             }
             Kernel::Attention { cache, window } => {
@@ -133,7 +157,9 @@ impl Kernel {
                 ])
             }
             Kernel::Embed(dtype) => Ok(vec![b.embed(dtype)?]),
-            Kernel::Experts(dtype) => Ok(vec![b.experts(dtype)?]),
+            Kernel::Experts(dtype, activations) => {
+                Ok(vec![Build { activations, ..b }.experts(dtype)?])
+            }
             Kernel::Gate(act) => Ok(vec![b.gate(act)?]),
             Kernel::RmsNorm => Ok(vec![b.rms_norm()?]),
             Kernel::LayerNorm => Ok(vec![b.layer_norm()?]),
@@ -195,13 +221,15 @@ struct Build {
     b: SubgraphBuilder,
     weights: CaseWeights,
     numbers: Numbers,
+    /// Of products.
+    activations: ActivationFormat,
 }
 
 impl Build {
     fn new(name: &str) -> Build {
         let seed = name.bytes().fold(7, |seed: u64, b| seed.wrapping_mul(31) + u64::from(b));
         let (b, weights) = (SubgraphBuilder::new(name, MOST_ROWS), CaseWeights::default());
-        Build { b, weights, numbers: Numbers(seed) }
+        Build { b, weights, numbers: Numbers(seed), activations: ActivationFormat::F32 }
     }
 
     /// A weight of random numbers; of blocks, random bytes that give small ones.
@@ -233,7 +261,7 @@ impl Build {
     fn product(&mut self, dtype: DType, x: ValueId, n: usize, bias: bool) -> ValueId {
         let weight = self.weight(dtype, n, self.b.cols(x));
         let bias = bias.then(|| self.weight(DType::F32, 1, n));
-        let op = Op::Linear { weight, bias, activations: ActivationFormat::F32 };
+        let op = Op::Linear { weight, bias, activations: self.activations };
         self.b.op("product", op, &[x], n)
     }
 
@@ -295,7 +323,7 @@ impl Build {
             up_bias: vec![],
             down_bias: vec![],
             act: Activation::Silu,
-            activations: ActivationFormat::F32,
+            activations: self.activations,
         };
         let (x, logits) = (self.floats("x", k), self.floats("logits", 5));
         let router = Router {

@@ -191,7 +191,7 @@ mod tests {
     use std::path::Path;
 
     use troika_device::{PackFn, PackLayout, Packed, WeightData};
-    use troika_graph::DType;
+    use troika_graph::{ActivationFormat, DType};
     use troika_weights::CacheFolder;
 
     use super::*;
@@ -227,7 +227,7 @@ mod tests {
     }
 
     fn product() -> Subgraph {
-        Kernel::Linear(DType::Q8_0).cases().unwrap().remove(0).graph
+        Kernel::Linear(DType::Q8_0, ActivationFormat::F32).cases().unwrap().remove(0).graph
     }
 
     fn kept(dir: &Path) -> Option<Verdicts> {

@@ -22,8 +22,6 @@ pub struct CheckedKernel {
     pub fault: Option<String>,
 }
 
-/// The largest difference that is not a fault: sums of f32 in another order give less.
-const MOST: f32 = 1e-4;
 /// Numbers of rows: one, a few, and more than a tile.
 const ROWS: [usize; 3] = [1, 5, 67];
 const PAGE: usize = 16;
@@ -68,8 +66,9 @@ impl Check<'_> {
                 Err(why) => return Ok(CheckedKernel { name, error: None, fault: Some(why) }),
             }
         }
-        let fault = (worst > MOST).then(|| {
-            format!("it computes something else: {worst:.0e} off, where {MOST:.0e} is allowed")
+        let most = kernel.most();
+        let fault = (worst > most).then(|| {
+            format!("it computes something else: {worst:.0e} off, where {most:.0e} is allowed")
         });
         Ok(CheckedKernel { name, error: Some(worst), fault })
     }

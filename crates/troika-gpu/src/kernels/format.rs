@@ -73,6 +73,12 @@ impl WeightFormat {
         })
     }
 
+    /// Whether weights are whole numbers of at most eight bits, with scales and minima.
+    pub const fn is_whole_numbers(self) -> bool {
+        use WeightFormat::{Bf16, F16, F32, Mxfp4};
+        !matches!(self, F32 | F16 | Bf16 | Mxfp4)
+    }
+
     /// Elements of a block: rows of `cols` elements have whole blocks of weights.
     pub const fn block(self) -> u32 {
         match self {

@@ -35,10 +35,10 @@ pub use elements::{
 pub use format::WeightFormat;
 pub use moe::{Before, ExpertShape, Stack, experts_down, experts_gate_up, router};
 pub use norm::{NormShape, layer_norm, rms_norm};
-pub(crate) use products::FEW;
 pub use products::{
     Around, FewRows, Matrix, RowNorm, embed, gate_up, head_linear, linear, linear_three,
 };
+pub(crate) use products::{FEW, is_eight_bits};
 pub use rope::{HeadNorm, Rotation, RotationAt, rope};
 pub(crate) use spec::unsupported;
 pub use spec::{Binding, Dispatch, KernelError, KernelSpec, Loc, MAX_GROUPS, MAX_PARAMS};

@@ -65,6 +65,7 @@ by_format!(
     16 * 1024,
     "x_units.wgsl",
     "activation.wgsl",
+    "row_bytes.wgsl",
     "experts_gate_up.wgsl"
 );
 by_format!(
@@ -75,6 +76,7 @@ by_format!(
     16 * 1024,
     "x_any.wgsl",
     "activation.wgsl",
+    "row_bytes.wgsl",
     "experts_gate_up.wgsl"
 );
 by_format!(
@@ -84,6 +86,7 @@ by_format!(
     &[Weight, Weight, Value, Value, Value, Value, Value],
     16 * 1024,
     "x_units.wgsl",
+    "row_bytes.wgsl",
     "experts_down.wgsl"
 );
 by_format!(
@@ -93,6 +96,7 @@ by_format!(
     &[Weight, Weight, Value, Value, Value, Value, Value],
     16 * 1024,
     "x_any.wgsl",
+    "row_bytes.wgsl",
     "experts_down.wgsl"
 );
 
@@ -161,6 +165,7 @@ pub fn experts_gate_up(
             ("WG", f64::from(split.lanes * split.teams)),
             ("BIAS", f64::from(u8::from(shape.bias))),
             ("ACT", act),
+            w.rounding(),
         ],
         params,
         grid: [w.rows.div_ceil(split.teams * 2), shape.rows * shape.top_k, 1],
@@ -222,6 +227,7 @@ pub fn experts_down(
             ("WG", f64::from(split.lanes * split.teams)),
             ("EACH", f64::from(EACH)),
             ("BIAS", f64::from(u8::from(shape.bias))),
+            w.rounding(),
         ],
         params,
         grid: [w.rows.div_ceil(split.teams * EACH), shape.rows, 1],

@@ -1,6 +1,6 @@
 //! Products with weights, and looking rows up.
 
-use troika_graph::Activation;
+use troika_graph::{Activation, ActivationFormat};
 
 use super::Binding::{self, Value, Weight};
 use super::elements::activation;
@@ -18,6 +18,8 @@ pub struct Matrix {
     pub cols: u32,
     /// The number, in the whole weight, of the binding's first row.
     pub first: u32,
+    /// Whether activations are rounded to eight bits ([`ActivationFormat::INT8`]) on their way.
+    pub eight_bits: bool,
 }
 
 impl Matrix {
@@ -26,7 +28,15 @@ impl Matrix {
         if !blocks || self.cols > 1 << 24 {
             return unsupported(format!("{:?} weights of {} columns", self.format, self.cols));
         }
+        if self.eight_bits && !self.format.is_whole_numbers() {
+            return unsupported(format!("{:?} weights and activations in eight bits", self.format));
+        }
         Ok(())
+    }
+
+    /// The constant that says how activations are rounded.
+    pub(super) fn rounding(&self) -> (&'static str, f64) {
+        ("EIGHT_BITS", f64::from(u8::from(self.eight_bits)))
     }
 
     /// Whether rows of a value are read in units of four elements: they begin at such units, and
@@ -36,25 +46,49 @@ impl Matrix {
     }
 }
 
+/// Whether a product's activations are rounded to eight bits.
+///
+/// # Errors
+/// They are in another format that is not f32.
+pub(crate) fn is_eight_bits(format: ActivationFormat) -> Result<bool, KernelError> {
+    match format {
+        ActivationFormat::INT8 => Ok(true),
+        ActivationFormat::F32 => Ok(false),
+        _ => unsupported(format!("activations in {format}: it takes f32 and int8")),
+    }
+}
+
 /// The specs of a kernel for every format of weights. The parts of each are those of the format, then
 /// those given.
 macro_rules! by_format {
     ($table:ident, $name:literal, $matrices:literal, $bindings:expr, $bytes:expr, $($part:literal),*) => {
         static $table: [KernelSpec; 13] = by_format!(@all [
-            "f32", "f16", "bf16", "q8_0", "q8_1", "q4_0", "q4_1", "q4z", "mxfp4", "q4k", "q5k",
-            "q6k", "q8g16"
+            ("f32", "other_numbers"),
+            ("f16", "other_numbers"),
+            ("bf16", "other_numbers"),
+            ("q8_0", "whole_numbers"),
+            ("q8_1", "whole_numbers"),
+            ("q4_0", "whole_numbers"),
+            ("q4_1", "whole_numbers"),
+            ("q4z", "whole_numbers"),
+            ("mxfp4", "other_numbers"),
+            ("q4k", "whole_numbers"),
+            ("q5k", "whole_numbers"),
+            ("q6k", "whole_numbers"),
+            ("q8g16", "whole_numbers")
         ], $name, $matrices, $bindings, $bytes, ($($part),*));
     };
-    (@all [$($format:literal),*], $name:literal, $matrices:literal, $bindings:expr, $bytes:expr, $parts:tt) => {
-        [$(by_format!(@one $format, $name, $matrices, $bindings, $bytes, $parts)),*]
+    (@all [$(($format:literal, $numbers:literal)),*], $name:literal, $matrices:literal, $bindings:expr, $bytes:expr, $parts:tt) => {
+        [$(by_format!(@one $format, $numbers, $name, $matrices, $bindings, $bytes, $parts)),*]
     };
-    (@one $format:literal, $name:literal, $matrices:literal, $bindings:expr, $bytes:expr, ($($part:literal),*)) => {
+    (@one $format:literal, $numbers:literal, $name:literal, $matrices:literal, $bindings:expr, $bytes:expr, ($($part:literal),*)) => {
         KernelSpec {
             name: concat!($name, "_", $format),
             parts: &[
                 include_str!(concat!("wgsl/", $matrices)),
                 include_str!("wgsl/weights.wgsl"),
                 include_str!(concat!("wgsl/format/", $format, ".wgsl")),
+                include_str!(concat!("wgsl/format/", $numbers, ".wgsl")),
                 $(include_str!(concat!("wgsl/", $part)),)*
             ],
             bindings: $bindings,
@@ -330,6 +364,7 @@ fn product(
         ("ACT", act),
         ("GATED", flag(around.gate.is_some())),
         ("ADDENDS", around.addends.iter().flatten().count() as f64),
+        w.rounding(),
     ];
     if rows > FEW {
         if around.norm.is_some() {
@@ -381,7 +416,8 @@ pub fn linear_three(
 ) -> Result<Dispatch, KernelError> {
     let [a, b, c] = weights;
     a.check()?;
-    let same = |w: &Matrix| w.format == a.format && w.cols == a.cols && w.first == 0;
+    let kind = |w: &Matrix| (w.format, w.cols, w.eight_bits, w.first);
+    let same = |w: &Matrix| kind(w) == (a.format, a.cols, a.eight_bits, 0);
     if !weights.iter().all(same) || of.rows > FEW {
         return unsupported("three products at once of such weights or rows");
     }
@@ -393,7 +429,7 @@ pub fn linear_three(
     params.extend(at[1..].iter().flat_map(|l| [l.offset, l.stride]));
     params.push(of.bias.unwrap_or(0));
     params.extend(norm_numbers);
-    let mut overrides = vec![("BIAS", f64::from(u8::from(of.bias.is_some())))];
+    let mut overrides = vec![("BIAS", f64::from(u8::from(of.bias.is_some()))), a.rounding()];
     overrides.extend(team.overrides(norm));
     let table = if a.aligned(at[0]) { &THREE } else { &THREE_ANY };
     Dispatch {
@@ -433,7 +469,8 @@ pub fn gate_up(
     params.extend([of.rows, numbers[0], numbers[1], x.offset, x.stride, y.offset, y.stride]);
     params.extend([bias, bias + all]);
     params.extend(norm_numbers);
-    let mut overrides = vec![("BIAS", f64::from(u8::from(of.bias.is_some()))), ("ACT", act)];
+    let bias = f64::from(u8::from(of.bias.is_some()));
+    let mut overrides = vec![("BIAS", bias), ("ACT", act), gate.rounding()];
     overrides.extend(team.overrides(norm));
     let table = if gate.aligned(x) { &GATE_UP } else { &GATE_UP_ANY };
     Dispatch {

@@ -275,6 +275,19 @@ pub fn weight(n: &mut Numbers, dtype: DType, rows: usize, cols: usize) -> (Vec<f
 }
 
 /// A product in double precision.
+/// Rows of activations as the kernels round them to eight bits, if they do.
+pub fn rounded(x: &[f32], eight_bits: bool) -> Vec<f32> {
+    if !eight_bits {
+        return x.to_vec();
+    }
+    let group = |x: &[f32]| -> Vec<f32> {
+        let largest = x.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
+        let (inverse, scale) = (127.0 / largest, largest / 127.0);
+        x.iter().map(|x| (x * inverse).round_ties_even().clamp(-127.0, 127.0) * scale).collect()
+    };
+    x.chunks(32).flat_map(group).collect()
+}
+
 pub fn dot(a: &[f32], b: &[f32]) -> f64 {
     a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
 }

@@ -65,7 +65,14 @@ fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) at:
         }
         let number = expert - p.first;
         let h_row = p.h + (row * p.top_k + slot) * p.h_stride;
-        for (var part = lane * 2u; part * 16u < p.cols; part += select(LANES * 2u - 1u, 1u, (part & 1u) == 0u)) {
+        for (var block = lane; EIGHT_BITS == 1u && block * 32u < p.cols; block += LANES) {
+            let x32 = load_bytes(h_row, block, p.cols);
+            for (var n = 0u; n < EACH; n++) {
+                let w_row = (number * p.rows + min(start + n, p.rows - 1u)) * p.units;
+                acc[n] += share * dot_block(w_row, block, p.cols, x32);
+            }
+        }
+        for (var part = lane * 2u; EIGHT_BITS == 0u && part * 16u < p.cols; part += select(LANES * 2u - 1u, 1u, (part & 1u) == 0u)) {
             let c = part * 16u;
             let s = x4(h_row, c, p.cols) * share;
             let b = x4(h_row, c + 4u, p.cols) * share;

@@ -59,7 +59,16 @@ fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) at:
     let x_row = p.x + row * p.x_stride;
     let cols = select(0u, p.cols, here);
     var acc = vec4<f32>(0.0);
-    for (var part = lane * 2u; part * 16u < cols; part += select(LANES * 2u - 1u, 1u, (part & 1u) == 0u)) {
+    for (var block = lane; EIGHT_BITS == 1u && block * 32u < cols; block += LANES) {
+        let x32 = load_bytes(x_row, block, p.cols);
+        of_others = false;
+        acc.x += dot_block(first, block, p.cols, x32);
+        acc.z += dot_block(second, block, p.cols, x32);
+        of_others = true;
+        acc.y += dot_block(first, block, p.cols, x32);
+        acc.w += dot_block(second, block, p.cols, x32);
+    }
+    for (var part = lane * 2u; EIGHT_BITS == 0u && part * 16u < cols; part += select(LANES * 2u - 1u, 1u, (part & 1u) == 0u)) {
         let c = part * 16u;
         let a = x4(x_row, c, p.cols);
         let b = x4(x_row, c + 4u, p.cols);

@@ -98,6 +98,65 @@ fn add_part(acc: ptr<function, array<vec4<f32>, 8>>, w: Four, more: Four, c: u32
     }
 }
 
+// 32 columns of four weight rows, in bytes.
+struct FourBytes {
+    first: array<Q16, 4>,
+    second: array<Q16, 4>,
+}
+
+fn four_bytes(b: Blocks) -> FourBytes {
+    return FourBytes(
+        array<Q16, 4>(
+            first_packed(b.b0),
+            first_packed(b.b1),
+            first_packed(b.b2),
+            first_packed(b.b3),
+        ),
+        array<Q16, 4>(
+            second_packed(b.b0),
+            second_packed(b.b1),
+            second_packed(b.b2),
+            second_packed(b.b3),
+        ),
+    );
+}
+
+fn byte_products(w: FourBytes, x: X32) -> vec4<f32> {
+    return x.scale
+        * vec4<f32>(
+            dot_bytes(w.first[0], x.first, x.first_sum)
+                + dot_bytes(w.second[0], x.second, x.second_sum),
+            dot_bytes(w.first[1], x.first, x.first_sum)
+                + dot_bytes(w.second[1], x.second, x.second_sum),
+            dot_bytes(w.first[2], x.first, x.first_sum)
+                + dot_bytes(w.second[2], x.second, x.second_sum),
+            dot_bytes(w.first[3], x.first, x.first_sum)
+                + dot_bytes(w.second[3], x.second, x.second_sum),
+        );
+}
+
+// 32 activations of row `r` from column `c` on, in bytes.
+fn load_bytes(x: Activations, r: u32, c: u32) -> X32 {
+    var v: array<vec4<f32>, 8>;
+    for (var i = 0u; i < 8u; i++) {
+        v[i] = activations4(x, r, c + 4u * i);
+    }
+    return eight_bits(v);
+}
+
+// As `add_part`, of 32 columns with activations in bytes.
+fn add_bytes(acc: ptr<function, array<vec4<f32>, 8>>, a: Blocks, b: Blocks, c: u32, x: Activations) {
+    let w = four_bytes(a);
+    let first = load_bytes(x, 0u, c);
+    (*acc)[0] += byte_products(w, first);
+    if ROWS == 1u {
+        (*acc)[1] += byte_products(four_bytes(b), first);
+    }
+    for (var r = 1u; r < ROWS; r++) {
+        (*acc)[r] += byte_products(w, load_bytes(x, r, c));
+    }
+}
+
 // Weight rows of a team.
 fn team_rows() -> u32 {
     return select(4u, 8u, ROWS == 1u);
@@ -121,6 +180,10 @@ fn multiply(thread: u32, start: u32, w: Rows, x: Activations) {
         var b = a;
         if ROWS == 1u {
             b = load_blocks(more, block, x.cols);
+        }
+        if EIGHT_BITS == 1u {
+            add_bytes(&acc, a, b, c, x);
+            continue;
         }
         add_part(&acc, first_four(a), first_four(b), c, x);
         // Columns are padded to 16 only.

@@ -57,8 +57,17 @@ fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) at:
         if WHOLE_BLOCKS || col + 16u < p.cols {
             store_w(thread, 4u, second16(block));
         }
+        var largest = 0.0;
         for (var u = 0u; u < 8u; u++) {
-            x_tile[slot(thread, u)] = x4(x_row, col + 4u * u, p.cols);
+            let v = x4(x_row, col + 4u * u, p.cols);
+            x_tile[slot(thread, u)] = v;
+            largest = max(largest, largest_of(v));
+        }
+        if EIGHT_BITS == 1u {
+            for (var u = 0u; u < 8u; u++) {
+                let v = x_tile[slot(thread, u)];
+                x_tile[slot(thread, u)] = whole4(v, inverse_byte_scale(largest)) * byte_scale(largest);
+            }
         }
         workgroupBarrier();
         let units = select(min(8u, (p.cols - col + 3u) / 4u), 8u, WHOLE_BLOCKS);

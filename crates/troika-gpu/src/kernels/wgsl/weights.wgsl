@@ -1,8 +1,12 @@
 
-// Weights of any format: sixteen at a time. The format's file defines
-// `fn load16(row: u32, part: u32, cols: u32) -> W16`: weights 16 * part to 16 * part + 15 of the row
-// that begins at unit `row`, of `cols` weights; `load_block`, `first16` and `second16`: 32 weights and
-// their halves, with what these share read once; and whether its weights have scales and minima.
+// Weights of any format: sixteen at a time. The format's file defines `load_block`: 32 weights, with
+// what their halves share read once, of the row that begins at unit `row`; `first_packed` and
+// `second_packed`: these halves as bytes; `packed16(row, part, cols)`: weights 16 * part to
+// 16 * part + 15; `load16`, `first16` and `second16`: the same as floats; and whether there are scales
+// and minima.
+
+// Whether activations are rounded to eight bits, where weights are whole numbers.
+override EIGHT_BITS: u32 = 0;
 
 // The weights are `scale * q + minimum`.
 struct W16 {
@@ -29,33 +33,16 @@ fn plain(a: vec4<f32>, b: vec4<f32>, c: vec4<f32>, d: vec4<f32>) -> W16 {
     return W16(a, b, c, d, 1.0, 0.0);
 }
 
-fn low_nibbles(bits: u32) -> vec4<f32> {
-    return vec4<f32>(unpack4xU8(bits & 0x0f0f0f0fu));
+// Sixteen weights of whole numbers, a byte each: `scale * q + minimum`.
+struct Q16 {
+    q: vec4<u32>,
+    scale: f32,
+    minimum: f32,
 }
 
 // Sixteen nibbles of a unit: the low ones for shift 0, the high ones for shift 4.
-fn nibbles(bits: vec4<u32>, shift: u32, scale: f32, minimum: f32) -> W16 {
-    let q = bits >> vec4<u32>(shift);
-    return W16(
-        low_nibbles(q.x),
-        low_nibbles(q.y),
-        low_nibbles(q.z),
-        low_nibbles(q.w),
-        scale,
-        minimum,
-    );
-}
-
-// Sixteen signed bytes.
-fn bytes(bits: vec4<u32>, scale: f32, minimum: f32) -> W16 {
-    return W16(
-        vec4<f32>(unpack4xI8(bits.x)),
-        vec4<f32>(unpack4xI8(bits.y)),
-        vec4<f32>(unpack4xI8(bits.z)),
-        vec4<f32>(unpack4xI8(bits.w)),
-        scale,
-        minimum,
-    );
+fn nibbles(bits: vec4<u32>, shift: u32, scale: f32, minimum: f32) -> Q16 {
+    return Q16((bits >> vec4<u32>(shift)) & vec4<u32>(0x0f0f0f0fu), scale, minimum);
 }
 
 // Four of the weights, of their numbers.
@@ -88,4 +75,89 @@ fn dot16(w: W16, a: vec4<f32>, b: vec4<f32>, c: vec4<f32>, d: vec4<f32>, sum: f3
         return w.scale * q;
     }
     return q;
+}
+
+// 32 activations in bytes, and the sums of their halves' bytes.
+struct X32 {
+    first: vec4<u32>,
+    second: vec4<u32>,
+    first_sum: f32,
+    second_sum: f32,
+    scale: f32,
+}
+
+// What 32 activations are multiplied by to become whole numbers, by their largest magnitude. Smaller
+// ones become zeros.
+fn inverse_byte_scale(largest: f32) -> f32 {
+    return select(127.0 / largest, 0.0, largest < 1e-30);
+}
+
+// The scale of these whole numbers.
+fn byte_scale(largest: f32) -> f32 {
+    return select(largest / 127.0, 0.0, largest < 1e-30);
+}
+
+fn largest_of(v: vec4<f32>) -> f32 {
+    let pairs = max(abs(v.xy), abs(v.zw));
+    return max(pairs.x, pairs.y);
+}
+
+fn whole4(v: vec4<f32>, inverse: f32) -> vec4<f32> {
+    return clamp(round(v * inverse), vec4<f32>(-127.0), vec4<f32>(127.0));
+}
+
+fn packed4(v: vec4<f32>, inverse: f32) -> u32 {
+    return pack4xI8(vec4<i32>(whole4(v, inverse)));
+}
+
+// The sum of sixteen bytes, where products need it.
+fn byte_sum(q: vec4<u32>) -> f32 {
+    if MINIMUM {
+        return f32(byte_dot(q, vec4<u32>(0x01010101u)));
+    }
+    return 0.0;
+}
+
+fn byte_dot(a: vec4<u32>, b: vec4<u32>) -> i32 {
+    return dot4I8Packed(a.x, b.x)
+        + dot4I8Packed(a.y, b.y)
+        + (dot4I8Packed(a.z, b.z) + dot4I8Packed(a.w, b.w));
+}
+
+fn eight_bits(x: array<vec4<f32>, 8>) -> X32 {
+    var largest = 0.0;
+    for (var i = 0u; i < 8u; i++) {
+        largest = max(largest, largest_of(x[i]));
+    }
+    let inverse = inverse_byte_scale(largest);
+    let first = vec4<u32>(
+        packed4(x[0], inverse),
+        packed4(x[1], inverse),
+        packed4(x[2], inverse),
+        packed4(x[3], inverse),
+    );
+    let second = vec4<u32>(
+        packed4(x[4], inverse),
+        packed4(x[5], inverse),
+        packed4(x[6], inverse),
+        packed4(x[7], inverse),
+    );
+    return X32(first, second, byte_sum(first), byte_sum(second), byte_scale(largest));
+}
+
+// The product of sixteen weights with bytes, whose sum is `sum`; without the scale of these.
+fn dot_bytes(w: Q16, q: vec4<u32>, sum: f32) -> f32 {
+    let dots = w.scale * f32(byte_dot(w.q, q));
+    if MINIMUM {
+        return dots + w.minimum * sum;
+    }
+    return dots;
+}
+
+// The product of weights 32 * block to 32 * block + 31 of a row.
+fn dot_block(row: u32, block: u32, cols: u32, x: X32) -> f32 {
+    let b = load_block(row, block, cols);
+    return x.scale
+        * (dot_bytes(first_packed(b), x.first, x.first_sum)
+            + dot_bytes(second_packed(b), x.second, x.second_sum));
 }

@@ -1,8 +1,9 @@
 
 const SCALED: bool = true;
+const SIGNED: bool = false;
 const MINIMUM: bool = true;
 
-fn load16(row: u32, part: u32, cols: u32) -> W16 {
+fn packed16(row: u32, part: u32, cols: u32) -> Q16 {
     let block = part / 2u;
     let s = halves_at(row + cols / 32u, block);
     return nibbles(unit(row + block), (part & 1u) * 4u, s.x, s.y);
@@ -20,10 +21,10 @@ fn load_block(row: u32, block: u32, cols: u32) -> Block {
     return Block(unit(row + block), s.x, s.y);
 }
 
-fn first16(b: Block) -> W16 {
+fn first_packed(b: Block) -> Q16 {
     return nibbles(b.u, 0u, b.scale, b.minimum);
 }
 
-fn second16(b: Block) -> W16 {
+fn second_packed(b: Block) -> Q16 {
     return nibbles(b.u, 4u, b.scale, b.minimum);
 }

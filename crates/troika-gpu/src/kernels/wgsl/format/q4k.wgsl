@@ -1,5 +1,6 @@
 
 const SCALED: bool = true;
+const SIGNED: bool = false;
 const MINIMUM: bool = true;
 
 // The scale and minimum of group `g` of eight.
@@ -14,7 +15,7 @@ fn scale_min(head: vec4<u32>, g: u32) -> vec2<f32> {
     return d * vec2<f32>(select(first, second, g >= 4u));
 }
 
-fn load16(row: u32, part: u32, cols: u32) -> W16 {
+fn packed16(row: u32, part: u32, cols: u32) -> Q16 {
     let block = row + 9u * (part / 16u);
     let g = (part & 15u) / 2u;
     let s = scale_min(unit(block), g);
@@ -38,10 +39,10 @@ fn load_block(row: u32, block: u32, cols: u32) -> Block {
     return Block(unit(u), unit(u + 1u), (g & 1u) * 4u, s.x, -s.y);
 }
 
-fn first16(b: Block) -> W16 {
+fn first_packed(b: Block) -> Q16 {
     return nibbles(b.u, b.shift, b.scale, b.minimum);
 }
 
-fn second16(b: Block) -> W16 {
+fn second_packed(b: Block) -> Q16 {
     return nibbles(b.v, b.shift, b.scale, b.minimum);
 }

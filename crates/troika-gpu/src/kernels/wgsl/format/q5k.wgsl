@@ -1,5 +1,6 @@
 
 const SCALED: bool = true;
+const SIGNED: bool = false;
 const MINIMUM: bool = true;
 
 // The scale and minimum of group `g` of eight.
@@ -15,27 +16,24 @@ fn scale_min(head: vec4<u32>, g: u32) -> vec2<f32> {
 }
 
 // Four numbers: nibbles at `shift`, fifth bits at `g`.
-fn five(low: u32, high: u32, shift: u32, g: u32) -> vec4<f32> {
-    let bits = (low >> shift) & 0x0f0f0f0fu;
-    let fifth = ((high >> g) & 0x01010101u) << 4u;
-    return vec4<f32>(unpack4xU8(bits | fifth));
+fn five(low: u32, high: u32, shift: u32, g: u32) -> u32 {
+    return ((low >> shift) & 0x0f0f0f0fu) | (((high >> g) & 0x01010101u) << 4u);
 }
 
-fn load16(row: u32, part: u32, cols: u32) -> W16 {
+fn packed16(row: u32, part: u32, cols: u32) -> Q16 {
     let block = row + 11u * (part / 16u);
     let g = (part & 15u) / 2u;
     let s = scale_min(unit(block), g);
     let high = unit(block + 1u + (part & 1u));
     let low = unit(block + 3u + (g / 2u) * 2u + (part & 1u));
     let shift = (g & 1u) * 4u;
-    return W16(
+    let q = vec4<u32>(
         five(low.x, high.x, shift, g),
         five(low.y, high.y, shift, g),
         five(low.z, high.z, shift, g),
         five(low.w, high.w, shift, g),
-        s.x,
-        -s.y,
     );
+    return Q16(q, s.x, -s.y);
 }
 
 // 32 weights: nothing is shared by their halves.
@@ -49,10 +47,10 @@ fn load_block(row: u32, block: u32, cols: u32) -> Block {
     return Block(row, 2u * block, cols);
 }
 
-fn first16(b: Block) -> W16 {
-    return load16(b.row, b.part, b.cols);
+fn first_packed(b: Block) -> Q16 {
+    return packed16(b.row, b.part, b.cols);
 }
 
-fn second16(b: Block) -> W16 {
-    return load16(b.row, b.part + 1u, b.cols);
+fn second_packed(b: Block) -> Q16 {
+    return packed16(b.row, b.part + 1u, b.cols);
 }

@@ -1,15 +1,14 @@
 
 const SCALED: bool = true;
+const SIGNED: bool = false;
 const MINIMUM: bool = true;
 
 // Four numbers: nibbles at `shift` of `low`, two bits at `pair` of `high`.
-fn six(low: u32, high: u32, shift: u32, pair: u32) -> vec4<f32> {
-    let bits = (low >> shift) & 0x0f0f0f0fu;
-    let upper = ((high >> pair) & 0x03030303u) << 4u;
-    return vec4<f32>(unpack4xU8(bits | upper));
+fn six(low: u32, high: u32, shift: u32, pair: u32) -> u32 {
+    return ((low >> shift) & 0x0f0f0f0fu) | (((high >> pair) & 0x03030303u) << 4u);
 }
 
-fn load16(row: u32, part: u32, cols: u32) -> W16 {
+fn packed16(row: u32, part: u32, cols: u32) -> Q16 {
     let number = part / 16u;
     let block = row + 13u * number;
     // Halves of 128; within a half, four quarters of 32 share bytes.
@@ -23,14 +22,13 @@ fn load16(row: u32, part: u32, cols: u32) -> W16 {
     let scale = half_at(row + 13u * (cols / 256u), number) * f32(signed >> 24u);
     let shift = (quarter / 2u) * 4u;
     let pair = quarter * 2u;
-    return W16(
+    let q = vec4<u32>(
         six(low.x, high.x, shift, pair),
         six(low.y, high.y, shift, pair),
         six(low.z, high.z, shift, pair),
         six(low.w, high.w, shift, pair),
-        scale,
-        -32.0 * scale,
     );
+    return Q16(q, scale, -32.0 * scale);
 }
 
 // 32 weights: nothing is shared by their halves.
@@ -44,10 +42,10 @@ fn load_block(row: u32, block: u32, cols: u32) -> Block {
     return Block(row, 2u * block, cols);
 }
 
-fn first16(b: Block) -> W16 {
-    return load16(b.row, b.part, b.cols);
+fn first_packed(b: Block) -> Q16 {
+    return packed16(b.row, b.part, b.cols);
 }
 
-fn second16(b: Block) -> W16 {
-    return load16(b.row, b.part + 1u, b.cols);
+fn second_packed(b: Block) -> Q16 {
+    return packed16(b.row, b.part + 1u, b.cols);
 }

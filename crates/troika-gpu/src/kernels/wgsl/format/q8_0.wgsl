@@ -1,9 +1,10 @@
 
 const SCALED: bool = true;
+const SIGNED: bool = true;
 const MINIMUM: bool = false;
 
-fn load16(row: u32, part: u32, cols: u32) -> W16 {
-    return bytes(unit(row + part), half_at(row + cols / 16u, part / 2u), 0.0);
+fn packed16(row: u32, part: u32, cols: u32) -> Q16 {
+    return Q16(unit(row + part), half_at(row + cols / 16u, part / 2u), 0.0);
 }
 
 // 32 weights, whose halves share their scale.
@@ -19,10 +20,10 @@ fn load_block(row: u32, block: u32, cols: u32) -> Block {
     return Block(unit(u), unit(u + 1u), half_at(row + cols / 16u, block), 0.0);
 }
 
-fn first16(b: Block) -> W16 {
-    return bytes(b.u, b.scale, b.minimum);
+fn first_packed(b: Block) -> Q16 {
+    return Q16(b.u, b.scale, b.minimum);
 }
 
-fn second16(b: Block) -> W16 {
-    return bytes(b.v, b.scale, b.minimum);
+fn second_packed(b: Block) -> Q16 {
+    return Q16(b.v, b.scale, b.minimum);
 }
