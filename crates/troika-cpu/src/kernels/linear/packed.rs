@@ -73,16 +73,27 @@ unsafe fn all<A: Mac, L: LineReader>(part: &ProductPart<'_>) {
             // SAFETY: rows are checked; the panel holds all words.
             unsafe {
                 let lines = panel(p, first).add(at / L::WORDS * LINE);
-                let block = LineBlock { part, sink: &sink, lines, words: at..end, first };
-                while m < part.m.end {
-                    // Blocks of about as many rows each: few rows have few chains of sums.
+                let mut block = LineBlock {
+                    part,
+                    sink: &sink,
+                    lines,
+                    words: at..end,
+                    first,
+                    ahead: lines,
+                    every: 0,
+                };
+                let passes = passes::<A>(part.m.len());
+                for pass in 0..passes {
+                    // Passes of about as many rows each: few rows have few chains of sums.
                     let left = part.m.end - m;
-                    let rows = left.div_ceil(left.div_ceil(const { rows_at_once::<A>() }));
+                    let rows = left.div_ceil(passes - pass);
                     let of = m..m + rows;
+                    block.look_ahead::<L>(pass, passes);
                     match rows {
                         1 => block.rows::<A, L, 1>(of),
                         2 => block.rows::<A, L, 2>(of),
-                        5.. if A::V::N == 8 => block.rows::<A, L, 6>(of),
+                        5 if A::V::N == 8 => block.rows::<A, L, 5>(of),
+                        6 if A::V::N == 8 => block.rows::<A, L, 6>(of),
                         5.. if A::V::N == 16 => block.rows::<A, L, 8>(of),
                         _ => block.rows::<A, L, 4>(of),
                     }
@@ -93,12 +104,15 @@ unsafe fn all<A: Mac, L: LineReader>(part: &ProductPart<'_>) {
     }
 }
 
-/// Activation rows whose sums are in registers at once, beside a line.
-const fn rows_at_once<A: Mac>() -> usize {
+/// How often a block of lines is read for so many activation rows, whose sums are in registers. Six
+/// rows of eight lanes fit, and take longer for a row than five do: their addresses leave registers.
+#[inline(always)]
+fn passes<A: Mac>(rows: usize) -> usize {
     match A::V::N {
-        16 => 8,
-        8 => 6,
-        _ => 4,
+        16 => rows.div_ceil(8),
+        8 if rows == 6 => 1,
+        8 => rows.div_ceil(5),
+        _ => rows.div_ceil(4),
     }
 }
 
@@ -111,9 +125,29 @@ struct LineBlock<'a, 'b, 'p> {
     words: Range<usize>,
     /// First weight row.
     first: usize,
+    /// The first line that is asked for meanwhile.
+    ahead: *const u8,
+    /// Its followers are asked for at every line, or at every second, fourth, ...: this is the
+    /// exponent.
+    every: u32,
 }
 
 impl LineBlock<'_, '_, '_> {
+    /// Says what a pass over the lines asks memory for. Several passes share out the next block, so
+    /// that memory is busy in all of them.
+    #[inline(always)]
+    fn look_ahead<L: LineReader>(&mut self, pass: usize, passes: usize) {
+        self.every = passes.ilog2();
+        let lines = self.words.len().div_ceil(L::WORDS);
+        let share = pass * (lines >> self.every);
+        self.ahead = match passes {
+            1 => self.lines.wrapping_add(PREFETCH_DISTANCE),
+            _ if share < lines => self.lines.wrapping_add((lines + share) * LINE),
+            // The next block is asked for.
+            _ => self.lines,
+        };
+    }
+
     /// Some activation rows, at least one and at most `M`; the last one stands in for those that
     /// are not there.
     ///
@@ -128,8 +162,8 @@ impl LineBlock<'_, '_, '_> {
             let xs: [_; M] = std::array::from_fn(|i| p.x.row((of.start + i).min(of.end - 1), end));
             let mut acc = [[A::V::splat(0.0); MAX_REGISTERS]; M];
             let mut line = self.lines;
-            for k in self.words.clone().step_by(L::WORDS) {
-                prefetch::once(line.wrapping_add(PREFETCH_DISTANCE));
+            for (i, k) in self.words.clone().step_by(L::WORDS).enumerate() {
+                prefetch::once(self.ahead.wrapping_add((i >> self.every) * LINE));
                 for word in 0..L::WORDS {
                     // Of the last line, the last column may be none.
                     if word > 0 && k + word >= end {
