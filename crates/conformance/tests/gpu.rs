@@ -164,7 +164,7 @@ fn activations_in_eight_bits() {
             devices: options(&[spec]),
             ..OpenOptions::default()
         };
-        let model = Model::open(root("models/tiny-moe"), &options).unwrap();
+        let model = Model::open(&root("models/tiny-moe"), &options).unwrap();
         let tokens: Vec<u32> = (0..48).map(|i| 1 + i * 83 % 4000).collect();
         all_logits(&model, &tokens).unwrap()
     };
