@@ -79,7 +79,7 @@ unsafe fn all<A: Mac, L: LineReader>(part: &ProductPart<'_>) {
                     lines,
                     words: at..end,
                     first,
-                    ahead: lines,
+                    prefetched: lines,
                     every: 0,
                 };
                 let passes = passes::<A>(part.m.len());
@@ -88,7 +88,7 @@ unsafe fn all<A: Mac, L: LineReader>(part: &ProductPart<'_>) {
                     let left = part.m.end - m;
                     let rows = left.div_ceil(passes - pass);
                     let of = m..m + rows;
-                    block.look_ahead::<L>(pass, passes);
+                    block.choose_prefetch::<L>(pass, passes);
                     match rows {
                         1 => block.rows::<A, L, 1>(of),
                         2 => block.rows::<A, L, 2>(of),
@@ -125,9 +125,9 @@ struct LineBlock<'a, 'b, 'p> {
     words: Range<usize>,
     /// First weight row.
     first: usize,
-    /// The first line that is asked for meanwhile.
-    ahead: *const u8,
-    /// Its followers are asked for at every line, or at every second, fourth, ...: this is the
+    /// The first line that is prefetched meanwhile.
+    prefetched: *const u8,
+    /// Its followers are prefetched at every line, or at every second, fourth, ...: this is the
     /// exponent.
     every: u32,
 }
@@ -136,11 +136,11 @@ impl LineBlock<'_, '_, '_> {
     /// Says what a pass over the lines asks memory for. Several passes share out the next block, so
     /// that memory is busy in all of them.
     #[inline(always)]
-    fn look_ahead<L: LineReader>(&mut self, pass: usize, passes: usize) {
+    fn choose_prefetch<L: LineReader>(&mut self, pass: usize, passes: usize) {
         self.every = passes.ilog2();
         let lines = self.words.len().div_ceil(L::WORDS);
         let share = pass * (lines >> self.every);
-        self.ahead = match passes {
+        self.prefetched = match passes {
             1 => self.lines.wrapping_add(PREFETCH_DISTANCE),
             _ if share < lines => self.lines.wrapping_add((lines + share) * LINE),
             // The next block is asked for.
@@ -163,7 +163,7 @@ impl LineBlock<'_, '_, '_> {
             let mut acc = [[A::V::splat(0.0); MAX_REGISTERS]; M];
             let mut line = self.lines;
             for (i, k) in self.words.clone().step_by(L::WORDS).enumerate() {
-                prefetch::once(self.ahead.wrapping_add((i >> self.every) * LINE));
+                prefetch::once(self.prefetched.wrapping_add((i >> self.every) * LINE));
                 for word in 0..L::WORDS {
                     // Of the last line, the last column may be none.
                     if word > 0 && k + word >= end {
