@@ -16,9 +16,9 @@ const PLACES: u64 = 256;
 /// An error of the command.
 pub fn troika(command: &Path, file: &Path, sequences: &str, o: &Options) -> Result<Vec<Line>> {
     let mut bench = Command::new(command);
-    bench.arg("bench").args(o.device_flag()).arg("-m").arg(file);
+    bench.arg("bench").args(o.device_flags()).arg("-m").arg(file);
     bench.args(["-p", "0", "-n", &o.tokens, "-d", &o.depths, "--sequences", sequences]);
-    bench.args(["-t", &o.threads().to_string(), "-r", &o.repetitions.to_string(), "-o", "json"]);
+    bench.args(["-r", &o.repetitions.to_string(), "-o", "json"]);
     read(&text(&mut bench, "troika bench")?)
 }
 

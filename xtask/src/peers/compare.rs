@@ -32,12 +32,13 @@ pub fn compare(troika: &Path, peers: &[Peer], file: &Path, o: &Options) -> Resul
     for round in 1..=o.rounds {
         eprintln!("{}: round {round} of {}", file.display(), o.rounds);
         let mut own = Command::new(troika);
-        own.arg("bench").args(o.device_flag());
+        own.arg("bench").args(o.device_flags());
         ours.push(read(&run(&mut own, file, o, true)?)?);
         for (peer, theirs) in peers.iter().zip(&mut theirs) {
             if peer.depths || at_no_depth(o) {
                 let mut ran = peer_command(&peer.bench, o);
-                theirs.push(read(&run(ran.args(peer.args), file, o, peer.depths)?)?);
+                ran.args(peer.args).args(o.threads_flags());
+                theirs.push(read(&run(&mut ran, file, o, peer.depths)?)?);
             }
         }
         let Some(sequences) = &o.sequences else { continue };
@@ -86,7 +87,7 @@ fn run(command: &mut Command, file: &Path, o: &Options, depths: bool) -> Result<
     if depths {
         command.args(["-d", &o.depths]);
     }
-    command.args(["-t", &o.threads().to_string(), "-r", &o.repetitions.to_string()]);
+    command.args(["-r", &o.repetitions.to_string()]);
     text(command, "the benchmark")
 }
 

@@ -81,9 +81,17 @@ impl Options {
         self.threads.unwrap_or_else(cores)
     }
 
-    /// Troika's flag for the device, if one was named.
-    pub fn device_flag(&self) -> impl Iterator<Item = &str> {
-        self.device.iter().flat_map(|device| ["--device", device])
+    /// Flags of Troika's device: the one that was named, or the CPU with so many threads.
+    pub fn device_flags(&self) -> [String; 2] {
+        match &self.device {
+            Some(device) => ["--device".into(), device.clone()],
+            None => self.threads_flags(),
+        }
+    }
+
+    /// The flags that say how many threads an engine has.
+    pub fn threads_flags(&self) -> [String; 2] {
+        ["-t".into(), self.threads().to_string()]
     }
 }
 
