@@ -99,40 +99,12 @@ fn add_part(acc: ptr<function, array<vec4<f32>, 8>>, w: Four, more: Four, c: u32
 }
 
 // 32 columns of four weight rows, in bytes.
-struct FourBytes {
-    first: array<Q16, 4>,
-    second: array<Q16, 4>,
+fn four_bytes(b: Blocks) -> array<Q32, 4> {
+    return array<Q32, 4>(packed32(b.b0), packed32(b.b1), packed32(b.b2), packed32(b.b3));
 }
 
-fn four_bytes(b: Blocks) -> FourBytes {
-    return FourBytes(
-        array<Q16, 4>(
-            first_packed(b.b0),
-            first_packed(b.b1),
-            first_packed(b.b2),
-            first_packed(b.b3),
-        ),
-        array<Q16, 4>(
-            second_packed(b.b0),
-            second_packed(b.b1),
-            second_packed(b.b2),
-            second_packed(b.b3),
-        ),
-    );
-}
-
-fn byte_products(w: FourBytes, x: X32) -> vec4<f32> {
-    return x.scale
-        * vec4<f32>(
-            dot_bytes(w.first[0], x.first, x.first_sum)
-                + dot_bytes(w.second[0], x.second, x.second_sum),
-            dot_bytes(w.first[1], x.first, x.first_sum)
-                + dot_bytes(w.second[1], x.second, x.second_sum),
-            dot_bytes(w.first[2], x.first, x.first_sum)
-                + dot_bytes(w.second[2], x.second, x.second_sum),
-            dot_bytes(w.first[3], x.first, x.first_sum)
-                + dot_bytes(w.second[3], x.second, x.second_sum),
-        );
+fn byte_products(w: array<Q32, 4>, x: X32) -> vec4<f32> {
+    return vec4<f32>(dot32(w[0], x), dot32(w[1], x), dot32(w[2], x), dot32(w[3], x));
 }
 
 // 32 activations of row `r` from column `c` on, in bytes.

@@ -154,10 +154,23 @@ fn dot_bytes(w: Q16, q: vec4<u32>, sum: f32) -> f32 {
     return dots;
 }
 
+// 32 weights in bytes.
+struct Q32 {
+    first: Q16,
+    second: Q16,
+}
+
+fn packed32(b: Block) -> Q32 {
+    return Q32(first_packed(b), second_packed(b));
+}
+
+// The product of 32 weights with activations.
+fn dot32(w: Q32, x: X32) -> f32 {
+    return x.scale
+        * (dot_bytes(w.first, x.first, x.first_sum) + dot_bytes(w.second, x.second, x.second_sum));
+}
+
 // The product of weights 32 * block to 32 * block + 31 of a row.
 fn dot_block(row: u32, block: u32, cols: u32, x: X32) -> f32 {
-    let b = load_block(row, block, cols);
-    return x.scale
-        * (dot_bytes(first_packed(b), x.first, x.first_sum)
-            + dot_bytes(second_packed(b), x.second, x.second_sum));
+    return dot32(packed32(load_block(row, block, cols)), x);
 }
