@@ -19,8 +19,10 @@ use troika::plan::Strategy;
 use troika::weights::{FloatType, Quant};
 use troika::{DeviceOptions, Model, NpuSettings, OpenOptions, gpu_adapters, open_devices};
 
-/// The adapter that tests take.
-const SOFTWARE: &str = "gpu:llvmpipe";
+/// The device that tests take.
+fn gpu() -> String {
+    format!("gpu:{}", needed::adapter())
+}
 
 fn root(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
@@ -28,10 +30,11 @@ fn root(path: &str) -> PathBuf {
 
 /// Whether the software adapter is here.
 fn is_here() -> bool {
-    let named = |facts: &Vec<(String, String)>| facts.iter().any(|(_, v)| v.contains("llvmpipe"));
+    let name = needed::adapter();
+    let named = |facts: &Vec<(String, String)>| facts.iter().any(|(_, v)| v.contains(&name));
     let here = gpu_adapters().iter().any(named);
     if !here {
-        needed::not_run("there is no software adapter");
+        needed::not_run(&format!("there is no adapter {}", needed::adapter()));
     }
     here
 }
@@ -63,7 +66,7 @@ fn refused() -> Vec<Exclusion> {
 }
 
 fn holds(cases: &[SuiteCase], refused: &[Exclusion]) {
-    let report = run_suite(&*device(SOFTWARE), cases, refused).unwrap();
+    let report = run_suite(&*device(&gpu()), cases, refused).unwrap();
     println!("{} runs, {} refused, worst {:e}", report.runs, report.refused.len(), report.worst);
     assert!(report.failures.is_empty(), "{}", report.failures.join("\n"));
 }
@@ -124,7 +127,7 @@ fn architectures_on(devices: &DeviceOptions, strategy: &Strategy, names: &[&str]
 #[test]
 fn all_architectures() {
     if is_here() {
-        architectures(&[SOFTWARE, "cpu"], &Strategy::OneDevice, &[]);
+        architectures(&[&gpu(), "cpu"], &Strategy::OneDevice, &[]);
     }
 }
 
@@ -135,10 +138,10 @@ fn strategies_with_the_cpu() {
     }
     let names = ["qwen3", "llama-3.2", "qwen3-moe", "gemma-2", "gpt-oss", "deepseek-v2"];
     for strategy in Strategy::ALL {
-        architectures(&[SOFTWARE, "cpu"], &strategy, &names);
+        architectures(&[&gpu(), "cpu"], &strategy, &names);
     }
     for phases in ["prefill-decode=gpu:cpu", "prefill-decode=cpu:gpu"] {
-        architectures(&[SOFTWARE, "cpu"], &Strategy::parse(phases).unwrap(), &names);
+        architectures(&[&gpu(), "cpu"], &Strategy::parse(phases).unwrap(), &names);
     }
 }
 
@@ -171,9 +174,9 @@ fn activations_in_eight_bits() {
     for quant in [Quant::Q8, Quant::Q4] {
         let exact = logits("cpu", quant, FloatType::F32, 48);
         let cpu = rms_error(&logits("cpu", quant, FloatType::Auto, 48), &exact);
-        let whole = logits(SOFTWARE, quant, FloatType::Auto, 48);
+        let whole = logits(&gpu(), quant, FloatType::Auto, 48);
         let gpu = rms_error(&whole, &exact);
-        let parts = rms_error(&logits(SOFTWARE, quant, FloatType::Auto, 4), &whole);
+        let parts = rms_error(&logits(&gpu(), quant, FloatType::Auto, 4), &whole);
         println!("{quant:?}: CPU {cpu:e}, GPU {gpu:e}, in chunks of 4 rows {parts:e}");
         assert!(gpu > 1e-4 && gpu < 1.5 * cpu, "{quant:?}: {gpu:e}, CPU {cpu:e}");
         assert!(parts < 0.5 * gpu, "{quant:?}: {parts:e} of {gpu:e}");
@@ -191,7 +194,7 @@ fn an_npu_hands_prompts_over() {
     assert!(installed.success());
     let runtime = RuntimePlaces { library: None, environments: vec![runtimes] };
     let npu = NpuSettings { runtime, ..NpuSettings::default() };
-    let devices = DeviceOptions { npu, ..options(&["npu:openvino:cpu", SOFTWARE, "cpu"]) };
+    let devices = DeviceOptions { npu, ..options(&["npu:openvino:cpu", &gpu(), "cpu"]) };
     let names = ["qwen3", "llama-3.2", "gemma-2", "qwen3-moe"];
     architectures_on(&devices, &Strategy::parse("prefill-decode=npu:gpu").unwrap(), &names);
 }

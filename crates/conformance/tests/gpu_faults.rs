@@ -31,7 +31,7 @@ fn golden(name: &str) -> PathBuf {
 
 /// The software adapter as a device; `None`, with a line, where it is not installed.
 fn gpu(binding_limit: Option<u64>) -> Option<Arc<GpuDevice>> {
-    let spec = GpuSpec::Named("llvmpipe".into());
+    let spec = GpuSpec::Named(needed::adapter());
     let options = GpuOptions { name: "gpu".into(), spec, binding_limit, ..GpuOptions::default() };
     match GpuDevice::open(options) {
         Ok(device) => Some(Arc::new(device)),
@@ -82,7 +82,9 @@ fn what_does_not_fit_stays_on_the_cpu() {
     for name in NAMES {
         let all: u64 = described(name).store.classes().iter().map(|class| class.bytes).sum();
         for (memory, some) in [(0, false), (1, false), (all / 2, true)] {
-            let devices = ["gpu:llvmpipe", "cpu"].map(|spec| spec.parse().unwrap()).to_vec();
+            let devices = [&format!("gpu:{}", needed::adapter()), "cpu"]
+                .map(|spec| spec.parse().unwrap())
+                .to_vec();
             let memory = vec![("gpu".to_string(), memory)];
             let devices = DeviceOptions { devices, memory, ..DeviceOptions::default() };
             let model = Model::open(&golden(name), &OpenOptions { devices, ..options() }).unwrap();

@@ -5,6 +5,8 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
 use crate::error::GpuError;
+use crate::gpu::MATRIX_FEATURES;
+use crate::kernels;
 use crate::quirks::{Identity, fault};
 
 /// Which adapter to open: `gpu`, `gpu:1`, or `gpu:NAME`.
@@ -238,6 +240,21 @@ impl Adapter {
         short.map(|(what, has, needs)| format!("it has {has} {what}, and {needs} are needed"))
     }
 
+    /// Whether kernels for matrix units run on it.
+    pub(crate) fn has_matrix_units(&self) -> bool {
+        let limits = self.inner.limits();
+        let threads = [self.info.subgroup_min_size, self.info.subgroup_max_size];
+        let fits = |m: &wgpu::CooperativeMatrixProperties| {
+            [m.m_size, m.n_size, m.k_size] == [kernels::MATRIX_SIZE; 3]
+                && m.ab_type == wgpu::CooperativeScalarType::F16
+                && m.cr_type == wgpu::CooperativeScalarType::F32
+        };
+        self.inner.features().contains(MATRIX_FEATURES)
+            && threads == [kernels::MATRIX_THREADS; 2]
+            && limits.max_compute_workgroup_storage_size >= kernels::MATRIX_BYTES
+            && self.inner.cooperative_matrix_properties().iter().any(fits)
+    }
+
     /// Facts for people, as (name, value).
     pub fn facts(&self) -> Vec<(String, String)> {
         let (features, limits) = (self.inner.features(), self.inner.limits());
@@ -258,6 +275,9 @@ impl Adapter {
         let has: Vec<&str> =
             has.iter().filter(|(f, _)| features.contains(*f)).map(|(_, name)| *name).collect();
         let used = match self.fault() {
+            None if self.has_matrix_units() => {
+                "kernels in f32 and int8, immediates, matrix units".to_string()
+            }
             None => "kernels in f32 and int8, immediates".to_string(),
             Some(why) => format!("nothing: {why}"),
         };

@@ -70,6 +70,8 @@ pub(crate) struct Code {
     pub has_long: bool,
     /// The limit of a binding.
     pub limit: u64,
+    /// Whether products of many rows use matrix units.
+    pub matrix_units: bool,
 }
 
 /// What steps depend on besides the code.
@@ -128,8 +130,19 @@ impl Code {
         let is_long = |n: &Node| matches!(&n.op, Op::Rope(r) if r.long.is_some());
         let has_long = graph.nodes.iter().any(is_long);
         let graph = graph.clone();
-        let code =
-            Code { graph, slots, units, packs, scratch, repeats, groups, written, has_long, limit };
+        let code = Code {
+            graph,
+            slots,
+            units,
+            packs,
+            scratch,
+            repeats,
+            groups,
+            written,
+            has_long,
+            limit,
+            matrix_units: false,
+        };
         for (i, why) in code.refusals().into_iter().enumerate() {
             if let Some(why) = why {
                 return Err((i, why));
@@ -214,6 +227,7 @@ impl Code {
             written: Vec::new(),
             has_long: false,
             limit,
+            matrix_units: false,
         };
         for (verdict, why) in verdicts.iter_mut().zip(code.refusals()) {
             if verdict.is_none() {

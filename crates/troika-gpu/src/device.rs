@@ -84,7 +84,9 @@ impl GpuDevice {
     fn code(&self, graph: &Subgraph) -> Result<Arc<Code>, DeviceError> {
         verify(graph)?;
         let code = Code::new(graph, self.binding_limit());
-        Ok(Arc::new(code.map_err(|(op, why)| self.refused(graph, op, why))?))
+        let mut code = code.map_err(|(op, why)| self.refused(graph, op, why))?;
+        code.matrix_units = self.gpu.matrix_units;
+        Ok(Arc::new(code))
     }
 
     /// The refusal of an op.

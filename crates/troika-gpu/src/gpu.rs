@@ -26,6 +26,8 @@ pub(crate) struct Gpu {
     pub limits: wgpu::Limits,
     /// Whether the host's cores stand in for a GPU.
     pub is_software: bool,
+    /// Whether kernels for matrix units run.
+    pub matrix_units: bool,
     /// The memory that kernels read and write.
     pub space: SpaceId,
     pub pipelines: Pipelines,
@@ -78,6 +80,19 @@ pub(crate) enum Use {
     Download,
 }
 
+/// What kernels for matrix units need.
+pub(crate) const MATRIX_FEATURES: wgpu::Features = wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX
+    .union(wgpu::Features::SHADER_F16)
+    .union(wgpu::Features::SUBGROUP);
+
+/// The leave to use features that the interface calls experimental.
+#[expect(unsafe_code, reason = "the interface asks for it")]
+fn experimental() -> wgpu::ExperimentalFeatures {
+    // SAFETY: of these features only matrix units are asked for, where the adapter says that it has
+    // them; what kernels compute by them is compared with the CPU before they are used.
+    unsafe { wgpu::ExperimentalFeatures::enabled() }
+}
+
 impl Gpu {
     /// Opens an adapter.
     ///
@@ -88,10 +103,13 @@ impl Gpu {
             return Err(GpuError::Unusable { name: adapter.name().into(), why });
         }
         let limits = adapter.inner.limits();
+        let matrix_units = adapter.has_matrix_units();
+        let units = if matrix_units { MATRIX_FEATURES } else { wgpu::Features::empty() };
         let description = wgpu::DeviceDescriptor {
             label: Some(name),
-            required_features: wgpu::Features::IMMEDIATES | adapter.cache_feature(),
+            required_features: wgpu::Features::IMMEDIATES | adapter.cache_feature() | units,
             required_limits: limits.clone(),
+            experimental_features: experimental(),
             ..wgpu::DeviceDescriptor::default()
         };
         let opened = now(adapter.inner.request_device(&description));
@@ -125,6 +143,7 @@ impl Gpu {
             queue,
             limits,
             is_software: adapter.kind() == AdapterKind::Software,
+            matrix_units,
             space: SpaceId::unique(),
             pipelines,
             staging: Staging::default(),

@@ -35,16 +35,24 @@ impl Code {
         let takes = unit.norm.is_some_and(|norm| self.is_taken(norm, s));
         let from = out.len();
         if self.fused((at, takes), s, out).is_ok() {
-            self.share_work(&unit.nodes, s.rows, &mut out[from..]);
+            self.finish(&unit.nodes, s.rows, &mut out[from..]);
             return Ok(());
         }
         out.truncate(from);
         for node in &unit.nodes {
             let from = out.len();
             self.emit(*node, s, out)?;
-            self.share_work(&[*node], s.rows, &mut out[from..]);
+            self.finish(&[*node], s.rows, &mut out[from..]);
         }
         Ok(())
+    }
+
+    /// Completes the steps of nodes.
+    fn finish(&self, nodes: &[usize], rows: usize, steps: &mut [PlacedDispatch]) {
+        self.share_work(nodes, rows, steps);
+        if self.matrix_units {
+            steps.iter_mut().for_each(|step| kernels::with_matrix_units(&mut step.dispatch));
+        }
     }
 
     /// Shares out the multiplications of nodes to their steps.

@@ -303,7 +303,7 @@ fn a_layer_that_runs_again_takes_no_memory_and_little_time() {
     let graph = layer();
     let names = kernels_of(&graph, 1, POSITIONS).unwrap();
     assert!(names.len() <= 7, "{names:?}");
-    let spec = GpuSpec::Named("llvmpipe".into());
+    let spec = GpuSpec::Named(needed::adapter());
     let device =
         match GpuDevice::open(GpuOptions { name: "gpu".into(), spec, ..Default::default() }) {
             Ok(device) => device,

@@ -67,15 +67,19 @@ fn products_of_every_type_and_of_few_and_many_rows() {
             let format = WeightFormat::of(dtype).expect("a format");
             let row = format.row_bytes(cols as u32);
             let bias = n.floats(outs);
-            for (rows, gap, eight_bits) in [
-                (1, 0, false),
-                (3, 4, false),
-                (8, 1, false),
-                (70, 0, false),
-                (1, 4, true),
-                (5, 1, true),
-                (70, 0, true),
+            for (rows, gap, eight_bits, units) in [
+                (1, 0, false, false),
+                (3, 4, false, false),
+                (8, 1, false, false),
+                (70, 0, false, false),
+                (1, 4, true, false),
+                (5, 1, true, false),
+                (70, 0, true, false),
+                (70, 4, true, true),
             ] {
+                if units && !gpu.matrix_units {
+                    continue;
+                }
                 // Drivers take long to compile: few shapes do for bytes.
                 let covered = cols > 256 && (gap != 1 || dtype == DType::Q8_0);
                 if eight_bits && !(covered && format.is_whole_numbers()) {
@@ -94,9 +98,13 @@ fn products_of_every_type_and_of_few_and_many_rows() {
                     let biased = rows > 1;
                     let around = Around { bias: biased.then_some(0), ..Around::default() };
                     let d = kernels::linear(of, rows as u32, &around, x_at, loc(1, outs + 2));
+                    let mut d = d.expect("a dispatch");
+                    if units {
+                        kernels::with_matrix_units(&mut d);
+                    }
                     let bound = if biased { &bias_on } else { &w };
                     let x = &x_on;
-                    gpu.run(&d.expect("a dispatch"), &[&w, bound, x, &y, x, x, x, x]);
+                    gpu.run(&d, &[&w, bound, x, &y, x, x, x, x]);
                 }
                 let y = gpu.read_floats(&y);
                 let (mut is, mut expected) = (Vec::new(), Vec::new());
@@ -110,7 +118,10 @@ fn products_of_every_type_and_of_few_and_many_rows() {
                     is.extend(&y[1 + r * (outs + 2)..][..outs]);
                     assert_eq!(y[1 + r * (outs + 2) + outs], -5.0, "a gap between rows");
                 }
-                near(&format!("{dtype} {cols} {rows} {eight_bits}"), &is, &expected, BOUND);
+                // f16 has eleven bits.
+                let bound = if units { 2e-3 } else { BOUND };
+                let what = format!("{dtype} {cols} {rows} {eight_bits} {units}");
+                near(&what, &is, &expected, bound);
             }
         }
     }

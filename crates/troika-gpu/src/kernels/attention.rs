@@ -252,6 +252,8 @@ fn attend(
         return unsupported("heads of an odd number of two-byte elements to append");
     }
     let [k, v] = append.unwrap_or([q, q]);
+    let widths = [k_dim, v_dim, kv_heads * k_dim, value_width];
+    let vectors = widths.iter().all(|w| w.is_multiple_of(8));
     Dispatch {
         spec: &ATTENTION,
         overrides: vec![
@@ -264,6 +266,7 @@ fn attend(
             ("PARTS", f64::from(u8::from(parts.is_some()))),
             ("APPEND", f64::from(u8::from(append.is_some()))),
             ("SHARED", f64::from(u8::from(op.value_in_key))),
+            ("VECTORS", f64::from(u8::from(vectors))),
         ],
         params: vec![
             q.offset,

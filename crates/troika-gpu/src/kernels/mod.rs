@@ -37,8 +37,9 @@ pub use moe::{Before, ExpertShape, Stack, experts_down, experts_gate_up, router}
 pub use norm::{NormShape, layer_norm, rms_norm};
 pub use products::{
     Around, FewRows, Matrix, RowNorm, embed, gate_up, head_linear, linear, linear_three,
+    with_matrix_units,
 };
-pub(crate) use products::{FEW, is_eight_bits};
+pub(crate) use products::{FEW, MATRIX_BYTES, MATRIX_SIZE, MATRIX_THREADS, is_eight_bits};
 pub use rope::{HeadNorm, Rotation, RotationAt, rope};
 pub(crate) use spec::unsupported;
 pub use spec::{Binding, Dispatch, KernelError, KernelSpec, Loc, MAX_GROUPS, MAX_PARAMS};

@@ -60,7 +60,7 @@ pub fn router(op: &Router, rows: u32, at: [Loc; 3]) -> Result<Dispatch, KernelEr
 by_format!(
     GATE_UP,
     "experts_gate_up",
-    "two_weights.wgsl",
+    ["two_weights.wgsl"],
     &[Weight, Weight, Weight, Weight, Value, Value, Value],
     16 * 1024,
     "x_units.wgsl",
@@ -71,7 +71,7 @@ by_format!(
 by_format!(
     GATE_UP_ANY,
     "experts_gate_up_any",
-    "two_weights.wgsl",
+    ["two_weights.wgsl"],
     &[Weight, Weight, Weight, Weight, Value, Value, Value],
     16 * 1024,
     "x_any.wgsl",
@@ -82,7 +82,7 @@ by_format!(
 by_format!(
     DOWN,
     "experts_down",
-    "one_weight.wgsl",
+    ["one_weight.wgsl"],
     &[Weight, Weight, Value, Value, Value, Value, Value],
     16 * 1024,
     "x_units.wgsl",
@@ -92,7 +92,7 @@ by_format!(
 by_format!(
     DOWN_ANY,
     "experts_down_any",
-    "one_weight.wgsl",
+    ["one_weight.wgsl"],
     &[Weight, Weight, Value, Value, Value, Value, Value],
     16 * 1024,
     "x_any.wgsl",

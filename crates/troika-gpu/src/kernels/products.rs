@@ -58,10 +58,10 @@ pub(crate) fn is_eight_bits(format: ActivationFormat) -> Result<bool, KernelErro
     }
 }
 
-/// The specs of a kernel for every format of weights. The parts of each are those of the format, then
-/// those given.
+/// The specs of a kernel for every format of weights. The parts of each are the first ones given, those
+/// of the format, then the others.
 macro_rules! by_format {
-    ($table:ident, $name:literal, $matrices:literal, $bindings:expr, $bytes:expr, $($part:literal),*) => {
+    ($table:ident, $name:literal, [$($first:literal),*], $bindings:expr, $bytes:expr, $($part:literal),*) => {
         static $table: [KernelSpec; 13] = by_format!(@all [
             ("f32", "other_numbers"),
             ("f16", "other_numbers"),
@@ -76,16 +76,16 @@ macro_rules! by_format {
             ("q5k", "whole_numbers"),
             ("q6k", "whole_numbers"),
             ("q8g16", "whole_numbers")
-        ], $name, $matrices, $bindings, $bytes, ($($part),*));
+        ], $name, ($($first),*), $bindings, $bytes, ($($part),*));
     };
-    (@all [$(($format:literal, $numbers:literal)),*], $name:literal, $matrices:literal, $bindings:expr, $bytes:expr, $parts:tt) => {
-        [$(by_format!(@one $format, $numbers, $name, $matrices, $bindings, $bytes, $parts)),*]
+    (@all [$(($format:literal, $numbers:literal)),*], $name:literal, $first:tt, $bindings:expr, $bytes:expr, $parts:tt) => {
+        [$(by_format!(@one $format, $numbers, $name, $first, $bindings, $bytes, $parts)),*]
     };
-    (@one $format:literal, $numbers:literal, $name:literal, $matrices:literal, $bindings:expr, $bytes:expr, ($($part:literal),*)) => {
+    (@one $format:literal, $numbers:literal, $name:literal, ($($first:literal),*), $bindings:expr, $bytes:expr, ($($part:literal),*)) => {
         KernelSpec {
             name: concat!($name, "_", $format),
             parts: &[
-                include_str!(concat!("wgsl/", $matrices)),
+                $(include_str!(concat!("wgsl/", $first)),)*
                 include_str!("wgsl/weights.wgsl"),
                 include_str!(concat!("wgsl/format/", $format, ".wgsl")),
                 include_str!(concat!("wgsl/format/", $numbers, ".wgsl")),
@@ -98,14 +98,14 @@ macro_rules! by_format {
 }
 pub(super) use by_format;
 
-by_format!(EMBED, "embed", "one_weight.wgsl", &[Weight, Value, Value], 0, "embed.wgsl");
+by_format!(EMBED, "embed", ["one_weight.wgsl"], &[Weight, Value, Value], 0, "embed.wgsl");
 
 /// What products of one weight are bound to.
 const PRODUCT: &[Binding] = &[Weight, Weight, Value, Value, Value, Value, Value, Value];
 by_format!(
     FEW_ROWS,
     "few_rows",
-    "one_weight.wgsl",
+    ["one_weight.wgsl"],
     PRODUCT,
     16 * 1024,
     "x_units.wgsl",
@@ -120,7 +120,7 @@ by_format!(
 by_format!(
     TILES,
     "tiles",
-    "one_weight.wgsl",
+    ["one_weight.wgsl"],
     PRODUCT,
     16 * 1024,
     "x_units.wgsl",
@@ -130,9 +130,21 @@ by_format!(
     "tiles.wgsl"
 );
 by_format!(
+    MATRIX_TILES,
+    "matrix_tiles",
+    ["matrix_units.wgsl", "one_weight.wgsl"],
+    PRODUCT,
+    36 * 1024,
+    "x_units.wgsl",
+    "vectors_units.wgsl",
+    "activation.wgsl",
+    "product.wgsl",
+    "matrix_tiles.wgsl"
+);
+by_format!(
     THREE,
     "three_products",
-    "three_weights.wgsl",
+    ["three_weights.wgsl"],
     &[Weight, Weight, Weight, Weight, Value, Value, Value, Value],
     16 * 1024,
     "x_units.wgsl",
@@ -145,7 +157,7 @@ by_format!(
 by_format!(
     GATE_UP,
     "gate_up",
-    "two_weights.wgsl",
+    ["two_weights.wgsl"],
     &[Weight, Weight, Weight, Value, Value],
     16 * 1024,
     "x_units.wgsl",
@@ -159,7 +171,7 @@ by_format!(
 by_format!(
     FEW_ROWS_ANY,
     "few_rows_any",
-    "one_weight.wgsl",
+    ["one_weight.wgsl"],
     PRODUCT,
     16 * 1024,
     "x_any.wgsl",
@@ -174,7 +186,7 @@ by_format!(
 by_format!(
     TILES_ANY,
     "tiles_any",
-    "one_weight.wgsl",
+    ["one_weight.wgsl"],
     PRODUCT,
     16 * 1024,
     "x_any.wgsl",
@@ -186,7 +198,7 @@ by_format!(
 by_format!(
     THREE_ANY,
     "three_products_any",
-    "three_weights.wgsl",
+    ["three_weights.wgsl"],
     &[Weight, Weight, Weight, Weight, Value, Value, Value, Value],
     16 * 1024,
     "x_any.wgsl",
@@ -199,7 +211,7 @@ by_format!(
 by_format!(
     GATE_UP_ANY,
     "gate_up_any",
-    "two_weights.wgsl",
+    ["two_weights.wgsl"],
     &[Weight, Weight, Weight, Value, Value],
     16 * 1024,
     "x_any.wgsl",
@@ -390,6 +402,24 @@ fn product(
     .checked()
 }
 
+/// What matrix units of a device must multiply: matrices of 16 x 16 f16 numbers, summed in f32.
+pub(crate) const MATRIX_SIZE: u32 = 16;
+/// Threads of a subgroup, which use a matrix unit together.
+pub(crate) const MATRIX_THREADS: u32 = 32;
+/// Workgroup memory of the kernels that use matrix units.
+pub(crate) const MATRIX_BYTES: u32 = MATRIX_TILES[0].workgroup_bytes;
+
+/// Makes a dispatch one for matrix units, if it has such a form: that of products of many rows of
+/// activations in eight bits. There they are rounded to f16 then, and so are weights.
+pub fn with_matrix_units(of: &mut Dispatch) {
+    let format = TILES.iter().position(|spec| std::ptr::eq(spec, of.spec));
+    if let Some(format) = format.filter(|_| of.overrides.contains(&("EIGHT_BITS", 1.0))) {
+        let (rows, x_rows) = (of.params[0], of.params[4]);
+        of.spec = &MATRIX_TILES[format];
+        of.grid = [rows.div_ceil(128), x_rows.div_ceil(64), of.grid[2]];
+    }
+}
+
 /// Products of a few rows with several weights at once.
 #[derive(Clone, Copy, Debug)]
 pub struct FewRows {
@@ -461,7 +491,8 @@ pub fn gate_up(
         return unsupported("a gate and up at once of many rows");
     }
     // A thread has at most one result, so that few columns have threads without any.
-    let team = Team::of(of.rows, Split::of(split(gate.cols).lanes.max(slots(of.rows))));
+    let lanes = lanes(gate.cols).max(of.rows.next_power_of_two());
+    let team = Team::of(of.rows, lanes);
     let (act, numbers) = activation(act);
     let (norm, norm_numbers) = norm_numbers(of.norm);
     let bias = of.bias.unwrap_or(0) + gate.first;
@@ -491,22 +522,27 @@ struct Team {
     rows: u32,
 }
 
+/// Weight rows of a team.
+const TEAM_ROWS: u32 = 4;
+
 impl Team {
     /// One whose threads share `cols` columns.
     fn new(rows: u32, cols: u32) -> Team {
-        Team::of(rows, split(cols))
+        Team::of(rows, lanes(cols))
     }
 
-    fn of(rows: u32, split: Split) -> Team {
+    fn of(rows: u32, lanes: u32) -> Team {
         let made_for = rows.next_power_of_two();
-        Team { made_for, split, rows: split.teams * team_rows(made_for) }
+        // Sums of all threads fit in the workgroup's memory.
+        let threads = if made_for > 4 { 64 } else { 128 };
+        let split = Split { lanes, teams: threads / lanes };
+        Team { made_for, split, rows: split.teams * TEAM_ROWS }
     }
 
-    fn overrides(&self, norm: f64) -> [(&'static str, f64); 6] {
+    fn overrides(&self, norm: f64) -> [(&'static str, f64); 5] {
         let Split { lanes, teams } = self.split;
         [
             ("ROWS", f64::from(self.made_for)),
-            ("SLOTS", f64::from(slots(self.made_for))),
             ("LANES", f64::from(lanes)),
             ("TEAMS", f64::from(teams)),
             ("WG", f64::from(lanes * teams)),
@@ -527,24 +563,13 @@ pub(super) struct Split {
 /// Weight rows of a team of experts' products.
 pub(super) const EACH: u32 = 4;
 
-/// Weight rows of a team, for so many rows of activations.
-fn team_rows(few: u32) -> u32 {
-    if few == 1 { 8 } else { 4 }
-}
-
-/// Fours of results of a team.
-fn slots(rows: u32) -> u32 {
-    rows.next_power_of_two().max(2)
-}
-
-impl Split {
-    fn of(lanes: u32) -> Split {
-        Split { lanes, teams: (64 / lanes).max(2) }
-    }
-}
-
 /// The split for rows of `cols` columns.
 pub(super) fn split(cols: u32) -> Split {
-    // A lane takes 32 columns at a time.
-    Split::of(cols.div_ceil(32).next_power_of_two().clamp(1, 32))
+    let lanes = lanes(cols);
+    Split { lanes, teams: (64 / lanes).max(2) }
+}
+
+/// Threads that share rows of `cols` columns: a lane takes 32 of them at a time.
+fn lanes(cols: u32) -> u32 {
+    cols.div_ceil(32).next_power_of_two().clamp(1, 32)
 }

@@ -13,6 +13,9 @@ use troika_graph::{Activation, DType};
 
 /// A device that runs kernels one by one.
 pub struct Runner {
+    /// Whether the adapter has matrix units.
+    #[allow(dead_code, reason = "some tests do not use them")]
+    pub matrix_units: bool,
     device: wgpu::Device,
     queue: wgpu::Queue,
     pipelines: Mutex<HashMap<String, Pipeline>>,
@@ -41,18 +44,26 @@ fn now<T>(future: impl Future<Output = T>) -> T {
 }
 
 impl Runner {
+    #[expect(unsafe_code, reason = "the interface asks for it")]
     fn open() -> Option<Runner> {
         let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle());
         let adapters = now(instance.enumerate_adapters(wgpu::Backends::VULKAN));
-        let software = |a: &wgpu::Adapter| a.get_info().device_type == wgpu::DeviceType::Cpu;
-        let adapter = adapters.into_iter().find(software)?;
+        let name = needed::adapter();
+        let adapter = adapters.into_iter().find(|a| a.get_info().name.contains(&name))?;
+        let units = wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX
+            | wgpu::Features::SHADER_F16
+            | wgpu::Features::SUBGROUP;
+        let matrix_units = adapter.features().contains(units);
+        let units = if matrix_units { units } else { wgpu::Features::empty() };
         let description = wgpu::DeviceDescriptor {
-            required_features: wgpu::Features::IMMEDIATES,
+            required_features: wgpu::Features::IMMEDIATES | units,
             required_limits: adapter.limits(),
+            // SAFETY: matrix units are what is tested here.
+            experimental_features: unsafe { wgpu::ExperimentalFeatures::enabled() },
             ..Default::default()
         };
         let (device, queue) = now(adapter.request_device(&description)).expect("a device");
-        Some(Runner { device, queue, pipelines: Mutex::default() })
+        Some(Runner { device, queue, matrix_units, pipelines: Mutex::default() })
     }
 
     /// Memory with some words.

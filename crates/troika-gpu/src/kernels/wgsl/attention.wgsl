@@ -1,6 +1,6 @@
 
 // Attention by online softmax. A workgroup takes a row and a head; the keys come in tiles, one key a
-// thread, and then the columns of values, one a thread or one for several keys. The keys of a row may
+// thread, and then the columns of values, eight a thread and a share of the keys. The keys of a row may
 // be shared out to several workgroups, whose results are merged later. How many keys each of them
 // takes depends on nothing but how many the row sees, so that a row's results do not depend on other
 // rows. Where each row is the last of its sequence, its key and value may come from a batch instead of
@@ -18,6 +18,8 @@ override PARTS: u32 = 0;
 override APPEND: u32 = 0;
 // Whether values are parts of keys.
 override SHARED: u32 = 0;
+// Whether heads of the caches are whole units of eight elements.
+override VECTORS: u32 = 0;
 
 const WG: u32 = 128u;
 const LOWEST: f32 = -3.0e38;
@@ -55,41 +57,94 @@ var<immediate> p: Params;
 @group(0) @binding(0) var<storage, read> sinks: array<f32>;
 @group(0) @binding(1) var<storage, read_write> q: array<f32>;
 @group(0) @binding(2) var<storage, read_write> batch: array<u32>;
-@group(0) @binding(3) var<storage, read_write> keys: array<u32>;
-@group(0) @binding(4) var<storage, read_write> values: array<u32>;
+@group(0) @binding(3) var<storage, read_write> keys: array<vec4<u32>>;
+@group(0) @binding(4) var<storage, read_write> values: array<vec4<u32>>;
 @group(0) @binding(5) var<storage, read_write> y: array<f32>;
 @group(0) @binding(6) var<storage, read_write> new_keys: array<f32>;
 @group(0) @binding(7) var<storage, read_write> new_values: array<f32>;
 
-var<workgroup> query: array<f32, 1024>;
+// The query, the row's own key, and in the end sums of values. Past the last element there are zeros.
+var<workgroup> query: array<vec4<f32>, 256>;
+var<workgroup> own_key: array<vec4<f32>, 256>;
 var<workgroup> weight: array<f32, WG>;
 var<workgroup> cache_row: array<u32, WG>;
 
-// The product of the query with the key that begins at element `from`.
-fn score(source: u32) -> f32 {
-    var sum = 0.0;
-    if KEYS == 0u {
-        for (var i = 0u; i < K_DIM; i++) {
-            sum += query[i] * bitcast<f32>(keys[source + i]);
-        }
-    } else if ((K_DIM | p.key_width) & 1u) == 0u {
-        for (var i = 0u; i < K_DIM; i += 2u) {
-            let word = keys[(source + i) / 2u];
-            sum += query[i] * widened(word, false, KEYS == 1u) + query[i + 1u] * widened(word, true, KEYS == 1u);
-        }
-    } else {
-        for (var i = 0u; i < K_DIM; i++) {
-            sum += query[i] * widened(keys[(source + i) / 2u], ((source + i) & 1u) == 1u, KEYS == 1u);
-        }
+// Eight elements.
+struct Eight {
+    a: vec4<f32>,
+    b: vec4<f32>,
+}
+
+fn pair(word: u32, format: u32) -> vec2<f32> {
+    if format == 1u {
+        return unpack2x16float(word);
     }
-    return sum;
+    return vec2<f32>(bitcast<f32>(word << 16u), bitcast<f32>(word & 0xffff0000u));
+}
+
+fn eight(u: vec4<u32>, format: u32) -> Eight {
+    return Eight(
+        vec4<f32>(pair(u.x, format), pair(u.y, format)),
+        vec4<f32>(pair(u.z, format), pair(u.w, format)),
+    );
+}
+
+fn key_at(i: u32) -> f32 {
+    if KEYS == 0u {
+        return bitcast<f32>(keys[i / 4u][i & 3u]);
+    }
+    return widened(keys[i / 8u][(i / 2u) & 3u], (i & 1u) == 1u, KEYS == 1u);
 }
 
 fn value_at(i: u32) -> f32 {
     if VALUES == 0u {
-        return bitcast<f32>(values[i]);
+        return bitcast<f32>(values[i / 4u][i & 3u]);
     }
-    return widened(values[i / 2u], (i & 1u) == 1u, VALUES == 1u);
+    return widened(values[i / 8u][(i / 2u) & 3u], (i & 1u) == 1u, VALUES == 1u);
+}
+
+// Elements `c` to `c + 7` of the key that begins at element `begin`.
+fn key8(begin: u32, c: u32) -> Eight {
+    let i = begin + c;
+    if VECTORS == 1u && KEYS == 0u {
+        return Eight(bitcast<vec4<f32>>(keys[i / 4u]), bitcast<vec4<f32>>(keys[i / 4u + 1u]));
+    }
+    if VECTORS == 1u {
+        return eight(keys[i / 8u], KEYS);
+    }
+    var v = Eight(vec4<f32>(0.0), vec4<f32>(0.0));
+    for (var n = 0u; n < 4u; n++) {
+        if c + n < K_DIM { v.a[n] = key_at(i + n); }
+        if c + n + 4u < K_DIM { v.b[n] = key_at(i + n + 4u); }
+    }
+    return v;
+}
+
+// Elements `c` to `c + 7` of the value that begins at element `begin`.
+fn value8(begin: u32, c: u32) -> Eight {
+    let i = begin + c;
+    if VECTORS == 1u && VALUES == 0u {
+        return Eight(bitcast<vec4<f32>>(values[i / 4u]), bitcast<vec4<f32>>(values[i / 4u + 1u]));
+    }
+    if VECTORS == 1u {
+        return eight(values[i / 8u], VALUES);
+    }
+    var v = Eight(vec4<f32>(0.0), vec4<f32>(0.0));
+    for (var n = 0u; n < 4u; n++) {
+        if c + n < V_DIM { v.a[n] = value_at(i + n); }
+        if c + n + 4u < V_DIM { v.b[n] = value_at(i + n + 4u); }
+    }
+    return v;
+}
+
+// The product of the query with the key that begins at element `begin`.
+fn score(begin: u32) -> f32 {
+    var sum = vec4<f32>(0.0);
+    for (var c = 0u; c < K_DIM; c += 8u) {
+        let k = key8(begin, c);
+        sum += query[c / 4u] * k.a + query[c / 4u + 1u] * k.b;
+    }
+    return dot(sum, vec4<f32>(1.0));
 }
 
 // A number as a cache keeps it.
@@ -108,22 +163,35 @@ fn rounded(x: f32, format: u32) -> f32 {
 }
 
 // The product of the query with the row's own key.
-fn new_score(row: u32, kv_head: u32) -> f32 {
-    let source = p.k + row * p.k_stride + kv_head * K_DIM;
-    var sum = 0.0;
-    for (var i = 0u; i < K_DIM; i++) {
-        sum += query[i] * rounded(new_keys[source + i], KEYS);
+fn new_score() -> f32 {
+    var sum = vec4<f32>(0.0);
+    for (var c = 0u; c < K_DIM; c += 4u) {
+        sum += query[c / 4u] * own_key[c / 4u];
     }
-    return sum;
+    return dot(sum, vec4<f32>(1.0));
 }
 
-// Column `c` of a head's value in a row of the cache, or of the batch.
-fn value_of(cached: u32, row: u32, kv_head: u32, c: u32) -> f32 {
-    let col = kv_head * p.value_dim + c;
+// Elements `c` to `c + 7` of the value of a head in a row of the cache, or of the batch.
+fn value_of(cached: u32, row: u32, kv_head: u32, c: u32) -> Eight {
+    let start = kv_head * p.value_dim;
     if APPEND == 1u && cached == NEW {
-        return rounded(new_values[p.v + row * p.v_stride + col], VALUES);
+        let begin = p.v + row * p.v_stride + start;
+        var v = Eight(vec4<f32>(0.0), vec4<f32>(0.0));
+        for (var n = 0u; n < 4u; n++) {
+            if c + n < V_DIM { v.a[n] = rounded(new_values[begin + c + n], VALUES); }
+            if c + n + 4u < V_DIM { v.b[n] = rounded(new_values[begin + c + n + 4u], VALUES); }
+        }
+        return v;
     }
-    return value_at(cached * p.value_width + col);
+    return value8(cached * p.value_width + start, c);
+}
+
+fn put_key_word(i: u32, word: u32) {
+    keys[i / 4u][i & 3u] = word;
+}
+
+fn put_value_word(i: u32, word: u32) {
+    values[i / 4u][i & 3u] = word;
 }
 
 // Writes a head of the row's own key and value to row `to` of the caches.
@@ -132,11 +200,11 @@ fn append_head(thread: u32, row: u32, kv_head: u32, to: u32) {
     let at_key = to * p.key_width + kv_head * K_DIM;
     if KEYS == 0u {
         for (var i = thread; i < K_DIM; i += WG) {
-            keys[at_key + i] = bitcast<u32>(new_keys[k + i]);
+            put_key_word(at_key + i, bitcast<u32>(new_keys[k + i]));
         }
     } else {
         for (var i = thread; 2u * i < K_DIM; i += WG) {
-            keys[at_key / 2u + i] = pair_bits(new_keys[k + 2u * i], new_keys[k + 2u * i + 1u], KEYS);
+            put_key_word(at_key / 2u + i, pair_bits(new_keys[k + 2u * i], new_keys[k + 2u * i + 1u], KEYS));
         }
     }
     if SHARED == 1u {
@@ -146,12 +214,12 @@ fn append_head(thread: u32, row: u32, kv_head: u32, to: u32) {
     let at_value = to * p.value_width + kv_head * V_DIM;
     if VALUES == 0u {
         for (var i = thread; i < V_DIM; i += WG) {
-            values[at_value + i] = bitcast<u32>(new_values[v + i]);
+            put_value_word(at_value + i, bitcast<u32>(new_values[v + i]));
         }
     } else {
         for (var i = thread; 2u * i < V_DIM; i += WG) {
             let bits = pair_bits(new_values[v + 2u * i], new_values[v + 2u * i + 1u], VALUES);
-            values[at_value / 2u + i] = bits;
+            put_value_word(at_value / 2u + i, bits);
         }
     }
 }
@@ -164,13 +232,20 @@ fn tanh_of(x: f32) -> f32 {
     return 1.0 - 2.0 / (exp(clamp(2.0 * x, -40.0, 40.0)) + 1.0);
 }
 
+// The highest number of all threads. All threads of the workgroup must call it.
 fn highest(thread: u32, own: f32) -> f32 {
     workgroupBarrier();
     parts[thread] = own;
-    for (var n = WG / 2u; n > 0u; n = n / 2u) {
+    // Four become one.
+    for (var n = WG; n > 1u; n = (n + 3u) / 4u) {
+        let left = (n + 3u) / 4u;
         workgroupBarrier();
-        if thread < n {
-            parts[thread] = max(parts[thread], parts[thread + n]);
+        if thread < left {
+            var top = parts[thread];
+            for (var i = left; i < n; i += left) {
+                top = max(top, parts[thread + i]);
+            }
+            parts[thread] = top;
         }
     }
     workgroupBarrier();
@@ -183,10 +258,10 @@ fn row_of_cache(table: u32, first_page: u32, position: u32) -> u32 {
     return (page << p.page_bits) + (position & ((1u << p.page_bits) - 1u));
 }
 
-// Threads that share the columns of values: a power of two.
+// Threads that share the columns of values, eight each: a power of two.
 fn columns() -> u32 {
     var n = WG;
-    while n / 2u >= V_DIM {
+    while n / 2u * 8u >= V_DIM {
         n = n / 2u;
     }
     return n;
@@ -210,8 +285,22 @@ fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) at:
         start = visible + at.z * tiles * WG;
         end = min(visible_end, start + tiles * WG);
     }
-    for (var i = thread; i < K_DIM; i += WG) {
-        query[i] = q[p.q + row * p.q_stride + head * K_DIM + i] * p.scale;
+    let q_start = p.q + row * p.q_stride + head * K_DIM;
+    let k_start = p.k + row * p.k_stride + kv_head * K_DIM;
+    for (var i = thread; i * 4u < (K_DIM + 7u) / 8u * 8u; i += WG) {
+        var of_query = vec4<f32>(0.0);
+        var of_key = vec4<f32>(0.0);
+        for (var n = 0u; n < 4u; n++) {
+            let c = i * 4u + n;
+            if c < K_DIM {
+                of_query[n] = q[q_start + c] * p.scale;
+                if APPEND == 1u {
+                    of_key[n] = rounded(new_keys[k_start + c], KEYS);
+                }
+            }
+        }
+        query[i] = of_query;
+        own_key[i] = of_key;
     }
     // One of the heads that share a key writes it.
     if APPEND == 1u && head % p.share == 0u && start < visible_end && end == visible_end {
@@ -221,12 +310,10 @@ fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) at:
     let column = thread % width;
     let team = thread / width;
     let teams = WG / width;
-    var acc: array<f32, 8>;
-    for (var j = 0u; j < 8u; j++) {
-        acc[j] = 0.0;
-    }
+    var acc = Eight(vec4<f32>(0.0), vec4<f32>(0.0));
     var top = LOWEST;
-    var sum = 0.0;
+    // Of the thread's own keys.
+    var own_sum = 0.0;
     workgroupBarrier();
     for (var tile = start; tile < end; tile += WG) {
         let position = tile + thread;
@@ -234,7 +321,7 @@ fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) at:
         if position < end {
             if APPEND == 1u && position + 1u == visible_end {
                 cache_row[thread] = NEW;
-                s = new_score(row, kv_head);
+                s = new_score();
             } else {
                 let at_row = row_of_cache(table, first_page, position);
                 cache_row[thread] = at_row;
@@ -248,22 +335,21 @@ fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) at:
         let e = select(0.0, exp(s - above), position < end);
         weight[thread] = e;
         let shrink = exp(top - above);
-        sum = sum * shrink + total(thread, e);
+        own_sum = own_sum * shrink + e;
         top = above;
+        workgroupBarrier();
         let count = min(WG, end - tile);
-        for (var j = 0u; j * width < V_DIM; j++) {
-            let c = column + j * width;
-            var v = acc[j] * shrink;
-            if c < V_DIM {
-                for (var k = team; k < count; k += teams) {
-                    v += weight[k] * value_of(cache_row[k], row, kv_head, c);
-                }
-            }
-            acc[j] = v;
+        acc.a *= shrink;
+        acc.b *= shrink;
+        for (var k = team; k < count && column * 8u < V_DIM; k += teams) {
+            let v = value_of(cache_row[k], row, kv_head, column * 8u);
+            acc.a += weight[k] * v.a;
+            acc.b += weight[k] * v.b;
         }
         // The next tile replaces weights and rows.
         workgroupBarrier();
     }
+    let sum = total(thread, own_sum);
     var factor = 1.0;
     var divisor = sum;
     if SINKS == 1u && PARTS == 0u {
@@ -280,17 +366,15 @@ fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) at:
             y[to + V_DIM + 1u] = sum;
         }
     }
-    for (var j = 0u; j * width < V_DIM; j++) {
-        workgroupBarrier();
-        parts[thread] = acc[j];
-        workgroupBarrier();
-        let c = column + j * width;
-        if team == 0u && c < V_DIM {
-            var v = 0.0;
-            for (var t = 0u; t < teams; t++) {
-                v += parts[t * width + column];
-            }
-            y[to + c] = v * factor / divisor;
+    // The query is not needed any more.
+    query[2u * thread] = acc.a;
+    query[2u * thread + 1u] = acc.b;
+    workgroupBarrier();
+    for (var c = thread; c < V_DIM; c += WG) {
+        var v = 0.0;
+        for (var t = 0u; t < teams; t++) {
+            v += query[2u * (t * width + c / 8u) + (c / 4u & 1u)][c & 3u];
         }
+        y[to + c] = v * factor / divisor;
     }
 }

@@ -21,14 +21,14 @@ fn keep(thread: u32, x: Activations) {
 @compute @workgroup_size(WG)
 fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) at: vec3<u32>) {
     let head = at.z;
-    let start = at.x * TEAMS * team_rows();
+    let start = at.x * TEAMS * TEAM_ROWS;
     let x_rows = Activations(p.x + head * p.cols, p.x_stride, p.x_rows, p.cols);
-    measure(thread, x_rows);
+    let sums = multiply(thread, start, Rows(head * p.rows, p.rows, p.units), x_rows);
     if KEEP == 1u && at.x == 0u {
         keep(thread, x_rows);
     }
-    multiply(thread, start, Rows(head * p.rows, p.rows, p.units), x_rows);
-    for (var i = thread; i < TEAMS * SLOTS; i += WG) {
+    gather(thread, sums.own);
+    for (var i = thread; i < TEAMS * ROWS; i += WG) {
         let r = x_row_of(i);
         if r >= p.x_rows {
             continue;

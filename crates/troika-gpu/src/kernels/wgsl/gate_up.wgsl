@@ -32,21 +32,19 @@ var<immediate> p: Params;
 
 @compute @workgroup_size(WG)
 fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) at: vec3<u32>) {
-    let start = at.x * TEAMS * team_rows();
+    let start = at.x * TEAMS * TEAM_ROWS;
     let w = Rows(0u, p.rows, p.units);
     let x_rows = Activations(p.x, p.x_stride, p.x_rows, p.cols);
     // A thread has at most one result, of four rows.
     let r = x_row_of(thread);
-    let has = thread < TEAMS * SLOTS && r < p.x_rows;
-    measure(thread, x_rows);
-    of_others = false;
-    multiply(thread, start, w, x_rows);
+    let has = thread < TEAMS * ROWS && r < p.x_rows;
+    let sums = multiply(thread, start, w, x_rows);
+    gather(thread, sums.own);
     var gates = vec4<f32>(0.0);
     if has {
         gates = result(thread);
     }
-    of_others = true;
-    multiply(thread, start, w, x_rows);
+    gather(thread, sums.other);
     if !has {
         return;
     }

@@ -2,6 +2,11 @@
 
 @group(0) @binding(0) var<storage, read> weights: array<vec4<u32>>;
 
+// There are no two whose products are computed at once.
+const PAIR: bool = false;
+
+fn take_other(other: bool) {}
+
 fn unit(i: u32) -> vec4<u32> {
     return weights[i];
 }

@@ -18,21 +18,31 @@ fn activations4(x: Activations, r: u32, c: u32) -> vec4<f32> {
     return v;
 }
 
-// Adds up a number of each thread for each row, to `sums[row * WG].x`.
+// Adds up a number of each thread for each row, to `added(row)`.
 fn add_up(thread: u32, own: ptr<function, array<f32, 8>>) {
     workgroupBarrier();
     for (var r = 0u; r < ROWS; r++) {
-        sums[r * WG + thread].x = (*own)[r];
+        pool[r * WG + thread].x = bitcast<u32>((*own)[r]);
     }
-    for (var n = WG / 2u; n > 0u; n = n / 2u) {
+    // Four become one.
+    for (var n = WG; n > 1u; n = (n + 3u) / 4u) {
+        let left = (n + 3u) / 4u;
         workgroupBarrier();
-        if thread < n {
-            for (var r = 0u; r < ROWS; r++) {
-                sums[r * WG + thread].x += sums[r * WG + thread + n].x;
+        for (var r = 0u; thread < left && r < ROWS; r++) {
+            let at = r * WG + thread;
+            var sum = bitcast<f32>(pool[at].x);
+            for (var i = left; i < n; i += left) {
+                sum += bitcast<f32>(pool[at + i].x);
             }
+            pool[at].x = bitcast<u32>(sum);
         }
     }
     workgroupBarrier();
+}
+
+// What was added up for a row.
+fn added(row: u32) -> f32 {
+    return bitcast<f32>(pool[row * WG].x);
 }
 
 // Sums of a thread's columns: of their squares, or of themselves.
@@ -69,7 +79,7 @@ fn measure(thread: u32, x: Activations) {
     sum_rows(thread, x, &own);
     add_up(thread, &own);
     if thread < ROWS {
-        let mean = sums[thread * WG].x / f32(x.cols);
+        let mean = added(thread) / f32(x.cols);
         measured[thread] = select(vec2<f32>(mean, 0.0), vec2<f32>(0.0, mean), NORM == 1u);
     }
     workgroupBarrier();
@@ -77,7 +87,7 @@ fn measure(thread: u32, x: Activations) {
         sum_squares(thread, x, &own);
         add_up(thread, &own);
         if thread < ROWS {
-            measured[thread].y = sums[thread * WG].x / f32(x.cols);
+            measured[thread].y = added(thread) / f32(x.cols);
         }
         workgroupBarrier();
     }

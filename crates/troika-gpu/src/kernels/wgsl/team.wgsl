@@ -1,10 +1,11 @@
 
 // Products of weight rows with a few rows of activations, in a workgroup: each weight is read once.
-// A team of LANES threads takes four weight rows, or eight for a single row of activations; a thread
-// takes 32 of their columns at a time.
+// A team of LANES threads takes four weight rows; a thread takes 32 of their columns at a time.
+// Activations in bytes are made once by the whole workgroup, and kept in its memory.
 
-// Sums of each thread for four weight rows, for each row of activations.
-var<workgroup> sums: array<vec4<f32>, WG * SLOTS>;
+// Sums of each thread for four weight rows, for each row of activations; while products are computed,
+// activations in bytes: three units for 32 of them.
+var<workgroup> pool: array<vec4<u32>, 960>;
 
 struct Activations {
     // Where the first row begins, and how many there are.
@@ -37,6 +38,18 @@ struct Blocks {
     b3: Block,
 }
 
+// 32 columns of four rows of each weight that is multiplied at once.
+struct Loaded {
+    own: Blocks,
+    other: Blocks,
+}
+
+// Sums for four weight rows, for each row of activations.
+struct Sums {
+    own: array<vec4<f32>, 8>,
+    other: array<vec4<f32>, 8>,
+}
+
 fn load_blocks(rows: vec4<u32>, block: u32, cols: u32) -> Blocks {
     return Blocks(
         load_block(rows.x, block, cols),
@@ -44,6 +57,17 @@ fn load_blocks(rows: vec4<u32>, block: u32, cols: u32) -> Blocks {
         load_block(rows.z, block, cols),
         load_block(rows.w, block, cols),
     );
+}
+
+fn load_all(rows: vec4<u32>, block: u32, cols: u32) -> Loaded {
+    var all: Loaded;
+    if PAIR {
+        take_other(true);
+        all.other = load_blocks(rows, block, cols);
+        take_other(false);
+    }
+    all.own = load_blocks(rows, block, cols);
+    return all;
 }
 
 fn first_four(b: Blocks) -> Four {
@@ -85,16 +109,39 @@ fn x_row(x: Activations, r: u32) -> u32 {
     return x.start + min(r, x.rows - 1u) * x.stride;
 }
 
-// Adds the products of sixteen columns from `c` on: for each row of activations those of four weight
-// rows; for a single one also those of `more`.
-fn add_part(acc: ptr<function, array<vec4<f32>, 8>>, w: Four, more: Four, c: u32, x: Activations) {
-    let first = load_x(x, 0u, c);
-    (*acc)[0] += products(w, first);
-    if ROWS == 1u {
-        (*acc)[1] += products(more, first);
+// Adds the products of sixteen columns from `c` on, for each row of activations.
+fn add_part(sums: ptr<function, array<vec4<f32>, 8>>, w: Four, c: u32, x: Activations) {
+    for (var r = 0u; r < ROWS; r++) {
+        (*sums)[r] += products(w, load_x(x, r, c));
     }
-    for (var r = 1u; r < ROWS; r++) {
-        (*acc)[r] += products(w, load_x(x, r, c));
+}
+
+// The products of all columns with activations in f32.
+fn add_floats(
+    own: ptr<function, array<vec4<f32>, 8>>,
+    other: ptr<function, array<vec4<f32>, 8>>,
+    lane: u32,
+    rows: vec4<u32>,
+    x: Activations,
+) {
+    for (var block = lane; block * 32u < x.cols; block += LANES) {
+        let c = block * 32u;
+        let w = load_all(rows, block, x.cols);
+        add_part(own, first_four(w.own), c, x);
+        if PAIR {
+            take_other(true);
+            add_part(other, first_four(w.other), c, x);
+            take_other(false);
+        }
+        // Columns are padded to 16 only.
+        if WHOLE_BLOCKS || c + 16u < x.cols {
+            add_part(own, second_four(w.own), c + 16u, x);
+            if PAIR {
+                take_other(true);
+                add_part(other, second_four(w.other), c + 16u, x);
+                take_other(false);
+            }
+        }
     }
 }
 
@@ -107,89 +154,147 @@ fn byte_products(w: array<Q32, 4>, x: X32) -> vec4<f32> {
     return vec4<f32>(dot32(w[0], x), dot32(w[1], x), dot32(w[2], x), dot32(w[3], x));
 }
 
-// 32 activations of row `r` from column `c` on, in bytes.
-fn load_bytes(x: Activations, r: u32, c: u32) -> X32 {
-    var v: array<vec4<f32>, 8>;
-    for (var i = 0u; i < 8u; i++) {
-        v[i] = activations4(x, r, c + 4u * i);
-    }
-    return eight_bits(v);
+// The most blocks of 32 columns of a row that are in the workgroup's memory at once: whole rounds of
+// a team.
+fn most_blocks() -> u32 {
+    return 320u / ROWS / 32u * 32u;
 }
 
-// As `add_part`, of 32 columns with activations in bytes.
-fn add_bytes(acc: ptr<function, array<vec4<f32>, 8>>, a: Blocks, b: Blocks, c: u32, x: Activations) {
-    let w = four_bytes(a);
-    let first = load_bytes(x, 0u, c);
-    (*acc)[0] += byte_products(w, first);
-    if ROWS == 1u {
-        (*acc)[1] += byte_products(four_bytes(b), first);
+// Puts blocks `first` to `end - 1` of all rows of activations, in bytes, into the workgroup's memory.
+fn make_bytes(thread: u32, x: Activations, first: u32, end: u32) {
+    let count = end - first;
+    for (var i = thread; i < ROWS * count; i += WG) {
+        let r = select(i / count, 0u, ROWS == 1u);
+        let c = (first + i - r * count) * 32u;
+        var v: array<vec4<f32>, 8>;
+        for (var n = 0u; n < 8u; n++) {
+            v[n] = activations4(x, r, c + 4u * n);
+        }
+        let made = eight_bits(v);
+        pool[3u * i] = made.first;
+        pool[3u * i + 1u] = made.second;
+        pool[3u * i + 2u] = bitcast<vec4<u32>>(vec4<f32>(made.scale, made.first_sum, made.second_sum, 0.0));
     }
-    for (var r = 1u; r < ROWS; r++) {
-        (*acc)[r] += byte_products(w, load_bytes(x, r, c));
+}
+
+// Block `i` of those that were made.
+fn bytes_at(i: u32) -> X32 {
+    let numbers = bitcast<vec4<f32>>(pool[3u * i + 2u]);
+    return X32(pool[3u * i], pool[3u * i + 1u], numbers.y, numbers.z, numbers.x);
+}
+
+// Adds the products of a block: number `at` of `count` that were made of each row.
+fn add_bytes(
+    own: ptr<function, array<vec4<f32>, 8>>,
+    other: ptr<function, array<vec4<f32>, 8>>,
+    loaded: Loaded,
+    at: u32,
+    count: u32,
+) {
+    let w = four_bytes(loaded.own);
+    for (var r = 0u; r < ROWS; r++) {
+        (*own)[r] += byte_products(w, bytes_at(r * count + at));
+    }
+    if PAIR {
+        take_other(true);
+        let v = four_bytes(loaded.other);
+        for (var r = 0u; r < ROWS; r++) {
+            (*other)[r] += byte_products(v, bytes_at(r * count + at));
+        }
+        take_other(false);
+    }
+}
+
+// The products of all columns with activations in bytes. Weights are on their way while the
+// workgroup waits for activations, and one round before they are needed.
+fn add_all_bytes(
+    own: ptr<function, array<vec4<f32>, 8>>,
+    other: ptr<function, array<vec4<f32>, 8>>,
+    thread: u32,
+    rows: vec4<u32>,
+    x: Activations,
+) {
+    let lane = thread % LANES;
+    let blocks = (x.cols + 31u) / 32u;
+    var now = load_all(rows, min(lane, blocks - 1u), x.cols);
+    measure(thread, x);
+    for (var first = 0u; first < blocks; first += most_blocks()) {
+        let end = min(first + most_blocks(), blocks);
+        // All have read what was there before.
+        workgroupBarrier();
+        make_bytes(thread, x, first, end);
+        workgroupBarrier();
+        for (var block = first + lane; block < end; block += LANES) {
+            var next = now;
+            if block + LANES < blocks {
+                next = load_all(rows, block + LANES, x.cols);
+            }
+            add_bytes(own, other, now, block - first, end - first);
+            now = next;
+        }
     }
 }
 
 // Weight rows of a team.
-fn team_rows() -> u32 {
-    return select(4u, 8u, ROWS == 1u);
-}
+const TEAM_ROWS: u32 = 4u;
 
-// Computes the products of the workgroup's weight rows from row `start` of `w` on. All threads of the
-// workgroup must call it.
-fn multiply(thread: u32, start: u32, w: Rows, x: Activations) {
+// Each thread's part of the products of the workgroup's weight rows from row `start` of `w` on. All
+// threads of the workgroup must call it.
+fn multiply(thread: u32, start: u32, w: Rows, x: Activations) -> Sums {
     let lane = thread % LANES;
-    let own = vec4<u32>(start + (thread / LANES) * team_rows()) + vec4<u32>(0u, 1u, 2u, 3u);
-    let last = vec4<u32>(w.count - 1u);
-    let rows = (vec4<u32>(w.first) + min(own, last)) * w.units;
-    let more = (vec4<u32>(w.first) + min(own + vec4<u32>(4u), last)) * w.units;
-    var acc: array<vec4<f32>, 8>;
-    for (var r = 0u; r < SLOTS; r++) {
-        acc[r] = vec4<f32>(0.0);
+    let own = vec4<u32>(start + (thread / LANES) * TEAM_ROWS) + vec4<u32>(0u, 1u, 2u, 3u);
+    let rows = (vec4<u32>(w.first) + min(own, vec4<u32>(w.count - 1u))) * w.units;
+    var sums: array<vec4<f32>, 8>;
+    var others: array<vec4<f32>, 8>;
+    for (var r = 0u; r < ROWS; r++) {
+        sums[r] = vec4<f32>(0.0);
+        others[r] = vec4<f32>(0.0);
     }
-    for (var block = lane; block * 32u < x.cols; block += LANES) {
-        let c = block * 32u;
-        let a = load_blocks(rows, block, x.cols);
-        var b = a;
-        if ROWS == 1u {
-            b = load_blocks(more, block, x.cols);
-        }
-        if EIGHT_BITS == 1u {
-            add_bytes(&acc, a, b, c, x);
-            continue;
-        }
-        add_part(&acc, first_four(a), first_four(b), c, x);
-        // Columns are padded to 16 only.
-        if WHOLE_BLOCKS || c + 16u < x.cols {
-            add_part(&acc, second_four(a), second_four(b), c + 16u, x);
-        }
+    if EIGHT_BITS == 1u {
+        add_all_bytes(&sums, &others, thread, rows, x);
+    } else {
+        measure(thread, x);
+        add_floats(&sums, &others, lane, rows, x);
     }
-    // Results of an earlier call, and sums of norms, are read before.
+    return Sums(sums, others);
+}
+
+// Adds up the sums of a team's threads. All threads of the workgroup must call it.
+fn gather(thread: u32, sums: array<vec4<f32>, 8>) {
+    let lane = thread % LANES;
+    var own = sums;
+    // What was there before was read by all.
     workgroupBarrier();
-    for (var r = 0u; r < SLOTS; r++) {
-        sums[r * WG + thread] = acc[r];
+    for (var r = 0u; r < ROWS; r++) {
+        pool[r * WG + thread] = bitcast<vec4<u32>>(own[r]);
     }
-    for (var n = LANES / 2u; n > 0u; n = n / 2u) {
+    // Four become one.
+    for (var n = LANES; n > 1u; n = (n + 3u) / 4u) {
+        let left = (n + 3u) / 4u;
         workgroupBarrier();
-        if lane < n {
-            for (var r = 0u; r < SLOTS; r++) {
-                sums[r * WG + thread] += sums[r * WG + thread + n];
+        for (var r = 0u; lane < left && r < ROWS; r++) {
+            let at = r * WG + thread;
+            var sum = bitcast<vec4<f32>>(pool[at]);
+            for (var i = left; i < n; i += left) {
+                sum += bitcast<vec4<f32>>(pool[at + i]);
             }
+            pool[at] = bitcast<vec4<u32>>(sum);
         }
     }
     workgroupBarrier();
 }
 
-// The first weight row of result `i` of TEAMS * SLOTS, counted from the workgroup's first one.
+// The first weight row of result `i` of TEAMS * ROWS, counted from the workgroup's first one.
 fn row_of(i: u32) -> u32 {
-    return (i / SLOTS) * team_rows() + select(0u, (i % SLOTS) * 4u, ROWS == 1u);
+    return (i / ROWS) * TEAM_ROWS;
 }
 
 // The row of activations of result `i`.
 fn x_row_of(i: u32) -> u32 {
-    return select(i % SLOTS, 0u, ROWS == 1u);
+    return i % ROWS;
 }
 
 // Result `i`: of four weight rows.
 fn result(i: u32) -> vec4<f32> {
-    return sums[(i % SLOTS) * WG + (i / SLOTS) * LANES];
+    return bitcast<vec4<f32>>(pool[(i % ROWS) * WG + (i / ROWS) * LANES]);
 }

@@ -4,8 +4,6 @@
 
 // Rows of activations that the kernel is made for.
 override ROWS: u32 = 1;
-// Fours of results of a team: ROWS, but 2 for a single row.
-override SLOTS: u32 = 2;
 override LANES: u32 = 32;
 override TEAMS: u32 = 2;
 // LANES * TEAMS.

@@ -54,11 +54,10 @@ fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) at:
         group -= p.groups0;
         bias += p.rows0;
     }
-    let start = group * TEAMS * team_rows();
+    let start = group * TEAMS * TEAM_ROWS;
     let x_rows = Activations(p.x, p.x_stride, p.x_rows, p.cols);
-    measure(thread, x_rows);
-    multiply(thread, start, Rows(0u, rows, p.units), x_rows);
-    for (var i = thread; i < TEAMS * SLOTS; i += WG) {
+    gather(thread, multiply(thread, start, Rows(0u, rows, p.units), x_rows).own);
+    for (var i = thread; i < TEAMS * ROWS; i += WG) {
         let r = x_row_of(i);
         if r >= p.x_rows {
             continue;

@@ -7,6 +7,11 @@
 // Which of them: 0, 1 or 2.
 var<private> which: u32;
 
+// There are no two whose products are computed at once.
+const PAIR: bool = false;
+
+fn take_other(other: bool) {}
+
 fn unit(i: u32) -> vec4<u32> {
     if which == 1u {
         return seconds[i];

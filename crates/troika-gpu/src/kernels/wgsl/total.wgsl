@@ -7,13 +7,18 @@ var<workgroup> parts: array<f32, WG>;
 fn total(thread: u32, own: f32) -> f32 {
     workgroupBarrier();
     parts[thread] = own;
-    for (var n = WG / 2u; n > 0u; n = n / 2u) {
+    // Four become one.
+    for (var n = WG; n > 1u; n = (n + 3u) / 4u) {
+        let left = (n + 3u) / 4u;
         workgroupBarrier();
-        if thread < n {
-            parts[thread] += parts[thread + n];
+        if thread < left {
+            var sum = parts[thread];
+            for (var i = left; i < n; i += left) {
+                sum += parts[thread + i];
+            }
+            parts[thread] = sum;
         }
     }
     workgroupBarrier();
     return parts[0];
 }
-

@@ -5,6 +5,14 @@
 
 var<private> of_others: bool;
 
+// Whether there are two.
+const PAIR: bool = true;
+
+// Says which of the two are read from now on.
+fn take_other(other: bool) {
+    of_others = other;
+}
+
 fn unit(i: u32) -> vec4<u32> {
     if of_others {
         return others[i];

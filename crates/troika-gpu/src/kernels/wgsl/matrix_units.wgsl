@@ -1,0 +1,3 @@
+enable f16;
+enable wgpu_cooperative_matrix;
+
