@@ -18,6 +18,9 @@ const LONGEST: Duration = Duration::from_millis(100);
 const FIRST_WORK: u64 = 1 << 31;
 const LEAST_WORK: u64 = 1 << 24;
 const MOST_WORK: u64 = 1 << 42;
+/// Dispatches of the first submissions after the device was idle: it begins while the host records
+/// the rest.
+const FIRST_DISPATCHES: [usize; 2] = [16, 64];
 /// What offsets of copies and mapped memory are multiples of.
 const ALIGNED: u64 = 16;
 
@@ -40,6 +43,8 @@ pub(crate) struct Recorder {
     submitted: VecDeque<Submitted>,
     /// Multiplications that were recorded since the last submission, and how many make a new one.
     work: (u64, u64),
+    /// Submissions since the host last waited for all, and dispatches since the last one.
+    since: (usize, usize),
     /// When the device was last seen to finish something.
     finished: Duration,
     clock: Arc<dyn Clock>,
@@ -64,6 +69,7 @@ impl Recorder {
             download: None,
             submitted: VecDeque::new(),
             work: (0, FIRST_WORK),
+            since: (0, 0),
             finished: clock.now(),
             clock: clock.clone(),
         }
@@ -103,6 +109,7 @@ impl Recorder {
         let index = self.gpu.submit(encoder.finish());
         self.full.drain(..).for_each(|piece| self.gpu.staging.give_back(piece));
         let work = std::mem::take(&mut self.work.0);
+        self.since = (self.since.0 + 1, 0);
         self.submitted.push_back(Submitted { index, at: self.clock.now(), work });
         self.gpu.check()?;
         self.wait(MOST_SUBMITTED)
@@ -131,13 +138,21 @@ impl Recorder {
         self.work.1.saturating_sub(self.work.0)
     }
 
-    /// Notes recorded multiplications, and submits them if they are many.
+    /// Dispatches that may be recorded before the next submission.
+    pub fn room_for_dispatches(&self) -> usize {
+        let most = FIRST_DISPATCHES.get(self.since.0).copied().unwrap_or(usize::MAX);
+        most.saturating_sub(self.since.1)
+    }
+
+    /// Notes recorded dispatches and their multiplications, and submits them if they are many.
     ///
     /// # Errors
     /// Those of [`Recorder::flush`].
-    pub fn add_work(&mut self, work: u64) -> Result<(), DeviceError> {
+    pub fn add_work(&mut self, dispatches: usize, work: u64) -> Result<(), DeviceError> {
         self.work.0 = self.work.0.saturating_add(work);
-        if self.work.0 > self.work.1 { self.flush() } else { Ok(()) }
+        self.since.1 += dispatches;
+        let is_full = self.work.0 > self.work.1 || self.room_for_dispatches() == 0;
+        if is_full { self.flush() } else { Ok(()) }
     }
 
     /// Submits what was recorded, and waits until it is done.
@@ -146,6 +161,7 @@ impl Recorder {
     /// Those of [`Recorder::flush`].
     pub fn finish(&mut self) -> Result<(), DeviceError> {
         self.flush()?;
+        self.since.0 = 0;
         self.wait(0)
     }
 
@@ -154,6 +170,7 @@ impl Recorder {
         self.pass = None;
         self.encoder = None;
         self.work.0 = 0;
+        self.since = (0, 0);
         self.full.extend(self.piece.take().map(|(piece, _)| piece));
         self.full.drain(..).for_each(|piece| self.gpu.staging.give_back_unused(piece));
     }

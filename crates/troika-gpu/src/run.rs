@@ -159,7 +159,8 @@ impl Runner {
             // A submission is short, so that others get the device, too.
             let mut work = 0_u64;
             let room = self.recorder.room_for_work();
-            let fits = left.iter().take_while(|ready| {
+            let most = self.recorder.room_for_dispatches();
+            let fits = left.iter().take(most).take_while(|ready| {
                 let fits = work <= room;
                 let (fixed, each) = ready.work;
                 work = work.saturating_add(fixed).saturating_add(each.saturating_mul(positions));
@@ -174,7 +175,7 @@ impl Runner {
                 let [x, y, z] = ready.grid;
                 pass.dispatch_workgroups(x, y, z);
             }
-            self.recorder.add_work(work)?;
+            self.recorder.add_work(now.len(), work)?;
             left = later;
         }
         if is_mixed {

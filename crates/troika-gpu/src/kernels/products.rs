@@ -534,7 +534,7 @@ impl Team {
     fn of(rows: u32, lanes: u32) -> Team {
         let made_for = rows.next_power_of_two();
         // Sums of all threads fit in the workgroup's memory.
-        let threads = if made_for > 4 { 64 } else { 128 };
+        let threads = 512 / made_for.max(2);
         let split = Split { lanes, teams: threads / lanes };
         Team { made_for, split, rows: split.teams * TEAM_ROWS }
     }

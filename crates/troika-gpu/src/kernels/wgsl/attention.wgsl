@@ -236,9 +236,9 @@ fn tanh_of(x: f32) -> f32 {
 fn highest(thread: u32, own: f32) -> f32 {
     workgroupBarrier();
     parts[thread] = own;
-    // Four become one.
-    for (var n = WG; n > 1u; n = (n + 3u) / 4u) {
-        let left = (n + 3u) / 4u;
+    // Sixteen become one.
+    for (var n = WG; n > 1u; n = (n + 15u) / 16u) {
+        let left = (n + 15u) / 16u;
         workgroupBarrier();
         if thread < left {
             var top = parts[thread];

@@ -24,9 +24,9 @@ fn add_up(thread: u32, own: ptr<function, array<f32, 8>>) {
     for (var r = 0u; r < ROWS; r++) {
         pool[r * WG + thread].x = bitcast<u32>((*own)[r]);
     }
-    // Four become one.
-    for (var n = WG; n > 1u; n = (n + 3u) / 4u) {
-        let left = (n + 3u) / 4u;
+    // Sixteen become one.
+    for (var n = WG; n > 1u; n = (n + 15u) / 16u) {
+        let left = (n + 15u) / 16u;
         workgroupBarrier();
         for (var r = 0u; thread < left && r < ROWS; r++) {
             let at = r * WG + thread;

@@ -5,7 +5,9 @@
 
 // Sums of each thread for four weight rows, for each row of activations; while products are computed,
 // activations in bytes: three units for 32 of them.
-var<workgroup> pool: array<vec4<u32>, 960>;
+var<workgroup> pool: array<vec4<u32>, 896>;
+// The largest magnitude of each thread's half of 32 activations.
+var<workgroup> largests: array<f32, WG>;
 
 struct Activations {
     // Where the first row begins, and how many there are.
@@ -157,24 +159,91 @@ fn byte_products(w: array<Q32, 4>, x: X32) -> vec4<f32> {
 // The most blocks of 32 columns of a row that are in the workgroup's memory at once: whole rounds of
 // a team.
 fn most_blocks() -> u32 {
-    return 320u / ROWS / 32u * 32u;
+    return 288u / ROWS / 32u * 32u;
 }
 
-// Puts blocks `first` to `end - 1` of all rows of activations, in bytes, into the workgroup's memory.
+// Puts half `i` of the blocks that are made into the workgroup's memory, in bytes. Two neighbours
+// make the halves of a block. All threads of the workgroup must call it; those that are not `inside`
+// have none.
+fn put_half(thread: u32, i: u32, v: array<vec4<f32>, 4>, inside: bool) {
+    let pairs = max(max(abs(v[0]), abs(v[1])), max(abs(v[2]), abs(v[3])));
+    let own = max(max(pairs.x, pairs.y), max(pairs.z, pairs.w));
+    largests[thread] = own;
+    workgroupBarrier();
+    let largest = max(own, largests[thread ^ 1u]);
+    let inverse = inverse_byte_scale(largest);
+    let q = vec4<u32>(
+        packed4(v[0], inverse),
+        packed4(v[1], inverse),
+        packed4(v[2], inverse),
+        packed4(v[3], inverse),
+    );
+    if !inside {
+        return;
+    }
+    let at = 3u * (i / 2u);
+    if (i & 1u) == 0u {
+        pool[at] = q;
+        pool[at + 2u].x = bitcast<u32>(byte_scale(largest));
+        pool[at + 2u].y = bitcast<u32>(byte_sum(q));
+    } else {
+        pool[at + 1u] = q;
+        pool[at + 2u].z = bitcast<u32>(byte_sum(q));
+    }
+}
+
+// Makes blocks `first` to `end - 1` of all rows of activations.
 fn make_bytes(thread: u32, x: Activations, first: u32, end: u32) {
     let count = end - first;
-    for (var i = thread; i < ROWS * count; i += WG) {
-        let r = select(i / count, 0u, ROWS == 1u);
-        let c = (first + i - r * count) * 32u;
-        var v: array<vec4<f32>, 8>;
-        for (var n = 0u; n < 8u; n++) {
+    let halves = ROWS * count * 2u;
+    for (var start = 0u; start < halves; start += WG) {
+        let i = start + thread;
+        let inside = i < halves;
+        let r = select(i / 2u / count, 0u, ROWS == 1u);
+        let c = (first + i / 2u - r * count) * 32u + (i & 1u) * 16u;
+        var v: array<vec4<f32>, 4>;
+        for (var n = 0u; inside && n < 4u; n++) {
             v[n] = activations4(x, r, c + 4u * n);
         }
-        let made = eight_bits(v);
-        pool[3u * i] = made.first;
-        pool[3u * i + 1u] = made.second;
-        pool[3u * i + 2u] = bitcast<vec4<u32>>(vec4<f32>(made.scale, made.first_sum, made.second_sum, 0.0));
+        put_half(thread, i, v, inside);
+        // The next round replaces magnitudes.
+        workgroupBarrier();
     }
+}
+
+// Makes all blocks of a single row that are at most one half a thread. Activations and the norm's
+// weights are fetched once, at the same time.
+fn make_once(thread: u32, x: Activations) {
+    let c = thread * 16u;
+    let inside = c < x.cols;
+    var v: array<vec4<f32>, 4>;
+    var w: array<vec4<f32>, 4>;
+    if inside {
+        for (var n = 0u; n < 4u; n++) {
+            v[n] = x4(x.start, c + 4u * n, x.cols);
+        }
+        if NORM > 0u {
+            for (var n = 0u; n < 4u; n++) {
+                w[n] = p.norm_offset + vectors4(0u, c + 4u * n, x.cols);
+            }
+        }
+    }
+    if NORM > 0u {
+        var own: array<f32, 8>;
+        own[0] = dot(v[0] * v[0] + v[1] * v[1] + (v[2] * v[2] + v[3] * v[3]), vec4<f32>(1.0));
+        add_up(thread, &own);
+        let factor = 1.0 / sqrt(added(0u) / f32(x.cols) + p.eps);
+        if thread == 0u {
+            measured[0] = vec2<f32>(0.0, factor);
+        }
+        for (var n = 0u; n < 4u; n++) {
+            v[n] = v[n] * factor * w[n];
+        }
+    }
+    // All have read what was added up.
+    workgroupBarrier();
+    put_half(thread, thread, v, inside);
+    workgroupBarrier();
 }
 
 // Block `i` of those that were made.
@@ -217,13 +286,19 @@ fn add_all_bytes(
     let lane = thread % LANES;
     let blocks = (x.cols + 31u) / 32u;
     var now = load_all(rows, min(lane, blocks - 1u), x.cols);
-    measure(thread, x);
+    let once = ROWS == 1u && NORM <= 1u && 2u * blocks <= WG;
+    if once {
+        make_once(thread, x);
+    } else {
+        measure(thread, x);
+    }
     for (var first = 0u; first < blocks; first += most_blocks()) {
         let end = min(first + most_blocks(), blocks);
-        // All have read what was there before.
-        workgroupBarrier();
-        make_bytes(thread, x, first, end);
-        workgroupBarrier();
+        if !once {
+            // All have read what was there before.
+            workgroupBarrier();
+            make_bytes(thread, x, first, end);
+        }
         for (var block = first + lane; block < end; block += LANES) {
             var next = now;
             if block + LANES < blocks {
@@ -268,9 +343,9 @@ fn gather(thread: u32, sums: array<vec4<f32>, 8>) {
     for (var r = 0u; r < ROWS; r++) {
         pool[r * WG + thread] = bitcast<vec4<u32>>(own[r]);
     }
-    // Four become one.
-    for (var n = LANES; n > 1u; n = (n + 3u) / 4u) {
-        let left = (n + 3u) / 4u;
+    // Sixteen become one.
+    for (var n = LANES; n > 1u; n = (n + 15u) / 16u) {
+        let left = (n + 15u) / 16u;
         workgroupBarrier();
         for (var r = 0u; lane < left && r < ROWS; r++) {
             let at = r * WG + thread;

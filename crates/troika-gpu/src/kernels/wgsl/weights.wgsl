@@ -102,8 +102,9 @@ fn largest_of(v: vec4<f32>) -> f32 {
     return max(pairs.x, pairs.y);
 }
 
+// Whole numbers between -127 and 127, since `inverse` is of the largest magnitude.
 fn whole4(v: vec4<f32>, inverse: f32) -> vec4<f32> {
-    return clamp(round(v * inverse), vec4<f32>(-127.0), vec4<f32>(127.0));
+    return round(v * inverse);
 }
 
 fn packed4(v: vec4<f32>, inverse: f32) -> u32 {
