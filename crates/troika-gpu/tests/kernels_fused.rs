@@ -212,3 +212,43 @@ fn rotating_heads_at_once_is_what_it_is_apart() {
         }
     }
 }
+
+/// Activations in bytes fit a workgroup's memory whole, or go through it in parts; where there are
+/// many weight rows, a workgroup computes several rounds of them.
+#[test]
+fn products_of_wide_rows_and_of_many() {
+    let Some(gpu) = runner() else { return };
+    let mut n = Numbers(14);
+    let eps = 1e-5;
+    let norm = Some(RowNorm { layer: false, bias: false, eps, offset: 0.5 });
+    for (outs, cols, rows) in
+        [(21, 4096, 1), (21, 4128, 1), (9, 9248, 1), (9, 2080, 3), (5, 1056, 8), (16_421, 1024, 1)]
+    {
+        let (floats, packed) = weight(&mut n, DType::Q8_0, outs, cols);
+        let w = gpu.bytes(&packed);
+        let (format, eight_bits) = (WeightFormat::Q8_0, true);
+        let of = Matrix { format, rows: outs as u32, cols: cols as u32, first: 0, eight_bits };
+        let (x, vectors) = (n.floats(rows * cols), n.floats(cols));
+        let (x_on, vectors_on) = (&gpu.floats(&x), &gpu.floats(&vectors));
+        let x = rounded(&normed(norm, &x, cols, &vectors), eight_bits);
+        let product =
+            |i: usize| dot(&x[i / outs * cols..][..cols], &floats[i % outs * cols..][..cols]);
+        let products: Vec<f64> = (0..rows * outs).map(product).collect();
+        let (x_at, y_at) = (loc(0, cols), loc(0, outs));
+        let what = format!("{outs} {cols} {rows}");
+        // What lies between two numbers of eight bits may become either.
+        let bound = 5e-3;
+
+        let y = gpu.floats(&vec![0.0; rows * outs]);
+        let around = Around { norm, ..Around::default() };
+        let d = kernels::linear(of, rows as u32, &around, x_at, y_at).expect("a dispatch");
+        gpu.run(&d, &[&w, vectors_on, x_on, &y, x_on, x_on, x_on, x_on]);
+        near(&what, &gpu.read_floats(&y)[..rows * outs], &products, bound);
+
+        let few = FewRows { rows: rows as u32, norm, bias: None };
+        let d = kernels::gate_up(of, outs as u32, Activation::Relu, few, [x_at, y_at]);
+        gpu.run(&d.expect("a dispatch"), &[&w, &w, vectors_on, x_on, &y]);
+        let expected: Vec<f64> = products.iter().map(|p| gated(Activation::Relu, *p, *p)).collect();
+        near(&what, &gpu.read_floats(&y)[..rows * outs], &expected, 2.0 * bound);
+    }
+}

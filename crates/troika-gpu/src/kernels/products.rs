@@ -134,7 +134,7 @@ by_format!(
     "matrix_tiles",
     ["matrix_units.wgsl", "one_weight.wgsl"],
     PRODUCT,
-    36 * 1024,
+    44 * 1024,
     "x_units.wgsl",
     "vectors_units.wgsl",
     "activation.wgsl",
@@ -391,7 +391,7 @@ fn product(
         .checked();
     }
     overrides.push(("KEEP", flag(around.normed.is_some())));
-    let team = Team::new(rows, w.cols);
+    let team = Team::new(rows, w.cols).for_rows(head_rows, &w);
     overrides.extend(team.overrides(norm));
     Dispatch {
         spec: if aligned { &FEW_ROWS[format] } else { &FEW_ROWS_ANY[format] },
@@ -416,7 +416,7 @@ pub fn with_matrix_units(of: &mut Dispatch) {
     if let Some(format) = format.filter(|_| of.overrides.contains(&("EIGHT_BITS", 1.0))) {
         let (rows, x_rows) = (of.params[0], of.params[4]);
         of.spec = &MATRIX_TILES[format];
-        of.grid = [rows.div_ceil(128), x_rows.div_ceil(64), of.grid[2]];
+        of.grid = [rows.div_ceil(128), x_rows.div_ceil(128), of.grid[2]];
     }
 }
 
@@ -492,7 +492,7 @@ pub fn gate_up(
     }
     // A thread has at most one result, so that few columns have threads without any.
     let lanes = lanes(gate.cols).max(of.rows.next_power_of_two());
-    let team = Team::of(of.rows, lanes);
+    let team = Team::of(of.rows, lanes).for_rows(gate.rows, &gate);
     let (act, numbers) = activation(act);
     let (norm, norm_numbers) = norm_numbers(of.norm);
     let bias = of.bias.unwrap_or(0) + gate.first;
@@ -518,12 +518,18 @@ struct Team {
     /// Rows of activations that the kernel is made for.
     made_for: u32,
     split: Split,
+    /// How often a workgroup computes products of some weight rows.
+    rounds: u32,
     /// Weight rows of a workgroup.
     rows: u32,
 }
 
 /// Weight rows of a team.
 const TEAM_ROWS: u32 = 4;
+/// Units of workgroup memory that threads share.
+const POOL: u32 = 896;
+/// Workgroups that keep a large device busy.
+const MOST_GROUPS: u32 = 256;
 
 impl Team {
     /// One whose threads share `cols` columns.
@@ -536,16 +542,29 @@ impl Team {
         // Sums of all threads fit in the workgroup's memory.
         let threads = 512 / made_for.max(2);
         let split = Split { lanes, teams: threads / lanes };
-        Team { made_for, split, rows: split.teams * TEAM_ROWS }
+        Team { made_for, split, rounds: 1, rows: split.teams * TEAM_ROWS }
     }
 
-    fn overrides(&self, norm: f64) -> [(&'static str, f64); 5] {
+    /// One whose workgroups compute several rounds of weight rows, where there are many of them: what
+    /// is done once a workgroup takes as long as a round. All activations must fit in its memory.
+    fn for_rows(mut self, rows: u32, weight: &Matrix) -> Team {
+        let bytes = 3 * self.made_for * weight.cols.div_ceil(32);
+        let sums = self.split.lanes * self.split.teams * self.made_for;
+        if weight.eight_bits && bytes + sums <= POOL {
+            self.rounds = (rows / (self.rows * MOST_GROUPS)).max(1);
+            self.rows *= self.rounds;
+        }
+        self
+    }
+
+    fn overrides(&self, norm: f64) -> [(&'static str, f64); 6] {
         let Split { lanes, teams } = self.split;
         [
             ("ROWS", f64::from(self.made_for)),
             ("LANES", f64::from(lanes)),
             ("TEAMS", f64::from(teams)),
             ("WG", f64::from(lanes * teams)),
+            ("ROUNDS", f64::from(self.rounds)),
             ("NORM", norm),
         ]
     }

@@ -285,7 +285,6 @@ pub fn weight(n: &mut Numbers, dtype: DType, rows: usize, cols: usize) -> (Vec<f
     (floats, packed)
 }
 
-/// A product in double precision.
 /// Rows of activations as the kernels round them to eight bits, if they do.
 pub fn rounded(x: &[f32], eight_bits: bool) -> Vec<f32> {
     if !eight_bits {
@@ -299,6 +298,7 @@ pub fn rounded(x: &[f32], eight_bits: bool) -> Vec<f32> {
     x.chunks(32).flat_map(group).collect()
 }
 
+/// A product in double precision.
 pub fn dot(a: &[f32], b: &[f32]) -> f64 {
     a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
 }

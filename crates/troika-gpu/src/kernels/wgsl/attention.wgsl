@@ -314,16 +314,24 @@ fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) at:
     var top = LOWEST;
     // Of the thread's own keys.
     var own_sum = 0.0;
+    // The row of the thread's next key, which is on its way while the query is.
+    var next_row = 0u;
+    if start + thread < end {
+        next_row = row_of_cache(table, first_page, start + thread);
+    }
     workgroupBarrier();
     for (var tile = start; tile < end; tile += WG) {
         let position = tile + thread;
+        let at_row = next_row;
+        if position + WG < end {
+            next_row = row_of_cache(table, first_page, position + WG);
+        }
         var s = LOWEST;
         if position < end {
             if APPEND == 1u && position + 1u == visible_end {
                 cache_row[thread] = NEW;
                 s = new_score();
             } else {
-                let at_row = row_of_cache(table, first_page, position);
                 cache_row[thread] = at_row;
                 s = score(at_row * p.key_width + kv_head * K_DIM);
             }

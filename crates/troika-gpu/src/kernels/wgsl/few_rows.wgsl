@@ -21,23 +21,29 @@ fn keep(thread: u32, x: Activations) {
 @compute @workgroup_size(WG)
 fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) at: vec3<u32>) {
     let head = at.z;
-    let start = at.x * TEAMS * TEAM_ROWS;
     let x_rows = Activations(p.x + head * p.cols, p.x_stride, p.x_rows, p.cols);
-    let sums = multiply(thread, start, Rows(head * p.rows, p.rows, p.units), x_rows);
-    if KEEP == 1u && at.x == 0u {
-        keep(thread, x_rows);
-    }
-    gather(thread, sums.own);
-    for (var i = thread; i < TEAMS * ROWS; i += WG) {
-        let r = x_row_of(i);
-        if r >= p.x_rows {
-            continue;
+    for (var round = 0u; round < ROUNDS; round++) {
+        let start = round_start(at.x, round);
+        if start >= p.rows {
+            return;
         }
-        let v = result(i);
-        for (var n = 0u; n < 4u; n++) {
-            let row = start + row_of(i) + n;
-            if row < p.rows {
-                put_result(v[n], head, r, row);
+        let w = Rows(head * p.rows, p.rows, p.units);
+        let sums = multiply(thread, start, w, x_rows, round > 0u);
+        if KEEP == 1u && at.x == 0u && round == 0u {
+            keep(thread, x_rows);
+        }
+        gather(thread, sums.own);
+        for (var i = thread; i < TEAMS * ROWS; i += WG) {
+            let r = x_row_of(i);
+            if r >= p.x_rows {
+                continue;
+            }
+            let v = result(i);
+            for (var n = 0u; n < 4u; n++) {
+                let row = start + row_of(i) + n;
+                if row < p.rows {
+                    put_result(v[n], head, r, row);
+                }
             }
         }
     }

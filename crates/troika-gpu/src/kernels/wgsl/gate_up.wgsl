@@ -32,26 +32,34 @@ var<immediate> p: Params;
 
 @compute @workgroup_size(WG)
 fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) at: vec3<u32>) {
-    let start = at.x * TEAMS * TEAM_ROWS;
     let w = Rows(0u, p.rows, p.units);
     let x_rows = Activations(p.x, p.x_stride, p.x_rows, p.cols);
     // A thread has at most one result, of four rows.
     let r = x_row_of(thread);
     let has = thread < TEAMS * ROWS && r < p.x_rows;
-    let sums = multiply(thread, start, w, x_rows);
-    gather(thread, sums.own);
-    var gates = vec4<f32>(0.0);
-    if has {
-        gates = result(thread);
+    for (var round = 0u; round < ROUNDS; round++) {
+        let start = round_start(at.x, round);
+        if start >= p.rows {
+            return;
+        }
+        let sums = multiply(thread, start, w, x_rows, round > 0u);
+        gather(thread, sums.own);
+        var gates = vec4<f32>(0.0);
+        if has {
+            gates = result(thread);
+        }
+        gather(thread, sums.other);
+        if has {
+            put(start + row_of(thread), r, gates, result(thread));
+        }
     }
-    gather(thread, sums.other);
-    if !has {
-        return;
-    }
-    let ups = result(thread);
+}
+
+// Writes the results of four weight rows from `start` on.
+fn put(start: u32, r: u32, gates: vec4<f32>, ups: vec4<f32>) {
     let numbers = vec2<f32>(p.act_first, p.act_second);
     for (var n = 0u; n < 4u; n++) {
-        let row = start + row_of(thread) + n;
+        let row = start + n;
         if row < p.rows {
             var g = gates[n];
             var u = ups[n];

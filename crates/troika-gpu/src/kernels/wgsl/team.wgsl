@@ -3,9 +3,11 @@
 // A team of LANES threads takes four weight rows; a thread takes 32 of their columns at a time.
 // Activations in bytes are made once by the whole workgroup, and kept in its memory.
 
-// Sums of each thread for four weight rows, for each row of activations; while products are computed,
-// activations in bytes: three units for 32 of them.
-var<workgroup> pool: array<vec4<u32>, 896>;
+// Units of workgroup memory. From the first one on, activations in bytes: three units for 32 of them.
+// At the end, sums of each thread for four weight rows, for each row of activations. If there are
+// several rounds, both have room.
+const POOL: u32 = 896u;
+var<workgroup> pool: array<vec4<u32>, POOL>;
 // The largest magnitude of each thread's half of 32 activations.
 var<workgroup> largests: array<f32, WG>;
 
@@ -282,19 +284,21 @@ fn add_all_bytes(
     thread: u32,
     rows: vec4<u32>,
     x: Activations,
+    made: bool,
 ) {
     let lane = thread % LANES;
     let blocks = (x.cols + 31u) / 32u;
     var now = load_all(rows, min(lane, blocks - 1u), x.cols);
     let once = ROWS == 1u && NORM <= 1u && 2u * blocks <= WG;
-    if once {
+    if made {
+    } else if once {
         make_once(thread, x);
     } else {
         measure(thread, x);
     }
     for (var first = 0u; first < blocks; first += most_blocks()) {
         let end = min(first + most_blocks(), blocks);
-        if !once {
+        if !made && !once {
             // All have read what was there before.
             workgroupBarrier();
             make_bytes(thread, x, first, end);
@@ -313,9 +317,15 @@ fn add_all_bytes(
 // Weight rows of a team.
 const TEAM_ROWS: u32 = 4u;
 
-// Each thread's part of the products of the workgroup's weight rows from row `start` of `w` on. All
-// threads of the workgroup must call it.
-fn multiply(thread: u32, start: u32, w: Rows, x: Activations) -> Sums {
+// The first weight row of a round of a workgroup.
+fn round_start(group: u32, round: u32) -> u32 {
+    return (group * ROUNDS + round) * TEAMS * TEAM_ROWS;
+}
+
+// Each thread's part of the products of the workgroup's weight rows from row `start` of `w` on.
+// `made`: in an earlier round activations were normalised and made bytes. All threads of the
+// workgroup must call it.
+fn multiply(thread: u32, start: u32, w: Rows, x: Activations, made: bool) -> Sums {
     let lane = thread % LANES;
     let own = vec4<u32>(start + (thread / LANES) * TEAM_ROWS) + vec4<u32>(0u, 1u, 2u, 3u);
     let rows = (vec4<u32>(w.first) + min(own, vec4<u32>(w.count - 1u))) * w.units;
@@ -326,9 +336,11 @@ fn multiply(thread: u32, start: u32, w: Rows, x: Activations) -> Sums {
         others[r] = vec4<f32>(0.0);
     }
     if EIGHT_BITS == 1u {
-        add_all_bytes(&sums, &others, thread, rows, x);
+        add_all_bytes(&sums, &others, thread, rows, x, made);
     } else {
-        measure(thread, x);
+        if !made {
+            measure(thread, x);
+        }
         add_floats(&sums, &others, lane, rows, x);
     }
     return Sums(sums, others);
@@ -336,19 +348,20 @@ fn multiply(thread: u32, start: u32, w: Rows, x: Activations) -> Sums {
 
 // Adds up the sums of a team's threads. All threads of the workgroup must call it.
 fn gather(thread: u32, sums: array<vec4<f32>, 8>) {
+    let first = POOL - ROWS * WG;
     let lane = thread % LANES;
     var own = sums;
     // What was there before was read by all.
     workgroupBarrier();
     for (var r = 0u; r < ROWS; r++) {
-        pool[r * WG + thread] = bitcast<vec4<u32>>(own[r]);
+        pool[first + r * WG + thread] = bitcast<vec4<u32>>(own[r]);
     }
     // Sixteen become one.
     for (var n = LANES; n > 1u; n = (n + 15u) / 16u) {
         let left = (n + 15u) / 16u;
         workgroupBarrier();
         for (var r = 0u; lane < left && r < ROWS; r++) {
-            let at = r * WG + thread;
+            let at = first + r * WG + thread;
             var sum = bitcast<vec4<f32>>(pool[at]);
             for (var i = left; i < n; i += left) {
                 sum += bitcast<vec4<f32>>(pool[at + i]);
@@ -371,5 +384,5 @@ fn x_row_of(i: u32) -> u32 {
 
 // Result `i`: of four weight rows.
 fn result(i: u32) -> vec4<f32> {
-    return bitcast<vec4<f32>>(pool[(i % ROWS) * WG + (i / ROWS) * LANES]);
+    return bitcast<vec4<f32>>(pool[POOL - ROWS * WG + (i % ROWS) * WG + (i / ROWS) * LANES]);
 }

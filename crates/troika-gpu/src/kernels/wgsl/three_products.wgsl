@@ -56,7 +56,7 @@ fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) at:
     }
     let start = group * TEAMS * TEAM_ROWS;
     let x_rows = Activations(p.x, p.x_stride, p.x_rows, p.cols);
-    gather(thread, multiply(thread, start, Rows(0u, rows, p.units), x_rows).own);
+    gather(thread, multiply(thread, start, Rows(0u, rows, p.units), x_rows, false).own);
     for (var i = thread; i < TEAMS * ROWS; i += WG) {
         let r = x_row_of(i);
         if r >= p.x_rows {
