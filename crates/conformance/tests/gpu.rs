@@ -20,7 +20,7 @@ use troika::weights::{FloatType, Quant};
 use troika::{DeviceOptions, Model, NpuSettings, OpenOptions, gpu_adapters, open_devices};
 
 /// The device that tests take.
-fn gpu() -> String {
+fn gpu_spec() -> String {
     format!("gpu:{}", needed::adapter())
 }
 
@@ -66,7 +66,7 @@ fn refused() -> Vec<Exclusion> {
 }
 
 fn holds(cases: &[SuiteCase], refused: &[Exclusion]) {
-    let report = run_suite(&*device(&gpu()), cases, refused).unwrap();
+    let report = run_suite(&*device(&gpu_spec()), cases, refused).unwrap();
     println!("{} runs, {} refused, worst {:e}", report.runs, report.refused.len(), report.worst);
     assert!(report.failures.is_empty(), "{}", report.failures.join("\n"));
 }
@@ -127,7 +127,7 @@ fn architectures_on(devices: &DeviceOptions, strategy: &Strategy, names: &[&str]
 #[test]
 fn all_architectures() {
     if is_here() {
-        architectures(&[&gpu(), "cpu"], &Strategy::OneDevice, &[]);
+        architectures(&[&gpu_spec(), "cpu"], &Strategy::OneDevice, &[]);
     }
 }
 
@@ -138,10 +138,10 @@ fn strategies_with_the_cpu() {
     }
     let names = ["qwen3", "llama-3.2", "qwen3-moe", "gemma-2", "gpt-oss", "deepseek-v2"];
     for strategy in Strategy::ALL {
-        architectures(&[&gpu(), "cpu"], &strategy, &names);
+        architectures(&[&gpu_spec(), "cpu"], &strategy, &names);
     }
     for phases in ["prefill-decode=gpu:cpu", "prefill-decode=cpu:gpu"] {
-        architectures(&[&gpu(), "cpu"], &Strategy::parse(phases).unwrap(), &names);
+        architectures(&[&gpu_spec(), "cpu"], &Strategy::parse(phases).unwrap(), &names);
     }
 }
 
@@ -174,9 +174,9 @@ fn activations_in_eight_bits() {
     for quant in [Quant::Q8, Quant::Q4] {
         let exact = logits("cpu", quant, FloatType::F32, 48);
         let cpu = rms_error(&logits("cpu", quant, FloatType::Auto, 48), &exact);
-        let whole = logits(&gpu(), quant, FloatType::Auto, 48);
+        let whole = logits(&gpu_spec(), quant, FloatType::Auto, 48);
         let gpu = rms_error(&whole, &exact);
-        let parts = rms_error(&logits(&gpu(), quant, FloatType::Auto, 4), &whole);
+        let parts = rms_error(&logits(&gpu_spec(), quant, FloatType::Auto, 4), &whole);
         println!("{quant:?}: CPU {cpu:e}, GPU {gpu:e}, in chunks of 4 rows {parts:e}");
         assert!(gpu > 1e-4 && gpu < 1.5 * cpu, "{quant:?}: {gpu:e}, CPU {cpu:e}");
         assert!(parts < 0.5 * gpu, "{quant:?}: {parts:e} of {gpu:e}");
@@ -194,7 +194,7 @@ fn an_npu_hands_prompts_over() {
     assert!(installed.success());
     let runtime = RuntimePlaces { library: None, environments: vec![runtimes] };
     let npu = NpuSettings { runtime, ..NpuSettings::default() };
-    let devices = DeviceOptions { npu, ..options(&["npu:openvino:cpu", &gpu(), "cpu"]) };
+    let devices = DeviceOptions { npu, ..options(&["npu:openvino:cpu", &gpu_spec(), "cpu"]) };
     let names = ["qwen3", "llama-3.2", "gemma-2", "qwen3-moe"];
     architectures_on(&devices, &Strategy::parse("prefill-decode=npu:gpu").unwrap(), &names);
 }
