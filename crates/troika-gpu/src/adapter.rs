@@ -5,7 +5,6 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
 use crate::error::GpuError;
-use crate::gpu::MATRIX_FEATURES;
 use crate::kernels;
 use crate::quirks::{Identity, fault};
 
@@ -294,6 +293,11 @@ impl Adapter {
         ]
     }
 }
+
+/// What kernels for matrix units need.
+pub(crate) const MATRIX_FEATURES: wgpu::Features = wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX
+    .union(wgpu::Features::SHADER_F16)
+    .union(wgpu::Features::SUBGROUP);
 
 /// What every kernel may count on.
 struct Least {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use troika_device::{Buffer, DeviceError, OutOfMemory, SpaceId, WeightBytes};
 use troika_graph::DType;
 
-use crate::adapter::{Adapter, AdapterKind, now};
+use crate::adapter::{Adapter, AdapterKind, MATRIX_FEATURES, now};
 use crate::cache::OptionalCache;
 use crate::error::{GpuError, locked, one_line};
 use crate::kernels::Dispatch;
@@ -79,11 +79,6 @@ pub(crate) enum Use {
     /// Memory that a copy fills and the host reads.
     Download,
 }
-
-/// What kernels for matrix units need.
-pub(crate) const MATRIX_FEATURES: wgpu::Features = wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX
-    .union(wgpu::Features::SHADER_F16)
-    .union(wgpu::Features::SUBGROUP);
 
 /// The leave to use features that the interface calls experimental.
 #[expect(unsafe_code, reason = "the interface asks for it")]

@@ -15,6 +15,7 @@
 //! | `weights` | weights in device memory, uploaded once |
 //! | `run`, `queue` | what a step dispatches for the rows of a submission |
 //! | `device` | [`GpuDevice`] |
+//! | `limits` | what a device can do at most |
 
 mod adapter;
 mod attend;
@@ -24,6 +25,7 @@ mod device;
 mod error;
 mod gpu;
 pub mod kernels;
+mod limits;
 mod loaded;
 mod packs;
 mod pipelines;
@@ -42,3 +44,4 @@ pub use cache::{OptionalCache, PipelineStore};
 pub use compile::kernels_of;
 pub use device::{GpuDevice, GpuOptions};
 pub use error::GpuError;
+pub use limits::{GpuLimits, measure_limits};

@@ -19,6 +19,7 @@ mod elements;
 mod format;
 mod moe;
 mod norm;
+mod probes;
 mod products;
 pub mod repack;
 mod rope;
@@ -35,6 +36,7 @@ pub use elements::{
 pub use format::WeightFormat;
 pub use moe::{Before, ExpertShape, Stack, experts_down, experts_gate_up, router};
 pub use norm::{NormShape, layer_norm, rms_norm};
+pub use probes::{probe_multiply, probe_read};
 pub use products::{
     Around, FewRows, Matrix, RowNorm, embed, gate_up, head_linear, linear, linear_three,
     with_matrix_units,

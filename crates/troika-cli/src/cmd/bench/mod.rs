@@ -18,7 +18,7 @@ use troika::trace::Tracer;
 use troika::weights::ExpertStats;
 use troika::{
     DeviceOptions, EnergyMeter, Metering, Model, OpenOptions, Request, Session, SessionOptions,
-    measure_peaks,
+    measure_limits,
 };
 use troika_lab::Subject;
 
@@ -82,7 +82,8 @@ fn print_tests(
 ) -> Result<(), CliError> {
     // Before the model is opened, while its memory is not in use.
     let devices = args.compute.devices(Some(threads));
-    let peaks = is_real(&devices).then(|| measure_peaks(&devices));
+    let limits = is_real(&devices).then(|| measure_limits(&devices)).transpose();
+    let limits = limits.map_err(|e| CliError::Troika(e.into()))?;
     let model = open(subject, options.clone(), Tracer::off())?;
     let soc = args.soc.as_deref();
     let modelled = soc.map(|file| predicted::open(subject, options, file, &model)).transpose()?;
@@ -90,7 +91,7 @@ fn print_tests(
     let meter = is_real(&devices).then(|| EnergyMeter::find(Path::new("/sys")));
     let source = meter.as_ref().map(|m| m.as_ref().map(EnergyMeter::source).map_err(Clone::clone));
     let meter = meter.and_then(Result::ok);
-    let facts = Facts::of(subject.to_string(), &devices, &model, peaks, source)?;
+    let facts = Facts::of(subject.to_string(), &devices, &model, limits, source)?;
     if args.output == TableFlag::Md {
         output::write(&print::markdown_head(&facts, printed.first, soc.is_some()))?;
     }

@@ -3,7 +3,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Map, Value, json};
-use troika::Peaks;
+use troika::Limits;
 
 use super::LOOK;
 use super::row::{Facts, Row, mean_sd};
@@ -51,10 +51,10 @@ pub fn put(text: &str, form: TableFlag) -> Result<(), CliError> {
 }
 
 /// The limits by name: GB/s, GFLOP/s, GOP/s.
-pub fn peaks(peaks: &Peaks) -> Value {
+pub fn limits(limits: &Limits) -> Value {
     let mut map = Map::new();
-    map.insert("read_bandwidth".into(), peaks.read.into());
-    map.extend(peaks.multiply.iter().map(|l| (l.multiply.name().into(), l.value.into())));
+    map.insert("read_bandwidth".into(), limits.read.into());
+    map.extend(limits.multiply.iter().map(|l| (l.name.into(), l.value.into())));
     Value::Object(map)
 }
 
@@ -86,9 +86,9 @@ fn fields(row: &Row<'_>) -> Value {
         "ttft_ms": row.ttft_ms(),
         "gb_per_s": row.gb_per_s(), "gop_per_s": row.gop_per_s(),
         "limit": row.bound(), "share_of_limit": row.share(),
-        "limit_gb_per_s": f.peaks.as_ref().map(|p| p.read),
+        "limit_gb_per_s": f.limits.as_ref().map(|l| l.read),
         "limit_gop_per_s": f.multiply.map(|l| l.value),
-        "limits": f.peaks.as_ref().map(peaks),
+        "limits": f.limits.as_ref().map(limits),
     });
     fields["joules"] = row.joules.into();
     fields["joules_per_token"] = row.joules_per_token().into();
@@ -104,7 +104,7 @@ fn fields(row: &Row<'_>) -> Value {
         fields["prediction_error"] = row.prediction_error().into();
     }
     // What virtual devices do is the same in each run.
-    fields["load_ms"] = f.peaks.as_ref().map(|_| f.load_ms).into();
+    fields["load_ms"] = f.limits.as_ref().map(|_| f.load_ms).into();
     fields
 }
 
@@ -136,16 +136,14 @@ pub fn experts_line(row: &Row<'_>) -> Option<String> {
 }
 
 /// The limits that rows are compared with, in words.
-fn limits_line(facts: &Facts, peaks: &Peaks) -> String {
-    let plural = if peaks.threads == 1 { "thread" } else { "threads" };
-    let multiply = facts.multiply.map_or(String::new(), |l| {
-        let (words, unit) = (l.multiply.words(), l.multiply.unit());
-        format!(", multiplying {words} {:.0} {unit}", l.value)
-    });
+fn limits_line(facts: &Facts, limits: &Limits) -> String {
+    let multiply = facts
+        .multiply
+        .map_or(String::new(), |l| format!(", multiplying {} {:.0} {}", l.words, l.value, l.unit));
     format!(
-        "Limits of {} {plural}: reading memory {:.1} GB/s{multiply}\n{}",
-        peaks.threads,
-        peaks.read,
+        "Limits of {}: reading memory {:.1} GB/s{multiply}\n{}",
+        limits.of,
+        limits.read,
         energy_line(facts)
     )
 }
@@ -173,7 +171,7 @@ pub fn markdown_head(facts: &Facts, first: bool, predicted: bool) -> String {
         "{gap}{}\n\
          | model | size | params | device | quant | threads | test | seqs | t/s | t/s each | TTFT | GB/s | GOP/s | of limit | J | J/token |{more}\n\
          | --- | ---: | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |{ruled}\n",
-        facts.peaks.as_ref().map_or_else(|| MODELLED.into(), |peaks| limits_line(facts, peaks))
+        facts.limits.as_ref().map_or_else(|| MODELLED.into(), |limits| limits_line(facts, limits))
     )
 }
 

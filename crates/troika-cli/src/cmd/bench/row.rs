@@ -2,7 +2,7 @@
 
 use troika::graph::{ActivationFormat, DType};
 use troika::weights::{ExpertStats, TokenCost};
-use troika::{DeviceOptions, Model, Peak, Peaks, multiply_of};
+use troika::{DeviceOptions, Limit, Limits, Model, multiply_of};
 
 use crate::error::CliError;
 
@@ -54,12 +54,12 @@ pub struct Facts {
     /// The activation format of most products.
     pub activations: ActivationFormat,
     pub threads: usize,
-    /// The machine's limits; `None` if all devices are virtual.
-    pub peaks: Option<Peaks>,
+    /// The limits of what it runs on; `None` if all devices are virtual.
+    pub limits: Option<Limits>,
     /// The source of energy figures, or why there is none; `None` if all devices are virtual.
     pub energy: Option<Result<String, String>>,
-    /// The peak of products with the weights' type.
-    pub multiply: Option<Peak>,
+    /// The limit of products with the weights' type.
+    pub multiply: Option<Limit>,
     cost: TokenCost,
     /// For each cache tensor, bytes per position and the window in which they are read.
     states: Vec<(usize, Option<usize>)>,
@@ -70,7 +70,7 @@ impl Facts {
         name: String,
         options: &DeviceOptions,
         model: &Model,
-        peaks: Option<Peaks>,
+        limits: Option<Limits>,
         energy: Option<Result<String, String>>,
     ) -> Result<Facts, CliError> {
         let classes = model.store().classes();
@@ -85,11 +85,10 @@ impl Facts {
         let plan = engine.plan();
         let activations =
             dtype.map_or(ActivationFormat::F32, |d| activation_format_of(d, &plan.activations()));
-        let multiply = match dtype {
-            Some(d) => {
-                multiply_of(options, d, activations).map_err(|e| CliError::Troika(e.into()))?
-            }
-            None => None,
+        let multiply = match (dtype, &limits) {
+            (Some(d), Some(limits)) => multiply_of(limits, options, d, activations)
+                .map_err(|e| CliError::Troika(e.into()))?,
+            _ => None,
         };
         Ok(Facts {
             model: name,
@@ -108,8 +107,8 @@ impl Facts {
             load_ms: model.load_time().as_secs_f64() * 1e3,
             activations,
             threads: options.threads(),
-            multiply: multiply.and_then(|m| peaks.as_ref()?.of(m)),
-            peaks,
+            multiply,
+            limits,
             energy,
             cost,
             states,
@@ -215,8 +214,8 @@ impl Row<'_> {
     /// Whether what a decoded token reads fits the last-level caches, or comes faster than memory
     /// gives it: then memory is no limit.
     pub fn reads_from_cache(&self) -> bool {
-        let (Some(gb), Some(peaks)) = (self.gb_per_s(), &self.facts.peaks) else { return false };
-        gb > peaks.read || peaks.cache.is_some_and(|cache| self.token_bytes() <= cache as f64)
+        let (Some(gb), Some(limits)) = (self.gb_per_s(), &self.facts.limits) else { return false };
+        gb > limits.read || limits.cache.is_some_and(|cache| self.token_bytes() <= cache as f64)
     }
 
     /// 10^9 operations per second of products with weights. A prompt uses the head once. Attention
@@ -233,7 +232,7 @@ impl Row<'_> {
         match self.gb_per_s() {
             Some(_) if self.reads_from_cache() => None,
             Some(gb) => {
-                let read = self.facts.peaks.as_ref()?.read;
+                let read = self.facts.limits.as_ref()?.read;
                 Some(gb / read).filter(|s| s.is_finite())
             }
             None => self.facts.multiply.map(|l| self.gop_per_s() / l.value),
@@ -243,10 +242,10 @@ impl Row<'_> {
     /// The name of the binding limit.
     pub fn bound(&self) -> &'static str {
         match self.test.prompt {
-            _ if self.facts.peaks.is_none() => "",
+            _ if self.facts.limits.is_none() => "",
             0 if self.reads_from_cache() => "last_level_cache",
             0 => "read_bandwidth",
-            _ => self.facts.multiply.map_or("", |l| l.multiply.name()),
+            _ => self.facts.multiply.map_or("", |l| l.name),
         }
     }
 }

@@ -290,10 +290,9 @@ fn add_all_bytes(
     let blocks = (x.cols + 31u) / 32u;
     var now = load_all(rows, min(lane, blocks - 1u), x.cols);
     let once = ROWS == 1u && NORM <= 1u && 2u * blocks <= WG;
-    if made {
-    } else if once {
+    if once && !made {
         make_once(thread, x);
-    } else {
+    } else if !made {
         measure(thread, x);
     }
     for (var first = 0u; first < blocks; first += most_blocks()) {

@@ -1,5 +1,7 @@
 //! The only place that names concrete devices.
 
+mod limits;
+
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -7,11 +9,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 pub(crate) use troika_cpu::kernels::outliers::hot_columns;
 pub use troika_cpu::parse_cores;
-pub use troika_cpu::peaks::{Peak, Peaks};
-use troika_cpu::{CpuDevice, CpuOptions, Isa, Multiply};
+use troika_cpu::{CpuDevice, CpuOptions, Isa};
 pub(crate) use troika_cpu::{Observer, Routed};
 use troika_device::{Clock, Device, DeviceError, RealClock};
-use troika_graph::{ActivationFormat, DType};
 /// NPUs.
 pub use troika_npu as npu;
 use troika_npu::{
@@ -32,6 +32,8 @@ use crate::kept_of_devices::KeptOfDevices;
 
 #[cfg(feature = "gpu")]
 pub use troika_gpu::GpuSpec;
+
+pub use self::limits::{Limit, Limits, measure_bandwidth, measure_limits, multiply_of};
 
 /// Which devices to open.
 #[derive(Clone, Debug, Default)]
@@ -487,31 +489,6 @@ fn find_isa(name: &str) -> Result<Isa, DeviceError> {
             instruction_sets().join(", ")
         ),
     })
-}
-
-/// Measures the read bandwidth of this machine's memory in GB/s with some threads.
-pub fn measure_bandwidth(threads: usize) -> f64 {
-    troika_cpu::peaks::measure_bandwidth(threads)
-}
-
-/// Measures this machine's peak performance with the threads of the options.
-pub fn measure_peaks(options: &DeviceOptions) -> Peaks {
-    let given = options.threads.is_some() || !options.devices.is_empty();
-    troika_cpu::peaks::measure(if given { options.threads() } else { troika_cpu::cores() })
-}
-
-/// The instructions that multiply weights of a type under the given options, if known.
-///
-/// # Errors
-/// An instruction set that this machine lacks.
-pub fn multiply_of(
-    options: &DeviceOptions,
-    weight: DType,
-    activations: ActivationFormat,
-) -> Result<Option<Multiply>, DeviceError> {
-    let first = options.devices.first().and_then(|d| d.isa.as_deref());
-    let isa = first.or(options.isa.as_deref()).map_or(Ok(Isa::detect()), find_isa)?;
-    Ok(troika_cpu::kernels::multiply(isa, weight, activations))
 }
 
 /// The adapters of this machine, in the order of their numbers, each with its facts as (name,

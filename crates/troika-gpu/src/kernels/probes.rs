@@ -1,0 +1,44 @@
+//! Loops whose rates are a device's limits.
+
+use super::spec::{Binding, Dispatch, KernelError, KernelSpec};
+
+static READ: KernelSpec = KernelSpec {
+    name: "probe_read",
+    parts: &[include_str!("wgsl/probe_read.wgsl")],
+    bindings: &[Binding::Weight, Binding::Value],
+    workgroup_bytes: 0,
+};
+
+static MULTIPLY: KernelSpec = KernelSpec {
+    name: "probe_multiply",
+    parts: &[include_str!("wgsl/probe_multiply.wgsl")],
+    bindings: &[Binding::Value],
+    workgroup_bytes: 0,
+};
+
+/// Threads of a workgroup, and products of each of them in a pass.
+const THREADS: u64 = 256;
+const PRODUCTS: u64 = 16 * 4 * 4;
+
+/// Reads so many units of 16 bytes.
+///
+/// Bindings: the units; a value that is not written.
+///
+/// # Errors
+/// None.
+pub fn probe_read(units: u32) -> Result<Dispatch, KernelError> {
+    Dispatch { spec: &READ, overrides: vec![], params: vec![units], grid: [2048, 1, 1] }.checked()
+}
+
+/// Multiplies and adds floats in so many workgroups and passes. The second number is that of
+/// products.
+///
+/// Bindings: a value that is not written.
+///
+/// # Errors
+/// More workgroups than a dispatch may have.
+pub fn probe_multiply(groups: u32, passes: u32) -> Result<(Dispatch, u64), KernelError> {
+    let made =
+        Dispatch { spec: &MULTIPLY, overrides: vec![], params: vec![passes], grid: [groups, 1, 1] };
+    Ok((made.checked()?, u64::from(groups) * THREADS * u64::from(passes) * PRODUCTS))
+}
