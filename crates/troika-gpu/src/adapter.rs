@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::pin::pin;
+use std::sync::OnceLock;
 use std::task::{Context, Poll, Waker};
 
 use crate::error::GpuError;
@@ -114,9 +115,13 @@ pub(crate) fn now<F: Future>(future: F) -> F::Output {
 /// All adapters of this machine: discrete ones first, then integrated ones, software last; those of
 /// one kind in the driver's order. None if there is no driver.
 pub fn adapters() -> Vec<Adapter> {
-    let mut description = wgpu::InstanceDescriptor::new_without_display_handle();
-    description.backends = wgpu::Backends::VULKAN | wgpu::Backends::METAL | wgpu::Backends::DX12;
-    let instance = wgpu::Instance::new(description);
+    // One for the process, since drivers are loaded with it.
+    static INSTANCE: OnceLock<wgpu::Instance> = OnceLock::new();
+    let instance = INSTANCE.get_or_init(|| {
+        let backends = wgpu::Backends::VULKAN | wgpu::Backends::METAL | wgpu::Backends::DX12;
+        let description = wgpu::InstanceDescriptor::new_without_display_handle();
+        wgpu::Instance::new(wgpu::InstanceDescriptor { backends, ..description })
+    });
     let found = now(instance.enumerate_adapters(wgpu::Backends::all()));
     let mut all: Vec<Adapter> = found.into_iter().map(Adapter::new).collect();
     // A processor that two interfaces offer is one.
