@@ -1,6 +1,6 @@
 //! The only place that names concrete devices.
 
-mod limits;
+pub mod limits;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -32,8 +32,6 @@ use crate::kept_of_devices::KeptOfDevices;
 
 #[cfg(feature = "gpu")]
 pub use troika_gpu::GpuSpec;
-
-pub use self::limits::{Limit, Limits, measure_bandwidth, measure_limits, multiply_of};
 
 /// Which devices to open.
 #[derive(Clone, Debug, Default)]
