@@ -19,7 +19,7 @@ const FIRST_WORK: u64 = 1 << 31;
 const LEAST_WORK: u64 = 1 << 24;
 const MOST_WORK: u64 = 1 << 42;
 /// Dispatches of the first submissions after the device was idle: it begins while the host records
-/// the rest.
+/// the rest. Not where the host's cores stand in for a GPU.
 const FIRST_DISPATCHES: [usize; 2] = [16, 64];
 /// What offsets of copies and mapped memory are multiples of.
 const ALIGNED: u64 = 16;
@@ -140,8 +140,8 @@ impl Recorder {
 
     /// Dispatches that may be recorded before the next submission.
     pub fn room_for_dispatches(&self) -> usize {
-        let most = FIRST_DISPATCHES.get(self.since.0).copied().unwrap_or(usize::MAX);
-        most.saturating_sub(self.since.1)
+        let first = if self.gpu.is_software { &[][..] } else { &FIRST_DISPATCHES[..] };
+        first.get(self.since.0).map_or(usize::MAX, |most| most.saturating_sub(self.since.1))
     }
 
     /// Notes recorded dispatches and their multiplications, and submits them if they are many.

@@ -59,7 +59,9 @@ fn products_at_once_are_those_apart() {
         };
         let vectors = n.floats(2 * cols + 2 * 37);
         let vectors_on = gpu.floats(&vectors);
-        let shapes = [1, 3, 1, 2].into_iter().zip(row_norms());
+        // Norms are the same for all formats, and drivers take long to compile.
+        let norms = if dtype == DType::F32 { 4 } else { 2 };
+        let shapes = [1, 3, 1, 2].into_iter().zip(row_norms()).take(norms);
         let eight = [(1, row_norms()[0]), (4, row_norms()[1])];
         let eight = eight.into_iter().filter(|_| matches!(dtype, DType::Q8_0 | DType::Q4_0));
         for ((rows, norm), eight_bits) in shapes.map(|s| (s, false)).chain(eight.map(|s| (s, true)))
