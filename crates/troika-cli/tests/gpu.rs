@@ -145,3 +145,25 @@ fn two_processes_share_an_adapter() {
         assert_eq!(answer(&child.wait_with_output().unwrap()), expected);
     }
 }
+
+#[test]
+fn shares_are_of_what_the_device_was_measured_to_do() {
+    if !is_here() {
+        return;
+    }
+    let bench = ["bench", "-p", "16", "-n", "4", "-r", "1", "-o", "json"];
+    let rows = answer(&troika(&[&bench[..], &GPU].concat()));
+    let rows: serde_json::Value = serde_json::from_str(&rows).unwrap();
+    let [prompt, token] = &rows.as_array().unwrap()[..] else { panic!("{rows}") };
+    for (row, limit, unit) in
+        [(prompt, "f32_fma_gpu", "gop_per_s"), (token, "read_bandwidth", "gb_per_s")]
+    {
+        assert_eq!(row["limit"], limit, "{row}");
+        let of = row["limits"][limit].as_f64().unwrap();
+        let share = row[unit].as_f64().unwrap() / of;
+        assert!(of > 0.0 && share > 0.0, "{row}");
+        assert!((share - row["share_of_limit"].as_f64().unwrap()).abs() < 1e-9, "{row}");
+        // The CPU's limits are not among them.
+        assert_eq!(row["limits"].as_object().unwrap().len(), 2, "{row}");
+    }
+}
