@@ -25,7 +25,7 @@ const PRODUCTS: u64 = 16 * 4 * 4;
 /// Bindings: the units; a value that is not written.
 ///
 /// # Errors
-/// None.
+/// Never: its workgroups are always as many.
 pub fn probe_read(units: u32) -> Result<Dispatch, KernelError> {
     Dispatch { spec: &READ, overrides: vec![], params: vec![units], grid: [2048, 1, 1] }.checked()
 }

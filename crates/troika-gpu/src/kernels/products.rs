@@ -526,10 +526,10 @@ struct Team {
 
 /// Weight rows of a team.
 const TEAM_ROWS: u32 = 4;
-/// Units of workgroup memory that threads share.
+/// Units of workgroup memory that threads share: `POOL` of the kernels.
 const POOL: u32 = 896;
-/// Workgroups that keep a large device busy.
-const MOST_GROUPS: u32 = 256;
+/// Workgroups that keep a large device busy: rounds leave at least so many.
+const BUSY_GROUPS: u32 = 256;
 
 impl Team {
     /// One whose threads share `cols` columns.
@@ -551,7 +551,7 @@ impl Team {
         let bytes = 3 * self.made_for * weight.cols.div_ceil(32);
         let sums = self.split.lanes * self.split.teams * self.made_for;
         if weight.eight_bits && bytes + sums <= POOL {
-            self.rounds = (rows / (self.rows * MOST_GROUPS)).max(1);
+            self.rounds = (rows / (self.rows * BUSY_GROUPS)).max(1);
             self.rows *= self.rounds;
         }
         self
