@@ -7,17 +7,18 @@
 mod needed;
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use conformance::golden::{greedy, read_golden};
 use troika::device::Device;
 use troika::engine::Sharing;
+use troika::plan::Strategy;
 use troika::weights::{BindOptions, FloatType, Quant};
 use troika::{
-    BoundModel, Described, DeviceOptions, Model, OpenOptions, Request, check_device, describe,
-    open_devices,
+    BoundModel, Described, DeviceOptions, Model, Notices, OpenOptions, Request, check_device,
+    describe, open_devices,
 };
 use troika_gpu::{GpuDevice, GpuError, GpuOptions, GpuSpec};
 
@@ -114,6 +115,82 @@ fn nothing_is_said_of_kernels_of_a_lost_device() {
     gpu.lose();
     let why = check_device(&*gpu, &mut |_, _| {}).unwrap_err().to_string();
     assert!(why.contains("device gpu: the driver lost it"), "{why}");
+}
+
+/// Sequences that were in the middle of answers say what the CPU alone says, and so do later ones.
+/// In the middle of answers: the loss is seen by whoever submits next, with rows of one sequence or
+/// of both, a token or a prompt.
+#[test]
+fn with_a_fallback_the_cpu_goes_on_where_a_device_is_lost() {
+    const TOKENS: usize = 24;
+    let prompts: [&[u32]; 3] = [&[1, 2, 3], &[9, 8, 7, 6, 5, 4, 3, 2, 1], &[5, 6]];
+    let request = || {
+        let mut request =
+            Request { max_tokens: Some(TOKENS), ignore_eos: true, ..Request::default() };
+        request.params.temperature = 0.0;
+        request
+    };
+    let answer = |session: &mut troika::Session, mut got: usize| {
+        let mut tokens = Vec::new();
+        while got < TOKENS {
+            let piece = session.next_piece().unwrap().unwrap();
+            tokens.push(piece.token);
+            got += 1;
+        }
+        tokens
+    };
+    for (name, strategy, together, decoded) in [
+        ("qwen3", "one-device", true, 1),
+        ("qwen3", "prefill-decode=cpu:gpu", true, 3),
+        ("qwen3-moe", "alternate", true, 5),
+        ("gemma-2", "prefill-decode=gpu:cpu", false, 9),
+    ] {
+        let Some(gpu) = gpu(None) else { return };
+        let alone = opened(name, vec![cpu()], &options());
+        let want = prompts.map(|prompt| {
+            let mut session = alone.session().unwrap();
+            session.start(prompt, &request()).unwrap();
+            answer(&mut session, 0)
+        });
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let tell = told.clone();
+        let notices = Notices(Arc::new(move |line: &str| {
+            tell.lock().unwrap().push(line.to_string());
+        }));
+        let with_fallback = OpenOptions {
+            fallback: true,
+            strategy: Strategy::parse(strategy).unwrap(),
+            notices: Some(notices),
+            ..options_for(if together { 2 } else { 1 })
+        };
+        let model = opened(name, vec![gpu.clone(), cpu()], &with_fallback);
+        assert!(model.plan().devices.iter().any(|d| d == "gpu"), "{name}");
+        let mut sessions = [model.session().unwrap(), model.session().unwrap()];
+        let mut got = [Vec::new(), Vec::new()];
+        for (i, session) in sessions.iter_mut().enumerate().take(1 + usize::from(together)) {
+            session.start(prompts[i], &request()).unwrap();
+            for _ in 0..decoded {
+                got[i].push(session.next_piece().unwrap().unwrap().token);
+            }
+        }
+        gpu.lose();
+        for (i, session) in sessions.iter_mut().enumerate() {
+            if got[i].is_empty() {
+                session.start(prompts[i], &request()).unwrap();
+            }
+            let so_far = got[i].len();
+            got[i].extend(answer(session, so_far));
+            assert_eq!(got[i], want[i], "{name} by {strategy}, sequence {i}");
+        }
+        let mut later = model.session().unwrap();
+        later.start(prompts[2], &request()).unwrap();
+        assert_eq!(answer(&mut later, 0), want[2], "{name}, a later sequence");
+        assert_eq!(model.plan().devices, ["cpu"], "{name} by {strategy}");
+        let told = told.lock().unwrap();
+        assert_eq!(told.len(), 1, "{name}: {told:?}");
+        assert!(told[0].contains("device gpu: the driver lost it"), "{told:?}");
+        model.engine().unwrap().audit().unwrap();
+    }
 }
 
 #[test]

@@ -7,17 +7,24 @@ use std::time::{Duration, Instant};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressFinish, ProgressStyle};
 use troika::engine::OnCompiled;
-use troika::{CheckProgress, LoadProgress, OpenOptions};
+use troika::{CheckProgress, LoadProgress, Notices, OpenOptions};
+
+use crate::output::note_line;
 
 /// Shorter compiling shows no bar.
 const WORTH_SHOWING: Duration = Duration::from_secs(1);
 
-/// Draws bars on a terminal; indicatif draws nothing elsewhere.
+/// Draws bars on a terminal - indicatif draws nothing elsewhere - and prints notices.
 pub fn watch(options: &mut OpenOptions) {
     let bars = MultiProgress::new();
     options.progress = Some(LoadProgress(quantizing(bars.clone())));
+    options.notices = Some(Notices(Arc::new(notice(bars.clone()))));
     options.compile.progress = Some(compiling(bars));
     options.devices.gpu.progress = Some(comparing());
+}
+
+fn notice(bars: MultiProgress) -> impl Fn(&str) + Send + Sync {
+    move |sentence| bars.suspend(|| note_line(&format!("warning: {sentence}")))
 }
 
 fn comparing() -> CheckProgress {

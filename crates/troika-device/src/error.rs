@@ -61,6 +61,14 @@ pub enum DeviceError {
     /// The queue's thread has ended.
     #[error("device {0} stopped working; start the program again")]
     Gone(String),
+    /// The device is lost to this process: its driver was reset, or it was unplugged.
+    #[error("device {device}: the driver lost it: {why}")]
+    Lost {
+        /// Device name.
+        device: String,
+        /// What the driver said.
+        why: String,
+    },
     /// The operating system refused something.
     #[error("device {device}: {why}")]
     System {
@@ -76,6 +84,14 @@ impl DeviceError {
     pub fn too_many_lists(device: &str, depth: usize) -> DeviceError {
         let why = format!("{depth} lists are in flight on its queue, which is all it takes");
         DeviceError::System { device: device.into(), why }
+    }
+
+    /// The device that does not work any more, if that is the error.
+    pub fn lost_device(&self) -> Option<&str> {
+        match self {
+            DeviceError::Lost { device, .. } | DeviceError::Gone(device) => Some(device),
+            _ => None,
+        }
     }
 
     /// Adds the purpose of the memory to an allocation error.

@@ -1,5 +1,6 @@
 //! The engine: a lowered model, compiled on its devices, with its memory.
 
+use std::mem::swap;
 use std::sync::Arc;
 
 use troika_device::{Buffer, Clock, Device, Waiting, WeightSource};
@@ -16,6 +17,7 @@ use crate::error::EngineError;
 use crate::experts::{GroupStats, LoadedGraph, SharedStats};
 use crate::input::Admission;
 use crate::kv::{GroupLayout, KvCache, KvLayout, PageCount, SeqId};
+use crate::loss::{Elsewhere, Losses};
 use crate::mailbox::{EngineHandle, Limits};
 use crate::memory::{allocate, allocate_in};
 use crate::schedule::Runner;
@@ -72,6 +74,8 @@ pub struct Engine {
     /// Groups of experts that may move, and what moves them.
     pub(crate) adapter: Option<Adapter>,
     pub(crate) adapting: Option<Adapting>,
+    /// What happens when a device is lost.
+    pub(crate) losses: Losses<Engine>,
     memory: EngineMemory,
 }
 
@@ -155,6 +159,7 @@ impl Engine {
             silent: silent.map(|d| d.name().to_string()),
             adapter,
             adapting: None,
+            losses: Losses::default(),
             handle: EngineHandle::new(limits),
             seqs: Sequences::new(rules, kv, parts.spec),
             runner,
@@ -258,6 +263,29 @@ impl Engine {
     /// What is wrong.
     pub fn audit(&self) -> Result<(), String> {
         self.seqs.kv.audit()
+    }
+}
+
+impl Engine {
+    /// Says what makes an engine of the same model, for sequences as long, when a device is lost:
+    /// it takes over all sequences, which are computed anew from their tokens. Without, sequences
+    /// fail with the error.
+    pub fn on_loss(&mut self, elsewhere: Elsewhere<Engine>) {
+        self.losses.elsewhere = Some(elsewhere);
+    }
+
+    /// Takes the place of this engine's model and devices; sequences stay, and are computed anew.
+    /// Nothing may be in flight.
+    pub(crate) fn take_over(&mut self, mut other: Engine) {
+        swap(&mut self.model, &mut other.model);
+        swap(&mut self.runner, &mut other.runner);
+        swap(&mut self.slots, &mut other.slots);
+        swap(&mut self.silent, &mut other.silent);
+        swap(&mut self.adapter, &mut other.adapter);
+        swap(&mut self.adapting, &mut other.adapting);
+        swap(&mut self.memory, &mut other.memory);
+        self.seqs.take_over(&mut other.seqs);
+        self.handle.lock().in_flight.clear();
     }
 }
 

@@ -15,6 +15,14 @@ pub enum EngineError {
     /// A device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// A device was lost, and nothing else could go on in its place.
+    #[error("{loss}; going on elsewhere failed: {why}")]
+    NotLeft {
+        /// The loss.
+        loss: Box<DeviceError>,
+        /// Why nothing else could.
+        why: String,
+    },
     /// A device refused an op only while compiling.
     #[error("{error}")]
     Refused {

@@ -1,6 +1,7 @@
 //! The sequences of an engine, with what is cached of them, and their changes of state.
 
 use std::collections::{HashMap, VecDeque};
+use std::mem::swap;
 use std::ops::Range;
 
 use troika_model::spec::ModelSpec;
@@ -243,6 +244,19 @@ impl Sequences {
         self.queue.retain(|other| *other != seq);
         if prompt {
             self.publish(seq);
+        }
+    }
+
+    /// Goes on with the caches of other devices, which have nothing of any sequence yet.
+    pub fn take_over(&mut self, other: &mut Sequences) {
+        self.rules = other.rules;
+        swap(&mut self.kv, &mut other.kv);
+        self.handover = Handover::default();
+        for (seq, s) in &mut self.all {
+            self.kv.open(*seq);
+            if s.stage == Stage::Running {
+                s.stage = Stage::Waiting;
+            }
         }
     }
 

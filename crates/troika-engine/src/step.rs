@@ -23,8 +23,11 @@ impl Engine {
     pub fn step(&mut self, on: OnEvent<'_>) -> Result<bool, EngineError> {
         loop {
             self.take_requests();
+            self.leave_lost();
             let preemptions = self.seqs.preemptions;
-            self.start_batches();
+            if self.losses.leaving.is_none() {
+                self.start_batches();
+            }
             if self.hand_out(on) {
                 return Ok(true);
             }
@@ -41,6 +44,7 @@ impl Engine {
                 // sequence gave way to one that could not begin before.
                 Waited::Idle => match self.seqs.first() {
                     None => return Ok(false),
+                    Some(_) if self.losses.leaving.is_some() => {}
                     Some(_) if self.seqs.preemptions > preemptions => {}
                     Some(seq) => self.seqs.fail(seq, KvError::Full(1).into()),
                 },
@@ -80,6 +84,26 @@ impl Engine {
                         s.closed = true;
                         self.seqs.settle(seq);
                     }
+                }
+            }
+        }
+    }
+
+    /// Leaves a device that was lost, once nothing is in flight. If that is not possible, all
+    /// sequences with something to compute fail, and later losses fail theirs.
+    fn leave_lost(&mut self) {
+        if self.slots.iter().any(|slot| slot.job.is_some()) {
+            return;
+        }
+        let Some(loss) = self.losses.leaving.take() else { return };
+        let Some(elsewhere) = &mut self.losses.elsewhere else { return };
+        match elsewhere(&loss) {
+            Ok(engine) => self.take_over(engine),
+            Err(why) => {
+                self.losses.elsewhere = None;
+                for seq in self.seqs.queue.clone() {
+                    let (loss, why) = (Box::new(loss.clone()), why.clone());
+                    self.seqs.fail(seq, EngineError::NotLeft { loss, why });
                 }
             }
         }
@@ -342,15 +366,17 @@ impl Engine {
     /// ran with others is tried again alone, so that only those at fault fail.
     fn roll_back(&mut self, place: usize, error: EngineError) {
         let seqs = std::mem::take(&mut self.slots[place].seqs);
+        let leaves = self.losses.note(&error);
         for (seq, positions) in &seqs {
             if let Some(s) = self.seqs.all.get_mut(seq) {
                 s.in_flight = None;
-                s.alone = seqs.len() > 1;
+                s.alone = seqs.len() > 1 && !leaves;
                 self.seqs.cut_cache(*seq, positions.start);
                 self.seqs.settle(*seq);
             }
         }
         if let [(seq, _)] = seqs[..]
+            && !leaves
             && self.seqs.queue.contains(&seq)
         {
             self.seqs.fail(seq, error);

@@ -164,11 +164,11 @@ impl Gpu {
     pub fn error(&self, why: impl Into<String>) -> DeviceError {
         // The driver tells of a loss when it is asked.
         let _ = self.device.poll(wgpu::PollType::Poll);
-        let why = match &*locked(&self.fault.lost) {
-            Some(why) => format!("the driver lost it: {why}"),
-            None => one_line(&why.into()),
-        };
-        DeviceError::System { device: self.name.clone(), why }
+        let device = self.name.clone();
+        match &*locked(&self.fault.lost) {
+            Some(why) => DeviceError::Lost { device, why: why.clone() },
+            None => DeviceError::System { device, why: one_line(&why.into()) },
+        }
     }
 
     /// What the driver reported since the last call.

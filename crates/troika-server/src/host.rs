@@ -369,7 +369,8 @@ impl EngineThread {
         for (device, time) in &busy {
             self.metrics.computed(&self.name, device, *time);
         }
-        let idle = self.model.plan().devices.iter().map(|d| (d.clone(), 0.0));
+        let plan = self.model.plan();
+        let idle = plan.devices.iter().map(|d| (d.clone(), 0.0));
         let figures = Figures {
             sequences,
             pages: memory.pages,

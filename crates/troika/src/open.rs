@@ -16,6 +16,7 @@ use crate::devices::{computes_nothing, open_traced, virtual_clock};
 use crate::driver::{Driver, EngineGuard};
 use crate::error::Error;
 use crate::generation::GenerationDefaults;
+use crate::loss::{CpuInstead, CurrentPlan};
 use crate::memory::{limit_experts, read_ahead, trace_waits};
 use crate::options::OpenOptions;
 use crate::planning::Planned;
@@ -36,8 +37,10 @@ pub(crate) struct Opened {
     pub spec: ModelSpec,
     pub store: Arc<WeightStore>,
     pub driver: Driver,
+    /// The longest sequence.
+    pub context: usize,
     /// What runs where, as it was compiled.
-    pub plan: Plan,
+    pub plan: CurrentPlan,
     /// What devices refused of it, before compiling and while.
     pub refusals: Vec<Refusal>,
     pub text: ModelText,
@@ -160,8 +163,21 @@ impl Model {
         if plan.prefill.expert_residency.is_some() {
             engine.adapt(store.clone(), AdaptSettings::default());
         }
+        let context = plan.context;
+        let plan = CurrentPlan::new(plan);
+        if options.fallback && modelled.is_none() {
+            let instead = CpuInstead {
+                spec: spec.clone(),
+                store: store.clone(),
+                options: options.clone(),
+                clock: clock.clone(),
+                plan: plan.clone(),
+            };
+            engine.on_loss(Box::new(move |loss| instead.engine(loss)));
+        }
         let opened = Opened {
             name,
+            context,
             spec,
             store,
             plan,
@@ -216,12 +232,12 @@ impl Model {
 
     /// The longest sequence.
     pub fn context(&self) -> usize {
-        self.opened.plan.context
+        self.opened.context
     }
 
     /// What runs where, as it was compiled.
-    pub fn plan(&self) -> &Plan {
-        &self.opened.plan
+    pub fn plan(&self) -> Arc<Plan> {
+        self.opened.plan.get()
     }
 
     /// What devices refused, before compiling and while.

@@ -47,6 +47,8 @@ pub struct OpenOptions {
     pub predictor: Option<PredictorOptions>,
     /// Receives the progress of quantization.
     pub progress: Option<LoadProgress>,
+    /// Receives what happens to an open model that its user should know.
+    pub notices: Option<Notices>,
     /// How to watch and stop compiling.
     pub compile: CompileControl,
     /// Whether rows of the last state, for embeddings, are the output in place of logits:
@@ -75,7 +77,8 @@ pub struct OpenOptions {
     pub plan_file: Option<PathBuf>,
     /// Choose the plan by a profile, in place of `strategy`.
     pub solve: Option<SolveOptions>,
-    /// Moves ops that a device of `plan` refuses to other devices, instead of failing.
+    /// Moves ops that a device of `plan` refuses to other devices, instead of failing; and when a
+    /// real device is lost, the CPU computes all sequences anew and goes on.
     pub fallback: bool,
     /// Type of the KV cache; `None`: f32 if computing in f32, else bf16 where multiplied, else f16.
     pub kv_dtype: Option<DType>,
@@ -104,6 +107,7 @@ impl Default for OpenOptions {
             expert_cache: None,
             predictor: None,
             progress: None,
+            notices: None,
             compile: CompileControl::default(),
             embeddings: false,
             context: None,
@@ -172,6 +176,16 @@ pub struct LoadProgress(pub OnProgress);
 impl fmt::Debug for LoadProgress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("LoadProgress")
+    }
+}
+
+/// Receives sentences.
+#[derive(Clone)]
+pub struct Notices(pub Arc<dyn Fn(&str) + Send + Sync>);
+
+impl fmt::Debug for Notices {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Notices")
     }
 }
 

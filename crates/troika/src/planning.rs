@@ -6,7 +6,7 @@ use troika_device::{Device, DeviceKind};
 use troika_engine::EngineError;
 use troika_graph::{ActivationFormat, DType};
 use troika_model::lower::{LowerOptions, Lowered, lower};
-use troika_model::spec::Ffn;
+use troika_model::spec::{Ffn, ModelSpec};
 use troika_plan::{
     DeviceFacts, Elsewhere, ExpertPolicy, ExpertSettings, Plan, PlanDevice, PlanError, PlanRequest,
     Refusal, Strategy, describe_refusals, leave_attention,
@@ -263,33 +263,8 @@ impl BoundModel {
         Ok(made)
     }
 
-    /// The plan request that follows from the options.
     fn plan_request(&self, options: &OpenOptions) -> PlanRequest {
-        // With an explicit type, activations stay in f32.
-        let f32_only = (options.dtype != FloatType::Auto).then(Vec::new);
-        let given = options.calibration.as_ref().map(|c| &*c.calibration);
-        PlanRequest {
-            strategy: options.strategy.clone(),
-            context: options.context,
-            chunk: options
-                .chunk
-                .or_else(|| options.experts.chunk(&options.strategy))
-                .unwrap_or(CHUNK),
-            chunks_in_flight: options.chunks_in_flight,
-            policy: options.policy,
-            sync: options.sync,
-            kv_dtype: options.kv_dtype,
-            values: options.values,
-            row_buckets: Some(options.devices.npu.row_buckets.clone()).filter(|n| !n.is_empty()),
-            activations: options.activations.clone().or(f32_only),
-            calibrated: None,
-            elsewhere: Vec::new(),
-            experts: ExpertSettings {
-                attention: options.npu_attention,
-                ..options.experts.of_model(&self.spec, &self.store, given)
-            },
-            single_precision: options.dtype == FloatType::F32 || all_f32(&self.store),
-        }
+        plan_request(&self.spec, &self.store, options)
     }
 
     /// The cache type for plans chosen by price, if it differs from the devices' default. It is the
@@ -391,6 +366,36 @@ impl BoundModel {
             candidates: &[],
         };
         Ok(Some(solve(&request)?))
+    }
+}
+
+/// The plan request that follows from the options.
+pub(crate) fn plan_request(
+    spec: &ModelSpec,
+    store: &WeightStore,
+    options: &OpenOptions,
+) -> PlanRequest {
+    // With an explicit type, activations stay in f32.
+    let f32_only = (options.dtype != FloatType::Auto).then(Vec::new);
+    let given = options.calibration.as_ref().map(|c| &*c.calibration);
+    PlanRequest {
+        strategy: options.strategy.clone(),
+        context: options.context,
+        chunk: options.chunk.or_else(|| options.experts.chunk(&options.strategy)).unwrap_or(CHUNK),
+        chunks_in_flight: options.chunks_in_flight,
+        policy: options.policy,
+        sync: options.sync,
+        kv_dtype: options.kv_dtype,
+        values: options.values,
+        row_buckets: Some(options.devices.npu.row_buckets.clone()).filter(|n| !n.is_empty()),
+        activations: options.activations.clone().or(f32_only),
+        calibrated: None,
+        elsewhere: Vec::new(),
+        experts: ExpertSettings {
+            attention: options.npu_attention,
+            ..options.experts.of_model(spec, store, given)
+        },
+        single_precision: options.dtype == FloatType::F32 || all_f32(store),
     }
 }
 

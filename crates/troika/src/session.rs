@@ -284,7 +284,7 @@ impl Session {
                 logprobs: request.logprobs,
                 stop_tokens,
                 max: request.max_tokens.unwrap_or(usize::MAX),
-                context: opened.plan.context,
+                context: opened.context,
                 holds: opened.driver.handle.most_tokens(),
                 len: prompt.len(),
                 counted: (!opened.computes).then_some(opened.spec.vocab),
@@ -542,7 +542,7 @@ fn check_prompt(opened: &Opened, prompt: &[u32]) -> Result<(), Error> {
     if prompt.is_empty() {
         return Err(Error::EmptyPrompt);
     }
-    let context = opened.plan.context;
+    let context = opened.context;
     if prompt.len() > context {
         let model = opened.spec.context;
         return Err(Error::PromptTooLong { prompt: prompt.len(), context, model });

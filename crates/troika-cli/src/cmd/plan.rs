@@ -65,7 +65,7 @@ fn compile(
 ) -> Result<(), CliError> {
     let (plan, solve, fallback) = (Some(planned.plan.clone()), None, true);
     let model = subject.open(&OpenOptions { plan, solve, fallback, ..options.clone() })?;
-    planned.plan = model.plan().clone();
+    planned.plan = (*model.plan()).clone();
     for refusal in model.refusals() {
         if !planned.refusals.contains(refusal) {
             planned.refusals.push(refusal.clone());

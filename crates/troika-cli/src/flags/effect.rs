@@ -68,11 +68,6 @@ const RULES: &[Rule] = &[
         why: "nothing is profiled",
     },
     Rule {
-        flags: "fallback",
-        idle: Idle::Without { needed: "plan" },
-        why: "a plan that is made here places every op on a device that takes it",
-    },
-    Rule {
         flags: "batch_size",
         idle: Idle::Without { needed: "parallel" },
         why: "a prompt alone delays no other; --ubatch-size is the length of its chunks",

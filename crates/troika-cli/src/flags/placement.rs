@@ -180,7 +180,10 @@ pub struct PlanFileArgs {
     /// It takes the place of the flags for placement, context, chunks and the KV cache.
     #[arg(long, value_name = "FILE", env = "TROIKA_PLAN")]
     pub plan: Option<PathBuf>,
-    /// Let other devices compute what those of the plan refuse, instead of refusing the plan
+    /// Go on with other devices, instead of failing
+    ///
+    /// Others compute what the devices of a plan (--plan) refuse. When a GPU or NPU is lost, the CPU
+    /// computes all sequences anew and goes on.
     #[arg(long)]
     pub fallback: bool,
     /// Seconds that compiling the model for its devices may take; 0: as long as it takes
@@ -281,10 +284,10 @@ impl PlanFileArgs {
     pub fn apply(&self, options: &mut OpenOptions) -> Result<(), CliError> {
         let limit = Duration::from_secs(self.compile_timeout);
         options.compile.limit = (!limit.is_zero()).then_some(limit);
+        options.fallback = self.fallback;
         let Some(file) = &self.plan else { return Ok(()) };
         options.plan = Some(read_plan(file)?);
         options.plan_file = Some(file.clone());
-        options.fallback = self.fallback;
         Ok(())
     }
 }

@@ -1,0 +1,45 @@
+//! Losses of devices, and what goes on in their place.
+
+use std::fmt;
+
+use troika_device::DeviceError;
+
+use crate::error::EngineError;
+
+/// Makes what goes on without the device of an error; why not, if that is not possible.
+pub type Elsewhere<T> = Box<dyn FnMut(&DeviceError) -> Result<T, String> + Send>;
+
+/// What happens when a device is lost.
+pub(crate) struct Losses<T> {
+    /// `None`: sequences fail.
+    pub elsewhere: Option<Elsewhere<T>>,
+    /// The loss of a device that is to be left as soon as nothing is in flight.
+    pub leaving: Option<DeviceError>,
+}
+
+impl<T> Default for Losses<T> {
+    fn default() -> Losses<T> {
+        Losses { elsewhere: None, leaving: None }
+    }
+}
+
+impl<T> fmt::Debug for Losses<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Losses").field("leaving", &self.leaving).finish_non_exhaustive()
+    }
+}
+
+impl<T> Losses<T> {
+    /// Notes an error; whether a device is being left, so that no sequence is to fail by it.
+    pub fn note(&mut self, error: &EngineError) -> bool {
+        // What else fails while a device is being left fails because of that.
+        if self.leaving.is_none()
+            && self.elsewhere.is_some()
+            && let EngineError::Device(error) = error
+            && error.lost_device().is_some()
+        {
+            self.leaving = Some(error.clone());
+        }
+        self.leaving.is_some()
+    }
+}

@@ -1,0 +1,86 @@
+//! Going on when a device is lost: on the CPU, which computes everything anew.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use troika_device::{Clock, DeviceError};
+use troika_engine::{CompileControl, Engine, EngineParts};
+use troika_model::spec::ModelSpec;
+use troika_plan::{DeviceFacts, Plan, Strategy};
+use troika_weights::WeightStore;
+
+use crate::devices::{DeviceOptions, open_devices};
+use crate::error::Error;
+use crate::options::OpenOptions;
+use crate::planning::plan_request;
+
+/// The plan that an open model runs, which changes when a device is lost.
+#[derive(Clone)]
+pub(crate) struct CurrentPlan(Arc<Mutex<Arc<Plan>>>);
+
+impl CurrentPlan {
+    pub fn new(plan: Plan) -> CurrentPlan {
+        CurrentPlan(Arc::new(Mutex::new(Arc::new(plan))))
+    }
+
+    pub fn get(&self) -> Arc<Plan> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, plan: Plan) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(plan);
+    }
+}
+
+/// What makes an engine on the CPU in place of one whose device is lost.
+pub(crate) struct CpuInstead {
+    pub spec: ModelSpec,
+    pub store: Arc<WeightStore>,
+    pub options: OpenOptions,
+    pub clock: Arc<dyn Clock>,
+    pub plan: CurrentPlan,
+}
+
+impl CpuInstead {
+    /// Tells of the loss and makes the engine.
+    ///
+    /// # Errors
+    /// Why the CPU cannot go on, in a sentence.
+    pub fn engine(&self, loss: &DeviceError) -> Result<Engine, String> {
+        if let Some(notices) = &self.options.notices {
+            (notices.0)(&format!("{loss}; the CPU computes everything anew and goes on"));
+        }
+        self.make().map_err(|e| e.to_string())
+    }
+
+    fn make(&self) -> Result<Engine, Error> {
+        let DeviceOptions { threads, cores, isa, .. } = &self.options.devices;
+        let own = (*threads, cores.clone(), isa.clone());
+        let cpu = DeviceOptions { threads: own.0, cores: own.1, isa: own.2, ..Default::default() };
+        let devices = open_devices(&cpu)?;
+        let before = self.plan.get();
+        let wanted = OpenOptions {
+            strategy: Strategy::OneDevice,
+            context: Some(before.context),
+            chunk: Some(before.prefill.chunk),
+            kv_dtype: Some(before.kv_dtype),
+            ..self.options.clone()
+        };
+        let facts: Vec<DeviceFacts> = devices.iter().map(|d| DeviceFacts::of(&**d)).collect();
+        let request = plan_request(&self.spec, &self.store, &wanted);
+        let plan = troika_plan::make(&self.spec, &facts, &request)?;
+        let shapes = |key| self.store.shape(key);
+        let parts = EngineParts {
+            spec: &self.spec,
+            shapes: &shapes,
+            weights: &*self.store,
+            plan: plan.clone(),
+            devices: &devices,
+            clock: self.clock.clone(),
+            tracer: self.options.tracer.clone(),
+            sharing: self.options.sharing,
+        };
+        let engine = Engine::compiled(parts, &CompileControl::default())?;
+        self.plan.set(plan);
+        Ok(engine)
+    }
+}
