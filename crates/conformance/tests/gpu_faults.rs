@@ -110,6 +110,28 @@ fn a_low_limit_of_bindings_changes_no_token() {
 }
 
 #[test]
+fn a_cache_that_cannot_be_bound_is_an_error_at_once() {
+    // Keys of a sequence take 32 KiB in a layer: 256 positions of 32 numbers.
+    for (sequences, fits) in [(1, true), (4, true), (64, false)] {
+        let Some(gpu) = gpu(Some(256 << 10)) else { return };
+        let Described { spec, store, .. } = described("qwen3");
+        let model = BoundModel { spec, store, devices: vec![gpu, cpu()] };
+        match Model::open_bound("qwen3", model, &options_for(sequences)) {
+            Ok(model) => {
+                assert!(fits, "{sequences} sequences");
+                holds("qwen3", &model);
+            }
+            Err(e) => {
+                assert!(!fits, "{sequences} sequences: {e}");
+                let why = e.to_string();
+                let parts = ["device gpu binds at most 262144 at once", "--parallel"];
+                assert!(parts.iter().all(|part| why.contains(part)), "{why}");
+            }
+        }
+    }
+}
+
+#[test]
 fn nothing_is_said_of_kernels_of_a_lost_device() {
     let Some(gpu) = gpu(None) else { return };
     gpu.lose();

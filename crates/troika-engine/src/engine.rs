@@ -3,7 +3,7 @@
 use std::mem::swap;
 use std::sync::Arc;
 
-use troika_device::{Buffer, Clock, Device, Waiting, WeightSource};
+use troika_device::{Buffer, Clock, Device, DeviceKind, SpaceId, Waiting, WeightSource};
 use troika_model::lower::{LowerOptions, Lowered, StateDecl, WeightShapes, lower};
 use troika_model::spec::ModelSpec;
 use troika_plan::{Phase, Plan, PlanDevice, SyncMode};
@@ -19,7 +19,7 @@ use crate::input::Admission;
 use crate::kv::{GroupLayout, KvCache, KvLayout, PageCount, SeqId};
 use crate::loss::{Elsewhere, Losses};
 use crate::mailbox::{EngineHandle, Limits};
-use crate::memory::{allocate, allocate_in};
+use crate::memory::{allocate, allocate_in, owner};
 use crate::schedule::Runner;
 use crate::sequences::{Rules, Sequences, Sharing};
 use crate::slot::BatchSlot;
@@ -328,11 +328,28 @@ fn state_buffers(
     let buffers = instances.map(|(state, instances)| {
         let buffer = |instance: &troika_program::Instance| {
             let bytes = state_bytes(state, instance.cols.len(), kv);
+            check_binding(instance.space, bytes, devices)?;
             allocate_in(instance.space, bytes, "the KV cache", devices)
         };
         instances.iter().map(buffer).collect()
     });
     buffers.collect()
+}
+
+/// Checks that the device which owns a space binds a state as a whole, as real ones do.
+fn check_binding(
+    space: SpaceId,
+    bytes: Option<usize>,
+    devices: &[Arc<dyn Device>],
+) -> Result<(), EngineError> {
+    let Some(device) = owner(space, devices) else { return Ok(()) };
+    let (bytes, most) = (bytes.unwrap_or(usize::MAX) as u64, device.caps().max_binding_bytes);
+    match most {
+        Some(most) if bytes > most && device.kind() != DeviceKind::Virtual => {
+            Err(EngineError::CacheBinding { device: device.name().into(), bytes, most })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Bytes of some columns of a state; `None` on overflow.

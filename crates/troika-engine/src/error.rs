@@ -15,6 +15,20 @@ pub enum EngineError {
     /// A device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// The KV cache of all sequences is more than a device binds.
+    #[error(
+        "the KV cache of all sequences takes {bytes} bytes in a layer, and device {device} binds \
+         at most {most} at once; compute fewer sequences at once (--parallel), or use a smaller \
+         context (-c) or KV cache (--kv-size)"
+    )]
+    CacheBinding {
+        /// Device name.
+        device: String,
+        /// Bytes of a layer's keys or values.
+        bytes: u64,
+        /// What it binds.
+        most: u64,
+    },
     /// A device was lost, and nothing else could go on in its place.
     #[error("{loss}; going on elsewhere failed: {why}")]
     NotLeft {

@@ -16,6 +16,11 @@ pub(crate) fn allocate(bytes: Option<usize>, what: &str) -> Result<Buffer, Engin
     Ok(buffer.map_err(DeviceError::memory(what))?)
 }
 
+/// The device that owns a space; nobody owns the host's.
+pub(crate) fn owner(space: SpaceId, devices: &[Arc<dyn Device>]) -> Option<&Arc<dyn Device>> {
+    devices.iter().find(|d| own_space(d.caps()) == space).filter(|_| space != SpaceId::HOST)
+}
+
 /// Allocates memory in a space, from the device that owns it.
 ///
 /// # Errors
@@ -26,8 +31,7 @@ pub(crate) fn allocate_in(
     what: &str,
     devices: &[Arc<dyn Device>],
 ) -> Result<Buffer, EngineError> {
-    let owner = devices.iter().find(|d| own_space(d.caps()) == space);
-    match owner.filter(|_| space != SpaceId::HOST) {
+    match owner(space, devices) {
         Some(device) => {
             let what = format!("{what} on device {}", device.name());
             let buffer = device.allocate(bytes.unwrap_or(usize::MAX));
