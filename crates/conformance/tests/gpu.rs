@@ -200,3 +200,26 @@ fn an_npu_hands_prompts_over() {
     let names = ["qwen3", "llama-3.2", "gemma-2", "qwen3-moe"];
     architectures_on(&devices, &Strategy::parse("prefill-decode=npu:gpu").unwrap(), &names);
 }
+
+/// Logits of a long prompt are wanted of its last row only; a chunk's would be 8 MiB here, and
+/// 300 MiB with a vocabulary of 150,000.
+#[test]
+fn logits_take_memory_for_the_rows_that_are_wanted() {
+    if !is_here() {
+        return;
+    }
+    let devices = options(&[&gpu_spec()]);
+    let model = Model::open(
+        &root("models/tiny-moe"),
+        &OpenOptions { devices, chunk: Some(512), ..OpenOptions::default() },
+    )
+    .unwrap();
+    let prompt: Vec<u32> = (1..200).collect();
+    assert_eq!(greedy(&model, &prompt, 2).unwrap().len(), 2);
+    let held = model.engine().unwrap().memory().activations;
+    let of_a_chunk = 512 * 4 * model.spec().vocab as u64;
+    assert!(held < of_a_chunk, "{held} bytes of values, {of_a_chunk} of a chunk's logits");
+    // Those of all rows are wanted now, and are there.
+    let logits = all_logits(&model, &prompt).unwrap();
+    assert_eq!(logits.len(), prompt.len() * model.spec().vocab);
+}

@@ -9,7 +9,7 @@ use troika_device::{
 use troika_plan::Plan;
 use troika_program::{
     BufferName, ExpertBuffer, ExpertMemory, ExpertStep, GroupGraph, NamedCopy, NamedHost, NamedRun,
-    NamedTask, NamedView, NamedWork, PackedCols, PackedSize, Program, SlotMemory, Slots,
+    NamedTask, NamedView, NamedWork, PackedCols, PackedSize, Program, Slots,
 };
 use troika_trace::Tracer;
 
@@ -179,7 +179,9 @@ impl Binder<'_> {
             BufferName::Ids(chunk) => self.inputs[*chunk as usize].ids.clone(),
             BufferName::Positions(chunk) => self.inputs[*chunk as usize].positions.clone(),
             BufferName::Logits => self.logits.clone(),
-            BufferName::Value { set, memory } => self.value(*set, memory)?,
+            BufferName::Value { set, memory } => {
+                self.pools[*set].buffer(memory, named, &self.model.devices)?
+            }
             BufferName::State(part) => self.model.states[part.state][part.instance].clone(),
             BufferName::Experts(memory) => {
                 self.packed.buffer(memory, named, &self.model.devices)?
@@ -194,9 +196,5 @@ impl Binder<'_> {
                 }
             },
         })
-    }
-
-    fn value(&mut self, set: usize, memory: &SlotMemory) -> Result<Buffer, EngineError> {
-        self.pools[set].buffer(memory, &self.model.devices)
     }
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use troika_device::{Buffer, Device};
-use troika_program::{SlotMemory, Slots};
+use troika_program::{NamedView, SlotMemory, Slots};
 
 use crate::error::EngineError;
 use crate::memory::allocate_in;
@@ -23,19 +23,23 @@ impl EdgePool {
         EdgePool { slots: slots.clone(), buffers: HashMap::new() }
     }
 
-    /// The buffer of a slot's memory. The device that owns it allocates it when it is first needed.
+    /// The buffer of a slot's memory, for a view. The device that owns it allocates it when it is
+    /// first needed, or has to be longer.
     ///
     /// # Errors
     /// There is not enough memory for it.
     pub fn buffer(
         &mut self,
         memory: &SlotMemory,
+        view: &NamedView,
         devices: &[Arc<dyn Device>],
     ) -> Result<Buffer, EngineError> {
-        if let Some(known) = self.buffers.get(memory) {
+        let bytes = self.slots.bytes(memory, view.rect().span().end);
+        if let Some(known) = self.buffers.get(memory)
+            && bytes.is_some_and(|bytes| bytes <= known.len())
+        {
             return Ok(known.clone());
         }
-        let bytes = self.slots.bytes(memory);
         let buffer = allocate_in(memory.space, bytes, "activations", devices)?;
         self.buffers.insert(memory.clone(), buffer.clone());
         Ok(buffer)

@@ -21,6 +21,8 @@ pub struct Slots {
     cols: Vec<usize>,
     /// The rows of each buffer.
     rows: usize,
+    /// The slot of the logits.
+    logits: usize,
 }
 
 /// The memory of a slot in a space, for whole values or for some columns only.
@@ -51,7 +53,8 @@ impl Slots {
             program.read_beside(i).for_each(|value| last_use[value] = i);
         }
         let cols = &program.values.cols;
-        let mut slots = Slots { of_value: vec![usize::MAX; cols.len()], cols: Vec::new(), rows };
+        let of_value = vec![usize::MAX; cols.len()];
+        let mut slots = Slots { of_value, cols: Vec::new(), rows, logits: usize::MAX };
         let mut free: Vec<usize> = Vec::new();
         // Ids, positions and logits have host buffers of their own. In other spaces each has a slot
         // that no other value shares.
@@ -59,6 +62,7 @@ impl Slots {
             slots.of_value[v] = slots.cols.len();
             slots.cols.push(cols[v]);
         }
+        slots.logits = slots.of_value[lowered.logits().0];
         for (i, segment) in lowered.segments.iter().enumerate() {
             for v in segment.outputs.iter().map(|e| e.0).filter(|v| !own(*v)) {
                 slots.of_value[v] = take_slot(&mut free, &mut slots.cols, cols[v]);
@@ -91,8 +95,12 @@ impl Slots {
         SlotMemory { slot: self.of_value[value], space, part, row }
     }
 
-    /// Bytes of a memory; `None` on overflow.
-    pub fn bytes(&self, memory: &SlotMemory) -> Option<usize> {
+    /// Bytes of a memory of which so many are needed now; `None` on overflow. That of logits is no
+    /// longer, since a batch wants few rows of them; others have room for every batch.
+    pub fn bytes(&self, memory: &SlotMemory, needed: usize) -> Option<usize> {
+        if memory.slot == self.logits {
+            return Some(needed);
+        }
         let cols = memory.part.map_or(self.cols[memory.slot], |(_, cols)| cols);
         cols.checked_mul(ELEMENT)?.checked_mul(self.rows)
     }

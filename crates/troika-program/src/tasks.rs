@@ -436,12 +436,22 @@ impl<'a> ChunkTasks<'a> {
         let refused = !caps.strided_rows || caps.max_binding_bytes.is_some_and(|most| span > most);
         let part = self.program.apart[o.value] || (apart && refused) || !aligned(o.cols.start);
         let cols = if part { o.cols.clone() } else { 0..all };
-        let mut bound = aligned(rows.first * cols.len());
+        let first = self.row_there(o.value, rows.first);
+        let mut bound = aligned(first * cols.len());
         if o.value == self.program.lowered.logits().0 {
             bound = bound && aligned(self.logits_at.place(rows.first) * cols.len());
         }
-        let row = (!bound).then_some(rows.first);
+        let row = (!bound).then_some(first);
         Instance { row, ..Instance::new(own_space(caps), cols) }
+    }
+
+    /// The row of a value's memory on a device for a row of the chunk: that of logits begins with
+    /// the rows in work, since few are wanted of a long chunk, and each is long.
+    fn row_there(&self, value: usize, row: usize) -> usize {
+        match value == self.program.lowered.logits().0 {
+            true => row - self.logits_at.row,
+            false => row,
+        }
     }
 
     /// Copies to an instance what it lacks of an area.
@@ -481,13 +491,13 @@ impl<'a> ChunkTasks<'a> {
     fn view(&self, o: &ValueCols, instance: &Instance, rows: Rows) -> NamedView {
         let cols = self.program.values.cols[o.value];
         let on_host = *instance == Instance::new(SpaceId::HOST, 0..cols);
-        let mut first = rows.first;
+        let mut first = self.row_there(o.value, rows.first);
         let buffer = if o.value == Lowered::IDS.0 && on_host {
             BufferName::Ids(self.batch.chunk)
         } else if o.value == Lowered::POSITIONS.0 && on_host {
             BufferName::Positions(self.batch.chunk)
         } else if o.value == self.program.lowered.logits().0 && on_host {
-            first = self.logits_at.place(first);
+            first = self.logits_at.place(rows.first);
             BufferName::Logits
         } else {
             let memory = self.slots.memory(o.value, cols, instance);
