@@ -180,7 +180,7 @@ impl Binder<'_> {
             BufferName::Positions(chunk) => self.inputs[*chunk as usize].positions.clone(),
             BufferName::Logits => self.logits.clone(),
             BufferName::Value { set, memory } => {
-                self.pools[*set].buffer(memory, named, &self.model.devices)?
+                self.pools[*set].buffer(memory, &self.model.devices)?
             }
             BufferName::State(part) => self.model.states[part.state][part.instance].clone(),
             BufferName::Experts(memory) => {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use troika_device::{Buffer, Device};
-use troika_program::{NamedView, SlotMemory, Slots};
+use troika_program::{SlotMemory, Slots};
 
 use crate::error::EngineError;
 use crate::memory::allocate_in;
@@ -15,31 +15,37 @@ use crate::memory::allocate_in;
 pub(crate) struct EdgePool {
     slots: Arc<Slots>,
     buffers: HashMap<SlotMemory, Buffer>,
+    /// Rows of buffers of logits.
+    logits_rows: usize,
 }
 
 impl EdgePool {
     /// A pool without buffers.
     pub fn new(slots: &Arc<Slots>) -> EdgePool {
-        EdgePool { slots: slots.clone(), buffers: HashMap::new() }
+        EdgePool { slots: slots.clone(), buffers: HashMap::new(), logits_rows: 0 }
     }
 
-    /// The buffer of a slot's memory, for a view. The device that owns it allocates it when it is
-    /// first needed, or has to be longer.
+    /// Makes room for so many rows of logits. What is bound to smaller buffers keeps them.
+    pub fn reserve_logits(&mut self, rows: usize) {
+        if rows > self.logits_rows {
+            self.logits_rows = rows;
+            self.buffers.retain(|memory, _| !self.slots.is_for_logits(memory));
+        }
+    }
+
+    /// The buffer of a slot's memory. The device that owns it allocates it when it is first needed.
     ///
     /// # Errors
     /// There is not enough memory for it.
     pub fn buffer(
         &mut self,
         memory: &SlotMemory,
-        view: &NamedView,
         devices: &[Arc<dyn Device>],
     ) -> Result<Buffer, EngineError> {
-        let bytes = self.slots.bytes(memory, view.rect().span().end);
-        if let Some(known) = self.buffers.get(memory)
-            && bytes.is_some_and(|bytes| bytes <= known.len())
-        {
+        if let Some(known) = self.buffers.get(memory) {
             return Ok(known.clone());
         }
+        let bytes = self.slots.bytes(memory, self.logits_rows);
         let buffer = allocate_in(memory.space, bytes, "activations", devices)?;
         self.buffers.insert(memory.clone(), buffer.clone());
         Ok(buffer)

@@ -242,12 +242,14 @@ impl BatchSlot {
         let need = (wanted + padding).checked_mul(row);
         if need.is_none_or(|need| self.logits.len() < need) {
             self.logits = allocate(need, "logits")?;
+            // Known graphs are bound to what is shorter, here and in the pools.
             self.graphs.clear();
         }
         let chunk = model.plan.prefill.chunk + padding;
         while self.pools.len() < self.used.min(model.plan.prefill.chunks_in_flight) {
             self.pools.push(EdgePool::new(&model.slots));
         }
+        self.pools.iter_mut().for_each(|pool| pool.reserve_logits(wanted + padding));
         while self.inputs.len() < self.used {
             let ids = allocate(chunk.checked_mul(4), "token ids")?;
             let positions = allocate(chunk.checked_mul(4), "positions")?;

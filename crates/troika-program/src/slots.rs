@@ -95,14 +95,17 @@ impl Slots {
         SlotMemory { slot: self.of_value[value], space, part, row }
     }
 
-    /// Bytes of a memory of which so many are needed now; `None` on overflow. That of logits is no
-    /// longer, since a batch wants few rows of them; others have room for every batch.
-    pub fn bytes(&self, memory: &SlotMemory, needed: usize) -> Option<usize> {
-        if memory.slot == self.logits {
-            return Some(needed);
-        }
+    /// Whether a memory is for logits.
+    pub fn is_for_logits(&self, memory: &SlotMemory) -> bool {
+        memory.slot == self.logits
+    }
+
+    /// Bytes of a memory; `None` on overflow. That of logits has so many rows, since few of them are
+    /// wanted; others have room for every batch.
+    pub fn bytes(&self, memory: &SlotMemory, logits_rows: usize) -> Option<usize> {
         let cols = memory.part.map_or(self.cols[memory.slot], |(_, cols)| cols);
-        cols.checked_mul(ELEMENT)?.checked_mul(self.rows)
+        let rows = if self.is_for_logits(memory) { logits_rows } else { self.rows };
+        cols.checked_mul(ELEMENT)?.checked_mul(rows)
     }
 }
 
