@@ -183,8 +183,6 @@ fn flags_without_effect_are_refused() {
         (&["profile", "--several-copies"], &["--several-copies has no effect"]),
         (&["profile", "--policy", "in-order", "--sync", "blocking"], &["--policy and --sync have"]),
         (&["run", "--plan", "plan.json", "--goal", "tps"], &["--goal", "without --profile"]),
-        (&["run", "--strategy", "alternate", "--fallback"], &["--fallback", "without --plan"]),
-        (&["run", "--profile", "plan.json", "--fallback"], &["--fallback", "without --plan"]),
         (&["bench", "--strategy", "alternate", "--for-gen", "5"], &["--for-gen", "--profile"]),
         (&["plan", "--goal", "tps"], &["--goal", "without --profile"]),
         (&["plan", "--strategy", "alternate", "--beaten", "x"], &["--beaten", "--profile"]),
