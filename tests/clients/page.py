@@ -126,12 +126,16 @@ NOTE_LENGTHS = """() => {
 
 def streams(page):
     page.limit(600)
-    page.fresh()
-    # The page notes each length itself: the model is faster than questions from here.
-    page.tab.evaluate(NOTE_LENGTHS)
-    page.send("The sea was calm that evening, and")
-    page.ended()
-    lengths = page.tab.evaluate("[...window.lengths]")
+    # The model answers within a few of a browser's frames, of which a busy machine draws fewer still.
+    for _ in range(5):
+        page.fresh()
+        # The page notes each length itself: the model is faster than questions from here.
+        page.tab.evaluate(NOTE_LENGTHS)
+        page.send("The sea was calm that evening, and")
+        page.ended()
+        lengths = page.tab.evaluate("[...window.lengths]")
+        if len(lengths) >= 3:
+            break
     assert len(lengths) >= 3, f"the answer came in {len(lengths)} pieces"
     figures = page.tab.locator(".message.answer .stats").last.inner_text()
     assert "tokens/s" in figures and "first token" in figures, figures
