@@ -139,9 +139,7 @@ fn nothing_is_said_of_kernels_of_a_lost_device() {
     assert!(why.contains("device gpu: the driver lost it"), "{why}");
 }
 
-/// Sequences that were in the middle of answers say what the CPU alone says, and so do later ones.
-/// In the middle of answers: the loss is seen by whoever submits next, with rows of one sequence or
-/// of both, a token or a prompt.
+/// Sequences in the middle of answers, and later ones, say what the CPU alone says.
 #[test]
 fn with_a_fallback_the_cpu_goes_on_where_a_device_is_lost() {
     const TOKENS: usize = 24;
@@ -169,11 +167,7 @@ fn with_a_fallback_the_cpu_goes_on_where_a_device_is_lost() {
     ] {
         let Some(gpu) = gpu(None) else { return };
         let alone = opened(name, vec![cpu()], &options());
-        let want = prompts.map(|prompt| {
-            let mut session = alone.session().unwrap();
-            session.start(prompt, &request()).unwrap();
-            answer(&mut session, 0)
-        });
+        let want = prompts.map(|prompt| greedy(&alone, prompt, TOKENS).unwrap());
         let told = Arc::new(Mutex::new(Vec::new()));
         let tell = told.clone();
         let notices = Notices(Arc::new(move |line: &str| {
@@ -204,9 +198,8 @@ fn with_a_fallback_the_cpu_goes_on_where_a_device_is_lost() {
             got[i].extend(answer(session, so_far));
             assert_eq!(got[i], want[i], "{name} by {strategy}, sequence {i}");
         }
-        let mut later = model.session().unwrap();
-        later.start(prompts[2], &request()).unwrap();
-        assert_eq!(answer(&mut later, 0), want[2], "{name}, a later sequence");
+        let later = greedy(&model, prompts[2], TOKENS).unwrap();
+        assert_eq!(later, want[2], "{name}, a later sequence");
         assert_eq!(model.plan().devices, ["cpu"], "{name} by {strategy}");
         let told = told.lock().unwrap();
         assert_eq!(told.len(), 1, "{name}: {told:?}");

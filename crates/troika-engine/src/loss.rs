@@ -1,7 +1,5 @@
 //! Losses of devices, and what goes on in their place.
 
-use std::fmt;
-
 use troika_device::DeviceError;
 
 use crate::error::EngineError;
@@ -20,12 +18,6 @@ pub(crate) struct Losses<T> {
 impl<T> Default for Losses<T> {
     fn default() -> Losses<T> {
         Losses { elsewhere: None, leaving: None }
-    }
-}
-
-impl<T> fmt::Debug for Losses<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Losses").field("leaving", &self.leaving).finish_non_exhaustive()
     }
 }
 

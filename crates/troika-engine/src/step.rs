@@ -44,7 +44,7 @@ impl Engine {
                 // sequence gave way to one that could not begin before.
                 Waited::Idle => match self.seqs.first() {
                     None => return Ok(false),
-                    Some(_) if self.losses.leaving.is_some() => {}
+                    Some(_) if self.losses.leaving.is_some() => {} // The next round leaves it.
                     Some(_) if self.seqs.preemptions > preemptions => {}
                     Some(seq) => self.seqs.fail(seq, KvError::Full(1).into()),
                 },

@@ -57,9 +57,7 @@ impl CpuInstead {
     }
 
     fn make(&self) -> Result<Engine, Error> {
-        let DeviceOptions { threads, cores, isa, .. } = &self.options.devices;
-        let own = (*threads, cores.clone(), isa.clone());
-        let cpu = DeviceOptions { threads: own.0, cores: own.1, isa: own.2, ..Default::default() };
+        let cpu = DeviceOptions { devices: Vec::new(), ..self.options.devices.clone() };
         let devices = open_devices(&cpu)?;
         let before = self.plan.get();
         let wanted = OpenOptions {
