@@ -167,7 +167,7 @@ impl World {
                         }
                         o.ended = last.then(|| clock.now()).or(o.ended);
                     }
-                    Event::Fed { .. } => panic!("logits are wanted"),
+                    Event::Fed { .. } | Event::Largest { .. } => panic!("all logits are wanted"),
                     Event::Cancelled { .. } => o.ended = Some(clock.now()),
                     Event::Failed { error, .. } => panic!("{error}"),
                 }

@@ -13,11 +13,15 @@ use std::sync::Arc;
 use conformance::golden::{all_logits, find, greedy, read_golden, relative_error};
 use conformance::suite::{Exclusion, SuiteCase, model_cases, op_cases, run_suite};
 use troika::device::Device;
+use troika::engine::sample::SampleParams;
+use troika::engine::{Event, Next, SequenceInput, Sharing, WantedLogits};
 use troika::graph::DType;
 use troika::npu::RuntimePlaces;
 use troika::plan::Strategy;
 use troika::weights::{FloatType, Quant};
-use troika::{DeviceOptions, Model, NpuSettings, OpenOptions, gpu_adapters, open_devices};
+use troika::{
+    DeviceOptions, Model, NpuSettings, OpenOptions, Request, Session, gpu_adapters, open_devices,
+};
 
 /// The device that tests take.
 fn gpu_spec() -> String {
@@ -199,6 +203,73 @@ fn an_npu_hands_prompts_over() {
     let devices = DeviceOptions { npu, ..options(&["npu:openvino:cpu", &gpu_spec(), "cpu"]) };
     let names = ["qwen3", "llama-3.2", "gemma-2", "qwen3-moe"];
     architectures_on(&devices, &Strategy::parse("prefill-decode=npu:gpu").unwrap(), &names);
+}
+
+/// The host reads the largest logits alone where they decide: they are those of the whole row, in
+/// prompts and in answers, and so are the tokens.
+#[test]
+fn the_largest_logits_are_picked_on_the_device() {
+    const KEPT: usize = 40;
+    if !is_here() {
+        return;
+    }
+    let devices = options(&[&gpu_spec(), "cpu"]);
+    let sharing = Sharing { sequences: 3, ..Sharing::default() };
+    let options = OpenOptions { devices, sharing, chunk: Some(16), ..OpenOptions::default() };
+    let model = Model::open(&root("models/tiny-moe"), &options).unwrap();
+    let prompt: Vec<u32> = (1..40).collect();
+    let next = prompt.len() as u32;
+    {
+        let mut engine = model.engine().unwrap();
+        let (seq, other) = (engine.open(), engine.open());
+        engine.handle().feed(seq, &prompt, WantedLogits::Largest(KEPT)).unwrap();
+        let mut picked = Vec::new();
+        let mut take = |event: Event<'_>| match event {
+            Event::Largest { position, largest, .. } => {
+                picked.push((position, largest.to_vec()));
+                if picked.len() == 1 { Next::Append(next) } else { Next::Wait }
+            }
+            Event::Begun { .. } => Next::Wait,
+            other => panic!("{other:?}"),
+        };
+        while engine.step(&mut take).unwrap() {}
+        let tokens = [&prompt[..], &[next]].concat();
+        let mut rows = Vec::new();
+        for tokens in [&tokens[..prompt.len()], &tokens[prompt.len()..]] {
+            let input = [SequenceInput { seq: other, tokens, logits: WantedLogits::Last }];
+            engine
+                .run(&input, &mut |_, position, row| rows.push((position, row.to_vec())))
+                .unwrap();
+        }
+        assert_eq!((picked.len(), rows.len()), (2, 2));
+        for ((at, largest), (position, row)) in picked.iter().zip(&rows) {
+            let mut all: Vec<(u32, f32)> = (0..).zip(row.iter().copied()).collect();
+            all.sort_by(|a, b| b.1.total_cmp(&a.1));
+            assert_eq!((at, &largest[..]), (position, &all[..KEPT]));
+        }
+        engine.close(seq);
+        engine.close(other);
+    }
+    // Those with logarithms of probabilities read whole rows.
+    let tokens = |temperature: f32, logprobs| {
+        let params = SampleParams { temperature, seed: 3, ..SampleParams::default() };
+        let max_tokens = Some(24);
+        let request =
+            Request { params, logprobs, max_tokens, ignore_eos: true, ..Request::default() };
+        let mut session = model.session().unwrap();
+        session.start(&prompt, &request).unwrap();
+        session
+    };
+    let all = |session: &mut Session| session.finish(None).unwrap().tokens;
+    for temperature in [0.0, 1.5] {
+        let whole = all(&mut tokens(temperature, Some(0)));
+        assert_eq!(all(&mut tokens(temperature, None)), whole, "temperature {temperature}");
+        // In one batch.
+        let mut both = [tokens(temperature, None), tokens(temperature, Some(0)), tokens(0.0, None)];
+        for session in &mut both[..2] {
+            assert_eq!(all(session), whole, "temperature {temperature}, in one batch");
+        }
+    }
 }
 
 /// Logits of a long prompt are wanted of its last row only; a chunk's would be 8 MiB here, and

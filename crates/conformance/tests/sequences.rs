@@ -150,7 +150,7 @@ impl Open {
         self.cancelled = false;
         self.next_logits = match logits {
             WantedLogits::None => usize::MAX,
-            WantedLogits::Last => self.tokens.len() - 1,
+            WantedLogits::Last | WantedLogits::Largest(_) => self.tokens.len() - 1,
             WantedLogits::All => self.fed_from,
         };
     }
@@ -178,7 +178,8 @@ impl World {
     fn logits(&mut self) -> WantedLogits {
         *self.random.of(&[
             WantedLogits::Last,
-            WantedLogits::Last,
+            // The CPU hands out whole rows for these.
+            WantedLogits::Largest(3),
             WantedLogits::All,
             WantedLogits::None,
         ])
@@ -325,6 +326,7 @@ impl World {
                     }
                     o.pending = !last;
                 }
+                Event::Largest { .. } => panic!("{what}: {seq} has them on the host"),
                 Event::Fed { .. } => {
                     assert_eq!(o.next_logits, usize::MAX, "{what}: {seq} wants logits");
                     o.pending = false;

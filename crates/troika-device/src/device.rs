@@ -59,6 +59,17 @@ pub struct CopyRows {
     pub from: View,
     /// The destination.
     pub to: View,
+    /// Picks so many of the largest numbers of each row of f32, at most [`Caps::largest`]: a row of
+    /// the destination has these, the largest first and equal ones by column, and then their columns
+    /// as u32. What is no number counts as minus infinity.
+    pub largest: Option<usize>,
+}
+
+impl CopyRows {
+    /// Of whole rows.
+    pub fn whole(from: View, to: View) -> CopyRows {
+        CopyRows { from, to, largest: None }
+    }
 }
 
 /// One run of an executable.

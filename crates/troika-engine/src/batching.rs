@@ -22,6 +22,8 @@ pub(crate) struct PlannedBatch {
     pub positions: Vec<i32>,
     /// Runs of rows whose logits are wanted, with the sequence they belong to.
     pub wanted: Vec<(SeqId, Range<usize>)>,
+    /// How many of the largest logits of these rows are handed out, if not all are.
+    pub largest: Option<usize>,
     /// Sequence entries kept for reuse, with their page tables.
     unused: Vec<SeqRows>,
 }
@@ -36,6 +38,8 @@ pub(crate) struct NewRows<'a> {
     pub known_len: usize,
     /// The first position whose logits are wanted.
     pub logits_from: usize,
+    /// How many of the largest ones are wanted, if not all are.
+    pub largest: Option<usize>,
     pub phase: Phase,
 }
 
@@ -48,6 +52,7 @@ impl Default for PlannedBatch {
             ids: Vec::new(),
             positions: Vec::new(),
             wanted: Vec::new(),
+            largest: None,
             unused: Vec::new(),
         }
     }
@@ -66,6 +71,7 @@ impl PlannedBatch {
         self.ids.clear();
         self.positions.clear();
         self.wanted.clear();
+        self.largest = None;
     }
 
     /// Number of rows.
@@ -110,6 +116,11 @@ impl PlannedBatch {
         let from = rows.logits_from.max(rows.positions.start);
         if from < rows.positions.end {
             let skipped = from - rows.positions.start;
+            // All rows of a batch get the same number.
+            self.largest = match self.wanted.is_empty() {
+                true => rows.largest,
+                false => self.largest.zip(rows.largest).map(|(a, b)| a.max(b)),
+            };
             self.wanted.push((rows.seq, first + skipped..first + count));
         }
         Ok(())

@@ -74,9 +74,11 @@ impl Binder<'_> {
                 rows: named.rows.len(),
                 forward: forward.slice(&named.rows),
             }),
-            NamedWork::Copy(NamedCopy { from, to }) => {
-                Work::Copy(CopyRows { from: self.view(from)?, to: self.view(to)? })
-            }
+            NamedWork::Copy(NamedCopy { from, to, largest }) => Work::Copy(CopyRows {
+                from: self.view(from)?,
+                to: self.view(to)?,
+                largest: *largest,
+            }),
             NamedWork::Host(host) => self.host((number, named), host)?,
         };
         let NamedTask { device, name, chunk, rows, .. } = named;

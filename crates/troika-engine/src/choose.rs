@@ -301,6 +301,7 @@ impl Sequences {
             positions: positions.clone(),
             known_len: s.tokens.len(),
             logits_from: s.logits_from,
+            largest: s.largest(),
             phase,
         };
         batch.push(&rows, &mut self.kv)?;

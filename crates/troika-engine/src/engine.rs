@@ -69,6 +69,8 @@ pub struct Engine {
     pub(crate) handle: EngineHandle,
     /// Batches in flight: one slot, or one for decode and one for prefill.
     pub(crate) slots: Vec<BatchSlot>,
+    /// The largest logits of the row that is handed out.
+    pub(crate) largest: Vec<(u32, f32)>,
     /// The name of a device that models time only.
     pub(crate) silent: Option<String>,
     /// Groups of experts that may move, and what moves them.
@@ -156,6 +158,7 @@ impl Engine {
         let limits = Limits::new(parts.spec.vocab, kv.fit());
         Ok(Engine {
             slots: places.iter().map(slot).collect::<Result<_, _>>()?,
+            largest: Vec::new(),
             silent: silent.map(|d| d.name().to_string()),
             adapter,
             adapting: None,

@@ -46,7 +46,7 @@ impl Engine {
             self.handle.check_feed(f.seq, f.tokens)?;
         }
         for f in inputs {
-            self.handle.feed(f.seq, f.tokens, f.logits)?;
+            self.handle.feed(f.seq, f.tokens, f.logits.whole())?;
         }
         let (mut open, mut failure) = (inputs.len(), None);
         while open > 0 {
@@ -59,6 +59,8 @@ impl Engine {
                         sink(input, position, logits);
                         open -= usize::from(last);
                     }
+                    // Whole rows are asked for.
+                    Event::Largest { .. } => {}
                     Event::Fed { .. } | Event::Cancelled { .. } => open -= 1,
                     Event::Failed { error, .. } => {
                         open -= 1;

@@ -13,6 +13,9 @@ pub enum WantedLogits {
     Last,
     /// Those after every token.
     All,
+    /// So many of the largest ones after the last token, where its device picks them; else all of
+    /// these.
+    Largest(usize),
 }
 
 impl WantedLogits {
@@ -20,8 +23,16 @@ impl WantedLogits {
     pub(crate) fn from(self, from: usize, to: usize) -> usize {
         match self {
             WantedLogits::None => usize::MAX,
-            WantedLogits::Last => to - 1,
+            WantedLogits::Last | WantedLogits::Largest(_) => to - 1,
             WantedLogits::All => from,
+        }
+    }
+
+    /// The same, but whole rows.
+    pub fn whole(self) -> WantedLogits {
+        match self {
+            WantedLogits::Largest(_) => WantedLogits::Last,
+            other => other,
         }
     }
 }
@@ -72,6 +83,16 @@ pub enum Event<'a> {
         /// Whether they are the last ones wanted: the sequence waits for tokens now.
         last: bool,
     },
+    /// The largest logits after the last token, where only these were wanted
+    /// ([`WantedLogits::Largest`]) and its device picked them. The sequence waits for tokens now.
+    Largest {
+        /// The sequence.
+        seq: SeqId,
+        /// The position of the token that these logits follow.
+        position: usize,
+        /// Tokens with their logits, the largest first, equal ones by token.
+        largest: &'a [(u32, f32)],
+    },
     /// All tokens are cached, and there are no logits to report: none were wanted, or devices model
     /// time only. The sequence waits for tokens now.
     Fed {
@@ -99,6 +120,7 @@ impl Event<'_> {
         match self {
             Event::Begun { seq, .. }
             | Event::Logits { seq, .. }
+            | Event::Largest { seq, .. }
             | Event::Fed { seq }
             | Event::Cancelled { seq }
             | Event::Failed { seq, .. } => *seq,
@@ -111,7 +133,7 @@ impl Event<'_> {
 pub enum Next {
     /// Wait until it is fed.
     Wait,
-    /// Continue with this token; the logits after it are wanted.
+    /// Continue with this token; the logits after it are wanted as those after the last ones were.
     Append(u32),
 }
 

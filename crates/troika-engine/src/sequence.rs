@@ -26,6 +26,8 @@ pub(crate) struct Sequence {
     pub fed_from: usize,
     /// The first position whose logits are still to be handed out.
     pub logits_from: usize,
+    /// What was wanted when it was last fed.
+    pub wanted: WantedLogits,
     /// Ranges of positions that were decoded, where decode and prefill are placed differently.
     pub decoded: Vec<Range<usize>>,
     pub priority: i32,
@@ -56,6 +58,7 @@ impl Sequence {
             tokens: Vec::new(),
             fed_from: 0,
             logits_from: usize::MAX,
+            wanted: WantedLogits::None,
             decoded: Vec::new(),
             priority: admission.priority,
             order,
@@ -84,8 +87,17 @@ impl Sequence {
         self.tokens.extend_from_slice(tokens);
         (self.fed_from, self.steady_until) = (from, 0);
         self.logits_from = logits.from(from, self.tokens.len());
+        self.wanted = logits;
         self.stage = Stage::Waiting;
         self.begun = from > 0;
+    }
+
+    /// How many of the largest logits are wanted, if not all are.
+    pub fn largest(&self) -> Option<usize> {
+        match self.wanted {
+            WantedLogits::Largest(count) => Some(count),
+            _ => None,
+        }
     }
 
     /// Removes tokens from `len` on, and the wish for logits.

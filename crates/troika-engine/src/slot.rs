@@ -31,6 +31,8 @@ struct KnownBatch {
     seqs: Vec<Range<usize>>,
     /// Runs of rows whose logits are wanted.
     wanted: Vec<Range<usize>>,
+    /// How many of the largest ones, if not all are.
+    largest: Option<usize>,
 }
 
 impl KnownGraph {
@@ -38,17 +40,20 @@ impl KnownGraph {
         let shape = |batch: &PlannedBatch| KnownBatch {
             seqs: batch.forward.seqs.iter().map(|s| s.rows.clone()).collect(),
             wanted: batch.wanted.iter().map(|(_, rows)| rows.clone()).collect(),
+            largest: batch.largest,
         };
         KnownGraph { graph: graph.clone(), batches: batches.iter().map(shape).collect() }
     }
 
     /// Whether batches with the same placement have the same tasks: equal rows of each sequence,
-    /// and equal rows whose logits are wanted.
+    /// and equal rows of which as many logits are wanted.
     fn serves(&self, batches: &[PlannedBatch]) -> bool {
         let alike = |(known, batch): (&KnownBatch, &PlannedBatch)| {
             let seqs = batch.forward.seqs.iter().map(|s| &s.rows);
             let wanted = batch.wanted.iter().map(|(_, rows)| rows);
-            known.seqs.iter().eq(seqs) && known.wanted.iter().eq(wanted)
+            known.seqs.iter().eq(seqs)
+                && known.wanted.iter().eq(wanted)
+                && known.largest == batch.largest
         };
         self.batches.len() == batches.len() && self.batches.iter().zip(batches).all(alike)
     }
@@ -156,6 +161,11 @@ impl BatchSlot {
             slot.positions.write()?.as_mut_slice::<i32>()[..s.ids.len()]
                 .copy_from_slice(&s.positions);
         }
+        for batch in &mut self.batches[..self.used] {
+            let (phase, rows) = (batch.phase, batch.rows());
+            let picked = |wanted| model.program.largest(phase, rows, wanted);
+            batch.largest = batch.largest.and_then(picked);
+        }
         let batches = &self.batches[..self.used];
         // Between batches of several sequences, pages may change hands: their tasks then wait for
         // each other in other ways.
@@ -195,6 +205,7 @@ impl BatchSlot {
             // Chunks use the pools in turn.
             set: chunk % self.pools.len(),
             logits_row: 0,
+            largest: batch.largest,
         };
         let mut shapes: Vec<BatchShape> = self.batches().iter().enumerate().map(shape).collect();
         let named = model.program.all_tasks(&model.slots, &mut shapes)?.tasks;

@@ -301,7 +301,8 @@ impl Engine {
                         if left_out.contains(&(batch as u32)) {
                             continue;
                         }
-                        told |= self.hand_out_logits(seq, position, logits, on);
+                        let largest = self.slots[place].batches()[batch].largest;
+                        told |= self.hand_out_logits(seq, position, logits, largest, on);
                     }
                 }
             }
@@ -313,11 +314,13 @@ impl Engine {
         Ok(told)
     }
 
+    /// Hands out a row of logits, or so many of the largest ones, which lie at its beginning.
     fn hand_out_logits(
         &mut self,
         seq: SeqId,
         position: usize,
         logits: &mut [f32],
+        largest: Option<usize>,
         on: OnEvent<'_>,
     ) -> bool {
         let Some(s) = self.seqs.all.get_mut(&seq) else { return false };
@@ -330,7 +333,16 @@ impl Engine {
         if last {
             self.seqs.through(seq);
         }
-        let next = on(Event::Logits { seq, position, logits, last });
+        let next = match largest {
+            None => on(Event::Logits { seq, position, logits, last }),
+            Some(count) => {
+                let (numbers, tokens) = logits.split_at(count);
+                let pairs = tokens.iter().map(|token| token.to_bits()).zip(numbers.iter().copied());
+                self.largest.clear();
+                self.largest.extend(pairs.take_while(|(_, logit)| *logit > f32::NEG_INFINITY));
+                on(Event::Largest { seq, position, largest: &self.largest })
+            }
+        };
         self.go_on(seq, next, last);
         true
     }
@@ -355,7 +367,13 @@ impl Engine {
         }
         let Next::Append(token) = next else { return self.idle(seq) };
         match self.handle.go_on(seq, token) {
-            Ok(()) => self.seqs.feed(seq, &[token], WantedLogits::Last),
+            Ok(()) => {
+                let wanted = match self.seqs.all.get(&seq).and_then(Sequence::largest) {
+                    Some(count) => WantedLogits::Largest(count),
+                    None => WantedLogits::Last,
+                };
+                self.seqs.feed(seq, &[token], wanted);
+            }
             // The sequence was closed: nothing is reported.
             Err(EngineError::Kv(KvError::Closed(_))) => {}
             Err(error) => self.seqs.events.push_back(Event::Failed { seq, error }),

@@ -14,6 +14,7 @@ use crate::cache::OptionalCache;
 use crate::compile::Code;
 use crate::error::GpuError;
 use crate::gpu::Gpu;
+use crate::kernels::MOST_LARGEST;
 use crate::loaded::{DeviceId, LoadedGraph};
 use crate::prefetch::{PipelinePrefetch, failure};
 use crate::queue::{self, QUEUE_DEPTH};
@@ -136,6 +137,7 @@ fn caps(adapter: &Adapter, gpu: &Gpu, memory: Option<u64>) -> Caps {
         queue_waits: true,
         host_tasks: false,
         strided_rows: true,
+        largest: MOST_LARGEST as usize,
         offset_alignment: 4,
         bakes_weights: false,
         weights_per_shape: None,
@@ -172,6 +174,9 @@ impl Device for GpuDevice {
         let mut ahead = PipelinePrefetch::new(&self.gpu);
         for (i, code) in codes.iter().enumerate() {
             code.iter().for_each(|code| ahead.add(i, code));
+        }
+        if let Some(last) = codes.len().checked_sub(1) {
+            ahead.add_largest(last);
         }
         let (failed, done) = ahead.compile(codes.len(), request.go_on);
         self.gpu.pipelines.keep();

@@ -1,17 +1,20 @@
 //! An open adapter: what its device, its queues and all memory on it share.
 
 use std::collections::HashMap;
+use std::num::NonZeroU64;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
+use smallvec::SmallVec;
 use troika_device::{Buffer, DeviceError, OutOfMemory, SpaceId, WeightBytes};
 use troika_graph::DType;
 
 use crate::adapter::{Adapter, AdapterKind, MATRIX_FEATURES, now};
 use crate::cache::OptionalCache;
 use crate::error::{GpuError, locked, one_line};
-use crate::kernels::Dispatch;
+use crate::kernels::{Dispatch, KernelSpec};
 use crate::pipelines::{Pipeline, Pipelines};
 
 /// The longest that one submission may take before the device counts as lost.
@@ -158,6 +161,27 @@ impl Gpu {
     pub fn pipeline(&self, of: &Dispatch) -> Result<Arc<Pipeline>, DeviceError> {
         let bytes = self.limits.max_compute_workgroup_storage_size;
         self.pipelines.get(&self.device, bytes, of).map_err(|why| self.error(why))
+    }
+
+    /// Binds a kernel to parts of buffers, in order.
+    pub fn bind(
+        &self,
+        spec: &KernelSpec,
+        pipeline: &Pipeline,
+        parts: &[(&wgpu::Buffer, Range<u64>)],
+    ) -> wgpu::BindGroup {
+        let mut entries: SmallVec<[wgpu::BindGroupEntry<'_>; 8]> = SmallVec::new();
+        for (binding, (buffer, range)) in (0..).zip(parts) {
+            let size = NonZeroU64::new(range.end - range.start);
+            let part = wgpu::BufferBinding { buffer, offset: range.start, size };
+            let resource = wgpu::BindingResource::Buffer(part);
+            entries.push(wgpu::BindGroupEntry { binding, resource });
+        }
+        self.device.create_bind_group(&wgpu::BindGroupDescriptor {
+            label: Some(spec.name),
+            layout: &pipeline.layout,
+            entries: &entries,
+        })
     }
 
     /// An error of this device. Once it is lost, that is why everything fails.
@@ -355,7 +379,6 @@ mod tests {
 
     use super::*;
     use crate::adapter::{GpuSpec, choose};
-    use crate::kernels::KernelSpec;
 
     static BROKEN: KernelSpec = KernelSpec {
         name: "broken",

@@ -14,6 +14,7 @@
 //! | `prefetch` | kernels that a graph will need, compiled when a model is opened |
 //! | `weights` | weights in device memory, uploaded once |
 //! | `run`, `queue` | what a step dispatches for the rows of a submission |
+//! | `largest` | picking the largest numbers of rows for the host |
 //! | `device` | [`GpuDevice`] |
 //! | `limits` | what a device can do at most |
 
@@ -25,6 +26,7 @@ mod device;
 mod error;
 mod gpu;
 pub mod kernels;
+mod largest;
 mod limits;
 mod loaded;
 mod packs;

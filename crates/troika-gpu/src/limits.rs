@@ -8,6 +8,7 @@ use crate::adapter::choose;
 use crate::error::GpuError;
 use crate::gpu::{Gpu, Use};
 use crate::kernels::{Dispatch, KernelError, probe_multiply, probe_read};
+use crate::run::Ready;
 use crate::{GpuSpec, OptionalCache};
 
 /// A device's limits.
@@ -66,25 +67,12 @@ fn wrong(gpu: &Gpu, e: &KernelError) -> DeviceError {
 
 /// How long a dispatch takes, one of many.
 fn seconds(gpu: &Gpu, of: &Dispatch, bound: &[&wgpu::Buffer]) -> Result<f64, DeviceError> {
-    let pipeline = gpu.pipeline(of)?;
-    let entries: Vec<wgpu::BindGroupEntry<'_>> = bound
-        .iter()
-        .enumerate()
-        .map(|(i, b)| wgpu::BindGroupEntry { binding: i as u32, resource: b.as_entire_binding() })
-        .collect();
-    let group = gpu.device.create_bind_group(&wgpu::BindGroupDescriptor {
-        label: Some(of.spec.name),
-        layout: &pipeline.layout,
-        entries: &entries,
-    });
+    let parts: Vec<_> = bound.iter().map(|b| (*b, 0..b.size())).collect();
+    let ready = Ready::new(gpu, of.clone(), &parts, (0, 0))?;
     let run = |count: u32| {
         let mut encoder = gpu.device.create_command_encoder(&Default::default());
         let mut pass = encoder.begin_compute_pass(&Default::default());
-        pass.set_pipeline(&pipeline.pipeline);
-        pass.set_bind_group(0, &group, &[]);
-        pass.set_immediates(0, bytemuck::cast_slice(&of.params));
-        let [x, y, z] = of.grid;
-        (0..count).for_each(|_| pass.dispatch_workgroups(x, y, z));
+        (0..count).for_each(|_| ready.record(&mut pass));
         drop(pass);
         let start = Instant::now();
         let submitted = gpu.submit(encoder.finish());

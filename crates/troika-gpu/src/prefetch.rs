@@ -12,8 +12,9 @@ use crate::adapter::now;
 use crate::compile::{Code, Shape};
 use crate::error::{locked, one_line};
 use crate::gpu::Gpu;
-use crate::kernels::{Binding, Dispatch};
-use crate::pipelines::{Pipeline, PipelineKey, key};
+use crate::kernels::{Binding, Dispatch, largest_kernels};
+use crate::pipelines::{PipelineKey, key};
+use crate::run::Ready;
 
 /// Numbers of rows for which kernels differ, besides one row and the most.
 const ROWS: [usize; 3] = [2, 4, 8];
@@ -71,6 +72,16 @@ impl<'a> PipelinePrefetch<'a> {
         }
     }
 
+    /// Adds the kernels that pick the largest numbers of rows, with those of a graph.
+    pub fn add_largest(&mut self, graph: usize) {
+        for dispatch in largest_kernels().into_iter().filter(|_| !self.gpu.is_software) {
+            let key = key(&dispatch);
+            if !self.gpu.pipelines.has(&key) && self.known.insert(key) {
+                self.wanted.push(WantedPipeline { graph, is_used: true, dispatch });
+            }
+        }
+    }
+
     /// Compiles all of them. `go_on` hears how many of the `graphs` have all that they need, and
     /// says whether to go on. Returns what failed, and the number of graphs that were done.
     pub fn compile(
@@ -105,8 +116,8 @@ impl<'a> PipelinePrefetch<'a> {
             at.next += 1;
             drop(at);
             let made = self.gpu.pipeline(&wanted.dispatch);
-            let made = made.and_then(|made| match wanted.is_used {
-                true => use_once(self.gpu, &wanted.dispatch, &made),
+            let made = made.and_then(|_| match wanted.is_used {
+                true => use_once(self.gpu, &wanted.dispatch),
                 false => Ok(()),
             });
             let mut at = locked(progress);
@@ -186,25 +197,18 @@ fn steps(code: &Code, shape: &Shape<'_>) -> Vec<(usize, Dispatch)> {
 
 /// Dispatches a kernel without a workgroup: some drivers translate kernels when they are first
 /// used.
-fn use_once(gpu: &Gpu, of: &Dispatch, made: &Pipeline) -> Result<(), DeviceError> {
+fn use_once(gpu: &Gpu, of: &Dispatch) -> Result<(), DeviceError> {
     let scope = gpu.device.push_error_scope(wgpu::ErrorFilter::Validation);
-    let mut entries = Vec::with_capacity(of.spec.bindings.len());
-    for (i, binding) in of.spec.bindings.iter().enumerate() {
+    let part = |binding: &Binding| {
         let buffer = if *binding == Binding::Weight { &gpu.spare } else { &gpu.unread };
-        let resource = buffer.as_entire_binding();
-        entries.push(wgpu::BindGroupEntry { binding: i as u32, resource });
-    }
-    let group = gpu.device.create_bind_group(&wgpu::BindGroupDescriptor {
-        label: Some(of.spec.name),
-        layout: &made.layout,
-        entries: &entries,
-    });
+        (buffer, 0..buffer.size())
+    };
+    let parts: Vec<_> = of.spec.bindings.iter().map(part).collect();
+    let empty = Dispatch { grid: [0; 3], ..of.clone() };
+    let ready = Ready::new(gpu, empty, &parts, (0, 0))?;
     let mut encoder = gpu.device.create_command_encoder(&Default::default());
     let mut pass = encoder.begin_compute_pass(&Default::default());
-    pass.set_pipeline(&made.pipeline);
-    pass.set_bind_group(0, &group, &[]);
-    pass.set_immediates(0, bytemuck::cast_slice(&of.params));
-    pass.dispatch_workgroups(0, 0, 0);
+    ready.record(&mut pass);
     drop(pass);
     let submitted = gpu.submit(encoder.finish());
     match now(scope.pop()) {

@@ -70,7 +70,7 @@ impl Worker {
             let done = catch_unwind(AssertUnwindSafe(|| {
                 match &task.work {
                     Work::Run(run) => runner.run(loaded(gpu, id, run)?, run)?,
-                    Work::Copy(copy) => runner.recorder.copy(&copy.from, &copy.to)?,
+                    Work::Copy(copy) => runner.copy(copy)?,
                     Work::Host(host) => return Err(no_host_program(gpu, host.name())),
                 }
                 if timed || signals.contains(&at) {

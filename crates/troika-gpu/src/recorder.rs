@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use smallvec::{SmallVec, smallvec};
-use troika_device::{Clock, DeviceError, ReadRows, View, WriteRows};
+use troika_device::{Clock, DeviceError, ReadRows, Rect, View, WriteRows};
 
 use crate::gpu::{Gpu, Memory, PIECE, Use};
 
@@ -256,7 +256,7 @@ impl Recorder {
             (Some(source), None) => {
                 let _held = from.buffer().claim(&[(*r, troika_device::Access::Read)])?;
                 let mut write = to.write()?;
-                self.download(from, &source, &mut write)
+                self.download(*r, &source, &mut write)
             }
             (Some(source), Some(target)) => {
                 let _read = from.buffer().claim(&[(*r, troika_device::Access::Read)])?;
@@ -287,13 +287,15 @@ impl Recorder {
     }
 
     /// Reads rows back to the host.
-    fn download(
+    ///
+    /// # Errors
+    /// Rows that are no whole words, no memory, or a lost device.
+    pub fn download(
         &mut self,
-        from: &View,
+        r: Rect,
         source: &wgpu::Buffer,
         to: &mut WriteRows<'_>,
     ) -> Result<(), DeviceError> {
-        let r = *from.rect();
         let dense = r.is_dense() && to.as_slice::<u8>().is_some();
         let ranges: SmallVec<[Range<usize>; 8]> = if dense {
             smallvec![r.span()]

@@ -6,13 +6,15 @@ use std::sync::{Arc, Weak};
 
 use smallvec::{SmallVec, smallvec};
 use troika_device::{
-    Access, Bindings, Claim, Clock, DeviceError, ForwardBatch, PagesView, Rect, Run, View, Weights,
+    Access, Bindings, Claim, Clock, CopyRows, DeviceError, ForwardBatch, PagesView, Rect, Run,
+    View, Weights,
 };
 use troika_graph::{Dim, Op};
 
 use crate::compile::{Code, HEAD_WORDS, Operand, PlacedDispatch, RECORD_WORDS, Shape};
 use crate::gpu::{Gpu, Memory, Use};
-use crate::kernels::{FEW, Loc};
+use crate::kernels::{Dispatch, FEW, Loc};
+use crate::largest::Chooser;
 use crate::loaded::LoadedGraph;
 use crate::pipelines::Pipeline;
 use crate::places::{Place, ValuePlace};
@@ -29,6 +31,7 @@ const FIRST_WORDS: u64 = 1 << 14;
 /// Runs what a queue is given.
 pub(crate) struct Runner {
     pub recorder: Recorder,
+    chooser: Chooser,
     gpu: Arc<Gpu>,
     /// Memory for values between ops, by number.
     scratch: Vec<Memory>,
@@ -72,7 +75,7 @@ struct Prepared {
 }
 
 /// A dispatch with all that it is bound to.
-struct Ready {
+pub(crate) struct Ready {
     pipeline: Arc<Pipeline>,
     group: wgpu::BindGroup,
     params: Vec<u32>,
@@ -81,12 +84,38 @@ struct Ready {
     work: (u64, u64),
 }
 
+impl Ready {
+    /// Binds a dispatch to parts of buffers.
+    ///
+    /// # Errors
+    /// The driver does not compile its kernel.
+    pub fn new(
+        gpu: &Gpu,
+        of: Dispatch,
+        parts: &[(&wgpu::Buffer, Range<u64>)],
+        work: (u64, u64),
+    ) -> Result<Ready, DeviceError> {
+        let pipeline = gpu.pipeline(&of)?;
+        let group = gpu.bind(of.spec, &pipeline, parts);
+        Ok(Ready { pipeline, group, params: of.params, grid: of.grid, work })
+    }
+
+    /// Adds it to a pass.
+    pub fn record(&self, pass: &mut wgpu::ComputePass<'_>) {
+        pass.set_pipeline(&self.pipeline.pipeline);
+        pass.set_bind_group(0, &self.group, &[]);
+        pass.set_immediates(0, bytemuck::cast_slice(&self.params));
+        let [x, y, z] = self.grid;
+        pass.dispatch_workgroups(x, y, z);
+    }
+}
+
 /// Where a value is: a buffer, the bytes of it that are bound, and the value in them.
 #[derive(Clone)]
-struct Bound {
-    buffer: wgpu::Buffer,
-    range: Range<u64>,
-    loc: Loc,
+pub(crate) struct Bound {
+    pub buffer: wgpu::Buffer,
+    pub range: Range<u64>,
+    pub loc: Loc,
 }
 
 fn misfit(of: &LoadedGraph, why: impl Into<String>) -> DeviceError {
@@ -97,6 +126,7 @@ impl Runner {
     pub fn new(gpu: &Arc<Gpu>, clock: &Arc<dyn Clock>) -> Runner {
         Runner {
             recorder: Recorder::new(gpu, clock),
+            chooser: Chooser::default(),
             gpu: gpu.clone(),
             scratch: Vec::new(),
             inner: None,
@@ -112,6 +142,17 @@ impl Runner {
     pub fn abandon(&mut self) {
         self.recorder.abandon();
         self.batch = None;
+    }
+
+    /// Copies rows, or the largest numbers of rows. What the host reads is there when this returns.
+    ///
+    /// # Errors
+    /// Those of [`Recorder::copy`] and [`Chooser::choose`].
+    pub fn copy(&mut self, copy: &CopyRows) -> Result<(), DeviceError> {
+        match copy.largest {
+            None => self.recorder.copy(&copy.from, &copy.to),
+            Some(kept) => self.chooser.choose(&mut self.recorder, &copy.from, &copy.to, kept),
+        }
     }
 
     /// Records the dispatches of a run.
@@ -168,13 +209,7 @@ impl Runner {
             });
             let (now, later) = left.split_at(fits.count().max(1));
             let pass = self.recorder.pass();
-            for ready in now {
-                pass.set_pipeline(&ready.pipeline.pipeline);
-                pass.set_bind_group(0, &ready.group, &[]);
-                pass.set_immediates(0, bytemuck::cast_slice(&ready.params));
-                let [x, y, z] = ready.grid;
-                pass.dispatch_workgroups(x, y, z);
-            }
+            now.iter().for_each(|ready| ready.record(pass));
             self.recorder.add_work(now.len(), work)?;
             left = later;
         }
@@ -288,7 +323,7 @@ impl Runner {
         };
         let bound = |at: usize, name: &str| {
             let (view, rect) = view(at).ok_or_else(|| misfit(of, "has too few bindings"))?;
-            self.window(of, name, (view, rect))
+            window(&self.gpu, view, rect).map_err(|why| misfit(of, format!("value {name} {why}")))
         };
         let mut bounds = Vec::with_capacity(code.slots.len() + b.outputs.len());
         for slot in &code.slots {
@@ -311,45 +346,16 @@ impl Runner {
         Ok(bounds)
     }
 
-    /// The part of a buffer to bind for a view: from an offset that the device takes.
-    fn window(
-        &self,
-        of: &LoadedGraph,
-        name: &str,
-        (view, rect): (&View, &Rect),
-    ) -> Result<Bound, DeviceError> {
-        let limits = &self.gpu.limits;
-        let Some(memory) = view.buffer().owner::<Memory>() else {
-            return Err(misfit(of, format!("value {name} is bound to memory of another device")));
-        };
-        let buffer = memory.buffer.clone();
-        let aligned = u64::from(limits.min_storage_buffer_offset_alignment.max(4));
-        let span = rect.span();
-        let start = span.start as u64 / aligned * aligned;
-        let end = (span.end as u64).next_multiple_of(16).min(buffer.size());
-        let range = start..end.max((start + 16).min(buffer.size()));
-        if range.end - range.start > limits.max_storage_buffer_binding_size {
-            let (bytes, most) = (range.end - range.start, limits.max_storage_buffer_binding_size);
-            let why = format!("value {name} has {bytes} bytes, and a binding at most {most}");
-            return Err(misfit(of, why));
-        }
-        let offset = (span.start as u64 - start) / 4;
-        let stride = rect.stride().div_ceil(4);
-        let loc = Loc { offset: offset as u32, stride: stride as u32 };
-        Ok(Bound { buffer, range, loc })
-    }
-
     fn ready(
         &self,
         of: &LoadedGraph,
         bounds: &[Bound],
         step: PlacedDispatch,
     ) -> Result<Ready, DeviceError> {
-        let pipeline = self.gpu.pipeline(&step.dispatch)?;
         let lacks = || misfit(of, "lacks a weight");
-        let mut entries: SmallVec<[wgpu::BindGroupEntry<'_>; 8]> = SmallVec::new();
-        for (i, operand) in step.operands.iter().enumerate() {
-            let (buffer, range) = match operand {
+        let mut parts: SmallVec<[(&wgpu::Buffer, Range<u64>); 8]> = SmallVec::new();
+        for operand in &step.operands {
+            parts.push(match operand {
                 Operand::Value(value) => {
                     let bound = bounds.get(*value).ok_or_else(lacks)?;
                     (&bound.buffer, bound.range.clone())
@@ -369,24 +375,35 @@ impl Runner {
                     let memory = self.inner.as_ref().ok_or_else(lacks)?;
                     (&memory.buffer, 0..memory.buffer.size())
                 }
-            };
-            entries.push(wgpu::BindGroupEntry {
-                binding: i as u32,
-                resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
-                    buffer,
-                    offset: range.start,
-                    size: std::num::NonZeroU64::new(range.end - range.start),
-                }),
             });
         }
-        let group = self.gpu.device.create_bind_group(&wgpu::BindGroupDescriptor {
-            label: Some(step.dispatch.spec.name),
-            layout: &pipeline.layout,
-            entries: &entries,
-        });
-        let PlacedDispatch { dispatch, work, .. } = step;
-        Ok(Ready { pipeline, group, params: dispatch.params, grid: dispatch.grid, work })
+        Ready::new(&self.gpu, step.dispatch, &parts, step.work)
     }
+}
+
+/// The part of a buffer to bind for a view: from an offset that the device takes.
+///
+/// # Errors
+/// Why it cannot be bound.
+pub(crate) fn window(gpu: &Gpu, view: &View, rect: &Rect) -> Result<Bound, String> {
+    let limits = &gpu.limits;
+    let Some(memory) = view.buffer().owner::<Memory>() else {
+        return Err("is bound to memory of another device".into());
+    };
+    let buffer = memory.buffer.clone();
+    let aligned = u64::from(limits.min_storage_buffer_offset_alignment.max(4));
+    let span = rect.span();
+    let start = span.start as u64 / aligned * aligned;
+    let end = (span.end as u64).next_multiple_of(16).min(buffer.size());
+    let range = start..end.max((start + 16).min(buffer.size()));
+    if range.end - range.start > limits.max_storage_buffer_binding_size {
+        let (bytes, most) = (range.end - range.start, limits.max_storage_buffer_binding_size);
+        return Err(format!("has {bytes} bytes, and a binding at most {most}"));
+    }
+    let offset = (span.start as u64 - start) / 4;
+    let stride = rect.stride().div_ceil(4);
+    let loc = Loc { offset: offset as u32, stride: stride as u32 };
+    Ok(Bound { buffer, range, loc })
 }
 
 /// A value in memory of its own, without gaps between rows.

@@ -43,7 +43,7 @@ fn submit(device: &dyn Device, work: Vec<Work>) -> Result<(), DeviceError> {
 }
 
 fn copy(from: &View, to: &View) -> Work {
-    Work::Copy(CopyRows { from: from.clone(), to: to.clone() })
+    Work::Copy(CopyRows::whole(from.clone(), to.clone()))
 }
 
 /// A weight of small numbers.
@@ -141,6 +141,86 @@ fn rows_are_copied_there_and_back() {
     assert!(wrong.is_err());
     let torn = submit(&device, vec![copy(&columns(&host, 1..8), &columns(&own, 1..8))]);
     assert!(torn.unwrap_err().to_string().contains("words of 4 bytes"));
+}
+
+/// The largest numbers of a row with their columns, as plain code finds them.
+fn largest(row: &[f32], kept: usize) -> Vec<(f32, u32)> {
+    let number = |x: f32| if x.is_nan() { f32::NEG_INFINITY } else { x };
+    let mut all: Vec<(f32, u32)> = row.iter().map(|x| number(*x)).zip(0..).collect();
+    all.sort_by(|a, b| b.0.partial_cmp(&a.0).unwrap().then(a.1.cmp(&b.1)));
+    all.truncate(kept);
+    all
+}
+
+#[test]
+fn copies_pick_the_largest_numbers_of_rows() {
+    let Some(device) = device(options()) else { return };
+    let most = device.caps().largest;
+    let mut state = 1_u32;
+    let mut random = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        state >> 8
+    };
+    let odd = [f32::NAN, f32::NEG_INFINITY, f32::INFINITY, -0.0, 0.0, f32::MAX, f32::MIN, 1e-40];
+    for (rows, cols, gap, kept) in [
+        (1, 1, 0, 1),
+        (2, 3, 1, 3),
+        (1, 2047, 0, most),
+        (3, 2048, 0, 2),
+        (2, 2049, 5, most),
+        (5, 9001, 0, 40),
+        (1, 152_000, 3, most),
+        (2, 300_001, 0, 1),
+    ] {
+        for kind in 0..4 {
+            let mut number = || match kind {
+                // All differ, many are equal, some are no numbers, nothing else.
+                0 => random() as f32 / 1e3 - 8e3,
+                1 => (random() % 7) as f32 - 3.0,
+                2 if random() % 3 > 0 => odd[random() as usize % odd.len()],
+                2 => random() as f32 - 8e6,
+                _ => [f32::NAN, f32::NEG_INFINITY][random() as usize % 2],
+            };
+            let stride = cols + gap;
+            let numbers: Vec<f32> = (0..1 + rows * stride).map(|_| number()).collect();
+            let host = Buffer::zeroed(numbers.len() * 4).unwrap();
+            host.write().unwrap().as_mut_slice::<f32>().copy_from_slice(&numbers);
+            let own = device.allocate(numbers.len() * 4).unwrap();
+            // The destination has gaps, too, and what lies there stays.
+            let to_stride = 2 * kept + 3;
+            let to = Buffer::zeroed(rows * to_stride * 4).unwrap();
+            to.write().unwrap().as_mut_slice::<u32>().fill(77);
+            let from = View::new(&own, 4, (rows, cols * 4), stride * 4).unwrap();
+            let into = View::new(&to, 0, (rows, kept * 8), to_stride * 4).unwrap();
+            let pick = Work::Copy(CopyRows { from, to: into, largest: Some(kept) });
+            let upload = copy(&View::whole(&host), &View::whole(&own));
+            // Twice: what was prepared serves again.
+            submit(&device, vec![upload, pick.clone(), pick]).unwrap();
+            let read = to.read().unwrap();
+            for (r, got) in read.as_slice::<u32>().chunks(to_stride).enumerate() {
+                let expected = largest(&numbers[1 + r * stride..][..cols], kept);
+                for (i, (x, col)) in expected.into_iter().enumerate() {
+                    let found = (f32::from_bits(got[i]), got[kept + i]);
+                    assert_eq!(found, (x, col), "{cols} {kept} {kind}: row {r}, number {i}");
+                }
+                assert!(got[2 * kept..].iter().all(|gap| *gap == 77), "a gap between rows");
+            }
+        }
+    }
+    // More than there are, more than it picks, and room for other numbers.
+    let own = device.allocate(400).unwrap();
+    let to = Buffer::zeroed(8 * 200).unwrap();
+    for (kept, room, says) in [
+        (0, 0, "0 largest"),
+        (101, 101, "of 100"),
+        (most + 1, most + 1, "largest"),
+        (3, 4, "go to"),
+    ] {
+        let into = View::dense(&to, 0, (1, room * 8)).unwrap();
+        let pick = CopyRows { from: View::whole(&own), to: into, largest: Some(kept) };
+        let why = submit(&device, vec![Work::Copy(pick)]).unwrap_err().to_string();
+        assert!(why.contains("device gpu") && why.contains(says), "{why}");
+    }
 }
 
 #[test]

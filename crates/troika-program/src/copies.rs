@@ -71,8 +71,15 @@ pub fn copies(
         let forward = sequence.extend(tokens);
         let before = handover.before(phase, &forward, &program);
         let last = tokens - 1..tokens;
-        let batch =
-            BatchShape { phase, rows: tokens, wanted: vec![last], chunk: 0, set: 0, logits_row: 0 };
+        let batch = BatchShape {
+            phase,
+            rows: tokens,
+            wanted: vec![last],
+            chunk: 0,
+            set: 0,
+            logits_row: 0,
+            largest: None,
+        };
         let tasks = program.tasks(&slots, &batch)?.tasks;
         let (handover, values) = (count(&before, &program), count(&tasks, &program));
         phases.push(PhaseCopies { phase, tokens, cached, handover, values });

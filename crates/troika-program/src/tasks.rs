@@ -31,6 +31,8 @@ pub struct BatchShape {
     pub set: usize,
     /// The row of the logits buffer for the first row whose logits are wanted.
     pub logits_row: usize,
+    /// Only so many of the largest logits go to the host ([`Program::largest`]).
+    pub largest: Option<usize>,
 }
 
 /// A task on named buffers.
@@ -102,6 +104,8 @@ pub struct NamedCopy {
     pub from: NamedView,
     /// What is written.
     pub to: NamedView,
+    /// See [`troika_device::CopyRows::largest`].
+    pub largest: Option<usize>,
 }
 
 /// An instance of a state.
@@ -176,6 +180,9 @@ impl NamedView {
     }
 }
 
+/// Bytes of one of the largest logits of a row: its number, and that of its column.
+const LARGEST_BYTES: usize = 8;
+
 /// The tasks of a forward batch.
 #[derive(Clone, Debug)]
 pub struct MadeTasks {
@@ -186,6 +193,26 @@ pub struct MadeTasks {
 }
 
 impl Program {
+    /// How many of the largest logits of a batch's rows its device can pick for the host, if so many
+    /// are wanted and all rows are computed whole by such devices. The host reads whole rows
+    /// otherwise.
+    pub fn largest(&self, phase: Phase, rows: usize, wanted: usize) -> Option<usize> {
+        let head = self.lowered.segments.iter().position(|s| s.kind == SegmentKind::Head)?;
+        let placement = self.placed(phase, rows, head);
+        let logits = self.lowered.logits().0;
+        let cols = self.values.cols[logits];
+        let is_logits = |o: &&Operand| self.value(head, placement, o.place) == logits;
+        let mut made = placement.segment.pieces().flat_map(|piece| {
+            let outputs = piece.outputs.iter().filter(is_logits);
+            outputs.map(|o| (&self.devices[piece.device].caps, o.cols.clone()))
+        });
+        let picks = |(caps, of): (&Caps, Range<usize>)| {
+            own_space(caps) != SpaceId::HOST && caps.largest >= wanted && of == (0..cols)
+        };
+        let fits = wanted > 0 && wanted * LARGEST_BYTES <= cols * size_of::<f32>();
+        (fits && made.all(picks)).then_some(wanted)
+    }
+
     /// The tasks of a forward batch.
     ///
     /// # Errors
@@ -476,7 +503,7 @@ impl<'a> ChunkTasks<'a> {
         let to = self.view(&operand, hop.to, rows);
         let device = self.program.copier(hop.from.space, hop.to.space, wanted_by);
         self.residency[value].add(hop.to.clone(), area.clone());
-        let work = NamedWork::Copy(NamedCopy { from, to });
+        let work = NamedWork::Copy(NamedCopy { from, to, largest: None });
         self.push(device, copy_name(), area.rows.clone(), work);
     }
 
@@ -485,7 +512,15 @@ impl<'a> ChunkTasks<'a> {
         let value = self.program.lowered.logits().0;
         let cols = 0..self.program.values.cols[value];
         let host = Instance::new(SpaceId::HOST, cols.clone());
+        let first = self.tasks.len();
         self.fetch(value, &host, &Area { rows, cols }, 0);
+        let Some(kept) = self.batch.largest else { return };
+        for task in &mut self.tasks[first..] {
+            if let NamedWork::Copy(copy) = &mut task.work {
+                copy.largest = Some(kept);
+                copy.to.row_bytes = kept * LARGEST_BYTES;
+            }
+        }
     }
 
     fn view(&self, o: &ValueCols, instance: &Instance, rows: Rows) -> NamedView {

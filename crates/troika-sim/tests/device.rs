@@ -365,7 +365,7 @@ fn memory_of_its_own_is_the_only_one_it_takes() {
     assert_eq!(x.buffer().space(), own);
     assert_eq!(x.read().err(), Some(AccessError::Foreign));
     let copy = |from: &View, to: &View| {
-        let copy = CopyRows { from: from.clone(), to: to.clone() };
+        let copy = CopyRows::whole(from.clone(), to.clone());
         Submission { tag: 1, work: Work::Copy(copy) }
     };
     // Unwritten memory is NaN, and so are results computed from it.

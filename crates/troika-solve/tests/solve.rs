@@ -51,6 +51,7 @@ fn device(name: &str, row_buckets: &[usize]) -> PlanDevice {
         queue_waits: true,
         host_tasks: false,
         strided_rows: true,
+        largest: 0,
         offset_alignment: 1,
         bakes_weights: false,
         weights_per_shape: None,

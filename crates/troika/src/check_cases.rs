@@ -41,6 +41,8 @@ pub(crate) enum Kernel {
         cache: DType,
         window: bool,
     },
+    /// Picks the largest numbers of rows that the host reads. No graph has it.
+    Largest,
 }
 
 impl Kernel {
@@ -68,6 +70,7 @@ impl Kernel {
             Kernel::LayerNorm,
             Kernel::Rope(RopeStyle::Half),
             Kernel::Rope(RopeStyle::Interleaved),
+            Kernel::Largest,
         ];
         let attention = [DType::F32, DType::F16]
             .into_iter()
@@ -106,6 +109,7 @@ impl Kernel {
             {
                 2e-2
             }
+            Kernel::Largest => 0.0,
             // Sums of f32 in another order differ by less.
             _ => 1e-4,
         }
@@ -128,6 +132,7 @@ impl Kernel {
             Kernel::Gate(Activation::ClampedSwiglu { .. }) => "clamped gate".into(),
             Kernel::RmsNorm => "rms_norm".into(),
             Kernel::LayerNorm => "layer_norm".into(),
+            Kernel::Largest => "largest".into(),
             Kernel::Rope(RopeStyle::Half) => "rope".into(),
             Kernel::Rope(RopeStyle::Interleaved) => "rope of neighbours".into(),
             Kernel::Attention { cache, window: false } => format!("attention to {cache}"),
@@ -166,6 +171,7 @@ impl Kernel {
             Kernel::RmsNorm => Ok(vec![b.rms_norm()?]),
             Kernel::LayerNorm => Ok(vec![b.layer_norm()?]),
             Kernel::Rope(style) => Ok(vec![b.rope(style)?]),
+            Kernel::Largest => Ok(Vec::new()),
         }
     }
 }

@@ -24,6 +24,8 @@ type OpenReference = fn() -> Result<Arc<dyn Device>, DeviceError>;
 /// A device whose kernels are compared with the CPU's before they are first used.
 pub(crate) struct CheckedDevice {
     inner: Arc<dyn Device>,
+    /// Those of the device, without what was found wrong.
+    caps: Caps,
     reference: OpenReference,
     settings: GpuSettings,
     kept: Option<KeptOfDevices>,
@@ -59,7 +61,17 @@ impl CheckedDevice {
         let kept = settings.kept();
         let known = kept.as_ref().and_then(|kept| kept.read(&name_of(&*inner)));
         let verdicts = known.and_then(|bytes| parsed(&bytes)).unwrap_or_default();
-        CheckedDevice { inner, reference, settings, kept, verdicts: Mutex::new(verdicts) }
+        let (caps, verdicts) = (inner.caps().clone(), Mutex::new(verdicts));
+        let mut made = CheckedDevice { inner, caps, reference, settings, kept, verdicts };
+        if made.caps.largest > 0 {
+            let uncompared = made.check(&[Kernel::Largest]);
+            let is_right =
+                made.verdicts().get(&Kernel::Largest.name()).is_some_and(Option::is_none);
+            if !uncompared.is_empty() || !is_right {
+                made.caps.largest = 0;
+            }
+        }
+        made
     }
 
     /// Compares kernels of which nothing is known yet. Returns why for those that could not be
@@ -132,7 +144,7 @@ impl Device for CheckedDevice {
     }
 
     fn caps(&self) -> &Caps {
-        self.inner.caps()
+        &self.caps
     }
 
     fn clock(&self) -> Option<Arc<dyn Clock>> {

@@ -35,7 +35,8 @@ pub(crate) fn check_all(
     check: &Check<'_>,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<Vec<CheckedKernel>, DeviceError> {
-    let all = Kernel::all();
+    let mut all = Kernel::all();
+    all.retain(|kernel| *kernel != Kernel::Largest || check.device.caps().largest > 0);
     let mut checked = Vec::with_capacity(all.len());
     for kernel in &all {
         progress(checked.len(), all.len());
@@ -66,11 +67,61 @@ impl Check<'_> {
                 Err(why) => return Ok(CheckedKernel { name, error: None, fault: Some(why) }),
             }
         }
+        if kernel == Kernel::Largest {
+            worst = self.largest()?;
+        }
         let most = kernel.most();
         let fault = (worst > most).then(|| {
             format!("it computes something else: {worst:.0e} off, where {most:.0e} is allowed")
         });
         Ok(CheckedKernel { name, error: Some(worst), fault })
+    }
+
+    /// The largest difference of numbers and columns that the device picks of rows.
+    fn largest(&self) -> Result<f32, DeviceError> {
+        let most = self.device.caps().largest;
+        let mut worst = 0_f32;
+        for (rows, cols, kept) in [(1, 77, 1), (3, 2500, most / 2), (2, 70_001, most)] {
+            let mut numbers = Numbers(cols as u64);
+            // Rough, so that some are equal.
+            let mut rough = || (numbers.float() * 64.0).round();
+            let values: Vec<f32> = (0..rows * cols).map(|_| rough()).collect();
+            let kept = kept.clamp(1, cols / 2);
+            let mut expected = Vec::new();
+            for row in values.chunks(cols) {
+                let mut order: Vec<usize> = (0..cols).collect();
+                order.sort_by(|a, b| row[*b].total_cmp(&row[*a]));
+                expected.extend(order[..kept].iter().map(|col| row[*col]));
+                expected.extend(order[..kept].iter().map(|col| *col as f32));
+            }
+            worst = worst.max(difference(&self.picked(&values, cols, kept)?, &expected));
+        }
+        Ok(worst)
+    }
+
+    /// The numbers that the device picks of each row, and after those of a row their columns.
+    fn picked(&self, values: &[f32], cols: usize, kept: usize) -> Result<Vec<f32>, DeviceError> {
+        let what = || DeviceError::memory("checking a device");
+        let rows = values.len() / cols;
+        let bytes = size_of_val(values);
+        let (host, own) = (Buffer::zeroed(bytes), self.device.allocate(bytes));
+        let (host, own) = (host.map_err(what())?, own.map_err(what())?);
+        host.write()?.as_mut_slice::<f32>().copy_from_slice(values);
+        let to = Buffer::zeroed(rows * kept * 8).map_err(what())?;
+        let shape = (rows, cols * 4);
+        let (from, own) = (View::dense(&host, 0, shape)?, View::dense(&own, 0, shape)?);
+        let to = View::dense(&to, 0, (rows, kept * 8))?;
+        let upload = CopyRows::whole(from, own.clone());
+        let pick = CopyRows { from: own, to: to.clone(), largest: Some(kept) };
+        finish(self.device, vec![Work::Copy(upload), Work::Copy(pick)])?;
+        let read = to.read()?;
+        let words = read.as_slice::<u32>().unwrap_or_default();
+        let pairs = words.chunks_exact(2 * kept).flat_map(|row| {
+            let (numbers, columns) = row.split_at(kept);
+            let numbers = numbers.iter().map(|bits| f32::from_bits(*bits));
+            numbers.chain(columns.iter().map(|col| *col as f32))
+        });
+        Ok(pairs.collect())
     }
 
     /// The largest difference in a case, or why the device does not run it.
@@ -119,12 +170,12 @@ impl Placed {
 
     fn upload(&self) -> Option<Work> {
         let (from, to) = (self.host.clone(), self.own.clone());
-        self.is_copied().then_some(Work::Copy(CopyRows { from, to }))
+        self.is_copied().then_some(Work::Copy(CopyRows::whole(from, to)))
     }
 
     fn download(&self) -> Option<Work> {
         let (from, to) = (self.own.clone(), self.host.clone());
-        self.is_copied().then_some(Work::Copy(CopyRows { from, to }))
+        self.is_copied().then_some(Work::Copy(CopyRows::whole(from, to)))
     }
 }
 

@@ -10,7 +10,7 @@ use std::thread::{ThreadId, current};
 use troika_engine::{Engine, EngineError, EngineHandle, Event, Next, SeqId};
 
 use crate::error::Error;
-use crate::generate::Generating;
+use crate::generate::{Generating, Given};
 
 /// The results that a session waits for, written by the thread that steps the engine.
 #[derive(Debug, Default)]
@@ -219,7 +219,7 @@ impl SessionState {
             Event::Begun { cached, .. } => self.cached = cached,
             Event::Logits { position, logits, last, .. } => {
                 if let Some(generating) = &mut self.generating {
-                    return generating.go_on(Some(logits));
+                    return generating.go_on(Given::All(logits));
                 }
                 match own {
                     Some(rows) => {
@@ -234,8 +234,13 @@ impl SessionState {
                     self.ended = Some(Ended::Through);
                 }
             }
+            // Only generations ask for them.
+            Event::Largest { largest, .. } => {
+                let generating = self.generating.as_mut();
+                return generating.map_or(Next::Wait, |g| g.go_on(Given::Largest(largest)));
+            }
             Event::Fed { .. } => match &mut self.generating {
-                Some(generating) => return generating.go_on(None),
+                Some(generating) => return generating.go_on(Given::Nothing),
                 None => self.ended = Some(Ended::Through),
             },
             Event::Cancelled { .. } => self.ended = Some(Ended::Cancelled),

@@ -82,9 +82,19 @@ impl std::fmt::Debug for Times {
     }
 }
 
+/// What a step gave of the logits after a token.
+pub(crate) enum Given<'a> {
+    /// All, in the engine's memory.
+    All(&'a [f32]),
+    /// The largest, with their tokens.
+    Largest(&'a [(u32, f32)]),
+    /// None: devices model time only.
+    Nothing,
+}
+
 impl Generating {
-    /// Chooses the next token from logits in the engine's memory.
-    pub fn go_on(&mut self, logits: Option<&mut [f32]>) -> Next {
+    /// Chooses the next token.
+    pub fn go_on(&mut self, logits: Given<'_>) -> Next {
         if self.finish.is_some() {
             return Next::Wait;
         }
@@ -96,13 +106,14 @@ impl Generating {
             return Next::Wait;
         }
         let token = match (&logits, self.counted) {
-            (Some(logits), None) => self.sampler.sample(logits).map_err(Error::from),
+            (Given::All(logits), None) => self.sampler.sample(logits),
+            (Given::Largest(largest), None) => self.sampler.sample_largest(largest),
             (_, vocab) => Ok(self.count_up(vocab.unwrap_or(0))),
         };
         let token = match token {
             Ok(token) => token,
             Err(e) => {
-                self.finish = Some(Err(e));
+                self.finish = Some(Err(e.into()));
                 return Next::Wait;
             }
         };
@@ -120,8 +131,10 @@ impl Generating {
             return Next::Wait;
         }
         self.chosen += 1;
-        let logprobs = self.logprobs.zip(logits);
-        let logprobs = logprobs.map(|(top, logits)| Logprobs::of(logits, token, top));
+        let logprobs = match logits {
+            Given::All(logits) => self.logprobs.map(|top| Logprobs::of(logits, token, top)),
+            _ => None,
+        };
         self.out.push_back((token, logprobs));
         if self.chosen >= self.max {
             self.finish = Some(Ok(Finish::Length));

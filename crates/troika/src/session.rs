@@ -273,6 +273,10 @@ impl Session {
         if let Some(constraint) = constraint {
             sampler.constrain(constraint);
         }
+        let wanted = match sampler.largest().filter(|_| request.logprobs.is_none()) {
+            Some(count) => WantedLogits::Largest(count),
+            None => WantedLogits::Last,
+        };
         let start = opened.clock.now();
         let stop_tokens = match request.ignore_eos {
             true => Vec::new(),
@@ -314,7 +318,7 @@ impl Session {
             },
             stopped: None,
         });
-        let asked = opened.driver.handle.replace(self.seq, prompt.to_vec(), WantedLogits::Last);
+        let asked = opened.driver.handle.replace(self.seq, prompt.to_vec(), wanted);
         if asked.is_err() {
             self.text = None;
             *lock(&self.state) = SessionState::default();
@@ -433,7 +437,7 @@ impl Session {
         self.text = None;
         *lock(&self.state) = SessionState::default();
         let driver = &self.opened.driver;
-        driver.handle.feed(self.seq, tokens, logits)?;
+        driver.handle.feed(self.seq, tokens, logits.whole())?;
         let state = self.state.clone();
         // Logits are passed on in the middle of a step: a panic must wait for its end.
         let mut panicked = None;

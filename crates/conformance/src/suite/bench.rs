@@ -185,7 +185,7 @@ impl<'a> CaseRunner<'a> {
         let foreign = || places.iter().filter(|p| p.device.id() != p.host.id());
         let copy = |from: &Buffer, to: &Buffer| {
             let (from, to) = (View::whole(from), View::whole(to));
-            Work::Copy(CopyRows { from, to })
+            Work::Copy(CopyRows::whole(from, to))
         };
         let work = foreign().map(|p| copy(&p.host, &p.device));
         let work = work.chain([Work::Run(run)]);

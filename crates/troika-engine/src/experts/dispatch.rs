@@ -120,7 +120,7 @@ impl Dispatcher {
             Task { device: graph.device, name, chunk: self.chunk, rows, work }
         };
         // The owner of memory copies from and to it.
-        let copy = |from, to| task(&"copy".into(), Work::Copy(CopyRows { from, to }));
+        let copy = |from, to| task(&"copy".into(), Work::Copy(CopyRows::whole(from, to)));
         let mut inputs = Vec::with_capacity(graph.reads.len());
         for buffer in &graph.reads {
             let input = self.view(graph.space, *buffer, rows)?;

@@ -15,8 +15,9 @@ pub(super) fn argmax(logits: &[f32]) -> Option<u32> {
     best.map(|(i, _)| i as u32)
 }
 
+/// The larger one first. Zeros are equal, whatever their sign; candidates are numbers.
 fn by_logit(a: &Candidate, b: &Candidate) -> Ordering {
-    b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id))
+    b.logit.partial_cmp(&a.logit).unwrap_or(Ordering::Equal).then(a.id.cmp(&b.id))
 }
 
 /// Keeps the `k` largest, sorted.

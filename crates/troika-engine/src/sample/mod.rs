@@ -159,12 +159,35 @@ impl Sampler {
         self.recent.push(token);
     }
 
+    /// Whether logits are taken as they are.
+    fn is_plain(&self) -> bool {
+        self.params.logit_bias.is_empty() && !penalty::active(&self.params)
+    }
+
+    /// How many of the largest logits decide which token is chosen, if not all do.
+    pub fn largest(&self) -> Option<usize> {
+        let all = self.params.top_k == 0 && self.params.temperature != 0.0;
+        (self.is_plain() && self.constraint.is_none() && !all).then(|| self.top_k())
+    }
+
+    /// Chooses the next token by the largest logits alone, at least [`Sampler::largest`] of them,
+    /// the largest first and equal ones by token: the one that [`Sampler::sample`] chooses by all.
+    ///
+    /// # Errors
+    /// There are none.
+    pub fn sample_largest(&mut self, largest: &[(u32, f32)]) -> Result<u32, SampleError> {
+        self.candidates.clear();
+        let all = largest.iter().map(|&(id, logit)| Candidate { id, logit: logit.min(f32::MAX) });
+        self.candidates.extend(all);
+        self.choose()
+    }
+
     /// Chooses the next token.
     ///
     /// # Errors
     /// All logits, or all of tokens that a constraint allows, are NaN or minus infinity.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32, SampleError> {
-        let plain = self.params.logit_bias.is_empty() && !penalty::active(&self.params);
+        let plain = self.is_plain();
         let allowed = self.constraint.as_mut().and_then(|c| c.allowed());
         if self.params.temperature == 0.0 && plain && allowed.is_none() {
             return filter::argmax(logits).ok_or(SampleError::NoFinite);
@@ -188,10 +211,16 @@ impl Sampler {
             let start = self.recent.len().saturating_sub(self.params.repeat_last_n);
             penalty::apply(&mut self.candidates, &self.params, &self.recent[start..]);
         }
+        self.choose()
+    }
+
+    /// Chooses one of the candidates.
+    fn choose(&mut self) -> Result<u32, SampleError> {
         let k = self.top_k();
         filter::keep_top_k(&mut self.candidates, k);
+        let first = self.candidates.first().ok_or(SampleError::NoFinite)?;
         if self.params.temperature == 0.0 {
-            return Ok(self.candidates[0].id);
+            return Ok(first.id);
         }
         filter::keep_top_p(&mut self.candidates, self.params.top_p);
         filter::keep_min_p(&mut self.candidates, self.params.min_p);

@@ -289,7 +289,7 @@ fn what_does_not_fit_is_refused() {
         let devices = vec![Fake::new(true, &idle()), Fake::new(true, &idle()).without_host_tasks()];
         runner(devices, Policy::InOrder).run(&graph.into()).map_err(|e| e.to_string())
     };
-    let copy = |from: View, to: View| task("expert", 0, Work::Copy(CopyRows { from, to }));
+    let copy = |from: View, to: View| task("expert", 0, Work::Copy(CopyRows::whole(from, to)));
     assert_eq!(refused(copy(rows(0, 0..4), rows(1, 0..4))), Ok(()));
     assert_eq!(refused(copy(rows(1, 0..1), rows(1, 3..4))), Ok(()));
     let undeclared = "task expert uses memory that router, which made it known, does not declare";

@@ -17,6 +17,7 @@
 mod attention;
 mod elements;
 mod format;
+mod largest;
 mod moe;
 mod norm;
 mod probes;
@@ -34,6 +35,7 @@ pub use elements::{
     soft_cap,
 };
 pub use format::WeightFormat;
+pub use largest::{LargestShape, MOST_LARGEST, largest, largest_kernels};
 pub use moe::{Before, ExpertShape, Stack, experts_down, experts_gate_up, router};
 pub use norm::{NormShape, layer_norm, rms_norm};
 pub use probes::{probe_multiply, probe_read};

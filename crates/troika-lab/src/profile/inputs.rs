@@ -46,7 +46,7 @@ pub(super) fn bindings(
         fill(&host, graph, *id, cached).map_err(|why| lost(device.name(), &why))?;
         if own {
             let from = View::dense(&host, 0, (room, row)).map_err(DeviceError::View)?;
-            copies.push(Work::Copy(CopyRows { from, to: to.clone() }));
+            copies.push(Work::Copy(CopyRows::whole(from, to.clone())));
         }
         b.inputs.push(to);
     }

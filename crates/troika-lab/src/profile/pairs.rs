@@ -278,7 +278,7 @@ fn device(
             let host = Buffer::zeroed(bytes).map_err(memory)?;
             let there = profiler.device.allocate(bytes).map_err(memory)?;
             let (from, to) = (View::whole(&host), View::whole(&there));
-            let work = Work::Copy(CopyRows { from, to });
+            let work = Work::Copy(CopyRows::whole(from, to));
             let times = profiler.bench.run(timed(vec![Submission { tag: 0, work }]))?;
             copies.push((bytes as u64, times.iter().map(nanoseconds).sum()));
         }

@@ -125,7 +125,7 @@ impl Schedule {
                         hazards.states(states, &forward.slice(&task.rows));
                     }
                 }
-                NamedWork::Copy(NamedCopy { from, to }) => {
+                NamedWork::Copy(NamedCopy { from, to, .. }) => {
                     hazards.memory(from.buffer.clone(), &from.rect(), Access::Read);
                     hazards.memory(to.buffer.clone(), &to.rect(), Access::Write);
                 }

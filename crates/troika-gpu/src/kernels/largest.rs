@@ -1,0 +1,149 @@
+//! The largest numbers of rows.
+
+use super::Binding::Value;
+use super::spec::{Dispatch, KernelError, KernelSpec, Loc, MAX_GROUPS, unsupported};
+
+static BLOCKS: KernelSpec = KernelSpec {
+    name: "largest_blocks",
+    parts: &[include_str!("wgsl/rank.wgsl"), include_str!("wgsl/largest_blocks.wgsl")],
+    bindings: &[Value, Value],
+    workgroup_bytes: 0,
+};
+
+static LARGEST: KernelSpec = KernelSpec {
+    name: "largest",
+    parts: &[include_str!("wgsl/rank.wgsl"), include_str!("wgsl/largest.wgsl")],
+    bindings: &[Value, Value],
+    workgroup_bytes: 16 * 1024,
+};
+
+/// Numbers that a workgroup sorts at most, which is also the most blocks of a row.
+const SORTED: u32 = 2048;
+/// Threads of the workgroups that look through blocks.
+const THREADS: u32 = 64;
+/// The most numbers that can be chosen of a row.
+pub const MOST_LARGEST: u32 = 64;
+/// The most numbers of a row to choose from: what is left of the best blocks then fits one sort.
+const MOST_COLS: u32 = SORTED * 1024;
+
+/// A choice of the largest numbers of rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LargestShape {
+    /// Rows.
+    pub rows: u32,
+    /// Numbers of a row.
+    pub cols: u32,
+    /// How many are chosen.
+    pub kept: u32,
+}
+
+impl LargestShape {
+    /// Blocks of a row. Its best numbers are in those blocks whose best numbers are the largest, as
+    /// many as numbers are wanted.
+    fn blocks(self) -> u32 {
+        self.cols.min(SORTED)
+    }
+
+    /// Numbers of the best blocks of a row.
+    fn gathered(self) -> u32 {
+        self.kept * self.cols.div_ceil(self.blocks())
+    }
+
+    /// Words of a row of the working memory: results, the best of each block, the best of those, and
+    /// the best of each workgroup's part.
+    pub fn row_words(self) -> u32 {
+        let parts = self.gathered().div_ceil(SORTED);
+        2 * (self.kept + self.blocks() + self.kept + parts * self.kept)
+    }
+
+    fn sorted(self, x: Loc, sort: Sort) -> Result<Dispatch, KernelError> {
+        let Sort { gather, last, count, from, to } = sort;
+        let words = self.row_words();
+        let params = vec![
+            self.rows,
+            self.cols,
+            self.blocks(),
+            count,
+            SORTED,
+            self.kept,
+            x.offset,
+            x.stride,
+            from,
+            words,
+            to,
+            words,
+        ];
+        let flag = |b: bool| f64::from(u8::from(b));
+        Dispatch {
+            spec: &LARGEST,
+            overrides: vec![("GATHER", flag(gather)), ("LAST", flag(last))],
+            params,
+            grid: [count.div_ceil(SORTED), self.rows.min(MAX_GROUPS), 1],
+        }
+        .checked()
+    }
+}
+
+/// A sort of some numbers of each row.
+#[derive(Clone, Copy)]
+struct Sort {
+    /// Whether they are those of the best blocks.
+    gather: bool,
+    /// Whether what is kept are the results.
+    last: bool,
+    /// How many they are.
+    count: u32,
+    /// The words of a working row where they, or the best blocks, begin, and where what is kept goes.
+    from: u32,
+    to: u32,
+}
+
+/// Chooses the `kept` largest numbers of each row, the largest first, and equal ones in the order of
+/// their columns. What is no number counts as minus infinity. Its dispatches run one after another.
+///
+/// Bindings: x (f32); working memory of [`LargestShape::row_words`] words for each row. A row's
+/// first `kept` words are its largest numbers then, and the next ones their columns.
+///
+/// # Errors
+/// More than [`MOST_LARGEST`] numbers, or than a row has; more columns than 2^21.
+pub fn largest(shape: LargestShape, x: Loc) -> Result<Vec<Dispatch>, KernelError> {
+    let LargestShape { rows, cols, kept } = shape;
+    if kept == 0 || kept > MOST_LARGEST.min(cols) || cols > MOST_COLS {
+        return unsupported(format!("the {kept} largest of {cols} numbers"));
+    }
+    let (blocks, gathered) = (shape.blocks(), shape.gathered());
+    let best = 2 * kept;
+    let of_blocks = best + 2 * blocks;
+    let of_parts = of_blocks + 2 * kept;
+    let first = Dispatch {
+        spec: &BLOCKS,
+        overrides: vec![],
+        params: vec![rows, cols, blocks, x.offset, x.stride, best, shape.row_words()],
+        grid: [blocks.div_ceil(THREADS), rows.min(MAX_GROUPS), 1],
+    };
+    let mut all = vec![first.checked()?];
+    let mut add = |sort| Ok(all.push(shape.sorted(x, sort)?));
+    let whole = Sort { gather: false, last: true, count: blocks, from: best, to: 0 };
+    if blocks == cols {
+        add(whole)?;
+        return Ok(all);
+    }
+    add(Sort { last: false, to: of_blocks, ..whole })?;
+    let of_best = Sort { gather: true, last: true, count: gathered, from: of_blocks, to: 0 };
+    if gathered <= SORTED {
+        add(of_best)?;
+        return Ok(all);
+    }
+    add(Sort { last: false, to: of_parts, ..of_best })?;
+    add(Sort { count: gathered.div_ceil(SORTED) * kept, from: of_parts, ..whole })?;
+    Ok(all)
+}
+
+/// Dispatches of every kernel of [`largest`].
+pub fn largest_kernels() -> Vec<Dispatch> {
+    // In one sort, in two, and in several parts.
+    let of = |(cols, kept)| LargestShape { rows: 1, cols, kept };
+    let shapes = [(SORTED, 1), (SORTED + 1, 1), (64 * SORTED, MOST_LARGEST)].map(of);
+    let at = Loc { offset: 0, stride: 0 };
+    shapes.into_iter().filter_map(|shape| largest(shape, at).ok()).flatten().collect()
+}
