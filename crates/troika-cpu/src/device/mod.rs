@@ -73,7 +73,7 @@ fn caps(options: &CpuOptions, isa: Isa) -> Caps {
     }
     let mut activation_formats = vec![ActivationFormat::INT8];
     activation_formats.extend(int8::gains_from_seven_bits(isa).then_some(int8::INT7));
-    activation_formats.extend(bf16::is_native(isa).then_some(ActivationFormat::Bf16));
+    activation_formats.extend(bf16::gains(isa).then_some(ActivationFormat::Bf16));
     Caps {
         static_shapes: false,
         row_buckets: Vec::new(),

@@ -169,8 +169,8 @@ impl<'a> Operands<'a> {
                     let values = if op.value_in_key { keys } else { self.cache(1) };
                     let (sinks, q, forward) =
                         (exe.vector_if(*sinks), self.input(0), &*task.forward);
-                    let pairs =
-                        op.activations == ActivationFormat::Bf16 && linear::bf16::has_pairs(cx.isa);
+                    let pairs = op.activations == ActivationFormat::Bf16
+                        && linear::bf16::gains_from_pairs(cx.isa);
                     let x = attention::Operands { op, sinks, q, keys, values, forward, pairs };
                     attention::attention(cx, x, work.floats, self.output(0))
                 }

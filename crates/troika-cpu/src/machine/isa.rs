@@ -17,14 +17,13 @@ pub enum Isa {
     AvxVnni,
     /// AVX-512 F, BW, DQ and VL besides AVX2, with its own VNNI if available.
     Avx512,
-    /// The above with VNNI and tiles of bytes (AMX-TILE, AMX-INT8), possibly of bf16 (AMX-BF16).
+    /// The above with VNNI and tiles of bf16 (AMX-TILE, AMX-BF16).
     Amx(Amx),
 }
 
 /// The capabilities of this machine's tiles, from [`Amx::detect`], stored to ask only once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Amx {
-    int8: bool,
     bf16: bool,
 }
 
@@ -35,25 +34,17 @@ impl Amx {
     pub fn detect() -> Amx {
         #[cfg(target_arch = "x86_64")]
         {
-            use crate::machine::instructions::x86::{Tmm, tiles_multiply, tiles_multiply_pairs};
+            use crate::machine::instructions::x86::{Tmm, tiles_multiply_pairs};
             use std::arch::x86_64::{__cpuid, __cpuid_count};
-            // Leaf 7: AMX-BF16, AMX-TILE and AMX-INT8 (Intel's manual, volume 2, CPUID).
+            // Leaf 7: AMX-BF16 and AMX-TILE (Intel's manual, volume 2, CPUID).
             let edx = if __cpuid(0).eax < 7 { 0 } else { __cpuid_count(7, 0).edx };
             let has = |bit: u32| edx & (1 << bit) != 0;
             if has(24) && may_use_tiles() {
                 // SAFETY: the processor has them and the system lets us use them.
-                let int8 = has(25) && unsafe { tiles_multiply::<Tmm>() };
-                // SAFETY: as above.
-                let bf16 = has(22) && unsafe { tiles_multiply_pairs::<Tmm>() };
-                return Amx { int8, bf16 };
+                return Amx { bf16: has(22) && unsafe { tiles_multiply_pairs::<Tmm>() } };
             }
         }
-        Amx { int8: false, bf16: false }
-    }
-
-    /// Whether it multiplies tiles of bytes.
-    pub fn has_int8(self) -> bool {
-        self.int8
+        Amx { bf16: false }
     }
 
     /// Whether it multiplies tiles of bf16.
@@ -76,7 +67,7 @@ impl Isa {
                 Isa::Avx2 => avx2(),
                 Isa::AvxVnni => avx2() && has!("avxvnni"),
                 Isa::Avx512 => avx2() && avx512(),
-                Isa::Amx(amx) => amx.int8 && avx2() && avx512() && has!("avx512vnni"),
+                Isa::Amx(amx) => amx.bf16 && avx2() && avx512() && has!("avx512vnni"),
                 _ => false,
             }
         }
@@ -165,6 +156,27 @@ fn may_use_tiles() -> bool {
     }
 }
 
+/// The maker of this processor, as it says itself.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn vendor() -> [u8; 12] {
+    // SAFETY: every 64-bit x86 processor has the instruction.
+    #[allow(unused_unsafe)]
+    let vendor = unsafe { std::arch::x86_64::__cpuid(0) };
+    bytemuck::cast([vendor.ebx, vendor.edx, vendor.ecx])
+}
+
+/// Whether this is a processor of Intel.
+pub(crate) fn is_intel() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        vendor() == *b"GenuineIntel"
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        false
+    }
+}
+
 /// Number of logical cores that this process may use.
 pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
@@ -184,9 +196,7 @@ pub fn features() -> String {
         list!(is_x86_feature_detected: "avx2", "fma", "f16c", "avxvnni", "avx512f", "avx512bw");
         list!(is_x86_feature_detected: "avx512dq", "avx512vl", "avx512vnni", "avx512bf16");
         list!(is_x86_feature_detected: "avx512fp16");
-        let amx = Amx::detect();
-        found.extend(amx.int8.then_some("amx_int8"));
-        found.extend(amx.bf16.then_some("amx_bf16"));
+        found.extend(Amx::detect().bf16.then_some("amx_bf16"));
     }
     #[cfg(target_arch = "aarch64")]
     list!(is_aarch64_feature_detected: "neon", "dotprod", "i8mm", "fp16", "bf16");

@@ -54,8 +54,6 @@ multiply! {
     Int8Avx512: "int8_vnni_avx512", "int8 with AVX-512 VNNI", "GOP/s";
     /// `vdpbf16ps` on 512 bits.
     Bf16Avx512: "bf16_avx512", "bf16 with AVX-512", "GFLOP/s";
-    /// `tdpbssd` on tiles of 16 rows of 64 bytes.
-    Int8Amx: "int8_amx", "int8 with AMX", "GOP/s";
     /// `tdpbf16ps` on tiles of 16 rows of 32 values.
     Bf16Amx: "bf16_amx", "bf16 with AMX", "GFLOP/s";
     /// `fmla` on 128 bits.

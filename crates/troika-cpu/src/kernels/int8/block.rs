@@ -77,6 +77,9 @@ pub(super) unsafe fn blocks<I: RowLanes, F: Format>(
     sums: &mut [[I::Floats; 1]],
 ) {
     let columns = TripCounts::new::<I, F>();
+    let eights = if I::EIGHT { xs.len() / 8 * 8 } else { 0 };
+    let ((eight, xs), (eight_sums, sums)) = (xs.split_at(eights), sums.split_at_mut(eights));
+    let (eight, eight_sums) = (eight.as_chunks::<8>().0, eight_sums.as_chunks_mut::<8>().0);
     let (xs, rest) = xs.as_chunks::<BLOCK_ROWS>();
     let (sums, rest_sums) = sums.as_chunks_mut::<BLOCK_ROWS>();
     let (two, two_sums) = (rest.as_chunks::<2>().0, rest_sums.as_chunks_mut::<2>().0);
@@ -87,6 +90,11 @@ pub(super) unsafe fn blocks<I: RowLanes, F: Format>(
         }
         // SAFETY: by the caller.
         unsafe {
+            if I::EIGHT {
+                for (xs, sums) in eight.iter().zip(&mut *eight_sums) {
+                    add_group::<I, F, 8, 1>(&panel, at_group(xs, g), g, columns, sums);
+                }
+            }
             for (xs, sums) in xs.iter().zip(&mut *sums) {
                 add_group::<I, F, BLOCK_ROWS, 1>(&panel, at_group(xs, g), g, columns, sums);
             }

@@ -2,10 +2,8 @@
 
 use std::marker::PhantomData;
 
-use troika_graph::DType;
-
 use super::lanes::RowLanes;
-use super::layout::{Layout, PAIR, QUAD, ROWS, zero};
+use super::layout::{Layout, PAIR, QUAD, ROWS};
 
 /// Where the first group or block of a panel has each of its parts (see [`Layout`]).
 #[derive(Clone, Copy)]
@@ -49,8 +47,6 @@ pub(super) trait Format {
     const MIN: bool = false;
     /// Whether all eight bits are used.
     const FULL: bool = false;
-    /// Which of the unsigned values stands for zero.
-    const ZERO: u8 = 0;
     /// Partial sums that are added up for a scale: products, added in pairs, are to fit 16 bits,
     /// `2 * QUADS * max * 127 < 2^15`.
     const FOLDS: usize = 1;
@@ -146,7 +142,6 @@ unsafe fn nibble<I: RowLanes>(p: &Panel, at: usize, j: usize) -> I::Bytes {
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Format for Q8_0 {
     type Wide = Wide<Q8_0>;
-    const ZERO: u8 = zero(DType::Q8_0) as u8;
     const FULL: bool = true;
     const LINES: usize = 9;
     const STEP: usize = 8 * QUAD;
@@ -166,7 +161,6 @@ impl Format for Q8_0 {
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Format for Q4_0 {
     type Wide = Wide<Q4_0>;
-    const ZERO: u8 = zero(DType::Q4_0) as u8;
     const LINES: usize = 5;
     const STEP: usize = 4 * QUAD + 2 * ROWS;
     #[inline(always)]
@@ -246,7 +240,6 @@ impl Format for Q5K {
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Format for Q6K {
     type Wide = Wide<Q6K>;
-    const ZERO: u8 = zero(DType::Q6_K) as u8;
     const SUBS: usize = 2;
     const SPLIT: bool = true;
     const LINES: usize = 7;
@@ -300,7 +293,6 @@ impl<F: Format> Format for Wide<F> {
     const SUBS: usize = F::SUBS;
     const MIN: bool = F::MIN;
     const FULL: bool = F::FULL;
-    const ZERO: u8 = F::ZERO;
     const FOLDS: usize = F::FOLDS;
     const SPLIT: bool = F::SPLIT;
     const LINES: usize = 0;

@@ -9,8 +9,6 @@
 //! Seven bits are for weights that use all of their eight: AVX2 adds two products in 16 bits, which
 //! eight times eight bits do not fit unless one of them is made an absolute value.
 
-#[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
-mod amx;
 mod block;
 mod format;
 mod lanes;

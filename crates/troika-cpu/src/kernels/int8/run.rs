@@ -4,8 +4,6 @@ use std::marker::PhantomData;
 
 use troika_graph::{ActivationFormat, DType};
 
-#[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
-use super::amx;
 use super::format::{Format, with_format};
 #[cfg(any(target_arch = "aarch64", feature = "emulate"))]
 use super::lanes::neon::{Neon, Sdot, Smull, Usmmla};
@@ -41,7 +39,7 @@ pub(crate) fn multiply(isa: Isa, weight: DType, quantization: Quantization) -> O
         Isa::AvxVnni => Some(Multiply::Int8AvxVnni),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 if has_vnni() => Some(Multiply::Int8Avx512),
-        Isa::Amx(_) => Some(Multiply::Int8Amx),
+        Isa::Amx(_) => Some(Multiply::Int8Avx512),
         Isa::Avx2 | Isa::Avx512 if !weight.uses_all_bits() => Some(Multiply::Int8SumsAvx2),
         Isa::Avx2 | Isa::Avx512 if quantization.largest <= SEVEN_BITS => Some(Multiply::Int8Avx2),
         Isa::Avx2 | Isa::Avx512 => Some(Multiply::Int8FlipAvx2),
@@ -108,10 +106,10 @@ unsafe fn for_format<F: Format>(isa: Isa, part: Int8Part<'_>) {
             Isa::NeonI8mm => run_i8mm::<F>(part),
             #[cfg(target_arch = "x86_64")]
             Isa::AvxVnni => on::<X86<Ymm, Dpbusd, 2>, F>(part),
+            // Sums on tiles go through memory before they are scaled, which takes longer than the
+            // tiles save.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 if has_vnni() => on::<X86<Zmm, Dpbusd, 1>, F>(part),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Amx(_) => amx::run_native::<F>(part),
+            Isa::Avx512 | Isa::Amx(_) if has_vnni() => on::<X86<Zmm, Dpbusd, 1>, F>(part),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 | Isa::Avx512 => on::<X86<Ymm, Maddubs<false>, 2>, F>(part),
             #[allow(unreachable_patterns)]
@@ -178,7 +176,6 @@ pub(super) unsafe fn emulate_seven_bits(part: Int8Part<'_>) {
 #[cfg(all(feature = "emulate", not(target_arch = "aarch64")))]
 pub(super) unsafe fn emulate<F: Format>(isa: Isa, part: Int8Part<'_>) {
     use crate::machine::instructions::arm;
-    use crate::machine::instructions::x86::EmulatedTiles;
     // SAFETY: plain Rust needs no features; the rest by the caller.
     unsafe {
         match isa {
@@ -187,8 +184,7 @@ pub(super) unsafe fn emulate<F: Format>(isa: Isa, part: Int8Part<'_>) {
             Isa::NeonI8mm => on::<Neon<arm::Emulated, Usmmla>, F>(part),
             Isa::Avx2 => on::<X86<Emulated<32>, Maddubs<false>, 2>, F>(part),
             Isa::AvxVnni => on::<X86<Emulated<32>, Dpbusd, 2>, F>(part),
-            Isa::Avx512 => on::<X86<Emulated<64>, Dpbusd, 1>, F>(part),
-            Isa::Amx(_) => amx::run::<Emulated<64>, EmulatedTiles, F>(part),
+            Isa::Avx512 | Isa::Amx(_) => on::<X86<Emulated<64>, Dpbusd, 1>, F>(part),
             Isa::Scalar => unreachable!("{} is not emulated", isa.name()),
         }
     }

@@ -17,11 +17,11 @@ use super::widen::{even_chunk, panel_floats, quad_bytes, widen};
 use crate::machine::instructions::RegisterWork;
 
 /// Activation rows up to which weights are read as they are.
-pub(super) const DIRECT: usize = 3;
+const DIRECT: usize = 3;
 /// Activation rows up to which weights are read as they are, several times: those of a group while
 /// the first-level cache has them. Not where widened weights are multiplied with two rows at once.
 pub(super) const AGAIN: usize = 32;
-const _: () = assert!(AGAIN.is_multiple_of(2));
+const _: () = assert!(AGAIN.is_multiple_of(4));
 
 /// Computes a part of a product with weights of a format.
 ///
@@ -73,15 +73,15 @@ unsafe fn by_groups<I: RowLanes, F: Format>(part: Int8Part<'_>) {
     // SAFETY: the panels exist; the rows are checked.
     unsafe {
         let mut xs = [std::ptr::null(); AGAIN];
-        // The last row of an odd number is there twice.
-        let even = m.next_multiple_of(2);
-        for (i, x) in xs.iter_mut().enumerate().take(even) {
+        // The last row is there several times where rows do not fill the last block.
+        let filled = m.next_multiple_of(if I::EIGHT { 4 } else { 2 });
+        for (i, x) in xs.iter_mut().enumerate().take(filled) {
             [*x] = rows::<1>(&part, part.m.start + i.min(m - 1), 0);
         }
         for index in weight.panels(&part.n) {
             let panel = Panel::new(weight.bytes.as_ptr(), &weight.layout, index);
             let mut sums = [[I::splat(0.0); 1]; AGAIN];
-            blocks::<I, F>(panel, &xs[..even], groups, &mut sums[..even]);
+            blocks::<I, F>(panel, &xs[..filled], groups, &mut sums[..filled]);
             for (i, sum) in sums.into_iter().enumerate().take(m) {
                 put::<I, 1, 1>(&part, part.m.start + i, index, [sum], true);
             }
@@ -94,11 +94,7 @@ unsafe fn by_groups<I: RowLanes, F: Format>(part: Int8Part<'_>) {
 /// # Safety
 /// As for [`run`]; panels, rows and groups are in range.
 #[inline(always)]
-pub(super) unsafe fn rows<const M: usize>(
-    part: &Int8Part<'_>,
-    m: usize,
-    g: usize,
-) -> [*const u8; M] {
+unsafe fn rows<const M: usize>(part: &Int8Part<'_>, m: usize, g: usize) -> [*const u8; M] {
     let groups = part.product.weight.layout.cols / GROUP;
     let mut rows = [std::ptr::null(); M];
     for (i, to) in rows.iter_mut().enumerate() {
@@ -147,7 +143,7 @@ unsafe fn chunks<I: RowLanes, F: Format, const NR: usize>(part: &mut Int8Part<'_
         let len = even.min(groups - g);
         // SAFETY: the panels exist and have these groups.
         unsafe {
-            let panels = widen_all::<I, F, NR, false>(part, index, g..g + len);
+            let panels = widen_all::<I, F, NR>(part, index, g..g + len);
             let block = PanelBlock { panels, index, g, len, last: g + len == groups };
             I::apart(AllRows::<I, F::Wide, NR>(&block, part, PhantomData));
         }
@@ -160,7 +156,7 @@ unsafe fn chunks<I: RowLanes, F: Format, const NR: usize>(part: &mut Int8Part<'_
 /// # Safety
 /// As for [`run`]; panels, rows and groups are in range.
 #[inline(always)]
-pub(super) unsafe fn widen_all<I: RowLanes, F: Format, const NR: usize, const SIGNED: bool>(
+unsafe fn widen_all<I: RowLanes, F: Format, const NR: usize>(
     part: &mut Int8Part<'_>,
     index: usize,
     g: Range<usize>,
@@ -172,23 +168,23 @@ pub(super) unsafe fn widen_all<I: RowLanes, F: Format, const NR: usize, const SI
         let mut out = [Panel::new(weight.bytes.as_ptr(), &weight.layout, index); NR];
         for (i, out) in out.iter_mut().enumerate() {
             let panel = Panel::new(weight.bytes.as_ptr(), &weight.layout, index + i);
-            *out = widen::<I, F, SIGNED>(&panel, g.clone(), to.add(i * panel_floats::<I>()));
+            *out = widen::<I, F>(&panel, g.clone(), to.add(i * panel_floats::<I>()));
         }
         out
     }
 }
 
 /// Some groups of some widened panels.
-pub(super) struct PanelBlock<const NR: usize> {
-    pub panels: [Panel; NR],
+struct PanelBlock<const NR: usize> {
+    panels: [Panel; NR],
     /// Of the first panel.
-    pub index: usize,
+    index: usize,
     /// First group.
-    pub g: usize,
+    g: usize,
     /// Groups.
-    pub len: usize,
+    len: usize,
     /// Whether these are a row's last groups.
-    pub last: bool,
+    last: bool,
 }
 
 /// A block with all activation rows of a part. It knows only the widened form: formats that share
@@ -276,7 +272,7 @@ unsafe fn place(part: &Int8Part<'_>, m: usize, index: usize) -> (*mut f32, usize
 /// # Safety
 /// As for [`run`]; panels, rows and groups are in range.
 #[inline(always)]
-pub(super) unsafe fn get<I: RowLanes, const M: usize, const NR: usize>(
+unsafe fn get<I: RowLanes, const M: usize, const NR: usize>(
     part: &Int8Part<'_>,
     m: usize,
     index: usize,
@@ -310,7 +306,7 @@ pub(super) unsafe fn get<I: RowLanes, const M: usize, const NR: usize>(
 /// # Safety
 /// As for [`run`]; panels, rows and groups are in range.
 #[inline(always)]
-pub(super) unsafe fn put<I: RowLanes, const M: usize, const NR: usize>(
+unsafe fn put<I: RowLanes, const M: usize, const NR: usize>(
     part: &Int8Part<'_>,
     m: usize,
     index: usize,

@@ -8,7 +8,7 @@ use super::layout::{QUAD, ROWS};
 
 /// Most groups of a block of columns of several panels: widened weights of three (27 KiB), the
 /// activation rows at hand and those asked for fit a first-level cache of 48 KiB.
-pub(super) const CHUNK: usize = 16;
+const CHUNK: usize = 16;
 
 /// Most groups of a block of columns. Of one panel twice as many (18 KiB) fit 32 KiB, and sums wait
 /// half as often in memory for the next block (3 to 7 % for AVX2 on a Zen 4).
@@ -39,7 +39,7 @@ pub(super) fn even_chunk<I: RowLanes>(groups: usize, quad: usize) -> usize {
 }
 
 /// The fewest blocks of at most `most` groups, all about as wide: groups of one.
-pub(super) fn even(groups: usize, most: usize) -> usize {
+fn even(groups: usize, most: usize) -> usize {
     groups.div_ceil(groups.div_ceil(most).max(1))
 }
 
@@ -48,18 +48,18 @@ pub(super) const fn quad_bytes<I: RowLanes, F: Format>() -> usize {
     if F::FULL && I::SIGNED { I::SIGNED_QUAD } else { QUAD }
 }
 
-/// Widens some groups of a panel; `to` has room for a block's. `SIGNED`: to signed bytes whatever
-/// the type; else to [`RowLanes::Signed`] where products of all eight bits are signed.
+/// Widens some groups of a panel; `to` has room for a block's. Where products of all eight bits are
+/// signed, it has [`RowLanes::Signed`].
 ///
 /// # Safety
 /// Needs the features of `I`; the panel has these groups, and `to` is valid for writes.
 #[inline(always)]
-pub(super) unsafe fn widen<I: RowLanes, F: Format, const SIGNED: bool>(
+pub(super) unsafe fn widen<I: RowLanes, F: Format>(
     p: &Panel,
     g: Range<usize>,
     to: *mut f32,
 ) -> Panel {
-    let ready = !SIGNED && F::FULL && I::SIGNED;
+    let ready = F::FULL && I::SIGNED;
     // SAFETY: by the caller.
     unsafe {
         let [values, scales, _] = parts(most_groups::<I>());
@@ -75,10 +75,7 @@ pub(super) unsafe fn widen<I: RowLanes, F: Format, const SIGNED: bool>(
                 I::store_sums(start, mins.add(i * ROWS).cast());
             } else {
                 for j in 0..trip_count::<I>(8) {
-                    let mut quad = F::quad::<I>(p, g, j);
-                    if SIGNED && F::ZERO > 0 {
-                        quad = I::less(quad, F::ZERO);
-                    }
+                    let quad = F::quad::<I>(p, g, j);
                     I::store_bytes(quad, to.cast::<u8>().add((i * 8 + j) * QUAD));
                 }
             }

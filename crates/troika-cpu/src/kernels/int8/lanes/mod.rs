@@ -25,6 +25,9 @@ pub(super) trait RowLanes: Copy {
     const WIDE: bool;
     /// Panels of a block with several activation rows: as many as fit the registers.
     const PANELS: usize = 2;
+    /// Whether the quads of a group and the sums of eight activation rows fit the registers. Their
+    /// products then follow each other without waiting.
+    const EIGHT: bool = false;
     /// Whether [`RowLanes::pairs`] exists.
     const PAIRED: bool = false;
     /// Whether the quads of a group are taken in a loop: with few registers the compiler's order
@@ -71,8 +74,6 @@ pub(super) trait RowLanes: Copy {
 
     /// `full`: all eight bits are used, 128 stands for zero.
     unsafe fn weight(full: bool, b: Self::Bytes) -> Self::Weight;
-    /// Bytes less what stands for zero.
-    unsafe fn less(b: Self::Bytes, zero: u8) -> Self::Bytes;
     /// Writes a quad of weights of all eight bits as [`RowLanes::Signed`], and adds to `start` what
     /// the sums of its products are to begin with.
     unsafe fn store_signed(_: Self::Bytes, _start: Self::Sums, _: *mut u8) -> Self::Sums {

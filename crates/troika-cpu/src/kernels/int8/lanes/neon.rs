@@ -85,6 +85,12 @@ fn each<V: Copy>(f: impl Fn(usize) -> V) -> [V; 4] {
     [f(0), f(1), f(2), f(3)]
 }
 
+/// Bytes less 128, which stands for zero: their highest bit flips.
+#[inline(always)]
+fn less_128<A: Arm>(b: Four<A>) -> Four<A> {
+    b.map(|b| A::eor(b, A::dup_16b(128)))
+}
+
 /// Four floats of bytes at `p`, widened by `f`.
 ///
 /// # Safety
@@ -137,14 +143,10 @@ impl<A: Arm, P: Products<A>> RowLanes for Neon<A, P> {
             }
         }
         unsafe fn weight(full: bool, b: Four<A>) -> Four<A> {
-            if full && P::SIGNED { Self::less(b, 128) } else { b }
-        }
-        unsafe fn less(b: Four<A>, zero: u8) -> Four<A> {
-            // Only bytes of all eight bits become signed here; less 128, their highest bit flips.
-            b.map(|b| A::eor(b, A::dup_16b(zero)))
+            if full && P::SIGNED { less_128::<A>(b) } else { b }
         }
         unsafe fn store_signed(b: Four<A>, start: Four<A>, p: *mut u8) -> Four<A> {
-            Self::store_bytes(Self::less(b, 128), p);
+            Self::store_bytes(less_128::<A>(b), p);
             start
         }
         unsafe fn load_signed(p: *const u8) -> Four<A> { Self::load(p) }

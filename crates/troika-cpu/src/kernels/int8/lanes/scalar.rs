@@ -69,7 +69,6 @@ impl RowLanes for Portable {
             let by = left.unsigned_abs();
             b.map(|b| if left < 0 { b >> by } else { b << by } & mask)
         }
-        unsafe fn less(b: Bytes, zero: u8) -> Bytes { b.map(|b| b.wrapping_sub(zero)) }
         unsafe fn dot(_: bool, part: Sums, w: Bytes, x: Quad) -> Sums {
             std::array::from_fn(|r| {
                 let product = |i: usize| i32::from(w[4 * r + i]) * i32::from(x[i]);

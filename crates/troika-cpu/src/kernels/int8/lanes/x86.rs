@@ -194,6 +194,7 @@ impl<V: Vector, P: Products<V>, const R: usize> RowLanes for X86<V, P, R> {
     // Cascade Lake.)
     const WIDE: bool = !P::TEMPORARIES;
     const PANELS: usize = if R == 1 { 3 } else { 1 };
+    const EIGHT: bool = R == 1;
     const ROLLED: bool = R == 2;
     const SIGNED: bool = P::SIGNED;
     const SIGNED_QUAD: usize = if P::SIGNED { 2 * QUAD } else { QUAD };
@@ -238,19 +239,14 @@ impl<V: Vector, P: Products<V>, const R: usize> RowLanes for X86<V, P, R> {
         }
         unsafe fn weight(full: bool, b: Ints<V, R>) -> Self::Weight {
             if full && P::SIGNED {
-                let b = Self::less(b, 128);
-                return each!(i, P::signed(b[i]));
+                return each!(i, P::signed(V::vpsubb(b[i], V::vpbroadcastb(128))));
             }
             each!(i, P::weight(b[i]))
         }
-        unsafe fn less(b: Ints<V, R>, zero: u8) -> Ints<V, R> {
-            each!(i, V::vpsubb(b[i], V::vpbroadcastb(zero)))
-        }
         unsafe fn store_signed(b: Ints<V, R>, start: Ints<V, R>, p: *mut u8) -> Ints<V, R> {
-            let b = Self::less(b, 128);
             each!(i, {
-                let p = p.add(i * V::BYTES);
-                P::store_signed(b[i], start[i], p, p.add(QUAD))
+                let (p, b) = (p.add(i * V::BYTES), V::vpsubb(b[i], V::vpbroadcastb(128)));
+                P::store_signed(b, start[i], p, p.add(QUAD))
             })
         }
         unsafe fn load_signed(p: *const u8) -> Self::Signed {

@@ -14,9 +14,7 @@ pub(crate) use emulated::Emulated;
 pub(crate) use native::{Tmm, Ymm, Zmm};
 #[cfg(any(feature = "emulate", test))]
 pub(crate) use tiles::EmulatedTiles;
-pub(crate) use vector::{
-    Held, TileConfig, TileRegisters, Vector, tiles_multiply, tiles_multiply_pairs,
-};
+pub(crate) use vector::{Held, TileConfig, TileRegisters, Vector, tiles_multiply_pairs};
 
 #[cfg(test)]
 mod tests;

@@ -206,10 +206,6 @@ impl TileRegisters for Tmm {
         }
     }
     #[inline(always)]
-    unsafe fn tdpbssd<const C: u8, const A: u8, const B: u8>(&mut self) {
-        unsafe { products!("tdpbssd", (C, A, B), (0, 2, 3), (1, 2, 4)) }
-    }
-    #[inline(always)]
     unsafe fn tdpbf16ps<const C: u8, const A: u8, const B: u8>(&mut self) {
         unsafe {
             products!("tdpbf16ps", (C, A, B), (0, 4, 6), (1, 4, 7), (2, 5, 6), (3, 5, 7));

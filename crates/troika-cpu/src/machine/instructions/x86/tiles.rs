@@ -90,21 +90,6 @@ impl TileRegisters for EmulatedTiles {
         }
     }
     #[inline(never)]
-    unsafe fn tdpbssd<const C: u8, const A: u8, const B: u8>(&mut self) {
-        let (m, n, k) = self.product_shape(C, A, B);
-        let (a, b) = (self.tiles[A as usize], self.tiles[B as usize]);
-        for (c, a) in self.tiles[C as usize][..m].iter_mut().zip(&a) {
-            for (a, b) in a[..k].chunks_exact(4).zip(&b) {
-                for (c, b) in c[..n].chunks_exact_mut(4).zip(b.chunks_exact(4)) {
-                    let product = |i: usize| i32::from(a[i] as i8) * i32::from(b[i] as i8);
-                    let four: i32 = (0..4).map(product).sum();
-                    let sum = i32::from_le_bytes([c[0], c[1], c[2], c[3]]).wrapping_add(four);
-                    c.copy_from_slice(&sum.to_le_bytes());
-                }
-            }
-        }
-    }
-    #[inline(never)]
     unsafe fn tdpbf16ps<const C: u8, const A: u8, const B: u8>(&mut self) {
         let (m, n, k) = self.product_shape(C, A, B);
         let (a, b) = (self.tiles[A as usize], self.tiles[B as usize]);

@@ -115,7 +115,7 @@ impl TileConfig {
 /// Instructions on tiles. A value stands for the tile registers of the current thread.
 ///
 /// # Safety
-/// All need AMX-TILE (and AMX-INT8, AMX-BF16 for products), permission by the system, and, but
+/// All need AMX-TILE (and AMX-BF16 for products), permission by the system, and, but
 /// for `ldtilecfg`, a configuration that has the tiles; loads and stores need valid memory:
 /// rows of the tile, `stride` bytes apart.
 #[allow(missing_docs, clippy::missing_safety_doc)]
@@ -127,9 +127,6 @@ pub(crate) trait TileRegisters: Default {
     unsafe fn tilezero<const T: u8>(&mut self);
     unsafe fn tileloadd<const T: u8>(&mut self, p: *const u8, stride: usize);
     unsafe fn tilestored<const T: u8>(&mut self, p: *mut u8, stride: usize);
-    /// `C[m][n] +=` the products of four signed bytes of `A[m]` and of `B` per row `k` of `B`:
-    /// `A[m][4k + i] * B[k][4n + i]`, wrapping.
-    unsafe fn tdpbssd<const C: u8, const A: u8, const B: u8>(&mut self);
     /// `C[m][n] +=` the products of pairs of bf16 of `A[m]` and of `B` per row `k` of `B`. The
     /// lower products `A[m][2k] * B[k][2n]` are added up from zero in the order of `k`, the upper
     /// ones `A[m][2k + 1] * B[k][2n + 1]` likewise; the two sums are added, then their sum to `C`.
@@ -163,38 +160,8 @@ impl<T: TileRegisters> Drop for Held<T> {
     }
 }
 
-/// Multiplies bytes once and checks the result, since the kernels on tiles were written without a
-/// machine that has them.
-///
-/// # Safety
-/// As for [`TileRegisters`].
-#[cfg(any(target_arch = "x86_64", test))]
-pub(crate) unsafe fn tiles_multiply<T: TileRegisters>() -> bool {
-    const M: usize = 5;
-    let config = TileConfig::new(&[(M as u8, 64), (0, 0), (M as u8, 32), (8, 64)]);
-    let value = |i: usize| (i * 89 + 128) as u8;
-    let a: [[u8; 32]; M] = std::array::from_fn(|m| std::array::from_fn(|k| value(32 * m + k)));
-    let b: [[u8; 64]; 8] = std::array::from_fn(|k| std::array::from_fn(|n| value(64 * k + n + 7)));
-    let mut c = [[3i32; 16]; M];
-    // SAFETY: features by the caller; the arrays are as large as the tiles.
-    unsafe {
-        let mut held = Held::<T>::new();
-        let tiles = held.tiles();
-        tiles.ldtilecfg(&config);
-        tiles.tileloadd::<0>(c.as_ptr().cast(), 64);
-        tiles.tileloadd::<2>(a.as_ptr().cast(), 32);
-        tiles.tileloadd::<3>(b.as_ptr().cast(), 64);
-        tiles.tdpbssd::<0, 2, 3>();
-        tiles.tilestored::<0>(c.as_mut_ptr().cast(), 64);
-    }
-    let product = |m: usize, n: usize, k: usize| {
-        i32::from(a[m][k] as i8) * i32::from(b[k / 4][4 * n + k % 4] as i8)
-    };
-    let want = |m: usize, n: usize| 3 + (0..32).map(|k| product(m, n, k)).sum::<i32>();
-    c.iter().enumerate().all(|(m, c)| c.iter().enumerate().all(|(n, c)| *c == want(m, n)))
-}
-
-/// Like [`tiles_multiply`], for pairs of bf16: whole numbers, whose sums are exact in any order.
+/// Multiplies pairs of bf16 once and checks the result: whole numbers, whose sums are exact in any
+/// order.
 ///
 /// # Safety
 /// As for [`TileRegisters`].
