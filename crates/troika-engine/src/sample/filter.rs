@@ -4,15 +4,56 @@ use std::cmp::Ordering;
 
 use super::candidate::Candidate;
 
-/// Index of the largest number; ties go to the lower index; NaN and minus infinity never win.
-pub(super) fn argmax(logits: &[f32]) -> Option<u32> {
-    let mut best: Option<(usize, f32)> = None;
-    for (i, &l) in logits.iter().enumerate() {
-        if l > f32::NEG_INFINITY && best.is_none_or(|(_, b)| l > b) {
-            best = Some((i, l));
+/// Logits of a block.
+const BLOCK: usize = 64;
+/// Logits that are compared side by side.
+const LANES: usize = 16;
+
+/// Finds the largest logits without looking at each of them twice.
+#[derive(Debug, Default)]
+pub(super) struct Shortlist {
+    /// The largest logit of each block, and the same in another order.
+    best: Vec<f32>,
+    ordered: Vec<f32>,
+}
+
+impl Shortlist {
+    /// Appends candidates in the order of ids, among them the `k` most likely ones. `k` blocks have a
+    /// logit that is no less than the `k`-th largest of all blocks' best ones, so whatever is less
+    /// than that is none of the `k`. NaN and minus infinity are left out; plus infinity becomes the
+    /// largest number.
+    pub fn append(&mut self, logits: &[f32], k: usize, to: &mut Vec<Candidate>) {
+        self.best.clear();
+        self.best.extend(logits.chunks(BLOCK).map(largest));
+        let mut least = f32::NEG_INFINITY;
+        if (1..self.best.len()).contains(&k) {
+            self.ordered.clone_from(&self.best);
+            least = *self.ordered.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a)).1;
+        }
+        for (block, (numbers, best)) in logits.chunks(BLOCK).zip(&self.best).enumerate() {
+            if *best < least {
+                continue;
+            }
+            let enough = |(_, logit): &(u32, f32)| *logit >= least && *logit > f32::NEG_INFINITY;
+            let all = ((block * BLOCK) as u32..).zip(numbers.iter().copied()).filter(enough);
+            to.extend(
+                all.map(|(id, logit)| Candidate { id, logit: logit.clamp(f32::MIN, f32::MAX) }),
+            );
         }
     }
-    best.map(|(i, _)| i as u32)
+}
+
+/// The largest number; minus infinity if there is none.
+fn largest(numbers: &[f32]) -> f32 {
+    let (whole, rest) = numbers.as_chunks::<LANES>();
+    let mut best = [f32::NEG_INFINITY; LANES];
+    for numbers in whole {
+        for (best, x) in best.iter_mut().zip(numbers) {
+            // NaN is not larger than anything.
+            *best = if x > best { *x } else { *best };
+        }
+    }
+    best.iter().chain(rest).fold(f32::NEG_INFINITY, |best, x| if *x > best { *x } else { best })
 }
 
 /// The larger one first. Zeros are equal, whatever their sign; candidates are numbers.

@@ -14,6 +14,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
 use candidate::Candidate;
+use filter::Shortlist;
 pub use logprobs::Logprobs;
 
 /// Sampling parameters.
@@ -128,6 +129,7 @@ pub struct Sampler {
     rng: ChaCha8Rng,
     recent: Vec<u32>,
     candidates: Vec<Candidate>,
+    shortlist: Shortlist,
     constraint: Option<Box<dyn Constraint>>,
 }
 
@@ -135,7 +137,8 @@ impl Sampler {
     /// A sampler at the start of its random sequence.
     pub fn new(params: SampleParams) -> Sampler {
         let rng = ChaCha8Rng::seed_from_u64(params.seed);
-        Sampler { params, rng, recent: Vec::new(), candidates: Vec::new(), constraint: None }
+        let (recent, candidates, shortlist) = (Vec::new(), Vec::new(), Shortlist::default());
+        Sampler { params, rng, recent, candidates, shortlist, constraint: None }
     }
 
     /// Limits the tokens from here on; those accepted so far are not told.
@@ -187,12 +190,13 @@ impl Sampler {
     /// # Errors
     /// All logits, or all of tokens that a constraint allows, are NaN or minus infinity.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32, SampleError> {
+        self.candidates.clear();
+        if let Some(k) = self.largest() {
+            self.shortlist.append(logits, k, &mut self.candidates);
+            return self.choose();
+        }
         let plain = self.is_plain();
         let allowed = self.constraint.as_mut().and_then(|c| c.allowed());
-        if self.params.temperature == 0.0 && plain && allowed.is_none() {
-            return filter::argmax(logits).ok_or(SampleError::NoFinite);
-        }
-        self.candidates.clear();
         let may = |i: usize| match allowed {
             None => true,
             Some(bits) => bits.get(i / 32).is_some_and(|word| word >> (i % 32) & 1 == 1),

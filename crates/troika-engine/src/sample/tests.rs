@@ -198,3 +198,52 @@ fn logprobs_are_those_of_the_softmax() {
     of.top.iter().zip([3.0, 3.0, 2.0]).for_each(|(t, logit)| near(t.1, logit - sum.ln()));
     assert_eq!(Logprobs::of(&logits(), 4, 0), Logprobs { chosen: f32::NEG_INFINITY, top: vec![] });
 }
+
+/// Logits of which many are equal, infinite or no numbers.
+fn odd_logits(len: usize, seed: &mut u32) -> Vec<f32> {
+    let odd = [f32::NAN, f32::NEG_INFINITY, f32::INFINITY, -0.0, 0.0];
+    let mut random = || {
+        *seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (*seed >> 8) as usize
+    };
+    let mut logit = || match random() % 8 {
+        0 => odd[random() % odd.len()],
+        1..4 => (random() % 5) as f32,
+        _ => random() as f32 / 1e6 - 8.0,
+    };
+    (0..len).map(|_| logit()).collect()
+}
+
+#[test]
+fn the_largest_logits_decide_as_all_of_them() {
+    let mut seed = 1;
+    for len in [1, 2, 63, 64, 65, 200, 1000, 5000] {
+        for top_k in [0, 1, 2, 5, 40, 64, 2000] {
+            let logits = odd_logits(len, &mut seed);
+            // All, in the order in which devices pick them.
+            let number = |x: f32| if x.is_nan() { f32::NEG_INFINITY } else { x };
+            let mut all: Vec<(u32, f32)> = (0..).zip(logits.iter().map(|x| number(*x))).collect();
+            all.sort_by(|a, b| b.1.partial_cmp(&a.1).unwrap().then(a.0.cmp(&b.0)));
+            all.retain(|(_, logit)| *logit > f32::NEG_INFINITY);
+            for temperature in [0.0, 0.7] {
+                let params = SampleParams { temperature, top_k, seed: 7, ..params() };
+                let mut samplers = [0; 3].map(|_| Sampler::new(params.clone()));
+                let Some(enough) = samplers[0].largest() else {
+                    assert!(top_k == 0 && temperature > 0.0);
+                    continue;
+                };
+                // A bias of a token that is not there has all logits looked at.
+                let bias = [(len as u32, 1.0)].into();
+                samplers[2] = Sampler::new(SampleParams { logit_bias: bias, ..params });
+                assert_eq!(samplers[2].largest(), None);
+                for _ in 0..20 {
+                    let [few, picked, whole] = &mut samplers;
+                    let expected = whole.sample(&logits);
+                    assert_eq!(few.sample(&logits), expected, "{len} {top_k} {temperature}");
+                    let largest = &all[..all.len().min(enough + len % 3)];
+                    assert_eq!(picked.sample_largest(largest), expected, "{len} {top_k}");
+                }
+            }
+        }
+    }
+}
