@@ -89,9 +89,15 @@ impl Emitter<'_> {
             0..=8 => (ElementType::U8, vec![1 << 7]),
             _ => (ElementType::U16, (1_u16 << 15).to_le_bytes().to_vec()),
         };
+        let mut x = x.to_string();
+        if format.bits > 8 && self.options.provider == Provider::OpenVino {
+            // Where its CPU has VNNI, it leaves out a rounding to 16 bits, and with it the limit.
+            let most = f32::from(i16::MAX) * step;
+            x = self.clamp(&x, -most - step, most);
+        }
         let scale = self.model.floats(&[], &[step]);
         let zero = self.model.constant(element, &[], zero);
-        let q = self.model.node("QuantizeLinear", &[x, &scale, &zero], &[]);
+        let q = self.model.node("QuantizeLinear", &[&x, &scale, &zero], &[]);
         self.model.node("DequantizeLinear", &[&q, &scale, &zero], &[])
     }
 

@@ -123,11 +123,12 @@ mod system {
         let mut before = MaybeUninit::<libc::sigaction>::zeroed();
         // SAFETY: all zeros are a `sigaction`; the handler is a function of the form that
         // SA_SIGINFO asks for, does only what a signal handler may, and lives as long as the
-        // process. It runs on the thread's stack for signals where there is one.
+        // process. It runs on the stack of the thread, which was reading, and not on one for
+        // signals: where processors have AMX, what the system saves there leaves no room.
         let before = unsafe {
             let mut action = MaybeUninit::<libc::sigaction>::zeroed().assume_init();
             action.sa_sigaction = on_bus_error as *const () as usize;
-            action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+            action.sa_flags = libc::SA_SIGINFO;
             libc::sigemptyset(&raw mut action.sa_mask);
             libc::sigaction(libc::SIGBUS, &raw const action, before.as_mut_ptr());
             before.assume_init()
