@@ -125,7 +125,7 @@ NOTE_LENGTHS = """() => {
 
 
 def streams(page):
-    page.limit(600)
+    page.limit(1500)
     # The model answers within a few of a browser's frames, of which a busy machine draws fewer still.
     for _ in range(5):
         page.fresh()

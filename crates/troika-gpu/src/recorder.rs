@@ -50,6 +50,13 @@ pub(crate) struct Recorder {
     clock: Arc<dyn Clock>,
 }
 
+impl Drop for Recorder {
+    /// Gives back staging memory, also after a failure.
+    fn drop(&mut self) {
+        self.abandon();
+    }
+}
+
 /// A submission under way.
 struct Submitted {
     index: wgpu::SubmissionIndex,
