@@ -2,10 +2,10 @@
 
 use troika_device::{Access, DeviceError, Rect, View};
 
+use crate::bound::{Ready, window};
 use crate::gpu::{Gpu, Memory, Use};
 use crate::kernels::{LargestShape, largest};
 use crate::recorder::Recorder;
-use crate::run::{Ready, window};
 
 /// The most prepared choices that are kept. They keep the memory that they read.
 const MOST: usize = 4;

@@ -14,12 +14,14 @@
 //! | `prefetch` | kernels that a graph will need, compiled when a model is opened |
 //! | `weights` | weights in device memory, uploaded once |
 //! | `run`, `queue` | what a step dispatches for the rows of a submission |
+//! | `bound` | dispatches with what they are bound to |
 //! | `largest` | picking the largest numbers of rows for the host |
 //! | `device` | [`GpuDevice`] |
 //! | `limits` | what a device can do at most |
 
 mod adapter;
 mod attend;
+mod bound;
 mod cache;
 mod compile;
 mod device;

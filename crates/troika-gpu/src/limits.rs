@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 use troika_device::DeviceError;
 
 use crate::adapter::choose;
+use crate::bound::Ready;
 use crate::error::GpuError;
 use crate::gpu::{Gpu, Use};
 use crate::kernels::{Dispatch, KernelError, probe_multiply, probe_read};
-use crate::run::Ready;
 use crate::{GpuSpec, OptionalCache};
 
 /// A device's limits.

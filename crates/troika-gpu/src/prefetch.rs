@@ -9,12 +9,12 @@ use std::thread;
 use troika_device::DeviceError;
 
 use crate::adapter::now;
+use crate::bound::Ready;
 use crate::compile::{Code, Shape};
 use crate::error::{locked, one_line};
 use crate::gpu::Gpu;
 use crate::kernels::{Binding, Dispatch, largest_kernels};
 use crate::pipelines::{PipelineKey, key};
-use crate::run::Ready;
 
 /// Numbers of rows for which kernels differ, besides one row and the most.
 const ROWS: [usize; 3] = [2, 4, 8];

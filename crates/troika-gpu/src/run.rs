@@ -11,12 +11,12 @@ use troika_device::{
 };
 use troika_graph::{Dim, Op};
 
+use crate::bound::{Bound, Ready, window};
 use crate::compile::{Code, HEAD_WORDS, Operand, PlacedDispatch, RECORD_WORDS, Shape};
 use crate::gpu::{Gpu, Memory, Use};
-use crate::kernels::{Dispatch, FEW, Loc};
+use crate::kernels::{FEW, Loc};
 use crate::largest::Chooser;
 use crate::loaded::LoadedGraph;
-use crate::pipelines::Pipeline;
 use crate::places::{Place, ValuePlace};
 use crate::recorder::Recorder;
 
@@ -72,50 +72,6 @@ struct Prepared {
     /// What is claimed of inputs and outputs.
     bound: Vec<Rect>,
     dispatches: Vec<Ready>,
-}
-
-/// A dispatch with all that it is bound to.
-pub(crate) struct Ready {
-    pipeline: Arc<Pipeline>,
-    group: wgpu::BindGroup,
-    params: Vec<u32>,
-    grid: [u32; 3],
-    /// Multiplications: so many, and so many for each position of the longest sequence.
-    work: (u64, u64),
-}
-
-impl Ready {
-    /// Binds a dispatch to parts of buffers.
-    ///
-    /// # Errors
-    /// The driver does not compile its kernel.
-    pub fn new(
-        gpu: &Gpu,
-        of: Dispatch,
-        parts: &[(&wgpu::Buffer, Range<u64>)],
-        work: (u64, u64),
-    ) -> Result<Ready, DeviceError> {
-        let pipeline = gpu.pipeline(&of)?;
-        let group = gpu.bind(of.spec, &pipeline, parts);
-        Ok(Ready { pipeline, group, params: of.params, grid: of.grid, work })
-    }
-
-    /// Adds it to a pass.
-    pub fn record(&self, pass: &mut wgpu::ComputePass<'_>) {
-        pass.set_pipeline(&self.pipeline.pipeline);
-        pass.set_bind_group(0, &self.group, &[]);
-        pass.set_immediates(0, bytemuck::cast_slice(&self.params));
-        let [x, y, z] = self.grid;
-        pass.dispatch_workgroups(x, y, z);
-    }
-}
-
-/// Where a value is: a buffer, the bytes of it that are bound, and the value in them.
-#[derive(Clone)]
-pub(crate) struct Bound {
-    pub buffer: wgpu::Buffer,
-    pub range: Range<u64>,
-    pub loc: Loc,
 }
 
 fn misfit(of: &LoadedGraph, why: impl Into<String>) -> DeviceError {
@@ -379,31 +335,6 @@ impl Runner {
         }
         Ready::new(&self.gpu, step.dispatch, &parts, step.work)
     }
-}
-
-/// The part of a buffer to bind for a view: from an offset that the device takes.
-///
-/// # Errors
-/// Why it cannot be bound.
-pub(crate) fn window(gpu: &Gpu, view: &View, rect: &Rect) -> Result<Bound, String> {
-    let limits = &gpu.limits;
-    let Some(memory) = view.buffer().owner::<Memory>() else {
-        return Err("is bound to memory of another device".into());
-    };
-    let buffer = memory.buffer.clone();
-    let aligned = u64::from(limits.min_storage_buffer_offset_alignment.max(4));
-    let span = rect.span();
-    let start = span.start as u64 / aligned * aligned;
-    let end = (span.end as u64).next_multiple_of(16).min(buffer.size());
-    let range = start..end.max((start + 16).min(buffer.size()));
-    if range.end - range.start > limits.max_storage_buffer_binding_size {
-        let (bytes, most) = (range.end - range.start, limits.max_storage_buffer_binding_size);
-        return Err(format!("has {bytes} bytes, and a binding at most {most}"));
-    }
-    let offset = (span.start as u64 - start) / 4;
-    let stride = rect.stride().div_ceil(4);
-    let loc = Loc { offset: offset as u32, stride: stride as u32 };
-    Ok(Bound { buffer, range, loc })
 }
 
 /// A value in memory of its own, without gaps between rows.

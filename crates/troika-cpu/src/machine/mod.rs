@@ -6,9 +6,6 @@ mod multiply;
 pub mod peaks;
 mod topology;
 
-pub(crate) use isa::is_intel;
-#[cfg(target_arch = "x86_64")]
-pub(crate) use isa::vendor;
 pub use isa::{Amx, Isa, cores, features};
 pub use multiply::Multiply;
 pub use topology::{Core, default_threads, parse_cores, physical_cores, topology};

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 #[cfg(target_arch = "x86_64")]
-use crate::machine::vendor;
+use super::maker::vendor;
 
 /// Whether [`once`] bypasses the farther caches. On a Zen 5, two cores then read 10 to 20 % faster
 /// than through all caches; on a Cascade Lake, half as fast (bf16 weights, two cores: 11.6 to 15.3

@@ -121,22 +121,20 @@ pub fn largest(shape: LargestShape, x: Loc) -> Result<Vec<Dispatch>, KernelError
         params: vec![rows, cols, blocks, x.offset, x.stride, best, shape.row_words()],
         grid: [blocks.div_ceil(THREADS), rows.min(MAX_GROUPS), 1],
     };
-    let mut all = vec![first.checked()?];
-    let mut add = |sort| Ok(all.push(shape.sorted(x, sort)?));
     let whole = Sort { gather: false, last: true, count: blocks, from: best, to: 0 };
-    if blocks == cols {
-        add(whole)?;
-        return Ok(all);
-    }
-    add(Sort { last: false, to: of_blocks, ..whole })?;
+    let of_all = Sort { last: false, to: of_blocks, ..whole };
     let of_best = Sort { gather: true, last: true, count: gathered, from: of_blocks, to: 0 };
-    if gathered <= SORTED {
-        add(of_best)?;
-        return Ok(all);
-    }
-    add(Sort { last: false, to: of_parts, ..of_best })?;
-    add(Sort { count: gathered.div_ceil(SORTED) * kept, from: of_parts, ..whole })?;
-    Ok(all)
+    let in_parts = Sort { last: false, to: of_parts, ..of_best };
+    let parts = gathered.div_ceil(SORTED) * kept;
+    let sorts = if blocks == cols {
+        vec![whole]
+    } else if gathered <= SORTED {
+        vec![of_all, of_best]
+    } else {
+        vec![of_all, in_parts, Sort { count: parts, from: of_parts, ..whole }]
+    };
+    let sorts = sorts.into_iter().map(|sort| shape.sorted(x, sort));
+    std::iter::once(first.checked()).chain(sorts).collect()
 }
 
 /// Dispatches of every kernel of [`largest`].

@@ -16,7 +16,7 @@ use crate::Isa;
 use crate::kernels::simd::{self, PairKernel, PairLanes};
 use crate::kernels::simd::{Kernel, Lanes, Portable, dispatch};
 use crate::kernels::{Context, KernelError, rows_per_part};
-use crate::machine::is_intel;
+use crate::runtime::is_intel;
 
 pub use crate::kernels::simd::has_pairs;
 
