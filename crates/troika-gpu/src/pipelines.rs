@@ -149,8 +149,8 @@ fn module(device: &wgpu::Device, spec: &KernelSpec) -> wgpu::ShaderModule {
         source: wgpu::ShaderSource::Wgsl(spec.source().into()),
     };
     // SAFETY: the kernels are this crate's own. Their loops count up to a number of rows, columns,
-    // positions or threads, or down to 1; divisors are at least 1; indices stay within what the
-    // runner binds, whose sizes and positions it checks.
+    // positions or threads, or double up to one, or halve; divisors are at least 1; indices stay
+    // within what is bound, whose sizes and positions are checked where it is.
     unsafe { device.create_shader_module_trusted(descriptor, checks) }
 }
 

@@ -419,9 +419,10 @@ impl Session {
     }
 
     /// Appends tokens and passes on logits with the position of the token they follow, without
-    /// sampling; [`WantedLogits::Largest`] counts as [`WantedLogits::Last`]. Devices that model time only give none. `on_logits` may change the logits. It runs
-    /// in the middle of an engine step: there, this thread cannot wait for other sessions of the
-    /// model ([`Error::EngineHeld`]), but may cancel and drop them.
+    /// sampling; [`WantedLogits::Largest`] counts as [`WantedLogits::Last`]. Devices that model time
+    /// only give none. `on_logits` may change the logits. It runs in the middle of an engine step:
+    /// there, this thread cannot wait for other sessions of the model ([`Error::EngineHeld`]), but
+    /// may cancel and drop them.
     ///
     /// # Errors
     /// No tokens, unknown ids, more tokens than the context, a failing device, or a call in the
