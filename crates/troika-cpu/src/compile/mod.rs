@@ -383,11 +383,7 @@ impl Compiler<'_> {
             }
             Op::Linear { weight, bias, activations } => {
                 let bf16 = *activations == ActivationFormat::Bf16;
-                let panels = if bf16 && linear::bf16::is_native(self.isa) {
-                    linear::bf16::has_panels(self.isa)
-                } else {
-                    linear::panels::serve(self.isa, self.graph.weight(*weight).dtype)
-                };
+                let panels = linear::panels::serve(self.isa, self.graph.weight(*weight).dtype);
                 let matrix = self.weights.matrix(*weight, panels);
                 Code::Linear { weights: smallvec![(matrix, self.vector_if(*bias))], bf16 }
             }

@@ -273,9 +273,6 @@ proptest! {
         let (x, b) = (r.floats(rows * k), r.floats(n));
         let b = bias.then_some(&b[..]);
         on_each_isa(3, |cx| {
-            if bf16::instruction(cx.isa) != bf16::Instruction::Registers {
-                return;
-            }
             let w = WeightView { dtype: DType::BF16, bytes, rows: n, cols: k };
             let packed = packed(cx.isa, w);
             let want = run_pairs(cx, (w, false), b, &x);

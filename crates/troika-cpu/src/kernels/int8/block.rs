@@ -39,10 +39,12 @@ pub(super) unsafe fn tile<I: RowLanes, F: Format, const M: usize, const NR: usiz
         let at = g * size_of::<QuantizedGroup>();
         // SAFETY: by the caller.
         unsafe {
-            for i in 0..trip_count::<I>(F::LINES) {
-                prefetch::once(
-                    panels[0].quants.wrapping_add(F::at(g) + i * 64 + PREFETCH_DISTANCE),
-                );
+            for panel in panels {
+                for i in 0..trip_count::<I>(F::LINES) {
+                    prefetch::once(
+                        panel.quants.wrapping_add(F::at(g) + i * 64 + PREFETCH_DISTANCE),
+                    );
+                }
             }
             if F::WIDE {
                 for next in next {

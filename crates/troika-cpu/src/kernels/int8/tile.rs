@@ -15,6 +15,7 @@ use super::layout::{GROUP, ROWS};
 use super::quantize::GROUP_FLOATS;
 use super::widen::{even_chunk, panel_floats, quad_bytes, widen};
 use crate::machine::instructions::RegisterWork;
+use crate::runtime::prefetch;
 
 /// Activation rows up to which weights are read as they are.
 const DIRECT: usize = 3;
@@ -34,31 +35,59 @@ pub(super) unsafe fn run<I: RowLanes, F: Format>(part: Int8Part<'_>) {
     unsafe {
         match part.m.len() {
             0 => {}
-            1 => direct::<I, F, 1>(part),
-            2 => direct::<I, F, 2>(part),
-            DIRECT => direct::<I, F, DIRECT>(part),
+            1 => direct::<I, F, 1, 4>(part),
+            2 => direct::<I, F, 2, 2>(part),
+            DIRECT => direct::<I, F, DIRECT, 2>(part),
             4..=AGAIN if !I::PAIRED => by_groups::<I, F>(part),
             _ => wide::<I, F>(part),
         }
     }
 }
 
-/// Few rows: weights are read as they are.
+/// Few rows: weights are read as they are, `NR` panels at a time where memory is faster so.
 ///
 /// # Safety
 /// As for [`run`]; panels, rows and groups are in range.
 #[inline(always)]
-unsafe fn direct<I: RowLanes, F: Format, const M: usize>(part: Int8Part<'_>) {
+unsafe fn direct<I: RowLanes, F: Format, const M: usize, const NR: usize>(part: Int8Part<'_>) {
+    let panels = part.product.weight.panels(&part.n);
+    let mut at = panels.start;
+    // SAFETY: the panels exist.
+    unsafe {
+        // Tests take them on every processor.
+        if I::STREAMS && (cfg!(feature = "emulate") || prefetch::gains_from_streams()) {
+            while panels.end - at >= NR {
+                stream::<I, F, M, NR>(&part, at);
+                at += NR;
+            }
+        }
+        while at < panels.end {
+            stream::<I, F, M, 1>(&part, at);
+            at += 1;
+        }
+    }
+}
+
+/// Few rows with `NR` panels from `index` on.
+///
+/// # Safety
+/// As for [`direct`].
+#[inline(always)]
+unsafe fn stream<I: RowLanes, F: Format, const M: usize, const NR: usize>(
+    part: &Int8Part<'_>,
+    index: usize,
+) {
     let weight = &part.product.weight;
     let groups = weight.layout.cols / GROUP;
     // SAFETY: the panels exist; the rows are checked.
     unsafe {
-        let xs = rows::<M>(&part, part.m.start, 0);
-        for index in weight.panels(&part.n) {
-            let panel = [Panel::new(weight.bytes.as_ptr(), &weight.layout, index)];
-            let sums = tile::<I, F, M, 1>(panel, [xs, xs], groups, [[I::splat(0.0); 1]; M]);
-            put::<I, M, 1>(&part, part.m.start, index, sums, true);
+        let xs = rows::<M>(part, part.m.start, 0);
+        let mut panels = [Panel::new(weight.bytes.as_ptr(), &weight.layout, index); NR];
+        for (i, panel) in panels.iter_mut().enumerate().skip(1) {
+            *panel = Panel::new(weight.bytes.as_ptr(), &weight.layout, index + i);
         }
+        let sums = tile::<I, F, M, NR>(panels, [xs, xs], groups, [[I::splat(0.0); NR]; M]);
+        put::<I, M, NR>(part, part.m.start, index, sums, true);
     }
 }
 

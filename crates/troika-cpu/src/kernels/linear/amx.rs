@@ -6,24 +6,24 @@
 //! computed on tiles, too: an element of the result is always the same chain of products of 16
 //! pairs (the last filled up with zeros), in blocks of [`BLOCK`] words as everywhere.
 //!
-//! - With several rows, the activations are the first operand, as they lie. A packed panel is a
-//!   row of pairs per word, which is what the second operand wants.
-//! - With one row, the weights are the first operand, as they lie in memory, and the row's words
-//!   are the only column of the second: nothing is turned, and sums come out side by side. The
-//!   operands of a product may change places without changing bits.
+//! The activations are the first operand, as they lie. A [packed](panels) weight has 16 rows side
+//! by side, a line for each word: sixteen lines are the second operand, as they lie, too. Other
+//! weights are packed block by block.
 //!
 //! # Speed
-//! On two cores of an Emerald Rapids, 512 rows of a model of 0.6 billion parameters take 0.28 of
-//! the time that `vdpbf16ps` takes, and 8 % of the peak of tiles: what is left is attention, and
-//! packing weights. Measure with `cargo bench -p troika-cpu -- linear_bf16`.
+//! On two cores of an Emerald Rapids, 512 rows of a model of 0.6 billion parameters reach 9 % of the
+//! peak of tiles. Half of the time is products, which wait for the second-level cache, and a fifth
+//! is attention. Two panels side by side are two streams of memory, which one row reads faster
+//! than one (20 and 17 tokens/s). Measure with `cargo bench -p troika-cpu -- linear_bf16`.
 
 use std::mem::MaybeUninit;
 
-use super::pack::{WIDE, WeightBlock, pack, prefetch_rows};
+use super::pack::{WIDE, WeightBlock, pack};
 use super::sink::Sink;
-use super::{BLOCK, ProductPart, RowsView};
+use super::{BLOCK, ProductPart, RowsView, packed, panels};
 use crate::kernels::simd::Lanes;
 use crate::machine::instructions::x86::{Held, TileConfig, TileRegisters};
+use crate::runtime::prefetch;
 
 /// Rows of a tile, and words of its rows.
 const SIDE: usize = 16;
@@ -34,20 +34,31 @@ const ROW: usize = 4 * SIDE;
 
 const _: () = assert!(BLOCK.is_multiple_of(SIDE));
 
+/// Bytes of a tile.
+const TILE: usize = SIDE * ROW;
+
+const _: () = assert!(SIDE == panels::ROWS && ROW == panels::LINE);
+
 /// Computes a part of a product of pairs.
 ///
 /// # Safety
 /// Needs the features of `T`.
 #[inline(always)]
-pub(super) unsafe fn part<V: Lanes, T: TileRegisters>(part: ProductPart<'_>) {
-    assert!(part.product.pairs && !part.product.panels, "pairs, and a weight as it lies in a file");
+pub(super) unsafe fn part<V: Lanes, T: TileRegisters>(mut part: ProductPart<'_>) {
+    assert!(part.product.pairs, "a product of pairs");
+    if part.m.is_empty() {
+        return;
+    }
+    // Few rows wait for memory, which reads a packed weight from its beginning to its end.
+    let streams = part.product.panels && part.m.len() <= packed::FEW;
+    let all = part.n.clone();
+    let step = if streams { STEP } else { all.len().max(1) };
     // SAFETY: passed on.
     unsafe {
         let mut held = Held::<T>::new();
-        match part.m.len() {
-            0 => {}
-            1 => one_row::<V, T>(&part, held.tiles()),
-            _ => by_panels::<V, T>(part, held.tiles()),
+        for n in all.clone().step_by(step) {
+            part.n = n..(n + step).min(all.end);
+            by_blocks::<V, T>(&mut part, held.tiles());
         }
     }
 }
@@ -66,140 +77,43 @@ fn tile(rows: u8, bytes: usize) -> (u8, u16) {
 #[repr(C, align(64))]
 struct Copied<T>(T);
 
-/// One activation row, the second operand.
+/// A block of columns after the other: its panels meet all activation rows.
 ///
 /// # Safety
 /// As for [`part`].
 #[inline(always)]
-unsafe fn one_row<V: Lanes, T: TileRegisters>(part: &ProductPart<'_>, tiles: &mut T) {
+unsafe fn by_blocks<V: Lanes, T: TileRegisters>(part: &mut ProductPart<'_>, tiles: &mut T) {
     let p = &part.product;
-    let x = p.x.row(part.m.start, p.weight.cols.div_ceil(2));
-    let y = p.y.at(part.m.start, p.weight.rows);
-    for n in part.n.clone().step_by(STEP) {
-        let rows = STEP.min(part.n.end - n);
-        let [a, b] = halves(rows);
-        let (none, x_tile) = ((0, 0), tile(SIDE as u8, 4));
-        let sums = [tile(a, 4), none, tile(b, 4), none];
-        let [s0, s1, s2, s3] = sums;
-        let config = TileConfig::new(&[s0, s1, s2, s3, tile(a, ROW), tile(b, ROW), x_tile]);
-        // SAFETY: the activation and result rows were checked; the weight has these rows.
-        unsafe {
-            tiles.ldtilecfg(&config);
-            if b > 0 {
-                weight_rows::<V, T, 2>(part, tiles, x, y, n..n + rows);
-            } else {
-                weight_rows::<V, T, 1>(part, tiles, x, y, n..n + rows);
-            }
-        }
-    }
-}
-
-/// One activation row with some weight rows on `NT` tiles.
-///
-/// # Safety
-/// As for [`part`]; the configuration is that of these rows.
-#[inline(always)]
-unsafe fn weight_rows<V: Lanes, T: TileRegisters, const NT: usize>(
-    part: &ProductPart<'_>,
-    tiles: &mut T,
-    x: *const f32,
-    y: *mut f32,
-    n: std::ops::Range<usize>,
-) {
-    let (p, w) = (&part.product, &part.product.weight);
-    let bytes = w.row_bytes();
-    let mut at = 0;
-    // SAFETY: the weight has these rows and columns, `x` a word for each pair.
-    unsafe {
-        let base = w.bytes.as_ptr().add(n.start * bytes);
-        let starts: [_; STEP] = std::array::from_fn(|i| base.wrapping_add(i * bytes));
-        loop {
-            let len = (2 * BLOCK).min(w.cols - at);
-            let sink = Sink { product: p, first: at == 0, last: at + len == w.cols };
-            tiles.tilezero::<0>();
-            if NT == 2 {
-                tiles.tilezero::<2>();
-            }
-            let whole = len / STEP * STEP;
-            for k in (at..at + whole).step_by(STEP) {
-                for rows in starts.chunks_exact(V::N) {
-                    prefetch_rows::<V>(rows, bytes, 2 * k, STEP / V::N);
-                }
-                multiply_rows::<T, NT>(tiles, base.add(2 * k), bytes, x.add(k / 2));
-            }
-            if whole < len {
-                let mut last = Copied([[0u8; ROW]; STEP]);
-                let mut words = [0f32; SIDE];
-                let rest = len - whole;
-                for (i, row) in last.0.iter_mut().take(n.len()).enumerate() {
-                    let from = base.add(i * bytes + 2 * (at + whole));
-                    std::ptr::copy_nonoverlapping(from, row.as_mut_ptr(), 2 * rest);
-                }
-                let from = x.add((at + whole) / 2);
-                std::ptr::copy_nonoverlapping(from, words.as_mut_ptr(), rest.div_ceil(2));
-                multiply_rows::<T, NT>(tiles, last.0.as_ptr().cast(), ROW, words.as_ptr());
-            }
-            let mut sums = Copied([0f32; STEP]);
-            tiles.tilestored::<0>(sums.0.as_mut_ptr().cast(), 4);
-            if NT == 2 {
-                tiles.tilestored::<2>(sums.0.as_mut_ptr().add(SIDE).cast(), 4);
-            }
-            for i in (0..n.len()).step_by(V::N) {
-                let sums = V::load(sums.0.as_ptr().add(i));
-                sink.put(y, n.start + i, n.len() - i, sums);
-            }
-            at += len;
-            if at >= w.cols {
-                break;
-            }
-        }
-    }
-}
-
-/// Adds the products of 16 pairs of columns of weight rows with the words `x`.
-///
-/// # Safety
-/// As for [`weight_rows`]; the rows have these columns.
-#[inline(always)]
-unsafe fn multiply_rows<T: TileRegisters, const NT: usize>(
-    tiles: &mut T,
-    rows: *const u8,
-    stride: usize,
-    x: *const f32,
-) {
-    // SAFETY: by the caller.
-    unsafe {
-        tiles.tileloadd::<6>(x.cast(), 4);
-        tiles.tileloadd::<4>(rows, stride);
-        tiles.tdpbf16ps::<0, 4, 6>();
-        if NT == 2 {
-            tiles.tileloadd::<5>(rows.add(SIDE * stride), stride);
-            tiles.tdpbf16ps::<2, 5, 6>();
-        }
-    }
-}
-
-/// Several activation rows: a block of weight rows is packed, then meets all rows.
-///
-/// # Safety
-/// As for [`part`].
-#[inline(always)]
-unsafe fn by_panels<V: Lanes, T: TileRegisters>(part: ProductPart<'_>, tiles: &mut T) {
-    let p = &part.product;
-    let (panels, wide) = part.scratch.split_at_mut(part.scratch.len() - WIDE);
+    let (scratch, wide) = part.scratch.split_at_mut(part.scratch.len() - WIDE);
     let mut copy = MaybeUninit::<Copied<[[f32; BLOCK]; STEP]>>::uninit();
     let mut at = 0;
     loop {
         let len = (2 * BLOCK).min(p.weight.cols - at);
         let words = len.div_ceil(2);
         let whole = words.next_multiple_of(SIDE);
-        for (i, n) in part.n.clone().step_by(STEP).enumerate() {
-            let rows = STEP.min(part.n.end - n);
-            let panel = &mut panels[i * STEP * BLOCK..][..whole * STEP];
-            let block = WeightBlock { weight: p.weight, n, rows, at, len, pairs: true };
-            pack::<V>(block, panel, STEP, wide);
-            panel[words * STEP..].fill(0.0);
+        let last = at + len == p.weight.cols;
+        let lie = p.panels && whole == words;
+        let streams = lie && part.m.len() <= packed::FEW;
+        if !lie {
+            for (i, n) in part.n.clone().step_by(SIDE).enumerate() {
+                let rows = SIDE.min(part.n.end - n);
+                let panel = &mut scratch[i * SIDE * BLOCK..][..whole * SIDE];
+                if p.panels {
+                    // SAFETY: the panel's words are there, and room for them.
+                    unsafe {
+                        let from = packed::panel(p, n).add(at / 2 * ROW);
+                        let to = panel.as_mut_ptr().cast();
+                        std::ptr::copy_nonoverlapping(from, to, words * ROW);
+                    }
+                } else {
+                    let block = WeightBlock { weight: p.weight, n, rows, at, len, pairs: true };
+                    pack::<V>(block, panel, SIDE, wide);
+                }
+                panel[words * SIDE..].fill(0.0);
+            }
         }
+        let next =
+            if lie { panels::panel_bytes(p.weight.dtype, p.weight.cols) } else { BLOCK * ROW };
         for m in part.m.clone().step_by(STEP) {
             let rows = STEP.min(part.m.end - m);
             let [a, b] = halves(rows);
@@ -209,9 +123,24 @@ unsafe fn by_panels<V: Lanes, T: TileRegisters>(part: ProductPart<'_>, tiles: &m
                 tiles.ldtilecfg(&TileConfig::new(&[s0, s0, s1, s1, s0, s1, weights, weights]));
                 let x = words_of(&p.x, m..m + rows, at / 2..at / 2 + words, copy.as_mut_ptr());
                 for (i, n) in part.n.clone().step_by(STEP).enumerate() {
-                    let sink = Sink { product: p, first: at == 0, last: at + len == p.weight.cols };
-                    let panel = &panels[i * STEP * BLOCK..][..whole * STEP];
-                    let t = Square { sink, x, panel, m, rows, n, rest: STEP.min(part.n.end - n) };
+                    let sink = Sink { product: p, first: at == 0, last };
+                    let panel = match lie {
+                        true => packed::panel(p, n).add(at / 2 * ROW),
+                        false => scratch[i * STEP * BLOCK..].as_ptr().cast(),
+                    };
+                    let rest = STEP.min(part.n.end - n);
+                    let t = Square {
+                        sink,
+                        x,
+                        panel,
+                        next,
+                        depth: whole / SIDE,
+                        m,
+                        rows,
+                        n,
+                        rest,
+                        streams,
+                    };
                     match (b > 0, t.rest > SIDE) {
                         (false, false) => t.multiply::<V, T, 1, 1>(tiles),
                         (false, true) => t.multiply::<V, T, 1, 2>(tiles),
@@ -222,7 +151,7 @@ unsafe fn by_panels<V: Lanes, T: TileRegisters>(part: ProductPart<'_>, tiles: &m
             }
         }
         at += len;
-        if at >= p.weight.cols {
+        if last {
             break;
         }
     }
@@ -262,8 +191,12 @@ struct Square<'a, 'b> {
     sink: Sink<'a, 'b>,
     /// Words of the activations, bytes from row to row.
     x: (*const u8, usize),
-    /// Whole tiles of words, [`STEP`] weight rows wide.
-    panel: &'b [f32],
+    /// The first tile of the weight; the other ones of its 16 rows follow.
+    panel: *const u8,
+    /// Bytes to the tile of the next 16 weight rows.
+    next: usize,
+    /// Tiles of a row.
+    depth: usize,
     /// First activation row.
     m: usize,
     /// Activation rows.
@@ -272,6 +205,8 @@ struct Square<'a, 'b> {
     n: usize,
     /// Weight rows.
     rest: usize,
+    /// Whether the weight comes from memory.
+    streams: bool,
 }
 
 impl Square<'_, '_> {
@@ -293,13 +228,22 @@ impl Square<'_, '_> {
                 tiles.tilezero::<2>();
                 tiles.tilezero::<3>();
             }
-            for (k, w) in self.panel.chunks_exact(SIDE * STEP).enumerate() {
-                let (x, w) = (x.add(k * ROW), w.as_ptr().cast::<u8>());
+            for k in 0..self.depth {
+                let (x, w) = (x.add(k * ROW), self.panel.add(k * TILE));
+                if self.streams {
+                    for line in (0..TILE).step_by(ROW) {
+                        let ahead = w.wrapping_add(packed::PREFETCH_DISTANCE + line);
+                        prefetch::once(ahead);
+                        if NT == 2 {
+                            prefetch::once(ahead.wrapping_add(self.next));
+                        }
+                    }
+                }
                 tiles.tileloadd::<4>(x, stride);
-                tiles.tileloadd::<6>(w, 4 * STEP);
+                tiles.tileloadd::<6>(w, ROW);
                 tiles.tdpbf16ps::<0, 4, 6>();
                 if NT == 2 {
-                    tiles.tileloadd::<7>(w.add(ROW), 4 * STEP);
+                    tiles.tileloadd::<7>(w.add(self.next), ROW);
                     tiles.tdpbf16ps::<1, 4, 7>();
                 }
                 if MT == 2 {

@@ -78,12 +78,6 @@ pub fn gains(isa: Isa) -> bool {
     }
 }
 
-/// Whether products of pairs read weights packed as [`super::panels`] (on this machine); tiles do
-/// not.
-pub fn has_panels(isa: Isa) -> bool {
-    has_pairs(isa) && instruction(isa) == Instruction::Registers
-}
-
 /// Pairs in plain Rust.
 pub(super) struct Emulated;
 

@@ -14,7 +14,7 @@ use crate::kernels::simd::Lanes;
 use crate::runtime::prefetch;
 
 /// Bytes before the words in use that are asked for: about the latency of memory.
-const PREFETCH_DISTANCE: usize = 4096;
+pub(super) const PREFETCH_DISTANCE: usize = 4096;
 /// The most registers of a panel's rows.
 const MAX_REGISTERS: usize = 4;
 /// Activation rows up to which panels are read as they lie.
@@ -25,7 +25,7 @@ pub(super) const FEW: usize = 32;
 /// # Safety
 /// The weight is packed and has the row, the first of a panel.
 #[inline(always)]
-unsafe fn panel(p: &Product<'_>, n: usize) -> *const u8 {
+pub(super) unsafe fn panel(p: &Product<'_>, n: usize) -> *const u8 {
     debug_assert!(n.is_multiple_of(ROWS), "a panel's first row");
     let at = n / ROWS * panel_bytes(p.weight.dtype, p.weight.cols);
     // SAFETY: by the caller.

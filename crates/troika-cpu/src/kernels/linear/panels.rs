@@ -31,8 +31,7 @@ fn line_cols(dtype: DType) -> Option<usize> {
     }
 }
 
-/// Whether weights of a type are best packed for products of activations in f32 (on this
-/// instruction set).
+/// Whether weights of a type are best packed for products (on this instruction set).
 pub fn serve(isa: Isa, dtype: DType) -> bool {
     isa != Isa::Scalar && line_cols(dtype).is_some()
 }

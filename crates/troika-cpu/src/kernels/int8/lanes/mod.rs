@@ -28,6 +28,8 @@ pub(super) trait RowLanes: Copy {
     /// Whether the quads of a group and the sums of eight activation rows fit the registers. Their
     /// products then follow each other without waiting.
     const EIGHT: bool = false;
+    /// Whether several panels at a time fit the registers with few activation rows.
+    const STREAMS: bool = false;
     /// Whether [`RowLanes::pairs`] exists.
     const PAIRED: bool = false;
     /// Whether the quads of a group are taken in a loop: with few registers the compiler's order
