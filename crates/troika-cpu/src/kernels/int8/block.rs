@@ -39,13 +39,7 @@ pub(super) unsafe fn tile<I: RowLanes, F: Format, const M: usize, const NR: usiz
         let at = g * size_of::<QuantizedGroup>();
         // SAFETY: by the caller.
         unsafe {
-            for panel in panels {
-                for i in 0..trip_count::<I>(F::LINES) {
-                    prefetch::once(
-                        panel.quants.wrapping_add(F::at(g) + i * 64 + PREFETCH_DISTANCE),
-                    );
-                }
-            }
+            prefetch_group::<I, F, NR>(&panels, g);
             if F::WIDE {
                 for next in next {
                     I::prefetch(next.wrapping_add(at));
@@ -62,46 +56,45 @@ pub(super) unsafe fn tile<I: RowLanes, F: Format, const M: usize, const NR: usiz
     sums
 }
 
+/// Asks for what lies some groups behind group `g`.
+#[inline(always)]
+fn prefetch_group<I: RowLanes, F: Format, const NR: usize>(panels: &[Panel; NR], g: usize) {
+    for panel in panels {
+        for i in 0..trip_count::<I>(F::LINES) {
+            prefetch::once(panel.quants.wrapping_add(F::at(g) + i * 64 + PREFETCH_DISTANCE));
+        }
+    }
+}
+
 /// Activation rows at a time of [`blocks`].
 const BLOCK_ROWS: usize = 4;
 
-/// As [`tile`], for a panel and an even number of rows, more than fit the registers: each group of the weight is
+/// As [`tile`], for an even number of rows, more than fit the registers: each group of the weight is
 /// multiplied with all of them while the first-level cache has it, and memory brings the next ones
 /// meanwhile.
 ///
 /// # Safety
 /// As for [`tile`].
 #[inline(always)]
-pub(super) unsafe fn blocks<I: RowLanes, F: Format>(
-    panel: Panel,
+pub(super) unsafe fn blocks<I: RowLanes, F: Format, const NR: usize>(
+    panels: [Panel; NR],
     xs: &[*const u8],
     groups: usize,
-    sums: &mut [[I::Floats; 1]],
+    sums: &mut [[I::Floats; NR]],
 ) {
     let columns = TripCounts::new::<I, F>();
-    let eights = if I::EIGHT { xs.len() / 8 * 8 } else { 0 };
-    let ((eight, xs), (eight_sums, sums)) = (xs.split_at(eights), sums.split_at_mut(eights));
-    let (eight, eight_sums) = (eight.as_chunks::<8>().0, eight_sums.as_chunks_mut::<8>().0);
     let (xs, rest) = xs.as_chunks::<BLOCK_ROWS>();
     let (sums, rest_sums) = sums.as_chunks_mut::<BLOCK_ROWS>();
     let (two, two_sums) = (rest.as_chunks::<2>().0, rest_sums.as_chunks_mut::<2>().0);
-    let panel = [panel];
     for g in 0..groups {
-        for i in 0..trip_count::<I>(F::LINES) {
-            prefetch::once(panel[0].quants.wrapping_add(F::at(g) + i * 64 + PREFETCH_DISTANCE));
-        }
+        prefetch_group::<I, F, NR>(&panels, g);
         // SAFETY: by the caller.
         unsafe {
-            if I::EIGHT {
-                for (xs, sums) in eight.iter().zip(&mut *eight_sums) {
-                    add_group::<I, F, 8, 1>(&panel, at_group(xs, g), g, columns, sums);
-                }
-            }
             for (xs, sums) in xs.iter().zip(&mut *sums) {
-                add_group::<I, F, BLOCK_ROWS, 1>(&panel, at_group(xs, g), g, columns, sums);
+                add_group::<I, F, BLOCK_ROWS, NR>(&panels, at_group(xs, g), g, columns, sums);
             }
             for (xs, sums) in two.iter().zip(&mut *two_sums) {
-                add_group::<I, F, 2, 1>(&panel, at_group(xs, g), g, columns, sums);
+                add_group::<I, F, 2, NR>(&panels, at_group(xs, g), g, columns, sums);
             }
         }
     }

@@ -22,7 +22,7 @@ const DIRECT: usize = 3;
 /// Activation rows up to which weights are read as they are, several times: those of a group while
 /// the first-level cache has them. Not where widened weights are multiplied with two rows at once.
 pub(super) const AGAIN: usize = 32;
-const _: () = assert!(AGAIN.is_multiple_of(4));
+const _: () = assert!(AGAIN.is_multiple_of(2));
 
 /// Computes a part of a product with weights of a format.
 ///
@@ -54,8 +54,7 @@ unsafe fn direct<I: RowLanes, F: Format, const M: usize, const NR: usize>(part: 
     let mut at = panels.start;
     // SAFETY: the panels exist.
     unsafe {
-        // Tests take them on every processor.
-        if I::STREAMS && (cfg!(feature = "emulate") || prefetch::gains_from_streams()) {
+        if streams::<I>() {
             while panels.end - at >= NR {
                 stream::<I, F, M, NR>(&part, at);
                 at += NR;
@@ -77,45 +76,88 @@ unsafe fn stream<I: RowLanes, F: Format, const M: usize, const NR: usize>(
     part: &Int8Part<'_>,
     index: usize,
 ) {
-    let weight = &part.product.weight;
-    let groups = weight.layout.cols / GROUP;
+    let groups = part.product.weight.layout.cols / GROUP;
     // SAFETY: the panels exist; the rows are checked.
     unsafe {
-        let xs = rows::<M>(part, part.m.start, 0);
-        let mut panels = [Panel::new(weight.bytes.as_ptr(), &weight.layout, index); NR];
-        for (i, panel) in panels.iter_mut().enumerate().skip(1) {
-            *panel = Panel::new(weight.bytes.as_ptr(), &weight.layout, index + i);
-        }
+        let (panels, xs) = (panels(part, index), rows::<M>(part, part.m.start, 0));
         let sums = tile::<I, F, M, NR>(panels, [xs, xs], groups, [[I::splat(0.0); NR]; M]);
         put::<I, M, NR>(part, part.m.start, index, sums, true);
     }
 }
 
-/// More rows than a register block has: weights are read as they are.
+/// More rows than a register block has: weights are read as they are, `NR` panels at a time where
+/// memory is faster so.
 ///
 /// # Safety
 /// As for [`run`]; panels, rows and groups are in range.
 #[inline(always)]
 unsafe fn by_groups<I: RowLanes, F: Format>(part: Int8Part<'_>) {
-    let weight = &part.product.weight;
-    let (groups, m) = (weight.layout.cols / GROUP, part.m.len());
+    let panels = part.product.weight.panels(&part.n);
+    let mut xs = [std::ptr::null(); AGAIN];
+    let m = part.m.len();
+    // The last row is there twice where they are odd.
+    let filled = m.next_multiple_of(2);
+    let mut at = panels.start;
     // SAFETY: the panels exist; the rows are checked.
     unsafe {
-        let mut xs = [std::ptr::null(); AGAIN];
-        // The last row is there several times where rows do not fill the last block.
-        let filled = m.next_multiple_of(if I::EIGHT { 4 } else { 2 });
         for (i, x) in xs.iter_mut().enumerate().take(filled) {
             [*x] = rows::<1>(&part, part.m.start + i.min(m - 1), 0);
         }
-        for index in weight.panels(&part.n) {
-            let panel = Panel::new(weight.bytes.as_ptr(), &weight.layout, index);
-            let mut sums = [[I::splat(0.0); 1]; AGAIN];
-            blocks::<I, F>(panel, &xs[..filled], groups, &mut sums[..filled]);
-            for (i, sum) in sums.into_iter().enumerate().take(m) {
-                put::<I, 1, 1>(&part, part.m.start + i, index, [sum], true);
+        if streams::<I>() {
+            while panels.end - at >= 3 {
+                group_by_group::<I, F, 3>(&part, at, &xs[..filled]);
+                at += 3;
             }
         }
+        while at < panels.end {
+            group_by_group::<I, F, 1>(&part, at, &xs[..filled]);
+            at += 1;
+        }
     }
+}
+
+/// Rows with `NR` panels from `index` on.
+///
+/// # Safety
+/// As for [`by_groups`].
+#[inline(always)]
+unsafe fn group_by_group<I: RowLanes, F: Format, const NR: usize>(
+    part: &Int8Part<'_>,
+    index: usize,
+    xs: &[*const u8],
+) {
+    let groups = part.product.weight.layout.cols / GROUP;
+    // SAFETY: the panels exist; the rows are checked.
+    unsafe {
+        let mut sums = [[I::splat(0.0); NR]; AGAIN];
+        blocks::<I, F, NR>(panels(part, index), xs, groups, &mut sums[..xs.len()]);
+        for (i, sums) in sums.into_iter().enumerate().take(part.m.len()) {
+            put::<I, 1, NR>(part, part.m.start + i, index, [sums], true);
+        }
+    }
+}
+
+/// `NR` panels from `index` on.
+///
+/// # Safety
+/// The weight has them.
+#[inline(always)]
+unsafe fn panels<const NR: usize>(part: &Int8Part<'_>, index: usize) -> [Panel; NR] {
+    let weight = &part.product.weight;
+    // SAFETY: by the caller.
+    unsafe {
+        let mut panels = [Panel::new(weight.bytes.as_ptr(), &weight.layout, index); NR];
+        for (i, panel) in panels.iter_mut().enumerate().skip(1) {
+            *panel = Panel::new(weight.bytes.as_ptr(), &weight.layout, index + i);
+        }
+        panels
+    }
+}
+
+/// Whether several panels are read at a time. (Tests do it on every processor.)
+#[inline(always)]
+fn streams<I: RowLanes>() -> bool {
+    I::STREAMS && (cfg!(feature = "emulate") || prefetch::gains_from_streams())
 }
 
 /// First groups of `M` activation rows, from group `g` on.

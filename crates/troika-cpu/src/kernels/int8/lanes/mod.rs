@@ -25,9 +25,6 @@ pub(super) trait RowLanes: Copy {
     const WIDE: bool;
     /// Panels of a block with several activation rows: as many as fit the registers.
     const PANELS: usize = 2;
-    /// Whether the quads of a group and the sums of eight activation rows fit the registers. Their
-    /// products then follow each other without waiting.
-    const EIGHT: bool = false;
     /// Whether several panels at a time fit the registers with few activation rows.
     const STREAMS: bool = false;
     /// Whether [`RowLanes::pairs`] exists.
