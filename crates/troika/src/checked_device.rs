@@ -37,6 +37,19 @@ fn name_of(device: &dyn Device) -> String {
     format!("kernels of {} by {}", device.caps().numerics, env!("CARGO_PKG_VERSION"))
 }
 
+/// Why a kernel is not used, as far as that is known.
+fn fault(verdicts: &Verdicts, uncompared: &Verdicts, name: &str) -> Option<String> {
+    match (verdicts.get(name), uncompared.get(name)) {
+        (Some(Some(why)), _) => {
+            Some(format!("its kernel {name} is wrong on this adapter and driver: {why}"))
+        }
+        (None, Some(Some(why))) => {
+            Some(format!("its kernel {name} was not compared with the CPU's: {why}"))
+        }
+        _ => None,
+    }
+}
+
 fn parsed(bytes: &[u8]) -> Option<Verdicts> {
     serde_json::from_slice(bytes).ok()
 }
@@ -63,15 +76,22 @@ impl CheckedDevice {
         let verdicts = known.and_then(|bytes| parsed(&bytes)).unwrap_or_default();
         let (caps, verdicts) = (inner.caps().clone(), Mutex::new(verdicts));
         let mut made = CheckedDevice { inner, caps, reference, settings, kept, verdicts };
-        if made.caps.largest > 0 {
-            let uncompared = made.check(&[Kernel::Largest]);
-            let is_right =
-                made.verdicts().get(&Kernel::Largest.name()).is_some_and(Option::is_none);
-            if !uncompared.is_empty() || !is_right {
-                made.caps.largest = 0;
-            }
-        }
+        made.check_largest();
         made
+    }
+
+    /// Has whole rows copied where the device would pick their largest numbers, and that is wrong.
+    fn check_largest(&mut self) {
+        if self.caps.largest == 0 {
+            return;
+        }
+        let uncompared = self.check(&[Kernel::Largest]);
+        let fault = fault(&self.verdicts(), &uncompared, &Kernel::Largest.name());
+        if let Some(why) = fault {
+            self.caps.largest = 0;
+            let name = self.name();
+            self.settings.notes.add(format!("{name} copies whole rows of logits: {why}"));
+        }
     }
 
     /// Compares kernels of which nothing is known yet. Returns why for those that could not be
@@ -112,17 +132,8 @@ impl CheckedDevice {
     /// For each node why it is not used, as far as that is known.
     fn faults(&self, graph: &Subgraph, uncompared: &Verdicts) -> Vec<Option<String>> {
         let verdicts = self.verdicts();
-        let fault = |name: String| match (verdicts.get(&name), uncompared.get(&name)) {
-            (Some(Some(why)), _) => {
-                Some(format!("its kernel {name} is wrong on this adapter and driver: {why}"))
-            }
-            (None, Some(Some(why))) => {
-                Some(format!("its kernel {name} was not compared with the CPU's: {why}"))
-            }
-            _ => None,
-        };
-        let kernels = graph.nodes.iter().map(|node| Kernel::of(graph, node));
-        kernels.map(|kernel| kernel.map(Kernel::name).and_then(fault)).collect()
+        let fault = |kernel: Kernel| fault(&verdicts, uncompared, &kernel.name());
+        graph.nodes.iter().map(|node| Kernel::of(graph, node).and_then(fault)).collect()
     }
 
     /// The refusal of a graph with a wrong kernel.
@@ -295,6 +306,31 @@ mod tests {
         device.reference = reference_cpu;
         assert_eq!(device.examine(&product()), [None]);
         assert_eq!(kept(dir.path()).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn rows_are_copied_whole_and_a_note_says_why_where_their_largest_are_picked_wrongly() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut device, notes) = checked(dir.path());
+        for (verdict, largest) in [(None, 64), (Some("1e0 off"), 0)] {
+            let kept = ("largest".into(), verdict.map(String::from));
+            *device.verdicts() = Verdicts::from([kept]);
+            device.caps.largest = 64;
+            device.check_largest();
+            assert_eq!(device.caps().largest, largest);
+            let said = notes.take().concat();
+            assert_eq!(
+                said.contains("copies whole rows") && said.contains("1e0 off"),
+                largest == 0
+            );
+        }
+        // What this device does not pick cannot be compared.
+        device.verdicts().clear();
+        device.caps.largest = 64;
+        device.check_largest();
+        assert_eq!(device.caps().largest, 0);
+        let [note] = notes.take().try_into().unwrap();
+        assert!(note.contains("copies whole rows") && note.contains("largest was not compared"));
     }
 
     #[test]

@@ -45,7 +45,7 @@ impl Notes {
         std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn add(&self, note: String) {
+    pub(crate) fn add(&self, note: String) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if !all.contains(&note) {
             all.push(note);
