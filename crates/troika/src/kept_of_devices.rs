@@ -18,7 +18,7 @@ pub struct GpuSettings {
     pub cache_bytes: Option<u64>,
     /// Hears what is being compared.
     pub progress: Option<CheckProgress>,
-    /// What could not be read or kept.
+    /// What could not be read or kept, or is not used.
     pub notes: Notes,
 }
 

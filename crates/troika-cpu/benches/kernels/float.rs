@@ -68,17 +68,21 @@ fn linear_panels(bencher: Bencher<'_, '_>, c: Matrix) {
     });
 }
 
-/// With activations in bf16, rounded before each product, as ops run it.
+/// With packed weights and activations in bf16, rounded before each product, as ops run it.
 #[divan::bench(args = Matrix::all(&[DType::BF16], &[1, 512]), sample_count = 12)]
 fn linear_bf16(bencher: Bencher<'_, '_>, c: Matrix) {
     let bytes = weight(c.dtype, c.n * c.k);
-    let weights = vec![bytes; c.copies(2 * c.k * c.n)];
+    let stored = WeightView { dtype: c.dtype, bytes: &bytes, rows: c.n, cols: c.k };
+    let floats_of = c.n.div_ceil(panels::ROWS) * panels::panel_bytes(c.dtype, c.k) / 4;
+    let mut packed = vec![0.0; floats_of];
+    panels::pack_panels(c.isa, stored, bytemuck::cast_slice_mut(&mut packed));
+    let weights = vec![packed; c.copies(2 * c.k * c.n)];
     let x = floats(c.rows * c.k);
     let pairs = bf16::is_native(c.isa);
     let mut words = vec![0.0; c.rows * bf16::words(c.k)];
     let mut rounded = vec![0.0; if pairs { 0 } else { x.len() }];
     let mut y = vec![0.0; c.rows * c.n];
-    let (mut turn, size) = (0, weights[0].len());
+    let (mut turn, size) = (0, 4 * weights[0].len());
     with(c.isa, |cx| {
         let bencher = bencher.counter(ItemsCount::new(c.ops())).counter(BytesCount::new(size));
         bencher.bench_local(|| {
@@ -87,12 +91,12 @@ fn linear_bf16(bencher: Bencher<'_, '_>, c: Matrix) {
             bf16::round(cx, &x, c.k, pairs, into).expect("no panic");
             let width = if pairs { bf16::words(c.k) } else { c.k };
             let p = Product {
-                weight: WeightView { dtype: c.dtype, bytes: &weights[turn], rows: c.n, cols: c.k },
+                weight: WeightView { bytes: bytemuck::cast_slice(&weights[turn]), ..stored },
                 bias: None,
                 x: RowsView::dense(into, width),
                 y: OutView::dense(SharedMut::new(&mut y), c.n),
                 pairs,
-                panels: false,
+                panels: true,
             };
             // SAFETY: nobody else has the results.
             unsafe { linear(cx, c.rows, 1, &|_| p) }.expect("no panic")

@@ -15,7 +15,7 @@ static PAST_CACHES: AtomicBool = AtomicBool::new(false);
 #[cfg(target_arch = "x86_64")]
 static STREAMS: AtomicBool = AtomicBool::new(false);
 
-/// Chooses the kind of prefetch for this processor; called before any kernel runs.
+/// Chooses the kind of prefetch, and the number of streams, for this processor; called before any kernel runs.
 pub(crate) fn prepare() {
     #[cfg(target_arch = "x86_64")]
     {

@@ -1,4 +1,4 @@
-//! Register blocks: some activation rows times one or two panels, group by group.
+//! Register blocks: some activation rows times one to four panels, group by group.
 
 use std::hint::black_box;
 use std::mem::offset_of;

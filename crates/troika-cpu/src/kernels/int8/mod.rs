@@ -149,7 +149,7 @@ struct PanelCut {
 
 const _: () = assert!(widen::SCRATCH <= worker_floats());
 
-/// Scratch floats a part needs: two widened panels.
+/// Scratch floats a part needs: three widened panels.
 pub fn scratch_floats() -> usize {
     worker_floats()
 }

@@ -23,6 +23,8 @@ const DIRECT: usize = 3;
 /// the first-level cache has them. Not where widened weights are multiplied with two rows at once.
 pub(super) const AGAIN: usize = 32;
 const _: () = assert!(AGAIN.is_multiple_of(2));
+/// Panels that are read at a time with more than [`DIRECT`] rows: the sums of four rows fit registers.
+const TOGETHER: usize = 3;
 
 /// Computes a part of a product with weights of a format.
 ///
@@ -85,8 +87,8 @@ unsafe fn stream<I: RowLanes, F: Format, const M: usize, const NR: usize>(
     }
 }
 
-/// More rows than a register block has: weights are read as they are, `NR` panels at a time where
-/// memory is faster so.
+/// More rows than a register block has: weights are read as they are, [`TOGETHER`] panels at
+/// a time where memory is faster so.
 ///
 /// # Safety
 /// As for [`run`]; panels, rows and groups are in range.
@@ -104,9 +106,9 @@ unsafe fn by_groups<I: RowLanes, F: Format>(part: Int8Part<'_>) {
             [*x] = rows::<1>(&part, part.m.start + i.min(m - 1), 0);
         }
         if streams::<I>() {
-            while panels.end - at >= 3 {
-                group_by_group::<I, F, 3>(&part, at, &xs[..filled]);
-                at += 3;
+            while panels.end - at >= TOGETHER {
+                group_by_group::<I, F, TOGETHER>(&part, at, &xs[..filled]);
+                at += TOGETHER;
             }
         }
         while at < panels.end {
@@ -154,10 +156,10 @@ unsafe fn panels<const NR: usize>(part: &Int8Part<'_>, index: usize) -> [Panel; 
     }
 }
 
-/// Whether several panels are read at a time. (Tests do it on every processor.)
+/// Whether several panels are read at a time; emulated registers always do.
 #[inline(always)]
 fn streams<I: RowLanes>() -> bool {
-    I::STREAMS && (cfg!(feature = "emulate") || prefetch::gains_from_streams())
+    I::STREAMS && (I::COMPACT || prefetch::gains_from_streams())
 }
 
 /// First groups of `M` activation rows, from group `g` on.

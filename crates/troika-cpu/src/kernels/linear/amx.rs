@@ -80,7 +80,7 @@ struct Copied<T>(T);
 /// A block of columns after the other: its panels meet all activation rows.
 ///
 /// # Safety
-/// As for [`part`].
+/// As for [`part`]; a panel begins with the part's first weight row.
 #[inline(always)]
 unsafe fn by_blocks<V: Lanes, T: TileRegisters>(part: &mut ProductPart<'_>, tiles: &mut T) {
     let p = &part.product;
@@ -118,7 +118,8 @@ unsafe fn by_blocks<V: Lanes, T: TileRegisters>(part: &mut ProductPart<'_>, tile
             let rows = STEP.min(part.m.end - m);
             let [a, b] = halves(rows);
             let (weights, s0, s1) = (tile(SIDE as u8, ROW), tile(a, ROW), tile(b, ROW));
-            // SAFETY: features by the caller; the rows are checked by `words_of`.
+            // SAFETY: features by the caller; `words_of` checks the rows, and panels, in the weight or
+            // in working memory, have all tiles of the block.
             unsafe {
                 tiles.ldtilecfg(&TileConfig::new(&[s0, s0, s1, s1, s0, s1, weights, weights]));
                 let x = words_of(&p.x, m..m + rows, at / 2..at / 2 + words, copy.as_mut_ptr());
@@ -213,7 +214,8 @@ impl Square<'_, '_> {
     /// On `MT` by `NT` tiles.
     ///
     /// # Safety
-    /// As for [`part`]; the configuration is that of these rows.
+    /// As for [`part`]; the configuration is that of these rows. Each row of activations has `depth`
+    /// times [`ROW`] bytes, the panel `depth` tiles, and so has the one behind it if `NT` is 2.
     #[inline(always)]
     unsafe fn multiply<V: Lanes, T: TileRegisters, const MT: usize, const NT: usize>(
         &self,

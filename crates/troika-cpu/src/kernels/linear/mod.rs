@@ -6,8 +6,8 @@
 //!
 //! Weights stay as they lie in memory. With several activation rows a block of weight rows is
 //! turned and widened into a panel (`pack`) that all rows meet; with one row that happens in
-//! registers (`tile`). Weights of floats may be packed ([`panels`], multiplied by `packed`), so that
-//! one row reads a single stream of memory. [`bf16`] is the path for activations in bf16. `run`
+//! registers (`tile`). Weights of floats may be packed ([`panels`], multiplied by `packed`, or on
+//! tiles by `amx`), so that one row reads few streams of memory. [`bf16`] is the path for activations in bf16. `run`
 //! chooses by instruction set.
 
 #[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]

@@ -1,5 +1,5 @@
-//! Products of weights packed as [`panels`](super::panels): few activation rows meet them as they
-//! lie; for many rows their words are copied.
+//! Products of weights packed as [`panels`](super::panels), in registers: few activation rows meet
+//! them as they lie; for many rows their words are copied. (Tiles have products of their own, `amx`.)
 
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ use crate::runtime::prefetch;
 pub(super) const PREFETCH_DISTANCE: usize = 4096;
 /// The most registers of a panel's rows.
 const MAX_REGISTERS: usize = 4;
-/// Activation rows up to which panels are read as they lie.
+/// Activation rows up to which panels are read as they lie, and a panel from its beginning to its end.
 pub(super) const FEW: usize = 32;
 
 /// The lines of a panel, from weight row `n` on.
