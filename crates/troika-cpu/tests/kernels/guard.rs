@@ -156,7 +156,7 @@ fn products_of_floats_stay_inside() {
         let len = dtype.block_len();
         for (i, rows) in ROWS.into_iter().enumerate() {
             let n = 1 + r.below(70);
-            let k = len * if len == 1 { [1, 7, 16, 31, 257, 300, 513][i] } else { 1 + i % 3 };
+            let k = len * if len == 1 { [1, 7, 16, 31, 257, 300, 513, 512][i] } else { 1 + i % 3 };
             let bytes = r.weight(dtype, n * k);
             let (x, b) = (r.floats(rows * k), r.floats(n));
             guarded(linear::worker_floats(), |cx, edge| {
@@ -186,7 +186,7 @@ fn products_of_packed_floats_stay_inside() {
     let mut r = Random(9);
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         for (i, rows) in ROWS.into_iter().enumerate() {
-            let (n, k) = (1 + r.below(70), [1, 7, 16, 31, 257, 300, 513][i]);
+            let (n, k) = (1 + r.below(70), [1, 7, 16, 31, 257, 300, 513, 512][i]);
             let bytes = r.weight(dtype, n * k);
             let (x, b) = (r.floats(rows * k), r.floats(n));
             guarded(linear::worker_floats(), |cx, edge| {
@@ -211,7 +211,7 @@ fn products_of_packed_floats_stay_inside() {
 fn products_of_pairs_stay_inside() {
     let mut r = Random(2);
     for (i, rows) in ROWS.into_iter().enumerate() {
-        let (n, k) = (1 + r.below(70), [1, 2, 31, 33, 511, 513, 1100][i]);
+        let (n, k) = (1 + r.below(70), [1, 2, 31, 33, 511, 513, 1100, 544][i]);
         let bytes = r.weight(DType::BF16, n * k);
         let (x, b) = (r.floats(rows * k), r.floats(n));
         guarded(linear::worker_floats(), |cx, edge| {
