@@ -38,15 +38,21 @@ fn linear_float(bencher: Bencher<'_, '_>, c: Matrix) {
     });
 }
 
+/// Copies of a weight packed in panels, taken in turn.
+fn in_panels(c: &Matrix, stored: WeightView<'_>) -> Vec<Vec<f32>> {
+    let bytes = c.n.div_ceil(panels::ROWS) * panels::panel_bytes(c.dtype, c.k);
+    let mut packed = vec![0.0; bytes / 4];
+    panels::pack_panels(c.isa, stored, bytemuck::cast_slice_mut(&mut packed));
+    vec![packed; c.copies(bytes)]
+}
+
 /// With weights packed in panels, as products outside of experts have them.
 #[divan::bench(args = Matrix::all(&[DType::F32, DType::BF16, DType::F16], &[1, 512]), sample_count = 12)]
 fn linear_panels(bencher: Bencher<'_, '_>, c: Matrix) {
     let bytes = weight(c.dtype, c.n * c.k);
     let as_stored = WeightView { dtype: c.dtype, bytes: &bytes, rows: c.n, cols: c.k };
-    let size = c.n.div_ceil(panels::ROWS) * panels::panel_bytes(c.dtype, c.k);
-    let mut packed = vec![0.0f32; size / 4];
-    panels::pack_panels(c.isa, as_stored, bytemuck::cast_slice_mut(&mut packed));
-    let weights = vec![packed; c.copies(size)];
+    let weights = in_panels(&c, as_stored);
+    let size = size_of_val(&weights[0][..]);
     let x = floats(c.rows * c.k);
     let mut y = vec![0.0; c.rows * c.n];
     let mut turn = 0;
@@ -73,16 +79,13 @@ fn linear_panels(bencher: Bencher<'_, '_>, c: Matrix) {
 fn linear_bf16(bencher: Bencher<'_, '_>, c: Matrix) {
     let bytes = weight(c.dtype, c.n * c.k);
     let stored = WeightView { dtype: c.dtype, bytes: &bytes, rows: c.n, cols: c.k };
-    let floats_of = c.n.div_ceil(panels::ROWS) * panels::panel_bytes(c.dtype, c.k) / 4;
-    let mut packed = vec![0.0; floats_of];
-    panels::pack_panels(c.isa, stored, bytemuck::cast_slice_mut(&mut packed));
-    let weights = vec![packed; c.copies(2 * c.k * c.n)];
+    let weights = in_panels(&c, stored);
     let x = floats(c.rows * c.k);
     let pairs = bf16::is_native(c.isa);
     let mut words = vec![0.0; c.rows * bf16::words(c.k)];
     let mut rounded = vec![0.0; if pairs { 0 } else { x.len() }];
     let mut y = vec![0.0; c.rows * c.n];
-    let (mut turn, size) = (0, 4 * weights[0].len());
+    let (mut turn, size) = (0, size_of_val(&weights[0][..]));
     with(c.isa, |cx| {
         let bencher = bencher.counter(ItemsCount::new(c.ops())).counter(BytesCount::new(size));
         bencher.bench_local(|| {

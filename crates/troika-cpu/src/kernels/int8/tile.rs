@@ -159,7 +159,7 @@ unsafe fn panels<const NR: usize>(part: &Int8Part<'_>, index: usize) -> [Panel; 
 /// Whether several panels are read at a time; emulated registers always do.
 #[inline(always)]
 fn streams<I: RowLanes>() -> bool {
-    I::STREAMS && (I::COMPACT || prefetch::gains_from_streams())
+    I::PANELS >= TOGETHER && (I::COMPACT || prefetch::gains_from_streams())
 }
 
 /// First groups of `M` activation rows, from group `g` on.

@@ -25,8 +25,6 @@ pub(super) trait RowLanes: Copy {
     const WIDE: bool;
     /// Panels of a block with several activation rows: as many as fit the registers.
     const PANELS: usize = 2;
-    /// Whether several panels at a time fit the registers with few activation rows.
-    const STREAMS: bool = false;
     /// Whether [`RowLanes::pairs`] exists.
     const PAIRED: bool = false;
     /// Whether the quads of a group are taken in a loop: with few registers the compiler's order

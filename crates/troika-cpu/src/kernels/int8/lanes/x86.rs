@@ -194,7 +194,6 @@ impl<V: Vector, P: Products<V>, const R: usize> RowLanes for X86<V, P, R> {
     // Cascade Lake.)
     const WIDE: bool = !P::TEMPORARIES;
     const PANELS: usize = if R == 1 { 3 } else { 1 };
-    const STREAMS: bool = R == 1;
     const ROLLED: bool = R == 2;
     const SIGNED: bool = P::SIGNED;
     const SIGNED_QUAD: usize = if P::SIGNED { 2 * QUAD } else { QUAD };
