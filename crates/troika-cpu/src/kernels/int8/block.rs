@@ -2,6 +2,7 @@
 
 use std::hint::black_box;
 use std::mem::offset_of;
+use std::ops::Range;
 
 use super::format::{Format, Panel};
 use super::lanes::{RowLanes, trip_count};
@@ -9,8 +10,29 @@ use super::layout::{QUAD, ROWS};
 use super::quantize::{QuantizedGroup, joined};
 use crate::runtime::prefetch;
 
-/// Bytes from the values in use to those that are prefetched: about the latency of memory.
+/// Bytes from the values in use to those that are prefetched, of all panels together: about the
+/// latency of memory.
 const PREFETCH_DISTANCE: usize = 4096;
+
+/// Asks for some cache lines of several panels, some groups behind group `g`.
+#[inline(always)]
+fn prefetch_lines<I: RowLanes, F: Format, const NR: usize>(
+    panels: &[Panel; NR],
+    g: usize,
+    lines: Range<usize>,
+) {
+    for line in lines {
+        for panel in panels {
+            let at = panel.quants.wrapping_add(F::at(g) + line * 64 + PREFETCH_DISTANCE / NR);
+            if NR == 1 {
+                prefetch::once(at);
+            } else {
+                // SAFETY: any address is allowed.
+                unsafe { I::prefetch(at) };
+            }
+        }
+    }
+}
 
 /// The zero-point correction of a group, as an integer.
 ///
@@ -34,12 +56,14 @@ pub(super) unsafe fn tile<I: RowLanes, F: Format, const M: usize, const NR: usiz
     groups: usize,
     mut sums: [[I::Floats; NR]; M],
 ) -> [[I::Floats; NR]; M] {
-    let columns = TripCounts::new::<I, F>();
+    let columns = Columns::new::<I, F>(NR > 1);
     for g in 0..groups {
         let at = g * size_of::<QuantizedGroup>();
         // SAFETY: by the caller.
         unsafe {
-            prefetch_group::<I, F, NR>(&panels, g);
+            if NR == 1 {
+                prefetch_lines::<I, F, NR>(&panels, g, 0..trip_count::<I>(F::LINES));
+            }
             if F::WIDE {
                 for next in next {
                     I::prefetch(next.wrapping_add(at));
@@ -56,22 +80,11 @@ pub(super) unsafe fn tile<I: RowLanes, F: Format, const M: usize, const NR: usiz
     sums
 }
 
-/// Asks for what lies some groups behind group `g`.
-#[inline(always)]
-fn prefetch_group<I: RowLanes, F: Format, const NR: usize>(panels: &[Panel; NR], g: usize) {
-    for panel in panels {
-        for i in 0..trip_count::<I>(F::LINES) {
-            prefetch::once(panel.quants.wrapping_add(F::at(g) + i * 64 + PREFETCH_DISTANCE));
-        }
-    }
-}
-
 /// Activation rows at a time of [`blocks`].
 const BLOCK_ROWS: usize = 4;
 
-/// As [`tile`], for an even number of rows, more than fit the registers: each group of the weight is
-/// multiplied with all of them while the first-level cache has it, and memory brings the next ones
-/// meanwhile.
+/// As [`tile`], for an even number of rows, four or more: each group of the weight is multiplied with
+/// all of them while the first-level cache has it, and memory brings the next ones meanwhile.
 ///
 /// # Safety
 /// As for [`tile`].
@@ -82,16 +95,24 @@ pub(super) unsafe fn blocks<I: RowLanes, F: Format, const NR: usize>(
     groups: usize,
     sums: &mut [[I::Floats; NR]],
 ) {
-    let columns = TripCounts::new::<I, F>();
+    let [first, columns] = [NR > 1 && F::FULL, false].map(Columns::new::<I, F>);
     let (xs, rest) = xs.as_chunks::<BLOCK_ROWS>();
     let (sums, rest_sums) = sums.as_chunks_mut::<BLOCK_ROWS>();
     let (two, two_sums) = (rest.as_chunks::<2>().0, rest_sums.as_chunks_mut::<2>().0);
     for g in 0..groups {
-        prefetch_group::<I, F, NR>(&panels, g);
+        if !first.prefetch {
+            prefetch_lines::<I, F, NR>(&panels, g, 0..trip_count::<I>(F::LINES));
+        }
         // SAFETY: by the caller.
         unsafe {
-            for (xs, sums) in xs.iter().zip(&mut *sums) {
-                add_group::<I, F, BLOCK_ROWS, NR>(&panels, at_group(xs, g), g, columns, sums);
+            for (i, (xs, sums)) in xs.iter().zip(&mut *sums).enumerate() {
+                let xs = at_group(xs, g);
+                // Two calls, so that the compiler knows what the first one does besides.
+                if first.prefetch && i == 0 {
+                    add_group::<I, F, BLOCK_ROWS, NR>(&panels, xs, g, first, sums);
+                } else {
+                    add_group::<I, F, BLOCK_ROWS, NR>(&panels, xs, g, columns, sums);
+                }
             }
             for (xs, sums) in two.iter().zip(&mut *two_sums) {
                 add_group::<I, F, 2, NR>(&panels, at_group(xs, g), g, columns, sums);
@@ -123,7 +144,7 @@ unsafe fn add_group<I: RowLanes, F: Format, const M: usize, const NR: usize>(
     panels: &[Panel; NR],
     xs: [*const u8; M],
     g: usize,
-    columns: TripCounts,
+    columns: Columns,
     sums: &mut [[I::Floats; NR]; M],
 ) {
     // SAFETY: by the caller.
@@ -154,7 +175,7 @@ unsafe fn add_scaled<I: RowLanes, F: Format, const M: usize, const NR: usize>(
     xs: [*const u8; M],
     g: usize,
     sub: usize,
-    columns: TripCounts,
+    columns: Columns,
     sums: &mut [[I::Floats; NR]; M],
 ) {
     // SAFETY: by the caller.
@@ -185,7 +206,7 @@ unsafe fn integers<I: RowLanes, F: Format, const M: usize, const NR: usize>(
     xs: [*const u8; M],
     g: usize,
     sub: usize,
-    columns: TripCounts,
+    columns: Columns,
 ) -> [[I::Sums; NR]; M] {
     // SAFETY: by the caller.
     unsafe {
@@ -253,20 +274,23 @@ unsafe fn correction<F: Format>(x: *const u8, sub: usize) -> i32 {
     if F::SPLIT { joined(correction as u32) } else { correction }
 }
 
-/// Trip counts of loops over quads. Where code is to be small, and with few registers, the compiler
-/// must not know them: it would unroll the loops, order the products by rows instead of by columns,
-/// and then keep the weights in memory.
+/// How the columns of a group are taken. Where code is to be small, and with few registers, the
+/// compiler must not know trip counts: it would unroll the loops, order the products by rows instead
+/// of by columns, and then keep the weights in memory.
 #[derive(Clone, Copy)]
-struct TripCounts {
+struct Columns {
     /// Pairs of quads before a fold.
     pairs: usize,
+    /// Whether each quad asks for some lines that lie ahead. A core waits for as few as 16 lines at a
+    /// time, so that it stops when all those of several panels are asked for at once.
+    prefetch: bool,
 }
 
-impl TripCounts {
+impl Columns {
     #[inline(always)]
-    fn new<I: RowLanes, F: Format>() -> TripCounts {
-        let known = TripCounts { pairs: F::QUADS / 2 };
-        if I::ROLLED || I::COMPACT { black_box(known) } else { known }
+    fn new<I: RowLanes, F: Format>(prefetch: bool) -> Columns {
+        let pairs = F::QUADS / 2;
+        Columns { pairs: if I::ROLLED || I::COMPACT { black_box(pairs) } else { pairs }, prefetch }
     }
 }
 
@@ -280,8 +304,13 @@ unsafe fn quad<I: RowLanes, F: Format, const M: usize, const NR: usize>(
     xs: [*const u8; M],
     g: usize,
     j: usize,
+    columns: Columns,
     part: &mut [[I::Partial; NR]; M],
 ) {
+    if columns.prefetch {
+        let end = if j == 7 { F::LINES } else { F::LINES.min(j + 1) };
+        prefetch_lines::<I, F, NR>(panels, g, j..end);
+    }
     // SAFETY: by the caller.
     unsafe {
         let mut w = [weight::<I, F>(&panels[0], g, j); NR];
@@ -317,7 +346,7 @@ unsafe fn signed<I: RowLanes, F: Format, const M: usize, const NR: usize>(
     panels: &[Panel; NR],
     xs: [*const u8; M],
     g: usize,
-    columns: TripCounts,
+    columns: Columns,
 ) -> [[I::Sums; NR]; M] {
     // SAFETY: by the caller; widened panels have what sums begin with.
     unsafe {
@@ -366,7 +395,7 @@ unsafe fn quads<I: RowLanes, F: Format, const M: usize, const NR: usize>(
     xs: [*const u8; M],
     g: usize,
     first: usize,
-    columns: TripCounts,
+    columns: Columns,
     part: &mut [[I::Partial; NR]; M],
 ) {
     // SAFETY: by the caller.
@@ -374,8 +403,8 @@ unsafe fn quads<I: RowLanes, F: Format, const M: usize, const NR: usize>(
         if F::WIDE && I::ROLLED && !I::PINNED || I::COMPACT {
             let mut j = first;
             for _ in 0..columns.pairs {
-                quad::<I, F, M, NR>(panels, xs, g, j, part);
-                quad::<I, F, M, NR>(panels, xs, g, j + 1, part);
+                quad::<I, F, M, NR>(panels, xs, g, j, columns, part);
+                quad::<I, F, M, NR>(panels, xs, g, j + 1, columns, part);
                 j += 2;
             }
             return;
@@ -384,7 +413,7 @@ unsafe fn quads<I: RowLanes, F: Format, const M: usize, const NR: usize>(
         macro_rules! quads {
             ($($j:literal)*) => {$(
                 if $j < F::QUADS {
-                    quad::<I, F, M, NR>(panels, xs, g, first + $j, part);
+                    quad::<I, F, M, NR>(panels, xs, g, first + $j, columns, part);
                 }
             )*};
         }

@@ -23,8 +23,9 @@ const DIRECT: usize = 3;
 /// the first-level cache has them. Not where widened weights are multiplied with two rows at once.
 pub(super) const AGAIN: usize = 32;
 const _: () = assert!(AGAIN.is_multiple_of(2));
-/// Panels that are read at a time with more than [`DIRECT`] rows: the sums of four rows fit registers.
-const TOGETHER: usize = 3;
+/// Panels that are read at a time where memory is faster so: the integer sums of four rows fit
+/// registers.
+const TOGETHER: usize = 4;
 
 /// Computes a part of a product with weights of a format.
 ///
@@ -37,105 +38,102 @@ pub(super) unsafe fn run<I: RowLanes, F: Format>(part: Int8Part<'_>) {
     unsafe {
         match part.m.len() {
             0 => {}
-            1 => direct::<I, F, 1, 4>(part),
-            2 => direct::<I, F, 2, 2>(part),
-            DIRECT => direct::<I, F, DIRECT, 2>(part),
+            1 => direct::<I, F, 1>(part),
+            2 => direct::<I, F, 2>(part),
+            DIRECT => direct::<I, F, DIRECT>(part),
             4..=AGAIN if !I::PAIRED => by_groups::<I, F>(part),
             _ => wide::<I, F>(part),
         }
     }
 }
 
-/// Few rows: weights are read as they are, `NR` panels at a time where memory is faster so.
+/// Few rows: weights are read as they are, several panels at a time where memory is faster so.
 ///
 /// # Safety
 /// As for [`run`]; panels, rows and groups are in range.
 #[inline(always)]
-unsafe fn direct<I: RowLanes, F: Format, const M: usize, const NR: usize>(part: Int8Part<'_>) {
-    let panels = part.product.weight.panels(&part.n);
-    let mut at = panels.start;
+unsafe fn direct<I: RowLanes, F: Format, const M: usize>(part: Int8Part<'_>) {
+    let mut panels = part.product.weight.panels(&part.n);
     // SAFETY: the panels exist.
     unsafe {
         if streams::<I>() {
-            while panels.end - at >= NR {
-                stream::<I, F, M, NR>(&part, at);
-                at += NR;
-            }
+            few_rows::<I, F, M, TOGETHER>(&part, &mut panels);
         }
-        while at < panels.end {
-            stream::<I, F, M, 1>(&part, at);
-            at += 1;
-        }
+        few_rows::<I, F, M, 1>(&part, &mut panels);
     }
 }
 
-/// Few rows with `NR` panels from `index` on.
+/// Few rows with `NR` panels at a time, until fewer are left.
 ///
 /// # Safety
 /// As for [`direct`].
 #[inline(always)]
-unsafe fn stream<I: RowLanes, F: Format, const M: usize, const NR: usize>(
+unsafe fn few_rows<I: RowLanes, F: Format, const M: usize, const NR: usize>(
     part: &Int8Part<'_>,
-    index: usize,
+    left: &mut Range<usize>,
 ) {
     let groups = part.product.weight.layout.cols / GROUP;
-    // SAFETY: the panels exist; the rows are checked.
-    unsafe {
-        let (panels, xs) = (panels(part, index), rows::<M>(part, part.m.start, 0));
-        let sums = tile::<I, F, M, NR>(panels, [xs, xs], groups, [[I::splat(0.0); NR]; M]);
-        put::<I, M, NR>(part, part.m.start, index, sums, true);
+    while left.len() >= NR {
+        // SAFETY: the panels exist; the rows are checked.
+        unsafe {
+            let (panels, xs) = (panels(part, left.start), rows::<M>(part, part.m.start, 0));
+            let sums = tile::<I, F, M, NR>(panels, [xs, xs], groups, [[I::splat(0.0); NR]; M]);
+            put::<I, M, NR>(part, part.m.start, left.start, sums, true);
+        }
+        left.start += NR;
     }
 }
 
-/// More rows than a register block has: weights are read as they are, [`TOGETHER`] panels at
-/// a time where memory is faster so.
+/// More rows than a register block has: weights are read as they are, several panels at a time
+/// where memory is faster so.
 ///
 /// # Safety
 /// As for [`run`]; panels, rows and groups are in range.
 #[inline(always)]
 unsafe fn by_groups<I: RowLanes, F: Format>(part: Int8Part<'_>) {
-    let panels = part.product.weight.panels(&part.n);
+    let mut panels = part.product.weight.panels(&part.n);
     let mut xs = [std::ptr::null(); AGAIN];
     let m = part.m.len();
     // The last row is there twice where they are odd.
-    let filled = m.next_multiple_of(2);
-    let mut at = panels.start;
+    let xs = &mut xs[..m.next_multiple_of(2)];
     // SAFETY: the panels exist; the rows are checked.
     unsafe {
-        for (i, x) in xs.iter_mut().enumerate().take(filled) {
+        for (i, x) in xs.iter_mut().enumerate() {
             [*x] = rows::<1>(&part, part.m.start + i.min(m - 1), 0);
         }
         if streams::<I>() {
-            while panels.end - at >= TOGETHER {
-                group_by_group::<I, F, TOGETHER>(&part, at, &xs[..filled]);
-                at += TOGETHER;
+            // Narrower weights need registers to be unpacked in.
+            if F::FULL {
+                group_by_group::<I, F, TOGETHER>(&part, &mut panels, xs);
+            } else {
+                group_by_group::<I, F, { TOGETHER - 1 }>(&part, &mut panels, xs);
             }
         }
-        while at < panels.end {
-            group_by_group::<I, F, 1>(&part, at, &xs[..filled]);
-            at += 1;
-        }
+        group_by_group::<I, F, 1>(&part, &mut panels, xs);
     }
 }
 
-/// Rows with `NR` panels from `index` on.
+/// Rows with `NR` panels at a time, until fewer are left.
 ///
 /// # Safety
 /// As for [`by_groups`].
 #[inline(always)]
 unsafe fn group_by_group<I: RowLanes, F: Format, const NR: usize>(
     part: &Int8Part<'_>,
-    index: usize,
+    left: &mut Range<usize>,
     xs: &[*const u8],
 ) {
     let groups = part.product.weight.layout.cols / GROUP;
-    // SAFETY: the panels exist; the rows are checked.
-    unsafe {
-        let mut sums = [[I::splat(0.0); NR]; AGAIN];
-        blocks::<I, F, NR>(panels(part, index), xs, groups, &mut sums[..xs.len()]);
-        for (i, sums) in sums.into_iter().enumerate().take(part.m.len()) {
-            put::<I, 1, NR>(part, part.m.start + i, index, [sums], true);
+    while left.len() >= NR {
+        // SAFETY: the panels exist; the rows are checked.
+        unsafe {
+            let mut sums = [[I::splat(0.0); NR]; AGAIN];
+            blocks::<I, F, NR>(panels(part, left.start), xs, groups, &mut sums[..xs.len()]);
+            for (i, sums) in sums.into_iter().enumerate().take(part.m.len()) {
+                put::<I, 1, NR>(part, part.m.start + i, left.start, [sums], true);
+            }
         }
+        left.start += NR;
     }
 }
 
@@ -159,7 +157,7 @@ unsafe fn panels<const NR: usize>(part: &Int8Part<'_>, index: usize) -> [Panel; 
 /// Whether several panels are read at a time; emulated registers always do.
 #[inline(always)]
 fn streams<I: RowLanes>() -> bool {
-    I::PANELS >= TOGETHER && (I::COMPACT || prefetch::gains_from_streams())
+    I::PANELS > 1 && (I::COMPACT || prefetch::gains_from_streams())
 }
 
 /// First groups of `M` activation rows, from group `g` on.
