@@ -14,7 +14,8 @@ use crate::runtime::prefetch;
 /// latency of memory.
 const PREFETCH_DISTANCE: usize = 4096;
 
-/// Asks for some cache lines of several panels, some groups behind group `g`.
+/// Asks for some cache lines of each panel, some groups behind group `g`. Only processors that do not
+/// bypass caches read several panels; for them the kind of prefetch is known.
 #[inline(always)]
 fn prefetch_lines<I: RowLanes, F: Format, const NR: usize>(
     panels: &[Panel; NR],
@@ -61,7 +62,7 @@ pub(super) unsafe fn tile<I: RowLanes, F: Format, const M: usize, const NR: usiz
         let at = g * size_of::<QuantizedGroup>();
         // SAFETY: by the caller.
         unsafe {
-            if NR == 1 {
+            if !columns.prefetch {
                 prefetch_lines::<I, F, NR>(&panels, g, 0..trip_count::<I>(F::LINES));
             }
             if F::WIDE {
@@ -308,6 +309,7 @@ unsafe fn quad<I: RowLanes, F: Format, const M: usize, const NR: usize>(
     part: &mut [[I::Partial; NR]; M],
 ) {
     if columns.prefetch {
+        // The last of eight quads asks for all that is left.
         let end = if j == 7 { F::LINES } else { F::LINES.min(j + 1) };
         prefetch_lines::<I, F, NR>(panels, g, j..end);
     }

@@ -154,10 +154,11 @@ unsafe fn panels<const NR: usize>(part: &Int8Part<'_>, index: usize) -> [Panel; 
     }
 }
 
-/// Whether several panels are read at a time; emulated registers always do.
+/// Whether several panels are read at a time: by registers that hold their sums, where memory is
+/// faster so or they are emulated.
 #[inline(always)]
 fn streams<I: RowLanes>() -> bool {
-    I::PANELS > 1 && (I::COMPACT || prefetch::gains_from_streams())
+    I::PANELS >= 3 && (I::COMPACT || prefetch::gains_from_streams())
 }
 
 /// First groups of `M` activation rows, from group `g` on.
