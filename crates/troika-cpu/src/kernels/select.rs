@@ -180,17 +180,20 @@ const LAST_BYTES: usize = 24 << 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stream {
     panels: usize,
+    /// Panels that are read at a time: all parts but the shortest are a multiple of them.
+    together: usize,
     /// Parts of a length.
     each: usize,
     /// Lengths, each half of the one before; the last is there twice.
     lengths: usize,
 }
 
-/// Cuts `panels` panels of `bytes` bytes in all for `threads` threads.
-pub(crate) fn stream(panels: usize, bytes: usize, threads: usize) -> Stream {
+/// Cuts `panels` panels of `bytes` bytes in all, of which `together` are read at a time, for `threads`
+/// threads.
+pub(crate) fn stream(panels: usize, together: usize, bytes: usize, threads: usize) -> Stream {
     let each = (2 * threads).min(2 * bytes / LAST_BYTES).max(1);
     let lengths = (bytes / (each * LAST_BYTES)).max(1).ilog2() as usize;
-    Stream { panels, each, lengths }
+    Stream { panels, together, each, lengths }
 }
 
 impl Stream {
@@ -204,10 +207,14 @@ impl Stream {
         let (length, i) = (index / self.each, index % self.each);
         let from = |length: usize| match length {
             l if l > self.lengths => self.panels,
-            l => self.panels - (self.panels >> l),
+            l => (self.panels - (self.panels >> l)) / self.together * self.together,
         };
         let (start, end) = (from(length), from(length + 1));
-        let at = |i: usize| start + (end - start) * i / self.each;
+        let step = if end - start < self.each * self.together { 1 } else { self.together };
+        let at = |i: usize| match i {
+            i if i == self.each => end,
+            i => start + (end - start) * i / self.each / step * step,
+        };
         at(i)..at(i + 1)
     }
 
@@ -236,9 +243,11 @@ mod tests {
 
     #[test]
     fn streams_are_cut_without_gaps_into_shorter_and_shorter_parts() {
-        for panels in [0, 1, 2, 7, 64, 257, 9496] {
+        for (panels, together) in
+            [0, 1, 2, 7, 64, 257, 9496].into_iter().flat_map(|p| [1, 3, 4].map(|t| (p, t)))
+        {
             for threads in 1..=5 {
-                let cut = stream(panels, panels * 9216, threads);
+                let cut = stream(panels, together, panels * 9216, threads);
                 let mut next = 0;
                 for i in 0..cut.parts() {
                     let part = cut.part(i);
@@ -247,7 +256,10 @@ mod tests {
                 }
                 assert_eq!(next, panels);
                 let len = |i: usize| cut.part(i).len();
-                assert!(len(cut.parts() - 1) <= len(0) + 1);
+                assert!(len(cut.parts() - 1) <= len(0) + together);
+                if len(0) >= 2 * together {
+                    assert_eq!(len(0) % together, 0, "{panels} panels, {together} at a time");
+                }
             }
         }
     }

@@ -83,6 +83,9 @@ pub(super) unsafe fn tile<I: RowLanes, F: Format, const M: usize, const NR: usiz
 
 /// Activation rows at a time of [`blocks`].
 const BLOCK_ROWS: usize = 4;
+/// Rows of the last block where rows are no multiple of four and several panels have to be unpacked:
+/// two more rows in a block take less time than a block of two.
+const LAST_ROWS: usize = 6;
 
 /// As [`tile`], for an even number of rows, four or more: each group of the weight is multiplied with
 /// all of them while the first-level cache has it, and memory brings the next ones meanwhile.
@@ -97,9 +100,10 @@ pub(super) unsafe fn blocks<I: RowLanes, F: Format, const NR: usize>(
     sums: &mut [[I::Floats; NR]],
 ) {
     let [first, columns] = [NR > 1 && F::FULL, false].map(Columns::new::<I, F>);
-    let (xs, rest) = xs.as_chunks::<BLOCK_ROWS>();
-    let (sums, rest_sums) = sums.as_chunks_mut::<BLOCK_ROWS>();
-    let (two, two_sums) = (rest.as_chunks::<2>().0, rest_sums.as_chunks_mut::<2>().0);
+    let last = if NR > 1 && !F::FULL { LAST_ROWS } else { 2 };
+    let whole = if xs.len().is_multiple_of(BLOCK_ROWS) { xs.len() } else { xs.len() - last };
+    let ((xs, rest), (sums, rest_sums)) = (xs.split_at(whole), sums.split_at_mut(whole));
+    let (xs, sums) = (xs.as_chunks::<BLOCK_ROWS>().0, sums.as_chunks_mut::<BLOCK_ROWS>().0);
     for g in 0..groups {
         if !first.prefetch {
             prefetch_lines::<I, F, NR>(&panels, g, 0..trip_count::<I>(F::LINES));
@@ -115,10 +119,30 @@ pub(super) unsafe fn blocks<I: RowLanes, F: Format, const NR: usize>(
                     add_group::<I, F, BLOCK_ROWS, NR>(&panels, xs, g, columns, sums);
                 }
             }
-            for (xs, sums) in two.iter().zip(&mut *two_sums) {
-                add_group::<I, F, 2, NR>(&panels, at_group(xs, g), g, columns, sums);
+            if last == LAST_ROWS {
+                add_last::<I, F, LAST_ROWS, NR>(&panels, rest, g, columns, rest_sums);
+            } else {
+                add_last::<I, F, 2, NR>(&panels, rest, g, columns, rest_sums);
             }
         }
+    }
+}
+
+/// Adds the products of a group of columns with the last rows, if there are some.
+///
+/// # Safety
+/// As for [`tile`].
+#[inline(always)]
+unsafe fn add_last<I: RowLanes, F: Format, const M: usize, const NR: usize>(
+    panels: &[Panel; NR],
+    xs: &[*const u8],
+    g: usize,
+    columns: Columns,
+    sums: &mut [[I::Floats; NR]],
+) {
+    if let (Some(xs), Some(sums)) = (xs.first_chunk::<M>(), sums.first_chunk_mut::<M>()) {
+        // SAFETY: by the caller.
+        unsafe { add_group::<I, F, M, NR>(panels, at_group(xs, g), g, columns, sums) };
     }
 }
 
@@ -323,7 +347,7 @@ unsafe fn quad<I: RowLanes, F: Format, const M: usize, const NR: usize>(
             let x = I::quad(xs[m].add(4 * j));
             for n in 0..trip_count::<I>(NR) {
                 part[m][n] = I::dot(F::FULL, part[m][n], w[n], x);
-                if F::WIDE || M == BLOCK_ROWS {
+                if F::WIDE || M >= BLOCK_ROWS {
                     part[m][n] = I::pin(part[m][n]);
                 }
             }

@@ -80,8 +80,13 @@ pub unsafe fn linear(
     let all = products.iter().map(|p| p.weight.layout.panels()).sum();
     if rows <= STREAM_ROWS {
         let bytes = products.iter().map(|p| p.weight.layout.bytes()).sum();
+        let together = products.first().map_or(
+            1,
+            |p| format::with_format!(p.weight.layout.dtype, F => tile::together::<F>(rows)),
+        );
+        let cut = select::stream(all, together, bytes, threads);
         // SAFETY: by the caller.
-        return unsafe { few_rows(cx, rows, products, select::stream(all, bytes, threads)) };
+        return unsafe { few_rows(cx, rows, products, cut) };
     }
     let cut = |p: &Product<'_>| {
         let layout = &p.weight.layout;

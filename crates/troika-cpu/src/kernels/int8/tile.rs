@@ -26,6 +26,13 @@ const _: () = assert!(AGAIN.is_multiple_of(2));
 /// Panels that are read at a time where memory is faster so: the integer sums of four rows fit
 /// registers.
 const TOGETHER: usize = 4;
+/// The same for more rows of narrower weights, which need registers to be unpacked in.
+const UNPACKED: usize = 3;
+
+/// Panels that are read at a time with some activation rows, where memory is faster so.
+pub(super) fn together<F: Format>(rows: usize) -> usize {
+    if rows <= DIRECT || F::FULL { TOGETHER } else { UNPACKED }
+}
 
 /// Computes a part of a product with weights of a format.
 ///
@@ -102,11 +109,10 @@ unsafe fn by_groups<I: RowLanes, F: Format>(part: Int8Part<'_>) {
             [*x] = rows::<1>(&part, part.m.start + i.min(m - 1), 0);
         }
         if streams::<I>() {
-            // Narrower weights need registers to be unpacked in.
             if F::FULL {
                 group_by_group::<I, F, TOGETHER>(&part, &mut panels, xs);
             } else {
-                group_by_group::<I, F, { TOGETHER - 1 }>(&part, &mut panels, xs);
+                group_by_group::<I, F, UNPACKED>(&part, &mut panels, xs);
             }
         }
         group_by_group::<I, F, 1>(&part, &mut panels, xs);
@@ -124,13 +130,19 @@ unsafe fn group_by_group<I: RowLanes, F: Format, const NR: usize>(
     xs: &[*const u8],
 ) {
     let groups = part.product.weight.layout.cols / GROUP;
+    // SAFETY: features by the caller.
+    let mut sums = unsafe { [[I::splat(0.0); NR]; AGAIN] };
+    // Only as many are cleared and copied as there are rows: all of them take as long as a row does.
+    let sums = &mut sums[..xs.len()];
     while left.len() >= NR {
         // SAFETY: the panels exist; the rows are checked.
         unsafe {
-            let mut sums = [[I::splat(0.0); NR]; AGAIN];
-            blocks::<I, F, NR>(panels(part, left.start), xs, groups, &mut sums[..xs.len()]);
-            for (i, sums) in sums.into_iter().enumerate().take(part.m.len()) {
-                put::<I, 1, NR>(part, part.m.start + i, left.start, [sums], true);
+            for sums in &mut *sums {
+                *sums = [I::splat(0.0); NR];
+            }
+            blocks::<I, F, NR>(panels(part, left.start), xs, groups, sums);
+            for (i, sums) in sums.iter().enumerate().take(part.m.len()) {
+                put::<I, 1, NR>(part, part.m.start + i, left.start, [*sums], true);
             }
         }
         left.start += NR;

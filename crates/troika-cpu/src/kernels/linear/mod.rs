@@ -297,7 +297,7 @@ unsafe fn stream<'a>(
 ) -> Result<(), KernelError> {
     let panels = |i: usize| product(i).weight.rows.div_ceil(panels::ROWS);
     let bytes = (0..count).map(|i| product(i).weight.bytes.len()).sum();
-    let cut = select::stream((0..count).map(panels).sum(), bytes, cx.pool.threads());
+    let cut = select::stream((0..count).map(panels).sum(), 1, bytes, cx.pool.threads());
     let isa = cx.isa;
     cx.run(cut.parts(), &|scratch, part| {
         cut.visit(part, (0..count).map(panels), |i, of| {

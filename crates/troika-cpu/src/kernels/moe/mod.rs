@@ -377,7 +377,8 @@ impl ExpertCut {
         let used = sorted.used.len();
         if W::STREAMS && sorted.is_few() {
             let (panels, bytes) = (rows.div_ceil(PANEL), used * count * first.bytes().len());
-            let cut = select::stream(panels * used, bytes, cx.pool.threads());
+            // Longer parts of an expert are no faster (0.8 to 1.0, measured).
+            let cut = select::stream(panels * used, 1, bytes, cx.pool.threads());
             return ExpertCut::Stream { cut, panels };
         }
         let step = first.part_rows(cx, sorted.all_pairs().len().div_ceil(used), used);
