@@ -211,10 +211,8 @@ impl Stream {
         };
         let (start, end) = (from(length), from(length + 1));
         let step = if end - start < self.each * self.together { 1 } else { self.together };
-        let at = |i: usize| match i {
-            i if i == self.each => end,
-            i => start + (end - start) * i / self.each / step * step,
-        };
+        let at =
+            |i: usize| (start + ((end - start) * i).div_ceil(self.each * step) * step).min(end);
         at(i)..at(i + 1)
     }
 

@@ -83,9 +83,17 @@ pub(super) unsafe fn tile<I: RowLanes, F: Format, const M: usize, const NR: usiz
 
 /// Activation rows at a time of [`blocks`].
 const BLOCK_ROWS: usize = 4;
-/// Rows of the last block where rows are no multiple of four and several panels have to be unpacked:
-/// two more rows in a block take less time than a block of two.
-const LAST_ROWS: usize = 6;
+
+/// Where blocks of eight rows, and then of six, end, so that the others of an even number of rows, four
+/// or more, are a block of four.
+fn ends_of_long_blocks(rows: usize) -> [usize; 2] {
+    match rows % 8 {
+        0 => [rows, rows],
+        2 => [rows - 10, rows - 4],
+        4 => [rows - 4, rows - 4],
+        _ => [rows - 6, rows],
+    }
+}
 
 /// As [`tile`], for an even number of rows, four or more: each group of the weight is multiplied with
 /// all of them while the first-level cache has it, and memory brings the next ones meanwhile.
@@ -100,49 +108,64 @@ pub(super) unsafe fn blocks<I: RowLanes, F: Format, const NR: usize>(
     sums: &mut [[I::Floats; NR]],
 ) {
     let [first, columns] = [NR > 1 && F::FULL, false].map(Columns::new::<I, F>);
-    let last = if NR > 1 && !F::FULL { LAST_ROWS } else { 2 };
-    let whole = if xs.len().is_multiple_of(BLOCK_ROWS) { xs.len() } else { xs.len() - last };
-    let ((xs, rest), (sums, rest_sums)) = (xs.split_at(whole), sums.split_at_mut(whole));
-    let (xs, sums) = (xs.as_chunks::<BLOCK_ROWS>().0, sums.as_chunks_mut::<BLOCK_ROWS>().0);
+    // Several panels are unpacked for each block: the fewer, the better.
+    let long = NR > 1 && !F::FULL;
+    let [eights, sixes] = if long { ends_of_long_blocks(xs.len()) } else { [0, 0] };
+    let fours = if long { xs.len() } else { xs.len() / BLOCK_ROWS * BLOCK_ROWS };
     for g in 0..groups {
         if !first.prefetch {
             prefetch_lines::<I, F, NR>(&panels, g, 0..trip_count::<I>(F::LINES));
         }
+        macro_rules! add {
+            ($rows:expr, $first:expr, $range:expr) => {
+                add_rows::<I, F, { $rows }, NR>(
+                    &panels,
+                    &xs[$range],
+                    g,
+                    [$first, columns],
+                    &mut sums[$range],
+                )
+            };
+        }
         // SAFETY: by the caller.
         unsafe {
-            for (i, (xs, sums)) in xs.iter().zip(&mut *sums).enumerate() {
-                let xs = at_group(xs, g);
-                // Two calls, so that the compiler knows what the first one does besides.
-                if first.prefetch && i == 0 {
-                    add_group::<I, F, BLOCK_ROWS, NR>(&panels, xs, g, first, sums);
-                } else {
-                    add_group::<I, F, BLOCK_ROWS, NR>(&panels, xs, g, columns, sums);
-                }
+            if long {
+                add!(8, columns, ..eights);
+                add!(6, columns, eights..sixes);
             }
-            if last == LAST_ROWS {
-                add_last::<I, F, LAST_ROWS, NR>(&panels, rest, g, columns, rest_sums);
-            } else {
-                add_last::<I, F, 2, NR>(&panels, rest, g, columns, rest_sums);
+            add!(BLOCK_ROWS, first, sixes..fours);
+            if !long {
+                add!(2, columns, fours..);
             }
         }
     }
 }
 
-/// Adds the products of a group of columns with the last rows, if there are some.
+/// Adds the products of a group of columns with a multiple of `M` rows, of which the first ones take
+/// the columns in a way of their own.
 ///
 /// # Safety
 /// As for [`tile`].
 #[inline(always)]
-unsafe fn add_last<I: RowLanes, F: Format, const M: usize, const NR: usize>(
+unsafe fn add_rows<I: RowLanes, F: Format, const M: usize, const NR: usize>(
     panels: &[Panel; NR],
     xs: &[*const u8],
     g: usize,
-    columns: Columns,
+    [first, columns]: [Columns; 2],
     sums: &mut [[I::Floats; NR]],
 ) {
-    if let (Some(xs), Some(sums)) = (xs.first_chunk::<M>(), sums.first_chunk_mut::<M>()) {
+    let (xs, sums) = (xs.as_chunks::<M>().0, sums.as_chunks_mut::<M>().0);
+    for (i, (xs, sums)) in xs.iter().zip(sums).enumerate() {
         // SAFETY: by the caller.
-        unsafe { add_group::<I, F, M, NR>(panels, at_group(xs, g), g, columns, sums) };
+        unsafe {
+            let xs = at_group(xs, g);
+            // Two calls, so that the compiler knows what the first one does besides.
+            if first.prefetch && i == 0 {
+                add_group::<I, F, M, NR>(panels, xs, g, first, sums);
+            } else {
+                add_group::<I, F, M, NR>(panels, xs, g, columns, sums);
+            }
+        }
     }
 }
 
