@@ -41,7 +41,7 @@ fn run(
 }
 
 fn rows() -> impl Strategy<Value = usize> {
-    prop::sample::select(vec![1usize, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33, 129])
+    prop::sample::select(vec![1usize, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 16, 17, 31, 32, 33, 129])
 }
 
 /// Blocks with all values, the ends of their range among them.

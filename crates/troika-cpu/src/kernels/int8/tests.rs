@@ -66,7 +66,8 @@ fn emulated_kernels_are_the_reference_to_the_bit() {
         let shapes = [(1, 17, 3), (2, 16, 1), (3, 5, 2), (4, 17, 2), (5, 32, 1), (6, 33, 3)];
         let more = [(7, 16, 2), (8, 47, 1), (15, 33, 2), (16, 32, 5), (17, 47, 3), (33, 49, 2)];
         // Several panels at a time, and those that are left over.
-        let several = [(1, 81, 2), (2, 49, 2), (3, 49, 2), (6, 65, 2), (32, 49, 1)];
+        let several =
+            [(1, 81, 2), (2, 49, 2), (3, 49, 2), (6, 65, 2), (10, 48, 1), (12, 49, 1), (32, 49, 1)];
         for (rows, n, blocks) in shapes.into_iter().chain(more).chain(several) {
             // Wider than a block of columns for some types.
             let k = dtype.block_len() * blocks;
