@@ -84,8 +84,8 @@ pub(super) unsafe fn tile<I: RowLanes, F: Format, const M: usize, const NR: usiz
 /// Activation rows at a time of [`blocks`].
 const BLOCK_ROWS: usize = 4;
 
-/// Where blocks of eight rows, and then of six, end, so that the others of an even number of rows, four
-/// or more, are a block of four.
+/// Where blocks of eight rows, and then of six, end, so that those left of an even number of rows, four
+/// or more, are a block of four or none.
 fn ends_of_long_blocks(rows: usize) -> [usize; 2] {
     match rows % 8 {
         0 => [rows, rows],
