@@ -141,8 +141,8 @@ pub(super) unsafe fn blocks<I: RowLanes, F: Format, const NR: usize>(
     }
 }
 
-/// Adds the products of a group of columns with a multiple of `M` rows, of which the first ones take
-/// the columns in a way of their own.
+/// Adds the products of a group of columns with a multiple of `M` rows; the first `M` take the columns
+/// as `first` says.
 ///
 /// # Safety
 /// As for [`tile`].

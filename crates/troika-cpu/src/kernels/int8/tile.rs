@@ -26,12 +26,12 @@ const _: () = assert!(AGAIN.is_multiple_of(2));
 /// Panels that are read at a time where memory is faster so: the integer sums of four rows fit
 /// registers.
 const TOGETHER: usize = 4;
-/// The same for more rows of narrower weights, which need registers to be unpacked in.
-const UNPACKED: usize = 3;
+/// The same for four rows and more of narrower weights, which need registers to be unpacked in.
+const NARROW_TOGETHER: usize = 3;
 
-/// Panels that are read at a time with some activation rows, where memory is faster so.
+/// Panels of a format that are read at a time with so many activation rows, where several are.
 pub(super) fn together<F: Format>(rows: usize) -> usize {
-    if rows <= DIRECT || F::FULL { TOGETHER } else { UNPACKED }
+    if rows <= DIRECT || F::FULL { TOGETHER } else { NARROW_TOGETHER }
 }
 
 /// Computes a part of a product with weights of a format.
@@ -112,7 +112,7 @@ unsafe fn by_groups<I: RowLanes, F: Format>(part: Int8Part<'_>) {
             if F::FULL {
                 group_by_group::<I, F, TOGETHER>(&part, &mut panels, xs);
             } else {
-                group_by_group::<I, F, UNPACKED>(&part, &mut panels, xs);
+                group_by_group::<I, F, NARROW_TOGETHER>(&part, &mut panels, xs);
             }
         }
         group_by_group::<I, F, 1>(&part, &mut panels, xs);

@@ -377,7 +377,8 @@ impl ExpertCut {
         let used = sorted.used.len();
         if W::STREAMS && sorted.is_few() {
             let (panels, bytes) = (rows.div_ceil(PANEL), used * count * first.bytes().len());
-            // Longer parts of an expert are no faster (0.8 to 1.0, measured).
+            // Multiples of the panels that are read at once are no faster: 0.8 to 1.03 times the tokens/s
+            // on an Emerald Rapids, with Q8_0 and Q4_K_M.
             let cut = select::stream(panels * used, 1, bytes, cx.pool.threads());
             return ExpertCut::Stream { cut, panels };
         }
