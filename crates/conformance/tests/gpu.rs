@@ -12,12 +12,13 @@ use std::sync::Arc;
 
 use conformance::golden::{all_logits, find, greedy, read_golden, relative_error};
 use conformance::suite::{Exclusion, SuiteCase, model_cases, op_cases, run_suite};
-use troika::device::Device;
+use troika::device::{Device, SpaceId};
 use troika::engine::sample::SampleParams;
 use troika::engine::{Event, Next, SequenceInput, Sharing, WantedLogits};
 use troika::graph::DType;
 use troika::npu::RuntimePlaces;
 use troika::plan::Strategy;
+use troika::trace::Tracer;
 use troika::weights::{FloatType, Quant};
 use troika::{
     DeviceOptions, Model, NpuSettings, OpenOptions, Request, Session, gpu_adapters, open_devices,
@@ -69,8 +70,19 @@ fn refused() -> Vec<Exclusion> {
     ops.into_iter().chain(rounded).map(|(what, why)| Exclusion { what, why }).collect()
 }
 
+/// Devices of which the GPU works in the host's memory.
+fn sharing(specs: &[&str]) -> DeviceOptions {
+    let mut options = options(specs);
+    options.gpu.share = true;
+    options
+}
+
 fn holds(cases: &[SuiteCase], refused: &[Exclusion]) {
-    let report = run_suite(&*device(&gpu_spec()), cases, refused).unwrap();
+    holds_on(&*device(&gpu_spec()), cases, refused);
+}
+
+fn holds_on(device: &dyn Device, cases: &[SuiteCase], refused: &[Exclusion]) {
+    let report = run_suite(device, cases, refused).unwrap();
     println!("{} runs, {} refused, worst {:e}", report.runs, report.refused.len(), report.worst);
     assert!(report.failures.is_empty(), "{}", report.failures.join("\n"));
 }
@@ -80,6 +92,16 @@ fn ops_hold() {
     if is_here() {
         holds(&op_cases().unwrap(), &refused());
     }
+}
+
+#[test]
+fn ops_hold_in_the_memory_of_the_host() {
+    if !is_here() {
+        return;
+    }
+    let devices = open_devices(&sharing(&[&gpu_spec(), "cpu"])).unwrap();
+    assert_eq!(devices[0].caps().spaces, [SpaceId::HOST]);
+    holds_on(&*devices[0], &op_cases().unwrap(), &refused());
 }
 
 #[test]
@@ -148,6 +170,48 @@ fn strategies_with_the_cpu() {
     let names = ["qwen3", "llama-3.2", "qwen3-moe", "gemma-2", "gpt-oss", "deepseek-v2"];
     for phases in ["prefill-decode=gpu:cpu", "prefill-decode=cpu:gpu"] {
         architectures(&[&gpu_spec(), "cpu"], &Strategy::parse(phases).unwrap(), &names);
+    }
+}
+
+#[test]
+fn strategies_with_the_cpu_in_its_memory() {
+    if !is_here() {
+        return;
+    }
+    let devices = sharing(&[&gpu_spec(), "cpu"]);
+    for strategy in Strategy::ALL {
+        architectures_on(&devices, &strategy, &["qwen3", "qwen3-moe"]);
+    }
+    let names = ["qwen3", "qwen3-moe", "gemma-2", "gpt-oss", "deepseek-v2"];
+    for phases in ["prefill-decode=gpu:cpu", "prefill-decode=cpu:gpu"] {
+        architectures_on(&devices, &Strategy::parse(phases).unwrap(), &names);
+    }
+}
+
+/// Between devices on the host's memory nothing is copied: neither values nor caches.
+#[test]
+fn nothing_is_copied_in_the_memory_of_the_host() {
+    if !is_here() {
+        return;
+    }
+    for strategy in ["alternate", "prefill-decode=gpu:cpu", "prefill-decode=cpu:gpu"] {
+        let copies = |devices: DeviceOptions| {
+            let tracer = Tracer::on();
+            let options = OpenOptions {
+                dtype: FloatType::F32,
+                devices,
+                strategy: Strategy::parse(strategy).unwrap(),
+                tracer: tracer.clone(),
+                ..OpenOptions::default()
+            };
+            let model = Model::open(&root("tests/golden/qwen3"), &options).unwrap();
+            tracer.take();
+            greedy(&model, &[1, 2, 3, 4, 5], 4).unwrap();
+            tracer.take().iter().filter(|span| span.name == "copy").count()
+        };
+        let specs = [&*gpu_spec(), "cpu"];
+        assert!(copies(options(&specs)) > 0, "{strategy}");
+        assert_eq!(copies(sharing(&specs)), 0, "{strategy}");
     }
 }
 

@@ -32,8 +32,8 @@ pub use forward_batch::{ForwardBatch, PageTable, PagesView, SeqRows};
 pub use host::{HostData, HostTask};
 pub use list::WaitTimes;
 pub use memory::{
-    Access, AccessError, Buffer, Claim, HeldClaim, OutOfMemory, ReadGuard, ReadRows, Rect, SpaceId,
-    View, ViewError, WriteGuard, WriteRows, ZeroedBytes, trim_heap,
+    Access, AccessError, Buffer, BufferWatch, Claim, HeldClaim, OutOfMemory, ReadGuard, ReadRows,
+    Rect, SpaceId, View, ViewError, WriteGuard, WriteRows, ZeroedBytes, trim_heap,
 };
 pub use text::{read_all, read_text};
 pub use thread_queue::{ThreadQueue, ThreadQueueOptions};

@@ -8,6 +8,7 @@ use std::task::{Context, Poll, Waker};
 use crate::error::GpuError;
 use crate::kernels;
 use crate::quirks::{Identity, fault};
+use crate::vulkan;
 
 /// Which adapter to open: `gpu`, `gpu:1`, or `gpu:NAME`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -164,7 +165,7 @@ pub fn choose(spec: &GpuSpec) -> Result<Adapter, GpuError> {
 impl Adapter {
     fn new(inner: wgpu::Adapter) -> Adapter {
         let info = inner.get_info();
-        let memory = vulkan_memory(&inner);
+        let memory = vulkan::memory(&inner);
         Adapter { inner, info, memory }
     }
 
@@ -181,6 +182,12 @@ impl Adapter {
     /// Whether its own memory is not the host's, so that weights and values are copied there.
     pub fn has_own_memory(&self) -> bool {
         self.kind() == AdapterKind::Discrete
+    }
+
+    /// Whether it can work in the host's memory, which is its own, too.
+    pub fn shares_memory(&self) -> bool {
+        matches!(self.kind(), AdapterKind::Integrated | AdapterKind::Software)
+            && vulkan::takes_host_memory(&self.inner)
     }
 
     /// Bytes of the memory that it reads fastest, where the driver tells.
@@ -315,21 +322,6 @@ struct Least {
 
 const LEAST: Least =
     Least { immediates: 128, buffers: 8, shared: 16384, threads: 256, groups: 65535 };
-
-/// Bytes of the largest memory of a Vulkan device that is its own; `None` for other interfaces.
-#[expect(unsafe_code, reason = "the interface does not tell the size of memory")]
-fn vulkan_memory(adapter: &wgpu::Adapter) -> Option<u64> {
-    // SAFETY: the guard is dropped before this function ends, while the adapter is alive; nothing
-    // is destroyed.
-    let vulkan = unsafe { adapter.as_hal::<wgpu::hal::api::Vulkan>() }?;
-    let instance = vulkan.shared_instance().raw_instance();
-    // SAFETY: the physical device is of this instance, and both are alive.
-    let memory =
-        unsafe { instance.get_physical_device_memory_properties(vulkan.raw_physical_device()) };
-    let heaps = memory.memory_heaps.iter().take(memory.memory_heap_count as usize);
-    // The first flag is that of memory next to the device.
-    heaps.filter(|heap| heap.flags.as_raw() & 1 != 0).map(|heap| heap.size).max()
-}
 
 #[cfg(test)]
 mod tests {

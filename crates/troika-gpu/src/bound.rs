@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use troika_device::{DeviceError, Rect, View};
 
-use crate::gpu::{Gpu, Memory};
+use crate::gpu::Gpu;
 use crate::kernels::{Dispatch, Loc};
 use crate::pipelines::Pipeline;
 
@@ -59,10 +59,7 @@ pub(crate) struct Bound {
 /// Why it cannot be bound.
 pub(crate) fn window(gpu: &Gpu, view: &View, rect: &Rect) -> Result<Bound, String> {
     let limits = &gpu.limits;
-    let Some(memory) = view.buffer().owner::<Memory>() else {
-        return Err("is bound to memory of another device".into());
-    };
-    let buffer = memory.buffer.clone();
+    let buffer = gpu.buffer_of(view.buffer())?;
     let aligned = u64::from(limits.min_storage_buffer_offset_alignment.max(4));
     let span = rect.span();
     let start = span.start as u64 / aligned * aligned;

@@ -31,6 +31,9 @@ pub struct GpuOptions {
     pub memory: Option<u64>,
     /// A limit of bindings below the adapter's, in bytes.
     pub binding_limit: Option<u64>,
+    /// Whether values and caches lie in the host's memory, where the adapter's is the same: then
+    /// other devices use them without a copy.
+    pub share: bool,
     /// Where compiled kernels are kept.
     pub kept: OptionalCache,
 }
@@ -56,7 +59,7 @@ impl GpuDevice {
     /// The step on the way to it that failed.
     pub fn open(options: GpuOptions) -> Result<GpuDevice, GpuError> {
         let adapter = choose(&options.spec)?;
-        let mut gpu = Gpu::open(&options.name, &adapter, options.kept)?;
+        let mut gpu = Gpu::open(&options.name, &adapter, options.kept, options.share)?;
         let limit = &mut gpu.limits.max_storage_buffer_binding_size;
         *limit = options.binding_limit.unwrap_or(u64::MAX).min(*limit);
         let own = adapter.memory().filter(|_| adapter.has_own_memory());
@@ -119,6 +122,8 @@ impl GpuDevice {
 
 fn caps(adapter: &Adapter, gpu: &Gpu, memory: Option<u64>) -> Caps {
     let mut facts = adapter.facts();
+    let place = if gpu.host.is_some() { "the host's memory" } else { "memory of its own" };
+    facts.push(("values and caches".into(), place.into()));
     if let Some(bytes) = memory {
         facts.push(("most bytes of weights".into(), bytes.to_string()));
     }
@@ -137,7 +142,8 @@ fn caps(adapter: &Adapter, gpu: &Gpu, memory: Option<u64>) -> Caps {
         queue_waits: true,
         host_tasks: false,
         strided_rows: true,
-        largest: MOST_LARGEST as usize,
+        // The host reads whole rows where they are.
+        largest: if gpu.host.is_some() { 0 } else { MOST_LARGEST as usize },
         offset_alignment: 4,
         bakes_weights: false,
         weights_per_shape: None,

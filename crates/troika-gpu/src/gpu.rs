@@ -16,6 +16,7 @@ use crate::cache::OptionalCache;
 use crate::error::{GpuError, locked, one_line};
 use crate::kernels::{Dispatch, KernelSpec};
 use crate::pipelines::{Pipeline, Pipelines};
+use crate::vulkan::HostMemory;
 
 /// The longest that one submission may take before the device counts as lost.
 const LONGEST: Duration = Duration::from_secs(600);
@@ -31,8 +32,10 @@ pub(crate) struct Gpu {
     pub is_software: bool,
     /// Whether kernels for matrix units run.
     pub matrix_units: bool,
-    /// The memory that kernels read and write.
+    /// The memory that kernels read and write: the host's, or the device's own.
     pub space: SpaceId,
+    /// How the host's memory becomes theirs, if they work there.
+    pub host: Option<HostMemory>,
     pub pipelines: Pipelines,
     pub staging: Staging,
     /// What the driver reported last.
@@ -92,11 +95,16 @@ fn experimental() -> wgpu::ExperimentalFeatures {
 }
 
 impl Gpu {
-    /// Opens an adapter.
+    /// Opens an adapter, to work in the host's memory if that is asked for and possible.
     ///
     /// # Errors
     /// The adapter lacks something, or the driver refuses it.
-    pub fn open(name: &str, adapter: &Adapter, kept: OptionalCache) -> Result<Gpu, GpuError> {
+    pub fn open(
+        name: &str,
+        adapter: &Adapter,
+        kept: OptionalCache,
+        share: bool,
+    ) -> Result<Gpu, GpuError> {
         if let Some(why) = adapter.fault() {
             return Err(GpuError::Unusable { name: adapter.name().into(), why });
         }
@@ -110,11 +118,18 @@ impl Gpu {
             experimental_features: experimental(),
             ..wgpu::DeviceDescriptor::default()
         };
-        let opened = now(adapter.inner.request_device(&description));
-        let (device, queue) = opened.map_err(|e| GpuError::Closed {
-            name: adapter.name().into(),
-            why: one_line(&e.to_string()),
-        })?;
+        let opened = match share && adapter.shares_memory() {
+            true => HostMemory::open(&adapter.inner, &description)
+                .map(|(device, queue, host)| (device, queue, Some(host))),
+            false => now(adapter.inner.request_device(&description))
+                .map(|(device, queue)| (device, queue, None))
+                .map_err(|e| e.to_string()),
+        };
+        let (device, queue, host) = opened
+            .map_err(|why| GpuError::Closed { name: adapter.name().into(), why: one_line(&why) })?;
+        // A driver that offers to take the host's memory may still refuse to.
+        let host = host
+            .filter(|host| Buffer::zeroed(1).is_ok_and(|page| host.buffer(&device, &page).is_ok()));
         let fault = Arc::new(Fault::default());
         let (of_loss, of_error) = (fault.clone(), fault.clone());
         device.set_device_lost_callback(move |reason, text| {
@@ -142,7 +157,8 @@ impl Gpu {
             limits,
             is_software: adapter.kind() == AdapterKind::Software,
             matrix_units,
-            space: SpaceId::unique(),
+            space: if host.is_some() { SpaceId::HOST } else { SpaceId::unique() },
+            host,
             pipelines,
             staging: Staging::default(),
             fault,
@@ -263,8 +279,23 @@ impl Gpu {
     /// # Errors
     /// There is not enough.
     pub fn allocate(&self, bytes: usize) -> Result<Buffer, OutOfMemory> {
+        if self.host.is_some() {
+            return Buffer::zeroed(bytes);
+        }
         let memory = self.memory(bytes as u64, Use::Storage)?;
         Ok(Buffer::of_handle(self.space, bytes, memory))
+    }
+
+    /// The buffer of kernels behind one that other parts of the engine know.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub fn buffer_of(&self, of: &Buffer) -> Result<wgpu::Buffer, String> {
+        match (of.owner::<Memory>(), &self.host) {
+            (Some(memory), _) => Ok(memory.buffer.clone()),
+            (None, Some(host)) if of.space() == SpaceId::HOST => host.buffer(&self.device, of),
+            (None, _) => Err("is bound to memory of another device".into()),
+        }
     }
 
     /// Waits until all that was submitted before is done.
@@ -286,7 +317,8 @@ impl Gpu {
 
     /// Submits a recorded list of commands.
     pub fn submit(&self, commands: wgpu::CommandBuffer) -> wgpu::SubmissionIndex {
-        self.queue.submit([commands])
+        let shown = self.host.as_ref().map(|host| host.show_host(&self.device));
+        self.queue.submit(std::iter::once(commands).chain(shown))
     }
 }
 
@@ -399,7 +431,7 @@ mod tests {
             Ok(adapter) => adapter,
             Err(why) => return needed::not_run(&why.to_string()),
         };
-        let gpu = Gpu::open("gpu", &adapter, OptionalCache::default()).unwrap();
+        let gpu = Gpu::open("gpu", &adapter, OptionalCache::default(), false).unwrap();
         for (spec, says) in [(&BROKEN, "does not compile"), (&LARGE, "workgroup memory")] {
             let dispatch = Dispatch { spec, overrides: vec![], params: vec![], grid: [1, 1, 1] };
             for _ in 0..2 {

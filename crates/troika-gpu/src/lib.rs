@@ -13,6 +13,7 @@
 //! | `compile`, `steps`, `attend` | a subgraph becomes a list of steps on values with places |
 //! | `prefetch` | kernels that a graph will need, compiled when a model is opened |
 //! | `weights` | weights in device memory, uploaded once |
+//! | `vulkan`, `host_claims` | the host's memory as the device's own, where both share it |
 //! | `run`, `queue` | what a step dispatches for the rows of a submission |
 //! | `bound` | dispatches with what they are bound to |
 //! | `largest` | picking the largest numbers of rows for the host |
@@ -27,6 +28,7 @@ mod compile;
 mod device;
 mod error;
 mod gpu;
+mod host_claims;
 pub mod kernels;
 mod largest;
 mod limits;
@@ -41,6 +43,11 @@ mod recorder;
 mod run;
 mod steps;
 mod units;
+#[cfg(any(windows, target_os = "linux", target_os = "android", target_os = "freebsd"))]
+mod vulkan;
+#[cfg(not(any(windows, target_os = "linux", target_os = "android", target_os = "freebsd")))]
+#[path = "no_vulkan.rs"]
+mod vulkan;
 mod weights;
 
 pub use adapter::{Adapter, AdapterKind, GpuSpec, adapters, choose};

@@ -36,7 +36,7 @@ const MOST: u32 = 1 << 12;
 /// # Errors
 /// There is no such adapter, it cannot be used, or it has no memory left.
 pub fn measure_limits(spec: &GpuSpec) -> Result<GpuLimits, GpuError> {
-    let gpu = Gpu::open("gpu", &choose(spec)?, OptionalCache(None))?;
+    let gpu = Gpu::open("gpu", &choose(spec)?, OptionalCache(None), false)?;
     let failed = |e: DeviceError| GpuError::Unusable { name: spec.to_string(), why: e.to_string() };
     Ok(GpuLimits { read: read(&gpu).map_err(failed)?, multiply: multiply(&gpu).map_err(failed)? })
 }

@@ -73,8 +73,10 @@ impl Worker {
                     Work::Copy(copy) => runner.copy(copy)?,
                     Work::Host(host) => return Err(no_host_program(gpu, host.name())),
                 }
-                if timed || signals.contains(&at) {
-                    runner.recorder.finish()
+                // Others may read the host's memory when a list is done.
+                let shown = at == last && gpu.host.is_some();
+                if timed || shown || signals.contains(&at) {
+                    runner.finish()
                 } else if at == last || waits.contains(&(at + 1)) {
                     runner.recorder.flush()
                 } else {

@@ -309,6 +309,32 @@ impl Recorder {
         } else {
             (0..r.rows()).filter_map(|i| r.row(i)).collect()
         };
+        self.read(source, &ranges, |i, own| {
+            let target = if dense { to.as_mut_slice::<u8>() } else { to.row_mut::<u8>(i) };
+            if let Some(target) = target.filter(|t| t.len() == own.len()) {
+                target.copy_from_slice(own);
+            }
+        })
+    }
+
+    /// Submits what was recorded, waits until it is done, and looks at what kernels watch for.
+    ///
+    /// # Errors
+    /// Numbers beyond f16, no memory, or a lost device.
+    pub fn look(&mut self) -> Result<(), DeviceError> {
+        match self.watched.clone() {
+            Some(words) => self.read(&words, &[], |_, _| {}),
+            None => self.finish(),
+        }
+    }
+
+    /// Reads ranges of a buffer after what was recorded, and gives each by its index.
+    fn read(
+        &mut self,
+        source: &wgpu::Buffer,
+        ranges: &[Range<usize>],
+        mut each: impl FnMut(usize, &[u8]),
+    ) -> Result<(), DeviceError> {
         let padded = |range: &Range<usize>| (range.len() as u64).next_multiple_of(4);
         let place = |range: &Range<usize>| padded(range).next_multiple_of(ALIGNED);
         let results: u64 = ranges.iter().map(place).sum();
@@ -323,7 +349,7 @@ impl Recorder {
             }
         };
         let mut at = 0;
-        for range in &ranges {
+        for range in ranges {
             self.words(range.clone(), source.size())?;
             let (start, size) = (range.start as u64, padded(range));
             self.encoder().copy_buffer_to_buffer(source, start, &download.buffer, at, Some(size));
@@ -341,11 +367,7 @@ impl Recorder {
         let bytes = mapped.get_mapped_range().map_err(|e| self.gpu.error(e.to_string()))?;
         let mut at = 0;
         for (i, range) in ranges.iter().enumerate() {
-            let own = &bytes[at as usize..][..range.len()];
-            let target = if dense { to.as_mut_slice::<u8>() } else { to.row_mut::<u8>(i) };
-            if let Some(target) = target.filter(|t| t.len() == own.len()) {
-                target.copy_from_slice(own);
-            }
+            each(i, &bytes[at as usize..][..range.len()]);
             at += place(range);
         }
         let beyond = watched.is_some() && bytes[results as usize..][..4] != [0; 4];

@@ -6,14 +6,15 @@ use std::sync::{Arc, Weak};
 
 use smallvec::{SmallVec, smallvec};
 use troika_device::{
-    Access, Bindings, Claim, Clock, CopyRows, DeviceError, ForwardBatch, PagesView, Rect, Run,
-    View, Weights,
+    Access, AccessError, Bindings, Buffer, Claim, Clock, CopyRows, DeviceError, ForwardBatch,
+    PagesView, Rect, Run, View, Weights,
 };
 use troika_graph::{Dim, Op};
 
 use crate::bound::{Bound, Ready, window};
 use crate::compile::{Code, HEAD_WORDS, Operand, PlacedDispatch, RECORD_WORDS, Shape};
 use crate::gpu::{Gpu, Memory, Use};
+use crate::host_claims::HostClaims;
 use crate::kernels::{FEW, Loc};
 use crate::largest::Chooser;
 use crate::loaded::LoadedGraph;
@@ -31,6 +32,8 @@ const FIRST_WORDS: u64 = 1 << 14;
 /// Runs what a queue is given.
 pub(crate) struct Runner {
     pub recorder: Recorder,
+    /// What kernels under way use of the host's memory.
+    claims: HostClaims,
     chooser: Chooser,
     gpu: Arc<Gpu>,
     /// Memory for values between ops, by number.
@@ -82,6 +85,7 @@ impl Runner {
     pub fn new(gpu: &Arc<Gpu>, clock: &Arc<dyn Clock>) -> Runner {
         Runner {
             recorder: Recorder::new(gpu, clock),
+            claims: HostClaims::default(),
             chooser: Chooser::default(),
             gpu: gpu.clone(),
             scratch: Vec::new(),
@@ -94,10 +98,29 @@ impl Runner {
         }
     }
 
+    /// Submits what was recorded, and waits until it is done.
+    ///
+    /// # Errors
+    /// Those of [`Recorder::finish`].
+    pub fn finish(&mut self) -> Result<(), DeviceError> {
+        let done = match self.gpu.host {
+            // Nothing is copied to the host that would tell of numbers beyond f16.
+            Some(_) => self.recorder.look(),
+            None => self.recorder.finish(),
+        };
+        self.claims.clear();
+        done
+    }
+
     /// Forgets what was recorded, after a failure.
     pub fn abandon(&mut self) {
         self.recorder.abandon();
         self.batch = None;
+        if self.gpu.host.is_some() {
+            // What was submitted before still uses the host's memory.
+            let _ = self.gpu.wait(None);
+            self.claims.clear();
+        }
     }
 
     /// Copies rows, or the largest numbers of rows. What the host reads is there when this returns.
@@ -105,6 +128,9 @@ impl Runner {
     /// # Errors
     /// Those of [`Recorder::copy`] and [`Chooser::choose`].
     pub fn copy(&mut self, copy: &CopyRows) -> Result<(), DeviceError> {
+        if self.gpu.host.is_some() {
+            self.finish()?;
+        }
         match copy.largest {
             None => self.recorder.copy(&copy.from, &copy.to),
             Some(kept) => self.chooser.choose(&mut self.recorder, &copy.from, &copy.to, kept),
@@ -145,7 +171,15 @@ impl Runner {
             self.prepared.insert(key, prepared);
         }
         let Some(prepared) = self.prepared.get(&key) else { return Ok(()) };
-        let _claims = claim(code, run, &prepared.bound, &mut self.wanted)?;
+        let mut claims = SmallVec::<[Claim<'_>; 12]>::new();
+        let host = &mut self.claims;
+        claim(code, run, &prepared.bound, &mut self.wanted, &mut |buffer, wanted| {
+            match self.gpu.host {
+                Some(_) => host.add(buffer, wanted)?,
+                None => claims.push(buffer.claim(wanted)?),
+            }
+            Ok(())
+        })?;
         if prepared.dispatches.is_empty() {
             return Ok(());
         }
@@ -568,19 +602,22 @@ fn check_overlap(of: &LoadedGraph, run: &Run, rects: &[Rect]) -> Result<(), Devi
     Ok(())
 }
 
-/// Claims the memory of a run; of states only the rows in its sequences' pages. In the device's own
-/// memory, work is done in the order of submissions, so that claims may end when it is recorded.
+/// Claims rectangles of a buffer.
+type Take<'a, 'f> = dyn FnMut(&'a Buffer, &[(Rect, Access)]) -> Result<(), AccessError> + 'f;
+
+/// Has the memory of a run claimed; of states only the rows in its sequences' pages. In the device's
+/// own memory, work is done in the order of submissions, so that claims may end when it is recorded.
 fn claim<'a>(
     code: &Code,
     run: &'a Run,
     rects: &[Rect],
     wanted: &mut Vec<(Rect, Access)>,
-) -> Result<SmallVec<[Claim<'a>; 12]>, DeviceError> {
+    take: &mut Take<'a, '_>,
+) -> Result<(), AccessError> {
     let b = &*run.bindings;
     let (inputs, states) = (b.inputs.len(), b.states.len());
-    let mut claims = SmallVec::new();
     for (view, rect) in b.inputs.iter().zip(rects) {
-        claims.push(view.buffer().claim(&[(*rect, Access::Read)])?);
+        take(view.buffer(), &[(*rect, Access::Read)])?;
     }
     for (i, (view, rect)) in b.states.iter().zip(&rects[inputs..]).enumerate() {
         let slot = &code.slots[code.graph.states[i].0 as usize];
@@ -597,11 +634,11 @@ fn claim<'a>(
             }
         }
         if !wanted.is_empty() {
-            claims.push(view.buffer().claim(wanted)?);
+            take(view.buffer(), wanted)?;
         }
     }
     for (view, rect) in b.outputs.iter().zip(&rects[inputs + states..]) {
-        claims.push(view.buffer().claim(&[(*rect, Access::Write)])?);
+        take(view.buffer(), &[(*rect, Access::Write)])?;
     }
-    Ok(claims)
+    Ok(())
 }

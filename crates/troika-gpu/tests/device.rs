@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 
 use troika_device::{
     Bindings, Buffer, CommandList, CompileRequest, CopyRows, Device, DeviceError, ForwardBatch,
-    PackFn, PackLayout, Packed, RealClock, Run, Submission, View, WeightBytes, WeightData,
+    PackFn, PackLayout, Packed, RealClock, Run, SpaceId, Submission, View, WeightBytes, WeightData,
     WeightSource, Weights, Work,
 };
 use troika_gpu::{GpuDevice, GpuError, GpuOptions, GpuSpec, OptionalCache, PipelineStore};
@@ -298,6 +298,70 @@ fn a_lost_device_is_an_error_by_name() {
     device.lose();
     let why = run(&device, &w).unwrap_err().to_string();
     assert!(why.contains("device gpu") && !why.contains('\n'), "{why}");
+}
+
+#[test]
+fn kernels_work_in_the_memory_of_the_host() {
+    let Some(device) = device(GpuOptions { share: true, ..options() }) else { return };
+    assert_eq!(device.caps().spaces, [SpaceId::HOST]);
+    let w = Matrix { rows: 7, cols: 64 };
+    let weights = Weights::compiled(&device, &product(&w), &w).unwrap();
+    let held = device.held_bytes();
+    // Rows at odd places of buffers, of which later ones may get the addresses of earlier ones.
+    for round in 0..20 {
+        let (rows, skipped) = (1 + round % 3, 4 * round);
+        let [x, y] = [w.cols, w.rows].map(|cols| {
+            let buffer = Buffer::zeroed(skipped + rows * cols * 4).unwrap();
+            View::dense(&buffer, skipped, (rows, cols * 4)).unwrap()
+        });
+        x.write().unwrap().as_mut_slice::<f32>().unwrap().fill(round as f32);
+        let bindings =
+            Bindings { inputs: vec![x.clone()], states: vec![], outputs: vec![y.clone()] };
+        let forward = Arc::new(ForwardBatch::default());
+        let run = Run { weights: weights.clone(), bindings: Arc::new(bindings), rows, forward };
+        let twice = || vec![Work::Run(run.clone()), Work::Run(run.clone())];
+        // Whoever reads what kernels write is in their way.
+        let read = y.read().unwrap();
+        assert!(submit(&device, twice()).unwrap_err().to_string().contains("two tasks at once"));
+        drop(read);
+        submit(&device, twice()).unwrap();
+        let expected: Vec<f32> = sums(&w).iter().map(|sum| round as f32 * sum).collect();
+        let got = y.read().unwrap();
+        for (got, expected) in got.as_slice::<f32>().unwrap().iter().zip(&expected) {
+            assert!((got - expected).abs() < 1e-3, "{got} {expected}");
+        }
+        // Nobody holds the rows any longer.
+        x.write().unwrap();
+    }
+    assert_eq!(device.held_bytes(), held);
+}
+
+#[test]
+fn memory_of_the_host_outlives_what_kernels_are_bound_to() {
+    let options = || GpuOptions { share: true, ..options() };
+    let Some(first) = device(options()) else { return };
+    let buffer = Buffer::zeroed(1 << 20).unwrap();
+    let rows = View::dense(&buffer, 0, (4, 64 * 4)).unwrap();
+    let y = View::dense(&Buffer::zeroed(4 * 7 * 4).unwrap(), 0, (4, 7 * 4)).unwrap();
+    rows.write().unwrap().as_mut_slice::<f32>().unwrap().fill(1.0);
+    // Two devices take the same memory.
+    let devices = [first, device(options()).unwrap()];
+    for device in &devices {
+        let w = Matrix { rows: 7, cols: 64 };
+        let weights = Weights::compiled(device, &product(&w), &w).unwrap();
+        let bindings =
+            Bindings { inputs: vec![rows.clone()], states: vec![], outputs: vec![y.clone()] };
+        let forward = Arc::new(ForwardBatch::default());
+        let run = Run { weights, bindings: Arc::new(bindings), rows: 4, forward };
+        submit(device, vec![Work::Run(run)]).unwrap();
+    }
+    drop((buffer, rows));
+    for device in &devices {
+        let w = Matrix { rows: 7, cols: 64 };
+        let expected = sums(&w);
+        let got = run(device, &w).unwrap();
+        assert!(got.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-3));
+    }
 }
 
 /// What is kept, by name.

@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::ops::{Deref, DerefMut};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use bytemuck::{AnyBitPattern, NoUninit};
 
@@ -29,7 +29,7 @@ struct Shared {
     len: usize,
     space: SpaceId,
     table: Table,
-    owner: Box<dyn Any + Send + Sync>,
+    owner: Arc<dyn Any + Send + Sync>,
 }
 
 // SAFETY: `base` points into memory that the owner keeps, and whose bytes are accessed under claims
@@ -39,14 +39,15 @@ unsafe impl Send for Shared {}
 unsafe impl Sync for Shared {}
 
 impl Buffer {
-    /// A zeroed buffer of `len` bytes. Pages are allocated when first written. After the first MiBs
-    /// they are huge pages where available: each token reads the whole key/value cache, and small
-    /// pages would cost a look-up each.
+    /// A zeroed buffer of `len` bytes, in pages of its own, so that a device on the host's memory can
+    /// take them for itself. Pages are allocated when first written. After the first MiBs they are
+    /// huge pages where available: each token reads the whole key/value cache, and small pages would
+    /// cost a look-up each.
     ///
     /// # Errors
     /// The system has not enough memory.
     pub fn zeroed(len: usize) -> Result<Buffer, OutOfMemory> {
-        Ok(Buffer::of(ZeroedBytes::new(len)?.huge_pages_from(SMALL_PAGES), SpaceId::HOST))
+        Ok(Buffer::of(ZeroedBytes::in_pages(len)?.huge_pages_from(SMALL_PAGES), SpaceId::HOST))
     }
 
     /// A buffer in a device's own memory, which this process models: only tasks of devices that
@@ -90,13 +91,24 @@ impl Buffer {
     }
 
     fn shared(space: SpaceId, base: *mut u8, len: usize, owner: impl Any + Send + Sync) -> Buffer {
-        let owner = Box::new(owner);
+        let owner = Arc::new(owner);
         Buffer(Arc::new(Shared { base, len, space, table: Table::new(), owner }))
     }
 
     /// The owner or handle; `None` if it is of another type.
     pub fn owner<T: Any>(&self) -> Option<&T> {
         self.0.owner.downcast_ref()
+    }
+
+    /// Keeps the memory from being freed, for a device that knows it by its address. It gives no
+    /// access.
+    pub fn keep(&self) -> Arc<dyn Any + Send + Sync> {
+        self.0.owner.clone()
+    }
+
+    /// Tells whether the buffer is still there.
+    pub fn watch(&self) -> BufferWatch {
+        BufferWatch(Arc::downgrade(&self.0))
     }
 
     /// The memory space of the bytes.
@@ -183,6 +195,17 @@ impl Buffer {
 impl std::fmt::Debug for Buffer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Buffer({} bytes)", self.len())
+    }
+}
+
+/// Tells whether a buffer is still there. While it lives, no other buffer has the same
+/// [`Buffer::id`].
+pub struct BufferWatch(Weak<Shared>);
+
+impl BufferWatch {
+    /// Whether anybody has the buffer.
+    pub fn is_alive(&self) -> bool {
+        self.0.strong_count() > 0
     }
 }
 

@@ -45,9 +45,19 @@ impl ZeroedBytes {
             let lines = bytemuck::allocation::try_zeroed_vec(len.div_ceil(64));
             Memory::Heap(lines.map_err(|()| refused)?)
         } else {
-            Memory::Mapped(MmapOptions::new().len(len).map_anon().map_err(|_| refused)?)
+            return ZeroedBytes::in_pages(len);
         };
         Ok(ZeroedBytes { memory, len })
+    }
+
+    /// Allocates `len` bytes in pages that nothing else shares.
+    ///
+    /// # Errors
+    /// The system has not enough memory.
+    pub fn in_pages(len: usize) -> Result<ZeroedBytes, OutOfMemory> {
+        let map = MmapOptions::new().len(len.max(1)).map_anon();
+        let map = map.map_err(|_| OutOfMemory { bytes: len })?;
+        Ok(ZeroedBytes { memory: Memory::Mapped(map), len })
     }
 
     /// Requests huge pages, where available. They make reading and first writing cheaper, but take
@@ -83,7 +93,7 @@ impl Deref for ZeroedBytes {
     fn deref(&self) -> &[u8] {
         match &self.memory {
             Memory::Heap(lines) => &bytemuck::cast_slice(lines)[..self.len],
-            Memory::Mapped(map) => map,
+            Memory::Mapped(map) => &map[..self.len],
         }
     }
 }
@@ -92,7 +102,7 @@ impl DerefMut for ZeroedBytes {
     fn deref_mut(&mut self) -> &mut [u8] {
         match &mut self.memory {
             Memory::Heap(lines) => &mut bytemuck::cast_slice_mut(lines)[..self.len],
-            Memory::Mapped(map) => map,
+            Memory::Mapped(map) => &mut map[..self.len],
         }
     }
 }

@@ -11,7 +11,7 @@ mod space;
 mod tests;
 mod view;
 
-pub use buffer::{Buffer, Claim, HeldClaim, ReadGuard, WriteGuard};
+pub use buffer::{Buffer, BufferWatch, Claim, HeldClaim, ReadGuard, WriteGuard};
 pub use bytes::{OutOfMemory, ZeroedBytes, trim_heap};
 pub use claims::{Access, AccessError};
 pub use rect::Rect;
