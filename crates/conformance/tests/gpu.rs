@@ -21,7 +21,8 @@ use troika::plan::Strategy;
 use troika::trace::Tracer;
 use troika::weights::{FloatType, Quant};
 use troika::{
-    DeviceOptions, Model, NpuSettings, OpenOptions, Request, Session, gpu_adapters, open_devices,
+    DeviceOptions, GpuSettings, Model, NpuSettings, OpenOptions, Request, Session, gpu_adapters,
+    open_devices,
 };
 
 /// The device that tests take.
@@ -44,9 +45,11 @@ fn is_here() -> bool {
     here
 }
 
+/// Devices of which the GPU has memory of its own.
 fn options(specs: &[&str]) -> DeviceOptions {
     let devices = specs.iter().map(|spec| spec.parse().unwrap()).collect();
-    DeviceOptions { devices, ..DeviceOptions::default() }
+    let gpu = GpuSettings { copies: true, ..GpuSettings::default() };
+    DeviceOptions { devices, gpu, ..DeviceOptions::default() }
 }
 
 fn device(spec: &str) -> Arc<dyn Device> {
@@ -73,7 +76,7 @@ fn refused() -> Vec<Exclusion> {
 /// Devices of which the GPU works in the host's memory.
 fn sharing(specs: &[&str]) -> DeviceOptions {
     let mut options = options(specs);
-    options.gpu.share = true;
+    options.gpu.copies = false;
     options
 }
 

@@ -78,5 +78,5 @@ pub fn npu_settings(cache_dir: Option<PathBuf>, cache_bytes: u64) -> NpuSettings
 /// What GPU devices do before a model runs on them, with the folder that keeps what they found.
 pub fn gpu_settings(cache_dir: Option<PathBuf>, cache_bytes: u64) -> GpuSettings {
     let cache_bytes = Some(cache_bytes);
-    GpuSettings { check: true, share: true, cache_dir, cache_bytes, ..GpuSettings::default() }
+    GpuSettings { check: true, cache_dir, cache_bytes, ..GpuSettings::default() }
 }
