@@ -42,14 +42,18 @@ fn properties_of_memory(adapter: &wgpu::Adapter) -> Option<vk::PhysicalDeviceMem
 pub(crate) fn takes_host_memory(adapter: &wgpu::Adapter) -> bool {
     // SAFETY: as above.
     let Some(vulkan) = (unsafe { adapter.as_hal::<Vulkan>() }) else { return false };
-    if !vulkan.physical_device_capabilities().supports_extension(ext::external_memory_host::NAME) {
+    let (device, instance) = (vulkan.physical_device_capabilities(), vulkan.shared_instance());
+    // Version 1.1 has the calls that the extension needs.
+    let versions = [device.properties().api_version, instance.instance_api_version()];
+    if !device.supports_extension(ext::external_memory_host::NAME)
+        || versions.iter().any(|version| *version < vk::API_VERSION_1_1)
+    {
         return false;
     }
     let mut of_host = vk::PhysicalDeviceExternalMemoryHostPropertiesEXT::default();
     let mut all = vk::PhysicalDeviceProperties2::default().push_next(&mut of_host);
-    let instance = vulkan.shared_instance().raw_instance();
-    // SAFETY: the physical device is of this instance, and both are alive; its version has the
-    // call, which the extension needs.
+    let instance = instance.raw_instance();
+    // SAFETY: the physical device is of this instance, and both are alive.
     unsafe { instance.get_physical_device_properties2(vulkan.raw_physical_device(), &mut all) };
     of_host.min_imported_host_pointer_alignment <= PAGE
 }
@@ -60,7 +64,8 @@ pub(crate) struct HostMemory {
     functions: ext::external_memory_host::Device,
     /// A bit for each kind of memory that host and device see alike.
     coherent: u32,
-    /// The buffers of kernels, by [`Buffer::id`].
+    /// The buffers of kernels, by [`Buffer::id`]. Those of buffers that are gone, and with them the
+    /// memory, are let go with the next new one.
     known: Mutex<HashMap<usize, (BufferWatch, wgpu::Buffer)>>,
 }
 
