@@ -40,7 +40,8 @@ fn properties_of_memory(adapter: &wgpu::Adapter) -> Option<vk::PhysicalDeviceMem
 
 /// Whether buffers of the host can become buffers of an adapter's kernels.
 pub(crate) fn takes_host_memory(adapter: &wgpu::Adapter) -> bool {
-    // SAFETY: as above.
+    // SAFETY: the guard is dropped before this function ends, while the adapter is alive; nothing
+    // is destroyed.
     let Some(vulkan) = (unsafe { adapter.as_hal::<Vulkan>() }) else { return false };
     let (device, instance) = (vulkan.physical_device_capabilities(), vulkan.shared_instance());
     // Version 1.1 has the calls that the extension needs.

@@ -353,7 +353,11 @@ fn memory_of_the_host_outlives_what_kernels_are_bound_to() {
             Bindings { inputs: vec![rows.clone()], states: vec![], outputs: vec![y.clone()] };
         let forward = Arc::new(ForwardBatch::default());
         let run = Run { weights, bindings: Arc::new(bindings), rows: 4, forward };
+        y.write().unwrap().as_mut_slice::<f32>().unwrap().fill(0.0);
         submit(device, vec![Work::Run(run)]).unwrap();
+        let got = y.read().unwrap();
+        let each = got.as_slice::<f32>().unwrap().chunks(w.rows);
+        assert!(each.flatten().zip(sums(&w)).all(|(a, b)| (a - b).abs() < 1e-3));
     }
     drop((buffer, rows));
     for device in &devices {

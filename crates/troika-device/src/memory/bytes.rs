@@ -40,14 +40,12 @@ impl ZeroedBytes {
     /// # Errors
     /// The system has not enough memory.
     pub fn new(len: usize) -> Result<ZeroedBytes, OutOfMemory> {
-        let refused = OutOfMemory { bytes: len };
-        let memory = if len < MAPPED {
-            let lines = bytemuck::allocation::try_zeroed_vec(len.div_ceil(64));
-            Memory::Heap(lines.map_err(|()| refused)?)
-        } else {
+        if len >= MAPPED {
             return ZeroedBytes::in_pages(len);
-        };
-        Ok(ZeroedBytes { memory, len })
+        }
+        let lines = bytemuck::allocation::try_zeroed_vec(len.div_ceil(64));
+        let lines = lines.map_err(|()| OutOfMemory { bytes: len })?;
+        Ok(ZeroedBytes { memory: Memory::Heap(lines), len })
     }
 
     /// Allocates `len` bytes in pages that nothing else shares.
