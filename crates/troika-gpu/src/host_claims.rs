@@ -1,5 +1,6 @@
 //! Claims on the host's memory that kernels use: they last until the device is done.
 
+use smallvec::SmallVec;
 use troika_device::{Access, AccessError, Buffer, HeldClaim, Rect};
 
 /// What kernels under way use of the host's memory.
@@ -7,9 +8,8 @@ use troika_device::{Access, AccessError, Buffer, HeldClaim, Rect};
 pub(crate) struct HostClaims(Vec<Held>);
 
 struct Held {
-    buffer: Buffer,
-    wanted: Vec<(Rect, Access)>,
-    claim: Option<HeldClaim>,
+    claim: HeldClaim,
+    claimed: Vec<(Rect, Access)>,
 }
 
 impl HostClaims {
@@ -19,22 +19,15 @@ impl HostClaims {
     /// # Errors
     /// Somebody else uses the bytes.
     pub fn add(&mut self, buffer: &Buffer, wanted: &[(Rect, Access)]) -> Result<(), AccessError> {
-        let known = self.0.iter().position(|held| held.buffer.id() == buffer.id());
-        let at = known.unwrap_or_else(|| {
-            self.0.push(Held { buffer: buffer.clone(), wanted: Vec::new(), claim: None });
-            self.0.len() - 1
-        });
-        let held = &mut self.0[at];
-        let before = held.wanted.len();
-        for each in wanted {
-            if !held.wanted.contains(each) {
-                held.wanted.push(*each);
-            }
-        }
-        if held.wanted.len() > before {
-            held.claim = None;
-            held.claim = Some(buffer.hold(&held.wanted)?);
-        }
+        let known = self.0.iter_mut().find(|held| held.claim.buffer().id() == buffer.id());
+        let Some(held) = known else {
+            self.0.push(Held { claim: buffer.hold(wanted)?, claimed: wanted.to_vec() });
+            return Ok(());
+        };
+        let new = wanted.iter().filter(|each| !held.claimed.contains(each)).copied();
+        let new: SmallVec<[_; 4]> = new.collect();
+        held.claim.extend(&new)?;
+        held.claimed.extend(new);
         Ok(())
     }
 

@@ -237,6 +237,21 @@ pub struct HeldClaim {
     ticket: u64,
 }
 
+impl HeldClaim {
+    /// The buffer.
+    pub fn buffer(&self) -> &Buffer {
+        &self.buffer
+    }
+
+    /// Claims more of the buffer. What is claimed here already does not exclude it.
+    ///
+    /// # Errors
+    /// Those of [`Buffer::claim`]; then the claim is as before.
+    pub fn extend(&mut self, wanted: &[(Rect, Access)]) -> Result<(), AccessError> {
+        self.buffer.0.table.extend(self.ticket, wanted)
+    }
+}
+
 impl Drop for HeldClaim {
     fn drop(&mut self) {
         self.buffer.0.table.leave(self.ticket);

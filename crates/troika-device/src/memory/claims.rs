@@ -72,6 +72,25 @@ struct Open {
     next: u64,
 }
 
+impl Open {
+    fn add(&mut self, ticket: u64, wanted: &[(Rect, Access)]) -> Result<(), AccessError> {
+        if !self.entries.is_empty() {
+            for (rect, access) in wanted {
+                let busy = |e: &Entry| {
+                    e.ticket != ticket && e.access.conflicts(*access) && e.rect.overlaps(rect)
+                };
+                if self.entries.iter().any(busy) {
+                    return Err(AccessError::Busy);
+                }
+            }
+        }
+        for &(rect, access) in wanted {
+            self.entries.push(Entry { rect, access, ticket });
+        }
+        Ok(())
+    }
+}
+
 /// Spins before a thread that waits for the lock yields.
 const SPINS: u32 = 64;
 
@@ -115,24 +134,18 @@ impl Table {
         Locked(self)
     }
 
-    /// Adds rectangles, all or none. They are not compared with each other.
+    /// Adds rectangles under a new ticket, all or none. They are not compared with each other.
     pub fn enter(&self, wanted: &[(Rect, Access)]) -> Result<u64, AccessError> {
         let mut open = self.lock();
-        let Open { entries, next } = &mut *open;
-        if !entries.is_empty() {
-            for (rect, access) in wanted {
-                let busy = |e: &Entry| e.access.conflicts(*access) && e.rect.overlaps(rect);
-                if entries.iter().any(busy) {
-                    return Err(AccessError::Busy);
-                }
-            }
-        }
-        let ticket = *next;
-        *next += 1;
-        for &(rect, access) in wanted {
-            entries.push(Entry { rect, access, ticket });
-        }
+        let ticket = open.next;
+        open.add(ticket, wanted)?;
+        open.next += 1;
         Ok(ticket)
+    }
+
+    /// Adds rectangles to those of a ticket, all or none. They are not compared with each other.
+    pub fn extend(&self, ticket: u64, wanted: &[(Rect, Access)]) -> Result<(), AccessError> {
+        self.lock().add(ticket, wanted)
     }
 
     /// Removes a ticket's rectangles.

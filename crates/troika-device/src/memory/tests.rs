@@ -22,6 +22,24 @@ fn readers_share_and_a_writer_is_alone() {
 }
 
 #[test]
+fn a_claim_that_grows_excludes_others_and_not_itself() {
+    let b = Buffer::zeroed(30).unwrap();
+    let [first, second, third] = [0..10, 10..20, 20..30].map(Rect::bytes);
+    let mut held = b.hold(&[(first, Access::Read)]).unwrap();
+    let other = b.hold(&[(first, Access::Read), (third, Access::Write)]).unwrap();
+    assert!(held.extend(&[(second, Access::Write), (third, Access::Read)]).is_err());
+    assert!(b.claim(&[(second, Access::Write)]).is_ok(), "all or none");
+    drop(other);
+    held.extend(&[(first, Access::Write), (second, Access::Write)]).unwrap();
+    for rect in [first, second] {
+        assert!(b.claim(&[(rect, Access::Read)]).is_err());
+    }
+    assert!(b.claim(&[(third, Access::Write)]).is_ok());
+    drop(held);
+    assert!(b.write().is_ok());
+}
+
+#[test]
 fn views_lie_inside_of_their_buffer() {
     let b = Buffer::zeroed(100).unwrap();
     let view = |at, rows, bytes, stride| View::new(&b, at, (rows, bytes), stride);
