@@ -48,7 +48,7 @@ fn is_here() -> bool {
 /// Devices of which the GPU has memory of its own.
 fn options(specs: &[&str]) -> DeviceOptions {
     let devices = specs.iter().map(|spec| spec.parse().unwrap()).collect();
-    let gpu = GpuSettings { copies: true, ..GpuSettings::default() };
+    let gpu = GpuSettings { own_memory: true, ..GpuSettings::default() };
     DeviceOptions { devices, gpu, ..DeviceOptions::default() }
 }
 
@@ -76,7 +76,7 @@ fn refused() -> Vec<Exclusion> {
 /// Devices of which the GPU works in the host's memory.
 fn sharing(specs: &[&str]) -> DeviceOptions {
     let mut options = options(specs);
-    options.gpu.copies = false;
+    options.gpu.own_memory = false;
     options
 }
 

@@ -33,7 +33,13 @@ fn golden(name: &str) -> PathBuf {
 /// The software adapter as a device; `None`, with a line, where it is not installed.
 fn gpu(binding_limit: Option<u64>) -> Option<Arc<GpuDevice>> {
     let spec = GpuSpec::Named(needed::adapter());
-    let options = GpuOptions { name: "gpu".into(), spec, binding_limit, ..GpuOptions::default() };
+    let options = GpuOptions {
+        name: "gpu".into(),
+        spec,
+        binding_limit,
+        own_memory: true,
+        ..GpuOptions::default()
+    };
     match GpuDevice::open(options) {
         Ok(device) => Some(Arc::new(device)),
         Err(e @ (GpuError::NoAdapter | GpuError::Unknown { .. })) => {

@@ -31,9 +31,9 @@ pub struct GpuOptions {
     pub memory: Option<u64>,
     /// A limit of bindings below the adapter's, in bytes.
     pub binding_limit: Option<u64>,
-    /// Whether values and caches lie in the host's memory, where the adapter's is the same: then
-    /// other devices use them without a copy.
-    pub share: bool,
+    /// Whether values and caches lie in memory of the device's own even where the host's is the
+    /// same, so that other devices need copies.
+    pub own_memory: bool,
     /// Where compiled kernels are kept.
     pub kept: OptionalCache,
 }
@@ -59,7 +59,7 @@ impl GpuDevice {
     /// The step on the way to it that failed.
     pub fn open(options: GpuOptions) -> Result<GpuDevice, GpuError> {
         let adapter = choose(&options.spec)?;
-        let mut gpu = Gpu::open(&options.name, &adapter, options.kept, options.share)?;
+        let mut gpu = Gpu::open(&options.name, &adapter, options.kept, options.own_memory)?;
         let limit = &mut gpu.limits.max_storage_buffer_binding_size;
         *limit = options.binding_limit.unwrap_or(u64::MAX).min(*limit);
         let own = adapter.memory().filter(|_| adapter.has_own_memory());

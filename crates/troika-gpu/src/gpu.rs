@@ -95,7 +95,8 @@ fn experimental() -> wgpu::ExperimentalFeatures {
 }
 
 impl Gpu {
-    /// Opens an adapter, to work in the host's memory if that is asked for and possible.
+    /// Opens an adapter, to work in the host's memory where that is possible, unless it is to have
+    /// its own.
     ///
     /// # Errors
     /// The adapter lacks something, or the driver refuses it.
@@ -103,7 +104,7 @@ impl Gpu {
         name: &str,
         adapter: &Adapter,
         kept: OptionalCache,
-        share: bool,
+        own_memory: bool,
     ) -> Result<Gpu, GpuError> {
         if let Some(why) = adapter.fault() {
             return Err(GpuError::Unusable { name: adapter.name().into(), why });
@@ -118,7 +119,7 @@ impl Gpu {
             experimental_features: experimental(),
             ..wgpu::DeviceDescriptor::default()
         };
-        let opened = match share && adapter.shares_memory() {
+        let opened = match adapter.shares_memory() && !own_memory {
             true => HostMemory::open(&adapter.inner, &description)
                 .map(|(device, queue, host)| (device, queue, Some(host))),
             false => now(adapter.inner.request_device(&description))

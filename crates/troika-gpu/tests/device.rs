@@ -19,7 +19,7 @@ use troika_graph::{ActivationFormat, DType, Op, Subgraph, SubgraphBuilder, Weigh
 
 fn options() -> GpuOptions {
     let spec = GpuSpec::Named(needed::adapter());
-    GpuOptions { name: "gpu".into(), spec, ..GpuOptions::default() }
+    GpuOptions { name: "gpu".into(), spec, own_memory: true, ..GpuOptions::default() }
 }
 
 /// The software adapter; `None`, with a line, where it is not installed.
@@ -302,7 +302,7 @@ fn a_lost_device_is_an_error_by_name() {
 
 #[test]
 fn kernels_work_in_the_memory_of_the_host() {
-    let Some(device) = device(GpuOptions { share: true, ..options() }) else { return };
+    let Some(device) = device(GpuOptions { own_memory: false, ..options() }) else { return };
     assert_eq!(device.caps().spaces, [SpaceId::HOST]);
     let w = Matrix { rows: 7, cols: 64 };
     let weights = Weights::compiled(&device, &product(&w), &w).unwrap();
@@ -338,7 +338,7 @@ fn kernels_work_in_the_memory_of_the_host() {
 
 #[test]
 fn memory_of_the_host_outlives_what_kernels_are_bound_to() {
-    let options = || GpuOptions { share: true, ..options() };
+    let options = || GpuOptions { own_memory: false, ..options() };
     let Some(first) = device(options()) else { return };
     let buffer = Buffer::zeroed(1 << 20).unwrap();
     let rows = View::dense(&buffer, 0, (4, 64 * 4)).unwrap();

@@ -304,15 +304,19 @@ fn a_layer_that_runs_again_takes_no_memory_and_little_time() {
     let names = kernels_of(&graph, 1, POSITIONS).unwrap();
     assert!(names.len() <= 7, "{names:?}");
     let spec = GpuSpec::Named(needed::adapter());
-    let device =
-        match GpuDevice::open(GpuOptions { name: "gpu".into(), spec, ..Default::default() }) {
-            Ok(device) => device,
-            Err(e @ (GpuError::NoAdapter | GpuError::Unknown { .. })) => {
-                needed::not_run(&e.to_string());
-                return;
-            }
-            Err(e) => panic!("{e}"),
-        };
+    let device = match GpuDevice::open(GpuOptions {
+        name: "gpu".into(),
+        spec,
+        own_memory: true,
+        ..Default::default()
+    }) {
+        Ok(device) => device,
+        Err(e @ (GpuError::NoAdapter | GpuError::Unknown { .. })) => {
+            needed::not_run(&e.to_string());
+            return;
+        }
+        Err(e) => panic!("{e}"),
+    };
     let mut running = Running::new(&device);
     let (few, many) = (8, 40);
     for i in 0..8 {

@@ -12,9 +12,9 @@ pub struct GpuSettings {
     /// Whether kernels are compared with the CPU's before a model uses them on an adapter and
     /// driver for the first time. What computes something else is refused.
     pub check: bool,
-    /// Whether a GPU that shares the host's memory copies what it exchanges with other devices, as
-    /// one does that has memory of its own. A GPU alone always has its own, which may be faster.
-    pub copies: bool,
+    /// Whether values and caches of a GPU lie in memory of its own even where the host's is the
+    /// same, so that other devices need copies. A GPU alone always has its own, which may be faster.
+    pub own_memory: bool,
     /// The folder that keeps what was found and what drivers compiled; `None`: not kept.
     pub cache_dir: Option<PathBuf>,
     /// The most bytes in that folder.

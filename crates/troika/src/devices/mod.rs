@@ -513,7 +513,7 @@ fn open_gpu(
         spec: spec.clone(),
         memory,
         binding_limit: None,
-        share: options.devices.len() > 1 && !options.gpu.copies,
+        own_memory: options.devices.len() == 1 || options.gpu.own_memory,
         kept: troika_gpu::OptionalCache(store),
     };
     let opened = troika_gpu::GpuDevice::open(own);
