@@ -274,9 +274,18 @@ fn a_generation_ends_where_the_context_does() {
     let refused = generate(&mut session, &some_tokens(41, 1), 5).unwrap_err();
     let told = matches!(refused, Error::PromptTooLong { prompt: 41, context: 40, .. });
     assert!(told, "{refused}");
+    assert!(refused.to_string().ends_with("shorten it or use a larger context"), "{refused}");
     let ignore = &mut |_: usize, _: &mut [f32]| {};
     session.feed(&[1], WantedLogits::Last, ignore).unwrap_err();
     works(&model, &mut session);
+}
+
+#[test]
+fn nobody_is_sent_to_a_larger_context_than_the_model_has() {
+    let model = qwen3(&options(1));
+    let ids = some_tokens(model.spec().context + 1, 1);
+    let refused = generate(&mut model.session().unwrap(), &ids, 5).unwrap_err();
+    assert!(refused.to_string().ends_with("; shorten it"), "{refused}");
 }
 
 #[test]

@@ -58,6 +58,7 @@ fn flags(error: &troika::Error) -> &'static str {
         E::NoTextOfTemplate => " (--raw)",
         E::NoTokens => " (--prompt-ids)",
         E::EmptyPrompt => " (-p, -f, --prompt-ids)",
+        E::PromptTooLong { context, model, .. } if context == model => "",
         E::PromptTooLong { .. } | E::Window { .. } | E::ShortText { .. } => CONTEXT,
         E::Engine(EngineError::Kv(KvError::Context { .. })) => CONTEXT,
         E::Engine(EngineError::Kv(KvError::Budget { .. })) => " (--kv-size)",

@@ -123,7 +123,7 @@ pub enum Error {
     /// A prompt longer than the context.
     #[error(
         "the prompt has {prompt} tokens, the context holds {context} (the model allows {model}); \
-         shorten it or use a larger context"
+         shorten it{}", if context < model { " or use a larger context" } else { "" }
     )]
     PromptTooLong {
         /// Tokens of the prompt.
