@@ -5,6 +5,8 @@
 
 #[path = "../../troika-gpu/tests/common/needed.rs"]
 mod needed;
+#[path = "../../troika-gpu/tests/common/open.rs"]
+mod open;
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
@@ -20,7 +22,7 @@ use troika::{
     BoundModel, Described, DeviceOptions, Model, Notices, OpenOptions, Request, check_device,
     describe, open_devices,
 };
-use troika_gpu::{GpuDevice, GpuError, GpuOptions, GpuSpec};
+use troika_gpu::{GpuDevice, GpuOptions};
 
 /// How long anything here may take at most.
 const LONGEST: Duration = Duration::from_secs(120);
@@ -32,22 +34,7 @@ fn golden(name: &str) -> PathBuf {
 
 /// The software adapter as a device; `None`, with a line, where it is not installed.
 fn gpu(binding_limit: Option<u64>) -> Option<Arc<GpuDevice>> {
-    let spec = GpuSpec::Named(needed::adapter());
-    let options = GpuOptions {
-        name: "gpu".into(),
-        spec,
-        binding_limit,
-        own_memory: true,
-        ..GpuOptions::default()
-    };
-    match GpuDevice::open(options) {
-        Ok(device) => Some(Arc::new(device)),
-        Err(e @ (GpuError::NoAdapter | GpuError::Unknown { .. })) => {
-            needed::not_run(&e.to_string());
-            None
-        }
-        Err(e) => panic!("{e}"),
-    }
+    open::device(GpuOptions { binding_limit, ..open::options() }).map(Arc::new)
 }
 
 fn cpu() -> Arc<dyn Device> {

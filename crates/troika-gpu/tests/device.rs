@@ -4,35 +4,21 @@
 
 #[path = "common/needed.rs"]
 mod needed;
+#[path = "common/open.rs"]
+mod open;
 
 use std::collections::HashMap;
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex};
 
+use open::{device, options};
 use troika_device::{
     Bindings, Buffer, CommandList, CompileRequest, CopyRows, Device, DeviceError, ForwardBatch,
     PackFn, PackLayout, Packed, RealClock, Run, SpaceId, Submission, View, WeightBytes, WeightData,
     WeightSource, Weights, Work,
 };
-use troika_gpu::{GpuDevice, GpuError, GpuOptions, GpuSpec, OptionalCache, PipelineStore};
+use troika_gpu::{GpuDevice, GpuOptions, GpuSpec, OptionalCache, PipelineStore};
 use troika_graph::{ActivationFormat, DType, Op, Subgraph, SubgraphBuilder, WeightDecl};
-
-fn options() -> GpuOptions {
-    let spec = GpuSpec::Named(needed::adapter());
-    GpuOptions { name: "gpu".into(), spec, own_memory: true, ..GpuOptions::default() }
-}
-
-/// The software adapter; `None`, with a line, where it is not installed.
-fn device(options: GpuOptions) -> Option<GpuDevice> {
-    match GpuDevice::open(options) {
-        Ok(device) => Some(device),
-        Err(e @ (GpuError::NoAdapter | GpuError::Unknown { .. })) => {
-            needed::not_run(&e.to_string());
-            None
-        }
-        Err(e) => panic!("{e}"),
-    }
-}
 
 fn submit(device: &dyn Device, work: Vec<Work>) -> Result<(), DeviceError> {
     let (done, completions) = sync_channel(1);

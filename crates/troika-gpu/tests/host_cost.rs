@@ -5,6 +5,8 @@
 
 #[path = "common/needed.rs"]
 mod needed;
+#[path = "common/open.rs"]
+mod open;
 
 use std::alloc::System;
 use std::sync::Arc;
@@ -18,7 +20,7 @@ use troika_device::{
     WeightSource, Weights, Work,
 };
 use troika_gpu::kernels::{self, Around, Binding, Dispatch, Loc, Matrix, WeightFormat};
-use troika_gpu::{GpuDevice, GpuError, GpuOptions, GpuSpec, kernels_of};
+use troika_gpu::{GpuDevice, kernels_of};
 use troika_graph::{
     Activation, ActivationFormat, Attention, DType, Dim, KvAppend, Op, Rope, RopeFreqs, RopeStyle,
     Shape, Subgraph, SubgraphBuilder, ValueId, WeightDecl,
@@ -303,20 +305,7 @@ fn a_layer_that_runs_again_takes_no_memory_and_little_time() {
     let graph = layer();
     let names = kernels_of(&graph, 1, POSITIONS).unwrap();
     assert!(names.len() <= 7, "{names:?}");
-    let spec = GpuSpec::Named(needed::adapter());
-    let device = match GpuDevice::open(GpuOptions {
-        name: "gpu".into(),
-        spec,
-        own_memory: true,
-        ..Default::default()
-    }) {
-        Ok(device) => device,
-        Err(e @ (GpuError::NoAdapter | GpuError::Unknown { .. })) => {
-            needed::not_run(&e.to_string());
-            return;
-        }
-        Err(e) => panic!("{e}"),
-    };
+    let Some(device) = open::device(open::options()) else { return };
     let mut running = Running::new(&device);
     let (few, many) = (8, 40);
     for i in 0..8 {

@@ -243,7 +243,7 @@ impl HeldClaim {
         &self.buffer
     }
 
-    /// Claims more of the buffer. What is claimed here already does not exclude it.
+    /// Claims more of the buffer. What this claim has already does not exclude it.
     ///
     /// # Errors
     /// Those of [`Buffer::claim`]; then the claim is as before.

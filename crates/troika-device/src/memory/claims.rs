@@ -44,7 +44,7 @@ pub enum AccessError {
 }
 
 /// A rectangle in use.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 struct Entry {
     rect: Rect,
     access: Access,
@@ -73,21 +73,14 @@ struct Open {
 }
 
 impl Open {
-    fn add(&mut self, ticket: u64, wanted: &[(Rect, Access)]) -> Result<(), AccessError> {
-        if !self.entries.is_empty() {
-            for (rect, access) in wanted {
-                let busy = |e: &Entry| {
-                    e.ticket != ticket && e.access.conflicts(*access) && e.rect.overlaps(rect)
-                };
-                if self.entries.iter().any(busy) {
-                    return Err(AccessError::Busy);
-                }
-            }
-        }
-        for &(rect, access) in wanted {
-            self.entries.push(Entry { rect, access, ticket });
-        }
-        Ok(())
+    /// Whether other tickets' rectangles are in the way of some.
+    fn excludes(&self, ticket: u64, wanted: &[(Rect, Access)]) -> bool {
+        self.entries.iter().any(|e| {
+            let meets = |(rect, access): &(Rect, Access)| {
+                e.access.conflicts(*access) && e.rect.overlaps(rect)
+            };
+            e.ticket != ticket && wanted.iter().any(meets)
+        })
     }
 }
 
@@ -138,14 +131,30 @@ impl Table {
     pub fn enter(&self, wanted: &[(Rect, Access)]) -> Result<u64, AccessError> {
         let mut open = self.lock();
         let ticket = open.next;
-        open.add(ticket, wanted)?;
+        if open.excludes(ticket, wanted) {
+            return Err(AccessError::Busy);
+        }
         open.next += 1;
+        for &(rect, access) in wanted {
+            open.entries.push(Entry { rect, access, ticket });
+        }
         Ok(ticket)
     }
 
-    /// Adds rectangles to those of a ticket, all or none. They are not compared with each other.
+    /// Adds rectangles to those of a ticket, all or none. They are not compared with each other;
+    /// those that the ticket has are not added again.
     pub fn extend(&self, ticket: u64, wanted: &[(Rect, Access)]) -> Result<(), AccessError> {
-        self.lock().add(ticket, wanted)
+        let mut open = self.lock();
+        if open.excludes(ticket, wanted) {
+            return Err(AccessError::Busy);
+        }
+        for &(rect, access) in wanted {
+            let entry = Entry { rect, access, ticket };
+            if !open.entries.contains(&entry) {
+                open.entries.push(entry);
+            }
+        }
+        Ok(())
     }
 
     /// Removes a ticket's rectangles.

@@ -31,6 +31,7 @@ fn a_claim_that_grows_excludes_others_and_not_itself() {
     assert!(b.claim(&[(second, Access::Write)]).is_ok(), "all or none");
     drop(other);
     held.extend(&[(first, Access::Write), (second, Access::Write)]).unwrap();
+    held.extend(&[(second, Access::Write)]).unwrap();
     for rect in [first, second] {
         assert!(b.claim(&[(rect, Access::Read)]).is_err());
     }
