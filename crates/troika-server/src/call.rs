@@ -10,11 +10,13 @@ use axum::response::{IntoResponse, Response};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Body;
 use serde_json::{Map, Value};
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::completion::Client;
 use crate::fields::{self, Fields};
+use crate::limits;
 use crate::problem::Problem;
-use crate::state::Server;
+use crate::state::{Server, apart};
 
 /// How long a body may take to arrive.
 const BODY_TIME: Duration = Duration::from_secs(60);
@@ -22,6 +24,9 @@ const BODY_TIME: Duration = Duration::from_secs(60);
 /// How long, and how much of it, a body that is too long is read and dropped.
 const DRAIN_TIME: Duration = Duration::from_secs(1);
 const DRAIN_BYTES: usize = 16 << 20;
+
+/// KiB of a body after which memory is given back to the system.
+const TRIM_KIB: usize = 1024;
 
 async fn drain(mut body: axum::body::Body) {
     let mut read = 0;
@@ -34,11 +39,39 @@ async fn drain(mut body: axum::body::Body) {
 }
 
 /// A request with the fields of its body.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Call {
     body: Map<String, Value>,
     /// Who asks.
     pub client: Client,
+    /// After the body, so that its memory is free when this is dropped.
+    _long: Option<LongBody>,
+}
+
+/// The part of a long body in what all of them may take.
+#[derive(Debug)]
+struct LongBody {
+    kib: OwnedSemaphorePermit,
+}
+
+impl LongBody {
+    /// Waits until there is room for a body.
+    async fn enter(server: &Server, bytes: u64) -> Option<LongBody> {
+        let kib = u32::try_from(bytes.min(limits::LONG_BODIES as u64) / 1024).unwrap_or(0);
+        // The semaphore is never closed.
+        server.bodies.clone().acquire_many_owned(kib).await.ok().map(|kib| LongBody { kib })
+    }
+}
+
+impl Drop for LongBody {
+    fn drop(&mut self) {
+        // What its texts took in the heap goes back to the system, if that is much.
+        if self.kib.num_permits() >= TRIM_KIB
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+        {
+            runtime.spawn_blocking(troika::device::trim_heap);
+        }
+    }
 }
 
 impl Call {
@@ -75,15 +108,30 @@ impl FromRequest<Arc<Server>> for Call {
             let _ = tokio::time::timeout(DRAIN_TIME, drain(request.into_body())).await;
             return Err(too_long());
         }
-        let body = Limited::new(request.into_body(), most).collect();
-        let body = tokio::time::timeout(BODY_TIME, body).await.map_err(|_| {
+        let arrives = async {
+            let declared = request.body().size_hint();
+            let bytes = declared.upper().unwrap_or(most as u64).min(most as u64);
+            let long = match bytes > limits::SHORT_BODY as u64 {
+                true => LongBody::enter(server, bytes).await,
+                false => None,
+            };
+            (Limited::new(request.into_body(), most).collect().await, long)
+        };
+        let arrived = tokio::time::timeout(BODY_TIME, arrives).await;
+        let (body, long) = arrived.map_err(|_| {
             Problem::new(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time")
         })?;
         let body = body.map_err(|e| match e.is::<LengthLimitError>() {
             true => too_long(),
             false => Problem::bad("the body cannot be read to its end"),
         })?;
-        Ok(Call { body: fields::parse(&body.to_bytes())?, client })
+        let parse = move || {
+            let body = fields::parse(&body.to_bytes())?;
+            limits::check(&body)?;
+            Ok(body)
+        };
+        let body = if long.is_some() { apart(parse).await? } else { parse()? };
+        Ok(Call { body, client, _long: long })
     }
 }
 

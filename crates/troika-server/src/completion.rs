@@ -1,19 +1,21 @@
 //! Answers: the only place that starts sessions.
 
 use std::future::poll_fn;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use axum::http::StatusCode;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use troika::engine::WantedLogits;
 use troika::engine::sample::{Constraint, Logprobs};
-use troika::{Output, Request, Session, SessionOptions, TextPiece};
+use troika::{Output, Request, Session, SessionCanceller, SessionOptions, TextPiece};
 
 use crate::grammar::{Grammar, Mask};
 use crate::host::InUse;
 use crate::problem::Problem;
-use crate::queue::{Asked, ClientId, FairQueue, Permit, QueueError};
+use crate::queue::{ClientId, Permit, QueueError};
+use crate::state::apart;
+use crate::turn::Turn;
 
 /// Positions whose logits are read at once: they are kept until then.
 const READ_AT_ONCE: usize = 64;
@@ -101,47 +103,30 @@ impl Constraint for Constrained {
 /// Starts answers when it is the client's turn.
 ///
 /// # Errors
-/// The queue is full, or the request cannot be served.
-pub async fn start(
-    host: &InUse,
-    queue: &FairQueue,
-    client: Client,
-    generation: Generation,
-    timeout: Duration,
-) -> Result<Answers, Problem> {
-    let asked = Asked { client: client.id, priority: client.priority, places: generation.choices };
-    let deadline = tokio::time::Instant::now() + timeout;
-    let permit = tokio::time::timeout_at(deadline, queue.enter(asked));
-    let permit = Arc::new(permit.await.map_err(|_| late(timeout))??);
-    let options = SessionOptions { priority: client.priority, ..SessionOptions::default() };
-    let mut session = host.model.session_with(options)?;
+/// The queue is full, or the request cannot be served in time.
+pub async fn start(turn: &Turn, generation: Generation) -> Result<Answers, Problem> {
+    let permit = turn.enter(&turn.server.queue, generation.choices).await?;
+    let options = SessionOptions { priority: turn.priority(), ..SessionOptions::default() };
+    let mut session = turn.host.model.session_with(options)?;
     let fault = GrammarFault::default();
     begin(&mut session, &generation, 0, &fault)?;
     let (tell, answers) = unbounded_channel();
     let answering = Answering {
-        host: host.clone(),
+        host: turn.host.clone(),
         generation: Arc::new(generation),
         fault,
         tell,
-        _permit: permit,
+        _permit: Arc::new(permit),
     };
+    let turn = turn.clone();
     tokio::spawn(async move {
         let failure = answering.tell.clone();
-        if tokio::time::timeout_at(deadline, answering.drive(session, 0)).await.is_err() {
+        if let Err(late) = turn.in_time(answering.drive(session, 0)).await {
             // The client may be gone.
-            let _ = failure.send(Progress::Failed(late(timeout)));
+            let _ = failure.send(Progress::Failed(late));
         }
     });
     Ok(answers)
-}
-
-fn late(timeout: Duration) -> Problem {
-    let seconds = timeout.as_secs_f64();
-    let message = format!(
-        "the answer was not complete after {seconds} s; ask for less, or start the server with a \
-         longer --timeout"
-    );
-    Problem::new(StatusCode::GATEWAY_TIMEOUT, message)
 }
 
 fn begin(
@@ -249,30 +234,34 @@ async fn failed(failure: &mut tokio::sync::watch::Receiver<Option<String>>) -> S
 }
 
 /// The probabilities of a prompt's tokens after the first, each with those of the `top` most likely
-/// ones. It waits, and so is called where that is allowed.
+/// ones.
 ///
 /// # Errors
-/// The prompt is too long, or the engine fails.
-pub fn prompt_logprobs(host: &InUse, prompt: &[u32], top: usize) -> Result<Vec<Logprobs>, Problem> {
-    let mut known = Vec::new();
-    read(host, prompt, &mut |position, row| {
-        if let Some(&next) = prompt.get(position + 1) {
+/// Those of [`read`].
+pub async fn prompt_logprobs(
+    turn: &Turn,
+    prompt: &[u32],
+    top: usize,
+) -> Result<Vec<Logprobs>, Problem> {
+    let next = prompt.get(1..).unwrap_or_default().to_vec();
+    read(turn, prompt, Vec::new(), move |known, position, row| {
+        if let Some(&next) = next.get(position) {
             known.push(Logprobs::of(row, next, top));
         }
-    })?;
-    Ok(known)
+    })
+    .await
 }
 
-/// The mean of the last states of a text's tokens, of length one. It waits.
+/// The mean of the last states of a text's tokens, of length one.
 ///
 /// # Errors
-/// The text is too long, or the engine fails.
-pub fn embedding(host: &InUse, tokens: &[u32]) -> Result<Vec<f32>, Problem> {
-    let mut sum: Vec<f64> = Vec::new();
-    read(host, tokens, &mut |_, row| {
+/// Those of [`read`].
+pub async fn embedding(turn: &Turn, tokens: &[u32]) -> Result<Vec<f32>, Problem> {
+    let add = |sum: &mut Vec<f64>, _, row: &[f32]| {
         sum.resize(row.len(), 0.0);
         sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(*x));
-    })?;
+    };
+    let sum = read(turn, tokens, Vec::new(), add).await?;
     let length = sum.iter().map(|x| x * x).sum::<f64>().sqrt();
     if !length.is_finite() || length == 0.0 {
         return Err(Problem::fault("the embedding is not finite; are the weights damaged?"));
@@ -280,22 +269,54 @@ pub fn embedding(host: &InUse, tokens: &[u32]) -> Result<Vec<f32>, Problem> {
     Ok(sum.iter().map(|x| (x / length) as f32).collect())
 }
 
-/// Hands out a row of the output for each token.
-fn read(
-    host: &InUse,
+/// Ends the reading of a text within a step, when nobody waits for it any longer.
+struct EndsWhenDropped {
+    session: SessionCanceller,
+    ended: Arc<AtomicBool>,
+}
+
+impl Drop for EndsWhenDropped {
+    fn drop(&mut self) {
+        self.ended.store(true, Ordering::Relaxed);
+        self.session.cancel();
+    }
+}
+
+/// Computes a text when it is the client's turn, and adds to `sum` a row of the output for each
+/// token, with its position.
+///
+/// # Errors
+/// The text is too long, the queue is full, the request's time is over, or the engine fails.
+async fn read<T: Send + 'static>(
+    turn: &Turn,
     tokens: &[u32],
-    on_row: &mut dyn FnMut(usize, &[f32]),
-) -> Result<(), Problem> {
-    let context = host.model.context();
+    mut sum: T,
+    add: impl Fn(&mut T, usize, &[f32]) + Send + 'static,
+) -> Result<T, Problem> {
+    let model = &turn.host.model;
+    let context = model.context();
     if tokens.len() > context {
-        let (prompt, model) = (tokens.len(), host.model.spec().context);
+        let (prompt, model) = (tokens.len(), model.spec().context);
         return Err(troika::Error::PromptTooLong { prompt, context, model }.into());
     }
-    let mut session =
-        host.model.session_with(SessionOptions { fresh: true, ..SessionOptions::default() })?;
-    for part in tokens.chunks(READ_AT_ONCE) {
-        session.feed(part, WantedLogits::All, &mut |position, row| on_row(position, row))?;
-    }
-    host.count_prefilled(tokens.len());
-    Ok(())
+    let permit = turn.enter(&turn.server.queue, 1).await?;
+    let options = SessionOptions { fresh: true, priority: turn.priority() };
+    let mut session = model.session_with(options)?;
+    let ended: Arc<AtomicBool> = Arc::default();
+    let guard = EndsWhenDropped { session: session.canceller(), ended: ended.clone() };
+    let (host, tokens) = (turn.host.clone(), tokens.to_vec());
+    let work = apart(move || {
+        let _permit = permit;
+        for part in tokens.chunks(READ_AT_ONCE) {
+            if ended.load(Ordering::Relaxed) {
+                return Err(troika::Error::Cancelled.into());
+            }
+            session.feed(part, WantedLogits::All, &mut |at, row| add(&mut sum, at, row))?;
+            host.count_prefilled(part.len());
+        }
+        Ok(sum)
+    });
+    let done = turn.in_time(work).await;
+    drop(guard);
+    done?
 }

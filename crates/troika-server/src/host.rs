@@ -12,7 +12,7 @@ use troika::engine::PageCount;
 use troika::trace::{Span, Tracer};
 use troika::{Model, OpenOptions};
 
-use crate::grammar::{Constrain, Grammar, Vocabulary};
+use crate::grammar::{Constrain, Grammar, KeptGrammars, Vocabulary};
 use crate::metrics::{Metrics, OfModel};
 use crate::options::ModelOffer;
 use crate::problem::Problem;
@@ -82,6 +82,8 @@ pub struct Host {
     pub plain_format: Format,
     /// The time of the server at which the model's clock began.
     pub clock_began: Duration,
+    /// Grammars that were compiled for it.
+    pub grammars: KeptGrammars,
     vocabulary: OnceLock<Result<Vocabulary, String>>,
     shared: Arc<Shared>,
     failed: watch::Receiver<Option<String>>,
@@ -208,6 +210,7 @@ impl Host {
             plain_format: Format::detect(model.template(false)),
             model,
             clock_began,
+            grammars: KeptGrammars::default(),
             vocabulary: OnceLock::new(),
             shared,
             failed,
@@ -226,13 +229,17 @@ impl Host {
         made.as_ref().map_err(Clone::clone)
     }
 
-    /// A grammar for the model's vocabulary.
+    /// A grammar for the model's vocabulary. `place` is held as long as anything is compiled.
     ///
     /// # Errors
     /// It cannot be honoured.
-    pub fn compile(&self, constrain: &Constrain) -> Result<Grammar, Problem> {
+    pub fn compile(
+        &self,
+        constrain: &Constrain,
+        place: impl Send + 'static,
+    ) -> Result<Grammar, Problem> {
         let vocabulary = self.vocabulary().map_err(Problem::bad)?;
-        vocabulary.compile(constrain).map_err(|e| Problem::bad(e.to_string()))
+        vocabulary.compile_holding(constrain, place).map_err(|e| Problem::bad(e.to_string()))
     }
 
     /// What it is doing.

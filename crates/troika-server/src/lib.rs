@@ -1,7 +1,7 @@
 //! The HTTP server: OpenAI's, Anthropic's and Ollama's interfaces over sessions of models, and a page.
 //!
 //! The path of a request: `guard` checks who asks, a file of `api` turns the client's form into
-//! one of ours (`chat`), `queue` says when it is its turn, and `completion` starts sessions. The
+//! one of ours (`chat`), `turn` waits in the queues for what is to be computed, and `completion` starts sessions. The
 //! model's answer format splits the text into content, reasoning and calls of tools. The client's
 //! form is written as tokens come (`stream`).
 
@@ -14,6 +14,7 @@ mod grammar;
 mod guard;
 mod host;
 mod ids;
+mod limits;
 mod metrics;
 mod models;
 mod options;
@@ -24,6 +25,7 @@ mod sampling;
 mod serve;
 mod state;
 mod stream;
+mod turn;
 
 pub use options::{Log, ModelOffer, ServerOptions};
 pub use serve::{Ended, ServerError, serve};

@@ -40,6 +40,8 @@ pub struct ServerOptions {
     pub parallel: usize,
     /// Requests that may wait.
     pub queue: usize,
+    /// The highest priority with which a client comes before others.
+    pub most_urgent: i32,
     /// The longest body of a request in bytes.
     pub body_bytes: usize,
     /// The most tokens of an answer; `None`: what the context holds.

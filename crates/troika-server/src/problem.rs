@@ -102,6 +102,7 @@ impl From<troika::Error> for Problem {
         let message = error.to_string();
         match error {
             E::PromptTooLong { .. }
+            | E::TextTooLong { .. }
             | E::Engine(EngineError::Kv(KvError::Context { .. } | KvError::Budget { .. })) => {
                 Problem::bad(message).with_code("context_length_exceeded")
             }

@@ -1,10 +1,13 @@
-//! Who may generate next: fair among clients, with priorities, and with a limit.
+//! Who comes next: fair among clients, with priorities, and with a limit.
 //!
-//! So many answers are computed at once. Others wait: those of higher priority first, and among
-//! equals the client that was served longest ago. A client that asks for much does not delay one
-//! that asks for little.
+//! A queue has places, for answers that are computed at once or for texts that are read at once.
+//! Others wait. Clients take turns: the one that was served longest ago comes first. Within a client
+//! requests of higher priority come first; before other clients they come as far as the queue
+//! allows. A client that asks for much does not delay one that asks for little, and does not keep it
+//! out: when the queue is full, the client that has most requests in it gives one up.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::cmp::Reverse;
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
@@ -21,6 +24,8 @@ pub struct Asked {
     pub priority: i32,
     /// How many answers are to be computed at once.
     pub places: usize,
+    /// Whether it is a further part of a request that has been let in, and so is never refused.
+    pub further: bool,
 }
 
 /// Why there is no place.
@@ -51,17 +56,24 @@ pub enum QueueError {
 
 #[derive(Debug)]
 struct Waiting {
+    priority: i32,
     places: usize,
-    served: oneshot::Sender<Permit>,
+    served: oneshot::Sender<Result<Permit, QueueError>>,
+}
+
+/// A client that waits, with its requests in the order in which they come: never none.
+#[derive(Debug)]
+struct Line {
+    client: ClientId,
+    waiting: VecDeque<Waiting>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     free: usize,
-    waiting: usize,
     closed: bool,
-    /// By priority, the clients that wait, the one served longest ago first.
-    clients: BTreeMap<i32, VecDeque<(ClientId, VecDeque<Waiting>)>>,
+    /// The one served longest ago first.
+    lines: VecDeque<Line>,
     /// Seconds that answers took of late, in the mean.
     mean_s: f64,
 }
@@ -72,6 +84,8 @@ pub struct FairQueue {
     state: Arc<Mutex<State>>,
     places: usize,
     limit: usize,
+    /// The highest priority that counts before other clients.
+    most_urgent: i32,
 }
 
 /// Places in the queue, given back when it is dropped.
@@ -93,10 +107,11 @@ impl Drop for Permit {
 }
 
 impl FairQueue {
-    /// A queue for `places` answers at once, in which `limit` requests may wait.
-    pub fn new(places: usize, limit: usize) -> FairQueue {
+    /// A queue for `places` at once, in which `limit` requests may wait. Priorities up to
+    /// `most_urgent` count among clients, higher ones within a client.
+    pub fn new(places: usize, limit: usize, most_urgent: i32) -> FairQueue {
         let state = State { free: places, mean_s: 1.0, ..State::default() };
-        FairQueue { state: Arc::new(Mutex::new(state)), places, limit }
+        FairQueue { state: Arc::new(Mutex::new(state)), places, limit, most_urgent }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -108,9 +123,8 @@ impl FairQueue {
     /// # Errors
     /// The queue is full or closed, or there will never be so many places.
     pub async fn enter(&self, asked: Asked) -> Result<Permit, QueueError> {
-        let Asked { client, priority, places } = asked;
-        if places > self.places {
-            return Err(QueueError::TooMany { asked: places, places: self.places });
+        if asked.places > self.places {
+            return Err(QueueError::TooMany { asked: asked.places, places: self.places });
         }
         let served = {
             let mut state = self.lock();
@@ -118,22 +132,27 @@ impl FairQueue {
                 return Err(QueueError::Closed);
             }
             state.forget_gone();
-            if state.waiting == 0 && state.free >= places {
-                state.free -= places;
-                return Ok(self.permit(places));
+            if state.lines.is_empty() && state.free >= asked.places {
+                state.free -= asked.places;
+                return Ok(self.permit(asked.places));
             }
-            if state.waiting >= self.limit {
-                let waits = state.mean_s * (state.waiting as f64 + 1.0) / self.places as f64;
-                let retry_after = waits.ceil().clamp(1.0, 600.0) as u64;
-                return Err(QueueError::Full { waiting: state.waiting, retry_after });
+            let full = QueueError::Full {
+                waiting: state.waiting(),
+                retry_after: state.retry_after(self.places),
+            };
+            if state.waiting() >= self.limit
+                && !asked.further
+                && !state.make_room(asked.client, full)
+            {
+                return Err(full);
             }
             let (served, is_served) = oneshot::channel();
-            state.add(priority, client, Waiting { places, served });
+            state.add(&asked, served);
             // Somebody who gave up may have been all that was before.
             self.serve(state);
             is_served
         };
-        served.await.map_err(|_| QueueError::Closed)
+        served.await.unwrap_or(Err(QueueError::Closed))
     }
 
     fn permit(&self, places: usize) -> Permit {
@@ -143,10 +162,10 @@ impl FairQueue {
     /// Hands out free places in turn.
     fn serve(&self, mut state: MutexGuard<'_, State>) {
         let mut refused = Vec::new();
-        while let Some(next) = state.next() {
+        while let Some(next) = state.next(self.most_urgent) {
             state.free -= next.places;
             // Who has gone meanwhile gives them back, once the state is free again.
-            if let Err(permit) = next.served.send(self.permit(next.places)) {
+            if let Err(Ok(permit)) = next.served.send(Ok(self.permit(next.places))) {
                 state.free += next.places;
                 refused.push(permit);
             }
@@ -160,7 +179,7 @@ impl FairQueue {
     pub fn waiting(&self) -> usize {
         let mut state = self.lock();
         state.forget_gone();
-        state.waiting
+        state.waiting()
     }
 
     /// Answers that are computed.
@@ -172,52 +191,71 @@ impl FairQueue {
     pub fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
-        state.clients.clear();
-        state.waiting = 0;
+        state.lines.clear();
     }
 }
 
 impl State {
-    fn add(&mut self, priority: i32, client: ClientId, waiting: Waiting) {
-        let clients = self.clients.entry(priority).or_default();
-        match clients.iter_mut().find(|(known, _)| *known == client) {
-            Some((_, queue)) => queue.push_back(waiting),
-            None => clients.push_back((client, VecDeque::from([waiting]))),
+    fn waiting(&self) -> usize {
+        self.lines.iter().map(|line| line.waiting.len()).sum()
+    }
+
+    /// A guess of how many seconds it takes until one of those that wait is through.
+    fn retry_after(&self, places: usize) -> u64 {
+        let seconds = self.mean_s * (self.waiting() as f64 + 1.0) / places as f64;
+        seconds.ceil().clamp(1.0, 600.0) as u64
+    }
+
+    fn add(&mut self, asked: &Asked, served: oneshot::Sender<Result<Permit, QueueError>>) {
+        let &Asked { client, priority, places, .. } = asked;
+        let waiting = Waiting { priority, places, served };
+        match self.lines.iter_mut().find(|line| line.client == client) {
+            Some(line) => {
+                let at = line.waiting.partition_point(|other| other.priority >= priority);
+                line.waiting.insert(at, waiting);
+            }
+            None => self.lines.push_back(Line { client, waiting: VecDeque::from([waiting]) }),
         }
-        self.waiting += 1;
+    }
+
+    /// Refuses the last request of the client that has most, if that is another one which has more
+    /// than this client would have. Returns whether there is room now.
+    fn make_room(&mut self, client: ClientId, why: QueueError) -> bool {
+        let own = self.lines.iter().find(|line| line.client == client);
+        let own = own.map_or(0, |line| line.waiting.len());
+        let longest = self.lines.iter_mut().max_by_key(|line| line.waiting.len());
+        let Some(longest) = longest.filter(|line| line.waiting.len() > own + 1) else {
+            return false;
+        };
+        if let Some(last) = longest.waiting.pop_back() {
+            // It may have gone.
+            let _ = last.served.send(Err(why));
+        }
+        true
     }
 
     /// Removes those who stopped waiting.
     fn forget_gone(&mut self) {
-        for clients in self.clients.values_mut() {
-            for (_, queue) in clients.iter_mut() {
-                queue.retain(|w| !w.served.is_closed());
-            }
-            clients.retain(|(_, queue)| !queue.is_empty());
+        for line in &mut self.lines {
+            line.waiting.retain(|w| !w.served.is_closed());
         }
-        self.clients.retain(|_, clients| !clients.is_empty());
-        let count = |c: &VecDeque<(ClientId, VecDeque<Waiting>)>| -> usize {
-            c.iter().map(|(_, queue)| queue.len()).sum()
-        };
-        self.waiting = self.clients.values().map(count).sum();
+        self.lines.retain(|line| !line.waiting.is_empty());
     }
 
     /// Takes the next request, if there are places for it. One that needs several places is not
     /// overtaken, or it would wait for ever.
-    fn next(&mut self) -> Option<Waiting> {
-        let mut highest = self.clients.last_entry()?;
-        let clients = highest.get_mut();
-        if clients.front()?.1.front()?.places > self.free {
+    fn next(&mut self, most_urgent: i32) -> Option<Waiting> {
+        let urgent = |line: &Line| line.waiting.front().map(|w| w.priority.min(most_urgent));
+        let lines = self.lines.iter().enumerate();
+        let (at, _) = lines.max_by_key(|(i, line)| (urgent(line), Reverse(*i)))?;
+        if self.lines[at].waiting.front()?.places > self.free {
             return None;
         }
-        let (client, mut queue) = clients.pop_front()?;
-        let next = queue.pop_front();
-        if !queue.is_empty() {
-            clients.push_back((client, queue));
-        } else if clients.is_empty() {
-            highest.remove();
+        let mut line = self.lines.remove(at)?;
+        let next = line.waiting.pop_front();
+        if !line.waiting.is_empty() {
+            self.lines.push_back(line);
         }
-        self.waiting -= 1;
         next
     }
 }
@@ -229,7 +267,7 @@ mod tests {
     use super::{Asked, FairQueue, Permit, QueueError};
 
     fn of(client: u64) -> Asked {
-        Asked { client, priority: 0, places: 1 }
+        Asked { client, priority: 0, places: 1, further: false }
     }
 
     fn run(test: impl Future<Output = ()>) {
@@ -259,18 +297,60 @@ mod tests {
     #[test]
     fn clients_take_turns_and_priorities_come_first() {
         run(async {
-            let queue = FairQueue::new(1, 100);
             let urgent = Asked { priority: 1, ..of(1) };
             let asked = [of(1), of(1), of(1), of(2), of(3), urgent, of(2)];
-            assert_eq!(order(&queue, &asked).await, [5, 0, 3, 4, 1, 6, 2]);
-            assert_eq!((queue.waiting(), queue.running()), (0, 0));
+            // Where the server allows it, the urgent one comes before other clients, too.
+            for (most_urgent, expected) in [(0, [5, 3, 4, 0, 6, 1, 2]), (1, [5, 3, 4, 0, 6, 1, 2])]
+            {
+                let queue = FairQueue::new(1, 100, most_urgent);
+                assert_eq!(order(&queue, &asked).await, expected, "{most_urgent}");
+                assert_eq!((queue.waiting(), queue.running()), (0, 0));
+            }
+            let asked = [of(2), of(1), urgent, Asked { priority: -1, ..of(3) }];
+            for (most_urgent, expected) in [(0, [0, 2, 1, 3]), (1, [2, 0, 1, 3])] {
+                let queue = FairQueue::new(1, 100, most_urgent);
+                assert_eq!(order(&queue, &asked).await, expected, "{most_urgent}");
+            }
+        });
+    }
+
+    #[test]
+    fn a_client_cannot_fill_the_queue_for_others() {
+        run(async {
+            let queue = FairQueue::new(1, 4, 0);
+            let running = queue.enter(of(1)).await.unwrap();
+            let ask = |asked| {
+                let queue = queue.clone();
+                tokio::spawn(async move { queue.enter(asked).await.map(drop) })
+            };
+            let mut first = Vec::new();
+            for _ in 0..4 {
+                first.push(ask(of(1)));
+                tokio::task::yield_now().await;
+            }
+            let full = QueueError::Full { waiting: 4, retry_after: 5 };
+            assert_eq!(queue.enter(of(1)).await.unwrap_err(), full);
+            let second = [ask(of(2)), ask(of(2))];
+            tokio::task::yield_now().await;
+            // Each has two now: neither gives way.
+            assert_eq!(queue.enter(of(2)).await.unwrap_err(), full);
+            let further = ask(Asked { further: true, ..of(2) });
+            tokio::task::yield_now().await;
+            assert_eq!(queue.waiting(), 5);
+            drop(running);
+            let mut ended = Vec::new();
+            for task in first.into_iter().chain(second).chain([further]) {
+                ended.push(task.await.unwrap());
+            }
+            let ok = Ok(());
+            assert_eq!(ended, [ok, ok, Err(full), Err(full), ok, ok, ok]);
         });
     }
 
     #[test]
     fn the_queue_has_an_end_and_tells_when_to_come_back() {
         run(async {
-            let queue = FairQueue::new(2, 1);
+            let queue = FairQueue::new(2, 1, 0);
             let both = queue.enter(Asked { places: 2, ..of(1) }).await.unwrap();
             let waits = tokio::spawn({
                 let queue = queue.clone();
@@ -299,7 +379,7 @@ mod tests {
     #[test]
     fn several_places_are_not_overtaken_and_a_closed_queue_refuses() {
         run(async {
-            let queue = FairQueue::new(2, 10);
+            let queue = FairQueue::new(2, 10, 0);
             let one = queue.enter(of(1)).await.unwrap();
             let both = {
                 let queue = queue.clone();

@@ -3,10 +3,11 @@
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use troika::{EnergyMeter, PowerMeter};
 
 use crate::host::InUse;
+use crate::limits;
 use crate::metrics::Metrics;
 use crate::models::Models;
 use crate::options::ServerOptions;
@@ -19,8 +20,16 @@ pub struct Server {
     pub options: ServerOptions,
     /// The models.
     pub models: Arc<Models>,
-    /// Who generates next.
+    /// Who generates next, or reads a text for its probabilities or its embedding.
     pub queue: FairQueue,
+    /// Whose texts are rendered and tokenized next.
+    pub texts: FairQueue,
+    /// The same for long texts.
+    pub long_texts: FairQueue,
+    /// Whose grammar is compiled next.
+    pub grammars: FairQueue,
+    /// KiB of long bodies that may still be read.
+    pub bodies: Arc<Semaphore>,
     /// Figures.
     pub metrics: Arc<Metrics>,
     /// Open connections.
@@ -37,15 +46,26 @@ impl Server {
         let note = options.note.clone();
         let models = Models::new(&options.models, options.memory, metrics.clone(), note);
         let meter = options.sys.as_deref().and_then(|sys| EnergyMeter::find(sys).ok());
+        let most_urgent = most_urgent(&options);
+        let queue = |places| FairQueue::new(places, options.queue, most_urgent);
         Server {
             models: Arc::new(models),
-            queue: FairQueue::new(options.parallel, options.queue),
+            queue: queue(options.parallel),
+            texts: queue(limits::TEXTS_AT_ONCE),
+            long_texts: queue(limits::LONG_TEXTS_AT_ONCE),
+            grammars: queue(limits::GRAMMARS_AT_ONCE),
+            bodies: Arc::new(Semaphore::new(limits::LONG_BODIES / 1024)),
             metrics,
             connections: AtomicUsize::new(0),
             closing: watch::channel(false).0,
             power: Mutex::new(meter.map(|m| m.power())),
             options,
         }
+    }
+
+    /// The highest priority that counts among clients.
+    pub fn most_urgent(&self) -> i32 {
+        most_urgent(&self.options)
     }
 
     /// Watts since the last call, where they can be read.
@@ -61,6 +81,11 @@ impl Server {
     pub async fn model(&self, name: Option<&str>) -> Result<InUse, Problem> {
         self.models.get(name, false).await
     }
+}
+
+/// The highest priority that counts among clients; those without keys are one.
+fn most_urgent(options: &ServerOptions) -> i32 {
+    if options.keys.len() > 1 { options.most_urgent } else { i32::MAX }
 }
 
 /// Runs what takes a while apart from the threads that serve connections.

@@ -133,6 +133,19 @@ pub enum Error {
         /// The model's own context.
         model: usize,
     },
+    /// A text that cannot fit the context, whatever its tokens are.
+    #[error(
+        "the text has {bytes} bytes, and the {context} tokens of the context have at most \
+         {longest} each; shorten it"
+    )]
+    TextTooLong {
+        /// Bytes of the text.
+        bytes: usize,
+        /// The context in use.
+        context: usize,
+        /// Bytes of the vocabulary's longest token.
+        longest: usize,
+    },
     /// A window length for which perplexity cannot be measured.
     #[error("windows of {window} tokens cannot be measured; they have 4 up to the model's context")]
     Window {

@@ -70,6 +70,20 @@ impl Model {
             .ok_or_else(|| Error::NoTokenizer(self.opened.name.clone()))
     }
 
+    /// Checks that a text of so many bytes may fit the context: that it has no more bytes than as
+    /// many of the longest token. For texts of others, whose tokens would take memory and time.
+    ///
+    /// # Errors
+    /// It cannot fit.
+    pub fn check_text(&self, bytes: usize) -> Result<(), Error> {
+        let Some(tokenizer) = &self.opened.text.tokenizer else { return Ok(()) };
+        let (context, longest) = (self.opened.context, tokenizer.longest_token());
+        match bytes > context.saturating_mul(longest) {
+            true => Err(Error::TextTooLong { bytes, context, longest }),
+            false => Ok(()),
+        }
+    }
+
     /// Converts text to ids. Also returns the time it took.
     ///
     /// # Errors

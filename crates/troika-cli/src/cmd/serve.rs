@@ -34,6 +34,7 @@ pub fn run(args: &ServeArgs) -> Result<(), CliError> {
         models: offers(args, &options)?,
         parallel: args.parallel,
         queue: args.queue,
+        most_urgent: args.max_priority,
         body_bytes: usize::try_from(mib(args.max_body)).unwrap_or(usize::MAX),
         max_tokens: args.max_tokens,
         timeout: seconds(args.timeout),

@@ -61,6 +61,10 @@ pub struct ServeArgs {
     /// Requests that may wait; others are told when to come back
     #[arg(long, value_name = "N", default_value_t = 1024, env = "TROIKA_QUEUE")]
     pub queue: usize,
+    /// Highest X-Priority with which a client comes before others; higher ones order its own requests
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
+    #[arg(value_parser = clap::value_parser!(i32).range(-10..=10), env = "TROIKA_MAX_PRIORITY")]
+    pub max_priority: i32,
     /// Longest request in MiB
     #[arg(long, value_name = "MIB", default_value = "16", value_parser = mib())]
     #[arg(env = "TROIKA_MAX_BODY")]

@@ -35,6 +35,7 @@ pub struct Tokenizer {
     pub(super) warnings: Vec<String>,
     /// Found when first asked for.
     pub(super) spelling: OnceLock<Spelling>,
+    longest: OnceLock<usize>,
 }
 
 pub(super) type Res<T> = Result<T, TokenizerError>;
@@ -79,6 +80,7 @@ impl Tokenizer {
             twins: HashMap::new(),
             warnings: read.warnings,
             spelling: OnceLock::new(),
+            longest: OnceLock::new(),
         })
     }
 
@@ -113,6 +115,7 @@ impl Tokenizer {
             twins: built.twins,
             warnings: Vec::new(),
             spelling: OnceLock::new(),
+            longest: OnceLock::new(),
         };
         Ok(Some((tokenizer, built.warning)))
     }
@@ -225,6 +228,14 @@ impl Tokenizer {
     /// The id of a token, as spelled in the vocabulary.
     pub fn id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
+    }
+
+    /// Bytes of the longest token as spelled in the vocabulary, which are at least those of its
+    /// text.
+    pub fn longest_token(&self) -> usize {
+        let bytes = |id| self.token(id).map(|token| token.len());
+        let longest = || (0..self.vocab_size() as u32).filter_map(bytes).max().unwrap_or(1);
+        *self.longest.get_or_init(longest)
     }
 
     /// Number of tokens, special ones included.

@@ -104,38 +104,72 @@ impl<T: Deref<Target = Tokenizer>> Detokenizer<T> {
     }
 }
 
-/// Finds stop texts in streamed text, also across pieces.
+/// Finds stop texts in streamed text, also across pieces. A piece costs its own length for each of
+/// the texts, however long these are (Knuth, Morris and Pratt: Fast pattern matching in strings,
+/// 1977).
 #[derive(Clone, Debug, Default)]
 pub struct StopMatcher {
-    stops: Vec<String>,
+    stops: Vec<Stop>,
     held: String,
     met: Option<String>,
+}
+
+/// A stop text, and how much of it the text so far ends with.
+#[derive(Clone, Debug)]
+struct Stop {
+    text: String,
+    /// For each prefix: the longest shorter prefix that it ends with.
+    shorter: Vec<usize>,
+    matched: usize,
+}
+
+impl Stop {
+    fn new(text: &str) -> Stop {
+        let mut stop = Stop { text: text.into(), shorter: vec![0], matched: 0 };
+        for byte in text.bytes().skip(1) {
+            stop.push(byte);
+            stop.shorter.push(stop.matched);
+        }
+        Stop { matched: 0, ..stop }
+    }
+
+    /// Adds a byte of the text. Returns whether the text ends with the stop text now.
+    fn push(&mut self, byte: u8) -> bool {
+        let stop = self.text.as_bytes();
+        while self.matched > 0 && stop[self.matched] != byte {
+            self.matched = self.shorter[self.matched - 1];
+        }
+        self.matched += usize::from(stop[self.matched] == byte);
+        self.matched == stop.len()
+    }
 }
 
 impl StopMatcher {
     /// A matcher for the given texts; ignores empty ones.
     pub fn new(stops: &[String]) -> StopMatcher {
-        let stops = stops.iter().filter(|s| !s.is_empty()).cloned().collect();
+        let stops = stops.iter().filter(|s| !s.is_empty()).map(|s| Stop::new(s)).collect();
         StopMatcher { stops, ..StopMatcher::default() }
     }
 
     /// Adds a piece of text. Returns the text that is safe to output, and whether a stop text was
-    /// found. Holds back what could be the start of one.
+    /// found: the one that is complete first, and of several the longest. Holds back what could be
+    /// the start of one.
     pub fn push(&mut self, text: &str) -> (String, bool) {
         if self.met.is_some() {
             return (String::new(), true);
         }
+        let before = self.held.len();
         self.held.push_str(text);
-        let found = self.stops.iter().filter_map(|s| Some((self.held.find(s.as_str())?, s)));
-        if let Some((at, met)) = found.min_by_key(|(at, _)| *at) {
-            self.met = Some(met.clone());
-            self.held.truncate(at);
-            return (std::mem::take(&mut self.held), true);
+        for (at, byte) in text.bytes().enumerate() {
+            let complete = self.stops.iter_mut().filter_map(|s| s.push(byte).then_some(&s.text));
+            if let Some(met) = complete.max_by_key(|s| s.len()) {
+                self.held.truncate(before + at + 1 - met.len());
+                self.met = Some(met.clone());
+                return (std::mem::take(&mut self.held), true);
+            }
         }
-        let starts_stop = |i: usize| self.stops.iter().any(|s| s.starts_with(&self.held[i..]));
-        let keep = self.held.char_indices().map(|(i, _)| i).find(|&i| starts_stop(i));
-        let rest = self.held.split_off(keep.unwrap_or(self.held.len()));
-        (std::mem::replace(&mut self.held, rest), false)
+        let keep = self.stops.iter().map(|s| s.matched).max().unwrap_or(0);
+        (self.held.drain(..self.held.len() - keep).collect(), false)
     }
 
     /// The stop text that was found.
@@ -175,5 +209,48 @@ mod tests {
         assert_eq!(run(&["aab"], &["a", "a", "a", "b"]), ("a".into(), true));
         assert_eq!(run(&["\n\n", "Q:"], &["é\n", "Q", ":"]), ("é\n".into(), true));
         assert_eq!(run(&[""], &["x"]), ("x".into(), false));
+        // However the text is cut, the one that is complete first counts.
+        for pieces in [&["abcd"] as &[&str], &["abc", "d"], &["a", "b", "c", "d"]] {
+            assert_eq!(run(&["abcd", "bc"], pieces), ("a".into(), true));
+            assert_eq!(run(&["c", "abc"], pieces), ("".into(), true));
+        }
+    }
+
+    /// Searched for in the whole text, which is slow and plain.
+    fn reference(stops: &[&str], text: &str) -> (String, bool) {
+        for end in 1..=text.len() {
+            let met = stops.iter().filter(|s| text.as_bytes()[..end].ends_with(s.as_bytes()));
+            if let Some(met) = met.max_by_key(|s| s.len()) {
+                return (text[..end - met.len()].into(), true);
+            }
+        }
+        (text.into(), false)
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn stop_texts_are_found_as_in_the_whole_text(
+            stops in proptest::collection::vec("[abé]{1,6}", 0..5),
+            pieces in proptest::collection::vec("[abé]{0,4}", 0..12),
+        ) {
+            let stops: Vec<&str> = stops.iter().map(String::as_str).collect();
+            let pieces: Vec<&str> = pieces.iter().map(String::as_str).collect();
+            assert_eq!(run(&stops, &pieces), reference(&stops, &pieces.concat()));
+        }
+    }
+
+    #[test]
+    fn a_piece_costs_its_own_length() {
+        // Searching a megabyte for each of a million pieces would take days.
+        let stop = "a".repeat(1 << 20);
+        let mut m = StopMatcher::new(&[stop]);
+        let mut out = 0;
+        for _ in 0..1 << 19 {
+            out += m.push("a").0.len() + m.push("b").0.len();
+        }
+        assert_eq!((out, m.finish().as_str(), m.met()), (1 << 20, "", None));
+        let mut m = StopMatcher::new(&["a".repeat(1 << 20) + "b"]);
+        (0..1 << 20).for_each(|_| assert_eq!(m.push("a"), (String::new(), false)));
+        assert_eq!((m.push("c").0.len(), m.met()), ((1 << 20) + 1, None));
     }
 }

@@ -15,8 +15,9 @@ use crate::host::InUse;
 use crate::ids;
 use crate::problem::{Dialect, Problem};
 use crate::sampling;
-use crate::state::{Server, apart};
+use crate::state::Server;
 use crate::stream::{self, EventWriter};
+use crate::turn::Turn;
 use troika::model::answer::Delta;
 
 /// Answers messages.
@@ -30,10 +31,10 @@ pub async fn messages(State(server): State<Arc<Server>>, call: Call) -> Result<R
     request.max_tokens = Some(fields.need("max_tokens")?);
     let streams = fields.flag("stream")?;
     request.whole_calls = true;
-    let (of, most) = (host.clone(), server.options.max_tokens);
-    let prepared = apart(move || request.prepare(&of, most)).await?;
+    let turn = Turn::new(&server, &host, call.client);
+    let prepared = request.prepare(&turn).await?;
     let prompt_tokens = prepared.prompt_tokens();
-    let answers = prepared.start(&server, &host, call.client).await?;
+    let answers = prepared.start(&turn).await?;
     let form = MessageForm { id: ids::unique("msg_"), model: host.name.clone() };
     if streams {
         return Ok(stream::respond(answers, MessageWriter::new(form, prompt_tokens)));
@@ -51,7 +52,7 @@ pub async fn count_tokens(
 ) -> Result<Response, Problem> {
     let host = server.model(call.model()?.as_deref()).await?;
     let request = chat_request(&call.fields(), &host)?;
-    let prepared = apart(move || request.prepare(&host, None)).await?;
+    let prepared = request.prepare(&Turn::new(&server, &host, call.client)).await?;
     Ok(call::json(&json!({"input_tokens": prepared.prompt_tokens()})))
 }
 

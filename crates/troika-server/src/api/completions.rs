@@ -15,21 +15,20 @@ use super::request::{choices, logprobs, max_tokens};
 use super::tokens::check_ids;
 use crate::call::{self, Call};
 use crate::chat::{ChatEvent, ChatStream, ChoiceAnswer, EndReason, TokenLogprob, Usage};
-use crate::completion::{self, Client, Generation, prompt_logprobs};
+use crate::completion::{self, Generation, prompt_logprobs};
 use crate::fields::Fields;
 use crate::host::InUse;
 use crate::ids;
+use crate::limits::{self, PROMPTS};
 use crate::problem::{Dialect, Problem};
 use crate::sampling;
-use crate::state::{Server, apart};
+use crate::state::Server;
 use crate::stream::{self, EventWriter};
+use crate::turn::Turn;
 use troika::model::answer::{Delta, Format, ReaderOptions};
 
 /// OpenAI's default for the number of tokens.
 const TOKENS: usize = 16;
-
-/// The most prompts of a request.
-const PROMPTS: usize = 2048;
 
 /// A text to go on with.
 #[derive(Clone, Debug)]
@@ -59,15 +58,14 @@ pub async fn completions(
     let fields = call.fields();
     fields
         .refuse(&[("suffix", "text is not filled in; only what follows a prompt is generated")])?;
-    let (of, client, most) = (host.clone(), call.client, server.options.max_tokens);
-    // Grammars and long prompts take a while.
-    let (asked, prompts, call) = apart(move || {
-        let fields = call.fields();
-        let (asked, prompts) = (asked(&fields, &of, most)?, prompts(&fields, &of)?);
-        Ok((asked, prompts, call))
-    })
-    .await?;
-    let fields = call.fields();
+    let turn = Turn::new(&server, &host, call.client);
+    let mut asked = asked(&fields, &turn)?;
+    if let Some(constrain) = super::constrain::read(&fields)? {
+        asked.generation.grammar = Some(turn.compile(constrain).await?);
+    }
+    let given = fields.value("prompt").cloned().unwrap_or_default();
+    let bytes = limits::size(&given);
+    let prompts = turn.prepare(bytes, move |host| prompts(&given, host)).await?;
     let best_of = fields.get("best_of")?.unwrap_or(asked.generation.choices);
     if best_of != asked.generation.choices {
         return Err(Problem::field("best_of", "best_of cannot differ from n"));
@@ -80,21 +78,24 @@ pub async fn completions(
                 "a stream is of one prompt; send several requests",
             ));
         };
-        let echoed = echoed(&host, &asked, prompt).await?;
+        let echoed = echoed(&turn, &asked, prompt).await?;
         let with_usage = stream_usage(&fields)?;
         let n = asked.generation.choices;
         let wants_logprobs = asked.logprobs.is_some();
-        let answers = begin(&server, &host, client, &asked, prompt).await?;
+        let answers = begin(&turn, &asked, prompt).await?;
         let writer =
             CompletionWriter { form, echoed, n, wants_logprobs, with_usage, at: Vec::new() };
         return Ok(stream::respond(answers, writer));
     }
     let n = asked.generation.choices;
-    let answers: Vec<_> =
-        prompts.iter().map(|prompt| whole(&server, &host, client, &asked, prompt)).collect();
-    let answered: Vec<_> = iter(answers).buffered(server.options.parallel.max(1)).collect().await;
+    // The first one may be refused; the request is let in with it.
+    let further = turn.further();
+    let answers: Vec<_> = (prompts.iter().enumerate())
+        .map(|(i, prompt)| whole(if i == 0 { &turn } else { &further }, &asked, prompt))
+        .collect();
+    let mut answers = iter(answers).buffered(server.options.parallel.max(1)).enumerate();
     let (mut all, mut sum) = (Vec::new(), Usage::default());
-    for (i, answer) in answered.into_iter().enumerate() {
+    while let Some((i, answer)) = answers.next().await {
         let (texts, used) = answer?;
         all.extend(texts.into_iter().enumerate().map(|(j, text)| text.json(i * n + j)));
         let first = if i == 0 { used.first } else { sum.first };
@@ -110,7 +111,7 @@ pub async fn completions(
     Ok(call::json(&object))
 }
 
-fn asked(fields: &Fields<'_>, host: &InUse, most: Option<usize>) -> Result<Asked, Problem> {
+fn asked(fields: &Fields<'_>, turn: &Turn) -> Result<Asked, Problem> {
     let echo = fields.flag("echo")?;
     let top: Option<usize> = match fields.value("logprobs") {
         // llama.cpp's clients send the chat interface's form.
@@ -121,28 +122,28 @@ fn asked(fields: &Fields<'_>, host: &InUse, most: Option<usize>) -> Result<Asked
     let wanted = max_tokens(fields, &["max_tokens", "max_completion_tokens", "n_predict"])?;
     let given = fields.value("max_tokens").or(fields.value("n_predict"));
     let wanted = if given.is_none() { wanted.or(Some(TOKENS)) } else { wanted };
-    let wanted = most.into_iter().chain(wanted).min();
+    let wanted = turn.server.options.max_tokens.into_iter().chain(wanted).min();
     // Whoever asks for a text's probabilities counts one more token, even if it is an end of text.
     let measures = echo && logprobs.is_some() && wanted.is_some_and(|n| n <= 1);
-    let constrain = super::constrain::read(fields)?;
-    let grammar = constrain.map(|c| host.compile(&c)).transpose()?.map(Arc::new);
     let request = Request {
-        params: sampling::params(fields, &host.model)?,
+        params: sampling::params(fields, &turn.host.model)?,
         max_tokens: wanted,
         stop: fields.texts("stop")?,
         ignore_eos: measures || fields.flag("ignore_eos")?,
         logprobs,
         ..Request::default()
     };
-    let generation = Generation { prompt: Vec::new(), request, choices: choices(fields)?, grammar };
+    let choices = choices(fields)?;
+    let generation = Generation { prompt: Vec::new(), request, choices, grammar: None };
     Ok(Asked { generation, echo, logprobs })
 }
 
 /// The prompts: a text, texts, token ids, or lists of them.
-fn prompts(fields: &Fields<'_>, host: &InUse) -> Result<Vec<Prompt>, Problem> {
+fn prompts(given: &Value, host: &InUse) -> Result<Vec<Prompt>, Problem> {
     let must = "prompt has to be a text, a list of texts, token ids, or a list of lists of them";
     let wrong = || Problem::field("prompt", must);
     let of_text = |text: &str| {
+        host.model.check_text(text.len())?;
         let (ids, _) = host.model.tokenize(text)?;
         Ok(Prompt { ids, text: text.to_string() })
     };
@@ -154,7 +155,7 @@ fn prompts(fields: &Fields<'_>, host: &InUse) -> Result<Vec<Prompt>, Problem> {
         let decoded = host.model.tokenizer().and_then(|t| t.decode(&ids, false).ok());
         Ok(Prompt { ids, text: decoded.unwrap_or_default() })
     };
-    match fields.value("prompt").ok_or_else(wrong)? {
+    match given {
         Value::String(text) => Ok(vec![of_text(text)?]),
         Value::Array(list) if list.len() > PROMPTS && !list[0].is_number() => {
             let why = format!("{} prompts are more than {PROMPTS}; send less at once", list.len());
@@ -175,55 +176,52 @@ fn prompts(fields: &Fields<'_>, host: &InUse) -> Result<Vec<Prompt>, Problem> {
 }
 
 /// Starts the answers to a prompt.
-async fn begin(
-    server: &Server,
-    host: &InUse,
-    client: Client,
-    asked: &Asked,
-    prompt: &Prompt,
-) -> Result<ChatStream, Problem> {
+async fn begin(turn: &Turn, asked: &Asked, prompt: &Prompt) -> Result<ChatStream, Problem> {
     let generation = Generation { prompt: prompt.ids.clone(), ..asked.generation.clone() };
     let choices = generation.choices;
-    let timeout = server.options.timeout;
-    let answers = completion::start(host, &server.queue, client, generation, timeout).await?;
+    let answers = completion::start(turn, generation).await?;
     // The text is passed on as it is.
     let format = Format::detect(None);
     let readers = (0..choices).map(|_| format.reader(ReaderOptions::default())).collect();
-    let stream = ChatStream::new(server.metrics.clone(), answers, readers);
+    let stream = ChatStream::new(turn.server.metrics.clone(), answers, readers);
     Ok(stream.of_prompt(prompt.ids.len()))
 }
 
 /// The prompt as a part of the answer, if that is asked for.
-async fn echoed(host: &InUse, asked: &Asked, prompt: &Prompt) -> Result<CompletionText, Problem> {
+async fn echoed(turn: &Turn, asked: &Asked, prompt: &Prompt) -> Result<CompletionText, Problem> {
     let mut text = CompletionText::new(asked.logprobs.is_some());
     if !asked.echo {
         return Ok(text);
     }
     text.text.clone_from(&prompt.text);
     let Some(top) = asked.logprobs else { return Ok(text) };
-    let (of, ids) = (host.clone(), prompt.ids.clone());
-    let known = apart(move || prompt_logprobs(&of, &ids, top)).await?;
+    let known = prompt_logprobs(turn, &prompt.ids, top).await?;
     // Nothing precedes the first token.
     let all = std::iter::once(None).chain(known.into_iter().map(Some));
-    prompt.ids.iter().zip(all).for_each(|(id, logprobs)| text.add(host, *id, logprobs.as_ref()));
+    prompt
+        .ids
+        .iter()
+        .zip(all)
+        .for_each(|(id, logprobs)| text.add(&turn.host, *id, logprobs.as_ref()));
     Ok(text)
 }
 
 /// The answers to a prompt, when they are complete.
 async fn whole(
-    server: &Server,
-    host: &InUse,
-    client: Client,
+    turn: &Turn,
     asked: &Asked,
     prompt: &Prompt,
 ) -> Result<(Vec<CompletionText>, Usage), Problem> {
-    let echoed = echoed(host, asked, prompt).await?;
+    let (host, echoed) = (&turn.host, echoed(turn, asked, prompt).await?);
     let n = asked.generation.choices;
     if asked.generation.request.max_tokens == Some(0) {
         let usage = Usage { prompt: prompt.ids.len(), ..Usage::default() };
         return Ok((vec![echoed; n], usage));
     }
-    let answer = begin(server, host, client, asked, prompt).await?.collect().await?;
+    // What was echoed has let the request in.
+    let further = turn.further();
+    let turn = if asked.echo && asked.logprobs.is_some() { &further } else { turn };
+    let answer = begin(turn, asked, prompt).await?.collect().await?;
     let ends = &host.model.defaults().stop_tokens;
     let text = |choice: ChoiceAnswer| {
         let mut text = echoed.clone();

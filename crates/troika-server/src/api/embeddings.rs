@@ -7,18 +7,18 @@ use axum::extract::State;
 use axum::response::Response;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
+use futures_util::stream::iter;
+use futures_util::{StreamExt, TryStreamExt};
 use serde_json::{Value, json};
 
 use crate::call::{self, Call};
 use crate::completion;
 use crate::fields::Fields;
 use crate::host::InUse;
+use crate::limits::{self, PROMPTS};
 use crate::problem::Problem;
-use crate::queue::Asked;
-use crate::state::{Server, apart};
-
-/// The most texts of a request.
-const TEXTS: usize = 2048;
+use crate::state::Server;
+use crate::turn::Turn;
 
 /// Embeddings of texts, with the number of their tokens.
 struct Embedded {
@@ -32,7 +32,10 @@ fn inputs(host: &InUse, name: &str, given: &Value) -> Result<Vec<Vec<u32>>, Prob
     let must = format!("{name} has to be a text, token ids, or a list of them");
     let wrong = || Problem::field(name, must.clone());
     let of = |one: &Value| match one {
-        Value::String(text) => Ok(host.model.tokenize(text)?.0),
+        Value::String(text) => {
+            host.model.check_text(text.len())?;
+            Ok(host.model.tokenize(text)?.0)
+        }
         Value::Array(ids) => {
             let id = |v: &Value| v.as_u64().and_then(|id| u32::try_from(id).ok());
             ids.iter().map(id).collect::<Option<Vec<u32>>>().ok_or_else(wrong)
@@ -41,12 +44,12 @@ fn inputs(host: &InUse, name: &str, given: &Value) -> Result<Vec<Vec<u32>>, Prob
     };
     let lists: Vec<Vec<u32>> = match given {
         Value::Array(list) if !list.iter().all(Value::is_number) => {
-            list.iter().take(TEXTS + 1).map(of).collect::<Result<_, _>>()?
+            list.iter().take(PROMPTS + 1).map(of).collect::<Result<_, _>>()?
         }
         one => vec![of(one)?],
     };
-    if lists.len() > TEXTS {
-        return Err(Problem::field(name, format!("more than {TEXTS} texts; send fewer at once")));
+    if lists.len() > PROMPTS {
+        return Err(Problem::field(name, format!("more than {PROMPTS} texts; send fewer at once")));
     }
     if lists.is_empty() || lists.iter().any(Vec::is_empty) {
         return Err(Problem::field(name, format!("{name} has an empty text; give some text")));
@@ -59,18 +62,15 @@ async fn embed(server: &Arc<Server>, call: &Call, name: &'static str) -> Result<
     let given = call.fields().value(name).cloned();
     let given =
         given.ok_or_else(|| Problem::field(name, format!("the field {name} is missing")))?;
-    let client = call.client;
-    let asked = Asked { client: client.id, priority: client.priority, places: 1 };
-    let permit = server.queue.enter(asked).await?;
-    let of = host.clone();
-    let (rows, tokens) = apart(move || {
-        let lists = inputs(&of, name, &given)?;
-        let rows = lists.iter().map(|ids| completion::embedding(&of, ids));
-        let rows: Vec<Vec<f32>> = rows.collect::<Result<_, _>>()?;
-        drop(permit);
-        Ok((rows, lists.iter().map(Vec::len).sum()))
-    })
-    .await?;
+    let turn = Turn::new(server, &host, call.client);
+    let lists = turn.prepare(limits::size(&given), move |host| inputs(host, name, &given)).await?;
+    // The first one may be refused; the request is let in with it.
+    let further = turn.further();
+    let rows: Vec<_> = (lists.iter().enumerate())
+        .map(|(i, ids)| completion::embedding(if i == 0 { &turn } else { &further }, ids))
+        .collect();
+    let rows = iter(rows).buffered(server.options.parallel.max(1)).try_collect().await?;
+    let tokens = lists.iter().map(Vec::len).sum();
     Ok(Embedded { host, rows, tokens })
 }
 

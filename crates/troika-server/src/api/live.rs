@@ -23,6 +23,7 @@ use crate::models::{ListedModel, ModelState};
 use crate::problem::Problem;
 use crate::state::Server;
 use crate::stream;
+use crate::turn::Turn;
 use troika::model::answer::{Format, ReaderOptions};
 
 /// How often the timeline is told of.
@@ -222,8 +223,8 @@ pub async fn bench(State(server): State<Arc<Server>>, call: Call) -> Result<Resp
     let request =
         Request { params, max_tokens: Some(tokens), ignore_eos: true, ..Request::default() };
     let generation = Generation { prompt: ids, request, choices: 1, grammar: None };
-    let timeout = server.options.timeout;
-    let answers = completion::start(&host, &server.queue, call.client, generation, timeout).await?;
+    let turn = Turn::new(&server, &host, call.client);
+    let answers = completion::start(&turn, generation).await?;
     let reader = Format::detect(None).reader(ReaderOptions::default());
     let stream = ChatStream::new(server.metrics.clone(), answers, vec![reader]);
     let stats = stream.collect().await?.usage.first;

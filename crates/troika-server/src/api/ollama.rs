@@ -22,8 +22,9 @@ use crate::host::InUse;
 use crate::ids;
 use crate::problem::{Dialect, Problem};
 use crate::sampling;
-use crate::state::{Server, apart};
+use crate::state::Server;
 use crate::stream::{self, EventWriter};
+use crate::turn::Turn;
 use troika::model::answer::{Delta, Format, ReaderOptions};
 
 /// Which of the two is answered.
@@ -148,23 +149,20 @@ async fn raw(
 ) -> Result<ChatStream, Problem> {
     // What messages would say is in the prompt.
     let request = chat_request(&call.fields(), host, Vec::new(), Tools::default())?;
-    let (of, most) = (host.clone(), server.options.max_tokens);
-    let generation = apart(move || {
-        let grammar = request.constrain.as_ref().map(|c| of.compile(c)).transpose()?;
-        let (prompt, _) = of.model.tokenize(&prompt)?;
-        let max_tokens = most.into_iter().chain(request.max_tokens).min();
-        let request = Request {
-            params: request.params,
-            max_tokens,
-            stop: request.stop,
-            ..Request::default()
-        };
-        Ok(Generation { prompt, request, choices: 1, grammar: grammar.map(Arc::new) })
-    })
-    .await?;
-    let tokens = generation.prompt.len();
-    let timeout = server.options.timeout;
-    let answers = completion::start(host, &server.queue, call.client, generation, timeout).await?;
+    let (turn, bytes) = (Turn::new(server, host, call.client), prompt.len());
+    host.model.check_text(bytes)?;
+    let tokenize = move |host: &InUse| Ok(host.model.tokenize(&prompt)?.0);
+    let prompt = turn.prepare(bytes, tokenize).await?;
+    let grammar = match request.constrain {
+        Some(constrain) => Some(turn.compile(constrain).await?),
+        None => None,
+    };
+    let max_tokens = server.options.max_tokens.into_iter().chain(request.max_tokens).min();
+    let request =
+        Request { params: request.params, max_tokens, stop: request.stop, ..Request::default() };
+    let tokens = prompt.len();
+    let answers =
+        completion::start(&turn, Generation { prompt, request, choices: 1, grammar }).await?;
     let reader = Format::detect(None).reader(ReaderOptions::default());
     Ok(ChatStream::new(server.metrics.clone(), answers, vec![reader]).of_prompt(tokens))
 }

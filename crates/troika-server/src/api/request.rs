@@ -8,15 +8,11 @@ use crate::chat::{ChatRequest, ChatStream, Tools};
 use crate::completion::Client;
 use crate::fields::Fields;
 use crate::host::InUse;
+use crate::limits::{CHOICES, LOGPROBS};
 use crate::problem::Problem;
 use crate::sampling;
-use crate::state::{Server, apart};
-
-/// The most answers to one request.
-const CHOICES: usize = 128;
-
-/// The most tokens whose probabilities are told beside the chosen one's.
-const LOGPROBS: usize = 20;
+use crate::state::Server;
+use crate::turn::Turn;
 
 /// A request with its messages and tools, and otherwise what the fields say in OpenAI's or vLLM's
 /// words.
@@ -107,7 +103,6 @@ pub async fn start(
     client: Client,
     request: ChatRequest,
 ) -> Result<ChatStream, Problem> {
-    let (of, most) = (host.clone(), server.options.max_tokens);
-    let prepared = apart(move || request.prepare(&of, most)).await?;
-    prepared.start(server, host, client).await
+    let turn = Turn::new(server, host, client);
+    request.prepare(&turn).await?.start(&turn).await
 }

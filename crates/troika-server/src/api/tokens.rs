@@ -10,8 +10,10 @@ use troika::{Conversation, today};
 use crate::call::{self, Call};
 use crate::chat::{Tools, chat_messages};
 use crate::host::InUse;
+use crate::limits;
 use crate::problem::Problem;
-use crate::state::{Server, apart};
+use crate::state::Server;
+use crate::turn::Turn;
 
 /// Text to token ids.
 ///
@@ -28,26 +30,25 @@ pub async fn tokenize(State(server): State<Arc<Server>>, call: Call) -> Result<R
     let messages = fields.value("messages").map(|m| chat_messages(Some(m))).transpose()?;
     let pieces = fields.flag("with_pieces")?;
     let parse_special = fields.get("parse_special")?.unwrap_or(true);
-    let ids = {
-        let host = host.clone();
-        apart(move || {
-            if let Some(messages) = messages {
-                let prompt = host.model.chat_prompt(&Conversation::new(messages))?;
-                return Ok(host.model.tokenize_chat(&prompt)?.0);
-            }
-            let text =
-                text.ok_or_else(|| Problem::field("content", "content, the text, is missing"))?;
-            let tokenizer = host.model.tokenizer();
-            let none = || Problem::bad("the model has no tokenizer");
-            let encoded = tokenizer.ok_or_else(none)?.encode(
-                &text,
-                special.unwrap_or(!by_content),
-                parse_special,
-            );
-            encoded.map_err(|e| Problem::bad(e.to_string()))
-        })
-        .await?
+    let turn = Turn::new(&server, &host, call.client);
+    let bytes = text.as_ref().map_or(0, String::len)
+        + messages.iter().flatten().map(limits::size).sum::<usize>();
+    host.model.check_text(bytes)?;
+    let tokenize = move |host: &InUse| {
+        if let Some(messages) = messages {
+            let prompt = host.model.chat_prompt(&Conversation::new(messages))?;
+            host.model.check_text(prompt.text.len())?;
+            return Ok(host.model.tokenize_chat(&prompt)?.0);
+        }
+        let text =
+            text.ok_or_else(|| Problem::field("content", "content, the text, is missing"))?;
+        let tokenizer = host.model.tokenizer();
+        let none = || Problem::bad("the model has no tokenizer");
+        let special = special.unwrap_or(!by_content);
+        let encoded = tokenizer.ok_or_else(none)?.encode(&text, special, parse_special);
+        encoded.map_err(|e| Problem::bad(e.to_string()))
     };
+    let ids = turn.prepare(bytes, tokenize).await?;
     let spelled = |id: &u32| {
         let bytes = host.model.tokenizer().and_then(|t| t.token_bytes(*id)).unwrap_or_default();
         let piece = match String::from_utf8(bytes) {
@@ -124,11 +125,13 @@ pub async fn apply_template(
     let messages = chat_messages(fields.value("messages"))?;
     let tools = Tools::chosen(super::chat::tools(&fields)?, &fields)?;
     let extra = fields.get("chat_template_kwargs")?.unwrap_or_default();
-    let prompt = apart(move || {
+    let bytes = messages.iter().map(limits::size).sum();
+    let render = move |host: &InUse| {
         let tools = tools.for_template();
         let conversation =
             Conversation { tools, extra, today: today(), ..Conversation::new(messages) };
         Ok(host.model.chat_prompt(&conversation)?.text)
-    });
-    Ok(call::json(&json!({"prompt": prompt.await?})))
+    };
+    let prompt = Turn::new(&server, &host, call.client).prepare(bytes, render).await?;
+    Ok(call::json(&json!({"prompt": prompt})))
 }

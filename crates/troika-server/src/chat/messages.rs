@@ -3,6 +3,7 @@
 use serde_json::{Map, Value};
 use troika::model::chat::ChatPrompt;
 
+use crate::ids;
 use crate::problem::Problem;
 
 /// The text of a content: a text, or a list of parts that are texts.
@@ -123,23 +124,53 @@ pub(super) fn with_calls_as_text(messages: &[Value]) -> Vec<Value> {
     messages.iter().map(with_calls).collect()
 }
 
-/// Cuts a prompt after the text of the last message, which the answer is to continue.
-pub(super) fn cut_after_last(prompt: &mut ChatPrompt, messages: &[Value]) {
-    let content = messages.last().and_then(|m| m["content"].as_str()).unwrap_or_default();
-    // Templates trim what they write.
-    let content = content.trim();
-    let Some(at) = prompt.text.rfind(content).filter(|_| !content.is_empty()) else { return };
-    prompt.text.truncate(at + content.len());
+/// Marks the end of the last message, which the answer is to continue. Returns the mark, at which
+/// [`cut_at`] cuts the rendered prompt, as the transformers library does.
+///
+/// # Errors
+/// The last message calls tools.
+pub(super) fn mark_last(messages: &mut [Value]) -> Result<String, Problem> {
+    let mark = ids::unique("continued");
+    let Some(last) = messages.last_mut() else { return Ok(mark) };
+    if last.get("tool_calls").is_some() {
+        let why = "messages: the last one calls tools, so that it cannot be continued; give the \
+                   tools' results";
+        return Err(Problem::field("messages", why));
+    }
+    let content = last["content"].as_str().unwrap_or_default();
+    // If the blank is gone afterwards, the template trims messages.
+    last["content"] = format!("{content}{mark} ").into();
+    Ok(mark)
+}
+
+/// Cuts a prompt at the mark of [`mark_last`], after the last message's `content`.
+///
+/// # Errors
+/// The template leaves the last message out.
+pub(super) fn cut_at(mark: &str, content: &str, prompt: &mut ChatPrompt) -> Result<(), Problem> {
+    let Some(at) = prompt.text.rfind(mark) else {
+        let why = "messages: the chat template leaves the last one out, so that it cannot be \
+                   continued";
+        return Err(Problem::field("messages", why));
+    };
+    let trims = !prompt.text[at + mark.len()..].starts_with(' ');
+    prompt.text.truncate(at);
+    // White space before a blank message is the template's own.
+    if trims && !content.trim().is_empty() {
+        prompt.text.truncate(prompt.text.trim_end().len());
+    }
     let end = prompt.text.len();
     prompt.plain.retain(|place| *place < end);
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use serde_json::json;
-    use troika::model::chat::ChatPrompt;
+    use troika::model::chat::{ChatInput, ChatPrompt, ChatTemplate};
 
-    use super::{chat_messages, cut_after_last};
+    use super::{chat_messages, cut_at, mark_last};
+    use crate::problem::Problem;
 
     #[test]
     fn contents_become_texts_and_arguments_objects() {
@@ -187,14 +218,42 @@ mod tests {
         }
     }
 
+    /// The prompt in which the answer goes on after `content`.
+    fn continued(template: &str, content: &str) -> Result<String, Problem> {
+        let mut messages = [
+            json!({"role": "user", "content": "i"}),
+            json!({"role": "assistant", "content": content}),
+        ];
+        let mark = mark_last(&mut messages)?;
+        let input = ChatInput { messages: messages.to_vec(), ..ChatInput::default() };
+        let mut prompt = ChatTemplate::new(template).unwrap().render(&input).unwrap();
+        cut_at(&mark, content, &mut prompt)?;
+        Ok(prompt.text)
+    }
+
     #[test]
-    fn a_prompt_is_cut_where_the_answer_goes_on() {
-        let messages = [json!({"role": "assistant", "content": " Once \n"})];
-        let text = "<u>Once<a> Once <end>\n".to_string();
-        let mut prompt = ChatPrompt { text, plain: vec![2, 20] };
-        cut_after_last(&mut prompt, &messages);
-        assert_eq!(prompt, ChatPrompt { text: "<u>Once<a> Once".into(), plain: vec![2] });
-        cut_after_last(&mut prompt, &[json!({"role": "assistant", "content": ""})]);
-        assert_eq!(prompt.text, "<u>Once<a> Once");
+    fn an_answer_goes_on_where_the_last_message_ends() {
+        const CHATML: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}\
+                              <|im_end|>\n{% endfor %}";
+        const TRIMS: &str = "{% for m in messages %}<|start_header_id|>{{ m.role }}\
+                             <|end_header_id|>\n\n{{ m.content | trim }}<|eot_id|>{% endfor %}";
+        let parts_of_markers =
+            ["<", "i", "im", "end", "e", "n", "d", "m", "_", "|", ">", "<|", "|>", "\n", "", "x y"];
+        for content in parts_of_markers.into_iter().chain(["```json\n", "x \n ", "eot", "\n\n<|"]) {
+            let begun = "<|im_start|>user\ni<|im_end|>\n<|im_start|>assistant\n";
+            assert_eq!(continued(CHATML, content).unwrap(), format!("{begun}{content}"));
+            let begun = "<|start_header_id|>user<|end_header_id|>\n\ni<|eot_id|>\
+                         <|start_header_id|>assistant<|end_header_id|>\n\n";
+            let expected = format!("{begun}{}", content.trim());
+            assert_eq!(continued(TRIMS, content).unwrap(), expected);
+        }
+        let problem = continued("{{ messages[0].content }}", "x").unwrap_err();
+        assert!(problem.message.contains("leaves the last one out"), "{}", problem.message);
+        let mut calls = [json!({"role": "assistant", "content": "", "tool_calls": [{}]})];
+        assert!(mark_last(&mut calls).unwrap_err().message.contains("calls tools"));
+        // Places of plain text after the cut are gone with it.
+        let mut prompt = ChatPrompt { text: "<u>Oncemark <end>".into(), plain: vec![2, 12] };
+        cut_at("mark", "Once", &mut prompt).unwrap();
+        assert_eq!(prompt, ChatPrompt { text: "<u>Once".into(), plain: vec![2] });
     }
 }

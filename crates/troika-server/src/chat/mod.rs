@@ -8,17 +8,16 @@ pub use events::{ChatAnswer, ChatEvent, ChatStream, ChoiceAnswer, EndReason, Tok
 pub use messages::{chat_messages, text_of};
 pub use tools::{ToolChoice, Tools, tool};
 
-use std::sync::Arc;
-
 use serde_json::{Map, Value};
 use troika::engine::sample::SampleParams;
 use troika::{Conversation, Request, today};
 
-use crate::completion::{self, Client, Generation};
+use crate::completion::{self, Generation};
 use crate::grammar::Constrain;
 use crate::host::InUse;
+use crate::limits;
 use crate::problem::Problem;
-use crate::state::Server;
+use crate::turn::Turn;
 use troika::model::answer::{Format, Reader, ReaderOptions};
 
 /// What is asked for, as every interface says it.
@@ -61,28 +60,56 @@ pub struct Prepared {
 }
 
 impl ChatRequest {
-    /// Renders the conversation. It may take a while, and so is called where that is allowed.
+    /// Renders the conversation and compiles what the answer must follow, each when it is the
+    /// client's turn.
     ///
     /// # Errors
     /// The template refuses the messages, the prompt is too long, or a grammar cannot be honoured.
-    pub fn prepare(&self, host: &InUse, most: Option<usize>) -> Result<Prepared, Problem> {
+    pub async fn prepare(self, turn: &Turn) -> Result<Prepared, Problem> {
+        let tools = self.tools.clone();
+        let texts = |message: &Value| message["content"].as_str().map_or(0, str::len);
+        turn.host.model.check_text(self.messages.iter().map(texts).sum())?;
+        let schemas = tools.list.iter().map(|tool| limits::size(&tool.parameters));
+        let bytes = self.messages.iter().map(limits::size).chain(schemas).sum();
+        let most = turn.server.options.max_tokens;
+        let rendered = turn.prepare(bytes, move |host| self.render(host, most)).await?;
+        let (mut prepared, constrain) = rendered;
+        if let Some(constrain) = constrain {
+            prepared.generation.grammar = Some(match turn.compile(constrain).await {
+                Ok(grammar) => grammar,
+                Err(problem) => return Err(tools.blame(turn).await.unwrap_or(problem)),
+            });
+        }
+        Ok(prepared)
+    }
+
+    /// The conversation without its grammar, and what the answer must follow.
+    fn render(
+        self,
+        host: &InUse,
+        most: Option<usize>,
+    ) -> Result<(Prepared, Option<Constrain>), Problem> {
         let model = &host.model;
         let shown = self.tools.shown();
         let format = if shown { host.format } else { host.plain_format };
+        let mut messages = match model.has_template() {
+            true => self.messages.clone(),
+            false => messages::with_calls_as_text(&self.messages),
+        };
+        let mark = self.continues.then(|| messages::mark_last(&mut messages)).transpose()?;
         let conversation = Conversation {
             tools: self.tools.for_template(),
-            extra: self.extra.clone(),
+            extra: self.extra,
             today: today(),
             add_generation_prompt: !self.continues,
-            ..Conversation::new(match model.has_template() {
-                true => self.messages.clone(),
-                false => messages::with_calls_as_text(&self.messages),
-            })
+            ..Conversation::new(messages)
         };
         let mut rendered = model.chat_prompt(&conversation)?;
-        if self.continues {
-            messages::cut_after_last(&mut rendered, &self.messages);
+        if let Some(mark) = mark {
+            let content = self.messages.last().and_then(|m| m["content"].as_str());
+            messages::cut_at(&mark, content.unwrap_or_default(), &mut rendered)?;
         }
+        model.check_text(rendered.text.len())?;
         let (prompt, _) = model.tokenize_chat(&rendered)?;
         let opened = format.opened_by(&rendered.text);
         let reader = ReaderOptions {
@@ -92,7 +119,7 @@ impl ChatRequest {
             whole_calls: self.whole_calls,
         };
         let forced = self.tools.grammar(&format, opened, &|text| control_token(host, text));
-        let constrain = match (forced, &self.constrain) {
+        let constrain = match (forced, self.constrain) {
             (Some(_), Some(_)) => {
                 return Err(Problem::field(
                     "tool_choice",
@@ -100,24 +127,21 @@ impl ChatRequest {
                 ));
             }
             (Some(grammar), None) => Some(Constrain::Lark(grammar)),
-            (None, constrain) => constrain.clone(),
+            (None, constrain) => constrain,
         };
-        let compiled = constrain.map(|c| host.compile(&c)).transpose();
-        let grammar = compiled.map_err(|e| self.tools.blame(host).unwrap_or(e))?.map(Arc::new);
         let keeps = |text: &&str| model.tokenizer().and_then(|t| t.id(text));
         let reads = reader.reasoning || !reader.tools.is_empty();
         let markers = if reads { format.markers() } else { Vec::new() };
-        let most = most.into_iter().chain(self.max_tokens).min();
         let request = Request {
-            params: self.params.clone(),
-            max_tokens: most,
-            stop: self.stop.clone(),
+            params: self.params,
+            max_tokens: most.into_iter().chain(self.max_tokens).min(),
+            stop: self.stop,
             ignore_eos: self.ignore_eos,
             logprobs: self.logprobs,
             keep_tokens: markers.iter().filter_map(keeps).collect(),
         };
-        let generation = Generation { prompt, request, choices: self.choices, grammar };
-        Ok(Prepared { generation, format, reader, tools: self.tools.clone() })
+        let generation = Generation { prompt, request, choices: self.choices, grammar: None };
+        Ok((Prepared { generation, format, reader, tools: self.tools }, constrain))
     }
 }
 
@@ -136,18 +160,12 @@ impl Prepared {
     ///
     /// # Errors
     /// The queue is full, or the request cannot be served.
-    pub async fn start(
-        self,
-        server: &Server,
-        host: &InUse,
-        client: Client,
-    ) -> Result<ChatStream, Problem> {
+    pub async fn start(self, turn: &Turn) -> Result<ChatStream, Problem> {
         let Prepared { generation, format, reader, tools } = self;
         let (choices, prompt_tokens) = (generation.choices, generation.prompt.len());
-        let timeout = server.options.timeout;
-        let answers = completion::start(host, &server.queue, client, generation, timeout).await?;
+        let answers = completion::start(turn, generation).await?;
         let readers: Vec<Reader> = (0..choices).map(|_| format.reader(reader.clone())).collect();
-        Ok(ChatStream::new(server.metrics.clone(), answers, readers)
+        Ok(ChatStream::new(turn.server.metrics.clone(), answers, readers)
             .with_calls(tools.several(), tools.forced())
             .of_prompt(prompt_tokens))
     }

@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 
 use crate::fields::Fields;
 use crate::grammar::Constrain;
-use crate::host::InUse;
 use crate::problem::Problem;
+use crate::turn::Turn;
 use troika::model::answer::{Format, SpecialToken, ToolSpec};
 
 /// Whether tools are called.
@@ -123,16 +123,16 @@ impl Tools {
     }
 
     /// The tool whose schema cannot be honoured, if calls are forced and there is one.
-    pub fn blame(&self, host: &InUse) -> Option<Problem> {
-        if !self.forced() {
-            return None;
-        }
-        self.list.iter().filter(|t| t.parameters.is_object()).find_map(|tool| {
+    pub async fn blame(&self, turn: &Turn) -> Option<Problem> {
+        let forced = self.list.iter().filter(|t| self.forced() && t.parameters.is_object());
+        for tool in forced {
             let schema = Constrain::JsonSchema(tool.parameters.clone());
-            let problem = host.compile(&schema).err()?;
-            let why = format!("the parameters of the tool {}: {}", tool.name, problem.message);
-            Some(Problem::field("tools", why))
-        })
+            if let Err(problem) = turn.compile(schema).await {
+                let why = format!("the parameters of the tool {}: {}", tool.name, problem.message);
+                return Some(Problem { message: why, param: Some("tools".into()), ..problem });
+            }
+        }
+        None
     }
 
     /// Whether the model is told of them.

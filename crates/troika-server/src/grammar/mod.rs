@@ -3,6 +3,7 @@
 
 mod constrain;
 mod error;
+mod kept;
 mod mask;
 mod measure;
 mod pool;
@@ -11,5 +12,6 @@ mod tests;
 mod vocabulary;
 
 pub use constrain::Constrain;
+pub use kept::KeptGrammars;
 pub use mask::{Grammar, Mask};
 pub use vocabulary::Vocabulary;

@@ -2,7 +2,6 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
@@ -25,8 +24,6 @@ pub type Encode = Arc<dyn Fn(&[u8]) -> Vec<u32> + Send + Sync>;
 const THREADS: usize = 2;
 /// Grammars nest: the thread that compiles them has a stack that holds what the limits allow.
 const STACK: usize = 64 << 20;
-/// Grammars that are compiled at once. Others wait for none of them, but are refused.
-const COMPILING: usize = 4;
 /// How long anyone waits for a grammar. The limits end it sooner, unless the machine is busy.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -34,7 +31,6 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub struct Vocabulary {
     factory: Arc<ParserFactory>,
     pool: Arc<Pool>,
-    compiling: Arc<AtomicUsize>,
 }
 
 impl Vocabulary {
@@ -62,14 +58,18 @@ impl Vocabulary {
         factory.quiet();
         *factory.limits_mut() = limits();
         let pool = Pool::new(THREADS).map_err(|e| refused(e.to_string()))?;
-        let compiling = Arc::new(AtomicUsize::new(0));
-        Ok(Self { factory: Arc::new(factory), pool: Arc::new(pool), compiling })
+        Ok(Self { factory: Arc::new(factory), pool: Arc::new(pool) })
     }
 
-    /// Compiles a constraint. What it cannot honour is an error, and so is what takes too long.
-    pub fn compile(&self, constrain: &Constrain) -> Result<Grammar, GrammarError> {
+    /// Compiles a constraint. What it cannot honour is an error, and so is what takes too long:
+    /// that goes on meanwhile, and holds `place` until its end.
+    pub fn compile_holding(
+        &self,
+        constrain: &Constrain,
+        place: impl Send + 'static,
+    ) -> Result<Grammar, GrammarError> {
         let parser = constrain.grammar()?;
-        let matcher = self.matcher(parser).map_err(|why| constrain.refused(why))?;
+        let matcher = self.matcher(parser, place).map_err(|why| constrain.refused(why))?;
         if let Some(error) = matcher.get_error() {
             return Err(constrain.refused(shorten(&error)));
         }
@@ -80,38 +80,24 @@ impl Vocabulary {
     }
 
     /// Compiles in a thread of its own, which nothing can stop: what waits for it goes on after a
-    /// while, and only a few may run.
-    fn matcher(&self, grammar: TopLevelGrammar) -> Result<Matcher, &'static str> {
-        const BUSY: &str = "others take too long to compile just now, so try again later";
-        let running = Running::enter(&self.compiling).ok_or(BUSY)?;
+    /// while.
+    fn matcher(
+        &self,
+        grammar: TopLevelGrammar,
+        place: impl Send + 'static,
+    ) -> Result<Matcher, &'static str> {
         let (sender, receiver) = channel();
         let factory = Arc::clone(&self.factory);
         let thread = std::thread::Builder::new().name("compile grammar".to_owned());
         let compile = move || {
             let matcher = Matcher::new(factory.create_parser(grammar)).into_cancellable();
-            drop(running);
+            drop(place);
             // Fails if nobody waits any longer.
             drop(sender.send(matcher));
         };
-        thread.stack_size(STACK).spawn(compile).map_err(|_| BUSY)?;
+        let spawned = thread.stack_size(STACK).spawn(compile);
+        spawned.map_err(|_| "there is no thread to compile it, so try again later")?;
         receiver.recv_timeout(PATIENCE).map_err(|_| "it takes too long to compile")
-    }
-}
-
-/// One of the compilations that run.
-struct Running(Arc<AtomicUsize>);
-
-impl Running {
-    fn enter(count: &Arc<AtomicUsize>) -> Option<Self> {
-        let running = Self(Arc::clone(count));
-        // Dropping it counts down again, here too.
-        (count.fetch_add(1, Ordering::SeqCst) < COMPILING).then_some(running)
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

@@ -10,9 +10,17 @@ use std::sync::Arc;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-use super::{Constrain, Mask, Vocabulary};
+use super::error::GrammarError;
+use super::{Constrain, Grammar, Mask, Vocabulary};
 
 const EOS: u32 = 256;
+
+impl Vocabulary {
+    /// Compiles at once, without a place.
+    fn compile(&self, constrain: &Constrain) -> Result<Grammar, GrammarError> {
+        self.compile_holding(constrain, ())
+    }
+}
 
 /// Bytes, the end, and some longer tokens.
 fn tokens() -> Vec<Vec<u8>> {

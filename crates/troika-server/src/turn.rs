@@ -1,0 +1,129 @@
+//! A request on its way: everything that it has computed waits here for the client's turn.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use tokio::time::Instant;
+
+use crate::completion::Client;
+use crate::grammar::{Constrain, Grammar};
+use crate::host::InUse;
+use crate::limits;
+use crate::problem::Problem;
+use crate::queue::{Asked, FairQueue, Permit};
+use crate::state::{Server, apart};
+
+/// How long a grammar waits for others to be compiled.
+const COMPILE_WAIT: Duration = Duration::from_secs(30);
+
+/// Seconds after which a client may ask again whose grammar had no turn.
+const COMPILE_AGAIN: u64 = 5;
+
+/// A request of a client to a model, with the time by which it has to be done.
+#[derive(Clone)]
+pub struct Turn {
+    /// The server.
+    pub server: Arc<Server>,
+    /// The model.
+    pub host: InUse,
+    client: Client,
+    by: Instant,
+    further: bool,
+}
+
+impl Turn {
+    /// A request whose time begins now.
+    pub fn new(server: &Arc<Server>, host: &InUse, client: Client) -> Turn {
+        let by = Instant::now() + server.options.timeout;
+        Turn { server: server.clone(), host: host.clone(), client, by, further: false }
+    }
+
+    /// A further part of the request. It is never refused for want of room in the queue.
+    pub fn further(&self) -> Turn {
+        Turn { further: true, ..self.clone() }
+    }
+
+    /// The priority of its sequences in the engine, which all clients share.
+    pub fn priority(&self) -> i32 {
+        self.client.priority.min(self.server.most_urgent())
+    }
+
+    /// Waits for work until the request's time is over.
+    ///
+    /// # Errors
+    /// It is.
+    pub async fn in_time<T>(&self, work: impl Future<Output = T>) -> Result<T, Problem> {
+        let late = |_| {
+            let seconds = self.server.options.timeout.as_secs_f64();
+            let message = format!(
+                "the answer was not complete after {seconds} s; ask for less, or start the server \
+                 with a longer --timeout"
+            );
+            Problem::new(StatusCode::GATEWAY_TIMEOUT, message)
+        };
+        tokio::time::timeout_at(self.by, work).await.map_err(late)
+    }
+
+    /// Waits for places.
+    ///
+    /// # Errors
+    /// The queue is full or closed, or the request's time is over.
+    pub async fn enter(&self, queue: &FairQueue, places: usize) -> Result<Permit, Problem> {
+        let Client { id: client, priority } = self.client;
+        let asked = Asked { client, priority, places, further: self.further };
+        Ok(self.in_time(queue.enter(asked)).await??)
+    }
+
+    /// Renders or tokenizes texts of `bytes` together, a few requests at a time. Long texts have a
+    /// queue of their own, so that short ones do not wait for them.
+    ///
+    /// # Errors
+    /// Those of the work, and those of [`Turn::enter`].
+    pub async fn prepare<T: Send + 'static>(
+        &self,
+        bytes: usize,
+        work: impl FnOnce(&InUse) -> Result<T, Problem> + Send + 'static,
+    ) -> Result<T, Problem> {
+        let queue = match bytes > limits::SHORT_TEXT {
+            true => &self.server.long_texts,
+            false => &self.server.texts,
+        };
+        let permit = self.enter(queue, 1).await?;
+        let host = self.host.clone();
+        self.in_time(apart(move || {
+            // Held until the work is done, even if nobody waits for it any longer.
+            let _permit = permit;
+            work(&host)
+        }))
+        .await?
+    }
+
+    /// The compiled grammar of a constraint, which is kept for the next request with the same one.
+    ///
+    /// # Errors
+    /// It cannot be honoured, or others take too long to compile.
+    pub async fn compile(&self, constrain: Constrain) -> Result<Arc<Grammar>, Problem> {
+        let key = format!("{constrain:?}");
+        if let Some(kept) = self.host.grammars.get(&key) {
+            return Ok(kept);
+        }
+        let turn = tokio::time::timeout(COMPILE_WAIT, self.enter(&self.server.grammars, 1)).await;
+        let permit = turn.map_err(|_| {
+            let message = "many grammars wait to be compiled; try again later";
+            let retry_after = Some(COMPILE_AGAIN);
+            Problem { retry_after, ..Problem::new(StatusCode::SERVICE_UNAVAILABLE, message) }
+        })??;
+        // Another request may have had the same one.
+        if let Some(kept) = self.host.grammars.get(&key) {
+            return Ok(kept);
+        }
+        let host = self.host.clone();
+        let compiled = apart(move || {
+            let grammar = Arc::new(host.compile(&constrain, permit)?);
+            host.grammars.keep(key, &grammar);
+            Ok(grammar)
+        });
+        self.in_time(compiled).await?
+    }
+}
