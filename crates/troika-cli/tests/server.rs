@@ -245,3 +245,175 @@ fn a_killed_server_starts_again() {
     let answer = server.ask(COMPLETE, &completion(3));
     assert!(answer.contains("data: [DONE]"), "{answer}");
 }
+
+/// Posts JSON as a client with a key. Returns the status and the rest of the answer.
+fn post(server: &Server, path: &str, key: &str, body: &str) -> (u16, String) {
+    let head = format!("POST {path} HTTP/1.1\r\nAuthorization: Bearer {key}");
+    let answer = server.ask(&head, body);
+    let status = answer.split(' ').nth(1).and_then(|code| code.parse().ok());
+    (status.unwrap_or_else(|| panic!("no status: {answer:?}")), answer)
+}
+
+/// Waits until nothing is computed and nobody waits.
+fn idle(server: &Server, key: &str) {
+    let begun = std::time::Instant::now();
+    let head = format!("GET /troika/status HTTP/1.1\r\nAuthorization: Bearer {key}");
+    loop {
+        let status = server.ask(&head, "");
+        if status.contains("\"running\":0,") && status.contains("\"queued\":0,") {
+            return;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(20), "it goes on for nobody: {status}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Prompts of token ids, which take a while to compute.
+fn prompts(count: usize) -> String {
+    let prompt = |i: usize| format!("[{}]", vec![(40 + i % 50).to_string(); 2000].join(","));
+    format!("[{}]", (0..count).map(prompt).collect::<Vec<_>>().join(","))
+}
+
+/// Grammars wait for their turn; nobody is refused by chance.
+#[test]
+fn agents_that_start_at_once_all_get_their_tools() {
+    let server = Server::start(&[]);
+    let call = |agent: usize| {
+        let tool = |i: usize| {
+            format!(
+                r#"{{"type": "function", "function": {{"name": "tool_{agent}_{i}", "parameters":
+                {{"type": "object", "properties": {{"city": {{"type": "string"}}, "unit": {{"enum":
+                ["c", "f", "{agent}"]}}, "days": {{"type": "integer"}}}}, "required": ["city"],
+                "additionalProperties": false}}}}}}"#
+            )
+        };
+        let tools: Vec<String> = (0..12).map(tool).collect();
+        format!(
+            r#"{{"messages": [{{"role": "user", "content": "hi"}}], "max_tokens": 4,
+            "tool_choice": "required", "tools": [{}]}}"#,
+            tools.join(",")
+        )
+    };
+    std::thread::scope(|scope| {
+        let ask = |agent: usize| {
+            let (server, body) = (&server, call(agent));
+            scope.spawn(move || post(server, "/v1/chat/completions", "", &body))
+        };
+        let asked: Vec<_> = (0..64).map(ask).collect();
+        for agent in asked {
+            let (status, answer) = agent.join().unwrap();
+            assert_eq!(status, 200, "{answer}");
+        }
+    });
+}
+
+/// Everything that is computed takes turns by key, and ends with its time or with its client.
+#[test]
+fn prompts_and_embeddings_take_turns_and_end_in_time() {
+    let server = Server::start(&["--api-key", "a,b", "--parallel", "2", "--timeout", "60"]);
+    let measured =
+        format!(r#"{{"prompt": {}, "echo": true, "logprobs": 1, "max_tokens": 0}}"#, prompts(64));
+    let embedded = format!(r#"{{"input": {}}}"#, prompts(64));
+    let small = r#"{"prompt": "It was", "max_tokens": 20, "ignore_eos": true}"#;
+    assert_eq!(post(&server, "/v1/completions", "b", small).0, 200);
+    for (path, body) in [("/v1/completions", &measured), ("/v1/embeddings", &embedded)] {
+        let head = format!("POST {path} HTTP/1.1\r\nAuthorization: Bearer a");
+        let mut streams: Vec<TcpStream> = (0..4).map(|_| server.send(&head, body)).collect();
+        for _ in 0..3 {
+            assert_eq!(post(&server, "/v1/completions", "b", small).0, 200);
+        }
+        // The other key did not have to wait for all of that.
+        for stream in &mut streams {
+            stream.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+            let early = stream.read(&mut [0; 1]);
+            assert!(early.is_err(), "{path} was done before the small requests");
+        }
+        drop(streams);
+        idle(&server, "b");
+    }
+    let server = Server::start(&["--timeout", "0.3"]);
+    for (path, body) in [("/v1/completions", &measured), ("/v1/embeddings", &embedded)] {
+        // The model may still be opened for embeddings: that does not count.
+        let (status, answer) = post(&server, path, "", body);
+        assert_eq!(status, 504, "{path}: {answer}");
+        assert!(answer.contains("--timeout"), "{path}: {answer}");
+        idle(&server, "");
+    }
+}
+
+/// A key that asks for much gives way where the queue is full.
+#[test]
+fn one_key_does_not_keep_others_out() {
+    let server = Server::start(&["--api-key", "a,b", "--parallel", "1", "--queue", "4"]);
+    let long = r#"{"prompt": "It was", "max_tokens": 1500, "ignore_eos": true}"#;
+    let head = format!("{COMPLETE}\r\nAuthorization: Bearer a\r\nX-Priority: 10");
+    let streams: Vec<TcpStream> = (0..12).map(|_| server.send(&head, long)).collect();
+    std::thread::sleep(Duration::from_millis(200));
+    let small = r#"{"prompt": "It was", "max_tokens": 2}"#;
+    for _ in 0..4 {
+        let (status, answer) = post(&server, "/v1/completions", "b", small);
+        assert_eq!(status, 200, "{answer}");
+    }
+    let answers: Vec<String> = streams
+        .into_iter()
+        .map(|mut stream| {
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).unwrap();
+            answer
+        })
+        .collect();
+    let count = |code: &str| answers.iter().filter(|a| a.starts_with(code)).count();
+    assert_eq!(count("HTTP/1.1 200") + count("HTTP/1.1 429"), 12, "{answers:?}");
+    assert!(count("HTTP/1.1 200") >= 4 && count("HTTP/1.1 429") >= 7, "{answers:?}");
+}
+
+/// Bytes of memory of a process.
+#[cfg(target_os = "linux")]
+fn resident(server: &Server) -> u64 {
+    let path = format!("/proc/{}/status", server.child.id());
+    let text = std::fs::read_to_string(path).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+}
+
+/// Texts beyond the context are refused before they are tokenized, and take no memory for long.
+#[cfg(target_os = "linux")]
+#[test]
+fn long_texts_leave_no_memory_behind() {
+    let server = Server::start(&[]);
+    let small = r#"{"prompt": "It was", "max_tokens": 2}"#;
+    assert_eq!(post(&server, "/v1/completions", "", small).0, 200);
+    let before = resident(&server);
+    let text = "the night was dark and ".repeat((14 << 20) / 23);
+    let bodies = [
+        ("/tokenize", format!(r#"{{"content": "{text}", "with_pieces": true}}"#)),
+        ("/v1/completions", format!(r#"{{"prompt": "{text}"}}"#)),
+        ("/v1/embeddings", format!(r#"{{"input": ["{text}"]}}"#)),
+        (
+            "/v1/chat/completions",
+            format!(r#"{{"messages": [{{"role": "user", "content": "{text}"}}]}}"#),
+        ),
+        ("/v1/completions", format!(r#"{{"prompt": "a", "stop": "{text}"}}"#)),
+        ("/v1/completions", format!(r#"{{"prompt": "a", "guided_regex": "{text}"}}"#)),
+    ];
+    std::thread::scope(|scope| {
+        let asked: Vec<_> = (bodies.iter().cycle().take(12))
+            .map(|(path, body)| (path, scope.spawn(|| post(&server, path, "", body))))
+            .collect();
+        for (path, asked) in asked {
+            let (status, answer) = asked.join().unwrap();
+            assert_eq!(status, 400, "{path}: {answer}");
+            assert!(answer.contains("are allowed") || answer.contains("shorten it"), "{answer}");
+        }
+    });
+    // The heap is given back a moment after the last answer.
+    let begun = std::time::Instant::now();
+    while resident(&server) > before + (300 << 20) {
+        assert!(
+            begun.elapsed() < Duration::from_secs(10),
+            "{} MB more",
+            (resident(&server) - before) >> 20
+        );
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
