@@ -2,6 +2,10 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[cfg(unix)]
+#[path = "common/ctrl_c.rs"]
+mod ctrl_c;
+
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -417,14 +421,6 @@ fn a_closed_pipe_ends_quietly() {
     assert!(out.stderr.is_empty(), "{}", text(&out.stderr));
 }
 
-/// Has Ctrl-C end the commands that are started here, also where it is ignored, as in a script's
-/// background job: what is ignored is inherited, and a handler is not.
-#[cfg(unix)]
-fn ctrl_c_ends_commands() {
-    // Fails where another test did so.
-    let _ = ctrlc::set_handler(|| std::process::exit(130));
-}
-
 #[cfg(unix)]
 #[test]
 fn ctrl_c_that_is_ignored_from_the_start_stays_so() {
@@ -438,8 +434,7 @@ fn ctrl_c_that_is_ignored_from_the_start_stays_so() {
         .unwrap();
     let mut first = [0; 1];
     child.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
-    let pid = child.id().to_string();
-    assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    ctrl_c::press(&child);
     let out = child.wait_with_output().unwrap();
     assert_eq!((out.status.code(), text(&out.stderr)), (Some(0), String::new()));
 }
@@ -447,7 +442,7 @@ fn ctrl_c_that_is_ignored_from_the_start_stays_so() {
 #[cfg(unix)]
 #[test]
 fn ctrl_c_ends_with_the_figures_so_far() {
-    ctrl_c_ends_commands();
+    ctrl_c::ends_commands();
     let mut child = command(&["run", "-p", "Once", "--ignore-eos", "-t", "1"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -456,8 +451,7 @@ fn ctrl_c_ends_with_the_figures_so_far() {
     // Once text flows, the handler is installed.
     let mut first = [0; 1];
     child.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
-    let pid = child.id().to_string();
-    assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    ctrl_c::press(&child);
     let out = child.wait_with_output().unwrap();
     let err = text(&out.stderr);
     assert_eq!(out.status.code(), Some(130), "{err}");
@@ -474,7 +468,7 @@ fn ctrl_c_ends_with_the_figures_so_far() {
 #[cfg(unix)]
 #[test]
 fn ctrl_c_among_many_prompts_is_said() {
-    ctrl_c_ends_commands();
+    ctrl_c::ends_commands();
     let dir = tempfile::tempdir().unwrap();
     let prompts = dir.path().join("prompts.txt");
     std::fs::write(&prompts, "Once\n".repeat(400)).unwrap();
@@ -482,8 +476,7 @@ fn ctrl_c_among_many_prompts_is_said() {
     let mut child = command(&at).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut first = [0; 1];
     child.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
-    let pid = child.id().to_string();
-    assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    ctrl_c::press(&child);
     let out = child.wait_with_output().unwrap();
     let (answers, err) = (text(&out.stdout).lines().count(), text(&out.stderr));
     assert!((1..400).contains(&answers), "{answers}");
