@@ -1,10 +1,11 @@
 //! Finds a model's files by the name the user gave.
 
 use std::cell::RefCell;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use indicatif::ProgressBar;
 use troika::Source;
+use troika::model::families::from_config;
 use troika::model::tokenizer::Tokenizer;
 use troika_hub::{HubOptions, Progress};
 use troika_lab::Subject;
@@ -22,7 +23,7 @@ pub fn model(args: &ModelArgs) -> Result<Source, CliError> {
     let Some(name) = args.positional.as_deref().or(args.model.as_deref()) else {
         return Ok(Source::BuiltIn);
     };
-    let mut options = HubOptions::from_env();
+    let mut options = HubOptions { refuse: Some(unusable), ..HubOptions::from_env() };
     options.offline |= args.offline;
     let path = match name.to_str() {
         Some(name) => shown(|show| troika_hub::resolve(name, &options, show))?,
@@ -42,6 +43,18 @@ pub fn fetch(name: &str, options: &HubOptions) -> Result<PathBuf, CliError> {
         return Ok(troika_hub::resolve(name, options, &|_| {})?);
     }
     Ok(shown(|show| troika_hub::fetch(name, options, show))?)
+}
+
+/// Why a model cannot be opened, before its weights are there: by the folder of its small files.
+pub fn unusable(place: &Path) -> Option<String> {
+    let config = match std::fs::read(place.join("config.json")) {
+        Ok(text) => serde_json::from_slice(&text),
+        Err(e) => return Some(format!("its config.json cannot be read: {e}")),
+    };
+    match config.map(|config| from_config(&config).map(drop)) {
+        Ok(read) => read.err().map(|e| e.to_string()),
+        Err(e) => Some(format!("its config.json is not JSON: {e}")),
+    }
 }
 
 /// Does something that may fetch, and shows its progress.

@@ -169,3 +169,46 @@ fn ctrl_c_in_a_download_leaves_what_arrived() {
     let log = hub.log.lock().unwrap();
     assert!(log.last().unwrap().ends_with(&format!(" {ARRIVED}-")), "{log:?}");
 }
+
+/// A config of the Hub, and a model in safetensors that has it.
+fn safetensors(config: &str) -> Hub {
+    let files =
+        [("config.json", config), ("tokenizer.json", "{}"), ("model.safetensors", "weights")];
+    let files = files.iter().filter(|(_, text)| !text.is_empty());
+    Hub::of(files.map(|(name, text)| (name.to_string(), text.as_bytes().to_vec())).collect())
+}
+
+/// 18 GB, and then a refusal, would be too late.
+#[test]
+fn a_model_that_is_not_supported_is_refused_before_its_weights_are_fetched() {
+    let llama = std::fs::read_to_string(model().with_file_name("../golden/llama-3.2/config.json"));
+    let llama: Value = serde_json::from_str(&llama.unwrap()).unwrap();
+    let with = |key: &str, value: Value| {
+        let mut config = llama.clone();
+        config[key] = value;
+        config.to_string()
+    };
+    let fp8 = serde_json::json!({ "quant_method": "fp8" });
+    for (config, says) in [
+        (with("model_type", "kimi_k2".into()), "o/n: model_type \"kimi_k2\" is not supported"),
+        (with("quantization_config", fp8), "o/n: quantization_config of method \"fp8\" is not"),
+        ("{".into(), "o/n: its config.json is not JSON"),
+        (String::new(), "o/n: its config.json cannot be read"),
+    ] {
+        for args in [&RUN[..], &["pull", "o/n"], &["serve", "o/n", "--port", "0"]] {
+            let (hub, home) = (safetensors(&config), tempfile::tempdir().unwrap());
+            let out = hub.command(home.path(), args).output().unwrap();
+            let text = String::from_utf8_lossy(&out.stderr).into_owned();
+            assert_eq!(out.status.code(), Some(1), "{text}");
+            assert!(text.lines().last().unwrap().contains(says), "{text}");
+            let log = hub.log.lock().unwrap();
+            assert!(!log.iter().any(|line| line.contains("safetensors")), "{log:?}");
+            assert_eq!(log.iter().any(|line| line.contains("/config.json")), !config.is_empty());
+        }
+    }
+    // What is supported is fetched whole.
+    let (hub, home) = (safetensors(&llama.to_string()), tempfile::tempdir().unwrap());
+    let out = hub.command(home.path(), &["pull", "o/n"]).output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    assert!(hub.log.lock().unwrap().iter().any(|line| line.contains("safetensors")));
+}

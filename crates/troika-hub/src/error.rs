@@ -91,6 +91,9 @@ pub enum HubError {
         /// The name as the user wrote it.
         model: String,
     },
+    /// A model that is of no use to whoever fetches it, and why; its weights are not fetched.
+    #[error("{0}: {1}")]
+    Useless(String, String),
     /// No file, or more than one, matches the request.
     #[error("{model}: {why}; there are: {}", .there.join(", "))]
     NoMatch {

@@ -108,7 +108,11 @@ impl FetchJob<'_> {
             files: missing.len(),
             bytes: sizes.map(|s| s.map(u128::from)).sum::<Option<u128>>().map(saturated),
         });
+        let weights = missing.iter().find(|name| name.ends_with(".safetensors"));
         missing.iter().try_for_each(|name| {
+            if Some(name) == weights {
+                self.check(&snapshot)?;
+            }
             let file = blob::WantedFile { job: self, client, commit: &listing.commit, name };
             self.fetch_file(&file, listing.size(name))
         })
