@@ -45,16 +45,13 @@ pub fn fetch(name: &str, options: &HubOptions) -> Result<PathBuf, CliError> {
     Ok(shown(|show| troika_hub::fetch(name, options, show))?)
 }
 
-/// Why a model cannot be opened, before its weights are there: by the folder of its small files.
-pub fn unusable(place: &Path) -> Option<String> {
-    let config = match std::fs::read(place.join("config.json")) {
-        Ok(text) => serde_json::from_slice(&text),
-        Err(e) => return Some(format!("its config.json cannot be read: {e}")),
+/// Why a model cannot be opened, by the folder of its small files: its weights are not there yet.
+pub fn unusable(folder: &Path) -> Option<String> {
+    let read = || -> Result<_, Box<dyn std::error::Error>> {
+        let text = std::fs::read(folder.join("config.json"))?;
+        Ok(from_config(&serde_json::from_slice(&text)?).map(drop)?)
     };
-    match config.map(|config| from_config(&config).map(drop)) {
-        Ok(read) => read.err().map(|e| e.to_string()),
-        Err(e) => Some(format!("its config.json is not JSON: {e}")),
-    }
+    read().err().map(|e| format!("its config.json cannot be used: {e}"))
 }
 
 /// Does something that may fetch, and shows its progress.

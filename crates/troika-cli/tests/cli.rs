@@ -421,6 +421,48 @@ fn a_closed_pipe_ends_quietly() {
     assert!(out.stderr.is_empty(), "{}", text(&out.stderr));
 }
 
+/// The parser of flags would take them for one letter and its value, and `-hf` for help.
+#[test]
+fn flags_of_llama_cpp_mean_what_they_mean_there() {
+    let say = |args: &[&str]| {
+        let fixed = ["run", "-p", "-ngl", "-n", "4", "--temp", "0", "-t", "1", "-v", "-q"];
+        let out = troika(&[&fixed[..], args].concat());
+        let err = text(&out.stderr);
+        assert!(out.status.success(), "{args:?}: {err}");
+        let plan = err.lines().find(|line| line.starts_with("plan: ")).unwrap();
+        assert!(plan.ends_with("on cpu, chunk 2, context 64, KV cache F32"), "{plan}");
+        out.stdout
+    };
+    let own = ["--raw", "--cache-type", "f32", "--ubatch-size", "2", "-c", "64"];
+    let theirs = ["-no-cnv", "-ctk", "f32", "-ctv", "f32", "-ub", "2", "-c", "64", "-ngl", "0"];
+    assert_eq!(say(&[&theirs[..], &["-fa", "on", "-st"]].concat()), say(&own));
+    for (args, says) in [
+        (
+            &["run", "-md", "x", "-p", "a"][..],
+            "-md is llama.cpp's: there is no speculative decoding",
+        ),
+        (&["serve", "-nocb"], "-nocb is llama.cpp's: answers are always computed together"),
+        (&["bench", "-fa", "0"], "-fa is llama.cpp's: it cannot be off"),
+        (&["-hf", "a/b"], "-hf is llama.cpp's: name a command first"),
+    ] {
+        refused(&troika(args), 2, &[says]);
+    }
+    let home = tempfile::tempdir().unwrap();
+    let hub = command(&["run", "-hf", "a/b:Q8_0", "--offline", "-p", "a"])
+        .env_remove("HF_HUB_CACHE")
+        .env("HF_HOME", home.path())
+        .output();
+    refused(&hub.unwrap(), 1, &["a/b:Q8_0: the model is not in the cache"]);
+    for (args, says) in [(["-ngl", "many"], "--n-gpu-layers"), (["-ctk", "q9"], "--cache-type")] {
+        let out = troika(&[&["run", "-p", "a"][..], &args].concat());
+        assert_eq!(out.status.code(), Some(2));
+        assert!(text(&out.stderr).contains(says), "{}", text(&out.stderr));
+    }
+    // Two ways to name devices.
+    let out = troika(&["run", "-p", "a", "-ngl", "9", "--device", "cpu"]);
+    assert_eq!(out.status.code(), Some(2));
+}
+
 #[cfg(unix)]
 #[test]
 fn ctrl_c_that_is_ignored_from_the_start_stays_so() {

@@ -190,10 +190,13 @@ fn a_model_that_is_not_supported_is_refused_before_its_weights_are_fetched() {
     };
     let fp8 = serde_json::json!({ "quant_method": "fp8" });
     for (config, says) in [
-        (with("model_type", "kimi_k2".into()), "o/n: model_type \"kimi_k2\" is not supported"),
-        (with("quantization_config", fp8), "o/n: quantization_config of method \"fp8\" is not"),
-        ("{".into(), "o/n: its config.json is not JSON"),
-        (String::new(), "o/n: its config.json cannot be read"),
+        (with("model_type", "kimi_k2".into()), "model_type \"kimi_k2\" is not supported"),
+        (
+            with("quantization_config", fp8),
+            "quantization_config of method \"fp8\" is not supported",
+        ),
+        ("{".into(), "EOF while parsing"),
+        (String::new(), "o/n: its config.json cannot be used: "),
     ] {
         for args in [&RUN[..], &["pull", "o/n"], &["serve", "o/n", "--port", "0"]] {
             let (hub, home) = (safetensors(&config), tempfile::tempdir().unwrap());

@@ -55,12 +55,6 @@ impl FetchJob<'_> {
         HubError::Damaged { model, endpoint, file: file.to_string(), cause }
     }
 
-    /// Refuses a model of no use, by what is there of it.
-    pub fn check(&self, place: &Path) -> Result<(), HubError> {
-        let why = self.options.refuse.and_then(|refuse| refuse(place));
-        why.map_or(Ok(()), |why| Err(HubError::Useless(self.model(), why)))
-    }
-
     /// An error of the cache.
     pub fn io(&self, error: io::Error) -> HubError {
         HubError::Io { model: self.model(), place: self.dir.to_path_buf(), error }
@@ -70,7 +64,7 @@ impl FetchJob<'_> {
     pub fn unfit(&self, unfit: SelectError) -> HubError {
         let model = self.model();
         match unfit {
-            SelectError::Weightless => HubError::NoWeights { model },
+            SelectError::Weightless => HubError::NoWeights(model),
             SelectError::NoMatch(why, there) => HubError::NoMatch { model, why, there },
             SelectError::MissingPart(part) => {
                 self.protocol(format!("{part} is not in the repository"))

@@ -17,8 +17,8 @@ pub struct HubOptions {
     pub offline: bool,
     /// The Hub's address (`HF_ENDPOINT`); `None`: the public one.
     pub endpoint: Option<String>,
-    /// Says why a model is of no use, by the folder of its small files or by a GGUF file of which only
-    /// the beginning is there; `None`: every model is fetched.
+    /// Says why a model in safetensors is of no use, by the folder of its small files; `None`: every
+    /// model is fetched.
     pub refuse: Option<fn(&Path) -> Option<String>>,
 }
 
