@@ -21,8 +21,8 @@ use troika::plan::Strategy;
 use troika::trace::Tracer;
 use troika::weights::{FloatType, Quant};
 use troika::{
-    DeviceOptions, GpuSettings, Model, NpuSettings, OpenOptions, Request, Session, gpu_adapters,
-    open_devices,
+    DeviceOptions, GpuAdapter, GpuSettings, Model, NpuSettings, OpenOptions, Request, Session,
+    gpu_adapters, open_devices,
 };
 
 /// The device that tests take.
@@ -37,7 +37,7 @@ fn root(path: &str) -> PathBuf {
 /// Whether the software adapter is here.
 fn is_here() -> bool {
     let name = needed::adapter();
-    let named = |facts: &Vec<(String, String)>| facts.iter().any(|(_, v)| v.contains(&name));
+    let named = |adapter: &GpuAdapter| adapter.facts.iter().any(|(_, v)| v.contains(&name));
     let here = gpu_adapters().iter().any(named);
     if !here {
         needed::not_run(&format!("there is no adapter {}", needed::adapter()));

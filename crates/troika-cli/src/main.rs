@@ -11,6 +11,7 @@ mod expert_groups;
 mod file;
 mod flags;
 mod generate;
+mod gpu;
 mod input;
 mod interrupt;
 mod memory;
@@ -62,6 +63,7 @@ fn run(command: Command) -> Result<(), CliError> {
         Command::Ps(args) => cmd::ps::run(&args),
         Command::Cache(args) => cmd::cache::run(&args),
         Command::Completions(args) => cmd::completions::run(&args),
+        Command::FindGpu => gpu::find(),
         Command::NpuCompile(args) => {
             troika::npu::serve_compile(&args.args).map_err(CliError::Failure)
         }

@@ -1,10 +1,11 @@
 //! Finds a model's files by the name the user gave.
 
 use std::cell::RefCell;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use indicatif::ProgressBar;
 use troika::Source;
+use troika::model::families::from_config;
 use troika::model::tokenizer::Tokenizer;
 use troika_hub::{HubOptions, Progress};
 use troika_lab::Subject;
@@ -22,7 +23,7 @@ pub fn model(args: &ModelArgs) -> Result<Source, CliError> {
     let Some(name) = args.positional.as_deref().or(args.model.as_deref()) else {
         return Ok(Source::BuiltIn);
     };
-    let mut options = HubOptions::from_env();
+    let mut options = HubOptions { refuse: Some(unusable), ..HubOptions::from_env() };
     options.offline |= args.offline;
     let path = match name.to_str() {
         Some(name) => shown(|show| troika_hub::resolve(name, &options, show))?,
@@ -42,6 +43,15 @@ pub fn fetch(name: &str, options: &HubOptions) -> Result<PathBuf, CliError> {
         return Ok(troika_hub::resolve(name, options, &|_| {})?);
     }
     Ok(shown(|show| troika_hub::fetch(name, options, show))?)
+}
+
+/// Why a model cannot be opened, by the folder of its small files: its weights are not there yet.
+pub fn unusable(folder: &Path) -> Option<String> {
+    let read = || -> Result<_, Box<dyn std::error::Error>> {
+        let text = std::fs::read(folder.join("config.json"))?;
+        Ok(from_config(&serde_json::from_slice(&text)?).map(drop)?)
+    };
+    read().err().map(|e| format!("its config.json cannot be used: {e}"))
 }
 
 /// Does something that may fetch, and shows its progress.

@@ -2,6 +2,10 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[cfg(unix)]
+#[path = "common/ctrl_c.rs"]
+mod ctrl_c;
+
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -417,12 +421,46 @@ fn a_closed_pipe_ends_quietly() {
     assert!(out.stderr.is_empty(), "{}", text(&out.stderr));
 }
 
-/// Has Ctrl-C end the commands that are started here, also where it is ignored, as in a script's
-/// background job: what is ignored is inherited, and a handler is not.
-#[cfg(unix)]
-fn ctrl_c_ends_commands() {
-    // Fails where another test did so.
-    let _ = ctrlc::set_handler(|| std::process::exit(130));
+/// The parser of flags would take them for one letter and its value, and `-hf` for help.
+#[test]
+fn flags_of_llama_cpp_mean_what_they_mean_there() {
+    let say = |args: &[&str]| {
+        let fixed = ["run", "-p", "-ngl", "-n", "4", "--temp", "0", "-t", "1", "-v", "-q"];
+        let out = troika(&[&fixed[..], args].concat());
+        let err = text(&out.stderr);
+        assert!(out.status.success(), "{args:?}: {err}");
+        let plan = err.lines().find(|line| line.starts_with("plan: ")).unwrap();
+        assert!(plan.ends_with("on cpu, chunk 2, context 64, KV cache F32"), "{plan}");
+        out.stdout
+    };
+    let own = ["--raw", "--cache-type", "f32", "--ubatch-size", "2", "-c", "64"];
+    let theirs = ["-no-cnv", "-ctk", "f32", "-ctv", "f32", "-ub", "2", "-c", "64", "-ngl", "0"];
+    assert_eq!(say(&[&theirs[..], &["-fa", "on", "-st"]].concat()), say(&own));
+    for (args, says) in [
+        (
+            &["run", "-md", "x", "-p", "a"][..],
+            "-md is llama.cpp's: there is no speculative decoding",
+        ),
+        (&["serve", "-nocb"], "-nocb is llama.cpp's: answers are always computed together"),
+        (&["bench", "-fa", "0"], "-fa is llama.cpp's: it cannot be off"),
+        (&["-hf", "a/b"], "-hf is llama.cpp's: name a command first"),
+    ] {
+        refused(&troika(args), 2, &[says]);
+    }
+    let home = tempfile::tempdir().unwrap();
+    let hub = command(&["run", "-hf", "a/b:Q8_0", "--offline", "-p", "a"])
+        .env_remove("HF_HUB_CACHE")
+        .env("HF_HOME", home.path())
+        .output();
+    refused(&hub.unwrap(), 1, &["a/b:Q8_0: the model is not in the cache"]);
+    for (args, says) in [(["-ngl", "many"], "--n-gpu-layers"), (["-ctk", "q9"], "--cache-type")] {
+        let out = troika(&[&["run", "-p", "a"][..], &args].concat());
+        assert_eq!(out.status.code(), Some(2));
+        assert!(text(&out.stderr).contains(says), "{}", text(&out.stderr));
+    }
+    // Two ways to name devices.
+    let out = troika(&["run", "-p", "a", "-ngl", "9", "--device", "cpu"]);
+    assert_eq!(out.status.code(), Some(2));
 }
 
 #[cfg(unix)]
@@ -438,8 +476,7 @@ fn ctrl_c_that_is_ignored_from_the_start_stays_so() {
         .unwrap();
     let mut first = [0; 1];
     child.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
-    let pid = child.id().to_string();
-    assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    ctrl_c::press(&child);
     let out = child.wait_with_output().unwrap();
     assert_eq!((out.status.code(), text(&out.stderr)), (Some(0), String::new()));
 }
@@ -447,7 +484,7 @@ fn ctrl_c_that_is_ignored_from_the_start_stays_so() {
 #[cfg(unix)]
 #[test]
 fn ctrl_c_ends_with_the_figures_so_far() {
-    ctrl_c_ends_commands();
+    ctrl_c::ends_commands();
     let mut child = command(&["run", "-p", "Once", "--ignore-eos", "-t", "1"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -456,8 +493,7 @@ fn ctrl_c_ends_with_the_figures_so_far() {
     // Once text flows, the handler is installed.
     let mut first = [0; 1];
     child.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
-    let pid = child.id().to_string();
-    assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    ctrl_c::press(&child);
     let out = child.wait_with_output().unwrap();
     let err = text(&out.stderr);
     assert_eq!(out.status.code(), Some(130), "{err}");
@@ -474,7 +510,7 @@ fn ctrl_c_ends_with_the_figures_so_far() {
 #[cfg(unix)]
 #[test]
 fn ctrl_c_among_many_prompts_is_said() {
-    ctrl_c_ends_commands();
+    ctrl_c::ends_commands();
     let dir = tempfile::tempdir().unwrap();
     let prompts = dir.path().join("prompts.txt");
     std::fs::write(&prompts, "Once\n".repeat(400)).unwrap();
@@ -482,8 +518,7 @@ fn ctrl_c_among_many_prompts_is_said() {
     let mut child = command(&at).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut first = [0; 1];
     child.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
-    let pid = child.id().to_string();
-    assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    ctrl_c::press(&child);
     let out = child.wait_with_output().unwrap();
     let (answers, err) = (text(&out.stdout).lines().count(), text(&out.stderr));
     assert!((1..400).contains(&answers), "{answers}");

@@ -2,6 +2,10 @@
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
+#[cfg(unix)]
+#[path = "common/ctrl_c.rs"]
+mod ctrl_c;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -351,6 +355,7 @@ fn the_cache_knows_profiles_and_leftovers() {
 #[cfg(unix)]
 #[test]
 fn an_interrupted_perplexity_says_how_many_windows_it_is_of() {
+    ctrl_c::ends_commands();
     let place = Place::new();
     std::fs::write(place.path("text.txt"), "Once upon a time there was a king. ".repeat(40_000))
         .unwrap();
@@ -361,8 +366,7 @@ fn an_interrupted_perplexity_says_how_many_windows_it_is_of() {
         let mut run = place.run(&args);
         let child = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         std::thread::sleep(Duration::from_millis(wait));
-        let pid = child.id().to_string();
-        assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+        ctrl_c::press(&child);
         let out = child.wait_with_output().unwrap();
         if out.stdout.is_empty() {
             continue;

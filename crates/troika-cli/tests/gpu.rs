@@ -167,3 +167,30 @@ fn shares_are_of_what_the_device_was_measured_to_do() {
         assert_eq!(row["limits"].as_object().unwrap().len(), 2, "{row}");
     }
 }
+
+/// Software is the CPU, so there is nothing to say of it; `-ngl` says that no GPU computes.
+#[test]
+fn a_software_adapter_is_no_gpu_for_a_line_or_for_layers() {
+    if !is_here() {
+        return;
+    }
+    let listed = answer(&troika(&["devices", "--json"]));
+    let listed: serde_json::Value = serde_json::from_str(&listed).unwrap();
+    let adapters = || listed.as_array().unwrap().iter().filter(|d| d["kind"] == "GPU");
+    let is_software =
+        |d: &serde_json::Value| d["facts"]["adapter"].as_str().unwrap().ends_with("(software)");
+    let gpu = adapters().any(|d| !is_software(d));
+    assert!(adapters().any(is_software));
+    let told = |args: &[&str]| {
+        let output = troika(&[&HI[..], args].concat());
+        answer(&output);
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let one = |args: &[&str], line: &str| told(args).matches(line).count();
+    assert_eq!(one(&[], "note: the CPU computes; --device gpu is "), usize::from(gpu));
+    for chosen in [&["--device", "cpu"][..], &["-ngl", "0"]] {
+        assert_eq!(one(chosen, "note:"), 0);
+    }
+    assert_eq!(one(&["-ngl", "99"], "note: there is no GPU"), usize::from(!gpu));
+    assert_eq!(one(&["-ngl", "99"], "note: all layers are on "), usize::from(gpu));
+}

@@ -2,6 +2,10 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[cfg(unix)]
+#[path = "common/ctrl_c.rs"]
+mod ctrl_c;
+
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -18,6 +22,8 @@ const NAME: &str = "m-Q4_0.gguf";
 #[derive(Clone)]
 struct Hub {
     address: String,
+    /// Its files, by name.
+    files: Arc<Vec<(String, Vec<u8>)>>,
     log: Arc<Mutex<Vec<String>>>,
     /// Number of lists to answer; then the Hub refuses.
     lists: Arc<Mutex<usize>>,
@@ -26,10 +32,16 @@ struct Hub {
 }
 
 impl Hub {
+    /// A hub whose model is one file.
     fn start() -> Hub {
+        Hub::of(vec![(NAME.to_string(), std::fs::read(model()).unwrap())])
+    }
+
+    fn of(files: Vec<(String, Vec<u8>)>) -> Hub {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let hub = Hub {
             address: format!("http://{}", listener.local_addr().unwrap()),
+            files: Arc::new(files),
             log: Arc::default(),
             lists: Arc::new(Mutex::new(1)),
             stall: Arc::default(),
@@ -57,7 +69,6 @@ impl Hub {
             }
         }
         self.log.lock().unwrap().push(format!("{path} {range}"));
-        let body = std::fs::read(model()).unwrap();
         let end = "connection: close\r\n\r\n";
         if path.starts_with("/api/") {
             let mut left = self.lists.lock().unwrap();
@@ -65,11 +76,15 @@ impl Hub {
                 return write!(stream, "HTTP/1.1 403 No\r\ncontent-length: 0\r\n{end}");
             }
             *left -= 1;
-            let file = format!("{{\"rfilename\":\"{NAME}\",\"size\":{}}}", body.len());
-            let list = format!("{{\"sha\":\"{SHA}\",\"siblings\":[{file}]}}");
+            let file = |(name, body): &(String, Vec<u8>)| {
+                format!("{{\"rfilename\":\"{name}\",\"size\":{}}}", body.len())
+            };
+            let files = self.files.iter().map(file).collect::<Vec<_>>().join(",");
+            let list = format!("{{\"sha\":\"{SHA}\",\"siblings\":[{files}]}}");
             let length = list.len();
             return write!(stream, "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n{end}{list}");
         }
+        let (_, body) = self.files.iter().find(|(name, _)| path.ends_with(name)).unwrap();
         let total = body.len();
         let (from, to) = range.split_once('-').unwrap_or(("0", ""));
         let from: usize = from.parse().unwrap();
@@ -130,8 +145,7 @@ fn a_model_is_looked_up_once() {
 #[cfg(unix)]
 #[test]
 fn ctrl_c_in_a_download_leaves_what_arrived() {
-    // Commands inherit that Ctrl-C is ignored, as in a script's background job, but no handler.
-    let _ = ctrlc::set_handler(|| std::process::exit(130));
+    ctrl_c::ends_commands();
     const ARRIVED: usize = 100_000;
     let (hub, home) = (Hub::start(), tempfile::tempdir().unwrap());
     *hub.stall.lock().unwrap() = Some(ARRIVED);
@@ -145,8 +159,7 @@ fn ctrl_c_in_a_download_leaves_what_arrived() {
         assert!(start.elapsed() < Duration::from_secs(60), "nothing arrived");
         std::thread::sleep(Duration::from_millis(20));
     }
-    let pid = child.id().to_string();
-    assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    ctrl_c::press(&child);
     assert!(!child.wait().unwrap().success());
     assert!(part.exists() && !blobs.join(format!("of-{total}")).exists());
     *hub.lists.lock().unwrap() = 1;
@@ -155,4 +168,50 @@ fn ctrl_c_in_a_download_leaves_what_arrived() {
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     let log = hub.log.lock().unwrap();
     assert!(log.last().unwrap().ends_with(&format!(" {ARRIVED}-")), "{log:?}");
+}
+
+/// A config of the Hub, and a model in safetensors that has it.
+fn safetensors(config: &str) -> Hub {
+    let files =
+        [("config.json", config), ("tokenizer.json", "{}"), ("model.safetensors", "weights")];
+    let files = files.iter().filter(|(_, text)| !text.is_empty());
+    Hub::of(files.map(|(name, text)| (name.to_string(), text.as_bytes().to_vec())).collect())
+}
+
+/// 18 GB, and then a refusal, would be too late.
+#[test]
+fn a_model_that_is_not_supported_is_refused_before_its_weights_are_fetched() {
+    let llama = std::fs::read_to_string(model().with_file_name("../golden/llama-3.2/config.json"));
+    let llama: Value = serde_json::from_str(&llama.unwrap()).unwrap();
+    let with = |key: &str, value: Value| {
+        let mut config = llama.clone();
+        config[key] = value;
+        config.to_string()
+    };
+    let fp8 = serde_json::json!({ "quant_method": "fp8" });
+    for (config, says) in [
+        (with("model_type", "kimi_k2".into()), "model_type \"kimi_k2\" is not supported"),
+        (
+            with("quantization_config", fp8),
+            "quantization_config of method \"fp8\" is not supported",
+        ),
+        ("{".into(), "EOF while parsing"),
+        (String::new(), "o/n: its config.json cannot be used: "),
+    ] {
+        for args in [&RUN[..], &["pull", "o/n"], &["serve", "o/n", "--port", "0"]] {
+            let (hub, home) = (safetensors(&config), tempfile::tempdir().unwrap());
+            let out = hub.command(home.path(), args).output().unwrap();
+            let text = String::from_utf8_lossy(&out.stderr).into_owned();
+            assert_eq!(out.status.code(), Some(1), "{text}");
+            assert!(text.lines().last().unwrap().contains(says), "{text}");
+            let log = hub.log.lock().unwrap();
+            assert!(!log.iter().any(|line| line.contains("safetensors")), "{log:?}");
+            assert_eq!(log.iter().any(|line| line.contains("/config.json")), !config.is_empty());
+        }
+    }
+    // What is supported is fetched whole.
+    let (hub, home) = (safetensors(&llama.to_string()), tempfile::tempdir().unwrap());
+    let out = hub.command(home.path(), &["pull", "o/n"]).output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    assert!(hub.log.lock().unwrap().iter().any(|line| line.contains("safetensors")));
 }

@@ -3,6 +3,10 @@
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
+#[cfg(unix)]
+#[path = "common/ctrl_c.rs"]
+mod ctrl_c;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
@@ -68,9 +72,9 @@ impl Server {
     }
 
     #[cfg(unix)]
-    fn signal(&self, name: &str) {
+    fn terminate(&self) {
         let id = self.child.id().to_string();
-        assert!(Command::new("kill").args([name, &id]).status().unwrap().success());
+        assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
     }
 
     /// Waits for its end. Returns the rest of what it said, and the exit code.
@@ -194,7 +198,7 @@ fn a_server_that_is_told_to_stop_lets_answers_end() {
     while !read.contains("data: ") {
         assert!(answer.read_line(&mut read).unwrap() > 0, "{read}");
     }
-    server.signal("-TERM");
+    server.terminate();
     answer.read_to_string(&mut read).unwrap();
     assert!(read.contains("data: [DONE]"), "{read}");
     let (said, code) = server.ended();
@@ -205,13 +209,14 @@ fn a_server_that_is_told_to_stop_lets_answers_end() {
 #[cfg(unix)]
 #[test]
 fn answers_that_are_cut_off_are_counted() {
+    ctrl_c::ends_commands();
     let server = Server::start(&["--grace", "0"]);
     let mut answer = BufReader::new(server.send(COMPLETE, &completion(1000)));
     let mut read = String::new();
     while !read.contains("data: ") {
         assert!(answer.read_line(&mut read).unwrap() > 0, "{read}");
     }
-    server.signal("-INT");
+    ctrl_c::press(&server.child);
     let (said, code) = server.ended();
     assert!(said.contains("1 answers were cut off"), "{said}");
     assert_eq!(code, Some(130));

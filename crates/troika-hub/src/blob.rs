@@ -139,8 +139,7 @@ impl PartialBlob<'_> {
             if now != seen {
                 (seen, since) = (now, Instant::now());
             } else if since.elapsed() > job.limits.others {
-                let model = job.spec.model.clone();
-                return Err(Failure::Final(HubError::Busy { model }));
+                return Err(Failure::Final(HubError::Busy(job.model())));
             }
         }
     }

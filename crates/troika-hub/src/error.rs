@@ -33,15 +33,12 @@ pub enum HubError {
         /// Where it was expected.
         place: PathBuf,
     },
-    /// A token that cannot be sent in a request.
+    /// The token for this model cannot be sent in a request.
     #[error(
-        "{model}: the token in use (HF_TOKEN, or the file a login has left) has a line break or \
+        "{0}: the token in use (HF_TOKEN, or the file a login has left) has a line break or \
          another character that no token has; set HF_TOKEN to the token alone"
     )]
-    BadToken {
-        /// The name as the user wrote it.
-        model: String,
-    },
+    BadToken(String),
     /// No connection, or one that broke.
     #[error(
         "{model}: cannot fetch from {endpoint} ({cause}); check the connection and run again, or \
@@ -86,11 +83,11 @@ pub enum HubError {
         cause: String,
     },
     /// The repository has no usable weights.
-    #[error("{model}: no weights in safetensors or GGUF format in this repository")]
-    NoWeights {
-        /// The name as the user wrote it.
-        model: String,
-    },
+    #[error("{0}: no weights in safetensors or GGUF format in this repository")]
+    NoWeights(String),
+    /// A model that whoever fetches it has no use for, and why.
+    #[error("{0}: {1}")]
+    Useless(String, String),
     /// No file, or more than one, matches the request.
     #[error("{model}: {why}; there are: {}", .there.join(", "))]
     NoMatch {
@@ -117,13 +114,8 @@ pub enum HubError {
         cause: String,
     },
     /// Another process is fetching the same file and makes no progress.
-    #[error(
-        "{model}: another program is fetching it and gets no further; end that one and run again"
-    )]
-    Busy {
-        /// The name as the user wrote it.
-        model: String,
-    },
+    #[error("{0}: another program is fetching it and gets no further; end that one and run again")]
+    Busy(String),
     /// The cache cannot be written.
     #[error("{model}: cannot write to the cache at {place}: {error}")]
     Io {
@@ -181,11 +173,8 @@ pub enum HubError {
         place: PathBuf,
     },
     /// Another process holds a lock on what is to be removed.
-    #[error("{model}: another program is fetching it; wait for it or end it, and run again")]
-    InUse {
-        /// The name as the user wrote it.
-        model: String,
-    },
+    #[error("{0}: another program is fetching it; wait for it or end it, and run again")]
+    InUse(String),
     /// Something cannot be removed.
     #[error("{model}: cannot remove {place}: {error}")]
     Stuck {

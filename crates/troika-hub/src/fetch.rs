@@ -20,7 +20,7 @@ const HEADWAY: u64 = 1 << 20;
 /// See [`HubError`].
 pub fn fetch(job: &FetchJob<'_>) -> Result<PathBuf, HubError> {
     if job.options.token.as_deref().is_some_and(|token| !can_be_sent(token)) {
-        return Err(HubError::BadToken { model: job.model() });
+        return Err(HubError::BadToken(job.model()));
     }
     let client = Client::new(job.options, job.limits);
     let listing = job.listing(&client)?;
@@ -108,7 +108,12 @@ impl FetchJob<'_> {
             files: missing.len(),
             bytes: sizes.map(|s| s.map(u128::from)).sum::<Option<u128>>().map(saturated),
         });
+        let weights = missing.iter().find(|name| name.ends_with(".safetensors"));
         missing.iter().try_for_each(|name| {
+            let refused = self.options.refuse.filter(|_| Some(name) == weights);
+            if let Some(why) = refused.and_then(|refuse| refuse(&snapshot)) {
+                return Err(HubError::Useless(self.model(), why));
+            }
             let file = blob::WantedFile { job: self, client, commit: &listing.commit, name };
             self.fetch_file(&file, listing.size(name))
         })

@@ -64,7 +64,7 @@ impl FetchJob<'_> {
     pub fn unfit(&self, unfit: SelectError) -> HubError {
         let model = self.model();
         match unfit {
-            SelectError::Weightless => HubError::NoWeights { model },
+            SelectError::Weightless => HubError::NoWeights(model),
             SelectError::NoMatch(why, there) => HubError::NoMatch { model, why, there },
             SelectError::MissingPart(part) => {
                 self.protocol(format!("{part} is not in the repository"))

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 pub const ENDPOINT: &str = "https://huggingface.co";
 
 /// Settings for finding models. The default has no cache; see [`HubOptions::from_env`].
-#[derive(Clone, Default, PartialEq, Eq)]
+#[derive(Clone, Default)]
 pub struct HubOptions {
     /// The cache folder (`HF_HUB_CACHE`, else `HF_HOME/hub`, else below the user's cache).
     pub cache_dir: Option<PathBuf>,
@@ -17,6 +17,9 @@ pub struct HubOptions {
     pub offline: bool,
     /// The Hub's address (`HF_ENDPOINT`); `None`: the public one.
     pub endpoint: Option<String>,
+    /// Says why a model in safetensors is of no use, by the folder of its small files; `None`: every
+    /// model is fetched.
+    pub refuse: Option<fn(&Path) -> Option<String>>,
 }
 
 impl fmt::Debug for HubOptions {
@@ -59,6 +62,7 @@ impl HubOptions {
                 .or_else(|| read_token(&token_file?)),
             offline: var("HF_HUB_OFFLINE").is_some_and(|value| is_yes(&value)),
             endpoint: var("HF_ENDPOINT").map(|url| url.trim_end_matches('/').to_string()),
+            refuse: None,
         }
     }
 

@@ -296,7 +296,7 @@ impl Removal {
     }
 
     fn in_use(&self) -> HubError {
-        HubError::InUse { model: self.model.clone() }
+        HubError::InUse(self.model.clone())
     }
 
     fn stuck(&self, place: &Path, error: io::Error) -> HubError {

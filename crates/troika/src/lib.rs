@@ -75,9 +75,9 @@ pub use describe::{BoundModel, Described, describe};
 pub use device_check::CheckedKernel;
 pub use devices::limits::{Limit, Limits, measure_bandwidth, measure_limits, multiply_of};
 pub use devices::{
-    CacheFault, DeviceOptions, DeviceSpec, DeviceSpecError, GpuSpec, NpuSettings, ProcessorSpec,
-    check_device, gpu_adapters, instruction_sets, npu, open_devices, parse_cores, sim,
-    usable_cores, virtual_clock,
+    CacheFault, DeviceOptions, DeviceSpec, DeviceSpecError, GpuAdapter, GpuSpec, NpuSettings,
+    ProcessorSpec, check_device, gpu_adapters, instruction_sets, npu, open_devices, parse_cores,
+    sim, usable_cores, virtual_clock,
 };
 pub use driver::EngineGuard;
 pub use energy::{EnergyMeter, Metering, PowerMeter};

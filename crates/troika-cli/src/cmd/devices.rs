@@ -74,11 +74,11 @@ pub fn run(args: &DevicesArgs) -> Result<(), CliError> {
         list.push(found);
     }
     if options.devices.is_empty() {
-        for (i, facts) in gpu_adapters().into_iter().enumerate() {
+        for (i, adapter) in gpu_adapters().into_iter().enumerate() {
             let name = format!("gpu:{i}");
             text.push_str(&format!("{name}: --device {name}\n"));
             let mut map = Map::new();
-            for (fact, value) in facts {
+            for (fact, value) in adapter.facts {
                 text.push_str(&format!("  {fact}: {value}\n"));
                 map.insert(fact, value.into());
             }

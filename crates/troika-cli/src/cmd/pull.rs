@@ -15,7 +15,7 @@ use crate::resolve;
 /// # Errors
 /// A name that is none, a Hub that does not give it, or a disk that is full.
 pub fn run(args: &PullArgs) -> Result<(), CliError> {
-    let options = HubOptions::from_env();
+    let options = HubOptions { refuse: Some(resolve::unusable), ..HubOptions::from_env() };
     if args.refresh && options.offline {
         let why = "--refresh asks the Hub, and HF_HUB_OFFLINE says not to: leave one of them out";
         return Err(CliError::Usage(why.into()));

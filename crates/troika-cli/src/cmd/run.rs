@@ -12,7 +12,7 @@ use crate::generate::generate;
 use crate::input::{is_stdin, read_input};
 use crate::interrupt::Interrupt;
 use crate::prompt::tokenize;
-use crate::{chat, expert_groups, file, memory, output, parallel, progress, resolve, stats};
+use crate::{chat, expert_groups, file, gpu, memory, output, parallel, progress, resolve, stats};
 
 /// Generates text for one prompt, or opens a chat.
 ///
@@ -20,6 +20,7 @@ use crate::{chat, expert_groups, file, memory, output, parallel, progress, resol
 /// Anything from a missing model to a full disk.
 pub fn run(args: &RunArgs) -> Result<(), CliError> {
     file::check("trace", args.trace.as_deref())?;
+    let search = args.plan.search_gpu(&args.open.compute.placement);
     let source = resolve::model(&args.model)?;
     let prompt = match args.parallel {
         Some(_) => Prompt::Lines(lines(args)?),
@@ -37,6 +38,7 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
     let interrupt = Interrupt::listen();
     options.compile.cancel = Some(interrupt.flag());
     let model = Model::open(&source, &OpenOptions { scan: args.verbose, ..options })?;
+    gpu::tell(search);
     for w in model.warnings() {
         output::note_line(&format!("warning: {w}"));
     }

@@ -13,7 +13,7 @@ use troika_server::{Ended, ModelOffer, ServerOptions, serve};
 use super::run::open_options;
 use crate::error::CliError;
 use crate::flags::{ModelArgs, ServeArgs};
-use crate::{output, resolve};
+use crate::{gpu, output, resolve};
 
 /// Serves models until it is stopped.
 ///
@@ -46,6 +46,7 @@ pub fn run(args: &ServeArgs) -> Result<(), CliError> {
         note: Arc::new(log),
         requests: args.verbose.then(|| Arc::new(log) as troika_server::Log),
     };
+    gpu::tell(args.plan.search_gpu(&args.open.compute.placement));
     let has_keys = !options.keys.is_empty();
     let ended = serve(options, &mut |address| {
         let key = if has_keys { "; it asks for a key" } else { "" };

@@ -9,6 +9,7 @@ mod experts;
 mod help;
 mod models;
 mod npu;
+mod one_dash;
 mod open;
 mod overwrite;
 mod parse;

@@ -49,7 +49,7 @@ impl ComputeArgs {
     /// The devices, each with some threads.
     pub fn devices(&self, threads: Option<usize>) -> DeviceOptions {
         let cores = self.cores.clone().map(|c| c.0);
-        let devices = self.placement.device.clone();
+        let devices = self.placement.devices();
         if devices.iter().any(|d| d.npu.is_some()) {
             output::keep_apart();
         }

@@ -10,7 +10,7 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches};
 
 use super::help::with_short_help;
-use super::{Cli, effect, overwrite};
+use super::{Cli, effect, one_dash, overwrite};
 use crate::error::CliError;
 use crate::output;
 
@@ -20,9 +20,11 @@ use crate::output;
 /// Flags without effect, and files that would be written over others.
 pub fn parse() -> Result<Cli, CliError> {
     let command = with_short_help(with_boolish_variables(Cli::command()));
-    let mut command = typed_first(command);
-    let matches = command.clone().try_get_matches().unwrap_or_else(|e| match e.kind() {
-        ErrorKind::InvalidUtf8 => not_text(&mut command).exit(),
+    let words = one_dash::translate(&command, std::env::args_os().collect())?;
+    let mut command = typed_first(command, &words);
+    let read = command.clone().try_get_matches_from(&words);
+    let matches = read.unwrap_or_else(|e| match e.kind() {
+        ErrorKind::InvalidUtf8 => not_text(&mut command, &words).exit(),
         _ => e.exit(),
     });
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|e| e.format(&mut command).exit());
@@ -49,14 +51,14 @@ fn without_variable(arg: Arg) -> Arg {
 }
 
 /// Removes the variables of flags that conflict with typed ones.
-fn typed_first(command: Command) -> Command {
+fn typed_first(command: Command, words: &[OsString]) -> Command {
     let names: Vec<String> =
         command.get_subcommands().map(|verb| verb.get_name().to_string()).collect();
     let bare = names.iter().fold(command.clone(), |command, name| {
         command.mut_subcommand(name, |verb| verb.mut_args(without_variable))
     });
     // Wrong usage is reported when the full command parses the same words.
-    let Ok(matches) = bare.try_get_matches() else { return command };
+    let Ok(matches) = bare.try_get_matches_from(words) else { return command };
     let Some((name, typed)) = matches.subcommand() else { return command };
     let Some(verb) = command.find_subcommand(name) else { return command };
     let mut beaten = beaten(verb, typed);
@@ -94,8 +96,7 @@ fn beaten(verb: &Command, typed: &ArgMatches) -> BTreeSet<String> {
 
 /// What is wrong where a value should be text and is not UTF-8: with the flag, which clap's own
 /// message does not name.
-fn not_text(command: &mut Command) -> clap::Error {
-    let words: Vec<OsString> = std::env::args_os().collect();
+fn not_text(command: &mut Command, words: &[OsString]) -> clap::Error {
     // Whether it is still wrong when this word alone is left as it is.
     let is_wrong = |kept: usize| {
         let text = |(at, word): (usize, &OsString)| match at == kept {

@@ -1,7 +1,9 @@
 //! Flags that say which devices there are and how a model is divided over them.
 
 use std::collections::HashSet;
+use std::num::ParseIntError;
 use std::path::{Path, PathBuf};
+use std::process::Child;
 use std::time::Duration;
 
 use clap::Args;
@@ -17,7 +19,7 @@ use crate::flags::experts::ExpertArgs;
 use crate::flags::quant::QuantArgs;
 use crate::flags::types::named;
 use crate::input::read_file;
-use crate::output;
+use crate::{gpu, output};
 
 /// Makes the names of devices distinct. Devices without a name get a free one. Devices that share a
 /// core get a warning.
@@ -51,6 +53,11 @@ fn shared_core(devices: &[DeviceSpec]) -> Option<usize> {
 
 pub(super) fn device(text: &str) -> Result<DeviceSpec, String> {
     text.parse().map_err(|e: troika::DeviceSpecError| e.to_string())
+}
+
+/// A number of layers; `all` and `auto` are -1.
+fn layers(text: &str) -> Result<i64, ParseIntError> {
+    if matches!(text, "all" | "auto") { Ok(-1) } else { text.parse() }
 }
 
 /// `NAME=MIB`, in bytes.
@@ -88,6 +95,11 @@ pub struct PlacementArgs {
     #[arg(long, value_name = "SPEC", value_delimiter = ',', env = "TROIKA_DEVICE")]
     #[arg(value_parser = device, conflicts_with_all = ["threads", "cores", "isa"])]
     pub device: Vec<DeviceSpec>,
+    /// llama.cpp's way to name devices: 0 is the CPU, other numbers are a GPU for the whole model, if
+    /// there is one
+    #[arg(long, visible_alias = "gpu-layers", value_name = "N", value_parser = layers)]
+    #[arg(allow_negative_numbers = true, conflicts_with = "device")]
+    pub n_gpu_layers: Option<i64>,
     /// Let npu and npu:qnn take Qualcomm's emulator, which is slow, where there is no real NPU
     #[arg(long, env = "TROIKA_ALLOW_EMULATED")]
     pub allow_emulated: bool,
@@ -207,6 +219,14 @@ pub fn profile_at(file: Option<&Path>, cache: &QuantArgs) -> Result<ProfileAt, C
 }
 
 impl PlacementArgs {
+    /// The devices that are asked for; none: the CPU.
+    pub fn devices(&self) -> Vec<DeviceSpec> {
+        match self.n_gpu_layers {
+            None | Some(0) => self.device.clone(),
+            Some(_) => gpu::for_layers().into_iter().collect(),
+        }
+    }
+
     /// What the solver is asked for.
     fn solve(&self, profile: ProfileAt) -> SolveOptions {
         SolveOptions {
@@ -253,7 +273,7 @@ impl PlacementArgs {
         strategy: Strategy,
         options: &mut OpenOptions,
     ) -> Result<(), CliError> {
-        options.devices.devices = named_apart(&self.device)?;
+        options.devices.devices = named_apart(&self.devices())?;
         options.strategy = strategy;
         if let Some(file) = &self.profile {
             let file = (file.to_str() != Some(OWN_PROFILE)).then_some(file.as_path());
@@ -277,6 +297,12 @@ impl PlacementArgs {
 }
 
 impl PlanFileArgs {
+    /// Looks for a GPU, unless flags or variables say what computes.
+    pub fn search_gpu(&self, placement: &PlacementArgs) -> Option<Child> {
+        let is_open = placement.device.is_empty() && placement.n_gpu_layers.is_none();
+        if is_open && self.plan.is_none() { gpu::search() } else { None }
+    }
+
     /// Sets the plan from the file.
     ///
     /// # Errors

@@ -82,6 +82,9 @@ pub enum Command {
     /// Compiles graphs for an NPU; a command that needs them starts it
     #[command(hide = true)]
     NpuCompile(NpuCompileArgs),
+    /// Says which GPU could compute; a command that runs on the CPU starts it
+    #[command(hide = true)]
+    FindGpu,
 }
 
 /// Which model.

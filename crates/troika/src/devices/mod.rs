@@ -489,11 +489,27 @@ fn find_isa(name: &str) -> Result<Isa, DeviceError> {
     })
 }
 
-/// The adapters of this machine, in the order of their numbers, each with its facts as (name,
-/// value). None without a driver, or in a build without GPU devices.
+/// A GPU of this machine, as its driver describes it.
+#[derive(Clone, Debug)]
+pub struct GpuAdapter {
+    /// Its name.
+    pub name: String,
+    /// Whether kernels run on it and it is more than software.
+    pub is_gpu: bool,
+    /// Facts for people, as (name, value).
+    pub facts: Vec<(String, String)>,
+}
+
+/// The adapters of this machine, in the order of their numbers. None without a driver, or in a build
+/// without GPU devices.
 #[cfg(feature = "gpu")]
-pub fn gpu_adapters() -> Vec<Vec<(String, String)>> {
-    troika_gpu::adapters().iter().map(troika_gpu::Adapter::facts).collect()
+pub fn gpu_adapters() -> Vec<GpuAdapter> {
+    let described = |adapter: &troika_gpu::Adapter| GpuAdapter {
+        name: adapter.name().to_string(),
+        is_gpu: adapter.kind() != troika_gpu::AdapterKind::Software && adapter.fault().is_none(),
+        facts: adapter.facts(),
+    };
+    troika_gpu::adapters().iter().map(described).collect()
 }
 
 /// Opens a GPU.
@@ -550,7 +566,7 @@ impl GpuSpec {
 
 #[cfg(not(feature = "gpu"))]
 /// None: this build has no GPU devices.
-pub fn gpu_adapters() -> Vec<Vec<(String, String)>> {
+pub fn gpu_adapters() -> Vec<GpuAdapter> {
     Vec::new()
 }
 

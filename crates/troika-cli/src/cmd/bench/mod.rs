@@ -24,7 +24,7 @@ use troika_lab::Subject;
 
 use crate::error::CliError;
 use crate::flags::{BenchArgs, TableFlag};
-use crate::{expert_groups, output, progress, resolve};
+use crate::{expert_groups, gpu, output, progress, resolve};
 
 use row::{Facts, Row, Test};
 
@@ -42,6 +42,7 @@ pub fn run(args: &BenchArgs) -> Result<(), CliError> {
         ));
     }
     let subject = resolve::subject(&args.subject)?;
+    gpu::tell(args.plan.search_gpu(&args.compute.placement));
     if args.overhead {
         if args.compute.placement.device.iter().any(|d| d.processor.is_some()) {
             let why = "--overhead measures real time, which virtual devices do not take";

@@ -1,0 +1,182 @@
+//! Flags that llama.cpp spells with one dash and several letters. They are read before the parser
+//! of flags, which would take `-ngl` for `-n gl`.
+
+use std::ffi::{OsStr, OsString};
+
+use clap::{Arg, Command};
+
+use crate::error::CliError;
+
+/// The page whose table says what becomes of them: a flag of Troika, nothing where it is always so,
+/// or a refusal that says what there is instead.
+const PAGE: &str = include_str!("../../../../docs/running.md");
+
+/// What becomes of a word, if it is a flag of the table.
+fn meaning(word: &OsStr) -> Option<&'static str> {
+    let rows = PAGE.lines().filter(|line| line.starts_with("| `-"));
+    let mut cells = rows.filter_map(|row| row.trim_matches(['|', ' ']).split_once(" | "));
+    let names = |flags: &str| flags.split(' ').any(|flag| word == flag.trim_matches('`'));
+    cells.find(|(flags, _)| names(flags)).map(|(_, meaning)| meaning)
+}
+
+/// The words of a command line with Troika's flags in place of llama.cpp's.
+///
+/// # Errors
+/// A flag that Troika has nothing for.
+pub(super) fn translate(
+    command: &Command,
+    words: Vec<OsString>,
+) -> Result<Vec<OsString>, CliError> {
+    let verb = words.get(1).and_then(|name| command.find_subcommand(name));
+    let mut words = words.into_iter().peekable();
+    let mut read: Vec<OsString> = Vec::new();
+    while let Some(mut word) = words.next() {
+        if let Some(meaning) = meaning(&word) {
+            let refuse =
+                |why: &str| CliError::Usage(format!("{} is llama.cpp's: {why}", word.display()));
+            verb.ok_or_else(|| refuse("name a command first, such as troika run"))?;
+            if let Some(why) = meaning.strip_prefix("always: ") {
+                if words.next_if(|value| value == "off" || value == "0").is_some() {
+                    return Err(refuse(&format!("it cannot be off, since {why}")));
+                }
+                words.next_if(|value| value == "on" || value == "auto" || value == "1");
+                continue;
+            }
+            let flag = meaning.strip_prefix('`').ok_or_else(|| refuse(meaning))?;
+            word = flag.trim_end_matches('`').into();
+            // Two of llama.cpp's flags may be one here, with one value.
+            let before = read.iter().position(|other| *other == word);
+            if before.is_some_and(|at| words.peek() == read.get(at + 1)) {
+                words.next();
+                continue;
+            }
+        }
+        let values = match word.to_str() {
+            Some("--") => usize::MAX,
+            Some(flag) if verb.is_some_and(|verb| takes_any(verb, flag)) => 1,
+            _ => 0,
+        };
+        read.push(word);
+        read.extend(words.by_ref().take(values));
+    }
+    Ok(read)
+}
+
+/// Whether the value of a flag may begin with a dash, such as a prompt's text.
+fn takes_any(verb: &Command, word: &str) -> bool {
+    let is_named = |arg: &Arg| match word.strip_prefix("--") {
+        Some(name) => {
+            let mut aliases = arg.get_all_aliases().into_iter().flatten();
+            arg.get_long() == Some(name) || aliases.any(|alias| alias == name)
+        }
+        // It may be the last one of several letters.
+        None => word.starts_with('-') && arg.get_short().is_some_and(|s| word.ends_with(s)),
+    };
+    verb.get_arguments().any(|arg| arg.is_allow_hyphen_values_set() && is_named(arg))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+
+    use clap::CommandFactory;
+
+    use super::{PAGE, meaning, translate};
+    use crate::flags::Cli;
+
+    /// Flags of one dash in llama.cpp's `common/arg.cpp`, `llama-bench` and `llama-batched-bench`
+    /// that Troika does not spell so.
+    const FLAGS: &str = "-C -Cb -Cbd -Cd -Cr -Crb -Crbd -Crd -ag -bf -bs -cb -cd -cl -cmoe -cmoed \
+        -cms -cnv -co -cpent -cram -ctk -ctkd -ctv -ctvd -ctxcp -dev -devd -dio -dkvc -dr -dt -e \
+        -embd -fa -fit -fitc -fitt -gan -gaw -hf -hfd -hff -hffv -hfr -hfrd -hfrv -hft -hfv -i -if \
+        -j -jf -kvo -kvu -lcd -lcs -lm -lv -lzm -md -mg -mli -mm -mmdev -mmp -mmu -mu -mv -ncffn \
+        -ncmoe -ncmoed -ndio -ngl -ngld -nkvo -no-ag -no-cnv -no-kvu -nocb -nopo -np -npl -npp -nr \
+        -ns -ntg -oe -ofreq -ot -otd -pg -pps -ptc -rea -rpc -sm -sp -sps -st -sys -sysf -tb -tbd \
+        -td -tgs -to -ts -ub";
+
+    /// What becomes of a command line, in words.
+    fn read(line: &[&str]) -> Result<Vec<String>, String> {
+        let words = ["troika"].iter().chain(line).map(OsString::from).collect();
+        let read = translate(&Cli::command(), words).map_err(|e| e.to_string())?;
+        Ok(read[1..].iter().map(|word| word.to_str().unwrap().to_string()).collect())
+    }
+
+    #[test]
+    fn every_flag_of_llama_cpp_becomes_one_of_troika_or_is_refused_in_a_line() {
+        let command = Cli::command();
+        let is_known = |name: &str| {
+            let all = command.get_subcommands().flat_map(|verb| verb.get_arguments());
+            let mut longs = all.flat_map(|arg| {
+                let aliases = arg.get_all_aliases().unwrap_or_default();
+                arg.get_long().into_iter().chain(aliases)
+            });
+            longs.any(|long| name.strip_prefix("--") == Some(long))
+        };
+        for flag in FLAGS.split_whitespace() {
+            let meaning = meaning(flag.as_ref()).unwrap_or_else(|| panic!("{flag}"));
+            match (meaning.strip_prefix('`'), read(&["run", flag, "1"])) {
+                (Some(own), Ok(words)) => {
+                    let own = own.trim_end_matches('`');
+                    assert!(is_known(own), "{flag}: {own}");
+                    assert_eq!(words, ["run", own, "1"]);
+                }
+                (None, Ok(words)) => {
+                    assert!(meaning.starts_with("always: "), "{flag}");
+                    assert_eq!(words, ["run"]);
+                }
+                (_, Err(why)) => assert_eq!(why, format!("{flag} is llama.cpp's: {meaning}")),
+            }
+        }
+        // The table takes nothing away from Troika's own flags.
+        let rows = PAGE.lines().filter(|line| line.starts_with("| `-"));
+        let flags: Vec<&str> = rows.flat_map(|row| row.split(" | ").next()).collect();
+        assert!(flags.len() > 40);
+        for flag in flags.iter().flat_map(|flags| flags[2..].split(' ')) {
+            let flag = flag.trim_matches('`');
+            let letter = flag.strip_prefix('-').filter(|rest| rest.len() == 1);
+            let args = || command.get_subcommands().flat_map(|verb| verb.get_arguments());
+            let taken =
+                |arg: &clap::Arg| arg.get_short().is_some_and(|s| letter == Some(&s.to_string()));
+            assert!(flag.starts_with('-') && !args().any(taken), "{flag}");
+            assert!(!is_known(flag) || flag == "--output-err", "{flag}");
+        }
+    }
+
+    #[test]
+    fn what_is_meant_as_text_stays_as_it_is() {
+        let same: [&[&str]; 6] = [
+            &["run", "-p", "-ngl", "-n", "1"],
+            &["run", "--prompt", "-fa"],
+            &["run", "-qp", "-md"],
+            &["run", "--sys", "-hf"],
+            &["run", "-r", "-st", "-p", "-ub"],
+            &["run", "--", "-ngl", "-md"],
+        ];
+        for line in same {
+            assert_eq!(read(line).unwrap(), line);
+        }
+        assert_eq!(
+            read(&["run", "-sys", "-md", "-p", "a"]).unwrap()[1..3],
+            ["--system-prompt", "-md"]
+        );
+        // A value that cannot begin with a dash is none.
+        assert!(read(&["run", "-s", "-md"]).is_err());
+    }
+
+    #[test]
+    fn values_of_llama_cpp_are_read() {
+        let own = |line: &[&str]| read(line).unwrap().join(" ");
+        assert_eq!(own(&["run", "-fa", "-c", "8"]), "run -c 8");
+        assert_eq!(own(&["bench", "-fa", "1", "-p", "8"]), "bench -p 8");
+        assert_eq!(own(&["run", "-ctk", "f16", "-ctv", "f16"]), "run --cache-type f16");
+        let two = "run --cache-type f16 --cache-type bf16";
+        assert_eq!(own(&["run", "-ctk", "f16", "-ctv", "bf16"]), two);
+        assert_eq!(own(&["serve", "-hf", "a/b:Q4_K_M"]), "serve --model a/b:Q4_K_M");
+        let off = read(&["run", "-fa", "off"]).unwrap_err();
+        assert_eq!(
+            off,
+            "-fa is llama.cpp's: it cannot be off, since attention is computed in blocks"
+        );
+        assert!(read(&["-hf", "a/b"]).unwrap_err().contains("name a command first"));
+    }
+}
