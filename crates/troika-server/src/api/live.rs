@@ -59,7 +59,7 @@ fn model(listed: &ListedModel) -> Value {
         ModelState::Open(_) => ("open", None),
         ModelState::Failed(why) => ("failed", Some(why)),
     };
-    let mut model = json!({"name": listed.name, "state": state, "why": why});
+    let mut model = json!({"name": listed.name, "state": state, "why": why, "devices": []});
     let ModelState::Open(host) = &listed.state else { return model };
     let figures = host.figures();
     for (name, value) in [

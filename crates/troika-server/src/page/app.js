@@ -74,7 +74,7 @@ function applyScheme() {
 function drawHealth() {
   const { state, status, model } = server;
   const words = { unknown: "connecting", away: "no answer", locked: "key needed", ready: model || "ready" }[state];
-  const entry = status?.models.find((other) => other.name === model);
+  const { entry } = server;
   const busy = state === "ready" && (status?.running ?? 0) > 0;
   const tone = state === "ready" ? (entry?.state === "failed" ? "away" : entry?.state === "loading" ? "unknown" : "ready") : state;
   const health = document.getElementById("health");
