@@ -33,7 +33,7 @@ Some **bold** and `code`, a [good](https://example.org/) and a [bad](javascript:
 fn main() {} // a comment
 ```"""
 SCRIPT = '<script>window.hit = 1</script><img src="x" onerror="window.hit = 1">'
-VIEWS = ["chat", "devices", "plan", "bench", "settings"]
+VIEWS = ["chat", "devices", "plan", "settings"]
 
 
 def until(found, seconds=20, what="it"):
@@ -352,18 +352,6 @@ def shows_the_plan(page):
     expect(page.tab.locator(".plan-view .refusals, .plan-view .card .hint").first).to_be_visible()
 
 
-def measures(page):
-    page.view("bench")
-    for count in (1, 2):
-        page.tab.click("#bench-run")
-        expect(page.tab.locator(".bench-view tbody tr")).to_have_count(count, timeout=60000)
-    row = page.tab.locator(".bench-view tbody tr").first
-    for head in ["Prefill", "Decode", "First token", "Each token"]:
-        words = row.locator(f"[data-head='{head}']").inner_text()
-        assert float(words.split()[0].replace(",", "")) > 0, f"{head}: {words}"
-    assert "%" in row.inner_text(), "no comparison with the earlier run"
-
-
 def works_by_keyboard(page):
     page.open()
     page.tab.evaluate("document.activeElement.blur()")
@@ -461,7 +449,6 @@ def main():
             ("the timeline shows spans, moves and pauses", lambda: draws_the_timeline(light)),
             ("a broken model beside a good one is told", lambda: shows_a_broken_model(beside)),
             ("the plan shows rules and reasons", lambda: shows_the_plan(light)),
-            ("the bench gives figures beside earlier ones", lambda: measures(light)),
             ("the key is entered by keyboard alone", lambda: works_by_keyboard(keyboard)),
             ("the dark scheme changes colours", lambda: has_a_dark_scheme(light, dark)),
             ("360 pixels are wide enough", lambda: fits_a_phone(phone)),
