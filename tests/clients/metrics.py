@@ -137,13 +137,3 @@ def test_plan(server):
     for rule in plan["rules"]:
         assert rule["phase"] in ("prefill", "decode") and rule["device"] and rule["why"], rule
     equal(server.http("GET", "/troika/plan?model=gpt-9")[0], 404, "the status for no such model")
-
-
-def test_bench(server):
-    body = {"model": MODEL, "prompt_tokens": 64, "tokens": 16}
-    figures = server.post("/troika/bench", body)
-    for name in ("prefill_tok_s", "decode_tok_s", "ttft_ms", "tpot_ms"):
-        assert figures[name] > 0, figures
-    for bad in ({"tokens": -1}, {"prompt_tokens": 10**9}, {"tokens": "many"}):
-        status, _, data = server.http("POST", "/troika/bench", body | bad)
-        equal(status, 400, f"the status for {bad} ({data})")

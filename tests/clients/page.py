@@ -1,15 +1,18 @@
 """Drives the server's page in a headless Chromium against a real server.
 
-python page.py URL CHROMIUM
+python page.py URL CHROMIUM BROKEN
 
-URL is a running server with the built-in model and no key; CHROMIUM is the browser's path.
+URL is a running server with the built-in model and no key; CHROMIUM is the browser's path; BROKEN is
+a server with a good model and one named "broken" that cannot be opened.
 The page forbids eval, so checks poll with `evaluate` and never use `wait_for_function`.
 """
 
 import json
+import re
 import shutil
 import sys
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 
@@ -30,7 +33,7 @@ Some **bold** and `code`, a [good](https://example.org/) and a [bad](javascript:
 fn main() {} // a comment
 ```"""
 SCRIPT = '<script>window.hit = 1</script><img src="x" onerror="window.hit = 1">'
-VIEWS = ["chat", "devices", "plan", "bench", "settings"]
+VIEWS = ["chat", "devices", "plan", "settings"]
 
 
 def until(found, seconds=20, what="it"):
@@ -206,6 +209,52 @@ def keeps_the_text_on_an_error(page):
     del page.errors[before:]
 
 
+def leaves_out_the_oldest_turns(page):
+    page.view("settings")
+    page.tab.fill("#max_tokens", "")
+    expect(page.tab.locator("#max_tokens")).to_have_attribute("placeholder", "256")
+    page.tab.fill("#system", "It was the year 1850.")
+    page.tab.fill("#seed", "1")
+    page.fresh()
+    asked = []
+
+    def note(request):
+        if "chat/completions" in request.url:
+            asked.append(request.post_data_json["messages"])
+
+    page.tab.on("request", note)
+    notes = page.tab.locator(".omitted:not([hidden])")
+    for turn in range(40):
+        page.send(f"Then, on day {turn}, the ship")
+        page.ended()
+        assert page.answer(), f"no answer to message {turn}"
+        tokens = page.tab.locator(".message.answer .stats").last.inner_text()
+        assert int(re.search(r"([\d,]+) token(?!s/s)", tokens)[1]) <= 256, tokens
+        if notes.count() >= 2:
+            break
+        assert turn > 2 or notes.count() == 0, "turns are left out that would fit"
+    page.tab.remove_listener("request", note)
+    expect(notes.last).to_contain_text("left out: the chat no longer fits the model's context.")
+    expect(page.tab.locator(".message.answer").last.locator(".omitted")).to_be_visible()
+    expect(page.tab.locator(".notice")).to_have_count(0)
+    last = asked[-1]
+    assert 4 <= len(last) < 2 * turn, f"{len(last)} messages were sent after {turn} turns"
+    assert last[0] == {"role": "system", "content": "It was the year 1850."}, last[0]
+    assert last[-1] == {"role": "user", "content": f"Then, on day {turn}, the ship"}, last[-1]
+    before = len(page.errors)
+    page.send("The sea was calm. " * 1000)
+    page.ended()
+    notice = page.tab.locator(".notice")
+    expect(notice).to_contain_text("Too long for the model")
+    said = notice.inner_text().lower()
+    assert "2048" in said and said.count("shorten") <= 1 and "new chat" not in said, said
+    # The browser itself logs the request that was refused.
+    del page.errors[before:]
+    page.view("settings")
+    page.tab.fill("#system", "")
+    page.tab.fill("#seed", "")
+
+
 def edits_and_sends_again(page):
     page.limit(16)
     page.fresh()
@@ -273,6 +322,27 @@ def draws_the_timeline(page):
     page.ended()
 
 
+def shows_a_broken_model(page):
+    page.open()
+    page.view("devices")
+    row = page.tab.locator("table.data tr", has=page.tab.get_by_role("rowheader", name="broken"))
+    state = row.locator("[data-head=State]")
+    expect(state).to_have_text("loads when asked")
+    try:
+        plan = urllib.parse.urljoin(page.url, "troika/plan?model=broken")
+        urllib.request.urlopen(plan, timeout=20).close()
+        raise AssertionError("the broken model was opened")
+    except urllib.error.HTTPError as error:
+        assert error.code >= 500, error
+    expect(state).to_contain_text(re.compile(r"failed: .*broken\.gguf"))
+    good = page.tab.locator("table.data [data-head=State]").get_by_text("ready")
+    expect(good).to_have_count(1)
+    lanes = page.tab.locator("table.data").first.get_by_role("rowheader").all_inner_texts()
+    assert "cpu" in lanes, lanes
+    assert "undefined" not in page.tab.locator(".devices-view").inner_text()
+    assert not page.errors, page.errors
+
+
 def shows_the_plan(page):
     page.view("plan")
     row = page.tab.locator(".plan-view tbody tr").first
@@ -280,18 +350,6 @@ def shows_the_plan(page):
     for head in ["Phase", "Layers", "Parts", "Device", "Why"]:
         assert row.locator(f"[data-head={head}]").inner_text().strip(), f"{head} is empty"
     expect(page.tab.locator(".plan-view .refusals, .plan-view .card .hint").first).to_be_visible()
-
-
-def measures(page):
-    page.view("bench")
-    for count in (1, 2):
-        page.tab.click("#bench-run")
-        expect(page.tab.locator(".bench-view tbody tr")).to_have_count(count, timeout=60000)
-    row = page.tab.locator(".bench-view tbody tr").first
-    for head in ["Prefill", "Decode", "First token", "Each token"]:
-        words = row.locator(f"[data-head='{head}']").inner_text()
-        assert float(words.split()[0].replace(",", "")) > 0, f"{head}: {words}"
-    assert "%" in row.inner_text(), "no comparison with the earlier run"
 
 
 def works_by_keyboard(page):
@@ -363,7 +421,7 @@ def stays_quiet(pages):
 
 
 def main():
-    url, chromium = sys.argv[1].rstrip("/") + "/", sys.argv[2]
+    [url, broken], chromium = [sys.argv[at].rstrip("/") + "/" for at in (1, 3)], sys.argv[2]
     passed = failed = 0
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which(chromium), args=["--no-sandbox"])
@@ -371,6 +429,7 @@ def main():
         dark = Page(browser, url, scheme="dark")
         keyboard = Page(browser, url)
         phone = Page(browser, url, size=(360, 740))
+        beside = Page(browser, broken)
         checks = [
             ("the page loads without errors", lambda: loads(light)),
             ("an answer streams in, with its figures", lambda: streams(light)),
@@ -381,17 +440,21 @@ def main():
                 "an error keeps the text, and a second try answers",
                 lambda: keeps_the_text_on_an_error(light),
             ),
+            (
+                "a long chat goes on without its oldest turns, and says so",
+                lambda: leaves_out_the_oldest_turns(light),
+            ),
             ("the last message is edited and sent again", lambda: edits_and_sends_again(light)),
             ("two reloads keep the chats, and export gives them", lambda: keeps_chats(light)),
             ("the timeline shows spans, moves and pauses", lambda: draws_the_timeline(light)),
+            ("a broken model beside a good one is told", lambda: shows_a_broken_model(beside)),
             ("the plan shows rules and reasons", lambda: shows_the_plan(light)),
-            ("the bench gives figures beside earlier ones", lambda: measures(light)),
             ("the key is entered by keyboard alone", lambda: works_by_keyboard(keyboard)),
             ("the dark scheme changes colours", lambda: has_a_dark_scheme(light, dark)),
             ("360 pixels are wide enough", lambda: fits_a_phone(phone)),
             (
                 "nothing is logged or sent elsewhere",
-                lambda: stays_quiet([light, dark, keyboard, phone]),
+                lambda: stays_quiet([light, dark, keyboard, phone, beside]),
             ),
         ]
         for name, check in checks:

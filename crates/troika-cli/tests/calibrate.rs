@@ -104,17 +104,12 @@ fn a_calibration_has_the_ranges_of_a_text_and_others_are_refused() {
 }
 
 #[test]
-fn a_trace_becomes_tables_and_a_page() {
+fn a_trace_becomes_tables() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     stdout(dir, &["run", "-p", "It was", "-n", "3", "-q", "--trace", "trace.json"]);
-    let said = stdout(dir, &["report", "trace.json", "-o", "page.html", "--top", "3"]);
+    let said = stdout(dir, &["report", "trace.json", "--top", "3"]);
     assert!(said.contains("| cpu | ") && said.contains("; before them load of"), "{said}");
-    let page = std::fs::read_to_string(dir.join("page.html")).unwrap();
-    assert!(
-        page.starts_with("<!doctype html>") && page.contains("<svg") && page.ends_with("</html>\n")
-    );
-    assert!(!page.contains("<script") && !page.contains("http"), "it needs nothing else");
     std::fs::write(dir.join("none.json"), "{\"traceEvents\": []}").unwrap();
     assert!(
         refused(dir, &["report", "none.json"]).contains("none.json: it has no events that last")
@@ -144,13 +139,11 @@ fn routing_is_recorded_reported_and_predicted() {
 
     // The map is of the trace or of the calibration.
     let heat = |file: &str| {
-        let said = stdout(dir, &["report", file, "-o", "page.html"]);
+        let said = stdout(dir, &["report", file]);
         said[..said.find("\n| layer").unwrap()].to_string()
     };
     assert_eq!(heat("r.trace"), heat("c.json"));
     assert!(heat("r.trace").contains("\nlayer 3 "));
-    let page = std::fs::read_to_string(dir.join("page.html")).unwrap();
-    assert!(page.contains("layer 0, expert 15: ") && page.ends_with("</html>\n"));
     let bytes = std::fs::read(dir.join("r.trace")).unwrap();
     std::fs::write(dir.join("cut.trace"), &bytes[..bytes.len() - 9]).unwrap();
     let said = refused(dir, &["report", "cut.trace"]);

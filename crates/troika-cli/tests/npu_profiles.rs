@@ -70,14 +70,13 @@ fn compilers_and_kept_graphs_are_profiled() {
     assert!(first.status.success(), "{}", said(&first));
     assert!(said(&first).contains("profiles were read"), "{}", said(&first));
     assert_eq!(stages(dir.path()), ["context load", "execution", "graph finalization"]);
-    let report = troika(dir.path(), &["report", "trace.json", "-o", "trace.html"]);
+    let report = troika(dir.path(), &["report", "trace.json"]);
     let tables = String::from_utf8(report.stdout).unwrap();
     for part in
         ["| compile | host |", "| rms_norm | npu | execution | cycles |", "| Graph Optimizations |"]
     {
         assert!(tables.contains(part), "{part}: {tables}");
     }
-    assert!(std::fs::read_to_string(dir.path().join("trace.html")).unwrap().contains("<svg"));
     let second = profiled(dir.path(), "npu:qnn:emulator", "detailed");
     assert_eq!(first.stdout, second.stdout, "{}", said(&second));
     assert_eq!(stages(dir.path()), ["context load", "execution"]);

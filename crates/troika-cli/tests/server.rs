@@ -134,7 +134,12 @@ fn the_page_works_in_a_browser() {
     python();
     let is_there = |name: &&&str| Command::new(name).arg("--version").output().is_ok();
     let browser = browsers.iter().find(is_there).unwrap();
-    script("page.py", &[&server.url(), browser]);
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("broken.gguf");
+    std::fs::write(&file, "no model").unwrap();
+    let good = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny-moe");
+    let broken = Server::start(&[good, file.to_str().unwrap()]);
+    script("page.py", &[&server.url(), browser, &broken.url()]);
 }
 
 #[test]

@@ -38,7 +38,6 @@ const FILES: &[PageFile] = &[
     file!("answer.js", SCRIPT),
     file!("api.js", SCRIPT),
     file!("app.js", SCRIPT),
-    file!("bench.js", SCRIPT),
     file!("chat.js", SCRIPT),
     file!("chathead.js", SCRIPT),
     file!("chats.js", SCRIPT),

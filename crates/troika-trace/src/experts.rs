@@ -69,13 +69,7 @@ pub(crate) fn table(layers: &BTreeMap<usize, ExpertLayer>) -> Table {
         numbers.extend(["rows", "busiest by mean", "padding, %", "dropped, %", "launches"]);
     }
     numbers.extend(PARTS);
-    Table {
-        title: "Experts by layer",
-        texts: vec!["layer of experts"],
-        numbers,
-        rows: layers.iter().map(row).collect(),
-        coloured: false,
-    }
+    Table { texts: vec!["layer of experts"], numbers, rows: layers.iter().map(row).collect() }
 }
 
 fn figures(rows: Option<&ExpertRows>) -> [String; 5] {

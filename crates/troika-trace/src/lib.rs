@@ -2,13 +2,12 @@
 //!
 //! A [`Tracer`] is either off, which costs a branch per call, or collects [`Span`]s.
 //! [`Tracer::write_chrome`] writes them as JSON for Perfetto and `chrome://tracing`, and
-//! [`TraceReport`] makes tables and a page of such a file.
+//! [`TraceReport`] makes tables of such a file.
 
 mod chrome;
 mod expert_rows;
 mod experts;
 mod heat_map;
-mod page;
 mod read;
 mod report;
 mod span;

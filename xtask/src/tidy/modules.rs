@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 use syn::{Item, ItemMod, ItemUse, UseTree};
 
@@ -194,4 +195,42 @@ impl<'ast> Visit<'ast> for Reader {
         }
         visit::visit_path(self, path);
     }
+
+    /// What macros are called with is not parsed.
+    fn visit_token_stream(&mut self, tokens: &'ast TokenStream) {
+        let mut found = Vec::new();
+        paths_in(tokens.clone(), &mut found);
+        // Without a name it says who may use an item, such as `pub(super)`.
+        found.retain(|p: &Path| p.iter().any(|n| !matches!(&**n, "crate" | "self" | "super")));
+        for written in &found {
+            self.module.paths.extend(self.absolute(written));
+        }
+    }
+}
+
+/// Finds the paths in tokens: names with two colons between them.
+fn paths_in(tokens: TokenStream, found: &mut Vec<Path>) {
+    let (mut path, mut colons) = (Path::new(), 0);
+    for tree in tokens {
+        match tree {
+            TokenTree::Punct(mark) if mark.as_char() == ':' => {
+                colons += 1;
+                continue;
+            }
+            TokenTree::Ident(name) => {
+                if colons != 2 {
+                    found.push(std::mem::take(&mut path));
+                }
+                path.push(name.to_string());
+            }
+            other => {
+                found.push(std::mem::take(&mut path));
+                if let TokenTree::Group(group) = other {
+                    paths_in(group.stream(), found);
+                }
+            }
+        }
+        colons = 0;
+    }
+    found.push(path);
 }

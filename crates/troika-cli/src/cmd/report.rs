@@ -7,14 +7,13 @@ use super::routing::RoutingSummary;
 use crate::error::CliError;
 use crate::flags::ReportArgs;
 use crate::input::{read_bytes, read_file};
-use crate::{file, output};
+use crate::output;
 
-/// Prints the tables, and writes the page.
+/// Prints the tables.
 ///
 /// # Errors
-/// A file that is neither a trace nor a calibration, or one that cannot be written.
+/// A file that is neither a trace nor a calibration.
 pub fn run(args: &ReportArgs) -> Result<(), CliError> {
-    file::check("report", args.out.as_deref())?;
     let name = args.trace.display().to_string();
     let bytes = read_bytes(&args.trace)?;
     let failed = |why: String| CliError::Failure(format!("{name}: {why}"));
@@ -22,7 +21,7 @@ pub fn run(args: &ReportArgs) -> Result<(), CliError> {
         let trace = RoutingTrace::from_bytes(&bytes).map_err(|e| failed(e.to_string()))?;
         let transitions = Transitions::of(&trace);
         let summary = RoutingSummary::of(&trace, &transitions, &[]);
-        return experts(args, summary.ok_or_else(|| failed("it has no layers".into()))?);
+        return experts(&summary.ok_or_else(|| failed("it has no layers".into()))?);
     }
     drop(bytes);
     let text = read_file(&args.trace)?;
@@ -31,28 +30,18 @@ pub fn run(args: &ReportArgs) -> Result<(), CliError> {
         Err(e) => {
             let calibration = Calibration::from_json(&text).ok();
             let summary = calibration.and_then(|c| RoutingSummary::of_calibration(&c));
-            return experts(args, summary.ok_or_else(|| failed(e.to_string()))?);
+            return experts(&summary.ok_or_else(|| failed(e.to_string()))?);
         }
     };
-    let report = TraceReport::of(events);
-    if let Some(page) = &args.out {
-        let html = report.html(&format!("Troika: {name}"), args.top);
-        file::write("report", page, |to| to.write_all(html.as_bytes()))?;
-    }
-    output::write(&report.text(args.top))
+    output::write(&TraceReport::of(events).text(args.top))
 }
 
 /// The heat map of experts, and the tables.
-fn experts(args: &ReportArgs, summary: RoutingSummary) -> Result<(), CliError> {
+fn experts(summary: &RoutingSummary) -> Result<(), CliError> {
     let row = |(layer, counts): (usize, &[f64])| HeatRow {
         name: format!("layer {layer}"),
         counts: counts.to_vec(),
     };
     let map = HeatMap { rows: summary.counts().map(row).collect() };
-    let table = summary.table();
-    if let Some(page) = &args.out {
-        let html = map.page(&format!("Troika: {}", args.trace.display()), table.trim_start());
-        file::write("report", page, |to| to.write_all(html.as_bytes()))?;
-    }
-    output::write(format!("{}{}", map.text(), table).trim_start())
+    output::write(format!("{}{}", map.text(), summary.table()).trim_start())
 }

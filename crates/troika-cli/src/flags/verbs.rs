@@ -52,7 +52,7 @@ pub enum Command {
     Reproduce(ReproduceArgs),
     /// Measure how well a model predicts a text, as llama-perplexity does
     Perplexity(PerplexityArgs),
-    /// Say how long devices worked and waited in a trace, as tables and as a page
+    /// Say how long devices worked and waited in a trace, as tables
     Report(ReportArgs),
     /// Find the ranges and outliers of a model's values on a text, for products of whole numbers
     Calibrate(Box<CalibrateArgs>),
@@ -316,9 +316,6 @@ pub struct ReportArgs {
     /// troika calibrate: how often experts were chosen
     #[arg(value_name = "FILE")]
     pub trace: PathBuf,
-    /// Write a page with the timeline that needs nothing else
-    #[arg(short, long, value_name = "FILE.html")]
-    pub out: Option<PathBuf>,
     /// How many of those that took longest are listed
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub top: usize,

@@ -11,20 +11,14 @@ use axum::response::{IntoResponse, Response};
 use futures_util::stream::unfold;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use troika::Request;
-use troika::engine::sample::SampleParams;
 use troika::trace::{Arg, Span};
 
-use crate::call::{self, Call};
-use crate::chat::ChatStream;
-use crate::completion::{self, Generation};
+use crate::call;
 use crate::host::{Host, Watcher};
 use crate::models::{ListedModel, ModelState};
 use crate::problem::Problem;
 use crate::state::Server;
 use crate::stream;
-use crate::turn::Turn;
-use troika::model::answer::{Format, ReaderOptions};
 
 /// How often the timeline is told of.
 const EVERY: Duration = Duration::from_millis(250);
@@ -60,7 +54,7 @@ fn model(listed: &ListedModel) -> Value {
         ModelState::Open(_) => ("open", None),
         ModelState::Failed(why) => ("failed", Some(why)),
     };
-    let mut model = json!({"name": listed.name, "state": state, "why": why});
+    let mut model = json!({"name": listed.name, "state": state, "why": why, "devices": []});
     let ModelState::Open(host) = &listed.state else { return model };
     let figures = host.figures();
     for (name, value) in [
@@ -196,42 +190,5 @@ pub async fn plan(
         "rules": rules.collect::<Vec<_>>(),
         "text": plan.explain(),
         "refusals": refusals.collect::<Vec<_>>(),
-    })))
-}
-
-/// Measures a prompt and an answer, beside whatever else runs.
-///
-/// # Errors
-/// More tokens than the context, or the queue is full.
-pub async fn bench(State(server): State<Arc<Server>>, call: Call) -> Result<Response, Problem> {
-    let host = server.model(call.model()?.as_deref()).await?;
-    let fields = call.fields();
-    let (prompt, tokens): (usize, usize) =
-        (fields.get("prompt_tokens")?.unwrap_or(128), fields.get("tokens")?.unwrap_or(32));
-    let context = host.model.context();
-    if prompt == 0 || tokens == 0 || prompt.saturating_add(tokens) > context {
-        let why = format!(
-            "prompt_tokens and tokens have to be 1 or more, and at most {context} together"
-        );
-        return Err(Problem::field("prompt_tokens", why));
-    }
-    let vocab = host.model.spec().vocab as u64;
-    // Other tokens each time, so that nothing of the prompt is cached.
-    let first = crate::ids::random() % vocab;
-    let ids = (0..prompt as u64).map(|i| ((first + i * 7919) % vocab) as u32).collect();
-    let params = SampleParams { temperature: 0.0, ..SampleParams::default() };
-    let request =
-        Request { params, max_tokens: Some(tokens), ignore_eos: true, ..Request::default() };
-    let generation = Generation { prompt: ids, request, choices: 1, grammar: None };
-    let turn = Turn::new(&server, &host, call.client);
-    let answers = completion::start(&turn, generation).await?;
-    let reader = Format::detect(None).reader(ReaderOptions::default());
-    let stream = ChatStream::new(server.metrics.clone(), answers, vec![reader]);
-    let stats = stream.collect().await?.usage.first;
-    Ok(call::json(&json!({
-        "prefill_tok_s": stats.prefill_rate(),
-        "decode_tok_s": stats.decode_rate(),
-        "ttft_ms": stats.ttft.as_secs_f64() * 1e3,
-        "tpot_ms": stats.tpot().map(|t| t.as_secs_f64() * 1e3),
     })))
 }

@@ -37,8 +37,7 @@ pub fn routes() -> Router<Arc<Server>> {
         .route("/apply-template", post(tokens::apply_template))
         .route("/troika/status", get(live::status))
         .route("/troika/events", get(live::events))
-        .route("/troika/plan", get(live::plan))
-        .route("/troika/bench", post(live::bench));
+        .route("/troika/plan", get(live::plan));
     let routes = routes
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*name}", get(models::one))

@@ -1,7 +1,7 @@
 // Asks the server for an answer and fills a message with it. Draws nothing.
 
-import { ApiError, eventsOf, request } from "./api.js";
-import { server } from "./server.js";
+import { ApiError, eventsOf, isTooLong, postJson, request } from "./api.js";
+import { server, usualLimit } from "./server.js";
 import { sampling, settings } from "./store.js";
 
 /** The messages as the server wants them, up to the one that is being answered. */
@@ -16,19 +16,45 @@ function conversation(messages) {
   return settings.system.trim() === "" ? told : [{ role: "system", content: settings.system }, ...told];
 }
 
+/**
+ * Leaves out the oldest turns of a chat that does not fit the model's context with an eighth of it for the answer.
+ * The newest message is never left out. Returns the index of the first message that is kept, and the request's fields.
+ */
+async function fit(messages, model, signal) {
+  const starts = [...messages.keys()].filter((at) => messages[at].role === "user");
+  const fields = sampling();
+  const before = messages.findLast((message) => message.role === "assistant");
+  let low = before?.model === model ? Math.max(0, starts.indexOf(before.omitted)) : 0;
+  let [at, high, share] = [low, starts.length - 1, 1];
+  do {
+    const body = { model, messages: conversation(messages.slice(starts[at])) };
+    const { count = Infinity, max_model_len: context = 0 } = await postJson("tokenize", body, signal).catch((error) => {
+      if (isTooLong(error)) return {};
+      throw error;
+    });
+    fields.max_tokens ??= usualLimit(context);
+    if (count + Math.min(fields.max_tokens ?? Infinity, Math.floor(context / 8)) <= context * share) high = at;
+    else low = at + 1;
+    at = (low + high) >> 1;
+    // What is left out frees half of the context: the next requests begin with the same turns, which the server has cached.
+    share = 0.5;
+  } while (low < high);
+  return { from: starts[at], fields };
+}
+
 export function emptyAnswer() {
-  return { role: "assistant", content: "", reasoning: "", tools: [], state: "running", note: null, model: server.model, stats: null, time: Date.now() };
+  return { role: "assistant", content: "", reasoning: "", tools: [], state: "running", note: null, omitted: 0, model: server.model, stats: null, time: Date.now() };
 }
 
 /** Streams an answer into `message`; `changed` is called after each piece. Throws what went wrong. */
 export async function ask(messages, message, signal, changed) {
   const clock = { sent: performance.now(), first: null, last: null, pieces: 0, thought: null };
-  const body = {
-    model: message.model || undefined, messages: conversation(messages), stream: true,
-    stream_options: { include_usage: true }, ...sampling(),
-  };
   let ended = false;
   try {
+    const model = message.model || undefined;
+    const { from, fields } = await fit(messages, model, signal);
+    message.omitted = from;
+    const body = { model, messages: conversation(messages.slice(from)), stream: true, stream_options: { include_usage: true }, ...fields };
     const response = await request("v1/chat/completions", { body, signal });
     for await (const { data } of eventsOf(response)) {
       if (data === "[DONE]") {

@@ -80,10 +80,21 @@ function parseEvent(block) {
   return data.length === 0 ? null : { name, data: data.join("\n") };
 }
 
+/** Whether a request failed because its text is longer than the server or the model takes. */
+export function isTooLong(error) {
+  return error.status === 413 || error.code === "context_length_exceeded";
+}
+
+/** A message of the server as a sentence. */
+function sentence(message) {
+  return `${message.charAt(0).toUpperCase()}${message.slice(1)}${/[.!?]$/.test(message) ? "" : "."}`;
+}
+
 /** What went wrong and what to do: a title, a text, and the action that helps. */
 export function explain(error) {
-  if (!(error instanceof ApiError)) return { title: "The page failed", text: `${error.message}. Reload the page.`, action: "retry" };
-  const { status, message } = error;
+  if (!(error instanceof ApiError)) return { title: "The page failed", text: `${sentence(error.message)} Reload the page.`, action: "retry" };
+  const { status } = error;
+  const message = sentence(error.message);
   if (status === 0) return { title: message, text: "See whether “troika serve” still runs on that machine, then try again.", action: "retry" };
   if (status === 401 || status === 403) {
     const text = settings.key === "" ? "Enter it in Settings. Whoever started the server knows it." : "Correct it in Settings. Whoever started the server knows it.";
@@ -93,9 +104,7 @@ export function explain(error) {
     return { title: "The server is busy", text: message, action: "retry", retryAfter: error.retryAfter ?? 1 };
   }
   if (status === 404) return { title: "Not found on this server", text: `${message} Choose another model in Settings.`, action: "settings" };
-  if (status === 413 || error.code === "context_length_exceeded") {
-    return { title: "Too long for the model", text: `${message} Shorten the message, or go on in a new chat.`, action: "new" };
-  }
+  if (isTooLong(error)) return { title: "Too long for the model", text: message, action: "retry" };
   if (status < 500) return { title: "The server refused the request", text: message, action: "settings" };
   return { title: "The server failed", text: `${message} Try again; its terminal may say more.`, action: "retry" };
 }

@@ -1,6 +1,5 @@
 // The entry: the views behind the tabs, the colour scheme, and the state of the server.
 
-import { BenchView } from "./bench.js";
 import { ChatView } from "./chat.js";
 import { DevicesView } from "./devices.js";
 import { button, h, icon } from "./dom.js";
@@ -13,7 +12,6 @@ const VIEWS = {
   chat: { title: "Chat", make: (root) => new ChatView(root) },
   devices: { title: "Devices", make: (root) => new DevicesView(root) },
   plan: { title: "Plan", make: (root) => new PlanView(root) },
-  bench: { title: "Bench", make: (root) => new BenchView(root) },
   settings: { title: "Settings", make: (root) => new SettingsView(root, () => made.get("chat")?.view.reset()) },
 };
 const SCHEMES = { system: ["light", "Light colours"], light: ["dark", "Dark colours"], dark: ["system", "Colours of the system"] };
@@ -74,7 +72,7 @@ function applyScheme() {
 function drawHealth() {
   const { state, status, model } = server;
   const words = { unknown: "connecting", away: "no answer", locked: "key needed", ready: model || "ready" }[state];
-  const entry = status?.models.find((other) => other.name === model);
+  const { entry } = server;
   const busy = state === "ready" && (status?.running ?? 0) > 0;
   const tone = state === "ready" ? (entry?.state === "failed" ? "away" : entry?.state === "loading" ? "unknown" : "ready") : state;
   const health = document.getElementById("health");

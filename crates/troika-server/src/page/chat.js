@@ -169,7 +169,7 @@ export class ChatView {
   }
 
   #answerActions() {
-    return { retry: () => this.#retry(), fresh: () => this.#freshWith() };
+    return { retry: () => this.#retry() };
   }
 
   #drawSend() {
@@ -239,12 +239,6 @@ export class ChatView {
     if (messages.at(-1)?.role === "assistant") messages.pop();
     this.#answer(this.#chat);
     this.box.focus();
-  }
-
-  /** A new chat that begins with the question which did not fit. */
-  #freshWith() {
-    const question = this.#chat.messages.findLast((message) => message.role === "user")?.content ?? "";
-    this.#open({ ...chats.fresh(), draft: question });
   }
 
   async #answer(chat) {

@@ -76,7 +76,6 @@ export function notice(error, actions = {}) {
   const ways = [
     told.action === "key" && button("Enter the key", () => { location.hash = "#settings"; }, { kind: "primary" }),
     told.action === "settings" && button("Open Settings", () => { location.hash = "#settings"; }),
-    told.action === "new" && actions.fresh && button("New chat", actions.fresh, { symbol: "add" }),
     actions.retry && button("Try again", actions.retry, { symbol: "retry" }),
   ];
   if (wait !== null) countDown(wait, told.retryAfter);

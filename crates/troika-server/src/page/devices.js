@@ -155,7 +155,7 @@ export class DevicesView {
         return [name, percent(log.busy(name, from, until)), figure(count), work(name), last ? [last.name, last.detail].filter(Boolean).join(", ") : "–"];
       })));
     const quiet = lanes.every((name) => log.busy(name, from, until) === 0);
-    this.idle.textContent = quiet ? `Nothing ran in the last ${this.timeline.seconds} seconds. Ask something in the chat, or start the bench, and watch.` : "";
+    this.idle.textContent = quiet ? `Nothing ran in the last ${this.timeline.seconds} seconds. Ask something in the chat, and watch.` : "";
     this.idle.hidden = !quiet;
     this.models.replaceChildren(dataTable("Models of this server", ["Model", "State", "Devices", "Context", "Weights", "Pages", "Prefill", "Decode"], status.models.map(modelRow)));
     this.#drawLegend(log.copies.length > 0);

@@ -7,7 +7,6 @@ const ICONS = {
   chat: "M4 5h16v11H9l-5 4z",
   devices: "M3 6h9M8 12h13M5 18h8",
   plan: "M5 4h5v5H5zM14 15h5v5h-5zM7.5 9v8.5H14",
-  bench: "M4 18a8 8 0 1 1 16 0M12 18l4-6",
   settings: "M4 7h9M17 7h3M4 17h3M11 17h9M13 4.5v5M7 14.5v5",
   copy: "M9 9h10v11H9zM5 15V4h10",
   done: "M5 12.5l4.5 4.5L19 7.5",

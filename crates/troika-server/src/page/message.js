@@ -73,6 +73,7 @@ export class Answer {
     this.message = message;
     this.actions = actions;
     this.node = h("article", { class: "message answer" }, h("h2", { class: "unseen" }, "Answer"));
+    this.omitted = h("p", { class: "note omitted", hidden: true });
     this.thinking = h("details", { class: "thinking", hidden: true, open: settings.reasoning === "shown" },
       h("summary", {}, "Reasoning"), h("div", {}));
     this.body = h("div", {});
@@ -80,13 +81,15 @@ export class Answer {
     this.end = h("div", { class: "after" });
     this.waiting = h("p", { class: "waiting" }, h("span", { class: "dots", "aria-hidden": "true" }), h("span", {}, "Waiting for the first token"));
     this.#body = new Markdown(this.body);
-    this.node.append(this.thinking, this.body, this.tools, this.waiting, this.end);
+    this.node.append(this.omitted, this.thinking, this.body, this.tools, this.waiting, this.end);
     this.update();
     this.finish();
   }
 
   update() {
-    const { content, reasoning, tools, state, thought } = this.message;
+    const { content, reasoning, tools, state, thought, omitted = 0 } = this.message;
+    this.omitted.hidden = omitted === 0;
+    this.omitted.textContent = `The oldest ${omitted === 1 ? "message is" : `${omitted} messages are`} left out: the chat no longer fits the model's context.`;
     if (reasoning !== "") {
       this.#thoughts ??= new Markdown(this.thinking.lastChild);
       this.#thoughts.show(reasoning);

@@ -4,6 +4,12 @@ import { eventsOf, getJson, request } from "./api.js";
 import { onChange, settings } from "./store.js";
 
 const POLL_MS = 5000;
+const SMALL_CONTEXT = 2048;
+
+/** The limit of an answer where Settings give none: an eighth of a small context, so that several turns fit into it. */
+export function usualLimit(context) {
+  return context <= SMALL_CONTEXT ? Math.floor(context / 8) || undefined : undefined;
+}
 
 class Server extends EventTarget {
   status = null;
@@ -35,6 +41,11 @@ class Server extends EventTarget {
   /** The model that a request names when the settings name none. */
   get model() {
     return settings.model || this.status?.default_model || this.models[0] || "";
+  }
+
+  /** What the server says of that model, once it is known. */
+  get entry() {
+    return this.status?.models.find((model) => model.name === this.model);
   }
 
   /** Asks for the status and the models; the newest question wins. */

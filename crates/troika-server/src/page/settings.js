@@ -4,7 +4,7 @@ import { explain, getJson } from "./api.js";
 import * as chats from "./chats.js";
 import { confirm, modelSelect } from "./controls.js";
 import { announce, button, download, h } from "./dom.js";
-import { server } from "./server.js";
+import { server, usualLimit } from "./server.js";
 import { change, complaint, DEFAULTS, LIMITS, onChange, settings } from "./store.js";
 
 const NUMBERS = [
@@ -105,6 +105,12 @@ export class SettingsView {
       id: name, type: "text", inputmode: LIMITS[name].whole ? "numeric" : "decimal", autocomplete: "off", value: settings[name],
       placeholder: "server's choice", "aria-describedby": `${name}-hint ${name}-error`,
     });
+    if (name === "max_tokens") {
+      const suggest = () => { input.placeholder = usualLimit(server.entry?.context) ?? "server's choice"; };
+      server.addEventListener("status", suggest);
+      onChange(suggest);
+      suggest();
+    }
     const check = () => {
       const wrong = complaint(name, input.value);
       error.textContent = wrong ?? "";

@@ -146,6 +146,30 @@ mod tests {
     }
 
     #[test]
+    fn imports_within_macros_are_found() {
+        let uses = |text: &str| {
+            let c = format!("pub struct C;\n{text}\n");
+            let b = "use super::c::C;\npub const STYLE: &str = \"\";\npub struct Named;\n";
+            found(&[
+                ("crates/a/src/lib.rs", "mod b;\nmod c;\n"),
+                ("crates/a/src/b.rs", b),
+                ("crates/a/src/c.rs", &c),
+            ])
+        };
+        for text in [
+            "fn f() { format!(\"<style>{}</style>\", crate::b::STYLE); }",
+            "fn f() { assert!(a(&[super::b::Named]).is_empty(), \"{}\", 1); }",
+            "macro_rules! m { ($x:ident) => { $crate::b::$x }; (a) => { $crate::b::STYLE } }",
+        ] {
+            let found = uses(text);
+            assert_eq!(found.len(), 1, "{text}: {found:?}");
+            assert!(found[0].contains("b -> c (C); c -> b ("), "{found:?}");
+        }
+        let others = "fn f(&self) { m!(pub(super) fn g() { a::b::STYLE; x.b(c: b::Named) }) }";
+        assert!(uses(others).is_empty(), "{:?}", uses(others));
+    }
+
+    #[test]
     fn folders_that_import_each_other_are_found_and_parts_of_one_are_not() {
         let found = found(&[
             ("crates/a/src/lib.rs", "mod b;\nmod c;\n"),
