@@ -6,10 +6,12 @@ mod error;
 mod mask;
 mod measure;
 mod pool;
+mod schema;
 #[cfg(test)]
 mod tests;
 mod vocabulary;
 
 pub use constrain::Constrain;
 pub use mask::{Grammar, Mask};
+pub use schema::HeldSchema;
 pub use vocabulary::Vocabulary;
