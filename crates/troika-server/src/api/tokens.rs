@@ -122,7 +122,7 @@ pub async fn apply_template(
     let host = server.model(call.model()?.as_deref()).await?;
     let fields = call.fields();
     let messages = chat_messages(fields.value("messages"))?;
-    let tools = Tools::chosen(super::chat::tools(&fields)?, &fields)?;
+    let tools = Tools::read(&fields, "parameters")?.chosen(&fields)?;
     let extra = fields.get("chat_template_kwargs")?.unwrap_or_default();
     let prompt = apart(move || {
         let tools = tools.for_template();

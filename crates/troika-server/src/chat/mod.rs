@@ -6,7 +6,7 @@ mod tools;
 
 pub use events::{ChatAnswer, ChatEvent, ChatStream, ChoiceAnswer, EndReason, TokenLogprob, Usage};
 pub use messages::{chat_messages, text_of};
-pub use tools::{ToolChoice, Tools, tool};
+pub use tools::{ToolChoice, Tools, full_name};
 
 use std::sync::Arc;
 
@@ -91,7 +91,8 @@ impl ChatRequest {
             opened,
             whole_calls: self.whole_calls,
         };
-        let forced = self.tools.grammar(&format, opened, &|text| control_token(host, text));
+        let mut tools = self.tools.clone();
+        let forced = tools.grammar(&format, opened, &|text| control_token(host, text));
         let constrain = match (forced, &self.constrain) {
             (Some(_), Some(_)) => {
                 return Err(Problem::field(
@@ -117,7 +118,7 @@ impl ChatRequest {
             keep_tokens: markers.iter().filter_map(keeps).collect(),
         };
         let generation = Generation { prompt, request, choices: self.choices, grammar };
-        Ok(Prepared { generation, format, reader, tools: self.tools.clone() })
+        Ok(Prepared { generation, format, reader, tools })
     }
 }
 
@@ -148,7 +149,7 @@ impl Prepared {
         let answers = completion::start(host, &server.queue, client, generation, timeout).await?;
         let readers: Vec<Reader> = (0..choices).map(|_| format.reader(reader.clone())).collect();
         Ok(ChatStream::new(server.metrics.clone(), answers, readers)
-            .with_calls(tools.several(), tools.forced())
+            .with_calls(&tools)
             .of_prompt(prompt_tokens))
     }
 }
