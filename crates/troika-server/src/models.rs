@@ -264,7 +264,7 @@ impl Models {
         };
         let list = |p: &Arc<Place>| ListedModel {
             name: p.offer.name.clone(),
-            names: [&[p.offer.name.clone()], &*p.offer.aliases].concat(),
+            names: [std::slice::from_ref(&p.offer.name), &p.offer.aliases].concat(),
             bytes: p.offer.bytes,
             state: p.state().clone(),
             embeddings: embeds(&p.offer.name),
