@@ -187,6 +187,56 @@ def test_no_parameters(server):
     assert isinstance(json.loads(call.function.arguments), dict), call
 
 
+def left_out(server, path, body, **more):
+    """What an answer says is left out, whole and as a stream."""
+    names = set()
+    for stream in (False, True):
+        status, headers, data = server.http("POST", path, body | {"stream": stream} | more)
+        equal(status, 200, f"the status of {path}: {data}")
+        names.add(headers["X-Troika-Left-Out"])
+    equal(len(names), 1, "the number of different headers")
+    return names.pop()
+
+
+def test_what_only_a_vendor_runs(server):
+    """It is left out in all interfaces, and named."""
+    vendors = [{"type": "web_search"}, {"type": "local_shell"}, {"type": "mcp", "server_label": "a"}]
+    want = "local_shell, mcp, web_search"
+    body = {"model": MODEL, "messages": NIGHT, "max_tokens": 4, "tools": TOOLS + vendors}
+    equal(left_out(server, "/v1/chat/completions", body), want, "left out")
+    equal(left_out(server, "/v1/chat/completions", body, tool_choice="required"), want, "left out")
+    equal(left_out(server, "/v1/chat/completions", body | {"tools": TOOLS}), None, "left out")
+    own = body | {"options": {"num_predict": 4}}
+    equal(left_out(server, "/api/chat", own), want, "left out by Ollama's")
+    flat = [{"type": "function", "name": n, "parameters": s} for n, s in SCHEMAS.items()]
+    responses = {"model": MODEL, "input": "a", "max_output_tokens": 4, "tools": flat + vendors}
+    equal(left_out(server, "/v1/responses", responses), want, "left out by the responses")
+    theirs = [{"type": "web_search_20250305", "name": "web_search"}, {"type": "bash_20250124"}]
+    own = [{"name": n, "input_schema": s} for n, s in SCHEMAS.items()]
+    want = "bash_20250124, web_search_20250305"
+    equal(left_out(server, "/v1/messages", body | {"tools": own + theirs}), want, "left out")
+    choice = {"type": "tool", "name": "web_search"}
+    body |= {"tools": own + theirs, "tool_choice": choice}
+    equal(server.http("POST", "/v1/messages", body)[0], 400, "the status when it has to be called")
+
+
+def test_schemas_that_cannot_be_kept(server):
+    """Of a tool they are kept as far as can be, and what cannot be is named."""
+    tags = {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 2, "uniqueItems": True}
+    name = {"type": "string", "pattern": "^(?=x).*$", "maxLength": 4, "format": "password"}
+    schema = {"type": "object", "properties": {"tags": tags, "name": name}, "required": ["tags"]}
+    odd = {"type": "function", "function": {"name": "odd", "parameters": schema}}
+    body = {"model": MODEL, "messages": NIGHT, "max_tokens": 100, "tools": [*TOOLS, odd]}
+    body |= {"temperature": 0, "tool_choice": named("odd")}
+    want = "pattern of odd, uniqueItems of odd"
+    equal(left_out(server, "/v1/chat/completions", body), want, "left out")
+    call = server.post("/v1/chat/completions", body)["choices"][0]["message"]["tool_calls"][0]
+    arguments = json.loads(call["function"]["arguments"])
+    assert set(arguments) <= {"tags", "name"} and set(arguments["tags"]) <= {"a", "b"}, arguments
+    # Nothing is forced, so nothing is left out.
+    equal(left_out(server, "/v1/chat/completions", body, tool_choice="auto"), None, "left out")
+
+
 def test_refusals(server):
     bad = tool("add") | {"function": {"name": "add", "parameters": {"type": "strin"}}}
     for word, options in [

@@ -136,4 +136,4 @@ def test_plan(server):
     assert plan["rules"] and plan["text"] and isinstance(plan["refusals"], list), plan
     for rule in plan["rules"]:
         assert rule["phase"] in ("prefill", "decode") and rule["device"] and rule["why"], rule
-    equal(server.http("GET", "/troika/plan?model=gpt-9")[0], 404, "the status for no such model")
+    equal(server.http("GET", "/troika/plan?model=gpt-9")[0], 200, "the status for any name")

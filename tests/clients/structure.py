@@ -130,6 +130,22 @@ def test_schemas_that_cannot_be_kept(server):
             raise AssertionError(f"{name} is not refused: {answer.choices[0].message.content!r}")
 
 
+def test_schema_without_limits(server):
+    """Other keys and numbers without an end would not let the model stop."""
+    schema = {
+        "title": "Dog",
+        "type": "object",
+        "properties": {"age": {"type": "integer"}, "weight": {"type": "number"}},
+        "required": ["age", "weight"],
+    }
+    bias = {str(server.tokens(digit)[-1]): 50 for digit in "0123456789"}
+    choice = server.chat(response_format=by_schema(schema), max_tokens=200, logit_bias=bias)
+    choice = choice.choices[0]
+    equal(choice.finish_reason, "stop", f"finish_reason of {choice.message.content!r}")
+    assert re.fullmatch(r'\{"age": ?-?\d{1,18}, ?"weight": ?.*\}', choice.message.content), choice
+    assert not re.search(r"\d{19}", choice.message.content), choice
+
+
 def test_schema_is_missing(server):
     with raises(openai.BadRequestError, "schema"):
         server.chat(response_format={"type": "json_schema"})

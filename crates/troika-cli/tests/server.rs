@@ -149,6 +149,12 @@ fn what_cannot_be_served_is_said_at_once() {
     let dir = tempfile::tempdir().unwrap();
     let (folder, keys) = (dir.path().to_str().unwrap(), dir.path().join("keys"));
     std::fs::write(&keys, "\n \n").unwrap();
+    let models = dir.path().join("models");
+    std::fs::create_dir(&models).unwrap();
+    for name in ["a.gguf", "b.gguf"] {
+        std::fs::write(models.join(name), "").unwrap();
+    }
+    let models = models.to_str().unwrap();
     let keys = keys.to_str().unwrap();
     for (args, code, says) in [
         (vec!["--host", "0.0.0.0"], 1, "give an --api-key"),
@@ -157,7 +163,7 @@ fn what_cannot_be_served_is_said_at_once() {
         (vec!["--api-key", ""], 2, "--api-key is empty"),
         (vec!["--api-key-file", keys], 1, "it holds no key"),
         (vec!["--models-dir", folder], 1, "no .gguf file and no folder"),
-        (vec!["--alias", "a,b"], 2, "2 names to 1 models"),
+        (vec!["--alias", "a,b,c", "--models-dir", models], 2, "3 names to 2 models"),
         (vec!["there/is/no.gguf"], 1, "no.gguf"),
         (vec!["--timeout", "soon"], 2, "no number of seconds"),
     ] {
@@ -191,6 +197,78 @@ fn keys_are_asked_for() {
     let answer = server.ask("GET /health HTTP/1.1", "");
     let well = answer.starts_with("HTTP/1.1 200");
     assert!(well || answer.starts_with("HTTP/1.1 503"), "{answer}");
+}
+
+fn named(name: &str) -> String {
+    format!(
+        "{{\"model\": \"{name}\", \"prompt\": \"a\", \"max_tokens\": 1, \"input\": \"a\", \
+         \"messages\": [{{\"role\": \"user\", \"content\": \"a\"}}]}}"
+    )
+}
+
+/// All paths that take the name of a model.
+const PATHS: [&str; 11] = [
+    "POST /v1/chat/completions",
+    "POST /v1/completions",
+    "POST /v1/responses",
+    "POST /v1/messages",
+    "POST /v1/embeddings",
+    "POST /api/chat",
+    "POST /api/generate",
+    "POST /api/embed",
+    "POST /api/show",
+    "POST /tokenize",
+    "GET /v1/models/c",
+];
+
+/// A single model may have several names. Others are refused, if the server is told to.
+#[test]
+fn a_model_has_its_names() {
+    let server = Server::start(&["--alias", "a,b/b", "--alias", "c", "--strict-model"]);
+    for path in PATHS {
+        for (name, found) in [("a", true), ("b/b", true), ("c:latest", true), ("gpt-9", false)] {
+            let path = path.replace("models/c", &format!("models/{name}"));
+            // What is no field of an interface is not looked at.
+            let prompt = if path.contains("responses") { "no_prompt" } else { "prompt" };
+            let body = named(name).replacen("prompt", prompt, 1);
+            let answer = server.ask(&format!("{path} HTTP/1.1"), &body);
+            let code = if found { "HTTP/1.1 200" } else { "HTTP/1.1 404" };
+            assert!(answer.starts_with(code), "{path} {name}: {answer}");
+        }
+    }
+    let list = server.ask("GET /v1/models HTTP/1.1", "");
+    let tags = server.ask("GET /api/tags HTTP/1.1", "");
+    for name in ["a", "b/b", "c"] {
+        assert!(list.contains(&format!("\"id\":\"{name}\"")), "{list}");
+        assert!(tags.contains(&format!("\"name\":\"{name}\"")), "{tags}");
+    }
+}
+
+/// Several models are asked by their names alone.
+#[test]
+fn one_of_several_models_is_named() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
+    let [one, two] = ["qwen3", "qwen2.5"].map(|name| root.join(name).to_str().unwrap().to_owned());
+    let server = Server::start(&[&one, &two, "--alias", "one,two"]);
+    let unknown = server.ask(COMPLETE, &named("gpt-9"));
+    assert!(unknown.starts_with("HTTP/1.1 404") && unknown.contains("one, two"), "{unknown}");
+    for (name, code) in [("one", "200"), ("two", "200"), ("qwen3", "404"), ("gpt-9", "404")] {
+        let answer = server.ask(&format!("GET /v1/models/{name} HTTP/1.1"), "");
+        assert!(answer.starts_with(&format!("HTTP/1.1 {code}")), "{name}: {answer}");
+    }
+}
+
+/// What is left out of a request is said.
+#[test]
+fn what_is_left_out_is_logged() {
+    let mut server = Server::start(&["-v"]);
+    let body = named("a").replacen('{', "{\"tools\": [{\"type\": \"web\\u2028search\"}], ", 1);
+    let answer = server.ask("POST /v1/chat/completions HTTP/1.1", &body);
+    assert!(answer.contains("x-troika-left-out: web?search\r\n"), "{answer}");
+    let mut line = String::new();
+    server.said.read_line(&mut line).unwrap();
+    assert!(line.contains("/v1/chat/completions 200"), "{line}");
+    assert!(line.trim_end().ends_with("ms, left out: web?search"), "{line}");
 }
 
 /// Answers that can end in time are not cut off.

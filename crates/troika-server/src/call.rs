@@ -1,11 +1,12 @@
 //! A request with a JSON body.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{FromRequest, Request};
-use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Body;
@@ -133,6 +134,18 @@ impl FromRequest<Arc<Server>> for Call {
         let body = if long.is_some() { apart(parse).await? } else { parse()? };
         Ok(Call { body, client, _long: long })
     }
+}
+
+/// The header that names what of a request is not honoured.
+pub const LEFT_OUT: &str = "x-troika-left-out";
+
+/// An answer with that header, where there is something to name.
+pub fn with_left_out(mut answer: Response, names: &BTreeSet<String>) -> Response {
+    let names = Vec::from_iter(names.clone()).join(", ");
+    let names = names.replace(|c: char| !matches!(c, ' '..='~'), "?");
+    let value = HeaderValue::from_str(&names).ok().filter(|value| !value.is_empty());
+    answer.headers_mut().extend(value.map(|value| (HeaderName::from_static(LEFT_OUT), value)));
+    answer
 }
 
 /// An answer in JSON.

@@ -12,6 +12,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
 
+use crate::call::LEFT_OUT;
 use crate::completion::Client;
 use crate::metrics::OfStatus;
 use crate::problem::{Dialect, Problem};
@@ -73,7 +74,9 @@ pub async fn check(
     server.metrics.requests.get_or_create(&OfStatus { code }).inc();
     if let Some(log) = &server.options.requests {
         let ms = began.elapsed().as_secs_f64() * 1e3;
-        log(&format!("{method} {path} {code} {ms:.1} ms"));
+        let left_out = response.headers().get(LEFT_OUT).and_then(|names| names.to_str().ok());
+        let left_out = left_out.map_or(String::new(), |names| format!(", left out: {names}"));
+        log(&format!("{method} {path} {code} {ms:.1} ms{left_out}"));
     }
     response
 }

@@ -76,6 +76,8 @@ impl Place {
 pub struct ListedModel {
     /// Its name.
     pub name: String,
+    /// All its names.
+    pub names: Vec<String>,
     /// Bytes of its files.
     pub bytes: u64,
     /// What it is doing.
@@ -132,11 +134,7 @@ impl Models {
         embeddings: bool,
     ) -> Result<InUse, Problem> {
         let name = name.unwrap_or(self.default_name());
-        // Ollama's names end in a tag.
-        let plain = name.strip_suffix(":latest").unwrap_or(name);
-        let found = self.places.iter().filter(|p| p.embeddings == embeddings);
-        let place = found.into_iter().find(|p| p.offer.name == plain || p.offer.name == name);
-        let place = place.ok_or_else(|| self.unknown(name))?;
+        let place = self.find(name, embeddings).ok_or_else(|| self.unknown(name))?;
         if let Some(open) = place.open() {
             return Ok(open);
         }
@@ -146,17 +144,24 @@ impl Models {
         opened.map_err(|_| Problem::fault("opening the model gave up; please report it"))?
     }
 
-    fn unknown(&self, name: &str) -> Problem {
-        let known: Vec<&str> = self.names().collect();
+    /// The model that a request for this name gets.
+    fn find(&self, name: &str, embeddings: bool) -> Option<&Arc<Place>> {
+        // Ollama's names end in a tag.
+        let plain = name.strip_suffix(":latest").unwrap_or(name);
+        let mut places = self.places.iter().filter(|p| p.embeddings == embeddings);
+        let is = |known: &String| *known == plain || *known == name;
+        let named = places.clone().find(|p| is(&p.offer.name) || p.offer.aliases.iter().any(is));
+        named.or_else(|| places.find(|p| p.offer.any_name))
+    }
+
+    /// The problem that there is no model of a name.
+    pub fn unknown(&self, name: &str) -> Problem {
+        let places = self.places.iter().filter(|p| !p.embeddings);
+        let known: Vec<&str> = places.map(|p| &*p.offer.name).collect();
         let message =
             format!("there is no model {name:?} here; the models are {}", known.join(", "));
         let problem = Problem::new(StatusCode::NOT_FOUND, message).with_code("model_not_found");
         Problem { param: Some("model".into()), ..problem }
-    }
-
-    /// The names, in the order in which they were offered.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.places.iter().filter(|p| !p.embeddings).map(|p| &*p.offer.name)
     }
 
     async fn open(&self, place: &Arc<Place>) -> Result<InUse, Problem> {
@@ -236,13 +241,19 @@ impl Models {
         }
     }
 
-    /// Closes a model now, if nobody uses it. Returns whether there is one of that name.
-    pub async fn unload(&self, name: &str) -> bool {
-        let named = |p: &&Arc<Place>| p.offer.name == name;
-        for place in self.places.iter().filter(named) {
-            self.close(place, Duration::ZERO).await;
+    /// Closes a model now, if nobody uses it.
+    pub async fn unload(&self, name: &str) {
+        for embeddings in [false, true] {
+            if let Some(place) = self.find(name, embeddings) {
+                self.close(place, Duration::ZERO).await;
+            }
         }
-        self.places.iter().any(|p| named(&p))
+    }
+
+    /// The model that a request for this name gets, for a list.
+    pub fn listed(&self, name: &str) -> Option<ListedModel> {
+        let found = &self.find(name, false)?.offer.name;
+        self.list().into_iter().find(|listed| listed.name == *found)
     }
 
     /// All models.
@@ -253,6 +264,7 @@ impl Models {
         };
         let list = |p: &Arc<Place>| ListedModel {
             name: p.offer.name.clone(),
+            names: [std::slice::from_ref(&p.offer.name), &p.offer.aliases].concat(),
             bytes: p.offer.bytes,
             state: p.state().clone(),
             embeddings: embeds(&p.offer.name),

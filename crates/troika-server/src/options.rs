@@ -12,6 +12,10 @@ use troika::{OpenOptions, Source};
 pub struct ModelOffer {
     /// The name by which clients ask for it.
     pub name: String,
+    /// Other names by which they may.
+    pub aliases: Vec<String>,
+    /// Whether it gets the requests that name a model which is not on offer.
+    pub any_name: bool,
     /// Where it is.
     pub source: Source,
     /// How to open it.

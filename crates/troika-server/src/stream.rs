@@ -8,6 +8,7 @@ use axum::response::{IntoResponse, Response};
 use futures_util::stream::unfold;
 use serde_json::Value;
 
+use crate::call;
 use crate::chat::{ChatEvent, ChatStream, Usage};
 use crate::problem::Problem;
 
@@ -56,6 +57,7 @@ enum At<W> {
 
 /// A response that grows with the answers. If the client goes, they are cancelled.
 pub fn respond<W: EventWriter>(stream: ChatStream, writer: W) -> Response {
+    let left_out = stream.left_out.clone();
     let chunks = unfold(At::Begin(stream, writer), |at| async {
         let mut out = String::new();
         let at = match at {
@@ -69,7 +71,7 @@ pub fn respond<W: EventWriter>(stream: ChatStream, writer: W) -> Response {
         Some((Ok::<Bytes, std::convert::Infallible>(out.into()), at))
     });
     let headers = [(CONTENT_TYPE, W::CONTENT_TYPE), (CACHE_CONTROL, "no-cache")];
-    (headers, Body::from_stream(chunks)).into_response()
+    call::with_left_out((headers, Body::from_stream(chunks)).into_response(), &left_out)
 }
 
 /// Waits for news, and writes all that is there.

@@ -20,7 +20,7 @@ use crate::{chat, expert_groups, file, gpu, memory, output, parallel, progress, 
 /// Anything from a missing model to a full disk.
 pub fn run(args: &RunArgs) -> Result<(), CliError> {
     file::check("trace", args.trace.as_deref())?;
-    let search = args.plan.search_gpu(&args.open.compute.placement);
+    let mut search = args.plan.search_gpu(&args.open.compute.placement);
     let source = resolve::model(&args.model)?;
     let prompt = match args.parallel {
         Some(_) => Prompt::Lines(lines(args)?),
@@ -38,7 +38,6 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
     let interrupt = Interrupt::listen();
     options.compile.cancel = Some(interrupt.flag());
     let model = Model::open(&source, &OpenOptions { scan: args.verbose, ..options })?;
-    gpu::tell(search);
     for w in model.warnings() {
         output::note_line(&format!("warning: {w}"));
     }
@@ -53,6 +52,9 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
         output::note(&text);
     }
     let chats = matches!(prompt, Prompt::Chat);
+    if chats {
+        gpu::tell(search.take());
+    }
     let result = match prompt {
         Prompt::Chat => chat::run(&model, args, &interrupt),
         Prompt::Lines(lines) => parallel::run(&model, &source, args, &lines, &interrupt),
@@ -62,6 +64,8 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
             once(&model, &source, args, &ids, Some(time), &interrupt)
         }
     };
+    // An answer does not wait for the search.
+    gpu::tell(search);
     if args.verbose {
         output::note(&memory::report(&model)?);
     }

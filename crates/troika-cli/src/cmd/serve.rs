@@ -98,8 +98,8 @@ fn offers(args: &ServeArgs, options: &OpenOptions) -> Result<Vec<ModelOffer>, Cl
     if sources.is_empty() {
         sources.push(("built-in".into(), Source::BuiltIn));
     }
-    if args.aliases.len() > sources.len() {
-        let (names, models) = (args.aliases.len(), sources.len());
+    let (names, models) = (args.aliases.len(), sources.len());
+    if models > 1 && names > models {
         return Err(CliError::Usage(format!("--alias gives {names} names to {models} models")));
     }
     for ((name, _), alias) in sources.iter_mut().zip(&args.aliases) {
@@ -116,7 +116,15 @@ fn offers(args: &ServeArgs, options: &OpenOptions) -> Result<Vec<ModelOffer>, Cl
             Source::Path(path) => size(path),
             Source::BuiltIn => 0,
         };
-        offers.push(ModelOffer { name, source, options: options.clone(), bytes });
+        offers.push(ModelOffer {
+            name,
+            // What is left are more names of a single model.
+            aliases: args.aliases.iter().skip(models).cloned().collect(),
+            any_name: models == 1 && !args.strict_model,
+            source,
+            options: options.clone(),
+            bytes,
+        });
     }
     Ok(offers)
 }

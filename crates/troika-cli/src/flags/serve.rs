@@ -23,13 +23,16 @@ pub struct ServeArgs {
     /// A model, as llama.cpp spells it
     #[arg(short, long = "model", env = "TROIKA_MODEL", conflicts_with = "models")]
     pub model: Option<OsString>,
-    /// Names by which clients ask for the models, in their order [default: the file's or folder's
-    /// name, or the Hub id]
+    /// Names by which clients ask for the models: several of a single model, else one for each in
+    /// their order [default: the file's or folder's name, or the Hub id]
     #[arg(short, long = "alias", value_name = "NAME", value_delimiter = ',', env = "TROIKA_ALIAS")]
     pub aliases: Vec<String>,
     /// Offer every .gguf file and every folder with a config.json of this folder, too
     #[arg(long, value_name = "DIR", env = "TROIKA_MODELS_DIR")]
     pub models_dir: Option<PathBuf>,
+    /// Refuse requests for a model of another name, where only one is on offer
+    #[arg(long, env = "TROIKA_STRICT_MODEL")]
+    pub strict_model: bool,
     /// Do not ask the Hub: use what is in its cache (as HF_HUB_OFFLINE=1)
     #[arg(long, env = "TROIKA_OFFLINE")]
     pub offline: bool,

@@ -1,6 +1,6 @@
 //! Values that a model wrote as plain text, made JSON by the tool's schema.
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::tool::ToolSpec;
 
@@ -129,21 +129,14 @@ pub(super) fn unfinished(text: &str, argument: Option<Argument<'_>>) -> String {
     text.trim().to_owned()
 }
 
-/// The arguments' schema as a grammar takes it: an object, and closed where that is plain to see,
-/// so that a small model does not go on inventing members.
-pub(super) fn closed(parameters: &Value) -> Value {
+/// The arguments' schema as a grammar takes it: an object.
+pub(super) fn object(parameters: &Value) -> Value {
     let Value::Object(schema) = parameters else {
         return serde_json::json!({"type": "object", "properties": {}, "additionalProperties": false});
     };
     let mut schema = schema.clone();
-    let has =
-        |schema: &Map<String, Value>, keys: &[&str]| keys.iter().any(|k| schema.contains_key(*k));
-    if !has(&schema, &["type", "$ref", "anyOf", "oneOf", "allOf"]) {
+    if !["type", "$ref", "anyOf", "oneOf", "allOf"].iter().any(|k| schema.contains_key(*k)) {
         schema.insert("type".to_owned(), Value::from("object"));
-    }
-    let open = ["$ref", "anyOf", "oneOf", "allOf", "additionalProperties", "patternProperties"];
-    if schema.contains_key("properties") && !has(&schema, &open) {
-        schema.insert("additionalProperties".to_owned(), Value::Bool(false));
     }
     Value::Object(schema)
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::convert::{Argument, alone, closed};
+use super::convert::{Argument, alone, object};
 use super::tool::ToolSpec;
 
 /// The id of a special token by its text, if the vocabulary has it.
@@ -159,7 +159,7 @@ impl<'a> Lark<'a> {
 
     /// A tool's arguments as JSON.
     pub(super) fn arguments(&self, tool: &ToolSpec) -> String {
-        self.json(closed(&tool.parameters))
+        self.json(object(&tool.parameters))
     }
 
     /// An argument as JSON.
@@ -174,9 +174,10 @@ impl<'a> Lark<'a> {
             Value::Bool(false) => return "%json false".to_owned(),
             _ => serde_json::Map::new(),
         };
-        let spaces =
+        let mut options =
             json!({"whitespace_flexible": false, "item_separator": ", ?", "key_separator": ": ?"});
-        schema.insert("x-guidance".to_owned(), spaces);
+        options["coerce_one_of"] = true.into();
+        schema.insert("x-guidance".to_owned(), options);
         format!("%json {}", Value::Object(schema))
     }
 }

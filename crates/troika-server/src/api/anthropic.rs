@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use crate::call::{self, Call};
 use crate::chat::{
-    ChatAnswer, ChatEvent, ChatRequest, EndReason, ToolChoice, Tools, Usage, text_of, tool,
+    ChatAnswer, ChatEvent, ChatRequest, EndReason, ToolChoice, Tools, Usage, text_of,
 };
 use crate::fields::Fields;
 use crate::host::InUse;
@@ -39,7 +39,9 @@ pub async fn messages(State(server): State<Arc<Server>>, call: Call) -> Result<R
     if streams {
         return Ok(stream::respond(answers, MessageWriter::new(form, prompt_tokens)));
     }
-    Ok(call::json(&form.whole(answers.collect().await?)))
+    let answer = answers.collect().await?;
+    let left_out = answer.left_out.clone();
+    Ok(call::with_left_out(call::json(&form.whole(answer)), &left_out))
 }
 
 /// Counts the tokens of messages.
@@ -97,19 +99,9 @@ fn chat_request(fields: &Fields<'_>, host: &InUse) -> Result<ChatRequest, Proble
 }
 
 fn tools(fields: &Fields<'_>) -> Result<Tools, Problem> {
-    let list: Vec<Value> = fields.get("tools")?.unwrap_or_default();
-    let one = |value: &Value| match value["type"].as_str() {
-        None | Some("custom") => tool(&Fields::within("tools", value)?, "input_schema"),
-        Some(kind) => {
-            let why = format!("a tool is of type {kind}; only tools of your own can be called");
-            Err(Problem::field("tools", why))
-        }
-    };
-    let list = list.iter().map(one).collect::<Result<_, _>>()?;
-    let Some(choice) = fields.value("tool_choice") else {
-        return Ok(Tools { list, ..Tools::default() });
-    };
-    let parallel = choice["disable_parallel_tool_use"] != true;
+    let tools = Tools::read(fields, "input_schema")?;
+    let Some(choice) = fields.value("tool_choice") else { return Ok(tools) };
+    let single = choice["disable_parallel_tool_use"] == true;
     let choice = match choice["type"].as_str() {
         Some("auto") => ToolChoice::Auto,
         Some("any") => ToolChoice::Required,
@@ -124,7 +116,7 @@ fn tools(fields: &Fields<'_>) -> Result<Tools, Problem> {
             return Err(Problem::field("tool_choice", why));
         }
     };
-    Tools { list, choice, parallel }.checked()
+    Tools { choice, single, ..tools }.checked()
 }
 
 /// Adds a message in OpenAI's form. Results of tools become messages of their own.

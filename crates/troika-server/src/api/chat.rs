@@ -10,7 +10,7 @@ use troika::model::tokenizer::Tokenizer;
 use super::request::{chat_request, logprobs, start};
 use crate::call::{self, Call};
 use crate::chat::{
-    ChatAnswer, ChatEvent, ChoiceAnswer, EndReason, TokenLogprob, Tools, Usage, chat_messages, tool,
+    ChatAnswer, ChatEvent, ChoiceAnswer, EndReason, TokenLogprob, Tools, Usage, chat_messages,
 };
 use crate::fields::Fields;
 use crate::host::InUse;
@@ -39,7 +39,7 @@ pub async fn chat(State(server): State<Arc<Server>>, call: Call) -> Result<Respo
         let why = "web_search_options cannot be honoured: nothing is searched";
         return Err(Problem::field("web_search_options", why));
     }
-    let tools = Tools::chosen(tools(&fields)?, &fields)?;
+    let tools = Tools::read(&fields, "parameters")?.chosen(&fields)?;
     let mut request =
         chat_request(&fields, &host, chat_messages(fields.value("messages"))?, tools)?;
     if fields.value("top_logprobs").is_some() && !fields.flag("logprobs")? {
@@ -62,7 +62,9 @@ pub async fn chat(State(server): State<Arc<Server>>, call: Call) -> Result<Respo
     if streams {
         return Ok(stream::respond(answers, ChatWriter::new(form, choices, with_usage)));
     }
-    Ok(call::json(&form.whole(answers.collect().await?)))
+    let answer = answers.collect().await?;
+    let left_out = answer.left_out.clone();
+    Ok(call::with_left_out(call::json(&form.whole(answer)), &left_out))
 }
 
 /// Whether a stream ends with its usage.
@@ -73,22 +75,6 @@ pub fn stream_usage(fields: &Fields<'_>) -> Result<bool, Problem> {
     let options = fields.value("stream_options");
     let Some(options) = options else { return Ok(false) };
     Fields::within("stream_options", options)?.flag("include_usage")
-}
-
-/// The functions of a list of tools.
-///
-/// # Errors
-/// A tool of another type, or of another form.
-pub fn tools(fields: &Fields<'_>) -> Result<Vec<troika::model::answer::ToolSpec>, Problem> {
-    let list: Vec<Value> = fields.get("tools")?.unwrap_or_default();
-    let one = |value: &Value| {
-        if value["type"] != "function" {
-            let why = format!("a tool is of type {}; functions can be called", value["type"]);
-            return Err(Problem::field("tools", why));
-        }
-        tool(&Fields::within("tools", &value["function"])?, "parameters")
-    };
-    list.iter().map(one).collect()
 }
 
 /// OpenAI's usage.

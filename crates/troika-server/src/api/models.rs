@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use axum::extract::{Path, State};
-use axum::http::StatusCode;
 use axum::response::Response;
 use serde_json::{Value, json};
 
@@ -12,9 +11,9 @@ use crate::models::{ListedModel, ModelState};
 use crate::problem::Problem;
 use crate::state::Server;
 
-fn model(listed: &ListedModel) -> Value {
+fn model(name: &str, listed: &ListedModel) -> Value {
     let mut model = json!({
-        "id": listed.name,
+        "id": name,
         "object": "model",
         "created": 0,
         "owned_by": "troika",
@@ -32,7 +31,9 @@ fn model(listed: &ListedModel) -> Value {
 
 /// Lists the models.
 pub async fn list(State(server): State<Arc<Server>>) -> Response {
-    let data: Vec<Value> = server.models.list().iter().map(model).collect();
+    let list = server.models.list();
+    let data = list.iter().flat_map(|listed| listed.names.iter().map(|name| model(name, listed)));
+    let data: Vec<Value> = data.collect();
     call::json(&json!({"object": "list", "data": data}))
 }
 
@@ -44,11 +45,6 @@ pub async fn one(
     State(server): State<Arc<Server>>,
     Path(name): Path<String>,
 ) -> Result<Response, Problem> {
-    let list = server.models.list();
-    let found = list.iter().find(|listed| listed.name == name);
-    let missing = || {
-        let why = format!("there is no model {name:?} here; GET /v1/models lists those there are");
-        Problem::new(StatusCode::NOT_FOUND, why).with_code("model_not_found")
-    };
-    Ok(call::json(&model(found.ok_or_else(missing)?)))
+    let found = server.models.listed(&name).ok_or_else(|| server.models.unknown(&name))?;
+    Ok(call::json(&model(&found.name, &found)))
 }

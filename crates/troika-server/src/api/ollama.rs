@@ -47,7 +47,7 @@ pub async fn chat(State(server): State<Arc<Server>>, call: Call) -> Result<Respo
         Begun::Done(response) => return Ok(response),
     };
     let host = form.host.clone();
-    let tools = Tools { list: super::chat::tools(&fields)?, ..Tools::default() };
+    let tools = Tools::read(&fields, "parameters")?;
     let request = chat_request(&fields, &host, chat_messages(messages.as_ref())?, tools)?;
     let answers = super::request::start(&server, &host, call.client, request).await?;
     form.respond(answers, &fields).await
@@ -274,7 +274,7 @@ impl OllamaForm {
         let answer = answers.collect().await?;
         let usage = answer.usage;
         let choice = answer.choices.into_iter().next().unwrap_or_default();
-        Ok(call::json(&self.last(&choice, &usage)))
+        Ok(call::with_left_out(call::json(&self.last(&choice, &usage)), &answer.left_out))
     }
 
     fn part(&self, text: &str) -> Value {

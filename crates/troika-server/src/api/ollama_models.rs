@@ -59,7 +59,7 @@ fn details(listed: &ListedModel) -> Value {
     })
 }
 
-fn entry(server: &Server, listed: &ListedModel) -> Value {
+fn entry(server: &Server, name: &str, listed: &ListedModel) -> Value {
     let size = match &listed.state {
         ModelState::Open(host) if listed.bytes == 0 => host.weight_bytes(),
         _ => listed.bytes,
@@ -69,8 +69,8 @@ fn entry(server: &Server, listed: &ListedModel) -> Value {
     let digest = ring::digest::digest(&ring::digest::SHA256, named.as_bytes());
     let digest: String = digest.as_ref().iter().map(|b| format!("{b:02x}")).collect();
     json!({
-        "name": listed.name,
-        "model": listed.name,
+        "name": name,
+        "model": name,
         "modified_at": since(server),
         "size": size,
         "digest": digest,
@@ -80,8 +80,11 @@ fn entry(server: &Server, listed: &ListedModel) -> Value {
 
 /// The models on offer.
 pub async fn tags(State(server): State<Arc<Server>>) -> Response {
-    let models: Vec<Value> =
-        server.models.list().iter().map(|listed| entry(&server, listed)).collect();
+    let list = server.models.list();
+    let of = |listed: &ListedModel| -> Vec<Value> {
+        listed.names.iter().map(|name| entry(&server, name, listed)).collect()
+    };
+    let models: Vec<Value> = list.iter().flat_map(of).collect();
     call::json(&json!({"models": models}))
 }
 
@@ -89,7 +92,7 @@ pub async fn tags(State(server): State<Arc<Server>>) -> Response {
 pub async fn ps(State(server): State<Arc<Server>>) -> Response {
     let list = server.models.list();
     let open = list.iter().filter(|listed| matches!(listed.state, ModelState::Open(_)));
-    let models: Vec<Value> = open.map(|listed| entry(&server, listed)).collect();
+    let models: Vec<Value> = open.map(|listed| entry(&server, &listed.name, listed)).collect();
     call::json(&json!({"models": models}))
 }
 

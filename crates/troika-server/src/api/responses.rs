@@ -7,7 +7,7 @@ use axum::response::Response;
 
 use super::request::{chat_request, max_tokens, start};
 use super::responses_form::ResponseForm;
-use super::responses_input::{messages, tools};
+use super::responses_input::messages;
 use super::responses_stream::ResponseWriter;
 use crate::call::{self, Call};
 use crate::chat::Tools;
@@ -29,8 +29,9 @@ pub async fn responses(State(server): State<Arc<Server>>, call: Call) -> Result<
         ("background", "responses are not kept; wait for this one, or stream it"),
         ("prompt", "there are no stored prompts; send the text as input"),
     ])?;
-    let tools = Tools::chosen(tools(&fields)?, &fields)?;
-    let mut request = chat_request(&fields, &host, messages(&fields)?, tools)?;
+    let mut tools = Tools::read(&fields, "parameters")?.chosen(&fields)?;
+    let messages = messages(&fields, &mut tools.left_out)?;
+    let mut request = chat_request(&fields, &host, messages, tools)?;
     request.max_tokens = max_tokens(&fields, &["max_output_tokens"])?;
     if let Some(text) = fields.value("text") {
         let format = Fields::within("text", text)?.value("format");
@@ -49,5 +50,5 @@ pub async fn responses(State(server): State<Arc<Server>>, call: Call) -> Result<
     }
     let answer = answers.collect().await?;
     let choice = answer.choices.into_iter().next().unwrap_or_default();
-    Ok(call::json(&form.whole(&choice, &answer.usage)))
+    Ok(call::with_left_out(call::json(&form.whole(&choice, &answer.usage)), &answer.left_out))
 }

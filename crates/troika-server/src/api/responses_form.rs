@@ -76,6 +76,27 @@ impl ResponseForm {
         whole
     }
 
+    /// A call of a function. The namespace that its name begins with is said apart.
+    pub fn call_item(&self, id: &str, name: &str, arguments: &str, status: &str) -> Value {
+        let mut item = json!({
+            "id": id,
+            "type": "function_call",
+            "status": status,
+            "call_id": id.replacen("fc_", "call_", 1),
+            "name": name,
+            "arguments": arguments,
+        });
+        let tools = self.object["tools"].as_array().into_iter().flatten();
+        for namespace in tools.filter(|tool| tool["type"] == "namespace") {
+            let inner = name.strip_prefix(namespace["name"].as_str().unwrap_or_default());
+            if let Some(inner) = inner.and_then(|rest| rest.strip_prefix('.')) {
+                item["namespace"] = namespace["name"].clone();
+                item["name"] = inner.into();
+            }
+        }
+        item
+    }
+
     /// The response as a whole.
     pub fn whole(&self, choice: &ChoiceAnswer, usage: &Usage) -> Value {
         let mut output = Vec::new();
@@ -86,7 +107,7 @@ impl ResponseForm {
             output.push(message_item(&ids::unique("msg_"), &choice.content, "completed"));
         }
         for (name, arguments) in &choice.calls {
-            let item = call_item(&ids::unique("fc_"), name, arguments, "completed");
+            let item = self.call_item(&ids::unique("fc_"), name, arguments, "completed");
             output.push(item);
         }
         self.complete(output, choice.reason.unwrap_or(EndReason::Stop), usage)
@@ -112,17 +133,5 @@ pub fn reasoning_item(id: &str, text: &str, status: &str) -> Value {
     let content = if status == "in_progress" { json!([]) } else { part };
     json!({
         "id": id, "type": "reasoning", "status": status, "summary": [], "content": content,
-    })
-}
-
-/// A call of a function.
-pub fn call_item(id: &str, name: &str, arguments: &str, status: &str) -> Value {
-    json!({
-        "id": id,
-        "type": "function_call",
-        "status": status,
-        "call_id": id.replacen("fc_", "call_", 1),
-        "name": name,
-        "arguments": arguments,
     })
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::responses_form::{ResponseForm, call_item, message_item, reasoning_item, text_part};
+use super::responses_form::{ResponseForm, message_item, reasoning_item, text_part};
 use crate::chat::{ChatEvent, EndReason, Usage};
 use crate::ids;
 use crate::problem::Problem;
@@ -23,11 +23,11 @@ impl Item {
         }
     }
 
-    fn json(&self, status: &str) -> Value {
+    fn json(&self, form: &ResponseForm, status: &str) -> Value {
         match self {
             Item::Message { id, text } => message_item(id, text, status),
             Item::Reasoning { id, text } => reasoning_item(id, text, status),
-            Item::Call { id, name, arguments } => call_item(id, name, arguments, status),
+            Item::Call { id, name, arguments } => form.call_item(id, name, arguments, status),
         }
     }
 }
@@ -65,7 +65,7 @@ impl ResponseWriter {
     fn begin_item(&mut self, item: Item, out: &mut String) {
         self.end_item(out);
         let index = self.done.len();
-        let added = json!({"output_index": index, "item": item.json("in_progress")});
+        let added = json!({"output_index": index, "item": item.json(&self.form, "in_progress")});
         self.send("response.output_item.added", added, out);
         if let Item::Message { id, .. } = &item {
             let part = json!({"content_index": 0, "part": text_part("")});
@@ -93,7 +93,7 @@ impl ResponseWriter {
                 self.send_of(&id, "response.function_call_arguments.done", all, out);
             }
         }
-        let item = item.json("completed");
+        let item = item.json(&self.form, "completed");
         let done = json!({"output_index": self.done.len(), "item": item});
         self.send("response.output_item.done", done, out);
         self.done.push(item);

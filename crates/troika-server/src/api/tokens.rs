@@ -123,7 +123,7 @@ pub async fn apply_template(
     let host = server.model(call.model()?.as_deref()).await?;
     let fields = call.fields();
     let messages = chat_messages(fields.value("messages"))?;
-    let tools = Tools::chosen(super::chat::tools(&fields)?, &fields)?;
+    let tools = Tools::read(&fields, "parameters")?.chosen(&fields)?;
     let extra = fields.get("chat_template_kwargs")?.unwrap_or_default();
     let bytes = messages.iter().map(limits::size).sum();
     let render = move |host: &InUse| {

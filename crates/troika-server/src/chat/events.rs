@@ -1,12 +1,13 @@
 //! What becomes of an answer: text, reasoning and calls of tools, as they come.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use tokio::sync::mpsc::error::TryRecvError;
 use troika::engine::sample::Logprobs;
 use troika::{Finish, Output, Stats, TextPiece};
 
+use super::tools::Tools;
 use crate::completion::{Answers, Progress};
 use crate::metrics::Metrics;
 use crate::problem::Problem;
@@ -89,6 +90,8 @@ pub struct ChatAnswer {
     pub choices: Vec<ChoiceAnswer>,
     /// Tokens.
     pub usage: Usage,
+    /// What of the request is not honoured.
+    pub left_out: BTreeSet<String>,
 }
 
 /// An answer on its way.
@@ -127,6 +130,8 @@ pub struct ChatStream {
     parallel: bool,
     /// Whether text beside calls is white space between them, or a call that was cut off.
     forced: bool,
+    /// What of the request is not honoured.
+    pub left_out: BTreeSet<String>,
     /// Answers that have not ended.
     open: usize,
     pending: VecDeque<ChatEvent>,
@@ -145,15 +150,18 @@ impl ChatStream {
             choices,
             parallel: true,
             forced: false,
+            left_out: BTreeSet::new(),
             open,
             pending,
             usage,
         }
     }
 
-    /// Of each answer only the first call, unless `parallel`, and nothing but calls, if `forced`.
-    pub fn with_calls(self, parallel: bool, forced: bool) -> ChatStream {
-        ChatStream { parallel, forced, ..self }
+    /// Of each answer only as many calls as there may be, and nothing but calls where these are
+    /// forced.
+    pub fn with_calls(self, tools: &Tools) -> ChatStream {
+        let (parallel, forced) = (tools.several(), tools.forced());
+        ChatStream { parallel, forced, left_out: tools.left_out.clone(), ..self }
     }
 
     /// Notes the length of the prompt.
@@ -283,7 +291,7 @@ impl ChatStream {
                 }
             }
         }
-        Ok(ChatAnswer { choices, usage: self.usage })
+        Ok(ChatAnswer { choices, usage: self.usage, left_out: self.left_out })
     }
 }
 

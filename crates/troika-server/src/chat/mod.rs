@@ -6,7 +6,7 @@ mod tools;
 
 pub use events::{ChatAnswer, ChatEvent, ChatStream, ChoiceAnswer, EndReason, TokenLogprob, Usage};
 pub use messages::{chat_messages, text_of};
-pub use tools::{ToolChoice, Tools, tool};
+pub use tools::{ToolChoice, Tools, full_name};
 
 use serde_json::{Map, Value};
 use troika::engine::sample::SampleParams;
@@ -118,7 +118,8 @@ impl ChatRequest {
             opened,
             whole_calls: self.whole_calls,
         };
-        let forced = self.tools.grammar(&format, opened, &|text| control_token(host, text));
+        let mut tools = self.tools;
+        let forced = tools.grammar(&format, opened, &|text| control_token(host, text));
         let constrain = match (forced, self.constrain) {
             (Some(_), Some(_)) => {
                 return Err(Problem::field(
@@ -141,7 +142,7 @@ impl ChatRequest {
             keep_tokens: markers.iter().filter_map(keeps).collect(),
         };
         let generation = Generation { prompt, request, choices: self.choices, grammar: None };
-        Ok((Prepared { generation, format, reader, tools: self.tools }, constrain))
+        Ok((Prepared { generation, format, reader, tools }, constrain))
     }
 }
 
@@ -166,7 +167,7 @@ impl Prepared {
         let answers = completion::start(turn, generation).await?;
         let readers: Vec<Reader> = (0..choices).map(|_| format.reader(reader.clone())).collect();
         Ok(ChatStream::new(turn.server.metrics.clone(), answers, readers)
-            .with_calls(tools.several(), tools.forced())
+            .with_calls(&tools)
             .of_prompt(prompt_tokens))
     }
 }

@@ -1,9 +1,11 @@
 //! Tools that a model may or must call.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 
 use crate::fields::Fields;
-use crate::grammar::Constrain;
+use crate::grammar::{Constrain, HeldSchema};
 use crate::problem::Problem;
 use crate::turn::Turn;
 use troika::model::answer::{Format, SpecialToken, ToolSpec};
@@ -23,28 +25,31 @@ pub enum ToolChoice {
 }
 
 /// The tools of a conversation.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Tools {
     /// The tools.
     pub list: Vec<ToolSpec>,
     /// Whether they are called.
     pub choice: ToolChoice,
-    /// Whether several may be called at once.
-    pub parallel: bool,
+    /// Whether only one may be called at once.
+    pub single: bool,
+    /// What of the request is not honoured: types of tools, and keywords of schemas.
+    pub left_out: BTreeSet<String>,
 }
 
-impl Default for Tools {
-    fn default() -> Tools {
-        Tools { list: Vec::new(), choice: ToolChoice::Auto, parallel: true }
+/// The name of a function or of its call, with the namespace that it may be in.
+pub fn full_name(value: &Value) -> Value {
+    // The chat interface has the name inside, the others outside.
+    let value = value.get("function").unwrap_or(value);
+    match (value["namespace"].as_str(), value["name"].as_str()) {
+        (Some(namespace), Some(name)) => format!("{namespace}.{name}").into(),
+        _ => value["name"].clone(),
     }
 }
 
 /// A function that the model may call, from fields `name`, `description` and a schema.
-///
-/// # Errors
-/// It has no name, or a schema that is no object.
-pub fn tool(fields: &Fields<'_>, schema: &str) -> Result<ToolSpec, Problem> {
-    let name: String = fields.need("name")?;
+fn tool(fields: &Fields<'_>, schema: &str, namespace: &str) -> Result<ToolSpec, Problem> {
+    let name = format!("{namespace}{}", fields.need::<String>("name")?);
     let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
     if name.is_empty() || name.len() > 128 || !name.chars().all(good) {
         let why = format!("the tool name {name:?} has to be of letters, digits, _ - and .");
@@ -60,11 +65,42 @@ pub fn tool(fields: &Fields<'_>, schema: &str) -> Result<ToolSpec, Problem> {
 }
 
 impl Tools {
-    /// Tools with OpenAI's `tool_choice`.
+    /// The functions of a request, whose schemas have this name. Tools of other types are left out:
+    /// only their vendor can run them.
+    ///
+    /// # Errors
+    /// A function of another form.
+    pub fn read(fields: &Fields<'_>, schema: &str) -> Result<Tools, Problem> {
+        let mut tools = Tools::default();
+        let list: Vec<Value> = fields.get("tools")?.unwrap_or_default();
+        list.iter().try_for_each(|value| tools.add(value, schema, ""))?;
+        Ok(tools)
+    }
+
+    fn add(&mut self, value: &Value, schema: &str, namespace: &str) -> Result<(), Problem> {
+        match value["type"].as_str() {
+            Some("namespace") => {
+                let namespace = format!("{}.", value["name"].as_str().unwrap_or_default());
+                let mut inner = value["tools"].as_array().into_iter().flatten();
+                inner.try_for_each(|value| self.add(value, schema, &namespace))?;
+            }
+            // Anthropic calls its functions custom.
+            Some(kind) if kind != "function" && (kind, schema) != ("custom", "input_schema") => {
+                self.left_out.insert(kind.to_string());
+            }
+            _ => {
+                let inner = Fields::within("tools", value.get("function").unwrap_or(value))?;
+                self.list.push(tool(&inner, schema, namespace)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// The tools with OpenAI's `tool_choice`.
     ///
     /// # Errors
     /// A choice that is not known, or of a tool that is not there.
-    pub fn chosen(mut list: Vec<ToolSpec>, fields: &Fields<'_>) -> Result<Tools, Problem> {
+    pub fn chosen(mut self, fields: &Fields<'_>) -> Result<Tools, Problem> {
         let choice = match fields.value("tool_choice") {
             None => ToolChoice::Auto,
             Some(Value::String(choice)) => match choice.as_str() {
@@ -79,26 +115,22 @@ impl Tools {
             Some(choice) if choice["type"] == "allowed_tools" => {
                 // The responses interface has these outside, the chat interface inside.
                 let allowed = choice.get("allowed_tools").unwrap_or(choice);
-                let names: Vec<&str> = allowed["tools"]
-                    .as_array()
-                    .into_iter()
-                    .flatten()
-                    .filter_map(|t| t["function"]["name"].as_str().or(t["name"].as_str()))
-                    .collect();
-                list.retain(|tool| names.contains(&tool.name.as_str()));
+                let names: Vec<Value> =
+                    allowed["tools"].as_array().into_iter().flatten().map(full_name).collect();
+                self.list.retain(|tool| names.contains(&tool.name.as_str().into()));
                 if allowed["mode"] == "required" { ToolChoice::Required } else { ToolChoice::Auto }
             }
             Some(choice) => {
-                // The responses interface has the name outside, the chat interface inside.
-                let named = choice["function"]["name"].as_str().or(choice["name"].as_str());
+                let named = full_name(choice);
+                let kind = choice["type"].as_str().filter(|kind| *kind != "function");
                 let must = "tool_choice has to be a word or name a function";
-                let named = named.filter(|_| choice["type"] == "function");
+                let named = kind.or(named.as_str());
                 let named = named.ok_or_else(|| Problem::field("tool_choice", must))?;
                 ToolChoice::Named(named.to_string())
             }
         };
-        let parallel = fields.get("parallel_tool_calls")?.unwrap_or(true);
-        Tools { list, choice, parallel }.checked()
+        let single = fields.get("parallel_tool_calls")? == Some(false);
+        Tools { choice, single, ..self }.checked()
     }
 
     /// Checks that what has to be called is there.
@@ -115,7 +147,8 @@ impl Tools {
         };
         match missing {
             Some(name) => {
-                let why = format!("tool_choice asks for {name} of the tools, which has none such");
+                let why =
+                    format!("tool_choice asks for {name} of tools, but that is no function there");
                 Err(Problem::field("tool_choice", why))
             }
             None => Ok(self),
@@ -126,7 +159,7 @@ impl Tools {
     pub async fn blame(&self, turn: &Turn) -> Option<Problem> {
         let forced = self.list.iter().filter(|t| self.forced() && t.parameters.is_object());
         for tool in forced {
-            let schema = Constrain::JsonSchema(tool.parameters.clone());
+            let schema = Constrain::JsonSchema(HeldSchema::new(&tool.parameters).schema);
             if let Err(problem) = turn.compile(schema).await {
                 let why = format!("the parameters of the tool {}: {}", tool.name, problem.message);
                 return Some(Problem { message: why, param: Some("tools".into()), ..problem });
@@ -167,23 +200,101 @@ impl Tools {
 
     /// Whether several may be called at once. A tool that is named is called once.
     pub fn several(&self) -> bool {
-        self.parallel && !matches!(self.choice, ToolChoice::Named(_))
+        !self.single && !matches!(self.choice, ToolChoice::Named(_))
     }
 
-    /// The grammar that forces a call, if one has to be.
+    /// The grammar that forces a call, if one has to be. What it does not hold to is left out.
     pub fn grammar(
-        &self,
+        &mut self,
         format: &Format,
         opened: bool,
         special: &SpecialToken<'_>,
     ) -> Option<String> {
-        let list: Vec<ToolSpec> = match &self.choice {
+        let mut list: Vec<ToolSpec> = match &self.choice {
             ToolChoice::None | ToolChoice::Auto => return None,
             ToolChoice::Required => self.list.clone(),
             ToolChoice::Named(name) => {
                 self.list.iter().filter(|t| t.name == *name).cloned().collect()
             }
         };
+        for tool in list.iter_mut().filter(|tool| tool.parameters.is_object()) {
+            let HeldSchema { schema, left_out, .. } = HeldSchema::new(&tool.parameters);
+            tool.parameters = schema;
+            self.left_out.extend(left_out.iter().map(|word| format!("{word} of {}", tool.name)));
+        }
         Some(format.call_grammar(&list, self.several(), opened, special))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{ToolChoice, Tools};
+    use crate::fields::Fields;
+
+    fn read(body: &serde_json::Value, schema: &str) -> Tools {
+        let fields = Fields::of(body.as_object().unwrap());
+        Tools::read(&fields, schema).unwrap().chosen(&fields).unwrap()
+    }
+
+    #[test]
+    fn functions_are_read_and_what_only_a_vendor_runs_is_left_out() {
+        let vendors = [
+            "web_search",
+            "web_search_preview_2025_03_11",
+            "local_shell",
+            "mcp",
+            "image_generation",
+            "code_interpreter",
+            "file_search",
+            "computer_use_preview",
+            "custom",
+            "tool_search",
+            "bash_20250124",
+            "anything",
+        ];
+        let mut tools: Vec<_> = vendors.iter().map(|kind| json!({"type": kind})).collect();
+        let plain = json!({"type": "function", "name": "f", "parameters": {"type": "object"}});
+        tools.push(plain.clone());
+        tools.push(json!({"type": "function", "function": {"name": "g"}}));
+        let inner = json!([plain, {"type": "custom", "name": "c"}]);
+        tools.push(json!({"type": "namespace", "name": "n", "tools": inner}));
+        let tools = read(&json!({ "tools": tools }), "parameters");
+        let names: Vec<&str> = tools.list.iter().map(|tool| tool.name.as_str()).collect();
+        assert_eq!(names, ["f", "g", "n.f"]);
+        assert!(tools.list[0].parameters.is_object() && tools.list[2].parameters.is_object());
+        assert!(tools.left_out.iter().map(String::as_str).eq({
+            let mut sorted = vendors;
+            sorted.sort_unstable();
+            sorted
+        }));
+        let own = json!([{"type": "custom", "name": "f", "input_schema": {}}, {"name": "g"}]);
+        let own = read(&json!({ "tools": own }), "input_schema");
+        assert_eq!((own.list.len(), own.left_out.len()), (2, 0));
+    }
+
+    #[test]
+    fn a_choice_may_name_what_is_in_a_namespace_but_not_what_is_left_out() {
+        let inner = json!([{"type": "function", "name": "f"}, {"type": "function", "name": "g"}]);
+        let mut body = json!({"tools": [{"type": "namespace", "name": "n", "tools": inner},
+            {"type": "web_search"}]});
+        body["tool_choice"] = json!({"type": "function", "namespace": "n", "name": "f"});
+        assert_eq!(read(&body, "parameters").choice, ToolChoice::Named("n.f".into()));
+        let allowed = json!([{"type": "function", "namespace": "n", "name": "g"}]);
+        body["tool_choice"] = json!({"type": "allowed_tools", "mode": "auto", "tools": allowed});
+        assert_eq!(read(&body, "parameters").list[0].name, "n.g");
+        for (choice, says) in [
+            (json!({"type": "web_search"}), "\"web_search\""),
+            (json!({"type": "function", "name": "f"}), "\"f\""),
+            (json!("perhaps"), "perhaps"),
+            (json!({}), "a word or name"),
+        ] {
+            body["tool_choice"] = choice;
+            let fields = Fields::of(body.as_object().unwrap());
+            let tools = Tools::read(&fields, "parameters").unwrap();
+            let problem = tools.chosen(&fields).unwrap_err();
+            assert!(problem.message.contains(says), "{}", problem.message);
+        }
     }
 }

@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::error::GrammarError;
 use super::measure::too_large;
+use super::schema::HeldSchema;
 
 /// What an answer must be.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,12 +25,6 @@ pub enum Constrain {
 /// Bytes of a grammar's or a schema's text.
 const LONGEST: usize = 256 << 10;
 
-/// The largest `multipleOf`: it takes as many states of the lexer.
-const DIVISOR: f64 = 10_000.0;
-
-/// Properties of an object. Where they are optional, the time grows with their square.
-const PROPERTIES: usize = 500;
-
 impl Constrain {
     /// The name that a sentence calls it by.
     pub(super) fn kind(&self) -> &'static str {
@@ -46,13 +41,18 @@ impl Constrain {
         GrammarError::Refused { kind: self.kind(), why: why.into() }
     }
 
+    /// Whether it has numbers of JSON, which have to end.
+    pub(super) fn is_json(&self) -> bool {
+        match self {
+            Self::Lark(lark) => lark.contains("%json"),
+            _ => matches!(self, Self::JsonObject | Self::JsonSchema(_)),
+        }
+    }
+
     /// The grammar, if it is not too long and not too deep.
     pub(super) fn grammar(&self) -> Result<TopLevelGrammar, GrammarError> {
         match self {
-            Self::JsonObject => Ok(TopLevelGrammar::from_json_schema(compact(Map::from_iter([(
-                "type".to_owned(),
-                Value::from("object"),
-            )])))),
+            Self::JsonObject => self.schema(&json!({"type": "object"})),
             Self::JsonSchema(schema) => self.schema(schema),
             Self::Regex(regex) => self.regex(regex),
             Self::Lark(lark) => {
@@ -73,11 +73,13 @@ impl Constrain {
 
     fn schema(&self, schema: &Value) -> Result<TopLevelGrammar, GrammarError> {
         self.fits(&schema.to_string())?;
-        if let Some(why) = oversized(schema) {
-            return Err(self.refused(why));
+        let HeldSchema { schema, left_out, .. } = HeldSchema::new(schema);
+        if !left_out.is_empty() {
+            let words = Vec::from_iter(left_out).join(", ");
+            return Err(self.refused(format!("no grammar holds to {words}")));
         }
         let schema = match schema {
-            Value::Object(schema) => schema.clone(),
+            Value::Object(schema) => schema,
             Value::Bool(true) => Map::new(),
             _ => return Err(self.refused("it is no object")),
         };
@@ -108,24 +110,6 @@ impl Constrain {
         self.fits(lark)?;
         too_large(lark).map_or(Ok(()), |why| Err(self.refused(why)))
     }
-}
-
-/// What in a schema takes too long to compile, if anything does.
-fn oversized(schema: &Value) -> Option<String> {
-    let members = match schema {
-        Value::Array(items) => return items.iter().find_map(oversized),
-        Value::Object(members) => members,
-        _ => return None,
-    };
-    members.iter().find_map(|(key, value)| match (key.as_str(), value) {
-        ("multipleOf", Value::Number(n)) if n.as_f64().is_some_and(|n| n > DIVISOR) => {
-            Some(format!("multipleOf is {n}, and at most {DIVISOR} is allowed"))
-        }
-        ("properties", Value::Object(all)) if all.len() > PROPERTIES => {
-            Some(format!("an object has {} properties, and {PROPERTIES} are allowed", all.len()))
-        }
-        _ => oversized(value),
-    })
 }
 
 /// A schema whose JSON has no white space but single blanks, so that a small model cannot pad for

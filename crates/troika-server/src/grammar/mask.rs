@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
-use llguidance::toktrie::{SimpleVob, TokEnv};
+use llguidance::toktrie::{SimpleVob, TokEnv, TokTrie};
 use llguidance::{CancellationHandle, Matcher};
 
 use super::error::shorten;
@@ -14,17 +14,22 @@ use super::pool::Pool;
 /// may be busy.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// The most digits in a row of a number in JSON.
+const DIGITS: usize = 18;
+
 /// A compiled grammar, for as many answers as there are.
 pub struct Grammar {
     /// In its first state. Copied for each answer, so that these share no lock.
     matcher: Matcher,
     env: TokEnv,
     pool: Arc<Pool>,
+    /// Whether it is of JSON, whose numbers have to end.
+    is_json: bool,
 }
 
 impl Grammar {
-    pub(super) fn new(matcher: Matcher, env: &TokEnv, pool: Arc<Pool>) -> Self {
-        Self { matcher, env: Arc::clone(env), pool }
+    pub(super) fn new(matcher: Matcher, env: &TokEnv, pool: Arc<Pool>, is_json: bool) -> Self {
+        Self { matcher, env: Arc::clone(env), pool, is_json }
     }
 
     /// Begins an answer. Its first mask is computed in the background.
@@ -35,6 +40,8 @@ impl Grammar {
             cancel: matcher.cancellation_handle(),
             state: State::Lost,
             pool: Arc::clone(&self.pool),
+            env: self.is_json.then(|| Arc::clone(&self.env)),
+            digits: 0,
             vocabulary: trie.vocab_size(),
             ends: words(&trie.eos_token_set(), trie.vocab_size()),
             error: None,
@@ -49,6 +56,10 @@ pub struct Mask {
     state: State,
     cancel: Option<CancellationHandle>,
     pool: Arc<Pool>,
+    /// The tokens, if numbers have to end.
+    env: Option<TokEnv>,
+    /// Digits at the end of the text.
+    digits: usize,
     vocabulary: usize,
     /// The mask that allows the answer to end and nothing else.
     ends: Vec<u32>,
@@ -98,14 +109,22 @@ impl Mask {
 
     fn compute(&mut self, mut matcher: Matcher, token: Option<u32>) {
         let (sender, receiver) = channel();
-        let vocabulary = self.vocabulary;
+        if let (Some(env), Some(token)) = (&self.env, token) {
+            let bytes = env.tok_trie().token(token);
+            let digits = bytes.iter().rev().take_while(|b| b.is_ascii_digit()).count();
+            self.digits = digits + if digits == bytes.len() { self.digits } else { 0 };
+        }
+        let (vocabulary, digits, env) = (self.vocabulary, self.digits, self.env.clone());
         self.pool.submit(move || {
             let consumed = token.map_or(Ok(()), |token| matcher.consume_token(token));
             let mask = consumed.and_then(|()| matcher.compute_mask_or_eos());
-            let (allowed, error) = match mask {
+            let (mut allowed, error) = match mask {
                 Ok(mask) => (Some(words(&mask, vocabulary)), None),
                 Err(error) => (None, Some(shorten(&error.to_string()))),
             };
+            if let (Some(env), Some(allowed)) = (env.filter(|_| digits > 0), &mut allowed) {
+                end_number(allowed, env.tok_trie(), digits);
+            }
             let allowed = allowed.filter(|words| !all(words, vocabulary));
             let ended = matcher.is_stopped();
             // Fails if the answer was dropped meanwhile.
@@ -168,6 +187,25 @@ fn words(mask: &SimpleVob, vocabulary: usize) -> Vec<u32> {
         *last &= (1 << (vocabulary % 32)) - 1;
     }
     words
+}
+
+/// Forbids digits behind so many others of a number, if there is another way on. Where a letter or a
+/// quote may come, they are of a string.
+fn end_number(allowed: &mut Vec<u32>, trie: &TokTrie, digits: usize) {
+    let is = |id: u32| allowed[id as usize / 32] >> (id % 32) & 1 == 1;
+    if [b"x", b"\""].iter().any(|text| trie.token_id_at_bytes(*text).is_none_or(is)) {
+        return;
+    }
+    let mut rest = allowed.clone();
+    for id in 0..trie.vocab_size() as u32 {
+        let more = trie.token(id).iter().take_while(|b| b.is_ascii_digit()).count();
+        if more > 0 && digits + more > DIGITS {
+            rest[id as usize / 32] &= !(1 << (id % 32));
+        }
+    }
+    if rest.iter().any(|word| *word != 0) {
+        *allowed = rest;
+    }
 }
 
 /// Whether all tokens are set.

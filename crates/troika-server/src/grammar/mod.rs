@@ -7,6 +7,7 @@ mod kept;
 mod mask;
 mod measure;
 mod pool;
+mod schema;
 #[cfg(test)]
 mod tests;
 mod vocabulary;
@@ -14,4 +15,5 @@ mod vocabulary;
 pub use constrain::Constrain;
 pub use kept::KeptGrammars;
 pub use mask::{Grammar, Mask};
+pub use schema::HeldSchema;
 pub use vocabulary::Vocabulary;

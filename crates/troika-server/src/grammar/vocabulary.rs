@@ -73,7 +73,8 @@ impl Vocabulary {
         if let Some(error) = matcher.get_error() {
             return Err(constrain.refused(shorten(&error)));
         }
-        let grammar = Grammar::new(matcher, self.factory.tok_env(), Arc::clone(&self.pool));
+        let (env, pool) = (self.factory.tok_env(), Arc::clone(&self.pool));
+        let grammar = Grammar::new(matcher, env, pool, constrain.is_json());
         // The first mask shows whether the grammar can be followed.
         let refused = grammar.start().check(PATIENCE);
         refused.map_or(Ok(grammar), |why| Err(constrain.refused(why)))

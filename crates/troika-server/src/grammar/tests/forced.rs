@@ -7,7 +7,7 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 use serde_json::{Value, json};
 use troika::model::answer::{CallFormat, Delta, Format, ReaderOptions, ThoughtMarkers, ToolSpec};
 
-use super::super::{Constrain, Vocabulary};
+use super::super::{Constrain, HeldSchema, Vocabulary};
 use super::EOS;
 
 fn format(calls: CallFormat) -> Format {
@@ -16,6 +16,10 @@ fn format(calls: CallFormat) -> Format {
 }
 
 fn tool(name: &str, parameters: Value) -> ToolSpec {
+    let parameters = match parameters {
+        Value::Null => parameters,
+        schema => HeldSchema::new(&schema).schema,
+    };
     ToolSpec { name: name.to_owned(), description: String::new(), parameters }
 }
 
@@ -175,8 +179,10 @@ fn schemas_of_arguments_hold_or_are_refused() {
         let lark = format(CallFormat::Hermes).call_grammar(&[tool], false, false, &|_| None);
         vocabulary.compile(&Constrain::Lark(lark)).map(|_| ()).map_err(|e| e.to_string())
     };
-    let refused = grammar(serde_json::json!({"properties": {"a": {"not": {}}}})).unwrap_err();
-    assert_eq!(refused, "the grammar cannot be honoured: Unimplemented keys: [\"not\"]");
+    let refused = grammar(json!({"properties": {"a": {"type": "strin"}}})).unwrap_err();
+    assert_eq!(refused, "the grammar cannot be honoured: Invalid type: strin");
+    let either = json!({"oneOf": [{"type": "integer"}, {"type": "number"}]});
+    assert_eq!(grammar(json!({"properties": {"a": either}})), Ok(()));
     assert_eq!(
         grammar(serde_json::json!({"$ref": "#/$defs/a", "$defs": {"a": {"type": "object"}}})),
         Ok(())

@@ -1,6 +1,7 @@
 //! Walks at random under the masks, with a small vocabulary.
 
 mod forced;
+mod held;
 mod hostile;
 mod schema;
 mod walks;
