@@ -30,11 +30,11 @@ fn cpu(name: &str, threads: usize) -> Arc<dyn Device> {
     )
 }
 
-/// An engine whose segments are assigned to the devices in turn.
+/// An engine whose layers are assigned to the devices in turn.
 fn engine(name: &str, devices: &[Arc<dyn Device>], chunk: usize, sequences: usize) -> Engine {
     let d = describe(&model_dir(name), FloatType::F32).unwrap();
     let one = devices.len() == 1;
-    let strategy = if one { Strategy::OneDevice } else { Strategy::AlternateSegments };
+    let strategy = if one { Strategy::OneDevice } else { Strategy::Alternate };
     let plan = plan_of(&d, devices, &in_f32(strategy, chunk));
     engine_of(&d, devices, plan, sequences)
 }

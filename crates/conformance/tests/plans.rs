@@ -134,13 +134,7 @@ fn experts(r: &mut Random, d: &Described, layer: usize, chunk: usize) -> Option<
         let capacity = if overflow == Overflow::Pad { chunk.max(capacity) } else { capacity };
         let device = *r.of(&NAMES);
         let parts = if of_group == 1 && r.once_in(2) { parts(r, device, 3) } else { Vec::new() };
-        groups.push(ExpertGroupPlan {
-            device: device.into(),
-            experts,
-            capacity,
-            parts,
-            standby: false,
-        });
+        groups.push(ExpertGroupPlan { device: device.into(), experts, capacity, parts });
     }
     Some(Split::Experts(ExpertSplit { groups, overflow, dispatch, expected: Vec::new() }))
 }

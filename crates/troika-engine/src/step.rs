@@ -151,12 +151,10 @@ impl Engine {
             if self.slots[place].job.is_some() {
                 continue;
             }
-            self.move_groups(phase);
             self.seqs.plan_batches(&mut self.slots[place], phase);
             if self.slots[place].seqs.is_empty() {
                 continue;
             }
-            self.use_groups(phase);
             if let Err(error) = self.start(place, phase == Some(Phase::Prefill)) {
                 self.roll_back(place, error);
             }

@@ -8,7 +8,7 @@ use crate::check::{MAX_CONTEXT, MAX_IN_FLIGHT};
 use crate::elsewhere::Elsewhere;
 use crate::error::PlanError;
 use crate::expert_groups::ExpertSettings;
-use crate::expert_rules::{ExpertRules, SharedRules};
+use crate::expert_rules::ExpertRules;
 use crate::identity::{ModelId, PLAN_VERSION};
 use crate::plan::{Decode, LengthRules, Phase, Plan, Policy, Prefill, Rule, SyncMode};
 use crate::rows::head_apart;
@@ -128,7 +128,6 @@ pub fn make(
     request.strategy.check_names(devices)?;
     let chunk = chunk_of(spec, request);
     let placed = |phase| request.strategy.rules(spec, devices, (phase, chunk));
-    let mut expert_residency = None;
     let rules = match request.strategy {
         Strategy::Experts(policy) => {
             let halves = request.converts_to(ActivationFormat::F16);
@@ -136,9 +135,7 @@ pub fn make(
             let chunks = if settings.gathers() { in_flight(request, chunk, true) } else { 1 };
             let gathered = chunks.saturating_mul(chunk);
             let of = ExpertRules { spec, devices, policy, settings, rows: chunk, gathered, halves };
-            let SharedRules { prefill, lengths, decode, residency } = of.rules()?;
-            expert_residency = residency;
-            PlannedRules { prefill, lengths, decode }
+            of.rules()?
         }
         _ => PlannedRules {
             prefill: placed(Phase::Prefill),
@@ -146,8 +143,7 @@ pub fn make(
             decode: placed(Phase::Decode),
         },
     };
-    let mut plan = assemble(spec, devices, request, (request.strategy.to_string(), rules));
-    plan.prefill.expert_residency = expert_residency;
+    let plan = assemble(spec, devices, request, (request.strategy.to_string(), rules));
     let names: Vec<&str> = devices.iter().map(|d| d.name.as_str()).collect();
     plan.check(spec, &names)?;
     Ok(plan)
@@ -246,12 +242,12 @@ pub fn assemble(
         devices: used,
         calibration,
         sync: request.sync,
+        npu_rewrites: Vec::new(),
         prefill: Prefill {
             chunk,
             chunks_in_flight,
             policy: request.policy,
             critical_device: None,
-            expert_residency: None,
             rules: prefill,
             lengths,
         },

@@ -84,8 +84,6 @@ pub enum Strategy {
     OneNamed(String),
     /// Layer `l` on device `l mod n`, the embedding on the first device, the head on the next.
     Alternate,
-    /// Segment `s` of layer `l` on device `(l + s) mod n`.
-    AlternateSegments,
     /// The columns of each product divided between two devices.
     SplitColumns(Ratio),
     /// Standard lengths of a prompt's rows on the first device, the rest on the second; decode on
@@ -114,10 +112,9 @@ pub type StandardLength = Option<usize>;
 
 impl Strategy {
     /// All strategies, without values.
-    pub const ALL: [Strategy; 8] = [
+    pub const ALL: [Strategy; 7] = [
         Strategy::OneDevice,
         Strategy::Alternate,
-        Strategy::AlternateSegments,
         Strategy::SplitColumns(Ratio::HALF),
         Strategy::SplitRows(None),
         Strategy::SplitHybrid,
@@ -130,7 +127,6 @@ impl Strategy {
         match self {
             Strategy::OneDevice | Strategy::OneNamed(_) => "one-device",
             Strategy::Alternate => "alternate",
-            Strategy::AlternateSegments => "alternate-segments",
             Strategy::SplitColumns(_) => "split-columns",
             Strategy::SplitRows(_) => "split-rows",
             Strategy::SplitHybrid => "split-hybrid",
@@ -201,9 +197,7 @@ impl Strategy {
             Strategy::OneNamed(_) | Strategy::PrefillDecodeNamed { .. } | Strategy::OneDevice => {
                 (count >= 1, "a device")
             }
-            Strategy::Alternate | Strategy::AlternateSegments | Strategy::Experts(_) => {
-                (count >= 2, "two devices or more")
-            }
+            Strategy::Alternate | Strategy::Experts(_) => (count >= 2, "two devices or more"),
             Strategy::SplitColumns(_)
             | Strategy::SplitRows(_)
             | Strategy::SplitHybrid
@@ -257,13 +251,6 @@ impl Strategy {
                     let layers = every(spec.layers.len(), d, devices.len())?;
                     Some(rule(None, Some(layers), &devices[d]))
                 }));
-                rules
-            }
-            (Strategy::AlternateSegments, _) => {
-                let mut rules = ends(spec, devices);
-                for kind in SegmentKind::ALL.into_iter().filter(|k| k.is_in_layers()) {
-                    rules.extend(in_turn(spec, devices, kind));
-                }
                 rules
             }
         }
@@ -347,24 +334,4 @@ fn ends(spec: &ModelSpec, devices: &[DeviceFacts]) -> Vec<Rule> {
 fn every(layers: usize, first: usize, step: usize) -> Option<Layers> {
     let last = layers.checked_sub(1)?.checked_sub(first)? / step * step + first;
     Some(Layers { first, last, step })
-}
-
-/// Assigns a kind of segment to the devices in turn, layer by layer.
-fn in_turn(spec: &ModelSpec, devices: &[DeviceFacts], kind: SegmentKind) -> Vec<Rule> {
-    let n = devices.len();
-    // A layer has either a dense feed-forward or a router at the same place.
-    let place = match kind {
-        SegmentKind::Experts => 4,
-        SegmentKind::Router | SegmentKind::Ffn => 3,
-        SegmentKind::AttnOut => 2,
-        SegmentKind::Attention => 1,
-        _ => 0,
-    };
-    let of_model = segments(spec);
-    let rules = (0..n).filter_map(|first| {
-        let layers = every(spec.layers.len(), first, n)?;
-        let rule = rule(Some(vec![kind]), Some(layers), &devices[(first + place) % n]);
-        of_model.iter().any(|&(kind, layer)| rule.matches(kind, layer)).then_some(rule)
-    });
-    rules.collect()
 }

@@ -46,16 +46,11 @@ fn strategies_place_segments_as_their_names_say() {
         let spec = spec(preset);
         for n in 2..=4 {
             let by_layer = planned(preset, Strategy::Alternate, n);
-            let by_segment = planned(preset, Strategy::AlternateSegments, n);
-            let mut at = 0;
             for (i, &(kind, layer)) in segments(&spec).iter().enumerate() {
                 let device =
                     |plan: &Plan| plan.rule(Phase::Prefill, kind, layer).unwrap().device.clone();
-                // The index of a segment in its layer.
-                at = if i > 0 && segments(&spec)[i - 1].1 == layer { at + 1 } else { 0 };
                 let l = layer.unwrap_or(if i == 0 { 0 } else { spec.layers.len() });
                 assert_eq!(device(&by_layer), NAMES[l % n], "{preset} {kind:?} {layer:?}");
-                assert_eq!(device(&by_segment), NAMES[(l + at) % n], "{preset} {kind:?} {layer:?}");
             }
             assert_eq!(by_layer.prefill.rules, by_layer.decode.rules);
             assert_eq!(by_layer.prefill.chunks_in_flight, 4);
@@ -74,11 +69,9 @@ fn strategies_place_segments_as_their_names_say() {
 fn more_devices_than_layers_are_no_matter() {
     let mut spec = spec("qwen3-0.6b");
     spec.layers.truncate(2);
-    for strategy in [Strategy::Alternate, Strategy::AlternateSegments] {
-        let request = PlanRequest { strategy, ..PlanRequest::default() };
-        let plan = make(&spec, &devices(4), &request).unwrap();
-        plan.check(&spec, &NAMES).unwrap();
-    }
+    let request = PlanRequest { strategy: Strategy::Alternate, ..PlanRequest::default() };
+    let plan = make(&spec, &devices(4), &request).unwrap();
+    plan.check(&spec, &NAMES).unwrap();
 }
 
 #[test]
@@ -86,7 +79,6 @@ fn strategies_say_how_many_devices_they_need() {
     for (strategy, count) in [
         (Strategy::OneDevice, 0),
         (Strategy::Alternate, 1),
-        (Strategy::AlternateSegments, 1),
         (Strategy::PrefillDecode, 1),
         (Strategy::PrefillDecode, 3),
     ] {
@@ -210,7 +202,7 @@ fn refusal(device: &str, segment: SegmentKind, op: &str) -> Refusal {
 #[test]
 fn refused_ops_go_to_the_first_device_that_takes_them() {
     let spec = spec("qwen3-moe-tiny");
-    let mut plan = planned("qwen3-moe-tiny", Strategy::AlternateSegments, 3);
+    let mut plan = planned("qwen3-moe-tiny", Strategy::Alternate, 3);
     let refusals = [
         refusal("b", SegmentKind::Attention, "attention"),
         refusal("b", SegmentKind::Attention, "kv_append"),

@@ -93,14 +93,14 @@ impl Search<'_> {
 
     fn name(&self, way: &Way) -> String {
         let [host, other] = way.devices.map(|d| self.facts[d].name.as_str());
-        let ExpertSettings { dispatch, group, attention, capacity, .. } = &way.settings;
+        let ExpertSettings { dispatch, group, attention, tiers, .. } = &way.settings;
         let size = group.map_or(String::new(), |n| format!(" of up to {n}"));
         let attention = if *attention { ", with attention" } else { "" };
         format!(
             "{EXPERTS} {host} in groups{size} on {other}{attention}, {}, capacities {}, chunks of \
              {}, {} in flight",
             dispatch.name(),
-            capacity.tiers,
+            tiers,
             way.chunk,
             way.in_flight
         )
@@ -145,13 +145,11 @@ impl Search<'_> {
         let own = &way.settings;
         let with = |settings: ExpertSettings| Way { settings, ..way.clone() };
         let mut all = Vec::new();
-        let tiers = [own.capacity.tiers.clone(), Tiers::by_load(), Tiers::Multiples(vec![1.0])];
-        for tiers in tiers {
-            let capacity = troika_plan::CapacityRule { tiers, ..own.capacity.clone() };
+        for tiers in [own.tiers.clone(), Tiers::by_load(), Tiers::Multiples(vec![1.0])] {
             let sizes = if own.group.is_some() { vec![own.group] } else { SIZES.to_vec() };
             for group in sizes {
-                let capacity = capacity.clone();
-                all.push(with(ExpertSettings { capacity, group, ..own.clone() }));
+                let tiers = tiers.clone();
+                all.push(with(ExpertSettings { tiers, group, ..own.clone() }));
             }
         }
         all.push(with(ExpertSettings { attention: !own.attention, ..own.clone() }));

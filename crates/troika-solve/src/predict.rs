@@ -177,7 +177,7 @@ impl Predictor<'_> {
                 let mut once = WeightRows::default();
                 let mut by_rows: HashMap<usize, WeightRows> = HashMap::new();
                 let pieces = alike.placed.iter().flat_map(|p| p.pieces());
-                for piece in pieces.filter(|p| p.device == index && !p.standby) {
+                for piece in pieces.filter(|p| p.device == index) {
                     piece.graph.weights.iter().for_each(|w| once.add(w, stored(w)));
                     let Some(float_bytes) = device.caps.weights_per_shape else { continue };
                     let row_bytes = in_code(&piece.graph, float_bytes);
@@ -204,7 +204,7 @@ impl Predictor<'_> {
         let mut seen: HashMap<(usize, usize, usize), f64> = HashMap::new();
         for (number, alike) in alike.iter().enumerate() {
             let placed = alike.placed.iter().flat_map(|p| p.pieces());
-            for p in placed.filter(|p| !p.standby) {
+            for p in placed {
                 let shares = self.request.devices[p.device].caps.shares_code(&p.graph);
                 let (which, count) = if shares { (0, 1) } else { (number + 1, alike.count) };
                 for &room in &p.shapes {

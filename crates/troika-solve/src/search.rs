@@ -123,12 +123,11 @@ impl<'a> Search<'a> {
             return Err(PlanError::Strategy { strategy: "solve", need: "a device", count: 0 });
         }
         let mut candidates = self.known_plans()?;
-        if !self.request.several_copies {
-            // The bytes of the smallest plan on one device, plus rounding to tiles.
-            let one = candidates.iter().filter(|c| c.name.starts_with(ONE_DEVICE));
-            let least = one.map(|c| c.predicted.total_bytes).min().unwrap_or(u64::MAX);
-            self.most_bytes = least.saturating_add(least / 50);
-        }
+        // The bytes of the smallest plan on one device, plus rounding to tiles: each row of a weight
+        // is held once.
+        let one = candidates.iter().filter(|c| c.name.starts_with(ONE_DEVICE));
+        let least = one.map(|c| c.predicted.total_bytes).min().unwrap_or(u64::MAX);
+        self.most_bytes = least.saturating_add(least / 50);
         for (name, plan) in self.request.candidates {
             candidates.extend(self.alternative(name.clone(), plan.clone())?);
         }

@@ -80,7 +80,7 @@ impl BoundModel {
     /// # Errors
     /// A device that cannot be opened, or unusable files.
     pub fn open(source: impl Into<Source>, options: &OpenOptions) -> Result<BoundModel, Error> {
-        let devices = open_devices(&options.devices)?;
+        let devices = open_devices(&options.devices_to_open()?)?;
         let Described { spec, mut store, .. } = describe(source, options.bind())?;
         options.calibration.iter().try_for_each(|c| c.apply(&spec, &mut store))?;
         Ok(BoundModel { spec, store, devices })
@@ -361,7 +361,6 @@ impl BoundModel {
             },
             prompt,
             generate,
-            several_copies: wanted.several_copies,
             lengths: &[],
             candidates: &[],
         };

@@ -3,8 +3,6 @@
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
-mod adapt;
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -429,11 +427,6 @@ fn groups_that_do_not_fit_are_refused() {
         split.overflow = Overflow::Prune;
     });
     assert!(why.contains("cannot be left out by what attention added to them"), "{why}");
-    let why = open(SOC, &|plan| {
-        let Some(Split::Experts(split)) = &mut plan.prefill.rules[1].split else { panic!() };
-        split.groups[1].standby = true;
-    });
-    assert!(why.contains("has group 2 on standby, and groups stay where they are"), "{why}");
 }
 
 #[test]

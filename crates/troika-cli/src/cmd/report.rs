@@ -9,6 +9,9 @@ use crate::flags::ReportArgs;
 use crate::input::{read_bytes, read_file};
 use crate::{file, output};
 
+/// Tasks that took longest are listed up to this number.
+const TOP: usize = 20;
+
 /// Prints the tables, and writes the page.
 ///
 /// # Errors
@@ -36,10 +39,10 @@ pub fn run(args: &ReportArgs) -> Result<(), CliError> {
     };
     let report = TraceReport::of(events);
     if let Some(page) = &args.out {
-        let html = report.html(&format!("Troika: {name}"), args.top);
+        let html = report.html(&format!("Troika: {name}"), TOP);
         file::write("report", page, |to| to.write_all(html.as_bytes()))?;
     }
-    output::write(&report.text(args.top))
+    output::write(&report.text(TOP))
 }
 
 /// The heat map of experts, and the tables.

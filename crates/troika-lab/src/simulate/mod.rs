@@ -328,7 +328,6 @@ fn solved(
         base: &base,
         prompt: r.prompt,
         generate: options.generate,
-        several_copies: false,
         lengths: &[],
         candidates: &candidates,
     };

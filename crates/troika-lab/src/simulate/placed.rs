@@ -61,12 +61,12 @@ pub(super) fn plan(r: &Request<'_>) -> Result<Plan, SimulateError> {
         kv_dtype: DType::F16,
         devices,
         sync: r.sync,
+        npu_rewrites: Vec::new(),
         prefill: Prefill {
             chunk: r.prompt,
             chunks_in_flight: 1,
             policy: Policy::InOrder,
             critical_device: None,
-            expert_residency: None,
             rules: prefill,
             lengths: Vec::new(),
         },
