@@ -78,24 +78,12 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Lowers and compiles a model.
+    /// Lowers and compiles a model. Devices compile in parallel.
     ///
     /// # Errors
     /// A plan that does not fit, a spec that cannot be lowered, a device that refuses a subgraph,
-    /// or no memory for the KV cache.
-    pub fn new(parts: EngineParts<'_>) -> Result<Engine, EngineError> {
-        Engine::compiled(parts, &CompileControl::default())
-    }
-
-    /// Like [`Engine::new`], for a caller that watches or stops compiling. Devices compile in
-    /// parallel.
-    ///
-    /// # Errors
-    /// Those of [`Engine::new`], or that compiling was stopped; nothing is kept then.
-    pub fn compiled(
-        parts: EngineParts<'_>,
-        control: &CompileControl,
-    ) -> Result<Engine, EngineError> {
+    /// no memory for the KV cache, or that compiling was stopped. Nothing is kept then.
+    pub fn new(parts: EngineParts<'_>, control: &CompileControl) -> Result<Engine, EngineError> {
         let plan = parts.plan;
         let names: Vec<&str> = parts.devices.iter().map(|d| d.name()).collect();
         plan.check(parts.spec, &names)?;
@@ -117,9 +105,7 @@ impl Engine {
         allocate(plan.prefill.chunk.checked_mul(widest(&lowered)), "activations")?;
         let devices: Vec<Arc<dyn Device>> =
             plan.devices.iter().filter_map(|name| find(name).cloned()).collect();
-        let known =
-            |d: &Arc<dyn Device>| PlanDevice { name: d.name().to_string(), caps: d.caps().clone() };
-        let known: Vec<PlanDevice> = devices.iter().map(known).collect();
+        let known: Vec<PlanDevice> = devices.iter().map(PlanDevice::of).collect();
         let program = Program::new(Arc::new(lowered), &plan, &known)?;
         let with = CompileWith { weights: parts.weights, control, clock: &*parts.clock };
         let loaded = compile(&program.graphs, &devices, &with)?;

@@ -175,7 +175,7 @@ impl Engine {
         let others = self.seqs.queue.len() > self.slots[place].seqs.len();
         let job = self.runner.start(graph, prefill && others)?;
         self.slots[place].job = Some(job);
-        let canceller = self.runner.canceller_of(job);
+        let canceller = self.runner.canceller(job);
         let several = self.slots[place].batches().len() > 1;
         let seqs = || self.slots[place].seqs.iter().map(|(seq, _)| *seq);
         let mut inbox = self.handle.lock();

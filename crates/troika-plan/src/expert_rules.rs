@@ -3,6 +3,7 @@
 use troika_model::lower::{SegmentKind, segments};
 use troika_model::spec::{Ffn, ModelSpec, Moe};
 
+use crate::device::PlanDevice;
 use crate::error::PlanError;
 use crate::expert_groups::{
     ExpertGroupShape, ExpertPolicy, ExpertSettings, GroupLimits, LayerLoad, Tiers, WorthALaunch,
@@ -12,12 +13,12 @@ use crate::experts::{ExpertGroupPlan, ExpertSplit, Overflow};
 use crate::make::PlannedRules;
 use crate::plan::{Layers, LengthRules, Rule, Split};
 use crate::routing::ExpertUse;
-use crate::strategy::{DeviceFacts, rule};
+use crate::strategy::rule;
 
 /// What rules for experts follow from.
 pub(crate) struct ExpertRules<'a> {
     pub spec: &'a ModelSpec,
-    pub devices: &'a [DeviceFacts],
+    pub devices: &'a [PlanDevice],
     pub policy: ExpertPolicy,
     pub settings: &'a ExpertSettings,
     /// Rows of a chunk.
@@ -30,12 +31,12 @@ pub(crate) struct ExpertRules<'a> {
 
 /// The device that shares experts out, the first that runs functions of the host, and the one that
 /// computes groups, the first other one.
-fn devices_of(devices: &[DeviceFacts]) -> Result<[&DeviceFacts; 2], PlanError> {
+fn devices_of(devices: &[PlanDevice]) -> Result<[&PlanDevice; 2], PlanError> {
     let refuse = |need| {
         let count = devices.len();
         PlanError::Strategy { strategy: "experts", need, count }
     };
-    let host = devices.iter().find(|d| d.host_functions);
+    let host = devices.iter().find(|d| d.caps.host_tasks);
     let host = host.ok_or_else(|| refuse("a CPU that shares experts out"))?;
     let other = devices.iter().find(|d| d.name != host.name);
     Ok([host, other.ok_or_else(|| refuse("two devices"))?])
@@ -69,7 +70,7 @@ impl ExpertRules<'_> {
     }
 
     /// The rules of all segments but experts.
-    fn around(&self, host: &DeviceFacts, device: &DeviceFacts) -> Vec<Rule> {
+    fn around(&self, host: &PlanDevice, device: &PlanDevice) -> Vec<Rule> {
         let attention = |kind: &SegmentKind| {
             use SegmentKind::{Attention, AttnOut, Qkv};
             self.settings.attention && matches!(kind, Qkv | Attention | AttnOut)
@@ -91,7 +92,7 @@ impl ExpertRules<'_> {
         layer: usize,
         expected: Vec<u32>,
         groups: &[ExpertGroupShape],
-        [host, device]: [&DeviceFacts; 2],
+        [host, device]: [&PlanDevice; 2],
     ) -> Rule {
         let groups = groups.iter().filter(|g| g.layer == layer);
         let planned = |g: &ExpertGroupShape| {
@@ -113,7 +114,7 @@ impl ExpertRules<'_> {
     }
 
     /// The groups that are on the device.
-    fn groups(&self, device: &DeviceFacts) -> Result<Vec<ExpertGroupShape>, PlanError> {
+    fn groups(&self, device: &PlanDevice) -> Result<Vec<ExpertGroupShape>, PlanError> {
         let Some(bytes) = self.layers().map(|(_, moe)| self.expert_bytes(moe, device)).max() else {
             return Ok(Vec::new());
         };
@@ -169,11 +170,11 @@ impl ExpertRules<'_> {
 
     /// Bytes of an expert's weights on a device: as floats where they become part of its code, else
     /// as they are stored.
-    fn expert_bytes(&self, moe: &Moe, device: &DeviceFacts) -> u64 {
+    fn expert_bytes(&self, moe: &Moe, device: &PlanDevice) -> u64 {
         let elements = [3, self.spec.hidden, moe.inter].map(|n| n as u64);
         let elements = elements.into_iter().fold(1_u64, u64::saturating_mul);
         let floats = |bytes: u64| elements.saturating_mul(bytes);
-        match (device.weights_per_shape, self.settings.stored_bytes) {
+        match (device.caps.weights_per_shape.is_some(), self.settings.stored_bytes) {
             (false, Some(stored)) => stored,
             (false, None) => floats(4),
             (true, _) => floats(if self.halves { 2 } else { 4 }),
@@ -181,11 +182,12 @@ impl ExpertRules<'_> {
     }
 
     /// What a device has left for groups.
-    fn limits(&self, device: &DeviceFacts) -> GroupLimits {
+    fn limits(&self, device: &PlanDevice) -> GroupLimits {
         // With attention, each layer has two or three graphs of its own there.
         let others = if self.settings.attention { 3 * self.spec.layers.len() } else { 0 };
-        let graphs = device.max_graphs.map(|most| most.saturating_sub(others));
-        let bytes = [self.settings.bytes, device.max_resident_bytes].into_iter().flatten().min();
-        GroupLimits { graph_bytes: device.max_graph_bytes, graphs, bytes }
+        let graphs = device.caps.max_graphs.map(|most| most.saturating_sub(others));
+        let bytes =
+            [self.settings.bytes, device.caps.max_resident_bytes].into_iter().flatten().min();
+        GroupLimits { graph_bytes: device.caps.max_graph_bytes, graphs, bytes }
     }
 }

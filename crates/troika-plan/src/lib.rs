@@ -57,4 +57,4 @@ pub use routing::{
     RoutingPredictor, RoutingTrace, Transitions, median_overlap,
 };
 pub use share::{TILE, compiled_rows, own_space, stage_borders};
-pub use strategy::{DeviceFacts, StandardLength, Strategy};
+pub use strategy::{StandardLength, Strategy};

@@ -1,60 +1,14 @@
 //! Strategies: common ways to divide a model over devices. One table for all commands.
 
-use troika_device::{Caps, Device};
-use troika_graph::ActivationFormat;
 use troika_graph::DType;
 use troika_model::lower::{SegmentKind, segments};
 use troika_model::spec::ModelSpec;
 
+use crate::device::PlanDevice;
 use crate::error::PlanError;
 use crate::expert_groups::ExpertPolicy;
 use crate::plan::{Layers, Phase, Rule, Split};
 use crate::ratio::{Ratio, Share};
-
-/// The facts about a device that planning uses.
-#[derive(Clone, Debug)]
-pub struct DeviceFacts {
-    /// Its name.
-    pub name: String,
-    /// The activation formats, besides f32, that make its products faster.
-    pub activations: Vec<ActivationFormat>,
-    /// With static shapes: the numbers of rows it is compiled for.
-    pub row_buckets: Vec<usize>,
-    /// Whether each of them takes memory for weights of its own.
-    pub weights_per_shape: bool,
-    /// The most bytes of one binding, if limited.
-    pub max_binding_bytes: Option<u64>,
-    /// The most bytes of a graph with its weights, if limited.
-    pub max_graph_bytes: Option<u64>,
-    /// The most graphs at once, if limited.
-    pub max_graphs: Option<usize>,
-    /// The most bytes of all weights, if limited.
-    pub max_resident_bytes: Option<u64>,
-    /// Whether it runs functions of the host.
-    pub host_functions: bool,
-}
-
-impl DeviceFacts {
-    /// The facts that a device reports.
-    pub fn of(device: &dyn Device) -> DeviceFacts {
-        DeviceFacts::new(device.name(), device.caps())
-    }
-
-    /// The facts in a device's capabilities.
-    pub(crate) fn new(name: &str, caps: &Caps) -> DeviceFacts {
-        DeviceFacts {
-            name: name.to_string(),
-            activations: caps.activation_formats.clone(),
-            row_buckets: caps.row_buckets.clone(),
-            weights_per_shape: caps.weights_per_shape.is_some(),
-            max_binding_bytes: caps.max_binding_bytes,
-            max_graph_bytes: caps.max_graph_bytes,
-            max_graphs: caps.max_graphs,
-            max_resident_bytes: caps.max_resident_bytes,
-            host_functions: caps.host_tasks,
-        }
-    }
-}
 
 impl std::fmt::Display for Strategy {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -176,7 +130,7 @@ impl Strategy {
     }
 
     /// Checks that the devices that it names are among these.
-    pub(crate) fn check_names(&self, devices: &[DeviceFacts]) -> Result<(), PlanError> {
+    pub(crate) fn check_names(&self, devices: &[PlanDevice]) -> Result<(), PlanError> {
         let named = match self {
             Strategy::OneNamed(device) => vec![device],
             Strategy::PrefillDecodeNamed { prefill, decode } => vec![prefill, decode],
@@ -210,7 +164,7 @@ impl Strategy {
     pub(crate) fn rules(
         &self,
         spec: &ModelSpec,
-        devices: &[DeviceFacts],
+        devices: &[PlanDevice],
         (phase, chunk): (Phase, usize),
     ) -> Vec<Rule> {
         let all_on = |at: usize| vec![rule(None, None, &devices[at])];
@@ -261,7 +215,7 @@ impl Strategy {
 pub(crate) fn rule(
     segments: Option<Vec<SegmentKind>>,
     layers: Option<Layers>,
-    device: &DeviceFacts,
+    device: &PlanDevice,
 ) -> Rule {
     Rule {
         segments,
@@ -276,19 +230,19 @@ pub(crate) fn rule(
 }
 
 impl Ratio {
-    fn parts(self, devices: &[DeviceFacts]) -> Vec<Share> {
+    fn parts(self, devices: &[PlanDevice]) -> Vec<Share> {
         let parts = devices.iter().zip(self.shares());
         parts.map(|(d, share)| Share { device: d.name.clone(), share }).collect()
     }
 
-    fn columns(self, devices: &[DeviceFacts]) -> Split {
+    fn columns(self, devices: &[PlanDevice]) -> Split {
         Split::Columns { parts: self.parts(devices) }
     }
 }
 
 /// The default rows of a standard part.
-fn standard(devices: &[DeviceFacts], chunk: usize) -> usize {
-    let compiled = || devices.iter().map(|d| &d.row_buckets).filter(|rows| !rows.is_empty());
+fn standard(devices: &[PlanDevice], chunk: usize) -> usize {
+    let compiled = || devices.iter().map(|d| &d.caps.row_buckets).filter(|rows| !rows.is_empty());
     let Some(first) = compiled().next() else { return (chunk / 2 + 1).min(chunk.max(1)) };
     let by_all = first.iter().copied().filter(|n| compiled().all(|rows| rows.contains(n)));
     // Chunks shorter than every length have no standard part.
@@ -298,7 +252,7 @@ fn standard(devices: &[DeviceFacts], chunk: usize) -> usize {
 
 /// Splits the segments of products, and attention if `heads` is set; the others run on the first
 /// device.
-fn split(spec: &ModelSpec, devices: &[DeviceFacts], (split, heads): (Split, bool)) -> Vec<Rule> {
+fn split(spec: &ModelSpec, devices: &[PlanDevice], (split, heads): (Split, bool)) -> Vec<Rule> {
     let columns = matches!(split, Split::Columns { .. });
     let splits = |kind: &SegmentKind| match kind {
         // Tables and experts have no columns to divide.
@@ -322,7 +276,7 @@ fn split(spec: &ModelSpec, devices: &[DeviceFacts], (split, heads): (Split, bool
 }
 
 /// The segments before and behind the layers.
-fn ends(spec: &ModelSpec, devices: &[DeviceFacts]) -> Vec<Rule> {
+fn ends(spec: &ModelSpec, devices: &[PlanDevice]) -> Vec<Rule> {
     let head = &devices[spec.layers.len() % devices.len()];
     vec![
         rule(Some(vec![SegmentKind::Embed]), None, &devices[0]),

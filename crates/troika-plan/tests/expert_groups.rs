@@ -2,13 +2,14 @@
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
+use troika_device::{Caps, SpaceId};
 use troika_graph::{ActivationFormat, CalibrationTensor};
 use troika_model::lower::{SegmentKind, segments};
 use troika_model::spec::{Ffn, ModelSpec};
 use troika_model::{families, presets};
 use troika_plan::{
-    CalibratedProducts, Calibration, DeviceFacts, Dispatch, ExpertPolicy, ExpertSettings,
-    ExpertSplit, Overflow, Phase, Plan, PlanError, PlanRequest, Refusal, Split, Strategy, Tiers,
+    CalibratedProducts, Calibration, Dispatch, ExpertPolicy, ExpertSettings, ExpertSplit, Overflow,
+    Phase, Plan, PlanDevice, PlanError, PlanRequest, Refusal, Split, Strategy, Tiers,
     describe_refusals, expert_chunk, make,
 };
 
@@ -16,18 +17,29 @@ fn spec() -> ModelSpec {
     families::from_config(&presets::config("qwen3-moe-tiny").unwrap()).unwrap().spec
 }
 
-fn device(name: &str, host_functions: bool) -> DeviceFacts {
-    DeviceFacts {
-        name: name.into(),
-        activations: if host_functions { vec![ActivationFormat::INT8] } else { Vec::new() },
-        row_buckets: if host_functions { Vec::new() } else { vec![1, 16, 64, 256, 512] },
-        weights_per_shape: !host_functions,
+fn device(name: &str, is_host: bool) -> PlanDevice {
+    let caps = Caps {
+        static_shapes: false,
+        row_buckets: if is_host { Vec::new() } else { vec![1, 16, 64, 256, 512] },
+        spaces: vec![SpaceId::HOST],
+        numerics: "f32".into(),
         max_binding_bytes: None,
+        weight_dtypes: Vec::new(),
+        activation_formats: if is_host { vec![ActivationFormat::INT8] } else { Vec::new() },
         max_graph_bytes: None,
         max_graphs: None,
         max_resident_bytes: None,
-        host_functions,
-    }
+        queue_depth: 8,
+        queue_waits: true,
+        host_tasks: is_host,
+        strided_rows: true,
+        largest: 0,
+        offset_alignment: 1,
+        bakes_weights: false,
+        weights_per_shape: if is_host { None } else { Some(4) },
+        facts: Vec::new(),
+    };
+    PlanDevice { name: name.into(), caps }
 }
 
 /// Layers and experts of the model.
@@ -148,7 +160,7 @@ fn groups_keep_to_a_devices_limits() {
     let Ffn::Moe(moe) = &spec.layers[0].ffn else { panic!() };
     let expert_bytes = 3 * 4 * (spec.hidden * moe.inter) as u64;
     let cpu = device("cpu", true);
-    let with = |limit: &dyn Fn(&mut DeviceFacts), request: &PlanRequest| {
+    let with = |limit: &dyn Fn(&mut PlanDevice), request: &PlanRequest| {
         let mut npu = device("npu", false);
         limit(&mut npu);
         make(&spec, &[cpu.clone(), npu], request)
@@ -159,10 +171,10 @@ fn groups_keep_to_a_devices_limits() {
     };
     let request = request(ExpertPolicy::Groups, &spec);
     let free = with(&|_| {}, &request).unwrap();
-    let small = with(&|npu| npu.max_graph_bytes = Some(5 * expert_bytes), &request).unwrap();
+    let small = with(&|npu| npu.caps.max_graph_bytes = Some(5 * expert_bytes), &request).unwrap();
     assert!(groups(&free).iter().max() > Some(&4));
     assert_eq!(groups(&small).iter().max(), Some(&4));
-    let pair = with(&|npu| npu.max_graph_bytes = Some(2 * expert_bytes), &request).unwrap();
+    let pair = with(&|npu| npu.caps.max_graph_bytes = Some(2 * expert_bytes), &request).unwrap();
     assert_eq!(groups(&pair).iter().max(), Some(&2));
     // As halves, twice as many fit.
     let halves = PlanRequest {
@@ -173,11 +185,11 @@ fn groups_keep_to_a_devices_limits() {
         }),
         ..request.clone()
     };
-    let pair = with(&|npu| npu.max_graph_bytes = Some(2 * expert_bytes), &halves).unwrap();
+    let pair = with(&|npu| npu.caps.max_graph_bytes = Some(2 * expert_bytes), &halves).unwrap();
     assert_eq!(groups(&pair).iter().max(), Some(&4));
-    let few = with(&|npu| npu.max_graphs = Some(3), &request).unwrap();
+    let few = with(&|npu| npu.caps.max_graphs = Some(3), &request).unwrap();
     assert_eq!(groups(&few).len(), 3);
-    let held = with(&|npu| npu.max_resident_bytes = Some(9 * expert_bytes), &request).unwrap();
+    let held = with(&|npu| npu.caps.max_resident_bytes = Some(9 * expert_bytes), &request).unwrap();
     assert!((5..=9).contains(&groups(&held).iter().sum::<usize>()), "{:?}", groups(&held));
     let own = ExpertSettings { bytes: Some(4 * expert_bytes), ..request.experts.clone() };
     let own = with(&|_| {}, &PlanRequest { experts: own, ..request.clone() }).unwrap();
@@ -185,11 +197,11 @@ fn groups_keep_to_a_devices_limits() {
     // What was asked for and does not fit is an error with what fits.
     let asked = ExpertSettings { group: Some(experts), ..request.experts.clone() };
     let asked = PlanRequest { experts: asked, ..request.clone() };
-    let refused = with(&|npu| npu.max_graph_bytes = Some(2 * expert_bytes), &asked);
+    let refused = with(&|npu| npu.caps.max_graph_bytes = Some(2 * expert_bytes), &asked);
     let refused = refused.unwrap_err();
     assert!(matches!(refused, PlanError::ExpertGroup { .. }), "{refused}");
     assert!(refused.to_string().contains("put 2 into a group"), "{refused}");
-    let none = with(&|npu| npu.max_graph_bytes = Some(9), &request).unwrap_err();
+    let none = with(&|npu| npu.caps.max_graph_bytes = Some(9), &request).unwrap_err();
     assert!(none.to_string().contains("device npu"), "{none}");
 }
 

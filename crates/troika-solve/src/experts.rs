@@ -12,7 +12,7 @@ use troika_program::{EdgeTypes, ExpertStep, PlacedSegment, expected_pairs};
 
 use super::request::Alternative;
 use super::search::{EXPERTS, Search, shares_experts};
-use crate::cost::PricedRun;
+use crate::cost::{Mover, PricedRun};
 use crate::weights::expert_bytes;
 
 /// Shorter chunks are not tried.
@@ -92,7 +92,7 @@ impl Search<'_> {
     }
 
     fn name(&self, way: &Way) -> String {
-        let [host, other] = way.devices.map(|d| self.facts[d].name.as_str());
+        let [host, other] = way.devices.map(|d| self.request.devices[d].name.as_str());
         let ExpertSettings { dispatch, group, attention, tiers, .. } = &way.settings;
         let size = group.map_or(String::new(), |n| format!(" of up to {n}"));
         let attention = if *attention { ", with attention" } else { "" };
@@ -161,7 +161,7 @@ impl Search<'_> {
         if way.settings.bytes.is_some_and(|most| self.buffer_bytes(way) > most) {
             return Ok(None);
         }
-        let devices = way.devices.map(|d| self.facts[d].clone());
+        let devices = way.devices.map(|d| self.request.devices[d].clone());
         let base = PlanRequest {
             strategy: Strategy::Experts(ExpertPolicy::All),
             chunk: way.chunk,
@@ -345,7 +345,7 @@ impl Search<'_> {
         };
         let bytes = |step| experts.bytes(step, way.chunk);
         let host_ns = [ExpertStep::Route, ExpertStep::Combine]
-            .map(|step| cost.host_need(host, bytes(step)).ns as f64);
+            .map(|step| cost.moving(Mover::Host, host, bytes(step)).ns as f64);
         let per_chunk = |[device, host]: [f64; 2]| [device, host].map(|ns| ns / window as f64);
         Ok(LayerPrices {
             rule: 0,

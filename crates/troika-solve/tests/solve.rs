@@ -14,9 +14,10 @@ use troika_plan::{
     Goal, Phase, PlanDevice, PlanError, PlanRequest, Predicted, Refusal, Split, SyncMode,
 };
 use troika_solve::{
-    CostModel, MakeRequest, PredictRequest, PricedRun, SolveRequest, Solved, check_memory,
-    held_weights, make_within_memory, predict, solve,
+    CostModel, MakeRequest, Mover, PredictRequest, PricedRun, QueueCosts, SolveRequest, Solved,
+    check_memory, held_weights, lasting, make_within_memory, predict, solve,
 };
+use troika_time::TaskCost;
 
 fn spec(preset: &str, layers: usize) -> ModelSpec {
     let mut spec = families::from_config(&presets::config(preset).unwrap()).unwrap().spec;
@@ -93,26 +94,29 @@ impl CostModel for Costs {
         "made up".into()
     }
 
-    fn run_ns(&self, run: &PricedRun<'_>) -> f64 {
+    fn run(&self, run: &PricedRun<'_>) -> TaskCost {
         let Speed { multiply, read, launch } = self.speeds[run.device];
         let n = products(run.graph);
-        launch + (n * multiply * run.room as f64).max(n * read)
+        lasting(launch + (n * multiply * run.room as f64).max(n * read))
     }
 
-    fn slowdowns(&self, runs: &[PricedRun<'_>]) -> Vec<f64> {
-        vec![self.beside; runs.len()]
+    fn shares(&self, running: &[(Option<PricedRun<'_>>, TaskCost)]) -> Vec<f64> {
+        let runs = running.iter().filter(|(run, _)| run.is_some()).count();
+        let share = if runs < 2 { 1.0 } else { 1.0 / self.beside };
+        running.iter().map(|(run, _)| if run.is_some() { share } else { 1.0 }).collect()
     }
 
-    fn hand_over_ns(&self, _: usize, _: usize, _: SyncMode) -> f64 {
-        self.hand_over
+    fn queue(&self, _: usize, devices: &[usize], _: SyncMode) -> QueueCosts {
+        let told = if devices.len() > 1 { self.hand_over } else { 0.0 };
+        QueueCosts { told_ns: lasting(told).ns, ..QueueCosts::default() }
     }
 
-    fn copy_ns(&self, _: usize, bytes: u64) -> f64 {
-        bytes as f64
+    fn moving(&self, _: Mover, _: usize, bytes: u64) -> TaskCost {
+        lasting(bytes as f64)
     }
 
     fn run_j(&self, run: &PricedRun<'_>) -> Option<f64> {
-        self.watts.map(|w| w * (run.device + 1) as f64 * self.run_ns(run) * 1e-9)
+        self.watts.map(|w| w * (run.device + 1) as f64 * self.run(run).ns as f64 * 1e-9)
     }
 }
 
@@ -198,7 +202,7 @@ proptest! {
                 continue;
             }
             let base = PlanRequest { context: Some(1024), chunk: 256, ..PlanRequest::default() };
-            let one = troika_plan::make(&spec, &[d.facts()], &base).unwrap();
+            let one = troika_plan::make(&spec, std::slice::from_ref(d), &base).unwrap();
             let alone = predict(&request, &one).unwrap().score(goal);
             prop_assert!(score <= alone, "{score} on all, {alone} on {}", d.name);
             let most = predict(&request, &one).unwrap().total_bytes * 102 / 100;
@@ -346,7 +350,7 @@ impl CostModel for LongSums {
         "made up".into()
     }
 
-    fn run_ns(&self, run: &PricedRun<'_>) -> f64 {
+    fn run(&self, run: &PricedRun<'_>) -> TaskCost {
         let of = |op: &Op| match op {
             Op::Linear { weight, .. } => {
                 let w = run.graph.weight(*weight);
@@ -355,15 +359,16 @@ impl CostModel for LongSums {
             }
             _ => 10.0,
         };
-        run.room as f64 * run.graph.nodes.iter().map(|n| of(&n.op)).sum::<f64>()
+        lasting(run.room as f64 * run.graph.nodes.iter().map(|n| of(&n.op)).sum::<f64>())
     }
 
-    fn hand_over_ns(&self, _: usize, _: usize, _: SyncMode) -> f64 {
-        100.0
+    fn queue(&self, _: usize, devices: &[usize], _: SyncMode) -> QueueCosts {
+        let told_ns = if devices.len() > 1 { 100 } else { 0 };
+        QueueCosts { told_ns, ..QueueCosts::default() }
     }
 
-    fn copy_ns(&self, _: usize, bytes: u64) -> f64 {
-        bytes as f64
+    fn moving(&self, _: Mover, _: usize, bytes: u64) -> TaskCost {
+        lasting(bytes as f64)
     }
 }
 
@@ -464,9 +469,8 @@ fn weights_of_layers_in_ranges_are_counted_once() {
     let spec = spec("qwen3-0.6b", 8);
     let lowered = lowered(&spec, 256);
     let devices = [device("a", &[]), device("b", &[])];
-    let facts: Vec<_> = devices.iter().map(PlanDevice::facts).collect();
     let base = PlanRequest { context: Some(1024), chunk: 256, ..PlanRequest::default() };
-    let one = troika_plan::make(&spec, &facts, &base).unwrap();
+    let one = troika_plan::make(&spec, &devices, &base).unwrap();
     let whole = one.prefill.rules[0].clone();
     let layers = |first, last| Some(troika_plan::Layers { first, last, step: 1 });
     let share = |device: &str| troika_plan::Share { device: device.into(), share: 1 };

@@ -130,7 +130,7 @@ impl Model {
                 tracer: options.tracer.clone(),
                 sharing: options.sharing,
             };
-            match Engine::compiled(parts, &options.compile) {
+            match Engine::new(parts, &options.compile) {
                 // What a device refuses only while compiling is planned around, as what it refuses
                 // before.
                 Err(EngineError::Refused { refusal, .. })
