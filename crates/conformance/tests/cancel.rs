@@ -13,11 +13,11 @@ use conformance::hooked::{Doing, Hook, Hooked};
 use troika::describe;
 use troika::device::{Clock, CommandList, Device, DeviceError, Work};
 use troika::engine::{
-    Admission, Engine, EngineHandle, EngineParts, Event, Next, SeqId, SequenceInput, Sharing,
-    WantedLogits,
+    Admission, CompileControl, Engine, EngineHandle, EngineParts, Event, Next, SeqId,
+    SequenceInput, Sharing, WantedLogits,
 };
 use troika::graph::DType;
-use troika::plan::{DeviceFacts, LengthRules, Plan, PlanRequest, Ratio, Strategy, make};
+use troika::plan::{LengthRules, Plan, PlanDevice, PlanRequest, Ratio, Strategy, make};
 use troika::trace::Tracer;
 use troika::weights::FloatType;
 use troika_sim::{Board, Soc, VirtualClock, VirtualDevice};
@@ -93,7 +93,7 @@ fn world_of(
         Arc::new(Hooked::new(Arc::new(device), hook.clone()).with_caps(caps))
     };
     let devices: Vec<Arc<dyn Device>> = soc.processors[..count].iter().map(open).collect();
-    let facts: Vec<DeviceFacts> = devices.iter().map(|d| DeviceFacts::of(&**d)).collect();
+    let facts: Vec<PlanDevice> = devices.iter().map(PlanDevice::of).collect();
     let request = PlanRequest {
         strategy,
         chunk: CHUNK,
@@ -104,16 +104,19 @@ fn world_of(
     let mut plan = make(&d.spec, &facts, &request).unwrap();
     plan.page_len = 8;
     edit(&mut plan);
-    let engine = Engine::new(EngineParts {
-        spec: &d.spec,
-        shapes: &|key| d.store.shape(key),
-        weights: &d.store,
-        plan,
-        devices: &devices,
-        clock: clock.clone(),
-        tracer: Tracer::off(),
-        sharing: Sharing { sequences: 4, kv_bytes: None, rows_per_step: CHUNK },
-    })
+    let engine = Engine::new(
+        EngineParts {
+            spec: &d.spec,
+            shapes: &|key| d.store.shape(key),
+            weights: &d.store,
+            plan,
+            devices: &devices,
+            clock: clock.clone(),
+            tracer: Tracer::off(),
+            sharing: Sharing { sequences: 4, kv_bytes: None, rows_per_step: CHUNK },
+        },
+        &CompileControl::default(),
+    )
     .unwrap();
     let handle = engine.handle().clone();
     World { served: Served::default(), engine, handle, clock, hook, owned: HashMap::new() }

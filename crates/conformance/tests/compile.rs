@@ -17,7 +17,7 @@ use troika::engine::{
     CompileControl, Engine, EngineError, EngineParts, SequenceInput, Sharing, WantedLogits,
 };
 use troika::graph::{DType, Subgraph};
-use troika::plan::{DeviceFacts, Plan, PlanError, PlanRequest, Strategy, make};
+use troika::plan::{Plan, PlanDevice, PlanError, PlanRequest, Strategy, make};
 use troika::trace::Tracer;
 use troika::weights::FloatType;
 use troika::{BoundModel, Described, DeviceOptions, Error, Model, OpenOptions, describe};
@@ -221,7 +221,7 @@ fn engine(
 ) -> Result<Engine, EngineError> {
     let devices: Vec<Arc<dyn Device>> =
         devices.iter().map(|d| d.clone() as Arc<dyn Device>).collect();
-    let facts: Vec<DeviceFacts> = devices.iter().map(|d| DeviceFacts::of(&**d)).collect();
+    let facts: Vec<PlanDevice> = devices.iter().map(PlanDevice::of).collect();
     let strategy = if devices.len() == 1 { Strategy::OneDevice } else { Strategy::Alternate };
     let (kv_dtype, activations) = (Some(DType::F32), Some(Vec::new()));
     let request =
@@ -247,7 +247,7 @@ fn engine_by(
         tracer: Tracer::off(),
         sharing: Sharing::default(),
     };
-    Engine::compiled(parts, control)
+    Engine::new(parts, control)
 }
 
 /// The bytes of all weights resident on a virtual device: a limit at which the model just fits.
@@ -472,7 +472,7 @@ fn what_is_refused_only_while_compiling_is_planned_around() {
     let ffn = |plan: &Plan| plan.prefill.rules.iter().any(|r| !r.refused.is_empty());
     assert!(ffn(&plan) && model.warnings().iter().any(|w| w.contains("its compiler says so")));
     // A given plan fails by name.
-    let facts = [cpu("a"), cpu("b")].map(|d| DeviceFacts::of(&*d));
+    let facts = [cpu("a"), cpu("b")].map(|d| PlanDevice::of(&d));
     let given = make(&described().spec, &facts, &PlanRequest::default()).unwrap();
     let options = OpenOptions { plan: Some(given), ..OpenOptions::default() };
     let e = open(&options).err().unwrap().to_string();
@@ -536,7 +536,7 @@ fn graphs_are_compiled_for_the_rows_that_a_plan_states() {
         };
         let odd = Watched::new(virtual_device("a", more), Box::new(before)) as Arc<dyn Device>;
         let devices: Vec<_> = [Some(odd), other.map(cpu)].into_iter().flatten().collect();
-        let facts: Vec<DeviceFacts> = devices.iter().map(|d| DeviceFacts::of(&**d)).collect();
+        let facts: Vec<PlanDevice> = devices.iter().map(PlanDevice::of).collect();
         let strategy = if other.is_some() { Strategy::Alternate } else { Strategy::OneDevice };
         let mut plan = make(&d.spec, &facts, &PlanRequest { strategy, ..request.clone() }).unwrap();
         change(&mut plan);
@@ -592,7 +592,7 @@ fn values_begin_where_devices_can_bind_them() {
     let d = described();
     let run = |strategy, more: String| {
         let devices = ["a", "b"].map(|name| virtual_device(name, &more));
-        let facts: Vec<DeviceFacts> = devices.iter().map(|d| DeviceFacts::of(&**d)).collect();
+        let facts: Vec<PlanDevice> = devices.iter().map(PlanDevice::of).collect();
         let (kv_dtype, activations) = (Some(DType::F32), Some(Vec::new()));
         let request =
             PlanRequest { strategy, chunk: 12, kv_dtype, activations, ..PlanRequest::default() };

@@ -10,9 +10,9 @@ use troika::device::{
     Device, DeviceError, PackFn, PackLayout, Packed, RealClock, WeightBytes, WeightData,
     WeightSource, ZeroedBytes,
 };
-use troika::engine::{Engine, EngineParts, SequenceInput, Sharing, WantedLogits};
+use troika::engine::{CompileControl, Engine, EngineParts, SequenceInput, Sharing, WantedLogits};
 use troika::graph::DType;
-use troika::plan::{DeviceFacts, Plan, PlanRequest, Strategy, make};
+use troika::plan::{Plan, PlanDevice, PlanRequest, Strategy, make};
 use troika::trace::Tracer;
 use troika::weights::{FloatType, parse_safetensors};
 use troika::{
@@ -30,11 +30,11 @@ fn cpu(name: &str, threads: usize) -> Arc<dyn Device> {
     )
 }
 
-/// An engine whose segments are assigned to the devices in turn.
+/// An engine whose layers are assigned to the devices in turn.
 fn engine(name: &str, devices: &[Arc<dyn Device>], chunk: usize, sequences: usize) -> Engine {
     let d = describe(&model_dir(name), FloatType::F32).unwrap();
     let one = devices.len() == 1;
-    let strategy = if one { Strategy::OneDevice } else { Strategy::AlternateSegments };
+    let strategy = if one { Strategy::OneDevice } else { Strategy::Alternate };
     let plan = plan_of(&d, devices, &in_f32(strategy, chunk));
     engine_of(&d, devices, plan, sequences)
 }
@@ -47,21 +47,24 @@ fn in_f32(strategy: Strategy, chunk: usize) -> PlanRequest {
 }
 
 fn plan_of(d: &Described, devices: &[Arc<dyn Device>], request: &PlanRequest) -> Plan {
-    let facts: Vec<DeviceFacts> = devices.iter().map(|d| DeviceFacts::of(&**d)).collect();
+    let facts: Vec<PlanDevice> = devices.iter().map(PlanDevice::of).collect();
     make(&d.spec, &facts, request).unwrap()
 }
 
 fn engine_of(d: &Described, devices: &[Arc<dyn Device>], plan: Plan, sequences: usize) -> Engine {
-    Engine::new(EngineParts {
-        spec: &d.spec,
-        shapes: &|key| d.store.shape(key),
-        weights: &d.store,
-        plan,
-        devices,
-        clock: Arc::new(RealClock::new()),
-        tracer: Tracer::on(),
-        sharing: Sharing { sequences, ..Sharing::default() },
-    })
+    Engine::new(
+        EngineParts {
+            spec: &d.spec,
+            shapes: &|key| d.store.shape(key),
+            weights: &d.store,
+            plan,
+            devices,
+            clock: Arc::new(RealClock::new()),
+            tracer: Tracer::on(),
+            sharing: Sharing { sequences, ..Sharing::default() },
+        },
+        &CompileControl::default(),
+    )
     .unwrap()
 }
 
@@ -216,16 +219,19 @@ fn loud_logits(kind: &'static str, kv_dtype: DType) -> Result<Vec<f32>, String> 
     let kv_dtype = Some(kv_dtype);
     let request = PlanRequest { kv_dtype, ..in_f32(Strategy::OneDevice, 8) };
     let devices = [cpu("cpu", 2)];
-    let mut engine = Engine::new(EngineParts {
-        spec: &d.spec,
-        shapes: &|key| d.store.shape(key),
-        weights: &Loud { weights: &d.store, kind },
-        plan: plan_of(&d, &devices, &request),
-        devices: &devices,
-        clock: Arc::new(RealClock::new()),
-        tracer: Tracer::on(),
-        sharing: Sharing::default(),
-    })
+    let mut engine = Engine::new(
+        EngineParts {
+            spec: &d.spec,
+            shapes: &|key| d.store.shape(key),
+            weights: &Loud { weights: &d.store, kind },
+            plan: plan_of(&d, &devices, &request),
+            devices: &devices,
+            clock: Arc::new(RealClock::new()),
+            tracer: Tracer::on(),
+            sharing: Sharing::default(),
+        },
+        &CompileControl::default(),
+    )
     .unwrap();
     let (seq, mut out) = (engine.open(), Vec::new());
     let feed = SequenceInput { seq, tokens: &[1, 2, 3], logits: WantedLogits::All };

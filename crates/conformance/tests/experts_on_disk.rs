@@ -92,7 +92,7 @@ fn several_devices_read_experts_of_one_cache() {
     let model = root("models/tiny-moe");
     let plain = Model::open(&model, &built_in(None, folder.path())).unwrap();
     let want = logits(&plain);
-    for strategy in [Strategy::Alternate, Strategy::AlternateSegments, Strategy::PrefillDecode] {
+    for strategy in [Strategy::Alternate, Strategy::PrefillDecode] {
         let options = OpenOptions {
             strategy: strategy.clone(),
             devices: devices(&["a=cpu", "b=cpu"]),

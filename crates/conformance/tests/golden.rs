@@ -53,7 +53,7 @@ fn features_beside_the_usual_ones() {
 fn checkpoints_on_several_devices() {
     use Strategy as S;
     for strategy in Strategy::ALL {
-        let any = matches!(strategy, S::OneDevice | S::Alternate | S::AlternateSegments);
+        let any = matches!(strategy, S::OneDevice | S::Alternate);
         let count = if any { 3 } else { 2 };
         let core = troika::usable_cores().first().map_or(String::new(), |core| format!(":{core}"));
         let pinned = format!("a=cpu{core}");

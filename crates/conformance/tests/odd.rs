@@ -58,7 +58,7 @@ fn all_hold(models: &[&str], policies: &[Strategy]) {
 #[test]
 fn models_hold_with_odd_devices() {
     all_hold(&["phi-2", "gpt-oss"], &Strategy::ALL);
-    let some = [Strategy::AlternateSegments, Strategy::parse("split-columns=0.7").unwrap()];
+    let some = [Strategy::Alternate, Strategy::parse("split-columns=0.7").unwrap()];
     all_hold(&["deepseek-v2", "llama-3.2"], &some);
 }
 
@@ -74,9 +74,7 @@ fn odd_devices_do_for_each_other() {
         ["only-linear.toml", "static-shapes.toml"],
         ["dense-rows.toml", "small-bindings.toml"],
     ] {
-        for strategy in
-            [Strategy::AlternateSegments, Strategy::SplitHybrid, Strategy::PrefillDecode]
-        {
+        for strategy in [Strategy::Alternate, Strategy::SplitHybrid, Strategy::PrefillDecode] {
             let devices = OpenOptions {
                 devices: on(vec![spec("x", pair[0]), spec("y", pair[1])]),
                 strategy: strategy.clone(),

@@ -10,14 +10,14 @@ use conformance::hooked::{Doing, Hook, Hooked};
 use conformance::random::Random;
 use troika::device::{Device, RealClock, Waiting};
 use troika::engine::{
-    Engine, EngineError, EngineParts, SeqId, SequenceInput, Sharing, WantedLogits,
+    CompileControl, Engine, EngineError, EngineParts, SeqId, SequenceInput, Sharing, WantedLogits,
 };
 use troika::graph::{ActivationFormat, DType};
 use troika::model::lower::{SegmentKind, segments};
 use troika::model::spec::Ffn;
 use troika::plan::{
-    DeviceFacts, Dispatch, ExpertGroupPlan, ExpertSplit, Layers, Overflow, Phase, Plan,
-    PlanRequest, Policy, RefusedOps, Rule, Share, Split, Strategy, SyncMode, make,
+    Dispatch, ExpertGroupPlan, ExpertSplit, Layers, Overflow, Phase, Plan, PlanDevice, PlanRequest,
+    Policy, RefusedOps, Rule, Share, Split, Strategy, SyncMode, make,
 };
 use troika::program::ProgramError;
 use troika::trace::Tracer;
@@ -41,16 +41,19 @@ fn devices() -> Vec<Arc<dyn Device>> {
 }
 
 fn engine(d: &Described, devices: &[Arc<dyn Device>], plan: Plan) -> Result<Engine, EngineError> {
-    Engine::new(EngineParts {
-        spec: &d.spec,
-        shapes: &|key| d.store.shape(key),
-        weights: &d.store,
-        plan,
-        devices,
-        clock: Arc::new(RealClock::new()),
-        tracer: Tracer::off(),
-        sharing: Sharing { sequences: 2, ..Sharing::default() },
-    })
+    Engine::new(
+        EngineParts {
+            spec: &d.spec,
+            shapes: &|key| d.store.shape(key),
+            weights: &d.store,
+            plan,
+            devices,
+            clock: Arc::new(RealClock::new()),
+            tracer: Tracer::off(),
+            sharing: Sharing { sequences: 2, ..Sharing::default() },
+        },
+        &CompileControl::default(),
+    )
 }
 
 /// Two prompts, fed together and then one token after another.
@@ -134,13 +137,7 @@ fn experts(r: &mut Random, d: &Described, layer: usize, chunk: usize) -> Option<
         let capacity = if overflow == Overflow::Pad { chunk.max(capacity) } else { capacity };
         let device = *r.of(&NAMES);
         let parts = if of_group == 1 && r.once_in(2) { parts(r, device, 3) } else { Vec::new() };
-        groups.push(ExpertGroupPlan {
-            device: device.into(),
-            experts,
-            capacity,
-            parts,
-            standby: false,
-        });
+        groups.push(ExpertGroupPlan { device: device.into(), experts, capacity, parts });
     }
     Some(Split::Experts(ExpertSplit { groups, overflow, dispatch, expected: Vec::new() }))
 }
@@ -241,7 +238,7 @@ fn plans_agree(name: &str, quant: Quant, seed: u64, count: usize) -> usize {
     let d = describe(&model_dir(name), bind).unwrap();
     let ids = read_golden(&model_dir(name).join("golden.safetensors")).unwrap().input_ids;
     let devices = devices();
-    let facts: Vec<DeviceFacts> = devices.iter().map(|d| DeviceFacts::of(&**d)).collect();
+    let facts: Vec<PlanDevice> = devices.iter().map(PlanDevice::of).collect();
     let request = PlanRequest {
         strategy: Strategy::OneDevice,
         chunk: 7,
@@ -317,7 +314,7 @@ fn devices_wait_as_the_plan_says() {
         });
         let watched = |device| Arc::new(Hooked::new(device, hook.clone())) as Arc<dyn Device>;
         let devices: Vec<Arc<dyn Device>> = devices().into_iter().map(watched).collect();
-        let facts: Vec<DeviceFacts> = devices.iter().map(|d| DeviceFacts::of(&**d)).collect();
+        let facts: Vec<PlanDevice> = devices.iter().map(PlanDevice::of).collect();
         let strategy = Strategy::Alternate;
         let request = PlanRequest { sync, strategy, ..PlanRequest::default() };
         let plan = make(&d.spec, &facts, &request).unwrap();

@@ -16,10 +16,11 @@ use troika::device::{
     DeviceKind, Executable, Queue, RealClock, WeightSource, Weights, Work,
 };
 use troika::engine::{
-    Engine, EngineError, EngineParts, KvError, SeqId, SequenceInput, Sharing, WantedLogits,
+    CompileControl, Engine, EngineError, EngineParts, KvError, SeqId, SequenceInput, Sharing,
+    WantedLogits,
 };
 use troika::graph::{DType, Subgraph};
-use troika::plan::{DeviceFacts, PlanRequest, make};
+use troika::plan::{PlanDevice, PlanRequest, make};
 use troika::trace::Tracer;
 use troika::weights::FloatType;
 use troika_cpu::{CpuDevice, CpuOptions};
@@ -161,20 +162,24 @@ fn engine_on(
     let d = describe(dir, FloatType::F32).unwrap();
     let (kv_dtype, activations) = (Some(DType::F32), Some(Vec::new()));
     let request = PlanRequest { chunk, kv_dtype, activations, ..PlanRequest::default() };
-    let facts = DeviceFacts { activations: Vec::new(), ..DeviceFacts::of(&*device) };
+    let mut facts = PlanDevice::of(&device);
+    facts.caps.activation_formats = Vec::new();
     let mut plan = make(&d.spec, &[facts], &request).unwrap();
     assert_eq!(plan.page_len, PAGE);
     plan.page_len = page_len;
-    Engine::new(EngineParts {
-        spec: &d.spec,
-        shapes: &|key| d.store.shape(key),
-        weights: &d.store,
-        plan,
-        devices: &[device],
-        clock: Arc::new(RealClock::new()),
-        tracer: Tracer::off(),
-        sharing: Sharing::default(),
-    })
+    Engine::new(
+        EngineParts {
+            spec: &d.spec,
+            shapes: &|key| d.store.shape(key),
+            weights: &d.store,
+            plan,
+            devices: &[device],
+            clock: Arc::new(RealClock::new()),
+            tracer: Tracer::off(),
+            sharing: Sharing::default(),
+        },
+        &CompileControl::default(),
+    )
 }
 
 /// Feeds tokens and returns the logits after each.

@@ -12,11 +12,11 @@ use std::sync::Arc;
 use conformance::random::Random;
 use troika::device::{Device, RealClock};
 use troika::engine::{
-    Admission, Engine, EngineError, EngineHandle, EngineParts, Event, KvError, Next, SeqId,
-    SequenceInput, Sharing, WantedLogits,
+    Admission, CompileControl, Engine, EngineError, EngineHandle, EngineParts, Event, KvError,
+    Next, SeqId, SequenceInput, Sharing, WantedLogits,
 };
 use troika::graph::DType;
-use troika::plan::{DeviceFacts, LengthRules, PlanRequest, Ratio, Strategy, make};
+use troika::plan::{LengthRules, PlanDevice, PlanRequest, Ratio, Strategy, make};
 use troika::trace::Tracer;
 use troika::weights::FloatType;
 use troika::{Described, describe};
@@ -51,7 +51,7 @@ fn engine_of(
 ) -> Engine {
     let one = strategy == Strategy::OneDevice;
     let devices: Vec<Arc<dyn Device>> = if one { vec![cpu("a")] } else { vec![cpu("a"), cpu("b")] };
-    let facts: Vec<DeviceFacts> = devices.iter().map(|d| DeviceFacts::of(&**d)).collect();
+    let facts: Vec<PlanDevice> = devices.iter().map(PlanDevice::of).collect();
     let request = PlanRequest {
         strategy,
         chunk,
@@ -66,16 +66,19 @@ fn engine_of(
         let rules = plan.prefill.rules.clone();
         plan.prefill.lengths = vec![LengthRules { up_to: 4, rules }];
     }
-    Engine::new(EngineParts {
-        spec: &d.spec,
-        shapes: &|key| d.store.shape(key),
-        weights: &d.store,
-        plan,
-        devices: &devices,
-        clock: Arc::new(RealClock::new()),
-        tracer: Tracer::off(),
-        sharing,
-    })
+    Engine::new(
+        EngineParts {
+            spec: &d.spec,
+            shapes: &|key| d.store.shape(key),
+            weights: &d.store,
+            plan,
+            devices: &devices,
+            clock: Arc::new(RealClock::new()),
+            tracer: Tracer::off(),
+            sharing,
+        },
+        &CompileControl::default(),
+    )
     .unwrap()
 }
 

@@ -73,9 +73,7 @@ fn prompts(name: &str, random: &mut Random) -> Prompts {
 fn model(name: &str, random: &mut Random) -> (Model, String) {
     let two = random.once_in(2);
     let strategy = match two {
-        true => random
-            .of(&[Strategy::Alternate, Strategy::PrefillDecode, Strategy::AlternateSegments])
-            .clone(),
+        true => random.of(&[Strategy::Alternate, Strategy::PrefillDecode]).clone(),
         false => Strategy::OneDevice,
     };
     let devices: &[&str] = if two { &["a=cpu", "b=cpu"] } else { &[] };

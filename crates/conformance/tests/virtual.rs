@@ -43,7 +43,7 @@ fn models_on_virtual_devices_agree_with_the_reference() {
         for policy in Policy::ALL {
             let devices = OpenOptions {
                 devices: on(specs.clone()),
-                strategy: Strategy::AlternateSegments,
+                strategy: Strategy::Alternate,
                 policy,
                 chunks_in_flight: Some(3),
                 ..OpenOptions::default()
@@ -74,7 +74,7 @@ fn odd_devices_run_models() {
         for specs in [vec![odd.clone(), "cpu".parse().unwrap()], vec![odd.clone(), plain]] {
             let devices = OpenOptions {
                 devices: on(specs),
-                strategy: Strategy::AlternateSegments,
+                strategy: Strategy::Alternate,
                 chunks_in_flight: Some(2),
                 ..OpenOptions::default()
             };
@@ -98,7 +98,7 @@ fn timeline(policy: Policy) -> (Vec<Span>, Vec<f32>) {
             devices: vec![spec("a", "example.toml:gpu"), spec("b", "odd/dense-rows.toml")],
             ..DeviceOptions::default()
         },
-        strategy: Strategy::AlternateSegments,
+        strategy: Strategy::Alternate,
         policy,
         chunks_in_flight: Some(3),
         tracer: tracer.clone(),

@@ -65,11 +65,10 @@ fn flags(error: &troika::Error) -> &'static str {
         E::Plan(PlanError::Range { what, .. }) => match *what {
             "the context" => " (-c; of bench, -d with -p or -n)",
             "the chunk length" => " (--ubatch-size)",
-            "chunks in flight" => " (--chunks-in-flight)",
-            "the length of prompts" => " (--for-prompt)",
+            "the length of prompts" => " (--for)",
             _ => "",
         },
-        E::Plan(PlanError::TooLong { .. }) => " (--for-prompt, --for-gen, -c)",
+        E::Plan(PlanError::TooLong { .. }) => " (--for, -c)",
         E::Engine(EngineError::CompileTime { .. }) => " (--compile-timeout)",
         E::Engine(EngineError::Program(ProgramError::NothingLeft { .. })) => " (--strategy)",
         E::Plan(PlanError::Device { .. } | PlanError::Strategy { .. }) => " (--device)",

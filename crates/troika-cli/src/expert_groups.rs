@@ -3,10 +3,8 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use troika::engine::{GroupStats, MovedGroups};
+use troika::engine::GroupStats;
 use troika::program::ExpertCounts;
-
-use crate::output::bytes;
 
 /// A part of a whole in percent.
 fn percent(part: u64, whole: u64) -> f64 {
@@ -22,42 +20,6 @@ fn sum(stats: &GroupStats, of: fn(&ExpertCounts) -> u64) -> u64 {
     stats.layers.values().flat_map(|layer| &layer.experts).map(of).sum()
 }
 
-/// What became of groups that come and go.
-fn moved_text(moved: &MovedGroups) -> String {
-    let line = format!(
-        "{:>12}: {} groups loaded ({}, {:.1} ms, of which prompts waited {:.1} ms), {} left ({}); \
-         {} held, at most {}{}\n",
-        "residency",
-        moved.loads,
-        bytes(moved.loaded_bytes),
-        ms(moved.load_time),
-        ms(moved.waited),
-        moved.evictions,
-        bytes(moved.evicted_bytes),
-        bytes(moved.held_bytes),
-        bytes(moved.most_bytes),
-        moved.limit_bytes.map_or(String::new(), |most| format!(" of {}", bytes(most))),
-    );
-    let failed = moved.failures.iter().map(|why| format!("{:>12}  {why}\n", ""));
-    std::iter::once(line).chain(failed).collect()
-}
-
-/// The same for machines.
-fn moved_json(moved: &MovedGroups) -> Value {
-    json!({
-        "loads": moved.loads,
-        "loaded_bytes": moved.loaded_bytes,
-        "load_ms": ms(moved.load_time),
-        "waited_ms": ms(moved.waited),
-        "evictions": moved.evictions,
-        "evicted_bytes": moved.evicted_bytes,
-        "held_bytes": moved.held_bytes,
-        "most_bytes": moved.most_bytes,
-        "limit_bytes": moved.limit_bytes,
-        "failures": moved.failures,
-    })
-}
-
 /// The figures for people: nothing where no experts were shared.
 pub fn text(stats: &GroupStats) -> String {
     if stats.layers.is_empty() {
@@ -67,11 +29,10 @@ pub fn text(stats: &GroupStats) -> String {
     let (of_groups, padding) = stats.group_rows();
     let runs =
         |of: fn(&troika::program::LayerCounts) -> u64| stats.layers.values().map(of).sum::<u64>();
-    let moved = stats.moved.as_ref().map(moved_text).unwrap_or_default();
     format!(
         "{:>12}: {:.1} % of rows in {} runs of groups, {:.1} % of whose rows are padding; {:.1} % \
          overflowed, {:.1} % left out, others in {} runs\n\
-         {:>12}  route {:.1} ms, pack {:.1} ms, experts {:.1} ms, combine {:.1} ms\n{moved}",
+         {:>12}  route {:.1} ms, pack {:.1} ms, experts {:.1} ms, combine {:.1} ms\n",
         "groups",
         percent(sum(stats, |e| e.grouped), rows),
         runs(|l| l.group_runs),
@@ -108,6 +69,5 @@ pub fn json(stats: &GroupStats) -> Value {
         "pack_ms": ms(stats.pack),
         "experts_ms": ms(stats.experts),
         "combine_ms": ms(stats.combine),
-        "residency": stats.moved.as_ref().map(moved_json),
     })
 }

@@ -108,7 +108,7 @@ fn a_trace_becomes_tables() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     stdout(dir, &["run", "-p", "It was", "-n", "3", "-q", "--trace", "trace.json"]);
-    let said = stdout(dir, &["report", "trace.json", "--top", "3"]);
+    let said = stdout(dir, &["report", "trace.json"]);
     assert!(said.contains("| cpu | ") && said.contains("; before them load of"), "{said}");
     std::fs::write(dir.join("none.json"), "{\"traceEvents\": []}").unwrap();
     assert!(
@@ -150,7 +150,7 @@ fn routing_is_recorded_reported_and_predicted() {
     assert!(said.contains("cut.trace: the routing trace is cut short: it has"), "{said}");
 
     let train = ["train-predictor", "-f", "text.txt", "-o", "p.routing", "-c", "64"];
-    let said = stdout(dir, &[&train[..], &["--rank", "4"]].concat());
+    let said = stdout(dir, &train);
     assert!(said.contains("the last quarter, ") && said.contains("| all | 2.0 | "), "{said}");
     let found: Value =
         serde_json::from_str(&stdout(dir, &[&train[..], &["--json"]].concat())).unwrap();

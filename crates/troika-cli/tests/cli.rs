@@ -944,10 +944,11 @@ fn the_command_line_wins_over_the_environment() {
     };
     let count = run(&[&hello[..], &short].concat(), &[])["prompt_tokens"].clone();
     for (args, vars) in [
-        (["run", "-f", &file].as_slice(), [("TROIKA_PROMPT", "x")].as_slice()),
-        (&["run", "-f", &file], &[("TROIKA_PROMPT_IDS", "5")]),
-        (&hello, &[("TROIKA_FILE", "/no/such"), ("TROIKA_PROMPT_IDS", "5")]),
-        (&hello, &[("TROIKA_PROMPT", "x")]),
+        (
+            ["run", "-f", &file, "--device", "cpu"].as_slice(),
+            [("TROIKA_THREADS", "2"), ("TROIKA_ISA", "scalar")].as_slice(),
+        ),
+        (&["run", "-f", &file, "-t", "1"], &[("TROIKA_DEVICE", "none")]),
         (&["run", "-p", "Hello there", "--no-cache"], &[("TROIKA_CACHE_DIR", "/no/such")]),
         (&["run", "-p", "Hello there", "--cache-dir", &folder], &[("TROIKA_NO_CACHE", "1")]),
     ] {
@@ -1091,7 +1092,7 @@ fn names_of_files_that_are_not_text_work_or_are_refused_by_flag() {
         (&["plan", "%", "-o", "%"], &[&gguf, &out_file]),
         (&["run", "%", "-p", "a", "-n", "1", "--plan", "%"], &[&gguf, &out_file]),
         (&["bench", "-m", "%", "-p", "2", "-n", "0", "-r", "1", "-o", "json"], &[&gguf]),
-        (&["reproduce", "H01", "--report", "%"], &[&out_file]),
+        (&["reproduce", "H01", "--out", "%"], &[&out_file]),
     ] {
         let paths: Vec<&Path> = paths.iter().map(|p| p.as_path()).collect();
         let out = run(words, &paths);
@@ -1111,7 +1112,7 @@ fn names_of_files_that_are_not_text_work_or_are_refused_by_flag() {
     let missing = run(&["run", "%", "-p", "a"], &[&path(b"none.gguf")]);
     refused(&missing, 1, &["none.gguf"]);
     let mut with_variable = command(&["run", "-n", "1"]);
-    let out = with_variable.env("TROIKA_PROMPT", OsStr::from_bytes(b"\xff")).output().unwrap();
+    let out = with_variable.env("TROIKA_STRATEGY", OsStr::from_bytes(b"\xff")).output().unwrap();
     refused_flag(&out, "TROIKA_");
 }
 

@@ -4,6 +4,8 @@
 
 use std::process::{Command, Output, Stdio};
 
+use serde_json::{Value, json};
+
 fn troika(args: &[&str]) -> Output {
     let mut c = Command::new(env!("CARGO_BIN_EXE_troika"));
     c.args(args).stdin(Stdio::null()).output().unwrap()
@@ -55,14 +57,8 @@ fn every_policy_writes_the_text_of_one_device() {
         ("experts=t", &counted),
         ("experts=tg", &counted),
         ("experts", &counted),
-        ("experts", &["--expert-tiers", "rows=16", "--expert-group", "3"]),
-        ("experts", &["--expert-tiers", "0.5:1:2:4", "--expert-powers-of-two"]),
-        ("experts", &["--expert-dispatch", "layer-major", "--expert-tiers", "rows=32"]),
-        ("experts", &["--overflow", "pad", "--expert-group-mib", "1"]),
-        ("experts", &["--expert-divide", "rows=0.7", "--expert-dispatch", "layer-major"]),
-        ("experts=base", &["--expert-divide", "launches=4"]),
-        ("experts=t", &["--expert-divide", "columns=0.6"]),
-        ("experts=t", &["--expert-group-mib", "1", "--expert-residency", "adaptive"]),
+        ("experts", &["--expert-dispatch", "layer-major"]),
+        ("experts=tg", &["--expert-group-mib", "1"]),
     ] {
         let devices = ["--device", "a=cpu,b=cpu", "--strategy", strategy];
         let args = [&run[..], &devices, more].concat();
@@ -70,26 +66,52 @@ fn every_policy_writes_the_text_of_one_device() {
     }
 }
 
+/// Groups of any capacity, and experts that are divided by rows, by runs and by columns: a plan's
+/// file names them, and the text stays the same.
 #[test]
-fn groups_that_come_and_go_are_reported() {
+fn a_plans_file_divides_experts() {
     let desk = Desk::new();
-    let adaptive = ["--expert-group-mib", "1", "--expert-residency", "adaptive"];
-    let shared = ["--device", "a=cpu,b=cpu", "--strategy", "experts=tg", "--expert-group", "4"];
-    let shared = [&shared[..], &adaptive].concat();
-    let plan = stdout(&troika(&[&["plan", "--explain"], &shared[..]].concat()));
-    assert!(plan.contains("on standby"), "{plan}");
-    let run = ["run", "-f", &desk.at("text.txt"), "-n", "2", "--json"];
-    let out: serde_json::Value =
-        serde_json::from_str(&stdout(&troika(&[&run[..], &shared].concat()))).unwrap();
-    let moved = &out["expert_groups"]["residency"];
-    let bytes = |name: &str| moved[name].as_u64().unwrap();
-    assert_eq!(bytes("limit_bytes"), 1 << 20);
-    assert!(bytes("most_bytes") <= 1 << 20 && bytes("held_bytes") <= bytes("most_bytes"));
-    assert_eq!(moved["failures"], serde_json::json!([]));
-    let bench = ["bench", "-p", "300", "-n", "0", "-r", "2"];
-    let out = troika(&[&bench[..], &shared].concat());
-    let text = String::from_utf8_lossy(&out.stderr);
-    assert!(text.contains("residency: ") && text.contains("of 1.00 MiB"), "{text}");
+    let (text, file) = (desk.at("text.txt"), desk.at("plan.json"));
+    let run = ["run", "-f", &text, "-n", "12", "--temp", "0", "-q"];
+    let typed = ["--dtype", "f32", "--ubatch-size", "128"];
+    let alone = stdout(&troika(&[&run[..], &typed].concat()));
+    let devices = ["--device", "a=cpu,b=cpu"];
+    let make = ["plan", "--strategy", "experts=t", "-o", &file];
+    stdout(&troika(&[&make[..], &typed, &devices].concat()));
+    let plan: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    let groups = |rule: &Value| rule["split"]["experts"]["groups"].as_array().cloned();
+    let group = |device: &str, of: &Value, capacity: u64| json!({ "device": device, "experts": of["experts"], "capacity": capacity });
+    let shares = json!([{ "device": "b", "share": 3 }, { "device": "a", "share": 2 }]);
+    let by_rows = |g: &Value| vec![group("b", g, 48), group("a", g, 16)];
+    let by_runs = |g: &Value| vec![group("b", g, 16); 4];
+    let by_columns = |g: &Value| {
+        let mut divided = group("b", g, 64);
+        divided["parts"] = shares.clone();
+        vec![divided]
+    };
+    let padded = |g: &Value| vec![group("b", g, 128)];
+    type Divided<'a> = &'a dyn Fn(&Value) -> Vec<Value>;
+    let ways: [(Divided<'_>, &str, &str, &str); 5] = [
+        (&by_rows, "cpu", "per-chunk", "b 1 x 48, a 1 x 16"),
+        (&by_rows, "cpu", "layer-major", "b 1 x 48, a 1 x 16"),
+        (&by_runs, "cpu", "per-chunk", "b 1 x 16, b 1 x 16"),
+        (&by_columns, "cpu", "per-chunk", "1 x 64 by columns (b 60.0 %, a 40.0 %)"),
+        (&padded, "pad", "per-chunk", "overflow pad"),
+    ];
+    for (divided, overflow, dispatch, told) in ways {
+        let mut plan = plan.clone();
+        for rule in plan["prefill"]["rules"].as_array_mut().unwrap() {
+            let Some(groups) = groups(rule) else { continue };
+            let experts = &mut rule["split"]["experts"];
+            experts["groups"] = groups.iter().flat_map(divided).collect();
+            (experts["overflow"], experts["dispatch"]) = (overflow.into(), dispatch.into());
+        }
+        std::fs::write(&file, plan.to_string()).unwrap();
+        let by_plan = [&devices[..], &["--plan", &file]].concat();
+        assert_eq!(stdout(&troika(&[&run[..], &by_plan].concat())), alone, "{told}");
+        let read: troika::plan::Plan = troika::plan::Plan::from_json(&plan.to_string()).unwrap();
+        assert!(read.explain().contains(told), "{told}: {}", read.explain());
+    }
 }
 
 #[test]
@@ -103,15 +125,8 @@ fn plans_say_which_experts_are_where() {
     let unknown = troika(&plan);
     let note = String::from_utf8_lossy(&unknown.stderr);
     assert!(note.contains("equally popular") && note.contains("--calibration FILE"), "{note}");
-    let divided = |how| {
-        let divided = ["--calibration", &calibration, "--expert-divide", how];
-        stdout(&troika(&[&plan[..], &divided].concat()))
-    };
-    assert!(divided("columns=0.6").contains(" x 256 by columns (b 60.0 %, a 40.0 %)"));
-    assert!(divided("rows=0.75").contains("b 4 x 192, a 4 x 64"));
-    assert!(divided("launches=2").contains("b 4 x 128, b 4 x 128"));
     // The length of prompts decides that of chunks.
-    let long = stdout(&troika(&[&plan[..], &["--for-prompt", "4096"]].concat()));
+    let long = stdout(&troika(&[&plan[..], &["--for", "4096"]].concat()));
     assert!(long.contains("prefill in chunks of 1024"), "{long}");
 }
 
@@ -121,30 +136,17 @@ fn what_makes_no_sense_is_refused_with_the_flag() {
     let plan = ["plan", "--device", "a=cpu,b=cpu", "--strategy"];
     for (args, says) in [
         (&["experts=some"][..], "base, t, tg, all"),
-        (&["experts", "--expert-tiers", "4:2"], "ascending multiples"),
-        (&["experts", "--expert-group", "0"], "--expert-group"),
-        (&["experts", "--overflow", "lose"], "--overflow"),
-        (&["experts", "--expert-divide", "rows=2"], "not one from 0.001 to 0.999"),
-        (&["experts", "--expert-divide", "diagonals"], "none of rows=RATIO, columns=RATIO"),
-        (
-            &["experts", "--expert-divide", "columns=0.5", "--expert-group", "4"],
-            "leave out --expert-group",
-        ),
-        (
-            &["experts", "--expert-divide", "columns=0.001", "--explain"],
-            "leaves device b nothing to compute",
-        ),
-        (&["experts", "--overflow", "prune", "--expert-dispatch", "layer-major"], "overflow"),
+        (&["experts", "--expert-dispatch", "sometimes"], "--expert-dispatch"),
         (&["experts", "--calibration", "/nowhere.json"], "/nowhere.json"),
         (&["experts", "--npu-format", "w8a8"], "needs --calibration"),
-        (&["alternate", "--for-prompt", "512"], "--for-prompt has no effect without --profile"),
+        (&["alternate", "--for", "512"], "--for has no effect without --profile"),
     ] {
         let why = refused(&[&plan[..], args].concat());
         assert!(why.contains(says), "{args:?}: {why}");
     }
     let one = refused(&["plan", "--device", "a=cpu", "--strategy", "experts"]);
     assert!(one.contains("two devices or more"), "{one}");
-    let idle = refused(&["plan", "--expert-group", "4"]);
+    let idle = refused(&["plan", "--expert-group-mib", "4"]);
     assert!(idle.contains("only --strategy experts groups experts"), "{idle}");
     // The calibration of another model.
     let foreign = ["--synthetic", "qwen3-moe-tiny", "--calibration", &desk.at("calibration.json")];

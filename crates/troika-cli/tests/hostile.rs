@@ -242,7 +242,7 @@ fn all_json_holds_what_terminals_obey_as_json_escapes_it() {
             &["simulate", "--soc", &soc, "-m", "qwen3-0.6b", "-p", "8", "-n", "1", "--strategy"],
             true,
         ),
-        (&["reproduce", "H01", "--report", &report, "--json"], false),
+        (&["reproduce", "H01", "--out", &report, "--json"], false),
         (&["ps", "--port", &port, "--json"], true),
         (&["doctor", "--cache-dir", &home, "--json"], true),
         (&["ls", "--json"], true),
@@ -251,7 +251,7 @@ fn all_json_holds_what_terminals_obey_as_json_escapes_it() {
     ];
     for (args, holds) in cases {
         let own: &[&str] = match args[0] {
-            "simulate" => &["gpu-only", "--json", "--trace", &trace, "--plan-out", &plan],
+            "simulate" => &["gpu-only", "--json", "--trace", &trace, "--out", &plan],
             _ => &[],
         };
         let out = offline(&home, &[args, own].concat());

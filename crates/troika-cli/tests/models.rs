@@ -182,14 +182,12 @@ fn a_model_is_pulled_listed_run_and_removed() {
 }
 
 #[test]
-fn a_revision_is_named_by_a_flag_or_in_the_name() {
+fn a_revision_is_named_in_the_name() {
     let (home, hub) = (tempfile::tempdir().unwrap(), Hub::start(&[("m-Q8_0.gguf", b"weights")]));
     let run = |args: &[&str]| troika(home.path(), &hub.address, args);
-    said(&run(&["pull", "--revision", "v1", "o/n:Q8_0"]));
+    said(&run(&["pull", "o/n@v1:Q8_0"]));
     assert_eq!(names(home.path()), ["o/n:Q8_0@v1"]);
     assert!(said(&run(&["pull", "o/n@v1:Q8_0"])).contains("is here"));
-    let both = refused(&run(&["pull", "--revision", "v1", "o/n@v2"]), 2);
-    assert!(both.contains("leave one of them out"), "{both}");
 }
 
 #[test]

@@ -103,21 +103,21 @@ fn runtimes_that_do_not_serve_are_named_with_what_mends_it() {
     assert!(said.contains("providers_qnn.so cannot be loaded"), "{said}");
 }
 
-/// An emulated NPU takes its name or a flag; the CPU in place of one takes its name.
+/// An emulated NPU takes its name, and so does the CPU in place of one.
 #[test]
 fn emulation_is_never_chosen_by_itself() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     for device in ["npu", "npu:qnn"] {
         let said = refused(&here(dir, &["devices", "--device", device]));
-        assert!(said.contains("finds no htp here") && said.contains("--allow-emulated"), "{said}");
-        let taken = stdout(&here(dir, &["devices", "--device", device, "--allow-emulated"]));
-        assert!(taken.contains("QNNExecutionProvider on emulator"), "{taken}");
+        assert!(said.contains("finds no htp here") && said.contains("npu:qnn:emulator"), "{said}");
     }
-    let args = ["devices", "--device", "npu:openvino", "--allow-emulated"];
-    assert!(refused(&here(dir, &args)).contains("finds no npu here"), "the CPU is no emulation");
+    let taken = stdout(&here(dir, &["devices", "--device", "npu:qnn:emulator"]));
+    assert!(taken.contains("QNNExecutionProvider on emulator"), "{taken}");
+    let said = refused(&here(dir, &["devices", "--device", "npu:openvino"]));
+    assert!(said.contains("finds no npu here"), "the CPU is no NPU: {said}");
     let listed = stdout(&here(dir, &["devices"]));
-    for says in ["npu: no real one is here; with --allow-emulated", "(emulated and slow)"] {
+    for says in ["npu: no real one is here", "(emulated and slow)"] {
         assert!(listed.contains(says), "{listed}");
     }
     // Nobody else computes what it refuses.
@@ -187,7 +187,7 @@ fn plans_keep_to_their_calibration() {
     assert!(said.contains("plan.json: the plan was made with the calibration"), "{said}");
     assert!(refused(&run(&[])).contains("give its file (--calibration FILE)"));
     // Several ways in one table, where they are wanted.
-    let ways = ["--calibration", "one.json", "--outliers", "kept,shadow", "--prune-outliers", "0"];
+    let ways = ["--calibration", "one.json", "--outliers", "kept,shadow=0"];
     let ways = [&ways[..], &["--npu-format", "w8a16"]].concat();
     let one = here(dir, &[&HI[..], &device, &ways].concat());
     assert!(refused(&one).contains("only troika perplexity takes several"));
@@ -275,4 +275,32 @@ fn prompts_of_any_length_give_the_tokens_of_the_cpu() {
     }
     let said = refused(&tokens(41, "npu:reference,cpu"));
     assert!(said.contains("the prompt has 41 tokens, the context holds 40"), "{said}");
+}
+
+/// A plan's file names how graphs are written: other graphs are compiled, and the text is the same.
+#[test]
+fn a_plans_file_names_rewrites() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let device = ["--device", "npu:openvino:cpu,cpu"];
+    let make = ["plan", "--npu-attention", "--row-buckets", "1,16", "-c", "64", "-o", "plan.json"];
+    stdout(&here(dir, &[&make[..], &device].concat()));
+    let plan = std::fs::read_to_string(dir.join("plan.json")).unwrap();
+    let mut plan: Value = serde_json::from_str(&plan).unwrap();
+    let mut run = |rewrites: &[&str]| {
+        plan["npu_rewrites"] = rewrites.into();
+        std::fs::write(dir.join("plan.json"), plan.to_string()).unwrap();
+        let kept = ["--temp", "0", "--cache-dir", "cache", "--plan", "plan.json"];
+        here(dir, &[&HI[..], &kept, &device].concat())
+    };
+    let graphs = || std::fs::read_dir(dir.join("cache/graphs")).unwrap().count();
+    let plain = stdout(&run(&[]));
+    let few = graphs();
+    assert_eq!(stdout(&run(&["pow-to-mul"])), plain);
+    assert_eq!(graphs(), few, "that is the default");
+    assert_eq!(stdout(&run(&["pow-to-mul", "slice-q=16:2", "pad-cache"])), plain);
+    assert!(graphs() > few, "{few}");
+    let said = refused(&run(&["pow"]));
+    assert!(said.contains("plan.json: its \"npu_rewrites\" cannot be used: "), "{said}");
+    assert!(said.contains("no rewrite \"pow\""), "{said}");
 }

@@ -48,7 +48,8 @@ fn profiled(folder: &Path, device: &str, level: &str) -> Output {
         "16",
     ];
     let kept = ["--ubatch-size", "16", "--cache-dir", "cache", "--trace", "trace.json"];
-    let profile = ["--npu-profiling", level, "--npu-profiling-dir", "profiles"];
+    let level = format!("{level}=profiles");
+    let profile = ["--npu-profiling", &level];
     troika(folder, &[&run[..], &kept, &profile].concat())
 }
 

@@ -6,6 +6,8 @@ use std::process::{Command, Output, Stdio};
 use std::sync::LazyLock;
 
 use serde_json::Value;
+use troika::plan::{Phase, Plan};
+use troika::{DeviceOptions, OpenOptions, Source};
 
 fn troika(args: &[&str]) -> Output {
     let mut c = Command::new(env!("CARGO_BIN_EXE_troika"));
@@ -43,17 +45,14 @@ fn every_strategy_writes_the_same_text() {
     for strategy in [
         "one-device",
         "alternate",
-        "alternate-segments",
         "split-columns",
         "split-columns=0.7",
         "split-rows=1",
         "split-hybrid",
         "prefill-decode",
     ] {
-        for policy in ["in-order", "out-of-order"] {
-            let more = ["--strategy", strategy, "--policy", policy, "--ubatch-size", "2"];
-            assert_eq!(stdout(&troika(&[&RUN[..], &two(), &more].concat())), alone, "{strategy}");
-        }
+        let more = ["--strategy", strategy, "--ubatch-size", "2"];
+        assert_eq!(stdout(&troika(&[&RUN[..], &two(), &more].concat())), alone, "{strategy}");
     }
 }
 
@@ -227,7 +226,6 @@ fn plans_and_devices_that_make_no_sense_are_refused_by_name() {
         (&["--device", "cpu", "--isa", "scalar"], "cannot be used with"),
         (&["--strategy", "alternate"], "needs two devices or more, there are 1"),
         (&["--strategy", "fastest"], "invalid value 'fastest'"),
-        (&["--chunks-in-flight", "0"], "chunks in flight is 0"),
         // Of the 256 tiles of the head, half of one is the least: for both devices alike.
         (
             &["--device", "a=cpu,b=cpu", "--strategy", "split-columns=0.001"],
@@ -331,51 +329,58 @@ fn shapes_are_planned_without_weights() {
     assert!(plan.contains("\"layers\": 48"), "{plan}");
 }
 
+/// Rules of a plan's file may have segments hand on values of 16 bits.
 #[test]
 fn values_of_16_bits_halve_what_is_copied() {
     let own = format!("a=cpu,{}", odd("b", "own-memory.toml"));
-    let half = ["--value-type", "bf16"];
-    let copied = |more: &[&str]| -> (String, u64) {
-        let explain = ["plan", "--explain", "--device", &own, "--strategy", "prefill-decode"];
-        let alternate = ["plan", "--explain", "--device", &own, "--strategy", "alternate"];
-        let text = stdout(&troika(&[&alternate[..], more].concat()));
-        let line = text.lines().find(|l| l.contains("chunk of 512 tokens | memory of b"));
-        let bytes = line.unwrap().rsplit('|').nth(1).unwrap().trim().parse().unwrap();
-        (stdout(&troika(&[&explain[..], more].concat())), bytes)
-    };
-    let ((plain, full), (said, less)) = (copied(&[]), copied(&half));
-    assert_eq!(full, 2 * less);
-    assert!(!plain.contains("values in") && said.contains("a; values in bf16 |"), "{said}");
-
-    // If all devices use f32 activations, results do not depend on the division.
-    let exact = [&RUN[..], &half, &["--dtype", "f32"]].concat();
-    let alone = stdout(&troika(&exact));
-    for strategy in ["alternate", "split-columns", "split-hybrid"] {
-        let more = ["--device", &own, "--strategy", strategy];
-        assert_eq!(stdout(&troika(&[&exact[..], &more].concat())), alone, "{strategy}");
-    }
-    let alone = stdout(&troika(&[&RUN[..], &half].concat()));
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("plan.json");
     let file = file.to_str().unwrap();
-    stdout(&troika(&[&["plan", "--out", file][..], &half].concat()));
-    assert_eq!(stdout(&troika(&[&RUN[..], &["--plan", file]].concat())), alone);
-    let bench = ["bench", "-p", "8", "-n", "0", "-r", "1", "-o", "jsonl"];
-    let row = stdout(&troika(&[&bench[..], &half].concat()));
-    assert_eq!(serde_json::from_str::<Value>(&row).unwrap()["value_type"], "bf16");
-    let (code, said) = refused(&[&RUN[..], &["--plan", file], &half].concat());
-    assert!(code == 2 && said.contains("cannot be used with"), "{said}");
-    let plan = std::fs::read_to_string(file).unwrap();
-    assert!(plan.contains("\"values\": \"BF16\""), "{plan}");
+    let planned = |more: &[&str], values: &str| {
+        stdout(&troika(&[&["plan", "--out", file][..], more].concat()));
+        let mut plan: Value =
+            serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
+        for phase in ["prefill", "decode"] {
+            let rules = plan[phase]["rules"].as_array_mut().unwrap();
+            rules.iter_mut().for_each(|rule| rule["values"] = values.into());
+        }
+        std::fs::write(file, plan.to_string()).unwrap();
+        plan.to_string()
+    };
+    let copied = |values: &str| -> u64 {
+        let plan = planned(&["--device", &own, "--strategy", "alternate"], values);
+        let devices = own.split(',').map(|d| d.parse().unwrap()).collect();
+        let options = OpenOptions {
+            plan: Some(Plan::from_json(&plan).unwrap()),
+            devices: DeviceOptions { devices, ..DeviceOptions::default() },
+            ..OpenOptions::default()
+        };
+        let planned = troika::make_plan(Source::BuiltIn, &options).unwrap();
+        let phases = planned.copies().unwrap();
+        let prompt = phases.iter().find(|p| p.phase == Phase::Prefill).unwrap();
+        prompt.values.iter().map(|c| c.bytes).sum()
+    };
+    assert_eq!(copied("F32"), 2 * copied("BF16"));
+    // If all devices use f32 activations, results do not depend on the division.
+    let exact = ["--dtype", "f32"];
+    planned(&exact, "BF16");
+    let alone = stdout(&troika(&[&RUN[..], &["--plan", file]].concat()));
+    for strategy in ["alternate", "split-columns", "split-hybrid"] {
+        planned(&[&exact[..], &["--device", &own, "--strategy", strategy]].concat(), "BF16");
+        let by_plan = ["--device", &own, "--plan", file];
+        assert_eq!(stdout(&troika(&[&RUN[..], &by_plan].concat())), alone, "{strategy}");
+    }
     for (dtype, words) in
         [("I32", "has values of type I32; use"), ("F9", "\"F9\" is not known here")]
     {
-        // Caches may be of the same type, where the machine multiplies it.
-        let values = |dtype| format!("\"values\": \"{dtype}\"");
-        std::fs::write(file, plan.replace(&values("BF16"), &values(dtype))).unwrap();
+        planned(&[], dtype);
         let (code, said) = refused(&[&RUN[..], &["--plan", file]].concat());
         assert!(code == 1 && said.contains(words) && said.lines().count() == 1, "{said}");
     }
+    planned(&[], "BF16");
+    let bench = ["bench", "-p", "8", "-n", "0", "-r", "1", "-o", "jsonl", "--plan", file];
+    let row = stdout(&troika(&bench));
+    assert_eq!(serde_json::from_str::<Value>(&row).unwrap()["value_type"], "bf16");
 }
 
 #[test]
@@ -386,7 +391,7 @@ fn bench_and_devices_take_devices_too() {
     let names: Vec<&Value> = listed.as_array().unwrap().iter().map(|d| &d["name"]).collect();
     assert_eq!(names, ["a", "b"]);
     let args = ["bench", "--synthetic", "qwen3-moe-tiny", "-p", "40", "-n", "2", "-r", "1"];
-    let more = ["-o", "jsonl", "--ubatch-size", "8", "--strategy", "alternate-segments"];
+    let more = ["-o", "jsonl", "--ubatch-size", "8", "--strategy", "alternate"];
     let rows = stdout(&troika(&[&args[..], &more, &two()].concat()));
     for row in rows.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()) {
         assert_eq!((&row["backends"], &row["strategy"]), (&"a+b".into(), &more[5].into()));

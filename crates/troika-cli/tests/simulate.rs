@@ -240,8 +240,7 @@ fn a_config_file_a_trace_and_a_plan() {
     let (model, trace, plan) = (path("m.json"), path("t.json"), path("p.json"));
     std::fs::write(&model, config).unwrap();
     let typed = format!("{model}:Q8_0");
-    let args =
-        ["simulate", "-p", "64", "-n", "2", "--json", "--trace", &trace, "--plan-out", &plan];
+    let args = ["simulate", "-p", "64", "-n", "2", "--json", "--trace", &trace, "--out", &plan];
     let small = json(&[&args[..], &["-m", &model]].concat());
     let large = json(&[&args[..], &["-m", &typed]].concat());
     assert!(large["peak_bytes"].as_u64().unwrap() > small["peak_bytes"].as_u64().unwrap());
@@ -311,7 +310,7 @@ fn what_cannot_be_simulated_is_told_in_a_sentence() {
         (&["--soc", "sd9"][..], "there is no SoC \"sd9\""),
         (&["--soc", &only_cpu], "strategy hetero-tensor needs an NPU, and SoC only has none"),
         (&["--soc", &only_cpu, "--strategy", "npu-only"], "needs an NPU"),
-        (&["--trace", "same.json", "--plan-out", "same.json"], "name the same file"),
+        (&["--trace", "same.json", "--out", "same.json"], "name the same file"),
         (&["-p", "0"], "the prompt has 0 tokens"),
         (&["-p", "99999"], "the prompt has 99999 tokens"),
         (&["-n", "9000"], "and 9000 are to be generated: give from 1 to 8191"),
@@ -337,7 +336,7 @@ fn what_cannot_be_simulated_is_told_in_a_sentence() {
 fn targets_are_made_again_and_reported() {
     let dir = tempfile::tempdir().unwrap();
     let report = dir.path().join("r.html").to_str().unwrap().to_string();
-    let args = ["reproduce", "h12,H01", "H10,H30", "H33", "--json", "--report", &report];
+    let args = ["reproduce", "h12,H01", "H10,H30", "H33", "--json", "--out", &report];
     let all = json(&args);
     let all = all.as_array().unwrap();
     let ids: Vec<&str> = all.iter().map(|r| r["id"].as_str().unwrap()).collect();
@@ -368,7 +367,7 @@ fn targets_are_made_again_and_reported() {
 fn hand_overs_are_measured_where_they_are_asked_for() {
     let dir = tempfile::tempdir().unwrap();
     let report = dir.path().join("r.html").to_str().unwrap().to_string();
-    let args = ["reproduce", "H32", "--json", "--report", &report];
+    let args = ["reproduce", "H32", "--json", "--out", &report];
     if troika::usable_cores().len() < 2 {
         assert!(String::from_utf8_lossy(&troika(&args).stderr).contains("two cores are needed"));
         return;
@@ -382,6 +381,6 @@ fn hand_overs_are_measured_where_they_are_asked_for() {
 
 #[test]
 fn an_unknown_target_is_told_with_those_there_are() {
-    let e = refusal(&["reproduce", "H99", "--report", "/tmp/unused.html"]);
+    let e = refusal(&["reproduce", "H99", "--out", "/tmp/unused.html"]);
     assert!(e.contains("there is no target \"H99\"; the targets are C01, C02"), "{e}");
 }

@@ -44,11 +44,6 @@ impl WeightBytes {
         fits.then(|| WeightBytes { owner: self.owner.clone(), range: start..end })
     }
 
-    /// Whether somebody else holds bytes of the same owner.
-    pub fn is_shared(&self) -> bool {
-        Arc::strong_count(&self.owner) > 1
-    }
-
     /// The bytes.
     pub fn as_slice(&self) -> &[u8] {
         &(*self.owner).as_ref()[self.range.clone()]

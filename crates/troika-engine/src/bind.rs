@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use troika_device::{
-    Bindings, Buffer, Clock, CopyRows, Device, DeviceError, ForwardBatch, Run, SpaceId, View, Work,
+    Bindings, Buffer, Clock, CopyRows, Device, DeviceError, ForwardBatch, Run, SpaceId, View,
+    Weights, Work,
 };
 use troika_plan::Plan;
 use troika_program::{
@@ -14,9 +15,7 @@ use troika_program::{
 use troika_trace::Tracer;
 
 use crate::error::EngineError;
-use crate::experts::{
-    Dispatcher, ExpertGraph, LoadedGraph, OfChunk, PackedBuffers, SharedStats, host_task,
-};
+use crate::experts::{Dispatcher, ExpertGraph, OfChunk, PackedBuffers, SharedStats, host_task};
 use crate::memory::allocate;
 use crate::pool::EdgePool;
 use crate::schedule::Task;
@@ -27,7 +26,7 @@ pub(crate) struct PlacedModel {
     /// The plan's devices, in its order.
     pub devices: Vec<Arc<dyn Device>>,
     /// Code with weights, by the index of the program's graph.
-    pub loaded: Vec<LoadedGraph>,
+    pub loaded: Vec<Arc<Weights>>,
     pub plan: Plan,
     /// For each state, the memory of its instances.
     pub states: Vec<Vec<Buffer>>,
@@ -69,7 +68,7 @@ impl Binder<'_> {
     ) -> Result<Task, EngineError> {
         let work = match &named.work {
             NamedWork::Run(run) => Work::Run(Run {
-                weights: self.model.loaded[run.graph].of(&named.name)?,
+                weights: self.model.loaded[run.graph].clone(),
                 bindings: Arc::new(self.bindings(run)?),
                 rows: named.rows.len(),
                 forward: forward.slice(&named.rows),
@@ -98,7 +97,7 @@ impl Binder<'_> {
         let views = (views(&host.reads)?, views(&host.writes)?, views(&host.parts)?);
         let experts = &self.model.program.experts[host.experts];
         let of = OfChunk {
-            routing: self.packed.routing((host.set, host.experts), experts, &self.model.loaded),
+            routing: self.packed.routing((host.set, host.experts), experts),
             place: host.place,
             layer: experts.layer,
             rows: named.rows.len(),
@@ -127,7 +126,7 @@ impl Binder<'_> {
             device: g.device,
             space: g.space,
             name: g.name.clone(),
-            loaded: self.model.loaded[g.graph].clone(),
+            weights: self.model.loaded[g.graph].clone(),
             reads: vec![g.reads],
             writes: g.writes.clone(),
             apart: g.apart,
@@ -138,7 +137,7 @@ impl Binder<'_> {
             device: experts.device,
             space: SpaceId::HOST,
             name: experts.rest_name.clone(),
-            loaded: self.model.loaded[experts.rest].clone(),
+            weights: self.model.loaded[experts.rest].clone(),
             reads: vec![ExpertBuffer::Input, ExpertBuffer::Ids, ExpertBuffer::Ones],
             writes: PackedCols { buffer: ExpertBuffer::Output, cols: 0..program.packed.cols },
             apart: None,

@@ -1,7 +1,6 @@
 //! Compiles the graphs of a program and loads their weights, on all devices in parallel. A device
 //! gets all its graphs in one call; those of one shape share their code.
 
-use std::collections::HashSet;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -40,16 +39,14 @@ impl fmt::Debug for CompileControl {
 /// What compiling needs besides graphs and devices.
 pub(crate) struct CompileWith<'a> {
     pub weights: &'a dyn WeightSource,
-    /// Graphs to leave out.
-    pub standby: &'a HashSet<usize>,
     pub control: &'a CompileControl,
     pub clock: &'a dyn Clock,
 }
 
-/// Compiles all graphs of a list but those on standby, and loads their weights. The result is in the
-/// list's order, whichever was ready first. After a failure nothing is kept; the error is that of the first
-/// graph in the list's order whose code failed, else of the first whose weights did; of devices
-/// that share a clock, only the first one that fails is asked.
+/// Compiles all graphs of a list, and loads their weights. The result is in the list's order,
+/// whichever was ready first. After a failure nothing is kept; the error is that of the first graph
+/// in the list's order whose code failed, else of the first whose weights did; of devices that
+/// share a clock, only the first one that fails is asked.
 ///
 /// # Errors
 /// The device's error, or why compiling was stopped.
@@ -57,16 +54,12 @@ pub(crate) fn compile(
     list: &GraphList,
     devices: &[Arc<dyn Device>],
     with: &CompileWith<'_>,
-) -> Result<Vec<Option<Arc<Weights>>>, EngineError> {
-    let graphs = || list.graphs().iter().enumerate();
-    let is_used = |code| graphs().any(|(at, g)| g.code == code && !with.standby.contains(&at));
-    let codes: Vec<bool> = (0..list.codes()).map(is_used).collect();
+) -> Result<Vec<Arc<Weights>>, EngineError> {
     let compiling = Compiling {
         list,
         devices,
         with,
-        steps: codes.iter().filter(|used| **used).count() + graphs().len() - with.standby.len(),
-        codes,
+        steps: list.codes() + list.graphs().len(),
         until: with.control.limit.map(|limit| with.clock.now().saturating_add(limit)),
         done: Mutex::new(0),
         failed: AtomicUsize::new(usize::MAX),
@@ -75,7 +68,7 @@ pub(crate) fn compile(
         progress(0, compiling.steps);
     }
     let mut results: Vec<Compiled> = Vec::new();
-    let shares = shares(list, devices, with.standby);
+    let shares = shares(list, devices);
     std::thread::scope(|scope| {
         let mut own: Vec<&ThreadShare> = Vec::new();
         let mut threads = Vec::new();
@@ -94,18 +87,19 @@ pub(crate) fn compile(
             thread.join().unwrap_or_else(|_| Err(compiling.panicked(share)))
         }));
     });
-    let mut all = vec![None; list.graphs().len()];
+    let mut all = Vec::with_capacity(list.graphs().len());
     let mut failure: Option<(usize, EngineError)> = None;
     for result in results {
         match result {
-            Ok(made) => made.into_iter().for_each(|(at, weights)| all[at] = Some(weights)),
+            Ok(made) => all.extend(made),
             Err(e) if failure.as_ref().is_none_or(|known| e.0 < known.0) => failure = Some(e),
             Err(_) => {}
         }
     }
+    all.sort_unstable_by_key(|(at, _)| *at);
     match failure {
         Some((_, e)) => Err(e),
-        None => Ok(all),
+        None => Ok(all.into_iter().map(|(_, weights)| weights).collect()),
     }
 }
 
@@ -122,11 +116,7 @@ struct ThreadShare {
 
 /// The shares of all threads. One thread compiles for all devices that share a virtual clock, so
 /// that time passes in the same order in every run.
-fn shares(
-    list: &GraphList,
-    devices: &[Arc<dyn Device>],
-    standby: &HashSet<usize>,
-) -> Vec<ThreadShare> {
+fn shares(list: &GraphList, devices: &[Arc<dyn Device>]) -> Vec<ThreadShare> {
     let clocks: Vec<Option<Arc<dyn Clock>>> = devices.iter().map(|d| d.clock()).collect();
     let same =
         |a: &Arc<dyn Clock>, b: &Arc<dyn Clock>| std::ptr::addr_eq(Arc::as_ptr(a), Arc::as_ptr(b));
@@ -138,8 +128,7 @@ fn shares(
         clocks.iter().position(shares_it).unwrap_or(device)
     };
     let mut shares = vec![ThreadShare::default(); devices.len()];
-    let used = list.graphs().iter().enumerate().filter(|(i, _)| !standby.contains(i));
-    for (i, listed) in used {
+    for (i, listed) in list.graphs().iter().enumerate() {
         let share = &mut shares[thread_of(listed.device)];
         share.graphs.push(i);
         if !share.devices.contains(&listed.device) {
@@ -154,8 +143,6 @@ struct Compiling<'a> {
     list: &'a GraphList,
     devices: &'a [Arc<dyn Device>],
     with: &'a CompileWith<'a>,
-    /// Whether each code is of use.
-    codes: Vec<bool>,
     /// Codes to make plus graphs to load.
     steps: usize,
     /// The deadline.
@@ -199,8 +186,7 @@ impl Compiling<'_> {
         device: usize,
         codes: &mut [Option<Arc<Executable>>],
     ) -> Result<(), (usize, EngineError)> {
-        let is_used = |at: &usize| self.codes[self.list.graphs()[*at].code];
-        let firsts: Vec<usize> = self.list.firsts(device).filter(is_used).collect();
+        let firsts: Vec<usize> = self.list.firsts(device).collect();
         let graphs: Vec<&Subgraph> =
             firsts.iter().map(|at| &self.list.graphs()[*at].graph).collect();
         let told: Mutex<Told> = Mutex::default();

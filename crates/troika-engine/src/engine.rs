@@ -10,11 +10,10 @@ use troika_plan::{Phase, Plan, PlanDevice, SyncMode};
 use troika_program::{ELEMENT, Program, Slots};
 use troika_trace::Tracer;
 
-use crate::adapt::{Adapter, Adapting};
 use crate::bind::PlacedModel;
 use crate::compile::{CompileControl, CompileWith, compile};
 use crate::error::EngineError;
-use crate::experts::{GroupStats, LoadedGraph, SharedStats};
+use crate::experts::{GroupStats, SharedStats};
 use crate::input::Admission;
 use crate::kv::{GroupLayout, KvCache, KvLayout, PageCount, SeqId};
 use crate::loss::{Elsewhere, Losses};
@@ -73,33 +72,18 @@ pub struct Engine {
     pub(crate) largest: Vec<(u32, f32)>,
     /// The name of a device that models time only.
     pub(crate) silent: Option<String>,
-    /// Groups of experts that may move, and what moves them.
-    pub(crate) adapter: Option<Adapter>,
-    pub(crate) adapting: Option<Adapting>,
     /// What happens when a device is lost.
     pub(crate) losses: Losses<Engine>,
     memory: EngineMemory,
 }
 
 impl Engine {
-    /// Lowers and compiles a model.
+    /// Lowers and compiles a model. Devices compile in parallel.
     ///
     /// # Errors
     /// A plan that does not fit, a spec that cannot be lowered, a device that refuses a subgraph,
-    /// or no memory for the KV cache.
-    pub fn new(parts: EngineParts<'_>) -> Result<Engine, EngineError> {
-        Engine::compiled(parts, &CompileControl::default())
-    }
-
-    /// Like [`Engine::new`], for a caller that watches or stops compiling. Devices compile in
-    /// parallel.
-    ///
-    /// # Errors
-    /// Those of [`Engine::new`], or that compiling was stopped; nothing is kept then.
-    pub fn compiled(
-        parts: EngineParts<'_>,
-        control: &CompileControl,
-    ) -> Result<Engine, EngineError> {
+    /// no memory for the KV cache, or that compiling was stopped. Nothing is kept then.
+    pub fn new(parts: EngineParts<'_>, control: &CompileControl) -> Result<Engine, EngineError> {
         let plan = parts.plan;
         let names: Vec<&str> = parts.devices.iter().map(|d| d.name()).collect();
         plan.check(parts.spec, &names)?;
@@ -121,20 +105,13 @@ impl Engine {
         allocate(plan.prefill.chunk.checked_mul(widest(&lowered)), "activations")?;
         let devices: Vec<Arc<dyn Device>> =
             plan.devices.iter().filter_map(|name| find(name).cloned()).collect();
-        let known =
-            |d: &Arc<dyn Device>| PlanDevice { name: d.name().to_string(), caps: d.caps().clone() };
-        let known: Vec<PlanDevice> = devices.iter().map(known).collect();
+        let known: Vec<PlanDevice> = devices.iter().map(PlanDevice::of).collect();
         let program = Program::new(Arc::new(lowered), &plan, &known)?;
-        let adapter = Adapter::new(&program, &plan);
-        let standby = &adapter.as_ref().map(Adapter::standby).unwrap_or_default();
-        let (weights, clock) = (parts.weights, &*parts.clock);
-        let with = CompileWith { weights, standby, control, clock };
+        let with = CompileWith { weights: parts.weights, control, clock: &*parts.clock };
         let loaded = compile(&program.graphs, &devices, &with)?;
-        let group_stats = SharedStats::default();
-        group_stats.with(|stats| stats.moved = adapter.as_ref().map(Adapter::moved));
         let states = state_buffers(&kv, &program, &devices)?;
         memory.kv_cache = states.iter().flatten().map(|b| b.len() as u64).sum();
-        let scratch = loaded.iter().flatten().map(|w| w.executable().scratch_bytes());
+        let scratch = loaded.iter().map(|w| w.executable().scratch_bytes());
         memory.scratch = scratch.max().unwrap_or(0);
         let rows = plan.prefill.chunk + program.padding;
         let slots = Arc::new(Slots::new(&program, rows));
@@ -160,8 +137,6 @@ impl Engine {
             slots: places.iter().map(slot).collect::<Result<_, _>>()?,
             largest: Vec::new(),
             silent: silent.map(|d| d.name().to_string()),
-            adapter,
-            adapting: None,
             losses: Losses::default(),
             handle: EngineHandle::new(limits),
             seqs: Sequences::new(rules, kv, parts.spec),
@@ -170,12 +145,12 @@ impl Engine {
             model: PlacedModel {
                 program,
                 devices,
-                loaded: loaded.into_iter().map(LoadedGraph::new).collect(),
+                loaded,
                 plan,
                 states,
                 slots,
                 clock: parts.clock,
-                group_stats,
+                group_stats: SharedStats::default(),
                 tracer: parts.tracer,
             },
         })
@@ -284,8 +259,6 @@ impl Engine {
         swap(&mut self.runner, &mut other.runner);
         swap(&mut self.slots, &mut other.slots);
         swap(&mut self.silent, &mut other.silent);
-        swap(&mut self.adapter, &mut other.adapter);
-        swap(&mut self.adapting, &mut other.adapting);
         swap(&mut self.memory, &mut other.memory);
         self.seqs.take_over(&mut other.seqs);
         self.handle.lock().in_flight.clear();

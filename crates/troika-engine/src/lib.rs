@@ -4,7 +4,6 @@
 //! [`schedule`] turns each batch into tasks, one per piece of a segment, orders them by the views
 //! they use and hands them to queues. The caller samples the logits with [`sample::Sampler`].
 
-mod adapt;
 mod batching;
 mod bind;
 mod choose;
@@ -14,7 +13,6 @@ mod error;
 mod examine;
 mod experts;
 mod feed;
-mod groups;
 mod input;
 mod kv;
 mod loss;
@@ -28,12 +26,11 @@ mod sequences;
 mod slot;
 mod step;
 
-pub use adapt::GroupSource;
 pub use compile::{CompileControl, OnCompiled};
 pub use engine::{Engine, EngineMemory, EngineParts};
 pub use error::EngineError;
 pub use examine::examine;
-pub use experts::{GroupStats, MovedGroups};
+pub use experts::GroupStats;
 pub use input::{Admission, Event, LogitsSink, Next, OnEvent, SequenceInput, WantedLogits};
 pub use kv::{KvError, PageCount, SeqId};
 pub use loss::Elsewhere;

@@ -151,12 +151,10 @@ impl Engine {
             if self.slots[place].job.is_some() {
                 continue;
             }
-            self.move_groups(phase);
             self.seqs.plan_batches(&mut self.slots[place], phase);
             if self.slots[place].seqs.is_empty() {
                 continue;
             }
-            self.use_groups(phase);
             if let Err(error) = self.start(place, phase == Some(Phase::Prefill)) {
                 self.roll_back(place, error);
             }
@@ -177,7 +175,7 @@ impl Engine {
         let others = self.seqs.queue.len() > self.slots[place].seqs.len();
         let job = self.runner.start(graph, prefill && others)?;
         self.slots[place].job = Some(job);
-        let canceller = self.runner.canceller_of(job);
+        let canceller = self.runner.canceller(job);
         let several = self.slots[place].batches().len() > 1;
         let seqs = || self.slots[place].seqs.iter().map(|(seq, _)| *seq);
         let mut inbox = self.handle.lock();

@@ -52,7 +52,8 @@ fn a_token_over_several_devices_takes_no_memory() {
                 for i in 0..n {
                     let waiting = [Waiting::Poll, Waiting::Block][i / 2 % 2];
                     runner.set_waiting(waiting);
-                    Arc::get_mut(&mut graph).unwrap().set_forward_batch(&forward[i % 2]);
+                    let next = Arc::get_mut(&mut graph).unwrap();
+                    next.set_forward_batches(|_| Some(&forward[i % 2]));
                     runner.run(&graph).unwrap();
                 }
                 count() - before

@@ -9,7 +9,6 @@ mod median;
 mod no_weights;
 mod profile;
 mod reproduce;
-mod row_groups;
 mod simulate;
 mod subject;
 
@@ -19,7 +18,6 @@ pub use hand_over::{HandOverBy, HandOvers, measure_hand_overs};
 pub use median::median;
 pub use profile::{OnProfiled, ProfileOptions, ProfileOutcome, kept_profile, profile};
 pub use reproduce::{Report, reproduce, reproduce_on, reproduced_ids};
-pub use row_groups::{GroupedProduct, measure_row_groups};
 pub use simulate::{
     Figures, ProductChoice, ProductShape, ProductTime, SimulateOptions, Simulation, SocStrategy,
     WEIGHTS,

@@ -37,8 +37,6 @@ pub struct NpuOptions {
     pub name: String,
     /// Which one.
     pub spec: NpuSpec,
-    /// Whether an emulated NPU may take the place of a real one that `spec` does not name.
-    pub allow_emulated: bool,
     /// Where to look for ONNX Runtime.
     pub places: RuntimePlaces,
     /// The numbers of rows to compile for; none: the usual ones.
@@ -87,7 +85,7 @@ impl NpuDevice {
     /// The step on the way to it that failed.
     pub fn open(options: NpuOptions) -> Result<NpuDevice, NpuError> {
         let runtime = Runtime::load(&options.places)?;
-        let chosen = runtime.choose(options.spec, options.allow_emulated)?;
+        let chosen = runtime.choose(options.spec)?;
         let NpuOptions {
             name, threads, helper, cache, rewrites, mut row_buckets, profiling, ..
         } = options;

@@ -177,19 +177,14 @@ impl Runtime {
     }
 
     /// The provider and hardware that a user's notation means. Where it names no hardware, a real
-    /// NPU, or else an emulated one if that is allowed.
-    pub fn choose(&self, spec: NpuSpec, allow_emulated: bool) -> Result<Chosen, NpuError> {
+    /// NPU.
+    pub fn choose(&self, spec: NpuSpec) -> Result<Chosen, NpuError> {
         let Some(provider) = spec.provider else {
             let mut reasons = Vec::new();
-            // A real one of any provider before the emulation of another.
-            for emulated in [false, true].into_iter().filter(|e| !e || allow_emulated) {
-                reasons.clear();
-                for provider in vendors() {
-                    let of = NpuSpec { provider: Some(provider), hardware: None };
-                    match self.choose(of, emulated) {
-                        Ok(chosen) => return Ok(chosen),
-                        Err(e) => reasons.push(e.to_string()),
-                    }
+            for provider in vendors() {
+                match self.choose(NpuSpec { provider: Some(provider), hardware: None }) {
+                    Ok(chosen) => return Ok(chosen),
+                    Err(e) => reasons.push(e.to_string()),
                 }
             }
             return Err(NpuError::NoNpu(reasons.join("; ")));
@@ -197,8 +192,7 @@ impl Runtime {
         let all = self.hardware(provider)?;
         let wanted = spec.hardware.unwrap_or(provider.hardware()[0]);
         let has = |wanted| all.iter().find(|c| c.hardware == wanted).copied();
-        let emulated = has(Hardware::Emulator).filter(|_| spec.hardware.is_none());
-        if let Some(chosen) = has(wanted).or(emulated.filter(|_| allow_emulated)) {
+        if let Some(chosen) = has(wanted) {
             return Ok(chosen);
         }
         let names: Vec<&str> = all.iter().map(|c| c.hardware.name()).collect();
@@ -207,8 +201,8 @@ impl Runtime {
             false => format!("it finds {}", names.join(", ")),
         };
         let hint = match (provider, wanted) {
-            _ if emulated.is_some() => {
-                "The emulation takes its name, npu:qnn:emulator, or --allow-emulated"
+            _ if spec.hardware.is_none() && has(Hardware::Emulator).is_some() => {
+                "The emulation takes its name, npu:qnn:emulator"
             }
             (Provider::OpenVino, Hardware::Cpu) => {
                 "Intel's plugin takes Intel's processors only; others take: pip install \

@@ -4,9 +4,9 @@ use troika_graph::ActivationFormat;
 use troika_model::lower::SegmentKind;
 use troika_model::spec::ModelSpec;
 
+use crate::device::PlanDevice;
 use crate::divide::{SegmentAt, divide};
 use crate::plan::{Rule, Split};
-use crate::strategy::DeviceFacts;
 
 /// Products in a format that needs weights to be converted, and the segments whose outliers are
 /// computed apart.
@@ -34,11 +34,13 @@ impl CalibratedProducts {
         &self,
         rules: &[Rule],
         spec: &ModelSpec,
-        devices: &[DeviceFacts],
+        devices: &[PlanDevice],
         allowed: Option<&[ActivationFormat]>,
     ) -> Vec<Rule> {
         let has = |name: &str| {
-            devices.iter().any(|d| d.name == name && d.activations.contains(&self.format))
+            devices
+                .iter()
+                .any(|d| d.name == name && d.caps.activation_formats.contains(&self.format))
         };
         let mut all = Vec::new();
         for rule in rules {
@@ -58,7 +60,7 @@ impl CalibratedProducts {
     fn divide(
         &self,
         rule: &Rule,
-        by: Option<&DeviceFacts>,
+        by: Option<&PlanDevice>,
         (spec, allowed): (&ModelSpec, Option<&[ActivationFormat]>),
         all: &mut Vec<Rule>,
     ) {
@@ -72,7 +74,7 @@ impl CalibratedProducts {
         let parts = divide(rule, spec, way);
         let others = match allowed {
             Some(list) => list.iter(),
-            None => other.map_or(&[][..], |d| &d.activations).iter(),
+            None => other.map_or(&[][..], |d| &d.caps.activation_formats).iter(),
         };
         let others: Vec<ActivationFormat> =
             others.filter(|f| !f.converts_weights()).copied().collect();

@@ -14,9 +14,7 @@ impl Plan {
         for ((phase, up_to), rules) in self.all_lists() {
             for (i, rule) in rules.iter().enumerate() {
                 let Some(split) = rule.experts() else { continue };
-                let checked = check_rule(rule, phase, spec)
-                    .and_then(|()| check(split, up_to))
-                    .and_then(|()| self.check_standby(split));
+                let checked = check_rule(rule, phase, spec).and_then(|()| check(split, up_to));
                 if let Err(why) = checked {
                     let phase = place(phase, up_to, self);
                     return Err(PlanError::Rule { phase, number: i + 1, why });
@@ -24,19 +22,6 @@ impl Plan {
             }
         }
         Ok(())
-    }
-
-    /// Checks that groups which are not on their device can come there.
-    fn check_standby(&self, split: &ExpertSplit) -> Result<(), String> {
-        let waiting = split.groups.iter().position(|group| group.standby);
-        match waiting.filter(|_| self.prefill.expert_residency.is_none()) {
-            None => Ok(()),
-            Some(group) => Err(format!(
-                "has group {} on standby, and groups stay where they are; add \
-                 \"expert_residency\" to \"prefill\", or leave the group out",
-                group + 1
-            )),
-        }
     }
 
     /// Checks that devices which share experts out run functions of the host.
@@ -119,12 +104,6 @@ fn check(split: &ExpertSplit, rows: usize) -> Result<(), String> {
             ));
         }
         if !group.parts.is_empty() {
-            if group.standby {
-                return Err(format!(
-                    "has group {number} on standby, which several devices compute; only groups of \
-                     one device come and go"
-                ));
-            }
             if group.experts.len() > 1 {
                 return Err(format!(
                     "divides group {number} of {} experts by columns; give each of them a group",

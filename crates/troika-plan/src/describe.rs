@@ -90,9 +90,8 @@ fn describe_split(device: &str, split: &Split) -> String {
         Split::Experts(experts) => {
             let group = |g: &ExpertGroupPlan| {
                 let rows = format!("{} x {}", g.experts.len(), g.capacity);
-                let on = if g.standby { " on standby" } else { "" };
                 match &g.parts[..] {
-                    [] => format!("{} {rows}{on}", g.device),
+                    [] => format!("{} {rows}", g.device),
                     parts => format!("{rows} by columns ({})", describe_columns(parts)),
                 }
             };

@@ -1,8 +1,8 @@
 //! What plans know of a device.
 
-use troika_device::Caps;
+use std::sync::Arc;
 
-use crate::strategy::DeviceFacts;
+use troika_device::{Caps, Device};
 
 /// A device as plans see it: a name and limits. It compiles and runs nothing.
 #[derive(Clone, Debug)]
@@ -14,8 +14,8 @@ pub struct PlanDevice {
 }
 
 impl PlanDevice {
-    /// The facts that strategies use.
-    pub fn facts(&self) -> DeviceFacts {
-        DeviceFacts::new(&self.name, &self.caps)
+    /// What plans know of an open device.
+    pub fn of(device: &Arc<dyn Device>) -> PlanDevice {
+        PlanDevice { name: device.name().into(), caps: device.caps().clone() }
     }
 }

@@ -25,6 +25,9 @@ pub enum PlanError {
         /// The digest of the one given.
         given: String,
     },
+    /// A rewrite of NPUs' graphs that does not exist.
+    #[error("its \"npu_rewrites\" cannot be used: {0}")]
+    Rewrite(String),
     /// Not a valid plan.
     #[error("it is not a plan: {0}")]
     Parse(String),

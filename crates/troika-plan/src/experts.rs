@@ -39,17 +39,13 @@ pub struct ExpertGroupPlan {
     /// down. Empty: the device computes them alone.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<Share>,
-    /// Whether it is known, and neither compiled nor loaded until rows make it hot
-    /// ([`GroupResidency`]).
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub standby: bool,
 }
 
 impl ExpertGroupPlan {
-    /// A group of one device, which is there from the start.
+    /// A group of one device.
     pub fn new(device: &str, experts: Vec<usize>, capacity: usize) -> ExpertGroupPlan {
         let (device, parts) = (device.into(), Vec::new());
-        ExpertGroupPlan { device, experts, capacity, parts, standby: false }
+        ExpertGroupPlan { device, experts, capacity, parts }
     }
 
     /// The devices that compute it.
@@ -57,22 +53,6 @@ impl ExpertGroupPlan {
         let own = Some(self.device.as_str()).filter(|_| self.parts.is_empty());
         own.into_iter().chain(self.parts.iter().map(|p| p.device.as_str()))
     }
-}
-
-/// Groups come to their devices and leave them, as rows choose their experts: those with the most
-/// rows for their bytes are there. The numbers are limits for each device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct GroupResidency {
-    /// The most bytes of groups; absent: what the device takes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bytes: Option<u64>,
-    /// The most groups; absent: what the device takes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub graphs: Option<usize>,
-    /// Whether groups are there however few rows they get, if there is room.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub every_group: bool,
 }
 
 /// What becomes of rows beyond an expert's capacity, where a group runs once for each chunk.

@@ -38,11 +38,10 @@ pub use divide::SegmentAt;
 pub use elsewhere::Elsewhere;
 pub use error::PlanError;
 pub use expert_groups::{
-    AdaptSettings, AdaptiveGroup, AdaptiveResidency, BaseCapacity, CapacityRounding, CapacityRule,
-    ExpertDivision, ExpertGroupShape, ExpertPolicy, ExpertSettings, GroupLimits, GroupMove,
-    GroupUsage, LayerLoad, Tiers, WorthALaunch, expert_chunk, group, group_size, resident,
+    ExpertGroupShape, ExpertPolicy, ExpertSettings, GroupLimits, LayerLoad, Tiers, WorthALaunch,
+    expert_chunk, group, group_size, resident,
 };
-pub use experts::{Dispatch, ExpertGroupPlan, ExpertSplit, GroupResidency, Overflow};
+pub use experts::{Dispatch, ExpertGroupPlan, ExpertSplit, Overflow};
 pub use identity::{ModelId, PLAN_VERSION};
 pub use json::fault;
 pub use make::{PlanRequest, PlannedRules, assemble, chunk_of, make, page_len};
@@ -58,4 +57,4 @@ pub use routing::{
     RoutingPredictor, RoutingTrace, Transitions, median_overlap,
 };
 pub use share::{TILE, compiled_rows, own_space, stage_borders};
-pub use strategy::{DeviceFacts, StandardLength, Strategy};
+pub use strategy::{StandardLength, Strategy};

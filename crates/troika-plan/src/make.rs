@@ -5,14 +5,15 @@ use troika_model::spec::ModelSpec;
 
 use crate::calibrated::CalibratedProducts;
 use crate::check::{MAX_CONTEXT, MAX_IN_FLIGHT};
+use crate::device::PlanDevice;
 use crate::elsewhere::Elsewhere;
 use crate::error::PlanError;
 use crate::expert_groups::ExpertSettings;
-use crate::expert_rules::{ExpertRules, SharedRules};
+use crate::expert_rules::ExpertRules;
 use crate::identity::{ModelId, PLAN_VERSION};
 use crate::plan::{Decode, LengthRules, Phase, Plan, Policy, Prefill, Rule, SyncMode};
 use crate::rows::head_apart;
-use crate::strategy::{DeviceFacts, Strategy};
+use crate::strategy::Strategy;
 
 /// The user's wishes for a plan.
 #[derive(Clone, Debug)]
@@ -104,8 +105,10 @@ fn widest_position(spec: &ModelSpec, kv_dtype: DType) -> usize {
 
 /// The formats that make all devices of a rule faster, so that a split computes the same numbers.
 /// Groups of experts take those of them that their own device has.
-fn gained_by_all(rule: &Rule, devices: &[DeviceFacts]) -> Vec<ActivationFormat> {
-    let of = |name: &str| devices.iter().find(|d| d.name == name).map(|d| d.activations.as_slice());
+fn gained_by_all(rule: &Rule, devices: &[PlanDevice]) -> Vec<ActivationFormat> {
+    let of = |name: &str| {
+        devices.iter().find(|d| d.name == name).map(|d| d.caps.activation_formats.as_slice())
+    };
     let mut formats = of(&rule.device).unwrap_or_default().to_vec();
     formats.retain(|f| {
         // Those are for who asks for them.
@@ -121,14 +124,13 @@ fn gained_by_all(rule: &Rule, devices: &[DeviceFacts]) -> Vec<ActivationFormat> 
 /// A chunk or context of zero, a context beyond the model's, or too few devices for the strategy.
 pub fn make(
     spec: &ModelSpec,
-    devices: &[DeviceFacts],
+    devices: &[PlanDevice],
     request: &PlanRequest,
 ) -> Result<Plan, PlanError> {
     request.strategy.check(devices.len())?;
     request.strategy.check_names(devices)?;
     let chunk = chunk_of(spec, request);
     let placed = |phase| request.strategy.rules(spec, devices, (phase, chunk));
-    let mut expert_residency = None;
     let rules = match request.strategy {
         Strategy::Experts(policy) => {
             let halves = request.converts_to(ActivationFormat::F16);
@@ -136,9 +138,7 @@ pub fn make(
             let chunks = if settings.gathers() { in_flight(request, chunk, true) } else { 1 };
             let gathered = chunks.saturating_mul(chunk);
             let of = ExpertRules { spec, devices, policy, settings, rows: chunk, gathered, halves };
-            let SharedRules { prefill, lengths, decode, residency } = of.rules()?;
-            expert_residency = residency;
-            PlannedRules { prefill, lengths, decode }
+            of.rules()?
         }
         _ => PlannedRules {
             prefill: placed(Phase::Prefill),
@@ -146,8 +146,7 @@ pub fn make(
             decode: placed(Phase::Decode),
         },
     };
-    let mut plan = assemble(spec, devices, request, (request.strategy.to_string(), rules));
-    plan.prefill.expert_residency = expert_residency;
+    let plan = assemble(spec, devices, request, (request.strategy.to_string(), rules));
     let names: Vec<&str> = devices.iter().map(|d| d.name.as_str()).collect();
     plan.check(spec, &names)?;
     Ok(plan)
@@ -186,7 +185,7 @@ pub fn chunk_of(spec: &ModelSpec, request: &PlanRequest) -> usize {
 /// A plan of some rules and the request's other settings. It is not checked.
 pub fn assemble(
     spec: &ModelSpec,
-    devices: &[DeviceFacts],
+    devices: &[PlanDevice],
     request: &PlanRequest,
     (strategy, rules): (String, PlannedRules),
 ) -> Plan {
@@ -205,7 +204,7 @@ pub fn assemble(
     let short = lengths.iter_mut().flat_map(|l| &mut l.rules);
     for rule in prefill.iter_mut().chain(&mut decode).chain(short) {
         rule.values = request.values;
-        let is_static = |d: &DeviceFacts| !d.row_buckets.is_empty();
+        let is_static = |d: &PlanDevice| !d.caps.row_buckets.is_empty();
         let fixed = devices.iter().any(|d| is_static(d) && rule.devices().any(|n| n == d.name));
         if fixed && rule.row_buckets.is_none() && rule.experts().is_none() {
             rule.row_buckets.clone_from(&request.row_buckets);
@@ -220,7 +219,7 @@ pub fn assemble(
         }
     }
     let all = || prefill.iter().chain(&decode).chain(lengths.iter().flat_map(|l| &l.rules));
-    let used = |d: &&DeviceFacts| all().any(|r| r.devices().any(|n| n == d.name));
+    let used = |d: &&PlanDevice| all().any(|r| r.devices().any(|n| n == d.name));
     let used: Vec<String> = devices.iter().filter(used).map(|d| d.name.clone()).collect();
     let bf16 = all().all(|r| r.activations.contains(&ActivationFormat::Bf16));
     let default_kv = match request.single_precision {
@@ -231,7 +230,7 @@ pub fn assemble(
     };
     let kv_dtype = request.kv_dtype.unwrap_or(default_kv);
     // Includes devices without rules, since other devices' refused ops may move to them.
-    let limits = devices.iter().filter_map(|d| d.max_binding_bytes);
+    let limits = devices.iter().filter_map(|d| d.caps.max_binding_bytes);
     let chunk = chunk_of(spec, request);
     let chunks_in_flight = in_flight(request, chunk, used.len() > 1);
     let needs = all().flat_map(|r| &r.activations).any(ActivationFormat::is_calibrated);
@@ -246,12 +245,12 @@ pub fn assemble(
         devices: used,
         calibration,
         sync: request.sync,
+        npu_rewrites: Vec::new(),
         prefill: Prefill {
             chunk,
             chunks_in_flight,
             policy: request.policy,
             critical_device: None,
-            expert_residency: None,
             rules: prefill,
             lengths,
         },

@@ -5,7 +5,7 @@ use troika_graph::{ActivationFormat, DType};
 use troika_model::lower::SegmentKind;
 
 use crate::error::PlanError;
-use crate::experts::{ExpertSplit, GroupResidency};
+use crate::experts::ExpertSplit;
 use crate::identity::{ModelId, PLAN_VERSION};
 use crate::json::fault;
 use crate::predicted::Predicted;
@@ -38,6 +38,9 @@ pub struct Plan {
     /// How devices wait for each other; absent: predicted.
     #[serde(default, skip_serializing_if = "is_default")]
     pub sync: SyncMode,
+    /// Names of the rewrites of NPUs' graphs (docs/npu.md); absent: the device's default.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub npu_rewrites: Vec<String>,
     /// How prompts are computed.
     pub prefill: Prefill,
     /// How decoding is placed.
@@ -80,10 +83,6 @@ pub struct Prefill {
     /// The device that must not stall, used by `out-of-order`. Absent: the first one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub critical_device: Option<String>,
-    /// How groups of experts come to their devices and leave them; absent: they stay where they
-    /// are.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub expert_residency: Option<GroupResidency>,
     /// Where each segment runs.
     pub rules: Vec<Rule>,
     /// Other rules for shorter chunks, by ascending length. Each length is below `chunk`.

@@ -3,14 +3,14 @@
 use troika_model::lower::{SegmentKind, segments};
 use troika_model::spec::ModelSpec;
 
+use crate::device::PlanDevice;
 use crate::plan::{Phase, Plan, Rule};
-use crate::strategy::DeviceFacts;
 
 /// Short prompts, and the end of long ones, are padded to this part of a chunk.
 const SHORT: usize = 4;
 
 /// Rules like these, with the head apart where it needs other numbers of rows: a prompt's last row.
-pub(crate) fn head_apart(rules: Vec<Rule>, spec: &ModelSpec, devices: &[DeviceFacts]) -> Vec<Rule> {
+pub(crate) fn head_apart(rules: Vec<Rule>, spec: &ModelSpec, devices: &[PlanDevice]) -> Vec<Rule> {
     let of_model = segments(spec);
     let mut all = Vec::new();
     for rule in rules {
@@ -33,16 +33,18 @@ pub(crate) fn head_apart(rules: Vec<Rule>, spec: &ModelSpec, devices: &[DeviceFa
 
 /// The first device of a rule that holds weights for each number of rows. Groups of experts have
 /// rows of their own.
-fn copies<'a>(rule: &Rule, devices: &'a [DeviceFacts]) -> Option<&'a DeviceFacts> {
+fn copies<'a>(rule: &Rule, devices: &'a [PlanDevice]) -> Option<&'a PlanDevice> {
     if rule.experts().is_some() {
         return None;
     }
-    devices.iter().find(|d| d.weights_per_shape && rule.devices().any(|name| name == d.name))
+    devices
+        .iter()
+        .find(|d| d.caps.weights_per_shape.is_some() && rule.devices().any(|name| name == d.name))
 }
 
 impl Plan {
     /// Gives rules that name no numbers of rows those that are worth their memory.
-    pub(crate) fn choose_rows(&mut self, devices: &[DeviceFacts]) {
+    pub(crate) fn choose_rows(&mut self, devices: &[PlanDevice]) {
         let plan = self.clone();
         for rule in self.all_rules_mut().filter(|rule| rule.row_buckets.is_none()) {
             rule.row_buckets = plan.worth(rule, devices);
@@ -51,7 +53,7 @@ impl Plan {
 
     /// The plan with shorter chunks, and the numbers of rows that are chosen for them.
     #[must_use]
-    pub fn with_chunk(mut self, chunk: usize, devices: &[DeviceFacts]) -> Plan {
+    pub fn with_chunk(mut self, chunk: usize, devices: &[PlanDevice]) -> Plan {
         let before = self.clone();
         self.prefill.chunk = chunk;
         let after = self.clone();
@@ -66,7 +68,7 @@ impl Plan {
     /// The numbers of rows of a rule that are worth their memory: a chunk; a part of it for short
     /// prompts and the end of long ones, and for what several sequences decode; one row where the
     /// device decodes or computes logits; and the lengths of parts. `None` where they take none.
-    fn worth(&self, rule: &Rule, devices: &[DeviceFacts]) -> Option<Vec<usize>> {
+    fn worth(&self, rule: &Rule, devices: &[PlanDevice]) -> Option<Vec<usize>> {
         let device = copies(rule, devices)?;
         let runs = |phase| {
             let mut lists = self.rule_lists(phase).flat_map(|(_, rules)| rules);
@@ -79,8 +81,8 @@ impl Plan {
         let parts = rule.split.iter().flat_map(|split| split.lengths()).copied();
         let wanted = one.into_iter().chain([chunk.div_ceil(SHORT)]).chain(whole).chain(parts);
         let enough = |rows: usize| {
-            let found = device.row_buckets.iter().copied().find(|n| *n >= rows);
-            found.or(device.row_buckets.last().copied())
+            let found = device.caps.row_buckets.iter().copied().find(|n| *n >= rows);
+            found.or(device.caps.row_buckets.last().copied())
         };
         let mut all: Vec<usize> = wanted.filter_map(enough).collect();
         all.sort_unstable();

@@ -1,60 +1,14 @@
 //! Strategies: common ways to divide a model over devices. One table for all commands.
 
-use troika_device::{Caps, Device};
-use troika_graph::ActivationFormat;
 use troika_graph::DType;
 use troika_model::lower::{SegmentKind, segments};
 use troika_model::spec::ModelSpec;
 
+use crate::device::PlanDevice;
 use crate::error::PlanError;
 use crate::expert_groups::ExpertPolicy;
 use crate::plan::{Layers, Phase, Rule, Split};
 use crate::ratio::{Ratio, Share};
-
-/// The facts about a device that planning uses.
-#[derive(Clone, Debug)]
-pub struct DeviceFacts {
-    /// Its name.
-    pub name: String,
-    /// The activation formats, besides f32, that make its products faster.
-    pub activations: Vec<ActivationFormat>,
-    /// With static shapes: the numbers of rows it is compiled for.
-    pub row_buckets: Vec<usize>,
-    /// Whether each of them takes memory for weights of its own.
-    pub weights_per_shape: bool,
-    /// The most bytes of one binding, if limited.
-    pub max_binding_bytes: Option<u64>,
-    /// The most bytes of a graph with its weights, if limited.
-    pub max_graph_bytes: Option<u64>,
-    /// The most graphs at once, if limited.
-    pub max_graphs: Option<usize>,
-    /// The most bytes of all weights, if limited.
-    pub max_resident_bytes: Option<u64>,
-    /// Whether it runs functions of the host.
-    pub host_functions: bool,
-}
-
-impl DeviceFacts {
-    /// The facts that a device reports.
-    pub fn of(device: &dyn Device) -> DeviceFacts {
-        DeviceFacts::new(device.name(), device.caps())
-    }
-
-    /// The facts in a device's capabilities.
-    pub(crate) fn new(name: &str, caps: &Caps) -> DeviceFacts {
-        DeviceFacts {
-            name: name.to_string(),
-            activations: caps.activation_formats.clone(),
-            row_buckets: caps.row_buckets.clone(),
-            weights_per_shape: caps.weights_per_shape.is_some(),
-            max_binding_bytes: caps.max_binding_bytes,
-            max_graph_bytes: caps.max_graph_bytes,
-            max_graphs: caps.max_graphs,
-            max_resident_bytes: caps.max_resident_bytes,
-            host_functions: caps.host_tasks,
-        }
-    }
-}
 
 impl std::fmt::Display for Strategy {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -84,8 +38,6 @@ pub enum Strategy {
     OneNamed(String),
     /// Layer `l` on device `l mod n`, the embedding on the first device, the head on the next.
     Alternate,
-    /// Segment `s` of layer `l` on device `(l + s) mod n`.
-    AlternateSegments,
     /// The columns of each product divided between two devices.
     SplitColumns(Ratio),
     /// Standard lengths of a prompt's rows on the first device, the rest on the second; decode on
@@ -114,10 +66,9 @@ pub type StandardLength = Option<usize>;
 
 impl Strategy {
     /// All strategies, without values.
-    pub const ALL: [Strategy; 8] = [
+    pub const ALL: [Strategy; 7] = [
         Strategy::OneDevice,
         Strategy::Alternate,
-        Strategy::AlternateSegments,
         Strategy::SplitColumns(Ratio::HALF),
         Strategy::SplitRows(None),
         Strategy::SplitHybrid,
@@ -130,7 +81,6 @@ impl Strategy {
         match self {
             Strategy::OneDevice | Strategy::OneNamed(_) => "one-device",
             Strategy::Alternate => "alternate",
-            Strategy::AlternateSegments => "alternate-segments",
             Strategy::SplitColumns(_) => "split-columns",
             Strategy::SplitRows(_) => "split-rows",
             Strategy::SplitHybrid => "split-hybrid",
@@ -180,7 +130,7 @@ impl Strategy {
     }
 
     /// Checks that the devices that it names are among these.
-    pub(crate) fn check_names(&self, devices: &[DeviceFacts]) -> Result<(), PlanError> {
+    pub(crate) fn check_names(&self, devices: &[PlanDevice]) -> Result<(), PlanError> {
         let named = match self {
             Strategy::OneNamed(device) => vec![device],
             Strategy::PrefillDecodeNamed { prefill, decode } => vec![prefill, decode],
@@ -201,9 +151,7 @@ impl Strategy {
             Strategy::OneNamed(_) | Strategy::PrefillDecodeNamed { .. } | Strategy::OneDevice => {
                 (count >= 1, "a device")
             }
-            Strategy::Alternate | Strategy::AlternateSegments | Strategy::Experts(_) => {
-                (count >= 2, "two devices or more")
-            }
+            Strategy::Alternate | Strategy::Experts(_) => (count >= 2, "two devices or more"),
             Strategy::SplitColumns(_)
             | Strategy::SplitRows(_)
             | Strategy::SplitHybrid
@@ -216,7 +164,7 @@ impl Strategy {
     pub(crate) fn rules(
         &self,
         spec: &ModelSpec,
-        devices: &[DeviceFacts],
+        devices: &[PlanDevice],
         (phase, chunk): (Phase, usize),
     ) -> Vec<Rule> {
         let all_on = |at: usize| vec![rule(None, None, &devices[at])];
@@ -259,13 +207,6 @@ impl Strategy {
                 }));
                 rules
             }
-            (Strategy::AlternateSegments, _) => {
-                let mut rules = ends(spec, devices);
-                for kind in SegmentKind::ALL.into_iter().filter(|k| k.is_in_layers()) {
-                    rules.extend(in_turn(spec, devices, kind));
-                }
-                rules
-            }
         }
     }
 }
@@ -274,7 +215,7 @@ impl Strategy {
 pub(crate) fn rule(
     segments: Option<Vec<SegmentKind>>,
     layers: Option<Layers>,
-    device: &DeviceFacts,
+    device: &PlanDevice,
 ) -> Rule {
     Rule {
         segments,
@@ -289,19 +230,19 @@ pub(crate) fn rule(
 }
 
 impl Ratio {
-    fn parts(self, devices: &[DeviceFacts]) -> Vec<Share> {
+    fn parts(self, devices: &[PlanDevice]) -> Vec<Share> {
         let parts = devices.iter().zip(self.shares());
         parts.map(|(d, share)| Share { device: d.name.clone(), share }).collect()
     }
 
-    fn columns(self, devices: &[DeviceFacts]) -> Split {
+    fn columns(self, devices: &[PlanDevice]) -> Split {
         Split::Columns { parts: self.parts(devices) }
     }
 }
 
 /// The default rows of a standard part.
-fn standard(devices: &[DeviceFacts], chunk: usize) -> usize {
-    let compiled = || devices.iter().map(|d| &d.row_buckets).filter(|rows| !rows.is_empty());
+fn standard(devices: &[PlanDevice], chunk: usize) -> usize {
+    let compiled = || devices.iter().map(|d| &d.caps.row_buckets).filter(|rows| !rows.is_empty());
     let Some(first) = compiled().next() else { return (chunk / 2 + 1).min(chunk.max(1)) };
     let by_all = first.iter().copied().filter(|n| compiled().all(|rows| rows.contains(n)));
     // Chunks shorter than every length have no standard part.
@@ -311,7 +252,7 @@ fn standard(devices: &[DeviceFacts], chunk: usize) -> usize {
 
 /// Splits the segments of products, and attention if `heads` is set; the others run on the first
 /// device.
-fn split(spec: &ModelSpec, devices: &[DeviceFacts], (split, heads): (Split, bool)) -> Vec<Rule> {
+fn split(spec: &ModelSpec, devices: &[PlanDevice], (split, heads): (Split, bool)) -> Vec<Rule> {
     let columns = matches!(split, Split::Columns { .. });
     let splits = |kind: &SegmentKind| match kind {
         // Tables and experts have no columns to divide.
@@ -335,7 +276,7 @@ fn split(spec: &ModelSpec, devices: &[DeviceFacts], (split, heads): (Split, bool
 }
 
 /// The segments before and behind the layers.
-fn ends(spec: &ModelSpec, devices: &[DeviceFacts]) -> Vec<Rule> {
+fn ends(spec: &ModelSpec, devices: &[PlanDevice]) -> Vec<Rule> {
     let head = &devices[spec.layers.len() % devices.len()];
     vec![
         rule(Some(vec![SegmentKind::Embed]), None, &devices[0]),
@@ -347,24 +288,4 @@ fn ends(spec: &ModelSpec, devices: &[DeviceFacts]) -> Vec<Rule> {
 fn every(layers: usize, first: usize, step: usize) -> Option<Layers> {
     let last = layers.checked_sub(1)?.checked_sub(first)? / step * step + first;
     Some(Layers { first, last, step })
-}
-
-/// Assigns a kind of segment to the devices in turn, layer by layer.
-fn in_turn(spec: &ModelSpec, devices: &[DeviceFacts], kind: SegmentKind) -> Vec<Rule> {
-    let n = devices.len();
-    // A layer has either a dense feed-forward or a router at the same place.
-    let place = match kind {
-        SegmentKind::Experts => 4,
-        SegmentKind::Router | SegmentKind::Ffn => 3,
-        SegmentKind::AttnOut => 2,
-        SegmentKind::Attention => 1,
-        _ => 0,
-    };
-    let of_model = segments(spec);
-    let rules = (0..n).filter_map(|first| {
-        let layers = every(spec.layers.len(), first, n)?;
-        let rule = rule(Some(vec![kind]), Some(layers), &devices[(first + place) % n]);
-        of_model.iter().any(|&(kind, layer)| rule.matches(kind, layer)).then_some(rule)
-    });
-    rules.collect()
 }

@@ -2,32 +2,44 @@
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
+use troika_device::{Caps, SpaceId};
 use troika_graph::{ActivationFormat, CalibrationTensor};
 use troika_model::lower::{SegmentKind, segments};
 use troika_model::spec::{Ffn, ModelSpec};
 use troika_model::{families, presets};
 use troika_plan::{
-    CalibratedProducts, Calibration, CapacityRule, DeviceFacts, Dispatch, ExpertGroupPlan,
-    ExpertPolicy, ExpertSettings, ExpertSplit, Overflow, Phase, Plan, PlanError, PlanRequest,
-    Refusal, Split, Strategy, Tiers, describe_refusals, expert_chunk, make,
+    CalibratedProducts, Calibration, Dispatch, ExpertPolicy, ExpertSettings, ExpertSplit, Overflow,
+    Phase, Plan, PlanDevice, PlanError, PlanRequest, Refusal, Split, Strategy, Tiers,
+    describe_refusals, expert_chunk, make,
 };
 
 fn spec() -> ModelSpec {
     families::from_config(&presets::config("qwen3-moe-tiny").unwrap()).unwrap().spec
 }
 
-fn device(name: &str, host_functions: bool) -> DeviceFacts {
-    DeviceFacts {
-        name: name.into(),
-        activations: if host_functions { vec![ActivationFormat::INT8] } else { Vec::new() },
-        row_buckets: if host_functions { Vec::new() } else { vec![1, 16, 64, 256, 512] },
-        weights_per_shape: !host_functions,
+fn device(name: &str, is_host: bool) -> PlanDevice {
+    let caps = Caps {
+        static_shapes: false,
+        row_buckets: if is_host { Vec::new() } else { vec![1, 16, 64, 256, 512] },
+        spaces: vec![SpaceId::HOST],
+        numerics: "f32".into(),
         max_binding_bytes: None,
+        weight_dtypes: Vec::new(),
+        activation_formats: if is_host { vec![ActivationFormat::INT8] } else { Vec::new() },
         max_graph_bytes: None,
         max_graphs: None,
         max_resident_bytes: None,
-        host_functions,
-    }
+        queue_depth: 8,
+        queue_waits: true,
+        host_tasks: is_host,
+        strided_rows: true,
+        largest: 0,
+        offset_alignment: 1,
+        bakes_weights: false,
+        weights_per_shape: if is_host { None } else { Some(4) },
+        facts: Vec::new(),
+    };
+    PlanDevice { name: name.into(), caps }
 }
 
 /// Layers and experts of the model.
@@ -134,48 +146,11 @@ fn rows_that_gather_have_a_buffer_for_each_expert() {
     let asked = with(128, &|request| {
         request.chunks_in_flight = Some(2);
         request.experts.group = Some(4);
-        request.experts.capacity.tiers = Tiers::Rows(48);
+        request.experts.tiers = Tiers::Rows(48);
     });
     let groups = &shared(&asked, 0).unwrap().groups;
     assert_eq!((groups[0].experts.len(), groups[0].capacity), (4, 48));
     assert_eq!(asked.prefill.chunks_in_flight, 2);
-}
-
-#[test]
-fn what_does_not_fit_or_is_cold_waits_where_groups_come_and_go() {
-    let spec = spec();
-    let (layers, experts, _) = experts(&spec);
-    let Ffn::Moe(moe) = &spec.layers[0].ffn else { panic!() };
-    let expert_bytes = 3 * 4 * (spec.hidden * moe.inter) as u64;
-    let devices = [device("npu", false), device("cpu", true)];
-    let of = |policy, adaptive| {
-        let request = request(policy, &spec);
-        let bytes = Some(9 * expert_bytes);
-        let experts = ExpertSettings { bytes, adaptive, ..request.experts };
-        make(&spec, &devices, &PlanRequest { experts, ..request }).unwrap()
-    };
-    for policy in ExpertPolicy::ALL {
-        let (still, moving) = (of(policy, false), of(policy, true));
-        assert_eq!(still.prefill.expert_residency, None);
-        let residency = moving.prefill.expert_residency.unwrap();
-        assert_eq!(residency.bytes, Some(9 * expert_bytes));
-        assert_eq!(residency.every_group, policy != ExpertPolicy::All);
-        for layer in 0..layers {
-            let groups = &shared(&moving, layer).unwrap().groups;
-            // The same ones are there at first, and the others are known.
-            let (waiting, there): (Vec<_>, Vec<_>) = groups.iter().partition(|g| g.standby);
-            let before = shared(&still, layer).map_or(&[][..], |split| &split.groups);
-            assert!(there.into_iter().eq(before));
-            let least = if policy == ExpertPolicy::All { 32 } else { 16 };
-            assert!(!waiting.is_empty() && waiting.iter().all(|g| g.capacity >= least));
-            assert_eq!(groups.iter().map(|g| g.experts.len()).sum::<usize>(), experts);
-        }
-        let mut plan = moving;
-        assert_eq!(Plan::from_json(&plan.to_json()).unwrap(), plan);
-        plan.prefill.expert_residency = None;
-        let why = plan.check(&spec, &["npu", "cpu"]).unwrap_err().to_string();
-        assert!(why.contains("on standby") && why.contains("expert_residency"), "{why}");
-    }
 }
 
 #[test]
@@ -185,7 +160,7 @@ fn groups_keep_to_a_devices_limits() {
     let Ffn::Moe(moe) = &spec.layers[0].ffn else { panic!() };
     let expert_bytes = 3 * 4 * (spec.hidden * moe.inter) as u64;
     let cpu = device("cpu", true);
-    let with = |limit: &dyn Fn(&mut DeviceFacts), request: &PlanRequest| {
+    let with = |limit: &dyn Fn(&mut PlanDevice), request: &PlanRequest| {
         let mut npu = device("npu", false);
         limit(&mut npu);
         make(&spec, &[cpu.clone(), npu], request)
@@ -196,10 +171,10 @@ fn groups_keep_to_a_devices_limits() {
     };
     let request = request(ExpertPolicy::Groups, &spec);
     let free = with(&|_| {}, &request).unwrap();
-    let small = with(&|npu| npu.max_graph_bytes = Some(5 * expert_bytes), &request).unwrap();
+    let small = with(&|npu| npu.caps.max_graph_bytes = Some(5 * expert_bytes), &request).unwrap();
     assert!(groups(&free).iter().max() > Some(&4));
     assert_eq!(groups(&small).iter().max(), Some(&4));
-    let pair = with(&|npu| npu.max_graph_bytes = Some(2 * expert_bytes), &request).unwrap();
+    let pair = with(&|npu| npu.caps.max_graph_bytes = Some(2 * expert_bytes), &request).unwrap();
     assert_eq!(groups(&pair).iter().max(), Some(&2));
     // As halves, twice as many fit.
     let halves = PlanRequest {
@@ -210,11 +185,11 @@ fn groups_keep_to_a_devices_limits() {
         }),
         ..request.clone()
     };
-    let pair = with(&|npu| npu.max_graph_bytes = Some(2 * expert_bytes), &halves).unwrap();
+    let pair = with(&|npu| npu.caps.max_graph_bytes = Some(2 * expert_bytes), &halves).unwrap();
     assert_eq!(groups(&pair).iter().max(), Some(&4));
-    let few = with(&|npu| npu.max_graphs = Some(3), &request).unwrap();
+    let few = with(&|npu| npu.caps.max_graphs = Some(3), &request).unwrap();
     assert_eq!(groups(&few).len(), 3);
-    let held = with(&|npu| npu.max_resident_bytes = Some(9 * expert_bytes), &request).unwrap();
+    let held = with(&|npu| npu.caps.max_resident_bytes = Some(9 * expert_bytes), &request).unwrap();
     assert!((5..=9).contains(&groups(&held).iter().sum::<usize>()), "{:?}", groups(&held));
     let own = ExpertSettings { bytes: Some(4 * expert_bytes), ..request.experts.clone() };
     let own = with(&|_| {}, &PlanRequest { experts: own, ..request.clone() }).unwrap();
@@ -222,38 +197,12 @@ fn groups_keep_to_a_devices_limits() {
     // What was asked for and does not fit is an error with what fits.
     let asked = ExpertSettings { group: Some(experts), ..request.experts.clone() };
     let asked = PlanRequest { experts: asked, ..request.clone() };
-    let refused = with(&|npu| npu.max_graph_bytes = Some(2 * expert_bytes), &asked);
+    let refused = with(&|npu| npu.caps.max_graph_bytes = Some(2 * expert_bytes), &asked);
     let refused = refused.unwrap_err();
     assert!(matches!(refused, PlanError::ExpertGroup { .. }), "{refused}");
     assert!(refused.to_string().contains("put 2 into a group"), "{refused}");
-    let none = with(&|npu| npu.max_graph_bytes = Some(9), &request).unwrap_err();
+    let none = with(&|npu| npu.caps.max_graph_bytes = Some(9), &request).unwrap_err();
     assert!(none.to_string().contains("device npu"), "{none}");
-}
-
-#[test]
-fn experts_are_divided_between_devices() {
-    let spec = spec();
-    let three = [device("cpu", true), device("npu", false), device("gpu", false)];
-    let names = ["cpu", "npu", "gpu"];
-    let divided = |how: &str, devices: &[DeviceFacts]| {
-        let mut request = request(ExpertPolicy::Groups, &spec);
-        request.experts.divide = Some(how.parse().unwrap());
-        let plan = make(&spec, devices, &request).unwrap();
-        plan.check(&spec, &names[..devices.len()]).unwrap();
-        shared(&plan, 0).unwrap().groups.clone()
-    };
-    // What the groups' device leaves is the third one's, or else the CPU's.
-    for (devices, other) in [(&three[..], "gpu"), (&three[..2], "cpu")] {
-        let [first, second, ..] = &divided("rows=0.75", devices)[..] else { panic!() };
-        assert_eq!((&first.device[..], &second.device[..]), ("npu", other));
-        assert!(first.experts == second.experts && first.capacity > second.capacity);
-        let groups = divided("columns=0.75", devices);
-        let parts = ["npu", other].map(String::from).to_vec();
-        let of = |g: &ExpertGroupPlan| g.parts.iter().map(|p| p.device.clone()).collect::<Vec<_>>();
-        assert!(groups.iter().all(|g| g.experts.len() == 1 && of(g) == parts));
-        let [first, second, ..] = &divided("launches=2", devices)[..] else { panic!() };
-        assert_eq!(first, second);
-    }
 }
 
 #[test]
@@ -324,7 +273,7 @@ fn padding_has_room_for_all_rows_and_balanced_layers_one_tier() {
     assert!(split.groups.iter().all(|g| g.capacity == base), "{split:?}");
     // One capacity for all, as asked.
     let mut uniform = request(ExpertPolicy::Groups, &spec);
-    uniform.experts.capacity = CapacityRule { tiers: Tiers::Rows(48), ..CapacityRule::default() };
+    uniform.experts.tiers = Tiers::Rows(48);
     let plan = make(&spec, &devices, &uniform).unwrap();
     assert!(shared(&plan, 0).unwrap().groups.iter().all(|g| g.capacity == 48));
 }

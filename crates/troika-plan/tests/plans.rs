@@ -2,35 +2,45 @@
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
+use troika_device::{Caps, SpaceId};
 use troika_graph::{ActivationFormat, DType, ScaleOrigin};
 use troika_model::lower::{SegmentKind, segments};
 use troika_model::spec::ModelSpec;
 use troika_model::{families, presets};
 use troika_plan::{
-    CalibratedProducts, Calibration, DeviceFacts, Dispatch, Elsewhere, ExpertGroupPlan,
-    ExpertSplit, Layers, LengthRules, Overflow, Phase, Plan, PlanError, PlanRequest, Refusal,
-    RefusedOps, Rule, Share, Split, Stage, Strategy, describe_refusals, make,
+    CalibratedProducts, Calibration, Dispatch, Elsewhere, ExpertGroupPlan, ExpertSplit, Layers,
+    LengthRules, Overflow, Phase, Plan, PlanDevice, PlanError, PlanRequest, Refusal, RefusedOps,
+    Rule, Share, Split, Stage, Strategy, describe_refusals, make,
 };
 
 fn spec(preset: &str) -> ModelSpec {
     families::from_config(&presets::config(preset).unwrap()).unwrap().spec
 }
 
-fn devices(count: usize) -> Vec<DeviceFacts> {
-    let named = ["a", "b", "c", "d"][..count].iter();
-    named
-        .map(|n| DeviceFacts {
-            name: (*n).into(),
-            activations: vec![ActivationFormat::INT8],
-            row_buckets: Vec::new(),
-            weights_per_shape: false,
-            max_binding_bytes: None,
-            max_graph_bytes: None,
-            max_graphs: None,
-            max_resident_bytes: None,
-            host_functions: true,
-        })
-        .collect()
+fn devices(count: usize) -> Vec<PlanDevice> {
+    let caps = Caps {
+        static_shapes: false,
+        row_buckets: Vec::new(),
+        spaces: vec![SpaceId::HOST],
+        numerics: "f32".into(),
+        max_binding_bytes: None,
+        weight_dtypes: Vec::new(),
+        activation_formats: vec![ActivationFormat::INT8],
+        max_graph_bytes: None,
+        max_graphs: None,
+        max_resident_bytes: None,
+        queue_depth: 8,
+        queue_waits: true,
+        host_tasks: true,
+        strided_rows: true,
+        largest: 0,
+        offset_alignment: 1,
+        bakes_weights: false,
+        weights_per_shape: None,
+        facts: Vec::new(),
+    };
+    let named = NAMES[..count].iter();
+    named.map(|n| PlanDevice { name: (*n).into(), caps: caps.clone() }).collect()
 }
 
 fn planned(preset: &str, strategy: Strategy, count: usize) -> Plan {
@@ -46,16 +56,11 @@ fn strategies_place_segments_as_their_names_say() {
         let spec = spec(preset);
         for n in 2..=4 {
             let by_layer = planned(preset, Strategy::Alternate, n);
-            let by_segment = planned(preset, Strategy::AlternateSegments, n);
-            let mut at = 0;
             for (i, &(kind, layer)) in segments(&spec).iter().enumerate() {
                 let device =
                     |plan: &Plan| plan.rule(Phase::Prefill, kind, layer).unwrap().device.clone();
-                // The index of a segment in its layer.
-                at = if i > 0 && segments(&spec)[i - 1].1 == layer { at + 1 } else { 0 };
                 let l = layer.unwrap_or(if i == 0 { 0 } else { spec.layers.len() });
                 assert_eq!(device(&by_layer), NAMES[l % n], "{preset} {kind:?} {layer:?}");
-                assert_eq!(device(&by_segment), NAMES[(l + at) % n], "{preset} {kind:?} {layer:?}");
             }
             assert_eq!(by_layer.prefill.rules, by_layer.decode.rules);
             assert_eq!(by_layer.prefill.chunks_in_flight, 4);
@@ -74,11 +79,9 @@ fn strategies_place_segments_as_their_names_say() {
 fn more_devices_than_layers_are_no_matter() {
     let mut spec = spec("qwen3-0.6b");
     spec.layers.truncate(2);
-    for strategy in [Strategy::Alternate, Strategy::AlternateSegments] {
-        let request = PlanRequest { strategy, ..PlanRequest::default() };
-        let plan = make(&spec, &devices(4), &request).unwrap();
-        plan.check(&spec, &NAMES).unwrap();
-    }
+    let request = PlanRequest { strategy: Strategy::Alternate, ..PlanRequest::default() };
+    let plan = make(&spec, &devices(4), &request).unwrap();
+    plan.check(&spec, &NAMES).unwrap();
 }
 
 #[test]
@@ -86,7 +89,6 @@ fn strategies_say_how_many_devices_they_need() {
     for (strategy, count) in [
         (Strategy::OneDevice, 0),
         (Strategy::Alternate, 1),
-        (Strategy::AlternateSegments, 1),
         (Strategy::PrefillDecode, 1),
         (Strategy::PrefillDecode, 3),
     ] {
@@ -100,16 +102,17 @@ fn strategies_say_how_many_devices_they_need() {
 fn formats_and_cache_types_follow_the_devices() {
     let spec = spec("qwen3-0.6b");
     let mut both = devices(2);
-    both[1].activations = vec![ActivationFormat::INT8, ActivationFormat::Bf16];
+    both[1].caps.activation_formats = vec![ActivationFormat::INT8, ActivationFormat::Bf16];
     let request = PlanRequest { strategy: Strategy::Alternate, ..PlanRequest::default() };
     let plan = make(&spec, &both, &request).unwrap();
     for rule in plan.rules(Phase::Decode) {
-        let expected = &both.iter().find(|d| d.name == rule.device).unwrap().activations;
+        let expected =
+            &both.iter().find(|d| d.name == rule.device).unwrap().caps.activation_formats;
         assert_eq!(&rule.activations, expected);
     }
     // A cache in bf16 needs all devices.
     assert_eq!(plan.kv_dtype, DType::F16);
-    both[0].activations = vec![ActivationFormat::Bf16];
+    both[0].caps.activation_formats = vec![ActivationFormat::Bf16];
     assert_eq!(make(&spec, &both, &request).unwrap().kv_dtype, DType::BF16);
     let single = PlanRequest { single_precision: true, ..request.clone() };
     assert_eq!(make(&spec, &both, &single).unwrap().kv_dtype, DType::F32);
@@ -185,7 +188,7 @@ fn splits_share_out_what_can_be_split() {
 
     // With compiled row counts, the standard length is one of them.
     let mut facts = devices(2);
-    facts[0].row_buckets = vec![64, 128, 512];
+    facts[0].caps.row_buckets = vec![64, 128, 512];
     let request = PlanRequest { strategy: Strategy::SplitHybrid, ..PlanRequest::default() };
     let hybrid = make(&spec, &facts, &request).unwrap();
     let (_, split, _) = kinds(&hybrid, Phase::Prefill).unwrap();
@@ -193,11 +196,11 @@ fn splits_share_out_what_can_be_split() {
     let (_, split, kinds_of_columns) = kinds(&hybrid, Phase::Decode).unwrap();
     assert!(matches!(split, Split::Columns { .. }));
     assert!(!kinds_of_columns.contains(&SegmentKind::Attention), "the cache stays where it is");
-    facts[1].row_buckets = vec![64, 256];
+    facts[1].caps.row_buckets = vec![64, 256];
     let (_, split, _) = kinds(&make(&spec, &facts, &request).unwrap(), Phase::Prefill).unwrap();
     assert_eq!(split.lengths(), [64], "both are compiled for it");
     // A split computes the same numbers everywhere.
-    facts[1].activations = vec![ActivationFormat::Bf16];
+    facts[1].caps.activation_formats = vec![ActivationFormat::Bf16];
     let hybrid = make(&spec, &facts, &request).unwrap();
     let split = hybrid.decode.rules.iter().find(|r| r.split.is_some()).unwrap();
     assert_eq!(split.activations, []);
@@ -210,7 +213,7 @@ fn refusal(device: &str, segment: SegmentKind, op: &str) -> Refusal {
 #[test]
 fn refused_ops_go_to_the_first_device_that_takes_them() {
     let spec = spec("qwen3-moe-tiny");
-    let mut plan = planned("qwen3-moe-tiny", Strategy::AlternateSegments, 3);
+    let mut plan = planned("qwen3-moe-tiny", Strategy::Alternate, 3);
     let refusals = [
         refusal("b", SegmentKind::Attention, "attention"),
         refusal("b", SegmentKind::Attention, "kv_append"),
@@ -486,7 +489,7 @@ fn calibrated_products_are_placed_by_segments() {
     for preset in ["qwen3-0.6b", "qwen3-moe-tiny"] {
         let spec = spec(preset);
         let mut devices = devices(2);
-        devices[0].activations = vec![format];
+        devices[0].caps.activation_formats = vec![format];
         let important = [(SegmentKind::Qkv, Some(1)), (SegmentKind::AttnOut, Some(0))];
         let calibrated = Some(CalibratedProducts {
             format,
@@ -566,7 +569,7 @@ fn plans_keep_to_their_calibration() {
     let of_others = make(&spec, &devices, &request).unwrap();
     assert_eq!(of_others.calibration, None, "its device computes without");
     of_others.check_calibration(None).unwrap();
-    devices[0].activations = vec![format];
+    devices[0].caps.activation_formats = vec![format];
     let mut plan = make(&spec, &devices, &request).unwrap();
     plan.check_calibration(Some(&calibration)).unwrap();
     assert_eq!(plan.check_calibration(None), Err(PlanError::NoCalibration));
@@ -583,8 +586,8 @@ fn plans_keep_to_their_calibration() {
 fn rows_are_few_where_each_holds_weights() {
     let spec = spec("qwen3-0.6b");
     let mut devices = devices(2);
-    devices[0].row_buckets = vec![1, 16, 32, 64, 128, 256, 512];
-    let rows = |devices: &[DeviceFacts], strategy, chunk| {
+    devices[0].caps.row_buckets = vec![1, 16, 32, 64, 128, 256, 512];
+    let rows = |devices: &[PlanDevice], strategy, chunk| {
         let request = PlanRequest { strategy, chunk, ..PlanRequest::default() };
         let plan = make(&spec, devices, &request).unwrap();
         let of = |phase, kind| plan.rule(phase, kind, Some(0)).unwrap().row_buckets.clone();
@@ -594,7 +597,7 @@ fn rows_are_few_where_each_holds_weights() {
     };
     let (ffn, ..) = rows(&devices, Strategy::OneDevice, 512);
     assert_eq!(ffn, None, "weights are held once: all of the device's");
-    devices[0].weights_per_shape = true;
+    devices[0].caps.weights_per_shape = Some(4);
     let some = |rows: &[usize]| Some(rows.to_vec());
     let (ffn, head, decode, plan) = rows(&devices, Strategy::OneDevice, 512);
     assert_eq!((ffn, head), (some(&[1, 128, 512]), some(&[1, 128])));
@@ -621,7 +624,7 @@ fn rows_are_few_where_each_holds_weights() {
 fn what_has_no_room_is_elsewhere() {
     let spec = spec("qwen3-0.6b");
     let mut devices = devices(2);
-    devices[0].activations.clear();
+    devices[0].caps.activation_formats.clear();
     let last = spec.layers.len() - 1;
     let segments = vec![(SegmentKind::Ffn, Some(last)), (SegmentKind::Head, None)];
     let moved = Elsewhere {

@@ -177,7 +177,6 @@ impl Placer<'_> {
             name: Arc::from(graph.name.as_str()),
             shapes: compiled_rows(&graph, caps, rule.row_buckets.as_deref()),
             static_shapes: caps.static_shapes,
-            standby: false,
             graph: Arc::new(graph),
             inputs: p.inputs,
             states: p.states,

@@ -95,10 +95,9 @@ impl Placer<'_> {
         let (mut all, mut packed) = (Vec::new(), Vec::new());
         for (number, group) in split.groups.iter().enumerate() {
             for (device, graph, operands) in self.graphs_of_group(graph, group)? {
-                let (rows, standby, piece) =
-                    (graph.max_rows(), group.standby, alone(device, graph));
+                let (rows, piece) = (graph.max_rows(), alone(device, graph));
                 self.check_group(device, &piece.graph, number + 1)?;
-                all.push(PlacedPiece { shapes: vec![rows], standby, ..piece });
+                all.push(PlacedPiece { shapes: vec![rows], ..piece });
                 packed.push(PackedOperands { group: number, ..operands });
             }
         }

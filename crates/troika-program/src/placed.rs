@@ -77,8 +77,6 @@ pub struct PlacedPiece {
     pub shapes: Vec<usize>,
     /// Whether runs are padded to a shape.
     pub static_shapes: bool,
-    /// Whether it is neither compiled nor loaded at first: a group of experts on standby.
-    pub standby: bool,
 }
 
 /// One run of a piece over some rows.

@@ -365,11 +365,6 @@ impl Program {
         experts.split.overflow == Overflow::Prune || graphs.any(differs)
     }
 
-    /// Whether results depend on where groups of experts are.
-    pub fn groups_matter(&self) -> bool {
-        self.experts.iter().any(|experts| self.rows_matter_for(experts))
-    }
-
     /// Numbers of a row of the output.
     pub fn output_cols(&self) -> usize {
         self.lowered.edges[self.lowered.logits().0].cols

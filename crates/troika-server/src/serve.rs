@@ -5,7 +5,6 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
@@ -13,10 +12,9 @@ use axum::middleware::from_fn_with_state;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
-use tokio::time::{Instant, Sleep};
+use tokio_io_timeout::TimeoutStream;
 
 use crate::guard;
 use crate::options::ServerOptions;
@@ -198,13 +196,15 @@ fn connect(server: &Arc<Server>, routes: &Router, stream: TcpStream) {
     let _ = stream.set_nodelay(true);
     let service = TowerToHyperService::new(routes.clone());
     let closing = server.closing.subscribe();
+    let mut stream = TimeoutStream::new(stream);
+    stream.set_write_timeout(Some(STALL_TIME));
     tokio::spawn(async move {
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(HEAD_TIME)
             .max_buf_size(HEAD_BYTES)
             .half_close(false)
-            .serve_connection(TokioIo::new(Stalling::new(stream)), service);
+            .serve_connection(TokioIo::new(Box::pin(stream)), service);
         serve_connection(connection, closing).await;
         drop(connected);
     });
@@ -212,7 +212,10 @@ fn connect(server: &Arc<Server>, routes: &Router, stream: TcpStream) {
 
 /// Serves requests until the client goes or the server ends, which lets the last answer end.
 async fn serve_connection(
-    connection: http1::Connection<TokioIo<Stalling>, TowerToHyperService<Router>>,
+    connection: http1::Connection<
+        TokioIo<Pin<Box<TimeoutStream<TcpStream>>>>,
+        TowerToHyperService<Router>,
+    >,
     mut closing: watch::Receiver<bool>,
 ) {
     let mut connection = std::pin::pin!(connection);
@@ -223,73 +226,4 @@ async fn serve_connection(
     }
     connection.as_mut().graceful_shutdown();
     let _ = connection.await;
-}
-
-/// A connection that is given up when the client takes nothing for long.
-struct Stalling {
-    stream: TcpStream,
-    stalled: Option<Pin<Box<Sleep>>>,
-}
-
-impl Stalling {
-    fn new(stream: TcpStream) -> Stalling {
-        Stalling { stream, stalled: None }
-    }
-
-    /// Notes whether writing went on.
-    fn note<T>(&mut self, cx: &mut Context<'_>, wrote: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
-        if wrote.is_ready() {
-            self.stalled = None;
-            return wrote;
-        }
-        let until = || Box::pin(tokio::time::sleep_until(Instant::now() + STALL_TIME));
-        let stalled = self.stalled.get_or_insert_with(until);
-        match stalled.as_mut().poll(cx) {
-            Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
-            Poll::Pending => Poll::Pending,
-        }
-    }
-}
-
-impl AsyncRead for Stalling {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buffer)
-    }
-}
-
-impl AsyncWrite for Stalling {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        let wrote = Pin::new(&mut self.stream).poll_write(cx, bytes);
-        self.note(cx, wrote)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let wrote = Pin::new(&mut self.stream).poll_flush(cx);
-        self.note(cx, wrote)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        parts: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let wrote = Pin::new(&mut self.stream).poll_write_vectored(cx, parts);
-        self.note(cx, wrote)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
 }

@@ -32,7 +32,7 @@ impl Search<'_> {
                         plan.prefill.rules.clone_from(&plan.prefill.lengths[at].rules);
                         plan.prefill.lengths.truncate(at);
                     }
-                    plan = plan.with_chunk(chunk, &self.facts);
+                    plan = plan.with_chunk(chunk, self.request.devices);
                 }
                 if self.request.base.policy == Policy::OutOfOrder {
                     plan.prefill.policy = Policy::OutOfOrder;

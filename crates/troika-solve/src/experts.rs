@@ -12,7 +12,7 @@ use troika_program::{EdgeTypes, ExpertStep, PlacedSegment, expected_pairs};
 
 use super::request::Alternative;
 use super::search::{EXPERTS, Search, shares_experts};
-use crate::cost::PricedRun;
+use crate::cost::{Mover, PricedRun};
 use crate::weights::expert_bytes;
 
 /// Shorter chunks are not tried.
@@ -92,15 +92,15 @@ impl Search<'_> {
     }
 
     fn name(&self, way: &Way) -> String {
-        let [host, other] = way.devices.map(|d| self.facts[d].name.as_str());
-        let ExpertSettings { dispatch, group, attention, capacity, .. } = &way.settings;
+        let [host, other] = way.devices.map(|d| self.request.devices[d].name.as_str());
+        let ExpertSettings { dispatch, group, attention, tiers, .. } = &way.settings;
         let size = group.map_or(String::new(), |n| format!(" of up to {n}"));
         let attention = if *attention { ", with attention" } else { "" };
         format!(
             "{EXPERTS} {host} in groups{size} on {other}{attention}, {}, capacities {}, chunks of \
              {}, {} in flight",
             dispatch.name(),
-            capacity.tiers,
+            tiers,
             way.chunk,
             way.in_flight
         )
@@ -145,13 +145,11 @@ impl Search<'_> {
         let own = &way.settings;
         let with = |settings: ExpertSettings| Way { settings, ..way.clone() };
         let mut all = Vec::new();
-        let tiers = [own.capacity.tiers.clone(), Tiers::by_load(), Tiers::Multiples(vec![1.0])];
-        for tiers in tiers {
-            let capacity = troika_plan::CapacityRule { tiers, ..own.capacity.clone() };
+        for tiers in [own.tiers.clone(), Tiers::by_load(), Tiers::Multiples(vec![1.0])] {
             let sizes = if own.group.is_some() { vec![own.group] } else { SIZES.to_vec() };
             for group in sizes {
-                let capacity = capacity.clone();
-                all.push(with(ExpertSettings { capacity, group, ..own.clone() }));
+                let tiers = tiers.clone();
+                all.push(with(ExpertSettings { tiers, group, ..own.clone() }));
             }
         }
         all.push(with(ExpertSettings { attention: !own.attention, ..own.clone() }));
@@ -163,7 +161,7 @@ impl Search<'_> {
         if way.settings.bytes.is_some_and(|most| self.buffer_bytes(way) > most) {
             return Ok(None);
         }
-        let devices = way.devices.map(|d| self.facts[d].clone());
+        let devices = way.devices.map(|d| self.request.devices[d].clone());
         let base = PlanRequest {
             strategy: Strategy::Experts(ExpertPolicy::All),
             chunk: way.chunk,
@@ -347,7 +345,7 @@ impl Search<'_> {
         };
         let bytes = |step| experts.bytes(step, way.chunk);
         let host_ns = [ExpertStep::Route, ExpertStep::Combine]
-            .map(|step| cost.host_need(host, bytes(step)).ns as f64);
+            .map(|step| cost.moving(Mover::Host, host, bytes(step)).ns as f64);
         let per_chunk = |[device, host]: [f64; 2]| [device, host].map(|ns| ns / window as f64);
         Ok(LayerPrices {
             rule: 0,

@@ -22,7 +22,7 @@ mod weights;
 
 use troika_plan::PlanError;
 
-pub use cost::{CostModel, PricedRun, QueueCosts};
+pub use cost::{CostModel, Mover, PricedRun, QueueCosts, lasting};
 pub use fit::{Fits, RunFit};
 pub use memory::{MadePlan, MakeRequest, check_memory, make_within_memory};
 pub use predict::{HeldWeights, held_weights, predict};

@@ -4,9 +4,7 @@ use std::sync::Arc;
 
 use troika_model::lower::{Lowered, SegmentKind, segments};
 use troika_model::spec::ModelSpec;
-use troika_plan::{
-    DeviceFacts, Elsewhere, Plan, PlanDevice, PlanError, PlanRequest, Refusal, SegmentAt, make,
-};
+use troika_plan::{Elsewhere, Plan, PlanDevice, PlanError, PlanRequest, Refusal, SegmentAt, make};
 
 use crate::predict::held_weights;
 
@@ -64,10 +62,9 @@ pub struct MadePlan {
 /// Those of [`make`], or an op that no device takes.
 pub fn make_within_memory(request: &MakeRequest<'_>) -> Result<MadePlan, PlanError> {
     let MakeRequest { spec, lowered, devices, .. } = *request;
-    let facts: Vec<DeviceFacts> = devices.iter().map(PlanDevice::facts).collect();
     let names: Vec<&str> = devices.iter().map(|d| d.name.as_str()).collect();
     let mut base = request.base.clone();
-    let mut plan = make(spec, &facts, &base)?;
+    let mut plan = make(spec, devices, &base)?;
     let ranks = kept_first(spec, request.attention_first);
     for (index, device) in devices.iter().enumerate() {
         let Some(holds) = device.caps.max_resident_bytes else { continue };
@@ -79,7 +76,7 @@ pub fn make_within_memory(request: &MakeRequest<'_>) -> Result<MadePlan, PlanErr
             let (segments, mut base) = (lost.collect(), base.clone());
             let (device, by) = (device.name.clone(), by.name.clone());
             base.elsewhere.push(Elsewhere { device, holds, by, segments });
-            let plan = make(spec, &facts, &base)?;
+            let plan = make(spec, devices, &base)?;
             Ok((base, plan))
         };
         let fits = |plan: &Plan| -> Result<bool, PlanError> {

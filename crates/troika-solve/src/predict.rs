@@ -11,11 +11,12 @@ use super::request::PredictRequest;
 use super::score::{Predictor, too_large};
 use super::timed::TimedPlan;
 use super::weights::{WeightRows, in_code, stored};
-use crate::cost::{CostModel, PricedRun};
+use crate::cost::{CostModel, Mover, PricedRun, QueueCosts};
 use troika_plan::own_space;
-use troika_plan::{Phase, Plan, PlanError, Rule};
+use troika_plan::{Phase, Plan, PlanError, Rule, SyncMode};
 use troika_plan::{PlanDevice, Predicted, PredictedLength};
 use troika_program::{EdgeTypes, PlacedSegment, UsedShares};
+use troika_time::TaskCost;
 
 /// Predicts a plan's costs. The time is infinite if a device cannot run its part.
 ///
@@ -63,16 +64,16 @@ impl CostModel for Free {
         String::new()
     }
 
-    fn run_ns(&self, _: &PricedRun<'_>) -> f64 {
-        0.0
+    fn run(&self, _: &PricedRun<'_>) -> TaskCost {
+        TaskCost::default()
     }
 
-    fn hand_over_ns(&self, _: usize, _: usize, _: troika_plan::SyncMode) -> f64 {
-        0.0
+    fn moving(&self, _: Mover, _: usize, _: u64) -> TaskCost {
+        TaskCost::default()
     }
 
-    fn copy_ns(&self, _: usize, _: u64) -> f64 {
-        0.0
+    fn queue(&self, _: usize, _: &[usize], _: SyncMode) -> QueueCosts {
+        QueueCosts::default()
     }
 }
 
@@ -177,7 +178,7 @@ impl Predictor<'_> {
                 let mut once = WeightRows::default();
                 let mut by_rows: HashMap<usize, WeightRows> = HashMap::new();
                 let pieces = alike.placed.iter().flat_map(|p| p.pieces());
-                for piece in pieces.filter(|p| p.device == index && !p.standby) {
+                for piece in pieces.filter(|p| p.device == index) {
                     piece.graph.weights.iter().for_each(|w| once.add(w, stored(w)));
                     let Some(float_bytes) = device.caps.weights_per_shape else { continue };
                     let row_bytes = in_code(&piece.graph, float_bytes);
@@ -204,7 +205,7 @@ impl Predictor<'_> {
         let mut seen: HashMap<(usize, usize, usize), f64> = HashMap::new();
         for (number, alike) in alike.iter().enumerate() {
             let placed = alike.placed.iter().flat_map(|p| p.pieces());
-            for p in placed.filter(|p| !p.standby) {
+            for p in placed {
                 let shares = self.request.devices[p.device].caps.shares_code(&p.graph);
                 let (which, count) = if shares { (0, 1) } else { (number + 1, alike.count) };
                 for &room in &p.shapes {

@@ -17,11 +17,11 @@ impl Search<'_> {
         let products = [SegmentKind::Ffn];
         let ffn: Vec<SegmentKind> = all.iter().copied().filter(|k| products.contains(k)).collect();
         let mut found = Vec::new();
-        for limited in 0..self.facts.len() {
+        for limited in 0..self.request.devices.len() {
             let Some(most) = self.request.devices[limited].caps.max_resident_bytes else {
                 continue;
             };
-            for other in (0..self.facts.len()).filter(|d| *d != limited) {
+            for other in (0..self.request.devices.len()).filter(|d| *d != limited) {
                 for kinds in [&all, &ffn] {
                     found.extend(self.range((limited, other), kinds, most)?);
                 }
@@ -37,7 +37,7 @@ impl Search<'_> {
         kinds: &[SegmentKind],
         most: u64,
     ) -> Result<Option<Alternative>, PlanError> {
-        let name = self.facts[limited].name.clone();
+        let name = self.request.devices[limited].name.clone();
         let (mut fits, mut too_many) = (0, self.predictor.layers + 1);
         while fits + 1 < too_many {
             let count = fits.midpoint(too_many);
@@ -61,7 +61,8 @@ impl Search<'_> {
 
     /// Some kinds of segments of the first `count` layers on one device, all else on another.
     fn ranged(&self, (first, other): (usize, usize), kinds: &[SegmentKind], count: usize) -> Plan {
-        let [first, other] = [first, other].map(|d| Placement::whole(&self.facts[d].name));
+        let [first, other] =
+            [first, other].map(|d| Placement::whole(&self.request.devices[d].name));
         let of = |kinds: &[SegmentKind], p: &Placement| -> Vec<Rule> {
             let placed: Vec<(SegmentKind, Placement)> =
                 kinds.iter().map(|k| (*k, p.clone())).collect();
@@ -80,6 +81,11 @@ impl Search<'_> {
         }
         all.extend(of(&rest, &other));
         let rules = PlannedRules { prefill: all.clone(), lengths: Vec::new(), decode: all };
-        assemble(self.request.spec, &self.facts, self.request.base, ("solve".into(), rules))
+        assemble(
+            self.request.spec,
+            self.request.devices,
+            self.request.base,
+            ("solve".into(), rules),
+        )
     }
 }

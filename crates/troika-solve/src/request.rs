@@ -56,9 +56,6 @@ pub struct SolveRequest<'a> {
     pub prompt: usize,
     /// Tokens generated after it.
     pub generate: usize,
-    /// Whether weights may be held in several forms, so that phases and lengths are placed
-    /// independently. If not, each row of a weight is held once.
-    pub several_copies: bool,
     /// The longest chunk of each length bucket, ascending; empty: the solver's own choice.
     pub lengths: &'a [usize],
     /// Plans made by other means, with names: they are priced beside those found.

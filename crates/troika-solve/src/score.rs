@@ -377,7 +377,8 @@ impl<'a> Timeline<'a> {
         let mut ns = prices.priced[run.key].ns;
         // A single device computes on the caller's thread.
         if self.of_device[device].is_empty() && self.plan.devices.len() > 1 {
-            ns += self.request.cost.submit_ns(device);
+            let other = usize::from(device == 0);
+            ns += self.request.cost.submit_ns(device, other, self.plan.sync);
         }
         let number = self.push(prices, device, run.key, ns, after);
         for operand in &piece.outputs {

@@ -11,9 +11,7 @@ use super::score::Predictor;
 use crate::cost::PricedRun;
 use crate::memory::{MadePlan, MakeRequest, make_within_memory};
 use troika_plan::Goal;
-use troika_plan::{
-    Decode, DeviceFacts, LengthRules, Phase, Plan, PlanError, PlanRequest, Prefill, Strategy,
-};
+use troika_plan::{Decode, LengthRules, Phase, Plan, PlanError, PlanRequest, Prefill, Strategy};
 use troika_plan::{PlannedRules, assemble, chunk_of};
 
 /// The most single changes of the best plan that are looked at as plans, in each phase.
@@ -82,7 +80,6 @@ impl Scored {
 
 pub(super) struct Search<'a> {
     pub(super) request: &'a SolveRequest<'a>,
-    pub(super) facts: Vec<DeviceFacts>,
     pub(super) predictor: Predictor<'a>,
     pub(super) kinds: Vec<SegmentKind>,
     pub(super) chunk: usize,
@@ -108,7 +105,6 @@ impl<'a> Search<'a> {
         let kinds = SegmentKind::ALL.into_iter().filter(here).collect();
         Ok(Search {
             request,
-            facts: request.devices.iter().map(|d| d.facts()).collect(),
             predictor,
             kinds,
             chunk: chunk_of(request.spec, request.base),
@@ -123,12 +119,11 @@ impl<'a> Search<'a> {
             return Err(PlanError::Strategy { strategy: "solve", need: "a device", count: 0 });
         }
         let mut candidates = self.known_plans()?;
-        if !self.request.several_copies {
-            // The bytes of the smallest plan on one device, plus rounding to tiles.
-            let one = candidates.iter().filter(|c| c.name.starts_with(ONE_DEVICE));
-            let least = one.map(|c| c.predicted.total_bytes).min().unwrap_or(u64::MAX);
-            self.most_bytes = least.saturating_add(least / 50);
-        }
+        // The bytes of the smallest plan on one device, plus rounding to tiles: each row of a weight
+        // is held once.
+        let one = candidates.iter().filter(|c| c.name.starts_with(ONE_DEVICE));
+        let least = one.map(|c| c.predicted.total_bytes).min().unwrap_or(u64::MAX);
+        self.most_bytes = least.saturating_add(least / 50);
         for (name, plan) in self.request.candidates {
             candidates.extend(self.alternative(name.clone(), plan.clone())?);
         }
@@ -210,7 +205,7 @@ impl<'a> Search<'a> {
     /// All plans on one device, and the named strategies.
     fn known_plans(&mut self) -> Result<Vec<Alternative>, PlanError> {
         let mut all = Vec::new();
-        for i in 0..self.facts.len() {
+        for i in 0..self.request.devices.len() {
             let mut devices = self.request.devices.to_vec();
             devices[..=i].rotate_right(1);
             let known = [Strategy::OneDevice, Strategy::PrefillDecode, Strategy::Alternate];
@@ -297,7 +292,7 @@ impl<'a> Search<'a> {
         }
         let rules = PlannedRules { prefill, lengths, decode: rules(&choice.decode) };
         let (base, spec) = (self.request.base, self.request.spec);
-        let mut plan = assemble(spec, &self.facts, base, (name.into(), rules));
+        let mut plan = assemble(spec, self.request.devices, base, (name.into(), rules));
         if base.chunks_in_flight.is_none() && self.request.prompt <= plan.prefill.chunk {
             // One chunk needs memory for one only.
             plan.prefill.chunks_in_flight = 1;
@@ -345,7 +340,7 @@ impl<'a> Search<'a> {
         let (scopes, decode) = self.scopes();
         let main = scopes.iter().position(|(end, _)| self.request.prompt <= *end);
         let main = main.unwrap_or(scopes.len().saturating_sub(1));
-        let first = Placement::whole(&self.facts[0].name);
+        let first = Placement::whole(&self.request.devices[0].name);
         let start: Placed = self.kinds.iter().map(|k| (*k, first.clone())).collect();
         let mut choice = Choice {
             prefill: scopes.iter().map(|(end, _)| (*end, start.clone())).collect(),
@@ -486,7 +481,7 @@ impl<'a> Search<'a> {
 
     /// The seeds: one device, and columns shared in several ways.
     fn seeds(&mut self, scope: Scope, current: &Placed) -> Vec<Placed> {
-        let names: Vec<String> = self.facts.iter().map(|f| f.name.clone()).collect();
+        let names: Vec<String> = self.request.devices.iter().map(|f| f.name.clone()).collect();
         let all = |p: &dyn Fn(SegmentKind) -> Placement| -> Placed {
             self.kinds.iter().map(|k| (*k, p(*k))).collect()
         };
@@ -523,7 +518,7 @@ impl<'a> Search<'a> {
 
     fn options(&mut self, kind: SegmentKind, sought: &Sought<'_>) -> Vec<Placement> {
         let Sought { scope, choice, done, asked, .. } = *sought;
-        let whole_ns: Vec<f64> = (0..self.facts.len())
+        let whole_ns: Vec<f64> = (0..self.request.devices.len())
             .map(|device| {
                 let segments = &self.request.lowered.segments;
                 let segment = segments.iter().find(|s| s.kind == kind);

@@ -190,7 +190,7 @@ fn prices_follow_the_profile() {
     let (profile, devices, lowered) = measured(&[32, 128, 512]);
     // The solver's order of devices may differ.
     let turned = vec![devices[1].clone(), devices[0].clone()];
-    let costs = ProfiledCosts::new(&profile, &turned).unwrap();
+    let costs: &dyn CostModel = &ProfiledCosts::new(&profile, &turned).unwrap();
     let ffn = lowered.segments.iter().find(|s| s.kind == SegmentKind::Ffn).unwrap();
     let run = |device, rows, room| PricedRun {
         device,
@@ -345,7 +345,7 @@ fn parts_of_shared_experts_have_measurements_of_their_own() {
         }
     }
     profile.fit();
-    let costs = ProfiledCosts::new(&profile, &devices).unwrap();
+    let costs: &dyn CostModel = &ProfiledCosts::new(&profile, &devices).unwrap();
     let ns = |device, part| {
         let graph = all.iter().find(|g| g.part == part && g.rows.is_none_or(|n| n == 512)).unwrap();
         let (kind, rows) = (graph.kind, graph.rows.unwrap_or(64));

@@ -14,9 +14,10 @@ use troika_plan::{
     Goal, Phase, PlanDevice, PlanError, PlanRequest, Predicted, Refusal, Split, SyncMode,
 };
 use troika_solve::{
-    CostModel, MakeRequest, PredictRequest, PricedRun, SolveRequest, Solved, check_memory,
-    held_weights, make_within_memory, predict, solve,
+    CostModel, MakeRequest, Mover, PredictRequest, PricedRun, QueueCosts, SolveRequest, Solved,
+    check_memory, held_weights, lasting, make_within_memory, predict, solve,
 };
+use troika_time::TaskCost;
 
 fn spec(preset: &str, layers: usize) -> ModelSpec {
     let mut spec = families::from_config(&presets::config(preset).unwrap()).unwrap().spec;
@@ -93,33 +94,36 @@ impl CostModel for Costs {
         "made up".into()
     }
 
-    fn run_ns(&self, run: &PricedRun<'_>) -> f64 {
+    fn run(&self, run: &PricedRun<'_>) -> TaskCost {
         let Speed { multiply, read, launch } = self.speeds[run.device];
         let n = products(run.graph);
-        launch + (n * multiply * run.room as f64).max(n * read)
+        lasting(launch + (n * multiply * run.room as f64).max(n * read))
     }
 
-    fn slowdowns(&self, runs: &[PricedRun<'_>]) -> Vec<f64> {
-        vec![self.beside; runs.len()]
+    fn shares(&self, running: &[(Option<PricedRun<'_>>, TaskCost)]) -> Vec<f64> {
+        let runs = running.iter().filter(|(run, _)| run.is_some()).count();
+        let share = if runs < 2 { 1.0 } else { 1.0 / self.beside };
+        running.iter().map(|(run, _)| if run.is_some() { share } else { 1.0 }).collect()
     }
 
-    fn hand_over_ns(&self, _: usize, _: usize, _: SyncMode) -> f64 {
-        self.hand_over
+    fn queue(&self, _: usize, devices: &[usize], _: SyncMode) -> QueueCosts {
+        let told = if devices.len() > 1 { self.hand_over } else { 0.0 };
+        QueueCosts { told_ns: lasting(told).ns, ..QueueCosts::default() }
     }
 
-    fn copy_ns(&self, _: usize, bytes: u64) -> f64 {
-        bytes as f64
+    fn moving(&self, _: Mover, _: usize, bytes: u64) -> TaskCost {
+        lasting(bytes as f64)
     }
 
     fn run_j(&self, run: &PricedRun<'_>) -> Option<f64> {
-        self.watts.map(|w| w * (run.device + 1) as f64 * self.run_ns(run) * 1e-9)
+        self.watts.map(|w| w * (run.device + 1) as f64 * self.run(run).ns as f64 * 1e-9)
     }
 }
 
 fn solved(
     (spec, lowered): (&ModelSpec, &Arc<Lowered>),
     (devices, costs): (&[PlanDevice], &Costs),
-    (goal, refusals, several_copies): (Goal, &[Refusal], bool),
+    (goal, refusals): (Goal, &[Refusal]),
 ) -> Result<Solved, PlanError> {
     let base = PlanRequest { context: Some(1024), chunk: 256, ..PlanRequest::default() };
     solve(&SolveRequest {
@@ -132,7 +136,6 @@ fn solved(
         base: &base,
         prompt: 200,
         generate: 16,
-        several_copies,
         lengths: &[],
         candidates: &[],
     })
@@ -157,7 +160,6 @@ proptest! {
         fixed in any::<bool>(),
         goal in 0..3_usize,
         moe in any::<bool>(),
-        several in any::<bool>(),
         refuses in any::<bool>(),
     ) {
         let spec = spec(if moe { "qwen3-moe-tiny" } else { "qwen3-0.6b" }, 3);
@@ -176,7 +178,7 @@ proptest! {
         let refusals = if refuses { vec![refusal] } else { Vec::new() };
         let goal = Goal::ALL[goal];
         let solved =
-            solved((&spec, &lowered), (&devices, &costs), (goal, &refusals, several)).unwrap();
+            solved((&spec, &lowered), (&devices, &costs), (goal, &refusals)).unwrap();
         let at_hand: Vec<&str> = devices.iter().map(|d| d.name.as_str()).collect();
         let request = PredictRequest {
             lowered: &lowered, devices: &devices, cost: &costs, prompt: 200, generate: 16,
@@ -200,13 +202,11 @@ proptest! {
                 continue;
             }
             let base = PlanRequest { context: Some(1024), chunk: 256, ..PlanRequest::default() };
-            let one = troika_plan::make(&spec, &[d.facts()], &base).unwrap();
+            let one = troika_plan::make(&spec, std::slice::from_ref(d), &base).unwrap();
             let alone = predict(&request, &one).unwrap().score(goal);
             prop_assert!(score <= alone, "{score} on all, {alone} on {}", d.name);
-            if !several {
-                let most = predict(&request, &one).unwrap().total_bytes * 102 / 100;
-                prop_assert!(solved.predicted.total_bytes <= most + 1);
-            }
+            let most = predict(&request, &one).unwrap().total_bytes * 102 / 100;
+            prop_assert!(solved.predicted.total_bytes <= most + 1);
         }
         for pair in solved.alternatives.windows(2) {
             prop_assert!(pair[0].predicted.score(goal) <= pair[1].predicted.score(goal));
@@ -227,7 +227,7 @@ fn work_is_shared_where_that_pays() {
     let lowered = lowered(&spec, 256);
     let devices = [device("a", &[]), device("b", &[])];
     let mut costs = equal(2);
-    let wanted = (Goal::Ttft, &[][..], false);
+    let wanted = (Goal::Ttft, &[][..]);
     let both = solved((&spec, &lowered), (&devices, &costs), wanted).unwrap();
     let one = both.alternatives.iter().find(|a| a.name == "one device, a").unwrap();
     for (shared, alone) in [
@@ -248,10 +248,10 @@ fn work_is_shared_where_that_pays() {
     assert_eq!(slowed.plan.devices.len(), 1, "{:#?}", slowed.plan);
 }
 
-/// The device that multiplies fast gets prefill, the one that reads fast gets decode. If weights
-/// must be held once and both use different forms, one does both.
+/// One device multiplies fast, the other one reads fast. Since weights are held once, and both use
+/// different forms of them, one device does both.
 #[test]
-fn prefill_and_decode_are_placed_apart() {
+fn weights_are_held_in_one_form() {
     let spec = spec("qwen3-0.6b", 8);
     let lowered = lowered(&spec, 256);
     let mut devices = [device("a", &[]), device("b", &[])];
@@ -259,13 +259,7 @@ fn prefill_and_decode_are_placed_apart() {
     let fast = Speed { multiply: 1e-4, read: 2e-2, launch: 1000.0 };
     let wide = Speed { multiply: 1e-2, read: 1e-2, launch: 1000.0 };
     let costs = Costs { speeds: vec![fast, wide], hand_over: 1e9, beside: 1.0, watts: None };
-    let of = |several| {
-        solved((&spec, &lowered), (&devices, &costs), (Goal::Ttft, &[], several)).unwrap().plan
-    };
-    let apart = of(true);
-    assert!(apart.rules(Phase::Prefill).iter().all(|r| r.device == "a" && r.split.is_none()));
-    assert!(apart.rules(Phase::Decode).iter().all(|r| r.device == "b" && r.split.is_none()));
-    let once = of(false);
+    let once = solved((&spec, &lowered), (&devices, &costs), (Goal::Ttft, &[])).unwrap().plan;
     assert_eq!(once.devices, ["a"]);
 }
 
@@ -290,7 +284,6 @@ fn rests_go_to_devices_without_static_shapes() {
         base: &base,
         prompt: 262,
         generate: 16,
-        several_copies: false,
         lengths: &[],
         candidates: &[],
     };
@@ -311,7 +304,7 @@ fn nothing_is_planned_where_nothing_can_run() {
     let lowered = lowered(&spec, 256);
     let mut costs = equal(1);
     costs.speeds[0].launch = f64::NAN;
-    let wanted = (Goal::Ttft, &[][..], false);
+    let wanted = (Goal::Ttft, &[][..]);
     let none = solved((&spec, &lowered), (&[device("a", &[])], &costs), wanted).unwrap_err();
     assert!(none.to_string().contains("no plan can be chosen"), "{none}");
     let none = solved((&spec, &lowered), (&[], &costs), wanted).unwrap_err();
@@ -322,7 +315,7 @@ fn nothing_is_planned_where_nothing_can_run() {
     let half = whole.predicted.total_bytes * 6 / 10;
     devices.iter_mut().for_each(|d| d.caps.max_resident_bytes = Some(half));
     let costs = Costs { hand_over: 1e9, ..equal(2) };
-    let both = solved((&spec, &lowered), (&devices, &costs), (Goal::Ttft, &[], true)).unwrap();
+    let both = solved((&spec, &lowered), (&devices, &costs), (Goal::Ttft, &[])).unwrap();
     assert!(both.predicted.weight_bytes.values().all(|b| *b <= half), "{:?}", both.predicted);
     assert_eq!(both.plan.devices.len(), 2);
 }
@@ -337,7 +330,7 @@ fn graphs_keep_within_the_limits_of_devices() {
     let slow = Speed { multiply: 1e-2, read: 1e-1, launch: 1000.0 };
     let costs = Costs { speeds: vec![fast, slow], hand_over: 1000.0, beside: 1.0, watts: None };
     let rule = |devices: &[PlanDevice]| {
-        let found = solved((&spec, &lowered), (devices, &costs), (Goal::Tps, &[], false)).unwrap();
+        let found = solved((&spec, &lowered), (devices, &costs), (Goal::Tps, &[])).unwrap();
         found.plan.rule(Phase::Decode, SegmentKind::Head, None).unwrap().clone()
     };
     assert_eq!((rule(&devices).device.as_str(), rule(&devices).split), ("a", None));
@@ -357,7 +350,7 @@ impl CostModel for LongSums {
         "made up".into()
     }
 
-    fn run_ns(&self, run: &PricedRun<'_>) -> f64 {
+    fn run(&self, run: &PricedRun<'_>) -> TaskCost {
         let of = |op: &Op| match op {
             Op::Linear { weight, .. } => {
                 let w = run.graph.weight(*weight);
@@ -366,15 +359,16 @@ impl CostModel for LongSums {
             }
             _ => 10.0,
         };
-        run.room as f64 * run.graph.nodes.iter().map(|n| of(&n.op)).sum::<f64>()
+        lasting(run.room as f64 * run.graph.nodes.iter().map(|n| of(&n.op)).sum::<f64>())
     }
 
-    fn hand_over_ns(&self, _: usize, _: usize, _: SyncMode) -> f64 {
-        100.0
+    fn queue(&self, _: usize, devices: &[usize], _: SyncMode) -> QueueCosts {
+        let told_ns = if devices.len() > 1 { 100 } else { 0 };
+        QueueCosts { told_ns, ..QueueCosts::default() }
     }
 
-    fn copy_ns(&self, _: usize, bytes: u64) -> f64 {
-        bytes as f64
+    fn moving(&self, _: Mover, _: usize, bytes: u64) -> TaskCost {
+        lasting(bytes as f64)
     }
 }
 
@@ -395,7 +389,6 @@ fn stages_of_a_segment_are_placed_apart() {
         base: &base,
         prompt: 256,
         generate: 16,
-        several_copies: true,
         lengths: &[],
         candidates: &[],
     };
@@ -434,8 +427,7 @@ fn layers_are_divided_where_memory_is_limited() {
     let lowered = lowered(&spec, 256);
     let whole: u64 = {
         let costs = equal(1);
-        let one =
-            solved((&spec, &lowered), (&[device("a", &[])], &costs), (Goal::Ttft, &[], false));
+        let one = solved((&spec, &lowered), (&[device("a", &[])], &costs), (Goal::Ttft, &[]));
         one.unwrap().predicted.total_bytes
     };
     let limited = |name: &str, most: u64| {
@@ -447,7 +439,7 @@ fn layers_are_divided_where_memory_is_limited() {
     let most = whole * 6 / 10;
     let devices = [limited("a", most), limited("b", most)];
     let costs = Costs { hand_over: 1e12, ..equal(2) };
-    let both = solved((&spec, &lowered), (&devices, &costs), (Goal::Ttft, &[], false)).unwrap();
+    let both = solved((&spec, &lowered), (&devices, &costs), (Goal::Ttft, &[])).unwrap();
     assert!(both.plan.all_rules().any(|r| r.layers.is_some()), "{:?}", both.plan.prefill.rules);
     assert!(both.predicted.weight_bytes.values().all(|b| *b <= most));
     check_memory(&both.plan, &lowered, &devices).unwrap();
@@ -464,7 +456,7 @@ fn layers_are_divided_where_memory_is_limited() {
     let mut costs = Costs { hand_over: 1e4, ..equal(2) };
     costs.speeds[0].multiply /= 50.0;
     costs.speeds[0].read /= 50.0;
-    let some = solved((&spec, &lowered), (&devices, &costs), (Goal::Ttft, &[], false)).unwrap();
+    let some = solved((&spec, &lowered), (&devices, &costs), (Goal::Ttft, &[])).unwrap();
     let alone = some.alternatives.iter().find(|a| a.name == "one device, b").unwrap();
     assert!(some.predicted.ttft_us < 0.9 * alone.predicted.ttft_us);
     assert!(some.predicted.weight_bytes["a"] <= whole / 3);
@@ -477,9 +469,8 @@ fn weights_of_layers_in_ranges_are_counted_once() {
     let spec = spec("qwen3-0.6b", 8);
     let lowered = lowered(&spec, 256);
     let devices = [device("a", &[]), device("b", &[])];
-    let facts: Vec<_> = devices.iter().map(PlanDevice::facts).collect();
     let base = PlanRequest { context: Some(1024), chunk: 256, ..PlanRequest::default() };
-    let one = troika_plan::make(&spec, &facts, &base).unwrap();
+    let one = troika_plan::make(&spec, &devices, &base).unwrap();
     let whole = one.prefill.rules[0].clone();
     let layers = |first, last| Some(troika_plan::Layers { first, last, step: 1 });
     let share = |device: &str| troika_plan::Share { device: device.into(), share: 1 };
@@ -524,7 +515,7 @@ fn no_split_leaves_a_device_nothing() {
         beside: 1.37,
         watts: Some(2.0),
     };
-    let solved = solved((&spec, &lowered), (&devices, &costs), (Goal::Ttft, &[], false)).unwrap();
+    let solved = solved((&spec, &lowered), (&devices, &costs), (Goal::Ttft, &[])).unwrap();
     let plans = solved.alternatives.iter().map(|a| &a.plan).chain([&solved.plan]);
     for plan in plans {
         troika_program::Program::new(lowered.clone(), plan, &devices).unwrap();

@@ -29,4 +29,4 @@ pub use format::shortened::exit_when_shortened;
 pub use report::account::{ClassBytes, MemoryReport};
 pub use report::cost::TokenCost;
 pub use report::quality::ClassError;
-pub use store::{FormId, OnProgress, WeightInfo, WeightStore};
+pub use store::{OnProgress, WeightInfo, WeightStore};

@@ -64,47 +64,6 @@ fn rows_that_begin_a_panel_are_a_view_of_the_whole_form() {
 }
 
 #[test]
-fn forms_make_way_under_a_budget_and_come_back() {
-    let mut store = store();
-    let key = |index| spec::Key { role: spec::WeightRole::ExpertUp, layer: Some(0), index };
-    let shape = store.shape(key(Some(0))).unwrap();
-    let row = shape.dtype.row_bytes(shape.cols).unwrap();
-    let (layout, len) =
-        (PackLayout { name: "rows", rows: 1, panel: row, keep: true }, shape.rows * row);
-    let packs = AtomicUsize::new(0);
-    let pack = |data: &WeightData, out: &mut [u8]| {
-        packs.fetch_add(data.bytes.len(), Ordering::Relaxed);
-        out.copy_from_slice(&data.bytes);
-        Ok(())
-    };
-    store.limit_forms(Some(2 * len as u64));
-    let get = |i: usize| store.packed(&key(Some(i)).to_string(), layout, &pack).unwrap().bytes;
-    let kept = || {
-        let (ids, bytes): (Vec<_>, Vec<u64>) = store.forms().into_iter().unzip();
-        let mut names: Vec<String> = ids.into_iter().map(|id| id.weight).collect();
-        names.sort();
-        (names, bytes.into_iter().sum::<u64>() as usize)
-    };
-    let names = |of: &[usize]| of.iter().map(|i| key(Some(*i)).to_string()).collect::<Vec<_>>();
-    drop(get(0));
-    let second = get(1).to_vec();
-    // The first is used again, so that the second is the oldest.
-    [0, 2].into_iter().for_each(|i| drop(get(i)));
-    assert_eq!((kept(), packs.load(Ordering::Relaxed)), ((names(&[0, 2]), 2 * len), 3 * len));
-    assert_eq!(&get(1)[..], &second[..]);
-    assert_eq!((kept(), packs.load(Ordering::Relaxed)), ((names(&[1, 2]), 2 * len), 4 * len));
-    // Forms in use stay, also where the budget has no room for another.
-    let held = [get(1), get(2)];
-    drop(get(3));
-    assert_eq!(kept(), (names(&[1, 2, 3]), 3 * len));
-    let id = |i| store.forms().into_iter().map(|f| f.0).find(|f| f.weight == names(&[i])[0]);
-    assert!(!store.evict(&id(1).unwrap()) && store.evict(&id(3).unwrap()));
-    drop(held);
-    assert!(store.evict(&id(1).unwrap()));
-    assert_eq!(kept(), (names(&[2]), len));
-}
-
-#[test]
 fn a_form_that_a_device_copies_is_not_kept() {
     let store = store();
     let key = spec::Key { role: spec::WeightRole::Q, layer: Some(0), index: None };

@@ -91,7 +91,7 @@ pub use open::Model;
 pub use options::{LoadProgress, Notices, OpenOptions, PredictorOptions, SolveOptions};
 pub use perplexity::{Perplexity, Scored};
 pub use planning::{Planned, make_plan};
-pub use profile_file::{ProfileAt, plan_device, subject_of};
+pub use profile_file::{ProfileAt, subject_of};
 pub use prompt::{Conversation, date_of_day, today};
 pub use routing::{
     PredictedRecall, PredictorTraining, PruneBy, Pruning, RecordedRouting, predictor_recall,

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use troika_device::{Clock, DeviceError};
 use troika_engine::{CompileControl, Engine, EngineParts};
 use troika_model::spec::ModelSpec;
-use troika_plan::{DeviceFacts, Plan, Strategy};
+use troika_plan::{Plan, PlanDevice, Strategy};
 use troika_weights::WeightStore;
 
 use crate::devices::{DeviceOptions, open_devices};
@@ -67,7 +67,7 @@ impl CpuInstead {
             kv_dtype: Some(before.kv_dtype),
             ..self.options.clone()
         };
-        let facts: Vec<DeviceFacts> = devices.iter().map(|d| DeviceFacts::of(&**d)).collect();
+        let facts: Vec<PlanDevice> = devices.iter().map(PlanDevice::of).collect();
         let request = plan_request(&self.spec, &self.store, &wanted);
         let plan = troika_plan::make(&self.spec, &facts, &request)?;
         let shapes = |key| self.store.shape(key);
@@ -81,7 +81,7 @@ impl CpuInstead {
             tracer: self.options.tracer.clone(),
             sharing: self.options.sharing,
         };
-        let engine = Engine::compiled(parts, &CompileControl::default())?;
+        let engine = Engine::new(parts, &CompileControl::default())?;
         self.plan.set(plan);
         Ok(engine)
     }

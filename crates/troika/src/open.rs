@@ -7,7 +7,7 @@ use troika_device::{Clock, RealClock};
 use troika_engine::{Engine, EngineError, EngineParts};
 use troika_model::spec::ModelSpec;
 use troika_model::tokenizer::Tokenizer;
-use troika_plan::{AdaptSettings, Plan, Refusal};
+use troika_plan::{Plan, Refusal};
 use troika_trace::{Span, Tracer};
 use troika_weights::{ExpertStats, Quant, WeightStore};
 
@@ -58,7 +58,7 @@ impl Model {
     /// Anything from a missing file to an op that a device refuses.
     pub fn open(source: impl Into<Source>, options: &OpenOptions) -> Result<Model, Error> {
         let (source, clock) = (source.into(), RealClock::new());
-        let devices = open_traced(&options.devices, &options.tracer, clock)?;
+        let devices = open_traced(&options.devices_to_open()?, &options.tracer, clock)?;
         let Described { files, mut spec, mut store } = describe(&source, options.bind())?;
         options.calibration.iter().try_for_each(|c| c.apply(&spec, &mut store))?;
         spec.embeds = options.embeddings;
@@ -130,7 +130,7 @@ impl Model {
                 tracer: options.tracer.clone(),
                 sharing: options.sharing,
             };
-            match Engine::compiled(parts, &options.compile) {
+            match Engine::new(parts, &options.compile) {
                 // What a device refuses only while compiling is planned around, as what it refuses
                 // before.
                 Err(EngineError::Refused { refusal, .. })
@@ -160,9 +160,6 @@ impl Model {
         warnings.extend(non_finite(&store.non_finite()));
         let BoundModel { spec, store, .. } = model;
         let store = Arc::new(store);
-        if plan.prefill.expert_residency.is_some() {
-            engine.adapt(store.clone(), AdaptSettings::default());
-        }
         let context = plan.context;
         let plan = CurrentPlan::new(plan);
         if options.fallback && modelled.is_none() {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use troika_engine::{CompileControl, Sharing};
 use troika_graph::{ActivationFormat, DType};
 use troika_model::lower::Lowered;
+use troika_npu::{Rewrite, Rewrites};
 use troika_plan::{
     CalibratedProducts, Goal, Plan, PlanError, Policy, RoutingPredictor, Strategy, SyncMode,
 };
@@ -15,6 +16,7 @@ use troika_weights::{BindOptions, FloatType, OnProgress, Quant};
 
 use crate::calibrated::CalibrationOptions;
 use crate::devices::DeviceOptions;
+use crate::error::Error;
 use crate::expert_options::ExpertOptions;
 use crate::profile_file::ProfileAt;
 
@@ -137,6 +139,22 @@ impl OpenOptions {
         self.plan.is_none() || self.fallback
     }
 
+    /// The devices to open, with graphs written as the plan says.
+    ///
+    /// # Errors
+    /// The plan names a rewrite that does not exist.
+    pub(crate) fn devices_to_open(&self) -> Result<DeviceOptions, Error> {
+        let mut devices = self.devices.clone();
+        let named = self.plan.iter().flat_map(|plan| &plan.npu_rewrites);
+        let named: Result<Vec<Rewrite>, String> = named.map(|name| name.parse()).collect();
+        let named = named.map_err(PlanError::Rewrite);
+        let named = named.map_err(|e| Error::from(e).of_plan(self.plan_file.as_deref()))?;
+        if !named.is_empty() {
+            devices.npu.rewrites = Rewrites(named);
+        }
+        Ok(devices)
+    }
+
     /// The format for which NPUs convert weights.
     pub fn converted_format(&self) -> Option<ActivationFormat> {
         let halves = self.halves.then_some(ActivationFormat::F16);
@@ -200,8 +218,6 @@ pub struct SolveOptions {
     pub prompt: Option<usize>,
     /// Tokens generated after it; `None`: 128, or what the context leaves.
     pub generate: Option<usize>,
-    /// Whether weights may be held in several forms.
-    pub several_copies: bool,
 }
 
 impl SolveOptions {

@@ -8,8 +8,8 @@ use troika_graph::{ActivationFormat, DType};
 use troika_model::lower::{LowerOptions, Lowered, lower};
 use troika_model::spec::{Ffn, ModelSpec};
 use troika_plan::{
-    DeviceFacts, Elsewhere, ExpertPolicy, ExpertSettings, Plan, PlanDevice, PlanError, PlanRequest,
-    Refusal, Strategy, describe_refusals, leave_attention,
+    Elsewhere, ExpertPolicy, ExpertSettings, Plan, PlanDevice, PlanError, PlanRequest, Refusal,
+    Strategy, describe_refusals, leave_attention,
 };
 use troika_program::{PhaseCopies, copies};
 use troika_solve::{
@@ -23,7 +23,7 @@ use crate::devices::{open_devices, soc_of};
 use crate::error::Error;
 use crate::memory::free_memory;
 use crate::options::{OpenOptions, SolveOptions};
-use crate::profile_file::{ProfileAt, plan_device, read, subject_of};
+use crate::profile_file::{ProfileAt, read, subject_of};
 use crate::soc_costs::SocCosts;
 use crate::source::Source;
 
@@ -50,7 +50,7 @@ impl Planned {
     /// # Errors
     /// Why the plan cannot run.
     pub fn held(&self) -> Result<Vec<HeldWeights>, Error> {
-        let devices: Vec<PlanDevice> = self.model.devices.iter().map(plan_device).collect();
+        let devices: Vec<PlanDevice> = self.model.devices.iter().map(PlanDevice::of).collect();
         Ok(held_weights(&self.plan, &self.model.lowered(&self.plan)?, &devices)?)
     }
 
@@ -60,7 +60,7 @@ impl Planned {
     /// Why the plan cannot run.
     pub fn copies(&self) -> Result<Vec<PhaseCopies>, Error> {
         let BoundModel { spec, store, .. } = &self.model;
-        let devices: Vec<PlanDevice> = self.model.devices.iter().map(plan_device).collect();
+        let devices: Vec<PlanDevice> = self.model.devices.iter().map(PlanDevice::of).collect();
         let counted = copies(spec, &|key| store.shape(key), &self.plan, &devices);
         Ok(counted.map_err(EngineError::from)?)
     }
@@ -80,7 +80,7 @@ impl BoundModel {
     /// # Errors
     /// A device that cannot be opened, or unusable files.
     pub fn open(source: impl Into<Source>, options: &OpenOptions) -> Result<BoundModel, Error> {
-        let devices = open_devices(&options.devices)?;
+        let devices = open_devices(&options.devices_to_open()?)?;
         let Described { spec, mut store, .. } = describe(source, options.bind())?;
         options.calibration.iter().try_for_each(|c| c.apply(&spec, &mut store))?;
         Ok(BoundModel { spec, store, devices })
@@ -176,7 +176,7 @@ impl BoundModel {
         let strategy = Strategy::OneDevice;
         let kv_dtype = options.kv_dtype.or(self.solved_kv_dtype(options));
         let options = OpenOptions { strategy, kv_dtype, ..options.clone() };
-        let facts: Vec<DeviceFacts> = self.devices.iter().map(|d| DeviceFacts::of(&**d)).collect();
+        let facts: Vec<PlanDevice> = self.devices.iter().map(PlanDevice::of).collect();
         Ok(troika_plan::make(&self.spec, &facts, &self.plan_request(&options))?)
     }
 
@@ -203,7 +203,7 @@ impl BoundModel {
     /// # Errors
     /// A limit for a device that is not there.
     fn plan_devices(&self, options: &OpenOptions) -> Result<Vec<PlanDevice>, Error> {
-        let mut all: Vec<PlanDevice> = self.devices.iter().map(plan_device).collect();
+        let mut all: Vec<PlanDevice> = self.devices.iter().map(PlanDevice::of).collect();
         for (name, most) in &options.devices.memory {
             let Some(device) = all.iter_mut().find(|d| d.name == *name) else {
                 let (name, known) = (name.clone(), self.names().join(", "));
@@ -239,9 +239,8 @@ impl BoundModel {
     /// A new plan by the options, within the memory of devices.
     fn made(&self, options: &OpenOptions) -> Result<MadePlan, Error> {
         let devices = self.plan_devices(options)?;
-        let facts: Vec<DeviceFacts> = devices.iter().map(PlanDevice::facts).collect();
         let mut base = self.plan_request(options);
-        let plan = troika_plan::make(&self.spec, &facts, &base)?;
+        let plan = troika_plan::make(&self.spec, &devices, &base)?;
         let is_limited = devices.iter().any(|d| d.caps.max_resident_bytes.is_some());
         if options.converted_format().is_none() && !is_limited {
             return Ok(MadePlan { plan, moved: Vec::new() });
@@ -361,7 +360,6 @@ impl BoundModel {
             },
             prompt,
             generate,
-            several_copies: wanted.several_copies,
             lengths: &[],
             candidates: &[],
         };

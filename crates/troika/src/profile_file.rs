@@ -1,9 +1,8 @@
 //! Profile files: the subject of a profile for the current model and devices, and reading files.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use troika_device::{Device, read_text};
+use troika_device::read_text;
 use troika_plan::{ModelId, Plan, PlanDevice};
 use troika_solve::{Profile, ProfileError, ProfileSubject, ProfiledDevice};
 
@@ -30,7 +29,7 @@ pub fn subject_of(model: &BoundModel, plan: &Plan) -> ProfileSubject {
     types.push(format!("cache {}", plan.kv_dtype.name()));
     let formats = plan.activations();
     types.extend(formats.iter().map(|f| format!("activations {f}")));
-    let devices = model.devices.iter().map(|d| ProfiledDevice::of(&plan_device(d)));
+    let devices = model.devices.iter().map(|d| ProfiledDevice::of(&PlanDevice::of(d)));
     ProfileSubject {
         program: env!("CARGO_PKG_VERSION").to_string(),
         machine: machine(),
@@ -38,11 +37,6 @@ pub fn subject_of(model: &BoundModel, plan: &Plan) -> ProfileSubject {
         types,
         devices: devices.collect(),
     }
-}
-
-/// A device as plans, programs and the solver see it.
-pub fn plan_device(device: &Arc<dyn Device>) -> PlanDevice {
-    PlanDevice { name: device.name().to_string(), caps: device.caps().clone() }
 }
 
 /// The processor and the system, as the system reports them.

@@ -2,7 +2,7 @@
 
 use troika_graph::{Subgraph, bind_static};
 use troika_plan::{PlanDevice, SyncMode};
-use troika_solve::{CostModel, PricedRun, QueueCosts};
+use troika_solve::{CostModel, Mover, PricedRun, QueueCosts};
 use troika_time::{Bandwidth, LaneCosts, Sharing, TaskCost, Usage};
 
 use crate::devices::sim::{PricedRows, Prices, Processor, Soc};
@@ -27,11 +27,6 @@ impl<'a> SocCosts<'a> {
         SocCosts { soc, processors, prices }
     }
 
-    fn price(&self, run: &PricedRun<'_>) -> TaskCost {
-        let rows = PricedRows { rows: run.rows, room: run.room, cached: run.cached };
-        self.prices[run.device].run(run.graph, rows)
-    }
-
     fn processor(&self, device: usize) -> &Processor {
         self.processors[device]
     }
@@ -42,21 +37,12 @@ impl CostModel for SocCosts<'_> {
         format!("the model of {} ({})", self.soc.name, self.soc.file)
     }
 
-    fn run_ns(&self, run: &PricedRun<'_>) -> f64 {
-        self.price(run).ns as f64
+    fn run(&self, run: &PricedRun<'_>) -> TaskCost {
+        let rows = PricedRows { rows: run.rows, room: run.room, cached: run.cached };
+        self.prices[run.device].run(run.graph, rows)
     }
 
-    fn slowdowns(&self, runs: &[PricedRun<'_>]) -> Vec<f64> {
-        let needs: Vec<TaskCost> = runs.iter().map(|run| self.price(run)).collect();
-        let shares = Bandwidth(self.soc.bandwidth_gb_s).shares(&needs);
-        shares.into_iter().map(|share| 1.0 / share).collect()
-    }
-
-    fn need(&self, run: &PricedRun<'_>) -> TaskCost {
-        self.price(run)
-    }
-
-    fn copy_need(&self, device: usize, bytes: u64) -> TaskCost {
+    fn moving(&self, _: Mover, device: usize, bytes: u64) -> TaskCost {
         self.prices[device].copy(bytes)
     }
 
@@ -94,23 +80,6 @@ impl CostModel for SocCosts<'_> {
         self.soc.energy_j(&zero, &to)
     }
 
-    fn hand_over_ns(&self, from: usize, to: usize, sync: SyncMode) -> f64 {
-        let cost = self.processor(from).hand_over;
-        let told = match sync {
-            SyncMode::Predicted => cost.predicted_ns,
-            SyncMode::Blocking => cost.blocking_ns,
-        };
-        (told + self.processor(to).submit_ns) as f64
-    }
-
-    fn submit_ns(&self, device: usize) -> f64 {
-        self.processor(device).submit_ns as f64
-    }
-
-    fn copy_ns(&self, device: usize, bytes: u64) -> f64 {
-        self.prices[device].copy(bytes).ns as f64
-    }
-
     fn compile_ns(&self, device: usize, graph: &Subgraph, room: usize) -> f64 {
         let fixed = self.processor(device).static_shapes;
         let ns = match fixed {
@@ -121,7 +90,7 @@ impl CostModel for SocCosts<'_> {
     }
 
     fn run_j(&self, run: &PricedRun<'_>) -> Option<f64> {
-        let (price, power) = (self.price(run), self.processor(run.device).power?);
+        let (price, power) = (self.run(run), self.processor(run.device).power?);
         let memory = Some(self.soc.memory_power).filter(|m| m.known)?;
         let watts = if price.streams { power.stream_w } else { power.busy_w } - power.idle_w;
         let bytes = price.bytes as f64 * memory.pj_per_byte * 1e-12;

@@ -3,8 +3,6 @@
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
-mod adapt;
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -14,13 +12,14 @@ use conformance::golden::{read_golden, relative_error};
 use conformance::hooked::{Hook, Hooked, told_to_fail};
 use troika::device::{Clock, Device, RealClock};
 use troika::engine::{
-    Engine, EngineError, EngineParts, Event, Next, SequenceInput, Sharing, WantedLogits,
+    CompileControl, Engine, EngineError, EngineParts, Event, Next, SequenceInput, Sharing,
+    WantedLogits,
 };
 use troika::graph::{ActivationFormat, DType};
 use troika::model::lower::{SegmentKind, segments};
 use troika::npu::RuntimePlaces;
 use troika::plan::{
-    DeviceFacts, Dispatch, ExpertGroupPlan, ExpertSplit, Overflow, Plan, PlanRequest, Rule, Share,
+    Dispatch, ExpertGroupPlan, ExpertSplit, Overflow, Plan, PlanDevice, PlanRequest, Rule, Share,
     Split, Strategy, make,
 };
 use troika::trace::Tracer;
@@ -51,21 +50,24 @@ fn engine_by(
     plan: Plan,
     (clock, tracer): (Arc<dyn Clock>, &Tracer),
 ) -> Result<Engine, EngineError> {
-    Engine::new(EngineParts {
-        spec: &d.spec,
-        shapes: &|key| d.store.shape(key),
-        weights: &d.store,
-        plan,
-        devices,
-        clock,
-        tracer: tracer.clone(),
-        sharing: Sharing::default(),
-    })
+    Engine::new(
+        EngineParts {
+            spec: &d.spec,
+            shapes: &|key| d.store.shape(key),
+            weights: &d.store,
+            plan,
+            devices,
+            clock,
+            tracer: tracer.clone(),
+            sharing: Sharing::default(),
+        },
+        &CompileControl::default(),
+    )
 }
 
 /// A plan of the first device in chunks of `chunk` rows.
 fn plain(d: &Described, devices: &[Arc<dyn Device>], chunk: usize) -> Plan {
-    let facts: Vec<DeviceFacts> = devices[..1].iter().map(|d| DeviceFacts::of(&**d)).collect();
+    let facts: Vec<PlanDevice> = devices[..1].iter().map(PlanDevice::of).collect();
     let request = PlanRequest {
         strategy: Strategy::OneDevice,
         chunk,
@@ -429,11 +431,6 @@ fn groups_that_do_not_fit_are_refused() {
         split.overflow = Overflow::Prune;
     });
     assert!(why.contains("cannot be left out by what attention added to them"), "{why}");
-    let why = open(SOC, &|plan| {
-        let Some(Split::Experts(split)) = &mut plan.prefill.rules[1].split else { panic!() };
-        split.groups[1].standby = true;
-    });
-    assert!(why.contains("has group 2 on standby, and groups stay where they are"), "{why}");
 }
 
 #[test]

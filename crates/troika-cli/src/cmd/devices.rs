@@ -6,8 +6,8 @@ use serde_json::{Map, Value, json};
 use troika::device::{Device, DeviceKind};
 use troika::npu::{Hardware, NpuSpec, survey};
 use troika::{
-    CheckedKernel, DeviceOptions, NpuSettings, check_device, gpu_adapters, keep_checked,
-    measure_bandwidth, open_devices,
+    CheckedKernel, DeviceOptions, check_device, gpu_adapters, keep_checked, measure_bandwidth,
+    open_devices,
 };
 
 use crate::error::CliError;
@@ -21,7 +21,7 @@ use crate::{output, progress};
 pub fn run(args: &DevicesArgs) -> Result<(), CliError> {
     let devices = named_apart(&args.device)?;
     output::keep_apart();
-    let npu = NpuSettings { allow_emulated: args.allow_emulated, ..npu_settings(None, 0) };
+    let npu = npu_settings(None, 0);
     let options = DeviceOptions { threads: args.threads, devices, npu, ..DeviceOptions::default() };
     let devices = open_devices(&options).map_err(|e| CliError::Troika(e.into()))?;
     // The threads of each device.
@@ -113,7 +113,6 @@ fn in_json(kernel: &CheckedKernel) -> Value {
 
 /// The NPUs that could be asked for, with how to, or what is missing.
 fn npus(options: &DeviceOptions) -> Vec<(String, String)> {
-    let allowed = options.npu.allow_emulated;
     let all = survey(&options.npu.runtime);
     let found = all.iter().flat_map(|(provider, found)| {
         let hardware = found.as_deref().unwrap_or_default();
@@ -121,14 +120,9 @@ fn npus(options: &DeviceOptions) -> Vec<(String, String)> {
     });
     let found: Vec<NpuSpec> = found.collect();
     let find = |is: &dyn Fn(Hardware) -> bool| found.iter().find(|s| s.hardware.is_some_and(is));
-    let is_emulated = |h: Hardware| h == Hardware::Emulator;
-    let plain = match (find(&Hardware::is_real), find(&is_emulated)) {
-        (Some(real), _) => format!("--device npu is {real}"),
-        (None, Some(emulated)) if allowed => format!("--device npu is {emulated}, emulated"),
-        (None, Some(emulated)) => {
-            format!("no real one is here; with --allow-emulated, --device npu is {emulated}")
-        }
-        (None, None) => "no real one is here".to_string(),
+    let plain = match find(&Hardware::is_real) {
+        Some(real) => format!("--device npu is {real}"),
+        None => "no real one is here".to_string(),
     };
     let says = |spec: &NpuSpec| match spec.hardware {
         Some(Hardware::Emulator) => format!("--device {spec} (emulated and slow)"),

@@ -18,7 +18,6 @@ use crate::{file, output, resolve};
 /// A missing model, a strategy that does not suit the devices, or a full disk.
 pub fn run(args: &PlanArgs) -> Result<(), CliError> {
     file::check("plan", args.out.as_deref())?;
-    file::check("plan", args.beaten.as_ref().map(|dir| dir.join("1.json")).as_deref())?;
     let subject = resolve::subject(&args.subject)?;
     let compute = &args.open.compute;
     let mut options = open_options(&args.open, Tracer::off())?;
@@ -31,12 +30,6 @@ pub fn run(args: &PlanArgs) -> Result<(), CliError> {
     planned.changes.iter().for_each(|change| output::note_line(&format!("warning: {change}")));
     if let Some(path) = &args.out {
         file::write_json("plan", path, &plan.to_json())?;
-    }
-    if let Some(dir) = &args.beaten {
-        for (i, beaten) in planned.alternatives.iter().enumerate() {
-            let path = dir.join(format!("{}.json", i + 1));
-            file::write_json("plan", &path, &beaten.plan.to_json())?;
-        }
     }
     match (args.explain, &args.out) {
         (true, _) => {

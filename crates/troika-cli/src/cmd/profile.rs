@@ -3,7 +3,7 @@
 use serde_json::json;
 use troika::solve::{Profile, ProfiledDevice};
 use troika::trace::Tracer;
-use troika_lab::{GroupedProduct, ProfileOptions, Subject};
+use troika_lab::ProfileOptions;
 
 use super::run::open_options;
 use crate::error::CliError;
@@ -19,9 +19,6 @@ pub fn run(args: &ProfileArgs) -> Result<(), CliError> {
     file::check("profile", args.out.as_deref())?;
     file::check("virtual SoC", args.soc_out.as_deref())?;
     let subject = resolve::subject(&args.subject)?;
-    if args.row_groups {
-        return row_groups(args, &subject);
-    }
     let interrupt = Interrupt::listen();
     let options = ProfileOptions {
         open: open_options(&args.open, Tracer::off())?,
@@ -45,52 +42,6 @@ pub fn run(args: &ProfileArgs) -> Result<(), CliError> {
         true => output::json(&summary(&outcome.profile)),
         false => output::write(&table(&outcome.profile)),
     }
-}
-
-/// Measures and prints whether products are faster with their rows in groups.
-fn row_groups(args: &ProfileArgs, subject: &Subject) -> Result<(), CliError> {
-    let options = open_options(&args.open, Tracer::off())?;
-    let mut progress = progress::counting("measuring");
-    let all = troika_lab::measure_row_groups(subject, &options, &mut progress)?;
-    if args.json {
-        return output::json(&all.iter().map(grouped_fields).collect());
-    }
-    let mut text = String::from(
-        "| device | weights | rows | us | again, us | fastest groups | us | gain |\n\
-         | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |\n",
-    );
-    for p in &all {
-        let ((outs, terms), us) = (p.weight, |ns: f64| format!("{:.1}", ns / 1e3));
-        let Some((rows, gain)) = p.best() else { continue };
-        let grouped = p.grouped_ns.iter().find(|g| g.0 == rows).map_or(0.0, |g| g.1);
-        text.push_str(&format!(
-            "| {} | {outs} x {terms} | {} | {} | {} | {} x {rows} | {} | {:+.1} % |\n",
-            p.device,
-            p.rows,
-            us(p.plain_ns),
-            us(p.again_ns),
-            p.rows / rows,
-            us(grouped),
-            gain * 100.0
-        ));
-    }
-    let noise = all.iter().map(GroupedProduct::noise).fold(0.0, f64::max);
-    let gain = all.iter().filter_map(GroupedProduct::best).map(|b| b.1).fold(0.0, f64::max);
-    text.push_str(&format!(
-        "\nthe same product measured twice differs by up to {:.1} %; groups gain up to {:.1} %\n",
-        noise * 100.0,
-        gain * 100.0
-    ));
-    output::write(&text)
-}
-
-fn grouped_fields(p: &GroupedProduct) -> serde_json::Value {
-    let grouped = |(rows, ns): &(usize, f64)| json!({ "rows": rows, "us": ns / 1e3 });
-    json!({
-        "device": p.device, "weight_rows": p.weight.0, "weight_columns": p.weight.1,
-        "rows": p.rows, "us": p.plain_ns / 1e3, "again_us": p.again_ns / 1e3,
-        "groups": p.grouped_ns.iter().map(grouped).collect::<Vec<_>>(),
-    })
 }
 
 fn names(profile: &Profile) -> Vec<&str> {

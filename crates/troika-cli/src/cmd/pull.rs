@@ -20,19 +20,9 @@ pub fn run(args: &PullArgs) -> Result<(), CliError> {
         let why = "--refresh asks the Hub, and HF_HUB_OFFLINE says not to: leave one of them out";
         return Err(CliError::Usage(why.into()));
     }
-    let named_twice = args.models.iter().find(|m| args.revision.is_some() && m.contains('@'));
-    if let Some(model) = named_twice {
-        let why =
-            format!("{model} names a revision, and so does --revision: leave one of them out");
-        return Err(CliError::Usage(why));
-    }
     let mut list = Vec::new();
     for model in &args.models {
-        let name = match &args.revision {
-            Some(revision) => format!("{model}@{revision}"),
-            None => model.clone(),
-        };
-        list.extend(pull(&name, args, &options)?);
+        list.extend(pull(model, args, &options)?);
     }
     if args.json { output::json(&Value::Array(list)) } else { Ok(()) }
 }

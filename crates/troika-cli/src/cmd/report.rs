@@ -9,6 +9,9 @@ use crate::flags::ReportArgs;
 use crate::input::{read_bytes, read_file};
 use crate::output;
 
+/// Tasks that took longest are listed up to this number.
+const TOP: usize = 20;
+
 /// Prints the tables.
 ///
 /// # Errors
@@ -33,7 +36,7 @@ pub fn run(args: &ReportArgs) -> Result<(), CliError> {
             return experts(&summary.ok_or_else(|| failed(e.to_string()))?);
         }
     };
-    output::write(&TraceReport::of(events).text(args.top))
+    output::write(&TraceReport::of(events).text(TOP))
 }
 
 /// The heat map of experts, and the tables.

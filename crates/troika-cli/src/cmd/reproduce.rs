@@ -12,7 +12,7 @@ use crate::{file, output};
 /// # Errors
 /// An unknown id, a full disk, or a failing simulation.
 pub fn run(args: &ReproduceArgs) -> Result<(), CliError> {
-    file::check("report", Some(&args.report))?;
+    file::check("report", Some(&args.out))?;
     let known = reproduced_ids();
     if let Some(id) = args.ids.iter().find(|id| !known.iter().any(|k| id.eq_ignore_ascii_case(k))) {
         let why = format!("there is no target {id:?}; the targets are {}", known.join(", "));
@@ -25,11 +25,11 @@ pub fn run(args: &ReproduceArgs) -> Result<(), CliError> {
     });
     let report = reproduce_on(&args.ids, devices)?;
     let html = report.html();
-    file::write("report", &args.report, |out| out.write_all(html.as_bytes()))?;
+    file::write("report", &args.out, |out| out.write_all(html.as_bytes()))?;
     if args.json {
         return output::json(&report.json());
     }
     output::write(&report.table())?;
-    output::note_line(&format!("report: {}", args.report.display()));
+    output::note_line(&format!("report: {}", args.out.display()));
     Ok(())
 }

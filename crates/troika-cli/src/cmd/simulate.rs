@@ -16,15 +16,15 @@ use crate::{file, output, progress};
 /// A missing SoC or model, or one that cannot run on the other.
 pub fn run(args: &SimulateArgs) -> Result<(), CliError> {
     file::check("trace", args.trace.as_deref())?;
-    file::check("plan", args.plan_out.as_deref())?;
+    file::check("plan", args.out.as_deref())?;
     let tracer = if args.trace.is_some() { Tracer::on() } else { Tracer::off() };
     let options = SimulateOptions {
         soc: Soc::find(&args.soc).map_err(LabError::from)?,
         shape: Shape::find(&args.model, WEIGHTS)?,
         strategy: args.strategy,
         plan: args.plan.as_deref().map(read_plan).transpose()?,
-        prompt: args.prompt,
-        generate: args.generate,
+        prompt: args.n_prompt,
+        generate: args.n_gen,
         sync: args.sync,
         co_run: args.co_run,
         tracer: tracer.clone(),
@@ -33,7 +33,7 @@ pub fn run(args: &SimulateArgs) -> Result<(), CliError> {
     let simulation = Simulation::open(&options)?;
     planning.finish_and_clear();
     let figures = simulation.run(&mut progress::counting("generating"))?;
-    if let Some(path) = &args.plan_out {
+    if let Some(path) = &args.out {
         file::write_json("plan", path, &simulation.plan()?.to_json())?;
     }
     file::write_trace(&tracer, args.trace.as_deref())?;

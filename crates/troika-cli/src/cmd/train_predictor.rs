@@ -17,6 +17,9 @@ use crate::input::read_input;
 use crate::interrupt::Interrupt;
 use crate::{file, output, progress, resolve};
 
+/// Rank of a layer's matrix, where that is smaller and faster than all of it.
+const RANK: usize = 32;
+
 /// Loaded experts of a token as multiples of those it uses.
 const RATIOS: [f64; 3] = [1.0, 1.5, 2.0];
 /// The most bytes of recorded states; of a longer text the beginning is used.
@@ -61,8 +64,7 @@ pub fn run(args: &TrainPredictorArgs) -> Result<(), CliError> {
         !interrupt.pressed()
     })?;
     let recorded = recorded.ok_or_else(ended)?;
-    let training =
-        PredictorTraining { epochs: args.epochs, rank: args.rank, ..PredictorTraining::default() };
+    let training = PredictorTraining { rank: RANK, ..PredictorTraining::default() };
     let mut counting = progress::counting("training");
     let predictor = train_predictor(&recorded[0], &routers, training, &mut |done, all| {
         counting(done, all);

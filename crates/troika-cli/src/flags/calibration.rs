@@ -15,34 +15,27 @@ use crate::input::read_file;
 #[derive(Args, Clone)]
 pub struct CalibrationArgs {
     /// Compute products of NPUs with whole numbers, by a file that troika calibrate wrote
-    #[arg(long, value_name = "FILE", env = "TROIKA_CALIBRATION")]
+    #[arg(long, value_name = "FILE")]
     pub calibration: Option<PathBuf>,
     /// Bits of weights and activations of NPUs' products [default: w8a8 with a calibration, else
     /// f32]
     ///
     /// f16 needs no calibration. w4a16 also gives float weights four bits (--quant q4).
-    #[arg(long, value_enum, value_name = "FORMAT", env = "TROIKA_NPU_FORMAT")]
+    #[arg(long, value_enum, value_name = "FORMAT")]
     pub npu_format: Option<NpuFormat>,
     /// Have NPUs compute attention, too, although another device can
     ///
     /// Their graphs have fixed shapes: there is one for each of several numbers of positions.
-    #[arg(long, env = "TROIKA_NPU_ATTENTION")]
+    #[arg(long)]
     pub npu_attention: bool,
-    /// What is done with activations that are much larger than most [default: shadow]
+    /// What is done with activations that are much larger than most [default: shadow=0.85]
     ///
-    /// shadow: another device computes what is clipped of them (llm.npu). kept: they decide the
-    /// scale. smooth: weights take over a part of their range (SmoothQuant). rows: each row has a
-    /// scale, and those above 6 are multiplied as floats, as in LLM.int8().
-    /// troika perplexity takes several.
-    #[arg(long, value_enum, value_name = "WAY", value_delimiter = ',', env = "TROIKA_OUTLIERS")]
-    pub outliers: Vec<OutliersFlag>,
-    /// Share of the segments whose outliers are not computed apart: the least important ones
-    /// [default: 0.85]
-    ///
-    /// troika perplexity takes several.
-    #[arg(long, value_name = "SHARE", value_delimiter = ',', value_parser = share)]
-    #[arg(env = "TROIKA_PRUNE_OUTLIERS")]
-    pub prune_outliers: Vec<f64>,
+    /// shadow: another device computes what is clipped of them (llm.npu), but for this share of the
+    /// segments, the least important ones. kept: they decide the scale. smooth: weights take over a
+    /// part of their range (SmoothQuant). rows: each row has a scale, and those above 6 are
+    /// multiplied as floats, as in LLM.int8(). troika perplexity takes several.
+    #[arg(long, value_name = "WAY", value_delimiter = ',', value_parser = outliers)]
+    pub outliers: Vec<Outliers>,
 }
 
 /// Bits of weights and activations.
@@ -55,18 +48,22 @@ pub enum NpuFormat {
     F16,
 }
 
-/// What is done with outliers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, ValueEnum)]
-pub enum OutliersFlag {
-    #[default]
-    Shadow,
-    Kept,
-    Smooth,
-    Rows,
-}
-
 /// The share that llm.npu prunes (section 3.3).
 pub const PRUNED: f64 = 0.85;
+
+/// What is done with outliers, by its name.
+fn outliers(text: &str) -> Result<Outliers, String> {
+    match text {
+        "shadow" => return Ok(Outliers::Shadow(PRUNED)),
+        "kept" => return Ok(Outliers::Kept),
+        "smooth" => return Ok(Outliers::Smoothed),
+        "rows" => return Ok(Outliers::Rows),
+        _ => {}
+    }
+    let given = text.strip_prefix("shadow=");
+    let unknown = || format!("{text:?} is none of shadow, shadow=SHARE, kept, smooth and rows");
+    share(given.ok_or_else(unknown)?).map(Outliers::Shadow)
+}
 
 /// A share from 0 to 1.
 ///
@@ -116,9 +113,7 @@ impl CalibrationArgs {
         let calibration = Calibration::from_json(&read_file(file)?).map_err(failed)?;
         let format = self.npu_format.unwrap_or_default();
         let [outliers] = self.ways()[..] else {
-            return refuse(
-                "--outliers, --prune-outliers: only troika perplexity takes several; give one",
-            );
+            return refuse("--outliers: only troika perplexity takes several; give one");
         };
         if outliers == Outliers::Rows && format != NpuFormat::W8a8 {
             return refuse("--outliers rows has eight bits only; leave --npu-format out");
@@ -137,28 +132,14 @@ impl CalibrationArgs {
 
     /// What is done with outliers, by the flags: one way, or several.
     pub fn ways(&self) -> Vec<Outliers> {
-        let or = |list: &[OutliersFlag]| {
-            if list.is_empty() { vec![OutliersFlag::Shadow] } else { list.to_vec() }
-        };
-        let shares =
-            if self.prune_outliers.is_empty() { &[PRUNED][..] } else { &self.prune_outliers };
-        let of = |way: OutliersFlag| match way {
-            OutliersFlag::Shadow => shares.iter().map(|s| Outliers::Shadow(*s)).collect(),
-            OutliersFlag::Kept => vec![Outliers::Kept],
-            OutliersFlag::Smooth => vec![Outliers::Smoothed],
-            OutliersFlag::Rows => vec![Outliers::Rows],
-        };
-        or(&self.outliers).into_iter().flat_map(of).collect()
+        match self.outliers.is_empty() {
+            true => vec![Outliers::Shadow(PRUNED)],
+            false => self.outliers.clone(),
+        }
     }
 
     /// The same flags for one of several ways.
     pub fn with(&self, way: Outliers) -> CalibrationArgs {
-        let (flag, pruned) = match way {
-            Outliers::Shadow(share) => (OutliersFlag::Shadow, vec![share]),
-            Outliers::Kept => (OutliersFlag::Kept, Vec::new()),
-            Outliers::Smoothed => (OutliersFlag::Smooth, Vec::new()),
-            Outliers::Rows => (OutliersFlag::Rows, Vec::new()),
-        };
-        CalibrationArgs { outliers: vec![flag], prune_outliers: pruned, ..self.clone() }
+        CalibrationArgs { outliers: vec![way], ..self.clone() }
     }
 }

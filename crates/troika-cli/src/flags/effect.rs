@@ -27,33 +27,30 @@ struct Rule {
 
 const RULES: &[Rule] = &[
     Rule {
-        flags: "strategy profile goal for_prompt for_gen several_copies policy chunks_in_flight \
-            value_type sync expert_group expert_tiers expert_base_rows expert_powers_of_two \
-            expert_group_mib expert_residency overflow expert_dispatch expert_divide",
+        flags: "strategy profile goal lengths policy sync \
+            expert_group_mib expert_dispatch",
         idle: Idle::In { verb: "profile" },
         why: "it measures each device by itself; give the flag to the command that uses the profile",
     },
     Rule {
-        flags: "strategy profile policy chunks_in_flight value_type sync ubatch_size ctx_size \
-            cache_type dtype npu_format npu_attention outliers prune_outliers row_buckets \
-            expert_group expert_tiers expert_base_rows expert_powers_of_two expert_group_mib \
-            expert_residency overflow expert_dispatch expert_divide",
+        flags: "strategy profile policy sync ubatch_size ctx_size \
+            cache_type dtype npu_format npu_attention outliers row_buckets \
+            expert_group_mib expert_dispatch",
         idle: Idle::Beside { rival: "plan" },
         why: "the plan says it",
     },
     Rule {
-        flags: "goal for_gen several_copies beaten",
+        flags: "goal",
         idle: Idle::Without { needed: "profile" },
         why: "only a profile leaves a plan to choose",
     },
     Rule {
-        flags: "expert_group expert_tiers expert_base_rows expert_powers_of_two expert_group_mib \
-            expert_residency overflow expert_dispatch expert_divide",
+        flags: "expert_group_mib expert_dispatch",
         idle: Idle::Without { needed: "strategy" },
         why: "only --strategy experts groups experts",
     },
     Rule {
-        flags: "outliers prune_outliers",
+        flags: "outliers",
         idle: Idle::Without { needed: "calibration" },
         why: "NPUs compute with floats without one",
     },
@@ -61,11 +58,6 @@ const RULES: &[Rule] = &[
         flags: "npu_profiling",
         idle: Idle::Without { needed: "trace" },
         why: "what it says goes to the trace",
-    },
-    Rule {
-        flags: "npu_profiling_dir npu_profiling_events",
-        idle: Idle::Without { needed: "npu_profiling" },
-        why: "nothing is profiled",
     },
     Rule {
         flags: "batch_size",

@@ -1,5 +1,5 @@
-//! Flags as the user gives them. Names follow llama.cpp where it has them. Each flag has an
-//! environment variable `TROIKA_*`.
+//! Flags as the user gives them. Names follow llama.cpp where it has them. Those that
+//! are set once for a machine have an environment variable `TROIKA_*`.
 
 mod cache;
 mod calibration;

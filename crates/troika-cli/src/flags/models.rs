@@ -5,14 +5,12 @@ use clap::Args;
 /// `troika pull`.
 #[derive(Args)]
 pub struct PullArgs {
-    /// Hub ids such as Qwen/Qwen3-0.6B, owner/name:Q4_K_M or owner/name:file.gguf
+    /// Hub ids such as Qwen/Qwen3-0.6B, owner/name:Q4_K_M or owner/name:file.gguf;
+    /// @REVISION behind them is a branch, tag or commit
     #[arg(value_name = "MODEL", required = true)]
     pub models: Vec<String>,
-    /// Branch, tag or commit, as owner/name@REVISION says it [default: main]
-    #[arg(long, value_name = "NAME", env = "TROIKA_REVISION")]
-    pub revision: Option<String>,
     /// Ask the Hub whether a model that is here has changed, and fetch what is new
-    #[arg(long, visible_alias = "update", env = "TROIKA_REFRESH")]
+    #[arg(long, visible_alias = "update")]
     pub refresh: bool,
     /// Print a JSON list, an object for each model
     #[arg(long, env = "TROIKA_JSON")]

@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
 use troika::npu::{HelperCommand, Profiling, ProfilingLevel, RuntimePlaces};
 use troika::{GpuSettings, NpuSettings, OpenOptions};
 
@@ -24,22 +23,26 @@ pub struct NpuCompileArgs {
 /// What NPUs' own profilers add to a trace.
 #[derive(Args)]
 pub struct NpuProfilingArgs {
-    /// Let the NPUs' own profilers add to the trace
+    /// Let the NPUs' own profilers add to the trace; LEVEL=DIR keeps their own files in a folder
     ///
     /// basic: times of runs; detailed: also of nodes; optrace: also what Qualcomm's viewer reads.
-    #[arg(long, value_name = "LEVEL", value_parser = levels())]
-    pub npu_profiling: Option<ProfilingLevel>,
-    /// Keep the profilers' own files in a folder
-    #[arg(long, value_name = "DIR")]
-    pub npu_profiling_dir: Option<PathBuf>,
-    /// The most events of a compiled graph that go to the trace
-    #[arg(long, value_name = "N", default_value_t = 10_000)]
-    pub npu_profiling_events: usize,
+    #[arg(long, value_name = "LEVEL", value_parser = profiling)]
+    pub npu_profiling: Option<Profiling>,
 }
 
-fn levels() -> impl TypedValueParser<Value = ProfilingLevel> {
-    PossibleValuesParser::new(ProfilingLevel::ALL.map(ProfilingLevel::name))
-        .try_map(|name| ProfilingLevel::parse(&name).ok_or("no level"))
+/// The most events of a compiled graph that go to the trace.
+const MOST_EVENTS: usize = 10_000;
+
+/// A level of profiling, with the folder of the profilers' own files.
+fn profiling(text: &str) -> Result<Profiling, String> {
+    let (level, folder) = match text.split_once('=') {
+        Some((level, folder)) => (level, Some(folder.into())),
+        None => (text, None),
+    };
+    let known = || ProfilingLevel::ALL.map(ProfilingLevel::name).join(", ");
+    let level = ProfilingLevel::parse(level)
+        .ok_or_else(|| format!("there is no level {level:?}; the levels are {}", known()))?;
+    Ok(Profiling { level, folder, most_events: MOST_EVENTS })
 }
 
 impl NpuProfilingArgs {
@@ -48,14 +51,13 @@ impl NpuProfilingArgs {
     /// # Errors
     /// There is no NPU to profile.
     pub fn apply(&self, options: &mut OpenOptions) -> Result<(), CliError> {
-        let Some(level) = self.npu_profiling else { return Ok(()) };
+        let Some(profiling) = &self.npu_profiling else { return Ok(()) };
         if options.devices.devices.iter().all(|d| d.npu.is_none()) {
             let why = "--npu-profiling has no effect without an NPU: name one with --device, such \
                        as npu:qnn";
             return Err(CliError::Usage(why.into()));
         }
-        let (folder, most_events) = (self.npu_profiling_dir.clone(), self.npu_profiling_events);
-        options.devices.npu.profiling = Some(Profiling { level, folder, most_events });
+        options.devices.npu.profiling = Some(profiling.clone());
         Ok(())
     }
 }

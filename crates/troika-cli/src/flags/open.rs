@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
-use troika::npu::Rewrites;
 use troika::plan::{RoutingPredictor, Strategy};
 use troika::{DeviceOptions, OpenOptions, PredictorOptions};
 
@@ -32,7 +31,7 @@ pub struct ComputeArgs {
     #[arg(long, value_name = "N", value_parser = mib(), env = "TROIKA_EXPERT_CACHE_MIB")]
     pub expert_cache_mib: Option<u64>,
     /// Read experts ahead while decoding, by a file that troika train-predictor wrote
-    #[arg(long, value_name = "FILE", env = "TROIKA_PREDICTOR")]
+    #[arg(long, value_name = "FILE")]
     pub predictor: Option<PathBuf>,
     /// Cores to pin the threads to, such as 0-3,8 [default: none]
     #[arg(long, visible_alias = "cpu-range", value_name = "LIST", value_parser = core_list)]
@@ -54,13 +53,9 @@ impl ComputeArgs {
             output::keep_apart();
         }
         let mut npu = npu_settings(self.quant.cache(), self.quant.cache_bytes());
-        npu.allow_emulated = self.placement.allow_emulated;
         npu.row_buckets.clone_from(&self.placement.row_buckets);
         npu.row_buckets.sort_unstable();
         npu.row_buckets.dedup();
-        if !self.placement.npu_rewrites.is_empty() {
-            npu.rewrites = Rewrites(self.placement.npu_rewrites.clone());
-        }
         let (isa, memory) = (self.isa.clone(), self.placement.device_memory.clone());
         let gpu = gpu_settings(self.quant.cache(), self.quant.cache_bytes());
         DeviceOptions { threads, cores, isa, devices, memory, npu, gpu }

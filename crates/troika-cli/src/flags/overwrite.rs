@@ -15,14 +15,11 @@ use super::quant::cache_or_default;
 use crate::error::CliError;
 
 /// Flags that name a file that is written.
-const OUTPUTS: [&str; 5] = ["trace", "out", "plan_out", "report", "soc_out"];
+const OUTPUTS: [&str; 3] = ["trace", "out", "soc_out"];
 
 /// Flags that name a file that is read, and what it is.
 const INPUTS: [(&str, &str); 4] =
     [("file", "text"), ("plan", "plan"), ("profile", "profile"), ("soc", "SoC file")];
-
-/// Plans that were not chosen are written to a folder, as 1.json and so on. There are fewer.
-const MOST_BEATEN: usize = 99;
 
 /// Which file a path leads to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -114,10 +111,6 @@ pub(super) fn check(verb: &Command, given: &ArgMatches) -> Result<(), CliError> 
         let flag = verb.get_arguments().find(|arg| arg.get_id() == id);
         let flag = format!("--{}", flag.and_then(|f| f.get_long()).unwrap_or(id));
         values(verb, given, id).into_iter().for_each(|path| outputs.add(&flag, path));
-    }
-    for folder in values(verb, given, "beaten") {
-        let name = |n: usize| Path::new(folder).join(format!("{n}.json"));
-        (1..=MOST_BEATEN).for_each(|n| outputs.add("--beaten", name(n)));
     }
     if outputs.0.is_empty() {
         return Ok(());

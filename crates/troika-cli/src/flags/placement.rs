@@ -8,12 +8,10 @@ use std::time::Duration;
 
 use clap::Args;
 use clap::builder::TypedValueParser;
-use troika::npu::Rewrite;
 use troika::plan::{Goal, Plan, PlanError, Policy, Strategy, SyncMode};
 use troika::{DeviceSpec, OpenOptions, ProfileAt, SolveOptions};
 
 use crate::error::CliError;
-use crate::flags::FloatFlag;
 use crate::flags::calibration::CalibrationArgs;
 use crate::flags::experts::ExpertArgs;
 use crate::flags::quant::QuantArgs;
@@ -69,6 +67,26 @@ fn memory(text: &str) -> Result<(String, u64), String> {
     })
 }
 
+/// Lengths of a prompt and of its answer, in tokens.
+#[derive(Clone, Copy, Debug)]
+pub struct WantedLengths {
+    pub prompt: usize,
+    /// `None`: the default.
+    pub answer: Option<usize>,
+}
+
+fn lengths(text: &str) -> Result<WantedLengths, String> {
+    let (prompt, answer) = match text.split_once(',') {
+        Some((prompt, answer)) => (prompt, Some(answer)),
+        None => (text, None),
+    };
+    let read = |text: &str| {
+        let wrong = |_| format!("{text:?} is no number of tokens, as in 512 or 512,128");
+        text.parse::<usize>().map_err(wrong)
+    };
+    Ok(WantedLengths { prompt: read(prompt)?, answer: answer.map(read).transpose()? })
+}
+
 /// Rows of a compiled graph.
 fn rows() -> impl TypedValueParser<Value = usize> {
     clap::value_parser!(u64).range(1..=65_536).map(|n| n as usize)
@@ -100,9 +118,6 @@ pub struct PlacementArgs {
     #[arg(long, visible_alias = "gpu-layers", value_name = "N", value_parser = layers)]
     #[arg(allow_negative_numbers = true, conflicts_with = "device")]
     pub n_gpu_layers: Option<i64>,
-    /// Let npu and npu:qnn take Qualcomm's emulator, which is slow, where there is no real NPU
-    #[arg(long, env = "TROIKA_ALLOW_EMULATED")]
-    pub allow_emulated: bool,
     /// The most MiB of weights that devices may hold, such as npu=4096 [default: no limit]
     ///
     /// Other devices compute what does not fit. Feed-forwards stay longest.
@@ -111,7 +126,7 @@ pub struct PlacementArgs {
     pub device_memory: Vec<(String, u64)>,
     /// How the model is divided over the devices [default: one-device]
     ///
-    /// One of one-device, alternate, alternate-segments, split-columns or split-columns=RATIO (the
+    /// One of one-device, alternate, split-columns or split-columns=RATIO (the
     /// first device's share), split-rows or split-rows=N (rows of a standard part), split-hybrid,
     /// prefill-decode or prefill-decode=PREFILL:DECODE (names of devices), experts or
     /// experts=POLICY (base, t, tg or all: see docs/moe.md); also one-device=NAME. troika bench
@@ -133,48 +148,23 @@ pub struct PlacementArgs {
     #[arg(long, value_name = "GOAL", value_parser = named(Goal::ALL.map(Goal::name), Goal::parse))]
     #[arg(default_value = "ttft")]
     pub goal: Goal,
-    /// Prompt tokens that the chosen plan is to be best for [default: 512, or the context]
-    #[arg(long, value_name = "N")]
-    pub for_prompt: Option<usize>,
-    /// Generated tokens that the chosen plan is to be best for [default: 128, or what the context
-    /// leaves]
-    #[arg(long, value_name = "N")]
-    pub for_gen: Option<usize>,
+    /// Lengths that the chosen plan is to be best for, of the prompt and of the answer, such as 512 or
+    /// 512,128 [default: 512 and 128, or what the context holds]
+    #[arg(long = "for", value_name = "P[,G]", value_parser = lengths)]
+    pub lengths: Option<WantedLengths>,
     /// Numbers of rows to compile for on devices with static shapes [default: each device's own]
     ///
     /// Each takes memory of its own where weights are part of the code.
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = rows())]
-    #[arg(env = "TROIKA_ROW_BUCKETS")]
     pub row_buckets: Vec<usize>,
-    /// How the graphs of NPUs are written [default: pow-to-mul]
-    ///
-    /// With the same meaning, for compilers that take some forms better: none, pow-to-mul,
-    /// fold-epsilon, slice-q=ROWS:SLICES, pad-cache, guard-values, linear-as-conv, multiples-of-16,
-    /// group-rows=ROWS (docs/npu.md).
-    #[arg(long, value_name = "NAME", value_delimiter = ',', env = "TROIKA_NPU_REWRITES")]
-    pub npu_rewrites: Vec<Rewrite>,
     #[command(flatten)]
     pub calibration: CalibrationArgs,
     #[command(flatten)]
     pub experts: ExpertArgs,
-    /// Let the chosen plan hold weights in several forms, if that is faster
-    #[arg(long)]
-    pub several_copies: bool,
     /// The order in which segments of prompt chunks run [default: in-order]
-    #[arg(long, value_name = "NAME", env = "TROIKA_POLICY")]
+    #[arg(long, value_name = "NAME")]
     #[arg(value_parser = named(Policy::ALL.map(Policy::name), Policy::parse))]
     pub policy: Option<Policy>,
-    /// Prompt chunks under way at once [default: 1 on one device, else 4, or 2048 rows that
-    /// gather for experts]
-    ///
-    /// Each has its own memory for values between segments.
-    #[arg(long, value_name = "N", env = "TROIKA_CHUNKS_IN_FLIGHT")]
-    pub chunks_in_flight: Option<usize>,
-    /// Type of the values that segments hand to each other [default: f32]
-    ///
-    /// f16 (up to 65504) and bf16 halve what is copied of them between devices.
-    #[arg(long, value_enum, env = "TROIKA_VALUE_TYPE")]
-    pub value_type: Option<FloatFlag>,
     /// How devices wait for each other [default: predicted]
     ///
     /// predicted: sleep for about as long as the wait before took, then look again and again.
@@ -229,12 +219,13 @@ impl PlacementArgs {
 
     /// What the solver is asked for.
     fn solve(&self, profile: ProfileAt) -> SolveOptions {
+        let lengths = self.lengths;
+        let prompt = lengths.map(|of| of.prompt);
         SolveOptions {
             profile,
             goal: self.goal,
-            prompt: self.for_prompt,
-            generate: self.for_gen,
-            several_copies: self.several_copies,
+            prompt,
+            generate: lengths.and_then(|of| of.answer),
         }
     }
 
@@ -280,17 +271,15 @@ impl PlacementArgs {
             options.solve = Some(self.solve(profile_at(file, cache)?));
         }
         let shares = matches!(options.strategy, Strategy::Experts(_));
-        if self.for_prompt.is_some() && self.profile.is_none() && !shares {
-            let why = "--for-prompt has no effect without --profile: only a profile leaves a plan \
+        if self.lengths.is_some() && self.profile.is_none() && !shares {
+            let why = "--for has no effect without --profile: only a profile leaves a plan \
                        to choose";
             return Err(CliError::Usage(why.into()));
         }
         let counts = self.calibration.calibration.as_deref().filter(|_| shares);
-        options.experts = self.experts.options(counts, self.for_prompt)?;
+        options.experts = self.experts.options(counts, self.lengths.map(|of| of.prompt))?;
         self.calibration.apply(options)?;
         options.policy = self.policy.unwrap_or_default();
-        options.chunks_in_flight = self.chunks_in_flight;
-        options.values = self.value_type.unwrap_or(FloatFlag::F32).dtype();
         options.sync = self.sync.unwrap_or_default();
         Ok(())
     }

@@ -43,14 +43,14 @@ pub struct SamplingArgs {
     pub frequency_penalty: f32,
     /// Changes a token's logit: TOKEN+BIAS or TOKEN-BIAS, for instance 15043-1;
     /// TOKEN-inf: never
-    #[arg(short, long, value_name = "TOKEN(+/-)BIAS", env = "TROIKA_LOGIT_BIAS")]
+    #[arg(short, long, value_name = "TOKEN(+/-)BIAS")]
     pub logit_bias: Vec<String>,
     /// Seed; -1: another one each time
     #[arg(short, long, value_name = "N", default_value_t = -1, env = "TROIKA_SEED")]
     #[arg(allow_negative_numbers = true)]
     pub seed: i64,
     /// Go on after the end-of-text token
-    #[arg(long, env = "TROIKA_IGNORE_EOS")]
+    #[arg(long)]
     pub ignore_eos: bool,
     /// Text that ends the generation (repeatable)
     #[arg(short = 'r', long = "stop", visible_alias = "reverse-prompt", value_name = "TEXT")]

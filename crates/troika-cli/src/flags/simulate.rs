@@ -29,16 +29,16 @@ pub struct SimulateArgs {
     #[arg(short, long, value_name = "PRESET|FOLDER|FILE[:TYPE]")]
     pub model: String,
     /// Tokens of the prompt
-    #[arg(short, long, value_name = "N", default_value_t = 256)]
-    pub prompt: usize,
+    #[arg(short = 'p', long, value_name = "N", default_value_t = 256)]
+    pub n_prompt: usize,
     /// Tokens that are generated
     #[arg(short = 'n', long, value_name = "N", default_value_t = 32)]
-    pub generate: usize,
+    pub n_gen: usize,
     /// Who computes what: hetero-tensor, hetero-layer, activation-centric, padding, npu-pipe,
     /// online-prepare, gpu-only, npu-only, cpu-only or solved (what the solver finds)
     #[arg(long, value_name = "NAME", default_value = "hetero-tensor", value_parser = SocStrategy::parse)]
     pub strategy: SocStrategy,
-    /// Run a plan file instead, as --plan-out writes it
+    /// Run a plan file instead, as --out writes it
     #[arg(long, value_name = "FILE", conflicts_with_all = ["strategy", "sync"])]
     pub plan: Option<PathBuf>,
     /// How processors wait for each other
@@ -57,8 +57,8 @@ pub struct SimulateArgs {
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
     /// Write the plan that ran
-    #[arg(long, value_name = "FILE")]
-    pub plan_out: Option<PathBuf>,
+    #[arg(short, long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
 }
 
 /// `troika reproduce`.
@@ -74,6 +74,6 @@ pub struct ReproduceArgs {
     #[arg(long)]
     pub json: bool,
     /// Where the report goes, an HTML file that needs nothing else
-    #[arg(long, value_name = "FILE", default_value = "reproduce.html")]
-    pub report: PathBuf,
+    #[arg(short, long, value_name = "FILE", default_value = "reproduce.html")]
+    pub out: PathBuf,
 }

@@ -108,7 +108,7 @@ pub struct SubjectArgs {
     #[command(flatten)]
     pub model: ModelArgs,
     /// Random weights of a known shape instead of a model: qwen3-0.6b, llama-3.2-1b:Q4_0, ...
-    #[arg(long, value_name = "SHAPE", env = "TROIKA_SYNTHETIC", conflicts_with_all = ["positional", "model"])]
+    #[arg(long, value_name = "SHAPE", conflicts_with_all = ["positional", "model"])]
     pub synthetic: Option<String>,
 }
 
@@ -118,28 +118,28 @@ pub struct RunArgs {
     #[command(flatten)]
     pub model: ModelArgs,
     /// The prompt; read from standard input when that is not a terminal
-    #[arg(short, long, env = "TROIKA_PROMPT", conflicts_with_all = ["file", "prompt_ids"])]
+    #[arg(short, long, conflicts_with_all = ["file", "prompt_ids"])]
     #[arg(allow_hyphen_values = true)]
     pub prompt: Option<String>,
     /// Read the prompt from a file; -: from standard input
-    #[arg(short, long, value_name = "FILE", env = "TROIKA_FILE", conflicts_with = "prompt_ids")]
+    #[arg(short, long, value_name = "FILE", conflicts_with = "prompt_ids")]
     pub file: Option<PathBuf>,
     /// The prompt as token ids, for instance 5,6,7; needs no tokenizer
-    #[arg(long, value_name = "IDS", value_delimiter = ',', env = "TROIKA_PROMPT_IDS")]
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
     #[arg(allow_negative_numbers = true)]
     pub prompt_ids: Option<Vec<u32>>,
     /// System message of the conversation
-    #[arg(long, alias = "sys", value_name = "TEXT", env = "TROIKA_SYSTEM_PROMPT")]
+    #[arg(long, alias = "sys", value_name = "TEXT")]
     #[arg(allow_hyphen_values = true)]
     pub system_prompt: Option<String>,
     /// Give the prompt to the model as it is, without its chat template
-    #[arg(long, alias = "no-conversation", env = "TROIKA_RAW")]
+    #[arg(long, alias = "no-conversation")]
     pub raw: bool,
     /// Read control tokens such as <|im_end|> in messages as such
     ///
     /// By default they are plain text there, so that nobody who writes a message can write as
     /// somebody else. With --raw, and in the model's own answers, they are always read.
-    #[arg(long, env = "TROIKA_PARSE_SPECIAL")]
+    #[arg(long)]
     pub parse_special: bool,
     /// Tokens to generate; -1: until the model stops or the context is full
     #[arg(short, long = "n-predict", visible_alias = "predict", value_name = "N")]
@@ -158,7 +158,7 @@ pub struct RunArgs {
     #[arg(long, env = "TROIKA_JSON")]
     pub json: bool,
     /// Write a Chrome trace of the run (opens in Perfetto)
-    #[arg(long, value_name = "FILE", env = "TROIKA_TRACE")]
+    #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
     #[command(flatten)]
     pub npu_profiling: NpuProfilingArgs,
@@ -195,20 +195,20 @@ pub struct TokenizeArgs {
     #[command(flatten)]
     pub model: ModelArgs,
     /// The text; read from standard input when absent
-    #[arg(short, long, env = "TROIKA_PROMPT", allow_hyphen_values = true)]
+    #[arg(short, long, allow_hyphen_values = true)]
     #[arg(conflicts_with = "file")]
     pub prompt: Option<String>,
     /// Read the text from a file; -: from standard input
-    #[arg(short, long, value_name = "FILE", env = "TROIKA_FILE")]
+    #[arg(short, long, value_name = "FILE")]
     pub file: Option<PathBuf>,
     /// Do not add BOS
-    #[arg(long, env = "TROIKA_NO_BOS")]
+    #[arg(long)]
     pub no_bos: bool,
     /// Read special tokens in the text as plain text
-    #[arg(long, env = "TROIKA_NO_PARSE_SPECIAL")]
+    #[arg(long)]
     pub no_parse_special: bool,
     /// Print only the ids, as a list
-    #[arg(long, env = "TROIKA_IDS", conflicts_with = "json")]
+    #[arg(long, conflicts_with = "json")]
     pub ids: bool,
     /// Print one JSON object
     #[arg(long, env = "TROIKA_JSON")]
@@ -295,7 +295,7 @@ pub struct PerplexityArgs {
     #[command(flatten)]
     pub model: ModelArgs,
     /// The file of the text; -, or when absent: standard input
-    #[arg(short, long, value_name = "FILE", env = "TROIKA_FILE")]
+    #[arg(short, long, value_name = "FILE")]
     pub file: Option<PathBuf>,
     /// Score all tokens of a window, not only those of its second half
     #[arg(long)]
@@ -316,9 +316,6 @@ pub struct ReportArgs {
     /// troika calibrate: how often experts were chosen
     #[arg(value_name = "FILE")]
     pub trace: PathBuf,
-    /// How many of those that took longest are listed
-    #[arg(long, value_name = "N", default_value_t = 20)]
-    pub top: usize,
 }
 
 /// `troika calibrate`.
@@ -331,7 +328,7 @@ pub struct CalibrateArgs {
     pub subject: SubjectArgs,
     /// The file of the text; -, or when absent: standard input. Random weights read tokens of no
     /// meaning
-    #[arg(short, long, visible_alias = "text", value_name = "FILE", env = "TROIKA_FILE")]
+    #[arg(short, long, visible_alias = "text", value_name = "FILE")]
     #[arg(conflicts_with = "synthetic")]
     pub file: Option<PathBuf>,
     /// Share of the input columns that are outliers, such as 0.003 [default: those far above the
@@ -365,10 +362,6 @@ pub struct ProfileArgs {
     /// Write the devices as a virtual system on a chip, too, for simulate --soc and bench --soc
     #[arg(long, value_name = "FILE.toml")]
     pub soc_out: Option<PathBuf>,
-    /// Measure instead whether products are faster on the NPUs with their rows in groups
-    /// (--npu-rewrites group-rows); nothing is kept
-    #[arg(long, conflicts_with_all = ["out", "soc_out"])]
-    pub row_groups: bool,
     /// Print one JSON object
     #[arg(long, env = "TROIKA_JSON")]
     pub json: bool,
@@ -384,9 +377,6 @@ pub struct PlanArgs {
     /// Write the plan to a file [default: print it]
     #[arg(short, long, value_name = "FILE")]
     pub out: Option<PathBuf>,
-    /// Write the plans that were not chosen to files of a folder, too: 1.json is the best of them
-    #[arg(long, value_name = "DIR")]
-    pub beaten: Option<PathBuf>,
     /// Print tables of what runs where, of what is copied between memories, and with --profile of
     /// the plans that were not chosen, instead of the plan
     #[arg(long)]
@@ -409,11 +399,8 @@ pub struct DevicesArgs {
     #[arg(long, value_name = "SPEC", value_delimiter = ',', env = "TROIKA_DEVICE")]
     #[arg(value_parser = placement::device, conflicts_with = "threads")]
     pub device: Vec<troika::DeviceSpec>,
-    /// Let npu and npu:qnn take Qualcomm's emulator, which is slow, where there is no real NPU
-    #[arg(long, env = "TROIKA_ALLOW_EMULATED")]
-    pub allow_emulated: bool,
     /// Compare the kernels of the devices with the CPU's, on seeded values
-    #[arg(long, env = "TROIKA_CHECK", requires = "device")]
+    #[arg(long, requires = "device")]
     pub check: bool,
     /// Folder where what --check finds of GPUs is kept [default: troika in the system's folder for
     /// caches]
@@ -445,19 +432,13 @@ pub struct TrainPredictorArgs {
     #[command(flatten)]
     pub model: ModelArgs,
     /// The file of the text; -, or when absent: standard input
-    #[arg(short, long, visible_alias = "text", value_name = "FILE", env = "TROIKA_FILE")]
+    #[arg(short, long, visible_alias = "text", value_name = "FILE")]
     pub file: Option<PathBuf>,
     #[command(flatten)]
     pub unseen: UnseenArgs,
     /// The predictor to write
     #[arg(short, long, value_name = "FILE")]
     pub out: PathBuf,
-    /// How often the text is gone through
-    #[arg(long, value_name = "N", default_value_t = 6)]
-    pub epochs: usize,
-    /// Rank of a layer's matrix, where that is smaller and faster than all of it; 0: full
-    #[arg(long, value_name = "N", default_value_t = 32)]
-    pub rank: usize,
     /// Print one JSON object
     #[arg(long, env = "TROIKA_JSON")]
     pub json: bool,

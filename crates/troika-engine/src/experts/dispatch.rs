@@ -4,11 +4,10 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use troika_device::{Bindings, Buffer, CopyRows, DeviceError, Run, SpaceId, View, Work};
+use troika_device::{Bindings, Buffer, CopyRows, DeviceError, Run, SpaceId, View, Weights, Work};
 use troika_program::{ExpertBuffer, ExpertCounts, LayerCounts, PackedCols, PackedRun, PackedSize};
 use troika_trace::{ExpertRows, Span, Tracer};
 
-use super::LoadedGraph;
 use super::route::{OfChunk, locked};
 use crate::error::EngineError;
 use crate::schedule::{Growth, Task, TaskGraph};
@@ -19,7 +18,7 @@ pub(crate) struct ExpertGraph {
     pub device: usize,
     pub space: SpaceId,
     pub name: Arc<str>,
-    pub loaded: LoadedGraph,
+    pub weights: Arc<Weights>,
     /// The buffers that it reads, whole rows of them.
     pub reads: Vec<ExpertBuffer>,
     pub writes: PackedCols,
@@ -57,7 +56,6 @@ impl Dispatcher {
         let OfChunk { place, rows, layer, stats, .. } = &self.of;
         let mut routing = locked(&self.of.routing);
         if !routed {
-            routing.look(place.0);
             let mut counts = LayerCounts::default();
             let assumed = routing.rows.assume(*place, *rows, &mut counts);
             let why = |why| DeviceError::Submission { task: self.rest.name.to_string(), why };
@@ -137,7 +135,7 @@ impl Dispatcher {
         };
         let bindings = Bindings { inputs, states: Vec::new(), outputs: vec![output.clone()] };
         let run = Run {
-            weights: graph.loaded.of(&graph.name)?,
+            weights: graph.weights.clone(),
             bindings: Arc::new(bindings),
             rows: rows.len(),
             forward: Arc::default(),

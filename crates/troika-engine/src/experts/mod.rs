@@ -3,13 +3,11 @@
 
 mod dispatch;
 mod packed;
-mod resident;
 mod route;
 mod stats;
 
 pub(crate) use dispatch::{Dispatcher, ExpertGraph, growth};
 pub(crate) use packed::PackedBuffers;
-pub(crate) use resident::LoadedGraph;
 pub(crate) use route::{OfChunk, Routing, host_task};
+pub use stats::GroupStats;
 pub(crate) use stats::SharedStats;
-pub use stats::{GroupStats, MovedGroups};

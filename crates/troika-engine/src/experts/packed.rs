@@ -4,11 +4,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use troika_device::{Buffer, Device};
-use troika_program::{
-    ExpertBuffer, ExpertMemory, ExpertRows, GroupGraph, NamedView, SharedExperts,
-};
+use troika_program::{ExpertBuffer, ExpertMemory, ExpertRows, NamedView, SharedExperts};
 
-use super::{LoadedGraph, Routing};
+use super::Routing;
 use crate::error::EngineError;
 use crate::memory::allocate_in;
 
@@ -48,15 +46,10 @@ impl PackedBuffers {
         &mut self,
         (set, number): (Option<usize>, usize),
         experts: &SharedExperts,
-        loaded: &[LoadedGraph],
     ) -> Arc<Mutex<Routing>> {
         let new = || {
             let rows = ExpertRows::new(&experts.split, experts.shape.clone());
-            let graphs = |graphs: &Vec<GroupGraph>| -> Vec<LoadedGraph> {
-                graphs.iter().map(|g| loaded[g.graph].clone()).collect()
-            };
-            let groups = experts.groups.iter().map(graphs).collect();
-            Arc::new(Mutex::new(Routing::new(rows, groups)))
+            Arc::new(Mutex::new(Routing::new(rows)))
         };
         self.routings.entry((set, number)).or_insert_with(new).clone()
     }

@@ -6,14 +6,12 @@ use std::time::Duration;
 use troika_device::{Clock, DeviceError, HostData, HostTask, ReadRows, View, WriteRows};
 use troika_program::{ExpertRows, ExpertStep, LEFT_OUT, LayerCounts, PackedRun};
 
-use super::{LoadedGraph, SharedStats};
+use super::SharedStats;
 
 /// What is routed to a set of packed buffers.
 #[derive(Debug)]
 pub(crate) struct Routing {
     pub rows: ExpertRows,
-    /// The graphs of each group, which are not always loaded.
-    groups: Vec<Vec<LoadedGraph>>,
     /// What can run, and what was counted, by chunk.
     runs: Vec<(Vec<PackedRun>, LayerCounts)>,
     /// When the first of them began.
@@ -21,17 +19,8 @@ pub(crate) struct Routing {
 }
 
 impl Routing {
-    pub fn new(rows: ExpertRows, groups: Vec<Vec<LoadedGraph>>) -> Routing {
-        Routing { rows, groups, runs: Vec::new(), began: None }
-    }
-
-    /// Looks which groups are loaded, before the first chunk.
-    pub fn look(&mut self, chunk: usize) {
-        if chunk == 0 {
-            for (group, graphs) in self.groups.iter().enumerate() {
-                self.rows.set_resident(group, graphs.iter().all(|graph| graph.get().is_some()));
-            }
-        }
+    pub fn new(rows: ExpertRows) -> Routing {
+        Routing { rows, runs: Vec::new(), began: None }
     }
 
     /// Notes what can run after a chunk, and what was counted.
@@ -112,7 +101,6 @@ impl OfChunk {
         };
         let mut routing = locked(&self.routing);
         let (place, saliency) = (self.place, saliency.as_deref());
-        routing.look(self.place.0);
         let mut counts = LayerCounts::default();
         let runs = routing.rows.route(place, &all, saliency, &mut counts)?;
         let routed = self.clock.now();

@@ -19,33 +19,6 @@ pub struct GroupStats {
     pub experts: Duration,
     /// Time to add results up.
     pub combine: Duration,
-    /// Groups that came to their devices and left them; `None` if they stay where they are.
-    pub moved: Option<MovedGroups>,
-}
-
-/// What became of groups of experts that come and go.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct MovedGroups {
-    /// Groups that were loaded.
-    pub loads: u64,
-    /// Their bytes.
-    pub loaded_bytes: u64,
-    /// The time that it took to compile and load them, while the model ran.
-    pub load_time: Duration,
-    /// The time that prompts waited for it.
-    pub waited: Duration,
-    /// Groups that left their device.
-    pub evictions: u64,
-    /// Their bytes.
-    pub evicted_bytes: u64,
-    /// Bytes of the groups that are loaded, and of one that is being loaded.
-    pub held_bytes: u64,
-    /// The most at once since the start.
-    pub most_bytes: u64,
-    /// The most there may be on all devices; `None`: there is no limit.
-    pub limit_bytes: Option<u64>,
-    /// A sentence for each group that its device did not load.
-    pub failures: Vec<String>,
 }
 
 impl GroupStats {

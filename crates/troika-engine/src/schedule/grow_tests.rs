@@ -14,7 +14,7 @@ use troika_plan::Policy;
 use troika_trace::Tracer;
 
 use super::fake::{Fake, Hook, run};
-use super::{Canceller, Growth, Runner, Task, TaskGraph};
+use super::{Canceller, Growth, JobId, Runner, Task, TaskGraph};
 use crate::error::EngineError;
 
 fn below(rng: &mut ChaCha8Rng, n: usize) -> usize {
@@ -127,7 +127,7 @@ impl Case {
 
     fn runner(&self, devices: usize, policy: Policy) -> Runner {
         let runner = runner((0..devices).map(|_| Fake::new(true, &idle())).collect(), policy);
-        *self.canceller.lock().unwrap() = Some(runner.canceller());
+        *self.canceller.lock().unwrap() = Some(runner.canceller(JobId(0)));
         runner
     }
 
@@ -258,7 +258,7 @@ fn failures_of_what_became_known_end_the_run() {
                 }
             }
             case.cancels.store(NOBODY, Ordering::Relaxed);
-            runner.canceller().reset();
+            runner.canceller(JobId(0)).reset();
 
             if growing.contains(&op) {
                 case.refused.store(op, Ordering::Relaxed);

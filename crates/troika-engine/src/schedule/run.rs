@@ -104,13 +104,8 @@ impl Runner {
         self.waiting = waiting;
     }
 
-    /// Cancels, from another thread, a graph that runs alone.
-    pub fn canceller(&self) -> Canceller {
-        self.canceller_of(JobId(0))
-    }
-
     /// Cancels a graph from another thread.
-    pub fn canceller_of(&self, job: JobId) -> Canceller {
+    pub fn canceller(&self, job: JobId) -> Canceller {
         Canceller(self.jobs[job.0].timelines.clone())
     }
 

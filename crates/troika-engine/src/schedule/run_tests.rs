@@ -14,7 +14,7 @@ use troika_plan::Policy;
 use troika_trace::Tracer;
 
 use super::fake::{Fake, Hook, RunHook, run};
-use super::{Canceller, Runner, Task, TaskGraph};
+use super::{Canceller, JobId, Runner, Task, TaskGraph};
 use crate::error::EngineError;
 
 const BUFFERS: usize = 5;
@@ -253,7 +253,7 @@ fn a_run_is_cancelled_at_any_task_and_the_next_one_works() {
         let case = Case::new(13, 30, 2);
         let graph = case.graph(chunks);
         let mut runner = case.runner(2, waits, Policy::InOrder);
-        *case.canceller.lock().unwrap() = Some(runner.canceller());
+        *case.canceller.lock().unwrap() = Some(runner.canceller(JobId(0)));
         let cancelled = |runner: &mut Runner| {
             let error = runner.run(&graph).unwrap_err();
             assert!(matches!(error, EngineError::Device(DeviceError::Cancelled)), "{error:?}");
@@ -274,7 +274,7 @@ fn a_run_is_cancelled_at_any_task_and_the_next_one_works() {
             case.cancels.store(NOBODY, Ordering::Relaxed);
             case.check(&mut runner, &graph, &format!("after a cancellation at {at}"));
         }
-        runner.canceller().cancel();
+        runner.canceller(JobId(0)).cancel();
         cancelled(&mut runner);
         case.check(&mut runner, &graph, "after a cancellation between runs");
     }
@@ -331,7 +331,8 @@ fn waits_of_any_length_end() {
     let mut graph = Arc::new(TaskGraph::new((0..6).map(task).collect()));
     for i in 0..25 {
         turn.store(i, Ordering::Relaxed);
-        Arc::get_mut(&mut graph).unwrap().set_forward_batch(&Arc::new(ForwardBatch::default()));
+        let forward = Arc::new(ForwardBatch::default());
+        Arc::get_mut(&mut graph).unwrap().set_forward_batches(|_| Some(&forward));
         runner.run(&graph).unwrap();
     }
 }
@@ -369,7 +370,7 @@ impl Shared {
         self.cases.iter().for_each(|c| c.reset());
         let start = |(i, graph): (usize, &Arc<TaskGraph>)| {
             let job = self.runner.start(graph.clone(), background(i)).unwrap();
-            let canceller = Some(self.runner.canceller_of(job));
+            let canceller = Some(self.runner.canceller(job));
             *self.cases[i].canceller.lock().unwrap() = canceller;
             job
         };

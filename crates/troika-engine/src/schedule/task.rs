@@ -159,13 +159,8 @@ impl TaskGraph {
         self.tasks.is_empty()
     }
 
-    /// Points all tasks to another forward batch with as many rows, so that one graph serves every
-    /// decoded token.
-    pub fn set_forward_batch(&mut self, forward: &Arc<ForwardBatch>) {
-        self.set_forward_batches(|_| Some(forward));
-    }
-
-    /// The same for the chunks of a prompt.
+    /// Points the tasks of each chunk to another forward batch with as many rows, so that one graph
+    /// serves every decoded token.
     pub fn set_forward_batches<'a>(
         &mut self,
         of_chunk: impl Fn(usize) -> Option<&'a Arc<ForwardBatch>>,

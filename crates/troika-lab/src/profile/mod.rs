@@ -23,7 +23,6 @@ use troika_solve::{
 use troika_time::RunWork;
 
 use bench::DeviceProfiler;
-pub(crate) use bench::nanoseconds;
 use rows_at::RowsAt;
 use soc_file::soc_file;
 

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use troika::graph::DType;
 use troika::model::lower::{LowerOptions, SegmentKind, lower};
 use troika::plan::{Phase, Plan, PlanDevice, PlanRequest, Policy, Strategy, SyncMode, make};
-use troika::plan_device;
 use troika::sim::{Board, Soc, VirtualDevice};
 use troika::solve::{MadePlan, MakeRequest, held_weights, make_within_memory};
 use troika::trace::Tracer;
@@ -90,7 +89,7 @@ fn placed(
     };
     let opened: Vec<Arc<dyn Device>> =
         ["npu", other].map(device).into_iter().collect::<Result<_, LabError>>()?;
-    let devices: Vec<PlanDevice> = opened.iter().map(plan_device).collect();
+    let devices: Vec<PlanDevice> = opened.iter().map(PlanDevice::of).collect();
     let store = shape.lazy_weights(Quant::None);
     let bounds = LowerOptions { max_rows: CHUNK, max_kv: PROMPT + 1, kv_dtype: DType::F16 };
     let lowered = lower(&shape.spec, &|key| store.shape(key), bounds);
@@ -106,8 +105,7 @@ fn placed(
     };
     let lowered = &lowered.into();
     let (spec, devices, base) = (&shape.spec, &devices, &base);
-    let facts: Vec<_> = devices.iter().map(PlanDevice::facts).collect();
-    let whole = make(spec, &facts, base).map_err(troika::Error::from)?;
+    let whole = make(spec, devices, base).map_err(troika::Error::from)?;
     let refusals = &troika_engine::examine(spec, &|key| store.shape(key), &whole, &opened)
         .map_err(troika::Error::from)?;
     let request = MakeRequest { spec, lowered, devices, refusals, base, attention_first };

@@ -76,7 +76,7 @@ pub const HELD_OUT: &[Target] = &[
             Ok(Outcome::not_run(
                 "it needs public sets and a trained model of full size; for any model, troika \
                  perplexity MODEL --file TEXT --calibration FILE --device npu:...,cpu --outliers \
-                 shadow,smooth,rows,kept --prune-outliers 0,0.5,0.85,1 prints the table \
+                 shadow=0,shadow=0.5,shadow=0.85,shadow=1,smooth,rows,kept prints the table \
                  (docs/calibration.md has the small model's)",
             ))
         },

@@ -50,7 +50,6 @@ fn planned(lab: &mut Lab) -> Result<Outcome, LabError> {
             goal: Goal::Ttft,
             prompt: Some(prompt),
             generate: Some(16),
-            several_copies: false,
         };
         let chosen =
             Model::open(Source::BuiltIn, &OpenOptions { solve: Some(solve), ..open.clone() })?;

@@ -1,6 +1,6 @@
 //! Models on two CPU devices of a thread each.
 
-use troika::plan::{CapacityRule, ExpertPolicy, ExpertSettings, Strategy, Tiers};
+use troika::plan::{ExpertPolicy, ExpertSettings, Strategy, Tiers};
 use troika::weights::FloatType;
 use troika::{DeviceOptions, ExpertOptions, OpenOptions, usable_cores};
 
@@ -26,8 +26,7 @@ pub fn plain(chunk: usize, context: usize) -> OpenOptions {
 
 /// The same, but experts on the second device, in groups with so many rows for each expert.
 pub fn shared(plain: OpenOptions, tiers: Tiers, settings: ExpertSettings) -> OpenOptions {
-    let capacity = CapacityRule { tiers, ..CapacityRule::default() };
-    let settings = ExpertSettings { capacity, ..settings };
+    let settings = ExpertSettings { tiers, ..settings };
     OpenOptions {
         strategy: Strategy::Experts(ExpertPolicy::Groups),
         experts: ExpertOptions { settings, ..ExpertOptions::default() },

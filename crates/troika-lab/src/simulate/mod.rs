@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 
 use troika::sim::{Board, CoRun, Processor, ProcessorKind, Soc, Usage, VirtualDevice};
-use troika::{BoundModel, Error, Model, OpenOptions, SocCosts, plan_device};
+use troika::{BoundModel, Error, Model, OpenOptions, SocCosts};
 use troika_device::{Device, DeviceError, Queue};
 use troika_engine::{SequenceInput, WantedLogits};
 use troika_graph::DType;
 use troika_model::lower::{LowerOptions, Lowered, WeightShapes, lower};
-use troika_plan::{DeviceFacts, Goal, Plan, PlanDevice, PlanRequest, SyncMode, make};
+use troika_plan::{Goal, Plan, PlanDevice, PlanRequest, SyncMode, make};
 use troika_solve::{PredictRequest, SolveRequest, predict, solve};
 use troika_trace::Tracer;
 use troika_weights::Quant;
@@ -185,7 +185,7 @@ impl Simulation {
         let frames = gpus.next().map(open).transpose()?;
         Ok(Simulation {
             model,
-            devices: devices.iter().map(plan_device).collect(),
+            devices: devices.iter().map(PlanDevice::of).collect(),
             board,
             soc: soc.name.clone(),
             prompt: *prompt,
@@ -309,14 +309,14 @@ fn solved(
         sync: r.sync,
         ..PlanRequest::default()
     };
-    let facts: Vec<DeviceFacts> = devices.iter().map(|d| DeviceFacts::of(&**d)).collect();
+    let facts: Vec<PlanDevice> = devices.iter().map(PlanDevice::of).collect();
     let one = make(r.spec, &facts, &base).map_err(Error::Plan)?;
     let refusals = troika_engine::examine(r.spec, shapes, &one, devices)?;
     // The CPU is left to control a GPU, if there is one (HeteroInfer, section 4).
     let controls = r.soc.processors.iter().any(|p| p.kind == ProcessorKind::Gpu);
     let used = devices.iter().zip(&r.soc.processors);
     let used = used.filter(|(_, p)| !controls || p.kind != ProcessorKind::Cpu);
-    let devices: Vec<PlanDevice> = used.map(|(d, _)| plan_device(d)).collect();
+    let devices: Vec<PlanDevice> = used.map(|(d, _)| PlanDevice::of(d)).collect();
     let candidates = hand_made(r, &devices);
     let request = SolveRequest {
         spec: r.spec,
@@ -328,7 +328,6 @@ fn solved(
         base: &base,
         prompt: r.prompt,
         generate: options.generate,
-        several_copies: false,
         lengths: &[],
         candidates: &candidates,
     };

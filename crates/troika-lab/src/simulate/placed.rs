@@ -10,9 +10,9 @@ use troika_graph::{DType, Op, Subgraph};
 use troika_model::lower::{Lowered, Segment, SegmentKind, segments};
 use troika_model::spec::ModelSpec;
 use troika_plan::{
-    Decode, DeviceFacts, Dispatch, EXPERT_GROUP, ExpertPolicy, ExpertSettings, Layers, ModelId,
-    PLAN_VERSION, Phase, Plan, PlanDevice, PlanRequest, Policy, Prefill, Rule, Strategy, SyncMode,
-    expert_chunk, make, page_len, stage_borders,
+    Decode, Dispatch, EXPERT_GROUP, ExpertPolicy, ExpertSettings, Layers, ModelId, PLAN_VERSION,
+    Phase, Plan, PlanDevice, PlanRequest, Policy, Prefill, Rule, Strategy, SyncMode, expert_chunk,
+    make, page_len, stage_borders,
 };
 use troika_solve::{InStages, StagedRequest, Ways, expert_bytes};
 
@@ -61,12 +61,12 @@ pub(super) fn plan(r: &Request<'_>) -> Result<Plan, SimulateError> {
         kv_dtype: DType::F16,
         devices,
         sync: r.sync,
+        npu_rewrites: Vec::new(),
         prefill: Prefill {
             chunk: r.prompt,
             chunks_in_flight: 1,
             policy: Policy::InOrder,
             critical_device: None,
-            expert_residency: None,
             rules: prefill,
             lengths: Vec::new(),
         },
@@ -93,7 +93,6 @@ fn experts(
         return Err(SimulateError::NoGroups { strategy, processor });
     }
     let devices = processors(r.soc, [cpu, npu])?;
-    let facts: Vec<DeviceFacts> = devices.iter().map(PlanDevice::facts).collect();
     let chunk = expert_chunk(r.prompt).min(r.prompt);
     let request = PlanRequest {
         strategy: Strategy::Experts(policy),
@@ -110,7 +109,7 @@ fn experts(
         },
         ..PlanRequest::default()
     };
-    let plan = make(r.spec, &facts, &request).map_err(troika::Error::Plan)?;
+    let plan = make(r.spec, &devices, &request).map_err(troika::Error::Plan)?;
     Ok(Plan { strategy: r.strategy.name().into(), ..plan })
 }
 

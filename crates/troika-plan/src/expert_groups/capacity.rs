@@ -2,19 +2,9 @@
 
 use crate::routing::ExpertUse;
 
-/// What capacities are multiples of, and the least of them that is a power of two: sizes that
-/// neural processors are fast with (NPUMoE, section 3.2).
+/// What capacities are multiples of: sizes that neural processors are fast with (NPUMoE, section
+/// 3.2).
 const MULTIPLE: usize = 16;
-
-/// The rows that a balanced layer sends to each expert. The paper's text lost its symbols.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum BaseCapacity {
-    /// Rows of a chunk, times experts of a row, over experts: what there is to compute.
-    #[default]
-    PerChoice,
-    /// Rows of a chunk over experts.
-    PerRow,
-}
 
 /// How capacities follow from loads.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -42,25 +32,9 @@ impl Tiers {
     }
 }
 
-/// What capacities are rounded up to.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum CapacityRounding {
-    /// Multiples of 16.
-    #[default]
-    Multiples,
-    /// Powers of two from 16 on.
-    PowersOfTwo,
-}
-
-impl CapacityRounding {
-    /// At least so many rows.
-    pub fn up(self, rows: f64) -> usize {
-        let rows = (rows.ceil().max(1.0) as usize).min(1 << 32);
-        match self {
-            CapacityRounding::Multiples => rows.next_multiple_of(MULTIPLE),
-            CapacityRounding::PowersOfTwo => rows.next_power_of_two().max(MULTIPLE),
-        }
-    }
+/// A capacity for at least so many rows.
+pub(crate) fn rounded(rows: f64) -> usize {
+    (rows.ceil().max(1.0) as usize).min(1 << 32).next_multiple_of(MULTIPLE)
 }
 
 /// A layer as capacities see it.
@@ -83,43 +57,31 @@ impl LayerLoad<'_> {
         (share * (self.rows * self.top_k) as f64).min(self.rows as f64)
     }
 
-    /// Rows that each expert of a balanced layer gets.
-    pub fn base_rows(&self, base: BaseCapacity) -> f64 {
-        let chosen = if base == BaseCapacity::PerChoice { self.top_k } else { 1 };
-        (self.rows * chosen) as f64 / self.used.counts.len().max(1) as f64
+    /// The base capacity: rows that each expert of a balanced layer gets.
+    pub fn base_rows(&self) -> f64 {
+        (self.rows * self.top_k) as f64 / self.used.counts.len().max(1) as f64
     }
 
     /// Rows of the busiest expert: the base capacity times the layer's imbalance.
-    pub fn busiest_rows(&self, base: BaseCapacity) -> usize {
-        (self.used.imbalance() * self.base_rows(base)).ceil() as usize
+    pub fn busiest_rows(&self) -> usize {
+        (self.used.imbalance() * self.base_rows()).ceil() as usize
     }
 }
 
-/// How capacities are chosen.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct CapacityRule {
-    /// From which tiers.
-    pub tiers: Tiers,
-    /// What tiers are multiples of.
-    pub base: BaseCapacity,
-    /// What they are rounded up to.
-    pub rounding: CapacityRounding,
-}
-
-impl CapacityRule {
+impl Tiers {
     /// The capacity of each expert of a layer: never more than the busiest one needs, nor than a
     /// chunk has rows, each rounded up.
     pub fn capacities(&self, layer: &LayerLoad<'_>) -> Vec<usize> {
         let experts = 0..layer.used.counts.len();
-        let chunk = self.rounding.up(layer.rows as f64);
-        let busiest = self.rounding.up(layer.busiest_rows(self.base) as f64);
+        let chunk = rounded(layer.rows as f64);
+        let busiest = rounded(layer.busiest_rows() as f64);
         let tiers = |expert: usize, multiples: &[f64]| {
-            let rows = |m: &f64| self.rounding.up(m * layer.base_rows(self.base));
+            let rows = |m: &f64| rounded(m * layer.base_rows());
             let expected = layer.expected_rows(expert);
             let enough = multiples.iter().map(rows).find(|rows| *rows as f64 >= expected);
             enough.or(multiples.last().map(rows)).unwrap_or(chunk).min(busiest).min(chunk)
         };
-        match &self.tiers {
+        match self {
             Tiers::Rows(rows) => experts.map(|_| *rows).collect(),
             Tiers::Chunk => experts.map(|_| chunk).collect(),
             Tiers::Multiples(multiples) => experts.map(|e| tiers(e, multiples)).collect(),
@@ -149,39 +111,11 @@ impl std::fmt::Display for Tiers {
     }
 }
 
-impl std::str::FromStr for Tiers {
-    type Err = String;
-
-    /// `quartile`, `chunk`, `rows=N`, or multiples of the base capacity such as `0.5:1:2:4`.
-    fn from_str(text: &str) -> Result<Tiers, String> {
-        let refuse = || {
-            format!(
-                "{text:?} is none of quartile, chunk, rows=N, and ascending multiples of the base \
-                 capacity such as 0.5:1:2:4"
-            )
-        };
-        if let Some(rows) = text.strip_prefix("rows=") {
-            let rows = rows.parse().ok().filter(|n| (1..=crate::check::MAX_LENGTH).contains(n));
-            return rows.map(Tiers::Rows).ok_or_else(refuse);
-        }
-        match text {
-            "quartile" => return Ok(Tiers::Quartile),
-            "chunk" => return Ok(Tiers::Chunk),
-            _ => {}
-        }
-        let all: Result<Vec<f64>, _> = text.split(':').map(str::parse).collect();
-        let fits = |all: &Vec<f64>| {
-            all.iter().all(|m| m.is_finite() && *m > 0.0) && all.is_sorted_by(|a, b| a < b)
-        };
-        all.ok().filter(fits).map(Tiers::Multiples).ok_or_else(refuse)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
-    use super::{BaseCapacity, CapacityRounding, CapacityRule, LayerLoad, Tiers};
+    use super::{LayerLoad, Tiers, rounded};
     use crate::routing::ExpertUse;
 
     fn used(counts: &[u32]) -> ExpertUse {
@@ -195,11 +129,10 @@ mod tests {
         counts[5] = 60;
         let used = used(&counts);
         let layer = LayerLoad { used: &used, top_k: 2, rows: 256 };
-        assert_eq!((layer.base_rows(BaseCapacity::PerChoice), used.imbalance()), (32.0, 4.0));
-        assert_eq!(layer.busiest_rows(BaseCapacity::PerChoice), 128);
-        assert_eq!(layer.busiest_rows(BaseCapacity::PerRow), 64);
+        assert_eq!((layer.base_rows(), used.imbalance()), (32.0, 4.0));
+        assert_eq!(layer.busiest_rows(), 128);
         assert_eq!(layer.expected_rows(5), 128.0);
-        let of = |tiers| CapacityRule { tiers, ..CapacityRule::default() }.capacities(&layer);
+        let of = |tiers: Tiers| tiers.capacities(&layer);
         let by_load = of(Tiers::by_load());
         assert_eq!((by_load[5], by_load[0]), (128, 32));
         let quartile = of(Tiers::Quartile);
@@ -209,9 +142,6 @@ mod tests {
         assert_eq!(of(Tiers::Chunk), [256; 16]);
         // One tier is the same for all.
         assert_eq!(of(Tiers::Multiples(vec![1.0])), [32; 16]);
-        let (base, tiers) = (BaseCapacity::PerRow, Tiers::by_load());
-        let by_row = CapacityRule { base, tiers, ..CapacityRule::default() }.capacities(&layer);
-        assert_eq!((by_row[5], by_row[0]), (64, 32), "16 rows are a layer's base, 64 its busiest");
     }
 
     #[test]
@@ -219,20 +149,7 @@ mod tests {
         let used = used(&[7; 8]);
         let layer = LayerLoad { used: &used, top_k: 2, rows: 256 };
         for tiers in [Tiers::Quartile, Tiers::by_load()] {
-            assert_eq!(
-                CapacityRule { tiers, ..CapacityRule::default() }.capacities(&layer),
-                [64; 8]
-            );
-        }
-    }
-
-    #[test]
-    fn tiers_are_read_as_they_are_written() {
-        for text in ["quartile", "chunk", "rows=48", "0.5:1:2:4", "1"] {
-            assert_eq!(text.parse::<Tiers>().unwrap().to_string(), text);
-        }
-        for text in ["", "2:1", "0:1", "1:1", "rows=0", "rows=x", "inf", "half"] {
-            assert!(text.parse::<Tiers>().unwrap_err().contains("none of"), "{text}");
+            assert_eq!(tiers.capacities(&layer), [64; 8]);
         }
     }
 
@@ -243,35 +160,23 @@ mod tests {
             top_k in 1usize..9,
             rows in 1usize..2000,
             tiers in prop::sample::select(vec![Tiers::Quartile, Tiers::by_load(), Tiers::Chunk]),
-            per_row: bool,
-            powers: bool,
         ) {
             let (used, top_k) = (used(&counts), top_k.min(counts.len()));
             let layer = LayerLoad { used: &used, top_k, rows };
-            let rule = CapacityRule {
-                tiers: tiers.clone(),
-                base: if per_row { BaseCapacity::PerRow } else { BaseCapacity::PerChoice },
-                rounding: if powers {
-                    CapacityRounding::PowersOfTwo
-                } else {
-                    CapacityRounding::Multiples
-                },
-            };
-            let capacities = rule.capacities(&layer);
+            let capacities = tiers.capacities(&layer);
             prop_assert_eq!(capacities.len(), counts.len());
-            let busiest = rule.rounding.up(layer.busiest_rows(rule.base) as f64);
-            let base = layer.base_rows(rule.base);
+            let busiest = rounded(layer.busiest_rows() as f64);
+            let base = layer.base_rows();
             for (expert, capacity) in capacities.iter().enumerate() {
                 prop_assert!(*capacity >= 16 && capacity.is_multiple_of(16));
-                prop_assert!(!powers || capacity.is_power_of_two());
-                prop_assert!(*capacity <= rule.rounding.up(rows as f64));
+                prop_assert!(*capacity <= rounded(rows as f64));
                 if tiers == Tiers::Chunk {
                     continue;
                 }
                 prop_assert!(*capacity <= busiest);
                 let expected = layer.expected_rows(expert);
                 // Every expert that a tier holds has room for what it is expected to get.
-                let holds = !per_row && expected <= base * if tiers == Tiers::Quartile { 2.0 } else { 4.0 };
+                let holds = expected <= base * if tiers == Tiers::Quartile { 2.0 } else { 4.0 };
                 prop_assert!(!holds || *capacity as f64 >= expected.floor(), "{capacity} for {expected}");
             }
             // A busier expert never has less room.

@@ -151,7 +151,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::expert_groups::capacity::{CapacityRule, Tiers};
+    use crate::expert_groups::capacity::Tiers;
     use crate::routing::ExpertUse;
 
     fn used(layer: usize, counts: &[u32]) -> ExpertUse {
@@ -218,8 +218,7 @@ mod tests {
         ) {
             let used = used(0, &counts);
             let layer = LayerLoad { used: &used, top_k: counts.len().min(4), rows };
-            let rule = CapacityRule { tiers: Tiers::by_load(), ..CapacityRule::default() };
-            let capacities = rule.capacities(&layer);
+            let capacities = Tiers::by_load().capacities(&layer);
             let groups = group(&layer, &capacities, size, WorthALaunch::ALWAYS);
             let all: Vec<usize> = groups.iter().flat_map(|g| g.experts.clone()).collect();
             let once: BTreeSet<usize> = all.iter().copied().collect();

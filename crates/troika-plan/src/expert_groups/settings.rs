@@ -1,7 +1,6 @@
 //! Which techniques share experts out, and with which numbers.
 
-use super::capacity::CapacityRule;
-use super::divide::ExpertDivision;
+use super::capacity::Tiers;
 use super::grouping::WorthALaunch;
 use crate::experts::{Dispatch, Overflow};
 use crate::routing::ExpertUse;
@@ -45,12 +44,10 @@ impl ExpertPolicy {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ExpertSettings {
     /// Rows of each expert.
-    pub capacity: CapacityRule,
+    pub tiers: Tiers,
     /// The most experts of a group; `None`: what the device takes, or one where rows gather over
     /// chunks.
     pub group: Option<usize>,
-    /// How groups are divided; by columns they have one expert each.
-    pub divide: Option<ExpertDivision>,
     /// What becomes of rows beyond a capacity.
     pub overflow: Overflow,
     /// When groups run.
@@ -63,8 +60,6 @@ pub struct ExpertSettings {
     pub stored_bytes: Option<u64>,
     /// Whether the groups' device computes attention, too.
     pub attention: bool,
-    /// Whether groups come and go while the model runs, by what rows choose.
-    pub adaptive: bool,
     /// What makes a graph worth a launch, where only such graphs are on the device.
     pub worth: WorthALaunch,
 }

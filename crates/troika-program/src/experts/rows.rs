@@ -104,8 +104,6 @@ pub struct ExpertRows {
     at: Vec<Vec<(usize, usize)>>,
     /// Which of them gets each expert's next row.
     next_group: Vec<usize>,
-    /// Whether each group is on its device; the rule's device computes the experts of others.
-    resident: Vec<bool>,
     overflow: Overflow,
     dispatch: Dispatch,
     /// How often each expert is expected to be chosen; empty: all alike.
@@ -145,7 +143,6 @@ impl ExpertRows {
             overflow: split.overflow,
             dispatch: split.dispatch,
             expected: split.expected.clone(),
-            resident: split.groups.iter().map(|g| !g.standby).collect(),
             open: vec![None; split.groups.len()],
             low: 0,
             high: shape.rows,
@@ -154,13 +151,6 @@ impl ExpertRows {
             places: Vec::new(),
             sorted: vec![Vec::new(); shape.experts],
             shape,
-        }
-    }
-
-    /// Says whether a group is on its device, before the first chunk.
-    pub fn set_resident(&mut self, group: usize, resident: bool) {
-        if let Some(known) = self.resident.get_mut(group) {
-            *known = resident;
         }
     }
 
@@ -281,12 +271,10 @@ impl ExpertRows {
         count: &mut ExpertCounts,
         runs: &mut Vec<PackedRun>,
     ) {
-        let mut of_away = self.room_away(expert);
         for &pair in pairs {
             if let Some(row) = self.next_row(expert, runs) {
                 self.place(chunk, pair, row);
-            } else if of_away > 0 {
-                of_away -= 1;
+            } else if self.at[expert].is_empty() {
                 self.take_rest(chunk, pair);
             } else if self.overflow == Overflow::Prune {
                 count.dropped += 1;
@@ -298,27 +286,11 @@ impl ExpertRows {
         }
     }
 
-    /// Rows that the rule's device computes in place of groups that are not on their device, so that
-    /// no other rows are left out than with them.
-    fn room_away(&self, expert: usize) -> usize {
-        let mut of_groups = self.at[expert].iter().map(|at| at.0);
-        if self.dispatch == Dispatch::PerChunk && !self.at[expert].is_empty() {
-            return of_groups.filter(|g| !self.resident[*g]).map(|g| self.groups[g].capacity).sum();
-        }
-        if of_groups.any(|g| self.resident[g]) { 0 } else { usize::MAX }
-    }
-
-    /// The next row of an expert's groups: the first ones that are on their device fill up first.
-    /// Where full slots run at once, its groups take turns. `None` if none has room.
+    /// The next row of an expert's groups, which fill up in their order. Where full slots run at
+    /// once, its groups take turns. `None` if none has room.
     fn next_row(&mut self, expert: usize, runs: &mut Vec<PackedRun>) -> Option<usize> {
         let (slots, turn) = (self.at[expert].len(), self.next_group[expert]);
-        let end = match self.dispatch {
-            Dispatch::PerChunk => slots,
-            Dispatch::LayerMajor => turn + slots,
-        };
-        let on_device = |turn: &usize| self.resident[self.at[expert][turn % slots].0];
-        let turn = (turn..end).find(on_device)?;
-        let (group, index) = self.at[expert][turn % slots];
+        let (group, index) = *self.at[expert].get(turn)?;
         let capacity = self.groups[group].capacity;
         let open = self.opened(group)?;
         let row = open.start + index * capacity + open.filled[index];

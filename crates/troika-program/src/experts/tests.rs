@@ -24,8 +24,7 @@ fn rows(split: &ExpertSplit, experts: usize, pairs: usize, align: usize) -> Expe
     ExpertRows::new(split, shape)
 }
 
-/// Groups, their capacity, overflow, dispatch, alignment, the experts of each chunk's rows, and which
-/// groups are away.
+/// Groups, their capacity, overflow, dispatch, alignment, and the experts of each chunk's rows.
 #[derive(Clone, Debug)]
 struct Case {
     groups: Vec<(Vec<usize>, usize)>,
@@ -33,8 +32,6 @@ struct Case {
     dispatch: Dispatch,
     align: usize,
     chunks: Vec<Vec<[usize; TOP_K]>>,
-    /// Groups that are not on their device.
-    away: Vec<bool>,
 }
 
 fn cases() -> impl Strategy<Value = Case> {
@@ -56,16 +53,15 @@ fn cases() -> impl Strategy<Value = Case> {
     });
     let overflow = prop::sample::select(Overflow::ALL.to_vec());
     let dispatch = prop::sample::select(Dispatch::ALL.to_vec());
-    let away = prop::collection::vec(prop::bool::weighted(0.2), 4);
-    (groups, overflow, dispatch, 1..5_usize, chunks, away).prop_map(
-        |(mut groups, mut overflow, dispatch, align, chunks, away)| {
+    (groups, overflow, dispatch, 1..5_usize, chunks).prop_map(
+        |(mut groups, mut overflow, dispatch, align, chunks)| {
             if dispatch == Dispatch::LayerMajor {
                 overflow = Overflow::Cpu;
             }
             if overflow == Overflow::Pad {
                 groups.iter_mut().for_each(|g| g.1 = 8);
             }
-            Case { groups, overflow, dispatch, align, chunks, away }
+            Case { groups, overflow, dispatch, align, chunks }
         },
     )
 }
@@ -93,7 +89,6 @@ fn check(
             let expert = experts_of(chunk, pair);
             match run.group {
                 Some(g) => {
-                    assert!(!case.away[g], "group {g} is not on its device");
                     let (experts, capacity) = &case.groups[g];
                     assert_eq!(run.rows.start % case.align, 0);
                     assert_eq!(experts[(row - run.rows.start) / capacity], expert);
@@ -118,9 +113,6 @@ proptest! {
         let mut packed = rows(&split, EXPERTS, if shares { all } else { most }, case.align);
         let room = ExpertRows::room(&split, if shares { all } else { most }, case.align);
         let of = |chunk: usize, pair: usize| case.chunks[chunk][pair / TOP_K][pair % TOP_K];
-        let away = case.away[..case.groups.len()].iter().enumerate();
-        away.for_each(|(group, away)| packed.set_resident(group, !away));
-        let mut by_whole = rows(&split, EXPERTS, if shares { all } else { most }, case.align);
         // Twice, since buffers are not empty the second time.
         for _ in 0..2 {
             let mut counts = LayerCounts::default();
@@ -132,10 +124,6 @@ proptest! {
                 let saliency: Vec<f32> = (0..choices.len()).map(|row| (row * 5 % 7) as f32).collect();
                 runs.extend(packed.route(place, &ids, Some(&saliency), &mut counts).unwrap());
                 let places = packed.places(place.0).to_vec();
-                // What is left out does not depend on where groups are.
-                by_whole.route(place, &ids, Some(&saliency), &mut LayerCounts::default()).unwrap();
-                let out = |places: &[u32]| -> Vec<bool> { places.iter().map(|p| *p == LEFT_OUT).collect() };
-                prop_assert_eq!(out(&places), out(by_whole.places(place.0)));
                 for (pair, row) in places.iter().enumerate() {
                     if *row == LEFT_OUT {
                         dropped += 1;

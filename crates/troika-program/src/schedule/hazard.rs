@@ -96,13 +96,6 @@ impl<B: Clone + Eq + Hash> HazardTracker<B> {
         self.deps.dedup();
         &self.deps
     }
-
-    /// The most uses of a buffer, or of a sequence's part of a state, that are kept.
-    #[must_use]
-    pub fn most_kept(&self) -> usize {
-        let all = self.memory.values().chain(self.states.values());
-        all.map(|a| a.writers.len() + a.readers.len() + a.sharers.len()).max().unwrap_or(0)
-    }
 }
 
 impl Accesses {

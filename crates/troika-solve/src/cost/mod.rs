@@ -39,38 +39,47 @@ pub struct QueueCosts {
     pub submits_waits: bool,
 }
 
-/// Nanoseconds, rounded up; a time that is none counts as endless.
-fn whole_ns(ns: f64) -> u64 {
-    if ns >= 0.0 { ns.ceil() as u64 } else { u64::MAX }
+/// A cost of so many nanoseconds, rounded up; a time that is none counts as endless.
+pub fn lasting(ns: f64) -> TaskCost {
+    let ns = if ns >= 0.0 { ns.ceil() as u64 } else { u64::MAX };
+    TaskCost { ns, ..TaskCost::default() }
 }
 
-/// Prices for the solver, in nanoseconds. Equal questions must get equal answers.
+/// Nanoseconds of a cost; infinite if it is endless.
+fn ns_of(cost: TaskCost) -> f64 {
+    if cost.ns == u64::MAX { f64::INFINITY } else { cost.ns as f64 }
+}
+
+/// What moves bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mover {
+    /// A copy by a device between its own memory and another.
+    Copy,
+    /// A function of the host on a device.
+    Host,
+}
+
+/// Prices for the solver. Equal questions must get equal answers.
 ///
 /// Devices are given by their index in [`crate::SolveRequest::devices`].
 pub trait CostModel {
     /// The source of the figures, for people: "profile of a machine", "socs/phone.toml".
     fn source(&self) -> String;
 
-    /// The time of a run on an otherwise idle machine.
-    fn run_ns(&self, run: &PricedRun<'_>) -> f64;
+    /// What a run needs on an otherwise idle machine.
+    fn run(&self, run: &PricedRun<'_>) -> TaskCost;
 
-    /// The slowdown (at least 1) of each of some runs on different devices while all of them run.
-    /// Devices with common memory share its bandwidth.
-    fn slowdowns(&self, runs: &[PricedRun<'_>]) -> Vec<f64> {
-        vec![1.0; runs.len()]
+    /// What it needs to move bytes on a device.
+    fn moving(&self, mover: Mover, device: usize, bytes: u64) -> TaskCost;
+
+    /// The share of its speed that each of some tasks gets while all of them run; `None` stands for
+    /// a copy.
+    fn shares(&self, running: &[(Option<PricedRun<'_>>, TaskCost)]) -> Vec<f64> {
+        vec![1.0; running.len()]
     }
 
-    /// From the end of a run on one device to the start of a waiting run on another.
-    fn hand_over_ns(&self, from: usize, to: usize, sync: SyncMode) -> f64;
-
-    /// The cost of giving a device a list of tasks and learning of its end, once per device of a
-    /// chunk or token. Counted only where several devices share the work.
-    fn submit_ns(&self, _device: usize) -> f64 {
-        0.0
-    }
-
-    /// A copy by a device between its own memory and another.
-    fn copy_ns(&self, device: usize, bytes: u64) -> f64;
+    /// What it costs to use a device's queue, in a plan of several devices or of this one alone.
+    fn queue(&self, device: usize, devices: &[usize], sync: SyncMode) -> QueueCosts;
 
     /// Whether stages of a segment can be priced. If not, segments are not placed stage by stage.
     fn knows_stages(&self) -> bool {
@@ -87,46 +96,6 @@ pub trait CostModel {
         None
     }
 
-    /// What a run needs of a machine whose memory is shared. The default moves no bytes.
-    fn need(&self, run: &PricedRun<'_>) -> TaskCost {
-        TaskCost { ns: whole_ns(self.run_ns(run)), ..TaskCost::default() }
-    }
-
-    /// What a copy by a device needs.
-    fn copy_need(&self, device: usize, bytes: u64) -> TaskCost {
-        TaskCost { ns: whole_ns(self.copy_ns(device, bytes)), ..TaskCost::default() }
-    }
-
-    /// What a function of the host on a device needs that moves so many bytes.
-    fn host_need(&self, device: usize, bytes: u64) -> TaskCost {
-        self.copy_need(device, bytes)
-    }
-
-    /// The share of its speed that each of some tasks gets while all run; `None` stands for a copy.
-    fn shares(&self, running: &[(Option<PricedRun<'_>>, TaskCost)]) -> Vec<f64> {
-        let runs: Vec<PricedRun<'_>> = running.iter().filter_map(|(run, _)| *run).collect();
-        let alone = runs.len() < 2;
-        let mut factors = if alone { vec![1.0] } else { self.slowdowns(&runs) }.into_iter();
-        // Copies slow nothing down, and nothing slows them down.
-        let of_run = |run: &Option<_>| run.as_ref().and_then(|_| factors.next()).unwrap_or(1.0);
-        running.iter().map(|(run, _)| run).map(of_run).map(|f| 1.0 / f.max(1.0)).collect()
-    }
-
-    /// What it costs to use a device's queue, in a plan of several devices or of this one alone.
-    fn queue(&self, device: usize, devices: &[usize], sync: SyncMode) -> QueueCosts {
-        let others = devices.iter().filter(|d| **d != device);
-        let told = others.map(|to| self.hand_over_ns(device, *to, sync)).fold(0.0, f64::max);
-        // A single device computes on the caller's thread.
-        let submit = if devices.len() > 1 { self.submit_ns(device) } else { 0.0 };
-        QueueCosts {
-            lane: LaneCosts { submit_ns: whole_ns(submit), waits_each_run: false },
-            told_ns: whole_ns(told),
-            told_bytes_per_ns: None,
-            tells_all: false,
-            submits_waits: false,
-        }
-    }
-
     /// Joules of the devices' work from the start of a machine; `None` if unknown.
     fn machine_j(&self, _usage: &Usage) -> Option<f64> {
         None
@@ -135,5 +104,36 @@ pub trait CostModel {
     /// Power of the idle machine.
     fn idle_w(&self) -> Option<f64> {
         None
+    }
+}
+
+impl dyn CostModel + '_ {
+    /// Nanoseconds of a run on an otherwise idle machine.
+    pub fn run_ns(&self, run: &PricedRun<'_>) -> f64 {
+        ns_of(self.run(run))
+    }
+
+    /// Nanoseconds of a copy by a device.
+    pub fn copy_ns(&self, device: usize, bytes: u64) -> f64 {
+        ns_of(self.moving(Mover::Copy, device, bytes))
+    }
+
+    /// Nanoseconds from the end of a run on one device to the start of a waiting run on another.
+    pub fn hand_over_ns(&self, from: usize, to: usize, sync: SyncMode) -> f64 {
+        let both = [from, to];
+        let queue = self.queue(from, &both, sync);
+        let submitted = if queue.submits_waits { self.submit_ns(to, from, sync) } else { 0.0 };
+        queue.told_ns as f64 + submitted
+    }
+
+    /// Nanoseconds to give a device a list of tasks, beside another device.
+    pub fn submit_ns(&self, device: usize, other: usize, sync: SyncMode) -> f64 {
+        self.queue(device, &[device, other], sync).lane.submit_ns as f64
+    }
+
+    /// The slowdown (at least 1) of each of some runs on different devices while all of them run.
+    pub fn slowdowns(&self, runs: &[PricedRun<'_>]) -> Vec<f64> {
+        let all: Vec<_> = runs.iter().map(|run| (Some(*run), self.run(run))).collect();
+        self.shares(&all).into_iter().map(|share| 1.0 / share).collect()
     }
 }

@@ -3,11 +3,11 @@
 use troika_graph::Subgraph;
 
 use super::measured::{PairSample, Profile, ProfileError, Slowdown};
-use crate::cost::{CostModel, PricedRun};
+use crate::cost::{CostModel, Mover, PricedRun, QueueCosts, lasting};
 use crate::segment_part::SegmentPart;
 use troika_plan::PlanDevice;
 use troika_plan::SyncMode;
-use troika_time::{RunWork, TaskCost};
+use troika_time::{LaneCosts, RunWork, TaskCost};
 
 /// Prices from the fits of a profile.
 pub struct ProfiledCosts<'a> {
@@ -76,41 +76,52 @@ impl CostModel for ProfiledCosts<'_> {
         false
     }
 
-    fn run_ns(&self, run: &PricedRun<'_>) -> f64 {
+    fn run(&self, run: &PricedRun<'_>) -> TaskCost {
         let part = SegmentPart::of(run.kind, run.graph);
         let fit = self.profile.fits.get(self.places[run.device], run.kind, part);
-        fit.map_or(f64::INFINITY, |f| f.time.ns(&RunWork::of(run.graph, run.room, run.cached)))
+        let work = || RunWork::of(run.graph, run.room, run.cached);
+        lasting(fit.map_or(f64::INFINITY, |f| f.time.ns(&work())))
     }
 
-    fn slowdowns(&self, runs: &[PricedRun<'_>]) -> Vec<f64> {
-        let beside = |i: usize, run: &PricedRun<'_>| {
-            let others = runs.iter().enumerate().filter(|(j, _)| *j != i);
-            let by = |(_, o): (usize, &PricedRun<'_>)| {
-                self.pair(o.device, run.device).map_or(1.0, |p| slower(&p.slowdowns, run.rows))
+    fn moving(&self, mover: Mover, device: usize, bytes: u64) -> TaskCost {
+        let device = &self.profile.devices[self.places[device]];
+        let measured = match mover {
+            Mover::Copy => &device.copies,
+            Mover::Host => &device.functions,
+        };
+        lasting(of_bytes(measured, bytes))
+    }
+
+    /// Copies slow nothing down, and nothing slows them down.
+    fn shares(&self, running: &[(Option<PricedRun<'_>>, TaskCost)]) -> Vec<f64> {
+        let beside = |i: usize, run: &PricedRun<'_>| -> f64 {
+            let others = running.iter().enumerate().filter(|(j, _)| *j != i);
+            let by = |(_, (o, _)): (usize, &(Option<PricedRun<'_>>, TaskCost))| {
+                let pair = o.and_then(|o| self.pair(o.device, run.device));
+                pair.map_or(1.0, |p| slower(&p.slowdowns, run.rows))
             };
             others.map(by).product()
         };
-        runs.iter().enumerate().map(|(i, run)| beside(i, run)).collect()
+        let running = running.iter().enumerate();
+        running.map(|(i, (run, _))| run.map_or(1.0, |r| 1.0 / beside(i, &r).max(1.0))).collect()
     }
 
-    fn hand_over_ns(&self, from: usize, to: usize, sync: SyncMode) -> f64 {
-        self.pair(from, to).map_or(0.0, |p| match sync {
+    fn queue(&self, device: usize, devices: &[usize], sync: SyncMode) -> QueueCosts {
+        let others = devices.iter().filter_map(|to| self.pair(device, *to));
+        let told = others.map(|p| match sync {
             SyncMode::Predicted => p.predicted_ns.median,
             SyncMode::Blocking => p.blocking_ns.median,
-        })
-    }
-
-    fn submit_ns(&self, device: usize) -> f64 {
-        self.profile.devices[self.places[device]].submit_ns.median
-    }
-
-    fn copy_ns(&self, device: usize, bytes: u64) -> f64 {
-        of_bytes(&self.profile.devices[self.places[device]].copies, bytes)
-    }
-
-    fn host_need(&self, device: usize, bytes: u64) -> TaskCost {
-        let ns = of_bytes(&self.profile.devices[self.places[device]].functions, bytes);
-        TaskCost { ns: ns.ceil() as u64, ..TaskCost::default() }
+        });
+        // A single device computes on the caller's thread.
+        let submit = match devices.len() {
+            0 | 1 => 0.0,
+            _ => self.profile.devices[self.places[device]].submit_ns.median,
+        };
+        QueueCosts {
+            lane: LaneCosts { submit_ns: lasting(submit).ns, waits_each_run: false },
+            told_ns: lasting(told.fold(0.0, f64::max)).ns,
+            ..QueueCosts::default()
+        }
     }
 
     fn compile_ns(&self, device: usize, _: &Subgraph, _: usize) -> f64 {

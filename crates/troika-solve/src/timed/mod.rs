@@ -15,7 +15,7 @@ use troika_program::{
 };
 use troika_time::{LaneWork, Machine, Sharing, Span, TaskCost, Told, Usage};
 
-use crate::cost::{CostModel, PricedRun, QueueCosts};
+use crate::cost::{CostModel, Mover, PricedRun, QueueCosts};
 use crate::request::PredictRequest;
 
 mod jobs;
@@ -321,12 +321,12 @@ impl TimedRun<'_> {
                     Dispatched { experts: host.experts, set: host.set, rows, place: host.place };
                 TimedTask {
                     dispatch: Some(dispatch),
-                    ..TimedTask::beside(self.cost.host_need(device, bytes), awaited)
+                    ..TimedTask::beside(self.cost.moving(Mover::Host, device, bytes), awaited)
                 }
             }
             NamedWork::Copy(copy) => {
                 let bytes = (copy.from.rows as u64).saturating_mul(copy.from.row_bytes as u64);
-                TimedTask::beside(self.cost.copy_need(device, bytes), awaited)
+                TimedTask::beside(self.cost.moving(Mover::Copy, device, bytes), awaited)
             }
             NamedWork::Run(run) => {
                 let rows = task.rows.len();
@@ -349,7 +349,7 @@ impl TimedRun<'_> {
     fn timed_run(&self, key: &RunKey, written: u64, awaited: bool) -> TimedTask {
         let known = self.priced.borrow().known.get(key).copied();
         let need = known.unwrap_or_else(|| {
-            let need = self.cost.need(&self.machine.sharing().run(key));
+            let need = self.cost.run(&self.machine.sharing().run(key));
             let mut priced = self.priced.borrow_mut();
             priced.runs.push(*key);
             let need = TaskCost { tag: priced.runs.len(), ..need };

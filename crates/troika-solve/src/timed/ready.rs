@@ -10,6 +10,7 @@ use troika_program::{ExpertRows, LayerCounts, PackedRun};
 
 use super::TimedRun;
 use super::tasks::{Dispatched, List, Report, RunKey, TimedTask};
+use crate::cost::Mover;
 
 impl TimedRun<'_> {
     /// Runs tasks as they become ready.
@@ -91,7 +92,8 @@ impl TimedRun<'_> {
             let mut steps = vec![self.timed_run(&key, bytes, false)];
             if space != SpaceId::HOST {
                 let copies = self.machine.sharing().devices[at];
-                let copy = || TimedTask::beside(self.cost.copy_need(copies, bytes), false);
+                let copy =
+                    || TimedTask::beside(self.cost.moving(Mover::Copy, copies, bytes), false);
                 steps.insert(0, copy());
                 steps.push(copy());
             }

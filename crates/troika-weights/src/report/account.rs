@@ -72,14 +72,14 @@ impl WeightStore {
     pub fn report(&self) -> MemoryReport {
         let mut report = MemoryReport::default();
         let packed = self.forms.weights();
-        for (id, bytes) in &self.forms() {
+        self.forms.each(|id, bytes| {
             let form = id.form();
             *report.packed.entry(form.clone()).or_default() += bytes;
             if let Ok(b) = self.bound(&id.weight) {
                 let class = class_of(b.key.role, b.shape.rows);
                 *report.classes.entry((class, form)).or_default() += bytes;
             }
-        }
+        });
         for b in &self.bound {
             let ValueSource::Ready { bytes, owned } = &b.source else { continue };
             let only_packed = !owned

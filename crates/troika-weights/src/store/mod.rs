@@ -31,9 +31,7 @@ use crate::format::file_map::FileMap;
 use crate::format::mapped::MappedCheckpoint;
 use crate::parallel::{self, lock};
 
-use crate::store::forms::Forms;
-
-pub use forms::FormId;
+use crate::store::forms::{FormId, Forms};
 
 /// Information about a bound weight.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -249,24 +247,6 @@ impl WeightStore {
         experts.open(path.clone(), &stored).map_err(wrong)
     }
 
-    /// Limits the bytes of packed forms, apart from those mapped from the folder: beyond it, the
-    /// least recently used that no device holds are evicted, and made again when requested.
-    pub fn limit_forms(&mut self, bytes: Option<u64>) {
-        self.forms.budget = bytes;
-    }
-
-    /// The packed forms in memory, with their bytes.
-    pub fn forms(&self) -> Vec<(FormId, u64)> {
-        let mut forms = Vec::new();
-        self.forms.each(|id, bytes| forms.push((id.clone(), bytes)));
-        forms
-    }
-
-    /// Evicts a packed form. `false` if a device holds it, or it is mapped or not in memory.
-    pub fn evict(&self, id: &FormId) -> bool {
-        self.forms.evict(id)
-    }
-
     /// The name of a file that changed since it was hashed.
     fn changed(&self) -> Option<String> {
         let same = |(map, stamp): &(&Arc<FileMap>, &Option<Stamp>)| match (map.file(), stamp) {
@@ -372,27 +352,23 @@ impl WeightStore {
         let (slot, form) = (self.forms.slot(&id), id.form());
         // Only threads that request the same form wait here.
         let mut made = lock(&slot);
-        if let Some(form) = &mut *made {
-            return Ok(self.forms.touch(form));
+        if let Some(packed) = &*made {
+            return Ok(packed.clone());
         }
         let wrong = |why: &str| DeviceError::Weight { name: name.clone(), why: why.into() };
         let len = layout.bytes(rows.len()).ok_or_else(|| wrong("is too large to be packed"))?;
         let cache = self.cache.as_ref().filter(|_| b.source.is_made());
-        if let Some(bytes) = cache.and_then(|c| c.get(&name, &form, len)) {
-            let packed = Packed { bytes };
-            return Ok(if layout.keep { self.forms.fill(&mut made, packed, 0) } else { packed });
-        }
-        self.forms.reserve(len as u64);
-        let bytes = self.make(b, rows, layout, pack);
-        let bytes = bytes.inspect_err(|_| self.forms.give_back(len as u64))?;
-        if let Some(cache) = cache {
-            cache.put(&name, &form, &bytes);
-        }
-        if !layout.keep {
-            self.forms.give_back(len as u64);
-            return Ok(Packed { bytes });
-        }
-        Ok(self.forms.fill(&mut made, Packed { bytes }, len as u64))
+        let bytes = match cache.and_then(|c| c.get(&name, &form, len)) {
+            Some(bytes) => bytes,
+            None => {
+                let bytes = self.make(b, rows, layout, pack)?;
+                cache.iter().for_each(|c| c.put(&name, &form, &bytes));
+                bytes
+            }
+        };
+        let packed = Packed { bytes };
+        *made = layout.keep.then(|| packed.clone());
+        Ok(packed)
     }
 
     /// Packs rows of a weight on all cores in pieces of whole panels. File pages are released piece
@@ -410,11 +386,7 @@ impl WeightStore {
         let whole = || opened.read().into_iter().chain(b.source.packed_tensors());
         whole().for_each(|t| _ = self.maps.iter().any(|m| m.fetch(t)));
         let len = layout.bytes(all.len()).unwrap_or(0);
-        // A block of many forms would stay in memory until the last of them is given up.
-        let room = match self.forms.budget {
-            None if layout.keep => self.arena.take(len),
-            _ => Room::apart(len),
-        };
+        let room = if layout.keep { self.arena.take(len) } else { Room::apart(len) };
         let mut room = room.ok_or_else(|| wrong(format!("finds no memory ({len} bytes)")))?;
         let each = self.pieces(b, layout);
         let pieces = room.as_mut().chunks_mut((each * layout.panel).max(1));

@@ -62,8 +62,6 @@ pub struct NpuSettings {
     pub row_buckets: Vec<usize>,
     /// How graphs are written.
     pub rewrites: Rewrites,
-    /// Whether an emulated NPU may take the place of a real one that no device names.
-    pub allow_emulated: bool,
     /// How to compile in another process; `None`: in this one, and nothing is kept.
     pub helper: Option<HelperCommand>,
     /// The folder that keeps compiled graphs for the next start; `None`: not kept.
@@ -102,13 +100,11 @@ impl NpuSettings {
         });
         let (places, helper) = (self.runtime.clone(), self.helper.clone());
         let (row_buckets, cache) = (self.row_buckets.clone(), OptionalCache(cache));
-        let allow_emulated = self.allow_emulated;
         let rewrites = self.rewrites.clone();
         let (profiling, tracer) = (self.profiling.clone(), tracer.clone());
         NpuOptions {
             name,
             spec,
-            allow_emulated,
             places,
             row_buckets,
             threads: 1,
