@@ -5,10 +5,8 @@
 mod aarch64;
 mod command;
 mod fuzz;
-mod load;
 mod models;
 mod peers;
-mod random;
 mod soak;
 mod tidy;
 mod valgrind;
@@ -27,7 +25,6 @@ enum Chore {
     /// Write the model that is compiled into the command, from the folder of the built-in model
     BuiltIn,
     Fuzz(fuzz::Options),
-    Load(load::Options),
     /// Test how queues wait for each other, in all interleavings of threads (crate loom)
     Loom,
     /// Write a model for measuring or testing: see `cargo xtask model --help`
@@ -50,7 +47,6 @@ fn main() -> ExitCode {
         Chore::Aarch64 => ("aarch64", aarch64::run(&root)),
         Chore::BuiltIn => ("built-in", models::built_in(&root)),
         Chore::Fuzz(options) => ("fuzz", fuzz::run(&root, &options)),
-        Chore::Load(options) => ("load", load::run(&options)),
         Chore::Loom => ("loom", loom(&root)),
         Chore::Model { args } => ("model", models::run(&root, args)),
         Chore::Peers(options) => ("peers", peers::run(&root, &options)),
@@ -96,9 +92,6 @@ mod tests {
             "built-in",
             "fuzz a --minutes 2 b",
             "fuzz --seconds 5",
-            "load http://127.0.0.1:1",
-            "load http://127.0.0.1:1 chat --clients 4 --shared 64",
-            "load http://127.0.0.1:1 idle --pid 9",
             "model synthetic olmoe-1b-7b FILE --zipf 1",
             "model --help",
             "peers x -p 8,16 --types Q8_0 --rounds 5 --ik y --sequences 4,8",
@@ -113,9 +106,6 @@ mod tests {
             "fuzz --seconds",
             "fuzz --minutes 0",
             "fuzz -x",
-            "load",
-            "load u idle",
-            "load u chat --clients x",
             "peers -p a",
             "peers -r 0",
             "peers --device gpu --ik y",
