@@ -29,6 +29,7 @@ MODULES = [
     "ollama_chat",
     "ollama_models",
     "many",
+    "soak",
     "metrics",
     "evaluation",
 ]

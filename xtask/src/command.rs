@@ -57,6 +57,21 @@ pub fn build_troika(root: &Path) -> Result<PathBuf> {
     Ok(target.join("release/troika"))
 }
 
+/// The Python of an environment in `dir` with these packages, both of which are made if need be.
+///
+/// # Errors
+/// There is no Python with venv and pip, or a package cannot be fetched.
+pub fn python(dir: &Path, packages: &[&str]) -> Result<PathBuf> {
+    let python = dir.join("bin/python");
+    if !python.exists() {
+        text(Command::new("python3").args(["-m", "venv"]).arg(dir), "python3 -m venv")?;
+    }
+    let mut pip = Command::new(&python);
+    pip.args(["-m", "pip", "install", "-q", "--disable-pip-version-check"]);
+    text(pip.args(packages), "pip install")?;
+    Ok(python)
+}
+
 /// A sentence about a file.
 pub fn failed(what: &str, path: &Path, e: &std::io::Error) -> String {
     format!("cannot {what} {}: {e}", path.display())

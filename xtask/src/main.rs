@@ -5,13 +5,10 @@
 mod aarch64;
 mod command;
 mod fuzz;
-mod load;
+mod models;
 mod peers;
-mod random;
 mod soak;
-mod synthetic;
 mod tidy;
-mod twin;
 mod valgrind;
 
 use std::path::{Path, PathBuf};
@@ -29,14 +26,18 @@ enum Chore {
     BuiltIn,
     Fuzz(fuzz::Options),
     /// Test how queues wait for each other, in all interleavings of threads (crate loom)
-    Load(load::Options),
     Loom,
+    /// Write a model for measuring or testing: see `cargo xtask model --help`
+    #[command(disable_help_flag = true)]
+    Model {
+        /// Arguments of `xtask/models.py`
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
     Peers(Box<peers::Options>),
     Soak(soak::Options),
-    Synthetic(synthetic::Options),
     /// Check the project's own rules; one line per violation
     Tidy,
-    Twin(twin::Options),
     Valgrind(valgrind::Options),
 }
 
@@ -44,15 +45,13 @@ fn main() -> ExitCode {
     let root = root();
     let (name, result) = match Chore::parse() {
         Chore::Aarch64 => ("aarch64", aarch64::run(&root)),
-        Chore::BuiltIn => ("built-in", peers::export::run(&root)),
+        Chore::BuiltIn => ("built-in", models::built_in(&root)),
         Chore::Fuzz(options) => ("fuzz", fuzz::run(&root, &options)),
-        Chore::Load(options) => ("load", load::run(&options)),
         Chore::Loom => ("loom", loom(&root)),
+        Chore::Model { args } => ("model", models::run(&root, args)),
         Chore::Peers(options) => ("peers", peers::run(&root, &options)),
         Chore::Soak(options) => ("soak", soak::run(&root, &options)),
-        Chore::Synthetic(options) => ("synthetic", synthetic::run(&options)),
         Chore::Tidy => ("tidy", tidy::run(&root)),
-        Chore::Twin(options) => ("twin", twin::run(&options)),
         Chore::Valgrind(options) => ("valgrind", valgrind::run(&root, &options)),
     };
     match result {
@@ -93,9 +92,8 @@ mod tests {
             "built-in",
             "fuzz a --minutes 2 b",
             "fuzz --seconds 5",
-            "load http://127.0.0.1:1",
-            "load http://127.0.0.1:1 chat --clients 4 --shared 64",
-            "load http://127.0.0.1:1 idle --pid 9",
+            "model synthetic olmoe-1b-7b FILE --zipf 1",
+            "model --help",
             "peers x -p 8,16 --types Q8_0 --rounds 5 --ik y --sequences 4,8",
             "peers --shapes tiny-moe,olmoe-1b-7b --only-make",
             "peers --device gpu:llvmpipe -p 128 -n 16",
@@ -108,10 +106,6 @@ mod tests {
             "fuzz --seconds",
             "fuzz --minutes 0",
             "fuzz -x",
-            "load",
-            "load u idle",
-            "load u chat --clients x",
-            "peers --shapes gpt-9",
             "peers -p a",
             "peers -r 0",
             "peers --device gpu --ik y",

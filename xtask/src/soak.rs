@@ -8,8 +8,6 @@ use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::command::{self, Result, build_troika, cargo, failed};
-use crate::load::server::{self, Amount};
-use crate::random::Random;
 
 /// Share engines between many sequences at random, kill the command while it writes its cache of
 /// packed weights, and fill its disk
@@ -65,11 +63,8 @@ pub fn run(root: &Path, options: &Options) -> Result<()> {
         command::run(&mut share, "the test of sequences that share an engine")?;
     }
     let troika = options.troika.clone().map_or_else(|| build_troika(root), Ok)?;
-    let seed = options.seed.unwrap_or(1);
     if options.server > 0 {
-        let (malformed, seconds) = (options.malformed, 60 * options.server);
-        let amount = Amount { malformed, seconds, kills: options.kills.min(10), seed };
-        server::run(&troika, &amount)?;
+        clients(root, &troika, options)?;
     }
     let dir = std::env::temp_dir().join(format!("troika-soak-{}", std::process::id()));
     std::fs::create_dir_all(&dir).map_err(|e| failed("make", &dir, &e))?;
@@ -83,6 +78,24 @@ pub fn run(root: &Path, options: &Options) -> Result<()> {
     let result = soak.all(options);
     let _ = std::fs::remove_dir_all(dir);
     result
+}
+
+/// Sends clients to servers of the command.
+fn clients(root: &Path, troika: &Path, options: &Options) -> Result<()> {
+    let place = root.join("target/clients");
+    command::run(Command::new(root.join(".ci/clients")).arg(&place), ".ci/clients")?;
+    let mut script = Command::new(place.join("bin/python"));
+    script.arg(root.join("tests/clients/soak.py"));
+    script.arg(troika.canonicalize().map_err(|e| failed("find", troika, &e))?);
+    for (flag, number) in [
+        ("--minutes", options.server),
+        ("--malformed", options.malformed),
+        ("--kills", options.kills.min(10)),
+        ("--seed", options.seed.unwrap_or(1)),
+    ] {
+        script.args([flag, &number.to_string()]);
+    }
+    command::run(script.env("PYTHONDONTWRITEBYTECODE", "1"), "soak.py")
 }
 
 fn report(what: &str, out: &Output) -> String {
@@ -249,6 +262,23 @@ impl Soak {
             start.elapsed()
         );
         Ok(())
+    }
+}
+
+/// splitmix64, so that a seed says what is done.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// From 0 to 1.
+    fn share(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 }
 

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::command::{Result, failed, text};
+use crate::command::{self, Result, failed, text};
 
 /// The source package of llama-cpp-python, which contains llama.cpp's source of the same week.
 const VERSION: &str = "0.3.36";
@@ -81,8 +81,7 @@ pub fn build(dir: &Path, vulkan: bool) -> Result<Tools> {
     let venv = dir.join("venv");
     let tool = |name: &str| Command::new(venv.join("bin").join(name));
     eprintln!("fetching llama.cpp {VERSION}");
-    text(Command::new("python3").args(["-m", "venv"]).arg(&venv), "python3 -m venv")?;
-    text(tool("pip").args(["-q", "install", "cmake", "ninja"]), "pip install")?;
+    command::python(&venv, &["cmake", "ninja"])?;
     let source = format!("llama_cpp_python-{VERSION}");
     if !dir.join(&source).exists() {
         let package = format!("llama-cpp-python=={VERSION}");

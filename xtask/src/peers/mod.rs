@@ -5,12 +5,9 @@
 
 mod batched;
 mod compare;
-pub mod export;
-pub mod gguf;
 mod line;
 mod llama;
 mod options;
-pub mod shapes;
 mod table;
 
 use std::path::{Path, PathBuf};
@@ -18,6 +15,7 @@ use std::path::{Path, PathBuf};
 pub use options::Options;
 
 use crate::command::{Result, build_troika, failed, whole};
+use crate::models;
 
 /// Makes missing files, measures, and prints the table. `root` is the workspace.
 ///
@@ -25,14 +23,17 @@ use crate::command::{Result, build_troika, failed, whole};
 /// A tool is missing or fails, or a file cannot be written.
 pub fn run(root: &Path, options: &Options) -> Result<()> {
     let dir = options.dir.clone().unwrap_or_else(|| root.join("target/peers"));
+    let models = options.models.clone().unwrap_or_else(|| dir.join("models"));
+    std::fs::create_dir_all(&models).map_err(|e| failed("create", &models, &e))?;
+    if options.files.is_empty() {
+        write_models(root, &models, options)?;
+    }
     let tools = match &options.llama {
         Some(bin) => llama::Tools::in_folder(bin)?,
         None => llama::build(&dir, options.device.is_some())?,
     };
-    let models = options.models.clone().unwrap_or_else(|| dir.join("models"));
-    std::fs::create_dir_all(&models).map_err(|e| failed("create", &models, &e))?;
     let files = match options.files.is_empty() {
-        true => make_models(root, &models, options, &tools)?,
+        true => quantize(&models, options, &tools)?,
         false => options.files.clone(),
     };
     if options.only_make {
@@ -88,34 +89,42 @@ struct Peer {
     batched_args: &'static [&'static str],
 }
 
-/// The files of all requested shapes and types; makes missing ones.
-fn make_models(
-    root: &Path,
-    models: &Path,
-    options: &Options,
-    tools: &llama::Tools,
-) -> Result<Vec<PathBuf>> {
+/// The file of a shape and type.
+fn file(models: &Path, shape: &str, dtype: &str) -> PathBuf {
+    models.join(format!("{shape}-{}.gguf", dtype.to_lowercase()))
+}
+
+/// Writes models in bf16 that others are to be made of.
+fn write_models(root: &Path, models: &Path, options: &Options) -> Result<()> {
+    for shape in &options.shapes {
+        let base = file(models, shape, "bf16");
+        if base.exists() || options.types.iter().all(|t| file(models, shape, t).exists()) {
+            continue;
+        }
+        eprintln!("writing {}", base.display());
+        if shape == models::BUILT_IN {
+            models::export(root, &base, "bf16")?;
+        } else {
+            let out = base.display().to_string();
+            models::run(root, ["synthetic", shape, &out, "--type", "bf16"])?;
+        }
+    }
+    Ok(())
+}
+
+/// The files of all requested shapes and types; makes missing ones of those in bf16.
+fn quantize(models: &Path, options: &Options, tools: &llama::Tools) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for shape in &options.shapes {
-        let base = models.join(format!("{shape}-bf16.gguf"));
-        let wanted = |t: &String| models.join(format!("{shape}-{}.gguf", t.to_lowercase()));
-        let paths: Vec<PathBuf> = options.types.iter().map(wanted).collect();
-        if paths.iter().any(|p| !p.exists()) && !base.exists() {
-            eprintln!("writing {}", base.display());
-            if shape == export::BUILT_IN {
-                let model = root.join("models").join(shape);
-                whole(&base, |part| export::write(&model, part, gguf::Kind::BF16))?;
-            } else {
-                whole(&base, |part| shapes::write(shape, part))?;
-            }
-        }
-        for (path, dtype) in paths.iter().zip(&options.types) {
+        for dtype in &options.types {
+            let path = file(models, shape, dtype);
             if !path.exists() {
                 eprintln!("quantizing {}", path.display());
-                whole(path, |part| tools.quantize(&base, part, dtype))?;
+                let base = file(models, shape, "bf16");
+                whole(&path, |part| tools.quantize(&base, part, dtype))?;
             }
+            files.push(path);
         }
-        files.extend(paths);
     }
     Ok(files)
 }

@@ -2,8 +2,6 @@
 
 use std::path::PathBuf;
 
-use super::{export, shapes};
-
 /// Time Troika and its peers on the same GGUF files, in turns, and print the ratios: llama.cpp and,
 /// with --ik, ik_llama.cpp
 ///
@@ -35,8 +33,13 @@ pub struct Options {
     /// GGML_VK_VISIBLE_DEVICES
     #[arg(long, value_name = "DEVICE", conflicts_with = "ik")]
     pub device: Option<String>,
-    /// Shapes
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "qwen3-0.6b,qwen3-moe-1b", value_parser = shape)]
+    /// Shapes, as in `cargo xtask model synthetic --help`, or tiny-moe
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "qwen3-0.6b,qwen3-moe-1b"
+    )]
     pub shapes: Vec<String>,
     /// Types, as llama-quantize calls them
     #[arg(
@@ -92,14 +95,6 @@ impl Options {
     /// The flags that say how many threads an engine has.
     pub fn threads_flags(&self) -> [String; 2] {
         ["-t".into(), self.threads().to_string()]
-    }
-}
-
-fn shape(name: &str) -> Result<String, String> {
-    let known: Vec<&str> = shapes::names().chain([export::BUILT_IN]).collect();
-    match known.contains(&name) {
-        true => Ok(name.to_string()),
-        false => Err(format!("known shapes are {}", known.join(", "))),
     }
 }
 
