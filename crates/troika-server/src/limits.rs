@@ -31,16 +31,16 @@ pub const PROMPTS: usize = 2048;
 
 /// What a field may hold.
 struct Limit {
-    /// Its name, or those of an object and of a field in it.
-    field: &'static str,
+    /// Names of fields, or those of an object and of a field in it.
+    fields: &'static str,
     /// Elements of a list, or entries of an object.
     items: usize,
     /// Bytes of each element of a list, of all of an object, or of a text, as JSON.
     bytes: usize,
 }
 
-const fn limit(field: &'static str, items: usize, bytes: usize) -> Limit {
-    Limit { field, items, bytes }
+const fn limit(fields: &'static str, items: usize, bytes: usize) -> Limit {
+    Limit { fields, items, bytes }
 }
 
 /// As much as the body may hold.
@@ -49,31 +49,17 @@ const ANY: usize = usize::MAX;
 /// The limits by field.
 const LIMITS: &[Limit] = &[
     limit("messages", 16_384, ANY),
-    limit("input", 1 << 20, ANY),
-    limit("prompt", 1 << 20, ANY),
-    limit("tokens", 1 << 20, 32),
     limit("system", 1024, ANY),
-    limit("instructions", 1, ANY),
-    limit("content", 1, ANY),
-    limit("suffix", 1, ANY),
+    limit("prompt input tokens", 1 << 20, ANY),
+    limit("content instructions suffix", 1, ANY),
     limit("images", 64, ANY),
-    limit("stop", 64, 1 << 10),
-    limit("stop_sequences", 64, 1 << 10),
-    limit("options.stop", 64, 1 << 10),
-    limit("logit_bias", 4096, 256 << 10),
-    limit("options.logit_bias", 4096, 256 << 10),
+    limit("stop stop_sequences options.stop", 64, 1 << 10),
+    limit("logit_bias options.logit_bias", 4096, 256 << 10),
     limit("tools", 1024, 256 << 10),
-    limit("response_format", 256, 256 << 10),
-    limit("text", 256, 256 << 10),
-    limit("output_config", 256, 256 << 10),
-    limit("format", 256, 256 << 10),
-    limit("json_schema", 256, 256 << 10),
-    limit("guided_json", 256, 256 << 10),
-    limit("guided_regex", 1, 256 << 10),
-    limit("guided_grammar", 1, 256 << 10),
-    limit("guided_choice", 1024, 4 << 10),
-    limit("structured_outputs", 256, 256 << 10),
-    limit("structured_outputs.choice", 1024, 4 << 10),
+    limit("response_format format text output_config json_schema", 256, 256 << 10),
+    limit("guided_json structured_outputs", 256, 256 << 10),
+    limit("guided_regex guided_grammar", 1, 256 << 10),
+    limit("guided_choice structured_outputs.choice", 1024, 4 << 10),
 ];
 
 /// Fields that are not in the table.
@@ -85,14 +71,16 @@ const OTHERS: Limit = limit("", 1024, 64 << 10);
 /// One of them holds too much.
 pub fn check(fields: &Map<String, Value>) -> Result<(), Problem> {
     for (name, value) in fields {
-        let row = LIMITS.iter().find(|limit| limit.field == name).unwrap_or(&OTHERS);
-        row.check(name, value)?;
+        let is_named = |limit: &&Limit| limit.fields.split(' ').any(|field| field == name);
+        LIMITS.iter().find(is_named).unwrap_or(&OTHERS).check(name, value)?;
     }
     for limit in LIMITS {
-        if let Some((object, field)) = limit.field.split_once('.')
-            && let Some(value) = fields.get(object).and_then(|object| object.get(field))
-        {
-            limit.check(limit.field, value)?;
+        for field in limit.fields.split(' ') {
+            if let Some((object, inner)) = field.split_once('.')
+                && let Some(value) = fields.get(object).and_then(|object| object.get(inner))
+            {
+                limit.check(field, value)?;
+            }
         }
     }
     Ok(())
@@ -178,8 +166,8 @@ mod tests {
     #[test]
     fn the_document_has_the_table() {
         let page = include_str!("../../../docs/server.md");
-        for limit in LIMITS {
-            let field = format!("`{}`", limit.field);
+        for field in LIMITS.iter().flat_map(|limit| limit.fields.split(' ')) {
+            let field = format!("`{field}`");
             assert!(page.contains(&field), "docs/server.md does not name {field}");
         }
     }

@@ -3,7 +3,8 @@
 //! A queue has places, for answers that are computed at once or for texts that are read at once.
 //! Others wait. Clients take turns: the one that was served longest ago comes first. Within a client
 //! requests of higher priority come first; before other clients they come as far as the queue
-//! allows. A client that asks for much does not delay one that asks for little, and does not keep it
+//! allows. Requests of many parts, such as lists of prompts, take turns with others of their client
+//! (start-time fair queueing: Goyal, Vin, Cheng, 1996). A client that asks for much does not delay one that asks for little, and does not keep it
 //! out: when the queue is full, the client that has most requests in it gives one up.
 
 use std::cmp::Reverse;
@@ -24,6 +25,8 @@ pub struct Asked {
     pub priority: i32,
     /// How many answers are to be computed at once.
     pub places: usize,
+    /// Names the request, whose parts may wait beside each other.
+    pub request: u64,
     /// Whether it is a further part of a request that has been let in, and so is never refused.
     pub further: bool,
 }
@@ -57,6 +60,9 @@ pub enum QueueError {
 #[derive(Debug)]
 struct Waiting {
     priority: i32,
+    request: u64,
+    /// When it comes among those of its client.
+    round: u64,
     places: usize,
     served: oneshot::Sender<Result<Permit, QueueError>>,
 }
@@ -65,6 +71,8 @@ struct Waiting {
 #[derive(Debug)]
 struct Line {
     client: ClientId,
+    /// The round of the request that was served last.
+    round: u64,
     waiting: VecDeque<Waiting>,
 }
 
@@ -207,15 +215,19 @@ impl State {
     }
 
     fn add(&mut self, asked: &Asked, served: oneshot::Sender<Result<Permit, QueueError>>) {
-        let &Asked { client, priority, places, .. } = asked;
-        let waiting = Waiting { priority, places, served };
-        match self.lines.iter_mut().find(|line| line.client == client) {
-            Some(line) => {
-                let at = line.waiting.partition_point(|other| other.priority >= priority);
-                line.waiting.insert(at, waiting);
-            }
-            None => self.lines.push_back(Line { client, waiting: VecDeque::from([waiting]) }),
-        }
+        let &Asked { client, priority, places, request, .. } = asked;
+        let at = self.lines.iter().position(|line| line.client == client);
+        let at = at.unwrap_or_else(|| {
+            self.lines.push_back(Line { client, round: 0, waiting: VecDeque::new() });
+            self.lines.len() - 1
+        });
+        let line = &mut self.lines[at];
+        let last = line.waiting.iter().rev().find(|other| other.request == request);
+        let round = last.map_or(0, |last| last.round + 1).max(line.round);
+        let at = line.waiting.partition_point(|other| {
+            (Reverse(other.priority), other.round) <= (Reverse(priority), round)
+        });
+        line.waiting.insert(at, Waiting { priority, request, round, places, served });
     }
 
     /// Refuses the last request of the client that has most, if that is another one which has more
@@ -253,6 +265,7 @@ impl State {
         }
         let mut line = self.lines.remove(at)?;
         let next = line.waiting.pop_front();
+        line.round = next.as_ref().map_or(0, |next| next.round);
         if !line.waiting.is_empty() {
             self.lines.push_back(line);
         }
@@ -262,12 +275,15 @@ impl State {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
     use std::time::Duration;
 
     use super::{Asked, FairQueue, Permit, QueueError};
 
     fn of(client: u64) -> Asked {
-        Asked { client, priority: 0, places: 1, further: false }
+        static REQUESTS: AtomicU64 = AtomicU64::new(0);
+        let request = REQUESTS.fetch_add(1, Ordering::Relaxed);
+        Asked { client, priority: 0, places: 1, request, further: false }
     }
 
     fn run(test: impl Future<Output = ()>) {
@@ -311,6 +327,16 @@ mod tests {
                 let queue = FairQueue::new(1, 100, most_urgent);
                 assert_eq!(order(&queue, &asked).await, expected, "{most_urgent}");
             }
+        });
+    }
+
+    #[test]
+    fn parts_of_a_request_take_turns_with_other_requests_of_their_client() {
+        run(async {
+            let (many, few) = (of(1), of(1));
+            let asked = [many, many, many, many, few, few, of(1), of(2)];
+            let queue = FairQueue::new(1, 100, 0);
+            assert_eq!(order(&queue, &asked).await, [0, 7, 4, 6, 1, 5, 2, 3]);
         });
     }
 

@@ -9,6 +9,7 @@ use tokio::time::Instant;
 use crate::completion::Client;
 use crate::grammar::{Constrain, Grammar};
 use crate::host::InUse;
+use crate::ids;
 use crate::limits;
 use crate::problem::Problem;
 use crate::queue::{Asked, FairQueue, Permit};
@@ -29,6 +30,7 @@ pub struct Turn {
     pub host: InUse,
     client: Client,
     by: Instant,
+    request: u64,
     further: bool,
 }
 
@@ -36,7 +38,8 @@ impl Turn {
     /// A request whose time begins now.
     pub fn new(server: &Arc<Server>, host: &InUse, client: Client) -> Turn {
         let by = Instant::now() + server.options.timeout;
-        Turn { server: server.clone(), host: host.clone(), client, by, further: false }
+        let (server, host, request) = (server.clone(), host.clone(), ids::random());
+        Turn { server, host, client, by, request, further: false }
     }
 
     /// A further part of the request. It is never refused for want of room in the queue.
@@ -71,7 +74,8 @@ impl Turn {
     /// The queue is full or closed, or the request's time is over.
     pub async fn enter(&self, queue: &FairQueue, places: usize) -> Result<Permit, Problem> {
         let Client { id: client, priority } = self.client;
-        let asked = Asked { client, priority, places, further: self.further };
+        let asked =
+            Asked { client, priority, places, request: self.request, further: self.further };
         Ok(self.in_time(queue.enter(asked)).await??)
     }
 
