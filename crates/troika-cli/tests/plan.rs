@@ -358,7 +358,8 @@ fn values_of_16_bits_halve_what_is_copied() {
         let planned = troika::make_plan(Source::BuiltIn, &options).unwrap();
         let phases = planned.copies().unwrap();
         let prompt = phases.iter().find(|p| p.phase == Phase::Prefill).unwrap();
-        prompt.values.iter().map(|c| c.bytes).sum()
+        // Positions, which b gets, stay whole numbers of 32 bits.
+        prompt.values.iter().filter(|c| c.from.is_some()).map(|c| c.bytes).sum()
     };
     assert_eq!(copied("F32"), 2 * copied("BF16"));
     // If all devices use f32 activations, results do not depend on the division.

@@ -10,7 +10,7 @@ pub struct PullArgs {
     #[arg(value_name = "MODEL", required = true)]
     pub models: Vec<String>,
     /// Ask the Hub whether a model that is here has changed, and fetch what is new
-    #[arg(long, visible_alias = "update")]
+    #[arg(long, alias = "update")]
     pub refresh: bool,
     /// Print a JSON list, an object for each model
     #[arg(long, env = "TROIKA_JSON")]
@@ -33,7 +33,7 @@ pub struct RmArgs {
     #[arg(value_name = "MODEL", required = true)]
     pub models: Vec<String>,
     /// Do not ask
-    #[arg(short, long, short_alias = 'f', visible_alias = "force")]
+    #[arg(short, long, short_alias = 'f', alias = "force")]
     pub yes: bool,
     /// Print one JSON object
     #[arg(long, env = "TROIKA_JSON")]

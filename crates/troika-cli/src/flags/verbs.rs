@@ -328,7 +328,7 @@ pub struct CalibrateArgs {
     pub subject: SubjectArgs,
     /// The file of the text; -, or when absent: standard input. Random weights read tokens of no
     /// meaning
-    #[arg(short, long, visible_alias = "text", value_name = "FILE")]
+    #[arg(short, long, alias = "text", value_name = "FILE")]
     #[arg(conflicts_with = "synthetic")]
     pub file: Option<PathBuf>,
     /// Share of the input columns that are outliers, such as 0.003 [default: those far above the
@@ -432,7 +432,7 @@ pub struct TrainPredictorArgs {
     #[command(flatten)]
     pub model: ModelArgs,
     /// The file of the text; -, or when absent: standard input
-    #[arg(short, long, visible_alias = "text", value_name = "FILE")]
+    #[arg(short, long, alias = "text", value_name = "FILE")]
     pub file: Option<PathBuf>,
     #[command(flatten)]
     pub unseen: UnseenArgs,
