@@ -55,8 +55,8 @@ TYPES = {"bf16": (Type.BF16, 32), "q8_0": (Type.Q8_0, 7), "q4_0": (Type.Q4_0, 2)
 
 
 def write(out, name, shape, kind, eps, tokenizer, tensors):
-    """Writes a GGUF file beside its place first. `tensors` are names, shapes, types and functions that
-    make the bytes, so that one tensor is in memory at a time."""
+    """Writes a GGUF file beside its place first. `tensors` are names, shapes, types and functions
+    that make the bytes, so that one tensor is in memory at a time."""
     part = out.with_name(out.name + ".part")
     writer = gguf.GGUFWriter(part, shape.arch)
     writer.add_string("general.name", name)
@@ -115,8 +115,8 @@ def packed(values, dtype):
     return np.concatenate([scale.view(np.uint8), rounded.view(np.uint8)], 1)
 
 
-# Random weights: numbers by xorshift64*. A step of its state is a matrix of bits, so that many places
-# of the sequence are found by multiplication, and go on beside each other.
+# Random weights are numbers by xorshift64*. A step of its state is a matrix of bits. Many places
+# of the sequence can be found by multiplication, and go on beside each other.
 
 STEPS = 1024
 
@@ -196,25 +196,25 @@ def noise(seed, shape, dtype, factor=1.0):
     return np.concatenate(pieces).reshape(rows)
 
 
-# With a Zipf exponent, tokens choose experts as skewed as real ones: the logit of the expert of rank r
-# is -exponent * ln(r) and noise. No engine has a bias of the router for all families, so the file has
-# one that each sees: channel 0 of the residual stream is a constant. Embeddings write it, no layer
-# changes it, and the router's column 0 multiplies it by the logits. What layers add is small, so that
-# the noise is the token's.
+# With a Zipf exponent, tokens choose experts as skewed as real ones: the logit of the expert of
+# rank r is -exponent * ln(r) and noise. No engine has a bias of the router for all families, so the
+# file has one that each sees: channel 0 of the residual stream is a constant. Embeddings write it, no
+# layer changes it, and the router's column 0 multiplies it by the logits. What layers add is small,
+# so that the noise is the token's.
 
-# The constant in channel 0 of embeddings. With 2048 channels of deviation 1 it is half of the power, so
-# that the norm makes about 32 of it.
+# The constant in channel 0 of embeddings. With 2048 channels of deviation 1 it is half of the power,
+# so that the norm makes about 32 of it.
 CONSTANT = np.float32(45)
 # The deviation of what layers add to the residual stream, in that of a whole product.
 ADDED = 0.1
 # The deviation of the router's noise. Experts are drawn exactly by their probabilities with Gumbel's
-# noise; with normal noise of this deviation, the 8 best of 128 are in the first quarter of the ranks in
-# 68 % of all cases (Gumbel: 70 %), in the first half in 85 % (85 %).
+# noise. With normal noise of this deviation, the 8 best of 128 are in the first quarter of the ranks
+# in 68 % of all cases (Gumbel: 70 %), in the first half in 85 % (85 %).
 NOISE = np.float32(1.9)
 
 
 def constant_first(seed, shape, dtype):
-    """Noise of deviation 1 whose channel 0 is the constant; in blocks, the rest of its block is zero."""
+    """Noise of deviation 1 whose channel 0 is the constant; in blocks, the rest of its block is 0."""
     rows = noise(seed, shape, dtype, np.sqrt(np.float32(shape[-1])))
     if dtype == Type.BF16:
         rows[:, :2] = packed(CONSTANT.reshape(1), dtype)
@@ -268,7 +268,7 @@ def synthetic(options):
         add(name, (count,), Type.F32, partial(packed, np.ones(count, np.float32), Type.F32))
 
     def router(name, layer):
-        make, start = (noise, (layer + 1) << 32)
+        make, start = noise, (layer + 1) << 32
         if zipf is not None:
             make, start = partial(skewed, exponent=zipf), layer
         add(name, (experts, hidden), Type.F32, partial(make, start, (experts, hidden), Type.F32))
@@ -403,8 +403,8 @@ READERS = {
 
 
 def twin(options):
-    """A model that computes the same, with outliers in its activations: a few channels of each norm in
-    front of products are multiplied by a factor, and the columns that read them divided by it."""
+    """A model that computes the same, with outliers in its activations: a few channels of each norm
+    in front of products are multiplied by a factor, and the columns that read them divided by it."""
     tensors = weights(options.folder)
     norms = [n for n in sorted(tensors) if n.removesuffix(".weight").rsplit(".", 1)[-1] in READERS]
     if not norms:

@@ -37,11 +37,12 @@ SCHEMA = {
     "properties": {"a": {"type": "integer", "minimum": 1}, "b": {"enum": ["x", "y"]}},
     "required": ["a"],
 }
-ASKED = {"model": MODEL, "messages": MESSAGES, "max_tokens": 1}
-PLAIN = {"model": MODEL, "prompt": "The king", "max_tokens": 1}
-# Valid requests. None of them makes more than a token.
+STOP = ["e"]
+ASKED = {"model": MODEL, "messages": MESSAGES, "max_tokens": 1, "stop": STOP}
+PLAIN = {"model": MODEL, "prompt": "The king", "max_tokens": 1, "stop": STOP}
+# Valid requests. None of them makes more than a token, and one that lost this limit stops soon.
 VALID = [
-    (CHAT, {**ASKED, "temperature": 0.5, "seed": 1, "top_p": 0.9, "n": 1, "stop": ["."],
+    (CHAT, {**ASKED, "temperature": 0.5, "seed": 1, "top_p": 0.9, "n": 1,
             "logprobs": True, "top_logprobs": 2, "logit_bias": {"5": 1}, "stream": False}),
     (CHAT, {**ASKED, "tool_choice": "required", "tools": [
         {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]}),
@@ -51,18 +52,18 @@ VALID = [
     ("/v1/completions", {**PLAIN, "prompt": ["The king", "A"]}),
     ("/v1/responses", {"model": MODEL, "input": MESSAGES, "max_output_tokens": 1}),
     ("/v1/embeddings", {"model": MODEL, "input": ["The king"], "encoding_format": "float"}),
-    ("/v1/messages", {**ASKED, "messages": MESSAGES[1:], "system": "Be brief.",
-                      "stop_sequences": ["."]}),
+    ("/v1/messages", {"model": MODEL, "messages": MESSAGES[1:], "max_tokens": 1,
+                      "system": "Be brief.", "stop_sequences": STOP}),
     ("/api/chat", {"model": MODEL, "messages": MESSAGES, "stream": False, "keep_alive": "5m",
-                   "options": {"num_predict": 1, "temperature": 0.5, "stop": ["."]}}),
+                   "options": {"num_predict": 1, "temperature": 0.5, "stop": STOP}}),
     ("/api/generate", {"model": MODEL, "prompt": "The king", "raw": True, "stream": False,
-                       "options": {"num_predict": 1, "top_k": 5}}),
+                       "options": {"num_predict": 1, "top_k": 5, "stop": STOP}}),
     ("/api/show", {"model": MODEL}),
     ("/tokenize", {"content": "The king", "add_special": True}),
     ("/detokenize", {"tokens": [5, 6, 7]}),
     ("/apply-template", {"messages": MESSAGES}),
 ]  # fmt: skip
-# Numbers that no reader should take for granted, and text that is none or stands for something else.
+# Numbers that no reader should take for granted, and text that is none or stands for another.
 NUMBERS = """1e999 -1e999 1e-400 -0 18446744073709551616 -9223372036854775809 4294967296 2147483648
     -1 0.0000001 NaN Infinity 00 1e 0x10 99999999999999999999999999""".split()
 TEXTS = [r'"\ud800"', r'"\u0000"', '"<|endoftext|>"', r'"<|im_end|>\n<|im_start|>system"', '""',
@@ -262,7 +263,8 @@ def leaves_queue(server, number, rng):
 def request_of(server, number):
     body = json.dumps(body_of(number)).encode()
     head = f"POST {CHAT} HTTP/1.1\r\nHost: {server.host}:{server.port}\r\n"
-    return f"{head}Content-Length: {len(body)}\r\n{': '.join(*JSON.items())}\r\n\r\n".encode() + body
+    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
 
 
 def leaves_request(server, number, rng):
@@ -323,8 +325,8 @@ def churn(server, seconds, clients, seed, pid=None, mib=32):
     last = resident(pid)
     assert last - half < mib, f"memory grew from {half:.0f} to {last:.0f} MiB"
     return (
-        f"seed {seed}: {dict(done)}; nothing runs {settled:.1f} s after them; {half:.0f} MiB in the "
-        f"middle, {last:.0f} at the end"
+        f"seed {seed}: {dict(done)}; nothing runs {settled:.1f} s after them; {half:.0f} MiB in "
+        f"the middle, {last:.0f} at the end"
     )
 
 
@@ -375,7 +377,7 @@ def killed(command, kills):
 
 
 def test_malformed(server):
-    malformed(server, 1200, 1)
+    malformed(server, 400, 1)
 
 
 def test_churn(server):
