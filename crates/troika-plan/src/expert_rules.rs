@@ -10,8 +10,7 @@ use crate::expert_groups::{
     group, group_size, resident, rounded,
 };
 use crate::experts::{ExpertGroupPlan, ExpertSplit, Overflow};
-use crate::make::PlannedRules;
-use crate::plan::{Layers, LengthRules, Rule, Split};
+use crate::plan::{Layers, LengthRules, PlannedRules, Rule, Split};
 use crate::routing::ExpertUse;
 use crate::strategy::rule;
 

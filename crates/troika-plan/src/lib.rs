@@ -44,10 +44,10 @@ pub use expert_groups::{
 pub use experts::{Dispatch, ExpertGroupPlan, ExpertSplit, Overflow};
 pub use identity::{ModelId, PLAN_VERSION};
 pub use json::fault;
-pub use make::{PlanRequest, PlannedRules, assemble, chunk_of, make, page_len};
+pub use make::{PlanRequest, assemble, chunk_of, make, page_len};
 pub use plan::{
-    Decode, Layers, LengthRules, Phase, Plan, Policy, Prefill, RefusedOps, Rule, Split, Stage,
-    SyncMode,
+    Decode, Layers, LengthRules, Phase, Plan, PlannedRules, Policy, Prefill, RefusedOps, Rule,
+    Split, Stage, SyncMode,
 };
 pub use predicted::{Goal, Predicted, PredictedLength};
 pub use ratio::{Ratio, Share};

@@ -11,7 +11,7 @@ use crate::error::PlanError;
 use crate::expert_groups::ExpertSettings;
 use crate::expert_rules::ExpertRules;
 use crate::identity::{ModelId, PLAN_VERSION};
-use crate::plan::{Decode, LengthRules, Phase, Plan, Policy, Prefill, Rule, SyncMode};
+use crate::plan::{Decode, Phase, Plan, PlannedRules, Policy, Prefill, Rule, SyncMode};
 use crate::rows::head_apart;
 use crate::strategy::Strategy;
 
@@ -150,16 +150,6 @@ pub fn make(
     let names: Vec<&str> = devices.iter().map(|d| d.name.as_str()).collect();
     plan.check(spec, &names)?;
     Ok(plan)
-}
-
-/// The rules of a plan, still without activation formats and value types.
-pub struct PlannedRules {
-    /// Those of full chunks.
-    pub prefill: Vec<Rule>,
-    /// Those of shorter chunks.
-    pub lengths: Vec<LengthRules>,
-    /// Those of decode.
-    pub decode: Vec<Rule>,
 }
 
 fn context_of(spec: &ModelSpec, request: &PlanRequest) -> usize {

@@ -100,6 +100,16 @@ pub struct LengthRules {
     pub rules: Vec<Rule>,
 }
 
+/// The rules of a plan, still without activation formats and value types.
+pub struct PlannedRules {
+    /// Those of full chunks.
+    pub prefill: Vec<Rule>,
+    /// Those of shorter chunks.
+    pub lengths: Vec<LengthRules>,
+    /// Those of decode.
+    pub decode: Vec<Rule>,
+}
+
 /// The placement of decoding.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -13,10 +13,10 @@ use hyper::body::Body;
 use serde_json::{Map, Value};
 use tokio::sync::OwnedSemaphorePermit;
 
-use crate::completion::Client;
 use crate::fields::{self, Fields};
 use crate::limits;
 use crate::problem::Problem;
+use crate::queue::Client;
 use crate::state::{Server, apart};
 
 /// How long a body may take to arrive.

@@ -13,7 +13,7 @@ use troika::{Output, Request, Session, SessionCanceller, SessionOptions, TextPie
 use crate::grammar::{Grammar, Mask};
 use crate::host::InUse;
 use crate::problem::Problem;
-use crate::queue::{ClientId, Permit, QueueError};
+use crate::queue::{Permit, QueueError};
 use crate::state::apart;
 use crate::turn::Turn;
 
@@ -35,15 +35,6 @@ pub struct Generation {
 
 /// Why an answer could not follow its grammar to the end, if it could not.
 type GrammarFault = Arc<OnceLock<String>>;
-
-/// Who asks, and how urgently.
-#[derive(Clone, Copy, Debug)]
-pub struct Client {
-    /// The client.
-    pub id: ClientId,
-    /// Higher ones come first.
-    pub priority: i32,
-}
 
 /// What becomes of answers.
 #[derive(Debug)]

@@ -13,9 +13,9 @@ use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
 
 use crate::call::LEFT_OUT;
-use crate::completion::Client;
 use crate::metrics::OfStatus;
 use crate::problem::{Dialect, Problem};
+use crate::queue::Client;
 use crate::state::Server;
 
 /// The header with which a client says how urgent its request is.

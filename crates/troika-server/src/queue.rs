@@ -16,6 +16,15 @@ use tokio::sync::oneshot;
 /// Names a client: a key, or the one client of a server without keys.
 pub type ClientId = u64;
 
+/// Who asks, and how urgently.
+#[derive(Clone, Copy, Debug)]
+pub struct Client {
+    /// The client.
+    pub id: ClientId,
+    /// Higher ones come first.
+    pub priority: i32,
+}
+
 /// Asks for places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asked {

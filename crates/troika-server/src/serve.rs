@@ -184,6 +184,9 @@ impl Drop for Connected {
     }
 }
 
+/// A connection that is closed when its client reads nothing for long.
+type ClientStream = TokioIo<Pin<Box<TimeoutStream<TcpStream>>>>;
+
 /// Serves a connection on a task of its own.
 fn connect(server: &Arc<Server>, routes: &Router, stream: TcpStream) {
     if server.connections.load(Ordering::Relaxed) >= server.options.connections {
@@ -212,10 +215,7 @@ fn connect(server: &Arc<Server>, routes: &Router, stream: TcpStream) {
 
 /// Serves requests until the client goes or the server ends, which lets the last answer end.
 async fn serve_connection(
-    connection: http1::Connection<
-        TokioIo<Pin<Box<TimeoutStream<TcpStream>>>>,
-        TowerToHyperService<Router>,
-    >,
+    connection: http1::Connection<ClientStream, TowerToHyperService<Router>>,
     mut closing: watch::Receiver<bool>,
 ) {
     let mut connection = std::pin::pin!(connection);

@@ -6,13 +6,12 @@ use std::time::Duration;
 use axum::http::StatusCode;
 use tokio::time::Instant;
 
-use crate::completion::Client;
 use crate::grammar::{Constrain, Grammar};
 use crate::host::InUse;
 use crate::ids;
 use crate::limits;
 use crate::problem::Problem;
-use crate::queue::{Asked, FairQueue, Permit};
+use crate::queue::{Asked, Client, FairQueue, Permit};
 use crate::state::{Server, apart};
 
 /// How long a grammar waits for others to be compiled.

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use troika_engine::{CompileControl, Sharing};
 use troika_graph::{ActivationFormat, DType};
 use troika_model::lower::Lowered;
-use troika_npu::{Rewrite, Rewrites};
 use troika_plan::{
     CalibratedProducts, Goal, Plan, PlanError, Policy, RoutingPredictor, Strategy, SyncMode,
 };
@@ -16,6 +15,7 @@ use troika_weights::{BindOptions, FloatType, OnProgress, Quant};
 
 use crate::calibrated::CalibrationOptions;
 use crate::devices::DeviceOptions;
+use crate::devices::npu::{Rewrite, Rewrites};
 use crate::error::Error;
 use crate::expert_options::ExpertOptions;
 use crate::profile_file::ProfileAt;

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use crate::chat::{ChatRequest, ChatStream, Tools};
-use crate::completion::Client;
 use crate::fields::Fields;
 use crate::host::InUse;
 use crate::limits::{CHOICES, LOGPROBS};
 use crate::problem::Problem;
+use crate::queue::Client;
 use crate::sampling;
 use crate::state::Server;
 use crate::turn::Turn;
