@@ -82,6 +82,9 @@ pub enum Command {
     /// Compiles graphs for an NPU; a command that needs them starts it
     #[command(hide = true)]
     NpuCompile(NpuCompileArgs),
+    /// Renders chat templates; a command that needs it starts it
+    #[command(hide = true)]
+    ChatRender,
 }
 
 /// Which model.
