@@ -320,10 +320,10 @@ fn control_tokens_that_users_type_are_plain_text() {
     );
 }
 
-/// What a template of lists that hold each other does to the memory of its process.
+/// Lists that hold each other: printing them takes more memory than there is, or a long time.
 #[test]
-fn a_process_that_takes_too_much_memory_is_ended_and_the_next_conversation_has_another() {
-    let harm = "{% set a = [1] %}".to_string()
+fn a_process_that_takes_too_much_is_ended_and_the_next_conversation_has_another() {
+    let harm = "{% set a = ['x' * 999999] %}".to_string()
         + &"{% set a = [a, a] %}".repeat(60)
         + "{% set text = a ~ '' %}";
     let harm = format!("{{% if messages[0].content == 'harm' %}}{harm}{{% endif %}}");
@@ -339,7 +339,8 @@ fn a_process_that_takes_too_much_memory_is_ended_and_the_next_conversation_has_a
     for _ in 0..2 {
         assert_eq!(render("hi").unwrap().text, "hi");
         let why = render("harm").unwrap_err().to_string();
-        assert!(why.contains("more memory than any conversation needs"), "{why}");
+        let told = ["more memory than any conversation needs", "longer than 30 seconds"];
+        assert!(told.iter().any(|t| why.contains(t)), "{why}");
     }
 }
 
@@ -347,17 +348,13 @@ fn a_process_that_takes_too_much_memory_is_ended_and_the_next_conversation_has_a
 fn templates_that_never_end_are_ended() {
     let loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
     let doubles = "{% set n = namespace(s='a') %}{% for a in range(99) %}{% set n.s = n.s ~ n.s %}{% endfor %}";
-    // Lists that hold each other, which fuel does not see: only the end of a process ends these.
+    // Lists that hold each other, which fuel does not see: only the end of the process ends this.
     let pairs = "{% set a = [1] %}{% set b = [1] %}".to_string()
         + &"{% set a = [a, a] %}{% set b = [b, b] %}".repeat(60);
     let compared = format!("{pairs}{{% if a == b %}}{{% endif %}}");
-    let joined = format!("{pairs}{{% set text = a ~ b %}}");
-    for (template, why) in [
-        (loops, "more work"),
-        (doubles, "more work"),
-        (&compared, "longer than 30 seconds"),
-        (&joined, "more memory"),
-    ] {
+    for (template, why) in
+        [(loops, "more work"), (doubles, "more work"), (&compared, "longer than 30 seconds")]
+    {
         let start = Instant::now();
         let out = with_template(template, &["-p", "x"]);
         assert_eq!(out.status.code(), Some(1));
