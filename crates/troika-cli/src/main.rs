@@ -67,5 +67,8 @@ fn run(command: Command) -> Result<(), CliError> {
         Command::NpuCompile(args) => {
             troika::npu::serve_compile(&args.args).map_err(CliError::Failure)
         }
+        Command::ChatRender => {
+            troika::model::chat::serve(allocator::limit).map_err(CliError::Failure)
+        }
     }
 }

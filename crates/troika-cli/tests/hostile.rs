@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
+use troika::model::chat::{ChatInput, ChatTemplate, HelperCommand};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -319,11 +320,41 @@ fn control_tokens_that_users_type_are_plain_text() {
     );
 }
 
+/// Lists that hold each other: printing them takes more memory than there is, or a long time.
+#[test]
+fn a_process_that_takes_too_much_is_ended_and_the_next_conversation_has_another() {
+    let harm = "{% set a = ['x' * 999999] %}".to_string()
+        + &"{% set a = [a, a] %}".repeat(60)
+        + "{% set text = a ~ '' %}";
+    let harm = format!("{{% if messages[0].content == 'harm' %}}{harm}{{% endif %}}");
+    let template = ChatTemplate::new(&(harm + "{{ messages[0].content }}")).unwrap();
+    let template = template.with_helper(HelperCommand {
+        program: env!("CARGO_BIN_EXE_troika").into(),
+        args: vec!["chat-render".into()],
+    });
+    let render = |content: &str| {
+        let messages = vec![serde_json::json!({"role": "user", "content": content})];
+        template.render(&ChatInput { messages, ..ChatInput::default() })
+    };
+    for _ in 0..2 {
+        assert_eq!(render("hi").unwrap().text, "hi");
+        let why = render("harm").unwrap_err().to_string();
+        let told = ["more memory than any conversation needs", "longer than 30 seconds"];
+        assert!(told.iter().any(|t| why.contains(t)), "{why}");
+    }
+}
+
 #[test]
 fn templates_that_never_end_are_ended() {
     let loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
     let doubles = "{% set n = namespace(s='a') %}{% for a in range(99) %}{% set n.s = n.s ~ n.s %}{% endfor %}";
-    for (template, why) in [(loops, "longer"), (doubles, "too large")] {
+    // Lists that hold each other, which fuel does not see: only the end of the process ends this.
+    let pairs = "{% set a = [1] %}{% set b = [1] %}".to_string()
+        + &"{% set a = [a, a] %}{% set b = [b, b] %}".repeat(60);
+    let compared = format!("{pairs}{{% if a == b %}}{{% endif %}}");
+    for (template, why) in
+        [(loops, "more work"), (doubles, "more work"), (&compared, "longer than 30 seconds")]
+    {
         let start = Instant::now();
         let out = with_template(template, &["-p", "x"]);
         assert_eq!(out.status.code(), Some(1));

@@ -62,7 +62,7 @@ impl Model {
         let Described { files, mut spec, mut store } = describe(&source, options.bind())?;
         options.calibration.iter().try_for_each(|c| c.apply(&spec, &mut store))?;
         spec.embeds = options.embeddings;
-        let mut text = ModelText::load(&files.source, spec.vocab);
+        let mut text = ModelText::load(&files.source, spec.vocab, options.chat_helper.clone());
         let warnings = &mut text.warnings;
         warnings.extend_from_slice(store.warnings());
         if options.quant != Quant::None && !store.makes_weights() {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use troika_engine::{CompileControl, Sharing};
 use troika_graph::{ActivationFormat, DType};
+use troika_model::chat::HelperCommand;
 use troika_model::lower::Lowered;
 use troika_plan::{
     CalibratedProducts, Goal, Plan, PlanError, Policy, RoutingPredictor, Strategy, SyncMode,
@@ -88,6 +89,9 @@ pub struct OpenOptions {
     pub values: DType,
     /// The devices to open.
     pub devices: DeviceOptions,
+    /// How to start a process that renders chat templates; `None`: this process renders them on a
+    /// thread, see [`ChatTemplate::with_helper`](troika_model::chat::ChatTemplate::with_helper).
+    pub chat_helper: Option<HelperCommand>,
     /// Looks for NaN and infinities in weights that are used as they are in the files, up to 4 GiB:
     /// it reads all of them. Quantized weights are always checked.
     pub scan: bool,
@@ -127,6 +131,7 @@ impl Default for OpenOptions {
             kv_dtype: None,
             values: DType::F32,
             devices: DeviceOptions::default(),
+            chat_helper: None,
             scan: false,
             tracer: Tracer::off(),
         }

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
+use troika::model::chat::HelperCommand;
 use troika::plan::{RoutingPredictor, Strategy};
 use troika::{DeviceOptions, OpenOptions, PredictorOptions};
 
@@ -14,6 +15,9 @@ use super::types::{CoreList, DtypeFlag, FloatFlag, core_list, isa, thread_count}
 use crate::error::CliError;
 use crate::input::read_bytes;
 use crate::output;
+
+/// The verb of the process that renders chat templates.
+const RENDER_VERB: &str = "chat-render";
 
 /// What computes it, and in which types.
 #[derive(Args, Clone)]
@@ -87,6 +91,9 @@ impl ComputeArgs {
             predictor: self.predictor.as_deref().map(predictor).transpose()?,
             chunk: self.ubatch_size,
             devices: self.devices(threads),
+            chat_helper: std::env::current_exe()
+                .ok()
+                .map(|program| HelperCommand { program, args: vec![RENDER_VERB.into()] }),
             ..OpenOptions::default()
         };
         self.placement.apply(&self.quant, strategy, &mut options)?;

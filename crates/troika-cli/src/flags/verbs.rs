@@ -85,6 +85,9 @@ pub enum Command {
     /// Says which GPU could compute; a command that runs on the CPU starts it
     #[command(hide = true)]
     FindGpu,
+    /// Renders chat templates; a command that needs it starts it
+    #[command(hide = true)]
+    ChatRender,
 }
 
 /// Which model.

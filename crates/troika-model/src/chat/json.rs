@@ -1,11 +1,13 @@
 //! `tojson`.
 
-use minijinja::value::{Kwargs, Serde};
-use minijinja::{Error, ErrorKind, Value as Jinja};
+use minijinja::value::Kwargs;
+use minijinja::{Error, State, Value as Jinja};
 use serde_json::Value;
 
+use super::limits::{refuse, settle};
+
 /// The most spaces of indentation per level.
-pub(super) const INDENT: usize = 16;
+const INDENT: usize = 16;
 
 /// The longest separator.
 const SEPARATOR: usize = 16;
@@ -21,7 +23,7 @@ struct Style {
 
 /// Python's `json.dumps` as called by the transformers library: `ensure_ascii` is off by default,
 /// colons and commas are followed by a space, and nothing is escaped for HTML.
-pub(super) fn tojson(json: Serde<Value>, args: Kwargs) -> Result<Jinja, Error> {
+pub(super) fn tojson(state: &State, value: Jinja, args: Kwargs) -> Result<Jinja, Error> {
     let indent: Option<usize> = args.get("indent")?;
     let separators: Option<Vec<String>> = args.get("separators")?;
     let comma = if indent.is_some() { "," } else { ", " };
@@ -30,16 +32,14 @@ pub(super) fn tojson(json: Serde<Value>, args: Kwargs) -> Result<Jinja, Error> {
         Some([items, key]) if items.len().max(key.len()) <= SEPARATOR => {
             (items.clone(), key.clone())
         }
-        Some(_) => {
-            let why = "separators are two short texts";
-            return Err(Error::new(ErrorKind::InvalidOperation, why));
-        }
+        Some(_) => return Err(refuse("separators are two short texts")),
     };
     let ascii = args.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
     let sorted = args.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
     args.assert_all_used()?;
     let indent = indent.map(|n| n.min(INDENT));
     let style = Style { indent, between_items, after_key, ascii, sorted };
+    let json = serde_json::to_value(settle(state, value)?).map_err(|e| refuse(e.to_string()))?;
     let mut out = String::new();
     style.dump(&json, 0, &mut out);
     Ok(Jinja::from_safe_string(out))

@@ -10,7 +10,7 @@
 //!
 //! Each character is replaced by exactly one, so lengths, slices and trimming do not change. A
 //! template that looks for a control token in a message (`'<|image|>' in content`) still finds it,
-//! since the search text is masked too.
+//! since the search text is masked too. Only `==` and the like see the difference.
 //!
 //! A spelling could also arise from the end of a text and what the template writes after it. So a
 //! part of a spelling at the end of a text is masked too.
@@ -22,16 +22,19 @@
 
 use std::borrow::Cow;
 use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use minijinja::Value;
+use minijinja::value::{Rest, ValueOrKwargs};
+use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
 /// The private characters: Unicode's last plane, which has no assigned meaning.
 const PRIVATE: std::ops::RangeInclusive<u32> = 0x10_0000..=0x10_FFFD;
 
 /// A rendered conversation.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChatPrompt {
     /// The text.
     pub text: String,
@@ -45,6 +48,8 @@ pub(super) struct Mask {
     spellings: Vec<String>,
     /// Private characters by the first characters of spellings.
     stands: BTreeMap<char, char>,
+    /// Whether there is a masked text.
+    used: AtomicBool,
 }
 
 fn is_private(c: char) -> bool {
@@ -82,7 +87,7 @@ impl Mask {
                 entry.insert(free.next()?);
             }
         }
-        Some(Mask { spellings, stands })
+        Some(Mask { spellings, stands, used: AtomicBool::new(false) })
     }
 
     /// Masks the spellings in a text; with `end`, also a part of one at its end.
@@ -119,6 +124,7 @@ impl Mask {
             Json::String(s) => {
                 if let Cow::Owned(masked) = self.text(s, true) {
                     *s = masked;
+                    self.used.store(true, Ordering::Relaxed);
                 }
             }
             Json::Array(list) => list.iter_mut().for_each(|v| self.json(v)),
@@ -157,6 +163,36 @@ impl Mask {
             return Value::from(masked);
         }
         value.clone()
+    }
+
+    /// The arguments of a call, each like the first.
+    pub(super) fn alike(&self, args: Rest<ValueOrKwargs>) -> Vec<Value> {
+        let mut args: Vec<Value> = args.0.into_iter().map(ValueOrKwargs::into_value).collect();
+        if let Some((first, others)) = args.split_first_mut() {
+            others.iter_mut().for_each(|v| *v = self.like(v, first));
+        }
+        args
+    }
+
+    /// A template's source that looks for spellings by a test, which can mask them, instead of by
+    /// an operator: `'<|image|>' in content` becomes `'<|image|>' is in content`.
+    pub(super) fn tests<'s>(&self, source: &'s str) -> Cow<'s, str> {
+        if !self.used.load(Ordering::Relaxed) {
+            return Cow::Borrowed(source);
+        }
+        let after_text = |end: usize| {
+            let quote = end + source[end..].find(['\'', '"'])? + 1;
+            let operator = source[quote..].trim_start();
+            let words = ["in ", "in(", "not in ", "not in("];
+            let found = words.iter().any(|word| operator.starts_with(word));
+            found.then_some(source.len() - operator.len())
+        };
+        let spelled = self.spellings.iter().flat_map(|s| source.match_indices(s.as_str()));
+        let places: BTreeSet<usize> =
+            spelled.filter_map(|(at, s)| after_text(at + s.len())).collect();
+        let mut new = source.to_string();
+        places.iter().rev().for_each(|&at| new.insert_str(at, "is "));
+        Cow::Owned(new)
     }
 
     /// Restores the characters and returns their places.

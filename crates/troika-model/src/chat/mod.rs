@@ -1,25 +1,30 @@
 //! Chat templates in Jinja, as in Hugging Face files. Templates are untrusted: their cost is
 //! limited (`limits`), and users' text cannot imitate their markers (`mask`).
 
-mod compile;
 mod date;
+mod environment;
+mod helper;
 mod json;
-mod library;
 mod limits;
 mod mask;
+mod namespace;
+mod source;
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 
 use minijinja::value::Serde;
-use minijinja::{AutoEscape, ErrorKind, Value as Jinja};
+use minijinja::{ErrorKind, Value as Jinja};
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::files::read_small;
-use limits::Budget;
+use environment::{add_functions, environment};
+use helper::Helper;
 use mask::Mask;
 
+pub use helper::{HelperCommand, serve};
 pub use mask::ChatPrompt;
 
 /// Why a template could not be rendered.
@@ -31,6 +36,9 @@ pub enum ChatError {
     /// The template failed or refused the messages.
     #[error("the chat template failed: {0}")]
     Render(String),
+    /// The rendering was given up.
+    #[error("the chat template failed: it takes longer than {} seconds", limits::DEADLINE.as_secs())]
+    Slow,
     /// A file that cannot be read.
     #[error("{file}: {why}")]
     File {
@@ -42,7 +50,7 @@ pub enum ChatError {
 }
 
 /// The variables for rendering a template.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct ChatInput {
     /// Messages: objects with `role`, `content` and any other fields that the template reads.
     pub messages: Vec<Value>,
@@ -68,6 +76,7 @@ pub struct ChatTemplate {
     main: String,
     /// The template for conversations with tools, if there is a separate one.
     tools: Option<String>,
+    helper: Option<Helper>,
 }
 
 impl ChatTemplate {
@@ -110,9 +119,17 @@ impl ChatTemplate {
     /// Parses a template.
     ///
     /// # Errors
-    /// The template does not parse, or is longer than 256 KiB.
+    /// The template does not parse, or is longer than 64 KiB.
     pub fn new(source: &str) -> Result<ChatTemplate, ChatError> {
-        Ok(ChatTemplate { main: checked(source)?, tools: None })
+        Ok(ChatTemplate { main: checked(source)?, tools: None, helper: None })
+    }
+
+    /// Renders in a process of its own from now on. There the limits on time, memory and stack hold
+    /// for every template. On a thread of this process, a template can go beyond them by comparing
+    /// or joining lists that hold each other many times.
+    #[must_use]
+    pub fn with_helper(self, command: HelperCommand) -> ChatTemplate {
+        ChatTemplate { helper: Some(Helper::new(command)), ..self }
     }
 
     /// The template's text for conversations with tools, or without.
@@ -127,19 +144,10 @@ impl ChatTemplate {
     /// time or memory.
     pub fn render(&self, input: &ChatInput) -> Result<ChatPrompt, ChatError> {
         let source = self.source(input.tools.is_some());
-        let texts = || input.messages.iter().chain(&input.tools).chain(input.extra.values());
-        let deep = || ChatError::Render("the messages are nested too deeply".into());
-        let bytes = limits::json_size(texts()).ok_or_else(deep)?;
-        let all: Vec<&Value> = texts().collect();
-        let none = || ChatError::Render("the messages hold every private character".into());
-        let mask = Mask::new(&input.control, &all, source).ok_or_else(none)?;
-        let budget = Arc::new(Budget::new(bytes, mask));
-        let context = context(input, &budget.mask);
-        let text = on_own_stack(|| {
-            render(source, context, &budget, input.today)
-                .map_err(|e| ChatError::Render(budget.mask.remove(one_line(&e)).text))
-        })?;
-        Ok(budget.mask.remove(text))
+        match &self.helper {
+            Some(helper) => helper.render(source, input),
+            None => render(source, input),
+        }
     }
 }
 
@@ -161,54 +169,22 @@ pub fn join_messages(messages: &[Value], control: &[String]) -> Result<ChatPromp
     Ok(prompt)
 }
 
-/// A source that compiles: with Jinja's line ends, and with training marks (`{% generation %}`),
-/// which do not change the text, as plain blocks.
+/// A source that compiles, with Jinja's line ends.
 fn checked(source: &str) -> Result<String, ChatError> {
-    // A source that is too long is refused below.
-    let source = match source.len() <= limits::SOURCE {
-        true => plain_marks(&source.replace("\r\n", "\n").replace('\r', "\n")),
-        false => source.to_string(),
-    };
-    on_own_stack(|| match compile::compile(&source) {
-        Ok(_) => Ok(()),
-        Err(e) => Err(ChatError::Syntax(one_line(&e))),
+    if source.len() > limits::SOURCE {
+        let why = format!("it is longer than {} KiB", limits::SOURCE >> 10);
+        return Err(ChatError::Syntax(why));
+    }
+    let source = source.replace("\r\n", "\n").replace('\r', "\n");
+    let (plain, longest) = source::plain_tags(&source);
+    if longest > limits::TAG {
+        return Err(ChatError::Syntax(format!("a tag is longer than {} KiB", limits::TAG >> 10)));
+    }
+    on_own_stack(move || {
+        let compiled = environment().and_then(|env| env.template_from_str(&plain).map(|_| ()));
+        compiled.map_err(|e| ChatError::Syntax(one_line(&e)))
     })?;
     Ok(source)
-}
-
-/// Turns `{% generation %}` into `{% if true %}`, keeping the signs that control white space.
-/// Texts, comments and other tags are not changed.
-fn plain_marks(source: &str) -> String {
-    let mut out = String::with_capacity(source.len());
-    let mut rest = source;
-    // One pass, since a separate search for each kind of tag would reread the rest for every tag.
-    while let Some(at) = rest.find('{') {
-        let (before, tag) = rest.split_at(at);
-        out.push_str(before);
-        let close = match tag.as_bytes().get(1) {
-            Some(b'%') => "%}",
-            Some(b'{') => "}}",
-            Some(b'#') => "#}",
-            _ => {
-                out.push('{');
-                rest = &tag[1..];
-                continue;
-            }
-        };
-        let Some(end) = tag[2..].find(close).map(|end| end + 4) else {
-            rest = tag;
-            break;
-        };
-        let (tag, after) = tag.split_at(end);
-        let inner = tag[2..end - 2].trim_matches(['-', '+']).trim();
-        match (close, inner) {
-            ("%}", "generation") => out.push_str(&tag.replacen("generation", "if true", 1)),
-            ("%}", "endgeneration") => out.push_str(&tag.replacen("endgeneration", "endif", 1)),
-            _ => out.push_str(tag),
-        }
-        rest = after;
-    }
-    out + rest
 }
 
 /// The variables of a template.
@@ -228,34 +204,48 @@ fn context(input: &ChatInput, mask: &Mask) -> Map<String, Value> {
     context
 }
 
-fn render(
-    source: &str,
-    context: Map<String, Value>,
-    budget: &Arc<Budget>,
-    today: Option<(i32, u32, u32)>,
-) -> Result<String, minijinja::Error> {
-    let instructions = compile::compile(source)?;
-    let env = library::environment(budget, today);
-    let root = Jinja::from(Serde(context));
-    let blocks = BTreeMap::new();
-    let mut text = String::new();
-    let mut out = minijinja::machinery::make_string_output(&mut text);
-    minijinja::machinery::eval(&env, &instructions, root, &blocks, &mut out, AutoEscape::None)?;
-    drop(out);
-    Ok(text)
+/// Renders a source on a thread of this process.
+fn render(source: &str, input: &ChatInput) -> Result<ChatPrompt, ChatError> {
+    let texts = || input.messages.iter().chain(&input.tools).chain(input.extra.values());
+    let deep = || ChatError::Render("the messages are nested too deeply".into());
+    let bytes = limits::json_size(texts()).ok_or_else(deep)?;
+    let all: Vec<&Value> = texts().collect();
+    let none = || ChatError::Render("the messages hold every private character".into());
+    let mask = Arc::new(Mask::new(&input.control, &all, source).ok_or_else(none)?);
+    let context = context(input, &mask);
+    let (source, _) = source::plain_tags(&mask.tests(source));
+    let today = input.today;
+    on_own_stack(move || {
+        let rendered = environment().and_then(|mut env| {
+            env.set_fuel(Some(limits::fuel(bytes)));
+            add_functions(&mut env, &mask, today);
+            env.template_from_str(&source)?.render(Jinja::from(Serde(context)))
+        });
+        match rendered {
+            Ok(text) if text.len() as u64 > limits::output(bytes) => {
+                Err(ChatError::Render("its text is too long".into()))
+            }
+            Ok(text) => Ok(mask.remove(text)),
+            Err(e) => Err(ChatError::Render(mask.remove(one_line(&e)).text)),
+        }
+    })
 }
 
-/// Runs on a thread with a stack of known size.
-fn on_own_stack<T: Send>(
-    work: impl FnOnce() -> Result<T, ChatError> + Send,
+/// Runs on a thread with a stack of known size, up to the deadline.
+fn on_own_stack<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, ChatError> + Send + 'static,
 ) -> Result<T, ChatError> {
-    std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().name("chat template".into());
-        let thread = thread.stack_size(limits::STACK).spawn_scoped(scope, work);
-        let thread = thread.map_err(|e| ChatError::Render(format!("it has no thread: {e}")))?;
-        let failed = |_| Err(ChatError::Render("the template engine gave up on it".into()));
-        thread.join().unwrap_or_else(failed)
-    })
+    let (send, result) = channel();
+    let thread = std::thread::Builder::new().name("chat template".into());
+    let thread = thread.stack_size(limits::STACK).spawn(move || send.send(work()));
+    thread.map_err(|e| ChatError::Render(format!("it has no thread: {e}")))?;
+    match result.recv_timeout(limits::DEADLINE) {
+        Ok(result) => result,
+        Err(RecvTimeoutError::Timeout) => Err(ChatError::Slow),
+        Err(RecvTimeoutError::Disconnected) => {
+            Err(ChatError::Render("the template engine gave up on it".into()))
+        }
+    }
 }
 
 /// The most characters of a template's own message.
@@ -263,7 +253,7 @@ const MESSAGE: usize = 400;
 
 fn one_line(e: &minijinja::Error) -> String {
     let mut detail = match (e.kind(), e.detail()) {
-        (ErrorKind::OutOfFuel, _) => "it runs longer than any conversation needs".to_string(),
+        (ErrorKind::OutOfFuel, _) => "it does more work than any conversation needs".to_string(),
         (kind, None) => kind.to_string(),
         (_, Some(detail)) => detail.chars().take(MESSAGE).collect(),
     };

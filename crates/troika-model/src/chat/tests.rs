@@ -156,6 +156,19 @@ fn expressions_render_as_in_jinja() {
             "1,2,3 [1] 3 2",
         ),
         (
+            "{{ none is iterable }} {{ [] is iterable }} {{ messages is iterable and messages is not mapping }}",
+            "False True True",
+        ),
+        (
+            "{% set ns = namespace(a=[1]) %}{% set ns.a = ns.a + [2] %}{% set ns.b = {'k': ns.a[1:]} %}{{ ns.a }}{{ ns.b }}",
+            "[1, 2]{'k': [2]}",
+        ),
+        (
+            "{% set ns = namespace() %}{%- set ns.s = '%}' ~ \"{% set x.y = 1 %}\" -%} {{ ns.s }}{% raw %}{% set a.b = 1 %}{% endraw %}",
+            "%}{% set x.y = 1 %}{% set a.b = 1 %}",
+        ),
+        ("{{ '{:>5}|{:.2f}'.format('a', 1.5) }}", "    a|1.50"),
+        (
             "{{ 'x' if missing is defined else 'y' }} {{ missing | default('d') }} {{ none is none }}",
             "y d True",
         ),
@@ -251,6 +264,10 @@ fn no_template_runs_for_ever_or_makes_too_much() {
         "{{ messages | batch(99999999999, 'x') | list }}",
         "{{ messages | slice(99999999999, 'x') | list }}",
         "{{ 'a' | center(99999999999) }}{{ 'a' | wordwrap(1) }}{{ 'a'.ljust(99999999999) }}",
+        // A product of two lengths.
+        "{% for a in range(99999) %}{% set x = messages[0].content.strip(messages[0].content) %}{% endfor %}",
+        "{% for a in range(99999) %}{% set x = messages[0].content | trim(messages[0].content) %}{% endfor %}",
+        "{% set l = range(99999) | list %}{% set f = '{0}' * 9999 %}{{ f.format(l) }}",
         // Other templates.
         "{% include 'chat' %}",
         "{% extends 'chat' %}",
@@ -282,7 +299,7 @@ fn a_million_rounds_or_calls_are_more_than_any_conversation_needs() {
     };
     for source in [rounds(1000), rounds(99_999), calls(20), calls(60)] {
         let why = refused(&source, &[]);
-        assert!(why.contains("runs longer than any conversation needs"), "{why}");
+        assert!(why.contains("more work than any conversation needs"), "{why}");
     }
     for source in [rounds(100), calls(10)] {
         assert_eq!(render(&source, &[]).as_deref(), Ok(""));
@@ -291,32 +308,45 @@ fn a_million_rounds_or_calls_are_more_than_any_conversation_needs() {
 
 #[test]
 fn no_source_overflows_the_compiler() {
-    let n = 300_000;
+    let fill = |part: &str| part.repeat((limits::SOURCE - 99) / part.len());
+    let closed = |open: &str, close: &str| {
+        let n = (limits::TAG - 99) / (open.len() + close.len());
+        format!("{{{{ {}1{} }}}}", open.repeat(n), close.repeat(n)).repeat(8)
+    };
     for source in [
-        format!("{{{{ {}1 }}}}", "1+".repeat(60_000)),
-        format!("{{{{ {}1 }}}}", "1+".repeat(n)),
-        format!("{{{{ {}1 }}}}", "a~".repeat(60_000)),
-        format!("{{{{ {}1{} }}}}", "(".repeat(n), ")".repeat(n)),
-        format!("{{{{ {}1{} }}}}", "[".repeat(9_000), "]".repeat(9_000)),
-        format!("{{{{ {}1 }}}}", "not ".repeat(60_000)),
-        format!("{{{{ {}1 }}}}", "-".repeat(n)),
-        format!("{{{{ a{} }}}}", ".b".repeat(90_000)),
-        format!("{{{{ a{} }}}}", "|e".repeat(90_000)),
-        format!("{{{{ a{} }}}}", "[0]".repeat(60_000)),
-        format!("{{{{ {}1 }}}}", "1 if 1 else ".repeat(20_000)),
-        format!("{}{}", "{% if a %}".repeat(9_000), "{% endif %}".repeat(9_000)),
-        format!("{{% if a %}}{}{{% endif %}}", "{% elif b %}".repeat(20_000)),
-        format!("{}{}", "{% for a in b %}".repeat(9_000), "{% endfor %}".repeat(9_000)),
-        "{{ 'a' * 99999 }}".repeat(9_000),
-        "{".repeat(n),
-        "x".repeat(n),
+        closed("1+", ""),
+        closed("a~", ""),
+        closed("a.b~", ""),
+        closed("(", ")"),
+        closed("[", "]"),
+        closed("not ", ""),
+        closed("-", ""),
+        closed("", ".b"),
+        closed("", "|e"),
+        closed("", "[0]"),
+        closed("1 if 1 else ", ""),
+        closed("1 == 1 and ", ""),
+        fill("{% if a %}"),
+        fill("{% if a %}{% endif %}"),
+        fill("{% for a in b %}"),
+        format!("{{% if 0 %}}{}{{% endif %}}", fill("{% elif b %}x")),
+        fill("{{ 'a' * 99999 }}"),
+        fill("{{ ['a'] * 99999 }}"),
+        fill("{"),
+        fill("x"),
     ] {
-        assert!(ChatTemplate::new(&source).is_err(), "{source:.40}");
+        let start = std::time::Instant::now();
+        let made = ChatTemplate::new(&source);
+        let seconds = start.elapsed().as_secs_f64();
+        assert!(seconds < 10.0, "{source:.40}");
+        if let Err(e) = made {
+            assert!(matches!(e, ChatError::Syntax(_)), "{source:.40}: {e}");
+        }
     }
-    // The longest that are accepted.
-    let chain = format!("{{{{ {}0 }}}}", "a.b~".repeat(1000));
-    assert!(ChatTemplate::new(&chain).is_ok());
-    let chain = format!("{{% if 0 %}}{}{{% endif %}}", "{% elif b %}x".repeat(10_000));
+    for longer in ["x".repeat(limits::SOURCE + 1), format!("{{{{ {}1 }}}}", "1+".repeat(4096))] {
+        assert!(ChatTemplate::new(&longer).is_err(), "{longer:.40}");
+    }
+    let chain = format!("{{% if 0 %}}{}{{% endif %}}", fill("{% elif b %}x"));
     assert_eq!(render(&chain, &[]).as_deref(), Ok(""));
 }
 
@@ -415,7 +445,10 @@ fn nested_texts_and_tools_are_marked_and_templates_do_not_notice() {
     for (source, expected) in [
         ("{{ messages[0].content | length }}", "17"),
         ("{{ '<s>' in messages[0].content }}", "True"),
-        ("{{ messages[0].content | trim == 'a<s>b<|im_end|>' }}", "True"),
+        (
+            "{{ '<s>' in messages[0].content.strip() and '[INST]' not in messages[0].content }}",
+            "True",
+        ),
         ("{{ messages[0].content.split('<s>')[1].strip().startswith('b<|im_end|>') }}", "True"),
         ("{{ messages[0].content.replace('<|im_end|>', '').find('<s>') }}", "2"),
         (
@@ -573,7 +606,7 @@ fn marks_are_looked_for_in_anything() {
     }
     // One pass, however many tags there are.
     let many = "{{".repeat(limits::SOURCE / 2);
-    assert_eq!(plain_marks(&many), many);
+    assert_eq!(source::plain_tags(&many), (many.clone(), many.len()));
 }
 
 #[test]
@@ -612,7 +645,7 @@ fn spellings_are_not_put_together_of_two_messages() {
 #[test]
 fn long_lists_in_loops_are_more_than_any_conversation_needs() {
     let bodies =
-        ["l[1:]", "l[::-1]", "l|list", "range(99999)[::-1]", "'x' in l", "l|map('string')|list"];
+        ["l[1:]|list", "l[::-1]|list", "l|list", "l|sort", "'x' in l", "l|map('string')|list"];
     for body in bodies {
         let source = format!(
             "{{% set l = range(99999)|list %}}\
@@ -621,5 +654,21 @@ fn long_lists_in_loops_are_more_than_any_conversation_needs() {
         let why = refused(&source, &[]);
         assert!(why.contains("more work than any conversation needs"), "{body}: {why}");
         assert!(render(&source.replace("99999", "99"), &[]).is_ok(), "{body}");
+    }
+}
+
+/// Published templates, and what Python's jinja2 renders in the transformers library's settings.
+#[test]
+fn published_templates_render_as_in_python() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/chat");
+    let read = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap();
+    let expected: Value = serde_json::from_str(&read("expected.json")).unwrap();
+    for (name, texts) in expected["texts"].as_object().unwrap() {
+        let template = ChatTemplate::new(&read(&format!("{name}.jinja"))).unwrap();
+        for (conversation, text) in texts.as_object().unwrap() {
+            let input = expected["conversations"][conversation].clone();
+            let rendered = template.render(&serde_json::from_value(input).unwrap()).unwrap();
+            assert_eq!(Some(rendered.text.as_str()), text.as_str(), "{name}, {conversation}");
+        }
     }
 }

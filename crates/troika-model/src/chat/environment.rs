@@ -1,0 +1,106 @@
+//! The functions available to templates: minijinja's, methods of Python's types, and those that
+//! published templates expect of the transformers library. There are no other templates to include,
+//! extend or import.
+
+use std::sync::Arc;
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Rest, ValueOrKwargs};
+use minijinja::{Environment, Error, State, Value, escape_formatter, filters, tests};
+use minijinja_contrib::pycompat::unknown_method_callback;
+
+use super::date::strftime;
+use super::json::tojson;
+use super::limits::{BYTES, refuse, settle};
+use super::mask::Mask;
+use super::namespace::namespace;
+
+/// Trims blocks like the transformers library.
+pub(super) fn environment<'a>() -> Result<Environment<'a>, Error> {
+    let mut env = Environment::new();
+    env.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
+    Ok(env)
+}
+
+/// Adds what a rendering needs.
+pub(super) fn add_functions(
+    env: &mut Environment<'_>,
+    mask: &Arc<Mask>,
+    today: Option<(i32, u32, u32)>,
+) {
+    env.set_formatter(|out, state, value| {
+        if value.as_object().is_some() {
+            settle(state, value.clone())?;
+        }
+        escape_formatter(out, state, value)
+    });
+    let own = Arc::clone(mask);
+    env.set_unknown_method_callback(move |state, value, name, args| {
+        if name.ends_with("strip") {
+            pay_for_strip(state, value, args)?;
+        }
+        let spent = |state: &State| state.fuel_levels().map_or(0, |(spent, _)| spent);
+        let before = spent(state);
+        let args = args.iter().map(|a| settle(state, own.like(a, value)));
+        let args = args.collect::<Result<Vec<_>, Error>>()?;
+        if name == "format" {
+            state.consume_fuel(fields(value, spent(state) - before))?;
+        }
+        unknown_method_callback(state, value, name, &args)
+    });
+    for (name, filter) in [
+        ("replace", Value::from_function(filters::replace)),
+        ("split", Value::from_function(filters::split)),
+        ("trim", Value::from_function(filters::trim)),
+    ] {
+        let mask = Arc::clone(mask);
+        env.add_filter(name, move |state: &mut State, args: Rest<ValueOrKwargs>| {
+            let args = mask.alike(args);
+            if let ("trim", [text, chars @ ..]) = (name, &args[..]) {
+                pay_for_strip(state, text, chars)?;
+            }
+            filter.call(state, &args)
+        });
+    }
+    for (name, test) in [
+        ("startingwith", Value::from_function(tests::is_startingwith)),
+        ("endingwith", Value::from_function(tests::is_endingwith)),
+    ] {
+        let mask = Arc::clone(mask);
+        env.add_test(name, move |state: &mut State, args: Rest<ValueOrKwargs>| {
+            test.call(state, &mask.alike(args)).map(|found| found.is_true())
+        });
+    }
+    let own = Arc::clone(mask);
+    env.add_test("in", move |state: &State, value: &Value, other: &Value| {
+        tests::is_in(state, &own.like(value, other), other)
+    });
+    env.add_test("iterable", |value: &Value| !value.is_none() && tests::is_iterable(value));
+    env.remove_global("debug");
+    env.add_filter("tojson", tojson);
+    env.add_function("namespace", namespace);
+    env.add_function("raise_exception", |message: String| -> Result<(), Error> {
+        Err(refuse(message))
+    });
+    if let Some((year, month, day)) = today {
+        env.add_function("strftime_now", move |format: String| strftime(&format, year, month, day));
+    }
+}
+
+/// Each character at the ends of a text is looked for among the characters to strip.
+fn pay_for_strip(state: &State, text: &Value, args: &[Value]) -> Result<(), Error> {
+    let len = |v: &Value| v.as_str().map_or(0, str::len) as u64;
+    let chars = args.iter().map(len).max().unwrap_or(0);
+    state.consume_fuel(len(text).saturating_mul(chars) / BYTES)
+}
+
+/// Fuel for the fields of a format: each may print all arguments, which cost `args`, and be as wide
+/// as the largest number in it.
+fn fields(format: &Value, args: u64) -> u64 {
+    let text = format.as_str().unwrap_or_default();
+    let digits = text.split(|c: char| !c.is_ascii_digit()).filter(|d| !d.is_empty());
+    let width = digits.map(|d| d.parse().unwrap_or(u64::MAX)).max().unwrap_or(0);
+    // A float has up to 325 digits before or after the point.
+    let field = (width / BYTES).saturating_add(args).saturating_add(650 / BYTES);
+    field.saturating_mul(text.matches('{').count() as u64)
+}

@@ -1,0 +1,150 @@
+//! Rendering in a process of its own, which can be ended whatever a template does.
+//!
+//! The helper reads a line of JSON per rendering from standard input, and answers with a line on
+//! standard output. It ends when a rendering takes too long or too much memory.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+
+use serde::{Deserialize, Serialize};
+
+use super::{ChatError, ChatInput, ChatPrompt, render};
+
+/// Memory of the helper, before what the size of the request adds: four times the data that a
+/// template's fuel pays for.
+const MEMORY: usize = 512 << 20;
+/// Memory for each byte of a request.
+const MEMORY_PER_BYTE: usize = 1024;
+/// The most memory that the size of a request adds.
+const MEMORY_ADDED: usize = 3 << 30;
+
+/// A prompt, or why there is none; `None` for a rendering that took too long.
+type Answer = Result<ChatPrompt, Option<String>>;
+
+/// How to start the helper: a program that calls [`serve`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HelperCommand {
+    /// The program.
+    pub program: PathBuf,
+    /// Its arguments.
+    pub args: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct Request<'a> {
+    source: &'a str,
+    input: &'a ChatInput,
+}
+
+#[derive(Deserialize)]
+struct Received {
+    source: String,
+    input: ChatInput,
+}
+
+struct Running {
+    child: Child,
+    requests: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A helper that is started when it is needed and serves one rendering after another.
+pub(super) struct Helper {
+    command: HelperCommand,
+    running: Mutex<Option<Running>>,
+}
+
+impl Helper {
+    pub fn new(command: HelperCommand) -> Helper {
+        Helper { command, running: Mutex::new(None) }
+    }
+
+    pub fn render(&self, source: &str, input: &ChatInput) -> Result<ChatPrompt, ChatError> {
+        let failed = |e: &dyn std::fmt::Display| {
+            let program = self.command.program.display();
+            ChatError::Render(format!("{program} does not render it: {e}"))
+        };
+        let request = serde_json::to_string(&Request { source, input }).map_err(|e| failed(&e))?;
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        // The one of the last rendering may have ended since.
+        let mut last = running.take();
+        let sent = last.as_mut().is_some_and(|helper| helper.send(&request).is_ok());
+        let mut helper = match last.filter(|_| sent) {
+            Some(helper) => helper,
+            None => {
+                let mut helper = self.command.start().map_err(|e| failed(&e))?;
+                helper.send(&request).map_err(|e| failed(&e))?;
+                helper
+            }
+        };
+        let mut answer = String::new();
+        let _ = helper.answers.read_line(&mut answer);
+        match serde_json::from_str::<Answer>(&answer) {
+            Ok(Err(None)) => Err(ChatError::Slow),
+            Ok(answer) => {
+                *running = Some(helper);
+                answer.map_err(|why| ChatError::Render(why.unwrap_or_default()))
+            }
+            Err(_) => {
+                let why = "it takes more memory than any conversation needs";
+                Err(ChatError::Render(why.into()))
+            }
+        }
+    }
+}
+
+impl Running {
+    fn send(&mut self, request: &str) -> std::io::Result<()> {
+        writeln!(self.requests, "{request}")
+    }
+}
+
+impl HelperCommand {
+    fn start(&self) -> std::io::Result<Running> {
+        let mut child = Command::new(&self.program)
+            .args(&self.args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()?;
+        match (child.stdin.take(), child.stdout.take().map(BufReader::new)) {
+            (Some(requests), Some(answers)) => Ok(Running { child, requests, answers }),
+            _ => Err(std::io::ErrorKind::BrokenPipe.into()),
+        }
+    }
+}
+
+/// The helper: renders what standard input asks for until it ends. `limit` makes this process end
+/// when it takes more than so much memory.
+///
+/// # Errors
+/// A request that is none, or standard output that is closed.
+pub fn serve(limit: impl Fn(usize)) -> Result<(), String> {
+    for line in std::io::stdin().lock().lines() {
+        let line = line.map_err(|e| e.to_string())?;
+        limit(MEMORY + line.len().saturating_mul(MEMORY_PER_BYTE).min(MEMORY_ADDED));
+        let request: Received = serde_json::from_str(&line).map_err(|e| e.to_string())?;
+        let answer: Answer = render(&request.source, &request.input).map_err(|e| match e {
+            ChatError::Slow => None,
+            ChatError::Render(why) => Some(why),
+            other => Some(other.to_string()),
+        });
+        let json = serde_json::to_string(&answer).map_err(|e| e.to_string())?;
+        let mut out = std::io::stdout().lock();
+        writeln!(out, "{json}").and_then(|()| out.flush()).map_err(|e| e.to_string())?;
+        if answer == Err(None) {
+            // The rendering goes on; the end of the process ends it.
+            break;
+        }
+    }
+    Ok(())
+}
