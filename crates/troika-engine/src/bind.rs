@@ -148,7 +148,7 @@ impl Binder<'_> {
                 buffers.insert((space, buffer), self.buffer(view)?);
             }
         }
-        // Columns of this layer, of which others may have more.
+        // The columns of this layer: other layers may have more.
         let size = PackedSize { inner: experts.inner, ..program.packed };
         let (tracer, lane) = (self.model.tracer.clone(), self.model.devices[experts.device].name());
         let lane = lane.into();

@@ -45,8 +45,8 @@ impl KnownGraph {
         KnownGraph { graph: graph.clone(), batches: batches.iter().map(shape).collect() }
     }
 
-    /// Whether batches with the same placement have the same tasks: equal rows of each sequence,
-    /// and equal rows of which as many logits are wanted.
+    /// Whether batches with the same placement have the same tasks: each sequence has the same
+    /// rows, and logits of the same rows are wanted.
     fn serves(&self, batches: &[PlannedBatch]) -> bool {
         let alike = |(known, batch): (&KnownBatch, &PlannedBatch)| {
             let seqs = batch.forward.seqs.iter().map(|s| &s.rows);

@@ -199,7 +199,7 @@ fn logprobs_are_those_of_the_softmax() {
     assert_eq!(Logprobs::of(&logits(), 4, 0), Logprobs { chosen: f32::NEG_INFINITY, top: vec![] });
 }
 
-/// Logits of which many are equal, infinite or no numbers.
+/// Logits with many that are equal, infinite or NaN.
 fn odd_logits(len: usize, seed: &mut u32) -> Vec<f32> {
     let odd = [f32::NAN, f32::NEG_INFINITY, f32::INFINITY, -0.0, 0.0];
     let mut random = || {
