@@ -78,7 +78,8 @@ impl Placer<'_> {
         Ok(PlacedSegment::with_experts(stages, between, placed))
     }
 
-    /// The graphs of all groups, then that of the rule's device, and what the former work on.
+    /// The graphs of all groups, then the graph of the rule's device, and the buffers of the
+    /// groups.
     fn graphs_of_experts(
         &self,
         graph: &Subgraph,

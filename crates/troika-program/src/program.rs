@@ -258,7 +258,7 @@ impl Program {
         values.chain(experts.attention.into_iter().flatten()).collect()
     }
 
-    /// Values that a segment reads although they are no inputs of it.
+    /// Values that a segment reads beside its inputs.
     pub(crate) fn read_beside(&self, segment: usize) -> impl Iterator<Item = usize> {
         let of_segment = self.placements().filter(move |(index, _)| *index == segment);
         of_segment.flat_map(|(_, p)| p.segment.experts.iter().filter_map(|e| e.attention)).flatten()
@@ -357,7 +357,7 @@ impl Program {
         })
     }
 
-    /// Whether it depends on other rows of a batch how an expert computes a row.
+    /// Whether the other rows of a batch can change how an expert computes a row.
     fn rows_matter_for(&self, experts: &SharedExperts) -> bool {
         let own = &self.devices[experts.device].caps.numerics;
         let differs = |g: &GroupGraph| self.devices[g.device].caps.numerics != *own;
