@@ -84,7 +84,7 @@ impl Call {
     /// The name of the model, if it gives one.
     ///
     /// # Errors
-    /// It is no text.
+    /// It is not text.
     pub fn model(&self) -> Result<Option<String>, Problem> {
         Ok(self.fields().get::<String>("model")?.filter(|name| !name.is_empty()))
     }

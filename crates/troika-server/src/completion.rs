@@ -233,8 +233,8 @@ async fn failed(failure: &mut tokio::sync::watch::Receiver<Option<String>>) -> S
     }
 }
 
-/// The probabilities of a prompt's tokens after the first, each with those of the `top` most likely
-/// ones.
+/// The probabilities of a prompt's tokens after the first, each with the probabilities of the `top`
+/// most likely tokens.
 ///
 /// # Errors
 /// Those of [`read`].

@@ -170,7 +170,7 @@ async fn raw(
 /// Messages with their reasoning under the name that templates know.
 fn with_thinking(messages: Option<&Value>) -> Option<Value> {
     let mut messages = messages?.clone();
-    // What is no list of objects is refused where messages are read.
+    // Anything but a list of objects is refused where messages are read.
     let list = messages.as_array_mut().into_iter().flatten();
     for message in list.filter_map(Value::as_object_mut) {
         if let Some(thinking) = message.remove("thinking") {
