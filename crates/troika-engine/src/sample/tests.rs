@@ -178,7 +178,7 @@ fn a_constraint_allows_some_tokens() {
     for temperature in [0.0, 1.0] {
         let mut s = Sampler::new(SampleParams { temperature, ..params() });
         s.accept(5);
-        // Token 4 is no number, and there is no token 7; the last mask comes first.
+        // Token 4 is NaN, and there is no token 7; the last mask comes first.
         s.constrain(Box::new(Only(vec![1 << 4 | 1 << 7, 1 << 6, 1 << 2])));
         for want in [Ok(2), Ok(6), Err(SampleError::Constrained)] {
             assert_eq!(s.sample(&logits()), want);
