@@ -64,7 +64,7 @@ pub(crate) struct BatchSlot {
     /// Values between segments, one set for each chunk in flight.
     pools: Vec<EdgePool>,
     inputs: Vec<InputSlot>,
-    /// Rows on their way through shared experts.
+    /// Rows on their way through divided experts.
     packed: PackedBuffers,
     pub logits: Buffer,
     /// Graphs by placement and rows. For decode, one for each number of sequences; for prefill only

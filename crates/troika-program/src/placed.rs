@@ -207,7 +207,7 @@ impl PlacedSegment {
         PlacedSegment { experts: Some(experts), ..segment }
     }
 
-    /// Divides rows `0..rows` among the pieces, without the pieces of shared experts.
+    /// Divides rows `0..rows` among the pieces, without the pieces of divided experts.
     ///
     /// # Errors
     /// A standard length of 0.

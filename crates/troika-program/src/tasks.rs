@@ -57,7 +57,7 @@ pub enum NamedWork {
     Run(NamedRun),
     /// Copies rows.
     Copy(NamedCopy),
-    /// Routes rows to shared experts.
+    /// Routes rows to divided experts.
     Host(NamedHost),
 }
 
@@ -66,7 +66,7 @@ pub enum NamedWork {
 pub struct NamedHost {
     /// What it does.
     pub step: ExpertStep,
-    /// Index in the program's list of shared experts.
+    /// Index in the program's list of divided experts.
     pub experts: usize,
     /// The set of packed buffers; `None`: the one set that all chunks in flight share.
     pub set: Option<usize>,
@@ -135,7 +135,7 @@ pub enum BufferName {
     },
     /// The memory of a state.
     State(StatePart),
-    /// Rows that go through shared experts.
+    /// Rows that go through divided experts.
     Experts(ExpertMemory),
     /// Host memory for one copy between two devices, by number.
     Staging(usize),
@@ -551,7 +551,7 @@ struct OfSegment<'a> {
     piece: &'a PlacedPiece,
 }
 
-/// The shared experts of a segment in a placement.
+/// The divided experts of a segment in a placement.
 #[derive(Clone, Copy)]
 pub(crate) struct OfExperts<'a> {
     /// The segment.

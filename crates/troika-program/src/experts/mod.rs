@@ -16,9 +16,9 @@ pub use rows::{
     ExpertCounts, ExpertRows, LEFT_OUT, LayerCounts, PackedRun, RoutedShape, expected_pairs,
 };
 
-/// The experts of a layer, as tasks refer to them.
+/// The experts of a layer, divided over devices, as tasks refer to them.
 #[derive(Clone, Debug)]
-pub struct SharedExperts {
+pub struct DividedExperts {
     /// The layer.
     pub layer: usize,
     /// Index of the rule's device.
@@ -38,7 +38,7 @@ pub struct SharedExperts {
     pub shape: RoutedShape,
 }
 
-impl SharedExperts {
+impl DividedExperts {
     /// Bytes that a step reads and writes for `rows` rows of `cols` columns.
     pub fn bytes(&self, step: ExpertStep, rows: usize, cols: usize) -> u64 {
         step_bytes(step, rows, [self.shape.top_k, cols])
