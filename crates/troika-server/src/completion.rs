@@ -11,7 +11,7 @@ use troika::engine::sample::{Constraint, Logprobs};
 use troika::{Output, Request, Session, SessionCanceller, SessionOptions, TextPiece};
 
 use crate::grammar::{Grammar, Mask};
-use crate::host::InUse;
+use crate::open_model::InUse;
 use crate::problem::Problem;
 use crate::queue::{ClientId, Permit, QueueError};
 use crate::state::apart;

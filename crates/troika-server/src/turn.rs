@@ -8,8 +8,8 @@ use tokio::time::Instant;
 
 use crate::completion::Client;
 use crate::grammar::{Constrain, Grammar};
-use crate::host::InUse;
 use crate::limits;
+use crate::open_model::InUse;
 use crate::problem::Problem;
 use crate::queue::{Asked, FairQueue, Permit};
 use crate::state::{Server, apart};

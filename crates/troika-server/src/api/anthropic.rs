@@ -11,8 +11,8 @@ use crate::chat::{
     ChatAnswer, ChatEvent, ChatRequest, EndReason, ToolChoice, Tools, Usage, text_of,
 };
 use crate::fields::Fields;
-use crate::host::InUse;
 use crate::ids;
+use crate::open_model::InUse;
 use crate::problem::{Dialect, Problem};
 use crate::sampling;
 use crate::state::Server;

@@ -13,8 +13,8 @@ use crate::chat::{
     ChatAnswer, ChatEvent, ChoiceAnswer, EndReason, TokenLogprob, Tools, Usage, chat_messages,
 };
 use crate::fields::Fields;
-use crate::host::InUse;
 use crate::ids;
+use crate::open_model::InUse;
 use crate::problem::{Dialect, Problem};
 use crate::state::Server;
 use crate::stream::{self, EventWriter};

@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 use troika::trace::{Arg, Span};
 
 use crate::call;
-use crate::host::{Host, Watcher};
 use crate::models::{ListedModel, ModelState};
+use crate::open_model::{OpenModel, Watcher};
 use crate::problem::Problem;
 use crate::state::Server;
 use crate::stream;
@@ -104,7 +104,7 @@ impl Live {
             ModelState::Open(host) => Some(host),
             _ => None,
         });
-        let open: Vec<Arc<Host>> = open.collect();
+        let open: Vec<Arc<OpenModel>> = open.collect();
         self.watchers.retain(|w| open.iter().any(|host| Arc::ptr_eq(host, w.host())));
         for host in &open {
             if !self.watchers.iter().any(|w| Arc::ptr_eq(host, w.host())) {

@@ -18,8 +18,8 @@ use crate::chat::{
 use crate::completion::{self, Generation};
 use crate::fields::Fields;
 use crate::grammar::Constrain;
-use crate::host::InUse;
 use crate::ids;
+use crate::open_model::InUse;
 use crate::problem::{Dialect, Problem};
 use crate::sampling;
 use crate::state::Server;

@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 
 use super::ollama::rfc3339;
 use crate::call::{self, Call};
-use crate::host::Host;
 use crate::ids;
 use crate::models::{ListedModel, ModelState};
+use crate::open_model::OpenModel;
 use crate::problem::Problem;
 use crate::state::Server;
 
@@ -32,7 +32,7 @@ fn since(server: &Server) -> String {
 }
 
 /// Parameters in billions or millions, as Ollama writes them.
-fn parameters(host: &Host) -> u64 {
+fn parameters(host: &OpenModel) -> u64 {
     host.model.store().classes().iter().map(|c| c.parameters).sum()
 }
 

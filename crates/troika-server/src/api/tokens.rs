@@ -9,8 +9,8 @@ use troika::{Conversation, today};
 
 use crate::call::{self, Call};
 use crate::chat::{Tools, chat_messages};
-use crate::host::InUse;
 use crate::limits;
+use crate::open_model::InUse;
 use crate::problem::Problem;
 use crate::state::Server;
 use crate::turn::Turn;
