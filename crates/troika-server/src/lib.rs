@@ -6,13 +6,13 @@
 //! form is written as tokens come (`stream`).
 
 mod api;
-mod call;
 mod chat;
 mod completion;
 mod fields;
 mod grammar;
 mod guard;
 mod ids;
+mod json_request;
 mod limits;
 mod metrics;
 mod models;

@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use troika::trace::{Arg, Span};
 
-use crate::call;
+use crate::json_request;
 use crate::models::{ListedModel, ModelState};
 use crate::open_model::{OpenModel, Watcher};
 use crate::problem::Problem;
@@ -28,7 +28,7 @@ const SPANS: usize = 2_000;
 
 /// What the server is doing.
 pub async fn status(State(server): State<Arc<Server>>) -> Response {
-    call::json(&status_of(&server))
+    json_request::json(&status_of(&server))
 }
 
 fn status_of(server: &Server) -> Value {
@@ -185,7 +185,7 @@ pub async fn plan(
     let refusals = host.model.refusals().iter().map(|r| {
         format!("{} of {} does not run on {}: {}", r.op, r.segment.name(), r.device, r.why)
     });
-    Ok(call::json(&json!({
+    Ok(json_request::json(&json!({
         "model": host.name,
         "rules": rules.collect::<Vec<_>>(),
         "text": plan.explain(),

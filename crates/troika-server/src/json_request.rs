@@ -41,7 +41,7 @@ async fn drain(mut body: axum::body::Body) {
 
 /// A request with the fields of its body.
 #[derive(Debug)]
-pub struct Call {
+pub struct JsonRequest {
     body: Map<String, Value>,
     /// Who asks.
     pub client: Client,
@@ -75,7 +75,7 @@ impl Drop for LongBody {
     }
 }
 
-impl Call {
+impl JsonRequest {
     /// The fields of the body.
     pub fn fields(&self) -> Fields<'_> {
         Fields::of(&self.body)
@@ -90,10 +90,10 @@ impl Call {
     }
 }
 
-impl FromRequest<Arc<Server>> for Call {
+impl FromRequest<Arc<Server>> for JsonRequest {
     type Rejection = Problem;
 
-    async fn from_request(request: Request, server: &Arc<Server>) -> Result<Call, Problem> {
+    async fn from_request(request: Request, server: &Arc<Server>) -> Result<JsonRequest, Problem> {
         let client = request.extensions().get().copied();
         let client = client.unwrap_or(Client { id: 0, priority: 0 });
         let most = server.options.body_bytes;
@@ -132,7 +132,7 @@ impl FromRequest<Arc<Server>> for Call {
             Ok(body)
         };
         let body = if long.is_some() { apart(parse).await? } else { parse()? };
-        Ok(Call { body, client, _long: long })
+        Ok(JsonRequest { body, client, _long: long })
     }
 }
 
