@@ -57,7 +57,8 @@ pub fn build_troika(root: &Path) -> Result<PathBuf> {
     Ok(target.join("release/troika"))
 }
 
-/// The Python of an environment in `dir` with these packages, both of which are made if need be.
+/// The Python of an environment in `dir` with these packages. The environment is made and the
+/// packages are installed if need be.
 ///
 /// # Errors
 /// There is no Python with venv and pip, or a package cannot be fetched.

@@ -1,6 +1,6 @@
-//! Errors of the command, with their exit codes: 2 for usage, 1 for failure, 130 after Ctrl-C.
-//! What a file holds is no matter of usage, whatever flag names it: models, plans, profiles, SoCs
-//! and configs that cannot be used are failures.
+//! Errors of the command, with their exit codes: 2 for usage, 1 for failure, 130 after Ctrl-C. A
+//! file's contents do not count as usage, whatever flag names the file: models, plans, profiles,
+//! SoCs and configs that cannot be used are failures.
 
 use std::io;
 

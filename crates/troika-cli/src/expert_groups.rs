@@ -48,7 +48,7 @@ pub fn text(stats: &GroupStats) -> String {
     )
 }
 
-/// The figures for machines, with those of each expert.
+/// The figures in a form for programs, with the figures of each expert.
 pub fn json(stats: &GroupStats) -> Value {
     let layer = |(layer, counts): (&usize, &troika::program::LayerCounts)| {
         let all = |of: fn(&ExpertCounts) -> u64| counts.experts.iter().map(of).collect::<Vec<_>>();

@@ -81,7 +81,7 @@ pub fn counting(what: &'static str) -> impl FnMut(usize, usize) {
     }
 }
 
-/// The time that something takes of which it is not known how much there is.
+/// The time that something takes whose length is unknown.
 pub fn unknown(what: &'static str) -> ProgressBar {
     let bar = ProgressBar::new_spinner().with_message(what).with_finish(ProgressFinish::AndClear);
     let style = ProgressStyle::with_template("{spinner} {msg} {elapsed}");

@@ -55,7 +55,7 @@ pub fn text(model: &Model, output: &Output, tokenizer: Option<Duration>) -> Stri
     s
 }
 
-/// What became of experts that are not all in memory, in so many seconds.
+/// What became of experts that are not all in memory, in a run of `seconds`.
 pub fn experts(e: &ExpertStats, seconds: f64) -> String {
     let share = |part: u64, all: u64| 100.0 * part as f64 / all.max(1) as f64;
     let expected = match e.expected {

@@ -526,7 +526,7 @@ fn ctrl_c_among_many_prompts_is_said() {
     assert!(err.contains("ended by Ctrl-C"), "{err}");
 }
 
-/// Variables of flags without a value accept the same values as those of other programs.
+/// Variables of flags without a value accept the same values as variables of other programs.
 #[test]
 fn variables_may_say_one_or_yes() {
     for (value, quiet) in [("1", true), ("yes", true), ("true", true), ("0", false)] {

@@ -125,7 +125,7 @@ fn plans_say_which_experts_are_where() {
     let unknown = troika(&plan);
     let note = String::from_utf8_lossy(&unknown.stderr);
     assert!(note.contains("equally popular") && note.contains("--calibration FILE"), "{note}");
-    // The length of prompts decides that of chunks.
+    // The length of prompts decides the length of chunks.
     let long = stdout(&troika(&[&plan[..], &["--for", "4096"]].concat()));
     assert!(long.contains("prefill in chunks of 1024"), "{long}");
 }

@@ -156,7 +156,7 @@ fn no_output_replaces_what_is_read() {
         refused(&out, 2, &["--out and standard output name the same file"]);
     }
     assert!(before == place.contents(), "a file was changed or left behind");
-    // What is no file is written to, and other files of a model's folder are replaced.
+    // A device such as `/dev/null` is written to, and other files of a model's folder are replaced.
     let short = ["run", "folder", "--prompt-ids", "5", "-n", "1", "-q"];
     for trace in ["/dev/null", "folder/trace.json", "folder/trace.json"] {
         succeeded(place.run(&[&short[..], &["--trace", trace]].concat()).output().unwrap());

@@ -124,8 +124,8 @@ fn control_characters_of_files_are_shown_not_obeyed() {
     harmless(&out, &["tokens"]);
 }
 
-/// What a terminal obeys and JSON need not escape: DEL, C1, and what turns or breaks lines, some of
-/// which Arabic and Hebrew texts are full of.
+/// What a terminal obeys and JSON need not escape: DEL, C1, and characters that turn or break
+/// lines. Arabic and Hebrew texts are full of some of these.
 const HOSTILE: &str =
     "a\u{7f}\u{80}\u{9b}\u{9f}\u{200e}\u{200f}\u{2028}\u{202a}\u{202e}\u{2066}\u{2069}é";
 

@@ -225,8 +225,8 @@ fn hand_overs_of_virtual_devices_are_measured() {
     assert_eq!([listed(0), listed(1)], [25e3, 0.0]);
 }
 
-/// What was measured of real devices is a virtual SoC: each figure has a source, a model runs on it,
-/// and its times stand beside those of the devices.
+/// What was measured of real devices is a virtual SoC: each figure has a source, a model runs on
+/// it, and its times stand beside the times of the devices.
 #[test]
 fn real_devices_are_described_as_a_virtual_soc() {
     let dir = tempfile::tempdir().unwrap();

@@ -228,7 +228,7 @@ fn a_model_has_its_names() {
     for path in PATHS {
         for (name, found) in [("a", true), ("b/b", true), ("c:latest", true), ("gpt-9", false)] {
             let path = path.replace("models/c", &format!("models/{name}"));
-            // What is no field of an interface is not looked at.
+            // Unknown fields are not looked at.
             let prompt = if path.contains("responses") { "no_prompt" } else { "prompt" };
             let body = named(name).replacen("prompt", prompt, 1);
             let answer = server.ask(&format!("{path} HTTP/1.1"), &body);

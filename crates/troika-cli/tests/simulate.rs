@@ -26,7 +26,7 @@ fn refusal(args: &[&str]) -> String {
     ended(args, 2)
 }
 
-/// What is said of a file that is no good.
+/// What is said of a file that cannot be used.
 fn failure(args: &[&str]) -> String {
     ended(args, 1)
 }

@@ -59,9 +59,9 @@ pub struct CopyRows {
     pub from: View,
     /// The destination.
     pub to: View,
-    /// Picks so many of the largest numbers of each row of f32, at most [`Caps::largest`]: a row of
-    /// the destination has these, the largest first and equal ones by column, and then their columns
-    /// as u32. What is no number counts as minus infinity.
+    /// Picks this many of the largest numbers of each row of f32, at most [`Caps::largest`]. A row
+    /// of the destination has these numbers, the largest first and equal ones by column, and then
+    /// their columns as u32. NaN counts as minus infinity.
     pub largest: Option<usize>,
 }
 

@@ -36,7 +36,7 @@ pub trait ExpertSource: Sync {
         pack: PackFn<'_>,
     ) -> Result<(), DeviceError>;
 
-    /// The experts of a layer, by their weights, all of which were kept.
+    /// The experts of a layer, found by their weights. All of them must have been kept.
     ///
     /// # Errors
     /// An expert that is larger than all memory for experts.
@@ -46,7 +46,7 @@ pub trait ExpertSource: Sync {
     ) -> Result<Arc<dyn ExpertsOnDisk>, DeviceError>;
 }
 
-/// The experts of a layer. They are read into memory that they share with those of other layers,
+/// The experts of a layer. They are read into memory that they share with experts of other layers,
 /// and leave it when others need it.
 ///
 /// A run calls [`choose`](ExpertsOnDisk::choose) once, and then [`take`](ExpertsOnDisk::take) until

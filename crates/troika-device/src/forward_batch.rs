@@ -41,7 +41,8 @@ pub struct SeqRows {
 }
 
 /// A sequence's cached positions in a state, as a forward batch uses them: it reads the earlier
-/// ones and writes those of its own rows. Claims and dependencies of caches follow from it.
+/// positions and writes the positions of its own rows. Claims and dependencies of caches follow
+/// from it.
 #[derive(Clone, Copy, Debug)]
 pub struct PagesView<'a> {
     /// The sequence and its rows.

@@ -53,13 +53,14 @@ impl HostTask {
         Ok(HostTask { name, reads, writes, parts, moved, function, result })
     }
 
-    /// The same, with views of which it, or what becomes known by it, uses parts that only run time
-    /// knows. Several tasks may do so at once, each with parts of its own, which it claims itself.
+    /// The same, with views whose used parts are known only at run time. The task, or what becomes
+    /// known by it, claims these parts itself. Several tasks may use the same views at once, each
+    /// in parts of its own.
     pub fn with_parts(self, parts: Vec<View>) -> HostTask {
         HostTask { parts, ..self }
     }
 
-    /// The same, where it reads and writes so many bytes, in place of all that its views have.
+    /// The same, where it reads and writes `bytes` bytes instead of all bytes of its views.
     pub fn moving(self, bytes: u64) -> HostTask {
         HostTask { moved: Some(bytes), ..self }
     }
@@ -79,7 +80,7 @@ impl HostTask {
         &self.writes
     }
 
-    /// The views of which it uses parts.
+    /// The views whose used parts are known only at run time.
     pub fn parts(&self) -> &[View] {
         &self.parts
     }

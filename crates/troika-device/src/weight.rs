@@ -69,7 +69,7 @@ pub trait WeightSource: Sync {
     }
 }
 
-/// A tensor of a calibration with so many floats.
+/// A tensor of a calibration, which must have `count` floats.
 ///
 /// # Errors
 /// There is no calibration, it lacks the weight, or it has other tensors.

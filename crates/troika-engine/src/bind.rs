@@ -50,7 +50,7 @@ pub(crate) struct Binder<'a> {
     pub logits: &'a Buffer,
     /// Memory for copies between two devices, by number.
     pub staging: HashMap<usize, Buffer>,
-    /// Rows on their way through shared experts.
+    /// Rows on their way through divided experts.
     pub packed: &'a mut PackedBuffers,
     /// What becomes known by tasks, by their number.
     pub dispatchers: HashMap<u32, Dispatcher>,
@@ -85,7 +85,7 @@ impl Binder<'_> {
         Ok(Task { device: *device, name, chunk: *chunk, rows, work })
     }
 
-    /// A step of a chunk through shared experts.
+    /// A step of a chunk through divided experts.
     fn host(
         &mut self,
         (number, named): (u32, &NamedTask),
@@ -148,7 +148,7 @@ impl Binder<'_> {
                 buffers.insert((space, buffer), self.buffer(view)?);
             }
         }
-        // Columns of this layer, of which others may have more.
+        // The columns of this layer: other layers may have more.
         let size = PackedSize { inner: experts.inner, ..program.packed };
         let (tracer, lane) = (self.model.tracer.clone(), self.model.devices[experts.device].name());
         let lane = lane.into();

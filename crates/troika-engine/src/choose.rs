@@ -311,8 +311,9 @@ impl Sequences {
         Ok(count)
     }
 
-    /// Frees pages for a sequence: first those of idle sequences, then those of the youngest
-    /// running one that ranks behind it and is not in flight. That one is computed again later.
+    /// Frees pages for a sequence: first the pages of idle sequences, then the pages of the
+    /// youngest running sequence that ranks behind it and is not in flight. That sequence is
+    /// computed again later.
     fn make_room(&mut self, seq: SeqId) -> bool {
         if let Some(idle) = self.idle_with_pages(seq) {
             self.preempt(idle);

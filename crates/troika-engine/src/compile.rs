@@ -1,5 +1,5 @@
 //! Compiles the graphs of a program and loads their weights, on all devices in parallel. A device
-//! gets all its graphs in one call; those of one shape share their code.
+//! gets all its graphs in one call. Graphs of one shape share their code.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -44,8 +44,8 @@ pub(crate) struct CompileWith<'a> {
 }
 
 /// Compiles all graphs of a list, and loads their weights. The result is in the list's order,
-/// whichever was ready first. After a failure nothing is kept; the error is that of the first graph
-/// in the list's order whose code failed, else of the first whose weights did; of devices that
+/// whichever was ready first. After a failure nothing is kept. The error is about the first graph,
+/// in the list's order, whose code failed, else about the first whose weights failed. If devices
 /// share a clock, only the first one that fails is asked.
 ///
 /// # Errors
@@ -103,8 +103,8 @@ pub(crate) fn compile(
     }
 }
 
-/// The graphs that a thread loaded, or the number of the step that failed: that of the graph for
-/// code, and for weights as many more as there are graphs.
+/// The graphs that a thread loaded, or the number of the step that failed: for code the number of
+/// the graph, for weights that number plus the number of graphs.
 type Compiled = Result<Vec<(usize, Arc<Weights>)>, (usize, EngineError)>;
 
 /// The devices that a thread compiles for, and their graphs.

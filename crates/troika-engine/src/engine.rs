@@ -169,7 +169,7 @@ impl Engine {
         EngineMemory { kv_used, kv_kept, pages, activations, ..self.memory }
     }
 
-    /// What was routed to shared experts so far.
+    /// What was routed to divided experts so far.
     pub fn group_stats(&self) -> GroupStats {
         self.model.group_stats.with(|stats| stats.clone())
     }

@@ -224,7 +224,7 @@ impl EngineHandle {
         self.limits.most_tokens
     }
 
-    /// The most sequences of so many tokens that the cache can hold at once.
+    /// The most sequences of `tokens` tokens that the cache can hold at once.
     pub fn most_sequences(&self, tokens: usize) -> usize {
         self.limits.cache.most_sequences(tokens)
     }

@@ -25,7 +25,7 @@ impl EdgePool {
         EdgePool { slots: slots.clone(), buffers: HashMap::new(), logits_rows: 0 }
     }
 
-    /// Makes room for so many rows of logits. What is bound to smaller buffers keeps them.
+    /// Makes room for `rows` rows of logits. What is bound to smaller buffers keeps them.
     pub fn reserve_logits(&mut self, rows: usize) {
         if rows > self.logits_rows {
             self.logits_rows = rows;

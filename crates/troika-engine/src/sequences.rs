@@ -23,8 +23,8 @@ pub struct Sharing {
     pub sequences: usize,
     /// Budget of the KV cache in bytes; `None`: enough for `sequences` sequences of full context.
     pub kv_bytes: Option<u64>,
-    /// The most rows of a step while sequences decode: theirs plus those of prompts. More rows
-    /// shorten the prompt's time, fewer rows delay decoding less.
+    /// The most rows of a step while sequences decode: their rows plus the rows of prompts. More
+    /// rows shorten the prompt's time, fewer rows delay decoding less.
     pub rows_per_step: usize,
 }
 

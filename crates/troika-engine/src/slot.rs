@@ -45,8 +45,8 @@ impl KnownGraph {
         KnownGraph { graph: graph.clone(), batches: batches.iter().map(shape).collect() }
     }
 
-    /// Whether batches with the same placement have the same tasks: equal rows of each sequence,
-    /// and equal rows of which as many logits are wanted.
+    /// Whether batches with the same placement have the same tasks: each sequence has the same
+    /// rows, and logits of the same rows are wanted.
     fn serves(&self, batches: &[PlannedBatch]) -> bool {
         let alike = |(known, batch): (&KnownBatch, &PlannedBatch)| {
             let seqs = batch.forward.seqs.iter().map(|s| &s.rows);
@@ -64,7 +64,7 @@ pub(crate) struct BatchSlot {
     /// Values between segments, one set for each chunk in flight.
     pools: Vec<EdgePool>,
     inputs: Vec<InputSlot>,
-    /// Rows on their way through shared experts.
+    /// Rows on their way through divided experts.
     packed: PackedBuffers,
     pub logits: Buffer,
     /// Graphs by placement and rows. For decode, one for each number of sequences; for prefill only

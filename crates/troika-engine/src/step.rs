@@ -312,7 +312,7 @@ impl Engine {
         Ok(told)
     }
 
-    /// Hands out a row of logits, or so many of the largest ones, which lie at its beginning.
+    /// Hands out a row of logits, or only its largest ones, which then lie at its beginning.
     fn hand_out_logits(
         &mut self,
         seq: SeqId,

@@ -119,9 +119,9 @@ impl ActivationFormat {
         }
     }
 
-    /// This format if it is allowed, else f32. Whole numbers become those that are allowed: with
-    /// weights that use all bits of a byte those of the fewest bits, so that sums stay small, and
-    /// with other weights those of the most bits.
+    /// This format if it is allowed, else f32. An integer format becomes an allowed one. With
+    /// weights that use all bits of a byte it is the one with the fewest bits, so that sums stay
+    /// small. With other weights it is the one with the most bits.
     pub fn restricted(self, allowed: &[ActivationFormat], all_bits: bool) -> ActivationFormat {
         if self.bits().is_none() {
             return if allowed.contains(&self) { self } else { ActivationFormat::F32 };

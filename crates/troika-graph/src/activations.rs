@@ -12,9 +12,9 @@ pub fn restrict_activations(graph: &Subgraph, allowed: &[ActivationFormat]) -> S
     with_activations(graph, |format, all_bits| format.restricted(allowed, all_bits))
 }
 
-/// A copy of a subgraph that was restricted before, for a device that allows these formats: those
-/// of its formats that the device allows stay, so that the device computes the same bits; others
-/// become what [`restrict_activations`] makes of them.
+/// A copy of a subgraph that was restricted before, for a device that allows these formats: formats
+/// that the device allows stay, so that it computes the same bits. Others become what
+/// [`restrict_activations`] makes of them.
 pub fn adapt_activations(graph: &Subgraph, allowed: &[ActivationFormat]) -> Subgraph {
     with_activations(graph, |format, all_bits| {
         if allowed.contains(&format) { format } else { format.restricted(allowed, all_bits) }

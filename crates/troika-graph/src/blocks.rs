@@ -1,8 +1,8 @@
 //! The meaning of each block type's bytes: the scalar reference for kernels.
 //!
-//! The layouts are those of GGUF files (ggml's `block_q*` structures), in little-endian. Only the
-//! types with zero points are Troika's own: an f16 scale, a byte, and 16 bytes of nibbles in Q4_0's
-//! order for each 32 values.
+//! The layouts are the same as in GGUF files (ggml's `block_q*` structures), in little-endian. Only
+//! the types with zero points are Troika's own: an f16 scale, a byte, and 16 bytes of nibbles in
+//! Q4_0's order for each 32 values.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};

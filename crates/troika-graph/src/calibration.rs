@@ -43,7 +43,7 @@ pub struct Rounding {
 
 impl Rounding {
     /// The rounding that makes `limit` the largest magnitude; `None` for other formats, and for a
-    /// limit that is no positive number.
+    /// limit that is not a positive number.
     pub fn of(format: ActivationFormat, limit: f32) -> Option<Rounding> {
         let whole = format.converted_numbers().filter(|_| limit > 0.0 && limit.is_finite())?;
         let most = ((1_u32 << (whole.bits - 1)) - 1) as f32;

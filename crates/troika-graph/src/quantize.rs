@@ -3,7 +3,7 @@
 //!
 //! **Q8_0** has a scale for every 32 values. One scale per output channel would save 0.5 bits a
 //! weight, but a single outlier would then coarsen thousands of values. The step is `max / 127`,
-//! and the largest of 32 normal values is near 2 standard deviations, that of 4096 near 3.7.
+//! and the largest of 32 normal values is near 2 standard deviations, the largest of 4096 near 3.7.
 //!
 //! **Four bits** with a zero point per group: values are `d * (q - z)`. A search tries several
 //! shrunken and stretched ranges. For each it takes the step that is best for its rounding by least

@@ -63,7 +63,7 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     })
 }
 
-/// The folder of a revision: the one its reference names, or that of the commit itself.
+/// The folder of a revision: the one its reference names, or the folder of the commit itself.
 pub fn snapshot(home: &Path, revision: &str) -> Option<PathBuf> {
     let commit = std::fs::read_to_string(home.join("refs").join(revision)).ok();
     let commit = commit.as_deref().map_or(revision, str::trim);

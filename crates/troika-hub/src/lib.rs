@@ -42,7 +42,7 @@ use http::Limits;
 use job::FetchJob;
 use name::RepoSpec;
 
-/// The path of a model: an existing path, or that of a fetched copy.
+/// The path of a model: an existing path, or the path of a fetched copy.
 ///
 /// `model` is an existing path, or `owner/name` with an optional `@REVISION` and an optional
 /// `:TAG` (a quantization such as `Q4_K_M`) or `:FILE.gguf`. The result is a folder for

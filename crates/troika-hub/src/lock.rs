@@ -10,9 +10,8 @@ pub struct Locks {
     _files: Vec<File>,
 }
 
-/// Where the locks on blobs of a repository lie: those of the `hf-hub` crate (`blobs/ETAG.lock` in
-/// the repository's folder) and those of the `huggingface_hub` package (`.locks/FOLDER/ETAG.lock` in
-/// the cache).
+/// Where the locks on blobs of a repository lie: for the `hf-hub` crate `blobs/ETAG.lock` in the
+/// repository's folder, for the `huggingface_hub` package `.locks/FOLDER/ETAG.lock` in the cache.
 fn places(dir: &Path, folder: &str) -> [PathBuf; 2] {
     [dir.join(folder).join("blobs"), dir.join(".locks").join(folder)]
 }

@@ -51,7 +51,7 @@ impl Removal {
     /// revision, and `owner/name:TAG` or `owner/name:FILE.gguf` a GGUF model.
     ///
     /// # Errors
-    /// A name that is none, or of which nothing is in the cache.
+    /// A malformed name, or one without anything in the cache.
     pub fn plan(model: &str, options: &HubOptions) -> Result<Removal, HubError> {
         let spec = RepoSpec::parse(model)?;
         let given = options.cache_dir.as_deref().ok_or(HubError::NoCache)?;

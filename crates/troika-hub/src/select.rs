@@ -60,8 +60,8 @@ pub fn select(names: &[String], wanted: &Wanted) -> Result<Selection, SelectErro
     }
 }
 
-/// Every model that the files make: that of the safetensors files, and each GGUF model of which all
-/// parts are there.
+/// Every model that the files make: the one of the safetensors files, and each GGUF model whose
+/// parts are all there.
 pub fn models(names: &[String]) -> Vec<Selection> {
     let gguf = gguf_models(names).into_values().filter_map(|file| all_parts(names, &file).ok());
     safetensors(names).into_iter().chain(gguf).collect()

@@ -1,4 +1,4 @@
-//! Errors of experiments; those of the library are passed on unchanged.
+//! Errors of experiments. Errors of the library are passed on unchanged.
 
 use troika::Error;
 use troika::sim::SocError;
@@ -121,7 +121,7 @@ pub enum LabError {
     /// A virtual device that is to be described as one.
     #[error("device {0} is virtual already: its file describes it; name real devices")]
     IsVirtual(String),
-    /// A device of which nothing was measured.
+    /// A device without measurements.
     #[error("no segment runs as a whole on device {0}, so nothing was measured of it")]
     NotMeasured(String),
     /// A measurement of NPUs without one.

@@ -48,8 +48,8 @@ impl HandOvers {
     }
 }
 
-/// Measures `count` hand-overs from a queue whose tasks take `each`. Like those of another
-/// processor, the tasks do not use this one.
+/// Measures `count` hand-overs from a queue whose tasks take `each`. The tasks leave this processor
+/// free, as tasks of another one would.
 ///
 /// # Errors
 /// Fewer than two cores for two devices, or a failing device.
@@ -114,7 +114,7 @@ fn runs(device: &dyn Device) -> Result<Work, DeviceError> {
     Ok(Work::Run(Run { weights, bindings: Arc::new(bindings), rows: 1, forward: Arc::default() }))
 }
 
-/// Two queues, of which the second waits for the first.
+/// Two queues. The second waits for the first.
 struct QueuePair {
     clock: Arc<dyn Clock>,
     queues: Vec<Bench>,

@@ -9,7 +9,7 @@ use troika_plan::{Dispatch, ExpertPolicy, Plan, SyncMode};
 
 const PROMPT: usize = 256;
 
-/// A CPU, and an NPU of so many operations for each of the CPU's.
+/// A CPU, and an NPU of `npu_gops` billion operations a second.
 fn soc(npu_gops: f64, more: &str) -> Soc {
     let text = format!(
         "name = \"two\"\nnumerics = \"off\"\n[memory]\nbandwidth_gb_s = 60\n\

@@ -52,7 +52,7 @@ struct Attend {
     models: Vec<PositionsModel>,
 }
 
-/// A model for so many positions.
+/// A model for a number of positions.
 struct PositionsModel {
     positions: usize,
     model: CompiledModel,
@@ -85,7 +85,7 @@ pub(crate) fn positions(graph: &Subgraph) -> Result<Vec<usize>, String> {
         return Err("it has more than one attention".into());
     }
     let (most, rows) = (graph.value(*keys).shape.max_rows(), graph.max_rows());
-    // A chunk of so many rows sees at least as many positions.
+    // A chunk of `rows` rows sees at least as many positions.
     let most = attention.window.map_or(most, |w| most.min(w.saturating_add(rows)));
     let doubles = std::iter::successors(Some(LEAST_POSITIONS), |n| n.checked_mul(2));
     let mut all: Vec<usize> = doubles.take_while(|n| *n < most).filter(|n| *n >= rows).collect();
@@ -278,7 +278,7 @@ impl Append {
     }
 }
 
-/// Rows of a view of values of so many columns.
+/// Rows of a view of values of `cols` columns.
 fn rows_of(view: &View, rows: &Range<usize>, cols: usize, dtype: DType) -> Result<View, RunError> {
     let (r, bytes) = (view.rect(), cols * dtype.block_bytes());
     let found = match r.is_dense() {

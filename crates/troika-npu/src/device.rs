@@ -52,7 +52,7 @@ pub struct NpuOptions {
     /// Records the host's work around runs, and what profilers report, when a graph's code is
     /// dropped.
     pub tracer: Tracer,
-    /// The clock of what is recorded, that of the queues.
+    /// The clock of what is recorded, which is the queues' clock.
     pub clock: RealClock,
     /// How to profile it.
     pub profiling: Option<Profiling>,
@@ -126,7 +126,7 @@ impl NpuDevice {
         ))
     }
 
-    /// The number of rows of a graph of which no op is refused.
+    /// The number of rows of a graph. None of its ops may be refused.
     fn rows_of(&self, graph: &Subgraph) -> Result<usize, DeviceError> {
         verify(graph)?;
         let refused = graph.nodes.iter().map(|n| refusal(&n.op, self.chosen.provider)).enumerate();
@@ -147,7 +147,8 @@ impl NpuDevice {
         go_on: &dyn Fn() -> bool,
     ) -> Result<Arc<Executable>, DeviceError> {
         let rows = self.rows_of(graph)?;
-        // What a compiler refuses is the attention, if there is one: the host appends.
+        // If the graph has an attention, that is the op which the compiler refuses: the host
+        // appends to the cache.
         let attention = graph.nodes.iter().position(|n| matches!(n.op, Op::Attention(_)));
         let refused = |why| self.unsupported(graph, attention.unwrap_or(0), why);
         let mut model = |positions| {

@@ -11,7 +11,7 @@ pub enum NpuError {
          activate that Python environment or set ORT_DYLIB_PATH to the library"
     )]
     NoRuntime,
-    /// A file that is no runtime.
+    /// A file that is not a runtime.
     #[error(
         "{file} cannot be loaded as ONNX Runtime: {why}; let ORT_DYLIB_PATH name its library, or \
          install: pip install onnxruntime==1.31.1"

@@ -15,7 +15,7 @@ use crate::runtime::{Chosen, Runtime, RuntimePlaces, one_line};
 
 /// What answers begin with.
 const ANSWER: &str = "troika-npu-compile ";
-/// What is between the parts of a request and of an answer. It is no part of a path or message.
+/// Separates the parts of a request and of an answer. It does not occur in a path or message.
 const BETWEEN: char = '\u{1f}';
 /// How often a caller that wants to stop is asked.
 const ASKED: Duration = Duration::from_millis(50);

@@ -31,7 +31,7 @@ pub enum Rewrite {
     LinearAsConv,
     /// Products of floats have multiples of 16 columns and rows of weights.
     MultiplesOf16,
-    /// The rows of products of floats are seen as several groups of so many rows, where they can be
+    /// The rows of products of floats are seen as several groups, where their number allows it
     /// (llm.npu, section 4: equivalent shapes).
     GroupRows {
         /// Rows of a group.
@@ -132,7 +132,7 @@ impl Rewrites {
         (0..rows).step_by(each).map(|from| each.min(rows - from)).collect()
     }
 
-    /// The rows of a group, if so many rows are seen as groups.
+    /// The rows of a group, if `rows` rows are seen as groups.
     pub(crate) fn group(&self, rows: usize) -> Option<usize> {
         let grouped = self.0.iter().find_map(|r| match *r {
             Rewrite::GroupRows { rows } => Some(rows),

@@ -166,8 +166,8 @@ impl CompiledModel {
         outputs.map(|port| results.remove(&port.name).ok_or_else(|| missing(port))).collect()
     }
 
-    /// The signal-to-noise ratio of the results, in decibels, beside those of another compilation
-    /// of the same model, on inputs from a fixed seed.
+    /// The signal-to-noise ratio of the results, in decibels, measured against the results of
+    /// another compilation of the same model, on inputs from a fixed seed.
     ///
     /// # Errors
     /// What one of them says.
@@ -208,7 +208,7 @@ impl CompiledModel {
             }
         }
         let results = self.compute(session, inputs, record);
-        // Fresh memory, of which only what is used takes room.
+        // Fresh memory: only what is used of it takes room.
         inputs.iter_mut().for_each(|memory| *memory = vec![0; memory.len()]);
         let results = results.map_err(|e| match e {
             RunError::Busy(e) => e.to_string(),

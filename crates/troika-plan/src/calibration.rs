@@ -17,8 +17,8 @@ const CALIBRATION_VERSION: u32 = 1;
 const DIGEST_DIGITS: usize = 32;
 /// The most columns that may be outliers.
 const MOST_OUTLIERS: f64 = 0.03;
-/// One more column of a thousand has to lower the limit by so much, in natural logarithms, to be
-/// worth computing apart.
+/// Computing one more column of a thousand apart is worth it if it lowers the natural logarithm of
+/// the limit by this much.
 const WORTH: f64 = 0.04;
 
 /// A calibration.

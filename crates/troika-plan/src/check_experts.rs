@@ -82,7 +82,7 @@ fn check_rule(rule: &Rule, phase: Phase, spec: &ModelSpec) -> Result<(), String>
     Ok(())
 }
 
-/// Checks groups for chunks of up to so many rows.
+/// Checks groups for chunks of up to `rows` rows.
 fn check(split: &ExpertSplit, rows: usize) -> Result<(), String> {
     if split.groups.is_empty() {
         return Err("has no groups of experts; leave the split out".into());

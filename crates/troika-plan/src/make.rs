@@ -103,8 +103,8 @@ fn widest_position(spec: &ModelSpec, kv_dtype: DType) -> usize {
     widest.saturating_mul(kv_dtype.block_bytes())
 }
 
-/// The formats that make all devices of a rule faster, so that a split computes the same numbers.
-/// Groups of experts take those of them that their own device has.
+/// The formats that make all devices of a rule faster, so that a split computes the same numbers. A
+/// group of experts takes the ones among them that its own device has.
 fn gained_by_all(rule: &Rule, devices: &[PlanDevice]) -> Vec<ActivationFormat> {
     let of = |name: &str| {
         devices.iter().find(|d| d.name == name).map(|d| d.caps.activation_formats.as_slice())

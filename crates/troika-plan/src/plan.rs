@@ -195,7 +195,7 @@ pub struct Rule {
     /// The device that computes them, or with `split` the parts that cannot be split.
     pub device: String,
     /// How several devices share them; absent: only one computes. Attention can be split only by
-    /// columns, which are those of its heads.
+    /// columns, in whole heads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub split: Option<Split>,
     /// Ops that a device of this rule refuses, and which device computes them instead.
@@ -398,7 +398,7 @@ impl Rule {
 }
 
 impl Plan {
-    /// The rules of a phase; for prefill, those of full chunks.
+    /// The rules of a phase; for prefill, the rules of full chunks.
     pub fn rules(&self, phase: Phase) -> &[Rule] {
         match phase {
             Phase::Prefill => &self.prefill.rules,
@@ -418,8 +418,8 @@ impl Plan {
         list.unwrap_or(self.rules(phase)).iter().find(|r| r.matches(kind, layer))
     }
 
-    /// All lists of rules of a phase, each with its longest chunk. For prefill: those of the length
-    /// buckets, then those of full chunks.
+    /// All lists of rules of a phase, each with its longest chunk. For prefill: the rules of the
+    /// length buckets, then the rules of full chunks.
     pub fn rule_lists(&self, phase: Phase) -> impl Iterator<Item = (usize, &[Rule])> {
         let lengths: &[LengthRules] = match phase {
             Phase::Prefill => &self.prefill.lengths,

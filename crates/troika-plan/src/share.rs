@@ -7,8 +7,8 @@ use troika_graph::{Op, Subgraph};
 use crate::plan::{Rule, Split};
 use crate::ratio::Share;
 
-/// Weight matrices are cut at multiples of this many rows: every packed form has panels of so many
-/// rows or a divisor of it.
+/// Weight matrices are cut at multiples of this many rows: every packed form has panels of this
+/// many rows, or of a divisor of it.
 pub const TILE: usize = 16;
 
 /// The memory space of values that only this device uses.

@@ -45,7 +45,7 @@ pub enum ProgramError {
         /// The most bytes of a graph.
         most: u64,
     },
-    /// Values before and after attention that are no f32.
+    /// Values before and after attention of another type than f32.
     #[error(
         "rows of {0} cannot be left out by what attention added to them, which is handed on in 16 \
          bits; leave \"values\" out of the rules, or take another overflow"

@@ -28,8 +28,8 @@ mod window;
 pub use copies::{CopyCount, PhaseCopies, copies};
 pub use error::ProgramError;
 pub use experts::{
-    ExpertBuffer, ExpertCounts, ExpertMemory, ExpertRows, ExpertStep, GroupGraph, LEFT_OUT,
-    LayerCounts, PackedCols, PackedRun, PackedSize, RoutedShape, SharedExperts, expected_pairs,
+    DividedExperts, ExpertBuffer, ExpertCounts, ExpertMemory, ExpertRows, ExpertStep, GroupGraph,
+    LEFT_OUT, LayerCounts, PackedCols, PackedRun, PackedSize, RoutedShape, expected_pairs,
     graph_bytes,
 };
 pub use graphs::{GraphList, ListedGraph};

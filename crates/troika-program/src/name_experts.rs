@@ -1,4 +1,4 @@
-//! The tasks of shared experts by name: rows are routed to packed buffers, what is full runs, and
+//! The tasks of divided experts by name: rows are routed to packed buffers, what is full runs, and
 //! results are added up row by row.
 
 use std::ops::Range;

@@ -68,7 +68,7 @@ pub(crate) fn stages(
     Ok(pieces.into_iter().map(|piece| scope.bind(piece, device)).collect())
 }
 
-/// A graph cut around its experts; the device of each piece is that of the whole graph.
+/// A graph cut around its experts; each piece is on the device of the whole graph.
 pub(crate) struct AroundExperts {
     pub before: Option<PlacedGraph>,
     pub experts: PlacedGraph,
@@ -92,8 +92,8 @@ pub(crate) fn around_experts(
     })
 }
 
-/// Divides a graph by columns. The pieces are in an order in which they can run; those of one stage
-/// do not wait for each other.
+/// Divides a graph by columns. The pieces are in an order in which they can run; pieces of one
+/// stage do not wait for each other.
 pub(crate) fn columns(
     whole_graph: &PlacedGraph,
     (split, parts): (&ColumnSplit, &[usize]),

@@ -15,7 +15,7 @@ use troika_plan::{
 
 use crate::error::ProgramError;
 use crate::experts::{
-    ExpertBuffer, ExpertRows, GroupGraph, PackedCols, PackedSize, RoutedShape, SharedExperts,
+    DividedExperts, ExpertBuffer, ExpertRows, GroupGraph, PackedCols, PackedSize, RoutedShape,
     graph_bytes,
 };
 use crate::pieces::{self, PlacedGraph};
@@ -78,7 +78,8 @@ impl Placer<'_> {
         Ok(PlacedSegment::with_experts(stages, between, placed))
     }
 
-    /// The graphs of all groups, then that of the rule's device, and what the former work on.
+    /// The graphs of all groups, then the graph of the rule's device, and the buffers of the
+    /// groups.
     fn graphs_of_experts(
         &self,
         graph: &Subgraph,
@@ -239,7 +240,7 @@ impl Program {
             pairs: 0,
             most_rest: rest.shapes.last().copied().unwrap_or(1),
         };
-        self.experts.push(SharedExperts {
+        self.experts.push(DividedExperts {
             layer: self.lowered.segments[segment].layer.unwrap_or(0),
             device: rest.device,
             split: experts.split.clone(),
@@ -281,7 +282,7 @@ impl Program {
 
     /// The number of rows whose multiples begin where all devices of groups can be bound.
     fn row_alignment(&self, size: &PackedSize) -> usize {
-        let of_layer = |e: &SharedExperts| PackedSize { inner: e.inner, ..*size };
+        let of_layer = |e: &DividedExperts| PackedSize { inner: e.inner, ..*size };
         let graphs = self
             .experts
             .iter()

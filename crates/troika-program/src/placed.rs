@@ -30,7 +30,8 @@ pub struct Operand {
     pub cols: Range<usize>,
 }
 
-/// A range of columns of one of the segment's states: all, or those of a device's attention heads.
+/// A range of columns of one of the segment's states: all, or the columns of a device's attention
+/// heads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateOperand {
     /// Index among the segment's states.
@@ -86,7 +87,7 @@ pub struct RowsRun {
     pub shape: usize,
     /// Number of rows to compute.
     pub rows: usize,
-    /// Number of rows that views need room for: those of the shape if it is static.
+    /// Number of rows that views need room for: all rows of the shape if it is static.
     pub room: usize,
 }
 
@@ -117,8 +118,8 @@ pub struct RowsOf<'a> {
 pub struct PlacedExperts {
     /// How they are shared out.
     pub split: ExpertSplit,
-    /// The graphs of each group, in order, then that of all experts on the rule's device, for rows
-    /// that chose one each.
+    /// The graphs of each group, in order; then the graph of all experts on the rule's device, for
+    /// rows that chose one expert each.
     pub pieces: Vec<PlacedPiece>,
     /// The groups of the former, and the packed rows that they read and write.
     pub(crate) packed: Vec<PackedOperands>,
@@ -152,7 +153,7 @@ pub(crate) struct PackedOperands {
 }
 
 impl PlacedExperts {
-    /// Bytes that a step of so many rows reads and writes.
+    /// Bytes that a step reads and writes for `rows` rows.
     pub fn bytes(&self, step: ExpertStep, rows: usize) -> u64 {
         step_bytes(step, rows, [self.top_k, self.cols])
     }
@@ -206,7 +207,7 @@ impl PlacedSegment {
         PlacedSegment { experts: Some(experts), ..segment }
     }
 
-    /// Divides rows `0..rows` among the pieces, other than those of shared experts.
+    /// Divides rows `0..rows` among the pieces, without the pieces of divided experts.
     ///
     /// # Errors
     /// A standard length of 0.

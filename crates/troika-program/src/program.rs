@@ -10,7 +10,7 @@ use troika_model::lower::Lowered;
 use troika_plan::{Overflow, Phase, Plan, PlanDevice, Rule, own_space};
 
 use crate::error::ProgramError;
-use crate::experts::{GroupGraph, PackedSize, SharedExperts};
+use crate::experts::{DividedExperts, GroupGraph, PackedSize};
 use crate::graphs::GraphList;
 use crate::place::{Placer, state_instance};
 use crate::placed::{Place, PlacedPiece, PlacedSegment, PlacedStage};
@@ -41,7 +41,7 @@ pub(crate) struct Placement {
     pub between: usize,
     /// For each piece and shape, the index in the program's list of graphs.
     pub graphs: Arc<Vec<Vec<usize>>>,
-    /// Its index in the program's list of shared experts.
+    /// Its index in the program's list of divided experts.
     pub experts: Option<usize>,
 }
 
@@ -74,7 +74,7 @@ pub struct Program {
     /// The instances of each state: in which memory space, with which columns together.
     pub state_instances: Vec<Vec<Instance>>,
     /// Experts that are shared out at run time.
-    pub experts: Vec<SharedExperts>,
+    pub experts: Vec<DividedExperts>,
     /// The size of the buffers with the rows that go through them.
     pub packed: PackedSize,
     /// Rows that buffers have beyond a chunk: the most rows that a static shape adds to a run.
@@ -213,7 +213,7 @@ impl Program {
     /// The most rows that a static shape adds to a run: a run takes a shape only if it has more rows
     /// than the next smaller shape.
     fn added_rows(&self) -> usize {
-        // The pieces of shared experts have buffers of their own.
+        // The pieces of divided experts have buffers of their own.
         let stages = self.placements().flat_map(|(_, p)| &p.segment.stages);
         let pieces = stages.flat_map(PlacedStage::pieces).filter(|piece| piece.static_shapes);
         let added = pieces.flat_map(|piece| {
@@ -250,7 +250,7 @@ impl Program {
         self.apart = apart.collect();
     }
 
-    /// The values that shared experts read and write.
+    /// The values that divided experts read and write.
     fn routed_values(&self, index: usize, placement: &Placement) -> Vec<usize> {
         let Some(experts) = &placement.segment.experts else { return Vec::new() };
         let operands = experts.inputs.iter().chain([&experts.output]);
@@ -258,7 +258,7 @@ impl Program {
         values.chain(experts.attention.into_iter().flatten()).collect()
     }
 
-    /// Values that a segment reads although they are no inputs of it.
+    /// Values that a segment reads beside its inputs.
     pub(crate) fn read_beside(&self, segment: usize) -> impl Iterator<Item = usize> {
         let of_segment = self.placements().filter(move |(index, _)| *index == segment);
         of_segment.flat_map(|(_, p)| p.segment.experts.iter().filter_map(|e| e.attention)).flatten()
@@ -357,8 +357,8 @@ impl Program {
         })
     }
 
-    /// Whether it depends on other rows of a batch how an expert computes a row.
-    fn rows_matter_for(&self, experts: &SharedExperts) -> bool {
+    /// Whether the other rows of a batch can change how an expert computes a row.
+    fn rows_matter_for(&self, experts: &DividedExperts) -> bool {
         let own = &self.devices[experts.device].caps.numerics;
         let differs = |g: &GroupGraph| self.devices[g.device].caps.numerics != *own;
         let mut graphs = experts.groups.iter().flatten();

@@ -11,8 +11,9 @@ pub struct Instance {
     pub space: SpaceId,
     /// The columns that it has room for.
     pub cols: Range<usize>,
-    /// The row that it begins with, if it is one for a device that could not bind that row elsewhere
-    /// ([`troika_device::Caps::offset_alignment`]); else it begins with the value's first row.
+    /// The value's row that the buffer begins with. `None`: the first row. Others begin where the
+    /// device's alignment ([`troika_device::Caps::offset_alignment`]) would not let it bind the row
+    /// inside a larger buffer.
     pub row: Option<usize>,
 }
 

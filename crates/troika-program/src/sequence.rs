@@ -21,7 +21,7 @@ pub struct OneSequence {
 struct WindowPages {
     window: Window,
     table: PageTable,
-    /// Returned pages, the first of which is used next.
+    /// Returned pages; the one with the lowest number is used next.
     free: BinaryHeap<Reverse<u32>>,
     /// Number of pages that were ever used.
     used: u32,

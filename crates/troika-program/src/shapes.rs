@@ -5,8 +5,8 @@ use troika_graph::{DType, Subgraph, bind_static, convert_boundary, limit_rows};
 use troika_model::lower::{EdgeId, Lowered, Segment};
 use troika_plan::{Phase, Plan, compiled_rows};
 
-/// The type of each edge in each phase: that of the rule for the segment that computes it, unless
-/// it has no floats or the host reads it.
+/// The type of each edge in each phase. It is the type in the rule for the segment that computes
+/// the edge, unless the edge has no floats or the host reads it.
 #[derive(Clone, Debug)]
 pub struct EdgeTypes(Vec<[DType; 2]>);
 
@@ -63,7 +63,8 @@ pub fn shapes(graph: &Subgraph, caps: &Caps, buckets: Option<&[usize]>) -> Vec<S
     rows.map(|rows| shaped(graph, rows, caps.static_shapes)).collect()
 }
 
-/// A graph for a number of rows: exactly so many if the shape is static, else at most so many.
+/// A graph for a number of rows: exactly that number if the shape is static, else at most that
+/// number.
 pub(crate) fn shaped(graph: &Subgraph, rows: usize, static_shape: bool) -> Subgraph {
     match static_shape {
         true => bind_static(graph, rows),

@@ -67,7 +67,8 @@ impl Slots {
             for v in segment.outputs.iter().map(|e| e.0).filter(|v| !own(*v)) {
                 slots.of_value[v] = take_slot(&mut free, &mut slots.cols, cols[v]);
             }
-            // Values between pieces of one placement live at the same time; those of two never do.
+            // Values between pieces of one placement live at the same time. Values of two
+            // placements never do.
             for of in program.between.iter().filter(|of| of.segment == i) {
                 // Widest first, so that all placements of a segment share the same wide slots.
                 let mut between: Vec<usize> = of.values.clone().collect();
@@ -88,7 +89,7 @@ impl Slots {
         slots
     }
 
-    /// The memory of an instance of a value of so many columns.
+    /// The memory of an instance of a value of `cols` columns.
     pub(crate) fn memory(&self, value: usize, cols: usize, instance: &Instance) -> SlotMemory {
         let part = (instance.cols != (0..cols)).then(|| (instance.cols.start, instance.cols.len()));
         let Instance { space, row, .. } = *instance;
@@ -100,8 +101,8 @@ impl Slots {
         memory.slot == self.logits
     }
 
-    /// Bytes of a memory; `None` on overflow. That of logits has so many rows, since few of them are
-    /// wanted; others have room for every batch.
+    /// Bytes of a memory; `None` on overflow. The memory of logits has `logits_rows` rows, since
+    /// few logits are wanted. Other memory has room for every batch.
     pub fn bytes(&self, memory: &SlotMemory, logits_rows: usize) -> Option<usize> {
         let cols = memory.part.map_or(self.cols[memory.slot], |(_, cols)| cols);
         let rows = if self.is_for_logits(memory) { logits_rows } else { self.rows };

@@ -23,7 +23,7 @@ pub struct BatchShape {
     pub phase: Phase,
     /// Number of rows.
     pub rows: usize,
-    /// Runs of rows whose logits are wanted, ascending, none of which touch.
+    /// Ranges of rows whose logits are wanted, ascending and with gaps between them.
     pub wanted: Vec<Range<usize>>,
     /// Its chunk, counted from the first one in flight.
     pub chunk: u32,
@@ -31,7 +31,7 @@ pub struct BatchShape {
     pub set: usize,
     /// The row of the logits buffer for the first row whose logits are wanted.
     pub logits_row: usize,
-    /// Only so many of the largest logits go to the host ([`Program::largest`]).
+    /// Only this many of the largest logits go to the host ([`Program::largest`]).
     pub largest: Option<usize>,
 }
 
@@ -57,7 +57,7 @@ pub enum NamedWork {
     Run(NamedRun),
     /// Copies rows.
     Copy(NamedCopy),
-    /// Routes rows to shared experts.
+    /// Routes rows to divided experts.
     Host(NamedHost),
 }
 
@@ -66,9 +66,9 @@ pub enum NamedWork {
 pub struct NamedHost {
     /// What it does.
     pub step: ExpertStep,
-    /// Index in the program's list of shared experts.
+    /// Index in the program's list of divided experts.
     pub experts: usize,
-    /// The set of packed buffers; `None`: that of all chunks in flight.
+    /// The set of packed buffers; `None`: the one set that all chunks in flight share.
     pub set: Option<usize>,
     /// The chunk's place among those that share buffers, and whether it is the last one.
     pub place: (usize, bool),
@@ -76,7 +76,7 @@ pub struct NamedHost {
     pub reads: Vec<NamedView>,
     /// What it writes.
     pub writes: Vec<NamedView>,
-    /// Of what it uses parts that only run time knows.
+    /// Views whose used parts are known only at run time.
     pub parts: Vec<NamedView>,
 }
 
@@ -135,7 +135,7 @@ pub enum BufferName {
     },
     /// The memory of a state.
     State(StatePart),
-    /// Rows that go through shared experts.
+    /// Rows that go through divided experts.
     Experts(ExpertMemory),
     /// Host memory for one copy between two devices, by number.
     Staging(usize),
@@ -180,7 +180,7 @@ impl NamedView {
     }
 }
 
-/// Bytes of one of the largest logits of a row: its number, and that of its column.
+/// Bytes of one of the largest logits of a row: its value and the number of its column.
 const LARGEST_BYTES: usize = 8;
 
 /// The tasks of a forward batch.
@@ -193,9 +193,9 @@ pub struct MadeTasks {
 }
 
 impl Program {
-    /// How many of the largest logits of a batch's rows its device can pick for the host, if so many
-    /// are wanted and all rows are computed whole by such devices. The host reads whole rows
-    /// otherwise.
+    /// How many of the largest logits of a batch's rows its device can pick for the host: `wanted`,
+    /// if that is shorter than a row, and if all devices of the head compute whole rows in memory
+    /// of their own and pick as many. Otherwise the host reads whole rows.
     pub fn largest(&self, phase: Phase, rows: usize, wanted: usize) -> Option<usize> {
         let head = self.lowered.segments.iter().position(|s| s.kind == SegmentKind::Head)?;
         let placement = self.placed(phase, rows, head);
@@ -230,8 +230,8 @@ pub(crate) type PlaceAmong<'a> = &'a dyn Fn(usize) -> (usize, bool);
 pub(crate) struct ChunkMade {
     pub tasks: Vec<NamedTask>,
     pub logits_row: usize,
-    /// For each segment, the number of tasks up to where its rows are routed to experts that chunks
-    /// share, and up to where the results are added up; else up to its end.
+    /// For each segment, two counts of tasks. Where chunks share experts: up to the routing of its
+    /// rows, and up to the adding of the results. Elsewhere: up to its end, twice.
     pub ends: Vec<[usize; 2]>,
     /// Segments with such experts.
     pub shared: Vec<usize>,
@@ -451,9 +451,10 @@ impl<'a> ChunkTasks<'a> {
         self.program.values.element(value, self.batch.phase)
     }
 
-    /// Room in a device's own memory that it can be bound to: for all columns of the value, unless
-    /// nobody wants them together, its rows may not lie apart or would reach too far, or the columns
-    /// or rows that it is bound to would begin where it cannot be bound.
+    /// The memory for a value on a device that can be bound to it. It has room for all columns,
+    /// unless nobody reads them together or the device cannot be bound to a part of them: because
+    /// of its stride, its span or the alignment of its first column. It begins with the first row
+    /// in use if that row is not aligned, else with the value's first row.
     fn room(&self, o: &ValueCols, rows: Rows, caps: &Caps) -> Instance {
         let all = self.program.values.cols[o.value];
         let element = self.element(o.value);
@@ -472,8 +473,8 @@ impl<'a> ChunkTasks<'a> {
         Instance { row, ..Instance::new(own_space(caps), cols) }
     }
 
-    /// The row of a value's memory on a device for a row of the chunk: that of logits begins with
-    /// the rows in work, since few are wanted of a long chunk, and each is long.
+    /// The row of a value's memory on a device for a row of the chunk. The memory of logits begins
+    /// with the rows in work, since logits are long and a long chunk wants few of them.
     fn row_there(&self, value: usize, row: usize) -> usize {
         match value == self.program.lowered.logits().0 {
             true => row - self.logits_at.row,
@@ -550,7 +551,7 @@ struct OfSegment<'a> {
     piece: &'a PlacedPiece,
 }
 
-/// The shared experts of a segment in a placement.
+/// The divided experts of a segment in a placement.
 #[derive(Clone, Copy)]
 pub(crate) struct OfExperts<'a> {
     /// The segment.

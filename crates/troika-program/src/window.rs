@@ -32,7 +32,7 @@ impl Program {
         Ok(MadeTasks { tasks, logits_row })
     }
 
-    /// The place of a chunk among those of a window that share the experts of a segment, and
+    /// The place of a chunk among the chunks of a window that share the experts of a segment, and
     /// whether it is the last of them.
     fn place_among(&self, window: &[BatchShape], at: usize, segment: usize) -> (usize, bool) {
         let placed = |b: &BatchShape| self.placed(b.phase, b.rows, segment);

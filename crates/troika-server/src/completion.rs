@@ -11,7 +11,7 @@ use troika::engine::sample::{Constraint, Logprobs};
 use troika::{Output, Request, Session, SessionCanceller, SessionOptions, TextPiece};
 
 use crate::grammar::{Grammar, Mask};
-use crate::host::InUse;
+use crate::open_model::InUse;
 use crate::problem::Problem;
 use crate::queue::{Permit, QueueError};
 use crate::state::apart;
@@ -224,8 +224,8 @@ async fn failed(failure: &mut tokio::sync::watch::Receiver<Option<String>>) -> S
     }
 }
 
-/// The probabilities of a prompt's tokens after the first, each with those of the `top` most likely
-/// ones.
+/// The probabilities of a prompt's tokens after the first, each with the probabilities of the `top`
+/// most likely tokens.
 ///
 /// # Errors
 /// Those of [`read`].

@@ -12,7 +12,7 @@ pub struct Fields<'a>(&'a Map<String, Value>);
 /// Parses a body.
 ///
 /// # Errors
-/// It is no JSON object.
+/// It is not a JSON object.
 pub fn parse(body: &[u8]) -> Result<Map<String, Value>, Problem> {
     match serde_json::from_slice(body) {
         Ok(Value::Object(map)) => Ok(map),

@@ -12,7 +12,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
 
-use crate::call::LEFT_OUT;
+use crate::json_request::LEFT_OUT;
 use crate::metrics::OfStatus;
 use crate::problem::{Dialect, Problem};
 use crate::queue::Client;

@@ -6,17 +6,17 @@
 //! form is written as tokens come (`stream`).
 
 mod api;
-mod call;
 mod chat;
 mod completion;
 mod fields;
 mod grammar;
 mod guard;
-mod host;
 mod ids;
+mod json_request;
 mod limits;
 mod metrics;
 mod models;
+mod open_model;
 mod options;
 mod page;
 mod problem;

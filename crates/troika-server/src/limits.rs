@@ -8,9 +8,9 @@ use serde_json::{Map, Value};
 
 use crate::problem::Problem;
 
-/// Texts that are rendered or tokenized at once, those of at most [`SHORT_TEXT`] bytes.
+/// Texts of at most [`SHORT_TEXT`] bytes that are rendered or tokenized at once.
 pub const TEXTS_AT_ONCE: usize = 2;
-/// A text up to so many bytes is tokenized within some 50 ms.
+/// A text of at most this many bytes is tokenized within some 50 ms.
 pub const SHORT_TEXT: usize = 64 << 10;
 /// Longer texts that are rendered or tokenized at once: each takes hundreds of bytes for one of its
 /// own.
@@ -31,7 +31,7 @@ pub const PROMPTS: usize = 2048;
 
 /// What a field may hold.
 struct Limit {
-    /// Names of fields, or those of an object and of a field in it.
+    /// Names of fields, or the names of an object and of a field in it.
     fields: &'static str,
     /// Elements of a list, or entries of an object.
     items: usize,

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 
-use crate::host::{Host, InUse};
 use crate::metrics::Metrics;
+use crate::open_model::{InUse, OpenModel};
 use crate::options::{Log, ModelOffer};
 use crate::problem::Problem;
 
@@ -19,7 +19,7 @@ pub enum ModelState {
     /// Being opened.
     Loading,
     /// Open.
-    Open(Arc<Host>),
+    Open(Arc<OpenModel>),
     /// It could not be opened, or its engine failed. The next request tries to open it.
     Failed(String),
 }
@@ -61,7 +61,7 @@ impl Place {
 
     /// Closes it if nobody has used it for so long. Returns the model, to be dropped elsewhere,
     /// since that waits for its thread.
-    fn close(&self, idle_for: Duration) -> Option<Arc<Host>> {
+    fn close(&self, idle_for: Duration) -> Option<Arc<OpenModel>> {
         let mut state = self.state();
         let ModelState::Open(host) = &*state else { return None };
         host.idle().filter(|idle| *idle >= idle_for)?;
@@ -175,7 +175,7 @@ impl Models {
         *place.state() = ModelState::Loading;
         let (of, metrics, began) = (place.clone(), self.metrics.clone(), self.began);
         let opened = tokio::task::spawn_blocking(move || {
-            Host::open(&of.offer, of.embeddings, &metrics, began)
+            OpenModel::open(&of.offer, of.embeddings, &metrics, began)
         });
         let opened = opened.await.unwrap_or_else(|_| Err("opening it gave up".into()));
         match opened {

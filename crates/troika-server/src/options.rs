@@ -32,7 +32,7 @@ pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
 pub struct ServerOptions {
     /// The address to listen at.
     pub address: SocketAddr,
-    /// Keys of which a client has to give one; empty: none is asked for.
+    /// Keys; a client has to give one of them. Empty: none is asked for.
     pub keys: Vec<String>,
     /// Names of this server besides `localhost` and its address, in `Host` headers.
     pub hosts: Vec<String>,

@@ -138,7 +138,7 @@ impl FairQueue {
     /// Waits for places. Whoever stops waiting leaves the queue.
     ///
     /// # Errors
-    /// The queue is full or closed, or there will never be so many places.
+    /// The queue is full or closed, or it will never have as many places.
     pub async fn enter(&self, asked: Asked) -> Result<Permit, QueueError> {
         if asked.places > self.places {
             return Err(QueueError::TooMany { asked: asked.places, places: self.places });

@@ -220,7 +220,7 @@ async fn serve_connection(
 ) {
     let mut connection = std::pin::pin!(connection);
     tokio::select! {
-        // A client that goes in the middle of an answer is no error of the server.
+        // The server has not failed when a client goes in the middle of an answer.
         _ = connection.as_mut() => return,
         _ = closing.wait_for(|closing| *closing) => {}
     }

@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::{Semaphore, watch};
 use troika::{EnergyMeter, PowerMeter};
 
-use crate::host::InUse;
 use crate::limits;
 use crate::metrics::Metrics;
 use crate::models::Models;
+use crate::open_model::InUse;
 use crate::options::ServerOptions;
 use crate::problem::Problem;
 use crate::queue::FairQueue;

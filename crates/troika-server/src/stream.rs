@@ -8,8 +8,8 @@ use axum::response::{IntoResponse, Response};
 use futures_util::stream::unfold;
 use serde_json::Value;
 
-use crate::call;
 use crate::chat::{ChatEvent, ChatStream, Usage};
+use crate::json_request;
 use crate::problem::Problem;
 
 /// After so long without news a comment is sent, so that nobody in between takes the connection for
@@ -71,7 +71,7 @@ pub fn respond<W: EventWriter>(stream: ChatStream, writer: W) -> Response {
         Some((Ok::<Bytes, std::convert::Infallible>(out.into()), at))
     });
     let headers = [(CONTENT_TYPE, W::CONTENT_TYPE), (CACHE_CONTROL, "no-cache")];
-    call::with_left_out((headers, Body::from_stream(chunks)).into_response(), &left_out)
+    json_request::with_left_out((headers, Body::from_stream(chunks)).into_response(), &left_out)
 }
 
 /// Waits for news, and writes all that is there.

@@ -7,9 +7,9 @@ use axum::http::StatusCode;
 use tokio::time::Instant;
 
 use crate::grammar::{Constrain, Grammar};
-use crate::host::InUse;
 use crate::ids;
 use crate::limits;
+use crate::open_model::InUse;
 use crate::problem::Problem;
 use crate::queue::{Asked, Client, FairQueue, Permit};
 use crate::state::{Server, apart};

@@ -160,7 +160,7 @@ mod tests {
         assert_eq!(run_ns(&demand(1000, 0, 0, 100)), 1500 + 100);
         assert_eq!(run_ns(&demand(1000, 0, 0, 404)), 1500 + 101);
         assert_eq!(run_ns(&demand(1001, 0, 0, 0)), 1500 + 101);
-        // Formats may have their own rates; others use that of f32.
+        // Formats may have their own rates; others use the rate of f32.
         assert_eq!(run_ns(&demand(10, 2000, 0, 0)), 1500 + 1 + 10);
         assert_eq!(run_ns(&demand(0, 0, 2000, 0)), 1500 + 200);
         assert_eq!(rates.copy(401).ns, 1500 + 101);

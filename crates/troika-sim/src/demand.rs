@@ -106,7 +106,7 @@ fn times(counts: &[usize]) -> u64 {
 }
 
 impl RunShape<'_> {
-    /// Rows of a value in this run; for static shapes, those of the shape.
+    /// Rows of a value in this run; for static shapes, all rows of the shape.
     fn rows_of(&self, id: ValueId) -> usize {
         match self.graph.value(id).shape.0.first() {
             Some(Dim::Fixed(n)) => *n,
@@ -262,7 +262,7 @@ impl RunShape<'_> {
         self.feed_forwards(e, [used, pairs.div_ceil(used), k], d);
     }
 
-    /// So many of the experts, each on so many rows of so many columns.
+    /// The feed-forwards of `used` experts, each on `each` rows of `k` columns.
     fn feed_forwards(&self, e: &Experts, [used, each, k]: [usize; 3], d: &mut Demand) {
         let inter = e.gate.first().map_or(0, |w| self.graph.weight(*w).rows);
         let one = self.product(each, inter, k).saturating_mul(2);
@@ -274,7 +274,7 @@ impl RunShape<'_> {
     }
 }
 
-/// One of so many columns has outliers.
+/// One column in this many has outliers.
 const OUTLIER_COLUMNS: u64 = 400;
 
 /// Number of positions that a row at `pos` sees.

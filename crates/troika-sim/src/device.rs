@@ -122,7 +122,7 @@ impl VirtualDevice {
 }
 
 fn caps(soc: &Soc, p: &Processor, space: SpaceId, cpu: &Caps) -> Caps {
-    // Also those of the CPU that computes the values, so that the results equal the CPU's.
+    // Also the formats of the CPU that computes the values, so that the results equal the CPU's.
     let mut formats = vec![ActivationFormat::INT8, ActivationFormat::Bf16];
     let more = cpu.activation_formats.iter().filter(|f| soc.numerics && !formats.contains(f));
     formats.extend(more.copied().collect::<Vec<_>>());

@@ -48,8 +48,8 @@ impl MeasuredRuns {
         Ok(MeasuredRuns { ops, time })
     }
 
-    /// Of some measurements, those of the graphs that a graph is most like, if they have an op in
-    /// common: pieces of a graph are priced as the whole.
+    /// The measurements whose graphs are most like a graph, if they have an op in common. So pieces
+    /// of a graph are priced as the whole.
     pub(crate) fn of<'a>(all: &'a [MeasuredRuns], graph: &Subgraph) -> Option<&'a MeasuredRuns> {
         let mut ops: Vec<&str> = graph.nodes.iter().map(|n| n.op.name()).collect();
         ops.sort_unstable();

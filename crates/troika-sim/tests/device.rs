@@ -337,7 +337,7 @@ fn static_shapes_are_those_of_the_bucket() {
     let (x, y) = (zeroed(4), zeroed(4));
     filled(&x, 0.5);
     filled(&y, 3.0);
-    // Three valid rows: the padding row stays unchanged, but the time is that of four rows.
+    // Three valid rows: the padding row stays unchanged, but the run takes the time of four rows.
     let task = run(&exe, View::whole(&x), View::whole(&y), 3);
     let done = lane.queue.run_here(list(0, vec![task])).unwrap();
     done.outcome.unwrap();
@@ -577,7 +577,7 @@ fn weights_are_loaded_for_code_of_their_shape_or_for_the_graph_alone() {
 }
 
 /// A SoC of two processors `a` and `b`. Their runs take 1 us and 1000 bytes; the memory has 1.2
-/// GB/s, of which each could use 1.
+/// GB/s, and each could use 1.
 fn board(more: &str) -> (Arc<Board>, [VirtualDevice; 2], Arc<VirtualClock>) {
     let one = |name| {
         format!(

@@ -33,7 +33,7 @@ impl Choice {
         which.and_then(|i| self.prefill.get(i)).map_or(&self.decode, |p| &p.1)
     }
 
-    /// Places attention of all buckets like that of one, since prompts share one cache.
+    /// Places attention in all buckets as in one of them, since prompts share one cache.
     pub fn share_attention(&mut self, of: usize) {
         let is = |p: &&mut (SegmentKind, Placement)| p.0 == SegmentKind::Attention;
         let Some(at) = self.prefill[of].1.iter_mut().find(is).map(|p| p.1.clone()) else { return };

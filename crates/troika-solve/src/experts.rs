@@ -378,7 +378,7 @@ struct LayerPrices {
 }
 
 impl LayerPrices {
-    /// A chunk that runs alone, with so many groups.
+    /// The time of a chunk that runs alone, with `groups` groups.
     fn ns(&self, groups: usize) -> f64 {
         let Some(&[device, host]) = groups.checked_sub(1).and_then(|at| self.groups.get(at)) else {
             return self.whole_ns;
@@ -386,7 +386,8 @@ impl LayerPrices {
         self.beside_ns + self.hand_over_ns + side_by_side([device, host], self.slow)
     }
 
-    /// How many of the groups are on the device, where the other one has so much to do besides.
+    /// How many of the groups are on the device, where the other device is busy for `others_ns`
+    /// besides.
     fn kept(&self, keep: Keep, others_ns: f64) -> usize {
         let score = |groups: usize| match keep {
             Keep::All => -(groups as f64),
@@ -412,7 +413,7 @@ fn side_by_side(work: [f64; 2], slow: [f64; 2]) -> f64 {
     done + (work[1 - first] - done / slow[1 - first]).max(0.0)
 }
 
-/// Leaves a rule so many of its groups.
+/// Leaves a rule the first `groups` of its groups.
 fn keep(rule: &mut Rule, groups: usize) {
     if let Some(Split::Experts(split)) = &mut rule.split {
         split.groups.truncate(groups);

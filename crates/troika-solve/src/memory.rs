@@ -102,8 +102,8 @@ pub fn make_within_memory(request: &MakeRequest<'_>) -> Result<MadePlan, PlanErr
     Ok(MadePlan { plan, moved: base.elsewhere })
 }
 
-/// Ranks of segments, those first that a device keeps longest. Of a rank, those of a layer are kept
-/// or lost together, the last layers first.
+/// Ranks of segments; a device keeps the first ranks longest. Within a rank, the segments of a
+/// layer are kept or lost together, the last layers first.
 fn kept_first(spec: &ModelSpec, attention_first: bool) -> [Vec<Vec<SegmentAt>>; 4] {
     use SegmentKind as S;
     let rank = |kind: SegmentKind| match kind {

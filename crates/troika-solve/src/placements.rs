@@ -78,7 +78,8 @@ impl<'a> Placements<'a> {
             return Ok(known.clone());
         }
         let placer = Placer { lowered: self.lowered, devices: self.devices, types };
-        // The names of weights are those of the class, whichever of its segments is asked for first.
+        // The weights have the same names for the whole class, whichever of its segments is asked
+        // for first.
         let graph = self.lowered.segments[self.class[segment]].graph.clone();
         let of_class = Segment { graph, ..self.lowered.segments[segment].clone() };
         let placed = Arc::new(placer.place(&of_class, rule, phase).map_err(|e| match e {

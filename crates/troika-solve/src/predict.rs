@@ -124,7 +124,7 @@ impl Predictor<'_> {
         })
     }
 
-    /// Joules of prompt and answer by the energy of each run, in so many seconds.
+    /// Joules of a prompt and an answer that take `seconds`, by the energy of each run.
     fn energy_j(&mut self, plan: &Plan, seconds: f64) -> Result<Option<f64>, PlanError> {
         let (prompt, generate) = (self.request.prompt.max(1), self.request.generate);
         let first = self.prompt(plan, prompt)?;

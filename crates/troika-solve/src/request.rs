@@ -13,7 +13,7 @@ use crate::cost::CostModel;
 pub struct PredictRequest<'a> {
     /// The model, lowered for at least the plan's chunk and context.
     pub lowered: &'a Arc<Lowered>,
-    /// All devices, including those of the plan.
+    /// All devices, including the plan's.
     pub devices: &'a [PlanDevice],
     /// Their costs.
     pub cost: &'a dyn CostModel,

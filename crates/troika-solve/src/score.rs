@@ -19,7 +19,7 @@ use crate::cost::PricedRun;
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Spent {
     pub ns: f64,
-    /// Energy beyond that of the idle machine.
+    /// Energy beyond what the idle machine uses.
     pub joules: Option<f64>,
 }
 
@@ -214,7 +214,7 @@ impl<'a> Predictor<'a> {
         })
     }
 
-    /// What the runs of a segment of so many first rows take, one after another.
+    /// What the runs of a segment take, one after another, for the first `rows` rows.
     pub fn segment_ns(
         &mut self,
         kind: SegmentKind,
@@ -318,7 +318,7 @@ struct Timeline<'a> {
     producers: HashMap<(usize, Place), Vec<Producer>>,
     /// Copies of what a run wrote, by memory space.
     copies: HashMap<(usize, SpaceId), usize>,
-    /// The runs that stand for those of layers that are left out.
+    /// The runs that stand for the runs of layers that are left out.
     left_out: Range<usize>,
 }
 

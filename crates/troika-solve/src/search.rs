@@ -300,7 +300,7 @@ impl<'a> Search<'a> {
         plan
     }
 
-    /// The scopes of prefill with their longest chunks, and that of decode.
+    /// The scopes of prefill with their longest chunks, and the scope of decode.
     fn scopes(&self) -> (Vec<(usize, Scope)>, Scope) {
         let mut ends: Vec<usize> = self.request.lengths.to_vec();
         if ends.is_empty() {
@@ -562,8 +562,8 @@ impl<'a> Search<'a> {
         options
     }
 
-    /// The goal's score in a scope; infinite if weights would be held too often or a split leaves a
-    /// device nothing, which is looked at only below `least`.
+    /// The goal's score in a scope. It is infinite if too many copies of weights would be held, or
+    /// if a split leaves a device without work. Both are checked only for a score below `least`.
     fn score(
         &mut self,
         sought: &Sought<'_>,

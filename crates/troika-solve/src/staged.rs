@@ -145,7 +145,7 @@ impl StagedRequest<'_> {
         all.into_iter().map(placement).collect()
     }
 
-    /// The fastest placement on two devices, of which `home` computes all but products.
+    /// The fastest placement on two devices. `home` computes all ops other than products.
     pub fn best(&self, home: usize, other: usize, ways: Ways) -> Option<InStages> {
         let all = self.of_pair(home, other, ways).into_iter();
         all.min_by(|a, b| a.ns.total_cmp(&b.ns))

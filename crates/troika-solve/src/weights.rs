@@ -26,8 +26,8 @@ pub fn expert_bytes(lowered: &Lowered) -> Option<u64> {
     of_layer.max()
 }
 
-/// Bytes of a row of each weight of a graph, with their scales, where it is part of the code and
-/// floats have so many bytes.
+/// Bytes of a row of each weight of a graph, with their scales, where it is part of the code and a
+/// float has `float_bytes` bytes.
 pub(super) fn in_code(graph: &Subgraph, float_bytes: usize) -> Vec<u64> {
     let mut rows: Vec<u64> = graph.weights.iter().map(|w| (w.cols * float_bytes) as u64).collect();
     for node in &graph.nodes {

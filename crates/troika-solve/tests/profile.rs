@@ -317,7 +317,7 @@ fn parts_of_shared_experts_have_measurements_of_their_own() {
     };
     assert_eq!(rows(SegmentPart::Choices), [(None, 2)]);
     assert_eq!(rows(SegmentPart::Beside), [(None, 2)]);
-    // Eight experts are no group of sixteen.
+    // Eight experts are not enough for a group of sixteen.
     let groups: Vec<usize> =
         rows(SegmentPart::Group).iter().filter_map(|(rows, _)| *rows).collect();
     assert_eq!(groups, [16, 64, 256, 64, 256, 1024, 128, 512, 2048]);

@@ -574,7 +574,7 @@ fn feed_forwards_stay_where_memory_is_short() {
         .map(|w| (w.rows * w.cols * 4) as u64)
         .sum();
     assert_eq!(each.rows.iter().copied().collect::<Vec<_>>(), [1, 64, 256]);
-    // The head has two numbers of rows, one of which it shares with the others.
+    // The head is compiled for two numbers of rows. It shares one of them with the others.
     assert!(each.held == 2 * weights, "{} {weights}", each.held);
     let (ffn, qkv, held, _) = made(Some(each.held / 4), false, Some(4));
     assert!((1..16).contains(&ffn) && qkv < 5 && held.held <= each.held / 4);

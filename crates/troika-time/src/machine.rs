@@ -80,7 +80,7 @@ pub struct Told<S> {
     pub blocks: bool,
 }
 
-/// The costs of a lane besides those of its tasks.
+/// The costs of a lane besides the costs of its tasks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LaneCosts {
     /// Nanoseconds to submit a list, or a task whose wait is over, to an idle processor.
@@ -347,7 +347,7 @@ impl<W: LaneWork, S: Sharing> Machine<W, S> {
         Usage { now_ns: self.now, busy_ns, stream_ns, bytes, frames }
     }
 
-    /// A processor worked for some time on what is no list.
+    /// A processor worked for some time on something other than a list.
     pub fn worked(&mut self, processor: usize, ns: u64) {
         self.busy[processor][0] += ns;
     }

@@ -58,7 +58,7 @@ impl RunWork {
         work
     }
 
-    /// Experts of which each row has so many.
+    /// Experts, where each row chose `chosen` of them.
     fn experts(&mut self, graph: &Subgraph, e: &Experts, chosen: f64) {
         let count = e.gate.len().max(1) as f64;
         // Reads as many experts as the rows can choose.

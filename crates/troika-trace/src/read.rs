@@ -1,4 +1,4 @@
-//! Reads Chrome traces: those of [`crate::Tracer`], and complete events of others.
+//! Reads Chrome traces: all of a [`crate::Tracer`]'s, and the complete events of others.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::expert_rows::ExpertRows;
 
-/// Why a text is no trace.
+/// Why a text is not a trace.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     /// It is not JSON of that form.

@@ -71,8 +71,8 @@ pub struct MeasuredUse {
 pub struct TraceReport {
     /// From the first event to the last one's end.
     pub all_us: f64,
-    /// What came before all others, such as loading a model. It is in none of the figures but
-    /// those of `opening` and of profilers.
+    /// What came before all others, such as loading a model. Only the figures of `opening` and of
+    /// profilers count it.
     pub before: Option<TraceEvent>,
     /// What happened within that.
     pub opening: Vec<NodeUse>,

@@ -31,9 +31,9 @@ pub struct CalibrationOptions {
 pub enum Outliers {
     /// They decide the scale.
     Kept,
-    /// They are clipped, and another device computes what is lost (llm.npu, section 3.3); but for
-    /// this share of the segments, those of the least important outliers, where they decide the
-    /// scale.
+    /// They are clipped, and another device computes what is lost (llm.npu, section 3.3). In this
+    /// share of the segments, the ones with the least important outliers, they decide the scale
+    /// instead.
     Shadow(f64),
     /// Weights take over a part of their range (SmoothQuant).
     Smoothed,

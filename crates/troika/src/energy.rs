@@ -308,7 +308,7 @@ mod tests {
         std::fs::create_dir(sys.join(&energy)).unwrap();
         let why = EnergyMeter::find(sys).unwrap_err();
         assert!(why.contains("energy_uj cannot be read: "), "{why}");
-        // A battery of a phone has no power_now; one that tells nothing at all is no source.
+        // A battery of a phone has no power_now; one that tells nothing at all is not a source.
         let [kind, status] = ["type", "status"].map(|f| format!("class/power_supply/battery/{f}"));
         write(sys, &[(&kind, "Battery\n"), (&status, "Discharging\n")]);
         let why = EnergyMeter::find(sys).unwrap_err();

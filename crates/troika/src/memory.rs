@@ -23,8 +23,8 @@ const LEAST_SHARE: u64 = 64;
 /// Experts are read from disk if the weights take more than these parts of what is free.
 const SHARE: (u64, u64) = (15, 16);
 
-/// Bytes of memory that this process can get, if the system tells: those of the machine, or what its
-/// control group leaves (Linux).
+/// Bytes of memory that this process can get, if the system tells: what the machine has free, or
+/// what the process's control group leaves (Linux).
 pub fn free_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let kib = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;

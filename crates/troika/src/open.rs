@@ -83,8 +83,8 @@ impl Model {
         Model::assemble(source.to_string(), model, text, options, clock)
     }
 
-    /// Opens a model with bound weights, without a tokenizer, on given devices: those of the
-    /// options do not count.
+    /// Opens a model with bound weights, without a tokenizer, on given devices. The options'
+    /// devices do not count.
     ///
     /// # Errors
     /// Those of [`Model::open`].
@@ -217,7 +217,7 @@ impl Model {
         self.store().expert_stats()
     }
 
-    /// The clock of this model: real time, or that of its virtual devices.
+    /// The clock of this model: real time, or the modelled time of its virtual devices.
     pub fn clock(&self) -> &Arc<dyn Clock> {
         &self.opened.clock
     }

@@ -70,8 +70,9 @@ impl Model {
             .ok_or_else(|| Error::NoTokenizer(self.opened.name.clone()))
     }
 
-    /// Checks that a text of so many bytes may fit the context: that it has no more bytes than as
-    /// many of the longest token. For texts of others, whose tokens would take memory and time.
+    /// Checks that a text of `bytes` bytes may fit the context: a context of the longest tokens has
+    /// at least as many bytes. This keeps texts of strangers from taking memory and time for their
+    /// tokens.
     ///
     /// # Errors
     /// It cannot fit.

@@ -26,7 +26,7 @@ pub struct Request {
     pub stop: Vec<String>,
     /// Continue after end-of-text tokens.
     pub ignore_eos: bool,
-    /// Report each token's probability, and those of this many of the most likely ones.
+    /// Report each token's probability, and the probabilities of this many of the most likely ones.
     pub logprobs: Option<usize>,
     /// Control tokens whose spelling is part of the text; others are left out of it.
     pub keep_tokens: Vec<u32>,

@@ -7,7 +7,7 @@ use super::line::{Line, Test, read};
 use super::options::Options;
 use crate::command::{Result, output, text};
 
-/// llama.cpp gives each sequence a multiple of so many places in the cache.
+/// llama.cpp gives each sequence a multiple of this many places in the cache.
 const PLACES: u64 = 256;
 
 /// Troika's lines for these numbers of sequences.
@@ -37,7 +37,7 @@ pub fn peer(mut command: Command, file: &Path, sequences: &str, o: &Options) -> 
     command.arg("-m").arg(file).args(["-c", &places.to_string(), "-npp", &prompts.join(",")]);
     command.args(["-ntg", &o.tokens, "-npl", &all, "-t", &o.threads().to_string()]);
     let out = output(&mut command)?;
-    // llama.cpp's table is in the output, that of ik_llama.cpp among the errors.
+    // llama.cpp's table is in the output, ik_llama.cpp's among the errors.
     let said = [out.stdout, out.stderr].map(|b| String::from_utf8_lossy(&b).into_owned());
     let lines: Vec<Line> = said.iter().flat_map(|s| s.lines()).filter_map(line).collect();
     let wanted = depths.len() * tokens.len() * each.len() * o.repetitions as usize;

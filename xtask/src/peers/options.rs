@@ -84,7 +84,7 @@ impl Options {
         self.threads.unwrap_or_else(cores)
     }
 
-    /// Flags of Troika's device: the one that was named, or the CPU with so many threads.
+    /// Flags of Troika's device: the one that was named, or the CPU with the number of threads.
     pub fn device_flags(&self) -> [String; 2] {
         match &self.device {
             Some(device) => ["--device".into(), device.clone()],

@@ -1,5 +1,5 @@
 //! The project's own rules. A rule worth writing down is worth testing; what a lint of the compiler
-//! or of clippy finds is no rule here (`Cargo.toml`, `clippy.toml`).
+//! or of clippy finds needs no rule here (`Cargo.toml`, `clippy.toml`).
 //!
 //! Each rule is a file in `rules`: a function from the tree to violations, tested with planted
 //! violations.

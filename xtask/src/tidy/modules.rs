@@ -97,7 +97,7 @@ fn place(path: &str) -> Path {
 
 struct Reader {
     module: Module,
-    /// The current module path: that of the file, or below it inside a `mod name { ... }`.
+    /// The current module path: the file's path, or a path below it inside a `mod name { ... }`.
     at: Path,
 }
 
@@ -185,7 +185,7 @@ impl<'ast> Visit<'ast> for Reader {
         }
     }
 
-    /// Who may use an item is no use.
+    /// Saying who may use an item does not use it.
     fn visit_visibility(&mut self, _: &'ast syn::Visibility) {}
 
     fn visit_path(&mut self, path: &'ast syn::Path) {

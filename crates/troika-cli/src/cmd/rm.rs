@@ -12,8 +12,8 @@ use crate::output::{self, bytes, printable};
 /// Removes models, after asking on a terminal.
 ///
 /// # Errors
-/// A name of which nothing is in the cache: then nothing is removed. What is being fetched, or cannot
-/// be removed.
+/// A name without anything in the cache: then nothing is removed. A model that is being fetched, or
+/// cannot be removed.
 pub fn run(args: &RmArgs) -> Result<(), CliError> {
     let options = HubOptions::from_env();
     let plan = |model: &String| {

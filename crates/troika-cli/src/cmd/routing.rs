@@ -12,7 +12,7 @@ use crate::flags::UnseenArgs;
 use crate::input::read_file;
 use crate::resolve;
 
-/// Overlap is said of so many experts, where a layer has more.
+/// Overlap is reported for this many most chosen experts, where a layer has more experts.
 const TOPS: [usize; 4] = [2, 4, 8, 16];
 
 /// The tokens of the texts to try a result on, with their names.

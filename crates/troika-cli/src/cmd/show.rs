@@ -118,7 +118,7 @@ fn ranges(list: &[usize]) -> String {
     parts.iter().map(show).collect::<Vec<_>>().join(", ")
 }
 
-/// Parameters used per token: all except those of experts that are not chosen.
+/// Parameters used per token: all except the parameters of experts that are not chosen.
 fn active(d: &Described, total: u64) -> u64 {
     let idle: u64 = d
         .spec

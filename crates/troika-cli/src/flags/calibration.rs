@@ -88,7 +88,7 @@ impl CalibrationArgs {
     /// Sets the calibration from its file.
     ///
     /// # Errors
-    /// The file cannot be read or is no calibration, or the format does not go with it.
+    /// The file cannot be read or is not a calibration, or the format does not go with it.
     pub fn apply(&self, options: &mut OpenOptions) -> Result<(), CliError> {
         let refuse = |why: &str| Err(CliError::Usage(why.into()));
         options.npu_attention = self.npu_attention;

@@ -100,7 +100,7 @@ fn name(arg: &Arg, given: &ArgMatches) -> String {
     }
 }
 
-/// Pairs of flags of a verb of which only one has an effect.
+/// Pairs of a verb's flags where only one of the two has an effect.
 fn rivals(verb: &Command) -> impl Iterator<Item = (&Arg, &Arg, &'static str)> {
     let pairs = move |rule: &'static Rule| {
         let rival = match rule.idle {

@@ -31,7 +31,7 @@ impl ExpertArgs {
     /// How to group experts, by a calibration's file if there is one.
     ///
     /// # Errors
-    /// The file cannot be read or is no calibration.
+    /// The file cannot be read or is not a calibration.
     pub fn options(
         &self,
         calibration: Option<&Path>,

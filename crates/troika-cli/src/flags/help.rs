@@ -1,5 +1,5 @@
-//! What `-h` shows: the flags that most commands are written with, and those of placement, which
-//! have a heading. `--help` shows all.
+//! What `-h` shows: the flags that most commands are written with, and the flags of placement,
+//! which have a heading. `--help` shows all.
 
 use clap::Command;
 

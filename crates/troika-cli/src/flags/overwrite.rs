@@ -32,7 +32,7 @@ enum Identity {
 }
 
 impl Identity {
-    /// `None` for what is no file: nothing is replaced there.
+    /// `None` where there is something other than a file: nothing is replaced there.
     fn of(path: &Path) -> Option<Identity> {
         match std::fs::metadata(path) {
             Ok(meta) => Identity::of_file(&meta, || path.canonicalize().ok()),

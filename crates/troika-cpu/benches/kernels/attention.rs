@@ -35,8 +35,8 @@ fn cases() -> Vec<Case> {
 
 const PAGE: usize = 32;
 
-/// 16 query heads on 8 key heads of 128 numbers, cache in f16. Bytes are those of the cache,
-/// operations those of scores and sums over visible positions.
+/// 16 query heads on 8 key heads of 128 numbers, cache in f16. It counts the bytes of the cache,
+/// and the operations of scores and sums over visible positions.
 #[divan::bench(args = cases(), sample_count = 20)]
 fn attention_f16(bencher: Bencher<'_, '_>, c: Case) {
     run(bencher, c, (f16::from_f32, |c| CacheRef::f16(c)), false);

@@ -51,7 +51,7 @@ pub(crate) struct ExpertsCode {
     pub activations: ActivationFormat,
 }
 
-/// Records the memory that experts need; returns that of a worker.
+/// Records the memory that experts need; returns the bytes that a worker needs.
 pub(super) fn needs(
     exe: &mut Executable,
     op: &CompiledOp,

@@ -62,7 +62,7 @@ impl Needs {
         self.0.iter().find(|(known, _)| *known == weight).map(|(_, form)| *form)
     }
 
-    /// The index of a weight's form among those of its kind.
+    /// The index of a weight's form among the forms of its kind.
     fn at(&mut self, weight: WeightRef, form: Form, kind: fn(&Form) -> bool) -> usize {
         let known = self.0.iter().position(|need| *need == (weight, form));
         let at = known.unwrap_or_else(|| {

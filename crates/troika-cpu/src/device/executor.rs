@@ -67,7 +67,7 @@ impl Executor {
         let prepared = self.known.prepare(exe, task, &self.spaces)?;
         self.machine.grow(exe, task, prepared.staging)?;
         let _claims = bindings::claim(exe, task, &prepared.bound, &mut self.pages)?;
-        // SAFETY: the memory is that of these bindings, which were checked and are claimed.
+        // SAFETY: the memory belongs to these bindings, which were checked and are claimed.
         unsafe { self.machine.run(exe, task, prepared, next) }
     }
 }
@@ -170,7 +170,7 @@ impl Machine {
     /// Runs one op.
     ///
     /// # Safety
-    /// As for [`Machine::run`]; `memory` is that of the bindings and of this device.
+    /// As for [`Machine::run`]; `memory` belongs to the bindings and to this device.
     unsafe fn run_op(
         &mut self,
         exe: &Loaded,

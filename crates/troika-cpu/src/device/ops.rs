@@ -78,7 +78,7 @@ impl<'a> Operands<'a> {
         unsafe { SharedRef::from_raw(m.ptr.cast(), m.bytes / size_of::<T>()) }
     }
 
-    /// Memory of which others may use other rows or columns.
+    /// Memory; others may use other rows or columns of it.
     ///
     /// # Safety
     /// What is accessed through the result is not accessed otherwise meanwhile.
@@ -436,7 +436,7 @@ impl<'a> Operands<'a> {
         }
     }
 
-    /// Experts of which some are read from disk while others are computed.
+    /// Experts; some are read from disk while others are computed.
     ///
     /// # Safety
     /// As for `run`.

@@ -8,7 +8,7 @@ use crate::machine::Isa;
 
 /// Sees what products of floats read and give, and what routers choose: for calibrations.
 pub trait Observer: Send + Sync {
-    /// A product with a weight: its input, of so many columns, and its result.
+    /// A product with a weight: its input, of `cols` columns, and its result.
     fn product(&self, weight: &str, x: &[f32], cols: usize, y: &[f32]);
 
     /// What a router chose, before experts read it.
@@ -21,7 +21,7 @@ pub struct Routed<'a> {
     pub graph: &'a str,
     /// How many experts it chooses from.
     pub experts: usize,
-    /// The chosen experts, those of a row side by side.
+    /// The chosen experts. The experts of a row lie side by side.
     pub ids: &'a [i32],
     /// Their weights. With a weight of 0 an expert adds nothing to the row: experiments drop experts
     /// like that.
@@ -39,8 +39,8 @@ pub struct CpuOptions {
     pub cores: Option<Vec<usize>>,
     /// An instruction set below the machine's best.
     pub isa: Option<Isa>,
-    /// Memory spaces that it reaches besides the host's: those of virtual devices whose values it
-    /// computes.
+    /// Memory spaces that it reaches besides the host's: the spaces of virtual devices whose values
+    /// it computes.
     pub spaces: Vec<SpaceId>,
     /// Sees products of whole values.
     pub observer: Option<Arc<dyn Observer>>,

@@ -64,8 +64,8 @@ impl Prepared {
 /// Executable, address of the bindings, and rows.
 type Key = (ExecutableId, usize, usize);
 
-/// The most bindings kept, several times those of the largest models' tokens. Beyond that, dropped
-/// ones are removed; if that is not enough, all are.
+/// The most bindings kept: several times as many as a token of the largest models has. Beyond that,
+/// the dropped ones are removed; if that is not enough, all are.
 const MOST: usize = 4096;
 
 /// Bindings that were checked before.

@@ -188,8 +188,8 @@ pub(crate) struct Stream {
     lengths: usize,
 }
 
-/// Cuts `panels` panels of `bytes` bytes in all, of which `together` are read at a time, for `threads`
-/// threads.
+/// Cuts `panels` panels of `bytes` bytes in all for `threads` threads, which read `together` panels
+/// at a time.
 pub(crate) fn stream(panels: usize, together: usize, bytes: usize, threads: usize) -> Stream {
     let each = (2 * threads).min(2 * bytes / LAST_BYTES).max(1);
     let lengths = (bytes / (each * LAST_BYTES)).max(1).ilog2() as usize;
@@ -217,7 +217,8 @@ impl Stream {
     }
 
     /// Calls `work` for each product that a part has panels of, with the product's index and these
-    /// panels; `panels` are those of each product, cut as if they were one's.
+    /// panels; `panels` has the number of panels of each product. They are cut as if they belonged
+    /// to one product.
     pub fn visit(
         &self,
         index: usize,

@@ -57,7 +57,7 @@ impl<'a, T> SharedMut<'a, T> {
         SharedMut { ptr: slice.as_mut_ptr(), len: slice.len(), life: PhantomData }
     }
 
-    /// Shares elements of which others may use some.
+    /// Shares elements; others may use some of them.
     ///
     /// # Safety
     /// `ptr` is aligned, and the `len` elements from it on are memory that stays for `'a`. Whoever
@@ -123,7 +123,7 @@ impl<'a, T: Copy> SharedRef<'a, T> {
         SharedRef { ptr: slice.as_ptr(), len: slice.len(), life: PhantomData }
     }
 
-    /// Elements of which others may write some.
+    /// Elements; others may write some of them.
     ///
     /// # Safety
     /// `ptr` is aligned, and the `len` elements from it on are memory that stays for `'a`. What is

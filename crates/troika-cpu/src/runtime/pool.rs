@@ -31,7 +31,7 @@ const ACTIVE: u64 = OPEN - 1;
 /// One job, in the job number above these bits.
 const EPOCH: u64 = 1 << 32;
 
-/// A part of a parallel region panicked; the message is that of the first panic.
+/// A part of a parallel region panicked; the message is the first panic's.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("a kernel panicked: {0}")]
 pub struct Panicked(pub String);

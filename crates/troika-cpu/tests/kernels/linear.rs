@@ -374,7 +374,7 @@ fn packed_products_of_one_row_run_together() {
     });
 }
 
-/// Rows that lie anywhere and go anywhere, as those of experts do.
+/// Rows that lie anywhere and go anywhere, as the rows of experts do.
 #[test]
 fn pairs_of_bf16_of_an_index() {
     let mut r = Random(11);

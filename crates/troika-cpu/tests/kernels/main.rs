@@ -1,5 +1,5 @@
-//! Every kernel, on every instruction set, against its plain reference: natively on those of this
-//! machine, in plain Rust on others that have an emulation.
+//! Every kernel, on every instruction set, against its plain reference: natively on the instruction
+//! sets of this machine, in plain Rust on others that have an emulation.
 
 #![allow(clippy::disallowed_methods, clippy::print_stdout, clippy::unwrap_used, unsafe_code)]
 #![allow(missing_docs)]
@@ -22,8 +22,8 @@ use troika_cpu::kernels::Context;
 use troika_cpu::{Isa, PerWorker, Pool};
 use troika_graph::DType;
 
-/// Random cases of a property: so many, or fewer where `PROPTEST_CASES` says so (proptest itself
-/// asks it only where a test gives no number).
+/// Random cases of a property: `n`, or fewer where `PROPTEST_CASES` says so (proptest itself asks
+/// it only where a test gives no number).
 pub fn cases(n: u32) -> ProptestConfig {
     let config = ProptestConfig::default();
     let fewer = std::env::var_os("PROPTEST_CASES").map_or(n, |_| config.cases.min(n));

@@ -50,7 +50,7 @@ fn run(
     Ok(y)
 }
 
-/// A group's rows, of which the last ones may be missing.
+/// A group's rows; the last ones may be missing.
 fn run_group(
     cx: &mut Context<'_>,
     x: Operands<'_, Expert<'_, WeightView<'_>>>,

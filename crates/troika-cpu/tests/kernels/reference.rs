@@ -24,9 +24,9 @@ pub fn linear(weight: WeightView<'_>, bias: Option<&[f32]>, x: &[f32], y: &mut [
     }
 }
 
-/// `acc` and up to 16 pairs: the sum of the lower products and that of the upper ones, each
-/// from zero, are added, then their sum to `acc` (a row of `tdpbf16ps`; there are always 16
-/// pairs, the last ones zeros).
+/// `acc` and up to 16 pairs: the sum of the lower products and the sum of the upper ones, each from
+/// zero, are added, then their sum to `acc` (a row of `tdpbf16ps`; there are always 16 pairs, the
+/// last ones zeros).
 pub fn dot_tile(acc: f32, x: &[bf16], w: &[bf16]) -> f32 {
     let number = |v: &[bf16], i: usize| flush(v.get(i).map_or(0.0, |v| v.to_f32()));
     let [lower, upper] = [0, 1].map(|half| {

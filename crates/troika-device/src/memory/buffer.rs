@@ -10,7 +10,7 @@ use super::claims::{Access, AccessError, Table};
 use super::{OutOfMemory, Rect, SpaceId, ZeroedBytes};
 
 /// The first bytes of a buffer lie in small pages, so that little-used buffers stay small. The size
-/// is that of a huge page on most systems.
+/// is one huge page on most systems.
 const SMALL_PAGES: usize = 2 << 20;
 
 /// A piece of memory, shared by reference count. Whoever made it owns it: it is zeroed memory of the

@@ -147,7 +147,7 @@ mod tests {
         let mut b = ZeroedBytes::new(1 << 30).unwrap();
         b[12345] = 1;
         assert!(resident() < before + (64 << 20));
-        // Nor do hundreds of buffers of which only the first bytes are used.
+        // Nor do hundreds of buffers whose first bytes alone are used.
         let little = || {
             let mut b = ZeroedBytes::new(8 << 20).unwrap().huge_pages_from(2 << 20);
             b[12345] = 1;

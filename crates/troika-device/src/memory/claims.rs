@@ -141,8 +141,8 @@ impl Table {
         Ok(ticket)
     }
 
-    /// Adds rectangles to those of a ticket, all or none. They are not compared with each other;
-    /// those that the ticket has are not added again.
+    /// Adds rectangles to a ticket, all or none. They are not compared with each other. Rectangles
+    /// that the ticket has are not added again.
     pub fn extend(&self, ticket: u64, wanted: &[(Rect, Access)]) -> Result<(), AccessError> {
         let mut open = self.lock();
         if open.excludes(ticket, wanted) {

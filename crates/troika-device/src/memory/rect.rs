@@ -97,7 +97,7 @@ impl Rect {
         col < self.row_bytes || row + 1 < self.rows && self.stride - col < range.len()
     }
 
-    /// Whether rows overlap those of a rectangle with the same stride, if the spans overlap.
+    /// Whether rows overlap the rows of a rectangle with the same stride, if the spans overlap.
     fn meets_rows(&self, other: &Rect) -> bool {
         let (first, later) =
             if self.offset <= other.offset { (self, other) } else { (other, self) };

@@ -282,7 +282,7 @@ fn memory_is_owned_by_whoever_made_it() {
     // SAFETY: the mapping begins a page and is moved into the buffer; this test alone uses it.
     let shared = unsafe { Buffer::of_owner(SpaceId::HOST, ours.as_mut_ptr(), 4096, ours) };
     shared.write().unwrap()[7] = 5;
-    // SAFETY: both mappings have so many bytes, and nobody claims them.
+    // SAFETY: both mappings have 4096 bytes, and nobody claims them.
     let theirs = unsafe { std::slice::from_raw_parts_mut(theirs.as_mut_ptr(), 4096) };
     assert_eq!(theirs[..8], [0, 0, 0, 0, 0, 0, 0, 5]);
     theirs[4095] = 9;

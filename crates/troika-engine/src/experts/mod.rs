@@ -1,4 +1,4 @@
-//! Shared experts at run time: rows are routed to packed buffers, groups that are full run on their
+//! Divided experts at run time: rows are routed to packed buffers, groups that are full run on their
 //! devices, and results are added up row by row.
 
 mod dispatch;

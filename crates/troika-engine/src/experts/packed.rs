@@ -1,10 +1,10 @@
-//! Memory for rows on their way through shared experts.
+//! Memory for rows on their way through divided experts.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use troika_device::{Buffer, Device};
-use troika_program::{ExpertBuffer, ExpertMemory, ExpertRows, NamedView, SharedExperts};
+use troika_program::{DividedExperts, ExpertBuffer, ExpertMemory, ExpertRows, NamedView};
 
 use super::Routing;
 use crate::error::EngineError;
@@ -45,7 +45,7 @@ impl PackedBuffers {
     pub fn routing(
         &mut self,
         (set, number): (Option<usize>, usize),
-        experts: &SharedExperts,
+        experts: &DividedExperts,
     ) -> Arc<Mutex<Routing>> {
         let new = || {
             let rows = ExpertRows::new(&experts.split, experts.shape.clone());

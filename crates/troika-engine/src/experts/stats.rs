@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use troika_program::LayerCounts;
 
-/// Counts and times of shared experts since the model was opened.
+/// Counts and times of divided experts since the model was opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GroupStats {
     /// Counts by layer.

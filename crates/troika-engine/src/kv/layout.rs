@@ -151,7 +151,7 @@ impl KvFit {
         fits
     }
 
-    /// The most sequences of so many tokens that can be held at once.
+    /// The most sequences of `tokens` tokens that can be held at once.
     pub fn most_sequences(&self, tokens: usize) -> usize {
         let layout = &self.layout;
         let needed = layout.needed_bytes(tokens, &self.page_bytes).unwrap_or(u64::MAX).max(1);

@@ -148,7 +148,7 @@ impl PageGroup {
     }
 }
 
-/// Pages of a cache, those of all its groups of layers added up.
+/// Pages of a cache, summed over all its groups of layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PageCount {
     /// Those that open sequences hold.

@@ -338,7 +338,7 @@ fn a_fork_keeps_its_windowed_pages() {
 
 #[test]
 fn prefixes_beneath_sequences_make_way_for_them() {
-    // The sequence computed the first pages itself although they were cached. The index holds those
+    // The sequence computed the first pages itself although they were cached. The index holds pages
     // of another sequence, and pages of this one behind them.
     let mut kv = KvCache::new(KvLayout { budget: Some(32), ..layout(&[None], 4, 32, 16) }).unwrap();
     let text = tokens(1, 32);

@@ -18,10 +18,10 @@ pub(super) struct Shortlist {
 }
 
 impl Shortlist {
-    /// Appends candidates in the order of ids, among them the `k` most likely ones. `k` blocks have a
-    /// logit that is no less than the `k`-th largest of all blocks' best ones, so whatever is less
-    /// than that is none of the `k`. NaN and minus infinity are left out; plus infinity becomes the
-    /// largest number.
+    /// Appends candidates in the order of ids, among them the `k` most likely ones. Take the best
+    /// logit of each block, and of these the `k`-th largest: `k` logits are at least that large, so
+    /// a smaller one is not among the `k` most likely. NaN and minus infinity are left out; plus
+    /// infinity becomes the largest number.
     pub fn append(&mut self, logits: &[f32], k: usize, to: &mut Vec<Candidate>) {
         self.best.clear();
         self.best.extend(logits.chunks(BLOCK).map(largest));

@@ -178,7 +178,7 @@ fn a_constraint_allows_some_tokens() {
     for temperature in [0.0, 1.0] {
         let mut s = Sampler::new(SampleParams { temperature, ..params() });
         s.accept(5);
-        // Token 4 is no number, and there is no token 7; the last mask comes first.
+        // Token 4 is NaN, and there is no token 7; the last mask comes first.
         s.constrain(Box::new(Only(vec![1 << 4 | 1 << 7, 1 << 6, 1 << 2])));
         for want in [Ok(2), Ok(6), Err(SampleError::Constrained)] {
             assert_eq!(s.sample(&logits()), want);
@@ -199,7 +199,7 @@ fn logprobs_are_those_of_the_softmax() {
     assert_eq!(Logprobs::of(&logits(), 4, 0), Logprobs { chosen: f32::NEG_INFINITY, top: vec![] });
 }
 
-/// Logits of which many are equal, infinite or no numbers.
+/// Logits with many that are equal, infinite or NaN.
 fn odd_logits(len: usize, seed: &mut u32) -> Vec<f32> {
     let odd = [f32::NAN, f32::NEG_INFINITY, f32::INFINITY, -0.0, 0.0];
     let mut random = || {

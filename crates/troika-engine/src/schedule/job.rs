@@ -69,7 +69,7 @@ impl GraphJob {
         self.running = Some(graph);
     }
 
-    /// Whether any queue holds its lists, or those of graphs that became known by it.
+    /// Whether any queue holds its lists, or lists of graphs that became known by it.
     pub fn is_in_flight(&self) -> bool {
         self.grown > 0 || self.in_flight.iter().any(|n| *n > 0)
     }

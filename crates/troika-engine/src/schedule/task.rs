@@ -58,7 +58,7 @@ fn views(work: &Work) -> impl Iterator<Item = (&View, Access)> {
     reads.chain(writes.iter().map(|v| (v, Access::Write)))
 }
 
-/// The views of which work uses parts that only run time knows.
+/// The views whose used parts are known only at run time.
 fn parts(work: &Work) -> &[View] {
     match work {
         Work::Host(host) => host.parts(),
@@ -114,9 +114,9 @@ impl TaskGraph {
         TaskGraph { tasks, schedule, host, growth: None }
     }
 
-    /// The same graph, of which some tasks make others known when they have run. Until the graph of
-    /// these has run, too, whatever waits for the task waits on. They may use what the task itself
-    /// says that it reads and writes.
+    /// The same graph, where some tasks make others known when they have run. Whatever waits for
+    /// such a task waits until the graph of the others has run, too. The others may use what the
+    /// task says that it reads and writes.
     pub fn growing(mut self, tasks: &[u32], growth: Growth) -> TaskGraph {
         tasks.iter().for_each(|task| self.schedule.grow(*task));
         TaskGraph { growth: Some(growth), ..self }

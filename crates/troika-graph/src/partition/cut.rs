@@ -78,8 +78,9 @@ pub fn expert_group(
     Ok(b.finish()?)
 }
 
-/// The feed-forward of one of the experts of a graph's [`Experts`], by its id, on `capacity` rows: as
-/// products of their own, which can be split by columns. The bits are those of [`expert_group`].
+/// The feed-forward of one of the experts of a graph's [`Experts`], by its id, on `capacity` rows:
+/// as products of their own, which can be split by columns. The results have the same bits as
+/// [`expert_group`]'s.
 ///
 /// # Errors
 /// A malformed graph; an expert whose weights it does not have; no rows.

@@ -30,7 +30,7 @@ pub struct Behaviour {
     pub stall: bool,
     /// Bodies come in pieces of this many bytes, with a pause before each.
     pub slow: Option<(usize, Duration)>,
-    /// Which ranges are ignored: none, those of more than one byte, or all.
+    /// Which ranges are ignored: none, ranges of more than one byte, or all.
     pub no_ranges: Ranges,
     /// Weights are below `/large/` of this server (empty: of this one), as large files are.
     pub away: Option<String>,

@@ -1,4 +1,4 @@
-//! Memory for measured runs, filled with values like those of a model.
+//! Memory for measured runs, filled with values like a model's.
 
 use std::sync::Arc;
 

@@ -138,7 +138,7 @@ pub fn kept_profile(file: &Path) -> Result<(String, bool), String> {
     Ok((format!("{} on {}", of.model, devices.join(", ")), profile.complete))
 }
 
-/// Devices of which nothing could be measured, so that no plan by the profile uses them.
+/// Devices where nothing could be measured, so that no plan by the profile uses them.
 fn left_out(profile: &Profile) -> Option<String> {
     let measured = |device: usize| profile.runs.iter().any(|r| r.device == device);
     let devices = profile.subject.devices.iter().enumerate();

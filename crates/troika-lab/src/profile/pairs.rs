@@ -292,7 +292,7 @@ fn device(
     Ok(DeviceSample { submit_ns: Spread::of(&submit), compile_ns, copies, functions })
 }
 
-/// Nanoseconds in which a function of the host copies so many bytes, row by row.
+/// Nanoseconds in which a function of the host copies `bytes` bytes, row by row.
 fn function(profiler: &mut DeviceProfiler<'_>, bytes: usize) -> Result<f64, DeviceError> {
     let memory = |e: OutOfMemory| lost(profiler.device.name(), &e.to_string());
     let [from, to] = [Buffer::zeroed(bytes), Buffer::zeroed(bytes)];

@@ -17,7 +17,7 @@ use crate::error::LabError;
 /// The file's text.
 ///
 /// # Errors
-/// A device of which nothing was measured.
+/// A device without measurements.
 pub(super) fn soc_file(
     profile: &Profile,
     model: &BoundModel,
@@ -84,7 +84,7 @@ fn together(profile: &Profile) -> Option<(f64, String)> {
     Some((sum, from))
 }
 
-/// The run by which a device's bandwidth is known: that of which the slowdowns are.
+/// The run that tells a device's bandwidth. The slowdowns were measured with the same run.
 fn reading(profile: &Profile, device: usize) -> Option<&RunSample> {
     let graph = large(profile, device)?;
     profile.runs.iter().find(|r| (r.device, r.rows) == (device, 1) && r.graph == graph)

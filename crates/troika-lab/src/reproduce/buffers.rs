@@ -43,7 +43,7 @@ pub const STRUCTURAL: &[Target] = &[
     },
 ];
 
-/// Of the claim: experts, those of a row, rows of a chunk, of a prompt, and of a buffer.
+/// The claim's numbers: experts, experts of a row, rows of a chunk, of a prompt, and of a buffer.
 const EXPERTS: usize = 128;
 const TOP_K: usize = 8;
 const CHUNK: usize = 128;
@@ -53,7 +53,7 @@ const BUFFER: usize = 64;
 const COMPARED: usize = 400;
 const REPETITIONS: usize = 5;
 
-/// A model of which many instances are opened, each with a plan of its own.
+/// A model that is opened many times, each time with another plan.
 enum Subject {
     BuiltIn,
     /// Random weights, with experts as many as the claim's: hidden size, width of an expert, type.
@@ -137,7 +137,7 @@ fn logits(model: &Model, tokens: &[u32]) -> Result<Vec<Vec<f32>>, LabError> {
 #[derive(Default)]
 struct Difference {
     most: f32,
-    /// Tokens that are predicted, and those of them that are the same.
+    /// Predicted tokens, and how many of them are the same.
     tokens: usize,
     same: usize,
 }

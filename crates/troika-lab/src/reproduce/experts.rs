@@ -43,7 +43,7 @@ pub const HELD_OUT: &[Target] = &[
 /// Two texts that the built-in model was not trained on: a novel and a play, both in the public
 /// domain.
 const TEXTS: [&str; 2] = [include_str!("texts/novel.txt"), include_str!("texts/play.txt")];
-/// Parts of a text, each of which is compared with the others.
+/// Parts of a text. Each is compared with the others.
 const PARTS: usize = 8;
 const WINDOW: usize = 256;
 const OF: &str = "The built-in model (4 layers, 16 experts, 2 of a token); the paper's figures are of \
@@ -156,7 +156,7 @@ fn overlaps() -> Result<Outcome, LabError> {
     Ok(Outcome::numbers(items, |i| i[1].ours >= i[0].ours && i[0].ours > 25.0).noted(note))
 }
 
-/// Counts without those of a part.
+/// Counts without the counts of a part.
 fn without(all: &[ExpertUse], part: &[ExpertUse]) -> Vec<ExpertUse> {
     let of = |(all, part): (&ExpertUse, &ExpertUse)| ExpertUse {
         layer: all.layer,

@@ -136,7 +136,7 @@ fn bytes(graph: &Subgraph) -> f64 {
     (weights + values.sum::<usize>()) as f64
 }
 
-/// The built-in model's logits in chunks, against those of the whole prompt.
+/// The built-in model's logits in chunks, against the logits of the whole prompt.
 fn chunked() -> Result<Outcome, LabError> {
     const SHORT: usize = 16;
     let (mut worst, mut pass) = (0.0_f32, true);

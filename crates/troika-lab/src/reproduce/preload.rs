@@ -163,7 +163,7 @@ fn measured(
     Ok(Measured { ratio, on_demand, stalled: middle(stalls) })
 }
 
-/// Seconds of a decoded token, and those of them that computing waited for experts.
+/// Seconds of a decoded token, and how many of them computing waited for experts.
 fn answer(model: &Model, prompt: &[u32]) -> Result<(f64, f64), LabError> {
     let before = model.expert_stats().unwrap_or_default();
     let request = Request { max_tokens: Some(ANSWER), ignore_eos: true, ..Request::default() };

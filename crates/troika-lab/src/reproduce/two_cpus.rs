@@ -13,7 +13,7 @@ pub fn devices() -> DeviceOptions {
     DeviceOptions { devices, ..DeviceOptions::default() }
 }
 
-/// All on the first device, in chunks of so many rows.
+/// All on the first device, in chunks of `chunk` rows.
 pub fn plain(chunk: usize, context: usize) -> OpenOptions {
     OpenOptions {
         dtype: FloatType::F32,
@@ -24,7 +24,8 @@ pub fn plain(chunk: usize, context: usize) -> OpenOptions {
     }
 }
 
-/// The same, but experts on the second device, in groups with so many rows for each expert.
+/// The same, but experts on the second device, in groups with the rows for each expert that `tiers`
+/// says.
 pub fn shared(plain: OpenOptions, tiers: Tiers, settings: ExpertSettings) -> OpenOptions {
     let settings = ExpertSettings { tiers, ..settings };
     OpenOptions {

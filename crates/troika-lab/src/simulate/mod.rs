@@ -63,8 +63,7 @@ pub struct Figures {
     pub prompt: usize,
     /// Tokens generated.
     pub generated: usize,
-    /// Joules of the prompt, with those of code that is made for it, if it is known what the SoC
-    /// takes.
+    /// Joules of the prompt and of making code for it, if the SoC's energy is known.
     pub prefill_j: Option<f64>,
     /// Joules of all tokens after the first.
     pub decode_j: Option<f64>,
@@ -335,7 +334,7 @@ fn solved(
 }
 
 /// The plans of the other strategies, as far as the devices can run them. Code that is made for one
-/// prompt is no part of a plan for others.
+/// prompt does not belong in a plan for others.
 fn hand_made(r: &placed::Request<'_>, devices: &[PlanDevice]) -> Vec<(String, Plan)> {
     let usable = |plan: &Plan| plan.devices.iter().all(|d| devices.iter().any(|o| o.name == *d));
     let others = SocStrategy::ALL.into_iter();

@@ -11,7 +11,7 @@ pub(super) enum Progress {
     Done,
     /// The call was complete before this text, which is none of it.
     Spill(String),
-    /// This is no call. The text is what no argument holds.
+    /// This is not a call. The text is what no argument holds.
     Failed(String),
 }
 
@@ -20,7 +20,7 @@ pub(super) trait CallParser: Send {
     /// Takes the next character.
     fn next(&mut self, c: char, out: &mut Output) -> Progress;
 
-    /// The text has ended. Returns text that is no part of a call, or nothing if a call is
+    /// The text has ended. Returns text that does not belong to a call, or nothing if a call is
     /// unfinished.
     fn finish(&mut self, out: &mut Output) -> Option<String>;
 }

@@ -62,7 +62,7 @@ const THOUGHTS: &[ThoughtMarkers] = &[
     ThoughtMarkers { open: "<|START_THINKING|>", close: "<|END_THINKING|>" },
 ];
 
-/// How a model writes what is no plain text.
+/// How a model writes what is not plain text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Format {
     /// Its calls.

@@ -202,7 +202,7 @@ impl Harmony {
         String::new()
     }
 
-    /// The message is no call. Its head is content, and its body is read as any text.
+    /// The message is not a call. Its head is content, and its body is read as any text.
     fn failed(&mut self, c: char, out: &mut Output) -> String {
         self.at = At::Body { kind: Kind::Content, seen: String::new() };
         let Some(raw) = out.abandon() else { return c.to_string() };

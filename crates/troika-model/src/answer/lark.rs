@@ -73,7 +73,7 @@ impl<'a> Lark<'a> {
         }
     }
 
-    /// A thought, of which the prompt may have the opening marker.
+    /// A thought. The prompt may have its opening marker.
     pub(super) fn thought(&mut self, open: &str, close: &str, opened: bool) -> String {
         let text = self.until("thought", close);
         let after = r#"("\n" "\n"?)?"#;

@@ -17,7 +17,7 @@ use super::qwen_coder::QwenCoder;
 use super::tool::ToolSpec;
 use super::{deepseek, hermes, llama, mistral, phi, qwen_coder};
 
-/// A call must have a name after so many bytes, else it is none.
+/// A text without a name after this many bytes does not count as a call.
 const UNNAMED: usize = 16 << 10;
 
 /// What a reader looks for.

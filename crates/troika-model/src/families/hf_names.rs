@@ -9,7 +9,7 @@ use super::names::{Candidates, TensorNames, packed_rows, whole};
 use crate::spec::{Attn, Ffn, Key, Layer, ModelSpec, Moe, WeightRole};
 use crate::spec::{Cols, Recipe};
 
-/// Prefixes of the decoder's tensors: usual, none, and those of multimodal models.
+/// Prefixes of the decoder's tensors: the usual one, none, and the ones of multimodal models.
 const PREFIXES: [&str; 4] = ["model.", "", "language_model.model.", "model.language_model."];
 
 pub(super) struct HfNames;

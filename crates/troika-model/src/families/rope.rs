@@ -114,7 +114,7 @@ impl<'a> RopeConfig<'a> {
         Ok(value.unwrap_or(if self.phi3 { PHI3_ORIGINAL } else { context as f64 }))
     }
 
-    /// A rope for heads of `head_dim`, of which a part is rotated.
+    /// A rope for heads of `head_dim`; a part of each head is rotated.
     pub fn build(
         &self,
         head_dim: usize,

@@ -40,7 +40,7 @@ weight_roles! {
 }
 
 impl WeightRole {
-    /// The bias of a norm; that of one that never has a bias is the norm itself.
+    /// The bias of a norm. For norms that never have a bias it is the norm itself.
     pub(crate) const fn norm_bias(self) -> WeightRole {
         match self {
             WeightRole::FinalNorm => WeightRole::FinalNormBias,

@@ -230,8 +230,8 @@ impl Tokenizer {
         self.inner.token_to_id(token)
     }
 
-    /// Bytes of the longest token as spelled in the vocabulary, which are at least those of its
-    /// text.
+    /// Bytes of the longest token as spelled in the vocabulary. A token's text is not longer than
+    /// its spelling.
     pub fn longest_token(&self) -> usize {
         let bytes = |id| self.token(id).map(|token| token.len());
         let longest = || (0..self.vocab_size() as u32).filter_map(bytes).max().unwrap_or(1);

@@ -29,10 +29,10 @@ impl Tokenizer {
     /// Text to ids, like [`Tokenizer::encode`] with `parse_special`. But control tokens whose
     /// spelling covers one of the byte offsets in `plain` (ascending) count as plain text.
     ///
-    /// If there are none, the ids are those of `encode`. Otherwise the remaining control tokens are
-    /// replaced by private characters. A copy of the tokenizer knows these as added tokens of the
-    /// same kind, and knows no control tokens. So normalization, SentencePiece's first space and
-    /// merges see the whole text, as in `encode`.
+    /// If there are none, the ids are the same as `encode`'s. Otherwise the remaining control
+    /// tokens are replaced by private characters. A copy of the tokenizer knows these as added
+    /// tokens of the same kind, and knows no control tokens. So normalization, SentencePiece's
+    /// first space and merges see the whole text, as in `encode`.
     ///
     /// # Errors
     /// What the tokenizer reports.
@@ -145,7 +145,7 @@ fn find(added: &HashMap<u32, AddedToken>, text: &str, plain: &[usize]) -> Vec<Fo
     found
 }
 
-/// A control token's spelling in the model's pieces, none of which is a control token.
+/// A control token's spelling as pieces of the model, without control tokens among them.
 fn pieces(tokenizer: &Inner, added: &HashMap<u32, AddedToken>, spelling: &str) -> Res<Vec<u32>> {
     let control = |id: u32| added.get(&id).is_some_and(|t| t.special);
     let model = |part: &str| -> Option<Vec<u32>> {

@@ -92,7 +92,7 @@ fn merges_of_tokens_that_a_file_lacks_are_left_out() {
     let key = "tokenizer.ggml.merges";
     let meta = as_gguf();
     let merges = meta.get(key).unwrap().as_texts().unwrap();
-    // Halves that are no tokens, halves whose whole is none, and one longer than any token.
+    // Halves that are not tokens, halves whose whole is not a token, and one longer than any token.
     let long = format!("{} a", "q".repeat(1000));
     let lacking = ["qqzzqq zzqqzz", "Z Z", &long];
     let mut more = as_gguf();

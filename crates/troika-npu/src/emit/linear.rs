@@ -90,7 +90,7 @@ impl Emitter<'_> {
         self.options.rewrites.group(self.rows)
     }
 
-    /// The same with the rows as groups of so many: `[groups, rows, k]`.
+    /// The same with the rows seen as groups of `rows`: `[groups, rows, k]`.
     fn grouped_product(&mut self, x: &str, m: &Matrix, rows: usize) -> String {
         let x = self.reshape(x, &[self.rows / rows, rows, m.k]);
         let turned: Vec<f32> =

@@ -95,8 +95,8 @@ pub(crate) struct EmitOptions<'a> {
     pub positions: usize,
 }
 
-/// Writes a graph, of which no op is refused, with its weights. What goes into a cache is left to
-/// the host. An attention takes cached keys and values, and a mask.
+/// Writes a graph with its weights. None of its ops may be refused. What goes into a cache is left
+/// to the host. An attention takes cached keys and values, and a mask.
 ///
 /// # Errors
 /// A weight that cannot be read, or a graph that is not static.

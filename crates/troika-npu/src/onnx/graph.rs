@@ -7,7 +7,7 @@ use super::proto::{
     TensorProto, TensorTypeProto, TypeProto, ValueInfoProto,
 };
 
-/// The format's version, and that of its operators.
+/// The format's version, and the version of its operators.
 const IR_VERSION: i64 = 10;
 const OPSET: i64 = 21;
 

@@ -76,7 +76,7 @@ impl Profiler {
 }
 
 impl Recorder {
-    /// A recorder of a device. Times are those of `clock`.
+    /// A recorder of a device. Times are told by `clock`.
     ///
     /// # Errors
     /// The provider has no profiler of the level, or its files have no folder.

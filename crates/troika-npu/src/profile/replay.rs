@@ -14,9 +14,9 @@ use crate::provider::Provider;
 /// twice.
 pub const QNN_RECORDING: &str = include_str!("testdata/qnn-detailed.csv");
 
-/// Adds a recorded file of Qualcomm's profiler to a trace: opening, and so many runs. The host's
-/// spans are real: `work` stands for what the host would wait for, and is called once for opening and
-/// once for each run.
+/// Adds a recorded file of Qualcomm's profiler to a trace: opening, and `runs` runs. The host's
+/// spans are real: `work` stands for what the host would wait for, and is called once for opening
+/// and once for each run.
 ///
 /// # Errors
 /// There is no folder for the file.

@@ -51,7 +51,7 @@ pub(super) fn read(
 ) -> Result<Recorded, serde_json::Error> {
     let entries: Vec<Entry> = serde_json::from_reader(from)?;
     let mut recorded = Recorded::default();
-    // A run's entry comes behind those of its nodes.
+    // A run's entry comes behind the entries of its nodes.
     let mut nodes: Vec<&Entry> = Vec::new();
     for entry in &entries {
         let stage = match (entry.cat.as_str(), entry.name.as_str()) {

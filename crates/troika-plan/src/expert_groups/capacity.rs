@@ -32,7 +32,7 @@ impl Tiers {
     }
 }
 
-/// A capacity for at least so many rows.
+/// A capacity for at least `rows` rows.
 pub(crate) fn rounded(rows: f64) -> usize {
     (rows.ceil().max(1.0) as usize).min(1 << 32).next_multiple_of(MULTIPLE)
 }

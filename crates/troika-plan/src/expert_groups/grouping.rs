@@ -10,7 +10,7 @@ const SIZES: [usize; 3] = [16, 8, 4];
 pub struct GroupLimits {
     /// The most bytes of a graph.
     pub graph_bytes: Option<u64>,
-    /// The most graphs at once, those of experts only.
+    /// The most graphs of experts at once.
     pub graphs: Option<usize>,
     /// The most bytes of all graphs' weights.
     pub bytes: Option<u64>,
@@ -27,7 +27,7 @@ pub struct WorthALaunch {
 
 impl Default for WorthALaunch {
     /// With fewer rows than 64 an NPU gains nothing (NPUMoE, section 2); with three quarters of
-    /// padding it computes more than twice what it is faster by.
+    /// padding it computes four times the rows in use, more than twice its advantage in speed.
     fn default() -> Self {
         WorthALaunch { rows: WorthALaunch::ROWS, fill: 0.25 }
     }
@@ -40,7 +40,7 @@ impl WorthALaunch {
     pub const PADDED: WorthALaunch = WorthALaunch { rows: WorthALaunch::ROWS, fill: 0.0 };
     const ROWS: f64 = 64.0;
 
-    /// The fewest rows that a graph with room for so many is expected to get.
+    /// The fewest rows that a graph with room for `room` rows has to be expected to get.
     pub fn of(&self, room: usize) -> f64 {
         self.rows.max(self.fill * room as f64)
     }
@@ -124,8 +124,8 @@ pub fn group(
     parts.map(shape).filter(|group| group.is_worth(least)).collect()
 }
 
-/// Whether each group is on a device of so much room: those with the most rows for their bytes
-/// first, in the order of layers where they are alike.
+/// Whether each group fits on a device with these limits. Groups with the most rows for their bytes
+/// come first, and equal ones in the order of layers.
 pub fn resident(groups: &[ExpertGroupShape], expert_bytes: u64, limits: &GroupLimits) -> Vec<bool> {
     let heat = |at: usize| groups[at].expected_rows / groups[at].experts.len().max(1) as f64;
     let mut order: Vec<usize> = (0..groups.len()).collect();

@@ -95,7 +95,7 @@ impl FileKind {
         all
     }
 
-    /// The header, and the numbers of which there should be `needed` bytes by it.
+    /// The header, and the bytes of the numbers: as many as `needed` says for this header.
     pub fn read<'a, H: DeserializeOwned>(
         &self,
         bytes: &'a [u8],
@@ -141,7 +141,8 @@ impl FileKind {
         Err(RoutingFileError::Model { what: self.what, found, needed })
     }
 
-    /// Checks that a model has a layer with so many experts, of which a token takes `top_k`.
+    /// Checks that a model has a layer with this many experts, and that a token takes `top_k` of
+    /// them.
     pub fn check_layer(
         &self,
         spec: &ModelSpec,

@@ -52,7 +52,8 @@ impl ExpertUse {
         top / self.total().max(1.0)
     }
 
-    /// Overlap@K: the share of this text's `k` most chosen experts that are among those of another.
+    /// Overlap@K: the share of this text's `k` most chosen experts that are also among the `k` most
+    /// chosen of another text.
     pub fn overlap(&self, seen: &ExpertUse, k: usize) -> f64 {
         let (ours, theirs) = (self.ranking(), seen.ranking());
         let theirs = &theirs[..k.min(theirs.len())];

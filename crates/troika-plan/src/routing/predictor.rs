@@ -90,7 +90,7 @@ impl LayerPredictor {
         Some([self.experts, inner, self.experts.checked_mul(cols)?])
     }
 
-    /// How likely each expert is, as numbers of which a larger one is more likely.
+    /// A score for each expert. A larger score means that the expert is more likely.
     pub fn scores<'a>(&self, hidden: &[f32], into: &'a mut Prediction) -> &'a [f32] {
         let Prediction { inner, scores, .. } = into;
         let x = if self.rank == 0 {
@@ -134,7 +134,7 @@ impl RoutingPredictor {
     /// Reads a file's bytes.
     ///
     /// # Errors
-    /// They are no predictor, or not a whole one.
+    /// The bytes are not a predictor, or only a part of one.
     pub fn from_bytes(bytes: &[u8]) -> Result<RoutingPredictor, RoutingFileError> {
         let (header, numbers) = FILE.read(bytes, Header::bytes)?;
         let Header { model, mut layers } = header;

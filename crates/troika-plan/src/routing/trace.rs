@@ -32,7 +32,7 @@ pub struct LayerRouting {
     pub experts: usize,
     /// Experts of a token.
     pub top_k: usize,
-    /// The chosen experts, those of a token side by side.
+    /// The chosen experts. The experts of a token lie side by side.
     #[serde(skip)]
     pub ids: Vec<u16>,
 }
@@ -106,7 +106,7 @@ impl RoutingTrace {
         self.layers.iter().map(|layer| layer.counts(tokens.clone())).collect()
     }
 
-    /// Whether a file's bytes begin as those of a routing trace do.
+    /// Whether a file's bytes begin as a routing trace does.
     pub fn begins(bytes: &[u8]) -> bool {
         bytes.starts_with(&FILE.magic)
     }
@@ -114,7 +114,8 @@ impl RoutingTrace {
     /// Reads a file's bytes.
     ///
     /// # Errors
-    /// They are no routing trace, not a whole one, or have experts that the layer lacks.
+    /// The bytes are not a routing trace or only a part of one, or have experts that the layer
+    /// lacks.
     pub fn from_bytes(bytes: &[u8]) -> Result<RoutingTrace, RoutingFileError> {
         let (header, mut numbers) = FILE.read(bytes, Header::bytes)?;
         let tokens = header.tokens().unwrap_or(0);

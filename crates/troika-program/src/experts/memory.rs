@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use troika_device::SpaceId;
 
-/// The steps that a chunk takes through shared experts.
+/// The steps that a chunk takes through divided experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ExpertStep {
     /// Gives each pair of a row and an expert a row of the packed buffers, and copies it there.

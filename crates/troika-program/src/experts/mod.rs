@@ -16,16 +16,17 @@ pub use rows::{
     ExpertCounts, ExpertRows, LEFT_OUT, LayerCounts, PackedRun, RoutedShape, expected_pairs,
 };
 
-/// The experts of a layer, as tasks refer to them.
+/// The experts of a layer, divided over devices, as tasks refer to them.
 #[derive(Clone, Debug)]
-pub struct SharedExperts {
+pub struct DividedExperts {
     /// The layer.
     pub layer: usize,
     /// Index of the rule's device.
     pub device: usize,
     /// How they are shared out.
     pub split: ExpertSplit,
-    /// The graphs of each group, in an order in which they can run: one, or those of its parts.
+    /// The graphs of each group, in an order in which they can run: one, or one for each of its
+    /// parts.
     pub groups: Vec<Vec<GroupGraph>>,
     /// Columns between up and down, where any expert's products are divided.
     pub inner: usize,
@@ -37,14 +38,14 @@ pub struct SharedExperts {
     pub shape: RoutedShape,
 }
 
-impl SharedExperts {
-    /// Bytes that a step of so many rows of some columns reads and writes.
+impl DividedExperts {
+    /// Bytes that a step reads and writes for `rows` rows of `cols` columns.
     pub fn bytes(&self, step: ExpertStep, rows: usize, cols: usize) -> u64 {
         step_bytes(step, rows, [self.shape.top_k, cols])
     }
 }
 
-/// Bytes that a step reads and writes for rows that choose so many experts, of so many columns.
+/// Bytes that a step reads and writes for rows of `cols` columns that choose `top_k` experts each.
 pub(crate) fn step_bytes(step: ExpertStep, rows: usize, [top_k, cols]: [usize; 2]) -> u64 {
     let bytes = |rows: usize, cols: usize| (rows as u64).saturating_mul(4 * cols as u64);
     let pairs = rows.saturating_mul(top_k);
@@ -57,7 +58,7 @@ pub(crate) fn step_bytes(step: ExpertStep, rows: usize, [top_k, cols]: [usize; 2
     }
 }
 
-/// A group's graph, or that of a part of one.
+/// The graph of a group, or of a part of one.
 #[derive(Clone, Debug)]
 pub struct GroupGraph {
     /// Index in the program's list of graphs.

@@ -17,7 +17,7 @@ pub struct RoutedShape {
     pub top_k: usize,
     /// Rows of the packed buffers.
     pub rows: usize,
-    /// Slots of groups begin at multiples of so many rows.
+    /// Slots of groups begin at multiples of this many rows.
     pub align: usize,
     /// The most pairs that are routed until buffers are empty again.
     pub pairs: usize,
@@ -154,9 +154,9 @@ impl ExpertRows {
         }
     }
 
-    /// Rows of the packed buffers that a split needs for so many pairs: one for each, and a slot of
-    /// each group that is not full. Where a group of several experts fills up unevenly, the rule's
-    /// device computes what has no room.
+    /// Rows of the packed buffers that a split needs for `pairs` pairs of a row and an expert: one
+    /// row for each pair, and for each group one slot that is not full. Where a group of several
+    /// experts fills up unevenly, the rule's device computes what has no room.
     pub fn room(split: &ExpertSplit, pairs: usize, align: usize) -> usize {
         let slots = split.groups.iter().map(|g| aligned(g.experts.len() * g.capacity, align));
         pairs.saturating_add(slots.sum())

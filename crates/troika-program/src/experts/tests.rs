@@ -207,8 +207,8 @@ fn assumed_rows_are_those_that_are_expected() {
     assert_eq!(runs(&skewed), (vec![48, 12, 0, 0, 12, 0, 0, 0], [32, 0, 32 + 12]));
 }
 
-/// Buffers of 64 rows for each of 128 experts, 8 of which are chosen by each of 2048 rows in chunks
-/// of 128, some more often than others.
+/// Buffers of 64 rows for each of 128 experts, where each of 2048 rows, in chunks of 128, chooses 8
+/// experts, some more often than others.
 #[test]
 fn full_buffers_run_and_few_are_padded() {
     let (experts, top_k, chunk, chunks, buffer) = (128, 8, 128, 16, 64);

@@ -13,7 +13,7 @@ pub const LATE_DEPTH: usize = 2;
 /// The most lists in a queue, whatever a device offers.
 const MOST_DEPTH: usize = 1024;
 
-/// The most lists in a queue that takes so many.
+/// The most lists in a queue that takes `queue_depth` lists.
 pub fn lists_in_flight(policy: Policy, queue_depth: usize) -> usize {
     queue_depth.clamp(1, if policy == Policy::OutOfOrder { LATE_DEPTH } else { MOST_DEPTH })
 }

@@ -7,7 +7,7 @@ use troika_plan::Policy;
 
 use super::{Costs, Dag, Order, OrderWait, State};
 
-/// A wait of the task at a place for so many tasks of a device.
+/// A wait of the task at `place` until a device has done `done` tasks.
 fn wait(place: u32, device: usize, done: u64) -> OrderWait {
     OrderWait { place, device, done }
 }

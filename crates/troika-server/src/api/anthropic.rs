@@ -6,13 +6,13 @@ use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Map, Value, json};
 
-use crate::call::{self, Call};
 use crate::chat::{
     ChatAnswer, ChatEvent, ChatRequest, EndReason, ToolChoice, Tools, Usage, text_of,
 };
 use crate::fields::Fields;
-use crate::host::InUse;
 use crate::ids;
+use crate::json_request::{self, JsonRequest};
+use crate::open_model::InUse;
 use crate::problem::{Dialect, Problem};
 use crate::sampling;
 use crate::state::Server;
@@ -24,7 +24,10 @@ use troika::model::answer::Delta;
 ///
 /// # Errors
 /// What is wrong with the request.
-pub async fn messages(State(server): State<Arc<Server>>, call: Call) -> Result<Response, Problem> {
+pub async fn messages(
+    State(server): State<Arc<Server>>,
+    call: JsonRequest,
+) -> Result<Response, Problem> {
     let host = server.model(call.model()?.as_deref()).await?;
     let fields = call.fields();
     let mut request = chat_request(&fields, &host)?;
@@ -41,7 +44,7 @@ pub async fn messages(State(server): State<Arc<Server>>, call: Call) -> Result<R
     }
     let answer = answers.collect().await?;
     let left_out = answer.left_out.clone();
-    Ok(call::with_left_out(call::json(&form.whole(answer)), &left_out))
+    Ok(json_request::with_left_out(json_request::json(&form.whole(answer)), &left_out))
 }
 
 /// Counts the tokens of messages.
@@ -50,12 +53,12 @@ pub async fn messages(State(server): State<Arc<Server>>, call: Call) -> Result<R
 /// What is wrong with the request.
 pub async fn count_tokens(
     State(server): State<Arc<Server>>,
-    call: Call,
+    call: JsonRequest,
 ) -> Result<Response, Problem> {
     let host = server.model(call.model()?.as_deref()).await?;
     let request = chat_request(&call.fields(), &host)?;
     let prepared = request.prepare(&Turn::new(&server, &host, call.client)).await?;
-    Ok(call::json(&json!({"input_tokens": prepared.prompt_tokens()})))
+    Ok(json_request::json(&json!({"input_tokens": prepared.prompt_tokens()})))
 }
 
 fn chat_request(fields: &Fields<'_>, host: &InUse) -> Result<ChatRequest, Problem> {

@@ -8,13 +8,13 @@ use serde_json::{Value, json};
 use troika::model::tokenizer::Tokenizer;
 
 use super::request::{chat_request, logprobs, start};
-use crate::call::{self, Call};
 use crate::chat::{
     ChatAnswer, ChatEvent, ChoiceAnswer, EndReason, TokenLogprob, Tools, Usage, chat_messages,
 };
 use crate::fields::Fields;
-use crate::host::InUse;
 use crate::ids;
+use crate::json_request::{self, JsonRequest};
+use crate::open_model::InUse;
 use crate::problem::{Dialect, Problem};
 use crate::state::Server;
 use crate::stream::{self, EventWriter};
@@ -31,7 +31,10 @@ const REFUSED: &[(&str, &str)] = &[
 ///
 /// # Errors
 /// What is wrong with the request.
-pub async fn chat(State(server): State<Arc<Server>>, call: Call) -> Result<Response, Problem> {
+pub async fn chat(
+    State(server): State<Arc<Server>>,
+    call: JsonRequest,
+) -> Result<Response, Problem> {
     let host = server.model(call.model()?.as_deref()).await?;
     let fields = call.fields();
     fields.refuse(REFUSED)?;
@@ -64,7 +67,7 @@ pub async fn chat(State(server): State<Arc<Server>>, call: Call) -> Result<Respo
     }
     let answer = answers.collect().await?;
     let left_out = answer.left_out.clone();
-    Ok(call::with_left_out(call::json(&form.whole(answer)), &left_out))
+    Ok(json_request::with_left_out(json_request::json(&form.whole(answer)), &left_out))
 }
 
 /// Whether a stream ends with its usage.

@@ -13,13 +13,13 @@ use troika::engine::sample::Logprobs;
 use super::chat::{finite, stream_usage, timings, usage};
 use super::request::{choices, logprobs, max_tokens};
 use super::tokens::check_ids;
-use crate::call::{self, Call};
 use crate::chat::{ChatEvent, ChatStream, ChoiceAnswer, EndReason, TokenLogprob, Usage};
 use crate::completion::{self, Generation, prompt_logprobs};
 use crate::fields::Fields;
-use crate::host::InUse;
 use crate::ids;
+use crate::json_request::{self, JsonRequest};
 use crate::limits::{self, PROMPTS};
+use crate::open_model::InUse;
 use crate::problem::{Dialect, Problem};
 use crate::sampling;
 use crate::state::Server;
@@ -52,7 +52,7 @@ struct Asked {
 /// What is wrong with the request.
 pub async fn completions(
     State(server): State<Arc<Server>>,
-    call: Call,
+    call: JsonRequest,
 ) -> Result<Response, Problem> {
     let host = server.model(call.model()?.as_deref()).await?;
     let fields = call.fields();
@@ -108,7 +108,7 @@ pub async fn completions(
     }
     let mut object = form.object(all.into());
     (object["usage"], object["timings"]) = (usage(&sum), timings(&sum));
-    Ok(call::json(&object))
+    Ok(json_request::json(&object))
 }
 
 fn asked(fields: &Fields<'_>, turn: &Turn) -> Result<Asked, Problem> {

@@ -11,11 +11,11 @@ use futures_util::stream::iter;
 use futures_util::{StreamExt, TryStreamExt};
 use serde_json::{Value, json};
 
-use crate::call::{self, Call};
 use crate::completion;
 use crate::fields::Fields;
-use crate::host::InUse;
+use crate::json_request::{self, JsonRequest};
 use crate::limits::{self, PROMPTS};
+use crate::open_model::InUse;
 use crate::problem::Problem;
 use crate::state::Server;
 use crate::turn::Turn;
@@ -57,7 +57,11 @@ fn inputs(host: &InUse, name: &str, given: &Value) -> Result<Vec<Vec<u32>>, Prob
     Ok(lists)
 }
 
-async fn embed(server: &Arc<Server>, call: &Call, name: &'static str) -> Result<Embedded, Problem> {
+async fn embed(
+    server: &Arc<Server>,
+    call: &JsonRequest,
+    name: &'static str,
+) -> Result<Embedded, Problem> {
     let host = server.models.get(call.model()?.as_deref(), true).await?;
     let given = call.fields().value(name).cloned();
     let given =
@@ -92,7 +96,7 @@ fn refuse_dimensions(fields: &Fields<'_>, rows: &[Vec<f32>]) -> Result<(), Probl
 /// What is wrong with the request.
 pub async fn embeddings(
     State(server): State<Arc<Server>>,
-    call: Call,
+    call: JsonRequest,
 ) -> Result<Response, Problem> {
     let fields = call.fields();
     let format: Option<String> = fields.get("encoding_format")?;
@@ -117,7 +121,7 @@ pub async fn embeddings(
     let data: Vec<Value> = rows.iter().enumerate().map(one).collect();
     let usage = json!({"prompt_tokens": tokens, "total_tokens": tokens});
     let all = json!({"object": "list", "data": data, "model": host.name, "usage": usage});
-    Ok(call::json(&all))
+    Ok(json_request::json(&all))
 }
 
 /// Ollama's embeddings.
@@ -126,12 +130,12 @@ pub async fn embeddings(
 /// What is wrong with the request.
 pub async fn ollama_embed(
     State(server): State<Arc<Server>>,
-    call: Call,
+    call: JsonRequest,
 ) -> Result<Response, Problem> {
     let began = Instant::now();
     let Embedded { host, rows, tokens } = embed(&server, &call, "input").await?;
     refuse_dimensions(&call.fields(), &rows)?;
-    Ok(call::json(&json!({
+    Ok(json_request::json(&json!({
         "model": host.name,
         "embeddings": rows,
         "total_duration": began.elapsed().as_nanos() as u64,
@@ -146,8 +150,8 @@ pub async fn ollama_embed(
 /// What is wrong with the request.
 pub async fn ollama_embeddings(
     State(server): State<Arc<Server>>,
-    call: Call,
+    call: JsonRequest,
 ) -> Result<Response, Problem> {
     let Embedded { rows, .. } = embed(&server, &call, "prompt").await?;
-    Ok(call::json(&json!({"embedding": rows.first()})))
+    Ok(json_request::json(&json!({"embedding": rows.first()})))
 }

@@ -8,7 +8,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
-use crate::call;
+use crate::json_request;
 use crate::models::ModelState;
 use crate::problem::Problem;
 use crate::state::Server;
@@ -22,7 +22,7 @@ pub async fn health(State(server): State<Arc<Server>>) -> Result<Response, Probl
     let why = match first {
         Some(ModelState::Loading) => "the model is being opened".to_string(),
         Some(ModelState::Failed(why)) => why,
-        _ => return Ok(call::json(&json!({"status": "ok"}))),
+        _ => return Ok(json_request::json(&json!({"status": "ok"}))),
     };
     let problem = Problem::new(StatusCode::SERVICE_UNAVAILABLE, why);
     Err(Problem { retry_after: Some(1), ..problem })

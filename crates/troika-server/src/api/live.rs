@@ -13,9 +13,9 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use troika::trace::{Arg, Span};
 
-use crate::call;
-use crate::host::{Host, Watcher};
+use crate::json_request;
 use crate::models::{ListedModel, ModelState};
+use crate::open_model::{OpenModel, Watcher};
 use crate::problem::Problem;
 use crate::state::Server;
 use crate::stream;
@@ -28,7 +28,7 @@ const SPANS: usize = 2_000;
 
 /// What the server is doing.
 pub async fn status(State(server): State<Arc<Server>>) -> Response {
-    call::json(&status_of(&server))
+    json_request::json(&status_of(&server))
 }
 
 fn status_of(server: &Server) -> Value {
@@ -104,7 +104,7 @@ impl Live {
             ModelState::Open(host) => Some(host),
             _ => None,
         });
-        let open: Vec<Arc<Host>> = open.collect();
+        let open: Vec<Arc<OpenModel>> = open.collect();
         self.watchers.retain(|w| open.iter().any(|host| Arc::ptr_eq(host, w.host())));
         for host in &open {
             if !self.watchers.iter().any(|w| Arc::ptr_eq(host, w.host())) {
@@ -185,7 +185,7 @@ pub async fn plan(
     let refusals = host.model.refusals().iter().map(|r| {
         format!("{} of {} does not run on {}: {}", r.op, r.segment.name(), r.device, r.why)
     });
-    Ok(call::json(&json!({
+    Ok(json_request::json(&json!({
         "model": host.name,
         "rules": rules.collect::<Vec<_>>(),
         "text": plan.explain(),

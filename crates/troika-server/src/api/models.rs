@@ -6,7 +6,7 @@ use axum::extract::{Path, State};
 use axum::response::Response;
 use serde_json::{Value, json};
 
-use crate::call;
+use crate::json_request;
 use crate::models::{ListedModel, ModelState};
 use crate::problem::Problem;
 use crate::state::Server;
@@ -34,7 +34,7 @@ pub async fn list(State(server): State<Arc<Server>>) -> Response {
     let list = server.models.list();
     let data = list.iter().flat_map(|listed| listed.names.iter().map(|name| model(name, listed)));
     let data: Vec<Value> = data.collect();
-    call::json(&json!({"object": "list", "data": data}))
+    json_request::json(&json!({"object": "list", "data": data}))
 }
 
 /// Tells of a model.
@@ -46,5 +46,5 @@ pub async fn one(
     Path(name): Path<String>,
 ) -> Result<Response, Problem> {
     let found = server.models.listed(&name).ok_or_else(|| server.models.unknown(&name))?;
-    Ok(call::json(&model(&found.name, &found)))
+    Ok(json_request::json(&model(&found.name, &found)))
 }

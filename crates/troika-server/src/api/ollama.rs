@@ -10,7 +10,6 @@ use troika::Request;
 
 use super::chat::token_logprob;
 use super::request::{logprobs, max_tokens};
-use crate::call::{self, Call};
 use crate::chat::{
     ChatEvent, ChatRequest, ChatStream, ChoiceAnswer, EndReason, TokenLogprob, Tools, Usage,
     chat_messages,
@@ -18,8 +17,9 @@ use crate::chat::{
 use crate::completion::{self, Generation};
 use crate::fields::Fields;
 use crate::grammar::Constrain;
-use crate::host::InUse;
 use crate::ids;
+use crate::json_request::{self, JsonRequest};
+use crate::open_model::InUse;
 use crate::problem::{Dialect, Problem};
 use crate::sampling;
 use crate::state::Server;
@@ -38,7 +38,10 @@ enum Verb {
 ///
 /// # Errors
 /// What is wrong with the request.
-pub async fn chat(State(server): State<Arc<Server>>, call: Call) -> Result<Response, Problem> {
+pub async fn chat(
+    State(server): State<Arc<Server>>,
+    call: JsonRequest,
+) -> Result<Response, Problem> {
     let fields = call.fields();
     let messages = with_thinking(fields.value("messages"));
     let says = messages.as_ref().is_some_and(|m| m.as_array().is_none_or(|m| !m.is_empty()));
@@ -57,7 +60,10 @@ pub async fn chat(State(server): State<Arc<Server>>, call: Call) -> Result<Respo
 ///
 /// # Errors
 /// What is wrong with the request.
-pub async fn generate(State(server): State<Arc<Server>>, call: Call) -> Result<Response, Problem> {
+pub async fn generate(
+    State(server): State<Arc<Server>>,
+    call: JsonRequest,
+) -> Result<Response, Problem> {
     let fields = call.fields();
     fields.refuse(&[
         ("suffix", "text is not filled in"),
@@ -94,7 +100,7 @@ enum Begun {
 /// Opens the model. A request that says nothing does no more than that, or closes it.
 async fn begin(
     server: &Arc<Server>,
-    call: &Call,
+    call: &JsonRequest,
     verb: Verb,
     says: bool,
 ) -> Result<Begun, Problem> {
@@ -103,11 +109,11 @@ async fn begin(
     if unload(server, &fields, says).await? {
         let model: String = fields.need("model")?;
         let done = object(verb, &model, "", Some("unload"));
-        return Ok(Begun::Done(call::json(&done)));
+        return Ok(Begun::Done(json_request::json(&done)));
     }
     let host = server.model(call.model()?.as_deref()).await?;
     if !says {
-        return Ok(Begun::Done(call::json(&object(verb, &host.name, "", Some("load")))));
+        return Ok(Begun::Done(json_request::json(&object(verb, &host.name, "", Some("load")))));
     }
     Ok(Begun::Answer(OllamaForm { verb, host, asked, loaded: asked.elapsed() }))
 }
@@ -144,7 +150,7 @@ async fn unload(server: &Server, fields: &Fields<'_>, says: bool) -> Result<bool
 async fn raw(
     server: &Arc<Server>,
     host: &InUse,
-    call: &Call,
+    call: &JsonRequest,
     prompt: String,
 ) -> Result<ChatStream, Problem> {
     // What messages would say is in the prompt.
@@ -170,7 +176,7 @@ async fn raw(
 /// Messages with their reasoning under the name that templates know.
 fn with_thinking(messages: Option<&Value>) -> Option<Value> {
     let mut messages = messages?.clone();
-    // What is no list of objects is refused where messages are read.
+    // Anything but a list of objects is refused where messages are read.
     let list = messages.as_array_mut().into_iter().flatten();
     for message in list.filter_map(Value::as_object_mut) {
         if let Some(thinking) = message.remove("thinking") {
@@ -274,7 +280,10 @@ impl OllamaForm {
         let answer = answers.collect().await?;
         let usage = answer.usage;
         let choice = answer.choices.into_iter().next().unwrap_or_default();
-        Ok(call::with_left_out(call::json(&self.last(&choice, &usage)), &answer.left_out))
+        Ok(json_request::with_left_out(
+            json_request::json(&self.last(&choice, &usage)),
+            &answer.left_out,
+        ))
     }
 
     fn part(&self, text: &str) -> Value {

@@ -8,10 +8,10 @@ use axum::response::Response;
 use serde_json::{Value, json};
 
 use super::ollama::rfc3339;
-use crate::call::{self, Call};
-use crate::host::Host;
 use crate::ids;
+use crate::json_request::{self, JsonRequest};
 use crate::models::{ListedModel, ModelState};
+use crate::open_model::OpenModel;
 use crate::problem::Problem;
 use crate::state::Server;
 
@@ -23,7 +23,7 @@ const NO_TEMPLATE: &str = "{{ messages | map(attribute='content') | join('\\n') 
 
 /// The version.
 pub async fn version() -> Response {
-    call::json(&json!({"version": VERSION}))
+    json_request::json(&json!({"version": VERSION}))
 }
 
 /// When the server began, as RFC 3339 says it: files of models may have no date of their own.
@@ -32,7 +32,7 @@ fn since(server: &Server) -> String {
 }
 
 /// Parameters in billions or millions, as Ollama writes them.
-fn parameters(host: &Host) -> u64 {
+fn parameters(host: &OpenModel) -> u64 {
     host.model.store().classes().iter().map(|c| c.parameters).sum()
 }
 
@@ -85,7 +85,7 @@ pub async fn tags(State(server): State<Arc<Server>>) -> Response {
         listed.names.iter().map(|name| entry(&server, name, listed)).collect()
     };
     let models: Vec<Value> = list.iter().flat_map(of).collect();
-    call::json(&json!({"models": models}))
+    json_request::json(&json!({"models": models}))
 }
 
 /// The models that are open.
@@ -93,14 +93,17 @@ pub async fn ps(State(server): State<Arc<Server>>) -> Response {
     let list = server.models.list();
     let open = list.iter().filter(|listed| matches!(listed.state, ModelState::Open(_)));
     let models: Vec<Value> = open.map(|listed| entry(&server, &listed.name, listed)).collect();
-    call::json(&json!({"models": models}))
+    json_request::json(&json!({"models": models}))
 }
 
 /// Tells of a model. It is opened for that.
 ///
 /// # Errors
 /// There is none of that name, or it cannot be opened.
-pub async fn show(State(server): State<Arc<Server>>, call: Call) -> Result<Response, Problem> {
+pub async fn show(
+    State(server): State<Arc<Server>>,
+    call: JsonRequest,
+) -> Result<Response, Problem> {
     let fields = call.fields();
     let name = call.model()?.or(fields.get("name")?);
     let host = server.model(name.as_deref()).await?;
@@ -116,7 +119,7 @@ pub async fn show(State(server): State<Arc<Server>>, call: Call) -> Result<Respo
     info[format!("{arch}.context_length")] = spec.context.into();
     info[format!("{arch}.embedding_length")] = spec.hidden.into();
     info[format!("{arch}.block_count")] = spec.layers.len().into();
-    Ok(call::json(&json!({
+    Ok(json_request::json(&json!({
         "license": "",
         "modelfile": "",
         "parameters": "",

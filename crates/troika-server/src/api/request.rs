@@ -6,8 +6,8 @@ use serde_json::{Map, Value};
 
 use crate::chat::{ChatRequest, ChatStream, Tools};
 use crate::fields::Fields;
-use crate::host::InUse;
 use crate::limits::{CHOICES, LOGPROBS};
+use crate::open_model::InUse;
 use crate::problem::Problem;
 use crate::queue::Client;
 use crate::sampling;
@@ -56,7 +56,7 @@ pub fn chat_request(
 /// and -2 mean what the context holds.
 ///
 /// # Errors
-/// It is no whole number, or another one below 0.
+/// It is not a whole number, or another one below 0.
 pub fn max_tokens(fields: &Fields<'_>, names: &[&str]) -> Result<Option<usize>, Problem> {
     for name in names {
         if let Some(given) = fields.get::<i64>(name)? {

@@ -9,9 +9,9 @@ use super::request::{chat_request, max_tokens, start};
 use super::responses_form::ResponseForm;
 use super::responses_input::messages;
 use super::responses_stream::ResponseWriter;
-use crate::call::{self, Call};
 use crate::chat::Tools;
 use crate::fields::Fields;
+use crate::json_request::{self, JsonRequest};
 use crate::problem::Problem;
 use crate::state::Server;
 use crate::stream;
@@ -20,7 +20,10 @@ use crate::stream;
 ///
 /// # Errors
 /// What is wrong with the request.
-pub async fn responses(State(server): State<Arc<Server>>, call: Call) -> Result<Response, Problem> {
+pub async fn responses(
+    State(server): State<Arc<Server>>,
+    call: JsonRequest,
+) -> Result<Response, Problem> {
     let host = server.model(call.model()?.as_deref()).await?;
     let fields = call.fields();
     fields.refuse(&[
@@ -50,5 +53,8 @@ pub async fn responses(State(server): State<Arc<Server>>, call: Call) -> Result<
     }
     let answer = answers.collect().await?;
     let choice = answer.choices.into_iter().next().unwrap_or_default();
-    Ok(call::with_left_out(call::json(&form.whole(&choice, &answer.usage)), &answer.left_out))
+    Ok(json_request::with_left_out(
+        json_request::json(&form.whole(&choice, &answer.usage)),
+        &answer.left_out,
+    ))
 }

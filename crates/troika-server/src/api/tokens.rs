@@ -7,10 +7,10 @@ use axum::response::Response;
 use serde_json::{Value, json};
 use troika::{Conversation, today};
 
-use crate::call::{self, Call};
 use crate::chat::{Tools, chat_messages};
-use crate::host::InUse;
+use crate::json_request::{self, JsonRequest};
 use crate::limits;
+use crate::open_model::InUse;
 use crate::problem::Problem;
 use crate::state::Server;
 use crate::turn::Turn;
@@ -19,7 +19,10 @@ use crate::turn::Turn;
 ///
 /// # Errors
 /// There is no text, or no tokenizer.
-pub async fn tokenize(State(server): State<Arc<Server>>, call: Call) -> Result<Response, Problem> {
+pub async fn tokenize(
+    State(server): State<Arc<Server>>,
+    call: JsonRequest,
+) -> Result<Response, Problem> {
     let host = server.model(call.model()?.as_deref()).await?;
     let fields = call.fields();
     let special = fields.get("add_special_tokens")?.or(fields.get("add_special")?);
@@ -59,7 +62,7 @@ pub async fn tokenize(State(server): State<Arc<Server>>, call: Call) -> Result<R
     };
     let tokens = if pieces { ids.iter().map(spelled).collect() } else { json!(ids) };
     let (count, most) = (ids.len(), host.model.context());
-    Ok(call::json(&json!({"tokens": tokens, "count": count, "max_model_len": most})))
+    Ok(json_request::json(&json!({"tokens": tokens, "count": count, "max_model_len": most})))
 }
 
 /// Token ids to text.
@@ -68,7 +71,7 @@ pub async fn tokenize(State(server): State<Arc<Server>>, call: Call) -> Result<R
 /// There are no tokens, or no tokenizer.
 pub async fn detokenize(
     State(server): State<Arc<Server>>,
-    call: Call,
+    call: JsonRequest,
 ) -> Result<Response, Problem> {
     let host = server.model(call.model()?.as_deref()).await?;
     let ids: Vec<u32> = call.fields().need("tokens")?;
@@ -76,7 +79,7 @@ pub async fn detokenize(
     let tokenizer = tokenizer.ok_or_else(|| Problem::bad("the model has no tokenizer"))?;
     check_ids("tokens", &ids, &host)?;
     let text = tokenizer.decode(&ids, false).map_err(|e| Problem::bad(e.to_string()))?;
-    Ok(call::json(&json!({"content": text, "prompt": text})))
+    Ok(json_request::json(&json!({"content": text, "prompt": text})))
 }
 
 /// Checks that a model knows token ids.
@@ -102,7 +105,7 @@ pub async fn info(State(server): State<Arc<Server>>) -> Result<Response, Problem
     let host = server.model(None).await?;
     let tokenizer = host.model.tokenizer();
     let token = |id: Option<u32>| id.and_then(|id| tokenizer?.token(id));
-    Ok(call::json(&json!({
+    Ok(json_request::json(&json!({
         "tokenizer_class": "troika",
         "model_max_length": host.model.context(),
         "eos_token": token(tokenizer.and_then(|t| t.eos())),
@@ -118,7 +121,7 @@ pub async fn info(State(server): State<Arc<Server>>) -> Result<Response, Problem
 /// The template refuses the messages.
 pub async fn apply_template(
     State(server): State<Arc<Server>>,
-    call: Call,
+    call: JsonRequest,
 ) -> Result<Response, Problem> {
     let host = server.model(call.model()?.as_deref()).await?;
     let fields = call.fields();
@@ -133,5 +136,5 @@ pub async fn apply_template(
         Ok(host.model.chat_prompt(&conversation)?.text)
     };
     let prompt = Turn::new(&server, &host, call.client).prepare(bytes, render).await?;
-    Ok(call::json(&json!({"prompt": prompt})))
+    Ok(json_request::json(&json!({"prompt": prompt})))
 }

@@ -35,7 +35,7 @@ impl EndReason {
     }
 }
 
-/// A token with its probability, and those of others.
+/// A token with its probability, and the probabilities of others.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenLogprob {
     /// The token.

@@ -9,7 +9,7 @@ use crate::problem::Problem;
 /// The text of a content: a text, or a list of parts that are texts.
 ///
 /// # Errors
-/// A part that is no text, such as an image.
+/// A part other than text, such as an image.
 pub fn text_of(content: &Value) -> Result<String, Problem> {
     let wrong = |why: &str| Problem::field("messages", format!("messages: {why}"));
     match content {
@@ -97,7 +97,7 @@ fn call(call: &Value) -> Result<Value, Problem> {
     let arguments = match function.get("arguments").unwrap_or(&Value::Null) {
         Value::Null => Value::Object(Map::new()),
         Value::String(text) if text.trim().is_empty() => Value::Object(Map::new()),
-        // Text that is no JSON stays as the model wrote it.
+        // Text that is not JSON stays as the model wrote it.
         Value::String(text) => {
             serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.clone()))
         }

@@ -14,8 +14,8 @@ use troika::{Conversation, Request, today};
 
 use crate::completion::{self, Generation};
 use crate::grammar::Constrain;
-use crate::host::InUse;
 use crate::limits;
+use crate::open_model::InUse;
 use crate::problem::Problem;
 use crate::turn::Turn;
 use troika::model::answer::{Format, Reader, ReaderOptions};

@@ -189,8 +189,8 @@ fn words(mask: &SimpleVob, vocabulary: usize) -> Vec<u32> {
     words
 }
 
-/// Forbids digits behind so many others of a number, if there is another way on. Where a letter or a
-/// quote may come, they are of a string.
+/// Forbids more digits in a number that has `digits` of them, if the text may continue otherwise.
+/// Where a letter or a quote may come, the digits belong to a string.
 fn end_number(allowed: &mut Vec<u32>, trie: &TokTrie, digits: usize) {
     let is = |id: u32| allowed[id as usize / 32] >> (id % 32) & 1 == 1;
     if [b"x", b"\""].iter().any(|text| trie.token_id_at_bytes(*text).is_none_or(is)) {

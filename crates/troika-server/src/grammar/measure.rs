@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-/// Terminals put into each other have at most so many atoms.
+/// Terminals put into each other have at most this many atoms.
 const LARGEST: u64 = 20_000;
 /// Brackets inside each other, which the compiler follows with its own stack.
 const DEEPEST: usize = 100;

@@ -128,7 +128,7 @@ fn word(token: Vec<u8>, special: bool) -> Vec<u8> {
     if special {
         return [&[MARK], token.as_slice()].concat();
     }
-    // A byte that is no UTF-8 would pass for a special token. No grammar has a place for it.
+    // A byte that is not UTF-8 would pass for a special token. No grammar has a place for it.
     if token[0] == MARK { Vec::new() } else { token }
 }
 

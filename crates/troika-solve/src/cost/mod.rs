@@ -18,7 +18,7 @@ pub struct PricedRun<'a> {
     pub graph: &'a Subgraph,
     /// Rows needed.
     pub rows: usize,
-    /// Rows computed: with static shapes those of the shape, padding included.
+    /// Rows computed: with static shapes all rows of the shape, padding included.
     pub room: usize,
     /// Positions of the sequence cached before the first row.
     pub cached: usize,
@@ -39,7 +39,7 @@ pub struct QueueCosts {
     pub submits_waits: bool,
 }
 
-/// A cost of so many nanoseconds, rounded up; a time that is none counts as endless.
+/// A cost of `ns` nanoseconds, rounded up. NaN and negative times count as endless.
 pub fn lasting(ns: f64) -> TaskCost {
     let ns = if ns >= 0.0 { ns.ceil() as u64 } else { u64::MAX };
     TaskCost { ns, ..TaskCost::default() }
@@ -91,7 +91,7 @@ pub trait CostModel {
         0.0
     }
 
-    /// Energy of a run beyond that of the idle machine; `None` if unknown.
+    /// Energy of a run beyond what the idle machine uses; `None` if unknown.
     fn run_j(&self, _run: &PricedRun<'_>) -> Option<f64> {
         None
     }

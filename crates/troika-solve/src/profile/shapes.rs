@@ -31,7 +31,7 @@ pub struct ProfiledGraph {
 const GROUPS: [usize; 4] = [1, 4, 8, 16];
 const CAPACITIES: [usize; 3] = [16, 64, 256];
 
-/// The shares of columns to measure; those of the second list are held out from the fits.
+/// The shares of columns to measure. Shares of the second list are held out from the fits.
 const FITTED: [u32; 1] = [32];
 const HELD_OUT: [u32; 2] = [16, 48];
 
@@ -113,7 +113,7 @@ fn parts(all: &mut Vec<ProfiledGraph>, whole: &Subgraph, converted: Option<Activ
     });
     let ids: Vec<usize> = (0..experts.unwrap_or(0)).collect();
     let most = whole.max_rows().max(CAPACITIES[0]);
-    // Fewer experts than that are no group of this size.
+    // A layer with fewer experts than that has no group of this size.
     for size in GROUPS.into_iter().filter(|size| *size <= ids.len()) {
         for capacity in CAPACITIES.into_iter().filter(|rows| *rows <= most) {
             let Ok(group) = expert_group(whole, &ids[..size], capacity) else { continue };

@@ -82,8 +82,8 @@ pub(crate) struct TimedPlan<'a> {
 }
 
 impl<'a> TimedPlan<'a> {
-    /// Applies a plan, of which rules for some lengths may be left out; `all_alike` tells whether
-    /// there are none.
+    /// Applies a plan. Rules for some lengths may be left out of it; `all_alike` tells whether it
+    /// has none.
     ///
     /// # Errors
     /// The plan does not fit the model or the devices.
@@ -165,7 +165,7 @@ impl TimedRun<'_> {
         self.machine.usage()
     }
 
-    /// Computes the next tokens of the sequence, of which the last one's logits are wanted.
+    /// Computes the next tokens of the sequence. The logits of the last one are wanted.
     ///
     /// # Errors
     /// The plan does not fit.
@@ -345,7 +345,7 @@ impl TimedRun<'_> {
         }
     }
 
-    /// A run with its price, which writes so many bytes.
+    /// A run with its price, which writes `written` bytes.
     fn timed_run(&self, key: &RunKey, written: u64, awaited: bool) -> TimedTask {
         let known = self.priced.borrow().known.get(key).copied();
         let need = known.unwrap_or_else(|| {

@@ -22,7 +22,7 @@ pub(super) struct TimedTask {
 }
 
 impl TimedTask {
-    /// A task that is no run.
+    /// A task other than a run.
     pub fn beside(need: TaskCost, awaited: bool) -> TimedTask {
         TimedTask { need, written: 0, decodes: false, awaited, key: None, dispatch: None }
     }

@@ -58,7 +58,7 @@ impl ValueSource {
         }
     }
 
-    /// Tensors of which every row uses a part.
+    /// Tensors that hold a part of every row.
     pub fn packed_tensors(&self) -> Vec<&WeightBytes> {
         match self {
             ValueSource::Int4(weight) => weight.tensors(),

@@ -310,7 +310,7 @@ fn keyed_name(key: &[u8; 32], ending: &str) -> String {
     format!("{}{ending}", &digits[..DIGITS])
 }
 
-/// A file, if its name and type match those of the cache.
+/// A file, if its name and type show that it belongs to the cache.
 fn file(entry: &DirEntry, kind: CacheKind) -> Option<CacheFile> {
     let path = entry.path();
     let name = path.file_name()?.to_str()?;

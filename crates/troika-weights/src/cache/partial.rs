@@ -88,7 +88,7 @@ fn beside(place: &Path) -> PathBuf {
     place.with_file_name(name)
 }
 
-/// The name of the place that a file under construction is for, if its name is that of one.
+/// The final name of a file under construction; `None` for the name of any other file.
 pub(crate) fn place_of(name: &str) -> Option<&str> {
     let (place, own) = name.strip_suffix(ENDING)?.strip_suffix('.')?.rsplit_once('.')?;
     let number = |n: &str| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit());
@@ -133,8 +133,8 @@ pub(crate) fn remove_abandoned(path: &Path) -> bool {
     abandoned && std::fs::remove_file(path).is_ok()
 }
 
-/// Marks a file as used now, so that others are removed first. If that fails, the order is that of
-/// creation.
+/// Marks a file as used now, so that others are removed first. If that fails, files stay in the
+/// order of their creation.
 pub(crate) fn touch(path: &Path) {
     let _ = File::open(path).and_then(|f| f.set_modified(SystemTime::now()));
 }

@@ -21,10 +21,11 @@ use crate::parallel::lock;
 
 /// Direct reads begin and end at multiples of this.
 const PAGE: usize = 4096;
-/// The share of the budget that experts may take which are read because they may be chosen next.
+/// Prefetched experts, read because they may be chosen next, take at most one part in this many of
+/// the budget.
 const EXPECTED_SHARE: u64 = 8;
-/// Prompts of at least so many tokens choose nearly all experts of a layer, those of the next one
-/// too.
+/// Prompts of at least this many tokens choose nearly all experts of a layer, and of the next
+/// layer.
 const PROMPT: usize = 32;
 /// How long to wait when another device computes with all experts in memory.
 const ALL_HELD: Duration = Duration::from_micros(100);
@@ -51,7 +52,7 @@ impl PartAt {
 struct Place {
     parts: [PartAt; EXPERT_PARTS],
     bytes: usize,
-    /// Set when its bytes were found to be those of their hashes.
+    /// Set when its bytes were found to match their hashes.
     checked: OnceLock<()>,
 }
 
@@ -302,8 +303,8 @@ impl State {
         }
     }
 
-    /// Memory for an expert: free, or that of one that leaves. Those that a run has chosen leave
-    /// only if `even_wanted`.
+    /// Memory for an expert: free memory, or the memory of an expert that leaves. Experts that a
+    /// run has chosen leave only if `even_wanted`.
     fn room(&mut self, bytes: usize, even_wanted: bool) -> Option<Room> {
         loop {
             if let Some(room) = self.rooms.take(bytes) {

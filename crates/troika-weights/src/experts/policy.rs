@@ -12,9 +12,9 @@ pub enum Eviction {
     Fifo,
     /// The one that was used least recently.
     Lru,
-    /// The one that is used least often, where uses count half after each half-life. One that took
-    /// another's place counts half until it is used again: so a pass over all experts, as a prompt
-    /// makes, does not displace what is used as often.
+    /// The least frequently used one (LFU with decay): a use counts half after each half-life. The
+    /// frequency of an expert that took another's place counts half until it is used again. So a
+    /// prompt, which passes over all experts, does not displace experts that are used as often.
     Frequency,
 }
 
@@ -40,7 +40,7 @@ const NEWCOMER: f64 = 1.0;
 /// What is known of an expert.
 #[derive(Clone, Copy, Debug, Default)]
 struct Known {
-    /// Uses, each of which counts half after a half-life, at the time of the last one.
+    /// The sum of its uses at the time of the last one. A use counts half after a half-life.
     uses: f64,
     /// When it was used last.
     last: f64,
@@ -65,7 +65,7 @@ pub struct Residents {
 }
 
 impl Residents {
-    /// None of so many experts is in memory.
+    /// A state for `experts` experts, none of them in memory.
     pub fn new(eviction: Eviction, experts: usize) -> Residents {
         Residents {
             eviction,

@@ -20,7 +20,7 @@ impl Rooms {
         self.bytes
     }
 
-    /// A room of so many bytes; `None` if the budget has none left, or the system no memory.
+    /// A room of `bytes` bytes; `None` if the budget has none left, or the system no memory.
     pub fn take(&mut self, bytes: usize) -> Option<Room> {
         if let Some(at) = self.free.iter().rposition(|room| room.as_ref().len() == bytes) {
             return Some(self.free.swap_remove(at));

@@ -13,7 +13,7 @@ use super::policy::Eviction;
 
 const LAYERS: usize = 3;
 const EXPERTS: usize = 6;
-/// Bytes of gate, up and down, one of which is not a whole number of pages.
+/// Bytes of gate, up and down. The second is not a whole number of pages.
 const BYTES: [usize; 3] = [4096, 5000, 64];
 /// Bytes of an expert in memory.
 const ROOM: u64 = 4096 + 8192 + 4096;

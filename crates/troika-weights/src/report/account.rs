@@ -62,7 +62,7 @@ pub(crate) fn class_of(role: WeightRole, rows: usize) -> &'static str {
 }
 
 impl WeightStore {
-    /// Bytes of all experts, of which a token uses only some.
+    /// Bytes of all experts. A token uses only some of them.
     pub fn expert_bytes(&self) -> u64 {
         self.bound.iter().filter(|b| is_expert(b.key.role)).map(Bound::bytes).sum()
     }

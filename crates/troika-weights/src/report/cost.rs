@@ -5,8 +5,8 @@ use troika_model::spec::{Ffn, ModelSpec, WeightRole};
 use crate::report::account::is_expert;
 use crate::store::WeightStore;
 
-/// Weights a token uses. Of the experts only the chosen ones count, of an embedding that is no
-/// head nothing but one row.
+/// Weights a token uses. Only the chosen experts count, and only one row of an embedding that is
+/// not also the head.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TokenCost {
     /// Parameters of all products except the head.
@@ -20,7 +20,7 @@ pub struct TokenCost {
 }
 
 impl TokenCost {
-    /// Bytes that are read for so many tokens at once, of sequences that have nothing in common.
+    /// Bytes that are read for `tokens` tokens at once, from sequences that have nothing in common.
     ///
     /// Each chooses `k` of `E` experts, and so leaves one out with a probability of `1 - k / E`.
     /// By linearity of expectation `n` tokens use `E * (1 - (1 - k / E)^n)` different ones, if their

@@ -23,7 +23,7 @@ pub struct ClassError {
     pub dtype: DType,
     /// Number of weights compared.
     pub parameters: u64,
-    /// Root mean square error, relative to that of the weights.
+    /// Root mean square error, relative to the root mean square of the weights.
     pub relative_rms: f64,
     /// The largest value among tensors, and its tensor's name.
     pub worst: (f64, String),

@@ -20,7 +20,7 @@ pub(crate) struct FormId {
 }
 
 impl FormId {
-    /// The name of the form among those of its weight, on disk and in reports.
+    /// The name of the form on disk and in reports. It is unique among the forms of its weight.
     pub fn form(&self) -> String {
         match &self.rows {
             None => self.layout.clone(),
@@ -42,7 +42,7 @@ impl Forms {
         lock(&self.0).entry(id.clone()).or_default().clone()
     }
 
-    /// The weights of which forms were made, whether they are kept or not.
+    /// The weights that forms were made of, whether the forms are kept or not.
     pub fn weights(&self) -> HashSet<String> {
         lock(&self.0).keys().map(|id| id.weight.clone()).collect()
     }

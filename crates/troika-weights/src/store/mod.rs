@@ -176,7 +176,7 @@ impl WeightStore {
         self.calibration = tensors;
     }
 
-    /// Stores derived weights in a folder, and reuses those of earlier starts. With `limit`, the
+    /// Stores derived weights in a folder, and reuses the ones of earlier starts. With `limit`, the
     /// least recently used files of the folder are removed until the rest fit.
     ///
     /// # Errors

@@ -36,7 +36,8 @@ pub fn measure_bandwidth(threads: usize) -> f64 {
     troika_cpu::peaks::measure_bandwidth(threads)
 }
 
-/// Measures the limits of a GPU, if that is all that there is, else those of this machine's threads.
+/// Measures the limits of a GPU if the options name nothing else, otherwise the limits of this
+/// machine's threads.
 ///
 /// # Errors
 /// There is no such GPU, or it cannot be used.

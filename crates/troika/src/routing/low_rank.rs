@@ -3,8 +3,8 @@
 /// Rotations until a matrix is diagonal enough: each sweep squares what is left beside the diagonal.
 const SWEEPS: usize = 12;
 
-/// Factors of a matrix of so many rows: `[rows, rank]` and `[rank, cols]`, the second of which is the
-/// matrix on the `rank` directions in which it is largest.
+/// Factors of a matrix of `rows` rows: `[rows, rank]` and `[rank, cols]`. The second is the matrix
+/// on the `rank` directions in which it is largest.
 pub(super) fn factors(matrix: &[f32], rows: usize, rank: usize) -> (Vec<f32>, Vec<f32>) {
     let cols = matrix.len() / rows.max(1);
     let row = |i: usize| &matrix[i * cols..(i + 1) * cols];

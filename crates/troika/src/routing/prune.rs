@@ -38,7 +38,7 @@ pub struct Pruning {
 /// The perplexity of token ids in windows of `window` tokens, with dropped rows of experts.
 ///
 /// # Errors
-/// A model without experts, and those of [`crate::Model::perplexity`].
+/// A model without experts, and the errors of [`crate::Model::perplexity`].
 pub fn pruned_perplexity(
     model: BoundModel,
     options: &OpenOptions,

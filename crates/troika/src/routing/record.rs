@@ -110,7 +110,7 @@ impl RoutingLog {
         self.graphs.is_empty()
     }
 
-    /// Ends a sequence of so many tokens.
+    /// Ends a sequence of `tokens` tokens.
     pub fn end_sequence(&self, tokens: usize) {
         self.recorded().trace.sequences.push(tokens);
     }

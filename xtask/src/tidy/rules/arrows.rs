@@ -81,7 +81,7 @@ fn manifest(text: &str, table: &toml::Table, mut add: impl FnMut(usize, String))
     }
 }
 
-/// The names and packages of a crate's dependencies, except those of its tests, which are free.
+/// The names and packages of a crate's dependencies, except the ones for its tests, which are free.
 fn dependencies(table: &toml::Table) -> Vec<(&str, &str)> {
     let targets = table.get("target").and_then(|t| t.as_table()).into_iter().flatten();
     let sections = targets.filter_map(|(_, t)| t.as_table()).chain([table]);

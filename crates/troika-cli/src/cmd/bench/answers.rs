@@ -134,8 +134,8 @@ fn measure(
     })
 }
 
-/// A prompt of so many tokens, or of the most words that do not give more, with the time to
-/// tokenize it. Without a tokenizer, of any tokens.
+/// A prompt of `tokens` tokens, or of the most words that do not give more, with the time to
+/// tokenize it. Without a tokenizer it has arbitrary tokens.
 fn prompt_of(model: &Model, tokens: usize) -> Result<(Vec<u32>, Duration), CliError> {
     if model.tokenizer().is_none() {
         return Ok((ids(tokens, 0, model.spec().vocab), Duration::ZERO));

@@ -25,8 +25,8 @@ struct Cost {
 }
 
 impl Cost {
-    /// What is not spent in kernels. The middle of some tokens' times is no less than that of their
-    /// kernels' times, of which each is a part of its token's.
+    /// What is not spent in kernels. It is not negative: a kernels' time is a part of its token's
+    /// time, so the median of the tokens' times is at least the median of the kernels' times.
     fn route(&self) -> f64 {
         self.token - self.kernels
     }

@@ -170,8 +170,8 @@ pub struct Row<'a> {
 }
 
 impl Row<'_> {
-    /// How far off the prediction is, as a share of the fastest repetition: the file's times are
-    /// those of a machine that does nothing else.
+    /// How far off the prediction is, as a share of the fastest repetition: the file's times hold
+    /// for a machine that does nothing else.
     pub fn prediction_error(&self) -> Option<f64> {
         let fastest = self.samples_ns.iter().min().filter(|ns| **ns > 0)?;
         Some(self.predicted_ns? as f64 / *fastest as f64 - 1.0)
@@ -212,7 +212,7 @@ impl Row<'_> {
     }
 
     /// Whether what a decoded token reads fits the last-level caches, or comes faster than memory
-    /// gives it: then memory is no limit.
+    /// gives it: then memory does not limit it.
     pub fn reads_from_cache(&self) -> bool {
         let (Some(gb), Some(limits)) = (self.gb_per_s(), &self.facts.limits) else { return false };
         gb > limits.read || limits.cache.is_some_and(|cache| self.token_bytes() <= cache as f64)

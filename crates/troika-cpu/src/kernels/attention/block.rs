@@ -56,8 +56,8 @@ impl Caches {
     }
 }
 
-/// A block of positions. Offsets are in bytes and those of key/value head 0; positions that are
-/// not kept have the offset of one that is, so that every offset may be read.
+/// A block of positions. Offsets are in bytes, for key/value head 0. Positions that are not kept
+/// have the offset of one that is, so that every offset may be read.
 #[derive(Clone, Copy)]
 pub(super) struct KeyBlock {
     /// First position of the block: a multiple of [`KEY_BLOCK`].
@@ -102,7 +102,7 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    /// For `lines` lines, of which those past the part's own see what the last one sees.
+    /// For `lines` lines. Lines past the part's own see what its last one sees.
     #[inline(always)]
     pub fn new(part: &AttentionPart<'_>, start: usize, lines: usize) -> Seen {
         let mut seen = Seen { from: [0; MAX_LINES], to: [0; MAX_LINES], whole: true };

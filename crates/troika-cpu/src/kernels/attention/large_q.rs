@@ -469,7 +469,7 @@ unsafe fn value_tile<A: Mac, const M: usize>(
 /// `acc = acc * shrink + weights * values` for `M` lines and a panel of values, word by word.
 ///
 /// # Safety
-/// As for [`value_tile`]; the words are those of a block.
+/// As for [`value_tile`]; the words belong to one block.
 #[inline(always)]
 unsafe fn weigh<A: Mac, const M: usize>(
     t: &mut PackedLines<'_>,

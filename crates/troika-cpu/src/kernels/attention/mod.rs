@@ -47,8 +47,8 @@ pub struct Operands<'a> {
     pub values: CacheRef<'a>,
     /// Whose rows.
     pub forward: &'a ForwardBatch,
-    /// Whether products are those of pairs of bf16, with queries and weights rounded; caches must
-    /// be of bf16.
+    /// Whether it multiplies pairs of bf16, with queries and weights rounded; caches must be of
+    /// bf16.
     pub pairs: bool,
 }
 

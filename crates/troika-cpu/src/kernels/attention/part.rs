@@ -20,7 +20,7 @@ pub(super) struct AttentionPart<'a> {
     pub rows: Range<usize>,
     /// Key/value heads; one unless the lines are few.
     pub kv_heads: Range<usize>,
-    /// Query heads, counted within those of a key/value head.
+    /// Query heads, counted within their key/value head.
     pub heads: Range<usize>,
     /// Splits, by absolute position.
     pub splits: Range<usize>,

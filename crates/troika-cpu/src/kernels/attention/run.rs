@@ -106,7 +106,7 @@ pub(super) fn run<A: Mac>(mut part: AttentionPart<'_>) {
     }
 }
 
-/// Scales the queries, and packs those of many lines.
+/// Scales the queries, and packs them where there are many lines.
 #[inline(always)]
 fn queries<A: Mac>(part: &AttentionPart<'_>, work: &mut PartMemory<'_>, small_q: bool) {
     let op = part.x.op;
@@ -172,7 +172,7 @@ fn block_at(
 /// Block after block, each for all key/value heads.
 ///
 /// # Safety
-/// The caches are those of the part, and lines of it see the positions `at`, of one split.
+/// The caches belong to the part. Lines of it see the positions `at`, which belong to one split.
 #[inline(always)]
 unsafe fn small_q_lines<A: Mac>(
     part: &AttentionPart<'_>,
@@ -286,7 +286,7 @@ unsafe fn large_q_lines<A: Mac>(
     }
 }
 
-/// Merges the results of a split with those of the splits before it, or keeps them apart.
+/// Merges the results of a split with the results of the splits before it, or keeps them apart.
 #[inline(always)]
 fn keep<V: Lanes>(part: &AttentionPart<'_>, work: &mut PartMemory<'_>, split: usize) {
     assert!(part.splits.contains(&split), "a split of the part");

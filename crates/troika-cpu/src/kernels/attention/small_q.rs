@@ -24,7 +24,8 @@ const GROUP: usize = 8;
 /// distance, and at 18 to 20 GB/s with these, at 16 to 64 KiB: more of them may be under way.
 const PREFETCH_DISTANCE: usize = 24 << 10;
 
-/// Memory of the lines: those of the first key/value head, of the second, and so forth.
+/// Memory of the lines: first the lines of the first key/value head, then of the second, and so
+/// forth.
 pub(super) struct QueryLines<'a> {
     /// Words of queries, scaled, `k_pad` apart.
     pub q: &'a [f32],
@@ -167,7 +168,7 @@ unsafe fn score_tile<A: Mac, S: RowReader, const M: usize, const K: usize>(
 /// not whole.
 ///
 /// # Safety
-/// As for [`scores`]; the words are those of a query.
+/// As for [`scores`]; the words belong to a query.
 #[inline(always)]
 unsafe fn score_words<A: Mac, S: RowReader, const M: usize, const K: usize, const TAIL: bool>(
     acc: &mut [A::V; 8],

@@ -135,7 +135,7 @@ fn highest<V: Lanes>(
             *p.add(i) = f32::NEG_INFINITY;
         }
         if all.len() == KEY_BLOCK {
-            // Four chains of which none waits for another.
+            // Four chains that do not wait for each other.
             let mut tops = [top; 4];
             for i in (0..KEY_BLOCK).step_by(4 * V::N) {
                 for (j, top) in tops.iter_mut().enumerate() {
@@ -202,8 +202,8 @@ fn pair_up<A: Mac>(block: &mut [f32; KEY_BLOCK], seen: Range<usize>) {
     }
 }
 
-/// Adds the result `from` of a split, whose total is `part`, to that of the splits before it; both
-/// are whole registers.
+/// Adds the result `from` of a split, whose total is `part`, to the result of the splits before it.
+/// Both are whole registers.
 #[inline(always)]
 pub(super) fn merge<V: Lanes>(acc: &mut [f32], total: &mut Total, from: &[f32], part: Total) {
     let top = total.max.max(part.max);

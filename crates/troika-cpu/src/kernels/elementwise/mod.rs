@@ -84,8 +84,8 @@ pub struct StridedOperands<'a> {
 /// If operands are shorter than their rows.
 ///
 /// # Safety
-/// The rows of `y` are not used otherwise meanwhile, and those of the operands are not written; what
-/// lies between them may be.
+/// Meanwhile the rows of `y` are not used otherwise, and the rows of the operands are not written.
+/// What lies between rows may be.
 pub unsafe fn elementwise_rows(
     cx: &mut Context<'_>,
     op: Element,

@@ -329,8 +329,8 @@ unsafe fn correction<F: Format>(x: *const u8, sub: usize) -> i32 {
 struct Columns {
     /// Pairs of quads before a fold.
     pairs: usize,
-    /// Whether each quad asks for some lines that lie ahead. A core waits for as few as 16 lines at a
-    /// time, so that it stops when all those of several panels are asked for at once.
+    /// Whether each quad asks for some lines that lie ahead. A core waits for as few as 16 lines at
+    /// a time, so that it stops when the lines of several panels are asked for at once.
     prefetch: bool,
 }
 

@@ -70,7 +70,7 @@ pub(super) trait Format {
     fn at(g: usize) -> usize {
         g * Self::STEP + g / Self::GROUPS * Self::HEAD
     }
-    /// Bytes from the first block to that of group `g`.
+    /// Bytes from the first block to the block of group `g`.
     #[inline(always)]
     fn block_at(g: usize) -> usize {
         g / Self::GROUPS * (Self::GROUPS * Self::STEP + Self::HEAD)

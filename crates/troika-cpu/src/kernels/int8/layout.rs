@@ -101,7 +101,7 @@ impl Layout {
         Some(Layout { dtype, rows, cols, head, high, scales, supers, groups, step, panel })
     }
 
-    /// Bytes from the first packed block to that of group `g`, as `Format::block_at`.
+    /// Bytes from the first packed block to the block of group `g`, as `Format::block_at`.
     fn block_at(&self, g: usize) -> usize {
         g / self.groups * (self.groups * self.step + self.head)
     }
@@ -187,7 +187,7 @@ impl Layout {
         out
     }
 
-    /// Packs rows of blocks, the first of which begins a panel, into zeroed panels.
+    /// Packs rows of blocks into zeroed panels. The first row begins a panel.
     pub fn pack_panels(&self, raw: &[u8], out: &mut [u8]) {
         let Some(row_bytes @ 1..) = self.dtype.row_bytes(self.cols) else { return };
         let panels = out.chunks_exact_mut(self.panel).zip(raw.chunks(ROWS * row_bytes));

@@ -24,9 +24,9 @@ pub(crate) struct Int8Part<'a> {
 }
 
 impl<'a> Int8Part<'a> {
-    /// Checks that the weight's bytes are those of its layout, that it has the rows `n`, the
-    /// activations and results the rows `m`, and that bias and scratch are long enough. Results
-    /// begin with weight row `origin`.
+    /// Checks that the weight's bytes fit its layout, that it has the rows `n`, the activations and
+    /// results the rows `m`, and that bias and scratch are long enough. Results begin with weight
+    /// row `origin`.
     ///
     /// # Safety
     /// While the part is there, nobody else accesses the results of these rows.

@@ -111,11 +111,11 @@ pub(super) fn group<V: Lanes>(
     };
 }
 
-/// `-zero` times the sum of the first two values of every four, and in the upper half that of the
-/// last two.
+/// `-zero` times sums of every four values: in the lower half the sum of the first two, in the
+/// upper half the sum of the last two.
 ///
-/// A kernel that adds products in pairs, in 16 bits, begins with these. What it adds may overflow
-/// on the way: the result does not, for it is that of weights less `zero`. Eight weights of six
+/// A kernel that adds products in pairs, in 16 bits, begins with these. Its sums may overflow on
+/// the way. The result does not, for it is a product with weights less `zero`. Eight weights of six
 /// bits, less 32, times 127 are at most 32512.
 #[inline(always)]
 pub(super) fn split(zero: i32, sums: [i16; 2]) -> u32 {

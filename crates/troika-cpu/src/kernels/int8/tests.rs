@@ -16,7 +16,7 @@ use crate::{Isa, SharedMut};
 /// with scales near 1.
 fn weight(dtype: DType, rows: usize, blocks: usize, seed: &mut u32) -> Vec<u8> {
     let (low, high) = if dtype == DType::Q8_0 { (0x80, 0x7f) } else { (0, 0xff) };
-    // Where the scales and minima of groups are, and those of blocks.
+    // Where the scales and minima of groups are, and the ones of blocks.
     let (groups, halves): (_, &[usize]) = match dtype {
         DType::Q4_K | DType::Q5_K => (4..16, &[0, 2]),
         DType::Q6_K => (192..208, &[208]),
@@ -87,7 +87,7 @@ fn emulated_kernels_are_the_reference_to_the_bit() {
             let layout = Layout::new(dtype, n, k).expect("whole blocks");
             let packed = [vec![0], layout.pack(&raw, 1)].concat();
             let q = quantized(quantization, &x);
-            // Rows through an index, as those of experts, and as they lie.
+            // Rows through an index, as experts have them, and rows as they lie.
             let order: Vec<u32> = (0..rows as u32).collect();
             for (isa, index) in Isa::all().into_iter().flat_map(|i| [(i, None), (i, Some(&order))])
             {

@@ -19,8 +19,9 @@ use crate::runtime::prefetch;
 
 /// Activation rows up to which weights are read as they are.
 const DIRECT: usize = 3;
-/// Activation rows up to which weights are read as they are, several times: those of a group while
-/// the first-level cache has them. Not where widened weights are multiplied with two rows at once.
+/// Activation rows up to which weights are read as they are, several times: the weights of a group
+/// while the first-level cache has them. Not where widened weights are multiplied with two rows at
+/// once.
 pub(super) const AGAIN: usize = 32;
 const _: () = assert!(AGAIN.is_multiple_of(2));
 /// Panels that are read at a time where memory is faster so: the integer sums of four rows fit
@@ -29,7 +30,7 @@ const TOGETHER: usize = 4;
 /// The same for four rows and more of narrower weights, which need registers to be unpacked in.
 const NARROW_TOGETHER: usize = 3;
 
-/// Panels of a format that are read at a time with so many activation rows, where several are.
+/// Panels of a format that are read at a time with `rows` activation rows, where several may be.
 pub(super) fn together<F: Format>(rows: usize) -> usize {
     if rows <= DIRECT || F::FULL { TOGETHER } else { NARROW_TOGETHER }
 }

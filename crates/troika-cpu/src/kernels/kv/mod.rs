@@ -17,7 +17,8 @@ pub type CacheRef<'a> = ByFloat<SharedRef<'a, f32>, SharedRef<'a, f16>, SharedRe
 /// Cache memory to write. Rows of other sequences may be used meanwhile.
 pub type CacheMut<'a> = ByFloat<CacheRows<'a, f32>, CacheRows<'a, f16>, CacheRows<'a, bf16>>;
 
-/// The rows of a cache, of which one's own may be written: who shares them promises that.
+/// The rows of a cache. Its holder may write the rows that are its own: whoever shares the cache
+/// promises that.
 ///
 /// ```compile_fail,E0133
 /// # use troika_cpu::{SharedMut, kernels::kv::CacheRows};
@@ -28,7 +29,7 @@ pub type CacheMut<'a> = ByFloat<CacheRows<'a, f32>, CacheRows<'a, f16>, CacheRow
 pub struct CacheRows<'a, T>(SharedMut<'a, T>);
 
 impl<'a, T> CacheRows<'a, T> {
-    /// A cache of which others may use some rows.
+    /// A cache; others may use some of its rows.
     ///
     /// # Safety
     /// Nobody else accesses the rows that are written through the result, while it lives.
@@ -136,7 +137,7 @@ impl Kernel for ToF16<'_> {
     type Output = bool;
     #[inline(always)]
     fn run<V: Lanes>(self) -> bool {
-        // A loop of its own, of which the compiler makes vectors.
+        // A loop of its own, which the compiler vectorizes.
         let beyond = self.0.iter().fold(false, |beyond, x| beyond | (x.abs() >= BEYOND_F16));
         let (x, rest) = self.0.split_at(self.0.len() / V::N * V::N);
         let (y, y_rest) = self.1.split_at_mut(x.len());
@@ -171,7 +172,7 @@ struct AppendedRows<'a> {
 }
 
 impl AppendedRows<'_> {
-    /// Checks that a cache of so many rows has all positions.
+    /// Checks that a cache of `cache_rows` rows has all positions.
     fn check(&self, cache_rows: usize) -> Result<(), KernelError> {
         if !self.forward.is_whole() {
             return Err(operand("the rows of sequences have gaps".into()));

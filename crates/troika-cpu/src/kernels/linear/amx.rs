@@ -68,7 +68,7 @@ fn halves(rows: usize) -> [u8; 2] {
     [rows.min(SIDE) as u8, rows.saturating_sub(SIDE) as u8]
 }
 
-/// A tile of so many rows of `bytes` bytes, or none.
+/// A tile of `rows` rows of `bytes` bytes; an empty one for 0 rows.
 fn tile(rows: u8, bytes: usize) -> (u8, u16) {
     (rows, if rows == 0 { 0 } else { bytes as u16 })
 }
@@ -214,8 +214,9 @@ impl Square<'_, '_> {
     /// On `MT` by `NT` tiles.
     ///
     /// # Safety
-    /// As for [`part`]; the configuration is that of these rows. Each row of activations has `depth`
-    /// times [`ROW`] bytes, the panel `depth` tiles, and so has the one behind it if `NT` is 2.
+    /// As for [`part`]; the configuration is made for these rows. Each row of activations has
+    /// `depth` times [`ROW`] bytes, the panel `depth` tiles, and so has the one behind it if `NT`
+    /// is 2.
     #[inline(always)]
     unsafe fn multiply<V: Lanes, T: TileRegisters, const MT: usize, const NT: usize>(
         &self,

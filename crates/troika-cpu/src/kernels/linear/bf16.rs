@@ -1,9 +1,9 @@
 //! Products of bf16 weights with activations in bf16.
 //!
 //! Activations are rounded to the nearest bf16 once per op input ([`round`]), two columns to a
-//! word. Products are those of an [`Instruction`]; [`scalar`] says in plain Rust what `vdpbf16ps` adds
-//! up in which order. All sums are f32, rounded to nearest even; denormal operands and results count
-//! as zeros (Intel SDM, volume 2).
+//! word. An [`Instruction`] multiplies; [`scalar`] says in plain Rust what `vdpbf16ps` adds up in
+//! which order. All sums are f32, rounded to nearest even; denormal operands and results count as
+//! zeros (Intel SDM, volume 2).
 
 #[cfg(target_arch = "x86_64")]
 use std::marker::PhantomData;
@@ -63,9 +63,9 @@ pub fn is_native(isa: Isa) -> bool {
     }
 }
 
-/// Whether products of pairs in registers are faster than those of f32 (on this machine). Intel's
-/// processors begin a `vdpbf16ps` every other cycle, and two products of f32 in each (two cores of an
-/// Emerald Rapids: 167 GFLOP/s and 296).
+/// Whether products of pairs in registers are faster than products of f32 (on this machine).
+/// Intel's processors begin a `vdpbf16ps` every other cycle, and two products of f32 in each (two
+/// cores of an Emerald Rapids: 167 GFLOP/s and 296).
 pub fn gains_from_pairs(isa: Isa) -> bool {
     has_pairs(isa) && !is_intel()
 }

@@ -73,7 +73,7 @@ pub struct WeightView<'a> {
 }
 
 impl WeightView<'_> {
-    /// Bytes of a row; 0 for columns that are no whole blocks.
+    /// Bytes of a row; 0 if the columns do not fill whole blocks.
     pub fn row_bytes(&self) -> usize {
         self.dtype.row_bytes(self.cols).unwrap_or(0)
     }
@@ -146,7 +146,7 @@ impl<'a> RowsView<'a> {
         self.offset + row * self.stride
     }
 
-    /// First element of row `i`, of which `cols` are in range.
+    /// First element of row `i`, which has `cols` elements in range.
     #[inline(always)]
     pub(crate) fn row(&self, i: usize, cols: usize) -> *const f32 {
         self.data[self.start(i)..][..cols].as_ptr()
@@ -160,7 +160,7 @@ impl<'a> RowsView<'a> {
     }
 }
 
-/// Whether rows, of which `i` ends at `end(i)`, lie inside of `len` floats.
+/// Whether rows lie inside of `len` floats. Row `i` ends at `end(i)`.
 fn all_within(
     len: usize,
     rows: &Range<usize>,

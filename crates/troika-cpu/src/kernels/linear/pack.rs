@@ -29,7 +29,7 @@ pub(super) struct WeightBlock<'a> {
 }
 
 /// Packs a block: word `k` of all rows at `to[k * width..]`, `width` at least the rows rounded up
-/// to whole registers. Types that are no plain floats pass through `wide` (a register's rows of
+/// to whole registers. Types other than plain floats pass through `wide` (a register's rows of
 /// `len` floats).
 #[inline(always)]
 pub(super) fn pack<V: Lanes>(b: WeightBlock<'_>, to: &mut [f32], width: usize, wide: &mut [f32]) {
@@ -78,7 +78,7 @@ pub(super) fn pack<V: Lanes>(b: WeightBlock<'_>, to: &mut [f32], width: usize, w
 /// rows rounded up to whole registers.
 ///
 /// # Safety
-/// `S` reads rows of the weight's type, of which the weight has as many as it says.
+/// `S` reads rows of the weight's type, and the weight has as many rows as it says.
 #[inline(always)]
 pub(super) unsafe fn pack_lanes<V: Lanes, S: RowReader>(
     w: &WeightView<'_>,

@@ -104,8 +104,9 @@ unsafe fn all<A: Mac, L: LineReader>(part: &ProductPart<'_>) {
     }
 }
 
-/// How often a block of lines is read for so many activation rows, whose sums are in registers. Six
-/// rows of eight lanes fit, and take longer for a row than five do: their addresses leave registers.
+/// How often a block of lines is read for `rows` activation rows, whose sums are in registers. Six
+/// rows of eight lanes fit, and take longer for a row than five do: their addresses leave
+/// registers.
 #[inline(always)]
 fn passes<A: Mac>(rows: usize) -> usize {
     match A::V::N {

@@ -5,7 +5,7 @@
 //! A row alone then reads one stream of memory instead of sixteen, and turns nothing: on two cores
 //! of a Zen 5 that is the difference between two thirds of the memory's bandwidth and all of it;
 //! with AVX2 on one core of a Cascade Lake, between 0.7 and all of it. Sums are added in the order
-//! of all products (`linear`), so the bits are those of weights as they lie in a file.
+//! of all products (`linear`), so the bits are the same as with weights as they lie in a file.
 
 use half::bf16;
 use troika_graph::DType;

@@ -21,8 +21,8 @@ pub(crate) struct ProductPart<'a> {
 }
 
 impl<'a> ProductPart<'a> {
-    /// Checks that the weight's bytes are those of its shape, that it has the rows `n`, the
-    /// activations and results the rows `m`, and that bias and scratch are long enough.
+    /// Checks that the weight's bytes fit its shape, that it has the rows `n`, the activations and
+    /// results the rows `m`, and that bias and scratch are long enough.
     ///
     /// # Safety
     /// While the part is there, nobody else accesses the results of these rows.

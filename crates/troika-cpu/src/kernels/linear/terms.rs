@@ -18,8 +18,8 @@ pub(crate) trait Mac {
     /// `acc + x * w`; with pairs, both products.
     fn mac(x: Self::V, w: Self::V, acc: Self::V) -> Self::V;
 
-    /// Words of consecutive floats, two to a word: those of `low`, then those of `high`, each
-    /// rounded to the nearest bf16, ties to even. For pairs only.
+    /// Words of consecutive floats, two to a word: first `low`, then `high`, each rounded to the
+    /// nearest bf16, ties to even. For pairs only.
     #[inline(always)]
     fn pairs(low: Self::V, high: Self::V) -> Self::V {
         let mut floats = [0f32; 2 * MAX_LANES];

@@ -211,7 +211,7 @@ impl PanelTiles<'_, '_, '_> {
     /// All tiles of some activation rows.
     ///
     /// # Safety
-    /// The rows are those of a part; the panel holds `W` registers a word, `U` of them in use.
+    /// The rows belong to a part; the panel holds `W` registers a word, `U` of them in use.
     #[inline(always)]
     unsafe fn all<A: Mac, const M: usize, const W: usize, const U: usize>(
         &self,

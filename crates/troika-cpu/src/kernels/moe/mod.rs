@@ -53,7 +53,8 @@ pub struct Operands<'a, E> {
     pub act: Activation,
     /// Rows.
     pub x: &'a [f32],
-    /// What the projections take them as; those of packed weights are in eight or seven bits.
+    /// The format in which the projections take the rows. With packed weights it has eight or seven
+    /// bits.
     pub activations: ActivationFormat,
     /// Columns of a row.
     pub k: usize,
@@ -141,8 +142,8 @@ impl Sorted<'_> {
     }
 }
 
-/// Counting sort; stable, so everything after is in a fixed order. `arrange` may change the order of
-/// the used experts, each of which it gets with its rows.
+/// Counting sort; stable, so everything after is in a fixed order. `arrange` gets the used experts,
+/// each with its rows, and may change their order.
 fn sort<'a, E>(
     x: &Operands<'_, E>,
     rows: usize,
@@ -188,7 +189,7 @@ fn sort<'a, E>(
 /// experts, what is between the projections once for all pairs.
 ///
 /// # Errors
-/// An id that is no expert; a panic of a part.
+/// An id without an expert; a panic of a part.
 pub fn experts<W: Weight>(
     cx: &mut Context<'_>,
     x: Operands<'_, Expert<'_, W>>,
@@ -249,7 +250,7 @@ impl<'a, E> ExpertRun<'a, E> {
     /// and the rows of each expert.
     ///
     /// # Errors
-    /// An id that is no expert.
+    /// An id without an expert.
     pub fn new(
         x: Operands<'a, E>,
         memory: Memory<'a>,
@@ -377,8 +378,8 @@ impl ExpertCut {
         let used = sorted.used.len();
         if W::STREAMS && sorted.is_few() {
             let (panels, bytes) = (rows.div_ceil(PANEL), used * count * first.bytes().len());
-            // Multiples of the panels that are read at once are no faster: 0.8 to 1.03 times the tokens/s
-            // on an Emerald Rapids, with Q8_0 and Q4_K_M.
+            // Parts that are multiples of the panels read at once are not faster: 0.8 to 1.03 times
+            // the tokens/s on an Emerald Rapids, with Q8_0 and Q4_K_M.
             let cut = select::stream(panels * used, 1, bytes, cx.pool.threads());
             return ExpertCut::Stream { cut, panels };
         }
@@ -447,8 +448,8 @@ impl<W: Weight, E> Wave<'_, '_, '_, W, E> {
         })
     }
 
-    /// `down[pair]` for the wave's pairs, from the rows between the projections; `input` has those of
-    /// the wave only.
+    /// `down[pair]` for the wave's pairs, from the rows between the projections; `input` has the
+    /// rows of this wave only.
     fn project_down(
         &self,
         cx: &mut Context<'_>,

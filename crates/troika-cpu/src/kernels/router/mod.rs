@@ -97,7 +97,7 @@ fn softmax(x: &mut [f32]) {
     x.iter_mut().for_each(|v| *v /= sum);
 }
 
-/// Takes away all experts but those of the `keep` groups with the best single expert.
+/// Takes away all experts outside the `keep` groups with the best single expert.
 fn limit_groups(scores: &mut [f32], n_group: usize, keep: usize) {
     let len = scores.len() / n_group;
     let best = |group: &[f32]| group.iter().copied().fold(f32::NEG_INFINITY, f32::max);

@@ -32,8 +32,8 @@ pub(super) fn byte_sums(bytes: __m256i) -> ByteSums {
     [low, high].map(|half| [half as i16, (half >> 16) as i16])
 }
 
-/// All lanes put together by an instruction for one and for four of them, in a fixed tree: those of
-/// one register, and those of eight.
+/// All lanes put together in a fixed tree, by an instruction for one lane and one for four: the
+/// lanes of one register, and of eight.
 macro_rules! tree {
     ($one:ident, $eight:ident, $wide:ident, $four:ident, $single:ident) => {
         #[target_feature(enable = "avx2,fma,f16c")]

@@ -213,7 +213,8 @@ pub(crate) trait PairLanes {
     fn dot(x: Self::V, w: Self::V, acc: Self::V) -> Self::V;
     /// Pairs of the floats of `low`, then of `high`, rounded to the nearest, ties to even.
     fn round(low: Self::V, high: Self::V) -> Self::V;
-    /// Pairs of an element of `a` and one of `b`: those of the lower half, then the others.
+    /// Pairs of an element of `a` and one of `b`: the pairs of the lower halves, then of the upper
+    /// halves.
     fn zip(a: Self::V, b: Self::V) -> [Self::V; 2];
 }
 
@@ -307,7 +308,7 @@ pub unsafe fn store_part<V: Lanes>(v: V, p: *mut f32, n: usize) {
     }
 }
 
-/// `e^r` for `x = n ln 2 + r`, of which `n` is a whole number and `r` at most half of `ln 2`.
+/// `e^r` for `x = n ln 2 + r`, where `n` is a whole number and `r` at most half of `ln 2`.
 #[inline(always)]
 fn exp_of_rest<V: Lanes>(x: V, n: V) -> V {
     let r = n.fma(V::splat(-LN2_LOW), n.fma(V::splat(-LN2_HIGH), x));

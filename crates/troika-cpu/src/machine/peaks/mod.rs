@@ -39,7 +39,7 @@ struct Probe {
 }
 
 impl Probe {
-    /// Runs the loop so many times.
+    /// Runs the loop `passes` times.
     fn run(self, passes: u64) {
         // SAFETY: this machine has the instructions, or there were no such value.
         unsafe { (self.run)(passes) }

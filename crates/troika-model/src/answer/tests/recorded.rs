@@ -53,7 +53,7 @@ fn llama() {
     let several = format!("<|python_tag|>{call}; {{\"name\": \"get_time\", \"parameters\": {{}}}}");
     let expected = answer("", "", &[("get_weather", parameters), ("get_time", "{}")]);
     check(CallFormat::Llama, &several, &expected);
-    // JSON that is no call, or none at the beginning.
+    // JSON that is not a call, or not at the beginning.
     for text in ["{\"name\": \"Ada\", \"age\": 36}", "{\"name\": \"get_time\"}", "So: {}", "{ x"] {
         check(CallFormat::Llama, text, &answer(text, "", &[]));
     }

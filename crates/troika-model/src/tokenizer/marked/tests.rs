@@ -25,7 +25,7 @@ fn load(json: &Value) -> Tokenizer {
     Tokenizer::from_hf_dir(dir.path()).unwrap().unwrap()
 }
 
-/// A vocabulary with control tokens, one of which takes the space behind it.
+/// A vocabulary with control tokens. One of them takes the space behind it.
 fn pair(mut json: Value, first: usize) -> Pair {
     let token = |id: usize, content: &str, special: bool, rstrip: bool| {
         json!({

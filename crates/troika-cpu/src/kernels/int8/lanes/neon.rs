@@ -120,7 +120,7 @@ impl<A: Arm, P: Products<A>> RowLanes for Neon<A, P> {
 
     #[inline(always)]
     unsafe fn apart<W: RegisterWork>(work: W) {
-        // The machine's features are those of the caller.
+        // The caller has checked the machine's features.
         unsafe { if A::NATIVE { work.run() } else { apart(work) } }
     }
 

@@ -26,7 +26,7 @@ pub(in super::super) struct X86<V, P, const R: usize>(PhantomData<(V, P)>);
 pub(in super::super) trait Products<V: Vector>: Copy {
     /// Whether weights of all eight bits are signed in products.
     const SIGNED: bool;
-    /// Whether products need registers besides those of weights, activations and sums.
+    /// Whether products need registers besides the ones for weights, activations and sums.
     const TEMPORARIES: bool;
     /// Bytes made ready for products.
     type Weight: Copy;
@@ -67,10 +67,10 @@ pub(in super::super) struct Magnitude<T> {
 
 /// Absolute values, and all bits of those bytes that are negative.
 ///
-/// `!x` is `-x - 1`, so a product of a negative weight with `x` is that of its absolute value with
-/// `!x`, and the absolute value once more: the latter are added up when weights are widened, and
-/// sums of products begin with them. `vpxor` runs on every port of today's processors, `vpsignb`
-/// on those alone that multiply: two of three instructions of a product need these then instead of
+/// `!x` is `-x - 1`, so a negative weight times `x` is its absolute value times `!x`, plus the
+/// absolute value once more. The added absolute values are summed when weights are widened, and
+/// sums of products begin with that. `vpxor` runs on every port of today's processors, `vpsignb` on
+/// those alone that multiply: two of three instructions of a product need these then instead of
 /// three of four.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Flipped<T> {

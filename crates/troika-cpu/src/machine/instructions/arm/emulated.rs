@@ -66,7 +66,7 @@ fn pick(a: V, b: V, at: [usize; 4]) -> V {
     bytemuck::cast(at.map(|i| words[i]))
 }
 
-/// Adds four products of bytes to each sum; those of `a` are widened by `wide`.
+/// Adds four products of bytes to each sum; the bytes of `a` are widened by `wide`.
 #[inline(always)]
 fn dot(sum: V, a: V, b: V, wide: impl Fn(u8) -> i32) -> V {
     let sum: [i32; 4] = lanes(sum);

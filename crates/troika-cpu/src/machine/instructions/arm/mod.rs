@@ -79,7 +79,7 @@ pub trait Arm: Copy {
     fn smull_8h(a: Self::V, b: Self::V) -> Self::V;
     /// Products of the upper eight signed bytes.
     fn smull2_8h(a: Self::V, b: Self::V) -> Self::V;
-    /// Sums of neighbours, those of `a` first.
+    /// Sums of neighbours: first in `a`, then in `b`.
     fn addp_8h(a: Self::V, b: Self::V) -> Self::V;
     /// Adds sums of neighbouring i16.
     fn sadalp_4s(sum: Self::V, v: Self::V) -> Self::V;
@@ -111,7 +111,7 @@ pub trait Arm: Copy {
     fn fmla(sum: Self::V, a: Self::V, b: Self::V) -> Self::V;
     /// `sum - a * b`, rounded once.
     fn fmls(sum: Self::V, a: Self::V, b: Self::V) -> Self::V;
-    /// Sums of neighbours, those of `a` first.
+    /// Sums of neighbours: first in `a`, then in `b`.
     fn faddp(a: Self::V, b: Self::V) -> Self::V;
     /// All bits of a lane where `a > b`.
     fn fcmgt(a: Self::V, b: Self::V) -> Self::V;

@@ -6,8 +6,8 @@ use super::super::RegisterWork;
 /// suffixes. Lane 0 is the lowest.
 ///
 /// # Safety
-/// All need the CPU features of the implementing type, and `vpdpbusd` those of VNNI besides them;
-/// loads and stores need valid memory for their size and no alignment.
+/// All need the CPU features of the implementing type, and `vpdpbusd` also needs VNNI; loads and
+/// stores need valid memory for their size and no alignment.
 #[allow(missing_docs, clippy::missing_safety_doc)]
 pub(crate) trait Vector: Copy {
     /// Integers of any width.
@@ -41,10 +41,10 @@ pub(crate) trait Vector: Copy {
     unsafe fn vpsllw(v: Self::I, count: u32) -> Self::I;
     /// `a - b` of bytes, wrapping.
     unsafe fn vpsubb(a: Self::I, b: Self::I) -> Self::I;
-    /// Absolute values of bytes; that of -128 is 128, unsigned.
+    /// Absolute values of bytes, unsigned: -128 becomes 128.
     unsafe fn vpabsb(v: Self::I) -> Self::I;
-    /// Bytes of `a` with the signs of those of `b` (0 where they are 0); -128 stays -128. AVX2
-    /// only.
+    /// Bytes of `a`, negated where the byte of `b` is negative, and 0 where it is 0. -128 stays
+    /// -128. AVX2 only.
     unsafe fn vpsignb(a: Self::I, b: Self::I) -> Self::I;
     /// Sums of two products of unsigned bytes of `a` with signed ones of `b`, each sum **limited**
     /// to the range of i16.

@@ -41,7 +41,7 @@ async fn drain(mut body: axum::body::Body) {
 
 /// A request with the fields of its body.
 #[derive(Debug)]
-pub struct Call {
+pub struct JsonRequest {
     body: Map<String, Value>,
     /// Who asks.
     pub client: Client,
@@ -56,6 +56,13 @@ struct LongBody {
 }
 
 impl LongBody {
+    /// Gives back what a body has not taken; none is kept for a short one.
+    fn of(mut self, bytes: usize) -> Option<LongBody> {
+        let spare = self.kib.num_permits().saturating_sub(bytes.div_ceil(1024));
+        drop(self.kib.split(spare));
+        (bytes > limits::SHORT_BODY).then_some(self)
+    }
+
     /// Waits until there is room for a body.
     async fn enter(server: &Server, bytes: u64) -> Option<LongBody> {
         let kib = u32::try_from(bytes.min(limits::LONG_BODIES as u64) / 1024).unwrap_or(0);
@@ -75,7 +82,7 @@ impl Drop for LongBody {
     }
 }
 
-impl Call {
+impl JsonRequest {
     /// The fields of the body.
     pub fn fields(&self) -> Fields<'_> {
         Fields::of(&self.body)
@@ -84,16 +91,16 @@ impl Call {
     /// The name of the model, if it gives one.
     ///
     /// # Errors
-    /// It is no text.
+    /// It is not text.
     pub fn model(&self) -> Result<Option<String>, Problem> {
         Ok(self.fields().get::<String>("model")?.filter(|name| !name.is_empty()))
     }
 }
 
-impl FromRequest<Arc<Server>> for Call {
+impl FromRequest<Arc<Server>> for JsonRequest {
     type Rejection = Problem;
 
-    async fn from_request(request: Request, server: &Arc<Server>) -> Result<Call, Problem> {
+    async fn from_request(request: Request, server: &Arc<Server>) -> Result<JsonRequest, Problem> {
         let client = request.extensions().get().copied();
         let client = client.unwrap_or(Client { id: 0, priority: 0 });
         let most = server.options.body_bytes;
@@ -126,13 +133,15 @@ impl FromRequest<Arc<Server>> for Call {
             true => too_long(),
             false => Problem::bad("the body cannot be read to its end"),
         })?;
+        let body = body.to_bytes();
+        let long = long.and_then(|long| long.of(body.len()));
         let parse = move || {
-            let body = fields::parse(&body.to_bytes())?;
+            let body = fields::parse(&body)?;
             limits::check(&body)?;
             Ok(body)
         };
         let body = if long.is_some() { apart(parse).await? } else { parse()? };
-        Ok(Call { body, client, _long: long })
+        Ok(JsonRequest { body, client, _long: long })
     }
 }
 

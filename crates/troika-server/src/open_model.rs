@@ -71,7 +71,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// An open model. Dropping it ends its thread and closes the model.
-pub struct Host {
+pub struct OpenModel {
     /// Its name.
     pub name: String,
     /// The model.
@@ -93,12 +93,12 @@ pub struct Host {
 }
 
 /// A model in use: it is not closed meanwhile.
-pub struct InUse(Arc<Host>);
+pub struct InUse(Arc<OpenModel>);
 
 impl std::ops::Deref for InUse {
-    type Target = Host;
+    type Target = OpenModel;
 
-    fn deref(&self) -> &Host {
+    fn deref(&self) -> &OpenModel {
         &self.0
     }
 }
@@ -111,7 +111,7 @@ impl Clone for InUse {
 
 impl InUse {
     /// Marks a model as used.
-    pub fn new(host: Arc<Host>) -> InUse {
+    pub fn new(host: Arc<OpenModel>) -> InUse {
         host.users.fetch_add(1, Ordering::Relaxed);
         InUse(host)
     }
@@ -126,7 +126,7 @@ impl Drop for InUse {
 
 /// Looks at a model's timeline from its making on.
 pub struct Watcher {
-    host: Arc<Host>,
+    host: Arc<OpenModel>,
     next: u64,
 }
 
@@ -138,7 +138,7 @@ impl Drop for Watcher {
 
 impl Watcher {
     /// A watcher of a model.
-    pub fn new(host: &Arc<Host>) -> Watcher {
+    pub fn new(host: &Arc<OpenModel>) -> Watcher {
         let before = host.shared.watchers.fetch_add(1, Ordering::Relaxed);
         let mut recent = lock(&host.shared.recent);
         if before == 0 {
@@ -160,12 +160,12 @@ impl Watcher {
     }
 
     /// The model.
-    pub fn host(&self) -> &Arc<Host> {
+    pub fn host(&self) -> &Arc<OpenModel> {
         &self.host
     }
 }
 
-impl Host {
+impl OpenModel {
     /// Opens a model and starts its thread. It takes as long as opening does.
     ///
     /// # Errors
@@ -175,7 +175,7 @@ impl Host {
         embeddings: bool,
         metrics: &Arc<Metrics>,
         server_began: Instant,
-    ) -> Result<Host, String> {
+    ) -> Result<OpenModel, String> {
         let tracer = Tracer::on();
         let options = OpenOptions { embeddings, tracer: tracer.clone(), ..offer.options.clone() };
         let model = Model::open(&offer.source, &options).map_err(|e| e.to_string())?;
@@ -204,7 +204,7 @@ impl Host {
         };
         let thread = std::thread::Builder::new().name("troika-engine".into()).spawn(run);
         let thread = thread.map_err(|e| format!("the engine has no thread: {e}"))?;
-        Ok(Host {
+        Ok(OpenModel {
             name: offer.name.clone(),
             format: Format::detect(model.template(true)),
             plain_format: Format::detect(model.template(false)),
@@ -280,7 +280,7 @@ impl Host {
     }
 }
 
-impl Drop for Host {
+impl Drop for OpenModel {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
