@@ -11,9 +11,9 @@ use minijinja_contrib::pycompat::unknown_method_callback;
 
 use super::date::strftime;
 use super::json::tojson;
-use super::limits::{BYTES, refuse, settle};
+use super::limits::{BYTES, refuse};
 use super::mask::Mask;
-use super::namespace::namespace;
+use super::namespace::{namespace, settle};
 
 /// Trims blocks like the transformers library.
 pub(super) fn environment<'a>() -> Result<Environment<'a>, Error> {

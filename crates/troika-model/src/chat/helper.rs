@@ -10,7 +10,8 @@ use std::sync::{Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-use super::{ChatError, ChatInput, ChatPrompt, render};
+use super::mask::ChatPrompt;
+use super::render::{ChatError, ChatInput, render};
 
 /// Memory of the helper, before what the size of the request adds: four times the data that a
 /// template's fuel pays for.

@@ -4,7 +4,8 @@ use minijinja::value::Kwargs;
 use minijinja::{Error, State, Value as Jinja};
 use serde_json::Value;
 
-use super::limits::{refuse, settle};
+use super::limits::refuse;
+use super::namespace::settle;
 
 /// The most spaces of indentation per level.
 const INDENT: usize = 16;
