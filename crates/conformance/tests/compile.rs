@@ -126,7 +126,7 @@ impl Device for Watched {
                     std::thread::park();
                 }
             });
-            while (request.go_on)(1) {
+            while (request.report_progress)(1) {
                 end.recv_timeout(Duration::from_millis(5)).unwrap_err();
             }
             return request.graphs.iter().map(|_| Err(DeviceError::Cancelled)).collect();

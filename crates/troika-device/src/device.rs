@@ -208,9 +208,9 @@ pub struct CompileRequest<'a> {
     pub graphs: &'a [&'a Subgraph],
     /// The weights of the graphs, for devices that bake them.
     pub weights: &'a dyn WeightSource,
-    /// Takes how many graphs are made or refused, as often as the device likes, and says whether to
-    /// go on.
-    pub go_on: &'a (dyn Fn(usize) -> bool + Sync),
+    /// Told how many graphs are made or refused, as often as the device likes. Returns whether to
+    /// continue.
+    pub report_progress: &'a (dyn Fn(usize) -> bool + Sync),
 }
 
 impl CompileRequest<'_> {
@@ -220,10 +220,10 @@ impl CompileRequest<'_> {
         &self,
         one: impl Fn(&Subgraph) -> Result<Arc<Executable>, DeviceError>,
     ) -> CompileResults {
-        let mut on = (self.go_on)(0);
+        let mut on = (self.report_progress)(0);
         let compiled = self.graphs.iter().enumerate().map(|(i, graph)| {
             let code = if on { one(graph) } else { Err(DeviceError::Cancelled) };
-            on = on && (self.go_on)(i + 1);
+            on = on && (self.report_progress)(i + 1);
             code
         });
         compiled.collect()
@@ -240,7 +240,7 @@ impl Executable {
         graph: &Subgraph,
         weights: &dyn WeightSource,
     ) -> Result<Arc<Executable>, DeviceError> {
-        let request = CompileRequest { graphs: &[graph], weights, go_on: &|_| true };
+        let request = CompileRequest { graphs: &[graph], weights, report_progress: &|_| true };
         device.compile(&request).pop().unwrap_or(Err(DeviceError::Cancelled))
     }
 }

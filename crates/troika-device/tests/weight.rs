@@ -82,8 +82,9 @@ fn each_graph_is_made_refused_or_left_out() {
         (2, ["", "b is none of mine", "the run was cancelled"]),
         (0, ["the run was cancelled"; 3]),
     ] {
-        let go_on = |done: usize| done < stop_at;
-        let request = CompileRequest { graphs: &graphs, weights: &Ten, go_on: &go_on };
+        let report_progress = |done: usize| done < stop_at;
+        let request =
+            CompileRequest { graphs: &graphs, weights: &Ten, report_progress: &report_progress };
         let made = request.each(|g| match &*g.name {
             "a" => Ok(Arc::new(Executable::new((), 0))),
             name => Err(DeviceError::Gone(format!("{name} is none of mine"))),

@@ -190,7 +190,7 @@ impl Compiling<'_> {
         let graphs: Vec<&Subgraph> =
             firsts.iter().map(|at| &self.list.graphs()[*at].graph).collect();
         let told: Mutex<Told> = Mutex::default();
-        let go_on = |done: usize| {
+        let report_progress = |done: usize| {
             let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
             // The graph that was just done or still takes its time.
             let Some(at) = firsts.get(told.done).filter(|_| told.stopped.is_none()) else {
@@ -203,7 +203,11 @@ impl Compiling<'_> {
             let failed = self.failed.load(Ordering::Acquire);
             told.stopped.is_none() && firsts.get(told.done).is_some_and(|next| *next < failed)
         };
-        let request = CompileRequest { graphs: &graphs, weights: self.with.weights, go_on: &go_on };
+        let request = CompileRequest {
+            graphs: &graphs,
+            weights: self.with.weights,
+            report_progress: &report_progress,
+        };
         let made = self.devices[device].compile(&request);
         if let Some((at, e)) = told.into_inner().unwrap_or_else(PoisonError::into_inner).stopped {
             return Err(self.failure(at, e));

@@ -268,7 +268,7 @@ impl EngineHandle {
     }
 
     /// Checks and counts the token with which a sequence continues.
-    pub(crate) fn go_on(&self, seq: SeqId, token: u32) -> Result<(), EngineError> {
+    pub(crate) fn append_token(&self, seq: SeqId, token: u32) -> Result<(), EngineError> {
         let mut inbox = self.lock();
         let Some(known) = inbox.known.get_mut(&seq) else {
             return Err(KvError::Closed(seq).into());

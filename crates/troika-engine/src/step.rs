@@ -341,7 +341,7 @@ impl Engine {
                 on(Event::Largest { seq, position, largest: &self.largest })
             }
         };
-        self.go_on(seq, next, last);
+        self.feed_next(seq, next, last);
         true
     }
 
@@ -354,17 +354,17 @@ impl Engine {
         }
         self.seqs.through(seq);
         let next = on(Event::Fed { seq });
-        self.go_on(seq, next, true);
+        self.feed_next(seq, next, true);
         true
     }
 
-    /// Does what the receiver said about a sequence.
-    fn go_on(&mut self, seq: SeqId, next: Next, last: bool) {
+    /// Feeds a sequence the token that the receiver chose, or lets it wait.
+    fn feed_next(&mut self, seq: SeqId, next: Next, last: bool) {
         if !last {
             return;
         }
         let Next::Append(token) = next else { return self.idle(seq) };
-        match self.handle.go_on(seq, token) {
+        match self.handle.append_token(seq, token) {
             Ok(()) => {
                 let wanted = match self.seqs.all.get(&seq).and_then(Sequence::largest) {
                     Some(count) => WantedLogits::Largest(count),

@@ -184,7 +184,7 @@ impl Device for GpuDevice {
         if let Some(last) = codes.len().checked_sub(1) {
             ahead.add_largest(last);
         }
-        let (failed, done) = ahead.compile(codes.len(), request.go_on);
+        let (failed, done) = ahead.compile(codes.len(), request.report_progress);
         self.gpu.pipelines.keep();
         let mut made = Vec::with_capacity(codes.len());
         for (i, code) in codes.into_iter().enumerate() {
@@ -194,7 +194,7 @@ impl Device for GpuDevice {
                 Err(e) => Err(e),
             });
         }
-        (request.go_on)(made.len());
+        (request.report_progress)(made.len());
         made
     }
 

@@ -399,13 +399,14 @@ fn kernels_are_compiled_before_they_run() {
         told.lock().unwrap().push(done);
         true
     };
-    let request = CompileRequest { graphs: &[&graph, &graph], weights: &w, go_on: &go_on };
+    let request =
+        CompileRequest { graphs: &[&graph, &graph], weights: &w, report_progress: &go_on };
     assert!(device.compile(&request).iter().all(Result::is_ok));
     let told = told.into_inner().unwrap();
     assert!(told.is_sorted() && told.last() == Some(&2), "{told:?}");
     // Whoever stops it gets nothing.
     let other = product(&Matrix { rows: 7, cols: 96 });
-    let request = CompileRequest { graphs: &[&other], weights: &w, go_on: &|_| false };
+    let request = CompileRequest { graphs: &[&other], weights: &w, report_progress: &|_| false };
     assert!(matches!(device.compile(&request)[..], [Err(DeviceError::Cancelled)]));
 }
 

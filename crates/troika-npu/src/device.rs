@@ -144,7 +144,7 @@ impl NpuDevice {
         graph: &Subgraph,
         weights: &dyn WeightSource,
         helper: &mut Option<Helper<'_>>,
-        go_on: &dyn Fn() -> bool,
+        may_continue: &dyn Fn() -> bool,
     ) -> Result<Arc<Executable>, DeviceError> {
         let rows = self.rows_of(graph)?;
         // If the graph has an attention, that is the op which the compiler refuses: the host
@@ -157,7 +157,7 @@ impl NpuDevice {
             // What is kept was probed.
             let model = match self.kept(&graph.name, &emitted) {
                 Some(model) => model,
-                None => self.made(&graph.name, &emitted, helper, go_on)?.map_err(refused)?,
+                None => self.made(&graph.name, &emitted, helper, may_continue)?.map_err(refused)?,
             };
             Ok::<_, DeviceError>((emitted.of, model))
         };
@@ -208,13 +208,13 @@ impl NpuDevice {
         name: &str,
         emitted: &Emitted,
         helper: &mut Helper<'_>,
-        go_on: &dyn Fn() -> bool,
+        may_continue: &dyn Fn() -> bool,
     ) -> Result<Vec<u8>, HelperError> {
         let (recorder, start) = (&self.recorder, self.recorder.now());
         // Qualcomm's compiler is profiled where it works.
         let is_profiled = self.chosen.provider == Provider::Qnn;
         let file = is_profiled.then(|| recorder.file(name)).flatten();
-        let context = helper.compile(&emitted.bytes, file.as_ref(), go_on)?;
+        let context = helper.compile(&emitted.bytes, file.as_ref(), may_continue)?;
         let compiled = recorder.span(Lane::Host, "compile", name, start);
         file.iter().for_each(|file| recorder.read(name, file, compiled, &[]));
         Ok(context)
@@ -232,9 +232,9 @@ impl NpuDevice {
         name: &str,
         emitted: &Emitted,
         helper: &mut Option<Helper<'_>>,
-        go_on: &dyn Fn() -> bool,
+        may_continue: &dyn Fn() -> bool,
     ) -> Result<Result<CompiledModel, String>, DeviceError> {
-        let compiled = helper.as_mut().map(|h| self.compiled(name, emitted, h, go_on));
+        let compiled = helper.as_mut().map(|h| self.compiled(name, emitted, h, may_continue));
         let context = match compiled {
             None => None,
             Some(Ok(context)) => Some(context),
@@ -331,14 +331,14 @@ impl Device for NpuDevice {
         let command = self.helper.as_ref().filter(|_| passes_on);
         let mut helper = command
             .map(|command| Helper::new(command, &self.runtime.library, self.chosen, self.threads));
-        let mut on = (request.go_on)(0);
+        let mut on = (request.report_progress)(0);
         let compiled = request.graphs.iter().enumerate().map(|(i, graph)| {
             if !on {
                 return Err(DeviceError::Cancelled);
             }
-            let go_on = || (request.go_on)(i);
-            let code = self.compile_one(graph, request.weights, &mut helper, &go_on);
-            on = (request.go_on)(i + 1);
+            let may_continue = || (request.report_progress)(i);
+            let code = self.compile_one(graph, request.weights, &mut helper, &may_continue);
+            on = (request.report_progress)(i + 1);
             code
         });
         compiled.collect()

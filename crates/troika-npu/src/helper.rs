@@ -78,7 +78,7 @@ impl<'a> Helper<'a> {
         &mut self,
         model: &[u8],
         profile: Option<&ProfileFile>,
-        go_on: &dyn Fn() -> bool,
+        may_continue: &dyn Fn() -> bool,
     ) -> Result<Vec<u8>, HelperError> {
         let refused = |what: &str, e: std::io::Error| {
             HelperError::Refused(format!("{what} for its compiler: {e}"))
@@ -91,7 +91,7 @@ impl<'a> Helper<'a> {
             request += &format!("{BETWEEN}{}{BETWEEN}{}", level.name(), path.display());
         }
         let answered =
-            self.ask(&request, go_on).and_then(|answer| match answer.split_once(BETWEEN) {
+            self.ask(&request, may_continue).and_then(|answer| match answer.split_once(BETWEEN) {
                 Some((_, why)) => Err(HelperError::Refused(why.into())),
                 None => std::fs::read(&to).map_err(|e| refused("no result", e)),
             });
@@ -102,7 +102,11 @@ impl<'a> Helper<'a> {
         answered
     }
 
-    fn ask(&mut self, request: &str, go_on: &dyn Fn() -> bool) -> Result<String, HelperError> {
+    fn ask(
+        &mut self,
+        request: &str,
+        may_continue: &dyn Fn() -> bool,
+    ) -> Result<String, HelperError> {
         let gone = |child: &mut Child| {
             let how = child.wait().map_or_else(|e| e.to_string(), |status| status.to_string());
             HelperError::Refused(format!("its compiler ended in the middle ({how})"))
@@ -119,7 +123,9 @@ impl<'a> Helper<'a> {
             match running.answers.recv_timeout(ASKED) {
                 Ok(answer) => return Ok(answer),
                 Err(RecvTimeoutError::Disconnected) => return Err(gone(&mut running.child)),
-                Err(RecvTimeoutError::Timeout) if !go_on() => return Err(HelperError::Stopped),
+                Err(RecvTimeoutError::Timeout) if !may_continue() => {
+                    return Err(HelperError::Stopped);
+                }
                 Err(RecvTimeoutError::Timeout) if start.elapsed() > self.command.limit => {
                     let limit = self.command.limit.as_secs();
                     let why = format!("its compiler was ended after {limit} s");

@@ -99,11 +99,11 @@ impl Board {
         }
         state.next = Some(at);
         let board = Arc::downgrade(self);
-        let go_on = move || _ = board.upgrade().map(|board| board.go_on());
-        self.clock.after(at.saturating_sub(now), go_on);
+        let resume = move || _ = board.upgrade().map(|board| board.resume());
+        self.clock.after(at.saturating_sub(now), resume);
     }
 
-    fn go_on(self: &Arc<Board>) {
+    fn resume(self: &Arc<Board>) {
         let now = self.now();
         let mut state = self.lock();
         if state.next.is_none_or(|next| next > now) {

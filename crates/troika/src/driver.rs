@@ -219,7 +219,7 @@ impl SessionState {
             Event::Begun { cached, .. } => self.cached = cached,
             Event::Logits { position, logits, last, .. } => {
                 if let Some(generating) = &mut self.generating {
-                    return generating.go_on(Given::All(logits));
+                    return generating.choose_next(Given::All(logits));
                 }
                 match own {
                     Some(rows) => {
@@ -237,10 +237,10 @@ impl SessionState {
             // Only generations ask for them.
             Event::Largest { largest, .. } => {
                 let generating = self.generating.as_mut();
-                return generating.map_or(Next::Wait, |g| g.go_on(Given::Largest(largest)));
+                return generating.map_or(Next::Wait, |g| g.choose_next(Given::Largest(largest)));
             }
             Event::Fed { .. } => match &mut self.generating {
-                Some(generating) => return generating.go_on(Given::Nothing),
+                Some(generating) => return generating.choose_next(Given::Nothing),
                 None => self.ended = Some(Ended::Through),
             },
             Event::Cancelled { .. } => self.ended = Some(Ended::Cancelled),

@@ -94,7 +94,7 @@ pub(crate) enum Given<'a> {
 
 impl Generating {
     /// Chooses the next token.
-    pub fn go_on(&mut self, logits: Given<'_>) -> Next {
+    pub fn choose_next(&mut self, logits: Given<'_>) -> Next {
         if self.finish.is_some() {
             return Next::Wait;
         }

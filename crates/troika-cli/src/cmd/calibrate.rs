@@ -37,11 +37,12 @@ pub fn run(args: &CalibrateArgs) -> Result<(), CliError> {
     let model = subject.bind(&options, true)?;
     let lowered = model.lowered(&model.one_device_plan(&options)?)?;
     let mut counting = progress::counting("calibrating");
-    let mut go_on = |done: usize, all: usize| {
+    let mut report_progress = |done: usize, all: usize| {
         counting(done, all);
         !interrupt.pressed()
     };
-    let calibration = calibrate(model, &options, &tokens, args.outlier_share, &mut go_on)?;
+    let calibration =
+        calibrate(model, &options, &tokens, args.outlier_share, &mut report_progress)?;
     let ended = || CliError::Interrupted("calibrating was ended; nothing is written".into());
     let Calibrated { calibration, routing } = calibration.ok_or_else(ended)?;
     let unseen = match others.is_empty() || routing.layers.is_empty() {

@@ -167,8 +167,8 @@ fn measured(
 fn answer(model: &Model, prompt: &[u32]) -> Result<(f64, f64), LabError> {
     let before = model.expert_stats().unwrap_or_default();
     let request = Request { max_tokens: Some(ANSWER), ignore_eos: true, ..Request::default() };
-    let go_on = &mut |_, _: &str| troika::Control::Continue;
-    let out = model.session()?.generate(prompt, &request, go_on)?;
+    let on_token = &mut |_, _: &str| troika::Control::Continue;
+    let out = model.session()?.generate(prompt, &request, on_token)?;
     let stall = model.expert_stats().unwrap_or_default().since(&before).stall.as_secs_f64();
     Ok((out.stats.tpot().unwrap_or_default().as_secs_f64(), stall / ANSWER as f64))
 }

@@ -490,7 +490,7 @@ impl ExpertsOnDisk for LayerExperts {
             // What is computed may leave.
             state.wanted[self.first as usize..][..self.count as usize].fill(false);
             left.iter().for_each(|(e, _)| state.wanted[(self.first + e) as usize] = true);
-            self.go_on(state, left).map_err(|why| self.failed(state, expert, &why))?;
+            self.submit_reads(state, left).map_err(|why| self.failed(state, expert, &why))?;
             match &state.slots[expert] {
                 Whereabouts::Here(_) => break,
                 Whereabouts::Failed(why) => {
@@ -529,8 +529,8 @@ impl ExpertsOnDisk for LayerExperts {
 }
 
 impl LayerExperts {
-    /// Takes note of what is done, and begins what can begin.
-    fn go_on(&self, state: &mut State, left: &[(u32, u32)]) -> Result<(), String> {
+    /// Takes note of reads that are done, and submits the ones that can begin.
+    fn submit_reads(&self, state: &mut State, left: &[(u32, u32)]) -> Result<(), String> {
         state.settle(false)?;
         state.begin_all(self.first, left)?;
         state.prefetch(self.cache.budget)?;
