@@ -339,7 +339,6 @@ fn lengths_beyond_the_context_are_refused() {
         ("0", "(--for)"),
         ("1000,25", "leaves 24 of the context of 1024 tokens, and 25 are"),
         ("512,18446744073709551615", "(--for, -c)"),
-        ("512,many", "is no number of tokens"),
         (
             "1024,60",
             "leaves 0 of the context of 1024 tokens, and 60 are to be generated; take a shorter prompt",
@@ -348,6 +347,8 @@ fn lengths_beyond_the_context_are_refused() {
         let said = refused(&[&at[..], &SHAPE, &["--for", lengths]].concat());
         assert!(said.contains(says), "{said}");
     }
+    let said = troika(&[&at[..], &SHAPE, &["--for", "512,many"]].concat()).stderr;
+    assert!(String::from_utf8_lossy(&said).contains("is no number of tokens"), "{said:?}");
     // Without them, as many as fit.
     let small = ["plan", "--device", &m.devices, "--profile", &m.profile, "-c", "300"];
     let plan: Value =
