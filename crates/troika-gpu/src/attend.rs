@@ -16,7 +16,8 @@ impl Code {
     /// of their heads, and where the weights of these are.
     pub(crate) fn rotate(
         &self,
-        [q, k]: [usize; 2],
+        q: usize,
+        k: usize,
         norms: Option<([usize; 2], PackPart)>,
         s: &Shape<'_>,
         out: &mut Vec<PlacedDispatch>,
@@ -29,7 +30,7 @@ impl Code {
         let to = [q, k].map(|n| self.graph.nodes[n].outputs.first().map_or(0, |v| v.0 as usize));
         let [q_heads, k_heads] = from.map(|v| (self.slots[v].cols / rope.head_dim.max(1)) as u32);
         let heads = [q_heads, if q == k { 0 } else { k_heads }];
-        let norm = norms.map(|(norms, _)| self.head_norm(norms)).transpose()?;
+        let norm = norms.map(|([q, k], _)| self.head_norm(q, k)).transpose()?;
         let rows = self.slots[from[0]].rows_of(s.rows);
         let runs: &[(usize, usize, bool)] =
             if rope.long.is_some() { s.runs } else { &[(0, rows, false)] };
@@ -59,13 +60,15 @@ impl Code {
     /// Norms of the heads of queries and keys: a rotation of no elements.
     pub(crate) fn head_norms(
         &self,
-        norms: [usize; 2],
+        q: usize,
+        k: usize,
         vectors: PackPart,
         s: &Shape<'_>,
         out: &mut Vec<PlacedDispatch>,
     ) -> Result<(), KernelError> {
-        let norm = self.head_norm(norms)?;
+        let norm = self.head_norm(q, k)?;
         let value = |list: &[ValueId]| list.first().map_or(0, |v| v.0 as usize);
+        let norms = [q, k];
         let [q, k] = norms.map(|n| value(&self.graph.nodes[n].inputs));
         let [y, z] = norms.map(|n| value(&self.graph.nodes[n].outputs));
         let rope = Rope {
@@ -89,7 +92,7 @@ impl Code {
     }
 
     /// The numbers of two norms of heads, which have the same.
-    fn head_norm(&self, [q, k]: [usize; 2]) -> Result<HeadNorm, KernelError> {
+    fn head_norm(&self, q: usize, k: usize) -> Result<HeadNorm, KernelError> {
         match (&self.graph.nodes[q].op, &self.graph.nodes[k].op) {
             (Op::RmsNorm { eps, offset, group: of_q, .. }, Op::RmsNorm { group: of_k, .. }) => {
                 let groups = [*of_q as u32, *of_k as u32];

@@ -164,7 +164,7 @@ impl Runner {
         let known = self.prepared.get(&key);
         let known = known.is_some_and(|p| p.page_lens == page_lens) && !is_mixed;
         if !known {
-            let prepared = self.prepare(of, run, (&page_lens, &key), &runs)?;
+            let prepared = self.prepare(of, run, &page_lens, &key, &runs)?;
             if self.prepared.len() >= MOST {
                 self.prepared.clear();
             }
@@ -193,8 +193,7 @@ impl Runner {
             let most = self.recorder.room_for_dispatches();
             let fits = left.iter().take(most).take_while(|ready| {
                 let fits = work <= room;
-                let (fixed, each) = ready.work;
-                work = work.saturating_add(fixed).saturating_add(each.saturating_mul(positions));
+                work = work.saturating_add(ready.work.at(positions));
                 fits
             });
             let (now, later) = left.split_at(fits.count().max(1));
@@ -276,7 +275,8 @@ impl Runner {
         &self,
         of: &LoadedGraph,
         run: &Run,
-        (page_lens, key): (&[usize], &Key),
+        page_lens: &[usize],
+        key: &Key,
         runs: &[(usize, usize, bool)],
     ) -> Result<Prepared, DeviceError> {
         let code = &of.code;

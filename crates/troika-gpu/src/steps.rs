@@ -1,12 +1,13 @@
 //! The steps of units: one dispatch for several ops where there is a kernel, else one for each.
 
-use troika_graph::{Activation, Op, ValueId};
+use troika_graph::{Op, ValueId};
 
+use crate::bound::Work;
 use crate::compile::{Code, Operand, PackPart, PlacedDispatch, Shape, part};
 use crate::kernels::{
     self, Around, FewRows, KernelError, Loc, Matrix, NormShape, RowNorm, is_eight_bits, unsupported,
 };
-use crate::units::{Chain, Pattern};
+use crate::units::{Chain, GateUp, Pattern};
 
 /// The vectors that products bind, and what lies in them.
 struct Vectors {
@@ -58,10 +59,13 @@ impl Code {
     /// Shares out the multiplications of nodes to their steps.
     fn share_work(&self, nodes: &[usize], rows: usize, steps: &mut [PlacedDispatch]) {
         let works = nodes.iter().map(|n| self.work(*n, rows));
-        let (fixed, each) = works
-            .fold((0, 0), |a: (u64, u64), w| (a.0.saturating_add(w.0), a.1.saturating_add(w.1)));
+        let sum = works.fold(Work::default(), |a, w| Work {
+            fixed: a.fixed.saturating_add(w.fixed),
+            each: a.each.saturating_add(w.each),
+        });
         let count = steps.len().max(1) as u64;
-        steps.iter_mut().for_each(|step| step.work = (fixed / count, each / count));
+        let share = Work { fixed: sum.fixed / count, each: sum.each / count };
+        steps.iter_mut().for_each(|step| step.work = share);
     }
 
     /// Whether all readers of a norm take it on.
@@ -84,17 +88,14 @@ impl Code {
             Pattern::Norm | Pattern::Alone => unsupported("one of several ops"),
             Pattern::Product(chain) => self.product(chain, Some((at, takes)), s, out),
             Pattern::Products(list) => self.products(list, (at, takes), s, out),
-            Pattern::GateUp { gate, up, product } => match &self.graph.nodes[*product].op {
-                Op::Gate(act) => self.gate_up([*gate, *up, *product], *act, (at, takes), s, out),
-                _ => unsupported("a gate of another op"),
-            },
+            Pattern::GateUp(of) => self.gate_up(*of, (at, takes), s, out),
             Pattern::NormAdd { norm, addend, result } => {
                 self.norm(*norm, Some(addend.0 as usize), result.0 as usize, s, out)
             }
-            Pattern::Rotate { ropes, norms } => {
-                self.rotate(*ropes, norms.map(|norms| (norms, vectors)), s, out)
+            Pattern::Rotate { ropes: [q, k], norms } => {
+                self.rotate(*q, *k, norms.map(|norms| (norms, vectors)), s, out)
             }
-            Pattern::HeadNorms(norms) => self.head_norms(*norms, vectors, s, out),
+            Pattern::HeadNorms([q, k]) => self.head_norms(*q, *k, vectors, s, out),
             Pattern::Attend { appends, attention } => self.attend(appends, *attention, s, out),
             Pattern::ExpertsAdd { experts, addend, result } => {
                 self.experts(*experts, Some(addend.0 as usize), result.0 as usize, s, out)
@@ -254,17 +255,19 @@ impl Code {
     /// An activated gate times up.
     fn gate_up(
         &self,
-        [gate, up, product]: [usize; 3],
-        act: Activation,
+        GateUp { gate, up, product }: GateUp,
         of: Of,
         s: &Shape<'_>,
         out: &mut Vec<PlacedDispatch>,
     ) -> Result<(), KernelError> {
-        let Op::Linear { weight, activations, .. } = self.graph.nodes[gate].op else {
+        let nodes = &self.graph.nodes;
+        let (Op::Linear { weight, activations, .. }, Op::Gate(act)) =
+            (&nodes[gate].op, &nodes[product].op)
+        else {
             return unsupported("a gate of another op");
         };
-        let eight_bits = is_eight_bits(activations)?;
-        let (format, split, cols) = self.matrix(weight)?;
+        let eight_bits = is_eight_bits(*activations)?;
+        let (format, split, cols) = self.matrix(*weight)?;
         let vectors = self.vectors(gate, Some(of));
         let x = self.multiplied(gate, Some(of));
         let y = self.graph.nodes[product].outputs.first().map_or(x, |y| y.0 as usize);
@@ -273,7 +276,7 @@ impl Code {
         for (i, (first, count)) in split.parts().enumerate() {
             let matrix = part(format, first, count, cols, eight_bits);
             let at = [s.locs[x], s.locs[y]];
-            let made = kernels::gate_up(matrix, split.all as u32, act, few, at)?;
+            let made = kernels::gate_up(matrix, split.all as u32, *act, few, at)?;
             let [g, u] = [gate, up].map(|of| PackPart { of, pack: 0, part: i });
             let vectors = vectors.at.unwrap_or(g);
             let mut operands = [g, u, vectors].map(Operand::Weight).to_vec();

@@ -322,7 +322,7 @@ pub fn linear(
     x: Loc,
     y: Loc,
 ) -> Result<Dispatch, KernelError> {
-    product(weight, [1, weight.rows], rows, around, [x, y])
+    product(weight, 1, rows, around, [x, y])
 }
 
 /// `y[:, h] = x[:, h] * w[h]^T` for `rows` rows and `heads` heads, whose weights lie one after
@@ -342,17 +342,18 @@ pub fn head_linear(
     if heads == 0 || !weights.rows.is_multiple_of(heads) || weights.first != 0 {
         return unsupported(format!("{} weight rows of {heads} heads", weights.rows));
     }
-    product(weights, [heads, weights.rows / heads], rows, &Around::default(), [x, y])
+    product(weights, heads, rows, &Around::default(), [x, y])
 }
 
 fn product(
     w: Matrix,
-    [heads, head_rows]: [u32; 2],
+    heads: u32,
     rows: u32,
     around: &Around,
     [x, y]: [Loc; 2],
 ) -> Result<Dispatch, KernelError> {
     w.check()?;
+    let head_rows = w.rows / heads;
     if matches!(around.act, Some(Activation::ClampedSwiglu { .. })) {
         return unsupported("an activation of a gate and an up, and no up");
     }
