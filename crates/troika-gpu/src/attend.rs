@@ -3,7 +3,8 @@
 use troika_graph::{Attention, Op, Rope, RopeFreqs, RopeStyle, ValueId};
 
 use crate::compile::{
-    Code, HEAD_WORDS, Operand, PackPart, PlacedDispatch, RECORD_WORDS, Shape, is_f32,
+    Code, Dispatches, Emitted, HEAD_WORDS, Operand, PackPart, PlacedDispatch, RECORD_WORDS, Shape,
+    is_f32,
 };
 use crate::kernels::{
     self, Append, AttentionShape, BatchWords, CacheFormat, FEW, HeadNorm, KernelError, Loc,
@@ -20,8 +21,8 @@ impl Code {
         k: usize,
         norms: Option<([usize; 2], PackPart)>,
         s: &Shape<'_>,
-        out: &mut Vec<PlacedDispatch>,
-    ) -> Result<(), KernelError> {
+        out: &mut Dispatches,
+    ) -> Emitted {
         let node = &self.graph.nodes[q];
         let Op::Rope(rope) = &node.op else { return unsupported("a rotation of another op") };
         let positions = node.inputs.get(1).map_or(0, |v| v.0 as usize);
@@ -64,8 +65,8 @@ impl Code {
         k: usize,
         vectors: PackPart,
         s: &Shape<'_>,
-        out: &mut Vec<PlacedDispatch>,
-    ) -> Result<(), KernelError> {
+        out: &mut Dispatches,
+    ) -> Emitted {
         let norm = self.head_norm(q, k)?;
         let value = |list: &[ValueId]| list.first().map_or(0, |v| v.0 as usize);
         let norms = [q, k];
@@ -124,8 +125,8 @@ impl Code {
         k: usize,
         v: Option<usize>,
         s: &Shape<'_>,
-        out: &mut Vec<PlacedDispatch>,
-    ) -> Result<(), KernelError> {
+        out: &mut Dispatches,
+    ) -> Emitted {
         let (group, keys, [key, key_state]) = self.appended(k, s)?;
         let (_, values, [value, value_state]) = self.appended(v.unwrap_or(k), s)?;
         let made = kernels::kv_append(batch(group, s)?, keys, v.map(|_| values))?;
@@ -147,8 +148,8 @@ impl Code {
         appends: &[usize],
         attention: usize,
         s: &Shape<'_>,
-        out: &mut Vec<PlacedDispatch>,
-    ) -> Result<(), KernelError> {
+        out: &mut Dispatches,
+    ) -> Emitted {
         let Some(&k) = appends.first() else { return unsupported("an append of nothing") };
         let v = appends.get(1).copied();
         let value = |at: usize| self.appended(at, s).map(|(_, _, [x, _])| x);
@@ -178,8 +179,8 @@ impl Code {
         at: usize,
         append: Option<[usize; 2]>,
         s: &Shape<'_>,
-        out: &mut Vec<PlacedDispatch>,
-    ) -> Result<(), KernelError> {
+        out: &mut Dispatches,
+    ) -> Emitted {
         let node = &self.graph.nodes[at];
         let Op::Attention(a) = &node.op else { return unsupported("attention of another op") };
         is_f32(a.activations)?;

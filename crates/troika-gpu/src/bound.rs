@@ -11,13 +11,13 @@ use crate::pipelines::Pipeline;
 
 /// Multiplications of a dispatch.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Work {
+pub(crate) struct MultiplyCount {
     pub fixed: u64,
     /// For each position of the longest sequence.
     pub each: u64,
 }
 
-impl Work {
+impl MultiplyCount {
     /// All of them, where the longest sequence has this number of positions.
     pub fn at(self, positions: u64) -> u64 {
         self.fixed.saturating_add(self.each.saturating_mul(positions))
@@ -30,7 +30,7 @@ pub(crate) struct Ready {
     group: wgpu::BindGroup,
     params: Vec<u32>,
     grid: [u32; 3],
-    pub work: Work,
+    pub work: MultiplyCount,
 }
 
 impl Ready {
@@ -42,7 +42,7 @@ impl Ready {
         gpu: &Gpu,
         of: Dispatch,
         parts: &[(&wgpu::Buffer, Range<u64>)],
-        work: Work,
+        work: MultiplyCount,
     ) -> Result<Ready, DeviceError> {
         let pipeline = gpu.pipeline(&of)?;
         let group = gpu.bind(of.spec, &pipeline, parts);

@@ -5,7 +5,7 @@ use troika_graph::{
     ActivationFormat, ExpertGroup, HeadLinear, Node, Op, Subgraph, ValueId, WeightRef,
 };
 
-use crate::bound::Work;
+use crate::bound::MultiplyCount;
 use crate::kernels::{
     self, Before, Columns, Dispatch, ExpertShape, FEW, Floats, KernelError, Loc, Matrix, Stack,
     WeightFormat, is_eight_bits, unsupported,
@@ -42,12 +42,17 @@ pub(crate) struct PackPart {
 pub(crate) struct PlacedDispatch {
     pub dispatch: Dispatch,
     pub operands: Vec<Operand>,
-    pub work: Work,
+    pub work: MultiplyCount,
 }
+
+/// Nothing, or why there is no kernel.
+pub(crate) type Emitted = Result<(), KernelError>;
+/// Dispatches in their order.
+pub(crate) type Dispatches = Vec<PlacedDispatch>;
 
 impl PlacedDispatch {
     pub fn new(dispatch: Dispatch, operands: Vec<Operand>) -> PlacedDispatch {
-        PlacedDispatch { dispatch, operands, work: Work::default() }
+        PlacedDispatch { dispatch, operands, work: MultiplyCount::default() }
     }
 }
 
@@ -298,7 +303,7 @@ impl Code {
     }
 
     /// Multiplications of a node, of all its dispatches together.
-    pub fn work(&self, node: usize, rows: usize) -> Work {
+    pub fn work(&self, node: usize, rows: usize) -> MultiplyCount {
         let op = &self.graph.nodes[node].op;
         let elements = |w: &WeightRef| {
             let decl = self.graph.weight(*w);
@@ -306,7 +311,7 @@ impl Code {
         };
         let rows = rows as u64;
         let of = |list: &[WeightRef]| list.first().map_or(0, elements);
-        let fixed = |fixed: u64| Work { fixed, each: 0 };
+        let fixed = |fixed: u64| MultiplyCount { fixed, each: 0 };
         match op {
             Op::Linear { weight, .. } => fixed(rows.saturating_mul(elements(weight))),
             Op::HeadLinear(h) => fixed(rows.saturating_mul(h.weights.iter().map(elements).sum())),
@@ -318,9 +323,9 @@ impl Code {
             }
             Op::Attention(a) => {
                 let each = rows.saturating_mul((a.heads * (a.k_dim + a.v_dim)) as u64);
-                Work { fixed: 0, each }
+                MultiplyCount { fixed: 0, each }
             }
-            _ => Work::default(),
+            _ => MultiplyCount::default(),
         }
     }
 
@@ -329,16 +334,10 @@ impl Code {
     }
 
     /// The steps of a node by itself.
-    pub(crate) fn emit(
-        &self,
-        at: usize,
-        s: &Shape<'_>,
-        out: &mut Vec<PlacedDispatch>,
-    ) -> Result<(), KernelError> {
+    pub(crate) fn emit(&self, at: usize, s: &Shape<'_>, out: &mut Dispatches) -> Emitted {
         let node = &self.graph.nodes[at];
         let id = |list: &[ValueId], i: usize| list.get(i).map_or(0, |v| v.0 as usize);
-        let input = |i: usize| id(&node.inputs, i);
-        let output = |i: usize| id(&node.outputs, i);
+        let (input, output) = (|i| id(&node.inputs, i), |i| id(&node.outputs, i));
         let loc = |value: usize| s.locs[value];
         let (x, y) = (input(0), output(0));
         // Ops of one operand bind it twice.
@@ -346,8 +345,7 @@ impl Code {
         let rows = if node.inputs.is_empty() { s.rows } else { self.slots[x].rows_of(s.rows) };
         let (rows, cols) = (rows as u32, |value: usize| self.slots[value].cols as u32);
         let mut step = |dispatch: Result<Dispatch, KernelError>, operands: &[Operand]| {
-            let operands = operands.to_vec();
-            out.push(PlacedDispatch::new(dispatch?, operands));
+            out.push(PlacedDispatch::new(dispatch?, operands.to_vec()));
             Ok::<(), KernelError>(())
         };
         use Operand::Value;
@@ -374,22 +372,13 @@ impl Code {
                 step(made, &[x, second, y].map(Value))
             }
             Op::Convert => self.convert(at, s, out),
-            Op::SliceCols { group, start, len } => {
-                let [group, start, kept] = [group, start, len].map(|n| *n as u32);
-                let groups = cols(x) / group.max(1);
-                let of = Columns { rows, groups, group, start, kept, joined: 0 };
-                step(kernels::columns(of, [x, x, y].map(loc)), &[x, x, y].map(Value))
-            }
-            Op::ConcatCols { groups } => {
-                let groups = (*groups as u32).max(1);
-                let (group, joined) = (cols(x) / groups, cols(second) / groups);
-                let of = Columns { rows, groups, group, start: 0, kept: group, joined };
-                step(kernels::columns(of, [x, second, y].map(loc)), &[x, second, y].map(Value))
+            Op::SliceCols { .. } | Op::ConcatCols { .. } => {
+                let made = kernels::columns(self.columns(node, rows)?, [x, second, y].map(loc));
+                step(made, &[x, second, y].map(Value))
             }
             Op::Router(router) => {
-                let (ids, weights) = (output(0), output(1));
-                let made = kernels::router(router, rows, [loc(x), loc(ids), loc(weights)]);
-                step(made, &[Value(x), Value(ids), Value(weights)])
+                let made = kernels::router(router, rows, [x, y, output(1)].map(loc));
+                step(made, &[x, y, output(1)].map(Value))
             }
             Op::Experts(_) => self.experts(at, None, y, s, out),
             Op::ExpertGroup(group) => {
@@ -402,13 +391,24 @@ impl Code {
         }
     }
 
+    /// What an op that moves columns keeps and joins.
+    fn columns(&self, node: &Node, rows: u32) -> Result<Columns, KernelError> {
+        let cols = |i: usize| node.inputs.get(i).map_or(0, |v| self.slots[v.0 as usize].cols);
+        let (groups, group, start, kept, joined) = match node.op {
+            Op::SliceCols { group, start, len } => (cols(0) / group.max(1), group, start, len, 0),
+            Op::ConcatCols { groups } => {
+                let groups = groups.max(1);
+                (groups, cols(0) / groups, 0, cols(0) / groups, cols(1) / groups)
+            }
+            _ => return unsupported("columns of another op"),
+        };
+        let [groups, group, start] = [groups, group, start].map(|n| n as u32);
+        let [kept, joined] = [kept, joined].map(|n| n as u32);
+        Ok(Columns { rows, groups, group, start, kept, joined })
+    }
+
     /// Rows of a table.
-    fn embed(
-        &self,
-        at: usize,
-        s: &Shape<'_>,
-        out: &mut Vec<PlacedDispatch>,
-    ) -> Result<(), KernelError> {
+    fn embed(&self, at: usize, s: &Shape<'_>, out: &mut Dispatches) -> Emitted {
         let node = &self.graph.nodes[at];
         let (Op::Embed { table, scale }, [x, ..], [y, ..]) =
             (&node.op, &node.inputs[..], &node.outputs[..])
@@ -433,8 +433,8 @@ impl Code {
         at: usize,
         h: &HeadLinear,
         s: &Shape<'_>,
-        out: &mut Vec<PlacedDispatch>,
-    ) -> Result<(), KernelError> {
+        out: &mut Dispatches,
+    ) -> Emitted {
         let node = &self.graph.nodes[at];
         let (Some(first), [x, ..], [y, ..]) =
             (h.weights.first(), &node.inputs[..], &node.outputs[..])
@@ -463,8 +463,8 @@ impl Code {
         addend: Option<usize>,
         y: usize,
         s: &Shape<'_>,
-        out: &mut Vec<PlacedDispatch>,
-    ) -> Result<(), KernelError> {
+        out: &mut Dispatches,
+    ) -> Emitted {
         let node = &self.graph.nodes[at];
         let (Op::Experts(experts), &[x, ids, weights]) = (&node.op, &node.inputs[..]) else {
             return unsupported("experts of another op");
@@ -482,8 +482,8 @@ impl Code {
         shape: ExpertShape,
         values: ExpertValues,
         s: &Shape<'_>,
-        out: &mut Vec<PlacedDispatch>,
-    ) -> Result<(), KernelError> {
+        out: &mut Dispatches,
+    ) -> Emitted {
         use Operand::{Inner, Value};
         let ExpertValues { x, ids, weights, addend, y } = values;
         let (Op::Experts(experts) | Op::ExpertGroup(ExpertGroup { experts, .. })) =
@@ -533,12 +533,7 @@ impl Code {
     }
 
     /// Rows with gaps are converted one by one.
-    fn convert(
-        &self,
-        at: usize,
-        s: &Shape<'_>,
-        out: &mut Vec<PlacedDispatch>,
-    ) -> Result<(), KernelError> {
+    fn convert(&self, at: usize, s: &Shape<'_>, out: &mut Dispatches) -> Emitted {
         let node = &self.graph.nodes[at];
         let (Some(x), Some(y)) = (node.inputs.first(), node.outputs.first()) else {
             return unsupported("a conversion of nothing");

@@ -2,8 +2,8 @@
 
 use troika_graph::{Op, ValueId};
 
-use crate::bound::Work;
-use crate::compile::{Code, Operand, PackPart, PlacedDispatch, Shape, part};
+use crate::bound::MultiplyCount;
+use crate::compile::{Code, Dispatches, Emitted, Operand, PackPart, PlacedDispatch, Shape, part};
 use crate::kernels::{
     self, Around, FewRows, KernelError, Loc, Matrix, NormShape, RowNorm, is_eight_bits, unsupported,
 };
@@ -26,12 +26,7 @@ impl Code {
     ///
     /// # Errors
     /// An op that has no kernel for this shape.
-    pub(crate) fn unit_steps(
-        &self,
-        at: usize,
-        s: &Shape<'_>,
-        out: &mut Vec<PlacedDispatch>,
-    ) -> Result<(), KernelError> {
+    pub(crate) fn unit_steps(&self, at: usize, s: &Shape<'_>, out: &mut Dispatches) -> Emitted {
         let unit = &self.units[at];
         let takes = unit.norm.is_some_and(|norm| self.is_taken(norm, s));
         let from = out.len();
@@ -59,12 +54,12 @@ impl Code {
     /// Shares out the multiplications of nodes to their steps.
     fn share_work(&self, nodes: &[usize], rows: usize, steps: &mut [PlacedDispatch]) {
         let works = nodes.iter().map(|n| self.work(*n, rows));
-        let sum = works.fold(Work::default(), |a, w| Work {
+        let sum = works.fold(MultiplyCount::default(), |a, w| MultiplyCount {
             fixed: a.fixed.saturating_add(w.fixed),
             each: a.each.saturating_add(w.each),
         });
         let count = steps.len().max(1) as u64;
-        let share = Work { fixed: sum.fixed / count, each: sum.each / count };
+        let share = MultiplyCount { fixed: sum.fixed / count, each: sum.each / count };
         steps.iter_mut().for_each(|step| step.work = share);
     }
 
@@ -75,12 +70,7 @@ impl Code {
     }
 
     /// The steps of a unit's pattern.
-    fn fused(
-        &self,
-        (at, takes): Of,
-        s: &Shape<'_>,
-        out: &mut Vec<PlacedDispatch>,
-    ) -> Result<(), KernelError> {
+    fn fused(&self, (at, takes): Of, s: &Shape<'_>, out: &mut Dispatches) -> Emitted {
         let unit = &self.units[at];
         let vectors = PackPart { of: self.graph.nodes.len() + at, pack: 0, part: 0 };
         match &unit.pattern {
@@ -153,8 +143,8 @@ impl Code {
         chain: &Chain,
         of: Option<Of>,
         s: &Shape<'_>,
-        out: &mut Vec<PlacedDispatch>,
-    ) -> Result<(), KernelError> {
+        out: &mut Dispatches,
+    ) -> Emitted {
         let at = chain.linear;
         let Op::Linear { weight, activations, .. } = self.graph.nodes[at].op else {
             return unsupported("a product of another op");
@@ -213,13 +203,7 @@ impl Code {
     }
 
     /// Two or three products of one value.
-    fn products(
-        &self,
-        list: &[usize],
-        of: Of,
-        s: &Shape<'_>,
-        out: &mut Vec<PlacedDispatch>,
-    ) -> Result<(), KernelError> {
+    fn products(&self, list: &[usize], of: Of, s: &Shape<'_>, out: &mut Dispatches) -> Emitted {
         let [first, second, ref rest @ ..] = *list else {
             return unsupported("fewer than two products");
         };
@@ -258,8 +242,8 @@ impl Code {
         GateUp { gate, up, product }: GateUp,
         of: Of,
         s: &Shape<'_>,
-        out: &mut Vec<PlacedDispatch>,
-    ) -> Result<(), KernelError> {
+        out: &mut Dispatches,
+    ) -> Emitted {
         let nodes = &self.graph.nodes;
         let (Op::Linear { weight, activations, .. }, Op::Gate(act)) =
             (&nodes[gate].op, &nodes[product].op)
@@ -293,8 +277,8 @@ impl Code {
         addend: Option<usize>,
         y: usize,
         s: &Shape<'_>,
-        out: &mut Vec<PlacedDispatch>,
-    ) -> Result<(), KernelError> {
+        out: &mut Dispatches,
+    ) -> Emitted {
         let node = &self.graph.nodes[at];
         let x = node.inputs.first().map_or(0, |x| x.0 as usize);
         let slot = &self.slots[x];

@@ -3,7 +3,7 @@
 use troika_graph::{Activation, DType, Op};
 
 use super::Binding::Value;
-use super::spec::{Dispatch, KernelError, KernelSpec, Loc, MAX_GROUPS, unsupported};
+use super::spec::{Dispatch, KernelResult, KernelSpec, Loc, MAX_GROUPS, unsupported};
 
 static ELEMENTS: KernelSpec = KernelSpec {
     name: "elements",
@@ -50,7 +50,7 @@ fn grid(rows: u32, cols: u32) -> [u32; 3] {
 ///
 /// # Errors
 /// More columns than a dispatch may have; another op.
-pub fn elements(op: &Op, rows: u32, cols: u32, at: [Loc; 3]) -> Result<Dispatch, KernelError> {
+pub fn elements(op: &Op, rows: u32, cols: u32, at: [Loc; 3]) -> KernelResult {
     let number = |number: f32| (0.0, [number.to_bits(), 0]);
     let (code, (act, numbers)) = match op {
         Op::Activate(act) => (0.0, activation(*act)),
@@ -91,7 +91,7 @@ pub struct Columns {
 ///
 /// # Errors
 /// As for [`elements`].
-pub fn columns(of: Columns, at: [Loc; 3]) -> Result<Dispatch, KernelError> {
+pub fn columns(of: Columns, at: [Loc; 3]) -> KernelResult {
     let Columns { rows, groups, group, start, kept, joined } = of;
     let mut params = vec![rows, groups, group, start, kept, joined];
     params.extend(at.iter().flat_map(|l| [l.offset, l.stride]));
@@ -129,13 +129,7 @@ impl Floats {
 ///
 /// # Errors
 /// More floats than 65,535 workgroups of 65,535 convert.
-pub fn convert(
-    from: Floats,
-    to: Floats,
-    count: u32,
-    x: u32,
-    y: u32,
-) -> Result<Dispatch, KernelError> {
+pub fn convert(from: Floats, to: Floats, count: u32, x: u32, y: u32) -> KernelResult {
     if count > 1 << 31 {
         return unsupported(format!("a conversion of {count} floats"));
     }

@@ -43,4 +43,6 @@ pub use products::{
 pub(crate) use products::{FEW, MATRIX_BYTES, MATRIX_SIZE, MATRIX_THREADS, is_eight_bits};
 pub use rope::{HeadNorm, Rotation, RotationAt, rope};
 pub(crate) use spec::unsupported;
-pub use spec::{Binding, Dispatch, KernelError, KernelSpec, Loc, MAX_GROUPS, MAX_PARAMS};
+pub use spec::{
+    Binding, Dispatch, KernelError, KernelResult, KernelSpec, Loc, MAX_GROUPS, MAX_PARAMS,
+};
