@@ -154,7 +154,7 @@ pub(crate) struct PackedOperands {
 impl PlacedExperts {
     /// Bytes that a step of so many rows reads and writes.
     pub fn bytes(&self, step: ExpertStep, rows: usize) -> u64 {
-        step_bytes(step, rows, [self.top_k, self.cols])
+        step_bytes(step, rows, self.top_k, self.cols)
     }
 
     /// Whether chunks go through the model layer by layer.
