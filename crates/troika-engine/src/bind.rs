@@ -63,7 +63,8 @@ impl Binder<'_> {
     /// There is not enough memory for a value that is bound for the first time.
     pub fn task(
         &mut self,
-        (number, named): (u32, &NamedTask),
+        number: u32,
+        named: &NamedTask,
         forward: &Arc<ForwardBatch>,
     ) -> Result<Task, EngineError> {
         let work = match &named.work {
@@ -78,7 +79,7 @@ impl Binder<'_> {
                 to: self.view(to)?,
                 largest: *largest,
             }),
-            NamedWork::Host(host) => self.host((number, named), host)?,
+            NamedWork::Host(host) => self.host(number, named, host)?,
         };
         let NamedTask { device, name, chunk, rows, .. } = named;
         let (name, rows) = (name.clone(), rows.clone());
@@ -88,16 +89,18 @@ impl Binder<'_> {
     /// A step of a chunk through divided experts.
     fn host(
         &mut self,
-        (number, named): (u32, &NamedTask),
+        number: u32,
+        named: &NamedTask,
         host: &NamedHost,
     ) -> Result<Work, EngineError> {
         let mut views = |list: &[NamedView]| -> Result<Vec<View>, EngineError> {
             list.iter().map(|view| self.view(view)).collect()
         };
-        let views = (views(&host.reads)?, views(&host.writes)?, views(&host.parts)?);
+        let [reads, writes, parts] =
+            [views(&host.reads)?, views(&host.writes)?, views(&host.parts)?];
         let experts = &self.model.program.experts[host.experts];
         let of = OfChunk {
-            routing: self.packed.routing((host.set, host.experts), experts),
+            routing: self.packed.routing(host.set, host.experts, experts),
             place: host.place,
             layer: experts.layer,
             rows: named.rows.len(),
@@ -110,7 +113,8 @@ impl Binder<'_> {
             self.dispatchers.insert(number, dispatcher);
         }
         let moves = experts.bytes(host.step, of.rows, self.model.program.packed.cols);
-        Ok(Work::Host(Arc::new(host_task(&named.name, host.step, views, of, moves)?)))
+        let task = host_task(&named.name, host.step, reads, writes, parts, of)?;
+        Ok(Work::Host(Arc::new(task.moving(moves))))
     }
 
     /// What runs the rows of a chunk.

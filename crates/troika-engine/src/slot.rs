@@ -240,7 +240,7 @@ impl BatchSlot {
         };
         let batches = &self.batches;
         let forward = |task: &NamedTask| &batches[task.chunk as usize].forward;
-        let all = (0..).zip(named).map(|(number, task)| binder.task((number, task), forward(task)));
+        let all = (0..).zip(named).map(|(number, task)| binder.task(number, task, forward(task)));
         let tasks = all.collect::<Result<Vec<Task>, EngineError>>()?;
         Ok((tasks, binder.dispatchers))
     }

@@ -3,7 +3,8 @@
 use troika_graph::{Attention, Op, Rope, RopeFreqs, RopeStyle, ValueId};
 
 use crate::compile::{
-    Code, HEAD_WORDS, Operand, PackPart, PlacedDispatch, RECORD_WORDS, Shape, is_f32,
+    Code, Dispatches, Emitted, HEAD_WORDS, Operand, PackPart, PlacedDispatch, RECORD_WORDS, Shape,
+    is_f32,
 };
 use crate::kernels::{
     self, Append, AttentionShape, BatchWords, CacheFormat, FEW, HeadNorm, KernelError, Loc,
@@ -16,11 +17,12 @@ impl Code {
     /// of their heads, and where the weights of these are.
     pub(crate) fn rotate(
         &self,
-        [q, k]: [usize; 2],
+        q: usize,
+        k: usize,
         norms: Option<([usize; 2], PackPart)>,
         s: &Shape<'_>,
-        out: &mut Vec<PlacedDispatch>,
-    ) -> Result<(), KernelError> {
+        out: &mut Dispatches,
+    ) -> Emitted {
         let node = &self.graph.nodes[q];
         let Op::Rope(rope) = &node.op else { return unsupported("a rotation of another op") };
         let positions = node.inputs.get(1).map_or(0, |v| v.0 as usize);
@@ -29,7 +31,7 @@ impl Code {
         let to = [q, k].map(|n| self.graph.nodes[n].outputs.first().map_or(0, |v| v.0 as usize));
         let [q_heads, k_heads] = from.map(|v| (self.slots[v].cols / rope.head_dim.max(1)) as u32);
         let heads = [q_heads, if q == k { 0 } else { k_heads }];
-        let norm = norms.map(|(norms, _)| self.head_norm(norms)).transpose()?;
+        let norm = norms.map(|([q, k], _)| self.head_norm(q, k)).transpose()?;
         let rows = self.slots[from[0]].rows_of(s.rows);
         let runs: &[(usize, usize, bool)] =
             if rope.long.is_some() { s.runs } else { &[(0, rows, false)] };
@@ -59,13 +61,15 @@ impl Code {
     /// Norms of the heads of queries and keys: a rotation of no elements.
     pub(crate) fn head_norms(
         &self,
-        norms: [usize; 2],
+        q: usize,
+        k: usize,
         vectors: PackPart,
         s: &Shape<'_>,
-        out: &mut Vec<PlacedDispatch>,
-    ) -> Result<(), KernelError> {
-        let norm = self.head_norm(norms)?;
+        out: &mut Dispatches,
+    ) -> Emitted {
+        let norm = self.head_norm(q, k)?;
         let value = |list: &[ValueId]| list.first().map_or(0, |v| v.0 as usize);
+        let norms = [q, k];
         let [q, k] = norms.map(|n| value(&self.graph.nodes[n].inputs));
         let [y, z] = norms.map(|n| value(&self.graph.nodes[n].outputs));
         let rope = Rope {
@@ -89,7 +93,7 @@ impl Code {
     }
 
     /// The numbers of two norms of heads, which have the same.
-    fn head_norm(&self, [q, k]: [usize; 2]) -> Result<HeadNorm, KernelError> {
+    fn head_norm(&self, q: usize, k: usize) -> Result<HeadNorm, KernelError> {
         match (&self.graph.nodes[q].op, &self.graph.nodes[k].op) {
             (Op::RmsNorm { eps, offset, group: of_q, .. }, Op::RmsNorm { group: of_k, .. }) => {
                 let groups = [*of_q as u32, *of_k as u32];
@@ -121,8 +125,8 @@ impl Code {
         k: usize,
         v: Option<usize>,
         s: &Shape<'_>,
-        out: &mut Vec<PlacedDispatch>,
-    ) -> Result<(), KernelError> {
+        out: &mut Dispatches,
+    ) -> Emitted {
         let (group, keys, [key, key_state]) = self.appended(k, s)?;
         let (_, values, [value, value_state]) = self.appended(v.unwrap_or(k), s)?;
         let made = kernels::kv_append(batch(group, s)?, keys, v.map(|_| values))?;
@@ -144,8 +148,8 @@ impl Code {
         appends: &[usize],
         attention: usize,
         s: &Shape<'_>,
-        out: &mut Vec<PlacedDispatch>,
-    ) -> Result<(), KernelError> {
+        out: &mut Dispatches,
+    ) -> Emitted {
         let Some(&k) = appends.first() else { return unsupported("an append of nothing") };
         let v = appends.get(1).copied();
         let value = |at: usize| self.appended(at, s).map(|(_, _, [x, _])| x);
@@ -175,8 +179,8 @@ impl Code {
         at: usize,
         append: Option<[usize; 2]>,
         s: &Shape<'_>,
-        out: &mut Vec<PlacedDispatch>,
-    ) -> Result<(), KernelError> {
+        out: &mut Dispatches,
+    ) -> Emitted {
         let node = &self.graph.nodes[at];
         let Op::Attention(a) = &node.op else { return unsupported("attention of another op") };
         is_f32(a.activations)?;

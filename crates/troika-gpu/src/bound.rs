@@ -9,14 +9,28 @@ use crate::gpu::Gpu;
 use crate::kernels::{Dispatch, Loc};
 use crate::pipelines::Pipeline;
 
+/// Multiplications of a dispatch.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct MultiplyCount {
+    pub fixed: u64,
+    /// For each position of the longest sequence.
+    pub each: u64,
+}
+
+impl MultiplyCount {
+    /// All of them, where the longest sequence has this number of positions.
+    pub fn at(self, positions: u64) -> u64 {
+        self.fixed.saturating_add(self.each.saturating_mul(positions))
+    }
+}
+
 /// A dispatch with all that it is bound to.
 pub(crate) struct Ready {
     pipeline: Arc<Pipeline>,
     group: wgpu::BindGroup,
     params: Vec<u32>,
     grid: [u32; 3],
-    /// Multiplications: so many, and so many for each position of the longest sequence.
-    pub work: (u64, u64),
+    pub work: MultiplyCount,
 }
 
 impl Ready {
@@ -28,7 +42,7 @@ impl Ready {
         gpu: &Gpu,
         of: Dispatch,
         parts: &[(&wgpu::Buffer, Range<u64>)],
-        work: (u64, u64),
+        work: MultiplyCount,
     ) -> Result<Ready, DeviceError> {
         let pipeline = gpu.pipeline(&of)?;
         let group = gpu.bind(of.spec, &pipeline, parts);

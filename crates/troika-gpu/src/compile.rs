@@ -1,10 +1,13 @@
 //! A subgraph becomes a list of steps: what each op dispatches, on values with places, and which
 //! weights it needs in which form. All of it is data; nothing here touches a device.
 
-use troika_graph::{ActivationFormat, Experts, Node, Op, Subgraph, ValueId, WeightRef};
+use troika_graph::{
+    ActivationFormat, ExpertGroup, HeadLinear, Node, Op, Subgraph, ValueId, WeightRef,
+};
 
+use crate::bound::MultiplyCount;
 use crate::kernels::{
-    self, Before, Dispatch, ExpertShape, FEW, Floats, KernelError, Loc, Matrix, Stack,
+    self, Before, Columns, Dispatch, ExpertShape, FEW, Floats, KernelError, Loc, Matrix, Stack,
     WeightFormat, is_eight_bits, unsupported,
 };
 use crate::packs::{Pack, Split, has_bias, matrices, matrix, packs};
@@ -39,13 +42,17 @@ pub(crate) struct PackPart {
 pub(crate) struct PlacedDispatch {
     pub dispatch: Dispatch,
     pub operands: Vec<Operand>,
-    /// Multiplications: so many, and so many for each position that rows attend to.
-    pub work: (u64, u64),
+    pub work: MultiplyCount,
 }
+
+/// Nothing, or why there is no kernel.
+pub(crate) type Emitted = Result<(), KernelError>;
+/// Dispatches in their order.
+pub(crate) type Dispatches = Vec<PlacedDispatch>;
 
 impl PlacedDispatch {
     pub fn new(dispatch: Dispatch, operands: Vec<Operand>) -> PlacedDispatch {
-        PlacedDispatch { dispatch, operands, work: (0, 0) }
+        PlacedDispatch { dispatch, operands, work: MultiplyCount::default() }
     }
 }
 
@@ -88,6 +95,15 @@ pub(crate) struct Shape<'a> {
     pub longest: usize,
     /// Whether each row is the only one of its sequence.
     pub one_row_each: bool,
+}
+
+/// The values of experts: what they read, an addend of their results, and these.
+struct ExpertValues {
+    x: usize,
+    ids: usize,
+    weights: usize,
+    addend: Option<usize>,
+    y: usize,
 }
 
 /// Words before the records of rows in the batch's words.
@@ -253,8 +269,9 @@ impl Code {
             // The place of an output that repeats a value follows those of the values.
             let to = self.slots.len() + output;
             let (x, y) = (shape.locs[value], shape.locs[to]);
+            let all = Columns { rows, groups: 1, group: cols, start: 0, kept: cols, joined: 0 };
             steps.push(PlacedDispatch::new(
-                kernels::slice_cols([rows, 1], cols, [0, cols], x, y)?,
+                kernels::columns(all, [x, x, y])?,
                 [value, value, to].map(Operand::Value).to_vec(),
             ));
         }
@@ -285,9 +302,8 @@ impl Code {
         pairs.saturating_mul(inter).saturating_mul(4)
     }
 
-    /// Multiplications of a node, of all its dispatches together: so many, and so many for each
-    /// position that rows attend to.
-    pub fn work(&self, node: usize, rows: usize) -> (u64, u64) {
+    /// Multiplications of a node, of all its dispatches together.
+    pub fn work(&self, node: usize, rows: usize) -> MultiplyCount {
         let op = &self.graph.nodes[node].op;
         let elements = |w: &WeightRef| {
             let decl = self.graph.weight(*w);
@@ -295,17 +311,21 @@ impl Code {
         };
         let rows = rows as u64;
         let of = |list: &[WeightRef]| list.first().map_or(0, elements);
+        let fixed = |fixed: u64| MultiplyCount { fixed, each: 0 };
         match op {
-            Op::Linear { weight, .. } => (rows.saturating_mul(elements(weight)), 0),
-            Op::HeadLinear(h) => (rows.saturating_mul(h.weights.iter().map(elements).sum()), 0),
-            Op::Experts(e) | Op::ExpertGroup(troika_graph::ExpertGroup { experts: e, .. }) => {
+            Op::Linear { weight, .. } => fixed(rows.saturating_mul(elements(weight))),
+            Op::HeadLinear(h) => fixed(rows.saturating_mul(h.weights.iter().map(elements).sum())),
+            Op::Experts(e) | Op::ExpertGroup(ExpertGroup { experts: e, .. }) => {
                 let pairs = (self.inner_bytes(node, rows as usize, 0) / 4) as u64;
                 let each = [&e.gate, &e.up, &e.down].iter().map(|list| of(list)).sum::<u64>();
                 let inter = e.gate.first().map_or(1, |w| self.graph.weight(*w).rows as u64);
-                ((pairs / inter.max(1)).saturating_mul(each), 0)
+                fixed((pairs / inter.max(1)).saturating_mul(each))
             }
-            Op::Attention(a) => (0, rows.saturating_mul((a.heads * (a.k_dim + a.v_dim)) as u64)),
-            _ => (0, 0),
+            Op::Attention(a) => {
+                let each = rows.saturating_mul((a.heads * (a.k_dim + a.v_dim)) as u64);
+                MultiplyCount { fixed: 0, each }
+            }
+            _ => MultiplyCount::default(),
         }
     }
 
@@ -314,119 +334,126 @@ impl Code {
     }
 
     /// The steps of a node by itself.
-    pub(crate) fn emit(
-        &self,
-        at: usize,
-        s: &Shape<'_>,
-        out: &mut Vec<PlacedDispatch>,
-    ) -> Result<(), KernelError> {
+    pub(crate) fn emit(&self, at: usize, s: &Shape<'_>, out: &mut Dispatches) -> Emitted {
         let node = &self.graph.nodes[at];
         let id = |list: &[ValueId], i: usize| list.get(i).map_or(0, |v| v.0 as usize);
-        let input = |i: usize| id(&node.inputs, i);
-        let output = |i: usize| id(&node.outputs, i);
-        let slot = |value: usize| &self.slots[value];
+        let (input, output) = (|i| id(&node.inputs, i), |i| id(&node.outputs, i));
         let loc = |value: usize| s.locs[value];
-        let own_rows = |value: usize| slot(value).rows_of(s.rows) as u32;
         let (x, y) = (input(0), output(0));
-        let rows = if node.inputs.is_empty() { s.rows as u32 } else { own_rows(x) };
-        let cols = |value: usize| slot(value).cols as u32;
+        // Ops of one operand bind it twice.
+        let second = if node.inputs.len() > 1 { input(1) } else { x };
+        let rows = if node.inputs.is_empty() { s.rows } else { self.slots[x].rows_of(s.rows) };
+        let (rows, cols) = (rows as u32, |value: usize| self.slots[value].cols as u32);
         let mut step = |dispatch: Result<Dispatch, KernelError>, operands: &[Operand]| {
-            let operands = operands.to_vec();
-            out.push(PlacedDispatch::new(dispatch?, operands));
+            out.push(PlacedDispatch::new(dispatch?, operands.to_vec()));
             Ok::<(), KernelError>(())
         };
         use Operand::Value;
-        let part_of = |pack: usize, part: usize| Operand::Weight(PackPart { of: at, pack, part });
         match &node.op {
-            Op::Embed { table, scale } => {
-                let (format, split, cols) = self.matrix(*table)?;
-                for (i, (first, count)) in split.parts().enumerate() {
-                    let part = part(format, first, count, cols, false);
-                    let made = kernels::embed(part, *scale, rows, loc(x), loc(y));
-                    step(made, &[part_of(0, i), Value(x), Value(y)])?;
-                }
-                Ok(())
-            }
+            Op::Embed { .. } => self.embed(at, s, out),
             Op::RmsNorm { .. } | Op::LayerNorm { .. } => self.norm(at, None, y, s, out),
             Op::Linear { .. } => {
                 let Some(result) = node.outputs.first() else { return unsupported("no result") };
                 self.product(&Chain::of(at, *result), None, s, out)
             }
             Op::Outliers { .. } => unsupported("what clipping takes from a product"),
-            Op::HeadLinear(h) => {
-                let (first, heads) = (h.weights.first(), h.weights.len() as u32);
-                let Some(first) = first else { return unsupported("a product of no heads") };
-                let (format, split, k) = matrices(&self.graph, &h.weights, self.limit)?;
-                if split.each < split.all {
-                    return unsupported("weights of heads beyond the limit of a binding");
-                }
-                let n = self.graph.weight(*first).rows as u32;
-                let all = part(format, 0, (n * heads) as usize, k, false);
-                let made = kernels::head_linear(all, heads, rows, loc(x), loc(y));
-                let operands = [part_of(0, 0), part_of(0, 0), Value(x), Value(y)];
-                step(made, &[&operands[..], &[Value(x); 4]].concat())
-            }
-            Op::Rope(_) => self.rotate([at, at], None, s, out),
+            Op::HeadLinear(h) => self.head_linear(at, h, s, out),
+            Op::Rope(_) => self.rotate(at, at, None, s, out),
             Op::KvAppend(_) => self.append(at, None, s, out),
             Op::Attention(_) => self.attention(at, None, s, out),
-            Op::Activate(act) => {
-                let made = kernels::activate(*act, [rows, cols(x)], loc(x), loc(y));
-                step(made, &[Value(x), Value(x), Value(y)])
-            }
-            Op::Gate(act) => {
-                let at = [loc(x), loc(input(1)), loc(y)];
-                let made = kernels::gate(*act, [rows, cols(x)], at);
-                step(made, &[Value(x), Value(input(1)), Value(y)])
-            }
-            Op::Add => {
-                let made = kernels::add([rows, cols(x)], [loc(x), loc(input(1)), loc(y)]);
-                step(made, &[Value(x), Value(input(1)), Value(y)])
-            }
-            Op::Scale { factor } => {
-                let made = kernels::scale(*factor, [rows, cols(x)], loc(x), loc(y));
-                step(made, &[Value(x), Value(x), Value(y)])
-            }
-            Op::Clamp { limit } => {
-                let made = kernels::clamp(*limit, [rows, cols(x)], loc(x), loc(y));
-                step(made, &[Value(x), Value(x), Value(y)])
-            }
-            Op::SoftCap { cap } => {
-                let made = kernels::soft_cap(*cap, [rows, cols(x)], loc(x), loc(y));
-                step(made, &[Value(x), Value(x), Value(y)])
-            }
-            Op::SigmoidGate => {
-                let at = [loc(x), loc(input(1)), loc(y)];
-                let made = kernels::sigmoid_gate([rows, cols(x)], at);
-                step(made, &[Value(x), Value(input(1)), Value(y)])
+            Op::Activate(_)
+            | Op::Gate(_)
+            | Op::Add
+            | Op::Scale { .. }
+            | Op::Clamp { .. }
+            | Op::SoftCap { .. }
+            | Op::SigmoidGate => {
+                let made = kernels::elements(&node.op, rows, cols(x), [x, second, y].map(loc));
+                step(made, &[x, second, y].map(Value))
             }
             Op::Convert => self.convert(at, s, out),
-            Op::SliceCols { group, start, len } => {
-                let (group, kept) = (*group as u32, [*start as u32, *len as u32]);
-                let groups = cols(x) / group.max(1);
-                let made = kernels::slice_cols([rows, groups], group, kept, loc(x), loc(y));
-                step(made, &[Value(x), Value(x), Value(y)])
-            }
-            Op::ConcatCols { groups } => {
-                let groups = (*groups as u32).max(1);
-                let widths = [cols(x) / groups, cols(input(1)) / groups];
-                let at = [loc(x), loc(input(1)), loc(y)];
-                let made = kernels::concat_cols([rows, groups], widths, at);
-                step(made, &[Value(x), Value(input(1)), Value(y)])
+            Op::SliceCols { .. } | Op::ConcatCols { .. } => {
+                let made = kernels::columns(self.columns(node, rows)?, [x, second, y].map(loc));
+                step(made, &[x, second, y].map(Value))
             }
             Op::Router(router) => {
-                let (ids, weights) = (output(0), output(1));
-                let made = kernels::router(router, rows, [loc(x), loc(ids), loc(weights)]);
-                step(made, &[Value(x), Value(ids), Value(weights)])
+                let made = kernels::router(router, rows, [x, y, output(1)].map(loc));
+                step(made, &[x, y, output(1)].map(Value))
             }
             Op::Experts(_) => self.experts(at, None, y, s, out),
             Op::ExpertGroup(group) => {
-                let bias = has_bias(&group.experts);
-                let capacity = Some(group.capacity as u32);
+                let (capacity, bias) = (Some(group.capacity as u32), has_bias(&group.experts));
                 let shape = ExpertShape { rows, top_k: 1, capacity, bias };
                 // Neither ids nor weights are read.
-                self.feed_forwards((at, &group.experts), shape, (None, [x, x, x, y]), s, out)
+                let values = ExpertValues { x, ids: x, weights: x, addend: None, y };
+                self.feed_forwards(at, shape, values, s, out)
             }
         }
+    }
+
+    /// What an op that moves columns keeps and joins.
+    fn columns(&self, node: &Node, rows: u32) -> Result<Columns, KernelError> {
+        let cols = |i: usize| node.inputs.get(i).map_or(0, |v| self.slots[v.0 as usize].cols);
+        let (groups, group, start, kept, joined) = match node.op {
+            Op::SliceCols { group, start, len } => (cols(0) / group.max(1), group, start, len, 0),
+            Op::ConcatCols { groups } => {
+                let groups = groups.max(1);
+                (groups, cols(0) / groups, 0, cols(0) / groups, cols(1) / groups)
+            }
+            _ => return unsupported("columns of another op"),
+        };
+        let [groups, group, start] = [groups, group, start].map(|n| n as u32);
+        let [kept, joined] = [kept, joined].map(|n| n as u32);
+        Ok(Columns { rows, groups, group, start, kept, joined })
+    }
+
+    /// Rows of a table.
+    fn embed(&self, at: usize, s: &Shape<'_>, out: &mut Dispatches) -> Emitted {
+        let node = &self.graph.nodes[at];
+        let (Op::Embed { table, scale }, [x, ..], [y, ..]) =
+            (&node.op, &node.inputs[..], &node.outputs[..])
+        else {
+            return unsupported("rows of another op");
+        };
+        let [x, y] = [x, y].map(|v| v.0 as usize);
+        let rows = self.slots[x].rows_of(s.rows) as u32;
+        let (format, split, cols) = self.matrix(*table)?;
+        for (i, (first, count)) in split.parts().enumerate() {
+            let of = part(format, first, count, cols, false);
+            let made = kernels::embed(of, *scale, rows, s.locs[x], s.locs[y])?;
+            let table = Operand::Weight(PackPart { of: at, pack: 0, part: i });
+            out.push(PlacedDispatch::new(made, vec![table, Operand::Value(x), Operand::Value(y)]));
+        }
+        Ok(())
+    }
+
+    /// Products of heads, each with a weight of its own.
+    fn head_linear(
+        &self,
+        at: usize,
+        h: &HeadLinear,
+        s: &Shape<'_>,
+        out: &mut Dispatches,
+    ) -> Emitted {
+        let node = &self.graph.nodes[at];
+        let (Some(first), [x, ..], [y, ..]) =
+            (h.weights.first(), &node.inputs[..], &node.outputs[..])
+        else {
+            return unsupported("a product of no heads");
+        };
+        let [x, y] = [x, y].map(|v| v.0 as usize);
+        let (format, split, k) = matrices(&self.graph, &h.weights, self.limit)?;
+        if split.each < split.all {
+            return unsupported("weights of heads beyond the limit of a binding");
+        }
+        let (rows, heads) = (self.slots[x].rows_of(s.rows) as u32, h.weights.len() as u32);
+        let n = self.graph.weight(*first).rows as u32;
+        let all = part(format, 0, (n * heads) as usize, k, false);
+        let made = kernels::head_linear(all, heads, rows, s.locs[x], s.locs[y])?;
+        let mut operands = vec![Operand::Weight(PackPart { of: at, pack: 0, part: 0 }); 2];
+        operands.extend([x, y, x, x, x, x].map(Operand::Value));
+        out.push(PlacedDispatch::new(made, operands));
+        Ok(())
     }
 
     /// Experts' feed-forwards, whose results may be added to a value.
@@ -436,8 +463,8 @@ impl Code {
         addend: Option<usize>,
         y: usize,
         s: &Shape<'_>,
-        out: &mut Vec<PlacedDispatch>,
-    ) -> Result<(), KernelError> {
+        out: &mut Dispatches,
+    ) -> Emitted {
         let node = &self.graph.nodes[at];
         let (Op::Experts(experts), &[x, ids, weights]) = (&node.op, &node.inputs[..]) else {
             return unsupported("experts of another op");
@@ -446,18 +473,24 @@ impl Code {
         let rows = self.slots[x].rows_of(s.rows) as u32;
         let (top_k, bias) = (self.slots[ids].cols as u32, has_bias(experts));
         let shape = ExpertShape { rows, top_k, capacity: None, bias };
-        self.feed_forwards((at, experts), shape, (addend, [x, ids, weights, y]), s, out)
+        self.feed_forwards(at, shape, ExpertValues { x, ids, weights, addend, y }, s, out)
     }
 
     fn feed_forwards(
         &self,
-        (at, experts): (usize, &Experts),
+        at: usize,
         shape: ExpertShape,
-        (addend, [x, ids, weights, y]): (Option<usize>, [usize; 4]),
+        values: ExpertValues,
         s: &Shape<'_>,
-        out: &mut Vec<PlacedDispatch>,
-    ) -> Result<(), KernelError> {
+        out: &mut Dispatches,
+    ) -> Emitted {
         use Operand::{Inner, Value};
+        let ExpertValues { x, ids, weights, addend, y } = values;
+        let (Op::Experts(experts) | Op::ExpertGroup(ExpertGroup { experts, .. })) =
+            &self.graph.nodes[at].op
+        else {
+            return unsupported("experts of another op");
+        };
         let pack = |pack: usize, part: usize| Operand::Weight(PackPart { of: at, pack, part });
         let eight_bits = is_eight_bits(experts.activations)?;
         let (format, split, k) = matrices(&self.graph, &experts.gate, self.limit)?;
@@ -500,12 +533,7 @@ impl Code {
     }
 
     /// Rows with gaps are converted one by one.
-    fn convert(
-        &self,
-        at: usize,
-        s: &Shape<'_>,
-        out: &mut Vec<PlacedDispatch>,
-    ) -> Result<(), KernelError> {
+    fn convert(&self, at: usize, s: &Shape<'_>, out: &mut Dispatches) -> Emitted {
         let node = &self.graph.nodes[at];
         let (Some(x), Some(y)) = (node.inputs.first(), node.outputs.first()) else {
             return unsupported("a conversion of nothing");
@@ -527,8 +555,8 @@ impl Code {
             s.locs[x].stride as usize == words(from) && s.locs[y].stride as usize == words(to);
         let (runs, count) = if dense { (1, rows * from.cols) } else { (rows, from.cols) };
         for i in 0..runs as u32 {
-            let offsets = [x, y].map(|v| s.locs[v].offset + i * s.locs[v].stride);
-            let dispatch = kernels::convert(a, b, count as u32, offsets)?;
+            let [from, to] = [x, y].map(|v| s.locs[v].offset + i * s.locs[v].stride);
+            let dispatch = kernels::convert(a, b, count as u32, from, to)?;
             out.push(PlacedDispatch::new(dispatch, vec![Operand::Value(x), Operand::Value(y)]));
         }
         Ok(())

@@ -59,6 +59,23 @@ struct Fault {
     wrong: Mutex<Option<String>>,
 }
 
+impl Fault {
+    /// What a device's driver will report.
+    fn of(device: &wgpu::Device) -> Arc<Fault> {
+        let fault = Arc::new(Fault::default());
+        let (of_loss, of_error) = (fault.clone(), fault.clone());
+        device.set_device_lost_callback(move |reason, text| {
+            let text = one_line(&text);
+            let text = if text.is_empty() { format!("{reason:?}") } else { text };
+            locked(&of_loss.lost).get_or_insert(text);
+        });
+        device.on_uncaptured_error(Arc::new(move |e: wgpu::Error| {
+            locked(&of_error.wrong).get_or_insert(one_line(&e.to_string()));
+        }));
+        fault
+    }
+}
+
 /// Device memory, as the handle of a [`Buffer`] or for weights. Dropping it frees it.
 pub(crate) struct Memory {
     pub buffer: wgpu::Buffer,
@@ -131,16 +148,7 @@ impl Gpu {
         // A driver that offers to take the host's memory may still refuse to.
         let host = host
             .filter(|host| Buffer::zeroed(1).is_ok_and(|page| host.buffer(&device, &page).is_ok()));
-        let fault = Arc::new(Fault::default());
-        let (of_loss, of_error) = (fault.clone(), fault.clone());
-        device.set_device_lost_callback(move |reason, text| {
-            let text = one_line(&text);
-            let text = if text.is_empty() { format!("{reason:?}") } else { text };
-            locked(&of_loss.lost).get_or_insert(text);
-        });
-        device.on_uncaptured_error(Arc::new(move |e: wgpu::Error| {
-            locked(&of_error.wrong).get_or_insert(one_line(&e.to_string()));
-        }));
+        let fault = Fault::of(&device);
         let small = |label| {
             device.create_buffer(&wgpu::BufferDescriptor {
                 label: Some(label),

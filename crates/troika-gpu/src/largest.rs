@@ -2,7 +2,7 @@
 
 use troika_device::{Access, DeviceError, Rect, View};
 
-use crate::bound::{Ready, window};
+use crate::bound::{MultiplyCount, Ready, window};
 use crate::gpu::{Gpu, Memory, Use};
 use crate::kernels::{LargestShape, largest};
 use crate::recorder::Recorder;
@@ -104,7 +104,9 @@ impl Chooser {
         };
         let work = self.work.insert(work);
         let buffers = [(&bound.buffer, bound.range), (&work.buffer, 0..work.buffer.size())];
-        let ready = made.into_iter().map(|dispatch| Ready::new(gpu, dispatch, &buffers, (0, 0)));
+        let ready = made
+            .into_iter()
+            .map(|dispatch| Ready::new(gpu, dispatch, &buffers, MultiplyCount::default()));
         let dispatches = ready.collect::<Result<Vec<_>, _>>()?;
         gpu.check()?;
         let results = Rect::new(0, rect.rows(), kept * 8, row);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use troika_device::DeviceError;
 
 use crate::adapter::choose;
-use crate::bound::Ready;
+use crate::bound::{MultiplyCount, Ready};
 use crate::error::GpuError;
 use crate::gpu::{Gpu, Use};
 use crate::kernels::{Dispatch, KernelError, probe_multiply, probe_read};
@@ -68,7 +68,7 @@ fn wrong(gpu: &Gpu, e: &KernelError) -> DeviceError {
 /// How long a dispatch takes, one of many.
 fn seconds(gpu: &Gpu, of: &Dispatch, bound: &[&wgpu::Buffer]) -> Result<f64, DeviceError> {
     let parts: Vec<_> = bound.iter().map(|b| (*b, 0..b.size())).collect();
-    let ready = Ready::new(gpu, of.clone(), &parts, (0, 0))?;
+    let ready = Ready::new(gpu, of.clone(), &parts, MultiplyCount::default())?;
     let run = |count: u32| {
         let mut encoder = gpu.device.create_command_encoder(&Default::default());
         let mut pass = encoder.begin_compute_pass(&Default::default());

@@ -100,11 +100,7 @@ pub(crate) fn places(
             });
             taken[number] = last[value].max(at);
             slots[value].place = Place::Scratch(number);
-            let rows = match slots[value].rows {
-                Dim::Rows(_) => 1,
-                Dim::Fixed(n) | Dim::KvLen(n) => n,
-            };
-            let bytes = slots[value].row_bytes().saturating_mul(rows);
+            let bytes = slots[value].row_bytes().saturating_mul(slots[value].rows_of(1));
             scratch[number] = scratch[number].max(bytes);
         }
     }

@@ -9,7 +9,7 @@ use std::thread;
 use troika_device::DeviceError;
 
 use crate::adapter::now;
-use crate::bound::Ready;
+use crate::bound::{MultiplyCount, Ready};
 use crate::compile::{Code, Shape};
 use crate::error::{locked, one_line};
 use crate::gpu::Gpu;
@@ -205,7 +205,7 @@ fn use_once(gpu: &Gpu, of: &Dispatch) -> Result<(), DeviceError> {
     };
     let parts: Vec<_> = of.spec.bindings.iter().map(part).collect();
     let empty = Dispatch { grid: [0; 3], ..of.clone() };
-    let ready = Ready::new(gpu, empty, &parts, (0, 0))?;
+    let ready = Ready::new(gpu, empty, &parts, MultiplyCount::default())?;
     let mut encoder = gpu.device.create_command_encoder(&Default::default());
     let mut pass = encoder.begin_compute_pass(&Default::default());
     ready.record(&mut pass);

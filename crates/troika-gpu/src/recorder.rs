@@ -268,7 +268,7 @@ impl Recorder {
             (Some(source), Some(target)) => {
                 let _read = from.buffer().claim(&[(*r, troika_device::Access::Read)])?;
                 let _write = to.buffer().claim(&[(*w, troika_device::Access::Write)])?;
-                self.within((from, &source), (to, &target))
+                self.within(from, &source, to, &target)
             }
         }
     }
@@ -385,8 +385,10 @@ impl Recorder {
     /// Copies rows within the device's memory.
     fn within(
         &mut self,
-        (from, source): (&View, &wgpu::Buffer),
-        (to, target): (&View, &wgpu::Buffer),
+        from: &View,
+        source: &wgpu::Buffer,
+        to: &View,
+        target: &wgpu::Buffer,
     ) -> Result<(), DeviceError> {
         let (r, w) = (*from.rect(), *to.rect());
         let through = if from.buffer().id() == to.buffer().id() {

@@ -164,7 +164,7 @@ impl Runner {
         let known = self.prepared.get(&key);
         let known = known.is_some_and(|p| p.page_lens == page_lens) && !is_mixed;
         if !known {
-            let prepared = self.prepare(of, run, (&page_lens, &key), &runs)?;
+            let prepared = self.prepare(of, run, &page_lens, &key, &runs)?;
             if self.prepared.len() >= MOST {
                 self.prepared.clear();
             }
@@ -185,24 +185,7 @@ impl Runner {
         }
         let ends = run.forward.seqs.iter().map(|s| (s.pos + s.rows.len()) as u64);
         let positions = ends.max().unwrap_or(0);
-        let mut left = &prepared.dispatches[..];
-        while !left.is_empty() {
-            // A submission is short, so that others get the device, too.
-            let mut work = 0_u64;
-            let room = self.recorder.room_for_work();
-            let most = self.recorder.room_for_dispatches();
-            let fits = left.iter().take(most).take_while(|ready| {
-                let fits = work <= room;
-                let (fixed, each) = ready.work;
-                work = work.saturating_add(fixed).saturating_add(each.saturating_mul(positions));
-                fits
-            });
-            let (now, later) = left.split_at(fits.count().max(1));
-            let pass = self.recorder.pass();
-            now.iter().for_each(|ready| ready.record(pass));
-            self.recorder.add_work(now.len(), work)?;
-            left = later;
-        }
+        record(&mut self.recorder, &prepared.dispatches, positions)?;
         if is_mixed {
             self.prepared.remove(&key);
         }
@@ -276,7 +259,8 @@ impl Runner {
         &self,
         of: &LoadedGraph,
         run: &Run,
-        (page_lens, key): (&[usize], &Key),
+        page_lens: &[usize],
+        key: &Key,
         runs: &[(usize, usize, bool)],
     ) -> Result<Prepared, DeviceError> {
         let code = &of.code;
@@ -369,6 +353,26 @@ impl Runner {
         }
         Ready::new(&self.gpu, step.dispatch, &parts, step.work)
     }
+}
+
+/// Records dispatches, where the longest sequence has this number of positions. A submission is
+/// short, so that others get the device, too.
+fn record(recorder: &mut Recorder, mut left: &[Ready], positions: u64) -> Result<(), DeviceError> {
+    while !left.is_empty() {
+        let mut work = 0_u64;
+        let room = recorder.room_for_work();
+        let fits = left.iter().take(recorder.room_for_dispatches()).take_while(|ready| {
+            let fits = work <= room;
+            work = work.saturating_add(ready.work.at(positions));
+            fits
+        });
+        let (now, later) = left.split_at(fits.count().max(1));
+        let pass = recorder.pass();
+        now.iter().for_each(|ready| ready.record(pass));
+        recorder.add_work(now.len(), work)?;
+        left = later;
+    }
+    Ok(())
 }
 
 /// A value in memory of its own, without gaps between rows.

@@ -1,12 +1,13 @@
 //! The steps of units: one dispatch for several ops where there is a kernel, else one for each.
 
-use troika_graph::{Activation, Op, ValueId};
+use troika_graph::{Op, ValueId};
 
-use crate::compile::{Code, Operand, PackPart, PlacedDispatch, Shape, part};
+use crate::bound::MultiplyCount;
+use crate::compile::{Code, Dispatches, Emitted, Operand, PackPart, PlacedDispatch, Shape, part};
 use crate::kernels::{
     self, Around, FewRows, KernelError, Loc, Matrix, NormShape, RowNorm, is_eight_bits, unsupported,
 };
-use crate::units::{Chain, Pattern};
+use crate::units::{Chain, GateUp, Pattern};
 
 /// The vectors that products bind, and what lies in them.
 struct Vectors {
@@ -25,12 +26,7 @@ impl Code {
     ///
     /// # Errors
     /// An op that has no kernel for this shape.
-    pub(crate) fn unit_steps(
-        &self,
-        at: usize,
-        s: &Shape<'_>,
-        out: &mut Vec<PlacedDispatch>,
-    ) -> Result<(), KernelError> {
+    pub(crate) fn unit_steps(&self, at: usize, s: &Shape<'_>, out: &mut Dispatches) -> Emitted {
         let unit = &self.units[at];
         let takes = unit.norm.is_some_and(|norm| self.is_taken(norm, s));
         let from = out.len();
@@ -58,10 +54,13 @@ impl Code {
     /// Shares out the multiplications of nodes to their steps.
     fn share_work(&self, nodes: &[usize], rows: usize, steps: &mut [PlacedDispatch]) {
         let works = nodes.iter().map(|n| self.work(*n, rows));
-        let (fixed, each) = works
-            .fold((0, 0), |a: (u64, u64), w| (a.0.saturating_add(w.0), a.1.saturating_add(w.1)));
+        let sum = works.fold(MultiplyCount::default(), |a, w| MultiplyCount {
+            fixed: a.fixed.saturating_add(w.fixed),
+            each: a.each.saturating_add(w.each),
+        });
         let count = steps.len().max(1) as u64;
-        steps.iter_mut().for_each(|step| step.work = (fixed / count, each / count));
+        let share = MultiplyCount { fixed: sum.fixed / count, each: sum.each / count };
+        steps.iter_mut().for_each(|step| step.work = share);
     }
 
     /// Whether all readers of a norm take it on.
@@ -71,12 +70,7 @@ impl Code {
     }
 
     /// The steps of a unit's pattern.
-    fn fused(
-        &self,
-        (at, takes): Of,
-        s: &Shape<'_>,
-        out: &mut Vec<PlacedDispatch>,
-    ) -> Result<(), KernelError> {
+    fn fused(&self, (at, takes): Of, s: &Shape<'_>, out: &mut Dispatches) -> Emitted {
         let unit = &self.units[at];
         let vectors = PackPart { of: self.graph.nodes.len() + at, pack: 0, part: 0 };
         match &unit.pattern {
@@ -84,17 +78,14 @@ impl Code {
             Pattern::Norm | Pattern::Alone => unsupported("one of several ops"),
             Pattern::Product(chain) => self.product(chain, Some((at, takes)), s, out),
             Pattern::Products(list) => self.products(list, (at, takes), s, out),
-            Pattern::GateUp { gate, up, product } => match &self.graph.nodes[*product].op {
-                Op::Gate(act) => self.gate_up([*gate, *up, *product], *act, (at, takes), s, out),
-                _ => unsupported("a gate of another op"),
-            },
+            Pattern::GateUp(of) => self.gate_up(*of, (at, takes), s, out),
             Pattern::NormAdd { norm, addend, result } => {
                 self.norm(*norm, Some(addend.0 as usize), result.0 as usize, s, out)
             }
-            Pattern::Rotate { ropes, norms } => {
-                self.rotate(*ropes, norms.map(|norms| (norms, vectors)), s, out)
+            Pattern::Rotate { ropes: [q, k], norms } => {
+                self.rotate(*q, *k, norms.map(|norms| (norms, vectors)), s, out)
             }
-            Pattern::HeadNorms(norms) => self.head_norms(*norms, vectors, s, out),
+            Pattern::HeadNorms([q, k]) => self.head_norms(*q, *k, vectors, s, out),
             Pattern::Attend { appends, attention } => self.attend(appends, *attention, s, out),
             Pattern::ExpertsAdd { experts, addend, result } => {
                 self.experts(*experts, Some(addend.0 as usize), result.0 as usize, s, out)
@@ -152,8 +143,8 @@ impl Code {
         chain: &Chain,
         of: Option<Of>,
         s: &Shape<'_>,
-        out: &mut Vec<PlacedDispatch>,
-    ) -> Result<(), KernelError> {
+        out: &mut Dispatches,
+    ) -> Emitted {
         let at = chain.linear;
         let Op::Linear { weight, activations, .. } = self.graph.nodes[at].op else {
             return unsupported("a product of another op");
@@ -212,13 +203,7 @@ impl Code {
     }
 
     /// Two or three products of one value.
-    fn products(
-        &self,
-        list: &[usize],
-        of: Of,
-        s: &Shape<'_>,
-        out: &mut Vec<PlacedDispatch>,
-    ) -> Result<(), KernelError> {
+    fn products(&self, list: &[usize], of: Of, s: &Shape<'_>, out: &mut Dispatches) -> Emitted {
         let [first, second, ref rest @ ..] = *list else {
             return unsupported("fewer than two products");
         };
@@ -254,17 +239,19 @@ impl Code {
     /// An activated gate times up.
     fn gate_up(
         &self,
-        [gate, up, product]: [usize; 3],
-        act: Activation,
+        GateUp { gate, up, product }: GateUp,
         of: Of,
         s: &Shape<'_>,
-        out: &mut Vec<PlacedDispatch>,
-    ) -> Result<(), KernelError> {
-        let Op::Linear { weight, activations, .. } = self.graph.nodes[gate].op else {
+        out: &mut Dispatches,
+    ) -> Emitted {
+        let nodes = &self.graph.nodes;
+        let (Op::Linear { weight, activations, .. }, Op::Gate(act)) =
+            (&nodes[gate].op, &nodes[product].op)
+        else {
             return unsupported("a gate of another op");
         };
-        let eight_bits = is_eight_bits(activations)?;
-        let (format, split, cols) = self.matrix(weight)?;
+        let eight_bits = is_eight_bits(*activations)?;
+        let (format, split, cols) = self.matrix(*weight)?;
         let vectors = self.vectors(gate, Some(of));
         let x = self.multiplied(gate, Some(of));
         let y = self.graph.nodes[product].outputs.first().map_or(x, |y| y.0 as usize);
@@ -273,7 +260,7 @@ impl Code {
         for (i, (first, count)) in split.parts().enumerate() {
             let matrix = part(format, first, count, cols, eight_bits);
             let at = [s.locs[x], s.locs[y]];
-            let made = kernels::gate_up(matrix, split.all as u32, act, few, at)?;
+            let made = kernels::gate_up(matrix, split.all as u32, *act, few, at)?;
             let [g, u] = [gate, up].map(|of| PackPart { of, pack: 0, part: i });
             let vectors = vectors.at.unwrap_or(g);
             let mut operands = [g, u, vectors].map(Operand::Weight).to_vec();
@@ -290,8 +277,8 @@ impl Code {
         addend: Option<usize>,
         y: usize,
         s: &Shape<'_>,
-        out: &mut Vec<PlacedDispatch>,
-    ) -> Result<(), KernelError> {
+        out: &mut Dispatches,
+    ) -> Emitted {
         let node = &self.graph.nodes[at];
         let x = node.inputs.first().map_or(0, |x| x.0 as usize);
         let slot = &self.slots[x];

@@ -27,18 +27,39 @@ pub(crate) enum Pattern {
     Product(Chain),
     /// Two or three products of one value.
     Products(Vec<usize>),
-    /// An activated gate times up: the products, and what follows them.
-    GateUp { gate: usize, up: usize, product: usize },
+    GateUp(GateUp),
     /// A norm whose results are added to a value.
-    NormAdd { norm: usize, addend: ValueId, result: ValueId },
+    NormAdd {
+        norm: usize,
+        addend: ValueId,
+        result: ValueId,
+    },
     /// The rotations of queries and of keys, with norms of their heads.
-    Rotate { ropes: [usize; 2], norms: Option<[usize; 2]> },
+    Rotate {
+        ropes: [usize; 2],
+        norms: Option<[usize; 2]>,
+    },
     /// Norms of the heads of queries and of keys that are not rotated.
     HeadNorms([usize; 2]),
     /// Attention over what is appended before: keys, and values that are not parts of keys.
-    Attend { appends: Vec<usize>, attention: usize },
+    Attend {
+        appends: Vec<usize>,
+        attention: usize,
+    },
     /// Experts whose results are added to a value.
-    ExpertsAdd { experts: usize, addend: ValueId, result: ValueId },
+    ExpertsAdd {
+        experts: usize,
+        addend: ValueId,
+        result: ValueId,
+    },
+}
+
+/// An activated gate times up: the two products, and the gate that follows them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct GateUp {
+    pub gate: usize,
+    pub up: usize,
+    pub product: usize,
 }
 
 /// A product whose results are activated, multiplied by gates of rows, and added to values.
@@ -119,7 +140,7 @@ impl Unit {
         let linears: &[usize] = match &self.pattern {
             Pattern::Product(chain) => &[chain.linear],
             Pattern::Products(list) => list,
-            Pattern::GateUp { gate, up, .. } => &[*gate, *up],
+            Pattern::GateUp(GateUp { gate, up, .. }) => &[*gate, *up],
             Pattern::Rotate { norms: Some(norms), .. } | Pattern::HeadNorms(norms) => norms,
             _ => &[],
         };
@@ -204,7 +225,7 @@ impl<'g> Matcher<'g> {
         let Some((gate, up)) = self.maker(*g, product).zip(self.maker(*u, product)) else { return };
         let fits = gate != up && self.is_product(gate) && self.is_product(up);
         if fits && self.alike(gate, up, true) && self.node(gate).inputs == self.node(up).inputs {
-            self.take(&[gate, up, product], Pattern::GateUp { gate, up, product });
+            self.take(&[gate, up, product], Pattern::GateUp(GateUp { gate, up, product }));
         }
     }
 
@@ -408,7 +429,7 @@ impl<'g> Matcher<'g> {
         let products = match &unit.pattern {
             Pattern::Product(chain) => vec![chain.linear],
             Pattern::Products(list) => list.clone(),
-            Pattern::GateUp { gate, up, .. } => vec![*gate, *up],
+            Pattern::GateUp(GateUp { gate, up, .. }) => vec![*gate, *up],
             _ => return false,
         };
         let only = |at: &usize| products.contains(at) || !self.node(*at).inputs.contains(&n);

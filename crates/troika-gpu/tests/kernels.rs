@@ -7,11 +7,11 @@ mod common;
 use common::{ACTIVATIONS, BOUND, Numbers, act, dot, gated, loc, near, rounded, runner, weight};
 use half::{bf16, f16};
 use troika_gpu::kernels::{
-    self, Append, Around, AttentionShape, BatchWords, Before, CacheFormat, ExpertShape, Floats,
-    Matrix, NormShape, Rotation, RotationAt, Stack, WeightFormat,
+    self, Append, Around, AttentionShape, BatchWords, Before, CacheFormat, Columns, ExpertShape,
+    Floats, Matrix, NormShape, Rotation, RotationAt, Stack, WeightFormat,
 };
 use troika_graph::{
-    ActivationFormat, Attention, DType, Rope, RopeFreqs, RopeStyle, Router, Score, WeightRef,
+    ActivationFormat, Attention, DType, Op, Rope, RopeFreqs, RopeStyle, Router, Score, WeightRef,
 };
 
 fn columns(dtype: DType) -> [usize; 2] {
@@ -451,33 +451,32 @@ fn ops_on_elements() {
     let Some(gpu) = runner() else { return };
     let mut n = Numbers(7);
     let (rows, cols) = (3, 301);
-    let shape = [rows as u32, cols as u32];
     let x: Vec<f32> = n.floats(rows * cols).iter().map(|x| x * 12.0).collect();
     let b = n.floats(rows * cols);
     let (x_on, b_on) = (gpu.floats(&x), gpu.floats(&b));
     let at = loc(0, cols);
     let wide = |x: &[f32]| x.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
     let (xs, bs) = (wide(&x), wide(&b));
-    let run =
-        |what: &str, d: Result<kernels::Dispatch, _>, two: bool, f: &dyn Fn(f64, f64) -> f64| {
-            let y = gpu.floats(&vec![0.0; x.len()]);
-            gpu.run(&d.expect("one"), &[&x_on, if two { &b_on } else { &x_on }, &y]);
-            let expected: Vec<f64> = xs.iter().zip(&bs).map(|(x, b)| f(*x, *b)).collect();
-            near(what, &gpu.read_floats(&y)[..x.len()], &expected, 1e-6);
-        };
+    let run = |op: Op, second: &wgpu::Buffer, f: &dyn Fn(f64, f64) -> f64| {
+        let d = kernels::elements(&op, rows as u32, cols as u32, [at; 3]);
+        let y = gpu.floats(&vec![0.0; x.len()]);
+        gpu.run(&d.expect("one"), &[&x_on, second, &y]);
+        let expected: Vec<f64> = xs.iter().zip(&bs).map(|(x, b)| f(*x, *b)).collect();
+        near(&format!("{op:?}"), &gpu.read_floats(&y)[..x.len()], &expected, 1e-6);
+    };
     for of in ACTIVATIONS {
-        let what = format!("{of:?}");
-        run(&what, kernels::gate(of, shape, [at; 3]), true, &|x, b| gated(of, x, b));
-        run(&what, kernels::activate(of, shape, at, at), false, &|x, _| act(of, x));
+        run(Op::Gate(of), &b_on, &|x, b| gated(of, x, b));
+        run(Op::Activate(of), &x_on, &|x, _| act(of, x));
     }
-    run("sum", kernels::add(shape, [at; 3]), true, &|x, b| x + b);
-    run("scale", kernels::scale(0.3, shape, at, at), false, &|x, _| x * f64::from(0.3f32));
-    run("clamp", kernels::clamp(1.5, shape, at, at), false, &|x, _| x.clamp(-1.5, 1.5));
-    run("cap", kernels::soft_cap(2.0, shape, at, at), false, &|x, _| 2.0 * (x / 2.0).tanh());
-    run("cap", kernels::soft_cap(300.0, shape, at, at), false, &|x, _| 300.0 * (x / 300.0).tanh());
+    run(Op::Add, &b_on, &|x, b| x + b);
+    run(Op::Scale { factor: 0.3 }, &x_on, &|x, _| x * f64::from(0.3f32));
+    run(Op::Clamp { limit: 1.5 }, &x_on, &|x, _| x.clamp(-1.5, 1.5));
+    run(Op::SoftCap { cap: 2.0 }, &x_on, &|x, _| 2.0 * (x / 2.0).tanh());
+    run(Op::SoftCap { cap: 300.0 }, &x_on, &|x, _| 300.0 * (x / 300.0).tanh());
     let y = gpu.floats(&vec![0.0; x.len()]);
-    let d = kernels::sigmoid_gate(shape, [at, loc(1, 2), at]).expect("one");
-    gpu.run(&d, &[&x_on, &b_on, &y]);
+    let at = [at, loc(1, 2), at];
+    let d = kernels::elements(&Op::SigmoidGate, rows as u32, cols as u32, at);
+    gpu.run(&d.expect("one"), &[&x_on, &b_on, &y]);
     let expected: Vec<f64> =
         (0..x.len()).map(|i| xs[i] / (1.0 + (-bs[1 + 2 * (i / cols)]).exp())).collect();
     near("gate of rows", &gpu.read_floats(&y)[..x.len()], &expected, 1e-6);
@@ -489,13 +488,15 @@ fn ops_that_move_columns() {
     let x: Vec<f32> = (0..60).map(|i| i as f32).collect();
     let x_on = gpu.floats(&x);
     let y = gpu.floats(&[-1.0; 40]);
-    let d = kernels::slice_cols([2, 3], 10, [4, 5], loc(0, 30), loc(1, 16)).expect("one");
-    gpu.run(&d, &[&x_on, &x_on, &y]);
+    let of = Columns { rows: 2, groups: 3, group: 10, start: 4, kept: 5, joined: 0 };
+    let d = kernels::columns(of, [loc(0, 30), loc(0, 30), loc(1, 16)]);
+    gpu.run(&d.expect("one"), &[&x_on, &x_on, &y]);
     let y = gpu.read_floats(&y);
     assert_eq!(y[..7], [-1.0, 4.0, 5.0, 6.0, 7.0, 8.0, 14.0]);
     assert_eq!(y[15..19], [28.0, -1.0, 34.0, 35.0]);
     let y = gpu.floats(&[-1.0; 24]);
-    let d = kernels::concat_cols([2, 2], [2, 3], [loc(0, 4), loc(20, 6), loc(0, 12)]);
+    let of = Columns { rows: 2, groups: 2, group: 2, start: 0, kept: 2, joined: 3 };
+    let d = kernels::columns(of, [loc(0, 4), loc(20, 6), loc(0, 12)]);
     gpu.run(&d.expect("one"), &[&x_on, &x_on, &y]);
     let y = gpu.read_floats(&y);
     assert_eq!(y[..11], [0., 1., 20., 21., 22., 2., 3., 23., 24., 25., -1.]);
@@ -517,7 +518,7 @@ fn conversions_round_as_the_host_does() {
     let count = x.len();
     let run = |from, to, words: &[u32]| {
         let y = gpu.words(&vec![u32::MAX; count + 3]);
-        let d = kernels::convert(from, to, count as u32, [0, 1]).expect("one");
+        let d = kernels::convert(from, to, count as u32, 0, 1).expect("one");
         gpu.run(&d, &[&gpu.words(words), &y]);
         let y = gpu.read(&y);
         assert_eq!(y[0], u32::MAX);

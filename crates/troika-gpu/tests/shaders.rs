@@ -8,12 +8,12 @@ use std::process::{Command, Stdio};
 use naga::back::{hlsl, msl, pipeline_constants::process_overrides, spv};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 use troika_gpu::kernels::{
-    self, Append, Around, AttentionShape, BatchWords, Before, Binding, CacheFormat, Dispatch,
-    ExpertShape, FewRows, Floats, HeadNorm, KernelError, KernelSpec, Loc, MAX_PARAMS, Matrix,
-    NormShape, Rotation, RotationAt, RowNorm, Stack, WeightFormat,
+    self, Append, Around, AttentionShape, BatchWords, Before, Binding, CacheFormat, Columns,
+    Dispatch, ExpertShape, FewRows, Floats, HeadNorm, KernelError, KernelSpec, Loc, MAX_PARAMS,
+    Matrix, NormShape, Rotation, RotationAt, RowNorm, Stack, WeightFormat,
 };
 use troika_graph::{
-    Activation, ActivationFormat, Attention, Rope, RopeFreqs, RopeStyle, Router, Score,
+    Activation, ActivationFormat, Attention, Op, Rope, RopeFreqs, RopeStyle, Router, Score,
 };
 
 const WORKGROUP_BYTES: u32 = 16 * 1024;
@@ -163,22 +163,26 @@ fn rest(out: &mut Vec<Result<Dispatch, KernelError>>) {
         }
     }
     for act in ACTIVATIONS {
-        out.push(kernels::activate(act, [3, 100], AT, AT));
-        out.push(kernels::gate(act, [3, 100], [AT; 3]));
+        for op in [Op::Activate(act), Op::Gate(act)] {
+            out.push(kernels::elements(&op, 3, 100, [AT; 3]));
+        }
     }
     let largest = kernels::largest_kernels();
     assert_eq!(largest.len(), 2 + 3 + 4);
     out.extend(largest.into_iter().map(Ok));
-    out.push(kernels::add([3, 100], [AT; 3]));
-    out.push(kernels::scale(2.0, [3, 100], AT, AT));
-    out.push(kernels::clamp(2.0, [3, 100], AT, AT));
-    out.push(kernels::soft_cap(2.0, [3, 100], AT, AT));
-    out.push(kernels::sigmoid_gate([3, 100], [AT; 3]));
-    out.push(kernels::slice_cols([3, 4], 32, [8, 16], AT, AT));
-    out.push(kernels::concat_cols([3, 4], [8, 16], [AT; 3]));
+    let (factor, limit, cap) = (2.0, 2.0, 2.0);
+    for op in
+        [Op::Add, Op::Scale { factor }, Op::Clamp { limit }, Op::SoftCap { cap }, Op::SigmoidGate]
+    {
+        out.push(kernels::elements(&op, 3, 100, [AT; 3]));
+    }
+    for (group, joined) in [(32, 0), (8, 16)] {
+        let of = Columns { rows: 3, groups: 4, group, start: group % 24, kept: 8, joined };
+        out.push(kernels::columns(of, [AT; 3]));
+    }
     for from in [Floats::F32, Floats::F16, Floats::Bf16] {
         for to in [Floats::F32, Floats::F16, Floats::Bf16] {
-            out.push(kernels::convert(from, to, 1001, [0, 0]));
+            out.push(kernels::convert(from, to, 1001, 0, 0));
         }
     }
     for score in

@@ -248,20 +248,20 @@ impl CompiledModel {
     }
 
     fn input<'a>(&self, port: &Port, memory: &'a [u32]) -> ort::Result<SessionInputValue<'a>> {
-        let (shape, bytes) = ([port.rows, port.cols], bytemuck::cast_slice(memory));
+        let bytes = bytemuck::cast_slice(memory);
         let bytes = &bytes[..port.rows * port.row_bytes()];
         fn tensor<'a, T: PrimitiveTensorElementType + bytemuck::Pod + std::fmt::Debug>(
-            shape: [usize; 2],
+            port: &Port,
             bytes: &'a [u8],
         ) -> ort::Result<SessionInputValue<'a>> {
-            Ok(TensorRef::<T>::from_array_view((shape, bytemuck::cast_slice::<u8, T>(bytes)))?
-                .into())
+            let values = bytemuck::cast_slice::<u8, T>(bytes);
+            Ok(TensorRef::from_array_view(([port.rows, port.cols], values))?.into())
         }
         match port.dtype {
-            DType::I32 => tensor::<i32>(shape, bytes),
-            DType::F16 => tensor::<f16>(shape, bytes),
-            DType::BF16 => tensor::<bf16>(shape, bytes),
-            _ => tensor::<f32>(shape, bytes),
+            DType::I32 => tensor::<i32>(port, bytes),
+            DType::F16 => tensor::<f16>(port, bytes),
+            DType::BF16 => tensor::<bf16>(port, bytes),
+            _ => tensor::<f32>(port, bytes),
         }
     }
 }

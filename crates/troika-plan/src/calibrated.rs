@@ -50,7 +50,7 @@ impl CalibratedProducts {
                 continue;
             }
             let by = devices.iter().find(|d| !has(&d.name));
-            self.divide(rule, by, (spec, allowed), &mut all);
+            self.divide(rule, by, spec, allowed, &mut all);
         }
         all
     }
@@ -61,7 +61,8 @@ impl CalibratedProducts {
         &self,
         rule: &Rule,
         by: Option<&PlanDevice>,
-        (spec, allowed): (&ModelSpec, Option<&[ActivationFormat]>),
+        spec: &ModelSpec,
+        allowed: Option<&[ActivationFormat]>,
         all: &mut Vec<Rule>,
     ) {
         // Ops that the device refuses may take the other's formats.

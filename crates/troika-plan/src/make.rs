@@ -130,7 +130,7 @@ pub fn make(
     request.strategy.check(devices.len())?;
     request.strategy.check_names(devices)?;
     let chunk = chunk_of(spec, request);
-    let placed = |phase| request.strategy.rules(spec, devices, (phase, chunk));
+    let placed = |phase| request.strategy.rules(spec, devices, phase, chunk);
     let rules = match request.strategy {
         Strategy::Experts(policy) => {
             let halves = request.converts_to(ActivationFormat::F16);
@@ -146,7 +146,7 @@ pub fn make(
             decode: placed(Phase::Decode),
         },
     };
-    let plan = assemble(spec, devices, request, (request.strategy.to_string(), rules));
+    let plan = assemble(spec, devices, request, request.strategy.to_string(), rules);
     let names: Vec<&str> = devices.iter().map(|d| d.name.as_str()).collect();
     plan.check(spec, &names)?;
     Ok(plan)
@@ -172,13 +172,13 @@ pub fn chunk_of(spec: &ModelSpec, request: &PlanRequest) -> usize {
     request.chunk.min(context_of(spec, request).max(1))
 }
 
-/// A plan of some rules and the request's other settings. It is not checked.
-pub fn assemble(
+/// Rules with what the request says of activation formats, value types and moved segments.
+fn filled(
     spec: &ModelSpec,
     devices: &[PlanDevice],
     request: &PlanRequest,
-    (strategy, rules): (String, PlannedRules),
-) -> Plan {
+    rules: PlannedRules,
+) -> PlannedRules {
     let PlannedRules { mut prefill, mut lengths, mut decode } = rules;
     for list in lengths.iter_mut().map(|l| &mut l.rules).chain([&mut prefill, &mut decode]) {
         for moved in &request.elsewhere {
@@ -208,6 +208,18 @@ pub fn assemble(
             rule.activations = others;
         }
     }
+    PlannedRules { prefill, lengths, decode }
+}
+
+/// A plan of some rules and the request's other settings. It is not checked.
+pub fn assemble(
+    spec: &ModelSpec,
+    devices: &[PlanDevice],
+    request: &PlanRequest,
+    strategy: String,
+    rules: PlannedRules,
+) -> Plan {
+    let PlannedRules { prefill, lengths, decode } = filled(spec, devices, request, rules);
     let all = || prefill.iter().chain(&decode).chain(lengths.iter().flat_map(|l| &l.rules));
     let used = |d: &&PlanDevice| all().any(|r| r.devices().any(|n| n == d.name));
     let used: Vec<String> = devices.iter().filter(used).map(|d| d.name.clone()).collect();

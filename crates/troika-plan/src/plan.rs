@@ -409,7 +409,8 @@ impl Plan {
     /// The rule for a segment in a forward batch of `rows` rows.
     pub fn rule_for(
         &self,
-        (phase, rows): (Phase, usize),
+        phase: Phase,
+        rows: usize,
         kind: SegmentKind,
         layer: Option<usize>,
     ) -> Option<&Rule> {

@@ -165,7 +165,8 @@ impl Strategy {
         &self,
         spec: &ModelSpec,
         devices: &[PlanDevice],
-        (phase, chunk): (Phase, usize),
+        phase: Phase,
+        chunk: usize,
     ) -> Vec<Rule> {
         let all_on = |at: usize| vec![rule(None, None, &devices[at])];
         let on = |name: &String| all_on(devices.iter().position(|d| d.name == *name).unwrap_or(0));
@@ -183,21 +184,21 @@ impl Strategy {
                 Phase::Decode,
             ) => on(name),
             (Strategy::SplitColumns(ratio), _) => {
-                split(spec, devices, (ratio.columns(devices), true))
+                split(spec, devices, ratio.columns(devices), true)
             }
             (Strategy::SplitRows(_), Phase::Decode) => all_on(0),
             (Strategy::SplitHybrid, Phase::Decode) => {
-                split(spec, devices, (Ratio::default().columns(devices), false))
+                split(spec, devices, Ratio::default().columns(devices), false)
             }
             (Strategy::SplitRows(length), Phase::Prefill) => {
                 let lengths = vec![length.unwrap_or_else(|| standard(devices, chunk))];
                 let rest = devices[1].name.clone();
-                split(spec, devices, (Split::Rows { lengths, rest }, false))
+                split(spec, devices, Split::Rows { lengths, rest }, false)
             }
             (Strategy::SplitHybrid, Phase::Prefill) => {
                 let lengths = vec![standard(devices, chunk)];
                 let parts = Ratio::default().parts(devices);
-                split(spec, devices, (Split::Hybrid { lengths, parts }, false))
+                split(spec, devices, Split::Hybrid { lengths, parts }, false)
             }
             (Strategy::Alternate, _) => {
                 let mut rules = ends(spec, devices);
@@ -252,7 +253,7 @@ fn standard(devices: &[PlanDevice], chunk: usize) -> usize {
 
 /// Splits the segments of products, and attention if `heads` is set; the others run on the first
 /// device.
-fn split(spec: &ModelSpec, devices: &[PlanDevice], (split, heads): (Split, bool)) -> Vec<Rule> {
+fn split(spec: &ModelSpec, devices: &[PlanDevice], split: Split, heads: bool) -> Vec<Rule> {
     let columns = matches!(split, Split::Columns { .. });
     let splits = |kind: &SegmentKind| match kind {
         // Tables and experts have no columns to divide.

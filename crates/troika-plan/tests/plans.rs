@@ -451,7 +451,7 @@ fn short_chunks_have_rules_of_their_own() {
     plan.check(&spec, &NAMES).unwrap();
     assert_eq!(Plan::from_json(&plan.to_json()).unwrap(), plan);
     let device = |phase, rows| {
-        let rule = plan.rule_for((phase, rows), SegmentKind::Qkv, Some(1)).unwrap();
+        let rule = plan.rule_for(phase, rows, SegmentKind::Qkv, Some(1)).unwrap();
         rule.device.clone()
     };
     for (rows, expected) in [(1, "b"), (16, "b"), (17, "c"), (64, "c"), (65, "a"), (512, "a")] {

@@ -96,7 +96,8 @@ pub(crate) fn around_experts(
 /// stage do not wait for each other.
 pub(crate) fn columns(
     whole_graph: &PlacedGraph,
-    (split, parts): (&ColumnSplit, &[usize]),
+    split: &ColumnSplit,
+    parts: &[usize],
     takes: Taker<'_>,
     values: &mut Vec<Between>,
 ) -> Result<Vec<PlacedGraph>, PartitionError> {

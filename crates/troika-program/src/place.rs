@@ -55,7 +55,7 @@ impl Placer<'_> {
         let root = root(graph, segment, self.lowered);
         let (kind, heads) = (segment.kind, attention_of(self.lowered, segment));
         if let Some(split) = rule.experts() {
-            return self.experts(segment, (root, rule), split);
+            return self.experts(segment, root, rule, split);
         }
         let mut between = Vec::new();
         let Some(Split::Stages { stages }) = &rule.split else {
@@ -114,7 +114,7 @@ impl Placer<'_> {
             placed.wholes.push(whole);
         }
         if let Some(split) = placed.partition.columns() {
-            let mut pieces = pieces::columns(&root, (split, &parts), &takes, between)?;
+            let mut pieces = pieces::columns(&root, split, &parts, &takes, between)?;
             if !self.states_are_apart(&pieces) {
                 let owner = self.index(&rule.device).ok_or_else(unplaced)?;
                 pieces = pieces::whole(on(owner), &takes, between)?;

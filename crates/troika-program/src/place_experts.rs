@@ -29,7 +29,8 @@ impl Placer<'_> {
     pub(crate) fn experts(
         &self,
         segment: &Segment,
-        (root, rule): (PlacedGraph, &Rule),
+        root: PlacedGraph,
+        rule: &Rule,
         split: &ExpertSplit,
     ) -> Result<PlacedSegment, ProgramError> {
         let mut between: Vec<Between> = Vec::new();
@@ -59,7 +60,7 @@ impl Placer<'_> {
             troika_graph::Op::Experts(e) => Some(e.gate.len()),
             _ => None,
         });
-        let (pieces, packed) = self.graphs_of_experts(&graph, (rule, device), split)?;
+        let (pieces, packed) = self.graphs_of_experts(&graph, rule, device, split)?;
         let placed = PlacedExperts {
             split: split.clone(),
             pieces,
@@ -83,7 +84,8 @@ impl Placer<'_> {
     fn graphs_of_experts(
         &self,
         graph: &Subgraph,
-        (rule, device): (&Rule, usize),
+        rule: &Rule,
+        device: usize,
         split: &ExpertSplit,
     ) -> Result<(Vec<PlacedPiece>, Vec<PackedOperands>), ProgramError> {
         // A calibration knows no inputs of single experts.

@@ -155,7 +155,7 @@ pub(crate) struct PackedOperands {
 impl PlacedExperts {
     /// Bytes that a step reads and writes for `rows` rows.
     pub fn bytes(&self, step: ExpertStep, rows: usize) -> u64 {
-        step_bytes(step, rows, [self.top_k, self.cols])
+        step_bytes(step, rows, self.top_k, self.cols)
     }
 
     /// Whether chunks go through the model layer by layer.

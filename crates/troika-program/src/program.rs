@@ -154,7 +154,7 @@ impl Program {
         self.graphs.begin_segment();
         let segment = &placer.lowered.segments[index];
         let rule = |phase: Phase, rows: usize| {
-            let rule = plan.rule_for((phase, rows), segment.kind, segment.layer);
+            let rule = plan.rule_for(phase, rows, segment.kind, segment.layer);
             rule.ok_or_else(|| ProgramError::Unplaced(segment.graph.name.clone()))
         };
         let mut placed: Vec<(&Rule, Placement)> = Vec::new();
@@ -385,9 +385,9 @@ impl Program {
     fn check_used(&self, plan: &Plan) -> Result<(), ProgramError> {
         let mut used = UsedShares::new(plan, &self.devices);
         let of_prefill = self.prefill.iter().map(|b| ((Phase::Prefill, b.up_to), &b.segments));
-        for (at, placed) in of_prefill.chain([((Phase::Decode, 1), &self.decode)]) {
+        for ((phase, rows), placed) in of_prefill.chain([((Phase::Decode, 1), &self.decode)]) {
             for (segment, placed) in self.lowered.segments.iter().zip(placed) {
-                if let Some(rule) = plan.rule_for(at, segment.kind, segment.layer) {
+                if let Some(rule) = plan.rule_for(phase, rows, segment.kind, segment.layer) {
                     used.see(rule, &placed.segment, &segment.graph);
                 }
             }

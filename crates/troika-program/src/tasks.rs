@@ -332,7 +332,7 @@ impl<'a> ChunkTasks<'a> {
                 self.combine_experts(of, &rows);
             }
             if let Some(stage) = stages.get(at) {
-                self.stage(stage, (index, placement), &rows)?;
+                self.stage(stage, index, placement, &rows)?;
             }
         }
         Ok(())
@@ -341,7 +341,8 @@ impl<'a> ChunkTasks<'a> {
     fn stage(
         &mut self,
         stage: &PlacedStage,
-        (index, placement): (usize, &Placement),
+        index: usize,
+        placement: &Placement,
         rows: &Range<usize>,
     ) -> Result<(), ProgramError> {
         for area in stage.areas(rows.len())? {

@@ -8,7 +8,7 @@ use troika_time::TaskCost;
 
 use crate::demand::{Demand, Product};
 use crate::measured::MeasuredRuns;
-use crate::soc::{PeakRates, Processor, ProductTraits, Soc};
+use crate::soc::{PeakRates, Processor, ProductTraits, Soc, Tile};
 
 /// The speed of a processor within its SoC.
 #[derive(Clone, Debug)]
@@ -18,7 +18,7 @@ pub(crate) struct Rates {
     /// Bytes per nanosecond.
     bandwidth: f64,
     launch_ns: u64,
-    tile: (usize, usize),
+    tile: Tile,
     /// Costs of products besides their operations, if any.
     pub products: Option<ProductTraits>,
     /// Measured times of runs.

@@ -6,6 +6,8 @@ use troika_graph::{
     ActivationFormat, Attention, Dim, Experts, Node, Op, Subgraph, ValueId, WeightRef, Window,
 };
 
+use crate::soc::Tile;
+
 /// Operations and bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Demand {
@@ -23,12 +25,7 @@ pub(crate) struct Demand {
 impl Demand {
     /// The demand of a graph on some rows. Products are rounded up to whole tiles of rows and
     /// columns.
-    pub fn of(
-        graph: &Subgraph,
-        rows: usize,
-        forward: &ForwardBatch,
-        tile: (usize, usize),
-    ) -> Demand {
+    pub fn of(graph: &Subgraph, rows: usize, forward: &ForwardBatch, tile: Tile) -> Demand {
         RunShape { graph, rows, forward, tile }.demand(None)
     }
 
@@ -39,7 +36,7 @@ impl Demand {
         forward: &ForwardBatch,
     ) -> (Demand, Vec<Product>) {
         let mut products = Vec::new();
-        let shape = RunShape { graph, rows, forward, tile: (1, 1) };
+        let shape = RunShape { graph, rows, forward, tile: Tile::ONE };
         (shape.demand(Some(&mut products)), products)
     }
 
@@ -82,22 +79,22 @@ impl Product {
     }
 
     /// Its operations, with rows and columns rounded up to whole tiles.
-    pub fn operations(&self, tile: (usize, usize)) -> u64 {
-        whole_tiles([self.rows, self.outs, self.terms], tile)
+    pub fn operations(&self, tile: Tile) -> u64 {
+        whole_tiles(self.rows, self.outs, self.terms, tile)
     }
 }
 
 /// Operations of `[m, k] x [k, n]` in whole tiles.
-fn whole_tiles([m, n, k]: [usize; 3], tile: (usize, usize)) -> u64 {
+fn whole_tiles(m: usize, n: usize, k: usize, tile: Tile) -> u64 {
     let whole = |n: usize, tile: usize| n.div_ceil(tile).saturating_mul(tile);
-    times(&[2, whole(m, tile.0), whole(n, tile.1), k])
+    times(&[2, whole(m, tile.rows), whole(n, tile.cols), k])
 }
 
 struct RunShape<'a> {
     graph: &'a Subgraph,
     rows: usize,
     forward: &'a ForwardBatch,
-    tile: (usize, usize),
+    tile: Tile,
 }
 
 /// A product of counts, saturating.
@@ -132,7 +129,7 @@ impl RunShape<'_> {
     }
 
     fn product(&self, m: usize, n: usize, k: usize) -> u64 {
-        whole_tiles([m, n, k], self.tile)
+        whole_tiles(m, n, k, self.tile)
     }
 
     fn demand(&self, mut apart: Option<&mut Vec<Product>>) -> Demand {
@@ -215,7 +212,7 @@ impl RunShape<'_> {
             Op::Experts(e) => self.experts(e, node, d),
             Op::ExpertGroup(g) => {
                 let used = rows.div_ceil(g.capacity.max(1)).min(g.experts.gate.len());
-                self.feed_forwards(&g.experts, [used, g.capacity.min(rows), cols], d);
+                self.feed_forwards(&g.experts, used, g.capacity.min(rows), cols, d);
             }
             Op::KvAppend(_) => {
                 d.move_bytes(node.states.first().map_or(0, |s| self.bytes(*s, rows)));
@@ -259,11 +256,11 @@ impl RunShape<'_> {
         let pairs = rows.saturating_mul(top_k).saturating_mul(e.gate.len());
         let pairs = pairs.div_ceil(e.gate.len().max(1));
         let used = e.gate.len().min(pairs).max(1);
-        self.feed_forwards(e, [used, pairs.div_ceil(used), k], d);
+        self.feed_forwards(e, used, pairs.div_ceil(used), k, d);
     }
 
     /// The feed-forwards of `used` experts, each on `each` rows of `k` columns.
-    fn feed_forwards(&self, e: &Experts, [used, each, k]: [usize; 3], d: &mut Demand) {
+    fn feed_forwards(&self, e: &Experts, used: usize, each: usize, k: usize, d: &mut Demand) {
         let inter = e.gate.first().map_or(0, |w| self.graph.weight(*w).rows);
         let one = self.product(each, inter, k).saturating_mul(2);
         let one = one.saturating_add(self.product(each, k, inter));
@@ -319,7 +316,7 @@ mod tests {
         Subgraph, SubgraphBuilder, WeightDecl, bind_static,
     };
 
-    use super::Demand;
+    use super::{Demand, Tile};
 
     fn forward(seqs: &[(usize, usize)]) -> ForwardBatch {
         let mut at = 0;
@@ -349,20 +346,20 @@ mod tests {
         // 3 x 64 and 3 x 100 floats, and 100 rows of two blocks of 34 bytes.
         let bytes = 3 * 64 * 4 + 3 * 100 * 4 + 100 * 68;
         let exact = Demand { f32: 2 * 3 * 100 * 64, bytes, ..Demand::default() };
-        assert_eq!(Demand::of(&graph, 3, &batch, (1, 1)), exact);
+        assert_eq!(Demand::of(&graph, 3, &batch, Tile::ONE), exact);
         let whole = Demand { f32: 2 * 4 * 128 * 64, ..exact };
-        assert_eq!(Demand::of(&graph, 3, &batch, (4, 32)), whole);
+        assert_eq!(Demand::of(&graph, 3, &batch, Tile { rows: 4, cols: 32 }), whole);
         let graph = linear(Dim::Rows(8), ActivationFormat::INT8);
         let whole = Demand { f32: 0, int8: 2 * 4 * 128 * 64, ..exact };
-        assert_eq!(Demand::of(&graph, 3, &batch, (4, 32)), whole);
+        assert_eq!(Demand::of(&graph, 3, &batch, Tile { rows: 4, cols: 32 }), whole);
     }
 
     #[test]
     fn static_shapes_cost_their_bucket() {
         let bucket = linear(Dim::Fixed(8), ActivationFormat::F32);
         let rows = linear(Dim::Rows(8), ActivationFormat::F32);
-        let padded = Demand::of(&bucket, 3, &forward(&[(0, 3)]), (1, 1));
-        assert_eq!(padded, Demand::of(&rows, 8, &forward(&[(0, 8)]), (1, 1)));
+        let padded = Demand::of(&bucket, 3, &forward(&[(0, 3)]), Tile::ONE);
+        assert_eq!(padded, Demand::of(&rows, 8, &forward(&[(0, 8)]), Tile::ONE));
     }
 
     fn attention(window: Option<usize>, rows: Dim) -> Subgraph {
@@ -398,15 +395,15 @@ mod tests {
         // 12 and 10 halves.
         let batch = forward(&[(5, 2), (0, 1)]);
         let bytes = 3 * (24 + 20) * 4;
-        let d = Demand::of(&attention(None, Dim::Rows(8)), 3, &batch, (1, 1));
+        let d = Demand::of(&attention(None, Dim::Rows(8)), 3, &batch, Tile::ONE);
         assert_eq!(d.f32, 2 * 4 * (6 + 5) * (6 + 7 + 1));
         assert_eq!(d.bytes, bytes + (7 + 1) * (12 + 10) * 2);
         // With a window of three positions, the first two rows see three each, four in all.
-        let d = Demand::of(&attention(Some(3), Dim::Rows(8)), 3, &batch, (1, 1));
+        let d = Demand::of(&attention(Some(3), Dim::Rows(8)), 3, &batch, Tile::ONE);
         assert_eq!(d.f32, 2 * 4 * (6 + 5) * (3 + 3 + 1));
         assert_eq!(d.bytes, bytes + (4 + 1) * (12 + 10) * 2);
         // Five padding rows see as many positions as the last row.
-        let d = Demand::of(&attention(None, Dim::Fixed(8)), 3, &batch, (1, 1));
+        let d = Demand::of(&attention(None, Dim::Fixed(8)), 3, &batch, Tile::ONE);
         assert_eq!(d.f32, 2 * 4 * (6 + 5) * (6 + 7 + 1 + 5));
     }
 
@@ -438,15 +435,16 @@ mod tests {
         // Padding is computed, and all weights are read.
         let one = 3 * 2 * 5 * 8 * 16;
         let bytes = 3 * 3 * 8 * 16 * 4 + 2 * 15 * 16 * 4;
-        assert_eq!(of(5, (1, 1)), Demand { f32: 3 * one, bytes, ..Demand::default() });
+        assert_eq!(of(5, Tile::ONE), Demand { f32: 3 * one, bytes, ..Demand::default() });
         // Each expert's rows are rounded up by themselves.
-        assert_eq!(of(5, (8, 1)).f32, of(8, (8, 1)).f32);
+        let tall = Tile { rows: 8, cols: 1 };
+        assert_eq!(of(5, tall).f32, of(8, tall).f32);
     }
 
     #[test]
     fn what_cannot_be_counted_is_the_most_there_is() {
         let batch = forward(&[(usize::MAX - 9, 4)]);
-        let d = Demand::of(&attention(None, Dim::Rows(8)), 4, &batch, (1, 1));
+        let d = Demand::of(&attention(None, Dim::Rows(8)), 4, &batch, Tile::ONE);
         assert_eq!(d.f32, u64::MAX);
     }
 }

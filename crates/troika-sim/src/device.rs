@@ -180,7 +180,7 @@ fn facts(soc: &Soc, p: &Processor) -> Vec<(String, String)> {
         ("peak".into(), format!("{} GOP/s in f32{}", peak.f32, peaks.collect::<String>())),
         ("bandwidth".into(), format!("{bandwidth} GB/s")),
         ("launch".into(), format!("{} us", p.launch_ns as f64 / 1e3)),
-        ("tile".into(), format!("{} rows, {} columns", p.tile.0, p.tile.1)),
+        ("tile".into(), format!("{} rows, {} columns", p.tile.rows, p.tile.cols)),
         ("memory".into(), if p.own_memory { "its own" } else { "the host's" }.into()),
     ];
     let mut add = |name: &str, value: String| facts.push((name.into(), value));

@@ -31,6 +31,6 @@ pub use library::{SourcedFigure, figures};
 pub use measured::MeasuredRuns;
 pub use price::{PricedRows, Prices};
 pub use soc::{
-    HandOver, MemoryPower, PeakRates, Power, Processor, ProcessorKind, ProductTraits, Soc,
+    HandOver, MemoryPower, PeakRates, Power, Processor, ProcessorKind, ProductTraits, Soc, Tile,
 };
 pub use troika_time::{CoRun, TaskCost, Usage};

@@ -166,7 +166,7 @@ pub struct Processor {
     /// Added compile time per element of a static graph's inputs and outputs, in nanoseconds.
     pub compile_ns_per_element: f64,
     /// Rows and columns of products are rounded up to multiples of these.
-    pub tile: (usize, usize),
+    pub tile: Tile,
     /// Whether it takes only graphs of fixed shape.
     pub static_shapes: bool,
     /// The numbers of rows that graphs are compiled for.
@@ -425,13 +425,29 @@ fn peaks(f: &mut Fields<'_>) -> Result<PeakRates, SocError> {
     }
 }
 
+/// Rows and columns that a processor multiplies at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tile {
+    /// Rows of activations.
+    pub rows: usize,
+    /// Columns of results.
+    pub cols: usize,
+}
+
+impl Tile {
+    /// No rounding.
+    pub const ONE: Tile = Tile { rows: 1, cols: 1 };
+}
+
 /// The largest tile and bucket, so that rounding up cannot overflow.
 const MOST_ROWS: u64 = 1 << 24;
 
-fn tile(f: &mut Fields<'_>) -> Result<(usize, usize), SocError> {
+fn tile(f: &mut Fields<'_>) -> Result<Tile, SocError> {
     match f.counts("tile")?.as_deref() {
-        None => Ok((1, 1)),
-        Some(&[rows, cols]) if rows.max(cols) <= MOST_ROWS => Ok((rows as usize, cols as usize)),
+        None => Ok(Tile::ONE),
+        Some(&[rows, cols]) if rows.max(cols) <= MOST_ROWS => {
+            Ok(Tile { rows: rows as usize, cols: cols as usize })
+        }
         Some(_) => {
             Err(f.wrong("tile", format!("must be [rows, columns], each at most {MOST_ROWS}")))
         }

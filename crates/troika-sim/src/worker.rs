@@ -14,6 +14,7 @@ use crate::demand::Demand;
 use crate::limits::{Bound, Limits, row_bytes};
 use crate::loaded::{DeviceId, Loaded};
 use crate::measured::MeasuredRuns;
+use crate::soc::Tile;
 
 /// Computes the tasks of one queue.
 pub(crate) struct Worker {
@@ -130,7 +131,7 @@ pub(crate) fn decoding(forward: &ForwardBatch) -> bool {
 /// The cost of a run of a graph on some rows.
 pub(crate) fn run_need(
     rates: &Rates,
-    tile: (usize, usize),
+    tile: Tile,
     graph: &Subgraph,
     rows: usize,
     forward: &ForwardBatch,

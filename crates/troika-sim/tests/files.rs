@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use troika_graph::Op;
-use troika_sim::{Soc, SocError};
+use troika_sim::{Soc, SocError, Tile};
 
 const GOOD: &str = r#"
 name = "s"
@@ -33,7 +33,7 @@ fn a_file_is_read_with_its_defaults() {
     assert!(soc.numerics && soc.bandwidth_gb_s.is_none());
     let p = soc.processor(Some("npu")).unwrap();
     assert_eq!((p.peak_gops.f32, p.peak_gops.int8, p.peak_gops.bf16), (10.0, Some(200.5), None));
-    assert_eq!((p.launch_ns, p.compile_ns, p.tile, p.queue_depth), (500, 0, (1, 1), 64));
+    assert_eq!((p.launch_ns, p.compile_ns, p.tile, p.queue_depth), (500, 0, Tile::ONE, 64));
     assert_eq!((&p.row_buckets[..], &p.refused[..]), (&[8, 32][..], &["attention"][..]));
     assert!(p.strided_rows && !p.own_memory && p.max_binding_bytes.is_none());
     let only = Soc::parse("s.toml", &GOOD.replace("refuses = [\"attention\"]", "only = [\"add\"]"));

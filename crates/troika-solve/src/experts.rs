@@ -66,7 +66,7 @@ impl Search<'_> {
         for host in (0..devices.len()).filter(|host| shares(&devices[*host])) {
             for other in (0..devices.len()).filter(|other| *other != host) {
                 let mut best: Option<Tried> = None;
-                for way in self.ways([host, other]) {
+                for way in self.ways(host, other) {
                     self.offer(way, &mut best)?;
                 }
                 let Some(first) = best.as_ref().map(|best| best.way.clone()) else { continue };
@@ -107,7 +107,7 @@ impl Search<'_> {
     }
 
     /// What is looked at first: when groups run, and the length of chunks.
-    fn ways(&self, devices: [usize; 2]) -> Vec<Way> {
+    fn ways(&self, host: usize, other: usize) -> Vec<Way> {
         let base = self.request.base;
         let settings = ExpertSettings {
             worth: WorthALaunch::ALWAYS,
@@ -133,7 +133,7 @@ impl Search<'_> {
                 let settings = ExpertSettings { dispatch, ..settings.clone() };
                 for keep in [Keep::ForOneChunk, Keep::ForSeveral, Keep::All] {
                     let settings = settings.clone();
-                    all.push(Way { devices, chunk, in_flight, settings, keep });
+                    all.push(Way { devices: [host, other], chunk, in_flight, settings, keep });
                 }
             }
         }

@@ -23,7 +23,7 @@ impl Search<'_> {
             };
             for other in (0..self.request.devices.len()).filter(|d| *d != limited) {
                 for kinds in [&all, &ffn] {
-                    found.extend(self.range((limited, other), kinds, most)?);
+                    found.extend(self.range(limited, other, kinds, most)?);
                 }
             }
         }
@@ -33,7 +33,8 @@ impl Search<'_> {
     /// Places as many first layers on a device as fit its memory, the rest on another one.
     fn range(
         &mut self,
-        (limited, other): (usize, usize),
+        limited: usize,
+        other: usize,
         kinds: &[SegmentKind],
         most: u64,
     ) -> Result<Option<Alternative>, PlanError> {
@@ -41,7 +42,7 @@ impl Search<'_> {
         let (mut fits, mut too_many) = (0, self.predictor.layers + 1);
         while fits + 1 < too_many {
             let count = fits.midpoint(too_many);
-            let held = match self.avoided(self.ranged((limited, other), kinds, count)) {
+            let held = match self.avoided(self.ranged(limited, other, kinds, count)) {
                 None => return Ok(None),
                 Some(plan) => {
                     let (by_device, _) = self.predictor.weight_bytes(&plan)?;
@@ -55,12 +56,12 @@ impl Search<'_> {
         }
         let what = if kinds.len() == 1 { kinds[0].name() } else { "all" };
         let title = format!("{what} of layers 0 to {} on {name}", fits - 1);
-        let plan = self.ranged((limited, other), kinds, fits);
+        let plan = self.ranged(limited, other, kinds, fits);
         self.alternative(title, plan)
     }
 
     /// Some kinds of segments of the first `count` layers on one device, all else on another.
-    fn ranged(&self, (first, other): (usize, usize), kinds: &[SegmentKind], count: usize) -> Plan {
+    fn ranged(&self, first: usize, other: usize, kinds: &[SegmentKind], count: usize) -> Plan {
         let [first, other] =
             [first, other].map(|d| Placement::whole(&self.request.devices[d].name));
         let of = |kinds: &[SegmentKind], p: &Placement| -> Vec<Rule> {
@@ -81,11 +82,6 @@ impl Search<'_> {
         }
         all.extend(of(&rest, &other));
         let rules = PlannedRules { prefill: all.clone(), lengths: Vec::new(), decode: all };
-        assemble(
-            self.request.spec,
-            self.request.devices,
-            self.request.base,
-            ("solve".into(), rules),
-        )
+        assemble(self.request.spec, self.request.devices, self.request.base, "solve".into(), rules)
     }
 }

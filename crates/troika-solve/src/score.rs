@@ -94,7 +94,8 @@ impl RunPrices {
     }
 
     /// How much two runs slow each other down. Copies slow nothing down.
-    fn slowdowns(&mut self, request: &PredictRequest<'_>, keys: [usize; 2]) -> [f64; 2] {
+    fn slowdowns(&mut self, request: &PredictRequest<'_>, a: usize, b: usize) -> [f64; 2] {
+        let keys = [a, b];
         let [Some(a), Some(b)] = keys.map(|key| self.priced.get(key)) else { return [1.0; 2] };
         *self.slow.entry(keys).or_insert_with(|| {
             let factors = request.cost.slowdowns(&[a.run(), b.run()]);
@@ -177,7 +178,7 @@ impl<'a> Predictor<'a> {
                 SegmentKind::Head => batch.rows - 1..batch.rows,
                 _ => 0..batch.rows,
             };
-            let rule = plan.rule_for((phase, batch.rows), segment.kind, segment.layer);
+            let rule = plan.rule_for(phase, batch.rows, segment.kind, segment.layer);
             let rule = rule.ok_or_else(|| {
                 let (phase, segment) = (phase.name().into(), segment.graph.name.clone());
                 PlanError::Missing { phase, segment }
@@ -413,7 +414,7 @@ impl<'a> Timeline<'a> {
                 beside.end += later;
                 let both = beside.end.min(end) - beside.start.max(start);
                 if both > 0.0 && both.is_finite() {
-                    let [own, its] = prices.slowdowns(&self.request, [key, beside.key]);
+                    let [own, its] = prices.slowdowns(&self.request, key, beside.key);
                     end += both * (own - 1.0);
                     beside.end += both * (its - 1.0);
                     later += both * (its - 1.0);

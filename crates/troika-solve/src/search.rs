@@ -292,7 +292,7 @@ impl<'a> Search<'a> {
         }
         let rules = PlannedRules { prefill, lengths, decode: rules(&choice.decode) };
         let (base, spec) = (self.request.base, self.request.spec);
-        let mut plan = assemble(spec, self.request.devices, base, (name.into(), rules));
+        let mut plan = assemble(spec, self.request.devices, base, name.into(), rules);
         if base.chunks_in_flight.is_none() && self.request.prompt <= plan.prefill.chunk {
             // One chunk needs memory for one only.
             plan.prefill.chunks_in_flight = 1;

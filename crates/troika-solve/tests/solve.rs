@@ -288,12 +288,12 @@ fn rests_go_to_devices_without_static_shapes() {
         candidates: &[],
     };
     let plan = solve(&request).unwrap().plan;
-    let ffn = plan.rule_for((Phase::Prefill, 262), SegmentKind::Ffn, Some(0)).unwrap();
+    let ffn = plan.rule_for(Phase::Prefill, 262, SegmentKind::Ffn, Some(0)).unwrap();
     let Some(Split::Rows { .. } | Split::Hybrid { .. }) = &ffn.split else {
         panic!("{ffn:?}");
     };
     // At a standard length there is no rest.
-    let ffn = plan.rule_for((Phase::Prefill, 256), SegmentKind::Ffn, Some(0)).unwrap();
+    let ffn = plan.rule_for(Phase::Prefill, 256, SegmentKind::Ffn, Some(0)).unwrap();
     let rows = ffn.split.as_ref().map_or(&[][..], Split::lengths);
     assert!(rows.is_empty() || rows.contains(&128) || rows.contains(&256), "{ffn:?}");
 }
@@ -393,7 +393,7 @@ fn stages_of_a_segment_are_placed_apart() {
         candidates: &[],
     };
     let found = solve(&request).unwrap();
-    let ffn = found.plan.rule_for((Phase::Prefill, 256), SegmentKind::Ffn, Some(0)).unwrap();
+    let ffn = found.plan.rule_for(Phase::Prefill, 256, SegmentKind::Ffn, Some(0)).unwrap();
     let Some(Split::Stages { stages }) = &ffn.split else { panic!("{ffn:?}") };
     let shared = |at: usize| stages[at].split.as_ref().map_or(0, |s| s.parts().len());
     // Norm, gate and up, their activation, down, and the sum.
@@ -445,7 +445,7 @@ fn layers_are_divided_where_memory_is_limited() {
     check_memory(&both.plan, &lowered, &devices).unwrap();
     // Each device gets one range of layers: a token changes devices as rarely as possible.
     let at = |layer| {
-        let rule = both.plan.rule_for((Phase::Decode, 1), SegmentKind::Ffn, Some(layer));
+        let rule = both.plan.rule_for(Phase::Decode, 1, SegmentKind::Ffn, Some(layer));
         rule.unwrap().device.clone()
     };
     let changes = (1..16).filter(|l| at(*l) != at(l - 1)).count();

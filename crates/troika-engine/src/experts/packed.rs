@@ -44,7 +44,8 @@ impl PackedBuffers {
     /// What is routed to a set of buffers for some experts.
     pub fn routing(
         &mut self,
-        (set, number): (Option<usize>, usize),
+        set: Option<usize>,
+        number: usize,
         experts: &DividedExperts,
     ) -> Arc<Mutex<Routing>> {
         let new = || {

@@ -57,16 +57,17 @@ pub(crate) struct OfChunk {
     pub clock: Arc<dyn Clock>,
 }
 
-/// The task of a step, on views as its name lists them, and the bytes that it moves.
+/// The task of a step, on views as its name lists them.
 ///
 /// # Errors
 /// Views overlap.
 pub(crate) fn host_task(
     name: &str,
     step: ExpertStep,
-    (reads, writes, parts): (Vec<View>, Vec<View>, Vec<View>),
+    reads: Vec<View>,
+    writes: Vec<View>,
+    parts: Vec<View>,
     of: OfChunk,
-    moves: u64,
 ) -> Result<HostTask, DeviceError> {
     let views = (reads, writes);
     let task = match step {
@@ -80,7 +81,7 @@ pub(crate) fn host_task(
             of.combine(reads, writes).map(|()| None)
         }),
     };
-    Ok(task?.with_parts(parts).moving(moves))
+    Ok(task?.with_parts(parts))
 }
 
 impl OfChunk {

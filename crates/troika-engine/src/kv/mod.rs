@@ -218,8 +218,7 @@ impl KvCache {
 
     fn find(&self, tokens: &[u32], numerics: u64) -> Vec<NodeId> {
         let most = tokens.len().saturating_sub(1).min(self.layout.context);
-        let numerics = (self.layout.page_len, numerics);
-        self.prefixes.find(&tokens[..most], numerics, &self.pages)
+        self.prefixes.find(&tokens[..most], self.layout.page_len, numerics, &self.pages)
     }
 
     /// Lets a sequence, which begins with `tokens`, start from the longest kept prefix of them
@@ -274,8 +273,9 @@ impl KvCache {
         for index in seq.path.len()..whole {
             let tokens = &tokens[index * page_len..][..page_len];
             let held = |group: usize| seq.page(group, index);
-            let place = (seq.path.last().copied(), tokens, numerics(index));
-            let Some(node) = self.prefixes.publish(place, &held, &mut self.pages) else { break };
+            let (parent, numerics) = (seq.path.last().copied(), numerics(index));
+            let node = self.prefixes.publish(parent, tokens, numerics, &held, &mut self.pages);
+            let Some(node) = node else { break };
             seq.path.push(node);
         }
         self.prefixes.prune(seq.path.last().copied(), &mut self.pages);

@@ -95,7 +95,8 @@ impl PrefixIndex {
     pub fn find(
         &self,
         tokens: &[u32],
-        (page_len, numerics): (usize, u64),
+        page_len: usize,
+        numerics: u64,
         pages: &Pages,
     ) -> Vec<NodeId> {
         let mut path = Vec::new();
@@ -151,7 +152,9 @@ impl PrefixIndex {
     /// it from there. `None` when a page is missing.
     pub fn publish(
         &mut self,
-        (parent, tokens, numerics): (Option<NodeId>, &[u32], u64),
+        parent: Option<NodeId>,
+        tokens: &[u32],
+        numerics: u64,
         held: &dyn Fn(usize) -> Option<u32>,
         pages: &mut Pages,
     ) -> Option<NodeId> {

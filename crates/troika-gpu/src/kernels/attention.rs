@@ -2,7 +2,7 @@
 
 use troika_graph::{Attention, DType};
 
-use super::spec::{Binding, Dispatch, KernelError, KernelSpec, Loc, unsupported};
+use super::spec::{Binding, Dispatch, KernelError, KernelResult, KernelSpec, Loc, unsupported};
 use Binding::{Value, Weight};
 
 /// A forward batch's words in a value that the host writes.
@@ -95,11 +95,7 @@ impl Append {
 ///
 /// # Errors
 /// An odd width in a cache of two-byte elements.
-pub fn kv_append(
-    batch: BatchWords,
-    keys: Append,
-    values: Option<Append>,
-) -> Result<Dispatch, KernelError> {
+pub fn kv_append(batch: BatchWords, keys: Append, values: Option<Append>) -> KernelResult {
     let (k_words, v_words) = (keys.words()?, values.map_or(Ok(0), Append::words)?);
     let values = values.unwrap_or(keys);
     Dispatch {
@@ -169,7 +165,7 @@ static ATTENTION_MERGE: KernelSpec = KernelSpec {
 /// # Errors
 /// Heads of more than 1024 elements; an odd width in a cache of two-byte elements, or heads of an odd
 /// width that are to be appended to one.
-pub fn attention(shape: AttentionShape<'_>, q: Loc, y: Loc) -> Result<Dispatch, KernelError> {
+pub fn attention(shape: AttentionShape<'_>, q: Loc, y: Loc) -> KernelResult {
     attend(shape, None, q, y)
 }
 
@@ -196,12 +192,7 @@ pub fn part_floats(op: &Attention, parts: u32) -> usize {
 ///
 /// # Errors
 /// As for [`attention`].
-pub fn attention_in_parts(
-    shape: AttentionShape<'_>,
-    parts: u32,
-    q: Loc,
-    y: Loc,
-) -> Result<Dispatch, KernelError> {
+pub fn attention_in_parts(shape: AttentionShape<'_>, parts: u32, q: Loc, y: Loc) -> KernelResult {
     attend(shape, Some(parts.max(1)), q, y)
 }
 
@@ -211,13 +202,7 @@ pub fn attention_in_parts(
 ///
 /// # Errors
 /// More rows than a dispatch may have.
-pub fn attention_merge(
-    op: &Attention,
-    rows: u32,
-    parts: u32,
-    from: Loc,
-    y: Loc,
-) -> Result<Dispatch, KernelError> {
+pub fn attention_merge(op: &Attention, rows: u32, parts: u32, from: Loc, y: Loc) -> KernelResult {
     Dispatch {
         spec: &ATTENTION_MERGE,
         overrides: vec![
@@ -230,12 +215,7 @@ pub fn attention_merge(
     .checked()
 }
 
-fn attend(
-    shape: AttentionShape<'_>,
-    parts: Option<u32>,
-    q: Loc,
-    y: Loc,
-) -> Result<Dispatch, KernelError> {
+fn attend(shape: AttentionShape<'_>, parts: Option<u32>, q: Loc, y: Loc) -> KernelResult {
     let AttentionShape { op, batch, keys, values, append } = shape;
     let [heads, kv_heads, k_dim, v_dim] =
         [op.heads, op.kv_heads, op.k_dim, op.v_dim].map(|n| n as u32);
@@ -254,6 +234,19 @@ fn attend(
     let [k, v] = append.unwrap_or([q, q]);
     let widths = [k_dim, v_dim, kv_heads * k_dim, value_width];
     let vectors = widths.iter().all(|w| w.is_multiple_of(8));
+    let at = |l: Loc| [l.offset, l.stride];
+    let numbers = [
+        batch.rows,
+        batch.page_len.trailing_zeros(),
+        heads / kv_heads,
+        kv_heads * k_dim,
+        value_width,
+        if op.value_in_key { k_dim } else { v_dim },
+        op.window.map_or(u32::MAX, |w| w.min(u32::MAX as usize) as u32),
+        op.scale.to_bits(),
+        op.softcap.unwrap_or(1.0).to_bits(),
+        parts.unwrap_or(1),
+    ];
     Dispatch {
         spec: &ATTENTION,
         overrides: vec![
@@ -268,27 +261,7 @@ fn attend(
             ("SHARED", f64::from(u8::from(op.value_in_key))),
             ("VECTORS", f64::from(u8::from(vectors))),
         ],
-        params: vec![
-            q.offset,
-            q.stride,
-            y.offset,
-            y.stride,
-            batch.rows,
-            batch.page_len.trailing_zeros(),
-            heads / kv_heads,
-            kv_heads * k_dim,
-            value_width,
-            if op.value_in_key { k_dim } else { v_dim },
-            op.window.map_or(u32::MAX, |w| w.min(u32::MAX as usize) as u32),
-            op.scale.to_bits(),
-            op.softcap.unwrap_or(1.0).to_bits(),
-            parts.unwrap_or(1),
-            k.offset,
-            k.stride,
-            v.offset,
-            v.stride,
-            batch.flag,
-        ],
+        params: [&at(q)[..], &at(y), &numbers, &at(k), &at(v), &[batch.flag]].concat(),
         grid: [heads, batch.count, parts.unwrap_or(1)],
     }
     .checked()

@@ -1,9 +1,9 @@
 //! Ops on elements, and ops that move columns.
 
-use troika_graph::{Activation, DType};
+use troika_graph::{Activation, DType, Op};
 
 use super::Binding::Value;
-use super::spec::{Dispatch, KernelError, KernelSpec, Loc, MAX_GROUPS, unsupported};
+use super::spec::{Dispatch, KernelResult, KernelSpec, Loc, MAX_GROUPS, unsupported};
 
 static ELEMENTS: KernelSpec = KernelSpec {
     name: "elements",
@@ -37,150 +37,66 @@ pub(super) fn activation(act: Activation) -> (f64, [u32; 2]) {
     }
 }
 
-/// Number of an element-wise op in the kernel.
-#[derive(Clone, Copy)]
-enum Op {
-    Activate = 0,
-    Gate = 1,
-    Add = 2,
-    Scale = 3,
-    Clamp = 4,
-    SoftCap = 5,
-    SigmoidGate = 6,
-}
-
-/// Rows and columns of a grid with a thread per column.
-fn grid([rows, cols]: [u32; 2]) -> [u32; 3] {
+/// A thread for each column of each row, up to the limit.
+fn grid(rows: u32, cols: u32) -> [u32; 3] {
     [cols.div_ceil(256), rows.min(MAX_GROUPS), 1]
 }
 
-fn elements(
-    op: Op,
-    act: f64,
-    shape: [u32; 2],
-    numbers: [u32; 2],
-    at: [Loc; 3],
-) -> Result<Dispatch, KernelError> {
-    let mut params = vec![shape[0], shape[1], numbers[0], numbers[1]];
+/// An op on each element of `[rows, cols]`: an activation, a gate, a sum, a scale, a clamp, a soft
+/// cap, or a sigmoid gate, which has one element a row.
+///
+/// Bindings: the operand; the second operand, or the first again; results, which may be the rows of
+/// an operand themselves. `at` has them in this order.
+///
+/// # Errors
+/// More columns than a dispatch may have; another op.
+pub fn elements(op: &Op, rows: u32, cols: u32, at: [Loc; 3]) -> KernelResult {
+    let number = |number: f32| (0.0, [number.to_bits(), 0]);
+    let (code, (act, numbers)) = match op {
+        Op::Activate(act) => (0.0, activation(*act)),
+        Op::Gate(act) => (1.0, activation(*act)),
+        Op::Add => (2.0, number(0.0)),
+        Op::Scale { factor } => (3.0, number(*factor)),
+        Op::Clamp { limit } => (4.0, number(*limit)),
+        Op::SoftCap { cap } => (5.0, number(*cap)),
+        Op::SigmoidGate => (6.0, number(0.0)),
+        _ => return unsupported("an op that is not on elements"),
+    };
+    let mut params = vec![rows, cols, numbers[0], numbers[1]];
     params.extend(at.iter().flat_map(|l| [l.offset, l.stride]));
-    Dispatch {
-        spec: &ELEMENTS,
-        overrides: vec![("OP", f64::from(op as u8)), ("ACT", act)],
-        params,
-        grid: grid(shape),
-    }
-    .checked()
+    let overrides = vec![("OP", code), ("ACT", act)];
+    Dispatch { spec: &ELEMENTS, overrides, params, grid: grid(rows, cols) }.checked()
 }
 
-/// `act(x)` of `[rows, cols]`.
+/// Columns that move: each group of results has some columns of a group of a, then a group of b.
+#[derive(Clone, Copy, Debug)]
+pub struct Columns {
+    /// Rows of the results.
+    pub rows: u32,
+    /// Groups of a row.
+    pub groups: u32,
+    /// Columns of a group of a.
+    pub group: u32,
+    /// The first column that is kept of a group of a.
+    pub start: u32,
+    /// Columns that are kept of a group of a.
+    pub kept: u32,
+    /// Columns of a group of b; 0 if there is no b.
+    pub joined: u32,
+}
+
+/// Moves columns.
 ///
-/// Bindings: x; x again; results, which may be the rows of x themselves.
+/// Bindings: a; b, or a again; results. `at` has them in this order.
 ///
 /// # Errors
-/// More columns than a dispatch may have.
-pub fn activate(act: Activation, shape: [u32; 2], x: Loc, y: Loc) -> Result<Dispatch, KernelError> {
-    let (act, numbers) = activation(act);
-    elements(Op::Activate, act, shape, numbers, [x, x, y])
-}
-
-/// `act(gate) * up` of `[rows, cols]`.
-///
-/// Bindings: gate; up; results, which may be the rows of an operand themselves. `at` has them in
-/// this order.
-///
-/// # Errors
-/// As for [`activate`].
-pub fn gate(act: Activation, shape: [u32; 2], at: [Loc; 3]) -> Result<Dispatch, KernelError> {
-    let (act, numbers) = activation(act);
-    elements(Op::Gate, act, shape, numbers, at)
-}
-
-/// `a + b` of `[rows, cols]`.
-///
-/// Bindings: a; b; results, which may be the rows of an operand themselves.
-///
-/// # Errors
-/// As for [`activate`].
-pub fn add(shape: [u32; 2], at: [Loc; 3]) -> Result<Dispatch, KernelError> {
-    elements(Op::Add, 0.0, shape, [0, 0], at)
-}
-
-/// `x * factor`. Bindings as for [`activate`].
-///
-/// # Errors
-/// As for [`activate`].
-pub fn scale(factor: f32, shape: [u32; 2], x: Loc, y: Loc) -> Result<Dispatch, KernelError> {
-    elements(Op::Scale, 0.0, shape, [factor.to_bits(), 0], [x, x, y])
-}
-
-/// `x` between `-limit` and `limit`. Bindings as for [`activate`].
-///
-/// # Errors
-/// As for [`activate`].
-pub fn clamp(limit: f32, shape: [u32; 2], x: Loc, y: Loc) -> Result<Dispatch, KernelError> {
-    elements(Op::Clamp, 0.0, shape, [limit.to_bits(), 0], [x, x, y])
-}
-
-/// `cap * tanh(x / cap)`. Bindings as for [`activate`].
-///
-/// # Errors
-/// As for [`activate`].
-pub fn soft_cap(cap: f32, shape: [u32; 2], x: Loc, y: Loc) -> Result<Dispatch, KernelError> {
-    elements(Op::SoftCap, 0.0, shape, [cap.to_bits(), 0], [x, x, y])
-}
-
-/// `x * sigmoid(g)` of `[rows, cols]`, with one g a row.
-///
-/// Bindings: x; g; results, which may be the rows of x themselves.
-///
-/// # Errors
-/// As for [`activate`].
-pub fn sigmoid_gate(shape: [u32; 2], at: [Loc; 3]) -> Result<Dispatch, KernelError> {
-    elements(Op::SigmoidGate, 0.0, shape, [0, 0], at)
-}
-
-/// Writes, in each of `groups` groups of `a.1` and `b.1` columns, `a.1` columns of a from `a.0` on
-/// and then the columns of b.
-fn columns(
-    [rows, groups]: [u32; 2],
-    [a_group, a_start, a_len, b_len]: [u32; 4],
-    at: [Loc; 3],
-) -> Result<Dispatch, KernelError> {
-    let mut params = vec![rows, groups, a_group, a_start, a_len, b_len];
+/// As for [`elements`].
+pub fn columns(of: Columns, at: [Loc; 3]) -> KernelResult {
+    let Columns { rows, groups, group, start, kept, joined } = of;
+    let mut params = vec![rows, groups, group, start, kept, joined];
     params.extend(at.iter().flat_map(|l| [l.offset, l.stride]));
-    let grid = grid([rows, groups * (a_len + b_len)]);
+    let grid = grid(rows, groups * (kept + joined));
     Dispatch { spec: &COLUMNS, overrides: vec![], params, grid }.checked()
-}
-
-/// Keeps `kept[1]` columns from `kept[0]` on of each group of `group` columns; the value has `rows`
-/// rows of `groups` groups.
-///
-/// Bindings: x; x again; results.
-///
-/// # Errors
-/// As for [`activate`].
-pub fn slice_cols(
-    [rows, groups]: [u32; 2],
-    group: u32,
-    kept: [u32; 2],
-    x: Loc,
-    y: Loc,
-) -> Result<Dispatch, KernelError> {
-    columns([rows, groups], [group, kept[0], kept[1], 0], [x, x, y])
-}
-
-/// Joins groups of two values; `widths` are the columns of a group of a and of b.
-///
-/// Bindings: a; b; results.
-///
-/// # Errors
-/// As for [`activate`].
-pub fn concat_cols(
-    [rows, groups]: [u32; 2],
-    widths: [u32; 2],
-    at: [Loc; 3],
-) -> Result<Dispatch, KernelError> {
-    columns([rows, groups], [widths[0], 0, widths[0], widths[1]], at)
 }
 
 /// A type of floats in a value.
@@ -206,29 +122,24 @@ impl Floats {
     }
 }
 
-/// Converts `count` adjacent floats (rows without gaps). `offsets` are the words at which they begin
-/// in their bindings. Of an odd number of two-byte floats the last word's upper half becomes 0.
+/// Converts `count` adjacent floats (rows without gaps). `x` and `y` are the words at which
+/// they begin in their bindings. Of an odd number of two-byte floats the last word's upper half becomes 0.
 ///
 /// Bindings: x; results, which may not overlap x.
 ///
 /// # Errors
 /// More floats than 65,535 workgroups of 65,535 convert.
-pub fn convert(
-    from: Floats,
-    to: Floats,
-    count: u32,
-    offsets: [u32; 2],
-) -> Result<Dispatch, KernelError> {
+pub fn convert(from: Floats, to: Floats, count: u32, x: u32, y: u32) -> KernelResult {
     if count > 1 << 31 {
         return unsupported(format!("a conversion of {count} floats"));
     }
     let groups = count.div_ceil(2).div_ceil(256);
-    let x = groups.min(1024);
+    let wide = groups.min(1024);
     Dispatch {
         spec: &CONVERT,
         overrides: vec![("FROM", f64::from(from as u8)), ("TO", f64::from(to as u8))],
-        params: vec![count, offsets[0], offsets[1]],
-        grid: [x, groups.div_ceil(x.max(1)), 1],
+        params: vec![count, x, y],
+        grid: [wide, groups.div_ceil(wide.max(1)), 1],
     }
     .checked()
 }

@@ -1,7 +1,7 @@
 //! The largest numbers of rows.
 
 use super::Binding::Value;
-use super::spec::{Dispatch, KernelError, KernelSpec, Loc, MAX_GROUPS, unsupported};
+use super::spec::{Dispatch, KernelError, KernelResult, KernelSpec, Loc, MAX_GROUPS, unsupported};
 
 static BLOCKS: KernelSpec = KernelSpec {
     name: "largest_blocks",
@@ -56,7 +56,7 @@ impl LargestShape {
         2 * (self.kept + self.blocks() + self.kept + parts * self.kept)
     }
 
-    fn sorted(self, x: Loc, sort: Sort) -> Result<Dispatch, KernelError> {
+    fn sorted(self, x: Loc, sort: Sort) -> KernelResult {
         let Sort { gather, last, count, from, to } = sort;
         let words = self.row_words();
         let params = vec![

@@ -30,10 +30,7 @@ pub use attention::{
     Append, AttentionShape, BatchWords, CacheFormat, attention, attention_in_parts,
     attention_merge, attention_parts, kv_append, part_floats,
 };
-pub use elements::{
-    Floats, activate, add, clamp, concat_cols, convert, gate, scale, sigmoid_gate, slice_cols,
-    soft_cap,
-};
+pub use elements::{Columns, Floats, columns, convert, elements};
 pub use format::WeightFormat;
 pub use largest::{LargestShape, MOST_LARGEST, largest, largest_kernels};
 pub use moe::{Before, ExpertShape, Stack, experts_down, experts_gate_up, router};
@@ -46,4 +43,6 @@ pub use products::{
 pub(crate) use products::{FEW, MATRIX_BYTES, MATRIX_SIZE, MATRIX_THREADS, is_eight_bits};
 pub use rope::{HeadNorm, Rotation, RotationAt, rope};
 pub(crate) use spec::unsupported;
-pub use spec::{Binding, Dispatch, KernelError, KernelSpec, Loc, MAX_GROUPS, MAX_PARAMS};
+pub use spec::{
+    Binding, Dispatch, KernelError, KernelResult, KernelSpec, Loc, MAX_GROUPS, MAX_PARAMS,
+};

@@ -6,7 +6,7 @@ use super::Binding::{Value, Weight};
 use super::elements::activation;
 use super::products::Matrix;
 use super::products::{EACH, by_format, split};
-use super::spec::{Dispatch, KernelError, KernelSpec, Loc, MAX_GROUPS, unsupported};
+use super::spec::{Dispatch, KernelResult, KernelSpec, Loc, MAX_GROUPS, unsupported};
 
 static ROUTER: KernelSpec = KernelSpec {
     name: "router",
@@ -21,7 +21,7 @@ static ROUTER: KernelSpec = KernelSpec {
 ///
 /// # Errors
 /// More than 1024 experts, 64 chosen ones or 128 groups; a sparse mixer that does not choose two.
-pub fn router(op: &Router, rows: u32, at: [Loc; 3]) -> Result<Dispatch, KernelError> {
+pub fn router(op: &Router, rows: u32, at: [Loc; 3]) -> KernelResult {
     let (groups, kept) = op.groups.unwrap_or((1, 1));
     let fits = op.experts <= 1024 && op.top_k <= 64 && op.top_k <= op.experts && groups <= 128;
     if !fits || groups == 0 || op.experts == 0 {
@@ -139,7 +139,7 @@ pub fn experts_gate_up(
     act: Activation,
     shape: ExpertShape,
     at: [Loc; 3],
-) -> Result<Dispatch, KernelError> {
+) -> KernelResult {
     let w = gates.each;
     w.check()?;
     let (act, numbers) = activation(act);
@@ -198,7 +198,7 @@ pub fn experts_down(
     shape: ExpertShape,
     before: Before,
     at: [Loc; 4],
-) -> Result<Dispatch, KernelError> {
+) -> KernelResult {
     let w = downs.each;
     w.check()?;
     let split = split(w.cols);

@@ -1,7 +1,7 @@
 //! Normalisation.
 
 use super::Binding::{Value, Weight};
-use super::spec::{Dispatch, KernelError, KernelSpec, Loc, MAX_GROUPS};
+use super::spec::{Dispatch, KernelResult, KernelSpec, Loc, MAX_GROUPS};
 
 static NORM: KernelSpec = KernelSpec {
     name: "norm",
@@ -30,7 +30,7 @@ impl NormShape {
         offset: f32,
         addend: Option<Loc>,
         [x, y]: [Loc; 2],
-    ) -> Result<Dispatch, KernelError> {
+    ) -> KernelResult {
         let flag = |b: bool| f64::from(u8::from(b));
         // Threads of a group's workgroup.
         let threads = self.group.next_power_of_two().clamp(32, 256);
@@ -66,7 +66,7 @@ pub fn rms_norm(
     offset: Option<f32>,
     addend: Option<Loc>,
     at: [Loc; 2],
-) -> Result<Dispatch, KernelError> {
+) -> KernelResult {
     shape.dispatch([false, offset.is_some(), false], offset.unwrap_or(0.0), addend, at)
 }
 
@@ -78,11 +78,6 @@ pub fn rms_norm(
 ///
 /// # Errors
 /// As for [`rms_norm`].
-pub fn layer_norm(
-    shape: NormShape,
-    bias: bool,
-    addend: Option<Loc>,
-    at: [Loc; 2],
-) -> Result<Dispatch, KernelError> {
+pub fn layer_norm(shape: NormShape, bias: bool, addend: Option<Loc>, at: [Loc; 2]) -> KernelResult {
     shape.dispatch([true, true, bias], 0.0, addend, at)
 }

@@ -1,6 +1,6 @@
 //! Loops whose rates are a device's limits.
 
-use super::spec::{Binding, Dispatch, KernelError, KernelSpec};
+use super::spec::{Binding, Dispatch, KernelError, KernelResult, KernelSpec};
 
 static READ: KernelSpec = KernelSpec {
     name: "probe_read",
@@ -26,7 +26,7 @@ const PRODUCTS: u64 = 16 * 4 * 4;
 ///
 /// # Errors
 /// Never: its workgroups are always as many.
-pub fn probe_read(units: u32) -> Result<Dispatch, KernelError> {
+pub fn probe_read(units: u32) -> KernelResult {
     Dispatch { spec: &READ, overrides: vec![], params: vec![units], grid: [2048, 1, 1] }.checked()
 }
 

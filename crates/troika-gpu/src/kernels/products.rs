@@ -5,7 +5,7 @@ use troika_graph::{Activation, ActivationFormat};
 use super::Binding::{self, Value, Weight};
 use super::elements::activation;
 use super::format::WeightFormat;
-use super::spec::{Dispatch, KernelError, KernelSpec, Loc, MAX_GROUPS, unsupported};
+use super::spec::{Dispatch, KernelError, KernelResult, KernelSpec, Loc, MAX_GROUPS, unsupported};
 
 /// A weight matrix, or the part of it that a buffer holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -230,13 +230,7 @@ by_format!(
 ///
 /// # Errors
 /// Columns that are not whole blocks; more rows than a dispatch may have.
-pub fn embed(
-    table: Matrix,
-    scale: f32,
-    rows: u32,
-    ids: Loc,
-    y: Loc,
-) -> Result<Dispatch, KernelError> {
+pub fn embed(table: Matrix, scale: f32, rows: u32, ids: Loc, y: Loc) -> KernelResult {
     table.check()?;
     Dispatch {
         spec: &EMBED[table.format as usize],
@@ -315,14 +309,8 @@ pub struct Around {
 /// # Errors
 /// Columns that are not whole blocks; more rows than a dispatch may have; a norm and more than eight
 /// rows; an activation that takes a gate and an up.
-pub fn linear(
-    weight: Matrix,
-    rows: u32,
-    around: &Around,
-    x: Loc,
-    y: Loc,
-) -> Result<Dispatch, KernelError> {
-    product(weight, [1, weight.rows], rows, around, [x, y])
+pub fn linear(weight: Matrix, rows: u32, around: &Around, x: Loc, y: Loc) -> KernelResult {
+    product(weight, 1, rows, around, [x, y])
 }
 
 /// `y[:, h] = x[:, h] * w[h]^T` for `rows` rows and `heads` heads, whose weights lie one after
@@ -332,27 +320,16 @@ pub fn linear(
 ///
 /// # Errors
 /// As for [`linear`]; weights that are not of whole heads.
-pub fn head_linear(
-    weights: Matrix,
-    heads: u32,
-    rows: u32,
-    x: Loc,
-    y: Loc,
-) -> Result<Dispatch, KernelError> {
+pub fn head_linear(weights: Matrix, heads: u32, rows: u32, x: Loc, y: Loc) -> KernelResult {
     if heads == 0 || !weights.rows.is_multiple_of(heads) || weights.first != 0 {
         return unsupported(format!("{} weight rows of {heads} heads", weights.rows));
     }
-    product(weights, [heads, weights.rows / heads], rows, &Around::default(), [x, y])
+    product(weights, heads, rows, &Around::default(), [x, y])
 }
 
-fn product(
-    w: Matrix,
-    [heads, head_rows]: [u32; 2],
-    rows: u32,
-    around: &Around,
-    [x, y]: [Loc; 2],
-) -> Result<Dispatch, KernelError> {
+fn product(w: Matrix, heads: u32, rows: u32, around: &Around, [x, y]: [Loc; 2]) -> KernelResult {
     w.check()?;
+    let head_rows = w.rows / heads;
     if matches!(around.act, Some(Activation::ClampedSwiglu { .. })) {
         return unsupported("an activation of a gate and an up, and no up");
     }
@@ -439,11 +416,7 @@ pub struct FewRows {
 ///
 /// # Errors
 /// More rows; weights that differ, or that are parts: there [`linear`] serves.
-pub fn linear_three(
-    weights: [Matrix; 3],
-    of: FewRows,
-    at: [Loc; 4],
-) -> Result<Dispatch, KernelError> {
+pub fn linear_three(weights: [Matrix; 3], of: FewRows, at: [Loc; 4]) -> KernelResult {
     let [a, b, c] = weights;
     a.check()?;
     let kind = |w: &Matrix| (w.format, w.cols, w.eight_bits, w.first);
@@ -485,7 +458,7 @@ pub fn gate_up(
     act: Activation,
     of: FewRows,
     [x, y]: [Loc; 2],
-) -> Result<Dispatch, KernelError> {
+) -> KernelResult {
     gate.check()?;
     if of.rows > FEW {
         return unsupported("a gate and up at once of many rows");

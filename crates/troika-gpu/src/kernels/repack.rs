@@ -1,5 +1,7 @@
 //! Weights as files have them, in the layouts of [`WeightFormat`]: exact, row by row.
 
+use std::ops::Range;
+
 use half::f16;
 use troika_graph::DType;
 
@@ -28,22 +30,11 @@ fn repack_row(dtype: DType, row: &[u8], out: &mut [u8]) {
     let (len, blocks) = (dtype.block_bytes(), row.len() / dtype.block_bytes());
     let each = || row.chunks_exact(len);
     match dtype {
-        DType::Q8_0 | DType::Q4_0 | DType::Q4_1 | DType::MXFP4 => {
-            // Scales (and minima) come first in a block.
-            let head = match dtype {
-                DType::Q4_1 => 4,
-                DType::MXFP4 => 1,
-                _ => 2,
-            };
-            let numbers = len - head;
-            let (quants, scales) = out.split_at_mut(blocks * numbers);
-            scales.fill(0);
-            let parts = quants.chunks_exact_mut(numbers).zip(scales.chunks_exact_mut(head));
-            for (block, (q, s)) in each().zip(parts) {
-                s.copy_from_slice(&block[..head]);
-                q.copy_from_slice(&block[head..]);
-            }
-        }
+        // Scales (and minima) come first in a block, or last.
+        DType::Q8_0 | DType::Q4_0 => apart(row, len, 0..2, out),
+        DType::Q4_1 => apart(row, len, 0..4, out),
+        DType::MXFP4 => apart(row, len, 0..1, out),
+        DType::Q6_K => apart(row, len, 208..210, out),
         DType::Q5_0 | DType::Q5_1 => {
             let head = if dtype == DType::Q5_0 { 2 } else { 4 };
             let (quants, scales) = out.split_at_mut(blocks * 32);
@@ -76,15 +67,6 @@ fn repack_row(dtype: DType, row: &[u8], out: &mut [u8]) {
                 }
             }
         }
-        DType::Q6_K => {
-            let (quants, scales) = out.split_at_mut(blocks * 208);
-            scales.fill(0);
-            let parts = quants.chunks_exact_mut(208).zip(scales.chunks_exact_mut(2));
-            for (block, (q, s)) in each().zip(parts) {
-                q.copy_from_slice(&block[..208]);
-                s.copy_from_slice(&block[208..]);
-            }
-        }
         DType::Q2_K | DType::Q3_K => {
             let (quants, scales) = out.split_at_mut(blocks * 256);
             let parts = quants.chunks_exact_mut(256).zip(scales.chunks_exact_mut(128));
@@ -98,6 +80,18 @@ fn repack_row(dtype: DType, row: &[u8], out: &mut [u8]) {
             same.copy_from_slice(row);
             rest.fill(0);
         }
+    }
+}
+
+/// The numbers of all blocks, then the scales, which are at a place of each block.
+fn apart(row: &[u8], len: usize, scale: Range<usize>, out: &mut [u8]) {
+    let numbers = if scale.start == 0 { scale.end..len } else { 0..scale.start };
+    let (quants, scales) = out.split_at_mut(row.len() / len * numbers.len());
+    scales.fill(0);
+    let parts = quants.chunks_exact_mut(numbers.len()).zip(scales.chunks_exact_mut(scale.len()));
+    for (block, (q, s)) in row.chunks_exact(len).zip(parts) {
+        q.copy_from_slice(&block[numbers.clone()]);
+        s.copy_from_slice(&block[scale.clone()]);
     }
 }
 

@@ -3,7 +3,7 @@
 use troika_graph::{Rope, RopeStyle};
 
 use super::Binding::{Value, Weight};
-use super::spec::{Dispatch, KernelError, KernelSpec, Loc, MAX_GROUPS, unsupported};
+use super::spec::{Dispatch, KernelResult, KernelSpec, Loc, MAX_GROUPS, unsupported};
 
 static ROPE: KernelSpec = KernelSpec {
     name: "rope",
@@ -64,7 +64,7 @@ pub struct RotationAt {
 /// # Errors
 /// Heads of more than 1024 elements; groups that are not of whole heads; more heads than a dispatch
 /// may have.
-pub fn rope(of: &Rotation<'_>, at: RotationAt) -> Result<Dispatch, KernelError> {
+pub fn rope(of: &Rotation<'_>, at: RotationAt) -> KernelResult {
     let rope = of.rope;
     let dim = rope.head_dim as u32;
     if dim == 0 || dim > 1024 {

@@ -56,6 +56,9 @@ pub const MAX_GROUPS: u32 = 65_535;
 /// Words of immediates that are used at most.
 pub const MAX_PARAMS: usize = 32;
 
+/// How an op is run, or why it has no kernel.
+pub type KernelResult = Result<Dispatch, KernelError>;
+
 /// Why an op has no kernel.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KernelError {
@@ -74,7 +77,7 @@ pub enum KernelError {
 
 impl Dispatch {
     /// Checks the grid.
-    pub(super) fn checked(self) -> Result<Dispatch, KernelError> {
+    pub(super) fn checked(self) -> KernelResult {
         let groups = self.grid.into_iter().max().unwrap_or(0);
         if groups > MAX_GROUPS {
             return Err(KernelError::TooLarge { kernel: self.spec.name, groups });

@@ -284,7 +284,7 @@ impl Measuring<'_> {
         let points = self.points(graphs.iter().find_map(|g| g.get(at)));
         let missing = |device: usize| {
             let Some(graph) = graphs[device].get(at) else { return false };
-            let visits = |p: &Point| profile.visits(device, &graph.name, (p.at.rows, p.at.cached));
+            let visits = |p: &Point| profile.visits(device, &graph.name, p.at.rows, p.at.cached);
             let room = |rows| profilers[device].room(rows, graph.rows);
             let fits = |p: &&Point| room(p.at.rows) >= p.at.rows;
             points.iter().filter(fits).any(|p| visits(p) < profilers[device].wanted(visit))
@@ -308,7 +308,7 @@ impl Measuring<'_> {
                 else {
                     continue;
                 };
-                let visits = profile.visits(device, &graph.name, (rows, cached));
+                let visits = profile.visits(device, &graph.name, rows, cached);
                 let known = visits >= profiler.wanted(visit);
                 let (last_ns, last_rows) = last[device];
                 let expected = last_ns * rows as f64 / last_rows as f64;

@@ -13,21 +13,21 @@ const VALUES: &str = "values";
 
 impl Emitter<'_> {
     /// Rows of heads `[rows, heads * dim]` as `[heads, rows, dim]`.
-    fn by_heads(&mut self, x: &str, [rows, heads, dim]: [usize; 3]) -> String {
+    fn by_heads(&mut self, x: &str, rows: usize, heads: usize, dim: usize) -> String {
         let x = self.reshape(x, &[rows, heads, dim]);
         self.model.node("Transpose", &[&x], &[Attribute::Ints("perm", &[1, 0, 2])])
     }
 
     /// Cached heads `[heads, positions, dim]` of an input, without what pads them.
-    fn cached(&mut self, name: &str, state: ValueId, [heads, dim]: [usize; 2]) -> String {
+    fn cached(&mut self, name: &str, state: ValueId, heads: usize, dim: usize) -> String {
         let dtype = if self.value(state).dtype == DType::F16 { DType::F16 } else { DType::F32 };
         let rewrites = self.options.rewrites;
         let (positions, wide) = (rewrites.padded(self.options.positions), rewrites.padded(dim));
-        let mut all = self.extra(name, dtype, [positions, heads * wide]);
+        let mut all = self.extra(name, dtype, positions, heads * wide);
         if name == VALUES && self.rows > 1 && rewrites.has(Rewrite::GuardValues) {
             all = self.plus(&all, f32::MIN_POSITIVE);
         }
-        let all = self.by_heads(&all, [positions, heads, wide]);
+        let all = self.by_heads(&all, positions, heads, wide);
         if wide == dim { all } else { self.slice(&all, 0, dim, 1) }
     }
 
@@ -41,13 +41,13 @@ impl Emitter<'_> {
         a: &Attention,
         states: &[ValueId],
     ) -> Result<String, DeviceError> {
-        let keys = self.cached(KEYS, states[0], [a.kv_heads, a.k_dim]);
+        let keys = self.cached(KEYS, states[0], a.kv_heads, a.k_dim);
         let values = match states.get(1) {
             None => self.slice(&keys, 0, a.v_dim, 1),
-            Some(state) => self.cached(VALUES, *state, [a.kv_heads, a.v_dim]),
+            Some(state) => self.cached(VALUES, *state, a.kv_heads, a.v_dim),
         };
         let positions = self.options.rewrites.padded(self.options.positions);
-        let mask = self.extra(MASK, DType::F32, [self.rows, positions]);
+        let mask = self.extra(MASK, DType::F32, self.rows, positions);
         let turned = [Attribute::Ints("perm", &[0, 2, 1])];
         let keys = self.model.node("Transpose", &[&keys], &turned);
         let sinks = a.sinks.map(|sinks| self.read(sinks)).transpose()?;
@@ -71,7 +71,7 @@ impl Emitter<'_> {
         let Shared { op: a, keys, values, positions, sinks } = shared;
         let positions = *positions;
         let (kv_heads, group) = (a.kv_heads, a.heads / a.kv_heads);
-        let q = self.by_heads(q, [rows, a.heads, a.k_dim]);
+        let q = self.by_heads(q, rows, a.heads, a.k_dim);
         let q = self.reshape(&q, &[kv_heads, group * rows, a.k_dim]);
         let q = self.times(&q, a.scale);
         let mut scores = self.two("MatMul", &q, keys);

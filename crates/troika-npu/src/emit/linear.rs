@@ -28,7 +28,8 @@ impl Emitter<'_> {
     pub(super) fn projection(
         &mut self,
         x: &str,
-        (weight, bias): (WeightRef, Option<WeightRef>),
+        weight: WeightRef,
+        bias: Option<WeightRef>,
         activations: ActivationFormat,
     ) -> Result<String, DeviceError> {
         if let Some(format) = activations.converted_numbers() {
@@ -147,12 +148,12 @@ impl Emitter<'_> {
         for i in 0..e.gate.len() {
             let rows = self.slice_rows(x, i * group.capacity, (i + 1) * group.capacity);
             self.rows = group.capacity;
-            let weight = |list: &[WeightRef], bias: &[WeightRef]| (list[i], bias.get(i).copied());
-            let gate = self.projection(&rows, weight(&e.gate, &e.gate_bias), e.activations)?;
-            let up = self.projection(&rows, weight(&e.up, &e.up_bias), e.activations)?;
+            let bias = |list: &[WeightRef]| list.get(i).copied();
+            let gate = self.projection(&rows, e.gate[i], bias(&e.gate_bias), e.activations)?;
+            let up = self.projection(&rows, e.up[i], bias(&e.up_bias), e.activations)?;
             let hidden = self.gate(&gate, &up, e.act);
-            let down = weight(&e.down, &e.down_bias);
-            parts.push(self.projection(&hidden, down, e.activations)?);
+            let down = bias(&e.down_bias);
+            parts.push(self.projection(&hidden, e.down[i], down, e.activations)?);
             self.rows = all;
         }
         let parts: Vec<&str> = parts.iter().map(String::as_str).collect();

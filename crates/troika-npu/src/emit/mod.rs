@@ -194,7 +194,7 @@ impl Emitter<'_> {
     }
 
     /// An input `[rows, cols]` that the graph does not have.
-    fn extra(&mut self, name: &str, dtype: DType, [rows, cols]: [usize; 2]) -> String {
+    fn extra(&mut self, name: &str, dtype: DType, rows: usize, cols: usize) -> String {
         let halves = dtype == DType::F16;
         let element = if halves { ElementType::F16 } else { ElementType::F32 };
         self.model.input(name, element, &[rows, cols]);

@@ -43,7 +43,7 @@ impl Emitter<'_> {
                 })
             }
             Op::Linear { weight, bias, activations } => {
-                self.projection(&x, (*weight, *bias), *activations)?
+                self.projection(&x, *weight, *bias, *activations)?
             }
             Op::HeadLinear(heads) => self.head_linear(&x, cols, heads)?,
             Op::Rope(rope) => {
@@ -135,17 +135,17 @@ impl Emitter<'_> {
 
     /// Some of the last dimension.
     pub(super) fn slice(&mut self, x: &str, from: usize, to: usize, step: usize) -> String {
-        self.slice_of(x, -1, [from, to, step])
+        self.slice_of(x, -1, from, to, step)
     }
 
     /// Some of the first dimension.
     pub(super) fn slice_rows(&mut self, x: &str, from: usize, to: usize) -> String {
-        self.slice_of(x, 0, [from, to, 1])
+        self.slice_of(x, 0, from, to, 1)
     }
 
-    fn slice_of(&mut self, x: &str, axis: i64, range: [usize; 3]) -> String {
+    fn slice_of(&mut self, x: &str, axis: i64, from: usize, to: usize, step: usize) -> String {
         let axis = self.model.integers(&[axis]);
-        let [from, to, step] = range.map(|n| self.model.integers(&[n as i64]));
+        let [from, to, step] = [from, to, step].map(|n| self.model.integers(&[n as i64]));
         self.model.node("Slice", &[x, &from, &to, &axis, &step], &[])
     }
 
@@ -252,8 +252,8 @@ impl Emitter<'_> {
         let names = ["cos", "sin"].map(|name| format!("{name}{number}"));
         if known.is_none() {
             self.rotations.push(Rotation { positions, rope: rope.clone() });
-            let shape = [self.rows, rope.rotary_dim / 2];
-            names.iter().for_each(|name| drop(self.extra(name, DType::F32, shape)));
+            let (rows, cols) = (self.rows, rope.rotary_dim / 2);
+            names.iter().for_each(|name| drop(self.extra(name, DType::F32, rows, cols)));
         }
         Ok(names)
     }

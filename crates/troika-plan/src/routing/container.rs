@@ -147,16 +147,17 @@ impl FileKind {
         &self,
         spec: &ModelSpec,
         layer: usize,
-        counts: [usize; 2],
+        experts: usize,
+        top_k: usize,
     ) -> Result<(), RoutingFileError> {
         let words =
-            |[experts, top_k]: [usize; 2]| format!("{top_k} of {experts} experts in layer {layer}");
+            |experts: usize, top_k: usize| format!("{top_k} of {experts} experts in layer {layer}");
         let needed = match spec.layers.get(layer).and_then(experts_of) {
-            Some(moe) if [moe.experts, moe.top_k] == counts => return Ok(()),
-            Some(moe) => words([moe.experts, moe.top_k]),
+            Some(moe) if (moe.experts, moe.top_k) == (experts, top_k) => return Ok(()),
+            Some(moe) => words(moe.experts, moe.top_k),
             None => format!("has no experts in layer {layer}"),
         };
-        Err(RoutingFileError::Layer { what: self.what, found: words(counts), needed })
+        Err(RoutingFileError::Layer { what: self.what, found: words(experts, top_k), needed })
     }
 }
 

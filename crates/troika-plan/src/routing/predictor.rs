@@ -177,7 +177,7 @@ impl RoutingPredictor {
     pub fn check(&self, spec: &ModelSpec) -> Result<(), RoutingFileError> {
         FILE.check_model(&self.model, spec)?;
         for l in &self.layers {
-            FILE.check_layer(spec, l.layer, [l.experts, l.top_k])?;
+            FILE.check_layer(spec, l.layer, l.experts, l.top_k)?;
             if l.hidden != spec.hidden {
                 return Err(RoutingFileError::Layer {
                     what: FILE.what,

@@ -148,6 +148,6 @@ impl RoutingTrace {
     /// It is of another one.
     pub fn check(&self, spec: &ModelSpec) -> Result<(), RoutingFileError> {
         FILE.check_model(&self.model, spec)?;
-        self.layers.iter().try_for_each(|l| FILE.check_layer(spec, l.layer, [l.experts, l.top_k]))
+        self.layers.iter().try_for_each(|l| FILE.check_layer(spec, l.layer, l.experts, l.top_k))
     }
 }

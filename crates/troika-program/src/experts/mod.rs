@@ -41,12 +41,12 @@ pub struct DividedExperts {
 impl DividedExperts {
     /// Bytes that a step reads and writes for `rows` rows of `cols` columns.
     pub fn bytes(&self, step: ExpertStep, rows: usize, cols: usize) -> u64 {
-        step_bytes(step, rows, [self.shape.top_k, cols])
+        step_bytes(step, rows, self.shape.top_k, cols)
     }
 }
 
 /// Bytes that a step reads and writes for rows of `cols` columns that choose `top_k` experts each.
-pub(crate) fn step_bytes(step: ExpertStep, rows: usize, [top_k, cols]: [usize; 2]) -> u64 {
+pub(crate) fn step_bytes(step: ExpertStep, rows: usize, top_k: usize, cols: usize) -> u64 {
     let bytes = |rows: usize, cols: usize| (rows as u64).saturating_mul(4 * cols as u64);
     let pairs = rows.saturating_mul(top_k);
     match step {

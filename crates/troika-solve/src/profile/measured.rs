@@ -446,7 +446,7 @@ impl Profile {
     }
 
     /// How often a run was measured.
-    pub fn visits(&self, device: usize, graph: &str, (rows, cached): (usize, usize)) -> usize {
+    pub fn visits(&self, device: usize, graph: &str, rows: usize, cached: usize) -> usize {
         let same = |r: &&RunSample| {
             (r.device, r.graph.as_str(), r.rows, r.cached) == (device, graph, rows, cached)
         };

@@ -24,8 +24,8 @@ impl Regret {
             }
         }
         let mut lost = Vec::new();
-        for shape in shapes {
-            let ways = ways(profile, shape, &price);
+        for (segment, rows, cached) in shapes {
+            let ways = ways(profile, segment, rows, cached, &price);
             let chosen = ways.iter().min_by(|a, b| a.1.total_cmp(&b.1));
             let best = ways.iter().map(|w| w.0).fold(f64::INFINITY, f64::min);
             lost.extend(chosen.filter(|_| ways.len() > 1).map(|c| c.0 / best - 1.0));
@@ -44,7 +44,9 @@ impl Regret {
 /// devices with measured shares.
 fn ways(
     profile: &Profile,
-    (segment, rows, cached): (SegmentKind, usize, usize),
+    segment: SegmentKind,
+    rows: usize,
+    cached: usize,
     price: &dyn Fn(&RunSample) -> Option<f64>,
 ) -> Vec<(f64, f64)> {
     let of = |device: usize, share: u32| -> Vec<(f64, f64)> {

@@ -66,7 +66,7 @@ pub fn profiled_graphs(
             }
             _ => whole,
         };
-        add(&mut all, (segment.kind, 64), (0, whole.clone()));
+        add(&mut all, segment.kind, 64, 0, whole.clone());
         if several && segment.kind == SegmentKind::Experts {
             parts(&mut all, &whole, converted.copied());
         }
@@ -79,7 +79,7 @@ pub fn profiled_graphs(
             let of_part = |p: &troika_graph::partition::Piece| p.part == 0;
             let pieces = pieces.stages.into_iter().flat_map(|s| s.pieces).filter(of_part);
             for (stage, piece) in pieces.enumerate() {
-                add(&mut all, (segment.kind, share), (stage, piece.graph));
+                add(&mut all, segment.kind, share, stage, piece.graph);
             }
         }
     }
@@ -128,11 +128,7 @@ fn parts(all: &mut Vec<ProfiledGraph>, whole: &Subgraph, converted: Option<Activ
 }
 
 /// Adds a graph to those with the same code, or as a new one.
-fn add(
-    all: &mut Vec<ProfiledGraph>,
-    (kind, share): (SegmentKind, u32),
-    (stage, graph): (usize, Subgraph),
-) {
+fn add(all: &mut Vec<ProfiledGraph>, kind: SegmentKind, share: u32, stage: usize, graph: Subgraph) {
     let same = |g: &&mut ProfiledGraph| {
         (g.kind, g.share, g.part) == (kind, share, SegmentPart::Whole)
             && g.layers.iter().take(1).all(|o| o.same_code(&graph))

@@ -139,20 +139,20 @@ impl CacheFolder {
         self.0.join("devices")
     }
 
-    fn graph_file(&self, key: &[u8; 32]) -> PathBuf {
+    fn graph_file(&self, key: &[u8]) -> PathBuf {
         self.graphs().join(keyed_name(key, GRAPH))
     }
 
-    fn device_file(&self, key: &[u8; 32]) -> PathBuf {
+    fn device_file(&self, key: &[u8]) -> PathBuf {
         self.devices().join(keyed_name(key, DEVICE))
     }
 
     /// A compiled graph by its key, if it is there and whole.
-    pub fn graph(&self, key: &[u8; 32]) -> Option<Vec<u8>> {
+    pub fn graph(&self, key: &[u8]) -> Option<Vec<u8>> {
         let path = self.graph_file(key);
         let (of, bytes) = keyed(&path, GRAPH).ok()?;
         touch(&path);
-        (of == *key).then_some(bytes)
+        (of == key).then_some(bytes)
     }
 
     /// Keeps a compiled graph under its key, in a cache of at most `limit` bytes.
@@ -305,7 +305,7 @@ fn keyed(path: &Path, ending: &str) -> std::result::Result<([u8; 32], Vec<u8>), 
 }
 
 /// The name of such a file.
-fn keyed_name(key: &[u8; 32], ending: &str) -> String {
+fn keyed_name(key: &[u8], ending: &str) -> String {
     let digits: String = key.iter().map(|b| format!("{b:02x}")).collect();
     format!("{}{ending}", &digits[..DIGITS])
 }

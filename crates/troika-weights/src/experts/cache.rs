@@ -454,12 +454,11 @@ impl ExpertsOnDisk for LayerExperts {
                 state.unexpect(expert as usize);
             }
         }
-        let order = |slot: &Whereabouts| match slot {
+        chosen.sort_by_key(|(expert, _)| match state.slots[(self.first + expert) as usize] {
             Whereabouts::Here(_) => 0,
             Whereabouts::Coming { .. } => 1,
             Whereabouts::Away | Whereabouts::Failed(_) => 2,
-        };
-        chosen.sort_by_key(|(expert, _)| order(&state.slots[(self.first + expert) as usize]));
+        });
         let _ = state.begin_all(self.first, chosen);
         if tokens >= PROMPT {
             state.to_prefetch.clear();

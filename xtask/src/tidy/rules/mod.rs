@@ -6,9 +6,8 @@ mod families;
 mod glossary;
 mod hygiene;
 mod length;
+mod limits;
 mod safety;
-mod tuples;
-mod verbs;
 
 use super::{Tree, Violation};
 
@@ -23,7 +22,6 @@ pub const ALL: &[Rule] = &[
     glossary::check,
     hygiene::check,
     length::check,
+    limits::check,
     safety::check,
-    tuples::check,
-    verbs::check,
 ];
