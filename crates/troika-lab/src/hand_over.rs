@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use troika::{DeviceOptions, DeviceSpec, open_devices, usable_cores};
+use troika_check::Bench;
 use troika_device::{
     Bindings, Buffer, Clock, CommandList, Device, DeviceError, HostTask, Point, RealClock, Run,
     Signal, Submission, Timelines, View, Wait, Waiting, Weights, Work,
 };
 use troika_graph::{DType, Op, SubgraphBuilder};
 
-use crate::bench::Bench;
 use crate::no_weights::NoWeights;
 
 /// How the second queue waits for the first.

@@ -2,7 +2,6 @@
 //! virtual SoCs, profiles for the solver, and measurements of this machine; and the tables of
 //! papers, made again by these.
 
-mod bench;
 mod error;
 mod hand_over;
 mod median;
@@ -12,7 +11,6 @@ mod reproduce;
 mod simulate;
 mod subject;
 
-pub use bench::Bench;
 pub use error::LabError;
 pub use hand_over::{HandOverBy, HandOvers, measure_hand_overs};
 pub use median::median;
@@ -23,3 +21,4 @@ pub use simulate::{
     WEIGHTS,
 };
 pub use subject::{Shape, Subject};
+pub use troika_check::Bench;

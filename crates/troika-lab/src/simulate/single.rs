@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use troika::sim::{Board, Soc, VirtualDevice};
+use troika_check::Bench;
 use troika_device::{
     Bindings, Buffer, Clock, CommandList, Device, DeviceError, ForwardBatch, Run, SeqRows,
     Submission, View, Waiting, Weights, Work,
@@ -17,7 +18,6 @@ use troika_solve::Ways;
 
 use super::SimulateError;
 use super::placed::Both;
-use crate::bench::Bench;
 use crate::no_weights::NoWeights;
 use troika::Error;
 
