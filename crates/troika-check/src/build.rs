@@ -20,9 +20,9 @@ pub(crate) type Res<T> = Result<T, DeviceError>;
 
 const EPS: f32 = 1e-5;
 
-/// Weights in memory.
+/// Weights in memory; by default none, for callers that read none.
 #[derive(Default)]
-struct CaseWeights(BTreeMap<String, WeightData>);
+pub struct CaseWeights(BTreeMap<String, WeightData>);
 
 pub(crate) fn wrong(name: &str, why: impl ToString) -> DeviceError {
     DeviceError::Weight { name: name.into(), why: why.to_string() }

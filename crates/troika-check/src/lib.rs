@@ -14,6 +14,7 @@ mod values;
 mod watched;
 
 pub use bench::Bench;
+pub use build::CaseWeights;
 pub use case::{DeviceCase, MAX_ROWS, POSITIONS};
 pub use check::{Check, CheckedKernel, check_all};
 pub use kernel::Kernel;

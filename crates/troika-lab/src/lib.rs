@@ -5,7 +5,6 @@
 mod error;
 mod hand_over;
 mod median;
-mod no_weights;
 mod profile;
 mod reproduce;
 mod simulate;
@@ -21,4 +20,3 @@ pub use simulate::{
     WEIGHTS,
 };
 pub use subject::{Shape, Subject};
-pub use troika_check::Bench;

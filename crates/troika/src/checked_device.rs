@@ -169,31 +169,14 @@ impl Watch for CheckFirst {
 mod tests {
     use std::path::Path;
 
-    use troika_device::{Executable, PackFn, PackLayout, Packed, WeightData, WeightSource};
+    use troika_check::CaseWeights;
+    use troika_device::Executable;
     use troika_graph::{ActivationFormat, DType};
     use troika_weights::CacheFolder;
 
     use super::*;
     use crate::Notes;
     use crate::devices::reference_cpu;
-
-    /// A model of no weights.
-    struct NoWeights;
-
-    impl WeightSource for NoWeights {
-        fn weight(&self, name: &str) -> Result<WeightData, DeviceError> {
-            Err(DeviceError::Weight { name: name.into(), why: "is not there".into() })
-        }
-
-        fn packed(
-            &self,
-            name: &str,
-            _: PackLayout<'_>,
-            _: PackFn<'_>,
-        ) -> Result<Packed, DeviceError> {
-            Err(DeviceError::Weight { name: name.into(), why: "is not there".into() })
-        }
-    }
 
     /// The CPU, checked with a folder.
     fn checked(dir: &Path) -> (Watched<CheckFirst>, Notes) {
@@ -234,12 +217,12 @@ mod tests {
         let (device, notes) = checked(dir.path());
         let why = device.examine(&product()).remove(0).unwrap();
         assert!(why.contains("linear of Q8_0") && why.contains("2e-1 off"), "{why}");
-        let compiled = Executable::compiled(&device, &product(), &NoWeights);
+        let compiled = Executable::compiled(&device, &product(), &CaseWeights::default());
         assert!(matches!(compiled, Err(DeviceError::Unsupported { .. })));
         // Others are taken.
         let embed = Kernel::Embed(DType::F16).cases().unwrap().remove(0).graph;
         assert_eq!(device.examine(&embed), [None]);
-        assert!(Executable::compiled(&device, &embed, &NoWeights).is_ok());
+        assert!(Executable::compiled(&device, &embed, &CaseWeights::default()).is_ok());
         assert!(notes.take().is_empty());
         // Comparing all again rewrites it.
         let fine = CheckedKernel { name: "linear of Q8_0".into(), error: Some(0.0), fault: None };
