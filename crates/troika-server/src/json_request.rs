@@ -11,7 +11,6 @@ use axum::response::{IntoResponse, Response};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Body;
 use serde_json::{Map, Value};
-use tokio::sync::OwnedSemaphorePermit;
 
 use crate::fields::{self, Fields};
 use crate::limits;
@@ -25,9 +24,6 @@ const BODY_TIME: Duration = Duration::from_secs(60);
 /// How long, and how much of it, a body that is too long is read and dropped.
 const DRAIN_TIME: Duration = Duration::from_secs(1);
 const DRAIN_BYTES: usize = 16 << 20;
-
-/// KiB of a body after which memory is given back to the system.
-const TRIM_KIB: usize = 1024;
 
 async fn drain(mut body: axum::body::Body) {
     let mut read = 0;
@@ -49,34 +45,13 @@ pub struct JsonRequest {
     _long: Option<LongBody>,
 }
 
-/// The part of a long body in what all of them may take.
+/// Is dropped with a long body: what its texts took in the heap goes back to the system.
 #[derive(Debug)]
-struct LongBody {
-    kib: OwnedSemaphorePermit,
-}
-
-impl LongBody {
-    /// Gives back what a body has not taken; none is kept for a short one.
-    fn of(mut self, bytes: usize) -> Option<LongBody> {
-        let spare = self.kib.num_permits().saturating_sub(bytes.div_ceil(1024));
-        drop(self.kib.split(spare));
-        (bytes > limits::SHORT_BODY).then_some(self)
-    }
-
-    /// Waits until there is room for a body.
-    async fn enter(server: &Server, bytes: u64) -> Option<LongBody> {
-        let kib = u32::try_from(bytes.min(limits::LONG_BODIES as u64) / 1024).unwrap_or(0);
-        // The semaphore is never closed.
-        server.bodies.clone().acquire_many_owned(kib).await.ok().map(|kib| LongBody { kib })
-    }
-}
+struct LongBody;
 
 impl Drop for LongBody {
     fn drop(&mut self) {
-        // What its texts took in the heap goes back to the system, if that is much.
-        if self.kib.num_permits() >= TRIM_KIB
-            && let Ok(runtime) = tokio::runtime::Handle::try_current()
-        {
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn_blocking(troika::device::trim_heap);
         }
     }
@@ -116,17 +91,8 @@ impl FromRequest<Arc<Server>> for JsonRequest {
             let _ = tokio::time::timeout(DRAIN_TIME, drain(request.into_body())).await;
             return Err(too_long());
         }
-        let arrives = async {
-            let declared = request.body().size_hint();
-            let bytes = declared.upper().unwrap_or(most as u64).min(most as u64);
-            let long = match bytes > limits::SHORT_BODY as u64 {
-                true => LongBody::enter(server, bytes).await,
-                false => None,
-            };
-            (Limited::new(request.into_body(), most).collect().await, long)
-        };
-        let arrived = tokio::time::timeout(BODY_TIME, arrives).await;
-        let (body, long) = arrived.map_err(|_| {
+        let body = Limited::new(request.into_body(), most).collect();
+        let body = tokio::time::timeout(BODY_TIME, body).await.map_err(|_| {
             Problem::new(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time")
         })?;
         let body = body.map_err(|e| match e.is::<LengthLimitError>() {
@@ -134,13 +100,14 @@ impl FromRequest<Arc<Server>> for JsonRequest {
             false => Problem::bad("the body cannot be read to its end"),
         })?;
         let body = body.to_bytes();
-        let long = long.and_then(|long| long.of(body.len()));
+        let bytes = body.len();
+        let long = (bytes > limits::LONG_BODY).then_some(LongBody);
         let parse = move || {
             let body = fields::parse(&body)?;
             limits::check(&body)?;
             Ok(body)
         };
-        let body = if long.is_some() { apart(parse).await? } else { parse()? };
+        let body = if bytes > limits::SHORT_BODY { apart(parse).await? } else { parse()? };
         Ok(JsonRequest { body, client, _long: long })
     }
 }

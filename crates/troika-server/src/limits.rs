@@ -19,8 +19,8 @@ pub const LONG_TEXTS_AT_ONCE: usize = 1;
 pub const GRAMMARS_AT_ONCE: usize = 4;
 /// A body of more bytes is parsed apart from the threads that serve connections.
 pub const SHORT_BODY: usize = 64 << 10;
-/// Bytes of all longer bodies that are in memory at once; others wait.
-pub const LONG_BODIES: usize = 256 << 20;
+/// After a body of more bytes the heap's free memory is given back to the system.
+pub const LONG_BODY: usize = 1 << 20;
 
 /// The most answers to one request.
 pub const CHOICES: usize = 128;

@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use troika::{EnergyMeter, PowerMeter};
 
 use crate::limits;
@@ -28,8 +28,6 @@ pub struct Server {
     pub long_texts: FairQueue,
     /// Whose grammar is compiled next.
     pub grammars: FairQueue,
-    /// KiB of long bodies that may still be read.
-    pub bodies: Arc<Semaphore>,
     /// Figures.
     pub metrics: Arc<Metrics>,
     /// Open connections.
@@ -54,7 +52,6 @@ impl Server {
             texts: queue(limits::TEXTS_AT_ONCE),
             long_texts: queue(limits::LONG_TEXTS_AT_ONCE),
             grammars: queue(limits::GRAMMARS_AT_ONCE),
-            bodies: Arc::new(Semaphore::new(limits::LONG_BODIES / 1024)),
             metrics,
             connections: AtomicUsize::new(0),
             closing: watch::channel(false).0,
