@@ -148,8 +148,8 @@ pub struct PlacementArgs {
     #[arg(long, value_name = "GOAL", value_parser = named(Goal::ALL.map(Goal::name), Goal::parse))]
     #[arg(default_value = "ttft")]
     pub goal: Goal,
-    /// Lengths that the chosen plan is to be best for, of the prompt and of the answer, such as 512 or
-    /// 512,128 [default: 512 and 128, or what the context holds]
+    /// Lengths of prompt and answer that the chosen plan is best for, as 512 or 512,128 [default: 512
+    /// and 128, or what the context holds]
     #[arg(long = "for", value_name = "P[,G]", value_parser = lengths)]
     pub lengths: Option<WantedLengths>,
     /// Numbers of rows to compile for on devices with static shapes [default: each device's own]
