@@ -1,4 +1,6 @@
-//! Conformance of devices and models, as a library for the project's own tests.
+//! Conformance cases, as a library for the project's own tests.
 
 pub mod golden;
+pub mod hooked;
+pub mod random;
 pub mod suite;
