@@ -247,12 +247,12 @@ pub async fn prompt_logprobs(
 ///
 /// # Errors
 /// Those of [`read`].
-pub async fn embedding(turn: &Turn, tokens: &[u32]) -> Result<Vec<f32>, Problem> {
+pub async fn embedding(turn: Turn, tokens: &[u32]) -> Result<Vec<f32>, Problem> {
     let add = |sum: &mut Vec<f64>, _, row: &[f32]| {
         sum.resize(row.len(), 0.0);
         sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(*x));
     };
-    let sum = read(turn, tokens, Vec::new(), add).await?;
+    let sum = read(&turn, tokens, Vec::new(), add).await?;
     let length = sum.iter().map(|x| x * x).sum::<f64>().sqrt();
     if !length.is_finite() || length == 0.0 {
         return Err(Problem::fault("the embedding is not finite; are the weights damaged?"));

@@ -41,9 +41,10 @@ impl Turn {
         Turn { server, host, client, by, request, further: false }
     }
 
-    /// A further part of the request. It is never refused for want of room in the queue.
-    pub fn further(&self) -> Turn {
-        Turn { further: true, ..self.clone() }
+    /// A part of the request. The first one may be refused for want of room in the queue, and lets
+    /// the others in.
+    pub fn part(&self, index: usize) -> Turn {
+        Turn { further: self.further || index > 0, ..self.clone() }
     }
 
     /// The priority of its sequences in the engine, which all clients share.

@@ -88,11 +88,8 @@ pub async fn completions(
         return Ok(stream::respond(answers, writer));
     }
     let n = asked.generation.choices;
-    // The first one may be refused; the request is let in with it.
-    let further = turn.further();
-    let answers: Vec<_> = (prompts.iter().enumerate())
-        .map(|(i, prompt)| whole(if i == 0 { &turn } else { &further }, &asked, prompt))
-        .collect();
+    let part = |(i, prompt)| whole(turn.part(i), &asked, prompt);
+    let answers: Vec<_> = prompts.iter().enumerate().map(part).collect();
     let mut answers = iter(answers).buffered(server.options.parallel.max(1)).enumerate();
     let (mut all, mut sum) = (Vec::new(), Usage::default());
     while let Some((i, answer)) = answers.next().await {
@@ -208,20 +205,18 @@ async fn echoed(turn: &Turn, asked: &Asked, prompt: &Prompt) -> Result<Completio
 
 /// The answers to a prompt, when they are complete.
 async fn whole(
-    turn: &Turn,
+    turn: Turn,
     asked: &Asked,
     prompt: &Prompt,
 ) -> Result<(Vec<CompletionText>, Usage), Problem> {
-    let (host, echoed) = (&turn.host, echoed(turn, asked, prompt).await?);
+    let (host, echoed) = (&turn.host, echoed(&turn, asked, prompt).await?);
     let n = asked.generation.choices;
     if asked.generation.request.max_tokens == Some(0) {
         let usage = Usage { prompt: prompt.ids.len(), ..Usage::default() };
         return Ok((vec![echoed; n], usage));
     }
-    // What was echoed has let the request in.
-    let further = turn.further();
-    let turn = if asked.echo && asked.logprobs.is_some() { &further } else { turn };
-    let answer = begin(turn, asked, prompt).await?.collect().await?;
+    let parts_before = usize::from(asked.echo && asked.logprobs.is_some());
+    let answer = begin(&turn.part(parts_before), asked, prompt).await?.collect().await?;
     let ends = &host.model.defaults().stop_tokens;
     let text = |choice: ChoiceAnswer| {
         let mut text = echoed.clone();

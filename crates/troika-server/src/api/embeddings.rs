@@ -68,11 +68,8 @@ async fn embed(
         given.ok_or_else(|| Problem::field(name, format!("the field {name} is missing")))?;
     let turn = Turn::new(server, &host, call.client);
     let lists = turn.prepare(limits::size(&given), move |host| inputs(host, name, &given)).await?;
-    // The first one may be refused; the request is let in with it.
-    let further = turn.further();
-    let rows: Vec<_> = (lists.iter().enumerate())
-        .map(|(i, ids)| completion::embedding(if i == 0 { &turn } else { &further }, ids))
-        .collect();
+    let parts = lists.iter().map(Vec::as_slice).enumerate();
+    let rows: Vec<_> = parts.map(|(i, ids)| completion::embedding(turn.part(i), ids)).collect();
     let rows = iter(rows).buffered(server.options.parallel.max(1)).try_collect().await?;
     let tokens = lists.iter().map(Vec::len).sum();
     Ok(Embedded { host, rows, tokens })
