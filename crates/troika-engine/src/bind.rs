@@ -10,7 +10,7 @@ use troika_device::{
 use troika_plan::Plan;
 use troika_program::{
     BufferName, ExpertBuffer, ExpertMemory, ExpertStep, GroupGraph, NamedCopy, NamedHost, NamedRun,
-    NamedTask, NamedView, NamedWork, PackedCols, PackedSize, Program, Slots,
+    NamedTask, NamedView, NamedWork, PackedSize, Program, Slots,
 };
 use troika_trace::Tracer;
 
@@ -126,26 +126,12 @@ impl Binder<'_> {
     ) -> Result<Dispatcher, EngineError> {
         let program = &self.model.program;
         let experts = &program.experts[host.experts];
-        let graph = |g: &GroupGraph| ExpertGraph {
-            device: g.device,
-            space: g.space,
-            name: g.name.clone(),
-            weights: self.model.loaded[g.graph].clone(),
-            reads: vec![g.reads],
-            writes: g.writes.clone(),
-            apart: g.apart,
+        let graph = |of: &GroupGraph| ExpertGraph {
+            of: of.clone(),
+            weights: self.model.loaded[of.graph].clone(),
         };
         let groups = experts.groups.iter().map(|graphs| graphs.iter().map(graph).collect());
-        let groups = groups.collect();
-        let rest = ExpertGraph {
-            device: experts.device,
-            space: SpaceId::HOST,
-            name: experts.rest_name.clone(),
-            weights: self.model.loaded[experts.rest].clone(),
-            reads: vec![ExpertBuffer::Input, ExpertBuffer::Ids, ExpertBuffer::Ones],
-            writes: PackedCols { buffer: ExpertBuffer::Output, cols: 0..program.packed.cols },
-            apart: None,
-        };
+        let (groups, rest) = (groups.collect(), graph(&experts.rest));
         let mut buffers: HashMap<(SpaceId, ExpertBuffer), Buffer> = HashMap::new();
         for view in host.reads.iter().chain(&host.parts) {
             if let BufferName::Experts(ExpertMemory { space, buffer, .. }) = view.buffer {
@@ -154,7 +140,8 @@ impl Binder<'_> {
         }
         // The columns of this layer: other layers may have more.
         let size = PackedSize { inner: experts.inner, ..program.packed };
-        let (tracer, lane) = (self.model.tracer.clone(), self.model.devices[experts.device].name());
+        let (tracer, lane) =
+            (self.model.tracer.clone(), self.model.devices[experts.rest.device].name());
         let lane = lane.into();
         Ok(Dispatcher { of, chunk, groups, rest, buffers, size, tracer, lane })
     }

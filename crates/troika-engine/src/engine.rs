@@ -4,7 +4,7 @@ use std::mem::swap;
 use std::sync::Arc;
 
 use troika_device::{Buffer, Clock, Device, DeviceKind, SpaceId, Waiting, WeightSource};
-use troika_model::lower::{LowerOptions, Lowered, StateDecl, WeightShapes, lower};
+use troika_model::lower::{Lowered, StateDecl, WeightShapes, lower};
 use troika_model::spec::ModelSpec;
 use troika_plan::{Phase, Plan, PlanDevice, SyncMode};
 use troika_program::{ELEMENT, Program, Slots};
@@ -84,62 +84,45 @@ impl Engine {
     /// A plan that does not fit, a spec that cannot be lowered, a device that refuses a subgraph,
     /// no memory for the KV cache, or that compiling was stopped. Nothing is kept then.
     pub fn new(parts: EngineParts<'_>, control: &CompileControl) -> Result<Engine, EngineError> {
-        let plan = parts.plan;
-        let names: Vec<&str> = parts.devices.iter().map(|d| d.name()).collect();
-        plan.check(parts.spec, &names)?;
-        let find = |name: &str| parts.devices.iter().find(|d| d.name() == name);
-        plan.check_shapes(&|name| find(name).is_some_and(|d| d.caps().static_shapes))?;
-        plan.check_hosts(&|name| find(name).is_some_and(|d| d.caps().host_tasks))?;
-        let options = LowerOptions {
-            max_rows: plan.prefill.chunk,
-            max_kv: plan.context,
-            kv_dtype: plan.kv_dtype,
-        };
-        let lowered = lower(parts.spec, parts.shapes, options)?;
-        let mut memory = EngineMemory::default();
+        let devices = planned_devices(&parts)?;
+        let EngineParts { spec, shapes, weights, plan, clock, tracer, sharing, .. } = parts;
+        let lowered = lower(spec, shapes, plan.lower_options())?;
         // Before weights are packed, which takes long, so that a misfit is reported at once.
-        let kv = KvCache::new(kv_layout(&lowered, &plan, parts.sharing))?;
-        for state in &lowered.states {
-            allocate(state_bytes(state, state.width, &kv), "the KV cache")?;
-        }
-        allocate(plan.prefill.chunk.checked_mul(widest(&lowered)), "activations")?;
-        let devices: Vec<Arc<dyn Device>> =
-            plan.devices.iter().filter_map(|name| find(name).cloned()).collect();
+        let kv = KvCache::new(kv_layout(&lowered, &plan, sharing))?;
+        check_memory(&lowered, &plan, &kv)?;
         let known: Vec<PlanDevice> = devices.iter().map(PlanDevice::of).collect();
         let program = Program::new(Arc::new(lowered), &plan, &known)?;
-        let with = CompileWith { weights: parts.weights, control, clock: &*parts.clock };
+        let with = CompileWith { weights, control, clock: &*clock };
         let loaded = compile(&program.graphs, &devices, &with)?;
         let states = state_buffers(&kv, &program, &devices)?;
-        memory.kv_cache = states.iter().flatten().map(|b| b.len() as u64).sum();
-        let scratch = loaded.iter().map(|w| w.executable().scratch_bytes());
-        memory.scratch = scratch.max().unwrap_or(0);
-        let rows = plan.prefill.chunk + program.padding;
-        let slots = Arc::new(Slots::new(&program, rows));
-        let mut runner = Runner::new(
-            &devices,
-            (plan.prefill.policy, plan.critical_device()),
-            &parts.clock,
-            parts.tracer.clone(),
-        )?;
+        let memory = EngineMemory {
+            kv_cache: states.iter().flatten().map(|b| b.len() as u64).sum(),
+            scratch: loaded.iter().map(|w| w.executable().scratch_bytes()).max().unwrap_or(0),
+            ..EngineMemory::default()
+        };
+        let slots = Arc::new(Slots::new(&program, plan.prefill.chunk + program.padding));
+        let policy = (plan.prefill.policy, plan.critical_device());
+        let mut runner = Runner::new(&devices, policy, &clock, tracer.clone())?;
         runner.set_waiting(match plan.sync {
             SyncMode::Predicted => Waiting::Poll,
             SyncMode::Blocking => Waiting::Block,
         });
-        let rules = Rules::new(&program, &plan, parts.sharing);
+        let rules = Rules::new(&program, &plan, sharing);
         let places: &[Option<Phase>] = match rules.one_placement {
             true => &[None],
             false => &[Some(Phase::Decode), Some(Phase::Prefill)],
         };
         let slot = |only: &Option<Phase>| BatchSlot::new(&slots, program.computing(*only) > 1);
         let silent = devices.iter().find(|d| !d.caps().computes());
-        let limits = Limits::new(parts.spec.vocab, kv.fit());
+        let limits = Limits::new(spec.vocab, kv.fit());
+        let group_stats = SharedStats::default();
         Ok(Engine {
             slots: places.iter().map(slot).collect::<Result<_, _>>()?,
             largest: Vec::new(),
             silent: silent.map(|d| d.name().to_string()),
             losses: Losses::default(),
             handle: EngineHandle::new(limits),
-            seqs: Sequences::new(rules, kv, parts.spec),
+            seqs: Sequences::new(rules, kv, spec),
             runner,
             memory,
             model: PlacedModel {
@@ -149,9 +132,9 @@ impl Engine {
                 plan,
                 states,
                 slots,
-                clock: parts.clock,
-                group_stats: SharedStats::default(),
-                tracer: parts.tracer,
+                clock,
+                group_stats,
+                tracer,
             },
         })
     }
@@ -274,6 +257,26 @@ impl Drop for Engine {
         drop(inbox);
         while self.runner.wait().is_some() {}
     }
+}
+
+/// The plan's devices in its order, if it fits the model and them.
+fn planned_devices(parts: &EngineParts<'_>) -> Result<Vec<Arc<dyn Device>>, EngineError> {
+    let EngineParts { plan, devices, .. } = parts;
+    let names: Vec<&str> = devices.iter().map(|d| d.name()).collect();
+    plan.check(parts.spec, &names)?;
+    let find = |name: &str| devices.iter().find(|d| d.name() == name);
+    plan.check_shapes(&|name| find(name).is_some_and(|d| d.caps().static_shapes))?;
+    plan.check_hosts(&|name| find(name).is_some_and(|d| d.caps().host_tasks))?;
+    Ok(plan.devices.iter().filter_map(|name| find(name).cloned()).collect())
+}
+
+/// Checks that there is memory for the cache and for the widest value.
+fn check_memory(lowered: &Lowered, plan: &Plan, kv: &KvCache) -> Result<(), EngineError> {
+    for state in &lowered.states {
+        allocate(state_bytes(state, state.width, kv), "the KV cache")?;
+    }
+    allocate(plan.prefill.chunk.checked_mul(widest(lowered)), "activations")?;
+    Ok(())
 }
 
 /// The size of the cache: its groups, pages and budget.

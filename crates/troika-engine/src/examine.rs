@@ -5,7 +5,7 @@ use std::sync::Arc;
 use troika_device::Device;
 use troika_graph::partition::{expert_group, expert_products};
 use troika_graph::{bind_static, restrict_activations};
-use troika_model::lower::{LowerOptions, Lowered, SegmentKind, WeightShapes, lower};
+use troika_model::lower::{Lowered, SegmentKind, WeightShapes, lower};
 use troika_model::spec::ModelSpec;
 use troika_plan::{EXPERT_GROUP, Plan, Refusal};
 use troika_program::{EdgeTypes, shapes};
@@ -23,12 +23,7 @@ pub fn examine(
     plan: &Plan,
     devices: &[Arc<dyn Device>],
 ) -> Result<Vec<Refusal>, EngineError> {
-    let options = LowerOptions {
-        max_rows: plan.prefill.chunk,
-        max_kv: plan.context,
-        kv_dtype: plan.kv_dtype,
-    };
-    let lowered = lower(spec, weights, options)?;
+    let lowered = lower(spec, weights, plan.lower_options())?;
     let formats = plan.activations();
     let types = EdgeTypes::new(&lowered, plan);
     let mut refusals: Vec<Refusal> = Vec::new();

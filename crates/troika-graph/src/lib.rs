@@ -11,7 +11,6 @@ mod boundary;
 mod builder;
 mod calibration;
 mod dtype;
-mod hash;
 mod op;
 pub mod partition;
 pub mod quantize;
@@ -29,7 +28,6 @@ pub use boundary::convert_boundary;
 pub use builder::SubgraphBuilder;
 pub use calibration::{CalibrationTensor, Rounding};
 pub use dtype::DType;
-pub use hash::GraphHash;
 pub use op::{
     Activation, Attention, ExpertGroup, Experts, HeadLinear, KvAppend, Op, Rope, RopeFreqs,
     RopeStyle, Router, Score, Window,

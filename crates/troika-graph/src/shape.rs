@@ -37,11 +37,6 @@ impl Shape {
         self.0.iter().skip(1).fold(1, |n, d| n.saturating_mul(d.bound()))
     }
 
-    /// Elements at the upper bound of every dimension.
-    pub fn max_len(&self) -> usize {
-        self.0.iter().fold(1, |n, d| n.saturating_mul(d.bound()))
-    }
-
     /// The bound of the first dimension (0 for a shape without dimensions).
     pub fn max_rows(&self) -> usize {
         self.0.first().map_or(0, |d| d.bound())

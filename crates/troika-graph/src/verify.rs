@@ -31,9 +31,10 @@ struct Check<'a> {
     node: &'a Node,
 }
 
-type Res = Result<(), String>;
+/// What is wrong, if anything.
+type Checked = Result<(), String>;
 
-fn want(ok: bool, what: impl FnOnce() -> String) -> Res {
+fn want(ok: bool, what: impl FnOnce() -> String) -> Checked {
     if ok { Ok(()) } else { Err(what()) }
 }
 
@@ -44,7 +45,7 @@ fn want(ok: bool, what: impl FnOnce() -> String) -> Res {
 /// # Errors
 /// [`GraphError`] naming the first fault.
 pub fn verify(g: &Subgraph) -> Result<(), GraphError> {
-    let at = |place: &str, result: Res| {
+    let at = |place: &str, result: Checked| {
         let (graph, place) = (g.name.clone(), place.to_string());
         result.map_err(|what| GraphError { graph, place, what })
     };
@@ -63,7 +64,7 @@ pub fn verify(g: &Subgraph) -> Result<(), GraphError> {
 }
 
 /// Checks that inputs and states are values and that none is bound twice.
-fn bound_values(g: &Subgraph) -> Res {
+fn bound_values(g: &Subgraph) -> Checked {
     let mut seen = vec![false; g.values.len()];
     for id in g.inputs.iter().chain(&g.states) {
         let seen = seen.get_mut(id.0 as usize).ok_or_else(|| format!("there is no {}", id.0))?;
@@ -74,7 +75,7 @@ fn bound_values(g: &Subgraph) -> Res {
 }
 
 /// Checks that a value is `[rows, cols]` of a computable type, and the rows of a state.
-fn value(g: &Subgraph, index: usize, v: &Value) -> Res {
+fn value(g: &Subgraph, index: usize, v: &Value) -> Checked {
     let state = g.states.iter().any(|s| s.0 as usize == index);
     let typed = match v.dtype {
         DType::F32 => true,
@@ -95,7 +96,7 @@ fn value(g: &Subgraph, index: usize, v: &Value) -> Res {
 }
 
 /// Checks both dimensions and the bytes of all rows.
-fn sizes(name: &str, rows: usize, cols: usize, row_bytes: Option<usize>) -> Res {
+fn sizes(name: &str, rows: usize, cols: usize, row_bytes: Option<usize>) -> Checked {
     let counted = (1..=MAX_DIM).contains(&rows) && (1..=MAX_DIM).contains(&cols);
     want(counted, || format!("{name} is {rows}x{cols}; dimensions are 1 to {MAX_DIM}"))?;
     let bytes = row_bytes.and_then(|b| b.checked_mul(rows));
@@ -105,7 +106,7 @@ fn sizes(name: &str, rows: usize, cols: usize, row_bytes: Option<usize>) -> Res 
 }
 
 /// Checks that a weight has a weight's type and whole blocks per row.
-fn weight(w: &WeightDecl) -> Res {
+fn weight(w: &WeightDecl) -> Checked {
     want(w.dtype != DType::I32, || format!("weight {} has type {}", w.name, w.dtype))?;
     want(w.cols.is_multiple_of(w.dtype.block_len()), || {
         format!("weight {} has {} columns, which are no whole {} blocks", w.name, w.cols, w.dtype)
@@ -132,13 +133,13 @@ fn weight(w: &WeightDecl) -> Res {
 }
 
 /// Checks that an output is computed or an input, and not a state, which is bound already.
-fn output(g: &Subgraph, id: ValueId, defined: &[bool]) -> Res {
+fn output(g: &Subgraph, id: ValueId, defined: &[bool]) -> Checked {
     let is = defined.get(id.0 as usize).copied().unwrap_or(false);
     want(is, || format!("value {} is never computed", id.0))?;
     want(!g.states.contains(&id), || format!("{} is a state", g.value(id).name))
 }
 
-fn check_node(g: &Subgraph, node: &Node, defined: &mut [bool]) -> Res {
+fn check_node(g: &Subgraph, node: &Node, defined: &mut [bool]) -> Checked {
     for id in node.inputs.iter().chain(&node.states) {
         let ok = defined.get(id.0 as usize).copied().unwrap_or(false);
         want(ok, || format!("operand {} is used before it is computed", id.0))?;
@@ -165,7 +166,7 @@ const I: DType = DType::I32;
 
 impl Check<'_> {
     /// Checks the number and types of operands.
-    fn operands(&self, inputs: &[DType], states: usize, outputs: &[DType]) -> Res {
+    fn operands(&self, inputs: &[DType], states: usize, outputs: &[DType]) -> Checked {
         let n = self.node;
         let got = (n.inputs.len(), n.states.len(), n.outputs.len());
         let need = (inputs.len(), states, outputs.len());
@@ -178,7 +179,7 @@ impl Check<'_> {
     }
 
     /// Checks that inputs and outputs have the forward batch's rows.
-    fn rows(&self) -> Res {
+    fn rows(&self) -> Checked {
         let rows = |id: &ValueId| self.g.value(*id).shape.0.first().copied();
         let mut all = self.node.inputs.iter().chain(&self.node.outputs);
         let Some(first) = all.next() else { return Ok(()) };
@@ -207,25 +208,25 @@ impl Check<'_> {
         self.cols(self.node.outputs[i])
     }
 
-    fn same(&self, what: &str, got: usize, need: usize) -> Res {
+    fn same(&self, what: &str, got: usize, need: usize) -> Checked {
         want(got == need, || format!("{what} has {got} columns, needs {need}"))
     }
 
     /// Checks for `heads` heads of `dim` columns.
-    fn heads(&self, what: &str, got: usize, heads: usize, dim: usize) -> Res {
+    fn heads(&self, what: &str, got: usize, heads: usize, dim: usize) -> Checked {
         want(dim > 0 && heads.checked_mul(dim) == Some(got), || {
             format!("{what} has {got} columns, needs {heads} heads of {dim}")
         })
     }
 
-    fn dims(&self, w: WeightRef, rows: usize, cols: usize) -> Res {
+    fn dims(&self, w: WeightRef, rows: usize, cols: usize) -> Checked {
         let d = self.g.weight(w);
         want((d.rows, d.cols) == (rows, cols), || {
             format!("weight {} is {}x{}, needs {rows}x{cols}", d.name, d.rows, d.cols)
         })
     }
 
-    fn activations(&self, activations: ActivationFormat, w: WeightRef) -> Res {
+    fn activations(&self, activations: ActivationFormat, w: WeightRef) -> Checked {
         let d = self.g.weight(w);
         let fits = match activations {
             ActivationFormat::F32 | ActivationFormat::F16 => true,
@@ -243,7 +244,7 @@ impl Check<'_> {
         list.windows(2).all(|w| self.g.weight(w[0]).dtype == self.g.weight(w[1]).dtype)
     }
 
-    fn weights_in_range(&self) -> Res {
+    fn weights_in_range(&self) -> Checked {
         let n = self.g.weights.len();
         let all = self.node.op.weights();
         all.into_iter()
@@ -251,12 +252,12 @@ impl Check<'_> {
     }
 
     /// Checks for one input and one output with the same columns.
-    fn unary_same(&self) -> Res {
+    fn unary_same(&self) -> Checked {
         self.operands(&[F], 0, &[F])?;
         self.same("output", self.output(0), self.input(0))
     }
 
-    fn norm(&self, group: usize, weights: &[Option<WeightRef>]) -> Res {
+    fn norm(&self, group: usize, weights: &[Option<WeightRef>]) -> Checked {
         self.unary_same()?;
         let n = self.input(0);
         want(group > 0 && n.is_multiple_of(group), || {
@@ -265,7 +266,7 @@ impl Check<'_> {
         weights.iter().flatten().try_for_each(|&w| self.dims(w, 1, group))
     }
 
-    fn op(&self) -> Res {
+    fn op(&self) -> Checked {
         match &self.node.op {
             Op::Embed { table, .. } => {
                 self.operands(&[I], 0, &[F])?;
@@ -311,7 +312,7 @@ impl Check<'_> {
     }
 
     /// Checks element-wise ops and ops that move columns.
-    fn elements(&self) -> Res {
+    fn elements(&self) -> Checked {
         match &self.node.op {
             Op::Activate(Activation::ClampedSwiglu { .. }) => {
                 Err("this activation is defined with a gate only".to_string())
@@ -354,7 +355,7 @@ impl Check<'_> {
         }
     }
 
-    fn rope(&self, r: &Rope) -> Res {
+    fn rope(&self, r: &Rope) -> Checked {
         self.operands(&[F, I], 0, &[F])?;
         self.same("positions", self.input(1), 1)?;
         self.same("output", self.output(0), self.input(0))?;
@@ -371,7 +372,7 @@ impl Check<'_> {
         )
     }
 
-    fn attention(&self, a: &Attention) -> Res {
+    fn attention(&self, a: &Attention) -> Checked {
         self.operands(&[F], if a.value_in_key { 1 } else { 2 }, &[F])?;
         want(a.kv_heads > 0 && a.heads.is_multiple_of(a.kv_heads), || {
             format!("{} query heads over {} kv heads", a.heads, a.kv_heads)
@@ -395,7 +396,7 @@ impl Check<'_> {
         a.sinks.map_or(Ok(()), |s| self.dims(s, 1, a.heads))
     }
 
-    fn router(&self, r: &Router) -> Res {
+    fn router(&self, r: &Router) -> Checked {
         self.operands(&[F], 0, &[I, F])?;
         self.same("logits", self.input(0), r.experts)?;
         want(r.top_k >= 1 && r.top_k <= r.experts, || {
@@ -412,7 +413,7 @@ impl Check<'_> {
         })
     }
 
-    fn experts(&self, e: &Experts) -> Res {
+    fn experts(&self, e: &Experts) -> Checked {
         self.operands(&[F, I, F], 0, &[F])?;
         self.same("weights", self.input(2), self.input(1))?;
         self.feed_forwards(e)?;
@@ -420,7 +421,7 @@ impl Check<'_> {
         want(self.input(1) <= n, || format!("{} of {n} experts are chosen", self.input(1)))
     }
 
-    fn expert_group(&self, g: &ExpertGroup) -> Res {
+    fn expert_group(&self, g: &ExpertGroup) -> Checked {
         self.operands(&[F], 0, &[F])?;
         self.feed_forwards(&g.experts)?;
         let (n, rows) = (g.experts.gate.len(), self.g.value(self.node.inputs[0]).shape.max_rows());
@@ -430,7 +431,7 @@ impl Check<'_> {
     }
 
     /// Checks experts' weights: of one shape, and such that results are as wide as inputs.
-    fn feed_forwards(&self, e: &Experts) -> Res {
+    fn feed_forwards(&self, e: &Experts) -> Checked {
         let (k, n) = (self.input(0), e.gate.len());
         self.same("output", self.output(0), k)?;
         want(n > 0 && e.up.len() == n && e.down.len() == n, || "uneven expert lists".to_string())?;

@@ -2,6 +2,7 @@
 
 use troika_graph::DType;
 
+use crate::check::place;
 use crate::experts::ExpertGroupPlan;
 use crate::plan::{Phase, Plan, Rule, Split, Stage};
 use crate::ratio::Share;
@@ -51,11 +52,7 @@ impl Plan {
         let mut texts = Vec::new();
         for phase in [Phase::Prefill, Phase::Decode] {
             for (up_to, rules) in self.rule_lists(phase) {
-                let short = phase == Phase::Prefill && up_to < self.prefill.chunk;
-                let name = match short {
-                    true => format!("{} up to {up_to} rows", phase.name()),
-                    false => phase.name().to_string(),
-                };
+                let name = place(phase, up_to, self);
                 texts.extend(rules.iter().map(|rule| rule_text(name.clone(), rule)));
             }
         }
@@ -71,40 +68,41 @@ fn describe_columns(parts: &[Share]) -> String {
     parts.collect::<Vec<_>>().join(", ")
 }
 
-/// Which device computes what share, for people.
-fn describe_split(device: &str, split: &Split) -> String {
-    if let Split::Stages { stages } = split {
-        let one = |s: &Stage| match &s.split {
-            Some(split) => describe_split(&s.device, split),
-            None => s.device.clone(),
-        };
-        return stages.iter().map(one).collect::<Vec<_>>().join("; then ");
-    }
-    let columns = format!("columns: {}", describe_columns(split.parts()));
-    let lengths: Vec<String> = split.lengths().iter().map(usize::to_string).collect();
-    let standard = format!("rows in parts of {}: {device}", lengths.join(", "));
-    match split {
-        Split::Columns { .. } => columns,
-        Split::Rows { rest, .. } => format!("{standard}, the rest: {rest}"),
-        Split::Residual { by } => format!("products: {device}, their outliers and the rest: {by}"),
-        Split::Experts(experts) => {
-            let group = |g: &ExpertGroupPlan| {
-                let rows = format!("{} x {}", g.experts.len(), g.capacity);
-                match &g.parts[..] {
-                    [] => format!("{} {rows}", g.device),
-                    parts => format!("{rows} by columns ({})", describe_columns(parts)),
-                }
-            };
-            let group = experts.groups.iter().map(group);
-            let (dispatch, overflow) = (experts.dispatch.name(), experts.overflow.name());
-            let groups = group.collect::<Vec<_>>().join(", ");
-            format!(
-                "experts {dispatch} in groups: {groups}; overflow {overflow}, the rest: {device}"
-            )
-        }
-        // Stages have separate lines above.
-        Split::Hybrid { .. } | Split::Stages { .. } => {
-            format!("{standard}, the rest by {columns}")
+impl Split {
+    /// Which device computes what share, for people; `device` is the rule's.
+    pub fn describe(&self, device: &str) -> String {
+        let columns = format!("columns: {}", describe_columns(self.parts()));
+        let lengths: Vec<String> = self.lengths().iter().map(usize::to_string).collect();
+        let standard = format!("rows in parts of {}: {device}", lengths.join(", "));
+        match self {
+            Split::Stages { stages } => {
+                let one = |s: &Stage| match &s.split {
+                    Some(split) => split.describe(&s.device),
+                    None => s.device.clone(),
+                };
+                stages.iter().map(one).collect::<Vec<_>>().join("; then ")
+            }
+            Split::Columns { .. } => columns,
+            Split::Rows { rest, .. } => format!("{standard}, the rest: {rest}"),
+            Split::Residual { by } => {
+                format!("products: {device}, their outliers and the rest: {by}")
+            }
+            Split::Experts(experts) => {
+                let group = |g: &ExpertGroupPlan| {
+                    let rows = format!("{} x {}", g.experts.len(), g.capacity);
+                    match &g.parts[..] {
+                        [] => format!("{} {rows}", g.device),
+                        parts => format!("{rows} by columns ({})", describe_columns(parts)),
+                    }
+                };
+                let group = experts.groups.iter().map(group);
+                let (dispatch, overflow) = (experts.dispatch.name(), experts.overflow.name());
+                let groups = group.collect::<Vec<_>>().join(", ");
+                format!(
+                    "experts {dispatch} in groups: {groups}; overflow {overflow}, the rest: {device}"
+                )
+            }
+            Split::Hybrid { .. } => format!("{standard}, the rest by {columns}"),
         }
     }
 }
@@ -120,7 +118,7 @@ fn rule_text(phase: String, rule: &Rule) -> RuleText {
     });
     let mut device = rule.device.clone();
     if let Some(split) = &rule.split {
-        device = describe_split(&device, split);
+        device = split.describe(&device);
     }
     for r in &rule.refused {
         let kinds: Vec<&str> = r.segments.iter().map(|k| k.name()).collect();

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use troika_graph::{ActivationFormat, DType};
-use troika_model::lower::SegmentKind;
+use troika_model::lower::{LowerOptions, SegmentKind};
 
 use crate::error::PlanError;
 use crate::experts::ExpertSplit;
@@ -451,6 +451,12 @@ impl Plan {
     /// The rule for a segment. A checked plan has exactly one.
     pub fn rule(&self, phase: Phase, kind: SegmentKind, layer: Option<usize>) -> Option<&Rule> {
         self.rules(phase).iter().find(|r| r.matches(kind, layer))
+    }
+
+    /// What the model is lowered for.
+    pub fn lower_options(&self) -> LowerOptions {
+        let (max_rows, max_kv) = (self.prefill.chunk, self.context);
+        LowerOptions { max_rows, max_kv, kv_dtype: self.kv_dtype }
     }
 
     /// The formats, besides f32, that any product may use for activations.

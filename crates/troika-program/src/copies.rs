@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use troika_device::SpaceId;
-use troika_model::lower::{LowerOptions, WeightShapes, lower};
+use troika_model::lower::{WeightShapes, lower};
 use troika_model::spec::ModelSpec;
 use troika_plan::{Phase, Plan, PlanDevice, own_space};
 
@@ -52,12 +52,8 @@ pub fn copies(
     plan: &Plan,
     devices: &[PlanDevice],
 ) -> Result<Vec<PhaseCopies>, ProgramError> {
-    let options = LowerOptions {
-        max_rows: plan.prefill.chunk,
-        max_kv: plan.context,
-        kv_dtype: plan.kv_dtype,
-    };
-    let program = Program::new(Arc::new(lower(spec, shapes, options)?), plan, devices)?;
+    let lowered = lower(spec, shapes, plan.lower_options())?;
+    let program = Program::new(Arc::new(lowered), plan, devices)?;
     let slots = Slots::new(&program, plan.prefill.chunk + program.padding);
     let chunk = plan.prefill.chunk.min(plan.context.saturating_sub(1)).max(1);
     let mut handover = Handover::default();

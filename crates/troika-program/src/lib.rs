@@ -36,7 +36,7 @@ pub use graphs::{GraphList, ListedGraph};
 pub use handover::Handover;
 pub use place::Placer;
 pub use placed::{
-    Between, Operand, Place, PlacedExperts, PlacedPiece, PlacedSegment, RowsOf, RowsRun,
+    Between, Operand, PlacedExperts, PlacedPiece, PlacedSegment, RowsOf, RowsRun, SegmentValue,
     StateOperand,
 };
 pub use program::Program;

@@ -95,7 +95,7 @@ impl ChunkTasks<'_> {
     }
 
     fn value_of(&self, of: OfExperts<'_>, operand: &Operand) -> ValueCols {
-        let value = self.program.value(of.index, of.placement, operand.place);
+        let value = self.program.value(of.index, of.placement, operand.value);
         ValueCols { value, cols: operand.cols.clone() }
     }
 

@@ -9,7 +9,7 @@ use troika_graph::partition::{
 use troika_graph::{Subgraph, ValueId};
 use troika_plan::stage_borders;
 
-use crate::placed::{Between, Operand, Place, StateOperand};
+use crate::placed::{Between, Operand, SegmentValue, StateOperand};
 
 /// A graph on a device, and its operands.
 #[derive(Clone, Debug)]
@@ -169,11 +169,11 @@ impl<'a> Scope<'a> {
             let (cols, dtype) = (value.shape.row_len(), value.dtype);
             let add = || {
                 self.values.push(Between { cols, dtype });
-                Operand { place: Place::Between(self.values.len() - 1), cols: 0..cols }
+                Operand { value: SegmentValue::Between(self.values.len() - 1), cols: 0..cols }
             };
             self.between.entry(columns.value).or_insert_with(add).clone()
         });
         let (first, cols) = (whole.cols.start, &columns.cols);
-        Operand { place: whole.place, cols: first + cols.start..first + cols.end }
+        Operand { value: whole.value, cols: first + cols.start..first + cols.end }
     }
 }

@@ -11,7 +11,7 @@ use troika_plan::{Phase, PlanDevice, Rule, Split, compiled_rows, own_space};
 use crate::error::ProgramError;
 use crate::pieces::{self, PlacedGraph};
 use crate::placed::StateOperand;
-use crate::placed::{Between, Operand, Place, PlacedPiece, PlacedSegment, PlacedStage};
+use crate::placed::{Between, Operand, PlacedPiece, PlacedSegment, PlacedStage, SegmentValue};
 use crate::residency::Instance;
 use crate::shapes::EdgeTypes;
 
@@ -192,7 +192,8 @@ fn converting(rule: &Rule) -> Option<ActivationFormat> {
 
 /// A segment's whole graph with its operands, before it is divided.
 fn root(graph: Subgraph, segment: &Segment, lowered: &Lowered) -> PlacedGraph {
-    let operand = |place: Place, edge: usize| Operand { place, cols: 0..lowered.edges[edge].cols };
+    let operand =
+        |value: SegmentValue, edge: usize| Operand { value, cols: 0..lowered.edges[edge].cols };
     let inputs = segment.inputs.iter().enumerate();
     let outputs = segment.outputs.iter().enumerate();
     let states = segment.graph.states.iter().enumerate();
@@ -202,9 +203,9 @@ fn root(graph: Subgraph, segment: &Segment, lowered: &Lowered) -> PlacedGraph {
     };
     PlacedGraph {
         device: 0,
-        inputs: inputs.map(|(i, e)| operand(Place::Input(i), e.0)).collect(),
+        inputs: inputs.map(|(i, e)| operand(SegmentValue::Input(i), e.0)).collect(),
         states: states.map(|(i, v)| state((i, *v))).collect(),
-        outputs: outputs.map(|(i, e)| operand(Place::Output(i), e.0)).collect(),
+        outputs: outputs.map(|(i, e)| operand(SegmentValue::Output(i), e.0)).collect(),
         graph,
     }
 }

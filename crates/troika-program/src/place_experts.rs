@@ -228,7 +228,7 @@ impl Program {
                 device: piece.device,
                 space: own_space(caps),
                 name: piece.name.clone(),
-                reads,
+                reads: vec![reads],
                 apart: apart.then_some(part),
                 writes,
             });
@@ -244,12 +244,18 @@ impl Program {
         };
         self.experts.push(DividedExperts {
             layer: self.lowered.segments[segment].layer.unwrap_or(0),
-            device: rest.device,
             split: experts.split.clone(),
             groups,
             inner,
-            rest: graph(rest)?,
-            rest_name: rest.name.clone(),
+            rest: GroupGraph {
+                graph: graph(rest)?,
+                device: rest.device,
+                space: SpaceId::HOST,
+                name: rest.name.clone(),
+                reads: vec![ExpertBuffer::Input, ExpertBuffer::Ids, ExpertBuffer::Ones],
+                writes: PackedCols { buffer: ExpertBuffer::Output, cols: 0..experts.cols },
+                apart: None,
+            },
             shape,
         });
         Some(self.experts.len() - 1)
@@ -292,7 +298,7 @@ impl Program {
         let align = graphs.flat_map(|(g, size)| {
             let multiple = self.devices[g.device].caps.offset_alignment.max(1);
             let written = g.apart.map_or(g.writes.buffer, ExpertBuffer::Part);
-            [g.reads, written].map(|buffer| {
+            [g.reads[0], written].map(|buffer| {
                 let row = size.row_bytes(buffer).max(1);
                 multiple / common_divisor(multiple, row)
             })

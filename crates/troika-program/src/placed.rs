@@ -12,7 +12,7 @@ use crate::residency::common;
 
 /// A value that a piece reads or writes, as its segment knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Place {
+pub enum SegmentValue {
     /// The segment's input of this index.
     Input(usize),
     /// The segment's output of this index.
@@ -25,7 +25,7 @@ pub enum Place {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Operand {
     /// The value.
-    pub place: Place,
+    pub value: SegmentValue,
     /// Its columns.
     pub cols: Range<usize>,
 }

@@ -13,7 +13,7 @@ use crate::error::ProgramError;
 use crate::experts::{DividedExperts, GroupGraph, PackedSize};
 use crate::graphs::GraphList;
 use crate::place::{Placer, state_instance};
-use crate::placed::{Place, PlacedPiece, PlacedSegment, PlacedStage};
+use crate::placed::{PlacedPiece, PlacedSegment, PlacedStage, SegmentValue};
 use crate::residency::{Instance, common};
 use crate::shapes::{EdgeTypes, shaped};
 use crate::used_shares::UsedShares;
@@ -200,13 +200,13 @@ impl Program {
         Placement { segment: Arc::new(placed), between: first, graphs: Arc::new(graphs), experts }
     }
 
-    /// The value that a piece of a segment knows by its place.
-    pub(crate) fn value(&self, segment: usize, placement: &Placement, place: Place) -> usize {
+    /// The program's value for one of a segment.
+    pub(crate) fn value(&self, segment: usize, placement: &Placement, of: SegmentValue) -> usize {
         let segment = &self.lowered.segments[segment];
-        match place {
-            Place::Input(i) => segment.inputs[i].0,
-            Place::Output(i) => segment.outputs[i].0,
-            Place::Between(i) => placement.between + i,
+        match of {
+            SegmentValue::Input(i) => segment.inputs[i].0,
+            SegmentValue::Output(i) => segment.outputs[i].0,
+            SegmentValue::Between(i) => placement.between + i,
         }
     }
 
@@ -232,7 +232,7 @@ impl Program {
         for (index, placement) in self.placements() {
             for piece in placement.segment.pieces() {
                 for o in piece.inputs.iter().chain(&piece.outputs) {
-                    let cols = &mut used[self.value(index, placement, o.place)];
+                    let cols = &mut used[self.value(index, placement, o.value)];
                     if !cols.contains(&o.cols) {
                         cols.push(o.cols.clone());
                     }
@@ -254,7 +254,7 @@ impl Program {
     fn routed_values(&self, index: usize, placement: &Placement) -> Vec<usize> {
         let Some(experts) = &placement.segment.experts else { return Vec::new() };
         let operands = experts.inputs.iter().chain([&experts.output]);
-        let values = operands.map(|o| self.value(index, placement, o.place));
+        let values = operands.map(|o| self.value(index, placement, o.value));
         values.chain(experts.attention.into_iter().flatten()).collect()
     }
 
@@ -359,7 +359,7 @@ impl Program {
 
     /// Whether the other rows of a batch can change how an expert computes a row.
     fn rows_matter_for(&self, experts: &DividedExperts) -> bool {
-        let own = &self.devices[experts.device].caps.numerics;
+        let own = &self.devices[experts.rest.device].caps.numerics;
         let differs = |g: &GroupGraph| self.devices[g.device].caps.numerics != *own;
         let mut graphs = experts.groups.iter().flatten();
         experts.split.overflow == Overflow::Prune || graphs.any(differs)

@@ -201,7 +201,7 @@ impl Program {
         let placement = self.placed(phase, rows, head);
         let logits = self.lowered.logits().0;
         let cols = self.values.cols[logits];
-        let is_logits = |o: &&Operand| self.value(head, placement, o.place) == logits;
+        let is_logits = |o: &&Operand| self.value(head, placement, o.value) == logits;
         let mut made = placement.segment.pieces().flat_map(|piece| {
             let outputs = piece.outputs.iter().filter(is_logits);
             outputs.map(|o| (&self.devices[piece.device].caps, o.cols.clone()))
@@ -364,7 +364,7 @@ impl<'a> ChunkTasks<'a> {
         let program = self.program;
         let graph = placement.graphs[piece.index][run.shape];
         let value = |o: &Operand| ValueCols {
-            value: program.value(index, placement, o.place),
+            value: program.value(index, placement, o.value),
             cols: o.cols.clone(),
         };
         let inputs: Vec<NamedView> =

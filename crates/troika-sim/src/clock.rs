@@ -1,45 +1,20 @@
 //! Virtual time: it passes only while somebody waits, and devices work meanwhile.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use troika_device::Clock;
 
-/// An event at a point in time.
-struct Event {
-    at: u64,
-    /// Events at the same time run in the order in which they were made.
-    number: u64,
-    run: Box<dyn FnOnce() + Send>,
-}
-
-impl PartialEq for Event {
-    fn eq(&self, other: &Event) -> bool {
-        (self.at, self.number) == (other.at, other.number)
-    }
-}
-
-impl Eq for Event {}
-
-impl PartialOrd for Event {
-    fn partial_cmp(&self, other: &Event) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Event {
-    fn cmp(&self, other: &Event) -> std::cmp::Ordering {
-        (self.at, self.number).cmp(&(other.at, other.number))
-    }
-}
+/// What happens at a point in time.
+type Event = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
 struct Schedule {
     now: u64,
     made: u64,
-    events: BinaryHeap<Reverse<Event>>,
+    /// By time, and then in the order in which they were made.
+    events: BTreeMap<(u64, u64), Event>,
 }
 
 /// A clock in whole nanoseconds that advances only while somebody waits. Events run on the waiting
@@ -60,21 +35,20 @@ impl VirtualClock {
     /// Schedules an event in `after` nanoseconds.
     pub(crate) fn after(&self, after: u64, run: impl FnOnce() + Send + 'static) {
         let mut s = self.lock();
-        let (at, number) = (s.now.saturating_add(after), s.made);
+        let key = (s.now.saturating_add(after), s.made);
         s.made += 1;
-        s.events.push(Reverse(Event { at, number, run: Box::new(run) }));
+        s.events.insert(key, Box::new(run));
     }
 
     /// Takes the first event up to a time, and sets the clock to the event's time.
     fn next(&self, until: u64) -> Option<Event> {
         let mut s = self.lock();
-        if s.events.peek().is_none_or(|e| e.0.at > until) {
-            s.now = s.now.max(until);
-            return None;
-        }
-        let event = s.events.pop()?.0;
-        s.now = s.now.max(event.at);
-        Some(event)
+        let first = s.events.first_entry().filter(|e| e.key().0 <= until);
+        let (at, event) = first
+            .map(|e| e.remove_entry())
+            .map_or((until, None), |(key, event)| (key.0, Some(event)));
+        s.now = s.now.max(at);
+        event
     }
 }
 
@@ -88,12 +62,12 @@ impl Clock for VirtualClock {
         let until = self.lock().now.saturating_add(nanos);
         // The lock is free meanwhile, since events may schedule others.
         while let Some(event) = self.next(until) {
-            (event.run)();
+            event();
         }
     }
 
     fn next_event(&self) -> Option<Duration> {
-        self.lock().events.peek().map(|e| Duration::from_nanos(e.0.at))
+        self.lock().events.keys().next().map(|(at, _)| Duration::from_nanos(*at))
     }
 }
 

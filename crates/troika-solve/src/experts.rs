@@ -5,10 +5,12 @@ use troika_device::SpaceId;
 use troika_model::lower::SegmentKind;
 use troika_model::spec::{Ffn, Layer};
 use troika_plan::{
-    Dispatch, ExpertPolicy, ExpertSettings, LengthRules, Phase, Plan, PlanDevice, PlanError,
-    PlanRequest, Rule, Split, Strategy, Tiers, WorthALaunch, make, own_space,
+    Dispatch, ExpertGroupPlan, ExpertPolicy, ExpertSettings, LengthRules, Phase, Plan, PlanDevice,
+    PlanError, PlanRequest, Rule, Split, Strategy, Tiers, WorthALaunch, make, own_space,
 };
-use troika_program::{EdgeTypes, ExpertStep, PlacedSegment, expected_pairs};
+use troika_program::{
+    EdgeTypes, ExpertStep, PlacedExperts, PlacedPiece, PlacedSegment, expected_pairs,
+};
 
 use super::request::Alternative;
 use super::search::{EXPERTS, Search, shares_experts};
@@ -294,68 +296,82 @@ impl Search<'_> {
         let experts = placed.experts.as_ref().ok_or_else(none)?;
         let (rest, groups) = experts.pieces.split_last().ok_or_else(none)?;
         let cost = self.request.cost;
-        let priced = |device, graph, rows| {
-            let kind = SegmentKind::Experts;
-            PricedRun { device, kind, graph, rows, room: rows, cached: 0 }
-        };
-        let (window, most_runs) = match experts.split.dispatch {
-            Dispatch::PerChunk => (1, 1),
-            Dispatch::LayerMajor => (way.in_flight, usize::MAX),
+        let window = match experts.split.dispatch {
+            Dispatch::PerChunk => 1,
+            Dispatch::LayerMajor => way.in_flight,
         };
         let pairs = way.chunk * experts.top_k * window;
-        let mut expected = expected_pairs(&experts.split, experts.experts, pairs);
-        let rest_ns = |pairs: usize| match pairs {
-            0 => 0.0,
-            _ => cost.run_ns(&priced(rest.device, &rest.graph, pairs)),
-        };
-        let (mut left, mut device_ns) = (pairs, 0.0);
-        let mut steps = vec![[0.0, rest_ns(left)]];
-        for (piece, group) in groups.iter().zip(&experts.split.groups) {
-            let rows = group.experts.len() * group.capacity;
-            // In layer-major order, a group runs as soon as one of its experts has its rows.
-            let runs = group.experts.iter().map(|e| match expected.get(*e).copied().unwrap_or(0) {
-                0 => 0,
-                pairs => most_runs.min(pairs.div_ceil(group.capacity)),
-            });
-            let runs = runs.max().unwrap_or(0);
-            for expert in &group.experts {
-                let Some(pairs) = expected.get_mut(*expert) else { continue };
-                let taken = (*pairs).min(group.capacity.saturating_mul(runs));
-                (*pairs, left) = (*pairs - taken, left.saturating_sub(taken));
-            }
-            let mut ns = cost.run_ns(&priced(piece.device, &piece.graph, rows));
+        let mut device_ns = 0.0;
+        let mut prices = Vec::new();
+        for (piece, load) in groups.iter().zip(group_loads(experts, pairs)) {
+            let rows = piece.graph.max_rows();
+            let mut ns = cost.run_ns(&expert_run(piece, rows));
             if own_space(&self.request.devices[piece.device].caps) != SpaceId::HOST {
                 ns += 2.0 * cost.copy_ns(piece.device, (rows * experts.cols * 4) as u64);
             }
-            if runs > 0 {
-                device_ns += ns * runs as f64;
+            if load.runs > 0 {
+                device_ns += ns * load.runs as f64;
             }
-            steps.push([device_ns, rest_ns(left)]);
+            let rest_ns = match load.left {
+                0 => 0.0,
+                pairs => cost.run_ns(&expert_run(rest, pairs)),
+            };
+            prices.push([device_ns, rest_ns].map(|ns| ns / window as f64));
         }
         let [host, other] = way.devices;
         let sync = self.request.base.sync;
         let hand_over = cost.hand_over_ns(host, other, sync) + cost.hand_over_ns(other, host, sync);
-        let slow = match groups.first() {
-            Some(group) => {
-                let rows = group.graph.max_rows();
-                let run = priced(group.device, &group.graph, rows);
-                cost.slowdowns(&[run, priced(rest.device, &rest.graph, pairs.max(1))])
-            }
-            None => vec![1.0; 2],
-        };
-        let bytes = |step| experts.bytes(step, way.chunk);
+        let slow = groups.first().map(|group| {
+            let run = expert_run(group, group.graph.max_rows());
+            cost.slowdowns(&[run, expert_run(rest, pairs.max(1))])
+        });
+        let slow = slow.unwrap_or_default();
         let host_ns = [ExpertStep::Route, ExpertStep::Combine]
-            .map(|step| cost.moving(Mover::Host, host, bytes(step)).ns as f64);
-        let per_chunk = |[device, host]: [f64; 2]| [device, host].map(|ns| ns / window as f64);
+            .map(|step| cost.moving(Mover::Host, host, experts.bytes(step, way.chunk)).ns as f64);
         Ok(LayerPrices {
             rule: 0,
             whole_ns: 0.0,
             beside_ns: host_ns.iter().sum(),
             hand_over_ns: hand_over / window as f64,
-            groups: steps.into_iter().skip(1).map(per_chunk).collect(),
+            groups: prices,
             slow: [0, 1].map(|at| slow.get(at).map_or(1.0, |s| s.max(1.0))),
         })
     }
+}
+
+/// A run of experts on some rows.
+fn expert_run(piece: &PlacedPiece, rows: usize) -> PricedRun<'_> {
+    let (device, kind, graph) = (piece.device, SegmentKind::Experts, &*piece.graph);
+    PricedRun { device, kind, graph, rows, room: rows, cached: 0 }
+}
+
+/// What a group does for the expected pairs of a row and an expert.
+struct GroupLoad {
+    runs: usize,
+    /// Pairs that neither this group nor those before it compute.
+    left: usize,
+}
+
+/// The loads of the groups of a segment, in order.
+fn group_loads(experts: &PlacedExperts, pairs: usize) -> Vec<GroupLoad> {
+    let most_runs = match experts.split.dispatch {
+        Dispatch::PerChunk => 1,
+        Dispatch::LayerMajor => usize::MAX,
+    };
+    let mut expected = expected_pairs(&experts.split, experts.experts, pairs);
+    let mut left = pairs;
+    let load = |group: &ExpertGroupPlan| {
+        // In layer-major order, a group runs as soon as one of its experts has its rows.
+        let most = group.experts.iter().filter_map(|e| expected.get(*e)).max();
+        let runs = most.map_or(0, |pairs| most_runs.min(pairs.div_ceil(group.capacity)));
+        for expert in &group.experts {
+            let Some(pairs) = expected.get_mut(*expert) else { continue };
+            let taken = (*pairs).min(group.capacity.saturating_mul(runs));
+            (*pairs, left) = (*pairs - taken, left.saturating_sub(taken));
+        }
+        GroupLoad { runs, left }
+    };
+    experts.split.groups.iter().map(load).collect()
 }
 
 /// Sizes of groups; `None`: what the device takes.

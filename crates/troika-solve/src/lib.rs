@@ -6,6 +6,7 @@ mod chunks;
 mod cost;
 mod experts;
 mod fit;
+mod held;
 mod memory;
 mod options;
 mod placements;
@@ -24,8 +25,9 @@ use troika_plan::PlanError;
 
 pub use cost::{CostModel, Mover, PricedRun, QueueCosts, lasting};
 pub use fit::{Fits, RunFit};
+pub use held::{HeldWeights, held_weights};
 pub use memory::{MadePlan, MakeRequest, check_memory, make_within_memory};
-pub use predict::{HeldWeights, held_weights, predict};
+pub use predict::predict;
 pub use profile::{
     CHUNK_ROWS, ChunkTime, DeviceSample, PROFILE_VERSION, PairSample, Profile, ProfileError,
     ProfileSubject, ProfiledCosts, ProfiledDevice, ProfiledGraph, Regret, RunSample, Slowdown,

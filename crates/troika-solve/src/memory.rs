@@ -6,7 +6,7 @@ use troika_model::lower::{Lowered, SegmentKind, segments};
 use troika_model::spec::ModelSpec;
 use troika_plan::{Elsewhere, Plan, PlanDevice, PlanError, PlanRequest, Refusal, SegmentAt, make};
 
-use crate::predict::held_weights;
+use crate::held::held_weights;
 
 /// Checks that a plan's weights fit into the memory of each device.
 ///

@@ -32,19 +32,6 @@ impl Placement {
         Placement { device: owner.into(), split, row_buckets: None }
     }
 
-    /// The kind of split: whole, columns, rows, both, stages, outliers, or experts.
-    pub fn way(&self) -> u8 {
-        match self.split {
-            None => 0,
-            Some(Split::Columns { .. }) => 1,
-            Some(Split::Rows { .. }) => 2,
-            Some(Split::Hybrid { .. }) => 3,
-            Some(Split::Stages { .. }) => 4,
-            Some(Split::Residual { .. }) => 5,
-            Some(Split::Experts(_)) => 6,
-        }
-    }
-
     /// A split with the standard part on `device`.
     fn split(device: &str, split: Split) -> Placement {
         Placement { device: device.into(), split: Some(split), row_buckets: None }
@@ -52,33 +39,8 @@ impl Placement {
 
     /// A description for people.
     pub fn describe(&self) -> String {
-        let columns = |parts: &[Share]| {
-            let all: u32 = parts.iter().map(|p| p.share).sum();
-            let percent = |s: u32| f64::from(s) * 100.0 / f64::from(all.max(1));
-            let parts = parts.iter().map(|p| format!("{} {:.0} %", p.device, percent(p.share)));
-            parts.collect::<Vec<_>>().join(", ")
-        };
-        let rows = |lengths: &[usize]| {
-            let lengths: Vec<String> = lengths.iter().map(usize::to_string).collect();
-            format!("rows in parts of {} on {}", lengths.join(", "), self.device)
-        };
-        match &self.split {
-            None => format!("whole on {}", self.device),
-            Some(Split::Columns { parts }) => format!("columns {}", columns(parts)),
-            Some(Split::Rows { lengths, rest }) => format!("{}, the rest on {rest}", rows(lengths)),
-            Some(Split::Hybrid { lengths, parts }) => {
-                format!("{}, the rest by columns {}", rows(lengths), columns(parts))
-            }
-            Some(Split::Residual { by }) => format!("{}, outliers on {by}", self.device),
-            Some(Split::Experts(experts)) => {
-                let groups = experts.groups.len();
-                format!("experts in {groups} groups, the rest on {}", self.device)
-            }
-            Some(Split::Stages { stages }) => {
-                let stages = stages.iter().map(|s| Placement::of(s).describe());
-                format!("in stages: {}", stages.collect::<Vec<_>>().join("; "))
-            }
-        }
+        let whole = || format!("whole on {}", self.device);
+        self.split.as_ref().map_or_else(whole, |split| split.describe(&self.device))
     }
 
     /// The placement of a stage.

@@ -11,8 +11,8 @@ use troika_program::{EdgeTypes, PlacedSegment, Placer, ProgramError};
 
 /// Makes and caches placements.
 pub(super) struct Placements<'a> {
-    lowered: &'a Lowered,
-    devices: &'a [PlanDevice],
+    pub lowered: &'a Lowered,
+    pub devices: &'a [PlanDevice],
     /// For each segment, the first one with an equal graph and as many cache heads.
     class: Vec<usize>,
     known: HashMap<PlacementKey, Arc<PlacedSegment>>,

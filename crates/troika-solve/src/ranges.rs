@@ -45,7 +45,7 @@ impl Search<'_> {
             let held = match self.avoided(self.ranged(limited, other, kinds, count)) {
                 None => return Ok(None),
                 Some(plan) => {
-                    let (by_device, _) = self.predictor.weight_bytes(&plan)?;
+                    let (by_device, _) = self.predictor.placements.weight_bytes(&plan)?;
                     by_device.get(&name).copied().unwrap_or(0)
                 }
             };

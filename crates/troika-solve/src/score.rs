@@ -9,7 +9,7 @@ use troika_device::SpaceId;
 use troika_graph::{Subgraph, WeightDecl};
 use troika_model::lower::SegmentKind;
 use troika_plan::{Phase, Plan, PlanDevice, PlanError, Rule, SyncMode, own_space};
-use troika_program::{EdgeTypes, Operand, Place, PlacedPiece, PlacedSegment, RowsRun};
+use troika_program::{EdgeTypes, Operand, PlacedPiece, PlacedSegment, RowsRun, SegmentValue};
 
 use super::placements::Placements;
 use super::request::PredictRequest;
@@ -289,7 +289,7 @@ struct Producer {
 
 /// A part of a value that a run reads.
 struct PartRead<'a> {
-    value: (usize, Place),
+    value: (usize, SegmentValue),
     rows: &'a Range<usize>,
     cols: &'a Range<usize>,
     /// Bytes of an element.
@@ -316,7 +316,7 @@ struct Timeline<'a> {
     of_device: Vec<Vec<usize>>,
     free: Vec<f64>,
     /// The writers of each value.
-    producers: HashMap<(usize, Place), Vec<Producer>>,
+    producers: HashMap<(usize, SegmentValue), Vec<Producer>>,
     /// Copies of what a run wrote, by memory space.
     copies: HashMap<(usize, SpaceId), usize>,
     /// The runs that stand for the runs of layers that are left out.
@@ -488,21 +488,21 @@ impl<'a> Timeline<'a> {
     /// Bytes of an element of a value.
     fn element(&self, segment: usize, placed: &PlacedSegment, operand: &Operand) -> usize {
         let s = &self.request.lowered.segments[segment];
-        let dtype = match operand.place {
-            Place::Input(i) => self.types.edge(s.inputs[i], self.phase),
-            Place::Output(i) => self.types.edge(s.outputs[i], self.phase),
-            Place::Between(i) => placed.between[i].dtype,
+        let dtype = match operand.value {
+            SegmentValue::Input(i) => self.types.edge(s.inputs[i], self.phase),
+            SegmentValue::Output(i) => self.types.edge(s.outputs[i], self.phase),
+            SegmentValue::Between(i) => placed.between[i].dtype,
         };
         dtype.block_bytes()
     }
 
-    fn value(&self, segment: usize, operand: &Operand) -> (usize, Place) {
+    fn value(&self, segment: usize, operand: &Operand) -> (usize, SegmentValue) {
         let s = &self.request.lowered.segments[segment];
-        match operand.place {
+        match operand.value {
             // Values between segments are identified by their edges.
-            Place::Input(i) => (usize::MAX, Place::Output(s.inputs[i].0)),
-            Place::Output(i) => (usize::MAX, Place::Output(s.outputs[i].0)),
-            between @ Place::Between(_) => (segment, between),
+            SegmentValue::Input(i) => (usize::MAX, SegmentValue::Output(s.inputs[i].0)),
+            SegmentValue::Output(i) => (usize::MAX, SegmentValue::Output(s.outputs[i].0)),
+            between @ SegmentValue::Between(_) => (segment, between),
         }
     }
 }

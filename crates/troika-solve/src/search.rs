@@ -1,6 +1,8 @@
 //! The search: improves several seeds, one kind of segment at a time, for full chunks, shorter
 //! chunks and decode. Then tries chunk lengths and the named strategies.
 
+use std::mem::{Discriminant, discriminant};
+
 use troika_model::lower::SegmentKind;
 
 use super::choice::{Choice, Placed, Scope, for_decode, one_row};
@@ -11,7 +13,9 @@ use super::score::Predictor;
 use crate::cost::PricedRun;
 use crate::memory::{MadePlan, MakeRequest, make_within_memory};
 use troika_plan::Goal;
-use troika_plan::{Decode, LengthRules, Phase, Plan, PlanError, PlanRequest, Prefill, Strategy};
+use troika_plan::{
+    Decode, LengthRules, Phase, Plan, PlanError, PlanRequest, Prefill, Split, Strategy,
+};
 use troika_plan::{PlannedRules, assemble, chunk_of};
 
 /// The most single changes of the best plan that are looked at as plans, in each phase.
@@ -118,6 +122,21 @@ impl<'a> Search<'a> {
         if self.request.devices.is_empty() {
             return Err(PlanError::Strategy { strategy: "solve", need: "a device", count: 0 });
         }
+        let candidates = self.candidates()?;
+        let mut alternatives = self.ranked(candidates);
+        if alternatives.is_empty() {
+            let why = "no device at hand runs the whole model within its limits, and no two do";
+            return Err(PlanError::Unpriced(why.into()));
+        }
+        let chosen = chosen(&alternatives, self.request.goal);
+        let Alternative { mut plan, mut predicted, .. } = alternatives.remove(chosen);
+        predicted.lengths = self.predictor.lengths(&plan)?;
+        plan.predicted = Some(predicted.clone());
+        Ok(Solved { plan, predicted, alternatives })
+    }
+
+    /// All plans that are looked at, with their predictions.
+    fn candidates(&mut self) -> Result<Vec<Alternative>, PlanError> {
         let mut candidates = self.known_plans()?;
         // The bytes of the smallest plan on one device, plus rounding to tiles: each row of a weight
         // is held once.
@@ -145,61 +164,30 @@ impl<'a> Search<'a> {
             }
         }
         candidates.extend(shared);
-        let goal = self.request.goal;
-        let score = |c: &Alternative| c.predicted.score(goal);
-        candidates.retain(|c| score(c).is_finite());
-        // Groups of experts are there besides.
-        let most = self.most_bytes;
-        let fits = |c: &Alternative| c.predicted.total_bytes <= most || shares_experts(&c.plan);
-        candidates.retain(|c| fits(c) || c.name.starts_with(ONE_DEVICE));
-        candidates.sort_by(|a, b| score(a).total_cmp(&score(b)));
-        let (mut alternatives, mut others): (Vec<Alternative>, usize) = (Vec::new(), 0);
-        for c in candidates {
+        Ok(candidates)
+    }
+
+    /// The plans worth reporting, the best first. Plans that share experts out and are not worth it
+    /// come last.
+    fn ranked(&self, mut plans: Vec<Alternative>) -> Vec<Alternative> {
+        let score = |c: &Alternative| c.predicted.score(self.request.goal);
+        plans.retain(|c| {
+            // Groups of experts are held besides.
+            let fits = c.predicted.total_bytes <= self.most_bytes || shares_experts(&c.plan);
+            score(c).is_finite() && (fits || c.name.starts_with(ONE_DEVICE))
+        });
+        plans.sort_by(|a, b| score(a).total_cmp(&score(b)));
+        let mut others = 0;
+        plans.retain(|c| {
             let shares = c.name.starts_with(EXPERTS);
-            if others < SHOWN || shares || c.name.starts_with(ONE_DEVICE) {
-                others += usize::from(!shares);
-                alternatives.push(c);
-            }
+            let shown = others < SHOWN || shares || c.name.starts_with(ONE_DEVICE);
+            others += usize::from(shown && !shares);
+            shown
+        });
+        if let Some(other) = plans.iter().find(|c| !shares_experts(&c.plan)).map(score) {
+            plans.sort_by_key(|c| shares_experts(&c.plan) && score(c) > other * WORTH_GROUPS);
         }
-        if alternatives.is_empty() {
-            let why = "no device at hand runs the whole model within its limits, and no two do";
-            return Err(PlanError::Unpriced(why.into()));
-        }
-        let least_other = alternatives.iter().find(|c| !shares_experts(&c.plan));
-        if let Some(other) = least_other.map(score) {
-            // Those that are not worth it come last.
-            let (worth, others): (Vec<_>, Vec<_>) = alternatives
-                .into_iter()
-                .partition(|c| !shares_experts(&c.plan) || score(c) <= other * WORTH_GROUPS);
-            alternatives = worth;
-            alternatives.extend(others);
-        }
-        // Among equal plans, choose by the figure that the goal does not name.
-        let least = alternatives.first().map_or(0.0, score);
-        let besides = |c: &Alternative| match goal {
-            Goal::Tps => c.predicted.ttft_us,
-            Goal::Ttft | Goal::Energy => c.predicted.tpot_us,
-        };
-        let as_good = alternatives.iter().take_while(|c| score(c) * AS_GOOD <= least).enumerate();
-        let first = as_good.min_by(|a, b| besides(a.1).total_cmp(&besides(b.1)));
-        let first = first.map_or(0, |(at, _)| at);
-        // Prices are inexact: a small gain does not justify several devices.
-        let best = alternatives[first].predicted.clone();
-        let near = |a: f64, b: f64| a * WORTH_SHARING <= b;
-        let is_alone = |a: &&Alternative| a.plan.devices.len() == 1;
-        let least_alone = alternatives.iter().find(is_alone).map_or(f64::INFINITY, score);
-        let alone = |a: &Alternative| {
-            is_alone(&a)
-                && score(a) <= least_alone
-                && near(a.predicted.score(goal), best.score(goal))
-                && near(a.predicted.ttft_us, best.ttft_us)
-                && near(a.predicted.tpot_us, best.tpot_us)
-        };
-        let chosen = alternatives.iter().position(alone).unwrap_or(first);
-        let Alternative { mut plan, mut predicted, .. } = alternatives.remove(chosen);
-        predicted.lengths = self.predictor.lengths(&plan)?;
-        plan.predicted = Some(predicted.clone());
-        Ok(Solved { plan, predicted, alternatives })
+        plans
     }
 
     /// All plans on one device, and the named strategies.
@@ -459,12 +447,12 @@ impl<'a> Search<'a> {
     ) -> Result<(), PlanError> {
         for (at, list) in options.iter().enumerate() {
             let (kind, chosen) = placed[at].clone();
-            let mut best: Vec<(u8, Change)> = Vec::new();
+            let mut best: Vec<(Option<Discriminant<Split>>, Change)> = Vec::new();
             for option in list.iter().filter(|o| **o != chosen) {
                 let mut other = placed.clone();
                 other[at].1 = option.clone();
                 let score = self.score(sought, &other, f64::INFINITY)?;
-                let way = option.way();
+                let way = option.split.as_ref().map(discriminant);
                 let phase = sought.scope.phase.name();
                 let name = format!("{phase}: {} {}", kind.name(), option.describe());
                 let change = Change { name, score, which: sought.which, placed: other };
@@ -620,7 +608,7 @@ impl<'a> Search<'a> {
         let decode = if known.contains(&None) { choice.decode.clone() } else { for_decode(&any) };
         let plan = self.plan(&Choice { prefill, decode }, "solve");
         let Some(plan) = self.avoided(plan) else { return Ok(false) };
-        let (by_device, total) = match self.predictor.weight_bytes(&plan) {
+        let (by_device, total) = match self.predictor.placements.weight_bytes(&plan) {
             Err(PlanError::Unpriced(_)) => return Ok(false),
             bytes => bytes?,
         };
@@ -661,6 +649,33 @@ impl<'a> Search<'a> {
         }
         Ok(all)
     }
+}
+
+/// The index of the plan to choose among ranked ones. Of equal plans it is the best by the figure
+/// that the goal does not name. A plan on one device is preferred if it is nearly as good: prices
+/// are inexact, and a small gain does not justify several devices.
+fn chosen(plans: &[Alternative], goal: Goal) -> usize {
+    let score = |c: &Alternative| c.predicted.score(goal);
+    let least = plans.first().map_or(0.0, score);
+    let besides = |c: &Alternative| match goal {
+        Goal::Tps => c.predicted.ttft_us,
+        Goal::Ttft | Goal::Energy => c.predicted.tpot_us,
+    };
+    let as_good = plans.iter().take_while(|c| score(c) * AS_GOOD <= least).enumerate();
+    let first = as_good.min_by(|a, b| besides(a.1).total_cmp(&besides(b.1)));
+    let first = first.map_or(0, |(at, _)| at);
+    let best = &plans[first].predicted;
+    let near = |a: f64, b: f64| a * WORTH_SHARING <= b;
+    let is_alone = |a: &&Alternative| a.plan.devices.len() == 1;
+    let least_alone = plans.iter().find(is_alone).map_or(f64::INFINITY, score);
+    let alone = |a: &Alternative| {
+        is_alone(&a)
+            && score(a) <= least_alone
+            && near(score(a), best.score(goal))
+            && near(a.predicted.ttft_us, best.ttft_us)
+            && near(a.predicted.tpot_us, best.tpot_us)
+    };
+    plans.iter().position(alone).unwrap_or(first)
 }
 
 /// A plan with the decoding of another one.

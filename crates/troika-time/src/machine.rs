@@ -1,7 +1,6 @@
 //! Queues that run lists of tasks in modelled time.
 
-use std::cmp::{Ordering, Reverse};
-use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use crate::share::{Sharing, TaskCost};
 
@@ -125,7 +124,8 @@ pub struct Machine<W: LaneWork, S> {
     running: BTreeMap<u64, Running>,
     /// The last update of what runs.
     since: u64,
-    events: BinaryHeap<Reverse<Event<W::Signal>>>,
+    /// What happens to which lane, by time and then in the order in which it was planned.
+    events: BTreeMap<(u64, u64), (u64, What<W::Signal>)>,
     /// Numbers of the last event and the last lane.
     made: u64,
     opened: u64,
@@ -189,14 +189,6 @@ struct Running {
     event: u64,
 }
 
-struct Event<S> {
-    at: u64,
-    /// Events at the same time happen in the order in which they were made.
-    number: u64,
-    lane: u64,
-    what: What<S>,
-}
-
 enum What<S> {
     /// A time in which the processor did not work is over.
     Passed,
@@ -210,26 +202,6 @@ enum What<S> {
     Refresh,
 }
 
-impl<S> PartialEq for Event<S> {
-    fn eq(&self, other: &Event<S>) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl<S> Eq for Event<S> {}
-
-impl<S> PartialOrd for Event<S> {
-    fn partial_cmp(&self, other: &Event<S>) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl<S> Ord for Event<S> {
-    fn cmp(&self, other: &Event<S>) -> Ordering {
-        (self.at, self.number).cmp(&(other.at, other.number))
-    }
-}
-
 impl<W: LaneWork, S: Sharing> Machine<W, S> {
     /// A machine that has done nothing yet.
     pub fn new(processors: usize, sharing: S) -> Machine<W, S> {
@@ -239,7 +211,7 @@ impl<W: LaneWork, S: Sharing> Machine<W, S> {
             lanes: BTreeMap::new(),
             running: BTreeMap::new(),
             since: 0,
-            events: BinaryHeap::new(),
+            events: BTreeMap::new(),
             made: 0,
             opened: 0,
             waiting: Vec::new(),
@@ -315,13 +287,13 @@ impl<W: LaneWork, S: Sharing> Machine<W, S> {
 
     /// The time of the next event.
     pub fn next_event(&self) -> Option<u64> {
-        self.events.peek().map(|e| e.0.at)
+        self.events.keys().next().map(|(at, _)| *at)
     }
 
     /// Time has come so far; all events up to then happen.
     pub fn run_until(&mut self, until: u64) {
-        while self.events.peek().is_some_and(|e| e.0.at <= until) {
-            let Some(Reverse(Event { at, number, lane, what })) = self.events.pop() else { break };
+        while self.next_event().is_some_and(|at| at <= until) {
+            let Some(((at, number), (lane, what))) = self.events.pop_first() else { break };
             self.now = self.now.max(at);
             match what {
                 What::Passed => self.passed(lane),
@@ -355,7 +327,7 @@ impl<W: LaneWork, S: Sharing> Machine<W, S> {
     fn event(&mut self, after: u64, lane: u64, what: What<W::Signal>) -> u64 {
         self.made += 1;
         let (at, number) = (self.now.saturating_add(after), self.made);
-        self.events.push(Reverse(Event { at, number, lane, what }));
+        self.events.insert((at, number), (lane, what));
         number
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::expert_rows::ExpertRows;
-use crate::heat_map::{HeatMap, HeatRow};
+use crate::heat_map::HeatRow;
 use crate::read::TraceEvent;
 use crate::table::Table;
 
@@ -87,11 +87,11 @@ fn figures(rows: Option<&ExpertRows>) -> [String; 5] {
     ]
 }
 
-/// The heat map of rows by expert, if the trace says.
-pub(crate) fn heat_map(layers: &BTreeMap<usize, ExpertLayer>) -> HeatMap {
+/// The rows by expert of the layers of which the trace says them.
+pub(crate) fn heat_rows(layers: &BTreeMap<usize, ExpertLayer>) -> Vec<HeatRow> {
     let row = |(layer, of): (&usize, &ExpertLayer)| {
         let counts = of.rows.as_ref()?.rows.iter().map(|n| *n as f64).collect();
         Some(HeatRow { name: format!("layer {layer}"), counts })
     };
-    HeatMap { rows: layers.iter().filter_map(row).collect() }
+    layers.iter().filter_map(row).collect()
 }

@@ -2,14 +2,7 @@
 
 use std::fmt::Write;
 
-/// A row for each layer, a cell for each expert.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct HeatMap {
-    /// The rows.
-    pub rows: Vec<HeatRow>,
-}
-
-/// A layer.
+/// A layer: a cell of the picture for each expert.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HeatRow {
     /// Its name.
@@ -30,23 +23,21 @@ impl HeatRow {
     }
 }
 
-impl HeatMap {
-    /// A sign for each expert, and what signs mean; nothing without rows.
-    pub fn text(&self) -> String {
-        if self.rows.is_empty() {
-            return String::new();
-        }
-        let mut out = String::from(
-            "\nRows by expert, as multiples of the layer's mean: _ none, . to 1/4, : to 1/2, - to 1, \
-             + to 2, * to 4, # to 8, @ more\n\n",
-        );
-        let width = self.rows.iter().map(|row| row.name.len()).max().unwrap_or(0);
-        for row in &self.rows {
-            let signs: String = row.multiples().map(sign).collect();
-            let _ = writeln!(out, "{:width$} {signs}", row.name);
-        }
-        out
+/// A sign for each expert of each layer, and what signs mean; nothing without layers.
+pub fn heat_map(rows: &[HeatRow]) -> String {
+    if rows.is_empty() {
+        return String::new();
     }
+    let mut out = String::from(
+        "\nRows by expert, as multiples of the layer's mean: _ none, . to 1/4, : to 1/2, - to 1, \
+         + to 2, * to 4, # to 8, @ more\n\n",
+    );
+    let width = rows.iter().map(|row| row.name.len()).max().unwrap_or(0);
+    for row in rows {
+        let signs: String = row.multiples().map(sign).collect();
+        let _ = writeln!(out, "{:width$} {signs}", row.name);
+    }
+    out
 }
 
 fn sign(multiple: f64) -> char {
@@ -56,15 +47,15 @@ fn sign(multiple: f64) -> char {
 
 #[cfg(test)]
 mod tests {
-    use super::{HeatMap, HeatRow};
+    use super::{HeatRow, heat_map};
 
     #[test]
     fn signs_are_multiples_of_the_mean() {
         let counts = vec![0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 1.0, 0.0];
-        let heat = HeatMap { rows: vec![HeatRow { name: "layer 1".into(), counts }] };
-        assert!(heat.text().ends_with("\nlayer 1 _.:-+*._\n"), "{}", heat.text());
-        let none = HeatMap { rows: vec![HeatRow { name: "l".into(), counts: vec![0.0; 3] }] };
-        assert!(none.text().ends_with("l ___\n"));
-        assert_eq!(HeatMap::default().text(), "");
+        let heat = heat_map(&[HeatRow { name: "layer 1".into(), counts }]);
+        assert!(heat.ends_with("\nlayer 1 _.:-+*._\n"), "{heat}");
+        let none = heat_map(&[HeatRow { name: "l".into(), counts: vec![0.0; 3] }]);
+        assert!(none.ends_with("l ___\n"));
+        assert_eq!(heat_map(&[]), "");
     }
 }

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use crate::experts::{self, ExpertLayer};
+use crate::heat_map::heat_map;
 use crate::read::{ChromeTrace, EXECUTION, TraceEvent};
 use crate::table::Table;
 
@@ -11,7 +12,7 @@ use crate::table::Table;
 const ROUNDING: f64 = 5e-4;
 
 /// How a lane spent its time.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct LaneUse {
     /// Its name.
     pub name: String,
@@ -28,7 +29,7 @@ pub struct LaneUse {
 }
 
 /// The events of one name.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodeUse {
     /// Their name.
     pub name: String,
@@ -128,7 +129,7 @@ impl TraceReport {
         let mut out = format!("{}\n", self.headline());
         self.notes.iter().for_each(|note| out += &format!("{note}\n"));
         self.tables(top).iter().for_each(|table| out += &table.text());
-        out += &experts::heat_map(&self.experts).text();
+        out += &heat_map(&experts::heat_rows(&self.experts));
         out
     }
 
@@ -195,15 +196,7 @@ fn by_lane(events: &[TraceEvent]) -> Vec<LaneUse> {
     let mut lanes: BTreeMap<&str, (LaneUse, f64)> = BTreeMap::new();
     for e in events {
         let (lane, until) = lanes.entry(&e.lane).or_insert_with(|| {
-            let lane = LaneUse {
-                name: e.lane.clone(),
-                events: 0,
-                busy_us: 0.0,
-                bubbles: 0,
-                bubble_us: 0.0,
-                longest_us: 0.0,
-            };
-            (lane, e.start_us)
+            (LaneUse { name: e.lane.clone(), ..LaneUse::default() }, e.start_us)
         });
         lane.events += 1;
         // Events within others are not counted again.
@@ -225,12 +218,9 @@ fn by_name(events: &[TraceEvent]) -> Vec<NodeUse> {
     let mut nodes: BTreeMap<(&str, &str), NodeUse> = BTreeMap::new();
     for e in events.iter().filter(|e| e.measured.is_none()) {
         let took = e.end_us - e.start_us;
-        let node = nodes.entry((&e.lane, &e.name)).or_insert_with(|| NodeUse {
-            name: e.name.clone(),
-            lane: e.lane.clone(),
-            count: 0,
-            total_us: 0.0,
-            longest_us: 0.0,
+        let node = nodes.entry((&e.lane, &e.name)).or_insert_with(|| {
+            let (name, lane) = (e.name.clone(), e.lane.clone());
+            NodeUse { name, lane, ..NodeUse::default() }
         });
         node.count += 1;
         node.total_us += took;

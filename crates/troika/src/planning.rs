@@ -5,7 +5,7 @@ use std::sync::Arc;
 use troika_device::{Device, DeviceKind};
 use troika_engine::EngineError;
 use troika_graph::{ActivationFormat, DType};
-use troika_model::lower::{LowerOptions, Lowered, lower};
+use troika_model::lower::{Lowered, lower};
 use troika_model::spec::{Ffn, ModelSpec};
 use troika_plan::{
     Elsewhere, ExpertPolicy, ExpertSettings, Plan, PlanDevice, PlanError, PlanRequest, Refusal,
@@ -185,12 +185,7 @@ impl BoundModel {
     /// # Errors
     /// A description that cannot be lowered.
     pub fn lowered(&self, plan: &Plan) -> Result<Arc<Lowered>, Error> {
-        let bounds = LowerOptions {
-            max_rows: plan.prefill.chunk,
-            max_kv: plan.context,
-            kv_dtype: plan.kv_dtype,
-        };
-        let lowered = lower(&self.spec, &|key| self.store.shape(key), bounds);
+        let lowered = lower(&self.spec, &|key| self.store.shape(key), plan.lower_options());
         Ok(Arc::new(lowered.map_err(EngineError::from)?))
     }
 

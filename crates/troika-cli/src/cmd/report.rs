@@ -1,7 +1,7 @@
 //! `troika report`.
 
 use troika::plan::{Calibration, RoutingTrace, Transitions};
-use troika::trace::{HeatMap, HeatRow, TraceReport, read_chrome};
+use troika::trace::{HeatRow, TraceReport, heat_map, read_chrome};
 
 use super::routing::RoutingSummary;
 use crate::error::CliError;
@@ -45,6 +45,6 @@ fn experts(summary: &RoutingSummary) -> Result<(), CliError> {
         name: format!("layer {layer}"),
         counts: counts.to_vec(),
     };
-    let map = HeatMap { rows: summary.counts().map(row).collect() };
-    output::write(format!("{}{}", map.text(), summary.table()).trim_start())
+    let map = heat_map(&summary.counts().map(row).collect::<Vec<_>>());
+    output::write(format!("{map}{}", summary.table()).trim_start())
 }

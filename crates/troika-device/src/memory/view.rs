@@ -1,6 +1,6 @@
 //! Rectangles of buffers, which tasks use, depend on and claim.
 
-use std::ops::Range;
+use std::ops::{Deref, Range};
 
 use bytemuck::{AnyBitPattern, NoUninit};
 
@@ -138,7 +138,7 @@ impl View {
     pub fn write(&self) -> Result<WriteRows<'_>, AccessError> {
         self.buffer.on_host()?;
         let claim = self.buffer.claim(&[(self.rect, Access::Write)])?;
-        Ok(WriteRows { claim, rect: self.rect })
+        Ok(WriteRows(ReadRows { claim, rect: self.rect }))
     }
 
     /// Copies the rows to another view of the same shape, in any memory space: for queues that copy
@@ -157,7 +157,8 @@ impl View {
             return Err(AccessError::Foreign);
         }
         let read = ReadRows { claim: self.buffer.claim(&[(*r, Access::Read)])?, rect: *r };
-        let mut write = WriteRows { claim: to.buffer.claim(&[(*w, Access::Write)])?, rect: *w };
+        let claim = to.buffer.claim(&[(*w, Access::Write)])?;
+        let mut write = WriteRows(ReadRows { claim, rect: *w });
         for i in 0..r.rows() {
             if let (Some(from), Some(to)) = (read.bytes(Some(i)), write.bytes_mut(Some(i))) {
                 to.copy_from_slice(from);
@@ -187,30 +188,34 @@ impl ReadRows<'_> {
 
     /// A row, or all of them where they lie without gaps.
     fn bytes(&self, row: Option<usize>) -> Option<&[u8]> {
-        let (start, len) = place(&self.claim, &self.rect, row)?;
-        // SAFETY: a row, or rows without gaps, of the rectangle that is claimed for reading while
-        // `self` lives; it lies inside of the buffer.
+        let (start, len) = self.place(row)?;
+        // SAFETY: a row, or rows without gaps, of the rectangle that is claimed while `self` lives;
+        // it lies inside of the buffer. If it is claimed for writing, only `WriteRows::bytes_mut`
+        // writes it, which borrows `self` exclusively.
         Some(unsafe { std::slice::from_raw_parts(start, len) })
+    }
+
+    /// Where a row is, or all of them where they lie without gaps, and its bytes.
+    fn place(&self, row: Option<usize>) -> Option<(*mut u8, usize)> {
+        let range = match row {
+            Some(i) => self.rect.row(i)?,
+            None => self.rect.is_dense().then(|| self.rect.span())?,
+        };
+        Some((self.claim.buffer().as_ptr().wrapping_add(range.start), range.len()))
     }
 }
 
-/// Exclusive access to a view.
-pub struct WriteRows<'a> {
-    claim: Claim<'a>,
-    rect: Rect,
+/// Exclusive access to a view, which may also be read.
+pub struct WriteRows<'a>(ReadRows<'a>);
+
+impl<'a> Deref for WriteRows<'a> {
+    type Target = ReadRows<'a>;
+    fn deref(&self) -> &ReadRows<'a> {
+        &self.0
+    }
 }
 
 impl WriteRows<'_> {
-    /// A row to read, like [`ReadRows::row`].
-    pub fn row<T: AnyBitPattern>(&self, i: usize) -> Option<&[T]> {
-        elements(self.bytes(Some(i))?)
-    }
-
-    /// All rows to read, like [`ReadRows::as_slice`].
-    pub fn as_slice<T: AnyBitPattern>(&self) -> Option<&[T]> {
-        elements(self.bytes(None)?)
-    }
-
     /// A row to write, like [`ReadRows::row`].
     pub fn row_mut<T: AnyBitPattern + NoUninit>(&mut self, i: usize) -> Option<&mut [T]> {
         elements_mut(self.bytes_mut(Some(i))?)
@@ -221,29 +226,12 @@ impl WriteRows<'_> {
         elements_mut(self.bytes_mut(None)?)
     }
 
-    /// As [`ReadRows::bytes`].
-    fn bytes(&self, row: Option<usize>) -> Option<&[u8]> {
-        let (start, len) = place(&self.claim, &self.rect, row)?;
-        // SAFETY: as for `ReadRows`; the bytes are claimed for writing, and only `bytes_mut`
-        // writes them, which borrows `self` for as long.
-        Some(unsafe { std::slice::from_raw_parts(start, len) })
-    }
-
     fn bytes_mut(&mut self, row: Option<usize>) -> Option<&mut [u8]> {
-        let (start, len) = place(&self.claim, &self.rect, row)?;
+        let (start, len) = self.0.place(row)?;
         // SAFETY: a row, or rows without gaps, of the rectangle that is claimed for writing: no
         // other claim has its bytes, and the result borrows `self` alone.
         Some(unsafe { std::slice::from_raw_parts_mut(start, len) })
     }
-}
-
-/// Where a row of a rectangle is, or all of them where they lie without gaps, and its bytes.
-fn place(claim: &Claim<'_>, rect: &Rect, row: Option<usize>) -> Option<(*mut u8, usize)> {
-    let range = match row {
-        Some(i) => rect.row(i)?,
-        None => rect.is_dense().then(|| rect.span())?,
-    };
-    Some((claim.buffer().as_ptr().wrapping_add(range.start), range.len()))
 }
 
 fn elements<T: AnyBitPattern>(bytes: &[u8]) -> Option<&[T]> {

@@ -5,7 +5,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use troika_device::{Bindings, Buffer, CopyRows, DeviceError, Run, SpaceId, View, Weights, Work};
-use troika_program::{ExpertBuffer, ExpertCounts, LayerCounts, PackedCols, PackedRun, PackedSize};
+use troika_program::{
+    ExpertBuffer, ExpertCounts, GroupGraph, LayerCounts, PackedCols, PackedRun, PackedSize,
+};
 use troika_trace::{ExpertRows, Span, Tracer};
 
 use super::route::{OfChunk, locked};
@@ -15,15 +17,8 @@ use crate::schedule::{Growth, Task, TaskGraph};
 /// A graph of experts with its weights.
 #[derive(Clone)]
 pub(crate) struct ExpertGraph {
-    pub device: usize,
-    pub space: SpaceId,
-    pub name: Arc<str>,
+    pub of: GroupGraph,
     pub weights: Arc<Weights>,
-    /// The buffers that it reads, whole rows of them.
-    pub reads: Vec<ExpertBuffer>,
-    pub writes: PackedCols,
-    /// The number of its part, if it writes to rows of their own.
-    pub apart: Option<usize>,
 }
 
 /// What is needed to run what a chunk's routing made ready.
@@ -58,7 +53,7 @@ impl Dispatcher {
         if !routed {
             let mut counts = LayerCounts::default();
             let assumed = routing.rows.assume(*place, *rows, &mut counts);
-            let why = |why| DeviceError::Submission { task: self.rest.name.to_string(), why };
+            let why = |why| DeviceError::Submission { task: self.rest.of.name.to_string(), why };
             routing.note(place.0, assumed.map_err(why)?, counts);
         }
         let (runs, counts) = routing.take(place.0);
@@ -109,7 +104,7 @@ impl Dispatcher {
     /// Adds the run of a graph, between copies if its device has memory of its own.
     fn add_graph(
         &self,
-        graph: &ExpertGraph,
+        ExpertGraph { of: graph, weights }: &ExpertGraph,
         rows: &Range<usize>,
         tasks: &mut Vec<Task>,
     ) -> Result<(), EngineError> {
@@ -135,7 +130,7 @@ impl Dispatcher {
         };
         let bindings = Bindings { inputs, states: Vec::new(), outputs: vec![output.clone()] };
         let run = Run {
-            weights: graph.weights.clone(),
+            weights: weights.clone(),
             bindings: Arc::new(bindings),
             rows: rows.len(),
             forward: Arc::default(),
@@ -161,7 +156,7 @@ impl Dispatcher {
     }
 
     /// The columns that a graph computes, in the host's memory.
-    fn result(&self, graph: &ExpertGraph, rows: &Range<usize>) -> Result<View, EngineError> {
+    fn result(&self, graph: &GroupGraph, rows: &Range<usize>) -> Result<View, EngineError> {
         let PackedCols { buffer, cols } = &graph.writes;
         let stride = self.size.row_bytes(*buffer);
         let at = rows.start * stride + cols.start * 4;
@@ -173,7 +168,7 @@ impl Dispatcher {
     /// Room for the columns of a part alone.
     fn part(
         &self,
-        graph: &ExpertGraph,
+        graph: &GroupGraph,
         part: usize,
         rows: &Range<usize>,
     ) -> Result<View, EngineError> {
@@ -185,7 +180,7 @@ impl Dispatcher {
 
     fn buffer(&self, space: SpaceId, buffer: ExpertBuffer) -> Result<&Buffer, DeviceError> {
         let lacks = || DeviceError::Submission {
-            task: self.rest.name.to_string(),
+            task: self.rest.of.name.to_string(),
             why: "its packed rows have no memory".into(),
         };
         self.buffers.get(&(space, buffer)).ok_or_else(lacks)

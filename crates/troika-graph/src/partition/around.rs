@@ -1,11 +1,11 @@
 //! Cuts a graph around its experts.
 
 use super::PartitionError;
-use super::piece::{Piece, PieceBuilder};
-use super::take::Take;
+use super::cut::piece;
+use super::piece::Piece;
 use crate::op::Op;
 use crate::shape::Dim;
-use crate::subgraph::{Subgraph, ValueId};
+use crate::subgraph::Subgraph;
 use crate::verify::verify;
 
 /// A graph cut around its [`crate::Experts`].
@@ -83,18 +83,4 @@ pub fn single_choices(graph: &Subgraph) -> Result<Subgraph, PartitionError> {
     }
     verify(&graph)?;
     Ok(graph)
-}
-
-/// The piece of some ops, in execution order.
-fn piece(graph: &Subgraph, index: usize, ops: &[usize]) -> Result<Piece, PartitionError> {
-    let mut b = PieceBuilder::new(graph, format!("{} [cut {index}]", graph.name));
-    let whole = Take::whole();
-    ops.iter().for_each(|i| b.node(&graph.nodes[*i], &whole));
-    let others = || (0..graph.nodes.len()).filter(|i| !ops.contains(i));
-    let used = |v: &ValueId| {
-        graph.outputs.contains(v) || others().any(|i| graph.nodes[i].inputs.contains(v))
-    };
-    let computed = ops.iter().flat_map(|i| &graph.nodes[*i].outputs);
-    computed.filter(|v| used(v)).for_each(|v| b.output(*v, &whole));
-    Ok(b.finish(index)?)
 }

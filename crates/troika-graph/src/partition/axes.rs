@@ -7,9 +7,9 @@
 
 use std::ops::Range;
 
-use super::stages::{Mode, Place, groups};
+use super::ColumnSplit;
+use super::stages::{Mode, OpStage, groups};
 use super::take::{Reads, Take, reads_input, reads_states};
-use super::{ColumnSplit, WhyWhole};
 use crate::op::Op;
 use crate::subgraph::{Node, Subgraph, ValueId};
 
@@ -37,7 +37,7 @@ fn on_axis(node: &Node) -> impl Iterator<Item = ValueId> + '_ {
 
 impl Axes {
     /// The axes of a graph whose ops are placed.
-    pub fn of(graph: &Subgraph, places: &[Place], split: &ColumnSplit) -> Axes {
+    pub fn of(graph: &Subgraph, places: &[OpStage], split: &ColumnSplit) -> Axes {
         let n = graph.values.len();
         let mut axes =
             Axes { parent: (0..n).collect(), units: vec![0; n], tiled: vec![Vec::new(); n] };
@@ -94,13 +94,10 @@ impl Axes {
         on_axis(node).next()
     }
 
-    /// Why the parts of an op would be too narrow, if so.
-    pub fn too_narrow(&self, graph: &Subgraph, node: &Node, tile: usize) -> Option<WhyWhole> {
-        let value = Axes::any(node)?;
-        let root = self.root(value);
-        let cols = graph.value(value).shape.row_len();
-        let steps = self.units[root] / self.step(root, tile);
-        (steps < 2).then_some(WhyWhole::Narrow { cols })
+    /// Whether an op has too few tiles and heads for two parts.
+    pub fn is_too_narrow(&self, node: &Node, tile: usize) -> bool {
+        let root = Axes::any(node).map(|value| self.root(value));
+        root.is_some_and(|root| self.units[root] / self.step(root, tile) < 2)
     }
 
     /// The units of a split op that a part takes; `None` if it gets none.

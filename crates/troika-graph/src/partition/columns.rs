@@ -2,17 +2,16 @@
 
 use super::axes::Axes;
 use super::piece::{Piece, PieceBuilder, whole};
-use super::stages::{Mode, Place, place};
+use super::stages::{Mode, OpStage, assign};
 use super::take::Take;
-use super::{ColumnSplit, Kept, PartitionError, Partitioned, Stage, WhyWhole};
+use super::{ColumnSplit, PartitionError, Partitioned, Stage};
 use crate::subgraph::{Node, Subgraph, ValueId};
 use crate::verify::verify;
 
 /// Splits a graph by columns of its results. Each part computes its share.
 ///
 /// A stage ends where an op needs whole rows of the parts' results. Ops that cannot be split go to
-/// the part with the largest share and are listed in [`Partitioned::kept`]. If that is all of them,
-/// the graph itself is the only piece.
+/// the part with the largest share. If that is all of them, the graph itself is the only piece.
 ///
 /// Results are bit-identical to the whole graph's on devices that sum each column of a product
 /// separately: no sum is split.
@@ -29,15 +28,14 @@ pub fn split_columns(graph: &Subgraph, split: &ColumnSplit) -> Result<Partitione
     let pieces = Pieces { graph, split, owner, places: &places, axes: &axes };
     let parts = 0..split.shares.len();
     let used: Vec<usize> = parts.filter(|part| pieces.uses(*part)).collect();
-    let kept = pieces.kept(used.len() > 1);
     if let [] | [_] = used[..] {
         let part = used.first().copied().unwrap_or(owner);
         let stages = vec![Stage { pieces: vec![whole(graph, part)] }];
-        return Ok(Partitioned { stages, kept });
+        return Ok(Partitioned { stages });
     }
     let last = places.iter().map(|p| p.stage).max().unwrap_or(0);
     let stages = (0..=last).map(|s| pieces.stage(s)).collect::<Result<_, _>>()?;
-    Ok(Partitioned { stages, kept })
+    Ok(Partitioned { stages })
 }
 
 /// The part with the largest share, the first among equals; `None` if all are 0.
@@ -47,18 +45,18 @@ fn largest(shares: &[u32]) -> Option<usize> {
 }
 
 /// Places the ops. Repeats with ops that turn out too narrow kept whole, until all fit.
-fn settle(graph: &Subgraph, split: &ColumnSplit) -> (Vec<Place>, Axes) {
-    let mut kept: Vec<Option<WhyWhole>> = vec![None; graph.nodes.len()];
+fn settle(graph: &Subgraph, split: &ColumnSplit) -> (Vec<OpStage>, Axes) {
+    let mut kept = vec![false; graph.nodes.len()];
     loop {
-        let places = place(graph, &kept);
+        let places = assign(graph, &kept);
         let axes = Axes::of(graph, &places, split);
         let mut settled = true;
         for (i, node) in graph.nodes.iter().enumerate() {
             if places[i].mode != Mode::Split {
                 continue;
             }
-            if let Some(why) = axes.too_narrow(graph, node, split.tile) {
-                (kept[i], settled) = (Some(why), false);
+            if axes.is_too_narrow(node, split.tile) {
+                (kept[i], settled) = (true, false);
             }
         }
         if settled {
@@ -72,12 +70,12 @@ struct Pieces<'a> {
     graph: &'a Subgraph,
     split: &'a ColumnSplit,
     owner: usize,
-    places: &'a [Place],
+    places: &'a [OpStage],
     axes: &'a Axes,
 }
 
 impl<'a> Pieces<'a> {
-    fn ops(&self) -> impl Iterator<Item = (&'a Node, &'a Place)> + 'a {
+    fn ops(&self) -> impl Iterator<Item = (&'a Node, &'a OpStage)> + 'a {
         self.graph.nodes.iter().zip(self.places)
     }
 
@@ -85,23 +83,6 @@ impl<'a> Pieces<'a> {
     fn uses(&self, part: usize) -> bool {
         let mut split_ops = self.ops().filter(|(_, p)| p.mode == Mode::Split);
         split_ops.any(|(node, _)| self.axes.take(node, self.split, part).is_some())
-    }
-
-    /// The ops that one part computes alone; `several`: whether other parts have work.
-    fn kept(&self, several: bool) -> Vec<Kept> {
-        let alone = |node: &Node| {
-            let parts = 0..self.split.shares.len();
-            parts.filter(|part| self.axes.take(node, self.split, *part).is_some()).count() < 2
-        };
-        let why = |node: &Node, place: &Place| match place.mode {
-            Mode::Alone(why) => Some(why),
-            Mode::Split => alone(node).then_some(WhyWhole::Share),
-            Mode::Copied => (!several).then_some(WhyWhole::Share),
-        };
-        let kept = self.ops().enumerate().filter_map(|(op, (node, place))| {
-            why(node, place).map(|why| Kept { op, name: node.op.name(), why })
-        });
-        kept.collect()
     }
 
     fn stage(&self, stage: usize) -> Result<Stage, PartitionError> {
@@ -149,7 +130,7 @@ impl<'a> Pieces<'a> {
             let owned = || (part == self.owner).then(Take::whole);
             takes[i] = match place.mode {
                 Mode::Split => self.axes.take(node, self.split, part),
-                Mode::Alone(_) => owned(),
+                Mode::Alone => owned(),
                 Mode::Copied => {
                     let mut behind = self.graph.nodes.iter().zip(&takes).skip(i + 1);
                     let read = behind.any(|(n, take)| {
@@ -165,7 +146,7 @@ impl<'a> Pieces<'a> {
 
     /// Whether a value is an output, or read in a later stage than its own.
     fn leaves(&self, value: ValueId, stage: usize) -> bool {
-        let read = |(n, p): (&Node, &Place)| p.stage > stage && n.inputs.contains(&value);
+        let read = |(n, p): (&Node, &OpStage)| p.stage > stage && n.inputs.contains(&value);
         self.graph.outputs.contains(&value) || self.ops().any(read)
     }
 }

@@ -1,7 +1,5 @@
 //! Cuts a graph between ops.
 
-use std::ops::Range;
-
 use super::PartitionError;
 use super::piece::{Piece, PieceBuilder};
 use super::take::Take;
@@ -12,36 +10,28 @@ use crate::subgraph::{Node, Subgraph, ValueId};
 use crate::verify::verify;
 use crate::weight::WeightRef;
 
-/// Cuts a graph in two: the ops up to and including index `after`, and the others.
-///
-/// Values that cross become outputs of the first piece and inputs of the second. Inputs, states
-/// and weights belong to each piece that uses them; an output of the graph that is one of its
-/// inputs stays with the first.
-///
-/// # Errors
-/// A malformed graph, or no op after that one.
-pub fn cut(graph: &Subgraph, after: usize) -> Result<(Piece, Piece), PartitionError> {
-    verify(graph)?;
-    check(graph, after)?;
-    let end = graph.nodes.len();
-    Ok((piece(graph, 0, 0..after + 1)?, piece(graph, 1, after + 1..end)?))
-}
-
-/// Like [`cut`], after each of several ops in ascending order. Gives one more piece than there are
+/// Cuts a graph after each of several ops in ascending order. Gives one more piece than there are
 /// cuts.
 ///
+/// Values that cross become outputs of one piece and inputs of the next. Inputs, states and weights
+/// belong to each piece that uses them; an output of the graph that is one of its inputs stays with
+/// the first.
+///
 /// # Errors
-/// Those of [`cut`]; ops that are not in ascending order.
+/// A malformed graph, no op after one of them, or ops that are not in ascending order.
 pub fn cut_at(graph: &Subgraph, after: &[usize]) -> Result<Vec<Piece>, PartitionError> {
     verify(graph)?;
-    after.iter().try_for_each(|op| check(graph, *op))?;
+    let ops = graph.nodes.len();
+    if let Some(&op) = after.iter().find(|op| **op >= ops.saturating_sub(1)) {
+        return Err(PartitionError::NoBoundary { graph: graph.name.clone(), op, ops });
+    }
     if !after.is_sorted_by(|a, b| a < b) {
         return Err(PartitionError::Order { graph: graph.name.clone() });
     }
     let starts = std::iter::once(0).chain(after.iter().map(|op| op + 1));
-    let ends = after.iter().map(|op| op + 1).chain([graph.nodes.len()]);
+    let ends = after.iter().map(|op| op + 1).chain([ops]);
     let pieces = starts.zip(ends).enumerate();
-    pieces.map(|(i, (start, end))| piece(graph, i, start..end)).collect()
+    pieces.map(|(i, (start, end))| piece(graph, i, &(start..end).collect::<Vec<_>>())).collect()
 }
 
 /// The feed-forwards of some of the experts of a graph's [`Experts`], by their ids, each on
@@ -126,24 +116,21 @@ fn found(graph: &Subgraph) -> Option<(&Node, &Experts)> {
     })
 }
 
-fn check(graph: &Subgraph, after: usize) -> Result<(), PartitionError> {
-    let ops = graph.nodes.len();
-    if after < ops.saturating_sub(1) {
-        return Ok(());
-    }
-    Err(PartitionError::NoBoundary { graph: graph.name.clone(), op: after, ops })
-}
-
-/// The piece of some consecutive ops.
-fn piece(graph: &Subgraph, index: usize, ops: Range<usize>) -> Result<Piece, PartitionError> {
+/// The piece of some ops, in execution order. The first one also has the outputs of the graph that
+/// are its inputs.
+pub(super) fn piece(
+    graph: &Subgraph,
+    index: usize,
+    ops: &[usize],
+) -> Result<Piece, PartitionError> {
     let mut b = PieceBuilder::new(graph, format!("{} [cut {index}]", graph.name));
     let whole = Take::whole();
-    let nodes = &graph.nodes[ops.clone()];
-    nodes.iter().for_each(|n| b.node(n, &whole));
-    let later = &graph.nodes[ops.end..];
-    let used =
-        |v: &ValueId| graph.outputs.contains(v) || later.iter().any(|n| n.inputs.contains(v));
-    let computed = nodes.iter().flat_map(|n| &n.outputs);
+    ops.iter().for_each(|i| b.node(&graph.nodes[*i], &whole));
+    let others = || (0..graph.nodes.len()).filter(|i| !ops.contains(i));
+    let used = |v: &ValueId| {
+        graph.outputs.contains(v) || others().any(|i| graph.nodes[i].inputs.contains(v))
+    };
+    let computed = ops.iter().flat_map(|i| &graph.nodes[*i].outputs);
     computed.filter(|v| used(v)).for_each(|v| b.output(*v, &whole));
     if index == 0 {
         let passed = graph.outputs.iter().filter(|v| graph.inputs.contains(v));

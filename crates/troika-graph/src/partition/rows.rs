@@ -3,44 +3,10 @@
 
 use std::ops::Range;
 
-use serde::{Deserialize, Serialize};
-
 use super::{ColumnSplit, PartitionError};
 
-/// Rows cut into standard lengths and a rest.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RowCut {
-    /// The ranges of standard lengths, in order.
-    pub standard: Vec<Range<usize>>,
-    /// The rest behind them; may be empty.
-    pub rest: Range<usize>,
-}
-
-/// Cuts rows `0..rows` into standard lengths, the longest first, and a rest shorter than all of
-/// them. 700 rows with lengths 128 and 256 give 256, 256, 128 and a rest of 60. A device with
-/// static shapes computes the first three without padding.
-///
-/// # Errors
-/// A length of 0.
-pub fn cut_rows(rows: usize, lengths: &[usize]) -> Result<RowCut, PartitionError> {
-    if lengths.contains(&0) {
-        return Err(PartitionError::Zero { what: "standard length" });
-    }
-    let mut lengths = lengths.to_vec();
-    lengths.sort_unstable();
-    let (mut standard, mut at) = (Vec::new(), 0);
-    for length in lengths.into_iter().rev() {
-        while rows - at >= length {
-            standard.push(at..at + length);
-            at += length;
-        }
-    }
-    Ok(RowCut { standard, rest: at..rows })
-}
-
 /// How a plan divides one graph among parts. One device computes a part; the plan names it.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Partition {
     /// One part computes everything.
     Whole {
@@ -118,13 +84,27 @@ impl Partition {
     }
 }
 
+/// Cuts rows `0..rows` into standard lengths for `part`, the longest first, and a rest that is
+/// shorter than all of them. 700 rows with lengths 128 and 256 give 256, 256, 128 and a rest of 60.
+/// A device with static shapes computes the first three without padding.
 fn cut_areas(
     rows: usize,
     lengths: &[usize],
     part: usize,
     rest: Computed,
 ) -> Result<Vec<Area>, PartitionError> {
-    let cut = cut_rows(rows, lengths)?;
-    let standard = cut.standard.into_iter().map(|rows| Area { rows, by: Computed::Part(part) });
-    Ok(standard.chain([Area { rows: cut.rest, by: rest }]).collect())
+    if lengths.contains(&0) {
+        return Err(PartitionError::Zero { what: "standard length" });
+    }
+    let mut lengths = lengths.to_vec();
+    lengths.sort_unstable();
+    let (mut areas, mut at) = (Vec::new(), 0);
+    for length in lengths.into_iter().rev() {
+        while rows - at >= length {
+            areas.push(Area { rows: at..at + length, by: Computed::Part(part) });
+            at += length;
+        }
+    }
+    areas.push(Area { rows: at..rows, by: rest });
+    Ok(areas)
 }

@@ -1,15 +1,12 @@
 //! How a graph is split, into what, and why not.
 
-use serde::{Deserialize, Serialize};
-
 use super::piece::Piece;
 use crate::op::Op;
-use crate::subgraph::{Subgraph, ValueId};
+use crate::subgraph::Subgraph;
 use crate::verify::GraphError;
 
 /// How the columns of a graph's results are divided.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ColumnSplit {
     /// The share of each part, in any unit; one device computes a part. `[3, 1]` gives the first
     /// part three quarters.
@@ -20,7 +17,6 @@ pub struct ColumnSplit {
     /// If set, results are cut at multiples of this fraction of their columns, where it divides
     /// them. For a graph of query, key and value projections it is the number of key/value heads,
     /// so that a part has the query heads that read its keys. See [`kv_heads`].
-    #[serde(default)]
     pub groups: Option<usize>,
 }
 
@@ -29,22 +25,9 @@ pub struct ColumnSplit {
 pub struct Partitioned {
     /// In order: a stage reads only what earlier stages wrote.
     pub stages: Vec<Stage>,
-    /// Ops that are not split, and why.
-    pub kept: Vec<Kept>,
 }
 
 impl Partitioned {
-    /// Values of the whole graph that stages pass to later ones and that are not its outputs. The
-    /// caller provides memory for them.
-    pub fn between(&self, graph: &Subgraph) -> Vec<ValueId> {
-        let pieces = self.stages.iter().flat_map(|s| &s.pieces);
-        let mut values: Vec<ValueId> = pieces.flat_map(|p| &p.outputs).map(|c| c.value).collect();
-        values.sort_unstable();
-        values.dedup();
-        values.retain(|v| !graph.outputs.contains(v));
-        values
-    }
-
     /// Whether any stage has pieces of several parts.
     pub fn is_split(&self) -> bool {
         self.stages.iter().any(|s| s.pieces.len() > 1)
@@ -56,50 +39,6 @@ impl Partitioned {
 pub struct Stage {
     /// At most one per part, in the parts' order.
     pub pieces: Vec<Piece>,
-}
-
-/// An op that a single part computes whole.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Kept {
-    /// Its index in the whole graph.
-    pub op: usize,
-    /// Its name.
-    pub name: &'static str,
-    /// Why it is not split.
-    pub why: WhyWhole,
-}
-
-impl std::fmt::Display for Kept {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "op {} ({}) stays whole: {}", self.op, self.name, self.why)
-    }
-}
-
-/// Why an op is not split by columns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, thiserror::Error)]
-pub enum WhyWhole {
-    /// Each column of its result depends on its whole input row, and no split product needs its
-    /// result in every part.
-    #[error("each column of its result depends on the whole row")]
-    WholeRow,
-    /// Its weights are not divided by columns of the result.
-    #[error("its weights are not cut by columns of its result")]
-    Weights,
-    /// It has too few tiles and heads for two parts.
-    #[error("its {cols} columns do not give two parts that begin at tiles and at heads")]
-    Narrow {
-        /// Columns of its result, or of the cache it writes.
-        cols: usize,
-    },
-    /// The graph does not show how many heads its cache has, or it has only one.
-    #[error("its cache has one head, or the graph does not say how many")]
-    Cache,
-    /// After rounding to tiles and heads, one part gets all of it.
-    #[error("rounded to tiles and heads, one part's share is all of it")]
-    Share,
-    /// It is cheap, and its inputs are whole values.
-    #[error("it is cheap, and nothing that is split makes its inputs")]
-    Cheap,
 }
 
 /// Why a graph cannot be partitioned as requested.

@@ -3,7 +3,6 @@
 
 use std::collections::HashMap;
 
-use super::WhyWhole;
 use super::take::{Reads, reads_input, reads_states};
 use crate::op::Op;
 use crate::subgraph::{Node, Subgraph, ValueId};
@@ -16,12 +15,12 @@ pub(super) enum Mode {
     /// Each part that reads the result computes all of it, which is cheaper than waiting.
     Copied,
     /// One part computes all of it.
-    Alone(WhyWhole),
+    Alone,
 }
 
-/// The place of an op.
+/// The stage of an op, and how it is computed there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct OpStage {
     pub stage: usize,
     pub mode: Mode,
 }
@@ -36,12 +35,12 @@ enum Reader {
 
 /// The first stage in which a reader can use a value. Within the same stage, it can only use its
 /// own part's results.
-fn found(made: Option<Place>, reader: Reader) -> usize {
-    let Some(Place { stage, mode }) = made else { return 0 };
+fn found(made: Option<OpStage>, reader: Reader) -> usize {
+    let Some(OpStage { stage, mode }) = made else { return 0 };
     let same = match mode {
         Mode::Split => reader == Reader::Split(Reads::Columns),
         Mode::Copied => reader != Reader::Split(Reads::Columns),
-        Mode::Alone(_) => reader == Reader::Alone,
+        Mode::Alone => reader == Reader::Alone,
     };
     if same { stage } else { stage + 1 }
 }
@@ -73,33 +72,30 @@ pub(super) fn groups(graph: &Subgraph, node: &Node) -> Option<usize> {
     .filter(|n| *n > 1)
 }
 
-/// Why an op can never be split, if so.
-fn never(graph: &Subgraph, node: &Node) -> Option<WhyWhole> {
+/// Whether an op can never be split: its weights have no columns of the result, it needs whole
+/// rows, or it is a product of one column or head.
+fn never(graph: &Subgraph, node: &Node) -> bool {
     match &node.op {
-        Op::Embed { .. } | Op::Experts(_) | Op::ExpertGroup(_) => Some(WhyWhole::Weights),
-        Op::Router(_) => Some(WhyWhole::WholeRow),
-        Op::Linear { .. } | Op::Outliers { .. } | Op::Attention(_) | Op::HeadLinear(_)
-            if groups(graph, node).is_none() =>
-        {
-            Some(WhyWhole::Narrow {
-                cols: node.outputs.first().map_or(0, |v| graph.value(*v).shape.row_len()),
-            })
+        Op::Embed { .. } | Op::Experts(_) | Op::ExpertGroup(_) | Op::Router(_) => true,
+        Op::Linear { .. } | Op::Outliers { .. } | Op::Attention(_) | Op::HeadLinear(_) => {
+            groups(graph, node).is_none()
         }
-        _ => None,
+        _ => false,
     }
 }
 
-/// Places ops one by one.
-pub(super) struct Placer<'g> {
+/// Assigns stages to ops one by one.
+struct Assigner<'g> {
     graph: &'g Subgraph,
-    values: HashMap<ValueId, Place>,
-    /// The place of the last op that used each state.
-    states: HashMap<ValueId, Place>,
+    /// The stage of the op that made each value.
+    values: HashMap<ValueId, OpStage>,
+    /// The stage of the last op that used each state.
+    states: HashMap<ValueId, OpStage>,
 }
 
-/// Places all ops; `whole` lists those that must not be split, and why.
-pub(super) fn place(graph: &Subgraph, whole: &[Option<WhyWhole>]) -> Vec<Place> {
-    let mut p = Placer { graph, values: HashMap::new(), states: HashMap::new() };
+/// Assigns stages to all ops; `whole` says which of them must not be split.
+pub(super) fn assign(graph: &Subgraph, whole: &[bool]) -> Vec<OpStage> {
+    let mut p = Assigner { graph, values: HashMap::new(), states: HashMap::new() };
     let mut places = Vec::with_capacity(graph.nodes.len());
     for (node, whole) in graph.nodes.iter().zip(whole) {
         let place = p.one(node, *whole);
@@ -111,7 +107,7 @@ pub(super) fn place(graph: &Subgraph, whole: &[Option<WhyWhole>]) -> Vec<Place> 
     places
 }
 
-impl Placer<'_> {
+impl Assigner<'_> {
     /// The first stage in which a reader can use all operands.
     fn ready(&self, node: &Node, reader: impl Fn(Reads) -> Reader) -> usize {
         let inputs = node.inputs.iter().enumerate();
@@ -123,47 +119,46 @@ impl Placer<'_> {
         inputs.chain(states).max().unwrap_or(0)
     }
 
-    fn one(&self, node: &Node, whole: Option<WhyWhole>) -> Place {
+    fn one(&self, node: &Node, whole: bool) -> OpStage {
         let alone = self.ready(node, |_| Reader::Alone);
-        if let Some(why) = whole.or_else(|| never(self.graph, node)) {
-            return Place { stage: alone, mode: Mode::Alone(why) };
+        let append = matches!(node.op, Op::KvAppend(_));
+        if whole || never(self.graph, node) || (append && !self.heads_are_known(node)) {
+            return OpStage { stage: alone, mode: Mode::Alone };
         }
         match &node.op {
-            Op::Linear { .. } | Op::Outliers { .. } | Op::HeadLinear(_) | Op::Attention(_) => {
-                Place { stage: self.ready(node, Reader::Split), mode: Mode::Split }
+            Op::Linear { .. }
+            | Op::Outliers { .. }
+            | Op::HeadLinear(_)
+            | Op::Attention(_)
+            | Op::KvAppend(_) => {
+                OpStage { stage: self.ready(node, Reader::Split), mode: Mode::Split }
             }
-            Op::KvAppend(_) if !self.heads_are_known(node) => {
-                Place { stage: alone, mode: Mode::Alone(WhyWhole::Cache) }
-            }
-            Op::KvAppend(_) => Place { stage: self.ready(node, Reader::Split), mode: Mode::Split },
             _ => self.cheap(node, alone),
         }
     }
 
-    /// The place of a cheap op: with the columns of a split op before it, or else with each reader
+    /// The stage of a cheap op: with the columns of a split op before it, or else with each reader
     /// of its result.
-    fn cheap(&self, node: &Node, alone: usize) -> Place {
+    fn cheap(&self, node: &Node, alone: usize) -> OpStage {
         let split = self.ready(node, Reader::Split);
         let follows = |v: &ValueId| {
             let made = self.values.get(v);
             made.is_some_and(|p| p.mode == Mode::Split && p.stage == split)
         };
-        let groups = groups(self.graph, node);
-        if groups.is_some() && (node.inputs.iter().any(follows) || self.leads(node)) {
-            return Place { stage: split, mode: Mode::Split };
+        let groups = groups(self.graph, node).is_some();
+        if groups && (node.inputs.iter().any(follows) || self.leads(node)) {
+            return OpStage { stage: split, mode: Mode::Split };
         }
         let copied = self.ready(node, |_| Reader::Copied);
-        if copied <= alone {
-            return Place { stage: copied, mode: Mode::Copied };
-        }
-        Place { stage: alone, mode: Mode::Alone(why_cheap(groups)) }
+        let stage = copied.min(alone);
+        OpStage { stage, mode: if copied <= alone { Mode::Copied } else { Mode::Alone } }
     }
 
     /// Whether an op computes, from the graph's inputs, a value that is only read by ops split by
     /// heads. Each part then needs its own columns of it.
     fn leads(&self, node: &Node) -> bool {
         let by_heads = |n: &Node| match n.op {
-            Op::Attention(_) | Op::HeadLinear(_) => never(self.graph, n).is_none(),
+            Op::Attention(_) | Op::HeadLinear(_) => !never(self.graph, n),
             Op::KvAppend(_) => self.heads_are_known(n),
             _ => false,
         };
@@ -192,12 +187,8 @@ impl Placer<'_> {
     }
 }
 
-fn why_cheap(groups: Option<usize>) -> WhyWhole {
-    if groups.is_some() { WhyWhole::Cheap } else { WhyWhole::WholeRow }
-}
-
 /// Gives ops to one part if no split op of their stage depends on their results.
-fn keep_what_is_not_shared(graph: &Subgraph, places: &mut [Place]) {
+fn keep_what_is_not_shared(graph: &Subgraph, places: &mut [OpStage]) {
     for i in (0..places.len()).rev() {
         if places[i].mode != Mode::Copied {
             continue;
@@ -208,7 +199,7 @@ fn keep_what_is_not_shared(graph: &Subgraph, places: &mut [Place]) {
             p.stage == places[i].stage && n.inputs.iter().any(|v| node.outputs.contains(v))
         });
         if !readers.any(|(_, p)| matches!(p.mode, Mode::Split | Mode::Copied)) {
-            places[i].mode = Mode::Alone(why_cheap(groups(graph, node)));
+            places[i].mode = Mode::Alone;
         }
     }
 }

@@ -21,8 +21,6 @@ pub use rows::{
 pub struct DividedExperts {
     /// The layer.
     pub layer: usize,
-    /// Index of the rule's device.
-    pub device: usize,
     /// How they are shared out.
     pub split: ExpertSplit,
     /// The graphs of each group, in an order in which they can run: one, or one for each of its
@@ -30,10 +28,8 @@ pub struct DividedExperts {
     pub groups: Vec<Vec<GroupGraph>>,
     /// Columns between up and down, where any expert's products are divided.
     pub inner: usize,
-    /// The graph of all experts, for rows that chose one each.
-    pub rest: usize,
-    /// The name of its runs.
-    pub rest_name: Arc<str>,
+    /// The graph of all experts on the rule's device, for rows that chose one each.
+    pub rest: GroupGraph,
     /// What is routed between two ends of the layer.
     pub shape: RoutedShape,
 }
@@ -58,7 +54,7 @@ pub(crate) fn step_bytes(step: ExpertStep, rows: usize, top_k: usize, cols: usiz
     }
 }
 
-/// The graph of a group, or of a part of one.
+/// The graph of a group, of a part of one, or of all experts.
 #[derive(Clone, Debug)]
 pub struct GroupGraph {
     /// Index in the program's list of graphs.
@@ -69,8 +65,8 @@ pub struct GroupGraph {
     pub space: SpaceId,
     /// The name of its runs.
     pub name: Arc<str>,
-    /// What it reads.
-    pub reads: ExpertBuffer,
+    /// What it reads: whole rows. Of several buffers the first one has the rows themselves.
+    pub reads: Vec<ExpertBuffer>,
     /// What it writes.
     pub writes: PackedCols,
     /// The number of its part, if it writes these columns to rows of their own, from where they are
@@ -82,8 +78,9 @@ impl GroupGraph {
     /// The buffers that its runs and their copies use.
     pub(crate) fn buffers(&self) -> Vec<(SpaceId, ExpertBuffer)> {
         let own = self.apart.map_or(self.writes.buffer, ExpertBuffer::Part);
-        let on_host = [self.reads, self.writes.buffer].map(|buffer| (SpaceId::HOST, buffer));
-        [on_host, [self.reads, own].map(|buffer| (self.space, buffer))].concat()
+        let on_host = self.reads.iter().copied().chain([self.writes.buffer]);
+        let there = self.reads.iter().copied().chain([own]).map(|buffer| (self.space, buffer));
+        on_host.map(|buffer| (SpaceId::HOST, buffer)).chain(there).collect()
     }
 }
 

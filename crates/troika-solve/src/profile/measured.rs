@@ -273,7 +273,7 @@ impl Profile {
 
     /// Whether a text starts like a profile.
     pub fn begins(text: &str) -> bool {
-        text.starts_with("{\"version\":")
+        text.strip_prefix('\x7b').is_some_and(|fields| fields.starts_with("\"version\":"))
     }
 
     /// The text of a profile file.

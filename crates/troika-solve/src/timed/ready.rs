@@ -81,11 +81,9 @@ impl TimedRun<'_> {
         let (mut tasks, mut device, mut waits) = (Vec::new(), Vec::new(), Vec::<Vec<u32>>::new());
         for PackedRun { group, rows, .. } in runs {
             let group = group.and_then(|g| experts.groups.get(g));
-            let (graph, at, space) = match group.map(Vec::as_slice) {
-                Some([group]) => (group.graph, group.device, group.space),
-                // Plans with experts divided by columns are not priced.
-                _ => (experts.rest, experts.device, SpaceId::HOST),
-            };
+            // Plans with experts divided by columns are not priced.
+            let of = group.and_then(|parts| parts.first()).unwrap_or(&experts.rest);
+            let (graph, at, space) = (of.graph, of.device, of.space);
             let bytes = (rows.len() as u64).saturating_mul(4 * program.packed.cols as u64);
             let (rows, kind) = (rows.len(), SegmentKind::Experts);
             let key = RunKey { graph, kind, rows, room: rows, cached: 0 };
