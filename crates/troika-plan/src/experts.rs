@@ -3,6 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::plan::is_default;
 use crate::ratio::Share;
 
 /// How devices share the experts of a layer. The rule's device chooses rows for the groups, and
@@ -78,10 +79,6 @@ pub enum Dispatch {
     /// As soon as the rows of one of its experts are full, over all chunks in flight, which go
     /// through the model layer by layer; at the end of a layer with what is left.
     LayerMajor,
-}
-
-fn is_default<T: Default + PartialEq>(value: &T) -> bool {
-    *value == T::default()
 }
 
 impl Overflow {

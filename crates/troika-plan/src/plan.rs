@@ -178,7 +178,7 @@ impl SyncMode {
     }
 }
 
-fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
@@ -355,6 +355,20 @@ impl Layers {
 }
 
 impl Rule {
+    /// A rule for all segments on one device.
+    pub fn on(device: &str) -> Rule {
+        Rule {
+            segments: None,
+            layers: None,
+            device: device.into(),
+            split: None,
+            refused: Vec::new(),
+            values: DType::F32,
+            row_buckets: None,
+            activations: Vec::new(),
+        }
+    }
+
     /// Whether the rule applies to a segment.
     pub fn matches(&self, kind: SegmentKind, layer: Option<usize>) -> bool {
         self.segments.as_ref().is_none_or(|kinds| kinds.contains(&kind))

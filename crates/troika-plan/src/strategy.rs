@@ -1,6 +1,5 @@
 //! Strategies: common ways to divide a model over devices. One table for all commands.
 
-use troika_graph::DType;
 use troika_model::lower::{SegmentKind, segments};
 use troika_model::spec::ModelSpec;
 
@@ -218,16 +217,7 @@ pub(crate) fn rule(
     layers: Option<Layers>,
     device: &PlanDevice,
 ) -> Rule {
-    Rule {
-        segments,
-        layers,
-        device: device.name.clone(),
-        split: None,
-        refused: Vec::new(),
-        values: DType::F32,
-        row_buckets: None,
-        activations: Vec::new(),
-    }
+    Rule { segments, layers, ..Rule::on(&device.name) }
 }
 
 impl Ratio {

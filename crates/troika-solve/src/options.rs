@@ -1,6 +1,5 @@
 //! The ways to place one kind of segment: whole, by columns, by rows, or both.
 
-use troika_graph::DType;
 use troika_model::lower::SegmentKind;
 
 use troika_plan::PlanDevice;
@@ -66,13 +65,9 @@ pub(super) fn rules(placed: &[(SegmentKind, Placement)]) -> Vec<Rule> {
             Some(rule) => rule.segments.get_or_insert_default().push(*kind),
             None => rules.push(Rule {
                 segments: Some(vec![*kind]),
-                layers: None,
-                device: p.device.clone(),
                 split: p.split.clone(),
-                refused: Vec::new(),
-                values: DType::F32,
                 row_buckets: p.row_buckets.clone(),
-                activations: Vec::new(),
+                ..Rule::on(&p.device)
             }),
         }
     }

@@ -14,7 +14,7 @@ use super::{OutOfMemory, Rect, SpaceId, ZeroedBytes};
 const SMALL_PAGES: usize = 2 << 20;
 
 /// A piece of memory, shared by reference count. Whoever made it owns it: it is zeroed memory of the
-/// host, a mapped file, memory shared with another process, or a device's, known by a handle alone.
+/// host, or a device's, known by a handle alone.
 ///
 /// Access is tracked at run time by rectangles ([`Rect`]): each byte has many readers or one
 /// writer, and uses of different bytes are independent. The scheduler orders tasks so that
@@ -67,21 +67,6 @@ impl Buffer {
     fn of(mut memory: ZeroedBytes, space: SpaceId) -> Buffer {
         let (base, len) = (memory.as_mut_ptr(), memory.len());
         Buffer::shared(space, base, len, memory)
-    }
-
-    /// Memory that an owner keeps: a mapped file, or memory that a helper process maps too.
-    ///
-    /// # Safety
-    /// Until the owner is dropped, `len` bytes from `base` on may be read and written. `base` is a
-    /// multiple of 64. Nobody accesses the bytes but under a [`Claim`]; another process does while
-    /// no claim is open, or while a task waits for it that holds the claim.
-    pub unsafe fn of_owner(
-        space: SpaceId,
-        base: *mut u8,
-        len: usize,
-        owner: impl Any + Send + Sync,
-    ) -> Buffer {
-        Buffer::shared(space, base, len, owner)
     }
 
     /// Memory of a device that the host cannot address. Its device finds it by the handle; views of

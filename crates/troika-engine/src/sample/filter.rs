@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use super::candidate::Candidate;
+use super::Candidate;
 
 /// Logits of a block.
 const BLOCK: usize = 64;
