@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::plan::is_default;
+use crate::json::is_default;
 use crate::ratio::Share;
 
 /// How devices share the experts of a layer. The rule's device chooses rows for the groups, and

@@ -10,6 +10,11 @@ pub fn fault(error: &serde_json::Error) -> String {
     format!("{place}{}", plain(what))
 }
 
+/// Whether a field may be left out.
+pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
 fn plain(what: &str) -> String {
     let (what, expected) = match what.split_once(", expected ") {
         Some((what, expected)) => (what, Some(expected)),

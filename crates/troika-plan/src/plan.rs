@@ -7,7 +7,7 @@ use troika_model::lower::{LowerOptions, SegmentKind};
 use crate::error::PlanError;
 use crate::experts::ExpertSplit;
 use crate::identity::{ModelId, PLAN_VERSION};
-use crate::json::fault;
+use crate::json::{fault, is_default};
 use crate::predicted::Predicted;
 use crate::ratio::Share;
 
@@ -176,10 +176,6 @@ impl SyncMode {
     pub fn parse(name: &str) -> Option<SyncMode> {
         SyncMode::ALL.into_iter().find(|m| m.name() == name)
     }
-}
-
-pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
-    *value == T::default()
 }
 
 /// Where some segments run. Exactly one rule of a phase matches each segment.

@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use super::Candidate;
+use super::candidate::Candidate;
 
 /// Logits of a block.
 const BLOCK: usize = 64;

@@ -1,6 +1,6 @@
 //! What the model said of tokens, apart from which one was chosen.
 
-use super::Candidate;
+use super::candidate::Candidate;
 use super::filter;
 
 /// Natural logarithms of probabilities after a position, by the model's logits as they are: biases,

@@ -3,6 +3,7 @@
 //! The chain is llama.cpp's default order: logit bias, penalties, top-k, top-p, min-p,
 //! temperature, draw.
 
+mod candidate;
 mod filter;
 mod logprobs;
 mod penalty;
@@ -12,15 +13,9 @@ use std::collections::BTreeMap;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
+use candidate::Candidate;
 use filter::Shortlist;
 pub use logprobs::Logprobs;
-
-/// A token that may be chosen.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Candidate {
-    pub id: u32,
-    pub logit: f32,
-}
 
 /// Sampling parameters.
 #[derive(Clone, Debug, PartialEq)]
