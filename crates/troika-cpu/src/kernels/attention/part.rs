@@ -9,8 +9,9 @@ use crate::SharedMut;
 
 /// Most lines of a part, rounded up to whole tiles.
 pub(super) const MAX_LINES: usize = 192;
-/// Most lines of one key/value head for which keys and values are not packed first.
-pub(super) const SMALL_Q_LINES: usize = 8;
+/// Most lines of one key/value head for which keys and values are not packed first. At a depth of
+/// 8192, sixteen heads of a key head decode 1.2 times as fast so, and 32 heads 0.8 times.
+pub(super) const SMALL_Q_LINES: usize = 16;
 
 /// Some lines - rows and heads of one sequence - and some of their splits.
 pub(super) struct AttentionPart<'a> {
