@@ -70,13 +70,8 @@ fn seconds(gpu: &Gpu, of: &Dispatch, bound: &[&wgpu::Buffer]) -> Result<f64, Dev
     let parts: Vec<_> = bound.iter().map(|b| (*b, 0..b.size())).collect();
     let ready = Ready::new(gpu, of.clone(), &parts, MultiplyCount::default())?;
     let run = |count: u32| {
-        let mut encoder = gpu.device.create_command_encoder(&Default::default());
-        let mut pass = encoder.begin_compute_pass(&Default::default());
-        (0..count).for_each(|_| ready.record(&mut pass));
-        drop(pass);
         let start = Instant::now();
-        let submitted = gpu.submit(encoder.finish());
-        gpu.wait(Some(submitted))?;
+        gpu.wait(Some(ready.submit(gpu, count)))?;
         Ok::<Duration, DeviceError>(start.elapsed())
     };
     let mut count = 1;
