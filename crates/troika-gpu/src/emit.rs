@@ -2,7 +2,6 @@
 
 use std::iter::zip;
 
-use smallvec::SmallVec;
 use troika_graph::{ActivationFormat, ExpertGroup, HeadLinear, Op, WeightRef};
 
 use crate::bound::MultiplyCount;
