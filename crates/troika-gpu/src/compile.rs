@@ -102,9 +102,8 @@ fn bindings(graph: &Subgraph) -> Vec<BoundValue> {
     inputs.chain(graph.states.iter().map(state)).chain(outputs).collect()
 }
 
-/// The names of the kernels that a run of a graph dispatches, in order, for a number of rows that see
-/// at most so many positions, each of another sequence if there are at most eight. No device is
-/// needed.
+/// The names of the kernels that a run of a graph dispatches, in order. `positions` are the
+/// most that a row sees. Up to eight rows count as rows of different sequences. No device is needed.
 ///
 /// # Errors
 /// A graph that is malformed, or an op that has no kernel.

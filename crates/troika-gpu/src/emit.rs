@@ -267,7 +267,7 @@ impl<'a> Emitter<'a> {
             return unsupported(format!("rows of {} floats of two bytes", from.cols));
         }
         let (rows, locs) = (self.rows(x), [self.locs[x], self.locs[y]]);
-        // Strides are in words, of which two-byte floats fill half of one.
+        // Strides are in words of four bytes.
         let dense =
             |(value, loc): (&PlacedValue, Loc)| loc.stride as usize * 4 == value.row_bytes();
         let (runs, count) = match zip([from, to], locs).all(dense) {

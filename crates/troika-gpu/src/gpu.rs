@@ -249,7 +249,7 @@ impl Gpu {
         self.of_weights.load(Ordering::Relaxed)
     }
 
-    /// Zeroed memory of at least so many bytes.
+    /// Zeroed memory of at least this number of bytes.
     ///
     /// # Errors
     /// There is not enough, or no buffer may be so large.

@@ -21,7 +21,7 @@ pub struct GpuLimits {
     pub multiply: Option<f64>,
 }
 
-/// Bytes that are read, which caches do not hold; fewer where a binding may not have so many.
+/// Bytes that are read, which caches do not hold; fewer where the limit of a binding is lower.
 const BYTES: u64 = 1 << 30;
 /// The same where the host's cores stand in for a GPU.
 const SOFTWARE_BYTES: u64 = 64 << 20;

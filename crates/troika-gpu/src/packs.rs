@@ -32,7 +32,8 @@ impl Pack {
     }
 }
 
-/// How things of one size are shared out over bindings: so many in each.
+/// How things of one size are shared out over bindings: how many there are, and how many are in each
+/// binding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Split {
     pub all: usize,

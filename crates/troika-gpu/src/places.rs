@@ -30,7 +30,7 @@ impl PlacedValue {
         self.cols.saturating_mul(self.dtype.block_bytes())
     }
 
-    /// Its rows, where a submission has so many.
+    /// Its rows, where a submission has `rows`.
     pub fn rows_of(&self, rows: usize) -> usize {
         match self.rows {
             Dim::Rows(_) => rows,

@@ -31,8 +31,8 @@ const LEAST_DOWNLOAD: u64 = 1 << 16;
 /// Records commands of one queue.
 pub(crate) struct Recorder {
     pub gpu: Arc<Gpu>,
-    /// Words of which kernels set the first where a number is beyond f16. Looked at with each copy
-    /// to the host.
+    /// Memory whose first word kernels set where a number is beyond f16. It is read with each copy to
+    /// the host.
     pub watched: Option<wgpu::Buffer>,
     /// The pass that dispatches are added to, until something else is recorded. It is dropped before
     /// the encoder is used.
@@ -102,7 +102,7 @@ impl Recorder {
         })
     }
 
-    /// Records the copy of bytes, of which a last word that is not whole is copied as a whole.
+    /// Records a copy of bytes, rounded up to whole words.
     fn copy_bytes(
         &mut self,
         source: &wgpu::Buffer,
@@ -143,7 +143,7 @@ impl Recorder {
         self.wait(MOST_SUBMITTED)
     }
 
-    /// Waits until only so many submissions are under way, and learns how long they take.
+    /// Waits until at most `most` submissions are under way, and learns how long they take.
     fn wait(&mut self, most: usize) -> Result<(), DeviceError> {
         while self.submitted.len() > most {
             let Some(first) = self.submitted.pop_front() else { break };
@@ -255,7 +255,7 @@ impl Recorder {
     /// is there when this returns.
     ///
     /// # Errors
-    /// Views of different shapes, in use, or of other memory; rows that are no whole words.
+    /// Views of different shapes, in use, or of other memory; rows that are not whole words.
     pub fn copy(&mut self, from: &View, to: &View) -> Result<(), DeviceError> {
         let (r, w) = (from.rect(), to.rect());
         let is_alike = (r.rows(), r.row_bytes()) == (w.rows(), w.row_bytes());
@@ -311,7 +311,7 @@ impl Recorder {
     /// Reads rows back to the host.
     ///
     /// # Errors
-    /// Rows that are no whole words, no memory, or a lost device.
+    /// Rows that are not whole words, no memory, or a lost device.
     pub fn download(
         &mut self,
         r: &Rect,

@@ -100,7 +100,7 @@ pub struct AttentionShape<'a> {
     pub batch: BatchWords,
     /// Format of the key cache.
     pub keys: Floats,
-    /// Format of the value cache (that of the keys when the value is in the key).
+    /// Format of the value cache (the key cache's format when the value is in the key).
     pub values: Floats,
     /// Keys and values of the rows (keys twice when the value is in the key), if they are not in the
     /// caches yet and are to be appended. Each row is then the last of its sequence.
@@ -155,7 +155,7 @@ pub fn part_floats(op: &Attention, parts: u32) -> usize {
     op.heads * parts as usize * (op.v_dim + 2)
 }
 
-/// As [`attention`], with the keys of each row shared out to so many workgroups. Results are those
+/// As [`attention`], with the keys of each row shared out to `parts` workgroups. Results are those
 /// of the parts, [`part_floats`] a row, which [`attention_merge`] merges.
 ///
 /// Bindings: as for [`attention`].

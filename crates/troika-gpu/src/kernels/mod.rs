@@ -11,7 +11,7 @@
 //!
 //! **Forward batches** come as a value of 32-bit words, which the host writes ([`BatchWords`]).
 //!
-//! The order of bindings is that of each function's documentation. Binding `i` of a dispatch is
+//! Each function's documentation lists the bindings in their order. Binding `i` of a dispatch is
 //! `@group(0) @binding(i)`.
 
 mod attention;

@@ -249,7 +249,7 @@ pub fn linear(weight: Matrix, rows: u32, around: &Around, x: Loc, y: Loc) -> Ker
 }
 
 /// `y[:, h] = x[:, h] * w[h]^T` for `rows` rows and `heads` heads, whose weights lie one after
-/// another in one binding (`weights.rows` is that of all heads, `weights.first` 0).
+/// another in one binding (`weights.rows` counts the rows of all heads, `weights.first` is 0).
 ///
 /// Bindings: the weights; the weights again; x; results, which may not overlap x; x four times.
 ///
@@ -317,8 +317,8 @@ pub(crate) const MATRIX_THREADS: u32 = 32;
 /// Workgroup memory of the kernels that use matrix units.
 pub(crate) const MATRIX_BYTES: u32 = MATRIX_TILES[0].workgroup_bytes;
 
-/// Makes a dispatch one for matrix units, if it has such a form: that of products of many rows of
-/// activations in eight bits. There they are rounded to f16 then, and so are weights.
+/// Makes a dispatch one for matrix units, if it multiplies many rows of activations in eight bits.
+/// These and the weights are then rounded to f16.
 pub fn with_matrix_units(of: &mut Dispatch) {
     let format = TILES[0].iter().position(|spec| std::ptr::eq(spec, of.spec));
     if let Some(format) = format.filter(|_| of.overrides.contains(&("EIGHT_BITS", 1.0))) {
@@ -429,7 +429,7 @@ struct Team {
 const TEAM_ROWS: u32 = 4;
 /// Units of workgroup memory that threads share: `POOL` of the kernels.
 const POOL: u32 = 896;
-/// Workgroups that keep a large device busy: rounds leave at least so many.
+/// Workgroups that keep a large device busy: rounds leave at least this number.
 const BUSY_GROUPS: u32 = 256;
 
 impl Team {
@@ -476,7 +476,7 @@ impl Team {
 pub(super) struct Split {
     /// Threads that share weight rows.
     pub lanes: u32,
-    /// Teams of so many threads, each with some weight rows.
+    /// Teams of `lanes` threads, each with some weight rows.
     pub teams: u32,
 }
 

@@ -33,7 +33,7 @@ pub struct Rotation<'a> {
     pub norm: Option<HeadNorm>,
 }
 
-/// The norm of heads before they are rotated: their mean square is that of groups of columns.
+/// The norm of heads before they are rotated: each group of columns has its own mean square.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HeadNorm {
     /// Added to the mean square.
