@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 
 use crate::error::GpuError;
 use crate::kernels;
-use crate::quirks::{Identity, fault};
+use crate::quirks::fault;
 use crate::vulkan;
 
 /// Which adapter to open: `gpu`, `gpu:1`, or `gpu:NAME`.
@@ -227,12 +227,7 @@ impl Adapter {
 
     /// What is missing, if kernels cannot run on it.
     pub fn fault(&self) -> Option<String> {
-        let identity = Identity {
-            name: &self.info.name,
-            driver: &self.info.driver,
-            version: &self.info.driver_info,
-        };
-        if let Some(why) = fault(identity) {
+        if let Some(why) = fault(&self.info.name, &self.info.driver) {
             return Some(why.to_string());
         }
         let (features, limits) = (self.inner.features(), self.inner.limits());

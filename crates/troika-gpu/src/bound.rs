@@ -49,6 +49,15 @@ impl Ready {
         Ok(Ready { pipeline, group, params: of.params, grid: of.grid, work })
     }
 
+    /// Submits it by itself, this number of times.
+    pub fn submit(&self, gpu: &Gpu, times: u32) -> wgpu::SubmissionIndex {
+        let mut encoder = gpu.device.create_command_encoder(&Default::default());
+        let mut pass = encoder.begin_compute_pass(&Default::default());
+        (0..times).for_each(|_| self.record(&mut pass));
+        drop(pass);
+        gpu.submit(encoder.finish())
+    }
+
     /// Adds it to a pass.
     pub fn record(&self, pass: &mut wgpu::ComputePass<'_>) {
         pass.set_pipeline(&self.pipeline.pipeline);

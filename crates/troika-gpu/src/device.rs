@@ -11,7 +11,7 @@ use troika_graph::{ActivationFormat, DType, Subgraph, verify};
 
 use crate::adapter::{Adapter, GpuSpec, choose};
 use crate::cache::OptionalCache;
-use crate::compile::Code;
+use crate::code::Code;
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::kernels::MOST_LARGEST;
@@ -166,7 +166,7 @@ impl Device for GpuDevice {
 
     fn examine(&self, graph: &Subgraph) -> Vec<Option<String>> {
         match verify(graph) {
-            Ok(()) => Code::examine(graph, self.binding_limit()),
+            Ok(()) => Code::examine(graph, self.binding_limit()).1,
             Err(e) => vec![Some(e.to_string()); graph.nodes.len()],
         }
     }

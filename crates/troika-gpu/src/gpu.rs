@@ -249,7 +249,7 @@ impl Gpu {
         self.of_weights.load(Ordering::Relaxed)
     }
 
-    /// Zeroed memory of at least so many bytes.
+    /// Zeroed memory of at least this number of bytes.
     ///
     /// # Errors
     /// There is not enough, or no buffer may be so large.
@@ -281,6 +281,29 @@ impl Gpu {
         held.extend((used == Use::Weights).then(|| self.of_weights.clone()));
         held.iter().for_each(|held| _ = held.fetch_add(buffer.size(), Ordering::Relaxed));
         Ok(Memory { buffer, held })
+    }
+
+    /// Replaces memory that is not there or too small, and says whether it did. Later needs are
+    /// expected to be larger.
+    ///
+    /// # Errors
+    /// There is not enough, for `what`.
+    pub fn grow(
+        &self,
+        memory: &mut Option<Memory>,
+        bytes: u64,
+        used: Use,
+        what: &str,
+    ) -> Result<bool, DeviceError> {
+        if memory.as_ref().is_some_and(|m| m.buffer.size() >= bytes) {
+            return Ok(false);
+        }
+        let size = bytes.checked_next_power_of_two().unwrap_or(bytes);
+        let size = size.min(self.limits.max_storage_buffer_binding_size).max(bytes);
+        let made = self.memory(size, used);
+        let what = || format!("{what} on device {}", self.name);
+        *memory = Some(made.map_err(|e| DeviceError::memory(what())(e))?);
+        Ok(true)
     }
 
     /// Memory for values, as other parts of the engine know it.

@@ -79,7 +79,7 @@ impl Chooser {
         let pass = recorder.pass();
         prepared.dispatches.iter().for_each(|ready| ready.record(pass));
         recorder.add_work(prepared.dispatches.len(), 0)?;
-        recorder.download(prepared.results, &work.buffer, &mut to.write()?)
+        recorder.download(&prepared.results, &work.buffer, &mut to.write()?)
     }
 
     fn prepare(&mut self, gpu: &Gpu, from: &View, kept: usize) -> Result<Prepared, DeviceError> {
@@ -94,15 +94,10 @@ impl Chooser {
         let made = largest(shape, bound.loc).map_err(|e| gpu.error(e.to_string()))?;
         let row = 4 * shape.row_words() as usize;
         let need = row.saturating_mul(rect.rows());
-        let work = match self.work.take() {
-            Some(work) if work.buffer.size() >= need as u64 => work,
-            _ => {
-                self.prepared.clear();
-                let what = format!("the largest logits on device {}", gpu.name);
-                gpu.memory(need as u64, Use::Storage).map_err(DeviceError::memory(what))?
-            }
-        };
-        let work = self.work.insert(work);
+        if gpu.grow(&mut self.work, need as u64, Use::Storage, "the largest logits")? {
+            self.prepared.clear();
+        }
+        let work = self.work.as_ref().ok_or_else(|| gpu.error("it has no working memory"))?;
         let buffers = [(&bound.buffer, bound.range), (&work.buffer, 0..work.buffer.size())];
         let ready = made
             .into_iter()

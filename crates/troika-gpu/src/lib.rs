@@ -10,11 +10,13 @@
 //! | `recorder` | copies between the host's memory and the device's; submitting |
 //! | `pipelines`, `cache` | kernels as the driver compiled them, and where they are kept |
 //! | `units` | which ops of a subgraph one dispatch serves together |
-//! | `compile`, `steps`, `attend` | a subgraph becomes a list of steps on values with places |
+//! | `code`, `compile` | a subgraph becomes code: units, values with places, weights in some form |
+//! | `emit`, `steps`, `attend` | the dispatches of code, and what they bind |
 //! | `prefetch` | kernels that a graph will need, compiled when a model is opened |
 //! | `weights` | weights in device memory, uploaded once |
 //! | `vulkan`, `host_claims` | the host's memory as the device's own, where both share it |
-//! | `run`, `queue` | what a step dispatches for the rows of a submission |
+//! | `bindings` | what a run binds, checked against its graph |
+//! | `run`, `queue` | runs of graphs, prepared once for each shape |
 //! | `bound` | dispatches with what they are bound to |
 //! | `largest` | picking the largest numbers of rows for the host |
 //! | `device` | [`GpuDevice`] |
@@ -22,10 +24,13 @@
 
 mod adapter;
 mod attend;
+mod bindings;
 mod bound;
 mod cache;
+mod code;
 mod compile;
 mod device;
+mod emit;
 mod error;
 mod gpu;
 mod host_claims;

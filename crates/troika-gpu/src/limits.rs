@@ -21,7 +21,7 @@ pub struct GpuLimits {
     pub multiply: Option<f64>,
 }
 
-/// Bytes that are read, which caches do not hold; fewer where a binding may not have so many.
+/// Bytes that are read, which caches do not hold; fewer where the limit of a binding is lower.
 const BYTES: u64 = 1 << 30;
 /// The same where the host's cores stand in for a GPU.
 const SOFTWARE_BYTES: u64 = 64 << 20;
@@ -70,13 +70,8 @@ fn seconds(gpu: &Gpu, of: &Dispatch, bound: &[&wgpu::Buffer]) -> Result<f64, Dev
     let parts: Vec<_> = bound.iter().map(|b| (*b, 0..b.size())).collect();
     let ready = Ready::new(gpu, of.clone(), &parts, MultiplyCount::default())?;
     let run = |count: u32| {
-        let mut encoder = gpu.device.create_command_encoder(&Default::default());
-        let mut pass = encoder.begin_compute_pass(&Default::default());
-        (0..count).for_each(|_| ready.record(&mut pass));
-        drop(pass);
         let start = Instant::now();
-        let submitted = gpu.submit(encoder.finish());
-        gpu.wait(Some(submitted))?;
+        gpu.wait(Some(ready.submit(gpu, count)))?;
         Ok::<Duration, DeviceError>(start.elapsed())
     };
     let mut count = 1;

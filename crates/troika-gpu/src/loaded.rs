@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::compile::Code;
+use crate::code::Code;
 use crate::weights::NodeWeights;
 
 /// The number of a device, unique in the process.

@@ -4,37 +4,33 @@ use troika_graph::{DType, Dim, Subgraph, ValueId};
 
 use crate::units::Unit;
 
-/// Where a value lies.
+/// What holds a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
-    /// An input's binding.
-    Input(usize),
-    /// A state's binding.
-    State(usize),
-    /// An output's binding.
-    Output(usize),
+pub(crate) enum ValueStorage {
+    /// A binding, by its number among inputs, states and outputs.
+    Binding(usize),
     /// Scratch memory of the queue, by number.
     Scratch(usize),
-    /// Nothing reads it.
-    Nowhere,
+    /// Nothing, since nothing reads it.
+    None,
 }
 
-/// A value as steps see it.
+/// A value and what holds it.
 #[derive(Clone, Debug)]
-pub(crate) struct ValuePlace {
+pub(crate) struct PlacedValue {
     pub name: String,
-    pub place: Place,
+    pub storage: ValueStorage,
     pub rows: Dim,
     pub cols: usize,
     pub dtype: DType,
 }
 
-impl ValuePlace {
+impl PlacedValue {
     pub fn row_bytes(&self) -> usize {
         self.cols.saturating_mul(self.dtype.block_bytes())
     }
 
-    /// Its rows, where a submission has so many.
+    /// Its rows, where a submission has `rows`.
     pub fn rows_of(&self, rows: usize) -> usize {
         match self.rows {
             Dim::Rows(_) => rows,
@@ -43,41 +39,45 @@ impl ValuePlace {
     }
 }
 
-/// Places for all values: bindings, and scratch memory that values share which do not live at once.
-/// All values of a unit live at once, so that its ops may run in any number of dispatches.
-pub(crate) fn places(
-    graph: &Subgraph,
-    units: &[Unit],
-) -> (Vec<ValuePlace>, Vec<usize>, Vec<(usize, usize)>) {
-    let mut slots: Vec<ValuePlace> = graph
+/// What holds the values of a graph.
+pub(crate) struct Places {
+    pub values: Vec<PlacedValue>,
+    /// Bytes of a row of each scratch memory (or of all, for values of fixed rows).
+    pub scratch: Vec<usize>,
+    /// Outputs that repeat another value: (value, output).
+    pub repeats: Vec<(usize, usize)>,
+}
+
+/// Finds storage for all values: bindings, and scratch memory that values share which do not live at
+/// once. All values of a unit live at once, so that its ops may run in any number of dispatches.
+pub(crate) fn places(graph: &Subgraph, units: &[Unit]) -> Places {
+    let mut values: Vec<PlacedValue> = graph
         .values
         .iter()
-        .map(|v| ValuePlace {
+        .map(|v| PlacedValue {
             name: v.name.clone(),
-            place: Place::Nowhere,
+            storage: ValueStorage::None,
             rows: v.shape.0.first().copied().unwrap_or(Dim::Fixed(1)),
             cols: v.shape.row_len(),
             dtype: v.dtype,
         })
         .collect();
     let mut repeats = Vec::new();
-    for (i, id) in graph.inputs.iter().enumerate() {
-        slots[id.0 as usize].place = Place::Input(i);
+    for (i, id) in graph.inputs.iter().chain(&graph.states).enumerate() {
+        values[id.0 as usize].storage = ValueStorage::Binding(i);
     }
-    for (i, id) in graph.states.iter().enumerate() {
-        slots[id.0 as usize].place = Place::State(i);
-    }
+    let first_output = graph.inputs.len() + graph.states.len();
     for (i, id) in graph.outputs.iter().enumerate() {
-        let slot = &mut slots[id.0 as usize];
-        match slot.place {
-            Place::Nowhere => slot.place = Place::Output(i),
+        let storage = &mut values[id.0 as usize].storage;
+        match storage {
+            ValueStorage::None => *storage = ValueStorage::Binding(first_output + i),
             _ => repeats.push((id.0 as usize, i)),
         }
     }
-    let mut last = vec![0; graph.values.len()];
     let outputs = |unit: &Unit| -> Vec<ValueId> {
         unit.nodes.iter().flat_map(|n| graph.nodes[*n].outputs.iter().copied()).collect()
     };
+    let mut last = vec![0; values.len()];
     for (at, unit) in units.iter().enumerate() {
         for id in unit.reads(graph).chain(outputs(unit)) {
             last[id.0 as usize] = at;
@@ -87,22 +87,20 @@ pub(crate) fn places(
     // Until which unit each scratch memory is taken.
     let mut taken: Vec<usize> = Vec::new();
     for (at, unit) in units.iter().enumerate() {
-        for id in outputs(unit) {
-            let value = id.0 as usize;
-            if slots[value].place != Place::Nowhere {
+        for value in outputs(unit).into_iter().map(|id| id.0 as usize) {
+            if values[value].storage != ValueStorage::None {
                 continue;
             }
-            let free = taken.iter().position(|until| *until < at);
-            let number = free.unwrap_or_else(|| {
+            let number = taken.iter().position(|until| *until < at).unwrap_or(taken.len());
+            if number == taken.len() {
                 taken.push(0);
                 scratch.push(0);
-                taken.len() - 1
-            });
+            }
             taken[number] = last[value].max(at);
-            slots[value].place = Place::Scratch(number);
-            let bytes = slots[value].row_bytes().saturating_mul(slots[value].rows_of(1));
+            values[value].storage = ValueStorage::Scratch(number);
+            let bytes = values[value].row_bytes().saturating_mul(values[value].rows_of(1));
             scratch[number] = scratch[number].max(bytes);
         }
     }
-    (slots, scratch, repeats)
+    Places { values, scratch, repeats }
 }

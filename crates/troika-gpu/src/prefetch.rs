@@ -10,7 +10,8 @@ use troika_device::DeviceError;
 
 use crate::adapter::now;
 use crate::bound::{MultiplyCount, Ready};
-use crate::compile::{Code, Shape};
+use crate::code::{Code, Shape};
+use crate::emit::Emitter;
 use crate::error::{locked, one_line};
 use crate::gpu::Gpu;
 use crate::kernels::{Binding, Dispatch, largest_kernels};
@@ -156,11 +157,11 @@ struct GraphDispatch {
     is_used: bool,
 }
 
-/// What a graph dispatches, for all numbers of rows and with few and many positions.
+/// What a graph dispatches, for all numbers of rows and with few and many positions. A shape that has
+/// no kernel is refused when it comes.
 fn dispatches(code: &Code) -> Vec<GraphDispatch> {
     let most = code.graph.max_rows().max(1);
-    let (locs, page_lens) = code.plain_places();
-    let (locs, page_lens) = (&locs[..], &page_lens[..]);
+    let locs = code.plain_locs();
     let between = ROWS.into_iter().filter(|rows| (2..most).contains(rows));
     let mut all = Vec::new();
     // Those that are used come first.
@@ -168,30 +169,23 @@ fn dispatches(code: &Code) -> Vec<GraphDispatch> {
         for (longest, one_row_each) in
             [(rows, rows == 1), (rows, rows > 1), (LONG, false), (LONG, true)]
         {
-            let runs = &[(0, rows, false)];
-            let shape = Shape { rows, locs, page_lens, runs, longest, one_row_each };
+            let shape = Shape { longest, one_row_each, ..code.plain_shape(rows) };
             let is_used =
                 (rows == 1 || rows == most) && longest == rows && one_row_each == (rows == 1);
-            let made = steps(code, &shape).into_iter();
-            all.extend(made.map(|(node, dispatch)| GraphDispatch { node, dispatch, is_used }));
+            let mut emitter = Emitter::new(code, &shape, &locs);
+            for at in 0..=code.units.len() {
+                let (node, emitted) = match code.units.get(at) {
+                    Some(unit) => (unit.nodes[0], emitter.unit(at)),
+                    None => (0, emitter.repeats()),
+                };
+                let placed = std::mem::take(&mut emitter.out);
+                if emitted.is_ok() {
+                    let of_unit = placed.into_iter().map(|placed| placed.dispatch);
+                    all.extend(of_unit.map(|dispatch| GraphDispatch { node, dispatch, is_used }));
+                }
+            }
         }
     }
-    all
-}
-
-/// What a graph dispatches for a shape. A shape that has no kernel is refused when it comes.
-fn steps(code: &Code, shape: &Shape<'_>) -> Vec<(usize, Dispatch)> {
-    let mut all = Vec::new();
-    for (at, unit) in code.units.iter().enumerate() {
-        let mut steps = Vec::new();
-        if code.unit_steps(at, shape, &mut steps).is_ok() {
-            let node = unit.nodes.first().copied().unwrap_or(0);
-            all.extend(steps.into_iter().map(|step| (node, step.dispatch)));
-        }
-    }
-    let whole = code.steps(shape).unwrap_or_default();
-    let copies = whole.into_iter().rev().take(code.repeats.len());
-    all.extend(copies.map(|step| (0, step.dispatch)));
     all
 }
 
@@ -206,11 +200,7 @@ fn use_once(gpu: &Gpu, of: &Dispatch) -> Result<(), DeviceError> {
     let parts: Vec<_> = of.spec.bindings.iter().map(part).collect();
     let empty = Dispatch { grid: [0; 3], ..of.clone() };
     let ready = Ready::new(gpu, empty, &parts, MultiplyCount::default())?;
-    let mut encoder = gpu.device.create_command_encoder(&Default::default());
-    let mut pass = encoder.begin_compute_pass(&Default::default());
-    ready.record(&mut pass);
-    drop(pass);
-    let submitted = gpu.submit(encoder.finish());
+    let submitted = ready.submit(gpu, 1);
     match now(scope.pop()) {
         Some(e) => Err(gpu.error(one_line(&e.to_string()))),
         None => gpu.wait(Some(submitted)),

@@ -1,12 +1,13 @@
 //! Commands on their way to the device: recorded in order, submitted together.
 
 use std::collections::VecDeque;
+use std::iter::zip;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use smallvec::{SmallVec, smallvec};
-use troika_device::{Clock, DeviceError, ReadRows, Rect, View, WriteRows};
+use troika_device::{Access, Clock, DeviceError, Rect, View, WriteRows};
 
 use crate::gpu::{Gpu, Memory, PIECE, Use};
 
@@ -24,11 +25,14 @@ const FIRST_DISPATCHES: [usize; 2] = [16, 64];
 /// What offsets of copies and mapped memory are multiples of.
 const ALIGNED: u64 = 16;
 
+/// The least bytes of memory that the host reads results from.
+const LEAST_DOWNLOAD: u64 = 1 << 16;
+
 /// Records commands of one queue.
 pub(crate) struct Recorder {
     pub gpu: Arc<Gpu>,
-    /// Words of which kernels set the first where a number is beyond f16. Looked at with each copy
-    /// to the host.
+    /// Memory whose first word kernels set where a number is beyond f16. It is read with each copy to
+    /// the host.
     pub watched: Option<wgpu::Buffer>,
     /// The pass that dispatches are added to, until something else is recorded. It is dropped before
     /// the encoder is used.
@@ -41,10 +45,14 @@ pub(crate) struct Recorder {
     /// Memory that the host reads results from.
     download: Option<Memory>,
     submitted: VecDeque<Submitted>,
-    /// Multiplications that were recorded since the last submission, and how many make a new one.
-    work: (u64, u64),
-    /// Submissions since the host last waited for all, and dispatches since the last one.
-    since: (usize, usize),
+    /// Multiplications that were recorded since the last submission.
+    work: u64,
+    /// How many make a new submission.
+    most_work: u64,
+    /// Submissions since the host last waited for all.
+    submissions: usize,
+    /// Dispatches since the last submission.
+    dispatches: usize,
     /// When the device was last seen to finish something.
     finished: Duration,
     clock: Arc<dyn Clock>,
@@ -75,8 +83,10 @@ impl Recorder {
             full: Vec::new(),
             download: None,
             submitted: VecDeque::new(),
-            work: (0, FIRST_WORK),
-            since: (0, 0),
+            work: 0,
+            most_work: FIRST_WORK,
+            submissions: 0,
+            dispatches: 0,
             finished: clock.now(),
             clock: clock.clone(),
         }
@@ -92,11 +102,21 @@ impl Recorder {
         })
     }
 
-    /// The commands to add to.
-    pub fn encoder(&mut self) -> &mut wgpu::CommandEncoder {
+    /// Records a copy of bytes, rounded up to whole words.
+    fn copy_bytes(
+        &mut self,
+        source: &wgpu::Buffer,
+        from: u64,
+        target: &wgpu::Buffer,
+        to: u64,
+        bytes: u64,
+    ) {
         self.pass = None;
         let device = &self.gpu.device;
-        self.encoder.get_or_insert_with(|| device.create_command_encoder(&Default::default()))
+        let encoder =
+            self.encoder.get_or_insert_with(|| device.create_command_encoder(&Default::default()));
+        let size = Some(bytes.next_multiple_of(4));
+        encoder.copy_buffer_to_buffer(source, from, target, to, size);
     }
 
     /// Submits what was recorded. Where many submissions are under way, waits for the first.
@@ -115,14 +135,15 @@ impl Recorder {
         self.full.iter().for_each(|piece| piece.buffer.unmap());
         let index = self.gpu.submit(encoder.finish());
         self.full.drain(..).for_each(|piece| self.gpu.staging.give_back(piece));
-        let work = std::mem::take(&mut self.work.0);
-        self.since = (self.since.0 + 1, 0);
+        let work = std::mem::take(&mut self.work);
+        self.submissions += 1;
+        self.dispatches = 0;
         self.submitted.push_back(Submitted { index, at: self.clock.now(), work });
         self.gpu.check()?;
         self.wait(MOST_SUBMITTED)
     }
 
-    /// Waits until only so many submissions are under way, and learns how long they take.
+    /// Waits until at most `most` submissions are under way, and learns how long they take.
     fn wait(&mut self, most: usize) -> Result<(), DeviceError> {
         while self.submitted.len() > most {
             let Some(first) = self.submitted.pop_front() else { break };
@@ -130,7 +151,7 @@ impl Recorder {
             let began = first.at.max(self.finished);
             self.finished = self.clock.now();
             let took = self.finished.saturating_sub(began);
-            let each = &mut self.work.1;
+            let each = &mut self.most_work;
             if took > LONGEST && first.work * 2 > *each {
                 *each = (*each / 2).max(LEAST_WORK);
             } else if took < LONGEST / 4 && first.work >= *each {
@@ -142,13 +163,14 @@ impl Recorder {
 
     /// Multiplications that may be recorded before the next submission.
     pub fn room_for_work(&self) -> u64 {
-        self.work.1.saturating_sub(self.work.0)
+        self.most_work.saturating_sub(self.work)
     }
 
     /// Dispatches that may be recorded before the next submission.
     pub fn room_for_dispatches(&self) -> usize {
         let first = if self.gpu.is_software { &[][..] } else { &FIRST_DISPATCHES[..] };
-        first.get(self.since.0).map_or(usize::MAX, |most| most.saturating_sub(self.since.1))
+        let most = first.get(self.submissions);
+        most.map_or(usize::MAX, |most| most.saturating_sub(self.dispatches))
     }
 
     /// Notes recorded dispatches and their multiplications, and submits them if they are many.
@@ -156,9 +178,9 @@ impl Recorder {
     /// # Errors
     /// Those of [`Recorder::flush`].
     pub fn add_work(&mut self, dispatches: usize, work: u64) -> Result<(), DeviceError> {
-        self.work.0 = self.work.0.saturating_add(work);
-        self.since.1 += dispatches;
-        let is_full = self.work.0 > self.work.1 || self.room_for_dispatches() == 0;
+        self.work = self.work.saturating_add(work);
+        self.dispatches += dispatches;
+        let is_full = self.work > self.most_work || self.room_for_dispatches() == 0;
         if is_full { self.flush() } else { Ok(()) }
     }
 
@@ -168,7 +190,7 @@ impl Recorder {
     /// Those of [`Recorder::flush`].
     pub fn finish(&mut self) -> Result<(), DeviceError> {
         self.flush()?;
-        self.since.0 = 0;
+        self.submissions = 0;
         self.wait(0)
     }
 
@@ -176,8 +198,7 @@ impl Recorder {
     pub fn abandon(&mut self) {
         self.pass = None;
         self.encoder = None;
-        self.work.0 = 0;
-        self.since = (0, 0);
+        (self.work, self.submissions, self.dispatches) = (0, 0, 0);
         self.full.extend(self.piece.take().map(|(piece, _)| piece));
         self.full.drain(..).for_each(|piece| self.gpu.staging.give_back_unused(piece));
     }
@@ -204,7 +225,7 @@ impl Recorder {
                 mapped.slice(part.len()..).copy_from_slice(&[0; 4][..rest]);
             }
             drop(mapped);
-            self.encoder().copy_buffer_to_buffer(&piece, from, to, at, Some(size));
+            self.copy_bytes(&piece, from, to, at, size);
             at += size;
         }
         Ok(())
@@ -234,43 +255,37 @@ impl Recorder {
     /// is there when this returns.
     ///
     /// # Errors
-    /// Views of different shapes, in use, or of other memory; rows that are no whole words.
+    /// Views of different shapes, in use, or of other memory; rows that are not whole words.
     pub fn copy(&mut self, from: &View, to: &View) -> Result<(), DeviceError> {
         let (r, w) = (from.rect(), to.rect());
-        if (r.rows(), r.row_bytes()) != (w.rows(), w.row_bytes()) {
-            return from.copy_to(to).map_err(DeviceError::from);
-        }
-        if r.is_empty() {
-            return Ok(());
-        }
-        let (source, target) = (self.own(from), self.own(to));
-        match (source, target) {
-            (None, None) => Ok(from.copy_to(to)?),
+        let is_alike = (r.rows(), r.row_bytes()) == (w.rows(), w.row_bytes());
+        let (read, write) = ([(*r, Access::Read)], [(*w, Access::Write)]);
+        match (self.own(from), self.own(to)) {
+            (None, None) => from.copy_to(to)?,
+            // It says what is wrong.
+            _ if !is_alike => from.copy_to(to)?,
+            _ if r.is_empty() => {}
             (None, Some(target)) => {
-                let _held = to.buffer().claim(&[(*w, troika_device::Access::Write)])?;
+                let _held = to.buffer().claim(&write)?;
                 let read = from.read()?;
-                if let (Some(all), true) = (read.as_slice::<u8>(), w.is_dense()) {
-                    self.words(w.span(), target.size())?;
-                    return self.upload(all, &target, w.offset() as u64);
-                }
-                for i in 0..r.rows() {
-                    let (Some(bytes), Some(place)) = (row(&read, i), w.row(i)) else { continue };
-                    self.words(place.clone(), target.size())?;
+                let all = read.as_slice::<u8>().filter(|_| w.is_dense());
+                for (i, place) in spans(w, all.is_some()).into_iter().enumerate() {
+                    let Some(bytes) = all.or_else(|| read.row::<u8>(i)) else { continue };
+                    self.words(&place, target.size())?;
                     self.upload(bytes, &target, place.start as u64)?;
                 }
-                Ok(())
             }
             (Some(source), None) => {
-                let _held = from.buffer().claim(&[(*r, troika_device::Access::Read)])?;
-                let mut write = to.write()?;
-                self.download(*r, &source, &mut write)
+                let _held = from.buffer().claim(&read)?;
+                self.download(r, &source, &mut to.write()?)?;
             }
             (Some(source), Some(target)) => {
-                let _read = from.buffer().claim(&[(*r, troika_device::Access::Read)])?;
-                let _write = to.buffer().claim(&[(*w, troika_device::Access::Write)])?;
-                self.within(from, &source, to, &target)
+                let _read = from.buffer().claim(&read)?;
+                let _write = to.buffer().claim(&write)?;
+                self.within(r, &source, w, &target)?;
             }
         }
+        Ok(())
     }
 
     /// The device's memory behind a view; `None` if it is not this device's.
@@ -280,7 +295,7 @@ impl Recorder {
     }
 
     /// Checks that a range consists of words, but for a last word that ends the buffer.
-    fn words(&self, range: Range<usize>, size: u64) -> Result<(), DeviceError> {
+    fn words(&self, range: &Range<usize>, size: u64) -> Result<(), DeviceError> {
         let whole = range.len().is_multiple_of(4) || range.end as u64 + 4 > size;
         if range.start.is_multiple_of(4) && whole {
             return Ok(());
@@ -296,19 +311,15 @@ impl Recorder {
     /// Reads rows back to the host.
     ///
     /// # Errors
-    /// Rows that are no whole words, no memory, or a lost device.
+    /// Rows that are not whole words, no memory, or a lost device.
     pub fn download(
         &mut self,
-        r: Rect,
+        r: &Rect,
         source: &wgpu::Buffer,
         to: &mut WriteRows<'_>,
     ) -> Result<(), DeviceError> {
         let dense = r.is_dense() && to.as_slice::<u8>().is_some();
-        let ranges: SmallVec<[Range<usize>; 8]> = if dense {
-            smallvec![r.span()]
-        } else {
-            (0..r.rows()).filter_map(|i| r.row(i)).collect()
-        };
+        let ranges = spans(r, dense);
         self.read(source, &ranges, |i, own| {
             let target = if dense { to.as_mut_slice::<u8>() } else { to.row_mut::<u8>(i) };
             if let Some(target) = target.filter(|t| t.len() == own.len()) {
@@ -335,30 +346,22 @@ impl Recorder {
         ranges: &[Range<usize>],
         mut each: impl FnMut(usize, &[u8]),
     ) -> Result<(), DeviceError> {
-        let padded = |range: &Range<usize>| (range.len() as u64).next_multiple_of(4);
-        let place = |range: &Range<usize>| padded(range).next_multiple_of(ALIGNED);
+        let place = |range: &Range<usize>| (range.len() as u64).next_multiple_of(ALIGNED);
         let results: u64 = ranges.iter().map(place).sum();
         let total = results + ALIGNED;
-        let download = match self.download.take().filter(|m| m.buffer.size() >= total) {
-            Some(kept) => kept,
-            None => {
-                let what = || format!("copies from device {}", self.gpu.name);
-                let size = total.checked_next_power_of_two().unwrap_or(total).max(1 << 16);
-                let made = self.gpu.memory(size, Use::Download);
-                made.map_err(|e| DeviceError::memory(what())(e))?
-            }
-        };
+        let least = total.max(LEAST_DOWNLOAD);
+        self.gpu.grow(&mut self.download, least, Use::Download, "copies")?;
+        let Some(download) = self.download.take() else { return Ok(()) };
         let mut at = 0;
         for range in ranges {
-            self.words(range.clone(), source.size())?;
-            let (start, size) = (range.start as u64, padded(range));
-            self.encoder().copy_buffer_to_buffer(source, start, &download.buffer, at, Some(size));
+            self.words(range, source.size())?;
+            let bytes = range.len() as u64;
+            self.copy_bytes(source, range.start as u64, &download.buffer, at, bytes);
             at += place(range);
         }
         let watched = self.watched.clone();
         if let Some(words) = &watched {
-            let encoder = self.encoder();
-            encoder.copy_buffer_to_buffer(words, 0, &download.buffer, results, Some(4));
+            self.copy_bytes(words, 0, &download.buffer, results, 4);
         }
         self.flush()?;
         let mapped = download.buffer.slice(..total);
@@ -375,55 +378,47 @@ impl Recorder {
         download.buffer.unmap();
         self.download = Some(download);
         if let Some(words) = watched.filter(|_| beyond) {
-            self.encoder().clear_buffer(&words, 0, Some(4));
+            self.upload(&[0; 4], &words, 0)?;
             let why = "keys or values exceed the range of f16; use a cache of bf16 or f32";
             return Err(DeviceError::Submission { task: "kv_append".into(), why: why.into() });
         }
         Ok(())
     }
 
-    /// Copies rows within the device's memory.
+    /// Copies rows within the device's memory, one by one through other memory if both are in one
+    /// buffer.
     fn within(
         &mut self,
-        from: &View,
+        r: &Rect,
         source: &wgpu::Buffer,
-        to: &View,
+        w: &Rect,
         target: &wgpu::Buffer,
     ) -> Result<(), DeviceError> {
-        let (r, w) = (*from.rect(), *to.rect());
-        let through = if from.buffer().id() == to.buffer().id() {
-            let what = || format!("copies within device {}", self.gpu.name);
-            let made = self.gpu.memory((r.row_bytes() as u64).max(4), Use::Storage);
-            Some(made.map_err(|e| DeviceError::memory(what())(e))?)
-        } else {
-            None
-        };
+        let mut through = None;
+        if source == target {
+            self.gpu.grow(&mut through, r.row_bytes() as u64, Use::Storage, "copies")?;
+        }
         let dense = r.is_dense() && w.is_dense() && through.is_none();
-        let pairs: SmallVec<[(Range<usize>, Range<usize>); 8]> = if dense {
-            smallvec![(r.span(), w.span())]
-        } else {
-            (0..r.rows()).filter_map(|i| Some((r.row(i)?, w.row(i)?))).collect()
-        };
-        for (read, write) in pairs {
-            self.words(read.clone(), source.size())?;
-            self.words(write.clone(), target.size())?;
-            let size = (read.len() as u64).next_multiple_of(4);
-            let (start, end) = (read.start as u64, write.start as u64);
+        for (read, write) in zip(spans(r, dense), spans(w, dense)) {
+            self.words(&read, source.size())?;
+            self.words(&write, target.size())?;
+            let (from, to, bytes) = (read.start as u64, write.start as u64, read.len() as u64);
             match &through {
                 Some(own) => {
-                    let encoder = self.encoder();
-                    encoder.copy_buffer_to_buffer(source, start, &own.buffer, 0, Some(size));
-                    encoder.copy_buffer_to_buffer(&own.buffer, 0, target, end, Some(size));
+                    self.copy_bytes(source, from, &own.buffer, 0, bytes);
+                    self.copy_bytes(&own.buffer, 0, target, to, bytes);
                 }
-                None => {
-                    self.encoder().copy_buffer_to_buffer(source, start, target, end, Some(size));
-                }
+                None => self.copy_bytes(source, from, target, to, bytes),
             }
         }
         Ok(())
     }
 }
 
-fn row<'a>(read: &'a ReadRows<'_>, i: usize) -> Option<&'a [u8]> {
-    read.row::<u8>(i)
+/// The bytes of all rows together, or of each.
+fn spans(rect: &Rect, together: bool) -> SmallVec<[Range<usize>; 8]> {
+    match together {
+        true => smallvec![rect.span()],
+        false => (0..rect.rows()).filter_map(|i| rect.row(i)).collect(),
+    }
 }

@@ -1,313 +1,230 @@
-//! The steps of units: one dispatch for several ops where there is a kernel, else one for each.
+//! The dispatches of units: one for several ops where there is a kernel, else some for each.
 
 use troika_graph::{Op, ValueId};
 
 use crate::bound::MultiplyCount;
-use crate::compile::{Code, Dispatches, Emitted, Operand, PackPart, PlacedDispatch, Shape, part};
-use crate::kernels::{
-    self, Around, FewRows, KernelError, Loc, Matrix, NormShape, RowNorm, is_eight_bits, unsupported,
-};
+use crate::emit::{Emitted, Emitter, Operand, weight};
+use crate::kernels::{self, Around, FewRows, Loc, Matrix, NormShape, RowNorm, unsupported};
 use crate::units::{Chain, GateUp, Pattern};
+use Operand::{Unused, Value};
 
-/// The vectors that products bind, and what lies in them.
-struct Vectors {
-    at: Option<PackPart>,
-    /// The norm of x, if products take it on.
+/// A unit whose ops run together.
+#[derive(Clone, Copy)]
+pub(crate) struct Fusion {
+    unit: usize,
+    /// Whether it takes on the norm of what it reads.
+    takes_norm: bool,
+}
+
+/// What products of one value bind besides their weights.
+struct ProductInputs {
+    /// The value: what the norm reads, if products take it on.
+    x: usize,
+    vectors: Operand,
+    /// The norm that products take on.
     norm: Option<RowNorm>,
-    /// Where biases begin.
+    /// Where its results are kept for others.
+    kept: Option<usize>,
+    /// Where biases begin among the vectors.
     bias: Option<u32>,
 }
 
-/// A unit by its number, and whether it takes on the norm of what it reads.
-type Of = (usize, bool);
-
-impl Code {
-    /// The steps of a unit.
+impl Emitter<'_> {
+    /// The dispatches of a unit.
     ///
     /// # Errors
     /// An op that has no kernel for this shape.
-    pub(crate) fn unit_steps(&self, at: usize, s: &Shape<'_>, out: &mut Dispatches) -> Emitted {
-        let unit = &self.units[at];
-        let takes = unit.norm.is_some_and(|norm| self.is_taken(norm, s));
-        let from = out.len();
-        if self.fused((at, takes), s, out).is_ok() {
-            self.finish(&unit.nodes, s.rows, &mut out[from..]);
+    pub fn unit(&mut self, at: usize) -> Emitted {
+        let unit = &self.code.units[at];
+        let takes_norm = unit.norm.is_some_and(|norm| self.is_taken(norm));
+        let from = self.out.len();
+        if self.fused(Fusion { unit: at, takes_norm }).is_ok() {
+            self.finish(&unit.nodes, from);
             return Ok(());
         }
-        out.truncate(from);
+        self.out.truncate(from);
         for node in &unit.nodes {
-            let from = out.len();
-            self.emit(*node, s, out)?;
-            self.finish(&[*node], s.rows, &mut out[from..]);
+            let from = self.out.len();
+            self.node(*node)?;
+            self.finish(&[*node], from);
         }
         Ok(())
     }
 
-    /// Completes the steps of nodes.
-    fn finish(&self, nodes: &[usize], rows: usize, steps: &mut [PlacedDispatch]) {
-        self.share_work(nodes, rows, steps);
-        if self.matrix_units {
-            steps.iter_mut().for_each(|step| kernels::with_matrix_units(&mut step.dispatch));
+    /// Completes the dispatches of nodes: they share their multiplications, and some use matrix units.
+    fn finish(&mut self, nodes: &[usize], from: usize) {
+        let mut share = MultiplyCount::default();
+        for work in nodes.iter().map(|node| self.code.work(*node, self.shape.rows)) {
+            share.fixed = share.fixed.saturating_add(work.fixed);
+            share.each = share.each.saturating_add(work.each);
         }
-    }
-
-    /// Shares out the multiplications of nodes to their steps.
-    fn share_work(&self, nodes: &[usize], rows: usize, steps: &mut [PlacedDispatch]) {
-        let works = nodes.iter().map(|n| self.work(*n, rows));
-        let sum = works.fold(MultiplyCount::default(), |a, w| MultiplyCount {
-            fixed: a.fixed.saturating_add(w.fixed),
-            each: a.each.saturating_add(w.each),
-        });
-        let count = steps.len().max(1) as u64;
-        let share = MultiplyCount { fixed: sum.fixed / count, each: sum.each / count };
-        steps.iter_mut().for_each(|step| step.work = share);
+        let placed = &mut self.out[from..];
+        let count = placed.len().max(1) as u64;
+        (share.fixed, share.each) = (share.fixed / count, share.each / count);
+        for placed in placed {
+            placed.work = share;
+            if self.code.matrix_units {
+                kernels::with_matrix_units(&mut placed.dispatch);
+            }
+        }
     }
 
     /// Whether all readers of a norm take it on.
-    fn is_taken(&self, norm: usize, s: &Shape<'_>) -> bool {
-        let mut readers = (0..self.units.len()).filter(|u| self.units[*u].norm == Some(norm));
-        readers.all(|u| self.fused((u, true), s, &mut Vec::new()).is_ok())
+    fn is_taken(&self, norm: usize) -> bool {
+        let units = self.code.units.iter().enumerate();
+        let mut readers = units.filter(|(_, unit)| unit.norm == Some(norm));
+        readers.all(|(unit, _)| {
+            let mut tried = Emitter::new(self.code, self.shape, self.locs);
+            tried.fused(Fusion { unit, takes_norm: true }).is_ok()
+        })
     }
 
-    /// The steps of a unit's pattern.
-    fn fused(&self, (at, takes): Of, s: &Shape<'_>, out: &mut Dispatches) -> Emitted {
-        let unit = &self.units[at];
-        let vectors = PackPart { of: self.graph.nodes.len() + at, pack: 0, part: 0 };
+    /// The dispatches of a unit's pattern.
+    fn fused(&mut self, of: Fusion) -> Emitted {
+        let unit = &self.code.units[of.unit];
+        let vectors = weight(self.code.graph.nodes.len() + of.unit, 0);
         match &unit.pattern {
-            Pattern::Norm if self.is_taken(unit.nodes[0], s) => Ok(()),
+            Pattern::Norm if self.is_taken(unit.nodes[0]) => Ok(()),
             Pattern::Norm | Pattern::Alone => unsupported("one of several ops"),
-            Pattern::Product(chain) => self.product(chain, Some((at, takes)), s, out),
-            Pattern::Products(list) => self.products(list, (at, takes), s, out),
-            Pattern::GateUp(of) => self.gate_up(*of, (at, takes), s, out),
-            Pattern::NormAdd { norm, addend, result } => {
-                self.norm(*norm, Some(addend.0 as usize), result.0 as usize, s, out)
+            Pattern::Product(chain) => self.product(chain, Some(of)),
+            Pattern::Products(list) => self.products(list, of),
+            Pattern::GateUp(nodes) => self.gate_up(*nodes, of),
+            Pattern::Heads(heads) => {
+                self.heads(heads, if heads.norms.is_some() { vectors } else { Unused })
             }
-            Pattern::Rotate { ropes: [q, k], norms } => {
-                self.rotate(*q, *k, norms.map(|norms| (norms, vectors)), s, out)
-            }
-            Pattern::HeadNorms([q, k]) => self.head_norms(*q, *k, vectors, s, out),
-            Pattern::Attend { appends, attention } => self.attend(appends, *attention, s, out),
-            Pattern::ExpertsAdd { experts, addend, result } => {
-                self.experts(*experts, Some(addend.0 as usize), result.0 as usize, s, out)
+            Pattern::Attend { appends, attention } => self.attend(appends, *attention),
+            Pattern::Sum { node, addend, result } => {
+                let (addend, result) = (Some(addend.0 as usize), result.0 as usize);
+                match self.code.graph.nodes[*node].op {
+                    Op::Experts(_) => self.experts(*node, addend, result),
+                    _ => self.norm(*node, addend, result),
+                }
             }
         }
     }
 
-    /// What the product of a node binds besides its weight.
-    fn vectors(&self, linear: usize, of: Option<Of>) -> Vectors {
-        let nodes = &self.graph.nodes;
-        let bias = matches!(nodes[linear].op, Op::Linear { bias: Some(_), .. });
-        let Some((unit, takes)) = of else {
-            let own = PackPart { of: linear, pack: 1, part: 0 };
-            return Vectors { at: bias.then_some(own), norm: None, bias: bias.then_some(0) };
+    /// What the products of a node bind besides its weight.
+    fn product_inputs(&self, linear: usize, of: Option<Fusion>) -> ProductInputs {
+        let (code, nodes) = (self.code, &self.code.graph.nodes);
+        let is_biased = matches!(nodes[linear].op, Op::Linear { bias: Some(_), .. });
+        let own = if is_biased { weight(linear, 1) } else { Unused };
+        let mut inputs = ProductInputs {
+            x: self.input(linear, 0),
+            vectors: own,
+            norm: None,
+            kept: None,
+            bias: is_biased.then_some(0),
         };
-        let (mut norm, mut floats) = (None, 0);
-        if let Some(node) = self.units[unit].norm.map(|n| &nodes[n]) {
-            let cols = node.inputs.first().map_or(0, |x| self.slots[x.0 as usize].cols as u32);
-            norm = match node.op {
-                Op::RmsNorm { eps, offset, .. } => {
-                    floats = cols;
-                    Some(RowNorm { layer: false, bias: false, eps, offset })
-                }
-                Op::LayerNorm { bias, eps, .. } => {
-                    let bias = bias.is_some();
-                    floats = cols * (1 + u32::from(bias));
-                    Some(RowNorm { layer: true, bias, eps, offset: 0.0 })
-                }
-                _ => None,
-            };
+        let Some(Fusion { unit, takes_norm }) = of else { return inputs };
+        let has_vectors = !code.packs[nodes.len() + unit].is_empty();
+        inputs.vectors = if has_vectors { weight(nodes.len() + unit, 0) } else { Unused };
+        let Some(node) = code.units[unit].norm else { return inputs };
+        let (norm, vectors) = match nodes[node].op {
+            Op::RmsNorm { eps, offset, .. } => {
+                (RowNorm { layer: false, bias: false, eps, offset }, 1)
+            }
+            Op::LayerNorm { bias, eps, .. } => {
+                let bias = bias.is_some();
+                (RowNorm { layer: true, bias, eps, offset: 0.0 }, 1 + u32::from(bias))
+            }
+            _ => return inputs,
+        };
+        inputs.bias = inputs.bias.map(|_| vectors * self.cols(self.input(node, 0)));
+        if takes_norm {
+            inputs.x = self.input(node, 0);
+            inputs.norm = Some(norm);
+            let result = nodes[node].outputs[0];
+            let is_output = code.graph.outputs.contains(&result);
+            inputs.kept = is_output.then_some(result.0 as usize);
         }
-        let has = !self.packs[nodes.len() + unit].is_empty();
-        let at = has.then_some(PackPart { of: nodes.len() + unit, pack: 0, part: 0 });
-        Vectors { at, norm: norm.filter(|_| takes), bias: bias.then_some(floats) }
-    }
-
-    /// What products of a node multiply: what its norm reads, if they take that on.
-    fn multiplied(&self, linear: usize, of: Option<Of>) -> usize {
-        let taken = of.filter(|(_, takes)| *takes).and_then(|(unit, _)| self.units[unit].norm);
-        let inputs = &self.graph.nodes[taken.unwrap_or(linear)].inputs;
-        inputs.first().map_or(0, |x| x.0 as usize)
-    }
-
-    /// Where a norm's results are kept, which products take on and others read.
-    fn kept(&self, of: Option<Of>, s: &Shape<'_>) -> Option<(usize, Loc)> {
-        let (unit, _) = of.filter(|(_, takes)| *takes)?;
-        let n = *self.graph.nodes[self.units[unit].norm?].outputs.first()?;
-        let is_output = self.graph.outputs.contains(&n);
-        is_output.then(|| (n.0 as usize, s.locs[n.0 as usize]))
+        inputs
     }
 
     /// A product, and what is around it.
-    pub(crate) fn product(
-        &self,
-        chain: &Chain,
-        of: Option<Of>,
-        s: &Shape<'_>,
-        out: &mut Dispatches,
-    ) -> Emitted {
-        let at = chain.linear;
-        let Op::Linear { weight, activations, .. } = self.graph.nodes[at].op else {
-            return unsupported("a product of another op");
-        };
-        let eight_bits = is_eight_bits(activations)?;
-        let (format, split, cols) = self.matrix(weight)?;
-        let vectors = self.vectors(at, of);
-        let (x, y) = (self.multiplied(at, of), chain.result.0 as usize);
-        let rows = self.slots[x].rows_of(s.rows) as u32;
-        let value = |id: Option<&ValueId>| id.map(|id| id.0 as usize);
-        let loc = |v: Option<usize>| v.map(|v| s.locs[v]);
-        let (gate, kept) = (value(chain.gate.as_ref()), self.kept(of, s));
-        let addends = [0, 1].map(|i| value(chain.addends.get(i)));
-        for (i, (first, count)) in split.parts().enumerate() {
-            let weight = Operand::Weight(PackPart { of: at, pack: 0, part: i });
+    pub fn product(&mut self, chain: &Chain, of: Option<Fusion>) -> Emitted {
+        let layout = self.linear(chain.linear)?;
+        let ProductInputs { x, vectors, norm, kept, bias } = self.product_inputs(chain.linear, of);
+        let (y, locs) = (chain.result.0 as usize, self.locs);
+        let value = |id: &ValueId| id.0 as usize;
+        let loc = |v: Option<usize>| v.map(|v| locs[v]);
+        let gate = chain.gate.as_ref().map(value);
+        let addends = [0, 1].map(|i| chain.addends.get(i).map(value));
+        for (part, rows) in layout.parts().enumerate() {
             let around = Around {
-                norm: vectors.norm,
+                norm,
                 // The first part keeps it for all.
-                normed: kept.filter(|_| i == 0).map(|(_, loc)| loc),
-                bias: vectors.bias,
+                normed: loc(kept.filter(|_| part == 0)),
+                bias,
                 act: chain.act,
                 gate: loc(gate),
                 addends: addends.map(loc),
             };
-            let part = part(format, first, count, cols, eight_bits);
-            let made = kernels::linear(part, rows, &around, s.locs[x], s.locs[y])?;
-            let or_x = |v: Option<usize>| Operand::Value(v.unwrap_or(x));
-            let [a, b] = addends.map(or_x);
-            let operands = vec![
-                weight,
-                vectors.at.map_or(weight, Operand::Weight),
-                Operand::Value(x),
-                Operand::Value(y),
-                or_x(gate),
-                a,
-                b,
-                or_x(kept.map(|(n, _)| n)),
-            ];
-            out.push(PlacedDispatch::new(made, operands));
+            let made = kernels::linear(rows, self.rows(x), &around, locs[x], locs[y]);
+            let weight = Operand::Weight { of: chain.linear, pack: 0, part };
+            let [gate, a, b, kept] = [gate, addends[0], addends[1], kept].map(Operand::from);
+            self.push(made, &[weight, vectors, Value(x), Value(y), gate, a, b, kept])?;
         }
         Ok(())
-    }
-
-    /// The weight of a product that is not split.
-    fn whole(&self, linear: usize) -> Result<(Matrix, Operand), KernelError> {
-        let Op::Linear { weight, activations, .. } = self.graph.nodes[linear].op else {
-            return unsupported("a product of another op");
-        };
-        let eight_bits = is_eight_bits(activations)?;
-        let (format, split, cols) = self.matrix(weight)?;
-        if split.each < split.all {
-            return unsupported("a part of a weight");
-        }
-        let of = PackPart { of: linear, pack: 0, part: 0 };
-        Ok((part(format, 0, split.all, cols, eight_bits), Operand::Weight(of)))
     }
 
     /// Two or three products of one value.
-    fn products(&self, list: &[usize], of: Of, s: &Shape<'_>, out: &mut Dispatches) -> Emitted {
-        let [first, second, ref rest @ ..] = *list else {
-            return unsupported("fewer than two products");
-        };
-        let vectors = self.vectors(first, Some(of));
-        let x = self.multiplied(first, Some(of));
+    fn products(&mut self, list: &[usize], of: Fusion) -> Emitted {
+        let ProductInputs { x, vectors, norm, bias, .. } = self.product_inputs(list[0], Some(of));
         // The place of a third one that is missing is taken by the second one, without rows.
-        let third = rest.first().copied();
-        let mut weights = Vec::new();
-        let mut results = Vec::new();
-        let mut operands = Vec::new();
-        for node in [first, second, third.unwrap_or(second)] {
-            let (matrix, operand) = self.whole(node)?;
-            let y = self.graph.nodes[node].outputs.first().map_or(x, |y| y.0 as usize);
-            weights.push(matrix);
-            results.push(y);
-            operands.push(operand);
+        let node = |i: usize| *list.get(i).unwrap_or(&list[1]);
+        let [a, b, mut c] =
+            [0, 1, 2].map(|i| self.linear(node(i)).and_then(|layout| layout.whole()));
+        if list.len() < 3 {
+            c = c.map(|matrix| Matrix { rows: 0, ..matrix });
         }
-        let [a, b, mut c] = weights[..] else { return unsupported("other than three products") };
-        if third.is_none() {
-            c.rows = 0;
-        }
-        let rows = self.slots[x].rows_of(s.rows) as u32;
-        let few = FewRows { rows, norm: vectors.norm, bias: vectors.bias };
-        let at = [x, results[0], results[1], results[2]].map(|v| s.locs[v]);
-        let made = kernels::linear_three([a, b, c], few, at)?;
-        operands.push(vectors.at.map_or(operands[0], Operand::Weight));
-        operands.push(Operand::Value(x));
-        operands.extend(results.into_iter().map(Operand::Value));
-        out.push(PlacedDispatch::new(made, operands));
-        Ok(())
+        let results = [0, 1, 2].map(|i| self.output(node(i), 0));
+        let few = FewRows { rows: self.rows(x), norm, bias };
+        let [p, q, r] = results;
+        let at = [x, p, q, r].map(|v| self.locs[v]);
+        let made = kernels::linear_three([a?, b?, c?], few, at);
+        let [a, b, c] = [0, 1, 2].map(|i| weight(node(i), 0));
+        self.push(made, &[a, b, c, vectors, Value(x), Value(p), Value(q), Value(r)])
     }
 
     /// An activated gate times up.
-    fn gate_up(
-        &self,
-        GateUp { gate, up, product }: GateUp,
-        of: Of,
-        s: &Shape<'_>,
-        out: &mut Dispatches,
-    ) -> Emitted {
-        let nodes = &self.graph.nodes;
-        let (Op::Linear { weight, activations, .. }, Op::Gate(act)) =
-            (&nodes[gate].op, &nodes[product].op)
-        else {
+    fn gate_up(&mut self, GateUp { gate, up, product }: GateUp, of: Fusion) -> Emitted {
+        let Op::Gate(act) = self.code.graph.nodes[product].op else {
             return unsupported("a gate of another op");
         };
-        let eight_bits = is_eight_bits(*activations)?;
-        let (format, split, cols) = self.matrix(*weight)?;
-        let vectors = self.vectors(gate, Some(of));
-        let x = self.multiplied(gate, Some(of));
-        let y = self.graph.nodes[product].outputs.first().map_or(x, |y| y.0 as usize);
-        let rows = self.slots[x].rows_of(s.rows) as u32;
-        let few = FewRows { rows, norm: vectors.norm, bias: vectors.bias };
-        for (i, (first, count)) in split.parts().enumerate() {
-            let matrix = part(format, first, count, cols, eight_bits);
-            let at = [s.locs[x], s.locs[y]];
-            let made = kernels::gate_up(matrix, split.all as u32, *act, few, at)?;
-            let [g, u] = [gate, up].map(|of| PackPart { of, pack: 0, part: i });
-            let vectors = vectors.at.unwrap_or(g);
-            let mut operands = [g, u, vectors].map(Operand::Weight).to_vec();
-            operands.extend([x, y].map(Operand::Value));
-            out.push(PlacedDispatch::new(made, operands));
+        let layout = self.linear(gate)?;
+        let ProductInputs { x, vectors, norm, bias, .. } = self.product_inputs(gate, Some(of));
+        let (y, all) = (self.output(product, 0), layout.matrix.rows);
+        let few = FewRows { rows: self.rows(x), norm, bias };
+        for (part, rows) in layout.parts().enumerate() {
+            let made = kernels::gate_up(rows, all, act, few, [self.locs[x], self.locs[y]]);
+            let [g, u] = [gate, up].map(|of| Operand::Weight { of, pack: 0, part });
+            self.push(made, &[g, u, vectors, Value(x), Value(y)])?;
         }
         Ok(())
     }
 
     /// A norm, whose results may be added to a value.
-    pub(crate) fn norm(
-        &self,
-        at: usize,
-        addend: Option<usize>,
-        y: usize,
-        s: &Shape<'_>,
-        out: &mut Dispatches,
-    ) -> Emitted {
-        let node = &self.graph.nodes[at];
-        let x = node.inputs.first().map_or(0, |x| x.0 as usize);
-        let slot = &self.slots[x];
-        let (rows, cols) = (slot.rows_of(s.rows) as u32, slot.cols as u32);
-        let (to, other) = ([s.locs[x], s.locs[y]], addend.map(|a| s.locs[a]));
-        let pack = |pack: usize| Operand::Weight(PackPart { of: at, pack, part: 0 });
-        let (made, weights) = match node.op {
+    pub fn norm(&mut self, at: usize, addend: Option<usize>, y: usize) -> Emitted {
+        let x = self.input(at, 0);
+        let (rows, cols) = (self.rows(x), self.cols(x));
+        let shape = |group: usize, eps: f32| {
+            let group = group as u32;
+            NormShape { rows, groups: cols / group, group, eps }
+        };
+        let to: [Loc; 2] = [x, y].map(|v| self.locs[v]);
+        let other = addend.map(|a| self.locs[a]);
+        let own = |has: bool, pack: usize| if has { weight(at, pack) } else { Unused };
+        let (made, [w, b]) = match self.code.graph.nodes[at].op {
             Op::RmsNorm { weight, eps, offset, group } => {
-                let shape = norm_shape(rows, cols, group, eps)?;
-                let made = kernels::rms_norm(shape, weight.map(|_| offset), other, to)?;
-                (made, [weight.map_or(Operand::Spare, |_| pack(0)), Operand::Spare])
+                let made = kernels::rms_norm(shape(group, eps), weight.map(|_| offset), other, to);
+                (made, [own(weight.is_some(), 0), Unused])
             }
             Op::LayerNorm { bias, eps, group, .. } => {
-                let shape = norm_shape(rows, cols, group, eps)?;
-                let made = kernels::layer_norm(shape, bias.is_some(), other, to)?;
-                (made, [pack(0), pack(usize::from(bias.is_some()))])
+                let made = kernels::layer_norm(shape(group, eps), bias.is_some(), other, to);
+                (made, [own(true, 0), own(bias.is_some(), 1)])
             }
             _ => return unsupported("a norm of another op"),
         };
-        let values = [x, addend.unwrap_or(x), y].map(Operand::Value);
-        out.push(PlacedDispatch::new(made, [&weights[..], &values[..]].concat()));
-        Ok(())
+        self.push(made, &[w, b, Value(x), addend.into(), Value(y)])
     }
-}
-
-fn norm_shape(rows: u32, cols: u32, group: usize, eps: f32) -> Result<NormShape, KernelError> {
-    let group = group as u32;
-    if group == 0 || !cols.is_multiple_of(group) {
-        return unsupported(format!("groups of {group} of {cols} columns"));
-    }
-    Ok(NormShape { rows, groups: cols / group, group, eps })
 }

@@ -28,27 +28,15 @@ pub(crate) enum Pattern {
     /// Two or three products of one value.
     Products(Vec<usize>),
     GateUp(GateUp),
-    /// A norm whose results are added to a value.
-    NormAdd {
-        norm: usize,
-        addend: ValueId,
-        result: ValueId,
-    },
-    /// The rotations of queries and of keys, with norms of their heads.
-    Rotate {
-        ropes: [usize; 2],
-        norms: Option<[usize; 2]>,
-    },
-    /// Norms of the heads of queries and of keys that are not rotated.
-    HeadNorms([usize; 2]),
+    Heads(Heads),
     /// Attention over what is appended before: keys, and values that are not parts of keys.
     Attend {
         appends: Vec<usize>,
         attention: usize,
     },
-    /// Experts whose results are added to a value.
-    ExpertsAdd {
-        experts: usize,
+    /// A norm or experts whose results are added to a value.
+    Sum {
+        node: usize,
         addend: ValueId,
         result: ValueId,
     },
@@ -60,6 +48,13 @@ pub(crate) struct GateUp {
     pub gate: usize,
     pub up: usize,
     pub product: usize,
+}
+
+/// Norms and rotations of the heads of queries and of keys, one of them at least.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Heads {
+    pub norms: Option<[usize; 2]>,
+    pub ropes: Option<[usize; 2]>,
 }
 
 /// A product whose results are activated, multiplied by gates of rows, and added to values.
@@ -141,7 +136,7 @@ impl Unit {
             Pattern::Product(chain) => &[chain.linear],
             Pattern::Products(list) => list,
             Pattern::GateUp(GateUp { gate, up, .. }) => &[*gate, *up],
-            Pattern::Rotate { norms: Some(norms), .. } | Pattern::HeadNorms(norms) => norms,
+            Pattern::Heads(Heads { norms: Some(norms), .. }) => norms,
             _ => &[],
         };
         for node in linears {
@@ -257,7 +252,7 @@ impl<'g> Matcher<'g> {
         let norms = norms.filter(|(a, b)| numbers(*a) == numbers(*b)).map(|(a, b)| [a, b]);
         let mut nodes = vec![q, k];
         nodes.extend(norms.iter().flatten());
-        self.take(&nodes, Pattern::Rotate { ropes: [q, k], norms });
+        self.take(&nodes, Pattern::Heads(Heads { norms, ropes: Some([q, k]) }));
     }
 
     fn head_norms(&mut self, q: usize) {
@@ -273,7 +268,7 @@ impl<'g> Matcher<'g> {
             return;
         }
         if let Some(k) = (q + 1..self.graph.nodes.len()).find(|k| of(*k) == Some(numbers)) {
-            self.take(&[q, k], Pattern::HeadNorms([q, k]));
+            self.take(&[q, k], Pattern::Heads(Heads { norms: Some([q, k]), ropes: None }));
         }
     }
 
@@ -364,18 +359,14 @@ impl<'g> Matcher<'g> {
     /// Norms and experts whose results are added to a value.
     fn sum(&mut self, at: usize) {
         let node = self.node(at);
-        let is_norm = match &node.op {
-            Op::RmsNorm { .. } | Op::LayerNorm { .. } => true,
-            Op::Experts(_) => false,
-            _ => return,
-        };
-        let Some(&y) = node.outputs.first().filter(|_| !self.taken[at]) else { return };
-        let Some((add, addend, result)) = self.added(y) else { return };
-        let pattern = match is_norm {
-            true => Pattern::NormAdd { norm: at, addend, result },
-            false => Pattern::ExpertsAdd { experts: at, addend, result },
-        };
-        self.take(&[at, add], pattern);
+        if self.taken[at]
+            || !matches!(node.op, Op::RmsNorm { .. } | Op::LayerNorm { .. } | Op::Experts(_))
+        {
+            return;
+        }
+        if let Some((add, addend, result)) = self.added(node.outputs[0]) {
+            self.take(&[at, add], Pattern::Sum { node: at, addend, result });
+        }
     }
 
     /// What is left runs alone; a product is one with nothing behind it.

@@ -1,17 +1,19 @@
 //! Weights in device memory: uploaded once, and shared by graphs that read the same bytes in the
 //! same form.
 
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use troika_device::{Clock, DeviceError, RealClock, WeightData, WeightSource};
 use troika_graph::blocks::dequantize;
-use troika_graph::{Subgraph, WeightDecl, WeightRef};
+use troika_graph::{ActivationFormat, Subgraph, WeightDecl, WeightRef};
 
-use crate::compile::Code;
+use crate::code::Code;
+use crate::error::locked;
 use crate::gpu::{Gpu, Loaded, Memory, PackKey, Use};
+use crate::kernels::KernelError;
 use crate::kernels::WeightFormat;
 use crate::kernels::repack::repack;
-use crate::packs::{Pack, Split, matrices};
+use crate::packs::{Pack, matrices, matrix};
 use crate::recorder::Recorder;
 
 /// The packs of each node, then those of each unit.
@@ -61,72 +63,60 @@ impl Loader<'_> {
     fn pack(&mut self, pack: &Pack, limit: u64) -> Result<Arc<Loaded>, DeviceError> {
         match pack {
             Pack::Numbers(numbers) => {
-                let memory = self.memory("frequencies", 4 * numbers.len() as u64)?;
-                self.recorder.upload(bytemuck::cast_slice(numbers), &memory.buffer, 0)?;
+                let memory = self.floats("frequencies", numbers)?;
                 Ok(Arc::new(Loaded { parts: vec![memory], _source: Vec::new() }))
             }
             Pack::Zeros(len, split) => {
-                let parts = split.parts().map(|(_, count)| {
-                    self.memory("biases that are zero", (4 * len * count) as u64)
+                let parts = split.parts().map(|vectors| {
+                    self.memory("biases that are zero", (4 * len * vectors.len()) as u64)
                 });
                 let parts = parts.collect::<Result<Vec<_>, _>>()?;
                 Ok(Arc::new(Loaded { parts, _source: Vec::new() }))
             }
-            Pack::Vector(w) => self.vectors(&[*w], Split { all: 1, each: 1 }),
-            Pack::Vectors(list, split) => self.vectors(list, *split),
-            Pack::Matrix(w) => {
-                let decl = self.graph.weight(*w);
-                let row = format(decl)?.row_bytes(decl.cols as u32);
-                let split = Split::new(decl.rows, row, limit).ok_or_else(|| {
-                    wrong(&decl.name, "its rows are beyond the limit of a binding")
-                })?;
-                let data = self.data(decl)?;
-                self.kept(&[*w], false, &[data], |own, data| {
-                    let [data] = data else { return Ok(Vec::new()) };
-                    let mut parts = Vec::new();
-                    for (first, count) in split.parts() {
-                        let rows = data.rows(first..first + count);
-                        let rows = rows.ok_or_else(|| wrong(&decl.name, "lacks rows"))?;
-                        parts.push(own.matrices(decl, &[rows])?);
-                    }
-                    Ok(parts)
-                })
-            }
-            Pack::Matrices(list) => {
-                let Some(first) = list.first() else { return Ok(Arc::new(Loaded::none())) };
-                let decl = self.graph.weight(*first);
-                let (_, split, _) = matrices(self.graph, list, limit)
-                    .map_err(|e| wrong(&decl.name, e.to_string()))?;
-                let all = list.iter().map(|w| self.data(self.graph.weight(*w)));
-                let all = all.collect::<Result<Vec<_>, _>>()?;
-                self.kept(list, false, &all, |own, all| {
-                    let parts = split.parts();
-                    parts.map(|(at, count)| own.matrices(decl, &all[at..at + count])).collect()
-                })
-            }
+            Pack::Vectors(list, split) => self.kept(list, true, |own, decl, all| {
+                let vectors = split.parts().map(|part| own.vectors(&decl.name, &all[part]));
+                vectors.collect()
+            }),
+            Pack::Matrix(w) => self.kept(&[*w], false, |own, decl, all| {
+                let layout = matrix(own.graph, *w, ActivationFormat::F32, limit);
+                let parts = layout.map_err(|e| refused(decl, &e))?.split.parts();
+                let rows = parts.map(|part| match all[0].rows(part) {
+                    Some(rows) => own.matrices(decl, &[rows]),
+                    None => Err(wrong(&decl.name, "lacks rows")),
+                });
+                rows.collect()
+            }),
+            Pack::Matrices(list) => self.kept(list, false, |own, decl, all| {
+                let layout = matrices(own.graph, list, ActivationFormat::F32, limit);
+                let parts = layout.map_err(|e| refused(decl, &e))?.split.parts();
+                parts.map(|part| own.matrices(decl, &all[part])).collect()
+            }),
         }
     }
 
-    /// What was loaded before from the same bytes, or what `make` loads now.
+    /// What was loaded before from the same bytes, or what `make` loads now, of the first weight's
+    /// declaration and the bytes of all.
     fn kept(
         &mut self,
         list: &[WeightRef],
         is_vector: bool,
-        data: &[WeightData],
-        make: impl FnOnce(&mut Self, &[WeightData]) -> Result<Vec<Memory>, DeviceError>,
+        make: impl FnOnce(&mut Self, &WeightDecl, &[WeightData]) -> Result<Vec<Memory>, DeviceError>,
     ) -> Result<Arc<Loaded>, DeviceError> {
-        let Some(first) = list.first() else { return Ok(Arc::new(Loaded::none())) };
-        let decl = self.graph.weight(*first);
+        let graph = self.graph;
+        let data = list.iter().map(|w| self.data(graph.weight(*w)));
+        let data = data.collect::<Result<Vec<_>, _>>()?;
+        let Some(decl) = list.first().map(|w| graph.weight(*w)) else {
+            return Ok(Arc::new(Loaded { parts: Vec::new(), _source: Vec::new() }));
+        };
         let place = |d: &WeightData| (d.bytes.as_ptr() as usize, d.bytes.len());
         let key: PackKey = (data.iter().map(place).collect(), decl.dtype, decl.cols, is_vector);
-        let held = || self.gpu.weights.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = held().get(&key).and_then(Weak::upgrade) {
+        if let Some(known) = locked(&self.gpu.weights.0).get(&key).and_then(Weak::upgrade) {
             return Ok(known);
         }
-        let parts = make(self, data)?;
+        let parts = make(self, decl, &data)?;
         let source = data.iter().map(|d| d.bytes.clone()).collect();
         let loaded = Arc::new(Loaded { parts, _source: source });
-        let mut held = self.gpu.weights.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = locked(&self.gpu.weights.0);
         held.retain(|_, known| known.strong_count() > 0);
         held.insert(key, Arc::downgrade(&loaded));
         Ok(loaded)
@@ -170,32 +160,30 @@ impl Loader<'_> {
         memory.map_err(DeviceError::memory(what))
     }
 
-    /// Vectors as f32, one after another.
-    fn vectors(&mut self, list: &[WeightRef], split: Split) -> Result<Arc<Loaded>, DeviceError> {
-        let all = list.iter().map(|w| self.data(self.graph.weight(*w)));
-        let all = all.collect::<Result<Vec<_>, _>>()?;
-        let name = list.first().map_or_else(|| "".into(), |w| self.graph.weight(*w).name.clone());
-        self.kept(list, true, &all, |own, all| {
-            let mut parts = Vec::new();
-            for (first, count) in split.parts() {
-                let mut floats = Vec::new();
-                for data in &all[first..first + count] {
-                    let at = floats.len();
-                    floats.resize(at + data.rows * data.cols, 0.0);
-                    dequantize(data.dtype, &data.bytes, &mut floats[at..]);
-                }
-                let memory = own.memory(&name, 4 * floats.len() as u64)?;
-                own.recorder.upload(bytemuck::cast_slice(&floats), &memory.buffer, 0)?;
-                parts.push(memory);
-            }
-            Ok(parts)
-        })
+    fn floats(&mut self, name: &str, floats: &[f32]) -> Result<Memory, DeviceError> {
+        let memory = self.memory(name, 4 * floats.len() as u64)?;
+        self.recorder.upload(bytemuck::cast_slice(floats), &memory.buffer, 0)?;
+        Ok(memory)
+    }
+
+    /// Vectors as f32, one after another in one binding.
+    fn vectors(&mut self, name: &str, all: &[WeightData]) -> Result<Memory, DeviceError> {
+        let mut floats = Vec::new();
+        for data in all {
+            let at = floats.len();
+            floats.resize(at + data.rows * data.cols, 0.0);
+            dequantize(data.dtype, &data.bytes, &mut floats[at..]);
+        }
+        self.floats(name, &floats)
     }
 
     /// Matrices one after another in one binding.
     fn matrices(&mut self, decl: &WeightDecl, all: &[WeightData]) -> Result<Memory, DeviceError> {
         let cols = decl.cols as u32;
-        let to = format(decl)?.row_bytes(cols);
+        let format = WeightFormat::of(decl.dtype);
+        let format =
+            format.ok_or_else(|| wrong(&decl.name, format!("is of type {}", decl.dtype)))?;
+        let to = format.row_bytes(cols);
         let from = decl.dtype.row_bytes(decl.cols).filter(|bytes| *bytes > 0);
         let from = from.ok_or_else(|| wrong(&decl.name, "has rows of no whole blocks"))?;
         let rows: usize = all.iter().map(|d| d.rows).sum();
@@ -217,13 +205,6 @@ impl Loader<'_> {
     }
 }
 
-impl Loaded {
-    fn none() -> Loaded {
-        Loaded { parts: Vec::new(), _source: Vec::new() }
-    }
-}
-
-fn format(decl: &WeightDecl) -> Result<WeightFormat, DeviceError> {
-    let format = WeightFormat::of(decl.dtype);
-    format.ok_or_else(|| wrong(&decl.name, format!("is of type {}", decl.dtype)))
+fn refused(decl: &WeightDecl, why: &KernelError) -> DeviceError {
+    wrong(&decl.name, why.to_string())
 }

@@ -7,8 +7,8 @@ mod common;
 use common::{ACTIVATIONS, BOUND, Numbers, act, dot, gated, loc, near, rounded, runner, weight};
 use half::{bf16, f16};
 use troika_gpu::kernels::{
-    self, Append, Around, AttentionShape, BatchWords, Before, CacheFormat, Columns, ExpertShape,
-    Floats, Matrix, NormShape, Rotation, RotationAt, Stack, WeightFormat,
+    self, Append, Around, AttentionShape, BatchWords, Before, Columns, ExpertShape, Floats, Matrix,
+    NormShape, Rotation, RotationAt, Stack, WeightFormat,
 };
 use troika_graph::{
     ActivationFormat, Attention, DType, Op, Rope, RopeFreqs, RopeStyle, Router, Score, WeightRef,
@@ -258,11 +258,11 @@ fn rotations_at_far_positions() {
 }
 
 /// A cache as numbers, and what its rows become.
-fn cached(format: CacheFormat, x: &[f32]) -> Vec<f32> {
+fn cached(format: Floats, x: &[f32]) -> Vec<f32> {
     let round = |x: &f32| match format {
-        CacheFormat::F32 => *x,
-        CacheFormat::F16 => f16::from_f32(*x).to_f32(),
-        CacheFormat::Bf16 => bf16::from_f32(*x).to_f32(),
+        Floats::F32 => *x,
+        Floats::F16 => f16::from_f32(*x).to_f32(),
+        Floats::Bf16 => bf16::from_f32(*x).to_f32(),
     };
     x.iter().map(round).collect()
 }
@@ -277,13 +277,13 @@ struct Case {
 }
 
 /// Appends 300 positions in pages of 16 in a strange order, then attends with the last rows.
-fn attends(format: CacheFormat, case: &Case) {
+fn attends(format: Floats, case: &Case) {
     let Some(gpu) = runner() else { return };
     let mut n = Numbers(6);
     let (heads, kv_heads, len, rows, page) = (6, 2, 300usize, 3, 16usize);
     let Case { k_dim, v_dim, .. } = *case;
     let pages: Vec<u32> = (0..len.div_ceil(page) as u32).map(|i| i * 7 % 19 + 1).collect();
-    let per_word = if format == CacheFormat::F32 { 1 } else { 2 };
+    let per_word = if format == Floats::F32 { 1 } else { 2 };
     let (k_width, v_width) = (kv_heads * k_dim, kv_heads * v_dim);
     let cache = |width: usize| gpu.words(&vec![u32::MAX; 21 * page * width / per_word]);
     let (keys_on, values_on) = (cache(k_width), cache(v_width));
@@ -348,7 +348,7 @@ fn attends(format: CacheFormat, case: &Case) {
         let rows = rows.map(|width| loc((at * width) as u32, width));
         let shape = AttentionShape { append: Some(rows), ..shape };
         let Ok(d) = kernels::attention_in_parts(shape, parts, q_at, loc(0, width)) else {
-            assert!(k_dim % 2 == 1 && format != CacheFormat::F32);
+            assert!(k_dim % 2 == 1 && format != Floats::F32);
             is.extend(whole);
             continue;
         };
@@ -417,14 +417,14 @@ fn attention_over_pages() {
         sinks: false,
         value_in_key: false,
     };
-    for format in [CacheFormat::F32, CacheFormat::F16, CacheFormat::Bf16] {
+    for format in [Floats::F32, Floats::F16, Floats::Bf16] {
         attends(format, &plain);
         attends(format, &Case { k_dim: 64, v_dim: 64, window: Some(133), ..plain });
         attends(format, &Case { softcap: Some(2.0), sinks: true, ..plain });
         attends(format, &Case { k_dim: 160, v_dim: 144, value_in_key: true, ..plain });
     }
-    attends(CacheFormat::F32, &Case { k_dim: 13, v_dim: 7, ..plain });
-    attends(CacheFormat::F16, &Case { k_dim: 13, v_dim: 7, ..plain });
+    attends(Floats::F32, &Case { k_dim: 13, v_dim: 7, ..plain });
+    attends(Floats::F16, &Case { k_dim: 13, v_dim: 7, ..plain });
 }
 
 #[test]
@@ -434,7 +434,7 @@ fn halves_that_overflow_are_flagged() {
     let batch = BatchWords { rows: 1, count: 1, page_len: 1, flag: 0 };
     for (x, flag) in [(65504.0, 0), (65519.9, 0), (-65520.0, 1), (f32::INFINITY, 0)] {
         let words = gpu.words(&[0, 0, 5, 0, 0, 0]);
-        let rows = Append { width: 2, x: loc(0, 2), cache: CacheFormat::F16 };
+        let rows = Append { width: 2, x: loc(0, 2), cache: Floats::F16 };
         let d = kernels::kv_append(batch, rows, None).expect("one");
         let x_on = gpu.floats(&[1.0, x]);
         gpu.run(&d, &[&x_on, &x_on, &words, &cache, &cache]);
@@ -442,7 +442,7 @@ fn halves_that_overflow_are_flagged() {
         let bits = u32::from(f16::from_f32(x).to_bits()) << 16 | 0x3c00;
         assert_eq!(gpu.read(&cache)[0], bits, "{x}");
     }
-    let odd = Append { width: 3, x: loc(0, 3), cache: CacheFormat::F16 };
+    let odd = Append { width: 3, x: loc(0, 3), cache: Floats::F16 };
     assert!(kernels::kv_append(batch, odd, None).is_err());
 }
 

@@ -2,23 +2,24 @@
 
 #![allow(clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::process::{Command, Stdio};
 
 use naga::back::{hlsl, msl, pipeline_constants::process_overrides, spv};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 use troika_gpu::kernels::{
-    self, Append, Around, AttentionShape, BatchWords, Before, Binding, CacheFormat, Columns,
-    Dispatch, ExpertShape, FewRows, Floats, HeadNorm, KernelError, KernelSpec, Loc, MAX_PARAMS,
-    Matrix, NormShape, Rotation, RotationAt, RowNorm, Stack, WeightFormat,
+    self, Append, Around, AttentionShape, BatchWords, Before, Binding, Columns, Dispatch,
+    ExpertShape, FewRows, Floats, HeadNorm, KernelError, KernelSpec, Loc, Matrix, NormShape,
+    Rotation, RotationAt, RowNorm, Stack, WeightFormat,
 };
 use troika_graph::{
-    Activation, ActivationFormat, Attention, Op, Rope, RopeFreqs, RopeStyle, Router, Score,
+    Activation, ActivationFormat, Attention, DType, Op, Rope, RopeFreqs, RopeStyle, Router, Score,
 };
 
 const WORKGROUP_BYTES: u32 = 16 * 1024;
 const INVOCATIONS: u32 = 256;
 const BINDINGS: usize = 8;
+const MAX_PARAMS: usize = 32;
 
 const AT: Loc = Loc { offset: 0, stride: 2048 };
 const ODD: Loc = Loc { offset: 1, stride: 2051 };
@@ -52,7 +53,9 @@ fn surroundings() -> Vec<Around> {
 }
 
 fn products(out: &mut Vec<Result<Dispatch, KernelError>>) {
-    for format in WeightFormat::ALL {
+    let formats = DType::WEIGHTS.iter().map(|dtype| WeightFormat::of(*dtype));
+    let formats: HashSet<_> = formats.map(|f| f.expect("a format")).collect();
+    for format in formats {
         let matrix = |cols| Matrix { format, rows: 100, cols, first: 0, eight_bits: false };
         let wide = matrix(2048);
         let around = Around::default();
@@ -108,10 +111,10 @@ fn products(out: &mut Vec<Result<Dispatch, KernelError>>) {
 
 fn attentions(out: &mut Vec<Result<Dispatch, KernelError>>) {
     let batch = BatchWords { rows: 0, count: 3, page_len: 16, flag: 0 };
-    for cache in [CacheFormat::F32, CacheFormat::F16, CacheFormat::Bf16] {
+    for cache in [Floats::F32, Floats::F16, Floats::Bf16] {
         let rows = Append { width: 128, x: AT, cache };
         out.push(kernels::kv_append(batch, rows, None));
-        let values = Append { cache: CacheFormat::F16, ..rows };
+        let values = Append { cache: Floats::F16, ..rows };
         out.push(kernels::kv_append(batch, rows, Some(values)));
         for (k_dim, v_dim, value_in_key) in [(64, 64, false), (576, 512, true), (96, 64, false)] {
             for softcap in [None, Some(50.0)] {

@@ -1,9 +1,10 @@
 //! The cache and attention over it.
 
-use troika_graph::{Attention, DType};
+use troika_graph::Attention;
 
-use super::spec::{Binding, Dispatch, KernelError, KernelResult, KernelSpec, Loc, unsupported};
-use Binding::{Value, Weight};
+use super::Binding::{Value, Weight};
+use super::elements::Floats;
+use super::spec::{Dispatch, KernelError, KernelResult, KernelSpec, Loc, flag, unsupported, words};
 
 /// A forward batch's words in a value that the host writes.
 ///
@@ -24,37 +25,6 @@ pub struct BatchWords {
     pub flag: u32,
 }
 
-/// The element type of a cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CacheFormat {
-    /// f32.
-    F32,
-    /// Pairs of f16; rows have an even number of elements.
-    F16,
-    /// Pairs of bf16; rows have an even number of elements.
-    Bf16,
-}
-
-impl CacheFormat {
-    /// The format of a type; `None` if caches do not have it.
-    pub const fn of(dtype: DType) -> Option<CacheFormat> {
-        match dtype {
-            DType::F32 => Some(CacheFormat::F32),
-            DType::F16 => Some(CacheFormat::F16),
-            DType::BF16 => Some(CacheFormat::Bf16),
-            _ => None,
-        }
-    }
-
-    pub(super) const fn code(self) -> u32 {
-        match self {
-            CacheFormat::F32 => 0,
-            CacheFormat::F16 => 1,
-            CacheFormat::Bf16 => 2,
-        }
-    }
-}
-
 static KV_APPEND: KernelSpec = KernelSpec {
     name: "kv_append",
     parts: &[
@@ -73,15 +43,15 @@ pub struct Append {
     pub width: u32,
     /// The rows.
     pub x: Loc,
-    /// The cache's format.
-    pub cache: CacheFormat,
+    /// The cache's type; rows of two-byte floats have an even number of elements.
+    pub cache: Floats,
 }
 
 impl Append {
     /// Words of a row of the cache.
     fn words(self) -> Result<u32, KernelError> {
         match self.cache {
-            CacheFormat::F32 => Ok(self.width),
+            Floats::F32 => Ok(self.width),
             _ if self.width.is_multiple_of(2) => Ok(self.width / 2),
             _ => unsupported(format!("cache rows of {} elements of two bytes", self.width)),
         }
@@ -101,8 +71,8 @@ pub fn kv_append(batch: BatchWords, keys: Append, values: Option<Append>) -> Ker
     Dispatch {
         spec: &KV_APPEND,
         overrides: vec![
-            ("KEYS", f64::from(keys.cache.code())),
-            ("VALUES", f64::from(values.cache.code())),
+            ("KEYS", f64::from(keys.cache as u8)),
+            ("VALUES", f64::from(values.cache as u8)),
         ],
         params: vec![
             keys.x.offset,
@@ -129,9 +99,9 @@ pub struct AttentionShape<'a> {
     /// The batch whose rows attend.
     pub batch: BatchWords,
     /// Format of the key cache.
-    pub keys: CacheFormat,
-    /// Format of the value cache (that of the keys when the value is in the key).
-    pub values: CacheFormat,
+    pub keys: Floats,
+    /// Format of the value cache (the key cache's format when the value is in the key).
+    pub values: Floats,
     /// Keys and values of the rows (keys twice when the value is in the key), if they are not in the
     /// caches yet and are to be appended. Each row is then the last of its sequence.
     pub append: Option<[Loc; 2]>,
@@ -185,7 +155,7 @@ pub fn part_floats(op: &Attention, parts: u32) -> usize {
     op.heads * parts as usize * (op.v_dim + 2)
 }
 
-/// As [`attention`], with the keys of each row shared out to so many workgroups. Results are those
+/// As [`attention`], with the keys of each row shared out to `parts` workgroups. Results are those
 /// of the parts, [`part_floats`] a row, which [`attention_merge`] merges.
 ///
 /// Bindings: as for [`attention`].
@@ -205,10 +175,7 @@ pub fn attention_in_parts(shape: AttentionShape<'_>, parts: u32, q: Loc, y: Loc)
 pub fn attention_merge(op: &Attention, rows: u32, parts: u32, from: Loc, y: Loc) -> KernelResult {
     Dispatch {
         spec: &ATTENTION_MERGE,
-        overrides: vec![
-            ("V_DIM", op.v_dim as f64),
-            ("SINKS", f64::from(u8::from(op.sinks.is_some()))),
-        ],
+        overrides: vec![("V_DIM", op.v_dim as f64), ("SINKS", flag(op.sinks.is_some()))],
         params: vec![from.offset, from.stride, y.offset, y.stride, parts],
         grid: [op.heads as u32, rows, 1],
     }
@@ -223,7 +190,7 @@ fn attend(shape: AttentionShape<'_>, parts: Option<u32>, q: Loc, y: Loc) -> Kern
         return unsupported(format!("attention heads of {k_dim} and {v_dim} elements"));
     }
     let value_width = kv_heads * if op.value_in_key { k_dim } else { v_dim };
-    let odd = |format, width: u32| format != CacheFormat::F32 && !width.is_multiple_of(2);
+    let odd = |format, width: u32| format != Floats::F32 && !width.is_multiple_of(2);
     if odd(keys, kv_heads * k_dim) || odd(values, value_width) {
         return unsupported("cache rows of an odd number of two-byte elements");
     }
@@ -234,7 +201,6 @@ fn attend(shape: AttentionShape<'_>, parts: Option<u32>, q: Loc, y: Loc) -> Kern
     let [k, v] = append.unwrap_or([q, q]);
     let widths = [k_dim, v_dim, kv_heads * k_dim, value_width];
     let vectors = widths.iter().all(|w| w.is_multiple_of(8));
-    let at = |l: Loc| [l.offset, l.stride];
     let numbers = [
         batch.rows,
         batch.page_len.trailing_zeros(),
@@ -250,18 +216,18 @@ fn attend(shape: AttentionShape<'_>, parts: Option<u32>, q: Loc, y: Loc) -> Kern
     Dispatch {
         spec: &ATTENTION,
         overrides: vec![
-            ("KEYS", f64::from(keys.code())),
-            ("VALUES", f64::from(values.code())),
+            ("KEYS", f64::from(keys as u8)),
+            ("VALUES", f64::from(values as u8)),
             ("K_DIM", f64::from(k_dim)),
             ("V_DIM", f64::from(v_dim)),
-            ("SOFTCAP", f64::from(u8::from(op.softcap.is_some()))),
-            ("SINKS", f64::from(u8::from(op.sinks.is_some()))),
-            ("PARTS", f64::from(u8::from(parts.is_some()))),
-            ("APPEND", f64::from(u8::from(append.is_some()))),
-            ("SHARED", f64::from(u8::from(op.value_in_key))),
-            ("VECTORS", f64::from(u8::from(vectors))),
+            ("SOFTCAP", flag(op.softcap.is_some())),
+            ("SINKS", flag(op.sinks.is_some())),
+            ("PARTS", flag(parts.is_some())),
+            ("APPEND", flag(append.is_some())),
+            ("SHARED", flag(op.value_in_key)),
+            ("VECTORS", flag(vectors)),
         ],
-        params: [&at(q)[..], &at(y), &numbers, &at(k), &at(v), &[batch.flag]].concat(),
+        params: words(&[q, y]).chain(numbers).chain(words(&[k, v])).chain([batch.flag]).collect(),
         grid: [heads, batch.count, parts.unwrap_or(1)],
     }
     .checked()

@@ -3,7 +3,7 @@
 use troika_graph::{Activation, DType, Op};
 
 use super::Binding::Value;
-use super::spec::{Dispatch, KernelResult, KernelSpec, Loc, MAX_GROUPS, unsupported};
+use super::spec::{Dispatch, KernelResult, KernelSpec, Loc, MAX_GROUPS, unsupported, words};
 
 static ELEMENTS: KernelSpec = KernelSpec {
     name: "elements",
@@ -63,7 +63,7 @@ pub fn elements(op: &Op, rows: u32, cols: u32, at: [Loc; 3]) -> KernelResult {
         _ => return unsupported("an op that is not on elements"),
     };
     let mut params = vec![rows, cols, numbers[0], numbers[1]];
-    params.extend(at.iter().flat_map(|l| [l.offset, l.stride]));
+    params.extend(words(&at));
     let overrides = vec![("OP", code), ("ACT", act)];
     Dispatch { spec: &ELEMENTS, overrides, params, grid: grid(rows, cols) }.checked()
 }
@@ -94,7 +94,7 @@ pub struct Columns {
 pub fn columns(of: Columns, at: [Loc; 3]) -> KernelResult {
     let Columns { rows, groups, group, start, kept, joined } = of;
     let mut params = vec![rows, groups, group, start, kept, joined];
-    params.extend(at.iter().flat_map(|l| [l.offset, l.stride]));
+    params.extend(words(&at));
     let grid = grid(rows, groups * (kept + joined));
     Dispatch { spec: &COLUMNS, overrides: vec![], params, grid }.checked()
 }

@@ -36,23 +36,6 @@ pub enum WeightFormat {
 }
 
 impl WeightFormat {
-    /// All formats.
-    pub const ALL: [WeightFormat; 13] = [
-        WeightFormat::F32,
-        WeightFormat::F16,
-        WeightFormat::Bf16,
-        WeightFormat::Q8_0,
-        WeightFormat::Q8_1,
-        WeightFormat::Q4_0,
-        WeightFormat::Q4_1,
-        WeightFormat::Q4Z,
-        WeightFormat::Mxfp4,
-        WeightFormat::Q4K,
-        WeightFormat::Q5K,
-        WeightFormat::Q6K,
-        WeightFormat::Q8G16,
-    ];
-
     /// The format that holds a type's weights exactly; `None` for types that weights do not have.
     pub const fn of(dtype: DType) -> Option<WeightFormat> {
         Some(match dtype {

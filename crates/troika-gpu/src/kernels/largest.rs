@@ -1,7 +1,9 @@
 //! The largest numbers of rows.
 
 use super::Binding::Value;
-use super::spec::{Dispatch, KernelError, KernelResult, KernelSpec, Loc, MAX_GROUPS, unsupported};
+use super::spec::{
+    Dispatch, KernelError, KernelResult, KernelSpec, Loc, MAX_GROUPS, flag, unsupported,
+};
 
 static BLOCKS: KernelSpec = KernelSpec {
     name: "largest_blocks",
@@ -73,7 +75,6 @@ impl LargestShape {
             to,
             words,
         ];
-        let flag = |b: bool| f64::from(u8::from(b));
         Dispatch {
             spec: &LARGEST,
             overrides: vec![("GATHER", flag(gather)), ("LAST", flag(last))],

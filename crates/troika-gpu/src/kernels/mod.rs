@@ -11,7 +11,7 @@
 //!
 //! **Forward batches** come as a value of 32-bit words, which the host writes ([`BatchWords`]).
 //!
-//! The order of bindings is that of each function's documentation. Binding `i` of a dispatch is
+//! Each function's documentation lists the bindings in their order. Binding `i` of a dispatch is
 //! `@group(0) @binding(i)`.
 
 mod attention;
@@ -27,8 +27,8 @@ mod rope;
 mod spec;
 
 pub use attention::{
-    Append, AttentionShape, BatchWords, CacheFormat, attention, attention_in_parts,
-    attention_merge, attention_parts, kv_append, part_floats,
+    Append, AttentionShape, BatchWords, attention, attention_in_parts, attention_merge,
+    attention_parts, kv_append, part_floats,
 };
 pub use elements::{Columns, Floats, columns, convert, elements};
 pub use format::WeightFormat;
@@ -43,6 +43,4 @@ pub use products::{
 pub(crate) use products::{FEW, MATRIX_BYTES, MATRIX_SIZE, MATRIX_THREADS, is_eight_bits};
 pub use rope::{HeadNorm, Rotation, RotationAt, rope};
 pub(crate) use spec::unsupported;
-pub use spec::{
-    Binding, Dispatch, KernelError, KernelResult, KernelSpec, Loc, MAX_GROUPS, MAX_PARAMS,
-};
+pub use spec::{Binding, Dispatch, KernelError, KernelResult, KernelSpec, Loc, MAX_GROUPS};

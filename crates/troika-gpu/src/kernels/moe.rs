@@ -4,9 +4,8 @@ use troika_graph::{Activation, Router, Score};
 
 use super::Binding::{Value, Weight};
 use super::elements::activation;
-use super::products::Matrix;
-use super::products::{EACH, by_format, split};
-use super::spec::{Dispatch, KernelResult, KernelSpec, Loc, MAX_GROUPS, unsupported};
+use super::products::{ByAccess, EACH, Matrix, Split, by_access, by_format, split};
+use super::spec::{Dispatch, KernelResult, KernelSpec, Loc, MAX_GROUPS, flag, unsupported, words};
 
 static ROUTER: KernelSpec = KernelSpec {
     name: "router",
@@ -43,13 +42,13 @@ pub fn router(op: &Router, rows: u32, at: [Loc; 3]) -> KernelResult {
         op.scale.to_bits(),
         eps.to_bits(),
     ];
-    params.extend(at.iter().flat_map(|l| [l.offset, l.stride]));
+    params.extend(words(&at));
     Dispatch {
         spec: &ROUTER,
         overrides: vec![
             ("SCORE", score),
-            ("NORMALIZE", f64::from(u8::from(op.normalize))),
-            ("GROUPED", f64::from(u8::from(op.groups.is_some()))),
+            ("NORMALIZE", flag(op.normalize)),
+            ("GROUPED", flag(op.groups.is_some())),
         ],
         params,
         grid: [rows.min(MAX_GROUPS), 1, 1],
@@ -57,47 +56,19 @@ pub fn router(op: &Router, rows: u32, at: [Loc; 3]) -> KernelResult {
     .checked()
 }
 
-by_format!(
-    GATE_UP,
+static GATE_UP: ByAccess = by_access!(
     "experts_gate_up",
-    ["two_weights.wgsl"],
-    &[Weight, Weight, Weight, Weight, Value, Value, Value],
-    16 * 1024,
-    "x_units.wgsl",
-    "activation.wgsl",
-    "row_bytes.wgsl",
-    "experts_gate_up.wgsl"
+    [Weight, Weight, Weight, Weight, Value, Value, Value],
+    "two_weights",
+    ["x"],
+    ["activation", "experts", "experts_gate_up"]
 );
-by_format!(
-    GATE_UP_ANY,
-    "experts_gate_up_any",
-    ["two_weights.wgsl"],
-    &[Weight, Weight, Weight, Weight, Value, Value, Value],
-    16 * 1024,
-    "x_any.wgsl",
-    "activation.wgsl",
-    "row_bytes.wgsl",
-    "experts_gate_up.wgsl"
-);
-by_format!(
-    DOWN,
+static DOWN: ByAccess = by_access!(
     "experts_down",
-    ["one_weight.wgsl"],
-    &[Weight, Weight, Value, Value, Value, Value, Value],
-    16 * 1024,
-    "x_units.wgsl",
-    "row_bytes.wgsl",
-    "experts_down.wgsl"
-);
-by_format!(
-    DOWN_ANY,
-    "experts_down_any",
-    ["one_weight.wgsl"],
-    &[Weight, Weight, Value, Value, Value, Value, Value],
-    16 * 1024,
-    "x_any.wgsl",
-    "row_bytes.wgsl",
-    "experts_down.wgsl"
+    [Weight, Weight, Value, Value, Value, Value, Value],
+    "one_weight",
+    ["x"],
+    ["experts", "experts_down"]
 );
 
 /// The same weight of several experts, one after another in one binding.
@@ -109,6 +80,24 @@ pub struct Stack {
     pub first: u32,
     /// Experts in the binding.
     pub count: u32,
+}
+
+impl Stack {
+    /// The first immediates of its products, and their constants.
+    fn product(&self, shape: ExpertShape) -> (Vec<u32>, Vec<(&'static str, f64)>, Split) {
+        let (w, split) = (self.each, split(self.each.cols));
+        let units = w.format.row_units(w.cols);
+        let capacity = shape.capacity.unwrap_or(0);
+        let params = vec![w.rows, w.cols, units, self.first, self.count, shape.top_k, capacity];
+        let overrides = vec![
+            ("LANES", f64::from(split.lanes)),
+            ("TEAMS", f64::from(split.teams)),
+            ("WG", f64::from(split.lanes * split.teams)),
+            ("BIAS", flag(shape.bias)),
+            w.rounding(),
+        ];
+        (params, overrides, split)
+    }
 }
 
 /// Rows and the experts that they go through.
@@ -143,34 +132,13 @@ pub fn experts_gate_up(
     let w = gates.each;
     w.check()?;
     let (act, numbers) = activation(act);
-    let split = split(w.cols);
-    let mut params = vec![
-        w.rows,
-        w.cols,
-        w.format.row_units(w.cols),
-        gates.first,
-        gates.count,
-        shape.top_k,
-        shape.capacity.unwrap_or(0),
-        numbers[0],
-        numbers[1],
-    ];
-    params.extend(at.iter().flat_map(|l| [l.offset, l.stride]));
-    let table = if w.aligned(at[0]) { &GATE_UP } else { &GATE_UP_ANY };
-    Dispatch {
-        spec: &table[w.format as usize],
-        overrides: vec![
-            ("LANES", f64::from(split.lanes)),
-            ("TEAMS", f64::from(split.teams)),
-            ("WG", f64::from(split.lanes * split.teams)),
-            ("BIAS", f64::from(u8::from(shape.bias))),
-            ("ACT", act),
-            w.rounding(),
-        ],
-        params,
-        grid: [w.rows.div_ceil(split.teams * 2), shape.rows * shape.top_k, 1],
-    }
-    .checked()
+    let (mut params, mut overrides, split) = gates.product(shape);
+    params.extend(numbers);
+    params.extend(words(&at));
+    overrides.push(("ACT", act));
+    let spec = w.kernel(&GATE_UP, at[0]);
+    let grid = [w.rows.div_ceil(split.teams * 2), shape.rows * shape.top_k, 1];
+    Dispatch { spec, overrides, params, grid }.checked()
 }
 
 /// What experts' results are added to.
@@ -201,36 +169,17 @@ pub fn experts_down(
 ) -> KernelResult {
     let w = downs.each;
     w.check()?;
-    let split = split(w.cols);
-    let mut params = vec![
-        w.rows,
-        w.cols,
-        w.format.row_units(w.cols),
-        downs.first,
-        downs.count,
-        shape.top_k,
-        shape.capacity.unwrap_or(0),
-    ];
+    let (mut params, mut overrides, split) = downs.product(shape);
     let (add, other) = match before {
         Before::Nothing => (0, at[3]),
         Before::Results => (1, at[3]),
         Before::Value(other) => (2, other),
     };
     params.push(add);
-    params.extend(at.iter().chain([&other]).flat_map(|l| [l.offset, l.stride]));
-    let table = if w.aligned(at[0]) { &DOWN } else { &DOWN_ANY };
-    Dispatch {
-        spec: &table[w.format as usize],
-        overrides: vec![
-            ("LANES", f64::from(split.lanes)),
-            ("TEAMS", f64::from(split.teams)),
-            ("WG", f64::from(split.lanes * split.teams)),
-            ("EACH", f64::from(EACH)),
-            ("BIAS", f64::from(u8::from(shape.bias))),
-            w.rounding(),
-        ],
-        params,
-        grid: [w.rows.div_ceil(split.teams * EACH), shape.rows, 1],
-    }
-    .checked()
+    params.extend(words(&at));
+    params.extend(words(&[other]));
+    overrides.push(("EACH", f64::from(EACH)));
+    let spec = w.kernel(&DOWN, at[0]);
+    let grid = [w.rows.div_ceil(split.teams * EACH), shape.rows, 1];
+    Dispatch { spec, overrides, params, grid }.checked()
 }

@@ -1,7 +1,7 @@
 //! Normalisation.
 
 use super::Binding::{Value, Weight};
-use super::spec::{Dispatch, KernelResult, KernelSpec, Loc, MAX_GROUPS};
+use super::spec::{Dispatch, KernelResult, KernelSpec, Loc, MAX_GROUPS, flag, words};
 
 static NORM: KernelSpec = KernelSpec {
     name: "norm",
@@ -31,11 +31,10 @@ impl NormShape {
         addend: Option<Loc>,
         [x, y]: [Loc; 2],
     ) -> KernelResult {
-        let flag = |b: bool| f64::from(u8::from(b));
         // Threads of a group's workgroup.
         let threads = self.group.next_power_of_two().clamp(32, 256);
         let mut params = vec![self.rows, self.group, self.eps.to_bits(), offset.to_bits()];
-        params.extend([x, addend.unwrap_or(x), y].iter().flat_map(|l| [l.offset, l.stride]));
+        params.extend(words(&[x, addend.unwrap_or(x), y]));
         Dispatch {
             spec: &NORM,
             overrides: vec![

@@ -20,7 +20,7 @@ static MULTIPLY: KernelSpec = KernelSpec {
 const THREADS: u64 = 256;
 const PRODUCTS: u64 = 16 * 4 * 4;
 
-/// Reads so many units of 16 bytes.
+/// Reads `units` of 16 bytes.
 ///
 /// Bindings: the units; a value that is not written.
 ///
@@ -30,7 +30,7 @@ pub fn probe_read(units: u32) -> KernelResult {
     Dispatch { spec: &READ, overrides: vec![], params: vec![units], grid: [2048, 1, 1] }.checked()
 }
 
-/// Multiplies and adds floats in so many workgroups and passes. The second number is that of
+/// Multiplies and adds floats in `groups` workgroups and `passes`. The second result is the number of
 /// products.
 ///
 /// Bindings: a value that is not written.

@@ -5,7 +5,9 @@ use troika_graph::{Activation, ActivationFormat};
 use super::Binding::{self, Value, Weight};
 use super::elements::activation;
 use super::format::WeightFormat;
-use super::spec::{Dispatch, KernelError, KernelResult, KernelSpec, Loc, MAX_GROUPS, unsupported};
+use super::spec::{
+    Dispatch, KernelError, KernelResult, KernelSpec, Loc, MAX_GROUPS, flag, unsupported, words,
+};
 
 /// A weight matrix, or the part of it that a buffer holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,13 +38,15 @@ impl Matrix {
 
     /// The constant that says how activations are rounded.
     pub(super) fn rounding(&self) -> (&'static str, f64) {
-        ("EIGHT_BITS", f64::from(u8::from(self.eight_bits)))
+        ("EIGHT_BITS", flag(self.eight_bits))
     }
 
-    /// Whether rows of a value are read in units of four elements: they begin at such units, and
-    /// steps of 32 columns are whole.
-    pub(super) fn aligned(&self, x: Loc) -> bool {
-        x.offset.is_multiple_of(4) && x.stride.is_multiple_of(4) && self.cols.is_multiple_of(32)
+    /// The kernel for its format. Rows of a value are read in units of four elements where they begin
+    /// at such units, and steps of 32 columns are whole.
+    pub(super) fn kernel(&self, of: &'static ByAccess, x: Loc) -> &'static KernelSpec {
+        let steps = [x.offset.is_multiple_of(4), x.stride.is_multiple_of(4)];
+        let is_aligned = steps == [true; 2] && self.cols.is_multiple_of(32);
+        &of[usize::from(!is_aligned)][self.format as usize]
     }
 }
 
@@ -58,169 +62,100 @@ pub(crate) fn is_eight_bits(format: ActivationFormat) -> Result<bool, KernelErro
     }
 }
 
-/// The specs of a kernel for every format of weights. The parts of each are the first ones given, those
-/// of the format, then the others.
+/// A kernel for every format of weights.
+pub(super) type ByFormat = [KernelSpec; 13];
+/// The same where activations are read in units of four, and where they are read anywhere.
+pub(super) type ByAccess = [ByFormat; 2];
+
+/// The specs of a kernel for every format of weights. Its parts are the first ones given, those of the
+/// format, then the others. In a [`ByAccess`], those of `$access` come before the others.
 macro_rules! by_format {
-    ($table:ident, $name:literal, [$($first:literal),*], $bindings:expr, $bytes:expr, $($part:literal),*) => {
-        static $table: [KernelSpec; 13] = by_format!(@all [
-            ("f32", "other_numbers"),
-            ("f16", "other_numbers"),
-            ("bf16", "other_numbers"),
-            ("q8_0", "whole_numbers"),
-            ("q8_1", "whole_numbers"),
-            ("q4_0", "whole_numbers"),
-            ("q4_1", "whole_numbers"),
-            ("q4z", "whole_numbers"),
-            ("mxfp4", "other_numbers"),
-            ("q4k", "whole_numbers"),
-            ("q5k", "whole_numbers"),
-            ("q6k", "whole_numbers"),
-            ("q8g16", "whole_numbers")
-        ], $name, ($($first),*), $bindings, $bytes, ($($part),*));
+    ($name:tt, $bindings:tt, $bytes:tt, $first:tt, $rest:tt) => {
+        [
+            by_format!(@one "f32" ["f32" "halves" "floats" "other_numbers"] $name $bindings $bytes $first $rest),
+            by_format!(@one "f16" ["f16" "halves" "floats" "other_numbers"] $name $bindings $bytes $first $rest),
+            by_format!(@one "bf16" ["bf16" "halves" "floats" "other_numbers"] $name $bindings $bytes $first $rest),
+            by_format!(@one "q8_0" ["q8_0" "bytes" "whole_numbers"] $name $bindings $bytes $first $rest),
+            by_format!(@one "q8_1" ["q8_1" "bytes" "whole_numbers"] $name $bindings $bytes $first $rest),
+            by_format!(@one "q4_0" ["q4_0" "nibbles" "whole_numbers"] $name $bindings $bytes $first $rest),
+            by_format!(@one "q4_1" ["q4_1" "nibbles" "whole_numbers"] $name $bindings $bytes $first $rest),
+            by_format!(@one "q4z" ["q4z" "nibbles" "whole_numbers"] $name $bindings $bytes $first $rest),
+            by_format!(@one "mxfp4" ["mxfp4" "other_numbers"] $name $bindings $bytes $first $rest),
+            by_format!(@one "q4k" ["group_scales" "q4k" "whole_numbers"] $name $bindings $bytes $first $rest),
+            by_format!(@one "q5k" ["group_scales" "q5k" "halves" "packed_halves" "whole_numbers"] $name $bindings $bytes $first $rest),
+            by_format!(@one "q6k" ["q6k" "halves" "packed_halves" "whole_numbers"] $name $bindings $bytes $first $rest),
+            by_format!(@one "q8g16" ["q8g16" "halves" "packed_halves" "whole_numbers"] $name $bindings $bytes $first $rest),
+        ]
     };
-    (@all [$(($format:literal, $numbers:literal)),*], $name:literal, $first:tt, $bindings:expr, $bytes:expr, $parts:tt) => {
-        [$(by_format!(@one $format, $numbers, $name, $first, $bindings, $bytes, $parts)),*]
-    };
-    (@one $format:literal, $numbers:literal, $name:literal, ($($first:literal),*), $bindings:expr, $bytes:expr, ($($part:literal),*)) => {
+    (
+        @one $format:literal [$($own:literal)+] [$($name:literal),+] $bindings:tt $bytes:tt
+        [$($first:literal),*] [$($($part:literal)+),*]
+    ) => {
         KernelSpec {
-            name: concat!($name, "_", $format),
+            name: concat!($($name,)+ "_", $format),
             parts: &[
-                $(include_str!(concat!("wgsl/", $first)),)*
+                $(include_str!(concat!("wgsl/", $first, ".wgsl")),)*
                 include_str!("wgsl/weights.wgsl"),
-                include_str!(concat!("wgsl/format/", $format, ".wgsl")),
-                include_str!(concat!("wgsl/format/", $numbers, ".wgsl")),
-                $(include_str!(concat!("wgsl/", $part)),)*
+                $(include_str!(concat!("wgsl/format/", $own, ".wgsl")),)+
+                $(include_str!(concat!("wgsl/", $($part,)+ ".wgsl")),)*
             ],
-            bindings: $bindings,
-            workgroup_bytes: $bytes,
+            bindings: &$bindings,
+            workgroup_bytes: $bytes * 1024,
         }
     };
 }
 pub(super) use by_format;
 
-by_format!(EMBED, "embed", ["one_weight.wgsl"], &[Weight, Value, Value], 0, "embed.wgsl");
+/// A [`ByAccess`].
+macro_rules! by_access {
+    ($name:literal, $bindings:tt, $weights:tt, [$($access:literal),*], [$($part:literal),*]) => {
+        [
+            by_format!([$name], $bindings, 16, [$weights], [$($access "_units",)* $($part),*]),
+            by_format!([$name, "_any"], $bindings, 16, [$weights], [$($access "_any",)* $($part),*]),
+        ]
+    };
+}
+pub(super) use by_access;
+
+static EMBED: ByFormat =
+    by_format!(["embed"], [Weight, Value, Value], 0, ["one_weight"], ["embed"]);
 
 /// What products of one weight are bound to.
-const PRODUCT: &[Binding] = &[Weight, Weight, Value, Value, Value, Value, Value, Value];
-by_format!(
-    FEW_ROWS,
+const PRODUCT: [Binding; 8] = [Weight, Weight, Value, Value, Value, Value, Value, Value];
+static FEW_ROWS: ByAccess = by_access!(
     "few_rows",
-    ["one_weight.wgsl"],
     PRODUCT,
-    16 * 1024,
-    "x_units.wgsl",
-    "vectors_units.wgsl",
-    "team_sizes.wgsl",
-    "activation.wgsl",
-    "product.wgsl",
-    "few_rows.wgsl",
-    "row_norm.wgsl",
-    "team.wgsl"
+    "one_weight",
+    ["x", "vectors"],
+    ["team_sizes", "activation", "product", "few_rows", "row_norm", "team"]
 );
-by_format!(
-    TILES,
+static TILES: ByAccess = by_access!(
     "tiles",
-    ["one_weight.wgsl"],
     PRODUCT,
-    16 * 1024,
-    "x_units.wgsl",
-    "vectors_units.wgsl",
-    "activation.wgsl",
-    "product.wgsl",
-    "tiles.wgsl"
+    "one_weight",
+    ["x", "vectors"],
+    ["activation", "product", "tiles"]
 );
-by_format!(
-    MATRIX_TILES,
-    "matrix_tiles",
-    ["matrix_units.wgsl", "one_weight.wgsl"],
+static MATRIX_TILES: ByFormat = by_format!(
+    ["matrix_tiles"],
     PRODUCT,
-    44 * 1024,
-    "x_units.wgsl",
-    "vectors_units.wgsl",
-    "activation.wgsl",
-    "product.wgsl",
-    "matrix_tiles.wgsl"
+    44,
+    ["matrix_units", "one_weight"],
+    ["x_units", "vectors_units", "activation", "product", "matrix_tiles"]
 );
-by_format!(
-    THREE,
+static THREE: ByAccess = by_access!(
     "three_products",
-    ["three_weights.wgsl"],
-    &[Weight, Weight, Weight, Weight, Value, Value, Value, Value],
-    16 * 1024,
-    "x_units.wgsl",
-    "vectors_units.wgsl",
-    "team_sizes.wgsl",
-    "three_products.wgsl",
-    "row_norm.wgsl",
-    "team.wgsl"
+    [Weight, Weight, Weight, Weight, Value, Value, Value, Value],
+    "three_weights",
+    ["x", "vectors"],
+    ["team_sizes", "three_products", "row_norm", "team"]
 );
-by_format!(
-    GATE_UP,
+static GATE_UP: ByAccess = by_access!(
     "gate_up",
-    ["two_weights.wgsl"],
-    &[Weight, Weight, Weight, Value, Value],
-    16 * 1024,
-    "x_units.wgsl",
-    "vectors_units.wgsl",
-    "team_sizes.wgsl",
-    "activation.wgsl",
-    "gate_up.wgsl",
-    "row_norm.wgsl",
-    "team.wgsl"
-);
-by_format!(
-    FEW_ROWS_ANY,
-    "few_rows_any",
-    ["one_weight.wgsl"],
-    PRODUCT,
-    16 * 1024,
-    "x_any.wgsl",
-    "vectors_any.wgsl",
-    "team_sizes.wgsl",
-    "activation.wgsl",
-    "product.wgsl",
-    "few_rows.wgsl",
-    "row_norm.wgsl",
-    "team.wgsl"
-);
-by_format!(
-    TILES_ANY,
-    "tiles_any",
-    ["one_weight.wgsl"],
-    PRODUCT,
-    16 * 1024,
-    "x_any.wgsl",
-    "vectors_any.wgsl",
-    "activation.wgsl",
-    "product.wgsl",
-    "tiles.wgsl"
-);
-by_format!(
-    THREE_ANY,
-    "three_products_any",
-    ["three_weights.wgsl"],
-    &[Weight, Weight, Weight, Weight, Value, Value, Value, Value],
-    16 * 1024,
-    "x_any.wgsl",
-    "vectors_any.wgsl",
-    "team_sizes.wgsl",
-    "three_products.wgsl",
-    "row_norm.wgsl",
-    "team.wgsl"
-);
-by_format!(
-    GATE_UP_ANY,
-    "gate_up_any",
-    ["two_weights.wgsl"],
-    &[Weight, Weight, Weight, Value, Value],
-    16 * 1024,
-    "x_any.wgsl",
-    "vectors_any.wgsl",
-    "team_sizes.wgsl",
-    "activation.wgsl",
-    "gate_up.wgsl",
-    "row_norm.wgsl",
-    "team.wgsl"
+    [Weight, Weight, Weight, Value, Value],
+    "two_weights",
+    ["x", "vectors"],
+    ["team_sizes", "activation", "gate_up", "row_norm", "team"]
 );
 
 /// Looks up the rows of a table and multiplies them by `scale`. Ids that are not among the table's
@@ -314,7 +249,7 @@ pub fn linear(weight: Matrix, rows: u32, around: &Around, x: Loc, y: Loc) -> Ker
 }
 
 /// `y[:, h] = x[:, h] * w[h]^T` for `rows` rows and `heads` heads, whose weights lie one after
-/// another in one binding (`weights.rows` is that of all heads, `weights.first` 0).
+/// another in one binding (`weights.rows` counts the rows of all heads, `weights.first` is 0).
 ///
 /// Bindings: the weights; the weights again; x; results, which may not overlap x; x four times.
 ///
@@ -335,18 +270,14 @@ fn product(w: Matrix, heads: u32, rows: u32, around: &Around, [x, y]: [Loc; 2]) 
     }
     let (act, numbers) = activation(around.act.unwrap_or(Activation::Silu));
     let (norm, norm_numbers) = norm_numbers(around.norm);
-    // The second head must begin at a unit, too.
-    let aligned = w.aligned(x);
     let [a, b] = around.addends.map(|a| a.unwrap_or(x));
     let (gate, normed) = (around.gate.unwrap_or(x), around.normed.unwrap_or(x));
     let mut params = vec![head_rows, w.cols, w.format.row_units(w.cols), w.first, rows];
     params.extend([x.offset, x.stride, y.offset, y.stride, around.bias.unwrap_or(0) + w.first]);
     params.extend(numbers);
-    params.extend([gate, a, b].iter().flat_map(|l| [l.offset, l.stride]));
+    params.extend(words(&[gate, a, b]));
     params.extend(norm_numbers);
-    params.extend([normed.offset, normed.stride]);
-    let format = w.format as usize;
-    let flag = |b: bool| f64::from(u8::from(b));
+    params.extend(words(&[normed]));
     let mut overrides = vec![
         ("BIAS", flag(around.bias.is_some())),
         ("ACTIVATE", flag(around.act.is_some())),
@@ -360,7 +291,7 @@ fn product(w: Matrix, heads: u32, rows: u32, around: &Around, [x, y]: [Loc; 2]) 
             return unsupported("a norm and a product at once of many rows");
         }
         return Dispatch {
-            spec: if aligned { &TILES[format] } else { &TILES_ANY[format] },
+            spec: w.kernel(&TILES, x),
             overrides,
             params,
             grid: [head_rows.div_ceil(64), rows.div_ceil(64), heads],
@@ -371,7 +302,7 @@ fn product(w: Matrix, heads: u32, rows: u32, around: &Around, [x, y]: [Loc; 2]) 
     let team = Team::new(rows, w.cols).for_rows(head_rows, &w);
     overrides.extend(team.overrides(norm));
     Dispatch {
-        spec: if aligned { &FEW_ROWS[format] } else { &FEW_ROWS_ANY[format] },
+        spec: w.kernel(&FEW_ROWS, x),
         overrides,
         params,
         grid: [head_rows.div_ceil(team.rows), u32::from(rows > 0), heads],
@@ -386,10 +317,10 @@ pub(crate) const MATRIX_THREADS: u32 = 32;
 /// Workgroup memory of the kernels that use matrix units.
 pub(crate) const MATRIX_BYTES: u32 = MATRIX_TILES[0].workgroup_bytes;
 
-/// Makes a dispatch one for matrix units, if it has such a form: that of products of many rows of
-/// activations in eight bits. There they are rounded to f16 then, and so are weights.
+/// Makes a dispatch one for matrix units, if it multiplies many rows of activations in eight bits.
+/// These and the weights are then rounded to f16.
 pub fn with_matrix_units(of: &mut Dispatch) {
-    let format = TILES.iter().position(|spec| std::ptr::eq(spec, of.spec));
+    let format = TILES[0].iter().position(|spec| std::ptr::eq(spec, of.spec));
     if let Some(format) = format.filter(|_| of.overrides.contains(&("EIGHT_BITS", 1.0))) {
         let (rows, x_rows) = (of.params[0], of.params[4]);
         of.spec = &MATRIX_TILES[format];
@@ -429,14 +360,13 @@ pub fn linear_three(weights: [Matrix; 3], of: FewRows, at: [Loc; 4]) -> KernelRe
     let (norm, norm_numbers) = norm_numbers(of.norm);
     let mut params = vec![a.cols, a.format.row_units(a.cols), of.rows, at[0].offset, at[0].stride];
     params.extend([a.rows, b.rows, c.rows, groups[0], groups[0] + groups[1]]);
-    params.extend(at[1..].iter().flat_map(|l| [l.offset, l.stride]));
+    params.extend(words(&at[1..]));
     params.push(of.bias.unwrap_or(0));
     params.extend(norm_numbers);
-    let mut overrides = vec![("BIAS", f64::from(u8::from(of.bias.is_some()))), a.rounding()];
+    let mut overrides = vec![("BIAS", flag(of.bias.is_some())), a.rounding()];
     overrides.extend(team.overrides(norm));
-    let table = if a.aligned(at[0]) { &THREE } else { &THREE_ANY };
     Dispatch {
-        spec: &table[a.format as usize],
+        spec: a.kernel(&THREE, at[0]),
         overrides,
         params,
         grid: [groups.iter().sum(), u32::from(of.rows > 0), 1],
@@ -473,12 +403,10 @@ pub fn gate_up(
     params.extend([of.rows, numbers[0], numbers[1], x.offset, x.stride, y.offset, y.stride]);
     params.extend([bias, bias + all]);
     params.extend(norm_numbers);
-    let bias = f64::from(u8::from(of.bias.is_some()));
-    let mut overrides = vec![("BIAS", bias), ("ACT", act), gate.rounding()];
+    let mut overrides = vec![("BIAS", flag(of.bias.is_some())), ("ACT", act), gate.rounding()];
     overrides.extend(team.overrides(norm));
-    let table = if gate.aligned(x) { &GATE_UP } else { &GATE_UP_ANY };
     Dispatch {
-        spec: &table[gate.format as usize],
+        spec: gate.kernel(&GATE_UP, x),
         overrides,
         params,
         grid: [gate.rows.div_ceil(team.rows), u32::from(of.rows > 0), 1],
@@ -501,7 +429,7 @@ struct Team {
 const TEAM_ROWS: u32 = 4;
 /// Units of workgroup memory that threads share: `POOL` of the kernels.
 const POOL: u32 = 896;
-/// Workgroups that keep a large device busy: rounds leave at least so many.
+/// Workgroups that keep a large device busy: rounds leave at least this number.
 const BUSY_GROUPS: u32 = 256;
 
 impl Team {
@@ -548,7 +476,7 @@ impl Team {
 pub(super) struct Split {
     /// Threads that share weight rows.
     pub lanes: u32,
-    /// Teams of so many threads, each with some weight rows.
+    /// Teams of `lanes` threads, each with some weight rows.
     pub teams: u32,
 }
 

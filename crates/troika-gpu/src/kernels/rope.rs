@@ -3,7 +3,7 @@
 use troika_graph::{Rope, RopeStyle};
 
 use super::Binding::{Value, Weight};
-use super::spec::{Dispatch, KernelResult, KernelSpec, Loc, MAX_GROUPS, unsupported};
+use super::spec::{Dispatch, KernelResult, KernelSpec, Loc, MAX_GROUPS, flag, unsupported, words};
 
 static ROPE: KernelSpec = KernelSpec {
     name: "rope",
@@ -33,7 +33,7 @@ pub struct Rotation<'a> {
     pub norm: Option<HeadNorm>,
 }
 
-/// The norm of heads before they are rotated: their mean square is that of groups of columns.
+/// The norm of heads before they are rotated: each group of columns has its own mean square.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HeadNorm {
     /// Added to the mean square.
@@ -80,7 +80,7 @@ pub fn rope(of: &Rotation<'_>, at: RotationAt) -> KernelResult {
     let [q, k] = at.from;
     let [y, z] = at.to;
     let places = [q, k, at.positions, y, z];
-    let mut params: Vec<u32> = places.iter().flat_map(|l| [l.offset, l.stride]).collect();
+    let mut params: Vec<u32> = words(&places).collect();
     params.extend([of.rows, of.heads[0], dim, rope.offset as u32, rope.rotary_dim as u32]);
     params.push(of.factor.to_bits());
     params.extend(norm.groups);
@@ -88,8 +88,8 @@ pub fn rope(of: &Rotation<'_>, at: RotationAt) -> KernelResult {
     Dispatch {
         spec: &ROPE,
         overrides: vec![
-            ("INTERLEAVED", f64::from(u8::from(rope.style == RopeStyle::Interleaved))),
-            ("NORM", f64::from(u8::from(of.norm.is_some()))),
+            ("INTERLEAVED", flag(rope.style == RopeStyle::Interleaved)),
+            ("NORM", flag(of.norm.is_some())),
         ],
         params,
         grid: [of.heads.iter().sum(), of.rows.min(MAX_GROUPS), 1],

@@ -53,8 +53,6 @@ pub struct Dispatch {
 
 /// Workgroups of a dimension that every API allows.
 pub const MAX_GROUPS: u32 = 65_535;
-/// Words of immediates that are used at most.
-pub const MAX_PARAMS: usize = 32;
 
 /// How an op is run, or why it has no kernel.
 pub type KernelResult = Result<Dispatch, KernelError>;
@@ -89,6 +87,16 @@ impl Dispatch {
     pub fn is_empty(&self) -> bool {
         self.grid.contains(&0)
     }
+}
+
+/// A condition as an override constant.
+pub(super) fn flag(is_true: bool) -> f64 {
+    f64::from(u8::from(is_true))
+}
+
+/// Where values lie, as immediates.
+pub(super) fn words(at: &[Loc]) -> impl Iterator<Item = u32> + '_ {
+    at.iter().flat_map(|l| [l.offset, l.stride])
 }
 
 /// The refusal of something.

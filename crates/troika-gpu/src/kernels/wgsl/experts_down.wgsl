@@ -2,12 +2,7 @@
 // The down projections of a row's experts, weighted and added up. A team of LANES threads takes EACH
 // columns of the result; a thread takes 16 of their weights' columns at a time.
 
-override LANES: u32 = 32;
-override TEAMS: u32 = 2;
 override EACH: u32 = 4;
-override BIAS: u32 = 0;
-// LANES * TEAMS.
-override WG: u32 = 64;
 
 struct Params {
     rows: u32,
@@ -72,16 +67,11 @@ fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) at:
                 acc[n] += share * dot_block(w_row, block, p.cols, x32);
             }
         }
-        for (var part = lane * 2u; EIGHT_BITS == 0u && part * 16u < p.cols; part += select(LANES * 2u - 1u, 1u, (part & 1u) == 0u)) {
-            let c = part * 16u;
-            let s = x4(h_row, c, p.cols) * share;
-            let b = x4(h_row, c + 4u, p.cols) * share;
-            let e = x4(h_row, c + 8u, p.cols) * share;
-            let f = x4(h_row, c + 12u, p.cols) * share;
-            let sum = sum16(s, b, e, f);
+        for (var part = lane * 2u; EIGHT_BITS == 0u && part * 16u < p.cols; part = next_part(part)) {
+            let x16 = load_x(h_row, part, p.cols, share);
             for (var n = 0u; n < EACH; n++) {
                 let w_row = (number * p.rows + min(start + n, p.rows - 1u)) * p.units;
-                acc[n] += dot16(load16(w_row, part, p.cols), s, b, e, f, sum);
+                acc[n] += dot_part(w_row, part, p.cols, x16);
             }
         }
         if BIAS == 1u && lane == 0u {

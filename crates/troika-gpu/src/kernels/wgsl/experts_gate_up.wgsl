@@ -2,12 +2,6 @@
 // Gates and ups of the chosen experts. A team of LANES threads takes two rows of both; a thread
 // takes 32 of their columns at a time.
 
-override LANES: u32 = 32;
-override TEAMS: u32 = 2;
-override BIAS: u32 = 0;
-// LANES * TEAMS.
-override WG: u32 = 64;
-
 struct Params {
     inter: u32,
     cols: u32,
@@ -68,19 +62,14 @@ fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) at:
         acc.y += dot_block(first, block, p.cols, x32);
         acc.w += dot_block(second, block, p.cols, x32);
     }
-    for (var part = lane * 2u; EIGHT_BITS == 0u && part * 16u < cols; part += select(LANES * 2u - 1u, 1u, (part & 1u) == 0u)) {
-        let c = part * 16u;
-        let a = x4(x_row, c, p.cols);
-        let b = x4(x_row, c + 4u, p.cols);
-        let e = x4(x_row, c + 8u, p.cols);
-        let f = x4(x_row, c + 12u, p.cols);
-        let sum = sum16(a, b, e, f);
+    for (var part = lane * 2u; EIGHT_BITS == 0u && part * 16u < cols; part = next_part(part)) {
+        let x16 = load_x(x_row, part, p.cols, 1.0);
         of_others = false;
-        acc.x += dot16(load16(first, part, p.cols), a, b, e, f, sum);
-        acc.z += dot16(load16(second, part, p.cols), a, b, e, f, sum);
+        acc.x += dot_part(first, part, p.cols, x16);
+        acc.z += dot_part(second, part, p.cols, x16);
         of_others = true;
-        acc.y += dot16(load16(first, part, p.cols), a, b, e, f, sum);
-        acc.w += dot16(load16(second, part, p.cols), a, b, e, f, sum);
+        acc.y += dot_part(first, part, p.cols, x16);
+        acc.w += dot_part(second, part, p.cols, x16);
     }
     sums[thread] = acc;
     for (var n = LANES / 2u; n > 0u; n = n / 2u) {

@@ -82,30 +82,17 @@ fn second_four(b: Blocks) -> Four {
     return Four(second16(b.b0), second16(b.b1), second16(b.b2), second16(b.b3));
 }
 
-// Sixteen activations of a row, and their sum.
-struct X16 {
-    a: vec4<f32>,
-    b: vec4<f32>,
-    c: vec4<f32>,
-    d: vec4<f32>,
-    sum: f32,
-}
-
 fn load_x(x: Activations, r: u32, c: u32) -> X16 {
-    let a = activations4(x, r, c);
-    let b = activations4(x, r, c + 4u);
-    let e = activations4(x, r, c + 8u);
-    let f = activations4(x, r, c + 12u);
-    return X16(a, b, e, f, sum16(a, b, e, f));
+    return summed(
+        activations4(x, r, c),
+        activations4(x, r, c + 4u),
+        activations4(x, r, c + 8u),
+        activations4(x, r, c + 12u),
+    );
 }
 
 fn products(w: Four, x: X16) -> vec4<f32> {
-    return vec4<f32>(
-        dot16(w.w0, x.a, x.b, x.c, x.d, x.sum),
-        dot16(w.w1, x.a, x.b, x.c, x.d, x.sum),
-        dot16(w.w2, x.a, x.b, x.c, x.d, x.sum),
-        dot16(w.w3, x.a, x.b, x.c, x.d, x.sum),
-    );
+    return vec4<f32>(dot16(w.w0, x), dot16(w.w1, x), dot16(w.w2, x), dot16(w.w3, x));
 }
 
 // Where row `r` of the activations begins; those past the last are the last.

@@ -56,20 +56,29 @@ fn weighed(w: W16, q: vec4<f32>) -> vec4<f32> {
     return q;
 }
 
-// The sum of sixteen activations, where products need it.
-fn sum16(a: vec4<f32>, b: vec4<f32>, c: vec4<f32>, d: vec4<f32>) -> f32 {
-    if MINIMUM {
-        return dot(a + b + (c + d), vec4<f32>(1.0));
-    }
-    return 0.0;
+// Sixteen activations, and their sum, where products need it.
+struct X16 {
+    a: vec4<f32>,
+    b: vec4<f32>,
+    c: vec4<f32>,
+    d: vec4<f32>,
+    sum: f32,
 }
 
-// The product of sixteen weights with activations, whose sum is `sum`.
-fn dot16(w: W16, a: vec4<f32>, b: vec4<f32>, c: vec4<f32>, d: vec4<f32>, sum: f32) -> f32 {
-    let v = w.a * a + w.b * b + (w.c * c + w.d * d);
+fn summed(a: vec4<f32>, b: vec4<f32>, c: vec4<f32>, d: vec4<f32>) -> X16 {
+    var sum = 0.0;
+    if MINIMUM {
+        sum = dot(a + b + (c + d), vec4<f32>(1.0));
+    }
+    return X16(a, b, c, d, sum);
+}
+
+// The product of sixteen weights with activations.
+fn dot16(w: W16, x: X16) -> f32 {
+    let v = w.a * x.a + w.b * x.b + (w.c * x.c + w.d * x.d);
     let q = v.x + v.y + (v.z + v.w);
     if MINIMUM {
-        return w.scale * q + w.minimum * sum;
+        return w.scale * q + w.minimum * x.sum;
     }
     if SCALED {
         return w.scale * q;

@@ -3,28 +3,7 @@ const SCALED: bool = true;
 const SIGNED: bool = false;
 const MINIMUM: bool = true;
 
-fn packed16(row: u32, part: u32, cols: u32) -> Q16 {
-    let block = part / 2u;
-    let scale = half_at(row + cols / 32u, block);
-    return nibbles(unit(row + block), (part & 1u) * 4u, scale, -8.0 * scale);
-}
-
-// 32 weights.
-struct Block {
-    u: vec4<u32>,
-    scale: f32,
-    minimum: f32,
-}
-
-fn load_block(row: u32, block: u32, cols: u32) -> Block {
-    let scale = half_at(row + cols / 32u, block);
-    return Block(unit(row + block), scale, -8.0 * scale);
-}
-
-fn first_packed(b: Block) -> Q16 {
-    return nibbles(b.u, 0u, b.scale, b.minimum);
-}
-
-fn second_packed(b: Block) -> Q16 {
-    return nibbles(b.u, 4u, b.scale, b.minimum);
+fn scale_at(start: u32, block: u32) -> vec2<f32> {
+    let scale = half_at(start, block);
+    return vec2<f32>(scale, -8.0 * scale);
 }

@@ -3,27 +3,6 @@ const SCALED: bool = true;
 const SIGNED: bool = true;
 const MINIMUM: bool = false;
 
-fn packed16(row: u32, part: u32, cols: u32) -> Q16 {
-    return Q16(unit(row + part), half_at(row + cols / 16u, part / 2u), 0.0);
-}
-
-// 32 weights, whose halves share their scale.
-struct Block {
-    u: vec4<u32>,
-    v: vec4<u32>,
-    scale: f32,
-    minimum: f32,
-}
-
-fn load_block(row: u32, block: u32, cols: u32) -> Block {
-    let u = row + 2u * block;
-    return Block(unit(u), unit(u + 1u), half_at(row + cols / 16u, block), 0.0);
-}
-
-fn first_packed(b: Block) -> Q16 {
-    return Q16(b.u, b.scale, b.minimum);
-}
-
-fn second_packed(b: Block) -> Q16 {
-    return Q16(b.v, b.scale, b.minimum);
+fn scale_at(start: u32, block: u32) -> vec2<f32> {
+    return vec2<f32>(half_at(start, block), 0.0);
 }
