@@ -9,6 +9,7 @@ use indicatif::{MultiProgress, ProgressBar, ProgressFinish, ProgressStyle};
 use troika::engine::OnCompiled;
 use troika::{CheckProgress, LoadProgress, Notices, OpenOptions};
 
+use crate::interrupt::Interrupt;
 use crate::output::note_line;
 
 /// Shorter compiling shows no bar.
@@ -78,6 +79,15 @@ pub fn counting(what: &'static str) -> impl FnMut(usize, usize) {
         if done >= all {
             bar.finish_and_clear();
         }
+    }
+}
+
+/// Such a bar for what goes on until Ctrl-C.
+pub fn going_on(what: &'static str, until: &Interrupt) -> impl FnMut(usize, usize) -> bool {
+    let mut count = counting(what);
+    move |done, all| {
+        count(done, all);
+        !until.pressed()
     }
 }
 

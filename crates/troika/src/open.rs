@@ -12,7 +12,7 @@ use troika_trace::{Span, Tracer};
 use troika_weights::{ExpertStats, Quant, WeightStore};
 
 use crate::describe::{BoundModel, Described, describe};
-use crate::devices::{computes_nothing, open_traced, virtual_clock};
+use crate::devices::{open_traced, virtual_clock};
 use crate::driver::{Driver, EngineGuard};
 use crate::error::Error;
 use crate::generation::GenerationDefaults;
@@ -108,61 +108,27 @@ impl Model {
             model.store.on_progress(progress.0.clone());
         }
         let of_plan = |e: Error| e.of_plan(options.plan_file.as_deref());
-        let Planned { mut plan, changes, mut refusals, model, .. } =
-            model.plan(options).map_err(of_plan)?;
-        let (BoundModel { spec, store, devices }, warnings) = (&model, &mut text.warnings);
-        warnings.extend(changes);
+        let mut planned = model.plan(options).map_err(of_plan)?;
         // Opening takes real time even with a virtual clock.
         let real = Arc::new(real);
-        let shapes = |key| store.shape(key);
-        let (mut engine, clock, modelled, silent) = loop {
-            let used = devices.iter().filter(|d| plan.devices.iter().any(|name| name == d.name()));
-            let silent = used.clone().find(|d| computes_nothing(d));
-            let modelled = virtual_clock(used);
-            let clock = modelled.clone().unwrap_or_else(|| real.clone());
-            let parts = EngineParts {
-                spec,
-                shapes: &shapes,
-                weights: store,
-                plan: plan.clone(),
-                devices,
-                clock: clock.clone(),
-                tracer: options.tracer.clone(),
-                sharing: options.sharing,
-            };
-            match Engine::new(parts, &options.compile) {
-                // What a device refuses only while compiling is planned around, as what it refuses
-                // before.
-                Err(EngineError::Refused { refusal, .. })
-                    if options.may_change_plan() && !refusals.contains(&refusal) =>
-                {
-                    refusals.push(*refusal);
-                    warnings.extend(model.avoid(&mut plan, &refusals).map_err(of_plan)?);
-                    model.check_memory(&plan, options).map_err(of_plan)?;
-                }
-                made => {
-                    let engine = made.map_err(|e| of_plan(e.into()))?;
-                    break (engine, clock, modelled, silent);
-                }
-            }
-        };
-        warnings.extend(silent.map(|d| {
-            let name = d.name();
+        let Compiled { mut engine, clock, modelled, silent } =
+            planned.compile(options, &real).map_err(of_plan)?;
+        let Planned { plan, changes, refusals, model: BoundModel { spec, store, .. }, .. } =
+            planned;
+        let warnings = &mut text.warnings;
+        warnings.extend(changes);
+        warnings.extend(silent.iter().map(|name| {
             format!("device {name} computes nothing (its numerics are off): tokens are counted up, not generated")
         }));
         warnings.extend(unkept(options));
         warnings.extend(options.devices.gpu.notes.take());
-        let computes = silent.is_none();
         let unkept = store.finish_packed();
         store.open_experts(&unkept)?;
         warnings.extend(unkept);
-        trace_waits(store, &options.tracer, &clock);
+        trace_waits(&store, &options.tracer, &clock);
         warnings.extend(non_finite(&store.non_finite()));
-        let BoundModel { spec, store, .. } = model;
-        let store = Arc::new(store);
-        let context = plan.context;
-        let plan = CurrentPlan::new(plan);
-        if options.fallback && modelled.is_none() {
+        let (store, context, plan) = (Arc::new(store), plan.context, CurrentPlan::new(plan));
+        if options.fallback && !modelled {
             let instead = CpuInstead {
                 spec: spec.clone(),
                 store: store.clone(),
@@ -182,12 +148,12 @@ impl Model {
             driver: Driver::new(engine),
             text,
             clock,
-            computes,
-            modelled: modelled.is_some(),
+            computes: silent.is_none(),
+            modelled,
             tracer: options.tracer.clone(),
             load_time: real.now(),
         };
-        if modelled.is_none() {
+        if !modelled {
             opened.record("load", Duration::ZERO);
         }
         Ok(Model { opened: Arc::new(opened) })
@@ -270,6 +236,51 @@ impl Model {
     /// The time it took to open.
     pub fn load_time(&self) -> Duration {
         self.opened.load_time
+    }
+}
+
+/// A plan's engine.
+struct Compiled {
+    engine: Engine,
+    clock: Arc<dyn Clock>,
+    /// Whether time is modelled.
+    modelled: bool,
+    /// A device of the plan that computes nothing.
+    silent: Option<String>,
+}
+
+impl Planned {
+    /// Compiles the plan. What a device refuses only while compiling is planned around, as what it
+    /// refuses before.
+    fn compile(&mut self, options: &OpenOptions, real: &Arc<RealClock>) -> Result<Compiled, Error> {
+        let Planned { plan, changes, refusals, model, .. } = self;
+        let shapes = |key| model.store.shape(key);
+        loop {
+            let used = model.devices.iter().filter(|d| plan.devices.iter().any(|n| n == d.name()));
+            let silent = used.clone().find(|d| !d.caps().computes()).map(|d| d.name().into());
+            let own = virtual_clock(used);
+            let (modelled, clock) = (own.is_some(), own.unwrap_or_else(|| real.clone()));
+            let parts = EngineParts {
+                spec: &model.spec,
+                shapes: &shapes,
+                weights: &model.store,
+                plan: plan.clone(),
+                devices: &model.devices,
+                clock: clock.clone(),
+                tracer: options.tracer.clone(),
+                sharing: options.sharing,
+            };
+            match Engine::new(parts, &options.compile) {
+                Err(EngineError::Refused { refusal, .. })
+                    if options.may_change_plan() && !refusals.contains(&refusal) =>
+                {
+                    refusals.push(*refusal);
+                    changes.extend(model.avoid(plan, refusals)?);
+                    model.check_memory(plan, options)?;
+                }
+                made => return Ok(Compiled { engine: made?, clock, modelled, silent }),
+            }
+        }
     }
 }
 

@@ -60,9 +60,7 @@ impl Measuring<'_> {
         let Measuring { args, source, text, interrupt } = *self;
         let model = open(source, opening, &args.plan, interrupt)?;
         let window = model.context();
-        for w in model.warnings() {
-            output::note_line(&format!("warning: {w}"));
-        }
+        run::warn_of(&model);
         let none = || CliError::NoTokenizer(source.to_string());
         let tokenizer = model.tokenizer().ok_or_else(none)?;
         // Special tokens in the text are plain text.

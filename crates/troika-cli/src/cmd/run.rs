@@ -38,19 +38,7 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
     let interrupt = Interrupt::listen();
     options.compile.cancel = Some(interrupt.flag());
     let model = Model::open(&source, &OpenOptions { scan: args.verbose, ..options })?;
-    for w in model.warnings() {
-        output::note_line(&format!("warning: {w}"));
-    }
-    if let Some(why) = no_system(&model, args, &prompt) {
-        output::note_line(&format!("warning: the system prompt is not used: {why}"));
-    }
-    if model.is_modelled() && !args.quiet {
-        output::note_line("all devices are virtual: times are modelled");
-    }
-    if args.verbose {
-        let text = verbose(&model)?;
-        output::note(&text);
-    }
+    tell(&model, args, &prompt)?;
     let chats = matches!(prompt, Prompt::Chat);
     if chats {
         gpu::tell(search.take());
@@ -81,6 +69,26 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
         }
         result => result,
     }
+}
+
+/// Says what there is to know of an open model.
+fn tell(model: &Model, args: &RunArgs, prompt: &Prompt) -> Result<(), CliError> {
+    warn_of(model);
+    if let Some(why) = no_system(model, args, prompt) {
+        output::note_line(&format!("warning: the system prompt is not used: {why}"));
+    }
+    if model.is_modelled() && !args.quiet {
+        output::note_line("all devices are virtual: times are modelled");
+    }
+    if args.verbose {
+        output::note(&verbose(model)?);
+    }
+    Ok(())
+}
+
+/// Prints a model's warnings.
+pub(super) fn warn_of(model: &Model) {
+    model.warnings().iter().for_each(|w| output::note_line(&format!("warning: {w}")));
 }
 
 enum Prompt {

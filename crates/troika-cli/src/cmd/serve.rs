@@ -38,7 +38,6 @@ pub fn run(args: &ServeArgs) -> Result<(), CliError> {
         body_bytes: usize::try_from(mib(args.max_body)).unwrap_or(usize::MAX),
         max_tokens: args.max_tokens,
         timeout: seconds(args.timeout),
-        connections: args.max_connections,
         keep_alive: (args.keep_alive >= 0.0).then(|| seconds(args.keep_alive)),
         memory: args.memory.map(mib),
         grace: seconds(args.grace),

@@ -27,13 +27,13 @@ struct Rule {
 
 const RULES: &[Rule] = &[
     Rule {
-        flags: "strategy profile goal lengths policy sync \
+        flags: "strategy profile goal lengths sync \
             expert_group_mib expert_dispatch",
         idle: Idle::In { verb: "profile" },
         why: "it measures each device by itself; give the flag to the command that uses the profile",
     },
     Rule {
-        flags: "strategy profile policy sync ubatch_size ctx_size \
+        flags: "strategy profile sync ubatch_size ctx_size \
             cache_type dtype npu_format npu_attention outliers row_buckets \
             expert_group_mib expert_dispatch",
         idle: Idle::Beside { rival: "plan" },

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use clap::Args;
 use clap::builder::TypedValueParser;
-use troika::plan::{Goal, Plan, PlanError, Policy, Strategy, SyncMode};
+use troika::plan::{Goal, Plan, PlanError, Strategy, SyncMode};
 use troika::{DeviceSpec, OpenOptions, ProfileAt, SolveOptions};
 
 use crate::error::CliError;
@@ -161,10 +161,6 @@ pub struct PlacementArgs {
     pub calibration: CalibrationArgs,
     #[command(flatten)]
     pub experts: ExpertArgs,
-    /// The order in which segments of prompt chunks run [default: in-order]
-    #[arg(long, value_name = "NAME")]
-    #[arg(value_parser = named(Policy::ALL.map(Policy::name), Policy::parse))]
-    pub policy: Option<Policy>,
     /// How devices wait for each other [default: predicted]
     ///
     /// predicted: sleep for about as long as the wait before took, then look again and again.
@@ -279,7 +275,6 @@ impl PlacementArgs {
         let counts = self.calibration.calibration.as_deref().filter(|_| shares);
         options.experts = self.experts.options(counts, self.lengths.map(|of| of.prompt))?;
         self.calibration.apply(options)?;
-        options.policy = self.policy.unwrap_or_default();
         options.sync = self.sync.unwrap_or_default();
         Ok(())
     }

@@ -175,78 +175,71 @@ pub struct DeviceSpecError {
     why: String,
 }
 
+impl DeviceSpec {
+    /// Whether it is a CPU of this machine.
+    pub fn is_cpu(&self) -> bool {
+        self.processor.is_none() && self.npu.is_none() && self.gpu.is_none()
+    }
+}
+
 impl FromStr for DeviceSpec {
     type Err = DeviceSpecError;
 
     fn from_str(text: &str) -> Result<DeviceSpec, DeviceSpecError> {
-        let refuse = |why: String| Err(DeviceSpecError { text: text.to_string(), why });
-        // A file name may contain '=' too.
-        let (name, rest) = match text.split_once('=') {
-            Some((name, rest)) if !name.starts_with("virtual:") => (Some(name), rest),
-            _ => (None, text),
-        };
-        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-        if name.is_some_and(|n| n.is_empty() || !n.chars().all(plain)) {
-            return refuse("a name is made of letters, digits, '-', '_' and '.'".into());
-        }
-        if let Some(place) = rest.strip_prefix("virtual:") {
-            let Some(processor) = processor_spec(place) else {
-                return refuse(
-                    "it must be [NAME=]virtual:FILE.toml[:PROCESSOR], such as \
-                     npu=virtual:phone.toml:npu"
-                        .into(),
-                );
-            };
-            let (name, processor) = (name.map(String::from), Some(processor));
-            return Ok(DeviceSpec { name, processor, ..DeviceSpec::default() });
-        }
-        if let Some(npu) = rest.strip_prefix("npu") {
-            let npu = match NpuSpec::parse(npu) {
-                Ok(npu) => Some(npu),
-                Err(why) => return refuse(why),
-            };
-            let name = name.map(String::from);
-            return Ok(DeviceSpec { name, npu, ..DeviceSpec::default() });
-        }
-        if let Some(gpu) = rest.strip_prefix("gpu") {
-            let gpu = match GpuSpec::parse(gpu) {
-                Ok(gpu) => Some(gpu),
-                Err(why) => return refuse(why),
-            };
-            let name = name.map(String::from);
-            return Ok(DeviceSpec { name, gpu, ..DeviceSpec::default() });
-        }
-        let (rest, isa) = match rest.split_once('@') {
-            Some((rest, isa)) => (rest, Some(isa)),
-            None => (rest, None),
-        };
-        let (kind, cores) = match rest.split_once(':') {
-            Some((kind, cores)) => (kind, Some(cores)),
-            None => (rest, None),
-        };
-        if kind != "cpu" {
-            return refuse(
-                "it must be [NAME=]cpu[:CORES][@ISA], such as a=cpu:0-3+8, \
-                 [NAME=]gpu[:NUMBER|:ADAPTER], [NAME=]npu[:PROVIDER[:DEVICE]], or [NAME=]virtual:FILE.toml[:PROCESSOR]"
-                    .into(),
-            );
-        }
+        parsed(text).map_err(|why| DeviceSpecError { text: text.to_string(), why })
+    }
+}
+
+/// The device that a text describes, or why it describes none.
+fn parsed(text: &str) -> Result<DeviceSpec, String> {
+    // A file name may contain '=' too.
+    let (name, rest) = match text.split_once('=') {
+        Some((name, rest)) if !name.starts_with("virtual:") => (Some(name), rest),
+        _ => (None, text),
+    };
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if name.is_some_and(|n| n.is_empty() || !n.chars().all(plain)) {
+        return Err("a name is made of letters, digits, '-', '_' and '.'".into());
+    }
+    let mut spec = DeviceSpec { name: name.map(String::from), ..DeviceSpec::default() };
+    if let Some(place) = rest.strip_prefix("virtual:") {
+        let wrong = "it must be [NAME=]virtual:FILE.toml[:PROCESSOR], such as \
+                     npu=virtual:phone.toml:npu";
+        spec.processor = Some(processor_spec(place).ok_or(wrong)?);
+    } else if let Some(npu) = rest.strip_prefix("npu") {
+        spec.npu = Some(NpuSpec::parse(npu)?);
+    } else if let Some(gpu) = rest.strip_prefix("gpu") {
+        spec.gpu = Some(GpuSpec::parse(gpu)?);
+    } else {
+        let (rest, isa) =
+            rest.split_once('@').map_or((rest, None), |(rest, isa)| (rest, Some(isa)));
+        spec.cores = cores(rest)?;
         if let Some(isa) = isa.filter(|isa| !instruction_sets().contains(isa)) {
             let known = instruction_sets().join(", ");
-            return refuse(format!("this machine has no kernels named {isa:?}; it has {known}"));
+            return Err(format!("this machine has no kernels named {isa:?}; it has {known}"));
         }
-        let cores = match cores.map(|c| (c, parse_cores(&c.replace('+', ",")))) {
-            None => None,
-            Some((c, Some(cores))) if !c.contains(',') => Some(cores),
-            Some((c, _)) => return refuse(format!("{c:?} are not cores such as 0-3+8")),
-        };
-        let known = usable_cores();
-        let unknown = |c: &&usize| !known.is_empty() && !known.contains(c);
-        if let Some(c) = cores.iter().flatten().find(unknown) {
-            return refuse(format!("core {c} is not among those this process may use ({known:?})"));
+        spec.isa = isa.map(String::from);
+    }
+    Ok(spec)
+}
+
+/// The cores of `cpu[:CORES]`.
+fn cores(text: &str) -> Result<Option<Vec<usize>>, String> {
+    let list = match text.split_once(':') {
+        Some(("cpu", list)) => list,
+        None if text == "cpu" => return Ok(None),
+        _ => {
+            return Err("it must be [NAME=]cpu[:CORES][@ISA], such as a=cpu:0-3+8, \
+                 [NAME=]gpu[:NUMBER|:ADAPTER], [NAME=]npu[:PROVIDER[:DEVICE]], or [NAME=]virtual:FILE.toml[:PROCESSOR]"
+                .into());
         }
-        let (name, isa) = (name.map(String::from), isa.map(String::from));
-        Ok(DeviceSpec { name, cores, isa, ..DeviceSpec::default() })
+    };
+    let read = parse_cores(&list.replace('+', ",")).filter(|_| !list.contains(','));
+    let cores = read.ok_or_else(|| format!("{list:?} are not cores such as 0-3+8"))?;
+    let known = usable_cores();
+    match cores.iter().find(|c| !known.is_empty() && !known.contains(c)) {
+        Some(c) => Err(format!("core {c} is not among those this process may use ({known:?})")),
+        None => Ok(Some(cores)),
     }
 }
 
@@ -293,7 +286,7 @@ impl DeviceOptions {
             let default = troika_cpu::default_threads;
             // A virtual device computes on one thread, and so does a CPU that stands in for an NPU.
             let of = |s: &DeviceSpec| match &s.cores {
-                _ if s.processor.is_some() || s.npu.is_some() || s.gpu.is_some() => 1,
+                _ if !s.is_cpu() => 1,
                 cores => cores.as_ref().map_or_else(default, Vec::len),
             };
             return self.devices.iter().map(of).sum();
@@ -417,11 +410,6 @@ pub fn virtual_clock<'a>(
     let clock = devices.next()?.clock()?;
     let same = |other: Arc<dyn Clock>| std::ptr::addr_eq(Arc::as_ptr(&other), Arc::as_ptr(&clock));
     devices.all(|d| d.clock().is_some_and(same)).then_some(clock)
-}
-
-/// Whether a device models time only, without reading values or weights.
-pub(crate) fn computes_nothing(device: &Arc<dyn Device>) -> bool {
-    !device.caps().computes()
 }
 
 /// The files of virtual devices, each read once. All devices share one clock.
