@@ -46,8 +46,6 @@ pub struct Caps {
     /// **slab** of a state. A state's view may be larger: the device binds it slab by slab. A slab
     /// has as many whole pages as the limit allows ([`Caps::slab_pages`]).
     pub max_binding_bytes: Option<u64>,
-    /// Whether it binds a state slab by slab. If not, a state is one binding.
-    pub binds_slabs: bool,
     /// Weight types that it reads without conversion.
     pub weight_dtypes: Vec<DType>,
     /// Activation formats, besides f32, that make its products faster.

@@ -312,7 +312,8 @@ fn state_buffers(
     buffers.collect()
 }
 
-/// Checks that the device which owns a space can bind a state.
+/// Checks that the device which owns a space binds a state as a whole. Devices that model time
+/// bind it slab by slab.
 fn check_binding(
     space: SpaceId,
     bytes: Option<usize>,
@@ -321,7 +322,7 @@ fn check_binding(
     let Some(device) = owner(space, devices) else { return Ok(()) };
     let (bytes, most) = (bytes.unwrap_or(usize::MAX) as u64, device.caps().max_binding_bytes);
     match most {
-        Some(most) if bytes > most && !device.caps().binds_slabs => {
+        Some(most) if bytes > most && device.clock().is_none() => {
             Err(EngineError::CacheBinding { device: device.name().into(), bytes, most })
         }
         _ => Ok(()),

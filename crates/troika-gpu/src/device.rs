@@ -133,7 +133,6 @@ fn caps(adapter: &Adapter, gpu: &Gpu, memory: Option<u64>) -> Caps {
         spaces: vec![gpu.space],
         numerics: format!("gpu {} {}", adapter.name(), adapter.driver()),
         max_binding_bytes: Some(gpu.limits.max_storage_buffer_binding_size),
-        binds_slabs: false,
         weight_dtypes: DType::WEIGHTS.to_vec(),
         activation_formats: vec![ActivationFormat::INT8],
         max_graph_bytes: None,

@@ -278,7 +278,6 @@ fn caps(runtime: &Runtime, chosen: Chosen, row_buckets: Vec<usize>) -> Caps {
         spaces: vec![SpaceId::HOST],
         numerics: format!("{}-{}-f32", provider.name(), hardware.name()),
         max_binding_bytes: None,
-        binds_slabs: false,
         weight_dtypes: DType::WEIGHTS.to_vec(),
         activation_formats: formats(),
         // What a protobuf file holds at most.

@@ -24,7 +24,6 @@ fn device(name: &str, is_host: bool) -> PlanDevice {
         spaces: vec![SpaceId::HOST],
         numerics: "f32".into(),
         max_binding_bytes: None,
-        binds_slabs: false,
         weight_dtypes: Vec::new(),
         activation_formats: if is_host { vec![ActivationFormat::INT8] } else { Vec::new() },
         max_graph_bytes: None,

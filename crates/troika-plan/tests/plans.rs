@@ -24,7 +24,6 @@ fn devices(count: usize) -> Vec<PlanDevice> {
         spaces: vec![SpaceId::HOST],
         numerics: "f32".into(),
         max_binding_bytes: None,
-        binds_slabs: false,
         weight_dtypes: Vec::new(),
         activation_formats: vec![ActivationFormat::INT8],
         max_graph_bytes: None,

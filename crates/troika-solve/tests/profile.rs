@@ -38,7 +38,6 @@ fn device(name: &str, row_buckets: &[usize]) -> PlanDevice {
         spaces: vec![SpaceId::HOST],
         numerics: "f32".into(),
         max_binding_bytes: None,
-        binds_slabs: false,
         weight_dtypes: vec![DType::Q8_0],
         activation_formats: vec![ActivationFormat::INT8],
         max_graph_bytes: None,

@@ -12,7 +12,7 @@ use troika_trace::{Span, Tracer};
 use troika_weights::{ExpertStats, Quant, WeightStore};
 
 use crate::describe::{BoundModel, Described, describe};
-use crate::devices::{open_traced, virtual_clock};
+use crate::devices::virtual_clock;
 use crate::driver::{Driver, EngineGuard};
 use crate::error::Error;
 use crate::generation::GenerationDefaults;
@@ -23,7 +23,7 @@ use crate::planning::Planned;
 use crate::source::Source;
 use crate::text::ModelText;
 
-/// Weights of more bytes are not scanned at load: scanning reads all of them from disk.
+/// Weights of more bytes are not scanned: scanning reads all of them from disk.
 const SCAN_LIMIT: u64 = 4 << 30;
 
 /// An open model. Clones share it; it closes when the last clone and the last session are dropped.
@@ -58,7 +58,7 @@ impl Model {
     /// Anything from a missing file to an op that a device refuses.
     pub fn open(source: impl Into<Source>, options: &OpenOptions) -> Result<Model, Error> {
         let (source, clock) = (source.into(), RealClock::new());
-        let devices = open_traced(&options.devices_to_open()?, &options.tracer, clock)?;
+        let (devices, notes) = options.devices_by(clock)?;
         let Described { files, mut spec, mut store } = describe(&source, options.bind())?;
         options.calibration.iter().try_for_each(|c| c.apply(&spec, &mut store))?;
         spec.embeds = options.embeddings;
@@ -72,15 +72,15 @@ impl Model {
         warnings.extend(limit_experts(&mut store, options));
         warnings.extend(keep_packed(&mut store, options));
         read_ahead(&store, &spec, options)?;
-        let report = store.report();
-        if options.scan && report.mapped + report.owned <= SCAN_LIMIT {
-            warnings.extend(non_finite(&store.scan_non_finite()));
-        }
         // The tokenizer is loaded. Free this memory before weights are packed.
         drop(files);
         troika_device::trim_heap();
         let model = BoundModel { spec, store, devices };
-        Model::assemble(source.to_string(), model, text, options, clock)
+        let mut opened = Model::assemble(source.to_string(), model, text, options, clock)?;
+        if options.observer.is_none() {
+            opened.text.warnings.extend(notes.take());
+        }
+        Ok(Model { opened: Arc::new(opened) })
     }
 
     /// Opens a model with bound weights, without a tokenizer, on given devices. The options'
@@ -93,7 +93,9 @@ impl Model {
         model: BoundModel,
         options: &OpenOptions,
     ) -> Result<Model, Error> {
-        Model::assemble(name.into(), model, ModelText::default(), options, RealClock::new())
+        let text = ModelText::default();
+        let opened = Model::assemble(name.into(), model, text, options, RealClock::new())?;
+        Ok(Model { opened: Arc::new(opened) })
     }
 
     /// Plans and compiles. The clock began with opening.
@@ -103,9 +105,10 @@ impl Model {
         mut text: ModelText,
         options: &OpenOptions,
         real: RealClock,
-    ) -> Result<Model, Error> {
-        if let Some(progress) = &options.progress {
-            model.store.on_progress(progress.0.clone());
+    ) -> Result<Opened, Error> {
+        if let Some(observer) = options.observer.clone() {
+            let tell = move |done, all| observer.quantized(done, all);
+            model.store.on_progress(Arc::new(tell));
         }
         let of_plan = |e: Error| e.of_plan(options.plan_file.as_deref());
         let mut planned = model.plan(options).map_err(of_plan)?;
@@ -120,8 +123,6 @@ impl Model {
         warnings.extend(silent.iter().map(|name| {
             format!("device {name} computes nothing (its numerics are off): tokens are counted up, not generated")
         }));
-        warnings.extend(unkept(options));
-        warnings.extend(options.devices.gpu.notes.take());
         let unkept = store.finish_packed();
         store.open_experts(&unkept)?;
         warnings.extend(unkept);
@@ -156,7 +157,7 @@ impl Model {
         if !modelled {
             opened.record("load", Duration::ZERO);
         }
-        Ok(Model { opened: Arc::new(opened) })
+        Ok(opened)
     }
 
     /// The model's description.
@@ -233,6 +234,15 @@ impl Model {
         &self.opened.text.warnings
     }
 
+    /// A sentence for each tensor with NaN or infinite values among weights that are used as they
+    /// are in the files, up to 4 GiB: all of them are read. Others are checked on opening.
+    pub fn scan(&self) -> Vec<String> {
+        let report = self.store().report();
+        let is_small = report.mapped + report.owned <= SCAN_LIMIT;
+        let found = is_small.then(|| self.store().scan_non_finite()).unwrap_or_default();
+        non_finite(&found).collect()
+    }
+
     /// The time it took to open.
     pub fn load_time(&self) -> Duration {
         self.opened.load_time
@@ -270,7 +280,7 @@ impl Planned {
                 tracer: options.tracer.clone(),
                 sharing: options.sharing,
             };
-            match Engine::new(parts, &options.compile) {
+            match Engine::new(parts, &options.compile_control()) {
                 Err(EngineError::Refused { refusal, .. })
                     if options.may_change_plan() && !refusals.contains(&refusal) =>
                 {
@@ -298,16 +308,9 @@ impl Opened {
 /// Takes quantized weights from the cache, and stores new ones. Failures are warnings, since
 /// everything also works without the cache.
 fn keep_packed(store: &mut WeightStore, options: &OpenOptions) -> Option<String> {
-    let dir = options.cache_dir.as_ref()?;
-    let kept = store.keep_packed(dir, options.cache_bytes);
-    kept.err().map(|e| format!("quantized weights are not kept in {} ({e})", dir.display()))
-}
-
-/// Why compiled graphs were not kept, if they were not.
-fn unkept(options: &OpenOptions) -> Option<String> {
-    let (npu, dir) = (&options.devices.npu, options.devices.npu.cache_dir.as_ref()?);
-    let why = npu.cache_fault.take()?;
-    Some(format!("compiled graphs are not kept in {} ({why})", dir.display()))
+    let folder = options.cache.as_ref()?;
+    let failed = store.keep_packed(folder).err()?;
+    Some(format!("quantized weights are not kept in {} ({failed})", folder.dir().display()))
 }
 
 /// A sentence per tensor.

@@ -19,7 +19,7 @@ use troika_solve::{
 use troika_weights::{FloatType, WeightStore};
 
 use crate::describe::{BoundModel, Described, describe};
-use crate::devices::{open_devices, soc_of, virtual_clock};
+use crate::devices::{soc_of, virtual_clock};
 use crate::error::Error;
 use crate::memory::free_memory;
 use crate::options::{OpenOptions, SolveOptions};
@@ -80,7 +80,7 @@ impl BoundModel {
     /// # Errors
     /// A device that cannot be opened, or unusable files.
     pub fn open(source: impl Into<Source>, options: &OpenOptions) -> Result<BoundModel, Error> {
-        let devices = open_devices(&options.devices_to_open()?)?;
+        let devices = options.open_devices()?;
         let Described { spec, mut store, .. } = describe(source, options.bind())?;
         options.calibration.iter().try_for_each(|c| c.apply(&spec, &mut store))?;
         Ok(BoundModel { spec, store, devices })
@@ -138,7 +138,6 @@ impl BoundModel {
             changes.extend(self.avoid(&mut plan, &refusals)?);
         }
         self.check_memory(&plan, options)?;
-        changes.extend(options.devices.gpu.notes.take());
         Ok(Planned { plan, changes, refusals, alternatives, model: self })
     }
 
@@ -364,7 +363,7 @@ pub(crate) fn plan_request(
         policy: options.policy,
         sync: options.sync,
         kv_dtype: options.kv_dtype,
-        values: options.values,
+        values: DType::F32,
         row_buckets: Some(options.devices.npu.row_buckets.clone()).filter(|n| !n.is_empty()),
         activations: options.activations.clone().or(f32_only),
         calibrated: None,

@@ -11,7 +11,7 @@ use troika::{
 };
 
 use crate::error::CliError;
-use crate::flags::{DevicesArgs, cache_or_default, gpu_settings, named_apart, npu_settings};
+use crate::flags::{DevicesArgs, cache_or_default, named_apart, npu_settings};
 use crate::{output, progress};
 
 /// Lists devices with their facts.
@@ -21,10 +21,11 @@ use crate::{output, progress};
 pub fn run(args: &DevicesArgs) -> Result<(), CliError> {
     let devices = named_apart(&args.device)?;
     output::keep_apart();
-    let npu = npu_settings(None, 0);
+    let npu = npu_settings();
     let options = DeviceOptions { threads: args.threads, devices, npu, ..DeviceOptions::default() };
     let devices = open_devices(&options).map_err(|e| CliError::Troika(e.into()))?;
-    let gpu = gpu_settings(cache_or_default(args.cache_dir.as_deref()), u64::MAX);
+    let cache_dir = cache_or_default(args.cache_dir.as_deref());
+    let gpu = GpuSettings { cache_dir, ..GpuSettings::default() };
     let (mut listed, mut bandwidths) = (Listed::default(), BTreeMap::new());
     for (i, device) in devices.iter().enumerate() {
         let (name, kind) = (device.name(), device.kind().to_string());

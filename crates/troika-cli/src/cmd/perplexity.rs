@@ -156,8 +156,7 @@ fn open(
     interrupt: &Interrupt,
 ) -> Result<Model, CliError> {
     let mut options = run::open_options(args, Tracer::off())?;
-    plan.apply(&mut options)?;
-    options.compile.cancel = Some(interrupt.flag());
+    plan.apply(&mut options, Some(interrupt))?;
     let given = options.context;
     options.context = Some(given.unwrap_or(WINDOW));
     match Model::open(source, &options) {

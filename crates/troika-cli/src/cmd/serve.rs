@@ -21,7 +21,7 @@ use crate::{gpu, output, resolve};
 /// A model that is not there, an address that cannot be listened at, or answers that were cut off.
 pub fn run(args: &ServeArgs) -> Result<(), CliError> {
     let mut options = open_options(&args.open, Tracer::off())?;
-    args.plan.apply(&mut options)?;
+    args.plan.apply(&mut options, None)?;
     options.sharing = args.sharing.sharing(args.parallel);
     let seconds = |s: f64| Duration::try_from_secs_f64(s).unwrap_or_default();
     let mib = |n: u64| n.saturating_mul(1 << 20);

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::num::ParseIntError;
 use std::path::{Path, PathBuf};
 use std::process::Child;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
@@ -17,6 +18,8 @@ use crate::flags::experts::ExpertArgs;
 use crate::flags::quant::QuantArgs;
 use crate::flags::types::named;
 use crate::input::read_file;
+use crate::interrupt::Interrupt;
+use crate::progress::OpeningBars;
 use crate::{gpu, output};
 
 /// Makes the names of devices distinct. Devices without a name get a free one. Devices that share a
@@ -287,13 +290,21 @@ impl PlanFileArgs {
         if is_open && self.plan.is_none() { gpu::search() } else { None }
     }
 
-    /// Sets the plan from the file.
+    /// Sets the plan from the file, and what ends compiling.
     ///
     /// # Errors
     /// The file cannot be read or is not a plan.
-    pub fn apply(&self, options: &mut OpenOptions) -> Result<(), CliError> {
+    pub fn apply(
+        &self,
+        options: &mut OpenOptions,
+        until: Option<&Interrupt>,
+    ) -> Result<(), CliError> {
         let limit = Duration::from_secs(self.compile_timeout);
-        options.compile.limit = (!limit.is_zero()).then_some(limit);
+        let limit = (!limit.is_zero()).then_some(limit);
+        let cancel = until.map(Interrupt::flag);
+        let mut bars = OpeningBars::default();
+        (bars.cancel, bars.limit) = (cancel, limit);
+        options.observer = Some(Arc::new(bars));
         options.fallback = self.fallback;
         let Some(file) = &self.plan else { return Ok(()) };
         options.plan = Some(read_plan(file)?);

@@ -80,7 +80,6 @@ fn caps(options: &CpuOptions, isa: Isa) -> Caps {
         spaces: [SpaceId::HOST].into_iter().chain(options.spaces.iter().copied()).collect(),
         numerics: format!("cpu {}", isa.name()),
         max_binding_bytes: None,
-        binds_slabs: false,
         weight_dtypes: DType::WEIGHTS.to_vec(),
         activation_formats,
         max_graph_bytes: None,

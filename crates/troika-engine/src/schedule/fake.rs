@@ -36,7 +36,6 @@ impl Fake {
             spaces: vec![SpaceId::HOST],
             numerics: "fake".into(),
             max_binding_bytes: None,
-            binds_slabs: false,
             weight_dtypes: vec![],
             activation_formats: vec![],
             max_graph_bytes: None,
