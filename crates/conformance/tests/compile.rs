@@ -20,7 +20,9 @@ use troika::graph::{DType, Subgraph};
 use troika::plan::{Plan, PlanDevice, PlanError, PlanRequest, Strategy, make};
 use troika::trace::Tracer;
 use troika::weights::FloatType;
-use troika::{BoundModel, Described, DeviceOptions, Error, Model, OpenOptions, describe};
+use troika::{
+    BoundModel, Described, DeviceOptions, Error, Model, OpenObserver, OpenOptions, describe,
+};
 use troika_cpu::{CpuDevice, CpuOptions};
 use troika_sim::{Soc, VirtualClock, VirtualDevice};
 
@@ -480,6 +482,16 @@ fn what_is_refused_only_while_compiling_is_planned_around() {
     assert!(open(&OpenOptions { fallback: true, ..options }).is_ok());
 }
 
+/// Ends compiling after a time.
+#[derive(Debug)]
+struct Limited(Duration);
+
+impl OpenObserver for Limited {
+    fn limit(&self) -> Option<Duration> {
+        Some(self.0)
+    }
+}
+
 #[test]
 fn a_time_limit_names_the_segment_and_the_device() {
     let dir = tempfile::tempdir().unwrap();
@@ -489,9 +501,8 @@ fn a_time_limit_names_the_segment_and_the_device() {
     let open = |seconds: f64| {
         let device = format!("slow=virtual:{}", file.display()).parse().unwrap();
         let devices = DeviceOptions { devices: vec![device], ..DeviceOptions::default() };
-        let limit = Some(Duration::from_secs_f64(seconds));
-        let compile = CompileControl { limit, ..CompileControl::default() };
-        let options = OpenOptions { devices, compile, ..OpenOptions::default() };
+        let observer = Some(Arc::new(Limited(Duration::from_secs_f64(seconds))) as _);
+        let options = OpenOptions { devices, observer, ..OpenOptions::default() };
         Model::open(&root("tests/golden/qwen3"), &options)
     };
     // Each code takes a second of virtual time. There are three per kind of segment, shared by all

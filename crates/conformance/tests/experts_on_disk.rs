@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use troika::engine::WantedLogits;
 use troika::plan::Strategy;
-use troika::weights::{FloatType, Quant};
+use troika::weights::{CacheFolder, FloatType, Quant};
 use troika::{Control, DeviceOptions, Model, OpenOptions, Request};
 
 fn root(path: &str) -> PathBuf {
@@ -52,7 +52,7 @@ fn all_families_compute_the_same_as_in_memory() {
                 quant,
                 chunk: Some(16),
                 devices: devices(&[]),
-                cache_dir: Some(cache.path().into()),
+                cache: Some(CacheFolder::new(cache.path())),
                 ..OpenOptions::default()
             };
             let plain = Model::open(&folder, &options).unwrap();
@@ -81,7 +81,7 @@ fn built_in(expert_cache: Option<u64>, folder: &Path) -> OpenOptions {
         expert_cache,
         chunk: Some(16),
         devices: devices(&[]),
-        cache_dir: Some(folder.into()),
+        cache: Some(CacheFolder::new(folder)),
         ..OpenOptions::default()
     }
 }
@@ -127,7 +127,7 @@ fn a_file_that_is_cut_short_while_running_is_an_error_by_name() {
 
 #[test]
 fn without_a_folder_there_is_nothing_to_read_from() {
-    let options = OpenOptions { cache_dir: None, ..built_in(Some(1 << 20), Path::new("")) };
+    let options = OpenOptions { cache: None, ..built_in(Some(1 << 20), Path::new("")) };
     let error = Model::open(&root("models/tiny-moe"), &options).err().unwrap().to_string();
     assert!(error.contains("--cache-dir"), "{error}");
     let file = tempfile::NamedTempFile::new().unwrap();

@@ -21,8 +21,8 @@ use troika::plan::Strategy;
 use troika::trace::Tracer;
 use troika::weights::{FloatType, Quant};
 use troika::{
-    DeviceOptions, GpuAdapter, GpuSettings, Model, NpuSettings, OpenOptions, Request, Session,
-    gpu_adapters, open_devices,
+    DeviceOptions, GpuAdapter, Model, NpuSettings, OpenOptions, Request, Session, gpu_adapters,
+    open_devices,
 };
 
 /// The device that tests take.
@@ -48,8 +48,7 @@ fn is_here() -> bool {
 /// Devices of which the GPU has memory of its own.
 fn options(specs: &[&str]) -> DeviceOptions {
     let devices = specs.iter().map(|spec| spec.parse().unwrap()).collect();
-    let gpu = GpuSettings { own_memory: true, ..GpuSettings::default() };
-    DeviceOptions { devices, gpu, ..DeviceOptions::default() }
+    DeviceOptions { devices, own_gpu_memory: true, ..DeviceOptions::default() }
 }
 
 fn device(spec: &str) -> Arc<dyn Device> {
@@ -76,7 +75,7 @@ fn refused() -> Vec<Exclusion> {
 /// Devices of which the GPU works in the host's memory.
 fn sharing(specs: &[&str]) -> DeviceOptions {
     let mut options = options(specs);
-    options.gpu.own_memory = false;
+    options.own_gpu_memory = false;
     options
 }
 

@@ -19,7 +19,7 @@ use troika::engine::Sharing;
 use troika::plan::Strategy;
 use troika::weights::{BindOptions, FloatType, Quant};
 use troika::{
-    BoundModel, Described, DeviceOptions, Model, Notices, OpenOptions, Request, check_device,
+    BoundModel, Described, DeviceOptions, Model, OpenObserver, OpenOptions, Request, check_device,
     describe, open_devices,
 };
 use troika_gpu::{GpuDevice, GpuOptions};
@@ -44,6 +44,16 @@ fn cpu() -> Arc<dyn Device> {
 fn described(name: &str) -> Described {
     let bind = BindOptions { float: FloatType::F32, quant: Quant::None };
     describe(&golden(name), bind).unwrap()
+}
+
+/// Keeps what is said.
+#[derive(Debug)]
+struct Told(Arc<Mutex<Vec<String>>>);
+
+impl OpenObserver for Told {
+    fn notice(&self, sentence: &str) {
+        self.0.lock().unwrap().push(sentence.to_string());
+    }
 }
 
 fn options() -> OpenOptions {
@@ -163,13 +173,10 @@ fn with_a_fallback_the_cpu_goes_on_where_a_device_is_lost() {
         let want = prompts.map(|prompt| greedy(&alone, prompt, TOKENS).unwrap());
         let told = Arc::new(Mutex::new(Vec::new()));
         let tell = told.clone();
-        let notices = Notices(Arc::new(move |line: &str| {
-            tell.lock().unwrap().push(line.to_string());
-        }));
         let with_fallback = OpenOptions {
             fallback: true,
             strategy: Strategy::parse(strategy).unwrap(),
-            notices: Some(notices),
+            observer: Some(Arc::new(Told(tell))),
             ..options_for(if together { 2 } else { 1 })
         };
         let model = opened(name, vec![gpu.clone(), cpu()], &with_fallback);

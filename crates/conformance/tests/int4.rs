@@ -7,7 +7,7 @@ use std::path::Path;
 use conformance::golden::{all_logits, relative_error};
 use serde_json::{Value, json};
 use troika::graph::ActivationFormat;
-use troika::weights::FloatType;
+use troika::weights::{CacheFolder, FloatType};
 use troika::{Model, OpenOptions};
 
 /// How a checkpoint is packed.
@@ -206,8 +206,8 @@ fn logits(model: &Path, dtype: FloatType) -> Vec<f32> {
 
 fn logits_with(model: &Path, dtype: FloatType, cache: Option<&Path>) -> Vec<f32> {
     let kv_dtype = Some(troika::graph::DType::F32);
-    let cache_dir = cache.map(Path::to_path_buf);
-    let options = OpenOptions { dtype, kv_dtype, cache_dir, ..OpenOptions::default() };
+    let cache = cache.map(CacheFolder::new);
+    let options = OpenOptions { dtype, kv_dtype, cache, ..OpenOptions::default() };
     let model = Model::open(model, &options).unwrap();
     assert_eq!(model.warnings(), [""; 0]);
     let integer = model.engine().unwrap().plan().activations().contains(&ActivationFormat::INT8);

@@ -10,13 +10,24 @@ use troika::device::{Device, DeviceError};
 use troika::engine::Sharing;
 use troika::weights::{BindOptions, FloatType, Quant};
 use troika::{
-    BoundModel, Described, DeviceOptions, Error, Model, Notices, OpenOptions, Request, describe,
+    BoundModel, Described, DeviceOptions, Error, Model, OpenObserver, OpenOptions, Request,
+    describe,
 };
 use troika_cpu::{CpuDevice, CpuOptions};
 
 const TOKENS: usize = 6;
 /// The second one takes several chunks.
 const PROMPTS: [&[u32]; 2] = [&[1, 2, 3], &[9, 8, 7, 6, 5, 4, 3, 2, 1, 10, 11]];
+
+/// Keeps what is said.
+#[derive(Debug)]
+struct Told(Arc<Mutex<Vec<String>>>);
+
+impl OpenObserver for Told {
+    fn notice(&self, sentence: &str) {
+        self.0.lock().unwrap().push(sentence.to_string());
+    }
+}
 
 fn options() -> OpenOptions {
     let sharing = Sharing { sequences: 2, ..Sharing::default() };
@@ -86,10 +97,8 @@ fn whenever_a_device_is_lost_the_cpu_gives_the_same_answers() {
         for after in 0..lists {
             let told = Arc::new(Mutex::new(Vec::new()));
             let tell = told.clone();
-            let notices = Notices(Arc::new(move |line: &str| {
-                tell.lock().unwrap().push(line.to_string());
-            }));
-            let (model, hook) = opened(name, &OpenOptions { notices: Some(notices), ..options() });
+            let observer: Option<Arc<dyn OpenObserver>> = Some(Arc::new(Told(tell)));
+            let (model, hook) = opened(name, &OpenOptions { observer, ..options() });
             lose_after(&hook, after, &Arc::default());
             assert_eq!(answers(&model).unwrap(), want, "{name}: lost after {after} lists");
             assert_eq!(model.plan().devices, ["cpu"]);

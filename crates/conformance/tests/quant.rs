@@ -9,11 +9,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use conformance::golden::all_logits;
 use troika::graph::DType;
 use troika::model::spec::{Key, WeightRole};
-use troika::weights::{FloatType, Quant};
-use troika::{LoadProgress, Model, OpenOptions, Source};
+use troika::weights::{CacheFolder, FloatType, Quant};
+use troika::{Model, OpenObserver, OpenOptions, Source};
 
 fn tiny() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny-moe")
+}
+
+/// Counts reports of progress.
+#[derive(Debug)]
+struct Counted(Arc<AtomicU64>);
+
+impl OpenObserver for Counted {
+    fn quantized(&self, done: u64, all: u64) {
+        assert!(done <= all);
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 /// An opened model's logits and warnings, and whether anything was quantized.
@@ -31,15 +42,11 @@ fn open_model(
 ) -> Opened {
     let calls = Arc::new(AtomicU64::new(0));
     let seen = calls.clone();
-    let progress = LoadProgress(Arc::new(move |done, all| {
-        assert!(done <= all);
-        seen.fetch_add(1, Ordering::Relaxed);
-    }));
     let options = OpenOptions {
         quant,
         dtype,
-        cache_dir: cache.map(Path::to_path_buf),
-        progress: Some(progress),
+        cache: cache.map(CacheFolder::new),
+        observer: Some(Arc::new(Counted(seen))),
         kv_dtype: Some(DType::F32),
         ..OpenOptions::default()
     };
@@ -249,28 +256,27 @@ fn the_folder_keeps_to_its_size() {
     let open = |quant, bytes| {
         let options = OpenOptions {
             quant,
-            cache_dir: Some(dir.path().to_path_buf()),
-            cache_bytes: bytes,
+            cache: Some(CacheFolder::new(dir.path()).within(bytes)),
             ..OpenOptions::default()
         };
         Model::open(&tiny(), &options).unwrap().warnings().to_vec()
     };
     let size = || packed_files(dir.path()).iter().map(|p| p.metadata().unwrap().len()).sum::<u64>();
-    let refused = open(Quant::Q8, Some(1 << 20));
+    let refused = open(Quant::Q8, 1 << 20);
     assert!(refused[0].contains("more than the 1 MiB allowed"), "{refused:?}");
     assert_eq!(size(), 0);
-    assert!(open(Quant::Q8, None).is_empty());
+    assert!(open(Quant::Q8, u64::MAX).is_empty());
     let q8 = packed_files(dir.path());
-    assert!(open(Quant::Q4, None).is_empty());
+    assert!(open(Quant::Q4, u64::MAX).is_empty());
     let both = size();
     let records: u64 = std::fs::read_dir(dir.path().join("hashes"))
         .into_iter()
         .flatten()
         .map(|e| e.unwrap().metadata().unwrap().len())
         .sum();
-    assert!(open(Quant::Q4, Some(both + records)).is_empty());
+    assert!(open(Quant::Q4, both + records).is_empty());
     assert_eq!(size(), both);
     // One byte over the limit: the least recently used file is removed.
-    assert!(open(Quant::Q4, Some(both + records - 1)).is_empty());
+    assert!(open(Quant::Q4, both + records - 1).is_empty());
     assert!(!q8[0].exists() && packed_files(dir.path()).len() == 1 && size() < both);
 }

@@ -10,7 +10,7 @@ use crate::error::CliError;
 use crate::output;
 
 /// How long a command that is ready itself waits for a search: a driver may hang.
-const PATIENCE: Duration = Duration::from_secs(1);
+const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Looks for a GPU. A process of its own does, by [`find`], since drivers take memory, print what they
 /// like, and may end their process.
@@ -22,17 +22,24 @@ pub fn search() -> Option<Child> {
 
 /// Says on standard error what a search found.
 pub fn tell(search: Option<Child>) {
-    let Some(mut search) = search else { return };
-    let end = Instant::now() + PATIENCE;
+    search.into_iter().for_each(|search| output::note(&result(search, PATIENCE)));
+}
+
+/// What a search prints, or that it did not end in time.
+fn result(mut search: Child, patience: Duration) -> String {
+    let end = Instant::now() + patience;
     while matches!(search.try_wait(), Ok(None)) {
         if Instant::now() > end {
             let _ = search.kill();
-            return;
+            let _ = search.wait();
+            return "note: a GPU's driver did not answer in time: the CPU computes; name it with \
+                    --device gpu to wait for it\n"
+                .into();
         }
         std::thread::sleep(Duration::from_millis(2));
     }
     let line = search.wait_with_output().map(|found| found.stdout).unwrap_or_default();
-    output::note(&String::from_utf8_lossy(&line));
+    String::from_utf8_lossy(&line).into_owned()
 }
 
 /// Prints the line about the GPU of this machine, if it has one.
@@ -69,9 +76,23 @@ fn usable(adapters: &[GpuAdapter]) -> Option<(String, String)> {
 
 #[cfg(test)]
 mod tests {
+    use std::process::{Command, Stdio};
+    use std::time::Duration;
+
     use troika::GpuAdapter;
 
-    use super::usable;
+    use super::{result, usable};
+
+    #[cfg(unix)]
+    #[test]
+    fn a_search_that_hangs_is_said_in_a_line() {
+        let search = |program: &str, arg: &str| {
+            Command::new(program).arg(arg).stdout(Stdio::piped()).spawn().unwrap()
+        };
+        let line = result(search("sleep", "60"), Duration::from_millis(10));
+        assert!(line.contains("did not answer in time") && line.ends_with('\n'), "{line}");
+        assert_eq!(result(search("echo", "found"), Duration::from_secs(60)), "found\n");
+    }
 
     #[test]
     fn a_gpu_is_named_as_device_takes_it_and_software_is_not() {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use serde_json::json;
@@ -26,6 +26,17 @@ struct Printed {
     tokens: usize,
 }
 
+/// The prompts, and what answers them.
+struct Lines<'a> {
+    model: &'a Model,
+    source: &'a Source,
+    args: &'a RunArgs,
+    lines: &'a [String],
+    interrupt: &'a Interrupt,
+    /// The first prompt that nobody answers yet.
+    next: AtomicUsize,
+}
+
 /// Answers each line. A failed prompt has an error instead of its answer; the others continue.
 ///
 /// # Errors
@@ -40,25 +51,13 @@ pub fn run(
     // Flags out of range are reported once.
     request(model, args)?;
     let start = model.clock().now();
-    let next = AtomicUsize::new(0);
+    let prompts = Lines { model, source, args, lines, interrupt, next: AtomicUsize::new(0) };
     let (sender, answers) = channel();
-    let workers = args.parallel.unwrap_or(1).min(lines.len());
-    let mut printed = Printed::default();
-    std::thread::scope(|scope| {
-        for worker in 0..workers {
-            let (next, sender) = (&next, sender.clone());
-            let started = std::thread::Builder::new().spawn_scoped(scope, move || {
-                while !interrupt.pressed() {
-                    let index = next.fetch_add(1, Ordering::Relaxed);
-                    let Some(line) = lines.get(index) else { break };
-                    let answered = answer(model, args, line, interrupt);
-                    let answered = answered.map_err(|e| e.in_plan(args.plan.plan.is_some()));
-                    if sender.send((index, answered)).is_err() {
-                        break;
-                    }
-                }
-            });
-            match started {
+    let printed = std::thread::scope(|scope| {
+        for worker in 0..args.parallel.unwrap_or(1).min(lines.len()) {
+            let (prompts, sender) = (&prompts, sender.clone());
+            let answers = move || prompts.answer(&sender);
+            match std::thread::Builder::new().spawn_scoped(scope, answers) {
                 Err(e) if worker == 0 => {
                     let why = format!("cannot start a thread for --parallel: {e}");
                     return Err(CliError::Failure(why));
@@ -69,25 +68,7 @@ pub fn run(
             }
         }
         drop(sender);
-        let mut early = BTreeMap::new();
-        for (index, answered) in answers {
-            early.insert(index, answered);
-            while let Some(answered) = early.remove(&printed.answers) {
-                printed.failed += usize::from(answered.is_err());
-                printed.tokens += answered.as_ref().map_or(0, |(out, _)| out.tokens.len());
-                let result = match args.json {
-                    true => print_json(model, source, answered),
-                    false => print(printed.answers, &lines[printed.answers], answered),
-                };
-                if result.is_err() {
-                    // Nobody reads any more: what is under way ends, too.
-                    next.store(lines.len(), Ordering::Relaxed);
-                    return result;
-                }
-                printed.answers += 1;
-            }
-        }
-        Ok(())
+        prompts.print(answers)
     })?;
     if !args.json && !args.quiet {
         output::note(&figures(&printed, model.clock().now() - start));
@@ -101,20 +82,57 @@ pub fn run(
     }
 }
 
-fn answer(
-    model: &Model,
-    args: &RunArgs,
-    line: &str,
-    interrupt: &Interrupt,
-) -> Result<Answered, CliError> {
-    if line.is_empty() {
-        return Err(troika::Error::EmptyPrompt.into());
+impl Lines<'_> {
+    /// Answers prompts until there are none.
+    fn answer(&self, answers: &Sender<(usize, Result<Answered, CliError>)>) {
+        while !self.interrupt.pressed() {
+            let index = self.next.fetch_add(1, Ordering::Relaxed);
+            let Some(line) = self.lines.get(index) else { break };
+            let answered = self.answer_to(line);
+            let answered = answered.map_err(|e| e.in_plan(self.args.plan.plan.is_some()));
+            if answers.send((index, answered)).is_err() {
+                break;
+            }
+        }
     }
-    let (ids, time) = tokenize(model, args, line)?;
-    let mut session = model.session()?;
-    let _ends = interrupt.ends(session.canceller());
-    let out = session.generate(&ids, &request(model, args)?, &mut |_, _| Control::Continue)?;
-    Ok((out, time))
+
+    fn answer_to(&self, line: &str) -> Result<Answered, CliError> {
+        if line.is_empty() {
+            return Err(troika::Error::EmptyPrompt.into());
+        }
+        let (ids, time) = tokenize(self.model, self.args, line)?;
+        let mut session = self.model.session()?;
+        let _ends = self.interrupt.ends(session.canceller());
+        let request = request(self.model, self.args)?;
+        let out = session.generate(&ids, &request, &mut |_, _| Control::Continue)?;
+        Ok((out, time))
+    }
+
+    /// Prints answers in the order of their prompts.
+    fn print(
+        &self,
+        answers: Receiver<(usize, Result<Answered, CliError>)>,
+    ) -> Result<Printed, CliError> {
+        let (mut early, mut printed) = (BTreeMap::new(), Printed::default());
+        for (index, answered) in answers {
+            early.insert(index, answered);
+            while let Some(answered) = early.remove(&printed.answers) {
+                printed.failed += usize::from(answered.is_err());
+                printed.tokens += answered.as_ref().map_or(0, |(out, _)| out.tokens.len());
+                let result = match self.args.json {
+                    true => print_json(self.model, self.source, answered),
+                    false => print(printed.answers, &self.lines[printed.answers], answered),
+                };
+                if result.is_err() {
+                    // Nobody reads any more: what is under way ends, too.
+                    self.next.store(self.lines.len(), Ordering::Relaxed);
+                    return result.map(|()| printed);
+                }
+                printed.answers += 1;
+            }
+        }
+        Ok(printed)
+    }
 }
 
 fn print_json(

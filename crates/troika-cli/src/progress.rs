@@ -2,69 +2,76 @@
 //! graphs.
 
 use std::io::IsTerminal;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressFinish, ProgressStyle};
-use troika::engine::OnCompiled;
-use troika::{CheckProgress, LoadProgress, Notices, OpenOptions};
+use troika::OpenObserver;
 
+use crate::interrupt::Interrupt;
 use crate::output::note_line;
 
 /// Shorter compiling shows no bar.
 const WORTH_SHOWING: Duration = Duration::from_secs(1);
 
-/// Draws bars on a terminal - indicatif draws nothing elsewhere - and prints notices.
-pub fn watch(options: &mut OpenOptions) {
-    let bars = MultiProgress::new();
-    options.progress = Some(LoadProgress(quantizing(bars.clone())));
-    options.notices = Some(Notices(Arc::new(notice(bars.clone()))));
-    options.compile.progress = Some(compiling(bars));
-    options.devices.gpu.progress = Some(comparing());
+/// What hears of opening a model: it draws bars on a terminal - indicatif draws nothing elsewhere -
+/// and prints notices.
+#[derive(Debug, Default)]
+pub struct OpeningBars {
+    bars: MultiProgress,
+    quantizing: OnceLock<ProgressBar>,
+    compiling: OnceLock<Instant>,
+    compiled: OnceLock<ProgressBar>,
+    checking: Mutex<Option<ProgressBar>>,
+    /// What ends compiling.
+    pub cancel: Option<Arc<AtomicBool>>,
+    /// How long compiling may take.
+    pub limit: Option<Duration>,
 }
 
-fn notice(bars: MultiProgress) -> impl Fn(&str) + Send + Sync {
-    move |sentence| bars.suspend(|| note_line(&format!("warning: {sentence}")))
-}
-
-fn comparing() -> CheckProgress {
-    let bar: Mutex<Option<ProgressBar>> = Mutex::default();
-    CheckProgress(Arc::new(move |kernel| {
-        let mut bar = bar.lock().unwrap_or_else(PoisonError::into_inner);
-        match kernel {
-            Some(kernel) => {
-                let bar = bar.get_or_insert_with(|| unknown("checking the GPU"));
-                bar.set_message(format!("checking the GPU: {kernel}"));
-            }
-            None => drop(bar.take()),
-        }
-    }))
-}
-
-fn quantizing(bars: MultiProgress) -> Arc<dyn Fn(u64, u64) + Send + Sync> {
-    let bar: OnceLock<ProgressBar> = OnceLock::new();
-    Arc::new(move |done, all| {
-        let bar =
-            bar.get_or_init(|| new_bar(&bars, all, "quantizing [{bar:30}] {percent} % {eta}"));
+impl OpenObserver for OpeningBars {
+    fn quantized(&self, done: u64, all: u64) {
+        let new = || new_bar(&self.bars, all, "quantizing [{bar:30}] {percent} % {eta}");
+        let bar = self.quantizing.get_or_init(new);
         bar.set_position(done);
         if done >= all {
             bar.finish_and_clear();
         }
-    })
-}
+    }
 
-fn compiling(bars: MultiProgress) -> OnCompiled {
-    let start: OnceLock<Instant> = OnceLock::new();
-    let bar: OnceLock<ProgressBar> = OnceLock::new();
-    Arc::new(move |done, all| {
-        let start = start.get_or_init(Instant::now);
+    fn checked(&self, kernel: Option<&str>) {
+        let mut bar = self.checking.lock().unwrap_or_else(PoisonError::into_inner);
+        match kernel {
+            Some(kernel) => bar
+                .get_or_insert_with(|| unknown("checking the GPU"))
+                .set_message(format!("checking the GPU: {kernel}")),
+            None => drop(bar.take()),
+        }
+    }
+
+    fn compiled(&self, done: usize, all: usize) {
+        let start = self.compiling.get_or_init(Instant::now);
         if done >= all {
-            bar.get().inspect(|bar| bar.finish_and_clear());
+            self.compiled.get().inspect(|bar| bar.finish_and_clear());
         } else if start.elapsed() > WORTH_SHOWING {
             let form = "compiling {pos} of {len} [{bar:30}] {eta}";
-            bar.get_or_init(|| new_bar(&bars, all as u64, form)).set_position(done as u64);
+            let new = || new_bar(&self.bars, all as u64, form);
+            self.compiled.get_or_init(new).set_position(done as u64);
         }
-    })
+    }
+
+    fn notice(&self, sentence: &str) {
+        self.bars.suspend(|| note_line(&format!("warning: {sentence}")));
+    }
+
+    fn cancel(&self) -> Option<Arc<AtomicBool>> {
+        self.cancel.clone()
+    }
+
+    fn limit(&self) -> Option<Duration> {
+        self.limit
+    }
 }
 
 /// A bar for what is done part by part: told how much is done, of how much.
@@ -78,6 +85,15 @@ pub fn counting(what: &'static str) -> impl FnMut(usize, usize) {
         if done >= all {
             bar.finish_and_clear();
         }
+    }
+}
+
+/// Such a bar for what goes on until Ctrl-C.
+pub fn going_on(what: &'static str, until: &Interrupt) -> impl FnMut(usize, usize) -> bool {
+    let mut count = counting(what);
+    move |done, all| {
+        count(done, all);
+        !until.pressed()
     }
 }
 

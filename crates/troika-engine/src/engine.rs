@@ -3,7 +3,7 @@
 use std::mem::swap;
 use std::sync::Arc;
 
-use troika_device::{Buffer, Clock, Device, DeviceKind, SpaceId, Waiting, WeightSource};
+use troika_device::{Buffer, Clock, Device, SpaceId, Waiting, WeightSource};
 use troika_model::lower::{Lowered, StateDecl, WeightShapes, lower};
 use troika_model::spec::ModelSpec;
 use troika_plan::{Phase, Plan, PlanDevice, SyncMode};
@@ -315,7 +315,8 @@ fn state_buffers(
     buffers.collect()
 }
 
-/// Checks that the device which owns a space binds a state as a whole, as real ones do.
+/// Checks that the device which owns a space binds a state as a whole. Devices that model time
+/// bind it slab by slab.
 fn check_binding(
     space: SpaceId,
     bytes: Option<usize>,
@@ -324,7 +325,7 @@ fn check_binding(
     let Some(device) = owner(space, devices) else { return Ok(()) };
     let (bytes, most) = (bytes.unwrap_or(usize::MAX) as u64, device.caps().max_binding_bytes);
     match most {
-        Some(most) if bytes > most && device.kind() != DeviceKind::Virtual => {
+        Some(most) if bytes > most && device.clock().is_none() => {
             Err(EngineError::CacheBinding { device: device.name().into(), bytes, most })
         }
         _ => Ok(()),

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::Path;
 
 use serde_json::Value;
-use troika::{BoundModel, Error, Model, OpenOptions, Source, free_memory, open_devices};
+use troika::{BoundModel, Error, Model, OpenOptions, Source, free_memory};
 use troika_device::read_text;
 use troika_graph::DType;
 use troika_model::spec::ModelSpec;
@@ -46,7 +46,7 @@ impl Subject {
             Subject::Files(source) => return Ok(BoundModel::open(source, options)?),
             Subject::Synthetic(preset) => preset,
         };
-        let devices = open_devices(&options.devices)?;
+        let devices = options.open_devices()?;
         let shape = Shape::find(preset, DType::BF16)?;
         let mut store = shape.lazy_weights(options.quant);
         if with_values && devices.iter().any(|d| d.caps().computes()) {

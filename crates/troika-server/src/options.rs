@@ -52,8 +52,6 @@ pub struct ServerOptions {
     pub max_tokens: Option<usize>,
     /// The most time for an answer, waiting included.
     pub timeout: Duration,
-    /// The most connections at once.
-    pub connections: usize,
     /// How long a model stays open that nobody uses; `None`: for ever.
     pub keep_alive: Option<Duration>,
     /// Bytes of all open models; `None`: no limit.

@@ -175,6 +175,9 @@ async fn stop() {
     }
 }
 
+/// The most connections at once.
+const MOST_CONNECTIONS: usize = 2048;
+
 /// Counts a connection as long as it is open.
 struct Connected(Arc<Server>);
 
@@ -189,7 +192,7 @@ type ClientStream = TokioIo<Pin<Box<TimeoutStream<TcpStream>>>>;
 
 /// Serves a connection on a task of its own.
 fn connect(server: &Arc<Server>, routes: &Router, stream: TcpStream) {
-    if server.connections.load(Ordering::Relaxed) >= server.options.connections {
+    if server.connections.load(Ordering::Relaxed) >= MOST_CONNECTIONS {
         // Closing it at once is all that can be done in no time.
         return;
     }

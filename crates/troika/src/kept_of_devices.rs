@@ -4,17 +4,17 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use troika_npu::{GraphCache, GraphKey};
 use troika_weights::CacheFolder;
 
-/// What GPU devices need.
+use crate::options::OpenObserver;
+
+/// How kernels of a GPU are checked, and what is kept of it.
 #[derive(Clone, Debug, Default)]
 pub struct GpuSettings {
     /// Whether kernels are compared with the CPU's before a model uses them on an adapter and
     /// driver for the first time. What computes something else is refused.
     pub check: bool,
-    /// Whether values and caches of a GPU lie in memory of its own even where the host's is the
-    /// same, so that other devices need copies. A GPU alone always has its own, which may be faster.
-    pub own_memory: bool,
     /// The folder that keeps what was found and what drivers compiled; `None`: not kept.
     pub cache_dir: Option<PathBuf>,
     /// The most bytes in that folder.
@@ -40,23 +40,46 @@ impl fmt::Debug for CheckProgress {
 
 /// Sentences for the user that no call returned.
 #[derive(Clone, Debug, Default)]
-pub struct Notes(Arc<Mutex<Vec<String>>>);
+pub struct Notes {
+    said: Arc<Mutex<Vec<String>>>,
+    observer: Option<Arc<dyn OpenObserver>>,
+}
 
 impl Notes {
     /// Takes them.
     pub fn take(&self) -> Vec<String> {
-        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.said.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// Says a sentence, once.
     pub(crate) fn add(&self, note: String) {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         if !all.contains(&note) {
+            self.observer.iter().for_each(|observer| observer.notice(&note));
             all.push(note);
         }
     }
 }
 
 impl GpuSettings {
+    /// Those that keep in a folder and tell an observer.
+    pub(crate) fn of(
+        check: bool,
+        cache: Option<&CacheFolder>,
+        observer: Option<&Arc<dyn OpenObserver>>,
+    ) -> GpuSettings {
+        let told = |observer: Arc<dyn OpenObserver>| {
+            CheckProgress(Arc::new(move |kernel| observer.checked(kernel)))
+        };
+        GpuSettings {
+            check,
+            cache_dir: cache.map(|cache| cache.dir().to_path_buf()),
+            cache_bytes: cache.map(CacheFolder::most),
+            progress: observer.cloned().map(told),
+            notes: Notes { observer: observer.cloned(), ..Notes::default() },
+        }
+    }
+
     /// What is kept, if there is a folder.
     pub(crate) fn kept(&self) -> Option<KeptOfDevices> {
         let folder = CacheFolder::new(self.cache_dir.as_ref()?);
@@ -86,6 +109,20 @@ impl KeptOfDevices {
     pub fn keep(&self, name: &str, bytes: &[u8]) {
         if let Err(e) = self.folder.keep_of_device(name, bytes, self.limit) {
             self.notes.add(format!("nothing is kept of a GPU for the next start: {e}"));
+        }
+    }
+}
+
+impl GraphCache for KeptOfDevices {
+    fn get(&self, key: &GraphKey) -> Option<Vec<u8>> {
+        self.folder.graph(&key.0)
+    }
+
+    fn put(&self, key: &GraphKey, bytes: &[u8]) {
+        // A cache that cannot be written costs the next start some time.
+        if let Err(e) = self.folder.keep_graph(&key.0, bytes, self.limit) {
+            let dir = self.folder.dir().display();
+            self.notes.add(format!("compiled graphs are not kept in {dir} ({e})"));
         }
     }
 }

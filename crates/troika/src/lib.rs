@@ -75,9 +75,9 @@ pub use describe::{BoundModel, Described, describe};
 pub use device_check::CheckedKernel;
 pub use devices::limits::{Limit, Limits, measure_bandwidth, measure_limits, multiply_of};
 pub use devices::{
-    CacheFault, DeviceOptions, DeviceSpec, DeviceSpecError, GpuAdapter, GpuSpec, NpuSettings,
-    ProcessorSpec, check_device, gpu_adapters, instruction_sets, npu, open_devices, parse_cores,
-    sim, usable_cores, virtual_clock,
+    DeviceOptions, DeviceSpec, DeviceSpecError, GpuAdapter, GpuSpec, NpuSettings, ProcessorSpec,
+    check_device, gpu_adapters, instruction_sets, npu, open_devices, parse_cores, sim,
+    usable_cores, virtual_clock,
 };
 pub use driver::EngineGuard;
 pub use energy::{EnergyMeter, Metering, PowerMeter};
@@ -88,7 +88,7 @@ pub use generation::GenerationDefaults;
 pub use kept_of_devices::{CheckProgress, GpuSettings, Notes};
 pub use memory::free_memory;
 pub use open::Model;
-pub use options::{LoadProgress, Notices, OpenOptions, PredictorOptions, SolveOptions};
+pub use options::{OpenObserver, OpenOptions, PredictorOptions, SolveOptions};
 pub use perplexity::{Perplexity, Scored};
 pub use planning::{Planned, make_plan};
 pub use profile_file::{ProfileAt, subject_of};

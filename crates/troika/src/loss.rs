@@ -46,12 +46,12 @@ impl CpuInstead {
     /// # Errors
     /// Why the CPU cannot go on, in a sentence.
     pub fn engine(&self, loss: &DeviceError) -> Result<Engine, String> {
-        if let Some(notices) = &self.options.notices {
+        if let Some(observer) = &self.options.observer {
             let what = match loss {
                 DeviceError::Gone(device) => format!("device {device} stopped working"),
                 other => other.to_string(),
             };
-            (notices.0)(&format!("{what}; the CPU computes everything anew and goes on"));
+            observer.notice(&format!("{what}; the CPU computes everything anew and goes on"));
         }
         self.make().map_err(|e| e.to_string())
     }

@@ -95,7 +95,7 @@ pub(crate) fn limit_experts(store: &mut WeightStore, options: &OpenOptions) -> O
         return None;
     }
     let mib = |bytes: u64| bytes >> 20;
-    let Some(folder) = &options.cache_dir else {
+    let Some(folder) = &options.cache else {
         return Some(format!(
             "the weights take {} MiB, and {} MiB of memory are free: with a folder to read experts \
              from (--cache-dir, and no --no-cache) they need not all be in memory",
@@ -111,7 +111,7 @@ pub(crate) fn limit_experts(store: &mut WeightStore, options: &OpenOptions) -> O
          read from {} when tokens choose them (--expert-cache-mib)",
         mib(experts),
         mib(budget),
-        folder.display()
+        folder.dir().display()
     ))
 }
 

@@ -12,7 +12,7 @@ use troika_trace::{Span, Tracer};
 use troika_weights::{ExpertStats, Quant, WeightStore};
 
 use crate::describe::{BoundModel, Described, describe};
-use crate::devices::{computes_nothing, open_traced, virtual_clock};
+use crate::devices::virtual_clock;
 use crate::driver::{Driver, EngineGuard};
 use crate::error::Error;
 use crate::generation::GenerationDefaults;
@@ -23,7 +23,7 @@ use crate::planning::Planned;
 use crate::source::Source;
 use crate::text::ModelText;
 
-/// Weights of more bytes are not scanned at load: scanning reads all of them from disk.
+/// Weights of more bytes are not scanned: scanning reads all of them from disk.
 const SCAN_LIMIT: u64 = 4 << 30;
 
 /// An open model. Clones share it; it closes when the last clone and the last session are dropped.
@@ -58,7 +58,7 @@ impl Model {
     /// Anything from a missing file to an op that a device refuses.
     pub fn open(source: impl Into<Source>, options: &OpenOptions) -> Result<Model, Error> {
         let (source, clock) = (source.into(), RealClock::new());
-        let devices = open_traced(&options.devices_to_open()?, &options.tracer, clock)?;
+        let (devices, notes) = options.devices_by(clock)?;
         let Described { files, mut spec, mut store } = describe(&source, options.bind())?;
         options.calibration.iter().try_for_each(|c| c.apply(&spec, &mut store))?;
         spec.embeds = options.embeddings;
@@ -72,15 +72,15 @@ impl Model {
         warnings.extend(limit_experts(&mut store, options));
         warnings.extend(keep_packed(&mut store, options));
         read_ahead(&store, &spec, options)?;
-        let report = store.report();
-        if options.scan && report.mapped + report.owned <= SCAN_LIMIT {
-            warnings.extend(non_finite(&store.scan_non_finite()));
-        }
         // The tokenizer is loaded. Free this memory before weights are packed.
         drop(files);
         troika_device::trim_heap();
         let model = BoundModel { spec, store, devices };
-        Model::assemble(source.to_string(), model, text, options, clock)
+        let mut opened = Model::assemble(source.to_string(), model, text, options, clock)?;
+        if options.observer.is_none() {
+            opened.text.warnings.extend(notes.take());
+        }
+        Ok(Model { opened: Arc::new(opened) })
     }
 
     /// Opens a model with bound weights, without a tokenizer, on given devices. The options'
@@ -93,7 +93,9 @@ impl Model {
         model: BoundModel,
         options: &OpenOptions,
     ) -> Result<Model, Error> {
-        Model::assemble(name.into(), model, ModelText::default(), options, RealClock::new())
+        let text = ModelText::default();
+        let opened = Model::assemble(name.into(), model, text, options, RealClock::new())?;
+        Ok(Model { opened: Arc::new(opened) })
     }
 
     /// Plans and compiles. The clock began with opening.
@@ -103,66 +105,31 @@ impl Model {
         mut text: ModelText,
         options: &OpenOptions,
         real: RealClock,
-    ) -> Result<Model, Error> {
-        if let Some(progress) = &options.progress {
-            model.store.on_progress(progress.0.clone());
+    ) -> Result<Opened, Error> {
+        if let Some(observer) = options.observer.clone() {
+            let tell = move |done, all| observer.quantized(done, all);
+            model.store.on_progress(Arc::new(tell));
         }
         let of_plan = |e: Error| e.of_plan(options.plan_file.as_deref());
-        let Planned { mut plan, changes, mut refusals, model, .. } =
-            model.plan(options).map_err(of_plan)?;
-        let (BoundModel { spec, store, devices }, warnings) = (&model, &mut text.warnings);
-        warnings.extend(changes);
+        let mut planned = model.plan(options).map_err(of_plan)?;
         // Opening takes real time even with a virtual clock.
         let real = Arc::new(real);
-        let shapes = |key| store.shape(key);
-        let (mut engine, clock, modelled, silent) = loop {
-            let used = devices.iter().filter(|d| plan.devices.iter().any(|name| name == d.name()));
-            let silent = used.clone().find(|d| computes_nothing(d));
-            let modelled = virtual_clock(used);
-            let clock = modelled.clone().unwrap_or_else(|| real.clone());
-            let parts = EngineParts {
-                spec,
-                shapes: &shapes,
-                weights: store,
-                plan: plan.clone(),
-                devices,
-                clock: clock.clone(),
-                tracer: options.tracer.clone(),
-                sharing: options.sharing,
-            };
-            match Engine::new(parts, &options.compile) {
-                // What a device refuses only while compiling is planned around, as what it refuses
-                // before.
-                Err(EngineError::Refused { refusal, .. })
-                    if options.may_change_plan() && !refusals.contains(&refusal) =>
-                {
-                    refusals.push(*refusal);
-                    warnings.extend(model.avoid(&mut plan, &refusals).map_err(of_plan)?);
-                    model.check_memory(&plan, options).map_err(of_plan)?;
-                }
-                made => {
-                    let engine = made.map_err(|e| of_plan(e.into()))?;
-                    break (engine, clock, modelled, silent);
-                }
-            }
-        };
-        warnings.extend(silent.map(|d| {
-            let name = d.name();
+        let Compiled { mut engine, clock, modelled, silent } =
+            planned.compile(options, &real).map_err(of_plan)?;
+        let Planned { plan, changes, refusals, model: BoundModel { spec, store, .. }, .. } =
+            planned;
+        let warnings = &mut text.warnings;
+        warnings.extend(changes);
+        warnings.extend(silent.iter().map(|name| {
             format!("device {name} computes nothing (its numerics are off): tokens are counted up, not generated")
         }));
-        warnings.extend(unkept(options));
-        warnings.extend(options.devices.gpu.notes.take());
-        let computes = silent.is_none();
         let unkept = store.finish_packed();
         store.open_experts(&unkept)?;
         warnings.extend(unkept);
-        trace_waits(store, &options.tracer, &clock);
+        trace_waits(&store, &options.tracer, &clock);
         warnings.extend(non_finite(&store.non_finite()));
-        let BoundModel { spec, store, .. } = model;
-        let store = Arc::new(store);
-        let context = plan.context;
-        let plan = CurrentPlan::new(plan);
-        if options.fallback && modelled.is_none() {
+        let (store, context, plan) = (Arc::new(store), plan.context, CurrentPlan::new(plan));
+        if options.fallback && !modelled {
             let instead = CpuInstead {
                 spec: spec.clone(),
                 store: store.clone(),
@@ -182,15 +149,15 @@ impl Model {
             driver: Driver::new(engine),
             text,
             clock,
-            computes,
-            modelled: modelled.is_some(),
+            computes: silent.is_none(),
+            modelled,
             tracer: options.tracer.clone(),
             load_time: real.now(),
         };
-        if modelled.is_none() {
+        if !modelled {
             opened.record("load", Duration::ZERO);
         }
-        Ok(Model { opened: Arc::new(opened) })
+        Ok(opened)
     }
 
     /// The model's description.
@@ -267,9 +234,63 @@ impl Model {
         &self.opened.text.warnings
     }
 
+    /// A sentence for each tensor with NaN or infinite values among weights that are used as they
+    /// are in the files, up to 4 GiB: all of them are read. Others are checked on opening.
+    pub fn scan(&self) -> Vec<String> {
+        let report = self.store().report();
+        let is_small = report.mapped + report.owned <= SCAN_LIMIT;
+        let found = is_small.then(|| self.store().scan_non_finite()).unwrap_or_default();
+        non_finite(&found).collect()
+    }
+
     /// The time it took to open.
     pub fn load_time(&self) -> Duration {
         self.opened.load_time
+    }
+}
+
+/// A plan's engine.
+struct Compiled {
+    engine: Engine,
+    clock: Arc<dyn Clock>,
+    /// Whether time is modelled.
+    modelled: bool,
+    /// A device of the plan that computes nothing.
+    silent: Option<String>,
+}
+
+impl Planned {
+    /// Compiles the plan. What a device refuses only while compiling is planned around, as what it
+    /// refuses before.
+    fn compile(&mut self, options: &OpenOptions, real: &Arc<RealClock>) -> Result<Compiled, Error> {
+        let Planned { plan, changes, refusals, model, .. } = self;
+        let shapes = |key| model.store.shape(key);
+        loop {
+            let used = model.devices.iter().filter(|d| plan.devices.iter().any(|n| n == d.name()));
+            let silent = used.clone().find(|d| !d.caps().computes()).map(|d| d.name().into());
+            let own = virtual_clock(used);
+            let (modelled, clock) = (own.is_some(), own.unwrap_or_else(|| real.clone()));
+            let parts = EngineParts {
+                spec: &model.spec,
+                shapes: &shapes,
+                weights: &model.store,
+                plan: plan.clone(),
+                devices: &model.devices,
+                clock: clock.clone(),
+                tracer: options.tracer.clone(),
+                sharing: options.sharing,
+            };
+            match Engine::new(parts, &options.compile_control()) {
+                Err(EngineError::Refused { refusal, .. })
+                    if options.may_change_plan() && !refusals.contains(&refusal) =>
+                {
+                    refusals.push(*refusal);
+                    changes.extend(model.avoid(plan, refusals)?);
+                    model.check_memory(plan, options)?;
+                }
+                made => return Ok(Compiled { engine: made?, clock, modelled, silent }),
+            }
+        }
     }
 }
 
@@ -287,16 +308,9 @@ impl Opened {
 /// Takes quantized weights from the cache, and stores new ones. Failures are warnings, since
 /// everything also works without the cache.
 fn keep_packed(store: &mut WeightStore, options: &OpenOptions) -> Option<String> {
-    let dir = options.cache_dir.as_ref()?;
-    let kept = store.keep_packed(dir, options.cache_bytes);
-    kept.err().map(|e| format!("quantized weights are not kept in {} ({e})", dir.display()))
-}
-
-/// Why compiled graphs were not kept, if they were not.
-fn unkept(options: &OpenOptions) -> Option<String> {
-    let (npu, dir) = (&options.devices.npu, options.devices.npu.cache_dir.as_ref()?);
-    let why = npu.cache_fault.take()?;
-    Some(format!("compiled graphs are not kept in {} ({why})", dir.display()))
+    let folder = options.cache.as_ref()?;
+    let failed = store.keep_packed(folder).err()?;
+    Some(format!("quantized weights are not kept in {} ({failed})", folder.dir().display()))
 }
 
 /// A sentence per tensor.

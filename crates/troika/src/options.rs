@@ -3,8 +3,11 @@
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
-use troika_engine::{CompileControl, Sharing};
+use troika_device::{Device, RealClock};
+use troika_engine::{CompileControl, OnCompiled, Sharing};
 use troika_graph::{ActivationFormat, DType};
 use troika_model::chat::HelperCommand;
 use troika_model::lower::Lowered;
@@ -12,17 +15,21 @@ use troika_plan::{
     CalibratedProducts, Goal, Plan, PlanError, Policy, RoutingPredictor, Strategy, SyncMode,
 };
 use troika_trace::Tracer;
-use troika_weights::{BindOptions, FloatType, OnProgress, Quant};
+use troika_weights::{BindOptions, CacheFolder, FloatType, Quant};
 
 use crate::calibrated::CalibrationOptions;
-use crate::devices::DeviceOptions;
 use crate::devices::npu::{Rewrite, Rewrites};
+use crate::devices::{DeviceOptions, Opening, open_with};
 use crate::error::Error;
 use crate::expert_options::ExpertOptions;
+use crate::kept_of_devices::{GpuSettings, Notes};
 use crate::profile_file::ProfileAt;
 
+/// Open devices.
+type Devices = Vec<Arc<dyn Device>>;
+
 /// How to open a model.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct OpenOptions {
     /// Type of float matrices. `Auto` also allows activations in eight bits with quantized weights
     /// and in bf16 with bf16 weights, where that is faster. Any other value keeps activations in
@@ -39,21 +46,16 @@ pub struct OpenOptions {
     pub npu_attention: bool,
     /// Quantization of float matrices at load.
     pub quant: Quant,
-    /// Folder that stores quantized weights for the next start; `None`: not stored.
-    pub cache_dir: Option<PathBuf>,
-    /// The most bytes in that folder; the least recently used files are removed.
-    pub cache_bytes: Option<u64>,
-    /// The most bytes of experts in memory: the others are read from `cache_dir` when tokens choose
+    /// Folder that keeps quantized weights, compiled graphs and what was found of GPUs for the next
+    /// start; `None`: nothing is kept.
+    pub cache: Option<CacheFolder>,
+    /// The most bytes of experts in memory: the others are read from `cache` when tokens choose
     /// them. `None`: all of them, if they fit into the memory that is free.
     pub expert_cache: Option<u64>,
     /// Reads experts ahead while decoding, where not all are in memory.
     pub predictor: Option<PredictorOptions>,
-    /// Receives the progress of quantization.
-    pub progress: Option<LoadProgress>,
-    /// Receives what happens to an open model that its user should know.
-    pub notices: Option<Notices>,
-    /// How to watch and stop compiling.
-    pub compile: CompileControl,
+    /// Hears of opening, and may end it.
+    pub observer: Option<Arc<dyn OpenObserver>>,
     /// Whether rows of the last state, for embeddings, are the output in place of logits:
     /// [`Session::feed`](crate::Session::feed) passes them on.
     pub embeddings: bool,
@@ -85,57 +87,13 @@ pub struct OpenOptions {
     pub fallback: bool,
     /// Type of the KV cache; `None`: f32 if computing in f32, else bf16 where multiplied, else f16.
     pub kv_dtype: Option<DType>,
-    /// Type of the values between segments: F32, F16 or BF16.
-    pub values: DType,
     /// The devices to open.
     pub devices: DeviceOptions,
     /// How to start a process that renders chat templates; `None`: this process renders them on a
     /// thread, see [`ChatTemplate::with_helper`](troika_model::chat::ChatTemplate::with_helper).
     pub chat_helper: Option<HelperCommand>,
-    /// Looks for NaN and infinities in weights that are used as they are in the files, up to 4 GiB:
-    /// it reads all of them. Quantized weights are always checked.
-    pub scan: bool,
     /// Records spans. Vendors' profilers report when the model closes.
     pub tracer: Tracer,
-}
-
-impl Default for OpenOptions {
-    fn default() -> Self {
-        OpenOptions {
-            dtype: FloatType::Auto,
-            activations: None,
-            calibration: None,
-            halves: false,
-            npu_attention: false,
-            quant: Quant::None,
-            cache_dir: None,
-            cache_bytes: None,
-            expert_cache: None,
-            predictor: None,
-            progress: None,
-            notices: None,
-            compile: CompileControl::default(),
-            embeddings: false,
-            context: None,
-            chunk: None,
-            strategy: Strategy::default(),
-            experts: ExpertOptions::default(),
-            policy: Policy::default(),
-            chunks_in_flight: None,
-            sync: SyncMode::default(),
-            sharing: Sharing::default(),
-            plan: None,
-            plan_file: None,
-            solve: None,
-            fallback: false,
-            kv_dtype: None,
-            values: DType::F32,
-            devices: DeviceOptions::default(),
-            chat_helper: None,
-            scan: false,
-            tracer: Tracer::off(),
-        }
-    }
 }
 
 impl OpenOptions {
@@ -144,11 +102,16 @@ impl OpenOptions {
         self.plan.is_none() || self.fallback
     }
 
-    /// The devices to open, with graphs written as the plan says.
+    /// Opens the devices, whose graphs are written as the plan says.
     ///
     /// # Errors
-    /// The plan names a rewrite that does not exist.
-    pub(crate) fn devices_to_open(&self) -> Result<DeviceOptions, Error> {
+    /// A device that cannot be opened, or a plan that names a rewrite that does not exist.
+    pub fn open_devices(&self) -> Result<Vec<Arc<dyn Device>>, Error> {
+        self.devices_by(RealClock::new()).map(|(devices, _)| devices)
+    }
+
+    /// The same by a clock, with what there is to say of them.
+    pub(crate) fn devices_by(&self, clock: RealClock) -> Result<(Devices, Notes), Error> {
         let mut devices = self.devices.clone();
         let named = self.plan.iter().flat_map(|plan| &plan.npu_rewrites);
         let named: Result<Vec<Rewrite>, String> = named.map(|name| name.parse()).collect();
@@ -157,7 +120,17 @@ impl OpenOptions {
         if !named.is_empty() {
             devices.npu.rewrites = Rewrites(named);
         }
-        Ok(devices)
+        let gpu = GpuSettings::of(devices.check_gpus, self.cache.as_ref(), self.observer.as_ref());
+        let opening = Opening { tracer: self.tracer.clone(), clock, gpu };
+        Ok((open_with(&devices, &opening)?, opening.gpu.notes))
+    }
+
+    /// How to compile.
+    pub(crate) fn compile_control(&self) -> CompileControl {
+        let Some(observer) = self.observer.clone() else { return CompileControl::default() };
+        let (cancel, limit) = (observer.cancel(), observer.limit());
+        let progress: OnCompiled = Arc::new(move |done, all| observer.compiled(done, all));
+        CompileControl { progress: Some(progress), cancel, limit }
     }
 
     /// The format for which NPUs convert weights.
@@ -192,23 +165,28 @@ pub struct PredictorOptions {
     pub predictor: Arc<RoutingPredictor>,
 }
 
-/// Receives (quantized weights, all weights to quantize) while a model is opened.
-#[derive(Clone)]
-pub struct LoadProgress(pub OnProgress);
+/// Hears what happens to a model, on any thread, and may end its opening.
+pub trait OpenObserver: fmt::Debug + Send + Sync {
+    /// How many weights are quantized, of how many.
+    fn quantized(&self, _done: u64, _all: u64) {}
 
-impl fmt::Debug for LoadProgress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("LoadProgress")
+    /// The kernel that is being compared with the CPU's; `None` at the end.
+    fn checked(&self, _kernel: Option<&str>) {}
+
+    /// How many steps of compiling are done, of how many.
+    fn compiled(&self, _done: usize, _all: usize) {}
+
+    /// A sentence that the user of an open model should know.
+    fn notice(&self, _sentence: &str) {}
+
+    /// A flag that ends compiling when it is set.
+    fn cancel(&self) -> Option<Arc<AtomicBool>> {
+        None
     }
-}
 
-/// Receives sentences.
-#[derive(Clone)]
-pub struct Notices(pub Arc<dyn Fn(&str) + Send + Sync>);
-
-impl fmt::Debug for Notices {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Notices")
+    /// The longest that compiling may take.
+    fn limit(&self) -> Option<Duration> {
+        None
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use troika_device::{Device, DeviceKind};
+use troika_device::Device;
 use troika_engine::EngineError;
 use troika_graph::{ActivationFormat, DType};
 use troika_model::lower::{Lowered, lower};
@@ -19,11 +19,11 @@ use troika_solve::{
 use troika_weights::{FloatType, WeightStore};
 
 use crate::describe::{BoundModel, Described, describe};
-use crate::devices::{open_devices, soc_of};
+use crate::devices::{soc_of, virtual_clock};
 use crate::error::Error;
 use crate::memory::free_memory;
 use crate::options::{OpenOptions, SolveOptions};
-use crate::profile_file::{ProfileAt, read, subject_of};
+use crate::profile_file::subject_of;
 use crate::soc_costs::SocCosts;
 use crate::source::Source;
 
@@ -80,7 +80,7 @@ impl BoundModel {
     /// # Errors
     /// A device that cannot be opened, or unusable files.
     pub fn open(source: impl Into<Source>, options: &OpenOptions) -> Result<BoundModel, Error> {
-        let devices = open_devices(&options.devices_to_open()?)?;
+        let devices = options.open_devices()?;
         let Described { spec, mut store, .. } = describe(source, options.bind())?;
         options.calibration.iter().try_for_each(|c| c.apply(&spec, &mut store))?;
         Ok(BoundModel { spec, store, devices })
@@ -138,7 +138,6 @@ impl BoundModel {
             changes.extend(self.avoid(&mut plan, &refusals)?);
         }
         self.check_memory(&plan, options)?;
-        changes.extend(options.devices.gpu.notes.take());
         Ok(Planned { plan, changes, refusals, alternatives, model: self })
     }
 
@@ -287,24 +286,9 @@ impl BoundModel {
         wanted: &SolveOptions,
         changes: &mut Vec<String>,
     ) -> Result<Option<Solved>, Error> {
-        let one = self.one_device_plan(options)?;
-        let here = subject_of(self, &one);
+        let here = subject_of(self, &self.one_device_plan(options)?);
         let file = wanted.profile.file(&here);
-        match wanted.profile {
-            ProfileAt::IfIn(_) if !file.exists() => return Ok(None),
-            ProfileAt::Folder(_) if !file.exists() => {
-                return Err(Error::NoKeptProfile { file: file.display().to_string() });
-            }
-            _ => {}
-        }
-        let measured = match (read(&file, &here), &wanted.profile) {
-            // This profile was optional.
-            (Err(e), ProfileAt::IfIn(_)) => {
-                changes.push(format!("no profile is used: {e}"));
-                return Ok(None);
-            }
-            (measured, _) => measured?,
-        };
+        let Some(measured) = wanted.profile.read(&here, changes)? else { return Ok(None) };
         let fast = measured.chunk_length().map(|(_, rows)| rows);
         // Groups of experts fill up in long chunks only; shorter ones are looked at, too.
         let shares = self.devices.len() > 1
@@ -319,9 +303,9 @@ impl BoundModel {
         let refuse = |error| Error::Profile { file: file.display().to_string(), error };
         let profiled = ProfiledCosts::new(&measured, &devices).map_err(refuse)?;
         // What virtual devices take is known without measuring.
-        let all_virtual = self.devices.iter().all(|d| d.kind() == DeviceKind::Virtual);
-        let soc = soc_of(&options.devices)?
-            .filter(|(_, names)| all_virtual && names.len() == devices.len());
+        let modelled = virtual_clock(&self.devices).is_some();
+        let soc =
+            soc_of(&options.devices)?.filter(|(_, names)| modelled && names.len() == devices.len());
         let modelled = soc.as_ref().map(|(soc, names)| {
             let processor = |name: &String| soc.processors.iter().find(|p| p.name == *name);
             SocCosts::new(soc, names.iter().filter_map(processor).collect())
@@ -337,28 +321,23 @@ impl BoundModel {
             ));
         }
         let lowered = self.lowered(&one)?;
-        let request = SolveRequest {
+        let mut base = self.plan_request(options);
+        base.kv_dtype = Some(one.kv_dtype);
+        base.calibrated = options.converted(&lowered);
+        base.experts.bytes = base.experts.bytes.or(self.room_for_groups());
+        Ok(Some(solve(&SolveRequest {
             spec: &self.spec,
             lowered: &lowered,
             devices: &devices,
             cost,
             refusals: &refusals,
             goal: wanted.goal,
-            base: &PlanRequest {
-                kv_dtype: Some(one.kv_dtype),
-                calibrated: options.converted(&lowered),
-                experts: ExpertSettings {
-                    bytes: options.experts.settings.bytes.or(self.room_for_groups()),
-                    ..self.plan_request(options).experts
-                },
-                ..self.plan_request(options)
-            },
+            base: &base,
             prompt,
             generate,
             lengths: &[],
             candidates: &[],
-        };
-        Ok(Some(solve(&request)?))
+        })?))
     }
 }
 
@@ -379,7 +358,7 @@ pub(crate) fn plan_request(
         policy: options.policy,
         sync: options.sync,
         kv_dtype: options.kv_dtype,
-        values: options.values,
+        values: DType::F32,
         row_buckets: Some(options.devices.npu.row_buckets.clone()).filter(|n| !n.is_empty()),
         activations: options.activations.clone().or(f32_only),
         calibrated: None,

@@ -1,10 +1,10 @@
 //! Profile files: the subject of a profile for the current model and devices, and reading files.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use troika_device::read_text;
 use troika_plan::{ModelId, Plan, PlanDevice};
-use troika_solve::{Profile, ProfileError, ProfileSubject, ProfiledDevice};
+use troika_solve::{Profile, ProfileSubject, ProfiledDevice};
 
 use crate::describe::BoundModel;
 use crate::devices::usable_cores;
@@ -67,15 +67,36 @@ impl ProfileAt {
         let hash = here.types.join("\n").bytes().fold(0xcbf2_9ce4_8422_2325, mix);
         folder.join(format!("{family}-{layers}x{hidden}-{vocab}-{devices}-{hash:016x}.json"))
     }
-}
-
-/// Reads a profile, which must be complete and match the current subject.
-///
-/// # Errors
-/// The file is missing, is not a profile, or has another subject.
-pub(crate) fn read(file: &Path, here: &ProfileSubject) -> Result<Profile, Error> {
-    let text = read_text(file).map_err(|e| Error::profile_file(file, e))?;
-    let profile = Profile::from_json(&text).and_then(|p| p.check(here).map(|()| p));
-    let refuse = |error: ProfileError| Error::Profile { file: file.display().to_string(), error };
-    profile.map_err(refuse)
+    /// Reads the profile, which must be complete and of this subject. `None` where one that is
+    /// optional cannot be used; `notes` then says why, unless there is none.
+    ///
+    /// # Errors
+    /// The file is missing, is not a profile, or has another subject.
+    pub(crate) fn read(
+        &self,
+        here: &ProfileSubject,
+        notes: &mut Vec<String>,
+    ) -> Result<Option<Profile>, Error> {
+        let file = &self.file(here);
+        let name = || file.display().to_string();
+        match self {
+            ProfileAt::IfIn(_) if !file.exists() => return Ok(None),
+            ProfileAt::Folder(_) if !file.exists() => {
+                return Err(Error::NoKeptProfile { file: name() });
+            }
+            _ => {}
+        }
+        let text = read_text(file).map_err(|e| Error::profile_file(file, e));
+        let profile = text.and_then(|text| {
+            let read = Profile::from_json(&text).and_then(|p| p.check(here).map(|()| p));
+            read.map_err(|error| Error::Profile { file: name(), error })
+        });
+        match (profile, self) {
+            (Err(e), ProfileAt::IfIn(_)) => {
+                notes.push(format!("no profile is used: {e}"));
+                Ok(None)
+            }
+            (profile, _) => profile.map(Some),
+        }
+    }
 }

@@ -277,47 +277,9 @@ impl Session {
             Some(count) => WantedLogits::Largest(count),
             None => WantedLogits::Last,
         };
-        let start = opened.clock.now();
-        let stop_tokens = match request.ignore_eos {
-            true => Vec::new(),
-            false => opened.text.defaults.stop_tokens.clone(),
-        };
-        *lock(&self.state) = SessionState {
-            generating: Some(Generating {
-                sampler,
-                logprobs: request.logprobs,
-                stop_tokens,
-                max: request.max_tokens.unwrap_or(usize::MAX),
-                context: opened.context,
-                holds: opened.driver.handle.most_tokens(),
-                len: prompt.len(),
-                counted: (!opened.computes).then_some(opened.spec.vocab),
-                times: Times {
-                    clock: opened.clock.clone(),
-                    tracer: opened.tracer.clone(),
-                    start,
-                    first: None,
-                    last: start,
-                },
-                chosen: 0,
-                out: VecDeque::new(),
-                finish: None,
-            }),
-            ..SessionState::default()
-        };
-        self.text = Some(TextOutput {
-            stop: StopMatcher::new(&request.stop),
-            detokenizer: opened.text.tokenizer.clone().map(Detokenizer::new),
-            keep_tokens: request.keep_tokens.clone(),
-            output: Output {
-                tokens: Vec::new(),
-                text: String::new(),
-                finish: Finish::Length,
-                stop_text: None,
-                stats: Stats { prompt_tokens: prompt.len(), ..Stats::default() },
-            },
-            stopped: None,
-        });
+        let generating = Some(generating(opened, request, sampler, prompt.len()));
+        *lock(&self.state) = SessionState { generating, ..SessionState::default() };
+        self.text = Some(TextOutput::new(opened, request, prompt.len()));
         let asked = opened.driver.handle.replace(self.seq, prompt.to_vec(), wanted);
         if asked.is_err() {
             self.text = None;
@@ -555,6 +517,35 @@ fn check_prompt(opened: &Opened, prompt: &[u32]) -> Result<(), Error> {
     Ok(())
 }
 
+/// The beginning of a generation after a prompt of `len` tokens.
+fn generating(opened: &Opened, request: &Request, sampler: Sampler, len: usize) -> Generating {
+    let start = opened.clock.now();
+    let stop_tokens = match request.ignore_eos {
+        true => Vec::new(),
+        false => opened.text.defaults.stop_tokens.clone(),
+    };
+    Generating {
+        sampler,
+        logprobs: request.logprobs,
+        stop_tokens,
+        max: request.max_tokens.unwrap_or(usize::MAX),
+        context: opened.context,
+        holds: opened.driver.handle.most_tokens(),
+        len,
+        counted: (!opened.computes).then_some(opened.spec.vocab),
+        times: Times {
+            clock: opened.clock.clone(),
+            tracer: opened.tracer.clone(),
+            start,
+            first: None,
+            last: start,
+        },
+        chosen: 0,
+        out: VecDeque::new(),
+        finish: None,
+    }
+}
+
 /// The text of a generation so far.
 struct TextOutput {
     stop: StopMatcher,
@@ -566,6 +557,22 @@ struct TextOutput {
 }
 
 impl TextOutput {
+    fn new(opened: &Opened, request: &Request, prompt_tokens: usize) -> TextOutput {
+        TextOutput {
+            stop: StopMatcher::new(&request.stop),
+            detokenizer: opened.text.tokenizer.clone().map(Detokenizer::new),
+            keep_tokens: request.keep_tokens.clone(),
+            output: Output {
+                tokens: Vec::new(),
+                text: String::new(),
+                finish: Finish::Length,
+                stop_text: None,
+                stats: Stats { prompt_tokens, ..Stats::default() },
+            },
+            stopped: None,
+        }
+    }
+
     /// Adds a token. Returns the text that is final now, and whether a stop text ends it.
     fn push(&mut self, token: u32) -> (String, bool) {
         self.output.tokens.push(token);

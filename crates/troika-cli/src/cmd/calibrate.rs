@@ -13,7 +13,8 @@ use crate::error::CliError;
 use crate::flags::{CalibrateArgs, PRUNED};
 use crate::input::read_input;
 use crate::interrupt::Interrupt;
-use crate::{file, output, progress, resolve};
+use crate::progress::going_on;
+use crate::{file, output, resolve};
 
 /// Tokens of a window.
 pub const WINDOW: usize = 512;
@@ -34,57 +35,47 @@ pub fn run(args: &CalibrateArgs) -> Result<(), CliError> {
         Subject::Files(source) => routing::unseen(&args.unseen, source)?,
         Subject::Synthetic(_) => Vec::new(),
     };
-    let model = subject.bind(&options, true)?;
+    let bind = || subject.bind(&options, true);
+    let model = bind()?;
     let lowered = model.lowered(&model.one_device_plan(&options)?)?;
-    let mut counting = progress::counting("calibrating");
-    let mut report_progress = |done: usize, all: usize| {
-        counting(done, all);
-        !interrupt.pressed()
-    };
-    let calibration =
-        calibrate(model, &options, &tokens, args.outlier_share, &mut report_progress)?;
+    let mut counting = going_on("calibrating", &interrupt);
+    let calibration = calibrate(model, &options, &tokens, args.outlier_share, &mut counting)?;
     let ended = || CliError::Interrupted("calibrating was ended; nothing is written".into());
     let Calibrated { calibration, routing } = calibration.ok_or_else(ended)?;
-    let unseen = match others.is_empty() || routing.layers.is_empty() {
+    let (names, texts): (Vec<_>, Vec<_>) = others.iter().map(|(n, t)| (n.clone(), &t[..])).unzip();
+    let recorded = match texts.is_empty() || routing.layers.is_empty() {
         true => Vec::new(),
         false => {
-            let texts: Vec<&[u32]> = others.iter().map(|(_, tokens)| tokens.as_slice()).collect();
-            let model = subject.bind(&options, true)?;
-            let mut counting = progress::counting("reading other texts");
-            let recorded = record_routing(model, &options, &texts, false, &mut |done, all| {
-                counting(done, all);
-                !interrupt.pressed()
-            })?;
-            let names = others.iter().map(|(name, _)| name.clone());
-            names.zip(recorded.ok_or_else(ended)?.into_iter().map(|r| r.trace)).collect()
+            let mut counting = going_on("reading other texts", &interrupt);
+            let read = record_routing(bind()?, &options, &texts, false, &mut counting)?;
+            read.ok_or_else(ended)?
         }
     };
+    let unseen: Vec<_> = names.into_iter().zip(recorded.into_iter().map(|r| r.trace)).collect();
     let text = calibration.to_json();
     file::write("calibration", &args.out, |to| to.write_all(text.as_bytes()))?;
     routing::write_trace(&routing, args.routing_trace.as_deref())?;
     let experts = RoutingSummary::of(&routing, &calibration.transitions, &unseen);
     let found = calibration.summary();
     let shadow = ShadowMemory::of(&calibration, &lowered, PRUNED);
-    match args.json {
-        true => output::json(&json!({
-            "file": args.out.display().to_string(),
-            "tokens": calibration.tokens,
-            "products": found.products,
-            "columns": found.columns,
-            "outlier_columns": found.outlier_columns,
-            "hot_share": found.hot_share,
-            "layers": found.layers,
-            "importance": found.importance,
-            "shadow_hot_bytes": shadow.hot,
-            "shadow_all_bytes": shadow.all,
-            "weight_bytes": shadow.weights,
-            "routing": experts.map(|experts| experts.json()),
-        })),
-        false => {
-            let experts = experts.map_or(String::new(), |experts| experts.table());
-            output::write(&(table(&calibration, shadow) + &experts))
-        }
+    if !args.json {
+        let experts = experts.map_or(String::new(), |experts| experts.table());
+        return output::write(&(table(&calibration, shadow) + &experts));
     }
+    output::json(&json!({
+        "file": args.out.display().to_string(),
+        "tokens": calibration.tokens,
+        "products": found.products,
+        "columns": found.columns,
+        "outlier_columns": found.outlier_columns,
+        "hot_share": found.hot_share,
+        "layers": found.layers,
+        "importance": found.importance,
+        "shadow_hot_bytes": shadow.hot,
+        "shadow_all_bytes": shadow.all,
+        "weight_bytes": shadow.weights,
+        "routing": experts.map(|experts| experts.json()),
+    }))
 }
 
 /// The tokens of the text.

@@ -1,17 +1,17 @@
 //! `troika devices`.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
-use troika::device::{Device, DeviceKind};
+use troika::device::Device;
 use troika::npu::{Hardware, NpuSpec, survey};
 use troika::{
-    CheckedKernel, DeviceOptions, check_device, gpu_adapters, keep_checked, measure_bandwidth,
-    open_devices,
+    CheckedKernel, DeviceOptions, DeviceSpec, GpuSettings, check_device, gpu_adapters,
+    keep_checked, measure_bandwidth, open_devices,
 };
 
 use crate::error::CliError;
-use crate::flags::{DevicesArgs, cache_or_default, gpu_settings, named_apart, npu_settings};
+use crate::flags::{DevicesArgs, cache_or_default, named_apart, npu_settings};
 use crate::{output, progress};
 
 /// Lists devices with their facts.
@@ -21,94 +21,90 @@ use crate::{output, progress};
 pub fn run(args: &DevicesArgs) -> Result<(), CliError> {
     let devices = named_apart(&args.device)?;
     output::keep_apart();
-    let npu = npu_settings(None, 0);
+    let npu = npu_settings();
     let options = DeviceOptions { threads: args.threads, devices, npu, ..DeviceOptions::default() };
     let devices = open_devices(&options).map_err(|e| CliError::Troika(e.into()))?;
-    // The threads of each device.
-    let threads = |i: usize| match options.devices.get(i) {
-        Some(spec) => DeviceOptions { devices: vec![spec.clone()], ..options.clone() }.threads(),
-        None => options.threads(),
-    };
-    // A virtual device's facts say what it can do.
-    let measured = |d: &Arc<dyn Device>| d.kind() == DeviceKind::Cpu;
-    let mut known: Vec<(usize, f64)> = Vec::new();
-    let mut bandwidth = |threads: usize| match known.iter().find(|k| k.0 == threads) {
-        Some((_, known)) => *known,
-        None => {
-            let new = measure_bandwidth(threads);
-            known.push((threads, new));
-            new
-        }
-    };
-    let gpu = gpu_settings(cache_or_default(args.cache_dir.as_deref()), u64::MAX);
-    let mut list = Vec::new();
-    let mut text = String::new();
-    for (i, d) in devices.iter().enumerate() {
-        let facts = &d.caps().facts;
-        text.push_str(&format!("{} ({})\n", d.name(), d.kind()));
-        let mut map = Map::new();
-        for (name, value) in facts {
-            text.push_str(&format!("  {name}: {value}\n"));
-            map.insert(name.clone(), value.clone().into());
-        }
-        let threads = threads(i);
-        let bandwidth = measured(d).then(|| bandwidth(threads));
-        if let Some(bandwidth) = bandwidth {
-            text.push_str(&format!("  read bandwidth: {bandwidth:.1} GB/s ({threads} threads)\n"));
-        }
-        let mut found = json!({
-            "name": d.name(),
-            "kind": d.kind().to_string(),
-            "facts": map,
-            "read_gb_per_s": bandwidth,
+    let cache_dir = cache_or_default(args.cache_dir.as_deref());
+    let gpu = GpuSettings { cache_dir, ..GpuSettings::default() };
+    let (mut listed, mut bandwidths) = (Listed::default(), BTreeMap::new());
+    for (i, device) in devices.iter().enumerate() {
+        let (name, kind) = (device.name(), device.kind().to_string());
+        listed.add(name, &kind, &format!("{name} ({kind})"), &device.caps().facts);
+        let spec = options.devices.get(i);
+        // The facts of other devices say what they can do.
+        let bandwidth = spec.is_none_or(DeviceSpec::is_cpu).then(|| {
+            let devices = spec.into_iter().cloned().collect();
+            let threads = DeviceOptions { devices, ..options.clone() }.threads();
+            let measure = || measure_bandwidth(threads);
+            let found = *bandwidths.entry(threads).or_insert_with(measure);
+            listed.line(&format!("read bandwidth: {found:.1} GB/s ({threads} threads)"));
+            found
         });
+        listed.set("read_gb_per_s", bandwidth.into());
         if args.check {
-            let mut progress = progress::counting("checking");
-            let kernels = check_device(&**d, &mut progress);
-            let kernels = kernels.map_err(|e| CliError::Troika(e.into()))?;
-            keep_checked(&gpu, &**d, &kernels);
-            gpu.notes.take().iter().for_each(|note| output::note_line(&format!("warning: {note}")));
-            text.push_str(&checked(&kernels));
-            found["kernels"] = kernels.iter().map(in_json).collect();
+            listed.check(&**device, &gpu)?;
         }
-        list.push(found);
     }
     if options.devices.is_empty() {
         for (i, adapter) in gpu_adapters().into_iter().enumerate() {
             let name = format!("gpu:{i}");
-            text.push_str(&format!("{name}: --device {name}\n"));
-            let mut map = Map::new();
-            for (fact, value) in adapter.facts {
-                text.push_str(&format!("  {fact}: {value}\n"));
-                map.insert(fact, value.into());
-            }
-            list.push(json!({ "name": name, "kind": "GPU", "facts": map }));
+            listed.add(&name, "GPU", &format!("{name}: --device {name}"), &adapter.facts);
         }
         for (name, state) in npus(&options) {
-            text.push_str(&format!("{name}: {state}\n"));
-            list.push(json!({ "name": name, "kind": "NPU", "state": state }));
+            listed.text.push_str(&format!("{name}: {state}\n"));
+            listed.list.push(json!({ "name": name, "kind": "NPU", "state": state }));
         }
     }
-    if args.json { output::json(&Value::Array(list)) } else { output::write(&text) }
-}
-
-/// A line for each kernel that was checked.
-fn checked(kernels: &[CheckedKernel]) -> String {
-    let mut text = String::new();
-    for CheckedKernel { name, error, fault } in kernels {
-        let says = match (error, fault) {
-            (Some(error), None) => format!("as the CPU, within {error:.0e}"),
-            (_, fault) => format!("not used: {}", fault.as_deref().unwrap_or("it did not run")),
-        };
-        text.push_str(&format!("  {name}: {says}\n"));
+    match args.json {
+        true => output::json(&Value::Array(listed.list)),
+        false => output::write(&listed.text),
     }
-    let wrong = kernels.iter().filter(|k| k.fault.is_some()).count();
-    text.push_str(&format!("  {} kernels as the CPU's, {wrong} not\n", kernels.len() - wrong));
-    text
 }
 
-fn in_json(kernel: &CheckedKernel) -> Value {
-    json!({ "name": kernel.name, "error": kernel.error, "fault": kernel.fault })
+/// What is printed: lines, or a list of objects.
+#[derive(Default)]
+struct Listed {
+    text: String,
+    list: Vec<Value>,
+}
+
+impl Listed {
+    fn add(&mut self, name: &str, kind: &str, head: &str, facts: &[(String, String)]) {
+        self.text.push_str(&format!("{head}\n"));
+        facts.iter().for_each(|(name, value)| self.line(&format!("{name}: {value}")));
+        let facts: Map<_, _> = facts.iter().map(|(n, v)| (n.clone(), v.clone().into())).collect();
+        self.list.push(json!({ "name": name, "kind": kind, "facts": facts }));
+    }
+
+    fn line(&mut self, text: &str) {
+        self.text.push_str(&format!("  {text}\n"));
+    }
+
+    /// Says more of the last device.
+    fn set(&mut self, key: &str, value: Value) {
+        self.list.iter_mut().last().into_iter().for_each(|last| last[key] = value.clone());
+    }
+
+    /// Compares a device's kernels with the CPU's.
+    fn check(&mut self, device: &dyn Device, gpu: &GpuSettings) -> Result<(), CliError> {
+        let kernels = check_device(device, &mut progress::counting("checking"));
+        let kernels = kernels.map_err(|e| CliError::Troika(e.into()))?;
+        keep_checked(gpu, device, &kernels);
+        gpu.notes.take().iter().for_each(|note| output::note_line(&format!("warning: {note}")));
+        for CheckedKernel { name, error, fault } in &kernels {
+            self.line(&match (error, fault) {
+                (Some(error), None) => format!("{name}: as the CPU, within {error:.0e}"),
+                (_, Some(fault)) => format!("{name}: not used: {fault}"),
+                (None, None) => format!("{name}: not used: it did not run"),
+            });
+        }
+        let wrong = kernels.iter().filter(|k| k.fault.is_some()).count();
+        self.line(&format!("{} kernels as the CPU's, {wrong} not", kernels.len() - wrong));
+        let object =
+            |k: &CheckedKernel| json!({ "name": k.name, "error": k.error, "fault": k.fault });
+        self.set("kernels", kernels.iter().map(object).collect());
+        Ok(())
+    }
 }
 
 /// The NPUs that could be asked for, with how to, or what is missing.

@@ -60,9 +60,7 @@ impl Measuring<'_> {
         let Measuring { args, source, text, interrupt } = *self;
         let model = open(source, opening, &args.plan, interrupt)?;
         let window = model.context();
-        for w in model.warnings() {
-            output::note_line(&format!("warning: {w}"));
-        }
+        run::warn_of(&model);
         let none = || CliError::NoTokenizer(source.to_string());
         let tokenizer = model.tokenizer().ok_or_else(none)?;
         // Special tokens in the text are plain text.
@@ -158,8 +156,7 @@ fn open(
     interrupt: &Interrupt,
 ) -> Result<Model, CliError> {
     let mut options = run::open_options(args, Tracer::off())?;
-    plan.apply(&mut options)?;
-    options.compile.cancel = Some(interrupt.flag());
+    plan.apply(&mut options, Some(interrupt))?;
     let given = options.context;
     options.context = Some(given.unwrap_or(WINDOW));
     match Model::open(source, &options) {

@@ -20,7 +20,7 @@ pub fn run(args: &ReproduceArgs) -> Result<(), CliError> {
     }
     let devices = (!args.device.is_empty()).then(|| DeviceOptions {
         devices: args.device.clone(),
-        npu: npu_settings(None, 0),
+        npu: npu_settings(),
         ..DeviceOptions::default()
     });
     let report = reproduce_on(&args.ids, devices)?;

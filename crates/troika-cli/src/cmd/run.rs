@@ -7,12 +7,12 @@ use troika::trace::Tracer;
 use troika::{Model, OpenOptions, Source};
 
 use crate::error::CliError;
-use crate::flags::{FloatFlag, OpenArgs, RunArgs};
+use crate::flags::{OpenArgs, RunArgs};
 use crate::generate::generate;
 use crate::input::{is_stdin, read_input};
 use crate::interrupt::Interrupt;
 use crate::prompt::tokenize;
-use crate::{chat, expert_groups, file, gpu, memory, output, parallel, progress, resolve, stats};
+use crate::{chat, expert_groups, file, gpu, memory, output, parallel, resolve, stats};
 
 /// Generates text for one prompt, or opens a chat.
 ///
@@ -28,29 +28,16 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
     };
     let tracer = if args.trace.is_some() { Tracer::on() } else { Tracer::off() };
     let mut options = open_options(&args.open, tracer.clone())?;
-    args.plan.apply(&mut options)?;
+    let interrupt = Interrupt::listen();
+    args.plan.apply(&mut options, Some(&interrupt))?;
     args.npu_profiling.apply(&mut options)?;
     options.sharing = args.sharing.sharing(args.parallel.unwrap_or(1));
     // A text's tokens are known when the model is open.
     if let Prompt::Ids(ids) = &prompt {
         options.experts.prompt.get_or_insert(ids.len());
     }
-    let interrupt = Interrupt::listen();
-    options.compile.cancel = Some(interrupt.flag());
-    let model = Model::open(&source, &OpenOptions { scan: args.verbose, ..options })?;
-    for w in model.warnings() {
-        output::note_line(&format!("warning: {w}"));
-    }
-    if let Some(why) = no_system(&model, args, &prompt) {
-        output::note_line(&format!("warning: the system prompt is not used: {why}"));
-    }
-    if model.is_modelled() && !args.quiet {
-        output::note_line("all devices are virtual: times are modelled");
-    }
-    if args.verbose {
-        let text = verbose(&model)?;
-        output::note(&text);
-    }
+    let model = Model::open(&source, &options)?;
+    tell(&model, args, &prompt)?;
     let chats = matches!(prompt, Prompt::Chat);
     if chats {
         gpu::tell(search.take());
@@ -81,6 +68,27 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
         }
         result => result,
     }
+}
+
+/// Says what there is to know of an open model.
+fn tell(model: &Model, args: &RunArgs, prompt: &Prompt) -> Result<(), CliError> {
+    warn_of(model);
+    if let Some(why) = no_system(model, args, prompt) {
+        output::note_line(&format!("warning: the system prompt is not used: {why}"));
+    }
+    if model.is_modelled() && !args.quiet {
+        output::note_line("all devices are virtual: times are modelled");
+    }
+    if args.verbose {
+        model.scan().iter().for_each(|why| output::note_line(&format!("warning: {why}")));
+        output::note(&verbose(model)?);
+    }
+    Ok(())
+}
+
+/// Prints a model's warnings.
+pub(super) fn warn_of(model: &Model) {
+    model.warnings().iter().for_each(|w| output::note_line(&format!("warning: {w}")));
 }
 
 enum Prompt {
@@ -144,14 +152,12 @@ fn no_system(model: &Model, args: &RunArgs, prompt: &Prompt) -> Option<&'static 
 /// # Errors
 /// A stored profile is requested, but there is no folder for it.
 pub(super) fn open_options(open: &OpenArgs, tracer: Tracer) -> Result<OpenOptions, CliError> {
-    let mut options = OpenOptions {
+    Ok(OpenOptions {
         context: open.ctx_size.filter(|&c| c > 0),
-        kv_dtype: open.cache_type.map(FloatFlag::dtype),
+        kv_dtype: open.cache_type,
         tracer,
         ..open.compute.options(open.threads)?
-    };
-    progress::watch(&mut options);
-    Ok(options)
+    })
 }
 
 fn once(

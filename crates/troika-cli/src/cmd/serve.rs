@@ -21,7 +21,7 @@ use crate::{gpu, output, resolve};
 /// A model that is not there, an address that cannot be listened at, or answers that were cut off.
 pub fn run(args: &ServeArgs) -> Result<(), CliError> {
     let mut options = open_options(&args.open, Tracer::off())?;
-    args.plan.apply(&mut options)?;
+    args.plan.apply(&mut options, None)?;
     options.sharing = args.sharing.sharing(args.parallel);
     let seconds = |s: f64| Duration::try_from_secs_f64(s).unwrap_or_default();
     let mib = |n: u64| n.saturating_mul(1 << 20);
@@ -38,7 +38,6 @@ pub fn run(args: &ServeArgs) -> Result<(), CliError> {
         body_bytes: usize::try_from(mib(args.max_body)).unwrap_or(usize::MAX),
         max_tokens: args.max_tokens,
         timeout: seconds(args.timeout),
-        connections: args.max_connections,
         keep_alive: (args.keep_alive >= 0.0).then(|| seconds(args.keep_alive)),
         memory: args.memory.map(mib),
         grace: seconds(args.grace),

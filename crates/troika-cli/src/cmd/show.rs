@@ -16,7 +16,7 @@ use crate::resolve;
 /// A model that cannot be read.
 pub fn run(args: &ShowArgs) -> Result<(), CliError> {
     let source = resolve::model(&args.model)?;
-    let quant = args.quant.quant();
+    let quant = args.quant;
     let described = describe(&source, BindOptions { float: FloatType::Auto, quant })?;
     for w in described.store.warnings() {
         output::note_line(&format!("warning: {w}"));

@@ -15,7 +15,8 @@ use crate::error::CliError;
 use crate::flags::TrainPredictorArgs;
 use crate::input::read_input;
 use crate::interrupt::Interrupt;
-use crate::{file, output, progress, resolve};
+use crate::progress::going_on;
+use crate::{file, output, resolve};
 
 /// Rank of a layer's matrix, where that is smaller and faster than all of it.
 const RANK: usize = 32;
@@ -58,18 +59,12 @@ pub fn run(args: &TrainPredictorArgs) -> Result<(), CliError> {
     let model = BoundModel::open(&source, &options)?;
     let routers = router_weights(&model)?;
     let ended = || CliError::Interrupted("training was ended; nothing is written".into());
-    let mut counting = progress::counting("reading");
-    let recorded = record_routing(model, &options, &texts, true, &mut |done, all| {
-        counting(done, all);
-        !interrupt.pressed()
-    })?;
+    let mut counting = going_on("reading", &interrupt);
+    let recorded = record_routing(model, &options, &texts, true, &mut counting)?;
     let recorded = recorded.ok_or_else(ended)?;
     let training = PredictorTraining { rank: RANK, ..PredictorTraining::default() };
-    let mut counting = progress::counting("training");
-    let predictor = train_predictor(&recorded[0], &routers, training, &mut |done, all| {
-        counting(done, all);
-        !interrupt.pressed()
-    });
+    let mut counting = going_on("training", &interrupt);
+    let predictor = train_predictor(&recorded[0], &routers, training, &mut counting);
     let predictor = predictor.ok_or_else(ended)?;
     let bytes = predictor.to_bytes();
     file::write("routing predictor", &args.out, |to| to.write_all(&bytes))?;

@@ -39,7 +39,7 @@ impl DoctorArgs {
             root: PathBuf::from("/"),
             hub: HubOptions::from_env(),
             cache: cache_or_default(self.cache_dir.as_deref()),
-            npu: npu_settings(None, 0),
+            npu: npu_settings(),
             port: self.port,
             measure: self.measure,
             online: self.online,

@@ -10,71 +10,46 @@ use crate::error::CliError;
 /// Where flags have no effect.
 enum Idle {
     /// In a verb.
-    In { verb: &'static str },
+    In(&'static str),
     /// Beside another flag: either is given, or the other.
-    Beside { rival: &'static str },
+    Beside(&'static str),
     /// Without another flag.
-    Without { needed: &'static str },
+    Without(&'static str),
 }
 
-/// Some flags of verbs that have them, and where they have no effect.
-struct Rule {
-    /// Their names, with spaces between.
-    flags: &'static str,
-    idle: Idle,
-    why: &'static str,
-}
+use Idle::{Beside, In, Without};
+
+/// The names of some flags with spaces between, where they have no effect, and why.
+type Rule = (&'static str, Idle, &'static str);
 
 const RULES: &[Rule] = &[
-    Rule {
-        flags: "strategy profile goal lengths policy sync \
-            expert_group_mib expert_dispatch",
-        idle: Idle::In { verb: "profile" },
-        why: "it measures each device by itself; give the flag to the command that uses the profile",
-    },
-    Rule {
-        flags: "strategy profile policy sync ubatch_size ctx_size \
-            cache_type dtype npu_format npu_attention outliers row_buckets \
-            expert_group_mib expert_dispatch",
-        idle: Idle::Beside { rival: "plan" },
-        why: "the plan says it",
-    },
-    Rule {
-        flags: "goal",
-        idle: Idle::Without { needed: "profile" },
-        why: "only a profile leaves a plan to choose",
-    },
-    Rule {
-        flags: "expert_group_mib expert_dispatch",
-        idle: Idle::Without { needed: "strategy" },
-        why: "only --strategy experts groups experts",
-    },
-    Rule {
-        flags: "outliers",
-        idle: Idle::Without { needed: "calibration" },
-        why: "NPUs compute with floats without one",
-    },
-    Rule {
-        flags: "npu_profiling",
-        idle: Idle::Without { needed: "trace" },
-        why: "what it says goes to the trace",
-    },
-    Rule {
-        flags: "batch_size",
-        idle: Idle::Without { needed: "parallel" },
-        why: "a prompt alone delays no other; --ubatch-size is the length of its chunks",
-    },
-    Rule {
-        flags: "parse_special",
-        idle: Idle::Beside { rival: "prompt_ids" },
-        why: "token ids are not parsed",
-    },
-    Rule { flags: "cache_mib", idle: Idle::Beside { rival: "no_cache" }, why: "nothing is kept" },
-    Rule {
-        flags: "n_prompt",
-        idle: Idle::Beside { rival: "overhead" },
-        why: "the overhead is that of decoding",
-    },
+    (
+        "strategy profile goal lengths sync expert_group_mib expert_dispatch",
+        In("profile"),
+        "it measures each device by itself; give the flag to the command that uses the profile",
+    ),
+    (
+        "strategy profile sync ubatch_size ctx_size cache_type dtype npu_format npu_attention \
+            outliers row_buckets expert_group_mib expert_dispatch",
+        Beside("plan"),
+        "the plan says it",
+    ),
+    ("goal", Without("profile"), "only a profile leaves a plan to choose"),
+    (
+        "expert_group_mib expert_dispatch",
+        Without("strategy"),
+        "only --strategy experts groups experts",
+    ),
+    ("outliers", Without("calibration"), "NPUs compute with floats without one"),
+    ("npu_profiling", Without("trace"), "what it says goes to the trace"),
+    (
+        "batch_size",
+        Without("parallel"),
+        "a prompt alone delays no other; --ubatch-size is the length of its chunks",
+    ),
+    ("parse_special", Beside("prompt_ids"), "token ids are not parsed"),
+    ("cache_mib", Beside("no_cache"), "nothing is kept"),
+    ("n_prompt", Beside("overhead"), "the overhead is that of decoding"),
 ];
 
 fn find<'c>(verb: &'c Command, id: &str) -> Option<&'c Arg> {
@@ -102,13 +77,10 @@ fn name(arg: &Arg, given: &ArgMatches) -> String {
 
 /// Pairs of a verb's flags where only one of the two has an effect.
 fn rivals(verb: &Command) -> impl Iterator<Item = (&Arg, &Arg, &'static str)> {
-    let pairs = move |rule: &'static Rule| {
-        let rival = match rule.idle {
-            Idle::Beside { rival } => find(verb, rival),
-            _ => None,
-        };
-        let flags = rule.flags.split(' ').filter_map(move |flag| find(verb, flag));
-        flags.filter_map(move |flag| Some((flag, rival?, rule.why)))
+    let pairs = move |(flags, idle, why): &'static Rule| {
+        let rival = if let Beside(rival) = idle { find(verb, rival) } else { None };
+        let flags = flags.split(' ').filter_map(move |flag| find(verb, flag));
+        flags.filter_map(move |flag| Some((flag, rival?, *why)))
     };
     RULES.iter().flat_map(pairs)
 }
@@ -136,21 +108,21 @@ pub(super) fn check(verb: &Command, given: &ArgMatches) -> Result<(), CliError> 
         let (flag, rival) = (name(flag, given), name(rival, given));
         return Err(CliError::Usage(format!("{flag} cannot be used with {rival}: {why}")));
     }
-    for rule in RULES {
-        let place = match rule.idle {
-            Idle::In { verb: idle } if idle == verb.get_name() => format!("in troika {idle}"),
-            Idle::Without { needed } => match find(verb, needed) {
+    for (flags, idle, why) in RULES {
+        let place = match idle {
+            In(idle) if *idle == verb.get_name() => format!("in troika {idle}"),
+            Without(needed) => match find(verb, needed) {
                 Some(arg) if !any(arg) => format!("without {}", name(arg, given)),
                 _ => continue,
             },
             _ => continue,
         };
-        let flags = rule.flags.split(' ').filter_map(|flag| find(verb, flag));
+        let flags = flags.split(' ').filter_map(|flag| find(verb, flag));
         let idle: Vec<String> =
             flags.filter(|arg| is_typed(arg, given)).map(|arg| name(arg, given)).collect();
         if !idle.is_empty() {
             let have = if idle.len() == 1 { "has" } else { "have" };
-            let (flags, why) = (idle.join(" and "), rule.why);
+            let flags = idle.join(" and ");
             return Err(CliError::Usage(format!("{flags} {have} no effect {place}: {why}")));
         }
     }

@@ -42,7 +42,7 @@ mod tests {
         let shown = run.get_arguments().filter(|arg| !arg.is_hide_short_help_set());
         let (placement, usual): (Vec<_>, Vec<_>) =
             shown.partition(|arg| arg.get_help_heading() == Some("Placement"));
-        assert_eq!(placement.len(), 10);
+        assert_eq!(placement.len(), 9);
         assert!((10..=14).contains(&usual.len()), "{}", usual.len());
         // A line or two each.
         for arg in placement.iter().chain(&usual) {

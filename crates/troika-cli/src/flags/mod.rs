@@ -28,7 +28,7 @@ pub use cache::{CacheArgs, CacheVerb};
 pub use calibration::{CalibrationArgs, PRUNED};
 pub use doctor::DoctorArgs;
 pub use models::{LsArgs, PullArgs, RmArgs};
-pub use npu::{gpu_settings, npu_settings};
+pub use npu::npu_settings;
 pub use open::OpenArgs;
 pub use parse::parse;
 pub use placement::{PlanFileArgs, named_apart, profile_at};
@@ -37,7 +37,6 @@ pub use quant::cache_or_default;
 pub use routing::UnseenArgs;
 pub use serve::ServeArgs;
 pub use simulate::{ReproduceArgs, SimulateArgs};
-pub use types::FloatFlag;
 pub use verbs::{
     BenchArgs, CalibrateArgs, Cli, Command, CompletionArgs, DevicesArgs, ModelArgs, PerplexityArgs,
     PlanArgs, ProfileArgs, ReportArgs, RunArgs, ShowArgs, SubjectArgs, TableFlag, TokenizeArgs,

@@ -1,11 +1,11 @@
-//! What NPU and GPU devices get from the command: it is its own helper for compiling.
+//! What NPU devices get from the command: it is its own helper for compiling.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
 use troika::npu::{HelperCommand, Profiling, ProfilingLevel, RuntimePlaces};
-use troika::{GpuSettings, NpuSettings, OpenOptions};
+use troika::{NpuSettings, OpenOptions};
 
 use crate::error::CliError;
 
@@ -62,8 +62,8 @@ impl NpuProfilingArgs {
     }
 }
 
-/// Where NPU devices find what they need, with the folder that keeps compiled graphs.
-pub fn npu_settings(cache_dir: Option<PathBuf>, cache_bytes: u64) -> NpuSettings {
+/// Where NPU devices find what they need.
+pub fn npu_settings() -> NpuSettings {
     let helper = std::env::current_exe().ok().map(|program| HelperCommand {
         program,
         args: vec![COMPILE_VERB.into()],
@@ -73,12 +73,5 @@ pub fn npu_settings(cache_dir: Option<PathBuf>, cache_bytes: u64) -> NpuSettings
     let path = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(path).collect();
     let runtime = RuntimePlaces { library: path("ORT_DYLIB_PATH"), environments };
-    let cache_bytes = Some(cache_bytes);
-    NpuSettings { runtime, helper, cache_dir, cache_bytes, ..NpuSettings::default() }
-}
-
-/// What GPU devices do before a model runs on them, with the folder that keeps what they found.
-pub fn gpu_settings(cache_dir: Option<PathBuf>, cache_bytes: u64) -> GpuSettings {
-    let cache_bytes = Some(cache_bytes);
-    GpuSettings { check: true, cache_dir, cache_bytes, ..GpuSettings::default() }
+    NpuSettings { runtime, helper, ..NpuSettings::default() }
 }

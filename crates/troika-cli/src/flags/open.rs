@@ -4,17 +4,20 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
+use troika::graph::DType;
 use troika::model::chat::HelperCommand;
 use troika::plan::{RoutingPredictor, Strategy};
+use troika::weights::FloatType;
 use troika::{DeviceOptions, OpenOptions, PredictorOptions};
 
-use super::npu::{gpu_settings, npu_settings};
+use super::npu::npu_settings;
 use super::placement::PlacementArgs;
 use super::quant::{QuantArgs, mib};
-use super::types::{CoreList, DtypeFlag, FloatFlag, core_list, isa, thread_count};
+use super::types::{CACHE_TYPES, CoreList, FLOAT_TYPES, core_list, isa, one_of, thread_count};
 use crate::error::CliError;
 use crate::input::read_bytes;
 use crate::output;
+use crate::progress::OpeningBars;
 
 /// The verb of the process that renders chat templates.
 const RENDER_VERB: &str = "chat-render";
@@ -26,8 +29,8 @@ pub struct ComputeArgs {
     #[arg(long, value_name = "N", env = "TROIKA_UBATCH_SIZE")]
     pub ubatch_size: Option<usize>,
     /// Type float weights are computed in
-    #[arg(long, value_enum, default_value = "auto", env = "TROIKA_DTYPE")]
-    pub dtype: DtypeFlag,
+    #[arg(long, value_parser = one_of(FLOAT_TYPES), default_value = "auto", env = "TROIKA_DTYPE")]
+    pub dtype: FloatType,
     #[command(flatten)]
     pub quant: QuantArgs,
     /// Most memory for experts, in MiB; the others are read from the folder of the cache when tokens
@@ -56,13 +59,13 @@ impl ComputeArgs {
         if devices.iter().any(|d| d.npu.is_some()) {
             output::keep_apart();
         }
-        let mut npu = npu_settings(self.quant.cache(), self.quant.cache_bytes());
+        let mut npu = npu_settings();
         npu.row_buckets.clone_from(&self.placement.row_buckets);
         npu.row_buckets.sort_unstable();
         npu.row_buckets.dedup();
         let (isa, memory) = (self.isa.clone(), self.placement.device_memory.clone());
-        let gpu = gpu_settings(self.quant.cache(), self.quant.cache_bytes());
-        DeviceOptions { threads, cores, isa, devices, memory, npu, gpu }
+        let (check_gpus, own_gpu_memory) = (true, false);
+        DeviceOptions { threads, cores, isa, devices, memory, npu, check_gpus, own_gpu_memory }
     }
 
     /// The options for opening a model.
@@ -83,10 +86,10 @@ impl ComputeArgs {
         strategy: Strategy,
     ) -> Result<OpenOptions, CliError> {
         let mut options = OpenOptions {
-            dtype: self.dtype.float_type(),
-            quant: self.quant.quant.quant(),
-            cache_dir: self.quant.cache(),
-            cache_bytes: Some(self.quant.cache_bytes()),
+            dtype: self.dtype,
+            quant: self.quant.quant,
+            cache: self.quant.cache(),
+            observer: Some(Arc::new(OpeningBars::default())),
             expert_cache: self.expert_cache_mib.map(|mib| mib.saturating_mul(1 << 20)),
             predictor: self.predictor.as_deref().map(predictor).transpose()?,
             chunk: self.ubatch_size,
@@ -122,8 +125,8 @@ pub struct OpenArgs {
     pub threads: Option<usize>,
     /// Type of the KV cache [default: f32 for f32 models, else bf16
     /// where attention multiplies it (AVX512_BF16), else f16]
-    #[arg(long, value_enum, env = "TROIKA_CACHE_TYPE")]
-    pub cache_type: Option<FloatFlag>,
+    #[arg(long, value_parser = one_of(CACHE_TYPES), env = "TROIKA_CACHE_TYPE")]
+    pub cache_type: Option<DType>,
     #[command(flatten)]
     pub compute: ComputeArgs,
 }

@@ -4,11 +4,12 @@ use std::collections::HashSet;
 use std::num::ParseIntError;
 use std::path::{Path, PathBuf};
 use std::process::Child;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
 use clap::builder::TypedValueParser;
-use troika::plan::{Goal, Plan, PlanError, Policy, Strategy, SyncMode};
+use troika::plan::{Goal, Plan, PlanError, Strategy, SyncMode};
 use troika::{DeviceSpec, OpenOptions, ProfileAt, SolveOptions};
 
 use crate::error::CliError;
@@ -17,6 +18,8 @@ use crate::flags::experts::ExpertArgs;
 use crate::flags::quant::QuantArgs;
 use crate::flags::types::named;
 use crate::input::read_file;
+use crate::interrupt::Interrupt;
+use crate::progress::OpeningBars;
 use crate::{gpu, output};
 
 /// Makes the names of devices distinct. Devices without a name get a free one. Devices that share a
@@ -161,10 +164,6 @@ pub struct PlacementArgs {
     pub calibration: CalibrationArgs,
     #[command(flatten)]
     pub experts: ExpertArgs,
-    /// The order in which segments of prompt chunks run [default: in-order]
-    #[arg(long, value_name = "NAME")]
-    #[arg(value_parser = named(Policy::ALL.map(Policy::name), Policy::parse))]
-    pub policy: Option<Policy>,
     /// How devices wait for each other [default: predicted]
     ///
     /// predicted: sleep for about as long as the wait before took, then look again and again.
@@ -279,7 +278,6 @@ impl PlacementArgs {
         let counts = self.calibration.calibration.as_deref().filter(|_| shares);
         options.experts = self.experts.options(counts, self.lengths.map(|of| of.prompt))?;
         self.calibration.apply(options)?;
-        options.policy = self.policy.unwrap_or_default();
         options.sync = self.sync.unwrap_or_default();
         Ok(())
     }
@@ -292,13 +290,21 @@ impl PlanFileArgs {
         if is_open && self.plan.is_none() { gpu::search() } else { None }
     }
 
-    /// Sets the plan from the file.
+    /// Sets the plan from the file, and what ends compiling.
     ///
     /// # Errors
     /// The file cannot be read or is not a plan.
-    pub fn apply(&self, options: &mut OpenOptions) -> Result<(), CliError> {
+    pub fn apply(
+        &self,
+        options: &mut OpenOptions,
+        until: Option<&Interrupt>,
+    ) -> Result<(), CliError> {
         let limit = Duration::from_secs(self.compile_timeout);
-        options.compile.limit = (!limit.is_zero()).then_some(limit);
+        let limit = (!limit.is_zero()).then_some(limit);
+        let cancel = until.map(Interrupt::flag);
+        let mut bars = OpeningBars::default();
+        (bars.cancel, bars.limit) = (cancel, limit);
+        options.observer = Some(Arc::new(bars));
         options.fallback = self.fallback;
         let Some(file) = &self.plan else { return Ok(()) };
         options.plan = Some(read_plan(file)?);

@@ -2,41 +2,18 @@
 
 use std::path::{Path, PathBuf};
 
+use clap::Args;
 use clap::builder::RangedU64ValueParser;
-use clap::{Args, ValueEnum};
 use troika::weights::{CacheFolder, Quant};
 
-/// Quantization of float weights.
-#[derive(Clone, Copy, ValueEnum, PartialEq, Eq)]
-pub enum QuantFlag {
-    /// As the file has them
-    None,
-    /// bfloat16
-    Bf16,
-    /// 8 bits, a scale for every 32
-    Q8,
-    /// 4 bits, a scale and a zero point for every 32; the head has 8
-    Q4,
-}
-
-impl QuantFlag {
-    /// The library's name for it.
-    pub fn quant(self) -> Quant {
-        match self {
-            QuantFlag::None => Quant::None,
-            QuantFlag::Bf16 => Quant::Bf16,
-            QuantFlag::Q8 => Quant::Q8,
-            QuantFlag::Q4 => Quant::Q4,
-        }
-    }
-}
+use super::types::{QUANTS, one_of};
 
 /// Quantization, and where its result is kept.
 #[derive(Args, Clone)]
 pub struct QuantArgs {
     /// Quantize float weights when the model is loaded
-    #[arg(long, value_enum, default_value = "none", env = "TROIKA_QUANT")]
-    pub quant: QuantFlag,
+    #[arg(long, value_parser = one_of(QUANTS), default_value = "none", env = "TROIKA_QUANT")]
+    pub quant: Quant,
     /// Folder where quantized weights and profiles are kept for the next start [default: troika in
     /// the system's folder for caches]
     #[arg(long, value_name = "DIR", env = "TROIKA_CACHE_DIR", conflicts_with = "no_cache")]
@@ -52,22 +29,15 @@ pub struct QuantArgs {
 }
 
 impl QuantArgs {
-    /// The folder for quantized weights.
-    pub fn cache(&self) -> Option<PathBuf> {
-        if self.no_cache {
-            return None;
-        }
-        cache_or_default(self.cache_dir.as_deref())
+    /// The folder for what is kept.
+    pub fn cache(&self) -> Option<CacheFolder> {
+        let dir = cache_or_default(self.cache_dir.as_deref()).filter(|_| !self.no_cache)?;
+        Some(CacheFolder::new(dir).within(self.cache_mib.saturating_mul(1 << 20)))
     }
 
     /// The folder of stored profiles, which `--no-cache` leaves as it is.
     pub fn profiles(&self) -> Option<PathBuf> {
         Some(CacheFolder::new(cache_or_default(self.cache_dir.as_deref())?).profiles())
-    }
-
-    /// The most bytes stored there.
-    pub fn cache_bytes(&self) -> u64 {
-        self.cache_mib.saturating_mul(1 << 20)
     }
 }
 

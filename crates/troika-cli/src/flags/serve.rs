@@ -81,9 +81,6 @@ pub struct ServeArgs {
     #[arg(long, value_name = "S", default_value_t = 600.0, value_parser = seconds)]
     #[arg(env = "TROIKA_TIMEOUT")]
     pub timeout: f64,
-    /// Connections at once
-    #[arg(long, value_name = "N", default_value_t = 2048, env = "TROIKA_MAX_CONNECTIONS")]
-    pub max_connections: usize,
     /// Close a model that nobody has used for so many seconds; -1: never
     #[arg(long, value_name = "S", default_value_t = 300.0, allow_negative_numbers = true)]
     #[arg(env = "TROIKA_KEEP_ALIVE")]

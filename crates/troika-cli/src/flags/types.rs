@@ -1,55 +1,40 @@
 //! Types of flags' values, and how they are read.
 
-use clap::ValueEnum;
-use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
+use clap::builder::{PossibleValue, PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
 use troika::graph::DType;
-use troika::weights::FloatType;
+use troika::weights::{FloatType, Quant};
 
-/// Type float weights are computed in.
-#[derive(Clone, Copy, ValueEnum, PartialEq, Eq)]
-pub enum DtypeFlag {
-    /// As the file has them
-    Auto,
-    /// Single precision
-    F32,
-    /// bfloat16
-    Bf16,
-    /// Half precision
-    F16,
-}
+/// The types that float weights are computed in.
+pub(super) const FLOAT_TYPES: [(&str, &str, FloatType); 4] = [
+    ("auto", "As the file has them", FloatType::Auto),
+    ("f32", "Single precision", FloatType::F32),
+    ("bf16", "bfloat16", FloatType::BF16),
+    ("f16", "Half precision", FloatType::F16),
+];
 
-impl DtypeFlag {
-    /// The library's name for it.
-    pub fn float_type(self) -> FloatType {
-        match self {
-            DtypeFlag::Auto => FloatType::Auto,
-            DtypeFlag::F32 => FloatType::F32,
-            DtypeFlag::F16 => FloatType::F16,
-            DtypeFlag::Bf16 => FloatType::BF16,
-        }
-    }
-}
+/// The types of the KV cache.
+pub(super) const CACHE_TYPES: [(&str, &str, DType); 3] = [
+    ("f32", "Single precision", DType::F32),
+    ("f16", "Half precision", DType::F16),
+    ("bf16", "Half precision with the range of f32", DType::BF16),
+];
 
-/// Element type of the KV cache, or of values between segments.
-#[derive(Clone, Copy, ValueEnum, PartialEq, Eq)]
-pub enum FloatFlag {
-    /// Single precision
-    F32,
-    /// Half precision
-    F16,
-    /// Half precision with the range of f32
-    Bf16,
-}
+/// Quantizations of float weights.
+pub(super) const QUANTS: [(&str, &str, Quant); 4] = [
+    ("none", "As the file has them", Quant::None),
+    ("bf16", "bfloat16", Quant::Bf16),
+    ("q8", "8 bits, a scale for every 32", Quant::Q8),
+    ("q4", "4 bits, a scale and a zero point for every 32; the head has 8", Quant::Q4),
+];
 
-impl FloatFlag {
-    /// The type that it names.
-    pub fn dtype(self) -> DType {
-        match self {
-            FloatFlag::F32 => DType::F32,
-            FloatFlag::F16 => DType::F16,
-            FloatFlag::Bf16 => DType::BF16,
-        }
-    }
+/// One of these values, each with its name and what it is.
+pub(super) fn one_of<T: Copy + Send + Sync + 'static, const N: usize>(
+    all: [(&'static str, &'static str, T); N],
+) -> impl TypedValueParser<Value = T> {
+    let known = all.map(|(name, says, _)| PossibleValue::new(name).help(says));
+    let value = move |name: String| all.iter().find(|(known, ..)| *known == name).map(|all| all.2);
+    let wrong = || "it is none of the values".to_string();
+    PossibleValuesParser::new(known).try_map(move |name| value(name).ok_or_else(wrong))
 }
 
 /// Logical cores, by number.

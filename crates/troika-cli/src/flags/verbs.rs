@@ -6,6 +6,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use troika::weights::Quant;
 
 use super::cache::CacheArgs;
 use super::calibration::share;
@@ -15,13 +16,12 @@ use super::npu::{NpuCompileArgs, NpuProfilingArgs};
 use super::open::{ComputeArgs, OpenArgs};
 use super::placement::{self, PlanFileArgs};
 use super::ps::PsArgs;
-use super::quant::QuantFlag;
 use super::routing::UnseenArgs;
 use super::sampling::SamplingArgs;
 use super::serve::ServeArgs;
 use super::sharing::SharingArgs;
 use super::simulate::{ReproduceArgs, SimulateArgs};
-use super::types::{sequence_count, thread_count};
+use super::types::{QUANTS, one_of, sequence_count, thread_count};
 
 /// Runs large language models on the processors of this machine.
 #[derive(Parser)]
@@ -185,8 +185,8 @@ pub struct ShowArgs {
     #[command(flatten)]
     pub model: ModelArgs,
     /// Quantize as --quant of other commands does and print the error by class of weights
-    #[arg(long, value_enum, default_value = "none")]
-    pub quant: QuantFlag,
+    #[arg(long, value_parser = one_of(QUANTS), default_value = "none")]
+    pub quant: Quant,
     /// Print one JSON object
     #[arg(long, env = "TROIKA_JSON")]
     pub json: bool,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use troika::plan::{Prediction, RoutingPredictor, RoutingTrace};
+use troika::weights::CacheFolder;
 use troika::{
     DeviceOptions, Model, OpenOptions, PredictorOptions, RecordedRouting, Request, Source,
 };
@@ -136,7 +137,7 @@ fn measured(
 ) -> Result<Measured, LabError> {
     let options = |expert_cache| OpenOptions {
         context: Some(2 * (PROMPT + ANSWER)),
-        cache_dir: Some(folder.to_path_buf()),
+        cache: Some(CacheFolder::new(folder)),
         devices: DeviceOptions { threads: Some(1), ..DeviceOptions::default() },
         expert_cache,
         ..OpenOptions::default()

@@ -115,28 +115,47 @@ impl CacheFile {
 /// Several processes may use it at once. A removed file remains available to processes that have it
 /// mapped until they end (on Windows it cannot be removed then).
 #[derive(Clone, Debug)]
-pub struct CacheFolder(PathBuf);
+pub struct CacheFolder {
+    dir: PathBuf,
+    most: u64,
+}
 
 impl CacheFolder {
     /// A folder, which need not exist.
     pub fn new(dir: impl Into<PathBuf>) -> CacheFolder {
-        CacheFolder(dir.into())
+        CacheFolder { dir: dir.into(), most: u64::MAX }
+    }
+
+    /// The same folder, which may have so many bytes: the least recently used files are removed.
+    #[must_use]
+    pub fn within(self, most: u64) -> CacheFolder {
+        CacheFolder { most, ..self }
+    }
+
+    /// Where it is.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The most bytes that it may have.
+    pub fn most(&self) -> u64 {
+        self.most
     }
 
     pub(crate) fn packed(&self) -> PathBuf {
-        self.0.join("packed")
+        self.dir.join("packed")
     }
 
     pub(crate) fn hashes(&self) -> PathBuf {
-        self.0.join("hashes")
+        self.dir.join("hashes")
     }
 
     fn graphs(&self) -> PathBuf {
-        self.0.join("graphs")
+        self.dir.join("graphs")
     }
 
     fn devices(&self) -> PathBuf {
-        self.0.join("devices")
+        self.dir.join("devices")
     }
 
     fn graph_file(&self, key: &[u8]) -> PathBuf {
@@ -194,7 +213,7 @@ impl CacheFolder {
 
     /// Where profiles are.
     pub fn profiles(&self) -> PathBuf {
-        self.0.join("profiles")
+        self.dir.join("profiles")
     }
 
     /// All files of the cache, the most recently used first. Other files are ignored.

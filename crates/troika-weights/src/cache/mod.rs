@@ -64,8 +64,6 @@ pub(crate) struct PackedCache {
     model: String,
     /// The types of its weights.
     types: String,
-    /// The most bytes of the folder.
-    limit: u64,
     found: Option<Found>,
     state: Mutex<State>,
     /// One of each kind, since a single damaged weight is warning enough.
@@ -74,11 +72,10 @@ pub(crate) struct PackedCache {
 
 impl PackedCache {
     /// Opens the file for `key` in a folder; if there is none, the first [`PackedCache::put`]
-    /// creates it. The folder may have `limit` bytes. `model` and `types` describe the source and
+    /// creates it. `model` and `types` describe the source and
     /// types of the weights.
     pub fn open(
         folder: CacheFolder,
-        limit: Option<u64>,
         key: &blake3::Hash,
         model: String,
         types: String,
@@ -90,7 +87,6 @@ impl PackedCache {
             path,
             model,
             types,
-            limit: limit.unwrap_or(u64::MAX),
             found: None,
             state: Mutex::new(State::Clean),
             warnings: Mutex::default(),
@@ -143,7 +139,7 @@ impl PackedCache {
         let mut state = lock(&self.state);
         if matches!(*state, State::Clean) {
             *state = match Partial::begin_private(&self.path) {
-                Ok(partial) => State::Writing(Writer::new(partial, self.limit)),
+                Ok(partial) => State::Writing(Writer::new(partial, self.folder.most())),
                 Err(e) => self.failed(&e),
             };
         }
@@ -176,7 +172,7 @@ impl PackedCache {
         }
         // An unusable folder is reported only once.
         let told = lock(&self.warnings).contains_key("failed");
-        let shrunk = self.folder.shrink(self.limit, Some(&self.path));
+        let shrunk = self.folder.shrink(self.folder.most(), Some(&self.path));
         if let (Err(e), false) = (shrunk, told) {
             let text = format!("packed weights that are no longer used cannot be removed: {e}");
             self.warn("shrink", text);

@@ -5,7 +5,6 @@ pub(crate) mod scan;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Range;
-use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -176,17 +175,15 @@ impl WeightStore {
         self.calibration = tensors;
     }
 
-    /// Stores derived weights in a folder, and reuses the ones of earlier starts. With `limit`, the
-    /// least recently used files of the folder are removed until the rest fit.
+    /// Stores derived weights in a folder, and reuses the ones of earlier starts.
     ///
     /// # Errors
     /// Files cannot be read for hashing.
-    pub fn keep_packed(&mut self, dir: &Path, limit: Option<u64>) -> std::io::Result<()> {
+    pub fn keep_packed(&mut self, folder: &CacheFolder) -> std::io::Result<()> {
         let keeps = self.makes_weights() || self.experts.is_some();
         let Some(first) = self.maps.first().filter(|_| keeps) else {
             return Ok(());
         };
-        let folder = CacheFolder::new(dir);
         let each = self.maps.iter().map(|map| hash::of_map(map, &folder.hashes()));
         let hashed = each.collect::<std::io::Result<Vec<_>>>()?;
         let (hashes, stamps): (Vec<_>, _) = hashed.into_iter().unzip();
@@ -197,7 +194,7 @@ impl WeightStore {
         let model = std::path::absolute(first.path()).unwrap_or_else(|_| first.path().into());
         let key = cache::key(&self.bound, &hashes);
         let model = model.display().to_string();
-        let cache = PackedCache::open(folder, limit, &key, model, types);
+        let cache = PackedCache::open(folder.clone(), &key, model, types);
         lock(&self.non_finite).extend(cache.non_finite());
         self.cache = Some(cache);
         Ok(())

@@ -5,7 +5,7 @@ pub mod limits;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 pub(crate) use troika_cpu::kernels::outliers::hot_columns;
 pub use troika_cpu::parse_cores;
@@ -15,14 +15,13 @@ use troika_device::{Clock, Device, DeviceError, RealClock};
 /// NPUs.
 pub use troika_npu as npu;
 use troika_npu::{
-    GraphCache, GraphKey, HelperCommand, NpuDevice, NpuOptions, NpuSpec, OptionalCache, Profiling,
-    Rewrites, RuntimePlaces,
+    HelperCommand, NpuDevice, NpuOptions, NpuSpec, OptionalCache, Profiling, Rewrites,
+    RuntimePlaces,
 };
 /// Virtual systems on a chip.
 pub use troika_sim as sim;
 use troika_sim::{Board, Soc, SocError, VirtualClock, VirtualDevice};
 use troika_trace::Tracer;
-use troika_weights::CacheFolder;
 
 use crate::checked_device::CheckedDevice;
 use crate::device_check::{Check, CheckedKernel, check_all};
@@ -49,8 +48,12 @@ pub struct DeviceOptions {
     pub memory: Vec<(String, u64)>,
     /// What NPU devices need.
     pub npu: NpuSettings,
-    /// What GPU devices need.
-    pub gpu: GpuSettings,
+    /// Whether kernels of GPUs are compared with the CPU's before a model uses them on an adapter
+    /// and driver for the first time. What computes something else is refused.
+    pub check_gpus: bool,
+    /// Whether values and caches of a GPU lie in memory of its own even where the host's is the
+    /// same, so that other devices need copies. A GPU alone always has its own, which may be faster.
+    pub own_gpu_memory: bool,
 }
 
 /// What NPU devices need.
@@ -62,78 +65,33 @@ pub struct NpuSettings {
     pub row_buckets: Vec<usize>,
     /// How graphs are written.
     pub rewrites: Rewrites,
-    /// How to compile in another process; `None`: in this one, and nothing is kept.
+    /// How to compile in another process; `None`: in this one, and no graph is kept.
     pub helper: Option<HelperCommand>,
-    /// The folder that keeps compiled graphs for the next start; `None`: not kept.
-    pub cache_dir: Option<PathBuf>,
-    /// The most bytes in that folder.
-    pub cache_bytes: Option<u64>,
     /// How vendors' profilers report to the tracer of a model that is opened.
     pub profiling: Option<Profiling>,
-    /// Why compiled graphs were not kept there.
-    pub cache_fault: CacheFault,
 }
 
-/// Why something was not kept in the cache, the last time that it was not.
-#[derive(Clone, Debug, Default)]
-pub struct CacheFault(Arc<Mutex<Option<String>>>);
-
-impl CacheFault {
-    /// Takes the fault, if there is one.
-    pub fn take(&self) -> Option<String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
-    }
+/// What devices are opened with besides their options.
+pub(crate) struct Opening {
+    pub tracer: Tracer,
+    pub clock: RealClock,
+    pub gpu: GpuSettings,
 }
 
 impl NpuSettings {
-    fn options(
-        &self,
-        name: String,
-        spec: NpuSpec,
-        tracer: &Tracer,
-        clock: RealClock,
-    ) -> NpuOptions {
-        let cache = self.cache_dir.as_ref().map(|dir| {
-            let limit = self.cache_bytes.unwrap_or(u64::MAX);
-            let (folder, fault) = (CacheFolder::new(dir), self.cache_fault.clone());
-            Arc::new(KeptGraphs { folder, limit, fault }) as Arc<dyn GraphCache>
-        });
-        let (places, helper) = (self.runtime.clone(), self.helper.clone());
-        let (row_buckets, cache) = (self.row_buckets.clone(), OptionalCache(cache));
-        let rewrites = self.rewrites.clone();
-        let (profiling, tracer) = (self.profiling.clone(), tracer.clone());
+    fn options(&self, name: String, spec: NpuSpec, with: &Opening) -> NpuOptions {
         NpuOptions {
             name,
             spec,
-            places,
-            row_buckets,
+            places: self.runtime.clone(),
+            row_buckets: self.row_buckets.clone(),
             threads: 1,
-            helper,
-            cache,
-            rewrites,
-            tracer,
-            clock,
-            profiling,
-        }
-    }
-}
-
-/// Compiled graphs in the folder of packed weights.
-struct KeptGraphs {
-    folder: CacheFolder,
-    limit: u64,
-    fault: CacheFault,
-}
-
-impl GraphCache for KeptGraphs {
-    fn get(&self, key: &GraphKey) -> Option<Vec<u8>> {
-        self.folder.graph(&key.0)
-    }
-
-    fn put(&self, key: &GraphKey, bytes: &[u8]) {
-        // A cache that cannot be written costs the next start some time.
-        if let Err(e) = self.folder.keep_graph(&key.0, bytes, self.limit) {
-            *self.fault.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(e.to_string());
+            helper: self.helper.clone(),
+            cache: OptionalCache(with.gpu.kept().map(|kept| Arc::new(kept) as _)),
+            rewrites: self.rewrites.clone(),
+            tracer: with.tracer.clone(),
+            clock: with.clock,
+            profiling: self.profiling.clone(),
         }
     }
 }
@@ -175,78 +133,71 @@ pub struct DeviceSpecError {
     why: String,
 }
 
+impl DeviceSpec {
+    /// Whether it is a CPU of this machine.
+    pub fn is_cpu(&self) -> bool {
+        self.processor.is_none() && self.npu.is_none() && self.gpu.is_none()
+    }
+}
+
 impl FromStr for DeviceSpec {
     type Err = DeviceSpecError;
 
     fn from_str(text: &str) -> Result<DeviceSpec, DeviceSpecError> {
-        let refuse = |why: String| Err(DeviceSpecError { text: text.to_string(), why });
-        // A file name may contain '=' too.
-        let (name, rest) = match text.split_once('=') {
-            Some((name, rest)) if !name.starts_with("virtual:") => (Some(name), rest),
-            _ => (None, text),
-        };
-        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-        if name.is_some_and(|n| n.is_empty() || !n.chars().all(plain)) {
-            return refuse("a name is made of letters, digits, '-', '_' and '.'".into());
-        }
-        if let Some(place) = rest.strip_prefix("virtual:") {
-            let Some(processor) = processor_spec(place) else {
-                return refuse(
-                    "it must be [NAME=]virtual:FILE.toml[:PROCESSOR], such as \
-                     npu=virtual:phone.toml:npu"
-                        .into(),
-                );
-            };
-            let (name, processor) = (name.map(String::from), Some(processor));
-            return Ok(DeviceSpec { name, processor, ..DeviceSpec::default() });
-        }
-        if let Some(npu) = rest.strip_prefix("npu") {
-            let npu = match NpuSpec::parse(npu) {
-                Ok(npu) => Some(npu),
-                Err(why) => return refuse(why),
-            };
-            let name = name.map(String::from);
-            return Ok(DeviceSpec { name, npu, ..DeviceSpec::default() });
-        }
-        if let Some(gpu) = rest.strip_prefix("gpu") {
-            let gpu = match GpuSpec::parse(gpu) {
-                Ok(gpu) => Some(gpu),
-                Err(why) => return refuse(why),
-            };
-            let name = name.map(String::from);
-            return Ok(DeviceSpec { name, gpu, ..DeviceSpec::default() });
-        }
-        let (rest, isa) = match rest.split_once('@') {
-            Some((rest, isa)) => (rest, Some(isa)),
-            None => (rest, None),
-        };
-        let (kind, cores) = match rest.split_once(':') {
-            Some((kind, cores)) => (kind, Some(cores)),
-            None => (rest, None),
-        };
-        if kind != "cpu" {
-            return refuse(
-                "it must be [NAME=]cpu[:CORES][@ISA], such as a=cpu:0-3+8, \
-                 [NAME=]gpu[:NUMBER|:ADAPTER], [NAME=]npu[:PROVIDER[:DEVICE]], or [NAME=]virtual:FILE.toml[:PROCESSOR]"
-                    .into(),
-            );
-        }
+        parsed(text).map_err(|why| DeviceSpecError { text: text.to_string(), why })
+    }
+}
+
+/// The device that a text describes, or why it describes none.
+fn parsed(text: &str) -> Result<DeviceSpec, String> {
+    // A file name may contain '=' too.
+    let (name, rest) = match text.split_once('=') {
+        Some((name, rest)) if !name.starts_with("virtual:") => (Some(name), rest),
+        _ => (None, text),
+    };
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if name.is_some_and(|n| n.is_empty() || !n.chars().all(plain)) {
+        return Err("a name is made of letters, digits, '-', '_' and '.'".into());
+    }
+    let mut spec = DeviceSpec { name: name.map(String::from), ..DeviceSpec::default() };
+    if let Some(place) = rest.strip_prefix("virtual:") {
+        let wrong = "it must be [NAME=]virtual:FILE.toml[:PROCESSOR], such as \
+                     npu=virtual:phone.toml:npu";
+        spec.processor = Some(processor_spec(place).ok_or(wrong)?);
+    } else if let Some(npu) = rest.strip_prefix("npu") {
+        spec.npu = Some(NpuSpec::parse(npu)?);
+    } else if let Some(gpu) = rest.strip_prefix("gpu") {
+        spec.gpu = Some(GpuSpec::parse(gpu)?);
+    } else {
+        let (rest, isa) =
+            rest.split_once('@').map_or((rest, None), |(rest, isa)| (rest, Some(isa)));
+        spec.cores = cores(rest)?;
         if let Some(isa) = isa.filter(|isa| !instruction_sets().contains(isa)) {
             let known = instruction_sets().join(", ");
-            return refuse(format!("this machine has no kernels named {isa:?}; it has {known}"));
+            return Err(format!("this machine has no kernels named {isa:?}; it has {known}"));
         }
-        let cores = match cores.map(|c| (c, parse_cores(&c.replace('+', ",")))) {
-            None => None,
-            Some((c, Some(cores))) if !c.contains(',') => Some(cores),
-            Some((c, _)) => return refuse(format!("{c:?} are not cores such as 0-3+8")),
-        };
-        let known = usable_cores();
-        let unknown = |c: &&usize| !known.is_empty() && !known.contains(c);
-        if let Some(c) = cores.iter().flatten().find(unknown) {
-            return refuse(format!("core {c} is not among those this process may use ({known:?})"));
+        spec.isa = isa.map(String::from);
+    }
+    Ok(spec)
+}
+
+/// The cores of `cpu[:CORES]`.
+fn cores(text: &str) -> Result<Option<Vec<usize>>, String> {
+    let list = match text.split_once(':') {
+        Some(("cpu", list)) => list,
+        None if text == "cpu" => return Ok(None),
+        _ => {
+            return Err("it must be [NAME=]cpu[:CORES][@ISA], such as a=cpu:0-3+8, \
+                 [NAME=]gpu[:NUMBER|:ADAPTER], [NAME=]npu[:PROVIDER[:DEVICE]], or [NAME=]virtual:FILE.toml[:PROCESSOR]"
+                .into());
         }
-        let (name, isa) = (name.map(String::from), isa.map(String::from));
-        Ok(DeviceSpec { name, cores, isa, ..DeviceSpec::default() })
+    };
+    let read = parse_cores(&list.replace('+', ",")).filter(|_| !list.contains(','));
+    let cores = read.ok_or_else(|| format!("{list:?} are not cores such as 0-3+8"))?;
+    let known = usable_cores();
+    match cores.iter().find(|c| !known.is_empty() && !known.contains(c)) {
+        Some(c) => Err(format!("core {c} is not among those this process may use ({known:?})")),
+        None => Ok(Some(cores)),
     }
 }
 
@@ -293,7 +244,7 @@ impl DeviceOptions {
             let default = troika_cpu::default_threads;
             // A virtual device computes on one thread, and so does a CPU that stands in for an NPU.
             let of = |s: &DeviceSpec| match &s.cores {
-                _ if s.processor.is_some() || s.npu.is_some() || s.gpu.is_some() => 1,
+                _ if !s.is_cpu() => 1,
                 cores => cores.as_ref().map_or_else(default, Vec::len),
             };
             return self.devices.iter().map(of).sum();
@@ -318,17 +269,17 @@ pub fn usable_cores() -> Vec<usize> {
 /// # Errors
 /// A device cannot be opened, or two devices have one name.
 pub fn open_devices(options: &DeviceOptions) -> Result<Vec<Arc<dyn Device>>, DeviceError> {
-    open_traced(options, &Tracer::off(), RealClock::new())
+    let gpu = GpuSettings { check: options.check_gpus, ..GpuSettings::default() };
+    open_with(options, &Opening { tracer: Tracer::off(), clock: RealClock::new(), gpu })
 }
 
-/// Opens the devices of the options for a model whose spans go to a tracer, by a clock.
+/// Opens the devices of the options for a model.
 ///
 /// # Errors
 /// A device cannot be opened, or two devices have one name.
-pub(crate) fn open_traced(
+pub(crate) fn open_with(
     options: &DeviceOptions,
-    tracer: &Tracer,
-    clock: RealClock,
+    with: &Opening,
 ) -> Result<Vec<Arc<dyn Device>>, DeviceError> {
     let open = |o: CpuOptions| Ok(Arc::new(CpuDevice::new(o)?) as Arc<dyn Device>);
     let isa = |name: &Option<String>| name.as_deref().map(find_isa).transpose();
@@ -354,14 +305,14 @@ pub(crate) fn open_traced(
             return Ok(Arc::new(device) as Arc<dyn Device>);
         }
         if let Some(npu) = spec.npu {
-            let opened = NpuDevice::open(options.npu.options(name.clone(), npu, tracer, clock));
+            let opened = NpuDevice::open(options.npu.options(name.clone(), npu, with));
             let npu =
                 opened.map_err(|e| DeviceError::System { device: name, why: e.to_string() })?;
             return Ok(Arc::new(npu) as Arc<dyn Device>);
         }
         if let Some(gpu) = &spec.gpu {
-            let gpu = open_gpu(name, gpu, options)?;
-            let settings = &options.gpu;
+            let settings = &with.gpu;
+            let gpu = open_gpu(name, gpu, options, settings)?;
             let checked =
                 || Arc::new(CheckedDevice::new(gpu.clone(), reference_cpu, settings.clone()));
             return Ok(if settings.check { checked() } else { gpu });
@@ -417,11 +368,6 @@ pub fn virtual_clock<'a>(
     let clock = devices.next()?.clock()?;
     let same = |other: Arc<dyn Clock>| std::ptr::addr_eq(Arc::as_ptr(&other), Arc::as_ptr(&clock));
     devices.all(|d| d.clock().is_some_and(same)).then_some(clock)
-}
-
-/// Whether a device models time only, without reading values or weights.
-pub(crate) fn computes_nothing(device: &Arc<dyn Device>) -> bool {
-    !device.caps().computes()
 }
 
 /// The files of virtual devices, each read once. All devices share one clock.
@@ -517,15 +463,16 @@ fn open_gpu(
     name: String,
     spec: &GpuSpec,
     options: &DeviceOptions,
+    settings: &GpuSettings,
 ) -> Result<Arc<dyn Device>, DeviceError> {
     let memory = options.memory.iter().find(|(of, _)| *of == name).map(|(_, bytes)| *bytes);
-    let store = options.gpu.kept().map(|kept| Arc::new(kept) as Arc<dyn troika_gpu::PipelineStore>);
+    let store = settings.kept().map(|kept| Arc::new(kept) as Arc<dyn troika_gpu::PipelineStore>);
     let own = troika_gpu::GpuOptions {
         name: name.clone(),
         spec: spec.clone(),
         memory,
         binding_limit: None,
-        own_memory: options.devices.len() == 1 || options.gpu.own_memory,
+        own_memory: options.devices.len() == 1 || options.own_gpu_memory,
         kept: troika_gpu::OptionalCache(store),
     };
     let opened = troika_gpu::GpuDevice::open(own);
@@ -567,7 +514,12 @@ pub fn gpu_adapters() -> Vec<GpuAdapter> {
 }
 
 #[cfg(not(feature = "gpu"))]
-fn open_gpu(_: String, spec: &GpuSpec, _: &DeviceOptions) -> Result<Arc<dyn Device>, DeviceError> {
+fn open_gpu(
+    _: String,
+    spec: &GpuSpec,
+    _: &DeviceOptions,
+    _: &GpuSettings,
+) -> Result<Arc<dyn Device>, DeviceError> {
     match *spec {}
 }
 

@@ -24,7 +24,7 @@ use troika_lab::Subject;
 
 use crate::error::CliError;
 use crate::flags::{BenchArgs, TableFlag};
-use crate::{expert_groups, gpu, output, progress, resolve};
+use crate::{expert_groups, gpu, output, resolve};
 
 use row::{Facts, Row, Test};
 
@@ -178,7 +178,7 @@ fn options(
         sharing: args.sharing.sharing(sequences),
         ..args.compute.options_by(Some(threads), strategy)?
     };
-    args.plan.apply(&mut options)?;
+    args.plan.apply(&mut options, None)?;
     // Chunks of experts' groups follow the length of prompts.
     let lengths = args.n_prompt.iter().chain(args.answers.iter().map(|(prompt, _)| prompt));
     let longest = lengths.copied().max().filter(|n| *n > 0);
@@ -198,7 +198,6 @@ fn options(
 
 fn open(subject: &Subject, mut options: OpenOptions, tracer: Tracer) -> Result<Model, CliError> {
     options.tracer = tracer;
-    progress::watch(&mut options);
     Ok(subject.open(&options)?)
 }
 
