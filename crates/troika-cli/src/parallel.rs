@@ -27,7 +27,7 @@ struct Printed {
 }
 
 /// The prompts, and what answers them.
-struct Lines<'a> {
+struct PromptLines<'a> {
     model: &'a Model,
     source: &'a Source,
     args: &'a RunArgs,
@@ -51,7 +51,7 @@ pub fn run(
     // Flags out of range are reported once.
     request(model, args)?;
     let start = model.clock().now();
-    let prompts = Lines { model, source, args, lines, interrupt, next: AtomicUsize::new(0) };
+    let prompts = PromptLines { model, source, args, lines, interrupt, next: AtomicUsize::new(0) };
     let (sender, answers) = channel();
     let printed = std::thread::scope(|scope| {
         for worker in 0..args.parallel.unwrap_or(1).min(lines.len()) {
@@ -82,7 +82,7 @@ pub fn run(
     }
 }
 
-impl Lines<'_> {
+impl PromptLines<'_> {
     /// Answers prompts until there are none.
     fn answer(&self, answers: &Sender<(usize, Result<Answered, CliError>)>) {
         while !self.interrupt.pressed() {

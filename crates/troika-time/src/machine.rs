@@ -125,7 +125,7 @@ pub struct Machine<W: LaneWork, S> {
     /// The last update of what runs.
     since: u64,
     /// What happens to which lane, by time and then in the order in which it was planned.
-    events: BTreeMap<(u64, u64), (u64, What<W::Signal>)>,
+    events: BTreeMap<(u64, u64), LaneEvent<W::Signal>>,
     /// Numbers of the last event and the last lane.
     made: u64,
     opened: u64,
@@ -188,6 +188,9 @@ struct Running {
     /// The number of its end event; others are outdated.
     event: u64,
 }
+
+/// The lane of an event, and what happens to it.
+type LaneEvent<S> = (u64, What<S>);
 
 enum What<S> {
     /// A time in which the processor did not work is over.

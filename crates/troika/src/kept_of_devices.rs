@@ -4,10 +4,9 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use troika_npu::{GraphCache, GraphKey};
 use troika_weights::CacheFolder;
 
-use crate::options::OpenObserver;
+use crate::observer::OpenObserver;
 
 /// How kernels of a GPU are checked, and what is kept of it.
 #[derive(Clone, Debug, Default)]
@@ -91,9 +90,9 @@ impl GpuSettings {
 /// What is kept in the folder of packed weights.
 #[derive(Clone, Debug)]
 pub(crate) struct KeptOfDevices {
-    folder: CacheFolder,
-    limit: u64,
-    notes: Notes,
+    pub folder: CacheFolder,
+    pub limit: u64,
+    pub notes: Notes,
 }
 
 impl KeptOfDevices {
@@ -109,20 +108,6 @@ impl KeptOfDevices {
     pub fn keep(&self, name: &str, bytes: &[u8]) {
         if let Err(e) = self.folder.keep_of_device(name, bytes, self.limit) {
             self.notes.add(format!("nothing is kept of a GPU for the next start: {e}"));
-        }
-    }
-}
-
-impl GraphCache for KeptOfDevices {
-    fn get(&self, key: &GraphKey) -> Option<Vec<u8>> {
-        self.folder.graph(&key.0)
-    }
-
-    fn put(&self, key: &GraphKey, bytes: &[u8]) {
-        // A cache that cannot be written costs the next start some time.
-        if let Err(e) = self.folder.keep_graph(&key.0, bytes, self.limit) {
-            let dir = self.folder.dir().display();
-            self.notes.add(format!("compiled graphs are not kept in {dir} ({e})"));
         }
     }
 }

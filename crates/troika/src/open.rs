@@ -238,9 +238,10 @@ impl Model {
     /// are in the files, up to 4 GiB: all of them are read. Others are checked on opening.
     pub fn scan(&self) -> Vec<String> {
         let report = self.store().report();
-        let is_small = report.mapped + report.owned <= SCAN_LIMIT;
-        let found = is_small.then(|| self.store().scan_non_finite()).unwrap_or_default();
-        non_finite(&found).collect()
+        if report.mapped + report.owned > SCAN_LIMIT {
+            return Vec::new();
+        }
+        non_finite(&self.store().scan_non_finite()).collect()
     }
 
     /// The time it took to open.

@@ -1,10 +1,7 @@
 //! Options of opening a model.
 
-use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::time::Duration;
 
 use troika_device::{Device, RealClock};
 use troika_engine::{CompileControl, OnCompiled, Sharing};
@@ -23,6 +20,7 @@ use crate::devices::{DeviceOptions, Opening, open_with};
 use crate::error::Error;
 use crate::expert_options::ExpertOptions;
 use crate::kept_of_devices::{GpuSettings, Notes};
+use crate::observer::OpenObserver;
 use crate::profile_file::ProfileAt;
 
 /// Open devices.
@@ -163,31 +161,6 @@ pub struct PredictorOptions {
     pub file: PathBuf,
     /// The predictor.
     pub predictor: Arc<RoutingPredictor>,
-}
-
-/// Hears what happens to a model, on any thread, and may end its opening.
-pub trait OpenObserver: fmt::Debug + Send + Sync {
-    /// How many weights are quantized, of how many.
-    fn quantized(&self, _done: u64, _all: u64) {}
-
-    /// The kernel that is being compared with the CPU's; `None` at the end.
-    fn checked(&self, _kernel: Option<&str>) {}
-
-    /// How many steps of compiling are done, of how many.
-    fn compiled(&self, _done: usize, _all: usize) {}
-
-    /// A sentence that the user of an open model should know.
-    fn notice(&self, _sentence: &str) {}
-
-    /// A flag that ends compiling when it is set.
-    fn cancel(&self) -> Option<Arc<AtomicBool>> {
-        None
-    }
-
-    /// The longest that compiling may take.
-    fn limit(&self) -> Option<Duration> {
-        None
-    }
 }
 
 /// How to choose a plan by a profile.

@@ -481,6 +481,20 @@ fn open_gpu(
 }
 
 #[cfg(feature = "gpu")]
+impl troika_npu::GraphCache for KeptOfDevices {
+    fn get(&self, key: &troika_npu::GraphKey) -> Option<Vec<u8>> {
+        self.folder.graph(&key.0)
+    }
+
+    fn put(&self, key: &troika_npu::GraphKey, bytes: &[u8]) {
+        // A cache that cannot be written costs the next start some time.
+        if let Err(e) = self.folder.keep_graph(&key.0, bytes, self.limit) {
+            let dir = self.folder.dir().display();
+            self.notes.add(format!("compiled graphs are not kept in {dir} ({e})"));
+        }
+    }
+}
+
 impl troika_gpu::PipelineStore for KeptOfDevices {
     fn get(&self, name: &str) -> Option<Vec<u8>> {
         self.read(name)
