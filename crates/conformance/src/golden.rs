@@ -7,6 +7,7 @@ use troika::engine::WantedLogits;
 use troika::engine::sample::SampleParams;
 use troika::weights::{FloatType, parse_safetensors};
 use troika::{Control, DeviceOptions, DeviceSpec, Model, OpenOptions, Request};
+pub use troika_check::relative_error;
 
 /// Allowed difference from the reference, relative to the largest logit.
 pub const REFERENCE_TOLERANCE: f32 = 2e-4;
@@ -150,19 +151,6 @@ pub fn greedy(model: &Model, prompt: &[u32], n: usize) -> Res<Vec<u32>> {
     let params = SampleParams { temperature: 0.0, ..SampleParams::default() };
     let request = Request { params, max_tokens: Some(n), ignore_eos: true, ..Request::default() };
     Ok(model.session()?.generate(prompt, &request, &mut |_, _| Control::Continue)?.tokens)
-}
-
-/// Largest difference of two sets of logits, relative to the reference's largest.
-pub fn relative_error(got: &[f32], reference: &[f32]) -> f32 {
-    if got.len() != reference.len() {
-        return f32::INFINITY;
-    }
-    let top = reference.iter().fold(0f32, |m, v| m.max(v.abs()));
-    let worst = got.iter().zip(reference).fold(0f32, |m, (a, b)| {
-        let d = (a - b).abs();
-        if d.is_nan() { f32::INFINITY } else { m.max(d) }
-    });
-    worst / top.max(f32::MIN_POSITIVE)
 }
 
 /// Runs a case on the devices of the options, divided as they say: whole prompt, chunked, token by

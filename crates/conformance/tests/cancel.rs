@@ -9,7 +9,6 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use conformance::hooked::{Doing, Hook, Hooked};
 use troika::describe;
 use troika::device::{Clock, CommandList, Device, DeviceError, Work};
 use troika::engine::{
@@ -20,6 +19,7 @@ use troika::graph::DType;
 use troika::plan::{LengthRules, Plan, PlanDevice, PlanRequest, Ratio, Strategy, make};
 use troika::trace::Tracer;
 use troika::weights::FloatType;
+use troika_check::{Doing, Hook, Hooked};
 use troika_sim::{Board, Soc, VirtualClock, VirtualDevice};
 
 const SOC: &str = "name = \"two\"
@@ -90,7 +90,7 @@ fn world_of(
         if unlike {
             caps.numerics.push_str(name);
         }
-        Arc::new(Hooked::new(Arc::new(device), hook.clone()).with_caps(caps))
+        Arc::new(Hooked { caps, ..Hooked::new(Arc::new(device), hook.clone()) })
     };
     let devices: Vec<Arc<dyn Device>> = soc.processors[..count].iter().map(open).collect();
     let facts: Vec<PlanDevice> = devices.iter().map(PlanDevice::of).collect();

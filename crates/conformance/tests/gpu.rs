@@ -11,7 +11,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use conformance::golden::{all_logits, find, greedy, read_golden, relative_error};
-use conformance::suite::{Exclusion, SuiteCase, model_cases, op_cases, run_suite};
+use conformance::suite::{Exclusion, model_cases, run_suite};
 use troika::device::{Device, SpaceId};
 use troika::engine::sample::SampleParams;
 use troika::engine::{Event, Next, SequenceInput, Sharing, WantedLogits};
@@ -24,6 +24,7 @@ use troika::{
     DeviceOptions, GpuAdapter, GpuSettings, Model, NpuSettings, OpenOptions, Request, Session,
     gpu_adapters, open_devices,
 };
+use troika_check::{DeviceCase, op_cases};
 
 /// The device that tests take.
 fn gpu_spec() -> String {
@@ -80,11 +81,11 @@ fn sharing(specs: &[&str]) -> DeviceOptions {
     options
 }
 
-fn holds(cases: &[SuiteCase], refused: &[Exclusion]) {
+fn holds(cases: &[DeviceCase], refused: &[Exclusion]) {
     holds_on(&*device(&gpu_spec()), cases, refused);
 }
 
-fn holds_on(device: &dyn Device, cases: &[SuiteCase], refused: &[Exclusion]) {
+fn holds_on(device: &dyn Device, cases: &[DeviceCase], refused: &[Exclusion]) {
     let report = run_suite(device, cases, refused).unwrap();
     println!("{} runs, {} refused, worst {:e}", report.runs, report.refused.len(), report.worst);
     assert!(report.failures.is_empty(), "{}", report.failures.join("\n"));

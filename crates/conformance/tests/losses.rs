@@ -5,13 +5,13 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use conformance::hooked::{Doing, Hook, Hooked};
 use troika::device::{Device, DeviceError};
 use troika::engine::Sharing;
 use troika::weights::{BindOptions, FloatType, Quant};
 use troika::{
     BoundModel, Described, DeviceOptions, Error, Model, Notices, OpenOptions, Request, describe,
 };
+use troika_check::{Doing, Hook, Hooked};
 use troika_cpu::{CpuDevice, CpuOptions};
 
 const TOKENS: usize = 6;

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 
 use conformance::golden::find;
-use conformance::random::Random;
 use troika::describe;
 use troika::device::{
     Bindings, Buffer, CommandList, Completion, Device, Executable, ForwardBatch, PageTable, Queue,
@@ -21,6 +20,7 @@ use troika::graph::partition::{
 use troika::graph::{ActivationFormat, DType, Op, Subgraph, ValueId, restrict_activations};
 use troika::model::lower::{LowerOptions, Lowered, SegmentKind, lower};
 use troika::weights::{BindOptions, FloatType, WeightStore};
+use troika_check::Random;
 use troika_cpu::{CpuDevice, CpuOptions};
 
 const POSITIONS: usize = 64;

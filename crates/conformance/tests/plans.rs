@@ -6,8 +6,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use conformance::golden::read_golden;
-use conformance::hooked::{Doing, Hook, Hooked};
-use conformance::random::Random;
 use troika::device::{Device, RealClock, Waiting};
 use troika::engine::{
     CompileControl, Engine, EngineError, EngineParts, SeqId, SequenceInput, Sharing, WantedLogits,
@@ -23,6 +21,8 @@ use troika::program::ProgramError;
 use troika::trace::Tracer;
 use troika::weights::{BindOptions, FloatType, Quant};
 use troika::{Described, describe};
+use troika_check::Random;
+use troika_check::{Doing, Hook, Hooked};
 use troika_cpu::{CpuDevice, CpuOptions};
 
 const NAMES: [&str; 3] = ["a", "b", "c"];

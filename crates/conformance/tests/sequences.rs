@@ -9,7 +9,6 @@ use std::hash::{DefaultHasher, Hasher};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use conformance::random::Random;
 use troika::device::{Device, RealClock};
 use troika::engine::{
     Admission, CompileControl, Engine, EngineError, EngineHandle, EngineParts, Event, KvError,
@@ -20,6 +19,7 @@ use troika::plan::{LengthRules, PlanDevice, PlanRequest, Ratio, Strategy, make};
 use troika::trace::Tracer;
 use troika::weights::FloatType;
 use troika::{Described, describe};
+use troika_check::Random;
 use troika_cpu::{CpuDevice, CpuOptions};
 
 const MODELS: [&str; 3] = ["golden/qwen3", "golden/gemma-3", "variants/phi-3-variant1"];

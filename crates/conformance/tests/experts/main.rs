@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use conformance::golden::{read_golden, relative_error};
-use conformance::hooked::{Hook, Hooked, told_to_fail};
 use troika::device::{Clock, Device, RealClock};
 use troika::engine::{
     CompileControl, Engine, EngineError, EngineParts, Event, Next, SequenceInput, Sharing,
@@ -25,6 +24,7 @@ use troika::plan::{
 use troika::trace::Tracer;
 use troika::weights::{BindOptions, FloatType, Quant};
 use troika::{Described, DeviceOptions, NpuSettings, describe, open_devices};
+use troika_check::{Hook, Hooked, told_to_fail};
 use troika_cpu::{CpuDevice, CpuOptions};
 use troika_sim::{Board, Soc, VirtualClock, VirtualDevice};
 

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use troika_check::{Check, CheckedKernel, check_all};
 pub(crate) use troika_cpu::kernels::outliers::hot_columns;
 pub use troika_cpu::parse_cores;
 use troika_cpu::{CpuDevice, CpuOptions, Isa};
@@ -24,8 +25,7 @@ use troika_sim::{Board, Soc, SocError, VirtualClock, VirtualDevice};
 use troika_trace::Tracer;
 use troika_weights::CacheFolder;
 
-use crate::checked_device::CheckedDevice;
-use crate::device_check::{Check, CheckedKernel, check_all};
+use crate::checked_device::checked_device;
 use crate::kept_of_devices::GpuSettings;
 #[cfg(feature = "gpu")]
 use crate::kept_of_devices::KeptOfDevices;
@@ -362,8 +362,7 @@ pub(crate) fn open_traced(
         if let Some(gpu) = &spec.gpu {
             let gpu = open_gpu(name, gpu, options)?;
             let settings = &options.gpu;
-            let checked =
-                || Arc::new(CheckedDevice::new(gpu.clone(), reference_cpu, settings.clone()));
+            let checked = || Arc::new(checked_device(gpu.clone(), reference_cpu, settings.clone()));
             return Ok(if settings.check { checked() } else { gpu });
         }
         let cores = spec.cores.clone();

@@ -1,6 +1,6 @@
 //! A small generator for cases that must be equal on every machine.
 
-use troika::graph::DType;
+use troika_graph::DType;
 
 /// splitmix64.
 pub struct Random(pub u64);

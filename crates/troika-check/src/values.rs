@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 use troika_device::{ForwardBatch, PageTable, SeqRows};
+use troika_graph::blocks::dequantize;
 use troika_graph::{DType, Op, Subgraph, Value, ValueId};
 
-use super::POSITIONS;
-use crate::golden::relative_error;
+use crate::POSITIONS;
 use crate::random::Random;
 
 /// A random element of a plain type, or a byte for blocks, small enough for small numbers.
-pub(super) fn element(random: &mut Random, dtype: DType) -> Vec<u8> {
+pub(crate) fn element(random: &mut Random, dtype: DType) -> Vec<u8> {
     let float = random.float();
     match dtype {
         DType::F32 => float.to_le_bytes().to_vec(),
@@ -24,17 +24,19 @@ pub(super) fn element(random: &mut Random, dtype: DType) -> Vec<u8> {
 
 /// Inputs, caches and outputs: dense valid rows.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Values {
+pub struct Values {
+    /// Valid rows of inputs and outputs.
     pub rows: usize,
+    /// The bytes of each value.
     pub bytes: BTreeMap<ValueId, Vec<u8>>,
 }
 
-pub(super) fn row_bytes(v: &Value) -> usize {
+pub(crate) fn row_bytes(v: &Value) -> usize {
     v.shape.row_len() * v.dtype.block_bytes()
 }
 
 /// Sequences of a run: two from three rows on. Their pages are in random order.
-pub(super) fn forward(rows: usize) -> Arc<ForwardBatch> {
+pub(crate) fn forward(rows: usize) -> Arc<ForwardBatch> {
     let first = if rows < 3 { rows } else { rows - rows / 3 };
     let table =
         |pages: &[u32]| vec![PageTable { page_len: 16, first: 0, pages: pages.to_vec() }; 4];
@@ -42,9 +44,9 @@ pub(super) fn forward(rows: usize) -> Arc<ForwardBatch> {
         let known_len = pos + rows.len();
         SeqRows { seq, rows, pos, known_len, tables: table(pages) }
     };
-    let mut seqs = vec![seq(4, 0..first, 5, &[2, 0])];
+    let mut seqs = vec![seq(4, 0..first, 40, &[3, 0, 6, 2, 5, 1])];
     if first < rows {
-        seqs.push(seq(9, first..rows, 0, &[3]));
+        seqs.push(seq(9, first..rows, 0, &[7, 4]));
     }
     Arc::new(ForwardBatch { seqs })
 }
@@ -98,13 +100,20 @@ impl Values {
 }
 
 fn floats(bytes: &[u8], dtype: DType) -> Vec<f32> {
-    match dtype {
-        DType::F16 => {
-            bytes.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b).into()).collect()
-        }
-        DType::BF16 => {
-            bytes.as_chunks::<2>().0.iter().map(|b| bf16::from_le_bytes(*b).into()).collect()
-        }
-        _ => bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
+    let mut out = vec![0.0; bytes.len() / dtype.block_bytes()];
+    dequantize(dtype, bytes, &mut out);
+    out
+}
+
+/// Largest difference of numbers, relative to the largest of the reference.
+pub fn relative_error(got: &[f32], reference: &[f32]) -> f32 {
+    if got.len() != reference.len() {
+        return f32::INFINITY;
     }
+    let top = reference.iter().fold(0f32, |m, v| m.max(v.abs()));
+    let worst = got.iter().zip(reference).fold(0f32, |m, (a, b)| {
+        let d = (a - b).abs();
+        if d.is_nan() { f32::INFINITY } else { m.max(d) }
+    });
+    worst / top.max(f32::MIN_POSITIVE)
 }

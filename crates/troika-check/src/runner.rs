@@ -5,23 +5,24 @@ use std::sync::Arc;
 
 use troika_device::{
     Bindings, Buffer, Clock, CommandList, CopyRows, Device, DeviceError, HostData, HostTask, Run,
-    SpaceId, Submission, View, Weights, Work,
+    SpaceId, View, Weights, Work,
 };
 use troika_graph::{Subgraph, ValueId};
-use troika_lab::Bench;
 
-use super::POSITIONS;
-use super::values::{Values, forward, row_bytes};
+use crate::POSITIONS;
+use crate::bench::Bench;
+use crate::values::{Values, forward, row_bytes};
 
 /// A device with a queue for cases.
-pub(super) struct CaseRunner<'a> {
+pub struct CaseRunner<'a> {
+    /// The device.
     pub device: &'a dyn Device,
     bench: Bench,
 }
 
 /// The layout of inputs and outputs in memory.
 #[derive(Clone, Copy)]
-pub(super) struct Layout {
+pub struct Layout {
     /// Number of rows with room.
     bound: usize,
     /// Whether there are gaps between rows.
@@ -29,17 +30,20 @@ pub(super) struct Layout {
 }
 
 impl Layout {
+    /// Room for some rows, one behind the other.
     pub fn dense(bound: usize) -> Layout {
         Layout { bound, apart: false }
     }
 
+    /// Room for some rows, with gaps between them.
     pub fn apart(bound: usize) -> Layout {
         Layout { bound, apart: true }
     }
 }
 
 /// The results of a run.
-pub(super) struct Ran {
+pub struct Ran {
+    /// Caches and outputs.
     pub values: Values,
     /// A value that was written beyond its valid rows.
     pub spoilt: Option<String>,
@@ -63,6 +67,10 @@ struct Place {
 }
 
 impl<'a> CaseRunner<'a> {
+    /// Opens a queue with a clock.
+    ///
+    /// # Errors
+    /// The device opens none.
     pub fn open(
         device: &'a dyn Device,
         clock: Arc<dyn Clock>,
@@ -71,6 +79,9 @@ impl<'a> CaseRunner<'a> {
     }
 
     /// Submits lists without tasks, as many as are taken at once.
+    ///
+    /// # Errors
+    /// They are not taken, or do not end in order.
     pub fn fill(&mut self, lists: usize) -> Result<(), String> {
         for id in 0..lists as u64 {
             let list = CommandList { id, ..CommandList::default() };
@@ -87,6 +98,9 @@ impl<'a> CaseRunner<'a> {
 
     /// Checks that host functions run in order with what they write, also after one that panics, or
     /// that the device refuses them by name.
+    ///
+    /// # Errors
+    /// What is wrong.
     pub fn host_tasks(&mut self) -> Result<(), String> {
         let view = View::whole(&Buffer::zeroed(8).map_err(|e| e.to_string())?);
         let written = view.clone();
@@ -129,17 +143,14 @@ impl<'a> CaseRunner<'a> {
     }
 
     fn submit_host(&mut self, tasks: &[&Arc<HostTask>]) -> Result<(), DeviceError> {
-        let submission =
-            |task: &&Arc<HostTask>| Submission { tag: 0, work: Work::Host((*task).clone()) };
-        let tasks = tasks.iter().map(submission).collect();
-        self.bench.run(CommandList { tasks, ..CommandList::default() }).map(drop)
+        self.bench.run_all(tasks.iter().map(|task| Work::Host((*task).clone())))
     }
 
     fn place(&self, g: &Subgraph, id: ValueId, layout: Layout) -> Result<Place, DeviceError> {
         let (row, state) = (row_bytes(g.value(id)), g.states.contains(&id));
         let rows = if state { POSITIONS } else { layout.bound };
         let stride = if layout.apart && !state { row + GAP } else { row };
-        let no_memory = || DeviceError::memory("a case of the suite");
+        let no_memory = || DeviceError::memory("checking a device");
         let device = self.device.allocate(rows * stride).map_err(no_memory())?;
         let host = match device.space() {
             SpaceId::HOST => device.clone(),
@@ -150,6 +161,9 @@ impl<'a> CaseRunner<'a> {
     }
 
     /// Runs a loaded graph on given values.
+    ///
+    /// # Errors
+    /// There is not enough memory, or the run fails.
     pub fn run(
         &mut self,
         g: &Subgraph,
@@ -190,8 +204,7 @@ impl<'a> CaseRunner<'a> {
         let work = foreign().map(|p| copy(&p.host, &p.device));
         let work = work.chain([Work::Run(run)]);
         let work = work.chain(foreign().map(|p| copy(&p.device, &p.host)));
-        let tasks = work.enumerate().map(|(i, work)| Submission { tag: i as u32, work }).collect();
-        self.bench.run(CommandList { tasks, ..CommandList::default() })?;
+        self.bench.run_all(work)?;
         read(g, &places, start.rows)
     }
 }

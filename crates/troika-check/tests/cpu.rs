@@ -1,0 +1,42 @@
+//! The CPU's best kernels compute what its scalar ones do, and a device that refuses says so.
+
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+
+use troika_check::{Check, Kernel, Watch, Watched, check_all};
+use troika_cpu::{CpuDevice, CpuOptions, Isa};
+use troika_device::Device;
+use troika_graph::{DType, Subgraph};
+
+fn cpu(isa: Option<Isa>) -> Arc<dyn Device> {
+    let options = CpuOptions { name: "cpu".into(), threads: 1, isa, ..CpuOptions::default() };
+    Arc::new(CpuDevice::new(options).unwrap())
+}
+
+#[test]
+fn the_best_kernels_compute_what_the_scalar_ones_do() {
+    let plain = Isa::available().into_iter().find(|isa| isa.name() == "scalar");
+    let check = Check { device: &*cpu(None), reference: cpu(plain) };
+    let mut seen = 0;
+    let checked = check_all(&check, &mut |done, _| seen = done).unwrap();
+    let wrong: Vec<_> = checked.iter().filter(|k| k.fault.is_some()).collect();
+    assert!(wrong.is_empty() && seen == checked.len() && seen > 60, "{seen}: {wrong:?}");
+}
+
+/// Takes nothing.
+struct Refuses;
+
+impl Watch for Refuses {
+    fn examine(&self, _: &dyn Device, graph: &Subgraph) -> Vec<Option<String>> {
+        vec![Some("it takes nothing".into()); graph.nodes.len()]
+    }
+}
+
+#[test]
+fn a_refused_kernel_is_a_fault_with_the_reason() {
+    let device = Watched::new(cpu(None), Refuses);
+    let check = Check { device: &device, reference: cpu(None) };
+    let checked = check.kernel(Kernel::Embed(DType::Q8_0)).unwrap();
+    assert_eq!(checked.fault.as_deref(), Some("it takes nothing"));
+}
