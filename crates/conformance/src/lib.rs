@@ -1,4 +1,5 @@
 //! Conformance of devices and models, as a library for the project's own tests.
 
+pub mod engines;
 pub mod golden;
 pub mod suite;

@@ -161,6 +161,29 @@ fn all_architectures() {
     }
 }
 
+/// Devices of unlike numerics are judged by tolerance and tokens, those of like ones by bits.
+#[test]
+fn the_command_judges_a_model_on_both() {
+    if !is_here() {
+        return;
+    }
+    let golden = |devices: &str, more: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_conformance"));
+        command.arg("golden").arg(root("tests/golden/qwen3"));
+        let found = command.args(["--device", devices]).args(more).output().unwrap();
+        let said = String::from_utf8(found.stdout).unwrap();
+        assert_eq!(found.status.success(), said.contains("1 passed"), "{said}");
+        said
+    };
+    let both = format!("{},cpu", gpu_spec());
+    let said = golden(&both, &["--strategy", "alternate"]);
+    assert!(said.contains("ok    max error") && !said.contains("bits"), "{said}");
+    let said = golden(&both, &["--strategy", "alternate", "--tolerance", "1e-9"]);
+    assert!(said.contains("FAIL  max error"), "{said}");
+    let said = golden("cpu,a=cpu", &["--strategy", "alternate"]);
+    assert!(said.contains("ok    max error") && said.contains("bits of one device"), "{said}");
+}
+
 #[test]
 fn strategies_with_the_cpu() {
     if !is_here() {

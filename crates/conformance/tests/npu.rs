@@ -185,6 +185,23 @@ fn all_architectures_on_openvino() {
     architectures("npu:openvino:cpu", &[], 2e-4);
 }
 
+/// The command finds the runtime as `troika` does, and judges by tolerance.
+#[test]
+fn the_command_takes_npus() {
+    let runtime = runtime().environments.remove(0);
+    let golden = |tolerance: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_conformance"));
+        command.arg("golden").arg(root("tests/golden/qwen3"));
+        command.args(["--device", "npu:openvino:cpu,cpu", "--tolerance", tolerance]);
+        let found = command.env("VIRTUAL_ENV", &runtime).output().unwrap();
+        (found.status.success(), String::from_utf8(found.stdout).unwrap())
+    };
+    let (holds, said) = golden("2e-4");
+    assert!(holds && said.contains("ok    max error") && said.contains("1 passed"), "{said}");
+    let (holds, said) = golden("1e-9");
+    assert!(!holds && said.contains("FAIL  max error") && said.contains("1 failed"), "{said}");
+}
+
 /// Qualcomm's processor computes in halves: 0.2 to 1.7 percent of the largest logit on these random weights.
 #[test]
 fn some_architectures_on_the_emulated_qnn() {

@@ -59,7 +59,7 @@ impl Memory {
                     let id = |i: usize| (i / cols * 3 + i % cols) % experts.unwrap();
                     (0..rows * cols).flat_map(|i| (id(i) as i32).to_le_bytes()).collect()
                 }
-                dtype => (0..rows * cols).flat_map(|_| r.number(dtype).unwrap()).collect(),
+                dtype => r.bytes(dtype, rows * row_bytes(g, id)),
             };
             values.insert(id, bytes);
         }

@@ -8,17 +8,44 @@ use troika_device::{
 };
 use troika_graph::{
     Activation, ActivationFormat, Attention, CalibrationTensor, DType, Dim, Experts, KvAppend, Op,
-    Rope, RopeFreqs, RopeStyle, Router, Score, Shape, SubgraphBuilder, ValueId, WeightDecl,
-    WeightRef,
+    Rope, RopeFreqs, RopeStyle, Router, Score, Shape, Subgraph, SubgraphBuilder, ValueId,
+    WeightDecl, WeightRef,
 };
 
-use crate::case::{DeviceCase, POSITIONS};
 use crate::random::Random;
-use crate::values::element;
 
 pub(crate) type Res<T> = Result<T, DeviceError>;
 
 const EPS: f32 = 1e-5;
+/// The most rows of the ops' and models' cases.
+pub const MAX_ROWS: usize = 24;
+/// The most rows of the kernels' cases.
+pub(crate) const MOST_ROWS: usize = 80;
+/// Positions of every cache, and rows of every table.
+pub const POSITIONS: usize = 128;
+
+/// A subgraph to run on a device.
+#[derive(Clone)]
+pub struct DeviceCase {
+    /// The name in reports.
+    pub name: String,
+    /// The graph with symbolic rows.
+    pub graph: Subgraph,
+    /// Its weights.
+    pub weights: Arc<dyn WeightSource + Send + Sync>,
+    /// The seed of its inputs and caches.
+    pub seed: u64,
+    /// Allowed difference from another device, relative to a value's largest element.
+    pub tolerance: f32,
+}
+
+impl DeviceCase {
+    /// The numbers of rows to run: one, a few, and almost as many as there is room for.
+    pub fn rows(&self) -> [usize; 3] {
+        let most = self.graph.max_rows();
+        [1, 5, most - most / 8]
+    }
+}
 
 /// Weights in memory; by default none, for callers that read none.
 #[derive(Default)]
@@ -42,50 +69,31 @@ impl WeightSource for CaseWeights {
     }
 }
 
-/// The types of a product.
-#[derive(Clone, Copy)]
-pub(crate) struct ProductsOf {
-    pub dtype: DType,
-    pub activations: ActivationFormat,
-}
-
-/// The experts of a case.
-#[derive(Clone, Copy)]
-pub(crate) struct ExpertsOf {
-    pub of: ProductsOf,
-    pub count: usize,
-    pub hidden: usize,
-    pub inner: usize,
-    pub biased: bool,
-}
-
-/// The attention of a case.
-#[derive(Clone, Copy)]
-pub(crate) struct AttentionOf {
-    /// The caches' type.
-    pub dtype: DType,
-    pub k_dim: usize,
-    pub v_dim: usize,
-    /// Whether it has a window and a cap.
-    pub window: bool,
-    pub sinks: bool,
-    pub value_in_key: bool,
-    /// Whether heads are normed and rotated before.
-    pub rotated: bool,
-}
-
-impl AttentionOf {
-    pub fn plain(dtype: DType, k_dim: usize, v_dim: usize) -> AttentionOf {
-        let (window, sinks, value_in_key, rotated) = (false, false, false, false);
-        AttentionOf { dtype, k_dim, v_dim, window, sinks, value_in_key, rotated }
+/// Attention of six heads to two, without what only some models have.
+pub(crate) fn plain_attention(k_dim: usize, v_dim: usize) -> Attention {
+    Attention {
+        heads: 6,
+        kv_heads: 2,
+        k_dim,
+        v_dim,
+        scale: 0.2,
+        window: None,
+        softcap: None,
+        sinks: None,
+        value_in_key: false,
+        page_group: 0,
+        activations: ActivationFormat::F32,
     }
 }
 
-/// What of a head is rotated.
-struct RotatedHead {
-    head_dim: usize,
-    offset: usize,
-    rotary_dim: usize,
+fn frequencies(base: f32, rotary_dim: usize) -> RopeFreqs {
+    let half = rotary_dim / 2;
+    let inv_freq = (0..half).map(|i| base.powf(-(i as f32) / half as f32)).collect();
+    RopeFreqs { inv_freq, factor: 1.0 }
+}
+
+fn rotation(head_dim: usize, offset: usize, rotary_dim: usize, style: RopeStyle) -> Rope {
+    Rope { head_dim, offset, rotary_dim, style, freqs: frequencies(1e4, rotary_dim), long: None }
 }
 
 /// A case under construction.
@@ -95,29 +103,30 @@ pub(crate) struct Build {
     weights: CaseWeights,
     random: Random,
     tolerance: f32,
+    /// The weights' type and the activations' format of products.
+    dtype: DType,
+    pub activations: ActivationFormat,
 }
 
 impl Build {
     pub fn new(name: &str, max_rows: usize, tolerance: f32) -> Build {
         let seed = name.bytes().fold(1, |seed: u64, b| seed.wrapping_mul(31) + u64::from(b));
         let (b, weights) = (SubgraphBuilder::new(name, max_rows), CaseWeights::default());
-        Build { b, name: name.into(), weights, random: Random(seed), tolerance }
+        let (name, random, dtype) = (name.into(), Random(seed), DType::F32);
+        Build { b, name, weights, random, tolerance, dtype, activations: ActivationFormat::F32 }
     }
 
-    /// Keeps a weight of random numbers; of blocks, random bytes that give small ones.
+    /// With other types of products.
+    pub fn of(self, dtype: DType, activations: ActivationFormat) -> Build {
+        Build { dtype, activations, ..self }
+    }
+
+    /// Keeps a weight of random numbers.
     pub fn stored(&mut self, dtype: DType, rows: usize, cols: usize) -> Res<WeightDecl> {
         let name = format!("w{}", self.weights.0.len());
         let len = dtype.row_bytes(cols).and_then(|row| row.checked_mul(rows));
         let len = len.ok_or_else(|| wrong(&name, "is no whole blocks"))?;
-        let mut bytes = Vec::with_capacity(len);
-        while bytes.len() < len {
-            match dtype {
-                DType::MXFP4 if bytes.len() % 17 == 0 => bytes.push(124),
-                DType::MXFP4 => bytes.push(self.random.bits() as u8),
-                _ => bytes.extend(element(&mut self.random, dtype)),
-            }
-        }
-        let bytes = WeightBytes::owned(bytes);
+        let bytes = WeightBytes::owned(self.random.bytes(dtype, len));
         self.weights.0.insert(name.clone(), WeightData { dtype, rows, cols, bytes });
         Ok(WeightDecl::whole(name.into(), rows, cols, dtype))
     }
@@ -170,15 +179,15 @@ impl Build {
         self.op(op, &inputs, cols)
     }
 
-    fn norm(&mut self, x: ValueId, group: usize) -> Res<ValueId> {
+    fn norm(&mut self, x: ValueId, group: usize, offset: f32) -> Res<ValueId> {
         let (weight, cols) = (self.weight(DType::F32, 1, group)?, self.b.cols(x));
-        let op = Op::RmsNorm { weight: Some(weight), eps: EPS, offset: 1.0, group };
+        let op = Op::RmsNorm { weight: Some(weight), eps: EPS, offset, group };
         Ok(self.b.op("norm", op, &[x], cols))
     }
 
-    fn product(&mut self, of: ProductsOf, x: ValueId, n: usize) -> Res<ValueId> {
-        let weight = self.weight(of.dtype, n, self.b.cols(x))?;
-        let op = Op::Linear { weight, bias: None, activations: of.activations };
+    fn product(&mut self, x: ValueId, n: usize) -> Res<ValueId> {
+        let weight = self.weight(self.dtype, n, self.b.cols(x))?;
+        let op = Op::Linear { weight, bias: None, activations: self.activations };
         Ok(self.b.op("product", op, &[x], n))
     }
 
@@ -190,7 +199,7 @@ impl Build {
 
     pub fn rms_norm(mut self, group: usize, cols: usize) -> Res<DeviceCase> {
         let x = self.floats(cols);
-        let y = self.norm(x, group)?;
+        let y = self.norm(x, group, 1.0)?;
         self.done(&[y])
     }
 
@@ -200,37 +209,24 @@ impl Build {
         self.op(Op::LayerNorm { weight, bias: Some(bias), eps: EPS, group: cols }, &[x], cols)
     }
 
-    fn rotation(of: RotatedHead, style: RopeStyle, long: bool) -> Op {
-        let RotatedHead { head_dim, offset, rotary_dim } = of;
-        let freqs = |base: f32| {
-            let half = rotary_dim / 2;
-            let inv_freq = (0..half).map(|i| base.powf(-(i as f32) / half as f32)).collect();
-            RopeFreqs { inv_freq, factor: 1.0 }
-        };
-        let long = long.then(|| (freqs(1e5), 6));
-        Op::Rope(Rope { head_dim, offset, rotary_dim, style, freqs: freqs(1e4), long })
-    }
-
     pub fn rope(mut self, style: RopeStyle, long: bool) -> Res<DeviceCase> {
         let (x, positions) = (self.floats(66), self.whole_numbers("positions"));
-        let of = RotatedHead { head_dim: 22, offset: 2, rotary_dim: 16 };
-        self.op(Build::rotation(of, style, long), &[x, positions], 66)
+        let long = long.then(|| (frequencies(1e5, 16), 6));
+        self.op(Op::Rope(Rope { long, ..rotation(22, 2, 16, style) }), &[x, positions], 66)
     }
 
-    pub fn linear(mut self, of: ProductsOf, rows: usize, cols: usize) -> Res<DeviceCase> {
-        let (weight, bias) =
-            (self.weight(of.dtype, rows, cols)?, self.weight(DType::F32, 1, rows)?);
-        let x = self.floats(cols);
-        let op = Op::Linear { weight, bias: Some(bias), activations: of.activations };
-        self.op(op, &[x], rows)
+    pub fn linear(mut self, rows: usize, cols: usize) -> Res<DeviceCase> {
+        let weight = self.weight(self.dtype, rows, cols)?;
+        let (bias, x) = (Some(self.weight(DType::F32, 1, rows)?), self.floats(cols));
+        let activations = self.activations;
+        self.op(Op::Linear { weight, bias, activations }, &[x], rows)
     }
 
     /// Three products of one value, some of as many columns as each other.
-    pub fn products(mut self, of: ProductsOf, cols: usize) -> Res<DeviceCase> {
+    pub fn products(mut self, cols: usize) -> Res<DeviceCase> {
         let x = self.floats(cols);
-        let x = self.norm(x, cols)?;
-        let all = [53, 16, 16].map(|n| self.product(of, x, n));
-        let all = all.into_iter().collect::<Res<Vec<_>>>()?;
+        let x = self.norm(x, cols, 1.0)?;
+        let all = [53, 16, 16].into_iter().map(|n| self.product(x, n)).collect::<Res<Vec<_>>>()?;
         self.done(&all)
     }
 
@@ -238,88 +234,58 @@ impl Build {
     /// went before makes numbers large, which the last product must not hide.
     pub fn feed_forward(
         mut self,
-        of: ProductsOf,
         hidden: usize,
         inner: usize,
         normed_gate: bool,
     ) -> Res<DeviceCase> {
         let x = self.floats(hidden);
-        let normed = self.norm(x, hidden)?;
-        let inputs = [self.product(of, normed, inner)?, self.product(of, normed, inner)?];
+        let normed = self.norm(x, hidden, if normed_gate { 1.0 } else { 0.0 })?;
+        let inputs = [self.product(normed, inner)?, self.product(normed, inner)?];
         let gated = self.b.op("gated", Op::Gate(Activation::Silu), &inputs, inner);
-        let gated = if normed_gate { self.norm(gated, inner)? } else { gated };
-        let down = self.product(of, gated, hidden)?;
+        let gated = if normed_gate { self.norm(gated, inner, 1.0)? } else { gated };
+        let down = self.product(gated, hidden)?;
         self.op(Op::Add, &[x, down], hidden)
     }
 
-    pub fn weights_of_experts(&mut self, of: ExpertsOf, act: Activation) -> Res<Experts> {
-        let ExpertsOf { of, count, hidden, inner, biased } = of;
-        let mut list = |rows, cols, dtype, count| -> Res<Vec<WeightRef>> {
-            (0..count).map(|_| self.weight(dtype, rows, cols)).collect()
+    /// The weights of some experts without biases.
+    pub fn experts(&mut self, count: usize, hidden: usize, inner: usize) -> Res<Experts> {
+        let mut list = |rows, cols| -> Res<Vec<WeightRef>> {
+            (0..count).map(|_| self.weight(self.dtype, rows, cols)).collect()
         };
-        let biases = if biased { count } else { 0 };
-        Ok(Experts {
-            gate: list(inner, hidden, of.dtype, count)?,
-            up: list(inner, hidden, of.dtype, count)?,
-            down: list(hidden, inner, of.dtype, count)?,
-            gate_bias: list(1, inner, DType::F32, biases)?,
-            up_bias: vec![],
-            down_bias: list(1, hidden, DType::F32, biases)?,
-            act,
-            activations: of.activations,
-        })
+        let (gate, up) = (list(inner, hidden)?, list(inner, hidden)?);
+        let (down, act) = (list(hidden, inner)?, Activation::Silu);
+        let (gate_bias, up_bias, down_bias) = (vec![], vec![], vec![]);
+        let activations = self.activations;
+        Ok(Experts { gate, up, down, gate_bias, up_bias, down_bias, act, activations })
     }
 
     /// A router, and the experts that it chooses.
-    pub fn routed_experts(mut self, of: ExpertsOf) -> Res<DeviceCase> {
-        let experts = self.weights_of_experts(of, Activation::Silu)?;
-        let (x, logits) = (self.floats(of.hidden), self.floats(of.count));
-        let router = Router {
-            experts: of.count,
-            top_k: 2,
-            score: Score::Softmax,
-            normalize: true,
-            scale: 1.0,
-            groups: None,
-        };
+    pub fn routed_experts(mut self, experts: usize, width: usize) -> Res<DeviceCase> {
+        let op = Op::Experts(self.experts(experts, width, width)?);
+        let (x, logits) = (self.floats(width), self.floats(experts));
+        let (score, groups) = (Score::Softmax, None);
+        let router = Router { experts, top_k: 2, score, normalize: true, scale: 1.0, groups };
         let (ids, shares) = self.b.router(router, logits);
-        self.op(Op::Experts(experts), &[x, ids, shares], of.hidden)
+        self.op(op, &[x, ids, shares], width)
     }
 
-    /// Appends keys and values, and attends to them.
-    pub fn attention(mut self, of: AttentionOf) -> Res<DeviceCase> {
-        let (heads, kv_heads) = (6, 2);
-        let AttentionOf { dtype, k_dim, v_dim, value_in_key, .. } = of;
-        let sinks = if of.sinks { Some(self.weight(DType::F32, 1, heads)?) } else { None };
-        let [mut q, mut k] = [heads, kv_heads].map(|n| self.floats(n * k_dim));
-        if of.rotated {
+    /// Appends keys and values, and attends to them. Heads may be normed and rotated before.
+    pub fn attention(mut self, op: Attention, cache: DType, rotated: bool) -> Res<DeviceCase> {
+        let Attention { kv_heads, k_dim, v_dim, .. } = op;
+        let [mut q, mut k] = [op.heads, kv_heads].map(|n| self.floats(n * k_dim));
+        if rotated {
             let positions = self.whole_numbers("positions");
             for x in [&mut q, &mut k] {
-                let (normed, cols) = (self.norm(*x, k_dim)?, self.b.cols(*x));
-                let of = RotatedHead { head_dim: k_dim, offset: 0, rotary_dim: k_dim };
-                let op = Build::rotation(of, RopeStyle::Half, false);
+                let (normed, cols) = (self.norm(*x, k_dim, 1.0)?, self.b.cols(*x));
+                let op = Op::Rope(rotation(k_dim, 0, k_dim, RopeStyle::Half));
                 *x = self.b.op("rotated", op, &[normed, positions], cols);
             }
         }
-        let mut caches = vec![self.append(k, kv_heads * k_dim, dtype, 0)];
-        if !value_in_key {
+        let mut caches = vec![self.append(k, kv_heads * k_dim, cache, 0)];
+        if !op.value_in_key {
             let v = self.floats(kv_heads * v_dim);
-            caches.push(self.append(v, kv_heads * v_dim, dtype, 0));
+            caches.push(self.append(v, kv_heads * v_dim, cache, 0));
         }
-        let pairs = dtype == DType::BF16;
-        let op = Attention {
-            heads,
-            kv_heads,
-            k_dim,
-            v_dim,
-            scale: 0.2,
-            window: of.window.then_some(9),
-            softcap: of.window.then_some(5.0),
-            sinks,
-            value_in_key,
-            page_group: 0,
-            activations: if pairs { ActivationFormat::Bf16 } else { ActivationFormat::F32 },
-        };
         let y = self.b.attention(op, q, &caches);
         self.done(&[y])
     }

@@ -5,11 +5,10 @@ use std::sync::Arc;
 use troika_device::{Buffer, CopyRows, Device, DeviceError, RealClock, View, Weights, Work};
 
 use crate::bench::Bench;
-use crate::case::DeviceCase;
+use crate::build::DeviceCase;
 use crate::kernel::Kernel;
 use crate::random::Random;
-use crate::runner::{CaseRunner, Layout};
-use crate::values::{Values, relative_error};
+use crate::values::Values;
 
 /// How a kernel of a device compares with the CPU's.
 #[derive(Clone, Debug)]
@@ -22,26 +21,6 @@ pub struct CheckedKernel {
     pub fault: Option<String>,
 }
 
-/// Compares each kernel of a device with those of a reference. `progress` hears how many of how many
-/// are done.
-///
-/// # Errors
-/// As for [`Check::kernel`].
-pub fn check_all(
-    check: &Check<'_>,
-    progress: &mut dyn FnMut(usize, usize),
-) -> Result<Vec<CheckedKernel>, DeviceError> {
-    let mut all = Kernel::all();
-    all.retain(|kernel| *kernel != Kernel::Largest || check.device.caps().largest > 0);
-    let mut checked = Vec::with_capacity(all.len());
-    for kernel in &all {
-        progress(checked.len(), all.len());
-        checked.push(check.kernel(*kernel)?);
-    }
-    progress(checked.len(), all.len());
-    Ok(checked)
-}
-
 /// A device, and the CPU that it is compared with.
 pub struct Check<'a> {
     /// The device.
@@ -51,6 +30,24 @@ pub struct Check<'a> {
 }
 
 impl Check<'_> {
+    /// Compares all kernels. `progress` hears how many of how many are done.
+    ///
+    /// # Errors
+    /// As for [`Check::kernel`].
+    pub fn all(
+        &self,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Vec<CheckedKernel>, DeviceError> {
+        let mut all = Kernel::all();
+        all.retain(|kernel| *kernel != Kernel::Largest || self.device.caps().largest > 0);
+        let mut check = |(i, kernel): (usize, &Kernel)| {
+            let checked = self.kernel(*kernel);
+            progress(i + 1, all.len());
+            checked
+        };
+        all.iter().enumerate().map(&mut check).collect()
+    }
+
     /// Compares a kernel with the CPU's.
     ///
     /// # Errors
@@ -65,8 +62,8 @@ impl Check<'_> {
                 Err(why) => return Ok(CheckedKernel { name, error: None, fault: Some(why) }),
             }
         }
-        if kernel == Kernel::Largest {
-            worst = self.largest()?;
+        if kernel == Kernel::Largest && !self.picks_largest()? {
+            worst = f32::INFINITY;
         }
         let most = kernel.most();
         let fault = (worst > most).then(|| {
@@ -75,10 +72,10 @@ impl Check<'_> {
         Ok(CheckedKernel { name, error: Some(worst), fault })
     }
 
-    /// The largest difference of numbers and columns that the device picks of rows.
-    fn largest(&self) -> Result<f32, DeviceError> {
+    /// Whether the device picks the numbers and columns of rows that it should.
+    fn picks_largest(&self) -> Result<bool, DeviceError> {
         let most = self.device.caps().largest;
-        let mut worst = 0_f32;
+        let mut holds = true;
         for (rows, cols, kept) in [(1, 77, 1), (3, 2500, most / 2), (2, 70_001, most)] {
             let mut random = Random(cols as u64);
             // Rough, so that some are equal.
@@ -89,16 +86,17 @@ impl Check<'_> {
             for row in values.chunks(cols) {
                 let mut order: Vec<usize> = (0..cols).collect();
                 order.sort_by(|a, b| row[*b].total_cmp(&row[*a]));
-                expected.extend(order[..kept].iter().map(|col| row[*col]));
-                expected.extend(order[..kept].iter().map(|col| *col as f32));
+                expected.extend(order[..kept].iter().map(|col| row[*col].to_bits()));
+                expected.extend(order[..kept].iter().map(|col| *col as u32));
             }
-            worst = worst.max(relative_error(&self.picked(&values, cols, kept)?, &expected));
+            holds &= self.picked(&values, cols, kept)? == expected;
         }
-        Ok(worst)
+        Ok(holds)
     }
 
-    /// The numbers that the device picks of each row, and after those of a row their columns.
-    fn picked(&self, values: &[f32], cols: usize, kept: usize) -> Result<Vec<f32>, DeviceError> {
+    /// The bits of the numbers that the device picks of each row, and after those of a row their
+    /// columns.
+    fn picked(&self, values: &[f32], cols: usize, kept: usize) -> Result<Vec<u32>, DeviceError> {
         let what = || DeviceError::memory("checking a device");
         let rows = values.len() / cols;
         let bytes = size_of_val(values);
@@ -113,14 +111,7 @@ impl Check<'_> {
         let pick = CopyRows { from: own, to: to.clone(), largest: Some(kept) };
         let mut bench = Bench::open(self.device, 0, Arc::new(RealClock::new()))?;
         bench.run_all([upload, pick].map(Work::Copy))?;
-        let read = to.read()?;
-        let words = read.as_slice::<u32>().unwrap_or_default();
-        let pairs = words.chunks_exact(2 * kept).flat_map(|row| {
-            let (numbers, columns) = row.split_at(kept);
-            let numbers = numbers.iter().map(|bits| f32::from_bits(*bits));
-            numbers.chain(columns.iter().map(|col| *col as f32))
-        });
-        Ok(pairs.collect())
+        Ok(to.read()?.as_slice::<u32>().unwrap_or_default().to_vec())
     }
 
     /// The largest difference in a case, or why the device does not run it.
@@ -137,12 +128,8 @@ impl Check<'_> {
         let mut worst = 0_f32;
         for rows in case.rows() {
             let start = Values::new(&case.graph, rows, case.seed);
-            let run = |device, weights| {
-                let mut runner = CaseRunner::open(device, Arc::new(RealClock::new()))?;
-                runner.run(&case.graph, weights, &start, Layout::dense(rows))
-            };
-            let expected = run(&*self.reference, &reference)?.values;
-            let got = run(self.device, &own)?.values;
+            let expected = case.run(&*self.reference, &reference, &start)?;
+            let got = case.run(self.device, &own, &start)?;
             worst = worst.max(got.difference(&expected, &case.graph));
         }
         Ok(Ok(worst))

@@ -2,11 +2,11 @@
 
 use troika_device::DeviceError;
 use troika_graph::{
-    Activation, ActivationFormat, DType, ExpertGroup, Node, Op, RopeStyle, Subgraph, WeightRef,
+    Activation, ActivationFormat, Attention, DType, ExpertGroup, Node, Op, RopeStyle, Subgraph,
+    WeightRef,
 };
 
-use crate::build::{AttentionOf, Build, ExpertsOf, ProductsOf};
-use crate::case::{DeviceCase, ROWS};
+use crate::build::{Build, DeviceCase, MOST_ROWS, plain_attention};
 
 /// Columns that are a multiple of all blocks.
 const WHOLE: usize = 512;
@@ -43,34 +43,23 @@ pub enum Kernel {
 impl Kernel {
     /// All of them.
     pub fn all() -> Vec<Kernel> {
-        let formats = |dtype: DType| {
+        use Activation::{ClampedSwiglu, Gelu, GeluTanh, Relu, Silu};
+        let mut all = Vec::new();
+        for dtype in DType::WEIGHTS {
             let eight_bits = dtype.has_integer_path().then_some(ActivationFormat::INT8);
-            eight_bits.into_iter().chain([ActivationFormat::F32])
-        };
-        let products = DType::WEIGHTS.into_iter().flat_map(|dtype| {
-            let products = formats(dtype).flat_map(move |activations| {
-                [Kernel::Linear(dtype, activations), Kernel::Experts(dtype, activations)]
-            });
-            products.chain([Kernel::Embed(dtype)])
-        });
-        let gates = [
-            Activation::Silu,
-            Activation::Gelu,
-            Activation::GeluTanh,
-            Activation::Relu,
-            Activation::ClampedSwiglu { alpha: 1.7, limit: 0.5 },
-        ];
-        let others = [
-            Kernel::RmsNorm,
-            Kernel::LayerNorm,
-            Kernel::Rope(RopeStyle::Half),
-            Kernel::Rope(RopeStyle::Interleaved),
-            Kernel::Largest,
-        ];
-        let attention = [DType::F32, DType::F16]
-            .into_iter()
-            .flat_map(|cache| [false, true].map(|window| Kernel::Attention { cache, window }));
-        products.chain(gates.map(Kernel::Gate)).chain(others).chain(attention).collect()
+            for format in eight_bits.into_iter().chain([ActivationFormat::F32]) {
+                all.extend([Kernel::Linear(dtype, format), Kernel::Experts(dtype, format)]);
+            }
+            all.push(Kernel::Embed(dtype));
+        }
+        let clamped = ClampedSwiglu { alpha: 1.7, limit: 0.5 };
+        all.extend([Silu, Gelu, GeluTanh, Relu, clamped].map(Kernel::Gate));
+        all.extend([Kernel::RmsNorm, Kernel::LayerNorm, Kernel::Largest]);
+        all.extend([RopeStyle::Half, RopeStyle::Interleaved].map(Kernel::Rope));
+        for cache in [DType::F32, DType::F16] {
+            all.extend([false, true].map(|window| Kernel::Attention { cache, window }));
+        }
+        all
     }
 
     /// The kernel of a node, if there is a check for it.
@@ -142,29 +131,28 @@ impl Kernel {
     /// # Errors
     /// There is not enough memory.
     pub fn cases(self) -> Result<Vec<DeviceCase>, DeviceError> {
-        let new = |name: &str| Build::new(name, ROWS[2], self.most());
+        let new = |name: &str| Build::new(name, MOST_ROWS, self.most());
         let b = new(&self.name());
         let odd = |dtype: DType| if dtype.block_len() == 1 { 97 } else { WHOLE };
         match self {
             Kernel::Linear(dtype, activations) => {
-                let of = ProductsOf { dtype, activations };
+                let of = |b: Build| b.of(dtype, activations);
                 Ok(vec![
-                    b.linear(of, 53, odd(dtype))?,
-                    new("several products").products(of, WHOLE)?,
-                    new("a feed-forward").feed_forward(of, WHOLE, WHOLE, true)?,
+                    of(b).linear(53, odd(dtype))?,
+                    of(new("several products")).products(WHOLE)?,
+                    of(new("a feed-forward")).feed_forward(WHOLE, WHOLE, true)?,
                 ])
             }
             Kernel::Attention { cache, window } => {
-                let of = AttentionOf { window, ..AttentionOf::plain(cache, 34, 34) };
-                let rotated = AttentionOf { k_dim: 32, v_dim: 32, rotated: true, ..of };
-                Ok(vec![b.attention(of)?, new("with norms and rotations").attention(rotated)?])
+                let (window, softcap) = (window.then_some(9), window.then_some(5.0));
+                let of = |dim| Attention { window, softcap, ..plain_attention(dim, dim) };
+                let rotated = new("with norms and rotations").attention(of(32), cache, true)?;
+                Ok(vec![b.attention(of(34), cache, false)?, rotated])
             }
             Kernel::Embed(dtype) => Ok(vec![b.embed(dtype, odd(dtype))?]),
             Kernel::Experts(dtype, activations) => {
                 let width = if dtype.block_len() == 1 { 72 } else { 256 };
-                let of = ProductsOf { dtype, activations };
-                let of = ExpertsOf { of, count: 5, hidden: width, inner: width, biased: false };
-                Ok(vec![b.routed_experts(of)?])
+                Ok(vec![b.of(dtype, activations).routed_experts(5, width)?])
             }
             Kernel::Gate(act) => Ok(vec![b.plain(Op::Gate(act), &[301, 301], 301)?]),
             Kernel::RmsNorm => Ok(vec![b.rms_norm(77, 3 * 77)?]),

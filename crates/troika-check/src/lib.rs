@@ -4,7 +4,6 @@
 
 mod bench;
 mod build;
-mod case;
 mod check;
 mod kernel;
 mod ops;
@@ -14,12 +13,11 @@ mod values;
 mod watched;
 
 pub use bench::Bench;
-pub use build::CaseWeights;
-pub use case::{DeviceCase, MAX_ROWS, POSITIONS};
-pub use check::{Check, CheckedKernel, check_all};
+pub use build::{CaseWeights, DeviceCase, MAX_ROWS, POSITIONS};
+pub use check::{Check, CheckedKernel};
 pub use kernel::Kernel;
 pub use ops::op_cases;
 pub use random::Random;
 pub use runner::{CaseRunner, Layout, Ran};
-pub use values::{Values, relative_error};
+pub use values::{Values, floats, relative_error, snr_db};
 pub use watched::{Doing, Hook, Hooked, Watch, Watched, told_to_fail};

@@ -2,17 +2,18 @@
 
 use troika_device::DeviceError;
 use troika_graph::{
-    Activation, ActivationFormat, CalibrationTensor, DType, ExpertGroup, HeadLinear, Op, RopeStyle,
-    Router, ScaleOrigin, Score, WeightDecl, WeightSlice,
+    Activation, ActivationFormat, Attention, CalibrationTensor, DType, ExpertGroup, Experts,
+    HeadLinear, Op, RopeStyle, Router, ScaleOrigin, Score, WeightDecl, WeightSlice,
 };
 
-use crate::build::{AttentionOf, Build, ExpertsOf, ProductsOf, Res};
-use crate::case::{DeviceCase, MAX_ROWS};
+use crate::build::{Build, DeviceCase, MAX_ROWS, Res, plain_attention};
 
 /// Tolerance of f32 products, for another order of summation.
 const F32: f32 = 2e-5;
 /// Tolerance for a number of eight or sixteen bits that rounds differently.
 const ROUNDED: f32 = 1e-2;
+
+const INT8: ActivationFormat = ActivationFormat::INT8;
 
 /// A case in f32.
 fn case(name: &str) -> Build {
@@ -20,13 +21,9 @@ fn case(name: &str) -> Build {
 }
 
 /// A case of products.
-fn of(name: &str, of: ProductsOf) -> Build {
-    let exact = of.activations == ActivationFormat::F32;
-    Build::new(name, MAX_ROWS, if exact { F32 } else { ROUNDED })
-}
-
-const fn products_of(dtype: DType, activations: ActivationFormat) -> ProductsOf {
-    ProductsOf { dtype, activations }
+fn of(name: &str, dtype: DType, activations: ActivationFormat) -> Build {
+    let tolerance = if activations == ActivationFormat::F32 { F32 } else { ROUNDED };
+    Build::new(name, MAX_ROWS, tolerance).of(dtype, activations)
 }
 
 /// The outliers of a product: of random inputs some are above the limit, and some of those are in
@@ -97,51 +94,41 @@ fn convert(name: &str, dtype: DType) -> Res<DeviceCase> {
 }
 
 /// Five of forty columns of a product: a slice of its weight and one of its bias.
-fn linear_part(name: &str, types: ProductsOf) -> Res<DeviceCase> {
-    let mut b = of(name, types);
-    let rows = b.stored(types.dtype, 40, 256)?;
+fn linear_part(name: &str, dtype: DType, activations: ActivationFormat) -> Res<DeviceCase> {
+    let mut b = of(name, dtype, activations);
+    let rows = b.stored(dtype, 40, 256)?;
     let slice = Some(WeightSlice::Rows { first: 16, of: 40 });
     let weight = b.b.weight(WeightDecl { rows: 5, slice, ..rows });
     let cols = b.stored(DType::F32, 1, 40)?;
     let slice = Some(WeightSlice::Cols { first: 16, of: 40 });
     let bias = Some(b.b.weight(WeightDecl { cols: 5, slice, ..cols }));
     let x = b.floats(256);
-    b.op(Op::Linear { weight, bias, activations: types.activations }, &[x], 5)
+    b.op(Op::Linear { weight, bias, activations }, &[x], 5)
 }
 
 fn products() -> Res<Vec<DeviceCase>> {
     use ActivationFormat::{Bf16, F32 as Single};
-    const INT8: ActivationFormat = ActivationFormat::INT8;
     let mut b = case("head_linear");
     let weights = (0..3).map(|_| b.weight(DType::F32, 4, 5)).collect::<Res<_>>()?;
     let x = b.floats(15);
     let heads = b.op(Op::HeadLinear(HeadLinear { weights }), &[x], 12)?;
-    let linear = |name, dtype, activations| {
-        let types = products_of(dtype, activations);
-        of(name, types).linear(types, 5, 256)
-    };
-    let part = |name, dtype, activations| linear_part(name, products_of(dtype, activations));
-    let feed_forward = |name, dtype, activations| {
-        let types = products_of(dtype, activations);
-        // Its second product rounds what the first one has rounded.
-        let tolerance = if activations == Single { F32 } else { 2.0 * ROUNDED };
-        Build::new(name, MAX_ROWS, tolerance).feed_forward(types, 64, 96, false)
-    };
-    let single = products_of(DType::F32, Single);
+    let linear = |name, dtype, activations| of(name, dtype, activations).linear(5, 256);
+    let feed_forward =
+        |name, dtype, activations| of(name, dtype, activations).feed_forward(64, 96, false);
     Ok(vec![
         heads,
         linear("linear", DType::F32, Single)?,
         // More than 64 KiB in MAX_ROWS rows.
-        case("linear of many columns").linear(single, 1024, 256)?,
+        case("linear of many columns").linear(1024, 256)?,
         linear("linear of f16", DType::F16, Single)?,
         linear("linear of bf16", DType::BF16, Bf16)?,
         linear("linear of blocks", DType::Q4_K, Single)?,
         linear("linear of blocks with zero points", DType::Q4_G32, Single)?,
         linear("linear of bytes", DType::Q8_0, INT8)?,
         linear("linear of blocks of bytes", DType::Q4_K, INT8)?,
-        part("linear of some rows", DType::F32, Single)?,
-        part("linear of some rows of pairs", DType::BF16, Bf16)?,
-        part("linear of some rows of bytes", DType::Q4_K, INT8)?,
+        linear_part("linear of some rows", DType::F32, Single)?,
+        linear_part("linear of some rows of pairs", DType::BF16, Bf16)?,
+        linear_part("linear of some rows of bytes", DType::Q4_K, INT8)?,
         feed_forward("a feed-forward", DType::F32, Single)?,
         feed_forward("a feed-forward of bytes", DType::Q8_0, INT8)?,
     ])
@@ -155,18 +142,22 @@ fn append(name: &str, dtype: DType) -> Res<DeviceCase> {
 }
 
 fn caches() -> Res<Vec<DeviceCase>> {
-    let of = |dtype| AttentionOf::plain(dtype, 6, 5);
-    let all = AttentionOf { window: true, sinks: true, ..of(DType::F32) };
-    let one = AttentionOf { value_in_key: true, ..of(DType::F32) };
+    let of = || plain_attention(6, 5);
+    let pairs = Attention { activations: ActivationFormat::Bf16, ..of() };
+    let one = Attention { value_in_key: true, ..of() };
+    let mut window = case("attention in a window");
+    let sinks = Some(window.weight(DType::F32, 1, 6)?);
+    let all = Attention { window: Some(9), softcap: Some(5.0), sinks, ..of() };
+    let rounded = Build::new("attention of pairs", MAX_ROWS, ROUNDED);
     Ok(vec![
         append("kv_append", DType::F32)?,
         append("kv_append to f16", DType::F16)?,
         append("kv_append to bf16", DType::BF16)?,
-        case("attention").attention(of(DType::F32))?,
-        case("attention to f16").attention(of(DType::F16))?,
-        Build::new("attention of pairs", MAX_ROWS, ROUNDED).attention(of(DType::BF16))?,
-        case("attention in a window").attention(all)?,
-        case("attention of one cache").attention(one)?,
+        case("attention").attention(of(), DType::F32, false)?,
+        case("attention to f16").attention(of(), DType::F16, false)?,
+        rounded.attention(pairs, DType::BF16, false)?,
+        window.attention(all, DType::F32, false)?,
+        case("attention of one cache").attention(one, DType::F32, false)?,
     ])
 }
 
@@ -178,23 +169,20 @@ fn router(name: &str, score: Score, groups: Option<(usize, usize)>) -> Res<Devic
     b.done(&[ids, weights])
 }
 
-/// Three experts of 32 on 64 columns.
-fn three(of: ProductsOf) -> ExpertsOf {
-    ExpertsOf { of, count: 3, hidden: 64, inner: 32, biased: true }
+/// Three experts of 32 on 64 columns, with biases.
+fn three(b: &mut Build, act: Activation) -> Res<Experts> {
+    let mut biases = |cols| (0..3).map(|_| b.weight(DType::F32, 1, cols)).collect::<Res<Vec<_>>>();
+    let (gate_bias, down_bias) = (biases(32)?, biases(64)?);
+    Ok(Experts { gate_bias, down_bias, act, ..b.experts(3, 64, 32)? })
 }
 
-fn group(name: &str, types: ProductsOf, act: Activation) -> Res<DeviceCase> {
-    // Inputs of two products, one behind the other, are rounded, and no share makes them small.
-    let exact = types.activations == ActivationFormat::F32;
-    let mut b = Build::new(name, MAX_ROWS, if exact { F32 } else { 2.0 * ROUNDED });
-    let experts = b.weights_of_experts(three(types), act)?;
-    let x = b.floats(64);
+fn group(mut b: Build, act: Activation) -> Res<DeviceCase> {
+    let (experts, x) = (three(&mut b, act)?, b.floats(64));
     b.op(Op::ExpertGroup(ExpertGroup { experts, capacity: MAX_ROWS / 3 }), &[x], 64)
 }
 
-fn experts(name: &str, types: ProductsOf) -> Res<DeviceCase> {
-    let mut b = of(name, types);
-    let op = Op::Experts(b.weights_of_experts(three(types), Activation::Silu)?);
+fn experts(mut b: Build) -> Res<DeviceCase> {
+    let op = Op::Experts(three(&mut b, Activation::Silu)?);
     let (x, ids, shares) = (b.floats(64), b.b.input("ids", 2, DType::I32), b.floats(2));
     b.op(op, &[x, ids, shares], 64)
 }
@@ -202,22 +190,20 @@ fn experts(name: &str, types: ProductsOf) -> Res<DeviceCase> {
 fn mixtures() -> Res<Vec<DeviceCase>> {
     use ActivationFormat::{Bf16, F32 as Single};
     let clamped = Activation::ClampedSwiglu { alpha: 1.702, limit: 7.0 };
-    let single = products_of(DType::F32, Single);
-    let [pairs, bytes] =
-        [products_of(DType::BF16, Bf16), products_of(DType::Q8_0, ActivationFormat::INT8)];
-    let [eight, four] = [DType::Q8_0, DType::Q4_0].map(|dtype| products_of(dtype, Single));
+    // Inputs of two products, one behind the other, are rounded, and no share makes them small.
+    let two = |name| Build::new(name, MAX_ROWS, 2.0 * ROUNDED);
     Ok(vec![
         router("router", Score::Softmax, Some((3, 2)))?,
         router("router after the choice", Score::TopKSoftmax, None)?,
         router("router of sigmoids", Score::Sigmoid, None)?,
         router("router of mixers", Score::SparseMixer { eps: 0.1 }, None)?,
-        experts("experts", single)?,
-        experts("experts of bytes", bytes)?,
-        experts("experts of bf16", pairs)?,
-        group("expert_group", single, Activation::Silu)?,
-        group("expert_group of gelu", eight, Activation::GeluTanh)?,
-        group("expert_group of clamped units", four, clamped)?,
-        group("expert_group of bf16", pairs, Activation::Silu)?,
-        group("expert_group of bytes", bytes, Activation::Silu)?,
+        experts(case("experts"))?,
+        experts(of("experts of bytes", DType::Q8_0, INT8))?,
+        experts(of("experts of bf16", DType::BF16, Bf16))?,
+        group(case("expert_group"), Activation::Silu)?,
+        group(of("expert_group of gelu", DType::Q8_0, Single), Activation::GeluTanh)?,
+        group(of("expert_group of clamped units", DType::Q4_0, Single), clamped)?,
+        group(two("expert_group of bf16").of(DType::BF16, Bf16), Activation::Silu)?,
+        group(two("expert_group of bytes").of(DType::Q8_0, INT8), Activation::Silu)?,
     ])
 }

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use troika_check::{Check, Kernel, Watch, Watched, check_all};
+use troika_check::{Check, Kernel, Watch, Watched};
 use troika_cpu::{CpuDevice, CpuOptions, Isa};
 use troika_device::Device;
 use troika_graph::{DType, Subgraph};
@@ -19,7 +19,7 @@ fn the_best_kernels_compute_what_the_scalar_ones_do() {
     let plain = Isa::available().into_iter().find(|isa| isa.name() == "scalar");
     let check = Check { device: &*cpu(None), reference: cpu(plain) };
     let mut seen = 0;
-    let checked = check_all(&check, &mut |done, _| seen = done).unwrap();
+    let checked = check.all(&mut |done, _| seen = done).unwrap();
     let wrong: Vec<_> = checked.iter().filter(|k| k.fault.is_some()).collect();
     assert!(wrong.is_empty() && seen == checked.len() && seen > 60, "{seen}: {wrong:?}");
 }

@@ -31,19 +31,6 @@ fn name_of(device: &dyn Device) -> String {
     format!("kernels of {} by {}", device.caps().numerics, env!("CARGO_PKG_VERSION"))
 }
 
-/// Why a kernel is not used, as far as that is known.
-fn fault(verdicts: &Verdicts, uncompared: &Verdicts, name: &str) -> Option<String> {
-    match (verdicts.get(name), uncompared.get(name)) {
-        (Some(Some(why)), _) => {
-            Some(format!("its kernel {name} is wrong on this adapter and driver: {why}"))
-        }
-        (None, Some(Some(why))) => {
-            Some(format!("its kernel {name} was not compared with the CPU's: {why}"))
-        }
-        _ => None,
-    }
-}
-
 fn parsed(bytes: &[u8]) -> Option<Verdicts> {
     serde_json::from_slice(bytes).ok()
 }
@@ -78,8 +65,8 @@ fn check_largest(made: &mut Watched<CheckFirst>) {
     if made.caps.largest == 0 {
         return;
     }
-    let uncompared = made.watch.check(&*made.device, &[Kernel::Largest]);
-    if let Some(why) = fault(&made.watch.verdicts(), &uncompared, &Kernel::Largest.name()) {
+    let faults = made.watch.faults(Some(&*made.device), &[Some(Kernel::Largest)]);
+    if let Some(why) = faults.into_iter().flatten().next() {
         made.caps.largest = 0;
         let name = made.device.name();
         made.watch.settings.notes.add(format!("{name} copies whole rows of logits: {why}"));
@@ -87,31 +74,38 @@ fn check_largest(made: &mut Watched<CheckFirst>) {
 }
 
 impl CheckFirst {
-    /// Compares kernels of which nothing is known yet. Returns why for those that could not be
-    /// compared, of which nothing is known or kept then.
-    fn check(&self, device: &dyn Device, kernels: &[Kernel]) -> Verdicts {
-        let (mut verdicts, mut uncompared) = (self.verdicts(), Verdicts::new());
-        let unknown: Vec<&Kernel> =
-            kernels.iter().filter(|k| !verdicts.contains_key(&k.name())).collect();
-        if unknown.is_empty() {
-            return uncompared;
-        }
-        let reference = (self.reference)();
-        let check = reference.map(|reference| Check { device, reference });
-        for kernel in unknown {
-            let name = kernel.name();
-            if verdicts.contains_key(&name) || uncompared.contains_key(&name) {
-                continue;
+    /// For each kernel why it is not used. Those of which nothing is known yet are compared on the
+    /// device, if there is one. What could not be compared stays unknown.
+    fn faults(
+        &self,
+        device: Option<&dyn Device>,
+        kernels: &[Option<Kernel>],
+    ) -> Vec<Option<String>> {
+        let (mut verdicts, mut uncompared) = (self.verdicts(), BTreeMap::new());
+        let all = kernels.iter().flatten().map(|kernel| (kernel.name(), *kernel));
+        let mut unknown: BTreeMap<String, Kernel> = all.collect();
+        unknown.retain(|name, _| !verdicts.contains_key(name));
+        if let Some(device) = device.filter(|_| !unknown.is_empty()) {
+            let check = (self.reference)().map(|reference| Check { device, reference });
+            for (name, kernel) in unknown {
+                self.tell(Some(&name));
+                match check.as_ref().map_err(Clone::clone).and_then(|c| c.kernel(kernel)) {
+                    Ok(checked) => drop(verdicts.insert(name, checked.fault)),
+                    Err(e) => drop(uncompared.insert(name, e)),
+                }
             }
-            self.tell(Some(&name));
-            match check.as_ref().map_err(Clone::clone).and_then(|c| c.kernel(*kernel)) {
-                Ok(checked) => verdicts.insert(name, checked.fault),
-                Err(e) => uncompared.insert(name, Some(e.to_string())),
-            };
+            self.tell(None);
+            self.kept.iter().for_each(|kept| keep(kept, &self.key, &verdicts));
         }
-        self.tell(None);
-        self.kept.iter().for_each(|kept| keep(kept, &self.key, &verdicts));
-        uncompared
+        let fault = |kernel: &Option<Kernel>| {
+            let name = kernel.as_ref()?.name();
+            if let Some(why) = uncompared.get(&name) {
+                return Some(format!("its kernel {name} was not compared with the CPU's: {why}"));
+            }
+            let why = verdicts.get(&name)?.as_ref()?;
+            Some(format!("its kernel {name} is wrong on this adapter and driver: {why}"))
+        };
+        kernels.iter().map(fault).collect()
     }
 
     fn verdicts(&self) -> MutexGuard<'_, Verdicts> {
@@ -122,16 +116,10 @@ impl CheckFirst {
         self.settings.progress.iter().for_each(|progress| progress.0(kernel));
     }
 
-    /// For each node why it is not used, as far as that is known.
-    fn faults(&self, graph: &Subgraph, uncompared: &Verdicts) -> Vec<Option<String>> {
-        let verdicts = self.verdicts();
-        let fault = |kernel: Kernel| fault(&verdicts, uncompared, &kernel.name());
-        graph.nodes.iter().map(|node| Kernel::of(graph, node).and_then(fault)).collect()
-    }
-
     /// The refusal of a graph with a wrong kernel.
     fn refusal(&self, device: &dyn Device, graph: &Subgraph) -> Option<DeviceError> {
-        let wrong = self.faults(graph, &Verdicts::new()).into_iter().zip(&graph.nodes);
+        let kernels: Vec<_> = graph.nodes.iter().map(|node| Kernel::of(graph, node)).collect();
+        let wrong = self.faults(None, &kernels).into_iter().zip(&graph.nodes);
         let (why, op) = wrong.into_iter().find_map(|(why, node)| Some((why?, node.op.name())))?;
         let (device, graph) = (device.name().to_string(), graph.name.clone());
         Some(DeviceError::Unsupported { device, op: op.into(), graph, why })
@@ -141,10 +129,11 @@ impl CheckFirst {
 impl Watch for CheckFirst {
     fn examine(&self, device: &dyn Device, graph: &Subgraph) -> Vec<Option<String>> {
         let mut verdicts = device.examine(graph);
-        let taken = graph.nodes.iter().zip(&verdicts).filter(|(_, why)| why.is_none());
-        let kernels: Vec<Kernel> = taken.filter_map(|(node, _)| Kernel::of(graph, node)).collect();
-        let uncompared = self.check(device, &kernels);
-        for (verdict, fault) in verdicts.iter_mut().zip(self.faults(graph, &uncompared)) {
+        let nodes = graph.nodes.iter().zip(&verdicts);
+        let taken =
+            |(node, why): (_, &Option<_>)| Kernel::of(graph, node).filter(|_| why.is_none());
+        let kernels: Vec<Option<Kernel>> = nodes.map(taken).collect();
+        for (verdict, fault) in verdicts.iter_mut().zip(self.faults(Some(device), &kernels)) {
             *verdict = verdict.take().or(fault);
         }
         verdicts

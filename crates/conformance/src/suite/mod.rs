@@ -55,8 +55,13 @@ pub fn run_suite(
             used: &mut used,
             report: &mut report,
         };
-        suite.depth();
-        suite.host_tasks();
+        let depth = device.caps().queue_depth.min(8);
+        if let Err(e) = suite.bench.fill(depth) {
+            suite.report.failures.push(format!("{depth} lists in flight: {e}"));
+        }
+        if let Err(e) = suite.bench.host_tasks() {
+            suite.report.failures.push(format!("functions of the host: {e}"));
+        }
         for case in cases {
             suite.check(case);
         }
@@ -95,20 +100,6 @@ struct Suite<'a> {
 impl Suite<'_> {
     fn fail(&mut self, case: &DeviceCase, what: impl std::fmt::Display) {
         self.report.failures.push(format!("{}: {what}", case.name));
-    }
-
-    /// Checks that the queue takes as many lists as it says, and completes them in order.
-    fn depth(&mut self) {
-        let depth = self.bench.device.caps().queue_depth.min(8);
-        if let Err(e) = self.bench.fill(depth) {
-            self.report.failures.push(format!("{depth} lists in flight: {e}"));
-        }
-    }
-
-    fn host_tasks(&mut self) {
-        if let Err(e) = self.bench.host_tasks() {
-            self.report.failures.push(format!("functions of the host: {e}"));
-        }
     }
 
     fn check(&mut self, case: &DeviceCase) {
@@ -170,7 +161,8 @@ impl Suite<'_> {
         let start = Values::new(&case.graph, rows, case.seed);
         let result =
             Weights::compiled(self.bench.device, &graph, &*case.weights).and_then(|loaded| {
-                let got = self.bench.run(&case.graph, &loaded, &start, Layout::dense(bound))?;
+                let got =
+                    self.bench.run(&case.graph, &loaded, &start, Layout { bound, apart: false })?;
                 Ok((got, loaded))
             });
         let (got, loaded) = match result {
@@ -197,7 +189,7 @@ impl Suite<'_> {
         }
         self.report.runs += 1;
         if rows > 1 {
-            let apart = Layout::apart(bound);
+            let apart = Layout { bound, apart: true };
             let apart = self.bench.run(&case.graph, &loaded, &start, apart);
             self.check_apart(case, &got.values, apart);
         }
@@ -223,9 +215,6 @@ impl Suite<'_> {
         case: &DeviceCase,
         start: &Values,
     ) -> Result<Values, DeviceError> {
-        let mut bench = CaseRunner::open(cpu, Arc::new(RealClock::new()))?;
-        let loaded = Weights::compiled(cpu, &case.graph, &*case.weights)?;
-        let ran = bench.run(&case.graph, &loaded, start, Layout::dense(start.rows))?;
-        Ok(ran.values)
+        case.run(cpu, &Weights::compiled(cpu, &case.graph, &*case.weights)?, start)
     }
 }

@@ -69,10 +69,7 @@ pub fn npu_settings(cache_dir: Option<PathBuf>, cache_bytes: u64) -> NpuSettings
         args: vec![COMPILE_VERB.into()],
         limit: LIMIT,
     });
-    // The runtime's own variable, and the variables of the active Python environment.
-    let path = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(path).collect();
-    let runtime = RuntimePlaces { library: path("ORT_DYLIB_PATH"), environments };
+    let runtime = RuntimePlaces::of_variables(|name| std::env::var_os(name));
     let cache_bytes = Some(cache_bytes);
     NpuSettings { runtime, helper, cache_dir, cache_bytes, ..NpuSettings::default() }
 }

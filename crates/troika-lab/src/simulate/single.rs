@@ -91,9 +91,7 @@ impl ProductShape {
         let mut bench = Bench::open(&device, 0, clock.clone())?;
         let memory = |cols: usize| {
             let buffer = Buffer::zeroed(self.rows * cols * 4);
-            buffer
-                .map(|b| View::whole(&b))
-                .map_err(|e| DeviceError::System { device: processor.into(), why: e.to_string() })
+            buffer.map(|b| View::whole(&b)).map_err(DeviceError::memory("a product"))
         };
         let (inputs, outputs) = (vec![memory(self.terms)?], vec![memory(self.outs)?]);
         let bindings = Arc::new(Bindings { inputs, states: Vec::new(), outputs });

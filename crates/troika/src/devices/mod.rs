@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use troika_check::{Check, CheckedKernel, check_all};
+use troika_check::{Check, CheckedKernel};
 pub(crate) use troika_cpu::kernels::outliers::hot_columns;
 pub use troika_cpu::parse_cores;
 use troika_cpu::{CpuDevice, CpuOptions, Isa};
@@ -390,7 +390,7 @@ pub fn check_device(
     device: &dyn Device,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<Vec<CheckedKernel>, DeviceError> {
-    check_all(&Check { device, reference: reference_cpu()? }, progress)
+    Check { device, reference: reference_cpu()? }.all(progress)
 }
 
 /// A CPU device whose products are shown to an observer.

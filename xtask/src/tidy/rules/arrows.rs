@@ -12,7 +12,7 @@ const ROWS: &[(&str, &str)] = &[
     ("troika-check", "troika-graph troika-device"),
     ("troika-cpu", "troika-graph troika-device"),
     ("troika-gpu", "troika-graph troika-device"),
-    ("troika-npu", "troika-graph troika-device troika-trace"),
+    ("troika-npu", "troika-graph troika-device troika-check troika-trace"),
     ("troika-time", "troika-graph"),
     ("troika-sim", "troika-graph troika-device troika-cpu troika-time"),
     ("troika-model", "troika-graph troika-device"),
