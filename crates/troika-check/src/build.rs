@@ -125,7 +125,7 @@ impl Build {
     pub fn stored(&mut self, dtype: DType, rows: usize, cols: usize) -> Res<WeightDecl> {
         let name = format!("w{}", self.weights.0.len());
         let len = dtype.row_bytes(cols).and_then(|row| row.checked_mul(rows));
-        let len = len.ok_or_else(|| wrong(&name, "is no whole blocks"))?;
+        let len = len.ok_or_else(|| wrong(&name, "is not made of whole blocks"))?;
         let bytes = WeightBytes::owned(self.random.bytes(dtype, len));
         self.weights.0.insert(name.clone(), WeightData { dtype, rows, cols, bytes });
         Ok(WeightDecl::whole(name.into(), rows, cols, dtype))

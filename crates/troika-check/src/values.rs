@@ -128,3 +128,41 @@ pub fn relative_error(got: &[f32], reference: &[f32]) -> f32 {
     });
     worst / top.max(f32::MIN_POSITIVE)
 }
+
+#[cfg(test)]
+mod tests {
+    use half::f16;
+
+    use super::*;
+    use crate::Kernel;
+
+    /// Last bits of what is computed may round to either neighbour, but to no number beyond them, and
+    /// what is appended as it came in is the same everywhere.
+    #[test]
+    fn only_computed_numbers_of_a_cache_may_be_rounded_to_a_neighbour() {
+        let cases = Kernel::Attention { cache: DType::F16, window: false }.cases().unwrap();
+        for (case, computed) in cases.iter().zip([[false, false], [true, false]]) {
+            let g = &case.graph;
+            let largest = f16::from_f32(1.75);
+            let of = |id: &ValueId| (*id, largest.to_le_bytes().repeat(64));
+            let bytes = g.states.iter().chain(&g.outputs).map(of).collect();
+            let expected = Values { rows: 1, bytes };
+            for (state, computed) in g.states.iter().zip(computed) {
+                let other = |steps: u16| {
+                    let mut got = expected.clone();
+                    let number = f16::from_bits(largest.to_bits() + steps).to_le_bytes();
+                    got.bytes.get_mut(state).unwrap()[..2].copy_from_slice(&number);
+                    got.difference(&expected, g)
+                };
+                assert_eq!(other(1) == 0.0, computed, "{}", case.name);
+                assert!(other(2) > 1e-3 && other(0) == 0.0, "{}", case.name);
+            }
+        }
+    }
+
+    #[test]
+    fn noise_is_measured_beside_the_signal() {
+        assert_eq!(snr_db(&[3.0, 4.0], &[3.0, 4.0]), f64::INFINITY);
+        assert!((snr_db(&[3.0, 4.5], &[3.0, 4.0]) - 20.0).abs() < 1e-9);
+    }
+}

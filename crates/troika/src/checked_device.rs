@@ -74,8 +74,8 @@ fn check_largest(made: &mut Watched<CheckFirst>) {
 }
 
 impl CheckFirst {
-    /// For each kernel why it is not used. Those of which nothing is known yet are compared on the
-    /// device, if there is one. What could not be compared stays unknown.
+    /// For each kernel why it is not used. Unknown ones are compared first, if a device is given.
+    /// What could not be compared stays unknown.
     fn faults(
         &self,
         device: Option<&dyn Device>,
