@@ -1,10 +1,9 @@
 //! Compares models with logits and greedy tokens of the reference library.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use troika::device::Device;
 use troika::engine::WantedLogits;
 use troika::engine::sample::SampleParams;
 use troika::weights::{FloatType, parse_safetensors};
@@ -163,10 +162,8 @@ pub fn greedy(model: &Model, prompt: &[u32], n: usize) -> Res<Vec<u32>> {
 /// # Errors
 /// The model does not open or run.
 pub fn check(case: &Case, options: &OpenOptions) -> Res<Report> {
-    let opened = open_devices(&options.devices)?;
-    let numerics = |device: &Arc<dyn Device>| device.caps().numerics.clone();
-    let alike = opened.iter().all(|device| numerics(device) == numerics(&opened[0]));
-    drop(opened);
+    let opened = open_devices(&options.devices)?.into_iter();
+    let alike = opened.map(|d| d.caps().numerics.clone()).collect::<HashSet<_>>().len() == 1;
     let golden = read_golden(&case.golden)?;
     let tokens = golden.input_ids.len();
     let whole = open(case, tokens + 3, options)?;

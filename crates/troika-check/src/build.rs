@@ -105,7 +105,7 @@ pub(crate) struct Build {
     tolerance: f32,
     /// The weights' type and the activations' format of products.
     dtype: DType,
-    pub activations: ActivationFormat,
+    activations: ActivationFormat,
 }
 
 impl Build {

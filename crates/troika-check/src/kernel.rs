@@ -119,9 +119,8 @@ impl Kernel {
             Kernel::Largest => "largest".into(),
             Kernel::Rope(RopeStyle::Half) => "rope".into(),
             Kernel::Rope(RopeStyle::Interleaved) => "rope of neighbours".into(),
-            Kernel::Attention { cache, window: false } => format!("attention to {cache}"),
-            Kernel::Attention { cache, window: true } => {
-                format!("attention to {cache} in a window")
+            Kernel::Attention { cache, window } => {
+                format!("attention to {cache}{}", if window { " in a window" } else { "" })
             }
         }
     }
