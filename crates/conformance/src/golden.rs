@@ -1,16 +1,18 @@
 //! Compares models with logits and greedy tokens of the reference library.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use troika::engine::WantedLogits;
 use troika::engine::sample::SampleParams;
 use troika::weights::{FloatType, parse_safetensors};
-use troika::{Control, DeviceOptions, DeviceSpec, Model, OpenOptions, Request};
+use troika::{Control, DeviceOptions, DeviceSpec, Model, OpenOptions, Request, open_devices};
+pub use troika_check::relative_error;
 
-/// Allowed difference from the reference, relative to the largest logit.
+/// Usually allowed difference from the reference, relative to the largest logit.
 pub const REFERENCE_TOLERANCE: f32 = 2e-4;
-/// Allowed difference between chunkings, relative to the largest logit.
+/// Allowed difference between chunkings on devices of like numerics, relative to the largest logit.
 pub const CHUNK_TOLERANCE: f32 = 1e-5;
 
 type Res<T> = Result<T, Box<dyn std::error::Error>>;
@@ -46,19 +48,23 @@ pub struct Report {
     pub chunk_error: f32,
     /// Whether the greedy tokens equal the reference's.
     pub greedy: bool,
-    /// Whether the result is bit-identical to that of a single CPU device, where it must be.
+    /// Whether all devices compute by the same code. Otherwise chunks that meet other devices
+    /// differ as much as devices do.
+    pub alike: bool,
+    /// Whether the result is bit-identical to that of a single device, where it must be.
     pub same_bits: Option<bool>,
     /// Prompt tokens.
     pub tokens: usize,
 }
 
 impl Report {
-    /// Whether all tolerances hold.
-    pub fn holds(&self) -> bool {
+    /// Whether the tokens are the reference's and logits differ by no more than is allowed: from
+    /// the reference by `tolerance`.
+    pub fn holds(&self, tolerance: f32) -> bool {
         self.greedy
             && self.same_bits != Some(false)
-            && self.error <= REFERENCE_TOLERANCE
-            && self.chunk_error <= CHUNK_TOLERANCE
+            && self.error <= tolerance
+            && self.chunk_error <= if self.alike { CHUNK_TOLERANCE } else { tolerance }
     }
 }
 
@@ -88,16 +94,14 @@ pub fn find(dir: &Path) -> std::io::Result<Vec<Case>> {
     paths.push(dir.to_path_buf());
     let mut cases = Vec::new();
     for path in paths {
-        let name = path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
-        let golden = path.join("golden.safetensors");
-        if path.is_dir() && golden.exists() {
-            let name = path.file_name().map_or(name, |n| n.to_string_lossy().into_owned());
+        let (name, golden) = match path.extension() {
+            _ if path.is_dir() => (path.file_name(), path.join("golden.safetensors")),
+            Some(e) if e == "gguf" => (path.file_stem(), path.with_extension("safetensors")),
+            _ => continue,
+        };
+        if golden.exists() {
+            let name = name.unwrap_or_default().to_string_lossy().into_owned();
             cases.push(Case { name, model: path, golden });
-        } else if path.extension().is_some_and(|e| e == "gguf") {
-            let golden = path.with_extension("safetensors");
-            if golden.exists() {
-                cases.push(Case { name, model: path, golden });
-            }
         }
     }
     cases.sort_by(|a, b| a.name.cmp(&b.name));
@@ -152,25 +156,14 @@ pub fn greedy(model: &Model, prompt: &[u32], n: usize) -> Res<Vec<u32>> {
     Ok(model.session()?.generate(prompt, &request, &mut |_, _| Control::Continue)?.tokens)
 }
 
-/// Largest difference of two sets of logits, relative to the reference's largest.
-pub fn relative_error(got: &[f32], reference: &[f32]) -> f32 {
-    if got.len() != reference.len() {
-        return f32::INFINITY;
-    }
-    let top = reference.iter().fold(0f32, |m, v| m.max(v.abs()));
-    let worst = got.iter().zip(reference).fold(0f32, |m, (a, b)| {
-        let d = (a - b).abs();
-        if d.is_nan() { f32::INFINITY } else { m.max(d) }
-    });
-    worst / top.max(f32::MIN_POSITIVE)
-}
-
 /// Runs a case on the devices of the options, divided as they say: whole prompt, chunked, token by
 /// token, and greedy decoding, all in f32.
 ///
 /// # Errors
 /// The model does not open or run.
 pub fn check(case: &Case, options: &OpenOptions) -> Res<Report> {
+    let opened = open_devices(&options.devices)?.into_iter();
+    let alike = opened.map(|d| d.caps().numerics.clone()).collect::<HashSet<_>>().len() == 1;
     let golden = read_golden(&case.golden)?;
     let tokens = golden.input_ids.len();
     let whole = open(case, tokens + 3, options)?;
@@ -179,6 +172,7 @@ pub fn check(case: &Case, options: &OpenOptions) -> Res<Report> {
         error: relative_error(&logits, &golden.logits),
         chunk_error: 0.0,
         greedy: greedy(&whole, &golden.input_ids, golden.greedy.len())? == golden.greedy,
+        alike,
         same_bits: None,
         tokens,
     };
@@ -186,8 +180,8 @@ pub fn check(case: &Case, options: &OpenOptions) -> Res<Report> {
     let specs = &options.devices.devices;
     let first: Vec<DeviceSpec> =
         specs.iter().find(|s| s.processor.is_none()).cloned().into_iter().collect();
-    let compare = *specs != first && specs.windows(2).all(|pair| pair[0].isa == pair[1].isa);
-    let first = DeviceOptions { devices: first, ..DeviceOptions::default() };
+    let compare = alike && *specs != first;
+    let first = DeviceOptions { devices: first, ..options.devices.clone() };
     let first = OpenOptions { devices: first, ..OpenOptions::default() };
     for chunk in [1, 7, 16] {
         let model = open(case, chunk, options)?;

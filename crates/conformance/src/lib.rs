@@ -1,6 +1,5 @@
-//! Conformance cases, as a library for the project's own tests.
+//! Conformance of devices and models, as a library for the project's own tests.
 
+pub mod engines;
 pub mod golden;
-pub mod hooked;
-pub mod random;
 pub mod suite;

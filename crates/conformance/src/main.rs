@@ -6,8 +6,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use conformance::golden::REFERENCE_TOLERANCE;
+use troika::npu::RuntimePlaces;
 use troika::plan::{Policy, Strategy};
-use troika::{DeviceOptions, DeviceSpec, OpenOptions};
+use troika::{DeviceOptions, DeviceSpec, NpuSettings, OpenOptions};
 
 #[derive(Parser)]
 #[command(version, about = "Checks Troika against reference outputs")]
@@ -22,7 +24,7 @@ enum Command {
     Golden {
         /// The folder (searched one level deep).
         dir: PathBuf,
-        /// Devices, as [NAME=]cpu[:CORES][@ISA]; may be repeated, or be a list with commas.
+        /// Devices, as `troika run --device` takes them; may be repeated, or be a list with commas.
         #[arg(long, value_name = "SPEC", value_delimiter = ',')]
         device: Vec<DeviceSpec>,
         /// How the model is divided over the devices.
@@ -34,6 +36,9 @@ enum Command {
         /// Prompt chunks under way at once.
         #[arg(long, value_name = "N")]
         chunks_in_flight: Option<usize>,
+        /// The largest difference from the reference's logits, relative to the largest of them.
+        #[arg(long, value_name = "X", default_value_t = REFERENCE_TOLERANCE)]
+        tolerance: f32,
     },
 }
 
@@ -43,35 +48,30 @@ fn policy(name: &str) -> Result<Policy, String> {
 }
 
 fn main() -> ExitCode {
-    let Command::Golden { dir, device, strategy, policy, chunks_in_flight } = Args::parse().command;
-    let devices = DeviceOptions { devices: device, ..DeviceOptions::default() };
+    let Command::Golden { dir, device, strategy, policy, chunks_in_flight, tolerance } =
+        Args::parse().command;
+    let runtime = RuntimePlaces::of_variables(|name| std::env::var_os(name));
+    let npu = NpuSettings { runtime, ..NpuSettings::default() };
+    let devices = DeviceOptions { devices: device, npu, ..DeviceOptions::default() };
     let options =
         OpenOptions { devices, strategy, policy, chunks_in_flight, ..OpenOptions::default() };
     let cases = match conformance::golden::find(&dir) {
-        Ok(cases) if cases.is_empty() => {
-            eprintln!("{}: no checkpoint with golden outputs in this folder", dir.display());
-            return ExitCode::FAILURE;
-        }
-        Ok(cases) => cases,
-        Err(e) => {
-            eprintln!("{}: {e}", dir.display());
+        Ok(cases) if !cases.is_empty() => cases,
+        found => {
+            let why = found.err().map(|e| e.to_string());
+            let why = why.unwrap_or_else(|| "no checkpoint with golden outputs is here".into());
+            eprintln!("{}: {why}", dir.display());
             return ExitCode::FAILURE;
         }
     };
     let mut failed = 0;
     for case in &cases {
-        let line = match conformance::golden::check(case, &options) {
-            Ok(r) if r.holds() => format!("ok    {r}"),
-            Ok(r) => {
-                failed += 1;
-                format!("FAIL  {r}")
-            }
-            Err(e) => {
-                failed += 1;
-                format!("FAIL  {e}")
-            }
+        let (holds, said) = match conformance::golden::check(case, &options) {
+            Ok(report) => (report.holds(tolerance), report.to_string()),
+            Err(e) => (false, e.to_string()),
         };
-        println!("{:<28} {line}", case.name);
+        failed += usize::from(!holds);
+        println!("{:<28} {}  {said}", case.name, if holds { "ok  " } else { "FAIL" });
     }
     println!("{} passed, {failed} failed", cases.len() - failed);
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }

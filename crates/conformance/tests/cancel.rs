@@ -9,17 +9,16 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use conformance::hooked::{Doing, Hook, Hooked};
+use conformance::engines::{EngineOptions, engine};
 use troika::describe;
 use troika::device::{Clock, CommandList, Device, DeviceError, Work};
 use troika::engine::{
-    Admission, CompileControl, Engine, EngineHandle, EngineParts, Event, Next, SeqId,
-    SequenceInput, Sharing, WantedLogits,
+    Admission, Engine, EngineHandle, Event, Next, SeqId, SequenceInput, Sharing, WantedLogits,
 };
 use troika::graph::DType;
 use troika::plan::{LengthRules, Plan, PlanDevice, PlanRequest, Ratio, Strategy, make};
-use troika::trace::Tracer;
 use troika::weights::FloatType;
+use troika_check::{Doing, Hook, Hooked};
 use troika_sim::{Board, Soc, VirtualClock, VirtualDevice};
 
 const SOC: &str = "name = \"two\"
@@ -90,7 +89,7 @@ fn world_of(
         if unlike {
             caps.numerics.push_str(name);
         }
-        Arc::new(Hooked::new(Arc::new(device), hook.clone()).with_caps(caps))
+        Arc::new(Hooked { caps, ..Hooked::new(Arc::new(device), hook.clone()) })
     };
     let devices: Vec<Arc<dyn Device>> = soc.processors[..count].iter().map(open).collect();
     let facts: Vec<PlanDevice> = devices.iter().map(PlanDevice::of).collect();
@@ -104,20 +103,10 @@ fn world_of(
     let mut plan = make(&d.spec, &facts, &request).unwrap();
     plan.page_len = 8;
     edit(&mut plan);
-    let engine = Engine::new(
-        EngineParts {
-            spec: &d.spec,
-            shapes: &|key| d.store.shape(key),
-            weights: &d.store,
-            plan,
-            devices: &devices,
-            clock: clock.clone(),
-            tracer: Tracer::off(),
-            sharing: Sharing { sequences: 4, kv_bytes: None, rows_per_step: CHUNK },
-        },
-        &CompileControl::default(),
-    )
-    .unwrap();
+    let sharing = Sharing { sequences: 4, kv_bytes: None, rows_per_step: CHUNK };
+    let own: Option<Arc<dyn Clock>> = Some(clock.clone());
+    let options = EngineOptions { clock: own, sharing, ..EngineOptions::default() };
+    let engine = engine(&d, &devices, plan, options).unwrap();
     let handle = engine.handle().clone();
     World { served: Served::default(), engine, handle, clock, hook, owned: HashMap::new() }
 }

@@ -5,12 +5,13 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use conformance::engines::{self, EngineOptions};
 use conformance::golden::{all_logits, read_golden, relative_error};
 use troika::device::{
-    Device, DeviceError, PackFn, PackLayout, Packed, RealClock, WeightBytes, WeightData,
-    WeightSource, ZeroedBytes,
+    Device, DeviceError, PackFn, PackLayout, Packed, WeightBytes, WeightData, WeightSource,
+    ZeroedBytes,
 };
-use troika::engine::{CompileControl, Engine, EngineParts, SequenceInput, Sharing, WantedLogits};
+use troika::engine::{Engine, SequenceInput, Sharing, WantedLogits};
 use troika::graph::DType;
 use troika::plan::{Plan, PlanDevice, PlanRequest, Strategy, make};
 use troika::trace::Tracer;
@@ -52,20 +53,9 @@ fn plan_of(d: &Described, devices: &[Arc<dyn Device>], request: &PlanRequest) ->
 }
 
 fn engine_of(d: &Described, devices: &[Arc<dyn Device>], plan: Plan, sequences: usize) -> Engine {
-    Engine::new(
-        EngineParts {
-            spec: &d.spec,
-            shapes: &|key| d.store.shape(key),
-            weights: &d.store,
-            plan,
-            devices,
-            clock: Arc::new(RealClock::new()),
-            tracer: Tracer::on(),
-            sharing: Sharing { sequences, ..Sharing::default() },
-        },
-        &CompileControl::default(),
-    )
-    .unwrap()
+    let sharing = Sharing { sequences, ..Sharing::default() };
+    let options = EngineOptions { tracer: Tracer::on(), sharing, ..EngineOptions::default() };
+    engines::engine(d, devices, plan, options).unwrap()
 }
 
 fn logits(engine: &mut Engine, tokens: &[u32]) -> Vec<f32> {
@@ -219,20 +209,10 @@ fn loud_logits(kind: &'static str, kv_dtype: DType) -> Result<Vec<f32>, String> 
     let kv_dtype = Some(kv_dtype);
     let request = PlanRequest { kv_dtype, ..in_f32(Strategy::OneDevice, 8) };
     let devices = [cpu("cpu", 2)];
-    let mut engine = Engine::new(
-        EngineParts {
-            spec: &d.spec,
-            shapes: &|key| d.store.shape(key),
-            weights: &Loud { weights: &d.store, kind },
-            plan: plan_of(&d, &devices, &request),
-            devices: &devices,
-            clock: Arc::new(RealClock::new()),
-            tracer: Tracer::on(),
-            sharing: Sharing::default(),
-        },
-        &CompileControl::default(),
-    )
-    .unwrap();
+    let weights: Option<&dyn WeightSource> = Some(&Loud { weights: &d.store, kind });
+    let plan = plan_of(&d, &devices, &request);
+    let options = EngineOptions { weights, ..EngineOptions::default() };
+    let mut engine = engines::engine(&d, &devices, plan, options).unwrap();
     let (seq, mut out) = (engine.open(), Vec::new());
     let feed = SequenceInput { seq, tokens: &[1, 2, 3], logits: WantedLogits::All };
     let done = engine.run(&[feed], &mut |_, _, row| out.extend_from_slice(row));

@@ -4,7 +4,9 @@
 
 use std::path::Path;
 
-use conformance::golden::{all_logits, check, find, read_golden, relative_error};
+use conformance::golden::{
+    REFERENCE_TOLERANCE, all_logits, check, find, read_golden, relative_error,
+};
 use troika::graph::{ActivationFormat, DType};
 use troika::model::lower::SegmentKind;
 use troika::plan::Strategy;
@@ -22,7 +24,10 @@ fn all_hold_on(options: &OpenOptions, dir: &str, at_least: usize) {
     let failures: Vec<String> = cases
         .iter()
         .filter_map(|case| match check(case, options) {
-            Ok(r) if r.holds() && r.same_bits.is_some() == (options.devices.devices.len() > 1) => {
+            Ok(r)
+                if r.holds(REFERENCE_TOLERANCE)
+                    && r.same_bits.is_some() == (options.devices.devices.len() > 1) =>
+            {
                 None
             }
             Ok(r) => Some(format!("{}: {r}", case.name)),

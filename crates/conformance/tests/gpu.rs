@@ -11,7 +11,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use conformance::golden::{all_logits, find, greedy, read_golden, relative_error};
-use conformance::suite::{Exclusion, SuiteCase, model_cases, op_cases, run_suite};
+use conformance::suite::{Exclusion, model_cases, run_suite};
 use troika::device::{Device, SpaceId};
 use troika::engine::sample::SampleParams;
 use troika::engine::{Event, Next, SequenceInput, Sharing, WantedLogits};
@@ -24,6 +24,7 @@ use troika::{
     DeviceOptions, GpuAdapter, Model, NpuSettings, OpenOptions, Request, Session, gpu_adapters,
     open_devices,
 };
+use troika_check::{DeviceCase, op_cases};
 
 /// The device that tests take.
 fn gpu_spec() -> String {
@@ -79,11 +80,11 @@ fn sharing(specs: &[&str]) -> DeviceOptions {
     options
 }
 
-fn holds(cases: &[SuiteCase], refused: &[Exclusion]) {
+fn holds(cases: &[DeviceCase], refused: &[Exclusion]) {
     holds_on(&*device(&gpu_spec()), cases, refused);
 }
 
-fn holds_on(device: &dyn Device, cases: &[SuiteCase], refused: &[Exclusion]) {
+fn holds_on(device: &dyn Device, cases: &[DeviceCase], refused: &[Exclusion]) {
     let report = run_suite(device, cases, refused).unwrap();
     println!("{} runs, {} refused, worst {:e}", report.runs, report.refused.len(), report.worst);
     assert!(report.failures.is_empty(), "{}", report.failures.join("\n"));
@@ -157,6 +158,29 @@ fn all_architectures() {
     if is_here() {
         architectures(&[&gpu_spec(), "cpu"], &Strategy::OneDevice, &[]);
     }
+}
+
+/// Devices of unlike numerics are judged by tolerance and tokens, those of like ones by bits.
+#[test]
+fn the_command_judges_a_model_on_both() {
+    if !is_here() {
+        return;
+    }
+    let golden = |devices: &str, more: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_conformance"));
+        command.arg("golden").arg(root("tests/golden/qwen3"));
+        let found = command.args(["--device", devices]).args(more).output().unwrap();
+        let said = String::from_utf8(found.stdout).unwrap();
+        assert_eq!(found.status.success(), said.contains("1 passed"), "{said}");
+        said
+    };
+    let both = format!("{},cpu", gpu_spec());
+    let said = golden(&both, &["--strategy", "alternate"]);
+    assert!(said.contains("ok    max error") && !said.contains("bits"), "{said}");
+    let said = golden(&both, &["--strategy", "alternate", "--tolerance", "1e-9"]);
+    assert!(said.contains("FAIL  max error"), "{said}");
+    let said = golden("cpu,a=cpu", &["--strategy", "alternate"]);
+    assert!(said.contains("ok    max error") && said.contains("bits of one device"), "{said}");
 }
 
 #[test]

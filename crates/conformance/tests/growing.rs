@@ -6,14 +6,14 @@
 use std::sync::Arc;
 
 use troika::device::{
-    Bindings, Buffer, Clock, Device, DeviceError, HostTask, PackFn, PackLayout, Packed, RealClock,
-    Run, View, WeightData, WeightSource, Weights, Work,
+    Bindings, Buffer, Clock, Device, HostTask, RealClock, Run, View, Weights, Work,
 };
 use troika::engine::EngineError;
 use troika::engine::schedule::{Growth, Runner, Task, TaskGraph};
 use troika::graph::{DType, Op, Subgraph, SubgraphBuilder};
 use troika::plan::Policy;
 use troika::trace::Tracer;
+use troika_check::CaseWeights;
 use troika_cpu::{CpuDevice, CpuOptions};
 use troika_sim::{Soc, VirtualClock, VirtualDevice};
 
@@ -21,18 +21,6 @@ const COLS: usize = 8;
 const CHUNKS: usize = 4;
 const LAYERS: u64 = 3;
 const EXPERTS: usize = 5;
-
-struct NoWeights;
-
-impl WeightSource for NoWeights {
-    fn weight(&self, name: &str) -> Result<WeightData, DeviceError> {
-        Err(DeviceError::Weight { name: name.into(), why: "there is none".into() })
-    }
-
-    fn packed(&self, name: &str, _: PackLayout<'_>, _: PackFn<'_>) -> Result<Packed, DeviceError> {
-        Err(DeviceError::Weight { name: name.into(), why: "there is none".into() })
-    }
-}
 
 /// An expert adds its values to a row.
 fn expert() -> Subgraph {
@@ -101,7 +89,9 @@ struct Model {
 
 impl Model {
     fn new(devices: Vec<Arc<dyn Device>>, buffers: usize) -> Arc<Model> {
-        let compile = |d: &Arc<dyn Device>| Weights::compiled(&**d, &expert(), &NoWeights).unwrap();
+        let compile = |d: &Arc<dyn Device>| {
+            Weights::compiled(&**d, &expert(), &CaseWeights::default()).unwrap()
+        };
         let m = Model {
             experts: devices.iter().map(compile).collect(),
             devices,

@@ -5,7 +5,6 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use conformance::hooked::{Doing, Hook, Hooked};
 use troika::device::{Device, DeviceError};
 use troika::engine::Sharing;
 use troika::weights::{BindOptions, FloatType, Quant};
@@ -13,6 +12,7 @@ use troika::{
     BoundModel, Described, DeviceOptions, Error, Model, OpenObserver, OpenOptions, Request,
     describe,
 };
+use troika_check::{Doing, Hook, Hooked};
 use troika_cpu::{CpuDevice, CpuOptions};
 
 const TOKENS: usize = 6;

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use conformance::golden::{all_logits, find, read_golden, relative_error};
-use conformance::suite::{Exclusion, SuiteCase, model_cases, op_cases, run_suite};
+use conformance::suite::{Exclusion, model_cases, run_suite};
 use troika::device::{
     Bindings, Buffer, CommandList, Device, DeviceError, ForwardBatch, PackFn, PackLayout, Packed,
     RealClock, Run, Submission, View, WeightBytes, WeightData, WeightSource, Weights, Work,
@@ -24,7 +24,8 @@ use troika::{
     BoundModel, CalibrationOptions, DeviceOptions, Model, NpuSettings, OpenOptions, Outliers,
     Scored, Source, calibrate, open_devices,
 };
-use troika_lab::Bench;
+use troika_check::Bench;
+use troika_check::{DeviceCase, op_cases};
 
 fn root(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
@@ -59,7 +60,7 @@ const DYNAMIC: [Exclusion; 3] = [
     Exclusion { what: "experts", why: "which rows an expert gets is known late" },
 ];
 
-fn cases() -> Vec<SuiteCase> {
+fn cases() -> Vec<DeviceCase> {
     let mut all = op_cases().unwrap();
     for model in ["qwen3-moe", "gemma-2", "deepseek-v2", "gpt-oss", "phi-2"] {
         all.extend(model_cases(&root("tests/golden").join(model)).unwrap());
@@ -71,7 +72,7 @@ fn holds(spec: &str, rewrites: &str, more: &[Exclusion]) {
     holds_within(spec, rewrites, more, cases());
 }
 
-fn holds_within(spec: &str, rewrites: &str, more: &[Exclusion], cases: Vec<SuiteCase>) {
+fn holds_within(spec: &str, rewrites: &str, more: &[Exclusion], cases: Vec<DeviceCase>) {
     let exclusions = [&DYNAMIC, more].concat();
     let mut options = options(&[spec]);
     if !rewrites.is_empty() {
@@ -182,6 +183,23 @@ fn all_architectures_on_the_reference() {
 #[test]
 fn all_architectures_on_openvino() {
     architectures("npu:openvino:cpu", &[], 2e-4);
+}
+
+/// The command finds the runtime as `troika` does, and judges by tolerance.
+#[test]
+fn the_command_takes_npus() {
+    let runtime = runtime().environments.remove(0);
+    let golden = |tolerance: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_conformance"));
+        command.arg("golden").arg(root("tests/golden/qwen3"));
+        command.args(["--device", "npu:openvino:cpu,cpu", "--tolerance", tolerance]);
+        let found = command.env("VIRTUAL_ENV", &runtime).output().unwrap();
+        (found.status.success(), String::from_utf8(found.stdout).unwrap())
+    };
+    let (holds, said) = golden("2e-4");
+    assert!(holds && said.contains("ok    max error") && said.contains("1 passed"), "{said}");
+    let (holds, said) = golden("1e-9");
+    assert!(!holds && said.contains("FAIL  max error") && said.contains("1 failed"), "{said}");
 }
 
 /// Qualcomm's processor computes in halves: 0.2 to 1.7 percent of the largest logit on these random weights.

@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use conformance::golden::{Case, check};
+use conformance::golden::{Case, REFERENCE_TOLERANCE, check};
 use troika::plan::Strategy;
 use troika::{DeviceOptions, DeviceSpec, Model, OpenOptions, make_plan};
 
@@ -45,7 +45,7 @@ fn all_hold(models: &[&str], policies: &[Strategy]) {
                     let what = || format!("{name}, {strategy} on {specs:?}");
                     let report =
                         check(&case, &devices).unwrap_or_else(|e| panic!("{}: {e}", what()));
-                    let held = report.holds() && report.same_bits == Some(true);
+                    let held = report.holds(REFERENCE_TOLERANCE) && report.same_bits == Some(true);
                     assert!(held, "{}: {report}", what());
                 }
             }
@@ -87,7 +87,7 @@ fn odd_devices_do_for_each_other() {
                 let case = Case { name: name.into(), golden, model };
                 let report = check(&case, &devices)
                     .unwrap_or_else(|e| panic!("{name}, {strategy} on {pair:?}: {e}"));
-                let held = report.holds() && report.same_bits == Some(true);
+                let held = report.holds(REFERENCE_TOLERANCE) && report.same_bits == Some(true);
                 assert!(held, "{name}, {strategy} on {pair:?}: {report}");
             }
         }
@@ -111,7 +111,7 @@ fn caches_larger_than_a_binding_lie_in_slabs() {
     let specs = vec![spec, "a=cpu".parse().unwrap()];
     let devices = OpenOptions { devices: on(specs.clone()), ..OpenOptions::default() };
     let report = check(&case, &devices).unwrap();
-    assert!(report.holds() && report.same_bits == Some(true), "{report}");
+    assert!(report.holds(REFERENCE_TOLERANCE) && report.same_bits == Some(true), "{report}");
 
     let devices = DeviceOptions { devices: specs, ..DeviceOptions::default() };
     let mut options = OpenOptions {

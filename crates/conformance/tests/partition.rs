@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 
 use conformance::golden::find;
-use conformance::random::Random;
 use troika::describe;
 use troika::device::{
     Bindings, Buffer, CommandList, Completion, Device, Executable, ForwardBatch, PageTable, Queue,
@@ -21,6 +20,7 @@ use troika::graph::partition::{
 use troika::graph::{ActivationFormat, DType, Op, Subgraph, ValueId, restrict_activations};
 use troika::model::lower::{LowerOptions, Lowered, SegmentKind, lower};
 use troika::weights::{BindOptions, FloatType, WeightStore};
+use troika_check::Random;
 use troika_cpu::{CpuDevice, CpuOptions};
 
 const POSITIONS: usize = 64;
@@ -59,7 +59,7 @@ impl Memory {
                     let id = |i: usize| (i / cols * 3 + i % cols) % experts.unwrap();
                     (0..rows * cols).flat_map(|i| (id(i) as i32).to_le_bytes()).collect()
                 }
-                dtype => (0..rows * cols).flat_map(|_| r.number(dtype).unwrap()).collect(),
+                dtype => r.bytes(dtype, rows * row_bytes(g, id)),
             };
             values.insert(id, bytes);
         }

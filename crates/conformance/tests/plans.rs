@@ -5,13 +5,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use conformance::engines::{self, EngineOptions};
 use conformance::golden::read_golden;
-use conformance::hooked::{Doing, Hook, Hooked};
-use conformance::random::Random;
-use troika::device::{Device, RealClock, Waiting};
-use troika::engine::{
-    CompileControl, Engine, EngineError, EngineParts, SeqId, SequenceInput, Sharing, WantedLogits,
-};
+use troika::device::{Device, Waiting};
+use troika::engine::{Engine, EngineError, SeqId, SequenceInput, Sharing, WantedLogits};
 use troika::graph::{ActivationFormat, DType};
 use troika::model::lower::{SegmentKind, segments};
 use troika::model::spec::Ffn;
@@ -20,9 +17,10 @@ use troika::plan::{
     Policy, RefusedOps, Rule, Share, Split, Strategy, SyncMode, make,
 };
 use troika::program::ProgramError;
-use troika::trace::Tracer;
 use troika::weights::{BindOptions, FloatType, Quant};
 use troika::{Described, describe};
+use troika_check::Random;
+use troika_check::{Doing, Hook, Hooked};
 use troika_cpu::{CpuDevice, CpuOptions};
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
@@ -41,19 +39,8 @@ fn devices() -> Vec<Arc<dyn Device>> {
 }
 
 fn engine(d: &Described, devices: &[Arc<dyn Device>], plan: Plan) -> Result<Engine, EngineError> {
-    Engine::new(
-        EngineParts {
-            spec: &d.spec,
-            shapes: &|key| d.store.shape(key),
-            weights: &d.store,
-            plan,
-            devices,
-            clock: Arc::new(RealClock::new()),
-            tracer: Tracer::off(),
-            sharing: Sharing { sequences: 2, ..Sharing::default() },
-        },
-        &CompileControl::default(),
-    )
+    let sharing = Sharing { sequences: 2, ..Sharing::default() };
+    engines::engine(d, devices, plan, EngineOptions { sharing, ..EngineOptions::default() })
 }
 
 /// Two prompts, fed together and then one token after another.

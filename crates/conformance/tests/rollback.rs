@@ -9,19 +9,16 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, Weak};
 
+use conformance::engines::{self, EngineOptions};
 use conformance::golden::read_golden;
 use troika::describe;
 use troika::device::{
     Caps, Clock, CommandList, CompileRequest, CompileResults, Completion, Device, DeviceError,
-    DeviceKind, Executable, Queue, RealClock, WeightSource, Weights, Work,
+    DeviceKind, Executable, Queue, WeightSource, Weights, Work,
 };
-use troika::engine::{
-    CompileControl, Engine, EngineError, EngineParts, KvError, SeqId, SequenceInput, Sharing,
-    WantedLogits,
-};
+use troika::engine::{Engine, EngineError, KvError, SeqId, SequenceInput, WantedLogits};
 use troika::graph::{DType, Subgraph};
 use troika::plan::{PlanDevice, PlanRequest, make};
-use troika::trace::Tracer;
 use troika::weights::FloatType;
 use troika_cpu::{CpuDevice, CpuOptions};
 
@@ -167,19 +164,7 @@ fn engine_on(
     let mut plan = make(&d.spec, &[facts], &request).unwrap();
     assert_eq!(plan.page_len, PAGE);
     plan.page_len = page_len;
-    Engine::new(
-        EngineParts {
-            spec: &d.spec,
-            shapes: &|key| d.store.shape(key),
-            weights: &d.store,
-            plan,
-            devices: &[device],
-            clock: Arc::new(RealClock::new()),
-            tracer: Tracer::off(),
-            sharing: Sharing::default(),
-        },
-        &CompileControl::default(),
-    )
+    engines::engine(&d, &[device], plan, EngineOptions::default())
 }
 
 /// Feeds tokens and returns the logits after each.

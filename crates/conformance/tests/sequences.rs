@@ -9,17 +9,17 @@ use std::hash::{DefaultHasher, Hasher};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use conformance::random::Random;
-use troika::device::{Device, RealClock};
+use conformance::engines::{self, EngineOptions};
+use troika::device::Device;
 use troika::engine::{
-    Admission, CompileControl, Engine, EngineError, EngineHandle, EngineParts, Event, KvError,
-    Next, SeqId, SequenceInput, Sharing, WantedLogits,
+    Admission, Engine, EngineError, EngineHandle, Event, KvError, Next, SeqId, SequenceInput,
+    Sharing, WantedLogits,
 };
 use troika::graph::DType;
 use troika::plan::{LengthRules, PlanDevice, PlanRequest, Ratio, Strategy, make};
-use troika::trace::Tracer;
 use troika::weights::FloatType;
 use troika::{Described, describe};
+use troika_check::Random;
 use troika_cpu::{CpuDevice, CpuOptions};
 
 const MODELS: [&str; 3] = ["golden/qwen3", "golden/gemma-3", "variants/phi-3-variant1"];
@@ -66,20 +66,8 @@ fn engine_of(
         let rules = plan.prefill.rules.clone();
         plan.prefill.lengths = vec![LengthRules { up_to: 4, rules }];
     }
-    Engine::new(
-        EngineParts {
-            spec: &d.spec,
-            shapes: &|key| d.store.shape(key),
-            weights: &d.store,
-            plan,
-            devices: &devices,
-            clock: Arc::new(RealClock::new()),
-            tracer: Tracer::off(),
-            sharing,
-        },
-        &CompileControl::default(),
-    )
-    .unwrap()
+    engines::engine(d, &devices, plan, EngineOptions { sharing, ..EngineOptions::default() })
+        .unwrap()
 }
 
 fn best(logits: &[f32]) -> u32 {

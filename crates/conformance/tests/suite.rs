@@ -6,10 +6,11 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use conformance::suite::{Exclusion, SuiteCase, SuiteReport, model_cases, op_cases, run_suite};
+use conformance::suite::{Exclusion, SuiteReport, model_cases, run_suite};
 use troika::device::Device;
 use troika::graph::Op;
 use troika::{DeviceOptions, open_devices};
+use troika_check::{DeviceCase, op_cases};
 
 fn root(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
@@ -25,7 +26,7 @@ fn odd(name: &str) -> Arc<dyn Device> {
 }
 
 /// Ops, and segments of models with different layers.
-fn cases() -> Vec<SuiteCase> {
+fn cases() -> Vec<DeviceCase> {
     let mut all = op_cases().unwrap();
     for model in ["qwen3-moe", "gemma-2", "deepseek-v2", "gpt-oss", "phi-2"] {
         all.extend(model_cases(&root("tests/golden").join(model)).unwrap());
@@ -33,7 +34,7 @@ fn cases() -> Vec<SuiteCase> {
     all
 }
 
-fn check(device: &dyn Device, cases: &[SuiteCase], exclusions: &[Exclusion]) -> SuiteReport {
+fn check(device: &dyn Device, cases: &[DeviceCase], exclusions: &[Exclusion]) -> SuiteReport {
     let report = run_suite(device, cases, exclusions).unwrap();
     println!(
         "{}: {} runs, {} refused, worst {:e}",

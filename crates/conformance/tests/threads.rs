@@ -13,7 +13,6 @@ use std::sync::mpsc::channel;
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
-use conformance::random::Random;
 use troika::engine::{EngineError, KvError, Sharing, WantedLogits};
 use troika::graph::DType;
 use troika::plan::Strategy;
@@ -22,6 +21,7 @@ use troika::{
     Control, DeviceOptions, Error, Finish, Model, OpenOptions, Output, Request, Session,
     SessionCanceller, SessionOptions,
 };
+use troika_check::Random;
 
 const MODELS: [&str; 4] = ["qwen3", "gemma-3", "gpt-oss", "mistral"];
 const THREADS: usize = 4;

@@ -5,14 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use troika::{DeviceOptions, DeviceSpec, open_devices, usable_cores};
+use troika_check::{Bench, CaseWeights};
 use troika_device::{
     Bindings, Buffer, Clock, CommandList, Device, DeviceError, HostTask, Point, RealClock, Run,
     Signal, Submission, Timelines, View, Wait, Waiting, Weights, Work,
 };
 use troika_graph::{DType, Op, SubgraphBuilder};
-
-use crate::bench::Bench;
-use crate::no_weights::NoWeights;
 
 /// How the second queue waits for the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,7 +103,7 @@ fn runs(device: &dyn Device) -> Result<Work, DeviceError> {
     b.output(y);
     let failed = |why: String| DeviceError::System { device: device.name().into(), why };
     let graph = b.finish().map_err(|e| failed(e.to_string()))?;
-    let weights = Weights::compiled(device, &graph, &NoWeights)?;
+    let weights = Weights::compiled(device, &graph, &CaseWeights::default())?;
     let value = || Buffer::zeroed(COLS * DType::F32.block_bytes());
     let value = || value().map_err(|e| failed(e.to_string()));
     let views = |b: &Buffer| vec![View::whole(b)];

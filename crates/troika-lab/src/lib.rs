@@ -2,17 +2,14 @@
 //! virtual SoCs, profiles for the solver, and measurements of this machine; and the tables of
 //! papers, made again by these.
 
-mod bench;
 mod error;
 mod hand_over;
 mod median;
-mod no_weights;
 mod profile;
 mod reproduce;
 mod simulate;
 mod subject;
 
-pub use bench::Bench;
 pub use error::LabError;
 pub use hand_over::{HandOverBy, HandOvers, measure_hand_overs};
 pub use median::median;

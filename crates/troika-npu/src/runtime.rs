@@ -1,6 +1,7 @@
 //! ONNX Runtime and its plugins, found and loaded at run time.
 
 use std::collections::HashSet;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -26,6 +27,15 @@ pub struct RuntimePlaces {
     pub library: Option<PathBuf>,
     /// Python environments.
     pub environments: Vec<PathBuf>,
+}
+
+impl RuntimePlaces {
+    /// What the runtime's own variable and those of an active Python environment name.
+    pub fn of_variables(variable: impl Fn(&str) -> Option<OsString>) -> RuntimePlaces {
+        let path = |name| variable(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+        let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(path).collect();
+        RuntimePlaces { library: path("ORT_DYLIB_PATH"), environments }
+    }
 }
 
 /// Folders of the system.

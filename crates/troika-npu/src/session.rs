@@ -6,9 +6,9 @@ use std::sync::{Mutex, PoisonError};
 use half::{bf16, f16};
 use ort::session::{Session, SessionInputValue};
 use ort::value::{DynValue, PrimitiveTensorElementType, TensorRef};
+use troika_check::{Random, floats, snr_db};
 use troika_device::{AccessError, ReadRows, Run, SpaceId, View, WriteRows};
 use troika_graph::DType;
-use troika_graph::blocks::dequantize;
 
 use crate::emit::{Emitted, HIDDEN, MASK, Port};
 use crate::profile::SessionRecord;
@@ -172,39 +172,27 @@ impl CompiledModel {
     /// # Errors
     /// What one of them says.
     pub fn snr_db(&self, reference: &CompiledModel) -> Result<f64, String> {
-        let [a, b] = [self.probed()?, reference.probed()?];
-        let (mut signal, mut noise) = (0.0, 0.0);
-        for (a, b) in a.iter().zip(&b) {
-            signal += f64::from(*b) * f64::from(*b);
-            noise += (f64::from(*a) - f64::from(*b)).powi(2);
-        }
-        Ok(if noise == 0.0 { f64::INFINITY } else { 10.0 * (signal / noise).log10() })
+        Ok(snr_db(&self.probed()?, &reference.probed()?))
     }
 
     /// The results of seeded inputs, as floats.
     fn probed(&self) -> Result<Vec<f32>, String> {
         let mut staged = self.session.lock().unwrap_or_else(PoisonError::into_inner);
         let Staged { session, inputs, record } = &mut *staged;
-        // splitmix64.
-        let mut state = 0_u64;
-        let mut random = || {
-            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            ((mixed ^ (mixed >> 27)) >> 40) as f32 / (1 << 23) as f32 - 1.0
-        };
+        let mut random = Random(0);
         for (port, memory) in self.inputs.iter().zip(inputs.iter_mut()) {
             match port.dtype {
                 // As it will be: some positions are hidden.
                 _ if port.name == MASK => memory.iter_mut().for_each(|v| {
-                    let hidden = random() < 0.0;
+                    let hidden = random.float() < 0.0;
                     *v = if hidden { HIDDEN.to_bits() } else { 0 };
                 }),
-                DType::F32 => memory.iter_mut().for_each(|v| *v = random().to_bits()),
                 // Ids and positions: small numbers are valid.
                 DType::I32 => (0..).zip(memory.iter_mut()).for_each(|(i, v)| *v = i % 2),
-                _ => bytemuck::cast_slice_mut::<u32, [u8; 2]>(memory)
-                    .iter_mut()
-                    .for_each(|v| *v = half_bits(port.dtype, random())),
+                dtype => {
+                    let bytes = bytemuck::cast_slice_mut::<u32, u8>(memory);
+                    bytes.copy_from_slice(&random.bytes(dtype, bytes.len()));
+                }
             }
         }
         let results = self.compute(session, inputs, record);
@@ -217,9 +205,7 @@ impl CompiledModel {
         let mut all = Vec::new();
         for (port, value) in self.outputs.iter().zip(&results) {
             let bytes = bytes_of(port, value).map_err(|e| one_line(&e.to_string()))?;
-            let from = all.len();
-            all.resize(from + bytes.len() / port.dtype.block_bytes(), 0.0);
-            dequantize(port.dtype, bytes, &mut all[from..]);
+            all.extend(floats(bytes, port.dtype));
         }
         Ok(all)
     }
@@ -278,11 +264,4 @@ fn bytes_of<'a>(port: &Port, result: &'a DynValue) -> ort::Result<&'a [u8]> {
 
 fn failed(e: ort::Error) -> RunError {
     RunError::Failed(one_line(&e.to_string()))
-}
-
-fn half_bits(dtype: DType, value: f32) -> [u8; 2] {
-    match dtype {
-        DType::F16 => f16::from_f32(value).to_le_bytes(),
-        _ => bf16::from_f32(value).to_le_bytes(),
-    }
 }

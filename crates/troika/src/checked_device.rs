@@ -2,17 +2,12 @@
 //! kept for the next start.
 
 use std::collections::BTreeMap;
-use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use troika_device::{
-    Buffer, Caps, Clock, CompileRequest, CompileResults, Completion, Device, DeviceError,
-    DeviceKind, Executable, OutOfMemory, Queue, WeightSource, Weights,
-};
+use troika_check::{Check, CheckedKernel, Kernel, Watch, Watched};
+use troika_device::{CompileRequest, CompileResults, Device, DeviceError};
 use troika_graph::Subgraph;
 
-use crate::check_cases::Kernel;
-use crate::device_check::{Check, CheckedKernel};
 use crate::kept_of_devices::{GpuSettings, KeptOfDevices};
 
 /// For each kernel that was compared why it is not used, or `None`.
@@ -21,11 +16,10 @@ type Verdicts = BTreeMap<String, Option<String>>;
 /// Opens the CPU that kernels are compared with.
 type OpenReference = fn() -> Result<Arc<dyn Device>, DeviceError>;
 
-/// A device whose kernels are compared with the CPU's before they are first used.
-pub(crate) struct CheckedDevice {
-    inner: Arc<dyn Device>,
-    /// Those of the device, without what was found wrong.
-    caps: Caps,
+/// Compares kernels with the CPU's before they are first used.
+pub(crate) struct CheckFirst {
+    /// What names the verdicts.
+    key: String,
     reference: OpenReference,
     settings: GpuSettings,
     kept: Option<KeptOfDevices>,
@@ -37,88 +31,81 @@ fn name_of(device: &dyn Device) -> String {
     format!("kernels of {} by {}", device.caps().numerics, env!("CARGO_PKG_VERSION"))
 }
 
-/// Why a kernel is not used, as far as that is known.
-fn fault(verdicts: &Verdicts, uncompared: &Verdicts, name: &str) -> Option<String> {
-    match (verdicts.get(name), uncompared.get(name)) {
-        (Some(Some(why)), _) => {
-            Some(format!("its kernel {name} is wrong on this adapter and driver: {why}"))
-        }
-        (None, Some(Some(why))) => {
-            Some(format!("its kernel {name} was not compared with the CPU's: {why}"))
-        }
-        _ => None,
-    }
-}
-
 fn parsed(bytes: &[u8]) -> Option<Verdicts> {
     serde_json::from_slice(bytes).ok()
 }
 
-fn keep(kept: &KeptOfDevices, device: &dyn Device, verdicts: &Verdicts) {
+fn keep(kept: &KeptOfDevices, key: &str, verdicts: &Verdicts) {
     let text = serde_json::to_vec(verdicts).unwrap_or_default();
-    kept.keep(&name_of(device), &text);
+    kept.keep(key, &text);
 }
 
 /// Keeps what comparing all kernels of a device found, in place of what was kept before.
 pub fn keep_checked(settings: &GpuSettings, device: &dyn Device, checked: &[CheckedKernel]) {
     let verdicts = checked.iter().map(|k| (k.name.clone(), k.fault.clone())).collect();
-    settings.kept().iter().for_each(|kept| keep(kept, device, &verdicts));
+    settings.kept().iter().for_each(|kept| keep(kept, &name_of(device), &verdicts));
 }
 
-impl CheckedDevice {
-    pub fn new(
-        inner: Arc<dyn Device>,
-        reference: OpenReference,
-        settings: GpuSettings,
-    ) -> CheckedDevice {
-        let kept = settings.kept();
-        let known = kept.as_ref().and_then(|kept| kept.read(&name_of(&*inner)));
-        let verdicts = known.and_then(|bytes| parsed(&bytes)).unwrap_or_default();
-        let (caps, verdicts) = (inner.caps().clone(), Mutex::new(verdicts));
-        let mut made = CheckedDevice { inner, caps, reference, settings, kept, verdicts };
-        made.check_largest();
-        made
-    }
+/// A device whose kernels are compared with the CPU's before they are first used.
+pub(crate) fn checked_device(
+    device: Arc<dyn Device>,
+    reference: OpenReference,
+    settings: GpuSettings,
+) -> Watched<CheckFirst> {
+    let (key, kept) = (name_of(&*device), settings.kept());
+    let known = kept.as_ref().and_then(|kept| kept.read(&key));
+    let verdicts = known.and_then(|bytes| parsed(&bytes)).unwrap_or_default().into();
+    let mut made = Watched::new(device, CheckFirst { key, reference, settings, kept, verdicts });
+    check_largest(&mut made);
+    made
+}
 
-    /// Has whole rows copied where the device would pick their largest numbers, and that is wrong.
-    fn check_largest(&mut self) {
-        if self.caps.largest == 0 {
-            return;
-        }
-        let uncompared = self.check(&[Kernel::Largest]);
-        let fault = fault(&self.verdicts(), &uncompared, &Kernel::Largest.name());
-        if let Some(why) = fault {
-            self.caps.largest = 0;
-            let name = self.name();
-            self.settings.notes.add(format!("{name} copies whole rows of logits: {why}"));
-        }
+/// Has whole rows copied where the device would pick their largest numbers, and that is wrong.
+fn check_largest(made: &mut Watched<CheckFirst>) {
+    if made.caps.largest == 0 {
+        return;
     }
+    let faults = made.watch.faults(Some(&*made.device), &[Some(Kernel::Largest)]);
+    if let Some(why) = faults.into_iter().flatten().next() {
+        made.caps.largest = 0;
+        let name = made.device.name();
+        made.watch.settings.notes.add(format!("{name} copies whole rows of logits: {why}"));
+    }
+}
 
-    /// Compares kernels of which nothing is known yet. Returns why for those that could not be
-    /// compared, of which nothing is known or kept then.
-    fn check(&self, kernels: &[Kernel]) -> Verdicts {
-        let (mut verdicts, mut uncompared) = (self.verdicts(), Verdicts::new());
-        let unknown: Vec<&Kernel> =
-            kernels.iter().filter(|k| !verdicts.contains_key(&k.name())).collect();
-        if unknown.is_empty() {
-            return uncompared;
-        }
-        let reference = (self.reference)();
-        let check = reference.map(|reference| Check { device: &*self.inner, reference });
-        for kernel in unknown {
-            let name = kernel.name();
-            if verdicts.contains_key(&name) || uncompared.contains_key(&name) {
-                continue;
+impl CheckFirst {
+    /// For each kernel why it is not used. Unknown ones are compared first, if a device is given.
+    /// What could not be compared stays unknown.
+    fn faults(
+        &self,
+        device: Option<&dyn Device>,
+        kernels: &[Option<Kernel>],
+    ) -> Vec<Option<String>> {
+        let (mut verdicts, mut uncompared) = (self.verdicts(), BTreeMap::new());
+        let all = kernels.iter().flatten().map(|kernel| (kernel.name(), *kernel));
+        let mut unknown: BTreeMap<String, Kernel> = all.collect();
+        unknown.retain(|name, _| !verdicts.contains_key(name));
+        if let Some(device) = device.filter(|_| !unknown.is_empty()) {
+            let check = (self.reference)().map(|reference| Check { device, reference });
+            for (name, kernel) in unknown {
+                self.tell(Some(&name));
+                match check.as_ref().map_err(Clone::clone).and_then(|c| c.kernel(kernel)) {
+                    Ok(checked) => drop(verdicts.insert(name, checked.fault)),
+                    Err(e) => drop(uncompared.insert(name, e)),
+                }
             }
-            self.tell(Some(&name));
-            match check.as_ref().map_err(Clone::clone).and_then(|c| c.kernel(*kernel)) {
-                Ok(checked) => verdicts.insert(name, checked.fault),
-                Err(e) => uncompared.insert(name, Some(e.to_string())),
-            };
+            self.tell(None);
+            self.kept.iter().for_each(|kept| keep(kept, &self.key, &verdicts));
         }
-        self.tell(None);
-        self.kept.iter().for_each(|kept| keep(kept, &*self.inner, &verdicts));
-        uncompared
+        let fault = |kernel: &Option<Kernel>| {
+            let name = kernel.as_ref()?.name();
+            if let Some(why) = uncompared.get(&name) {
+                return Some(format!("its kernel {name} was not compared with the CPU's: {why}"));
+            }
+            let why = verdicts.get(&name)?.as_ref()?;
+            Some(format!("its kernel {name} is wrong on this adapter and driver: {why}"))
+        };
+        kernels.iter().map(fault).collect()
     }
 
     fn verdicts(&self) -> MutexGuard<'_, Verdicts> {
@@ -129,59 +116,35 @@ impl CheckedDevice {
         self.settings.progress.iter().for_each(|progress| progress.0(kernel));
     }
 
-    /// For each node why it is not used, as far as that is known.
-    fn faults(&self, graph: &Subgraph, uncompared: &Verdicts) -> Vec<Option<String>> {
-        let verdicts = self.verdicts();
-        let fault = |kernel: Kernel| fault(&verdicts, uncompared, &kernel.name());
-        graph.nodes.iter().map(|node| Kernel::of(graph, node).and_then(fault)).collect()
-    }
-
     /// The refusal of a graph with a wrong kernel.
-    fn refusal(&self, graph: &Subgraph) -> Option<DeviceError> {
-        let wrong = self.faults(graph, &Verdicts::new()).into_iter().zip(&graph.nodes);
+    fn refusal(&self, device: &dyn Device, graph: &Subgraph) -> Option<DeviceError> {
+        let kernels: Vec<_> = graph.nodes.iter().map(|node| Kernel::of(graph, node)).collect();
+        let wrong = self.faults(None, &kernels).into_iter().zip(&graph.nodes);
         let (why, op) = wrong.into_iter().find_map(|(why, node)| Some((why?, node.op.name())))?;
-        let (device, graph) = (self.name().to_string(), graph.name.clone());
+        let (device, graph) = (device.name().to_string(), graph.name.clone());
         Some(DeviceError::Unsupported { device, op: op.into(), graph, why })
     }
 }
 
-impl Device for CheckedDevice {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    fn kind(&self) -> DeviceKind {
-        self.inner.kind()
-    }
-
-    fn caps(&self) -> &Caps {
-        &self.caps
-    }
-
-    fn clock(&self) -> Option<Arc<dyn Clock>> {
-        self.inner.clock()
-    }
-
-    fn examine(&self, graph: &Subgraph) -> Vec<Option<String>> {
-        let mut verdicts = self.inner.examine(graph);
-        let taken = graph.nodes.iter().zip(&verdicts).filter(|(_, why)| why.is_none());
-        let kernels: Vec<Kernel> = taken.filter_map(|(node, _)| Kernel::of(graph, node)).collect();
-        let uncompared = self.check(&kernels);
-        for (verdict, fault) in verdicts.iter_mut().zip(self.faults(graph, &uncompared)) {
+impl Watch for CheckFirst {
+    fn examine(&self, device: &dyn Device, graph: &Subgraph) -> Vec<Option<String>> {
+        let mut verdicts = device.examine(graph);
+        let nodes = graph.nodes.iter().zip(&verdicts);
+        let taken =
+            |(node, why): (_, &Option<_>)| Kernel::of(graph, node).filter(|_| why.is_none());
+        let kernels: Vec<Option<Kernel>> = nodes.map(taken).collect();
+        for (verdict, fault) in verdicts.iter_mut().zip(self.faults(Some(device), &kernels)) {
             *verdict = verdict.take().or(fault);
         }
         verdicts
     }
 
-    fn allocate(&self, bytes: usize) -> Result<Buffer, OutOfMemory> {
-        self.inner.allocate(bytes)
-    }
-
-    fn compile(&self, request: &CompileRequest<'_>) -> CompileResults {
-        let refusals: Vec<_> = request.graphs.iter().map(|graph| self.refusal(graph)).collect();
+    fn compile(&self, device: &dyn Device, request: &CompileRequest<'_>) -> CompileResults {
+        let refusals: Vec<_> =
+            request.graphs.iter().map(|graph| self.refusal(device, graph)).collect();
         let taken = request.graphs.iter().zip(&refusals).filter(|(_, why)| why.is_none());
         let graphs: Vec<&Subgraph> = taken.map(|(graph, _)| *graph).collect();
-        let made = self.inner.compile(&CompileRequest { graphs: &graphs, ..*request });
+        let made = device.compile(&CompileRequest { graphs: &graphs, ..*request });
         let mut made = made.into_iter();
         let next = |why: Option<DeviceError>| match why {
             Some(why) => Err(why),
@@ -189,31 +152,14 @@ impl Device for CheckedDevice {
         };
         refusals.into_iter().map(next).collect()
     }
-
-    fn load(
-        &self,
-        executable: &Arc<Executable>,
-        graph: &Subgraph,
-        weights: &dyn WeightSource,
-    ) -> Result<Arc<Weights>, DeviceError> {
-        self.inner.load(executable, graph, weights)
-    }
-
-    fn queue(
-        &self,
-        number: usize,
-        clock: Arc<dyn Clock>,
-        done: SyncSender<Completion>,
-    ) -> Result<Box<dyn Queue>, DeviceError> {
-        self.inner.queue(number, clock, done)
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::path::Path;
 
-    use troika_device::{PackFn, PackLayout, Packed, WeightData};
+    use troika_check::CaseWeights;
+    use troika_device::Executable;
     use troika_graph::{ActivationFormat, DType};
     use troika_weights::CacheFolder;
 
@@ -221,32 +167,11 @@ mod tests {
     use crate::Notes;
     use crate::devices::reference_cpu;
 
-    /// A model of no weights.
-    struct NoWeights;
-
-    impl WeightSource for NoWeights {
-        fn weight(&self, name: &str) -> Result<WeightData, DeviceError> {
-            Err(DeviceError::Weight { name: name.into(), why: "is not there".into() })
-        }
-
-        fn packed(
-            &self,
-            name: &str,
-            _: PackLayout<'_>,
-            _: PackFn<'_>,
-        ) -> Result<Packed, DeviceError> {
-            Err(DeviceError::Weight { name: name.into(), why: "is not there".into() })
-        }
-    }
-
     /// The CPU, checked with a folder.
-    fn checked(dir: &Path) -> (CheckedDevice, Notes) {
+    fn checked(dir: &Path) -> (Watched<CheckFirst>, Notes) {
         let cache_dir = Some(dir.to_path_buf());
         let settings = GpuSettings { check: true, cache_dir, ..GpuSettings::default() };
-        (
-            CheckedDevice::new(reference_cpu().unwrap(), reference_cpu, settings.clone()),
-            settings.notes,
-        )
+        (checked_device(reference_cpu().unwrap(), reference_cpu, settings.clone()), settings.notes)
     }
 
     fn product() -> Subgraph {
@@ -268,7 +193,7 @@ mod tests {
         assert!(notes.take().is_empty());
         // The next start knows it.
         let (again, _) = checked(dir.path());
-        assert_eq!(again.verdicts.lock().unwrap().len(), 1);
+        assert_eq!(again.watch.verdicts.lock().unwrap().len(), 1);
     }
 
     #[test]
@@ -281,16 +206,16 @@ mod tests {
         let (device, notes) = checked(dir.path());
         let why = device.examine(&product()).remove(0).unwrap();
         assert!(why.contains("linear of Q8_0") && why.contains("2e-1 off"), "{why}");
-        let compiled = Executable::compiled(&device, &product(), &NoWeights);
+        let compiled = Executable::compiled(&device, &product(), &CaseWeights::default());
         assert!(matches!(compiled, Err(DeviceError::Unsupported { .. })));
         // Others are taken.
         let embed = Kernel::Embed(DType::F16).cases().unwrap().remove(0).graph;
         assert_eq!(device.examine(&embed), [None]);
-        assert!(Executable::compiled(&device, &embed, &NoWeights).is_ok());
+        assert!(Executable::compiled(&device, &embed, &CaseWeights::default()).is_ok());
         assert!(notes.take().is_empty());
         // Comparing all again rewrites it.
         let fine = CheckedKernel { name: "linear of Q8_0".into(), error: Some(0.0), fault: None };
-        keep_checked(&device.settings, &*device.inner, &[fine]);
+        keep_checked(&device.watch.settings, &*device.device, &[fine]);
         assert_eq!(checked(dir.path()).0.examine(&product()), [None]);
     }
 
@@ -298,12 +223,13 @@ mod tests {
     fn what_could_not_be_compared_is_refused_and_not_kept() {
         let dir = tempfile::tempdir().unwrap();
         let (mut device, _) = checked(dir.path());
-        device.reference = || Err(DeviceError::Gone("cpu".into()));
+        Arc::get_mut(&mut device.watch).unwrap().reference =
+            || Err(DeviceError::Gone("cpu".into()));
         let why = device.examine(&product()).remove(0).unwrap();
         assert!(why.contains("linear of Q8_0 was not compared"), "{why}");
         assert_eq!(kept(dir.path()), Some(Verdicts::new()));
         // Once there is something to compare with, it is.
-        device.reference = reference_cpu;
+        Arc::get_mut(&mut device.watch).unwrap().reference = reference_cpu;
         assert_eq!(device.examine(&product()), [None]);
         assert_eq!(kept(dir.path()).unwrap().len(), 1);
     }
@@ -314,18 +240,18 @@ mod tests {
         let (mut device, notes) = checked(dir.path());
         for (verdict, largest) in [(None, 64), (Some("1e0 off"), 0)] {
             let kept = ("largest".into(), verdict.map(String::from));
-            *device.verdicts() = Verdicts::from([kept]);
+            *device.watch.verdicts() = Verdicts::from([kept]);
             device.caps.largest = 64;
-            device.check_largest();
+            check_largest(&mut device);
             assert_eq!(device.caps().largest, largest);
             let said = notes.take().concat();
             assert_eq!(said.is_empty(), verdict.is_none(), "{said}");
             assert!(said.contains(verdict.unwrap_or_default()), "{said}");
         }
         // What this device does not pick cannot be compared.
-        device.verdicts().clear();
+        device.watch.verdicts().clear();
         device.caps.largest = 64;
-        device.check_largest();
+        check_largest(&mut device);
         assert_eq!(device.caps().largest, 0);
         let [note] = notes.take().try_into().unwrap();
         assert!(note.contains("copies whole rows") && note.contains("largest was not compared"));

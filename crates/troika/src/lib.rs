@@ -42,10 +42,8 @@
 
 mod calibrate;
 mod calibrated;
-mod check_cases;
 mod checked_device;
 mod describe;
-mod device_check;
 mod devices;
 mod driver;
 mod energy;
@@ -73,7 +71,6 @@ pub use calibrate::{Calibrated, calibrate};
 pub use calibrated::{CalibrationOptions, Outliers, ShadowMemory};
 pub use checked_device::keep_checked;
 pub use describe::{BoundModel, Described, describe};
-pub use device_check::CheckedKernel;
 pub use devices::limits::{Limit, Limits, measure_bandwidth, measure_limits, multiply_of};
 pub use devices::{
     DeviceOptions, DeviceSpec, DeviceSpecError, GpuAdapter, GpuSpec, NpuSettings, ProcessorSpec,
@@ -105,6 +102,7 @@ pub use session::{
 pub use soc_costs::SocCosts;
 pub use source::Source;
 
+pub use troika_check::CheckedKernel;
 pub use troika_weights::{can_write, exit_when_shortened, write_file};
 
 pub use troika_device as device;

@@ -1,28 +1,17 @@
 //! The conformance suite for devices: ops and segments of models as data, run on any device and
 //! compared with the CPU's kernels. What a device does not support is listed, and must be refused.
 
-mod bench;
-mod case;
 mod models;
-mod ops;
-mod values;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use troika_check::{CaseRunner, DeviceCase, Layout, MAX_ROWS, Ran, Values};
 use troika_cpu::{CpuDevice, CpuOptions, Isa};
 use troika_device::{Clock, Device, DeviceError, RealClock, Weights};
 use troika_graph::{Node, Op, Subgraph, bind_static};
 
-pub use case::{MAX_ROWS, POSITIONS, SuiteCase};
 pub use models::model_cases;
-pub use ops::op_cases;
-
-use bench::{CaseRunner, Layout};
-use values::Values;
-
-/// Numbers of rows to run.
-const ROWS: [usize; 3] = [1, 3, 20];
 
 /// Something that a device does not support.
 #[derive(Clone, Copy, Debug)]
@@ -52,7 +41,7 @@ pub struct SuiteReport {
 /// A reference or queue does not start.
 pub fn run_suite(
     device: &dyn Device,
-    cases: &[SuiteCase],
+    cases: &[DeviceCase],
     exclusions: &[Exclusion],
 ) -> Result<SuiteReport, DeviceError> {
     let mut report = SuiteReport::default();
@@ -66,8 +55,13 @@ pub fn run_suite(
             used: &mut used,
             report: &mut report,
         };
-        suite.depth();
-        suite.host_tasks();
+        let depth = device.caps().queue_depth.min(8);
+        if let Err(e) = suite.bench.fill(depth) {
+            suite.report.failures.push(format!("{depth} lists in flight: {e}"));
+        }
+        if let Err(e) = suite.bench.host_tasks() {
+            suite.report.failures.push(format!("functions of the host: {e}"));
+        }
         for case in cases {
             suite.check(case);
         }
@@ -104,25 +98,11 @@ struct Suite<'a> {
 }
 
 impl Suite<'_> {
-    fn fail(&mut self, case: &SuiteCase, what: impl std::fmt::Display) {
+    fn fail(&mut self, case: &DeviceCase, what: impl std::fmt::Display) {
         self.report.failures.push(format!("{}: {what}", case.name));
     }
 
-    /// Checks that the queue takes as many lists as it says, and completes them in order.
-    fn depth(&mut self) {
-        let depth = self.bench.device.caps().queue_depth.min(8);
-        if let Err(e) = self.bench.fill(depth) {
-            self.report.failures.push(format!("{depth} lists in flight: {e}"));
-        }
-    }
-
-    fn host_tasks(&mut self) {
-        if let Err(e) = self.bench.host_tasks() {
-            self.report.failures.push(format!("functions of the host: {e}"));
-        }
-    }
-
-    fn check(&mut self, case: &SuiteCase) {
+    fn check(&mut self, case: &DeviceCase) {
         let ops: Vec<&str> = case.graph.nodes.iter().map(|n| n.op.name()).collect();
         let excluded = self.exclusions.iter().map(|e| e.what);
         let hits: Vec<&'static str> =
@@ -138,14 +118,14 @@ impl Suite<'_> {
         }
         let first = why.iter().flatten().next().cloned();
         match (hits.is_empty(), first) {
-            (true, _) => ROWS.into_iter().for_each(|rows| self.check_rows(case, rows)),
+            (true, _) => case.rows().into_iter().for_each(|rows| self.check_rows(case, rows)),
             (false, Some(why)) => self.check_refused(case, why),
             (false, None) => self.fail(case, "is excluded, but examining finds nothing to refuse"),
         }
     }
 
     /// The case's graph in the form that the device takes for some rows, and the rows to bind.
-    fn shaped(&self, case: &SuiteCase, rows: usize) -> Option<(Subgraph, usize)> {
+    fn shaped(&self, case: &DeviceCase, rows: usize) -> Option<(Subgraph, usize)> {
         let caps = self.bench.device.caps();
         if !caps.static_shapes {
             return Some((case.graph.clone(), rows));
@@ -160,7 +140,7 @@ impl Suite<'_> {
         Some((bind_static(&case.graph, bucket), bucket))
     }
 
-    fn check_refused(&mut self, case: &SuiteCase, why: String) {
+    fn check_refused(&mut self, case: &DeviceCase, why: String) {
         let Some((graph, _)) = self.shaped(case, 1) else { return };
         match Weights::compiled(self.bench.device, &graph, &*case.weights) {
             Err(e @ DeviceError::Unsupported { .. }) => {
@@ -176,12 +156,13 @@ impl Suite<'_> {
         }
     }
 
-    fn check_rows(&mut self, case: &SuiteCase, rows: usize) {
+    fn check_rows(&mut self, case: &DeviceCase, rows: usize) {
         let Some((graph, bound)) = self.shaped(case, rows) else { return };
         let start = Values::new(&case.graph, rows, case.seed);
         let result =
             Weights::compiled(self.bench.device, &graph, &*case.weights).and_then(|loaded| {
-                let got = self.bench.run(&case.graph, &loaded, &start, Layout::dense(bound))?;
+                let got =
+                    self.bench.run(&case.graph, &loaded, &start, Layout { bound, apart: false })?;
                 Ok((got, loaded))
             });
         let (got, loaded) = match result {
@@ -208,19 +189,14 @@ impl Suite<'_> {
         }
         self.report.runs += 1;
         if rows > 1 {
-            let apart = Layout::apart(bound);
+            let apart = Layout { bound, apart: true };
             let apart = self.bench.run(&case.graph, &loaded, &start, apart);
             self.check_apart(case, &got.values, apart);
         }
     }
 
     /// Checks that gaps between rows make no difference, or are refused.
-    fn check_apart(
-        &mut self,
-        case: &SuiteCase,
-        dense: &Values,
-        apart: Result<bench::Ran, DeviceError>,
-    ) {
+    fn check_apart(&mut self, case: &DeviceCase, dense: &Values, apart: Result<Ran, DeviceError>) {
         match (self.bench.device.caps().strided_rows, apart) {
             (true, Ok(ran)) if ran.values == *dense && ran.spoilt.is_none() => {}
             (true, Ok(ran)) => {
@@ -236,12 +212,9 @@ impl Suite<'_> {
     fn reference(
         &self,
         cpu: &CpuDevice,
-        case: &SuiteCase,
+        case: &DeviceCase,
         start: &Values,
     ) -> Result<Values, DeviceError> {
-        let mut bench = CaseRunner::open(cpu, Arc::new(RealClock::new()))?;
-        let loaded = Weights::compiled(cpu, &case.graph, &*case.weights)?;
-        let ran = bench.run(&case.graph, &loaded, start, Layout::dense(start.rows))?;
-        Ok(ran.values)
+        case.run(cpu, &Weights::compiled(cpu, &case.graph, &*case.weights)?, start)
     }
 }

@@ -8,13 +8,10 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
+use conformance::engines::{self, EngineOptions};
 use conformance::golden::{read_golden, relative_error};
-use conformance::hooked::{Hook, Hooked, told_to_fail};
 use troika::device::{Clock, Device, RealClock};
-use troika::engine::{
-    CompileControl, Engine, EngineError, EngineParts, Event, Next, SequenceInput, Sharing,
-    WantedLogits,
-};
+use troika::engine::{Engine, EngineError, Event, Next, SequenceInput, WantedLogits};
 use troika::graph::{ActivationFormat, DType};
 use troika::model::lower::{SegmentKind, segments};
 use troika::npu::RuntimePlaces;
@@ -25,6 +22,7 @@ use troika::plan::{
 use troika::trace::Tracer;
 use troika::weights::{BindOptions, FloatType, Quant};
 use troika::{Described, DeviceOptions, NpuSettings, describe, open_devices};
+use troika_check::{Hook, Hooked, told_to_fail};
 use troika_cpu::{CpuDevice, CpuOptions};
 use troika_sim::{Board, Soc, VirtualClock, VirtualDevice};
 
@@ -50,19 +48,8 @@ fn engine_by(
     plan: Plan,
     (clock, tracer): (Arc<dyn Clock>, &Tracer),
 ) -> Result<Engine, EngineError> {
-    Engine::new(
-        EngineParts {
-            spec: &d.spec,
-            shapes: &|key| d.store.shape(key),
-            weights: &d.store,
-            plan,
-            devices,
-            clock,
-            tracer: tracer.clone(),
-            sharing: Sharing::default(),
-        },
-        &CompileControl::default(),
-    )
+    let (clock, tracer) = (Some(clock), tracer.clone());
+    engines::engine(d, devices, plan, EngineOptions { clock, tracer, ..EngineOptions::default() })
 }
 
 /// A plan of the first device in chunks of `chunk` rows.

@@ -1,6 +1,5 @@
 //! What NPU devices get from the command: it is its own helper for compiling.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
@@ -69,9 +68,6 @@ pub fn npu_settings() -> NpuSettings {
         args: vec![COMPILE_VERB.into()],
         limit: LIMIT,
     });
-    // The runtime's own variable, and the variables of the active Python environment.
-    let path = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(path).collect();
-    let runtime = RuntimePlaces { library: path("ORT_DYLIB_PATH"), environments };
+    let runtime = RuntimePlaces::of_variables(|name| std::env::var_os(name));
     NpuSettings { runtime, helper, ..NpuSettings::default() }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use troika_check::Bench;
 use troika_device::{
     Clock, CommandList, Device, DeviceError, Executable, Run, Submission, TaskTime, Weights, Work,
 };
@@ -12,7 +13,6 @@ use troika_weights::WeightStore;
 
 use super::inputs::{bindings, forward, page_len};
 use super::rows_at::{RowsAt, lost};
-use crate::bench::Bench;
 
 /// Layers run in turn until their weights exceed the caches, as in a model.
 const MOST_WEIGHTS: usize = 256 << 20;

@@ -9,7 +9,7 @@ use troika_device::{
 use troika_graph::{DType, Op, Subgraph, ValueId};
 use troika_model::lower::Lowered;
 
-use super::rows_at::{RowsAt, lost};
+use super::rows_at::RowsAt;
 
 /// Positions per page of the model's caches on a device.
 pub(super) fn page_len(device: &dyn Device, lowered: &Lowered) -> usize {
@@ -30,22 +30,19 @@ pub(super) fn bindings(
     let mut copies = Vec::new();
     let bytes =
         |id: &ValueId| graph.value(*id).shape.row_len() * graph.value(*id).dtype.block_bytes();
-    let memory = |bytes: usize| {
-        device.allocate(bytes.max(1)).map_err(|e| lost(device.name(), &e.to_string()))
-    };
+    let memory =
+        |bytes: usize| device.allocate(bytes.max(1)).map_err(DeviceError::memory("a profile"));
     for id in &graph.inputs {
         let row = bytes(id);
         let buffer = memory(room * row)?;
-        let to = View::dense(&buffer, 0, (room, row)).map_err(DeviceError::View)?;
-        let own = buffer.space() != SpaceId::HOST;
-        let host = match own {
-            true => Buffer::zeroed((room * row).max(1))
-                .map_err(|e| lost(device.name(), &e.to_string()))?,
-            false => buffer,
+        let to = View::dense(&buffer, 0, (room, row))?;
+        let host = match buffer.space() {
+            SpaceId::HOST => buffer,
+            _ => Buffer::zeroed((room * row).max(1)).map_err(DeviceError::memory("a profile"))?,
         };
-        fill(&host, graph, *id, cached).map_err(|why| lost(device.name(), &why))?;
-        if own {
-            let from = View::dense(&host, 0, (room, row)).map_err(DeviceError::View)?;
+        fill(&host, graph, *id, cached)?;
+        if host.id() != to.buffer().id() {
+            let from = View::dense(&host, 0, (room, row))?;
             copies.push(Work::Copy(CopyRows::whole(from, to.clone())));
         }
         b.inputs.push(to);
@@ -59,15 +56,14 @@ pub(super) fn bindings(
     }
     for id in &graph.outputs {
         let row = bytes(id);
-        let view = View::dense(&memory(room * row)?, 0, (room, row));
-        b.outputs.push(view.map_err(DeviceError::View)?);
+        b.outputs.push(View::dense(&memory(room * row)?, 0, (room, row))?);
     }
     Ok((b, copies))
 }
 
 /// Fills a value: valid positions, tokens and experts, or small floats.
-fn fill(buffer: &Buffer, graph: &Subgraph, id: ValueId, cached: usize) -> Result<(), String> {
-    let mut write = buffer.write().map_err(|e| e.to_string())?;
+fn fill(buffer: &Buffer, graph: &Subgraph, id: ValueId, cached: usize) -> Result<(), DeviceError> {
+    let mut write = buffer.write()?;
     let value = graph.value(id);
     if value.dtype == DType::F32 {
         for (i, x) in write.as_mut_slice::<f32>().iter_mut().enumerate() {

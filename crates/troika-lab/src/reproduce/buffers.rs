@@ -8,6 +8,7 @@ use troika::plan::{
 use troika::program::{ExpertCounts, ExpertRows, LayerCounts, RoutedShape};
 use troika::weights::{Quant, WeightStore};
 use troika::{BoundModel, Model, OpenOptions, Source, open_devices};
+use troika_check::Random;
 use troika_engine::GroupStats;
 use troika_graph::DType;
 use troika_model::{families, presets};
@@ -15,7 +16,6 @@ use troika_model::{families, presets};
 use super::experts::{novel, zipf_routing};
 use super::outcome::{Item, Outcome, Target, if_named};
 use super::presets::MANY_EXPERTS;
-use super::scheduling::Random;
 use super::two_cpus::{plain, shared};
 use crate::{LabError, Shape, median};
 
@@ -103,7 +103,7 @@ fn many_experts(hidden: usize, inter: usize, dtype: DType) -> Result<Shape, LabE
         ("num_attention_heads", heads),
         ("num_key_value_heads", heads / 2),
         ("head_dim", 64),
-        ("vocab_size", VOCAB as usize),
+        ("vocab_size", VOCAB),
         ("max_position_embeddings", 2 * ROWS),
     ] {
         config[field] = number.into();
@@ -114,7 +114,7 @@ fn many_experts(hidden: usize, inter: usize, dtype: DType) -> Result<Shape, LabE
     Ok(shape)
 }
 
-const VOCAB: u64 = 1024;
+const VOCAB: usize = 1024;
 
 fn drawn(count: usize) -> Vec<u32> {
     let mut random = Random(11);
@@ -249,7 +249,7 @@ fn fewer_calls() -> Result<Outcome, LabError> {
     let mut random = Random(3);
     let even = (0..ROWS).flat_map(|_| {
         let mut order: Vec<u16> = (0..EXPERTS as u16).collect();
-        (0..TOP_K).for_each(|i| order.swap(i, i + random.below((EXPERTS - i) as u64) as usize));
+        (0..TOP_K).for_each(|i| order.swap(i, i + random.below(EXPERTS - i)));
         order.truncate(TOP_K);
         order
     });

@@ -10,9 +10,9 @@ use troika::{
     RecordedRouting, Scored, Source, predictor_recall, pruned_perplexity, record_routing,
     router_weights, train_predictor,
 };
+use troika_check::Random;
 
 use super::outcome::{Item, Outcome, Target, if_named, mean};
-use super::scheduling::Random;
 use super::two_cpus::{plain, shared};
 use crate::LabError;
 
@@ -105,13 +105,13 @@ pub fn zipf_routing() -> RoutingTrace {
     let mut random = Random(7);
     let layer = |layer: usize| {
         let mut order: Vec<u16> = (0..EXPERTS as u16).collect();
-        (1..EXPERTS).rev().for_each(|i| order.swap(i, random.below(i as u64 + 1) as usize));
+        (1..EXPERTS).rev().for_each(|i| order.swap(i, random.below(i + 1)));
         let mut ids = Vec::new();
         for _ in 0..SEQUENCES * WINDOW {
             let mut chosen = Vec::new();
             while chosen.len() < TOP_K {
                 // The sum of 1/rank up to a rank is close to its logarithm.
-                let share = random.below(1 << 32) as f64 / f64::from(u32::MAX);
+                let share = f64::from(random.bits() as u32) / f64::from(u32::MAX);
                 let rank = ((EXPERTS as f64 + 1.0).powf(share) as usize - 1).min(EXPERTS - 1);
                 if !chosen.contains(&order[rank]) {
                     chosen.push(order[rank]);

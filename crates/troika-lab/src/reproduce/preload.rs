@@ -10,12 +10,12 @@ use troika::weights::CacheFolder;
 use troika::{
     DeviceOptions, Model, OpenOptions, PredictorOptions, RecordedRouting, Request, Source,
 };
+use troika_check::Random;
 use troika_weights::Eviction;
 
 use super::caches::{CachePolicy, Choice, Prefetch, Replay, choices};
 use super::experts::{novel, predictor_of_text, zipf_routing};
 use super::outcome::{Outcome, Target, if_named};
-use super::scheduling::Random;
 use crate::{LabError, median};
 
 pub const HELD_OUT: &[Target] = &[Target {
@@ -111,8 +111,8 @@ fn found(trace: &RoutingTrace) -> Vec<Choice> {
         let Some(next) = trace.layers.get(choice.layer + 1) else { continue };
         let first: usize = trace.layers[..=choice.layer].iter().map(|l| l.experts).sum();
         let name = |e: &u16| {
-            let finds = random.below(1000) < (1000.0 * FOUND) as u64;
-            let other = random.below(next.ids.len() as u64) as usize;
+            let finds = random.below(1000) < (1000.0 * FOUND) as usize;
+            let other = random.below(next.ids.len());
             let named = if finds { *e } else { next.ids[other] };
             first as u32 + u32::from(named)
         };

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 
 use troika::plan::Policy;
 use troika::program::schedule::{Costs, Dag, LATE_DEPTH, ListId, State};
+use troika_check::Random;
 
 use super::lab::Lab;
 use super::outcome::{Outcome, Target};
@@ -30,19 +31,6 @@ const DEPTHS: [(Policy, usize); 2] = [(Policy::InOrder, 64), (Policy::OutOfOrder
 /// Random prompts to check, and to search exactly.
 const CHECKED: u64 = 500;
 const SEARCHED: u64 = 100;
-
-/// splitmix64.
-pub struct Random(pub u64);
-
-impl Random {
-    /// A number below another.
-    pub fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % n
-    }
-}
 
 /// What a prompt's tasks wait for: each for the one before it in its chunk, every second one
 /// (attention) also for the same one of the chunk before.
@@ -101,10 +89,10 @@ fn in_order() -> Outcome {
     let (mut tasks, mut early, mut together) = (0, 0, 0);
     for seed in 0..CHECKED {
         let mut random = Random(seed);
-        let [chunks, segments, devices] = [8, 12, 3].map(|most| 1 + random.below(most) as usize);
+        let [chunks, segments, devices] = [8, 12, 3].map(|most| 1 + random.below(most));
         let dag = prompt(chunks, segments, devices);
-        let task_ns = (0..dag.len()).map(|_| 1 + random.below(50)).collect();
-        let costs = Costs { task_ns, critical: random.below(devices as u64) as usize };
+        let task_ns = (0..dag.len()).map(|_| 1 + random.below(50) as u64).collect();
+        let costs = Costs { task_ns, critical: random.below(devices) };
         for (policy, depth) in DEPTHS {
             let times = timeline(&dag, &costs, policy, depth);
             tasks += times.len();
@@ -200,7 +188,7 @@ fn ratios(load: u64) -> [f64; 3] {
         let mut random = Random(seed);
         // The critical device's segments take `load` times as long on average.
         let scale = |task: usize| if dag.device[task] == 1 { load } else { 1 };
-        let task_ns = (0..dag.len()).map(|t| (1 + random.below(20)) * scale(t)).collect();
+        let task_ns = (0..dag.len()).map(|t| (1 + random.below(20) as u64) * scale(t)).collect();
         let costs = Costs { task_ns, critical: 1 };
         let known = DEPTHS.map(|(policy, depth)| {
             let times = timeline(&dag, &costs, policy, depth);

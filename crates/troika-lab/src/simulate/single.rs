@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use troika::sim::{Board, Soc, VirtualDevice};
+use troika_check::{Bench, CaseWeights};
 use troika_device::{
     Bindings, Buffer, Clock, CommandList, Device, DeviceError, ForwardBatch, Run, SeqRows,
     Submission, View, Waiting, Weights, Work,
@@ -17,8 +18,6 @@ use troika_solve::Ways;
 
 use super::SimulateError;
 use super::placed::Both;
-use crate::bench::Bench;
-use crate::no_weights::NoWeights;
 use troika::Error;
 
 /// A product of `rows` activation rows with a four-bit weight matrix of `outs` rows.
@@ -88,13 +87,11 @@ impl ProductShape {
         let graph = self.graph()?;
         let fixed = device.caps().static_shapes;
         let graph = if fixed { bind_static(&graph, self.rows) } else { graph };
-        let weights = Weights::compiled(&device, &graph, &NoWeights)?;
+        let weights = Weights::compiled(&device, &graph, &CaseWeights::default())?;
         let mut bench = Bench::open(&device, 0, clock.clone())?;
         let memory = |cols: usize| {
             let buffer = Buffer::zeroed(self.rows * cols * 4);
-            buffer
-                .map(|b| View::whole(&b))
-                .map_err(|e| DeviceError::System { device: processor.into(), why: e.to_string() })
+            buffer.map(|b| View::whole(&b)).map_err(DeviceError::memory("a product"))
         };
         let (inputs, outputs) = (vec![memory(self.terms)?], vec![memory(self.outs)?]);
         let bindings = Arc::new(Bindings { inputs, states: Vec::new(), outputs });

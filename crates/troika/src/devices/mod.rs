@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use troika_check::{Check, CheckedKernel};
 pub(crate) use troika_cpu::kernels::outliers::hot_columns;
 pub use troika_cpu::parse_cores;
 use troika_cpu::{CpuDevice, CpuOptions, Isa};
@@ -23,8 +24,7 @@ pub use troika_sim as sim;
 use troika_sim::{Board, Soc, SocError, VirtualClock, VirtualDevice};
 use troika_trace::Tracer;
 
-use crate::checked_device::CheckedDevice;
-use crate::device_check::{Check, CheckedKernel, check_all};
+use crate::checked_device::checked_device;
 use crate::kept_of_devices::GpuSettings;
 #[cfg(feature = "gpu")]
 use crate::kept_of_devices::KeptOfDevices;
@@ -313,8 +313,7 @@ pub(crate) fn open_with(
         if let Some(gpu) = &spec.gpu {
             let settings = &with.gpu;
             let gpu = open_gpu(name, gpu, options, settings)?;
-            let checked =
-                || Arc::new(CheckedDevice::new(gpu.clone(), reference_cpu, settings.clone()));
+            let checked = || Arc::new(checked_device(gpu.clone(), reference_cpu, settings.clone()));
             return Ok(if settings.check { checked() } else { gpu });
         }
         let cores = spec.cores.clone();
@@ -342,7 +341,7 @@ pub fn check_device(
     device: &dyn Device,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<Vec<CheckedKernel>, DeviceError> {
-    check_all(&Check { device, reference: reference_cpu()? }, progress)
+    Check { device, reference: reference_cpu()? }.all(progress)
 }
 
 /// A CPU device whose products are shown to an observer.

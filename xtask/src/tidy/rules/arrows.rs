@@ -9,9 +9,10 @@ const ROWS: &[(&str, &str)] = &[
     ("troika-graph", ""),
     ("troika-trace", ""),
     ("troika-device", "troika-graph"),
+    ("troika-check", "troika-graph troika-device"),
     ("troika-cpu", "troika-graph troika-device"),
     ("troika-gpu", "troika-graph troika-device"),
-    ("troika-npu", "troika-graph troika-device troika-trace"),
+    ("troika-npu", "troika-graph troika-device troika-check troika-trace"),
     ("troika-time", "troika-graph"),
     ("troika-sim", "troika-graph troika-device troika-cpu troika-time"),
     ("troika-model", "troika-graph troika-device"),
@@ -29,14 +30,14 @@ const ROWS: &[(&str, &str)] = &[
     ("troika-hub", ""),
     (
         "troika",
-        "troika-graph troika-trace troika-device troika-cpu troika-gpu troika-npu troika-sim \
-         troika-time troika-model troika-weights troika-plan troika-program troika-solve \
-         troika-engine",
+        "troika-graph troika-trace troika-device troika-check troika-cpu troika-gpu troika-npu \
+         troika-sim troika-time troika-model troika-weights troika-plan troika-program \
+         troika-solve troika-engine",
     ),
     (
         "troika-lab",
-        "troika troika-graph troika-trace troika-time troika-device troika-model troika-weights \
-         troika-plan troika-program troika-solve troika-engine",
+        "troika troika-graph troika-trace troika-time troika-device troika-check troika-model \
+         troika-weights troika-plan troika-program troika-solve troika-engine",
     ),
     ("troika-server", "troika troika-engine"),
     ("troika-cli", "troika troika-lab troika-hub troika-server"),

@@ -1,6 +1,7 @@
 //! A small generator for cases that must be equal on every machine.
 
-use troika::graph::DType;
+use half::{bf16, f16};
+use troika_graph::DType;
 
 /// splitmix64.
 pub struct Random(pub u64);
@@ -34,15 +35,21 @@ impl Random {
         self.below(n) == 0
     }
 
-    /// The bytes of a finite number with magnitude about 1 in a float type; `None` for other types.
-    pub fn number(&mut self, dtype: DType) -> Option<Vec<u8>> {
-        let float = 2.0 * self.float();
-        Some(match dtype {
-            DType::F32 => float.to_le_bytes().to_vec(),
-            DType::BF16 => float.to_le_bytes()[2..].to_vec(),
-            // A normal f16 between 1/16 and 1/4.
-            DType::F16 => (0x2c00 + self.below(0x800) as u16).to_le_bytes().to_vec(),
-            _ => return None,
-        })
+    /// Some elements of a plain type, or bytes of blocks that give small numbers.
+    pub fn bytes(&mut self, dtype: DType, len: usize) -> Vec<u8> {
+        let mut all = Vec::with_capacity(len);
+        while all.len() < len {
+            let float = self.float();
+            match dtype {
+                DType::F32 => all.extend(float.to_le_bytes()),
+                DType::F16 => all.extend(f16::from_f32(float).to_le_bytes()),
+                DType::BF16 => all.extend(bf16::from_f32(float).to_le_bytes()),
+                // A scale of 1/8.
+                DType::MXFP4 if all.len().is_multiple_of(17) => all.push(124),
+                DType::MXFP4 => all.push(self.bits() as u8),
+                _ => all.push(self.below(40) as u8),
+            }
+        }
+        all
     }
 }

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::Duration;
 
-use troika_device::{Clock, CommandList, Completion, Device, DeviceError, Queue, TaskTime};
+use troika_device::{
+    Clock, CommandList, Completion, Device, DeviceError, Queue, Submission, TaskTime, Work,
+};
 
 /// How long to wait before checking that the queue is alive.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -84,5 +86,14 @@ impl Bench {
     pub fn run(&mut self, list: CommandList) -> Result<Vec<TaskTime>, DeviceError> {
         self.submit(list)?;
         self.finish()
+    }
+
+    /// Submits tasks as one list and waits for its end.
+    ///
+    /// # Errors
+    /// Those of [`Bench::run`].
+    pub fn run_all(&mut self, work: impl IntoIterator<Item = Work>) -> Result<(), DeviceError> {
+        let tasks = work.into_iter().map(|work| Submission { tag: 0, work }).collect();
+        self.run(CommandList { tasks, ..CommandList::default() }).map(drop)
     }
 }

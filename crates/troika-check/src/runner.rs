@@ -1,45 +1,55 @@
 //! Runs a case on a device, in its own memory, with copies where the host has no access.
 
 use std::collections::BTreeMap;
+use std::error::Error;
 use std::sync::Arc;
 
 use troika_device::{
-    Bindings, Buffer, Clock, CommandList, CopyRows, Device, DeviceError, HostData, HostTask, Run,
-    SpaceId, Submission, View, Weights, Work,
+    Bindings, Buffer, Clock, CommandList, CopyRows, Device, DeviceError, HostData, HostTask,
+    RealClock, Run, SpaceId, View, Weights, Work,
 };
 use troika_graph::{Subgraph, ValueId};
-use troika_lab::Bench;
 
-use super::POSITIONS;
-use super::values::{Values, forward, row_bytes};
+use crate::bench::Bench;
+use crate::build::{DeviceCase, POSITIONS};
+use crate::values::{Values, forward, row_bytes};
 
 /// A device with a queue for cases.
-pub(super) struct CaseRunner<'a> {
+pub struct CaseRunner<'a> {
+    /// The device.
     pub device: &'a dyn Device,
     bench: Bench,
 }
 
 /// The layout of inputs and outputs in memory.
 #[derive(Clone, Copy)]
-pub(super) struct Layout {
+pub struct Layout {
     /// Number of rows with room.
-    bound: usize,
+    pub bound: usize,
     /// Whether there are gaps between rows.
-    apart: bool,
+    pub apart: bool,
 }
 
-impl Layout {
-    pub fn dense(bound: usize) -> Layout {
-        Layout { bound, apart: false }
-    }
-
-    pub fn apart(bound: usize) -> Layout {
-        Layout { bound, apart: true }
+impl DeviceCase {
+    /// Runs it in real time, with as much room as it has rows.
+    ///
+    /// # Errors
+    /// Those of [`CaseRunner::open`] and [`CaseRunner::run`].
+    pub fn run(
+        &self,
+        device: &dyn Device,
+        weights: &Arc<Weights>,
+        start: &Values,
+    ) -> Result<Values, DeviceError> {
+        let layout = Layout { bound: start.rows, apart: false };
+        let mut runner = CaseRunner::open(device, Arc::new(RealClock::new()))?;
+        Ok(runner.run(&self.graph, weights, start, layout)?.values)
     }
 }
 
 /// The results of a run.
-pub(super) struct Ran {
+pub struct Ran {
+    /// Caches and outputs.
     pub values: Values,
     /// A value that was written beyond its valid rows.
     pub spoilt: Option<String>,
@@ -63,6 +73,10 @@ struct Place {
 }
 
 impl<'a> CaseRunner<'a> {
+    /// Opens a queue with a clock.
+    ///
+    /// # Errors
+    /// The device opens none.
     pub fn open(
         device: &'a dyn Device,
         clock: Arc<dyn Clock>,
@@ -71,15 +85,18 @@ impl<'a> CaseRunner<'a> {
     }
 
     /// Submits lists without tasks, as many as are taken at once.
-    pub fn fill(&mut self, lists: usize) -> Result<(), String> {
+    ///
+    /// # Errors
+    /// They are not taken, or do not end in order.
+    pub fn fill(&mut self, lists: usize) -> Result<(), Box<dyn Error>> {
         for id in 0..lists as u64 {
-            let list = CommandList { id, ..CommandList::default() };
-            self.bench.submit(list).map_err(|e| e.to_string())?;
+            self.bench.submit(CommandList { id, ..CommandList::default() })?;
         }
         for id in 0..lists as u64 {
-            let done = self.bench.wait().map_err(|e| e.to_string())?;
+            let done = self.bench.wait()?;
             if done.list.id != id || done.queue != 0 {
-                return Err(format!("list {} of queue {} came for {id}", done.list.id, done.queue));
+                let (list, queue) = (done.list.id, done.queue);
+                return Err(format!("list {list} of queue {queue} came for {id}").into());
             }
         }
         Ok(())
@@ -87,8 +104,11 @@ impl<'a> CaseRunner<'a> {
 
     /// Checks that host functions run in order with what they write, also after one that panics, or
     /// that the device refuses them by name.
-    pub fn host_tasks(&mut self) -> Result<(), String> {
-        let view = View::whole(&Buffer::zeroed(8).map_err(|e| e.to_string())?);
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn host_tasks(&mut self) -> Result<(), Box<dyn Error>> {
+        let view = View::whole(&Buffer::zeroed(8).map_err(DeviceError::memory("a host task"))?);
         let written = view.clone();
         let task = |name: &str, reads, writes, sum: bool| {
             HostTask::new(name, (reads, writes), move |reads, writes| {
@@ -102,44 +122,37 @@ impl<'a> CaseRunner<'a> {
         #[expect(clippy::panic, reason = "a function of the host may panic")]
         let panics = HostTask::new("broken", (vec![], vec![written.clone()]), |_, _| {
             std::panic::panic_any("as it should".to_string())
-        });
-        let writes = task("writer", vec![], vec![written], false).map_err(|e| e.to_string())?;
-        let reads = task("reader", vec![view], vec![], true).map_err(|e| e.to_string())?;
-        let panics = Arc::new(panics.map_err(|e| e.to_string())?);
-        let (writes, reads) = (Arc::new(writes), Arc::new(reads));
-        let can = self.device.caps().host_tasks;
-        if can {
-            self.refuses(&[&panics], "broken")?;
-            self.submit_host(&[&writes, &reads]).map_err(|e| e.to_string())?;
-            let sum = reads.take_result().and_then(|data| data.downcast::<u32>().ok());
-            if sum.as_deref() != Some(&36) {
-                return Err(format!("the reader found {sum:?}, not 36"));
-            }
-            return Ok(());
+        })?;
+        let writes = Arc::new(task("writer", vec![], vec![written], false)?);
+        if !self.device.caps().host_tasks {
+            return self.refuses(&writes, "writer");
         }
-        self.refuses(&[&writes], "writer")
+        self.refuses(&Arc::new(panics), "broken")?;
+        let reads = Arc::new(task("reader", vec![view], vec![], true)?);
+        self.submit_host(&[&writes, &reads])?;
+        match reads.take_result().and_then(|data| data.downcast::<u32>().ok()).as_deref() {
+            Some(36) => Ok(()),
+            sum => Err(format!("the reader found {sum:?}, not 36").into()),
+        }
     }
 
-    fn refuses(&mut self, tasks: &[&Arc<HostTask>], name: &str) -> Result<(), String> {
-        match self.submit_host(tasks) {
+    fn refuses(&mut self, task: &Arc<HostTask>, name: &str) -> Result<(), Box<dyn Error>> {
+        match self.submit_host(&[task]) {
             Err(e) if e.to_string().contains(name) => Ok(()),
-            Err(e) => Err(format!("the error does not name {name}: {e}")),
-            Ok(()) => Err(format!("{name} ran, which it cannot")),
+            Err(e) => Err(format!("the error does not name {name}: {e}").into()),
+            Ok(()) => Err(format!("{name} ran, which it cannot").into()),
         }
     }
 
     fn submit_host(&mut self, tasks: &[&Arc<HostTask>]) -> Result<(), DeviceError> {
-        let submission =
-            |task: &&Arc<HostTask>| Submission { tag: 0, work: Work::Host((*task).clone()) };
-        let tasks = tasks.iter().map(submission).collect();
-        self.bench.run(CommandList { tasks, ..CommandList::default() }).map(drop)
+        self.bench.run_all(tasks.iter().map(|task| Work::Host((*task).clone())))
     }
 
     fn place(&self, g: &Subgraph, id: ValueId, layout: Layout) -> Result<Place, DeviceError> {
         let (row, state) = (row_bytes(g.value(id)), g.states.contains(&id));
         let rows = if state { POSITIONS } else { layout.bound };
         let stride = if layout.apart && !state { row + GAP } else { row };
-        let no_memory = || DeviceError::memory("a case of the suite");
+        let no_memory = || DeviceError::memory("checking a device");
         let device = self.device.allocate(rows * stride).map_err(no_memory())?;
         let host = match device.space() {
             SpaceId::HOST => device.clone(),
@@ -150,6 +163,9 @@ impl<'a> CaseRunner<'a> {
     }
 
     /// Runs a loaded graph on given values.
+    ///
+    /// # Errors
+    /// There is not enough memory, or the run fails.
     pub fn run(
         &mut self,
         g: &Subgraph,
@@ -190,8 +206,7 @@ impl<'a> CaseRunner<'a> {
         let work = foreign().map(|p| copy(&p.host, &p.device));
         let work = work.chain([Work::Run(run)]);
         let work = work.chain(foreign().map(|p| copy(&p.device, &p.host)));
-        let tasks = work.enumerate().map(|(i, work)| Submission { tag: i as u32, work }).collect();
-        self.bench.run(CommandList { tasks, ..CommandList::default() })?;
+        self.bench.run_all(work)?;
         read(g, &places, start.rows)
     }
 }

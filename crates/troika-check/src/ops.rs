@@ -1,0 +1,209 @@
+//! Cases for every op, and for ops that devices fuse.
+
+use troika_device::DeviceError;
+use troika_graph::{
+    Activation, ActivationFormat, Attention, CalibrationTensor, DType, ExpertGroup, Experts,
+    HeadLinear, Op, RopeStyle, Router, ScaleOrigin, Score, WeightDecl, WeightSlice,
+};
+
+use crate::build::{Build, DeviceCase, MAX_ROWS, Res, plain_attention};
+
+/// Tolerance of f32 products, for another order of summation.
+const F32: f32 = 2e-5;
+/// Tolerance for a number of eight or sixteen bits that rounds differently.
+const ROUNDED: f32 = 1e-2;
+
+const INT8: ActivationFormat = ActivationFormat::INT8;
+
+/// A case in f32.
+fn case(name: &str) -> Build {
+    Build::new(name, MAX_ROWS, F32)
+}
+
+/// A case of products.
+fn of(name: &str, dtype: DType, activations: ActivationFormat) -> Build {
+    let tolerance = if activations == ActivationFormat::F32 { F32 } else { ROUNDED };
+    Build::new(name, MAX_ROWS, tolerance).of(dtype, activations)
+}
+
+/// The outliers of a product: of random inputs some are above the limit, and some of those are in
+/// columns that are held in memory.
+fn outliers(dtype: DType) -> Res<DeviceCase> {
+    let mut b = case("outliers");
+    let decl = b.stored(dtype, 24, 64)?;
+    let counts: Vec<f32> = (0..64).map(|c| if c % 30 == 1 { 9.0 } else { 1.0 }).collect();
+    b.calibrated(&decl.name, CalibrationTensor::InputLimit, &[0.4]);
+    b.calibrated(&decl.name, CalibrationTensor::Outliers, &counts);
+    let (weight, x) = (b.b.weight(decl), b.floats(64));
+    let activations = ActivationFormat::of_tensor(8, ScaleOrigin::Clipped);
+    b.op(Op::Outliers { weight, activations }, &[x], 24)
+}
+
+/// At least one case for each op, and some with several ops.
+///
+/// # Errors
+/// There is not enough memory.
+pub fn op_cases() -> Result<Vec<DeviceCase>, DeviceError> {
+    let mut all = elements()?;
+    all.extend(products()?);
+    for dtype in [DType::F32, DType::BF16, DType::Q8_0, DType::Q4_0] {
+        all.push(outliers(dtype)?);
+    }
+    all.extend(caches()?);
+    all.extend(mixtures()?);
+    Ok(all)
+}
+
+fn elements() -> Res<Vec<DeviceCase>> {
+    let plain = |name, op, inputs: &[usize], cols| case(name).plain(op, inputs, cols);
+    let clamped = Activation::ClampedSwiglu { alpha: 1.7, limit: 0.5 };
+    Ok(vec![
+        case("embed").embed(DType::Q8_0, 64)?,
+        case("rms_norm").rms_norm(3, 6)?,
+        case("layer_norm").layer_norm(DType::F16, 6)?,
+        plain("sigmoid_gate", Op::SigmoidGate, &[6, 1], 6)?,
+        plain("slice_cols", Op::SliceCols { group: 6, start: 1, len: 4 }, &[12], 8)?,
+        plain("concat_cols", Op::ConcatCols { groups: 2 }, &[4, 6], 10)?,
+        plain("activate", Op::Activate(Activation::GeluTanh), &[6], 6)?,
+        plain("activate with silu", Op::Activate(Activation::Silu), &[6], 6)?,
+        plain("activate with gelu", Op::Activate(Activation::Gelu), &[6], 6)?,
+        plain("activate with relu", Op::Activate(Activation::Relu), &[6], 6)?,
+        plain("gate", Op::Gate(Activation::Silu), &[6, 6], 6)?,
+        plain("gate that is clamped", Op::Gate(clamped), &[6, 6], 6)?,
+        plain("add", Op::Add, &[6, 6], 6)?,
+        plain("scale", Op::Scale { factor: 0.5 }, &[6], 6)?,
+        plain("clamp", Op::Clamp { limit: 0.25 }, &[6], 6)?,
+        plain("soft_cap", Op::SoftCap { cap: 0.5 }, &[6], 6)?,
+        convert("convert", DType::BF16)?,
+        convert("convert to f16", DType::F16)?,
+        case("rope").rope(RopeStyle::Half, false)?,
+        case("rope of neighbours").rope(RopeStyle::Interleaved, false)?,
+        case("rope of long sequences").rope(RopeStyle::Half, true)?,
+    ])
+}
+
+/// Converts from another type, and to it and back.
+fn convert(name: &str, dtype: DType) -> Res<DeviceCase> {
+    let mut b = Build::new(name, MAX_ROWS, 0.0);
+    let (x, h) = (b.floats(37), b.b.input("h", 37, dtype));
+    let h = b.b.convert("wide", h, DType::F32);
+    let sum = b.b.op("sum", Op::Add, &[x, h], 37);
+    let y = b.b.convert("narrow", sum, dtype);
+    let back = b.b.convert("rounded", y, DType::F32);
+    b.done(&[y, back])
+}
+
+/// Five of forty columns of a product: a slice of its weight and one of its bias.
+fn linear_part(name: &str, dtype: DType, activations: ActivationFormat) -> Res<DeviceCase> {
+    let mut b = of(name, dtype, activations);
+    let rows = b.stored(dtype, 40, 256)?;
+    let slice = Some(WeightSlice::Rows { first: 16, of: 40 });
+    let weight = b.b.weight(WeightDecl { rows: 5, slice, ..rows });
+    let cols = b.stored(DType::F32, 1, 40)?;
+    let slice = Some(WeightSlice::Cols { first: 16, of: 40 });
+    let bias = Some(b.b.weight(WeightDecl { cols: 5, slice, ..cols }));
+    let x = b.floats(256);
+    b.op(Op::Linear { weight, bias, activations }, &[x], 5)
+}
+
+fn products() -> Res<Vec<DeviceCase>> {
+    use ActivationFormat::{Bf16, F32 as Single};
+    let mut b = case("head_linear");
+    let weights = (0..3).map(|_| b.weight(DType::F32, 4, 5)).collect::<Res<_>>()?;
+    let x = b.floats(15);
+    let heads = b.op(Op::HeadLinear(HeadLinear { weights }), &[x], 12)?;
+    let linear = |name, dtype, activations| of(name, dtype, activations).linear(5, 256);
+    let feed_forward =
+        |name, dtype, activations| of(name, dtype, activations).feed_forward(64, 96, false);
+    Ok(vec![
+        heads,
+        linear("linear", DType::F32, Single)?,
+        // More than 64 KiB in MAX_ROWS rows.
+        case("linear of many columns").linear(1024, 256)?,
+        linear("linear of f16", DType::F16, Single)?,
+        linear("linear of bf16", DType::BF16, Bf16)?,
+        linear("linear of blocks", DType::Q4_K, Single)?,
+        linear("linear of blocks with zero points", DType::Q4_G32, Single)?,
+        linear("linear of bytes", DType::Q8_0, INT8)?,
+        linear("linear of blocks of bytes", DType::Q4_K, INT8)?,
+        linear_part("linear of some rows", DType::F32, Single)?,
+        linear_part("linear of some rows of pairs", DType::BF16, Bf16)?,
+        linear_part("linear of some rows of bytes", DType::Q4_K, INT8)?,
+        feed_forward("a feed-forward", DType::F32, Single)?,
+        feed_forward("a feed-forward of bytes", DType::Q8_0, INT8)?,
+    ])
+}
+
+fn append(name: &str, dtype: DType) -> Res<DeviceCase> {
+    let mut b = case(name);
+    let x = b.floats(10);
+    b.append(x, 10, dtype, 1);
+    b.done(&[])
+}
+
+fn caches() -> Res<Vec<DeviceCase>> {
+    let of = || plain_attention(6, 5);
+    let pairs = Attention { activations: ActivationFormat::Bf16, ..of() };
+    let one = Attention { value_in_key: true, ..of() };
+    let mut window = case("attention in a window");
+    let sinks = Some(window.weight(DType::F32, 1, 6)?);
+    let all = Attention { window: Some(9), softcap: Some(5.0), sinks, ..of() };
+    let rounded = Build::new("attention of pairs", MAX_ROWS, ROUNDED);
+    Ok(vec![
+        append("kv_append", DType::F32)?,
+        append("kv_append to f16", DType::F16)?,
+        append("kv_append to bf16", DType::BF16)?,
+        case("attention").attention(of(), DType::F32, false)?,
+        case("attention to f16").attention(of(), DType::F16, false)?,
+        rounded.attention(pairs, DType::BF16, false)?,
+        window.attention(all, DType::F32, false)?,
+        case("attention of one cache").attention(one, DType::F32, false)?,
+    ])
+}
+
+fn router(name: &str, score: Score, groups: Option<(usize, usize)>) -> Res<DeviceCase> {
+    let mut b = case(name);
+    let x = b.floats(6);
+    let op = Router { experts: 6, top_k: 2, score, normalize: true, scale: 1.0, groups };
+    let (ids, weights) = b.b.router(op, x);
+    b.done(&[ids, weights])
+}
+
+/// Three experts of 32 on 64 columns, with biases.
+fn three(b: &mut Build, act: Activation) -> Res<Experts> {
+    let mut biases = |cols| (0..3).map(|_| b.weight(DType::F32, 1, cols)).collect::<Res<Vec<_>>>();
+    let (gate_bias, down_bias) = (biases(32)?, biases(64)?);
+    Ok(Experts { gate_bias, down_bias, act, ..b.experts(3, 64, 32)? })
+}
+
+fn group(mut b: Build, act: Activation) -> Res<DeviceCase> {
+    let (experts, x) = (three(&mut b, act)?, b.floats(64));
+    b.op(Op::ExpertGroup(ExpertGroup { experts, capacity: MAX_ROWS / 3 }), &[x], 64)
+}
+
+fn experts(mut b: Build) -> Res<DeviceCase> {
+    let op = Op::Experts(three(&mut b, Activation::Silu)?);
+    let (x, ids, shares) = (b.floats(64), b.b.input("ids", 2, DType::I32), b.floats(2));
+    b.op(op, &[x, ids, shares], 64)
+}
+
+fn mixtures() -> Res<Vec<DeviceCase>> {
+    use ActivationFormat::{Bf16, F32 as Single};
+    let clamped = Activation::ClampedSwiglu { alpha: 1.702, limit: 7.0 };
+    // Inputs of two products, one behind the other, are rounded, and no share makes them small.
+    let two = |name| Build::new(name, MAX_ROWS, 2.0 * ROUNDED);
+    Ok(vec![
+        router("router", Score::Softmax, Some((3, 2)))?,
+        router("router after the choice", Score::TopKSoftmax, None)?,
+        router("router of sigmoids", Score::Sigmoid, None)?,
+        router("router of mixers", Score::SparseMixer { eps: 0.1 }, None)?,
+        experts(case("experts"))?,
+        experts(of("experts of bytes", DType::Q8_0, INT8))?,
+        experts(of("experts of bf16", DType::BF16, Bf16))?,
+        group(case("expert_group"), Activation::Silu)?,
+        group(of("expert_group of gelu", DType::Q8_0, Single), Activation::GeluTanh)?,
+        group(of("expert_group of clamped units", DType::Q4_0, Single), clamped)?,
+        group(two("expert_group of bf16").of(DType::BF16, Bf16), Activation::Silu)?,
+        group(two("expert_group of bytes").of(DType::Q8_0, INT8), Activation::Silu)?,
+    ])
+}
