@@ -18,22 +18,22 @@ const UNNAMED: usize = 16 << 10;
 
 /// Why a call was not read to its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Stop {
+pub(super) enum Stopped {
     /// This is not a call. The text is what no argument holds.
     Failed(String),
     /// The text has ended.
     Ended,
 }
 
-pub(super) type Read<T> = Result<T, Stop>;
+pub(super) type Read<T> = Result<T, Stopped>;
 
 /// This is not a call, as `c` shows.
 pub(super) fn failed<T>(c: char) -> Read<T> {
-    Err(Stop::Failed(c.to_string()))
+    Err(Stopped::Failed(c.to_string()))
 }
 
 #[derive(Default)]
-struct Shared {
+struct TextState {
     input: VecDeque<char>,
     ended: bool,
     out: Output,
@@ -41,7 +41,7 @@ struct Shared {
 
 /// The text that has come and was not read yet, with what was found in it.
 #[derive(Clone, Default)]
-pub(super) struct Text(Arc<Mutex<Shared>>);
+pub(super) struct Text(Arc<Mutex<TextState>>);
 
 impl Text {
     pub(super) fn new(whole_calls: bool) -> Self {
@@ -50,7 +50,7 @@ impl Text {
         text
     }
 
-    fn lock(&self) -> MutexGuard<'_, Shared> {
+    fn lock(&self) -> MutexGuard<'_, TextState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -69,9 +69,9 @@ impl Text {
     /// The next character, or nothing at the end.
     pub(super) async fn any(&self) -> Option<char> {
         poll_fn(|_| {
-            let mut shared = self.lock();
-            match shared.input.pop_front() {
-                None if !shared.ended => Poll::Pending,
+            let mut state = self.lock();
+            match state.input.pop_front() {
+                None if !state.ended => Poll::Pending,
                 next => Poll::Ready(next),
             }
         })
@@ -80,7 +80,7 @@ impl Text {
 
     /// The next character of a call.
     pub(super) async fn next(&self) -> Read<char> {
-        let c = self.any().await.ok_or(Stop::Ended)?;
+        let c = self.any().await.ok_or(Stopped::Ended)?;
         let unnamed = self.out(|out| {
             out.record(c);
             out.unnamed()
@@ -106,10 +106,10 @@ impl Text {
 
     /// Text that is read again.
     pub(super) fn unread(&self, text: &str) {
-        let mut shared = self.lock();
+        let mut state = self.lock();
         for c in text.chars().rev() {
-            shared.out.forget();
-            shared.input.push_front(c);
+            state.out.forget();
+            state.input.push_front(c);
         }
     }
 
@@ -123,7 +123,7 @@ impl Text {
                 return Ok(marker);
             }
             if !markers.iter().any(|marker| marker.starts_with(rest)) {
-                return Err(Stop::Failed(seen));
+                return Err(Stopped::Failed(seen));
             }
         }
     }
@@ -134,7 +134,7 @@ impl Text {
         markers: &[&'static str],
     ) -> Read<Option<&'static str>> {
         match self.marker(markers).await {
-            Err(Stop::Failed(seen)) => {
+            Err(Stopped::Failed(seen)) => {
                 self.unread(&seen);
                 Ok(None)
             }
@@ -153,7 +153,7 @@ impl Text {
                 }
             }
         }
-        Err(Stop::Failed(seen))
+        Err(Stopped::Failed(seen))
     }
 
     /// A JSON value from its first character.
@@ -191,7 +191,7 @@ impl Text {
 pub(super) fn tool_name(name: &str) -> Read<&str> {
     let other = |c: char| c.is_whitespace() || matches!(c, '<' | '{' | '[' | '"');
     if name.is_empty() || name.contains(other) {
-        return Err(Stop::Failed(name.to_owned()));
+        return Err(Stopped::Failed(name.to_owned()));
     }
     Ok(name)
 }

@@ -1,7 +1,7 @@
 //! gpt-oss: messages in channels. `analysis` is reasoning, `final` is content, and a message to
 //! `functions.name` is a call.
 
-use super::call::{Stop, Text};
+use super::call::{Stopped, Text};
 use super::lark::Lark;
 use super::output::Output;
 use super::tool::ToolSpec;
@@ -111,8 +111,8 @@ impl Harmony {
         self.text.out(|out| out.open(head));
         let again = match self.text.arguments(name).await {
             Ok(()) => return self.text.out(Output::close),
-            Err(Stop::Failed(text)) => text,
-            Err(Stop::Ended) => String::new(),
+            Err(Stopped::Failed(text)) => text,
+            Err(Stopped::Ended) => String::new(),
         };
         match self.text.out(Output::abandon) {
             Some(raw) => {

@@ -1,6 +1,6 @@
 //! Llama 3: `{"name": .., "parameters": {..}}` as the whole answer, or several with `;` between.
 
-use super::call::{Read, Stop, Text};
+use super::call::{Read, Stopped, Text};
 use super::lark::Lark;
 use super::object;
 use super::tool::ToolSpec;
@@ -17,7 +17,7 @@ pub(super) async fn read(text: &Text, names: &[String]) -> Read<()> {
             match text.next().await {
                 Ok(c) if c == ';' || c.is_whitespace() => between.push(c),
                 Ok(c) => break c.to_string(),
-                Err(Stop::Ended) => return Ok(()),
+                Err(Stopped::Ended) => return Ok(()),
                 Err(stop) => return Err(stop),
             }
         };

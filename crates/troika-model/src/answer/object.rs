@@ -1,6 +1,6 @@
 //! A call as a JSON object: `{"name": .., "arguments": {..}}`.
 
-use super::call::{Read, Stop, Text, failed};
+use super::call::{Read, Stopped, Text, failed};
 use super::output::Output;
 
 /// Reads the object. Hands out the arguments as they come, once the name is known. With `only`,
@@ -17,7 +17,7 @@ pub(super) async fn read(text: &Text, only: Option<&[String]>) -> Read<()> {
             Ok(c) => return failed(c),
             Err(stop) => {
                 // Nothing but the last brace is missing.
-                if stop == Stop::Ended && call.started {
+                if stop == Stopped::Ended && call.started {
                     text.out(Output::end_call);
                 }
                 return Err(stop);

@@ -1,6 +1,6 @@
 //! Qwen3-Coder: `<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`.
 
-use super::call::{Read, Stop, Text, tool_name};
+use super::call::{Read, Stopped, Text, tool_name};
 use super::lark::Lark;
 use super::members::Members;
 use super::tool::ToolSpec;
@@ -23,7 +23,7 @@ pub(super) async fn read(text: &Text, tools: &[ToolSpec], opened: &str) -> Read<
         while text.marker(&[PARAMETER, FUNCTION_END]).await? == PARAMETER {
             let (key, end) = text.until(&[">"]).await?;
             if key.is_empty() || key.contains(['<', '\n']) {
-                return Err(Stop::Failed(key + end));
+                return Err(Stopped::Failed(key + end));
             }
             members.value(&key, PARAMETER_END, without_lines).await?;
         }

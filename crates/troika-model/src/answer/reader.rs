@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Waker};
 
-use super::call::{Read, Stop, Text};
+use super::call::{Read, Stopped, Text};
 use super::format::{CallFormat, Format, ThoughtMarkers};
 use super::harmony::Harmony;
 use super::output::{Delta, Output};
@@ -144,11 +144,11 @@ impl Tagged {
                 self.text.out(Output::close);
                 return self.enter(false);
             }
-            Err(Stop::Ended) => {
+            Err(Stopped::Ended) => {
                 let raw = self.text.out(Output::abandon).unwrap_or_default();
                 return self.emit(if raw.trim().is_empty() { "" } else { &raw });
             }
-            Err(Stop::Failed(text)) => text,
+            Err(Stopped::Failed(text)) => text,
         };
         self.blank = false;
         self.after_marker = false;

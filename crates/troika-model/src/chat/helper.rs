@@ -33,21 +33,21 @@ pub struct HelperCommand {
     pub args: Vec<String>,
 }
 
-/// What a model has: it is sent when it differs from that of the last rendering.
+/// What a model has. It is sent where it differs from the last rendering's.
 #[derive(Default, Serialize, Deserialize)]
-struct Kept {
+struct SentTemplate {
     source: String,
     control: Vec<String>,
 }
 
 #[derive(Serialize, Deserialize)]
 struct Request<K, I> {
-    kept: Option<K>,
+    template: Option<K>,
     input: I,
 }
 
 struct Running {
-    kept: Kept,
+    template: SentTemplate,
     child: Child,
     requests: ChildStdin,
     answers: BufReader<ChildStdout>,
@@ -107,12 +107,12 @@ impl Helper {
 impl Running {
     fn send(&mut self, source: &str, input: &ChatInput) -> std::io::Result<()> {
         let control = &input.control;
-        let is_new = self.kept.source != source || self.kept.control != *control;
+        let is_new = self.template.source != source || self.template.control != *control;
         if is_new {
-            self.kept = Kept { source: source.into(), control: control.clone() };
+            self.template = SentTemplate { source: source.into(), control: control.clone() };
         }
-        let kept = is_new.then_some(&self.kept);
-        let request = serde_json::to_string(&Request { kept, input })? + "\n";
+        let template = is_new.then_some(&self.template);
+        let request = serde_json::to_string(&Request { template, input })? + "\n";
         self.requests.write_all(request.as_bytes())
     }
 }
@@ -127,15 +127,15 @@ impl HelperCommand {
             .spawn()?;
         match (child.stdin.take(), child.stdout.take().map(BufReader::new)) {
             (Some(requests), Some(answers)) => {
-                Ok(Running { kept: Kept::default(), child, requests, answers })
+                Ok(Running { template: SentTemplate::default(), child, requests, answers })
             }
             _ => Err(std::io::ErrorKind::BrokenPipe.into()),
         }
     }
 }
 
-/// The helper: renders what standard input asks for until it ends. `limit` makes this process end
-/// when it takes more than so much memory.
+/// The helper: renders what standard input asks for until it ends. `limit` sets the bytes that this
+/// process may take; it ends where it would take more.
 ///
 /// # Errors
 /// A request that is none, or standard output that is closed.
@@ -145,10 +145,10 @@ pub fn serve(limit: impl Fn(usize)) -> Result<(), String> {
     for line in std::io::stdin().lock().lines() {
         let line = line.map_err(|e| e.to_string())?;
         limit(MEMORY + line.len().saturating_mul(MEMORY_PER_BYTE).min(MEMORY_ADDED));
-        let request: Request<Kept, ChatInput> =
+        let request: Request<SentTemplate, ChatInput> =
             serde_json::from_str(&line).map_err(|e| e.to_string())?;
-        if let Some(kept) = request.kept {
-            (template, control) = (Template::new(&kept.source), kept.control);
+        if let Some(sent) = request.template {
+            (template, control) = (Template::new(&sent.source), sent.control);
         }
         let input = ChatInput { control: control.clone(), ..request.input };
         let rendered = template.as_ref().map_err(ChatError::clone).and_then(|t| t.render(&input));
