@@ -1092,7 +1092,6 @@ fn names_of_files_that_are_not_text_work_or_are_refused_by_flag() {
         (&["plan", "%", "-o", "%"], &[&gguf, &out_file]),
         (&["run", "%", "-p", "a", "-n", "1", "--plan", "%"], &[&gguf, &out_file]),
         (&["bench", "-m", "%", "-p", "2", "-n", "0", "-r", "1", "-o", "json"], &[&gguf]),
-        (&["reproduce", "H01", "--out", "%"], &[&out_file]),
     ] {
         let paths: Vec<&Path> = paths.iter().map(|p| p.as_path()).collect();
         let out = run(words, &paths);

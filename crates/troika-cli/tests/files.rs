@@ -151,7 +151,7 @@ fn no_output_replaces_what_is_read() {
         let mut run = place.run(&["run", "--trace", "prompt.txt"]);
         refused(&run.stdin(open("prompt.txt")).output().unwrap(), 2, &["standard input"]);
         let report = std::fs::File::options().append(true).open(place.path("plan.json")).unwrap();
-        let mut run = place.run(&["reproduce", "H12", "--out", "plan.json"]);
+        let mut run = place.run(&["simulate", "-m", "llama-3-8b", "--out", "plan.json"]);
         let out = run.stdout(report).output().unwrap();
         refused(&out, 2, &["--out and standard output name the same file"]);
     }

@@ -211,7 +211,7 @@ fn all_json_holds_what_terminals_obey_as_json_escapes_it() {
     let at = Hostile::new();
     let (m, text_file, prompts) =
         (at.folder.display().to_string(), at.file("text"), at.file("prompts"));
-    let (cache, soc, report) = (at.file("cache"), at.file("soc.toml"), at.file("report.html"));
+    let (cache, soc) = (at.file("cache"), at.file("soc.toml"));
     let (trace, plan, profile) = (at.file("t.json"), at.file("p.json"), at.file("profile.json"));
     let (device, ranges) = (format!("virtual:{soc}"), at.file("ranges.json"));
     let (predictor, home) =
@@ -243,7 +243,7 @@ fn all_json_holds_what_terminals_obey_as_json_escapes_it() {
             &["simulate", "--soc", &soc, "-m", "qwen3-0.6b", "-p", "8", "-n", "1", "--strategy"],
             true,
         ),
-        (&["reproduce", "H01", "--out", &report, "--json"], false),
+        (&["reproduce", "H01", "--json"], false),
         (&["ps", "--port", &port, "--json"], true),
         (&["doctor", "--cache-dir", &home, "--json"], true),
         (&["ls", "--json"], true),
@@ -320,6 +320,36 @@ fn control_tokens_that_users_type_are_plain_text() {
     );
 }
 
+fn render_helper() -> HelperCommand {
+    HelperCommand { program: env!("CARGO_BIN_EXE_troika").into(), args: vec!["chat-render".into()] }
+}
+
+/// What a process has kept of a template and of control tokens is never taken for that of another
+/// rendering.
+#[test]
+fn a_process_renders_what_the_library_renders_whatever_came_before() {
+    let main = "{% if '<u>' in messages[0].content %}found {% endif %}{{ messages[0].content }}";
+    let templates = serde_json::json!({"chat_template": [
+        {"name": "default", "template": main},
+        {"name": "tool_use", "template": "{{ tools | tojson }}: {{ messages[0].content }}"},
+    ]});
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("tokenizer_config.json"), templates.to_string()).unwrap();
+    let open = || ChatTemplate::from_hf_dir(dir.path()).unwrap().unwrap();
+    let (own, helped) = (open(), open().with_helper(render_helper()));
+    for n in 0..24 {
+        let control = [&[][..], &["<u>"], &["<u>", "</s>"]][n % 3].iter().map(|s| (*s).into());
+        let content = ["a <u>b</s>", "ab </"][n / 3 % 2];
+        let input = ChatInput {
+            messages: vec![serde_json::json!({"role": "user", "content": content})],
+            tools: (n / 6 % 2 == 0).then(|| serde_json::json!([{"name": content}])),
+            control: control.collect(),
+            ..ChatInput::default()
+        };
+        assert_eq!(helped.render(&input).unwrap(), own.render(&input).unwrap(), "{n}");
+    }
+}
+
 /// Lists that hold each other: printing them takes more memory than there is, or a long time.
 #[test]
 fn a_process_that_takes_too_much_is_ended_and_the_next_conversation_has_another() {
@@ -328,10 +358,7 @@ fn a_process_that_takes_too_much_is_ended_and_the_next_conversation_has_another(
         + "{% set text = a ~ '' %}";
     let harm = format!("{{% if messages[0].content == 'harm' %}}{harm}{{% endif %}}");
     let template = ChatTemplate::new(&(harm + "{{ messages[0].content }}")).unwrap();
-    let template = template.with_helper(HelperCommand {
-        program: env!("CARGO_BIN_EXE_troika").into(),
-        args: vec!["chat-render".into()],
-    });
+    let template = template.with_helper(render_helper());
     let render = |content: &str| {
         let messages = vec![serde_json::json!({"role": "user", "content": content})];
         template.render(&ChatInput { messages, ..ChatInput::default() })

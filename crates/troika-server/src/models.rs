@@ -25,7 +25,7 @@ pub enum ModelState {
 }
 
 /// A model on offer, for answers or for embeddings.
-struct Place {
+struct OfferedModel {
     offer: ModelOffer,
     embeddings: bool,
     state: Mutex<ModelState>,
@@ -33,7 +33,7 @@ struct Place {
     opening: tokio::sync::Mutex<()>,
 }
 
-impl Place {
+impl OfferedModel {
     fn state(&self) -> MutexGuard<'_, ModelState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -88,7 +88,7 @@ pub struct ListedModel {
 
 /// All models on offer.
 pub struct Models {
-    places: Vec<Arc<Place>>,
+    offered: Vec<Arc<OfferedModel>>,
     memory: Option<u64>,
     metrics: Arc<Metrics>,
     began: Instant,
@@ -105,13 +105,13 @@ impl Models {
         metrics: Arc<Metrics>,
         note: Log,
     ) -> Models {
-        let place = |offer: &ModelOffer, embeddings| {
+        let model = |offer: &ModelOffer, embeddings| {
             let (state, opening) = (Mutex::default(), tokio::sync::Mutex::default());
-            Arc::new(Place { offer: offer.clone(), embeddings, state, opening })
+            Arc::new(OfferedModel { offer: offer.clone(), embeddings, state, opening })
         };
-        let places = offers.iter().flat_map(|o| [place(o, false), place(o, true)]).collect();
+        let offered = offers.iter().flat_map(|o| [model(o, false), model(o, true)]).collect();
         let (began, making_room) = (Instant::now(), tokio::sync::Mutex::default());
-        Models { places, memory, metrics, began, note, making_room }
+        Models { offered, memory, metrics, began, note, making_room }
     }
 
     /// The server's clock.
@@ -121,7 +121,7 @@ impl Models {
 
     /// The name of the model that requests without one get.
     pub fn default_name(&self) -> &str {
-        self.places.first().map_or("", |p| &p.offer.name)
+        self.offered.first().map_or("", |p| &p.offer.name)
     }
 
     /// The model of a name, opened if need be.
@@ -134,46 +134,46 @@ impl Models {
         embeddings: bool,
     ) -> Result<InUse, Problem> {
         let name = name.unwrap_or(self.default_name());
-        let place = self.find(name, embeddings).ok_or_else(|| self.unknown(name))?;
-        if let Some(open) = place.open() {
+        let model = self.find(name, embeddings).ok_or_else(|| self.unknown(name))?;
+        if let Some(open) = model.open() {
             return Ok(open);
         }
         // On a task of its own: who stops waiting does not stop it from being opened.
-        let (models, place) = (self.clone(), place.clone());
-        let opened = tokio::spawn(async move { models.open(&place).await }).await;
+        let (models, model) = (self.clone(), model.clone());
+        let opened = tokio::spawn(async move { models.open(&model).await }).await;
         opened.map_err(|_| Problem::fault("opening the model gave up; please report it"))?
     }
 
     /// The model that a request for this name gets.
-    fn find(&self, name: &str, embeddings: bool) -> Option<&Arc<Place>> {
+    fn find(&self, name: &str, embeddings: bool) -> Option<&Arc<OfferedModel>> {
         // Ollama's names end in a tag.
         let plain = name.strip_suffix(":latest").unwrap_or(name);
-        let mut places = self.places.iter().filter(|p| p.embeddings == embeddings);
+        let mut offered = self.offered.iter().filter(|p| p.embeddings == embeddings);
         let is = |known: &String| *known == plain || *known == name;
-        let named = places.clone().find(|p| is(&p.offer.name) || p.offer.aliases.iter().any(is));
-        named.or_else(|| places.find(|p| p.offer.any_name))
+        let named = offered.clone().find(|p| is(&p.offer.name) || p.offer.aliases.iter().any(is));
+        named.or_else(|| offered.find(|p| p.offer.any_name))
     }
 
     /// The problem that there is no model of a name.
     pub fn unknown(&self, name: &str) -> Problem {
-        let places = self.places.iter().filter(|p| !p.embeddings);
-        let known: Vec<&str> = places.map(|p| &*p.offer.name).collect();
+        let offered = self.offered.iter().filter(|p| !p.embeddings);
+        let known: Vec<&str> = offered.map(|p| &*p.offer.name).collect();
         let message =
             format!("there is no model {name:?} here; the models are {}", known.join(", "));
         let problem = Problem::new(StatusCode::NOT_FOUND, message).with_code("model_not_found");
         Problem { param: Some("model".into()), ..problem }
     }
 
-    async fn open(&self, place: &Arc<Place>) -> Result<InUse, Problem> {
-        let _opening = place.opening.lock().await;
+    async fn open(&self, model: &Arc<OfferedModel>) -> Result<InUse, Problem> {
+        let _opening = model.opening.lock().await;
         // Somebody else may have opened it meanwhile.
-        if let Some(open) = place.open() {
+        if let Some(open) = model.open() {
             return Ok(open);
         }
         let _room = self.making_room.lock().await;
-        self.make_room(place).await?;
-        *place.state() = ModelState::Loading;
-        let (of, metrics, began) = (place.clone(), self.metrics.clone(), self.began);
+        self.make_room(model).await?;
+        *model.state() = ModelState::Loading;
+        let (of, metrics, began) = (model.clone(), self.metrics.clone(), self.began);
         let opened = tokio::task::spawn_blocking(move || {
             OpenModel::open(&of.offer, of.embeddings, &metrics, began)
         });
@@ -185,33 +185,33 @@ impl Models {
                     (self.note)(&format!("warning: {}: {warning}", host.name));
                 }
                 let in_use = InUse::new(host.clone());
-                *place.state() = ModelState::Open(host);
+                *model.state() = ModelState::Open(host);
                 Ok(in_use)
             }
             Err(why) => {
-                *place.state() = ModelState::Failed(why.clone());
-                let message = format!("the model {} cannot be opened: {why}", place.offer.name);
+                *model.state() = ModelState::Failed(why.clone());
+                let message = format!("the model {} cannot be opened: {why}", model.offer.name);
                 Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, message))
             }
         }
     }
 
     /// Closes models that nobody uses until there is room, those first that were used longest ago.
-    async fn make_room(&self, place: &Place) -> Result<(), Problem> {
+    async fn make_room(&self, model: &OfferedModel) -> Result<(), Problem> {
         let Some(memory) = self.memory else { return Ok(()) };
         loop {
-            let used: u64 = self.places.iter().map(|p| p.bytes()).sum();
-            if used + place.offer.bytes <= memory || used == 0 {
+            let used: u64 = self.offered.iter().map(|p| p.bytes()).sum();
+            if used + model.offer.bytes <= memory || used == 0 {
                 return Ok(());
             }
-            let idle = |p: &Arc<Place>| match &*p.state() {
+            let idle = |p: &Arc<OfferedModel>| match &*p.state() {
                 ModelState::Open(host) => host.idle(),
                 _ => None,
             };
-            let longest = self.places.iter().filter_map(|p| Some((idle(p)?, p)));
+            let longest = self.offered.iter().filter_map(|p| Some((idle(p)?, p)));
             let longest = longest.max_by_key(|(idle, _)| *idle);
             let Some((_, other)) = longest else {
-                let name = &place.offer.name;
+                let name = &model.offer.name;
                 let message = format!(
                     "there is no room for the model {name} beside those in use; try again later, \
                      or start the server with more --memory"
@@ -224,9 +224,9 @@ impl Models {
         }
     }
 
-    async fn close(&self, place: &Place, idle_for: Duration) {
-        let Some(host) = place.close(idle_for) else { return };
-        if !place.embeddings {
+    async fn close(&self, model: &OfferedModel, idle_for: Duration) {
+        let Some(host) = model.close(idle_for) else { return };
+        if !model.embeddings {
             self.metrics.closed(&host.name);
         }
         (self.note)(&format!("closed {}: nobody uses it", host.name));
@@ -236,16 +236,16 @@ impl Models {
 
     /// Closes the models that nobody has used for so long.
     pub async fn close_idle(&self, idle_for: Duration) {
-        for place in &self.places {
-            self.close(place, idle_for).await;
+        for model in &self.offered {
+            self.close(model, idle_for).await;
         }
     }
 
     /// Closes a model now, if nobody uses it.
     pub async fn unload(&self, name: &str) {
         for embeddings in [false, true] {
-            if let Some(place) = self.find(name, embeddings) {
-                self.close(place, Duration::ZERO).await;
+            if let Some(model) = self.find(name, embeddings) {
+                self.close(model, Duration::ZERO).await;
             }
         }
     }
@@ -259,21 +259,21 @@ impl Models {
     /// All models.
     pub fn list(&self) -> Vec<ListedModel> {
         let embeds = |name: &str| {
-            let twin = self.places.iter().find(|p| p.embeddings && p.offer.name == name);
+            let twin = self.offered.iter().find(|p| p.embeddings && p.offer.name == name);
             twin.is_some_and(|p| matches!(&*p.state(), ModelState::Open(_)))
         };
-        let list = |p: &Arc<Place>| ListedModel {
+        let list = |p: &Arc<OfferedModel>| ListedModel {
             name: p.offer.name.clone(),
             names: [std::slice::from_ref(&p.offer.name), &p.offer.aliases].concat(),
             bytes: p.offer.bytes,
             state: p.state().clone(),
             embeddings: embeds(&p.offer.name),
         };
-        self.places.iter().filter(|p| !p.embeddings).map(list).collect()
+        self.offered.iter().filter(|p| !p.embeddings).map(list).collect()
     }
 
     /// The bytes of all open models.
     pub fn bytes(&self) -> u64 {
-        self.places.iter().map(|p| p.bytes()).sum()
+        self.offered.iter().map(|p| p.bytes()).sum()
     }
 }

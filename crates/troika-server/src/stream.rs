@@ -49,54 +49,58 @@ pub fn named(name: &str, value: &Value, out: &mut String) {
     data(value, out);
 }
 
-enum At<W> {
-    Begin(ChatStream, W),
-    Middle(ChatStream, W),
-    End,
+/// What remains of a response.
+enum Remaining<W> {
+    All(ChatStream, W),
+    News(ChatStream, W),
+    Nothing,
 }
 
 /// A response that grows with the answers. If the client goes, they are cancelled.
 pub fn respond<W: EventWriter>(stream: ChatStream, writer: W) -> Response {
     let left_out = stream.left_out.clone();
-    let chunks = unfold(At::Begin(stream, writer), |at| async {
+    let chunks = unfold(Remaining::All(stream, writer), |remaining| async {
         let mut out = String::new();
-        let at = match at {
-            At::Begin(stream, mut writer) => {
+        let remaining = match remaining {
+            Remaining::All(stream, mut writer) => {
                 writer.begin(&mut out);
-                At::Middle(stream, writer)
+                Remaining::News(stream, writer)
             }
-            At::Middle(stream, writer) => next(stream, writer, &mut out).await,
-            At::End => return None,
+            Remaining::News(stream, writer) => next(stream, writer, &mut out).await,
+            Remaining::Nothing => return None,
         };
-        Some((Ok::<Bytes, std::convert::Infallible>(out.into()), at))
+        Some((Ok::<Bytes, std::convert::Infallible>(out.into()), remaining))
     });
     let headers = [(CONTENT_TYPE, W::CONTENT_TYPE), (CACHE_CONTROL, "no-cache")];
     json_request::with_left_out((headers, Body::from_stream(chunks)).into_response(), &left_out)
 }
 
 /// Waits for news, and writes all that is there.
-async fn next<W: EventWriter>(mut stream: ChatStream, mut writer: W, out: &mut String) -> At<W> {
+async fn next<W: EventWriter>(
+    mut stream: ChatStream,
+    mut writer: W,
+    out: &mut String,
+) -> Remaining<W> {
     // An empty chunk would end the response.
     while out.is_empty() {
-        let news = match tokio::time::timeout(SILENCE, stream.next()).await {
+        let mut news = match tokio::time::timeout(SILENCE, stream.next()).await {
             Ok(news) => news,
             Err(_) if W::CONTENT_TYPE == "text/event-stream" => {
                 out.push_str(": waiting\n\n");
-                return At::Middle(stream, writer);
+                return Remaining::News(stream, writer);
             }
             Err(_) => continue,
         };
-        let mut news = news;
         loop {
             match news {
                 Some(Ok(event)) => writer.event(event, out),
                 Some(Err(problem)) => {
                     writer.problem(&problem, out);
-                    return At::End;
+                    return Remaining::Nothing;
                 }
                 None => {
                     writer.end(&stream.usage(), out);
-                    return At::End;
+                    return Remaining::Nothing;
                 }
             }
             match stream.ready() {
@@ -105,5 +109,5 @@ async fn next<W: EventWriter>(mut stream: ChatStream, mut writer: W, out: &mut S
             }
         }
     }
-    At::Middle(stream, writer)
+    Remaining::News(stream, writer)
 }

@@ -5,14 +5,13 @@ use troika_lab::{reproduce_on, reproduced_ids};
 
 use crate::error::CliError;
 use crate::flags::{ReproduceArgs, npu_settings};
-use crate::{file, output};
+use crate::output;
 
 /// Runs the requested experiments and prints the papers' values and ours.
 ///
 /// # Errors
-/// An unknown id, a full disk, or a failing simulation.
+/// An unknown id, or a failing simulation.
 pub fn run(args: &ReproduceArgs) -> Result<(), CliError> {
-    file::check("report", Some(&args.out))?;
     let known = reproduced_ids();
     if let Some(id) = args.ids.iter().find(|id| !known.iter().any(|k| id.eq_ignore_ascii_case(k))) {
         let why = format!("there is no target {id:?}; the targets are {}", known.join(", "));
@@ -24,12 +23,8 @@ pub fn run(args: &ReproduceArgs) -> Result<(), CliError> {
         ..DeviceOptions::default()
     });
     let report = reproduce_on(&args.ids, devices)?;
-    let html = report.html();
-    file::write("report", &args.out, |out| out.write_all(html.as_bytes()))?;
     if args.json {
         return output::json(&report.json());
     }
-    output::write(&report.table())?;
-    output::note_line(&format!("report: {}", args.out.display()));
-    Ok(())
+    output::write(&report.table())
 }

@@ -73,7 +73,4 @@ pub struct ReproduceArgs {
     /// Print a JSON list
     #[arg(long)]
     pub json: bool,
-    /// Where the report goes, an HTML file that needs nothing else
-    #[arg(short, long, value_name = "FILE", default_value = "reproduce.html")]
-    pub out: PathBuf,
 }

@@ -216,6 +216,33 @@ struct Point {
     held_out: bool,
 }
 
+impl Point {
+    /// What a device took, as long as that can be measured. `room` is the rows it computes.
+    fn sample(
+        self,
+        device: usize,
+        graph: &ProfiledGraph,
+        room: usize,
+        ns: Spread,
+    ) -> Option<RunSample> {
+        let RowsAt { rows, cached } = self.at;
+        let one = graph.layers.first().filter(|_| ns.median > 0.0)?;
+        Some(RunSample {
+            device,
+            graph: graph.name.clone(),
+            segment: graph.kind,
+            share: graph.share,
+            part: graph.part,
+            work: RunWork::of(one, room, cached),
+            rows,
+            cached,
+            held_out: self.held_out || graph.held_out(),
+            ns,
+            visits: 1,
+        })
+    }
+}
+
 struct Measuring<'a> {
     model: &'a BoundModel,
     lowered: &'a Lowered,
@@ -301,8 +328,8 @@ impl Measuring<'_> {
             });
         }
         let mut last = vec![(0.0, 1); profilers.len()];
-        for Point { at: rows_at, held_out } in points {
-            let RowsAt { rows, cached } = rows_at;
+        for point in points {
+            let RowsAt { rows, cached } = point.at;
             for (device, profiler) in profilers.iter_mut().enumerate() {
                 let (Some(loaded), Some(graph)) = (&mut loaded[device], graphs[device].get(at))
                 else {
@@ -312,28 +339,16 @@ impl Measuring<'_> {
                 let known = visits >= profiler.wanted(visit);
                 let (last_ns, last_rows) = last[device];
                 let expected = last_ns * rows as f64 / last_rows as f64;
+                let room = profiler.room(rows, graph.rows);
                 // Rows beyond its largest shape run in several parts.
-                let too_many = profiler.room(rows, graph.rows) < rows;
-                if known || too_many || self.cancelled() || expected > LONGEST_NS {
+                if known || room < rows || self.cancelled() || expected > LONGEST_NS {
                     continue;
                 }
-                let times = profiler.times_in_model(loaded, rows_at, expected)?;
-                let ns = Spread::of(&times);
+                let ns = Spread::of(&profiler.times_in_model(loaded, point.at, expected)?);
                 last[device] = (ns.median, rows);
-                let Some(one) = graph.layers.first().filter(|_| ns.median > 0.0) else { continue };
-                profile.add(RunSample {
-                    device,
-                    graph: graph.name.clone(),
-                    segment: graph.kind,
-                    share: graph.share,
-                    part: graph.part,
-                    work: RunWork::of(one, profiler.room(rows, graph.rows), cached),
-                    rows,
-                    cached,
-                    held_out: held_out || graph.held_out(),
-                    ns,
-                    visits: 1,
-                });
+                if let Some(sample) = point.sample(device, graph, room, ns) {
+                    profile.add(sample);
+                }
             }
         }
         Ok(())

@@ -6,7 +6,7 @@ use std::fmt::Write;
 use serde_json::Value;
 use troika::BoundModel;
 use troika::sim::Soc;
-use troika_device::{Caps, Device, DeviceKind, SpaceId};
+use troika_device::{Caps, Device, SpaceId};
 use troika_model::lower::{Lowered, SegmentKind};
 use troika_solve::{PairSample, Profile, RunSample, SegmentPart};
 use troika_time::FittedTime;
@@ -97,11 +97,7 @@ fn fastest(profile: &Profile, device: usize, rate: fn(&RunSample) -> f64) -> Opt
 }
 
 fn processor(profile: &Profile, device: &dyn Device, at: usize, lowered: &Lowered) -> String {
-    let kind = match device.kind() {
-        DeviceKind::Cpu => "cpu",
-        DeviceKind::Gpu => "gpu",
-        DeviceKind::Npu | DeviceKind::Virtual => "npu",
-    };
+    let kind = device.kind().to_string().to_lowercase();
     let mut text = format!("\n[[processor]]\nname = {}\n", quoted(device.name()));
     text += &format!("kind = \"{kind}\"\n{}", limits(device.caps()));
     let mut refused = BTreeSet::new();

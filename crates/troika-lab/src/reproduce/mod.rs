@@ -7,7 +7,6 @@
 mod baselines;
 mod buffers;
 mod caches;
-mod charts;
 mod decode;
 mod experts;
 mod lab;
@@ -21,7 +20,6 @@ mod preload;
 mod presets;
 mod processors;
 mod profiles;
-mod report;
 mod scheduling;
 mod system;
 mod two_cpus;
@@ -29,7 +27,6 @@ mod two_cpus;
 use serde_json::{Value, json};
 use troika::DeviceOptions;
 
-use charts::Chart;
 use lab::Lab;
 use outcome::{Kind, Outcome, Target, Verdict};
 
@@ -77,11 +74,10 @@ struct Reproduced {
     outcome: Outcome,
 }
 
-/// The results of experiments, and the figures drawn of them.
+/// The results of experiments.
 pub struct Report {
     /// In the papers' order.
     results: Vec<Reproduced>,
-    charts: Vec<Chart>,
 }
 
 /// Runs experiments: those with the given ids, in any case of letters, or all of them. What needs
@@ -106,16 +102,10 @@ pub fn reproduce_on(ids: &[String], devices: Option<DeviceOptions>) -> Result<Re
         let outcome = (target.run)(&mut lab)?;
         results.push(Reproduced { kind, target, outcome });
     }
-    let charts = charts::all(&mut lab, ids.is_empty())?;
-    Ok(Report { results, charts })
+    Ok(Report { results })
 }
 
 impl Report {
-    /// The report as a self-contained page of HTML.
-    pub fn html(&self) -> String {
-        report::html(self, &self.charts)
-    }
-
     /// The report as a list of JSON.
     pub fn json(&self) -> Value {
         self.results.iter().map(fields).collect()

@@ -116,7 +116,7 @@ fn dynamic_length(lab: &mut Lab) -> Result<Outcome, LabError> {
 }
 
 /// The lengths of figure 14.
-pub fn lengths() -> impl Iterator<Item = usize> {
+fn lengths() -> impl Iterator<Item = usize> {
     (100..=1000).step_by(25)
 }
 

@@ -50,6 +50,21 @@ pub struct SimulateOptions {
     pub tracer: Tracer,
 }
 
+impl SimulateOptions {
+    /// Checks what a simulation cannot do.
+    fn check(&self) -> Result<(), SimulateError> {
+        if self.soc.numerics {
+            return Err(SimulateError::Numerics(self.soc.name.clone()));
+        }
+        let (prompt, generate, context) = (self.prompt, self.generate, self.shape.spec.context);
+        let most = placed::MOST_ROWS.min(context.saturating_sub(1));
+        if !(1..=most).contains(&prompt) || prompt.saturating_add(generate) >= context {
+            return Err(SimulateError::Tokens { prompt, generate, most, context });
+        }
+        Ok(())
+    }
+}
+
 /// The result of a simulation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Figures {
@@ -122,23 +137,10 @@ impl Simulation {
     /// # Errors
     /// A SoC that cannot run the strategy, or a model that cannot be lowered.
     pub fn open(options: &SimulateOptions) -> Result<Simulation, SimulateError> {
+        options.check()?;
         let SimulateOptions { soc, shape, strategy, prompt, generate, sync, .. } = options;
-        if soc.numerics {
-            return Err(SimulateError::Numerics(soc.name.clone()));
-        }
-        let context = shape.spec.context;
-        let most = placed::MOST_ROWS.min(context.saturating_sub(1));
-        let all = prompt.saturating_add(*generate);
-        if !(1..=most).contains(prompt) || all >= context {
-            let (prompt, generate) = (*prompt, *generate);
-            return Err(SimulateError::Tokens { prompt, generate, most, context });
-        }
         let (devices, board) = on_board(soc)?;
-        if let Some(task) = &options.co_run {
-            let gpu = soc.processors.iter().position(|p| p.kind == ProcessorKind::Gpu);
-            let none = || SimulateError::NoFrames(soc.name.clone());
-            board.co_run(gpu.ok_or_else(none)?, *task);
-        }
+        let draws = options.co_run.map(|task| draw_frames(soc, &board, task)).transpose()?;
         let store = shape.lazy_weights(Quant::None).in_one_type(shape.dtype);
         let shapes = |key| store.shape(key);
         let lowering =
@@ -174,14 +176,11 @@ impl Simulation {
         let prepared = online.then(|| [before, board.usage()]);
         // Frames are drawn while a queue is open: open one if the plan does not use the GPU.
         let used = model.engine()?.plan().devices.clone();
-        let mut gpus = soc.processors.iter().zip(&devices).filter(|(p, _)| {
-            options.co_run.is_some() && p.kind == ProcessorKind::Gpu && !used.contains(&p.name)
-        });
+        let idle = draws.filter(|gpu| !used.contains(&soc.processors[*gpu].name));
         let (sender, _) = sync_channel(1);
-        let open = |(_, gpu): (_, &Arc<dyn Device>)| {
-            gpu.queue(devices.len(), board.clock().clone(), sender)
-        };
-        let frames = gpus.next().map(open).transpose()?;
+        let frames = idle
+            .map(|gpu| devices[gpu].queue(devices.len(), board.clock().clone(), sender))
+            .transpose()?;
         Ok(Simulation {
             model,
             devices: devices.iter().map(PlanDevice::of).collect(),
@@ -279,6 +278,14 @@ fn on_board(soc: &Soc) -> Result<OnBoard, DeviceError> {
         |p: &Processor| Ok(Arc::new(VirtualDevice::on(&board, &p.name, p)?) as Arc<dyn Device>);
     let devices = soc.processors.iter().map(open).collect::<Result<_, DeviceError>>()?;
     Ok((devices, board))
+}
+
+/// Lets the first GPU draw frames. Returns its number.
+fn draw_frames(soc: &Soc, board: &Board, task: CoRun) -> Result<usize, SimulateError> {
+    let gpu = soc.processors.iter().position(|p| p.kind == ProcessorKind::Gpu);
+    let gpu = gpu.ok_or_else(|| SimulateError::NoFrames(soc.name.clone()))?;
+    board.co_run(gpu, task);
+    Ok(gpu)
 }
 
 /// Bytes of all weights, each counted once.

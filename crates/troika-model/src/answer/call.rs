@@ -1,57 +1,197 @@
-//! What the parsers of call formats have in common.
+//! The text of an answer, and what the readers of call formats have in common.
+//!
+//! A reader is an asynchronous function that waits for the next character. So a format reads as it
+//! is written, and the text may be cut anywhere.
 
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+
+use super::json::{JsonScanner, Scan};
 use super::output::Output;
 
-/// What a character did to a call.
+/// No name of a tool and no other head of a call is longer.
+const HEAD: usize = 512;
+/// A text without a name after this many bytes does not count as a call.
+const UNNAMED: usize = 16 << 10;
+
+/// Why a call was not read to its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Progress {
-    /// The call goes on.
-    More,
-    /// The call and its markers are complete.
-    Done,
-    /// The call was complete before this text, which is none of it.
-    Spill(String),
+pub(super) enum Stopped {
     /// This is not a call. The text is what no argument holds.
     Failed(String),
+    /// The text has ended.
+    Ended,
 }
 
-/// Reads calls of one format, from behind the marker that opens them.
-pub(super) trait CallParser: Send {
-    /// Takes the next character.
-    fn next(&mut self, c: char, out: &mut Output) -> Progress;
+pub(super) type Read<T> = Result<T, Stopped>;
 
-    /// The text has ended. Returns text that does not belong to a call, or nothing if a call is
-    /// unfinished.
-    fn finish(&mut self, out: &mut Output) -> Option<String>;
+/// This is not a call, as `c` shows.
+pub(super) fn failed<T>(c: char) -> Read<T> {
+    Err(Stopped::Failed(c.to_string()))
 }
 
-/// A marker that ends calls, with white space before it, or something else.
-#[derive(Debug)]
-pub(super) struct Tail {
-    marker: &'static str,
-    seen: String,
+#[derive(Default)]
+struct TextState {
+    input: VecDeque<char>,
+    ended: bool,
+    out: Output,
 }
 
-impl Tail {
-    pub(super) fn new(marker: &'static str) -> Self {
-        Self { marker, seen: String::new() }
+/// The text that has come and was not read yet, with what was found in it.
+#[derive(Clone, Default)]
+pub(super) struct Text(Arc<Mutex<TextState>>);
+
+impl Text {
+    pub(super) fn new(whole_calls: bool) -> Self {
+        let text = Self::default();
+        text.lock().out = Output::new(whole_calls);
+        text
     }
 
-    pub(super) fn next(&mut self, c: char) -> Progress {
-        self.seen.push(c);
-        let rest = self.seen.trim_start();
-        if rest == self.marker {
-            Progress::Done
-        } else if self.marker.starts_with(rest) {
-            Progress::More
-        } else {
-            Progress::Spill(std::mem::take(&mut self.seen))
+    fn lock(&self) -> MutexGuard<'_, TextState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn out<T>(&self, change: impl FnOnce(&mut Output) -> T) -> T {
+        change(&mut self.lock().out)
+    }
+
+    pub(super) fn push(&self, text: &str) {
+        self.lock().input.extend(text.chars());
+    }
+
+    pub(super) fn end(&self) {
+        self.lock().ended = true;
+    }
+
+    /// The next character, or nothing at the end.
+    pub(super) async fn any(&self) -> Option<char> {
+        poll_fn(|_| {
+            let mut state = self.lock();
+            match state.input.pop_front() {
+                None if !state.ended => Poll::Pending,
+                next => Poll::Ready(next),
+            }
+        })
+        .await
+    }
+
+    /// The next character of a call.
+    pub(super) async fn next(&self) -> Read<char> {
+        let c = self.any().await.ok_or(Stopped::Ended)?;
+        let unnamed = self.out(|out| {
+            out.record(c);
+            out.unnamed()
+        });
+        if unnamed > UNNAMED { failed(c) } else { Ok(c) }
+    }
+
+    /// The next character that is no white space.
+    pub(super) async fn solid(&self) -> Read<char> {
+        loop {
+            let c = self.next().await?;
+            if !c.is_whitespace() {
+                return Ok(c);
+            }
         }
     }
 
-    /// The beginning of a marker that did not come.
-    pub(super) fn finish(&mut self) -> String {
-        let seen = std::mem::take(&mut self.seen);
-        if seen.trim().is_empty() { String::new() } else { seen }
+    /// White space and this character.
+    pub(super) async fn expect(&self, expected: char) -> Read<()> {
+        let c = self.solid().await?;
+        if c == expected { Ok(()) } else { failed(c) }
     }
+
+    /// Text that is read again.
+    pub(super) fn unread(&self, text: &str) {
+        let mut state = self.lock();
+        for c in text.chars().rev() {
+            state.out.forget();
+            state.input.push_front(c);
+        }
+    }
+
+    /// White space and one of these markers.
+    pub(super) async fn marker(&self, markers: &[&'static str]) -> Read<&'static str> {
+        let mut seen = String::new();
+        loop {
+            seen.push(self.next().await?);
+            let rest = seen.trim_start();
+            if let Some(marker) = markers.iter().find(|marker| **marker == rest) {
+                return Ok(marker);
+            }
+            if !markers.iter().any(|marker| marker.starts_with(rest)) {
+                return Err(Stopped::Failed(seen));
+            }
+        }
+    }
+
+    /// White space and one of these markers, or nothing before other text: the call is complete.
+    pub(super) async fn marker_after_call(
+        &self,
+        markers: &[&'static str],
+    ) -> Read<Option<&'static str>> {
+        match self.marker(markers).await {
+            Err(Stopped::Failed(seen)) => {
+                self.unread(&seen);
+                Ok(None)
+            }
+            read => read.map(Some),
+        }
+    }
+
+    /// Text up to one of these markers, and the marker.
+    pub(super) async fn until(&self, markers: &[&'static str]) -> Read<(String, &'static str)> {
+        let mut seen = String::new();
+        while seen.len() <= HEAD {
+            seen.push(self.next().await?);
+            for marker in markers {
+                if let Some(head) = seen.strip_suffix(marker) {
+                    return Ok((head.trim().to_owned(), marker));
+                }
+            }
+        }
+        Err(Stopped::Failed(seen))
+    }
+
+    /// A JSON value from its first character.
+    pub(super) async fn json(&self, first: char, mut take: impl FnMut(&str)) -> Read<()> {
+        let mut scanner = JsonScanner::new();
+        let mut c = first;
+        loop {
+            let scan = scanner.next(c);
+            if matches!(scan, Scan::More | Scan::Done) {
+                take(c.encode_utf8(&mut [0; 4]));
+            }
+            match scan {
+                Scan::More => c = self.next().await?,
+                Scan::Done => return Ok(()),
+                Scan::DoneBefore => {
+                    self.unread(c.encode_utf8(&mut [0; 4]));
+                    return Ok(());
+                }
+                Scan::Bad => return failed(c),
+            }
+        }
+    }
+
+    /// The arguments of a call of this tool: an object.
+    pub(super) async fn arguments(&self, tool: &str) -> Read<()> {
+        self.expect('{').await?;
+        self.out(|out| out.start_call(tool));
+        self.json('{', |json| self.out(|out| out.arguments(json))).await?;
+        self.out(Output::end_call);
+        Ok(())
+    }
+}
+
+/// The name of a tool, unless this is none.
+pub(super) fn tool_name(name: &str) -> Read<&str> {
+    let other = |c: char| c.is_whitespace() || matches!(c, '<' | '{' | '[' | '"');
+    if name.is_empty() || name.contains(other) {
+        return Err(Stopped::Failed(name.to_owned()));
+    }
+    Ok(name)
 }

@@ -1,7 +1,7 @@
 //! gpt-oss: messages in channels. `analysis` is reasoning, `final` is content, and a message to
 //! `functions.name` is a call.
 
-use super::json::{JsonScanner, Scan};
+use super::call::{Stopped, Text};
 use super::lark::Lark;
 use super::output::Output;
 use super::tool::ToolSpec;
@@ -16,55 +16,13 @@ const RETURN: &str = "<|return|>";
 const RECIPIENT: &str = " to=";
 pub(super) const MARKERS: &[&str] = &[START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN];
 
+/// The markers that may follow text.
+const AFTER_TEXT: &[&str] = &[START, CHANNEL, END, CALL, RETURN];
+/// Those that may begin an answer: the recipient may be the rest of a head that the prompt opened.
+const FIRST: &[&str] = &[START, CHANNEL, END, CALL, RETURN, RECIPIENT];
+
 /// No head of a message is longer.
 const HEAD: usize = 1024;
-
-/// Where a message's text goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Analysis,
-    Content,
-}
-
-#[derive(Debug)]
-enum At {
-    /// Outside messages. The beginning of a marker, maybe.
-    Outside(String),
-    /// Between a marker and `<|message|>`: the raw text.
-    Head(String),
-    Body {
-        kind: Kind,
-        seen: String,
-    },
-    BeforeCall(String),
-    Call(JsonScanner),
-}
-
-/// Splits messages by their channels.
-#[derive(Debug)]
-pub(super) struct Harmony {
-    at: At,
-    tools: bool,
-    reasoning: bool,
-    fresh: bool,
-}
-
-/// What text before a marker may be.
-enum Seen {
-    Marker(&'static str),
-    Maybe,
-    Text(char),
-}
-
-fn look(seen: &str, markers: &[&'static str]) -> Seen {
-    if let Some(marker) = markers.iter().find(|m| **m == seen) {
-        return Seen::Marker(marker);
-    }
-    match seen.chars().next() {
-        Some(c) if !markers.iter().any(|m| m.starts_with(seen)) => Seen::Text(c),
-        _ => Seen::Maybe,
-    }
-}
 
 /// The word behind `mark` in a message's head.
 fn word<'a>(head: &'a str, mark: &str) -> Option<&'a str> {
@@ -72,158 +30,98 @@ fn word<'a>(head: &'a str, mark: &str) -> Option<&'a str> {
     rest.split(|c: char| c.is_whitespace() || c == '<').next()
 }
 
+/// Splits messages by their channels.
+pub(super) struct Harmony {
+    text: Text,
+    tools: bool,
+    reasoning: bool,
+    /// Whether the message being read is a thought.
+    analysis: bool,
+}
+
 impl Harmony {
-    pub(super) fn new(tools: bool, reasoning: bool, opened: bool) -> Self {
-        let at = if opened {
-            At::Body { kind: Kind::Analysis, seen: String::new() }
-        } else {
-            At::Outside(String::new())
+    pub(super) fn new(text: Text, tools: bool, reasoning: bool) -> Self {
+        Self { text, tools, reasoning, analysis: false }
+    }
+
+    /// Reads the whole answer. The prompt may have opened a thought.
+    pub(super) async fn read(mut self, opened: bool) {
+        self.analysis = opened;
+        let mut markers = if opened { AFTER_TEXT } else { FIRST };
+        while let Some(marker) = self.body(markers).await {
+            markers = AFTER_TEXT;
+            self.analysis = false;
+            if !matches!(marker, END | CALL | RETURN) {
+                self.head(marker).await;
+            }
+        }
+    }
+
+    fn emit(&self, text: &str) {
+        self.text.out(|out| match self.analysis && self.reasoning {
+            true => out.reasoning(text),
+            false => out.content(text),
+        });
+    }
+
+    /// Reads text up to one of these markers. Nothing at the end of the answer.
+    async fn body(&self, mut markers: &[&'static str]) -> Option<&'static str> {
+        let mut seen = String::new();
+        while let Some(c) = self.text.any().await {
+            seen.push(c);
+            while let Some(first) = seen.chars().next() {
+                if let Some(marker) = markers.iter().find(|marker| **marker == seen) {
+                    return Some(marker);
+                }
+                if markers.iter().any(|marker| marker.starts_with(&seen)) {
+                    break;
+                }
+                self.emit(first.encode_utf8(&mut [0; 4]));
+                seen.remove(0);
+                markers = AFTER_TEXT;
+            }
+        }
+        self.emit(&seen);
+        None
+    }
+
+    /// Reads what is between a marker and `<|message|>`, and a call behind it.
+    async fn head(&mut self, marker: &str) {
+        let mut head = marker.to_owned();
+        while !head.ends_with(MESSAGE) {
+            match self.text.any().await {
+                Some(c) if head.len() <= HEAD => head.push(c),
+                next => {
+                    next.iter().for_each(|c| self.text.unread(c.encode_utf8(&mut [0; 4])));
+                    return self.emit(&head);
+                }
+            }
+        }
+        let recipient = word(&head, RECIPIENT).and_then(|r| r.strip_prefix("functions."));
+        match recipient {
+            Some(name) if self.tools && !name.is_empty() => self.call(&head, name).await,
+            Some(_) => self.emit(&head),
+            None => self.analysis = word(&head, CHANNEL) == Some("analysis"),
+        }
+    }
+
+    /// Reads the message of a call. If it is none, its head is content, and its body is read as any
+    /// text.
+    async fn call(&self, head: &str, name: &str) {
+        self.text.out(|out| out.open(head));
+        let again = match self.text.arguments(name).await {
+            Ok(()) => return self.text.out(Output::close),
+            Err(Stopped::Failed(text)) => text,
+            Err(Stopped::Ended) => String::new(),
         };
-        Self { at, tools, reasoning, fresh: true }
-    }
-
-    /// Takes the next character. Returns what must be read again.
-    pub(super) fn next(&mut self, c: char, out: &mut Output) -> String {
-        match &mut self.at {
-            At::Outside(seen) => {
-                seen.push(c);
-                self.outside(out);
+        match self.text.out(Output::abandon) {
+            Some(raw) => {
+                let (head, body) = raw.split_at(head.len());
+                self.emit(head);
+                self.text.unread(body);
             }
-            At::Head(_) => self.head(c, out),
-            At::Body { seen, .. } => {
-                seen.push(c);
-                self.body(out);
-            }
-            At::BeforeCall(_) | At::Call(_) => return self.call(c, out),
+            None => self.text.unread(&again),
         }
-        String::new()
-    }
-
-    fn outside(&mut self, out: &mut Output) {
-        const ANY: &[&str] = &[START, CHANNEL, END, CALL, RETURN];
-        const FIRST: &[&str] = &[START, CHANNEL, END, CALL, RETURN, RECIPIENT];
-        let At::Outside(seen) = &mut self.at else { return };
-        while !seen.is_empty() {
-            match look(seen, if self.fresh { FIRST } else { ANY }) {
-                Seen::Maybe => return,
-                Seen::Text(c) => {
-                    self.fresh = false;
-                    seen.remove(0);
-                    out.content(c.encode_utf8(&mut [0; 4]));
-                }
-                Seen::Marker(END | CALL | RETURN) => seen.clear(),
-                Seen::Marker(marker) => {
-                    self.at = At::Head(marker.to_owned());
-                    return;
-                }
-            }
-        }
-    }
-
-    fn head(&mut self, c: char, out: &mut Output) {
-        let At::Head(head) = &mut self.at else { return };
-        head.push(c);
-        if !head.ends_with(MESSAGE) {
-            if head.len() > HEAD {
-                out.content(head);
-                self.fresh = false;
-                self.at = At::Outside(String::new());
-            }
-            return;
-        }
-        let channel = word(head, CHANNEL).unwrap_or_default();
-        let recipient = word(head, RECIPIENT).and_then(|r| r.strip_prefix("functions."));
-        self.at = match recipient {
-            Some(name) if self.tools && !name.is_empty() => {
-                out.open(head);
-                At::BeforeCall(name.to_owned())
-            }
-            Some(_) => {
-                out.content(head);
-                At::Body { kind: Kind::Content, seen: String::new() }
-            }
-            None if channel == "analysis" => At::Body { kind: Kind::Analysis, seen: String::new() },
-            None => At::Body { kind: Kind::Content, seen: String::new() },
-        };
-    }
-
-    fn body(&mut self, out: &mut Output) {
-        const ANY: &[&str] = &[START, CHANNEL, END, CALL, RETURN];
-        let At::Body { kind, seen } = &mut self.at else { return };
-        while !seen.is_empty() {
-            match look(seen, ANY) {
-                Seen::Maybe => return,
-                Seen::Text(c) => {
-                    seen.remove(0);
-                    let utf8 = &mut [0; 4];
-                    let text = c.encode_utf8(utf8);
-                    if *kind == Kind::Analysis && self.reasoning {
-                        out.reasoning(text);
-                    } else {
-                        out.content(text);
-                    }
-                }
-                Seen::Marker(END | CALL | RETURN) => {
-                    self.fresh = false;
-                    self.at = At::Outside(String::new());
-                    return;
-                }
-                Seen::Marker(marker) => {
-                    self.at = At::Head(marker.to_owned());
-                    return;
-                }
-            }
-        }
-    }
-
-    fn call(&mut self, c: char, out: &mut Output) -> String {
-        out.record(c);
-        if let At::BeforeCall(name) = &self.at {
-            if c.is_whitespace() {
-                return String::new();
-            }
-            if c == '{' {
-                out.start_call(name);
-                self.at = At::Call(JsonScanner::new());
-            }
-        }
-        let At::Call(scanner) = &mut self.at else { return self.failed(c, out) };
-        match scanner.next(c) {
-            Scan::More => out.arguments(c.encode_utf8(&mut [0; 4])),
-            Scan::Done => {
-                out.arguments(c.encode_utf8(&mut [0; 4]));
-                out.end_call();
-                out.close();
-                self.fresh = false;
-                self.at = At::Outside(String::new());
-            }
-            Scan::DoneBefore | Scan::Bad => return self.failed(c, out),
-        }
-        String::new()
-    }
-
-    /// The message is not a call. Its head is content, and its body is read as any text.
-    fn failed(&mut self, c: char, out: &mut Output) -> String {
-        self.at = At::Body { kind: Kind::Content, seen: String::new() };
-        let Some(raw) = out.abandon() else { return c.to_string() };
-        let at = raw.find(MESSAGE).map_or(0, |at| at + MESSAGE.len());
-        let (head, body) = raw.split_at(at);
-        out.content(head);
-        body.to_owned()
-    }
-
-    pub(super) fn finish(&mut self, out: &mut Output) {
-        match &self.at {
-            At::Outside(seen) | At::Head(seen) => out.content(seen),
-            At::Body { kind: Kind::Analysis, seen } if self.reasoning => out.reasoning(seen),
-            At::Body { seen, .. } => out.content(seen),
-            At::BeforeCall(_) | At::Call(_) => {
-                if let Some(raw) = out.abandon() {
-                    out.content(&raw);
-                }
-            }
-        }
-        self.at = At::Outside(String::new());
     }
 }
 

@@ -3,6 +3,10 @@
 /// Objects and arrays inside each other. `serde_json` reads no more either.
 const DEPTH: usize = 120;
 
+/// What opens and closes an object.
+const OPEN: char = '{';
+const CLOSE: char = '}';
+
 /// What a character did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scan {
@@ -76,7 +80,7 @@ impl JsonScanner {
             Expect::Value => self.value(c),
             Expect::ValueOrEnd if c == ']' => self.close(false),
             Expect::ValueOrEnd => self.value(c),
-            Expect::KeyOrEnd if c == '}' => self.close(true),
+            Expect::KeyOrEnd if c == CLOSE => self.close(true),
             Expect::Key | Expect::KeyOrEnd if c == '"' => {
                 self.to(Expect::Text { key: true, escape: Escape::None })
             }
@@ -105,8 +109,8 @@ impl JsonScanner {
 
     fn value(&mut self, c: char) -> Scan {
         match c {
-            '{' | '[' if self.open.len() >= DEPTH => Scan::Bad,
-            '{' => {
+            OPEN | '[' if self.open.len() >= DEPTH => Scan::Bad,
+            OPEN => {
                 self.open.push(true);
                 self.to(Expect::KeyOrEnd)
             }
@@ -129,7 +133,7 @@ impl JsonScanner {
         match (c, self.open.last()) {
             (',', Some(true)) => self.to(Expect::Key),
             (',', Some(false)) => self.to(Expect::Value),
-            ('}', _) => self.close(true),
+            (CLOSE, _) => self.close(true),
             (']', _) => self.close(false),
             _ => Scan::Bad,
         }

@@ -1,80 +1,68 @@
 //! Arguments that come one by one as plain text, handed out as a JSON object.
 
-use std::sync::Arc;
-
 use serde_json::Value;
 
+use super::call::{Read, Text};
 use super::convert::{argument, json, unfinished};
 use super::json::{JsonScanner, Scan};
-use super::output::Output;
 use super::tool::ToolSpec;
 
 /// The call being read.
-#[derive(Debug)]
-pub(super) struct Members {
-    tools: Arc<[ToolSpec]>,
+pub(super) struct Members<'a> {
+    text: &'a Text,
+    tools: &'a [ToolSpec],
     tool: String,
     count: usize,
 }
 
-impl Members {
-    pub(super) fn new(tools: Arc<[ToolSpec]>) -> Self {
-        Self { tools, tool: String::new(), count: 0 }
+impl<'a> Members<'a> {
+    pub(super) fn start(text: &'a Text, tools: &'a [ToolSpec], name: &str) -> Self {
+        text.out(|out| out.start_call(name));
+        Self { text, tools, tool: name.to_owned(), count: 0 }
     }
 
-    pub(super) fn start(&mut self, name: &str, out: &mut Output) {
-        self.tool = name.to_owned();
-        self.count = 0;
-        out.start_call(name);
+    /// Reads the value of an argument up to its closing marker. Inside JSON, the marker is a part
+    /// of a string. `trim` leaves out what belongs to the markers.
+    pub(super) async fn value(
+        &mut self,
+        key: &str,
+        close: &str,
+        trim: impl Fn(&str) -> &str,
+    ) -> Read<()> {
+        let schema = argument(self.tools, &self.tool, key);
+        let mut scanner = schema.filter(|schema| !schema.is_text()).map(|_| JsonScanner::new());
+        let mut value = String::new();
+        loop {
+            let c = match self.text.next().await {
+                Ok(c) => c,
+                Err(stop) => {
+                    self.member(key, &unfinished(trim(&value), schema));
+                    return Err(stop);
+                }
+            };
+            value.push(c);
+            if scanner.as_mut().is_some_and(|scanner| scanner.next(c) == Scan::More) {
+                continue;
+            }
+            // JSON that has ended, or is none.
+            scanner = None;
+            if let Some(value) = value.strip_suffix(close) {
+                self.member(key, &json(trim(value), schema));
+                return Ok(());
+            }
+        }
     }
 
-    /// The value of an argument, from its beginning.
-    pub(super) fn value(&self, key: &str) -> PlainValue {
-        let json = argument(&self.tools, &self.tool, key).is_some_and(|a| !a.is_text());
-        PlainValue { text: String::new(), json: json.then(JsonScanner::new) }
-    }
-
-    fn key(&mut self, key: &str) -> String {
+    fn member(&mut self, key: &str, json: &str) {
         let before = if self.count == 0 { "{" } else { ", " };
         self.count += 1;
-        format!("{before}{}: ", Value::from(key))
+        self.text.out(|out| out.arguments(&format!("{before}{}: {json}", Value::from(key))));
     }
 
-    pub(super) fn member(&mut self, key: &str, text: &str, out: &mut Output) {
-        let mut member = self.key(key);
-        member.push_str(&json(text, argument(&self.tools, &self.tool, key)));
-        out.arguments(&member);
-    }
-
-    /// A value whose end is missing: as much of its JSON as there is.
-    pub(super) fn partial(&mut self, key: &str, text: &str, out: &mut Output) {
-        let mut member = self.key(key);
-        member.push_str(&unfinished(text, argument(&self.tools, &self.tool, key)));
-        out.arguments(&member);
-    }
-
-    pub(super) fn end(&mut self, out: &mut Output) {
-        out.arguments(if self.count == 0 { "{}" } else { "}" });
-        out.end_call();
-    }
-}
-
-/// A value up to its closing marker. Inside JSON, the marker is a part of a string.
-#[derive(Debug)]
-pub(super) struct PlainValue {
-    pub(super) text: String,
-    json: Option<JsonScanner>,
-}
-
-impl PlainValue {
-    /// Takes the next character. Returns the value if it ends here.
-    pub(super) fn next(&mut self, c: char, marker: &str) -> Option<&str> {
-        self.text.push(c);
-        if self.json.as_mut().is_some_and(|json| json.next(c) == Scan::More) {
-            return None;
-        }
-        // JSON that has ended, or is none.
-        self.json = None;
-        self.text.strip_suffix(marker)
+    pub(super) fn end(self) {
+        self.text.out(|out| {
+            out.arguments(if self.count == 0 { "{}" } else { "}" });
+            out.end_call();
+        });
     }
 }

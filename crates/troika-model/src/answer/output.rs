@@ -86,6 +86,13 @@ impl Output {
         }
     }
 
+    /// A recorded character that will come again.
+    pub(super) fn forget(&mut self) {
+        if self.recording {
+            self.raw.pop();
+        }
+    }
+
     /// Bytes kept of a call that has no name yet.
     pub(super) fn unnamed(&self) -> usize {
         if self.started { 0 } else { self.raw.len() }

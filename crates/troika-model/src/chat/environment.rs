@@ -34,47 +34,7 @@ pub(super) fn add_functions(
         }
         escape_formatter(out, state, value)
     });
-    let own = Arc::clone(mask);
-    env.set_unknown_method_callback(move |state, value, name, args| {
-        if name.ends_with("strip") {
-            pay_for_strip(state, value, args)?;
-        }
-        let spent = |state: &State| state.fuel_levels().map_or(0, |(spent, _)| spent);
-        let before = spent(state);
-        let args = args.iter().map(|a| settle(state, own.like(a, value)));
-        let args = args.collect::<Result<Vec<_>, Error>>()?;
-        if name == "format" {
-            state.consume_fuel(fields(value, spent(state) - before))?;
-        }
-        unknown_method_callback(state, value, name, &args)
-    });
-    for (name, filter) in [
-        ("replace", Value::from_function(filters::replace)),
-        ("split", Value::from_function(filters::split)),
-        ("trim", Value::from_function(filters::trim)),
-    ] {
-        let mask = Arc::clone(mask);
-        env.add_filter(name, move |state: &mut State, args: Rest<ValueOrKwargs>| {
-            let args = mask.alike(args);
-            if let ("trim", [text, chars @ ..]) = (name, &args[..]) {
-                pay_for_strip(state, text, chars)?;
-            }
-            filter.call(state, &args)
-        });
-    }
-    for (name, test) in [
-        ("startingwith", Value::from_function(tests::is_startingwith)),
-        ("endingwith", Value::from_function(tests::is_endingwith)),
-    ] {
-        let mask = Arc::clone(mask);
-        env.add_test(name, move |state: &mut State, args: Rest<ValueOrKwargs>| {
-            test.call(state, &mask.alike(args)).map(|found| found.is_true())
-        });
-    }
-    let own = Arc::clone(mask);
-    env.add_test("in", move |state: &State, value: &Value, other: &Value| {
-        tests::is_in(state, &own.like(value, other), other)
-    });
+    add_masked(env, mask);
     env.add_test("iterable", |value: &Value| !value.is_none() && tests::is_iterable(value));
     env.remove_global("debug");
     env.add_filter("tojson", tojson);
@@ -85,6 +45,62 @@ pub(super) fn add_functions(
     if let Some((year, month, day)) = today {
         env.add_function("strftime_now", move |format: String| strftime(&format, year, month, day));
     }
+}
+
+/// What compares texts, and so masks what it looks for in masked texts.
+fn add_masked(env: &mut Environment<'_>, mask: &Arc<Mask>) {
+    let own = Arc::clone(mask);
+    env.set_unknown_method_callback(move |state, value, name, args| {
+        method(&own, state, value, name, args)
+    });
+    for (name, filter) in [
+        ("replace", Value::from_function(filters::replace)),
+        ("split", Value::from_function(filters::split)),
+        ("trim", Value::from_function(filters::trim)),
+    ] {
+        let own = Arc::clone(mask);
+        env.add_filter(name, move |state: &mut State, args: Rest<ValueOrKwargs>| {
+            let args = own.alike(args);
+            if let ("trim", [text, chars @ ..]) = (name, &args[..]) {
+                pay_for_strip(state, text, chars)?;
+            }
+            filter.call(state, &args)
+        });
+    }
+    for (name, test) in [
+        ("startingwith", Value::from_function(tests::is_startingwith)),
+        ("endingwith", Value::from_function(tests::is_endingwith)),
+    ] {
+        let own = Arc::clone(mask);
+        env.add_test(name, move |state: &mut State, args: Rest<ValueOrKwargs>| {
+            test.call(state, &own.alike(args)).map(|found| found.is_true())
+        });
+    }
+    let own = Arc::clone(mask);
+    env.add_test("in", move |state: &State, value: &Value, other: &Value| {
+        tests::is_in(state, &own.like(value, other), other)
+    });
+}
+
+/// A method of one of Python's types.
+fn method(
+    mask: &Mask,
+    state: &mut State,
+    value: &Value,
+    name: &str,
+    args: &[Value],
+) -> Result<Value, Error> {
+    if name.ends_with("strip") {
+        pay_for_strip(state, value, args)?;
+    }
+    let spent = |state: &State| state.fuel_levels().map_or(0, |(spent, _)| spent);
+    let before = spent(state);
+    let args = args.iter().map(|a| settle(state, mask.like(a, value)));
+    let args = args.collect::<Result<Vec<_>, Error>>()?;
+    if name == "format" {
+        state.consume_fuel(fields(value, spent(state) - before))?;
+    }
+    unknown_method_callback(state, value, name, &args)
 }
 
 /// Each character at the ends of a text is looked for among the characters to strip.

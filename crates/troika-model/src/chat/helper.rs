@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use serde::{Deserialize, Serialize};
 
 use super::mask::ChatPrompt;
-use super::render::{ChatError, ChatInput, render};
+use super::render::{ChatError, ChatInput, Template};
 
 /// Memory of the helper, before what the size of the request adds: four times the data that a
 /// template's fuel pays for.
@@ -33,19 +33,21 @@ pub struct HelperCommand {
     pub args: Vec<String>,
 }
 
-#[derive(Serialize)]
-struct Request<'a> {
-    source: &'a str,
-    input: &'a ChatInput,
+/// What a model has. It is sent where it differs from the last rendering's.
+#[derive(Default, Serialize, Deserialize)]
+struct SentTemplate {
+    source: String,
+    control: Vec<String>,
 }
 
-#[derive(Deserialize)]
-struct Received {
-    source: String,
-    input: ChatInput,
+#[derive(Serialize, Deserialize)]
+struct Request<K, I> {
+    template: Option<K>,
+    input: I,
 }
 
 struct Running {
+    template: SentTemplate,
     child: Child,
     requests: ChildStdin,
     answers: BufReader<ChildStdout>,
@@ -74,16 +76,15 @@ impl Helper {
             let program = self.command.program.display();
             ChatError::Render(format!("{program} does not render it: {e}"))
         };
-        let request = serde_json::to_string(&Request { source, input }).map_err(|e| failed(&e))?;
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         // The one of the last rendering may have ended since.
         let mut last = running.take();
-        let sent = last.as_mut().is_some_and(|helper| helper.send(&request).is_ok());
+        let sent = last.as_mut().is_some_and(|helper| helper.send(source, input).is_ok());
         let mut helper = match last.filter(|_| sent) {
             Some(helper) => helper,
             None => {
                 let mut helper = self.command.start().map_err(|e| failed(&e))?;
-                helper.send(&request).map_err(|e| failed(&e))?;
+                helper.send(source, input).map_err(|e| failed(&e))?;
                 helper
             }
         };
@@ -104,8 +105,15 @@ impl Helper {
 }
 
 impl Running {
-    fn send(&mut self, request: &str) -> std::io::Result<()> {
-        writeln!(self.requests, "{request}")
+    fn send(&mut self, source: &str, input: &ChatInput) -> std::io::Result<()> {
+        let control = &input.control;
+        let is_new = self.template.source != source || self.template.control != *control;
+        if is_new {
+            self.template = SentTemplate { source: source.into(), control: control.clone() };
+        }
+        let template = is_new.then_some(&self.template);
+        let request = serde_json::to_string(&Request { template, input })? + "\n";
+        self.requests.write_all(request.as_bytes())
     }
 }
 
@@ -118,23 +126,33 @@ impl HelperCommand {
             .stderr(Stdio::null())
             .spawn()?;
         match (child.stdin.take(), child.stdout.take().map(BufReader::new)) {
-            (Some(requests), Some(answers)) => Ok(Running { child, requests, answers }),
+            (Some(requests), Some(answers)) => {
+                Ok(Running { template: SentTemplate::default(), child, requests, answers })
+            }
             _ => Err(std::io::ErrorKind::BrokenPipe.into()),
         }
     }
 }
 
-/// The helper: renders what standard input asks for until it ends. `limit` makes this process end
-/// when it takes more than so much memory.
+/// The helper: renders what standard input asks for until it ends. `limit` sets the bytes that this
+/// process may take; it ends where it would take more.
 ///
 /// # Errors
 /// A request that is none, or standard output that is closed.
 pub fn serve(limit: impl Fn(usize)) -> Result<(), String> {
+    let mut template = Err(ChatError::Render("there is no template".into()));
+    let mut control = Vec::new();
     for line in std::io::stdin().lock().lines() {
         let line = line.map_err(|e| e.to_string())?;
         limit(MEMORY + line.len().saturating_mul(MEMORY_PER_BYTE).min(MEMORY_ADDED));
-        let request: Received = serde_json::from_str(&line).map_err(|e| e.to_string())?;
-        let answer: Answer = render(&request.source, &request.input).map_err(|e| match e {
+        let request: Request<SentTemplate, ChatInput> =
+            serde_json::from_str(&line).map_err(|e| e.to_string())?;
+        if let Some(sent) = request.template {
+            (template, control) = (Template::new(&sent.source), sent.control);
+        }
+        let input = ChatInput { control: control.clone(), ..request.input };
+        let rendered = template.as_ref().map_err(ChatError::clone).and_then(|t| t.render(&input));
+        let answer: Answer = rendered.map_err(|e| match e {
             ChatError::Slow => None,
             ChatError::Render(why) => Some(why),
             other => Some(other.to_string()),

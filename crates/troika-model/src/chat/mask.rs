@@ -23,7 +23,7 @@
 use std::borrow::Cow;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use minijinja::Value;
 use minijinja::value::{Rest, ValueOrKwargs};
@@ -48,8 +48,8 @@ pub(super) struct Mask {
     spellings: Vec<String>,
     /// Private characters by the first characters of spellings.
     stands: BTreeMap<char, char>,
-    /// Whether there is a masked text.
-    used: AtomicBool,
+    /// The spellings in masked texts.
+    used: Mutex<BTreeSet<String>>,
 }
 
 fn is_private(c: char) -> bool {
@@ -87,19 +87,22 @@ impl Mask {
                 entry.insert(free.next()?);
             }
         }
-        Some(Mask { spellings, stands, used: AtomicBool::new(false) })
+        Some(Mask { spellings, stands, used: Mutex::default() })
     }
 
     /// Masks the spellings in a text; with `end`, also a part of one at its end.
     fn text<'t>(&self, text: &'t str, end: bool) -> Cow<'t, str> {
         let mut out: Option<String> = None;
         let mut copied = 0;
+        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         for (at, c) in text.char_indices() {
             let Some(&private) = self.stands.get(&c) else { continue };
             let rest = &text[at..];
             let part = |s: &String| end && s.starts_with(rest);
-            let hit = self.spellings.iter().any(|s| rest.starts_with(s.as_str()) || part(s));
-            if hit {
+            let hits = self.spellings.iter().filter(|s| rest.starts_with(s.as_str()) || part(s));
+            let mut hits = hits.peekable();
+            if hits.peek().is_some() {
+                used.extend(hits.cloned());
                 let out = out.get_or_insert_default();
                 out.push_str(&text[copied..at]);
                 out.push(private);
@@ -124,7 +127,6 @@ impl Mask {
             Json::String(s) => {
                 if let Cow::Owned(masked) = self.text(s, true) {
                     *s = masked;
-                    self.used.store(true, Ordering::Relaxed);
                 }
             }
             Json::Array(list) => list.iter_mut().for_each(|v| self.json(v)),
@@ -175,11 +177,9 @@ impl Mask {
     }
 
     /// A template's source that looks for spellings by a test, which can mask them, instead of by
-    /// an operator: `'<|image|>' in content` becomes `'<|image|>' is in content`.
+    /// an operator: `'<|image|>' in content` becomes `'<|image|>' is in content`. Only spellings in
+    /// masked texts can be found.
     pub(super) fn tests<'s>(&self, source: &'s str) -> Cow<'s, str> {
-        if !self.used.load(Ordering::Relaxed) {
-            return Cow::Borrowed(source);
-        }
         let after_text = |end: usize| {
             let quote = end + source[end..].find(['\'', '"'])? + 1;
             let operator = source[quote..].trim_start();
@@ -187,9 +187,13 @@ impl Mask {
             let found = words.iter().any(|word| operator.starts_with(word));
             found.then_some(source.len() - operator.len())
         };
-        let spelled = self.spellings.iter().flat_map(|s| source.match_indices(s.as_str()));
+        let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let spelled = used.iter().flat_map(|s| source.match_indices(s.as_str()));
         let places: BTreeSet<usize> =
             spelled.filter_map(|(at, s)| after_text(at + s.len())).collect();
+        if places.is_empty() {
+            return Cow::Borrowed(source);
+        }
         let mut new = source.to_string();
         places.iter().rev().for_each(|&at| new.insert_str(at, "is "));
         Cow::Owned(new)

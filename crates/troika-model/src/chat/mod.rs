@@ -16,10 +16,9 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::files::read_small;
-use environment::environment;
 use helper::Helper;
 use mask::Mask;
-use render::{on_own_stack, one_line, render};
+use render::Template;
 
 pub use helper::{HelperCommand, serve};
 pub use mask::ChatPrompt;
@@ -27,9 +26,9 @@ pub use render::{ChatError, ChatInput};
 
 /// A parsed template.
 pub struct ChatTemplate {
-    main: String,
+    main: Template,
     /// The template for conversations with tools, if there is a separate one.
-    tools: Option<String>,
+    tools: Option<Template>,
     helper: Option<Helper>,
 }
 
@@ -65,7 +64,7 @@ impl ChatTemplate {
         let Some(main) = find("default") else { return Ok(None) };
         let mut template = ChatTemplate::new(main)?;
         if let Some(tools) = find("tool_use") {
-            template.tools = Some(checked(tools)?);
+            template.tools = Some(Template::new(tools)?);
         }
         Ok(Some(template))
     }
@@ -75,7 +74,7 @@ impl ChatTemplate {
     /// # Errors
     /// The template does not parse, or is longer than 64 KiB.
     pub fn new(source: &str) -> Result<ChatTemplate, ChatError> {
-        Ok(ChatTemplate { main: checked(source)?, tools: None, helper: None })
+        Ok(ChatTemplate { main: Template::new(source)?, tools: None, helper: None })
     }
 
     /// Renders in a process of its own from now on. There the limits on time, memory and stack hold
@@ -88,6 +87,10 @@ impl ChatTemplate {
 
     /// The template's text for conversations with tools, or without.
     pub fn source(&self, tools: bool) -> &str {
+        &self.template(tools).source
+    }
+
+    fn template(&self, tools: bool) -> &Template {
         self.tools.as_ref().filter(|_| tools).unwrap_or(&self.main)
     }
 
@@ -97,10 +100,10 @@ impl ChatTemplate {
     /// The template fails, for instance because of the order of roles, or exceeds the limits on
     /// time or memory.
     pub fn render(&self, input: &ChatInput) -> Result<ChatPrompt, ChatError> {
-        let source = self.source(input.tools.is_some());
+        let template = self.template(input.tools.is_some());
         match &self.helper {
-            Some(helper) => helper.render(source, input),
-            None => render(source, input),
+            Some(helper) => helper.render(&template.source, input),
+            None => template.render(input),
         }
     }
 }
@@ -121,24 +124,6 @@ pub fn join_messages(messages: &[Value], control: &[String]) -> Result<ChatPromp
         mask.plain(message, text, &mut prompt);
     }
     Ok(prompt)
-}
-
-/// A source that compiles, with Jinja's line ends.
-fn checked(source: &str) -> Result<String, ChatError> {
-    if source.len() > limits::SOURCE {
-        let why = format!("it is longer than {} KiB", limits::SOURCE >> 10);
-        return Err(ChatError::Syntax(why));
-    }
-    let source = source.replace("\r\n", "\n").replace('\r', "\n");
-    let (plain, longest) = source::plain_tags(&source);
-    if longest > limits::TAG {
-        return Err(ChatError::Syntax(format!("a tag is longer than {} KiB", limits::TAG >> 10)));
-    }
-    on_own_stack(move || {
-        let compiled = environment().and_then(|env| env.template_from_str(&plain).map(|_| ()));
-        compiled.map_err(|e| ChatError::Syntax(one_line(&e)))
-    })?;
-    Ok(source)
 }
 
 #[cfg(test)]

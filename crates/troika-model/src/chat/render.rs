@@ -1,10 +1,11 @@
 //! Rendering on a thread of this process.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 
 use minijinja::value::Serde;
-use minijinja::{ErrorKind, Value as Jinja};
+use minijinja::{Environment, Error, ErrorKind, Value as Jinja};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -54,6 +55,7 @@ pub struct ChatInput {
     pub extra: Map<String, Value>,
     /// Spellings of the vocabulary's control tokens: plain text in tools and in messages other than
     /// the assistant's. If the list is empty, they act as the template's markers.
+    #[serde(skip)]
     pub control: Vec<String>,
 }
 
@@ -74,35 +76,74 @@ fn context(input: &ChatInput, mask: &Mask) -> Map<String, Value> {
     context
 }
 
-/// Renders a source on a thread of this process.
-pub(super) fn render(source: &str, input: &ChatInput) -> Result<ChatPrompt, ChatError> {
-    let texts = || input.messages.iter().chain(&input.tools).chain(input.extra.values());
-    let deep = || ChatError::Render("the messages are nested too deeply".into());
-    let bytes = limits::json_size(texts()).ok_or_else(deep)?;
-    let all: Vec<&Value> = texts().collect();
-    let none = || ChatError::Render("the messages hold every private character".into());
-    let mask = Arc::new(Mask::new(&input.control, &all, source).ok_or_else(none)?);
-    let context = context(input, &mask);
-    let (source, _) = plain_tags(&mask.tests(source));
-    let today = input.today;
-    on_own_stack(move || {
-        let rendered = environment().and_then(|mut env| {
-            env.set_fuel(Some(limits::fuel(bytes)));
-            add_functions(&mut env, &mask, today);
-            env.template_from_str(&source)?.render(Jinja::from(Serde(context)))
-        });
-        match rendered {
-            Ok(text) if text.len() as u64 > limits::output(bytes) => {
-                Err(ChatError::Render("its text is too long".into()))
-            }
-            Ok(text) => Ok(mask.remove(text)),
-            Err(e) => Err(ChatError::Render(mask.remove(one_line(&e)).text)),
+/// The name of the template in its environment.
+const NAME: &str = "chat";
+
+/// A template that compiles.
+pub(super) struct Template {
+    /// The source, with Jinja's line ends.
+    pub source: String,
+    /// What renders it, but for the functions of a rendering.
+    compiled: Environment<'static>,
+}
+
+/// An environment with a template.
+fn compiled(source: String) -> Result<Environment<'static>, Error> {
+    let mut env = environment()?;
+    env.add_template_owned(NAME, source)?;
+    Ok(env)
+}
+
+impl Template {
+    pub fn new(source: &str) -> Result<Template, ChatError> {
+        if source.len() > limits::SOURCE {
+            let why = format!("it is longer than {} KiB", limits::SOURCE >> 10);
+            return Err(ChatError::Syntax(why));
         }
-    })
+        let source = source.replace("\r\n", "\n").replace('\r', "\n");
+        let (plain, longest) = plain_tags(&source);
+        if longest > limits::TAG {
+            let why = format!("a tag is longer than {} KiB", limits::TAG >> 10);
+            return Err(ChatError::Syntax(why));
+        }
+        let compiled =
+            on_own_stack(move || compiled(plain).map_err(|e| ChatError::Syntax(one_line(&e))))?;
+        Ok(Template { source, compiled })
+    }
+
+    /// Renders on a thread of this process.
+    pub fn render(&self, input: &ChatInput) -> Result<ChatPrompt, ChatError> {
+        let texts = || input.messages.iter().chain(&input.tools).chain(input.extra.values());
+        let deep = || ChatError::Render("the messages are nested too deeply".into());
+        let bytes = limits::json_size(texts()).ok_or_else(deep)?;
+        let all: Vec<&Value> = texts().collect();
+        let none = || ChatError::Render("the messages hold every private character".into());
+        let mask = Arc::new(Mask::new(&input.control, &all, &self.source).ok_or_else(none)?);
+        let context = context(input, &mask);
+        let env = match mask.tests(&self.source) {
+            Cow::Borrowed(_) => Ok(self.compiled.clone()),
+            Cow::Owned(source) => Err(plain_tags(&source).0),
+        };
+        let today = input.today;
+        on_own_stack(move || {
+            let rendered = env.or_else(compiled).and_then(|mut env| {
+                env.set_fuel(Some(limits::fuel(bytes)));
+                add_functions(&mut env, &mask, today);
+                env.get_template(NAME)?.render(Jinja::from(Serde(context)))
+            });
+            match rendered {
+                Ok(text) if text.len() as u64 > limits::output(bytes) => {
+                    Err(ChatError::Render("its text is too long".into()))
+                }
+                Ok(text) => Ok(mask.remove(text)),
+                Err(e) => Err(ChatError::Render(mask.remove(one_line(&e)).text)),
+            }
+        })
+    }
 }
 
 /// Runs on a thread with a stack of known size, up to the deadline.
-pub(super) fn on_own_stack<T: Send + 'static>(
+fn on_own_stack<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ChatError> + Send + 'static,
 ) -> Result<T, ChatError> {
     let (send, result) = channel();
@@ -121,7 +162,7 @@ pub(super) fn on_own_stack<T: Send + 'static>(
 /// The most characters of a template's own message.
 const MESSAGE: usize = 400;
 
-pub(super) fn one_line(e: &minijinja::Error) -> String {
+fn one_line(e: &minijinja::Error) -> String {
     let mut detail = match (e.kind(), e.detail()) {
         (ErrorKind::OutOfFuel, _) => "it does more work than any conversation needs".to_string(),
         (kind, None) => kind.to_string(),

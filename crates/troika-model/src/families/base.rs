@@ -2,7 +2,7 @@
 
 use troika_graph::{Activation, RopeStyle};
 
-use super::fields::{ConfigError, Fields, bad, unsupported};
+use super::fields::{Fields, Result, bad, unsupported};
 use super::rope::RopeConfig;
 use crate::spec::{Attn, Ffn, Layer, Mlp, ModelSpec, Norm, RopeSpec};
 
@@ -66,10 +66,8 @@ impl Default for Defaults {
     }
 }
 
-type Res<T> = Result<T, ConfigError>;
-
 /// The activation function with a given name.
-pub(super) fn activation(name: &str) -> Res<Activation> {
+pub(super) fn activation(name: &str) -> Result<Activation> {
     Ok(match name {
         "silu" | "swish" => Activation::Silu,
         "gelu" => Activation::Gelu,
@@ -82,8 +80,20 @@ pub(super) fn activation(name: &str) -> Res<Activation> {
     })
 }
 
+impl Layer {
+    /// Layers like this one, with the window where `sliding` says so.
+    pub(super) fn windowed(&self, sliding: &[bool], window: Option<usize>) -> Vec<Layer> {
+        let layer = |sliding: &bool| {
+            let mut layer = self.clone();
+            layer.attn.window = window.filter(|_| *sliding);
+            layer
+        };
+        sliding.iter().map(layer).collect()
+    }
+}
+
 impl<'a> Base<'a> {
-    pub fn read(f: Fields<'a>, source: &'a ConfigSource, d: Defaults) -> Res<Base<'a>> {
+    pub fn read(f: Fields<'a>, source: &'a ConfigSource, d: Defaults) -> Result<Base<'a>> {
         let hidden = f.size("hidden_size")?;
         let heads = f.count("num_attention_heads")?;
         let kv_heads = f.count_opt("num_key_value_heads")?.unwrap_or(heads);
@@ -127,7 +137,7 @@ impl<'a> Base<'a> {
     }
 
     /// The rope that all layers share.
-    pub fn rope(&self) -> Res<RopeSpec> {
+    pub fn rope(&self) -> Result<RopeSpec> {
         let config = RopeConfig::read(self.f, None, self.theta)?;
         let partial = config.partial(1.0)?;
         config.build(self.head_dim, partial, self.source.rope_style(), self.context)
@@ -153,8 +163,14 @@ impl<'a> Base<'a> {
         }
     }
 
+    /// The same with or without biases, as the config says, or else as by `default`.
+    pub fn biased_attn(&self, rope: Option<RopeSpec>, default: bool) -> Result<Attn> {
+        let bias = self.f.flag("attention_bias")?.unwrap_or(default);
+        Ok(Attn { qkv_bias: bias, o_bias: bias, ..self.attn(rope) })
+    }
+
     /// A gated feed-forward of the config's `intermediate_size`.
-    pub fn mlp(&self) -> Res<Mlp> {
+    pub fn mlp(&self) -> Result<Mlp> {
         let inter = self.f.size("intermediate_size")?;
         Ok(Mlp { inter, act: self.act, gated: true, bias: false })
     }
@@ -191,7 +207,7 @@ impl<'a> Base<'a> {
     }
 
     /// Which layers use the sliding window: `layer_types`, or the family's rule.
-    pub fn sliding(&self, rule: impl Fn(usize) -> bool) -> Res<Vec<bool>> {
+    pub fn sliding(&self, rule: impl Fn(usize) -> bool) -> Result<Vec<bool>> {
         let Some(types) = self.f.each_layer("layer_types", self.layers)? else {
             return Ok((0..self.layers).map(rule).collect());
         };
@@ -207,7 +223,7 @@ impl<'a> Base<'a> {
     }
 
     /// `sliding_window`, unless `use_sliding_window` is absent or false; null means none.
-    pub fn optional_window(&self, default: Option<usize>) -> Res<Option<usize>> {
+    pub fn optional_window(&self, default: Option<usize>) -> Result<Option<usize>> {
         if self.f.flag("use_sliding_window")? != Some(true) {
             return Ok(None);
         }

@@ -1,12 +1,10 @@
 //! Dense Llama-like decoders: Llama, InternLM2, Mistral, Qwen2, Qwen3, EXAONE 4, SmolLM3.
 
 use super::base::{Base, ConfigSource, Defaults};
-use super::fields::{ConfigError, Fields, bad};
+use super::fields::{Fields, Result, bad};
 use crate::spec::{Attn, Ffn, Layer, ModelSpec, QkNorm};
 
-type Res = Result<ModelSpec, ConfigError>;
-
-pub(super) fn llama(f: Fields<'_>, source: &ConfigSource) -> Res {
+pub(super) fn llama(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let b = Base::read(f, source, Defaults::default())?;
     let bias = f.flag("attention_bias")?.unwrap_or(false);
     let mut attn = b.attn(Some(b.rope()?));
@@ -21,14 +19,14 @@ pub(super) fn llama(f: Fields<'_>, source: &ConfigSource) -> Res {
     Ok(b.model("llama", vec![layer; b.layers]))
 }
 
-pub(super) fn internlm2(f: Fields<'_>, source: &ConfigSource) -> Res {
+pub(super) fn internlm2(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let b = Base::read(f, source, Defaults::default())?;
     f.refuse_flag("bias")?;
     let layer = b.layer(b.attn(Some(b.rope()?)), Ffn::Dense(b.mlp()?));
     Ok(b.model("internlm2", vec![layer; b.layers]))
 }
 
-pub(super) fn mistral(f: Fields<'_>, source: &ConfigSource) -> Res {
+pub(super) fn mistral(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let b = Base::read(f, source, Defaults { context: 131_072, ..Defaults::default() })?;
     let mut attn = b.attn(Some(b.rope()?));
     attn.window = f.window_or("sliding_window", Some(4096))?;
@@ -37,38 +35,31 @@ pub(super) fn mistral(f: Fields<'_>, source: &ConfigSource) -> Res {
 }
 
 /// Layers that are alike but for a window: by default those from `max_window_layers` on have one.
-fn windowed(b: &Base<'_>, attn: &Attn) -> Result<Vec<Layer>, ConfigError> {
+fn windowed(b: &Base<'_>, attn: Attn) -> Result<Vec<Layer>> {
     let window = b.optional_window(Some(4096))?;
     let from = b.f.count_opt("max_window_layers")?.unwrap_or(28);
     let sliding = b.sliding(|i| window.is_some() && i >= from)?;
-    let mlp = b.mlp()?;
-    let layer = |s: bool| {
-        let attn = Attn { window: window.filter(|_| s), ..attn.clone() };
-        b.layer(attn, Ffn::Dense(mlp))
-    };
-    Ok(sliding.into_iter().map(layer).collect())
+    Ok(b.layer(attn, Ffn::Dense(b.mlp()?)).windowed(&sliding, window))
 }
 
-pub(super) fn qwen2(f: Fields<'_>, source: &ConfigSource) -> Res {
+pub(super) fn qwen2(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let b = Base::read(f, source, Defaults { context: 32_768, ..Defaults::default() })?;
     let mut attn = b.attn(Some(b.rope()?));
     attn.qkv_bias = true;
-    Ok(b.model("qwen2", windowed(&b, &attn)?))
+    Ok(b.model("qwen2", windowed(&b, attn)?))
 }
 
-pub(super) fn qwen3(f: Fields<'_>, source: &ConfigSource) -> Res {
+pub(super) fn qwen3(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let d = Defaults { context: 32_768, head_dim: Some(128), ..Defaults::default() };
     let b = Base::read(f, source, d)?;
-    let mut attn = b.attn(Some(b.rope()?));
-    let bias = f.flag("attention_bias")?.unwrap_or(false);
-    (attn.qkv_bias, attn.o_bias) = (bias, bias);
+    let mut attn = b.biased_attn(Some(b.rope()?), false)?;
     attn.qk_norm = Some(QkNorm { norm: b.rms(), per_head: true });
-    Ok(b.model("qwen3", windowed(&b, &attn)?))
+    Ok(b.model("qwen3", windowed(&b, attn)?))
 }
 
 /// EXAONE 4: norms after attention and feed-forward. In hybrid models only layers with a window use
 /// rope.
-pub(super) fn exaone4(f: Fields<'_>, source: &ConfigSource) -> Res {
+pub(super) fn exaone4(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let b = Base::read(f, source, Defaults { eps: 1e-5, ..Defaults::default() })?;
     let window = f.window_or("sliding_window", Some(4096))?;
     let pattern = window_pattern(f, b.layers)?;
@@ -90,7 +81,7 @@ pub(super) fn exaone4(f: Fields<'_>, source: &ConfigSource) -> Res {
 
 /// `sliding_window_pattern`: a number n makes every n-th layer global; letters (`LLLG`) do the same
 /// and also make the last layer global.
-fn window_pattern(f: Fields<'_>, layers: usize) -> Result<Box<dyn Fn(usize) -> bool>, ConfigError> {
+fn window_pattern(f: Fields<'_>, layers: usize) -> Result<Box<dyn Fn(usize) -> bool>> {
     if let Some(letters) = f.get("sliding_window_pattern").and_then(|v| v.as_str()) {
         let local: Vec<bool> = letters.chars().map(|c| c == 'L').collect();
         if local.is_empty() || letters.chars().any(|c| c != 'L' && c != 'G') {
@@ -103,7 +94,7 @@ fn window_pattern(f: Fields<'_>, layers: usize) -> Result<Box<dyn Fn(usize) -> b
     Ok(Box::new(move |i| every > 0 && !(i + 1).is_multiple_of(every)))
 }
 
-pub(super) fn smollm3(f: Fields<'_>, source: &ConfigSource) -> Res {
+pub(super) fn smollm3(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let d = Defaults { theta: 2e6, tied: true, context: 32_768, ..Defaults::default() };
     let b = Base::read(f, source, d)?;
     let interval = f.count_opt("no_rope_layer_interval")?.unwrap_or(4).max(1);
@@ -120,15 +111,12 @@ pub(super) fn smollm3(f: Fields<'_>, source: &ConfigSource) -> Res {
     };
     let window = b.optional_window(None)?;
     let sliding = b.sliding(|i| window.is_some() && !with_rope[i])?;
-    let bias = f.flag("attention_bias")?.unwrap_or(false);
-    let rope = b.rope()?;
     let mut mlp = b.mlp()?;
     mlp.bias = f.flag("mlp_bias")?.unwrap_or(false);
-    let layers = sliding.into_iter().zip(with_rope).map(|(s, with_rope)| {
-        let mut attn = b.attn(with_rope.then(|| rope.clone()));
-        (attn.qkv_bias, attn.o_bias) = (bias, bias);
-        attn.window = window.filter(|_| s);
-        b.layer(attn, Ffn::Dense(mlp))
-    });
-    Ok(b.model("smollm3", layers.collect()))
+    let layer = b.layer(b.biased_attn(Some(b.rope()?), false)?, Ffn::Dense(mlp));
+    let mut layers = layer.windowed(&sliding, window);
+    for (layer, _) in layers.iter_mut().zip(&with_rope).filter(|(_, with_rope)| !**with_rope) {
+        layer.attn.rope = None;
+    }
+    Ok(b.model("smollm3", layers))
 }

@@ -28,6 +28,9 @@ pub enum ConfigError {
     },
 }
 
+/// What reads a config.
+pub(super) type Result<T, E = ConfigError> = std::result::Result<T, E>;
+
 /// The limit of widths, counts and similar, so that products of a few cannot overflow.
 const MAX_SIZE: u64 = 1 << 24;
 /// The limit of layers and experts.
@@ -38,8 +41,6 @@ const MAX_CONTEXT: u64 = 1 << 31;
 /// The fields of a config object.
 #[derive(Clone, Copy)]
 pub(super) struct Fields<'a>(pub &'a Map<String, Value>);
-
-type Res<T> = Result<T, ConfigError>;
 
 pub(super) fn bad(field: &str, value: impl ToString, problem: impl Into<String>) -> ConfigError {
     ConfigError::Bad { field: field.into(), value: value.to_string(), problem: problem.into() }
@@ -55,7 +56,7 @@ impl<'a> Fields<'a> {
         self.0.get(name).filter(|v| !v.is_null())
     }
 
-    fn integer(&self, name: &str, low: u64, high: u64) -> Res<Option<usize>> {
+    fn integer(&self, name: &str, low: u64, high: u64) -> Result<Option<usize>> {
         let Some(v) = self.get(name) else { return Ok(None) };
         match v.as_u64() {
             Some(n) if (low..=high).contains(&n) => Ok(Some(n as usize)),
@@ -64,34 +65,34 @@ impl<'a> Fields<'a> {
     }
 
     /// A width or size of at least 1.
-    pub fn size(&self, name: &str) -> Res<usize> {
+    pub fn size(&self, name: &str) -> Result<usize> {
         self.size_opt(name)?.ok_or_else(|| ConfigError::Missing(name.into()))
     }
 
-    pub fn size_opt(&self, name: &str) -> Res<Option<usize>> {
+    pub fn size_opt(&self, name: &str) -> Result<Option<usize>> {
         self.integer(name, 1, MAX_SIZE)
     }
 
     /// A number of layers, experts or groups; may be 0.
-    pub fn count_opt(&self, name: &str) -> Res<Option<usize>> {
+    pub fn count_opt(&self, name: &str) -> Result<Option<usize>> {
         self.integer(name, 0, MAX_COUNT)
     }
 
-    pub fn count(&self, name: &str) -> Res<usize> {
+    pub fn count(&self, name: &str) -> Result<usize> {
         let n = self.count_opt(name)?.ok_or_else(|| ConfigError::Missing(name.into()))?;
         if n == 0 { Err(bad(name, n, "not at least 1")) } else { Ok(n) }
     }
 
-    pub fn context(&self, name: &str) -> Res<Option<usize>> {
+    pub fn context(&self, name: &str) -> Result<Option<usize>> {
         self.integer(name, 1, MAX_CONTEXT)
     }
 
     /// A sliding window; 0 means none.
-    pub fn window(&self, name: &str) -> Res<Option<usize>> {
+    pub fn window(&self, name: &str) -> Result<Option<usize>> {
         Ok(self.integer(name, 0, MAX_CONTEXT)?.filter(|&w| w > 0))
     }
 
-    pub fn number(&self, name: &str) -> Res<Option<f64>> {
+    pub fn number(&self, name: &str) -> Result<Option<f64>> {
         let Some(v) = self.get(name) else { return Ok(None) };
         match v.as_f64() {
             Some(n) if n.is_finite() && n.abs() <= 1e30 => Ok(Some(n)),
@@ -99,7 +100,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    pub fn positive(&self, name: &str) -> Res<Option<f64>> {
+    pub fn positive(&self, name: &str) -> Result<Option<f64>> {
         match self.number(name)? {
             Some(n) if n <= 0.0 => Err(bad(name, n, "not more than 0")),
             // It would become 0 in single precision.
@@ -108,28 +109,28 @@ impl<'a> Fields<'a> {
         }
     }
 
-    pub fn flag(&self, name: &str) -> Res<Option<bool>> {
+    pub fn flag(&self, name: &str) -> Result<Option<bool>> {
         let Some(v) = self.get(name) else { return Ok(None) };
         v.as_bool().map(Some).ok_or_else(|| bad(name, v, "neither true nor false"))
     }
 
-    pub fn text(&self, name: &str) -> Res<Option<&'a str>> {
+    pub fn text(&self, name: &str) -> Result<Option<&'a str>> {
         let Some(v) = self.get(name) else { return Ok(None) };
         v.as_str().map(Some).ok_or_else(|| bad(name, v, "not text"))
     }
 
-    pub fn object(&self, name: &str) -> Res<Option<Fields<'a>>> {
+    pub fn object(&self, name: &str) -> Result<Option<Fields<'a>>> {
         let Some(v) = self.get(name) else { return Ok(None) };
         v.as_object().map(|o| Some(Fields(o))).ok_or_else(|| bad(name, v, "not an object"))
     }
 
     /// Like [`Fields::window`], with a default if absent (null still means none).
-    pub fn window_or(&self, name: &str, default: Option<usize>) -> Res<Option<usize>> {
+    pub fn window_or(&self, name: &str, default: Option<usize>) -> Result<Option<usize>> {
         if self.0.contains_key(name) { self.window(name) } else { Ok(default) }
     }
 
     /// A list with at least one entry per layer, truncated to the layers.
-    pub fn per_layer(&self, name: &str, layers: usize) -> Res<Option<&'a [Value]>> {
+    pub fn per_layer(&self, name: &str, layers: usize) -> Result<Option<&'a [Value]>> {
         let Some(v) = self.get(name) else { return Ok(None) };
         let list = v.as_array().ok_or_else(|| bad(name, v, "not a list"))?;
         match list.get(..layers) {
@@ -142,7 +143,7 @@ impl<'a> Fields<'a> {
     }
 
     /// A list with exactly one entry per layer.
-    pub fn each_layer(&self, name: &str, layers: usize) -> Res<Option<&'a [Value]>> {
+    pub fn each_layer(&self, name: &str, layers: usize) -> Result<Option<&'a [Value]>> {
         let Some(v) = self.get(name) else { return Ok(None) };
         let list = v.as_array().ok_or_else(|| bad(name, v, "not a list"))?;
         if list.len() != layers {
@@ -153,7 +154,7 @@ impl<'a> Fields<'a> {
     }
 
     /// A list of finite numbers.
-    pub fn numbers(&self, name: &str) -> Res<Option<Vec<f64>>> {
+    pub fn numbers(&self, name: &str) -> Result<Option<Vec<f64>>> {
         let Some(v) = self.get(name) else { return Ok(None) };
         let list = v.as_array().ok_or_else(|| bad(name, v, "not a list"))?;
         let number = |v: &Value| v.as_f64().filter(|n| n.is_finite());
@@ -162,7 +163,7 @@ impl<'a> Fields<'a> {
     }
 
     /// Refuses a feature unless its field is absent, false or null.
-    pub fn refuse_flag(&self, name: &str) -> Res<()> {
+    pub fn refuse_flag(&self, name: &str) -> Result<()> {
         match self.flag(name)? {
             Some(true) => Err(unsupported(format!("{name} = true"), "false")),
             _ => Ok(()),

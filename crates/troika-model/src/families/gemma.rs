@@ -2,18 +2,16 @@
 //! alternating windows.
 
 use super::base::{Base, ConfigSource, Defaults, activation};
-use super::fields::{ConfigError, Fields};
+use super::fields::{Fields, Result};
 use super::rope::RopeConfig;
 use crate::spec::{Ffn, Layer, ModelSpec, Norm, QkNorm};
-
-type Res = Result<ModelSpec, ConfigError>;
 
 fn read<'a>(
     f: Fields<'a>,
     source: &'a ConfigSource,
     head_dim: usize,
     context: usize,
-) -> Result<Base<'a>, ConfigError> {
+) -> Result<Base<'a>> {
     let act = "gelu_pytorch_tanh";
     let head_dim = Some(head_dim);
     let mut b = Base::read(
@@ -29,11 +27,7 @@ fn read<'a>(
 }
 
 /// Gemma 2 and 3 read their activation from another field only.
-fn read_newer<'a>(
-    f: Fields<'a>,
-    source: &'a ConfigSource,
-    context: usize,
-) -> Result<Base<'a>, ConfigError> {
+fn read_newer<'a>(f: Fields<'a>, source: &'a ConfigSource, context: usize) -> Result<Base<'a>> {
     let mut b = read(f, source, 256, context)?;
     b.act = activation(f.text("hidden_activation")?.unwrap_or("gelu_pytorch_tanh"))?;
     Ok(b)
@@ -56,21 +50,19 @@ fn sandwich(b: &Base<'_>, mut layer: Layer) -> Layer {
     layer
 }
 
-pub(super) fn gemma(f: Fields<'_>, source: &ConfigSource) -> Res {
+pub(super) fn gemma(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let b = read(f, source, 256, 8192)?;
-    let mut attn = b.attn(Some(b.rope()?));
-    let bias = f.flag("attention_bias")?.unwrap_or(false);
-    (attn.qkv_bias, attn.o_bias) = (bias, bias);
+    let attn = b.biased_attn(Some(b.rope()?), false)?;
     let mut layer = b.layer(attn, Ffn::Dense(b.mlp()?));
     (layer.attn_pre, layer.ffn_pre) = (Some(norm(&b)), Some(norm(&b)));
     Ok(model(&b, "gemma", vec![layer; b.layers]))
 }
 
-pub(super) fn gemma2(f: Fields<'_>, source: &ConfigSource) -> Res {
+pub(super) fn gemma2(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let b = read_newer(f, source, 8192)?;
     let window = f.window_or("sliding_window", Some(4096))?;
     let sliding = b.sliding(|i| i.is_multiple_of(2))?;
-    let cap = |name, default| -> Result<Option<f32>, ConfigError> {
+    let cap = |name, default| -> Result<Option<f32>> {
         if f.0.contains_key(name) {
             Ok(f.positive(name)?.map(|c| c as f32))
         } else {
@@ -78,23 +70,16 @@ pub(super) fn gemma2(f: Fields<'_>, source: &ConfigSource) -> Res {
         }
     };
     let scalar = f.positive("query_pre_attn_scalar")?.unwrap_or(256.0);
-    let mut attn = b.attn(Some(b.rope()?));
-    let bias = f.flag("attention_bias")?.unwrap_or(false);
-    (attn.qkv_bias, attn.o_bias) = (bias, bias);
+    let mut attn = b.biased_attn(Some(b.rope()?), false)?;
     attn.scale = scalar.powf(-0.5) as f32;
     attn.softcap = cap("attn_logit_softcapping", 50.0)?;
-    let mlp = b.mlp()?;
-    let layers = sliding.into_iter().map(|s| {
-        let mut attn = attn.clone();
-        attn.window = window.filter(|_| s);
-        sandwich(&b, b.layer(attn, Ffn::Dense(mlp)))
-    });
-    let mut m = model(&b, "gemma2", layers.collect());
+    let layer = sandwich(&b, b.layer(attn, Ffn::Dense(b.mlp()?)));
+    let mut m = model(&b, "gemma2", layer.windowed(&sliding, window));
     m.logit_softcap = cap("final_logit_softcapping", 30.0)?;
     Ok(m)
 }
 
-pub(super) fn gemma3(f: Fields<'_>, source: &ConfigSource) -> Res {
+pub(super) fn gemma3(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let mut b = read_newer(f, source, 131_072)?;
     b.theta = 1e6;
     let window = f.window_or("sliding_window", Some(4096))?;
@@ -109,20 +94,16 @@ pub(super) fn gemma3(f: Fields<'_>, source: &ConfigSource) -> Res {
     let style = source.rope_style();
     let global = global.build(b.head_dim, 1.0, style, b.context)?;
     let local = local.build(b.head_dim, 1.0, style, b.context)?;
-    let mut attn = b.attn(None);
-    let bias = f.flag("attention_bias")?.unwrap_or(false);
-    (attn.qkv_bias, attn.o_bias) = (bias, bias);
+    let mut attn = b.biased_attn(None, false)?;
     attn.scale = f.positive("query_pre_attn_scalar")?.unwrap_or(256.0).powf(-0.5) as f32;
     // The library reads `attn_logit_softcapping` but does not apply it in this family.
     attn.qk_norm = Some(QkNorm { norm: norm(&b), per_head: true });
-    let mlp = b.mlp()?;
-    let layers = sliding.into_iter().map(|s| {
-        let mut attn = attn.clone();
-        attn.window = window.filter(|_| s);
-        attn.rope = Some(if s { local.clone() } else { global.clone() });
-        sandwich(&b, b.layer(attn, Ffn::Dense(mlp)))
-    });
-    let mut m = model(&b, "gemma3_text", layers.collect());
+    let layer = sandwich(&b, b.layer(attn, Ffn::Dense(b.mlp()?)));
+    let mut layers = layer.windowed(&sliding, window);
+    for (layer, sliding) in layers.iter_mut().zip(sliding) {
+        layer.attn.rope = Some(if sliding { local.clone() } else { global.clone() });
+    }
+    let mut m = model(&b, "gemma3_text", layers);
     m.logit_softcap = f.positive("final_logit_softcapping")?.map(|c| c as f32);
     Ok(m)
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 use troika_graph::{DType, blocks};
 
-use super::fields::{ConfigError, bad, unsupported};
+use super::fields::{ConfigError, Result, bad, unsupported};
 use crate::spec::ModelSpec;
 use crate::spec::{Checkpoint, GgufMeta, GgufValue};
 
@@ -58,8 +58,6 @@ const RENAMED: &[(&str, &str)] = &[
     ("leading_dense_block_count", "first_k_dense_replace"),
 ];
 
-type Res<T> = Result<T, ConfigError>;
-
 fn to_json(v: &GgufValue) -> Value {
     match v {
         GgufValue::Uint(n) => json!(n),
@@ -74,7 +72,7 @@ fn to_json(v: &GgufValue) -> Value {
 }
 
 /// Turns a per-layer list of one repeated value into that value, without copying long lists.
-fn uniform(key: &str, v: &GgufValue) -> Res<Value> {
+fn uniform(key: &str, v: &GgufValue) -> Result<Value> {
     let list = match v {
         GgufValue::Array(list) => list,
         GgufValue::Texts(_) => return Err(bad(key, "a list of texts", "not a number")),
@@ -95,7 +93,7 @@ pub(super) fn interleaved(meta: &GgufMeta) -> bool {
 pub(super) fn config(
     meta: &GgufMeta,
     files: &dyn Checkpoint,
-) -> Res<(&'static str, Map<String, Value>)> {
+) -> Result<(&'static str, Map<String, Value>)> {
     let arch = meta
         .architecture()
         .ok_or_else(|| ConfigError::Missing("general.architecture in the GGUF metadata".into()))?;
@@ -148,7 +146,7 @@ const TELLING: [&str; 10] = [
     "rope_factors_short.weight",
 ];
 
-fn refuse_unusable(files: &dyn Checkpoint) -> Res<()> {
+fn refuse_unusable(files: &dyn Checkpoint) -> Result<()> {
     for name in TELLING {
         if let Some(kind) = files.unusable(name) {
             let supported = "F32, F16, BF16 and the block types of the documentation";
@@ -166,7 +164,7 @@ fn refuse_unusable(files: &dyn Checkpoint) -> Res<()> {
 
 /// Checks that numbers under the architecture's keys are finite. Otherwise a non-finite one would
 /// count as absent.
-fn refuse_numbers(meta: &GgufMeta) -> Res<()> {
+fn refuse_numbers(meta: &GgufMeta) -> Result<()> {
     let Some(arch) = meta.architecture() else { return Ok(()) };
     for (key, value) in &meta.0 {
         let own = key.strip_prefix(arch).is_some_and(|rest| rest.starts_with('.'));
@@ -197,7 +195,7 @@ const NUMBERS: [&str; 9] = [
 ];
 
 /// Only latent attention has keys and values of different widths.
-fn refuse_widths(meta: &GgufMeta, family: &str) -> Res<()> {
+fn refuse_widths(meta: &GgufMeta, family: &str) -> Result<()> {
     let keys = meta.integer("attention.key_length");
     if let Some((k, v)) = keys.zip(meta.integer("attention.value_length"))
         && k != v
@@ -218,7 +216,7 @@ fn rope(
     meta: &GgufMeta,
     files: &dyn Checkpoint,
     c: &mut Map<String, Value>,
-) -> Res<()> {
+) -> Result<()> {
     let mut p = Map::new();
     // llama.cpp's default if the file has none.
     p.insert("rope_theta".into(), json!(meta.number("rope.freq_base").unwrap_or(10_000.0)));
@@ -259,7 +257,7 @@ fn rope(
 }
 
 /// The fields of linear and yarn scaling.
-fn scaling(meta: &GgufMeta, p: &mut Map<String, Value>) -> Res<()> {
+fn scaling(meta: &GgufMeta, p: &mut Map<String, Value>) -> Result<()> {
     match meta.arch("rope.scaling.type").and_then(GgufValue::as_str) {
         Some("yarn") => {
             for (from, to) in [
@@ -303,7 +301,7 @@ fn floats(files: &dyn Checkpoint, name: &str) -> Option<Vec<f32>> {
 }
 
 /// Facts that files of some architectures omit.
-fn family_facts(family: &str, meta: &GgufMeta, c: &mut Map<String, Value>) -> Res<()> {
+fn family_facts(family: &str, meta: &GgufMeta, c: &mut Map<String, Value>) -> Result<()> {
     let number = |name: &str| c.get(name).and_then(Value::as_u64).unwrap_or(0);
     let layers = number("num_hidden_layers");
     let (heads, hidden) = (number("num_attention_heads").max(1), number("hidden_size"));
@@ -379,7 +377,7 @@ fn gemma3_ropes(meta: &GgufMeta, c: &mut Map<String, Value>) {
     c.insert("rope_parameters".into(), ropes);
 }
 
-fn deepseek(meta: &GgufMeta, c: &mut Map<String, Value>) -> Res<()> {
+fn deepseek(meta: &GgufMeta, c: &mut Map<String, Value>) -> Result<()> {
     match meta.integer("expert_gating_func") {
         None | Some(0 | 1) => {}
         Some(other) => {
@@ -435,7 +433,7 @@ fn deepseek(meta: &GgufMeta, c: &mut Map<String, Value>) -> Res<()> {
 }
 
 /// Llama 3's frequency factors are in a tensor: each divides one frequency.
-pub(super) fn apply_rope_factors(spec: &mut ModelSpec, files: &dyn Checkpoint) -> Res<()> {
+pub(super) fn apply_rope_factors(spec: &mut ModelSpec, files: &dyn Checkpoint) -> Result<()> {
     let Some(factors) = floats(files, "rope_freqs.weight") else { return Ok(()) };
     // Layers that shared a list of frequencies share the new one.
     let mut made: Option<[Arc<[f32]>; 2]> = None;

@@ -26,7 +26,7 @@ pub use fields::ConfigError;
 pub use names::{Candidates, TensorNames, needs_no_place};
 
 use base::ConfigSource;
-use fields::{Fields, bad, unsupported};
+use fields::{Fields, Result, bad, unsupported};
 
 /// A model's description and the names of its tensors.
 pub struct DescribedModel {
@@ -43,7 +43,7 @@ pub struct DescribedModel {
 /// list of their weights stays small.
 const MAX_PARTS: usize = 1 << 18;
 
-type FamilyFn = fn(Fields<'_>, &ConfigSource) -> Result<ModelSpec, ConfigError>;
+type FamilyFn = fn(Fields<'_>, &ConfigSource) -> Result<ModelSpec>;
 
 /// Every supported `model_type` with the function that reads it.
 const FAMILIES: &[(&str, FamilyFn)] = &[
@@ -73,7 +73,7 @@ pub fn supported() -> Vec<&'static str> {
     FAMILIES.iter().map(|f| f.0).collect()
 }
 
-fn family(name: &str) -> Result<FamilyFn, ConfigError> {
+fn family(name: &str) -> Result<FamilyFn> {
     match FAMILIES.iter().find(|f| f.0 == name) {
         Some(f) => Ok(f.1),
         None => Err(unsupported(format!("model_type {name:?}"), supported().join(", "))),
@@ -84,7 +84,7 @@ fn family(name: &str) -> Result<FamilyFn, ConfigError> {
 ///
 /// # Errors
 /// An unknown `model_type`, or a field that is missing, impossible or unsupported.
-pub fn from_config(config: &Value) -> Result<DescribedModel, ConfigError> {
+pub fn from_config(config: &Value) -> Result<DescribedModel> {
     let object = config.as_object().ok_or_else(|| bad("config", "this", "not a JSON object"))?;
     let outer = Fields(object);
     // Multimodal configs have the language model's fields in a separate object.
@@ -113,7 +113,7 @@ pub fn from_config(config: &Value) -> Result<DescribedModel, ConfigError> {
 ///
 /// # Errors
 /// Those of [`from_config`].
-pub fn from_gguf(meta: &GgufMeta, files: &dyn Checkpoint) -> Result<DescribedModel, ConfigError> {
+pub fn from_gguf(meta: &GgufMeta, files: &dyn Checkpoint) -> Result<DescribedModel> {
     let (name, config) = gguf::config(meta, files)?;
     let source = ConfigSource::Gguf { interleaved: gguf::interleaved(meta) };
     let mut spec = family(name)?(Fields(&config), &source)?;
@@ -123,7 +123,7 @@ pub fn from_gguf(meta: &GgufMeta, files: &dyn Checkpoint) -> Result<DescribedMod
 }
 
 /// Refuses combinations of fields that are possible individually but too large together.
-fn possible(spec: &ModelSpec) -> Result<(), ConfigError> {
+fn possible(spec: &ModelSpec) -> Result<()> {
     let (mut experts, mut heads) = (0usize, 0usize);
     for layer in &spec.layers {
         if let Ffn::Moe(moe) = &layer.ffn {

@@ -4,11 +4,9 @@ use serde_json::{Value, json};
 use troika_graph::{Activation, RopeStyle, Score};
 
 use super::base::{Base, ConfigSource, Defaults};
-use super::fields::{ConfigError, Fields, bad, unsupported};
+use super::fields::{Fields, Result, bad, unsupported};
 use super::rope::RopeConfig;
 use crate::spec::{Ffn, Latent, Mlp, ModelSpec, Moe, Norm, QkNorm, SharedExpert};
-
-type Res = Result<ModelSpec, ConfigError>;
 
 /// How many experts there are, and how many of them a token uses.
 #[derive(Clone, Copy)]
@@ -18,11 +16,7 @@ pub(super) struct ExpertCount {
 }
 
 /// The number of experts, by any of its names, and the number chosen per token.
-pub(super) fn experts(
-    f: Fields<'_>,
-    experts: usize,
-    top_k: usize,
-) -> Result<ExpertCount, ConfigError> {
+pub(super) fn experts(f: Fields<'_>, experts: usize, top_k: usize) -> Result<ExpertCount> {
     let mut n = experts;
     for name in ["num_experts", "num_local_experts", "n_routed_experts"] {
         if let Some(found) = f.count_opt(name)? {
@@ -37,7 +31,7 @@ pub(super) fn experts(
     Ok(ExpertCount { experts: n, top_k: k })
 }
 
-fn moe(b: &Base<'_>, count: ExpertCount, inter: usize, normalize: bool) -> Moe {
+pub(super) fn moe(b: &Base<'_>, count: ExpertCount, inter: usize, normalize: bool) -> Moe {
     Moe {
         experts: count.experts,
         top_k: count.top_k,
@@ -53,7 +47,7 @@ fn moe(b: &Base<'_>, count: ExpertCount, inter: usize, normalize: bool) -> Moe {
     }
 }
 
-pub(super) fn mixtral(f: Fields<'_>, source: &ConfigSource) -> Res {
+pub(super) fn mixtral(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let d = Defaults { theta: 1e6, eps: 1e-5, context: 131_072, ..Defaults::default() };
     let b = Base::read(f, source, d)?;
     let mut attn = b.attn(Some(b.rope()?));
@@ -64,14 +58,14 @@ pub(super) fn mixtral(f: Fields<'_>, source: &ConfigSource) -> Res {
 }
 
 /// Which layers are dense: those in a list, and all except every n-th.
-fn dense_layers(b: &Base<'_>) -> Result<Vec<bool>, ConfigError> {
+fn dense_layers(b: &Base<'_>) -> Result<Vec<bool>> {
     let step = b.f.count_opt("decoder_sparse_step")?.unwrap_or(1).max(1);
     let listed = b.f.numbers("mlp_only_layers")?.unwrap_or_default();
     let dense = |i: usize| listed.contains(&(i as f64)) || !(i + 1).is_multiple_of(step);
     Ok((0..b.layers).map(dense).collect())
 }
 
-pub(super) fn qwen2_moe(f: Fields<'_>, source: &ConfigSource) -> Res {
+pub(super) fn qwen2_moe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let b = Base::read(f, source, Defaults { context: 32_768, ..Defaults::default() })?;
     let window = b.optional_window(Some(4096))?;
     let until = f.count_opt("max_window_layers")?.unwrap_or(28);
@@ -94,11 +88,9 @@ pub(super) fn qwen2_moe(f: Fields<'_>, source: &ConfigSource) -> Res {
     Ok(b.model("qwen2_moe", layers))
 }
 
-pub(super) fn qwen3_moe(f: Fields<'_>, source: &ConfigSource) -> Res {
+pub(super) fn qwen3_moe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let b = Base::read(f, source, Defaults { context: 32_768, ..Defaults::default() })?;
-    let mut attn = b.attn(Some(b.rope()?));
-    let bias = f.flag("attention_bias")?.unwrap_or(false);
-    (attn.qkv_bias, attn.o_bias) = (bias, bias);
+    let mut attn = b.biased_attn(Some(b.rope()?), false)?;
     attn.qk_norm = Some(QkNorm { norm: b.rms(), per_head: true });
     attn.window = b.optional_window(Some(4096))?;
     let inter = f.size_opt("moe_intermediate_size")?.unwrap_or(768);
@@ -112,11 +104,9 @@ pub(super) fn qwen3_moe(f: Fields<'_>, source: &ConfigSource) -> Res {
     Ok(b.model("qwen3_moe", layers))
 }
 
-pub(super) fn olmoe(f: Fields<'_>, source: &ConfigSource) -> Res {
+pub(super) fn olmoe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let b = Base::read(f, source, Defaults { eps: 1e-5, context: 4096, ..Defaults::default() })?;
-    let mut attn = b.attn(Some(b.rope()?));
-    let bias = f.flag("attention_bias")?.unwrap_or(false);
-    (attn.qkv_bias, attn.o_bias) = (bias, bias);
+    let mut attn = b.biased_attn(Some(b.rope()?), false)?;
     attn.qk_norm = Some(QkNorm { norm: b.rms(), per_head: false });
     attn.clip_qkv = f.positive("clip_qkv")?.map(|c| c as f32);
     let normalize = f.flag("norm_topk_prob")?.unwrap_or(false);
@@ -126,7 +116,7 @@ pub(super) fn olmoe(f: Fields<'_>, source: &ConfigSource) -> Res {
 }
 
 /// DeepSeek-V2: latent attention, dense first layers, shared experts.
-pub(super) fn deepseek_v2(f: Fields<'_>, source: &ConfigSource) -> Res {
+pub(super) fn deepseek_v2(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let nope = f.size_opt("qk_nope_head_dim")?.unwrap_or(128);
     let rope_dim = f.size_opt("qk_rope_head_dim")?.unwrap_or(64);
     let head_dim = Some(nope + rope_dim);
@@ -171,7 +161,7 @@ pub(super) fn deepseek_v2(f: Fields<'_>, source: &ConfigSource) -> Res {
     Ok(b.model("deepseek_v2", layers))
 }
 
-fn expert_groups(f: Fields<'_>, moe: &Moe) -> Result<Option<(usize, usize)>, ConfigError> {
+fn expert_groups(f: Fields<'_>, moe: &Moe) -> Result<Option<(usize, usize)>> {
     match f.text("topk_method")?.unwrap_or("greedy") {
         "greedy" => return Ok(None),
         "group_limited_greedy" => {}
@@ -202,7 +192,7 @@ fn gpt_oss_rope() -> Value {
 }
 
 /// gpt-oss: sinks, biases everywhere, clamped gated activation, alternating windows.
-pub(super) fn gpt_oss(f: Fields<'_>, source: &ConfigSource) -> Res {
+pub(super) fn gpt_oss(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let d = Defaults {
         theta: 150_000.0,
         eps: 1e-5,
@@ -222,19 +212,14 @@ pub(super) fn gpt_oss(f: Fields<'_>, source: &ConfigSource) -> Res {
     let b = Base::read(f, source, d)?;
     let window = f.window_or("sliding_window", Some(128))?;
     let sliding = b.sliding(|i| i.is_multiple_of(2))?;
-    let mut attn = b.attn(Some(b.rope()?));
-    let bias = f.flag("attention_bias")?.unwrap_or(true);
-    (attn.qkv_bias, attn.o_bias, attn.sinks) = (bias, bias, true);
+    let mut attn = b.biased_attn(Some(b.rope()?), true)?;
+    attn.sinks = true;
     let mut moe = moe(&b, experts(f, 128, 4)?, f.size("intermediate_size")?, false);
     moe.act = Activation::ClampedSwiglu {
         alpha: f.positive("swiglu_alpha")?.unwrap_or(1.702) as f32,
         limit: f.positive("swiglu_limit")?.unwrap_or(7.0) as f32,
     };
     (moe.score, moe.bias, moe.router_bias) = (Score::TopKSoftmax, true, true);
-    let layers = sliding.into_iter().map(|s| {
-        let mut attn = attn.clone();
-        attn.window = window.filter(|_| s);
-        b.layer(attn, Ffn::Moe(moe.clone()))
-    });
-    Ok(b.model("gpt_oss", layers.collect()))
+    let layer = b.layer(attn, Ffn::Moe(moe));
+    Ok(b.model("gpt_oss", layer.windowed(&sliding, window)))
 }

@@ -3,14 +3,12 @@
 use troika_graph::Score;
 
 use super::base::{Base, ConfigSource, Defaults};
-use super::fields::{ConfigError, Fields, bad};
-use super::moe::{ExpertCount, experts};
+use super::fields::{Fields, Result, bad};
+use super::moe::{experts, moe};
 use super::rope::RopeConfig;
-use crate::spec::{Ffn, Mlp, ModelSpec, Moe, Norm, QkNorm};
+use crate::spec::{Ffn, Mlp, ModelSpec, Norm, QkNorm};
 
-type Res = Result<ModelSpec, ConfigError>;
-
-pub(super) fn phi(f: Fields<'_>, source: &ConfigSource) -> Res {
+pub(super) fn phi(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let mut b = Base::read(f, source, Defaults { act: "gelu_new", ..Defaults::default() })?;
     b.eps = f.positive("layer_norm_eps")?.unwrap_or(1e-5) as f32;
     let norm = Norm::Layer { eps: b.eps, bias: true };
@@ -30,7 +28,7 @@ pub(super) fn phi(f: Fields<'_>, source: &ConfigSource) -> Res {
     Ok(m)
 }
 
-pub(super) fn phi3(f: Fields<'_>, source: &ConfigSource) -> Res {
+pub(super) fn phi3(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let b = Base::read(f, source, Defaults { eps: 1e-5, context: 4096, ..Defaults::default() })?;
     let rope = RopeConfig::read(f, None, b.theta)?.phi3();
     let rope = rope.build(b.head_dim, rope.partial(1.0)?, source.rope_style(), b.context)?;
@@ -40,33 +38,21 @@ pub(super) fn phi3(f: Fields<'_>, source: &ConfigSource) -> Res {
     Ok(b.model("phi3", vec![layer; b.layers]))
 }
 
-pub(super) fn phimoe(f: Fields<'_>, source: &ConfigSource) -> Res {
+pub(super) fn phimoe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let d = Defaults { theta: 1e6, eps: 1e-5, context: 131_072, ..Defaults::default() };
     let b = Base::read(f, source, d)?;
     let norm = Norm::Layer { eps: b.eps, bias: true };
     let rope = RopeConfig::read(f, None, b.theta)?;
     let spec = rope.build(b.head_dim, 1.0, source.rope_style(), b.context)?;
-    let mut attn = b.attn(Some(rope.phimoe_mscale(spec, b.context)?));
-    let bias = f.flag("attention_bias")?.unwrap_or(false);
-    (attn.qkv_bias, attn.o_bias) = (bias, bias);
+    let mut attn = b.biased_attn(Some(rope.phimoe_mscale(spec, b.context)?), false)?;
     attn.window = f.window("sliding_window")?;
-    let ExpertCount { experts, top_k } = experts(f, 16, 2)?;
-    if top_k != 2 {
-        return Err(bad("num_experts_per_tok", top_k, "not 2, which sparsemixer routing needs"));
+    let count = experts(f, 16, 2)?;
+    if count.top_k != 2 {
+        let problem = "not 2, which sparsemixer routing needs";
+        return Err(bad("num_experts_per_tok", count.top_k, problem));
     }
-    let moe = Moe {
-        experts,
-        top_k,
-        inter: f.size("intermediate_size")?,
-        act: b.act,
-        bias: false,
-        router_bias: false,
-        score: Score::SparseMixer { eps: f.number("router_jitter_noise")?.unwrap_or(0.01) as f32 },
-        normalize: false,
-        scale: 1.0,
-        groups: None,
-        shared: None,
-    };
+    let mut moe = moe(&b, count, f.size("intermediate_size")?, false);
+    moe.score = Score::SparseMixer { eps: f.number("router_jitter_noise")?.unwrap_or(0.01) as f32 };
     let mut layer = b.layer(attn, Ffn::Moe(moe));
     (layer.attn_pre, layer.ffn_pre) = (Some(norm), Some(norm));
     let mut m = b.model("phimoe", vec![layer; b.layers]);

@@ -1,12 +1,12 @@
 //! A config's `quantization_config`: GPTQ and AWQ.
 
-use super::fields::{ConfigError, Fields, unsupported};
+use super::fields::{ConfigError, Fields, Result, unsupported};
 use crate::spec::{Int4Config, Int4Layout};
 
 const SUPPORTED: &str = "4-bit gptq, 4-bit awq (version gemm), float safetensors, or GGUF";
 
 /// Reads the `quantization_config` object.
-pub(super) fn int4(q: Fields<'_>) -> Result<Int4Config, ConfigError> {
+pub(super) fn int4(q: Fields<'_>) -> Result<Int4Config> {
     let refuse =
         |what: String| Err(unsupported(format!("quantization_config of {what}"), SUPPORTED));
     let method = q.text("quant_method")?.unwrap_or("unknown");

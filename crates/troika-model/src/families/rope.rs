@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use troika_graph::{RopeFreqs, RopeStyle};
 
-use super::fields::{ConfigError, Fields, bad, unsupported};
+use super::fields::{ConfigError, Fields, Result, bad, unsupported};
 use crate::spec::RopeSpec;
 
 /// The fields of a rope, in either format.
@@ -25,8 +25,6 @@ const MAX_ROTARY: usize = 1 << 16;
 /// The original length of Phi-3 if its config does not say.
 const PHI3_ORIGINAL: f64 = 4096.0;
 
-type Res<T> = Result<T, ConfigError>;
-
 impl<'a> RopeConfig<'a> {
     /// Reads the new format (`rope_parameters`, possibly per layer type) or the old one
     /// (`rope_theta` + `rope_scaling`). `layer_type` selects among nested parameters.
@@ -34,7 +32,7 @@ impl<'a> RopeConfig<'a> {
         config: Fields<'a>,
         layer_type: Option<&str>,
         default_theta: f64,
-    ) -> Res<RopeConfig<'a>> {
+    ) -> Result<RopeConfig<'a>> {
         let old = config.object("rope_scaling")?.filter(|p| !p.0.is_empty());
         let mut params = match old {
             Some(p) => Some(p),
@@ -54,7 +52,7 @@ impl<'a> RopeConfig<'a> {
 
     /// Gemma 3's local layers: separate parameters in the new format, only a base in the old one.
     /// They never use the global layers' base.
-    pub fn local(config: Fields<'a>, default_theta: f64) -> Res<RopeConfig<'a>> {
+    pub fn local(config: Fields<'a>, default_theta: f64) -> Result<RopeConfig<'a>> {
         let nested = config.object("rope_parameters")?;
         let params = nested.map_or(Ok(None), |p| p.object("sliding_attention"))?;
         let theta = match params.map_or(Ok(None), |p| p.positive("rope_theta"))? {
@@ -69,18 +67,18 @@ impl<'a> RopeConfig<'a> {
         RopeConfig { phi3: true, ..self }
     }
 
-    fn number(&self, name: &str) -> Res<Option<f64>> {
+    fn number(&self, name: &str) -> Result<Option<f64>> {
         self.params.map_or(Ok(None), |p| p.number(name))
     }
 
-    fn need(&self, name: &str) -> Res<f64> {
+    fn need(&self, name: &str) -> Result<f64> {
         match self.params.map_or(Ok(None), |p| p.positive(name))? {
             Some(n) => Ok(n),
             None => Err(ConfigError::Missing(format!("rope_parameters.{name}"))),
         }
     }
 
-    fn kind(&self) -> Res<&'a str> {
+    fn kind(&self) -> Result<&'a str> {
         let Some(p) = self.params else { return Ok("default") };
         let kind = match p.text("rope_type")? {
             Some(t) => t,
@@ -90,7 +88,7 @@ impl<'a> RopeConfig<'a> {
     }
 
     /// `partial_rotary_factor` in either format.
-    pub fn partial(&self, default: f64) -> Res<f64> {
+    pub fn partial(&self, default: f64) -> Result<f64> {
         let value = match self.number("partial_rotary_factor")? {
             Some(f) => Some(f),
             None => self.config.number("partial_rotary_factor")?,
@@ -102,7 +100,7 @@ impl<'a> RopeConfig<'a> {
     }
 
     /// Positions of the original training, for types that extend them.
-    fn original(&self, context: usize) -> Res<f64> {
+    fn original(&self, context: usize) -> Result<f64> {
         // Phi-3 has it outside of the rope object too, and prefers that one.
         let value = match self.config.context("original_max_position_embeddings")? {
             Some(n) => Some(n as f64),
@@ -121,7 +119,7 @@ impl<'a> RopeConfig<'a> {
         partial: f64,
         style: RopeStyle,
         context: usize,
-    ) -> Res<RopeSpec> {
+    ) -> Result<RopeSpec> {
         let dim = (head_dim as f64 * partial) as usize;
         if dim == 0 || !dim.is_multiple_of(2) {
             return Err(bad("rotary dimension", dim, "not an even number of at least 2"));
@@ -133,7 +131,7 @@ impl<'a> RopeConfig<'a> {
     }
 
     /// Refuses frequencies that are not finite because of extreme bases and factors.
-    fn finite(&self, rope: RopeSpec) -> Res<RopeSpec> {
+    fn finite(&self, rope: RopeSpec) -> Result<RopeSpec> {
         let fine = |f: &RopeFreqs| f.factor.is_finite() && f.inv_freq.iter().all(|x| x.is_finite());
         if !fine(&rope.freqs) || rope.long.as_ref().is_some_and(|l| !fine(&l.0)) {
             let problem = "giving frequencies that are not finite";
@@ -142,7 +140,7 @@ impl<'a> RopeConfig<'a> {
         Ok(rope)
     }
 
-    fn scaled(&self, dim: usize, style: RopeStyle, context: usize) -> Res<RopeSpec> {
+    fn scaled(&self, dim: usize, style: RopeStyle, context: usize) -> Result<RopeSpec> {
         let plain: Vec<f64> =
             (0..dim / 2).map(|i| self.theta.powf(-(2.0 * i as f64) / dim as f64)).collect();
         let spec = |freqs: Vec<f64>, factor: f64| RopeSpec {
@@ -171,7 +169,7 @@ impl<'a> RopeConfig<'a> {
         }
     }
 
-    fn llama3(&self, plain: &[f64], context: usize) -> Res<Vec<f64>> {
+    fn llama3(&self, plain: &[f64], context: usize) -> Result<Vec<f64>> {
         let factor = self.need("factor")?;
         let (low, high) = (self.need("low_freq_factor")?, self.need("high_freq_factor")?);
         let original = self.original(context)?;
@@ -192,7 +190,7 @@ impl<'a> RopeConfig<'a> {
         Ok(plain.iter().map(scale).collect())
     }
 
-    fn yarn_factor(&self, context: usize) -> Res<f64> {
+    fn yarn_factor(&self, context: usize) -> Result<f64> {
         match self.number("factor")? {
             Some(_) => self.need("factor"),
             None => Ok(context as f64 / self.original(context)?),
@@ -200,7 +198,7 @@ impl<'a> RopeConfig<'a> {
     }
 
     /// DeepSeek's factor of the attention scale under yarn (`mscale_all_dim`).
-    pub fn yarn_scale(&self, context: usize) -> Res<f64> {
+    pub fn yarn_scale(&self, context: usize) -> Result<f64> {
         let all = self.number("mscale_all_dim")?.unwrap_or(0.0);
         if self.kind()? == "default" || all == 0.0 {
             return Ok(1.0);
@@ -209,7 +207,7 @@ impl<'a> RopeConfig<'a> {
         Ok(m * m)
     }
 
-    fn yarn(&self, plain: &[f64], dim: usize, context: usize) -> Res<(Vec<f64>, f64)> {
+    fn yarn(&self, plain: &[f64], dim: usize, context: usize) -> Result<(Vec<f64>, f64)> {
         let factor = self.yarn_factor(context)?;
         let original = self.original(context)?;
         let attention = match (
@@ -248,8 +246,8 @@ impl<'a> RopeConfig<'a> {
         dim: usize,
         style: RopeStyle,
         context: usize,
-    ) -> Res<RopeSpec> {
-        let list = |name: &str| -> Res<Vec<f64>> {
+    ) -> Result<RopeSpec> {
+        let list = |name: &str| -> Result<Vec<f64>> {
             let list = self.params.map_or(Ok(None), |p| p.numbers(name))?;
             let list =
                 list.ok_or_else(|| ConfigError::Missing(format!("rope_parameters.{name}")))?;
@@ -282,7 +280,7 @@ impl<'a> RopeConfig<'a> {
 
     /// PhiMoE scales sine and cosine by `short_mscale` or `long_mscale`. In the transformers
     /// library it uses the short frequencies for all lengths.
-    pub fn phimoe_mscale(&self, mut spec: RopeSpec, context: usize) -> Res<RopeSpec> {
+    pub fn phimoe_mscale(&self, mut spec: RopeSpec, context: usize) -> Result<RopeSpec> {
         if self.kind()? == "default" {
             return Ok(spec);
         }

@@ -6,10 +6,8 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
-type Check<T> = Result<T, String>;
-
 /// Checks a map from `tokenizer.json`. Returns the factor by which a text can grow.
-pub(super) fn growth(base64: &str) -> Check<f64> {
+pub(super) fn growth(base64: &str) -> Result<f64, String> {
     let bad = |what: &str| format!("the precompiled_charsmap {what}");
     let bytes = STANDARD.decode(base64).map_err(|e| bad(&format!("is no base64 ({e})")))?;
     let (size, rest) = bytes.split_first_chunk::<4>().ok_or_else(|| bad("is too short"))?;

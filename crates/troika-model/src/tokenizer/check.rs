@@ -10,8 +10,6 @@ use tokenizers::{
 
 use super::charsmap;
 
-type Check<T> = Result<T, String>;
-
 /// How much a text can grow in the tokenizer: bytes per byte, and extra bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Growth {
@@ -74,7 +72,7 @@ const REPEATED: usize = 10_000;
 
 /// Checks a normalizer, pre-tokenizer or decoder before it is parsed, since parsing compiles
 /// patterns and character maps.
-pub(super) fn before_reading(parts: &[&Value]) -> Check<()> {
+pub(super) fn before_reading(parts: &[&Value]) -> Result<(), String> {
     let mut patterns = Vec::new();
     parts.iter().try_for_each(|p| collect(p, &mut patterns))?;
     let (mut bytes, mut repetitions) = (0, 0);
@@ -92,7 +90,7 @@ pub(super) fn before_reading(parts: &[&Value]) -> Check<()> {
     Ok(())
 }
 
-fn collect<'a>(value: &'a Value, patterns: &mut Vec<&'a str>) -> Check<()> {
+fn collect<'a>(value: &'a Value, patterns: &mut Vec<&'a str>) -> Result<(), String> {
     match value {
         Value::Array(list) => list.iter().try_for_each(|v| collect(v, patterns)),
         Value::Object(map) => map.iter().try_for_each(|(key, v)| match (key.as_str(), v) {
@@ -115,7 +113,7 @@ fn collect<'a>(value: &'a Value, patterns: &mut Vec<&'a str>) -> Check<()> {
 
 /// Counts the repetitions `{n}`, `{n,}`, `{n,m}` of a pattern. A repeated group with a lookaround
 /// takes time but no text, so nested groups multiply.
-fn repeated(pattern: &str) -> Check<usize> {
+fn repeated(pattern: &str) -> Result<usize, String> {
     let mut found = 0;
     let mut product = 1usize;
     for (at, _) in pattern.match_indices('{') {
@@ -149,7 +147,7 @@ fn replaced(replace: &Replace) -> f64 {
 }
 
 /// Adds a normalizer's growth.
-pub(super) fn normalizer(n: &NormalizerWrapper, growth: &mut Growth) -> Check<()> {
+pub(super) fn normalizer(n: &NormalizerWrapper, growth: &mut Growth) -> Result<(), String> {
     use NormalizerWrapper as N;
     match n {
         N::Sequence(all) => {
@@ -192,7 +190,7 @@ pub(super) fn normalized(
 }
 
 /// Adds a pre-tokenizer's growth.
-pub(super) fn pre_tokenizer(p: &PreTokenizerWrapper, growth: &mut Growth) -> Check<()> {
+pub(super) fn pre_tokenizer(p: &PreTokenizerWrapper, growth: &mut Growth) -> Result<(), String> {
     use PreTokenizerWrapper as P;
     match p {
         P::Sequence(all) => all.as_ref().iter().try_for_each(|p| pre_tokenizer(p, growth))?,
@@ -214,7 +212,7 @@ const AROUND: usize = 4096;
 const COPIES: usize = 4;
 
 /// Checks a post-processor.
-pub(super) fn post_processor(p: &PostProcessorWrapper) -> Check<()> {
+pub(super) fn post_processor(p: &PostProcessorWrapper) -> Result<(), String> {
     let mut templates = 0;
     post(p, &mut templates)?;
     match templates {
@@ -224,7 +222,7 @@ pub(super) fn post_processor(p: &PostProcessorWrapper) -> Check<()> {
     }
 }
 
-fn post(p: &PostProcessorWrapper, templates: &mut usize) -> Check<()> {
+fn post(p: &PostProcessorWrapper, templates: &mut usize) -> Result<(), String> {
     use PostProcessorWrapper as P;
     let template = match p {
         P::Sequence(all) => return all.as_ref().iter().try_for_each(|p| post(p, templates)),
@@ -260,7 +258,7 @@ const STRIPPED: usize = 64;
 
 /// Checks a decoder. A step that strips the end of tokens would panic on tokens of nothing else: it
 /// is replaced by an equivalent pattern.
-pub(super) fn decoder(mut d: DecoderWrapper) -> Check<DecoderWrapper> {
+pub(super) fn decoder(mut d: DecoderWrapper) -> Result<DecoderWrapper, String> {
     let mut factor = 1.0;
     decode(&mut d, &mut factor)?;
     match factor > DECODED {
@@ -269,7 +267,7 @@ pub(super) fn decoder(mut d: DecoderWrapper) -> Check<DecoderWrapper> {
     }
 }
 
-fn decode(d: &mut DecoderWrapper, factor: &mut f64) -> Check<()> {
+fn decode(d: &mut DecoderWrapper, factor: &mut f64) -> Result<(), String> {
     use DecoderWrapper as D;
     *factor *= match d {
         D::Sequence(all) => {

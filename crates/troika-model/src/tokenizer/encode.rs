@@ -9,7 +9,7 @@ use serde_json::Value;
 use tokenizers::NormalizedString;
 
 use super::check::{self, LONGEST};
-use super::error::TokenizerError;
+use super::error::{Result, TokenizerError};
 use super::shared::Inner;
 use super::spelling::Spelling;
 use super::{gguf, guard, json};
@@ -38,14 +38,12 @@ pub struct Tokenizer {
     longest: OnceLock<usize>,
 }
 
-pub(super) type Res<T> = Result<T, TokenizerError>;
-
 impl Tokenizer {
     /// Reads `tokenizer.json` and `tokenizer_config.json` of a folder; `None` without the former.
     ///
     /// # Errors
     /// A file that cannot be read or is damaged.
-    pub fn from_hf_dir(dir: &Path) -> Res<Option<Tokenizer>> {
+    pub fn from_hf_dir(dir: &Path) -> Result<Option<Tokenizer>> {
         let path = dir.join("tokenizer.json");
         let bad = |why: String| TokenizerError::File { file: path.display().to_string(), why };
         let bytes = match read_small(&path) {
@@ -103,7 +101,7 @@ impl Tokenizer {
     ///
     /// # Errors
     /// Inconsistent metadata, or an unsupported kind of tokenizer.
-    pub fn from_gguf(meta: &GgufMeta) -> Res<Option<(Tokenizer, Option<String>)>> {
+    pub fn from_gguf(meta: &GgufMeta) -> Result<Option<(Tokenizer, Option<String>)>> {
         let Some(built) = gguf::build(meta)? else { return Ok(None) };
         let tokenizer = Tokenizer {
             inner: built.read.inner,
@@ -125,7 +123,7 @@ impl Tokenizer {
     ///
     /// # Errors
     /// An error of the tokenizer.
-    pub fn encode(&self, text: &str, add_special: bool, parse_special: bool) -> Res<Vec<u32>> {
+    pub fn encode(&self, text: &str, add_special: bool, parse_special: bool) -> Result<Vec<u32>> {
         let automatic = add_special && self.add.is_none();
         let encoding = guard::caught(|| {
             if !self.fits(text) {
@@ -179,7 +177,7 @@ impl Tokenizer {
     ///
     /// # Errors
     /// An error of the tokenizer.
-    pub fn decode(&self, ids: &[u32], skip_special: bool) -> Res<String> {
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
         let known: Vec<u32>;
         let ids = if self.twins.is_empty() {
             ids

@@ -1,5 +1,8 @@
 //! Errors of tokenizers.
 
+/// What makes or uses a tokenizer.
+pub(super) type Result<T, E = TokenizerError> = std::result::Result<T, E>;
+
 /// Why a tokenizer cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TokenizerError {

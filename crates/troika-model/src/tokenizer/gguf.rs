@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tokenizers::models::bpe::{Merges, Vocab};
 use tokenizers::{Model, ModelWrapper};
 
-use super::TokenizerError;
+use super::error::{Result, TokenizerError};
 use super::json::{self, Read};
 use super::pre;
 use super::vocab::{self, BpeOptions, PIECE};
@@ -28,8 +28,6 @@ pub(super) struct Built {
     pub twins: HashMap<u32, u32>,
 }
 
-type Res<T> = Result<T, TokenizerError>;
-
 fn key(name: &str) -> String {
     format!("tokenizer.ggml.{name}")
 }
@@ -38,13 +36,13 @@ fn metadata(name: &str, why: impl Into<String>) -> TokenizerError {
     TokenizerError::Metadata { key: key(name), why: why.into() }
 }
 
-fn texts<'a>(meta: &'a GgufMeta, name: &str) -> Res<impl Iterator<Item = &'a str>> {
+fn texts<'a>(meta: &'a GgufMeta, name: &str) -> Result<impl Iterator<Item = &'a str>> {
     let Some(v) = meta.get(&key(name)) else { return Ok(None.into_iter().flatten()) };
     let list = v.as_texts().ok_or_else(|| metadata(name, "is not a list of texts"))?;
     Ok(Some(list.iter()).into_iter().flatten())
 }
 
-fn numbers(meta: &GgufMeta, name: &str, len: usize) -> Res<Option<Vec<f64>>> {
+fn numbers(meta: &GgufMeta, name: &str, len: usize) -> Result<Option<Vec<f64>>> {
     let Some(v) = meta.get(&key(name)) else { return Ok(None) };
     let list = v.as_array().ok_or_else(|| metadata(name, "is not a list"))?;
     let all: Option<Vec<f64>> = list.iter().map(GgufValue::as_f64).collect();
@@ -55,56 +53,31 @@ fn numbers(meta: &GgufMeta, name: &str, len: usize) -> Res<Option<Vec<f64>>> {
     Ok(Some(all))
 }
 
-pub(super) fn build(meta: &GgufMeta) -> Res<Option<Built>> {
+pub(super) fn build(meta: &GgufMeta) -> Result<Option<Built>> {
     let Some(model) = meta.get(&key("model")).and_then(GgufValue::as_str) else { return Ok(None) };
     let tokens: Vec<&str> = texts(meta, "tokens")?.collect();
     if tokens.is_empty() {
         return Ok(None);
     }
-    let types = numbers(meta, "token_type", tokens.len())?;
-    let mut warnings = Vec::new();
-    let mut id = |name: &str| {
-        let id = meta.get(&key(name))?;
-        let known = id.as_u64().filter(|&i| i < tokens.len() as u64).map(|i| i as u32);
-        if known.is_none() {
-            warnings.push(format!(
-                "the GGUF file's {} is none of its {} tokens; there is none",
-                key(name),
-                tokens.len()
-            ));
-        }
-        known
-    };
-    let (bos, eos, unknown) = (id("bos_token_id"), id("eos_token_id"), id("unknown_token_id"));
+    let (types, mut warnings) = (numbers(meta, "token_type", tokens.len())?, Vec::new());
+    let (bos, eos) = (
+        special(meta, "bos_token_id", tokens.len(), &mut warnings),
+        special(meta, "eos_token_id", tokens.len(), &mut warnings),
+    );
     let flag = |name: &str| meta.get(&key(name)).and_then(GgufValue::as_bool);
-    let pre_name = meta.get(&key("pre")).and_then(GgufValue::as_str).unwrap_or("default");
     let (mut json, model, adds_bos) = match model {
         "gpt2" => {
-            let pre = pre::find(pre_name).unwrap_or_else(|| {
-                warnings.push(format!(
-                    "the pre-tokenizer {pre_name:?} is not known; text may be split differently \
-                     from what the model was trained on"
-                ));
-                pre::FALLBACK
-            });
+            let pre = pre_tokenizer(meta, &mut warnings);
             let model = bpe_of_bytes(&tokens, &pairs(texts(meta, "merges")?)?, &pre)?;
             (byte_level(&pre), model, pre.adds_bos)
         }
         "llama" => {
+            let unknown = special(meta, "unknown_token_id", tokens.len(), &mut warnings);
             let scores = numbers(meta, "scores", tokens.len())?;
-            let prefix = flag("add_space_prefix").unwrap_or(true);
             let pieces =
                 Pieces { tokens: &tokens, types: types.as_deref(), scores: scores.as_deref() };
-            let vocab = vocabulary(&tokens);
-            let merges = pieces.merges(&vocab)?;
-            let options = BpeOptions {
-                unk_token: unknown.map(|u| tokens[u as usize].into()),
-                fuse_unk: Some(true),
-                byte_fallback: Some(true),
-                ..BpeOptions::default()
-            };
-            let model = vocab::bpe(vocab, merges, options).map_err(no_tokenizer)?;
-            (sentencepiece(prefix), model, true)
+            let prefix = flag("add_space_prefix").unwrap_or(true);
+            (sentencepiece(prefix), pieces.model(unknown)?, true)
         }
         other => return Err(TokenizerError::Unsupported(other.into())),
     };
@@ -120,6 +93,29 @@ pub(super) fn build(meta: &GgufMeta) -> Res<Option<Built>> {
         warning: (!warnings.is_empty()).then(|| warnings.join("; ")),
         twins,
     }))
+}
+
+/// The id of a special token, if the file names one of its `count` tokens.
+fn special(meta: &GgufMeta, name: &str, count: usize, warnings: &mut Vec<String>) -> Option<u32> {
+    let id = meta.get(&key(name))?;
+    let known = id.as_u64().filter(|&id| id < count as u64).map(|id| id as u32);
+    if known.is_none() {
+        let key = key(name);
+        warnings
+            .push(format!("the GGUF file's {key} is none of its {count} tokens; there is none"));
+    }
+    known
+}
+
+fn pre_tokenizer(meta: &GgufMeta, warnings: &mut Vec<String>) -> pre::Pre {
+    let name = meta.get(&key("pre")).and_then(GgufValue::as_str).unwrap_or("default");
+    pre::find(name).unwrap_or_else(|| {
+        warnings.push(format!(
+            "the pre-tokenizer {name:?} is not known; text may be split differently from what the \
+             model was trained on"
+        ));
+        pre::FALLBACK
+    })
 }
 
 fn no_tokenizer(why: String) -> TokenizerError {
@@ -156,13 +152,13 @@ fn added(tokens: &[&str], types: Option<&[f64]>) -> Value {
 }
 
 /// Merges: each is two tokens with a space between; tokens themselves have none.
-fn pairs<'a>(merges: impl Iterator<Item = &'a str>) -> Res<Vec<(&'a str, &'a str)>> {
+fn pairs<'a>(merges: impl Iterator<Item = &'a str>) -> Result<Vec<(&'a str, &'a str)>> {
     let bad = |m: &str| metadata("merges", format!("has {m:?}"));
     merges.map(|m| m.split_once(' ').ok_or_else(|| bad(m))).collect()
 }
 
 /// A model that merges bytes, which are spelled as letters.
-fn bpe_of_bytes(tokens: &[&str], merges: &[(&str, &str)], pre: &pre::Pre) -> Res<ModelWrapper> {
+fn bpe_of_bytes(tokens: &[&str], merges: &[(&str, &str)], pre: &pre::Pre) -> Result<ModelWrapper> {
     let longest = tokens.iter().map(|t| t.len()).max().unwrap_or(0);
     let build = |all: bool| {
         let vocab = vocabulary(tokens);
@@ -206,8 +202,21 @@ struct Pieces<'a> {
 }
 
 impl Pieces<'_> {
+    /// A model that merges pieces. `unknown` is the id of the token for other text.
+    fn model(&self, unknown: Option<u32>) -> Result<ModelWrapper> {
+        let vocab = vocabulary(self.tokens);
+        let merges = self.merges(&vocab)?;
+        let options = BpeOptions {
+            unk_token: unknown.map(|id| self.tokens[id as usize].into()),
+            fuse_unk: Some(true),
+            byte_fallback: Some(true),
+            ..BpeOptions::default()
+        };
+        vocab::bpe(vocab, merges, options).map_err(no_tokenizer)
+    }
+
     /// Merges follow from the pieces and their scores.
-    fn merges(&self, ids: &Vocab) -> Res<Merges> {
+    fn merges(&self, ids: &Vocab) -> Result<Merges> {
         let score = |i: usize| self.scores.map_or(-(i as f64), |s| s[i]);
         let mut merges: Vec<(f64, u32, u32, u32)> = Vec::new();
         let mut bytes = 0;

@@ -10,8 +10,6 @@ use super::guard::caught;
 use super::shared::Inner;
 use super::vocab::{self, Added, part};
 
-type Check<T> = Result<T, String>;
-
 /// A tokenizer that was read.
 pub(super) struct Read {
     pub inner: Inner,
@@ -21,23 +19,23 @@ pub(super) struct Read {
 
 /// Makes a tokenizer. `truncation` and `padding` are ignored: prompts are used unchanged, as in the
 /// transformers library.
-pub(super) fn tokenizer(json: Value) -> Check<Read> {
+pub(super) fn tokenizer(json: Value) -> Result<Read, String> {
     let Value::Object(json) = json else { return Err("is no JSON object".into()) };
     read(json, None)
 }
 
 /// As [`tokenizer`], of parts without a model, and a model.
-pub(super) fn with_model(json: Value, model: ModelWrapper) -> Check<Read> {
+pub(super) fn with_model(json: Value, model: ModelWrapper) -> Result<Read, String> {
     let Value::Object(json) = json else { return Err("is no JSON object".into()) };
     read(json, Some(model))
 }
 
-fn read(json: Map<String, Value>, made: Option<ModelWrapper>) -> Check<Read> {
+fn read(json: Map<String, Value>, made: Option<ModelWrapper>) -> Result<Read, String> {
     let read = caught(|| put_together(json, made));
     read.unwrap_or_else(|| Err("makes no tokenizer: its parts contradict each other".into()))
 }
 
-fn put_together(mut json: Map<String, Value>, made: Option<ModelWrapper>) -> Check<Read> {
+fn put_together(mut json: Map<String, Value>, made: Option<ModelWrapper>) -> Result<Read, String> {
     if let Some(v) = json.get("version").filter(|v| v.as_str() != Some("1.0")) {
         return Err(format!("has version {v}; version \"1.0\" is supported"));
     }

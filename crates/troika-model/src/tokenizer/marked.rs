@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use tokenizers::{AddedToken, Model};
 
-use super::encode::{Res, Tokenizer};
-use super::error::TokenizerError;
+use super::encode::Tokenizer;
+use super::error::{Result, TokenizerError};
 use super::shared::Inner;
 
 /// An added token found in a text.
@@ -36,7 +36,12 @@ impl Tokenizer {
     ///
     /// # Errors
     /// What the tokenizer reports.
-    pub fn encode_marked(&self, text: &str, plain: &[usize], add_special: bool) -> Res<Vec<u32>> {
+    pub fn encode_marked(
+        &self,
+        text: &str,
+        plain: &[usize],
+        add_special: bool,
+    ) -> Result<Vec<u32>> {
         let added: HashMap<u32, AddedToken> =
             self.inner.get_added_tokens_decoder().into_iter().collect();
         let found = if plain.is_empty() { Vec::new() } else { find(&added, text, plain) };
@@ -78,7 +83,7 @@ impl Tokenizer {
 
     /// Replaces every remaining control token by a private character. Also returns the characters'
     /// tokens.
-    fn alias(&self, text: &str, found: &[Found]) -> Res<(String, HashMap<u32, char>)> {
+    fn alias(&self, text: &str, found: &[Found]) -> Result<(String, HashMap<u32, char>)> {
         let mut free = (0x0F_0000..=0x10_FFFD)
             .filter_map(char::from_u32)
             .filter(|&c| !text.contains(c) && self.inner.token_to_id(&String::from(c)).is_none());
@@ -103,7 +108,7 @@ impl Tokenizer {
     }
 
     /// Adds around ids what `encode` adds to a text.
-    fn frame(&self, ids: Vec<u32>) -> Res<Vec<u32>> {
+    fn frame(&self, ids: Vec<u32>) -> Result<Vec<u32>> {
         let (bare, framed) = (self.encode("a", false, true)?, self.encode("a", true, true)?);
         let at = framed.windows(bare.len().max(1)).position(|w| w == bare.as_slice());
         let Some(at) = at else { return Ok(ids) };
@@ -146,7 +151,7 @@ fn find(added: &HashMap<u32, AddedToken>, text: &str, plain: &[usize]) -> Vec<Fo
 }
 
 /// A control token's spelling as pieces of the model, without control tokens among them.
-fn pieces(tokenizer: &Inner, added: &HashMap<u32, AddedToken>, spelling: &str) -> Res<Vec<u32>> {
+fn pieces(tokenizer: &Inner, added: &HashMap<u32, AddedToken>, spelling: &str) -> Result<Vec<u32>> {
     let control = |id: u32| added.get(&id).is_some_and(|t| t.special);
     let model = |part: &str| -> Option<Vec<u32>> {
         let ids: Vec<u32> =

@@ -12,8 +12,6 @@ use tokenizers::models::wordlevel::WordLevel;
 use tokenizers::models::wordpiece::WordPiece;
 use tokenizers::{AddedToken, ModelWrapper};
 
-type Check<T> = Result<T, String>;
-
 /// The longest affix and piece, and the most bytes of pieces. Pieces are stored byte by byte in a
 /// tree that is built and dropped recursively. SentencePiece makes pieces of up to 16 characters;
 /// the largest published vocabularies have about 4 MB.
@@ -32,7 +30,7 @@ pub(super) struct Added {
 }
 
 /// Parses a part of the file.
-pub(super) fn part<T: DeserializeOwned>(name: &str, value: Value) -> Check<T> {
+pub(super) fn part<T: DeserializeOwned>(name: &str, value: Value) -> Result<T, String> {
     serde_json::from_value(value).map_err(|e| format!("has a {name} that cannot be used: {e}"))
 }
 
@@ -41,7 +39,7 @@ pub(super) fn model(
     mut model: Map<String, Value>,
     added: &[Added],
     warnings: &mut Vec<String>,
-) -> Check<ModelWrapper> {
+) -> Result<ModelWrapper, String> {
     let kind = match model.remove("type") {
         Some(Value::String(kind)) => kind,
         Some(other) => return Err(format!("has a model of type {other}")),
@@ -88,7 +86,7 @@ pub(super) fn model(
 
 /// Checks that every id belongs to one token. Adds tokens whose id the crate would not find, since
 /// it numbers added tokens from the vocabulary's size.
-fn ids(model: &mut Map<String, Value>, added: &[Added]) -> Check<()> {
+fn ids(model: &mut Map<String, Value>, added: &[Added]) -> Result<(), String> {
     let Some(Value::Object(vocab)) = model.get_mut("vocab") else {
         return Err("has a model without a vocabulary".into());
     };
@@ -150,7 +148,11 @@ impl BpeOptions {
 }
 
 /// A BPE model.
-pub(super) fn bpe(vocab: Vocab, merges: Merges, options: BpeOptions) -> Check<ModelWrapper> {
+pub(super) fn bpe(
+    vocab: Vocab,
+    merges: Merges,
+    options: BpeOptions,
+) -> Result<ModelWrapper, String> {
     let mut builder = BpeBuilder::new()
         .vocab_and_merges(vocab, merges)
         .fuse_unk(options.fuse_unk.unwrap_or(false))
@@ -171,7 +173,7 @@ pub(super) fn bpe(vocab: Vocab, merges: Merges, options: BpeOptions) -> Check<Mo
 
 /// Reads merges: lines of two tokens, or pairs. The crate joins a merge's halves in a buffer as
 /// long as the longest token, without the second half's prefix, and looks for neither.
-fn merges(list: Value, longest: usize, prefix: &str) -> Check<Merges> {
+fn merges(list: Value, longest: usize, prefix: &str) -> Result<Merges, String> {
     let Value::Array(list) = list else { return Err("has a model without merges".into()) };
     let mut merges = Merges::with_capacity(list.len());
     for merge in list {
@@ -198,7 +200,11 @@ fn merges(list: Value, longest: usize, prefix: &str) -> Check<Merges> {
 }
 
 /// Checks the pieces of a Unigram model.
-fn pieces(model: &Map<String, Value>, added: &[Added], warnings: &mut Vec<String>) -> Check<()> {
+fn pieces(
+    model: &Map<String, Value>,
+    added: &[Added],
+    warnings: &mut Vec<String>,
+) -> Result<(), String> {
     let list = model.get("vocab").and_then(Value::as_array);
     let list = list.ok_or("has a Unigram model without a list of pieces")?;
     let pieces = || list.iter().filter_map(|p| p[0].as_str());

@@ -8,8 +8,6 @@ use crate::onnx::Attribute;
 use crate::rewrites::Rewrite;
 use crate::rotation::Rotation;
 
-type Res = Result<String, DeviceError>;
-
 impl Emitter<'_> {
     /// Adds an op.
     ///
@@ -34,57 +32,36 @@ impl Emitter<'_> {
             Op::LayerNorm { weight, bias, eps, group } => {
                 let weight = self.vector(*weight, 0.0)?;
                 let bias = bias.map(|b| self.vector(b, 0.0)).transpose()?;
-                self.by_groups(&x, cols, *group, |e, x| {
-                    // The runtime's own operator is one that some providers lack.
-                    let mean = e.mean(x);
-                    let centered = e.two("Sub", x, &mean);
-                    let scaled = e.rms(&centered, *eps, Some(&weight));
-                    bias.map_or(scaled.clone(), |b| e.two("Add", &scaled, &b))
-                })
+                let norm = |e: &mut Self, x: &str| e.layer_norm(x, *eps, &weight, bias.as_deref());
+                self.by_groups(&x, cols, *group, norm)
             }
             Op::Linear { weight, bias, activations } => {
                 self.projection(&x, *weight, *bias, *activations)?
             }
             Op::HeadLinear(heads) => self.head_linear(&x, cols, heads)?,
-            Op::Rope(rope) => {
-                let positions = node.inputs.get(1).copied().unwrap_or(*first);
-                self.rope(&x, positions, cols, rope)?
-            }
+            Op::Rope(rope) => self.rope(&x, *node.inputs.get(1).unwrap_or(first), cols, rope)?,
             Op::Activate(act) => self.activate(&x, *act),
-            Op::Gate(act) => {
-                let up = second(self)?;
-                self.gate(&x, &up, *act)
-            }
-            Op::Add => {
-                let other = second(self)?;
-                self.two("Add", &x, &other)
-            }
+            Op::Gate(act) => self.gate(&x, &second(self)?, *act),
+            Op::Add => self.two("Add", &x, &second(self)?),
             Op::Scale { factor } => self.times(&x, *factor),
             Op::Clamp { limit } => self.clamp(&x, -limit, *limit),
-            Op::SoftCap { cap } => {
-                let small = self.times(&x, 1.0 / cap);
-                let soft = self.one("Tanh", &small);
-                self.times(&soft, *cap)
-            }
+            Op::SoftCap { cap } => self.soft_cap(&x, *cap),
             Op::Convert => {
                 let to = element(self.value(out).dtype).map_err(|why| self.wrong(why))?;
                 self.cast(&x, to)
             }
-            Op::SigmoidGate => {
-                let gate = second(self)?;
-                let open = self.one("Sigmoid", &gate);
-                self.two("Mul", &x, &open)
-            }
+            Op::SigmoidGate => self.sigmoid_gate(&x, &second(self)?),
             Op::SliceCols { group, start, len } => {
                 let slice = |e: &mut Self, x: &str| e.slice(x, *start, start + len, 1);
                 self.by_groups(&x, cols, *group, slice)
             }
             Op::ConcatCols { groups } => {
-                let (b, b_cols) = (second(self)?, self.cols(node.inputs[1]));
-                let a = self.reshape(&x, &[self.rows, *groups, cols / groups]);
-                let b = self.reshape(&b, &[self.rows, *groups, b_cols / groups]);
-                let both = self.concat(&[&a, &b]);
-                self.reshape(&both, &[self.rows, cols + b_cols])
+                let sides = [(x, cols), (second(self)?, self.cols(node.inputs[1]))];
+                let parts = sides
+                    .each_ref()
+                    .map(|(x, cols)| self.reshape(x, &[self.rows, *groups, cols / groups]));
+                let both = self.concat(&parts.each_ref().map(String::as_str));
+                self.reshape(&both, &[self.rows, sides[0].1 + sides[1].1])
             }
             Op::Attention(attention) => self.attention(&x, attention, &node.states)?,
             Op::ExpertGroup(group) => self.expert_group(&x, group)?,
@@ -166,7 +143,7 @@ impl Emitter<'_> {
         self.two("Reshape", &done, &flat)
     }
 
-    fn embed(&mut self, ids: &str, table: WeightRef, scale: f32) -> Res {
+    fn embed(&mut self, ids: &str, table: WeightRef, scale: f32) -> Result<String, DeviceError> {
         let cols = self.graph.weight(table).cols;
         let table = self.matrix(table)?;
         let rows = self.model.node("Gather", &[&table, ids], &[]);
@@ -200,12 +177,28 @@ impl Emitter<'_> {
         weight.map_or(normed.clone(), |w| self.two("Mul", &normed, w))
     }
 
+    fn layer_norm(&mut self, x: &str, eps: f32, weight: &str, bias: Option<&str>) -> String {
+        // The runtime's own operator is one that some providers lack.
+        let mean = self.mean(x);
+        let centered = self.two("Sub", x, &mean);
+        let scaled = self.rms(&centered, eps, Some(weight));
+        bias.map_or(scaled.clone(), |bias| self.two("Add", &scaled, bias))
+    }
+
+    fn soft_cap(&mut self, x: &str, cap: f32) -> String {
+        let small = self.times(x, 1.0 / cap);
+        let soft = self.one("Tanh", &small);
+        self.times(&soft, cap)
+    }
+
+    fn sigmoid_gate(&mut self, x: &str, gate: &str) -> String {
+        let open = self.one("Sigmoid", gate);
+        self.two("Mul", x, &open)
+    }
+
     fn activate(&mut self, x: &str, act: Activation) -> String {
         match act {
-            Activation::Silu => {
-                let open = self.one("Sigmoid", x);
-                self.two("Mul", x, &open)
-            }
+            Activation::Silu => self.sigmoid_gate(x, x),
             Activation::Gelu => self.one("Gelu", x),
             Activation::GeluTanh => {
                 self.model.node("Gelu", &[x], &[Attribute::Text("approximate", "tanh")])
@@ -232,8 +225,7 @@ impl Emitter<'_> {
     fn clamped(&mut self, x: &str, alpha: f32, limit: f32) -> String {
         let x = self.clamp(x, f32::MIN, limit);
         let steep = self.times(&x, alpha);
-        let open = self.one("Sigmoid", &steep);
-        self.two("Mul", &x, &open)
+        self.sigmoid_gate(&x, &steep)
     }
 
     /// The inputs with cosines and sines of positions, one pair for all that rotate alike.
@@ -258,7 +250,13 @@ impl Emitter<'_> {
         Ok(names)
     }
 
-    fn rope(&mut self, x: &str, positions: ValueId, cols: usize, rope: &Rope) -> Res {
+    fn rope(
+        &mut self,
+        x: &str,
+        positions: ValueId,
+        cols: usize,
+        rope: &Rope,
+    ) -> Result<String, DeviceError> {
         let Rope { head_dim, offset, rotary_dim, style, .. } = *rope;
         let (heads, half) = (cols / head_dim, rotary_dim / 2);
         let [cos, sin] = self.rotation(rope, positions)?;

@@ -36,7 +36,7 @@ impl Window {
 
 /// Where an event lies, and by which rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct PlacedEvent {
     pub at: Window,
     pub rule: &'static str,
 }
@@ -73,17 +73,17 @@ fn nanos(n: u128) -> Duration {
 }
 
 /// Places the events of a stage in the host's span of it.
-pub(super) fn place(window: Window, events: &Events) -> Vec<Place> {
+pub(super) fn place(window: Window, events: &Events) -> Vec<PlacedEvent> {
     let all = &events.all;
     let micros = |event: &Event| Duration::from_micros(event.value);
     let whole = match all.get(events.whole) {
         Some(event) if event.unit == Unit::Us => window.middle(micros(event)),
         _ => window,
     };
-    let mut places: Vec<Option<Place>> = vec![None; all.len()];
+    let mut places: Vec<Option<PlacedEvent>> = vec![None; all.len()];
     let parents = parents(all);
     for (i, event) in all.iter().enumerate() {
-        let place = |at, rule| Some(Place { at, rule });
+        let place = |at, rule| Some(PlacedEvent { at, rule });
         if let Some(at) = event.at_us {
             let start = whole.start + Duration::from_micros(at);
             places[i] = place(whole.clip(start, micros(event)), BY_ITS_CLOCK);
@@ -107,7 +107,10 @@ pub(super) fn place(window: Window, events: &Events) -> Vec<Place> {
             lay_parts(frame, parent.map(|p| &all[p]), all, &parts, &mut places);
         }
     }
-    places.into_iter().map(|p| p.unwrap_or(Place { at: whole.first(), rule: AMOUNT })).collect()
+    places
+        .into_iter()
+        .map(|p| p.unwrap_or(PlacedEvent { at: whole.first(), rule: AMOUNT }))
+        .collect()
 }
 
 /// For each event the one that it is a part of.
@@ -128,7 +131,7 @@ fn lay_parts(
     parent: Option<&Event>,
     all: &[Event],
     parts: &[usize],
-    places: &mut [Option<Place>],
+    places: &mut [Option<PlacedEvent>],
 ) {
     let units = || parts.iter().map(|i| &all[*i].unit).filter(|unit| unit.lasts());
     let of_parent = parent.map(|p| &p.unit).filter(|unit| units().any(|u| u == *unit));
@@ -139,7 +142,7 @@ fn lay_parts(
     let lengths: Vec<u64> = parts.iter().map(length).collect();
     for (i, at) in parts.iter().zip(lay(frame, &lengths, least)) {
         let rule = if Some(&all[*i].unit) == unit { IN_ORDER } else { AMOUNT };
-        places[*i] = Some(Place { at, rule });
+        places[*i] = Some(PlacedEvent { at, rule });
     }
 }
 

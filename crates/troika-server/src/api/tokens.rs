@@ -7,7 +7,7 @@ use axum::response::Response;
 use serde_json::{Value, json};
 use troika::{Conversation, today};
 
-use crate::chat::{Tools, chat_messages};
+use crate::chat::{Tools, chat_messages, text_bytes};
 use crate::json_request::{self, JsonRequest};
 use crate::limits;
 use crate::open_model::InUse;
@@ -34,9 +34,10 @@ pub async fn tokenize(
     let pieces = fields.flag("with_pieces")?;
     let parse_special = fields.get("parse_special")?.unwrap_or(true);
     let turn = Turn::new(&server, &host, call.client);
-    let bytes = text.as_ref().map_or(0, String::len)
-        + messages.iter().flatten().map(limits::size).sum::<usize>();
-    host.model.check_text(bytes)?;
+    let given = messages.as_deref().unwrap_or_default();
+    let of_text = text.as_ref().map_or(0, String::len);
+    host.model.check_text(of_text + text_bytes(given))?;
+    let bytes = of_text + given.iter().map(limits::size).sum::<usize>();
     let tokenize = move |host: &InUse| {
         if let Some(messages) = messages {
             let prompt = host.model.chat_prompt(&Conversation::new(messages))?;

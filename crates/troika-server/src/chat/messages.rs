@@ -107,6 +107,11 @@ fn call(call: &Value) -> Result<Value, Problem> {
     Ok(call)
 }
 
+/// The bytes of the texts of messages: their names and calls do not count towards the context.
+pub fn text_bytes(messages: &[Value]) -> usize {
+    messages.iter().map(|message| message["content"].as_str().map_or(0, str::len)).sum()
+}
+
 /// Messages for a model without a template: calls are written into the texts, in Hermes's format,
 /// so that the model sees what it called.
 pub(super) fn with_calls_as_text(messages: &[Value]) -> Vec<Value> {
@@ -169,7 +174,7 @@ mod tests {
     use serde_json::json;
     use troika::model::chat::{ChatInput, ChatPrompt, ChatTemplate};
 
-    use super::{chat_messages, cut_at, mark_last};
+    use super::{chat_messages, cut_at, mark_last, text_bytes};
     use crate::problem::Problem;
 
     #[test]
@@ -191,6 +196,17 @@ mod tests {
             {"role": "tool", "content": "c", "tool_call_id": "a"},
         ]);
         assert_eq!(json!(chat_messages(Some(&messages)).unwrap()), expected);
+    }
+
+    #[test]
+    fn only_texts_count_towards_the_context() {
+        let calls = calls_of(json!({"x": "a long argument"}));
+        let messages = [
+            json!({"role": "user", "content": "é?"}),
+            json!({"role": "assistant", "content": "", "tool_calls": calls}),
+            json!({"role": "tool", "content": "1", "tool_call_id": "a"}),
+        ];
+        assert_eq!(text_bytes(&messages), 4);
     }
 
     fn calls_of(arguments: serde_json::Value) -> serde_json::Value {

@@ -5,7 +5,7 @@ mod messages;
 mod tools;
 
 pub use events::{ChatAnswer, ChatEvent, ChatStream, ChoiceAnswer, EndReason, TokenLogprob, Usage};
-pub use messages::{chat_messages, text_of};
+pub use messages::{chat_messages, text_bytes, text_of};
 pub use tools::{ToolChoice, Tools, full_name};
 
 use serde_json::{Map, Value};
@@ -67,8 +67,7 @@ impl ChatRequest {
     /// The template refuses the messages, the prompt is too long, or a grammar cannot be honoured.
     pub async fn prepare(self, turn: &Turn) -> Result<Prepared, Problem> {
         let tools = self.tools.clone();
-        let texts = |message: &Value| message["content"].as_str().map_or(0, str::len);
-        turn.host.model.check_text(self.messages.iter().map(texts).sum())?;
+        turn.host.model.check_text(text_bytes(&self.messages))?;
         let schemas = tools.list.iter().map(|tool| limits::size(&tool.parameters));
         let bytes = self.messages.iter().map(limits::size).chain(schemas).sum();
         let most = turn.server.options.max_tokens;

@@ -47,16 +47,40 @@ impl HeldSchema {
     /// Removes what annotates, and what no grammar holds to. Closes objects that have properties and
     /// do not say whether there may be others, unless they are merged with other schemas.
     pub fn new(schema: &Value) -> HeldSchema {
-        let text = schema.to_string();
-        let references =
-            text.split("\"$ref\":\"").skip(1).filter_map(|rest| rest.split('"').next());
-        let targets = references.flat_map(|one| one.split('/')).map(str::to_owned).collect();
-        let mut held = HeldSchema { targets, ..HeldSchema::default() };
-        // Definitions may come before what merges them.
-        for _ in 0..4 {
-            held.schema = held.walk(schema, false);
-        }
+        let mut held = HeldSchema::default();
+        held.collect(schema);
+        held.schema = held.walk(schema, false);
         held
+    }
+
+    /// Collects references, and the definitions that are merged: those of a schema that has other
+    /// parts, and theirs.
+    fn collect(&mut self, root: &Value) {
+        let mut open = vec![(root, false)];
+        while let Some((schema, part)) = open.pop() {
+            if let Value::Array(all) = schema {
+                open.extend(all.iter().map(|one| (one, part)));
+            }
+            let Value::Object(members) = schema else { continue };
+            let part = part || givers(members) > 1;
+            for (key, value) in members {
+                match value {
+                    Value::String(reference) if key == "$ref" => {
+                        self.targets.extend(reference.split('/').map(str::to_owned));
+                        let name = reference.rsplit('/').next().unwrap_or_default();
+                        if part && self.merged.insert(name.to_owned()) {
+                            let target = root.pointer(reference.trim_start_matches('#'));
+                            open.extend(target.map(|target| (target, true)));
+                        }
+                    }
+                    Value::Object(all) if is_in(MAPS, key) => {
+                        open.extend(all.values().map(|one| (one, false)));
+                    }
+                    _ if is_in(KNOWN, key) => {}
+                    _ => open.push((value, part && key.ends_with("Of"))),
+                }
+            }
+        }
     }
 
     /// A schema, which may be a part of a merged one.
@@ -65,10 +89,6 @@ impl HeldSchema {
         let part = part || givers(members) > 1;
         let mut out = Map::new();
         for (key, value) in members {
-            if key == "$ref" && part {
-                let name = value.as_str().and_then(|reference| reference.rsplit('/').next());
-                self.merged.extend(name.map(str::to_owned));
-            }
             if self.holds(key, value, members) {
                 // Its options exclude each other.
                 let apart = key == "oneOf" && members.contains_key("discriminator");

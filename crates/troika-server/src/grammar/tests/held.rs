@@ -156,6 +156,20 @@ fn merged_objects_can_be_satisfied() {
     }
 }
 
+/// However long the chain of references is, and whatever order definitions have.
+#[test]
+fn a_definition_that_is_merged_over_others_is_not_closed() {
+    let refers = |n: usize| json!({"allOf": [{"$ref": format!("#/$defs/d{n}")}]});
+    let last = json!({"properties": {"a": {}}});
+    let mut definitions = serde_json::Map::from_iter([("d0".to_owned(), last)]);
+    definitions.extend((1..10).map(|n| (format!("d{n}"), refers(n - 1))));
+    let whole =
+        |with: Value| json!({"$defs": definitions, "$ref": "#/$defs/d9", "properties": with});
+    let closes = |schema: Value| held(schema)["$defs"]["d0"].get("additionalProperties").cloned();
+    assert_eq!(closes(whole(json!({"b": {}}))), None);
+    assert_eq!(closes(json!({"$defs": definitions, "$ref": "#/$defs/d9"})), Some(json!(false)));
+}
+
 /// What Pydantic 2 and zod 4 write.
 #[test]
 fn schemas_of_other_packages_compile() {
