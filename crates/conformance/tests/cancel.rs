@@ -159,7 +159,7 @@ impl World {
                         }
                         o.ended = last.then(|| clock.now()).or(o.ended);
                     }
-                    Event::Fed { .. } | Event::Largest { .. } => panic!("all logits are wanted"),
+                    Event::Fed { .. } | Event::TopK { .. } => panic!("all logits are wanted"),
                     Event::Cancelled { .. } => o.ended = Some(clock.now()),
                     Event::Failed { error, .. } => panic!("{error}"),
                 }

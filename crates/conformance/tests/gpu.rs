@@ -312,10 +312,10 @@ fn the_largest_logits_are_picked_on_the_device() {
     {
         let mut engine = model.engine().unwrap();
         let (seq, other) = (engine.open(), engine.open());
-        engine.handle().feed(seq, &prompt, WantedLogits::Largest(KEPT)).unwrap();
+        engine.handle().feed(seq, &prompt, WantedLogits::TopK(KEPT)).unwrap();
         let mut picked = Vec::new();
         let mut take = |event: Event<'_>| match event {
-            Event::Largest { position, largest, .. } => {
+            Event::TopK { position, top_k: largest, .. } => {
                 picked.push((position, largest.to_vec()));
                 if picked.len() == 1 { Next::Append(next) } else { Next::Wait }
             }

@@ -141,7 +141,7 @@ impl Open {
         self.cancelled = false;
         self.next_logits = match logits {
             WantedLogits::None => usize::MAX,
-            WantedLogits::Last | WantedLogits::Largest(_) => self.tokens.len() - 1,
+            WantedLogits::Last | WantedLogits::TopK(_) => self.tokens.len() - 1,
             WantedLogits::All => self.fed_from,
         };
     }
@@ -170,7 +170,7 @@ impl World {
         *self.random.of(&[
             WantedLogits::Last,
             // The CPU hands out whole rows for these.
-            WantedLogits::Largest(3),
+            WantedLogits::TopK(3),
             WantedLogits::All,
             WantedLogits::None,
         ])
@@ -317,7 +317,7 @@ impl World {
                     }
                     o.pending = !last;
                 }
-                Event::Largest { .. } => panic!("{what}: {seq} has them on the host"),
+                Event::TopK { .. } => panic!("{what}: {seq} has them on the host"),
                 Event::Fed { .. } => {
                     assert_eq!(o.next_logits, usize::MAX, "{what}: {seq} wants logits");
                     o.pending = false;

@@ -39,7 +39,7 @@ impl Check<'_> {
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Vec<CheckedKernel>, DeviceError> {
         let mut all = Kernel::all();
-        all.retain(|kernel| *kernel != Kernel::Largest || self.device.caps().largest > 0);
+        all.retain(|kernel| *kernel != Kernel::TopK || self.device.caps().top_k > 0);
         let mut check = |(i, kernel): (usize, &Kernel)| {
             let checked = self.kernel(*kernel);
             progress(i + 1, all.len());
@@ -62,7 +62,7 @@ impl Check<'_> {
                 Err(why) => return Ok(CheckedKernel { name, error: None, fault: Some(why) }),
             }
         }
-        if kernel == Kernel::Largest && !self.picks_largest()? {
+        if kernel == Kernel::TopK && !self.picks_top_k()? {
             worst = f32::INFINITY;
         }
         let most = kernel.most();
@@ -73,8 +73,8 @@ impl Check<'_> {
     }
 
     /// Whether the device picks the numbers and columns of rows that it should.
-    fn picks_largest(&self) -> Result<bool, DeviceError> {
-        let most = self.device.caps().largest;
+    fn picks_top_k(&self) -> Result<bool, DeviceError> {
+        let most = self.device.caps().top_k;
         let mut holds = true;
         for (rows, cols, kept) in [(1, 77, 1), (3, 2500, most / 2), (2, 70_001, most)] {
             let mut random = Random(cols as u64);
@@ -108,7 +108,7 @@ impl Check<'_> {
         let (from, own) = (View::dense(&host, 0, shape)?, View::dense(&own, 0, shape)?);
         let to = View::dense(&to, 0, (rows, kept * 8))?;
         let upload = CopyRows::whole(from, own.clone());
-        let pick = CopyRows { from: own, to: to.clone(), largest: Some(kept) };
+        let pick = CopyRows { from: own, to: to.clone(), top_k: Some(kept) };
         let mut bench = Bench::open(self.device, 0, Arc::new(RealClock::new()))?;
         bench.run_all([upload, pick].map(Work::Copy))?;
         Ok(to.read()?.as_slice::<u32>().unwrap_or_default().to_vec())

@@ -37,7 +37,7 @@ pub enum Kernel {
         window: bool,
     },
     /// Picks the largest numbers of rows that the host reads. No graph has it.
-    Largest,
+    TopK,
 }
 
 impl Kernel {
@@ -54,7 +54,7 @@ impl Kernel {
         }
         let clamped = ClampedSwiglu { alpha: 1.7, limit: 0.5 };
         all.extend([Silu, Gelu, GeluTanh, Relu, clamped].map(Kernel::Gate));
-        all.extend([Kernel::RmsNorm, Kernel::LayerNorm, Kernel::Largest]);
+        all.extend([Kernel::RmsNorm, Kernel::LayerNorm, Kernel::TopK]);
         all.extend([RopeStyle::Half, RopeStyle::Interleaved].map(Kernel::Rope));
         for cache in [DType::F32, DType::F16] {
             all.extend([false, true].map(|window| Kernel::Attention { cache, window }));
@@ -93,7 +93,7 @@ impl Kernel {
             {
                 2e-2
             }
-            Kernel::Largest => 0.0,
+            Kernel::TopK => 0.0,
             // Sums of f32 in another order differ by less.
             _ => 1e-4,
         }
@@ -116,7 +116,7 @@ impl Kernel {
             Kernel::Gate(Activation::ClampedSwiglu { .. }) => "clamped gate".into(),
             Kernel::RmsNorm => "rms_norm".into(),
             Kernel::LayerNorm => "layer_norm".into(),
-            Kernel::Largest => "largest".into(),
+            Kernel::TopK => "top_k".into(),
             Kernel::Rope(RopeStyle::Half) => "rope".into(),
             Kernel::Rope(RopeStyle::Interleaved) => "rope of neighbours".into(),
             Kernel::Attention { cache, window } => {
@@ -157,7 +157,7 @@ impl Kernel {
             Kernel::RmsNorm => Ok(vec![b.rms_norm(77, 3 * 77)?]),
             Kernel::LayerNorm => Ok(vec![b.layer_norm(DType::F32, 301)?]),
             Kernel::Rope(style) => Ok(vec![b.rope(style, false)?]),
-            Kernel::Largest => Ok(Vec::new()),
+            Kernel::TopK => Ok(Vec::new()),
         }
     }
 }

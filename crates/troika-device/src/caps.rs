@@ -68,9 +68,9 @@ pub struct Caps {
     /// other columns of the same value. If not, such bindings are refused when submitted, by the
     /// value's name.
     pub strided_rows: bool,
-    /// The most numbers of a row that a copy to the host can pick ([`crate::CopyRows::largest`]); 0
+    /// The most numbers of a row that a copy to the host can pick ([`crate::CopyRows::top_k`]); 0
     /// if it copies whole rows only.
-    pub largest: usize,
+    pub top_k: usize,
     /// What the offset of an input or output in its buffer must be a multiple of; 1 if it may begin
     /// anywhere.
     pub offset_alignment: usize,

@@ -59,16 +59,16 @@ pub struct CopyRows {
     pub from: View,
     /// The destination.
     pub to: View,
-    /// Picks this many of the largest numbers of each row of f32, at most [`Caps::largest`]. A row
+    /// Picks this many of the largest numbers of each row of f32, at most [`Caps::top_k`]. A row
     /// of the destination has these numbers, the largest first and equal ones by column, and then
     /// their columns as u32. NaN counts as minus infinity.
-    pub largest: Option<usize>,
+    pub top_k: Option<usize>,
 }
 
 impl CopyRows {
     /// Of whole rows.
     pub fn whole(from: View, to: View) -> CopyRows {
-        CopyRows { from, to, largest: None }
+        CopyRows { from, to, top_k: None }
     }
 }
 

@@ -23,7 +23,7 @@ pub(crate) struct PlannedBatch {
     /// Runs of rows whose logits are wanted, with the sequence they belong to.
     pub wanted: Vec<(SeqId, Range<usize>)>,
     /// How many of the largest logits of these rows are handed out, if not all are.
-    pub largest: Option<usize>,
+    pub top_k: Option<usize>,
     /// Sequence entries kept for reuse, with their page tables.
     unused: Vec<SeqRows>,
 }
@@ -39,7 +39,7 @@ pub(crate) struct NewRows<'a> {
     /// The first position whose logits are wanted.
     pub logits_from: usize,
     /// How many of the largest ones are wanted, if not all are.
-    pub largest: Option<usize>,
+    pub top_k: Option<usize>,
     pub phase: Phase,
 }
 
@@ -52,7 +52,7 @@ impl Default for PlannedBatch {
             ids: Vec::new(),
             positions: Vec::new(),
             wanted: Vec::new(),
-            largest: None,
+            top_k: None,
             unused: Vec::new(),
         }
     }
@@ -71,7 +71,7 @@ impl PlannedBatch {
         self.ids.clear();
         self.positions.clear();
         self.wanted.clear();
-        self.largest = None;
+        self.top_k = None;
     }
 
     /// Number of rows.
@@ -117,9 +117,9 @@ impl PlannedBatch {
         if from < rows.positions.end {
             let skipped = from - rows.positions.start;
             // All rows of a batch get the same number.
-            self.largest = match self.wanted.is_empty() {
-                true => rows.largest,
-                false => self.largest.zip(rows.largest).map(|(a, b)| a.max(b)),
+            self.top_k = match self.wanted.is_empty() {
+                true => rows.top_k,
+                false => self.top_k.zip(rows.top_k).map(|(a, b)| a.max(b)),
             };
             self.wanted.push((rows.seq, first + skipped..first + count));
         }

@@ -74,11 +74,9 @@ impl Binder<'_> {
                 rows: named.rows.len(),
                 forward: forward.slice(&named.rows),
             }),
-            NamedWork::Copy(NamedCopy { from, to, largest }) => Work::Copy(CopyRows {
-                from: self.view(from)?,
-                to: self.view(to)?,
-                largest: *largest,
-            }),
+            NamedWork::Copy(NamedCopy { from, to, top_k }) => {
+                Work::Copy(CopyRows { from: self.view(from)?, to: self.view(to)?, top_k: *top_k })
+            }
             NamedWork::Host(host) => self.host(number, named, host)?,
         };
         let NamedTask { device, name, chunk, rows, .. } = named;

@@ -301,7 +301,7 @@ impl Sequences {
             positions: positions.clone(),
             known_len: s.tokens.len(),
             logits_from: s.logits_from,
-            largest: s.largest(),
+            top_k: s.top_k(),
             phase,
         };
         batch.push(&rows, &mut self.kv)?;

@@ -69,7 +69,7 @@ pub struct Engine {
     /// Batches in flight: one slot, or one for decode and one for prefill.
     pub(crate) slots: Vec<BatchSlot>,
     /// The largest logits of the row that is handed out.
-    pub(crate) largest: Vec<(u32, f32)>,
+    pub(crate) top_k: Vec<(u32, f32)>,
     /// The name of a device that models time only.
     pub(crate) silent: Option<String>,
     /// What happens when a device is lost.
@@ -118,7 +118,7 @@ impl Engine {
         let group_stats = SharedStats::default();
         Ok(Engine {
             slots: places.iter().map(slot).collect::<Result<_, _>>()?,
-            largest: Vec::new(),
+            top_k: Vec::new(),
             silent: silent.map(|d| d.name().to_string()),
             losses: Losses::default(),
             handle: EngineHandle::new(limits),

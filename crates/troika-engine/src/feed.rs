@@ -60,7 +60,7 @@ impl Engine {
                         open -= usize::from(last);
                     }
                     // Whole rows are asked for.
-                    Event::Largest { .. } => {}
+                    Event::TopK { .. } => {}
                     Event::Fed { .. } | Event::Cancelled { .. } => open -= 1,
                     Event::Failed { error, .. } => {
                         open -= 1;

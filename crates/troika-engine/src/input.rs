@@ -15,7 +15,7 @@ pub enum WantedLogits {
     All,
     /// So many of the largest ones after the last token, where its device picks them; else all of
     /// these.
-    Largest(usize),
+    TopK(usize),
 }
 
 impl WantedLogits {
@@ -23,7 +23,7 @@ impl WantedLogits {
     pub(crate) fn from(self, from: usize, to: usize) -> usize {
         match self {
             WantedLogits::None => usize::MAX,
-            WantedLogits::Last | WantedLogits::Largest(_) => to - 1,
+            WantedLogits::Last | WantedLogits::TopK(_) => to - 1,
             WantedLogits::All => from,
         }
     }
@@ -31,7 +31,7 @@ impl WantedLogits {
     /// The same, but whole rows.
     pub fn whole(self) -> WantedLogits {
         match self {
-            WantedLogits::Largest(_) => WantedLogits::Last,
+            WantedLogits::TopK(_) => WantedLogits::Last,
             other => other,
         }
     }
@@ -84,14 +84,14 @@ pub enum Event<'a> {
         last: bool,
     },
     /// The largest logits after the last token, where only these were wanted
-    /// ([`WantedLogits::Largest`]) and its device picked them. The sequence waits for tokens now.
-    Largest {
+    /// ([`WantedLogits::TopK`]) and its device picked them. The sequence waits for tokens now.
+    TopK {
         /// The sequence.
         seq: SeqId,
         /// The position of the token that these logits follow.
         position: usize,
         /// Tokens with their logits, the largest first, equal ones by token.
-        largest: &'a [(u32, f32)],
+        top_k: &'a [(u32, f32)],
     },
     /// All tokens are cached, and there are no logits to report: none were wanted, or devices model
     /// time only. The sequence waits for tokens now.
@@ -120,7 +120,7 @@ impl Event<'_> {
         match self {
             Event::Begun { seq, .. }
             | Event::Logits { seq, .. }
-            | Event::Largest { seq, .. }
+            | Event::TopK { seq, .. }
             | Event::Fed { seq }
             | Event::Cancelled { seq }
             | Event::Failed { seq, .. } => *seq,

@@ -93,9 +93,9 @@ impl Sequence {
     }
 
     /// How many of the largest logits are wanted, if not all are.
-    pub fn largest(&self) -> Option<usize> {
+    pub fn top_k(&self) -> Option<usize> {
         match self.wanted {
-            WantedLogits::Largest(count) => Some(count),
+            WantedLogits::TopK(count) => Some(count),
             _ => None,
         }
     }

@@ -32,7 +32,7 @@ struct KnownBatch {
     /// Runs of rows whose logits are wanted.
     wanted: Vec<Range<usize>>,
     /// How many of the largest ones, if not all are.
-    largest: Option<usize>,
+    top_k: Option<usize>,
 }
 
 impl KnownGraph {
@@ -40,7 +40,7 @@ impl KnownGraph {
         let shape = |batch: &PlannedBatch| KnownBatch {
             seqs: batch.forward.seqs.iter().map(|s| s.rows.clone()).collect(),
             wanted: batch.wanted.iter().map(|(_, rows)| rows.clone()).collect(),
-            largest: batch.largest,
+            top_k: batch.top_k,
         };
         KnownGraph { graph: graph.clone(), batches: batches.iter().map(shape).collect() }
     }
@@ -53,7 +53,7 @@ impl KnownGraph {
             let wanted = batch.wanted.iter().map(|(_, rows)| rows);
             known.seqs.iter().eq(seqs)
                 && known.wanted.iter().eq(wanted)
-                && known.largest == batch.largest
+                && known.top_k == batch.top_k
         };
         self.batches.len() == batches.len() && self.batches.iter().zip(batches).all(alike)
     }
@@ -163,8 +163,8 @@ impl BatchSlot {
         }
         for batch in &mut self.batches[..self.used] {
             let (phase, rows) = (batch.phase, batch.rows());
-            let picked = |wanted| model.program.largest(phase, rows, wanted);
-            batch.largest = batch.largest.and_then(picked);
+            let picked = |wanted| model.program.top_k(phase, rows, wanted);
+            batch.top_k = batch.top_k.and_then(picked);
         }
         let batches = &self.batches[..self.used];
         // Between batches of several sequences, pages may change hands: their tasks then wait for
@@ -205,7 +205,7 @@ impl BatchSlot {
             // Chunks use the pools in turn.
             set: chunk % self.pools.len(),
             logits_row: 0,
-            largest: batch.largest,
+            top_k: batch.top_k,
         };
         let mut shapes: Vec<BatchShape> = self.batches().iter().enumerate().map(shape).collect();
         let named = model.program.all_tasks(&model.slots, &mut shapes)?.tasks;

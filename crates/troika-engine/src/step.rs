@@ -299,8 +299,8 @@ impl Engine {
                         if left_out.contains(&(batch as u32)) {
                             continue;
                         }
-                        let largest = self.slots[place].batches()[batch].largest;
-                        told |= self.hand_out_logits(seq, position, logits, largest, on);
+                        let top_k = self.slots[place].batches()[batch].top_k;
+                        told |= self.hand_out_logits(seq, position, logits, top_k, on);
                     }
                 }
             }
@@ -318,7 +318,7 @@ impl Engine {
         seq: SeqId,
         position: usize,
         logits: &mut [f32],
-        largest: Option<usize>,
+        top_k: Option<usize>,
         on: OnEvent<'_>,
     ) -> bool {
         let Some(s) = self.seqs.all.get_mut(&seq) else { return false };
@@ -331,14 +331,14 @@ impl Engine {
         if last {
             self.seqs.through(seq);
         }
-        let next = match largest {
+        let next = match top_k {
             None => on(Event::Logits { seq, position, logits, last }),
             Some(count) => {
                 let (numbers, tokens) = logits.split_at(count);
                 let pairs = tokens.iter().map(|token| token.to_bits()).zip(numbers.iter().copied());
-                self.largest.clear();
-                self.largest.extend(pairs.take_while(|(_, logit)| *logit > f32::NEG_INFINITY));
-                on(Event::Largest { seq, position, largest: &self.largest })
+                self.top_k.clear();
+                self.top_k.extend(pairs.take_while(|(_, logit)| *logit > f32::NEG_INFINITY));
+                on(Event::TopK { seq, position, top_k: &self.top_k })
             }
         };
         self.feed_next(seq, next, last);
@@ -366,8 +366,8 @@ impl Engine {
         let Next::Append(token) = next else { return self.idle(seq) };
         match self.handle.append_token(seq, token) {
             Ok(()) => {
-                let wanted = match self.seqs.all.get(&seq).and_then(Sequence::largest) {
-                    Some(count) => WantedLogits::Largest(count),
+                let wanted = match self.seqs.all.get(&seq).and_then(Sequence::top_k) {
+                    Some(count) => WantedLogits::TopK(count),
                     None => WantedLogits::Last,
                 };
                 self.seqs.feed(seq, &[token], wanted);

@@ -14,7 +14,7 @@ use crate::cache::OptionalCache;
 use crate::code::Code;
 use crate::error::GpuError;
 use crate::gpu::Gpu;
-use crate::kernels::MOST_LARGEST;
+use crate::kernels::MOST_TOP_K;
 use crate::loaded::{DeviceId, LoadedGraph};
 use crate::prefetch::{PipelinePrefetch, failure};
 use crate::queue::{self, QUEUE_DEPTH};
@@ -143,7 +143,7 @@ fn caps(adapter: &Adapter, gpu: &Gpu, memory: Option<u64>) -> Caps {
         host_tasks: false,
         strided_rows: true,
         // The host reads whole rows where they are.
-        largest: if gpu.host.is_some() { 0 } else { MOST_LARGEST as usize },
+        top_k: if gpu.host.is_some() { 0 } else { MOST_TOP_K as usize },
         offset_alignment: 4,
         bakes_weights: false,
         weights_per_shape: None,
@@ -182,7 +182,7 @@ impl Device for GpuDevice {
             code.iter().for_each(|code| ahead.add(i, code));
         }
         if let Some(last) = codes.len().checked_sub(1) {
-            ahead.add_largest(last);
+            ahead.add_top_k(last);
         }
         let (failed, done) = ahead.compile(codes.len(), request.report_progress);
         self.gpu.pipelines.keep();

@@ -18,7 +18,7 @@
 //! | `bindings` | what a run binds, checked against its graph |
 //! | `run`, `queue` | runs of graphs, prepared once for each shape |
 //! | `bound` | dispatches with what they are bound to |
-//! | `largest` | picking the largest numbers of rows for the host |
+//! | `top_k` | picking the largest numbers of rows for the host |
 //! | `device` | [`GpuDevice`] |
 //! | `limits` | what a device can do at most |
 
@@ -35,7 +35,6 @@ mod error;
 mod gpu;
 mod host_claims;
 pub mod kernels;
-mod largest;
 mod limits;
 mod loaded;
 mod packs;
@@ -47,6 +46,7 @@ mod quirks;
 mod recorder;
 mod run;
 mod steps;
+mod top_k;
 mod units;
 #[cfg(any(windows, target_os = "linux", target_os = "android", target_os = "freebsd"))]
 mod vulkan;

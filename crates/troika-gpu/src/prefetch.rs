@@ -14,7 +14,7 @@ use crate::code::{Code, Shape};
 use crate::emit::Emitter;
 use crate::error::{locked, one_line};
 use crate::gpu::Gpu;
-use crate::kernels::{Binding, Dispatch, largest_kernels};
+use crate::kernels::{Binding, Dispatch, top_k_kernels};
 use crate::pipelines::{PipelineKey, key};
 
 /// Numbers of rows for which kernels differ, besides one row and the most.
@@ -74,8 +74,8 @@ impl<'a> PipelinePrefetch<'a> {
     }
 
     /// Adds the kernels that pick the largest numbers of rows, with those of a graph.
-    pub fn add_largest(&mut self, graph: usize) {
-        for dispatch in largest_kernels().into_iter().filter(|_| !self.gpu.is_software) {
+    pub fn add_top_k(&mut self, graph: usize) {
+        for dispatch in top_k_kernels().into_iter().filter(|_| !self.gpu.is_software) {
             let key = key(&dispatch);
             if !self.gpu.pipelines.has(&key) && self.known.insert(key) {
                 self.wanted.push(WantedPipeline { graph, is_used: true, dispatch });

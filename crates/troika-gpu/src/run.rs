@@ -17,10 +17,10 @@ use crate::emit::{Emitter, Operand, PlacedDispatch};
 use crate::gpu::{Gpu, Memory, Use};
 use crate::host_claims::HostClaims;
 use crate::kernels::Loc;
-use crate::largest::Chooser;
 use crate::loaded::LoadedGraph;
 use crate::places::{PlacedValue, ValueStorage};
 use crate::recorder::Recorder;
+use crate::top_k::Chooser;
 
 /// The most prepared runs that are kept.
 const MOST: usize = 4096;
@@ -116,7 +116,7 @@ impl Runner {
         if self.gpu.host.is_some() {
             self.finish()?;
         }
-        match copy.largest {
+        match copy.top_k {
             None => self.recorder.copy(&copy.from, &copy.to),
             Some(kept) => self.chooser.choose(&mut self.recorder, &copy.from, &copy.to, kept),
         }

@@ -141,7 +141,7 @@ fn largest(row: &[f32], kept: usize) -> Vec<(f32, u32)> {
 #[test]
 fn copies_pick_the_largest_numbers_of_rows() {
     let Some(device) = device(options()) else { return };
-    let most = device.caps().largest;
+    let most = device.caps().top_k;
     let mut state = 1_u32;
     let mut random = || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -178,7 +178,7 @@ fn copies_pick_the_largest_numbers_of_rows() {
             to.write().unwrap().as_mut_slice::<u32>().fill(77);
             let from = View::new(&own, 4, (rows, cols * 4), stride * 4).unwrap();
             let into = View::new(&to, 0, (rows, kept * 8), to_stride * 4).unwrap();
-            let pick = Work::Copy(CopyRows { from, to: into, largest: Some(kept) });
+            let pick = Work::Copy(CopyRows { from, to: into, top_k: Some(kept) });
             let upload = copy(&View::whole(&host), &View::whole(&own));
             // Twice: what was prepared serves again.
             submit(&device, vec![upload, pick.clone(), pick]).unwrap();
@@ -203,7 +203,7 @@ fn copies_pick_the_largest_numbers_of_rows() {
         (3, 4, "go to"),
     ] {
         let into = View::dense(&to, 0, (1, room * 8)).unwrap();
-        let pick = CopyRows { from: View::whole(&own), to: into, largest: Some(kept) };
+        let pick = CopyRows { from: View::whole(&own), to: into, top_k: Some(kept) };
         let why = submit(&device, vec![Work::Copy(pick)]).unwrap_err().to_string();
         assert!(why.contains("device gpu") && why.contains(says), "{why}");
     }

@@ -170,7 +170,7 @@ fn rest(out: &mut Vec<Result<Dispatch, KernelError>>) {
             out.push(kernels::elements(&op, 3, 100, [AT; 3]));
         }
     }
-    let largest = kernels::largest_kernels();
+    let largest = kernels::top_k_kernels();
     assert_eq!(largest.len(), 2 + 3 + 4);
     out.extend(largest.into_iter().map(Ok));
     let (factor, limit, cap) = (2.0, 2.0, 2.0);

@@ -288,7 +288,7 @@ fn caps(runtime: &Runtime, chosen: Chosen, row_buckets: Vec<usize>) -> Caps {
         queue_waits: true,
         host_tasks: false,
         strided_rows: true,
-        largest: 0,
+        top_k: 0,
         offset_alignment: 1,
         bakes_weights: true,
         // Floats are f32.

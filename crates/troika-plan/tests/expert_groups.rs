@@ -33,7 +33,7 @@ fn device(name: &str, is_host: bool) -> PlanDevice {
         queue_waits: true,
         host_tasks: is_host,
         strided_rows: true,
-        largest: 0,
+        top_k: 0,
         offset_alignment: 1,
         bakes_weights: false,
         weights_per_shape: if is_host { None } else { Some(4) },

@@ -33,7 +33,7 @@ fn devices(count: usize) -> Vec<PlanDevice> {
         queue_waits: true,
         host_tasks: true,
         strided_rows: true,
-        largest: 0,
+        top_k: 0,
         offset_alignment: 1,
         bakes_weights: false,
         weights_per_shape: None,

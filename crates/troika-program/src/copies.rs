@@ -74,7 +74,7 @@ pub fn copies(
             chunk: 0,
             set: 0,
             logits_row: 0,
-            largest: None,
+            top_k: None,
         };
         let tasks = program.tasks(&slots, &batch)?.tasks;
         let (handover, values) = (count(&before, &program), count(&tasks, &program));

@@ -118,7 +118,7 @@ impl Copies<'_> {
 
     fn push(&mut self, from: NamedView, to: NamedView) {
         let device = self.program.copier(from.space, to.space, 0);
-        let work = NamedWork::Copy(NamedCopy { from, to, largest: None });
+        let work = NamedWork::Copy(NamedCopy { from, to, top_k: None });
         self.tasks.push(NamedTask { device, name: copy_name(), chunk: 0, rows: 0..0, work });
     }
 }

@@ -31,8 +31,8 @@ pub struct BatchShape {
     pub set: usize,
     /// The row of the logits buffer for the first row whose logits are wanted.
     pub logits_row: usize,
-    /// Only this many of the largest logits go to the host ([`Program::largest`]).
-    pub largest: Option<usize>,
+    /// Only this many of the largest logits go to the host ([`Program::top_k`]).
+    pub top_k: Option<usize>,
 }
 
 /// A task on named buffers.
@@ -104,8 +104,8 @@ pub struct NamedCopy {
     pub from: NamedView,
     /// What is written.
     pub to: NamedView,
-    /// See [`troika_device::CopyRows::largest`].
-    pub largest: Option<usize>,
+    /// See [`troika_device::CopyRows::top_k`].
+    pub top_k: Option<usize>,
 }
 
 /// An instance of a state.
@@ -196,7 +196,7 @@ impl Program {
     /// How many of the largest logits of a batch's rows its device can pick for the host: `wanted`,
     /// if that is shorter than a row, and if all devices of the head compute whole rows in memory
     /// of their own and pick as many. Otherwise the host reads whole rows.
-    pub fn largest(&self, phase: Phase, rows: usize, wanted: usize) -> Option<usize> {
+    pub fn top_k(&self, phase: Phase, rows: usize, wanted: usize) -> Option<usize> {
         let head = self.lowered.segments.iter().position(|s| s.kind == SegmentKind::Head)?;
         let placement = self.placed(phase, rows, head);
         let logits = self.lowered.logits().0;
@@ -207,7 +207,7 @@ impl Program {
             outputs.map(|o| (&self.devices[piece.device].caps, o.cols.clone()))
         });
         let picks = |(caps, of): (&Caps, Range<usize>)| {
-            own_space(caps) != SpaceId::HOST && caps.largest >= wanted && of == (0..cols)
+            own_space(caps) != SpaceId::HOST && caps.top_k >= wanted && of == (0..cols)
         };
         let fits = wanted > 0 && wanted * LARGEST_BYTES <= cols * size_of::<f32>();
         (fits && made.all(picks)).then_some(wanted)
@@ -505,7 +505,7 @@ impl<'a> ChunkTasks<'a> {
         let to = self.view(&operand, hop.to, rows);
         let device = self.program.copier(hop.from.space, hop.to.space, wanted_by);
         self.residency[value].add(hop.to.clone(), area.clone());
-        let work = NamedWork::Copy(NamedCopy { from, to, largest: None });
+        let work = NamedWork::Copy(NamedCopy { from, to, top_k: None });
         self.push(device, copy_name(), area.rows.clone(), work);
     }
 
@@ -516,10 +516,10 @@ impl<'a> ChunkTasks<'a> {
         let host = Instance::new(SpaceId::HOST, cols.clone());
         let first = self.tasks.len();
         self.fetch(value, &host, &Area { rows, cols }, 0);
-        let Some(kept) = self.batch.largest else { return };
+        let Some(kept) = self.batch.top_k else { return };
         for task in &mut self.tasks[first..] {
             if let NamedWork::Copy(copy) = &mut task.work {
-                copy.largest = Some(kept);
+                copy.top_k = Some(kept);
                 copy.to.row_bytes = kept * LARGEST_BYTES;
             }
         }

@@ -148,7 +148,7 @@ fn caps(soc: &Soc, p: &Processor, space: SpaceId, cpu: &Caps) -> Caps {
         // A driver cannot run host functions on its processor.
         host_tasks: p.kind == ProcessorKind::Cpu,
         strided_rows: p.strided_rows,
-        largest: 0,
+        top_k: 0,
         offset_alignment: p.offset_alignment,
         bakes_weights: p.bakes_weights,
         weights_per_shape: None,

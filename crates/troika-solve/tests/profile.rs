@@ -47,7 +47,7 @@ fn device(name: &str, row_buckets: &[usize]) -> PlanDevice {
         queue_waits: true,
         host_tasks: false,
         strided_rows: true,
-        largest: 0,
+        top_k: 0,
         offset_alignment: 1,
         bakes_weights: false,
         weights_per_shape: None,

@@ -56,18 +56,18 @@ pub(crate) fn checked_device(
     let known = kept.as_ref().and_then(|kept| kept.read(&key));
     let verdicts = known.and_then(|bytes| parsed(&bytes)).unwrap_or_default().into();
     let mut made = Watched::new(device, CheckFirst { key, reference, settings, kept, verdicts });
-    check_largest(&mut made);
+    check_top_k(&mut made);
     made
 }
 
 /// Has whole rows copied where the device would pick their largest numbers, and that is wrong.
-fn check_largest(made: &mut Watched<CheckFirst>) {
-    if made.caps.largest == 0 {
+fn check_top_k(made: &mut Watched<CheckFirst>) {
+    if made.caps.top_k == 0 {
         return;
     }
-    let faults = made.watch.faults(Some(&*made.device), &[Some(Kernel::Largest)]);
+    let faults = made.watch.faults(Some(&*made.device), &[Some(Kernel::TopK)]);
     if let Some(why) = faults.into_iter().flatten().next() {
-        made.caps.largest = 0;
+        made.caps.top_k = 0;
         let name = made.device.name();
         made.watch.settings.notes.add(format!("{name} copies whole rows of logits: {why}"));
     }
@@ -238,21 +238,21 @@ mod tests {
     fn rows_are_copied_whole_and_a_note_says_why_where_their_largest_are_picked_wrongly() {
         let dir = tempfile::tempdir().unwrap();
         let (mut device, notes) = checked(dir.path());
-        for (verdict, largest) in [(None, 64), (Some("1e0 off"), 0)] {
-            let kept = ("largest".into(), verdict.map(String::from));
+        for (verdict, top_k) in [(None, 64), (Some("1e0 off"), 0)] {
+            let kept = ("top_k".into(), verdict.map(String::from));
             *device.watch.verdicts() = Verdicts::from([kept]);
-            device.caps.largest = 64;
-            check_largest(&mut device);
-            assert_eq!(device.caps().largest, largest);
+            device.caps.top_k = 64;
+            check_top_k(&mut device);
+            assert_eq!(device.caps().top_k, top_k);
             let said = notes.take().concat();
             assert_eq!(said.is_empty(), verdict.is_none(), "{said}");
             assert!(said.contains(verdict.unwrap_or_default()), "{said}");
         }
         // What this device does not pick cannot be compared.
         device.watch.verdicts().clear();
-        device.caps.largest = 64;
-        check_largest(&mut device);
-        assert_eq!(device.caps().largest, 0);
+        device.caps.top_k = 64;
+        check_top_k(&mut device);
+        assert_eq!(device.caps().top_k, 0);
         let [note] = notes.take().try_into().unwrap();
         assert!(note.contains("copies whole rows") && note.contains("largest was not compared"));
     }

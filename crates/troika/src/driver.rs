@@ -235,9 +235,9 @@ impl SessionState {
                 }
             }
             // Only generations ask for them.
-            Event::Largest { largest, .. } => {
+            Event::TopK { top_k, .. } => {
                 let generating = self.generating.as_mut();
-                return generating.map_or(Next::Wait, |g| g.choose_next(Given::Largest(largest)));
+                return generating.map_or(Next::Wait, |g| g.choose_next(Given::TopK(top_k)));
             }
             Event::Fed { .. } => match &mut self.generating {
                 Some(generating) => return generating.choose_next(Given::Nothing),

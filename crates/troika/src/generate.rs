@@ -87,7 +87,7 @@ pub(crate) enum Given<'a> {
     /// All, in the engine's memory.
     All(&'a [f32]),
     /// The largest, with their tokens.
-    Largest(&'a [(u32, f32)]),
+    TopK(&'a [(u32, f32)]),
     /// None: devices model time only.
     Nothing,
 }
@@ -107,7 +107,7 @@ impl Generating {
         }
         let token = match (&logits, self.counted) {
             (Given::All(logits), None) => self.sampler.sample(logits),
-            (Given::Largest(largest), None) => self.sampler.sample_largest(largest),
+            (Given::TopK(top_k), None) => self.sampler.sample_largest(top_k),
             (_, vocab) => Ok(self.count_up(vocab.unwrap_or(0))),
         };
         let token = match token {

@@ -274,7 +274,7 @@ impl Session {
             sampler.constrain(constraint);
         }
         let wanted = match sampler.largest().filter(|_| request.logprobs.is_none()) {
-            Some(count) => WantedLogits::Largest(count),
+            Some(count) => WantedLogits::TopK(count),
             None => WantedLogits::Last,
         };
         let generating = Some(generating(opened, request, sampler, prompt.len()));
@@ -381,7 +381,7 @@ impl Session {
     }
 
     /// Appends tokens and passes on logits with the position of the token they follow, without
-    /// sampling; [`WantedLogits::Largest`] counts as [`WantedLogits::Last`]. Devices that model time
+    /// sampling; [`WantedLogits::TopK`] counts as [`WantedLogits::Last`]. Devices that model time
     /// only give none. `on_logits` may change the logits. It runs in the middle of an engine step:
     /// there, this thread cannot wait for other sessions of the model ([`Error::EngineHeld`]), but
     /// may cancel and drop them.

@@ -89,7 +89,7 @@ fn caps(options: &CpuOptions, isa: Isa) -> Caps {
         queue_waits: true,
         host_tasks: true,
         strided_rows: true,
-        largest: 0,
+        top_k: 0,
         offset_alignment: 1,
         bakes_weights: false,
         weights_per_shape: None,

@@ -45,7 +45,7 @@ impl Fake {
             queue_waits,
             host_tasks: true,
             strided_rows: true,
-            largest: 0,
+            top_k: 0,
             offset_alignment: 1,
             bakes_weights: false,
             weights_per_shape: None,

@@ -17,7 +17,6 @@
 mod attention;
 mod elements;
 mod format;
-mod largest;
 mod moe;
 mod norm;
 mod probes;
@@ -25,6 +24,7 @@ mod products;
 pub mod repack;
 mod rope;
 mod spec;
+mod top_k;
 
 pub use attention::{
     Append, AttentionShape, BatchWords, attention, attention_in_parts, attention_merge,
@@ -32,7 +32,6 @@ pub use attention::{
 };
 pub use elements::{Columns, Floats, columns, convert, elements};
 pub use format::WeightFormat;
-pub use largest::{LargestShape, MOST_LARGEST, largest, largest_kernels};
 pub use moe::{Before, ExpertShape, Stack, experts_down, experts_gate_up, router};
 pub use norm::{NormShape, layer_norm, rms_norm};
 pub use probes::{probe_multiply, probe_read};
@@ -44,3 +43,4 @@ pub(crate) use products::{FEW, MATRIX_BYTES, MATRIX_SIZE, MATRIX_THREADS, is_eig
 pub use rope::{HeadNorm, Rotation, RotationAt, rope};
 pub(crate) use spec::unsupported;
 pub use spec::{Binding, Dispatch, KernelError, KernelResult, KernelSpec, Loc, MAX_GROUPS};
+pub use top_k::{MOST_TOP_K, TopKShape, top_k, top_k_kernels};

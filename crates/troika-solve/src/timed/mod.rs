@@ -228,7 +228,7 @@ impl TimedRun<'_> {
                 chunk: chunk as u32,
                 set: chunk % sets,
                 logits_row: 0,
-                largest: None,
+                top_k: None,
             }
         };
         let mut shapes: Vec<BatchShape> = forwards.iter().enumerate().map(shape).collect();

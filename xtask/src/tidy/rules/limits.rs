@@ -6,11 +6,11 @@ use crate::tidy::{Tree, Violation};
 
 /// What is counted outside tests, and the most that there may be.
 const LIMITS: [(&str, usize); 6] = [
-    ("functions with a tuple or an array of numbers as parameter", 37),
-    ("functions of more than 60 lines", 11),
+    ("functions with a tuple or an array of numbers as parameter", 36),
+    ("functions of more than 60 lines", 5),
     ("methods of the traits of `troika-device`, together", 24),
     ("methods of the trait `CostModel`", 10),
-    ("checks of a device's kind outside the crates of devices", 4),
+    ("checks of a device's kind outside the crates of devices", 1),
     ("public fields of `OpenOptions` and the options within", 62),
 ];
 

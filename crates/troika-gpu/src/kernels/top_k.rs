@@ -6,15 +6,15 @@ use super::spec::{
 };
 
 static BLOCKS: KernelSpec = KernelSpec {
-    name: "largest_blocks",
-    parts: &[include_str!("wgsl/rank.wgsl"), include_str!("wgsl/largest_blocks.wgsl")],
+    name: "top_k_blocks",
+    parts: &[include_str!("wgsl/rank.wgsl"), include_str!("wgsl/top_k_blocks.wgsl")],
     bindings: &[Value, Value],
     workgroup_bytes: 0,
 };
 
 static LARGEST: KernelSpec = KernelSpec {
-    name: "largest",
-    parts: &[include_str!("wgsl/rank.wgsl"), include_str!("wgsl/largest.wgsl")],
+    name: "top_k",
+    parts: &[include_str!("wgsl/rank.wgsl"), include_str!("wgsl/top_k.wgsl")],
     bindings: &[Value, Value],
     workgroup_bytes: 16 * 1024,
 };
@@ -24,13 +24,13 @@ const SORTED: u32 = 2048;
 /// Threads of the workgroups that look through blocks.
 const THREADS: u32 = 64;
 /// The most numbers that can be chosen of a row.
-pub const MOST_LARGEST: u32 = 64;
+pub const MOST_TOP_K: u32 = 64;
 /// The most numbers of a row to choose from: what is left of the best blocks then fits one sort.
 const MOST_COLS: u32 = SORTED * 1024;
 
 /// A choice of the largest numbers of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LargestShape {
+pub struct TopKShape {
     /// Rows.
     pub rows: u32,
     /// Numbers of a row.
@@ -39,7 +39,7 @@ pub struct LargestShape {
     pub kept: u32,
 }
 
-impl LargestShape {
+impl TopKShape {
     /// Blocks of a row. Its best numbers are in those blocks whose best numbers are the largest, as
     /// many as numbers are wanted.
     fn blocks(self) -> u32 {
@@ -102,14 +102,14 @@ struct Sort {
 /// Chooses the `kept` largest numbers of each row, the largest first, and equal ones in the order of
 /// their columns. What is no number counts as minus infinity. Its dispatches run one after another.
 ///
-/// Bindings: x (f32); working memory of [`LargestShape::row_words`] words for each row. A row's
+/// Bindings: x (f32); working memory of [`TopKShape::row_words`] words for each row. A row's
 /// first `kept` words are its largest numbers then, and the next ones their columns.
 ///
 /// # Errors
-/// More than [`MOST_LARGEST`] numbers, or than a row has; more columns than 2^21.
-pub fn largest(shape: LargestShape, x: Loc) -> Result<Vec<Dispatch>, KernelError> {
-    let LargestShape { rows, cols, kept } = shape;
-    if kept == 0 || kept > MOST_LARGEST.min(cols) || cols > MOST_COLS {
+/// More than [`MOST_TOP_K`] numbers, or than a row has; more columns than 2^21.
+pub fn top_k(shape: TopKShape, x: Loc) -> Result<Vec<Dispatch>, KernelError> {
+    let TopKShape { rows, cols, kept } = shape;
+    if kept == 0 || kept > MOST_TOP_K.min(cols) || cols > MOST_COLS {
         return unsupported(format!("the {kept} largest of {cols} numbers"));
     }
     let (blocks, gathered) = (shape.blocks(), shape.gathered());
@@ -138,11 +138,11 @@ pub fn largest(shape: LargestShape, x: Loc) -> Result<Vec<Dispatch>, KernelError
     std::iter::once(first.checked()).chain(sorts).collect()
 }
 
-/// Dispatches of every kernel of [`largest`].
-pub fn largest_kernels() -> Vec<Dispatch> {
+/// Dispatches of every kernel of [`top_k`].
+pub fn top_k_kernels() -> Vec<Dispatch> {
     // In one sort, in two, and in several parts.
-    let of = |(cols, kept)| LargestShape { rows: 1, cols, kept };
-    let shapes = [(SORTED, 1), (SORTED + 1, 1), (64 * SORTED, MOST_LARGEST)].map(of);
+    let of = |(cols, kept)| TopKShape { rows: 1, cols, kept };
+    let shapes = [(SORTED, 1), (SORTED + 1, 1), (64 * SORTED, MOST_TOP_K)].map(of);
     let at = Loc { offset: 0, stride: 0 };
-    shapes.into_iter().filter_map(|shape| largest(shape, at).ok()).flatten().collect()
+    shapes.into_iter().filter_map(|shape| top_k(shape, at).ok()).flatten().collect()
 }

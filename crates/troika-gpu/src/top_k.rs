@@ -4,7 +4,7 @@ use troika_device::{Access, DeviceError, Rect, View};
 
 use crate::bound::{MultiplyCount, Ready, window};
 use crate::gpu::{Gpu, Memory, Use};
-use crate::kernels::{LargestShape, largest};
+use crate::kernels::{TopKShape, top_k};
 use crate::recorder::Recorder;
 
 /// The most prepared choices that are kept. They keep the memory that they read.
@@ -86,12 +86,12 @@ impl Chooser {
         let rect = *from.rect();
         let bound = window(gpu, from, &rect).map_err(|why| gpu.error(why))?;
         let words = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-        let shape = LargestShape {
+        let shape = TopKShape {
             rows: words(rect.rows()),
             cols: words(rect.row_bytes() / 4),
             kept: words(kept),
         };
-        let made = largest(shape, bound.loc).map_err(|e| gpu.error(e.to_string()))?;
+        let made = top_k(shape, bound.loc).map_err(|e| gpu.error(e.to_string()))?;
         let row = 4 * shape.row_words() as usize;
         let need = row.saturating_mul(rect.rows());
         if gpu.grow(&mut self.work, need as u64, Use::Storage, "the largest logits")? {
