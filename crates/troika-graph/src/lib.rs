@@ -11,6 +11,7 @@ mod boundary;
 mod builder;
 mod calibration;
 mod dtype;
+mod grids;
 mod hash;
 mod op;
 pub mod partition;

@@ -9,7 +9,7 @@ use troika_device::read_text;
 use troika_graph::DType;
 use troika_model::spec::ModelSpec;
 use troika_model::{families, presets};
-use troika_weights::{Quant, SYNTHETIC_DTYPES, WeightStore};
+use troika_weights::{Quant, WeightStore};
 
 use crate::error::LabError;
 
@@ -108,9 +108,9 @@ impl Shape {
                 let known = |d: &DType| d.name().eq_ignore_ascii_case(dtype);
                 let no_type = || LabError::NoPresetType {
                     name: text.into(),
-                    known: SYNTHETIC_DTYPES.map(|d| d.name()).join(", "),
+                    known: DType::WEIGHTS.iter().map(|d| d.name()).collect::<Vec<_>>().join(", "),
                 };
-                (name, SYNTHETIC_DTYPES.into_iter().find(known).ok_or_else(no_type)?)
+                (name, DType::WEIGHTS.iter().copied().find(known).ok_or_else(no_type)?)
             }
             _ => (text, usual),
         };

@@ -15,7 +15,6 @@ mod report;
 mod store;
 
 pub use bind::scheme::{BindOptions, FloatType, Quant};
-pub use bind::synthetic::SYNTHETIC_DTYPES;
 pub use cache::{CacheFile, CacheFolder, CacheKind, PackedEntry, PackedIndex, parse_packed};
 pub use error::WeightError;
 pub use experts::{Eviction, ExpertForecast, ExpertStats, OnWait, Residents};

@@ -10,7 +10,7 @@ use troika_device::{
 use troika_graph::{
     Activation, ActivationFormat, Attention, DType, Dim, ExpertGroup, Experts, KvAppend, Node, Op,
     Rope, RopeFreqs, RopeStyle, Router, Score, Shape, Subgraph, SubgraphBuilder, ValueId,
-    WeightDecl, WeightRef,
+    WeightDecl, WeightRef, blocks,
 };
 
 /// Rows of a cache, ids of a table, and positions.
@@ -52,7 +52,7 @@ impl Kernel {
             let eight_bits = dtype.has_integer_path().then_some(ActivationFormat::INT8);
             eight_bits.into_iter().chain([ActivationFormat::F32])
         };
-        let products = DType::WEIGHTS.into_iter().flat_map(|dtype| {
+        let products = DType::WEIGHTS.iter().flat_map(|&dtype| {
             let products = formats(dtype).flat_map(move |activations| {
                 [Kernel::Linear(dtype, activations), Kernel::Experts(dtype, activations)]
             });
@@ -240,7 +240,7 @@ impl Build {
         Build { b, weights, numbers: Numbers(seed), activations: ActivationFormat::F32 }
     }
 
-    /// A weight of random numbers; of blocks, random bytes that give small ones.
+    /// A weight of random numbers; those of blocks are small.
     fn weight(&mut self, dtype: DType, rows: usize, cols: usize) -> WeightRef {
         let name = format!("w{}", self.weights.0.len());
         let len = dtype.row_bytes(cols).unwrap_or(0) * rows;
@@ -252,10 +252,11 @@ impl Build {
                 DType::BF16 => {
                     bytes.extend(half::bf16::from_f32(self.numbers.float()).to_le_bytes());
                 }
-                DType::MXFP4 if bytes.len() % 17 == 0 => bytes.push(124),
-                DType::MXFP4 => bytes.push(self.numbers.next() as u8),
-                _ => bytes.push((self.numbers.next() % 40) as u8),
+                _ => bytes.push(self.numbers.next() as u8),
             }
+        }
+        if dtype.is_quantized() {
+            blocks::set_scales(dtype, &mut bytes, 0.05);
         }
         let data = WeightData { dtype, rows, cols, bytes: WeightBytes::owned(bytes) };
         self.weights.0.insert(name.clone(), data);

@@ -12,7 +12,8 @@ pub enum WeightFormat {
     F16,
     /// Pairs of bf16.
     Bf16,
-    /// 32 bytes a block, then the f16 scales of all blocks: `d * q`. Q8_0, and Q5_0 exactly.
+    /// 32 bytes a block, then the f16 scales of all blocks: `d * q`. Q8_0, and other types with one
+    /// scale, exactly.
     Q8_0,
     /// As Q8_0 with an f16 scale and minimum: `d * q + m`. Q5_1 exactly.
     Q8_1,
@@ -31,7 +32,7 @@ pub enum WeightFormat {
     Q5K,
     /// 208 bytes of each of a GGUF file's blocks (all but its scale), then the f16 scales.
     Q6K,
-    /// 16 bytes a group, then its f32 scale and minimum: `d * q - m`. Q2_K and Q3_K exactly.
+    /// 16 bytes a group, then its f32 scale and minimum: `d * q - m`. Any type exactly.
     Q8G16,
 }
 
@@ -59,7 +60,13 @@ impl WeightFormat {
             DType::F32 => WeightFormat::F32,
             DType::F16 => WeightFormat::F16,
             DType::BF16 => WeightFormat::Bf16,
-            DType::Q8_0 | DType::Q5_0 => WeightFormat::Q8_0,
+            DType::Q8_0
+            | DType::Q5_0
+            | DType::IQ4_NL
+            | DType::TQ1_0
+            | DType::TQ2_0
+            | DType::Q1_0
+            | DType::Q2_0 => WeightFormat::Q8_0,
             DType::Q5_1 => WeightFormat::Q8_1,
             DType::Q4_0 => WeightFormat::Q4_0,
             DType::Q4_1 => WeightFormat::Q4_1,
@@ -68,8 +75,8 @@ impl WeightFormat {
             DType::Q4_K => WeightFormat::Q4K,
             DType::Q5_K => WeightFormat::Q5K,
             DType::Q6_K => WeightFormat::Q6K,
-            DType::Q2_K | DType::Q3_K => WeightFormat::Q8G16,
             DType::I32 => return None,
+            _ => WeightFormat::Q8G16,
         })
     }
 
@@ -83,7 +90,7 @@ impl WeightFormat {
     pub const fn block(self) -> u32 {
         match self {
             WeightFormat::F32 | WeightFormat::F16 | WeightFormat::Bf16 => 1,
-            WeightFormat::Q4K | WeightFormat::Q5K | WeightFormat::Q6K | WeightFormat::Q8G16 => 256,
+            WeightFormat::Q4K | WeightFormat::Q5K | WeightFormat::Q6K => 256,
             _ => 32,
         }
     }
@@ -102,7 +109,7 @@ impl WeightFormat {
             WeightFormat::Q4K => 9 * blocks,
             WeightFormat::Q5K => 11 * blocks,
             WeightFormat::Q6K => 13 * blocks + blocks.div_ceil(8),
-            WeightFormat::Q8G16 => 24 * blocks,
+            WeightFormat::Q8G16 => 3 * blocks,
         }
     }
 

@@ -3,19 +3,8 @@
 use half::{bf16, f16};
 use troika_device::{WeightBytes, WeightData};
 use troika_graph::DType;
+use troika_graph::blocks::set_scales;
 use troika_model::spec::{WeightRequirement, WeightRole};
-
-/// The types that random weights can have.
-pub const SYNTHETIC_DTYPES: [DType; 8] = [
-    DType::F32,
-    DType::F16,
-    DType::BF16,
-    DType::Q8_0,
-    DType::Q4_0,
-    DType::Q4_K,
-    DType::Q5_K,
-    DType::Q6_K,
-];
 
 /// Random values of a weight, within 1.7 / sqrt(cols) so that activations keep their size; vectors
 /// are ones. Matrices have the requested type, with the exceptions of llama.cpp's quantizer:
@@ -76,26 +65,8 @@ fn plain<const N: usize>(n: usize, seed: u64, number: impl Fn(f32) -> [u8; N]) -
 /// Blocks of random values, with scales that give the wanted spread.
 fn blocks(n: usize, seed: u64, dtype: DType, spread: f32) -> Vec<u8> {
     let mut out = random(n / dtype.block_len() * dtype.block_bytes(), seed);
-    let half = |x: f32| f16::from_f32(x).to_le_bytes();
-    // Six-bit scales, all 32, and equal minima: see ggml's `get_scale_min_k4`.
-    let k_scales: [u8; 12] = [160, 160, 160, 160, 160, 160, 160, 160, 0, 0, 0, 0];
-    for block in out.chunks_exact_mut(dtype.block_bytes()) {
-        match dtype {
-            DType::Q8_0 => block[..2].copy_from_slice(&half(spread / 127.0)),
-            DType::Q4_0 => block[..2].copy_from_slice(&half(spread / 8.0)),
-            DType::Q4_K | DType::Q5_K => {
-                let most = if dtype == DType::Q4_K { 15.0 } else { 31.0 };
-                block[..2].copy_from_slice(&half(2.0 * spread / most / 32.0));
-                block[2..4].copy_from_slice(&half(spread / 32.0));
-                block[4..16].copy_from_slice(&k_scales);
-            }
-            DType::Q6_K => {
-                block[192..208].fill(16);
-                block[208..].copy_from_slice(&half(spread / 32.0 / 16.0));
-            }
-            _ => {}
-        }
-    }
+    // As evenly distributed numbers have.
+    set_scales(dtype, &mut out, spread / 3f32.sqrt());
     out
 }
 
@@ -111,7 +82,7 @@ mod tests {
 
     #[test]
     fn values_of_all_types_have_the_spread_asked_for() {
-        for dtype in SYNTHETIC_DTYPES {
+        for &dtype in DType::WEIGHTS {
             let w = make(WeightRole::Q, 8, 512, dtype);
             assert_eq!(w.dtype, dtype);
             let mut x = vec![0.0; 8 * 512];

@@ -96,8 +96,8 @@ impl WeightStore {
         Ok(WeightStore { warnings, ..WeightStore::of(bound, files.maps()) })
     }
 
-    /// Random weights in a model's shape, equal for equal seeds. Matrices have a type of
-    /// [`crate::SYNTHETIC_DTYPES`] where their rows allow it; floats are quantized if requested.
+    /// Random weights in a model's shape, equal for equal seeds. Matrices have the type where their
+    /// rows allow it; floats are quantized if requested.
     pub fn synthetic(spec: &ModelSpec, dtype: DType, seed: u64, quant: Quant) -> WeightStore {
         WeightStore::random(spec, dtype, seed, quant, false)
     }
