@@ -9,39 +9,25 @@ use half::{bf16, f16};
 
 use crate::{DType, grids};
 
-/// A block taken apart. Element `i` of group `g` is `scale(g) * levels[i]`, for types that have
-/// minima plus `min(g)`. These operations in f32, each rounded, give the very bits of ggml.
+/// A block taken apart. Element `i` of group `g` is `scales[g] * levels[i]`, for types that have
+/// minima plus `mins[g]`. These operations in f32, each rounded, give the very bits of ggml.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockParts {
     /// A whole number for each element.
     pub levels: [i8; 256],
-    /// What the scales of groups are multiplied with, and what the minima are.
-    pub of: [f32; 2],
-    /// The scale of each group of [`DType::group_len`] elements: a whole number between -128 and
-    /// 127, or for NVFP4 a fraction.
+    /// A scale for each group of [`DType::group_len`] elements.
     pub scales: [f32; 16],
-    /// The minimum of each group, for types that [have minima](DType::has_minimum): a whole number
-    /// between 0 and 255.
+    /// What is added to each group, for types that [have minima](DType::has_minimum).
     pub mins: [f32; 16],
 }
 
 impl Default for BlockParts {
     fn default() -> BlockParts {
-        BlockParts { levels: [0; 256], of: [0.0; 2], scales: [1.0; 16], mins: [1.0; 16] }
+        BlockParts { levels: [0; 256], scales: [0.0; 16], mins: [0.0; 16] }
     }
 }
 
 impl BlockParts {
-    /// The scale of a group.
-    pub fn scale(&self, group: usize) -> f32 {
-        self.of[0] * self.scales[group]
-    }
-
-    /// What is added to a group's elements.
-    pub fn min(&self, group: usize) -> f32 {
-        self.of[1] * self.mins[group]
-    }
-
     /// Takes a block apart.
     ///
     /// # Panics
@@ -49,7 +35,6 @@ impl BlockParts {
     #[inline]
     pub fn take(&mut self, dtype: DType, block: &[u8]) {
         assert_eq!(block.len(), dtype.block_bytes(), "{dtype} block");
-        (self.scales, self.mins) = ([1.0; 16], [1.0; 16]);
         match dtype {
             DType::Q8_0 => q8_0(block, self),
             DType::Q4_0 => q4_0(block, self),
@@ -69,7 +54,7 @@ impl BlockParts {
             DType::IQ1_S => grids::iq1_s(block, self),
             DType::IQ1_M => grids::iq1_m(block, self),
             DType::IQ4_NL => {
-                self.of[0] = half_at(block, 0);
+                self.scales[0] = half_at(block, 0);
                 table(&block[2..], dtype, &mut self.levels[..32]);
             }
             DType::IQ4_XS => iq4_xs(block, self),
@@ -78,7 +63,7 @@ impl BlockParts {
             DType::Q1_0 => q1_0(block, self),
             DType::Q2_0 => q2_0(block, self),
             DType::MXFP4 => {
-                self.of[0] = e8m0_half(block[0]);
+                self.scales[0] = e8m0_half(block[0]);
                 table(&block[1..], dtype, &mut self.levels[..32]);
             }
             DType::NVFP4 => nvfp4(block, self),
@@ -89,12 +74,22 @@ impl BlockParts {
         }
     }
 
+    /// Takes the scales and minima of a block whose levels are not needed.
+    #[inline]
+    pub fn take_scales(&mut self, dtype: DType, block: &[u8]) {
+        match dtype {
+            DType::Q8_0 | DType::Q4_0 => self.scales[0] = half_at(block, 0),
+            _ if dtype.has_zero_points() => zero_points(block, self),
+            _ => self.take(dtype, block),
+        }
+    }
+
     /// The values of a block of `dtype`.
     #[inline]
     pub fn values(&self, dtype: DType, out: &mut [f32]) {
         let len = dtype.group_len();
         for (g, (out, levels)) in out.chunks_mut(len).zip(self.levels.chunks(len)).enumerate() {
-            let (scale, min) = (self.scale(g), self.min(g));
+            let (scale, min) = (self.scales[g], self.mins[g]);
             if dtype.has_minimum() {
                 out.iter_mut().zip(levels).for_each(|(o, l)| *o = scale * f32::from(*l) + min);
             } else {
@@ -151,7 +146,7 @@ pub(crate) fn bits_at(b: &[u8], at: usize) -> u32 {
 }
 
 fn q8_0(b: &[u8], o: &mut BlockParts) {
-    o.of[0] = half_at(b, 0);
+    o.scales[0] = half_at(b, 0);
     o.levels.iter_mut().zip(&b[2..]).for_each(|(o, &q)| *o = q as i8);
 }
 
@@ -171,32 +166,37 @@ fn table(qs: &[u8], dtype: DType, o: &mut [i8]) {
 }
 
 fn q4_0(b: &[u8], o: &mut BlockParts) {
-    o.of[0] = half_at(b, 0);
+    o.scales[0] = half_at(b, 0);
     nibbles(&b[2..], &mut o.levels, |_, q| q as i8 - 8);
 }
 
 fn q4_1(b: &[u8], o: &mut BlockParts) {
-    o.of = [half_at(b, 0), half_at(b, 2)];
+    (o.scales[0], o.mins[0]) = (half_at(b, 0), half_at(b, 2));
     nibbles(&b[4..], &mut o.levels, |_, q| q as i8);
 }
 
 /// `scale * (q - zero)` in two steps, which are exact: a scale has 11 bits, a zero point eight.
 fn q4_g(b: &[u8], o: &mut BlockParts) {
-    o.of = [half_at(b, 0), -half_at(b, 0)];
-    o.mins.fill(f32::from(b[2]));
+    zero_points(b, o);
     for (g, qs) in b[3..].chunks_exact(16).enumerate() {
         nibbles(qs, &mut o.levels[32 * g..], |_, q| q as i8);
     }
 }
 
+fn zero_points(b: &[u8], o: &mut BlockParts) {
+    let d = half_at(b, 0);
+    o.scales[..4].fill(d);
+    o.mins[..4].fill(-(d * f32::from(b[2])));
+}
+
 fn q5_0(b: &[u8], o: &mut BlockParts) {
-    o.of[0] = half_at(b, 0);
+    o.scales[0] = half_at(b, 0);
     let high = bits_at(b, 2);
     nibbles(&b[6..], &mut o.levels, |j, q| (q | ((high >> j & 1) << 4) as u8) as i8 - 16);
 }
 
 fn q5_1(b: &[u8], o: &mut BlockParts) {
-    o.of = [half_at(b, 0), half_at(b, 2)];
+    (o.scales[0], o.mins[0]) = (half_at(b, 0), half_at(b, 2));
     let high = bits_at(b, 4);
     nibbles(&b[8..], &mut o.levels, |j, q| (q | ((high >> j & 1) << 4) as u8) as i8);
 }
@@ -204,11 +204,11 @@ fn q5_1(b: &[u8], o: &mut BlockParts) {
 /// 16 groups of 16. A byte holds four two-bit values, which are 32 elements apart.
 fn q2_k(b: &[u8], o: &mut BlockParts) {
     let (scales, qs) = (&b[..16], &b[16..80]);
-    o.of = [half_at(b, 80), -half_at(b, 82)];
+    let (d, min) = (half_at(b, 80), half_at(b, 82));
     for (group, levels) in o.levels.chunks_exact_mut(16).enumerate() {
         let (half, shift, side) = (group / 8, group % 8 / 2 * 2, group % 2);
-        o.scales[group] = f32::from(scales[group] & 15);
-        o.mins[group] = f32::from(scales[group] >> 4);
+        o.scales[group] = d * f32::from(scales[group] & 15);
+        o.mins[group] = -(min * f32::from(scales[group] >> 4));
         let base = half * 32 + side * 16;
         for (o, q) in levels.iter_mut().zip(&qs[base..base + 16]) {
             *o = (q >> shift & 3) as i8;
@@ -219,11 +219,11 @@ fn q2_k(b: &[u8], o: &mut BlockParts) {
 /// Like Q2_K, with a third bit in a mask and signed 6-bit scales in 12 bytes.
 fn q3_k(b: &[u8], o: &mut BlockParts) {
     let (hmask, qs, packed) = (&b[..32], &b[32..96], &b[96..108]);
-    o.of[0] = half_at(b, 108);
+    let d = half_at(b, 108);
     for (group, levels) in o.levels.chunks_exact_mut(16).enumerate() {
         let low = packed[group % 8] >> (group / 8 * 4) & 15;
         let high = packed[8 + group % 4] >> (group / 4 * 2) & 3;
-        o.scales[group] = f32::from(low | high << 4) - 32.0;
+        o.scales[group] = d * (f32::from(low | high << 4) - 32.0);
         let (half, shift, side) = (group / 8, group % 8 / 2 * 2, group % 2);
         let base = half * 32 + side * 16;
         for (l, o) in levels.iter_mut().enumerate() {
@@ -246,9 +246,10 @@ fn scale_min(j: usize, packed: &[u8]) -> (f32, f32) {
 
 /// The scales and minima of Q4_K and Q5_K.
 fn k_scales(b: &[u8], o: &mut BlockParts) {
-    o.of = [half_at(b, 0), -half_at(b, 2)];
+    let (d, dmin) = (half_at(b, 0), half_at(b, 2));
     for group in 0..8 {
-        (o.scales[group], o.mins[group]) = scale_min(group, &b[4..16]);
+        let (s, m) = scale_min(group, &b[4..16]);
+        (o.scales[group], o.mins[group]) = (d * s, -(dmin * m));
     }
 }
 
@@ -273,11 +274,11 @@ fn q5_k(b: &[u8], o: &mut BlockParts) {
 
 fn q6_k(b: &[u8], o: &mut BlockParts) {
     let (low, high, scales) = (&b[..128], &b[128..192], &b[192..208]);
-    o.of[0] = half_at(b, 208);
+    let d = half_at(b, 208);
     for (group, levels) in o.levels.chunks_exact_mut(16).enumerate() {
         // Halves of 128; within a half, four quarters of 32 share bytes.
         let (half, quarter, side) = (group / 8, group % 8 / 2, group % 2);
-        o.scales[group] = f32::from(scales[group] as i8);
+        o.scales[group] = d * f32::from(scales[group] as i8);
         let low = &low[half * 64 + quarter % 2 * 32 + side * 16..][..16];
         let high = &high[half * 32 + side * 16..][..16];
         for (l, o) in levels.iter_mut().enumerate() {
@@ -289,12 +290,11 @@ fn q6_k(b: &[u8], o: &mut BlockParts) {
 
 /// The upper two bits of the scales are in two bytes, the lower four in the next four.
 fn iq4_xs(b: &[u8], o: &mut BlockParts) {
-    o.of[0] = half_at(b, 0);
-    let high = u16::from_le_bytes([b[2], b[3]]);
+    let (d, high) = (half_at(b, 0), u16::from_le_bytes([b[2], b[3]]));
     for (g, qs) in b[8..].chunks_exact(16).enumerate() {
         let low = b[4 + g / 2] >> (g % 2 * 4) & 15;
         let scale = low | ((high >> (2 * g) & 3) as u8) << 4;
-        o.scales[g] = f32::from(scale) - 32.0;
+        o.scales[g] = d * (f32::from(scale) - 32.0);
         table(qs, DType::IQ4_XS, &mut o.levels[32 * g..]);
     }
 }
@@ -302,7 +302,7 @@ fn iq4_xs(b: &[u8], o: &mut BlockParts) {
 /// Digits to base 3 from the top: a byte is a fraction of 256, and each multiplication by 3 lifts
 /// the next digit out of it.
 fn tq1_0(b: &[u8], o: &mut BlockParts) {
-    o.of[0] = half_at(b, 52);
+    o.scales[..8].fill(half_at(b, 52));
     let mut levels = o.levels.iter_mut();
     for (bytes, digits) in [(&b[..32], 5), (&b[32..48], 5), (&b[48..52], 4)] {
         for n in 0..digits {
@@ -315,28 +315,28 @@ fn tq1_0(b: &[u8], o: &mut BlockParts) {
 }
 
 fn tq2_0(b: &[u8], o: &mut BlockParts) {
-    o.of[0] = half_at(b, 64);
+    o.scales[..8].fill(half_at(b, 64));
     for (i, o) in o.levels.iter_mut().enumerate() {
         *o = (b[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3) as i8 - 1;
     }
 }
 
 fn q1_0(b: &[u8], o: &mut BlockParts) {
-    o.of[0] = half_at(b, 0);
+    o.scales[..4].fill(half_at(b, 0));
     for (i, o) in o.levels[..128].iter_mut().enumerate() {
         *o = (b[2 + i / 8] >> (i % 8) & 1) as i8 * 2 - 1;
     }
 }
 
 fn q2_0(b: &[u8], o: &mut BlockParts) {
-    o.of[0] = half_at(b, 0);
+    o.scales[..2].fill(half_at(b, 0));
     for (i, o) in o.levels[..64].iter_mut().enumerate() {
         *o = (b[2 + i / 4] >> (i % 4 * 2) & 3) as i8 - 1;
     }
 }
 
 /// Half of `2^(e - 127)`, for use with the doubled values, so that no exponent overflows.
-fn e8m0_half(e: u8) -> f32 {
+pub fn e8m0_half(e: u8) -> f32 {
     f32::from_bits(if e < 2 { 0x0020_0000 << e } else { u32::from(e - 1) << 23 })
 }
 
@@ -352,7 +352,6 @@ fn e4m3_half(x: u8) -> f32 {
 }
 
 fn nvfp4(b: &[u8], o: &mut BlockParts) {
-    o.of[0] = 1.0;
     for (g, qs) in b[4..].chunks_exact(8).enumerate() {
         o.scales[g] = e4m3_half(b[g]);
         table(qs, DType::NVFP4, &mut o.levels[16 * g..]);
@@ -412,6 +411,25 @@ pub fn set_scales(dtype: DType, bytes: &mut [u8], size: f32) {
     for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
         let sign = if block[dtype.block_bytes() / 2] & 1 == 0 { 1.0 } else { -1.0 };
         set_scale(dtype, block, sign * scale);
+    }
+}
+
+/// What the scales of a block, and its minima less than zero, are whole multiples of, in types whose
+/// groups have numbers for that; else the block's scale.
+pub fn units(dtype: DType, block: &[u8]) -> [f32; 2] {
+    let d = match dtype.scale_at() {
+        Some(at) => half_at(block, at),
+        None if dtype == DType::IQ1_M => grids::iq1_m_scale(block),
+        None => 0.0,
+    };
+    let part = match dtype {
+        DType::IQ3_XXS => 0.25,
+        DType::IQ2_XXS | DType::IQ2_XS | DType::IQ2_S | DType::IQ1_S | DType::IQ1_M => 0.125,
+        _ => 1.0,
+    };
+    match (dtype, dtype.scale_at()) {
+        (DType::Q2_K | DType::Q4_K | DType::Q5_K, Some(at)) => [d, half_at(block, at + 2)],
+        _ => [d * part, d],
     }
 }
 

@@ -31,23 +31,24 @@ fn even(signs: u32) -> u8 {
     seven | (seven.count_ones() as u8 & 1) << 7
 }
 
-/// Scales of 4 bits, odd numbers, two in a byte.
-fn scales(packed: &[u8], o: &mut BlockParts) {
-    for (g, s) in o.scales[..2 * packed.len()].iter_mut().enumerate() {
-        *s = odd(packed[g / 2] >> (g % 2 * 4) & 15);
-    }
+/// The scales `d * (0.5 + s) * quarter` of 4 bits.
+fn scale(d: f32, s: u32, factor: f32) -> f32 {
+    d * (0.5 + s as f32) * factor
 }
 
-fn odd(s: u8) -> f32 {
-    f32::from(2 * s + 1)
+/// Two scales of 4 bits for each 32 elements.
+fn scales_of_sixteen(d: f32, packed: &[u8], o: &mut BlockParts) {
+    for (g, s) in o.scales.iter_mut().enumerate() {
+        *s = scale(d, u32::from(packed[g / 2] >> (g % 2 * 4) & 15), 0.25);
+    }
 }
 
 /// Four grid indices for each 32 elements, then four signs of seven bits and a scale.
 pub(crate) fn iq2_xxs(b: &[u8], o: &mut BlockParts) {
-    o.of[0] = half_at(b, 0) / 8.0;
+    let d = half_at(b, 0);
     for (g, b) in b[2..].chunks_exact(8).enumerate() {
         let signs = bits_at(b, 4);
-        o.scales[g] = odd((signs >> 28) as u8);
+        o.scales[g] = scale(d, signs >> 28, 0.25);
         for (l, to) in o.levels[32 * g..][..32].chunks_exact_mut(8).enumerate() {
             signed::<8>(IQ2_XXS, usize::from(b[l]), even(signs >> (7 * l)), to);
         }
@@ -56,8 +57,7 @@ pub(crate) fn iq2_xxs(b: &[u8], o: &mut BlockParts) {
 
 /// Words of a 9-bit index and seven signs.
 pub(crate) fn iq2_xs(b: &[u8], o: &mut BlockParts) {
-    o.of[0] = half_at(b, 0) / 8.0;
-    scales(&b[66..74], o);
+    scales_of_sixteen(half_at(b, 0), &b[66..74], o);
     for (word, to) in b[2..66].as_chunks().0.iter().zip(o.levels.chunks_exact_mut(8)) {
         let word = u16::from_le_bytes(*word);
         signed::<8>(IQ2_XS, usize::from(word & 511), even(u32::from(word >> 9)), to);
@@ -66,8 +66,7 @@ pub(crate) fn iq2_xs(b: &[u8], o: &mut BlockParts) {
 
 /// Indices of which two bits are apart, signs of eight bits.
 pub(crate) fn iq2_s(b: &[u8], o: &mut BlockParts) {
-    o.of[0] = half_at(b, 0) / 8.0;
-    scales(&b[74..82], o);
+    scales_of_sixteen(half_at(b, 0), &b[74..82], o);
     let (low, signs, high) = (&b[2..34], &b[34..66], &b[66..74]);
     for (l, to) in o.levels.chunks_exact_mut(8).enumerate() {
         let index = usize::from(low[l]) | usize::from(high[l / 4] >> (l % 4 * 2) & 3) << 8;
@@ -77,10 +76,10 @@ pub(crate) fn iq2_s(b: &[u8], o: &mut BlockParts) {
 
 /// Indices of points with four coordinates, then signs and scales as in IQ2_XXS.
 pub(crate) fn iq3_xxs(b: &[u8], o: &mut BlockParts) {
-    o.of[0] = half_at(b, 0) / 4.0;
+    let d = half_at(b, 0);
     for (g, (index, word)) in b[2..66].chunks_exact(8).zip(b[66..].chunks_exact(4)).enumerate() {
         let word = bits_at(word, 0);
-        o.scales[g] = odd((word >> 28) as u8);
+        o.scales[g] = scale(d, word >> 28, 0.5);
         for (l, to) in o.levels[32 * g..][..32].chunks_exact_mut(4).enumerate() {
             let signs = even(word >> (7 * (l / 2))) >> (l % 2 * 4);
             signed::<4>(IQ3_XXS, usize::from(index[l]), signs, to);
@@ -90,9 +89,11 @@ pub(crate) fn iq3_xxs(b: &[u8], o: &mut BlockParts) {
 
 /// Indices of which one bit is apart, signs of eight bits, scales of four for each 32 elements.
 pub(crate) fn iq3_s(b: &[u8], o: &mut BlockParts) {
-    o.of[0] = half_at(b, 0);
-    scales(&b[106..110], o);
-    let (low, high, signs) = (&b[2..66], &b[66..74], &b[74..106]);
+    let d = half_at(b, 0);
+    let (low, high, signs, scales) = (&b[2..66], &b[66..74], &b[74..106], &b[106..110]);
+    for (g, o) in o.scales[..8].iter_mut().enumerate() {
+        *o = d * (1.0 + 2.0 * f32::from(scales[g / 2] >> (g % 2 * 4) & 15));
+    }
     for (l, to) in o.levels.chunks_exact_mut(4).enumerate() {
         let index = usize::from(low[l]) | usize::from(high[l / 8] >> (l % 8) & 1) << 8;
         signed::<4>(IQ3_S, index, signs[l / 2] >> (l % 2 * 4), to);
@@ -110,10 +111,10 @@ fn shifted(index: usize, minus: bool, to: &mut [i8]) {
 
 /// Words with the upper three bits of four indices, a scale, and the direction of the shift.
 pub(crate) fn iq1_s(b: &[u8], o: &mut BlockParts) {
-    o.of[0] = half_at(b, 0) / 8.0;
+    let d = half_at(b, 0);
     for (g, word) in b[34..].as_chunks().0.iter().enumerate() {
         let word = u16::from_le_bytes(*word);
-        o.scales[g] = odd((word >> 12 & 7) as u8);
+        o.scales[g] = d * f32::from(2 * (word >> 12 & 7) + 1) / 8.0;
         for (l, to) in o.levels[32 * g..][..32].chunks_exact_mut(8).enumerate() {
             let index = usize::from(b[2 + 4 * g + l]) | usize::from(word >> (3 * l) & 7) << 8;
             shifted(index, word >> 15 == 1, to);
@@ -121,15 +122,22 @@ pub(crate) fn iq1_s(b: &[u8], o: &mut BlockParts) {
     }
 }
 
+fn iq1_m_words(b: &[u8]) -> [u16; 4] {
+    std::array::from_fn(|i| u16::from_le_bytes([b[48 + 2 * i], b[49 + 2 * i]]))
+}
+
+/// The scale of a block of IQ1_M.
+pub(crate) fn iq1_m_scale(b: &[u8]) -> f32 {
+    let bits = iq1_m_words(b).iter().rev().fold(0, |bits, word| bits << 4 | word >> 12);
+    half::f16::from_bits(bits).to_f32()
+}
+
 /// The upper bits and shifts of indices in nibbles. Four words have four scales of three bits each,
 /// and in their upper nibbles the f16 scale of the block.
 pub(crate) fn iq1_m(b: &[u8], o: &mut BlockParts) {
-    let words: [u16; 4] =
-        std::array::from_fn(|i| u16::from_le_bytes([b[48 + 2 * i], b[49 + 2 * i]]));
-    let bits = words.iter().rev().fold(0, |bits, word| bits << 4 | word >> 12);
-    o.of[0] = half::f16::from_bits(bits).to_f32() / 8.0;
+    let (words, d) = (iq1_m_words(b), iq1_m_scale(b));
     for (g, o) in o.scales.iter_mut().enumerate() {
-        *o = odd((words[g / 4] >> (g % 4 * 3) & 7) as u8);
+        *o = d * f32::from(2 * (words[g / 4] >> (g % 4 * 3) & 7) + 1) / 8.0;
     }
     for (l, to) in o.levels.chunks_exact_mut(8).enumerate() {
         let high = b[32 + l / 2] >> (l % 2 * 4);

@@ -106,8 +106,8 @@ fn bytes_by_sixteen(dtype: DType, row: &[u8], out: &mut [u8]) {
         q.copy_from_slice(bytemuck::cast_slice(&parts.levels[..len]));
         for (g, s) in s.chunks_exact_mut(8).enumerate() {
             let g = 16 * g / dtype.group_len();
-            s[..4].copy_from_slice(&parts.scale(g).to_le_bytes());
-            s[4..].copy_from_slice(&(-parts.min(g)).to_le_bytes());
+            s[..4].copy_from_slice(&parts.scales[g].to_le_bytes());
+            s[4..].copy_from_slice(&(-parts.mins[g]).to_le_bytes());
         }
     }
 }
