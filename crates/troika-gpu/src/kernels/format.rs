@@ -12,8 +12,7 @@ pub enum WeightFormat {
     F16,
     /// Pairs of bf16.
     Bf16,
-    /// 32 bytes a block, then the f16 scales of all blocks: `d * q`. Q8_0, and other types with one
-    /// scale, exactly.
+    /// 32 bytes a block, then the f16 scales of all blocks: `d * q`. Q8_0, and Q5_0 exactly.
     Q8_0,
     /// As Q8_0 with an f16 scale and minimum: `d * q + m`. Q5_1 exactly.
     Q8_1,
@@ -32,13 +31,20 @@ pub enum WeightFormat {
     Q5K,
     /// 208 bytes of each of a GGUF file's blocks (all but its scale), then the f16 scales.
     Q6K,
-    /// 16 bytes a group, then its f32 scale and minimum: `d * q - m`. Any type exactly.
-    Q8G16,
+    /// 80 bytes of each of a GGUF file's blocks (all but the last two numbers), then these.
+    Q2K,
+    /// The codebook ([`DType::codebook`]), nibbles in Q4_0's order, then f16 scales by 16.
+    Codes16,
+    /// The codebook, nibbles in Q4_0's order, a whole number for each 16, then f32 scales of these by
+    /// 256.
+    Codes256,
+    /// 64 numbers of two bits a unit, then f16 scales: `d * (q - 1)`.
+    TwoBits,
 }
 
 impl WeightFormat {
     /// All formats.
-    pub const ALL: [WeightFormat; 13] = [
+    pub const ALL: [WeightFormat; 16] = [
         WeightFormat::F32,
         WeightFormat::F16,
         WeightFormat::Bf16,
@@ -51,7 +57,10 @@ impl WeightFormat {
         WeightFormat::Q4K,
         WeightFormat::Q5K,
         WeightFormat::Q6K,
-        WeightFormat::Q8G16,
+        WeightFormat::Q2K,
+        WeightFormat::Codes16,
+        WeightFormat::Codes256,
+        WeightFormat::TwoBits,
     ];
 
     /// The format that holds a type's weights exactly; `None` for types that weights do not have.
@@ -60,13 +69,7 @@ impl WeightFormat {
             DType::F32 => WeightFormat::F32,
             DType::F16 => WeightFormat::F16,
             DType::BF16 => WeightFormat::Bf16,
-            DType::Q8_0
-            | DType::Q5_0
-            | DType::IQ4_NL
-            | DType::TQ1_0
-            | DType::TQ2_0
-            | DType::Q1_0
-            | DType::Q2_0 => WeightFormat::Q8_0,
+            DType::Q8_0 | DType::Q5_0 => WeightFormat::Q8_0,
             DType::Q5_1 => WeightFormat::Q8_1,
             DType::Q4_0 => WeightFormat::Q4_0,
             DType::Q4_1 => WeightFormat::Q4_1,
@@ -75,8 +78,19 @@ impl WeightFormat {
             DType::Q4_K => WeightFormat::Q4K,
             DType::Q5_K => WeightFormat::Q5K,
             DType::Q6_K => WeightFormat::Q6K,
+            DType::Q2_K => WeightFormat::Q2K,
+            DType::IQ4_NL | DType::NVFP4 => WeightFormat::Codes16,
+            DType::Q3_K
+            | DType::IQ1_S
+            | DType::IQ1_M
+            | DType::IQ2_XXS
+            | DType::IQ2_XS
+            | DType::IQ2_S
+            | DType::IQ3_XXS
+            | DType::IQ3_S
+            | DType::IQ4_XS => WeightFormat::Codes256,
+            DType::TQ1_0 | DType::TQ2_0 | DType::Q1_0 | DType::Q2_0 => WeightFormat::TwoBits,
             DType::I32 => return None,
-            _ => WeightFormat::Q8G16,
         })
     }
 
@@ -88,9 +102,11 @@ impl WeightFormat {
 
     /// Elements of a block: rows of `cols` elements have whole blocks of weights.
     pub const fn block(self) -> u32 {
+        use WeightFormat::{Bf16, Codes256, F16, F32, Q2K, Q4K, Q5K, Q6K, TwoBits};
         match self {
-            WeightFormat::F32 | WeightFormat::F16 | WeightFormat::Bf16 => 1,
-            WeightFormat::Q4K | WeightFormat::Q5K | WeightFormat::Q6K => 256,
+            F32 | F16 | Bf16 => 1,
+            Q2K | Q4K | Q5K | Q6K | Codes256 => 256,
+            TwoBits => 64,
             _ => 32,
         }
     }
@@ -109,7 +125,10 @@ impl WeightFormat {
             WeightFormat::Q4K => 9 * blocks,
             WeightFormat::Q5K => 11 * blocks,
             WeightFormat::Q6K => 13 * blocks + blocks.div_ceil(8),
-            WeightFormat::Q8G16 => 3 * blocks,
+            WeightFormat::Q2K => 5 * blocks + blocks.div_ceil(4),
+            WeightFormat::Codes16 => 1 + blocks + blocks.div_ceil(4),
+            WeightFormat::Codes256 => 1 + 9 * blocks + blocks.div_ceil(4),
+            WeightFormat::TwoBits => blocks + blocks.div_ceil(8),
         }
     }
 

@@ -62,7 +62,7 @@ pub(crate) fn is_eight_bits(format: ActivationFormat) -> Result<bool, KernelErro
 /// of the format, then the others.
 macro_rules! by_format {
     ($table:ident, $name:literal, [$($first:literal),*], $bindings:expr, $bytes:expr, $($part:literal),*) => {
-        static $table: [KernelSpec; 13] = by_format!(@all [
+        static $table: [KernelSpec; 16] = by_format!(@all [
             ("f32", "other_numbers"),
             ("f16", "other_numbers"),
             ("bf16", "other_numbers"),
@@ -75,7 +75,10 @@ macro_rules! by_format {
             ("q4k", "whole_numbers"),
             ("q5k", "whole_numbers"),
             ("q6k", "whole_numbers"),
-            ("q8g16", "whole_numbers")
+            ("q2k", "whole_numbers"),
+            ("codes16", "whole_numbers"),
+            ("codes256", "whole_numbers"),
+            ("twobits", "whole_numbers")
         ], $name, ($($first),*), $bindings, $bytes, ($($part),*));
     };
     (@all [$(($format:literal, $numbers:literal)),*], $name:literal, $first:tt, $bindings:expr, $bytes:expr, $parts:tt) => {

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use half::f16;
 use troika_graph::DType;
-use troika_graph::blocks::BlockParts;
+use troika_graph::blocks::{self, BlockParts};
 
 use super::WeightFormat;
 
@@ -25,7 +25,8 @@ pub fn repack(dtype: DType, rows: &[u8], cols: u32, out: &mut [u8]) -> bool {
             WeightFormat::Q8_0 | WeightFormat::Q8_1 if dtype != DType::Q8_0 => {
                 bytes(dtype, row, out)
             }
-            WeightFormat::Q8G16 => bytes_by_sixteen(dtype, row, out),
+            WeightFormat::Codes16 | WeightFormat::Codes256 => codes(dtype, row, out),
+            WeightFormat::TwoBits => two_bits(dtype, row, out),
             _ => repack_row(dtype, row, out),
         }
     }
@@ -34,7 +35,7 @@ pub fn repack(dtype: DType, rows: &[u8], cols: u32, out: &mut [u8]) -> bool {
 
 /// One row.
 fn repack_row(dtype: DType, row: &[u8], out: &mut [u8]) {
-    let (len, blocks) = (dtype.block_bytes(), row.len() / dtype.block_bytes());
+    let (len, count) = (dtype.block_bytes(), row.len() / dtype.block_bytes());
     let each = || row.chunks_exact(len);
     match dtype {
         // Scales (and minima) come first in a block, or last.
@@ -42,10 +43,11 @@ fn repack_row(dtype: DType, row: &[u8], out: &mut [u8]) {
         DType::Q4_1 => apart(row, len, 0..4, out),
         DType::MXFP4 => apart(row, len, 0..1, out),
         DType::Q6_K => apart(row, len, 208..210, out),
+        DType::Q2_K => apart(row, len, 80..84, out),
         DType::Q4_G32 | DType::Q4_G64 | DType::Q4_G128 => {
             // A group's scale and zero point serve all its blocks of 32.
             let per_group = (len - 3) / 16;
-            let (quants, scales) = out.split_at_mut(blocks * per_group * 16);
+            let (quants, scales) = out.split_at_mut(count * per_group * 16);
             scales.fill(0);
             let mut parts = quants.chunks_exact_mut(16).zip(scales.chunks_exact_mut(4));
             for block in each() {
@@ -95,19 +97,60 @@ fn bytes(dtype: DType, row: &[u8], out: &mut [u8]) {
     }
 }
 
-/// Levels as bytes, then the scale of each 16 and what is subtracted, as f32.
-fn bytes_by_sixteen(dtype: DType, row: &[u8], out: &mut [u8]) {
+/// The codebook, nibbles of levels, then scales: those of types with numbers for scales as these, and
+/// what they are multiplied with.
+fn codes(dtype: DType, row: &[u8], out: &mut [u8]) {
+    let Some(codebook) = dtype.codebook() else { return };
+    let mut code_of = [0u8; 256];
+    for (code, level) in codebook.iter().enumerate().rev() {
+        code_of[usize::from(*level as u8)] = code as u8;
+    }
     let (len, mut parts) = (dtype.block_len(), BlockParts::default());
-    let (quants, scales) = out.split_at_mut(row.len() / dtype.block_bytes() * len);
+    let columns = row.len() / dtype.block_bytes() * len;
+    let (table, out) = out.split_at_mut(16);
+    table.copy_from_slice(bytemuck::cast_slice(codebook));
+    let (quants, scales) = out.split_at_mut(columns / 2);
     scales.fill(0);
-    let to = quants.chunks_exact_mut(len).zip(scales.chunks_exact_mut(len / 2));
-    for (block, (q, s)) in row.chunks_exact(dtype.block_bytes()).zip(to) {
+    let mut quants = quants.chunks_exact_mut(16);
+    for (b, block) in row.chunks_exact(dtype.block_bytes()).enumerate() {
         parts.take(dtype, block);
-        q.copy_from_slice(bytemuck::cast_slice(&parts.levels[..len]));
-        for (g, s) in s.chunks_exact_mut(8).enumerate() {
-            let g = 16 * g / dtype.group_len();
-            s[..4].copy_from_slice(&parts.scales[g].to_le_bytes());
-            s[4..].copy_from_slice(&(-parts.mins[g]).to_le_bytes());
+        for (levels, q) in parts.levels[..len].chunks_exact(32).zip(&mut quants) {
+            for (i, q) in q.iter_mut().enumerate() {
+                let code = |level: i8| code_of[usize::from(level as u8)];
+                *q = code(levels[i]) | code(levels[i + 16]) << 4;
+            }
+        }
+        let unit = blocks::units(dtype, block)[0];
+        for i in 0..len / 16 {
+            let (scale, at) = (parts.scales[16 * i / dtype.group_len()], b * len / 16 + i);
+            if WeightFormat::of(dtype) == Some(WeightFormat::Codes16) {
+                scales[2 * at..2 * at + 2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
+            } else {
+                scales[at] = (scale / unit) as i8 as u8;
+            }
+        }
+        if len == 256 {
+            let at = columns / 16 + 4 * b;
+            scales[at..at + 4].copy_from_slice(&unit.to_le_bytes());
+        }
+    }
+}
+
+/// Levels that count from -1: 64 in 16 bytes, then the scale of each 64.
+fn two_bits(dtype: DType, row: &[u8], out: &mut [u8]) {
+    let (len, mut parts) = (dtype.block_len(), BlockParts::default());
+    let columns = row.len() / dtype.block_bytes() * len;
+    let (quants, scales) = out.split_at_mut(columns / 4);
+    quants.fill(0);
+    scales.fill(0);
+    let mut to = quants.chunks_exact_mut(16).zip(scales.chunks_exact_mut(2));
+    for block in row.chunks_exact(dtype.block_bytes()) {
+        parts.take(dtype, block);
+        for (levels, (q, s)) in parts.levels[..len].chunks_exact(64).zip(&mut to) {
+            for (i, level) in levels.iter().enumerate() {
+                q[i % 16] |= ((level + 1) as u8) << (i / 16 * 2);
+            }
+            s.copy_from_slice(&block[dtype.scale_at().unwrap_or(0)..][..2]);
         }
     }
 }
