@@ -1,7 +1,7 @@
 //! A small generator for cases that must be equal on every machine.
 
 use half::{bf16, f16};
-use troika_graph::DType;
+use troika_graph::{DType, blocks};
 
 /// splitmix64.
 pub struct Random(pub u64);
@@ -44,11 +44,11 @@ impl Random {
                 DType::F32 => all.extend(float.to_le_bytes()),
                 DType::F16 => all.extend(f16::from_f32(float).to_le_bytes()),
                 DType::BF16 => all.extend(bf16::from_f32(float).to_le_bytes()),
-                // A scale of 1/8.
-                DType::MXFP4 if all.len().is_multiple_of(17) => all.push(124),
-                DType::MXFP4 => all.push(self.bits() as u8),
-                _ => all.push(self.below(40) as u8),
+                _ => all.push(self.bits() as u8),
             }
+        }
+        if dtype.is_quantized() {
+            blocks::set_scales(dtype, &mut all, 0.05);
         }
         all
     }

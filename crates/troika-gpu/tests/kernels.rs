@@ -26,7 +26,7 @@ fn columns(dtype: DType) -> [usize; 2] {
 fn tables_give_the_very_numbers_of_their_types() {
     let Some(gpu) = runner() else { return };
     let mut n = Numbers(1);
-    for dtype in DType::WEIGHTS {
+    for &dtype in DType::WEIGHTS {
         for cols in columns(dtype) {
             let (floats, packed) = weight(&mut n, dtype, 7, cols);
             let format = WeightFormat::of(dtype).expect("a format");

@@ -11,6 +11,7 @@ mod boundary;
 mod builder;
 mod calibration;
 mod dtype;
+mod grids;
 mod op;
 pub mod partition;
 pub mod quantize;

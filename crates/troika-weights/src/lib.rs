@@ -14,8 +14,8 @@ mod parallel;
 mod report;
 mod store;
 
+pub use bind::mix::WeightMix;
 pub use bind::scheme::{BindOptions, FloatType, Quant};
-pub use bind::synthetic::SYNTHETIC_DTYPES;
 pub use cache::{CacheFile, CacheFolder, CacheKind, PackedEntry, PackedIndex, parse_packed};
 pub use error::WeightError;
 pub use experts::{Eviction, ExpertForecast, ExpertStats, OnWait, Residents};

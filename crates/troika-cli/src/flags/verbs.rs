@@ -110,7 +110,7 @@ pub struct ModelArgs {
 pub struct SubjectArgs {
     #[command(flatten)]
     pub model: ModelArgs,
-    /// Random weights of a known shape instead of a model: qwen3-0.6b, llama-3.2-1b:Q4_0, ...
+    /// Random weights of a known shape instead of a model: qwen3-0.6b, llama-3.2-1b:Q4_K_M, ...
     #[arg(long, value_name = "SHAPE", conflicts_with_all = ["positional", "model"])]
     pub synthetic: Option<String>,
 }

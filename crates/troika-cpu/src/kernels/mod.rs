@@ -136,7 +136,7 @@ mod tests {
             for activations in
                 [ActivationFormat::F32, ActivationFormat::INT8, int8::INT7, ActivationFormat::Bf16]
             {
-                for dtype in DType::WEIGHTS {
+                for &dtype in DType::WEIGHTS {
                     let used = multiply(isa, dtype, activations);
                     let here = used.is_none_or(peaks::is_measured);
                     assert!(here, "{isa:?} {dtype} {activations:?}");

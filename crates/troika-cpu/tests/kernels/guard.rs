@@ -152,7 +152,7 @@ fn product<'a>(
 #[test]
 fn products_of_floats_stay_inside() {
     let mut r = Random(1);
-    for dtype in DTYPES {
+    for &dtype in DTYPES {
         let len = dtype.block_len();
         for (i, rows) in ROWS.into_iter().enumerate() {
             let n = 1 + r.below(70);
@@ -574,7 +574,7 @@ fn ropes_routers_and_embeddings_stay_inside() {
             assert!(ids.iter().all(|id| (0..experts as i32).contains(id)));
         });
     }
-    for dtype in DTYPES {
+    for &dtype in DTYPES {
         let (rows, cols) = (3, dtype.block_len() * 2);
         let bytes = r.weight(dtype, rows * cols);
         guarded(0, |cx, edge| {

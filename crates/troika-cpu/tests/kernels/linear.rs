@@ -6,25 +6,7 @@ use troika_graph::{DType, blocks};
 
 use crate::{Random, on_each_isa, with};
 
-pub const DTYPES: [DType; 17] = [
-    DType::F32,
-    DType::F16,
-    DType::BF16,
-    DType::Q8_0,
-    DType::Q4_0,
-    DType::Q4_1,
-    DType::Q5_0,
-    DType::Q5_1,
-    DType::Q2_K,
-    DType::Q3_K,
-    DType::Q4_K,
-    DType::Q5_K,
-    DType::Q6_K,
-    DType::MXFP4,
-    DType::Q4_G32,
-    DType::Q4_G64,
-    DType::Q4_G128,
-];
+pub const DTYPES: &[DType] = DType::WEIGHTS;
 
 fn product<'a>(
     w: WeightView<'a>,

@@ -140,21 +140,7 @@ impl Random {
                 for _ in 0..len / dtype.block_len() {
                     let mut block: Vec<u8> =
                         (0..dtype.block_bytes()).map(|_| self.bits() as u8).collect();
-                    let at = match dtype {
-                        DType::Q2_K => vec![80, 82],
-                        DType::Q3_K => vec![108],
-                        DType::Q6_K => vec![208],
-                        DType::MXFP4 => {
-                            block[0] = 120 + block[0] % 4;
-                            vec![]
-                        }
-                        DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => vec![0, 2],
-                        _ => vec![0],
-                    };
-                    for at in at {
-                        let scale = half(self.float() * 0.05);
-                        block[at..at + 2].copy_from_slice(&scale);
-                    }
+                    troika_graph::blocks::set_scale(dtype, &mut block, self.float() * 0.05);
                     out.extend(block);
                 }
                 out

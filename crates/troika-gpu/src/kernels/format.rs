@@ -31,8 +31,15 @@ pub enum WeightFormat {
     Q5K,
     /// 208 bytes of each of a GGUF file's blocks (all but its scale), then the f16 scales.
     Q6K,
-    /// 16 bytes a group, then its f32 scale and minimum: `d * q - m`. Q2_K and Q3_K exactly.
-    Q8G16,
+    /// 80 bytes of each of a GGUF file's blocks (all but the last two numbers), then these.
+    Q2K,
+    /// The codebook ([`DType::codebook`]), nibbles in Q4_0's order, then f16 scales by 16.
+    Codes16,
+    /// The codebook, nibbles in Q4_0's order, a whole number for each 16, then f32 scales of these by
+    /// 256.
+    Codes256,
+    /// 64 numbers of two bits a unit, then f16 scales: `d * (q - 1)`.
+    TwoBits,
 }
 
 impl WeightFormat {
@@ -51,7 +58,18 @@ impl WeightFormat {
             DType::Q4_K => WeightFormat::Q4K,
             DType::Q5_K => WeightFormat::Q5K,
             DType::Q6_K => WeightFormat::Q6K,
-            DType::Q2_K | DType::Q3_K => WeightFormat::Q8G16,
+            DType::Q2_K => WeightFormat::Q2K,
+            DType::IQ4_NL | DType::NVFP4 => WeightFormat::Codes16,
+            DType::Q3_K
+            | DType::IQ1_S
+            | DType::IQ1_M
+            | DType::IQ2_XXS
+            | DType::IQ2_XS
+            | DType::IQ2_S
+            | DType::IQ3_XXS
+            | DType::IQ3_S
+            | DType::IQ4_XS => WeightFormat::Codes256,
+            DType::TQ1_0 | DType::TQ2_0 | DType::Q1_0 | DType::Q2_0 => WeightFormat::TwoBits,
             DType::I32 => return None,
         })
     }
@@ -64,9 +82,11 @@ impl WeightFormat {
 
     /// Elements of a block: rows of `cols` elements have whole blocks of weights.
     pub const fn block(self) -> u32 {
+        use WeightFormat::{Bf16, Codes256, F16, F32, Q2K, Q4K, Q5K, Q6K, TwoBits};
         match self {
-            WeightFormat::F32 | WeightFormat::F16 | WeightFormat::Bf16 => 1,
-            WeightFormat::Q4K | WeightFormat::Q5K | WeightFormat::Q6K | WeightFormat::Q8G16 => 256,
+            F32 | F16 | Bf16 => 1,
+            Q2K | Q4K | Q5K | Q6K | Codes256 => 256,
+            TwoBits => 64,
             _ => 32,
         }
     }
@@ -85,7 +105,10 @@ impl WeightFormat {
             WeightFormat::Q4K => 9 * blocks,
             WeightFormat::Q5K => 11 * blocks,
             WeightFormat::Q6K => 13 * blocks + blocks.div_ceil(8),
-            WeightFormat::Q8G16 => 24 * blocks,
+            WeightFormat::Q2K => 5 * blocks + blocks.div_ceil(4),
+            WeightFormat::Codes16 => 1 + blocks + blocks.div_ceil(4),
+            WeightFormat::Codes256 => 1 + 9 * blocks + blocks.div_ceil(4),
+            WeightFormat::TwoBits => blocks + blocks.div_ceil(8),
         }
     }
 

@@ -63,7 +63,7 @@ pub(crate) fn is_eight_bits(format: ActivationFormat) -> Result<bool, KernelErro
 }
 
 /// A kernel for every format of weights.
-pub(super) type ByFormat = [KernelSpec; 13];
+pub(super) type ByFormat = [KernelSpec; 16];
 /// The same where activations are read in units of four, and where they are read anywhere.
 pub(super) type ByAccess = [ByFormat; 2];
 
@@ -84,7 +84,10 @@ macro_rules! by_format {
             by_format!(@one "q4k" ["group_scales" "q4k" "whole_numbers"] $name $bindings $bytes $first $rest),
             by_format!(@one "q5k" ["group_scales" "q5k" "halves" "packed_halves" "whole_numbers"] $name $bindings $bytes $first $rest),
             by_format!(@one "q6k" ["q6k" "halves" "packed_halves" "whole_numbers"] $name $bindings $bytes $first $rest),
-            by_format!(@one "q8g16" ["q8g16" "halves" "packed_halves" "whole_numbers"] $name $bindings $bytes $first $rest),
+            by_format!(@one "q2k" ["q2k" "halves" "packed_halves" "whole_numbers"] $name $bindings $bytes $first $rest),
+            by_format!(@one "codes16" ["codes16" "whole_numbers"] $name $bindings $bytes $first $rest),
+            by_format!(@one "codes256" ["codes256" "whole_numbers"] $name $bindings $bytes $first $rest),
+            by_format!(@one "twobits" ["twobits" "whole_numbers"] $name $bindings $bytes $first $rest),
         ]
     };
     (

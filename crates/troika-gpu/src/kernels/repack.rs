@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use half::f16;
 use troika_graph::DType;
+use troika_graph::blocks::{self, BlockParts};
 
 use super::WeightFormat;
 
@@ -20,14 +21,21 @@ pub fn repack(dtype: DType, rows: &[u8], cols: u32, out: &mut [u8]) -> bool {
         return false;
     }
     for (row, out) in rows.chunks_exact(row).zip(out.chunks_exact_mut(to)) {
-        repack_row(dtype, row, out);
+        match format {
+            WeightFormat::Q8_0 | WeightFormat::Q8_1 if dtype != DType::Q8_0 => {
+                bytes(dtype, row, out)
+            }
+            WeightFormat::Codes16 | WeightFormat::Codes256 => codes(dtype, row, out),
+            WeightFormat::TwoBits => two_bits(dtype, row, out),
+            _ => repack_row(dtype, row, out),
+        }
     }
     true
 }
 
 /// One row.
 fn repack_row(dtype: DType, row: &[u8], out: &mut [u8]) {
-    let (len, blocks) = (dtype.block_bytes(), row.len() / dtype.block_bytes());
+    let (len, count) = (dtype.block_bytes(), row.len() / dtype.block_bytes());
     let each = || row.chunks_exact(len);
     match dtype {
         // Scales (and minima) come first in a block, or last.
@@ -35,26 +43,11 @@ fn repack_row(dtype: DType, row: &[u8], out: &mut [u8]) {
         DType::Q4_1 => apart(row, len, 0..4, out),
         DType::MXFP4 => apart(row, len, 0..1, out),
         DType::Q6_K => apart(row, len, 208..210, out),
-        DType::Q5_0 | DType::Q5_1 => {
-            let head = if dtype == DType::Q5_0 { 2 } else { 4 };
-            let (quants, scales) = out.split_at_mut(blocks * 32);
-            scales.fill(0);
-            let parts = quants.chunks_exact_mut(32).zip(scales.chunks_exact_mut(head));
-            for (block, (q, s)) in each().zip(parts) {
-                s.copy_from_slice(&block[..head]);
-                let high = &block[head..head + 4];
-                for i in 0..32 {
-                    let nibble = block[head + 4 + i % 16] >> (i / 16 * 4) & 15;
-                    let bit = high[i / 8] >> (i % 8) & 1;
-                    let zero = if dtype == DType::Q5_0 { 16 } else { 0 };
-                    q[i] = (nibble | bit << 4).wrapping_sub(zero);
-                }
-            }
-        }
+        DType::Q2_K => apart(row, len, 80..84, out),
         DType::Q4_G32 | DType::Q4_G64 | DType::Q4_G128 => {
             // A group's scale and zero point serve all its blocks of 32.
             let per_group = (len - 3) / 16;
-            let (quants, scales) = out.split_at_mut(blocks * per_group * 16);
+            let (quants, scales) = out.split_at_mut(count * per_group * 16);
             scales.fill(0);
             let mut parts = quants.chunks_exact_mut(16).zip(scales.chunks_exact_mut(4));
             for block in each() {
@@ -65,13 +58,6 @@ fn repack_row(dtype: DType, row: &[u8], out: &mut [u8]) {
                     s[2..].copy_from_slice(&zero);
                     q.copy_from_slice(nibbles);
                 }
-            }
-        }
-        DType::Q2_K | DType::Q3_K => {
-            let (quants, scales) = out.split_at_mut(blocks * 256);
-            let parts = quants.chunks_exact_mut(256).zip(scales.chunks_exact_mut(128));
-            for (block, (q, s)) in each().zip(parts) {
-                if dtype == DType::Q2_K { q2_k(block, q, s) } else { q3_k(block, q, s) }
             }
         }
         // Rows as they are, padded.
@@ -95,41 +81,76 @@ fn apart(row: &[u8], len: usize, scale: Range<usize>, out: &mut [u8]) {
     }
 }
 
-fn half_at(block: &[u8], at: usize) -> f32 {
-    f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
-}
-
-/// A group's scale and what is subtracted from its numbers.
-fn put_scale(out: &mut [u8], group: usize, scale: f32, minimum: f32) {
-    out[8 * group..8 * group + 4].copy_from_slice(&scale.to_le_bytes());
-    out[8 * group + 4..8 * group + 8].copy_from_slice(&minimum.to_le_bytes());
-}
-
-/// 16 groups of 16; a byte holds four numbers, which are 32 elements apart.
-fn q2_k(block: &[u8], quants: &mut [u8], scales: &mut [u8]) {
-    let (d, min) = (half_at(block, 80), half_at(block, 82));
-    for (group, q) in quants.chunks_exact_mut(16).enumerate() {
-        let (half, shift, side) = (group / 8, group % 8 / 2 * 2, group % 2);
-        let s = block[group];
-        put_scale(scales, group, d * f32::from(s & 15), min * f32::from(s >> 4));
-        let from = &block[16 + half * 32 + side * 16..][..16];
-        q.iter_mut().zip(from).for_each(|(q, b)| *q = b >> shift & 3);
+/// Levels as bytes, then a scale (and minimum) of each 32, as f16 like the block's.
+fn bytes(dtype: DType, row: &[u8], out: &mut [u8]) {
+    let (len, mut parts) = (dtype.block_len(), BlockParts::default());
+    let size = if dtype.has_minimum() { 4 } else { 2 };
+    let (quants, scales) = out.split_at_mut(row.len() / dtype.block_bytes() * len);
+    scales.fill(0);
+    let to = quants.chunks_exact_mut(len).zip(scales.chunks_exact_mut(len / 32 * size));
+    for (block, (q, s)) in row.chunks_exact(dtype.block_bytes()).zip(to) {
+        parts.take(dtype, block);
+        q.copy_from_slice(bytemuck::cast_slice(&parts.levels[..len]));
+        for s in s.chunks_exact_mut(size) {
+            s.copy_from_slice(&block[dtype.scale_at().unwrap_or(0)..][..size]);
+        }
     }
 }
 
-/// As Q2_K, with a third bit in a mask and signed scales of six bits.
-fn q3_k(block: &[u8], quants: &mut [u8], scales: &mut [u8]) {
-    let d = half_at(block, 108);
-    let packed = &block[96..108];
-    for (group, q) in quants.chunks_exact_mut(16).enumerate() {
-        let (half, shift, side) = (group / 8, group % 8 / 2 * 2, group % 2);
-        let low = packed[group % 8] >> (group / 8 * 4) & 15;
-        let high = packed[8 + group % 4] >> (group / 4 * 2) & 3;
-        put_scale(scales, group, d * (f32::from(low | high << 4) - 32.0), 0.0);
-        for (i, q) in q.iter_mut().enumerate() {
-            let low = block[32 + half * 32 + side * 16 + i] >> shift & 3;
-            let high = block[side * 16 + i] >> (group / 2) & 1;
-            *q = (low | high << 2).wrapping_sub(4);
+/// The codebook, nibbles of levels, then scales: those of types with numbers for scales as these, and
+/// what they are multiplied with.
+fn codes(dtype: DType, row: &[u8], out: &mut [u8]) {
+    let Some(codebook) = dtype.codebook() else { return };
+    let mut code_of = [0u8; 256];
+    for (code, level) in codebook.iter().enumerate().rev() {
+        code_of[usize::from(*level as u8)] = code as u8;
+    }
+    let (len, mut parts) = (dtype.block_len(), BlockParts::default());
+    let columns = row.len() / dtype.block_bytes() * len;
+    let (table, out) = out.split_at_mut(16);
+    table.copy_from_slice(bytemuck::cast_slice(codebook));
+    let (quants, scales) = out.split_at_mut(columns / 2);
+    scales.fill(0);
+    let mut quants = quants.chunks_exact_mut(16);
+    for (b, block) in row.chunks_exact(dtype.block_bytes()).enumerate() {
+        parts.take(dtype, block);
+        for (levels, q) in parts.levels[..len].chunks_exact(32).zip(&mut quants) {
+            for (i, q) in q.iter_mut().enumerate() {
+                let code = |level: i8| code_of[usize::from(level as u8)];
+                *q = code(levels[i]) | code(levels[i + 16]) << 4;
+            }
+        }
+        let unit = blocks::units(dtype, block)[0];
+        for i in 0..len / 16 {
+            let (scale, at) = (parts.scales[16 * i / dtype.group_len()], b * len / 16 + i);
+            if WeightFormat::of(dtype) == Some(WeightFormat::Codes16) {
+                scales[2 * at..2 * at + 2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
+            } else {
+                scales[at] = (scale / unit) as i8 as u8;
+            }
+        }
+        if len == 256 {
+            let at = columns / 16 + 4 * b;
+            scales[at..at + 4].copy_from_slice(&unit.to_le_bytes());
+        }
+    }
+}
+
+/// Levels that count from -1: 64 in 16 bytes, then the scale of each 64.
+fn two_bits(dtype: DType, row: &[u8], out: &mut [u8]) {
+    let (len, mut parts) = (dtype.block_len(), BlockParts::default());
+    let columns = row.len() / dtype.block_bytes() * len;
+    let (quants, scales) = out.split_at_mut(columns / 4);
+    quants.fill(0);
+    scales.fill(0);
+    let mut to = quants.chunks_exact_mut(16).zip(scales.chunks_exact_mut(2));
+    for block in row.chunks_exact(dtype.block_bytes()) {
+        parts.take(dtype, block);
+        for (levels, (q, s)) in parts.levels[..len].chunks_exact(64).zip(&mut to) {
+            for (i, level) in levels.iter().enumerate() {
+                q[i % 16] |= ((level + 1) as u8) << (i / 16 * 2);
+            }
+            s.copy_from_slice(&block[dtype.scale_at().unwrap_or(0)..][..2]);
         }
     }
 }

@@ -8,7 +8,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use half::{bf16, f16};
 use troika_gpu::kernels::repack::repack;
 use troika_gpu::kernels::{Binding, Dispatch, Loc, WeightFormat};
-use troika_graph::blocks::dequantize;
+use troika_graph::blocks::{dequantize, set_scale};
 use troika_graph::{Activation, DType};
 
 /// A device that runs kernels one by one.
@@ -256,23 +256,8 @@ pub fn weight(n: &mut Numbers, dtype: DType, rows: usize, cols: usize) -> (Vec<f
         _ => {
             let len = rows * cols / dtype.block_len() * dtype.block_bytes();
             let mut bytes: Vec<u8> = (0..len).map(|_| n.bits() as u8).collect();
-            // Scales of all blocks: where they lie, as f16 numbers below 1.
-            let scales: &[usize] = match dtype {
-                DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => &[0, 2],
-                DType::Q2_K => &[80, 82],
-                DType::Q3_K => &[108],
-                DType::Q6_K => &[208],
-                DType::MXFP4 => &[],
-                _ => &[0],
-            };
             for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
-                for at in scales {
-                    let scale = f16::from_f32(n.float() / 16.0).to_le_bytes();
-                    block[*at..at + 2].copy_from_slice(&scale);
-                }
-                if dtype == DType::MXFP4 {
-                    block[0] = 120 + block[0] % 8;
-                }
+                set_scale(dtype, block, n.float() / 16.0);
             }
             bytes
         }

@@ -141,7 +141,7 @@ impl Simulation {
         let SimulateOptions { soc, shape, strategy, prompt, generate, sync, .. } = options;
         let (devices, board) = on_board(soc)?;
         let draws = options.co_run.map(|task| draw_frames(soc, &board, task)).transpose()?;
-        let store = shape.lazy_weights(Quant::None).in_one_type(shape.dtype);
+        let store = shape.lazy_weights(Quant::None).in_one_type(shape.mix.base());
         let shapes = |key| store.shape(key);
         let lowering =
             LowerOptions { max_rows: *prompt, max_kv: prompt + generate + 1, kv_dtype: DType::F16 };

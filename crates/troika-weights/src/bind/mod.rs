@@ -3,6 +3,7 @@
 pub(crate) mod bound;
 pub(crate) mod cut;
 pub(crate) mod int4;
+pub(crate) mod mix;
 pub(crate) mod scheme;
 pub(crate) mod source;
 pub(crate) mod synthetic;
@@ -51,6 +52,7 @@ pub(crate) fn bind_all(
     // A tied head without quantization is the embedding itself.
     bound.retain(|b| !(model.spec.tied && b.key.role == WeightRole::Head && !b.source.is_made()));
     all_used(&bound, files)?;
+    no_scales(&bound, files)?;
     Ok(bound)
 }
 
@@ -87,6 +89,28 @@ fn all_used(bound: &[Bound], files: &dyn Checkpoint) -> Result<(), WeightError> 
                 found: format!("{:?}", tensor.shape),
                 need: format!("{sum} of its {has} values"),
             });
+        }
+    }
+    Ok(())
+}
+
+/// Refuses weights that are to be multiplied with a tensor beside them, as NVFP4 converted from other
+/// checkpoints is. Scales of one change nothing.
+fn no_scales(bound: &[Bound], files: &dyn Checkpoint) -> Result<(), WeightError> {
+    for b in bound {
+        let Some(name) = b.tensor.strip_suffix(".weight").map(|name| format!("{name}.scale"))
+        else {
+            continue;
+        };
+        let Some(scale) = files.tensor(&name) else { continue };
+        let one = 1f32.to_le_bytes();
+        if scale.dtype != DType::F32 || scale.bytes.as_chunks().0.iter().any(|x| *x != one) {
+            let why = format!(
+                "tensor {} is to be multiplied with {name}, which is not done; quantize the model \
+                 from floats instead",
+                b.tensor
+            );
+            return Err(WeightError::Unsupported { file: files.origin(&name), why });
         }
     }
     Ok(())

@@ -270,31 +270,14 @@ fn place(info: Info, data: usize, file_len: usize) -> Res<GgufTensor> {
     }
 }
 
-/// The type for ggml's type number.
+/// The type for ggml's type number, or the name of one that weights do not have.
 fn dtype_of(kind: u32) -> Result<DType, String> {
-    Ok(match kind {
-        0 => DType::F32,
-        1 => DType::F16,
-        2 => DType::Q4_0,
-        3 => DType::Q4_1,
-        6 => DType::Q5_0,
-        7 => DType::Q5_1,
-        8 => DType::Q8_0,
-        10 => DType::Q2_K,
-        11 => DType::Q3_K,
-        12 => DType::Q4_K,
-        13 => DType::Q5_K,
-        14 => DType::Q6_K,
-        30 => DType::BF16,
-        39 => DType::MXFP4,
-        other => {
-            const NAMES: &str = "4 Q4_2 5 Q4_3 9 Q8_1 15 Q8_K 16 IQ2_XXS 17 IQ2_XS 18 IQ3_XXS \
-                19 IQ1_S 20 IQ4_NL 21 IQ3_S 22 IQ2_S 23 IQ4_XS 24 I8 25 I16 26 I32 27 I64 28 F64 \
-                29 IQ1_M 31 Q4_0_4_4 32 Q4_0_4_8 33 Q4_0_8_8 34 TQ1_0 35 TQ2_0 36 IQ4_NL_4_4 \
-                37 IQ4_NL_4_8 38 IQ4_NL_8_8 40 NVFP4";
-            let mut words = NAMES.split(' ');
-            let known = words.find(|word| *word == other.to_string()).and(words.next());
-            return Err(known.map_or_else(|| format!("number {other}"), str::to_string));
-        }
+    const NAMES: &str = "4 Q4_2 5 Q4_3 9 Q8_1 15 Q8_K 24 I8 25 I16 26 I32 27 I64 28 F64 \
+        31 Q4_0_4_4 32 Q4_0_4_8 33 Q4_0_8_8 36 IQ4_NL_4_4 37 IQ4_NL_4_8 38 IQ4_NL_8_8";
+    let weight = DType::from_gguf(kind).filter(|d| *d != DType::I32);
+    weight.ok_or_else(|| {
+        let mut words = NAMES.split(' ');
+        let known = words.find(|word| *word == kind.to_string()).and(words.next());
+        known.map_or_else(|| format!("number {kind}"), str::to_string)
     })
 }

@@ -45,6 +45,28 @@ fn nibbles(bits: vec4<u32>, shift: u32, scale: f32, minimum: f32) -> Q16 {
     return Q16((bits >> vec4<u32>(shift)) & vec4<u32>(0x0f0f0f0fu), scale, minimum);
 }
 
+// The numbers that four nibbles, in the low halves of bytes, stand for.
+fn look_up(nibbles: u32, table: vec4<u32>) -> u32 {
+    var numbers = 0u;
+    for (var i = 0u; i < 32u; i += 8u) {
+        let n = (nibbles >> i) & 15u;
+        numbers |= ((table[n / 4u] >> ((n & 3u) * 8u)) & 0xffu) << i;
+    }
+    return numbers;
+}
+
+// Sixteen nibbles of a unit: the low ones for shift 0, the high ones for shift 4.
+fn coded(bits: vec4<u32>, shift: u32, table: vec4<u32>, scale: f32) -> Q16 {
+    let n = (bits >> vec4<u32>(shift)) & vec4<u32>(0x0f0f0f0fu);
+    let numbers = vec4<u32>(
+        look_up(n.x, table),
+        look_up(n.y, table),
+        look_up(n.z, table),
+        look_up(n.w, table),
+    );
+    return Q16(numbers, scale, 0.0);
+}
+
 // Four of the weights, of their numbers.
 fn weighed(w: W16, q: vec4<f32>) -> vec4<f32> {
     if MINIMUM {
