@@ -254,7 +254,7 @@ mod tests {
         check_top_k(&mut device);
         assert_eq!(device.caps().top_k, 0);
         let [note] = notes.take().try_into().unwrap();
-        assert!(note.contains("copies whole rows") && note.contains("largest was not compared"));
+        assert!(note.contains("copies whole rows") && note.contains("top_k was not compared"));
     }
 
     #[test]
