@@ -74,6 +74,16 @@ impl BlockParts {
         }
     }
 
+    /// Takes the scales and minima of a block whose levels are not needed.
+    #[inline]
+    pub fn take_scales(&mut self, dtype: DType, block: &[u8]) {
+        match dtype {
+            DType::Q8_0 | DType::Q4_0 => self.scales[0] = half_at(block, 0),
+            _ if dtype.has_zero_points() => zero_points(block, self),
+            _ => self.take(dtype, block),
+        }
+    }
+
     /// The values of a block of `dtype`.
     #[inline]
     pub fn values(&self, dtype: DType, out: &mut [f32]) {
@@ -167,11 +177,16 @@ fn q4_1(b: &[u8], o: &mut BlockParts) {
 
 /// `scale * (q - zero)` in two steps, which are exact: a scale has 11 bits, a zero point eight.
 fn q4_g(b: &[u8], o: &mut BlockParts) {
-    let d = half_at(b, 0);
+    zero_points(b, o);
     for (g, qs) in b[3..].chunks_exact(16).enumerate() {
-        (o.scales[g], o.mins[g]) = (d, -(d * f32::from(b[2])));
         nibbles(qs, &mut o.levels[32 * g..], |_, q| q as i8);
     }
+}
+
+fn zero_points(b: &[u8], o: &mut BlockParts) {
+    let d = half_at(b, 0);
+    o.scales[..4].fill(d);
+    o.mins[..4].fill(-(d * f32::from(b[2])));
 }
 
 fn q5_0(b: &[u8], o: &mut BlockParts) {
@@ -321,7 +336,7 @@ fn q2_0(b: &[u8], o: &mut BlockParts) {
 }
 
 /// Half of `2^(e - 127)`, for use with the doubled values, so that no exponent overflows.
-fn e8m0_half(e: u8) -> f32 {
+pub fn e8m0_half(e: u8) -> f32 {
     f32::from_bits(if e < 2 { 0x0020_0000 << e } else { u32::from(e - 1) << 23 })
 }
 
@@ -396,6 +411,25 @@ pub fn set_scales(dtype: DType, bytes: &mut [u8], size: f32) {
     for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
         let sign = if block[dtype.block_bytes() / 2] & 1 == 0 { 1.0 } else { -1.0 };
         set_scale(dtype, block, sign * scale);
+    }
+}
+
+/// What the scales of a block, and its minima less than zero, are whole multiples of, in types whose
+/// groups have numbers for that; else the block's scale.
+pub fn units(dtype: DType, block: &[u8]) -> [f32; 2] {
+    let d = match dtype.scale_at() {
+        Some(at) => half_at(block, at),
+        None if dtype == DType::IQ1_M => grids::iq1_m_scale(block),
+        None => 0.0,
+    };
+    let part = match dtype {
+        DType::IQ3_XXS => 0.25,
+        DType::IQ2_XXS | DType::IQ2_XS | DType::IQ2_S | DType::IQ1_S | DType::IQ1_M => 0.125,
+        _ => 1.0,
+    };
+    match (dtype, dtype.scale_at()) {
+        (DType::Q2_K | DType::Q4_K | DType::Q5_K, Some(at)) => [d, half_at(block, at + 2)],
+        _ => [d * part, d],
     }
 }
 

@@ -122,13 +122,20 @@ pub(crate) fn iq1_s(b: &[u8], o: &mut BlockParts) {
     }
 }
 
+fn iq1_m_words(b: &[u8]) -> [u16; 4] {
+    std::array::from_fn(|i| u16::from_le_bytes([b[48 + 2 * i], b[49 + 2 * i]]))
+}
+
+/// The scale of a block of IQ1_M.
+pub(crate) fn iq1_m_scale(b: &[u8]) -> f32 {
+    let bits = iq1_m_words(b).iter().rev().fold(0, |bits, word| bits << 4 | word >> 12);
+    half::f16::from_bits(bits).to_f32()
+}
+
 /// The upper bits and shifts of indices in nibbles. Four words have four scales of three bits each,
 /// and in their upper nibbles the f16 scale of the block.
 pub(crate) fn iq1_m(b: &[u8], o: &mut BlockParts) {
-    let words: [u16; 4] =
-        std::array::from_fn(|i| u16::from_le_bytes([b[48 + 2 * i], b[49 + 2 * i]]));
-    let bits = words.iter().rev().fold(0, |bits, word| bits << 4 | word >> 12);
-    let d = half::f16::from_bits(bits).to_f32();
+    let (words, d) = (iq1_m_words(b), iq1_m_scale(b));
     for (g, o) in o.scales.iter_mut().enumerate() {
         *o = d * f32::from(2 * (words[g / 4] >> (g % 4 * 3) & 7) + 1) / 8.0;
     }

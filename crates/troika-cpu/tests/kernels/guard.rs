@@ -242,7 +242,7 @@ fn products_of_pairs_stay_inside() {
 #[test]
 fn products_of_bytes_stay_inside() {
     let mut r = Random(3);
-    for (dtype, activations) in int8::KINDS {
+    for (dtype, activations) in int8::kinds() {
         let quantization = Quantization::of(dtype, activations);
         for (i, rows) in ROWS.into_iter().enumerate() {
             let (n, k) = (1 + r.below(70), dtype.block_len() * (1 + i % 3));

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use troika_cpu::kernels::Context;
 use troika_cpu::kernels::elementwise::{self, Element};
 use troika_cpu::kernels::int8::{
-    ActivationRows, DTYPES, INT7, KINDS, Layout, PackedView, Product, Quantization, floats, linear,
+    ActivationRows, DTYPES, INT7, Layout, PackedView, Product, Quantization, floats, kinds, linear,
     quantize, scalar,
 };
 use troika_cpu::kernels::linear::{OutView, RowsView, WeightView};
@@ -51,14 +51,8 @@ fn weight(r: &mut Random, dtype: DType, len: usize) -> Vec<u8> {
     for (i, b) in bytes.chunks_exact_mut(block * 3).enumerate() {
         // Largest magnitudes next to each other, and largest unsigned values.
         let byte = [0x80, 0x7f][i % 2];
-        let end = if dtype == DType::Q6_K { 192 } else { block };
-        let start = match dtype {
-            DType::Q4_K | DType::Q5_K => 16,
-            DType::Q6_K => 0,
-            _ if dtype.has_zero_points() => 3,
-            _ => 2,
-        };
-        b[start..end].fill(if dtype == DType::Q8_0 { byte } else { 0xff });
+        b[..block].fill(if dtype == DType::Q8_0 { byte } else { 0xff });
+        troika_graph::blocks::set_scale(dtype, &mut b[..block], 0.03);
     }
     bytes
 }
@@ -72,7 +66,7 @@ proptest! {
         rows in rows(),
         n in 1usize..70,
         blocks in 1usize..6,
-        (dtype, activations) in prop::sample::select(KINDS.to_vec()),
+        (dtype, activations) in prop::sample::select(kinds()),
         bias: bool,
         one_sign: bool,
         seed: u64,
@@ -110,7 +104,7 @@ proptest! {
         rows in rows(),
         n in 1usize..40,
         blocks in 1usize..4,
-        (dtype, activations) in prop::sample::select(KINDS.to_vec()),
+        (dtype, activations) in prop::sample::select(kinds()),
         seed: u64,
     ) {
         let mut r = Random(seed);
@@ -140,7 +134,7 @@ proptest! {
 fn rows_and_threads_do_not_change_bits() {
     let mut r = Random(11);
     let (n, k, rows) = (75, 5 * 1024 + 256, 37);
-    for (dtype, activations) in KINDS {
+    for (dtype, activations) in kinds() {
         let bytes = r.weight(dtype, n * k);
         let (x, b) = (r.floats(rows * k), r.floats(n));
         let layout = Layout::new(dtype, n, k).unwrap();
@@ -165,12 +159,31 @@ fn rows_and_threads_do_not_change_bits() {
 
 #[test]
 fn packed_weights_take_the_bytes_of_their_blocks() {
-    for (dtype, bytes) in DTYPES.into_iter().zip([34 * 8, 18 * 8, 148, 180, 210]) {
+    let larger = [(DType::Q4_K, 148), (DType::Q5_K, 180), (DType::Q3_K, 116)];
+    let codes = [
+        (DType::IQ4_XS, 148),
+        (DType::IQ3_S, 148),
+        (DType::IQ3_XXS, 148),
+        (DType::IQ2_S, 116),
+        (DType::IQ2_XS, 116),
+        (DType::IQ2_XXS, 116),
+        (DType::IQ1_M, 116),
+        (DType::IQ1_S, 116),
+        (DType::NVFP4, 160),
+        (DType::TQ2_0, 80),
+        (DType::TQ1_0, 80),
+        (DType::Q2_0, 80),
+        (DType::Q1_0, 80),
+    ];
+    for &dtype in DTYPES {
+        let other = larger.iter().chain(&codes).find(|(other, _)| *other == dtype);
+        let own = dtype.block_bytes() * 256 / dtype.block_len();
+        let bytes = other.map_or(own, |(_, bytes)| *bytes);
         let layout = Layout::new(dtype, 1024, 3072).unwrap();
         assert_eq!(layout.bytes(), 1024 * 3072 / 256 * bytes, "{dtype}");
     }
     assert!(Layout::new(DType::Q8_0, 4, 40).is_none());
-    assert!(Layout::new(DType::Q4_1, 4, 64).is_none());
+    assert!(Layout::new(DType::BF16, 4, 64).is_none());
 }
 
 #[test]

@@ -71,7 +71,7 @@ macro_rules! by_format {
             ("q4_0", "whole_numbers"),
             ("q4_1", "whole_numbers"),
             ("q4z", "whole_numbers"),
-            ("mxfp4", "other_numbers"),
+            ("mxfp4", "whole_numbers"),
             ("q4k", "whole_numbers"),
             ("q5k", "whole_numbers"),
             ("q6k", "whole_numbers"),

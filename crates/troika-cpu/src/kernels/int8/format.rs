@@ -3,34 +3,17 @@
 use std::marker::PhantomData;
 
 use super::lanes::RowLanes;
-use super::layout::{Layout, PAIR, QUAD, ROWS};
+use super::layout::QUAD;
+use super::scales::{
+    BlockBytes, Exponents, Halves, Nibbles, Pairs, Scales, Signed, Small, ZeroPoint,
+};
+use super::widen;
 
-/// Where the first group or block of a panel has each of its parts (see [`Layout`]).
+/// Where a panel begins (see [`super::layout`]), and the table of its type's codes.
 #[derive(Clone, Copy)]
 pub(super) struct Panel {
-    pub quants: *const u8,
-    pub high: *const u8,
-    pub scales: *const u8,
-    pub supers: *const u8,
-}
-
-impl Panel {
-    /// Panel `index` of a packed weight.
-    ///
-    /// # Safety
-    /// `base` is a packed weight of this layout, with that many panels.
-    pub unsafe fn new(base: *const u8, layout: &Layout, index: usize) -> Panel {
-        // SAFETY: these lie inside of the panel.
-        unsafe {
-            let panel = base.add(index * layout.panel);
-            Panel {
-                quants: panel.add(layout.head),
-                high: panel.add(layout.high),
-                scales: panel.add(layout.scales),
-                supers: panel.add(layout.supers),
-            }
-        }
-    }
+    pub base: *const u8,
+    pub table: *const u8,
 }
 
 /// How a type's values are found in a panel.
@@ -41,36 +24,53 @@ impl Panel {
 pub(super) trait Format {
     /// The type widened. Types that differ only in how they are packed share one.
     type Wide: Format;
-    /// Scales of a group: 1, or 2 for halves of sixteen columns.
-    const SUBS: usize = 1;
-    /// Whether a minimum is subtracted.
-    const MIN: bool = false;
+    /// Where scales and minima are.
+    type Scales: Scales;
+    /// Bits of a packed value.
+    const BITS: usize;
     /// Whether all eight bits are used.
-    const FULL: bool = false;
-    /// Partial sums that are added up for a scale: products, added in pairs, are to fit 16 bits,
-    /// `2 * QUADS * max * 127 < 2^15`.
-    const FOLDS: usize = 1;
-    /// Whether they fit only because they begin with what [`super::quantize::split`] says.
-    const SPLIT: bool = false;
-    /// Quads of a partial sum.
-    const QUADS: usize = 8 / Self::SUBS / Self::FOLDS;
-    /// Cache lines of a group to prefetch.
-    const LINES: usize;
-    /// Bytes from group to group of a block (see [`Layout`]).
-    const STEP: usize;
-    /// Bytes of a block before its groups.
-    const HEAD: usize = 0;
-    /// Groups of a block.
-    const GROUPS: usize = 1;
+    const FULL: bool;
+    /// Whether packed values are codes that a table of sixteen has the values for.
+    const CODES: bool = Self::FULL && Self::BITS < 8;
+    /// Which packed value stands for zero.
+    const ZERO: i32 = match Self::BITS {
+        _ if Self::MIN => 0,
+        _ if Self::FULL => 128,
+        2 => 1,
+        bits => 1 << (bits - 1),
+    };
+    /// Whether a few rows meet widened weights, as many rows do: types with code of their own for that
+    /// take the compiler time.
+    const FEW_WIDENED: bool = Self::CODES || Self::BITS == 2;
     /// Whether the type is [`Wide`].
     const WIDE: bool = false;
 
-    /// Bytes from the first group to group `g`.
+    /// Scales of a group: 1, or 2 for halves of sixteen columns.
+    const SUBS: usize = Self::Scales::SUBS;
+    /// Whether a minimum is subtracted, one for each scale.
+    const MIN: bool = Self::Scales::MIN;
+    /// Partial sums that are added up for a scale: products, added in pairs, are to fit 16 bits,
+    /// `2 * QUADS * max * 127 < 2^15`.
+    const FOLDS: usize = if Self::BITS == 5 && !Self::FULL { 2 } else { 1 };
+    /// Whether they fit only because they begin with what [`super::quantize::split`] says.
+    const SPLIT: bool = Self::BITS == 6;
+    /// Quads of a partial sum.
+    const QUADS: usize = 8 / Self::SUBS / Self::FOLDS;
+    /// Bytes from group to group of a block.
+    const STEP: usize = Self::BITS * QUAD + Self::Scales::SIZE;
+    /// Bytes of a block before its groups.
+    const HEAD: usize = Self::Scales::HEAD;
+    /// Groups of a block.
+    const GROUPS: usize = Self::Scales::GROUPS;
+    /// Cache lines of a group to prefetch.
+    const LINES: usize = (Self::STEP + Self::HEAD / Self::GROUPS).div_ceil(64);
+
+    /// Bytes from the beginning of a panel to group `g`.
     #[inline(always)]
     fn at(g: usize) -> usize {
-        g * Self::STEP + g / Self::GROUPS * Self::HEAD
+        Self::block_at(g) + Self::HEAD + g % Self::GROUPS * Self::STEP
     }
-    /// Bytes from the first block to the block of group `g`.
+    /// Bytes from the beginning of a panel to the block of group `g`.
     #[inline(always)]
     fn block_at(g: usize) -> usize {
         g / Self::GROUPS * (Self::GROUPS * Self::STEP + Self::HEAD)
@@ -81,15 +81,13 @@ pub(super) trait Format {
     /// The scales, as floats.
     unsafe fn scale<I: RowLanes>(p: &Panel, g: usize, sub: usize) -> I::Floats;
     /// The minima, as floats.
-    unsafe fn min<I: RowLanes>(_: &Panel, _: usize) -> I::Floats {
-        // SAFETY: features by the caller.
-        unsafe { I::splat(0.0) }
-    }
+    unsafe fn min<I: RowLanes>(p: &Panel, g: usize, sub: usize) -> I::Floats;
 }
 
 /// Evaluates an expression with the format of a type.
 macro_rules! with_format {
     ($dtype:expr, $format:ident => $code:expr) => {{
+        use troika_graph::DType;
         use $crate::kernels::int8::format;
         macro_rules! with {
             ($type:ty) => {{
@@ -98,216 +96,146 @@ macro_rules! with_format {
             }};
         }
         match $dtype {
-            troika_graph::DType::Q8_0 => with!(format::Q8_0),
-            troika_graph::DType::Q4_0 => with!(format::Q4_0),
-            troika_graph::DType::Q4_K => with!(format::Q4K),
-            troika_graph::DType::Q5_K => with!(format::Q5K),
-            troika_graph::DType::Q6_K => with!(format::Q6K),
-            troika_graph::DType::Q4_G32 => with!(format::Q4G<1>),
-            troika_graph::DType::Q4_G64 => with!(format::Q4G<2>),
-            troika_graph::DType::Q4_G128 => with!(format::Q4G<4>),
-            other => unreachable!("{other} has no integer path"),
+            DType::Q8_0 => with!(format::Q8_0),
+            DType::Q4_0 => with!(format::Q4_0),
+            DType::Q4_1 => with!(format::Q4_1),
+            DType::Q5_0 => with!(format::Q5_0),
+            DType::Q5_1 => with!(format::Q5_1),
+            DType::Q2_K => with!(format::Q2K),
+            DType::Q3_K => with!(format::Q3K),
+            DType::Q4_K => with!(format::Q4K),
+            DType::Q5_K => with!(format::Q5K),
+            DType::Q6_K => with!(format::Q6K),
+            DType::IQ1_S | DType::IQ1_M => with!(format::Q3K),
+            DType::IQ2_XXS | DType::IQ2_XS | DType::IQ2_S => with!(format::Q3K),
+            DType::IQ3_XXS | DType::IQ3_S | DType::IQ4_XS => with!(format::Iq4Xs),
+            DType::IQ4_NL => with!(format::Iq4Nl),
+            DType::MXFP4 => with!(format::Mxfp4),
+            DType::NVFP4 => with!(format::Nvfp4),
+            DType::TQ1_0 | DType::TQ2_0 | DType::Q1_0 | DType::Q2_0 => with!(format::Q2_0),
+            DType::Q4_G32 => with!(format::Q4G<1>),
+            DType::Q4_G64 => with!(format::Q4G<2>),
+            DType::Q4_G128 => with!(format::Q4G<4>),
+            other @ (DType::I32 | DType::F32 | DType::F16 | DType::BF16) => {
+                unreachable!("{other} is not quantized")
+            }
         }
     }};
 }
 pub(super) use with_format;
 
-pub(super) struct Q8_0;
-pub(super) struct Q4_0;
-pub(super) struct Q4K;
-pub(super) struct Q5K;
-pub(super) struct Q6K;
+pub(super) type Q8_0 = Packed<8, 8, Pairs>;
+pub(super) type Q4_0 = Packed<4, 4, Halves<1, false>>;
+pub(super) type Q4_1 = Packed<4, 4, Halves<1, true>>;
+pub(super) type Q5_0 = Packed<5, 5, Halves<1, false>>;
+pub(super) type Q5_1 = Packed<5, 5, Halves<1, true>>;
+pub(super) type Q2K = Packed<2, 4, Nibbles>;
+/// Codes of 3 bits with numbers for scales.
+pub(super) type Q3K = Packed<3, 8, Signed<true>>;
+pub(super) type Q4K = Packed<4, 4, Small>;
+pub(super) type Q5K = Packed<5, 5, Small>;
+pub(super) type Q6K = Packed<6, 6, Signed<false>>;
+/// 2 bits with a scale.
+pub(super) type Q2_0 = Packed<2, 4, Halves<1, false>>;
+/// Codes of 4 bits with numbers for scales.
+pub(super) type Iq4Xs = Packed<4, 8, Signed<true>>;
+pub(super) type Iq4Nl = Packed<4, 8, Halves<1, false>>;
+pub(super) type Nvfp4 = Packed<4, 8, Halves<2, false>>;
+pub(super) type Mxfp4 = Packed<4, 8, Exponents>;
 /// 4 bits with a scale and a zero point for each `S` groups.
-pub(super) struct Q4G<const S: usize>;
+pub(super) type Q4G<const S: usize> = Packed<4, 4, ZeroPoint<S>>;
+
+/// Values of `BITS` bits, which stand for values of `LEVELS` bits: codes where these are eight.
+pub(super) struct Packed<const BITS: usize, const LEVELS: usize, S>(PhantomData<S>);
 
 /// A type widened in scratch: quads of bytes ([`RowLanes::Signed`] where all eight bits are used and
-/// [`RowLanes::SIGNED`] says so), scales, and minima in f32 or what sums begin with (`high` is not
-/// used).
-pub(super) struct Wide<F>(PhantomData<F>);
-
-/// A nibble of quad `j` of the group at some bytes.
-///
-/// # Safety
-/// As [`Format`]'s methods.
-#[inline(always)]
-unsafe fn nibble<I: RowLanes>(p: &Panel, at: usize, j: usize) -> I::Bytes {
-    // SAFETY: by the caller.
-    unsafe {
-        let bytes = I::load(p.quants.add(at + j % 4 * QUAD));
-        I::bits(bytes, (j / 4 * 4) as u32, 15)
-    }
-}
+/// [`RowLanes::SIGNED`] says so), scales, and minima in f32 or what sums begin with.
+pub(super) struct Wide<const LEVELS: usize, S>(PhantomData<S>);
 
 // SAFETY (of the unsafe blocks): by the caller.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl Format for Q8_0 {
-    type Wide = Wide<Q8_0>;
-    const FULL: bool = true;
-    const LINES: usize = 9;
-    const STEP: usize = 8 * QUAD;
-    const HEAD: usize = PAIR * 2 * ROWS;
-    const GROUPS: usize = PAIR;
-    #[inline(always)]
-    unsafe fn quad<I: RowLanes>(p: &Panel, g: usize, j: usize) -> I::Bytes {
-        unsafe { I::load(p.quants.add(Self::at(g) + j * QUAD)) }
-    }
-    #[inline(always)]
-    unsafe fn scale<I: RowLanes>(p: &Panel, g: usize, _: usize) -> I::Floats {
-        unsafe { I::load_f16(p.scales.add(Self::block_at(g) + g % PAIR * 2 * ROWS)) }
-    }
-}
-
-// SAFETY (of the unsafe blocks): by the caller.
-#[allow(clippy::undocumented_unsafe_blocks)]
-impl Format for Q4_0 {
-    type Wide = Wide<Q4_0>;
-    const LINES: usize = 5;
-    const STEP: usize = 4 * QUAD + 2 * ROWS;
-    #[inline(always)]
-    unsafe fn quad<I: RowLanes>(p: &Panel, g: usize, j: usize) -> I::Bytes {
-        unsafe { nibble::<I>(p, Self::at(g), j) }
-    }
-    #[inline(always)]
-    unsafe fn scale<I: RowLanes>(p: &Panel, g: usize, _: usize) -> I::Floats {
-        unsafe { I::load_f16(p.scales.add(Self::at(g))) }
-    }
-}
-
-/// Scale (`which` 0) or minimum (1) of Q4_K and Q5_K.
-///
-/// # Safety
-/// As [`Format`]'s methods.
-#[inline(always)]
-unsafe fn k_scale<I: RowLanes, F: Format>(p: &Panel, g: usize, which: usize) -> I::Floats {
-    // SAFETY: by the caller.
-    unsafe {
-        let d = I::load_f16(p.supers.add(F::block_at(g) + which * 32));
-        I::mul(d, I::load_u8(p.scales.add(F::at(g) + which * 16)))
-    }
-}
-
-// SAFETY (of the unsafe blocks): by the caller.
-#[allow(clippy::undocumented_unsafe_blocks)]
-impl Format for Q4K {
-    type Wide = Wide<Q4K>;
-    const MIN: bool = true;
-    const LINES: usize = 5;
-    const STEP: usize = 4 * QUAD + 2 * ROWS;
-    const HEAD: usize = 64;
-    const GROUPS: usize = 8;
-    #[inline(always)]
-    unsafe fn quad<I: RowLanes>(p: &Panel, g: usize, j: usize) -> I::Bytes {
-        unsafe { nibble::<I>(p, Self::at(g), j) }
-    }
-    #[inline(always)]
-    unsafe fn scale<I: RowLanes>(p: &Panel, g: usize, _: usize) -> I::Floats {
-        unsafe { k_scale::<I, Self>(p, g, 0) }
-    }
-    #[inline(always)]
-    unsafe fn min<I: RowLanes>(p: &Panel, g: usize) -> I::Floats {
-        unsafe { k_scale::<I, Self>(p, g, 1) }
-    }
-}
-
-// SAFETY (of the unsafe blocks): by the caller.
-#[allow(clippy::undocumented_unsafe_blocks)]
-impl Format for Q5K {
-    type Wide = Wide<Q5K>;
-    const MIN: bool = true;
-    const FOLDS: usize = 2;
-    const LINES: usize = 6;
-    const STEP: usize = 5 * QUAD + 2 * ROWS;
-    const HEAD: usize = 64;
-    const GROUPS: usize = 8;
+impl<const BITS: usize, const LEVELS: usize, S: Scales> Format for Packed<BITS, LEVELS, S> {
+    type Wide = Wide<LEVELS, S::Wide>;
+    type Scales = S;
+    const BITS: usize = BITS;
+    const FULL: bool = LEVELS == 8;
     #[inline(always)]
     unsafe fn quad<I: RowLanes>(p: &Panel, g: usize, j: usize) -> I::Bytes {
         unsafe {
-            let high = I::load(p.high.add(Self::at(g)));
-            I::or(nibble::<I>(p, Self::at(g), j), I::moved(high, 4 - j as i32, 1 << 4))
-        }
-    }
-    #[inline(always)]
-    unsafe fn scale<I: RowLanes>(p: &Panel, g: usize, _: usize) -> I::Floats {
-        unsafe { k_scale::<I, Self>(p, g, 0) }
-    }
-    #[inline(always)]
-    unsafe fn min<I: RowLanes>(p: &Panel, g: usize) -> I::Floats {
-        unsafe { k_scale::<I, Self>(p, g, 1) }
-    }
-}
-
-// SAFETY (of the unsafe blocks): by the caller.
-#[allow(clippy::undocumented_unsafe_blocks)]
-impl Format for Q6K {
-    type Wide = Wide<Q6K>;
-    const SUBS: usize = 2;
-    const SPLIT: bool = true;
-    const LINES: usize = 7;
-    const STEP: usize = 6 * QUAD + 2 * ROWS;
-    const HEAD: usize = 32;
-    const GROUPS: usize = 8;
-    #[inline(always)]
-    unsafe fn quad<I: RowLanes>(p: &Panel, g: usize, j: usize) -> I::Bytes {
-        unsafe {
-            let high = I::load(p.high.add(Self::at(g) + j / 4 * QUAD));
-            let high = I::moved(high, 4 - (j % 4 * 2) as i32, 3 << 4);
-            I::or(nibble::<I>(p, Self::at(g), j), high)
+            let group = p.base.add(Self::at(g));
+            let low_bits = low_bits(BITS);
+            let low = I::load(group.add(j % low_bits * QUAD));
+            if BITS == 8 {
+                return low;
+            }
+            let low = I::bits(low, (j / low_bits * low_bits) as u32, (1 << low_bits) - 1);
+            let all = match BITS - low_bits {
+                0 => low,
+                high_bits => {
+                    let (each, mask) = (8 / high_bits, ((1 << high_bits) - 1) << low_bits);
+                    let high = I::load(group.add((low_bits + j / each) * QUAD));
+                    let left = low_bits as i32 - (j % each * high_bits) as i32;
+                    I::or(low, I::moved(high, left, mask))
+                }
+            };
+            if Self::CODES { I::look_up(p.table, all) } else { all }
         }
     }
     #[inline(always)]
     unsafe fn scale<I: RowLanes>(p: &Panel, g: usize, sub: usize) -> I::Floats {
-        unsafe {
-            let d = I::load_f16(p.supers.add(Self::block_at(g)));
-            I::mul(d, I::load_i8(p.scales.add(Self::at(g) + sub * 16)))
-        }
+        unsafe { S::scale::<I>(block::<Self>(p, g), g, sub) }
+    }
+    #[inline(always)]
+    unsafe fn min<I: RowLanes>(p: &Panel, g: usize, sub: usize) -> I::Floats {
+        unsafe { S::min::<I>(block::<Self>(p, g), g, sub) }
+    }
+}
+
+/// Bits of values that are in as many quads of bytes; the others are behind them.
+pub(super) const fn low_bits(bits: usize) -> usize {
+    match bits {
+        8 => 8,
+        4.. => 4,
+        _ => 2,
+    }
+}
+
+/// Where the scales of a group lie.
+///
+/// # Safety
+/// The panel has the group.
+#[inline(always)]
+unsafe fn block<F: Format>(p: &Panel, g: usize) -> BlockBytes {
+    // SAFETY: by the caller.
+    unsafe {
+        let group = p.base.add(F::at(g) + F::BITS * QUAD);
+        BlockBytes { head: p.base.add(F::block_at(g)), group }
     }
 }
 
 // SAFETY (of the unsafe blocks): by the caller.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl<const S: usize> Format for Q4G<S> {
-    type Wide = Wide<Q4K>;
-    const MIN: bool = true;
-    const LINES: usize = 5;
-    const STEP: usize = 4 * QUAD;
-    const HEAD: usize = 3 * ROWS;
-    const GROUPS: usize = S;
-    #[inline(always)]
-    unsafe fn quad<I: RowLanes>(p: &Panel, g: usize, j: usize) -> I::Bytes {
-        unsafe { nibble::<I>(p, Self::at(g), j) }
-    }
-    #[inline(always)]
-    unsafe fn scale<I: RowLanes>(p: &Panel, g: usize, _: usize) -> I::Floats {
-        unsafe { I::load_f16(p.scales.add(Self::block_at(g))) }
-    }
-    #[inline(always)]
-    unsafe fn min<I: RowLanes>(p: &Panel, g: usize) -> I::Floats {
-        unsafe { I::mul(Self::scale::<I>(p, g, 0), I::load_u8(p.supers.add(Self::block_at(g)))) }
-    }
-}
-
-// SAFETY (of the unsafe blocks): by the caller.
-#[allow(clippy::undocumented_unsafe_blocks)]
-impl<F: Format> Format for Wide<F> {
+impl<const LEVELS: usize, S: Scales> Format for Wide<LEVELS, S> {
     type Wide = Self;
-    const SUBS: usize = F::SUBS;
-    const MIN: bool = F::MIN;
-    const FULL: bool = F::FULL;
-    const FOLDS: usize = F::FOLDS;
-    const SPLIT: bool = F::SPLIT;
+    type Scales = S;
+    const BITS: usize = LEVELS;
+    const FULL: bool = LEVELS == 8;
+    const CODES: bool = false;
     const LINES: usize = 0;
     const STEP: usize = 8 * QUAD;
+    const HEAD: usize = 0;
+    const GROUPS: usize = 1;
     const WIDE: bool = true;
     #[inline(always)]
     unsafe fn quad<I: RowLanes>(p: &Panel, g: usize, j: usize) -> I::Bytes {
-        unsafe { I::load(p.quants.add((g * 8 + j) * QUAD)) }
+        unsafe { I::load(p.base.add((g * 8 + j) * QUAD)) }
     }
     #[inline(always)]
     unsafe fn scale<I: RowLanes>(p: &Panel, g: usize, sub: usize) -> I::Floats {
-        unsafe { I::load_f32(p.scales.cast::<f32>().add((g * F::SUBS + sub) * 16)) }
+        unsafe { I::load_f32(widen::scales::<I>(p.base).add((g * S::SUBS + sub) * 16)) }
     }
     #[inline(always)]
-    unsafe fn min<I: RowLanes>(p: &Panel, g: usize) -> I::Floats {
-        unsafe { I::load_f32(p.supers.cast::<f32>().add(g * 16)) }
+    unsafe fn min<I: RowLanes>(p: &Panel, g: usize, sub: usize) -> I::Floats {
+        unsafe { I::load_f32(widen::more::<I>(p.base).add((g * S::SUBS + sub) * 16)) }
     }
 }

@@ -1,14 +1,8 @@
 //! Weights packed for the integer kernels.
 //!
 //! Rows are taken by sixteen, a panel; the last panel is filled up with zeros. A panel has its
-//! blocks one after another: what a block has once, then its groups of 32 columns:
-//!
-//! | | Q8_0 | Q4_0 | Q4_K | Q5_K | Q6_K | Q4_Gn |
-//! |---|---|---|---|---|---|---|
-//! | `supers`, per block | | | 16 f16, 16 f16 (of minima) | as Q4_K | 16 f16 | 16 f16, 16 u8 (zero points) |
-//! | `quants`, per group | 8 x 64 bytes | 4 x 64 | 4 x 64 | 4 x 64 | 4 x 64 | 4 x 64 |
-//! | `high` | | | | 64 | 2 x 64 | |
-//! | `scales` | (once) 2 x 16 f16 | 16 f16 | 16 u8, 16 u8 (minima) | as Q4_K | 2 x 16 i8 | |
+//! blocks one after another: what a block has once ([`super::scales`]), then its groups of 32
+//! columns, each with its values before its scales.
 //!
 //! So one activation row reads a weight as a single stream. With scales in a section of their own,
 //! two cores of a Zen 5 read 4-bit weights at 40 GB/s instead of 50, and one core of a Zen 4 reads
@@ -16,18 +10,20 @@
 //! GGUF blocks), with their scales before them: 64 bytes, so that each quad keeps to a cache line.
 //! An odd last group has a block to itself.
 //!
-//! 64 bytes are a *quad*: four columns of sixteen rows, row by row. Of eight quads in a group,
-//! nibbles hold quad `j` low and quad `j + 4` high; a byte of `high` holds the fifth bits of
-//! quads 0 to 7, or the upper two bits of four quads. Values are unsigned; [`zero`] says which
-//! value stands for zero. So a weight takes as many bytes as in its GGUF blocks (Q4_K and Q5_K:
-//! four more per 256, for scales of eight bits instead of six).
+//! 64 bytes are a *quad*: four columns of sixteen rows, row by row. A group has eight of them. Of
+//! values of eight bits, each is 64 bytes. Narrower values have their lower bits (2 or 4) in as many
+//! quads of bytes, and their upper bits (1 or 2) in as many behind them. A byte of the lower ones
+//! has the bits of quads that are two or four apart, a byte of the upper ones those of neighbours.
+//! Values are unsigned; `Format::ZERO` says which stands for zero, or a table what codes stand for.
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use troika_graph::DType;
+use troika_graph::blocks::{self, BlockParts};
 
-use crate::kernels::linear::scale_min;
+use super::format::{self, Format, Panel};
+use super::scales::{Place, Scales};
 
 /// Weight rows of a panel, and of a register.
 pub const ROWS: usize = 16;
@@ -38,20 +34,30 @@ pub const GROUP: usize = 32;
 /// Bytes of a quad.
 pub(super) const QUAD: usize = 4 * ROWS;
 
-/// Groups of a packed block of Q8_0: the scales of two fill a cache line.
-pub(super) const PAIR: usize = 2;
-
-/// Which of a type's unsigned values stands for zero.
-pub(super) const fn zero(dtype: DType) -> i32 {
-    match dtype {
-        DType::Q8_0 => 128,
-        DType::Q4_0 => 8,
-        DType::Q6_K => 32,
-        _ => 0,
+/// The values that codes of a type stand for, 128 more.
+static TABLES: [[u8; 16]; DType::WEIGHTS.len() + 1] = {
+    let mut all = [[0; 16]; DType::WEIGHTS.len() + 1];
+    let mut i = 0;
+    while i < DType::WEIGHTS.len() {
+        let dtype = DType::WEIGHTS[i];
+        let levels = match dtype {
+            // Three bits of each.
+            DType::Q3_K => Some(&[0, 1, 2, 3, -4, -3, -2, -1, 0, 0, 0, 0, 0, 0, 0, 0]),
+            _ => dtype.codebook(),
+        };
+        let mut code = 0;
+        while let Some(levels) = levels
+            && code < 16
+        {
+            all[dtype as usize][code] = levels[code] as u8 ^ 0x80;
+            code += 1;
+        }
+        i += 1;
     }
-}
+    all
+};
 
-/// Where the parts of a panel are.
+/// The shape of a weight, and the bytes of its panels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Type of the weight. As all fields, as [`Layout::new`] made it: kernels follow them.
@@ -60,15 +66,6 @@ pub struct Layout {
     pub(crate) rows: usize,
     /// Columns.
     pub(crate) cols: usize,
-    /// The first group.
-    pub(super) head: usize,
-    pub(super) high: usize,
-    pub(super) scales: usize,
-    pub(super) supers: usize,
-    /// Groups of a packed block.
-    groups: usize,
-    /// Bytes from group to group of a block.
-    step: usize,
     /// Bytes of a panel.
     pub(super) panel: usize,
 }
@@ -79,46 +76,12 @@ impl Layout {
         if !dtype.has_integer_path() || !cols.is_multiple_of(dtype.block_len()) {
             return None;
         }
-        let values = QUAD * if dtype == DType::Q8_0 { 8 } else { 4 };
-        let (head, more) = match dtype {
-            DType::Q8_0 => (PAIR * 2 * ROWS, 0),
-            DType::Q4_K => (4 * ROWS, 0),
-            DType::Q5_K => (4 * ROWS, QUAD),
-            DType::Q6_K => (2 * ROWS, 2 * QUAD),
-            _ if dtype.has_zero_points() => (3 * ROWS, 0),
-            _ => (0, 0),
-        };
-        let high = head + values;
-        let (step, scales, supers) = match dtype {
-            DType::Q8_0 => (values, 0, 0),
-            _ if dtype.has_zero_points() => (values, 0, 2 * ROWS),
-            _ => (values + more + 2 * ROWS, high + more, 0),
-        };
-        let groups = if dtype == DType::Q8_0 { PAIR } else { dtype.block_len() / GROUP };
-        let blocks = (cols / GROUP).div_ceil(groups);
-        let panel = (blocks * (head + groups * step)).next_multiple_of(64);
+        let groups = cols / GROUP;
+        let bytes =
+            format::with_format!(dtype, F => F::block_at(groups.next_multiple_of(F::GROUPS)));
+        let panel = bytes.next_multiple_of(64);
         rows.div_ceil(ROWS).checked_mul(panel)?;
-        Some(Layout { dtype, rows, cols, head, high, scales, supers, groups, step, panel })
-    }
-
-    /// Bytes from the first packed block to the block of group `g`, as `Format::block_at`.
-    fn block_at(&self, g: usize) -> usize {
-        g / self.groups * (self.groups * self.step + self.head)
-    }
-
-    /// Bytes from the first group to group `g`, as `Format::at`.
-    fn at(&self, g: usize) -> usize {
-        self.block_at(g) + g % self.groups * self.step
-    }
-
-    /// The scales of group `g`.
-    fn scales_at(&self, g: usize) -> usize {
-        let of_block = match self.dtype {
-            DType::Q8_0 => g % PAIR * 2 * ROWS,
-            _ if self.dtype.has_zero_points() => 0,
-            _ => g % self.groups * self.step,
-        };
-        self.scales + self.block_at(g) + of_block
+        Some(Layout { dtype, rows, cols, panel })
     }
 
     /// Type of the weight.
@@ -193,7 +156,7 @@ impl Layout {
         let panels = out.chunks_exact_mut(self.panel).zip(raw.chunks(ROWS * row_bytes));
         for (panel, rows) in panels {
             for (r, row) in rows.chunks_exact(row_bytes).enumerate() {
-                self.pack_row(panel, r, row);
+                format::with_format!(self.dtype, F => self.pack_row::<F>(panel, r, row));
             }
         }
     }
@@ -203,73 +166,76 @@ impl Layout {
         self.panel
     }
 
-    fn pack_row(&self, panel: &mut [u8], r: usize, row: &[u8]) {
-        let bytes = self.dtype.block_bytes();
-        let mut q = [0u8; GROUP];
-        let groups = self.dtype.block_len() / GROUP;
+    fn pack_row<F: Format>(&self, panel: &mut [u8], r: usize, row: &[u8]) {
+        let (bytes, each) = (self.dtype.block_bytes(), self.dtype.block_len() / GROUP);
+        let (mut parts, mut q) = (BlockParts::default(), [0u8; GROUP]);
+        let codes = codes(self.dtype);
         for (b, block) in row.chunks_exact(bytes).enumerate() {
-            for i in 0..groups {
-                let g = b * groups + i;
-                let group = &mut panel[self.head + self.at(g)..];
-                match self.dtype {
-                    DType::Q8_0 => quads::<8>(group, r, &block[2..], 0x80),
-                    // A nibble's place in a block is that in a quad.
-                    DType::Q4_0 => quads::<4>(group, r, &block[2..], 0),
-                    _ if self.dtype.has_zero_points() => {
-                        quads::<4>(group, r, &block[3 + 16 * i..][..16], 0);
+            let as_it_lies = match self.dtype {
+                DType::Q8_0 => Some((&block[2..], 0x80)),
+                // A nibble's place in a block is that in a quad.
+                DType::Q4_0 => Some((&block[2..], 0)),
+                dtype if dtype.has_zero_points() => Some((&block[3..], 0)),
+                _ => None,
+            };
+            match as_it_lies {
+                Some(_) => parts.take_scales(self.dtype, block),
+                None => parts.take(self.dtype, block),
+            }
+            for i in 0..each {
+                let g = b * each + i;
+                let (before, group) = panel.split_at_mut(F::at(g));
+                let (group, scales) = group.split_at_mut(F::BITS * QUAD);
+                match as_it_lies {
+                    Some((values, flip)) => {
+                        let values = &values[i * F::BITS * GROUP / 8..];
+                        match F::BITS {
+                            8 => quads::<8>(group, r, values, flip),
+                            _ => quads::<4>(group, r, values, flip),
+                        }
                     }
-                    _ => {
-                        quants(self.dtype, block, i, &mut q);
-                        self.place(group, r, &q);
+                    None => {
+                        for (q, level) in q.iter_mut().zip(&parts.levels[i * GROUP..]) {
+                            *q = match F::CODES {
+                                true => codes[usize::from(*level as u8)],
+                                false => (i32::from(*level) + F::ZERO) as u8,
+                            };
+                        }
+                        place::<F>(group, r, &q);
                     }
                 }
-                self.place_scales(&mut panel[self.scales_at(g)..], r, block, i);
-            }
-            self.place_supers(&mut panel[self.supers + self.block_at(b * groups)..], r, block);
-        }
-    }
-
-    /// Puts the values of a group into their quads.
-    fn place(&self, group: &mut [u8], r: usize, q: &[u8; GROUP]) {
-        let (four, _) = q.as_chunks::<4>();
-        for j in 0..4 {
-            let to = &mut group[j * QUAD + 4 * r..][..4];
-            for i in 0..4 {
-                to[i] = four[j][i] & 15 | (four[j + 4][i] & 15) << 4;
-            }
-        }
-        let (quads, bits) = match self.dtype {
-            DType::Q5_K => (8, 1),
-            DType::Q6_K => (4, 2),
-            _ => return,
-        };
-        for (h, part) in four.chunks_exact(quads).enumerate() {
-            let at = (4 + h) * QUAD + 4 * r;
-            for i in 0..4 {
-                let high = |(j, v): (usize, &[u8; 4])| v[i] >> 4 << (j * bits);
-                group[at + i] = part.iter().enumerate().map(high).fold(0, |a, b| a | b);
+                let head = &mut before[F::block_at(g)..];
+                let to = Place { head, group: scales, row: r, g };
+                F::Scales::pack(to, &GroupScales::new(self.dtype, block, &parts, i));
             }
         }
     }
+}
 
-    fn place_scales(&self, to: &mut [u8], r: usize, block: &[u8], i: usize) {
-        match self.dtype {
-            DType::Q4_K | DType::Q5_K => [to[r], to[ROWS + r]] = scale_min(i, &block[4..16]),
-            DType::Q6_K => [to[r], to[ROWS + r]] = [block[192 + 2 * i], block[193 + 2 * i]],
-            _ => to[2 * r..2 * r + 2].copy_from_slice(&block[..2]),
-        }
+/// The code of each level, by its byte.
+fn codes(dtype: DType) -> [u8; 256] {
+    let mut codes = [0; 256];
+    for (code, value) in TABLES[dtype as usize].iter().enumerate().rev() {
+        codes[usize::from(value ^ 0x80)] = code as u8;
     }
+    codes
+}
 
-    /// What there is once per block, besides the scale of [`Layout::place_scales`].
-    fn place_supers(&self, to: &mut [u8], r: usize, block: &[u8]) {
-        match self.dtype {
-            DType::Q4_K | DType::Q5_K => {
-                to[2 * r..2 * r + 2].copy_from_slice(&block[..2]);
-                to[2 * (ROWS + r)..][..2].copy_from_slice(&block[2..4]);
+/// Puts the values of a group into their quads.
+fn place<F: Format>(group: &mut [u8], r: usize, q: &[u8; GROUP]) {
+    let low_bits = format::low_bits(F::BITS);
+    let high_bits = F::BITS - low_bits;
+    for (j, four) in q.as_chunks::<4>().0.iter().enumerate() {
+        let low = &mut group[j % low_bits * QUAD + 4 * r..][..4];
+        for (to, v) in low.iter_mut().zip(four) {
+            *to |= (v & ((1 << low_bits) - 1)) << (j / low_bits * low_bits);
+        }
+        if high_bits > 0 {
+            let each = 8 / high_bits;
+            let high = &mut group[(low_bits + j / each) * QUAD + 4 * r..][..4];
+            for (to, v) in high.iter_mut().zip(four) {
+                *to |= v >> low_bits << (j % each * high_bits);
             }
-            DType::Q6_K => to[2 * r..2 * r + 2].copy_from_slice(&block[208..210]),
-            _ if self.dtype.has_zero_points() => to[r] = block[2],
-            _ => {}
         }
     }
 }
@@ -286,45 +252,37 @@ fn quads<const N: usize>(group: &mut [u8], r: usize, bytes: &[u8], flip: u8) {
 /// Fewer panels are not worth a thread.
 const MIN_PANELS_PER_THREAD: usize = 16;
 
-/// The unsigned values of group `i` of a block.
-pub(super) fn quants(dtype: DType, block: &[u8], i: usize, q: &mut [u8; GROUP]) {
-    match dtype {
-        DType::Q8_0 => {
-            for (q, b) in q.iter_mut().zip(&block[2..]) {
-                *q = b ^ 0x80;
-            }
-        }
-        DType::Q4_0 => {
-            for (l, b) in block[2..18].iter().enumerate() {
-                (q[l], q[l + 16]) = (b & 15, b >> 4);
-            }
-        }
-        DType::Q4_G32 | DType::Q4_G64 | DType::Q4_G128 => {
-            for (l, b) in block[3 + 16 * i..][..16].iter().enumerate() {
-                (q[l], q[l + 16]) = (b & 15, b >> 4);
-            }
-        }
-        DType::Q4_K | DType::Q5_K => {
-            let start = if dtype == DType::Q5_K { 48 } else { 16 };
-            let low = &block[start + i / 2 * 32..][..32];
-            for (q, b) in q.iter_mut().zip(low) {
-                *q = b >> (i % 2 * 4) & 15;
-            }
-            if dtype == DType::Q5_K {
-                for (q, b) in q.iter_mut().zip(&block[16..48]) {
-                    *q |= (b >> i & 1) << 4;
-                }
-            }
-        }
-        _ => {
-            // Q6_K. Halves of 128; within a half, four quarters of 32 share bytes.
-            let (half, quarter) = (i / 4, i % 4);
-            let low = &block[half * 64 + quarter % 2 * 32..][..32];
-            let high = &block[128 + half * 32..][..32];
-            for (l, q) in q.iter_mut().enumerate() {
-                *q = low[l] >> (quarter / 2 * 4) & 15 | (high[l] >> (quarter * 2) & 3) << 4;
-            }
-        }
+/// The scales and minima of a group, for each sixteen columns.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct GroupScales {
+    /// What the scales of a block, and its minima, are whole multiples of, where that is.
+    pub units: [f32; 2],
+    /// The scales.
+    pub scales: [f32; 2],
+    /// The minima, which are subtracted.
+    pub mins: [f32; 2],
+}
+
+impl GroupScales {
+    /// Those of group `i` of a block that was taken apart.
+    pub fn new(dtype: DType, block: &[u8], parts: &BlockParts, i: usize) -> GroupScales {
+        let both = |of: &[f32; 16]| match dtype.group_len() {
+            16 => [of[2 * i], of[2 * i + 1]],
+            _ => [of[i]; 2],
+        };
+        let mins = both(&parts.mins).map(|min| if dtype.has_minimum() { -min } else { 0.0 });
+        let units = blocks::units(dtype, block);
+        GroupScales { units, scales: both(&parts.scales), mins }
+    }
+
+    /// Which multiple of its unit a scale is.
+    pub fn scale_number(&self, sub: usize) -> i8 {
+        (self.scales[sub] / self.units[0]) as i8
+    }
+
+    /// The same of a minimum.
+    pub fn min_number(&self, sub: usize) -> u8 {
+        (self.mins[sub] / self.units[1]) as u8
     }
 }
 
@@ -343,5 +301,16 @@ impl PackedView<'_> {
         assert!(rows.start.is_multiple_of(ROWS) && rows.end <= self.layout.rows, "weight rows");
         assert_eq!(self.bytes.len(), self.layout.bytes(), "bytes of a packed weight");
         rows.start / ROWS..rows.end.div_ceil(ROWS)
+    }
+
+    /// Where a panel lies.
+    ///
+    /// # Safety
+    /// There are as many panels, of a weight of this layout.
+    #[inline(always)]
+    pub(super) unsafe fn panel(&self, index: usize) -> Panel {
+        let table = TABLES[self.layout.dtype as usize].as_ptr();
+        // SAFETY: by the caller.
+        Panel { base: unsafe { self.bytes.as_ptr().add(index * self.layout.panel) }, table }
     }
 }

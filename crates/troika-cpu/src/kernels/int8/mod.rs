@@ -18,6 +18,7 @@ mod product;
 mod quantize;
 mod run;
 pub mod scalar;
+mod scales;
 mod tile;
 mod widen;
 
@@ -34,28 +35,14 @@ pub use product::Product;
 pub use quantize::{ActivationRows, INT7, Quantization, floats, quantize};
 pub(crate) use run::{gains_from_seven_bits, multiply, run_part};
 
-/// Types of weights the kernels multiply.
-pub const DTYPES: [DType; 8] = [
-    DType::Q8_0,
-    DType::Q4_0,
-    DType::Q4_K,
-    DType::Q5_K,
-    DType::Q6_K,
-    DType::Q4_G32,
-    DType::Q4_G64,
-    DType::Q4_G128,
-];
+/// Types of weights the kernels multiply: all that are quantized.
+pub const DTYPES: &[DType] = DType::WEIGHTS.split_at(3).1;
 
 /// Types of weights, each with what activations may be quantized to.
-pub const KINDS: [(DType, ActivationFormat); 9] = {
-    let mut all = [(DType::Q8_0, INT7); 9];
-    let mut i = 0;
-    while i < DTYPES.len() {
-        all[i] = (DTYPES[i], ActivationFormat::INT8);
-        i += 1;
-    }
-    all
-};
+pub fn kinds() -> Vec<(DType, ActivationFormat)> {
+    let eight = DTYPES.iter().map(|dtype| (*dtype, ActivationFormat::INT8));
+    std::iter::once((DType::Q8_0, INT7)).chain(eight).collect()
+}
 
 /// Most rows with which weights are read as streams, a group of columns after the other.
 pub(super) const STREAM_ROWS: usize = tile::AGAIN;

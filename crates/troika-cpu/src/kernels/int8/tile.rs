@@ -47,6 +47,7 @@ pub(super) unsafe fn run<I: RowLanes, F: Format>(part: Int8Part<'_>) {
         match part.m.len() {
             0 => {}
             1 => direct::<I, F, 1>(part),
+            _ if F::FEW_WIDENED => wide::<I, F>(part),
             2 => direct::<I, F, 2>(part),
             DIRECT => direct::<I, F, DIRECT>(part),
             4..=AGAIN if !I::PAIRED => by_groups::<I, F>(part),
@@ -160,9 +161,9 @@ unsafe fn panels<const NR: usize>(part: &Int8Part<'_>, index: usize) -> [Panel; 
     let weight = &part.product.weight;
     // SAFETY: by the caller.
     unsafe {
-        let mut panels = [Panel::new(weight.bytes.as_ptr(), &weight.layout, index); NR];
+        let mut panels = [weight.panel(index); NR];
         for (i, panel) in panels.iter_mut().enumerate().skip(1) {
-            *panel = Panel::new(weight.bytes.as_ptr(), &weight.layout, index + i);
+            *panel = weight.panel(index + i);
         }
         panels
     }
@@ -251,10 +252,10 @@ unsafe fn widen_all<I: RowLanes, F: Format, const NR: usize>(
     // SAFETY: the panels exist and have these groups; scratch has room for three.
     unsafe {
         let to = part.scratch.as_mut_ptr();
-        let mut out = [Panel::new(weight.bytes.as_ptr(), &weight.layout, index); NR];
+        let mut out = [weight.panel(index); NR];
         for (i, out) in out.iter_mut().enumerate() {
-            let panel = Panel::new(weight.bytes.as_ptr(), &weight.layout, index + i);
-            *out = widen::<I, F>(&panel, g.clone(), to.add(i * panel_floats::<I>()));
+            let to = to.add(i * panel_floats::<I>());
+            *out = widen::<I, F>(&weight.panel(index + i), g.clone(), to);
         }
         out
     }

@@ -18,7 +18,19 @@ const fn most_groups<I: RowLanes>() -> usize {
 
 /// Floats of the values, scales, and minima or what sums begin with, of some widened groups.
 const fn parts(groups: usize) -> [usize; 3] {
-    [groups * 8 * QUAD / 4, groups * 2 * ROWS, groups * ROWS]
+    [groups * 8 * QUAD / 4, groups * 2 * ROWS, groups * 2 * ROWS]
+}
+
+/// The scales of a panel widened at `base`.
+#[inline(always)]
+pub(super) fn scales<I: RowLanes>(base: *const u8) -> *const f32 {
+    base.cast::<f32>().wrapping_add(parts(most_groups::<I>())[0])
+}
+
+/// Its minima, or what sums begin with.
+#[inline(always)]
+pub(super) fn more<I: RowLanes>(base: *const u8) -> *const f32 {
+    scales::<I>(base).wrapping_add(parts(most_groups::<I>())[1])
 }
 
 /// Floats of a widened panel.
@@ -60,33 +72,32 @@ pub(super) unsafe fn widen<I: RowLanes, F: Format>(
     to: *mut f32,
 ) -> Panel {
     let ready = F::FULL && I::SIGNED;
+    let base = to.cast_const().cast();
     // SAFETY: by the caller.
     unsafe {
-        let [values, scales, _] = parts(most_groups::<I>());
-        let mins = to.add(values + scales);
-        let scales = to.add(values);
+        let [scales, more] = [scales::<I>(base), more::<I>(base)].map(<*const f32>::cast_mut);
         for (i, g) in g.clone().enumerate() {
-            if ready {
-                let mut start = I::begin(true, 0);
-                for j in 0..trip_count::<I>(8) {
-                    let at = to.cast::<u8>().add((i * 8 + j) * I::SIGNED_QUAD);
-                    start = I::store_signed(F::quad::<I>(p, g, j), start, at);
-                }
-                I::store_sums(start, mins.add(i * ROWS).cast());
-            } else {
-                for j in 0..trip_count::<I>(8) {
-                    let quad = F::quad::<I>(p, g, j);
-                    I::store_bytes(quad, to.cast::<u8>().add((i * 8 + j) * QUAD));
-                }
-            }
             for sub in 0..F::SUBS {
-                I::store(F::scale::<I>(p, g, sub), scales.add((i * F::SUBS + sub) * ROWS));
-            }
-            if F::MIN {
-                I::store(F::min::<I>(p, g), mins.add(i * ROWS));
+                let mut start = I::begin(true, 0);
+                for j in 0..trip_count::<I>(8 / F::SUBS) {
+                    let j = sub * (8 / F::SUBS) + j;
+                    let quad = F::quad::<I>(p, g, j);
+                    if ready {
+                        let at = to.cast::<u8>().add((i * 8 + j) * I::SIGNED_QUAD);
+                        start = I::store_signed(quad, start, at);
+                    } else {
+                        I::store_bytes(quad, to.cast::<u8>().add((i * 8 + j) * QUAD));
+                    }
+                }
+                let at = (i * F::SUBS + sub) * ROWS;
+                I::store(F::scale::<I>(p, g, sub), scales.add(at));
+                if ready {
+                    I::store_sums(start, more.add(at).cast());
+                } else if F::MIN {
+                    I::store(F::min::<I>(p, g, sub), more.add(at));
+                }
             }
         }
-        let quants = to.cast_const().cast();
-        Panel { quants, high: quants, scales: scales.cast(), supers: mins.cast() }
+        Panel { base, table: p.table }
     }
 }

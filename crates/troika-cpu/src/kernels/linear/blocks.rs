@@ -115,7 +115,7 @@ fn q3_k<V: Lanes>(b: &[u8; 110], o: &mut [f32; 256]) {
 
 /// The 6-bit scale and minimum of group `j` of eight, packed in 12 bytes.
 #[inline(always)]
-pub(crate) fn scale_min(j: usize, p: &[u8]) -> [u8; 2] {
+fn scale_min(j: usize, p: &[u8]) -> [u8; 2] {
     if j < 4 {
         [p[j] & 63, p[j + 4] & 63]
     } else {

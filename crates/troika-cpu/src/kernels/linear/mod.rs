@@ -34,7 +34,6 @@ use crate::machine::Multiply;
 use crate::{Isa, SharedMut};
 
 pub(crate) use bf16::{PairsKernel, dispatch_pairs};
-pub(crate) use blocks::scale_min;
 pub(crate) use part::ProductPart;
 pub(crate) use run::run_part;
 pub(crate) use terms::{Float, Mac, Pairs, RowReader, Single, nearest};

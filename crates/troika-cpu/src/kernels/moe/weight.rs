@@ -44,6 +44,9 @@ pub trait Weight: Copy {
         work: &'a mut [f32],
     ) -> Result<Input<'a>, KernelError>;
 
+    /// Whether another weight takes the same rows made ready.
+    fn shares_input(&self, other: &Self, activations: ActivationFormat) -> bool;
+
     /// Its bytes.
     fn bytes(&self) -> &[u8];
 
@@ -73,6 +76,10 @@ impl Weight for WeightView<'_> {
         work: &'a mut [f32],
     ) -> Result<Input<'a>, KernelError> {
         Input::new(cx, x, cols, activations == ActivationFormat::Bf16, work)
+    }
+
+    fn shares_input(&self, _: &Self, _: ActivationFormat) -> bool {
+        true
     }
 
     fn bytes(&self) -> &[u8] {
@@ -114,6 +121,11 @@ impl Weight for int8::PackedView<'_> {
         let kind = int8::Quantization::of(self.layout.dtype, activations);
         int8::quantize(cx, int8::ActivationRows::Plain(x), cols, &mut [(kind, &mut *work)])?;
         Ok(Input { data: work, width: int8::floats(cols), pairs: false })
+    }
+
+    fn shares_input(&self, other: &Self, activations: ActivationFormat) -> bool {
+        let of = |w: &Self| int8::Quantization::of(w.layout.dtype, activations);
+        of(self) == of(other)
     }
 
     fn bytes(&self) -> &[u8] {

@@ -67,6 +67,8 @@ pub(super) trait RowLanes: Copy {
     /// negative); those that come to lie there are of the same byte.
     unsafe fn moved(b: Self::Bytes, left: i32, mask: u8) -> Self::Bytes;
     unsafe fn or(a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
+    /// The bytes of a table of sixteen at these indices, which are below sixteen.
+    unsafe fn look_up(table: *const u8, b: Self::Bytes) -> Self::Bytes;
     unsafe fn store_bytes(b: Self::Bytes, p: *mut u8);
 
     /// `full`: all eight bits are used, 128 stands for zero.
@@ -119,7 +121,11 @@ pub(super) trait RowLanes: Copy {
     unsafe fn splat(x: f32) -> Self::Floats;
     unsafe fn load_f32(p: *const f32) -> Self::Floats;
     unsafe fn load_f16(p: *const u8) -> Self::Floats;
+    /// Halves of the numbers of E8M0.
+    unsafe fn load_e8m0_half(p: *const u8) -> Self::Floats;
     unsafe fn load_u8(p: *const u8) -> Self::Floats;
+    /// The lower half of each byte, or with a shift of 4 the upper half.
+    unsafe fn load_u4(p: *const u8, shift: u32) -> Self::Floats;
     unsafe fn load_i8(p: *const u8) -> Self::Floats;
     unsafe fn store(f: Self::Floats, p: *mut f32);
     unsafe fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats;

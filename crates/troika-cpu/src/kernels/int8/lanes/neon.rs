@@ -137,6 +137,10 @@ impl<A: Arm, P: Products<A>> RowLanes for Neon<A, P> {
         }
         unsafe fn prefetch(p: *const u8) { A::prfm(p) }
         unsafe fn or(a: Four<A>, b: Four<A>) -> Four<A> { each(|i| A::orr(a[i], b[i])) }
+        unsafe fn look_up(table: *const u8, b: Four<A>) -> Four<A> {
+            let table = A::ld1(table);
+            b.map(|b| A::tbl(table, b))
+        }
         unsafe fn store_bytes(b: Four<A>, p: *mut u8) {
             for (i, b) in b.into_iter().enumerate() {
                 A::st1(b, p.add(16 * i))
@@ -168,8 +172,22 @@ impl<A: Arm, P: Products<A>> RowLanes for Neon<A, P> {
         unsafe fn splat(x: f32) -> Four<A> { [A::dup_4s(x.to_bits()); 4] }
         unsafe fn load_f32(p: *const f32) -> Four<A> { each(|i| A::ld1(p.add(4 * i).cast())) }
         unsafe fn load_f16(p: *const u8) -> Four<A> { each(|i| A::fcvtl(A::ldr_d(p.add(8 * i)))) }
+        unsafe fn load_e8m0_half(p: *const u8) -> Four<A> {
+            // An exponent less by one, and the two subnormal numbers.
+            let small = A::dup_4s(0x00a0_0000);
+            let less = A::dup_4s((1u32 << 23).wrapping_neg());
+            each(|i| {
+                let e = A::uxtl_4s(A::uxtl_8h(A::ldr_s(p.add(4 * i))));
+                let small = A::add_4s(A::ushl_4s(e, A::dup_4s(21)), small);
+                A::add_4s(A::umax_4s(A::ushl_4s(e, A::dup_4s(23)), small), less)
+            })
+        }
         unsafe fn load_u8(p: *const u8) -> Four<A> {
             from_bytes::<A>(p, |v| A::uxtl_4s(A::uxtl_8h(v)))
+        }
+        unsafe fn load_u4(p: *const u8, shift: u32) -> Four<A> {
+            let (right, mask) = (A::dup_4s(shift.wrapping_neg()), A::dup_4s(15));
+            from_bytes::<A>(p, |v| A::and(A::ushl_4s(A::uxtl_4s(A::uxtl_8h(v)), right), mask))
         }
         unsafe fn load_i8(p: *const u8) -> Four<A> {
             from_bytes::<A>(p, |v| A::sxtl_4s(A::sxtl_8h(v)))

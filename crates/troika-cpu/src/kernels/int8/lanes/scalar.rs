@@ -55,6 +55,9 @@ impl RowLanes for Portable {
         unsafe fn splat(x: f32) -> Floats { [x; ROWS] }
         unsafe fn load_f32(p: *const f32) -> Floats { p.cast::<Floats>().read_unaligned() }
         unsafe fn load_u8(p: *const u8) -> Floats { map(|i| f32::from(*p.add(i))) }
+        unsafe fn load_u4(p: *const u8, shift: u32) -> Floats {
+            map(|i| f32::from(*p.add(i) >> shift & 15))
+        }
         unsafe fn load_i8(p: *const u8) -> Floats { map(|i| f32::from(*p.add(i) as i8)) }
         unsafe fn store(f: Floats, p: *mut f32) { p.cast::<Floats>().write_unaligned(f) }
         unsafe fn mul(a: Floats, b: Floats) -> Floats { map(|i| a[i] * b[i]) }
@@ -74,6 +77,12 @@ impl RowLanes for Portable {
                 let product = |i: usize| i32::from(w[4 * r + i]) * i32::from(x[i]);
                 part[r] + product(0) + product(1) + product(2) + product(3)
             })
+        }
+        unsafe fn look_up(table: *const u8, b: Bytes) -> Bytes {
+            b.map(|b| *table.add(usize::from(b)))
+        }
+        unsafe fn load_e8m0_half(p: *const u8) -> Floats {
+            map(|i| troika_graph::blocks::e8m0_half(*p.add(i)))
         }
         unsafe fn load_f16(p: *const u8) -> Floats {
             let halves = p.cast::<[f16; ROWS]>().read_unaligned();

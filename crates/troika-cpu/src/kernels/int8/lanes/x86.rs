@@ -231,6 +231,10 @@ impl<V: Vector, P: Products<V>, const R: usize> RowLanes for X86<V, P, R> {
             }
         }
         unsafe fn or(a: Ints<V, R>, b: Ints<V, R>) -> Ints<V, R> { each!(i, V::vpor(a[i], b[i])) }
+        unsafe fn look_up(table: *const u8, b: Ints<V, R>) -> Ints<V, R> {
+            let table = V::vbroadcasti128(table);
+            each!(i, V::vpshufb(table, b[i]))
+        }
         unsafe fn store_bytes(b: Ints<V, R>, p: *mut u8) {
             for (i, b) in b.into_iter().enumerate() {
                 V::vmovdqu_store(b, p.add(i * V::BYTES))
@@ -280,8 +284,25 @@ impl<V: Vector, P: Products<V>, const R: usize> RowLanes for X86<V, P, R> {
         unsafe fn load_f16(p: *const u8) -> Floats<V, R> {
             each!(i, V::vcvtph2ps(p.add(i * 2 * ROWS / R)))
         }
+        unsafe fn load_e8m0_half(p: *const u8) -> Floats<V, R> {
+            // An exponent less by one, and the two subnormal numbers.
+            let small = V::vpbroadcastd(0x00a0_0000);
+            let less = V::vpbroadcastd((1u32 << 23).wrapping_neg());
+            each!(i, {
+                let e = V::vpmovzxbd(p.add(i * ROWS / R));
+                let small = V::vpaddd(V::vpslld(e, 21), small);
+                V::as_floats(V::vpaddd(V::vpmaxsd(V::vpslld(e, 23), small), less))
+            })
+        }
         unsafe fn load_u8(p: *const u8) -> Floats<V, R> {
             each!(i, V::vcvtdq2ps(V::vpmovzxbd(p.add(i * ROWS / R))))
+        }
+        unsafe fn load_u4(p: *const u8, shift: u32) -> Floats<V, R> {
+            let mask = V::vpbroadcastd(15);
+            each!(i, {
+                let bytes = V::vpmovzxbd(p.add(i * ROWS / R));
+                V::vcvtdq2ps(V::vpand(V::vpsrlw(bytes, shift), mask))
+            })
         }
         unsafe fn load_i8(p: *const u8) -> Floats<V, R> {
             each!(i, V::vcvtdq2ps(V::vpmovsxbd(p.add(i * ROWS / R))))
