@@ -9,7 +9,7 @@ use troika_device::read_text;
 use troika_graph::DType;
 use troika_model::spec::ModelSpec;
 use troika_model::{families, presets};
-use troika_weights::{Quant, WeightStore};
+use troika_weights::{Quant, WeightMix, WeightStore};
 
 use crate::error::LabError;
 
@@ -55,7 +55,7 @@ impl Subject {
                 let (need, free) = (bytes >> 20, free >> 20);
                 return Err(LabError::ShapeTooLarge { name: preset.into(), need, free });
             }
-            store = WeightStore::synthetic(&shape.spec, shape.dtype, 1, options.quant);
+            store = WeightStore::synthetic(&shape.spec, shape.mix, 1, options.quant);
         }
         options.calibration.iter().try_for_each(|c| c.apply(&shape.spec, &mut store))?;
         Ok(BoundModel { spec: shape.spec, store, devices })
@@ -91,28 +91,27 @@ pub struct Shape {
     pub name: String,
     /// The model's description.
     pub spec: ModelSpec,
-    /// The type of most weights.
-    pub dtype: DType,
+    /// The types of its weights.
+    pub mix: WeightMix,
 }
 
 impl Shape {
     /// A preset's name, or the path of a folder with a `config.json` or of a config that ends in
-    /// `.json`; each with `:TYPE` for weights of another type than `usual`.
+    /// `.json`; each with `:TYPE` for weights of another type, or mix of types, than `usual`.
     ///
     /// # Errors
     /// An unknown preset or type, a file that cannot be read as a config.
     pub fn find(text: &str, usual: DType) -> Result<Shape, LabError> {
         let suffix = text.rsplit_once(':').filter(|_| !Path::new(text).exists());
-        let (name, dtype) = match suffix {
+        let (name, mix) = match suffix {
             Some((name, dtype)) if !dtype.contains('/') && !dtype.ends_with(".json") => {
-                let known = |d: &DType| d.name().eq_ignore_ascii_case(dtype);
                 let no_type = || LabError::NoPresetType {
                     name: text.into(),
-                    known: DType::WEIGHTS.iter().map(|d| d.name()).collect::<Vec<_>>().join(", "),
+                    known: WeightMix::all().map(WeightMix::name).collect::<Vec<_>>().join(", "),
                 };
-                (name, DType::WEIGHTS.iter().copied().find(known).ok_or_else(no_type)?)
+                (name, WeightMix::find(dtype).ok_or_else(no_type)?)
             }
-            _ => (text, usual),
+            _ => (text, usual.into()),
         };
         let path = Path::new(name);
         let config = match presets::config(name) {
@@ -126,12 +125,12 @@ impl Shape {
         };
         let model = families::from_config(&config)
             .map_err(|error| Error::Config { model: name.into(), error })?;
-        Ok(Shape { name: name.into(), spec: model.spec, dtype })
+        Ok(Shape { name: name.into(), spec: model.spec, mix })
     }
 
     /// Random weights that are generated on demand.
     pub fn lazy_weights(&self, quant: Quant) -> WeightStore {
-        WeightStore::synthetic_lazy(&self.spec, self.dtype, 1, quant)
+        WeightStore::synthetic_lazy(&self.spec, self.mix, 1, quant)
     }
 }
 

@@ -14,6 +14,7 @@ mod parallel;
 mod report;
 mod store;
 
+pub use bind::mix::WeightMix;
 pub use bind::scheme::{BindOptions, FloatType, Quant};
 pub use cache::{CacheFile, CacheFolder, CacheKind, PackedEntry, PackedIndex, parse_packed};
 pub use error::WeightError;

@@ -74,6 +74,7 @@ pub use checked_device::keep_checked;
 pub use describe::{BoundModel, Described, describe};
 pub use device_check::CheckedKernel;
 pub use devices::limits::{Limit, Limits, measure_bandwidth, measure_limits, multiply_of};
+pub use devices::weight_types::{WeightType, weight_types};
 pub use devices::{
     CacheFault, DeviceOptions, DeviceSpec, DeviceSpecError, GpuAdapter, GpuSpec, NpuSettings,
     ProcessorSpec, check_device, gpu_adapters, instruction_sets, npu, open_devices, parse_cores,

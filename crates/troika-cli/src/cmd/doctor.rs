@@ -1,11 +1,13 @@
 //! `troika doctor`.
 
 use serde_json::{Value, json};
+use troika::{WeightType, weight_types};
 
 use crate::doctor::{Finding, FindingState, examine};
 use crate::error::CliError;
 use crate::flags::DoctorArgs;
 use crate::output::{self, printable};
+use crate::table::TextTable;
 
 /// Says what can be used, what could be better and what is missing.
 ///
@@ -19,9 +21,16 @@ pub fn run(args: &DoctorArgs) -> Result<(), CliError> {
     match args.json {
         true => {
             let list: Vec<Value> = findings.iter().map(as_json).collect();
-            output::json(&json!({ "runs": lacking.is_empty(), "findings": list }))?;
+            let weights =
+                args.verbose.then(|| weight_types().iter().map(type_json).collect::<Vec<_>>());
+            output::json(&json!({
+                "runs": lacking.is_empty(), "findings": list, "weights": weights
+            }))?;
         }
         false => output::write(&as_text(&findings, &lacking))?,
+    }
+    if args.verbose && !args.json {
+        output::write(&weights())?;
     }
     match lacking.is_empty() {
         true => Ok(()),
@@ -32,6 +41,24 @@ pub fn run(args: &DoctorArgs) -> Result<(), CliError> {
 fn as_json(finding: &Finding) -> Value {
     let Finding { topic, state, says, fix, .. } = finding;
     json!({ "topic": topic, "state": state.name(), "says": says, "fix": fix })
+}
+
+fn type_json(of: &WeightType) -> Value {
+    let WeightType { dtype, bits, cpu, gpu } = of;
+    let gpu = gpu.as_ref().map(|(layout, bits)| json!({ "layout": layout, "bits": bits }));
+    json!({ "type": dtype.name(), "bits": bits, "cpu": cpu, "gpu": gpu })
+}
+
+/// The types of weights with what computes with them.
+fn weights() -> String {
+    let titles = ["type", "bits", "products on the cpu", "layout on gpus", "bits"];
+    let mut table = TextTable::new(titles);
+    for WeightType { dtype, bits, cpu, gpu } in weight_types() {
+        let number = |bits: f32| format!("{bits:.2}");
+        let (layout, there) = gpu.map_or_else(Default::default, |(l, b)| (l, number(b)));
+        table.add([dtype.to_string(), number(bits), cpu.to_string(), layout, there]);
+    }
+    format!("\n{table}")
 }
 
 fn as_text(findings: &[Finding], lacking: &[&str]) -> String {

@@ -13,6 +13,9 @@ use crate::doctor::HostMachine;
 /// `troika doctor`.
 #[derive(Args)]
 pub struct DoctorArgs {
+    /// List the types of weights and their kernels, too
+    #[arg(short, long, env = "TROIKA_VERBOSE")]
+    pub verbose: bool,
     /// Measure how fast memory is read, too
     #[arg(long)]
     pub measure: bool,

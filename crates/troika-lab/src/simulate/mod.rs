@@ -139,7 +139,7 @@ impl Simulation {
             let none = || SimulateError::NoFrames(soc.name.clone());
             board.co_run(gpu.ok_or_else(none)?, *task);
         }
-        let store = shape.lazy_weights(Quant::None).in_one_type(shape.dtype);
+        let store = shape.lazy_weights(Quant::None).in_one_type(shape.mix.base());
         let shapes = |key| store.shape(key);
         let lowering =
             LowerOptions { max_rows: *prompt, max_kv: prompt + generate + 1, kv_dtype: DType::F16 };

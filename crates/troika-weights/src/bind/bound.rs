@@ -38,7 +38,7 @@ impl Bound {
     ) -> Bound {
         let shape = |dtype| WeightShape { rows: need.rows, cols: need.cols, dtype };
         let target = quant.target(&need, dtype).filter(|_| !dtype.is_quantized());
-        if let Some(target) = target.or_else(|| lazy.then(|| synthetic::type_of(need, dtype))) {
+        if let Some(target) = target.or_else(|| lazy.then_some(dtype)) {
             let source = ValueSource::Random { need, dtype, seed };
             return Bound::new(need.key, shape(target), source, need.key.to_string());
         }

@@ -3,6 +3,7 @@
 pub(crate) mod bound;
 pub(crate) mod cut;
 pub(crate) mod int4;
+pub(crate) mod mix;
 pub(crate) mod scheme;
 pub(crate) mod source;
 pub(crate) mod synthetic;

@@ -20,6 +20,7 @@ use troika_model::spec::{Key, ModelSpec, WeightRole, weight_requirements};
 
 use crate::arena::{Arena, Room};
 use crate::bind::bound::Bound;
+use crate::bind::mix::WeightMix;
 use crate::bind::scheme::{BindOptions, Quant};
 use crate::bind::source::{ValueSource, WeightRows};
 use crate::bind::{bind_all, tied_head, unused};
@@ -96,16 +97,25 @@ impl WeightStore {
         Ok(WeightStore { warnings, ..WeightStore::of(bound, files.maps()) })
     }
 
-    /// Random weights in a model's shape, equal for equal seeds. Matrices have the type where their
-    /// rows allow it; floats are quantized if requested.
-    pub fn synthetic(spec: &ModelSpec, dtype: DType, seed: u64, quant: Quant) -> WeightStore {
-        WeightStore::random(spec, dtype, seed, quant, false)
+    /// Random weights in a model's shape, equal for equal seeds; floats are quantized if requested.
+    pub fn synthetic(
+        spec: &ModelSpec,
+        mix: impl Into<WeightMix>,
+        seed: u64,
+        quant: Quant,
+    ) -> WeightStore {
+        WeightStore::random(spec, mix.into(), seed, quant, false)
     }
 
     /// The same weights, generated on demand: for models too large for memory that are not
     /// computed.
-    pub fn synthetic_lazy(spec: &ModelSpec, dtype: DType, seed: u64, quant: Quant) -> WeightStore {
-        WeightStore::random(spec, dtype, seed, quant, true)
+    pub fn synthetic_lazy(
+        spec: &ModelSpec,
+        mix: impl Into<WeightMix>,
+        seed: u64,
+        quant: Quant,
+    ) -> WeightStore {
+        WeightStore::random(spec, mix.into(), seed, quant, true)
     }
 
     /// Gives all quantized matrices one type where their rows allow it, the head included, as
@@ -120,13 +130,20 @@ impl WeightStore {
         self
     }
 
-    fn random(spec: &ModelSpec, dtype: DType, seed: u64, quant: Quant, lazy: bool) -> WeightStore {
+    fn random(
+        spec: &ModelSpec,
+        mix: WeightMix,
+        seed: u64,
+        quant: Quant,
+        lazy: bool,
+    ) -> WeightStore {
         let needs: Vec<_> = weight_requirements(spec).collect();
         let one = |i: usize| {
             let seed = seed.wrapping_add(i as u64).wrapping_mul(0x9E37_79B9);
-            Bound::random(needs[i], dtype, seed, quant, lazy)
+            Bound::random(needs[i], mix.type_of(&needs[i], spec), seed, quant, lazy)
         };
         let mut bound = parallel::map(needs.len(), one);
+        let dtype = mix.base();
         let quantized = |need: &_| !dtype.is_quantized() && quant.target(need, dtype).is_some();
         let head = tied_head(spec, quant).filter(quantized);
         let head = head.map(|need| Bound::random(need, dtype, seed, quant, lazy));

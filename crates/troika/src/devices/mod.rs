@@ -1,6 +1,7 @@
 //! The only place that names concrete devices.
 
 pub mod limits;
+pub mod weight_types;
 
 use std::collections::HashMap;
 use std::path::PathBuf;

@@ -1,0 +1,272 @@
+//! Which types the matrices of a file have: llama-quantize's choices.
+
+use troika_graph::DType;
+use troika_model::spec::{Ffn, ModelSpec, WeightRequirement, WeightRole};
+
+/// The types of a model's matrices, as llama-quantize chooses them for a kind of file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WeightMix {
+    name: &'static str,
+    base: DType,
+}
+
+/// Files with names of their own. For others the name is that of the type.
+const MIXES: [WeightMix; 12] = [
+    WeightMix { name: "Q2_K_S", base: DType::Q2_K },
+    WeightMix { name: "Q3_K_S", base: DType::Q3_K },
+    WeightMix { name: "Q3_K_M", base: DType::Q3_K },
+    WeightMix { name: "Q3_K_L", base: DType::Q3_K },
+    WeightMix { name: "Q4_K_S", base: DType::Q4_K },
+    WeightMix { name: "Q4_K_M", base: DType::Q4_K },
+    WeightMix { name: "Q5_K_S", base: DType::Q5_K },
+    WeightMix { name: "Q5_K_M", base: DType::Q5_K },
+    WeightMix { name: "IQ2_M", base: DType::IQ2_S },
+    WeightMix { name: "IQ3_XS", base: DType::IQ3_S },
+    WeightMix { name: "IQ3_M", base: DType::IQ3_S },
+    WeightMix { name: "MXFP4_MOE", base: DType::MXFP4 },
+];
+
+impl From<DType> for WeightMix {
+    fn from(base: DType) -> WeightMix {
+        WeightMix { name: base.name(), base }
+    }
+}
+
+impl WeightMix {
+    /// All of them: a type each, then the mixes with names of their own.
+    pub fn all() -> impl Iterator<Item = WeightMix> {
+        DType::WEIGHTS.iter().map(|d| WeightMix::from(*d)).chain(MIXES)
+    }
+
+    /// The one with a name, in letters of any case.
+    pub fn find(name: &str) -> Option<WeightMix> {
+        WeightMix::all().find(|mix| mix.name.eq_ignore_ascii_case(name))
+    }
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        self.name
+    }
+
+    /// The type of most matrices.
+    pub fn base(self) -> DType {
+        self.base
+    }
+
+    /// The type of a weight. Vectors and, beside quantized matrices, routers are bf16.
+    pub(crate) fn type_of(self, need: &WeightRequirement, spec: &ModelSpec) -> DType {
+        match need.key.role {
+            _ if need.rows == 1 => DType::BF16,
+            _ if !self.base.is_quantized() => self.base,
+            WeightRole::Router => DType::BF16,
+            WeightRole::Head => fitting(self.head(need.cols), need.cols),
+            WeightRole::Embed if spec.tied => fitting(self.head(need.cols), need.cols),
+            WeightRole::Embed => fitting(self.embedding(), need.cols),
+            _ => fitting(Choice::new(self, need, spec).dtype(), need.cols),
+        }
+    }
+
+    fn is_one_of(self, names: &[&str]) -> bool {
+        names.contains(&self.name)
+    }
+
+    /// The type of a head, and of an embedding that is the head, too.
+    fn head(self, cols: usize) -> DType {
+        match self.base {
+            _ if self.name == "MXFP4_MOE" => DType::Q8_0,
+            base if !cols.is_multiple_of(base.block_len()) => DType::Q8_0,
+            DType::Q8_0 => DType::Q8_0,
+            DType::IQ1_S
+            | DType::IQ1_M
+            | DType::IQ2_XXS
+            | DType::IQ2_XS
+            | DType::IQ2_S
+            | DType::IQ3_XXS => DType::Q5_K,
+            _ => DType::Q6_K,
+        }
+    }
+
+    fn embedding(self) -> DType {
+        match self.base {
+            _ if self.name == "MXFP4_MOE" => DType::Q8_0,
+            DType::IQ1_S | DType::IQ1_M | DType::IQ2_XXS | DType::IQ2_XS => DType::Q2_K,
+            DType::IQ2_S | DType::IQ3_XXS => DType::IQ3_S,
+            DType::TQ1_0 | DType::TQ2_0 | DType::Q2_0 => DType::Q4_K,
+            base => base,
+        }
+    }
+}
+
+/// A type whose blocks divide rows of `cols`.
+fn fitting(dtype: DType, cols: usize) -> DType {
+    use DType::{
+        F16, IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, IQ4_NL, IQ4_XS, Q2_0, Q2_K,
+        Q3_K, Q4_0, Q4_K, Q5_0, Q5_1, Q5_K, Q8_0, TQ1_0, TQ2_0,
+    };
+    let fits = |d: &DType| cols.is_multiple_of(d.block_len());
+    let less = match dtype {
+        IQ1_S | IQ1_M | IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S | IQ4_XS => IQ4_NL,
+        Q2_0 | Q2_K | Q3_K | TQ1_0 | TQ2_0 => Q4_0,
+        Q4_K => Q5_0,
+        Q5_K => Q5_1,
+        _ => Q8_0,
+    };
+    [dtype, less].into_iter().find(fits).unwrap_or(F16)
+}
+
+/// What the choice of a layer's matrix depends on.
+struct Choice {
+    mix: WeightMix,
+    role: WeightRole,
+    layer: usize,
+    /// Layers of the model.
+    layers: usize,
+    /// The most experts of a layer.
+    experts: usize,
+    /// Whether at least four query heads share a key head.
+    shares: bool,
+}
+
+impl Choice {
+    fn new(mix: WeightMix, need: &WeightRequirement, spec: &ModelSpec) -> Choice {
+        use WeightRole as R;
+        let experts = spec.layers.iter().map(|l| match &l.ffn {
+            Ffn::Moe(moe) => moe.experts,
+            Ffn::Dense(_) => 0,
+        });
+        let shares = spec.layers.first().is_some_and(|l| l.attn.heads >= 4 * l.attn.kv_heads);
+        // Where layers have experts, the rules for feed-forwards hold for these.
+        let role = match need.key.role {
+            R::SharedGate => R::Gate,
+            R::SharedUp => R::Up,
+            R::SharedDown => R::Down,
+            role => role,
+        };
+        let (layer, layers) = (need.key.layer.unwrap_or(0), spec.layers.len());
+        Choice { mix, role, layer, layers, experts: experts.max().unwrap_or(0), shares }
+    }
+
+    /// Whether the layer is one of the first eighth.
+    fn is_early(&self) -> bool {
+        self.layer < self.layers / 8
+    }
+
+    /// Whether the layer is among those that get more bits.
+    fn gets_more_bits(&self) -> bool {
+        let eighth = self.layers / 8;
+        self.is_early() || self.layer >= 7 * self.layers / 8 || (self.layer - eighth) % 3 == 2
+    }
+
+    fn dtype(&self) -> DType {
+        use DType::{IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS};
+        use WeightRole as R;
+        let is_expert = matches!(self.role, R::ExpertGate | R::ExpertUp | R::ExpertDown);
+        match self.mix.base {
+            _ if self.mix.name == "MXFP4_MOE" => {
+                if is_expert {
+                    DType::MXFP4
+                } else {
+                    DType::Q8_0
+                }
+            }
+            IQ1_S | IQ1_M | IQ2_XXS | IQ2_XS | IQ2_S => self.of_two_bits(),
+            _ => match self.role {
+                R::V => self.value(),
+                R::Q | R::K => self.query_or_key(),
+                R::Down | R::ExpertDown => self.down(),
+                R::O => self.output(),
+                R::Gate | R::Up | R::ExpertGate | R::ExpertUp => self.gate_or_up(),
+                _ => self.mix.base,
+            },
+        }
+    }
+
+    /// Files with one or two bits.
+    fn of_two_bits(&self) -> DType {
+        use WeightRole as R;
+        let base = self.mix.base;
+        let finer = if base == DType::IQ2_S { DType::IQ3_S } else { DType::Q2_K };
+        match self.role {
+            R::V if self.shares || self.experts >= 4 => DType::Q4_K,
+            R::V => finer,
+            R::K if self.experts == 8 => DType::Q4_K,
+            R::Down | R::ExpertDown if self.is_early() => finer,
+            R::O if self.experts == 8 => DType::Q5_K,
+            R::O => match base {
+                DType::IQ1_S | DType::IQ1_M => DType::IQ2_XXS,
+                DType::IQ2_S => DType::IQ3_S,
+                _ => base,
+            },
+            _ => base,
+        }
+    }
+
+    fn value(&self) -> DType {
+        use DType::{IQ3_XXS, Q3_K, Q4_K, Q5_K, Q6_K, Q8_0};
+        if self.experts == 8 {
+            return Q8_0;
+        }
+        match self.mix.name {
+            "Q2_K" if !self.shares => Q3_K,
+            "Q2_K" | "Q2_K_S" | "IQ3_XXS" | "IQ3_XS" | "IQ3_S" if self.shares => Q4_K,
+            "IQ3_XXS" => IQ3_XXS,
+            "IQ3_M" => Q4_K,
+            "Q3_K_M" if self.layer >= 2 => Q4_K,
+            "Q3_K_M" | "Q3_K_L" => Q5_K,
+            "IQ4_NL" | "IQ4_XS" if self.shares => Q5_K,
+            "Q4_K_M" | "Q5_K_M" if self.gets_more_bits() => Q6_K,
+            "Q4_K_S" if self.layer < 4 => Q5_K,
+            _ => self.mix.base,
+        }
+    }
+
+    fn query_or_key(&self) -> DType {
+        match self.mix.name {
+            _ if self.experts == 8 && self.role == WeightRole::K => DType::Q8_0,
+            "IQ3_XS" => DType::IQ3_XXS,
+            "IQ3_XXS" => DType::IQ2_S,
+            _ => self.mix.base,
+        }
+    }
+
+    fn down(&self) -> DType {
+        use DType::{Q3_K, Q4_K, Q5_K, Q6_K};
+        let of_eight = self.experts == 8 && self.gets_more_bits();
+        match self.mix.name {
+            "Q2_K" => Q3_K,
+            "Q2_K_S" if self.is_early() => Q4_K,
+            "Q3_K_M" if self.layer < self.layers / 16 => Q5_K,
+            "Q3_K_M" => Q4_K,
+            "IQ3_M" if self.is_early() || of_eight => Q4_K,
+            "Q3_K_L" => Q5_K,
+            "Q4_K_M" | "Q5_K_M" if self.gets_more_bits() => Q6_K,
+            "Q4_K_S" | "IQ4_NL" | "IQ4_XS" if self.is_early() => Q5_K,
+            _ => self.mix.base,
+        }
+    }
+
+    fn output(&self) -> DType {
+        use DType::{IQ3_S, Q3_K, Q4_K, Q5_K};
+        const FINER_OF_EIGHT: [&str; 11] = [
+            "Q2_K", "IQ3_XS", "IQ3_XXS", "Q3_K_S", "Q3_K_M", "IQ4_NL", "Q4_K_S", "Q4_K_M", "IQ3_S",
+            "IQ3_M", "IQ4_XS",
+        ];
+        match self.mix.name {
+            _ if self.experts == 8 && self.mix.is_one_of(&FINER_OF_EIGHT) => Q5_K,
+            _ if self.experts == 8 => self.mix.base,
+            "Q2_K" => Q3_K,
+            "IQ3_XXS" => IQ3_S,
+            "Q3_K_M" | "IQ3_M" => Q4_K,
+            "Q3_K_L" => Q5_K,
+            _ => self.mix.base,
+        }
+    }
+
+    fn gate_or_up(&self) -> DType {
+        let (eighth, last) = (self.layers / 8, 7 * self.layers / 8);
+        match self.mix.name {
+            "IQ3_XS" if (eighth..last).contains(&self.layer) => DType::IQ3_XXS,
+            _ => self.mix.base,
+        }
+    }
+}
