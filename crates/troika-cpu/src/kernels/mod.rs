@@ -4,6 +4,7 @@
 //! [`instructions`](crate::machine::instructions) lets such a file run on machines without the set, in tests.
 
 pub mod attention;
+mod chosen;
 pub mod elementwise;
 pub mod embed;
 pub mod int8;
@@ -16,6 +17,8 @@ pub mod rope;
 pub mod router;
 pub(crate) mod select;
 pub mod simd;
+
+pub use chosen::{ChosenKernel, WeightPath, chosen};
 
 use std::ops::Range;
 

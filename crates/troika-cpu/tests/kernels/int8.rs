@@ -213,7 +213,8 @@ fn what_is_not_a_number_stays_so() {
 
 /// Experts with packed weights, and their raw bytes.
 struct Experts {
-    dtype: DType,
+    /// Of gates, ups and downs.
+    dtypes: [DType; 3],
     activations: ActivationFormat,
     k: usize,
     inter: usize,
@@ -224,25 +225,25 @@ struct Experts {
 impl Experts {
     fn new(
         r: &mut Random,
-        (dtype, activations): (DType, ActivationFormat),
+        (dtypes, activations): ([DType; 3], ActivationFormat),
         (experts, k, inter): (usize, usize, usize),
     ) -> Experts {
         let raw: Vec<[Vec<u8>; 3]> =
-            (0..experts).map(|_| std::array::from_fn(|_| r.weight(dtype, k * inter))).collect();
+            (0..experts).map(|_| dtypes.map(|dtype| r.weight(dtype, k * inter))).collect();
         let shape = |i: usize| if i < 2 { (inter, k) } else { (k, inter) };
         let pack = |raw: &[Vec<u8>; 3]| {
             std::array::from_fn(|i| {
                 let (n, k) = shape(i);
-                Layout::new(dtype, n, k).unwrap().pack(&raw[i], 1)
+                Layout::new(dtypes[i], n, k).unwrap().pack(&raw[i], 1)
             })
         };
         let packed = raw.iter().map(pack).collect();
-        Experts { dtype, activations, k, inter, raw, packed }
+        Experts { dtypes, activations, k, inter, raw, packed }
     }
 
     fn packed(&self, e: usize) -> moe::Expert<'_, PackedView<'_>> {
         let view = |i: usize, rows, cols| PackedView {
-            layout: Layout::new(self.dtype, rows, cols).unwrap(),
+            layout: Layout::new(self.dtypes[i], rows, cols).unwrap(),
             bytes: &self.packed[e][i],
         };
         let (k, inter) = (self.k, self.inter);
@@ -255,7 +256,7 @@ impl Experts {
         let product = |i: usize, n: usize, k: usize, x: &[f32]| {
             let bytes = &self.raw[e][i][..];
             let mut y = vec![0.0; n];
-            let w = WeightView { dtype: self.dtype, bytes, rows: n, cols: k };
+            let w = WeightView { dtype: self.dtypes[i], bytes, rows: n, cols: k };
             scalar::linear(w, None, x, self.activations, &mut y);
             y
         };
@@ -265,17 +266,27 @@ impl Experts {
     }
 }
 
+/// Types of gates, ups and downs, like and unlike ones.
+fn expert_cases() -> Vec<([DType; 3], ActivationFormat, (usize, usize))> {
+    use DType::{IQ4_NL, Q3_K, Q4_0, Q4_K, Q5_0, Q6_K, Q8_0};
+    const INT8: ActivationFormat = ActivationFormat::INT8;
+    vec![
+        ([Q8_0; 3], INT8, (96, 160)),
+        ([Q8_0; 3], INT7, (96, 160)),
+        ([Q4_0; 3], INT8, (64, 96)),
+        ([Q4_K; 3], INT8, (256, 512)),
+        ([Q6_K; 3], INT8, (256, 256)),
+        ([Q4_K, Q4_K, Q5_0], INT8, (256, 96)),
+        ([Q4_0, Q8_0, Q4_0], INT7, (64, 96)),
+        ([Q3_K, Q6_K, IQ4_NL], INT8, (256, 96)),
+    ]
+}
+
 #[test]
 fn experts_are_the_reference_to_the_bit() {
     let mut r = Random(19);
-    for (dtype, activations, (k, inter)) in [
-        (DType::Q8_0, ActivationFormat::INT8, (96usize, 160usize)),
-        (DType::Q8_0, INT7, (96, 160)),
-        (DType::Q4_0, ActivationFormat::INT8, (64, 96)),
-        (DType::Q4_K, ActivationFormat::INT8, (256, 512)),
-        (DType::Q6_K, ActivationFormat::INT8, (256, 256)),
-    ] {
-        let experts = Experts::new(&mut r, (dtype, activations), (5, k, inter));
+    for (dtypes, activations, (k, inter)) in expert_cases() {
+        let experts = Experts::new(&mut r, (dtypes, activations), (5, k, inter));
         for (rows, top_k) in [(1, 2), (2, 1), (17, 2), (180, 2)] {
             let (x, weights) = (r.floats(rows * k), r.floats(rows * top_k));
             let ids: Vec<i32> = (0..rows * top_k).map(|i| (i * 7 / 3 % 4) as i32).collect();
@@ -305,7 +316,7 @@ fn experts_are_the_reference_to_the_bit() {
                 let mut y = vec![f32::NAN; rows * k];
                 let memory = moe::Memory { floats: &mut floats, words: &mut words };
                 moe::experts(cx, operands, memory, &mut y).unwrap();
-                assert!(y == want, "{dtype}, {rows} rows");
+                assert!(y == want, "{dtypes:?}, {rows} rows");
             });
         }
     }
@@ -314,14 +325,8 @@ fn experts_are_the_reference_to_the_bit() {
 #[test]
 fn groups_of_experts_are_the_reference_to_the_bit() {
     let mut r = Random(23);
-    for (dtype, activations, (k, inter)) in [
-        (DType::Q8_0, ActivationFormat::INT8, (96usize, 160usize)),
-        (DType::Q8_0, INT7, (96, 160)),
-        (DType::Q4_0, ActivationFormat::INT8, (64, 96)),
-        (DType::Q4_K, ActivationFormat::INT8, (256, 512)),
-        (DType::Q6_K, ActivationFormat::INT8, (256, 256)),
-    ] {
-        let experts = Experts::new(&mut r, (dtype, activations), (3, k, inter));
+    for (dtypes, activations, (k, inter)) in expert_cases() {
+        let experts = Experts::new(&mut r, (dtypes, activations), (3, k, inter));
         for (capacity, missing) in [(1, 0), (2, 1), (17, 0), (40, 25)] {
             let rows = 3 * capacity - missing;
             let x = r.floats(rows * k);
@@ -346,7 +351,7 @@ fn groups_of_experts_are_the_reference_to_the_bit() {
                 let mut y = vec![f32::NAN; rows * k];
                 let memory = moe::Memory { floats: &mut floats, words: &mut words };
                 moe::group(cx, operands, capacity, memory, &mut y).unwrap();
-                assert!(y == want, "{dtype}, {capacity} rows of an expert");
+                assert!(y == want, "{dtypes:?}, {capacity} rows of an expert");
             });
         }
     }

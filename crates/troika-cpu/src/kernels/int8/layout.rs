@@ -34,7 +34,7 @@ pub const GROUP: usize = 32;
 /// Bytes of a quad.
 pub(super) const QUAD: usize = 4 * ROWS;
 
-/// The values that codes of a type stand for, 128 more.
+/// The values that codes of a type stand for, more by what stands for zero.
 static TABLES: [[u8; 16]; DType::WEIGHTS.len() + 1] = {
     let mut all = [[0; 16]; DType::WEIGHTS.len() + 1];
     let mut i = 0;
@@ -49,7 +49,7 @@ static TABLES: [[u8; 16]; DType::WEIGHTS.len() + 1] = {
         while let Some(levels) = levels
             && code < 16
         {
-            all[dtype as usize][code] = levels[code] as u8 ^ 0x80;
+            all[dtype as usize][code] = (levels[code] as u8).wrapping_add(zero(dtype));
             code += 1;
         }
         i += 1;
@@ -212,11 +212,19 @@ impl Layout {
     }
 }
 
+/// The value that stands for zero in products with a type's codes.
+const fn zero(dtype: DType) -> u8 {
+    match dtype {
+        DType::Q3_K | DType::IQ1_S | DType::IQ1_M | DType::MXFP4 | DType::NVFP4 => 16,
+        _ => 128,
+    }
+}
+
 /// The code of each level, by its byte.
 fn codes(dtype: DType) -> [u8; 256] {
     let mut codes = [0; 256];
     for (code, value) in TABLES[dtype as usize].iter().enumerate().rev() {
-        codes[usize::from(value ^ 0x80)] = code as u8;
+        codes[usize::from(value.wrapping_sub(zero(dtype)))] = code as u8;
     }
     codes
 }

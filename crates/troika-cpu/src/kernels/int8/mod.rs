@@ -10,6 +10,7 @@
 //! eight times eight bits do not fit unless one of them is made an absolute value.
 
 mod block;
+mod float;
 mod format;
 mod lanes;
 mod layout;
@@ -25,10 +26,14 @@ mod widen;
 use smallvec::SmallVec;
 use troika_graph::{ActivationFormat, DType};
 
+use format::Format;
+
+use crate::Isa;
 use crate::kernels::linear::worker_floats;
 use crate::kernels::select;
-use crate::kernels::{Context, KernelError};
+use crate::kernels::{Context, KernelError, WeightPath};
 
+pub(crate) use float::{OneRow, Unpack};
 pub use layout::{GROUP, Layout, PackedView, ROWS};
 pub(crate) use part::Int8Part;
 pub use product::Product;
@@ -42,6 +47,23 @@ pub const DTYPES: &[DType] = DType::WEIGHTS.split_at(3).1;
 pub fn kinds() -> Vec<(DType, ActivationFormat)> {
     let eight = DTYPES.iter().map(|dtype| (*dtype, ActivationFormat::INT8));
     std::iter::once((DType::Q8_0, INT7)).chain(eight).collect()
+}
+
+/// How some rows meet weights of a type.
+pub(super) fn path(isa: Isa, weight: DType, rows: usize) -> WeightPath {
+    let few_widened = format::with_format!(weight, F => F::FEW_WIDENED);
+    match tile::is_direct(few_widened, isa == Isa::NeonI8mm, rows) {
+        true => WeightPath::Direct,
+        false => WeightPath::Bytes,
+    }
+}
+
+/// How weights of a type are packed, in words.
+pub(super) fn form(weight: DType) -> String {
+    format::with_format!(weight, F => {
+        let kind = if F::CODES { "codes" } else { "values" };
+        format!("{kind} of {} bits, {}", F::BITS, F::SCALES)
+    })
 }
 
 /// Most rows with which weights are read as streams, a group of columns after the other.

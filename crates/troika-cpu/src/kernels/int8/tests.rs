@@ -136,9 +136,12 @@ fn what_is_packed_otherwise_is_named_otherwise() {
     let packed = DTYPES.iter().map(|&dtype| {
         let (n, k) = (17, 3 * dtype.block_len().max(32));
         let layout = Layout::new(dtype, n, k).expect("whole blocks");
-        let raw: Vec<u8> = (0..n * dtype.row_bytes(k).expect("whole blocks"))
+        let mut raw: Vec<u8> = (0..n * dtype.row_bytes(k).expect("whole blocks"))
             .map(|i| (i * 37 % 251) as u8)
             .collect();
+        for block in raw.chunks_exact_mut(dtype.block_bytes()) {
+            blocks::set_scale(dtype, block, 0.7);
+        }
         let add = |sum: u64, b: &u8| (sum ^ u64::from(*b)).wrapping_mul(0x0100_0000_01B3);
         (layout.name(), layout.pack(&raw, 1).iter().fold(0xCBF2_9CE4_8422_2325, add))
     });

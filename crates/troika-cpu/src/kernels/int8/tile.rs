@@ -30,6 +30,16 @@ const TOGETHER: usize = 4;
 /// The same for four rows and more of narrower weights, which need registers to be unpacked in.
 const NARROW_TOGETHER: usize = 3;
 
+/// Whether weights meet `rows` activation rows as they lie. If not, they are widened before.
+pub(super) fn is_direct(few_widened: bool, paired: bool, rows: usize) -> bool {
+    let most = match (few_widened, paired) {
+        (true, _) => 1,
+        (_, true) => DIRECT,
+        _ => AGAIN,
+    };
+    rows <= most
+}
+
 /// Panels of a format that are read at a time with `rows` activation rows, where several may be.
 pub(super) fn together<F: Format>(rows: usize) -> usize {
     if rows <= DIRECT || F::FULL { TOGETHER } else { NARROW_TOGETHER }
@@ -46,12 +56,11 @@ pub(super) unsafe fn run<I: RowLanes, F: Format>(part: Int8Part<'_>) {
     unsafe {
         match part.m.len() {
             0 => {}
+            rows if !is_direct(F::FEW_WIDENED, I::PAIRED, rows) => wide::<I, F>(part),
             1 => direct::<I, F, 1>(part),
-            _ if F::FEW_WIDENED => wide::<I, F>(part),
             2 => direct::<I, F, 2>(part),
             DIRECT => direct::<I, F, DIRECT>(part),
-            4..=AGAIN if !I::PAIRED => by_groups::<I, F>(part),
-            _ => wide::<I, F>(part),
+            _ => by_groups::<I, F>(part),
         }
     }
 }

@@ -13,7 +13,6 @@
 #[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
 mod amx;
 pub mod bf16;
-mod blocks;
 mod pack;
 mod packed;
 pub mod panels;
@@ -28,6 +27,7 @@ use std::ops::Range;
 
 use troika_graph::{ActivationFormat, DType};
 
+use crate::kernels::int8::{Layout, PackedView};
 use crate::kernels::select;
 use crate::kernels::{Context, KernelError};
 use crate::machine::Multiply;
@@ -35,7 +35,7 @@ use crate::{Isa, SharedMut};
 
 pub(crate) use bf16::{PairsKernel, dispatch_pairs};
 pub(crate) use part::ProductPart;
-pub(crate) use run::run_part;
+pub(crate) use run::{is_fused, run_part};
 pub(crate) use terms::{Float, Mac, Pairs, RowReader, Single, nearest};
 pub(crate) use weights::{Bf16Row, F16Row, F32Row};
 
@@ -226,6 +226,18 @@ pub struct Product<'a> {
     pub pairs: bool,
     /// Whether the weight's bytes are [`panels`].
     pub panels: bool,
+}
+
+impl<'a> Product<'a> {
+    /// Its weight, if it is quantized and in panels.
+    pub(super) fn packed(&self) -> Option<PackedView<'a>> {
+        let w = &self.weight;
+        if !self.panels || !w.dtype.is_quantized() {
+            return None;
+        }
+        let layout = Layout::new(w.dtype, w.rows, w.cols)?;
+        Some(PackedView { layout, bytes: w.bytes })
+    }
 }
 
 /// Scratch floats a part of a product needs: packed panels, and widened rows.

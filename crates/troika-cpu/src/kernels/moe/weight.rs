@@ -118,6 +118,9 @@ impl Weight for int8::PackedView<'_> {
         activations: ActivationFormat,
         work: &'a mut [f32],
     ) -> Result<Input<'a>, KernelError> {
+        if !matches!(activations, ActivationFormat::Int(_)) {
+            return Ok(Input { data: x, width: cols, pairs: false });
+        }
         let kind = int8::Quantization::of(self.layout.dtype, activations);
         int8::quantize(cx, int8::ActivationRows::Plain(x), cols, &mut [(kind, &mut *work)])?;
         Ok(Input { data: work, width: int8::floats(cols), pairs: false })
@@ -141,6 +144,21 @@ impl Weight for int8::PackedView<'_> {
     }
 
     unsafe fn multiply(&self, isa: Isa, p: ExpertPiece<'_>, scratch: &mut [f32]) {
+        if !matches!(p.activations, ActivationFormat::Int(_)) {
+            // The panels from the origin on, so that results begin with it.
+            let rows = p.origin..p.n.end;
+            let [start, end] = [rows.start / int8::ROWS, rows.end.div_ceil(int8::ROWS)];
+            let each = self.layout.panel_bytes();
+            let (bytes, bias) = (&self.bytes[start * each..end * each], p.bias.map(|b| &b[rows]));
+            let (dtype, cols) = (self.layout.dtype, self.layout.cols);
+            let weight = WeightView { dtype, bytes, rows: p.n.end - p.origin, cols };
+            let product =
+                linear::Product { weight, bias, x: p.x, y: p.y, pairs: false, panels: true };
+            let n = p.n.start - p.origin..weight.rows;
+            // SAFETY: by the caller.
+            let part = unsafe { linear::ProductPart::new(product, n, 0..p.m, scratch) };
+            return linear::run_part(isa, part);
+        }
         let quantization = int8::Quantization::of(self.layout.dtype, p.activations);
         let product = int8::Product { weight: *self, bias: p.bias, x: p.x, quantization, y: p.y };
         // SAFETY: by the caller.

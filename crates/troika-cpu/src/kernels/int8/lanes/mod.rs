@@ -40,6 +40,8 @@ pub(super) trait RowLanes: Copy {
     /// Whether code is to be small instead of fast: loops stay loops, and quads are taken in one
     /// as if [`RowLanes::ROLLED`].
     const COMPACT: bool = false;
+    /// Whether [`RowLanes::pick`] exists.
+    const PICKS: bool = false;
     /// 64 unsigned bytes: four columns of sixteen rows.
     type Bytes: Copy;
     /// Bytes made ready for products.
@@ -70,6 +72,12 @@ pub(super) trait RowLanes: Copy {
     /// The bytes of a table of sixteen at these indices, which are below sixteen.
     unsafe fn look_up(table: *const u8, b: Self::Bytes) -> Self::Bytes;
     unsafe fn store_bytes(b: Self::Bytes, p: *mut u8);
+    /// Byte `c` of each row, as floats.
+    unsafe fn column(b: Self::Bytes, c: usize) -> Self::Floats;
+    /// Those of sixteen floats at the four bits from bit `right` on of each row's 32.
+    unsafe fn pick(_of: Self::Floats, _b: Self::Bytes, _right: u32) -> Self::Floats {
+        unreachable!("bytes are made floats")
+    }
 
     /// `full`: all eight bits are used, 128 stands for zero.
     unsafe fn weight(full: bool, b: Self::Bytes) -> Self::Weight;

@@ -141,6 +141,10 @@ impl<A: Arm, P: Products<A>> RowLanes for Neon<A, P> {
             let table = A::ld1(table);
             b.map(|b| A::tbl(table, b))
         }
+        unsafe fn column(b: Four<A>, c: usize) -> Four<A> {
+            let (right, mask) = (A::dup_4s((8 * c as u32).wrapping_neg()), A::dup_4s(255));
+            b.map(|b| A::scvtf(A::and(A::ushl_4s(b, right), mask)))
+        }
         unsafe fn store_bytes(b: Four<A>, p: *mut u8) {
             for (i, b) in b.into_iter().enumerate() {
                 A::st1(b, p.add(16 * i))

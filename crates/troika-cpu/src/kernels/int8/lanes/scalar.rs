@@ -43,6 +43,7 @@ impl RowLanes for Portable {
         #[inline(always)]
         unsafe fn load(p: *const u8) -> Bytes { p.cast::<Bytes>().read_unaligned() }
         unsafe fn or(a: Bytes, b: Bytes) -> Bytes { std::array::from_fn(|i| a[i] | b[i]) }
+        unsafe fn column(b: Bytes, c: usize) -> Floats { map(|i| f32::from(b[4 * i + c])) }
         unsafe fn store_bytes(b: Bytes, p: *mut u8) { p.cast::<Bytes>().write_unaligned(b) }
         unsafe fn weight(_: bool, b: Bytes) -> Bytes { b }
         unsafe fn quad(p: *const u8) -> Quad { p.cast::<Quad>().read_unaligned() }

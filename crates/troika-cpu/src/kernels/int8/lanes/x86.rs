@@ -199,6 +199,7 @@ impl<V: Vector, P: Products<V>, const R: usize> RowLanes for X86<V, P, R> {
     const SIGNED_QUAD: usize = if P::SIGNED { 2 * QUAD } else { QUAD };
     const PINNED: bool = P::TEMPORARIES;
     const COMPACT: bool = !V::NATIVE;
+    const PICKS: bool = R == 1;
     type Bytes = Ints<V, R>;
     type Weight = [P::Weight; R];
     type Signed = [P::Signed; R];
@@ -234,6 +235,16 @@ impl<V: Vector, P: Products<V>, const R: usize> RowLanes for X86<V, P, R> {
         unsafe fn look_up(table: *const u8, b: Ints<V, R>) -> Ints<V, R> {
             let table = V::vbroadcasti128(table);
             each!(i, V::vpshufb(table, b[i]))
+        }
+        unsafe fn column(b: Ints<V, R>, c: usize) -> Floats<V, R> {
+            each!(i, V::vcvtdq2ps(match c {
+                0 => V::vpand(b[i], V::vpbroadcastd(255)),
+                3 => V::vpsrld(b[i], 24),
+                _ => V::vpand(V::vpsrld(b[i], 8 * c as u32), V::vpbroadcastd(255)),
+            }))
+        }
+        unsafe fn pick(of: Floats<V, R>, b: Ints<V, R>, right: u32) -> Floats<V, R> {
+            each!(i, V::vpermps(V::vpsrld(b[i], right), of[i]))
         }
         unsafe fn store_bytes(b: Ints<V, R>, p: *mut u8) {
             for (i, b) in b.into_iter().enumerate() {

@@ -98,6 +98,10 @@ impl<const BYTES: usize> Vector for Emulated<BYTES> {
         unsafe fn vpsllw(v: V, count: u32) -> V {
             Self::words(v, v, |v, _| v.checked_shl(count).unwrap_or(0))
         }
+        unsafe fn vpsrld(v: V, count: u32) -> V {
+            let v: [u32; 16] = lanes(v);
+            Self::make::<u32, 16>(|i| v[i].checked_shr(count).unwrap_or(0))
+        }
         unsafe fn vpslld(v: V, count: u32) -> V {
             let v: [u32; 16] = lanes(v);
             Self::make::<u32, 16>(|i| v[i].checked_shl(count).unwrap_or(0))
@@ -109,6 +113,10 @@ impl<const BYTES: usize> Vector for Emulated<BYTES> {
         unsafe fn vpshufb(table: V, index: V) -> V {
             let byte = |i: usize, at: u8| if at > 127 { 0 } else { table.0[i / 16 * 16 + usize::from(at & 15)] };
             Self::make::<u8, 64>(|i| byte(i, index.0[i]))
+        }
+        unsafe fn vpermps(index: V, v: V) -> V {
+            let (index, v): ([u32; 16], [f32; 16]) = (lanes(index), lanes(v));
+            Self::make::<f32, 16>(|i| v[index[i] as usize % 16])
         }
         unsafe fn as_floats(v: V) -> V { v }
         unsafe fn vpsubb(a: V, b: V) -> V { Self::bytes(a, b, u8::wrapping_sub) }

@@ -255,6 +255,8 @@ mod native {
                     same("vpsrlw", a1, native);
                     let (a1, native) = (E::<BYTES>::vpsllw(a, count), N::vpsllw(load(a), count));
                     same("vpsllw", a1, native);
+                    let (a1, native) = (E::<BYTES>::vpsrld(a, count), N::vpsrld(load(a), count));
+                    same("vpsrld", a1, native);
                     let (a1, native) = (E::<BYTES>::vpslld(a, count), N::vpslld(load(a), count));
                     same("vpslld", a1, native);
                 }
@@ -269,6 +271,13 @@ mod native {
                 }
                 same("pin", E::<BYTES>::vpor(a, a), N::pin(load(a)));
                 same_floats("as_floats", E::<BYTES>::as_floats(a), N::as_floats(load(a)));
+                if BYTES == 64 {
+                    same_floats(
+                        "vpermps",
+                        E::<BYTES>::vpermps(a, fb),
+                        N::vpermps(load(a), float(fb)),
+                    );
+                }
                 let p = b.0.as_ptr().add(1);
                 same("vbroadcasti128", E::<BYTES>::vbroadcasti128(p), N::vbroadcasti128(p));
                 same("vpmovzxbd", E::<BYTES>::vpmovzxbd(p), N::vpmovzxbd(p));

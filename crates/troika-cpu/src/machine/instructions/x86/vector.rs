@@ -41,6 +41,8 @@ pub(crate) trait Vector: Copy {
     unsafe fn vpsrlw(v: Self::I, count: u32) -> Self::I;
     /// Shifts words left.
     unsafe fn vpsllw(v: Self::I, count: u32) -> Self::I;
+    /// Shifts i32 right, with zeros from the left.
+    unsafe fn vpsrld(v: Self::I, count: u32) -> Self::I;
     /// Shifts i32 left.
     unsafe fn vpslld(v: Self::I, count: u32) -> Self::I;
     /// The larger i32.
@@ -69,6 +71,8 @@ pub(crate) trait Vector: Copy {
 
     /// The same bits. Not an instruction.
     unsafe fn as_floats(v: Self::I) -> Self::F;
+    /// Floats of `v` at the lowest four bits of the i32 of `index`. AVX-512 only.
+    unsafe fn vpermps(index: Self::I, v: Self::F) -> Self::F;
     /// From i32, to the nearest, ties to even.
     unsafe fn vcvtdq2ps(v: Self::I) -> Self::F;
     /// From f16.
