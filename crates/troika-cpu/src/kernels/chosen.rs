@@ -4,19 +4,9 @@ use std::fmt;
 
 use troika_graph::{ActivationFormat, DType};
 
+use super::quantized::WeightPath;
 use super::{int8, linear};
 use crate::Isa;
-
-/// How a product reads its weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WeightPath {
-    /// In registers, as they are packed.
-    Direct,
-    /// Made bytes before, some columns of a few panels at a time, which many rows meet.
-    Bytes,
-    /// Made floats before, in the same way.
-    Floats,
-}
 
 /// A product's kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,7 +4,7 @@
 //! [`instructions`](crate::machine::instructions) lets such a file run on machines without the set, in tests.
 
 pub mod attention;
-mod chosen;
+pub mod chosen;
 pub mod elementwise;
 pub mod embed;
 pub mod int8;
@@ -13,12 +13,11 @@ pub mod linear;
 pub mod moe;
 pub mod norm;
 pub mod outliers;
+pub mod quantized;
 pub mod rope;
 pub mod router;
 pub(crate) mod select;
 pub mod simd;
-
-pub use chosen::{ChosenKernel, WeightPath, chosen};
 
 use std::ops::Range;
 

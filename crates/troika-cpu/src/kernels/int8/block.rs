@@ -4,11 +4,10 @@ use std::hint::black_box;
 use std::mem::offset_of;
 use std::ops::Range;
 
-use super::format::{Format, Panel};
-use super::lanes::{RowLanes, trip_count};
-use super::layout::{QUAD, ROWS};
-use super::quantize::{QuantizedGroup, joined};
-use super::widen;
+use super::quantize::QuantizedGroup;
+use crate::kernels::quantized::format::Format;
+use crate::kernels::quantized::lanes::{RowLanes, trip_count};
+use crate::kernels::quantized::{Panel, QUAD, ROWS, joined, wide};
 use crate::runtime::prefetch;
 
 /// Bytes from the values in use to those that are prefetched, of all panels together: about the
@@ -407,7 +406,7 @@ unsafe fn signed<I: RowLanes, F: Format, const M: usize, const NR: usize>(
         let mut starts = [I::begin(true, 0); NR];
         let mut part = [I::part(true, starts[0]); NR];
         for n in 0..trip_count::<I>(NR) {
-            starts[n] = I::load_sums(widen::more::<I>(panels[n].base).add(at).cast());
+            starts[n] = I::load_sums(wide::more::<I>(panels[n].base).add(at).cast());
             part[n] = I::part(true, starts[n]);
         }
         let mut part = [part; M];

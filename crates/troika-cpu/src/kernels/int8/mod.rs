@@ -10,31 +10,25 @@
 //! eight times eight bits do not fit unless one of them is made an absolute value.
 
 mod block;
-mod float;
-mod format;
-mod lanes;
-mod layout;
 mod part;
 mod product;
 mod quantize;
 mod run;
 pub mod scalar;
-mod scales;
 mod tile;
 mod widen;
 
 use smallvec::SmallVec;
 use troika_graph::{ActivationFormat, DType};
 
-use format::Format;
-
 use crate::Isa;
 use crate::kernels::linear::worker_floats;
+use crate::kernels::quantized::format::{self, Format};
+use crate::kernels::quantized::{self, WeightPath};
 use crate::kernels::select;
-use crate::kernels::{Context, KernelError, WeightPath};
+use crate::kernels::{Context, KernelError};
 
-pub(crate) use float::{OneRow, Unpack};
-pub use layout::{GROUP, Layout, PackedView, ROWS};
+pub use crate::kernels::quantized::{GROUP, Layout, PackedView, ROWS};
 pub(crate) use part::Int8Part;
 pub use product::Product;
 pub use quantize::{ActivationRows, INT7, Quantization, floats, quantize};
@@ -161,7 +155,7 @@ struct PanelCut {
     parts: usize,
 }
 
-const _: () = assert!(widen::SCRATCH <= worker_floats());
+const _: () = assert!(quantized::wide::SCRATCH <= worker_floats());
 
 /// Scratch floats a part needs: three widened panels.
 pub fn scratch_floats() -> usize {

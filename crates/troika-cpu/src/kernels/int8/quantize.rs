@@ -5,11 +5,11 @@ use std::ops::Range;
 use smallvec::SmallVec;
 use troika_graph::{Activation, ActivationFormat, DType};
 
-use super::format::{Format, with_format};
-use super::layout::GROUP;
 use crate::SharedMut;
 use crate::kernels::elementwise::{self, Element};
 use crate::kernels::norm::{self, Norm};
+use crate::kernels::quantized::GROUP;
+use crate::kernels::quantized::format::{Format, with_format};
 use crate::kernels::simd::{Kernel, Lanes, dispatch};
 use crate::kernels::{Context, KernelError, rows_per_part};
 
@@ -134,12 +134,6 @@ pub(super) fn group<V: Lanes>(
 pub(super) fn split(zero: i32, sums: [i16; 2]) -> u32 {
     let [low, high] = sums.map(|s| (-zero * i32::from(s)) as u32 & 0xffff);
     low | high << 16
-}
-
-/// The sum of both parts of a [`split`] correction.
-#[inline(always)]
-pub(super) fn joined(split: u32) -> i32 {
-    i32::from(split as i16) + i32::from((split >> 16) as i16)
 }
 
 /// What is quantized: rows as they are, or made just before, so that they never go to memory.

@@ -4,16 +4,15 @@ use std::marker::PhantomData;
 
 use troika_graph::{ActivationFormat, DType};
 
-use super::float::{FloatRun, PanelWork};
-use super::format::{Format, with_format};
-#[cfg(any(target_arch = "aarch64", feature = "emulate"))]
-use super::lanes::neon::{Neon, Sdot, Smull, Usmmla};
-#[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
-use super::lanes::x86::{Dpbusd, Maddubs, X86};
-use super::lanes::{RowLanes, scalar};
 use super::quantize::{INT7, Quantization, SEVEN_BITS};
 use super::{Int8Part, tile};
 use crate::Isa;
+use crate::kernels::quantized::format::{Format, with_format};
+#[cfg(any(target_arch = "aarch64", feature = "emulate"))]
+use crate::kernels::quantized::lanes::neon::{Neon, Sdot, Smull, Usmmla};
+#[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
+use crate::kernels::quantized::lanes::x86::{Dpbusd, Maddubs, X86};
+use crate::kernels::quantized::lanes::{RowLanes, scalar};
 use crate::machine::Multiply;
 use crate::machine::instructions::RegisterWork;
 #[cfg(target_arch = "aarch64")]
@@ -81,7 +80,7 @@ unsafe fn seven_bits(isa: Isa, part: Int8Part<'_>) {
             #[cfg(all(feature = "emulate", not(target_arch = "aarch64")))]
             _ if isa.is_emulated() => emulate_seven_bits(part),
             #[cfg(target_arch = "x86_64")]
-            _ => on::<X86<Ymm, Maddubs<true>, 2>, super::format::Q8_0>(part),
+            _ => on::<X86<Ymm, Maddubs<true>, 2>, crate::kernels::quantized::format::Q8_0>(part),
             #[allow(unreachable_patterns)]
             _ => unreachable!("{} can run here", isa.name()),
         }
@@ -117,53 +116,6 @@ unsafe fn for_format<F: Format>(isa: Isa, part: Int8Part<'_>) {
             _ => unreachable!("{} can run here", isa.name()),
         }
     }
-}
-
-/// Runs work with packed weights of a type and floats.
-///
-/// # Safety
-/// As the work says; the weight is of the type.
-pub(super) unsafe fn run_floats(isa: Isa, weight: DType, work: impl PanelWork) {
-    assert!(isa.can_run(), "this machine has no {}", isa.name());
-    // SAFETY: the format is the weight's; it was just asked whether the set can run.
-    unsafe { with_format!(weight, F => floats_of::<F, _>(isa, work)) }
-}
-
-/// # Safety
-/// As for [`run_floats`]; the weight is of the format.
-unsafe fn floats_of<F: Format, W: PanelWork>(isa: Isa, work: W) {
-    // SAFETY: by the caller, or detected here.
-    unsafe {
-        match isa {
-            Isa::Scalar => floats_on::<scalar::Portable, F, W>(work),
-            #[cfg(target_arch = "aarch64")]
-            Isa::Neon | Isa::NeonDot | Isa::NeonI8mm => {
-                floats_on::<Neon<Native, Smull>, F, W>(work)
-            }
-            #[cfg(all(feature = "emulate", not(target_arch = "aarch64")))]
-            Isa::Neon | Isa::NeonDot | Isa::NeonI8mm => {
-                use crate::machine::instructions::arm;
-                floats_on::<Neon<arm::Emulated, Smull>, F, W>(work)
-            }
-            // Of x86 only products of bytes are emulated.
-            #[cfg(all(feature = "emulate", not(target_arch = "aarch64")))]
-            _ if isa.is_emulated() => floats_on::<scalar::Portable, F, W>(work),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 | Isa::AvxVnni => floats_on::<X86<Ymm, Maddubs<false>, 2>, F, W>(work),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 | Isa::Amx(_) => floats_on::<X86<Zmm, Maddubs<false>, 1>, F, W>(work),
-            #[allow(unreachable_patterns)]
-            _ => unreachable!("{} can run here", isa.name()),
-        }
-    }
-}
-
-/// # Safety
-/// As for [`floats_of`].
-#[inline(never)]
-unsafe fn floats_on<I: RowLanes, F: Format, W: PanelWork>(work: W) {
-    // SAFETY: by the caller.
-    unsafe { I::apart(FloatRun::<W, I, F>(work, PhantomData)) }
 }
 
 /// A part on registers `I`, with weights of a format.
@@ -214,7 +166,9 @@ run_neon!(run_i8mm, Usmmla, "dotprod,i8mm");
 #[cfg(all(feature = "emulate", not(target_arch = "aarch64")))]
 pub(super) unsafe fn emulate_seven_bits(part: Int8Part<'_>) {
     // SAFETY: plain Rust needs no features; the rest by the caller.
-    unsafe { on::<X86<Emulated<32>, Maddubs<true>, 2>, super::format::Q8_0>(part) }
+    unsafe {
+        on::<X86<Emulated<32>, Maddubs<true>, 2>, crate::kernels::quantized::format::Q8_0>(part)
+    }
 }
 
 /// Runs a part with the instructions of `isa` in plain Rust.

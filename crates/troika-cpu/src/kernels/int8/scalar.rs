@@ -4,10 +4,10 @@
 use troika_graph::blocks::BlockParts;
 use troika_graph::{ActivationFormat, DType};
 
-use super::format::{Format, with_format};
-use super::layout::{GROUP, GroupScales};
 use super::quantize::{Quantization, QuantizedGroup, group};
 use crate::kernels::linear::WeightView;
+use crate::kernels::quantized::format::{Format, with_format};
+use crate::kernels::quantized::{GROUP, GroupScales};
 use crate::kernels::simd::Portable;
 
 fn dot(dtype: DType, row: &[u8], x: &[f32], quantization: Quantization) -> f32 {

@@ -4,10 +4,9 @@
 use troika_graph::{DType, blocks};
 
 use super::Int8Part;
-use super::layout::{Layout, PackedView};
 use super::quantize::{Quantization, QuantizedGroup, floats, group};
 use super::run::{emulate, emulate_seven_bits};
-use super::{DTYPES, INT7, Product, format, kinds, scalar};
+use super::{DTYPES, INT7, Layout, PackedView, Product, format, kinds, scalar};
 use crate::kernels::linear::{OutView, RowsView, WeightView};
 use crate::kernels::simd::Portable;
 use crate::{Isa, SharedMut};

@@ -9,11 +9,12 @@ use std::ops::Range;
 
 use super::Int8Part;
 use super::block::{blocks, tile};
-use super::format::{Format, Panel};
-use super::lanes::{RowLanes, trip_count};
-use super::layout::{GROUP, ROWS};
 use super::quantize::GROUP_FLOATS;
-use super::widen::{even_chunk, panel_floats, quad_bytes, widen};
+use super::widen::{even_chunk, quad_bytes, widen};
+use crate::kernels::quantized::format::Format;
+use crate::kernels::quantized::lanes::{RowLanes, trip_count};
+use crate::kernels::quantized::wide::panel_floats;
+use crate::kernels::quantized::{GROUP, Panel, ROWS};
 use crate::machine::instructions::RegisterWork;
 use crate::runtime::prefetch;
 

@@ -2,48 +2,10 @@
 
 use std::ops::Range;
 
-use super::format::{Format, Panel};
-use super::lanes::{RowLanes, trip_count};
-use super::layout::{QUAD, ROWS};
-
-/// Most groups of a block of columns of several panels: widened weights of three (27 KiB), the
-/// activation rows at hand and those asked for fit a first-level cache of 48 KiB.
-const CHUNK: usize = 16;
-
-/// Most groups of a block of columns. Of one panel twice as many (18 KiB) fit 32 KiB, and sums wait
-/// half as often in memory for the next block (3 to 7 % for AVX2 on a Zen 4).
-const fn most_groups<I: RowLanes>() -> usize {
-    if I::PANELS == 1 { 2 * CHUNK } else { CHUNK }
-}
-
-/// Floats of the values, scales, and minima or what sums begin with, of some widened groups.
-const fn parts(groups: usize) -> [usize; 3] {
-    [groups * 8 * QUAD / 4, groups * 2 * ROWS, groups * 2 * ROWS]
-}
-
-/// The scales of a panel widened at `base`.
-#[inline(always)]
-pub(super) fn scales<I: RowLanes>(base: *const u8) -> *const f32 {
-    base.cast::<f32>().wrapping_add(parts(most_groups::<I>())[0])
-}
-
-/// Its minima, or what sums begin with.
-#[inline(always)]
-pub(super) fn more<I: RowLanes>(base: *const u8) -> *const f32 {
-    scales::<I>(base).wrapping_add(parts(most_groups::<I>())[1])
-}
-
-/// Floats of a widened panel.
-pub(super) const fn panel_floats<I: RowLanes>() -> usize {
-    let [values, scales, more] = parts(most_groups::<I>());
-    values + scales + more
-}
-
-/// Floats of three widened panels, or of one with more groups.
-pub(super) const SCRATCH: usize = {
-    let [values, scales, more] = parts(3 * CHUNK);
-    values + scales + more
-};
+use crate::kernels::quantized::format::Format;
+use crate::kernels::quantized::lanes::{RowLanes, trip_count};
+use crate::kernels::quantized::wide::{more, most_groups, scales};
+use crate::kernels::quantized::{Panel, QUAD, ROWS};
 
 /// Groups of a block of columns when all are about as wide; `quad` are the bytes of a quad.
 pub(super) fn even_chunk<I: RowLanes>(groups: usize, quad: usize) -> usize {

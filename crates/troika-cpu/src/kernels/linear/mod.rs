@@ -27,7 +27,7 @@ use std::ops::Range;
 
 use troika_graph::{ActivationFormat, DType};
 
-use crate::kernels::int8::{Layout, PackedView};
+use crate::kernels::quantized::{Layout, PackedView};
 use crate::kernels::select;
 use crate::kernels::{Context, KernelError};
 use crate::machine::Multiply;
@@ -39,8 +39,8 @@ pub(crate) use run::{is_fused, run_part};
 pub(crate) use terms::{Float, Mac, Pairs, RowReader, Single, nearest};
 pub(crate) use weights::{Bf16Row, F16Row, F32Row};
 
-/// Words whose products are summed in one chain. A multiple of every block length.
-pub const BLOCK: usize = 256;
+// Words whose products are summed in one chain.
+pub use crate::kernels::quantized::BLOCK;
 
 /// The multiply instruction behind products of activations in f32, or bf16.
 pub(crate) fn multiply(isa: Isa, activations: ActivationFormat) -> Option<Multiply> {

@@ -16,7 +16,7 @@ use super::pack::pack_lanes;
 use super::terms::{Halves, Pairs, Single};
 use super::weights::F32Row;
 use crate::Isa;
-use crate::kernels::int8::Layout;
+use crate::kernels::quantized::Layout;
 use crate::kernels::simd::{Kernel, Lanes, dispatch};
 
 /// Weight rows of a panel.

@@ -8,7 +8,8 @@ use super::bf16::{PairsKernel, dispatch_pairs};
 use super::terms::{Float, Mac};
 use super::{ProductPart, tile};
 use crate::Isa;
-use crate::kernels::int8::{OneRow, PackedView};
+use crate::kernels::quantized::PackedView;
+use crate::kernels::quantized::float::OneRow;
 use crate::kernels::select;
 use crate::kernels::simd::{Kernel, Lanes, dispatch};
 #[cfg(target_arch = "x86_64")]

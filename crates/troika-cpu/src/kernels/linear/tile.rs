@@ -7,7 +7,8 @@ use super::sink::Sink;
 use super::terms::{Halves, Mac, Pairs, RowReader, Single};
 use super::weights::{F16Row, F32Row};
 use super::{BLOCK, Product, ProductPart, packed, panels};
-use crate::kernels::int8::{self, Unpack};
+use crate::kernels::quantized::GROUP;
+use crate::kernels::quantized::float::Unpack;
 use crate::kernels::simd::Lanes;
 
 /// Activation rows that meet one panel after another while they are in the nearer caches.
@@ -163,7 +164,7 @@ fn by_panels<A: Mac, const M: usize, const W: usize>(part: ProductPart<'_>) {
             let block = WeightBlock { weight: p.weight, n, rows, at, len, pairs: A::PAIRS };
             if let Some(weight) = packed_weight {
                 for g in (0..rows).step_by(panels::ROWS) {
-                    let groups = at / int8::GROUP..(at + len) / int8::GROUP;
+                    let groups = at / GROUP..(at + len) / GROUP;
                     let (panel, to) = ((n + g) / panels::ROWS, to[g..].as_mut_ptr());
                     let panel = Unpack { weight, panel, groups, to, width };
                     // SAFETY: the weight has the panel, and the block has room for all columns.

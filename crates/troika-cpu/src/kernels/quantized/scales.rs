@@ -3,17 +3,17 @@
 use half::f16;
 
 use super::lanes::RowLanes;
-use super::layout::{GroupScales, ROWS};
+use super::shape::{GroupScales, ROWS};
 
 /// Where a block begins, and where a group has what comes after its values.
 #[derive(Clone, Copy)]
-pub(super) struct BlockBytes {
+pub(crate) struct BlockBytes {
     pub head: *const u8,
     pub group: *const u8,
 }
 
 /// A block's bytes before its groups, and those of a group after its values; to be packed.
-pub(super) struct Place<'a> {
+pub(crate) struct Place<'a> {
     pub head: &'a mut [u8],
     pub group: &'a mut [u8],
     /// Row of the panel.
@@ -45,7 +45,7 @@ impl Place<'_> {
 /// # Safety
 /// `scale` and `min` need the features of `I` and a panel's block with the group `g`.
 #[allow(clippy::missing_safety_doc)]
-pub(super) trait Scales {
+pub(crate) trait Scales {
     /// Scales of a group.
     const SUBS: usize = 1;
     /// Whether there are minima.
@@ -71,21 +71,21 @@ pub(super) trait Scales {
 }
 
 /// An f16 for each scale, and then for each minimum.
-pub(super) struct Halves<const SUBS: usize, const MIN: bool>;
+pub(crate) struct Halves<const SUBS: usize, const MIN: bool>;
 /// An f16 for each scale, those of two groups before them.
-pub(super) struct Pairs;
+pub(crate) struct Pairs;
 /// A byte for each scale and for each minimum, and two f16 before eight groups to multiply them with.
-pub(super) struct Small;
+pub(crate) struct Small;
 /// The same in half bytes, for each sixteen columns.
-pub(super) struct Nibbles;
+pub(crate) struct Nibbles;
 /// A signed byte for each sixteen columns, and an f16 (`SINGLE`: an f32) before eight groups.
-pub(super) struct Signed<const SINGLE: bool>;
+pub(crate) struct Signed<const SINGLE: bool>;
 /// A power of two for each group: a byte of E8M0, with half of its value.
-pub(super) struct Exponents;
+pub(crate) struct Exponents;
 /// An f16, and a byte to multiply it with for the minimum, before `GROUPS` groups.
-pub(super) struct ZeroPoint<const GROUPS: usize>;
-/// What is widened; see [`super::widen`].
-pub(super) struct WideScales<const SUBS: usize, const MIN: bool>;
+pub(crate) struct ZeroPoint<const GROUPS: usize>;
+/// What is widened; see [`super::wide`].
+pub(crate) struct WideScales<const SUBS: usize, const MIN: bool>;
 
 /// Groups of a block of 256 columns.
 const BLOCK: usize = 8;

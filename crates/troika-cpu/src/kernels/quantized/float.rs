@@ -3,38 +3,18 @@
 //! A weight's value has the bits that [`troika_graph::blocks`] gives it. Products are added in the
 //! order of [`crate::kernels::linear`].
 
-use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::format::{Format, Panel};
+use super::dispatch::{PanelWork, run_floats};
+use super::format::Format;
 use super::lanes::{RowLanes, trip_count};
-use super::layout::{GROUP, PackedView, ROWS};
-use super::run::run_floats;
+use super::layout::PackedView;
+use super::shape::{BLOCK, GROUP, Panel, ROWS};
 use crate::Isa;
-use crate::kernels::linear::BLOCK;
-use crate::machine::instructions::RegisterWork;
 use crate::runtime::prefetch;
 
 /// Bytes before those in use that are asked for: about the latency of memory.
 const PREFETCH_DISTANCE: usize = 4096;
-
-/// Work with panels of a format.
-pub(super) trait PanelWork {
-    /// # Safety
-    /// Needs the features of `I`, and a weight of the format; the rest as the type says.
-    unsafe fn run<I: RowLanes, F: Format>(self);
-}
-
-/// Work with registers `I` and a format.
-pub(super) struct FloatRun<W, I, F>(pub W, pub PhantomData<(I, F)>);
-
-impl<W: PanelWork, I: RowLanes, F: Format> RegisterWork for FloatRun<W, I, F> {
-    #[inline(always)]
-    unsafe fn run(self) {
-        // SAFETY: by the caller.
-        unsafe { self.0.run::<I, F>() }
-    }
-}
 
 /// The product of one activation row with some weight rows.
 #[derive(Clone)]

@@ -3,7 +3,7 @@
 
 use std::marker::PhantomData;
 
-use super::super::layout::{QUAD, ROWS};
+use super::super::shape::{QUAD, ROWS};
 use super::{RowLanes, trip_count};
 use crate::machine::instructions::arm::Arm;
 use crate::machine::instructions::{RegisterWork, apart, methods};
@@ -13,14 +13,14 @@ type Four<A> = [<A as Arm>::V; 4];
 
 /// Four registers of `A`, multiplied by `P`.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Neon<A, P>(PhantomData<(A, P)>);
+pub(crate) struct Neon<A, P>(PhantomData<(A, P)>);
 
 /// How bytes are multiplied.
 ///
 /// # Safety
 /// All methods need the instructions of the implementing type.
 #[allow(clippy::missing_safety_doc)]
-pub(in super::super) trait Products<A: Arm>: Copy {
+pub(crate) trait Products<A: Arm>: Copy {
     /// Whether weights are signed in products, 128 less than their bytes when all bits are used.
     const SIGNED: bool;
     /// Whether [`Products::square`] exists.
@@ -37,13 +37,13 @@ pub(in super::super) trait Products<A: Arm>: Copy {
 
 /// Products of 16 bits, added in pairs.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Smull;
+pub(crate) struct Smull;
 /// `dotprod`.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Sdot;
+pub(crate) struct Sdot;
 /// `i8mm`.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Usmmla;
+pub(crate) struct Usmmla;
 
 impl<A: Arm> Products<A> for Smull {
     const SIGNED: bool = true;

@@ -5,13 +5,13 @@
 //! same bits.
 
 #[cfg(any(target_arch = "aarch64", feature = "emulate"))]
-pub(super) mod neon;
-pub(super) mod scalar;
+pub(crate) mod neon;
+pub(crate) mod scalar;
 #[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
-pub(super) mod x86;
+pub(crate) mod x86;
 
-use super::layout::QUAD;
-use super::quantize::joined;
+use super::shape::QUAD;
+use super::shape::joined;
 use crate::machine::instructions::RegisterWork;
 
 /// Registers of an instruction set.
@@ -20,7 +20,7 @@ use crate::machine::instructions::RegisterWork;
 /// All methods need the CPU features of the implementing type; loads and stores need valid
 /// memory for what they say and no alignment.
 #[allow(missing_docs, clippy::missing_safety_doc)]
-pub(super) trait RowLanes: Copy {
+pub(crate) trait RowLanes: Copy {
     /// Whether a block of six activation rows and 32 weight rows fits the registers.
     const WIDE: bool;
     /// Panels of a block with several activation rows: as many as fit the registers.
@@ -147,6 +147,6 @@ pub(super) trait RowLanes: Copy {
 /// The trip count of a loop. Where code is to be small, the compiler must not know them: it would
 /// unroll.
 #[inline(always)]
-pub(super) fn trip_count<I: RowLanes>(n: usize) -> usize {
+pub(crate) fn trip_count<I: RowLanes>(n: usize) -> usize {
     if I::COMPACT { std::hint::black_box(n) } else { n }
 }

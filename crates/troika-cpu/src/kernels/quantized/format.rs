@@ -3,25 +3,18 @@
 use std::marker::PhantomData;
 
 use super::lanes::RowLanes;
-use super::layout::QUAD;
 use super::scales::{
     BlockBytes, Exponents, Halves, Nibbles, Pairs, Scales, Signed, Small, ZeroPoint,
 };
-use super::widen;
-
-/// Where a panel begins (see [`super::layout`]), and the table of its type's codes.
-#[derive(Clone, Copy)]
-pub(super) struct Panel {
-    pub base: *const u8,
-    pub table: *const u8,
-}
+use super::shape::{Panel, QUAD};
+use super::wide;
 
 /// How a type's values are found in a panel.
 ///
 /// # Safety
 /// All methods need the features of `I` and a panel with the group `g`.
 #[allow(clippy::missing_safety_doc)]
-pub(super) trait Format {
+pub(crate) trait Format {
     /// The type widened. Types that differ only in how they are packed share one.
     type Wide: Format;
     /// Where scales and minima are.
@@ -113,7 +106,7 @@ pub(super) trait Format {
 macro_rules! with_format {
     ($dtype:expr, $format:ident => $code:expr) => {{
         use troika_graph::DType;
-        use $crate::kernels::int8::format;
+        use $crate::kernels::quantized::format;
         macro_rules! with {
             ($type:ty) => {{
                 type $format = $type;
@@ -147,36 +140,36 @@ macro_rules! with_format {
         }
     }};
 }
-pub(super) use with_format;
+pub(crate) use with_format;
 
-pub(super) type Q8_0 = Packed<8, 8, Pairs>;
-pub(super) type Q4_0 = Packed<4, 4, Halves<1, false>>;
-pub(super) type Q4_1 = Packed<4, 4, Halves<1, true>>;
-pub(super) type Q5_0 = Packed<5, 5, Halves<1, false>>;
-pub(super) type Q5_1 = Packed<5, 5, Halves<1, true>>;
-pub(super) type Q2K = Packed<2, 4, Nibbles>;
+pub(crate) type Q8_0 = Packed<8, 8, Pairs>;
+pub(crate) type Q4_0 = Packed<4, 4, Halves<1, false>>;
+pub(crate) type Q4_1 = Packed<4, 4, Halves<1, true>>;
+pub(crate) type Q5_0 = Packed<5, 5, Halves<1, false>>;
+pub(crate) type Q5_1 = Packed<5, 5, Halves<1, true>>;
+pub(crate) type Q2K = Packed<2, 4, Nibbles>;
 /// Codes of 3 bits with numbers for scales; the largest values have four bits.
-pub(super) type Q3K = Packed<3, 5, Signed<true>>;
-pub(super) type Iq2 = Packed<3, 8, Signed<true>>;
-pub(super) type Q4K = Packed<4, 4, Small>;
-pub(super) type Q5K = Packed<5, 5, Small>;
-pub(super) type Q6K = Packed<6, 6, Signed<false>>;
+pub(crate) type Q3K = Packed<3, 5, Signed<true>>;
+pub(crate) type Iq2 = Packed<3, 8, Signed<true>>;
+pub(crate) type Q4K = Packed<4, 4, Small>;
+pub(crate) type Q5K = Packed<5, 5, Small>;
+pub(crate) type Q6K = Packed<6, 6, Signed<false>>;
 /// 2 bits with a scale.
-pub(super) type Q2_0 = Packed<2, 4, Halves<1, false>>;
+pub(crate) type Q2_0 = Packed<2, 4, Halves<1, false>>;
 /// Codes of 4 bits with numbers for scales.
-pub(super) type Iq4Xs = Packed<4, 8, Signed<true>>;
-pub(super) type Iq4Nl = Packed<4, 8, Halves<1, false>>;
-pub(super) type Nvfp4 = Packed<4, 5, Halves<2, false>>;
-pub(super) type Mxfp4 = Packed<4, 5, Exponents>;
+pub(crate) type Iq4Xs = Packed<4, 8, Signed<true>>;
+pub(crate) type Iq4Nl = Packed<4, 8, Halves<1, false>>;
+pub(crate) type Nvfp4 = Packed<4, 5, Halves<2, false>>;
+pub(crate) type Mxfp4 = Packed<4, 5, Exponents>;
 /// 4 bits with a scale and a zero point for each `S` groups.
-pub(super) type Q4G<const S: usize> = Packed<4, 4, ZeroPoint<S>>;
+pub(crate) type Q4G<const S: usize> = Packed<4, 4, ZeroPoint<S>>;
 
 /// Values of `BITS` bits, which stand for values of `LEVELS` bits.
-pub(super) struct Packed<const BITS: usize, const LEVELS: usize, S>(PhantomData<S>);
+pub(crate) struct Packed<const BITS: usize, const LEVELS: usize, S>(PhantomData<S>);
 
 /// A type widened in scratch: quads of bytes ([`RowLanes::Signed`] where all eight bits are used and
 /// [`RowLanes::SIGNED`] says so), scales, and minima in f32 or what sums begin with.
-pub(super) struct Wide<const LEVELS: usize, S>(PhantomData<S>);
+pub(crate) struct Wide<const LEVELS: usize, S>(PhantomData<S>);
 
 // SAFETY (of the unsafe blocks): by the caller.
 #[allow(clippy::undocumented_unsafe_blocks)]
@@ -212,7 +205,7 @@ impl<const BITS: usize, const LEVELS: usize, S: Scales> Format for Packed<BITS, 
 }
 
 /// Bits of values that are in as many quads of bytes; the others are behind them.
-pub(super) const fn low_bits(bits: usize) -> usize {
+pub(crate) const fn low_bits(bits: usize) -> usize {
     match bits {
         8 => 8,
         4.. => 4,
@@ -282,10 +275,10 @@ impl<const LEVELS: usize, S: Scales> Format for Wide<LEVELS, S> {
     }
     #[inline(always)]
     unsafe fn scale<I: RowLanes>(p: &Panel, g: usize, sub: usize) -> I::Floats {
-        unsafe { I::load_f32(widen::scales::<I>(p.base).add((g * S::SUBS + sub) * 16)) }
+        unsafe { I::load_f32(wide::scales::<I>(p.base).add((g * S::SUBS + sub) * 16)) }
     }
     #[inline(always)]
     unsafe fn min<I: RowLanes>(p: &Panel, g: usize, sub: usize) -> I::Floats {
-        unsafe { I::load_f32(widen::more::<I>(p.base).add((g * S::SUBS + sub) * 16)) }
+        unsafe { I::load_f32(wide::more::<I>(p.base).add((g * S::SUBS + sub) * 16)) }
     }
 }

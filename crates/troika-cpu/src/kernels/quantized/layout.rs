@@ -20,19 +20,11 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use troika_graph::DType;
-use troika_graph::blocks::{self, BlockParts};
+use troika_graph::blocks::BlockParts;
 
-use super::format::{self, Format, Panel};
+use super::format::{self, Format};
 use super::scales::{Place, Scales};
-
-/// Weight rows of a panel, and of a register.
-pub const ROWS: usize = 16;
-
-/// Columns of a group.
-pub const GROUP: usize = 32;
-
-/// Bytes of a quad.
-pub(super) const QUAD: usize = 4 * ROWS;
+use super::shape::{GROUP, GroupScales, Panel, QUAD, ROWS};
 
 /// The values that codes of a type stand for, more by what stands for zero.
 static TABLES: [[u8; 16]; DType::WEIGHTS.len() + 1] = {
@@ -67,7 +59,7 @@ pub struct Layout {
     /// Columns.
     pub(crate) cols: usize,
     /// Bytes of a panel.
-    pub(super) panel: usize,
+    pub(crate) panel: usize,
 }
 
 impl Layout {
@@ -238,8 +230,7 @@ fn place<F: Format>(group: &mut [u8], r: usize, q: &[u8; GROUP]) {
         for (to, v) in low.iter_mut().zip(four) {
             *to |= (v & ((1 << low_bits) - 1)) << (j / low_bits * low_bits);
         }
-        if high_bits > 0 {
-            let each = 8 / high_bits;
+        if let Some(each) = 8usize.checked_div(high_bits) {
             let high = &mut group[(low_bits + j / each) * QUAD + 4 * r..][..4];
             for (to, v) in high.iter_mut().zip(four) {
                 *to |= v >> low_bits << (j % each * high_bits);
@@ -260,40 +251,6 @@ fn quads<const N: usize>(group: &mut [u8], r: usize, bytes: &[u8], flip: u8) {
 /// Fewer panels are not worth a thread.
 const MIN_PANELS_PER_THREAD: usize = 16;
 
-/// The scales and minima of a group, for each sixteen columns.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct GroupScales {
-    /// What the scales of a block, and its minima, are whole multiples of, where that is.
-    pub units: [f32; 2],
-    /// The scales.
-    pub scales: [f32; 2],
-    /// The minima, which are subtracted.
-    pub mins: [f32; 2],
-}
-
-impl GroupScales {
-    /// Those of group `i` of a block that was taken apart.
-    pub fn new(dtype: DType, block: &[u8], parts: &BlockParts, i: usize) -> GroupScales {
-        let both = |of: &[f32; 16]| match dtype.group_len() {
-            16 => [of[2 * i], of[2 * i + 1]],
-            _ => [of[i]; 2],
-        };
-        let mins = both(&parts.mins).map(|min| if dtype.has_minimum() { -min } else { 0.0 });
-        let units = blocks::units(dtype, block);
-        GroupScales { units, scales: both(&parts.scales), mins }
-    }
-
-    /// Which multiple of its unit a scale is.
-    pub fn scale_number(&self, sub: usize) -> i8 {
-        (self.scales[sub] / self.units[0]) as i8
-    }
-
-    /// The same of a minimum.
-    pub fn min_number(&self, sub: usize) -> u8 {
-        (self.mins[sub] / self.units[1]) as u8
-    }
-}
-
 /// A packed weight in memory.
 #[derive(Clone, Copy, Debug)]
 pub struct PackedView<'a> {
@@ -305,7 +262,7 @@ pub struct PackedView<'a> {
 
 impl PackedView<'_> {
     /// The panels of these weight rows; both ends lie on panels or at the last row.
-    pub(super) fn panels(&self, rows: &Range<usize>) -> Range<usize> {
+    pub(crate) fn panels(&self, rows: &Range<usize>) -> Range<usize> {
         assert!(rows.start.is_multiple_of(ROWS) && rows.end <= self.layout.rows, "weight rows");
         assert_eq!(self.bytes.len(), self.layout.bytes(), "bytes of a packed weight");
         rows.start / ROWS..rows.end.div_ceil(ROWS)
@@ -316,7 +273,7 @@ impl PackedView<'_> {
     /// # Safety
     /// There are as many panels, of a weight of this layout.
     #[inline(always)]
-    pub(super) unsafe fn panel(&self, index: usize) -> Panel {
+    pub(crate) unsafe fn panel(&self, index: usize) -> Panel {
         let table = TABLES[self.layout.dtype as usize].as_ptr();
         // SAFETY: by the caller.
         Panel { base: unsafe { self.bytes.as_ptr().add(index * self.layout.panel) }, table }

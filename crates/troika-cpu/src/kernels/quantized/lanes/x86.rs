@@ -3,8 +3,8 @@
 
 use std::marker::PhantomData;
 
-use super::super::layout::{QUAD, ROWS};
-use super::super::quantize::joined;
+use super::super::shape::joined;
+use super::super::shape::{QUAD, ROWS};
 use super::RowLanes;
 use crate::machine::instructions::x86::Vector;
 use crate::machine::instructions::{RegisterWork, methods};
@@ -16,14 +16,14 @@ type Floats<V, const R: usize> = [<V as Vector>::F; R];
 
 /// `R` registers of `V`, multiplied by `P`.
 #[derive(Clone, Copy)]
-pub(in super::super) struct X86<V, P, const R: usize>(PhantomData<(V, P)>);
+pub(crate) struct X86<V, P, const R: usize>(PhantomData<(V, P)>);
 
 /// How bytes are multiplied.
 ///
 /// # Safety
 /// All methods need the features of `V` and the instructions of the implementing type.
 #[allow(clippy::missing_safety_doc)]
-pub(in super::super) trait Products<V: Vector>: Copy {
+pub(crate) trait Products<V: Vector>: Copy {
     /// Whether weights of all eight bits are signed in products.
     const SIGNED: bool;
     /// Whether products need registers besides the ones for weights, activations and sums.
@@ -53,14 +53,14 @@ pub(in super::super) trait Products<V: Vector>: Copy {
 /// AVX2. Sums of 16 bits for weights that allow it, else of 32 bits after each product. `SEVEN`:
 /// activations have seven bits, so that weights of all eight bits are unsigned.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Maddubs<const SEVEN: bool>;
+pub(crate) struct Maddubs<const SEVEN: bool>;
 /// VNNI.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Dpbusd;
+pub(crate) struct Dpbusd;
 
 /// Absolute and signed values; the same bytes where they are unsigned.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Magnitude<T> {
+pub(crate) struct Magnitude<T> {
     unsigned: T,
     signed: T,
 }
@@ -73,7 +73,7 @@ pub(in super::super) struct Magnitude<T> {
 /// those alone that multiply: two of three instructions of a product need these then instead of
 /// three of four.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Flipped<T> {
+pub(crate) struct Flipped<T> {
     magnitude: T,
     negative: T,
 }

@@ -2,7 +2,7 @@
 
 use half::f16;
 
-use super::super::layout::ROWS;
+use super::super::shape::ROWS;
 use super::RowLanes;
 use crate::machine::instructions::{RegisterWork, apart, methods};
 
@@ -13,7 +13,7 @@ type Floats = [f32; ROWS];
 
 /// No intrinsics.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Portable;
+pub(crate) struct Portable;
 
 #[inline(always)]
 fn map(f: impl Fn(usize) -> f32) -> [f32; ROWS] {
