@@ -232,8 +232,7 @@ impl DType {
 
     /// Whether there are products with whole numbers ([`crate::ActivationFormat::Int`]).
     pub const fn has_integer_path(self) -> bool {
-        matches!(self, DType::Q8_0 | DType::Q4_0 | DType::Q4_K | DType::Q5_K | DType::Q6_K)
-            || self.has_zero_points()
+        self.is_quantized()
     }
 
     /// Whether values use all bits of a byte.

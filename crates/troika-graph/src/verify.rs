@@ -439,8 +439,7 @@ impl Check<'_> {
         e.gate.iter().chain(&e.up).try_for_each(|&w| self.dims(w, inter, k))?;
         let all = e.gate.iter().chain(&e.up).chain(&e.down);
         all.into_iter().try_for_each(|&w| self.activations(e.activations, w))?;
-        let inner: Vec<WeightRef> = e.gate.iter().chain(&e.up).copied().collect();
-        let one_type = self.one_type(&inner) && self.one_type(&e.down);
+        let one_type = [&e.gate, &e.up, &e.down].into_iter().all(|list| self.one_type(list));
         let any = e.activations == ActivationFormat::F32 || e.activations.converts_weights();
         want(any || one_type, || "experts of several weight types".to_string())?;
         e.down.iter().try_for_each(|&w| self.dims(w, k, inter))?;

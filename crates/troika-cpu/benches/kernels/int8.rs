@@ -12,7 +12,7 @@ use troika_graph::{ActivationFormat, DType};
 
 use crate::{Matrix, floats, weight, with};
 
-#[divan::bench(args = Matrix::all(&DTYPES, &[1, 8, 512]), sample_count = 12)]
+#[divan::bench(args = Matrix::all(DTYPES, &[1, 8, 512]), sample_count = 12)]
 fn linear_int8(bencher: Bencher<'_, '_>, c: Matrix) {
     product(bencher, &c, ActivationFormat::INT8);
 }

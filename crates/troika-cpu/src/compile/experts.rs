@@ -105,6 +105,9 @@ impl Compiler<'_> {
         let of = ExpertsCode { number, capacity, inter, act: e.act, activations };
         if matches!(activations, ActivationFormat::Int(_) | ActivationFormat::F16) {
             self.made(node.op.name(), activations)?;
+        }
+        let mut all = e.gate.iter().chain(&e.up).chain(&e.down);
+        if all.all(|w| self.graph.weight(*w).dtype.is_quantized()) {
             let experts = self.expert_weights(e, Self::packed)?;
             return Ok(Code::PackedExperts { experts, of });
         }

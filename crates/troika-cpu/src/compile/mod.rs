@@ -342,6 +342,12 @@ impl Compiler<'_> {
         Ok(self.weights.packed(w, layout))
     }
 
+    /// A weight of a head; quantized ones are packed.
+    fn head(&mut self, w: WeightRef) -> MatrixAt {
+        let panels = self.graph.weight(w).dtype.is_quantized();
+        self.weights.matrix(w, panels)
+    }
+
     fn compile_op(&mut self, node: &Node) -> Result<CompiledOp, DeviceError> {
         let index = |ids: &[ValueId]| ids.iter().map(|v| v.0 as usize).collect();
         Ok(CompiledOp {
@@ -387,9 +393,9 @@ impl Compiler<'_> {
                 let matrix = self.weights.matrix(*weight, panels);
                 Code::Linear { weights: smallvec![(matrix, self.vector_if(*bias))], bf16 }
             }
-            Op::HeadLinear(h) => Code::HeadLinear {
-                weights: h.weights.iter().map(|w| self.weights.matrix(*w, false)).collect(),
-            },
+            Op::HeadLinear(h) => {
+                Code::HeadLinear { weights: h.weights.iter().map(|w| self.head(*w)).collect() }
+            }
             Op::Outliers { weight, activations } => {
                 Code::Outliers(self.weights.outliers(*weight, *activations))
             }

@@ -292,9 +292,11 @@ impl Loader<'_> {
     /// A float weight in panels, packed once for all users.
     fn panels(&self) -> Result<Matrix, DeviceError> {
         let (rows, cols, dtype) = (self.decl.rows, self.decl.cols, self.decl.dtype);
-        let name = match dtype {
-            DType::BF16 => "bf16 pairs",
-            DType::F16 => "f16 panels",
+        let layout = Layout::new(dtype, rows, cols).map(|layout| layout.name());
+        let name = match (dtype, &layout) {
+            (_, Some(name)) => name,
+            (DType::BF16, _) => "bf16 pairs",
+            (DType::F16, _) => "f16 panels",
             _ => "f32 panels",
         };
         let panel = linear::panels::panel_bytes(dtype, cols);

@@ -315,7 +315,7 @@ impl<'a> Operands<'a> {
                     x: RowsView { offset: h * (k / heads), ..RowsView::dense(x, k) },
                     y: OutView { offset: h * (n / heads), ..y },
                     pairs: false,
-                    panels: false,
+                    panels: self.exe.matrix(weights[h]).panels,
                 };
                 // SAFETY: each head has columns of its own: `n / heads` of them, as its weight has
                 // rows.

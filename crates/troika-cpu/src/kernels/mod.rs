@@ -4,6 +4,7 @@
 //! [`instructions`](crate::machine::instructions) lets such a file run on machines without the set, in tests.
 
 pub mod attention;
+pub mod chosen;
 pub mod elementwise;
 pub mod embed;
 pub mod int8;
@@ -12,6 +13,7 @@ pub mod linear;
 pub mod moe;
 pub mod norm;
 pub mod outliers;
+pub mod quantized;
 pub mod rope;
 pub mod router;
 pub(crate) mod select;

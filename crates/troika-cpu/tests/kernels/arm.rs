@@ -119,7 +119,7 @@ mod native {
                 zip1_4s(a, b), zip2_4s(a, b), zip1_2d(a, b), zip2_2d(a, b),
                 uzp1_4s(a, b), uzp2_4s(a, b),
                 uxtl_8h(a), uxtl_4s(a), sxtl_8h(a), sxtl_4s(a), shll_4s(a),
-                add_4s(a, b), sub_4s(a, b), mul_4s(a, b),
+                add_4s(a, b), umax_4s(a, b), sub_4s(a, b), mul_4s(a, b),
                 smull_8h(a, b), smull2_8h(a, b), addp_8h(a, b), sadalp_4s(a, b),
                 fcvtns(a), fcmgt(a, b),
             );
@@ -135,6 +135,9 @@ mod native {
             }
             let table = std::array::from_fn(|_| random(seed));
             let index = random(seed);
+            let few = E::and(index, E::dup_16b(31));
+            let got = Native::tbl(native(table[0]), native(few));
+            same("tbl", E::tbl(table[0], few), plain(got), false);
             let got = Native::tbl4(table.map(native), native(index));
             same("tbl4", E::tbl4(table, index), plain(got), false);
         }

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use troika_cpu::kernels::Context;
 use troika_cpu::kernels::elementwise::{self, Element};
 use troika_cpu::kernels::int8::{
-    ActivationRows, DTYPES, INT7, KINDS, Layout, PackedView, Product, Quantization, floats, linear,
+    ActivationRows, DTYPES, INT7, Layout, PackedView, Product, Quantization, floats, kinds, linear,
     quantize, scalar,
 };
 use troika_cpu::kernels::linear::{OutView, RowsView, WeightView};
@@ -51,14 +51,8 @@ fn weight(r: &mut Random, dtype: DType, len: usize) -> Vec<u8> {
     for (i, b) in bytes.chunks_exact_mut(block * 3).enumerate() {
         // Largest magnitudes next to each other, and largest unsigned values.
         let byte = [0x80, 0x7f][i % 2];
-        let end = if dtype == DType::Q6_K { 192 } else { block };
-        let start = match dtype {
-            DType::Q4_K | DType::Q5_K => 16,
-            DType::Q6_K => 0,
-            _ if dtype.has_zero_points() => 3,
-            _ => 2,
-        };
-        b[start..end].fill(if dtype == DType::Q8_0 { byte } else { 0xff });
+        b[..block].fill(if dtype == DType::Q8_0 { byte } else { 0xff });
+        troika_graph::blocks::set_scale(dtype, &mut b[..block], 0.03);
     }
     bytes
 }
@@ -72,7 +66,7 @@ proptest! {
         rows in rows(),
         n in 1usize..70,
         blocks in 1usize..6,
-        (dtype, activations) in prop::sample::select(KINDS.to_vec()),
+        (dtype, activations) in prop::sample::select(kinds()),
         bias: bool,
         one_sign: bool,
         seed: u64,
@@ -110,7 +104,7 @@ proptest! {
         rows in rows(),
         n in 1usize..40,
         blocks in 1usize..4,
-        (dtype, activations) in prop::sample::select(KINDS.to_vec()),
+        (dtype, activations) in prop::sample::select(kinds()),
         seed: u64,
     ) {
         let mut r = Random(seed);
@@ -140,7 +134,7 @@ proptest! {
 fn rows_and_threads_do_not_change_bits() {
     let mut r = Random(11);
     let (n, k, rows) = (75, 5 * 1024 + 256, 37);
-    for (dtype, activations) in KINDS {
+    for (dtype, activations) in kinds() {
         let bytes = r.weight(dtype, n * k);
         let (x, b) = (r.floats(rows * k), r.floats(n));
         let layout = Layout::new(dtype, n, k).unwrap();
@@ -165,12 +159,31 @@ fn rows_and_threads_do_not_change_bits() {
 
 #[test]
 fn packed_weights_take_the_bytes_of_their_blocks() {
-    for (dtype, bytes) in DTYPES.into_iter().zip([34 * 8, 18 * 8, 148, 180, 210]) {
+    let larger = [(DType::Q4_K, 148), (DType::Q5_K, 180), (DType::Q3_K, 116)];
+    let codes = [
+        (DType::IQ4_XS, 148),
+        (DType::IQ3_S, 148),
+        (DType::IQ3_XXS, 148),
+        (DType::IQ2_S, 116),
+        (DType::IQ2_XS, 116),
+        (DType::IQ2_XXS, 116),
+        (DType::IQ1_M, 116),
+        (DType::IQ1_S, 116),
+        (DType::NVFP4, 160),
+        (DType::TQ2_0, 80),
+        (DType::TQ1_0, 80),
+        (DType::Q2_0, 80),
+        (DType::Q1_0, 80),
+    ];
+    for &dtype in DTYPES {
+        let other = larger.iter().chain(&codes).find(|(other, _)| *other == dtype);
+        let own = dtype.block_bytes() * 256 / dtype.block_len();
+        let bytes = other.map_or(own, |(_, bytes)| *bytes);
         let layout = Layout::new(dtype, 1024, 3072).unwrap();
         assert_eq!(layout.bytes(), 1024 * 3072 / 256 * bytes, "{dtype}");
     }
     assert!(Layout::new(DType::Q8_0, 4, 40).is_none());
-    assert!(Layout::new(DType::Q4_1, 4, 64).is_none());
+    assert!(Layout::new(DType::BF16, 4, 64).is_none());
 }
 
 #[test]
@@ -200,7 +213,8 @@ fn what_is_not_a_number_stays_so() {
 
 /// Experts with packed weights, and their raw bytes.
 struct Experts {
-    dtype: DType,
+    /// Of gates, ups and downs.
+    dtypes: [DType; 3],
     activations: ActivationFormat,
     k: usize,
     inter: usize,
@@ -211,25 +225,25 @@ struct Experts {
 impl Experts {
     fn new(
         r: &mut Random,
-        (dtype, activations): (DType, ActivationFormat),
+        (dtypes, activations): ([DType; 3], ActivationFormat),
         (experts, k, inter): (usize, usize, usize),
     ) -> Experts {
         let raw: Vec<[Vec<u8>; 3]> =
-            (0..experts).map(|_| std::array::from_fn(|_| r.weight(dtype, k * inter))).collect();
+            (0..experts).map(|_| dtypes.map(|dtype| r.weight(dtype, k * inter))).collect();
         let shape = |i: usize| if i < 2 { (inter, k) } else { (k, inter) };
         let pack = |raw: &[Vec<u8>; 3]| {
             std::array::from_fn(|i| {
                 let (n, k) = shape(i);
-                Layout::new(dtype, n, k).unwrap().pack(&raw[i], 1)
+                Layout::new(dtypes[i], n, k).unwrap().pack(&raw[i], 1)
             })
         };
         let packed = raw.iter().map(pack).collect();
-        Experts { dtype, activations, k, inter, raw, packed }
+        Experts { dtypes, activations, k, inter, raw, packed }
     }
 
     fn packed(&self, e: usize) -> moe::Expert<'_, PackedView<'_>> {
         let view = |i: usize, rows, cols| PackedView {
-            layout: Layout::new(self.dtype, rows, cols).unwrap(),
+            layout: Layout::new(self.dtypes[i], rows, cols).unwrap(),
             bytes: &self.packed[e][i],
         };
         let (k, inter) = (self.k, self.inter);
@@ -242,7 +256,7 @@ impl Experts {
         let product = |i: usize, n: usize, k: usize, x: &[f32]| {
             let bytes = &self.raw[e][i][..];
             let mut y = vec![0.0; n];
-            let w = WeightView { dtype: self.dtype, bytes, rows: n, cols: k };
+            let w = WeightView { dtype: self.dtypes[i], bytes, rows: n, cols: k };
             scalar::linear(w, None, x, self.activations, &mut y);
             y
         };
@@ -252,17 +266,27 @@ impl Experts {
     }
 }
 
+/// Types of gates, ups and downs, like and unlike ones.
+fn expert_cases() -> Vec<([DType; 3], ActivationFormat, (usize, usize))> {
+    use DType::{IQ4_NL, Q3_K, Q4_0, Q4_K, Q5_0, Q6_K, Q8_0};
+    const INT8: ActivationFormat = ActivationFormat::INT8;
+    vec![
+        ([Q8_0; 3], INT8, (96, 160)),
+        ([Q8_0; 3], INT7, (96, 160)),
+        ([Q4_0; 3], INT8, (64, 96)),
+        ([Q4_K; 3], INT8, (256, 512)),
+        ([Q6_K; 3], INT8, (256, 256)),
+        ([Q4_K, Q4_K, Q5_0], INT8, (256, 96)),
+        ([Q4_0, Q8_0, Q4_0], INT7, (64, 96)),
+        ([Q3_K, Q6_K, IQ4_NL], INT8, (256, 96)),
+    ]
+}
+
 #[test]
 fn experts_are_the_reference_to_the_bit() {
     let mut r = Random(19);
-    for (dtype, activations, (k, inter)) in [
-        (DType::Q8_0, ActivationFormat::INT8, (96usize, 160usize)),
-        (DType::Q8_0, INT7, (96, 160)),
-        (DType::Q4_0, ActivationFormat::INT8, (64, 96)),
-        (DType::Q4_K, ActivationFormat::INT8, (256, 512)),
-        (DType::Q6_K, ActivationFormat::INT8, (256, 256)),
-    ] {
-        let experts = Experts::new(&mut r, (dtype, activations), (5, k, inter));
+    for (dtypes, activations, (k, inter)) in expert_cases() {
+        let experts = Experts::new(&mut r, (dtypes, activations), (5, k, inter));
         for (rows, top_k) in [(1, 2), (2, 1), (17, 2), (180, 2)] {
             let (x, weights) = (r.floats(rows * k), r.floats(rows * top_k));
             let ids: Vec<i32> = (0..rows * top_k).map(|i| (i * 7 / 3 % 4) as i32).collect();
@@ -292,7 +316,7 @@ fn experts_are_the_reference_to_the_bit() {
                 let mut y = vec![f32::NAN; rows * k];
                 let memory = moe::Memory { floats: &mut floats, words: &mut words };
                 moe::experts(cx, operands, memory, &mut y).unwrap();
-                assert!(y == want, "{dtype}, {rows} rows");
+                assert!(y == want, "{dtypes:?}, {rows} rows");
             });
         }
     }
@@ -301,14 +325,8 @@ fn experts_are_the_reference_to_the_bit() {
 #[test]
 fn groups_of_experts_are_the_reference_to_the_bit() {
     let mut r = Random(23);
-    for (dtype, activations, (k, inter)) in [
-        (DType::Q8_0, ActivationFormat::INT8, (96usize, 160usize)),
-        (DType::Q8_0, INT7, (96, 160)),
-        (DType::Q4_0, ActivationFormat::INT8, (64, 96)),
-        (DType::Q4_K, ActivationFormat::INT8, (256, 512)),
-        (DType::Q6_K, ActivationFormat::INT8, (256, 256)),
-    ] {
-        let experts = Experts::new(&mut r, (dtype, activations), (3, k, inter));
+    for (dtypes, activations, (k, inter)) in expert_cases() {
+        let experts = Experts::new(&mut r, (dtypes, activations), (3, k, inter));
         for (capacity, missing) in [(1, 0), (2, 1), (17, 0), (40, 25)] {
             let rows = 3 * capacity - missing;
             let x = r.floats(rows * k);
@@ -333,7 +351,7 @@ fn groups_of_experts_are_the_reference_to_the_bit() {
                 let mut y = vec![f32::NAN; rows * k];
                 let memory = moe::Memory { floats: &mut floats, words: &mut words };
                 moe::group(cx, operands, capacity, memory, &mut y).unwrap();
-                assert!(y == want, "{dtype}, {capacity} rows of an expert");
+                assert!(y == want, "{dtypes:?}, {capacity} rows of an expert");
             });
         }
     }

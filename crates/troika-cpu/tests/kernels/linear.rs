@@ -298,13 +298,14 @@ proptest! {
         rows in prop::sample::select(vec![1usize, 2, 3, 6, 15, 17, 33, 129]),
         n in prop::sample::select(vec![1usize, 15, 16, 17, 31, 33, 48, 49, 100, 300]),
         k in prop::sample::select(vec![1usize, 2, 3, 31, 32, 33, 255, 256, 257, 511, 513, 1100]),
-        dtype in prop::sample::select(vec![DType::F32, DType::F16, DType::BF16]),
+        dtype in prop::sample::select(DTYPES.to_vec()),
         bias: bool,
         skew in 0usize..3,
         seed: u64,
     ) {
         let mut r = Random(seed);
-        let bytes = r.weight(dtype, n * k + skew);
+        let k = if dtype.is_quantized() { dtype.block_len() * (1 + k % 6) } else { k };
+        let bytes = r.weight(dtype, n * k + skew * dtype.block_len());
         let bytes = &bytes[skew * dtype.block_bytes()..];
         let (x, b) = (r.floats(rows * k + skew), r.floats(n));
         let (x, b) = (&x[skew..], bias.then_some(&b[..]));

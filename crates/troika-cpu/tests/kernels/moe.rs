@@ -1,4 +1,5 @@
 use proptest::prelude::*;
+use troika_cpu::kernels::int8::{DTYPES, Layout, PackedView};
 use troika_cpu::kernels::linear::WeightView;
 use troika_cpu::kernels::moe::{self, Expert, Memory, Operands};
 use troika_cpu::kernels::{Context, KernelError};
@@ -37,9 +38,9 @@ impl Case {
     }
 }
 
-fn run(
+fn run<W: moe::Weight>(
     cx: &mut Context<'_>,
-    x: Operands<'_, Expert<'_, WeightView<'_>>>,
+    x: Operands<'_, Expert<'_, W>>,
 ) -> Result<Vec<f32>, KernelError> {
     let rows = x.ids.len() / x.top_k;
     let mut floats = vec![f32::NAN; moe::floats(rows, x.top_k, x.k, x.inter, x.activations)];
@@ -232,4 +233,60 @@ fn threads_do_not_change_bits_and_bad_ids_are_refused() {
     assert!(operands(&ids).is_empty());
     ids[7] = -2;
     assert!(operands(&ids).is_empty());
+}
+
+/// Activations in floats: blocks as they lie and packed ones, one row and several.
+#[test]
+fn packed_experts_have_the_bits_of_stored_ones() {
+    let mut r = Random(41);
+    for &dtype in DTYPES {
+        let (k, inter) = (256, 512);
+        let case = Case::new(&mut r, dtype, (3, k, inter), true);
+        let packed = case.weights.iter().map(|all| {
+            let shapes = [(inter, k), (inter, k), (k, inter)];
+            let layouts = shapes.map(|(n, k)| Layout::new(dtype, n, k).unwrap());
+            std::array::from_fn::<_, 3, _>(|i| (layouts[i], layouts[i].pack(&all[i], 1)))
+        });
+        let packed: Vec<_> = packed.collect();
+        let packed = |e: usize| {
+            let view = |i: usize| {
+                let (layout, bytes) = &packed[e][i];
+                PackedView { layout: *layout, bytes }
+            };
+            Expert { gate: view(0), up: view(1), down: view(2), bias: case.expert(e).bias }
+        };
+        for (rows, top_k) in [(1, 2), (7, 2)] {
+            let (x, weights) = (r.floats(rows * k), r.floats(rows * top_k));
+            let ids = choose(&mut r, rows, top_k, 3);
+            let stored = |e| case.expert(e);
+            let operands = Operands {
+                experts: 3,
+                expert: &stored as &(dyn Fn(usize) -> _ + Sync),
+                act: Activation::Silu,
+                x: &x,
+                activations: ActivationFormat::F32,
+                k,
+                inter,
+                ids: &ids,
+                weights: &weights,
+                top_k,
+            };
+            on_each_isa(2, |cx| {
+                let want = run(cx, operands).unwrap();
+                let of_packed = Operands {
+                    experts: 3,
+                    expert: &packed as &(dyn Fn(usize) -> _ + Sync),
+                    act: operands.act,
+                    x: operands.x,
+                    activations: operands.activations,
+                    k,
+                    inter,
+                    ids: operands.ids,
+                    weights: operands.weights,
+                    top_k,
+                };
+                assert_eq!(run(cx, of_packed).unwrap(), want, "{dtype}, {rows} rows");
+            });
+        }
+    }
 }

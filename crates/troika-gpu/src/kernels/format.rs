@@ -76,8 +76,7 @@ impl WeightFormat {
 
     /// Whether weights are whole numbers of at most eight bits, with scales and minima.
     pub const fn is_whole_numbers(self) -> bool {
-        use WeightFormat::{Bf16, F16, F32, Mxfp4};
-        !matches!(self, F32 | F16 | Bf16 | Mxfp4)
+        !matches!(self, WeightFormat::F32 | WeightFormat::F16 | WeightFormat::Bf16)
     }
 
     /// Elements of a block: rows of `cols` elements have whole blocks of weights.

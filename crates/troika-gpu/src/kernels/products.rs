@@ -80,7 +80,7 @@ macro_rules! by_format {
             by_format!(@one "q4_0" ["q4_0" "nibbles" "whole_numbers"] $name $bindings $bytes $first $rest),
             by_format!(@one "q4_1" ["q4_1" "nibbles" "whole_numbers"] $name $bindings $bytes $first $rest),
             by_format!(@one "q4z" ["q4z" "nibbles" "whole_numbers"] $name $bindings $bytes $first $rest),
-            by_format!(@one "mxfp4" ["mxfp4" "other_numbers"] $name $bindings $bytes $first $rest),
+            by_format!(@one "mxfp4" ["mxfp4" "whole_numbers"] $name $bindings $bytes $first $rest),
             by_format!(@one "q4k" ["group_scales" "q4k" "whole_numbers"] $name $bindings $bytes $first $rest),
             by_format!(@one "q5k" ["group_scales" "q5k" "halves" "packed_halves" "whole_numbers"] $name $bindings $bytes $first $rest),
             by_format!(@one "q6k" ["q6k" "halves" "packed_halves" "whole_numbers"] $name $bindings $bytes $first $rest),

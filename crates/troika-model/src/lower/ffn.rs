@@ -92,10 +92,10 @@ impl Lowerer<'_> {
         let gate = e.weights(true, count, WeightRole::ExpertGate)?;
         let up = e.weights(true, count, WeightRole::ExpertUp)?;
         let down = e.weights(true, count, WeightRole::ExpertDown)?;
-        let inner: Vec<_> = gate.iter().chain(&up).copied().collect();
-        let activations = e.activations(&inner);
-        let activations =
-            if activations == e.activations(&down) { activations } else { ActivationFormat::F32 };
+        // Gates, ups and downs may have unlike types.
+        let [activations, of_up, of_down] = [&gate, &up, &down].map(|list| e.activations(list));
+        let same = activations == of_up && activations == of_down;
+        let activations = if same { activations } else { ActivationFormat::F32 };
         let op = Experts {
             gate,
             up,

@@ -4,10 +4,10 @@ use std::hint::black_box;
 use std::mem::offset_of;
 use std::ops::Range;
 
-use super::format::{Format, Panel};
-use super::lanes::{RowLanes, trip_count};
-use super::layout::{QUAD, ROWS};
-use super::quantize::{QuantizedGroup, joined};
+use super::quantize::QuantizedGroup;
+use crate::kernels::quantized::format::Format;
+use crate::kernels::quantized::lanes::{RowLanes, trip_count};
+use crate::kernels::quantized::{Panel, QUAD, ROWS, joined, wide};
 use crate::runtime::prefetch;
 
 /// Bytes from the values in use to those that are prefetched, of all panels together: about the
@@ -24,7 +24,7 @@ fn prefetch_lines<I: RowLanes, F: Format, const NR: usize>(
 ) {
     for line in lines {
         for panel in panels {
-            let at = panel.quants.wrapping_add(F::at(g) + line * 64 + PREFETCH_DISTANCE / NR);
+            let at = panel.base.wrapping_add(F::at(g) + line * 64 + PREFETCH_DISTANCE / NR);
             if NR == 1 {
                 prefetch::once(at);
             } else {
@@ -202,11 +202,13 @@ unsafe fn add_group<I: RowLanes, F: Format, const M: usize, const NR: usize>(
             add_scaled::<I, F, M, NR>(panels, xs, g, 1, columns, sums);
         }
         if F::MIN {
-            for n in 0..trip_count::<I>(NR) {
-                let min = F::min::<I>(&panels[n], g);
-                for m in 0..trip_count::<I>(M) {
-                    let x = I::splat(*zero_point_correction(xs[m], 0).cast::<f32>());
-                    sums[m][n] = I::fma(min, x, sums[m][n]);
+            for sub in 0..F::SUBS {
+                for n in 0..trip_count::<I>(NR) {
+                    let min = F::min::<I>(&panels[n], g, sub);
+                    for m in 0..trip_count::<I>(M) {
+                        let x = I::splat(*zero_point_correction(xs[m], sub).cast::<f32>());
+                        sums[m][n] = I::fma(min, x, sums[m][n]);
+                    }
                 }
             }
         }
@@ -259,7 +261,7 @@ unsafe fn integers<I: RowLanes, F: Format, const M: usize, const NR: usize>(
     // SAFETY: by the caller.
     unsafe {
         if F::WIDE && F::FULL && I::SIGNED {
-            return signed::<I, F, M, NR>(panels, xs, g, columns);
+            return signed::<I, F, M, NR>(panels, xs, g, sub, columns);
         }
         if F::WIDE && I::PAIRED && M.is_multiple_of(2) {
             return paired::<I, F, M, NR>(panels, xs, g, sub);
@@ -395,24 +397,26 @@ unsafe fn signed<I: RowLanes, F: Format, const M: usize, const NR: usize>(
     panels: &[Panel; NR],
     xs: [*const u8; M],
     g: usize,
+    sub: usize,
     columns: Columns,
 ) -> [[I::Sums; NR]; M] {
     // SAFETY: by the caller; widened panels have what sums begin with.
     unsafe {
+        let at = (g * F::SUBS + sub) * ROWS;
         let mut starts = [I::begin(true, 0); NR];
         let mut part = [I::part(true, starts[0]); NR];
         for n in 0..trip_count::<I>(NR) {
-            starts[n] = I::load_sums(panels[n].supers.cast::<i32>().add(g * ROWS));
+            starts[n] = I::load_sums(wide::more::<I>(panels[n].base).add(at).cast());
             part[n] = I::part(true, starts[n]);
         }
         let mut part = [part; M];
-        let mut j = 0;
+        let mut j = sub * F::QUADS;
         for _ in 0..columns.pairs {
             for _ in 0..2 {
                 let at = (g * 8 + j) * I::SIGNED_QUAD;
-                let mut w = [I::load_signed(panels[0].quants.add(at)); NR];
+                let mut w = [I::load_signed(panels[0].base.add(at)); NR];
                 for n in 1..trip_count::<I>(NR) {
-                    w[n] = I::load_signed(panels[n].quants.add(at));
+                    w[n] = I::load_signed(panels[n].base.add(at));
                 }
                 for m in 0..trip_count::<I>(M) {
                     let x = I::quad(xs[m].add(4 * j));
@@ -491,7 +495,7 @@ unsafe fn paired<I: RowLanes, F: Format, const M: usize, const NR: usize>(
         let xs = xs.map(|x| x.add(4 * first));
         let mut ints = [[I::begin(false, 0); NR]; M];
         for n in 0..trip_count::<I>(NR) {
-            let w = panels[n].quants.add((g * 8 + first) * QUAD);
+            let w = panels[n].base.add((g * 8 + first) * QUAD);
             let sums = if F::SUBS == 1 {
                 I::pairs::<M, 8>(w, xs, begin)
             } else {

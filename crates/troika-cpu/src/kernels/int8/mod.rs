@@ -10,9 +10,6 @@
 //! eight times eight bits do not fit unless one of them is made an absolute value.
 
 mod block;
-mod format;
-mod lanes;
-mod layout;
 mod part;
 mod product;
 mod quantize;
@@ -24,38 +21,44 @@ mod widen;
 use smallvec::SmallVec;
 use troika_graph::{ActivationFormat, DType};
 
+use crate::Isa;
 use crate::kernels::linear::worker_floats;
+use crate::kernels::quantized::format::{self, Format};
+use crate::kernels::quantized::{self, WeightPath};
 use crate::kernels::select;
 use crate::kernels::{Context, KernelError};
 
-pub use layout::{GROUP, Layout, PackedView, ROWS};
+pub use crate::kernels::quantized::{GROUP, Layout, PackedView, ROWS};
 pub(crate) use part::Int8Part;
 pub use product::Product;
 pub use quantize::{ActivationRows, INT7, Quantization, floats, quantize};
 pub(crate) use run::{gains_from_seven_bits, multiply, run_part};
 
-/// Types of weights the kernels multiply.
-pub const DTYPES: [DType; 8] = [
-    DType::Q8_0,
-    DType::Q4_0,
-    DType::Q4_K,
-    DType::Q5_K,
-    DType::Q6_K,
-    DType::Q4_G32,
-    DType::Q4_G64,
-    DType::Q4_G128,
-];
+/// Types of weights the kernels multiply: all that are quantized.
+pub const DTYPES: &[DType] = DType::WEIGHTS.split_at(3).1;
 
 /// Types of weights, each with what activations may be quantized to.
-pub const KINDS: [(DType, ActivationFormat); 9] = {
-    let mut all = [(DType::Q8_0, INT7); 9];
-    let mut i = 0;
-    while i < DTYPES.len() {
-        all[i] = (DTYPES[i], ActivationFormat::INT8);
-        i += 1;
+pub fn kinds() -> Vec<(DType, ActivationFormat)> {
+    let eight = DTYPES.iter().map(|dtype| (*dtype, ActivationFormat::INT8));
+    std::iter::once((DType::Q8_0, INT7)).chain(eight).collect()
+}
+
+/// How some rows meet weights of a type.
+pub(super) fn path(isa: Isa, weight: DType, rows: usize) -> WeightPath {
+    let few_widened = format::with_format!(weight, F => F::FEW_WIDENED);
+    match tile::is_direct(few_widened, isa == Isa::NeonI8mm, rows) {
+        true => WeightPath::Direct,
+        false => WeightPath::Bytes,
     }
-    all
-};
+}
+
+/// How weights of a type are packed, in words.
+pub(super) fn form(weight: DType) -> String {
+    format::with_format!(weight, F => {
+        let kind = if F::CODES { "codes" } else { "values" };
+        format!("{kind} of {} bits, {}", F::BITS, F::SCALES)
+    })
+}
 
 /// Most rows with which weights are read as streams, a group of columns after the other.
 pub(super) const STREAM_ROWS: usize = tile::AGAIN;
@@ -152,7 +155,7 @@ struct PanelCut {
     parts: usize,
 }
 
-const _: () = assert!(widen::SCRATCH <= worker_floats());
+const _: () = assert!(quantized::wide::SCRATCH <= worker_floats());
 
 /// Scratch floats a part needs: three widened panels.
 pub fn scratch_floats() -> usize {

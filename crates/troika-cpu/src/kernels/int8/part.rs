@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use super::layout::{GROUP, ROWS};
 use super::product::Product;
 use super::quantize::floats;
-use super::widen::SCRATCH;
+use crate::kernels::quantized::wide::SCRATCH;
+use crate::kernels::quantized::{GROUP, ROWS};
 
 /// A part of a product: some weight rows, some activation rows. Kernels read and write by pointers
 /// what [`Int8Part::new`] found to be there; nothing else makes one.

@@ -1,8 +1,8 @@
 //! What the kernels compute.
 
-use super::layout::PackedView;
 use super::quantize::Quantization;
 use crate::kernels::linear::{OutView, RowsView};
+use crate::kernels::quantized::PackedView;
 
 /// A product: quantized rows times the transpose of a packed weight.
 #[derive(Clone, Copy)]

@@ -5,10 +5,11 @@ use std::ops::Range;
 use smallvec::SmallVec;
 use troika_graph::{Activation, ActivationFormat, DType};
 
-use super::layout::{GROUP, zero};
 use crate::SharedMut;
 use crate::kernels::elementwise::{self, Element};
 use crate::kernels::norm::{self, Norm};
+use crate::kernels::quantized::GROUP;
+use crate::kernels::quantized::format::{Format, with_format};
 use crate::kernels::simd::{Kernel, Lanes, dispatch};
 use crate::kernels::{Context, KernelError, rows_per_part};
 
@@ -39,24 +40,32 @@ pub enum ZeroPointCorrection {
         /// That value.
         zero: i32,
     },
+    /// The same of each sixteen values.
+    ZeroOfHalves {
+        /// That value.
+        zero: i32,
+    },
     /// The same of each sixteen values, in two i16 (see [`split`]).
-    Halves {
+    Split {
         /// That value.
         zero: i32,
     },
     /// f32: `-scale * sum of the values`, for weights with minima.
     Sum,
+    /// The same of each sixteen values.
+    SumOfHalves,
 }
 
 impl ZeroPointCorrection {
     /// What products with weights of a type need.
     pub fn of(dtype: DType) -> ZeroPointCorrection {
-        match dtype {
-            DType::Q4_K | DType::Q5_K => ZeroPointCorrection::Sum,
-            DType::Q6_K => ZeroPointCorrection::Halves { zero: zero(dtype) },
-            _ if dtype.has_zero_points() => ZeroPointCorrection::Sum,
-            _ => ZeroPointCorrection::Zero { zero: zero(dtype) },
-        }
+        with_format!(dtype, F => match (F::MIN, F::SUBS) {
+            (true, 1) => ZeroPointCorrection::Sum,
+            (true, _) => ZeroPointCorrection::SumOfHalves,
+            (false, 1) => ZeroPointCorrection::Zero { zero: F::ZERO },
+            _ if F::SPLIT => ZeroPointCorrection::Split { zero: F::ZERO },
+            _ => ZeroPointCorrection::ZeroOfHalves { zero: F::ZERO },
+        })
     }
 }
 
@@ -103,11 +112,15 @@ pub(super) fn group<V: Lanes>(
     let inverse = if amax < TINY { 0.0 } else { largest / amax };
     let sums = V::round_bytes(x, inverse, &mut out.q);
     out.scale = if amax < TINY { 0.0 } else { amax / largest };
-    let all: i32 = sums.as_flattened().iter().map(|s| i32::from(*s)).sum();
+    let halves = sums.map(|[a, b]| i32::from(a) + i32::from(b));
+    let all = halves[0] + halves[1];
+    let scale = -out.scale;
     out.zero_point_correction = match correction {
         ZeroPointCorrection::Zero { zero } => [(-zero * all) as u32, 0],
-        ZeroPointCorrection::Halves { zero } => sums.map(|s| split(zero, s)),
-        ZeroPointCorrection::Sum => [(-out.scale * all as f32).to_bits(), 0],
+        ZeroPointCorrection::ZeroOfHalves { zero } => halves.map(|sum| (-zero * sum) as u32),
+        ZeroPointCorrection::Split { zero } => sums.map(|s| split(zero, s)),
+        ZeroPointCorrection::Sum => [(scale * all as f32).to_bits(), 0],
+        ZeroPointCorrection::SumOfHalves => halves.map(|sum| (scale * sum as f32).to_bits()),
     };
 }
 
@@ -121,12 +134,6 @@ pub(super) fn group<V: Lanes>(
 pub(super) fn split(zero: i32, sums: [i16; 2]) -> u32 {
     let [low, high] = sums.map(|s| (-zero * i32::from(s)) as u32 & 0xffff);
     low | high << 16
-}
-
-/// The sum of both parts of a [`split`] correction.
-#[inline(always)]
-pub(super) fn joined(split: u32) -> i32 {
-    i32::from(split as i16) + i32::from((split >> 16) as i16)
 }
 
 /// What is quantized: rows as they are, or made just before, so that they never go to memory.

@@ -4,15 +4,15 @@ use std::marker::PhantomData;
 
 use troika_graph::{ActivationFormat, DType};
 
-use super::format::{Format, with_format};
-#[cfg(any(target_arch = "aarch64", feature = "emulate"))]
-use super::lanes::neon::{Neon, Sdot, Smull, Usmmla};
-#[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
-use super::lanes::x86::{Dpbusd, Maddubs, X86};
-use super::lanes::{RowLanes, scalar};
 use super::quantize::{INT7, Quantization, SEVEN_BITS};
 use super::{Int8Part, tile};
 use crate::Isa;
+use crate::kernels::quantized::format::{Format, with_format};
+#[cfg(any(target_arch = "aarch64", feature = "emulate"))]
+use crate::kernels::quantized::lanes::neon::{Neon, Sdot, Smull, Usmmla};
+#[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
+use crate::kernels::quantized::lanes::x86::{Dpbusd, Maddubs, X86};
+use crate::kernels::quantized::lanes::{RowLanes, scalar};
 use crate::machine::Multiply;
 use crate::machine::instructions::RegisterWork;
 #[cfg(target_arch = "aarch64")]
@@ -80,7 +80,7 @@ unsafe fn seven_bits(isa: Isa, part: Int8Part<'_>) {
             #[cfg(all(feature = "emulate", not(target_arch = "aarch64")))]
             _ if isa.is_emulated() => emulate_seven_bits(part),
             #[cfg(target_arch = "x86_64")]
-            _ => on::<X86<Ymm, Maddubs<true>, 2>, super::format::Q8_0>(part),
+            _ => on::<X86<Ymm, Maddubs<true>, 2>, crate::kernels::quantized::format::Q8_0>(part),
             #[allow(unreachable_patterns)]
             _ => unreachable!("{} can run here", isa.name()),
         }
@@ -166,7 +166,9 @@ run_neon!(run_i8mm, Usmmla, "dotprod,i8mm");
 #[cfg(all(feature = "emulate", not(target_arch = "aarch64")))]
 pub(super) unsafe fn emulate_seven_bits(part: Int8Part<'_>) {
     // SAFETY: plain Rust needs no features; the rest by the caller.
-    unsafe { on::<X86<Emulated<32>, Maddubs<true>, 2>, super::format::Q8_0>(part) }
+    unsafe {
+        on::<X86<Emulated<32>, Maddubs<true>, 2>, crate::kernels::quantized::format::Q8_0>(part)
+    }
 }
 
 /// Runs a part with the instructions of `isa` in plain Rust.

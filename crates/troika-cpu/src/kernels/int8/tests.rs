@@ -1,13 +1,12 @@
 //! The kernels of every instruction set in plain Rust, also of those this machine has: a sum that
 //! does not fit shows here with the instruction's own way of not fitting.
 
-use troika_graph::DType;
+use troika_graph::{DType, blocks};
 
 use super::Int8Part;
-use super::layout::{Layout, PackedView};
 use super::quantize::{Quantization, QuantizedGroup, floats, group};
 use super::run::{emulate, emulate_seven_bits};
-use super::{DTYPES, INT7, KINDS, Product, format, scalar};
+use super::{DTYPES, INT7, Layout, PackedView, Product, format, kinds, scalar};
 use crate::kernels::linear::{OutView, RowsView, WeightView};
 use crate::kernels::simd::Portable;
 use crate::{Isa, SharedMut};
@@ -16,13 +15,6 @@ use crate::{Isa, SharedMut};
 /// with scales near 1.
 fn weight(dtype: DType, rows: usize, blocks: usize, seed: &mut u32) -> Vec<u8> {
     let (low, high) = if dtype == DType::Q8_0 { (0x80, 0x7f) } else { (0, 0xff) };
-    // Where the scales and minima of groups are, and the ones of blocks.
-    let (groups, halves): (_, &[usize]) = match dtype {
-        DType::Q4_K | DType::Q5_K => (4..16, &[0, 2]),
-        DType::Q6_K => (192..208, &[208]),
-        _ if dtype.has_zero_points() => (2..3, &[0]),
-        _ => (0..0, &[0]),
-    };
     let mut random = || {
         *seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         *seed
@@ -30,18 +22,15 @@ fn weight(dtype: DType, rows: usize, blocks: usize, seed: &mut u32) -> Vec<u8> {
     let mut out = Vec::new();
     for i in 0..rows * blocks {
         let mut block = vec![0; dtype.block_bytes()];
-        for (at, byte) in block.iter_mut().enumerate() {
+        for byte in &mut block {
             let (end, value) = (random() >> 30, (random() >> 16) as u8);
             *byte = match i / blocks % 4 {
-                _ if groups.contains(&at) => value | 1,
                 0 => low,
                 1 => high,
                 _ => [high, low, value, value][end as usize],
             };
         }
-        for at in halves {
-            block[*at..at + 2].copy_from_slice(&half::f16::from_f32(0.7).to_le_bytes());
-        }
+        blocks::set_scale(dtype, &mut block, 0.7);
         out.extend(block);
     }
     out
@@ -61,7 +50,7 @@ fn quantized(quantization: Quantization, x: &[f32]) -> Vec<f32> {
 #[test]
 fn emulated_kernels_are_the_reference_to_the_bit() {
     let mut seed = 5;
-    for (dtype, activations) in KINDS {
+    for (dtype, activations) in kinds() {
         let quantization = Quantization::of(dtype, activations);
         let shapes = [(1, 17, 3), (2, 16, 1), (3, 5, 2), (4, 17, 2), (5, 32, 1), (6, 33, 3)];
         let more = [(7, 16, 2), (8, 47, 1), (15, 33, 2), (16, 32, 5), (17, 47, 3), (33, 49, 2)];
@@ -130,21 +119,31 @@ fn what_is_packed_otherwise_is_named_otherwise() {
     let known = [
         "Q8_0 by 16 rows, two blocks by two: 30d58f8332eb5511",
         "Q4_0 by 16 rows, block by block: 91e047d749faa8a7",
+        "Q4_1 by 16 rows, block by block: 0000000000000000",
+        "Q5_0 by 16 rows, block by block: 0000000000000000",
+        "Q5_1 by 16 rows, block by block: 0000000000000000",
+        "Q2_K by 16 rows, block by block: 0000000000000000",
+        "Q3_K by 16 rows, block by block: 0000000000000000",
         "Q4_K by 16 rows, block by block: c442303a88e03446",
         "Q5_K by 16 rows, block by block: 92c728761cabee13",
         "Q6_K by 16 rows, block by block: 72762600385f5af7",
+        "MXFP4 by 16 rows, block by block: 0000000000000000",
         "Q4_G32 by 16 rows, block by block: f6ab93f32c0438aa",
         "Q4_G64 by 16 rows, block by block: 3ce21ce6b7372fd8",
         "Q4_G128 by 16 rows, block by block: d796326a27428744",
     ];
-    let packed = DTYPES.map(|dtype| {
+    let packed = DTYPES.iter().map(|&dtype| {
         let (n, k) = (17, 3 * dtype.block_len().max(32));
         let layout = Layout::new(dtype, n, k).expect("whole blocks");
-        let raw: Vec<u8> = (0..n * dtype.row_bytes(k).expect("whole blocks"))
+        let mut raw: Vec<u8> = (0..n * dtype.row_bytes(k).expect("whole blocks"))
             .map(|i| (i * 37 % 251) as u8)
             .collect();
+        for block in raw.chunks_exact_mut(dtype.block_bytes()) {
+            blocks::set_scale(dtype, block, 0.7);
+        }
         let add = |sum: u64, b: &u8| (sum ^ u64::from(*b)).wrapping_mul(0x0100_0000_01B3);
         (layout.name(), layout.pack(&raw, 1).iter().fold(0xCBF2_9CE4_8422_2325, add))
     });
-    assert_eq!(packed.map(|(name, sum)| format!("{name}: {sum:016x}")), known);
+    let packed: Vec<String> = packed.map(|(name, sum)| format!("{name}: {sum:016x}")).collect();
+    assert_eq!(packed, known);
 }

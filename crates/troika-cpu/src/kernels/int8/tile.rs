@@ -9,11 +9,12 @@ use std::ops::Range;
 
 use super::Int8Part;
 use super::block::{blocks, tile};
-use super::format::{Format, Panel};
-use super::lanes::{RowLanes, trip_count};
-use super::layout::{GROUP, ROWS};
 use super::quantize::GROUP_FLOATS;
-use super::widen::{even_chunk, panel_floats, quad_bytes, widen};
+use super::widen::{even_chunk, quad_bytes, widen};
+use crate::kernels::quantized::format::Format;
+use crate::kernels::quantized::lanes::{RowLanes, trip_count};
+use crate::kernels::quantized::wide::panel_floats;
+use crate::kernels::quantized::{GROUP, Panel, ROWS};
 use crate::machine::instructions::RegisterWork;
 use crate::runtime::prefetch;
 
@@ -29,6 +30,16 @@ const _: () = assert!(AGAIN.is_multiple_of(2));
 const TOGETHER: usize = 4;
 /// The same for four rows and more of narrower weights, which need registers to be unpacked in.
 const NARROW_TOGETHER: usize = 3;
+
+/// Whether weights meet `rows` activation rows as they lie. If not, they are widened before.
+pub(super) fn is_direct(few_widened: bool, paired: bool, rows: usize) -> bool {
+    let most = match (few_widened, paired) {
+        (true, _) => 1,
+        (_, true) => DIRECT,
+        _ => AGAIN,
+    };
+    rows <= most
+}
 
 /// Panels of a format that are read at a time with `rows` activation rows, where several may be.
 pub(super) fn together<F: Format>(rows: usize) -> usize {
@@ -46,11 +57,11 @@ pub(super) unsafe fn run<I: RowLanes, F: Format>(part: Int8Part<'_>) {
     unsafe {
         match part.m.len() {
             0 => {}
+            rows if !is_direct(F::FEW_WIDENED, I::PAIRED, rows) => wide::<I, F>(part),
             1 => direct::<I, F, 1>(part),
             2 => direct::<I, F, 2>(part),
             DIRECT => direct::<I, F, DIRECT>(part),
-            4..=AGAIN if !I::PAIRED => by_groups::<I, F>(part),
-            _ => wide::<I, F>(part),
+            _ => by_groups::<I, F>(part),
         }
     }
 }
@@ -160,9 +171,9 @@ unsafe fn panels<const NR: usize>(part: &Int8Part<'_>, index: usize) -> [Panel; 
     let weight = &part.product.weight;
     // SAFETY: by the caller.
     unsafe {
-        let mut panels = [Panel::new(weight.bytes.as_ptr(), &weight.layout, index); NR];
+        let mut panels = [weight.panel(index); NR];
         for (i, panel) in panels.iter_mut().enumerate().skip(1) {
-            *panel = Panel::new(weight.bytes.as_ptr(), &weight.layout, index + i);
+            *panel = weight.panel(index + i);
         }
         panels
     }
@@ -251,10 +262,10 @@ unsafe fn widen_all<I: RowLanes, F: Format, const NR: usize>(
     // SAFETY: the panels exist and have these groups; scratch has room for three.
     unsafe {
         let to = part.scratch.as_mut_ptr();
-        let mut out = [Panel::new(weight.bytes.as_ptr(), &weight.layout, index); NR];
+        let mut out = [weight.panel(index); NR];
         for (i, out) in out.iter_mut().enumerate() {
-            let panel = Panel::new(weight.bytes.as_ptr(), &weight.layout, index + i);
-            *out = widen::<I, F>(&panel, g.clone(), to.add(i * panel_floats::<I>()));
+            let to = to.add(i * panel_floats::<I>());
+            *out = widen::<I, F>(&weight.panel(index + i), g.clone(), to);
         }
         out
     }

@@ -13,7 +13,6 @@
 #[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
 mod amx;
 pub mod bf16;
-mod blocks;
 mod pack;
 mod packed;
 pub mod panels;
@@ -28,20 +27,20 @@ use std::ops::Range;
 
 use troika_graph::{ActivationFormat, DType};
 
+use crate::kernels::quantized::{Layout, PackedView};
 use crate::kernels::select;
 use crate::kernels::{Context, KernelError};
 use crate::machine::Multiply;
 use crate::{Isa, SharedMut};
 
 pub(crate) use bf16::{PairsKernel, dispatch_pairs};
-pub(crate) use blocks::scale_min;
 pub(crate) use part::ProductPart;
-pub(crate) use run::run_part;
+pub(crate) use run::{is_fused, run_part};
 pub(crate) use terms::{Float, Mac, Pairs, RowReader, Single, nearest};
 pub(crate) use weights::{Bf16Row, F16Row, F32Row};
 
-/// Words whose products are summed in one chain. A multiple of every block length.
-pub const BLOCK: usize = 256;
+// Words whose products are summed in one chain.
+pub use crate::kernels::quantized::BLOCK;
 
 /// The multiply instruction behind products of activations in f32, or bf16.
 pub(crate) fn multiply(isa: Isa, activations: ActivationFormat) -> Option<Multiply> {
@@ -227,6 +226,18 @@ pub struct Product<'a> {
     pub pairs: bool,
     /// Whether the weight's bytes are [`panels`].
     pub panels: bool,
+}
+
+impl<'a> Product<'a> {
+    /// Its weight, if it is quantized and in panels.
+    pub(super) fn packed(&self) -> Option<PackedView<'a>> {
+        let w = &self.weight;
+        if !self.panels || !w.dtype.is_quantized() {
+            return None;
+        }
+        let layout = Layout::new(w.dtype, w.rows, w.cols)?;
+        Some(PackedView { layout, bytes: w.bytes })
+    }
 }
 
 /// Scratch floats a part of a product needs: packed panels, and widened rows.

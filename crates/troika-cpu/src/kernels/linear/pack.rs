@@ -5,7 +5,7 @@ use std::ops::Range;
 use troika_graph::DType;
 
 use super::terms::{Halves, Pairs, RowReader, Single};
-use super::weights::{F16Row, F32Row, Q4Row, Q8Row, widen};
+use super::weights::{F16Row, F32Row, widen};
 use super::{BLOCK, WeightView};
 use crate::kernels::simd::{Lanes, MAX_LANES};
 
@@ -58,8 +58,6 @@ pub(super) fn pack<V: Lanes>(b: WeightBlock<'_>, to: &mut [f32], width: usize, w
                 (_, DType::BF16) => as_they_lie!(Halves),
                 (_, DType::F32) => as_they_lie!(Single<F32Row>),
                 (_, DType::F16) => as_they_lie!(Single<F16Row>),
-                (_, DType::Q8_0) => as_they_lie!(Single<Q8Row>),
-                (_, DType::Q4_0) => as_they_lie!(Single<Q4Row>),
                 _ => {
                     let count = (b.rows - g).min(V::N);
                     for i in 0..count {

@@ -1,4 +1,5 @@
-//! Float weights packed for products: sixteen weight rows side by side, as lines of 64 bytes. A
+//! Weights packed for products: quantized ones as for activations in bytes ([`Layout`]); floats with
+//! sixteen weight rows side by side, as lines of 64 bytes. A
 //! line holds one column of f32; two of f16, one after the other; or two of bf16, as a pair for
 //! each row.
 //!
@@ -15,6 +16,7 @@ use super::pack::pack_lanes;
 use super::terms::{Halves, Pairs, Single};
 use super::weights::F32Row;
 use crate::Isa;
+use crate::kernels::quantized::Layout;
 use crate::kernels::simd::{Kernel, Lanes, dispatch};
 
 /// Weight rows of a panel.
@@ -33,17 +35,23 @@ fn line_cols(dtype: DType) -> Option<usize> {
 
 /// Whether weights of a type are best packed for products (on this instruction set).
 pub fn serve(isa: Isa, dtype: DType) -> bool {
-    isa != Isa::Scalar && line_cols(dtype).is_some()
+    dtype.is_quantized() || isa != Isa::Scalar && line_cols(dtype).is_some()
 }
 
 /// Bytes of a panel of rows of `cols` columns; 0 where there are no panels of a type.
 pub fn panel_bytes(dtype: DType, cols: usize) -> usize {
-    line_cols(dtype).map_or(0, |each| cols.div_ceil(each) * LINE)
+    match line_cols(dtype) {
+        Some(each) => cols.div_ceil(each) * LINE,
+        None => Layout::new(dtype, ROWS, cols).map_or(0, |layout| layout.panel_bytes()),
+    }
 }
 
 /// Bytes of a packed weight; `None` when they overflow, or there are no panels of its type.
 pub(crate) fn bytes(dtype: DType, rows: usize, cols: usize) -> Option<usize> {
-    cols.div_ceil(line_cols(dtype)?).checked_mul(LINE)?.checked_mul(rows.div_ceil(ROWS))
+    match line_cols(dtype) {
+        Some(each) => cols.div_ceil(each).checked_mul(LINE)?.checked_mul(rows.div_ceil(ROWS)),
+        None => Layout::new(dtype, rows, cols).map(|layout| layout.bytes()),
+    }
 }
 
 /// Packs a weight as panels; rows behind the last one repeat it.
@@ -54,6 +62,10 @@ pub fn pack_panels(isa: Isa, weight: WeightView<'_>, out: &mut [u8]) {
     weight.check();
     let need = bytes(weight.dtype, weight.rows, weight.cols);
     assert_eq!(Some(out.len()), need, "bytes of panels");
+    if let Some(layout) = Layout::new(weight.dtype, weight.rows, weight.cols) {
+        out.fill(0);
+        return layout.pack_panels(weight.bytes, out);
+    }
     dispatch(isa, Pack { weight, out: bytemuck::cast_slice_mut(out) });
 }
 

@@ -5,6 +5,7 @@ use std::ops::Range;
 use troika_graph::DType;
 
 use super::{Product, panels, worker_floats};
+use crate::Isa;
 
 /// A part of a product: some weight rows, some activation rows. Kernels read and write by pointers
 /// what [`ProductPart::new`] found to be there; nothing else makes one.
@@ -16,6 +17,8 @@ pub(crate) struct ProductPart<'a> {
     pub(super) m: Range<usize>,
     /// At least [`worker_floats`].
     pub(super) scratch: &'a mut [f32],
+    /// Set where it runs.
+    pub(super) isa: Isa,
     /// Keeps other modules from making one.
     _checked: (),
 }
@@ -51,6 +54,6 @@ impl<'a> ProductPart<'a> {
         assert!(product.x.has(&m, words), "activation rows of a part");
         assert!(product.y.has(&m, w.rows), "result rows of a part");
         assert!(scratch.len() >= worker_floats(), "scratch of a part");
-        ProductPart { product, n, m, scratch, _checked: () }
+        ProductPart { product, n, m, scratch, isa: Isa::Scalar, _checked: () }
     }
 }

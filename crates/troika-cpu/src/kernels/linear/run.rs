@@ -8,13 +8,48 @@ use super::bf16::{PairsKernel, dispatch_pairs};
 use super::terms::{Float, Mac};
 use super::{ProductPart, tile};
 use crate::Isa;
+use crate::kernels::quantized::PackedView;
+use crate::kernels::quantized::float::OneRow;
+use crate::kernels::select;
 use crate::kernels::simd::{Kernel, Lanes, dispatch};
 #[cfg(target_arch = "x86_64")]
 use crate::machine::instructions::x86::Tmm;
 
 /// Runs a part of a product.
 pub(crate) fn run_part(isa: Isa, part: ProductPart<'_>) {
+    if let Some(weight) = part.product.packed() {
+        return run_packed(isa, weight, part);
+    }
     if part.product.pairs { run_pairs(isa, part) } else { dispatch(isa, FloatPart(part)) }
+}
+
+/// Whether lanes multiply and add with one rounding, as products of one row with packed weights do.
+pub(crate) fn is_fused(isa: Isa) -> bool {
+    match isa {
+        Isa::Scalar => false,
+        Isa::Neon | Isa::NeonDot | Isa::NeonI8mm => true,
+        _ => !isa.is_emulated(),
+    }
+}
+
+/// A quantized weight in panels: one row meets it as it lies, several meet blocks of floats.
+fn run_packed(isa: Isa, weight: PackedView<'_>, part: ProductPart<'_>) {
+    let ProductPart { product, n, m, scratch, .. } = part;
+    if m.len() == 1 && is_fused(isa) {
+        let x = product.x.row(m.start, weight.layout.cols());
+        let y = product.y.at(m.start, weight.layout.rows());
+        let row = OneRow { weight, n, x, y, bias: product.bias };
+        // SAFETY: `ProductPart::new` checked rows and lengths, and had the promise that nobody else
+        // writes the results.
+        return unsafe { row.run_on(isa) };
+    }
+    for from in n.clone().step_by(select::MAX_PANEL) {
+        let n = from..(from + select::MAX_PANEL).min(n.end);
+        // SAFETY: these rows are a part of those of a part, which are no one else's.
+        let mut part = unsafe { ProductPart::new(product, n, m.clone(), &mut *scratch) };
+        part.isa = isa;
+        dispatch(isa, FloatPart(part));
+    }
 }
 
 struct FloatPart<'a>(ProductPart<'a>);

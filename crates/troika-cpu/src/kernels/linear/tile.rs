@@ -5,8 +5,10 @@ use troika_graph::DType;
 use super::pack::{WIDE, WeightBlock, pack, prefetch_rows, rows, square};
 use super::sink::Sink;
 use super::terms::{Halves, Mac, Pairs, RowReader, Single};
-use super::weights::{F16Row, F32Row, Q4Row, Q8Row};
-use super::{BLOCK, Product, ProductPart, packed};
+use super::weights::{F16Row, F32Row};
+use super::{BLOCK, Product, ProductPart, packed, panels};
+use crate::kernels::quantized::GROUP;
+use crate::kernels::quantized::float::Unpack;
 use crate::kernels::simd::Lanes;
 
 /// Activation rows that meet one panel after another while they are in the nearer caches.
@@ -18,17 +20,16 @@ pub(super) fn part<A: Mac>(part: ProductPart<'_>) {
     // SAFETY: `ProductPart::new` checked bytes, rows and lengths, and had the promise
     // that nobody else writes the results.
     unsafe {
-        if part.product.panels && part.m.len() <= packed::FEW {
+        let packed = part.product.packed().is_some();
+        if part.product.panels && !packed && part.m.len() <= packed::FEW {
             return packed::few_rows::<A>(&part);
         }
-        if part.m.len() == 1 {
+        if part.m.len() == 1 && !packed {
             match (A::PAIRS, part.product.weight.dtype) {
                 (true, _) => return one_row::<A, Pairs>(&part),
                 (_, DType::F32) => return one_row::<A, Single<F32Row>>(&part),
                 (_, DType::F16) => return one_row::<A, Single<F16Row>>(&part),
                 (_, DType::BF16) => return one_row::<A, Halves>(&part),
-                (_, DType::Q8_0) => return one_row::<A, Single<Q8Row>>(&part),
-                (_, DType::Q4_0) => return one_row::<A, Single<Q4Row>>(&part),
                 _ => {}
             }
         }
@@ -149,7 +150,7 @@ unsafe fn rows_by_row<A: Mac, S: RowReader, const G: usize>(
 #[inline(always)]
 fn by_panels<A: Mac, const M: usize, const W: usize>(part: ProductPart<'_>) {
     let p = &part.product;
-    let width = W * A::V::N;
+    let (width, packed_weight) = (W * A::V::N, p.packed());
     let (packed, wide) = part.scratch.split_at_mut(part.scratch.len() - WIDE);
     let mut at = 0;
     loop {
@@ -161,7 +162,15 @@ fn by_panels<A: Mac, const M: usize, const W: usize>(part: ProductPart<'_>) {
             let rows = width.min(part.n.end - n);
             let to = &mut packed[i * width * BLOCK..];
             let block = WeightBlock { weight: p.weight, n, rows, at, len, pairs: A::PAIRS };
-            if p.panels {
+            if let Some(weight) = packed_weight {
+                for g in (0..rows).step_by(panels::ROWS) {
+                    let groups = at / GROUP..(at + len) / GROUP;
+                    let (panel, to) = ((n + g) / panels::ROWS, to[g..].as_mut_ptr());
+                    let panel = Unpack { weight, panel, groups, to, width };
+                    // SAFETY: the weight has the panel, and the block has room for all columns.
+                    unsafe { panel.run_on(part.isa) };
+                }
+            } else if p.panels {
                 // SAFETY: parts begin with a panel, blocks with a line.
                 unsafe { packed::copy::<A>(p, n, skip, words, to, width) };
             } else {

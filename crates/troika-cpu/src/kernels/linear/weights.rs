@@ -30,10 +30,6 @@ pub(crate) struct F32Row;
 pub(crate) struct F16Row;
 /// Plain bf16.
 pub(crate) struct Bf16Row;
-/// Q8_0 blocks.
-pub(crate) struct Q8Row;
-/// Q4_0 blocks.
-pub(crate) struct Q4Row;
 
 /// Rows of plain numbers, by the load of [`Lanes`].
 macro_rules! plain_rows {
@@ -63,30 +59,6 @@ plain_rows!(F32Row, f32, load);
 plain_rows!(F16Row, f16, load_f16);
 plain_rows!(Bf16Row, bf16, load_bf16);
 
-/// Lanes divide the block of 32, so block types have no tail.
-impl RowLoad for Q8Row {
-    #[inline(always)]
-    unsafe fn load<V: Lanes>(row: *const u8, i: usize) -> V {
-        // SAFETY: the row has the block of these elements.
-        unsafe {
-            let block = row.add(i / 32 * 34);
-            V::splat_f16(block).mul(V::load_i8(block.add(2 + i % 32).cast()))
-        }
-    }
-}
-
-impl RowLoad for Q4Row {
-    #[inline(always)]
-    unsafe fn load<V: Lanes>(row: *const u8, i: usize) -> V {
-        // SAFETY: the row has the block of these elements.
-        unsafe {
-            let block = row.add(i / 32 * 18);
-            let q = V::load_bits(block.add(2 + i % 16), (i as u32 % 32) / 16 * 4, 15);
-            V::splat_f16(block).mul(q.sub(V::splat(8.0)))
-        }
-    }
-}
-
 /// Columns `k..k + out.len()` of row `n` as f32, whole blocks.
 #[inline(always)]
 pub(super) fn widen<V: Lanes>(w: &WeightView<'_>, n: usize, k: usize, out: &mut [f32]) {
@@ -99,13 +71,8 @@ pub(super) fn widen<V: Lanes>(w: &WeightView<'_>, n: usize, k: usize, out: &mut 
         match w.dtype {
             DType::F16 => widen_row::<V, F16Row>(from.as_ptr(), out),
             DType::BF16 => widen_row::<V, Bf16Row>(from.as_ptr(), out),
-            DType::Q8_0 => widen_row::<V, Q8Row>(from.as_ptr(), out),
-            DType::Q4_0 => widen_row::<V, Q4Row>(from.as_ptr(), out),
-            other => {
-                if !super::blocks::widen::<V>(other, from, out) {
-                    blocks::dequantize(other, from, out);
-                }
-            }
+            // Products have them in panels.
+            other => blocks::dequantize(other, from, out),
         }
     }
 }

@@ -29,7 +29,7 @@ const PANEL: usize = int8::ROWS;
 /// Activation rows whose gate and up are held at once by a part.
 const TILE_ROWS: usize = 64;
 
-/// The weights of one expert. Packed ones: all gates and ups are of one type, and all downs.
+/// The weights of one expert. Packed ones: all gates are of one type, all ups, and all downs.
 #[derive(Clone, Copy, Debug)]
 pub struct Expert<'a, W> {
     /// `[inter, k]`.
@@ -86,7 +86,7 @@ pub fn floats(
     activations: ActivationFormat,
 ) -> usize {
     let pair = k.saturating_add(inter).saturating_add(ready(activations, inter));
-    rows.saturating_mul(top_k.saturating_mul(pair).saturating_add(ready(activations, k)))
+    rows.saturating_mul(top_k.saturating_mul(pair).saturating_add(2 * ready(activations, k)))
 }
 
 /// Floats that `cols` activations made ready take at most.
@@ -237,8 +237,8 @@ pub struct ExpertRun<'a, E> {
     sorted: Sorted<'a>,
     /// What is left to compute begins with this one of the used experts.
     next: usize,
-    /// The layer's input as products take it, once it is known.
-    input: Option<Input<'a>>,
+    /// The layer's input as gates and ups take it, once it is known.
+    input: Option<[Input<'a>; 2]>,
     outer: Option<&'a mut [f32]>,
     hidden: &'a mut [f32],
     inner: &'a mut [f32],
@@ -274,7 +274,7 @@ impl<'a, E> ExpertRun<'a, E> {
         down: &'a mut [f32],
     ) -> ExpertRun<'a, E> {
         let (hidden, rest) = floats.split_at_mut(sorted.order.len() * x.inter);
-        let (outer, rest) = rest.split_at_mut(sorted.rows * ready(x.activations, x.k));
+        let (outer, rest) = rest.split_at_mut(sorted.rows * 2 * ready(x.activations, x.k));
         let inner = &mut rest[..sorted.order.len() * ready(x.activations, x.inter)];
         ExpertRun { x, sorted, next: 0, input: None, outer: Some(outer), hidden, inner, down }
     }
@@ -312,7 +312,13 @@ impl<'a, E> ExpertRun<'a, E> {
             (Some(input), _) => input,
             (None, outer) => {
                 let outer = outer.unwrap_or_default();
-                *self.input.insert(first.gate.input(cx, x.x, x.k, x.activations, outer)?)
+                let (of_gate, of_up) = outer.split_at_mut(outer.len() / 2);
+                let gate = first.gate.input(cx, x.x, x.k, x.activations, of_gate)?;
+                let up = match first.gate.shares_input(&first.up, x.activations) {
+                    true => gate,
+                    false => first.up.input(cx, x.x, x.k, x.activations, of_up)?,
+                };
+                *self.input.insert([gate, up])
             }
         };
         wave.gate_up(cx, input, self.hidden)?;
@@ -433,7 +439,7 @@ impl<W: Weight, E> Wave<'_, '_, '_, W, E> {
     fn gate_up(
         &self,
         cx: &mut Context<'_>,
-        input: Input<'_>,
+        input: [Input<'_>; 2],
         hidden: &mut [f32],
     ) -> Result<(), KernelError> {
         let (x, sorted) = (self.x, &self.sorted);
@@ -487,7 +493,7 @@ impl<W: Weight, E> Wave<'_, '_, '_, W, E> {
 struct GateUp<'g, 'w, 'a, 'e, W, E> {
     isa: Isa,
     wave: &'g Wave<'w, 'a, 'e, W, E>,
-    input: Input<'g>,
+    input: [Input<'g>; 2],
     hidden: SharedMut<'g, f32>,
 }
 
@@ -504,13 +510,13 @@ impl<W: Weight, E> GateUp<'_, '_, '_, '_, W, E> {
         let (gate, up) = tiles.split_at_mut(TILE_ROWS * select::MAX_PANEL);
         for m in pairs.clone().step_by(TILE_ROWS) {
             let index = &sorted.order[m..(m + TILE_ROWS).min(pairs.end)];
-            let dense = RowsView::dense(input.data, input.width);
-            let rows = RowsView { index: Some(index), divide: x.top_k, ..dense };
             let both =
                 [(expert.gate, expert.bias[0], &mut *gate), (expert.up, expert.bias[1], &mut *up)];
-            for (weight, bias, tile) in both {
+            for ((weight, bias, tile), input) in both.into_iter().zip(input) {
                 let y = OutView::dense(SharedMut::new(tile), n.len());
-                let (x, m, origin) = (rows, index.len(), n.start);
+                let dense = RowsView::dense(input.data, input.width);
+                let x = RowsView { index: Some(index), divide: x.top_k, ..dense };
+                let (m, origin) = (index.len(), n.start);
                 let (n, pairs) = (n.clone(), input.pairs);
                 let piece = ExpertPiece { bias, n, m, x, activations, y, origin, pairs };
                 // SAFETY: the results are in this worker's scratch.

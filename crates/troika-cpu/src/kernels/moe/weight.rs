@@ -44,6 +44,9 @@ pub trait Weight: Copy {
         work: &'a mut [f32],
     ) -> Result<Input<'a>, KernelError>;
 
+    /// Whether another weight takes the same rows made ready.
+    fn shares_input(&self, other: &Self, activations: ActivationFormat) -> bool;
+
     /// Its bytes.
     fn bytes(&self) -> &[u8];
 
@@ -73,6 +76,10 @@ impl Weight for WeightView<'_> {
         work: &'a mut [f32],
     ) -> Result<Input<'a>, KernelError> {
         Input::new(cx, x, cols, activations == ActivationFormat::Bf16, work)
+    }
+
+    fn shares_input(&self, _: &Self, _: ActivationFormat) -> bool {
+        true
     }
 
     fn bytes(&self) -> &[u8] {
@@ -111,9 +118,17 @@ impl Weight for int8::PackedView<'_> {
         activations: ActivationFormat,
         work: &'a mut [f32],
     ) -> Result<Input<'a>, KernelError> {
+        if !matches!(activations, ActivationFormat::Int(_)) {
+            return Ok(Input { data: x, width: cols, pairs: false });
+        }
         let kind = int8::Quantization::of(self.layout.dtype, activations);
         int8::quantize(cx, int8::ActivationRows::Plain(x), cols, &mut [(kind, &mut *work)])?;
         Ok(Input { data: work, width: int8::floats(cols), pairs: false })
+    }
+
+    fn shares_input(&self, other: &Self, activations: ActivationFormat) -> bool {
+        let of = |w: &Self| int8::Quantization::of(w.layout.dtype, activations);
+        of(self) == of(other)
     }
 
     fn bytes(&self) -> &[u8] {
@@ -129,6 +144,21 @@ impl Weight for int8::PackedView<'_> {
     }
 
     unsafe fn multiply(&self, isa: Isa, p: ExpertPiece<'_>, scratch: &mut [f32]) {
+        if !matches!(p.activations, ActivationFormat::Int(_)) {
+            // The panels from the origin on, so that results begin with it.
+            let rows = p.origin..p.n.end;
+            let [start, end] = [rows.start / int8::ROWS, rows.end.div_ceil(int8::ROWS)];
+            let each = self.layout.panel_bytes();
+            let (bytes, bias) = (&self.bytes[start * each..end * each], p.bias.map(|b| &b[rows]));
+            let (dtype, cols) = (self.layout.dtype, self.layout.cols);
+            let weight = WeightView { dtype, bytes, rows: p.n.end - p.origin, cols };
+            let product =
+                linear::Product { weight, bias, x: p.x, y: p.y, pairs: false, panels: true };
+            let n = p.n.start - p.origin..weight.rows;
+            // SAFETY: by the caller.
+            let part = unsafe { linear::ProductPart::new(product, n, 0..p.m, scratch) };
+            return linear::run_part(isa, part);
+        }
         let quantization = int8::Quantization::of(self.layout.dtype, p.activations);
         let product = int8::Product { weight: *self, bias: p.bias, x: p.x, quantization, y: p.y };
         // SAFETY: by the caller.

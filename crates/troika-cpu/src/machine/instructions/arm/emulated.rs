@@ -150,6 +150,7 @@ impl Arm for Emulated {
         fn sxtl_4s(v: V) -> V { map::<i16, i32, 8, 4>(v, i32::from) }
         fn shll_4s(v: V) -> V { map::<u16, u32, 8, 4>(v, |x| u32::from(x) << 16) }
         fn add_4s(a: V, b: V) -> V { words(a, b, u32::wrapping_add) }
+        fn umax_4s(a: V, b: V) -> V { words(a, b, u32::max) }
         fn sub_4s(a: V, b: V) -> V { words(a, b, u32::wrapping_sub) }
         fn mul_4s(a: V, b: V) -> V { words(a, b, u32::wrapping_mul) }
         fn smull_8h(a: V, b: V) -> V {
@@ -198,6 +199,9 @@ impl Arm for Emulated {
         fn fcmgt(a: V, b: V) -> V {
             let (a, b): ([f32; 4], [f32; 4]) = (lanes(a), lanes(b));
             make::<u32, 4>(|i| if a[i] > b[i] { u32::MAX } else { 0 })
+        }
+        fn tbl(table: V, index: V) -> V {
+            make::<u8, 16>(|i| table.0.get(usize::from(index.0[i])).map_or(0, |b| *b))
         }
         fn tbl4(table: [V; 4], index: V) -> V {
             let byte = |i: usize| table.get(i / 16).map_or(0, |v| v.0[i % 16]);

@@ -62,6 +62,8 @@ pub trait Arm: Copy {
     fn zip2_2d(a: Self::V, b: Self::V) -> Self::V;
     fn uzp1_4s(a: Self::V, b: Self::V) -> Self::V;
     fn uzp2_4s(a: Self::V, b: Self::V) -> Self::V;
+    /// Bytes from a table of 16; 0 for larger indices.
+    fn tbl(table: Self::V, index: Self::V) -> Self::V;
     /// Bytes from a table of 64; 0 for larger indices.
     fn tbl4(table: [Self::V; 4], index: Self::V) -> Self::V;
 
@@ -72,6 +74,7 @@ pub trait Arm: Copy {
     /// Four u16, each moved to the upper half of 32 bits.
     fn shll_4s(v: Self::V) -> Self::V;
     fn add_4s(a: Self::V, b: Self::V) -> Self::V;
+    fn umax_4s(a: Self::V, b: Self::V) -> Self::V;
     fn sub_4s(a: Self::V, b: Self::V) -> Self::V;
     fn mul_4s(a: Self::V, b: Self::V) -> Self::V;
 

@@ -103,6 +103,7 @@ impl Arm for Native {
         fn zip2_2d(x: V, y: V) -> V { from_d(vzip2q_u64(d(x), d(y))) }
         fn uzp1_4s(x: V, y: V) -> V { from_u(vuzp1q_u32(u(x), u(y))) }
         fn uzp2_4s(x: V, y: V) -> V { from_u(vuzp2q_u32(u(x), u(y))) }
+        fn tbl(t: V, index: V) -> V { vqtbl1q_u8(t, index) }
         fn tbl4(t: [V; 4], index: V) -> V { vqtbl4q_u8(uint8x16x4_t(t[0], t[1], t[2], t[3]), index) }
         fn uxtl_8h(v: V) -> V { from_h(vmovl_u8(vget_low_u8(v))) }
         fn uxtl_4s(v: V) -> V { from_u(vmovl_u16(vget_low_u16(h(v)))) }
@@ -110,6 +111,7 @@ impl Arm for Native {
         fn sxtl_4s(v: V) -> V { from_s(vmovl_s16(vget_low_s16(sh(v)))) }
         fn shll_4s(v: V) -> V { from_u(vshll_n_u16::<16>(vget_low_u16(h(v)))) }
         fn add_4s(x: V, y: V) -> V { from_u(vaddq_u32(u(x), u(y))) }
+        fn umax_4s(x: V, y: V) -> V { from_u(vmaxq_u32(u(x), u(y))) }
         fn sub_4s(x: V, y: V) -> V { from_u(vsubq_u32(u(x), u(y))) }
         fn mul_4s(x: V, y: V) -> V { from_u(vmulq_u32(u(x), u(y))) }
         fn smull_8h(x: V, y: V) -> V { from_sh(vmull_s8(vget_low_s8(b(x)), vget_low_s8(b(y)))) }

@@ -82,6 +82,10 @@ impl<const BYTES: usize> Vector for Emulated<BYTES> {
         unsafe fn vpbroadcastb(x: u8) -> V { Self::make::<u8, 64>(|_| x) }
         unsafe fn vpbroadcastw(x: u16) -> V { Self::make::<u16, 32>(|_| x) }
         unsafe fn vpbroadcastd(x: u32) -> V { Self::make::<u32, 16>(|_| x) }
+        unsafe fn vbroadcasti128(p: *const u8) -> V {
+            let bytes = read(p, 16);
+            Self::make::<u8, 64>(|i| bytes[i % 16])
+        }
         unsafe fn vpand(a: V, b: V) -> V { Self::bytes(a, b, |a, b| a & b) }
         unsafe fn vpor(a: V, b: V) -> V { Self::bytes(a, b, |a, b| a | b) }
         unsafe fn vpxor(a: V, b: V) -> V { Self::bytes(a, b, |a, b| a ^ b) }
@@ -94,6 +98,27 @@ impl<const BYTES: usize> Vector for Emulated<BYTES> {
         unsafe fn vpsllw(v: V, count: u32) -> V {
             Self::words(v, v, |v, _| v.checked_shl(count).unwrap_or(0))
         }
+        unsafe fn vpsrld(v: V, count: u32) -> V {
+            let v: [u32; 16] = lanes(v);
+            Self::make::<u32, 16>(|i| v[i].checked_shr(count).unwrap_or(0))
+        }
+        unsafe fn vpslld(v: V, count: u32) -> V {
+            let v: [u32; 16] = lanes(v);
+            Self::make::<u32, 16>(|i| v[i].checked_shl(count).unwrap_or(0))
+        }
+        unsafe fn vpmaxsd(a: V, b: V) -> V {
+            let (a, b): ([i32; 16], [i32; 16]) = (lanes(a), lanes(b));
+            Self::make::<i32, 16>(|i| a[i].max(b[i]))
+        }
+        unsafe fn vpshufb(table: V, index: V) -> V {
+            let byte = |i: usize, at: u8| if at > 127 { 0 } else { table.0[i / 16 * 16 + usize::from(at & 15)] };
+            Self::make::<u8, 64>(|i| byte(i, index.0[i]))
+        }
+        unsafe fn vpermps(index: V, v: V) -> V {
+            let (index, v): ([u32; 16], [f32; 16]) = (lanes(index), lanes(v));
+            Self::make::<f32, 16>(|i| v[index[i] as usize % 16])
+        }
+        unsafe fn as_floats(v: V) -> V { v }
         unsafe fn vpsubb(a: V, b: V) -> V { Self::bytes(a, b, u8::wrapping_sub) }
         unsafe fn vpabsb(v: V) -> V { Self::bytes(v, v, |v, _| (v as i8).unsigned_abs()) }
         unsafe fn vpsignb(a: V, b: V) -> V {

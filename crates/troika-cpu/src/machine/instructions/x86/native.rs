@@ -68,12 +68,19 @@ vector! { Ymm, 32, __m256i, __m256, "avx2,fma,f16c", "avxvnni",
     fn vpbroadcastb(x: u8) -> I2 { _mm256_set1_epi8(x as i8) }
     fn vpbroadcastw(x: u16) -> I2 { _mm256_set1_epi16(x as i16) }
     fn vpbroadcastd(x: u32) -> I2 { _mm256_set1_epi32(x as i32) }
+    fn vbroadcasti128(p: *const u8) -> I2 { _mm256_broadcastsi128_si256(_mm_loadu_si128(p.cast())) }
     fn vpand(a: I2, b: I2) -> I2 { _mm256_and_si256(a, b) }
     fn vpor(a: I2, b: I2) -> I2 { _mm256_or_si256(a, b) }
     fn vpxor(a: I2, b: I2) -> I2 { _mm256_xor_si256(a, b) }
     fn vpcmpgtb(a: I2, b: I2) -> I2 { _mm256_cmpgt_epi8(a, b) }
     fn vpsrlw(v: I2, count: u32) -> I2 { _mm256_srl_epi16(v, _mm_cvtsi32_si128(count as i32)) }
     fn vpsllw(v: I2, count: u32) -> I2 { _mm256_sll_epi16(v, _mm_cvtsi32_si128(count as i32)) }
+    fn vpsrld(v: I2, count: u32) -> I2 { _mm256_srl_epi32(v, _mm_cvtsi32_si128(count as i32)) }
+    fn vpslld(v: I2, count: u32) -> I2 { _mm256_sll_epi32(v, _mm_cvtsi32_si128(count as i32)) }
+    fn vpmaxsd(a: I2, b: I2) -> I2 { _mm256_max_epi32(a, b) }
+    fn vpshufb(table: I2, index: I2) -> I2 { _mm256_shuffle_epi8(table, index) }
+    fn vpermps(_index: I2, _v: F2) -> F2 { unreachable!("registers of AVX2 have eight floats") }
+    fn as_floats(v: I2) -> F2 { _mm256_castsi256_ps(v) }
     fn vpsubb(a: I2, b: I2) -> I2 { _mm256_sub_epi8(a, b) }
     fn vpabsb(v: I2) -> I2 { _mm256_abs_epi8(v) }
     fn vpsignb(a: I2, b: I2) -> I2 { _mm256_sign_epi8(a, b) }
@@ -107,12 +114,19 @@ vector! { Zmm, 64, __m512i, __m512,
     fn vpbroadcastb(x: u8) -> I5 { _mm512_set1_epi8(x as i8) }
     fn vpbroadcastw(x: u16) -> I5 { _mm512_set1_epi16(x as i16) }
     fn vpbroadcastd(x: u32) -> I5 { _mm512_set1_epi32(x as i32) }
+    fn vbroadcasti128(p: *const u8) -> I5 { _mm512_broadcast_i32x4(_mm_loadu_si128(p.cast())) }
     fn vpand(a: I5, b: I5) -> I5 { _mm512_and_si512(a, b) }
     fn vpor(a: I5, b: I5) -> I5 { _mm512_or_si512(a, b) }
     fn vpxor(a: I5, b: I5) -> I5 { _mm512_xor_si512(a, b) }
     fn vpcmpgtb(_a: I5, _b: I5) -> I5 { unreachable!("AVX-512 compares into masks") }
     fn vpsrlw(v: I5, count: u32) -> I5 { _mm512_srl_epi16(v, _mm_cvtsi32_si128(count as i32)) }
     fn vpsllw(v: I5, count: u32) -> I5 { _mm512_sll_epi16(v, _mm_cvtsi32_si128(count as i32)) }
+    fn vpsrld(v: I5, count: u32) -> I5 { _mm512_srl_epi32(v, _mm_cvtsi32_si128(count as i32)) }
+    fn vpslld(v: I5, count: u32) -> I5 { _mm512_sll_epi32(v, _mm_cvtsi32_si128(count as i32)) }
+    fn vpmaxsd(a: I5, b: I5) -> I5 { _mm512_max_epi32(a, b) }
+    fn vpshufb(table: I5, index: I5) -> I5 { _mm512_shuffle_epi8(table, index) }
+    fn vpermps(index: I5, v: F5) -> F5 { _mm512_permutexvar_ps(index, v) }
+    fn as_floats(v: I5) -> F5 { _mm512_castsi512_ps(v) }
     fn vpsubb(a: I5, b: I5) -> I5 { _mm512_sub_epi8(a, b) }
     fn vpabsb(v: I5) -> I5 { _mm512_abs_epi8(v) }
     fn vpsignb(_a: I5, _b: I5) -> I5 { unreachable!("AVX-512 has no vpsignb") }

@@ -249,12 +249,16 @@ mod native {
                         $(same(stringify!($op), E::<BYTES>::$op(a, b), N::$op(load(a), load(b)));)*
                     };
                 }
-                check!(vpand vpor vpxor vpsubb vpmaddubsw vpmaddwd vpaddw vpaddd);
+                check!(vpand vpor vpxor vpsubb vpmaddubsw vpmaddwd vpaddw vpaddd vpmaxsd vpshufb);
                 for count in [0, 1, 4, 7, 15, 16, 40] {
                     let (a1, native) = (E::<BYTES>::vpsrlw(a, count), N::vpsrlw(load(a), count));
                     same("vpsrlw", a1, native);
                     let (a1, native) = (E::<BYTES>::vpsllw(a, count), N::vpsllw(load(a), count));
                     same("vpsllw", a1, native);
+                    let (a1, native) = (E::<BYTES>::vpsrld(a, count), N::vpsrld(load(a), count));
+                    same("vpsrld", a1, native);
+                    let (a1, native) = (E::<BYTES>::vpslld(a, count), N::vpslld(load(a), count));
+                    same("vpslld", a1, native);
                 }
                 same("vpabsb", E::<BYTES>::vpabsb(a), N::vpabsb(load(a)));
                 if BYTES == 32 {
@@ -266,7 +270,16 @@ mod native {
                     same("vpdpbusd", E::<BYTES>::vpdpbusd(c, a, b), native);
                 }
                 same("pin", E::<BYTES>::vpor(a, a), N::pin(load(a)));
+                same_floats("as_floats", E::<BYTES>::as_floats(a), N::as_floats(load(a)));
+                if BYTES == 64 {
+                    same_floats(
+                        "vpermps",
+                        E::<BYTES>::vpermps(a, fb),
+                        N::vpermps(load(a), float(fb)),
+                    );
+                }
                 let p = b.0.as_ptr().add(1);
+                same("vbroadcasti128", E::<BYTES>::vbroadcasti128(p), N::vbroadcasti128(p));
                 same("vpmovzxbd", E::<BYTES>::vpmovzxbd(p), N::vpmovzxbd(p));
                 same("vpmovsxbd", E::<BYTES>::vpmovsxbd(p), N::vpmovsxbd(p));
                 same("vpbroadcastb", E::<BYTES>::vpbroadcastb(a.0[0]), N::vpbroadcastb(a.0[0]));

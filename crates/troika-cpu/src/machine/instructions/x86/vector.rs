@@ -30,6 +30,8 @@ pub(crate) trait Vector: Copy {
     unsafe fn vpbroadcastb(x: u8) -> Self::I;
     unsafe fn vpbroadcastw(x: u16) -> Self::I;
     unsafe fn vpbroadcastd(x: u32) -> Self::I;
+    /// 16 bytes, again and again.
+    unsafe fn vbroadcasti128(p: *const u8) -> Self::I;
     unsafe fn vpand(a: Self::I, b: Self::I) -> Self::I;
     unsafe fn vpor(a: Self::I, b: Self::I) -> Self::I;
     unsafe fn vpxor(a: Self::I, b: Self::I) -> Self::I;
@@ -39,6 +41,15 @@ pub(crate) trait Vector: Copy {
     unsafe fn vpsrlw(v: Self::I, count: u32) -> Self::I;
     /// Shifts words left.
     unsafe fn vpsllw(v: Self::I, count: u32) -> Self::I;
+    /// Shifts i32 right, with zeros from the left.
+    unsafe fn vpsrld(v: Self::I, count: u32) -> Self::I;
+    /// Shifts i32 left.
+    unsafe fn vpslld(v: Self::I, count: u32) -> Self::I;
+    /// The larger i32.
+    unsafe fn vpmaxsd(a: Self::I, b: Self::I) -> Self::I;
+    /// Bytes of each 16 of `table` at the indices in the 16 at the same place; 0 at negative ones,
+    /// and only four bits of the others count.
+    unsafe fn vpshufb(table: Self::I, index: Self::I) -> Self::I;
     /// `a - b` of bytes, wrapping.
     unsafe fn vpsubb(a: Self::I, b: Self::I) -> Self::I;
     /// Absolute values of bytes, unsigned: -128 becomes 128.
@@ -58,6 +69,10 @@ pub(crate) trait Vector: Copy {
     /// Adds four products of unsigned bytes of `a` with signed ones of `b` to an i32, wrapping.
     unsafe fn vpdpbusd(sum: Self::I, a: Self::I, b: Self::I) -> Self::I;
 
+    /// The same bits. Not an instruction.
+    unsafe fn as_floats(v: Self::I) -> Self::F;
+    /// Floats of `v` at the lowest four bits of the i32 of `index`. AVX-512 only.
+    unsafe fn vpermps(index: Self::I, v: Self::F) -> Self::F;
     /// From i32, to the nearest, ties to even.
     unsafe fn vcvtdq2ps(v: Self::I) -> Self::F;
     /// From f16.

@@ -1,15 +1,20 @@
 
 const SCALED: bool = true;
+const SIGNED: bool = true;
 const MINIMUM: bool = false;
 
 // Twice the E2M1 number of a nibble.
-fn doubled(q: u32) -> f32 {
-    let magnitude = f32((0xc8643210u >> ((q & 7u) * 4u)) & 15u);
+fn doubled(q: u32) -> i32 {
+    let magnitude = i32((0xc8643210u >> ((q & 7u) * 4u)) & 15u);
     return select(magnitude, -magnitude, (q & 8u) != 0u);
 }
 
-fn doubled4(bits: u32) -> vec4<f32> {
-    return vec4<f32>(doubled(bits), doubled(bits >> 8u), doubled(bits >> 16u), doubled(bits >> 24u));
+fn doubled4(bits: u32) -> u32 {
+    return pack4xI8(vec4<i32>(doubled(bits), doubled(bits >> 8u), doubled(bits >> 16u), doubled(bits >> 24u)));
+}
+
+fn doubled16(q: vec4<u32>, scale: f32) -> Q16 {
+    return Q16(vec4<u32>(doubled4(q.x), doubled4(q.y), doubled4(q.z), doubled4(q.w)), scale, 0.0);
 }
 
 // The scale of a block, of the exponents that begin at unit `start`: half of 2^(e - 127), also where
@@ -19,11 +24,10 @@ fn scale_of(start: u32, block: u32) -> f32 {
     return bitcast<f32>(select((max(e, 1u) - 1u) << 23u, 0x00200000u << e, e < 2u));
 }
 
-fn load16(row: u32, part: u32, cols: u32) -> W16 {
+fn packed16(row: u32, part: u32, cols: u32) -> Q16 {
     let block = part / 2u;
     let scale = scale_of(row + cols / 32u, block);
-    let q = unit(row + block) >> vec4<u32>((part & 1u) * 4u);
-    return W16(doubled4(q.x), doubled4(q.y), doubled4(q.z), doubled4(q.w), scale, 0.0);
+    return doubled16(unit(row + block) >> vec4<u32>((part & 1u) * 4u), scale);
 }
 
 // 32 weights.
@@ -36,14 +40,10 @@ fn load_block(row: u32, block: u32, cols: u32) -> Block {
     return Block(unit(row + block), scale_of(row + cols / 32u, block));
 }
 
-fn doubled16(q: vec4<u32>, scale: f32) -> W16 {
-    return W16(doubled4(q.x), doubled4(q.y), doubled4(q.z), doubled4(q.w), scale, 0.0);
-}
-
-fn first16(b: Block) -> W16 {
+fn first_packed(b: Block) -> Q16 {
     return doubled16(b.u, b.scale);
 }
 
-fn second16(b: Block) -> W16 {
+fn second_packed(b: Block) -> Q16 {
     return doubled16(b.u >> vec4<u32>(4u), b.scale);
 }

@@ -3,7 +3,7 @@
 
 use std::marker::PhantomData;
 
-use super::super::layout::{QUAD, ROWS};
+use super::super::shape::{QUAD, ROWS};
 use super::{RowLanes, trip_count};
 use crate::machine::instructions::arm::Arm;
 use crate::machine::instructions::{RegisterWork, apart, methods};
@@ -13,14 +13,14 @@ type Four<A> = [<A as Arm>::V; 4];
 
 /// Four registers of `A`, multiplied by `P`.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Neon<A, P>(PhantomData<(A, P)>);
+pub(crate) struct Neon<A, P>(PhantomData<(A, P)>);
 
 /// How bytes are multiplied.
 ///
 /// # Safety
 /// All methods need the instructions of the implementing type.
 #[allow(clippy::missing_safety_doc)]
-pub(in super::super) trait Products<A: Arm>: Copy {
+pub(crate) trait Products<A: Arm>: Copy {
     /// Whether weights are signed in products, 128 less than their bytes when all bits are used.
     const SIGNED: bool;
     /// Whether [`Products::square`] exists.
@@ -37,13 +37,13 @@ pub(in super::super) trait Products<A: Arm>: Copy {
 
 /// Products of 16 bits, added in pairs.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Smull;
+pub(crate) struct Smull;
 /// `dotprod`.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Sdot;
+pub(crate) struct Sdot;
 /// `i8mm`.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Usmmla;
+pub(crate) struct Usmmla;
 
 impl<A: Arm> Products<A> for Smull {
     const SIGNED: bool = true;
@@ -137,6 +137,14 @@ impl<A: Arm, P: Products<A>> RowLanes for Neon<A, P> {
         }
         unsafe fn prefetch(p: *const u8) { A::prfm(p) }
         unsafe fn or(a: Four<A>, b: Four<A>) -> Four<A> { each(|i| A::orr(a[i], b[i])) }
+        unsafe fn look_up(table: *const u8, b: Four<A>) -> Four<A> {
+            let table = A::ld1(table);
+            b.map(|b| A::tbl(table, b))
+        }
+        unsafe fn column(b: Four<A>, c: usize) -> Four<A> {
+            let (right, mask) = (A::dup_4s((8 * c as u32).wrapping_neg()), A::dup_4s(255));
+            b.map(|b| A::scvtf(A::and(A::ushl_4s(b, right), mask)))
+        }
         unsafe fn store_bytes(b: Four<A>, p: *mut u8) {
             for (i, b) in b.into_iter().enumerate() {
                 A::st1(b, p.add(16 * i))
@@ -168,8 +176,22 @@ impl<A: Arm, P: Products<A>> RowLanes for Neon<A, P> {
         unsafe fn splat(x: f32) -> Four<A> { [A::dup_4s(x.to_bits()); 4] }
         unsafe fn load_f32(p: *const f32) -> Four<A> { each(|i| A::ld1(p.add(4 * i).cast())) }
         unsafe fn load_f16(p: *const u8) -> Four<A> { each(|i| A::fcvtl(A::ldr_d(p.add(8 * i)))) }
+        unsafe fn load_e8m0_half(p: *const u8) -> Four<A> {
+            // An exponent less by one, and the two subnormal numbers.
+            let small = A::dup_4s(0x00a0_0000);
+            let less = A::dup_4s((1u32 << 23).wrapping_neg());
+            each(|i| {
+                let e = A::uxtl_4s(A::uxtl_8h(A::ldr_s(p.add(4 * i))));
+                let small = A::add_4s(A::ushl_4s(e, A::dup_4s(21)), small);
+                A::add_4s(A::umax_4s(A::ushl_4s(e, A::dup_4s(23)), small), less)
+            })
+        }
         unsafe fn load_u8(p: *const u8) -> Four<A> {
             from_bytes::<A>(p, |v| A::uxtl_4s(A::uxtl_8h(v)))
+        }
+        unsafe fn load_u4(p: *const u8, shift: u32) -> Four<A> {
+            let (right, mask) = (A::dup_4s(shift.wrapping_neg()), A::dup_4s(15));
+            from_bytes::<A>(p, |v| A::and(A::ushl_4s(A::uxtl_4s(A::uxtl_8h(v)), right), mask))
         }
         unsafe fn load_i8(p: *const u8) -> Four<A> {
             from_bytes::<A>(p, |v| A::sxtl_4s(A::sxtl_8h(v)))

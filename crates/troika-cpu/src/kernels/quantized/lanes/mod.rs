@@ -5,13 +5,13 @@
 //! same bits.
 
 #[cfg(any(target_arch = "aarch64", feature = "emulate"))]
-pub(super) mod neon;
-pub(super) mod scalar;
+pub(crate) mod neon;
+pub(crate) mod scalar;
 #[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
-pub(super) mod x86;
+pub(crate) mod x86;
 
-use super::layout::QUAD;
-use super::quantize::joined;
+use super::shape::QUAD;
+use super::shape::joined;
 use crate::machine::instructions::RegisterWork;
 
 /// Registers of an instruction set.
@@ -20,7 +20,7 @@ use crate::machine::instructions::RegisterWork;
 /// All methods need the CPU features of the implementing type; loads and stores need valid
 /// memory for what they say and no alignment.
 #[allow(missing_docs, clippy::missing_safety_doc)]
-pub(super) trait RowLanes: Copy {
+pub(crate) trait RowLanes: Copy {
     /// Whether a block of six activation rows and 32 weight rows fits the registers.
     const WIDE: bool;
     /// Panels of a block with several activation rows: as many as fit the registers.
@@ -40,6 +40,8 @@ pub(super) trait RowLanes: Copy {
     /// Whether code is to be small instead of fast: loops stay loops, and quads are taken in one
     /// as if [`RowLanes::ROLLED`].
     const COMPACT: bool = false;
+    /// Whether [`RowLanes::pick`] exists.
+    const PICKS: bool = false;
     /// 64 unsigned bytes: four columns of sixteen rows.
     type Bytes: Copy;
     /// Bytes made ready for products.
@@ -67,7 +69,15 @@ pub(super) trait RowLanes: Copy {
     /// negative); those that come to lie there are of the same byte.
     unsafe fn moved(b: Self::Bytes, left: i32, mask: u8) -> Self::Bytes;
     unsafe fn or(a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
+    /// The bytes of a table of sixteen at these indices, which are below sixteen.
+    unsafe fn look_up(table: *const u8, b: Self::Bytes) -> Self::Bytes;
     unsafe fn store_bytes(b: Self::Bytes, p: *mut u8);
+    /// Byte `c` of each row, as floats.
+    unsafe fn column(b: Self::Bytes, c: usize) -> Self::Floats;
+    /// Those of sixteen floats at the four bits from bit `right` on of each row's 32.
+    unsafe fn pick(_of: Self::Floats, _b: Self::Bytes, _right: u32) -> Self::Floats {
+        unreachable!("bytes are made floats")
+    }
 
     /// `full`: all eight bits are used, 128 stands for zero.
     unsafe fn weight(full: bool, b: Self::Bytes) -> Self::Weight;
@@ -119,7 +129,11 @@ pub(super) trait RowLanes: Copy {
     unsafe fn splat(x: f32) -> Self::Floats;
     unsafe fn load_f32(p: *const f32) -> Self::Floats;
     unsafe fn load_f16(p: *const u8) -> Self::Floats;
+    /// Halves of the numbers of E8M0.
+    unsafe fn load_e8m0_half(p: *const u8) -> Self::Floats;
     unsafe fn load_u8(p: *const u8) -> Self::Floats;
+    /// The lower half of each byte, or with a shift of 4 the upper half.
+    unsafe fn load_u4(p: *const u8, shift: u32) -> Self::Floats;
     unsafe fn load_i8(p: *const u8) -> Self::Floats;
     unsafe fn store(f: Self::Floats, p: *mut f32);
     unsafe fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats;
@@ -133,6 +147,6 @@ pub(super) trait RowLanes: Copy {
 /// The trip count of a loop. Where code is to be small, the compiler must not know them: it would
 /// unroll.
 #[inline(always)]
-pub(super) fn trip_count<I: RowLanes>(n: usize) -> usize {
+pub(crate) fn trip_count<I: RowLanes>(n: usize) -> usize {
     if I::COMPACT { std::hint::black_box(n) } else { n }
 }

@@ -3,8 +3,8 @@
 
 use std::marker::PhantomData;
 
-use super::super::layout::{QUAD, ROWS};
-use super::super::quantize::joined;
+use super::super::shape::joined;
+use super::super::shape::{QUAD, ROWS};
 use super::RowLanes;
 use crate::machine::instructions::x86::Vector;
 use crate::machine::instructions::{RegisterWork, methods};
@@ -16,14 +16,14 @@ type Floats<V, const R: usize> = [<V as Vector>::F; R];
 
 /// `R` registers of `V`, multiplied by `P`.
 #[derive(Clone, Copy)]
-pub(in super::super) struct X86<V, P, const R: usize>(PhantomData<(V, P)>);
+pub(crate) struct X86<V, P, const R: usize>(PhantomData<(V, P)>);
 
 /// How bytes are multiplied.
 ///
 /// # Safety
 /// All methods need the features of `V` and the instructions of the implementing type.
 #[allow(clippy::missing_safety_doc)]
-pub(in super::super) trait Products<V: Vector>: Copy {
+pub(crate) trait Products<V: Vector>: Copy {
     /// Whether weights of all eight bits are signed in products.
     const SIGNED: bool;
     /// Whether products need registers besides the ones for weights, activations and sums.
@@ -53,14 +53,14 @@ pub(in super::super) trait Products<V: Vector>: Copy {
 /// AVX2. Sums of 16 bits for weights that allow it, else of 32 bits after each product. `SEVEN`:
 /// activations have seven bits, so that weights of all eight bits are unsigned.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Maddubs<const SEVEN: bool>;
+pub(crate) struct Maddubs<const SEVEN: bool>;
 /// VNNI.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Dpbusd;
+pub(crate) struct Dpbusd;
 
 /// Absolute and signed values; the same bytes where they are unsigned.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Magnitude<T> {
+pub(crate) struct Magnitude<T> {
     unsigned: T,
     signed: T,
 }
@@ -73,7 +73,7 @@ pub(in super::super) struct Magnitude<T> {
 /// those alone that multiply: two of three instructions of a product need these then instead of
 /// three of four.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Flipped<T> {
+pub(crate) struct Flipped<T> {
     magnitude: T,
     negative: T,
 }
@@ -199,6 +199,7 @@ impl<V: Vector, P: Products<V>, const R: usize> RowLanes for X86<V, P, R> {
     const SIGNED_QUAD: usize = if P::SIGNED { 2 * QUAD } else { QUAD };
     const PINNED: bool = P::TEMPORARIES;
     const COMPACT: bool = !V::NATIVE;
+    const PICKS: bool = R == 1;
     type Bytes = Ints<V, R>;
     type Weight = [P::Weight; R];
     type Signed = [P::Signed; R];
@@ -231,6 +232,20 @@ impl<V: Vector, P: Products<V>, const R: usize> RowLanes for X86<V, P, R> {
             }
         }
         unsafe fn or(a: Ints<V, R>, b: Ints<V, R>) -> Ints<V, R> { each!(i, V::vpor(a[i], b[i])) }
+        unsafe fn look_up(table: *const u8, b: Ints<V, R>) -> Ints<V, R> {
+            let table = V::vbroadcasti128(table);
+            each!(i, V::vpshufb(table, b[i]))
+        }
+        unsafe fn column(b: Ints<V, R>, c: usize) -> Floats<V, R> {
+            each!(i, V::vcvtdq2ps(match c {
+                0 => V::vpand(b[i], V::vpbroadcastd(255)),
+                3 => V::vpsrld(b[i], 24),
+                _ => V::vpand(V::vpsrld(b[i], 8 * c as u32), V::vpbroadcastd(255)),
+            }))
+        }
+        unsafe fn pick(of: Floats<V, R>, b: Ints<V, R>, right: u32) -> Floats<V, R> {
+            each!(i, V::vpermps(V::vpsrld(b[i], right), of[i]))
+        }
         unsafe fn store_bytes(b: Ints<V, R>, p: *mut u8) {
             for (i, b) in b.into_iter().enumerate() {
                 V::vmovdqu_store(b, p.add(i * V::BYTES))
@@ -280,8 +295,25 @@ impl<V: Vector, P: Products<V>, const R: usize> RowLanes for X86<V, P, R> {
         unsafe fn load_f16(p: *const u8) -> Floats<V, R> {
             each!(i, V::vcvtph2ps(p.add(i * 2 * ROWS / R)))
         }
+        unsafe fn load_e8m0_half(p: *const u8) -> Floats<V, R> {
+            // An exponent less by one, and the two subnormal numbers.
+            let small = V::vpbroadcastd(0x00a0_0000);
+            let less = V::vpbroadcastd((1u32 << 23).wrapping_neg());
+            each!(i, {
+                let e = V::vpmovzxbd(p.add(i * ROWS / R));
+                let small = V::vpaddd(V::vpslld(e, 21), small);
+                V::as_floats(V::vpaddd(V::vpmaxsd(V::vpslld(e, 23), small), less))
+            })
+        }
         unsafe fn load_u8(p: *const u8) -> Floats<V, R> {
             each!(i, V::vcvtdq2ps(V::vpmovzxbd(p.add(i * ROWS / R))))
+        }
+        unsafe fn load_u4(p: *const u8, shift: u32) -> Floats<V, R> {
+            let mask = V::vpbroadcastd(15);
+            each!(i, {
+                let bytes = V::vpmovzxbd(p.add(i * ROWS / R));
+                V::vcvtdq2ps(V::vpand(V::vpsrlw(bytes, shift), mask))
+            })
         }
         unsafe fn load_i8(p: *const u8) -> Floats<V, R> {
             each!(i, V::vcvtdq2ps(V::vpmovsxbd(p.add(i * ROWS / R))))

@@ -2,7 +2,7 @@
 
 use half::f16;
 
-use super::super::layout::ROWS;
+use super::super::shape::ROWS;
 use super::RowLanes;
 use crate::machine::instructions::{RegisterWork, apart, methods};
 
@@ -13,7 +13,7 @@ type Floats = [f32; ROWS];
 
 /// No intrinsics.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Portable;
+pub(crate) struct Portable;
 
 #[inline(always)]
 fn map(f: impl Fn(usize) -> f32) -> [f32; ROWS] {
@@ -43,6 +43,7 @@ impl RowLanes for Portable {
         #[inline(always)]
         unsafe fn load(p: *const u8) -> Bytes { p.cast::<Bytes>().read_unaligned() }
         unsafe fn or(a: Bytes, b: Bytes) -> Bytes { std::array::from_fn(|i| a[i] | b[i]) }
+        unsafe fn column(b: Bytes, c: usize) -> Floats { map(|i| f32::from(b[4 * i + c])) }
         unsafe fn store_bytes(b: Bytes, p: *mut u8) { p.cast::<Bytes>().write_unaligned(b) }
         unsafe fn weight(_: bool, b: Bytes) -> Bytes { b }
         unsafe fn quad(p: *const u8) -> Quad { p.cast::<Quad>().read_unaligned() }
@@ -55,6 +56,9 @@ impl RowLanes for Portable {
         unsafe fn splat(x: f32) -> Floats { [x; ROWS] }
         unsafe fn load_f32(p: *const f32) -> Floats { p.cast::<Floats>().read_unaligned() }
         unsafe fn load_u8(p: *const u8) -> Floats { map(|i| f32::from(*p.add(i))) }
+        unsafe fn load_u4(p: *const u8, shift: u32) -> Floats {
+            map(|i| f32::from(*p.add(i) >> shift & 15))
+        }
         unsafe fn load_i8(p: *const u8) -> Floats { map(|i| f32::from(*p.add(i) as i8)) }
         unsafe fn store(f: Floats, p: *mut f32) { p.cast::<Floats>().write_unaligned(f) }
         unsafe fn mul(a: Floats, b: Floats) -> Floats { map(|i| a[i] * b[i]) }
@@ -74,6 +78,12 @@ impl RowLanes for Portable {
                 let product = |i: usize| i32::from(w[4 * r + i]) * i32::from(x[i]);
                 part[r] + product(0) + product(1) + product(2) + product(3)
             })
+        }
+        unsafe fn look_up(table: *const u8, b: Bytes) -> Bytes {
+            b.map(|b| *table.add(usize::from(b)))
+        }
+        unsafe fn load_e8m0_half(p: *const u8) -> Floats {
+            map(|i| troika_graph::blocks::e8m0_half(*p.add(i)))
         }
         unsafe fn load_f16(p: *const u8) -> Floats {
             let halves = p.cast::<[f16; ROWS]>().read_unaligned();
