@@ -7,13 +7,13 @@
 
 use std::ops::Range;
 
-use troika_model::spec::{Int4Layout, Recipe};
+use troika_model::spec::Recipe;
 
 use crate::bind::bound::Bound;
-use crate::bind::int4::Int4Weight;
+use crate::bind::packed::{PackedWeight, Rounding};
 use crate::bind::source::ValueSource;
 
-/// Must change whenever reading or cutting weights (`cut`, `int4`, `source`, or dequantizing
+/// Must change whenever reading or cutting weights (`cut`, `packed`, `source`, or dequantizing
 /// blocks) gives other bytes for the same files.
 const READ_VERSION: u64 = 2;
 
@@ -78,9 +78,9 @@ impl Encoder {
                 self.text(dtype.name());
                 self.number(*seed);
             }
-            ValueSource::Int4(weight) => {
+            ValueSource::Packed(weight) => {
                 self.number(3);
-                self.int4(weight);
+                self.packed(weight);
             }
         }
     }
@@ -98,16 +98,19 @@ impl Encoder {
         self.number(u64::from(recipe.transpose));
     }
 
-    fn int4(&mut self, weight: &Int4Weight) {
-        match weight.layout {
-            Int4Layout::Gptq { less_one } => {
-                self.number(0);
-                self.number(u64::from(less_one));
-            }
-            Int4Layout::Awq => self.number(1),
-        }
+    fn packed(&mut self, weight: &PackedWeight) {
+        let PackedWeight { codes, number, scales, zeros, .. } = weight;
+        [codes.order as u64, *number as u64, scales.kind as u64, zeros.kind()]
+            .into_iter()
+            .for_each(|n| self.number(n));
+        [codes.bits, codes.n, codes.k, scales.share, scales.row_step, scales.group_step]
+            .into_iter()
+            .for_each(|n| self.size(n));
         self.size(weight.group);
+        self.number(u64::from(weight.index.is_some()));
         self.ranges(&weight.taken);
+        self.number(u64::from(weight.transpose));
+        self.number(u64::from(matches!(weight.rounding, Rounding::Values(_))));
     }
 }
 
@@ -117,6 +120,7 @@ mod tests {
     use troika_graph::DType;
 
     use super::*;
+    use crate::bind::packed::codes::{Codes, Grid, Number, Order, ScaleKind, Zeros};
     use crate::bind::source::Opened;
     use troika_model::lower::WeightShape;
     use troika_model::spec::Cols;
@@ -140,30 +144,27 @@ mod tests {
         Bound::new(Key::layer(1, WeightRole::Up), shape, source, name)
     }
 
-    fn int4(layout: Int4Layout, group: usize) -> Bound {
+    /// GPTQ, stored less one or not, or AWQ.
+    fn int4(order: Order, less_one: bool, group: usize) -> Bound {
         let words = |n: usize| WeightBytes::owned(numbers(4 * n));
         let scales: Vec<u8> = numbers(256).iter().flat_map(|b| [*b, 0x20]).collect();
-        let scales = StoredTensor {
-            dtype: DType::F16,
-            shape: vec![64 / group, 16],
-            bytes: WeightBytes::owned(scales),
-        };
-        let weight = Int4Weight {
-            layout,
-            qweight: words(128),
-            qzeros: words(4),
-            scales,
-            n: 16,
+        let bytes = WeightBytes::owned(scales);
+        let awq = order == Order::Awq;
+        let weight = PackedWeight {
+            codes: Codes { bytes: words(128), bits: 4, order, n: 16, k: 64 },
+            number: Number::Unsigned,
+            scales: Grid { kind: ScaleKind::F16, bytes, share: 1, row_step: 1, group_step: 16 },
+            zeros: Zeros::Groups { bytes: words(4), bits: 4, n: 16, awq, less_one },
             group,
+            index: None,
             taken: std::iter::once(0..16).collect(),
+            transpose: false,
+            rounding: Rounding::None,
+            values: 16 * 64,
         };
         let shape = WeightShape { rows: 16, cols: 64, dtype: DType::Q4_G32 };
-        Bound::new(
-            Key::layer(0, WeightRole::Q),
-            shape,
-            ValueSource::Int4(Box::new(weight)),
-            "q".into(),
-        )
+        let source = ValueSource::Packed(Box::new(weight));
+        Bound::new(Key::layer(0, WeightRole::Q), shape, source, "q".into())
     }
 
     fn all() -> Vec<Bound> {
@@ -175,10 +176,10 @@ mod tests {
             cut(DType::BF16, DType::Q8_0, some, (32, 64)),
             cut(DType::BF16, DType::Q8_0, columns, (32, 32)),
             cut(DType::BF16, DType::Q8_0, turned, (32, 32)),
-            int4(Int4Layout::Gptq { less_one: true }, 32),
-            int4(Int4Layout::Gptq { less_one: false }, 32),
-            int4(Int4Layout::Gptq { less_one: true }, 64),
-            int4(Int4Layout::Awq, 32),
+            int4(Order::Inputs, true, 32),
+            int4(Order::Inputs, false, 32),
+            int4(Order::Inputs, true, 64),
+            int4(Order::Awq, false, 32),
         ]
     }
 
