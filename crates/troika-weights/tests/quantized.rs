@@ -5,6 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
+use troika_device::WeightSource;
 use troika_graph::DType;
 use troika_model::families::from_config;
 use troika_model::spec::{Key, WeightRole};
@@ -182,11 +183,23 @@ fn scales_that_are_no_numbers_or_0_are_refused() {
         ("mlx-8-bits-64", "biases", f16(0x7c00), "inf"),
     ] {
         let told = Copy::of(name).bytes(&q(part), &bytes).refusal();
-        let bad = format!("holds {bad} for output 0, group 0");
-        says(&told, &[&Q[..10], "q_proj", &bad]);
+        says(&told, &["a scale of", "q_proj.", &format!("is {bad} (output 0, group 0)")]);
     }
     let scales = "model.layers.0.mlp.experts.down_proj_scales";
-    says(&Copy::of("mxfp4").bytes(scales, &[255]).refusal(), &[scales, "holds NaN"]);
+    says(&Copy::of("mxfp4").bytes(scales, &[255]).refusal(), &["down_proj_blocks is NaN"]);
+}
+
+/// Weights are not read before they are asked for, so this is told when they are.
+#[test]
+fn floats_that_are_no_numbers_are_told_when_they_are_read() {
+    for name in ["fp8-tensor", "fp8-blocks", "compressed-fp8"] {
+        let copy = Copy::of(name).bytes(&q("weight"), &[0x7f]);
+        let store = bind(copy.0.path(), BindOptions::default()).unwrap();
+        let told =
+            |role| store.weight(&Key::layer(0, role).to_string()).err().map(|e| e.to_string());
+        says(&told(WeightRole::Q).unwrap(), &[&q("weight"), "NaN"]);
+        assert_eq!(told(WeightRole::K), None);
+    }
 }
 
 #[test]
@@ -212,7 +225,7 @@ fn shapes_that_do_not_fit_are_refused() {
     let shaped = |name: &str, part: &str, shape: Value| {
         Copy::of(name).tensor(&q(part), |entry, _| entry["shape"] = shape).refusal()
     };
-    says(&shaped("gptq-order", "qzeros", json!([4, 4])), &["qweight", "qzeros"]);
+    says(&shaped("gptq-order", "qzeros", json!([4, 4])), &["qzeros", "4 or 8 bits"]);
     says(&shaped("gptq-order", "qweight", json!([16, 32])), &["q_proj"]);
     says(&shaped("awq-gemv", "qweight", json!([32, 16])), &["q_proj"]);
     says(&shaped("compressed-4-bits", "weight_scale", json!([32, 4])), &[&q("weight_scale")]);
@@ -222,7 +235,7 @@ fn shapes_that_do_not_fit_are_refused() {
     let other = |config: &mut Value| config["quantization_config"]["group_size"] = json!(48);
     says(&Copy::of("awq-gemv").config(other).refusal(), &["q_proj.qweight", "groups of 48"]);
     let experts = |config: &mut Value| config["num_local_experts"] = json!(3);
-    says(&Copy::of("mxfp4").config(experts).refusal(), &["experts"]);
+    says(&Copy::of("mxfp4").config(experts).refusal(), &["mlp.router.weight"]);
 }
 
 #[test]

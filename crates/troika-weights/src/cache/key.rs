@@ -10,6 +10,7 @@ use std::ops::Range;
 use troika_model::spec::Recipe;
 
 use crate::bind::bound::Bound;
+use crate::bind::packed::codes::{Steps, Zeros};
 use crate::bind::packed::{PackedWeight, Rounding};
 use crate::bind::source::ValueSource;
 
@@ -98,14 +99,29 @@ impl Encoder {
         self.number(u64::from(recipe.transpose));
     }
 
+    fn steps(&mut self, steps: Steps) {
+        [steps.share, steps.row, steps.group].into_iter().for_each(|n| self.size(n));
+    }
+
     fn packed(&mut self, weight: &PackedWeight) {
         let PackedWeight { codes, number, scales, zeros, .. } = weight;
-        [codes.order as u64, *number as u64, scales.kind as u64, zeros.kind()]
-            .into_iter()
-            .for_each(|n| self.number(n));
-        [codes.bits, codes.n, codes.k, scales.share, scales.row_step, scales.group_step]
-            .into_iter()
-            .for_each(|n| self.size(n));
+        self.number(codes.order as u64);
+        self.number(*number as u64);
+        self.number(scales.kind as u64);
+        [codes.bits, codes.n, codes.k].into_iter().for_each(|n| self.size(n));
+        self.steps(scales.steps);
+        match zeros {
+            Zeros::Fixed(zero) => self.number(u64::from(*zero)),
+            Zeros::Biases(grid) => {
+                self.number(256 + grid.kind as u64);
+                self.steps(grid.steps);
+            }
+            Zeros::Codes(zeros) => {
+                self.number(512 + 2 * u64::from(zeros.awq) + u64::from(zeros.less_one));
+                self.size(zeros.bits);
+                self.steps(zeros.steps);
+            }
+        }
         self.size(weight.group);
         self.number(u64::from(weight.index.is_some()));
         self.ranges(&weight.taken);
@@ -120,7 +136,7 @@ mod tests {
     use troika_graph::DType;
 
     use super::*;
-    use crate::bind::packed::codes::{Codes, Grid, Number, Order, ScaleKind, Zeros};
+    use crate::bind::packed::codes::{Codes, Grid, Number, Order, ScaleKind, ZeroCodes};
     use crate::bind::source::Opened;
     use troika_model::lower::WeightShape;
     use troika_model::spec::Cols;
@@ -149,12 +165,16 @@ mod tests {
         let words = |n: usize| WeightBytes::owned(numbers(4 * n));
         let scales: Vec<u8> = numbers(256).iter().flat_map(|b| [*b, 0x20]).collect();
         let bytes = WeightBytes::owned(scales);
+        let steps = Steps { share: 1, row: 1, group: 16 };
         let awq = order == Order::Awq;
+        let eight = Steps { share: 8, row: 8, group: 16 };
+        let of_zeros = if awq { eight } else { steps };
+        let zeros = ZeroCodes { bytes: words(4), bits: 4, steps: of_zeros, awq, less_one };
         let weight = PackedWeight {
             codes: Codes { bytes: words(128), bits: 4, order, n: 16, k: 64 },
             number: Number::Unsigned,
-            scales: Grid { kind: ScaleKind::F16, bytes, share: 1, row_step: 1, group_step: 16 },
-            zeros: Zeros::Groups { bytes: words(4), bits: 4, n: 16, awq, less_one },
+            scales: Grid { kind: ScaleKind::F16, bytes, steps },
+            zeros: Zeros::Codes(zeros),
             group,
             index: None,
             taken: std::iter::once(0..16).collect(),
@@ -219,6 +239,6 @@ mod tests {
         let bytes: Vec<u8> = all.iter().flat_map(made).collect();
         let first = blake3::hash(&bytes).to_hex();
         let second = key(&all, &[blake3::hash(b"file")]).to_hex();
-        assert_eq!((&first[..16], &second[..16]), ("e02b107561358902", "aa571147afa888cb"));
+        assert_eq!((&first[..16], &second[..16]), ("e02b107561358902", "f6c290c42621984f"));
     }
 }

@@ -23,10 +23,13 @@ pub(crate) enum Number {
     E2M1 = 3,
 }
 
+/// The numbers of all codes.
+pub(crate) struct Levels(pub [f32; 256]);
+
 impl Number {
     /// The numbers of all codes.
-    pub fn levels(self) -> [f32; 256] {
-        std::array::from_fn(|code| {
+    pub fn levels(self) -> Levels {
+        Levels(std::array::from_fn(|code| {
             let sign = |bit: usize| if code & bit == 0 { 1.0 } else { -1.0 };
             match self {
                 Number::Unsigned => code as f32,
@@ -41,7 +44,7 @@ impl Number {
                     }
                 }
             }
-        })
+        }))
     }
 }
 
@@ -121,18 +124,14 @@ impl Codes {
             Order::Awq => {
                 for k in 0..self.k {
                     for (row, n) in outputs.iter().enumerate() {
-                        all[row * self.k + k] = code(&self.bytes, 4, k * self.n + awq(*n));
+                        all[row * self.k + k] =
+                            code(&self.bytes, 4, k * self.n + n / 8 * 8 + AWQ_PLACE[n % 8]);
                     }
                 }
             }
         }
         all
     }
-}
-
-/// The place of an output among those of an input.
-fn awq(n: usize) -> usize {
-    n / 8 * 8 + AWQ_PLACE[n % 8]
 }
 
 /// The type of a scale.
@@ -145,39 +144,52 @@ pub(crate) enum ScaleKind {
     E8M0,
 }
 
+/// Where the numbers of outputs and groups lie.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Steps {
+    /// Outputs that share a number, or a word.
+    pub share: usize,
+    /// From those outputs to the next.
+    pub row: usize,
+    /// From a group to the next.
+    pub group: usize,
+}
+
+impl Steps {
+    fn place(self, n: usize, g: usize) -> usize {
+        n / self.share * self.row + g * self.group
+    }
+}
+
 /// Numbers of outputs and groups.
 #[derive(Clone, Debug)]
 pub(crate) struct Grid {
     pub kind: ScaleKind,
     pub bytes: WeightBytes,
-    /// Outputs that share a number.
-    pub share: usize,
-    /// From the number of an output (or those that share it) to the next.
-    pub row_step: usize,
-    /// From the number of a group to the next.
-    pub group_step: usize,
+    pub steps: Steps,
 }
 
 impl Grid {
-    fn place(&self, n: usize, g: usize) -> usize {
-        n / self.share * self.row_step + g * self.group_step
-    }
-
     /// The number; NaN if there is none.
     pub fn at(&self, n: usize, g: usize) -> f32 {
-        let at = self.place(n, g);
+        let at = self.steps.place(n, g);
         let two = || self.bytes.get(2 * at..2 * at + 2).and_then(|b| b.first_chunk().copied());
         match self.kind {
             ScaleKind::F32 if self.bytes.len() < 4 * at + 4 => f32::NAN,
             ScaleKind::F32 => f32::from_bits(word(&self.bytes, at)),
             ScaleKind::F16 => two().map_or(f32::NAN, |b| f16::from_le_bytes(b).to_f32()),
             ScaleKind::BF16 => two().map_or(f32::NAN, |b| bf16::from_le_bytes(b).to_f32()),
-            ScaleKind::E8M0 => match self.bytes.get(at) {
-                None | Some(255) => f32::NAN,
-                Some(0) => f32::from_bits(1 << 22),
-                Some(e) => f32::from_bits(u32::from(*e) << 23),
+            ScaleKind::E8M0 => match self.byte(n, g) {
+                255 => f32::NAN,
+                0 => f32::from_bits(1 << 22),
+                e => f32::from_bits(u32::from(e) << 23),
             },
         }
+    }
+
+    /// The byte of an exponent.
+    pub fn byte(&self, n: usize, g: usize) -> u8 {
+        self.bytes.get(self.steps.place(n, g)).copied().unwrap_or(255)
     }
 
     /// The numbers of some outputs, of which each has its own.
@@ -187,16 +199,23 @@ impl Grid {
             ScaleKind::F16 | ScaleKind::BF16 => 2,
             ScaleKind::E8M0 => 1,
         };
-        let row = self.row_step * item;
+        let row = self.steps.row * item;
         // One for all of them stays.
         let all = if row == 0 { 0..self.bytes.len() } else { rows.start * row..rows.end * row };
         Some(Grid { bytes: self.bytes.slice(all)?, ..self.clone() })
     }
+}
 
-    /// The byte of an exponent.
-    pub fn byte(&self, n: usize, g: usize) -> u8 {
-        self.bytes.get(self.place(n, g)).copied().unwrap_or(255)
-    }
+/// Zero points as codes.
+#[derive(Clone, Debug)]
+pub(crate) struct ZeroCodes {
+    pub bytes: WeightBytes,
+    pub bits: usize,
+    pub steps: Steps,
+    /// Whether outputs are in AWQ's order.
+    pub awq: bool,
+    /// Whether they are stored minus one.
+    pub less_one: bool,
 }
 
 /// What is subtracted from numbers, or added to values.
@@ -204,20 +223,8 @@ impl Grid {
 pub(crate) enum Zeros {
     /// The same of all numbers.
     Fixed(u8),
-    /// Codes in rows of groups, each with the outputs side by side.
-    Groups {
-        bytes: WeightBytes,
-        bits: usize,
-        /// Outputs.
-        n: usize,
-        awq: bool,
-        /// Whether they are stored minus one.
-        less_one: bool,
-    },
-    /// Codes in rows of outputs; `width` groups lie in a row.
-    Outputs { bytes: WeightBytes, width: usize },
-    /// Codes in int32s of adjacent outputs, those of all groups side by side.
-    Words { bytes: WeightBytes, bits: usize, groups: usize },
+    /// One for each output and group.
+    Codes(ZeroCodes),
     /// Numbers that are added to the values of a group.
     Biases(Grid),
 }
@@ -227,16 +234,12 @@ impl Zeros {
     pub fn at(&self, n: usize, g: usize) -> u8 {
         match self {
             Zeros::Fixed(zero) => *zero,
-            Zeros::Groups { bytes, bits, n: all, awq: in_awq, less_one } => {
-                let place = if *in_awq { awq(n) } else { n };
-                let stored = code(bytes, *bits, g * all + place);
+            Zeros::Codes(z) => {
+                let inside = n % z.steps.share;
+                let inside = if z.awq { AWQ_PLACE[inside] } else { inside };
+                let stored = code(&z.bytes, z.bits, z.steps.place(n, g) + inside);
                 // Zero less one was stored as the largest code.
-                stored.wrapping_add(u8::from(*less_one)) & (255 >> (8 - bits))
-            }
-            Zeros::Outputs { bytes, width } => code(bytes, 4, n * width + g),
-            Zeros::Words { bytes, bits, groups } => {
-                let pack = 32 / bits;
-                code(bytes, *bits, (n / pack * groups + g) * pack + n % pack)
+                stored.wrapping_add(u8::from(z.less_one)) & (255 >> (8 - z.bits))
             }
             Zeros::Biases(_) => 0,
         }
@@ -246,21 +249,9 @@ impl Zeros {
     pub fn bytes(&self) -> Option<&WeightBytes> {
         match self {
             Zeros::Fixed(_) => None,
-            Zeros::Groups { bytes, .. }
-            | Zeros::Outputs { bytes, .. }
-            | Zeros::Words { bytes, .. }
-            | Zeros::Biases(Grid { bytes, .. }) => Some(bytes),
-        }
-    }
-
-    /// A number for what tells one kind from another.
-    pub fn kind(&self) -> u64 {
-        match self {
-            Zeros::Fixed(zero) => u64::from(*zero),
-            Zeros::Groups { awq, less_one, .. } => 256 + 2 * u64::from(*awq) + u64::from(*less_one),
-            Zeros::Outputs { width, .. } => 1024 + *width as u64,
-            Zeros::Words { .. } => 512,
-            Zeros::Biases(_) => 513,
+            Zeros::Codes(ZeroCodes { bytes, .. }) | Zeros::Biases(Grid { bytes, .. }) => {
+                Some(bytes)
+            }
         }
     }
 }

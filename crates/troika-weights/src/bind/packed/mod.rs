@@ -25,7 +25,7 @@ use troika_model::lower::WeightShape;
 
 use crate::bind::cut::{aligned_with, narrow, quantize_row};
 
-pub(crate) use codes::{Codes, Grid, Number, Order, Zeros};
+pub(crate) use codes::{Codes, Grid, Levels, Number, Order, Zeros};
 pub(crate) use find::{FoundPacked, find};
 
 /// Rows whose codes are unpacked together, so that words along the outputs are read once.
@@ -82,7 +82,7 @@ impl PackedWeight {
             Zeros::Biases(biases) => Some(biases),
             _ => return None,
         };
-        if self.codes.order != Order::Rows || self.scales.share != 1 {
+        if self.codes.order != Order::Rows || self.scales.steps.share != 1 {
             return None;
         }
         self.codes = self.codes.part(first..end)?;
@@ -158,7 +158,7 @@ impl PackedWeight {
     }
 
     /// The values of an output.
-    fn floats(&self, levels: &[f32; 256], n: usize, codes: &[u8]) -> Vec<f32> {
+    fn floats(&self, levels: &Levels, n: usize, codes: &[u8]) -> Vec<f32> {
         let groups = self.codes.k.div_ceil(self.group.max(1));
         let shift = |g: usize| match &self.zeros {
             Zeros::Biases(grid) => (0.0, grid.at(n, g)),
@@ -167,7 +167,7 @@ impl PackedWeight {
         let of_group: Vec<_> = (0..groups).map(|g| (self.scales.at(n, g), shift(g))).collect();
         let value = |(k, code): (usize, &u8)| {
             let (scale, (zero, bias)) = of_group[self.group_of(k)];
-            scale * (levels[usize::from(*code)] - zero) + bias
+            scale * (levels.0[usize::from(*code)] - zero) + bias
         };
         codes.iter().enumerate().map(value).collect()
     }

@@ -1,6 +1,6 @@
 use troika_model::lower::WeightShape;
 
-use super::codes::ScaleKind;
+use super::codes::{ScaleKind, Steps, ZeroCodes};
 use super::*;
 
 /// One group of 32 inputs and eight outputs with the given zero points.
@@ -9,11 +9,13 @@ fn zeros_of(less_one: bool, zeros: u32) -> Vec<u8> {
     let bytes = WeightBytes::owned(1f32.to_le_bytes().repeat(8));
     let codes =
         Codes { bytes: words(4 * 8, 0x7654_3210), bits: 4, order: Order::Inputs, n: 8, k: 32 };
+    let steps = Steps { share: 1, row: 1, group: 8 };
+    let zeros = ZeroCodes { bytes: words(1, zeros), bits: 4, steps, awq: false, less_one };
     let weight = PackedWeight {
         codes,
         number: Number::Unsigned,
-        scales: Grid { kind: ScaleKind::F32, bytes, share: 1, row_step: 1, group_step: 8 },
-        zeros: Zeros::Groups { bytes: words(1, zeros), bits: 4, n: 8, awq: false, less_one },
+        scales: Grid { kind: ScaleKind::F32, bytes, steps },
+        zeros: Zeros::Codes(zeros),
         group: 32,
         index: None,
         taken: std::iter::once(0..8).collect(),
@@ -36,7 +38,7 @@ fn zero_points_wrap_around() {
 
 #[test]
 fn small_floats_are_those_of_their_formats() {
-    let e4m3 = Number::E4M3.levels();
+    let e4m3 = Number::E4M3.levels().0;
     // Zero, the smallest, the largest below 2^-6, 1, the largest.
     let known =
         [(0, 0.0), (1, 1.0 / 512.0), (7, 7.0 / 512.0), (8, 1.0 / 64.0), (0x38, 1.0), (0x7e, 448.0)];
@@ -45,9 +47,10 @@ fn small_floats_are_those_of_their_formats() {
     }
     assert!(e4m3[0x7f].is_nan() && e4m3[0xff].is_nan());
     assert_eq!(e4m3.iter().filter(|v| !v.is_finite()).count(), 2);
-    assert_eq!(Number::E2M1.levels()[..9], [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0]);
+    assert_eq!(Number::E2M1.levels().0[..9], [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0]);
     let bytes = WeightBytes::owned(vec![0, 1, 127, 254, 255]);
-    let grid = Grid { kind: ScaleKind::E8M0, bytes, share: 1, row_step: 0, group_step: 1 };
+    let steps = Steps { share: 1, row: 0, group: 1 };
+    let grid = Grid { kind: ScaleKind::E8M0, bytes, steps };
     for (g, power) in [-127, -126, 0, 127].into_iter().enumerate() {
         assert_eq!(f64::from(grid.at(0, g)), 2f64.powi(power));
     }
