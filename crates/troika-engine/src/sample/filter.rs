@@ -64,15 +64,15 @@ pub(super) struct Distribution {
     best: Vec<f32>,
     ordered: Vec<f32>,
     buckets: Box<[Bucket; BUCKETS]>,
-    /// Some candidates.
-    few: Vec<Candidate>,
+    /// Candidates that are put in order.
+    picked: Vec<Candidate>,
 }
 
 impl Default for Distribution {
     fn default() -> Distribution {
         let middle = |i: usize| if i < LAST { (i as f64 / -FINENESS).exp() } else { 0.0 };
         let buckets = Box::new(std::array::from_fn(|i| Bucket { middle: middle(i), mass: 0.0 }));
-        Distribution { best: Vec::new(), ordered: Vec::new(), buckets, few: Vec::new() }
+        Distribution { best: Vec::new(), ordered: Vec::new(), buckets, picked: Vec::new() }
     }
 }
 
@@ -95,13 +95,13 @@ impl Distribution {
             let least = *self.ordered.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a)).1;
             kept.last.logit = kept.last.logit.max(least.min(f32::MAX));
         }
-        self.few.clear();
-        self.few.extend(candidates(logits, &self.best, kept));
-        if (1..self.few.len()).contains(&k) {
-            kept.last = *self.few.select_nth_unstable_by(k - 1, by_logit).1;
-            self.few.truncate(k);
+        self.picked.clear();
+        self.picked.extend(candidates(logits, &self.best, kept));
+        if (1..self.picked.len()).contains(&k) {
+            kept.last = *self.picked.select_nth_unstable_by(k - 1, by_logit).1;
+            self.picked.truncate(k);
         }
-        &mut self.few
+        &mut self.picked
     }
 
     /// Leaves the shortest prefix whose probability reaches `p`; at least one.
@@ -164,10 +164,10 @@ impl Distribution {
         // A little more than the bucket, so that blocks without any of it are passed over.
         let drop = ((found + 1) as f64 / scale * 1.000_001) as f32;
         let near = Kept { drop: kept.drop.min(drop), ..*kept };
-        self.few.clear();
+        self.picked.clear();
         let near = candidates(logits, &self.best, &near);
-        self.few.extend(near.filter(|c| place(c).0 as usize == found));
-        let mut rest = self.few.as_mut_slice();
+        self.picked.extend(near.filter(|c| place(c).0 as usize == found));
+        let mut rest = self.picked.as_mut_slice();
         while rest.len() > BLOCK {
             let (better, ..) = rest.select_nth_unstable_by(rest.len() / 2, by_logit);
             let with = before + better.iter().map(|c| weight(c)).sum::<f64>();

@@ -6,7 +6,7 @@ use troika_graph::DType;
 use troika_model::spec::{Checkpoint, Packing, RawTensor, Recipe, ScaleBlock, WeightRequirement};
 
 use super::codes::{self, Codes, Grid, Number, Order, ScaleKind, Steps, ZeroCodes, Zeros};
-use super::{PackedWeight, Rounding};
+use super::weight::{PackedWeight, Rounding};
 use crate::error::WeightError;
 
 /// A packed linear layer found in a checkpoint.

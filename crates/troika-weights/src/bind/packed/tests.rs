@@ -1,7 +1,9 @@
+use troika_device::WeightBytes;
+use troika_graph::DType;
 use troika_model::lower::WeightShape;
 
-use super::codes::{ScaleKind, Steps, ZeroCodes};
-use super::*;
+use super::codes::{Codes, Grid, Number, Order, ScaleKind, Steps, ZeroCodes, Zeros};
+use super::{PackedWeight, Rounding};
 
 /// One group of 32 inputs and eight outputs with the given zero points.
 fn zeros_of(less_one: bool, zeros: u32) -> Vec<u8> {
