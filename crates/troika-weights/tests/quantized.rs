@@ -1,6 +1,6 @@
 //! Quantized checkpoints: what their layers become, and which of them are refused.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::panic, clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
 

@@ -170,7 +170,7 @@ impl Distribution {
         let mut rest = self.picked.as_mut_slice();
         while rest.len() > BLOCK {
             let (better, ..) = rest.select_nth_unstable_by(rest.len() / 2, by_logit);
-            let with = before + better.iter().map(|c| weight(c)).sum::<f64>();
+            let with = before + better.iter().map(&weight).sum::<f64>();
             let half = better.len();
             if with >= target {
                 rest = &mut rest[..half];

@@ -51,7 +51,7 @@ const TANH_ONE: f32 = 7.998_812;
 /// (Eigen, generic_fast_tanh_float).
 const TANH_ABOVE: [f32; 7] = [
     -2.760_768_4e-16,
-    2.000_187_9e-13,
+    2.000_188e-13,
     -8.604_672e-11,
     5.122_297e-8,
     1.485_722_4e-5,
@@ -59,7 +59,7 @@ const TANH_ABOVE: [f32; 7] = [
     4.893_524_6e-3,
 ];
 /// See [`TANH_ABOVE`].
-const TANH_BELOW: [f32; 4] = [1.198_258_4e-6, 1.185_347_06e-4, 2.268_434_6e-3, 4.893_525_2e-3];
+const TANH_BELOW: [f32; 4] = [1.198_258_4e-6, 1.185_347_1e-4, 2.268_434_6e-3, 4.893_525e-3];
 
 /// Keeps other modules from implementing [`Lanes`].
 mod sealed {

@@ -371,7 +371,7 @@ impl Layer<'_> {
         let expert = rows.map_or(0, |r| r.start.checked_div(r.len()).unwrap_or(0));
         let first = expert.saturating_mul(outputs);
         let rows = match self.recipe.cols {
-            None => vec![first..first.saturating_add(outputs)],
+            None => std::iter::once(first..first.saturating_add(outputs)).collect(),
             Some(c) => (0..c.len)
                 .map(|i| first.saturating_add(c.start + i * c.step))
                 .map(|n| n..n.saturating_add(1))
