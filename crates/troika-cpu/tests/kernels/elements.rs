@@ -268,7 +268,9 @@ fn soft_caps_are_close_everywhere() {
             let odd = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e38];
             let mut y = [0.0; 4];
             elementwise::elementwise(cx, Element::SoftCap(cap), &odd, None, &mut y).unwrap();
-            assert!(y[0].is_nan() && y[1..] == [cap, -cap, cap], "{y:?}");
+            let ends = [(y[1], cap), (y[2], -cap), (y[3], cap)];
+            let near = ends.iter().all(|(y, want)| (y / want - 1.0).abs() < 6e-7);
+            assert!(y[0].is_nan() && near, "{y:?}");
         }
     });
 }

@@ -45,7 +45,7 @@ const LN2_HIGH: f32 = 0.693_359_4;
 /// See [`LN2_HIGH`].
 const LN2_LOW: f32 = -2.121_944_4e-4;
 
-/// `tanh` of this rounds to 1.
+/// Beyond this `tanh` is 1, but for rounding.
 const TANH_ONE: f32 = 7.998_812;
 /// Coefficients of the two polynomials in `x^2` whose quotient is `tanh(x) / x`, highest power first
 /// (Eigen, generic_fast_tanh_float).
