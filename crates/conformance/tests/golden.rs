@@ -52,6 +52,37 @@ fn features_beside_the_usual_ones() {
     all_hold("variants", 10);
 }
 
+#[test]
+fn quantized_checkpoints() {
+    all_hold("quantized", 17);
+}
+
+/// The experts of a folder in MXFP4 have the values of its twin in bfloat16.
+#[test]
+fn experts_in_mxfp4_are_those_of_their_floats() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/quantized");
+    let tokens: Vec<u32> = (0..40).map(|i| i * 29 % 64).collect();
+    let [packed, floats] = ["mxfp4", "mxfp4-floats"].map(|name| {
+        let options = OpenOptions { dtype: FloatType::F32, ..OpenOptions::default() };
+        all_logits(&Model::open(&dir.join(name), &options).unwrap(), &tokens).unwrap()
+    });
+    let error = relative_error(&packed, &floats);
+    assert!(error <= 1e-5, "{error}");
+}
+
+/// As they are opened without flags, they are near their logits.
+#[test]
+fn quantized_checkpoints_in_types_of_their_own() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/quantized");
+    for case in find(&dir).unwrap() {
+        let golden = read_golden(&case.golden).unwrap();
+        let model = Model::open(&case.model, &OpenOptions::default()).unwrap();
+        let error = relative_rms(&all_logits(&model, &golden.input_ids).unwrap(), &golden.logits);
+        println!("{}: {error:.1e}", case.name);
+        assert!(error <= 0.05, "{}: {error}", case.name);
+    }
+}
+
 /// Two CPU devices with different numbers of threads, and three where any number is allowed:
 /// several devices compute bit-identical results to one.
 #[test]

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use indicatif::ProgressBar;
 use troika::Source;
 use troika::model::families::from_config;
+use troika::model::files::parse_json;
 use troika::model::tokenizer::Tokenizer;
 use troika_hub::{HubOptions, Progress};
 use troika_lab::Subject;
@@ -49,7 +50,7 @@ pub fn fetch(name: &str, options: &HubOptions) -> Result<PathBuf, CliError> {
 pub fn unusable(folder: &Path) -> Option<String> {
     let read = || -> Result<_, Box<dyn std::error::Error>> {
         let text = std::fs::read(folder.join("config.json"))?;
-        Ok(from_config(&serde_json::from_slice(&text)?).map(drop)?)
+        Ok(from_config(&parse_json(&text)?).map(drop)?)
     };
     read().err().map(|e| format!("its config.json cannot be used: {e}"))
 }

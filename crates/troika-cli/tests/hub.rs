@@ -188,12 +188,12 @@ fn a_model_that_is_not_supported_is_refused_before_its_weights_are_fetched() {
         config[key] = value;
         config.to_string()
     };
-    let fp8 = serde_json::json!({ "quant_method": "fp8" });
+    let hqq = serde_json::json!({ "quant_method": "hqq" });
     for (config, says) in [
         (with("model_type", "kimi_k2".into()), "model_type \"kimi_k2\" is not supported"),
         (
-            with("quantization_config", fp8),
-            "quantization_config of method \"fp8\" is not supported",
+            with("quantization_config", hqq),
+            "quantization_config of method \"hqq\" is not supported",
         ),
         ("{".into(), "EOF while parsing"),
         (String::new(), "o/n: its config.json cannot be used: "),

@@ -25,9 +25,59 @@ pub fn read_small(path: &Path) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// Parses JSON as Python does: `NaN`, `Infinity` and `-Infinity` are numbers. They become texts of
+/// these names, since no JSON value holds them: whoever wants a number refuses them by name.
+///
+/// # Errors
+/// The text is not JSON.
+pub fn parse_json<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> serde_json::Result<T> {
+    match serde_json::from_slice(bytes) {
+        Err(e) if e.is_syntax() => serde_json::from_slice(&with_quotes(bytes)).or(Err(e)),
+        parsed => parsed,
+    }
+}
+
+/// The same text with quotes around numbers that only Python knows.
+fn with_quotes(bytes: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(bytes.len() + 64);
+    let (mut rest, mut inside) = (bytes, false);
+    while let Some((&first, after)) = rest.split_first() {
+        let names: [&[u8]; 3] = [b"NaN", b"Infinity", b"-Infinity"];
+        if let Some(name) = names.into_iter().find(|name| !inside && rest.starts_with(name)) {
+            out.extend([b"\"", name, b"\""].concat());
+            rest = &rest[name.len()..];
+            continue;
+        }
+        out.push(first);
+        rest = after;
+        match (inside, first) {
+            (true, b'\\') => {
+                out.extend(rest.first());
+                rest = rest.get(1..).unwrap_or_default();
+            }
+            (_, b'"') => inside = !inside,
+            _ => {}
+        }
+    }
+    out
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_that_python_writes_are_read() {
+        let parse = parse_json::<serde_json::Value>;
+        let text = br#"{"a": NaN, "b": [0.0, Infinity,-Infinity], "c": "a \"NaN, Infinity"}"#;
+        let want = serde_json::json!({
+            "a": "NaN", "b": [0.0, "Infinity", "-Infinity"], "c": "a \"NaN, Infinity",
+        });
+        assert_eq!(parse(text).unwrap(), want);
+        for bad in [&b"{\"a\": nan}"[..], b"{NaN: 1}x", b"[Infinity", b"\"\\"] {
+            assert!(parse(bad).is_err(), "{bad:?}");
+        }
+    }
 
     #[test]
     fn files_are_read_and_large_ones_refused() {

@@ -107,7 +107,7 @@ impl Generating {
         }
         let token = match (&logits, self.counted) {
             (Given::All(logits), None) => self.sampler.sample(logits),
-            (Given::TopK(top_k), None) => self.sampler.sample_largest(top_k),
+            (Given::TopK(top_k), None) => self.sampler.sample_top_k(top_k),
             (_, vocab) => Ok(self.count_up(vocab.unwrap_or(0))),
         };
         let token = match token {

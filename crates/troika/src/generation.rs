@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use troika_engine::sample::SampleParams;
-use troika_model::files::read_small;
+use troika_model::files::{parse_json, read_small};
 use troika_model::spec::{GgufMeta, GgufValue};
 use troika_model::tokenizer::Tokenizer;
 use troika_weights::FileSource;
@@ -84,7 +84,7 @@ fn read_file(path: &Path) -> (Value, Option<String>) {
     let read = match read_small(path) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return (Value::Null, None),
         Err(e) => Err(e.to_string()),
-        Ok(text) => serde_json::from_slice::<Value>(&text).map_err(|e| e.to_string()),
+        Ok(text) => parse_json::<Value>(&text).map_err(|e| e.to_string()),
     };
     let why = match read {
         Ok(file @ Value::Object(_)) => return (file, None),

@@ -273,7 +273,7 @@ impl Session {
         if let Some(constraint) = constraint {
             sampler.constrain(constraint);
         }
-        let wanted = match sampler.largest().filter(|_| request.logprobs.is_none()) {
+        let wanted = match sampler.wanted_top_k().filter(|_| request.logprobs.is_none()) {
             Some(count) => WantedLogits::TopK(count),
             None => WantedLogits::Last,
         };

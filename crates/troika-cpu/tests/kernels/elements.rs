@@ -252,6 +252,29 @@ fn exponentials_are_accurate() {
     });
 }
 
+#[test]
+fn soft_caps_are_close_everywhere() {
+    let mut x: Vec<f32> = (-40_000..40_000).map(|i| i as f32 * 3e-4).collect();
+    x.extend((0..600).map(|i| 10f32.powf(i as f32 * 0.1 - 38.0)));
+    on_each_isa(1, |cx| {
+        for cap in [0.5f32, 1.0, 30.0] {
+            let mut y = vec![0.0; x.len()];
+            elementwise::elementwise(cx, Element::SoftCap(cap), &x, None, &mut y).unwrap();
+            for (x, y) in x.iter().zip(&y) {
+                let want = f64::from(cap) * (f64::from(*x) / f64::from(cap)).tanh();
+                let error = (f64::from(*y) - want).abs();
+                assert!(error <= 6e-7 * want.abs() + 1e-37, "{cap} tanh({x} / {cap}): {y}");
+            }
+            let odd = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e38];
+            let mut y = [0.0; 4];
+            elementwise::elementwise(cx, Element::SoftCap(cap), &odd, None, &mut y).unwrap();
+            let ends = [(y[1], cap), (y[2], -cap), (y[3], cap)];
+            let near = ends.iter().all(|(y, want)| (y / want - 1.0).abs() < 6e-7);
+            assert!(y[0].is_nan() && near, "{y:?}");
+        }
+    });
+}
+
 /// Compares the exponential of numbers up to 0 with the general one.
 struct Falling<'a>(&'a [f32]);
 

@@ -1,7 +1,6 @@
 //! What the model said of tokens, apart from which one was chosen.
 
-use super::candidate::Candidate;
-use super::filter;
+use super::filter::{Distribution, by_logit};
 
 /// Natural logarithms of probabilities after a position, by the model's logits as they are: biases,
 /// penalties, constraints and truncation do not change them.
@@ -18,17 +17,15 @@ impl Logprobs {
     pub fn of(logits: &[f32], token: u32, top: usize) -> Logprobs {
         // A token without a number is impossible.
         let known = |l: f32| if l.is_nan() { f32::NEG_INFINITY } else { l.min(f32::MAX) };
-        let best = f64::from(logits.iter().fold(f32::MIN, |best, l| best.max(known(*l))));
-        let sum: f64 = logits.iter().map(|l| (f64::from(known(*l)) - best).exp()).sum();
-        let log = |logit: f32| (f64::from(logit) - best - sum.ln()) as f32;
-        let mut all: Vec<Candidate> = match top {
-            0 => Vec::new(),
-            _ => (0..).zip(logits).map(|(id, l)| Candidate { id, logit: known(*l) }).collect(),
+        let chosen = logits.get(token as usize).map_or(f32::NEG_INFINITY, |l| known(*l));
+        let mut all = Distribution::default();
+        let Some(mut kept) = all.begin(logits) else {
+            return Logprobs { chosen: f32::NEG_INFINITY, top: Vec::new() };
         };
-        filter::keep_top_k(&mut all, top);
-        Logprobs {
-            chosen: log(logits.get(token as usize).map_or(f32::NEG_INFINITY, |l| known(*l))),
-            top: all.iter().map(|c| (c.id, log(c.logit))).collect(),
-        }
+        let sum = f64::from(kept.best) + all.total(logits, &kept, 1.0).ln();
+        let log = |logit: f32| (f64::from(logit) - sum) as f32;
+        let best = if top > 0 { all.keep_top_k(logits, &mut kept, top) } else { &mut [] };
+        best.sort_unstable_by(by_logit);
+        Logprobs { chosen: log(chosen), top: best.iter().map(|c| (c.id, log(c.logit))).collect() }
     }
 }

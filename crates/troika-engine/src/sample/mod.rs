@@ -13,8 +13,7 @@ use std::collections::BTreeMap;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-use candidate::Candidate;
-use filter::Shortlist;
+use filter::Distribution;
 pub use logprobs::Logprobs;
 
 /// Sampling parameters.
@@ -128,8 +127,9 @@ pub struct Sampler {
     params: SampleParams,
     rng: ChaCha8Rng,
     recent: Vec<u32>,
-    candidates: Vec<Candidate>,
-    shortlist: Shortlist,
+    /// Logits that differ from the model's, or some of them.
+    changed: Vec<f32>,
+    distribution: Distribution,
     constraint: Option<Box<dyn Constraint>>,
 }
 
@@ -137,8 +137,8 @@ impl Sampler {
     /// A sampler at the start of its random sequence.
     pub fn new(params: SampleParams) -> Sampler {
         let rng = ChaCha8Rng::seed_from_u64(params.seed);
-        let (recent, candidates, shortlist) = (Vec::new(), Vec::new(), Shortlist::default());
-        Sampler { params, rng, recent, candidates, shortlist, constraint: None }
+        let (recent, changed, distribution) = (Vec::new(), Vec::new(), Distribution::default());
+        Sampler { params, rng, recent, changed, distribution, constraint: None }
     }
 
     /// Limits the tokens from here on; those accepted so far are not told.
@@ -168,21 +168,22 @@ impl Sampler {
     }
 
     /// How many of the largest logits decide which token is chosen, if not all do.
-    pub fn largest(&self) -> Option<usize> {
+    pub fn wanted_top_k(&self) -> Option<usize> {
         let all = self.params.top_k == 0 && self.params.temperature != 0.0;
-        (self.is_plain() && self.constraint.is_none() && !all).then(|| self.top_k())
+        let k = if self.params.temperature == 0.0 { 1 } else { self.params.top_k };
+        (self.is_plain() && self.constraint.is_none() && !all).then_some(k)
     }
 
-    /// Chooses the next token by the largest logits alone, at least [`Sampler::largest`] of them,
+    /// Chooses the next token by the largest logits alone, at least [`Sampler::wanted_top_k`] of them,
     /// the largest first and equal ones by token: the one that [`Sampler::sample`] chooses by all.
     ///
     /// # Errors
     /// There are none.
-    pub fn sample_largest(&mut self, largest: &[(u32, f32)]) -> Result<u32, SampleError> {
-        self.candidates.clear();
-        let all = largest.iter().map(|&(id, logit)| Candidate { id, logit: logit.min(f32::MAX) });
-        self.candidates.extend(all);
-        self.choose()
+    pub fn sample_top_k(&mut self, largest: &[(u32, f32)]) -> Result<u32, SampleError> {
+        let mut by_id: Vec<(u32, f32)> = largest.to_vec();
+        by_id.sort_unstable_by_key(|(id, _)| *id);
+        let logits: Vec<f32> = by_id.iter().map(|(_, logit)| *logit).collect();
+        self.choose(&logits).map(|at| by_id[at as usize].0)
     }
 
     /// Chooses the next token.
@@ -190,54 +191,52 @@ impl Sampler {
     /// # Errors
     /// All logits, or all of tokens that a constraint allows, are NaN or minus infinity.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32, SampleError> {
-        self.candidates.clear();
-        if let Some(k) = self.largest() {
-            self.shortlist.append(logits, k, &mut self.candidates);
-            return self.choose();
+        if self.is_plain() && self.constraint.is_none() {
+            return self.choose(logits);
         }
-        let plain = self.is_plain();
+        let mut changed = std::mem::take(&mut self.changed);
+        changed.clear();
+        changed.extend_from_slice(logits);
         let allowed = self.constraint.as_mut().and_then(|c| c.allowed());
-        let may = |i: usize| match allowed {
-            None => true,
-            Some(bits) => bits.get(i / 32).is_some_and(|word| word >> (i % 32) & 1 == 1),
-        };
-        let finite = |(i, &logit): (usize, &f32)| {
-            // Plus infinity becomes the largest number; NaN and minus infinity are dropped.
-            (logit > f32::NEG_INFINITY && may(i))
-                .then_some(Candidate { id: i as u32, logit: logit.clamp(f32::MIN, f32::MAX) })
-        };
-        self.candidates.extend(logits.iter().enumerate().filter_map(finite));
-        if self.candidates.is_empty() {
+        if let Some(bits) = allowed {
+            forbid_others(&mut changed, bits);
+        }
+        let start = self.recent.len().saturating_sub(self.params.repeat_last_n);
+        penalty::apply(&mut changed, &self.params, &self.recent[start..]);
+        let chosen = self.choose(&changed).map_err(|e| {
             let possible = logits.iter().any(|logit| *logit > f32::NEG_INFINITY);
-            return Err(if possible { SampleError::Constrained } else { SampleError::NoFinite });
-        }
-        if !plain {
-            let start = self.recent.len().saturating_sub(self.params.repeat_last_n);
-            penalty::apply(&mut self.candidates, &self.params, &self.recent[start..]);
-        }
-        self.choose()
+            if possible { SampleError::Constrained } else { e }
+        });
+        self.changed = changed;
+        chosen
     }
 
-    /// Chooses one of the candidates.
-    fn choose(&mut self) -> Result<u32, SampleError> {
-        let k = self.top_k();
-        filter::keep_top_k(&mut self.candidates, k);
-        let first = self.candidates.first().ok_or(SampleError::NoFinite)?;
-        if self.params.temperature == 0.0 {
-            return Ok(first.id);
+    /// Chooses one of the logits by its place.
+    fn choose(&mut self, logits: &[f32]) -> Result<u32, SampleError> {
+        let SampleParams { temperature, top_p, min_p, .. } = self.params;
+        let from = &mut self.distribution;
+        let mut kept = from.begin(logits).ok_or(SampleError::NoFinite)?;
+        if temperature == 0.0 {
+            let best = from.keep_top_k(logits, &mut kept, 1);
+            return best.first().map(|c| c.id).ok_or(SampleError::NoFinite);
         }
-        filter::keep_top_p(&mut self.candidates, self.params.top_p);
-        filter::keep_min_p(&mut self.candidates, self.params.min_p);
+        if (1..logits.len()).contains(&self.params.top_k) {
+            from.keep_top_k(logits, &mut kept, self.params.top_k);
+        }
+        from.keep_top_p(logits, &mut kept, top_p);
+        kept.keep_min_p(min_p);
         // 24 random bits: every value is exact in f32's mantissa.
         let draw = (self.rng.next_u32() >> 8) as f64 / f64::from(1u32 << 24);
-        Ok(filter::draw(&self.candidates, self.params.temperature, draw))
+        Ok(from.draw(logits, &kept, temperature, draw).id)
     }
+}
 
-    fn top_k(&self) -> usize {
-        match (self.params.temperature == 0.0, self.params.top_k) {
-            (true, _) => 1,
-            (false, 0) => self.candidates.len(),
-            (false, k) => k,
+/// Makes the tokens without a bit impossible.
+fn forbid_others(logits: &mut [f32], bits: &[u32]) {
+    let words = bits.iter().copied().chain(std::iter::repeat(0));
+    for (logits, word) in logits.chunks_mut(32).zip(words).filter(|(_, word)| *word != u32::MAX) {
+        for (i, logit) in logits.iter_mut().enumerate() {
+            *logit = if word >> i & 1 == 1 { *logit } else { f32::NEG_INFINITY };
         }
     }
 }

@@ -2,20 +2,20 @@
 
 use std::collections::BTreeMap;
 
-use super::{Candidate, SampleParams};
+use super::SampleParams;
 
 /// Whether any penalty is on.
 pub(super) fn active(p: &SampleParams) -> bool {
     p.repeat_penalty != 1.0 || p.presence_penalty != 0.0 || p.frequency_penalty != 0.0
 }
 
-/// Applies bias and penalties. `candidates` are in id order, possibly with gaps.
-pub(super) fn apply(candidates: &mut [Candidate], p: &SampleParams, recent: &[u32]) {
+/// Applies bias and penalties. What is impossible, NaN or minus infinity, stays so.
+pub(super) fn apply(logits: &mut [f32], p: &SampleParams, recent: &[u32]) {
     // Every step stays finite: two infinities would make NaN.
     let finite = |x: f32| x.clamp(f32::MIN, f32::MAX);
     let mut change = |id: u32, f: &dyn Fn(f32) -> f32| {
-        if let Ok(i) = candidates.binary_search_by_key(&id, |c| c.id) {
-            candidates[i].logit = finite(f(candidates[i].logit));
+        if let Some(logit) = logits.get_mut(id as usize).filter(|l| **l > f32::NEG_INFINITY) {
+            *logit = finite(f(finite(*logit)));
         }
     };
     for (&id, &bias) in &p.logit_bias {

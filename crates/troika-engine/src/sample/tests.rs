@@ -1,3 +1,5 @@
+use proptest::prelude::*;
+
 use super::*;
 
 fn logits() -> Vec<f32> {
@@ -228,22 +230,108 @@ fn the_largest_logits_decide_as_all_of_them() {
             for temperature in [0.0, 0.7] {
                 let params = SampleParams { temperature, top_k, seed: 7, ..params() };
                 let mut samplers = [0; 3].map(|_| Sampler::new(params.clone()));
-                let Some(enough) = samplers[0].largest() else {
+                let Some(enough) = samplers[0].wanted_top_k() else {
                     assert!(top_k == 0 && temperature > 0.0);
                     continue;
                 };
                 // A bias of a token that is not there has all logits looked at.
                 let bias = [(len as u32, 1.0)].into();
                 samplers[2] = Sampler::new(SampleParams { logit_bias: bias, ..params });
-                assert_eq!(samplers[2].largest(), None);
+                assert_eq!(samplers[2].wanted_top_k(), None);
                 for _ in 0..20 {
                     let [few, picked, whole] = &mut samplers;
                     let expected = whole.sample(&logits);
                     assert_eq!(few.sample(&logits), expected, "{len} {top_k} {temperature}");
                     let largest = &all[..all.len().min(enough + len % 3)];
-                    assert_eq!(picked.sample_largest(largest), expected, "{len} {top_k}");
+                    assert_eq!(picked.sample_top_k(largest), expected, "{len} {top_k}");
                 }
             }
+        }
+    }
+}
+
+/// Softmax, truncation and draw as they are defined, over logits that are sorted as a whole.
+fn reference(logits: &[f32], p: &SampleParams, draw: f64) -> u32 {
+    let mut all: Vec<(u32, f64)> = (0..)
+        .zip(logits)
+        .filter(|(_, l)| **l > f32::NEG_INFINITY)
+        .map(|(id, l)| (id, f64::from(l.min(f32::MAX))))
+        .collect();
+    all.sort_by(|a, b| b.1.partial_cmp(&a.1).unwrap().then(a.0.cmp(&b.0)));
+    if p.top_k > 0 {
+        all.truncate(p.top_k);
+    }
+    let best = all[0].1 as f32;
+    let weight = |l: f64, t: f32| (f64::from(l as f32 - best) / f64::from(t)).exp();
+    let reach = |all: &[(u32, f64)], t: f32, enough: &dyn Fn(f64, f64) -> bool| {
+        let total: f64 = all.iter().map(|c| weight(c.1, t)).sum();
+        let mut sum = 0.0;
+        all.iter().position(|c| {
+            sum += weight(c.1, t);
+            enough(sum, total)
+        })
+    };
+    if p.top_p < 1.0 {
+        let last = reach(&all, 1.0, &|sum, total| sum >= f64::from(p.top_p) * total);
+        all.truncate(last.map_or(all.len(), |n| n + 1));
+    }
+    all.retain(|c| weight(c.1, 1.0) >= f64::from(p.min_p));
+    let chosen = reach(&all, p.temperature, &|sum, total| sum > draw * total);
+    all[chosen.unwrap_or(all.len() - 1)].0
+}
+
+/// Bias and penalties as they are defined, one token after another.
+fn penalized(logits: &[f32], p: &SampleParams, recent: &[u32]) -> Vec<f32> {
+    let recent = &recent[recent.len().saturating_sub(p.repeat_last_n)..];
+    let one = |(id, l): (u32, &f32)| {
+        let mut l = l.min(f32::MAX) + p.logit_bias.get(&id).copied().unwrap_or(0.0);
+        let count = recent.iter().filter(|t| **t == id).count() as f32;
+        if count > 0.0 {
+            l = if l <= 0.0 { l * p.repeat_penalty } else { l / p.repeat_penalty };
+            l = l - count * p.frequency_penalty - p.presence_penalty;
+        }
+        l
+    };
+    (0..).zip(logits).map(|(id, l)| if l.is_nan() { *l } else { one((id, l)) }).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    /// Every draw takes the token that sorting everything takes.
+    #[test]
+    fn tokens_are_those_of_the_sorted_distribution(
+        len in prop::sample::select(vec![1usize, 2, 63, 64, 65, 500, 5000, 40_000]),
+        shape in 0..4,
+        temperature in prop::sample::select(vec![1e-30f32, 0.1, 0.8, 1.0, 3.0, 1e4, 1e30]),
+        top_k in prop::sample::select(vec![0usize, 0, 0, 1, 40, 3000]),
+        top_p in prop::sample::select(vec![1.0f32, 0.0, 0.3, 0.95, 0.9999]),
+        min_p in prop::sample::select(vec![0.0f32, 1e-40, 0.01, 0.05, 0.7, 1.0]),
+        penalty in prop::sample::select(vec![(1.0f32, 0.0f32, 0.0f32), (1.3, 0.0, 0.0), (0.8, 0.5, -0.2)]),
+        seed: u32,
+    ) {
+        let mut state = seed;
+        let logits: Vec<f32> = match shape {
+            0 => odd_logits(len, &mut state),
+            // All equal; a hair apart; like a model's.
+            1 => vec![1.5; len],
+            2 => (0..len).map(|i| 3.0 + (i * 7919 % len) as f32 * 1e-6).collect(),
+            _ => odd_logits(len, &mut state).iter().map(|l| (l * 1.7).max(-30.0)).collect(),
+        };
+        prop_assume!(logits.iter().any(|l| *l > f32::NEG_INFINITY));
+        let (repeat_penalty, presence_penalty, frequency_penalty) = penalty;
+        let logit_bias = if seed % 3 == 0 { [(0, -2.5), (7, 1.0)].into() } else { BTreeMap::new() };
+        let p = SampleParams {
+            temperature, top_k, top_p, min_p, repeat_penalty, presence_penalty,
+            frequency_penalty, logit_bias, repeat_last_n: 20, seed: u64::from(seed),
+        };
+        let (mut sampler, mut rng) = (Sampler::new(p.clone()), ChaCha8Rng::seed_from_u64(p.seed));
+        let recent: Vec<u32> = (0..50).map(|i| (i * i) % len.min(90) as u32).collect();
+        recent.iter().for_each(|t| sampler.accept(*t));
+        let changed = penalized(&logits, &p, &recent);
+        for _ in 0..8 {
+            let draw = f64::from(rng.next_u32() >> 8) / f64::from(1u32 << 24);
+            prop_assert_eq!(sampler.sample(&logits), Ok(reference(&changed, &p, draw)));
         }
     }
 }

@@ -15,7 +15,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::files::read_small;
+use crate::files::{parse_json, read_small};
 use helper::Helper;
 use mask::Mask;
 use render::Template;
@@ -47,7 +47,7 @@ impl ChatTemplate {
             return ChatTemplate::new(&source).map(Some);
         }
         let config = read_small(&dir.join("tokenizer_config.json")).unwrap_or_default();
-        let config: Value = serde_json::from_slice(&config).unwrap_or(Value::Null);
+        let config: Value = parse_json(&config).unwrap_or(Value::Null);
         match &config["chat_template"] {
             Value::String(source) => ChatTemplate::new(source).map(Some),
             Value::Array(list) => ChatTemplate::named(list),

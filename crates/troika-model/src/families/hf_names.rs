@@ -197,6 +197,9 @@ impl One<'_> {
             }
             all.push(stacked(m, role, e, self.hidden, block));
         }
+        // MLX stacks experts by matrix.
+        let n = if role == WeightRole::ExpertDown { self.hidden } else { m.inter };
+        all.push(Recipe::rows(format!("mlp.switch_mlp.{long}.weight"), e * n..(e + 1) * n));
         all
     }
 }

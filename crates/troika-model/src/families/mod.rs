@@ -19,7 +19,7 @@ mod rope;
 
 use serde_json::Value;
 
-use crate::spec::{Checkpoint, GgufMeta, Int4Config};
+use crate::spec::{Checkpoint, GgufMeta, Packing};
 use crate::spec::{Ffn, ModelSpec};
 
 pub use fields::ConfigError;
@@ -34,8 +34,8 @@ pub struct DescribedModel {
     pub spec: ModelSpec,
     /// The table of tensor names.
     pub names: Box<dyn TensorNames>,
-    /// How linear layers are packed, if the checkpoint is quantized to four bits.
-    pub int4: Option<Int4Config>,
+    /// How linear layers are stored, if the checkpoint is quantized.
+    pub packing: Option<Packing>,
 }
 
 /// The most experts, and likewise the most heads of latent attention, of all layers together, since
@@ -97,16 +97,12 @@ pub fn from_config(config: &Value) -> Result<DescribedModel> {
     let name =
         fields.text("model_type")?.ok_or_else(|| ConfigError::Missing("model_type".into()))?;
     let name = if name == "gemma3" { "gemma3_text" } else { name };
-    let mut int4 = None;
-    for part in [outer, fields] {
-        if let Some(q) = part.object("quantization_config")? {
-            int4 = Some(quantized::int4(q)?);
-        }
-    }
+    let inner = if text.is_some() { quantized::packing(fields)? } else { None };
+    let packing = inner.or(quantized::packing(outer)?);
     let filled = defaults::fill(name, fields.0, text.is_some());
     let spec = family(name)?(Fields(&filled), &ConfigSource::HuggingFace)?;
     possible(&spec)?;
-    Ok(DescribedModel { spec, names: Box::new(hf_names::HfNames), int4 })
+    Ok(DescribedModel { spec, names: Box::new(hf_names::HfNames), packing })
 }
 
 /// Reads GGUF metadata. `files` shows which tensors exist (biases, tied heads, rope factors).
@@ -119,7 +115,7 @@ pub fn from_gguf(meta: &GgufMeta, files: &dyn Checkpoint) -> Result<DescribedMod
     let mut spec = family(name)?(Fields(&config), &source)?;
     possible(&spec)?;
     gguf::apply_rope_factors(&mut spec, files)?;
-    Ok(DescribedModel { names: Box::new(gguf_names::GgufNames::new(files)), spec, int4: None })
+    Ok(DescribedModel { names: Box::new(gguf_names::GgufNames::new(files)), spec, packing: None })
 }
 
 /// Refuses combinations of fields that are possible individually but too large together.

@@ -1,47 +1,144 @@
-//! A config's `quantization_config`: GPTQ and AWQ.
+//! What a config says of quantized weights.
 
-use super::fields::{ConfigError, Fields, Result, unsupported};
-use crate::spec::{Int4Config, Int4Layout};
+use serde_json::Value;
 
-const SUPPORTED: &str = "4-bit gptq, 4-bit awq (version gemm), float safetensors, or GGUF";
+use super::fields::{ConfigError, Fields, bad, unsupported};
+use crate::spec::{Packing, ScaleBlock};
 
-/// Reads the `quantization_config` object.
-pub(super) fn int4(q: Fields<'_>) -> Result<Int4Config> {
-    let refuse =
-        |what: String| Err(unsupported(format!("quantization_config of {what}"), SUPPORTED));
-    let method = q.text("quant_method")?.unwrap_or("unknown");
-    let layout = match method {
-        "gptq" => {
-            let format = q.text("checkpoint_format")?.unwrap_or("gptq");
-            match format {
-                "gptq" => Int4Layout::Gptq { less_one: true },
-                "gptq_v2" => Int4Layout::Gptq { less_one: false },
-                other => return refuse(format!("checkpoint_format {other:?}")),
-            }
-        }
-        "awq" => {
-            let version = q.text("version")?.unwrap_or("gemm");
-            if !version.eq_ignore_ascii_case("gemm") {
-                return refuse(format!("awq version {version:?}"));
-            }
-            Int4Layout::Awq
-        }
-        other => return refuse(format!("method {other:?}")),
+const SUPPORTED: &str = "gptq and awq (gemm, gemv) of 4 bits, gptq of 8 bits, fp8 (e4m3), \
+                         compressed-tensors, mxfp4, mlx, float safetensors, or GGUF";
+
+fn refuse<T>(what: impl std::fmt::Display) -> Result<T, ConfigError> {
+    Err(unsupported(format!("quantization_config of {what}"), SUPPORTED))
+}
+
+/// How the weights of a config's model are stored; `None`: as they are.
+pub(super) fn packing(config: Fields<'_>) -> Result<Option<Packing>, ConfigError> {
+    // Other keys of such names would change weights, too.
+    let meant = |v: &Value| match v {
+        Value::Null | Value::Bool(false) => false,
+        Value::Number(n) => n.as_f64() != Some(0.0),
+        Value::Object(o) => !o.is_empty(),
+        _ => true,
     };
+    for (key, _) in config.0.iter().filter(|(_, value)| meant(value)) {
+        let known = ["quantization_config", "quantization", "compression_config"];
+        let changes = ["quantiz", "compress", "sparsity"].iter().any(|word| key.contains(word));
+        if changes && !known.contains(&key.as_str()) {
+            return Err(unsupported(format!("the config's {key}"), SUPPORTED));
+        }
+    }
+    if let Some(q) = config.object("quantization")? {
+        return mlx(q).map(Some);
+    }
+    let q = match config.object("quantization_config")? {
+        None => config.object("compression_config")?,
+        q => q,
+    };
+    let Some(q) = q else { return Ok(None) };
+    let method = q.text("quant_method")?.unwrap_or("unknown");
+    match method {
+        "gptq" => gptq(q),
+        "awq" => awq(q),
+        "auto-round" | "intel/auto-round" => match q.text("packing_format")?.unwrap_or("none") {
+            "auto_round:auto_gptq" | "auto_round:gptq" => gptq(q),
+            "auto_round:auto_awq" | "auto_round:awq" => awq(q),
+            other => refuse(format!("method {method:?} with packing_format {other:?}")),
+        },
+        "fp8" | "fbgemm_fp8" => fp8(q),
+        "modelopt" if q.get("quant_algo").is_some_and(|a| a == "FP8") => fp8(q),
+        "compressed-tensors" => compressed_tensors(q),
+        "mxfp4" => Ok(Packing::Mxfp4),
+        other => refuse(format!("method {other:?}")),
+    }
+    .map(Some)
+}
+
+/// Refuses numbers of bits that are not read.
+fn check_bits(q: Fields<'_>, method: &str, read: &[usize]) -> Result<(), ConfigError> {
     let bits = match q.size_opt("bits")? {
         Some(bits) => Some(bits),
         None => q.size_opt("w_bit")?,
     };
     match bits {
-        Some(4) => {}
-        Some(bits) => return refuse(format!("method {method:?} with {bits} bits")),
-        None => return Err(ConfigError::Missing("quantization_config.bits".into())),
+        Some(bits) if read.contains(&bits) => Ok(()),
+        Some(bits) => refuse(format!("method {method:?} with {bits} bits")),
+        None => Err(ConfigError::Missing("quantization_config.bits".into())),
     }
-    // -1 means one group.
-    let name = if q.get("group_size").is_some() { "group_size" } else { "q_group_size" };
-    let group = match q.get(name) {
-        Some(v) if v.as_i64() == Some(-1) => None,
-        _ => Some(q.size_opt(name)?.unwrap_or(128)),
-    };
-    Ok(Int4Config { layout, group })
+}
+
+fn gptq(q: Fields<'_>) -> Result<Packing, ConfigError> {
+    check_bits(q, "gptq", &[4, 8])?;
+    match q.text("checkpoint_format")?.unwrap_or("gptq") {
+        "gptq" => Ok(Packing::Gptq { less_one: true }),
+        "gptq_v2" => Ok(Packing::Gptq { less_one: false }),
+        other => refuse(format!("checkpoint_format {other:?}")),
+    }
+}
+
+fn awq(q: Fields<'_>) -> Result<Packing, ConfigError> {
+    check_bits(q, "awq", &[4])?;
+    match q.text("version")?.unwrap_or("gemm").to_ascii_lowercase().as_str() {
+        "gemm" => Ok(Packing::Awq),
+        "gemv" => {
+            let group = match q.size_opt("group_size")? {
+                None => q.size_opt("q_group_size")?,
+                group => group,
+            };
+            Ok(Packing::AwqGemv { group: group.unwrap_or(128) })
+        }
+        other => refuse(format!("awq version {other:?}")),
+    }
+}
+
+fn fp8(q: Fields<'_>) -> Result<Packing, ConfigError> {
+    match q.text("fmt")?.unwrap_or("e4m3") {
+        "e4m3" => scale_block(q, "weight_block_size").map(Packing::Fp8),
+        other => refuse(format!("method \"fp8\" with fmt {other:?}")),
+    }
+}
+
+/// Outputs and inputs that share a scale.
+fn scale_block(q: Fields<'_>, name: &str) -> Result<ScaleBlock, ConfigError> {
+    let Some(sizes) = q.numbers(name)? else { return Ok(ScaleBlock { rows: 128, cols: 128 }) };
+    match sizes.as_slice() {
+        [rows, cols] if *rows >= 1.0 && *cols >= 1.0 => {
+            Ok(ScaleBlock { rows: *rows as usize, cols: *cols as usize })
+        }
+        _ => Err(bad(name, format!("{sizes:?}"), "not two sizes of at least 1")),
+    }
+}
+
+fn compressed_tensors(q: Fields<'_>) -> Result<Packing, ConfigError> {
+    let read = ["pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "dense"];
+    let groups = q.object("config_groups")?;
+    let formats = groups.iter().flat_map(|g| g.0.values()).filter_map(|g| g.get("format"));
+    for format in q.get("format").into_iter().chain(formats).filter_map(Value::as_str) {
+        // In this one each group has a format.
+        if !read.contains(&format) && format != "mixed-precision" {
+            return refuse(format!("compressed-tensors format {format:?}"));
+        }
+    }
+    if let Some(format) = q.object("sparsity_config")?.and_then(|s| s.get("format"))
+        && format != "dense"
+    {
+        return refuse(format!("compressed-tensors sparsity {format}"));
+    }
+    if q.object("transform_config")?.is_some_and(|t| !t.0.is_empty()) {
+        return refuse("compressed-tensors with transform_config");
+    }
+    let mut block = ScaleBlock { rows: 128, cols: 128 };
+    for group in groups.iter().flat_map(|g| g.0.values()).filter_map(Value::as_object) {
+        if let Some(weights) = Fields(group).object("weights")? {
+            block = scale_block(weights, "block_structure")?;
+        }
+    }
+    Ok(Packing::CompressedTensors(block))
+}
+
+fn mlx(q: Fields<'_>) -> Result<Packing, ConfigError> {
+    match q.text("mode")?.unwrap_or("affine") {
+        "affine" => check_bits(q, "mlx", &[4, 8]).map(|()| Packing::Mlx),
+        other => refuse(format!("mlx mode {other:?}")),
+    }
 }

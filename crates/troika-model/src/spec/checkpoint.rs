@@ -24,12 +24,29 @@ impl StoredTensor {
     }
 }
 
+/// A tensor by the name of its type in the file, whether a weight can have it or not.
+#[derive(Clone, Debug)]
+pub struct RawTensor {
+    /// The type's name.
+    pub kind: String,
+    /// Shape, outermost dimension first.
+    pub shape: Vec<usize>,
+    /// The bytes in the memory map. May be unaligned.
+    pub bytes: WeightBytes,
+}
+
 /// Named tensors.
 pub trait Checkpoint: Send + Sync {
     /// A tensor, if the files have it.
     fn tensor(&self, name: &str) -> Option<&StoredTensor>;
 
-    /// All names, sorted.
+    /// A tensor of any type.
+    fn raw(&self, name: &str) -> Option<RawTensor> {
+        let StoredTensor { dtype, shape, bytes } = self.tensor(name)?.clone();
+        Some(RawTensor { kind: dtype.name().into(), shape, bytes })
+    }
+
+    /// All names of tensors that can be weights, sorted.
     fn names(&self) -> Vec<&str>;
 
     /// The file that holds a tensor (or the folder), for messages.

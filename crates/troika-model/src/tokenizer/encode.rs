@@ -13,7 +13,7 @@ use super::error::{Result, TokenizerError};
 use super::shared::Inner;
 use super::spelling::Spelling;
 use super::{gguf, guard, json};
-use crate::files::read_small;
+use crate::files::{parse_json, read_small};
 use crate::spec::GgufMeta;
 
 /// The most bytes per byte for long texts. Unicode's normal forms need up to 11.
@@ -52,7 +52,7 @@ impl Tokenizer {
         };
         let mut tokenizer = Tokenizer::from_json(&bytes).map_err(bad)?;
         let path = dir.join("tokenizer_config.json");
-        match read_small(&path).map(|bytes| serde_json::from_slice(&bytes)) {
+        match read_small(&path).map(|bytes| parse_json(&bytes)) {
             Ok(Ok(config)) => tokenizer.take_config(&config),
             Err(e) if e.kind() == ErrorKind::NotFound => {}
             Ok(Err(e)) => tokenizer.warn_of_config(&path, &e.to_string()),
@@ -66,7 +66,7 @@ impl Tokenizer {
     /// # Errors
     /// What is wrong with it.
     pub fn from_json(bytes: &[u8]) -> Result<Tokenizer, String> {
-        let json = serde_json::from_slice(bytes).map_err(|e| format!("is no JSON: {e}"))?;
+        let json = parse_json(bytes).map_err(|e| format!("is no JSON: {e}"))?;
         let read = json::tokenizer(json)?;
         Ok(Tokenizer {
             inner: read.inner,

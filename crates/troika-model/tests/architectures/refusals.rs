@@ -30,7 +30,8 @@ fn features_that_are_not_there() {
         "hidden_act \"quick_gelu\" is not supported; supported: silu, gelu, gelu_pytorch_tanh, \
          gelu_new, relu"
     );
-    let method = "4-bit gptq, 4-bit awq (version gemm), float safetensors, or GGUF";
+    let method = "gptq and awq (gemm, gemv) of 4 bits, gptq of 8 bits, fp8 (e4m3), \
+                  compressed-tensors, mxfp4, mlx, float safetensors, or GGUF";
     assert_eq!(
         llama(json!({"quantization_config": {"quant_method": "bitsandbytes"}})),
         format!(

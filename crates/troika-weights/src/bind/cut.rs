@@ -6,7 +6,7 @@ use std::sync::Arc;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use troika_device::{OutOfMemory, WeightBytes, WeightData, WeightOwner, ZeroedBytes};
-use troika_graph::{DType, blocks};
+use troika_graph::{DType, blocks, quantize};
 use troika_model::spec::{Cols, Recipe, StoredTensor};
 
 use crate::bind::scheme::FloatType;
@@ -186,7 +186,7 @@ pub(crate) fn convert(
 }
 
 /// Rounds to a float type, to nearest with ties to even.
-fn narrow(row: &[f32], dtype: DType, out: &mut [u8]) {
+pub(crate) fn narrow(row: &[f32], dtype: DType, out: &mut [u8]) {
     match dtype {
         DType::F16 => {
             let mut half = [f16::ZERO; 256];
@@ -202,4 +202,21 @@ fn narrow(row: &[f32], dtype: DType, out: &mut [u8]) {
         }
         _ => out.copy_from_slice(bytemuck::cast_slice(row)),
     }
+}
+
+/// Quantizes with the widest registers available. Results are bit-identical everywhere, since the
+/// code is the same and no operations are fused.
+pub(crate) fn quantize_row(dtype: DType, x: &[f32], out: &mut [u8]) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("avx2") {
+        // SAFETY: the feature was just detected.
+        return unsafe { quantize_avx2(dtype, x, out) };
+    }
+    quantize::quantize(dtype, x, out)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn quantize_avx2(dtype: DType, x: &[f32], out: &mut [u8]) -> bool {
+    quantize::quantize(dtype, x, out)
 }

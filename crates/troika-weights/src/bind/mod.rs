@@ -2,8 +2,9 @@
 
 pub(crate) mod bound;
 pub(crate) mod cut;
-pub(crate) mod int4;
 pub(crate) mod mix;
+pub(crate) mod packed;
+pub(crate) mod rounded;
 pub(crate) mod scheme;
 pub(crate) mod source;
 pub(crate) mod synthetic;
@@ -22,7 +23,8 @@ use troika_model::spec::{
 
 use crate::bind::bound::Bound;
 use crate::bind::cut::{CutError, convert, cut};
-use crate::bind::scheme::{BindOptions, Quant};
+use crate::bind::packed::{FoundPacked, Rounding};
+use crate::bind::scheme::{BindOptions, FloatType, Quant};
 use crate::bind::source::ValueSource;
 use crate::error::WeightError;
 use crate::parallel;
@@ -75,13 +77,14 @@ fn all_used(bound: &[Bound], files: &dyn Checkpoint) -> Result<(), WeightError> 
         *sum = sum.saturating_add(b.shape.rows.saturating_mul(b.shape.cols));
     }
     for b in bound {
-        let (Some(tensor), Some(&sum)) = (files.tensor(&b.tensor), used.get(b.tensor.as_str()))
-        else {
+        let (Some(tensor), Some(&sum)) = (files.raw(&b.tensor), used.get(b.tensor.as_str())) else {
             continue;
         };
-        let (rows, cols) = tensor.matrix();
-        let packed = if tensor.dtype == DType::I32 { 8 } else { 1 };
-        let has = rows.saturating_mul(cols).saturating_mul(packed);
+        let values = tensor.shape.iter().fold(1usize, |n, d| n.saturating_mul(*d));
+        let has = match &b.source {
+            ValueSource::Packed(weight) => weight.values,
+            _ => values,
+        };
         if sum < has {
             return Err(WeightError::Shape {
                 file: files.origin(&b.tensor),
@@ -129,13 +132,10 @@ impl Binder<'_> {
         let key = if tied { Key::model(WeightRole::Embed) } else { need.key };
         let candidates = self.model.names.candidates(&self.model.spec, key);
         let found = candidates.iter().find_map(|r| Some((r, self.files.tensor(&r.tensor)?)));
-        if let (None, Some(config)) = (&found, self.model.int4) {
+        if let (None, Some(packing)) = (&found, self.model.packing) {
             for recipe in &candidates {
-                if let Some(found) = int4::find(config, recipe, &need, self.files)? {
-                    let shape =
-                        WeightShape { rows: need.rows, cols: need.cols, dtype: found.dtype };
-                    let source = ValueSource::Int4(Box::new(found.weight));
-                    return Ok(Bound::new(need.key, shape, source, found.tensor));
+                if let Some(found) = packed::find(packing, recipe, &need, self.files)? {
+                    return Ok(self.unpack(need, found));
                 }
             }
         }
@@ -143,6 +143,23 @@ impl Binder<'_> {
             return Err(not_found(&candidates, need, self.files));
         };
         self.take(need, recipe, tensor)
+    }
+
+    /// A packed layer. What is rounded anyway has the type that floats get.
+    fn unpack(&self, need: WeightRequirement, found: FoundPacked) -> Bound {
+        let FoundPacked { mut weight, mut dtype, tensor } = found;
+        if let Rounding::Values(to) = &mut weight.rounding {
+            let float = match self.options.float {
+                FloatType::Auto => *to,
+                FloatType::F32 => DType::F32,
+                FloatType::F16 => DType::F16,
+                FloatType::BF16 => DType::BF16,
+            };
+            *to = self.options.quant.target(&need, float).unwrap_or(float);
+            dtype = *to;
+        }
+        let shape = WeightShape { rows: need.rows, cols: need.cols, dtype };
+        Bound::new(need.key, shape, ValueSource::Packed(Box::new(weight)), tensor)
     }
 
     fn take(

@@ -3,12 +3,12 @@
 use std::ops::Range;
 
 use troika_device::{WeightBytes, WeightData};
-use troika_graph::{DType, blocks, quantize};
+use troika_graph::{DType, blocks};
 use troika_model::lower::WeightShape;
 use troika_model::spec::{Recipe, StoredTensor, WeightRequirement};
 
-use crate::bind::cut::{aligned_with, cut};
-use crate::bind::int4::Int4Weight;
+use crate::bind::cut::{aligned_with, cut, quantize_row};
+use crate::bind::packed::PackedWeight;
 use crate::bind::synthetic;
 
 /// The source of a weight's values.
@@ -23,8 +23,8 @@ pub(crate) enum ValueSource {
     Cut { tensor: StoredTensor, recipe: Recipe },
     /// Random numbers, generated and quantized on demand.
     Random { need: WeightRequirement, dtype: DType, seed: u64 },
-    /// Four-bit values in a checkpoint's own layout.
-    Int4(Box<Int4Weight>),
+    /// Codes in a checkpoint's own layout.
+    Packed(Box<PackedWeight>),
 }
 
 /// A source prepared for making rows.
@@ -34,7 +34,7 @@ pub(crate) enum Opened<'a> {
     /// Rows of floats.
     Float(WeightData),
     /// Rows assembled from a checkpoint's tensors.
-    Int4(&'a Int4Weight),
+    Packed(&'a PackedWeight),
 }
 
 impl ValueSource {
@@ -54,14 +54,14 @@ impl ValueSource {
                 let data = synthetic::weight(*need, *dtype, *seed);
                 Ok(if data.dtype == shape.dtype { Opened::Same(data) } else { Opened::Float(data) })
             }
-            ValueSource::Int4(weight) => Ok(Opened::Int4(weight)),
+            ValueSource::Packed(weight) => Ok(Opened::Packed(weight)),
         }
     }
 
     /// Tensors that hold a part of every row.
     pub fn packed_tensors(&self) -> Vec<&WeightBytes> {
         match self {
-            ValueSource::Int4(weight) => weight.tensors(),
+            ValueSource::Packed(weight) => weight.tensors(),
             ValueSource::Cut { tensor, recipe } if recipe.transpose || recipe.cols.is_some() => {
                 vec![&tensor.bytes]
             }
@@ -89,7 +89,7 @@ impl Opened<'_> {
     pub fn read(&self) -> Option<&WeightBytes> {
         match self {
             Opened::Same(data) | Opened::Float(data) => Some(&data.bytes),
-            Opened::Int4(_) => None,
+            Opened::Packed(_) => None,
         }
     }
 
@@ -112,7 +112,7 @@ impl Opened<'_> {
                 let (bytes, finite) = quantized(&from, data, all)?;
                 Some(WeightRows { data: with(all, bytes), read: Some(from), finite })
             }
-            Opened::Int4(weight) => {
+            Opened::Packed(weight) => {
                 let (bytes, finite) = weight.rows(shape, rows)?;
                 Some(WeightRows { data: with(all, bytes), read: None, finite })
             }
@@ -137,21 +137,4 @@ fn quantized(from: &[u8], data: &WeightData, shape: WeightShape) -> Option<(Weig
         }
     });
     made.ok().map(|bytes| (bytes, finite))
-}
-
-/// Quantizes with the widest registers available. Results are bit-identical everywhere, since the
-/// code is the same and no operations are fused.
-fn quantize_row(dtype: DType, x: &[f32], out: &mut [u8]) -> bool {
-    #[cfg(target_arch = "x86_64")]
-    if std::arch::is_x86_feature_detected!("avx2") {
-        // SAFETY: the feature was just detected.
-        return unsafe { quantize_avx2(dtype, x, out) };
-    }
-    quantize::quantize(dtype, x, out)
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-fn quantize_avx2(dtype: DType, x: &[f32], out: &mut [u8]) -> bool {
-    quantize::quantize(dtype, x, out)
 }

@@ -7,7 +7,27 @@ use troika_model::families::{DescribedModel, needs_no_place};
 use troika_model::spec::{Checkpoint, WeightRole, weight_requirements};
 
 use crate::bind::bound::Bound;
+use crate::bind::source::ValueSource;
 use crate::error::shown;
+
+/// What the name of a packed matrix ends with.
+const CODES: [&str; 4] = ["qweight", "weight_packed", "weight", "_blocks"];
+/// What the names of tensors end with that belong to it. Scales of inputs are for devices that
+/// compute in the checkpoint's own format.
+const COMPANIONS: [&str; 12] = [
+    "qzeros",
+    "scales",
+    "biases",
+    "g_idx",
+    "weight_scale",
+    "weight_scale_inv",
+    "weight_shape",
+    "weight_zero_point",
+    "weight_g_idx",
+    "input_scale",
+    "input_global_scale",
+    "_scales",
+];
 
 /// A warning about tensors of layers that the model lacks, and one about all other unused tensors.
 pub(crate) fn warnings(
@@ -67,11 +87,13 @@ fn left_over<'a>(
     files: &'a dyn Checkpoint,
 ) -> Vec<&'a str> {
     let mut used: HashSet<&str> = bound.iter().map(|b| b.tensor.as_str()).collect();
-    // Tensors that accompany a four-bit matrix.
-    used.extend(bound.iter().filter_map(|b| b.tensor.strip_suffix("qweight")));
-    let parts = ["qzeros", "scales", "g_idx"];
-    let of_packed =
-        |name: &str| parts.iter().any(|p| name.strip_suffix(p).is_some_and(|b| used.contains(b)));
+    // Tensors that accompany a packed matrix.
+    let packed = bound.iter().filter(|b| matches!(b.source, ValueSource::Packed(_)));
+    let base = |name: &'a str| CODES.iter().find_map(|end| name.strip_suffix(end));
+    used.extend(packed.filter_map(|b| base(&b.tensor)));
+    let of_packed = |name: &str| {
+        COMPANIONS.iter().any(|p| name.strip_suffix(p).is_some_and(|base| used.contains(base)))
+    };
     let all = files.names().into_iter();
     let mut left: Vec<&str> = all
         .filter(|name| !used.contains(name) && !of_packed(name) && !needs_no_place(name))

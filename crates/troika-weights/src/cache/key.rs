@@ -7,13 +7,14 @@
 
 use std::ops::Range;
 
-use troika_model::spec::{Int4Layout, Recipe};
+use troika_model::spec::Recipe;
 
 use crate::bind::bound::Bound;
-use crate::bind::int4::Int4Weight;
+use crate::bind::packed::codes::{Steps, Zeros};
+use crate::bind::packed::{PackedWeight, Rounding};
 use crate::bind::source::ValueSource;
 
-/// Must change whenever reading or cutting weights (`cut`, `int4`, `source`, or dequantizing
+/// Must change whenever reading or cutting weights (`cut`, `packed`, `source`, or dequantizing
 /// blocks) gives other bytes for the same files.
 const READ_VERSION: u64 = 2;
 
@@ -78,9 +79,9 @@ impl Encoder {
                 self.text(dtype.name());
                 self.number(*seed);
             }
-            ValueSource::Int4(weight) => {
+            ValueSource::Packed(weight) => {
                 self.number(3);
-                self.int4(weight);
+                self.packed(weight);
             }
         }
     }
@@ -98,16 +99,34 @@ impl Encoder {
         self.number(u64::from(recipe.transpose));
     }
 
-    fn int4(&mut self, weight: &Int4Weight) {
-        match weight.layout {
-            Int4Layout::Gptq { less_one } => {
-                self.number(0);
-                self.number(u64::from(less_one));
+    fn steps(&mut self, steps: Steps) {
+        [steps.share, steps.row, steps.group].into_iter().for_each(|n| self.size(n));
+    }
+
+    fn packed(&mut self, weight: &PackedWeight) {
+        let PackedWeight { codes, number, scales, zeros, .. } = weight;
+        self.number(codes.order as u64);
+        self.number(*number as u64);
+        self.number(scales.kind as u64);
+        [codes.bits, codes.n, codes.k].into_iter().for_each(|n| self.size(n));
+        self.steps(scales.steps);
+        match zeros {
+            Zeros::Fixed(zero) => self.number(u64::from(*zero)),
+            Zeros::Biases(grid) => {
+                self.number(256 + grid.kind as u64);
+                self.steps(grid.steps);
             }
-            Int4Layout::Awq => self.number(1),
+            Zeros::Codes(zeros) => {
+                self.number(512 + 2 * u64::from(zeros.awq) + u64::from(zeros.less_one));
+                self.size(zeros.bits);
+                self.steps(zeros.steps);
+            }
         }
         self.size(weight.group);
+        self.number(u64::from(weight.index.is_some()));
         self.ranges(&weight.taken);
+        self.number(u64::from(weight.transpose));
+        self.number(u64::from(matches!(weight.rounding, Rounding::Values(_))));
     }
 }
 
@@ -117,6 +136,7 @@ mod tests {
     use troika_graph::DType;
 
     use super::*;
+    use crate::bind::packed::codes::{Codes, Grid, Number, Order, ScaleKind, ZeroCodes};
     use crate::bind::source::Opened;
     use troika_model::lower::WeightShape;
     use troika_model::spec::Cols;
@@ -140,30 +160,31 @@ mod tests {
         Bound::new(Key::layer(1, WeightRole::Up), shape, source, name)
     }
 
-    fn int4(layout: Int4Layout, group: usize) -> Bound {
+    /// GPTQ, stored less one or not, or AWQ.
+    fn int4(order: Order, less_one: bool, group: usize) -> Bound {
         let words = |n: usize| WeightBytes::owned(numbers(4 * n));
         let scales: Vec<u8> = numbers(256).iter().flat_map(|b| [*b, 0x20]).collect();
-        let scales = StoredTensor {
-            dtype: DType::F16,
-            shape: vec![64 / group, 16],
-            bytes: WeightBytes::owned(scales),
-        };
-        let weight = Int4Weight {
-            layout,
-            qweight: words(128),
-            qzeros: words(4),
-            scales,
-            n: 16,
+        let bytes = WeightBytes::owned(scales);
+        let steps = Steps { share: 1, row: 1, group: 16 };
+        let awq = order == Order::Awq;
+        let eight = Steps { share: 8, row: 8, group: 16 };
+        let of_zeros = if awq { eight } else { steps };
+        let zeros = ZeroCodes { bytes: words(4), bits: 4, steps: of_zeros, awq, less_one };
+        let weight = PackedWeight {
+            codes: Codes { bytes: words(128), bits: 4, order, n: 16, k: 64 },
+            number: Number::Unsigned,
+            scales: Grid { kind: ScaleKind::F16, bytes, steps },
+            zeros: Zeros::Codes(zeros),
             group,
+            index: None,
             taken: std::iter::once(0..16).collect(),
+            transpose: false,
+            rounding: Rounding::None,
+            values: 16 * 64,
         };
         let shape = WeightShape { rows: 16, cols: 64, dtype: DType::Q4_G32 };
-        Bound::new(
-            Key::layer(0, WeightRole::Q),
-            shape,
-            ValueSource::Int4(Box::new(weight)),
-            "q".into(),
-        )
+        let source = ValueSource::Packed(Box::new(weight));
+        Bound::new(Key::layer(0, WeightRole::Q), shape, source, "q".into())
     }
 
     fn all() -> Vec<Bound> {
@@ -175,10 +196,10 @@ mod tests {
             cut(DType::BF16, DType::Q8_0, some, (32, 64)),
             cut(DType::BF16, DType::Q8_0, columns, (32, 32)),
             cut(DType::BF16, DType::Q8_0, turned, (32, 32)),
-            int4(Int4Layout::Gptq { less_one: true }, 32),
-            int4(Int4Layout::Gptq { less_one: false }, 32),
-            int4(Int4Layout::Gptq { less_one: true }, 64),
-            int4(Int4Layout::Awq, 32),
+            int4(Order::Inputs, true, 32),
+            int4(Order::Inputs, false, 32),
+            int4(Order::Inputs, true, 64),
+            int4(Order::Awq, false, 32),
         ]
     }
 
@@ -218,6 +239,6 @@ mod tests {
         let bytes: Vec<u8> = all.iter().flat_map(made).collect();
         let first = blake3::hash(&bytes).to_hex();
         let second = key(&all, &[blake3::hash(b"file")]).to_hex();
-        assert_eq!((&first[..16], &second[..16]), ("e02b107561358902", "aa571147afa888cb"));
+        assert_eq!((&first[..16], &second[..16]), ("e02b107561358902", "f6c290c42621984f"));
     }
 }

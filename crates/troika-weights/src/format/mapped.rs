@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use troika_device::{WeightBytes, WeightOwner};
 use troika_graph::DType;
-use troika_model::spec::{Checkpoint, StoredTensor};
+use troika_model::spec::{Checkpoint, RawTensor, StoredTensor};
 
 use crate::error::{WeightError, shown};
 use crate::format::file_map::FileMap;
@@ -28,8 +28,8 @@ pub(crate) struct MappedFiles {
     maps: Vec<Arc<FileMap>>,
     /// Tensors with the index of their file.
     tensors: BTreeMap<String, (StoredTensor, usize)>,
-    /// Types of tensors that cannot be weights, with the index of their file.
-    other: BTreeMap<String, (String, usize)>,
+    /// Tensors that cannot be weights, with the index of their file.
+    other: BTreeMap<String, (RawTensor, usize)>,
 }
 
 impl MappedFiles {
@@ -59,12 +59,12 @@ impl MappedFiles {
             let (name, other) = (shown(&name), &self.files[there]);
             return Err(damaged(format!("tensor {name} is in {other}, too")));
         }
+        let owner: WeightOwner = map.clone();
+        let bytes = WeightBytes::new(owner, range)
+            .ok_or_else(|| damaged("a tensor lies past the end".into()))?;
         match dtype {
-            Err(kind) => _ = self.other.insert(name, (kind, here)),
+            Err(kind) => _ = self.other.insert(name, (RawTensor { kind, shape, bytes }, here)),
             Ok(dtype) => {
-                let owner: WeightOwner = map.clone();
-                let bytes = WeightBytes::new(owner, range)
-                    .ok_or_else(|| damaged("a tensor lies past the end".into()))?;
                 self.tensors.insert(name, (StoredTensor { dtype, shape, bytes }, here));
             }
         }
@@ -88,6 +88,16 @@ impl Checkpoint for MappedFiles {
         self.tensors.get(name).map(|t| &t.0)
     }
 
+    fn raw(&self, name: &str) -> Option<RawTensor> {
+        let other = || self.other.get(name).map(|t| t.0.clone());
+        let usable = |StoredTensor { dtype, shape, bytes }: &StoredTensor| RawTensor {
+            kind: dtype.name().into(),
+            shape: shape.clone(),
+            bytes: bytes.clone(),
+        };
+        self.tensor(name).map(usable).or_else(other)
+    }
+
     fn names(&self) -> Vec<&str> {
         self.tensors.keys().map(String::as_str).collect()
     }
@@ -97,7 +107,7 @@ impl Checkpoint for MappedFiles {
     }
 
     fn unusable(&self, name: &str) -> Option<&str> {
-        self.other.get(name).map(|t| t.0.as_str())
+        self.other.get(name).map(|t| t.0.kind.as_str())
     }
 }
 

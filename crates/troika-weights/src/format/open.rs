@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde_json::Value;
-use troika_model::files::read_small;
+use troika_model::files::{parse_json, read_small};
 use troika_model::spec::GgufMeta;
 
 use crate::error::WeightError;
@@ -110,6 +110,8 @@ fn open_file(path: &Path) -> Result<ModelFiles, WeightError> {
 fn open_dir(dir: &Path) -> Result<ModelFiles, WeightError> {
     let at = |name: &str| Some(dir.join(name)).filter(|p| p.exists());
     let (index, single) = (at("model.safetensors.index.json"), at("model.safetensors"));
+    // One file that is there is what an index of other files was made into.
+    let index = index.filter(|index| single.is_none() || safetensors::has_shards(index));
     let (config, weights) = (at("config.json"), index.as_ref().or(single.as_ref()));
     if config.is_none() || weights.is_none() {
         let mut ggufs = files_of(dir, first_part);
@@ -132,7 +134,7 @@ fn open_dir(dir: &Path) -> Result<ModelFiles, WeightError> {
 
 fn read_config(path: &Path) -> Result<Value, WeightError> {
     let text = read_small(path).map_err(|e| io_error(path, &e))?;
-    serde_json::from_slice(&text).map_err(|e| WeightError::Damaged {
+    parse_json(&text).map_err(|e| WeightError::Damaged {
         file: path.display().to_string(),
         why: format!("it is not JSON ({e})"),
     })

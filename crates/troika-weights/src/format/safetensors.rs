@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::Number;
 use troika_graph::DType;
-use troika_model::files::read_small;
+use troika_model::files::{parse_json, read_small};
 
 use crate::error::{WeightError, shown};
 use crate::format::file_map::map_file;
@@ -173,6 +173,11 @@ pub(crate) fn open_index(index: &Path) -> Result<MappedFiles, WeightError> {
     Ok(all)
 }
 
+/// Whether all shards that an index names are there.
+pub(crate) fn has_shards(index: &Path) -> bool {
+    read_index(index).is_ok_and(|map| map.values().all(|s| index.with_file_name(s).exists()))
+}
+
 fn empty(inside: &Path) -> MappedFiles {
     MappedFiles::new(inside.parent().unwrap_or(Path::new(".")).display().to_string())
 }
@@ -208,7 +213,7 @@ fn read_index(index: &Path) -> Result<BTreeMap<String, String>, WeightError> {
     let damaged = |why: String| WeightError::Damaged { file: file.clone(), why };
     let text = read_small(index)
         .map_err(|e| WeightError::Io { path: file.clone(), why: e.to_string() })?;
-    let map = match serde_json::from_slice::<Index>(&text) {
+    let map = match parse_json::<Index>(&text) {
         Ok(index) => index.weight_map,
         Err(e) if e.is_data() => return Err(damaged(format!("it has no usable weight_map ({e})"))),
         Err(e) => return Err(damaged(format!("it is not JSON ({e})"))),

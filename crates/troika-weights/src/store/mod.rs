@@ -22,7 +22,7 @@ use crate::bind::bound::Bound;
 use crate::bind::mix::WeightMix;
 use crate::bind::scheme::{BindOptions, Quant};
 use crate::bind::source::{ValueSource, WeightRows};
-use crate::bind::{bind_all, tied_head, unused};
+use crate::bind::{bind_all, rounded, tied_head, unused};
 use crate::cache::hash::{self, Stamp};
 use crate::cache::{self, CacheFolder, Found, PackedCache};
 use crate::error::WeightError;
@@ -92,7 +92,8 @@ impl WeightStore {
         options: BindOptions,
     ) -> Result<WeightStore, WeightError> {
         let bound = bind_all(model, files, options)?;
-        let warnings = unused::warnings(model, &bound, files);
+        let mut warnings = unused::warnings(model, &bound, files);
+        warnings.extend(rounded::warning(&bound));
         Ok(WeightStore { warnings, ..WeightStore::of(bound, files.maps()) })
     }
 
@@ -272,7 +273,7 @@ impl WeightStore {
     }
 
     /// Whether some weights are derived and not used as in the files: quantized, or assembled from
-    /// the tensors of a GPTQ or AWQ layer.
+    /// the tensors of a packed layer.
     pub fn makes_weights(&self) -> bool {
         self.bound.iter().any(|b| b.source.is_made())
     }
@@ -412,6 +413,12 @@ impl WeightStore {
             let made = made.ok_or_else(|| {
                 wrong("is shorter than its shape, or there is no memory for its rows".into())
             })?;
+            if let (false, ValueSource::Packed(_)) = (made.finite, &b.source) {
+                let tensor = &b.tensor;
+                return Err(wrong(format!(
+                    "is made of {tensor}, which holds NaN or infinite values; download the model again"
+                )));
+            }
             let packed = pack(&made.data, &mut lock(&pieces[i]));
             self.read(b, &made);
             if i % GIVE_BACK == GIVE_BACK - 1 {

@@ -6,7 +6,9 @@ mod erf;
 
 use troika_graph::Activation;
 
-use crate::kernels::simd::{Kernel, Lanes, MAX_LANES, dispatch, load_part, store_part, swish};
+use crate::kernels::simd::{
+    Kernel, Lanes, MAX_LANES, dispatch, load_part, store_part, swish, tanh,
+};
 use crate::kernels::{Context, ELEMENTS_PER_PART, KernelError, rows_per_part};
 use crate::{SharedMut, SharedRef};
 
@@ -151,7 +153,7 @@ fn apply<V: Lanes>(op: Element, a: V, b: V) -> V {
         Element::Add => a.add(b),
         Element::Scale(f) => a.mul(V::splat(f)),
         Element::Clamp(limit) => a.max(V::splat(-limit)).min(V::splat(limit)),
-        Element::SoftCap(cap) => each(a, |x| cap * (x / cap).tanh()),
+        Element::SoftCap(cap) => V::splat(cap).mul(tanh(a.div(V::splat(cap)))),
     }
 }
 

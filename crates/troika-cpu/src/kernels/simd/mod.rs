@@ -45,6 +45,22 @@ const LN2_HIGH: f32 = 0.693_359_4;
 /// See [`LN2_HIGH`].
 const LN2_LOW: f32 = -2.121_944_4e-4;
 
+/// Beyond this `tanh` is 1, but for rounding.
+const TANH_ONE: f32 = 7.998_812;
+/// Coefficients of the two polynomials in `x^2` whose quotient is `tanh(x) / x`, highest power first
+/// (Eigen, generic_fast_tanh_float).
+const TANH_ABOVE: [f32; 7] = [
+    -2.760_768_4e-16,
+    2.000_188e-13,
+    -8.604_672e-11,
+    5.122_297e-8,
+    1.485_722_4e-5,
+    6.372_619_3e-4,
+    4.893_524_6e-3,
+];
+/// See [`TANH_ABOVE`].
+const TANH_BELOW: [f32; 4] = [1.198_258_4e-6, 1.185_347_1e-4, 2.268_434_6e-3, 4.893_525e-3];
+
 /// Keeps other modules from implementing [`Lanes`].
 mod sealed {
     pub trait Sealed {}
@@ -138,7 +154,9 @@ pub trait Lanes: Copy + sealed::Sealed {
     fn sub(self, o: Self) -> Self;
     fn mul(self, o: Self) -> Self;
     fn div(self, o: Self) -> Self;
+    /// `o` where one of the two is NaN (NEON: NaN).
     fn min(self, o: Self) -> Self;
+    /// As [`Lanes::min`].
     fn max(self, o: Self) -> Self;
     /// `self * a + b`, fused where the instruction set can.
     fn fma(self, a: Self, b: Self) -> Self;
@@ -319,12 +337,14 @@ fn exp_of_rest<V: Lanes>(x: V, n: V) -> V {
     p.fma(r.mul(r), r).add(V::splat(1.0))
 }
 
-/// `tanh x` with an absolute error under 3e-7.
+/// `tanh x` with a relative error under 5e-7; NaN stays NaN.
 #[inline(always)]
 pub fn tanh<V: Lanes>(x: V) -> V {
-    let one = V::splat(1.0);
-    // 1 - 2 / (e^2x + 1): right at both infinities, too.
-    one.sub(V::splat(2.0).div(x.add(x).exp().add(one)))
+    // min and max give their second operand when one is NaN.
+    let x = V::splat(-TANH_ONE).max(V::splat(TANH_ONE).min(x));
+    let square = x.mul(x);
+    let horner = |c: &[f32]| c.iter().fold(V::splat(0.0), |p, c| p.fma(square, V::splat(*c)));
+    x.mul(horner(&TANH_ABOVE)).div(horner(&TANH_BELOW))
 }
 
 /// `x * sigmoid(slope * x)`.

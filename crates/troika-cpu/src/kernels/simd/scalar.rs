@@ -48,8 +48,8 @@ impl Lanes for Portable {
         fn sub(self, o: Self) -> Self { Self::make(|i| self.0[i] - o.0[i]) }
         fn mul(self, o: Self) -> Self { Self::make(|i| self.0[i] * o.0[i]) }
         fn div(self, o: Self) -> Self { Self::make(|i| self.0[i] / o.0[i]) }
-        fn min(self, o: Self) -> Self { Self::make(|i| self.0[i].min(o.0[i])) }
-        fn max(self, o: Self) -> Self { Self::make(|i| self.0[i].max(o.0[i])) }
+        fn min(self, o: Self) -> Self { Self::make(|i| if self.0[i] < o.0[i] { self } else { o }.0[i]) }
+        fn max(self, o: Self) -> Self { Self::make(|i| if self.0[i] > o.0[i] { self } else { o }.0[i]) }
         fn fma(self, a: Self, b: Self) -> Self { Self::make(|i| self.0[i] * a.0[i] + b.0[i]) }
         fn sum(self) -> f32 {
             let [a, b, c, d, e, f, g, h] = self.0;
