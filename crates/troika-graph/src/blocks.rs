@@ -7,25 +7,10 @@
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
+use crate::block_parts::{bits_at, half_at};
 use crate::{DType, grids};
 
-/// A block taken apart. Element `i` of group `g` is `scales[g] * levels[i]`, for types that have
-/// minima plus `mins[g]`. These operations in f32, each rounded, give the very bits of ggml.
-#[derive(Clone, Copy, Debug)]
-pub struct BlockParts {
-    /// A whole number for each element.
-    pub levels: [i8; 256],
-    /// A scale for each group of [`DType::group_len`] elements.
-    pub scales: [f32; 16],
-    /// What is added to each group, for types that [have minima](DType::has_minimum).
-    pub mins: [f32; 16],
-}
-
-impl Default for BlockParts {
-    fn default() -> BlockParts {
-        BlockParts { levels: [0; 256], scales: [0.0; 16], mins: [0.0; 16] }
-    }
-}
+pub use crate::block_parts::BlockParts;
 
 impl BlockParts {
     /// Takes a block apart.
@@ -135,14 +120,6 @@ fn halves(bytes: &[u8], out: &mut [f32]) {
         group.iter_mut().zip(b.as_chunks().0).for_each(|(h, b)| *h = f16::from_le_bytes(*b));
         group.convert_to_f32_slice(o);
     }
-}
-
-pub(crate) fn half_at(b: &[u8], at: usize) -> f32 {
-    f16::from_le_bytes([b[at], b[at + 1]]).to_f32()
-}
-
-pub(crate) fn bits_at(b: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]])
 }
 
 fn q8_0(b: &[u8], o: &mut BlockParts) {
@@ -308,7 +285,7 @@ fn tq1_0(b: &[u8], o: &mut BlockParts) {
         for n in 0..digits {
             for (byte, level) in bytes.iter().zip(&mut levels) {
                 let rest = byte.wrapping_mul([1, 3, 9, 27, 81][n]);
-                *level = (u16::from(rest) * 3 >> 8) as i8 - 1;
+                *level = ((u16::from(rest) * 3) >> 8) as i8 - 1;
             }
         }
     }

@@ -4,7 +4,7 @@
 //! IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, then the one that IQ1_S and IQ1_M share.
 //! `tests/data/blocks.py` makes it from the `gguf` Python package.
 
-use crate::blocks::{BlockParts, bits_at, half_at};
+use crate::block_parts::{BlockParts, bits_at, half_at};
 
 const GRIDS: &[u8; 33_792] = include_bytes!("grids.bin");
 

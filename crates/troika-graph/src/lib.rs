@@ -6,6 +6,7 @@
 mod activation_format;
 mod activations;
 mod bind;
+mod block_parts;
 pub mod blocks;
 mod boundary;
 mod builder;
