@@ -110,11 +110,11 @@ impl Context<'_> {
 /// What products with weights of a type multiply with on an instruction set, if it is known.
 pub fn multiply(isa: Isa, weight: DType, activations: ActivationFormat) -> Option<Multiply> {
     match activations {
-        ActivationFormat::Int(_) => {
+        ActivationFormat::Int(_) if weight.is_quantized() => {
             int8::multiply(isa, weight, int8::Quantization::of(weight, activations))
         }
         ActivationFormat::F32 | ActivationFormat::Bf16 => linear::multiply(isa, activations),
-        ActivationFormat::F16 => None,
+        ActivationFormat::Int(_) | ActivationFormat::F16 => None,
     }
 }
 

@@ -118,7 +118,7 @@ impl<const BYTES: usize> Vector for Emulated<BYTES> {
             let (index, v): ([u32; 16], [f32; 16]) = (lanes(index), lanes(v));
             Self::make::<f32, 16>(|i| v[index[i] as usize % 16])
         }
-        unsafe fn as_floats(v: V) -> V { v }
+        unsafe fn as_floats(v: V) -> V { Self::bytes(v, v, |v, _| v) }
         unsafe fn vpsubb(a: V, b: V) -> V { Self::bytes(a, b, u8::wrapping_sub) }
         unsafe fn vpabsb(v: V) -> V { Self::bytes(v, v, |v, _| (v as i8).unsigned_abs()) }
         unsafe fn vpsignb(a: V, b: V) -> V {
