@@ -8,9 +8,9 @@ use half::f16;
 pub struct BlockParts {
     /// A whole number for each element.
     pub levels: [i8; 256],
-    /// A scale for each group of [`DType::group_len`] elements.
+    /// A scale for each group of [`DType::group_len`](crate::DType::group_len) elements.
     pub scales: [f32; 16],
-    /// What is added to each group, for types that [have minima](DType::has_minimum).
+    /// What is added to each group, for types that [have minima](crate::DType::has_minimum).
     pub mins: [f32; 16],
 }
 
