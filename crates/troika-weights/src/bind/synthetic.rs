@@ -72,8 +72,8 @@ mod tests {
             let mean = x.iter().sum::<f32>() / n * 512f32.sqrt();
             let sd = (x.iter().map(|x| x * x).sum::<f32>() / n).sqrt() * 512f32.sqrt();
             // Exponents alone give steps of two; scales of groups are random numbers, too.
-            let near = if dtype == DType::MXFP4 { 0.65..1.5 } else { 0.8..1.25 };
-            assert!(near.contains(&sd) && mean.abs() < 0.07, "{dtype}: {sd} {mean}");
+            let near = if dtype.is_quantized() { 0.65..1.5 } else { 0.85..1.15 };
+            assert!(near.contains(&sd) && mean.abs() < 0.1, "{dtype}: {sd} {mean}");
         }
     }
 }
