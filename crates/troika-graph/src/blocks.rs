@@ -376,7 +376,8 @@ pub fn set_scale(dtype: DType, block: &mut [u8], scale: f32) {
 pub fn set_scales(dtype: DType, bytes: &mut [u8], size: f32) {
     let (mut parts, mut values, mut squares) = (BlockParts::default(), [0.0; 256], 0.0);
     let values = &mut values[..dtype.block_len()];
-    let some = 1024 / values.len();
+    // Enough that random scales of groups even out.
+    let some = 16384 / values.len();
     for block in bytes.chunks_exact_mut(dtype.block_bytes()).take(some) {
         set_scale(dtype, block, 1.0);
         parts.take(dtype, block);
