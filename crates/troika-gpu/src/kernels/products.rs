@@ -85,8 +85,8 @@ macro_rules! by_format {
             by_format!(@one "q5k" ["group_scales" "q5k" "halves" "packed_halves" "whole_numbers"] $name $bindings $bytes $first $rest),
             by_format!(@one "q6k" ["q6k" "halves" "packed_halves" "whole_numbers"] $name $bindings $bytes $first $rest),
             by_format!(@one "q2k" ["q2k" "halves" "packed_halves" "whole_numbers"] $name $bindings $bytes $first $rest),
-            by_format!(@one "codes16" ["codes16" "whole_numbers"] $name $bindings $bytes $first $rest),
-            by_format!(@one "codes256" ["codes256" "whole_numbers"] $name $bindings $bytes $first $rest),
+            by_format!(@one "codes16" ["codes16" "codes" "whole_numbers"] $name $bindings $bytes $first $rest),
+            by_format!(@one "codes256" ["codes256" "codes" "whole_numbers"] $name $bindings $bytes $first $rest),
             by_format!(@one "twobits" ["twobits" "whole_numbers"] $name $bindings $bytes $first $rest),
         ]
     };
