@@ -15,7 +15,7 @@ pub const REFERENCE_TOLERANCE: f32 = 2e-4;
 /// Allowed difference between chunkings on devices of like numerics, relative to the largest logit.
 pub const CHUNK_TOLERANCE: f32 = 1e-5;
 
-type Res<T> = Result<T, Box<dyn std::error::Error>>;
+type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
 
 /// A model with its reference outputs.
 #[derive(Clone, Debug)]
@@ -112,7 +112,7 @@ pub fn find(dir: &Path) -> std::io::Result<Vec<Case>> {
 ///
 /// # Errors
 /// The file lacks them.
-pub fn read_golden(path: &Path) -> Res<Golden> {
+pub fn read_golden(path: &Path) -> Result<Golden> {
     let bytes = std::fs::read(path)?;
     let entries = parse_safetensors(&bytes, bytes.len())?;
     let get = |name: &str| {
@@ -130,7 +130,7 @@ pub fn read_golden(path: &Path) -> Res<Golden> {
 }
 
 /// Opens a case's model in f32.
-fn open(case: &Case, chunk: usize, options: &OpenOptions) -> Res<Model> {
+fn open(case: &Case, chunk: usize, options: &OpenOptions) -> Result<Model> {
     let (dtype, chunk) = (FloatType::F32, Some(chunk));
     let options = OpenOptions { dtype, chunk, ..options.clone() };
     Ok(Model::open(&case.model, &options)?)
@@ -140,7 +140,7 @@ fn open(case: &Case, chunk: usize, options: &OpenOptions) -> Res<Model> {
 ///
 /// # Errors
 /// An error of the engine.
-pub fn all_logits(model: &Model, tokens: &[u32]) -> Res<Vec<f32>> {
+pub fn all_logits(model: &Model, tokens: &[u32]) -> Result<Vec<f32>> {
     let mut out = Vec::new();
     model.session()?.feed(tokens, WantedLogits::All, &mut |_, row| out.extend_from_slice(row))?;
     Ok(out)
@@ -150,7 +150,7 @@ pub fn all_logits(model: &Model, tokens: &[u32]) -> Res<Vec<f32>> {
 ///
 /// # Errors
 /// An error of the engine.
-pub fn greedy(model: &Model, prompt: &[u32], n: usize) -> Res<Vec<u32>> {
+pub fn greedy(model: &Model, prompt: &[u32], n: usize) -> Result<Vec<u32>> {
     let params = SampleParams { temperature: 0.0, ..SampleParams::default() };
     let request = Request { params, max_tokens: Some(n), ignore_eos: true, ..Request::default() };
     Ok(model.session()?.generate(prompt, &request, &mut |_, _| Control::Continue)?.tokens)
@@ -161,7 +161,7 @@ pub fn greedy(model: &Model, prompt: &[u32], n: usize) -> Res<Vec<u32>> {
 ///
 /// # Errors
 /// The model does not open or run.
-pub fn check(case: &Case, options: &OpenOptions) -> Res<Report> {
+pub fn check(case: &Case, options: &OpenOptions) -> Result<Report> {
     let opened = open_devices(&options.devices)?.into_iter();
     let alike = opened.map(|d| d.caps().numerics.clone()).collect::<HashSet<_>>().len() == 1;
     let golden = read_golden(&case.golden)?;

@@ -14,7 +14,7 @@ use troika_graph::{
 
 use crate::random::Random;
 
-pub(crate) type Res<T> = Result<T, DeviceError>;
+pub(crate) type Result<T, E = DeviceError> = std::result::Result<T, E>;
 
 const EPS: f32 = 1e-5;
 /// The most rows of the ops' and models' cases.
@@ -56,11 +56,11 @@ pub(crate) fn wrong(name: &str, why: impl ToString) -> DeviceError {
 }
 
 impl WeightSource for CaseWeights {
-    fn weight(&self, name: &str) -> Res<WeightData> {
+    fn weight(&self, name: &str) -> Result<WeightData> {
         self.0.get(name).cloned().ok_or_else(|| wrong(name, "is not there"))
     }
 
-    fn packed(&self, name: &str, layout: PackLayout<'_>, pack: PackFn<'_>) -> Res<Packed> {
+    fn packed(&self, name: &str, layout: PackLayout<'_>, pack: PackFn<'_>) -> Result<Packed> {
         let data = self.weight(name)?;
         let len = layout.bytes(data.rows).ok_or_else(|| wrong(name, "is too large"))?;
         let mut bytes = ZeroedBytes::new(len).map_err(|e| wrong(name, e))?;
@@ -122,7 +122,7 @@ impl Build {
     }
 
     /// Keeps a weight of random numbers.
-    pub fn stored(&mut self, dtype: DType, rows: usize, cols: usize) -> Res<WeightDecl> {
+    pub fn stored(&mut self, dtype: DType, rows: usize, cols: usize) -> Result<WeightDecl> {
         let name = format!("w{}", self.weights.0.len());
         let len = dtype.row_bytes(cols).and_then(|row| row.checked_mul(rows));
         let len = len.ok_or_else(|| wrong(&name, "is not made of whole blocks"))?;
@@ -131,7 +131,7 @@ impl Build {
         Ok(WeightDecl::whole(name.into(), rows, cols, dtype))
     }
 
-    pub fn weight(&mut self, dtype: DType, rows: usize, cols: usize) -> Res<WeightRef> {
+    pub fn weight(&mut self, dtype: DType, rows: usize, cols: usize) -> Result<WeightRef> {
         let decl = self.stored(dtype, rows, cols)?;
         Ok(self.b.weight(decl))
     }
@@ -161,61 +161,61 @@ impl Build {
     }
 
     /// The case that ends in an op.
-    pub fn op(mut self, op: Op, inputs: &[ValueId], cols: usize) -> Res<DeviceCase> {
+    pub fn op(mut self, op: Op, inputs: &[ValueId], cols: usize) -> Result<DeviceCase> {
         let y = self.b.op("y", op, inputs, cols);
         self.done(&[y])
     }
 
     /// The case that ends in some values.
-    pub fn done(mut self, outputs: &[ValueId]) -> Res<DeviceCase> {
+    pub fn done(mut self, outputs: &[ValueId]) -> Result<DeviceCase> {
         outputs.iter().for_each(|y| self.b.output(*y));
         let (name, tolerance, weights) = (self.name, self.tolerance, Arc::new(self.weights));
         Ok(DeviceCase { name, graph: self.b.finish()?, weights, seed: 7, tolerance })
     }
 
     /// A case of one op on plain values with these numbers of columns.
-    pub fn plain(mut self, op: Op, inputs: &[usize], cols: usize) -> Res<DeviceCase> {
+    pub fn plain(mut self, op: Op, inputs: &[usize], cols: usize) -> Result<DeviceCase> {
         let inputs: Vec<ValueId> = inputs.iter().map(|cols| self.floats(*cols)).collect();
         self.op(op, &inputs, cols)
     }
 
-    fn norm(&mut self, x: ValueId, group: usize, offset: f32) -> Res<ValueId> {
+    fn norm(&mut self, x: ValueId, group: usize, offset: f32) -> Result<ValueId> {
         let (weight, cols) = (self.weight(DType::F32, 1, group)?, self.b.cols(x));
         let op = Op::RmsNorm { weight: Some(weight), eps: EPS, offset, group };
         Ok(self.b.op("norm", op, &[x], cols))
     }
 
-    fn product(&mut self, x: ValueId, n: usize) -> Res<ValueId> {
+    fn product(&mut self, x: ValueId, n: usize) -> Result<ValueId> {
         let weight = self.weight(self.dtype, n, self.b.cols(x))?;
         let op = Op::Linear { weight, bias: None, activations: self.activations };
         Ok(self.b.op("product", op, &[x], n))
     }
 
-    pub fn embed(mut self, dtype: DType, cols: usize) -> Res<DeviceCase> {
+    pub fn embed(mut self, dtype: DType, cols: usize) -> Result<DeviceCase> {
         let table = self.weight(dtype, POSITIONS, cols)?;
         let ids = self.whole_numbers("ids");
         self.op(Op::Embed { table, scale: 1.5 }, &[ids], cols)
     }
 
-    pub fn rms_norm(mut self, group: usize, cols: usize) -> Res<DeviceCase> {
+    pub fn rms_norm(mut self, group: usize, cols: usize) -> Result<DeviceCase> {
         let x = self.floats(cols);
         let y = self.norm(x, group, 1.0)?;
         self.done(&[y])
     }
 
-    pub fn layer_norm(mut self, dtype: DType, cols: usize) -> Res<DeviceCase> {
+    pub fn layer_norm(mut self, dtype: DType, cols: usize) -> Result<DeviceCase> {
         let (weight, bias) = (self.weight(dtype, 1, cols)?, self.weight(DType::F32, 1, cols)?);
         let x = self.floats(cols);
         self.op(Op::LayerNorm { weight, bias: Some(bias), eps: EPS, group: cols }, &[x], cols)
     }
 
-    pub fn rope(mut self, style: RopeStyle, long: bool) -> Res<DeviceCase> {
+    pub fn rope(mut self, style: RopeStyle, long: bool) -> Result<DeviceCase> {
         let (x, positions) = (self.floats(66), self.whole_numbers("positions"));
         let long = long.then(|| (frequencies(1e5, 16), 6));
         self.op(Op::Rope(Rope { long, ..rotation(22, 2, 16, style) }), &[x, positions], 66)
     }
 
-    pub fn linear(mut self, rows: usize, cols: usize) -> Res<DeviceCase> {
+    pub fn linear(mut self, rows: usize, cols: usize) -> Result<DeviceCase> {
         let weight = self.weight(self.dtype, rows, cols)?;
         let (bias, x) = (Some(self.weight(DType::F32, 1, rows)?), self.floats(cols));
         let activations = self.activations;
@@ -223,10 +223,11 @@ impl Build {
     }
 
     /// Three products of one value, some of as many columns as each other.
-    pub fn products(mut self, cols: usize) -> Res<DeviceCase> {
+    pub fn products(mut self, cols: usize) -> Result<DeviceCase> {
         let x = self.floats(cols);
         let x = self.norm(x, cols, 1.0)?;
-        let all = [53, 16, 16].into_iter().map(|n| self.product(x, n)).collect::<Res<Vec<_>>>()?;
+        let all =
+            [53, 16, 16].into_iter().map(|n| self.product(x, n)).collect::<Result<Vec<_>>>()?;
         self.done(&all)
     }
 
@@ -237,7 +238,7 @@ impl Build {
         hidden: usize,
         inner: usize,
         normed_gate: bool,
-    ) -> Res<DeviceCase> {
+    ) -> Result<DeviceCase> {
         let x = self.floats(hidden);
         let normed = self.norm(x, hidden, if normed_gate { 1.0 } else { 0.0 })?;
         let inputs = [self.product(normed, inner)?, self.product(normed, inner)?];
@@ -248,8 +249,8 @@ impl Build {
     }
 
     /// The weights of some experts without biases.
-    pub fn experts(&mut self, count: usize, hidden: usize, inner: usize) -> Res<Experts> {
-        let mut list = |rows, cols| -> Res<Vec<WeightRef>> {
+    pub fn experts(&mut self, count: usize, hidden: usize, inner: usize) -> Result<Experts> {
+        let mut list = |rows, cols| -> Result<Vec<WeightRef>> {
             (0..count).map(|_| self.weight(self.dtype, rows, cols)).collect()
         };
         let (gate, up) = (list(inner, hidden)?, list(inner, hidden)?);
@@ -260,7 +261,7 @@ impl Build {
     }
 
     /// A router, and the experts that it chooses.
-    pub fn routed_experts(mut self, experts: usize, width: usize) -> Res<DeviceCase> {
+    pub fn routed_experts(mut self, experts: usize, width: usize) -> Result<DeviceCase> {
         let op = Op::Experts(self.experts(experts, width, width)?);
         let (x, logits) = (self.floats(width), self.floats(experts));
         let (score, groups) = (Score::Softmax, None);
@@ -270,7 +271,7 @@ impl Build {
     }
 
     /// Appends keys and values, and attends to them. Heads may be normed and rotated before.
-    pub fn attention(mut self, op: Attention, cache: DType, rotated: bool) -> Res<DeviceCase> {
+    pub fn attention(mut self, op: Attention, cache: DType, rotated: bool) -> Result<DeviceCase> {
         let Attention { kv_heads, k_dim, v_dim, .. } = op;
         let [mut q, mut k] = [op.heads, kv_heads].map(|n| self.floats(n * k_dim));
         if rotated {

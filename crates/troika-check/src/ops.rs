@@ -6,7 +6,7 @@ use troika_graph::{
     HeadLinear, Op, RopeStyle, Router, ScaleOrigin, Score, WeightDecl, WeightSlice,
 };
 
-use crate::build::{Build, DeviceCase, MAX_ROWS, Res, plain_attention};
+use crate::build::{Build, DeviceCase, MAX_ROWS, Result, plain_attention};
 
 /// Tolerance of f32 products, for another order of summation.
 const F32: f32 = 2e-5;
@@ -28,7 +28,7 @@ fn of(name: &str, dtype: DType, activations: ActivationFormat) -> Build {
 
 /// The outliers of a product: of random inputs some are above the limit, and some of those are in
 /// columns that are held in memory.
-fn outliers(dtype: DType) -> Res<DeviceCase> {
+fn outliers(dtype: DType) -> Result<DeviceCase> {
     let mut b = case("outliers");
     let decl = b.stored(dtype, 24, 64)?;
     let counts: Vec<f32> = (0..64).map(|c| if c % 30 == 1 { 9.0 } else { 1.0 }).collect();
@@ -54,7 +54,7 @@ pub fn op_cases() -> Result<Vec<DeviceCase>, DeviceError> {
     Ok(all)
 }
 
-fn elements() -> Res<Vec<DeviceCase>> {
+fn elements() -> Result<Vec<DeviceCase>> {
     let plain = |name, op, inputs: &[usize], cols| case(name).plain(op, inputs, cols);
     let clamped = Activation::ClampedSwiglu { alpha: 1.7, limit: 0.5 };
     Ok(vec![
@@ -83,7 +83,7 @@ fn elements() -> Res<Vec<DeviceCase>> {
 }
 
 /// Converts from another type, and to it and back.
-fn convert(name: &str, dtype: DType) -> Res<DeviceCase> {
+fn convert(name: &str, dtype: DType) -> Result<DeviceCase> {
     let mut b = Build::new(name, MAX_ROWS, 0.0);
     let (x, h) = (b.floats(37), b.b.input("h", 37, dtype));
     let h = b.b.convert("wide", h, DType::F32);
@@ -94,7 +94,7 @@ fn convert(name: &str, dtype: DType) -> Res<DeviceCase> {
 }
 
 /// Five of forty columns of a product: a slice of its weight and one of its bias.
-fn linear_part(name: &str, dtype: DType, activations: ActivationFormat) -> Res<DeviceCase> {
+fn linear_part(name: &str, dtype: DType, activations: ActivationFormat) -> Result<DeviceCase> {
     let mut b = of(name, dtype, activations);
     let rows = b.stored(dtype, 40, 256)?;
     let slice = Some(WeightSlice::Rows { first: 16, of: 40 });
@@ -106,10 +106,10 @@ fn linear_part(name: &str, dtype: DType, activations: ActivationFormat) -> Res<D
     b.op(Op::Linear { weight, bias, activations }, &[x], 5)
 }
 
-fn products() -> Res<Vec<DeviceCase>> {
+fn products() -> Result<Vec<DeviceCase>> {
     use ActivationFormat::{Bf16, F32 as Single};
     let mut b = case("head_linear");
-    let weights = (0..3).map(|_| b.weight(DType::F32, 4, 5)).collect::<Res<_>>()?;
+    let weights = (0..3).map(|_| b.weight(DType::F32, 4, 5)).collect::<Result<_>>()?;
     let x = b.floats(15);
     let heads = b.op(Op::HeadLinear(HeadLinear { weights }), &[x], 12)?;
     let linear = |name, dtype, activations| of(name, dtype, activations).linear(5, 256);
@@ -134,14 +134,14 @@ fn products() -> Res<Vec<DeviceCase>> {
     ])
 }
 
-fn append(name: &str, dtype: DType) -> Res<DeviceCase> {
+fn append(name: &str, dtype: DType) -> Result<DeviceCase> {
     let mut b = case(name);
     let x = b.floats(10);
     b.append(x, 10, dtype, 1);
     b.done(&[])
 }
 
-fn caches() -> Res<Vec<DeviceCase>> {
+fn caches() -> Result<Vec<DeviceCase>> {
     let of = || plain_attention(6, 5);
     let pairs = Attention { activations: ActivationFormat::Bf16, ..of() };
     let one = Attention { value_in_key: true, ..of() };
@@ -161,7 +161,7 @@ fn caches() -> Res<Vec<DeviceCase>> {
     ])
 }
 
-fn router(name: &str, score: Score, groups: Option<(usize, usize)>) -> Res<DeviceCase> {
+fn router(name: &str, score: Score, groups: Option<(usize, usize)>) -> Result<DeviceCase> {
     let mut b = case(name);
     let x = b.floats(6);
     let op = Router { experts: 6, top_k: 2, score, normalize: true, scale: 1.0, groups };
@@ -170,24 +170,25 @@ fn router(name: &str, score: Score, groups: Option<(usize, usize)>) -> Res<Devic
 }
 
 /// Three experts of 32 on 64 columns, with biases.
-fn three(b: &mut Build, act: Activation) -> Res<Experts> {
-    let mut biases = |cols| (0..3).map(|_| b.weight(DType::F32, 1, cols)).collect::<Res<Vec<_>>>();
+fn three(b: &mut Build, act: Activation) -> Result<Experts> {
+    let mut biases =
+        |cols| (0..3).map(|_| b.weight(DType::F32, 1, cols)).collect::<Result<Vec<_>>>();
     let (gate_bias, down_bias) = (biases(32)?, biases(64)?);
     Ok(Experts { gate_bias, down_bias, act, ..b.experts(3, 64, 32)? })
 }
 
-fn group(mut b: Build, act: Activation) -> Res<DeviceCase> {
+fn group(mut b: Build, act: Activation) -> Result<DeviceCase> {
     let (experts, x) = (three(&mut b, act)?, b.floats(64));
     b.op(Op::ExpertGroup(ExpertGroup { experts, capacity: MAX_ROWS / 3 }), &[x], 64)
 }
 
-fn experts(mut b: Build) -> Res<DeviceCase> {
+fn experts(mut b: Build) -> Result<DeviceCase> {
     let op = Op::Experts(three(&mut b, Activation::Silu)?);
     let (x, ids, shares) = (b.floats(64), b.b.input("ids", 2, DType::I32), b.floats(2));
     b.op(op, &[x, ids, shares], 64)
 }
 
-fn mixtures() -> Res<Vec<DeviceCase>> {
+fn mixtures() -> Result<Vec<DeviceCase>> {
     use ActivationFormat::{Bf16, F32 as Single};
     let clamped = Activation::ClampedSwiglu { alpha: 1.702, limit: 7.0 };
     // Inputs of two products, one behind the other, are rounded, and no share makes them small.

@@ -63,7 +63,7 @@ const PADDING: u8 = 0xff;
 const GAP: usize = 64;
 
 /// A value's memory: the device's, and the host's if that is separate.
-struct Place {
+struct CaseBuffer {
     id: ValueId,
     device: Buffer,
     host: Buffer,
@@ -148,7 +148,7 @@ impl<'a> CaseRunner<'a> {
         self.bench.run_all(tasks.iter().map(|task| Work::Host((*task).clone())))
     }
 
-    fn place(&self, g: &Subgraph, id: ValueId, layout: Layout) -> Result<Place, DeviceError> {
+    fn place(&self, g: &Subgraph, id: ValueId, layout: Layout) -> Result<CaseBuffer, DeviceError> {
         let (row, state) = (row_bytes(g.value(id)), g.states.contains(&id));
         let rows = if state { POSITIONS } else { layout.bound };
         let stride = if layout.apart && !state { row + GAP } else { row };
@@ -159,7 +159,7 @@ impl<'a> CaseRunner<'a> {
             _ => Buffer::zeroed(rows * stride).map_err(no_memory())?,
         };
         let fill = if g.outputs.contains(&id) { UNWRITTEN } else { PADDING };
-        Ok(Place { id, device, host, rows, stride, fill })
+        Ok(CaseBuffer { id, device, host, rows, stride, fill })
     }
 
     /// Runs a loaded graph on given values.
@@ -185,7 +185,7 @@ impl<'a> CaseRunner<'a> {
                 to[..row].copy_from_slice(from);
             }
         }
-        let view = |p: &Place| {
+        let view = |p: &CaseBuffer| {
             let row = row_bytes(g.value(p.id));
             View::new(&p.device, 0, (p.rows, row), p.stride)
         };
@@ -216,7 +216,7 @@ fn is_output(g: &Subgraph, binding: usize) -> bool {
 }
 
 /// The valid rows of caches and outputs, and whether anything else was written.
-fn read(g: &Subgraph, places: &[Place], rows: usize) -> Result<Ran, DeviceError> {
+fn read(g: &Subgraph, places: &[CaseBuffer], rows: usize) -> Result<Ran, DeviceError> {
     let (mut bytes, mut spoilt) = (BTreeMap::new(), None);
     for (i, p) in places.iter().enumerate().skip(g.inputs.len()) {
         let row = row_bytes(g.value(p.id));

@@ -25,7 +25,7 @@ fn signed<const N: usize>(grid: usize, index: usize, signs: u8, to: &mut [i8]) {
     }
 }
 
-/// Eight signs of which seven are stored: the number of minus signs is even.
+/// Eight signs. Seven are stored; the number of minus signs is even.
 fn even(signs: u32) -> u8 {
     let seven = signs as u8 & 127;
     seven | (seven.count_ones() as u8 & 1) << 7
@@ -64,7 +64,7 @@ pub(crate) fn iq2_xs(b: &[u8], o: &mut BlockParts) {
     }
 }
 
-/// Indices of which two bits are apart, signs of eight bits.
+/// Indices whose two upper bits lie apart, and signs of eight bits.
 pub(crate) fn iq2_s(b: &[u8], o: &mut BlockParts) {
     scales_of_sixteen(half_at(b, 0), &b[74..82], o);
     let (low, signs, high) = (&b[2..34], &b[34..66], &b[66..74]);
@@ -87,7 +87,7 @@ pub(crate) fn iq3_xxs(b: &[u8], o: &mut BlockParts) {
     }
 }
 
-/// Indices of which one bit is apart, signs of eight bits, scales of four for each 32 elements.
+/// Indices whose upper bit lies apart, signs of eight bits, and scales of four bits for 32 elements.
 pub(crate) fn iq3_s(b: &[u8], o: &mut BlockParts) {
     let d = half_at(b, 0);
     let (low, high, signs, scales) = (&b[2..66], &b[66..74], &b[74..106], &b[106..110]);

@@ -7,7 +7,7 @@ use crate::runtime::LINE;
 
 /// The place of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum ValueMemory {
     /// The binding of an input.
     Input(usize),
     /// The binding of a state.
@@ -27,18 +27,18 @@ pub(crate) enum Place {
 pub(crate) fn place(
     graph: &Subgraph,
     ops: &[CompiledOp],
-) -> (Vec<Place>, Vec<(usize, usize)>, usize) {
-    let mut places = vec![Place::Nowhere; graph.values.len()];
+) -> (Vec<ValueMemory>, Vec<(usize, usize)>, usize) {
+    let mut places = vec![ValueMemory::Nowhere; graph.values.len()];
     let mut copies = Vec::new();
     for (i, v) in graph.inputs.iter().enumerate() {
-        places[v.0 as usize] = Place::Input(i);
+        places[v.0 as usize] = ValueMemory::Input(i);
     }
     for (i, v) in graph.states.iter().enumerate() {
-        places[v.0 as usize] = Place::State(i);
+        places[v.0 as usize] = ValueMemory::State(i);
     }
     for (i, v) in graph.outputs.iter().enumerate() {
         match &mut places[v.0 as usize] {
-            p @ Place::Nowhere => *p = Place::Output(i),
+            p @ ValueMemory::Nowhere => *p = ValueMemory::Output(i),
             _ => copies.push((v.0 as usize, i)),
         }
     }
@@ -52,15 +52,15 @@ pub(crate) fn place(
     let mut floats = 0;
     for (i, s) in ops.iter().enumerate() {
         for &v in &s.outputs {
-            if places[v] == Place::Nowhere {
-                places[v] = Place::Temp(take_room(&mut free, &mut floats, size(v)));
+            if places[v] == ValueMemory::Nowhere {
+                places[v] = ValueMemory::Temp(take_room(&mut free, &mut floats, size(v)));
             }
         }
         let mut done: Vec<usize> = s.inputs.iter().chain(&s.outputs).copied().collect();
         done.sort_unstable();
         done.dedup();
         for v in done.into_iter().filter(|v| last_use[*v] == i) {
-            if let Place::Temp(at) = places[v] {
+            if let ValueMemory::Temp(at) = places[v] {
                 give_room(&mut free, at, size(v));
             }
         }

@@ -17,7 +17,7 @@ use troika_graph::{
 pub(crate) use crate::compile::experts::{ExpertWeights, ExpertsCode};
 use crate::compile::fuse::{Floats, Integers, fuse};
 pub(crate) use crate::compile::load::load;
-pub(crate) use crate::compile::memory::Place;
+pub(crate) use crate::compile::memory::ValueMemory;
 use crate::compile::memory::place;
 pub(crate) use crate::compile::on_disk::ExpertView;
 pub(crate) use crate::compile::weights::{DeviceId, Loaded};
@@ -31,7 +31,7 @@ use crate::runtime::LINE;
 /// A value of the executable.
 #[derive(Clone, Debug)]
 pub(crate) struct ValueSlot {
-    pub place: Place,
+    pub place: ValueMemory,
     pub cols: usize,
     pub dtype: DType,
     /// First dimension.
@@ -195,7 +195,7 @@ pub(crate) fn compile(device: &str, isa: Isa, graph: &Subgraph) -> Result<Execut
     let ops = graph.nodes.iter().map(|n| c.compile_op(n)).collect::<Result<Vec<_>, _>>()?;
     let ops = fuse(graph, ops);
     let (places, copies, temp_floats) = place(graph, &ops);
-    let slot = |(v, place): (&troika_graph::Value, Place)| ValueSlot {
+    let slot = |(v, place): (&troika_graph::Value, ValueMemory)| ValueSlot {
         place,
         cols: v.shape.row_len(),
         dtype: v.dtype,

@@ -10,7 +10,7 @@ use troika_device::{
 };
 use troika_graph::Dim;
 
-use crate::compile::{Loaded, Place, ValueSlot};
+use crate::compile::{Loaded, ValueMemory, ValueSlot};
 use crate::runtime::LINE;
 
 /// The bytes of a value during a run.
@@ -53,7 +53,7 @@ pub(crate) fn check_counts(exe: &Loaded, b: &Bindings) -> Result<(), DeviceError
 /// Checks that the rows fit every value.
 pub(crate) fn check_rows(exe: &Loaded, task: &Run) -> Result<(), DeviceError> {
     let slots = exe.code.slots.iter().enumerate();
-    for (slot, s) in slots.filter(|(_, s)| !matches!(s.place, Place::State(_))) {
+    for (slot, s) in slots.filter(|(_, s)| !matches!(s.place, ValueMemory::State(_))) {
         let fits = match s.rows {
             Dim::Rows(most) => task.rows <= most,
             Dim::Fixed(n) | Dim::KvLen(n) => task.rows == n,
@@ -320,7 +320,7 @@ pub(crate) fn staged(exe: &Loaded, rows: usize, bound: &[Rect], out: &mut Vec<St
             Some(output) => {
                 let slot = exe.code.outputs[output];
                 let wants = !exe.code.slots[slot].strided
-                    && exe.code.slots[slot].place == Place::Output(output);
+                    && exe.code.slots[slot].place == ValueMemory::Output(output);
                 if !wants {
                     continue;
                 }
@@ -338,7 +338,7 @@ pub(crate) fn staged(exe: &Loaded, rows: usize, bound: &[Rect], out: &mut Vec<St
 /// # Safety
 /// Both places are memory of `rows` rows of the value's width, claimed for it, and share none.
 pub(crate) unsafe fn copy(slot: &ValueSlot, rows: usize, from: Mem, to: Mem) {
-    if slot.place == Place::Nowhere {
+    if slot.place == ValueMemory::Nowhere {
         return;
     }
     let row = slot.row_bytes();

@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 
 use troika_device::{Bindings, DeviceError, ExecutableId, Rect, Run, SpaceId};
 
-use crate::compile::{Loaded, Place};
+use crate::compile::{Loaded, ValueMemory};
 use crate::device::bindings::{self, Mem, Staged};
 
 /// Bindings checked for an executable and a number of rows.
@@ -37,16 +37,16 @@ impl Prepared {
         for slot in &exe.code.slots {
             let bound = |at: usize| bindings::memory(&task.bindings, &self.bound, at);
             let mem = match slot.place {
-                Place::Input(i) => bound(i),
-                Place::State(i) => bound(inputs + i),
-                Place::Output(i) => bound(inputs + states + i),
-                Place::Temp(at) => {
+                ValueMemory::Input(i) => bound(i),
+                ValueMemory::State(i) => bound(inputs + i),
+                ValueMemory::Output(i) => bound(inputs + states + i),
+                ValueMemory::Temp(at) => {
                     let r = at * task.rows..(at + slot.cols) * task.rows;
                     let room = &mut arena[r];
                     let bytes = task.rows * slot.row_bytes();
                     Mem { ptr: room.as_mut_ptr().cast(), bytes, stride: slot.row_bytes() }
                 }
-                Place::Nowhere => {
+                ValueMemory::Nowhere => {
                     Mem { ptr: std::ptr::dangling_mut::<f32>().cast(), bytes: 0, stride: 0 }
                 }
             };

@@ -88,7 +88,7 @@ impl Text {
         if unnamed > UNNAMED { failed(c) } else { Ok(c) }
     }
 
-    /// The next character that is no white space.
+    /// The next character that is not white space.
     pub(super) async fn solid(&self) -> Read<char> {
         loop {
             let c = self.next().await?;

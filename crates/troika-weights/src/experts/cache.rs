@@ -49,7 +49,7 @@ impl PartAt {
 
 /// An expert.
 #[derive(Debug)]
-struct Place {
+struct StoredExpert {
     parts: [PartAt; EXPERT_PARTS],
     bytes: usize,
     /// Set when its bytes were found to match their hashes.
@@ -83,7 +83,7 @@ struct Layer {
 }
 
 struct State {
-    places: Vec<Arc<Place>>,
+    places: Vec<Arc<StoredExpert>>,
     slots: Vec<Whereabouts>,
     layers: Vec<Layer>,
     residents: Residents,
@@ -181,7 +181,7 @@ impl ExpertCache {
             }
             state.stats.bytes_of_all += bytes as u64;
             let checked = OnceLock::new();
-            state.places.push(Arc::new(Place { parts, bytes, checked }));
+            state.places.push(Arc::new(StoredExpert { parts, bytes, checked }));
             state.slots.push(Whereabouts::Away);
         }
         let all = state.places.len();
@@ -241,7 +241,7 @@ impl State {
     fn known(&self, experts: &[[ExpertPart; EXPERT_PARTS]]) -> Option<usize> {
         self.layers.iter().position(|layer| {
             let places = &self.places[layer.first as usize..][..layer.count as usize];
-            let same = |(place, parts): (&Arc<Place>, &[ExpertPart; EXPERT_PARTS])| {
+            let same = |(place, parts): (&Arc<StoredExpert>, &[ExpertPart; EXPERT_PARTS])| {
                 place.parts.iter().zip(parts).all(|(known, part)| known.part == *part)
             };
             places.len() == experts.len() && places.iter().zip(experts).all(same)
@@ -547,7 +547,7 @@ impl LayerExperts {
     }
 }
 
-impl Place {
+impl StoredExpert {
     /// Where the parts are in the file, once that is complete.
     fn offsets(&self) -> Option<[u64; EXPERT_PARTS]> {
         let [gate, up, down] = &self.parts;

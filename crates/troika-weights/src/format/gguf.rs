@@ -55,14 +55,14 @@ struct Reader<'a> {
     items: usize,
 }
 
-type Res<T> = Result<T, String>;
+type Result<T, E = String> = std::result::Result<T, E>;
 
 impl<'a> Reader<'a> {
     fn left(&self) -> usize {
         self.bytes.len() - self.at
     }
 
-    fn take(&mut self, n: usize) -> Res<&'a [u8]> {
+    fn take(&mut self, n: usize) -> Result<&'a [u8]> {
         if n > self.left() {
             return Err(format!("it ends at byte {} inside the header", self.bytes.len()));
         }
@@ -70,21 +70,21 @@ impl<'a> Reader<'a> {
         Ok(&self.bytes[self.at - n..self.at])
     }
 
-    fn array<const N: usize>(&mut self) -> Res<[u8; N]> {
+    fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
         self.take(N)?.try_into().map_err(|_| "short read".to_string())
     }
 
-    fn u32(&mut self) -> Res<u32> {
+    fn u32(&mut self) -> Result<u32> {
         Ok(u32::from_le_bytes(self.array()?))
     }
 
-    fn u64(&mut self) -> Res<u64> {
+    fn u64(&mut self) -> Result<u64> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
     /// Reads a count of items with at least `min_bytes` each. Refuses counts beyond the file's size
     /// before allocating.
-    fn count(&mut self, what: &str, min_bytes: usize) -> Res<usize> {
+    fn count(&mut self, what: &str, min_bytes: usize) -> Result<usize> {
         let n = self.u64()?;
         if n > (self.left() / min_bytes) as u64 {
             return Err(format!("it claims {n} {what}, more than its bytes can hold"));
@@ -92,12 +92,12 @@ impl<'a> Reader<'a> {
         Ok(n as usize)
     }
 
-    fn text(&mut self) -> Res<Cow<'a, str>> {
+    fn text(&mut self) -> Result<Cow<'a, str>> {
         let n = self.count("bytes of text", 1)?;
         Ok(String::from_utf8_lossy(self.take(n)?))
     }
 
-    fn name(&mut self) -> Res<String> {
+    fn name(&mut self) -> Result<String> {
         let name = self.text()?;
         match name.len() {
             0..=MAX_NAME => Ok(name.into_owned()),
@@ -105,7 +105,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn value(&mut self, kind: u32, depth: usize) -> Res<GgufValue> {
+    fn value(&mut self, kind: u32, depth: usize) -> Result<GgufValue> {
         use GgufValue::{Bool, Float, Int, Uint};
         Ok(match kind {
             0 => Uint(u64::from(self.array::<1>()?[0])),
@@ -125,7 +125,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    fn list(&mut self, depth: usize) -> Res<GgufValue> {
+    fn list(&mut self, depth: usize) -> Result<GgufValue> {
         if depth == MAX_DEPTH {
             return Err("its metadata arrays are nested too deeply".into());
         }
@@ -144,10 +144,10 @@ impl<'a> Reader<'a> {
             return Err(format!("its metadata arrays have more than {MAX_ITEMS} items"));
         }
         match kind {
-            8 => (0..n).map(|_| self.text()).collect::<Res<_>>().map(GgufValue::Texts),
+            8 => (0..n).map(|_| self.text()).collect::<Result<_>>().map(GgufValue::Texts),
             _ => (0..n)
                 .map(|_| self.value(kind, depth + 1))
-                .collect::<Res<_>>()
+                .collect::<Result<_>>()
                 .map(GgufValue::Array),
         }
     }
@@ -200,7 +200,7 @@ pub fn parse(bytes: &[u8]) -> Result<GgufHeader, String> {
         meta.insert(key, value);
     }
     let meta = GgufMeta(meta);
-    let infos = (0..tensor_count).map(|_| tensor_info(&mut r)).collect::<Res<Vec<_>>>()?;
+    let infos = (0..tensor_count).map(|_| tensor_info(&mut r)).collect::<Result<Vec<_>>>()?;
     let align = match meta.get("general.alignment") {
         None => 32,
         Some(v) => v
@@ -232,7 +232,7 @@ struct Info {
     offset: u64,
 }
 
-fn tensor_info(r: &mut Reader<'_>) -> Res<Info> {
+fn tensor_info(r: &mut Reader<'_>) -> Result<Info> {
     let name = r.name()?;
     let dims = r.u32()?;
     if dims > 4 {
@@ -249,7 +249,7 @@ fn tensor_info(r: &mut Reader<'_>) -> Res<Info> {
     Ok(Info { name, shape, kind: r.u32()?, offset: r.u64()? })
 }
 
-fn place(info: Info, data: usize, file_len: usize) -> Res<GgufTensor> {
+fn place(info: Info, data: usize, file_len: usize) -> Result<GgufTensor> {
     let Info { name, shape, kind, offset } = info;
     let dtype = match dtype_of(kind) {
         Ok(d) => d,

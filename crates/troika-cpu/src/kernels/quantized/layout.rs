@@ -23,7 +23,7 @@ use troika_graph::DType;
 use troika_graph::blocks::BlockParts;
 
 use super::format::{self, Format};
-use super::scales::{Place, Scales};
+use super::scales::{GroupBytes, Scales};
 use super::shape::{GROUP, GroupScales, Panel, QUAD, ROWS};
 
 /// The values that codes of a type stand for, more by what stands for zero.
@@ -197,7 +197,7 @@ impl Layout {
                     }
                 }
                 let head = &mut before[F::block_at(g)..];
-                let to = Place { head, group: scales, row: r, g };
+                let to = GroupBytes { head, group: scales, row: r, g };
                 F::Scales::pack(to, &GroupScales::new(self.dtype, block, &parts, i));
             }
         }

@@ -13,7 +13,7 @@ pub(crate) struct BlockBytes {
 }
 
 /// A block's bytes before its groups, and those of a group after its values; to be packed.
-pub(crate) struct Place<'a> {
+pub(crate) struct GroupBytes<'a> {
     pub head: &'a mut [u8],
     pub group: &'a mut [u8],
     /// Row of the panel.
@@ -22,7 +22,7 @@ pub(crate) struct Place<'a> {
     pub g: usize,
 }
 
-impl Place<'_> {
+impl GroupBytes<'_> {
     /// Writes the row's bytes of some rows of numbers, sixteen each.
     fn put<const N: usize>(to: &mut [u8], at: usize, row: usize, number: [u8; N]) {
         to[(at * ROWS + row) * N..][..N].copy_from_slice(&number);
@@ -67,7 +67,7 @@ pub(crate) trait Scales {
         unsafe { I::splat(0.0) }
     }
     /// Packs the scales of a group.
-    fn pack(to: Place<'_>, scales: &GroupScales);
+    fn pack(to: GroupBytes<'_>, scales: &GroupScales);
 }
 
 /// An f16 for each scale, and then for each minimum.
@@ -115,7 +115,7 @@ impl<const SUBS: usize, const MIN: bool> Scales for Halves<SUBS, MIN> {
     unsafe fn min<I: RowLanes>(at: BlockBytes, _: usize, sub: usize) -> I::Floats {
         unsafe { I::load_f16(at.group.add(2 * ROWS * (SUBS + sub))) }
     }
-    fn pack(mut to: Place<'_>, scales: &GroupScales) {
+    fn pack(mut to: GroupBytes<'_>, scales: &GroupScales) {
         for sub in 0..SUBS {
             to.group(sub, half(scales.scales[sub]));
             if MIN {
@@ -137,7 +137,7 @@ impl Scales for Pairs {
     unsafe fn scale<I: RowLanes>(at: BlockBytes, g: usize, _: usize) -> I::Floats {
         unsafe { I::load_f16(at.head.add(g % Self::GROUPS * 2 * ROWS)) }
     }
-    fn pack(mut to: Place<'_>, scales: &GroupScales) {
+    fn pack(mut to: GroupBytes<'_>, scales: &GroupScales) {
         to.head(to.g % Self::GROUPS, half(scales.scales[0]));
     }
 }
@@ -159,7 +159,7 @@ impl Scales for Small {
     unsafe fn min<I: RowLanes>(at: BlockBytes, _: usize, _: usize) -> I::Floats {
         unsafe { I::mul(I::load_f16(at.head.add(2 * ROWS)), I::load_u8(at.group.add(ROWS))) }
     }
-    fn pack(mut to: Place<'_>, scales: &GroupScales) {
+    fn pack(mut to: GroupBytes<'_>, scales: &GroupScales) {
         to.supers(scales);
         to.group(0, scales.scale_number(0).to_le_bytes());
         to.group(1, [scales.min_number(0)]);
@@ -185,7 +185,7 @@ impl Scales for Nibbles {
         let (head, group) = (at.head.wrapping_add(2 * ROWS), sub * ROWS);
         unsafe { I::mul(I::load_f16(head), I::load_u4(at.group.add(group), 4)) }
     }
-    fn pack(mut to: Place<'_>, scales: &GroupScales) {
+    fn pack(mut to: GroupBytes<'_>, scales: &GroupScales) {
         to.supers(scales);
         for sub in 0..2 {
             to.group(sub, [scales.scale_number(sub) as u8 | scales.min_number(sub) << 4]);
@@ -209,7 +209,7 @@ impl<const SINGLE: bool> Scales for Signed<SINGLE> {
             I::mul(of, I::load_i8(at.group.add(sub * ROWS)))
         }
     }
-    fn pack(mut to: Place<'_>, scales: &GroupScales) {
+    fn pack(mut to: GroupBytes<'_>, scales: &GroupScales) {
         if SINGLE {
             to.head(0, scales.units[0].to_le_bytes());
         } else {
@@ -231,7 +231,7 @@ impl Scales for Exponents {
     unsafe fn scale<I: RowLanes>(at: BlockBytes, _: usize, _: usize) -> I::Floats {
         unsafe { I::load_e8m0_half(at.group) }
     }
-    fn pack(mut to: Place<'_>, scales: &GroupScales) {
+    fn pack(mut to: GroupBytes<'_>, scales: &GroupScales) {
         let bits = scales.scales[0].to_bits();
         to.group(0, [if bits < 1 << 23 { bits >> 22 } else { (bits >> 23) + 1 } as u8]);
     }
@@ -254,7 +254,7 @@ impl<const GROUPS: usize> Scales for ZeroPoint<GROUPS> {
     unsafe fn min<I: RowLanes>(at: BlockBytes, g: usize, _: usize) -> I::Floats {
         unsafe { I::mul(Self::scale::<I>(at, g, 0), I::load_u8(at.head.add(2 * ROWS))) }
     }
-    fn pack(mut to: Place<'_>, scales: &GroupScales) {
+    fn pack(mut to: GroupBytes<'_>, scales: &GroupScales) {
         to.head(0, half(scales.units[0]));
         to.head(2, [scales.min_number(0)]);
     }
@@ -269,5 +269,5 @@ impl<const SUBS: usize, const MIN: bool> Scales for WideScales<SUBS, MIN> {
     unsafe fn scale<I: RowLanes>(_: BlockBytes, _: usize, _: usize) -> I::Floats {
         unreachable!("widened scales are read by their format")
     }
-    fn pack(_: Place<'_>, _: &GroupScales) {}
+    fn pack(_: GroupBytes<'_>, _: &GroupScales) {}
 }

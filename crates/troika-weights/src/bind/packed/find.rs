@@ -17,7 +17,7 @@ pub(crate) struct FoundPacked {
     pub tensor: String,
 }
 
-type Res<T> = Result<T, WeightError>;
+type Result<T, E = WeightError> = std::result::Result<T, E>;
 
 /// The layer for a recipe, if the checkpoint has it in packed form.
 pub(crate) fn find(
@@ -25,7 +25,7 @@ pub(crate) fn find(
     recipe: &Recipe,
     need: &WeightRequirement,
     files: &dyn Checkpoint,
-) -> Res<Option<FoundPacked>> {
+) -> Result<Option<FoundPacked>> {
     let (base, ends): (_, &[&str]) = match packing {
         Packing::Mxfp4 => (Some(recipe.tensor.as_str()), &["_blocks"]),
         Packing::Fp8(_) | Packing::Mlx => (recipe.tensor.strip_suffix("weight"), &["weight"]),
@@ -106,7 +106,7 @@ impl Layer<'_> {
         Part::of(self.files, format!("{}{end}", self.base))
     }
 
-    fn needed(&self, end: &str) -> Res<Part> {
+    fn needed(&self, end: &str) -> Result<Part> {
         let missing = || WeightError::Missing {
             file: self.files.origin(&self.main.name),
             tensor: format!("{}{end}, which {} needs", self.base, self.main.name),
@@ -115,7 +115,7 @@ impl Layer<'_> {
     }
 
     /// Checks a tensor's type and shape.
-    fn check(&self, part: &Part, kinds: &[&str], shape: &[usize]) -> Res<()> {
+    fn check(&self, part: &Part, kinds: &[&str], shape: &[usize]) -> Result<()> {
         if !kinds.contains(&part.tensor.kind.as_str()) {
             let (file, dtype) = (self.files.origin(&part.name), part.tensor.kind.clone());
             return Err(WeightError::Type { file, tensor: part.name.clone(), dtype });
@@ -127,7 +127,7 @@ impl Layer<'_> {
     }
 
     /// Numbers of outputs and groups.
-    fn grid(&self, part: Part, shape: &[usize], steps: Steps) -> Res<Grid> {
+    fn grid(&self, part: Part, shape: &[usize], steps: Steps) -> Result<Grid> {
         self.check(&part, &["F32", "F16", "BF16", "F8_E8M0", "U8"], shape)?;
         let kind = match part.tensor.kind.as_str() {
             "F32" => ScaleKind::F32,
@@ -139,7 +139,7 @@ impl Layer<'_> {
     }
 
     /// Checks the type of the codes, and says how they lie.
-    fn codes(&self, kind: &str, bits: usize, order: Order) -> Res<Codes> {
+    fn codes(&self, kind: &str, bits: usize, order: Order) -> Result<Codes> {
         self.check(&self.main, &[kind], &self.main.tensor.shape)?;
         let before = self.main.tensor.shape.iter().rev().skip(2);
         let before = before.fold(1usize, |n, d| n.saturating_mul(*d));
@@ -157,7 +157,7 @@ impl Layer<'_> {
     }
 
     /// Inputs of a group; groups are whole where inputs are in order.
-    fn group(&self, k: usize, groups: usize, index: &Option<WeightBytes>) -> Res<usize> {
+    fn group(&self, k: usize, groups: usize, index: &Option<WeightBytes>) -> Result<usize> {
         let group = k.div_ceil(groups.max(1));
         if group == 0 || groups == 0 || (index.is_none() && group * groups != k) {
             return Err(self.misfit(&self.main, format!("{groups} whole groups of inputs")));
@@ -166,7 +166,7 @@ impl Layer<'_> {
     }
 
     /// The group of each input, if groups are not runs of adjacent inputs.
-    fn index(&self, end: &str, k: usize, groups: usize) -> Res<Option<WeightBytes>> {
+    fn index(&self, end: &str, k: usize, groups: usize) -> Result<Option<WeightBytes>> {
         let Some(part) = self.part(end) else { return Ok(None) };
         self.check(&part, &["I32"], &part.tensor.shape)?;
         let words = part.tensor.bytes.as_chunks::<4>().0;
@@ -187,7 +187,7 @@ impl Layer<'_> {
     }
 
     /// GPTQ and AWQ `gemm`: inputs in the outer dimension.
-    fn along_inputs(&self, order: Order, less_one: bool) -> Res<Parts> {
+    fn along_inputs(&self, order: Order, less_one: bool) -> Result<Parts> {
         let (scales, zeros) = (self.needed("scales")?, self.needed("qzeros")?);
         let (groups, n, awq) = (scales.size(1), scales.size(0), order == Order::Awq);
         let bits = zeros.size(0).saturating_mul(32).checked_div(n).unwrap_or(0);
@@ -206,7 +206,7 @@ impl Layer<'_> {
         Ok(Parts { codes, number: Number::Unsigned, scales, zeros, group, index })
     }
 
-    fn awq_gemv(&self, group: usize) -> Res<Parts> {
+    fn awq_gemv(&self, group: usize) -> Result<Parts> {
         let (scales, zeros) = (self.needed("scales")?, self.needed("qzeros")?);
         let codes = self.codes("I32", 4, Order::Rows)?;
         // Rows are longer than their groups.
@@ -223,7 +223,7 @@ impl Layer<'_> {
         Ok(Parts { codes, number: Number::Unsigned, scales, zeros, group, index: None })
     }
 
-    fn pack_quantized(&self) -> Res<Parts> {
+    fn pack_quantized(&self) -> Result<Parts> {
         let (shape, scales) = (self.needed("weight_shape")?, self.needed("weight_scale")?);
         self.check(&shape, &["I64", "I32"], &[2])?;
         let words = if shape.tensor.kind == "I64" { 2 } else { 1 };
@@ -248,14 +248,14 @@ impl Layer<'_> {
     }
 
     /// The bits of codes in int32s along `k` inputs.
-    fn bits_for(&self, k: usize) -> Res<usize> {
+    fn bits_for(&self, k: usize) -> Result<usize> {
         let words = self.main.size(0);
         let bits = [4, 8].into_iter().find(|bits| words.checked_mul(32 / bits) == Some(k));
         bits.ok_or_else(|| self.misfit(&self.main, format!("4 or 8 bits for each of {k} inputs")))
     }
 
     /// Codes of a byte, with one scale, a scale per output, per group, or per block.
-    fn bytes(&self, kinds: &[&str], block: ScaleBlock) -> Res<Parts> {
+    fn bytes(&self, kinds: &[&str], block: ScaleBlock) -> Result<Parts> {
         self.check(&self.main, kinds, &self.main.tensor.shape)?;
         let scales = match self.part("weight_scale_inv") {
             Some(scales) => scales,
@@ -285,7 +285,7 @@ impl Layer<'_> {
         Ok(Parts { codes, number, scales, zeros: Zeros::Fixed(0), group, index: None })
     }
 
-    fn mxfp4(&self) -> Res<Parts> {
+    fn mxfp4(&self) -> Result<Parts> {
         let (scales, shape) = (self.needed("_scales")?, &self.main.tensor.shape);
         let [experts, rows, groups, 16] = shape[..] else {
             return Err(self.misfit(&self.main, "[experts, outputs, groups, 16]".into()));
@@ -299,7 +299,7 @@ impl Layer<'_> {
         Ok(Parts { codes, number: Number::E2M1, scales, zeros, group: 32, index: None })
     }
 
-    fn mlx(&self) -> Res<Parts> {
+    fn mlx(&self) -> Result<Parts> {
         let (scales, biases) = (self.needed("scales")?, self.needed("biases")?);
         let codes = self.codes("U32", self.bits_for(self.need.cols)?, Order::Rows)?;
         let groups = scales.size(0);
@@ -313,7 +313,7 @@ impl Layer<'_> {
     }
 
     /// Checks the numbers of the layer, and says what it becomes.
-    fn finish(self, parts: Parts) -> Res<FoundPacked> {
+    fn finish(self, parts: Parts) -> Result<FoundPacked> {
         let Parts { codes, number, scales, zeros, group, index } = parts;
         let (n, k, recipe) = (codes.n, codes.k, self.recipe);
         if number != Number::E2M1
@@ -382,7 +382,7 @@ impl Layer<'_> {
 
     /// Refuses scales that are not usable. Returns the largest part that rounding to f16 takes from
     /// one.
-    fn lost_in_scales(&self, weight: &PackedWeight, groups: usize) -> Res<f32> {
+    fn lost_in_scales(&self, weight: &PackedWeight, groups: usize) -> Result<f32> {
         let (mut lost, mut seen) = (0f32, None);
         for n in weight.taken.iter().flat_map(|r| r.clone()) {
             // Blocks and whole matrices share their scales.
