@@ -113,7 +113,7 @@ impl CheckFirst {
     }
 
     fn tell(&self, kernel: Option<&str>) {
-        self.settings.progress.iter().for_each(|progress| progress.0(kernel));
+        self.settings.notes.observer.iter().for_each(|observer| observer.checked(kernel));
     }
 
     /// The refusal of a graph with a wrong kernel.
@@ -169,8 +169,8 @@ mod tests {
 
     /// The CPU, checked with a folder.
     fn checked(dir: &Path) -> (Watched<CheckFirst>, Notes) {
-        let cache_dir = Some(dir.to_path_buf());
-        let settings = GpuSettings { check: true, cache_dir, ..GpuSettings::default() };
+        let cache = Some(CacheFolder::new(dir));
+        let settings = GpuSettings { check: true, cache, ..GpuSettings::default() };
         (checked_device(reference_cpu().unwrap(), reference_cpu, settings.clone()), settings.notes)
     }
 
@@ -202,7 +202,7 @@ mod tests {
         let wrong = Verdicts::from([("linear of Q8_0".into(), Some("2e-1 off".into()))]);
         let text = serde_json::to_vec(&wrong).unwrap();
         let folder = CacheFolder::new(dir.path());
-        folder.keep_of_device(&name_of(&*reference_cpu().unwrap()), &text, u64::MAX).unwrap();
+        folder.keep_of_device(&name_of(&*reference_cpu().unwrap()), &text).unwrap();
         let (device, notes) = checked(dir.path());
         let why = device.examine(&product()).remove(0).unwrap();
         assert!(why.contains("linear of Q8_0") && why.contains("2e-1 off"), "{why}");

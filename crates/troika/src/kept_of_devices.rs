@@ -1,7 +1,5 @@
 //! What is kept of devices for the next start.
 
-use std::fmt;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use troika_weights::CacheFolder;
@@ -15,33 +13,16 @@ pub struct GpuSettings {
     /// driver for the first time. What computes something else is refused.
     pub check: bool,
     /// The folder that keeps what was found and what drivers compiled; `None`: not kept.
-    pub cache_dir: Option<PathBuf>,
-    /// The most bytes in that folder.
-    pub cache_bytes: Option<u64>,
-    /// Hears what is being compared.
-    pub progress: Option<CheckProgress>,
+    pub cache: Option<CacheFolder>,
     /// What could not be read or kept, or is not used.
     pub notes: Notes,
-}
-
-/// A function of the name of a kernel.
-type NameFn = dyn Fn(Option<&str>) + Send + Sync;
-
-/// Hears the name of the kernel that is being compared with the CPU's, and `None` at the end.
-#[derive(Clone)]
-pub struct CheckProgress(pub Arc<NameFn>);
-
-impl fmt::Debug for CheckProgress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("CheckProgress")
-    }
 }
 
 /// Sentences for the user that no call returned.
 #[derive(Clone, Debug, Default)]
 pub struct Notes {
-    said: Arc<Mutex<Vec<String>>>,
-    observer: Option<Arc<dyn OpenObserver>>,
+    pub(crate) said: Arc<Mutex<Vec<String>>>,
+    pub(crate) observer: Option<Arc<dyn OpenObserver>>,
 }
 
 impl Notes {
@@ -61,29 +42,10 @@ impl Notes {
 }
 
 impl GpuSettings {
-    /// Those that keep in a folder and tell an observer.
-    pub(crate) fn of(
-        check: bool,
-        cache: Option<&CacheFolder>,
-        observer: Option<&Arc<dyn OpenObserver>>,
-    ) -> GpuSettings {
-        let told = |observer: Arc<dyn OpenObserver>| {
-            CheckProgress(Arc::new(move |kernel| observer.checked(kernel)))
-        };
-        GpuSettings {
-            check,
-            cache_dir: cache.map(|cache| cache.dir().to_path_buf()),
-            cache_bytes: cache.map(CacheFolder::most),
-            progress: observer.cloned().map(told),
-            notes: Notes { observer: observer.cloned(), ..Notes::default() },
-        }
-    }
-
     /// What is kept, if there is a folder.
     pub(crate) fn kept(&self) -> Option<KeptOfDevices> {
-        let folder = CacheFolder::new(self.cache_dir.as_ref()?);
-        let (limit, notes) = (self.cache_bytes.unwrap_or(u64::MAX), self.notes.clone());
-        Some(KeptOfDevices { folder, limit, notes })
+        let (folder, notes) = (self.cache.clone()?, self.notes.clone());
+        Some(KeptOfDevices { folder, notes })
     }
 }
 
@@ -91,7 +53,6 @@ impl GpuSettings {
 #[derive(Clone, Debug)]
 pub(crate) struct KeptOfDevices {
     pub folder: CacheFolder,
-    pub limit: u64,
     pub notes: Notes,
 }
 
@@ -106,7 +67,7 @@ impl KeptOfDevices {
 
     /// Keeps bytes under a name. Failing costs the next start some time.
     pub fn keep(&self, name: &str, bytes: &[u8]) {
-        if let Err(e) = self.folder.keep_of_device(name, bytes, self.limit) {
+        if let Err(e) = self.folder.keep_of_device(name, bytes) {
             self.notes.add(format!("nothing is kept of a GPU for the next start: {e}"));
         }
     }

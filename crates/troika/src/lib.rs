@@ -84,7 +84,7 @@ pub use error::Error;
 pub use expert_options::ExpertOptions;
 pub use generate::Finish;
 pub use generation::GenerationDefaults;
-pub use kept_of_devices::{CheckProgress, GpuSettings, Notes};
+pub use kept_of_devices::{GpuSettings, Notes};
 pub use memory::free_memory;
 pub use observer::OpenObserver;
 pub use open::Model;

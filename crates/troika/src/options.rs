@@ -118,7 +118,9 @@ impl OpenOptions {
         if !named.is_empty() {
             devices.npu.rewrites = Rewrites(named);
         }
-        let gpu = GpuSettings::of(devices.check_gpus, self.cache.as_ref(), self.observer.as_ref());
+        let notes = Notes { observer: self.observer.clone(), ..Notes::default() };
+        let (check, cache) = (devices.check_gpus, self.cache.clone());
+        let gpu = GpuSettings { check, cache, notes };
         let opening = Opening { tracer: self.tracer.clone(), clock, gpu };
         Ok((open_with(&devices, &opening)?, opening.gpu.notes))
     }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value, json};
 use troika::device::Device;
 use troika::npu::{Hardware, NpuSpec, survey};
+use troika::weights::CacheFolder;
 use troika::{
     CheckedKernel, DeviceOptions, DeviceSpec, GpuSettings, check_device, gpu_adapters,
     keep_checked, measure_bandwidth, open_devices,
@@ -25,7 +26,7 @@ pub fn run(args: &DevicesArgs) -> Result<(), CliError> {
     let options = DeviceOptions { threads: args.threads, devices, npu, ..DeviceOptions::default() };
     let devices = open_devices(&options).map_err(|e| CliError::Troika(e.into()))?;
     let cache_dir = cache_or_default(args.cache_dir.as_deref());
-    let gpu = GpuSettings { cache_dir, ..GpuSettings::default() };
+    let gpu = GpuSettings { cache: cache_dir.map(CacheFolder::new), ..GpuSettings::default() };
     let (mut listed, mut bandwidths) = (Listed::default(), BTreeMap::new());
     for (i, device) in devices.iter().enumerate() {
         let (name, kind) = (device.name(), device.kind().to_string());

@@ -174,12 +174,12 @@ impl CacheFolder {
         (of == key).then_some(bytes)
     }
 
-    /// Keeps a compiled graph under its key, in a cache of at most `limit` bytes.
+    /// Keeps a compiled graph under its key, in a cache of at most [`CacheFolder::most`] bytes.
     ///
     /// # Errors
     /// The folder cannot be written to.
-    pub fn keep_graph(&self, key: &[u8; 32], bytes: &[u8], limit: u64) -> Result<()> {
-        self.keep_keyed(&self.graph_file(key), key, bytes, limit)
+    pub fn keep_graph(&self, key: &[u8; 32], bytes: &[u8]) -> Result<()> {
+        self.keep_keyed(&self.graph_file(key), key, bytes)
     }
 
     /// What is kept of a device under a name; `None` if nothing is.
@@ -197,18 +197,18 @@ impl CacheFolder {
         Ok(Some(bytes))
     }
 
-    /// Keeps bytes of a device under a name, in a cache of at most `limit` bytes.
+    /// Keeps bytes of a device under a name, in a cache of at most [`CacheFolder::most`] bytes.
     ///
     /// # Errors
     /// The folder cannot be written to.
-    pub fn keep_of_device(&self, name: &str, bytes: &[u8], limit: u64) -> Result<()> {
+    pub fn keep_of_device(&self, name: &str, bytes: &[u8]) -> Result<()> {
         let key = *blake3::hash(name.as_bytes()).as_bytes();
-        self.keep_keyed(&self.device_file(&key), &key, bytes, limit)
+        self.keep_keyed(&self.device_file(&key), &key, bytes)
     }
 
-    fn keep_keyed(&self, path: &Path, key: &[u8; 32], bytes: &[u8], limit: u64) -> Result<()> {
+    fn keep_keyed(&self, path: &Path, key: &[u8; 32], bytes: &[u8]) -> Result<()> {
         Partial::whole(path, &[key, blake3::keyed_hash(key, bytes).as_bytes(), bytes].concat())?;
-        self.shrink(limit, Some(path)).map(drop)
+        self.shrink(self.most, Some(path)).map(drop)
     }
 
     /// Where profiles are.
@@ -421,11 +421,11 @@ mod tests {
     #[test]
     fn compiled_graphs_are_kept_whole() {
         let dir = tempfile::tempdir().unwrap();
-        let folder = CacheFolder::new(dir.path());
+        let folder = CacheFolder::new(dir.path()).within(1000);
         let (one, other) = ([7; 32], [8; 32]);
         assert!(folder.graph(&one).is_none());
-        folder.keep_graph(&one, b"compiled", 1000).unwrap();
-        folder.keep_graph(&other, b"", 1000).unwrap();
+        folder.keep_graph(&one, b"compiled").unwrap();
+        folder.keep_graph(&other, b"").unwrap();
         assert_eq!(folder.graph(&one).unwrap(), b"compiled");
         assert_eq!(folder.graph(&other).unwrap(), b"");
         let files = folder.files().unwrap();
@@ -441,16 +441,16 @@ mod tests {
         std::fs::copy(folder.graph_file(&other), folder.graph_file(&one)).unwrap();
         assert!(folder.graph(&one).is_none());
         assert_eq!(folder.files().unwrap().iter().filter(|f| f.verify().is_err()).count(), 1);
-        folder.keep_graph(&one, b"compiled", 33).unwrap();
+        folder.clone().within(33).keep_graph(&one, b"compiled").unwrap();
         assert!(folder.graph(&one).is_some() && folder.graph(&other).is_none());
     }
 
     #[test]
     fn what_is_known_of_devices_is_kept_whole() {
         let dir = tempfile::tempdir().unwrap();
-        let folder = CacheFolder::new(dir.path());
+        let folder = CacheFolder::new(dir.path()).within(1000);
         assert_eq!(folder.of_device("gpu 1"), Ok(None));
-        folder.keep_of_device("gpu 1", b"fine", 1000).unwrap();
+        folder.keep_of_device("gpu 1", b"fine").unwrap();
         assert_eq!(folder.of_device("gpu 1"), Ok(Some(b"fine".to_vec())));
         assert_eq!(folder.of_device("gpu 2"), Ok(None));
         let [file] = folder.files().unwrap().try_into().unwrap();
@@ -470,7 +470,7 @@ mod tests {
         let profile = add(dir.path(), &profile, 10, 10);
         add(dir.path(), "profiles/notes.json", 10, 10);
         let used = super::super::Partial::begin_private(&dir.path().join(packed('d'))).unwrap();
-        let folder = CacheFolder::new(dir.path());
+        let folder = CacheFolder::new(dir.path()).within(1000);
         let gone =
             CacheFile { path: dir.path().join("gone"), ..folder.files().unwrap()[0].clone() };
         assert!(CacheFile { kind: CacheKind::Packed, ..gone }.verify().is_ok());
@@ -504,7 +504,7 @@ mod tests {
         add(dir.path(), &packed('a'), 1, 10);
         let link = dir.path().join(packed('b'));
         std::os::unix::fs::symlink(&target, &link).unwrap();
-        let folder = CacheFolder::new(dir.path());
+        let folder = CacheFolder::new(dir.path()).within(1000);
         assert_eq!(folder.clear().unwrap().len(), 2);
         assert!(target.exists() && link.symlink_metadata().is_err());
     }

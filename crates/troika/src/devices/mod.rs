@@ -488,7 +488,7 @@ impl troika_npu::GraphCache for KeptOfDevices {
 
     fn put(&self, key: &troika_npu::GraphKey, bytes: &[u8]) {
         // A cache that cannot be written costs the next start some time.
-        if let Err(e) = self.folder.keep_graph(&key.0, bytes, self.limit) {
+        if let Err(e) = self.folder.keep_graph(&key.0, bytes) {
             let dir = self.folder.dir().display();
             self.notes.add(format!("compiled graphs are not kept in {dir} ({e})"));
         }
