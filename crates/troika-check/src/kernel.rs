@@ -46,7 +46,7 @@ impl Kernel {
         use Activation::{ClampedSwiglu, Gelu, GeluTanh, Relu, Silu};
         let mut all = Vec::new();
         for &dtype in DType::WEIGHTS {
-            let eight_bits = dtype.has_integer_path().then_some(ActivationFormat::INT8);
+            let eight_bits = dtype.is_quantized().then_some(ActivationFormat::INT8);
             for format in eight_bits.into_iter().chain([ActivationFormat::F32]) {
                 all.extend([Kernel::Linear(dtype, format), Kernel::Experts(dtype, format)]);
             }

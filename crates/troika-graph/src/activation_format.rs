@@ -17,8 +17,8 @@ pub enum ActivationFormat {
     /// Halves: activations, weights and results are rounded to f16. How exact sums are is up to the
     /// device.
     F16,
-    /// Whole numbers, with exact sums of those that share a scale. Weights have a type of
-    /// [`crate::DType::has_integer_path`].
+    /// Whole numbers, with exact sums of those that share a scale. Weights are
+    /// [quantized](crate::DType::is_quantized).
     Int(IntFormat),
 }
 

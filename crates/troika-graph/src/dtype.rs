@@ -230,11 +230,6 @@ impl DType {
         self.block_len() > 1
     }
 
-    /// Whether there are products with whole numbers ([`crate::ActivationFormat::Int`]).
-    pub const fn has_integer_path(self) -> bool {
-        self.is_quantized()
-    }
-
     /// Whether values use all bits of a byte.
     pub const fn uses_all_bits(self) -> bool {
         matches!(self, DType::Q8_0)

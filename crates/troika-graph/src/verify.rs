@@ -230,9 +230,7 @@ impl Check<'_> {
         let d = self.g.weight(w);
         let fits = match activations {
             ActivationFormat::F32 | ActivationFormat::F16 => true,
-            ActivationFormat::Int(_) => {
-                d.dtype.has_integer_path() || activations.converts_weights()
-            }
+            ActivationFormat::Int(_) => d.dtype.is_quantized() || activations.converts_weights(),
             ActivationFormat::Bf16 => d.dtype == DType::BF16,
         };
         want(fits, || {

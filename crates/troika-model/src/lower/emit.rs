@@ -149,7 +149,7 @@ impl<'l, 'a> Emit<'l, 'a> {
         let dtype = |w: &WeightRef| self.graph.weight_decl(*w).dtype;
         let one_type = weights.windows(2).all(|w| dtype(&w[0]) == dtype(&w[1]));
         match weights.first().map(dtype) {
-            Some(d) if one_type && d.has_integer_path() => ActivationFormat::INT8,
+            Some(d) if one_type && d.is_quantized() => ActivationFormat::INT8,
             Some(DType::BF16) if one_type => ActivationFormat::Bf16,
             _ => ActivationFormat::F32,
         }

@@ -23,15 +23,11 @@ pub fn weight_types() -> Vec<WeightType> {
     let bits = |bytes: usize| 8.0 * bytes as f32 / COLS as f32;
     let of = |&dtype: &DType| {
         let activations = match dtype {
-            d if d.has_integer_path() => ActivationFormat::INT8,
+            d if d.is_quantized() => ActivationFormat::INT8,
             _ => ActivationFormat::F32,
         };
         let way = multiply(Isa::detect(), dtype, activations);
-        let cpu = match way {
-            _ if dtype.is_quantized() && !dtype.has_integer_path() => "widened to f32",
-            Some(way) => way.words(),
-            None => "plain numbers, one by one",
-        };
+        let cpu = way.map_or("plain numbers, one by one", |way| way.words());
         #[cfg(feature = "gpu")]
         let gpu = troika_gpu::kernels::WeightFormat::of(dtype)
             .map(|format| (format!("{format:?}"), bits(format.row_bytes(COLS as u32))));

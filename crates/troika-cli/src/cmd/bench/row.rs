@@ -143,7 +143,7 @@ fn main_type(model: &Model) -> Option<DType> {
 fn activation_format_of(weight: DType, allowed: &[ActivationFormat]) -> ActivationFormat {
     let wanted = match weight {
         DType::BF16 => ActivationFormat::Bf16,
-        d if d.has_integer_path() => ActivationFormat::INT8,
+        d if d.is_quantized() => ActivationFormat::INT8,
         _ => ActivationFormat::F32,
     };
     wanted.restricted(allowed, weight.uses_all_bits())

@@ -65,7 +65,7 @@ pub struct Layout {
 impl Layout {
     /// The layout of a weight; `None` for types and widths that have none.
     pub fn new(dtype: DType, rows: usize, cols: usize) -> Option<Layout> {
-        if !dtype.has_integer_path() || !cols.is_multiple_of(dtype.block_len()) {
+        if !dtype.is_quantized() || !cols.is_multiple_of(dtype.block_len()) {
             return None;
         }
         let groups = cols / GROUP;
