@@ -129,6 +129,8 @@ pub struct Sampler {
     recent: Vec<u32>,
     /// Logits that differ from the model's, or some of them.
     changed: Vec<f32>,
+    /// The largest logits in the order of tokens, where a device picked them.
+    picked: Vec<(u32, f32)>,
     distribution: Distribution,
     constraint: Option<Box<dyn Constraint>>,
 }
@@ -137,8 +139,9 @@ impl Sampler {
     /// A sampler at the start of its random sequence.
     pub fn new(params: SampleParams) -> Sampler {
         let rng = ChaCha8Rng::seed_from_u64(params.seed);
-        let (recent, changed, distribution) = (Vec::new(), Vec::new(), Distribution::default());
-        Sampler { params, rng, recent, changed, distribution, constraint: None }
+        let (recent, changed, picked) = (Vec::new(), Vec::new(), Vec::new());
+        let distribution = Distribution::default();
+        Sampler { params, rng, recent, changed, picked, distribution, constraint: None }
     }
 
     /// Limits the tokens from here on; those accepted so far are not told.
@@ -180,10 +183,15 @@ impl Sampler {
     /// # Errors
     /// There are none.
     pub fn sample_top_k(&mut self, largest: &[(u32, f32)]) -> Result<u32, SampleError> {
-        let mut by_id: Vec<(u32, f32)> = largest.to_vec();
-        by_id.sort_unstable_by_key(|(id, _)| *id);
-        let logits: Vec<f32> = by_id.iter().map(|(_, logit)| *logit).collect();
-        self.choose(&logits).map(|at| by_id[at as usize].0)
+        self.picked.clear();
+        self.picked.extend_from_slice(largest);
+        self.picked.sort_unstable_by_key(|(id, _)| *id);
+        let mut logits = std::mem::take(&mut self.changed);
+        logits.clear();
+        logits.extend(self.picked.iter().map(|(_, logit)| *logit));
+        let chosen = self.choose(&logits).map(|at| self.picked[at as usize].0);
+        self.changed = logits;
+        chosen
     }
 
     /// Chooses the next token.
