@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use conformance::golden::REFERENCE_TOLERANCE;
 use troika::npu::RuntimePlaces;
-use troika::plan::{Policy, Strategy};
+use troika::plan::Strategy;
 use troika::{DeviceOptions, DeviceSpec, NpuSettings, OpenOptions};
 
 #[derive(Parser)]
@@ -30,31 +30,18 @@ enum Command {
         /// How the model is divided over the devices.
         #[arg(long, value_name = "NAME", value_parser = Strategy::parse, default_value = "one-device")]
         strategy: Strategy,
-        /// The order in which ready segments run.
-        #[arg(long, value_name = "NAME", value_parser = policy, default_value = "in-order")]
-        policy: Policy,
-        /// Prompt chunks under way at once.
-        #[arg(long, value_name = "N")]
-        chunks_in_flight: Option<usize>,
         /// The largest difference from the reference's logits, relative to the largest of them.
         #[arg(long, value_name = "X", default_value_t = REFERENCE_TOLERANCE)]
         tolerance: f32,
     },
 }
 
-fn policy(name: &str) -> Result<Policy, String> {
-    let known = || Policy::ALL.map(Policy::name).join(", ");
-    Policy::parse(name).ok_or_else(|| format!("it is none of {}", known()))
-}
-
 fn main() -> ExitCode {
-    let Command::Golden { dir, device, strategy, policy, chunks_in_flight, tolerance } =
-        Args::parse().command;
+    let Command::Golden { dir, device, strategy, tolerance } = Args::parse().command;
     let runtime = RuntimePlaces::of_variables(|name| std::env::var_os(name));
     let npu = NpuSettings { runtime, ..NpuSettings::default() };
     let devices = DeviceOptions { devices: device, npu, ..DeviceOptions::default() };
-    let options =
-        OpenOptions { devices, strategy, policy, chunks_in_flight, ..OpenOptions::default() };
+    let options = OpenOptions { devices, strategy, ..OpenOptions::default() };
     let cases = match conformance::golden::find(&dir) {
         Ok(cases) if !cases.is_empty() => cases,
         found => {

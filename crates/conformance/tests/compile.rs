@@ -476,7 +476,7 @@ fn what_is_refused_only_while_compiling_is_planned_around() {
     // A given plan fails by name.
     let facts = [cpu("a"), cpu("b")].map(|d| PlanDevice::of(&d));
     let given = make(&described().spec, &facts, &PlanRequest::default()).unwrap();
-    let options = OpenOptions { plan: Some(given), ..OpenOptions::default() };
+    let options = OpenOptions { plan: given.into(), ..OpenOptions::default() };
     let e = open(&options).err().unwrap().to_string();
     assert!(e.contains("device a") && e.contains("its compiler says so"), "{e}");
     assert!(open(&OpenOptions { fallback: true, ..options }).is_ok());

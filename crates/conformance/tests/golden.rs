@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use conformance::golden::{
-    REFERENCE_TOLERANCE, all_logits, check, find, read_golden, relative_error,
+    Change, REFERENCE_TOLERANCE, all_logits, check_with, find, read_golden, relative_error,
 };
 use troika::graph::{ActivationFormat, DType};
 use troika::model::lower::SegmentKind;
@@ -14,16 +14,16 @@ use troika::weights::FloatType;
 use troika::{DeviceOptions, Model, OpenOptions};
 
 fn all_hold(dir: &str, at_least: usize) {
-    all_hold_on(&OpenOptions::default(), dir, at_least);
+    all_hold_on(&OpenOptions::default(), &|_| (), dir, at_least);
 }
 
-fn all_hold_on(options: &OpenOptions, dir: &str, at_least: usize) {
+fn all_hold_on(options: &OpenOptions, change: Change<'_>, dir: &str, at_least: usize) {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests").join(dir);
     let cases = find(&dir).unwrap();
     assert!(cases.len() >= at_least, "{} cases in {}", cases.len(), dir.display());
     let failures: Vec<String> = cases
         .iter()
-        .filter_map(|case| match check(case, options) {
+        .filter_map(|case| match check_with(case, options, change) {
             Ok(r)
                 if r.holds(REFERENCE_TOLERANCE)
                     && r.same_bits.is_some() == (options.devices.devices.len() > 1) =>
@@ -98,10 +98,9 @@ fn checkpoints_on_several_devices() {
         let options = OpenOptions {
             devices: DeviceOptions { devices: specs.collect(), ..DeviceOptions::default() },
             strategy,
-            chunks_in_flight: Some(count),
             ..OpenOptions::default()
         };
-        all_hold_on(&options, "golden", 20);
+        all_hold_on(&options, &|plan| plan.prefill.chunks_in_flight = count, "golden", 20);
     }
 }
 

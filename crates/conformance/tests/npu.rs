@@ -21,8 +21,8 @@ use troika::graph::{
 use troika::npu::{HelperCommand, Rewrites, RuntimePlaces};
 use troika::weights::{FloatType, Quant};
 use troika::{
-    BoundModel, CalibrationOptions, DeviceOptions, Model, NpuSettings, OpenOptions, Outliers,
-    Scored, Source, calibrate, open_devices,
+    BoundModel, CalibrationOptions, DeviceOptions, Model, NpuNumbers, NpuSettings, OpenOptions,
+    Outliers, Scored, Source, calibrate, open_devices,
 };
 use troika_check::Bench;
 use troika_check::{DeviceCase, op_cases};
@@ -149,12 +149,13 @@ fn architectures(npu: &str, names: &[&str], tolerance: f32) {
     let mut failures = Vec::new();
     let _alone = alone(npu);
     for case in cases {
+        let mut devices = options(&[npu, "cpu"]);
+        devices.npu.attention = true;
         let options = OpenOptions {
             dtype: FloatType::F32,
-            devices: options(&[npu, "cpu"]),
+            devices,
             // Fewer lengths to compile.
             chunk: Some(16),
-            npu_attention: true,
             ..OpenOptions::default()
         };
         let golden = read_golden(&case.golden).unwrap();
@@ -474,7 +475,12 @@ fn halves_keep_what_a_model_predicts() {
     // Qualcomm's graphs have halves in any case.
     for npu in ["npu:reference", "npu:openvino:cpu"] {
         let devices = options(&[npu, "cpu"]);
-        let halves = OpenOptions { halves: true, devices, chunk: Some(64), ..plain.clone() };
+        let halves = OpenOptions {
+            npu_numbers: NpuNumbers::Halves,
+            devices,
+            chunk: Some(64),
+            ..plain.clone()
+        };
         let change = perplexity(&halves) / whole - 1.0;
         println!("{npu} halves: {:+.4} %", 100.0 * change);
         assert!(change != 0.0 && change.abs() < 1e-4, "{npu}: {change}");
@@ -514,11 +520,12 @@ fn calibrated_formats_keep_what_a_model_predicts() {
         let _alone = alone(npu);
         let file = PathBuf::from("calibration.json");
         let calibration = calibration.clone();
-        let calibration = Some(CalibrationOptions { calibration, file, bits, outliers });
+        let calibrated = CalibrationOptions { calibration, file, bits, outliers };
+        let npu_numbers = NpuNumbers::Calibrated(calibrated);
         let devices = options(&[npu, "cpu"]);
         let chunk = 64;
         let numbers =
-            OpenOptions { calibration, devices, quant, chunk: Some(chunk), ..plain.clone() };
+            OpenOptions { npu_numbers, devices, quant, chunk: Some(chunk), ..plain.clone() };
         // Four bits change the model itself.
         let same = OpenOptions { quant, ..plain.clone() };
         let expected = if quant == Quant::None { whole } else { perplexity(&same) };

@@ -5,8 +5,8 @@
 
 use std::path::{Path, PathBuf};
 
-use conformance::golden::{Case, REFERENCE_TOLERANCE, check};
-use troika::plan::Strategy;
+use conformance::golden::{Case, REFERENCE_TOLERANCE, check, check_with};
+use troika::plan::{Plan, Strategy};
 use troika::{DeviceOptions, DeviceSpec, Model, OpenOptions, make_plan};
 
 fn on(devices: Vec<DeviceSpec>) -> DeviceOptions {
@@ -35,7 +35,6 @@ fn all_hold(models: &[&str], policies: &[Strategy]) {
                 let devices = OpenOptions {
                     devices: on(specs.clone()),
                     strategy: strategy.clone(),
-                    chunks_in_flight: Some(2),
                     ..OpenOptions::default()
                 };
                 for name in models {
@@ -43,8 +42,10 @@ fn all_hold(models: &[&str], policies: &[Strategy]) {
                     let golden = model.join("golden.safetensors");
                     let case = Case { name: (*name).into(), golden, model };
                     let what = || format!("{name}, {strategy} on {specs:?}");
-                    let report =
-                        check(&case, &devices).unwrap_or_else(|e| panic!("{}: {e}", what()));
+                    let report = check_with(&case, &devices, &|plan| {
+                        plan.prefill.chunks_in_flight = 2;
+                    });
+                    let report = report.unwrap_or_else(|e| panic!("{}: {e}", what()));
                     let held = report.holds(REFERENCE_TOLERANCE) && report.same_bits == Some(true);
                     assert!(held, "{}: {report}", what());
                 }
@@ -78,14 +79,14 @@ fn odd_devices_do_for_each_other() {
             let devices = OpenOptions {
                 devices: on(vec![spec("x", pair[0]), spec("y", pair[1])]),
                 strategy: strategy.clone(),
-                chunks_in_flight: Some(3),
                 ..OpenOptions::default()
             };
             for name in ["qwen3", "mixtral"] {
                 let model = root("tests/golden").join(name);
                 let golden = model.join("golden.safetensors");
                 let case = Case { name: name.into(), golden, model };
-                let report = check(&case, &devices)
+                let three = |plan: &mut Plan| plan.prefill.chunks_in_flight = 3;
+                let report = check_with(&case, &devices, &three)
                     .unwrap_or_else(|e| panic!("{name}, {strategy} on {pair:?}: {e}"));
                 let held = report.holds(REFERENCE_TOLERANCE) && report.same_bits == Some(true);
                 assert!(held, "{name}, {strategy} on {pair:?}: {report}");
@@ -122,7 +123,7 @@ fn caches_larger_than_a_binding_lie_in_slabs() {
     let planned = make_plan(model.as_path(), &options).unwrap();
     // Four heads of 32 floats: 512 bytes per position.
     assert_eq!((planned.plan.page_len, planned.changes.as_slice()), (16, &[][..]));
-    options.plan = Some(troika::plan::Plan { page_len: 32, ..planned.plan });
+    options.plan = troika::plan::Plan { page_len: 32, ..planned.plan }.into();
     let e = Model::open(model.as_path(), &options).err().unwrap().to_string();
     let says =
         "pages of 32 positions have 16384 bytes in layer 0 k cache, more than device b binds";

@@ -5,12 +5,12 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use conformance::golden::{Case, REFERENCE_TOLERANCE, all_logits, check, read_golden};
+use conformance::golden::{Case, REFERENCE_TOLERANCE, all_logits, check_with, read_golden};
 use troika::engine::{EngineError, SequenceInput, WantedLogits};
-use troika::plan::{Policy, Strategy};
+use troika::plan::{Plan, Policy, Strategy};
 use troika::trace::{Arg, Span, Tracer};
 use troika::weights::FloatType;
-use troika::{DeviceOptions, DeviceSpec, Model, OpenOptions};
+use troika::{DeviceOptions, DeviceSpec, Model, OpenOptions, make_plan};
 
 fn on(devices: Vec<DeviceSpec>) -> DeviceOptions {
     DeviceOptions { devices, ..DeviceOptions::default() }
@@ -44,12 +44,13 @@ fn models_on_virtual_devices_agree_with_the_reference() {
             let devices = OpenOptions {
                 devices: on(specs.clone()),
                 strategy: Strategy::Alternate,
-                policy,
-                chunks_in_flight: Some(3),
                 ..OpenOptions::default()
             };
             for model in ["qwen3-moe", "gemma-2"] {
-                let report = check(&case(model), &devices).unwrap();
+                let report = check_with(&case(model), &devices, &|plan| {
+                    (plan.prefill.policy, plan.prefill.chunks_in_flight) = (policy, 3);
+                });
+                let report = report.unwrap();
                 assert!(
                     report.holds(REFERENCE_TOLERANCE) && report.same_bits == Some(true),
                     "{model}: {report}"
@@ -78,11 +79,11 @@ fn odd_devices_run_models() {
             let devices = OpenOptions {
                 devices: on(specs),
                 strategy: Strategy::Alternate,
-                chunks_in_flight: Some(2),
                 ..OpenOptions::default()
             };
             for model in ["qwen3-moe", "gpt-oss"] {
-                let report = check(&case(model), &devices);
+                let two = |plan: &mut Plan| plan.prefill.chunks_in_flight = 2;
+                let report = check_with(&case(model), &devices, &two);
                 let report = report.unwrap_or_else(|e| panic!("{name}, {model}: {e}"));
                 assert!(report.holds(REFERENCE_TOLERANCE), "{name}, {model}: {report}");
                 assert_eq!(report.same_bits, Some(true), "{name}, {model}");
@@ -102,13 +103,14 @@ fn timeline(policy: Policy) -> (Vec<Span>, Vec<f32>) {
             ..DeviceOptions::default()
         },
         strategy: Strategy::Alternate,
-        policy,
-        chunks_in_flight: Some(3),
         tracer: tracer.clone(),
         ..OpenOptions::default()
     };
     let golden = read_golden(&case("qwen3-moe").golden).unwrap();
-    let model = Model::open(&case("qwen3-moe").model, &options).unwrap();
+    let source = case("qwen3-moe").model;
+    let mut plan = make_plan(&source, &options).unwrap().plan;
+    (plan.prefill.policy, plan.prefill.chunks_in_flight) = (policy, 3);
+    let model = Model::open(&source, &OpenOptions { plan: plan.into(), ..options }).unwrap();
     let logits = all_logits(&model, &golden.input_ids).unwrap();
     (tracer.spans(), logits)
 }

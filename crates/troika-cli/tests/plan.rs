@@ -351,7 +351,7 @@ fn values_of_16_bits_halve_what_is_copied() {
         let plan = planned(&["--device", &own, "--strategy", "alternate"], values);
         let devices = own.split(',').map(|d| d.parse().unwrap()).collect();
         let options = OpenOptions {
-            plan: Some(Plan::from_json(&plan).unwrap()),
+            plan: Plan::from_json(&plan).unwrap().into(),
             devices: DeviceOptions { devices, ..DeviceOptions::default() },
             ..OpenOptions::default()
         };

@@ -178,7 +178,10 @@ impl OpenModel {
     ) -> Result<OpenModel, String> {
         let tracer = Tracer::on();
         let options = OpenOptions { embeddings, tracer: tracer.clone(), ..offer.options.clone() };
-        let model = Model::open(&offer.source, &options).map_err(|e| e.to_string())?;
+        let mut model = Model::open(&offer.source, &options).map_err(|e| e.to_string())?;
+        if let Some(helper) = offer.chat_helper.clone() {
+            model = model.render_in(helper);
+        }
         let clock_began = server_began.elapsed().saturating_sub(model.clock().now());
         let shared: Arc<Shared> = Arc::default();
         let (tell, failed) = watch::channel(None);

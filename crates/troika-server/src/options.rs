@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use troika::model::chat::HelperCommand;
 use troika::{OpenOptions, Source};
 
 /// A model on offer.
@@ -20,6 +21,8 @@ pub struct ModelOffer {
     pub source: Source,
     /// How to open it.
     pub options: OpenOptions,
+    /// How to start a process that renders its chat template; `None`: this process does.
+    pub chat_helper: Option<HelperCommand>,
     /// Bytes of its files: what it is expected to need before it is open.
     pub bytes: u64,
 }

@@ -88,7 +88,7 @@ pub use kept_of_devices::{GpuSettings, Notes};
 pub use memory::free_memory;
 pub use observer::OpenObserver;
 pub use open::Model;
-pub use options::{OpenOptions, PredictorOptions, SolveOptions};
+pub use options::{NpuNumbers, OpenOptions, PlanSource, PredictorOptions, SolveOptions};
 pub use perplexity::{Perplexity, Scored};
 pub use planning::{Planned, make_plan};
 pub use profile_file::{ProfileAt, subject_of};

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use troika_device::{Clock, RealClock};
 use troika_engine::{Engine, EngineError, EngineParts};
+use troika_model::chat::HelperCommand;
 use troika_model::spec::ModelSpec;
 use troika_model::tokenizer::Tokenizer;
 use troika_plan::{Plan, Refusal};
@@ -60,9 +61,9 @@ impl Model {
         let (source, clock) = (source.into(), RealClock::new());
         let (devices, notes) = options.devices_by(clock)?;
         let Described { files, mut spec, mut store } = describe(&source, options.bind())?;
-        options.calibration.iter().try_for_each(|c| c.apply(&spec, &mut store))?;
+        options.npu_numbers.calibration().iter().try_for_each(|c| c.apply(&spec, &mut store))?;
         spec.embeds = options.embeddings;
-        let mut text = ModelText::load(&files.source, spec.vocab, options.chat_helper.clone());
+        let mut text = ModelText::load(&files.source, spec.vocab);
         let warnings = &mut text.warnings;
         warnings.extend_from_slice(store.warnings());
         if options.quant != Quant::None && !store.makes_weights() {
@@ -110,7 +111,7 @@ impl Model {
             let tell = move |done, all| observer.quantized(done, all);
             model.store.on_progress(Arc::new(tell));
         }
-        let of_plan = |e: Error| e.of_plan(options.plan_file.as_deref());
+        let of_plan = |e: Error| e.of_plan(options.plan.file());
         let mut planned = model.plan(options).map_err(of_plan)?;
         // Opening takes real time even with a virtual clock.
         let real = Arc::new(real);
@@ -163,6 +164,17 @@ impl Model {
     /// The model's description.
     pub fn spec(&self) -> &ModelSpec {
         &self.opened.spec
+    }
+
+    /// Renders chat templates in processes of their own from now on, see
+    /// [`ChatTemplate::with_helper`](troika_model::chat::ChatTemplate::with_helper). It has no
+    /// effect where other handles of the model exist.
+    #[must_use]
+    pub fn render_in(mut self, helper: HelperCommand) -> Model {
+        if let Some(opened) = Arc::get_mut(&mut self.opened) {
+            opened.text.template = opened.text.template.take().map(|t| t.with_helper(helper));
+        }
+        self
     }
 
     /// The weights.

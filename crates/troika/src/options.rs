@@ -1,15 +1,14 @@
 //! Options of opening a model.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use troika_device::{Device, RealClock};
 use troika_engine::{CompileControl, OnCompiled, Sharing};
 use troika_graph::{ActivationFormat, DType};
-use troika_model::chat::HelperCommand;
 use troika_model::lower::Lowered;
 use troika_plan::{
-    CalibratedProducts, Goal, Plan, PlanError, Policy, RoutingPredictor, Strategy, SyncMode,
+    CalibratedProducts, Goal, Plan, PlanError, RoutingPredictor, Strategy, SyncMode,
 };
 use troika_trace::Tracer;
 use troika_weights::{BindOptions, CacheFolder, FloatType, Quant};
@@ -35,13 +34,8 @@ pub struct OpenOptions {
     pub dtype: FloatType,
     /// Activation formats, besides f32, that products may use; `None`: those that `dtype` allows.
     pub activations: Option<Vec<ActivationFormat>>,
-    /// Products of whole numbers on NPUs, by a calibration; `None`: NPUs compute with floats.
-    pub calibration: Option<CalibrationOptions>,
-    /// Products of halves on NPUs, where there is no calibration.
-    pub halves: bool,
-    /// Whether new plans have NPUs compute attention, although another device can: in graphs for
-    /// several numbers of cached positions.
-    pub npu_attention: bool,
+    /// What NPUs multiply.
+    pub npu_numbers: NpuNumbers,
     /// Quantization of float matrices at load.
     pub quant: Quant,
     /// Folder that keeps quantized weights, compiled graphs and what was found of GPUs for the next
@@ -65,31 +59,19 @@ pub struct OpenOptions {
     pub strategy: Strategy,
     /// How that groups experts.
     pub experts: ExpertOptions,
-    /// The order in which ready segments run.
-    pub policy: Policy,
-    /// The most prompt chunks in flight; `None`: chosen by the planner.
-    pub chunks_in_flight: Option<usize>,
     /// How devices wait for each other.
     pub sync: SyncMode,
     /// How sessions share the model.
     pub sharing: Sharing,
-    /// An existing plan. It replaces `context`, `chunk`, `kv_dtype`, `activations` and the fields
-    /// from `strategy` on.
-    pub plan: Option<Plan>,
-    /// The file that `plan` was read from, named in errors of the plan.
-    pub plan_file: Option<PathBuf>,
-    /// Choose the plan by a profile, in place of `strategy`.
-    pub solve: Option<SolveOptions>,
-    /// Moves ops that a device of `plan` refuses to other devices, instead of failing; and when a
-    /// real device is lost, the CPU computes all sequences anew and goes on.
+    /// Where the plan comes from.
+    pub plan: PlanSource,
+    /// Moves ops that a device of a given plan refuses to other devices, instead of failing; and
+    /// when a real device is lost, the CPU computes all sequences anew and goes on.
     pub fallback: bool,
     /// Type of the KV cache; `None`: f32 if computing in f32, else bf16 where multiplied, else f16.
     pub kv_dtype: Option<DType>,
     /// The devices to open.
     pub devices: DeviceOptions,
-    /// How to start a process that renders chat templates; `None`: this process renders them on a
-    /// thread, see [`ChatTemplate::with_helper`](troika_model::chat::ChatTemplate::with_helper).
-    pub chat_helper: Option<HelperCommand>,
     /// Records spans. Vendors' profilers report when the model closes.
     pub tracer: Tracer,
 }
@@ -97,7 +79,7 @@ pub struct OpenOptions {
 impl OpenOptions {
     /// Whether refused ops may move to other devices: in a given plan only with `fallback`.
     pub(crate) fn may_change_plan(&self) -> bool {
-        self.plan.is_none() || self.fallback
+        self.plan.given().is_none() || self.fallback
     }
 
     /// Opens the devices, whose graphs are written as the plan says.
@@ -111,10 +93,10 @@ impl OpenOptions {
     /// The same by a clock, with what there is to say of them.
     pub(crate) fn devices_by(&self, clock: RealClock) -> Result<(Devices, Notes), Error> {
         let mut devices = self.devices.clone();
-        let named = self.plan.iter().flat_map(|plan| &plan.npu_rewrites);
+        let named = self.plan.given().into_iter().flat_map(|plan| &plan.npu_rewrites);
         let named: Result<Vec<Rewrite>, String> = named.map(|name| name.parse()).collect();
         let named = named.map_err(PlanError::Rewrite);
-        let named = named.map_err(|e| Error::from(e).of_plan(self.plan_file.as_deref()))?;
+        let named = named.map_err(|e| Error::from(e).of_plan(self.plan.file()))?;
         if !named.is_empty() {
             devices.npu.rewrites = Rewrites(named);
         }
@@ -135,13 +117,16 @@ impl OpenOptions {
 
     /// The format for which NPUs convert weights.
     pub fn converted_format(&self) -> Option<ActivationFormat> {
-        let halves = self.halves.then_some(ActivationFormat::F16);
-        self.calibration.as_ref().map(CalibrationOptions::format).or(halves)
+        match &self.npu_numbers {
+            NpuNumbers::Floats => None,
+            NpuNumbers::Halves => Some(ActivationFormat::F16),
+            NpuNumbers::Calibrated(calibration) => Some(calibration.format()),
+        }
     }
 
     /// The products that NPUs convert weights for.
     pub(crate) fn converted(&self, lowered: &Lowered) -> Option<CalibratedProducts> {
-        match &self.calibration {
+        match self.npu_numbers.calibration() {
             Some(calibration) => Some(calibration.products(lowered)),
             None => {
                 let (digest, exact) = (None, Vec::new());
@@ -153,6 +138,61 @@ impl OpenOptions {
     /// How to bind weights.
     pub(crate) fn bind(&self) -> BindOptions {
         BindOptions { float: self.dtype, quant: self.quant }
+    }
+}
+
+/// What NPUs multiply.
+#[derive(Clone, Debug, Default)]
+pub enum NpuNumbers {
+    /// Floats.
+    #[default]
+    Floats,
+    /// Halves.
+    Halves,
+    /// Whole numbers, by a calibration.
+    Calibrated(CalibrationOptions),
+}
+
+impl NpuNumbers {
+    /// The calibration.
+    pub fn calibration(&self) -> Option<&CalibrationOptions> {
+        if let NpuNumbers::Calibrated(options) = self { Some(options) } else { None }
+    }
+}
+
+/// Where a model's plan comes from.
+#[derive(Clone, Debug, Default)]
+pub enum PlanSource {
+    /// It is made by [`OpenOptions::strategy`].
+    #[default]
+    Strategy,
+    /// It is chosen by a profile, in place of the strategy.
+    Profile(SolveOptions),
+    /// It exists. It replaces `context`, `chunk`, `kv_dtype`, `activations`, `strategy`, `experts`
+    /// and `sync` of the options.
+    Given {
+        /// The plan.
+        plan: Box<Plan>,
+        /// The file that it was read from, named in errors.
+        file: Option<PathBuf>,
+    },
+}
+
+impl PlanSource {
+    /// A given plan.
+    pub fn given(&self) -> Option<&Plan> {
+        if let PlanSource::Given { plan, .. } = self { Some(plan) } else { None }
+    }
+
+    /// The file of a given plan.
+    pub(crate) fn file(&self) -> Option<&Path> {
+        if let PlanSource::Given { file, .. } = self { file.as_deref() } else { None }
+    }
+}
+
+impl From<Plan> for PlanSource {
+    fn from(plan: Plan) -> PlanSource {
+        PlanSource::Given { plan: Box::new(plan), file: None }
     }
 }
 

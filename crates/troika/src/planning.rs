@@ -22,7 +22,7 @@ use crate::describe::{BoundModel, Described, describe};
 use crate::devices::{soc_of, virtual_clock};
 use crate::error::Error;
 use crate::memory::free_memory;
-use crate::options::{OpenOptions, SolveOptions};
+use crate::options::{NpuNumbers, OpenOptions, PlanSource, SolveOptions};
 use crate::profile_file::subject_of;
 use crate::soc_costs::SocCosts;
 use crate::source::Source;
@@ -82,7 +82,7 @@ impl BoundModel {
     pub fn open(source: impl Into<Source>, options: &OpenOptions) -> Result<BoundModel, Error> {
         let devices = options.open_devices()?;
         let Described { spec, mut store, .. } = describe(source, options.bind())?;
-        options.calibration.iter().try_for_each(|c| c.apply(&spec, &mut store))?;
+        options.npu_numbers.calibration().iter().try_for_each(|c| c.apply(&spec, &mut store))?;
         Ok(BoundModel { spec, store, devices })
     }
 
@@ -95,40 +95,38 @@ impl BoundModel {
     pub fn plan(self, options: &OpenOptions) -> Result<Planned, Error> {
         options.experts.check(&self.spec)?;
         let (mut changes, mut alternatives) = (Vec::new(), Vec::new());
-        let solved = match (&options.plan, &options.solve) {
-            (None, Some(wanted)) => self.solved(options, wanted, &mut changes)?,
+        let calibration = options.npu_numbers.calibration().map(|c| &*c.calibration);
+        let solved = match &options.plan {
+            PlanSource::Profile(wanted) => self.solved(options, wanted, &mut changes)?,
             _ => None,
         };
-        let mut plan = match (&options.plan, solved) {
+        let mut plan = match (options.plan.given(), solved) {
             (Some(plan), _) => {
-                let given = options.calibration.as_ref().map(|c| &*c.calibration);
-                plan.check_calibration(given)?;
+                plan.check_calibration(calibration)?;
                 self.checked(plan)?
             }
             (None, Some(solved)) => {
                 alternatives = solved.alternatives;
                 if solved.plan.all_rules().any(|rule| rule.experts().is_some()) {
                     let shared = Strategy::Experts(ExpertPolicy::All);
-                    let given = options.calibration.as_ref().map(|c| &*c.calibration);
-                    changes.extend(options.experts.notes(&self.spec, &shared, given));
+                    changes.extend(options.experts.notes(&self.spec, &shared, calibration));
                 }
                 solved.plan
             }
             (None, None) => {
                 let made = self.made(options)?;
                 changes.extend(made.moved.iter().map(Elsewhere::describe));
-                let given = options.calibration.as_ref().map(|c| &*c.calibration);
-                changes.extend(options.experts.notes(&self.spec, &options.strategy, given));
+                changes.extend(options.experts.notes(&self.spec, &options.strategy, calibration));
                 made.plan
             }
         };
         let computes = plan.activations().iter().any(ActivationFormat::converts_weights);
-        if options.calibration.is_some() && !computes {
-            changes.push("the calibration is of no use: no NPU computes with it".into());
-        }
-        if options.halves && !computes {
-            changes.push("no NPU of the plan computes with halves".into());
-        }
+        let unused = match &options.npu_numbers {
+            NpuNumbers::Calibrated(_) => "the calibration is of no use: no NPU computes with it",
+            NpuNumbers::Halves => "no NPU of the plan computes with halves",
+            NpuNumbers::Floats => "",
+        };
+        changes.extend((!computes && !unused.is_empty()).then(|| unused.into()));
         let refusals = self.refusals(&plan, options)?;
         if !options.may_change_plan() {
             if let Some(refusal) = plan.refused(&refusals).first() {
@@ -148,7 +146,7 @@ impl BoundModel {
     fn refusals(&self, plan: &Plan, options: &OpenOptions) -> Result<Vec<Refusal>, Error> {
         let shapes = |key| self.store.shape(key);
         let mut refusals = troika_engine::examine(&self.spec, &shapes, plan, &self.devices)?;
-        if options.plan.is_none() && !options.npu_attention {
+        if options.plan.given().is_none() && !options.devices.npu.attention {
             leave_attention(self.devices.iter().map(|d| &**d), &mut refusals);
         }
         Ok(refusals)
@@ -349,25 +347,21 @@ pub(crate) fn plan_request(
 ) -> PlanRequest {
     // With an explicit type, activations stay in f32.
     let f32_only = (options.dtype != FloatType::Auto).then(Vec::new);
-    let given = options.calibration.as_ref().map(|c| &*c.calibration);
+    let given = options.npu_numbers.calibration().map(|c| &*c.calibration);
     PlanRequest {
         strategy: options.strategy.clone(),
         context: options.context,
         chunk: options.chunk.or_else(|| options.experts.chunk(&options.strategy)).unwrap_or(CHUNK),
-        chunks_in_flight: options.chunks_in_flight,
-        policy: options.policy,
         sync: options.sync,
         kv_dtype: options.kv_dtype,
-        values: DType::F32,
         row_buckets: Some(options.devices.npu.row_buckets.clone()).filter(|n| !n.is_empty()),
         activations: options.activations.clone().or(f32_only),
-        calibrated: None,
-        elsewhere: Vec::new(),
         experts: ExpertSettings {
-            attention: options.npu_attention,
+            attention: options.devices.npu.attention,
             ..options.experts.of_model(spec, store, given)
         },
         single_precision: options.dtype == FloatType::F32 || all_f32(store),
+        ..PlanRequest::default()
     }
 }
 

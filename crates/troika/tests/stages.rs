@@ -7,11 +7,12 @@ use troika::engine::{SequenceInput, WantedLogits};
 use troika::graph::DType;
 use troika::model::lower::{SegmentKind, segments};
 use troika::plan::{Plan, Rule, Share, Split, Stage};
-use troika::{DeviceOptions, Model, OpenOptions, Source, make_plan};
+use troika::{DeviceOptions, Model, OpenOptions, PlanSource, Source, make_plan};
 
 fn options(devices: &[&str], plan: Option<Plan>) -> OpenOptions {
     let devices = devices.iter().map(|d| d.parse().unwrap()).collect();
     let devices = DeviceOptions { devices, ..DeviceOptions::default() };
+    let plan = plan.map_or(PlanSource::Strategy, PlanSource::from);
     OpenOptions { devices, plan, context: Some(64), chunk: Some(16), ..OpenOptions::default() }
 }
 

@@ -56,8 +56,8 @@ fn compile(
     options: &OpenOptions,
     planned: &mut Planned,
 ) -> Result<(), CliError> {
-    let (plan, solve, fallback) = (Some(planned.plan.clone()), None, true);
-    let model = subject.open(&OpenOptions { plan, solve, fallback, ..options.clone() })?;
+    let (plan, fallback) = (planned.plan.clone().into(), true);
+    let model = subject.open(&OpenOptions { plan, fallback, ..options.clone() })?;
     planned.plan = (*model.plan()).clone();
     for refusal in model.refusals() {
         if !planned.refusals.contains(refusal) {

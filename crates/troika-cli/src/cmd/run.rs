@@ -7,7 +7,7 @@ use troika::trace::Tracer;
 use troika::{Model, OpenOptions, Source};
 
 use crate::error::CliError;
-use crate::flags::{OpenArgs, RunArgs};
+use crate::flags::{OpenArgs, RunArgs, chat_helper};
 use crate::generate::generate;
 use crate::input::{is_stdin, read_input};
 use crate::interrupt::Interrupt;
@@ -36,7 +36,10 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
     if let Prompt::Ids(ids) = &prompt {
         options.experts.prompt.get_or_insert(ids.len());
     }
-    let model = Model::open(&source, &options)?;
+    let mut model = Model::open(&source, &options)?;
+    if let Some(helper) = chat_helper() {
+        model = model.render_in(helper);
+    }
     tell(&model, args, &prompt)?;
     let chats = matches!(prompt, Prompt::Chat);
     if chats {

@@ -12,7 +12,7 @@ use troika_server::{Ended, ModelOffer, ServerOptions, serve};
 
 use super::run::open_options;
 use crate::error::CliError;
-use crate::flags::{ModelArgs, ServeArgs};
+use crate::flags::{ModelArgs, ServeArgs, chat_helper};
 use crate::{gpu, output, resolve};
 
 /// Serves models until it is stopped.
@@ -122,6 +122,7 @@ fn offers(args: &ServeArgs, options: &OpenOptions) -> Result<Vec<ModelOffer>, Cl
             any_name: models == 1 && !args.strict_model,
             source,
             options: options.clone(),
+            chat_helper: chat_helper(),
             bytes,
         });
     }

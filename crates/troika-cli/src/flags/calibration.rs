@@ -6,7 +6,7 @@ use std::sync::Arc;
 use clap::{Args, ValueEnum};
 use troika::plan::{Calibration, Strategy};
 use troika::weights::Quant;
-use troika::{CalibrationOptions, Error, OpenOptions, Outliers};
+use troika::{CalibrationOptions, Error, NpuNumbers, OpenOptions, Outliers};
 
 use crate::error::CliError;
 use crate::input::read_file;
@@ -91,8 +91,9 @@ impl CalibrationArgs {
     /// The file cannot be read or is not a calibration, or the format does not go with it.
     pub fn apply(&self, options: &mut OpenOptions) -> Result<(), CliError> {
         let refuse = |why: &str| Err(CliError::Usage(why.into()));
-        options.npu_attention = self.npu_attention;
-        options.halves = self.npu_format == Some(NpuFormat::F16);
+        options.devices.npu.attention = self.npu_attention;
+        let halves = self.npu_format == Some(NpuFormat::F16);
+        options.npu_numbers = if halves { NpuNumbers::Halves } else { NpuNumbers::Floats };
         let Some(file) = &self.calibration else {
             return match self.npu_format {
                 None | Some(NpuFormat::F16) => Ok(()),
@@ -106,7 +107,7 @@ impl CalibrationArgs {
         if matches!(options.strategy, Strategy::Experts(_)) && self.is_float() {
             return Ok(());
         }
-        if options.halves {
+        if halves {
             return refuse("--npu-format f16 needs no --calibration; leave one of them out");
         }
         let failed = |error| Error::Calibration { file: file.display().to_string(), error };
@@ -121,7 +122,7 @@ impl CalibrationArgs {
         if format == NpuFormat::W4a16 && options.quant == Quant::None {
             options.quant = Quant::Q4;
         }
-        options.calibration = Some(CalibrationOptions {
+        options.npu_numbers = NpuNumbers::Calibrated(CalibrationOptions {
             calibration: Arc::new(calibration),
             file: file.clone(),
             bits: if format == NpuFormat::W8a8 { 8 } else { 16 },

@@ -29,7 +29,7 @@ pub use calibration::{CalibrationArgs, PRUNED};
 pub use doctor::DoctorArgs;
 pub use models::{LsArgs, PullArgs, RmArgs};
 pub use npu::npu_settings;
-pub use open::OpenArgs;
+pub use open::{OpenArgs, chat_helper};
 pub use parse::parse;
 pub use placement::{PlanFileArgs, named_apart, profile_at};
 pub use ps::{DEFAULT_PORT, PsArgs};

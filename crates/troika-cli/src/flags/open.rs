@@ -19,8 +19,11 @@ use crate::input::read_bytes;
 use crate::output;
 use crate::progress::OpeningBars;
 
-/// The verb of the process that renders chat templates.
-const RENDER_VERB: &str = "chat-render";
+/// How this program renders chat templates in a process of its own.
+pub fn chat_helper() -> Option<HelperCommand> {
+    let program = std::env::current_exe().ok()?;
+    Some(HelperCommand { program, args: vec!["chat-render".into()] })
+}
 
 /// What computes it, and in which types.
 #[derive(Args, Clone)]
@@ -94,9 +97,6 @@ impl ComputeArgs {
             predictor: self.predictor.as_deref().map(predictor).transpose()?,
             chunk: self.ubatch_size,
             devices: self.devices(threads),
-            chat_helper: std::env::current_exe()
-                .ok()
-                .map(|program| HelperCommand { program, args: vec![RENDER_VERB.into()] }),
             ..OpenOptions::default()
         };
         self.placement.apply(&self.quant, strategy, &mut options)?;

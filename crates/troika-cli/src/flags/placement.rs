@@ -10,7 +10,7 @@ use std::time::Duration;
 use clap::Args;
 use clap::builder::TypedValueParser;
 use troika::plan::{Goal, Plan, PlanError, Strategy, SyncMode};
-use troika::{DeviceSpec, OpenOptions, ProfileAt, SolveOptions};
+use troika::{DeviceSpec, OpenOptions, PlanSource, ProfileAt, SolveOptions};
 
 use crate::error::CliError;
 use crate::flags::calibration::CalibrationArgs;
@@ -231,10 +231,10 @@ impl PlacementArgs {
     /// Uses the stored profile of the model and devices, unless a flag or file says how to divide
     /// the model.
     pub fn use_own_profile(&self, cache: &QuantArgs, options: &mut OpenOptions) {
-        if let (None, true, Some(folder)) =
-            (&options.solve, self.strategy.is_empty(), cache.profiles())
+        if let (PlanSource::Strategy, true, Some(folder)) =
+            (&options.plan, self.strategy.is_empty(), cache.profiles())
         {
-            options.solve = Some(self.solve(ProfileAt::IfIn(folder)));
+            options.plan = PlanSource::Profile(self.solve(ProfileAt::IfIn(folder)));
         }
     }
 
@@ -267,7 +267,7 @@ impl PlacementArgs {
         options.strategy = strategy;
         if let Some(file) = &self.profile {
             let file = (file.to_str() != Some(OWN_PROFILE)).then_some(file.as_path());
-            options.solve = Some(self.solve(profile_at(file, cache)?));
+            options.plan = PlanSource::Profile(self.solve(profile_at(file, cache)?));
         }
         let shares = matches!(options.strategy, Strategy::Experts(_));
         if self.lengths.is_some() && self.profile.is_none() && !shares {
@@ -307,8 +307,8 @@ impl PlanFileArgs {
         options.observer = Some(Arc::new(bars));
         options.fallback = self.fallback;
         let Some(file) = &self.plan else { return Ok(()) };
-        options.plan = Some(read_plan(file)?);
-        options.plan_file = Some(file.clone());
+        let (plan, file) = (Box::new(read_plan(file)?), Some(file.clone()));
+        options.plan = PlanSource::Given { plan, file };
         Ok(())
     }
 }

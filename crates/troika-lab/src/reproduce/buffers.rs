@@ -3,11 +3,11 @@
 
 use troika::engine::WantedLogits;
 use troika::plan::{
-    Dispatch, ExpertGroupPlan, ExpertSettings, ExpertSplit, Overflow, Policy, Tiers,
+    Dispatch, ExpertGroupPlan, ExpertSettings, ExpertSplit, Overflow, Plan, Policy, Tiers,
 };
 use troika::program::{ExpertCounts, ExpertRows, LayerCounts, RoutedShape};
 use troika::weights::{Quant, WeightStore};
-use troika::{BoundModel, Model, OpenOptions, Source, open_devices};
+use troika::{BoundModel, Model, OpenOptions, Planned, Source, open_devices};
 use troika_check::Random;
 use troika_engine::GroupStats;
 use troika_graph::DType;
@@ -69,17 +69,27 @@ impl Subject {
     }
 
     fn open(&self, options: &OpenOptions) -> Result<Model, LabError> {
-        let Subject::Random(hidden, inter, dtype) = *self else {
-            return Ok(Model::open(Source::BuiltIn, options)?);
+        self.open_with(options, |_| ())
+    }
+
+    /// Opens it with a changed plan.
+    fn open_with(
+        &self,
+        options: &OpenOptions,
+        change: impl Fn(&mut Plan),
+    ) -> Result<Model, LabError> {
+        let bound = match *self {
+            Subject::BuiltIn => BoundModel::open(Source::BuiltIn, options)?,
+            Subject::Random(hidden, inter, dtype) => {
+                let spec = many_experts(hidden, inter, dtype)?.spec;
+                let store = WeightStore::synthetic(&spec, dtype, 1, Quant::None);
+                BoundModel { spec, store, devices: open_devices(&options.devices)? }
+            }
         };
-        let shape = many_experts(hidden, inter, dtype)?;
-        let store = WeightStore::synthetic(&shape.spec, dtype, 1, Quant::None);
-        let devices = open_devices(&options.devices)?;
-        Ok(Model::open_bound(
-            &shape.name,
-            BoundModel { spec: shape.spec, store, devices },
-            options,
-        )?)
+        let Planned { mut plan, model, .. } = bound.plan(options)?;
+        change(&mut plan);
+        let options = OpenOptions { plan: plan.into(), ..options.clone() };
+        Ok(Model::open_bound(self.name(), model, &options)?)
     }
 
     /// Token ids: of a text, or drawn.
@@ -170,11 +180,9 @@ fn same_as_plain() -> Result<Outcome, LabError> {
                 {
                     let settings =
                         ExpertSettings { group: Some(group), ..buffers(Dispatch::LayerMajor) };
-                    let options = OpenOptions {
-                        policy,
-                        ..shared(plain(chunk, ROWS), Tiers::Rows(rows), settings)
-                    };
-                    differs.add(&logits(&subject.open(&options)?, &tokens)?, &expected);
+                    let options = shared(plain(chunk, ROWS), Tiers::Rows(rows), settings);
+                    let model = subject.open_with(&options, |plan| plan.prefill.policy = policy)?;
+                    differs.add(&logits(&model, &tokens)?, &expected);
                     ways += 1;
                 }
             }
@@ -306,7 +314,7 @@ fn timed() -> Result<(f64, f64), LabError> {
     let subject = Subject::Random(512, 256, DType::Q8_0);
     let open = |dispatch| {
         let options = shared(plain(CHUNK, ROWS), Tiers::Rows(BUFFER), buffers(dispatch));
-        subject.open(&OpenOptions { chunks_in_flight: Some(ROWS / CHUNK), ..options })
+        subject.open_with(&options, |plan| plan.prefill.chunks_in_flight = ROWS / CHUNK)
     };
     let models = [open(Dispatch::PerChunk)?, open(Dispatch::LayerMajor)?];
     let tokens = drawn(ROWS);

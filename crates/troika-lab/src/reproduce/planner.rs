@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use troika::plan::{Goal, Strategy};
-use troika::{Model, OpenOptions, ProfileAt, SolveOptions, Source};
+use troika::{Model, OpenOptions, PlanSource, ProfileAt, SolveOptions, Source};
 use troika_engine::{SequenceInput, WantedLogits};
 
 use super::lab::Lab;
@@ -51,8 +51,8 @@ fn planned(lab: &mut Lab) -> Result<Outcome, LabError> {
             prompt: Some(prompt),
             generate: Some(16),
         };
-        let chosen =
-            Model::open(Source::BuiltIn, &OpenOptions { solve: Some(solve), ..open.clone() })?;
+        let plan = PlanSource::Profile(solve);
+        let chosen = Model::open(Source::BuiltIn, &OpenOptions { plan, ..open.clone() })?;
         let chunk = Some(chosen.plan().prefill.chunk);
         let alone = OpenOptions { strategy: strategy.clone(), chunk, ..open.clone() };
         let alone = Model::open(Source::BuiltIn, &alone)?;

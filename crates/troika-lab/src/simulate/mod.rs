@@ -164,7 +164,7 @@ impl Simulation {
         };
         let before = board.usage();
         let opening = OpenOptions {
-            plan: Some(plan),
+            plan: plan.into(),
             // A strategy's ops that its processors refuse move to others.
             fallback: true,
             tracer: options.tracer.clone(),

@@ -64,6 +64,9 @@ pub struct NpuSettings {
     pub runtime: RuntimePlaces,
     /// The numbers of rows to compile for, ascending; none: the usual ones.
     pub row_buckets: Vec<usize>,
+    /// Whether new plans have NPUs compute attention, although another device can: in graphs for
+    /// several numbers of cached positions.
+    pub attention: bool,
     /// How graphs are written.
     pub rewrites: Rewrites,
     /// How to compile in another process; `None`: in this one, and no graph is kept.

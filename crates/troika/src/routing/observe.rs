@@ -9,7 +9,7 @@ use crate::describe::BoundModel;
 use crate::devices::{Observer, observed_cpu};
 use crate::error::Error;
 use crate::open::Model;
-use crate::options::OpenOptions;
+use crate::options::{NpuNumbers, OpenOptions, PlanSource};
 
 /// Opens a model on one CPU device that shows its products of floats and its routers.
 pub(crate) fn observed(
@@ -20,9 +20,8 @@ pub(crate) fn observed(
     let devices = vec![observed_cpu(&options.devices, observer)?];
     let options = OpenOptions {
         activations: Some(Vec::new()),
-        calibration: None,
-        plan: None,
-        solve: None,
+        npu_numbers: NpuNumbers::Floats,
+        plan: PlanSource::Strategy,
         strategy: Strategy::OneDevice,
         ..options.clone()
     };

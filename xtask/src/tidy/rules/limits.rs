@@ -5,13 +5,14 @@ use syn::visit::{self, Visit};
 use crate::tidy::{Tree, Violation};
 
 /// What is counted outside tests, and the most that there may be.
-const LIMITS: [(&str, usize); 6] = [
+const LIMITS: [(&str, usize); 7] = [
     ("functions with a tuple or an array of numbers as parameter", 36),
     ("functions of more than 60 lines", 5),
     ("methods of the traits of `troika-device`, together", 24),
     ("methods of the trait `CostModel`", 10),
     ("checks of a device's kind outside the crates of devices", 1),
-    ("public fields of `OpenOptions` and the options within", 62),
+    ("public fields of `OpenOptions`", 20),
+    ("public fields of `OpenOptions` and the options within", 60),
 ];
 
 /// Checks the counts, and that CONTRIBUTING.md has the table's rows.
@@ -20,7 +21,7 @@ pub fn check(tree: &Tree) -> Vec<Violation> {
 }
 
 fn check_with(tree: &Tree, limits: &[usize]) -> Vec<Violation> {
-    let mut places = [const { Vec::new() }; 6];
+    let mut places = [const { Vec::new() }; 7];
     for (file, code) in tree.sources() {
         let mut found = Found { is_device: file.path.contains("/troika-device/"), of: Vec::new() };
         found.visit_file(code);
@@ -31,7 +32,7 @@ fn check_with(tree: &Tree, limits: &[usize]) -> Vec<Violation> {
         }
         found.of.into_iter().for_each(|(at, line)| places[at].push((file.path.as_str(), line)));
     }
-    places[5] = option_fields(tree);
+    [places[5], places[6]] = option_fields(tree);
     let guide = tree.files.iter().find(|f| f.path == "CONTRIBUTING.md");
     let guide = guide.and_then(|f| f.text.as_deref()).unwrap_or_default();
     let mut all = Vec::new();
@@ -48,37 +49,48 @@ fn check_with(tree: &Tree, limits: &[usize]) -> Vec<Violation> {
     all
 }
 
-/// The public fields of `OpenOptions`, and of the structs `*Options` and `*Settings` that are named
-/// in their types.
-fn option_fields(tree: &Tree) -> Vec<(&str, usize)> {
-    let structs: Vec<(&str, &syn::ItemStruct)> = tree
-        .sources()
-        .flat_map(|(file, code)| code.items.iter().map(|item| (file.path.as_str(), item)))
-        .filter_map(|(path, item)| match item {
-            syn::Item::Struct(of) => Some((path, of)),
-            _ => None,
-        })
-        .collect();
+/// The public fields of `OpenOptions`; then those of the types `*Options` and `*Settings`, and of
+/// the enums `PlanSource` and `NpuNumbers`, that are named in their types.
+fn option_fields(tree: &Tree) -> [Vec<(&str, usize)>; 2] {
+    let mut types: Vec<(&str, &syn::Ident, Vec<&syn::Field>)> = Vec::new();
+    for (file, code) in tree.sources() {
+        for item in &code.items {
+            let (name, fields) = match item {
+                syn::Item::Struct(of) => {
+                    let public = |f: &&syn::Field| matches!(f.vis, syn::Visibility::Public(_));
+                    (&of.ident, of.fields.iter().filter(public).collect())
+                }
+                syn::Item::Enum(of) => {
+                    (&of.ident, of.variants.iter().flat_map(|v| &v.fields).collect())
+                }
+                _ => continue,
+            };
+            types.push((&file.path, name, fields));
+        }
+    }
     let (mut names, mut found) = (vec!["OpenOptions".to_string()], Vec::new());
-    let mut at = 0;
+    let (mut own, mut at) = (0, 0);
     while let Some(name) = names.get(at).cloned() {
         at += 1;
-        for (path, of) in structs.iter().filter(|(_, of)| of.ident == name) {
-            for field in of.fields.iter().filter(|f| matches!(f.vis, syn::Visibility::Public(_))) {
+        for (path, _, fields) in types.iter().filter(|(_, ident, _)| **ident == name) {
+            for field in fields {
                 let line = field.ident.as_ref().map_or(1, |name| name.span().start().line);
                 found.push((*path, line));
                 let mut within = Named(Vec::new());
                 within.visit_type(&field.ty);
                 for name in within.0 {
-                    let is_options = name.ends_with("Options") || name.ends_with("Settings");
+                    let is_options = ["Options", "Settings", "PlanSource", "NpuNumbers"]
+                        .iter()
+                        .any(|end| name.ends_with(end));
                     if is_options && !names.contains(&name) {
                         names.push(name);
                     }
                 }
             }
         }
+        own = own.max(if at == 1 { found.len() } else { 0 });
     }
-    found
+    [found[..own].to_vec(), found]
 }
 
 /// The names in a type.
@@ -154,13 +166,16 @@ mod tests {
                     pub struct OpenOptions { pub a: Option<InnerOptions>, b: bool, pub c: Other }\n\
                     pub struct InnerOptions { pub d: u8 }\npub struct Other { pub e: u8 }\nfn f() {";
         let text = format!("{text}{}}}\n", "\n".repeat(61));
-        let rows = super::LIMITS.iter().zip([6, 2, 2, 2, 1, 6]);
+        let rows = super::LIMITS.iter().zip([6, 2, 2, 2, 1, 4, 6]);
         let rows: String = rows.map(|((what, _), most)| format!("| {what} | {most} |\n")).collect();
         let files = ["crates/a/lib.rs", "crates/troika-device/src/lib.rs", "crates/a/tests/t.rs"];
         let files = files.map(|path| (path, &*text));
         let all = [&files[..], &[("CONTRIBUTING.md", &rows)]].concat();
         let tree = crate::tidy::testing::tree(&all);
-        assert!(super::check_with(&tree, &[6, 2, 2, 2, 1, 6]).is_empty());
-        assert_eq!(super::check_with(&tree, &[5, 1, 1, 1, 0, 5]).len(), 6 + 2 + 2 + 2 + 1 + 6 + 6);
+        assert!(super::check_with(&tree, &[6, 2, 2, 2, 1, 4, 6]).is_empty());
+        assert_eq!(
+            super::check_with(&tree, &[5, 1, 1, 1, 0, 3, 5]).len(),
+            6 + 2 + 2 + 2 + 1 + 4 + 6 + 7
+        );
     }
 }

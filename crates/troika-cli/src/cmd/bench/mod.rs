@@ -183,7 +183,7 @@ fn options(
     let lengths = args.n_prompt.iter().chain(args.answers.iter().map(|(prompt, _)| prompt));
     let longest = lengths.copied().max().filter(|n| *n > 0);
     options.experts.prompt = options.experts.prompt.or(longest);
-    if let (Some(plan), Some(file)) = (&options.plan, &args.plan.plan)
+    if let (Some(plan), Some(file)) = (options.plan.given(), &args.plan.plan)
         && context > plan.context
     {
         return Err(CliError::Usage(format!(

@@ -27,7 +27,7 @@ pub fn open(
     };
     let devices = plan.devices.iter().map(device).collect();
     let devices = DeviceOptions { devices, ..DeviceOptions::default() };
-    let options = OpenOptions { devices, plan: Some(plan), solve: None, ..options };
+    let options = OpenOptions { devices, plan: plan.into(), ..options };
     super::open(subject, options, Tracer::off())
 }
 
