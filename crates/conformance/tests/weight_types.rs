@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use conformance::golden::{all_logits, relative_error};
 use troika::graph::{ActivationFormat, DType, Op, blocks};
@@ -31,21 +31,30 @@ impl Template {
         Template { bytes, list, tensors }
     }
 
-    /// Adds a vector of one number.
-    fn add(&mut self, name: &str, number: f32) {
-        let range = self.bytes.len()..self.bytes.len() + 4;
-        self.bytes.extend(number.to_le_bytes());
-        let (name, shape) = (name.to_string(), vec![1]);
+    /// Adds a vector.
+    fn add(&mut self, name: &str, numbers: &[f32]) {
+        let range = self.bytes.len()..self.bytes.len() + 4 * numbers.len();
+        self.bytes.extend(numbers.iter().flat_map(|x| x.to_le_bytes()));
+        let (name, shape) = (name.to_string(), vec![numbers.len()]);
         self.tensors.push(GgufTensor { name, shape, dtype: Ok(DType::F32), range });
-        let count = (self.tensors.len() as u64).to_le_bytes();
-        self.bytes[8..16].copy_from_slice(&count);
     }
 
-    /// Writes a file whose matrices are `dtype`, with random blocks, or the values of these as F32.
+    /// The numbers that a matrix is multiplied with, one for each of as many equal parts.
+    fn factors(&self, matrix: &str) -> Vec<f32> {
+        let name = matrix.replace(".weight", ".scale");
+        let scale = self.tensors.iter().find(|t| t.name == name && name != matrix);
+        let bytes = scale.map_or(&[][..], |t| &self.bytes[t.range.clone()]);
+        bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+    }
+
+    /// Writes a file whose matrices are `dtype`, with random blocks, or the values of these as F32,
+    /// which are multiplied.
     fn write(&self, path: &Path, dtype: DType, as_floats: bool) {
         let (mut list, mut data) = (Vec::new(), Vec::new());
         let mut seed = 1u64;
-        for tensor in &self.tensors {
+        let written = self.tensors.iter().filter(|t| !(as_floats && t.name.ends_with(".scale")));
+        let count = written.clone().count() as u64;
+        for tensor in written {
             let mut bytes = self.bytes[tensor.range.clone()].to_vec();
             let mut own = *tensor.dtype.as_ref().unwrap();
             let is_matrix = tensor.shape.len() > 1 && !tensor.name.contains("ffn_gate_inp");
@@ -62,11 +71,17 @@ impl Template {
                 if as_floats {
                     let mut floats = vec![0.0; values];
                     blocks::dequantize(dtype, &bytes, &mut floats);
+                    let factors = self.factors(&tensor.name);
+                    for (part, factor) in
+                        floats.chunks_mut(values / factors.len().max(1)).zip(factors)
+                    {
+                        part.iter_mut().for_each(|x| *x *= factor);
+                    }
                     bytes = floats.into_iter().flat_map(f32::to_le_bytes).collect();
                     own = DType::F32;
                 }
             }
-            let number = (0..64).find(|n| DType::from_gguf(*n) == Some(own)).unwrap();
+            let number = number(own).unwrap();
             list.extend((tensor.name.len() as u64).to_le_bytes());
             list.extend(tensor.name.bytes());
             list.extend((tensor.shape.len() as u32).to_le_bytes());
@@ -77,9 +92,15 @@ impl Template {
             data.resize(data.len().next_multiple_of(32), 0);
         }
         let mut all = [&self.bytes[..self.list], &list].concat();
+        all[8..16].copy_from_slice(&count.to_le_bytes());
         all.resize(all.len().next_multiple_of(32), 0);
         std::fs::write(path, [all, data].concat()).unwrap();
     }
+}
+
+/// GGUF's number of a type.
+fn number(dtype: DType) -> Option<u32> {
+    (0..64).find(|n| DType::from_gguf(*n) == Some(dtype))
 }
 
 fn byte(seed: &mut u64) -> u8 {
@@ -156,21 +177,22 @@ fn every_type_has_kernels() {
     }
 }
 
+/// Logits of some tokens, with activations in f32 if they are to be `exact`.
+fn logits(path: &Path, exact: bool) -> Vec<f32> {
+    let tokens: Vec<u32> = (0..19).map(|i| i * 23 % 500).collect();
+    // No format besides f32.
+    let activations = exact.then(Vec::new);
+    let options = OpenOptions { activations, kv_dtype: Some(DType::F32), ..OpenOptions::default() };
+    all_logits(&Model::open(path, &options).unwrap(), &tokens).unwrap()
+}
+
 #[test]
 fn files_of_every_type_give_the_logits_of_their_values() {
     let folder = tempfile::tempdir().unwrap();
     let (blocks, floats) = (folder.path().join("blocks.gguf"), folder.path().join("floats.gguf"));
-    let tokens: Vec<u32> = (0..19).map(|i| i * 23 % 500).collect();
-    let logits = |path: &PathBuf, exact: bool| {
-        // No format besides f32.
-        let activations = exact.then(Vec::new);
-        let options =
-            OpenOptions { activations, kv_dtype: Some(DType::F32), ..OpenOptions::default() };
-        all_logits(&Model::open(path, &options).unwrap(), &tokens).unwrap()
-    };
     for name in ["llama-q8_0.gguf", "qwen3-moe-q4_k_m.gguf"] {
         let template = Template::read(name);
-        for &dtype in DType::WEIGHTS.iter().filter(|d| !d.has_zero_points()) {
+        for &dtype in DType::WEIGHTS.iter().filter(|d| number(**d).is_some()) {
             template.write(&blocks, dtype, false);
             template.write(&floats, dtype, true);
             let expected = logits(&floats, true);
@@ -187,18 +209,51 @@ fn files_of_every_type_give_the_logits_of_their_values() {
 }
 
 #[test]
-fn a_scale_beside_a_weight_is_refused_unless_it_is_one() {
+fn a_scale_beside_a_weight_is_refused_unless_it_is_one_or_of_nvfp4() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("scaled.gguf");
-    for (number, opens) in [(1.0, true), (0.37, false)] {
+    for (dtype, number, opens) in
+        [(DType::Q4_0, 1.0, true), (DType::Q4_0, 0.37, false), (DType::NVFP4, 0.37, true)]
+    {
         let mut template = Template::read("llama-q8_0.gguf");
-        template.add("blk.0.attn_q.scale", number);
-        template.write(&path, DType::NVFP4, false);
+        template.add("blk.0.attn_q.scale", &[number]);
+        template.write(&path, dtype, false);
         let opened = Model::open(&path, &OpenOptions::default());
-        assert_eq!(opened.is_ok(), opens, "{number}");
+        assert_eq!(opened.is_ok(), opens, "{dtype}, {number}");
         if let Err(e) = opened {
             let text = e.to_string();
             assert!(text.contains("blk.0.attn_q.scale") && !text.contains('\n'), "{text}");
         }
+    }
+}
+
+/// Files of NVFP4 have a number for each matrix, or for each expert, that its values are multiplied
+/// with.
+#[test]
+fn scales_of_nvfp4_are_multiplied() {
+    let folder = tempfile::tempdir().unwrap();
+    let (blocks, floats) = (folder.path().join("blocks.gguf"), folder.path().join("floats.gguf"));
+    for name in ["llama-q8_0.gguf", "qwen3-moe-q4_k_m.gguf"] {
+        let mut template = Template::read(name);
+        let matrices: Vec<(String, usize)> = template
+            .tensors
+            .iter()
+            .filter(|t| t.name.starts_with("blk.1.") && t.shape.len() > 1)
+            .filter(|t| !t.name.contains("ffn_gate_inp"))
+            .map(|t| (t.name.replace(".weight", ".scale"), t.shape.iter().rev().skip(2).product()))
+            .collect();
+        for (i, (name, count)) in matrices.iter().enumerate() {
+            let factors = (0..*count).map(|e| 0.4 + 0.3 * ((i + e) % 4) as f32);
+            template.add(name, &factors.collect::<Vec<_>>());
+            template.add(&name.replace(".scale", ".input_scale"), &[0.01]);
+        }
+        template.write(&blocks, DType::NVFP4, false);
+        template.write(&floats, DType::NVFP4, true);
+        let error = relative_error(&logits(&blocks, true), &logits(&floats, true));
+        // Scales were rounded to f16.
+        assert!(error < 1e-3, "{name}: {error}");
+        let model = Model::open(&*blocks, &OpenOptions::default()).unwrap();
+        let said = model.warnings().join("\n");
+        assert!(said.contains("scales of") && !said.contains("not used"), "{said}");
     }
 }

@@ -1,8 +1,8 @@
 //! The meaning of each block type's bytes: the scalar reference for kernels.
 //!
 //! The layouts are the same as in GGUF files (ggml's `block_q*` structures), in little-endian. Only
-//! the types with zero points are Troika's own: an f16 scale, a byte, and 16 bytes of nibbles in
-//! Q4_0's order for each 32 values.
+//! the types with zero points are Troika's own (an f16 scale, a byte, and 16 bytes of nibbles in
+//! Q4_0's order for each 32 values), and `F4_G16` (two f16 scales, then NVFP4's nibbles).
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -52,6 +52,12 @@ impl BlockParts {
                 table(&block[1..], dtype, &mut self.levels[..32]);
             }
             DType::NVFP4 => nvfp4(block, self),
+            DType::F4_G16 => {
+                for (g, qs) in block[4..].chunks_exact(8).enumerate() {
+                    self.scales[g] = half_at(block, 2 * g);
+                    table(qs, dtype, &mut self.levels[16 * g..]);
+                }
+            }
             DType::Q4_G32 | DType::Q4_G64 | DType::Q4_G128 => q4_g(block, self),
             DType::I32 | DType::F32 | DType::F16 | DType::BF16 => {
                 unreachable!("{dtype} has no blocks")
@@ -335,6 +341,29 @@ fn nvfp4(b: &[u8], o: &mut BlockParts) {
     }
 }
 
+/// Multiplies NVFP4 blocks with a number, as [`DType::F4_G16`]. Returns whether all scales are
+/// finite.
+///
+/// # Panics
+/// If `out` has not the bytes of as many values as `blocks`.
+pub fn scaled_nvfp4(blocks: &[u8], factor: f32, out: &mut [u8]) -> bool {
+    assert_eq!(blocks.len() / 36 * 40, out.len(), "bytes of as many values");
+    let mut finite = true;
+    for (from, to) in blocks.chunks_exact(36).zip(out.chunks_exact_mut(40)) {
+        let (scales, levels) = from.split_at(4);
+        let halves = scales.chunks_exact(2).zip(levels.chunks_exact(16));
+        for ((scales, levels), to) in halves.zip(to.chunks_exact_mut(20)) {
+            for (g, scale) in scales.iter().enumerate() {
+                let scale = f16::from_f32(e4m3_half(*scale) * factor);
+                finite &= scale.is_finite();
+                to[2 * g..][..2].copy_from_slice(&scale.to_le_bytes());
+            }
+            to[4..].copy_from_slice(levels);
+        }
+    }
+    finite
+}
+
 /// Makes bytes a block of finite values: gives them a scale, or the nearest that the type has, and
 /// where it has minima those that put the middle of its levels at zero.
 pub fn set_scale(dtype: DType, block: &mut [u8], scale: f32) {
@@ -346,6 +375,10 @@ pub fn set_scale(dtype: DType, block: &mut [u8], scale: f32) {
             let rounded = (double.to_bits().saturating_add(1 << 19) >> 20).wrapping_sub(120 << 3);
             let bits = if normal { rounded } else { (double * 512.0).round() as u32 };
             block[..4].fill(bits.min(0x7e) as u8);
+        }
+        DType::F4_G16 => {
+            let half = f16::from_f32(scale).to_le_bytes();
+            block[..4].copy_from_slice(&[half, half].concat());
         }
         DType::IQ1_M => {
             let bits = f16::from_f32(scale).to_bits();
@@ -417,6 +450,7 @@ pub fn has_infinite_scale(dtype: DType, block: &[u8]) -> bool {
     match (dtype, dtype.scale_at()) {
         // The standard says that it is NaN; ggml computes with it.
         (DType::MXFP4, _) => block[0] == 0xff,
+        (DType::F4_G16, _) => infinite(0) || infinite(2),
         (DType::IQ1_M, _) => block[53] & 0xc0 == 0xc0 && block[55] & 0x70 == 0x70,
         (_, Some(at)) => {
             infinite(at) || dtype.has_minimum() && !dtype.has_zero_points() && infinite(at + 2)

@@ -164,6 +164,8 @@ types! {
     MXFP4 = TypeInfo::blocks(39, 32, 17).levels(&E2M1);
     /// 64 x fp4 (E2M1) in 4 groups with E4M3 scales.
     NVFP4 = TypeInfo::blocks(40, 64, 36).by_sixteen().levels(&E2M1);
+    /// 32 x fp4 (E2M1) in 2 groups with f16 scales: NVFP4 times the scale of a whole matrix.
+    F4_G16 = TypeInfo::blocks(0, 32, 20).by_sixteen().levels(&E2M1).own();
     /// 32 x 4 bit with an f16 scale and an 8-bit zero point, as in GPTQ and AWQ checkpoints.
     Q4_G32 = TypeInfo::blocks(0, 32, 19).levels(&UP).scale_at(0).with_minima().own();
     /// 64 x 4 bit, like [`DType::Q4_G32`].

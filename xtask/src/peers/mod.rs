@@ -11,6 +11,8 @@ mod options;
 mod table;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use options::Options;
 
@@ -45,10 +47,15 @@ pub fn run(root: &Path, options: &Options) -> Result<()> {
         None => build_troika(root)?,
     };
     let peers = peers(tools, options)?;
-    let mut all = Vec::new();
+    let (mut all, measuring) = (Vec::new(), Arc::new(AtomicBool::new(true)));
+    for _ in 0..options.beside {
+        let measuring = measuring.clone();
+        std::thread::spawn(move || while measuring.load(Ordering::Relaxed) {});
+    }
     for file in &files {
         all.push(compare::compare(&troika, &peers, file, options)?);
     }
+    measuring.store(false, Ordering::Relaxed);
     let names: Vec<&str> = peers.iter().map(|p| p.name).collect();
     print!("{}", table::markdown(&machine(), options.threads(), &names, &all));
     Ok(())

@@ -72,6 +72,16 @@ pub struct Options {
     /// Turns of each
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
+    /// Keeps what each turn said in this folder, and takes it from there when it is run again: a long
+    /// comparison goes on where it stopped
+    #[arg(long, value_name = "DIR")]
+    pub results: Option<PathBuf>,
+    /// Troika's instruction set, such as avx2, to compare with peers that were built for it
+    #[arg(long, value_name = "NAME")]
+    pub isa: Option<String>,
+    /// Threads that compute something else meanwhile
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub beside: usize,
     /// Make tools and models, print the files, measure nothing
     #[arg(long)]
     pub only_make: bool,
@@ -85,10 +95,11 @@ impl Options {
     }
 
     /// Flags of Troika's device: the one that was named, or the CPU with the number of threads.
-    pub fn device_flags(&self) -> [String; 2] {
+    pub fn device_flags(&self) -> Vec<String> {
+        let isa = self.isa.iter().flat_map(|isa| ["--isa".into(), isa.clone()]);
         match &self.device {
-            Some(device) => ["--device".into(), device.clone()],
-            None => self.threads_flags(),
+            Some(device) => vec!["--device".into(), device.clone()],
+            None => self.threads_flags().into_iter().chain(isa).collect(),
         }
     }
 

@@ -59,7 +59,7 @@ impl WeightFormat {
             DType::Q5_K => WeightFormat::Q5K,
             DType::Q6_K => WeightFormat::Q6K,
             DType::Q2_K => WeightFormat::Q2K,
-            DType::IQ4_NL | DType::NVFP4 => WeightFormat::Codes16,
+            DType::IQ4_NL | DType::NVFP4 | DType::F4_G16 => WeightFormat::Codes16,
             DType::Q3_K
             | DType::IQ1_S
             | DType::IQ1_M

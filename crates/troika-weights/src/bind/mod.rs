@@ -25,7 +25,7 @@ use crate::bind::bound::Bound;
 use crate::bind::cut::{CutError, convert, cut};
 use crate::bind::packed::{FoundPacked, Rounding};
 use crate::bind::scheme::{BindOptions, FloatType, Quant};
-use crate::bind::source::ValueSource;
+use crate::bind::source::{ScaledNvfp4, ValueSource};
 use crate::error::WeightError;
 use crate::parallel;
 
@@ -97,14 +97,11 @@ fn all_used(bound: &[Bound], files: &dyn Checkpoint) -> Result<(), WeightError> 
     Ok(())
 }
 
-/// Refuses weights that are to be multiplied with a tensor beside them, as NVFP4 converted from other
-/// checkpoints is. Scales of one change nothing.
+/// Refuses weights that are to be multiplied with a tensor beside them and were not. Scales of one
+/// change nothing.
 fn no_scales(bound: &[Bound], files: &dyn Checkpoint) -> Result<(), WeightError> {
-    for b in bound {
-        let Some(name) = b.tensor.strip_suffix(".weight").map(|name| format!("{name}.scale"))
-        else {
-            continue;
-        };
+    for b in bound.iter().filter(|b| !matches!(b.source, ValueSource::Scaled(_))) {
+        let Some(name) = scale_name(&b.tensor) else { continue };
         let Some(scale) = files.tensor(&name) else { continue };
         let one = 1f32.to_le_bytes();
         if scale.dtype != DType::F32 || scale.bytes.as_chunks().0.iter().any(|x| *x != one) {
@@ -117,6 +114,27 @@ fn no_scales(bound: &[Bound], files: &dyn Checkpoint) -> Result<(), WeightError>
         }
     }
     Ok(())
+}
+
+/// The name of the tensor in GGUF files that a weight is multiplied with.
+fn scale_name(tensor: &str) -> Option<String> {
+    tensor.strip_suffix(".weight").map(|name| format!("{name}.scale"))
+}
+
+/// What the rows of a piece of an NVFP4 tensor are multiplied with, as llama.cpp's converter writes it:
+/// a number for the tensor, or one for each expert.
+fn factor(recipe: &Recipe, tensor: &StoredTensor, files: &dyn Checkpoint) -> Option<f32> {
+    let plain = tensor.dtype == DType::NVFP4 && recipe.cols.is_none() && !recipe.transpose;
+    let name = scale_name(&recipe.tensor).filter(|_| plain)?;
+    let scale = files.tensor(&name).filter(|scale| scale.dtype == DType::F32)?;
+    let factors = scale.bytes.as_chunks().0;
+    let rows = tensor.matrix().0.checked_div(factors.len())?;
+    let whole = 0..tensor.matrix().0;
+    let all = std::slice::from_ref(&whole);
+    let taken = if recipe.rows.is_empty() { all } else { &recipe.rows };
+    let first = taken.first()?.start.checked_div(rows)?;
+    let one = taken.iter().all(|r| r.start / rows == first && r.end <= (first + 1) * rows);
+    factors.get(first).filter(|_| one).map(|bytes| f32::from_le_bytes(*bytes))
 }
 
 struct Binder<'a> {
@@ -202,6 +220,10 @@ impl Binder<'_> {
             CutError::Memory(e) => no_memory(e),
         })?;
         let (dtype, bytes) = (piece.dtype, piece.bytes);
+        if let Some(factor) = factor(recipe, tensor, self.files).filter(|x| *x != 1.0) {
+            let source = ValueSource::Scaled(ScaledNvfp4 { blocks: bytes, factor });
+            return Ok(Bound::new(need.key, shape(DType::F4_G16), source, name));
+        }
         let data = WeightData { dtype, rows: need.rows, cols: need.cols, bytes };
         let (data, converted) = convert(data, self.options.float).map_err(no_memory)?;
         let source = ValueSource::Ready { bytes: data.bytes, owned: piece.owned || converted };

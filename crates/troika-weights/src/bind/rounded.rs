@@ -12,8 +12,12 @@ use crate::bind::source::ValueSource;
 pub(crate) fn warning(bound: &[Bound]) -> Option<String> {
     let (mut parts, mut most) = (BTreeMap::<&str, usize>::new(), 0f32);
     for b in bound {
-        let ValueSource::Packed(weight) = &b.source else { continue };
-        match weight.rounding {
+        let rounding = match &b.source {
+            ValueSource::Packed(weight) => weight.rounding,
+            ValueSource::Scaled(_) => Rounding::Scales(f32::powi(2.0, -11)),
+            _ => continue,
+        };
+        match rounding {
             Rounding::Values(DType::F32) | Rounding::None => continue,
             Rounding::Scales(lost) => {
                 most = most.max(lost);

@@ -21,10 +21,18 @@ pub(crate) enum ValueSource {
     },
     /// A part of a tensor, quantized on demand.
     Cut { tensor: StoredTensor, recipe: Recipe },
+    /// Rows of NVFP4, and a number that they are multiplied with.
+    Scaled(ScaledNvfp4),
     /// Random numbers, generated and quantized on demand.
     Random { need: WeightRequirement, dtype: DType, seed: u64 },
     /// Codes in a checkpoint's own layout.
     Packed(Box<PackedWeight>),
+}
+
+/// Rows of NVFP4, and the number that they are multiplied with on demand.
+pub(crate) struct ScaledNvfp4 {
+    pub blocks: WeightBytes,
+    pub factor: f32,
 }
 
 /// A source prepared for making rows.
@@ -33,6 +41,8 @@ pub(crate) enum Opened<'a> {
     Same(WeightData),
     /// Rows of floats.
     Float(WeightData),
+    /// Rows that are multiplied with a number.
+    Scaled(&'a ScaledNvfp4),
     /// Rows assembled from a checkpoint's tensors.
     Packed(&'a PackedWeight),
 }
@@ -54,6 +64,7 @@ impl ValueSource {
                 let data = synthetic::weight(*need, *dtype, *seed);
                 Ok(if data.dtype == shape.dtype { Opened::Same(data) } else { Opened::Float(data) })
             }
+            ValueSource::Scaled(weight) => Ok(Opened::Scaled(weight)),
             ValueSource::Packed(weight) => Ok(Opened::Packed(weight)),
         }
     }
@@ -89,6 +100,7 @@ impl Opened<'_> {
     pub fn read(&self) -> Option<&WeightBytes> {
         match self {
             Opened::Same(data) | Opened::Float(data) => Some(&data.bytes),
+            Opened::Scaled(weight) => Some(&weight.blocks),
             Opened::Packed(_) => None,
         }
     }
@@ -111,6 +123,17 @@ impl Opened<'_> {
                 let from = part(data)?;
                 let (bytes, finite) = quantized(&from, data, all)?;
                 Some(WeightRows { data: with(all, bytes), read: Some(from), finite })
+            }
+            Opened::Scaled(weight) => {
+                let from = DType::NVFP4.row_bytes(shape.cols)?;
+                let range = rows.start.checked_mul(from)?..rows.end.checked_mul(from)?;
+                let read = weight.blocks.slice(range)?;
+                let len = shape.dtype.row_bytes(shape.cols)?.checked_mul(rows.len())?;
+                let mut finite = true;
+                let made = aligned_with(len, |out| {
+                    finite = blocks::scaled_nvfp4(&read, weight.factor, out);
+                });
+                Some(WeightRows { data: with(all, made.ok()?), read: Some(read), finite })
             }
             Opened::Packed(weight) => {
                 let (bytes, finite) = weight.rows(shape, rows)?;

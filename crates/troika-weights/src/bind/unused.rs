@@ -14,7 +14,8 @@ use crate::error::shown;
 const CODES: [&str; 4] = ["qweight", "weight_packed", "weight", "_blocks"];
 /// What the names of tensors end with that belong to it. Scales of inputs are for devices that
 /// compute in the checkpoint's own format.
-const COMPANIONS: [&str; 12] = [
+const COMPANIONS: [&str; 13] = [
+    "scale",
     "qzeros",
     "scales",
     "biases",
@@ -88,7 +89,9 @@ fn left_over<'a>(
 ) -> Vec<&'a str> {
     let mut used: HashSet<&str> = bound.iter().map(|b| b.tensor.as_str()).collect();
     // Tensors that accompany a packed matrix.
-    let packed = bound.iter().filter(|b| matches!(b.source, ValueSource::Packed(_)));
+    let packed = bound
+        .iter()
+        .filter(|b| matches!(b.source, ValueSource::Packed(_) | ValueSource::Scaled(_)));
     let base = |name: &'a str| CODES.iter().find_map(|end| name.strip_suffix(end));
     used.extend(packed.filter_map(|b| base(&b.tensor)));
     let of_packed = |name: &str| {

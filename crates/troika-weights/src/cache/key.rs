@@ -79,6 +79,10 @@ impl Encoder {
                 self.text(dtype.name());
                 self.number(*seed);
             }
+            ValueSource::Scaled(weight) => {
+                self.number(4);
+                self.number(u64::from(weight.factor.to_bits()));
+            }
             ValueSource::Packed(weight) => {
                 self.number(3);
                 self.packed(weight);

@@ -26,9 +26,7 @@ use troika_sim::{Board, Soc, SocError, VirtualClock, VirtualDevice};
 use troika_trace::Tracer;
 
 use crate::checked_device::checked_device;
-use crate::kept_of_devices::GpuSettings;
-#[cfg(feature = "gpu")]
-use crate::kept_of_devices::KeptOfDevices;
+use crate::kept_of_devices::{GpuSettings, KeptOfDevices};
 
 #[cfg(feature = "gpu")]
 pub use troika_gpu::GpuSpec;
@@ -483,7 +481,6 @@ fn open_gpu(
     Ok(Arc::new(gpu))
 }
 
-#[cfg(feature = "gpu")]
 impl troika_npu::GraphCache for KeptOfDevices {
     fn get(&self, key: &troika_npu::GraphKey) -> Option<Vec<u8>> {
         self.folder.graph(&key.0)
@@ -498,6 +495,7 @@ impl troika_npu::GraphCache for KeptOfDevices {
     }
 }
 
+#[cfg(feature = "gpu")]
 impl troika_gpu::PipelineStore for KeptOfDevices {
     fn get(&self, name: &str) -> Option<Vec<u8>> {
         self.read(name)

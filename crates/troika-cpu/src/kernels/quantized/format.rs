@@ -129,7 +129,7 @@ macro_rules! with_format {
             DType::IQ3_XXS | DType::IQ3_S | DType::IQ4_XS => with!(format::Iq4Xs),
             DType::IQ4_NL => with!(format::Iq4Nl),
             DType::MXFP4 => with!(format::Mxfp4),
-            DType::NVFP4 => with!(format::Nvfp4),
+            DType::NVFP4 | DType::F4_G16 => with!(format::Nvfp4),
             DType::TQ1_0 | DType::TQ2_0 | DType::Q1_0 | DType::Q2_0 => with!(format::Q2_0),
             DType::Q4_G32 => with!(format::Q4G<1>),
             DType::Q4_G64 => with!(format::Q4G<2>),

@@ -207,7 +207,9 @@ impl Layout {
 /// The value that stands for zero in products with a type's codes.
 const fn zero(dtype: DType) -> u8 {
     match dtype {
-        DType::Q3_K | DType::IQ1_S | DType::IQ1_M | DType::MXFP4 | DType::NVFP4 => 16,
+        DType::Q3_K | DType::IQ1_S | DType::IQ1_M | DType::MXFP4 | DType::NVFP4 | DType::F4_G16 => {
+            16
+        }
         _ => 128,
     }
 }
