@@ -14,7 +14,7 @@ use crate::cache::OptionalCache;
 use crate::code::Code;
 use crate::error::GpuError;
 use crate::gpu::Gpu;
-use crate::kernels::MOST_TOP_K;
+use crate::kernels::{MOST_TOP_K, WeightFormat};
 use crate::loaded::{DeviceId, LoadedGraph};
 use crate::prefetch::{PipelinePrefetch, failure};
 use crate::queue::{self, QUEUE_DEPTH};
@@ -120,6 +120,14 @@ impl GpuDevice {
     }
 }
 
+/// Bits of a weight of each type in rows of usual length.
+fn weight_bits() -> Vec<(DType, f64)> {
+    const COLS: u32 = 4096;
+    let bits = |format: WeightFormat| 8.0 * format.row_bytes(COLS) as f64 / f64::from(COLS);
+    let known = DType::WEIGHTS.iter().filter_map(|&d| Some((d, bits(WeightFormat::of(d)?))));
+    known.collect()
+}
+
 fn caps(adapter: &Adapter, gpu: &Gpu, memory: Option<u64>) -> Caps {
     let mut facts = adapter.facts();
     let place = if gpu.host.is_some() { "the host's memory" } else { "memory of its own" };
@@ -134,6 +142,7 @@ fn caps(adapter: &Adapter, gpu: &Gpu, memory: Option<u64>) -> Caps {
         numerics: format!("gpu {} {}", adapter.name(), adapter.driver()),
         max_binding_bytes: Some(gpu.limits.max_storage_buffer_binding_size),
         weight_dtypes: DType::WEIGHTS.to_vec(),
+        weight_bits: weight_bits(),
         activation_formats: vec![ActivationFormat::INT8],
         max_graph_bytes: None,
         max_graphs: None,

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use troika_device::SpaceId;
-use troika_graph::DType;
+use troika_graph::{DType, WeightDecl};
 use troika_model::lower::Lowered;
 use troika_plan::{Phase, Plan, PlanDevice, PlanError, Rule, own_space};
 use troika_program::{EdgeTypes, PlacedSegment, UsedShares};
@@ -62,7 +62,8 @@ impl Placements<'_> {
                 let caps = &devices[piece.device].caps;
                 let form = (own_space(caps), caps.weight_dtypes.as_slice());
                 let form = forms.entry(form).or_default();
-                piece.graph.weights.iter().for_each(|w| form.add(w, stored(w)));
+                let held = |w: &WeightDecl| caps.row_bytes(w.dtype, w.cols);
+                piece.graph.weights.iter().for_each(|w| form.add(w, held(w)));
             }
             total += forms.values().map(WeightRows::bytes).sum::<u64>() * alike.count;
         }
@@ -75,11 +76,14 @@ impl Placements<'_> {
         let of = |(index, device): (usize, &PlanDevice)| {
             let mut all = HeldWeights { device: device.name.clone(), ..HeldWeights::default() };
             for alike in alike {
-                let mut once = WeightRows::default();
+                let (mut once, mut own) = (WeightRows::default(), WeightRows::default());
                 let mut by_rows: HashMap<usize, WeightRows> = HashMap::new();
                 let pieces = alike.placed.iter().flat_map(|p| p.pieces());
                 for piece in pieces.filter(|p| p.device == index) {
-                    piece.graph.weights.iter().for_each(|w| once.add(w, stored(w)));
+                    for w in &piece.graph.weights {
+                        once.add(w, stored(w));
+                        own.add(w, device.caps.row_bytes(w.dtype, w.cols));
+                    }
                     let Some(float_bytes) = device.caps.weights_per_shape else { continue };
                     let row_bytes = in_code(&piece.graph, float_bytes);
                     for rows in &piece.shapes {
@@ -91,7 +95,7 @@ impl Placements<'_> {
                 all.stored += once.bytes() * alike.count;
                 all.held += alike.count
                     * match device.caps.weights_per_shape {
-                        None => once.bytes(),
+                        None => own.bytes(),
                         Some(_) => by_rows.values().map(WeightRows::bytes).sum(),
                     };
                 all.rows.extend(by_rows.into_keys());

@@ -44,6 +44,7 @@ fn device(name: &str, row_buckets: &[usize]) -> PlanDevice {
         numerics: "f32".into(),
         max_binding_bytes: None,
         weight_dtypes: vec![DType::Q8_0],
+        weight_bits: Vec::new(),
         activation_formats: vec![ActivationFormat::INT8],
         max_graph_bytes: None,
         max_graphs: None,
@@ -520,6 +521,24 @@ fn no_split_leaves_a_device_nothing() {
     for plan in plans {
         troika_program::Program::new(lowered.clone(), plan, &devices).unwrap();
     }
+}
+
+/// A device may hold a type in more bytes than a file has.
+#[test]
+fn weights_are_counted_as_a_device_holds_them() {
+    let spec = spec("llama-3.2-1b", 2);
+    let lowered = lowered(&spec, 256);
+    let base = PlanRequest { context: Some(1024), chunk: 256, ..PlanRequest::default() };
+    let mut devices = [device("a", &[])];
+    let plan = troika_plan::make(&spec, &devices, &base).unwrap();
+    let usual = held_weights(&plan, &lowered, &devices).unwrap()[0].clone();
+    assert!(usual.held > 0 && usual.held == usual.stored);
+    let twice = |d: &DType| (*d, 16.0 * d.block_bytes() as f64 / d.block_len() as f64);
+    devices[0].caps.weight_bits = DType::WEIGHTS.iter().map(twice).collect();
+    let held = held_weights(&plan, &lowered, &devices).unwrap()[0].clone();
+    assert_eq!((held.stored, held.held), (usual.stored, 2 * usual.stored));
+    devices[0].caps.max_resident_bytes = Some(held.held - 1);
+    assert!(check_memory(&plan, &lowered, &devices).is_err());
 }
 
 /// What a device has no room for is elsewhere, and feed-forwards stay longest.

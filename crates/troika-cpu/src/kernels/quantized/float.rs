@@ -149,6 +149,7 @@ impl PanelWork for Unpack<'_> {
 }
 
 /// What makes levels values.
+#[derive(Clone, Copy)]
 struct Factors<I: RowLanes> {
     scale: I::Floats,
     /// What is added: the minimum, or what makes up for the level that stands for zero.
@@ -210,19 +211,48 @@ unsafe fn add_group<I: RowLanes, F: Format, const NR: usize>(
         for n in 1..trip_count::<I>(NR) {
             tables[n] = F::levels::<I>(&panels[n]);
         }
+        let mut factors = factors_of::<I, F, NR>(panels, g, 0);
         if I::COMPACT {
             for j in 0..trip_count::<I>(8) {
-                add_quad::<I, F, NR>(panels, &tables, [g, j], x, sums);
+                if F::SUBS == 2 && j == 4 {
+                    factors = factors_of::<I, F, NR>(panels, g, 1);
+                }
+                add_quad::<I, F, NR>(panels, &factors, &tables, [g, j], x, sums);
             }
             return;
         }
         // Unrolled by hand: shifts are to be constants.
         macro_rules! quads {
             ($($j:literal)*) => {$(
-                add_quad::<I, F, NR>(panels, &tables, [g, $j], x, sums);
+                add_quad::<I, F, NR>(panels, &factors, &tables, [g, $j], x, sums);
             )*};
         }
-        quads!(0 1 2 3 4 5 6 7);
+        quads!(0 1 2 3);
+        if F::SUBS == 2 {
+            factors = factors_of::<I, F, NR>(panels, g, 1);
+        }
+        quads!(4 5 6 7);
+    }
+}
+
+/// The factors of some panels. They are taken once for all their quads: those of some types take as
+/// long as the products of a quad.
+///
+/// # Safety
+/// As for [`add_group`].
+#[inline(always)]
+unsafe fn factors_of<I: RowLanes, F: Format, const NR: usize>(
+    panels: &[Panel; NR],
+    g: usize,
+    sub: usize,
+) -> [Factors<I>; NR] {
+    // SAFETY: by the caller.
+    unsafe {
+        let mut all = [Factors::<I>::new::<F>(&panels[0], g, sub); NR];
+        for n in 1..trip_count::<I>(NR) {
+            all[n] = Factors::new::<F>(&panels[n], g, sub);
+        }
+        all
     }
 }
 
@@ -233,6 +263,7 @@ unsafe fn add_group<I: RowLanes, F: Format, const NR: usize>(
 #[inline(always)]
 unsafe fn add_quad<I: RowLanes, F: Format, const NR: usize>(
     panels: &[Panel; NR],
+    factors: &[Factors<I>; NR],
     tables: &[I::Floats; NR],
     [g, j]: [usize; 2],
     x: *const f32,
@@ -242,7 +273,6 @@ unsafe fn add_quad<I: RowLanes, F: Format, const NR: usize>(
     // SAFETY: by the caller.
     unsafe {
         for n in 0..trip_count::<I>(NR) {
-            let factors = Factors::<I>::new::<F>(&panels[n], g, j / (8 / F::SUBS));
             let quad = match picked {
                 true => F::codes::<I>(&panels[n], g, j),
                 false => F::quad::<I>(&panels[n], g, j),
@@ -252,7 +282,7 @@ unsafe fn add_quad<I: RowLanes, F: Format, const NR: usize>(
                     true => I::pick(tables[n], quad, 8 * c as u32 + F::code_shift(j)),
                     false => I::column(quad, c),
                 };
-                let w = factors.weigh::<F>(levels);
+                let w = factors[n].weigh::<F>(levels);
                 sums[n] = I::fma(I::splat(*x.add(4 * j + c)), w, sums[n]);
             }
         }
