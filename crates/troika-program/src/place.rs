@@ -4,7 +4,9 @@
 use std::sync::Arc;
 
 use troika_graph::partition::{kv_heads, residual};
-use troika_graph::{ActivationFormat, Subgraph, convert_products, restrict_activations};
+use troika_graph::{
+    ActivationFormat, Subgraph, adapt_activations, convert_products, restrict_activations,
+};
 use troika_model::lower::{Lowered, Segment, SegmentKind};
 use troika_plan::{Phase, PlanDevice, Rule, Split, compiled_rows, own_space};
 
@@ -169,7 +171,12 @@ impl Placer<'_> {
     pub(crate) fn piece(&self, p: PlacedGraph, rule: &Rule) -> PlacedPiece {
         let caps = &self.devices[p.device].caps;
         let format = converting(rule).filter(|f| caps.activation_formats.contains(f));
-        let graph = format.map_or(p.graph.clone(), |format| convert_products(&p.graph, format));
+        // A rule says what products may take: each part takes what its device has.
+        let graph = adapt_activations(&p.graph, &caps.activation_formats);
+        let graph = match format {
+            Some(format) => convert_products(&graph, format),
+            None => graph,
+        };
         PlacedPiece {
             // Set when the segment is complete.
             index: 0,

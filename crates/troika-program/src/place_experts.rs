@@ -6,7 +6,7 @@ use troika_device::{Caps, SpaceId};
 use troika_graph::partition::{
     ColumnSplit, Piece, expert_group, expert_products, single_choices, split_columns,
 };
-use troika_graph::{DType, Subgraph, ValueId, adapt_activations};
+use troika_graph::{DType, Subgraph, ValueId};
 use troika_model::lower::{EdgeId, Segment, SegmentKind};
 use troika_plan::{
     Dispatch, ExpertGroupPlan, ExpertSplit, Overflow, Phase, Plan, PlanDevice, Rule, TILE,
@@ -116,12 +116,9 @@ impl Placer<'_> {
     ) -> Result<Vec<(usize, Subgraph, PackedOperands)>, ProgramError> {
         let unplaced = || ProgramError::Unplaced(graph.name.clone());
         let width = |graph: &Subgraph, value: ValueId| graph.value(value).shape.row_len();
-        // Each device has formats of its own.
-        let formats = |device: usize| &self.devices[device].caps.activation_formats;
         if group.parts.is_empty() {
             let device = self.index(&group.device).ok_or_else(unplaced)?;
-            let graph = adapt_activations(graph, formats(device));
-            let graph = expert_group(&graph, &group.experts, group.capacity)?;
+            let graph = expert_group(graph, &group.experts, group.capacity)?;
             let of = width(&graph, graph.outputs[0]);
             let writes = PackedCols { buffer: ExpertBuffer::Output, cols: 0..of };
             let reads = ExpertBuffer::Input;
@@ -148,8 +145,11 @@ impl Placer<'_> {
             let of = width(&whole, writes.value);
             let reads = buffer(reads.value);
             let writes = PackedCols { buffer: buffer(writes.value), cols: writes.cols.clone() };
-            let graph = adapt_activations(&piece.graph, formats(device));
-            Ok((device, graph, PackedOperands { group: 0, part: piece.part, reads, writes, of }))
+            Ok((
+                device,
+                piece.graph,
+                PackedOperands { group: 0, part: piece.part, reads, writes, of },
+            ))
         };
         let pieces: Vec<Piece> = split.stages.into_iter().flat_map(|s| s.pieces).collect();
         let idle = |part: &usize| pieces.iter().all(|piece| piece.part != *part);

@@ -4,7 +4,7 @@
 #![allow(missing_docs)]
 
 use troika::engine::{SequenceInput, WantedLogits};
-use troika::graph::DType;
+use troika::graph::{ActivationFormat, DType};
 use troika::model::lower::{SegmentKind, segments};
 use troika::plan::{Plan, Rule, Share, Split, Stage};
 use troika::{DeviceOptions, Model, OpenOptions, PlanSource, Source, make_plan};
@@ -120,4 +120,25 @@ fn stages_hand_on_values_of_16_bits() {
         let whole = make_plan(Source::BuiltIn, &options(&["a=cpu"], None)).unwrap().plan;
         assert!(of_type(whole) == of_type(staged.clone()), "{values}: other bits");
     }
+}
+
+/// A rule's formats are those that products may take: each part takes one that its device has.
+#[test]
+fn parts_take_the_formats_of_their_devices() {
+    let soc = concat!(env!("CARGO_MANIFEST_DIR"), "/../../socs/odd/queue-depth-1.toml");
+    let floats = format!("b=virtual:{soc}");
+    let run = |b: &str, formats: &[ActivationFormat]| {
+        let mut plan = staged(
+            vec![stage("a", None), stage("b", None), stage("a", None)],
+            vec![stage("b", None), stage("a", None)],
+        );
+        for rule in plan.prefill.rules.iter_mut().chain(&mut plan.decode.rules) {
+            rule.activations = formats.to_vec();
+        }
+        logits(&options(&["a=cpu", b], Some(plan)))
+    };
+    let eight = &[ActivationFormat::INT8][..];
+    let (whole, alike, unlike) = (run("b=cpu", &[]), run("b=cpu", eight), run(&floats, eight));
+    assert!(run(&floats, &[]) == whole && whole != alike);
+    assert!(unlike != whole && unlike != alike, "parts of b meet floats, those of a bytes");
 }

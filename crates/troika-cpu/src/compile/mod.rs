@@ -342,9 +342,9 @@ impl Compiler<'_> {
         Ok(self.weights.packed(w, layout))
     }
 
-    /// A weight of a head; quantized ones are packed.
-    fn head(&mut self, w: WeightRef) -> MatrixAt {
-        let panels = self.graph.weight(w).dtype.is_quantized();
+    /// A weight for products with f32, packed where that is best.
+    fn matrix(&mut self, w: WeightRef) -> MatrixAt {
+        let panels = linear::panels::serve(self.isa, self.graph.weight(w).dtype);
         self.weights.matrix(w, panels)
     }
 
@@ -389,12 +389,11 @@ impl Compiler<'_> {
             }
             Op::Linear { weight, bias, activations } => {
                 let bf16 = *activations == ActivationFormat::Bf16;
-                let panels = linear::panels::serve(self.isa, self.graph.weight(*weight).dtype);
-                let matrix = self.weights.matrix(*weight, panels);
+                let matrix = self.matrix(*weight);
                 Code::Linear { weights: smallvec![(matrix, self.vector_if(*bias))], bf16 }
             }
             Op::HeadLinear(h) => {
-                Code::HeadLinear { weights: h.weights.iter().map(|w| self.head(*w)).collect() }
+                Code::HeadLinear { weights: h.weights.iter().map(|w| self.matrix(*w)).collect() }
             }
             Op::Outliers { weight, activations } => {
                 Code::Outliers(self.weights.outliers(*weight, *activations))

@@ -128,6 +128,10 @@ fn factor(recipe: &Recipe, tensor: &StoredTensor, files: &dyn Checkpoint) -> Opt
     let name = scale_name(&recipe.tensor).filter(|_| plain)?;
     let scale = files.tensor(&name).filter(|scale| scale.dtype == DType::F32)?;
     let factors = scale.bytes.as_chunks().0;
+    // All experts of a layer have one type.
+    if factors.iter().all(|bytes| *bytes == 1f32.to_le_bytes()) {
+        return None;
+    }
     let rows = tensor.matrix().0.checked_div(factors.len())?;
     let whole = 0..tensor.matrix().0;
     let all = std::slice::from_ref(&whole);
@@ -161,6 +165,19 @@ impl Binder<'_> {
             return Err(not_found(&candidates, need, self.files));
         };
         self.take(need, recipe, tensor)
+    }
+
+    /// The type of blocks that do not stay whole: rearranged ones become Q8_0, since f32 would take
+    /// several times the file's bytes.
+    fn rearranged(
+        &self,
+        need: &WeightRequirement,
+        recipe: &Recipe,
+        tensor: &StoredTensor,
+    ) -> Option<DType> {
+        let apart = tensor.dtype.is_quantized() && (recipe.transpose || recipe.cols.is_some());
+        let fits = need.rows > 1 && need.cols.is_multiple_of(DType::Q8_0.block_len());
+        (apart && fits && self.options.float == FloatType::Auto).then_some(DType::Q8_0)
     }
 
     /// A packed layer. What is rounded anyway has the type that floats get.
@@ -206,7 +223,8 @@ impl Binder<'_> {
         }
         let shape = |dtype| WeightShape { rows: need.rows, cols: need.cols, dtype };
         let name = recipe.tensor.clone();
-        if let Some(target) = self.options.quant.target(&need, tensor.dtype) {
+        let target = self.options.quant.target(&need, tensor.dtype);
+        if let Some(target) = target.or_else(|| self.rearranged(&need, recipe, tensor)) {
             let source = ValueSource::Cut { tensor: tensor.clone(), recipe: recipe.clone() };
             return Ok(Bound::new(need.key, shape(target), source, name));
         }
@@ -220,7 +238,12 @@ impl Binder<'_> {
             CutError::Memory(e) => no_memory(e),
         })?;
         let (dtype, bytes) = (piece.dtype, piece.bytes);
-        if let Some(factor) = factor(recipe, tensor, self.files).filter(|x| *x != 1.0) {
+        if let Some(factor) = factor(recipe, tensor, self.files) {
+            if !factor.is_finite() || factor == 0.0 {
+                let why =
+                    format!("the scale of {name} is {factor}, of which no weight can be made");
+                return Err(WeightError::Unsupported { file: file(), why });
+            }
             let source = ValueSource::Scaled(ScaledNvfp4 { blocks: bytes, factor });
             return Ok(Bound::new(need.key, shape(DType::F4_G16), source, name));
         }

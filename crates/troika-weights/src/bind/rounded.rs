@@ -14,6 +14,9 @@ pub(crate) fn warning(bound: &[Bound]) -> Option<String> {
     for b in bound {
         let rounding = match &b.source {
             ValueSource::Packed(weight) => weight.rounding,
+            ValueSource::Cut { tensor, .. } if tensor.dtype.is_quantized() => {
+                Rounding::Values(b.shape.dtype)
+            }
             ValueSource::Scaled(_) => Rounding::Scales(f32::powi(2.0, -11)),
             _ => continue,
         };

@@ -124,8 +124,10 @@ macro_rules! with_format {
             DType::Q4_K => with!(format::Q4K),
             DType::Q5_K => with!(format::Q5K),
             DType::Q6_K => with!(format::Q6K),
-            DType::IQ1_S | DType::IQ1_M => with!(format::Q3K),
-            DType::IQ2_XXS | DType::IQ2_XS | DType::IQ2_S => with!(format::Iq2),
+            DType::IQ1_S => with!(format::Iq1S),
+            DType::IQ1_M => with!(format::Q3K),
+            DType::IQ2_XXS => with!(format::Iq2Xxs),
+            DType::IQ2_XS | DType::IQ2_S => with!(format::Iq2),
             DType::IQ3_XXS | DType::IQ3_S | DType::IQ4_XS => with!(format::Iq4Xs),
             DType::IQ4_NL => with!(format::Iq4Nl),
             DType::MXFP4 => with!(format::Mxfp4),
@@ -149,15 +151,17 @@ pub(crate) type Q5_0 = Packed<5, 5, Halves<1, false>>;
 pub(crate) type Q5_1 = Packed<5, 5, Halves<1, true>>;
 pub(crate) type Q2K = Packed<2, 4, Nibbles>;
 /// Codes of 3 bits with numbers for scales; the largest values have four bits.
-pub(crate) type Q3K = Packed<3, 5, Signed<true>>;
-pub(crate) type Iq2 = Packed<3, 8, Signed<true>>;
+pub(crate) type Q3K = Packed<3, 5, Signed<2, true>>;
+pub(crate) type Iq1S = Packed<3, 5, Signed<1, true>>;
+pub(crate) type Iq2Xxs = Packed<3, 8, Signed<1, true>>;
+pub(crate) type Iq2 = Packed<3, 8, Signed<2, true>>;
 pub(crate) type Q4K = Packed<4, 4, Small>;
 pub(crate) type Q5K = Packed<5, 5, Small>;
-pub(crate) type Q6K = Packed<6, 6, Signed<false>>;
+pub(crate) type Q6K = Packed<6, 6, Signed<2, false>>;
 /// 2 bits with a scale.
 pub(crate) type Q2_0 = Packed<2, 4, Halves<1, false>>;
 /// Codes of 4 bits with numbers for scales.
-pub(crate) type Iq4Xs = Packed<4, 8, Signed<true>>;
+pub(crate) type Iq4Xs = Packed<4, 8, Signed<1, true>>;
 pub(crate) type Iq4Nl = Packed<4, 8, Halves<1, false>>;
 pub(crate) type Nvfp4 = Packed<4, 5, Halves<2, false>>;
 pub(crate) type Mxfp4 = Packed<4, 5, Exponents>;

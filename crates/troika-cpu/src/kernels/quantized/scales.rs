@@ -78,8 +78,8 @@ pub(crate) struct Pairs;
 pub(crate) struct Small;
 /// The same in half bytes, for each sixteen columns.
 pub(crate) struct Nibbles;
-/// A signed byte for each sixteen columns, and an f16 (`SINGLE`: an f32) before eight groups.
-pub(crate) struct Signed<const SINGLE: bool>;
+/// A signed byte for each scale, and an f16 (`SINGLE`: an f32) before eight groups.
+pub(crate) struct Signed<const SUBS: usize, const SINGLE: bool>;
 /// A power of two for each group: a byte of E8M0, with half of its value.
 pub(crate) struct Exponents;
 /// An f16, and a byte to multiply it with for the minimum, before `GROUPS` groups.
@@ -195,13 +195,13 @@ impl Scales for Nibbles {
 
 // SAFETY (of the unsafe blocks): by the caller.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl<const SINGLE: bool> Scales for Signed<SINGLE> {
-    const SUBS: usize = 2;
+impl<const SUBS: usize, const SINGLE: bool> Scales for Signed<SUBS, SINGLE> {
+    const SUBS: usize = SUBS;
     const GROUPS: usize = BLOCK;
     const HEAD: usize = if SINGLE { 4 } else { 2 } * ROWS;
-    const SIZE: usize = 2 * ROWS;
-    const NAME: &str = "scales of 8 bits by 16";
-    type Wide = WideScales<2, false>;
+    const SIZE: usize = SUBS * ROWS;
+    const NAME: &str = if SUBS == 1 { "scales of 8 bits by 32" } else { "scales of 8 bits by 16" };
+    type Wide = WideScales<SUBS, false>;
     #[inline(always)]
     unsafe fn scale<I: RowLanes>(at: BlockBytes, _: usize, sub: usize) -> I::Floats {
         unsafe {
@@ -215,7 +215,7 @@ impl<const SINGLE: bool> Scales for Signed<SINGLE> {
         } else {
             to.head(0, half(scales.units[0]));
         }
-        for sub in 0..2 {
+        for sub in 0..SUBS {
             to.group(sub, scales.scale_number(sub).to_le_bytes());
         }
     }
