@@ -27,6 +27,8 @@ const NOT_RUN: &[(&str, &str)] = &[
     ("troika ps", "no server runs here"),
     ("cargo xtask peers", "it downloads and builds other engines"),
     ("cargo xtask peers --sequences 4,8,16,32", "it builds them, too"),
+    ("cargo xtask peers --types Q8_0,Q5_0,IQ4_XS --results turns", "so does this"),
+    ("cargo xtask peers --beside 2", "and this"),
     ("troika serve", "it runs until it is stopped; the tests of clients run it"),
 ];
 
