@@ -8,7 +8,7 @@
 #![allow(clippy::unwrap_used)]
 
 use troika_graph::DType;
-use troika_graph::blocks::{BlockParts, dequantize};
+use troika_graph::blocks::{BlockParts, dequantize, scaled_nvfp4};
 
 fn u32_at(b: &[u8], at: usize) -> usize {
     u32::from_le_bytes(b[at..at + 4].try_into().unwrap()) as usize
@@ -34,7 +34,8 @@ fn blocks_mean_what_the_reference_says() {
         data = rest;
         seen.push(dtype);
     }
-    let missing = |d: &&DType| !seen.contains(d) && !d.has_zero_points();
+    let own = |d: &DType| d.has_zero_points() || *d == DType::F4_G16;
+    let missing = |d: &&DType| !seen.contains(d) && !own(d);
     assert_eq!(DType::WEIGHTS.iter().find(missing), None, "a type without a reference");
 }
 
@@ -85,6 +86,30 @@ fn zero_points_are_taken_off_before_scaling() {
             assert_eq!(*o, 0.5 * (q as f32 - 7.0), "{dtype} {i}");
         }
     }
+}
+
+#[test]
+fn scaled_fp4_is_fp4_times_a_number() {
+    let mut seed = 7u32;
+    let mut random = move || {
+        seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (seed >> 24) as u8
+    };
+    let raw: Vec<u8> =
+        (0..4 * 36).map(|i| if i % 36 < 4 { random() & 0x7e } else { random() }).collect();
+    let (mut blocks, mut values, mut scaled) = ([0; 4 * 40], [0.0; 256], [0.0; 256]);
+    dequantize(DType::NVFP4, &raw, &mut values);
+    for factor in [0.25, 0.1, -3.0] {
+        assert!(scaled_nvfp4(&raw, factor, &mut blocks));
+        dequantize(DType::F4_G16, &blocks, &mut scaled);
+        for (value, scaled) in values.iter().zip(scaled) {
+            // Half a step of f16, of normal numbers or of others.
+            let most = (value * factor).abs() / 2048.0 + 12.0 * f32::powi(2.0, -25);
+            assert!((value * factor - scaled).abs() <= most, "{value} * {factor} is {scaled}");
+            assert!(factor != 0.25 || scaled == value * factor);
+        }
+    }
+    assert!(!scaled_nvfp4(&raw, 1e9, &mut blocks), "infinite scales are told");
 }
 
 #[test]

@@ -171,8 +171,11 @@ impl Placer<'_> {
     pub(crate) fn piece(&self, p: PlacedGraph, rule: &Rule) -> PlacedPiece {
         let caps = &self.devices[p.device].caps;
         let format = converting(rule).filter(|f| caps.activation_formats.contains(f));
-        // A rule says what products may take: each part takes what its device has.
-        let graph = adapt_activations(&p.graph, &caps.activation_formats);
+        // A rule says what products may take: of several parts each takes what its device has.
+        let graph = match rule.split {
+            Some(_) => adapt_activations(&p.graph, &caps.activation_formats),
+            None => p.graph.clone(),
+        };
         let graph = match format {
             Some(format) => convert_products(&graph, format),
             None => graph,

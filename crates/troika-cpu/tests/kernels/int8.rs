@@ -161,14 +161,14 @@ fn rows_and_threads_do_not_change_bits() {
 fn packed_weights_take_the_bytes_of_their_blocks() {
     let larger = [(DType::Q4_K, 148), (DType::Q5_K, 180), (DType::Q3_K, 116)];
     let codes = [
-        (DType::IQ4_XS, 148),
-        (DType::IQ3_S, 148),
-        (DType::IQ3_XXS, 148),
+        (DType::IQ4_XS, 140),
+        (DType::IQ3_S, 140),
+        (DType::IQ3_XXS, 140),
         (DType::IQ2_S, 116),
         (DType::IQ2_XS, 116),
-        (DType::IQ2_XXS, 116),
+        (DType::IQ2_XXS, 108),
         (DType::IQ1_M, 116),
-        (DType::IQ1_S, 116),
+        (DType::IQ1_S, 108),
         (DType::NVFP4, 160),
         (DType::TQ2_0, 80),
         (DType::TQ1_0, 80),

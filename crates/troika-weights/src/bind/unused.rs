@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
+use troika_graph::DType;
 use troika_model::families::{DescribedModel, needs_no_place};
 use troika_model::spec::{Checkpoint, WeightRole, weight_requirements};
 
@@ -89,9 +90,10 @@ fn left_over<'a>(
 ) -> Vec<&'a str> {
     let mut used: HashSet<&str> = bound.iter().map(|b| b.tensor.as_str()).collect();
     // Tensors that accompany a packed matrix.
-    let packed = bound
-        .iter()
-        .filter(|b| matches!(b.source, ValueSource::Packed(_) | ValueSource::Scaled(_)));
+    let packed = bound.iter().filter(|b| {
+        matches!(b.source, ValueSource::Packed(_))
+            || matches!(b.shape.dtype, DType::NVFP4 | DType::F4_G16)
+    });
     let base = |name: &'a str| CODES.iter().find_map(|end| name.strip_suffix(end));
     used.extend(packed.filter_map(|b| base(&b.tensor)));
     let of_packed = |name: &str| {
