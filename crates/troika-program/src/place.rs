@@ -70,7 +70,11 @@ impl Placer<'_> {
             return Err(ProgramError::Stages { segment, has, says: stages.len() });
         }
         let mut placed = Vec::new();
-        for (root, stage) in graphs.into_iter().zip(stages) {
+        for (mut root, stage) in graphs.into_iter().zip(stages) {
+            if let (None, Some(device)) = (&stage.split, self.index(&stage.device)) {
+                let has = &self.devices[device].caps.activation_formats;
+                root.graph = adapt_activations(&root.graph, has);
+            }
             let (device, split) = (stage.device.clone(), stage.split.clone());
             let rule = &Rule { device, split, ..rule.clone() };
             placed.push(self.stage(Stage { root, rule, kind, heads }, &mut between)?);
