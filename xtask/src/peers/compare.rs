@@ -33,7 +33,8 @@ pub fn compare(troika: &Path, peers: &[Peer], file: &Path, o: &Options) -> Resul
         eprintln!("{}: round {round} of {}", file.display(), o.rounds);
         let mut own = Command::new(troika);
         own.arg("bench").args(o.device_flags());
-        let said = kept(o, &turn_name(file, "troika", round), || run(&mut own, file, o, true))?;
+        let name = turn_name(o, file, "troika", round);
+        let said = kept(o, &name, || run(&mut own, file, o, true))?;
         ours.push(read(&said)?);
         for (peer, theirs) in peers.iter().zip(&mut theirs) {
             if peer.depths || at_no_depth(o) {
@@ -41,7 +42,7 @@ pub fn compare(troika: &Path, peers: &[Peer], file: &Path, o: &Options) -> Resul
                 ran.args(peer.args).args(o.threads_flags());
                 let run = || run(&mut ran, file, o, peer.depths);
                 // A peer that lacks a type of weights lacks a column of its row.
-                match kept(o, &turn_name(file, peer.name, round), run) {
+                match kept(o, &turn_name(o, file, peer.name, round), run) {
                     Ok(said) => theirs.push(read(&said)?),
                     Err(e) => eprintln!("{}: {e}", peer.name),
                 }
@@ -63,10 +64,13 @@ pub fn compare(troika: &Path, peers: &[Peer], file: &Path, o: &Options) -> Resul
     })
 }
 
-/// The name of the file that keeps what a turn said.
-fn turn_name(file: &Path, engine: &str, round: u32) -> String {
+/// The name of the file that keeps what a turn said: turns with other settings have others.
+fn turn_name(o: &Options, file: &Path, engine: &str, round: u32) -> String {
     let file = file.file_stem().unwrap_or_default().to_string_lossy();
-    format!("{file}.{}.{round}.json", engine.replace([' ', ','], ""))
+    let (engine, flags) = (engine.replace([' ', ','], ""), o.device_flags().concat());
+    let (p, n, d) = (&o.prompts, &o.tokens, &o.depths);
+    let (times, beside) = (o.repetitions, o.beside);
+    format!("{file}.{engine}{flags}-p{p}-n{n}-d{d}-r{times}-beside{beside}.{round}.json")
 }
 
 /// What a turn said: now, or when it ran before.
@@ -211,8 +215,14 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("turns").display().to_string();
         let line = <Line as clap::Parser>::parse_from(["peers", "--results", &path]);
-        let name = turn_name(Path::new("a/b.gguf"), "ik, repacked", 2);
-        assert_eq!(name, "b.ikrepacked.2.json");
+        let name = turn_name(&line.options, Path::new("a/b.gguf"), "ik, repacked", 2);
+        let line_of = |more: [&str; 2]| {
+            let all = ["peers", "-t", "3"].into_iter().chain(more);
+            <Line as clap::Parser>::parse_from(all).options
+        };
+        let named = |more| turn_name(&line_of(more), Path::new("a/b.gguf"), "ik, repacked", 2);
+        assert_eq!(named(["-p", "8"]), "b.ikrepacked-t3-p8-n64-d0-r2-beside0.2.json");
+        assert_ne!(named(["--isa", "avx2"]), named(["--isa", "avx512"]));
         assert!(kept(&line.options, &name, || Err("no".into())).is_err());
         assert_eq!(kept(&line.options, &name, || Ok("first".into())).unwrap(), "first");
         assert_eq!(kept(&line.options, &name, || Ok("second".into())).unwrap(), "first");

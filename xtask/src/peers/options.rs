@@ -72,8 +72,9 @@ pub struct Options {
     /// Turns of each
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
-    /// Keeps what each turn said in this folder, and takes it from there when it is run again: a long
-    /// comparison goes on where it stopped
+    /// Keeps what each turn said in this folder, and takes it from there when it is run again with the
+    /// same settings: a long comparison goes on where it stopped. Another build of an engine needs
+    /// another folder
     #[arg(long, value_name = "DIR")]
     pub results: Option<PathBuf>,
     /// Troika's instruction set, such as avx2, to compare with peers that were built for it
