@@ -39,13 +39,16 @@ fn blocks_mean_what_the_reference_says() {
     assert_eq!(DType::WEIGHTS.iter().find(missing), None, "a type without a reference");
 }
 
-#[test]
-fn levels_are_those_of_the_codebook() {
-    let mut seed = 1u32;
-    let mut random = move || {
+fn random_bytes(mut seed: u32) -> impl FnMut() -> u8 {
+    move || {
         seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         (seed >> 24) as u8
-    };
+    }
+}
+
+#[test]
+fn levels_are_those_of_the_codebook() {
+    let mut random = random_bytes(1);
     for &dtype in DType::WEIGHTS.iter().filter(|d| d.is_quantized()) {
         let mut parts = BlockParts::default();
         let (mut all, mut wide) = ([false; 256], false);
@@ -90,11 +93,7 @@ fn zero_points_are_taken_off_before_scaling() {
 
 #[test]
 fn scaled_fp4_is_fp4_times_a_number() {
-    let mut seed = 7u32;
-    let mut random = move || {
-        seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        (seed >> 24) as u8
-    };
+    let mut random = random_bytes(7);
     let raw: Vec<u8> =
         (0..4 * 36).map(|i| if i % 36 < 4 { random() & 0x7e } else { random() }).collect();
     let (mut blocks, mut values, mut scaled) = ([0; 4 * 40], [0.0; 256], [0.0; 256]);
