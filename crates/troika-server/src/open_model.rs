@@ -178,10 +178,8 @@ impl OpenModel {
     ) -> Result<OpenModel, String> {
         let tracer = Tracer::on();
         let options = OpenOptions { embeddings, tracer: tracer.clone(), ..offer.options.clone() };
-        let mut model = Model::open(&offer.source, &options).map_err(|e| e.to_string())?;
-        if let Some(helper) = offer.chat_helper.clone() {
-            model = model.render_in(helper);
-        }
+        let model = Model::open_with_helper(&offer.source, &options, offer.chat_helper.clone());
+        let model = model.map_err(|e| e.to_string())?;
         let clock_began = server_began.elapsed().saturating_sub(model.clock().now());
         let shared: Arc<Shared> = Arc::default();
         let (tell, failed) = watch::channel(None);

@@ -58,12 +58,25 @@ impl Model {
     /// # Errors
     /// Anything from a missing file to an op that a device refuses.
     pub fn open(source: impl Into<Source>, options: &OpenOptions) -> Result<Model, Error> {
+        Model::open_with_helper(source, options, None)
+    }
+
+    /// The same; a helper renders the model's chat template in a process of its own, see
+    /// [`ChatTemplate::with_helper`](troika_model::chat::ChatTemplate::with_helper).
+    ///
+    /// # Errors
+    /// Those of [`Model::open`].
+    pub fn open_with_helper(
+        source: impl Into<Source>,
+        options: &OpenOptions,
+        helper: Option<HelperCommand>,
+    ) -> Result<Model, Error> {
         let (source, clock) = (source.into(), RealClock::new());
         let (devices, notes) = options.devices_by(clock)?;
         let Described { files, mut spec, mut store } = describe(&source, options.bind())?;
         options.npu_numbers.calibration().iter().try_for_each(|c| c.apply(&spec, &mut store))?;
         spec.embeds = options.embeddings;
-        let mut text = ModelText::load(&files.source, spec.vocab);
+        let mut text = ModelText::load(&files.source, spec.vocab, helper);
         let warnings = &mut text.warnings;
         warnings.extend_from_slice(store.warnings());
         if options.quant != Quant::None && !store.makes_weights() {
@@ -164,17 +177,6 @@ impl Model {
     /// The model's description.
     pub fn spec(&self) -> &ModelSpec {
         &self.opened.spec
-    }
-
-    /// Renders chat templates in processes of their own from now on, see
-    /// [`ChatTemplate::with_helper`](troika_model::chat::ChatTemplate::with_helper). It has no
-    /// effect where other handles of the model exist.
-    #[must_use]
-    pub fn render_in(mut self, helper: HelperCommand) -> Model {
-        if let Some(opened) = Arc::get_mut(&mut self.opened) {
-            opened.text.template = opened.text.template.take().map(|t| t.with_helper(helper));
-        }
-        self
     }
 
     /// The weights.

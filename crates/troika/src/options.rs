@@ -144,10 +144,10 @@ impl OpenOptions {
 /// What NPUs multiply.
 #[derive(Clone, Debug, Default)]
 pub enum NpuNumbers {
-    /// Floats.
+    /// Floats of 32 bits.
     #[default]
     Floats,
-    /// Halves.
+    /// Floats of 16 bits.
     Halves,
     /// Whole numbers, by a calibration.
     Calibrated(CalibrationOptions),

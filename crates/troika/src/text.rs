@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use troika_model::chat::ChatTemplate;
+use troika_model::chat::{ChatTemplate, HelperCommand};
 use troika_model::spec::GgufValue;
 use troika_model::tokenizer::{Tokenizer, TokenizerError};
 use troika_weights::FileSource;
@@ -48,7 +48,7 @@ fn tokenizer_in(
 impl ModelText {
     /// Loads what is present. A problem is only a warning: the model still runs on token ids. A
     /// `helper` renders the template.
-    pub fn load(source: &FileSource, vocab: usize) -> ModelText {
+    pub fn load(source: &FileSource, vocab: usize, helper: Option<HelperCommand>) -> ModelText {
         let mut warnings = Vec::new();
         let template = match source {
             FileSource::HuggingFace { dir, .. } => ChatTemplate::from_hf_dir(dir),
@@ -64,6 +64,10 @@ impl ModelText {
         let template = template.unwrap_or_else(|e| {
             warnings.push(format!("{e}; chat falls back to plain text"));
             None
+        });
+        let template = template.map(|t| match helper {
+            Some(helper) => t.with_helper(helper),
+            None => t,
         });
         let (mut defaults, about) = GenerationDefaults::read(source, vocab);
         warnings.extend(about);

@@ -36,10 +36,7 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
     if let Prompt::Ids(ids) = &prompt {
         options.experts.prompt.get_or_insert(ids.len());
     }
-    let mut model = Model::open(&source, &options)?;
-    if let Some(helper) = chat_helper() {
-        model = model.render_in(helper);
-    }
+    let model = Model::open_with_helper(&source, &options, chat_helper())?;
     tell(&model, args, &prompt)?;
     let chats = matches!(prompt, Prompt::Chat);
     if chats {

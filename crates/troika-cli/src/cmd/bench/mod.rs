@@ -23,7 +23,7 @@ use troika::{
 use troika_lab::Subject;
 
 use crate::error::CliError;
-use crate::flags::{BenchArgs, TableFlag};
+use crate::flags::{BenchArgs, TableFlag, chat_helper};
 use crate::{expert_groups, gpu, output, resolve};
 
 use row::{Facts, Row, Test};
@@ -198,7 +198,11 @@ fn options(
 
 fn open(subject: &Subject, mut options: OpenOptions, tracer: Tracer) -> Result<Model, CliError> {
     options.tracer = tracer;
-    Ok(subject.open(&options)?)
+    match subject {
+        // Answers go through the chat template.
+        Subject::Files(source) => Ok(Model::open_with_helper(source, &options, chat_helper())?),
+        Subject::Synthetic(_) => Ok(subject.open(&options)?),
+    }
 }
 
 /// Tokens that vary with their position, so that experts vary too.
