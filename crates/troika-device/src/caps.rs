@@ -48,8 +48,8 @@ pub struct Caps {
     pub max_binding_bytes: Option<u64>,
     /// Weight types that it reads without conversion.
     pub weight_dtypes: Vec<DType>,
-    /// Bits of a weight in its memory, of types that do not lie there as they are stored.
-    pub weight_bits: Vec<(DType, f64)>,
+    /// Bytes of 256 weights in its memory, of types that do not lie there as they are stored.
+    pub weight_bytes: Vec<(DType, u64)>,
     /// Activation formats, besides f32, that make its products faster.
     pub activation_formats: Vec<ActivationFormat>,
     /// The most bytes of a graph with its weights, if limited.
@@ -98,9 +98,9 @@ impl Caps {
 
     /// Bytes of a row of weights in its memory.
     pub fn row_bytes(&self, dtype: DType, cols: usize) -> u64 {
-        let bits = self.weight_bits.iter().find(|known| known.0 == dtype);
         let stored = dtype.row_bytes(cols).unwrap_or(0) as u64;
-        bits.map_or(stored, |(_, bits)| (cols as f64 * bits / 8.0).ceil() as u64)
+        let own = self.weight_bytes.iter().find(|known| known.0 == dtype);
+        own.map_or(stored, |(_, bytes)| (cols as u64 * bytes).div_ceil(256))
     }
 
     /// Number of pages in a slab; `None` when not even one page can be bound.

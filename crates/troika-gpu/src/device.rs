@@ -120,11 +120,10 @@ impl GpuDevice {
     }
 }
 
-/// Bits of a weight of each type in rows of usual length.
-fn weight_bits() -> Vec<(DType, f64)> {
-    const COLS: u32 = 4096;
-    let bits = |format: WeightFormat| 8.0 * format.row_bytes(COLS) as f64 / f64::from(COLS);
-    let known = DType::WEIGHTS.iter().filter_map(|&d| Some((d, bits(WeightFormat::of(d)?))));
+/// Bytes of 256 weights of each type, in rows of 4096: rows consist of units of 16 bytes.
+fn weight_bytes() -> Vec<(DType, u64)> {
+    let bytes = |format: WeightFormat| format.row_bytes(4096) as u64 / 16;
+    let known = DType::WEIGHTS.iter().filter_map(|&d| Some((d, bytes(WeightFormat::of(d)?))));
     known.collect()
 }
 
@@ -142,7 +141,7 @@ fn caps(adapter: &Adapter, gpu: &Gpu, memory: Option<u64>) -> Caps {
         numerics: format!("gpu {} {}", adapter.name(), adapter.driver()),
         max_binding_bytes: Some(gpu.limits.max_storage_buffer_binding_size),
         weight_dtypes: DType::WEIGHTS.to_vec(),
-        weight_bits: weight_bits(),
+        weight_bytes: weight_bytes(),
         activation_formats: vec![ActivationFormat::INT8],
         max_graph_bytes: None,
         max_graphs: None,

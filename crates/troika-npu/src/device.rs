@@ -279,7 +279,7 @@ fn caps(runtime: &Runtime, chosen: Chosen, row_buckets: Vec<usize>) -> Caps {
         numerics: format!("{}-{}-f32", provider.name(), hardware.name()),
         max_binding_bytes: None,
         weight_dtypes: DType::WEIGHTS.to_vec(),
-        weight_bits: Vec::new(),
+        weight_bytes: Vec::new(),
         activation_formats: formats(),
         // What a protobuf file holds at most.
         max_graph_bytes: Some(i32::MAX as u64),

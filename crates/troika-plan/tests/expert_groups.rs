@@ -25,7 +25,7 @@ fn device(name: &str, is_host: bool) -> PlanDevice {
         numerics: "f32".into(),
         max_binding_bytes: None,
         weight_dtypes: Vec::new(),
-        weight_bits: Vec::new(),
+        weight_bytes: Vec::new(),
         activation_formats: if is_host { vec![ActivationFormat::INT8] } else { Vec::new() },
         max_graph_bytes: None,
         max_graphs: None,

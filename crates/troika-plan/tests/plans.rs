@@ -25,7 +25,7 @@ fn devices(count: usize) -> Vec<PlanDevice> {
         numerics: "f32".into(),
         max_binding_bytes: None,
         weight_dtypes: Vec::new(),
-        weight_bits: Vec::new(),
+        weight_bytes: Vec::new(),
         activation_formats: vec![ActivationFormat::INT8],
         max_graph_bytes: None,
         max_graphs: None,

@@ -139,7 +139,7 @@ fn caps(soc: &Soc, p: &Processor, space: SpaceId, cpu: &Caps) -> Caps {
         numerics: if soc.numerics { cpu.numerics.clone() } else { Caps::NO_NUMERICS.into() },
         max_binding_bytes: p.max_binding_bytes,
         weight_dtypes: cpu.weight_dtypes.iter().copied().filter(|d| *d != DType::I32).collect(),
-        weight_bits: Vec::new(),
+        weight_bytes: Vec::new(),
         activation_formats: formats,
         max_graph_bytes: p.max_graph_bytes,
         max_graphs: p.max_graphs,

@@ -3,8 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use troika_device::SpaceId;
-use troika_graph::{DType, WeightDecl};
+use troika_graph::WeightDecl;
 use troika_model::lower::Lowered;
 use troika_plan::{Phase, Plan, PlanDevice, PlanError, Rule, own_space};
 use troika_program::{EdgeTypes, PlacedSegment, UsedShares};
@@ -47,7 +46,7 @@ pub(super) struct Alike {
 
 impl Placements<'_> {
     /// Bytes of weights on each device, and in total with each form counted once per memory.
-    /// Devices that share memory and read the same types share a form.
+    /// Devices that share memory and hold the same types in as many bytes share a form.
     pub fn weight_bytes(&mut self, plan: &Plan) -> Result<(BTreeMap<String, u64>, u64), PlanError> {
         let alike = self.alike(plan)?;
         Ok(self.bytes(&alike))
@@ -57,10 +56,10 @@ impl Placements<'_> {
         let devices = self.devices;
         let mut total = 0;
         for alike in alike {
-            let mut forms: HashMap<(SpaceId, &[DType]), WeightRows> = HashMap::new();
+            let mut forms: HashMap<_, WeightRows> = HashMap::new();
             for piece in alike.placed.iter().flat_map(|p| p.pieces()) {
                 let caps = &devices[piece.device].caps;
-                let form = (own_space(caps), caps.weight_dtypes.as_slice());
+                let form = (own_space(caps), &caps.weight_dtypes, &caps.weight_bytes);
                 let form = forms.entry(form).or_default();
                 let held = |w: &WeightDecl| caps.row_bytes(w.dtype, w.cols);
                 piece.graph.weights.iter().for_each(|w| form.add(w, held(w)));

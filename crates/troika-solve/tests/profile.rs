@@ -39,7 +39,7 @@ fn device(name: &str, row_buckets: &[usize]) -> PlanDevice {
         numerics: "f32".into(),
         max_binding_bytes: None,
         weight_dtypes: vec![DType::Q8_0],
-        weight_bits: Vec::new(),
+        weight_bytes: Vec::new(),
         activation_formats: vec![ActivationFormat::INT8],
         max_graph_bytes: None,
         max_graphs: None,

@@ -44,7 +44,7 @@ fn device(name: &str, row_buckets: &[usize]) -> PlanDevice {
         numerics: "f32".into(),
         max_binding_bytes: None,
         weight_dtypes: vec![DType::Q8_0],
-        weight_bits: Vec::new(),
+        weight_bytes: Vec::new(),
         activation_formats: vec![ActivationFormat::INT8],
         max_graph_bytes: None,
         max_graphs: None,
@@ -533,8 +533,8 @@ fn weights_are_counted_as_a_device_holds_them() {
     let plan = troika_plan::make(&spec, &devices, &base).unwrap();
     let usual = held_weights(&plan, &lowered, &devices).unwrap()[0].clone();
     assert!(usual.held > 0 && usual.held == usual.stored);
-    let twice = |d: &DType| (*d, 16.0 * d.block_bytes() as f64 / d.block_len() as f64);
-    devices[0].caps.weight_bits = DType::WEIGHTS.iter().map(twice).collect();
+    let twice = |d: &DType| (*d, 2 * d.row_bytes(256).unwrap() as u64);
+    devices[0].caps.weight_bytes = DType::WEIGHTS.iter().map(twice).collect();
     let held = held_weights(&plan, &lowered, &devices).unwrap()[0].clone();
     assert_eq!((held.stored, held.held), (usual.stored, 2 * usual.stored));
     devices[0].caps.max_resident_bytes = Some(held.held - 1);

@@ -81,7 +81,7 @@ fn caps(options: &CpuOptions, isa: Isa) -> Caps {
         numerics: format!("cpu {}", isa.name()),
         max_binding_bytes: None,
         weight_dtypes: DType::WEIGHTS.to_vec(),
-        weight_bits: Vec::new(),
+        weight_bytes: Vec::new(),
         activation_formats,
         max_graph_bytes: None,
         max_graphs: None,

@@ -37,7 +37,7 @@ impl Fake {
             numerics: "fake".into(),
             max_binding_bytes: None,
             weight_dtypes: vec![],
-            weight_bits: Vec::new(),
+            weight_bytes: Vec::new(),
             activation_formats: vec![],
             max_graph_bytes: None,
             max_graphs: None,
