@@ -38,6 +38,9 @@ pub(crate) struct Stage<'a> {
     pub kind: SegmentKind,
     /// Key/value heads that follow, by which columns are divided.
     pub heads: Option<usize>,
+    /// Whether several devices share the segment. A rule's formats are then those that products may
+    /// take, and each part takes what its device has.
+    pub shared: bool,
 }
 
 impl Placer<'_> {
@@ -59,9 +62,9 @@ impl Placer<'_> {
         if let Some(split) = rule.experts() {
             return self.experts(segment, root, rule, split);
         }
-        let mut between = Vec::new();
+        let (mut between, shared) = (Vec::new(), rule.split.is_some());
         let Some(Split::Stages { stages }) = &rule.split else {
-            let stage = self.stage(Stage { root, rule, kind, heads }, &mut between)?;
+            let stage = self.stage(Stage { root, rule, kind, heads, shared }, &mut between)?;
             return Ok(PlacedSegment::new(vec![stage], between));
         };
         let graphs = pieces::stages(root, &mut between)?;
@@ -70,14 +73,10 @@ impl Placer<'_> {
             return Err(ProgramError::Stages { segment, has, says: stages.len() });
         }
         let mut placed = Vec::new();
-        for (mut root, stage) in graphs.into_iter().zip(stages) {
-            if let (None, Some(device)) = (&stage.split, self.index(&stage.device)) {
-                let has = &self.devices[device].caps.activation_formats;
-                root.graph = adapt_activations(&root.graph, has);
-            }
+        for (root, stage) in graphs.into_iter().zip(stages) {
             let (device, split) = (stage.device.clone(), stage.split.clone());
             let rule = &Rule { device, split, ..rule.clone() };
-            placed.push(self.stage(Stage { root, rule, kind, heads }, &mut between)?);
+            placed.push(self.stage(Stage { root, rule, kind, heads, shared }, &mut between)?);
         }
         Ok(PlacedSegment::new(placed, between))
     }
@@ -87,7 +86,7 @@ impl Placer<'_> {
         stage: Stage<'_>,
         between: &mut Vec<Between>,
     ) -> Result<PlacedStage, ProgramError> {
-        let Stage { mut root, rule, kind, heads } = stage;
+        let Stage { mut root, rule, kind, heads, shared } = stage;
         let format = converting(rule).unwrap_or_default();
         // Not where a device without the format computes the products instead.
         let own = rule.device_of(&rule.device, kind, LINEAR);
@@ -115,7 +114,8 @@ impl Placer<'_> {
         for (part, device) in parts.iter().enumerate() {
             let mut whole = Vec::new();
             if alone.contains(&part) {
-                whole = self.pieces(pieces::whole(on(*device), &takes, between)?, rule);
+                let pieces = pieces::whole(on(*device), &takes, between)?;
+                whole = self.pieces(pieces, rule, shared);
             }
             placed.wholes.push(whole);
         }
@@ -125,7 +125,7 @@ impl Placer<'_> {
                 let owner = self.index(&rule.device).ok_or_else(unplaced)?;
                 pieces = pieces::whole(on(owner), &takes, between)?;
             }
-            placed.columns = self.pieces(pieces, rule);
+            placed.columns = self.pieces(pieces, rule, shared);
         }
         self.check_lengths(rule, &placed)?;
         Ok(placed)
@@ -168,22 +168,21 @@ impl Placer<'_> {
         Ok(())
     }
 
-    fn pieces(&self, graphs: Vec<PlacedGraph>, rule: &Rule) -> Vec<PlacedPiece> {
-        graphs.into_iter().map(|g| self.piece(g, rule)).collect()
+    fn pieces(&self, graphs: Vec<PlacedGraph>, rule: &Rule, shared: bool) -> Vec<PlacedPiece> {
+        graphs.into_iter().map(|g| self.piece(g, rule, shared)).collect()
     }
 
-    pub(crate) fn piece(&self, p: PlacedGraph, rule: &Rule) -> PlacedPiece {
+    /// The piece of a graph; `shared` as in [`Stage::shared`].
+    pub(crate) fn piece(&self, p: PlacedGraph, rule: &Rule, shared: bool) -> PlacedPiece {
         let caps = &self.devices[p.device].caps;
         let format = converting(rule).filter(|f| caps.activation_formats.contains(f));
-        // A rule says what products may take: of several parts each takes what its device has.
-        let graph = match rule.split {
-            Some(_) => adapt_activations(&p.graph, &caps.activation_formats),
-            None => p.graph.clone(),
-        };
-        let graph = match format {
-            Some(format) => convert_products(&graph, format),
-            None => graph,
-        };
+        let mut graph = p.graph;
+        if shared {
+            graph = adapt_activations(&graph, &caps.activation_formats);
+        }
+        if let Some(format) = format {
+            graph = convert_products(&graph, format);
+        }
         PlacedPiece {
             // Set when the segment is complete.
             index: 0,

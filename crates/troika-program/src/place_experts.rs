@@ -42,7 +42,9 @@ impl Placer<'_> {
         let mut stages = Vec::new();
         let mut stage = |root: Option<PlacedGraph>, between: &mut Vec<Between>| {
             if let Some(root) = root {
-                let stage = Stage { root, rule: &own, kind: segment.kind, heads: None };
+                // The rule's own device computes it.
+                let (kind, heads, shared) = (segment.kind, None, false);
+                let stage = Stage { root, rule: &own, kind, heads, shared };
                 stages.push(self.stage(stage, between)?);
             }
             Ok::<usize, ProgramError>(stages.len())
@@ -93,7 +95,7 @@ impl Placer<'_> {
         rule.activations.retain(|format| !format.is_calibrated());
         let alone = |device: usize, graph: Subgraph| {
             let (inputs, states, outputs) = (Vec::new(), Vec::new(), Vec::new());
-            self.piece(PlacedGraph { device, graph, inputs, states, outputs }, &rule)
+            self.piece(PlacedGraph { device, graph, inputs, states, outputs }, &rule, true)
         };
         let (mut all, mut packed) = (Vec::new(), Vec::new());
         for (number, group) in split.groups.iter().enumerate() {
