@@ -48,6 +48,11 @@ impl Recipe {
 }
 
 impl Recipe {
+    /// The selected rows of a tensor that has the rows `all`.
+    pub fn rows_of<'a>(&'a self, all: &'a Range<usize>) -> &'a [Range<usize>] {
+        if self.rows.is_empty() { std::slice::from_ref(all) } else { &self.rows }
+    }
+
     /// Whether it selects the unchanged tensor.
     pub fn is_whole(&self) -> bool {
         self.rows.is_empty() && self.cols.is_none() && !self.transpose

@@ -54,7 +54,7 @@ pub(crate) fn cut(tensor: &StoredTensor, recipe: &Recipe) -> Result<CutBytes, Cu
     let bytes_of =
         |r: &Range<usize>| Some(r.start.checked_mul(row_bytes)?..r.end.checked_mul(row_bytes)?);
     let all = 0..rows;
-    let ranges = if recipe.rows.is_empty() { std::slice::from_ref(&all) } else { &recipe.rows };
+    let ranges = recipe.rows_of(&all);
     if recipe.transpose || recipe.cols.is_some() {
         return rearranged(tensor, ranges, recipe);
     }

@@ -133,9 +133,8 @@ fn factor(recipe: &Recipe, tensor: &StoredTensor, files: &dyn Checkpoint) -> Opt
         return None;
     }
     let rows = tensor.matrix().0.checked_div(factors.len())?;
-    let whole = 0..tensor.matrix().0;
-    let all = std::slice::from_ref(&whole);
-    let taken = if recipe.rows.is_empty() { all } else { &recipe.rows };
+    let all = 0..tensor.matrix().0;
+    let taken = recipe.rows_of(&all);
     let first = taken.first()?.start.checked_div(rows)?;
     let one = taken.iter().all(|r| r.start / rows == first && r.end <= (first + 1) * rows);
     factors.get(first).filter(|_| one).map(|bytes| f32::from_le_bytes(*bytes))

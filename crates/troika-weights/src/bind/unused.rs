@@ -15,8 +15,7 @@ use crate::error::shown;
 const CODES: [&str; 4] = ["qweight", "weight_packed", "weight", "_blocks"];
 /// What the names of tensors end with that belong to it. Scales of inputs are for devices that
 /// compute in the checkpoint's own format.
-const COMPANIONS: [&str; 13] = [
-    "scale",
+const COMPANIONS: [&str; 12] = [
     "qzeros",
     "scales",
     "biases",
@@ -90,18 +89,23 @@ fn left_over<'a>(
 ) -> Vec<&'a str> {
     let mut used: HashSet<&str> = bound.iter().map(|b| b.tensor.as_str()).collect();
     // Tensors that accompany a packed matrix.
-    let packed = bound.iter().filter(|b| {
-        matches!(b.source, ValueSource::Packed(_))
-            || matches!(b.shape.dtype, DType::NVFP4 | DType::F4_G16)
-    });
+    let packed = bound.iter().filter(|b| matches!(b.source, ValueSource::Packed(_)));
     let base = |name: &'a str| CODES.iter().find_map(|end| name.strip_suffix(end));
     used.extend(packed.filter_map(|b| base(&b.tensor)));
     let of_packed = |name: &str| {
         COMPANIONS.iter().any(|p| name.strip_suffix(p).is_some_and(|base| used.contains(base)))
     };
+    // Those of NVFP4 in GGUF files.
+    let nvfp4 = bound.iter().filter(|b| matches!(b.shape.dtype, DType::NVFP4 | DType::F4_G16));
+    let nvfp4: HashSet<&str> = nvfp4.filter_map(|b| b.tensor.strip_suffix(".weight")).collect();
+    let of_nvfp4 = |name: &str| {
+        let base = name.strip_suffix(".scale").or_else(|| name.strip_suffix(".input_scale"));
+        base.is_some_and(|base| nvfp4.contains(base))
+    };
     let all = files.names().into_iter();
     let mut left: Vec<&str> = all
-        .filter(|name| !used.contains(name) && !of_packed(name) && !needs_no_place(name))
+        .filter(|name| !used.contains(name) && !needs_no_place(name))
+        .filter(|name| !of_packed(name) && !of_nvfp4(name))
         .filter(|name| !adds_nothing(name, files))
         .collect();
     if left.is_empty() {
