@@ -9,8 +9,7 @@ use troika::engine::sample::SampleParams;
 use troika::plan::Plan;
 use troika::weights::{FloatType, parse_safetensors};
 use troika::{
-    Control, DeviceOptions, DeviceSpec, Model, OpenOptions, PlanSource, Request, make_plan,
-    open_devices,
+    Control, DeviceOptions, DeviceSpec, Model, OpenOptions, Request, make_plan, open_devices,
 };
 pub use troika_check::relative_error;
 
@@ -133,18 +132,17 @@ pub fn read_golden(path: &Path) -> Result<Golden> {
     })
 }
 
-/// Changes a plan before a model is opened with it.
-pub type Change<'a> = &'a dyn Fn(&mut Plan);
+/// What is changed of the plan that options make.
+pub type PlanChange<'a> = &'a dyn Fn(&mut Plan);
 
-/// Opens a case's model in f32.
-fn open(case: &Case, chunk: usize, options: &OpenOptions, change: Change<'_>) -> Result<Model> {
-    let (dtype, chunk) = (FloatType::F32, Some(chunk));
-    let options = OpenOptions { dtype, chunk, ..options.clone() };
-    let before = make_plan(&*case.model, &options)?.plan;
-    let mut plan = before.clone();
+/// Opens a model with the plan that its options make, changed.
+///
+/// # Errors
+/// The model does not open.
+pub fn open_changed(model: &Path, options: &OpenOptions, change: PlanChange<'_>) -> Result<Model> {
+    let mut plan = make_plan(model, options)?.plan;
     change(&mut plan);
-    let plan = if plan == before { PlanSource::Strategy } else { plan.into() };
-    Ok(Model::open(&case.model, &OpenOptions { plan, ..options })?)
+    Ok(Model::open(model, &OpenOptions { plan: plan.into(), ..options.clone() })?)
 }
 
 /// Logits of all positions of a prompt.
@@ -173,19 +171,31 @@ pub fn greedy(model: &Model, prompt: &[u32], n: usize) -> Result<Vec<u32>> {
 /// # Errors
 /// The model does not open or run.
 pub fn check(case: &Case, options: &OpenOptions) -> Result<Report> {
-    check_with(case, options, &|_| ())
+    check_with(case, options, None)
 }
 
 /// The same with plans that are changed.
 ///
 /// # Errors
 /// The model does not open or run.
-pub fn check_with(case: &Case, options: &OpenOptions, change: Change<'_>) -> Result<Report> {
+pub fn check_with(
+    case: &Case,
+    options: &OpenOptions,
+    change: Option<PlanChange<'_>>,
+) -> Result<Report> {
+    let open = |chunk: usize, options: &OpenOptions, change: Option<PlanChange<'_>>| {
+        let (dtype, chunk) = (FloatType::F32, Some(chunk));
+        let options = OpenOptions { dtype, chunk, ..options.clone() };
+        match change {
+            Some(change) => open_changed(&case.model, &options, change),
+            None => Ok(Model::open(&case.model, &options)?),
+        }
+    };
     let opened = open_devices(&options.devices)?.into_iter();
     let alike = opened.map(|d| d.caps().numerics.clone()).collect::<HashSet<_>>().len() == 1;
     let golden = read_golden(&case.golden)?;
     let tokens = golden.input_ids.len();
-    let whole = open(case, tokens + 3, options, change)?;
+    let whole = open(tokens + 3, options, change)?;
     let logits = all_logits(&whole, &golden.input_ids)?;
     let mut report = Report {
         error: relative_error(&logits, &golden.logits),
@@ -203,10 +213,10 @@ pub fn check_with(case: &Case, options: &OpenOptions, change: Change<'_>) -> Res
     let first = DeviceOptions { devices: first, ..options.devices.clone() };
     let first = OpenOptions { devices: first, ..OpenOptions::default() };
     for chunk in [1, 7, 16] {
-        let model = open(case, chunk, options, change)?;
+        let model = open(chunk, options, change)?;
         let chunked = all_logits(&model, &golden.input_ids)?;
         if compare {
-            let alone = all_logits(&open(case, chunk, &first, &|_| ())?, &golden.input_ids)?;
+            let alone = all_logits(&open(chunk, &first, None)?, &golden.input_ids)?;
             let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
             let same = bits(&alone) == bits(&chunked);
             report.same_bits = Some(same && report.same_bits != Some(false));

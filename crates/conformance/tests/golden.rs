@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use conformance::golden::{
-    Change, REFERENCE_TOLERANCE, all_logits, check_with, find, read_golden, relative_error,
+    PlanChange, REFERENCE_TOLERANCE, all_logits, check_with, find, read_golden, relative_error,
 };
 use troika::graph::{ActivationFormat, DType};
 use troika::model::lower::SegmentKind;
@@ -14,10 +14,10 @@ use troika::weights::FloatType;
 use troika::{DeviceOptions, Model, OpenOptions};
 
 fn all_hold(dir: &str, at_least: usize) {
-    all_hold_on(&OpenOptions::default(), &|_| (), dir, at_least);
+    all_hold_on(&OpenOptions::default(), None, dir, at_least);
 }
 
-fn all_hold_on(options: &OpenOptions, change: Change<'_>, dir: &str, at_least: usize) {
+fn all_hold_on(options: &OpenOptions, change: Option<PlanChange<'_>>, dir: &str, at_least: usize) {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests").join(dir);
     let cases = find(&dir).unwrap();
     assert!(cases.len() >= at_least, "{} cases in {}", cases.len(), dir.display());
@@ -100,7 +100,7 @@ fn checkpoints_on_several_devices() {
             strategy,
             ..OpenOptions::default()
         };
-        all_hold_on(&options, &|plan| plan.prefill.chunks_in_flight = count, "golden", 20);
+        all_hold_on(&options, Some(&|plan| plan.prefill.chunks_in_flight = count), "golden", 20);
     }
 }
 

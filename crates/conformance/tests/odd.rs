@@ -37,14 +37,13 @@ fn all_hold(models: &[&str], policies: &[Strategy]) {
                     strategy: strategy.clone(),
                     ..OpenOptions::default()
                 };
+                let two = |plan: &mut Plan| plan.prefill.chunks_in_flight = 2;
                 for name in models {
                     let model = root("tests/golden").join(name);
                     let golden = model.join("golden.safetensors");
                     let case = Case { name: (*name).into(), golden, model };
                     let what = || format!("{name}, {strategy} on {specs:?}");
-                    let report = check_with(&case, &devices, &|plan| {
-                        plan.prefill.chunks_in_flight = 2;
-                    });
+                    let report = check_with(&case, &devices, Some(&two));
                     let report = report.unwrap_or_else(|e| panic!("{}: {e}", what()));
                     let held = report.holds(REFERENCE_TOLERANCE) && report.same_bits == Some(true);
                     assert!(held, "{}: {report}", what());
@@ -86,7 +85,7 @@ fn odd_devices_do_for_each_other() {
                 let golden = model.join("golden.safetensors");
                 let case = Case { name: name.into(), golden, model };
                 let three = |plan: &mut Plan| plan.prefill.chunks_in_flight = 3;
-                let report = check_with(&case, &devices, &three)
+                let report = check_with(&case, &devices, Some(&three))
                     .unwrap_or_else(|e| panic!("{name}, {strategy} on {pair:?}: {e}"));
                 let held = report.holds(REFERENCE_TOLERANCE) && report.same_bits == Some(true);
                 assert!(held, "{name}, {strategy} on {pair:?}: {report}");

@@ -5,12 +5,14 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use conformance::golden::{Case, REFERENCE_TOLERANCE, all_logits, check_with, read_golden};
+use conformance::golden::{
+    Case, REFERENCE_TOLERANCE, all_logits, check_with, open_changed, read_golden,
+};
 use troika::engine::{EngineError, SequenceInput, WantedLogits};
 use troika::plan::{Plan, Policy, Strategy};
 use troika::trace::{Arg, Span, Tracer};
 use troika::weights::FloatType;
-use troika::{DeviceOptions, DeviceSpec, Model, OpenOptions, make_plan};
+use troika::{DeviceOptions, DeviceSpec, Model, OpenOptions};
 
 fn on(devices: Vec<DeviceSpec>) -> DeviceOptions {
     DeviceOptions { devices, ..DeviceOptions::default() }
@@ -47,9 +49,13 @@ fn models_on_virtual_devices_agree_with_the_reference() {
                 ..OpenOptions::default()
             };
             for model in ["qwen3-moe", "gemma-2"] {
-                let report = check_with(&case(model), &devices, &|plan| {
-                    (plan.prefill.policy, plan.prefill.chunks_in_flight) = (policy, 3);
-                });
+                let report = check_with(
+                    &case(model),
+                    &devices,
+                    Some(&|plan| {
+                        (plan.prefill.policy, plan.prefill.chunks_in_flight) = (policy, 3);
+                    }),
+                );
                 let report = report.unwrap();
                 assert!(
                     report.holds(REFERENCE_TOLERANCE) && report.same_bits == Some(true),
@@ -83,7 +89,7 @@ fn odd_devices_run_models() {
             };
             for model in ["qwen3-moe", "gpt-oss"] {
                 let two = |plan: &mut Plan| plan.prefill.chunks_in_flight = 2;
-                let report = check_with(&case(model), &devices, &two);
+                let report = check_with(&case(model), &devices, Some(&two));
                 let report = report.unwrap_or_else(|e| panic!("{name}, {model}: {e}"));
                 assert!(report.holds(REFERENCE_TOLERANCE), "{name}, {model}: {report}");
                 assert_eq!(report.same_bits, Some(true), "{name}, {model}");
@@ -107,10 +113,10 @@ fn timeline(policy: Policy) -> (Vec<Span>, Vec<f32>) {
         ..OpenOptions::default()
     };
     let golden = read_golden(&case("qwen3-moe").golden).unwrap();
-    let source = case("qwen3-moe").model;
-    let mut plan = make_plan(&source, &options).unwrap().plan;
-    (plan.prefill.policy, plan.prefill.chunks_in_flight) = (policy, 3);
-    let model = Model::open(&source, &OpenOptions { plan: plan.into(), ..options }).unwrap();
+    let model = open_changed(&case("qwen3-moe").model, &options, &|plan| {
+        (plan.prefill.policy, plan.prefill.chunks_in_flight) = (policy, 3);
+    });
+    let model = model.unwrap();
     let logits = all_logits(&model, &golden.input_ids).unwrap();
     (tracer.spans(), logits)
 }

@@ -7,7 +7,8 @@ use std::path::Path;
 
 use conformance::golden::{all_logits, relative_error};
 use troika::graph::{ActivationFormat, DType, Op, blocks};
-use troika::weights::{GgufTensor, parse_gguf};
+use troika::model::spec::{Key, WeightRole};
+use troika::weights::{FloatType, GgufTensor, parse_gguf};
 use troika::{Model, OpenOptions};
 use troika_cpu::Isa;
 use troika_cpu::kernels::int8::Layout;
@@ -39,6 +40,13 @@ impl Template {
         self.tensors.push(GgufTensor { name, shape, dtype: Ok(DType::F32), range });
     }
 
+    /// Sets a number of the metadata.
+    fn set(&mut self, key: &str, number: u32) {
+        let at = self.bytes.windows(key.len()).position(|at| at == key.as_bytes()).unwrap();
+        // The key's type lies between.
+        self.bytes[at + key.len() + 4..][..4].copy_from_slice(&number.to_le_bytes());
+    }
+
     /// The numbers that a matrix is multiplied with, one for each of as many equal parts.
     fn factors(&self, matrix: &str) -> Vec<f32> {
         let name = matrix.replace(".weight", ".scale");
@@ -59,6 +67,8 @@ impl Template {
             let mut own = *tensor.dtype.as_ref().unwrap();
             let is_matrix = tensor.shape.len() > 1 && !tensor.name.contains("ffn_gate_inp");
             if is_matrix {
+                let whole = tensor.shape.last().unwrap().is_multiple_of(dtype.block_len());
+                let dtype = if whole { dtype } else { DType::F32 };
                 let values: usize = tensor.shape.iter().product();
                 bytes = (0..dtype.row_bytes(values).unwrap()).map(|_| byte(&mut seed)).collect();
                 if dtype.is_quantized() {
@@ -179,7 +189,7 @@ fn every_type_has_kernels() {
 
 /// Logits of some tokens, with activations in f32 if they are to be `exact`.
 fn logits(path: &Path, exact: bool) -> Vec<f32> {
-    let tokens: Vec<u32> = (0..19).map(|i| i * 23 % 500).collect();
+    let tokens: Vec<u32> = (0..19).map(|i| i * 23 % 300).collect();
     // No format besides f32.
     let activations = exact.then(Vec::new);
     let options = OpenOptions { activations, kv_dtype: Some(DType::F32), ..OpenOptions::default() };
@@ -260,4 +270,37 @@ fn scales_of_nvfp4_are_multiplied() {
         let said = model.warnings().join("\n");
         assert!(said.contains("scales of") && !said.contains("not used"), "{said}");
     }
+}
+
+/// Older DeepSeek files have the keys' and values' matrices of latent attention in one, of which the
+/// former are turned: blocks do not stay whole, and f32 would take several times their bytes.
+#[test]
+fn turned_blocks_become_q8_0() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("turned.gguf");
+    let mut template = Template::read("deepseek-v2.gguf");
+    let (heads, latent, without_rope, rope, values) = (8, 32, 32, 8, 16);
+    template.set("deepseek2.attention.key_length_mla", 40);
+    template.tensors.retain(|t| !t.name.contains("attn_v_b"));
+    for tensor in &mut template.tensors {
+        if tensor.name.contains("attn_k_b") {
+            tensor.name = tensor.name.replace("attn_k_b", "attn_kv_b");
+            tensor.shape = vec![heads * (without_rope + values), latent];
+        } else if tensor.name.contains("attn_q.") {
+            tensor.shape = vec![heads * (without_rope + rope), 96];
+        }
+    }
+    template.write(&path, DType::Q4_0, false);
+    let model = Model::open(&*path, &OpenOptions::default()).unwrap();
+    let dtype = |role| model.store().shape(Key::indexed(0, role, 1)).unwrap().dtype;
+    assert_eq!(dtype(WeightRole::KAbsorb), DType::Q8_0);
+    assert_eq!(dtype(WeightRole::VUp), DType::Q4_0);
+    let said = model.warnings().join("\n");
+    assert!(said.contains("24 matrices to Q8_0"), "{said}");
+    let exact = OpenOptions { dtype: FloatType::F32, ..OpenOptions::default() };
+    let model = Model::open(&*path, &exact).unwrap();
+    assert!(!model.warnings().iter().any(|w| w.contains("rounded")), "{:?}", model.warnings());
+    let tokens: Vec<u32> = (0..19).map(|i| i * 23 % 300).collect();
+    let error = relative_error(&logits(&path, true), &all_logits(&model, &tokens).unwrap());
+    assert!(error > 0.0 && error < 0.01, "{error}");
 }
