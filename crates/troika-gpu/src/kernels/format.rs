@@ -40,6 +40,18 @@ pub enum WeightFormat {
     Codes256,
     /// 64 numbers of two bits a unit, then f16 scales: `d * (q - 1)`.
     TwoBits,
+    /// 128 numbers of one bit a unit, then f16 scales: `d * (2 * q - 1)`.
+    OneBit,
+    /// Points of IQ2's grids: numbers of two bits and signs, numbers of four bits for the scale of each
+    /// 16, then f16 scales of 256.
+    Grid16,
+    /// The same with a scale for each 32.
+    Grid32,
+    /// Points of IQ1's grid: numbers of two bits, the shift of each eight, then scales as in
+    /// [`WeightFormat::Grid16`].
+    Shift16,
+    /// The same with a scale for each 32.
+    Shift32,
 }
 
 impl WeightFormat {
@@ -60,16 +72,13 @@ impl WeightFormat {
             DType::Q6_K => WeightFormat::Q6K,
             DType::Q2_K => WeightFormat::Q2K,
             DType::IQ4_NL | DType::NVFP4 | DType::F4_G16 => WeightFormat::Codes16,
-            DType::Q3_K
-            | DType::IQ1_S
-            | DType::IQ1_M
-            | DType::IQ2_XXS
-            | DType::IQ2_XS
-            | DType::IQ2_S
-            | DType::IQ3_XXS
-            | DType::IQ3_S
-            | DType::IQ4_XS => WeightFormat::Codes256,
-            DType::TQ1_0 | DType::TQ2_0 | DType::Q1_0 | DType::Q2_0 => WeightFormat::TwoBits,
+            DType::Q3_K | DType::IQ3_XXS | DType::IQ3_S | DType::IQ4_XS => WeightFormat::Codes256,
+            DType::TQ1_0 | DType::TQ2_0 | DType::Q2_0 => WeightFormat::TwoBits,
+            DType::Q1_0 => WeightFormat::OneBit,
+            DType::IQ2_XS | DType::IQ2_S => WeightFormat::Grid16,
+            DType::IQ2_XXS => WeightFormat::Grid32,
+            DType::IQ1_M => WeightFormat::Shift16,
+            DType::IQ1_S => WeightFormat::Shift32,
             DType::I32 => return None,
         })
     }
@@ -81,11 +90,13 @@ impl WeightFormat {
 
     /// Elements of a block: rows of `cols` elements have whole blocks of weights.
     pub const fn block(self) -> u32 {
-        use WeightFormat::{Bf16, Codes256, F16, F32, Q2K, Q4K, Q5K, Q6K, TwoBits};
+        use WeightFormat as W;
         match self {
-            F32 | F16 | Bf16 => 1,
-            Q2K | Q4K | Q5K | Q6K | Codes256 => 256,
-            TwoBits => 64,
+            W::F32 | W::F16 | W::Bf16 => 1,
+            W::Q2K | W::Q4K | W::Q5K | W::Q6K | W::Codes256 => 256,
+            W::Grid16 | W::Grid32 | W::Shift16 | W::Shift32 => 256,
+            W::TwoBits => 64,
+            W::OneBit => 128,
             _ => 32,
         }
     }
@@ -107,7 +118,11 @@ impl WeightFormat {
             WeightFormat::Q2K => 5 * blocks + blocks.div_ceil(4),
             WeightFormat::Codes16 => 1 + blocks + blocks.div_ceil(4),
             WeightFormat::Codes256 => 1 + 9 * blocks + blocks.div_ceil(4),
-            WeightFormat::TwoBits => blocks + blocks.div_ceil(8),
+            WeightFormat::TwoBits | WeightFormat::OneBit => blocks + blocks.div_ceil(8),
+            WeightFormat::Grid16 => 6 * blocks + (10 * blocks).div_ceil(16),
+            WeightFormat::Grid32 => 6 * blocks + (6 * blocks).div_ceil(16),
+            WeightFormat::Shift16 => 4 * blocks + (14 * blocks).div_ceil(16),
+            WeightFormat::Shift32 => 4 * blocks + (10 * blocks).div_ceil(16),
         }
     }
 

@@ -63,7 +63,7 @@ pub(crate) fn is_eight_bits(format: ActivationFormat) -> Result<bool, KernelErro
 }
 
 /// A kernel for every format of weights.
-pub(super) type ByFormat = [KernelSpec; 16];
+pub(super) type ByFormat = [KernelSpec; 21];
 /// The same where activations are read in units of four, and where they are read anywhere.
 pub(super) type ByAccess = [ByFormat; 2];
 
@@ -88,6 +88,11 @@ macro_rules! by_format {
             by_format!(@one "codes16" ["codes16" "codes" "whole_numbers"] $name $bindings $bytes $first $rest),
             by_format!(@one "codes256" ["codes256" "codes" "whole_numbers"] $name $bindings $bytes $first $rest),
             by_format!(@one "twobits" ["twobits" "whole_numbers"] $name $bindings $bytes $first $rest),
+            by_format!(@one "onebit" ["onebit" "halves" "packed_halves" "whole_numbers"] $name $bindings $bytes $first $rest),
+            by_format!(@one "grid16" ["grid16" "few_bits" "halves" "packed_halves" "whole_numbers"] $name $bindings $bytes $first $rest),
+            by_format!(@one "grid32" ["grid32" "few_bits" "halves" "packed_halves" "whole_numbers"] $name $bindings $bytes $first $rest),
+            by_format!(@one "shift16" ["shift16" "few_bits" "halves" "packed_halves" "whole_numbers"] $name $bindings $bytes $first $rest),
+            by_format!(@one "shift32" ["shift32" "few_bits" "halves" "packed_halves" "whole_numbers"] $name $bindings $bytes $first $rest),
         ]
     };
     (

@@ -26,7 +26,10 @@ pub fn repack(dtype: DType, rows: &[u8], cols: u32, out: &mut [u8]) -> bool {
                 bytes(dtype, row, out)
             }
             WeightFormat::Codes16 | WeightFormat::Codes256 => codes(dtype, row, out),
-            WeightFormat::TwoBits => two_bits(dtype, row, out),
+            WeightFormat::TwoBits => one_scale(dtype, row, out, 2),
+            WeightFormat::OneBit => one_scale(dtype, row, out, 1),
+            WeightFormat::Grid16 | WeightFormat::Grid32 => few_bits(dtype, row, out, false),
+            WeightFormat::Shift16 | WeightFormat::Shift32 => few_bits(dtype, row, out, true),
             _ => repack_row(dtype, row, out),
         }
     }
@@ -136,22 +139,55 @@ fn codes(dtype: DType, row: &[u8], out: &mut [u8]) {
     }
 }
 
-/// Levels that count from -1: 64 in 16 bytes, then the scale of each 64.
-fn two_bits(dtype: DType, row: &[u8], out: &mut [u8]) {
-    let (len, mut parts) = (dtype.block_len(), BlockParts::default());
+/// Levels of `bits` bits from -1 on, one or two apart, a unit of them after another; then the scale of
+/// each unit.
+fn one_scale(dtype: DType, row: &[u8], out: &mut [u8], bits: usize) {
+    let (len, unit, mut parts) = (dtype.block_len(), 128 / bits, BlockParts::default());
     let columns = row.len() / dtype.block_bytes() * len;
-    let (quants, scales) = out.split_at_mut(columns / 4);
-    quants.fill(0);
-    scales.fill(0);
+    out.fill(0);
+    let (quants, scales) = out.split_at_mut(columns * bits / 8);
     let mut to = quants.chunks_exact_mut(16).zip(scales.chunks_exact_mut(2));
     for block in row.chunks_exact(dtype.block_bytes()) {
         parts.take(dtype, block);
-        for (levels, (q, s)) in parts.levels[..len].chunks_exact(64).zip(&mut to) {
+        for (levels, (q, s)) in parts.levels[..len].chunks_exact(unit).zip(&mut to) {
             for (i, level) in levels.iter().enumerate() {
-                q[i % 16] |= ((level + 1) as u8) << (i / 16 * 2);
+                q[i % 16] |= ((level + 1) as u8 * bits as u8 / 2) << (i / 16 * bits);
             }
             s.copy_from_slice(&block[dtype.scale_at().unwrap_or(0)..][..2]);
         }
+    }
+}
+
+/// Codes of two bits and a third one (of each eight levels, if they are `shifted`), then what the
+/// scales of 16 or 32 levels are multiples of, as nibbles and as f16 numbers.
+fn few_bits(dtype: DType, row: &[u8], out: &mut [u8], shifted: bool) {
+    let (blocks, mut parts) = (row.len() / dtype.block_bytes(), BlockParts::default());
+    out.fill(0);
+    let (low, rest) = out.split_at_mut(64 * blocks);
+    let (high, rest) = rest.split_at_mut(if shifted { 4 } else { 32 } * blocks);
+    let (numbers, scales) = rest.split_at_mut(128 / dtype.group_len() * blocks);
+    for (b, block) in row.chunks_exact(dtype.block_bytes()).enumerate() {
+        parts.take(dtype, block);
+        for (i, &level) in parts.levels.iter().enumerate() {
+            let at = 256 * b + i;
+            let (code, third) = match shifted {
+                true => ((level + 9) / 8, level & 7 == 7),
+                false => (i8::from(level.abs() > 8) + i8::from(level.abs() > 25), level < 0),
+            };
+            low[at / 64 * 16 + at % 16] |= (code as u8) << (at % 64 / 16 * 2);
+            let (byte, bit) = if shifted {
+                (at / 64, at % 64 / 8)
+            } else {
+                (at / 128 * 16 + at % 16, at % 128 / 16)
+            };
+            high[byte] |= u8::from(third) << bit;
+        }
+        let unit = blocks::units(dtype, block)[0];
+        for (g, scale) in parts.scales[..256 / dtype.group_len()].iter().enumerate() {
+            let at = 256 / dtype.group_len() * b + g;
+            numbers[at / 2] |= ((scale / unit) as u8 / 2) << (at % 2 * 4);
+        }
+        scales[2 * b..2 * b + 2].copy_from_slice(&f16::from_f32(8.0 * unit).to_le_bytes());
     }
 }
 
@@ -168,6 +204,16 @@ mod tests {
         assert!(!repack(DType::Q8_0, &[1; 135], 64, &mut vec![0; 2 * row]));
         assert!(!repack(DType::Q8_0, &[1; 68], 63, &mut vec![0; row]));
         assert!(!repack(DType::I32, &[1; 4], 1, &mut [0; 4]));
+    }
+
+    #[test]
+    fn weights_take_little_more_than_in_files() {
+        for &dtype in DType::WEIGHTS {
+            let Some(format) = WeightFormat::of(dtype) else { continue };
+            let (own, file) = (format.row_bytes(4096), dtype.row_bytes(4096).unwrap());
+            // The most: Q5_0 as Q8_0, and IQ2_XXS.
+            assert!(100 * own <= 155 * file, "{dtype}: {own} bytes for {file}");
+        }
     }
 
     #[test]
