@@ -2,6 +2,7 @@
 //! priority and order of admission, within the step's budget of rows and the cache's room.
 
 use troika_plan::Phase;
+use troika_program::schedule::CHUNKS_AT_ONCE;
 
 use crate::batching::NewRows;
 use crate::error::EngineError;
@@ -11,8 +12,6 @@ use crate::sequence::{Sequence, Stage};
 use crate::sequences::{Rules, Sequences, numerics};
 use crate::slot::BatchSlot;
 
-/// The most chunks of a prompt handed to the scheduler at once, where several may be in flight.
-const CHUNKS_AT_ONCE: usize = 64;
 /// The most bytes of logits kept at once when many rows want them.
 const LOGITS_BYTES: usize = 64 << 20;
 /// Prompts get at least this many rows in a step, however many sequences decode.

@@ -8,7 +8,7 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 use troika::sim::Soc;
 use troika::trace::Tracer;
 use troika_lab::{Shape, SimulateOptions, Simulation, SocStrategy};
-use troika_plan::{Phase, Plan, Policy, Rule, Share, Split, SyncMode};
+use troika_plan::{ExpertSplit, Phase, Plan, Policy, Rule, Share, Split, SyncMode};
 
 /// Random choices.
 struct Dice(ChaCha8Rng);
@@ -138,10 +138,17 @@ fn change(dice: &mut Dice, plan: &mut Plan, prompt: usize) {
     plan.page_len = dice.one(&[16, 32, plan.page_len]);
     let devices = plan.devices.clone();
     let mut change = |phase: Phase, rule: &mut Rule| {
-        if let Some(Split::Experts(experts)) = &mut rule.split
-            && dice.rarely(2)
-        {
-            experts.expected = (0..8).map(|_| dice.below(1000) as u32).collect();
+        if let Some(Split::Experts(experts)) = &mut rule.split {
+            if dice.rarely(2) {
+                experts.expected = (0..8).map(|_| dice.below(1000) as u32).collect();
+            }
+            let mut single = experts.groups.iter_mut().filter(|g| g.experts.len() == 1);
+            if let Some(group) = single.next().filter(|_| dice.rarely(2)) {
+                // Products by columns.
+                group.parts = shares(dice, &devices);
+                let largest = group.parts.iter().max_by_key(|p| p.share);
+                group.device = largest.map_or(group.device.clone(), |p| p.device.clone());
+            }
         }
         if dice.rarely(2) {
             return;
@@ -157,8 +164,9 @@ fn change(dice: &mut Dice, plan: &mut Plan, prompt: usize) {
     plan.decode.rules.iter_mut().for_each(|r| change(Phase::Decode, r));
 }
 
-/// Runs a random plan, and says whether it shares experts out. The reason, if it is refused.
-fn check(seed: u64) -> Result<bool, String> {
+/// Runs a random plan, and says whether it shares experts out, and whether any is divided by columns.
+/// The reason, if it is refused.
+fn check(seed: u64) -> Result<[bool; 2], String> {
     let dice = &mut Dice(ChaCha8Rng::seed_from_u64(seed));
     let shares = dice.rarely(3);
     let (soc, shape) = (soc(dice), shape(dice, shares));
@@ -200,20 +208,24 @@ fn check(seed: u64) -> Result<bool, String> {
             assert!((said / took - 1.0).abs() < 1e-6, "{said} J said, {took} J taken, {}", what());
         }
     }
-    Ok(plan.all_rules().any(|rule| rule.experts().is_some()))
+    let splits = || plan.all_rules().filter_map(Rule::experts);
+    let divided = |split: &ExpertSplit| split.groups.iter().any(|g| g.parts.len() > 1);
+    Ok([splits().next().is_some(), splits().any(divided)])
 }
 
 #[test]
 fn a_plan_takes_what_was_predicted_to_the_nanosecond() {
     let count = 800;
-    let (mut refused, mut shared) = (Vec::new(), 0);
+    let (mut refused, mut shared) = (Vec::new(), [0; 2]);
     for seed in 0..count {
         match check(seed) {
-            Ok(shares) => shared += u32::from(shares),
+            Ok(shares) => shared.iter_mut().zip(shares).for_each(|(n, is)| *n += u32::from(is)),
             Err(why) => refused.push(why),
         }
     }
     // Random plans need not fit, but most do.
     assert!(refused.len() < count as usize / 2, "{} refused: {refused:#?}", refused.len());
+    let [shared, divided] = shared;
     assert!(shared > 50, "only {shared} plans share experts out");
+    assert!(divided > 10, "only {divided} plans divide experts by columns");
 }

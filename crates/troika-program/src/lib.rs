@@ -29,8 +29,8 @@ pub use copies::{CopyCount, PhaseCopies, copies};
 pub use error::ProgramError;
 pub use experts::{
     DividedExperts, ExpertBuffer, ExpertCounts, ExpertMemory, ExpertRows, ExpertStep, GroupGraph,
-    LEFT_OUT, LayerCounts, PackedCols, PackedRun, PackedSize, RoutedShape, expected_pairs,
-    graph_bytes,
+    LEFT_OUT, LayerCounts, PackedCols, PackedRun, PackedSize, PackedStep, PackedView, RoutedShape,
+    expected_pairs, graph_bytes,
 };
 pub use graphs::{GraphList, ListedGraph};
 pub use handover::Handover;

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use troika_device::{Bindings, Buffer, CopyRows, DeviceError, Run, SpaceId, View, Weights, Work};
 use troika_program::{
-    ExpertBuffer, ExpertCounts, GroupGraph, LayerCounts, PackedCols, PackedRun, PackedSize,
+    ExpertBuffer, ExpertCounts, GroupGraph, LayerCounts, PackedRun, PackedSize, PackedStep,
+    PackedView,
 };
 use troika_trace::{ExpertRows, Span, Tracer};
 
@@ -108,73 +109,36 @@ impl Dispatcher {
         rows: &Range<usize>,
         tasks: &mut Vec<Task>,
     ) -> Result<(), EngineError> {
-        let task = |name: &Arc<str>, work| {
-            let (name, rows) = (name.clone(), 0..rows.len());
-            Task { device: graph.device, name, chunk: self.chunk, rows, work }
-        };
-        // The owner of memory copies from and to it.
-        let copy = |from, to| task(&"copy".into(), Work::Copy(CopyRows::whole(from, to)));
-        let mut inputs = Vec::with_capacity(graph.reads.len());
-        for buffer in &graph.reads {
-            let input = self.view(graph.space, *buffer, rows)?;
-            if graph.space != SpaceId::HOST {
-                tasks.push(copy(self.view(SpaceId::HOST, *buffer, rows)?, input.clone()));
-            }
-            inputs.push(input);
-        }
-        let result = self.result(graph, rows)?;
-        let output = match (graph.apart, graph.space) {
-            (Some(part), _) => self.part(graph, part, rows)?,
-            (None, SpaceId::HOST) => result.clone(),
-            (None, _) => self.view(graph.space, graph.writes.buffer, rows)?,
-        };
-        let bindings = Bindings { inputs, states: Vec::new(), outputs: vec![output.clone()] };
-        let run = Run {
-            weights: weights.clone(),
-            bindings: Arc::new(bindings),
-            rows: rows.len(),
-            forward: Arc::default(),
-        };
-        tasks.push(task(&graph.name, Work::Run(run)));
-        if graph.apart.is_some() || graph.space != SpaceId::HOST {
-            tasks.push(copy(output, result));
+        for step in graph.steps(rows, &self.size) {
+            let (name, work) = match step {
+                PackedStep::Copy(from, to) => {
+                    let copy = CopyRows::whole(self.view(&from)?, self.view(&to)?);
+                    ("copy".into(), Work::Copy(copy))
+                }
+                PackedStep::Run(inputs, output) => {
+                    let bindings = Bindings {
+                        inputs: inputs.iter().map(|v| self.view(v)).collect::<Result<_, _>>()?,
+                        states: Vec::new(),
+                        outputs: vec![self.view(&output)?],
+                    };
+                    let run = Run {
+                        weights: weights.clone(),
+                        bindings: Arc::new(bindings),
+                        rows: rows.len(),
+                        forward: Arc::default(),
+                    };
+                    (graph.name.clone(), Work::Run(run))
+                }
+            };
+            let rows = 0..rows.len();
+            tasks.push(Task { device: graph.device, name, chunk: self.chunk, rows, work });
         }
         Ok(())
     }
 
-    /// Rows of a packed buffer.
-    fn view(
-        &self,
-        space: SpaceId,
-        buffer: ExpertBuffer,
-        rows: &Range<usize>,
-    ) -> Result<View, EngineError> {
-        let bytes = self.size.row_bytes(buffer);
-        let buffer = self.buffer(space, buffer)?;
-        let view = View::dense(buffer, rows.start * bytes, (rows.len(), bytes));
-        Ok(view.map_err(DeviceError::View)?)
-    }
-
-    /// The columns that a graph computes, in the host's memory.
-    fn result(&self, graph: &GroupGraph, rows: &Range<usize>) -> Result<View, EngineError> {
-        let PackedCols { buffer, cols } = &graph.writes;
-        let stride = self.size.row_bytes(*buffer);
-        let at = rows.start * stride + cols.start * 4;
-        let buffer = self.buffer(SpaceId::HOST, *buffer)?;
-        let view = View::new(buffer, at, (rows.len(), cols.len() * 4), stride);
-        Ok(view.map_err(DeviceError::View)?)
-    }
-
-    /// Room for the columns of a part alone.
-    fn part(
-        &self,
-        graph: &GroupGraph,
-        part: usize,
-        rows: &Range<usize>,
-    ) -> Result<View, EngineError> {
-        let part = ExpertBuffer::Part(part);
-        let (at, cols) = (rows.start * self.size.row_bytes(part), graph.writes.cols.len());
-        let view = View::dense(self.buffer(graph.space, part)?, at, (rows.len(), cols * 4));
+    fn view(&self, of: &PackedView) -> Result<View, EngineError> {
+        let buffer = self.buffer(of.space, of.buffer)?;
+        let view = View::new(buffer, of.offset, (of.rows, of.row_bytes), of.stride);
         Ok(view.map_err(DeviceError::View)?)
     }
 

@@ -4,29 +4,37 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
-use troika_device::{Clock, CommandList, Completion, Device, DeviceError, Queue};
+use troika_device::{
+    Clock, CommandList, Completion, Device, DeviceError, Point, Queue, Signal, Submission,
+    Timelines, Wait, Waiting,
+};
 use troika_plan::Policy;
-use troika_program::schedule::lists_in_flight;
+use troika_program::schedule::{DeviceOrder, Failure, JobList, Queues, TaskList, lists_in_flight};
+
+use super::TaskGraph;
+use crate::error::EngineError;
 
 /// A device's queue.
 pub(super) struct Lane {
     pub name: Arc<str>,
-    pub queue: Box<dyn Queue>,
-    pub depth: usize,
-    /// Whether the queue can wait for others by itself.
-    pub waits: bool,
+    queue: Box<dyn Queue>,
     /// Whether it runs host functions.
     pub host: bool,
-    /// Number of its lists in flight, of all jobs.
-    pub in_flight: usize,
     /// Emptied lists, for reuse.
     pub spare: Vec<CommandList>,
 }
 
-impl Lane {
-    /// Whether it takes another list.
-    pub fn has_room(&self) -> bool {
-        self.in_flight < self.depth
+/// What a job keeps from one graph to the next.
+pub(super) struct JobLines {
+    /// Used by this job alone, so that losses and cancellations do not affect other jobs.
+    pub timelines: Arc<Timelines>,
+    /// Chunks of the last graph whose tasks did not all run.
+    pub left_out: Vec<u32>,
+}
+
+impl JobLines {
+    fn new(lanes: usize) -> JobLines {
+        JobLines { timelines: Arc::new(Timelines::new(lanes)), left_out: Vec::new() }
     }
 }
 
@@ -36,6 +44,14 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// All queues, and the channel of their reports.
 pub(super) struct Lanes {
     pub all: Vec<Lane>,
+    /// By job; one at least.
+    pub jobs: Vec<JobLines>,
+    /// How queues wait for each other.
+    pub waiting: Waiting,
+    /// Whether lists report what their tasks took.
+    pub timed: bool,
+    /// The report of a list that ran on this thread.
+    here: Option<Completion>,
     done: Receiver<Completion>,
     clock: Arc<dyn Clock>,
 }
@@ -65,14 +81,26 @@ impl Lanes {
             Ok(Lane {
                 name: d.name().into(),
                 queue: d.queue(i, clock.clone(), sender.clone())?,
-                depth: depth(d),
-                waits: d.caps().queue_waits,
                 host: d.caps().host_tasks,
-                in_flight: 0,
                 spare: Vec::new(),
             })
         });
-        Ok(Lanes { all: all.collect::<Result<_, DeviceError>>()?, done, clock: clock.clone() })
+        Ok(Lanes {
+            all: all.collect::<Result<_, DeviceError>>()?,
+            jobs: vec![JobLines::new(devices.len())],
+            waiting: Waiting::default(),
+            timed: false,
+            here: None,
+            done,
+            clock: clock.clone(),
+        })
+    }
+
+    /// Makes a place for a job.
+    pub fn place(&mut self, job: usize) {
+        if job == self.jobs.len() {
+            self.jobs.push(JobLines::new(self.all.len()));
+        }
     }
 
     /// The current time.
@@ -80,16 +108,14 @@ impl Lanes {
         self.clock.now()
     }
 
-    /// Whether no queue has lists in flight.
-    pub fn idle(&self) -> bool {
-        self.all.iter().all(|l| l.in_flight == 0)
-    }
-
-    /// Waits for the next report of a queue.
+    /// Waits for the next report of a queue. `has_lists`: whether a queue has any.
     ///
     /// # Errors
     /// A queue will not report any more.
-    pub fn hear(&mut self) -> Result<Completion, LostLists> {
+    pub fn hear(&mut self, has_lists: impl Fn(usize) -> bool) -> Result<Completion, LostLists> {
+        if let Some(completion) = self.here.take() {
+            return Ok(completion);
+        }
         // Virtual time passes here, and virtual devices work. A list may be done at once or after
         // the next event; without further events, waiting is in vain.
         let mut done = self.done.try_recv().ok();
@@ -107,8 +133,8 @@ impl Lanes {
             match self.done.recv_timeout(PATIENCE) {
                 Ok(completion) => return Ok(completion),
                 Err(RecvTimeoutError::Timeout) => {
-                    let dead = |l: &Lane| l.in_flight > 0 && !l.queue.is_alive();
-                    let Some(index) = self.all.iter().position(dead) else { continue };
+                    let dead = |&l: &usize| has_lists(l) && !self.all[l].queue.is_alive();
+                    let Some(index) = (0..self.all.len()).find(dead) else { continue };
                     // Anything it reported before it died is there by now.
                     return self.done.try_recv().map_err(|_| LostLists::Of(index));
                 }
@@ -116,4 +142,91 @@ impl Lanes {
             }
         }
     }
+}
+
+impl Queues<TaskGraph, EngineError> for Lanes {
+    fn submit(&mut self, list: &TaskList<'_, TaskGraph>) -> Result<bool, EngineError> {
+        let lane = &mut self.all[list.queue];
+        let mut commands = lane.spare.pop().unwrap_or_default();
+        let tasks = &list.graph.tasks;
+        let submission = |&tag: &u32| Submission { tag, work: tasks[tag as usize].work.clone() };
+        commands.tasks.extend(list.tasks.iter().map(submission));
+        (commands.timed, commands.waiting) = (self.timed, self.waiting);
+        commands.timelines = Some(self.jobs[list.whole].timelines.clone());
+        commands.id = list_id(list.id);
+        if let Some(order) = list.order {
+            add_waits(&mut commands, order, list.base);
+        }
+        // This thread would only wait: it runs the list itself if it can, but no functions of the
+        // host.
+        if list.alone && !list.graph.host {
+            match lane.queue.run_here(commands) {
+                Ok(completion) => {
+                    self.here = Some(completion);
+                    return Ok(true);
+                }
+                Err(back) => commands = back,
+            }
+        }
+        lane.queue.submit(commands)?;
+        Ok(false)
+    }
+
+    fn lose(&mut self, job: usize, queue: usize) {
+        if let Some(timeline) = self.jobs[job].timelines.of(queue) {
+            timeline.lose();
+        }
+    }
+
+    fn ended(
+        &mut self,
+        job: usize,
+        graph: &TaskGraph,
+        failure: Option<&EngineError>,
+        ran: &dyn Fn(u32) -> bool,
+    ) {
+        let JobLines { timelines, left_out } = &mut self.jobs[job];
+        left_out.clear();
+        let Some(failure) = failure else { return };
+        for (task, t) in (0..).zip(&graph.tasks) {
+            if !ran(task) && !left_out.contains(&t.chunk) {
+                left_out.push(t.chunk);
+            }
+        }
+        // Queues of the next graph must not be stopped by this one.
+        timelines.reset();
+        if matches!(failure, EngineError::Device(DeviceError::Cancelled)) {
+            timelines.take_cancelled();
+        }
+    }
+}
+
+impl Failure for EngineError {
+    fn skipped() -> EngineError {
+        DeviceError::Skipped.into()
+    }
+
+    fn is_skipped(&self) -> bool {
+        matches!(self, EngineError::Device(DeviceError::Skipped))
+    }
+}
+
+/// The id of a list: its job's number and its own.
+fn list_id(JobList { job, list }: JobList) -> u64 {
+    (job as u64) << 32 | list as u64
+}
+
+/// Which list a completion is of.
+pub(super) fn job_list(id: u64) -> JobList {
+    JobList { job: (id >> 32) as usize, list: (id & u64::from(u32::MAX)) as usize }
+}
+
+/// Adds a list's waits and signals for a fixed order, on top of the timelines' values so far.
+fn add_waits(list: &mut CommandList, order: &DeviceOrder, base: u64) {
+    list.waits.extend(order.waits.iter().map(|wait| {
+        let on = Point { queue: wait.device as u32, value: base + wait.done };
+        Wait { task: wait.place, on }
+    }));
+    let signal = |done: &u64| Signal { task: (done - 1) as u32, value: base + done };
+    list.signals.extend(order.signals.iter().map(signal));
 }

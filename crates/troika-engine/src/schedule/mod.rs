@@ -9,13 +9,11 @@ mod grow_tests;
 mod hazard_tests;
 #[cfg(test)]
 mod host_tests;
-mod job;
 mod lane;
 mod run;
 #[cfg(test)]
 mod run_tests;
 mod task;
 
-pub use job::JobId;
-pub use run::{Canceller, Runner, Waited};
+pub use run::{Canceller, JobId, Runner, Waited};
 pub use task::{Growth, Task, TaskGraph};

@@ -1,8 +1,9 @@
 //! What the scheduler decides, as pure data and functions: which task waits for which, in which
-//! order queues run them, and which ready task an idle device takes.
+//! order queues run them, which ready task an idle device takes, and what follows from the ends of lists.
 
 mod dag;
 mod hazard;
+mod jobs;
 mod order;
 mod policy;
 mod state;
@@ -11,6 +12,7 @@ mod tests;
 
 pub use dag::Dag;
 pub use hazard::HazardTracker;
+pub use jobs::{CHUNKS_AT_ONCE, Failure, Graph, JobList, Jobs, Queues, TaskList};
 pub use order::{DeviceOrder, Order, OrderWait, Schedule};
 pub use policy::Costs;
 pub use state::{LATE_DEPTH, ListId, State, lists_in_flight};

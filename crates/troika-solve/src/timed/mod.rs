@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use troika_device::ForwardBatch;
 use troika_plan::{Phase, Plan, PlanError, SyncMode};
-use troika_program::schedule::{Order, Schedule, lists_in_flight};
+use troika_program::schedule::{CHUNKS_AT_ONCE, Failure, Jobs, Queues, Schedule, TaskList};
 use troika_program::{
     BatchShape, ExpertRows, ExpertStep, Handover, NamedTask, NamedView, NamedWork, OneSequence,
     Program, ProgramError, Slots,
@@ -18,15 +18,10 @@ use troika_time::{LaneWork, Machine, Sharing, Span, TaskCost, Told, Usage};
 use crate::cost::{CostModel, Mover, PricedRun, QueueCosts};
 use crate::request::PredictRequest;
 
-mod jobs;
 mod ready;
 mod tasks;
 
-use jobs::RunningGraphs;
-use tasks::{Dispatched, List, Report, RunKey, TimedTask};
-
-/// The most chunks of a prompt that the engine hands to the scheduler at once.
-const CHUNKS_AT_ONCE: usize = 64;
+use tasks::{Dispatched, List, Report, RunKey, TimedGraph, TimedTask};
 
 /// A plan on devices in modelled time, with one sequence.
 pub(crate) struct TimedRun<'a> {
@@ -35,18 +30,13 @@ pub(crate) struct TimedRun<'a> {
     program: Rc<Program>,
     slots: Rc<Slots>,
     handover: Handover,
-    machine: Machine<Lane, Shares<'a>>,
-    /// The plan's devices.
-    queues: Vec<DeviceQueue>,
-    reports: Rc<RefCell<Reports>>,
+    queues: TimedQueues<'a>,
     priced: Rc<RefCell<Priced>>,
     /// The graph of a decoded token.
     token: Option<Rc<Named>>,
-    jobs: RunningGraphs,
+    jobs: Jobs<TimedGraph, Never>,
     /// What is routed to shared experts, by their set of buffers and number.
     routings: HashMap<(Option<usize>, usize), ExpertRows>,
-    /// What tasks took before, by device, code and rows: policies go by it.
-    learnt: HashMap<[usize; 3], u64>,
     sequence: OneSequence,
     /// The number of positions that it is to have.
     until: usize,
@@ -54,18 +44,72 @@ pub(crate) struct TimedRun<'a> {
     one: bool,
 }
 
-/// A device of the plan.
-struct DeviceQueue {
-    lane: u64,
-    depth: usize,
-    waits: bool,
-    in_flight: usize,
+/// The queues of the plan's devices in modelled time.
+struct TimedQueues<'a> {
+    machine: Machine<Lane, Shares<'a>>,
+    lanes: Vec<u64>,
+    reports: Rc<RefCell<Reports>>,
+}
+
+/// Modelled queues refuse nothing.
+enum Never {}
+
+impl Failure for Never {
+    fn skipped() -> Never {
+        unreachable!("no graph fails in modelled time")
+    }
+
+    fn is_skipped(&self) -> bool {
+        match *self {}
+    }
+}
+
+impl Queues<TimedGraph, Never> for TimedQueues<'_> {
+    fn submit(&mut self, list: &TaskList<'_, TimedGraph>) -> Result<bool, Never> {
+        let (waits, signals) = list
+            .order
+            .map_or_else(Default::default, |order| (order.waits.clone(), order.signals.clone()));
+        self.machine.submit(
+            self.lanes[list.queue],
+            List {
+                id: list.id,
+                numbers: list.tasks.to_vec(),
+                graph: list.graph.clone(),
+                waits,
+                signals,
+                base: list.base,
+                took: Vec::new(),
+            },
+        );
+        Ok(false)
+    }
+
+    fn lose(&mut self, _: usize, _: usize) {}
+
+    fn ended(&mut self, _: usize, _: &TimedGraph, _: Option<&Never>, _: &dyn Fn(u32) -> bool) {}
+}
+
+impl TimedQueues<'_> {
+    /// The next list that is done. `None` if there will be none.
+    fn hear(&mut self) -> Option<Report> {
+        loop {
+            if let Some(report) = self.reports.borrow_mut().done.pop_front() {
+                return Some(report);
+            }
+            let Some(next) = self.machine.next_event() else {
+                // Nothing will happen any more: the plan takes for ever.
+                self.machine.pass_to(u64::MAX);
+                return None;
+            };
+            self.machine.run_until(next);
+        }
+    }
 }
 
 /// Tasks by name, with their order.
 struct Named {
     tasks: Vec<NamedTask>,
-    schedule: Rc<Schedule>,
+    schedule: Arc<Schedule>,
 }
 
 /// A plan's program, which several runs share.
@@ -94,10 +138,6 @@ impl<'a> TimedPlan<'a> {
     ) -> Result<TimedPlan<'a>, PlanError> {
         let program = Program::new(request.lowered.clone(), plan, request.devices);
         let program = Rc::new(program.map_err(|e| unpriced(&e))?);
-        if program.experts.iter().flat_map(|e| &e.groups).any(|parts| parts.len() > 1) {
-            let why = "experts divided by columns have no price yet; run the plan to learn it";
-            return Err(PlanError::Unpriced(why.into()));
-        }
         let slots = Rc::new(Slots::new(&program, plan.prefill.chunk + program.padding));
         let place = |name: &String| request.devices.iter().position(|d| d.name == *name);
         let devices = plan.devices.iter().filter_map(place).collect();
@@ -118,33 +158,27 @@ impl<'a> TimedPlan<'a> {
             priced: self.priced.clone(),
         };
         let mut machine = Machine::new(request.devices.len(), sharing);
-        let queue = |(index, &device): (usize, &usize)| {
+        let mut jobs = Jobs::new(plan.prefill.policy, plan.critical_device());
+        let mut lanes = Vec::new();
+        for (index, &device) in self.devices.iter().enumerate() {
             let costs = request.cost.queue(device, &self.devices, plan.sync);
             let blocks = plan.sync == SyncMode::Blocking;
             let lane = Lane { index, costs, blocks, reports: reports.clone() };
+            lanes.push(machine.open(device, costs.lane, None, lane));
             let caps = &request.devices[device].caps;
-            DeviceQueue {
-                lane: machine.open(device, costs.lane, None, lane),
-                depth: lists_in_flight(plan.prefill.policy, caps.queue_depth),
-                waits: caps.queue_waits,
-                in_flight: 0,
-            }
-        };
-        let queues: Vec<DeviceQueue> = self.devices.iter().enumerate().map(queue).collect();
+            jobs.add_queue(caps.queue_depth, caps.queue_waits);
+        }
         TimedRun {
             plan,
             cost: request.cost,
             program: self.program.clone(),
             slots: self.slots.clone(),
             handover: Handover::default(),
-            machine,
-            jobs: RunningGraphs::new(plan, queues.len()),
+            queues: TimedQueues { machine, lanes, reports },
+            jobs,
             routings: HashMap::new(),
-            queues,
-            reports,
             priced: self.priced.clone(),
             token: None,
-            learnt: HashMap::new(),
             sequence: OneSequence::new(&self.program, plan.page_len),
             until: 0,
             one: self.one,
@@ -155,14 +189,14 @@ impl<'a> TimedPlan<'a> {
 impl TimedRun<'_> {
     /// The time, in nanoseconds; infinite after a task that no device runs.
     pub fn now_ns(&self) -> f64 {
-        let now = self.machine.now();
+        let now = self.queues.machine.now();
         // Beyond this, times were cut to what the clock can count.
         if now > u64::MAX / 2 { f64::INFINITY } else { now as f64 }
     }
 
     /// The work so far.
     pub fn usage(&mut self) -> Usage {
-        self.machine.usage()
+        self.queues.machine.usage()
     }
 
     /// Computes the next tokens of the sequence. The logits of the last one are wanted.
@@ -198,7 +232,7 @@ impl TimedRun<'_> {
             copies.extend(self.handover.before(phase, forward, &self.program));
         }
         if !copies.is_empty() {
-            let schedule = Rc::new(Schedule::of_named(&copies, forwards));
+            let schedule = Arc::new(Schedule::of_named(&copies, forwards));
             self.run(&Named { tasks: copies, schedule }, forwards)?;
         }
         let named = match self.token.clone().filter(|_| phase == Phase::Decode) {
@@ -240,79 +274,30 @@ impl TimedRun<'_> {
                 schedule.grow(task);
             }
         }
-        Ok(Named { tasks, schedule: Rc::new(schedule) })
+        Ok(Named { tasks, schedule: Arc::new(schedule) })
     }
 
     /// Runs a graph to its end.
     fn run(&mut self, named: &Named, forwards: &[Arc<ForwardBatch>]) -> Result<(), PlanError> {
-        let tasks: Rc<Vec<TimedTask>> = {
-            let awaited = &named.schedule.dag.awaited;
-            let timed = named.tasks.iter().zip(awaited).map(|(t, a)| self.timed(t, *a, forwards));
-            Rc::new(timed.collect())
-        };
-        self.reports.borrow_mut().reached.fill(0);
-        let waits = |order: &&Order| {
-            let mut used = order.devices.iter().zip(&self.queues);
-            used.all(|(d, queue)| d.tasks.is_empty() || queue.waits)
-        };
-        let Some(order) = named.schedule.order.as_ref().filter(waits) else {
-            return self.run_ready(tasks, named.schedule.clone());
-        };
-        for (at, device) in order.devices.iter().enumerate() {
-            if !device.tasks.is_empty() {
-                self.submit(
-                    at,
-                    List {
-                        id: (0, 0),
-                        numbers: device.tasks.clone(),
-                        tasks: tasks.clone(),
-                        waits: device.waits.clone(),
-                        signals: device.signals.clone(),
-                        took: Vec::new(),
-                    },
-                );
-            }
-        }
-        while self.queues.iter().any(|q| q.in_flight > 0) {
-            let Some(report) = self.hear() else { return Ok(()) };
-            self.learn(&tasks, &report);
+        let awaited = &named.schedule.dag.awaited;
+        let timed = named.tasks.iter().zip(awaited).map(|(t, a)| self.timed(t, *a, forwards));
+        let tasks = timed.collect();
+        let graph = TimedGraph { tasks, schedule: named.schedule.clone() };
+        self.jobs.begin(Arc::new(graph), false, None, |_| true);
+        while self.jobs.take_ended(&mut self.queues).is_none() {
+            self.jobs.hand_over(&mut self.queues);
+            let Some(report) = self.queues.hear() else {
+                self.jobs.clear();
+                break;
+            };
+            self.complete(report)?;
         }
         Ok(())
     }
 
-    fn submit(&mut self, at: usize, list: List) {
-        self.queues[at].in_flight += 1;
-        self.machine.submit(self.queues[at].lane, list);
-    }
-
-    /// The next list that is done. `None` if there will be none.
-    fn hear(&mut self) -> Option<Report> {
-        loop {
-            if let Some(report) = self.reports.borrow_mut().done.pop_front() {
-                self.queues[report.device].in_flight -= 1;
-                return Some(report);
-            }
-            let Some(next) = self.machine.next_event() else {
-                // Nothing will happen any more: the plan takes for ever.
-                self.machine.pass_to(u64::MAX);
-                return None;
-            };
-            self.machine.run_until(next);
-        }
-    }
-
-    /// Learns what tasks cost, as the engine's scheduler does.
-    fn learn(&mut self, tasks: &[TimedTask], report: &Report) {
-        for (task, took) in &report.took {
-            let Some(key) = tasks[*task as usize].key else { continue };
-            let known = self.learnt.entry(key).or_insert(*took);
-            *known = (*known * 7 + took) / 8;
-        }
-    }
-
     /// A task with its price.
     fn timed(&self, task: &NamedTask, awaited: bool, forwards: &[Arc<ForwardBatch>]) -> TimedTask {
-        let device = self.machine.sharing().devices[task.device];
+        let device = self.queues.machine.sharing().devices[task.device];
         match &task.work {
             NamedWork::Host(host) => {
                 let (experts, rows) = (&self.program.experts[host.experts], task.rows.len());
@@ -349,7 +334,7 @@ impl TimedRun<'_> {
     fn timed_run(&self, key: &RunKey, written: u64, awaited: bool) -> TimedTask {
         let known = self.priced.borrow().known.get(key).copied();
         let need = known.unwrap_or_else(|| {
-            let need = self.cost.run(&self.machine.sharing().run(key));
+            let need = self.cost.run(&self.queues.machine.sharing().run(key));
             let mut priced = self.priced.borrow_mut();
             priced.runs.push(*key);
             let need = TaskCost { tag: priced.runs.len(), ..need };
@@ -435,7 +420,7 @@ impl LaneWork for Lane {
     fn settled(&self, list: &List, task: usize) -> Result<bool, Self::Error> {
         let reached = &self.reports.borrow().reached;
         let mut waits = list.waits.iter().filter(|w| w.place as usize == task);
-        Ok(waits.all(|w| reached[w.device] >= w.done))
+        Ok(waits.all(|w| reached[w.device] >= list.base + w.done))
     }
 
     fn submitted_early(&self, list: &List, task: usize) -> bool {
@@ -460,7 +445,7 @@ impl LaneWork for Lane {
         let told = self.costs.tells_all || list.task(task).awaited;
         Ok(Told {
             after_ns: if told { self.costs.told_ns.saturating_add(written) } else { 0 },
-            signal: list.signals.contains(&done).then_some(done),
+            signal: list.signals.contains(&done).then_some(list.base + done),
             blocks: self.blocks,
         })
     }
@@ -469,8 +454,8 @@ impl LaneWork for Lane {
         self.reports.borrow_mut().reached[self.index] = done;
     }
 
-    fn finish(&mut self, List { id, took, .. }: List, _: Result<(), Self::Error>) {
-        let report = Report { device: self.index, id, took };
+    fn finish(&mut self, List { id, graph, took, .. }: List, _: Result<(), Self::Error>) {
+        let report = Report { device: self.index, id, graph, took };
         self.reports.borrow_mut().done.push_back(report);
     }
 }

@@ -1,10 +1,29 @@
 //! Tasks with their prices, and lists of them.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use troika_model::lower::SegmentKind;
-use troika_program::schedule::{ListId, OrderWait};
+use troika_program::schedule::{Graph, JobList, OrderWait, Schedule};
 use troika_time::TaskCost;
+
+/// Tasks that run together.
+pub(super) struct TimedGraph {
+    pub tasks: Vec<TimedTask>,
+    pub schedule: Arc<Schedule>,
+}
+
+impl Graph for TimedGraph {
+    /// Device, code and rows.
+    type Key = [usize; 3];
+
+    fn schedule(&self) -> &Schedule {
+        &self.schedule
+    }
+
+    fn cost_key(&self, task: u32) -> Option<[usize; 3]> {
+        self.tasks[task as usize].key
+    }
+}
 
 /// A task of a list.
 pub(super) struct TimedTask {
@@ -55,25 +74,27 @@ pub(super) struct Dispatched {
 /// A list that is done.
 pub(super) struct Report {
     pub device: usize,
-    /// The job, and the list in it.
-    pub id: (usize, ListId),
+    pub id: JobList,
+    pub graph: Arc<TimedGraph>,
     pub took: Vec<(u32, u64)>,
 }
 
 /// A list of tasks.
 pub(super) struct List {
-    pub id: (usize, ListId),
+    pub id: JobList,
     pub numbers: Vec<u32>,
-    pub tasks: Rc<Vec<TimedTask>>,
+    pub graph: Arc<TimedGraph>,
     pub waits: Vec<OrderWait>,
     /// Numbers of tasks whose end is signalled.
     pub signals: Vec<u64>,
+    /// What waits and signals are counted from.
+    pub base: u64,
     /// What each task took.
     pub took: Vec<(u32, u64)>,
 }
 
 impl List {
     pub fn task(&self, at: usize) -> &TimedTask {
-        &self.tasks[self.numbers[at] as usize]
+        &self.graph.tasks[self.numbers[at] as usize]
     }
 }

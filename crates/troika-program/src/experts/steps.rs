@@ -1,0 +1,143 @@
+//! Graphs of experts, and what a run of one on packed rows consists of.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use troika_device::{Rect, SpaceId};
+
+use super::memory::{ExpertBuffer, PackedCols};
+
+/// The graph of a group, of a part of one, or of all experts.
+#[derive(Clone, Debug)]
+pub struct GroupGraph {
+    /// Index in the program's list of graphs.
+    pub graph: usize,
+    /// Index of the device.
+    pub device: usize,
+    /// The memory that the device uses.
+    pub space: SpaceId,
+    /// The name of its runs.
+    pub name: Arc<str>,
+    /// What it reads: whole rows. Of several buffers the first one has the rows themselves.
+    pub reads: Vec<ExpertBuffer>,
+    /// What it writes.
+    pub writes: PackedCols,
+    /// The number of its part, if it writes these columns to rows of their own, from where they are
+    /// copied.
+    pub apart: Option<usize>,
+}
+
+impl GroupGraph {
+    /// The buffers that its runs and their copies use.
+    pub(crate) fn buffers(&self) -> Vec<(SpaceId, ExpertBuffer)> {
+        let own = self.apart.map_or(self.writes.buffer, ExpertBuffer::Part);
+        let on_host = self.reads.iter().copied().chain([self.writes.buffer]);
+        let there = self.reads.iter().copied().chain([own]).map(|buffer| (self.space, buffer));
+        on_host.map(|buffer| (SpaceId::HOST, buffer)).chain(there).collect()
+    }
+}
+
+/// The size of the packed buffers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PackedSize {
+    /// Rows, where each chunk has buffers of its own.
+    pub of_chunk: usize,
+    /// Rows, where all chunks in flight share them.
+    pub of_all: usize,
+    /// Columns.
+    pub cols: usize,
+    /// Columns between up and down, where experts' products are divided.
+    pub inner: usize,
+}
+
+impl PackedSize {
+    /// Bytes of a row of a buffer.
+    pub fn row_bytes(&self, buffer: ExpertBuffer) -> usize {
+        /// Bytes of the buffers that hold nothing.
+        const MARK: usize = 64;
+        match buffer {
+            ExpertBuffer::Input | ExpertBuffer::Output => self.cols * 4,
+            ExpertBuffer::Inner => self.inner * 4,
+            ExpertBuffer::Part(_) => self.cols.max(self.inner) * 4,
+            ExpertBuffer::Ids | ExpertBuffer::Ones => 4,
+            ExpertBuffer::Order | ExpertBuffer::Routed => MARK,
+        }
+    }
+}
+
+/// Rows of a packed buffer, or some of their columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PackedView {
+    /// The memory space.
+    pub space: SpaceId,
+    /// The buffer.
+    pub buffer: ExpertBuffer,
+    /// First byte of row 0.
+    pub offset: usize,
+    /// Number of rows.
+    pub rows: usize,
+    /// Bytes of a row.
+    pub row_bytes: usize,
+    /// Bytes from the start of a row to the start of the next.
+    pub stride: usize,
+}
+
+impl PackedView {
+    /// The rectangle; all bytes if its end overflows, which binding refuses.
+    pub fn rect(&self) -> Rect {
+        let rect = Rect::new(self.offset, self.rows, self.row_bytes, self.stride);
+        rect.unwrap_or_else(|| Rect::bytes(0..usize::MAX))
+    }
+
+    /// Bytes that are read or written.
+    pub fn bytes(&self) -> u64 {
+        (self.rows as u64).saturating_mul(self.row_bytes as u64)
+    }
+}
+
+/// A step of a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PackedStep {
+    /// The owner of memory copies from or to it.
+    Copy(PackedView, PackedView),
+    /// The graph runs, with its inputs and its output.
+    Run(Vec<PackedView>, PackedView),
+}
+
+impl GroupGraph {
+    /// The steps of a run on packed rows, each after those before it: a device with memory of its own
+    /// gets copies of the rows, and what it computed is copied back.
+    pub fn steps(&self, rows: &Range<usize>, size: &PackedSize) -> Vec<PackedStep> {
+        let whole = |space, buffer| {
+            let bytes = size.row_bytes(buffer);
+            let (offset, rows) = (rows.start * bytes, rows.len());
+            PackedView { space, buffer, offset, rows, row_bytes: bytes, stride: bytes }
+        };
+        let mut steps = Vec::with_capacity(self.reads.len() + 2);
+        if self.space != SpaceId::HOST {
+            let both = |&buffer: &ExpertBuffer| {
+                PackedStep::Copy(whole(SpaceId::HOST, buffer), whole(self.space, buffer))
+            };
+            steps.extend(self.reads.iter().map(both));
+        }
+        let cols = &self.writes.cols;
+        let host = whole(SpaceId::HOST, self.writes.buffer);
+        let result =
+            PackedView { offset: host.offset + cols.start * 4, row_bytes: cols.len() * 4, ..host };
+        let output = match (self.apart, self.space) {
+            (Some(part), space) => {
+                let row_bytes = cols.len() * 4;
+                let part = whole(space, ExpertBuffer::Part(part));
+                PackedView { row_bytes, stride: row_bytes, ..part }
+            }
+            (None, SpaceId::HOST) => result,
+            (None, space) => whole(space, self.writes.buffer),
+        };
+        let inputs = self.reads.iter().map(|&buffer| whole(self.space, buffer)).collect();
+        steps.push(PackedStep::Run(inputs, output));
+        if output != result {
+            steps.push(PackedStep::Copy(output, result));
+        }
+        steps
+    }
+}
