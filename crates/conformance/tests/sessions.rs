@@ -530,7 +530,7 @@ fn an_engine_that_is_gone_says_so() {
     drop(model);
     for refused in [
         handle.admit(Default::default()).map(|_| ()),
-        handle.feed(seq, &[1], WantedLogits::Last),
+        handle.feed(&SequenceInput::prompt(seq, &[1], WantedLogits::Last)),
         handle.replace(seq, vec![1], WantedLogits::Last),
     ] {
         assert!(matches!(refused, Err(EngineError::Ended)), "{refused:?}");

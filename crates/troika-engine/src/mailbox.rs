@@ -4,8 +4,10 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use troika_plan::Phase;
+
 use crate::error::EngineError;
-use crate::input::{Admission, WantedLogits};
+use crate::input::{Admission, SequenceInput, WantedLogits};
 use crate::kv::{KvError, KvFit, SeqId};
 use crate::schedule::{Canceller, JobId};
 
@@ -15,7 +17,7 @@ pub(crate) enum Request {
     Admit(SeqId, Admission),
     /// A new sequence beside another one.
     Fork(SeqId, SeqId),
-    Append(SeqId, Vec<u32>, WantedLogits),
+    Append(SeqId, Vec<u32>, WantedLogits, Phase),
     Replace(SeqId, Vec<u32>, WantedLogits),
     Cancel(SeqId),
     Close(SeqId),
@@ -145,16 +147,12 @@ impl EngineHandle {
     /// # Errors
     /// No tokens; an unknown token; more than the context or the cache can hold; a sequence that is
     /// closed or still has tokens to compute.
-    pub fn feed(
-        &self,
-        seq: SeqId,
-        tokens: &[u32],
-        logits: WantedLogits,
-    ) -> Result<(), EngineError> {
+    pub fn feed(&self, input: &SequenceInput<'_>) -> Result<(), EngineError> {
+        let SequenceInput { seq, tokens, logits, phase } = *input;
         let mut inbox = self.lock();
         let known = self.may_feed(&mut inbox, seq, tokens)?;
         (known.len, known.pending) = (known.len + tokens.len(), true);
-        self.ask(&mut inbox, Request::Append(seq, tokens.to_vec(), logits));
+        self.ask(&mut inbox, Request::Append(seq, tokens.to_vec(), logits, phase));
         Ok(())
     }
 
@@ -267,15 +265,20 @@ impl EngineHandle {
         Ok(cache.alone(cached + tokens.len())?)
     }
 
-    /// Checks and counts the token with which a sequence continues.
-    pub(crate) fn append_token(&self, seq: SeqId, token: u32) -> Result<(), EngineError> {
+    /// Checks and counts the token with which a sequence of `len` tokens continues.
+    pub(crate) fn append_token(
+        &self,
+        seq: SeqId,
+        len: usize,
+        token: u32,
+    ) -> Result<(), EngineError> {
         let mut inbox = self.lock();
         let Some(known) = inbox.known.get_mut(&seq) else {
             return Err(KvError::Closed(seq).into());
         };
-        self.check(&[token], known.len)?;
+        self.check(&[token], len)?;
         // It stayed pending, so a cancellation in the meantime was not lost.
-        known.len += 1;
+        known.len = len + 1;
         Ok(())
     }
 }
@@ -355,7 +358,7 @@ impl Inbox {
 #[cfg(test)]
 mod tests {
     use super::{EngineHandle, Limits};
-    use crate::input::{Admission, WantedLogits};
+    use crate::input::{Admission, SequenceInput, WantedLogits};
     use crate::kv::{GroupLayout, KvCache, KvLayout};
 
     fn handle() -> EngineHandle {
@@ -381,7 +384,7 @@ mod tests {
         }
         // The engine knows this one, so it must hear of the closing.
         assert!(handle.lock().take().is_some());
-        handle.feed(stays, &[1], WantedLogits::Last).unwrap();
+        handle.feed(&SequenceInput::prompt(stays, &[1], WantedLogits::Last)).unwrap();
         handle.close(stays).unwrap();
         assert_eq!(handle.lock().requests.len(), 2);
         assert_eq!(handle.open_sequences(), 0);

@@ -7,7 +7,7 @@ use troika_plan::Phase;
 
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::input::{Admission, Event, Next, OnEvent, WantedLogits};
+use crate::input::{Admission, Event, Next, OnEvent, SequenceInput, WantedLogits};
 use crate::kv::{KvError, SeqId};
 use crate::mailbox::{InFlight, Request};
 use crate::schedule::{JobId, TaskGraph, Waited};
@@ -69,7 +69,9 @@ impl Engine {
                     let admission = self.seqs.all.get(&of).map(like).unwrap_or_default();
                     self.seqs.admit(seq, &admission);
                 }
-                Some(Request::Append(seq, tokens, logits)) => self.seqs.feed(seq, &tokens, logits),
+                Some(Request::Append(seq, tokens, logits, phase)) => {
+                    self.seqs.feed(&SequenceInput { seq, tokens: &tokens, logits, phase });
+                }
                 Some(Request::Replace(seq, tokens, logits)) => {
                     self.seqs.replace(seq, &tokens, logits);
                 }
@@ -341,7 +343,9 @@ impl Engine {
                 on(Event::TopK { seq, position, top_k: &self.top_k })
             }
         };
-        self.feed_next(seq, next, last);
+        if last {
+            self.go_on(seq, next);
+        }
         true
     }
 
@@ -354,23 +358,26 @@ impl Engine {
         }
         self.seqs.through(seq);
         let next = on(Event::Fed { seq });
-        self.feed_next(seq, next, true);
+        self.go_on(seq, next);
         true
     }
 
-    /// Feeds a sequence the token that the receiver chose, or lets it wait.
-    fn feed_next(&mut self, seq: SeqId, next: Next, last: bool) {
-        if !last {
-            return;
-        }
-        let Next::Append(token) = next else { return self.idle(seq) };
-        match self.handle.append_token(seq, token) {
+    /// Does what the receiver chose for a sequence that has nothing left to compute.
+    fn go_on(&mut self, seq: SeqId, next: Next) {
+        let (accepted, then) = match next {
+            Next::Wait => (usize::MAX, None),
+            Next::Append(token) => (usize::MAX, Some(token)),
+            Next::Keep { accepted, then } => (accepted, then),
+        };
+        let len = self.seqs.keep(seq, accepted);
+        let Some(token) = then else { return self.idle(seq) };
+        match self.handle.append_token(seq, len, token) {
             Ok(()) => {
                 let wanted = match self.seqs.all.get(&seq).and_then(Sequence::top_k) {
                     Some(count) => WantedLogits::TopK(count),
                     None => WantedLogits::Last,
                 };
-                self.seqs.feed(seq, &[token], wanted);
+                self.seqs.feed(&SequenceInput::decode(seq, &[token], wanted));
             }
             // The sequence was closed: nothing is reported.
             Err(EngineError::Kv(KvError::Closed(_))) => {}

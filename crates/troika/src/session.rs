@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use troika_engine::sample::{Constraint, Logprobs, SampleParams, Sampler};
-use troika_engine::{Admission, EngineHandle, SeqId, WantedLogits};
+use troika_engine::{Admission, EngineHandle, SeqId, SequenceInput, WantedLogits};
 use troika_model::tokenizer::{Detokenizer, StopMatcher, Tokenizer};
 
 use crate::driver::{Ended, SessionState, Shared, lock};
@@ -380,7 +380,7 @@ impl Session {
         Ok(())
     }
 
-    /// Appends tokens and passes on logits with the position of the token they follow, without
+    /// Appends tokens as a prompt and passes on logits with the position of the token they follow, without
     /// sampling; [`WantedLogits::TopK`] counts as [`WantedLogits::Last`]. Devices that model time
     /// only give none. `on_logits` may change the logits. It runs in the middle of an engine step:
     /// there, this thread cannot wait for other sessions of the model ([`Error::EngineHeld`]), but
@@ -400,7 +400,7 @@ impl Session {
         self.text = None;
         *lock(&self.state) = SessionState::default();
         let driver = &self.opened.driver;
-        driver.handle.feed(self.seq, tokens, logits.whole())?;
+        driver.handle.feed(&SequenceInput::prompt(self.seq, tokens, logits.whole()))?;
         let state = self.state.clone();
         // Logits are passed on in the middle of a step: a panic must wait for its end.
         let mut panicked = None;
