@@ -12,7 +12,7 @@ use std::thread::{scope, sleep};
 use std::time::Duration;
 
 use troika::engine::sample::{Constraint, SampleError};
-use troika::engine::{EngineError, KvError, Sharing, WantedLogits};
+use troika::engine::{EngineError, KvError, SequenceInput, Sharing, WantedLogits};
 use troika::graph::DType;
 use troika::weights::FloatType;
 use troika::{
