@@ -234,7 +234,7 @@ impl Sequences {
             return true;
         }
         let (tokens, shares) = (s.tokens.len(), s.shares && self.rules.shares_pages);
-        let running = self.all.values().filter(|s| s.stage == Stage::Running).count();
+        let running = self.all.values().filter(|s| s.has_place()).count();
         if running >= self.rules.sharing.sequences {
             return false;
         }
@@ -340,7 +340,7 @@ impl Sequences {
         let planned = slot.seqs.iter().any(|(s, _)| *s == seq);
         let others = self.all.iter().any(|(other, s)| {
             let waits_with_pages = s.stage == Stage::Waiting && self.kv.len(*other) > 0;
-            *other != seq && (s.stage == Stage::Running || waits_with_pages)
+            *other != seq && (s.has_place() || waits_with_pages)
         });
         if !planned && others {
             self.preempt(seq);

@@ -145,7 +145,7 @@ impl Event<'_> {
     }
 }
 
-/// What a sequence does next, decided by the receiver of its last logits or of [`Event::Fed`].
+/// What a sequence does next, said by the receiver of its last logits or of [`Event::Fed`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     /// Wait until it is fed.
@@ -160,6 +160,9 @@ pub enum Next {
         /// The token.
         then: Option<u32>,
     },
+    /// It is said later, from any thread ([`crate::EngineHandle::go_on`]). The sequence keeps its
+    /// place and its pages; others go on meanwhile.
+    Later,
 }
 
 /// Receives the events of a step.

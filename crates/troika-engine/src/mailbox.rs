@@ -7,7 +7,7 @@ use std::time::Duration;
 use troika_plan::Phase;
 
 use crate::error::EngineError;
-use crate::input::{Admission, SequenceInput, WantedLogits};
+use crate::input::{Admission, Next, SequenceInput, WantedLogits};
 use crate::kv::{KvError, KvFit, SeqId};
 use crate::schedule::{Canceller, JobId};
 
@@ -19,6 +19,7 @@ pub(crate) enum Request {
     Fork(SeqId, SeqId),
     Append(SeqId, Vec<u32>, WantedLogits, Phase),
     Replace(SeqId, Vec<u32>, WantedLogits),
+    GoOn(SeqId, Next),
     Cancel(SeqId),
     Close(SeqId),
 }
@@ -101,6 +102,21 @@ impl EngineHandle {
         };
         let waited = self.asked.wait_timeout_while(self.lock(), most, idle);
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+
+    /// Sleeps until there is a request, or for `most`.
+    pub(crate) fn wait_for_request(&self, most: Duration) {
+        let none = |inbox: &mut Inbox| inbox.requests.is_empty();
+        drop(self.asked.wait_timeout_while(self.lock(), most, none));
+    }
+
+    /// Says what a sequence does next whose receiver answered [`Next::Later`]. One that was
+    /// cancelled or closed meanwhile is left alone.
+    pub fn go_on(&self, seq: SeqId, next: Next) {
+        let mut inbox = self.lock();
+        if inbox.known.contains_key(&seq) {
+            self.ask(&mut inbox, Request::GoOn(seq, next));
+        }
     }
 
     /// Opens a sequence.
@@ -290,6 +306,7 @@ impl Request {
             | Request::Fork(seq, _)
             | Request::Append(seq, ..)
             | Request::Replace(seq, ..)
+            | Request::GoOn(seq, _)
             | Request::Cancel(seq)
             | Request::Close(seq) => *seq,
         }

@@ -16,6 +16,8 @@ pub(crate) enum Stage {
     Waiting,
     /// It has tokens to compute, and pages.
     Running,
+    /// All is computed, and the receiver has not said yet what it does next.
+    Choosing,
 }
 
 #[derive(Clone, Debug)]
@@ -137,6 +139,11 @@ impl Sequence {
             }
         }
         (Phase::Prefill, self.tokens.len())
+    }
+
+    /// Whether it has a place among those that are computed at once.
+    pub fn has_place(&self) -> bool {
+        matches!(self.stage, Stage::Running | Stage::Choosing)
     }
 
     /// Its rank among all sequences: smaller comes first.

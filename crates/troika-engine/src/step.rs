@@ -1,6 +1,7 @@
 //! The loop of an engine: plan forward batches, run them, hand out their results.
 
 use std::ops::Range;
+use std::time::Duration;
 
 use troika_device::DeviceError;
 use troika_plan::Phase;
@@ -13,9 +14,13 @@ use crate::mailbox::{InFlight, Request};
 use crate::schedule::{JobId, TaskGraph, Waited};
 use crate::sequence::{Sequence, Stage};
 
+/// How long a step waits at most for what a sequence does next.
+const NAP: Duration = Duration::from_millis(50);
+
 impl Engine {
     /// Does what was requested, then continues until there is an event to hand out: logits, the end
-    /// of a sequence's input, or its failure. Other work stays in flight until the next call.
+    /// of a sequence's input, or its failure. Other work stays in flight until the next call. Where
+    /// all that is left waits for what sequences do next ([`Next::Later`]), it returns after a while.
     /// `false` when no sequence has anything to compute.
     ///
     /// # Errors
@@ -41,11 +46,15 @@ impl Engine {
                     }
                 }
                 // Nothing is in flight. A batch that could not start now never can, unless a
-                // sequence gave way to one that could not begin before.
+                // sequence gave way to one that could not begin before, or may end.
                 Waited::Idle => match self.seqs.first() {
-                    None => return Ok(false),
                     Some(_) if self.losses.leaving.is_some() => {} // The next round leaves it.
                     Some(_) if self.seqs.preemptions > preemptions => {}
+                    _ if self.seqs.all.values().any(|s| s.stage == Stage::Choosing) => {
+                        self.handle.wait_for_request(NAP);
+                        return Ok(true);
+                    }
+                    None => return Ok(false),
                     Some(seq) => self.seqs.fail(seq, KvError::Full(1).into()),
                 },
             }
@@ -74,6 +83,12 @@ impl Engine {
                 }
                 Some(Request::Replace(seq, tokens, logits)) => {
                     self.seqs.replace(seq, &tokens, logits);
+                }
+                Some(Request::GoOn(seq, next)) => {
+                    let s = self.seqs.all.get(&seq);
+                    if s.is_some_and(|s| s.stage == Stage::Choosing) {
+                        self.go_on(seq, next);
+                    }
                 }
                 Some(Request::Cancel(seq)) => {
                     if let Some(s) = self.seqs.all.get_mut(&seq) {
@@ -352,8 +367,8 @@ impl Engine {
     /// Reports that a sequence without wanted logits is done.
     fn hand_out_fed(&mut self, seq: SeqId, on: OnEvent<'_>) -> bool {
         let Some(s) = self.seqs.all.get(&seq) else { return false };
-        if s.stage == Stage::Idle || s.in_flight.is_some() || self.seqs.kv.len(seq) < s.tokens.len()
-        {
+        let told = matches!(s.stage, Stage::Idle | Stage::Choosing) || s.in_flight.is_some();
+        if told || self.seqs.kv.len(seq) < s.tokens.len() {
             return false;
         }
         self.seqs.through(seq);
@@ -364,7 +379,11 @@ impl Engine {
 
     /// Does what the receiver chose for a sequence that has nothing left to compute.
     fn go_on(&mut self, seq: SeqId, next: Next) {
+        if let Some(s) = self.seqs.all.get_mut(&seq) {
+            s.stage = if next == Next::Later { Stage::Choosing } else { Stage::Idle };
+        }
         let (accepted, then) = match next {
+            Next::Later => return,
             Next::Wait => (usize::MAX, None),
             Next::Append(token) => (usize::MAX, Some(token)),
             Next::Keep { accepted, then } => (accepted, then),
