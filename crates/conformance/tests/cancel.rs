@@ -177,7 +177,7 @@ impl World {
     fn check(&self, (seq, from): (SeqId, usize), alone: &mut Engine, what: &str) {
         let o = &self.owned[&seq];
         let (one, mut rows) = (alone.open(), Vec::new());
-        let input = SequenceInput { seq: one, tokens: &o.tokens, logits: WantedLogits::All };
+        let input = SequenceInput::prompt(one, &o.tokens, WantedLogits::All);
         alone.run(&[input], &mut |_, _, row| rows.push(row.to_vec())).unwrap();
         alone.close(one);
         for (i, (position, row)) in o.seen.iter().enumerate() {
@@ -191,7 +191,8 @@ impl World {
         let seq = self.engine.open();
         let mut time = |tokens: &[u32]| {
             let start = self.clock.now();
-            let input = SequenceInput { seq, tokens, logits: WantedLogits::All };
+            let fed = if tokens.len() == 1 { SequenceInput::decode } else { SequenceInput::prompt };
+            let input = fed(seq, tokens, WantedLogits::All);
             self.engine.run(&[input], &mut |_, _, _| ()).unwrap();
             self.clock.now() - start
         };
@@ -258,7 +259,7 @@ fn what_is_cancelled_leaves_the_devices_within_a_chunk() {
             o.tokens.extend(&rest);
             o.left = 0;
             o.seen.clear();
-            w.handle.feed(seq, &rest, WantedLogits::All).unwrap();
+            w.handle.feed(&SequenceInput::prompt(seq, &rest, WantedLogits::All)).unwrap();
             w.run(|_| false);
             assert_eq!(w.owned[&seq].seen.len(), rest.len(), "{what}");
             w.check((seq, len), &mut alone, &what);
@@ -403,13 +404,14 @@ fn a_cache_that_could_not_be_handed_over_is_computed_again() {
         let mut alone = world(model, Strategy::OneDevice).engine;
         let want = alone.open();
         let (tokens, mut rows) = (some_tokens(30, 3), Vec::new());
-        let input = SequenceInput { seq: want, tokens: &tokens, logits: WantedLogits::All };
+        let input = SequenceInput::prompt(want, &tokens, WantedLogits::All);
         alone.run(&[input], &mut |_, _, row| rows.push(row.to_vec())).unwrap();
         let mut w = apart(model);
         let seq = w.engine.open();
         let feed = |e: &mut Engine, tokens: &[u32]| {
             let mut rows = Vec::new();
-            let input = SequenceInput { seq, tokens, logits: WantedLogits::All };
+            let fed = if tokens.len() == 1 { SequenceInput::decode } else { SequenceInput::prompt };
+            let input = fed(seq, tokens, WantedLogits::All);
             e.run(&[input], &mut |_, _, row| rows.push(row.to_vec())).map(|()| rows)
         };
         feed(&mut w.engine, &tokens[..20]).unwrap();

@@ -521,7 +521,8 @@ fn logits(mut engine: Engine) -> Vec<f32> {
     let (seq, mut out) = (engine.open(), Vec::new());
     let prompt: Vec<u32> = (1..40).collect();
     for tokens in [&prompt[..], &[7], &[8]] {
-        let input = SequenceInput { seq, tokens, logits: WantedLogits::All };
+        let fed = if tokens.len() == 1 { SequenceInput::decode } else { SequenceInput::prompt };
+        let input = fed(seq, tokens, WantedLogits::All);
         engine.run(&[input], &mut |_, _, row| out.extend_from_slice(row)).unwrap();
     }
     out

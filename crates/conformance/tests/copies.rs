@@ -49,7 +49,8 @@ fn copied(model: &str, options: &OpenOptions) -> [usize; 3] {
     let seq = model.engine().unwrap().open();
     [&[1; CHUNK][..], &[2], &[3]].map(|tokens| {
         tracer.take();
-        let input = SequenceInput { seq, tokens, logits: WantedLogits::Last };
+        let fed = if tokens.len() == 1 { SequenceInput::decode } else { SequenceInput::prompt };
+        let input = fed(seq, tokens, WantedLogits::Last);
         model.engine().unwrap().run(&[input], &mut |_, _, _| {}).unwrap();
         tracer.take().iter().filter(|s| s.name == "copy").count()
     })

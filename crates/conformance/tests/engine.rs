@@ -62,7 +62,7 @@ fn logits(engine: &mut Engine, tokens: &[u32]) -> Vec<f32> {
     let seq = engine.open();
     let mut out = Vec::new();
     engine
-        .run(&[SequenceInput { seq, tokens, logits: WantedLogits::All }], &mut |_, _, row| {
+        .run(&[SequenceInput::prompt(seq, tokens, WantedLogits::All)], &mut |_, _, row| {
             out.extend_from_slice(row)
         })
         .unwrap();
@@ -93,8 +93,8 @@ fn sequences_in_one_batch_do_not_disturb_each_other() {
         let (a, b) = (e.open(), e.open());
         let (short, long) = (&ids[..5], &ids[..]);
         let feeds = [
-            SequenceInput { seq: a, tokens: short, logits: WantedLogits::All },
-            SequenceInput { seq: b, tokens: long, logits: WantedLogits::All },
+            SequenceInput::prompt(a, short, WantedLogits::All),
+            SequenceInput::prompt(b, long, WantedLogits::All),
         ];
         let mut got = [Vec::new(), Vec::new()];
         e.run(&feeds, &mut |feed, _, row| got[feed].extend_from_slice(row)).unwrap();
@@ -102,8 +102,8 @@ fn sequences_in_one_batch_do_not_disturb_each_other() {
         assert_eq!(got[0], alone[..5 * vocab], "{name}");
         // Decodes both at once: one row each.
         let feeds = [
-            SequenceInput { seq: a, tokens: &ids[5..6], logits: WantedLogits::Last },
-            SequenceInput { seq: b, tokens: &ids[..1], logits: WantedLogits::Last },
+            SequenceInput::decode(a, &ids[5..6], WantedLogits::Last),
+            SequenceInput::decode(b, &ids[..1], WantedLogits::Last),
         ];
         let mut row_a = Vec::new();
         e.run(&feeds, &mut |feed, pos, row| {
@@ -214,7 +214,7 @@ fn loud_logits(kind: &'static str, kv_dtype: DType) -> Result<Vec<f32>, String> 
     let options = EngineOptions { weights, ..EngineOptions::default() };
     let mut engine = engines::engine(&d, &devices, plan, options).unwrap();
     let (seq, mut out) = (engine.open(), Vec::new());
-    let feed = SequenceInput { seq, tokens: &[1, 2, 3], logits: WantedLogits::All };
+    let feed = SequenceInput::prompt(seq, &[1, 2, 3], WantedLogits::All);
     let done = engine.run(&[feed], &mut |_, _, row| out.extend_from_slice(row));
     assert_eq!(engine.len(seq), if done.is_ok() { 3 } else { 0 });
     done.map(|()| out).map_err(|e| e.to_string())

@@ -312,7 +312,10 @@ fn the_largest_logits_are_picked_on_the_device() {
     {
         let mut engine = model.engine().unwrap();
         let (seq, other) = (engine.open(), engine.open());
-        engine.handle().feed(seq, &prompt, WantedLogits::TopK(KEPT)).unwrap();
+        engine
+            .handle()
+            .feed(&SequenceInput::prompt(seq, &prompt, WantedLogits::TopK(KEPT)))
+            .unwrap();
         let mut picked = Vec::new();
         let mut take = |event: Event<'_>| match event {
             Event::TopK { position, top_k: largest, .. } => {
@@ -326,7 +329,8 @@ fn the_largest_logits_are_picked_on_the_device() {
         let tokens = [&prompt[..], &[next]].concat();
         let mut rows = Vec::new();
         for tokens in [&tokens[..prompt.len()], &tokens[prompt.len()..]] {
-            let input = [SequenceInput { seq: other, tokens, logits: WantedLogits::Last }];
+            let fed = if tokens.len() == 1 { SequenceInput::decode } else { SequenceInput::prompt };
+            let input = [fed(other, tokens, WantedLogits::Last)];
             engine
                 .run(&input, &mut |_, position, row| rows.push((position, row.to_vec())))
                 .unwrap();

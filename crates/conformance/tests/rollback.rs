@@ -170,9 +170,8 @@ fn engine_on(
 /// Feeds tokens and returns the logits after each.
 fn feed(e: &mut Engine, seq: SeqId, tokens: &[u32]) -> Result<Vec<Vec<f32>>, EngineError> {
     let mut rows = Vec::new();
-    e.run(&[SequenceInput { seq, tokens, logits: WantedLogits::All }], &mut |_, _, row| {
-        rows.push(row.to_vec())
-    })?;
+    let fed = if tokens.len() == 1 { SequenceInput::decode } else { SequenceInput::prompt };
+    e.run(&[fed(seq, tokens, WantedLogits::All)], &mut |_, _, row| rows.push(row.to_vec()))?;
     Ok(rows)
 }
 
@@ -328,7 +327,7 @@ fn sequences_that_wait_leave_their_pages_to_others() {
 fn a_sequence_is_fed_once_per_call() {
     let (mut e, _) = engine(&tests("golden/qwen3"), 7);
     let seq = e.open();
-    let feed = SequenceInput { seq, tokens: &[1, 2], logits: WantedLogits::Last };
+    let feed = SequenceInput::prompt(seq, &[1, 2], WantedLogits::Last);
     let error = e.run(&[feed, feed], &mut |_, _, _| ()).unwrap_err();
     assert!(matches!(error, EngineError::Twice(s) if s == seq), "{error}");
     assert!(e.is_empty(seq));

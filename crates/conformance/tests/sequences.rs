@@ -91,7 +91,7 @@ struct Alone {
 impl Alone {
     fn rows(&mut self, tokens: &[u32]) -> Vec<u64> {
         let (seq, mut rows) = (self.engine.open(), Vec::new());
-        let input = SequenceInput { seq, tokens, logits: WantedLogits::All };
+        let input = SequenceInput::prompt(seq, tokens, WantedLogits::All);
         self.engine.run(&[input], &mut |_, _, row| rows.push(bits(row))).unwrap();
         self.engine.close(seq);
         rows
@@ -130,6 +130,8 @@ struct Open {
     next_logits: usize,
     /// Number of tokens to decode.
     left: usize,
+    /// How many of the tokens that it was fed last stay, if that is said afterwards.
+    accepted: Option<usize>,
     seen: Vec<Seen>,
 }
 
@@ -138,7 +140,7 @@ impl Open {
         self.fed_from = self.tokens.len();
         self.tokens.extend(tokens);
         self.pending = true;
-        self.cancelled = false;
+        (self.cancelled, self.accepted) = (false, None);
         self.next_logits = match logits {
             WantedLogits::None => usize::MAX,
             WantedLogits::Last | WantedLogits::TopK(_) => self.tokens.len() - 1,
@@ -160,6 +162,9 @@ struct World {
     cached: usize,
     cancelled: usize,
     handed_out: usize,
+    checked: usize,
+    /// Tokens with which sequences go on, but the engine was not told yet.
+    later: Vec<(SeqId, u32)>,
 }
 
 /// The most tokens fed to a sequence.
@@ -202,6 +207,7 @@ impl World {
             cancelled: false,
             next_logits: usize::MAX,
             left: self.random.below(20),
+            accepted: None,
             seen: Vec::new(),
         };
         if !tokens.is_empty() {
@@ -224,15 +230,22 @@ impl World {
         let room = LONGEST - self.open[&seq].tokens.len();
         let tokens = self.tokens(room.max(1));
         if self.open[&seq].pending {
-            let refused = self.handle.feed(seq, &[1], logits).unwrap_err();
+            let refused = self.handle.feed(&SequenceInput::prompt(seq, &[1], logits)).unwrap_err();
             assert!(matches!(refused, EngineError::Twice(s) if s == seq), "{refused}");
             let refused = self.handle.replace(seq, vec![1], logits).unwrap_err();
             assert!(matches!(refused, EngineError::Twice(s) if s == seq), "{refused}");
         } else if room > 0 && !self.random.once_in(3) {
-            self.handle.feed(seq, &tokens, logits).unwrap();
+            // Guessed tokens are checked by their logits; it is known then how many stay.
+            let accepted = self.random.once_in(3).then(|| self.random.below(tokens.len() + 2));
+            let logits = if accepted.is_some() { WantedLogits::All } else { logits };
+            let input = match accepted {
+                Some(_) => SequenceInput::decode(seq, &tokens, logits),
+                None => SequenceInput::prompt(seq, &tokens, logits),
+            };
+            self.handle.feed(&input).unwrap();
             let open = self.open.get_mut(&seq).unwrap();
             open.feed(&tokens, logits);
-            open.left = left;
+            (open.left, open.accepted) = (left, accepted);
         } else {
             // Different tokens with a common beginning.
             let keep = self.random.below(self.open[&seq].tokens.len() + 1);
@@ -258,7 +271,7 @@ impl World {
         for refused in [
             self.handle.close(seq),
             self.handle.cancel(seq),
-            self.handle.feed(seq, &[1], WantedLogits::Last),
+            self.handle.feed(&SequenceInput::prompt(seq, &[1], WantedLogits::Last)),
         ] {
             let refused = refused.unwrap_err();
             assert!(matches!(refused, EngineError::Kv(KvError::Closed(s)) if s == seq));
@@ -281,7 +294,15 @@ impl World {
     }
 
     fn step(&mut self) -> bool {
-        let World { open, what, cached, cancelled, handed_out, random, handle, .. } = self;
+        if !self.random.once_in(8) {
+            self.later
+                .drain(..)
+                .for_each(|(seq, token)| self.handle.go_on(seq, Next::Append(token)));
+        }
+        let World {
+            open, what, cached, cancelled, handed_out, checked, random, handle, later, ..
+        } = self;
+        let alone = &mut self.alone;
         let (mut cut, mut closed) = (Vec::new(), Vec::new());
         let went_on = self.engine.step(&mut |event| {
             let seq = event.seq();
@@ -298,7 +319,10 @@ impl World {
                     o.next_logits += 1;
                     o.seen.push(Seen { position, len: o.tokens.len(), bits: bits(logits) });
                     *handed_out += 1;
-                    let goes_on = last && o.left > 0 && o.tokens.len() < LONGEST;
+                    let kept =
+                        o.accepted.filter(|_| last).map(|n| o.tokens.len().min(o.fed_from + n));
+                    let len = kept.unwrap_or(o.tokens.len());
+                    let goes_on = last && o.left > 0 && len < LONGEST;
                     // The receiver of an event may make requests.
                     if last && random.once_in(60) {
                         handle.close(seq).unwrap();
@@ -307,15 +331,31 @@ impl World {
                         handle.cancel(seq).unwrap();
                         o.cancelled = true;
                     }
-                    if goes_on {
+                    if let Some(kept) = kept {
+                        alone.check(&o.tokens, &std::mem::take(&mut o.seen), what);
+                        o.tokens.truncate(kept);
+                    }
+                    let then = goes_on.then(|| best(logits));
+                    if let Some(then) = then {
                         o.left -= 1;
                         o.fed_from = o.tokens.len();
-                        o.tokens.push(best(logits));
+                        o.tokens.push(then);
+                        o.next_logits = o.fed_from;
                         // The receiver of logits may change them.
                         logits.fill(f32::NAN);
-                        return Next::Append(*o.tokens.last().unwrap());
                     }
-                    o.pending = !last;
+                    o.pending = !last || goes_on;
+                    if last && let Some(accepted) = o.accepted.take() {
+                        *checked += 1;
+                        return Next::Keep { accepted, then };
+                    }
+                    if let Some(then) = then
+                        && random.once_in(10)
+                    {
+                        later.push((seq, then));
+                        return Next::Later;
+                    }
+                    return then.map_or(Next::Wait, Next::Append);
                 }
                 Event::TopK { .. } => panic!("{what}: {seq} has them on the host"),
                 Event::Fed { .. } => {
@@ -333,6 +373,7 @@ impl World {
             Next::Wait
         });
         for seq in cut {
+            self.later.retain(|(later, _)| *later != seq);
             let o = self.open.get_mut(&seq).unwrap();
             let len = self.handle.len(seq).unwrap();
             assert!((o.fed_from..=o.tokens.len()).contains(&len), "{}: {len}", self.what);
@@ -345,8 +386,9 @@ impl World {
             self.order.retain(|other| *other != seq);
         }
         for (seq, o) in &self.open {
+            let known = o.tokens.len() - self.later.iter().filter(|(s, _)| s == seq).count();
             assert_eq!(self.handle.is_pending(*seq), o.pending, "{}: {seq}", self.what);
-            assert_eq!(self.handle.len(*seq), Some(o.tokens.len()), "{}: {seq}", self.what);
+            assert_eq!(self.handle.len(*seq), Some(known), "{}: {seq}", self.what);
         }
         self.engine.audit().unwrap_or_else(|e| panic!("{}: {e}", self.what));
         went_on.unwrap_or_else(|e| panic!("{}: {e}", self.what))
@@ -383,6 +425,7 @@ struct Totals {
     cached: usize,
     cancelled: usize,
     handed_out: usize,
+    checked: usize,
     preemptions: u64,
 }
 
@@ -431,6 +474,8 @@ fn run(seed: u64, (model, strategy): (&str, Strategy), (most, steps): (usize, us
         cached: 0,
         cancelled: 0,
         handed_out: 0,
+        checked: 0,
+        later: Vec::new(),
     };
     for _ in 0..steps {
         for _ in 0..world.random.below(3) {
@@ -443,6 +488,7 @@ fn run(seed: u64, (model, strategy): (&str, Strategy), (most, steps): (usize, us
         cached: world.cached,
         cancelled: world.cancelled,
         handed_out: world.handed_out,
+        checked: world.checked,
         preemptions: world.engine.preemptions(),
     }
 }
@@ -456,13 +502,15 @@ fn all(seeds: std::ops::Range<u64>, size: (usize, usize)) {
                 totals.cached += t.cached;
                 totals.cancelled += t.cancelled;
                 totals.handed_out += t.handed_out;
+                totals.checked += t.checked;
                 totals.preemptions += t.preemptions;
             }
         }
     }
-    let Totals { cached, cancelled, handed_out, preemptions } = totals;
+    let Totals { cached, cancelled, handed_out, checked, preemptions } = totals;
     println!("{cached} cached, {cancelled} cancelled, {handed_out} rows, {preemptions} preempted");
     assert!(cached > 300 && cancelled > 50 && handed_out > 1000 && preemptions > 50);
+    assert!(checked > 50, "{checked} checks");
 }
 
 #[test]
@@ -491,6 +539,89 @@ fn prompts_without_room_leave_the_places_to_those_that_decode() {
     run(13, (MODELS[0], Strategy::Alternate), (8, 60));
 }
 
+/// The tokens that two sequences with the same prompt decode one by one, or by checks of five rows
+/// of which two are kept: what `known` says is guessed for the first of four tokens, the others are
+/// guessed wrong.
+fn decoded(e: &mut Engine, prompt: &[u32], known: Option<&[u32]>) -> [Vec<u32>; 2] {
+    const DECODED: usize = 25;
+    let handle = e.handle().clone();
+    let admission = Admission { tokens: prompt.to_vec(), shares: true, ..Admission::default() };
+    let seqs = [0, 1].map(|_| handle.admit(admission.clone()).unwrap());
+    // A third one is cancelled amid a check.
+    let third = handle.admit(admission).unwrap();
+    let mut got = [Vec::new(), Vec::new()];
+    // Up to where the tokens of each are right.
+    let mut believed = [known.map_or(usize::MAX, |_| prompt.len()); 2];
+    for round in 0.. {
+        let mut waiting = Vec::new();
+        let mut take = |event: Event<'_>| {
+            let at = seqs.iter().position(|seq| *seq == event.seq());
+            let (Some(at), Event::Logits { position, logits, last, .. }) = (at, event) else {
+                return Next::Wait;
+            };
+            let got = &mut got[at];
+            // Rows behind a wrong guess say nothing.
+            if position < believed[at] && got.len() < DECODED {
+                got.push(best(logits));
+            }
+            match known {
+                _ if !last => Next::Wait,
+                None if got.len() < DECODED => Next::Append(got[got.len() - 1]),
+                None => Next::Wait,
+                Some(_) => {
+                    waiting.push(at);
+                    Next::Keep {
+                        accepted: if position < prompt.len() { 99 } else { 2 },
+                        then: None,
+                    }
+                }
+            }
+        };
+        if !e.step(&mut take).unwrap() {
+            break;
+        }
+        for at in waiting {
+            let (got, known) = (&got[at], known.unwrap());
+            if got.len() + 2 > DECODED {
+                continue;
+            }
+            let wrong = (known[got.len() + 1] + 1) % VOCAB as u32;
+            let check = [got[got.len() - 1], known[got.len()], wrong, wrong, wrong];
+            let kept = prompt.len() + got.len() - 1;
+            assert_eq!(handle.len(seqs[at]), Some(kept), "only what was accepted stays");
+            handle.feed(&SequenceInput::decode(seqs[at], &check, WantedLogits::All)).unwrap();
+            believed[at] = kept + 2;
+            if round == 3 && !handle.is_pending(third) {
+                handle.feed(&SequenceInput::decode(third, &check, WantedLogits::All)).unwrap();
+                handle.cancel(third).unwrap();
+            }
+        }
+    }
+    e.audit().unwrap();
+    [seqs[0], seqs[1], third].iter().for_each(|seq| e.close(*seq));
+    e.audit().unwrap();
+    got
+}
+
+#[test]
+fn tokens_of_checks_are_those_decoded_one_by_one() {
+    for model in MODELS {
+        for strategy in strategies() {
+            for by_length in [false, true] {
+                let d = describe(&dir(model), FloatType::F32).unwrap();
+                let sharing = Sharing { sequences: 3, ..Sharing::default() };
+                let mut e = engine_of(&d, strategy.clone(), (16, by_length), sharing);
+                let prompt: Vec<u32> = (0..41).map(|i| i * 37 % VOCAB as u32).collect();
+                let [want, other] = decoded(&mut e, &prompt, None);
+                assert_eq!(want, other);
+                let by_checks = decoded(&mut e, &prompt, Some(&want));
+                let what = format!("{model}, {strategy}, by length: {by_length}");
+                assert_eq!(by_checks, [&want[..], &want], "{what}");
+            }
+        }
+    }
+}
+
 /// A plan by length cuts chunks at absolute positions. A sequence that continues within a chunk
 /// first has a short batch; the pages its windows free behind that must not be used in it.
 #[test]
@@ -500,7 +631,7 @@ fn sequences_go_on_in_the_middle_of_a_chunk() {
     let mut one = engine(&d, Strategy::OneDevice, 16, Sharing::default());
     let feed = |e: &mut Engine, seq, tokens: &[u32]| {
         let (mut rows, logits) = (Vec::new(), WantedLogits::All);
-        e.run(&[SequenceInput { seq, tokens, logits }], &mut |_, _, row| rows.push(bits(row)))
+        e.run(&[SequenceInput::prompt(seq, tokens, logits)], &mut |_, _, row| rows.push(bits(row)))
             .unwrap();
         rows
     };

@@ -12,7 +12,7 @@ use std::thread::{scope, sleep};
 use std::time::Duration;
 
 use troika::engine::sample::{Constraint, SampleError};
-use troika::engine::{EngineError, KvError, Sharing, WantedLogits};
+use troika::engine::{EngineError, KvError, SequenceInput, Sharing, WantedLogits};
 use troika::graph::DType;
 use troika::weights::FloatType;
 use troika::{
@@ -530,7 +530,7 @@ fn an_engine_that_is_gone_says_so() {
     drop(model);
     for refused in [
         handle.admit(Default::default()).map(|_| ()),
-        handle.feed(seq, &[1], WantedLogits::Last),
+        handle.feed(&SequenceInput::prompt(seq, &[1], WantedLogits::Last)),
         handle.replace(seq, vec![1], WantedLogits::Last),
     ] {
         assert!(matches!(refused, Err(EngineError::Ended)), "{refused:?}");
@@ -612,6 +612,86 @@ fn tokens_are_those_allowed_and_come_with_probabilities() {
     session.start_within(&some_tokens(20, 1), &request, Some(nothing)).unwrap();
     let wrong = session.next_piece().unwrap_err();
     assert!(matches!(wrong, Error::Sample(SampleError::Constrained)), "{wrong}");
+    works(&model, &mut session);
+}
+
+/// Allows all tokens, but only once it is let go.
+#[derive(Debug)]
+struct Held(Arc<Mutex<()>>);
+impl Constraint for Held {
+    fn allowed(&mut self) -> Option<&[u32]> {
+        drop(self.0.lock().unwrap());
+        None
+    }
+    fn accept(&mut self, _: u32) {}
+}
+
+/// A request whose tokens are drawn.
+fn drawn(n: usize) -> Request {
+    let mut request = greedy(n);
+    (request.params.temperature, request.params.seed) = (1.0, 7);
+    request
+}
+
+#[test]
+fn a_mask_that_does_not_come_holds_up_its_own_sequence_alone() {
+    let prompts: Vec<Vec<u32>> = (0..4).map(|i| some_tokens(20 + 3 * i, i)).collect();
+    let wanted = |prompt: &Vec<u32>| {
+        let model = qwen3(&options(1));
+        let mut session = model.session().unwrap();
+        session.generate(prompt, &drawn(24), &mut |_, _| Control::Continue).unwrap().tokens
+    };
+    let want: Vec<Vec<u32>> = prompts.iter().map(wanted).collect();
+    let model = qwen3(&options(4));
+    let gate = Arc::new(Mutex::new(()));
+    let held = gate.lock().unwrap();
+    let start = |prompt: &Vec<u32>, waits: bool| {
+        let mut session = model.session().unwrap();
+        let constraint = waits.then(|| Box::new(Held(gate.clone())) as Box<dyn Constraint>);
+        session.start_within(prompt, &drawn(24), constraint).unwrap();
+        session
+    };
+    let mut slow = start(&prompts[0], true);
+    let mut cancelled = start(&prompts[1], true);
+    for (prompt, want) in prompts.iter().zip(&want).skip(1) {
+        assert_eq!(start(prompt, false).finish(None).unwrap().tokens, *want);
+    }
+    assert!(slow.try_next().unwrap().is_none() && cancelled.try_next().unwrap().is_none());
+    // A session whose token is still being chosen ends at once, and goes on with something else.
+    cancelled.canceller().cancel();
+    let ended = cancelled.finish(None).unwrap();
+    assert_eq!((ended.finish, ended.tokens.len()), (Finish::Cancelled, 0));
+    works(&model, &mut cancelled);
+    cancelled.start_within(&prompts[2], &drawn(24), Some(Box::new(Held(gate.clone())))).unwrap();
+    assert!(model.step().unwrap(), "it waits for what is chosen");
+    drop(held);
+    assert_eq!(slow.finish(None).unwrap().tokens, want[0]);
+    assert_eq!(
+        cancelled.finish(None).unwrap().tokens,
+        want[2],
+        "not the token of the cancelled one"
+    );
+    assert!(!model.step().unwrap());
+    model.engine().unwrap().audit().unwrap();
+}
+
+/// A constraint that panics where its token is chosen.
+#[derive(Debug)]
+struct Panics;
+impl Constraint for Panics {
+    fn allowed(&mut self) -> Option<&[u32]> {
+        panic!("told to")
+    }
+    fn accept(&mut self, _: u32) {}
+}
+
+#[test]
+fn a_constraint_that_panics_ends_its_answer_alone() {
+    let model = qwen3(&options(2));
+    let mut session = model.session().unwrap();
+    session.start_within(&some_tokens(20, 1), &greedy(9), Some(Box::new(Panics))).unwrap();
+    let ended = session.finish(None).unwrap();
+    assert_eq!((ended.finish, ended.tokens.len()), (Finish::Cancelled, 0));
     works(&model, &mut session);
 }
 

@@ -164,17 +164,17 @@ fn logits_that_nobody_computes_are_not_read() {
     let tokens = &[1, 2, 3];
     for logits in [WantedLogits::Last, WantedLogits::All] {
         let refused = engine
-            .run(&[SequenceInput { seq, tokens, logits }], &mut |_, _, _| panic!("read"))
+            .run(&[SequenceInput::prompt(seq, tokens, logits)], &mut |_, _, _| panic!("read"))
             .unwrap_err();
         assert!(matches!(&refused, EngineError::NoNumerics(name) if name == "off"), "{refused}");
     }
     assert_eq!((engine.len(seq), clock.now().as_nanos()), (0, 0), "refused before any work");
     // Time passes where nobody reads.
     engine
-        .run(&[SequenceInput { seq, tokens, logits: WantedLogits::None }], &mut |_, _, _| {})
+        .run(&[SequenceInput::prompt(seq, tokens, WantedLogits::None)], &mut |_, _, _| {})
         .unwrap();
     let body = clock.now();
-    engine.run_unread(&[SequenceInput { seq, tokens, logits: WantedLogits::Last }]).unwrap();
+    engine.run_unread(&[SequenceInput::prompt(seq, tokens, WantedLogits::Last)]).unwrap();
     assert_eq!(engine.len(seq), 6);
     assert!(clock.now() - body > body, "the head takes its time, too");
 }

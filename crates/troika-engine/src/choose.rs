@@ -60,7 +60,7 @@ impl Sequences {
     /// What a step may compute. While sequences decode, prompts get only a part of it.
     fn budget(&self, slot: &mut BatchSlot, only: Option<Phase>) -> Budget {
         let Rules { chunk, chunks_in_flight, .. } = self.rules;
-        let decoding = self.queue.iter().filter(|seq| self.decodes(**seq)).count();
+        let decoding = self.queue.iter().map(|seq| self.decoding_rows(*seq)).sum();
         let steady =
             |seq: &SeqId| self.all.get(seq).is_some_and(|s| self.kv.len(*seq) < s.steady_until);
         let several = slot.overlaps && chunks_in_flight > 1 && !self.queue.iter().any(steady);
@@ -84,13 +84,16 @@ impl Sequences {
         Budget { batches, chunk, prompt_rows, begins: true }
     }
 
-    /// Whether a sequence's next row is a decode step.
+    /// Whether only rows that a sequence decodes are left to compute.
     fn decodes(&self, seq: SeqId) -> bool {
-        let Some(s) = self.all.get(&seq) else { return false };
+        self.decoding_rows(seq) > 0
+    }
+
+    /// How many rows a sequence decodes next; 0 while others come before them.
+    fn decoding_rows(&self, seq: SeqId) -> usize {
+        let Some(s) = self.all.get(&seq).filter(|s| s.phase == Phase::Decode) else { return 0 };
         let cached = s.in_flight.as_ref().map_or_else(|| self.kv.len(seq), |rows| rows.start);
-        let last = cached > 0 && cached + 1 == s.tokens.len();
-        // The rest of a prompt is prefill, however short it is.
-        last && (self.rules.one_placement || s.phase(cached, false).0 == Phase::Decode)
+        if cached < s.fed_from { 0 } else { s.tokens.len().saturating_sub(cached) }
     }
 
     /// Adds rows of the sequences that belong to a pass. `false` when nothing more may be added.
@@ -230,7 +233,7 @@ impl Sequences {
             return true;
         }
         let (tokens, shares) = (s.tokens.len(), s.shares && self.rules.shares_pages);
-        let running = self.all.values().filter(|s| s.stage == Stage::Running).count();
+        let running = self.all.values().filter(|s| s.has_place()).count();
         if running >= self.rules.sharing.sequences {
             return false;
         }
@@ -291,7 +294,10 @@ impl Sequences {
         let mut count = (to - from).min(budget.chunk - batch.rows()).min(left);
         if self.rules.rows_matter {
             // The device that computes a row then follows from the row's position alone.
-            count = count.min(budget.chunk - from % budget.chunk);
+            count = match phase {
+                Phase::Decode => 1,
+                Phase::Prefill => count.min(budget.chunk - from % budget.chunk),
+            };
         }
         let positions = from..from + count;
         let rows = NewRows {
@@ -333,7 +339,7 @@ impl Sequences {
         let planned = slot.seqs.iter().any(|(s, _)| *s == seq);
         let others = self.all.iter().any(|(other, s)| {
             let waits_with_pages = s.stage == Stage::Waiting && self.kv.len(*other) > 0;
-            *other != seq && (s.stage == Stage::Running || waits_with_pages)
+            *other != seq && (s.has_place() || waits_with_pages)
         });
         if !planned && others {
             self.preempt(seq);

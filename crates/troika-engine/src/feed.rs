@@ -46,7 +46,7 @@ impl Engine {
             self.handle.check_feed(f.seq, f.tokens)?;
         }
         for f in inputs {
-            self.handle.feed(f.seq, f.tokens, f.logits.whole())?;
+            self.handle.feed(&SequenceInput { logits: f.logits.whole(), ..*f })?;
         }
         let (mut open, mut failure) = (inputs.len(), None);
         while open > 0 {

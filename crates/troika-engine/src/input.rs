@@ -1,5 +1,7 @@
 //! The input of an engine: tokens for sequences, and which of their logits are wanted.
 
+use troika_plan::Phase;
+
 use crate::error::EngineError;
 use crate::kv::SeqId;
 
@@ -46,6 +48,21 @@ pub struct SequenceInput<'a> {
     pub tokens: &'a [u32],
     /// Which logits are wanted.
     pub logits: WantedLogits,
+    /// Whose placement and turn they get, however many they are.
+    pub phase: Phase,
+}
+
+impl<'a> SequenceInput<'a> {
+    /// Tokens of a prompt.
+    pub fn prompt(seq: SeqId, tokens: &'a [u32], logits: WantedLogits) -> SequenceInput<'a> {
+        SequenceInput { seq, tokens, logits, phase: Phase::Prefill }
+    }
+
+    /// A generated token; or several that were guessed, to be checked by the logits of all, of which
+    /// the first ones are kept ([`Next::Keep`]).
+    pub fn decode(seq: SeqId, tokens: &'a [u32], logits: WantedLogits) -> SequenceInput<'a> {
+        SequenceInput { seq, tokens, logits, phase: Phase::Decode }
+    }
 }
 
 /// A new sequence.
@@ -128,13 +145,24 @@ impl Event<'_> {
     }
 }
 
-/// What a sequence does next, decided by the receiver of its last logits or of [`Event::Fed`].
+/// What a sequence does next, said by the receiver of its last logits or of [`Event::Fed`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     /// Wait until it is fed.
     Wait,
     /// Continue with this token; the logits after it are wanted as those after the last ones were.
     Append(u32),
+    /// Of the tokens that it was fed last, only the first so many stay, in the cache, too. Continue
+    /// with the token `then`, or wait.
+    Keep {
+        /// How many stay; a larger number than it was fed: all.
+        accepted: usize,
+        /// The token.
+        then: Option<u32>,
+    },
+    /// It is said later, from any thread ([`crate::EngineHandle::go_on`]). The sequence keeps its
+    /// place and its pages; others go on meanwhile.
+    Later,
 }
 
 /// Receives the events of a step.

@@ -4,8 +4,10 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use troika_plan::Phase;
+
 use crate::error::EngineError;
-use crate::input::{Admission, WantedLogits};
+use crate::input::{Admission, Next, SequenceInput, WantedLogits};
 use crate::kv::{KvError, KvFit, SeqId};
 use crate::schedule::{Canceller, JobId};
 
@@ -15,8 +17,9 @@ pub(crate) enum Request {
     Admit(SeqId, Admission),
     /// A new sequence beside another one.
     Fork(SeqId, SeqId),
-    Append(SeqId, Vec<u32>, WantedLogits),
+    Append(SeqId, Vec<u32>, WantedLogits, Phase),
     Replace(SeqId, Vec<u32>, WantedLogits),
+    GoOn(SeqId, Next),
     Cancel(SeqId),
     Close(SeqId),
 }
@@ -101,6 +104,21 @@ impl EngineHandle {
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
+    /// Sleeps until there is a request, or for `most`.
+    pub(crate) fn wait_for_request(&self, most: Duration) {
+        let none = |inbox: &mut Inbox| inbox.requests.is_empty();
+        drop(self.asked.wait_timeout_while(self.lock(), most, none));
+    }
+
+    /// Says what a sequence does next whose receiver answered [`Next::Later`]. One that was
+    /// cancelled or closed meanwhile is left alone.
+    pub fn go_on(&self, seq: SeqId, next: Next) {
+        let mut inbox = self.lock();
+        if inbox.known.contains_key(&seq) {
+            self.ask(&mut inbox, Request::GoOn(seq, next));
+        }
+    }
+
     /// Opens a sequence.
     ///
     /// # Errors
@@ -145,16 +163,12 @@ impl EngineHandle {
     /// # Errors
     /// No tokens; an unknown token; more than the context or the cache can hold; a sequence that is
     /// closed or still has tokens to compute.
-    pub fn feed(
-        &self,
-        seq: SeqId,
-        tokens: &[u32],
-        logits: WantedLogits,
-    ) -> Result<(), EngineError> {
+    pub fn feed(&self, input: &SequenceInput<'_>) -> Result<(), EngineError> {
+        let SequenceInput { seq, tokens, logits, phase } = *input;
         let mut inbox = self.lock();
         let known = self.may_feed(&mut inbox, seq, tokens)?;
         (known.len, known.pending) = (known.len + tokens.len(), true);
-        self.ask(&mut inbox, Request::Append(seq, tokens.to_vec(), logits));
+        self.ask(&mut inbox, Request::Append(seq, tokens.to_vec(), logits, phase));
         Ok(())
     }
 
@@ -267,15 +281,20 @@ impl EngineHandle {
         Ok(cache.alone(cached + tokens.len())?)
     }
 
-    /// Checks and counts the token with which a sequence continues.
-    pub(crate) fn append_token(&self, seq: SeqId, token: u32) -> Result<(), EngineError> {
+    /// Checks and counts the token with which a sequence of `len` tokens continues.
+    pub(crate) fn append_token(
+        &self,
+        seq: SeqId,
+        len: usize,
+        token: u32,
+    ) -> Result<(), EngineError> {
         let mut inbox = self.lock();
         let Some(known) = inbox.known.get_mut(&seq) else {
             return Err(KvError::Closed(seq).into());
         };
-        self.check(&[token], known.len)?;
+        self.check(&[token], len)?;
         // It stayed pending, so a cancellation in the meantime was not lost.
-        known.len += 1;
+        known.len = len + 1;
         Ok(())
     }
 }
@@ -287,6 +306,7 @@ impl Request {
             | Request::Fork(seq, _)
             | Request::Append(seq, ..)
             | Request::Replace(seq, ..)
+            | Request::GoOn(seq, _)
             | Request::Cancel(seq)
             | Request::Close(seq) => *seq,
         }
@@ -355,7 +375,7 @@ impl Inbox {
 #[cfg(test)]
 mod tests {
     use super::{EngineHandle, Limits};
-    use crate::input::{Admission, WantedLogits};
+    use crate::input::{Admission, SequenceInput, WantedLogits};
     use crate::kv::{GroupLayout, KvCache, KvLayout};
 
     fn handle() -> EngineHandle {
@@ -381,7 +401,7 @@ mod tests {
         }
         // The engine knows this one, so it must hear of the closing.
         assert!(handle.lock().take().is_some());
-        handle.feed(stays, &[1], WantedLogits::Last).unwrap();
+        handle.feed(&SequenceInput::prompt(stays, &[1], WantedLogits::Last)).unwrap();
         handle.close(stays).unwrap();
         assert_eq!(handle.lock().requests.len(), 2);
         assert_eq!(handle.open_sequences(), 0);

@@ -16,6 +16,8 @@ pub(crate) enum Stage {
     Waiting,
     /// It has tokens to compute, and pages.
     Running,
+    /// All is computed, and the receiver has not said yet what it does next.
+    Choosing,
 }
 
 #[derive(Clone, Debug)]
@@ -24,6 +26,8 @@ pub(crate) struct Sequence {
     pub tokens: Vec<u32>,
     /// How many tokens it had before it was last fed.
     pub fed_from: usize,
+    /// The phase of what it was last fed.
+    pub phase: Phase,
     /// The first position whose logits are still to be handed out.
     pub logits_from: usize,
     /// What was wanted when it was last fed.
@@ -57,6 +61,7 @@ impl Sequence {
         Sequence {
             tokens: Vec::new(),
             fed_from: 0,
+            phase: Phase::Prefill,
             logits_from: usize::MAX,
             wanted: WantedLogits::None,
             decoded: Vec::new(),
@@ -75,18 +80,24 @@ impl Sequence {
         }
     }
 
-    /// Appends tokens. A single token behind others counts as decoded.
-    pub fn feed(&mut self, tokens: &[u32], logits: WantedLogits, notes_decoding: bool) {
-        let from = self.tokens.len();
-        if notes_decoding && tokens.len() == 1 && from > 0 {
+    /// Appends tokens.
+    pub fn feed(
+        &mut self,
+        tokens: &[u32],
+        logits: WantedLogits,
+        phase: Phase,
+        notes_decoding: bool,
+    ) {
+        let (from, to) = (self.tokens.len(), self.tokens.len() + tokens.len());
+        if notes_decoding && phase == Phase::Decode {
             match self.decoded.last_mut() {
-                Some(last) if last.end == from => last.end += 1,
-                _ => self.decoded.push(from..from + 1),
+                Some(last) if last.end == from => last.end = to,
+                _ => self.decoded.push(from..to),
             }
         }
         self.tokens.extend_from_slice(tokens);
-        (self.fed_from, self.steady_until) = (from, 0);
-        self.logits_from = logits.from(from, self.tokens.len());
+        (self.fed_from, self.phase, self.steady_until) = (from, phase, 0);
+        self.logits_from = logits.from(from, to);
         self.wanted = logits;
         self.stage = Stage::Waiting;
         self.begun = from > 0;
@@ -115,9 +126,9 @@ impl Sequence {
     /// The phase of a position, and up to where the following positions have the same one.
     pub fn phase(&self, position: usize, one_placement: bool) -> (Phase, usize) {
         if one_placement {
-            // Here the phase only tells single tokens from prompts.
-            let single = position > 0 && position + 1 == self.tokens.len();
-            return (if single { Phase::Decode } else { Phase::Prefill }, self.tokens.len());
+            // What was computed before counts as a prompt if it is computed again.
+            let again = position < self.fed_from;
+            return (if again { Phase::Prefill } else { self.phase }, self.tokens.len());
         }
         for run in &self.decoded {
             if position < run.start {
@@ -128,6 +139,11 @@ impl Sequence {
             }
         }
         (Phase::Prefill, self.tokens.len())
+    }
+
+    /// Whether it has a place among those that are computed at once.
+    pub fn has_place(&self) -> bool {
+        matches!(self.stage, Stage::Running | Stage::Choosing)
     }
 
     /// Its rank among all sequences: smaller comes first.

@@ -5,11 +5,11 @@ use std::mem::swap;
 use std::ops::Range;
 
 use troika_model::spec::ModelSpec;
-use troika_plan::Plan;
+use troika_plan::{Phase, Plan};
 use troika_program::{Handover, Program};
 
 use crate::error::EngineError;
-use crate::input::{Admission, Event, WantedLogits};
+use crate::input::{Admission, Event, SequenceInput, WantedLogits};
 use crate::kv::{KvCache, SeqId};
 use crate::sequence::{LongRope, Sequence, Stage};
 
@@ -123,14 +123,14 @@ impl Sequences {
         self.kv.open(seq);
         self.all.insert(seq, new);
         if !admission.tokens.is_empty() {
-            self.feed(seq, &admission.tokens, admission.logits);
+            self.feed(&SequenceInput::prompt(seq, &admission.tokens, admission.logits));
         }
     }
 
-    pub fn feed(&mut self, seq: SeqId, tokens: &[u32], logits: WantedLogits) {
-        if let Some(s) = self.all.get_mut(&seq) {
-            s.feed(tokens, logits, !self.rules.one_placement);
-            self.enqueue(seq);
+    pub fn feed(&mut self, input: &SequenceInput<'_>) {
+        if let Some(s) = self.all.get_mut(&input.seq) {
+            s.feed(input.tokens, input.logits, input.phase, !self.rules.one_placement);
+            self.enqueue(input.seq);
         }
     }
 
@@ -161,7 +161,7 @@ impl Sequences {
         }
         self.truncate(seq, same);
         let from = self.all.get(&seq).map_or(0, |s| s.tokens.len());
-        self.feed(seq, &tokens[from..], logits);
+        self.feed(&SequenceInput::prompt(seq, &tokens[from..], logits));
         if let Some(s) = self.all.get_mut(&seq) {
             s.begun = false;
         }
@@ -173,6 +173,17 @@ impl Sequences {
             s.truncate(len);
             self.cut_cache(seq, len);
         }
+    }
+
+    /// Keeps only the first so many of the tokens that a sequence was fed last. Returns how many it
+    /// has then.
+    pub fn keep(&mut self, seq: SeqId, accepted: usize) -> usize {
+        let Some(s) = self.all.get(&seq) else { return 0 };
+        let (has, keeps) = (s.tokens.len(), s.fed_from.saturating_add(accepted));
+        if keeps < has {
+            self.truncate(seq, keeps);
+        }
+        keeps.min(has)
     }
 
     /// Shortens a sequence in the cache to at most `len` positions.
@@ -238,7 +249,7 @@ impl Sequences {
     /// event has said what it does next.
     pub fn through(&mut self, seq: SeqId) {
         let Some(s) = self.all.get_mut(&seq) else { return };
-        let prompt = s.tokens.len() - s.fed_from > 1;
+        let prompt = s.phase == Phase::Prefill;
         s.stage = Stage::Idle;
         s.logits_from = usize::MAX;
         self.queue.retain(|other| *other != seq);

@@ -1,21 +1,26 @@
 //! The loop of an engine: plan forward batches, run them, hand out their results.
 
 use std::ops::Range;
+use std::time::Duration;
 
 use troika_device::DeviceError;
 use troika_plan::Phase;
 
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::input::{Admission, Event, Next, OnEvent, WantedLogits};
+use crate::input::{Admission, Event, Next, OnEvent, SequenceInput, WantedLogits};
 use crate::kv::{KvError, SeqId};
 use crate::mailbox::{InFlight, Request};
 use crate::schedule::{JobId, TaskGraph, Waited};
 use crate::sequence::{Sequence, Stage};
 
+/// How long a step waits at most for what a sequence does next.
+const NAP: Duration = Duration::from_millis(50);
+
 impl Engine {
     /// Does what was requested, then continues until there is an event to hand out: logits, the end
-    /// of a sequence's input, or its failure. Other work stays in flight until the next call.
+    /// of a sequence's input, or its failure. Other work stays in flight until the next call. Where
+    /// all that is left waits for what sequences do next ([`Next::Later`]), it returns after a while.
     /// `false` when no sequence has anything to compute.
     ///
     /// # Errors
@@ -41,11 +46,15 @@ impl Engine {
                     }
                 }
                 // Nothing is in flight. A batch that could not start now never can, unless a
-                // sequence gave way to one that could not begin before.
+                // sequence gave way to one that could not begin before, or may end.
                 Waited::Idle => match self.seqs.first() {
-                    None => return Ok(false),
                     Some(_) if self.losses.leaving.is_some() => {} // The next round leaves it.
                     Some(_) if self.seqs.preemptions > preemptions => {}
+                    _ if self.seqs.all.values().any(|s| s.stage == Stage::Choosing) => {
+                        self.handle.wait_for_request(NAP);
+                        return Ok(true);
+                    }
+                    None => return Ok(false),
                     Some(seq) => self.seqs.fail(seq, KvError::Full(1).into()),
                 },
             }
@@ -69,9 +78,17 @@ impl Engine {
                     let admission = self.seqs.all.get(&of).map(like).unwrap_or_default();
                     self.seqs.admit(seq, &admission);
                 }
-                Some(Request::Append(seq, tokens, logits)) => self.seqs.feed(seq, &tokens, logits),
+                Some(Request::Append(seq, tokens, logits, phase)) => {
+                    self.seqs.feed(&SequenceInput { seq, tokens: &tokens, logits, phase });
+                }
                 Some(Request::Replace(seq, tokens, logits)) => {
                     self.seqs.replace(seq, &tokens, logits);
+                }
+                Some(Request::GoOn(seq, next)) => {
+                    let s = self.seqs.all.get(&seq);
+                    if s.is_some_and(|s| s.stage == Stage::Choosing) {
+                        self.go_on(seq, next);
+                    }
                 }
                 Some(Request::Cancel(seq)) => {
                     if let Some(s) = self.seqs.all.get_mut(&seq) {
@@ -341,36 +358,45 @@ impl Engine {
                 on(Event::TopK { seq, position, top_k: &self.top_k })
             }
         };
-        self.feed_next(seq, next, last);
+        if last {
+            self.go_on(seq, next);
+        }
         true
     }
 
     /// Reports that a sequence without wanted logits is done.
     fn hand_out_fed(&mut self, seq: SeqId, on: OnEvent<'_>) -> bool {
         let Some(s) = self.seqs.all.get(&seq) else { return false };
-        if s.stage == Stage::Idle || s.in_flight.is_some() || self.seqs.kv.len(seq) < s.tokens.len()
-        {
+        let told = matches!(s.stage, Stage::Idle | Stage::Choosing) || s.in_flight.is_some();
+        if told || self.seqs.kv.len(seq) < s.tokens.len() {
             return false;
         }
         self.seqs.through(seq);
         let next = on(Event::Fed { seq });
-        self.feed_next(seq, next, true);
+        self.go_on(seq, next);
         true
     }
 
-    /// Feeds a sequence the token that the receiver chose, or lets it wait.
-    fn feed_next(&mut self, seq: SeqId, next: Next, last: bool) {
-        if !last {
-            return;
+    /// Does what the receiver chose for a sequence that has nothing left to compute.
+    fn go_on(&mut self, seq: SeqId, next: Next) {
+        if let Some(s) = self.seqs.all.get_mut(&seq) {
+            s.stage = if next == Next::Later { Stage::Choosing } else { Stage::Idle };
         }
-        let Next::Append(token) = next else { return self.idle(seq) };
-        match self.handle.append_token(seq, token) {
+        let (accepted, then) = match next {
+            Next::Later => return,
+            Next::Wait => (usize::MAX, None),
+            Next::Append(token) => (usize::MAX, Some(token)),
+            Next::Keep { accepted, then } => (accepted, then),
+        };
+        let len = self.seqs.keep(seq, accepted);
+        let Some(token) = then else { return self.idle(seq) };
+        match self.handle.append_token(seq, len, token) {
             Ok(()) => {
                 let wanted = match self.seqs.all.get(&seq).and_then(Sequence::top_k) {
                     Some(count) => WantedLogits::TopK(count),
                     None => WantedLogits::Last,
                 };
-                self.seqs.feed(seq, &[token], wanted);
+                self.seqs.feed(&SequenceInput::decode(seq, &[token], wanted));
             }
             // The sequence was closed: nothing is reported.
             Err(EngineError::Kv(KvError::Closed(_))) => {}

@@ -77,6 +77,10 @@ impl std::fmt::Debug for Constrained {
 }
 
 impl Constraint for Constrained {
+    fn is_ready(&mut self) -> bool {
+        self.mask.is_ready()
+    }
+
     fn allowed(&mut self) -> Option<&[u32]> {
         // It waits for the mask. One that failed allows the end alone, and says why.
         let _ = self.mask.allowed();

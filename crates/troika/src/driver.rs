@@ -9,6 +9,7 @@ use std::thread::{ThreadId, current};
 
 use troika_engine::{Engine, EngineError, EngineHandle, Event, Next, SeqId};
 
+use crate::choosers::Choosers;
 use crate::error::Error;
 use crate::generate::{Generating, Given};
 
@@ -17,6 +18,8 @@ use crate::generate::{Generating, Given};
 pub(crate) struct SessionState {
     /// A generation in progress.
     pub generating: Option<Generating>,
+    /// How many requests the session made so far.
+    pub requests: u64,
     /// Logits with their positions, handed out by another thread.
     pub rows: Vec<(usize, Vec<f32>)>,
     /// Tokens that were cached when the sequence began.
@@ -72,7 +75,7 @@ impl Drop for EngineGuard<'_> {
     fn drop(&mut self) {
         *lock(&self.driver.holder) = None;
         self.engine = None;
-        self.driver.tell();
+        self.driver.steps.tell();
     }
 }
 
@@ -82,9 +85,29 @@ pub(crate) struct Driver {
     holder: Mutex<Option<ThreadId>>,
     pub handle: EngineHandle,
     sessions: Mutex<HashMap<SeqId, Shared>>,
-    /// Counts steps, for threads that wait while another one steps.
-    steps: Mutex<u64>,
-    stepped: Condvar,
+    steps: Arc<Steps>,
+    choosers: Choosers,
+}
+
+/// Counts steps and tokens chosen elsewhere, for threads that wait while another one steps.
+#[derive(Debug, Default)]
+pub(crate) struct Steps {
+    count: Mutex<u64>,
+    counted: Condvar,
+}
+
+impl Steps {
+    /// Wakes the threads that wait for results or for the engine.
+    pub fn tell(&self) {
+        *lock(&self.count) += 1;
+        self.counted.notify_all();
+    }
+
+    /// Waits until there are more than `seen`.
+    fn wait(&self, seen: u64) {
+        let same = |count: &mut u64| *count == seen;
+        drop(self.counted.wait_while(lock(&self.count), same));
+    }
 }
 
 /// Receives logits in the engine's memory, on the thread that wants them.
@@ -92,13 +115,14 @@ pub(crate) type OwnRows<'a> = &'a mut dyn FnMut(usize, &mut [f32]);
 
 impl Driver {
     pub fn new(engine: Engine) -> Driver {
+        let (handle, steps) = (engine.handle().clone(), Arc::<Steps>::default());
         Driver {
-            handle: engine.handle().clone(),
+            choosers: Choosers::new(&handle, &steps),
+            handle,
             engine: Mutex::new(engine),
             holder: Mutex::default(),
             sessions: Mutex::default(),
-            steps: Mutex::new(0),
-            stepped: Condvar::new(),
+            steps,
         }
     }
 
@@ -148,7 +172,7 @@ impl Driver {
         mut own: Option<(SeqId, OwnRows<'_>)>,
     ) -> Result<T, Error> {
         loop {
-            let seen = *lock(&self.steps);
+            let seen = *lock(&self.steps.count);
             if let Some(found) = ready() {
                 return Ok(found);
             }
@@ -173,19 +197,10 @@ impl Driver {
                 }
                 None => {
                     self.check_free()?;
-                    let mut steps = lock(&self.steps);
-                    while *steps == seen {
-                        steps = self.stepped.wait(steps).unwrap_or_else(PoisonError::into_inner);
-                    }
+                    self.steps.wait(seen);
                 }
             }
         }
-    }
-
-    /// Wakes the threads that wait for results or for the engine.
-    fn tell(&self) {
-        *lock(&self.steps) += 1;
-        self.stepped.notify_all();
     }
 
     /// Does one step for all sessions.
@@ -196,11 +211,16 @@ impl Driver {
     ) -> Result<bool, EngineError> {
         engine.step(&mut |event| {
             let seq = event.seq();
-            let state = lock(&self.sessions).get(&seq).cloned();
-            let Some(state) = state else { return Next::Wait };
+            let shared = lock(&self.sessions).get(&seq).cloned();
+            let Some(shared) = shared else { return Next::Wait };
             let own = own.as_mut().filter(|(own, _)| *own == seq);
-            let mut state = lock(&state);
+            let mut state = lock(&shared);
             let next = state.take_in(event, own.map(|(_, rows)| rows));
+            if next == Next::Later {
+                drop(state);
+                self.choosers.choose(seq, shared);
+                return next;
+            }
             let waker = state.waker.take();
             // Whoever is woken may look at the state at once.
             drop(state);
@@ -213,13 +233,19 @@ impl Driver {
 }
 
 impl SessionState {
+    /// Begins another request.
+    pub fn restart(&mut self, generating: Option<Generating>) {
+        let requests = self.requests + 1;
+        *self = SessionState { generating, requests, ..SessionState::default() };
+    }
+
     /// Notes an event. Logits of a session that this thread feeds go to `own`.
     fn take_in(&mut self, event: Event<'_>, own: Option<&mut OwnRows<'_>>) -> Next {
         match event {
             Event::Begun { cached, .. } => self.cached = cached,
             Event::Logits { position, logits, last, .. } => {
                 if let Some(generating) = &mut self.generating {
-                    return generating.choose_next(Given::All(logits));
+                    return generating.choose_next(&Given::All(logits));
                 }
                 match own {
                     Some(rows) => {
@@ -237,10 +263,10 @@ impl SessionState {
             // Only generations ask for them.
             Event::TopK { top_k, .. } => {
                 let generating = self.generating.as_mut();
-                return generating.map_or(Next::Wait, |g| g.choose_next(Given::TopK(top_k)));
+                return generating.map_or(Next::Wait, |g| g.choose_next(&Given::TopK(top_k)));
             }
             Event::Fed { .. } => match &mut self.generating {
-                Some(generating) => return generating.choose_next(Given::Nothing),
+                Some(generating) => return generating.choose_next(&Given::Nothing),
                 None => self.ended = Some(Ended::Through),
             },
             Event::Cancelled { .. } => self.ended = Some(Ended::Cancelled),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use troika_device::Clock;
 use troika_engine::Next;
-use troika_engine::sample::{Logprobs, Sampler};
+use troika_engine::sample::{Logprobs, SampleError, Sampler};
 use troika_trace::{Span, Tracer};
 
 use crate::error::Error;
@@ -42,7 +42,10 @@ impl Finish {
 /// A generation in progress: chooses the next token and decides when to end.
 #[derive(Debug)]
 pub(crate) struct Generating {
-    pub sampler: Sampler,
+    /// `None` while it chooses on another thread.
+    pub sampler: Option<Sampler>,
+    /// The logits that it chooses from there.
+    pub row: Vec<f32>,
     /// How many tokens' [`Logprobs`] are wanted besides the chosen one's.
     pub logprobs: Option<usize>,
     /// Tokens that end the text.
@@ -92,36 +95,73 @@ pub(crate) enum Given<'a> {
     Nothing,
 }
 
+/// A token that was chosen.
+pub(crate) struct Chosen {
+    pub token: u32,
+    pub logprobs: Option<Logprobs>,
+}
+
+/// Chooses a token, and with it the probabilities of the `top` most likely ones.
+pub(crate) fn choose(
+    sampler: &mut Sampler,
+    logits: &Given<'_>,
+    top: Option<usize>,
+) -> Result<Chosen, SampleError> {
+    let token = match logits {
+        Given::All(logits) => sampler.sample(logits)?,
+        Given::TopK(top_k) => sampler.sample_top_k(top_k)?,
+        Given::Nothing => return Err(SampleError::NoFinite),
+    };
+    sampler.accept(token);
+    let logprobs = match logits {
+        Given::All(logits) => top.map(|top| Logprobs::of(logits, token, top)),
+        _ => None,
+    };
+    Ok(Chosen { token, logprobs })
+}
+
 impl Generating {
-    /// Chooses the next token.
-    pub fn choose_next(&mut self, logits: Given<'_>) -> Next {
+    /// Chooses the next token here, unless it has to wait for a constraint.
+    pub fn choose_next(&mut self, logits: &Given<'_>) -> Next {
         if self.finish.is_some() {
             return Next::Wait;
         }
-        let sampling = self.times.clock.now();
+        let began = self.times.clock.now();
         if self.max == 0 {
-            self.times.first = Some(sampling);
-            self.times.last = sampling;
+            self.times.first = Some(began);
+            self.times.last = began;
             self.finish = Some(Ok(Finish::Length));
             return Next::Wait;
         }
-        let token = match (&logits, self.counted) {
-            (Given::All(logits), None) => self.sampler.sample(logits),
-            (Given::TopK(top_k), None) => self.sampler.sample_top_k(top_k),
-            (_, vocab) => Ok(self.count_up(vocab.unwrap_or(0))),
+        let counted = self.counted.map(|vocab| self.count_up(vocab));
+        let Some(sampler) = &mut self.sampler else { return Next::Wait };
+        if let (Given::All(logits), None) = (logits, counted)
+            && !sampler.is_ready()
+        {
+            self.row.clear();
+            self.row.extend_from_slice(logits);
+            return Next::Later;
+        }
+        let chosen = match counted {
+            Some(token) => Ok(Chosen { token, logprobs: None }),
+            None => choose(sampler, logits, self.logprobs),
         };
-        let token = match token {
-            Ok(token) => token,
+        self.take_token(chosen, began)
+    }
+
+    /// Notes a token that was chosen, and says how to go on.
+    pub fn take_token(&mut self, chosen: Result<Chosen, SampleError>, began: Duration) -> Next {
+        let Chosen { token, logprobs } = match chosen {
+            Ok(chosen) => chosen,
             Err(e) => {
                 self.finish = Some(Err(e.into()));
                 return Next::Wait;
             }
         };
-        self.sampler.accept(token);
         let now = self.times.clock.now();
         if self.times.tracer.enabled() {
             let (name, lane) = ("sample".into(), "host".into());
-            let span = Span { name, lane, start: sampling, end: now, args: Vec::new() };
+            let span = Span { name, lane, start: began, end: now, args: Vec::new() };
             self.times.tracer.record(span);
         }
         self.times.first.get_or_insert(now);
@@ -131,10 +171,6 @@ impl Generating {
             return Next::Wait;
         }
         self.chosen += 1;
-        let logprobs = match logits {
-            Given::All(logits) => self.logprobs.map(|top| Logprobs::of(logits, token, top)),
-            _ => None,
-        };
         self.out.push_back((token, logprobs));
         if self.chosen >= self.max {
             self.finish = Some(Ok(Finish::Length));

@@ -43,6 +43,7 @@
 mod calibrate;
 mod calibrated;
 mod checked_device;
+mod choosers;
 mod describe;
 mod devices;
 mod driver;

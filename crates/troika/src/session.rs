@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use troika_engine::sample::{Constraint, Logprobs, SampleParams, Sampler};
-use troika_engine::{Admission, EngineHandle, SeqId, WantedLogits};
+use troika_engine::{Admission, EngineHandle, SeqId, SequenceInput, WantedLogits};
 use troika_model::tokenizer::{Detokenizer, StopMatcher, Tokenizer};
 
 use crate::driver::{Ended, SessionState, Shared, lock};
@@ -278,12 +278,12 @@ impl Session {
             None => WantedLogits::Last,
         };
         let generating = Some(generating(opened, request, sampler, prompt.len()));
-        *lock(&self.state) = SessionState { generating, ..SessionState::default() };
+        lock(&self.state).restart(generating);
         self.text = Some(TextOutput::new(opened, request, prompt.len()));
         let asked = opened.driver.handle.replace(self.seq, prompt.to_vec(), wanted);
         if asked.is_err() {
             self.text = None;
-            *lock(&self.state) = SessionState::default();
+            lock(&self.state).restart(None);
         }
         Ok(asked?)
     }
@@ -299,7 +299,7 @@ impl Session {
         }
         let state = self.state.clone();
         let taken = self.opened.driver.until(|| take(&state), None)?;
-        self.take_piece(taken, Self::end)
+        self.take_piece(taken)
     }
 
     /// The next token if it is ready; computes nothing.
@@ -311,7 +311,7 @@ impl Session {
             return Ok(None);
         }
         match take(&self.state) {
-            Some(taken) => self.take_piece(taken, Self::end),
+            Some(taken) => self.take_piece(taken),
             None => Ok(None),
         }
     }
@@ -326,9 +326,7 @@ impl Session {
         // Before looking, so that no event is missed.
         lock(&self.state).waker = Some(cx.waker().clone());
         match take(&self.state) {
-            Some(taken) => {
-                Poll::Ready(self.take_piece(taken, |s| Ok(s.opened.driver.handle.cancel(s.seq)?)))
-            }
+            Some(taken) => Poll::Ready(self.take_piece(taken)),
             None => Poll::Pending,
         }
     }
@@ -380,7 +378,7 @@ impl Session {
         Ok(())
     }
 
-    /// Appends tokens and passes on logits with the position of the token they follow, without
+    /// Appends tokens as a prompt and passes on logits with the position of the token they follow, without
     /// sampling; [`WantedLogits::TopK`] counts as [`WantedLogits::Last`]. Devices that model time
     /// only give none. `on_logits` may change the logits. It runs in the middle of an engine step:
     /// there, this thread cannot wait for other sessions of the model ([`Error::EngineHeld`]), but
@@ -398,9 +396,9 @@ impl Session {
         self.opened.driver.check_free()?;
         self.settle()?;
         self.text = None;
-        *lock(&self.state) = SessionState::default();
+        lock(&self.state).restart(None);
         let driver = &self.opened.driver;
-        driver.handle.feed(self.seq, tokens, logits.whole())?;
+        driver.handle.feed(&SequenceInput::prompt(self.seq, tokens, logits.whole()))?;
         let state = self.state.clone();
         // Logits are passed on in the middle of a step: a panic must wait for its end.
         let mut panicked = None;
@@ -447,27 +445,15 @@ impl Session {
         self.opened.driver.until(idle, None)
     }
 
-    /// Stops current work, and waits for its end if this thread can.
-    fn end(&mut self) -> Result<(), Error> {
-        match self.opened.driver.is_held_here() {
-            true => Ok(self.opened.driver.handle.cancel(self.seq)?),
-            false => self.settle(),
-        }
-    }
-
-    /// Turns a token into text; `end` stops the work if a stop text ends the answer.
-    fn take_piece(
-        &mut self,
-        taken: Taken,
-        end: impl FnOnce(&mut Session) -> Result<(), Error>,
-    ) -> Result<Option<TextPiece>, Error> {
+    /// Turns a token into text, and cancels the work if a stop text ends the answer.
+    fn take_piece(&mut self, taken: Taken) -> Result<Option<TextPiece>, Error> {
         let Some(text) = &mut self.text else { return Ok(None) };
         match taken {
             Taken::Token(token, logprobs) => {
                 let (piece, stopped) = text.push(token);
                 if stopped {
                     text.stopped = Some(Finish::Stop);
-                    end(self)?;
+                    self.opened.driver.handle.cancel(self.seq)?;
                 }
                 Ok(Some(TextPiece { token, text: piece, logprobs }))
             }
@@ -525,7 +511,8 @@ fn generating(opened: &Opened, request: &Request, sampler: Sampler, len: usize) 
         false => opened.text.defaults.stop_tokens.clone(),
     };
     Generating {
-        sampler,
+        sampler: Some(sampler),
+        row: Vec::new(),
         logprobs: request.logprobs,
         stop_tokens,
         max: request.max_tokens.unwrap_or(usize::MAX),

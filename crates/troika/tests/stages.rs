@@ -23,7 +23,8 @@ fn logits(options: &OpenOptions) -> Vec<u32> {
     let mut bits = Vec::new();
     let tokens: Vec<u32> = (0..29).map(|i| i * 37 % 1000).collect();
     for tokens in [&tokens[..], &[7]] {
-        let input = [SequenceInput { seq, tokens, logits: WantedLogits::All }];
+        let fed = if tokens.len() == 1 { SequenceInput::decode } else { SequenceInput::prompt };
+        let input = [fed(seq, tokens, WantedLogits::All)];
         let mut take =
             |_: usize, _: usize, row: &[f32]| bits.extend(row.iter().map(|x| x.to_bits()));
         model.engine().unwrap().run(&input, &mut take).unwrap();

@@ -88,7 +88,7 @@ fn shared(d: &Described, plan: &Plan, in_flight: usize, split: &ExpertSplit) -> 
 fn logits(e: &mut Engine, ids: &[u32]) -> Vec<f32> {
     let seq = e.open();
     let mut out = Vec::new();
-    let input = SequenceInput { seq, tokens: ids, logits: WantedLogits::All };
+    let input = SequenceInput::prompt(seq, ids, WantedLogits::All);
     e.run(&[input], &mut |_, _, row| out.extend_from_slice(row)).unwrap();
     e.close(seq);
     out
@@ -225,7 +225,7 @@ fn a_device_that_fails_with_experts_in_flight_is_no_deadlock() {
                 Ok(())
             });
             let seq = e.open();
-            let input = SequenceInput { seq, tokens: &ids, logits: WantedLogits::Last };
+            let input = SequenceInput::prompt(seq, &ids, WantedLogits::Last);
             let result = e.run(&[input], &mut |_, _, _| {});
             e.close(seq);
             e.audit().unwrap();
@@ -248,7 +248,7 @@ fn what_is_cancelled_with_experts_in_flight_ends() {
         for after in [0, 1, 2, 5, 9, 20] {
             let seq = e.open();
             let (handle, mut left) = (e.handle().clone(), after);
-            handle.feed(seq, &ids, WantedLogits::Last).unwrap();
+            handle.feed(&SequenceInput::prompt(seq, &ids, WantedLogits::Last)).unwrap();
             hook.set(move |_| {
                 if left == 0 {
                     handle.cancel(seq).unwrap();
@@ -316,7 +316,7 @@ fn virtual_devices_share_experts_out() {
         let (seq, mut out, began) = (e.open(), Vec::new(), clock.now());
         let off = text.contains("\"off\"");
         let logits = if off { WantedLogits::None } else { WantedLogits::All };
-        let inputs = [SequenceInput { seq, tokens: &ids, logits }];
+        let inputs = [SequenceInput::prompt(seq, &ids, logits)];
         match off {
             true => e.run_unread(&inputs).unwrap(),
             false => e.run(&inputs, &mut |_, _, row| out.extend_from_slice(row)).unwrap(),

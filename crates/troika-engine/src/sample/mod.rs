@@ -78,6 +78,12 @@ pub trait Constraint: Send + std::fmt::Debug {
     /// is better begun in [`Constraint::accept`] on another thread.
     fn allowed(&mut self) -> Option<&[u32]>;
 
+    /// Whether [`Constraint::allowed`] answers at once now. If not, it is asked on a thread that
+    /// may wait, while other sequences go on.
+    fn is_ready(&mut self) -> bool {
+        false
+    }
+
     /// A token was generated.
     fn accept(&mut self, token: u32);
 }
@@ -147,6 +153,11 @@ impl Sampler {
     /// Limits the tokens from here on; those accepted so far are not told.
     pub fn constrain(&mut self, constraint: Box<dyn Constraint>) {
         self.constraint = Some(constraint);
+    }
+
+    /// Whether the next token can be chosen without waiting for a constraint.
+    pub fn is_ready(&mut self) -> bool {
+        self.constraint.as_mut().is_none_or(|c| c.is_ready())
     }
 
     /// Records a token of the sequence, from the prompt or generated, for the penalties.

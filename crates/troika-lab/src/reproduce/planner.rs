@@ -105,7 +105,7 @@ fn prompt_ms(model: &Model, prompt: usize, round: usize) -> Result<f64, LabError
     let tokens: Vec<u32> = (0..prompt).map(token).collect();
     let mut engine = model.engine()?;
     let seq = engine.open();
-    let input = [SequenceInput { seq, tokens: &tokens, logits: WantedLogits::Last }];
+    let input = [SequenceInput::prompt(seq, &tokens, WantedLogits::Last)];
     let start = Instant::now();
     engine.run_unread(&input)?;
     let took = start.elapsed();

@@ -222,7 +222,8 @@ impl Simulation {
         let seq = engine.open();
         let mut feed = |count: usize| {
             let tokens: Vec<u32> = (0..count).map(|i| (i % vocab) as u32).collect();
-            let input = [SequenceInput { seq, tokens: &tokens, logits: WantedLogits::Last }];
+            let fed = if tokens.len() == 1 { SequenceInput::decode } else { SequenceInput::prompt };
+            let input = [fed(seq, &tokens, WantedLogits::Last)];
             engine.run_unread(&input)
         };
         let start = self.board.usage();

@@ -92,6 +92,17 @@ impl Mask {
         }
     }
 
+    /// Whether [`Mask::allowed`] answers at once.
+    pub fn is_ready(&mut self) -> bool {
+        let State::Computing(receiver) = &self.state else { return true };
+        let computed = receiver.recv_timeout(Duration::ZERO);
+        let is_ready = !matches!(computed, Err(RecvTimeoutError::Timeout));
+        if is_ready {
+            self.take(computed);
+        }
+        is_ready
+    }
+
     /// Takes the token that came, and begins to compute what may follow.
     pub fn accept(&mut self, token: u32) {
         self.wait();
@@ -145,7 +156,12 @@ impl Mask {
 
     fn wait_for(&mut self, patience: Duration) {
         let State::Computing(receiver) = &self.state else { return };
-        self.state = match receiver.recv_timeout(patience) {
+        let computed = receiver.recv_timeout(patience);
+        self.take(computed);
+    }
+
+    fn take(&mut self, computed: Result<Computed, RecvTimeoutError>) {
+        self.state = match computed {
             Ok(Computed { error: Some(error), .. }) => self.lose(error),
             Ok(computed) => State::Ready(Box::new(computed)),
             Err(RecvTimeoutError::Timeout) => {
