@@ -49,7 +49,7 @@ pub(super) fn plan(r: &Request<'_>) -> Result<Plan, SimulateError> {
             devices.push(name.to_string());
         }
     }
-    let widest = r.lowered.states.iter().map(|s| s.width * s.dtype.block_bytes()).max();
+    let widest = r.lowered.states.iter().map(|s| s.row_bytes()).max();
     let widest = widest.unwrap_or(0);
     let limits = r.soc.processors.iter().filter_map(|p| p.max_binding_bytes);
     Ok(Plan {

@@ -62,6 +62,13 @@ pub struct StateDecl {
     pub page_group: usize,
 }
 
+impl StateDecl {
+    /// Bytes of a position.
+    pub fn row_bytes(&self) -> usize {
+        self.dtype.row_size(self.width)
+    }
+}
+
 /// The part of a layer that a segment computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
