@@ -15,7 +15,7 @@ use troika::device::{
     RealClock, Run, SeqRows, Submission, View, WeightSource, Weights, Work,
 };
 use troika::graph::partition::{
-    ColumnSplit, Columns, Partitioned, Piece, Stage, cut_at, kv_heads, split_columns,
+    ColumnSplit, Columns, Partitioned, Piece, Stage, cut_at, split_columns,
 };
 use troika::graph::{ActivationFormat, DType, Op, Subgraph, ValueId, restrict_activations};
 use troika::model::lower::{LowerOptions, Lowered, SegmentKind, lower};
@@ -240,11 +240,8 @@ fn check_model(
     r: &mut Random,
     seen: &mut Seen,
 ) {
-    for (i, s) in l.segments.iter().enumerate() {
-        let groups = match s.kind {
-            SegmentKind::Qkv => kv_heads(&l.segments[i + 1].graph),
-            _ => None,
-        };
+    for s in &l.segments {
+        let groups = l.heads_behind(s);
         let case = Segment { model: name, graph: &s.graph, store, groups };
         check_segment(bench, &case, s.kind, r, seen);
     }
