@@ -1,7 +1,7 @@
 //! The rules of a plan that shares experts out.
 
 use troika_model::lower::{ModelPart, SegmentKind, segment_kinds};
-use troika_model::spec::{Ffn, ModelSpec, Moe};
+use troika_model::spec::{ModelSpec, Moe};
 
 use crate::device::PlanDevice;
 use crate::error::PlanError;
@@ -102,10 +102,7 @@ impl ExpertRules<'_> {
     }
 
     fn layers(&self) -> impl Iterator<Item = (usize, &Moe)> {
-        self.spec.layers.iter().enumerate().filter_map(|(layer, l)| match &l.ffn {
-            Ffn::Moe(moe) => Some((layer, moe)),
-            Ffn::Dense(_) => None,
-        })
+        self.spec.layers.iter().enumerate().filter_map(|(layer, l)| Some((layer, l.moe()?)))
     }
 
     /// The groups that are on the device.

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use troika_graph::partition::kv_heads;
 use troika_graph::{DType, GraphError, Subgraph, Window};
 
-use crate::spec::{Ffn, Key, ModelSpec};
+use crate::spec::{Ffn, Key, Mixer, ModelSpec};
 
 /// Parameters of lowering beyond the spec.
 #[derive(Clone, Copy, Debug)]
@@ -185,11 +185,16 @@ pub fn segments(spec: &ModelSpec) -> Vec<(SegmentKind, Option<usize>)> {
     use SegmentKind as S;
     let mut all = vec![(S::Embed, None)];
     for (i, layer) in spec.layers.iter().enumerate() {
-        let kinds: &[SegmentKind] = match layer.ffn {
-            Ffn::Dense(_) => &[S::Qkv, S::Attention, S::AttnOut, S::Ffn],
-            Ffn::Moe(_) => &[S::Qkv, S::Attention, S::AttnOut, S::Router, S::Experts],
+        let mixer: &[SegmentKind] = match layer.mixer {
+            Some(Mixer::Attention(_)) => &[S::Qkv, S::Attention, S::AttnOut],
+            None => &[],
         };
-        all.extend(kinds.iter().map(|&kind| (kind, Some(i))));
+        let ffn: &[SegmentKind] = match layer.ffn {
+            Some(Ffn::Dense(_)) => &[S::Ffn],
+            Some(Ffn::Moe(_)) => &[S::Router, S::Experts],
+            None => &[],
+        };
+        all.extend(mixer.iter().chain(ffn).map(|&kind| (kind, Some(i))));
     }
     all.push((S::Head, None));
     all
