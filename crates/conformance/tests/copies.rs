@@ -112,7 +112,7 @@ fn bytes_are_those_of_ids_logits_and_caches() {
     // A prompt's caches are copied as a whole.
     let engine = model.engine().unwrap();
     let states = &engine.lowered().states;
-    let row: usize = states.iter().map(|s| s.width * s.dtype.block_bytes()).sum();
+    let row: usize = states.iter().map(|s| s.row_bytes()).sum();
     let phases = planned("qwen3", &options(["cpu", own], Strategy::PrefillDecode));
     assert!(phases[0].values.is_empty(), "{phases:?}");
     assert_eq!(phases[1].handover, [count(None, Some("b"), states.len(), CHUNK * row)]);

@@ -15,7 +15,7 @@ use troika::device::{
     RealClock, Run, SeqRows, Submission, View, WeightSource, Weights, Work,
 };
 use troika::graph::partition::{
-    ColumnSplit, Columns, Partitioned, Piece, Stage, cut_at, kv_heads, split_columns,
+    ColumnSplit, Columns, Partitioned, Piece, Stage, cut_at, split_columns,
 };
 use troika::graph::{ActivationFormat, DType, Op, Subgraph, ValueId, restrict_activations};
 use troika::model::lower::{LowerOptions, Lowered, SegmentKind, lower};
@@ -33,10 +33,6 @@ struct Memory {
     rows: usize,
 }
 
-fn row_bytes(g: &Subgraph, v: ValueId) -> usize {
-    g.value(v).shape.row_len() * g.value(v).dtype.block_bytes()
-}
-
 impl Memory {
     /// Random inputs and caches; everything else is NaN until it is written.
     fn new(g: &Subgraph, rows: usize, r: &mut Random) -> Memory {
@@ -50,7 +46,9 @@ impl Memory {
             let state = g.states.contains(&id);
             let rows = if state { POSITIONS } else { rows };
             let bytes: Vec<u8> = match v.dtype {
-                _ if !state && !g.inputs.contains(&id) => vec![0xff; rows * row_bytes(g, id)],
+                _ if !state && !g.inputs.contains(&id) => {
+                    vec![0xff; rows * g.value(id).row_bytes()]
+                }
                 // Token ids and positions; or different experts.
                 DType::I32 if cols == 1 => {
                     (0..rows).flat_map(|i| (5 + i as i32).to_le_bytes()).collect()
@@ -59,7 +57,7 @@ impl Memory {
                     let id = |i: usize| (i / cols * 3 + i % cols) % experts.unwrap();
                     (0..rows * cols).flat_map(|i| (id(i) as i32).to_le_bytes()).collect()
                 }
-                dtype => r.bytes(dtype, rows * row_bytes(g, id)),
+                dtype => r.bytes(dtype, rows * g.value(id).row_bytes()),
             };
             values.insert(id, bytes);
         }
@@ -68,8 +66,8 @@ impl Memory {
 
     /// Bytes of a value's row, and the byte range of some columns in it.
     fn place(&self, g: &Subgraph, c: &Columns) -> (usize, std::ops::Range<usize>) {
-        let size = g.value(c.value).dtype.block_bytes();
-        (row_bytes(g, c.value), c.cols.start * size..c.cols.end * size)
+        let at = |cols| g.value(c.value).dtype.row_size(cols);
+        (g.value(c.value).row_bytes(), at(c.cols.start)..at(c.cols.end))
     }
 
     fn gather(&self, g: &Subgraph, c: &Columns) -> Buffer {
@@ -242,11 +240,8 @@ fn check_model(
     r: &mut Random,
     seen: &mut Seen,
 ) {
-    for (i, s) in l.segments.iter().enumerate() {
-        let groups = match s.kind {
-            SegmentKind::Qkv => kv_heads(&l.segments[i + 1].graph),
-            _ => None,
-        };
+    for s in &l.segments {
+        let groups = l.heads_behind(s);
         let case = Segment { model: name, graph: &s.graph, store, groups };
         check_segment(bench, &case, s.kind, r, seen);
     }

@@ -11,7 +11,6 @@ use troika::device::{Device, Waiting};
 use troika::engine::{Engine, EngineError, SeqId, SequenceInput, Sharing, WantedLogits};
 use troika::graph::{ActivationFormat, DType};
 use troika::model::lower::{SegmentKind, segments};
-use troika::model::spec::Ffn;
 use troika::plan::{
     Dispatch, ExpertGroupPlan, ExpertSplit, Layers, Overflow, Phase, Plan, PlanDevice, PlanRequest,
     Policy, RefusedOps, Rule, Share, Split, Strategy, SyncMode, make,
@@ -107,7 +106,7 @@ fn split(r: &mut Random, kind: SegmentKind, device: &str, chunk: usize) -> Optio
 
 /// Random groups of a layer's experts, for chunks of up to so many rows.
 fn experts(r: &mut Random, d: &Described, layer: usize, chunk: usize) -> Option<Split> {
-    let Ffn::Moe(moe) = &d.spec.layers[layer].ffn else { return None };
+    let moe = d.spec.layers[layer].moe()?;
     let overflow = *r.of(&[Overflow::Cpu, Overflow::Pad]);
     let dispatch = match overflow {
         Overflow::Cpu => *r.of(&Dispatch::ALL),

@@ -12,7 +12,7 @@ use troika_graph::{Subgraph, ValueId};
 
 use crate::bench::Bench;
 use crate::build::{DeviceCase, POSITIONS};
-use crate::values::{Values, forward, row_bytes};
+use crate::values::{Values, forward};
 
 /// A device with a queue for cases.
 pub struct CaseRunner<'a> {
@@ -149,7 +149,7 @@ impl<'a> CaseRunner<'a> {
     }
 
     fn place(&self, g: &Subgraph, id: ValueId, layout: Layout) -> Result<CaseBuffer, DeviceError> {
-        let (row, state) = (row_bytes(g.value(id)), g.states.contains(&id));
+        let (row, state) = (g.value(id).row_bytes(), g.states.contains(&id));
         let rows = if state { POSITIONS } else { layout.bound };
         let stride = if layout.apart && !state { row + GAP } else { row };
         let no_memory = || DeviceError::memory("checking a device");
@@ -180,13 +180,13 @@ impl<'a> CaseRunner<'a> {
             guard.fill(p.fill);
             // An input that is also an output has only one place.
             let Some(value) = start.bytes.get(&p.id).filter(|_| !is_output(g, i)) else { continue };
-            let row = row_bytes(g.value(p.id));
+            let row = g.value(p.id).row_bytes();
             for (to, from) in guard.chunks_mut(p.stride).zip(value.chunks_exact(row)) {
                 to[..row].copy_from_slice(from);
             }
         }
         let view = |p: &CaseBuffer| {
-            let row = row_bytes(g.value(p.id));
+            let row = g.value(p.id).row_bytes();
             View::new(&p.device, 0, (p.rows, row), p.stride)
         };
         let mut views = places.iter().map(view).collect::<Result<Vec<_>, _>>()?;
@@ -219,7 +219,7 @@ fn is_output(g: &Subgraph, binding: usize) -> bool {
 fn read(g: &Subgraph, places: &[CaseBuffer], rows: usize) -> Result<Ran, DeviceError> {
     let (mut bytes, mut spoilt) = (BTreeMap::new(), None);
     for (i, p) in places.iter().enumerate().skip(g.inputs.len()) {
-        let row = row_bytes(g.value(p.id));
+        let row = g.value(p.id).row_bytes();
         let valid = if is_output(g, i) { rows } else { p.rows };
         let guard = p.host.read()?;
         let mut value = Vec::with_capacity(valid * row);

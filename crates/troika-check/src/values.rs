@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use troika_device::{ForwardBatch, PageTable, SeqRows};
 use troika_graph::blocks::dequantize;
-use troika_graph::{DType, Node, Op, Subgraph, Value, ValueId};
+use troika_graph::{DType, Node, Op, Subgraph, ValueId};
 
 use crate::POSITIONS;
 use crate::random::Random;
@@ -17,10 +17,6 @@ pub struct Values {
     pub rows: usize,
     /// The bytes of each value.
     pub bytes: BTreeMap<ValueId, Vec<u8>>,
-}
-
-pub(crate) fn row_bytes(v: &Value) -> usize {
-    v.shape.row_len() * v.dtype.block_bytes()
 }
 
 /// Sequences of a run: two from three rows on. Their pages are in random order.
@@ -62,7 +58,7 @@ impl Values {
                 DType::I32 => {
                     (0..rows * cols).flat_map(|i| (expert(i) as i32).to_le_bytes()).collect()
                 }
-                dtype => r.bytes(dtype, rows * row_bytes(v)),
+                dtype => r.bytes(dtype, rows * v.row_bytes()),
             };
             bytes.insert(*id, value);
         }

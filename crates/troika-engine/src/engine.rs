@@ -283,7 +283,7 @@ fn check_memory(lowered: &Lowered, plan: &Plan, kv: &KvCache) -> Result<(), Engi
 fn kv_layout(lowered: &Lowered, plan: &Plan, sharing: Sharing) -> KvLayout {
     let bytes = |group: usize| {
         let of_group = lowered.states.iter().filter(|s| s.page_group == group);
-        of_group.map(|s| state_row(s) as u64).sum()
+        of_group.map(|s| s.row_bytes() as u64).sum()
     };
     let groups = lowered.page_groups.iter().enumerate();
     KvLayout {
@@ -334,15 +334,10 @@ fn check_binding(
 
 /// Bytes of some columns of a state; `None` on overflow.
 fn state_bytes(state: &StateDecl, cols: usize, kv: &KvCache) -> Option<usize> {
-    kv.positions(state.page_group)?.checked_mul(cols.checked_mul(state.dtype.block_bytes())?)
+    kv.positions(state.page_group)?.checked_mul(state.dtype.row_bytes(cols)?)
 }
 
 /// Bytes of a row of the widest value between segments.
 fn widest(lowered: &Lowered) -> usize {
     lowered.edges[..lowered.logits().0].iter().map(|e| e.cols * ELEMENT).max().unwrap_or(0)
-}
-
-/// Bytes of a cached position in a state.
-fn state_row(state: &StateDecl) -> usize {
-    state.width * state.dtype.block_bytes()
 }

@@ -164,7 +164,7 @@ pub(crate) struct LongRope {
 
 impl LongRope {
     pub fn new(spec: &ModelSpec) -> LongRope {
-        let ropes = spec.layers.iter().filter_map(|l| l.attn.rope.as_ref()?.long.as_ref());
+        let ropes = spec.layers.iter().filter_map(|l| l.attention()?.rope.as_ref()?.long.as_ref());
         let mut limits: Vec<usize> = ropes.map(|long| long.1).collect();
         limits.sort_unstable();
         limits.dedup();

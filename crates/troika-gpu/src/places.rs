@@ -27,7 +27,7 @@ pub(crate) struct PlacedValue {
 
 impl PlacedValue {
     pub fn row_bytes(&self) -> usize {
-        self.cols.saturating_mul(self.dtype.block_bytes())
+        self.dtype.row_size(self.cols)
     }
 
     /// Its rows, where a submission has `rows`.

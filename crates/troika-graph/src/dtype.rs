@@ -222,6 +222,12 @@ impl DType {
         (cols / self.block_len()).checked_mul(self.block_bytes())
     }
 
+    /// Like [`DType::row_bytes`], with the largest number where there is none: no memory has so
+    /// many bytes, so whoever asks for them is refused.
+    pub fn row_size(self, cols: usize) -> usize {
+        self.row_bytes(cols).unwrap_or(usize::MAX)
+    }
+
     /// Whether elements are plain floats (f32, f16, bf16).
     pub const fn is_float(self) -> bool {
         matches!(self, DType::F32 | DType::F16 | DType::BF16)

@@ -22,6 +22,13 @@ pub struct Value {
     pub dtype: DType,
 }
 
+impl Value {
+    /// Bytes of a row.
+    pub fn row_bytes(&self) -> usize {
+        self.dtype.row_size(self.shape.row_len())
+    }
+}
+
 /// One op with its operands.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Node {

@@ -92,7 +92,7 @@ fn value(g: &Subgraph, index: usize, v: &Value) -> Checked {
     };
     want(shaped, || format!("{} has shape {:?}", v.name, v.shape.0))?;
     let (rows, cols) = (v.shape.max_rows(), v.shape.row_len());
-    sizes(&v.name, rows, cols, cols.checked_mul(v.dtype.block_bytes()))
+    sizes(&v.name, rows, cols, v.dtype.row_bytes(cols))
 }
 
 /// Checks both dimensions and the bytes of all rows.

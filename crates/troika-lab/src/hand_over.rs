@@ -104,7 +104,7 @@ fn runs(device: &dyn Device) -> Result<Work, DeviceError> {
     let failed = |why: String| DeviceError::System { device: device.name().into(), why };
     let graph = b.finish().map_err(|e| failed(e.to_string()))?;
     let weights = Weights::compiled(device, &graph, &CaseWeights::default())?;
-    let value = || Buffer::zeroed(COLS * DType::F32.block_bytes());
+    let value = || Buffer::zeroed(DType::F32.row_size(COLS));
     let value = || value().map_err(|e| failed(e.to_string()));
     let views = |b: &Buffer| vec![View::whole(b)];
     let bindings =

@@ -70,20 +70,27 @@ fn old_and_new_spellings_give_one_spec() {
 fn facts_of_families() {
     let phi = spec(&golden("phi-2"));
     assert!(phi.layers[0].parallel && phi.head_bias);
-    assert_eq!(phi.layers[0].attn.rope.as_ref().unwrap().rotary_dim, 4);
+    assert_eq!(phi.layers[0].attention().unwrap().rope.as_ref().unwrap().rotary_dim, 4);
     let smol = spec(&golden("smollm3"));
-    assert!(smol.layers[3].attn.rope.is_none() && smol.layers[2].attn.rope.is_some());
+    assert!(
+        smol.layers[3].attention().unwrap().rope.is_none()
+            && smol.layers[2].attention().unwrap().rope.is_some()
+    );
     let exaone = spec(&golden("exaone-4"));
     assert!(exaone.layers[0].attn_pre.is_none() && exaone.layers[0].attn_post.is_some());
-    assert!(exaone.layers[3].attn.window.is_none() && exaone.layers[3].attn.rope.is_none());
+    assert!(
+        exaone.layers[3].attention().unwrap().window.is_none()
+            && exaone.layers[3].attention().unwrap().rope.is_none()
+    );
     let ds = spec(&golden("deepseek-v2"));
-    assert!(matches!(ds.layers[0].ffn, Ffn::Dense(_)));
-    assert!(ds.layers[0].attn.latent.is_some());
-    let Ffn::Moe(oss) = &spec(&golden("gpt-oss")).layers[0].ffn else { panic!("dense") };
+    assert!(ds.layers[0].dense().is_some());
+    assert!(ds.layers[0].attention().unwrap().latent.is_some());
+    let oss = &spec(&golden("gpt-oss"));
+    let oss = oss.layers[0].moe().unwrap();
     assert_eq!(oss.score, Score::TopKSoftmax);
     assert!(matches!(oss.act, Activation::ClampedSwiglu { .. }));
     let gemma = spec(&golden("gemma-2"));
-    assert!((gemma.layers[0].attn.scale - 1.0 / 24f32.sqrt()).abs() < 1e-7);
+    assert!((gemma.layers[0].attention().unwrap().scale - 1.0 / 24f32.sqrt()).abs() < 1e-7);
     assert_eq!(gemma.logit_softcap, Some(30.0));
 }
 
@@ -194,7 +201,7 @@ fn holds_together(spec: &ModelSpec) {
             let (Norm::Rms { eps, .. } | Norm::Layer { eps, .. }) = norm;
             assert!(fine(eps), "{norm:?}");
         }
-        let a = &layer.attn;
+        let a = layer.attention().unwrap();
         assert!(a.heads > 0 && a.kv_heads > 0 && a.heads % a.kv_heads == 0);
         assert!(a.k_dim > 0 && a.v_dim > 0 && a.window != Some(0) && fine(a.scale), "{a:?}");
         assert!(a.softcap.is_none_or(fine) && a.clip_qkv.is_none_or(fine), "{a:?}");
@@ -206,7 +213,7 @@ fn holds_together(spec: &ModelSpec) {
             }
             assert!(rope.rotary_dim <= a.k_dim, "{a:?}");
         }
-        match &layer.ffn {
+        match layer.ffn.as_ref().unwrap() {
             Ffn::Dense(m) => assert!(m.inter > 0),
             Ffn::Moe(m) => {
                 assert!(m.inter > 0 && (1..=m.experts).contains(&m.top_k), "{m:?}");

@@ -174,7 +174,7 @@ fn cache(graph: &Subgraph, state: ValueId, group: usize, heads: usize) -> Cache 
 
 impl Cache {
     fn row_bytes(&self) -> usize {
-        self.width * self.dtype.block_bytes()
+        self.dtype.row_size(self.width)
     }
 
     /// Calls `each` for each range of neighbouring cache rows of some positions, with the number of
@@ -222,7 +222,7 @@ impl Cache {
     ) -> Result<(), RunError> {
         let Gathered { port, to } = into;
         let row = port.row_bytes();
-        let head = |cols: usize| (cols / self.heads * port.dtype.block_bytes()).max(1);
+        let head = |cols: usize| port.dtype.row_size(cols / self.heads).max(1);
         let mut floats = Vec::new();
         self.ranges(run, seq, positions.clone(), |from, done| {
             let (count, from) = (from.rect().rows(), from.read()?);
@@ -280,7 +280,7 @@ impl Append {
 
 /// Rows of a view of values of `cols` columns.
 fn rows_of(view: &View, rows: &Range<usize>, cols: usize, dtype: DType) -> Result<View, RunError> {
-    let (r, bytes) = (view.rect(), cols * dtype.block_bytes());
+    let (r, bytes) = (view.rect(), dtype.row_size(cols));
     let found = match r.is_dense() {
         true => {
             let fits = rows.end.saturating_mul(bytes) <= r.span().len();

@@ -25,7 +25,7 @@ impl CalibratedProducts {
     /// Whether products of a kind of segment take the format. Which experts and tokens are best
     /// must not depend on rounding.
     pub fn rounds(kind: SegmentKind) -> bool {
-        !matches!(kind, SegmentKind::Router | SegmentKind::Embed | SegmentKind::Head)
+        kind.is_in_layers() && !kind.traits().chooses
     }
 
     /// Rules like these, with the format where a device has it. Devices of a split that lack it

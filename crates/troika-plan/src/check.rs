@@ -257,7 +257,7 @@ fn check_split(rule: &Rule) -> Result<(), String> {
     }
     if !matches!(split, Split::Columns { .. }) {
         let kinds = rule.segments.as_ref();
-        if kinds.is_none_or(|kinds| kinds.contains(&SegmentKind::Attention)) {
+        if kinds.is_none_or(|kinds| kinds.iter().any(|k| k.traits().keeps_state)) {
             let why = "splits the rows of attention, which can be split by columns only: name other \
                        segments";
             return Err(why.into());

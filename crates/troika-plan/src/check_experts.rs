@@ -1,7 +1,7 @@
 //! Checks of rules that share experts out.
 
 use troika_model::lower::SegmentKind;
-use troika_model::spec::{Ffn, ModelSpec};
+use troika_model::spec::ModelSpec;
 
 use crate::check::{MAX_LENGTH, check_parts, place};
 use crate::error::PlanError;
@@ -62,7 +62,7 @@ fn check_rule(rule: &Rule, phase: Phase, spec: &ModelSpec) -> Result<(), String>
     let expected = rule.experts().map_or(0, |split| split.expected.len());
     let last = groups.iter().flat_map(|g| &g.experts).max();
     for (layer, l) in spec.layers.iter().enumerate() {
-        let Ffn::Moe(moe) = &l.ffn else { continue };
+        let Some(moe) = l.moe() else { continue };
         let applies = rule.matches(SegmentKind::Experts, Some(layer));
         if applies && expected > 0 && expected != moe.experts {
             return Err(format!(

@@ -1,7 +1,7 @@
 //! The rules of a plan that shares experts out.
 
-use troika_model::lower::{SegmentKind, segments};
-use troika_model::spec::{Ffn, ModelSpec, Moe};
+use troika_model::lower::{ModelPart, SegmentKind, segment_kinds};
+use troika_model::spec::{ModelSpec, Moe};
 
 use crate::device::PlanDevice;
 use crate::error::PlanError;
@@ -70,14 +70,10 @@ impl ExpertRules<'_> {
 
     /// The rules of all segments but experts.
     fn around(&self, host: &PlanDevice, device: &PlanDevice) -> Vec<Rule> {
-        let attention = |kind: &SegmentKind| {
-            use SegmentKind::{Attention, AttnOut, Qkv};
-            self.settings.attention && matches!(kind, Qkv | Attention | AttnOut)
-        };
-        let of_model = segments(self.spec);
-        let kinds = SegmentKind::ALL.into_iter().filter(|k| of_model.iter().any(|s| s.0 == *k));
-        let (there, here): (Vec<_>, Vec<_>) =
-            kinds.filter(|k| *k != SegmentKind::Experts).partition(attention);
+        let mixer =
+            |kind: &SegmentKind| self.settings.attention && kind.traits().part == ModelPart::Mixer;
+        let kinds = segment_kinds(self.spec).into_iter().filter(|k| *k != SegmentKind::Experts);
+        let (there, here): (Vec<_>, Vec<_>) = kinds.partition(mixer);
         let mut rules = vec![rule(Some(here), None, host)];
         if !there.is_empty() {
             rules.push(rule(Some(there), None, device));
@@ -106,10 +102,7 @@ impl ExpertRules<'_> {
     }
 
     fn layers(&self) -> impl Iterator<Item = (usize, &Moe)> {
-        self.spec.layers.iter().enumerate().filter_map(|(layer, l)| match &l.ffn {
-            Ffn::Moe(moe) => Some((layer, moe)),
-            Ffn::Dense(_) => None,
-        })
+        self.spec.layers.iter().enumerate().filter_map(|(layer, l)| Some((layer, l.moe()?)))
     }
 
     /// The groups that are on the device.

@@ -98,9 +98,9 @@ pub fn page_len(position_bytes: usize, limits: impl Iterator<Item = u64>) -> usi
 
 /// Bytes of a position in the widest cache of a model.
 fn widest_position(spec: &ModelSpec, kv_dtype: DType) -> usize {
-    let widths = spec.layers.iter().map(|l| l.attn.cache_widths());
+    let widths = spec.layers.iter().filter_map(|l| Some(l.attention()?.cache_widths()));
     let widest = widths.map(|(k, v)| k.max(v.unwrap_or(0))).max().unwrap_or(0);
-    widest.saturating_mul(kv_dtype.block_bytes())
+    kv_dtype.row_size(widest)
 }
 
 /// The formats that make all devices of a rule faster, so that a split computes the same numbers. A

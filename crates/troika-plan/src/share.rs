@@ -24,7 +24,7 @@ pub fn compiled_rows(graph: &Subgraph, caps: &Caps, buckets: Option<&[usize]>) -
     let limit = caps.max_binding_bytes.map_or(usize::MAX, |n| n as usize);
     let of_states = |i: usize| graph.states.iter().any(|s| s.0 as usize == i);
     let values = graph.values.iter().enumerate().filter(|(i, _)| !of_states(*i));
-    let rows = values.map(|(_, v)| v.shape.row_len().saturating_mul(v.dtype.block_bytes()));
+    let rows = values.map(|(_, v)| v.row_bytes());
     let widest = rows.filter(|bytes| *bytes <= limit).max().unwrap_or(0);
     let most = limit.checked_div(widest).unwrap_or(usize::MAX);
     let all = graph.max_rows().min(most);

@@ -1,6 +1,6 @@
 //! Strategies: common ways to divide a model over devices. One table for all commands.
 
-use troika_model::lower::{SegmentKind, segments};
+use troika_model::lower::{SegmentKind, segment_kinds};
 use troika_model::spec::ModelSpec;
 
 use crate::device::PlanDevice;
@@ -245,18 +245,12 @@ fn standard(devices: &[PlanDevice], chunk: usize) -> usize {
 /// device.
 fn split(spec: &ModelSpec, devices: &[PlanDevice], split: Split, heads: bool) -> Vec<Rule> {
     let columns = matches!(split, Split::Columns { .. });
-    let splits = |kind: &SegmentKind| match kind {
-        // Tables and experts have no columns to divide.
-        SegmentKind::Embed | SegmentKind::Router | SegmentKind::Experts => !columns,
-        // Only the last row of a prompt needs logits.
-        SegmentKind::Head => columns,
-        // By heads. If prefill leaves it whole, decode does too: the cache stays in place.
-        SegmentKind::Attention => heads,
-        SegmentKind::Qkv | SegmentKind::AttnOut | SegmentKind::Ffn => true,
+    let splits = |kind: &SegmentKind| {
+        let t = kind.traits();
+        // If prefill leaves a state whole, decode does too: it stays in place.
+        if columns || t.keeps_state { t.by_columns && (heads || !t.keeps_state) } else { t.by_rows }
     };
-    let of_model = segments(spec);
-    let kinds = SegmentKind::ALL.into_iter().filter(|k| of_model.iter().any(|s| s.0 == *k));
-    let (split_kinds, whole): (Vec<_>, Vec<_>) = kinds.partition(splits);
+    let (split_kinds, whole): (Vec<_>, Vec<_>) = segment_kinds(spec).into_iter().partition(splits);
     let largest = |parts: &[Share]| {
         let most = parts.iter().map(|p| p.share).max().unwrap_or(0);
         parts.iter().position(|p| p.share == most).unwrap_or(0)

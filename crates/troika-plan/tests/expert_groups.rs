@@ -5,7 +5,7 @@
 use troika_device::{Caps, SpaceId};
 use troika_graph::{ActivationFormat, CalibrationTensor};
 use troika_model::lower::{SegmentKind, segments};
-use troika_model::spec::{Ffn, ModelSpec};
+use troika_model::spec::ModelSpec;
 use troika_model::{families, presets};
 use troika_plan::{
     CalibratedProducts, Calibration, Dispatch, ExpertPolicy, ExpertSettings, ExpertSplit, Overflow,
@@ -45,7 +45,7 @@ fn device(name: &str, is_host: bool) -> PlanDevice {
 
 /// Layers and experts of the model.
 fn experts(spec: &ModelSpec) -> (usize, usize, usize) {
-    let Ffn::Moe(moe) = &spec.layers[0].ffn else { panic!() };
+    let moe = spec.layers[0].moe().unwrap();
     (spec.layers.len(), moe.experts, moe.top_k)
 }
 
@@ -158,7 +158,7 @@ fn rows_that_gather_have_a_buffer_for_each_expert() {
 fn groups_keep_to_a_devices_limits() {
     let spec = spec();
     let (_, experts, _) = experts(&spec);
-    let Ffn::Moe(moe) = &spec.layers[0].ffn else { panic!() };
+    let moe = spec.layers[0].moe().unwrap();
     let expert_bytes = 3 * 4 * (spec.hidden * moe.inter) as u64;
     let cpu = device("cpu", true);
     let with = |limit: &dyn Fn(&mut PlanDevice), request: &PlanRequest| {

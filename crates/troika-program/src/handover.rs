@@ -99,10 +99,10 @@ impl Copies<'_> {
     /// Copies rows and columns from one instance to another. Between the memories of two devices it
     /// goes through host memory, since no device reaches both.
     fn copy(&mut self, from: StatePart, to: StatePart, area: &Area) {
-        let element = self.program.lowered.states[from.state].dtype.block_bytes();
+        let dtype = self.program.lowered.states[from.state].dtype;
         let view = |part: StatePart| {
             let instance = &self.program.state_instances[part.state][part.instance];
-            NamedView::of(BufferName::State(part), instance, area, element)
+            NamedView::of(BufferName::State(part), instance, area, dtype)
         };
         let (source, target) = (view(from), view(to));
         if source.space == SpaceId::HOST || target.space == SpaceId::HOST {
@@ -110,7 +110,7 @@ impl Copies<'_> {
         }
         let dense = Area { rows: 0..area.rows.len(), cols: 0..area.cols.len() };
         let host = Instance::new(SpaceId::HOST, dense.cols.clone());
-        let staging = NamedView::of(BufferName::Staging(self.staged), &host, &dense, element);
+        let staging = NamedView::of(BufferName::Staging(self.staged), &host, &dense, dtype);
         self.staged += 1;
         self.push(source, staging.clone());
         self.push(staging, target);

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use troika_graph::partition::{kv_heads, residual};
+use troika_graph::partition::residual;
 use troika_graph::{
     ActivationFormat, Subgraph, adapt_activations, convert_products, restrict_activations,
 };
@@ -58,7 +58,7 @@ impl Placer<'_> {
         let graph = restrict_activations(&segment.graph, &rule.activations);
         let graph = self.types.convert(&graph, segment, phase);
         let root = root(graph, segment, self.lowered);
-        let (kind, heads) = (segment.kind, attention_of(self.lowered, segment));
+        let (kind, heads) = (segment.kind, self.lowered.heads_behind(segment));
         if let Some(split) = rule.experts() {
             return self.experts(segment, root, rule, split);
         }
@@ -226,11 +226,4 @@ fn root(graph: Subgraph, segment: &Segment, lowered: &Lowered) -> PlacedGraph {
 /// The instance with a device's columns of a state.
 pub(crate) fn state_instance(device: &PlanDevice, used: &StateOperand) -> Instance {
     Instance::new(own_space(&device.caps), used.cols.clone())
-}
-
-/// The number of key/value heads after a segment of query, key and value projections.
-fn attention_of(lowered: &Lowered, segment: &Segment) -> Option<usize> {
-    let of_layer = |s: &&Segment| s.layer == segment.layer && s.kind == SegmentKind::Attention;
-    let attention = lowered.segments.iter().find(of_layer)?;
-    (segment.kind == SegmentKind::Qkv).then(|| kv_heads(&attention.graph))?
 }

@@ -7,7 +7,7 @@ use troika_graph::partition::{
     ColumnSplit, Piece, expert_group, expert_products, single_choices, split_columns,
 };
 use troika_graph::{DType, Subgraph, ValueId};
-use troika_model::lower::{EdgeId, Segment, SegmentKind};
+use troika_model::lower::{EdgeId, ModelPart, Segment, SegmentKind};
 use troika_plan::{
     Dispatch, ExpertGroupPlan, ExpertSplit, Overflow, Phase, Plan, PlanDevice, Rule, TILE,
     own_space,
@@ -74,7 +74,7 @@ impl Placer<'_> {
             inputs,
             output,
             attention: match split.overflow {
-                Overflow::Prune => Some(self.around_attention(segment)?),
+                Overflow::Prune => Some(self.around_mixer(segment)?),
                 Overflow::Cpu | Overflow::Pad => None,
             },
         };
@@ -174,12 +174,13 @@ impl Placer<'_> {
         }
     }
 
-    /// The values before and after the attention of a segment's layer.
-    fn around_attention(&self, segment: &Segment) -> Result<[usize; 2], ProgramError> {
-        let of_layer = |s: &&Segment| s.layer == segment.layer && s.kind == SegmentKind::AttnOut;
-        let attention = self.lowered.segments.iter().find(of_layer);
-        // The result of attention comes first, what it is added to second.
-        let around = attention.and_then(|s| Some([*s.inputs.last()?, *s.outputs.first()?]));
+    /// The values before and after the mixer of a segment's layer.
+    fn around_mixer(&self, segment: &Segment) -> Result<[usize; 2], ProgramError> {
+        let of_mixer =
+            |s: &&Segment| s.layer == segment.layer && s.kind.traits().part == ModelPart::Mixer;
+        let last = self.lowered.segments.iter().rfind(of_mixer);
+        // The mixer's result comes first, what it is added to second.
+        let around = last.and_then(|s| Some([*s.inputs.last()?, *s.outputs.first()?]));
         let plain = |e: &EdgeId| self.types.edge(*e, Phase::Prefill) == DType::F32;
         let around = around.filter(|edges| edges.iter().all(plain));
         let refused = || ProgramError::Saliency(segment.graph.name.clone());

@@ -27,9 +27,9 @@ pub(crate) struct ValueTable {
 }
 
 impl ValueTable {
-    /// Bytes of an element of a value in a phase.
-    pub fn element(&self, value: usize, phase: Phase) -> usize {
-        self.dtypes[value][phase as usize].block_bytes()
+    /// The type of a value in a phase.
+    pub fn dtype(&self, value: usize, phase: Phase) -> DType {
+        self.dtypes[value][phase as usize]
     }
 }
 
@@ -411,7 +411,7 @@ impl Program {
                 for used in &piece.states {
                     let state = self.lowered.segments[index].states[used.state];
                     let state = &self.lowered.states[state.0];
-                    let position = (used.cols.len() * state.dtype.block_bytes()) as u64;
+                    let position = state.dtype.row_size(used.cols.len()) as u64;
                     let bytes = position.saturating_mul(page_len as u64);
                     if device.caps.slab_pages(bytes).is_none() {
                         let fit = device.caps.slab_pages(position).unwrap_or(0);

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use troika_device::{Caps, Rect, SpaceId};
+use troika_graph::DType;
 use troika_model::lower::{Lowered, SegmentKind};
 use troika_plan::{Phase, own_space};
 
@@ -166,15 +167,15 @@ impl NamedView {
     }
 
     /// The columns of an area in an instance.
-    pub(crate) fn of(buffer: BufferName, instance: &Instance, area: &Area, element: usize) -> Self {
-        let stride = instance.cols.len() * element;
+    pub(crate) fn of(buffer: BufferName, instance: &Instance, area: &Area, dtype: DType) -> Self {
+        let stride = dtype.row_size(instance.cols.len());
         NamedView {
             buffer,
             space: instance.space,
             offset: (area.rows.start - instance.row.unwrap_or(0)) * stride
-                + (area.cols.start - instance.cols.start) * element,
+                + dtype.row_size(area.cols.start - instance.cols.start),
             rows: area.rows.len(),
-            row_bytes: area.cols.len() * element,
+            row_bytes: dtype.row_size(area.cols.len()),
             stride,
         }
     }
@@ -447,9 +448,9 @@ impl<'a> ChunkTasks<'a> {
         view
     }
 
-    /// Bytes of an element of a value.
-    fn element(&self, value: usize) -> usize {
-        self.program.values.element(value, self.batch.phase)
+    /// The type of a value.
+    fn dtype(&self, value: usize) -> DType {
+        self.program.values.dtype(value, self.batch.phase)
     }
 
     /// The memory for a value on a device that can be bound to it. It has room for all columns,
@@ -458,9 +459,10 @@ impl<'a> ChunkTasks<'a> {
     /// in use if that row is not aligned, else with the value's first row.
     fn room(&self, o: &ValueCols, rows: Rows, caps: &Caps) -> Instance {
         let all = self.program.values.cols[o.value];
-        let element = self.element(o.value);
-        let aligned = |count: usize| (count * element).is_multiple_of(caps.offset_alignment.max(1));
-        let span = rows.room.saturating_mul(all * element) as u64;
+        let dtype = self.dtype(o.value);
+        let aligned =
+            |cols: usize| dtype.row_size(cols).is_multiple_of(caps.offset_alignment.max(1));
+        let span = rows.room.saturating_mul(dtype.row_size(all)) as u64;
         let apart = o.cols != (0..all) && rows.room > 1;
         let refused = !caps.strided_rows || caps.max_binding_bytes.is_some_and(|most| span > most);
         let part = self.program.apart[o.value] || (apart && refused) || !aligned(o.cols.start);
@@ -541,7 +543,7 @@ impl<'a> ChunkTasks<'a> {
             BufferName::Value { set: self.batch.set, memory }
         };
         let area = Area { rows: first..first + rows.room, cols: o.cols.clone() };
-        NamedView::of(buffer, instance, &area, self.element(o.value))
+        NamedView::of(buffer, instance, &area, self.dtype(o.value))
     }
 }
 

@@ -116,12 +116,12 @@ impl RunShape<'_> {
     }
 
     fn bytes(&self, id: ValueId, rows: usize) -> u64 {
-        times(&[rows, self.cols(id), self.graph.value(id).dtype.block_bytes()])
+        times(&[rows, self.graph.value(id).row_bytes()])
     }
 
     fn weight_bytes(&self, w: WeightRef) -> u64 {
         let w = self.graph.weight(w);
-        times(&[w.rows, w.dtype.row_bytes(w.cols).unwrap_or(usize::MAX)])
+        times(&[w.rows, w.dtype.row_size(w.cols)])
     }
 
     fn weights(&self, all: &[WeightRef]) -> u64 {
@@ -188,7 +188,7 @@ impl RunShape<'_> {
         match &node.op {
             Op::Embed { table, .. } => {
                 let table = self.graph.weight(*table);
-                let row = table.dtype.row_bytes(table.cols).unwrap_or(usize::MAX);
+                let row = table.dtype.row_size(table.cols);
                 d.move_bytes(times(&[rows, row]));
             }
             Op::Linear { weight, bias, activations } => {

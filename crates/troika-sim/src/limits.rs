@@ -39,7 +39,7 @@ impl Limits {
         let most = self.processor.max_binding_bytes?;
         let mut values = node.inputs.iter().chain(&node.outputs).map(|id| graph.value(*id));
         values.find_map(|v| {
-            let bytes = row_bytes(v).saturating_mul(self.most_rows(v)) as u64;
+            let bytes = v.row_bytes().saturating_mul(self.most_rows(v)) as u64;
             let name = &v.name;
             (bytes > most).then(|| {
                 format!("value {name} can have {bytes} bytes, it binds {most} (max_binding_bytes)")
@@ -154,7 +154,7 @@ impl Limits {
             let why = format!("the rows of cache {} lie apart in its view", value.name);
             return self.misfit(&g.name, why);
         }
-        let page = row_bytes(value).saturating_mul(page_len);
+        let page = value.row_bytes().saturating_mul(page_len);
         self.check_bytes(g, value, page.min(view.rect().span().len()))?;
         Ok(*view.rect())
     }
@@ -173,7 +173,7 @@ impl Limits {
             let why = format!("{} rows do not fit value {} of {most}", run.rows, value.name);
             return self.misfit(&g.name, why);
         }
-        let (r, row) = (view.rect(), row_bytes(value));
+        let (r, row) = (view.rect(), value.row_bytes());
         // Padding needs room too.
         let rows = loaded.code.bucket.unwrap_or(run.rows);
         let apart = !r.is_dense() && rows > 1;
@@ -256,9 +256,4 @@ struct WeightSums {
     graph: u64,
     /// The part of them not resident yet.
     new: u64,
-}
-
-/// Bytes of a row of a value.
-pub(crate) fn row_bytes(value: &Value) -> usize {
-    value.shape.row_len().saturating_mul(value.dtype.block_bytes())
 }

@@ -29,7 +29,7 @@ pub(crate) struct Residency {
 }
 
 pub(crate) fn weight_bytes(w: &WeightDecl) -> u64 {
-    let row = w.dtype.row_bytes(w.cols).unwrap_or(usize::MAX);
+    let row = w.dtype.row_size(w.cols);
     (w.rows as u64).saturating_mul(row as u64)
 }
 

@@ -11,7 +11,7 @@ use troika_time::TaskCost;
 
 use crate::cost::Rates;
 use crate::demand::Demand;
-use crate::limits::{Bound, Limits, row_bytes};
+use crate::limits::{Bound, Limits};
 use crate::loaded::{DeviceId, Loaded};
 use crate::measured::MeasuredRuns;
 use crate::soc::Tile;
@@ -173,7 +173,7 @@ fn claim_run(
         claims.push(view.buffer().hold(&[(*rect, Access::Read)])?);
     }
     for (i, (view, rect)) in b.states.iter().zip(&bound.states).enumerate() {
-        let row = row_bytes(loaded.graph.value(loaded.graph.states[i]));
+        let row = loaded.graph.value(loaded.graph.states[i]).row_bytes();
         let (all, written) = (rect.span(), loaded.code.state_written[i]);
         // The kernel refuses positions past the end.
         let byte = |r: usize| r.saturating_mul(row).saturating_add(all.start).min(all.end);

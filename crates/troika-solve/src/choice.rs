@@ -33,12 +33,13 @@ impl Choice {
         which.and_then(|i| self.prefill.get(i)).map_or(&self.decode, |p| &p.1)
     }
 
-    /// Places attention in all buckets as in one of them, since prompts share one cache.
-    pub fn share_attention(&mut self, of: usize) {
-        let is = |p: &&mut (SegmentKind, Placement)| p.0 == SegmentKind::Attention;
-        let Some(at) = self.prefill[of].1.iter_mut().find(is).map(|p| p.1.clone()) else { return };
-        for p in self.prefill.iter_mut().flat_map(|(_, p)| p).filter(is) {
-            p.1.clone_from(&at);
+    /// Places what keeps a state in all buckets as in one of them, since prompts share it.
+    pub fn share_states(&mut self, of: usize) {
+        let placed = self.prefill[of].1.clone();
+        for (kind, at) in placed.iter().filter(|p| p.0.traits().keeps_state) {
+            for p in self.prefill.iter_mut().flat_map(|(_, p)| p).filter(|p| p.0 == *kind) {
+                p.1.clone_from(at);
+            }
         }
     }
 

@@ -3,7 +3,7 @@
 
 use troika_device::SpaceId;
 use troika_model::lower::SegmentKind;
-use troika_model::spec::{Ffn, Layer};
+use troika_model::spec::Layer;
 use troika_plan::{
     Dispatch, ExpertGroupPlan, ExpertPolicy, ExpertSettings, LengthRules, Phase, Plan, PlanDevice,
     PlanError, PlanRequest, Rule, Split, Strategy, Tiers, WorthALaunch, make, own_space,
@@ -198,7 +198,7 @@ impl Search<'_> {
 
     /// Bytes of rows on their way through experts, there and back.
     fn buffer_bytes(&self, way: &Way) -> u64 {
-        let experts = |l: &Layer| if let Ffn::Moe(moe) = &l.ffn { moe.top_k } else { 0 };
+        let experts = |l: &Layer| l.moe().map_or(0, |moe| moe.top_k);
         let top_k = self.request.spec.layers.iter().map(experts).max().unwrap_or(0);
         let counts = [way.chunk, way.in_flight, top_k, self.request.spec.hidden, 2 * 4];
         counts.into_iter().fold(1, |all: u64, n| all.saturating_mul(n as u64))

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use troika_model::lower::{Lowered, SegmentKind, segments};
+use troika_model::lower::{Lowered, ModelPart, SegmentKind, segments};
 use troika_model::spec::ModelSpec;
 use troika_plan::{Elsewhere, Plan, PlanDevice, PlanError, PlanRequest, Refusal, SegmentAt, make};
 
@@ -105,12 +105,11 @@ pub fn make_within_memory(request: &MakeRequest<'_>) -> Result<MadePlan, PlanErr
 /// Ranks of segments; a device keeps the first ranks longest. Within a rank, the segments of a
 /// layer are kept or lost together, the last layers first.
 fn kept_first(spec: &ModelSpec, attention_first: bool) -> [Vec<Vec<SegmentAt>>; 4] {
-    use SegmentKind as S;
-    let rank = |kind: SegmentKind| match kind {
-        S::Ffn | S::Router | S::Experts => usize::from(attention_first),
-        S::Qkv | S::Attention | S::AttnOut => usize::from(!attention_first),
-        S::Head => 2,
-        S::Embed => 3,
+    let rank = |kind: SegmentKind| match kind.traits().part {
+        ModelPart::Ffn => usize::from(attention_first),
+        ModelPart::Mixer => usize::from(!attention_first),
+        ModelPart::Head => 2,
+        ModelPart::Embed => 3,
     };
     let mut ranks: [Vec<Vec<SegmentAt>>; 4] = Default::default();
     for (kind, layer) in segments(spec) {

@@ -1,7 +1,6 @@
 //! The ways to place one kind of segment: whole, by columns, by rows, or both.
 
 use troika_model::lower::SegmentKind;
-
 use troika_plan::PlanDevice;
 use troika_plan::{Rule, Share, Split, Stage};
 
@@ -77,17 +76,6 @@ pub(super) fn rules(placed: &[(SegmentKind, Placement)]) -> Vec<Rule> {
     rules
 }
 
-/// Whether a kind of segment may be split by columns.
-pub(super) fn by_columns(kind: SegmentKind) -> bool {
-    use SegmentKind as S;
-    matches!(kind, S::Qkv | S::Attention | S::AttnOut | S::Ffn | S::Head)
-}
-
-/// Whether a prompt's rows may be computed separately. The head computes one row only.
-fn by_rows(kind: SegmentKind) -> bool {
-    !matches!(kind, SegmentKind::Attention | SegmentKind::Head)
-}
-
 /// The input of [`KindRequest::options`].
 pub(super) struct KindRequest<'a> {
     pub kind: SegmentKind,
@@ -107,11 +95,11 @@ impl KindRequest<'_> {
         let mut all: Vec<Placement> = names.iter().map(|n| Placement::whole(n)).collect();
         for (i, a) in names.iter().enumerate() {
             for (j, b) in names.iter().enumerate() {
-                if i < j && by_columns(self.kind) {
+                if i < j && self.kind.traits().by_columns {
                     let shares = self.column_shares(i, j);
                     all.extend(shares.into_iter().map(|s| Placement::columns(a, b, s)));
                 }
-                if i != j && self.prefill && by_rows(self.kind) {
+                if i != j && self.prefill && self.kind.traits().by_rows {
                     all.extend(self.row_splits(i, j));
                 }
             }
@@ -172,7 +160,7 @@ impl KindRequest<'_> {
         for lengths in sets {
             let split = Split::Rows { lengths: lengths.clone(), rest: rest.clone() };
             all.push(Placement::split(&device.name, split));
-            if by_columns(self.kind) && device.caps.static_shapes {
+            if self.kind.traits().by_columns && device.caps.static_shapes {
                 let balanced = self.balanced(a, b);
                 for share in [balanced, 16, 32, 48] {
                     let parts = shares(&device.name, rest, share);

@@ -1,7 +1,7 @@
 //! Ranges of layers: a device that can hold only part of the model gets as many layers as fit, or
 //! only their feed-forwards. Another device computes the rest.
 
-use troika_model::lower::SegmentKind;
+use troika_model::lower::{ModelPart, SegmentKind};
 
 use super::options::{Placement, rules};
 use super::request::Alternative;
@@ -12,10 +12,12 @@ use troika_plan::{PlannedRules, assemble};
 impl Search<'_> {
     /// Plans for devices with limited memory.
     pub(super) fn layer_ranges(&mut self) -> Result<Vec<Alternative>, PlanError> {
-        let in_layers = |k: &SegmentKind| k.is_in_layers();
-        let all: Vec<SegmentKind> = self.kinds.iter().copied().filter(in_layers).collect();
-        let products = [SegmentKind::Ffn];
-        let ffn: Vec<SegmentKind> = all.iter().copied().filter(|k| products.contains(k)).collect();
+        let of = |want: &dyn Fn(SegmentKind) -> bool| -> Vec<SegmentKind> {
+            self.kinds.iter().copied().filter(|k| want(*k)).collect()
+        };
+        let all = of(&SegmentKind::is_in_layers);
+        let products = |k: SegmentKind| k.traits().by_columns && k.traits().part == ModelPart::Ffn;
+        let ffn = of(&products);
         let mut found = Vec::new();
         for limited in 0..self.request.devices.len() {
             let Some(most) = self.request.devices[limited].caps.max_resident_bytes else {

@@ -6,7 +6,7 @@ use std::ops::{Add, Range};
 use std::sync::Arc;
 
 use troika_device::SpaceId;
-use troika_graph::{Subgraph, WeightDecl};
+use troika_graph::{DType, Subgraph, WeightDecl};
 use troika_model::lower::SegmentKind;
 use troika_plan::{Phase, Plan, PlanDevice, PlanError, Rule, SyncMode, own_space};
 use troika_program::{EdgeTypes, Operand, PlacedPiece, PlacedSegment, RowsRun, SegmentValue};
@@ -292,8 +292,7 @@ struct PartRead<'a> {
     value: (usize, SegmentValue),
     rows: &'a Range<usize>,
     cols: &'a Range<usize>,
-    /// Bytes of an element.
-    element: usize,
+    dtype: DType,
 }
 
 /// When a run or a copy was.
@@ -371,7 +370,7 @@ impl<'a> Timeline<'a> {
                 value: self.value(index, operand),
                 rows: &run.rows,
                 cols: &operand.cols,
-                element: self.element(index, placed, operand),
+                dtype: self.dtype(index, placed, operand),
             };
             after = after.max(self.read(prices, &wanted, device));
         }
@@ -451,15 +450,16 @@ impl<'a> Timeline<'a> {
             return self.left_out.clone().map(|run| self.told(run, device)).fold(0.0, f64::max);
         }
         for p in self.producers.get(&wanted.value).cloned().unwrap_or_default() {
-            let cells = meet(&p.rows, wanted.rows) * meet(&p.cols, wanted.cols);
-            if cells == 0 {
+            let (rows, cols) = (meet(&p.rows, wanted.rows), meet(&p.cols, wanted.cols));
+            if rows.min(cols) == 0 {
                 continue;
             }
             let reached = self.request.devices[device].caps.spaces.contains(&p.space);
             let copied = || self.copies.get(&(p.run, space)).copied();
             let run = if reached { Some(p.run) } else { copied() };
             let run = run.unwrap_or_else(|| {
-                let copy = self.copy(prices, &p, device, (cells * wanted.element) as u64);
+                let bytes = rows * wanted.dtype.row_size(cols);
+                let copy = self.copy(prices, &p, device, bytes as u64);
                 self.copies.insert((p.run, space), copy);
                 copy
             });
@@ -485,15 +485,14 @@ impl<'a> Timeline<'a> {
         own_space(&self.request.devices[device].caps)
     }
 
-    /// Bytes of an element of a value.
-    fn element(&self, segment: usize, placed: &PlacedSegment, operand: &Operand) -> usize {
+    /// The type of a value.
+    fn dtype(&self, segment: usize, placed: &PlacedSegment, operand: &Operand) -> DType {
         let s = &self.request.lowered.segments[segment];
-        let dtype = match operand.value {
+        match operand.value {
             SegmentValue::Input(i) => self.types.edge(s.inputs[i], self.phase),
             SegmentValue::Output(i) => self.types.edge(s.outputs[i], self.phase),
             SegmentValue::Between(i) => placed.between[i].dtype,
-        };
-        dtype.block_bytes()
+        }
     }
 
     fn value(&self, segment: usize, operand: &Operand) -> (usize, SegmentValue) {

@@ -3,10 +3,10 @@
 
 use std::mem::{Discriminant, discriminant};
 
-use troika_model::lower::SegmentKind;
+use troika_model::lower::{ModelPart, SegmentKind, segment_kinds};
 
 use super::choice::{Choice, Placed, Scope, for_decode, one_row};
-use super::options::{KindRequest, Placement, by_columns, rules};
+use super::options::{KindRequest, Placement, rules};
 use super::request::PredictRequest;
 use super::request::{Alternative, SolveRequest, Solved};
 use super::score::Predictor;
@@ -60,9 +60,9 @@ struct Sought<'a> {
 }
 
 impl Sought<'_> {
-    /// Whether a kind of segment stays where it is: attention of prefill stays with the cache.
+    /// Whether a kind of segment stays where it is: with its state of prefill.
     fn keeps(&self, kind: SegmentKind) -> bool {
-        kind == SegmentKind::Attention
+        kind.traits().keeps_state
             && self.scope.phase == Phase::Prefill
             && self.done.iter().flatten().count() > 0
     }
@@ -104,13 +104,10 @@ impl<'a> Search<'a> {
             prompt: request.prompt,
             generate: request.generate,
         });
-        let segments = &request.lowered.segments;
-        let here = |k: &SegmentKind| segments.iter().any(|s| s.kind == *k);
-        let kinds = SegmentKind::ALL.into_iter().filter(here).collect();
         Ok(Search {
             request,
             predictor,
-            kinds,
+            kinds: segment_kinds(request.spec),
             chunk: chunk_of(request.spec, request.base),
             most_bytes: u64::MAX,
             tried: Vec::new(),
@@ -353,7 +350,7 @@ impl<'a> Search<'a> {
                 choice.decode = for_decode(&placed);
             }
             if which == Some(main) {
-                choice.share_attention(main);
+                choice.share_states(main);
             }
             done.push(which);
         }
@@ -479,20 +476,19 @@ impl<'a> Search<'a> {
             for b in &names[i + 1..] {
                 for share in [16, 24, 32, 40, 48] {
                     let owner = if share >= 32 { a } else { b };
-                    let split = |k| match by_columns(k) {
+                    let split = |k: SegmentKind| match k.traits().by_columns {
                         true => Placement::columns(a, b, share),
                         false => Placement::whole(owner),
                     };
                     seeds.push(all(&split));
-                    // Attention stays where its cache is.
-                    let attention = |k| match k {
-                        SegmentKind::Attention => Placement::whole(owner),
-                        k => split(k),
+                    let states = |k: SegmentKind| match k.traits().keeps_state {
+                        true => Placement::whole(owner),
+                        false => split(k),
                     };
-                    seeds.push(all(&attention));
-                    let ffn = |k| match k {
-                        SegmentKind::Ffn | SegmentKind::Head => split(k),
-                        _ => Placement::whole(owner),
+                    seeds.push(all(&states));
+                    let ffn = |k: SegmentKind| match k.traits().part {
+                        ModelPart::Mixer => Placement::whole(owner),
+                        _ => split(k),
                     };
                     seeds.push(all(&ffn));
                 }
@@ -642,7 +638,7 @@ impl<'a> Search<'a> {
             for change in of_phase.take(CHANGES) {
                 let mut choice = best.clone();
                 choice.set(change.which, change.placed.clone());
-                change.which.into_iter().for_each(|i| choice.share_attention(i));
+                change.which.into_iter().for_each(|i| choice.share_states(i));
                 let plan = self.plan(&choice, "solve");
                 all.extend(self.alternative(change.name.clone(), plan)?);
             }

@@ -6,10 +6,10 @@ use std::collections::HashMap;
 use troika_device::SpaceId;
 use troika_graph::partition::{ColumnSplit, cut_at, split_columns};
 use troika_graph::{Op, Subgraph, ValueId};
-use troika_model::lower::{Segment, SegmentKind};
+use troika_model::lower::{ModelPart, Segment, SegmentKind};
 
 use super::choice::{Scope, staged};
-use super::options::{Placement, by_columns};
+use super::options::Placement;
 use super::search::Search;
 use crate::cost::{CostModel, PricedRun};
 use troika_plan::PlanDevice;
@@ -21,10 +21,10 @@ impl Search<'_> {
     /// Placements of a kind of segment stage by stage.
     pub(super) fn staged(&self, kind: SegmentKind, scope: Scope) -> Vec<Placement> {
         let prefill = scope.phase == Phase::Prefill;
+        let t = kind.traits();
         // Attention is cut by heads only, and only one row of a prompt has logits.
-        let whole = kind == SegmentKind::Attention || (kind == SegmentKind::Head && prefill);
-        let mut segments = self.request.lowered.segments.iter();
-        let segment = segments.find(|s| s.kind == kind && by_columns(kind) && !whole);
+        let cut = t.by_columns && !t.keeps_state && !(t.part == ModelPart::Head && prefill);
+        let segment = self.request.lowered.segments.iter().find(|s| s.kind == kind && cut);
         let of = |s: &Segment| {
             let request = StagedRequest {
                 kind,

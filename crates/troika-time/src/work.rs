@@ -46,10 +46,7 @@ impl RunWork {
                     let all = (seen(0) + seen(room.max(1) - 1)) / 2.0 * room as f64;
                     work.attended += all * (a.heads * (a.k_dim + a.v_dim)) as f64;
                     let kept = seen(room.max(1) - 1);
-                    let state = |id: &troika_graph::ValueId| {
-                        let value = graph.value(*id);
-                        (value.shape.row_len() * value.dtype.block_bytes()) as f64
-                    };
+                    let state = |id: &troika_graph::ValueId| graph.value(*id).row_bytes() as f64;
                     work.cache_bytes += kept * node.states.iter().map(state).sum::<f64>();
                 }
                 _ => {}

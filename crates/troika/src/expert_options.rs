@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use troika_model::spec::{Ffn, Key, ModelSpec, WeightRole};
+use troika_model::spec::{Key, ModelSpec, WeightRole};
 use troika_plan::{Calibration, ExpertSettings, Strategy, expert_chunk};
 use troika_weights::WeightStore;
 
@@ -39,7 +39,7 @@ impl ExpertOptions {
     ) -> ExpertSettings {
         let counted = self.calibration.as_ref().map(|c| &*c.0).or(given);
         let layers = spec.layers.iter().enumerate();
-        let moe = layers.filter(|(_, l)| matches!(l.ffn, Ffn::Moe(_)));
+        let moe = layers.filter(|(_, l)| l.moe().is_some());
         ExpertSettings {
             used: counted.map_or(Vec::new(), |c| c.routing()),
             stored_bytes: moe.filter_map(|(layer, _)| stored_bytes(store, layer)).max(),
@@ -63,7 +63,7 @@ impl ExpertOptions {
         if !matches!(strategy, Strategy::Experts(_)) {
             return Vec::new();
         }
-        if !spec.layers.iter().any(|l| matches!(l.ffn, Ffn::Moe(_))) {
+        if !spec.layers.iter().any(|l| l.moe().is_some()) {
             return vec![
                 "the model has no experts to share out: one device computes all of it".into(),
             ];

@@ -6,7 +6,7 @@ use troika_device::Device;
 use troika_engine::EngineError;
 use troika_graph::{ActivationFormat, DType};
 use troika_model::lower::{Lowered, lower};
-use troika_model::spec::{Ffn, ModelSpec};
+use troika_model::spec::ModelSpec;
 use troika_plan::{
     Elsewhere, ExpertPolicy, ExpertSettings, Plan, PlanDevice, PlanError, PlanRequest, Refusal,
     Strategy, describe_refusals, leave_attention,
@@ -289,8 +289,8 @@ impl BoundModel {
         let Some(measured) = wanted.profile.read(&here, changes)? else { return Ok(None) };
         let fast = measured.chunk_length().map(|(_, rows)| rows);
         // Groups of experts fill up in long chunks only; shorter ones are looked at, too.
-        let shares = self.devices.len() > 1
-            && self.spec.layers.iter().any(|layer| matches!(layer.ffn, Ffn::Moe(_)));
+        let shares =
+            self.devices.len() > 1 && self.spec.layers.iter().any(|layer| layer.moe().is_some());
         let chunk = options.chunk.or(fast.map(|rows| if shares { rows.max(CHUNK) } else { rows }));
         let options = &OpenOptions { chunk, ..options.clone() };
         let one = self.one_device_plan(options)?;

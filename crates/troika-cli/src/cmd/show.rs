@@ -38,7 +38,7 @@ fn norm(n: Option<Norm>) -> Option<&'static str> {
 }
 
 fn attention(layer: &Layer) -> String {
-    let a = &layer.attn;
+    let Some(a) = layer.attention() else { return "none".into() };
     let mut s = match &a.latent {
         Some(l) => format!("latent attention, {} heads, kv rank {}", a.heads, l.kv_rank),
         None => format!("{} heads, {} kv heads, head_dim {}", a.heads, a.kv_heads, a.k_dim),
@@ -64,10 +64,11 @@ fn attention(layer: &Layer) -> String {
 
 fn feed_forward(layer: &Layer) -> String {
     match &layer.ffn {
-        Ffn::Dense(m) => {
+        None => "none".into(),
+        Some(Ffn::Dense(m)) => {
             format!("dense {}{}", m.inter, if m.gated { ", gated" } else { "" })
         }
-        Ffn::Moe(m) => {
+        Some(Ffn::Moe(m)) => {
             let shared = m.shared.map_or(String::new(), |s| format!(", shared expert {}", s.inter));
             format!("{} experts of {}, top {}{shared}", m.experts, m.inter, m.top_k)
         }
@@ -124,17 +125,15 @@ fn active(d: &Described, total: u64) -> u64 {
         .spec
         .layers
         .iter()
-        .map(|l| match &l.ffn {
-            Ffn::Moe(m) => ((m.experts - m.top_k) * 3 * m.inter * d.spec.hidden) as u64,
-            Ffn::Dense(_) => 0,
-        })
+        .filter_map(|l| l.moe())
+        .map(|m| ((m.experts - m.top_k) * 3 * m.inter * d.spec.hidden) as u64)
         .sum();
     total.saturating_sub(idle)
 }
 
 /// Bytes of a token in the KV cache, at most: layers with a window keep fewer tokens.
 fn cache_bytes(spec: &ModelSpec) -> u64 {
-    let widths = spec.layers.iter().map(|l| l.attn.cache_widths());
+    let widths = spec.layers.iter().filter_map(|l| Some(l.attention()?.cache_widths()));
     widths.map(|(k, v)| 2 * (k + v.unwrap_or(0)) as u64).sum()
 }
 

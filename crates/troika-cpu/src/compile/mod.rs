@@ -43,7 +43,7 @@ pub(crate) struct ValueSlot {
 impl ValueSlot {
     /// Bytes per row.
     pub fn row_bytes(&self) -> usize {
-        self.cols * self.dtype.block_bytes()
+        self.dtype.row_size(self.cols)
     }
 }
 

@@ -118,7 +118,7 @@ fn views(b: &Bindings) -> impl Iterator<Item = &View> {
 
 /// The bytes of a state: all of the view, in whole rows.
 fn state(exe: &Loaded, (slot, name): Named<'_>, view: &View) -> Result<Rect, DeviceError> {
-    let row = slot.cols.saturating_mul(slot.dtype.block_bytes()).max(1);
+    let row = slot.row_bytes().max(1);
     if !view.rect().is_dense() {
         let why = format!("the rows of cache {name} lie apart in its view");
         return Err(misfit(exe, why));
@@ -136,7 +136,7 @@ fn rows(
     rows: usize,
 ) -> Result<Rect, DeviceError> {
     let r = view.rect();
-    let row = slot.cols.checked_mul(slot.dtype.block_bytes());
+    let row = slot.dtype.row_bytes(slot.cols);
     let (stride, fits) = if r.is_dense() {
         (row, row.and_then(|row| row.checked_mul(rows)).is_some_and(|n| n <= r.span().len()))
     } else {
@@ -225,7 +225,7 @@ pub(crate) fn claim<'a>(
     }
     for (i, (view, rect)) in b.states.iter().zip(&bound[inputs..]).enumerate() {
         let slot = &exe.code.slots[exe.code.states[i]];
-        let row = slot.cols.saturating_mul(slot.dtype.block_bytes());
+        let row = slot.row_bytes();
         pages.wanted.clear();
         for group in exe.code.state_groups.iter().filter(|g| g.0 == i).map(|g| g.1) {
             pages.want(&task.forward, group, rect, row, exe.code.state_written[i]);

@@ -80,7 +80,7 @@ impl Bench {
 }
 
 fn bytes(v: &Value, rows: usize) -> usize {
-    v.shape.row_len().saturating_mul(rows * v.dtype.block_bytes())
+    v.row_bytes().saturating_mul(rows)
 }
 
 /// Small numbers; zeros as ids and positions.

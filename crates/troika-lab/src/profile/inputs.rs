@@ -13,7 +13,7 @@ use super::rows_at::RowsAt;
 
 /// Positions per page of the model's caches on a device.
 pub(super) fn page_len(device: &dyn Device, lowered: &Lowered) -> usize {
-    let position = lowered.states.iter().map(|s| s.width * s.dtype.block_bytes()).max();
+    let position = lowered.states.iter().map(|s| s.row_bytes()).max();
     troika_plan::page_len(position.unwrap_or(0), device.caps().max_binding_bytes.into_iter())
 }
 
@@ -28,8 +28,7 @@ pub(super) fn bindings(
 ) -> Result<(Bindings, Vec<Work>), DeviceError> {
     let mut b = Bindings::default();
     let mut copies = Vec::new();
-    let bytes =
-        |id: &ValueId| graph.value(*id).shape.row_len() * graph.value(*id).dtype.block_bytes();
+    let bytes = |id: &ValueId| graph.value(*id).row_bytes();
     let memory =
         |bytes: usize| device.allocate(bytes.max(1)).map_err(DeviceError::memory("a profile"));
     for id in &graph.inputs {

@@ -132,7 +132,7 @@ fn bytes(graph: &Subgraph) -> f64 {
     let weights = weights.map(|w| w.rows * w.dtype.row_bytes(w.cols).unwrap_or(0)).sum::<usize>();
     let states = |i: &usize| graph.states.iter().any(|s| s.0 as usize == *i);
     let values = graph.values.iter().enumerate().filter(|(i, _)| !states(i));
-    let values = values.map(|(_, v)| CHUNK * v.shape.row_len() * DType::F16.block_bytes());
+    let values = values.map(|(_, v)| CHUNK * DType::F16.row_size(v.shape.row_len()));
     (weights + values.sum::<usize>()) as f64
 }
 

@@ -7,7 +7,7 @@ use troika::sim::{Board, PricedRows, Prices, Processor, ProcessorKind, Soc, Virt
 use troika_device::{Device, DeviceError};
 use troika_graph::partition::cut_at;
 use troika_graph::{DType, Op, Subgraph};
-use troika_model::lower::{Lowered, Segment, SegmentKind, segments};
+use troika_model::lower::{Lowered, Segment, SegmentKind, segment_kinds, segments};
 use troika_model::spec::ModelSpec;
 use troika_plan::{
     Decode, Dispatch, EXPERT_GROUP, ExpertPolicy, ExpertSettings, Layers, ModelId, PLAN_VERSION,
@@ -49,7 +49,7 @@ pub(super) fn plan(r: &Request<'_>) -> Result<Plan, SimulateError> {
             devices.push(name.to_string());
         }
     }
-    let widest = r.lowered.states.iter().map(|s| s.width * s.dtype.block_bytes()).max();
+    let widest = r.lowered.states.iter().map(|s| s.row_bytes()).max();
     let widest = widest.unwrap_or(0);
     let limits = r.soc.processors.iter().filter_map(|p| p.max_binding_bytes);
     Ok(Plan {
@@ -171,7 +171,7 @@ fn is_product(graph: &Subgraph) -> bool {
 
 /// Whether both processors compute products of this kind of segment.
 fn is_shared(kind: SegmentKind) -> bool {
-    matches!(kind, SegmentKind::Qkv | SegmentKind::AttnOut | SegmentKind::Ffn)
+    kind.traits().by_columns && kind.traits().by_rows
 }
 
 /// A GPU and an NPU that share products. A CPU stands in for the GPU where there is none.
@@ -242,15 +242,10 @@ impl<'a> Both<'a> {
         best.map_or_else(Vec::new, <[usize]>::to_vec)
     }
 
-    fn kinds(&self, r: &Request<'_>) -> Vec<SegmentKind> {
-        let of_model = segments(r.spec);
-        SegmentKind::ALL.into_iter().filter(|k| of_model.iter().any(|s| s.0 == *k)).collect()
-    }
-
     /// Products on the NPU, in parts of some lengths; everything else on the GPU.
     fn layers(&self, r: &Request<'_>, lengths: &[usize]) -> Vec<Rule> {
         let (products, others): (Vec<_>, Vec<_>) =
-            self.kinds(r).into_iter().partition(|k| is_shared(*k));
+            segment_kinds(r.spec).into_iter().partition(|k| is_shared(*k));
         let mut rules = vec![rule(Some(others), &self.gpu.name)];
         if !products.is_empty() {
             let row_buckets = (!lengths.is_empty()).then(|| lengths.to_vec());
@@ -267,7 +262,7 @@ impl<'a> Both<'a> {
             }
             self.by_stages(r, kind, phase)
         };
-        self.kinds(r).into_iter().flat_map(place).collect()
+        segment_kinds(r.spec).into_iter().flat_map(place).collect()
     }
 
     /// Rules for a kind of segment with shared products. Where layers have different numbers of

@@ -4,7 +4,7 @@ use troika_graph::{Activation, RopeStyle};
 
 use super::fields::{Fields, Result, bad, unsupported};
 use super::rope::RopeConfig;
-use crate::spec::{Attn, Ffn, Layer, Mlp, ModelSpec, Norm, RopeSpec};
+use crate::spec::{Attn, Ffn, Layer, Mixer, Mlp, ModelSpec, Norm, RopeSpec};
 
 /// The source of fields, for the few differences between formats.
 pub(super) enum ConfigSource {
@@ -85,7 +85,8 @@ impl Layer {
     pub(super) fn windowed(&self, sliding: &[bool], window: Option<usize>) -> Vec<Layer> {
         let layer = |sliding: &bool| {
             let mut layer = self.clone();
-            layer.attn.window = window.filter(|_| *sliding);
+            let window = window.filter(|_| *sliding);
+            layer.attention_mut().into_iter().for_each(|a| a.window = window);
             layer
         };
         sliding.iter().map(layer).collect()
@@ -183,8 +184,8 @@ impl<'a> Base<'a> {
             ffn_pre: Some(self.rms()),
             ffn_post: None,
             parallel: false,
-            attn,
-            ffn,
+            mixer: Some(Mixer::Attention(attn)),
+            ffn: Some(ffn),
         }
     }
 

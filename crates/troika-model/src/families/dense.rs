@@ -116,7 +116,7 @@ pub(super) fn smollm3(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec>
     let layer = b.layer(b.biased_attn(Some(b.rope()?), false)?, Ffn::Dense(mlp));
     let mut layers = layer.windowed(&sliding, window);
     for (layer, _) in layers.iter_mut().zip(&with_rope).filter(|(_, with_rope)| !**with_rope) {
-        layer.attn.rope = None;
+        layer.attention_mut().into_iter().for_each(|a| a.rope = None);
     }
     Ok(b.model("smollm3", layers))
 }

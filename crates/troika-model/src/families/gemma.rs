@@ -101,7 +101,8 @@ pub(super) fn gemma3(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> 
     let layer = sandwich(&b, b.layer(attn, Ffn::Dense(b.mlp()?)));
     let mut layers = layer.windowed(&sliding, window);
     for (layer, sliding) in layers.iter_mut().zip(sliding) {
-        layer.attn.rope = Some(if sliding { local.clone() } else { global.clone() });
+        let rope = if sliding { &local } else { &global };
+        layer.attention_mut().into_iter().for_each(|a| a.rope = Some(rope.clone()));
     }
     let mut m = model(&b, "gemma3_text", layers);
     m.logit_softcap = f.positive("final_logit_softcapping")?.map(|c| c as f32);

@@ -438,7 +438,8 @@ pub(super) fn apply_rope_factors(spec: &mut ModelSpec, files: &dyn Checkpoint) -
     // Layers that shared a list of frequencies share the new one.
     let mut made: Option<[Arc<[f32]>; 2]> = None;
     for layer in &mut spec.layers {
-        let Some(rope) = &mut layer.attn.rope else { continue };
+        let attn = layer.attention_mut();
+        let Some(rope) = attn.and_then(|a| a.rope.as_mut()) else { continue };
         let freqs = &rope.freqs.inv_freq;
         if let Some([_, new]) = made.as_ref().filter(|[old, _]| Arc::ptr_eq(old, freqs)) {
             rope.freqs.inv_freq = new.clone();

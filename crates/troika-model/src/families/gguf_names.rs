@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use super::names::{Candidates, TensorNames, packed_rows, whole};
 use crate::spec::{Checkpoint, Recipe};
-use crate::spec::{Ffn, Key, Layer, ModelSpec, WeightRole};
+use crate::spec::{Key, Layer, ModelSpec, WeightRole};
 
 pub(super) struct GgufNames {
     /// Layers with a separate gate; in others `ffn_up` holds gate and up (Phi-3).
@@ -115,7 +115,8 @@ impl GgufNames {
     }
 
     fn qkv(&self, layer: &Layer, role: WeightRole) -> Candidates {
-        let range = packed_rows(&layer.attn, role);
+        let Some(a) = layer.attention() else { return Vec::new() };
+        let range = packed_rows(a, role);
         let matrix =
             |name: &str| vec![Recipe::whole(name), Recipe::rows("attn_qkv.weight", range.clone())];
         let vector = |name: &str| {
@@ -132,7 +133,7 @@ impl GgufNames {
     }
 
     fn mlp(&self, layer: &Layer, index: usize, role: WeightRole) -> Candidates {
-        let Ffn::Dense(m) = &layer.ffn else { return Vec::new() };
+        let Some(m) = layer.dense() else { return Vec::new() };
         let packed = !self.gated.contains(&index);
         match role {
             WeightRole::Gate if packed => {
@@ -149,7 +150,7 @@ impl GgufNames {
 }
 
 fn gate_up_expert(layer: &Layer, role: WeightRole, e: usize) -> Candidates {
-    let Ffn::Moe(m) = &layer.ffn else { return Vec::new() };
+    let Some(m) = layer.moe() else { return Vec::new() };
     let (part, second) = if role == WeightRole::ExpertGate { ("gate", 0) } else { ("up", 1) };
     let mut all = expert(part, e, m.inter);
     let start = (2 * e + second) * m.inter;
@@ -159,7 +160,7 @@ fn gate_up_expert(layer: &Layer, role: WeightRole, e: usize) -> Candidates {
 
 /// New files split the key/value expansion by head and transpose the keys' part; old ones do not.
 fn latent(layer: &Layer, role: WeightRole, head: usize) -> Candidates {
-    let a = &layer.attn;
+    let Some(a) = layer.attention() else { return Vec::new() };
     let Some(l) = a.latent else { return Vec::new() };
     let old = head * (l.nope + a.v_dim);
     match role {

@@ -6,7 +6,7 @@ use std::ops::Range;
 use troika_graph::Activation;
 
 use super::names::{Candidates, TensorNames, packed_rows, whole};
-use crate::spec::{Attn, Ffn, Key, Layer, ModelSpec, Moe, WeightRole};
+use crate::spec::{Attn, Key, Layer, ModelSpec, Moe, WeightRole};
 use crate::spec::{Cols, Recipe};
 
 /// Prefixes of the decoder's tensors: the usual one, none, and the ones of multimodal models.
@@ -136,7 +136,7 @@ impl One<'_> {
 
     /// A projection, or its rows in one that packs q, k and v in this order.
     fn qkv(&self, name: &str, role: WeightRole) -> Candidates {
-        let a = &self.layer.attn;
+        let Some(a) = self.layer.attention() else { return Vec::new() };
         let bias = name.ends_with("bias");
         let packed = if bias { "self_attn.qkv_proj.bias" } else { "self_attn.qkv_proj.weight" };
         let mut all = or_part(&[&format!("self_attn.{name}")], packed, packed_rows(a, role));
@@ -147,7 +147,7 @@ impl One<'_> {
     }
 
     fn latent(&self, role: WeightRole) -> Candidates {
-        let a = &self.layer.attn;
+        let Some(a) = self.layer.attention() else { return Vec::new() };
         let Some(l) = a.latent else { return Vec::new() };
         let down = "self_attn.kv_a_proj_with_mqa.weight";
         let up = "self_attn.kv_b_proj.weight";
@@ -165,7 +165,7 @@ impl One<'_> {
     }
 
     fn mlp(&self, role: WeightRole) -> Candidates {
-        let Ffn::Dense(m) = &self.layer.ffn else { return Vec::new() };
+        let Some(m) = self.layer.dense() else { return Vec::new() };
         let packed = "mlp.gate_up_proj.weight";
         let n = m.inter;
         match role {
@@ -182,7 +182,7 @@ impl One<'_> {
     }
 
     fn expert(&self, role: WeightRole) -> Candidates {
-        let Ffn::Moe(m) = &self.layer.ffn else { return Vec::new() };
+        let Some(m) = self.layer.moe() else { return Vec::new() };
         let e = self.index;
         let (long, short) = match role {
             WeightRole::ExpertGate => ("gate_proj", "w1"),

@@ -19,8 +19,8 @@ mod rope;
 
 use serde_json::Value;
 
+use crate::spec::ModelSpec;
 use crate::spec::{Checkpoint, GgufMeta, Packing};
-use crate::spec::{Ffn, ModelSpec};
 
 pub use fields::ConfigError;
 pub use names::{Candidates, TensorNames, needs_no_place};
@@ -122,15 +122,14 @@ pub fn from_gguf(meta: &GgufMeta, files: &dyn Checkpoint) -> Result<DescribedMod
 fn possible(spec: &ModelSpec) -> Result<()> {
     let (mut experts, mut heads) = (0usize, 0usize);
     for layer in &spec.layers {
-        if let Ffn::Moe(moe) = &layer.ffn {
-            experts = experts.saturating_add(moe.experts);
-        }
-        let scale = layer.attn.scale;
+        experts = experts.saturating_add(layer.moe().map_or(0, |moe| moe.experts));
+        let Some(attn) = layer.attention() else { continue };
+        let scale = attn.scale;
         if !scale.is_finite() || scale <= 0.0 {
             return Err(bad("scale of attention scores", scale, "not a finite number above 0"));
         }
-        if layer.attn.latent.is_some() {
-            heads = heads.saturating_add(layer.attn.heads);
+        if attn.latent.is_some() {
+            heads = heads.saturating_add(attn.heads);
         }
     }
     for (count, what) in [(experts, "experts"), (heads, "heads of latent attention")] {

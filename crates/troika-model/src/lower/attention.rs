@@ -19,20 +19,34 @@ fn rope_op(spec: &RopeSpec, head_dim: usize) -> Op {
 }
 
 impl Lowerer<'_> {
-    /// Norm, projections, q/k norm and rope. Returns the edges of q, k and (unless latent) v.
-    pub(super) fn qkv(
+    /// Attention as a layer's mixer. `x` is the layer's input; returns it with the result added.
+    pub(super) fn attend(
         &mut self,
         index: usize,
         layer: &Layer,
+        a: &Attn,
+        x: EdgeId,
+    ) -> Result<EdgeId, LowerError> {
+        let (q, k, v) = self.qkv(index, layer, a, x)?;
+        let o = self.attention(index, a, q, k, v)?;
+        self.attn_out(index, layer, a, o, x)
+    }
+
+    /// Norm, projections, q/k norm and rope. Returns the edges of q, k and (unless latent) v.
+    fn qkv(
+        &mut self,
+        index: usize,
+        layer: &Layer,
+        a: &Attn,
         x: EdgeId,
     ) -> Result<(EdgeId, EdgeId, Option<EdgeId>), LowerError> {
         let mut e = Emit::new(self, SegmentKind::Qkv, Some(index));
         let x = e.input(x);
         let positions = e.input(Lowered::POSITIONS);
         let n = e.norm_if(x, layer.attn_pre, WeightRole::AttnPre)?;
-        let (q, k, v) = match &layer.attn.latent {
-            None => plain_qkv(&mut e, &layer.attn, n, positions)?,
-            Some(latent) => latent_qkv(&mut e, &layer.attn, latent, n, positions)?,
+        let (q, k, v) = match &a.latent {
+            None => plain_qkv(&mut e, a, n, positions)?,
+            Some(latent) => latent_qkv(&mut e, a, latent, n, positions)?,
         };
         let q = e.output("q", q, DType::F32);
         let k = e.output("k", k, DType::F32);
@@ -42,15 +56,14 @@ impl Lowerer<'_> {
     }
 
     /// Appends to the cache and computes attention.
-    pub(super) fn attention(
+    fn attention(
         &mut self,
         index: usize,
-        layer: &Layer,
+        a: &Attn,
         q: EdgeId,
         k: EdgeId,
         v: Option<EdgeId>,
     ) -> Result<EdgeId, LowerError> {
-        let a = &layer.attn;
         let page_group = self.page_group(a.window);
         let (k_width, v_width) = a.cache_widths();
         let k_state = self.state(format!("layer {index} k cache"), k_width, page_group);
@@ -97,14 +110,14 @@ impl Lowerer<'_> {
     }
 
     /// Output projection, post-norm and residual.
-    pub(super) fn attn_out(
+    fn attn_out(
         &mut self,
         index: usize,
         layer: &Layer,
+        a: &Attn,
         o: EdgeId,
         x: EdgeId,
     ) -> Result<EdgeId, LowerError> {
-        let a = &layer.attn;
         let mut e = Emit::new(self, SegmentKind::AttnOut, Some(index));
         let mut o = e.input(o);
         let x = e.input(x);

@@ -17,18 +17,18 @@ fn pre_norm(layer: &Layer) -> (Option<Norm>, WeightRole) {
 }
 
 impl Lowerer<'_> {
-    /// Dense feed-forward. `x` is the layer's input, `after_attn` the residual stream.
+    /// Dense feed-forward. `x` is the layer's input, `mixed` the residual stream.
     pub(super) fn dense(
         &mut self,
         index: usize,
         layer: &Layer,
         mlp: &Mlp,
         x: EdgeId,
-        after_attn: EdgeId,
+        mixed: EdgeId,
     ) -> Result<EdgeId, LowerError> {
         let mut e = Emit::new(self, SegmentKind::Ffn, Some(index));
-        let residual = e.input(after_attn);
-        let source = if layer.parallel { e.input(x) } else { residual };
+        let residual = e.input(mixed);
+        let source = if layer.parallel && x != mixed { e.input(x) } else { residual };
         let (norm, role) = pre_norm(layer);
         let n = e.norm_if(source, norm, role)?;
         let y = mlp_ops(&mut e, mlp, n)?;
@@ -46,10 +46,10 @@ impl Lowerer<'_> {
         layer: &Layer,
         moe: &Moe,
         x: EdgeId,
-        after_attn: EdgeId,
+        mixed: EdgeId,
     ) -> Result<EdgeId, LowerError> {
         let mut e = Emit::new(self, SegmentKind::Router, Some(index));
-        let source = e.input(if layer.parallel { x } else { after_attn });
+        let source = e.input(if layer.parallel { x } else { mixed });
         let (norm, role) = pre_norm(layer);
         let n = e.norm_if(source, norm, role)?;
         let logits = e.float_linear(
@@ -71,8 +71,8 @@ impl Lowerer<'_> {
         let ids = e.output("expert ids", ids, DType::I32);
         let weights = e.output("expert weights", weights, DType::F32);
         e.finish()?;
-        let n = normed.unwrap_or(if layer.parallel { x } else { after_attn });
-        self.experts(index, layer, moe, [n, ids, weights, after_attn])
+        let n = normed.unwrap_or(if layer.parallel { x } else { mixed });
+        self.experts(index, layer, moe, [n, ids, weights, mixed])
     }
 
     fn experts(

@@ -1,9 +1,10 @@
 //! What lowering takes and makes.
 
 use serde::{Deserialize, Serialize};
+use troika_graph::partition::kv_heads;
 use troika_graph::{DType, GraphError, Subgraph, Window};
 
-use crate::spec::{Ffn, Key, ModelSpec};
+use crate::spec::{Ffn, Key, Mixer, ModelSpec};
 
 /// Parameters of lowering beyond the spec.
 #[derive(Clone, Copy, Debug)]
@@ -62,6 +63,13 @@ pub struct StateDecl {
     pub page_group: usize,
 }
 
+impl StateDecl {
+    /// Bytes of a position.
+    pub fn row_bytes(&self) -> usize {
+        self.dtype.row_size(self.width)
+    }
+}
+
 /// The part of a layer that a segment computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -97,9 +105,30 @@ impl SegmentKind {
         SegmentKind::Head,
     ];
 
+    /// What may be done with it.
+    pub const fn traits(self) -> SegmentTraits {
+        use ModelPart as P;
+        let (keeps_state, chooses) = (false, false);
+        let of =
+            SegmentTraits { part: P::Ffn, by_columns: true, by_rows: true, keeps_state, chooses };
+        match self {
+            SegmentKind::Embed => SegmentTraits { part: P::Embed, by_columns: false, ..of },
+            SegmentKind::Qkv | SegmentKind::AttnOut => SegmentTraits { part: P::Mixer, ..of },
+            SegmentKind::Attention => {
+                SegmentTraits { part: P::Mixer, by_rows: false, keeps_state: true, ..of }
+            }
+            SegmentKind::Ffn => of,
+            SegmentKind::Router => SegmentTraits { by_columns: false, chooses: true, ..of },
+            SegmentKind::Experts => SegmentTraits { by_columns: false, ..of },
+            SegmentKind::Head => {
+                SegmentTraits { part: P::Head, by_rows: false, chooses: true, ..of }
+            }
+        }
+    }
+
     /// Whether it exists once per layer, and not before or behind the layers.
     pub const fn is_in_layers(self) -> bool {
-        !matches!(self, SegmentKind::Embed | SegmentKind::Head)
+        matches!(self.traits().part, ModelPart::Mixer | ModelPart::Ffn)
     }
 
     /// The name in plans and traces.
@@ -117,16 +146,55 @@ impl SegmentKind {
     }
 }
 
+/// The parts of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ModelPart {
+    /// Before the layers.
+    Embed,
+    /// What mixes positions in a layer.
+    Mixer,
+    /// A layer's feed-forward.
+    Ffn,
+    /// Behind the layers.
+    Head,
+}
+
+/// What may be done with a kind of segment. Rules, the solver and splits ask this, not its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SegmentTraits {
+    /// Where it is.
+    pub part: ModelPart,
+    /// Whether devices may share its columns or heads: it has no tables, and no experts.
+    pub by_columns: bool,
+    /// Whether devices may share a prompt's rows: none needs those before it, and all are computed.
+    pub by_rows: bool,
+    /// Whether it changes a state: it stays where that is.
+    pub keeps_state: bool,
+    /// Whether it chooses experts or tokens: which are best must not depend on rounding.
+    pub chooses: bool,
+}
+
+/// The kinds of segments that a model has, in execution order.
+pub fn segment_kinds(spec: &ModelSpec) -> Vec<SegmentKind> {
+    let all = segments(spec);
+    SegmentKind::ALL.into_iter().filter(|kind| all.iter().any(|s| s.0 == *kind)).collect()
+}
+
 /// The segments of a model, with their layers, in execution order.
 pub fn segments(spec: &ModelSpec) -> Vec<(SegmentKind, Option<usize>)> {
     use SegmentKind as S;
     let mut all = vec![(S::Embed, None)];
     for (i, layer) in spec.layers.iter().enumerate() {
-        let kinds: &[SegmentKind] = match layer.ffn {
-            Ffn::Dense(_) => &[S::Qkv, S::Attention, S::AttnOut, S::Ffn],
-            Ffn::Moe(_) => &[S::Qkv, S::Attention, S::AttnOut, S::Router, S::Experts],
+        let mixer: &[SegmentKind] = match layer.mixer {
+            Some(Mixer::Attention(_)) => &[S::Qkv, S::Attention, S::AttnOut],
+            None => &[],
         };
-        all.extend(kinds.iter().map(|&kind| (kind, Some(i))));
+        let ffn: &[SegmentKind] = match layer.ffn {
+            Some(Ffn::Dense(_)) => &[S::Ffn],
+            Some(Ffn::Moe(_)) => &[S::Router, S::Experts],
+            None => &[],
+        };
+        all.extend(mixer.iter().chain(ffn).map(|&kind| (kind, Some(i))));
     }
     all.push((S::Head, None));
     all
@@ -167,6 +235,13 @@ impl Lowered {
     pub const IDS: EdgeId = EdgeId(0);
     /// Positions, `[rows, 1]` i32.
     pub const POSITIONS: EdgeId = EdgeId(1);
+
+    /// The number of key/value heads of the attention that reads a segment's results, by which their
+    /// columns are divided; `None`: no attention reads them.
+    pub fn heads_behind(&self, segment: &Segment) -> Option<usize> {
+        let reads = |s: &&Segment| s.inputs.iter().any(|edge| segment.outputs.contains(edge));
+        self.segments.iter().filter(reads).find_map(|s| kv_heads(&s.graph))
+    }
 
     /// The output: logits, `[rows, vocab]` f32, or the last state, `[rows, hidden]` f32.
     pub fn logits(&self) -> EdgeId {

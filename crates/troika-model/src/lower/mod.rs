@@ -12,7 +12,7 @@ mod lowerer;
 mod model;
 
 pub use lowered::{
-    Edge, EdgeId, LowerError, LowerOptions, Lowered, Segment, SegmentKind, StateDecl, StateId,
-    WeightShape, WeightShapes, segments,
+    Edge, EdgeId, LowerError, LowerOptions, Lowered, ModelPart, Segment, SegmentKind,
+    SegmentTraits, StateDecl, StateId, WeightShape, WeightShapes, segment_kinds, segments,
 };
 pub use model::lower;

@@ -5,7 +5,7 @@ use troika_graph::{DType, Op};
 use super::emit::Emit;
 use super::lowerer::Lowerer;
 use super::{EdgeId, LowerError, LowerOptions, Lowered, SegmentKind, WeightShapes};
-use crate::spec::{Ffn, Key, ModelSpec, WeightRole};
+use crate::spec::{Ffn, Key, Mixer, ModelSpec, WeightRole};
 
 /// Lowers a model to static subgraphs.
 ///
@@ -21,12 +21,14 @@ pub fn lower(
     l.edge("positions".into(), 1, DType::I32);
     let mut x = l.embed()?;
     for (i, layer) in spec.layers.iter().enumerate() {
-        let (q, k, v) = l.qkv(i, layer, x)?;
-        let o = l.attention(i, layer, q, k, v)?;
-        let after_attn = l.attn_out(i, layer, o, x)?;
+        let mixed = match &layer.mixer {
+            Some(Mixer::Attention(a)) => l.attend(i, layer, a, x)?,
+            None => x,
+        };
         x = match &layer.ffn {
-            Ffn::Dense(mlp) => l.dense(i, layer, mlp, x, after_attn)?,
-            Ffn::Moe(moe) => l.moe(i, layer, moe, x, after_attn)?,
+            Some(Ffn::Dense(mlp)) => l.dense(i, layer, mlp, x, mixed)?,
+            Some(Ffn::Moe(moe)) => l.moe(i, layer, moe, x, mixed)?,
+            None => mixed,
         };
     }
     l.head(x)?;

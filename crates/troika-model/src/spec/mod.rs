@@ -11,7 +11,7 @@ mod weight_role;
 pub use checkpoint::{Checkpoint, RawTensor, StoredTensor};
 pub use gguf_meta::{GgufMeta, GgufValue, Texts};
 pub use model_spec::{
-    Attn, Ffn, Latent, Layer, Mlp, ModelSpec, Moe, Norm, QkNorm, RopeSpec, SharedExpert,
+    Attn, Ffn, Latent, Layer, Mixer, Mlp, ModelSpec, Moe, Norm, QkNorm, RopeSpec, SharedExpert,
 };
 pub use packing::{Packing, ScaleBlock};
 pub use recipe::{Cols, Recipe};

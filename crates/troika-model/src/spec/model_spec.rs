@@ -52,26 +52,55 @@ pub enum Norm {
     },
 }
 
-/// One layer: attention and feed-forward around the residual stream `x`.
+/// One layer: a mixer and a feed-forward around the residual stream `x`. Either may be absent.
 ///
-/// Serial: `x += post(attn(pre(x)))`, then `x += post(ffn(pre(x)))`.
-/// Parallel: `x += attn(n(x)) + ffn(n(x))` with `n = attn_pre`.
+/// Serial: `x += post(mixer(pre(x)))`, then `x += post(ffn(pre(x)))`.
+/// Parallel: `x += mixer(n(x)) + ffn(n(x))` with `n = attn_pre`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Layer {
-    /// Norm before attention (absent in post-norm models).
+    /// Norm before the mixer (absent in post-norm models).
     pub attn_pre: Option<Norm>,
-    /// Norm of attention's output, before it is added.
+    /// Norm of the mixer's output, before it is added.
     pub attn_post: Option<Norm>,
     /// Norm before the feed-forward.
     pub ffn_pre: Option<Norm>,
     /// Norm of the feed-forward's output, before it is added.
     pub ffn_post: Option<Norm>,
-    /// Whether attention and feed-forward read the same normalised input.
+    /// Whether mixer and feed-forward read the same normalised input.
     pub parallel: bool,
-    /// Attention.
-    pub attn: Attn,
+    /// What mixes positions.
+    pub mixer: Option<Mixer>,
     /// Feed-forward.
-    pub ffn: Ffn,
+    pub ffn: Option<Ffn>,
+}
+
+impl Layer {
+    /// Its attention, if that is its mixer.
+    pub fn attention(&self) -> Option<&Attn> {
+        self.mixer.as_ref().map(|Mixer::Attention(a)| a)
+    }
+
+    /// Like [`Layer::attention`], to be changed.
+    pub fn attention_mut(&mut self) -> Option<&mut Attn> {
+        self.mixer.as_mut().map(|Mixer::Attention(a)| a)
+    }
+
+    /// Its dense feed-forward, if it has one.
+    pub fn dense(&self) -> Option<&Mlp> {
+        self.ffn.as_ref().and_then(|ffn| if let Ffn::Dense(mlp) = ffn { Some(mlp) } else { None })
+    }
+
+    /// Its experts, if it has any.
+    pub fn moe(&self) -> Option<&Moe> {
+        self.ffn.as_ref().and_then(|ffn| if let Ffn::Moe(moe) = ffn { Some(moe) } else { None })
+    }
+}
+
+/// What mixes the positions of a layer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Mixer {
+    /// Attention.
+    Attention(Attn),
 }
 
 /// Attention of a layer.

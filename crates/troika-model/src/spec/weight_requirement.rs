@@ -1,6 +1,6 @@
 //! The weights of a model and their shapes: one list for binding and lowering.
 
-use super::{Attn, Ffn, Key, Layer, Mlp, ModelSpec, Moe, Norm, WeightRole};
+use super::{Attn, Ffn, Key, Layer, Mixer, Mlp, ModelSpec, Moe, Norm, WeightRole};
 
 /// A weight that the model needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,24 +70,31 @@ pub fn weight_requirements(spec: &ModelSpec) -> impl Iterator<Item = WeightRequi
 
 fn layer_needs(l: &mut List, layer: &Layer, h: usize) {
     l.norm(layer.attn_pre, WeightRole::AttnPre, h);
-    match &layer.attn.latent {
-        None => attn_needs(l, &layer.attn, h),
-        Some(_) => latent_needs(l, &layer.attn, h),
+    match &layer.mixer {
+        Some(Mixer::Attention(a)) => attn_needs(l, a, h),
+        None => {}
     }
-    let a = &layer.attn;
-    l.add(WeightRole::O, h, a.heads * a.v_dim);
-    l.add_if(a.o_bias, WeightRole::OBias, 1, h);
-    l.add_if(a.sinks, WeightRole::Sinks, 1, a.heads);
     l.norm(layer.attn_post, WeightRole::AttnPost, h);
     l.norm(layer.ffn_pre, WeightRole::FfnPre, h);
     match &layer.ffn {
-        Ffn::Dense(m) => mlp_needs(l, m, h),
-        Ffn::Moe(m) => moe_needs(l, m, h),
+        Some(Ffn::Dense(m)) => mlp_needs(l, m, h),
+        Some(Ffn::Moe(m)) => moe_needs(l, m, h),
+        None => {}
     }
     l.norm(layer.ffn_post, WeightRole::FfnPost, h);
 }
 
 fn attn_needs(l: &mut List, a: &Attn, h: usize) {
+    match &a.latent {
+        None => qkv_needs(l, a, h),
+        Some(_) => latent_needs(l, a, h),
+    }
+    l.add(WeightRole::O, h, a.heads * a.v_dim);
+    l.add_if(a.o_bias, WeightRole::OBias, 1, h);
+    l.add_if(a.sinks, WeightRole::Sinks, 1, a.heads);
+}
+
+fn qkv_needs(l: &mut List, a: &Attn, h: usize) {
     let (q, k, v) = (a.heads * a.k_dim, a.kv_heads * a.k_dim, a.kv_heads * a.v_dim);
     for (role, bias, rows) in [
         (WeightRole::Q, WeightRole::QBias, q),

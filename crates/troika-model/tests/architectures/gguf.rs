@@ -103,7 +103,7 @@ impl Gguf {
 }
 
 fn rope(s: &ModelSpec, layer: usize) -> &RopeSpec {
-    s.layers[layer].attn.rope.as_ref().unwrap()
+    s.layers[layer].attention().unwrap().rope.as_ref().unwrap()
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn files_of_the_converter_say_what_the_config_said() {
         let mut ours = from_gguf(meta, opened.files.as_ref()).unwrap().spec;
         let mut theirs = from_config(&golden(name)).unwrap().spec;
         let freqs = |s: &ModelSpec| {
-            let ropes = s.layers.iter().filter_map(|l| l.attn.rope.as_ref());
+            let ropes = s.layers.iter().filter_map(|l| l.attention().unwrap().rope.as_ref());
             ropes.flat_map(|r| r.freqs.inv_freq.to_vec()).collect::<Vec<_>>()
         };
         assert!(!freqs(&theirs).is_empty() && freqs(&ours).len() == freqs(&theirs).len());
@@ -123,9 +123,9 @@ fn files_of_the_converter_say_what_the_config_said() {
         }
         // The rest is equal except for rounded factors and the pairing.
         for layer in ours.layers.iter_mut().chain(&mut theirs.layers) {
-            let with_rope = layer.attn.rope.is_some();
-            layer.attn.rope = None;
-            layer.attn.softcap = with_rope.then_some(1.0);
+            let attn = layer.attention_mut().unwrap();
+            let with_rope = attn.rope.take().is_some();
+            attn.softcap = with_rope.then_some(1.0);
         }
         let eps = |s: &ModelSpec| format!("{:?}", s.final_norm);
         assert_eq!(eps(&ours), eps(&theirs), "{name}");
@@ -156,12 +156,12 @@ fn pairing_of_rope() {
 #[test]
 fn tensors_tell_of_biases_and_ties() {
     let s = gguf("llama").spec();
-    assert!(s.tied && !s.layers[0].attn.qkv_bias && s.family == "llama");
+    assert!(s.tied && !s.layers[0].attention().unwrap().qkv_bias && s.family == "llama");
     let s = gguf("llama")
         .tensor("output.weight", &[100, 64], None)
         .tensor("blk.0.attn_q.bias", &[64], None)
         .spec();
-    let a = &s.layers[0].attn;
+    let a = s.layers[0].attention().unwrap();
     assert!(!s.tied && a.qkv_bias && !a.o_bias);
 }
 
@@ -283,12 +283,15 @@ fn smollm3_has_no_rope_in_every_fourth_layer() {
 #[test]
 fn gemma_facts_that_are_not_written() {
     let g = gguf("gemma2").int("attention.key_length", 32);
-    assert_eq!(g.spec().layers[0].attn.scale, 32f32.powf(-0.5));
+    assert_eq!(g.spec().layers[0].attention().unwrap().scale, 32f32.powf(-0.5));
     assert_eq!(g.spec().final_norm, crate::rms(1e-5, 0.0));
     // Only 27B has another scale.
     let big = g.int("block_count", 46).spec();
-    assert_eq!(big.layers[0].attn.scale, 16f32.powf(-0.5));
-    assert_eq!((big.layers[0].attn.softcap, big.logit_softcap), (Some(50.0), Some(30.0)));
+    assert_eq!(big.layers[0].attention().unwrap().scale, 16f32.powf(-0.5));
+    assert_eq!(
+        (big.layers[0].attention().unwrap().softcap, big.logit_softcap),
+        (Some(50.0), Some(30.0))
+    );
     let three = gguf("gemma3").int("block_count", 6).float("rope.freq_base", 1e6).spec();
     assert_eq!(
         rope(&three, 0).freqs,
@@ -345,7 +348,7 @@ fn deepseek() -> Gguf {
 #[test]
 fn deepseek_both_layouts() {
     let m = deepseek().model();
-    let a = &m.spec.layers[1].attn;
+    let a = m.spec.layers[1].attention().unwrap();
     let l = a.latent.unwrap();
     assert_eq!((l.q_rank, l.kv_rank, l.nope, l.rope, a.v_dim), (None, 32, 16, 8, 16));
     assert_eq!((a.heads, a.kv_heads, a.k_dim), (4, 4, 24));
@@ -372,7 +375,7 @@ fn deepseek_yarn() {
     let s = g.spec();
     let m = 0.1 * 0.707 * 40f64.ln() + 1.0;
     let scale = (m * m / 24f64.sqrt()) as f32;
-    assert!((s.layers[0].attn.scale - scale).abs() < 1e-7);
+    assert!((s.layers[0].attention().unwrap().scale - scale).abs() < 1e-7);
     assert_eq!(rope(&s, 0).freqs.factor, 1.0);
 }
 
@@ -477,7 +480,7 @@ fn optional_tensors_of_a_type_that_is_not_read_are_not_taken_as_absent() {
     }
     // One of three biases that belong together means that all exist.
     let g = gguf("qwen2").tensor("blk.0.attn_k.bias", &[32], None);
-    assert!(from_gguf(&g.meta, &g.tensors).unwrap().spec.layers[0].attn.qkv_bias);
+    assert!(from_gguf(&g.meta, &g.tensors).unwrap().spec.layers[0].attention().unwrap().qkv_bias);
 }
 
 #[test]

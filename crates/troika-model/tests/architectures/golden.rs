@@ -10,7 +10,7 @@ use troika_weights::{FileSource, open};
 use crate::{data, dense, golden, moe, rms, ropes, spec, windows};
 
 fn shape(s: &ModelSpec) -> (usize, usize, usize, usize, usize, usize) {
-    let a = &s.layers[0].attn;
+    let a = s.layers[0].attention().unwrap();
     (s.vocab, s.hidden, s.layers.len(), a.heads, a.kv_heads, a.k_dim)
 }
 
@@ -22,7 +22,14 @@ fn llama() {
     let l = &s.layers[0];
     assert_eq!((l.attn_pre, l.ffn_pre), (Some(rms(1e-5, 0.0)), Some(rms(1e-5, 0.0))));
     assert_eq!((l.attn_post, l.ffn_post, l.parallel), (None, None, false));
-    assert_eq!((l.attn.qkv_bias, l.attn.o_bias, l.attn.scale), (false, false, 8f32.powf(-0.5)));
+    assert_eq!(
+        (
+            l.attention().unwrap().qkv_bias,
+            l.attention().unwrap().o_bias,
+            l.attention().unwrap().scale
+        ),
+        (false, false, 8f32.powf(-0.5))
+    );
     let m = dense(&s, 0);
     assert_eq!((m.inter, m.act, m.gated, m.bias), (176, Activation::Silu, true, false));
     let s = spec(&golden("llama-3.2"));
@@ -44,16 +51,19 @@ fn mistral_and_mixtral() {
 fn qwen() {
     let s = spec(&golden("qwen1.5"));
     assert_eq!((shape(&s), s.tied), ((320, 48, 2, 6, 1, 8), false));
-    assert!(s.layers[0].attn.qkv_bias && !s.layers[0].attn.o_bias);
+    assert!(s.layers[0].attention().unwrap().qkv_bias && !s.layers[0].attention().unwrap().o_bias);
     assert!(spec(&golden("qwen2.5")).tied);
     let s = spec(&golden("qwen3"));
     assert_eq!(shape(&s), (257, 80, 3, 6, 1, 32));
     let norm = QkNorm { norm: rms(1e-6, 0.0), per_head: true };
-    assert_eq!((s.layers[0].attn.qk_norm, s.layers[0].attn.qkv_bias), (Some(norm), false));
+    assert_eq!(
+        (s.layers[0].attention().unwrap().qk_norm, s.layers[0].attention().unwrap().qkv_bias),
+        (Some(norm), false)
+    );
     let s = spec(&golden("qwen3-moe"));
     let m = moe(&s, 2);
     assert_eq!((m.experts, m.top_k, m.inter, m.normalize), (8, 3, 56, true));
-    assert_eq!(s.layers[0].attn.qk_norm, Some(norm));
+    assert_eq!(s.layers[0].attention().unwrap().qk_norm, Some(norm));
     let s = spec(&golden("qwen2-moe"));
     let m = moe(&s, 0);
     assert_eq!((m.experts, m.top_k, m.inter, m.normalize), (6, 2, 48, false));
@@ -65,7 +75,10 @@ fn qwen() {
 fn olmoe_norms_whole_projections() {
     let s = spec(&golden("olmoe"));
     let norm = QkNorm { norm: rms(1e-5, 0.0), per_head: false };
-    assert_eq!((s.layers[0].attn.qk_norm, s.layers[0].attn.clip_qkv), (Some(norm), None));
+    assert_eq!(
+        (s.layers[0].attention().unwrap().qk_norm, s.layers[0].attention().unwrap().clip_qkv),
+        (Some(norm), None)
+    );
     let m = moe(&s, 0);
     assert_eq!((m.experts, m.top_k, m.inter, m.normalize), (8, 3, 176, false));
 }
@@ -76,14 +89,18 @@ fn phi() {
     let norm = Norm::Layer { eps: 1e-5, bias: true };
     let l = &s.layers[0];
     assert_eq!((l.parallel, l.attn_pre, l.ffn_pre, s.final_norm), (true, Some(norm), None, norm));
-    assert!(l.attn.qkv_bias && l.attn.o_bias && s.head_bias);
+    assert!(l.attention().unwrap().qkv_bias && l.attention().unwrap().o_bias && s.head_bias);
     let m = dense(&s, 0);
     assert_eq!((m.act, m.gated, m.bias), (Activation::GeluTanh, false, true));
     let s = spec(&golden("phi-3"));
     assert_eq!((shape(&s), windows(&s)), ((257, 32, 2, 4, 2, 8), vec![None; 2]));
     let s = spec(&golden("phimoe"));
     assert_eq!((s.layers[0].attn_pre, s.layers[0].ffn_pre), (Some(norm), Some(norm)));
-    assert!(s.layers[0].attn.qkv_bias && s.layers[0].attn.o_bias && s.head_bias);
+    assert!(
+        s.layers[0].attention().unwrap().qkv_bias
+            && s.layers[0].attention().unwrap().o_bias
+            && s.head_bias
+    );
     let m = moe(&s, 0);
     assert_eq!((m.experts, m.top_k, m.score), (6, 2, Score::SparseMixer { eps: 0.01 }));
 }
@@ -98,12 +115,12 @@ fn gemma() {
     let n = Some(rms(1e-6, 1.0));
     let l = &s.layers[0];
     assert_eq!((l.attn_pre, l.attn_post, l.ffn_pre, l.ffn_post), (n, n, n, n));
-    assert_eq!((l.attn.softcap, s.logit_softcap), (Some(50.0), Some(30.0)));
-    assert_eq!(l.attn.scale, 24f32.powf(-0.5));
+    assert_eq!((l.attention().unwrap().softcap, s.logit_softcap), (Some(50.0), Some(30.0)));
+    assert_eq!(l.attention().unwrap().scale, 24f32.powf(-0.5));
     assert_eq!(windows(&s), [Some(8), None, Some(8), None]);
     let s = spec(&golden("gemma-3"));
     assert_eq!(windows(&s), [Some(8), Some(8), Some(8), Some(8), Some(8), None]);
-    let a = &s.layers[0].attn;
+    let a = s.layers[0].attention().unwrap();
     assert_eq!(a.qk_norm, Some(QkNorm { norm: rms(1e-6, 1.0), per_head: true }));
     assert_eq!((a.softcap, s.logit_softcap, a.scale), (None, None, 32f32.powf(-0.5)));
 }
@@ -124,7 +141,7 @@ fn layers_without_rope() {
 fn deepseek() {
     let s = spec(&golden("deepseek-v2"));
     assert_eq!(shape(&s), (320, 96, 3, 8, 8, 24));
-    let a = &s.layers[0].attn;
+    let a = s.layers[0].attention().unwrap();
     let l = a.latent.unwrap();
     assert_eq!((l.q_rank, l.kv_rank, l.nope, l.rope, a.v_dim), (None, 32, 16, 8, 16));
     let rope = a.rope.as_ref().unwrap();
@@ -139,7 +156,7 @@ fn deepseek() {
 fn gpt_oss() {
     let s = spec(&golden("gpt-oss"));
     assert_eq!(windows(&s), [Some(8), None, Some(8), None]);
-    let a = &s.layers[0].attn;
+    let a = s.layers[0].attention().unwrap();
     assert!(a.sinks && a.qkv_bias && a.o_bias);
     let m = moe(&s, 0);
     assert_eq!((m.experts, m.top_k, m.score), (4, 2, Score::TopKSoftmax));

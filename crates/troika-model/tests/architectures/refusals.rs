@@ -208,8 +208,8 @@ fn nothing_panics() {
 
 fn finite(spec: &troika_model::spec::ModelSpec) {
     for layer in spec.layers.iter().take(2) {
-        let Some(rope) = &layer.attn.rope else { continue };
-        assert!(rope.freqs.factor.is_finite() && layer.attn.scale.is_finite());
+        let Some(rope) = &layer.attention().unwrap().rope else { continue };
+        assert!(rope.freqs.factor.is_finite() && layer.attention().unwrap().scale.is_finite());
         assert!(rope.freqs.inv_freq.iter().all(|f| f.is_finite()), "{:?}", rope.freqs);
     }
 }

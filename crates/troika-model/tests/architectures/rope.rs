@@ -8,7 +8,7 @@ use troika_model::spec::RopeSpec;
 use crate::{golden, llama, refusal, spec, with, without};
 
 fn rope_of(config: &Value) -> RopeSpec {
-    spec(config).layers[0].attn.rope.clone().unwrap()
+    spec(config).layers[0].attention().unwrap().rope.clone().unwrap()
 }
 
 fn close(freqs: &RopeFreqs, factor: f64, expected: &[f64]) {
@@ -281,7 +281,7 @@ fn gemma3_has_two_ropes_in_both_spellings() {
     let scaled = spec(&with(without(new.clone(), &["rope_parameters"]), scaled));
     let plain = spec(&new);
     let freqs = |s: &troika_model::spec::ModelSpec, l: usize| {
-        s.layers[l].attn.rope.as_ref().unwrap().freqs.inv_freq.clone()
+        s.layers[l].attention().unwrap().rope.as_ref().unwrap().freqs.inv_freq.clone()
     };
     assert_eq!(freqs(&scaled, 0), freqs(&plain, 0));
     let eighth: Vec<f32> = freqs(&plain, 5).iter().map(|f| f / 8.0).collect();

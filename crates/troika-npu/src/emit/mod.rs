@@ -51,7 +51,7 @@ pub(crate) struct Port {
 impl Port {
     /// Bytes of a row.
     pub fn row_bytes(&self) -> usize {
-        self.cols * self.dtype.block_bytes()
+        self.dtype.row_size(self.cols)
     }
 }
 

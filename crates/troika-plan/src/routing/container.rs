@@ -3,7 +3,7 @@
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use troika_model::spec::{Ffn, Layer, ModelSpec, Moe};
+use troika_model::spec::ModelSpec;
 
 use crate::identity::ModelId;
 use crate::json::fault;
@@ -152,19 +152,11 @@ impl FileKind {
     ) -> Result<(), RoutingFileError> {
         let words =
             |experts: usize, top_k: usize| format!("{top_k} of {experts} experts in layer {layer}");
-        let needed = match spec.layers.get(layer).and_then(experts_of) {
+        let needed = match spec.layers.get(layer).and_then(|l| l.moe()) {
             Some(moe) if (moe.experts, moe.top_k) == (experts, top_k) => return Ok(()),
             Some(moe) => words(moe.experts, moe.top_k),
             None => format!("has no experts in layer {layer}"),
         };
         Err(RoutingFileError::Layer { what: self.what, found: words(experts, top_k), needed })
-    }
-}
-
-/// A layer's experts, if it has any.
-pub(super) fn experts_of(layer: &Layer) -> Option<&Moe> {
-    match &layer.ffn {
-        Ffn::Moe(moe) => Some(moe),
-        Ffn::Dense(_) => None,
     }
 }

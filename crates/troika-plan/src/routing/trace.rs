@@ -5,7 +5,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 use troika_model::spec::ModelSpec;
 
-use super::container::{FileKind, RoutingFileError, experts_of};
+use super::container::{FileKind, RoutingFileError};
 use super::expert_use::ExpertUse;
 use crate::identity::ModelId;
 
@@ -81,7 +81,7 @@ impl RoutingTrace {
     /// An empty trace of a model: its layers that have experts.
     pub fn new(spec: &ModelSpec) -> RoutingTrace {
         let layers = spec.layers.iter().enumerate().filter_map(|(layer, l)| {
-            let moe = experts_of(l)?;
+            let moe = l.moe()?;
             Some(LayerRouting { layer, experts: moe.experts, top_k: moe.top_k, ids: Vec::new() })
         });
         RoutingTrace { model: ModelId::of(spec), sequences: Vec::new(), layers: layers.collect() }

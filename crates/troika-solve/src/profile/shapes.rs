@@ -2,7 +2,7 @@
 //! experts, groups of them, and what runs beside groups.
 
 use troika_graph::partition::{
-    ColumnSplit, around_experts, expert_group, kv_heads, single_choices, split_columns,
+    ColumnSplit, around_experts, expert_group, single_choices, split_columns,
 };
 use troika_graph::{ActivationFormat, Op, Subgraph, convert_products, restrict_activations};
 use troika_model::lower::{Lowered, SegmentKind};
@@ -51,13 +51,7 @@ pub fn profiled_graphs(
 ) -> Vec<ProfiledGraph> {
     let mut all: Vec<ProfiledGraph> = Vec::new();
     for segment in &lowered.segments {
-        let of_layer = |k: SegmentKind| {
-            lowered.segments.iter().find(|s| s.layer == segment.layer && s.kind == k)
-        };
-        let heads = match segment.kind {
-            SegmentKind::Qkv => of_layer(SegmentKind::Attention).and_then(|s| kv_heads(&s.graph)),
-            _ => None,
-        };
+        let heads = lowered.heads_behind(segment);
         let whole = restrict_activations(&segment.graph, formats);
         let converted = formats.iter().find(|f| f.converts_weights());
         let whole = match converted {

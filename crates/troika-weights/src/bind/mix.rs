@@ -1,7 +1,7 @@
 //! Which types the matrices of a file have: llama-quantize's choices.
 
 use troika_graph::DType;
-use troika_model::spec::{Ffn, ModelSpec, WeightRequirement, WeightRole};
+use troika_model::spec::{ModelSpec, WeightRequirement, WeightRole};
 
 /// The types of a model's matrices, as llama-quantize chooses them for a kind of file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,11 +130,9 @@ struct Choice {
 impl Choice {
     fn new(mix: WeightMix, need: &WeightRequirement, spec: &ModelSpec) -> Choice {
         use WeightRole as R;
-        let experts = spec.layers.iter().map(|l| match &l.ffn {
-            Ffn::Moe(moe) => moe.experts,
-            Ffn::Dense(_) => 0,
-        });
-        let shares = spec.layers.first().is_some_and(|l| l.attn.heads >= 4 * l.attn.kv_heads);
+        let experts = spec.layers.iter().filter_map(|l| Some(l.moe()?.experts));
+        let attention = spec.layers.iter().find_map(|l| l.attention());
+        let shares = attention.is_some_and(|a| a.heads >= 4 * a.kv_heads);
         // Where layers have experts, the rules for feed-forwards hold for these.
         let role = match need.key.role {
             R::SharedGate => R::Gate,

@@ -1,6 +1,6 @@
 //! The cost of a token: the weights it is multiplied with, and their bytes.
 
-use troika_model::spec::{Ffn, ModelSpec, WeightRole};
+use troika_model::spec::{ModelSpec, WeightRole};
 
 use crate::report::account::is_expert;
 use crate::store::WeightStore;
@@ -45,12 +45,12 @@ impl WeightStore {
                 role => role == WeightRole::Head,
             };
             let mut share = 1.0;
-            match (b.key.role, b.key.layer.map(|l| &spec.layers[l].ffn)) {
+            match (b.key.role, b.key.layer.and_then(|l| spec.layers[l].moe())) {
                 (WeightRole::Embed, _) if !tied => {
                     share = 1.0 / b.shape.rows as f64;
                     cost.shared_bytes += (b.bytes() as f64 * share) as u64;
                 }
-                (_, Some(Ffn::Moe(m))) if b.key.index.is_some() && is_expert(b.key.role) => {
+                (_, Some(m)) if b.key.index.is_some() && is_expert(b.key.role) => {
                     share = m.top_k as f64 / m.experts as f64;
                     cost.experts.push((share, b.bytes()));
                 }

@@ -79,9 +79,7 @@ impl Facts {
         let engine = model.engine()?;
         let lowered = engine.lowered();
         let states = lowered.states.iter();
-        let states = states
-            .map(|s| (s.width * s.dtype.block_bytes(), lowered.page_groups[s.page_group]))
-            .collect();
+        let states = states.map(|s| (s.row_bytes(), lowered.page_groups[s.page_group])).collect();
         let plan = engine.plan();
         let activations =
             dtype.map_or(ActivationFormat::F32, |d| activation_format_of(d, &plan.activations()));
