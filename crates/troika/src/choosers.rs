@@ -6,8 +6,8 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use troika_engine::{EngineHandle, SeqId};
 
-use crate::driver::{Shared, Steps, lock};
 use crate::generate::{Given, choose};
+use crate::session_state::{Shared, Steps, lock};
 
 /// A session that waits for its next token.
 #[derive(Debug)]

@@ -11,10 +11,10 @@ use troika_engine::{Admission, EngineHandle, SeqId, SequenceInput, WantedLogits}
 use troika_model::tokenizer::{Detokenizer, StopMatcher, Tokenizer};
 use troika_plan::Phase;
 
-use crate::driver::{Ended, SessionState, Shared, lock};
 use crate::error::Error;
 use crate::generate::{Finish, Generating, Times};
 use crate::open::{Model, Opened};
+use crate::session_state::{Ended, SessionState, Shared, lock};
 
 /// What to generate.
 #[derive(Clone, Debug, Default)]
