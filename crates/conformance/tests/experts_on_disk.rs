@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use troika::engine::WantedLogits;
-use troika::plan::Strategy;
+use troika::plan::{Phase, Strategy};
 use troika::weights::{CacheFolder, FloatType, Quant};
 use troika::{Control, DeviceOptions, Model, OpenOptions, Request};
 
@@ -27,7 +27,7 @@ fn logits(model: &Model) -> Vec<f32> {
     let mut keep = |_: usize, row: &mut [f32]| all.extend_from_slice(row);
     session.feed(&prompt, WantedLogits::All, &mut keep).unwrap();
     for token in [7, 90, 13, 7, 150] {
-        session.feed(&[token], WantedLogits::Last, &mut keep).unwrap();
+        session.feed_as(Phase::Decode, &[token], WantedLogits::Last, &mut keep).unwrap();
     }
     all
 }

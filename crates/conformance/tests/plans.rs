@@ -62,7 +62,9 @@ fn logits(e: &mut Engine, ids: &[u32]) -> Vec<[Vec<f32>; 2]> {
 
 fn run(e: &mut Engine, seqs: &[SeqId; 2], tokens: &[&[u32]; 2]) -> [Vec<f32>; 2] {
     let logits = WantedLogits::All;
-    let inputs = [0, 1].map(|i| SequenceInput::prompt(seqs[i], tokens[i], logits));
+    let single = tokens[0].len() == 1;
+    let fed = if single { SequenceInput::decode } else { SequenceInput::prompt };
+    let inputs = [0, 1].map(|i| fed(seqs[i], tokens[i], logits));
     let mut out = [Vec::new(), Vec::new()];
     e.run(&inputs, &mut |input, _, row| out[input].extend_from_slice(row)).unwrap();
     out

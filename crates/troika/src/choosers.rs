@@ -6,8 +6,8 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use troika_engine::{EngineHandle, SeqId};
 
-use crate::driver::{Shared, Steps, lock};
 use crate::generate::{Given, choose};
+use crate::session_state::{Shared, Steps, lock};
 
 /// A session that waits for its next token.
 #[derive(Debug)]
@@ -97,8 +97,10 @@ impl Common {
         let mut held = lock(state);
         let (request, Some(generating)) = (held.requests, &mut held.generating) else { return };
         let (began, top) = (generating.times.clock.now(), generating.logprobs);
-        let Some(mut sampler) = generating.sampler.take() else { return };
-        let row = std::mem::take(&mut generating.row);
+        // Another thread that was asked for an earlier request may have chosen already.
+        let sampler = generating.sampler.take_if(|_| !generating.row.is_empty());
+        let Some(mut sampler) = sampler else { return };
+        let mut row = std::mem::take(&mut generating.row);
         // Nobody waits for this session's state meanwhile.
         drop(held);
         let chosen =
@@ -108,6 +110,7 @@ impl Common {
             return;
         }
         let Some(generating) = &mut held.generating else { return };
+        row.clear();
         (generating.sampler, generating.row) = (Some(sampler), row);
         match chosen {
             // Said while the state is held, so that it cannot reach a later request of the session.

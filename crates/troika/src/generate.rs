@@ -44,7 +44,7 @@ impl Finish {
 pub(crate) struct Generating {
     /// `None` while it chooses on another thread.
     pub sampler: Option<Sampler>,
-    /// The logits that it chooses from there.
+    /// The logits that are left to choose from there; empty if none are.
     pub row: Vec<f32>,
     /// How many tokens' [`Logprobs`] are wanted besides the chosen one's.
     pub logprobs: Option<usize>,

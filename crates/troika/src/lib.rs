@@ -64,6 +64,7 @@ mod profile_file;
 mod prompt;
 mod routing;
 mod session;
+mod session_state;
 mod soc_costs;
 mod source;
 mod text;

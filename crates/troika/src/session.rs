@@ -9,11 +9,12 @@ use std::time::Duration;
 use troika_engine::sample::{Constraint, Logprobs, SampleParams, Sampler};
 use troika_engine::{Admission, EngineHandle, SeqId, SequenceInput, WantedLogits};
 use troika_model::tokenizer::{Detokenizer, StopMatcher, Tokenizer};
+use troika_plan::Phase;
 
-use crate::driver::{Ended, SessionState, Shared, lock};
 use crate::error::Error;
 use crate::generate::{Finish, Generating, Times};
 use crate::open::{Model, Opened};
+use crate::session_state::{Ended, SessionState, Shared, lock};
 
 /// What to generate.
 #[derive(Clone, Debug, Default)]
@@ -393,12 +394,27 @@ impl Session {
         logits: WantedLogits,
         on_logits: &mut dyn FnMut(usize, &mut [f32]),
     ) -> Result<(), Error> {
+        self.feed_as(Phase::Prefill, tokens, logits, on_logits)
+    }
+
+    /// Like [`Session::feed`], for tokens of either phase, however many they are.
+    ///
+    /// # Errors
+    /// Those of [`Session::feed`].
+    pub fn feed_as(
+        &mut self,
+        phase: Phase,
+        tokens: &[u32],
+        logits: WantedLogits,
+        on_logits: &mut dyn FnMut(usize, &mut [f32]),
+    ) -> Result<(), Error> {
         self.opened.driver.check_free()?;
         self.settle()?;
         self.text = None;
         lock(&self.state).restart(None);
         let driver = &self.opened.driver;
-        driver.handle.feed(&SequenceInput::prompt(self.seq, tokens, logits.whole()))?;
+        let logits = logits.whole();
+        driver.handle.feed(&SequenceInput { seq: self.seq, tokens, logits, phase })?;
         let state = self.state.clone();
         // Logits are passed on in the middle of a step: a panic must wait for its end.
         let mut panicked = None;

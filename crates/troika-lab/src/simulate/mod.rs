@@ -14,7 +14,7 @@ use troika_device::{Device, DeviceError, Queue};
 use troika_engine::{SequenceInput, WantedLogits};
 use troika_graph::DType;
 use troika_model::lower::{LowerOptions, Lowered, WeightShapes, lower};
-use troika_plan::{Goal, Plan, PlanDevice, PlanRequest, SyncMode, make};
+use troika_plan::{Goal, Phase, Plan, PlanDevice, PlanRequest, SyncMode, make};
 use troika_solve::{PredictRequest, SolveRequest, predict, solve};
 use troika_trace::Tracer;
 use troika_weights::Quant;
@@ -220,18 +220,18 @@ impl Simulation {
         let mut engine = self.model.engine()?;
         let vocab = self.model.spec().vocab;
         let seq = engine.open();
-        let mut feed = |count: usize| {
+        let mut feed = |count: usize, phase: Phase| {
             let tokens: Vec<u32> = (0..count).map(|i| (i % vocab) as u32).collect();
-            let fed = if tokens.len() == 1 { SequenceInput::decode } else { SequenceInput::prompt };
-            let input = [fed(seq, &tokens, WantedLogits::Last)];
+            let logits = WantedLogits::Last;
+            let input = [SequenceInput { seq, tokens: &tokens, logits, phase }];
             engine.run_unread(&input)
         };
         let start = self.board.usage();
-        feed(self.prompt)?;
+        feed(self.prompt, Phase::Prefill)?;
         let first = self.board.usage();
         for made in 1..self.generate {
             progress(made, self.generate);
-            feed(1)?;
+            feed(1, Phase::Decode)?;
         }
         progress(self.generate, self.generate);
         let end = self.board.usage();

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use troika::engine::WantedLogits;
 use troika::engine::sample::SampleParams;
-use troika::plan::{PlanError, Strategy};
+use troika::plan::{Phase, PlanError, Strategy};
 use troika::trace::Tracer;
 use troika::weights::ExpertStats;
 use troika::{
@@ -217,8 +217,13 @@ fn session(model: &Model) -> Result<Session, CliError> {
 }
 
 /// Computes tokens and takes the last one's logits, like llama-bench, without sampling.
-fn feed(session: &mut Session, tokens: &[u32], logits: &mut Vec<f32>) -> Result<(), CliError> {
-    Ok(session.feed(tokens, WantedLogits::Last, &mut |_, row| {
+fn feed(
+    session: &mut Session,
+    phase: Phase,
+    tokens: &[u32],
+    logits: &mut Vec<f32>,
+) -> Result<(), CliError> {
+    Ok(session.feed_as(phase, tokens, WantedLogits::Last, &mut |_, row| {
         logits.clear();
         logits.extend_from_slice(row);
     })?)
@@ -308,14 +313,14 @@ fn measure_one(
         let from = test.depth + i * test.tokens();
         let prompt = ids(test.prompt, from, vocab);
         if test.depth > 0 {
-            feed(&mut session, &ids(test.depth, 0, vocab), &mut logits)?;
+            feed(&mut session, Phase::Prefill, &ids(test.depth, 0, vocab), &mut logits)?;
         }
         sums.time(model, i > 0, || {
             if test.prompt > 0 {
-                feed(&mut session, &prompt, &mut logits)?;
+                feed(&mut session, Phase::Prefill, &prompt, &mut logits)?;
             }
             for j in 0..test.generate {
-                feed(&mut session, &ids(1, from + j, vocab), &mut logits)?;
+                feed(&mut session, Phase::Decode, &ids(1, from + j, vocab), &mut logits)?;
             }
             Ok(())
         })?;

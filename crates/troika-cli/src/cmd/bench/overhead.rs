@@ -6,6 +6,7 @@
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use troika::plan::Phase;
 use troika::trace::{Span, Tracer};
 use troika::{Model, OpenOptions};
 use troika_lab::{Subject, median};
@@ -115,7 +116,7 @@ fn decode(model: &Model, tokens: usize) -> Result<Duration, CliError> {
     let mut logits = Vec::new();
     let mut session = super::session(model)?;
     let start = Instant::now();
-    ids.chunks(1).try_for_each(|id| super::feed(&mut session, id, &mut logits))?;
+    ids.chunks(1).try_for_each(|id| super::feed(&mut session, Phase::Decode, id, &mut logits))?;
     Ok(start.elapsed())
 }
 
