@@ -22,7 +22,8 @@ use troika::{Described, describe};
 use troika_check::Random;
 use troika_cpu::{CpuDevice, CpuOptions};
 
-const MODELS: [&str; 3] = ["golden/qwen3", "golden/gemma-3", "variants/phi-3-variant1"];
+const MODELS: [&str; 4] =
+    ["golden/qwen3", "golden/gemma-3", "variants/phi-3-variant1", "golden/test-recurrent"];
 /// The length beyond which the last model's keys use other rotations.
 const LONGROPE: (&str, usize) = (MODELS[2], 32);
 const CONTEXT: usize = 96;

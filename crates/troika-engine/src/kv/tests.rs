@@ -6,7 +6,8 @@ use super::*;
 
 /// Groups with one byte per position.
 fn layout(windows: &[Window], page_len: usize, context: usize, chunk: usize) -> KvLayout {
-    let groups = windows.iter().map(|&window| GroupLayout { window, position_bytes: 1 }).collect();
+    let groups =
+        windows.iter().map(|&window| GroupLayout { window, fixed: false, row_bytes: 1 }).collect();
     KvLayout { page_len, context, chunk, groups, sequences: 1, budget: None }
 }
 
@@ -85,7 +86,7 @@ fn windows_keep_what_they_see_and_no_more() {
             kv.audit().unwrap();
         }
         // As much again for prefixes.
-        assert!(kv.positions(1).unwrap() <= 2 * (8 + chunk + 3 * page_len));
+        assert!(kv.rows(1).unwrap() <= 2 * (8 + chunk + 3 * page_len));
         assert_eq!(kv.used(0), 200usize.next_multiple_of(page_len));
         let past = KvError::Context { tokens: 201, context: 200 };
         assert_eq!(extend(&mut kv, id, 1).unwrap_err(), past);
@@ -113,7 +114,7 @@ fn truncation_keeps_a_prefix_or_starts_over() {
 fn what_a_window_leaves_behind_is_used_again() {
     let mut kv = KvCache::new(layout(&[Some(3)], 4, 200, 5)).unwrap();
     let id = kv.opened();
-    let most = kv.positions(0).unwrap();
+    let most = kv.rows(0).unwrap();
     assert!(most < 200 / 4);
     for _ in 0..40 {
         let tables = extend(&mut kv, id, 5).unwrap();
@@ -122,14 +123,14 @@ fn what_a_window_leaves_behind_is_used_again() {
     // A context so long that even a list of its pages would not fit in memory.
     let huge = KvCache::new(layout(&[None], 1, 1 << 31, 512)).unwrap();
     assert_eq!(huge.pages.groups[0].accounts().0.len(), 0);
-    assert_eq!(huge.positions(0), Some(1 << 31));
+    assert_eq!(huge.rows(0), Some(1 << 31));
     // More pages than page numbers can count.
     let most = KvLayout { sequences: usize::MAX, ..layout(&[None], 1, 1 << 31, 512) };
     let pages = KvError::Pages { context: 1 << 31, sequences: usize::MAX };
     assert_eq!(KvCache::new(most.clone()).unwrap_err(), pages);
     // A budget bounds them.
     let bounded = KvCache::new(KvLayout { budget: Some(1 << 20), ..most }).unwrap();
-    assert_eq!(bounded.positions(0), Some(1 << 20));
+    assert_eq!(bounded.rows(0), Some(1 << 20));
 }
 
 #[test]
@@ -158,9 +159,9 @@ fn a_full_cache_says_so_and_sequences_do_not_share_pages() {
 fn a_budget_counts_bytes_of_all_groups() {
     let (sequences, budget) = (4, Some(10 * 4 * 3));
     let mut layout = KvLayout { sequences, budget, ..layout(&[None, None], 4, 100, 8) };
-    layout.groups[1].position_bytes = 2;
+    layout.groups[1].row_bytes = 2;
     let mut kv = KvCache::new(layout.clone()).unwrap();
-    assert_eq!((kv.positions(0), kv.positions(1)), (Some(40), Some(40)));
+    assert_eq!((kv.rows(0), kv.rows(1)), (Some(40), Some(40)));
     assert_eq!(kv.fit().alone(40), Ok(()));
     let (tokens, needed, budget) = (41, 11 * 4 * 3, 120);
     assert_eq!(kv.fit().alone(41), Err(KvError::Budget { tokens, needed, budget }));
@@ -417,7 +418,7 @@ impl Simulation {
         let groups = 1 + below(3);
         let group = |_| {
             let window = if below(2) == 0 { None } else { window(below(24)) };
-            GroupLayout { window, position_bytes: 1 + below(3) as u64 }
+            GroupLayout { window, fixed: false, row_bytes: 1 + below(3) as u64 }
         };
         let groups: Vec<GroupLayout> = (0..groups).map(group).collect();
         let page_len = 1 << below(4);
@@ -433,11 +434,11 @@ impl Simulation {
         layout.sequences += below(3);
         if below(3) > 0 {
             let all = KvCache::new(layout.clone()).unwrap().budget();
-            let page: u64 = layout.groups.iter().map(|g| g.position_bytes).sum();
+            let page: u64 = layout.groups.iter().map(|g| g.row_bytes).sum();
             layout.budget = Some((all * below(100) as u64 / 60).max(page * page_len as u64));
         }
         let kv = KvCache::new(layout).unwrap();
-        let positions = (0..kv.pages.groups.len()).map(|g| kv.positions(g).unwrap());
+        let positions = (0..kv.pages.groups.len()).map(|g| kv.rows(g).unwrap());
         let memory = positions.map(|n| vec![0; n]).collect();
         let (seqs, adopted, refused, evicted) = (Vec::new(), 0, 0, 0);
         Simulation { kv, memory, seqs, rng, adopted, refused, evicted }
