@@ -13,7 +13,7 @@ C = {
     "num_hidden_layers": 3, "full_attention_interval": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16, "state_size": 80, "decay": 0.75, "hidden_act": "silu",
     "max_position_embeddings": 256, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
-    "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2,
+    "tie_word_embeddings": True, "eos_token_id": 256,
 }
 H, D, HEADS, KV, STATE = 64, 16, 4, 2, 80
 rng = np.random.default_rng(59)
@@ -99,6 +99,23 @@ def save(path, tensors):
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
+def tokenizer():
+    """Bytes as tokens, named as byte-level tokenizers name them, and an end."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in plain]
+    names = {b: chr(b) for b in plain} | {b: chr(256 + i) for i, b in enumerate(others)}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    end = {"id": 256, "content": "<end>", "single_word": False, "lstrip": False, "rstrip": False,
+           "normalized": False, "special": True}
+    return {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [end],
+        "normalizer": None, "pre_tokenizer": level, "post_processor": None, "decoder": level,
+        "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+                  "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
+                  "vocab": {names[b]: b for b in range(256)} | {"<end>": 256}, "merges": []},
+    }
+
+
 here = Path(__file__).parent
 w = weights()
 exact = {name: t.astype(np.float64) for name, t in w.items()}
@@ -112,3 +129,4 @@ save(here / "golden.safetensors", {
     "greedy": np.array(all_ids[43:], np.int64),
 })
 (here / "config.json").write_text(json.dumps(C, indent=2) + "\n")
+(here / "tokenizer.json").write_text(json.dumps(tokenizer(), indent=1) + "\n")
