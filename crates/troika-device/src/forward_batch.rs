@@ -189,6 +189,23 @@ mod tests {
     }
 
     #[test]
+    fn a_fixed_state_has_one_row_in_a_page() {
+        let runs = |first, pages: &[u32], pos, n: usize| {
+            let table = PageTable { page_len: 4, first, pages: pages.to_vec(), fixed: true };
+            let rows = SeqRows { seq: 0, rows: 3..3 + n, pos, known_len: 0, tables: vec![table] };
+            let mut runs = Vec::new();
+            PagesView::new(&rows, 0).unwrap().runs(|r, written| runs.push((r, written)));
+            runs
+        };
+        // It goes on within a page, whose row is written, or behind one, which is read.
+        assert_eq!(runs(0, &[5, 6, 2], 6, 3), [(5..6, false), (6..7, true), (2..3, true)]);
+        assert_eq!(runs(1, &[6, 2], 8, 1), [(6..7, false), (2..3, true)]);
+        assert_eq!(runs(0, &[5, 6], 0, 8), [(5..7, true)]);
+        let table = PageTable { page_len: 4, first: 1, pages: vec![7, 2], fixed: true };
+        assert_eq!([3, 4, 7, 8, 12].map(|p| table.row(p)), [None, Some(7), Some(7), Some(2), None]);
+    }
+
+    #[test]
     fn a_step_reads_what_is_kept_and_writes_its_own_rows() {
         let runs = |first, pages: &[u32], pos, n: usize| {
             let table = PageTable { page_len: 4, first, pages: pages.to_vec(), fixed: false };
