@@ -124,7 +124,7 @@ impl Bench {
         let bind = |list: &[Buffer]| list.iter().map(View::whole).collect();
         let bindings =
             Bindings { inputs: bind(&inputs), states: bind(&states), outputs: bind(&outputs) };
-        let table = PageTable { page_len: 16, first: 0, pages: vec![2, 0, 3] };
+        let table = PageTable { page_len: 16, first: 0, pages: vec![2, 0, 3], fixed: false };
         let rows = m.rows;
         let seq =
             SeqRows { seq: 0, rows: 0..rows, pos: 5, known_len: 5 + rows, tables: vec![table; 4] };

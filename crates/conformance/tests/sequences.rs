@@ -22,7 +22,8 @@ use troika::{Described, describe};
 use troika_check::Random;
 use troika_cpu::{CpuDevice, CpuOptions};
 
-const MODELS: [&str; 3] = ["golden/qwen3", "golden/gemma-3", "variants/phi-3-variant1"];
+const MODELS: [&str; 4] =
+    ["golden/qwen3", "golden/gemma-3", "variants/phi-3-variant1", "golden/test-recurrent"];
 /// The length beyond which the last model's keys use other rotations.
 const LONGROPE: (&str, usize) = (MODELS[2], 32);
 const CONTEXT: usize = 96;
@@ -643,5 +644,40 @@ fn sequences_go_on_in_the_middle_of_a_chunk() {
         feed(&mut e, seq, &tokens[..first]);
         e.truncate(seq, cut).unwrap();
         assert!(feed(&mut e, seq, &tokens[cut..]) == want[cut..], "from {first} cut to {cut}");
+    }
+}
+
+/// Five rows are checked, and two of them kept: what follows is as if there had been two.
+#[test]
+fn two_of_five_checked_rows_are_kept() {
+    for model in MODELS {
+        let d = describe(&dir(model), FloatType::F32).unwrap();
+        let tokens: Vec<u32> = (0..31).map(|i| i * 37 % VOCAB as u32).collect();
+        let run = |e: &mut Engine, seq, tokens: &[u32]| {
+            let (mut rows, logits) = (Vec::new(), WantedLogits::All);
+            e.run(&[SequenceInput::prompt(seq, tokens, logits)], &mut |_, _, row| {
+                rows.push(bits(row));
+            })
+            .unwrap();
+            rows
+        };
+        for strategy in strategies() {
+            // Within a page, over its end, from its end on.
+            for prompt in [17, 21, 24] {
+                let mut alone = engine(&d, strategy.clone(), 16, Sharing::default());
+                let seq = alone.open();
+                let want = run(&mut alone, seq, &tokens);
+                let mut e = engine(&d, strategy.clone(), 16, Sharing::default());
+                let seq = e.open();
+                run(&mut e, seq, &tokens[..prompt]);
+                let wrong: Vec<u32> = tokens[prompt + 2..][..3].iter().map(|t| t ^ 1).collect();
+                let checked = [&tokens[prompt..][..2], &wrong].concat();
+                let rows = run(&mut e, seq, &checked);
+                assert!(rows[..2] == want[prompt..][..2], "{model}, {strategy}: the check");
+                e.truncate(seq, prompt + 2).unwrap();
+                let rows = run(&mut e, seq, &tokens[prompt + 2..]);
+                assert!(rows == want[prompt + 2..], "{model}, {strategy}: behind {prompt}");
+            }
+        }
     }
 }

@@ -2,11 +2,12 @@
 
 use troika_device::DeviceError;
 use troika_graph::{
-    Activation, ActivationFormat, Attention, CalibrationTensor, DType, ExpertGroup, Experts,
-    HeadLinear, Op, RopeStyle, Router, ScaleOrigin, Score, WeightDecl, WeightSlice,
+    Activation, ActivationFormat, Attention, CalibrationTensor, DType, DecayingSum, Dim,
+    ExpertGroup, Experts, HeadLinear, Op, RopeStyle, Router, ScaleOrigin, Score, Shape, WeightDecl,
+    WeightSlice,
 };
 
-use crate::build::{Build, DeviceCase, MAX_ROWS, Result, plain_attention};
+use crate::build::{Build, DeviceCase, MAX_ROWS, POSITIONS, Result, plain_attention};
 
 /// Tolerance of f32 products, for another order of summation.
 const F32: f32 = 2e-5;
@@ -141,6 +142,16 @@ fn append(name: &str, dtype: DType) -> Result<DeviceCase> {
     b.done(&[])
 }
 
+fn decaying_sum() -> Result<DeviceCase> {
+    let mut b = case("decaying_sum");
+    let x = b.floats(10);
+    let shape = Shape(vec![Dim::KvLen(POSITIONS), Dim::Fixed(10)]);
+    let state = b.b.state("sum", shape, DType::F32);
+    let op = Op::DecayingSum(DecayingSum { width: 10, decay: 0.75, page_group: 3 });
+    let y = b.b.stateful("y", op, x, state);
+    b.done(&[y])
+}
+
 fn caches() -> Result<Vec<DeviceCase>> {
     let of = || plain_attention(6, 5);
     let pairs = Attention { activations: ActivationFormat::Bf16, ..of() };
@@ -150,6 +161,7 @@ fn caches() -> Result<Vec<DeviceCase>> {
     let all = Attention { window: Some(9), softcap: Some(5.0), sinks, ..of() };
     let rounded = Build::new("attention of pairs", MAX_ROWS, ROUNDED);
     Ok(vec![
+        decaying_sum()?,
         append("kv_append", DType::F32)?,
         append("kv_append to f16", DType::F16)?,
         append("kv_append to bf16", DType::BF16)?,

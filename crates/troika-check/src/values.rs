@@ -22,8 +22,11 @@ pub struct Values {
 /// Sequences of a run: two from three rows on. Their pages are in random order.
 pub(crate) fn forward(rows: usize) -> Arc<ForwardBatch> {
     let first = rows - (rows / 3).min(3);
-    let table =
-        |pages: &[u32]| vec![PageTable { page_len: 16, first: 0, pages: pages.to_vec() }; 4];
+    // The last group is of fixed states.
+    let table = |pages: &[u32]| {
+        let of = |fixed| PageTable { page_len: 16, first: 0, pages: pages.to_vec(), fixed };
+        [false, false, false, true].map(of).to_vec()
+    };
     let seq = |seq, rows: std::ops::Range<usize>, pos, pages: &[u32]| {
         let known_len = pos + rows.len();
         SeqRows { seq, rows, pos, known_len, tables: table(pages) }

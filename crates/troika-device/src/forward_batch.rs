@@ -12,14 +12,20 @@ pub struct PageTable {
     pub first: usize,
     /// The physical page of logical page `first + i`.
     pub pages: Vec<u32>,
+    /// Whether a page is one row of the buffer, the state behind its last position so far
+    /// ([`troika_graph::StateKind::Fixed`]), and not one for each position.
+    pub fixed: bool,
 }
 
 impl PageTable {
     /// Row of the cache buffer that holds `pos`; `None` if the position is not kept. Rows of a page
-    /// are adjacent.
+    /// are adjacent, or the same.
     pub fn row(&self, pos: usize) -> Option<usize> {
         let logical = pos.checked_div(self.page_len)?.checked_sub(self.first)?;
         let page = *self.pages.get(logical)? as usize;
+        if self.fixed {
+            return Some(page);
+        }
         page.checked_mul(self.page_len)?.checked_add(pos % self.page_len)
     }
 }
@@ -61,7 +67,9 @@ impl<'a> PagesView<'a> {
     /// written. Skips positions without a row.
     pub fn runs(&self, mut run: impl FnMut(Range<usize>, bool)) {
         let pos = self.rows.pos;
-        self.rows_of(0..pos, |rows| run(rows, false));
+        // The row that a fixed state goes on in is written.
+        let within = if self.table.fixed { pos.checked_rem(self.table.page_len) } else { None };
+        self.rows_of(0..pos - within.unwrap_or(0), |rows| run(rows, false));
         self.rows_of(pos..pos.saturating_add(self.rows.rows.len()), |rows| run(rows, true));
     }
 
@@ -75,9 +83,10 @@ impl<'a> PagesView<'a> {
             let Some(row) = self.table.row(at) else { break };
             // Rows of a page are adjacent.
             let n = (len - at % len).min(positions.end - at);
+            let count = if self.table.fixed { 1 } else { n };
             match &mut open {
-                Some(o) if o.end == row => o.end = row.saturating_add(n),
-                _ => open.replace(row..row.saturating_add(n)).into_iter().for_each(&mut run),
+                Some(o) if o.end == row => o.end = row.saturating_add(count),
+                _ => open.replace(row..row.saturating_add(count)).into_iter().for_each(&mut run),
             }
             at += n;
         }
@@ -163,21 +172,43 @@ mod tests {
     #[test]
     fn rows_that_no_cache_has_are_none() {
         let pages = vec![7, 2];
-        let table = PageTable { page_len: 4, first: 1, pages: pages.clone() };
+        let table = PageTable { page_len: 4, first: 1, pages: pages.clone(), fixed: false };
         let rows = [3, 4, 7, 8, 11, 12, usize::MAX].map(|pos| table.row(pos));
         assert_eq!(rows, [None, Some(28), Some(31), Some(8), Some(11), None, None]);
         // Products and sums that overflow, and pages without positions.
-        let wide = PageTable { page_len: usize::MAX / 7 + 1, first: 0, pages: pages.clone() };
+        let wide = PageTable {
+            page_len: usize::MAX / 7 + 1,
+            first: 0,
+            pages: pages.clone(),
+            fixed: false,
+        };
         assert_eq!((wide.row(0), wide.row(5)), (None, None));
         let wide = PageTable { page_len: usize::MAX / 7, ..wide };
         assert_eq!(wide.row(usize::MAX / 7 - 1), None);
-        assert_eq!(PageTable { page_len: 0, first: 0, pages }.row(3), None);
+        assert_eq!(PageTable { page_len: 0, first: 0, pages, fixed: false }.row(3), None);
+    }
+
+    #[test]
+    fn a_fixed_state_has_one_row_in_a_page() {
+        let runs = |first, pages: &[u32], pos, n: usize| {
+            let table = PageTable { page_len: 4, first, pages: pages.to_vec(), fixed: true };
+            let rows = SeqRows { seq: 0, rows: 3..3 + n, pos, known_len: 0, tables: vec![table] };
+            let mut runs = Vec::new();
+            PagesView::new(&rows, 0).unwrap().runs(|r, written| runs.push((r, written)));
+            runs
+        };
+        // It goes on within a page, whose row is written, or behind one, which is read.
+        assert_eq!(runs(0, &[5, 6, 2], 6, 3), [(5..6, false), (6..7, true), (2..3, true)]);
+        assert_eq!(runs(1, &[6, 2], 8, 1), [(6..7, false), (2..3, true)]);
+        assert_eq!(runs(0, &[5, 6], 0, 8), [(5..7, true)]);
+        let table = PageTable { page_len: 4, first: 1, pages: vec![7, 2], fixed: true };
+        assert_eq!([3, 4, 7, 8, 12].map(|p| table.row(p)), [None, Some(7), Some(7), Some(2), None]);
     }
 
     #[test]
     fn a_step_reads_what_is_kept_and_writes_its_own_rows() {
         let runs = |first, pages: &[u32], pos, n: usize| {
-            let table = PageTable { page_len: 4, first, pages: pages.to_vec() };
+            let table = PageTable { page_len: 4, first, pages: pages.to_vec(), fixed: false };
             let rows = SeqRows { seq: 0, rows: 3..3 + n, pos, known_len: 0, tables: vec![table] };
             let mut runs = Vec::new();
             PagesView::new(&rows, 0).unwrap().runs(|r, written| runs.push((r, written)));

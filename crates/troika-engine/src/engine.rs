@@ -4,6 +4,7 @@ use std::mem::swap;
 use std::sync::Arc;
 
 use troika_device::{Buffer, Clock, Device, SpaceId, Waiting, WeightSource};
+use troika_graph::StateKind;
 use troika_model::lower::{Lowered, StateDecl, WeightShapes, lower};
 use troika_model::spec::ModelSpec;
 use troika_plan::{Phase, Plan, PlanDevice, SyncMode};
@@ -281,7 +282,7 @@ fn check_memory(lowered: &Lowered, plan: &Plan, kv: &KvCache) -> Result<(), Engi
 
 /// The size of the cache: its groups, pages and budget.
 fn kv_layout(lowered: &Lowered, plan: &Plan, sharing: Sharing) -> KvLayout {
-    let bytes = |group: usize| {
+    let bytes = |group: usize| -> u64 {
         let of_group = lowered.states.iter().filter(|s| s.page_group == group);
         of_group.map(|s| s.row_bytes() as u64).sum()
     };
@@ -291,7 +292,11 @@ fn kv_layout(lowered: &Lowered, plan: &Plan, sharing: Sharing) -> KvLayout {
         context: plan.context,
         chunk: plan.prefill.chunk,
         groups: groups
-            .map(|(i, window)| GroupLayout { window: *window, position_bytes: bytes(i) })
+            .map(|(i, kind)| GroupLayout {
+                window: kind.window(plan.page_len),
+                fixed: *kind == StateKind::Fixed,
+                row_bytes: bytes(i),
+            })
             .collect(),
         sequences: sharing.sequences.max(1),
         budget: sharing.kv_bytes,
@@ -334,7 +339,7 @@ fn check_binding(
 
 /// Bytes of some columns of a state; `None` on overflow.
 fn state_bytes(state: &StateDecl, cols: usize, kv: &KvCache) -> Option<usize> {
-    kv.positions(state.page_group)?.checked_mul(state.dtype.row_bytes(cols)?)
+    kv.rows(state.page_group)?.checked_mul(state.dtype.row_bytes(cols)?)
 }
 
 /// Bytes of a row of the widest value between segments.

@@ -379,7 +379,7 @@ mod tests {
     use crate::kv::{GroupLayout, KvCache, KvLayout};
 
     fn handle() -> EngineHandle {
-        let groups = vec![GroupLayout { window: None, position_bytes: 1 }];
+        let groups = vec![GroupLayout { window: None, fixed: false, row_bytes: 1 }];
         let (page_len, context, chunk) = (4, 64, 8);
         let layout = KvLayout { page_len, context, chunk, groups, sequences: 2, budget: Some(40) };
         EngineHandle::new(Limits::new(100, KvCache::new(layout).unwrap().fit()))

@@ -67,7 +67,7 @@ impl Rules {
             phases_are_apart: program.phases_are_apart(),
             rows_matter,
             shares_pages: program.state_instances.iter().all(|i| i.len() == 1) && !rows_matter,
-            windows: program.lowered.page_groups.iter().any(Option::is_some),
+            windows: program.lowered.page_groups.iter().any(|kind| kind.forgets()),
             chunk: plan.prefill.chunk,
             chunks_in_flight: plan.prefill.chunks_in_flight,
             context: plan.context,

@@ -140,7 +140,7 @@ impl Running {
             outputs: vec![view(1, COLS)],
         };
         let batches = [20, 21].map(|pos| {
-            let table = PageTable { page_len: 16, first: 0, pages: vec![2, 0, 1, 3] };
+            let table = PageTable { page_len: 16, first: 0, pages: vec![2, 0, 1, 3], fixed: false };
             let seq = SeqRows { seq: 0, rows: 0..1, pos, known_len: 60, tables: vec![table] };
             Arc::new(ForwardBatch { seqs: vec![seq] })
         });

@@ -94,6 +94,13 @@ impl SubgraphBuilder {
         out
     }
 
+    /// Adds an op with one state and one f32 output of the columns of its input.
+    pub fn stateful(&mut self, name: &str, op: Op, x: ValueId, state: ValueId) -> ValueId {
+        let out = self.push_value(name, Shape::rows(self.max_rows, self.cols(x)), DType::F32);
+        self.node(op, &[x], &[state], &[out]);
+        out
+    }
+
     /// Adds a node whose outputs, if any, exist already.
     pub fn node(&mut self, op: Op, inputs: &[ValueId], states: &[ValueId], outputs: &[ValueId]) {
         self.graph.nodes.push(Node {

@@ -31,8 +31,8 @@ pub use builder::SubgraphBuilder;
 pub use calibration::{CalibrationTensor, Rounding};
 pub use dtype::DType;
 pub use op::{
-    Activation, Attention, ExpertGroup, Experts, HeadLinear, KvAppend, Op, Rope, RopeFreqs,
-    RopeStyle, Router, Score, Window,
+    Activation, Attention, DecayingSum, ExpertGroup, Experts, HeadLinear, KvAppend, Op, Rope,
+    RopeFreqs, RopeStyle, Router, Score, StateKind, Window,
 };
 pub use shape::{Dim, Shape};
 pub use subgraph::{Node, Subgraph, Value, ValueId};

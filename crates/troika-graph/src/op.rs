@@ -68,6 +68,54 @@ pub struct Rope {
 /// Sliding window: a query at position `p` sees keys at `p - len < q <= p`.
 pub type Window = Option<usize>;
 
+/// What a sequence keeps in a state. States of one kind keep the same positions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum StateKind {
+    /// A row for each position that the window sees, as keys and values are. Any number of
+    /// positions can be kept.
+    Paged(Window),
+    /// One row that every position changes, as recurrences have. Its checkpoints are the ends of
+    /// pages: a sequence keeps the last two, and a prefix of whole pages has one at its end.
+    Fixed,
+}
+
+impl StateKind {
+    /// Positions back that a sequence needs of it: from the end of the page before on, so that a
+    /// check that is not accepted goes back to a checkpoint.
+    pub const fn window(self, page_len: usize) -> Window {
+        match self {
+            StateKind::Paged(window) => window,
+            StateKind::Fixed => Some(page_len.saturating_add(1)),
+        }
+    }
+
+    /// Rows of a page.
+    pub const fn page_rows(self, page_len: usize) -> usize {
+        match self {
+            StateKind::Paged(_) => page_len,
+            StateKind::Fixed => 1,
+        }
+    }
+
+    /// Whether old positions are forgotten.
+    pub fn forgets(self) -> bool {
+        self != StateKind::Paged(None)
+    }
+}
+
+/// A sum over all positions, in which each counts `decay` times as much as the next:
+/// `s = decay * s + x`, `y = s`. Input: rows; state: one row, of kind [`StateKind::Fixed`]; output:
+/// rows.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DecayingSum {
+    /// Elements of a row.
+    pub width: usize,
+    /// What a sum keeps of itself from one position to the next.
+    pub decay: f32,
+    /// Page group, as in [`KvAppend`].
+    pub page_group: usize,
+}
+
 /// Writes rows of keys or values into the paged cache at the forward batch's positions. Input:
 /// rows; state: the cache.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -269,6 +317,8 @@ pub enum Op {
     KvAppend(KvAppend),
     /// See [`Attention`].
     Attention(Attention),
+    /// See [`DecayingSum`].
+    DecayingSum(DecayingSum),
     /// `act(x)`.
     Activate(Activation),
     /// Inputs gate, up: `act(gate) * up`.
@@ -337,6 +387,16 @@ impl Op {
         }
     }
 
+    /// The page group of the states that it uses, and whether it changes them.
+    pub fn page_group(&self) -> Option<(usize, bool)> {
+        match self {
+            Op::KvAppend(k) => Some((k.page_group, true)),
+            Op::Attention(a) => Some((a.page_group, false)),
+            Op::DecayingSum(s) => Some((s.page_group, true)),
+            _ => None,
+        }
+    }
+
     /// Whether it multiplies by the columns of a weight matrix.
     pub fn is_product(&self) -> bool {
         matches!(self, Op::Linear { .. } | Op::HeadLinear(_))
@@ -371,6 +431,7 @@ names! {
     Op::Rope(_) => "rope",
     Op::KvAppend(_) => "kv_append",
     Op::Attention(_) => "attention",
+    Op::DecayingSum(_) => "decaying_sum",
     Op::Activate(_) => "activate",
     Op::Gate(_) => "gate",
     Op::Add => "add",

@@ -302,6 +302,15 @@ impl Check<'_> {
                 self.same("cache", self.state(0), k.width)
             }
             Op::Attention(a) => self.attention(a),
+            Op::DecayingSum(s) => {
+                self.operands(&[F], 1, &[F])?;
+                self.same("input", self.input(0), s.width)?;
+                self.same("output", self.output(0), s.width)?;
+                self.same("state", self.state(0), s.width)?;
+                let dtype = self.g.value(self.node.states[0]).dtype;
+                want(dtype == F, || format!("a state of {dtype}; sums are f32"))?;
+                want(s.decay.is_finite(), || format!("decay {}", s.decay))
+            }
             Op::Router(r) => self.router(r),
             Op::Experts(e) => self.experts(e),
             Op::ExpertGroup(g) => self.expert_group(g),

@@ -412,7 +412,8 @@ impl Program {
                     let state = self.lowered.segments[index].states[used.state];
                     let state = &self.lowered.states[state.0];
                     let position = state.dtype.row_size(used.cols.len()) as u64;
-                    let bytes = position.saturating_mul(page_len as u64);
+                    let rows = self.lowered.page_groups[state.page_group].page_rows(page_len);
+                    let bytes = position.saturating_mul(rows as u64);
                     if device.caps.slab_pages(bytes).is_none() {
                         let fit = device.caps.slab_pages(position).unwrap_or(0);
                         return Err(ProgramError::Page {

@@ -5,7 +5,7 @@ use std::collections::BinaryHeap;
 use std::sync::Arc;
 
 use troika_device::{ForwardBatch, PageTable, SeqRows};
-use troika_graph::Window;
+use troika_graph::{StateKind, Window};
 
 use crate::program::Program;
 
@@ -30,10 +30,11 @@ struct WindowPages {
 impl OneSequence {
     /// A sequence without positions.
     pub fn new(program: &Program, page_len: usize) -> OneSequence {
-        let table = PageTable { page_len: page_len.max(1), ..PageTable::default() };
-        let group = |window: &Window| {
-            let (table, free) = (table.clone(), BinaryHeap::new());
-            WindowPages { window: *window, table, free, used: 0 }
+        let page_len = page_len.max(1);
+        let group = |kind: &StateKind| {
+            let fixed = *kind == StateKind::Fixed;
+            let table = PageTable { page_len, fixed, ..PageTable::default() };
+            WindowPages { window: kind.window(page_len), table, free: BinaryHeap::new(), used: 0 }
         };
         OneSequence { len: 0, groups: program.lowered.page_groups.iter().map(group).collect() }
     }

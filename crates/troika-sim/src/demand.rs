@@ -214,6 +214,10 @@ impl RunShape<'_> {
                 let used = rows.div_ceil(g.capacity.max(1)).min(g.experts.gate.len());
                 self.feed_forwards(&g.experts, used, g.capacity.min(rows), cols, d);
             }
+            Op::DecayingSum(_) => {
+                d.operations(ActivationFormat::F32, times(&[rows, cols, 2]));
+                d.move_bytes(node.states.first().map_or(0, |s| self.bytes(*s, 2)));
+            }
             Op::KvAppend(_) => {
                 d.move_bytes(node.states.first().map_or(0, |s| self.bytes(*s, rows)));
             }

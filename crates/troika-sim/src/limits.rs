@@ -239,7 +239,7 @@ fn page_len(loaded: &Loaded, state: usize, run: &Run) -> usize {
     let groups = loaded.code.state_groups.iter().filter(|(at, _)| *at == state);
     let tables =
         groups.flat_map(|(_, group)| run.forward.seqs.iter().map(|s| s.tables.get(*group)));
-    tables.flatten().map(|table| table.page_len).max().unwrap_or(0)
+    tables.flatten().map(|table| if table.fixed { 1 } else { table.page_len }).max().unwrap_or(0)
 }
 
 /// The places of a run's values, in its order.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use troika_device::{Executable, Weights};
-use troika_graph::{Op, Subgraph};
+use troika_graph::Subgraph;
 
 use crate::resident::Residency;
 
@@ -49,11 +49,7 @@ impl Code {
             state_written: vec![false; graph.states.len()],
         };
         for node in &graph.nodes {
-            let (group, writes) = match &node.op {
-                Op::KvAppend(k) => (k.page_group, true),
-                Op::Attention(a) => (a.page_group, false),
-                _ => continue,
-            };
+            let Some((group, writes)) = node.op.page_group() else { continue };
             for state in &node.states {
                 let Some(at) = graph.states.iter().position(|s| s == state) else { continue };
                 code.state_written[at] |= writes;

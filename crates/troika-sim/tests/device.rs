@@ -132,7 +132,7 @@ fn zeroed(rows: usize) -> Buffer {
 }
 
 fn forward(seq: u64, pos: usize, rows: usize, pages: &[u32]) -> Arc<ForwardBatch> {
-    let table = PageTable { page_len: 4, first: 0, pages: pages.to_vec() };
+    let table = PageTable { page_len: 4, first: 0, pages: pages.to_vec(), fixed: false };
     let rows = 0..rows;
     let known_len = pos + rows.len();
     Arc::new(ForwardBatch {

@@ -1,7 +1,7 @@
 //! `troika show`: describes a model.
 
 use serde_json::{Value, json};
-use troika::model::spec::{Ffn, Layer, ModelSpec, Norm};
+use troika::model::spec::{Ffn, Layer, Mixer, ModelSpec, Norm};
 use troika::weights::{BindOptions, ClassError, FloatType};
 use troika::{Described, describe};
 
@@ -38,7 +38,11 @@ fn norm(n: Option<Norm>) -> Option<&'static str> {
 }
 
 fn attention(layer: &Layer) -> String {
-    let Some(a) = layer.attention() else { return "none".into() };
+    let a = match &layer.mixer {
+        Some(Mixer::Attention(a)) => a,
+        Some(Mixer::DecayingSum(sum)) => return format!("none, a decaying sum of {}", sum.width),
+        None => return "none".into(),
+    };
     let mut s = match &a.latent {
         Some(l) => format!("latent attention, {} heads, kv rank {}", a.heads, l.kv_rank),
         None => format!("{} heads, {} kv heads, head_dim {}", a.heads, a.kv_heads, a.k_dim),

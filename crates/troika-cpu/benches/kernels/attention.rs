@@ -70,7 +70,7 @@ fn run<T: Clone>(bencher: Bencher<'_, '_>, c: Case, (make, view): Cache<T>, pair
     let pages = len.div_ceil(PAGE);
     // Pages in no order, as after a while of use.
     let order = (0..pages).map(|p| (p * 7 % pages.next_power_of_two()) as u32 % pages as u32);
-    let table = PageTable { page_len: PAGE, first: 0, pages: order.collect() };
+    let table = PageTable { page_len: PAGE, first: 0, pages: order.collect(), fixed: false };
     let seq = SeqRows { seq: 0, rows: 0..c.rows, pos: c.depth, known_len: 0, tables: vec![table] };
     let forward = ForwardBatch { seqs: vec![seq] };
     let cache: Vec<T> = floats(pages * PAGE * kv_heads * dim).into_iter().map(make).collect();

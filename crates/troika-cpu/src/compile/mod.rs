@@ -10,8 +10,8 @@ pub(crate) mod weights;
 use smallvec::{SmallVec, smallvec};
 use troika_device::DeviceError;
 use troika_graph::{
-    ActivationFormat, Attention, DType, Dim, KvAppend, Node, Op, Rope, Router, Subgraph, ValueId,
-    WeightRef, verify,
+    ActivationFormat, Attention, DType, DecayingSum, Dim, KvAppend, Node, Op, Rope, Router,
+    Subgraph, ValueId, WeightRef, verify,
 };
 
 pub(crate) use crate::compile::experts::{ExpertWeights, ExpertsCode};
@@ -77,6 +77,7 @@ pub(crate) enum Code {
     Outliers(OutliersAt),
     Rope(Rope),
     KvAppend(KvAppend),
+    DecayingSum(DecayingSum),
     Attention {
         op: Attention,
         sinks: Option<VectorAt>,
@@ -204,7 +205,9 @@ pub(crate) fn compile(device: &str, isa: Isa, graph: &Subgraph) -> Result<Execut
     };
     let index = |ids: &[ValueId]| ids.iter().map(|v| v.0 as usize).collect::<Vec<_>>();
     let written = |s: &ValueId| {
-        let writes = |n: &Node| matches!(n.op, Op::KvAppend(_)) && n.states.contains(s);
+        let writes = |n: &Node| {
+            n.states.contains(s) && n.op.page_group().is_some_and(|(_, written)| written)
+        };
         graph.nodes.iter().any(writes)
     };
     let mut exe = Executable {
@@ -249,6 +252,7 @@ fn states_of(exe: &mut Executable, op: &CompiledOp) {
     let group = match &op.code {
         Code::KvAppend(k) => k.page_group,
         Code::Attention { op, .. } => op.page_group,
+        Code::DecayingSum(s) => s.page_group,
         _ => return,
     };
     for slot in &op.states {
@@ -269,6 +273,10 @@ fn needs(exe: &mut Executable, op: &CompiledOp) {
         Code::KvAppend(k) => {
             exe.uses_forward_batch = true;
             exe.page_groups.push(k.page_group);
+        }
+        Code::DecayingSum(s) => {
+            exe.uses_forward_batch = true;
+            exe.page_groups.push(s.page_group);
         }
         Code::Attention { op, .. } => {
             worker = attention::worker_floats(op);
@@ -400,6 +408,7 @@ impl Compiler<'_> {
             }
             Op::Rope(r) => Code::Rope(r.clone()),
             Op::KvAppend(k) => Code::KvAppend(k.clone()),
+            Op::DecayingSum(s) => Code::DecayingSum(s.clone()),
             Op::Attention(a) => Code::Attention { op: a.clone(), sinks: self.vector_if(a.sinks) },
             Op::Activate(act) => Code::Element(Element::Activate(*act)),
             Op::Gate(act) => Code::Element(Element::Gate(*act)),

@@ -13,7 +13,7 @@ use crate::kernels::linear::{OutView, Product, RowsView};
 use crate::kernels::norm::Norm;
 use crate::kernels::{
     ByFloat, Context, KernelError, attention, elementwise, embed, int8, kv, linear, moe, norm,
-    outliers, rope, router,
+    outliers, recurrence, rope, router,
 };
 use crate::runtime::{SharedMut, SharedRef};
 
@@ -164,6 +164,11 @@ impl<'a> Operands<'a> {
                     rope::rope(cx, r, &task.forward, x, positions, self.output(0))
                 }
                 Code::KvAppend(k) => self.append(cx, task, k),
+                Code::DecayingSum(s) => {
+                    let rows = CacheRows::shared(self.part(self.op.states[0]));
+                    let (x, y) = (self.input(0), self.output(0));
+                    recurrence::decaying_sum(cx, &task.forward, s, rows, x, y)
+                }
                 Code::Attention { op, sinks } => {
                     let keys = self.cache(0);
                     let values = if op.value_in_key { keys } else { self.cache(1) };

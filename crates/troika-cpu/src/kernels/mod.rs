@@ -14,6 +14,7 @@ pub mod moe;
 pub mod norm;
 pub mod outliers;
 pub mod quantized;
+pub mod recurrence;
 pub mod rope;
 pub mod router;
 pub(crate) mod select;

@@ -63,9 +63,10 @@ impl Bench {
             states: g.states.iter().map(|id| bind(g.value(*id), POSITIONS)).collect(),
             outputs: g.outputs.iter().map(|id| bind(g.value(*id), rows)).collect(),
         };
-        let table = PageTable { page_len: 16, first: 0, pages: vec![2, 0, 3] };
-        let seq =
-            SeqRows { seq: 0, rows: 0..rows, pos: 5, known_len: 5 + rows, tables: vec![table; 4] };
+        let pages = vec![2, 0, 3];
+        let table = |fixed| PageTable { page_len: 16, first: 0, pages: pages.clone(), fixed };
+        let tables = [false, false, true, false].map(table).to_vec();
+        let seq = SeqRows { seq: 0, rows: 0..rows, pos: 5, known_len: 5 + rows, tables };
         let run = Run {
             weights,
             bindings: Arc::new(bindings),

@@ -138,6 +138,16 @@ fn append(name: &'static str, dtype: DType) -> Case {
     b.done()
 }
 
+fn decaying_sum() -> Case {
+    let mut b = Build::new("decaying_sum");
+    let x = b.floats(10);
+    let state = b.cache(10, DType::F32);
+    let op = Op::DecayingSum(DecayingSum { width: 10, decay: 0.5, page_group: 2 });
+    let y = b.b.stateful("y", op, x, state);
+    b.b.output(y);
+    b.done()
+}
+
 fn attention(name: &'static str, dtype: DType, value_in_key: bool) -> Case {
     let mut b = Build::new(name);
     let sinks = b.weight(DType::F32, 1, 4);
@@ -268,6 +278,7 @@ pub fn cases() -> Vec<Case> {
         outliers,
         rope("rope", false),
         rope("rope of long sequences", true),
+        decaying_sum(),
         append("kv_append", DType::F32),
         append("kv_append to f16", DType::F16),
         attention("attention", DType::F32, false),
@@ -445,6 +456,11 @@ fn wrong_caches() -> Vec<Wrong> {
         "rope of long sequences": "does not fit head_dim",
             g => with!(g, Op::Rope(r) => r.long.as_mut().unwrap().0.inv_freq = Arc::from([]));
         "rope": "does not divide 12", g => with!(g, Op::Rope(r) => r.head_dim = 0);
+        "decaying_sum": "input has 10 columns, needs 9",
+            g => with!(g, Op::DecayingSum(s) => s.width = 9);
+        "decaying_sum": "state has 20 columns, needs 10", g => cols(g, 1, 20);
+        "decaying_sum": "a state of F16; sums are f32", g => g.values[1].dtype = DType::F16;
+        "decaying_sum": "decay NaN", g => with!(g, Op::DecayingSum(s) => s.decay = f32::NAN);
         "kv_append": "input has 10 columns, needs 9",
             g => with!(g, Op::KvAppend(k) => k.width = 9);
         "kv_append": "cache has 20 columns, needs 10", g => cols(g, 1, 20);

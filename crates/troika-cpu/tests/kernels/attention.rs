@@ -28,6 +28,7 @@ fn tables(r: &mut Random, lens: &[usize]) -> (Vec<PageTable>, usize) {
         page_len: PAGE,
         first: 0,
         pages: (0..len.div_ceil(PAGE)).map(|_| free.swap_remove(r.below(free.len()))).collect(),
+        fixed: false,
     };
     (lens.iter().map(table).collect(), total * PAGE)
 }

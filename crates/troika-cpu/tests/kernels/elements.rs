@@ -206,7 +206,7 @@ proptest! {
     ) {
         let mut r = Random(seed);
         let table = |pages: Vec<u32>| {
-            vec![PageTable::default(), PageTable { page_len: 4, first: 0, pages }]
+            vec![PageTable::default(), PageTable { page_len: 4, first: 0, pages, fixed: false }]
         };
         let forward = ForwardBatch { seqs: vec![
             SeqRows { seq: 0, rows: 0..a, pos, known_len: 0, tables: table(vec![3, 0, 7, 9, 2]) },

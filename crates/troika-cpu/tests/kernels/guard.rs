@@ -401,7 +401,7 @@ fn packed_experts_stay_inside() {
 /// A sequence whose positions lie one after another in a cache that has no others.
 fn sequence(pos: usize, rows: usize) -> ForwardBatch {
     let pages = (0..(pos + rows).div_ceil(16) as u32).collect();
-    let tables = vec![PageTable { page_len: 16, first: 0, pages }];
+    let tables = vec![PageTable { page_len: 16, first: 0, pages, fixed: false }];
     ForwardBatch {
         seqs: vec![SeqRows { seq: 0, rows: 0..rows, pos, known_len: pos + rows, tables }],
     }

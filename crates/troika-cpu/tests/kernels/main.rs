@@ -13,6 +13,7 @@ mod int8;
 mod linear;
 mod moe;
 mod outliers;
+mod recurrence;
 mod reference;
 mod router;
 mod threads;

@@ -162,6 +162,15 @@ pub fn append(
     }
 }
 
+/// `s = decay * s + x` for each row of a sequence.
+pub fn decaying_sum(x: &[f32], width: usize, decay: f32) -> Vec<f32> {
+    let mut sums = x.to_vec();
+    for i in width..x.len() {
+        sums[i] += decay * sums[i - width];
+    }
+    sums
+}
+
 fn at(cache: CacheRef<'_>, i: usize) -> f64 {
     match cache {
         CacheRef::F32(c) => f64::from(c.get(i)),

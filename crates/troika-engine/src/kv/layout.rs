@@ -21,13 +21,22 @@ pub(crate) struct KvLayout {
     pub budget: Option<u64>,
 }
 
-/// A group of layers with one attention window.
+/// A group of layers whose states are of one kind.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GroupLayout {
     /// How many positions back they see.
     pub window: Window,
-    /// Bytes of a position in all their states together.
-    pub position_bytes: u64,
+    /// Whether a page is one row, which every position changes.
+    pub fixed: bool,
+    /// Bytes of a row in all their states together.
+    pub row_bytes: u64,
+}
+
+impl GroupLayout {
+    /// Rows of a page.
+    pub fn page_rows(&self, page_len: usize) -> usize {
+        if self.fixed { 1 } else { page_len }
+    }
 }
 
 impl KvLayout {
@@ -36,7 +45,7 @@ impl KvLayout {
     /// # Errors
     /// The number overflows.
     pub fn page_bytes(&self) -> Result<Vec<u64>, KvError> {
-        let bytes = |g: &GroupLayout| g.position_bytes.checked_mul(self.page_len as u64);
+        let bytes = |g: &GroupLayout| g.row_bytes.checked_mul(g.page_rows(self.page_len) as u64);
         self.groups.iter().map(|g| bytes(g).ok_or_else(|| self.uncountable())).collect()
     }
 

@@ -53,9 +53,10 @@ impl KvCache {
         Ok(KvCache { layout, pages, prefixes, seqs: HashMap::new() })
     }
 
-    /// Number of positions that a group's buffers must hold; `None` on overflow.
-    pub fn positions(&self, group: usize) -> Option<usize> {
-        self.pages.groups[group].total.checked_mul(self.layout.page_len)
+    /// Number of rows that a group's buffers must hold; `None` on overflow.
+    pub fn rows(&self, group: usize) -> Option<usize> {
+        let each = self.layout.groups[group].page_rows(self.layout.page_len);
+        self.pages.groups[group].total.checked_mul(each)
     }
 
     /// Bytes of all pages that are not free.
@@ -174,13 +175,15 @@ impl KvCache {
     /// Removes all positions from `len` on. Returns the length really kept. If a window has dropped
     /// what position `len` must see, the sequence starts over. If another sequence shares the page
     /// of position `len`, that page goes too, since continuing would write to it. Prefixes that
-    /// contain the rest of that page are removed.
+    /// contain the rest of that page are removed. A fixed state goes back to the end of a page.
     pub fn truncate(&mut self, id: SeqId, len: usize) -> usize {
         let Some(seq) = self.seqs.get_mut(&id) else { return 0 };
         if len >= seq.len {
             return seq.len;
         }
         let page_len = self.layout.page_len;
+        let fixed = self.layout.groups.iter().any(|g| g.fixed);
+        let len = if fixed { len / page_len * page_len } else { len };
         let (page, within) = (len / page_len, len % page_len);
         let mut keep = len;
         if within > 0 && seq.sees(&self.pages, len) {

@@ -2,7 +2,7 @@
 
 use troika_device::PageTable;
 
-use super::layout::KvLayout;
+use super::layout::{GroupLayout, KvLayout};
 use super::pages::{NodeId, PageGroup, Pages};
 
 /// The most pages for which a sequence's table has memory from the start.
@@ -21,11 +21,12 @@ pub(super) struct Sequence {
 impl Sequence {
     /// Makes an empty sequence whose tables grow without allocating.
     pub fn new(layout: &KvLayout) -> Sequence {
-        let table = |window| {
-            let pages = layout.reserved_pages(window).min(RESERVED_PAGES);
-            PageTable { page_len: layout.page_len, first: 0, pages: Vec::with_capacity(pages) }
+        let table = |g: &GroupLayout| {
+            let pages = layout.reserved_pages(g.window).min(RESERVED_PAGES);
+            let (page_len, pages) = (layout.page_len, Vec::with_capacity(pages));
+            PageTable { page_len, first: 0, pages, fixed: g.fixed }
         };
-        let tables = layout.groups.iter().map(|g| table(g.window)).collect();
+        let tables = layout.groups.iter().map(table).collect();
         Sequence { len: 0, tables, path: Vec::new() }
     }
 
@@ -66,7 +67,7 @@ impl Sequence {
     pub fn copy_tables(&self, to: &mut Vec<PageTable>) {
         to.resize_with(self.tables.len(), PageTable::default);
         for (to, from) in to.iter_mut().zip(&self.tables) {
-            (to.page_len, to.first) = (from.page_len, from.first);
+            (to.page_len, to.first, to.fixed) = (from.page_len, from.first, from.fixed);
             to.pages.clone_from(&from.pages);
         }
     }

@@ -6,7 +6,8 @@ use super::*;
 
 /// Groups with one byte per position.
 fn layout(windows: &[Window], page_len: usize, context: usize, chunk: usize) -> KvLayout {
-    let groups = windows.iter().map(|&window| GroupLayout { window, position_bytes: 1 }).collect();
+    let groups =
+        windows.iter().map(|&window| GroupLayout { window, fixed: false, row_bytes: 1 }).collect();
     KvLayout { page_len, context, chunk, groups, sequences: 1, budget: None }
 }
 
@@ -85,7 +86,7 @@ fn windows_keep_what_they_see_and_no_more() {
             kv.audit().unwrap();
         }
         // As much again for prefixes.
-        assert!(kv.positions(1).unwrap() <= 2 * (8 + chunk + 3 * page_len));
+        assert!(kv.rows(1).unwrap() <= 2 * (8 + chunk + 3 * page_len));
         assert_eq!(kv.used(0), 200usize.next_multiple_of(page_len));
         let past = KvError::Context { tokens: 201, context: 200 };
         assert_eq!(extend(&mut kv, id, 1).unwrap_err(), past);
@@ -113,7 +114,7 @@ fn truncation_keeps_a_prefix_or_starts_over() {
 fn what_a_window_leaves_behind_is_used_again() {
     let mut kv = KvCache::new(layout(&[Some(3)], 4, 200, 5)).unwrap();
     let id = kv.opened();
-    let most = kv.positions(0).unwrap();
+    let most = kv.rows(0).unwrap();
     assert!(most < 200 / 4);
     for _ in 0..40 {
         let tables = extend(&mut kv, id, 5).unwrap();
@@ -122,14 +123,14 @@ fn what_a_window_leaves_behind_is_used_again() {
     // A context so long that even a list of its pages would not fit in memory.
     let huge = KvCache::new(layout(&[None], 1, 1 << 31, 512)).unwrap();
     assert_eq!(huge.pages.groups[0].accounts().0.len(), 0);
-    assert_eq!(huge.positions(0), Some(1 << 31));
+    assert_eq!(huge.rows(0), Some(1 << 31));
     // More pages than page numbers can count.
     let most = KvLayout { sequences: usize::MAX, ..layout(&[None], 1, 1 << 31, 512) };
     let pages = KvError::Pages { context: 1 << 31, sequences: usize::MAX };
     assert_eq!(KvCache::new(most.clone()).unwrap_err(), pages);
     // A budget bounds them.
     let bounded = KvCache::new(KvLayout { budget: Some(1 << 20), ..most }).unwrap();
-    assert_eq!(bounded.positions(0), Some(1 << 20));
+    assert_eq!(bounded.rows(0), Some(1 << 20));
 }
 
 #[test]
@@ -158,9 +159,9 @@ fn a_full_cache_says_so_and_sequences_do_not_share_pages() {
 fn a_budget_counts_bytes_of_all_groups() {
     let (sequences, budget) = (4, Some(10 * 4 * 3));
     let mut layout = KvLayout { sequences, budget, ..layout(&[None, None], 4, 100, 8) };
-    layout.groups[1].position_bytes = 2;
+    layout.groups[1].row_bytes = 2;
     let mut kv = KvCache::new(layout.clone()).unwrap();
-    assert_eq!((kv.positions(0), kv.positions(1)), (Some(40), Some(40)));
+    assert_eq!((kv.rows(0), kv.rows(1)), (Some(40), Some(40)));
     assert_eq!(kv.fit().alone(40), Ok(()));
     let (tokens, needed, budget) = (41, 11 * 4 * 3, 120);
     assert_eq!(kv.fit().alone(41), Err(KvError::Budget { tokens, needed, budget }));
@@ -415,12 +416,18 @@ impl Simulation {
         let mut below = |n: u32| (rng.next_u32() % n) as usize;
         let window = |n: usize| if n == 0 { None } else { Some(n) };
         let groups = 1 + below(3);
+        let page_len = 1 << below(4);
         let group = |_| {
-            let window = if below(2) == 0 { None } else { window(below(24)) };
-            GroupLayout { window, position_bytes: 1 + below(3) as u64 }
+            let (window, row_bytes) = match below(2) {
+                0 => (None, 1 + below(3) as u64),
+                _ => (window(below(24)), 1 + below(3) as u64),
+            };
+            match below(4) {
+                0 => GroupLayout { window: Some(page_len + 1), fixed: true, row_bytes },
+                _ => GroupLayout { window, fixed: false, row_bytes },
+            }
         };
         let groups: Vec<GroupLayout> = (0..groups).map(group).collect();
-        let page_len = 1 << below(4);
         let context = page_len + below(80);
         let mut layout = KvLayout {
             page_len,
@@ -433,11 +440,11 @@ impl Simulation {
         layout.sequences += below(3);
         if below(3) > 0 {
             let all = KvCache::new(layout.clone()).unwrap().budget();
-            let page: u64 = layout.groups.iter().map(|g| g.position_bytes).sum();
+            let page: u64 = layout.groups.iter().map(|g| g.row_bytes).sum();
             layout.budget = Some((all * below(100) as u64 / 60).max(page * page_len as u64));
         }
         let kv = KvCache::new(layout).unwrap();
-        let positions = (0..kv.pages.groups.len()).map(|g| kv.positions(g).unwrap());
+        let positions = (0..kv.pages.groups.len()).map(|g| kv.rows(g).unwrap());
         let memory = positions.map(|n| vec![0; n]).collect();
         let (seqs, adopted, refused, evicted) = (Vec::new(), 0, 0, 0);
         Simulation { kv, memory, seqs, rng, adopted, refused, evicted }
@@ -487,6 +494,8 @@ impl Simulation {
         let kept = self.kv.truncate(self.seqs[i].id, to);
         let start = to - to % self.kv.layout.page_len;
         assert!([to, start, 0].contains(&kept), "{kept} of {len}, cut back to {to}");
+        let fixed = self.kv.layout.groups.iter().any(|g| g.fixed);
+        assert!(!fixed || kept == len || kept.is_multiple_of(self.kv.layout.page_len));
         self.seqs[i].tokens.truncate(kept);
     }
 
@@ -602,12 +611,48 @@ impl Simulation {
                 let table = &self.kv.seqs[&seq.id].tables[g];
                 let from = window.map_or(0, |w| (len + 1).saturating_sub(w));
                 for (p, content) in expected.iter().enumerate().skip(from) {
+                    // A fixed state is kept behind the last position of a page.
+                    let page_ends = (p + 1).is_multiple_of(table.page_len) || p + 1 == len;
+                    if table.fixed && !page_ends {
+                        continue;
+                    }
                     let row = table.row(p).unwrap();
                     assert_eq!(memory[row], *content, "position {p} of {len} in group {g}");
                 }
             }
         }
     }
+}
+
+#[test]
+fn a_fixed_state_goes_back_to_the_end_of_a_page() {
+    let mut layout = layout(&[None, Some(9)], 8, 64, 16);
+    layout.groups[1] = GroupLayout { window: Some(9), fixed: true, row_bytes: 100 };
+    let mut kv = KvCache::new(layout).unwrap();
+    assert_eq!((kv.rows(0), kv.rows(1)), (Some(64), Some(6)));
+    let tokens: Vec<u32> = (0..40).collect();
+    let (id, mut tables) = (kv.opened(), Vec::new());
+    for rows in [16, 5] {
+        kv.extend(id, rows, &mut tables).unwrap();
+    }
+    assert_eq!(
+        tables.iter().map(|t| (t.first, t.fixed)).collect::<Vec<_>>(),
+        [(0, false), (1, true)]
+    );
+    // Five rows more, of which two are to be kept: the state is that behind 16 positions.
+    kv.extend(id, 5, &mut tables).unwrap();
+    assert_eq!((kv.truncate(id, 23), kv.len(id)), (16, 16));
+    kv.extend(id, 10, &mut tables).unwrap();
+    assert_eq!(kv.truncate(id, 25), 24, "behind a page that the rows passed");
+    // What is older than the last two is gone.
+    assert_eq!(kv.truncate(id, 9), 0);
+    kv.extend(id, 16, &mut tables).unwrap();
+    kv.extend(id, 8, &mut tables).unwrap();
+    kv.publish(id, &tokens, 24, &|_| 0);
+    // A prefix is shared up to its last whole page.
+    let other = kv.opened();
+    assert_eq!(kv.adopt(other, &tokens[..23], 0), 16);
+    kv.audit().unwrap();
 }
 
 #[test]

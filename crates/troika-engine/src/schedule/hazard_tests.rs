@@ -71,7 +71,7 @@ fn forward(seqs: &[(u64, usize, usize, &[u32])]) -> Arc<ForwardBatch> {
     let mut forward = ForwardBatch::default();
     for (seq, pos, n, pages) in seqs {
         let start = forward.rows();
-        let tables = vec![PageTable { page_len: 4, first: 0, pages: pages.to_vec() }];
+        let tables = vec![PageTable { page_len: 4, first: 0, pages: pages.to_vec(), fixed: false }];
         let (seq, pos, rows) = (*seq, *pos, start..start + n);
         forward.seqs.push(SeqRows { seq, rows, pos, known_len: 0, tables });
     }

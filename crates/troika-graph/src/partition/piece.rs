@@ -237,6 +237,7 @@ fn part_of(op: &Op, take: &Take, b: &mut PieceBuilder<'_>) -> Op {
             Op::ExpertGroup(ExpertGroup { experts: experts(&g.experts, b), ..*g })
         }
         Op::Rope(_)
+        | Op::DecayingSum(_)
         | Op::Activate(_)
         | Op::Gate(_)
         | Op::Add

@@ -67,7 +67,11 @@ pub(super) fn groups(graph: &Subgraph, node: &Node) -> Option<usize> {
         | Op::SoftCap { .. }
         | Op::Convert
         | Op::SigmoidGate => Some(input),
-        Op::Embed { .. } | Op::Router(_) | Op::Experts(_) | Op::ExpertGroup(_) => None,
+        Op::Embed { .. }
+        | Op::DecayingSum(_)
+        | Op::Router(_)
+        | Op::Experts(_)
+        | Op::ExpertGroup(_) => None,
     }
     .filter(|n| *n > 1)
 }
@@ -76,7 +80,11 @@ pub(super) fn groups(graph: &Subgraph, node: &Node) -> Option<usize> {
 /// rows, or it is a product of one column or head.
 fn never(graph: &Subgraph, node: &Node) -> bool {
     match &node.op {
-        Op::Embed { .. } | Op::Experts(_) | Op::ExpertGroup(_) | Op::Router(_) => true,
+        Op::Embed { .. }
+        | Op::DecayingSum(_)
+        | Op::Experts(_)
+        | Op::ExpertGroup(_)
+        | Op::Router(_) => true,
         Op::Linear { .. } | Op::Outliers { .. } | Op::Attention(_) | Op::HeadLinear(_) => {
             groups(graph, node).is_none()
         }

@@ -90,7 +90,7 @@ fn fill(buffer: &Buffer, graph: &Subgraph, id: ValueId, cached: usize) -> Result
 pub(super) fn forward(lowered: &Lowered, at: RowsAt, page_len: usize) -> Arc<ForwardBatch> {
     let RowsAt { rows, cached } = at;
     let pages = (0..(cached + rows).div_ceil(page_len) as u32).collect();
-    let table = PageTable { page_len, first: 0, pages };
+    let table = PageTable { page_len, first: 0, pages, fixed: false };
     let tables = vec![table; lowered.page_groups.len().max(1)];
     let known_len = cached + rows;
     let seq = SeqRows { seq: 0, rows: 0..rows, pos: cached, known_len, tables };

@@ -104,6 +104,8 @@ impl One<'_> {
             W::QNormBias => &["self_attn.q_layernorm.bias"],
             W::KNormBias => &["self_attn.k_layernorm.bias"],
             W::Sinks => &["self_attn.sinks"],
+            W::MixIn => &["mixer.in_proj.weight"],
+            W::MixOut => &["mixer.out_proj.weight"],
             W::QDownBias => &["self_attn.q_a_proj.bias"],
             W::QDown => &["self_attn.q_a_proj.weight"],
             W::QDownNorm => &["self_attn.q_a_layernorm.weight"],

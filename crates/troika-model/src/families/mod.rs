@@ -15,6 +15,7 @@ mod moe;
 mod names;
 mod phi;
 mod quantized;
+mod recurrent;
 mod rope;
 
 use serde_json::Value;
@@ -66,6 +67,7 @@ const FAMILIES: &[(&str, FamilyFn)] = &[
     ("qwen3", dense::qwen3),
     ("qwen3_moe", moe::qwen3_moe),
     ("smollm3", dense::smollm3),
+    ("test_recurrent", recurrent::test_recurrent),
 ];
 
 /// All `model_type`s that this build reads.

@@ -1,6 +1,8 @@
 //! Attention's three segments: norm + QKV, attention over the cache, output projection.
 
-use troika_graph::{ActivationFormat, Attention, DType, HeadLinear, KvAppend, Op, Rope, ValueId};
+use troika_graph::{
+    ActivationFormat, Attention, DType, HeadLinear, KvAppend, Op, Rope, StateKind, ValueId,
+};
 
 use super::emit::Emit;
 use super::lowerer::Lowerer;
@@ -64,7 +66,7 @@ impl Lowerer<'_> {
         k: EdgeId,
         v: Option<EdgeId>,
     ) -> Result<EdgeId, LowerError> {
-        let page_group = self.page_group(a.window);
+        let page_group = self.page_group(StateKind::Paged(a.window));
         let (k_width, v_width) = a.cache_widths();
         let k_state = self.state(format!("layer {index} k cache"), k_width, page_group);
         let v_state = v

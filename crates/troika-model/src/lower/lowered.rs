@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use troika_graph::partition::kv_heads;
-use troika_graph::{DType, GraphError, Subgraph, Window};
+use troika_graph::{DType, GraphError, StateKind, Subgraph};
 
 use crate::spec::{Ffn, Key, Mixer, ModelSpec};
 
@@ -50,12 +50,12 @@ pub struct Edge {
     pub dtype: DType,
 }
 
-/// A KV cache tensor, `[positions, width]`.
+/// What layers keep of a sequence, `[rows, width]`: a row for each position, or one for all.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StateDecl {
     /// The name in traces and memory reports.
     pub name: String,
-    /// Elements per position.
+    /// Elements of a row.
     pub width: usize,
     /// F32, F16 or BF16.
     pub dtype: DType,
@@ -64,7 +64,7 @@ pub struct StateDecl {
 }
 
 impl StateDecl {
-    /// Bytes of a position.
+    /// Bytes of a row.
     pub fn row_bytes(&self) -> usize {
         self.dtype.row_size(self.width)
     }
@@ -82,6 +82,8 @@ pub enum SegmentKind {
     Attention,
     /// Output projection and residual.
     AttnOut,
+    /// A whole mixer whose state has one row.
+    Recurrence,
     /// Dense feed-forward and residual.
     Ffn,
     /// Norm and choice of experts.
@@ -94,11 +96,12 @@ pub enum SegmentKind {
 
 impl SegmentKind {
     /// All kinds in execution order.
-    pub const ALL: [SegmentKind; 8] = [
+    pub const ALL: [SegmentKind; 9] = [
         SegmentKind::Embed,
         SegmentKind::Qkv,
         SegmentKind::Attention,
         SegmentKind::AttnOut,
+        SegmentKind::Recurrence,
         SegmentKind::Ffn,
         SegmentKind::Router,
         SegmentKind::Experts,
@@ -116,6 +119,10 @@ impl SegmentKind {
             SegmentKind::Qkv | SegmentKind::AttnOut => SegmentTraits { part: P::Mixer, ..of },
             SegmentKind::Attention => {
                 SegmentTraits { part: P::Mixer, by_rows: false, keeps_state: true, ..of }
+            }
+            SegmentKind::Recurrence => {
+                let (part, by_columns, by_rows) = (P::Mixer, false, false);
+                SegmentTraits { part, by_columns, by_rows, keeps_state: true, ..of }
             }
             SegmentKind::Ffn => of,
             SegmentKind::Router => SegmentTraits { by_columns: false, chooses: true, ..of },
@@ -138,6 +145,7 @@ impl SegmentKind {
             SegmentKind::Qkv => "qkv",
             SegmentKind::Attention => "attention",
             SegmentKind::AttnOut => "attn_out",
+            SegmentKind::Recurrence => "recurrence",
             SegmentKind::Ffn => "ffn",
             SegmentKind::Router => "router",
             SegmentKind::Experts => "experts",
@@ -187,6 +195,7 @@ pub fn segments(spec: &ModelSpec) -> Vec<(SegmentKind, Option<usize>)> {
     for (i, layer) in spec.layers.iter().enumerate() {
         let mixer: &[SegmentKind] = match layer.mixer {
             Some(Mixer::Attention(_)) => &[S::Qkv, S::Attention, S::AttnOut],
+            Some(Mixer::DecayingSum(_)) => &[S::Recurrence],
             None => &[],
         };
         let ffn: &[SegmentKind] = match layer.ffn {
@@ -224,10 +233,10 @@ pub struct Lowered {
     pub segments: Vec<Segment>,
     /// Edges; the first two are the token ids and the positions, the last one the output.
     pub edges: Vec<Edge>,
-    /// KV cache tensors.
+    /// States.
     pub states: Vec<StateDecl>,
-    /// Page groups: layers with the same window keep the same positions.
-    pub page_groups: Vec<Window>,
+    /// Page groups: states of the same kind keep the same positions.
+    pub page_groups: Vec<StateKind>,
 }
 
 impl Lowered {

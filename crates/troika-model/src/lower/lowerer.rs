@@ -1,6 +1,6 @@
 //! State while a model is lowered: the segments so far, and the values between them.
 
-use troika_graph::{DType, Window};
+use troika_graph::{DType, StateKind};
 
 use super::{Edge, EdgeId, LowerOptions, Segment, StateDecl, StateId, WeightShapes};
 use crate::spec::ModelSpec;
@@ -12,7 +12,7 @@ pub(super) struct Lowerer<'a> {
     pub segments: Vec<Segment>,
     pub edges: Vec<Edge>,
     pub states: Vec<StateDecl>,
-    pub page_groups: Vec<Window>,
+    pub page_groups: Vec<StateKind>,
 }
 
 impl<'a> Lowerer<'a> {
@@ -35,16 +35,20 @@ impl<'a> Lowerer<'a> {
     }
 
     pub fn state(&mut self, name: String, width: usize, page_group: usize) -> StateId {
-        self.states.push(StateDecl { name, width, dtype: self.options.kv_dtype, page_group });
+        let dtype = match self.page_groups[page_group] {
+            StateKind::Paged(_) => self.options.kv_dtype,
+            StateKind::Fixed => DType::F32,
+        };
+        self.states.push(StateDecl { name, width, dtype, page_group });
         StateId(self.states.len() - 1)
     }
 
-    /// The page group of a window, added if it is new.
-    pub fn page_group(&mut self, window: Window) -> usize {
-        if let Some(i) = self.page_groups.iter().position(|&g| g == window) {
+    /// The page group of a kind of state, added if it is new.
+    pub fn page_group(&mut self, kind: StateKind) -> usize {
+        if let Some(i) = self.page_groups.iter().position(|&g| g == kind) {
             return i;
         }
-        self.page_groups.push(window);
+        self.page_groups.push(kind);
         self.page_groups.len() - 1
     }
 }

@@ -10,6 +10,7 @@ mod ffn;
 mod lowered;
 mod lowerer;
 mod model;
+mod recurrence;
 
 pub use lowered::{
     Edge, EdgeId, LowerError, LowerOptions, Lowered, ModelPart, Segment, SegmentKind,

@@ -23,6 +23,7 @@ pub fn lower(
     for (i, layer) in spec.layers.iter().enumerate() {
         let mixed = match &layer.mixer {
             Some(Mixer::Attention(a)) => l.attend(i, layer, a, x)?,
+            Some(Mixer::DecayingSum(sum)) => l.decaying_sum(i, layer, sum, x)?,
             None => x,
         };
         x = match &layer.ffn {

@@ -77,12 +77,18 @@ pub struct Layer {
 impl Layer {
     /// Its attention, if that is its mixer.
     pub fn attention(&self) -> Option<&Attn> {
-        self.mixer.as_ref().map(|Mixer::Attention(a)| a)
+        match &self.mixer {
+            Some(Mixer::Attention(a)) => Some(a),
+            _ => None,
+        }
     }
 
     /// Like [`Layer::attention`], to be changed.
     pub fn attention_mut(&mut self) -> Option<&mut Attn> {
-        self.mixer.as_mut().map(|Mixer::Attention(a)| a)
+        match &mut self.mixer {
+            Some(Mixer::Attention(a)) => Some(a),
+            _ => None,
+        }
     }
 
     /// Its dense feed-forward, if it has one.
@@ -101,6 +107,17 @@ impl Layer {
 pub enum Mixer {
     /// Attention.
     Attention(Attn),
+    /// A decaying sum, the recurrence of tests.
+    DecayingSum(DecayingSum),
+}
+
+/// A projection, its decaying sum over the positions, and a projection back.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DecayingSum {
+    /// Elements of the sum.
+    pub width: usize,
+    /// What it keeps of itself from one position to the next.
+    pub decay: f32,
 }
 
 /// Attention of a layer.

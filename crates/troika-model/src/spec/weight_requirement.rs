@@ -72,6 +72,10 @@ fn layer_needs(l: &mut List, layer: &Layer, h: usize) {
     l.norm(layer.attn_pre, WeightRole::AttnPre, h);
     match &layer.mixer {
         Some(Mixer::Attention(a)) => attn_needs(l, a, h),
+        Some(Mixer::DecayingSum(s)) => {
+            l.add(WeightRole::MixIn, s.width, h);
+            l.add(WeightRole::MixOut, h, s.width);
+        }
         None => {}
     }
     l.norm(layer.attn_post, WeightRole::AttnPost, h);

@@ -37,6 +37,8 @@ weight_roles! {
     SharedGate, SharedUp, SharedDown, SharedGateBias, SharedUpBias, SharedDownBias,
     /// `[1, hidden]`: gate of the shared expert's output.
     SharedOutGate,
+    /// hidden -> the width of a recurrence, and back.
+    MixIn, MixOut,
 }
 
 impl WeightRole {
@@ -109,7 +111,7 @@ mod tests {
             QUp KvDown KvDownBias KRope KRopeBias KvDownNorm KAbsorb VUp Gate Up Down \
             GateBias UpBias DownBias Router RouterBias ExpertGate ExpertUp ExpertDown \
             ExpertGateBias ExpertUpBias ExpertDownBias SharedGate SharedUp SharedDown \
-            SharedGateBias SharedUpBias SharedDownBias SharedOutGate";
+            SharedGateBias SharedUpBias SharedDownBias SharedOutGate MixIn MixOut";
         assert_eq!(names, kept.split(' ').collect::<Vec<_>>());
         assert_eq!(Key::indexed(3, ExpertUp, 7).to_string(), "layers.3.ExpertUp.7");
         assert_eq!(Key::model(Embed).to_string(), "Embed");

@@ -65,7 +65,11 @@ impl Emitter<'_> {
             }
             Op::Attention(attention) => self.attention(&x, attention, &node.states)?,
             Op::ExpertGroup(group) => self.expert_group(&x, group)?,
-            Op::KvAppend(_) | Op::Router(_) | Op::Experts(_) | Op::Outliers { .. } => {
+            Op::KvAppend(_)
+            | Op::DecayingSum(_)
+            | Op::Router(_)
+            | Op::Experts(_)
+            | Op::Outliers { .. } => {
                 return Err(self.wrong(format!("op {} is none of a static graph", node.op.name())));
             }
         };

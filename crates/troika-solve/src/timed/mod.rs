@@ -207,7 +207,7 @@ impl TimedRun<'_> {
         let decode = !self.sequence.is_empty() && count == 1;
         let phase = if decode { Phase::Decode } else { Phase::Prefill };
         let slot = Some(phase).filter(|_| !self.one);
-        let windows = self.program.lowered.page_groups.iter().any(Option::is_some);
+        let windows = self.program.lowered.page_groups.iter().any(|kind| kind.forgets());
         let several = self.program.computing(slot) > 1
             && self.plan.prefill.chunks_in_flight > 1
             && (self.one || !windows);

@@ -79,7 +79,8 @@ impl Facts {
         let engine = model.engine()?;
         let lowered = engine.lowered();
         let states = lowered.states.iter();
-        let states = states.map(|s| (s.row_bytes(), lowered.page_groups[s.page_group])).collect();
+        let states =
+            states.map(|s| (s.row_bytes(), lowered.page_groups[s.page_group].window(0))).collect();
         let plan = engine.plan();
         let activations =
             dtype.map_or(ActivationFormat::F32, |d| activation_format_of(d, &plan.activations()));

@@ -26,7 +26,7 @@ pub type CacheMut<'a> = ByFloat<CacheRows<'a, f32>, CacheRows<'a, f16>, CacheRow
 /// let rows = SharedMut::new(&mut rows);
 /// let two_writers = [CacheRows::shared(rows), CacheRows::shared(rows)];
 /// ```
-pub struct CacheRows<'a, T>(SharedMut<'a, T>);
+pub struct CacheRows<'a, T>(pub(crate) SharedMut<'a, T>);
 
 impl<'a, T> CacheRows<'a, T> {
     /// A cache; others may use some of its rows.

@@ -1,0 +1,68 @@
+//! Recurrences, compared with plain references.
+
+use troika_cpu::kernels::kv::CacheMut;
+use troika_cpu::kernels::{KernelError, recurrence};
+use troika_device::{ForwardBatch, PageTable, SeqRows};
+use troika_graph::DecayingSum;
+
+use crate::{Random, reference, runnable, with};
+
+const PAGE: usize = 4;
+
+/// A sequence's rows behind `pos` positions.
+fn batch(pos: usize, rows: usize) -> ForwardBatch {
+    let pages = vec![3, 0, 4, 1, 2];
+    let table = PageTable { page_len: PAGE, first: 0, pages, fixed: true };
+    let known_len = pos + rows;
+    let seq = SeqRows { seq: 1, rows: 0..rows, pos, known_len, tables: vec![table] };
+    ForwardBatch { seqs: vec![seq] }
+}
+
+#[test]
+fn sums_go_on_from_chunk_to_chunk() {
+    let (width, len) = (150, 18);
+    let op = DecayingSum { width, decay: 0.75, page_group: 0 };
+    let x = Random(5).floats(width * len);
+    let want = reference::decaying_sum(&x, width, op.decay);
+    for isa in runnable() {
+        for (chunk, threads) in [(1, 1), (3, 2), (4, 3), (5, 1), (len, 4)] {
+            let mut state = vec![f32::NAN; 5 * width];
+            for from in (0..len).step_by(chunk) {
+                let to = (from + chunk).min(len);
+                let (forward, mut y) =
+                    (batch(from, to - from), vec![f32::NAN; (to - from) * width]);
+                let x = &x[from * width..to * width];
+                with(isa, threads, |cx| {
+                    let CacheMut::F32(state) = CacheMut::f32(&mut state) else { panic!() };
+                    recurrence::decaying_sum(cx, &forward, &op, state, x, &mut y).unwrap();
+                });
+                assert_eq!(y, &want[from * width..to * width], "{chunk} rows from {from}");
+                // The sums at the ends of pages, and behind the last row, are kept.
+                let table = &forward.seqs[0].tables[0];
+                for pos in (PAGE - 1..to).step_by(PAGE).chain([to - 1]) {
+                    let row = table.row(pos).unwrap() * width;
+                    assert_eq!(state[row..row + width], want[pos * width..][..width], "{pos}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn positions_without_a_row_are_errors() {
+    let op = DecayingSum { width: 2, decay: 0.5, page_group: 0 };
+    let mut paged = batch(0, 2);
+    paged.seqs[0].tables[0].fixed = false;
+    let mut passed = batch(8, 2);
+    passed.seqs[0].tables[0].first = 2;
+    for forward in [paged, passed, batch(20, 2), batch(6, 4)] {
+        let rows = forward.rows();
+        let (mut state, mut y) = (vec![0.0; 4 * 2], vec![0.0; rows * 2]);
+        let x = vec![1.0; rows * 2];
+        with(runnable().next().unwrap(), 1, |cx| {
+            let CacheMut::F32(state) = CacheMut::f32(&mut state) else { panic!() };
+            let refused = recurrence::decaying_sum(cx, &forward, &op, state, &x, &mut y);
+            assert!(matches!(refused, Err(KernelError::Operand(_))), "{forward:?}: {refused:?}");
+        });
+    }
+}
