@@ -54,10 +54,11 @@ fn device(spec: &str) -> Arc<dyn Device> {
 }
 
 /// What no static graph has.
-const DYNAMIC: [Exclusion; 3] = [
+const DYNAMIC: [Exclusion; 4] = [
     Exclusion { what: "outliers", why: "which columns have any is known late" },
     Exclusion { what: "router", why: "what follows depends on it" },
     Exclusion { what: "experts", why: "which rows an expert gets is known late" },
+    Exclusion { what: "decaying_sum", why: "its state is no cache of positions" },
 ];
 
 fn cases() -> Vec<DeviceCase> {

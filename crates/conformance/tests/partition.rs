@@ -17,7 +17,9 @@ use troika::device::{
 use troika::graph::partition::{
     ColumnSplit, Columns, Partitioned, Piece, Stage, cut_at, split_columns,
 };
-use troika::graph::{ActivationFormat, DType, Op, Subgraph, ValueId, restrict_activations};
+use troika::graph::{
+    ActivationFormat, DType, DecayingSum, Op, Subgraph, ValueId, restrict_activations,
+};
 use troika::model::lower::{LowerOptions, Lowered, SegmentKind, lower};
 use troika::weights::{BindOptions, FloatType, WeightStore};
 use troika_check::Random;
@@ -124,10 +126,14 @@ impl Bench {
         let bind = |list: &[Buffer]| list.iter().map(View::whole).collect();
         let bindings =
             Bindings { inputs: bind(&inputs), states: bind(&states), outputs: bind(&outputs) };
-        let table = PageTable { page_len: 16, first: 0, pages: vec![2, 0, 3], fixed: false };
-        let rows = m.rows;
-        let seq =
-            SeqRows { seq: 0, rows: 0..rows, pos: 5, known_len: 5 + rows, tables: vec![table; 4] };
+        let sums = |group: usize| {
+            let of_group = |s: &DecayingSum| s.page_group == group;
+            piece.graph.nodes.iter().any(|n| matches!(&n.op, Op::DecayingSum(s) if of_group(s)))
+        };
+        let table =
+            |group| PageTable { page_len: 16, first: 0, pages: vec![2, 0, 3], fixed: sums(group) };
+        let (rows, tables) = (m.rows, (0..4).map(table).collect());
+        let seq = SeqRows { seq: 0, rows: 0..rows, pos: 5, known_len: 5 + rows, tables };
         let run = Run {
             weights,
             bindings: Arc::new(bindings),

@@ -201,18 +201,6 @@ fn holds_together(spec: &ModelSpec) {
             let (Norm::Rms { eps, .. } | Norm::Layer { eps, .. }) = norm;
             assert!(fine(eps), "{norm:?}");
         }
-        let a = layer.attention().unwrap();
-        assert!(a.heads > 0 && a.kv_heads > 0 && a.heads % a.kv_heads == 0);
-        assert!(a.k_dim > 0 && a.v_dim > 0 && a.window != Some(0) && fine(a.scale), "{a:?}");
-        assert!(a.softcap.is_none_or(fine) && a.clip_qkv.is_none_or(fine), "{a:?}");
-        if let Some(rope) = &a.rope {
-            let long = rope.long.iter().map(|l| &l.0);
-            for f in [&rope.freqs].into_iter().chain(long) {
-                assert_eq!(f.inv_freq.len() * 2, rope.rotary_dim);
-                assert!(f.factor.is_finite() && f.inv_freq.iter().all(|x| x.is_finite()), "{f:?}");
-            }
-            assert!(rope.rotary_dim <= a.k_dim, "{a:?}");
-        }
         match layer.ffn.as_ref().unwrap() {
             Ffn::Dense(m) => assert!(m.inter > 0),
             Ffn::Moe(m) => {
@@ -223,6 +211,18 @@ fn holds_together(spec: &ModelSpec) {
                 };
                 assert!(m.groups.is_none_or(fits), "{m:?}");
             }
+        }
+        let Some(a) = layer.attention() else { continue };
+        assert!(a.heads > 0 && a.kv_heads > 0 && a.heads % a.kv_heads == 0);
+        assert!(a.k_dim > 0 && a.v_dim > 0 && a.window != Some(0) && fine(a.scale), "{a:?}");
+        assert!(a.softcap.is_none_or(fine) && a.clip_qkv.is_none_or(fine), "{a:?}");
+        if let Some(rope) = &a.rope {
+            let long = rope.long.iter().map(|l| &l.0);
+            for f in [&rope.freqs].into_iter().chain(long) {
+                assert_eq!(f.inv_freq.len() * 2, rope.rotary_dim);
+                assert!(f.factor.is_finite() && f.inv_freq.iter().all(|x| x.is_finite()), "{f:?}");
+            }
+            assert!(rope.rotary_dim <= a.k_dim, "{a:?}");
         }
     }
     for need in weight_requirements(spec).take(2000) {
