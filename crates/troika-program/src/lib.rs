@@ -5,6 +5,7 @@
 //! tasks by name ([`Program::tasks`]): runs of pieces and copies between memory spaces, on views of
 //! named buffers. The engine binds the names to memory. Nothing here takes memory of a device, runs or waits.
 
+mod buffer_view;
 mod copies;
 mod error;
 mod experts;
@@ -25,11 +26,12 @@ mod tasks;
 mod used_shares;
 mod window;
 
+pub use buffer_view::BufferView;
 pub use copies::{CopyCount, PhaseCopies, copies};
 pub use error::ProgramError;
 pub use experts::{
     DividedExperts, ExpertBuffer, ExpertCounts, ExpertMemory, ExpertRows, ExpertStep, GroupGraph,
-    LEFT_OUT, LayerCounts, PackedCols, PackedRun, PackedSize, PackedStep, PackedView, RoutedShape,
+    LEFT_OUT, LayerCounts, PackedCols, PackedRun, PackedSize, PackedStep, RoutedShape,
     expected_pairs, graph_bytes,
 };
 pub use graphs::{GraphList, ListedGraph};

@@ -4,11 +4,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use troika_device::{Caps, Rect, SpaceId};
+use troika_device::{Caps, SpaceId};
 use troika_graph::DType;
 use troika_model::lower::{Lowered, SegmentKind};
 use troika_plan::{Phase, own_space};
 
+use crate::buffer_view::BufferView;
 use crate::error::ProgramError;
 use crate::experts::{ExpertMemory, ExpertStep};
 use crate::place::state_instance;
@@ -143,29 +144,9 @@ pub enum BufferName {
 }
 
 /// A rectangle of a named buffer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NamedView {
-    /// The buffer.
-    pub buffer: BufferName,
-    /// Its memory space.
-    pub space: SpaceId,
-    /// First byte of row 0.
-    pub offset: usize,
-    /// Number of rows.
-    pub rows: usize,
-    /// Bytes of a row.
-    pub row_bytes: usize,
-    /// Bytes from the start of a row to the start of the next.
-    pub stride: usize,
-}
+pub type NamedView = BufferView<BufferName>;
 
 impl NamedView {
-    /// Its bytes. A view whose end overflows stands for all bytes: binding refuses it.
-    pub fn rect(&self) -> Rect {
-        let rect = Rect::new(self.offset, self.rows, self.row_bytes, self.stride);
-        rect.unwrap_or_else(|| Rect::bytes(0..usize::MAX))
-    }
-
     /// The columns of an area in an instance.
     pub(crate) fn of(buffer: BufferName, instance: &Instance, area: &Area, dtype: DType) -> Self {
         let stride = dtype.row_size(instance.cols.len());

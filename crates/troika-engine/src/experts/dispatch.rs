@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use troika_device::{Bindings, Buffer, CopyRows, DeviceError, Run, SpaceId, View, Weights, Work};
 use troika_program::{
-    ExpertBuffer, ExpertCounts, GroupGraph, LayerCounts, PackedRun, PackedSize, PackedStep,
-    PackedView,
+    BufferView, ExpertBuffer, ExpertCounts, GroupGraph, LayerCounts, PackedRun, PackedSize,
+    PackedStep,
 };
 use troika_trace::{ExpertRows, Span, Tracer};
 
@@ -136,7 +136,7 @@ impl Dispatcher {
         Ok(())
     }
 
-    fn view(&self, of: &PackedView) -> Result<View, EngineError> {
+    fn view(&self, of: &BufferView<ExpertBuffer>) -> Result<View, EngineError> {
         let buffer = self.buffer(of.space, of.buffer)?;
         let view = View::new(buffer, of.offset, (of.rows, of.row_bytes), of.stride);
         Ok(view.map_err(DeviceError::View)?)

@@ -14,7 +14,7 @@ pub use memory::{ExpertBuffer, ExpertMemory, ExpertStep, PackedCols};
 pub use rows::{
     ExpertCounts, ExpertRows, LEFT_OUT, LayerCounts, PackedRun, RoutedShape, expected_pairs,
 };
-pub use steps::{GroupGraph, PackedSize, PackedStep, PackedView};
+pub use steps::{GroupGraph, PackedSize, PackedStep};
 
 /// The experts of a layer, divided over devices, as tasks refer to them.
 #[derive(Clone, Debug)]

@@ -3,7 +3,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use troika_device::{Rect, SpaceId};
+use troika_device::SpaceId;
+
+use crate::buffer_view::BufferView;
 
 use super::memory::{ExpertBuffer, PackedCols};
 
@@ -65,43 +67,13 @@ impl PackedSize {
     }
 }
 
-/// Rows of a packed buffer, or some of their columns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PackedView {
-    /// The memory space.
-    pub space: SpaceId,
-    /// The buffer.
-    pub buffer: ExpertBuffer,
-    /// First byte of row 0.
-    pub offset: usize,
-    /// Number of rows.
-    pub rows: usize,
-    /// Bytes of a row.
-    pub row_bytes: usize,
-    /// Bytes from the start of a row to the start of the next.
-    pub stride: usize,
-}
-
-impl PackedView {
-    /// The rectangle; all bytes if its end overflows, which binding refuses.
-    pub fn rect(&self) -> Rect {
-        let rect = Rect::new(self.offset, self.rows, self.row_bytes, self.stride);
-        rect.unwrap_or_else(|| Rect::bytes(0..usize::MAX))
-    }
-
-    /// Bytes that are read or written.
-    pub fn bytes(&self) -> u64 {
-        (self.rows as u64).saturating_mul(self.row_bytes as u64)
-    }
-}
-
 /// A step of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PackedStep {
     /// The owner of memory copies from or to it.
-    Copy(PackedView, PackedView),
+    Copy(BufferView<ExpertBuffer>, BufferView<ExpertBuffer>),
     /// The graph runs, with its inputs and its output.
-    Run(Vec<PackedView>, PackedView),
+    Run(Vec<BufferView<ExpertBuffer>>, BufferView<ExpertBuffer>),
 }
 
 impl GroupGraph {
@@ -111,7 +83,7 @@ impl GroupGraph {
         let whole = |space, buffer| {
             let bytes = size.row_bytes(buffer);
             let (offset, rows) = (rows.start * bytes, rows.len());
-            PackedView { space, buffer, offset, rows, row_bytes: bytes, stride: bytes }
+            BufferView { space, buffer, offset, rows, row_bytes: bytes, stride: bytes }
         };
         let mut steps = Vec::with_capacity(self.reads.len() + 2);
         if self.space != SpaceId::HOST {
@@ -123,12 +95,12 @@ impl GroupGraph {
         let cols = &self.writes.cols;
         let host = whole(SpaceId::HOST, self.writes.buffer);
         let result =
-            PackedView { offset: host.offset + cols.start * 4, row_bytes: cols.len() * 4, ..host };
+            BufferView { offset: host.offset + cols.start * 4, row_bytes: cols.len() * 4, ..host };
         let output = match (self.apart, self.space) {
             (Some(part), space) => {
                 let row_bytes = cols.len() * 4;
                 let part = whole(space, ExpertBuffer::Part(part));
-                PackedView { row_bytes, stride: row_bytes, ..part }
+                BufferView { row_bytes, stride: row_bytes, ..part }
             }
             (None, SpaceId::HOST) => result,
             (None, space) => whole(space, self.writes.buffer),

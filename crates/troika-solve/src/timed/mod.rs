@@ -310,8 +310,8 @@ impl TimedRun<'_> {
                 }
             }
             NamedWork::Copy(copy) => {
-                let bytes = (copy.from.rows as u64).saturating_mul(copy.from.row_bytes as u64);
-                TimedTask::beside(self.cost.moving(Mover::Copy, device, bytes), awaited)
+                let need = self.cost.moving(Mover::Copy, device, copy.from.bytes());
+                TimedTask::beside(need, awaited)
             }
             NamedWork::Run(run) => {
                 let rows = task.rows.len();
