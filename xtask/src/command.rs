@@ -77,18 +77,3 @@ pub fn python(dir: &Path, packages: &[&str]) -> Result<PathBuf> {
 pub fn failed(what: &str, path: &Path, e: &std::io::Error) -> String {
     format!("cannot {what} {}: {e}", path.display())
 }
-
-/// Makes a file beside its place first, so that it is never incomplete.
-///
-/// # Errors
-/// Those of making it, or it cannot be renamed.
-pub fn whole(path: &Path, make: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
-    let part = path.with_extension("gguf.part");
-    let made = make(&part)
-        .and_then(|()| std::fs::rename(&part, path).map_err(|e| failed("rename", &part, &e)));
-    if made.is_err() {
-        // Removing may fail because it was never created: the first error is reported.
-        let _ = std::fs::remove_file(&part);
-    }
-    made
-}

@@ -99,7 +99,7 @@ mod tests {
     #[cfg(unix)]
     #[test]
     fn a_missing_measurement_is_an_error() {
-        let line = ["peers", "-n", "16", "-t", "2", "-r", "2", "-d", "0,512"];
+        let line = ["peers", "f", "--llama", "x", "-n", "16", "-t", "2", "-r", "2", "-d", "0,512"];
         let o = <Flags as clap::Parser>::parse_from(line).options;
         let run = |script: &str| {
             let mut sh = Command::new("sh");

@@ -6,7 +6,7 @@ use std::process::Command;
 use super::line::{Line, read};
 use super::options::Options;
 use super::{Peer, batched};
-use crate::command::{Result, failed, text, whole};
+use crate::command::{Result, text};
 
 /// All engines' samples of a test.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,16 +33,13 @@ pub fn compare(troika: &Path, peers: &[Peer], file: &Path, o: &Options) -> Resul
         eprintln!("{}: round {round} of {}", file.display(), o.rounds);
         let mut own = Command::new(troika);
         own.arg("bench").args(o.device_flags());
-        let name = turn_name(o, file, "troika", round);
-        let said = kept(o, &name, || run(&mut own, file, o, true))?;
-        ours.push(read(&said)?);
+        ours.push(read(&run(&mut own, file, o, true)?)?);
         for (peer, theirs) in peers.iter().zip(&mut theirs) {
             if peer.depths || at_no_depth(o) {
                 let mut ran = peer_command(&peer.bench, o);
                 ran.args(peer.args).args(o.threads_flags());
-                let run = || run(&mut ran, file, o, peer.depths);
                 // A peer that lacks a type of weights lacks a column of its row.
-                match kept(o, &turn_name(o, file, peer.name, round), run) {
+                match run(&mut ran, file, o, peer.depths) {
                     Ok(said) => theirs.push(read(&said)?),
                     Err(e) => eprintln!("{}: {e}", peer.name),
                 }
@@ -62,28 +59,6 @@ pub fn compare(troika: &Path, peers: &[Peer], file: &Path, o: &Options) -> Resul
         file: file.to_path_buf(),
         tests: together(merge(ours), theirs.into_iter().map(merge).collect()),
     })
-}
-
-/// The name of the file that keeps what a turn said: turns with other settings have others.
-fn turn_name(o: &Options, file: &Path, engine: &str, round: u32) -> String {
-    let file = file.file_stem().unwrap_or_default().to_string_lossy();
-    let (engine, flags) = (engine.replace([' ', ','], ""), o.device_flags().concat());
-    let (p, n, d) = (&o.prompts, &o.tokens, &o.depths);
-    let (times, beside) = (o.repetitions, o.beside);
-    format!("{file}.{engine}{flags}-p{p}-n{n}-d{d}-r{times}-beside{beside}.{round}.json")
-}
-
-/// What a turn said: now, or when it ran before.
-fn kept(o: &Options, name: &str, run: impl FnOnce() -> Result<String>) -> Result<String> {
-    let Some(folder) = &o.results else { return run() };
-    let path = folder.join(name);
-    if path.exists() {
-        return std::fs::read_to_string(&path).map_err(|e| failed("read", &path, &e));
-    }
-    let said = run()?;
-    std::fs::create_dir_all(folder).map_err(|e| failed("create", folder, &e))?;
-    whole(&path, |part| std::fs::write(part, &said).map_err(|e| failed("write", part, &e)))?;
-    Ok(said)
 }
 
 /// A peer's program. llama.cpp takes a software adapter only if it is named.
@@ -193,7 +168,7 @@ mod tests {
             options: Options,
         }
         let options = |d: &str| {
-            let line = ["peers", "-d", d, "-p", "8", "-n", "1"];
+            let line = ["peers", "f", "--llama", "x", "-d", d, "-p", "8", "-n", "1"];
             <Line as clap::Parser>::parse_from(line).options
         };
         assert!(at_no_depth(&options("0")) && at_no_depth(&options("512,0")));
@@ -203,29 +178,6 @@ mod tests {
         assert!(said.contains("-p 8 -n 1") && !said.contains("-d"), "{said}");
         let mut echo = Command::new("echo");
         assert!(run(&mut echo, Path::new("f"), &options("0,9"), true).unwrap().contains("-d 0,9"));
-    }
-
-    #[test]
-    fn a_turn_that_was_kept_is_not_run_again() {
-        #[derive(clap::Parser)]
-        struct Line {
-            #[command(flatten)]
-            options: Options,
-        }
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("turns").display().to_string();
-        let line = <Line as clap::Parser>::parse_from(["peers", "--results", &path]);
-        let name = turn_name(&line.options, Path::new("a/b.gguf"), "ik, repacked", 2);
-        let line_of = |more: [&str; 2]| {
-            let all = ["peers", "-t", "3"].into_iter().chain(more);
-            <Line as clap::Parser>::parse_from(all).options
-        };
-        let named = |more| turn_name(&line_of(more), Path::new("a/b.gguf"), "ik, repacked", 2);
-        assert_eq!(named(["-p", "8"]), "b.ikrepacked-t3-p8-n64-d0-r2-beside0.2.json");
-        assert_ne!(named(["--isa", "avx2"]), named(["--isa", "avx512"]));
-        assert!(kept(&line.options, &name, || Err("no".into())).is_err());
-        assert_eq!(kept(&line.options, &name, || Ok("first".into())).unwrap(), "first");
-        assert_eq!(kept(&line.options, &name, || Ok("second".into())).unwrap(), "first");
     }
 
     #[test]

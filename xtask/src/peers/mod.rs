@@ -6,72 +6,42 @@
 mod batched;
 mod compare;
 mod line;
-mod llama;
 mod options;
 mod table;
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use options::Options;
 
-use crate::command::{Result, build_troika, failed, whole};
-use crate::models;
+use crate::command::{Result, build_troika};
 
-/// Makes missing files, measures, and prints the table. `root` is the workspace.
+/// Measures, and prints the table. `root` is the workspace.
 ///
 /// # Errors
-/// A tool is missing or fails, or a file cannot be written.
+/// A program is missing or fails.
 pub fn run(root: &Path, options: &Options) -> Result<()> {
-    let dir = options.dir.clone().unwrap_or_else(|| root.join("target/peers"));
-    let models = options.models.clone().unwrap_or_else(|| dir.join("models"));
-    std::fs::create_dir_all(&models).map_err(|e| failed("create", &models, &e))?;
-    if options.files.is_empty() {
-        write_models(root, &models, options)?;
-    }
-    let tools = match &options.llama {
-        Some(bin) => llama::Tools::in_folder(bin)?,
-        None => llama::build(&dir, options.device.is_some())?,
-    };
-    let files = match options.files.is_empty() {
-        true => quantize(&models, options, &tools)?,
-        false => options.files.clone(),
-    };
-    if options.only_make {
-        files.iter().for_each(|f| println!("{}", f.display()));
-        return Ok(());
-    }
+    let peers = peers(options)?;
     let troika = match &options.troika {
         Some(path) => path.clone(),
         None => build_troika(root)?,
     };
-    let peers = peers(tools, options)?;
-    let (mut all, measuring) = (Vec::new(), Arc::new(AtomicBool::new(true)));
-    for _ in 0..options.beside {
-        let measuring = measuring.clone();
-        std::thread::spawn(move || while measuring.load(Ordering::Relaxed) {});
-    }
-    for file in &files {
-        all.push(compare::compare(&troika, &peers, file, options)?);
-    }
-    measuring.store(false, Ordering::Relaxed);
+    let each = options.files.iter().map(|file| compare::compare(&troika, &peers, file, options));
+    let all: Vec<_> = each.collect::<Result<_>>()?;
     let names: Vec<&str> = peers.iter().map(|p| p.name).collect();
     print!("{}", table::markdown(&machine(), options.threads(), &names, &all));
     Ok(())
 }
 
 /// The peers that are there.
-fn peers(tools: llama::Tools, options: &Options) -> Result<Vec<Peer>> {
-    let llama::Tools { bench, batched, .. } = tools;
+fn peers(options: &Options) -> Result<Vec<Peer>> {
     // All layers on the GPU, where the build has one.
     let all: &[&str] = if options.device.is_some() { &["-ngl", "99"] } else { &[] };
-    let llama =
-        Peer { name: "llama.cpp", bench, args: all, depths: true, batched, batched_args: all };
-    let mut peers = vec![llama.clone()];
+    let mut peers = Vec::new();
+    if let Some(bin) = &options.llama {
+        peers.push(Peer::new("llama.cpp", bin, [all, all])?);
+    }
     if let Some(bin) = &options.ik {
-        let (bench, batched) = (llama::bench(bin)?, llama::batched(bin));
-        let ik = Peer { name: "ik", bench, depths: false, batched, ..llama };
+        let ik = Peer { depths: false, ..Peer::new("ik", bin, [&[], &[]])? };
         let (args, batched_args) = (&["-rtr", "1"], &["-rtr"]);
         peers.push(ik.clone());
         peers.push(Peer { name: "ik, repacked", args, batched_args, ..ik });
@@ -96,44 +66,23 @@ struct Peer {
     batched_args: &'static [&'static str],
 }
 
-/// The file of a shape and type.
-fn file(models: &Path, shape: &str, dtype: &str) -> PathBuf {
-    models.join(format!("{shape}-{}.gguf", dtype.to_lowercase()))
-}
-
-/// Writes models in bf16 that others are to be made of.
-fn write_models(root: &Path, models: &Path, options: &Options) -> Result<()> {
-    for shape in &options.shapes {
-        let base = file(models, shape, "bf16");
-        if base.exists() || options.types.iter().all(|t| file(models, shape, t).exists()) {
-            continue;
+impl Peer {
+    /// The programs in a folder.
+    ///
+    /// # Errors
+    /// The folder has no `llama-bench`.
+    fn new(
+        name: &'static str,
+        bin: &Path,
+        [args, batched_args]: [&'static [&'static str]; 2],
+    ) -> Result<Peer> {
+        let bench = bin.join("llama-bench");
+        if !bench.exists() {
+            return Err(format!("there is no llama-bench in {}", bin.display()));
         }
-        eprintln!("writing {}", base.display());
-        if shape == models::BUILT_IN {
-            models::export(root, &base, "bf16")?;
-        } else {
-            let out = base.display().to_string();
-            models::run(root, ["synthetic", shape, &out, "--type", "bf16"])?;
-        }
+        let batched = Some(bin.join("llama-batched-bench")).filter(|path| path.exists());
+        Ok(Peer { name, bench, args, depths: true, batched, batched_args })
     }
-    Ok(())
-}
-
-/// The files of all requested shapes and types; makes missing ones of those in bf16.
-fn quantize(models: &Path, options: &Options, tools: &llama::Tools) -> Result<Vec<PathBuf>> {
-    let mut files = Vec::new();
-    for shape in &options.shapes {
-        for dtype in &options.types {
-            let path = file(models, shape, dtype);
-            if !path.exists() {
-                eprintln!("quantizing {}", path.display());
-                let base = file(models, shape, "bf16");
-                whole(&path, |part| tools.quantize(&base, part, dtype))?;
-            }
-            files.push(path);
-        }
-    }
-    Ok(files)
 }
 
 /// The processor's name, if the system tells.

@@ -2,53 +2,29 @@
 
 use std::path::PathBuf;
 
-/// Time Troika and its peers on the same GGUF files, in turns, and print the ratios: llama.cpp and,
-/// with --ik, ik_llama.cpp
+/// Time Troika and its peers on the same GGUF files, in turns, and print the ratios
 ///
-/// llama.cpp is built from the source package of llama-cpp-python (needs Python, a C++ compiler and
-/// some minutes); the models have random weights of known shapes, `tiny-moe` those of the built-in
-/// model.
+/// A peer is a folder with the `llama-bench` of llama.cpp or ik_llama.cpp, built as its authors build
+/// it. Files of random weights come from `cargo xtask model synthetic` and `llama-quantize`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Keeps llama.cpp and the models, both made on first use [default: target/peers]
-    pub dir: Option<PathBuf>,
-    /// Folder with llama-bench and llama-quantize, instead of building them
-    #[arg(long, value_name = "DIR")]
+    /// The GGUF files
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    /// Folder with the programs of llama.cpp
+    #[arg(long, value_name = "DIR", required_unless_present = "ik")]
     pub llama: Option<PathBuf>,
-    /// Folder with the llama-bench of ik_llama.cpp (built as its authors build it), which is measured too: once as it is, once with
-    /// weights repacked at load (-rtr 1); it has no depths (-d)
+    /// Folder with the programs of ik_llama.cpp, which is measured as it is, and with weights repacked
+    /// at load (-rtr 1); it has no depths (-d)
     #[arg(long, value_name = "DIR")]
     pub ik: Option<PathBuf>,
-    /// Folder of the models [default: DIR/models]
-    #[arg(long, value_name = "DIR")]
-    pub models: Option<PathBuf>,
-    /// A GGUF file to measure instead of the shapes; may be repeated
-    #[arg(long = "file", value_name = "FILE")]
-    pub files: Vec<PathBuf>,
     /// The troika command, instead of building it
     #[arg(long, value_name = "FILE")]
     pub troika: Option<PathBuf>,
-    /// Troika's device, such as gpu or gpu:NAME. llama.cpp is then built with its Vulkan backend (needs
-    /// glslc, SPIR-V's and Vulkan's headers), and has all layers on its first adapter, or that of
-    /// GGML_VK_VISIBLE_DEVICES
+    /// Troika's device, such as gpu or gpu:NAME. llama.cpp has all layers on its first adapter then, or
+    /// on that of GGML_VK_VISIBLE_DEVICES
     #[arg(long, value_name = "DEVICE", conflicts_with = "ik")]
     pub device: Option<String>,
-    /// Shapes, as in `cargo xtask model synthetic --help`, or tiny-moe
-    #[arg(
-        long,
-        value_name = "LIST",
-        value_delimiter = ',',
-        default_value = "qwen3-0.6b,qwen3-moe-1b"
-    )]
-    pub shapes: Vec<String>,
-    /// Types, as llama-quantize calls them
-    #[arg(
-        long,
-        value_name = "LIST",
-        value_delimiter = ',',
-        default_value = "BF16,Q8_0,Q4_0,Q4_K_M"
-    )]
-    pub types: Vec<String>,
     /// Prompt lengths
     #[arg(short, value_name = "LIST", default_value = "512", value_parser = numbers)]
     pub prompts: String,
@@ -72,20 +48,9 @@ pub struct Options {
     /// Turns of each
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
-    /// Keeps what each turn said in this folder, and takes it from there when it is run again with the
-    /// same settings: a long comparison goes on where it stopped. Another build of an engine needs
-    /// another folder
-    #[arg(long, value_name = "DIR")]
-    pub results: Option<PathBuf>,
     /// Troika's instruction set, such as avx2, to compare with peers that were built for it
     #[arg(long, value_name = "NAME")]
     pub isa: Option<String>,
-    /// Threads that compute something else meanwhile
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    pub beside: usize,
-    /// Make tools and models, print the files, measure nothing
-    #[arg(long)]
-    pub only_make: bool,
 }
 
 impl Options {
