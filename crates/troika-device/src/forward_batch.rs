@@ -3,6 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use troika_graph::StateKind;
+
 /// The pages of a sequence's cached positions in one page group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PageTable {
@@ -18,6 +20,12 @@ pub struct PageTable {
 }
 
 impl PageTable {
+    /// The table of a sequence's first pages in a group of states of one kind.
+    #[must_use]
+    pub fn new(kind: StateKind, page_len: usize, pages: Vec<u32>) -> PageTable {
+        PageTable { page_len, first: 0, pages, fixed: kind == StateKind::Fixed }
+    }
+
     /// Row of the cache buffer that holds `pos`; `None` if the position is not kept. Rows of a page
     /// are adjacent, or the same.
     pub fn row(&self, pos: usize) -> Option<usize> {

@@ -4,7 +4,6 @@ use std::mem::swap;
 use std::sync::Arc;
 
 use troika_device::{Buffer, Clock, Device, SpaceId, Waiting, WeightSource};
-use troika_graph::StateKind;
 use troika_model::lower::{Lowered, StateDecl, WeightShapes, lower};
 use troika_model::spec::ModelSpec;
 use troika_plan::{Phase, Plan, PlanDevice, SyncMode};
@@ -291,13 +290,7 @@ fn kv_layout(lowered: &Lowered, plan: &Plan, sharing: Sharing) -> KvLayout {
         page_len: plan.page_len,
         context: plan.context,
         chunk: plan.prefill.chunk,
-        groups: groups
-            .map(|(i, kind)| GroupLayout {
-                window: kind.window(plan.page_len),
-                fixed: *kind == StateKind::Fixed,
-                row_bytes: bytes(i),
-            })
-            .collect(),
+        groups: groups.map(|(i, kind)| GroupLayout { kind: *kind, row_bytes: bytes(i) }).collect(),
         sequences: sharing.sequences.max(1),
         budget: sharing.kv_bytes,
     }

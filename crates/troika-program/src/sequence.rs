@@ -32,8 +32,7 @@ impl OneSequence {
     pub fn new(program: &Program, page_len: usize) -> OneSequence {
         let page_len = page_len.max(1);
         let group = |kind: &StateKind| {
-            let fixed = *kind == StateKind::Fixed;
-            let table = PageTable { page_len, fixed, ..PageTable::default() };
+            let table = PageTable::new(*kind, page_len, Vec::new());
             WindowPages { window: kind.window(page_len), table, free: BinaryHeap::new(), used: 0 }
         };
         OneSequence { len: 0, groups: program.lowered.page_groups.iter().map(group).collect() }

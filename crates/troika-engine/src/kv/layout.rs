@@ -1,6 +1,6 @@
 //! The size of the cache: pages of each group, and bytes.
 
-use troika_graph::Window;
+use troika_graph::StateKind;
 
 use super::KvError;
 
@@ -24,19 +24,10 @@ pub(crate) struct KvLayout {
 /// A group of layers whose states are of one kind.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GroupLayout {
-    /// How many positions back they see.
-    pub window: Window,
-    /// Whether a page is one row, which every position changes.
-    pub fixed: bool,
+    /// What a sequence keeps in them.
+    pub kind: StateKind,
     /// Bytes of a row in all their states together.
     pub row_bytes: u64,
-}
-
-impl GroupLayout {
-    /// Rows of a page.
-    pub fn page_rows(&self, page_len: usize) -> usize {
-        if self.fixed { 1 } else { page_len }
-    }
 }
 
 impl KvLayout {
@@ -45,7 +36,8 @@ impl KvLayout {
     /// # Errors
     /// The number overflows.
     pub fn page_bytes(&self) -> Result<Vec<u64>, KvError> {
-        let bytes = |g: &GroupLayout| g.row_bytes.checked_mul(g.page_rows(self.page_len) as u64);
+        let rows = |g: &GroupLayout| g.kind.page_rows(self.page_len) as u64;
+        let bytes = |g: &GroupLayout| g.row_bytes.checked_mul(rows(g));
         self.groups.iter().map(|g| bytes(g).ok_or_else(|| self.uncountable())).collect()
     }
 
@@ -55,7 +47,7 @@ impl KvLayout {
     /// The number overflows, or is too small for one page of each group.
     pub fn bytes(&self, page_bytes: &[u64]) -> Result<u64, KvError> {
         let each = |(g, bytes): (&GroupLayout, &u64)| {
-            let pages = self.reserved_pages(g.window).checked_mul(self.sequences)?;
+            let pages = self.reserved_pages(g.kind).checked_mul(self.sequences)?;
             bytes.checked_mul(pages as u64)
         };
         let all = self.groups.iter().zip(page_bytes).map(each);
@@ -82,18 +74,16 @@ impl KvLayout {
             None => usize::MAX,
         };
         let groups = || self.groups.iter().zip(page_bytes);
-        let unwindowed = groups().filter(|(g, _)| g.window.is_none());
+        let unwindowed = groups().filter(|(g, _)| !g.kind.forgets());
         let full = match unwindowed.map(|(_, bytes)| *bytes).reduce(u64::saturating_add) {
             Some(bytes) => affordable(bytes).min(self.sequences.saturating_mul(self.pages())),
             None => usize::MAX,
         };
         let total = |(g, bytes): (&GroupLayout, &u64)| {
-            let pages = match g.window {
-                None => full,
-                Some(_) => {
-                    let running = self.reserved_pages(g.window).saturating_mul(self.sequences);
-                    full.min(affordable(*bytes)).min(running.saturating_mul(2))
-                }
+            let running = self.reserved_pages(g.kind).saturating_mul(self.sequences);
+            let pages = match g.kind.forgets() {
+                false => full,
+                true => full.min(affordable(*bytes)).min(running.saturating_mul(2)),
             };
             u32::try_from(pages).map(|_| pages).map_err(|_| self.uncountable())
         };
@@ -101,17 +91,18 @@ impl KvLayout {
     }
 
     /// The most pages of a group that a sequence of this length holds at once.
-    pub fn most_pages(&self, window: Window, tokens: usize) -> usize {
+    pub fn most_pages(&self, kind: StateKind, tokens: usize) -> usize {
         let all = tokens.div_ceil(self.page_len);
         // The positions that a chunk sees; they may begin anywhere within a page.
         let seen = |w: usize| w.saturating_add(self.chunk).saturating_sub(1).max(1);
-        window.map_or(all, |w| all.min((seen(w) - 1).div_ceil(self.page_len) + 1))
+        kind.window(self.page_len)
+            .map_or(all, |w| all.min((seen(w) - 1).div_ceil(self.page_len) + 1))
     }
 
     /// Bytes that a sequence of this length needs; `None` on overflow.
     pub fn needed_bytes(&self, tokens: usize, page_bytes: &[u64]) -> Option<u64> {
         let needed = |(g, bytes): (&GroupLayout, &u64)| {
-            bytes.checked_mul(self.most_pages(g.window, tokens) as u64)
+            bytes.checked_mul(self.most_pages(g.kind, tokens) as u64)
         };
         let mut groups = self.groups.iter().zip(page_bytes).map(needed);
         groups.try_fold(0u64, |sum, bytes| sum.checked_add(bytes?))
@@ -124,7 +115,8 @@ impl KvLayout {
 
     /// Pages for one sequence of full context. A window rarely starts on a page boundary, so one
     /// page is added at each end.
-    pub fn reserved_pages(&self, window: Window) -> usize {
+    pub fn reserved_pages(&self, kind: StateKind) -> usize {
+        let window = kind.window(self.page_len);
         let keep = window.map_or(self.context, |w| w.saturating_add(self.chunk));
         keep.div_ceil(self.page_len).saturating_add(2).min(self.pages())
     }
@@ -168,7 +160,7 @@ impl KvFit {
             .groups
             .iter()
             .zip(&self.totals)
-            .map(|(g, total)| total / layout.most_pages(g.window, tokens).max(1));
+            .map(|(g, total)| total / layout.most_pages(g.kind, tokens).max(1));
         let fit = usize::try_from(self.budget / needed).unwrap_or(usize::MAX);
         pages.fold(fit.min(layout.sequences), usize::min)
     }
@@ -185,8 +177,7 @@ impl KvFit {
         }
         let needed = layout.needed_bytes(tokens, &self.page_bytes).unwrap_or(u64::MAX);
         let mut groups = layout.groups.iter().zip(&self.totals);
-        if needed > budget || groups.any(|(g, total)| layout.most_pages(g.window, tokens) > *total)
-        {
+        if needed > budget || groups.any(|(g, total)| layout.most_pages(g.kind, tokens) > *total) {
             return Err(KvError::Budget { tokens, needed, budget });
         }
         Ok(())

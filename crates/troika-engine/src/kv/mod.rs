@@ -18,6 +18,7 @@ mod tests;
 use std::collections::HashMap;
 
 use troika_device::PageTable;
+use troika_graph::StateKind;
 
 pub use error::{KvError, SeqId};
 pub(crate) use layout::{GroupLayout, KvFit, KvLayout};
@@ -46,7 +47,7 @@ impl KvCache {
         let totals = layout.totals(&page_bytes, budget)?;
         let groups = layout.groups.iter().zip(page_bytes).zip(totals);
         let group = |((g, bytes), total): ((&GroupLayout, u64), usize)| {
-            PageGroup::new(g.window, layout.page_len, bytes, total)
+            PageGroup::new(g.kind, layout.page_len, bytes, total)
         };
         let pages = Pages { groups: groups.map(group).collect(), budget };
         let prefixes = PrefixIndex::new(&pages);
@@ -55,7 +56,7 @@ impl KvCache {
 
     /// Number of rows that a group's buffers must hold; `None` on overflow.
     pub fn rows(&self, group: usize) -> Option<usize> {
-        let each = self.layout.groups[group].page_rows(self.layout.page_len);
+        let each = self.layout.groups[group].kind.page_rows(self.layout.page_len);
         self.pages.groups[group].total.checked_mul(each)
     }
 
@@ -123,7 +124,7 @@ impl KvCache {
     /// uses as free.
     pub fn has_room(&self, tokens: usize) -> bool {
         let needed = |g: &PageGroup| {
-            let pages = self.layout.most_pages(g.window, tokens);
+            let pages = self.layout.most_pages(g.kind, tokens);
             (pages <= g.total - g.used() + g.kept()).then(|| pages as u64 * g.page_bytes)
         };
         let needed: Option<u64> = self.pages.groups.iter().map(needed).sum();
@@ -182,7 +183,7 @@ impl KvCache {
             return seq.len;
         }
         let page_len = self.layout.page_len;
-        let fixed = self.layout.groups.iter().any(|g| g.fixed);
+        let fixed = self.layout.groups.iter().any(|g| g.kind == StateKind::Fixed);
         let len = if fixed { len / page_len * page_len } else { len };
         let (page, within) = (len / page_len, len % page_len);
         let mut keep = len;
@@ -316,8 +317,8 @@ fn shortage(pages: &Pages, tables: &[PageTable], end: usize) -> Option<bool> {
         let missing = missing(table, end);
         bytes = bytes.saturating_add(missing as u64 * group.page_bytes);
         let short = missing > group.available();
-        full |= short && group.window.is_none();
-        windowed |= short && group.window.is_some();
+        full |= short && !group.kind.forgets();
+        windowed |= short && group.kind.forgets();
     }
     windowed |= bytes > pages.budget;
     (full || windowed).then_some(windowed)

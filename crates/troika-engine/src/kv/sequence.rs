@@ -22,9 +22,8 @@ impl Sequence {
     /// Makes an empty sequence whose tables grow without allocating.
     pub fn new(layout: &KvLayout) -> Sequence {
         let table = |g: &GroupLayout| {
-            let pages = layout.reserved_pages(g.window).min(RESERVED_PAGES);
-            let (page_len, pages) = (layout.page_len, Vec::with_capacity(pages));
-            PageTable { page_len, first: 0, pages, fixed: g.fixed }
+            let pages = layout.reserved_pages(g.kind).min(RESERVED_PAGES);
+            PageTable::new(g.kind, layout.page_len, Vec::with_capacity(pages))
         };
         let tables = layout.groups.iter().map(table).collect();
         Sequence { len: 0, tables, path: Vec::new() }

@@ -1,13 +1,13 @@
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
-use troika_graph::Window;
+use troika_graph::{StateKind, Window};
 
 use super::*;
 
 /// Groups with one byte per position.
 fn layout(windows: &[Window], page_len: usize, context: usize, chunk: usize) -> KvLayout {
-    let groups =
-        windows.iter().map(|&window| GroupLayout { window, fixed: false, row_bytes: 1 }).collect();
+    let group = |window: &Window| GroupLayout { kind: StateKind::Paged(*window), row_bytes: 1 };
+    let groups = windows.iter().map(group).collect();
     KvLayout { page_len, context, chunk, groups, sequences: 1, budget: None }
 }
 
@@ -375,7 +375,11 @@ fn what_fits_alone_is_what_a_sequence_needs_at_most() {
                 most = most.max(kv.pages.groups[1].used());
             }
         }
-        assert_eq!(most, layout.most_pages(Some(window), 96), "{window} {page_len} {chunk}");
+        assert_eq!(
+            most,
+            layout.most_pages(StateKind::Paged(Some(window)), 96),
+            "{window} {page_len} {chunk}"
+        );
         layout.budget = Some(needed - 1);
         let kv = KvCache::new(layout).unwrap();
         let (tokens, budget) = (96, needed - 1);
@@ -423,8 +427,8 @@ impl Simulation {
                 _ => (window(below(24)), 1 + below(3) as u64),
             };
             match below(4) {
-                0 => GroupLayout { window: Some(page_len + 1), fixed: true, row_bytes },
-                _ => GroupLayout { window, fixed: false, row_bytes },
+                0 => GroupLayout { kind: StateKind::Fixed, row_bytes },
+                _ => GroupLayout { kind: StateKind::Paged(window), row_bytes },
             }
         };
         let groups: Vec<GroupLayout> = (0..groups).map(group).collect();
@@ -494,7 +498,7 @@ impl Simulation {
         let kept = self.kv.truncate(self.seqs[i].id, to);
         let start = to - to % self.kv.layout.page_len;
         assert!([to, start, 0].contains(&kept), "{kept} of {len}, cut back to {to}");
-        let fixed = self.kv.layout.groups.iter().any(|g| g.fixed);
+        let fixed = self.kv.layout.groups.iter().any(|g| g.kind == StateKind::Fixed);
         assert!(!fixed || kept == len || kept.is_multiple_of(self.kv.layout.page_len));
         self.seqs[i].tokens.truncate(kept);
     }
@@ -581,7 +585,7 @@ impl Simulation {
         let (page_len, pos) = (self.kv.layout.page_len, self.seqs[i].tokens.len());
         let mut bytes = 0;
         for (g, group) in self.kv.pages.groups.iter().enumerate() {
-            let first = group.window.map_or(0, |w| (pos + 1).saturating_sub(w)) / page_len;
+            let first = group.window().map_or(0, |w| (pos + 1).saturating_sub(w)) / page_len;
             let mut pages: Vec<u32> = Vec::new();
             for s in &self.seqs {
                 let table = &self.kv.seqs[&s.id].tables[g];
@@ -607,7 +611,7 @@ impl Simulation {
             assert_eq!(self.kv.len(seq.id), len);
             let expected = contents(seq.numerics, &seq.tokens);
             for (g, memory) in self.memory.iter().enumerate() {
-                let window = self.kv.pages.groups[g].window;
+                let window = self.kv.pages.groups[g].window();
                 let table = &self.kv.seqs[&seq.id].tables[g];
                 let from = window.map_or(0, |w| (len + 1).saturating_sub(w));
                 for (p, content) in expected.iter().enumerate().skip(from) {
@@ -627,7 +631,7 @@ impl Simulation {
 #[test]
 fn a_fixed_state_goes_back_to_the_end_of_a_page() {
     let mut layout = layout(&[None, Some(9)], 8, 64, 16);
-    layout.groups[1] = GroupLayout { window: Some(9), fixed: true, row_bytes: 100 };
+    layout.groups[1] = GroupLayout { kind: StateKind::Fixed, row_bytes: 100 };
     let mut kv = KvCache::new(layout).unwrap();
     assert_eq!((kv.rows(0), kv.rows(1)), (Some(64), Some(6)));
     let tokens: Vec<u32> = (0..40).collect();
