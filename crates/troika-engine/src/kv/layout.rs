@@ -83,7 +83,10 @@ impl KvLayout {
             let running = self.reserved_pages(g.kind).saturating_mul(self.sequences);
             let pages = match g.kind.forgets() {
                 false => full,
-                true => full.min(affordable(*bytes)).min(running.saturating_mul(2)),
+                true => full
+                    .saturating_add(self.checkpoints(g.kind).saturating_mul(self.sequences))
+                    .min(affordable(*bytes))
+                    .min(running.saturating_mul(2)),
             };
             u32::try_from(pages).map(|_| pages).map_err(|_| self.uncountable())
         };
@@ -95,8 +98,13 @@ impl KvLayout {
         let all = tokens.div_ceil(self.page_len);
         // The positions that a chunk sees; they may begin anywhere within a page.
         let seen = |w: usize| w.saturating_add(self.chunk).saturating_sub(1).max(1);
-        kind.window(self.page_len)
-            .map_or(all, |w| all.min((seen(w) - 1).div_ceil(self.page_len) + 1))
+        let most = |w: usize| all.min((seen(w) - 1).div_ceil(self.page_len) + 1);
+        kind.window(self.page_len).map_or(all, most) + self.checkpoints(kind)
+    }
+
+    /// Pages of a sequence in a group beside those of its positions.
+    fn checkpoints(&self, kind: StateKind) -> usize {
+        usize::from(kind == StateKind::Fixed && self.page_len > 1)
     }
 
     /// Bytes that a sequence of this length needs; `None` on overflow.
@@ -118,7 +126,8 @@ impl KvLayout {
     pub fn reserved_pages(&self, kind: StateKind) -> usize {
         let window = kind.window(self.page_len);
         let keep = window.map_or(self.context, |w| w.saturating_add(self.chunk));
-        keep.div_ceil(self.page_len).saturating_add(2).min(self.pages())
+        let pages = keep.div_ceil(self.page_len).saturating_add(2).min(self.pages());
+        pages + self.checkpoints(kind)
     }
 
     fn uncountable(&self) -> KvError {

@@ -16,16 +16,16 @@ mod sequence;
 mod tests;
 
 use std::collections::HashMap;
+use std::mem::replace;
 
 use troika_device::PageTable;
-use troika_graph::StateKind;
 
 pub use error::{KvError, SeqId};
 pub(crate) use layout::{GroupLayout, KvFit, KvLayout};
 pub use pages::PageCount;
 use pages::{NodeId, PageGroup, Pages};
 use prefix::PrefixIndex;
-use sequence::{Sequence, missing};
+use sequence::Sequence;
 
 /// The bookkeeping of pages; their bytes are buffers of the engine.
 #[derive(Debug)]
@@ -147,28 +147,25 @@ impl KvCache {
     ) -> Result<(), KvError> {
         self.fits(id, rows)?;
         let seq = self.seqs.get_mut(&id).ok_or(KvError::Closed(id))?;
-        let end = seq.len + rows;
-        if !seq.can_grow(&self.pages, end) {
+        if !seq.can_grow(&self.pages, rows) {
             return Err(KvError::Full(rows));
         }
         for group in 0..seq.tables.len() {
-            let passed = seq.passed(&self.pages.groups[group], &seq.tables[group]);
+            let (of, table) = (&self.pages.groups[group], &seq.tables[group]);
+            let (passed, outdated) = (seq.passed(of, table), seq.outdated(of, table, rows));
             let table = &mut seq.tables[group];
             table.first += passed;
-            for page in table.pages.drain(..passed) {
+            table.checkpoint = table.checkpoint.filter(|_| outdated.is_none());
+            for page in table.pages.drain(..passed).chain(outdated.map(|c| c.page)) {
                 self.prefixes.let_go(group, page, &mut self.pages);
             }
         }
-        while let Some(windowed) = shortage(&self.pages, &seq.tables, end) {
+        while let Some(windowed) = shortage(&self.pages, seq, rows) {
             if !self.prefixes.evict(&mut self.pages, windowed) {
                 return Err(KvError::Full(rows));
             }
         }
-        for (group, table) in self.pages.groups.iter_mut().zip(&mut seq.tables) {
-            let pages = missing(table, end);
-            table.pages.extend((0..pages).map_while(|_| group.take()));
-        }
-        seq.len = end;
+        seq.grow(&mut self.pages, rows);
         seq.copy_tables(tables);
         Ok(())
     }
@@ -176,15 +173,15 @@ impl KvCache {
     /// Removes all positions from `len` on. Returns the length really kept. If a window has dropped
     /// what position `len` must see, the sequence starts over. If another sequence shares the page
     /// of position `len`, that page goes too, since continuing would write to it. Prefixes that
-    /// contain the rest of that page are removed. A fixed state goes back to the end of a page.
+    /// contain the rest of that page are removed. A fixed state goes back to its checkpoint or to
+    /// the end of a page.
     pub fn truncate(&mut self, id: SeqId, len: usize) -> usize {
         let Some(seq) = self.seqs.get_mut(&id) else { return 0 };
         if len >= seq.len {
             return seq.len;
         }
         let page_len = self.layout.page_len;
-        let fixed = self.layout.groups.iter().any(|g| g.kind == StateKind::Fixed);
-        let len = if fixed { len / page_len * page_len } else { len };
+        let len = seq.reachable(&self.pages, len);
         let (page, within) = (len / page_len, len % page_len);
         let mut keep = len;
         if within > 0 && seq.sees(&self.pages, len) {
@@ -297,7 +294,14 @@ fn cut(
     for (group, table) in seq.tables.iter_mut().enumerate() {
         let kept = keep.div_ceil(page_len).saturating_sub(table.first).min(table.pages.len());
         let kept = if keep == 0 { 0 } else { kept };
-        for page in table.pages.drain(kept..) {
+        let dropped = table.checkpoint.take_if(|c| c.at >= keep);
+        let mut unused = dropped.map(|c| c.page);
+        if let Some(checkpoint) = dropped.filter(|c| c.at == keep) {
+            // Its row is that of the page again.
+            unused =
+                kept.checked_sub(1).map(|last| replace(&mut table.pages[last], checkpoint.page));
+        }
+        for page in table.pages.drain(kept..).chain(unused) {
             prefixes.let_go(group, page, pages);
         }
         table.first = if keep == 0 { 0 } else { table.first };
@@ -305,16 +309,16 @@ fn cut(
     let whole = (keep / page_len).min(seq.path.len());
     prefixes.touch(&seq.path[whole..], pages);
     seq.path.truncate(whole);
-    seq.len = keep;
+    (seq.len, seq.border) = (keep, seq.border.min(keep));
 }
 
-/// Whether a sequence lacks room to grow to `end` positions. If so, whether freeing windowed pages
+/// Whether a sequence lacks room for `rows` more positions. If so, whether freeing windowed pages
 /// could help.
-fn shortage(pages: &Pages, tables: &[PageTable], end: usize) -> Option<bool> {
+fn shortage(pages: &Pages, seq: &Sequence, rows: usize) -> Option<bool> {
     let mut bytes = pages.used_bytes();
     let (mut full, mut windowed) = (false, false);
-    for (group, table) in pages.groups.iter().zip(tables) {
-        let missing = missing(table, end);
+    for (group, table) in pages.groups.iter().zip(&seq.tables) {
+        let missing = seq.missing(group, table, rows);
         bytes = bytes.saturating_add(missing as u64 * group.page_bytes);
         let short = missing > group.available();
         full |= short && !group.kind.forgets();

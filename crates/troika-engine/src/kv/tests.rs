@@ -410,6 +410,7 @@ struct Simulation {
     seqs: Vec<ModelSequence>,
     rng: ChaCha8Rng,
     adopted: usize,
+    went_back: usize,
     refused: usize,
     evicted: usize,
 }
@@ -450,8 +451,8 @@ impl Simulation {
         let kv = KvCache::new(layout).unwrap();
         let positions = (0..kv.pages.groups.len()).map(|g| kv.rows(g).unwrap());
         let memory = positions.map(|n| vec![0; n]).collect();
-        let (seqs, adopted, refused, evicted) = (Vec::new(), 0, 0, 0);
-        Simulation { kv, memory, seqs, rng, adopted, refused, evicted }
+        let (seqs, adopted, went_back, refused, evicted) = (Vec::new(), 0, 0, 0, 0);
+        Simulation { kv, memory, seqs, rng, adopted, went_back, refused, evicted }
     }
 
     fn below(&mut self, n: usize) -> usize {
@@ -495,11 +496,15 @@ impl Simulation {
         let len = self.seqs[i].tokens.len();
         let back = if self.below(2) == 0 { self.below(4) } else { self.below(len + 1) };
         let to = len.saturating_sub(back);
+        let tables = &self.kv.seqs[&self.seqs[i].id].tables;
+        let checkpoint = tables.iter().find_map(|t| Some(t.checkpoint?.at));
         let kept = self.kv.truncate(self.seqs[i].id, to);
         let start = to - to % self.kv.layout.page_len;
-        assert!([to, start, 0].contains(&kept), "{kept} of {len}, cut back to {to}");
         let fixed = self.kv.layout.groups.iter().any(|g| g.kind == StateKind::Fixed);
-        assert!(!fixed || kept == len || kept.is_multiple_of(self.kv.layout.page_len));
+        let within = checkpoint.filter(|at| fixed && (start + 1..=to).contains(at));
+        self.went_back += usize::from(within.is_some_and(|at| kept == at));
+        let whole = if fixed && to < len { within.unwrap_or(start) } else { to };
+        assert!([whole, start, 0].contains(&kept), "{kept} of {len}, cut back to {to}");
         self.seqs[i].tokens.truncate(kept);
     }
 
@@ -587,15 +592,22 @@ impl Simulation {
         for (g, group) in self.kv.pages.groups.iter().enumerate() {
             let first = group.window().map_or(0, |w| (pos + 1).saturating_sub(w)) / page_len;
             let mut pages: Vec<u32> = Vec::new();
+            let border = self.kv.seqs[&self.seqs[i].id].border == pos && end > pos;
+            let within = group.kind == StateKind::Fixed && !pos.is_multiple_of(page_len);
+            let keeps = within && (end > pos + 1 || border);
             for s in &self.seqs {
                 let table = &self.kv.seqs[&s.id].tables[g];
                 let passed =
                     if s.id == self.seqs[i].id { first.saturating_sub(table.first) } else { 0 };
                 pages.extend(table.pages.iter().skip(passed));
+                let own = s.id == self.seqs[i].id;
+                let stays = |at: usize| !own || !(keeps || at / page_len < first);
+                pages.extend(table.checkpoint.filter(|c| stays(c.at)).map(|c| c.page));
             }
             pages.sort_unstable();
             pages.dedup();
             let new = end.div_ceil(page_len).saturating_sub(pos.div_ceil(page_len));
+            let new = new + usize::from(keeps);
             if pages.len() + new > group.total {
                 return false;
             }
@@ -617,7 +629,10 @@ impl Simulation {
                 for (p, content) in expected.iter().enumerate().skip(from) {
                     // A fixed state is kept behind the last position of a page.
                     let page_ends = (p + 1).is_multiple_of(table.page_len) || p + 1 == len;
-                    if table.fixed && !page_ends {
+                    let kept = table.checkpoint.is_some_and(|c| c.at == p + 1);
+                    // A sequence that went back to its checkpoint may lack the page before.
+                    let lacks = p / table.page_len < table.first && p + 1 < len;
+                    if table.fixed && (lacks || !(page_ends || kept)) {
                         continue;
                     }
                     let row = table.row(p).unwrap();
@@ -629,11 +644,11 @@ impl Simulation {
 }
 
 #[test]
-fn a_fixed_state_goes_back_to_the_end_of_a_page() {
+fn a_fixed_state_goes_back_to_a_checkpoint() {
     let mut layout = layout(&[None, Some(9)], 8, 64, 16);
     layout.groups[1] = GroupLayout { kind: StateKind::Fixed, row_bytes: 100 };
     let mut kv = KvCache::new(layout).unwrap();
-    assert_eq!((kv.rows(0), kv.rows(1)), (Some(64), Some(6)));
+    assert_eq!((kv.rows(0), kv.rows(1)), (Some(64), Some(7)));
     let tokens: Vec<u32> = (0..40).collect();
     let (id, mut tables) = (kv.opened(), Vec::new());
     for rows in [16, 5] {
@@ -643,15 +658,21 @@ fn a_fixed_state_goes_back_to_the_end_of_a_page() {
         tables.iter().map(|t| (t.first, t.fixed)).collect::<Vec<_>>(),
         [(0, false), (1, true)]
     );
-    // Five rows more, of which two are to be kept: the state is that behind 16 positions.
+    // Five rows more, of which two are to be kept: the state is that before them.
     kv.extend(id, 5, &mut tables).unwrap();
-    assert_eq!((kv.truncate(id, 23), kv.len(id)), (16, 16));
+    assert_eq!((kv.truncate(id, 23), kv.len(id)), (21, 21));
     kv.extend(id, 10, &mut tables).unwrap();
     assert_eq!(kv.truncate(id, 25), 24, "behind a page that the rows passed");
-    // What is older than the last two is gone.
+    // What is older is gone.
     assert_eq!(kv.truncate(id, 9), 0);
-    kv.extend(id, 16, &mut tables).unwrap();
-    kv.extend(id, 8, &mut tables).unwrap();
+    // Rows that are decoded one by one leave the state behind the prompt.
+    for rows in [16, 5, 1, 1, 1, 1, 1, 1] {
+        kv.extend(id, rows, &mut tables).unwrap();
+    }
+    assert_eq!([26, 23, 20].map(|len| kv.truncate(id, len)), [24, 21, 0]);
+    for rows in [16, 8] {
+        kv.extend(id, rows, &mut tables).unwrap();
+    }
     kv.publish(id, &tokens, 24, &|_| 0);
     // A prefix is shared up to its last whole page.
     let other = kv.opened();
@@ -661,13 +682,14 @@ fn a_fixed_state_goes_back_to_the_end_of_a_page() {
 
 #[test]
 fn sequences_read_what_their_own_tokens_made() {
-    let (mut adopted, mut refused, mut evicted) = (0, 0, 0);
+    let (mut adopted, mut went_back, mut refused, mut evicted) = (0, 0, 0, 0);
     for seed in 0..60 {
         let mut simulation = Simulation::new(seed);
         for _ in 0..400 {
             simulation.act();
         }
         adopted += simulation.adopted;
+        went_back += simulation.went_back;
         refused += simulation.refused;
         evicted += simulation.evicted;
         // Nothing is left after all prefixes are evicted.
@@ -681,4 +703,5 @@ fn sequences_read_what_their_own_tokens_made() {
     }
     // The random mix must reach all cases.
     assert!(adopted > 300 && refused > 300 && evicted > 300, "{adopted} {refused} {evicted}");
+    assert!(went_back > 40, "{went_back} times to a checkpoint");
 }
