@@ -8,8 +8,8 @@ use troika_plan::Phase;
 
 use crate::error::EngineError;
 use crate::input::{Admission, Next, SequenceInput, WantedLogits};
-use crate::kv::{KvError, KvFit, SeqId};
 use crate::schedule::{Canceller, JobId};
+use troika_program::kv::{KvError, KvFit, SeqId};
 
 /// A request; requests are done in the order in which they were made.
 #[derive(Debug)]
@@ -378,7 +378,7 @@ mod tests {
 
     use super::{EngineHandle, Limits};
     use crate::input::{Admission, SequenceInput, WantedLogits};
-    use crate::kv::{GroupLayout, KvCache, KvLayout};
+    use troika_program::kv::{GroupLayout, KvCache, KvLayout};
 
     fn handle() -> EngineHandle {
         let groups = vec![GroupLayout { kind: StateKind::Paged(None), row_bytes: 1 }];

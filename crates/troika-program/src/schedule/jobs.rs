@@ -12,9 +12,6 @@ use super::policy::Costs;
 use super::state::{LATE_DEPTH, ListId, State, lists_in_flight};
 use super::{DeviceOrder, Schedule};
 
-/// The most chunks of prompts in one graph.
-pub const CHUNKS_AT_ONCE: usize = 64;
-
 /// Tasks that run together.
 pub trait Graph {
     /// What tasks of equal costs have in common.

@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use troika_device::ForwardBatch;
 use troika_plan::{Phase, Plan, PlanError, SyncMode};
-use troika_program::schedule::{CHUNKS_AT_ONCE, Failure, Jobs, Queues, Schedule, TaskList};
+use troika_program::kv::{KvCache, KvLayout, SeqId};
+use troika_program::schedule::{Failure, Jobs, Queues, Schedule, TaskList};
 use troika_program::{
-    BatchShape, ExpertRows, ExpertStep, Handover, NamedTask, NamedView, NamedWork, OneSequence,
-    Program, ProgramError, Slots,
+    BatchShape, ExpertRows, ExpertStep, Handover, NamedTask, NamedView, NamedWork, Program, Slots,
 };
 use troika_time::{LaneWork, Machine, Sharing, Span, TaskCost, Told, Usage};
 
@@ -37,7 +37,8 @@ pub(crate) struct TimedRun<'a> {
     jobs: Jobs<TimedGraph, Never>,
     /// What is routed to shared experts, by their set of buffers and number.
     routings: HashMap<(Option<usize>, usize), ExpertRows>,
-    sequence: OneSequence,
+    kv: KvCache,
+    seq: SeqId,
     /// The number of positions that it is to have.
     until: usize,
     /// As of [`TimedPlan`].
@@ -147,8 +148,16 @@ impl<'a> TimedPlan<'a> {
     }
 
     /// Starts a run.
-    pub fn start(&self) -> TimedRun<'a> {
+    ///
+    /// # Errors
+    /// The model's cache is larger than can be counted.
+    pub fn start(&self) -> Result<TimedRun<'a>, PlanError> {
         let (request, plan) = (&self.request, self.plan);
+        // What is predicted may be longer than the plan's context.
+        let layout = KvLayout::new(&self.program.lowered, plan, 1, None);
+        let layout = KvLayout { context: u32::MAX as usize, ..layout };
+        let (mut kv, seq) = (KvCache::new(layout).map_err(|e| unpriced(&e))?, SeqId::next());
+        kv.open(seq);
         let reports = Rc::new(RefCell::new(Reports::default()));
         reports.borrow_mut().reached = vec![0; self.devices.len()];
         let sharing = Shares {
@@ -168,7 +177,7 @@ impl<'a> TimedPlan<'a> {
             let caps = &request.devices[device].caps;
             jobs.add_queue(caps.queue_depth, caps.queue_waits);
         }
-        TimedRun {
+        Ok(TimedRun {
             plan,
             cost: request.cost,
             program: self.program.clone(),
@@ -179,10 +188,11 @@ impl<'a> TimedPlan<'a> {
             routings: HashMap::new(),
             priced: self.priced.clone(),
             token: None,
-            sequence: OneSequence::new(&self.program, plan.page_len),
+            kv,
+            seq,
             until: 0,
             one: self.one,
-        }
+        })
     }
 }
 
@@ -204,21 +214,17 @@ impl TimedRun<'_> {
     /// # Errors
     /// The plan does not fit.
     pub fn tokens(&mut self, count: usize) -> Result<(), PlanError> {
-        let decode = !self.sequence.is_empty() && count == 1;
+        let decode = self.kv.len(self.seq) > 0 && count == 1;
         let phase = if decode { Phase::Decode } else { Phase::Prefill };
         let slot = Some(phase).filter(|_| !self.one);
-        let windows = self.program.lowered.page_groups.iter().any(|kind| kind.forgets());
-        let several = self.program.computing(slot) > 1
-            && self.plan.prefill.chunks_in_flight > 1
-            && (self.one || !windows);
-        let chunks = if several { CHUNKS_AT_ONCE } else { 1 };
-        let end = self.sequence.len() + count;
-        self.until = end;
-        while self.sequence.len() < end {
+        let chunks = self.program.chunks_at_once(slot, self.plan.prefill.chunks_in_flight);
+        self.until = self.kv.len(self.seq) + count;
+        while self.kv.len(self.seq) < self.until {
             let mut forwards = Vec::new();
-            while self.sequence.len() < end && forwards.len() < chunks {
-                let rows = (end - self.sequence.len()).min(self.plan.prefill.chunk);
-                forwards.push(self.sequence.extend(rows));
+            while self.kv.len(self.seq) < self.until && forwards.len() < chunks {
+                let rows = (self.until - self.kv.len(self.seq)).min(self.plan.prefill.chunk);
+                let forward = self.kv.next_batch(self.seq, rows);
+                forwards.push(forward.map_err(|e| unpriced(&e))?);
             }
             self.batches(phase, &forwards)?;
         }
@@ -348,7 +354,7 @@ impl TimedRun<'_> {
 }
 
 /// Why a plan cannot be priced.
-fn unpriced(e: &ProgramError) -> PlanError {
+fn unpriced(e: &impl ToString) -> PlanError {
     PlanError::Unpriced(e.to_string())
 }
 

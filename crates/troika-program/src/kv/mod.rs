@@ -1,4 +1,4 @@
-//! The KV cache: pages of positions. The engine owns them; devices only use them.
+//! The KV cache: pages of positions. The engine and predictions own them; devices only use them.
 //!
 //! Layers with the same sliding window form a page group and share page tables. A sequence keeps
 //! only pages that its windows can still see, so a windowed layer costs memory for window + chunk
@@ -17,11 +17,12 @@ mod tests;
 
 use std::collections::HashMap;
 use std::mem::replace;
+use std::sync::Arc;
 
-use troika_device::PageTable;
+use troika_device::{ForwardBatch, PageTable, SeqRows};
 
 pub use error::{KvError, SeqId};
-pub(crate) use layout::{GroupLayout, KvFit, KvLayout};
+pub use layout::{GroupLayout, KvFit, KvLayout};
 pub use pages::PageCount;
 use pages::{NodeId, PageGroup, Pages};
 use prefix::PrefixIndex;
@@ -29,7 +30,7 @@ use sequence::Sequence;
 
 /// The bookkeeping of pages; their bytes are buffers of the engine.
 #[derive(Debug)]
-pub(crate) struct KvCache {
+pub struct KvCache {
     layout: KvLayout,
     pages: Pages,
     prefixes: PrefixIndex,
@@ -168,6 +169,18 @@ impl KvCache {
         seq.grow(&mut self.pages, rows);
         seq.copy_tables(tables);
         Ok(())
+    }
+
+    /// The forward batch of the next rows of a sequence that runs alone.
+    ///
+    /// # Errors
+    /// Those of [`KvCache::extend`].
+    pub fn next_batch(&mut self, id: SeqId, rows: usize) -> Result<Arc<ForwardBatch>, KvError> {
+        let (pos, mut tables) = (self.len(id), Vec::new());
+        self.extend(id, rows, &mut tables)?;
+        let (seq, known_len) = (id.number(), pos + rows);
+        let rows = SeqRows { seq, rows: 0..rows, pos, known_len, tables };
+        Ok(Arc::new(ForwardBatch { seqs: vec![rows] }))
     }
 
     /// Removes all positions from `len` on. Returns the length really kept. If a window has dropped

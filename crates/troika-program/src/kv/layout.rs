@@ -1,12 +1,14 @@
 //! The size of the cache: pages of each group, and bytes.
 
 use troika_graph::StateKind;
+use troika_model::lower::Lowered;
+use troika_plan::Plan;
 
 use super::KvError;
 
 /// The dimensions of a cache.
 #[derive(Clone, Debug)]
-pub(crate) struct KvLayout {
+pub struct KvLayout {
     /// Positions per page.
     pub page_len: usize,
     /// The most positions of a sequence.
@@ -23,7 +25,7 @@ pub(crate) struct KvLayout {
 
 /// A group of layers whose states are of one kind.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct GroupLayout {
+pub struct GroupLayout {
     /// What a sequence keeps in them.
     pub kind: StateKind,
     /// Bytes of a row in all their states together.
@@ -31,6 +33,25 @@ pub(crate) struct GroupLayout {
 }
 
 impl KvLayout {
+    /// The size of a model's cache by a plan.
+    pub fn new(lowered: &Lowered, plan: &Plan, sequences: usize, budget: Option<u64>) -> KvLayout {
+        let bytes = |group: usize| -> u64 {
+            let of_group = lowered.states.iter().filter(|s| s.page_group == group);
+            of_group.map(|s| s.row_bytes() as u64).sum()
+        };
+        let groups = lowered.page_groups.iter().enumerate();
+        KvLayout {
+            page_len: plan.page_len.max(1),
+            context: plan.context,
+            chunk: plan.prefill.chunk,
+            groups: groups
+                .map(|(i, kind)| GroupLayout { kind: *kind, row_bytes: bytes(i) })
+                .collect(),
+            sequences: sequences.max(1),
+            budget,
+        }
+    }
+
     /// Bytes of a page of each group.
     ///
     /// # Errors
@@ -137,12 +158,14 @@ impl KvLayout {
 
 /// The needs of sequences, for code that does not have the cache itself.
 #[derive(Clone, Debug)]
-pub(crate) struct KvFit {
+pub struct KvFit {
+    /// The dimensions.
     pub layout: KvLayout,
     /// Bytes of a page, by group.
     pub page_bytes: Vec<u64>,
     /// Number of pages, by group.
     pub totals: Vec<usize>,
+    /// Bytes in use at most.
     pub budget: u64,
 }
 
