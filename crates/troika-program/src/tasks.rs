@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use troika_device::{Caps, SpaceId};
 use troika_graph::DType;
-use troika_model::lower::{Lowered, SegmentKind};
+use troika_model::lower::{Lowered, ModelPart};
 use troika_plan::{Phase, own_space};
 
 use crate::buffer_view::BufferView;
@@ -179,7 +179,7 @@ impl Program {
     /// if that is shorter than a row, and if all devices of the head compute whole rows in memory
     /// of their own and pick as many. Otherwise the host reads whole rows.
     pub fn top_k(&self, phase: Phase, rows: usize, wanted: usize) -> Option<usize> {
-        let head = self.lowered.segments.iter().position(|s| s.kind == SegmentKind::Head)?;
+        let head = self.lowered.segments.len().checked_sub(1)?;
         let placement = self.placed(phase, rows, head);
         let logits = self.lowered.logits().0;
         let cols = self.values.cols[logits];
@@ -283,7 +283,7 @@ impl<'a> ChunkTasks<'a> {
     pub(crate) fn make(mut self) -> Result<ChunkMade, ProgramError> {
         let mut logits_row = self.batch.logits_row;
         for (i, segment) in self.program.lowered.segments.iter().enumerate() {
-            if segment.kind != SegmentKind::Head {
+            if segment.kind.traits().part != ModelPart::Head {
                 self.segment(i, 0..self.batch.rows)?;
                 self.ends.resize(i + 1, [self.tasks.len(); 2]);
                 continue;
