@@ -85,8 +85,6 @@ pub struct NamedHost {
 /// The run of a piece on some rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedRun {
-    /// Index of the segment in the lowered model.
-    pub segment: usize,
     /// Index in the program's list of graphs.
     pub graph: usize,
     /// Rows that are computed, padding included.
@@ -360,14 +358,8 @@ impl<'a> ChunkTasks<'a> {
         let states = states.collect();
         let outputs =
             piece.outputs.iter().map(|o| self.output(&value(o), rows, piece.device)).collect();
-        let work = NamedWork::Run(NamedRun {
-            segment: index,
-            graph,
-            room: rows.room,
-            inputs,
-            states,
-            outputs,
-        });
+        let room = rows.room;
+        let work = NamedWork::Run(NamedRun { graph, room, inputs, states, outputs });
         let rows = rows.first..rows.first + rows.count;
         self.push(piece.device, piece.name.clone(), rows, work);
     }

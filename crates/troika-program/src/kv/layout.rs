@@ -52,66 +52,54 @@ impl KvLayout {
         }
     }
 
-    /// Bytes of a page of each group.
-    ///
-    /// # Errors
-    /// The number overflows.
-    pub fn page_bytes(&self) -> Result<Vec<u64>, KvError> {
-        let rows = |g: &GroupLayout| g.kind.page_rows(self.page_len) as u64;
-        let bytes = |g: &GroupLayout| g.row_bytes.checked_mul(rows(g));
-        self.groups.iter().map(|g| bytes(g).ok_or_else(|| self.uncountable())).collect()
+    /// Bytes of a page of a group.
+    pub fn page_bytes(&self, group: &GroupLayout) -> u64 {
+        group.row_bytes.saturating_mul(group.kind.page_rows(self.page_len) as u64)
     }
 
     /// Bytes in use at most.
     ///
     /// # Errors
-    /// The number overflows, or is too small for one page of each group.
-    pub fn bytes(&self, page_bytes: &[u64]) -> Result<u64, KvError> {
-        let each = |(g, bytes): (&GroupLayout, &u64)| {
-            let pages = self.reserved_pages(g.kind).checked_mul(self.sequences)?;
-            bytes.checked_mul(pages as u64)
+    /// The number is too small for one page of each group.
+    pub fn bytes(&self) -> Result<u64, KvError> {
+        let each = |g: &GroupLayout| {
+            let pages = self.reserved_pages(g.kind).saturating_mul(self.sequences);
+            self.page_bytes(g).saturating_mul(pages as u64)
         };
-        let all = self.groups.iter().zip(page_bytes).map(each);
-        let all = || all.reduce(|a, b| a?.checked_add(b?)).unwrap_or(Some(0));
-        let budget = match self.budget {
-            Some(budget) => budget,
-            None => all().ok_or_else(|| self.uncountable())?,
-        };
+        let all = || self.groups.iter().map(each).fold(0, u64::saturating_add);
+        let budget = self.budget.unwrap_or_else(all);
         let tokens = self.page_len.min(self.context);
-        let needed = self.needed_bytes(tokens, page_bytes).ok_or_else(|| self.uncountable())?;
-        if needed > budget {
-            return Err(KvError::Budget { tokens, needed, budget });
-        }
-        Ok(budget)
+        let needed = self.needed_bytes(tokens);
+        if needed > budget { Err(KvError::Budget { tokens, needed, budget }) } else { Ok(budget) }
     }
 
     /// Number of pages of each group. Windowed groups also have room for kept prefixes.
     ///
     /// # Errors
     /// More pages than page numbers can count.
-    pub fn totals(&self, page_bytes: &[u64], budget: u64) -> Result<Vec<usize>, KvError> {
+    pub fn totals(&self, budget: u64) -> Result<Vec<usize>, KvError> {
         let affordable = |bytes: u64| match budget.checked_div(bytes) {
             Some(pages) => usize::try_from(pages).unwrap_or(usize::MAX),
             None => usize::MAX,
         };
-        let groups = || self.groups.iter().zip(page_bytes);
-        let unwindowed = groups().filter(|(g, _)| !g.kind.forgets());
-        let full = match unwindowed.map(|(_, bytes)| *bytes).reduce(u64::saturating_add) {
-            Some(bytes) => affordable(bytes).min(self.sequences.saturating_mul(self.pages())),
-            None => usize::MAX,
-        };
-        let total = |(g, bytes): (&GroupLayout, &u64)| {
+        let unwindowed = self.groups.iter().filter(|g| !g.kind.forgets());
+        let bytes = unwindowed.map(|g| self.page_bytes(g)).reduce(u64::saturating_add);
+        let most = |bytes| affordable(bytes).min(self.sequences.saturating_mul(self.pages()));
+        let full = bytes.map_or(usize::MAX, most);
+        let total = |g: &GroupLayout| {
             let running = self.reserved_pages(g.kind).saturating_mul(self.sequences);
             let pages = match g.kind.forgets() {
                 false => full,
                 true => full
                     .saturating_add(self.checkpoints(g.kind).saturating_mul(self.sequences))
-                    .min(affordable(*bytes))
+                    .min(affordable(self.page_bytes(g)))
                     .min(running.saturating_mul(2)),
             };
-            u32::try_from(pages).map(|_| pages).map_err(|_| self.uncountable())
+            let (sequences, context) = (self.sequences, self.context);
+            let uncountable = |_| KvError::Pages { sequences, context };
+            u32::try_from(pages).map(|_| pages).map_err(uncountable)
         };
-        groups().map(total).collect()
+        self.groups.iter().map(total).collect()
     }
 
     /// The most pages of a group that a sequence of this length holds at once.
@@ -128,13 +116,11 @@ impl KvLayout {
         usize::from(kind == StateKind::Fixed && self.page_len > 1)
     }
 
-    /// Bytes that a sequence of this length needs; `None` on overflow.
-    pub fn needed_bytes(&self, tokens: usize, page_bytes: &[u64]) -> Option<u64> {
-        let needed = |(g, bytes): (&GroupLayout, &u64)| {
-            bytes.checked_mul(self.most_pages(g.kind, tokens) as u64)
-        };
-        let mut groups = self.groups.iter().zip(page_bytes).map(needed);
-        groups.try_fold(0u64, |sum, bytes| sum.checked_add(bytes?))
+    /// Bytes that a sequence of this length needs.
+    pub fn needed_bytes(&self, tokens: usize) -> u64 {
+        let pages = |g: &GroupLayout| self.most_pages(g.kind, tokens) as u64;
+        let needed = self.groups.iter().map(|g| self.page_bytes(g).saturating_mul(pages(g)));
+        needed.fold(0, u64::saturating_add)
     }
 
     /// Number of pages of the full context.
@@ -150,10 +136,6 @@ impl KvLayout {
         let pages = keep.div_ceil(self.page_len).saturating_add(2).min(self.pages());
         pages + self.checkpoints(kind)
     }
-
-    fn uncountable(&self) -> KvError {
-        KvError::Pages { sequences: self.sequences, context: self.context }
-    }
 }
 
 /// The needs of sequences, for code that does not have the cache itself.
@@ -161,8 +143,6 @@ impl KvLayout {
 pub struct KvFit {
     /// The dimensions.
     pub layout: KvLayout,
-    /// Bytes of a page, by group.
-    pub page_bytes: Vec<u64>,
     /// Number of pages, by group.
     pub totals: Vec<usize>,
     /// Bytes in use at most.
@@ -187,12 +167,9 @@ impl KvFit {
     /// The most sequences of `tokens` tokens that can be held at once.
     pub fn most_sequences(&self, tokens: usize) -> usize {
         let layout = &self.layout;
-        let needed = layout.needed_bytes(tokens, &self.page_bytes).unwrap_or(u64::MAX).max(1);
-        let pages = layout
-            .groups
-            .iter()
-            .zip(&self.totals)
-            .map(|(g, total)| total / layout.most_pages(g.kind, tokens).max(1));
+        let needed = layout.needed_bytes(tokens).max(1);
+        let most = |g: &GroupLayout| layout.most_pages(g.kind, tokens).max(1);
+        let pages = layout.groups.iter().zip(&self.totals).map(|(g, total)| total / most(g));
         let fit = usize::try_from(self.budget / needed).unwrap_or(usize::MAX);
         pages.fold(fit.min(layout.sequences), usize::min)
     }
@@ -207,7 +184,7 @@ impl KvFit {
         if tokens > context {
             return Err(KvError::Context { tokens, context });
         }
-        let needed = layout.needed_bytes(tokens, &self.page_bytes).unwrap_or(u64::MAX);
+        let needed = layout.needed_bytes(tokens);
         let mut groups = layout.groups.iter().zip(&self.totals);
         if needed > budget || groups.any(|(g, total)| layout.most_pages(g.kind, tokens) > *total) {
             return Err(KvError::Budget { tokens, needed, budget });

@@ -43,12 +43,10 @@ impl KvCache {
     /// # Errors
     /// More pages than page numbers can count, or a budget too small for one page.
     pub fn new(layout: KvLayout) -> Result<KvCache, KvError> {
-        let page_bytes = layout.page_bytes()?;
-        let budget = layout.bytes(&page_bytes)?;
-        let totals = layout.totals(&page_bytes, budget)?;
-        let groups = layout.groups.iter().zip(page_bytes).zip(totals);
-        let group = |((g, bytes), total): ((&GroupLayout, u64), usize)| {
-            PageGroup::new(g.kind, layout.page_len, bytes, total)
+        let budget = layout.bytes()?;
+        let groups = layout.groups.iter().zip(layout.totals(budget)?);
+        let group = |(g, total): (&GroupLayout, usize)| {
+            PageGroup::new(g.kind, layout.page_len, layout.page_bytes(g), total)
         };
         let pages = Pages { groups: groups.map(group).collect(), budget };
         let prefixes = PrefixIndex::new(&pages);
@@ -115,7 +113,6 @@ impl KvCache {
     pub fn fit(&self) -> KvFit {
         KvFit {
             layout: self.layout.clone(),
-            page_bytes: self.pages.groups.iter().map(|g| g.page_bytes).collect(),
             totals: self.pages.groups.iter().map(|g| g.total).collect(),
             budget: self.pages.budget,
         }

@@ -360,7 +360,7 @@ fn prefixes_beneath_sequences_make_way_for_them() {
 fn what_fits_alone_is_what_a_sequence_needs_at_most() {
     for (window, page_len, chunk) in [(1, 4, 1), (8, 4, 16), (7, 4, 6), (9, 8, 8), (3, 1, 5)] {
         let mut layout = layout(&[None, Some(window)], page_len, 96, chunk);
-        let needed = layout.needed_bytes(96, &[page_len as u64; 2]).unwrap();
+        let needed = layout.needed_bytes(96);
         let mut most = 0;
         // Chunks that begin anywhere within a page.
         for first in 0..page_len {

@@ -11,11 +11,12 @@ use troika_plan::{Phase, Plan, PlanError, SyncMode};
 use troika_program::kv::{KvCache, KvLayout, SeqId};
 use troika_program::schedule::{Failure, Jobs, Queues, Schedule, TaskList};
 use troika_program::{
-    BatchShape, ExpertRows, ExpertStep, Handover, NamedTask, NamedView, NamedWork, Program, Slots,
+    BatchShape, ExpertRows, ExpertStep, Handover, ListedGraph, NamedTask, NamedView, NamedWork,
+    Program, Slots,
 };
 use troika_time::{LaneWork, Machine, Sharing, Span, TaskCost, Told, Usage};
 
-use crate::cost::{CostModel, Mover, PricedRun, QueueCosts};
+use crate::cost::{Mover, PricedRun, QueueCosts};
 use crate::request::PredictRequest;
 
 mod ready;
@@ -25,13 +26,9 @@ use tasks::{Dispatched, List, Report, RunKey, TimedGraph, TimedTask};
 
 /// A plan on devices in modelled time, with one sequence.
 pub(crate) struct TimedRun<'a> {
-    plan: &'a Plan,
-    cost: &'a dyn CostModel,
-    program: Rc<Program>,
-    slots: Rc<Slots>,
+    of: &'a TimedPlan<'a>,
     handover: Handover,
     queues: TimedQueues<'a>,
-    priced: Rc<RefCell<Priced>>,
     /// The graph of a decoded token.
     token: Option<Rc<Named>>,
     jobs: Jobs<TimedGraph, Never>,
@@ -41,8 +38,6 @@ pub(crate) struct TimedRun<'a> {
     seq: SeqId,
     /// The number of positions that it is to have.
     until: usize,
-    /// As of [`TimedPlan`].
-    one: bool,
 }
 
 /// The queues of the plan's devices in modelled time.
@@ -117,11 +112,11 @@ struct Named {
 pub(crate) struct TimedPlan<'a> {
     request: PredictRequest<'a>,
     plan: &'a Plan,
-    program: Rc<Program>,
-    slots: Rc<Slots>,
+    program: Program,
+    slots: Slots,
     /// The plan's devices in the cost model's list.
     devices: Vec<usize>,
-    priced: Rc<RefCell<Priced>>,
+    priced: RefCell<Priced>,
     /// Whether prefill and decode run the same code in the same places.
     one: bool,
 }
@@ -138,20 +133,26 @@ impl<'a> TimedPlan<'a> {
         all_alike: bool,
     ) -> Result<TimedPlan<'a>, PlanError> {
         let program = Program::new(request.lowered.clone(), plan, request.devices);
-        let program = Rc::new(program.map_err(|e| unpriced(&e))?);
-        let slots = Rc::new(Slots::new(&program, plan.prefill.chunk + program.padding));
+        let program = program.map_err(|e| unpriced(&e))?;
+        let slots = Slots::new(&program, plan.prefill.chunk + program.padding);
         let place = |name: &String| request.devices.iter().position(|d| d.name == *name);
         let devices = plan.devices.iter().filter_map(place).collect();
-        let priced = Rc::new(RefCell::new(Priced::default()));
+        let priced = RefCell::new(Priced::default());
         let one = all_alike && program.one_placement();
         Ok(TimedPlan { request: *request, plan, program, slots, devices, priced, one })
+    }
+
+    fn priced_run(&self, key: &RunKey) -> PricedRun<'_> {
+        let RunKey { graph, rows, room, cached } = *key;
+        let ListedGraph { device, kind, graph, .. } = &self.program.graphs.graphs()[graph];
+        PricedRun { device: self.devices[*device], kind: *kind, graph, rows, room, cached }
     }
 
     /// Starts a run.
     ///
     /// # Errors
     /// The model's cache is larger than can be counted.
-    pub fn start(&self) -> Result<TimedRun<'a>, PlanError> {
+    pub fn start(&self) -> Result<TimedRun<'_>, PlanError> {
         let (request, plan) = (&self.request, self.plan);
         // What is predicted may be longer than the plan's context.
         let layout = KvLayout::new(&self.program.lowered, plan, 1, None);
@@ -160,13 +161,7 @@ impl<'a> TimedPlan<'a> {
         kv.open(seq);
         let reports = Rc::new(RefCell::new(Reports::default()));
         reports.borrow_mut().reached = vec![0; self.devices.len()];
-        let sharing = Shares {
-            cost: request.cost,
-            program: self.program.clone(),
-            devices: self.devices.clone(),
-            priced: self.priced.clone(),
-        };
-        let mut machine = Machine::new(request.devices.len(), sharing);
+        let mut machine = Machine::new(request.devices.len(), Shares(self));
         let mut jobs = Jobs::new(plan.prefill.policy, plan.critical_device());
         let mut lanes = Vec::new();
         for (index, &device) in self.devices.iter().enumerate() {
@@ -178,20 +173,15 @@ impl<'a> TimedPlan<'a> {
             jobs.add_queue(caps.queue_depth, caps.queue_waits);
         }
         Ok(TimedRun {
-            plan,
-            cost: request.cost,
-            program: self.program.clone(),
-            slots: self.slots.clone(),
+            of: self,
             handover: Handover::default(),
             queues: TimedQueues { machine, lanes, reports },
             jobs,
             routings: HashMap::new(),
-            priced: self.priced.clone(),
             token: None,
             kv,
             seq,
             until: 0,
-            one: self.one,
         })
     }
 }
@@ -216,13 +206,13 @@ impl TimedRun<'_> {
     pub fn tokens(&mut self, count: usize) -> Result<(), PlanError> {
         let decode = self.kv.len(self.seq) > 0 && count == 1;
         let phase = if decode { Phase::Decode } else { Phase::Prefill };
-        let slot = Some(phase).filter(|_| !self.one);
-        let chunks = self.program.chunks_at_once(slot, self.plan.prefill.chunks_in_flight);
+        let slot = Some(phase).filter(|_| !self.of.one);
+        let chunks = self.of.program.chunks_at_once(slot, self.of.plan.prefill.chunks_in_flight);
         self.until = self.kv.len(self.seq) + count;
         while self.kv.len(self.seq) < self.until {
             let mut forwards = Vec::new();
             while self.kv.len(self.seq) < self.until && forwards.len() < chunks {
-                let rows = (self.until - self.kv.len(self.seq)).min(self.plan.prefill.chunk);
+                let rows = (self.until - self.kv.len(self.seq)).min(self.of.plan.prefill.chunk);
                 let forward = self.kv.next_batch(self.seq, rows);
                 forwards.push(forward.map_err(|e| unpriced(&e))?);
             }
@@ -235,7 +225,7 @@ impl TimedRun<'_> {
     fn batches(&mut self, phase: Phase, forwards: &[Arc<ForwardBatch>]) -> Result<(), PlanError> {
         let mut copies = Vec::new();
         for forward in forwards {
-            copies.extend(self.handover.before(phase, forward, &self.program));
+            copies.extend(self.handover.before(phase, forward, &self.of.program));
         }
         if !copies.is_empty() {
             let schedule = Arc::new(Schedule::of_named(&copies, forwards));
@@ -256,7 +246,7 @@ impl TimedRun<'_> {
 
     /// The tasks of forward batches. The last row of the last one has logits.
     fn named(&self, phase: Phase, forwards: &[Arc<ForwardBatch>]) -> Result<Named, PlanError> {
-        let sets = self.plan.prefill.chunks_in_flight.min(forwards.len()).max(1);
+        let sets = self.of.plan.prefill.chunks_in_flight.min(forwards.len()).max(1);
         let shape = |(chunk, forward): (usize, &Arc<ForwardBatch>)| {
             let rows = forward.rows();
             let last = rows - 1..rows;
@@ -272,7 +262,7 @@ impl TimedRun<'_> {
             }
         };
         let mut shapes: Vec<BatchShape> = forwards.iter().enumerate().map(shape).collect();
-        let made = self.program.all_tasks(&self.slots, &mut shapes);
+        let made = self.of.program.all_tasks(&self.of.slots, &mut shapes);
         let tasks = made.map_err(|e| unpriced(&e))?.tasks;
         let mut schedule = Schedule::of_named(&tasks, forwards);
         for (task, named) in (0..).zip(&tasks) {
@@ -303,20 +293,23 @@ impl TimedRun<'_> {
 
     /// A task with its price.
     fn timed(&self, task: &NamedTask, awaited: bool, forwards: &[Arc<ForwardBatch>]) -> TimedTask {
-        let device = self.queues.machine.sharing().devices[task.device];
+        let device = self.of.devices[task.device];
         match &task.work {
             NamedWork::Host(host) => {
-                let (experts, rows) = (&self.program.experts[host.experts], task.rows.len());
-                let bytes = experts.bytes(host.step, rows, self.program.packed.cols);
+                let (experts, rows) = (&self.of.program.experts[host.experts], task.rows.len());
+                let bytes = experts.bytes(host.step, rows, self.of.program.packed.cols);
                 let dispatch =
                     Dispatched { experts: host.experts, set: host.set, rows, place: host.place };
                 TimedTask {
                     dispatch: Some(dispatch),
-                    ..TimedTask::beside(self.cost.moving(Mover::Host, device, bytes), awaited)
+                    ..TimedTask::beside(
+                        self.of.request.cost.moving(Mover::Host, device, bytes),
+                        awaited,
+                    )
                 }
             }
             NamedWork::Copy(copy) => {
-                let need = self.cost.moving(Mover::Copy, device, copy.from.bytes());
+                let need = self.of.request.cost.moving(Mover::Copy, device, copy.from.bytes());
                 TimedTask::beside(need, awaited)
             }
             NamedWork::Run(run) => {
@@ -325,10 +318,9 @@ impl TimedRun<'_> {
                 let cached = cached + task.rows.start;
                 let decodes = rows == 1 && cached > 0;
                 // Only attention depends on cached positions. For others it matters if they decode.
-                let stateless = self.program.graphs.graphs()[run.graph].graph.states.is_empty();
+                let stateless = self.of.program.graphs.graphs()[run.graph].graph.states.is_empty();
                 let cached = if stateless { usize::from(decodes) } else { cached };
-                let kind = self.program.lowered.segments[run.segment].kind;
-                let key = RunKey { graph: run.graph, kind, rows, room: run.room, cached };
+                let key = RunKey { graph: run.graph, rows, room: run.room, cached };
                 let row = |v: &NamedView| (rows as u64).saturating_mul(v.row_bytes as u64);
                 let written = run.outputs.iter().map(row).sum();
                 TimedTask { decodes, ..self.timed_run(&key, written, awaited) }
@@ -338,16 +330,16 @@ impl TimedRun<'_> {
 
     /// A run with its price, which writes `written` bytes.
     fn timed_run(&self, key: &RunKey, written: u64, awaited: bool) -> TimedTask {
-        let known = self.priced.borrow().known.get(key).copied();
+        let known = self.of.priced.borrow().known.get(key).copied();
         let need = known.unwrap_or_else(|| {
-            let need = self.cost.run(&self.queues.machine.sharing().run(key));
-            let mut priced = self.priced.borrow_mut();
+            let need = self.of.request.cost.run(&self.of.priced_run(key));
+            let mut priced = self.of.priced.borrow_mut();
             priced.runs.push(*key);
             let need = TaskCost { tag: priced.runs.len(), ..need };
             priced.known.insert(*key, need);
             need
         });
-        let listed = &self.program.graphs.graphs()[key.graph];
+        let listed = &self.of.program.graphs.graphs()[key.graph];
         let key = Some([listed.device, listed.code, key.rows]);
         TimedTask { written, key, ..TimedTask::beside(need, awaited) }
     }
@@ -366,29 +358,15 @@ struct Priced {
 }
 
 /// How runs slow each other down, by the cost model.
-struct Shares<'a> {
-    cost: &'a dyn CostModel,
-    program: Rc<Program>,
-    /// The plan's devices in the cost model's list.
-    devices: Vec<usize>,
-    priced: Rc<RefCell<Priced>>,
-}
-
-impl Shares<'_> {
-    fn run(&self, key: &RunKey) -> PricedRun<'_> {
-        let RunKey { kind, rows, room, cached, .. } = *key;
-        let listed = &self.program.graphs.graphs()[key.graph];
-        let device = self.devices[listed.device];
-        PricedRun { device, kind, graph: &listed.graph, rows, room, cached }
-    }
-}
+struct Shares<'a>(&'a TimedPlan<'a>);
 
 impl Sharing for Shares<'_> {
     fn shares(&self, running: &[TaskCost]) -> Vec<f64> {
-        let priced = self.priced.borrow();
-        let run = |need: &TaskCost| Some(self.run(&priced.runs[need.tag.checked_sub(1)?]));
+        let Shares(plan) = self;
+        let priced = plan.priced.borrow();
+        let run = |need: &TaskCost| Some(plan.priced_run(&priced.runs[need.tag.checked_sub(1)?]));
         let all: Vec<_> = running.iter().map(|need| (run(need), *need)).collect();
-        self.cost.shares(&all)
+        plan.request.cost.shares(&all)
     }
 }
 
