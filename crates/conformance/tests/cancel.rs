@@ -37,8 +37,8 @@ launch_us = 50.0
 ";
 const CHUNK: usize = 8;
 const VOCAB: usize = 200;
-/// With windows and without.
-const MODELS: [&str; 2] = ["qwen3", "gemma-3"];
+/// With windows and without, and with states of one row.
+const MODELS: [&str; 3] = ["qwen3", "gemma-3", "test-recurrent"];
 
 /// A sequence as its owner sees it.
 #[derive(Default)]

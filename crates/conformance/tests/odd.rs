@@ -53,13 +53,13 @@ fn all_hold(models: &[&str], policies: &[Strategy]) {
     }
 }
 
-/// A dense model, one with experts and small window pages, one with a latent cache, and one whose
-/// caches and logits are wider than 64 KiB.
+/// A dense model, one with experts and small window pages, one with a latent cache, one whose caches
+/// and logits are wider than 64 KiB, and one with states of one row.
 #[test]
 fn models_hold_with_odd_devices() {
     all_hold(&["phi-2", "gpt-oss"], &Strategy::ALL);
     let some = [Strategy::Alternate, Strategy::parse("split-columns=0.7").unwrap()];
-    all_hold(&["deepseek-v2", "llama-3.2"], &some);
+    all_hold(&["deepseek-v2", "llama-3.2", "test-recurrent"], &some);
 }
 
 /// Plans of odd devices only, where each takes what the other refuses.
@@ -80,7 +80,7 @@ fn odd_devices_do_for_each_other() {
                 strategy: strategy.clone(),
                 ..OpenOptions::default()
             };
-            for name in ["qwen3", "mixtral"] {
+            for name in ["qwen3", "mixtral", "test-recurrent"] {
                 let model = root("tests/golden").join(name);
                 let golden = model.join("golden.safetensors");
                 let case = Case { name: name.into(), golden, model };

@@ -18,7 +18,7 @@ use troika::graph::partition::{
     ColumnSplit, Columns, Partitioned, Piece, Stage, cut_at, split_columns,
 };
 use troika::graph::{
-    ActivationFormat, DType, DecayingSum, Op, Subgraph, ValueId, restrict_activations,
+    ActivationFormat, DType, DecayingSum, Op, StateKind, Subgraph, ValueId, restrict_activations,
 };
 use troika::model::lower::{LowerOptions, Lowered, SegmentKind, lower};
 use troika::weights::{BindOptions, FloatType, WeightStore};
@@ -130,8 +130,10 @@ impl Bench {
             let of_group = |s: &DecayingSum| s.page_group == group;
             piece.graph.nodes.iter().any(|n| matches!(&n.op, Op::DecayingSum(s) if of_group(s)))
         };
-        let table =
-            |group| PageTable { page_len: 16, first: 0, pages: vec![2, 0, 3], fixed: sums(group) };
+        let table = |group| {
+            let kind = if sums(group) { StateKind::Fixed } else { StateKind::Paged(None) };
+            PageTable::new(kind, 16, vec![2, 0, 3])
+        };
         let (rows, tables) = (m.rows, (0..4).map(table).collect());
         let seq = SeqRows { seq: 0, rows: 0..rows, pos: 5, known_len: 5 + rows, tables };
         let run = Run {

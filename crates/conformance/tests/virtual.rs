@@ -48,7 +48,7 @@ fn models_on_virtual_devices_agree_with_the_reference() {
                 strategy: Strategy::Alternate,
                 ..OpenOptions::default()
             };
-            for model in ["qwen3-moe", "gemma-2"] {
+            for model in ["qwen3-moe", "gemma-2", "test-recurrent"] {
                 let report = check_with(
                     &case(model),
                     &devices,

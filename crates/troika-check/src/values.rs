@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use troika_device::{ForwardBatch, PageTable, SeqRows};
 use troika_graph::blocks::dequantize;
-use troika_graph::{DType, Node, Op, Subgraph, ValueId};
+use troika_graph::{DType, Node, Op, StateKind, Subgraph, ValueId};
 
 use crate::POSITIONS;
 use crate::random::Random;
@@ -24,8 +24,9 @@ pub(crate) fn forward(rows: usize) -> Arc<ForwardBatch> {
     let first = rows - (rows / 3).min(3);
     // The last group is of fixed states.
     let table = |pages: &[u32]| {
-        let of = |fixed| PageTable { page_len: 16, first: 0, pages: pages.to_vec(), fixed };
-        [false, false, false, true].map(of).to_vec()
+        let group = |kind| PageTable::new(kind, 16, pages.to_vec());
+        let paged = StateKind::Paged(None);
+        [paged, paged, paged, StateKind::Fixed].map(group).to_vec()
     };
     let seq = |seq, rows: std::ops::Range<usize>, pos, pages: &[u32]| {
         let known_len = pos + rows.len();

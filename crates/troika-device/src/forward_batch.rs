@@ -3,6 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use troika_graph::StateKind;
+
 /// The pages of a sequence's cached positions in one page group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PageTable {
@@ -13,20 +15,40 @@ pub struct PageTable {
     /// The physical page of logical page `first + i`.
     pub pages: Vec<u32>,
     /// Whether a page is one row of the buffer, the state behind its last position so far
-    /// ([`troika_graph::StateKind::Fixed`]), and not one for each position.
+    /// ([`StateKind::Fixed`]), and not one for each position.
     pub fixed: bool,
+    /// The row of a fixed state that is kept although its page goes on.
+    pub checkpoint: Option<Checkpoint>,
+}
+
+/// A fixed state as it was within a page. Later positions of the page have another row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Checkpoint {
+    /// How many positions are in it.
+    pub at: usize,
+    /// The physical page that is its row.
+    pub page: u32,
 }
 
 impl PageTable {
+    /// The table of a sequence's first pages in a group of states of one kind.
+    #[must_use]
+    pub fn new(kind: StateKind, page_len: usize, pages: Vec<u32>) -> PageTable {
+        let fixed = kind == StateKind::Fixed;
+        PageTable { page_len, first: 0, pages, fixed, checkpoint: None }
+    }
+
     /// Row of the cache buffer that holds `pos`; `None` if the position is not kept. Rows of a page
-    /// are adjacent, or the same.
+    /// are adjacent, or the same but for a checkpoint.
     pub fn row(&self, pos: usize) -> Option<usize> {
-        let logical = pos.checked_div(self.page_len)?.checked_sub(self.first)?;
+        let len = self.page_len;
+        let logical = pos.checked_div(len)?.checked_sub(self.first)?;
         let page = *self.pages.get(logical)? as usize;
         if self.fixed {
-            return Some(page);
+            let kept = self.checkpoint.filter(|c| pos < c.at && c.at - pos <= len - pos % len);
+            return Some(kept.map_or(page, |c| c.page as usize));
         }
-        page.checked_mul(self.page_len)?.checked_add(pos % self.page_len)
+        page.checked_mul(len)?.checked_add(pos % len)
     }
 }
 
@@ -66,9 +88,10 @@ impl<'a> PagesView<'a> {
     /// Calls `run` for each range of adjacent rows of the cache buffer, with whether they are
     /// written. Skips positions without a row.
     pub fn runs(&self, mut run: impl FnMut(Range<usize>, bool)) {
-        let pos = self.rows.pos;
+        let (pos, table) = (self.rows.pos, self.table);
         // The row that a fixed state goes on in is written.
-        let within = if self.table.fixed { pos.checked_rem(self.table.page_len) } else { None };
+        let goes_on = table.fixed && pos > 0 && table.row(pos - 1) == table.row(pos);
+        let within = if goes_on { pos.checked_rem(table.page_len) } else { None };
         self.rows_of(0..pos - within.unwrap_or(0), |rows| run(rows, false));
         self.rows_of(pos..pos.saturating_add(self.rows.rows.len()), |rows| run(rows, true));
     }
@@ -81,8 +104,10 @@ impl<'a> PagesView<'a> {
         let mut open: Option<Range<usize>> = None;
         while at < positions.end {
             let Some(row) = self.table.row(at) else { break };
-            // Rows of a page are adjacent.
-            let n = (len - at % len).min(positions.end - at);
+            // Rows of a page are adjacent; those of a fixed state are the same up to a checkpoint.
+            let page_ends = (len - at % len).min(positions.end - at);
+            let kept = self.table.checkpoint.and_then(|c| c.at.checked_sub(at));
+            let n = kept.filter(|n| *n > 0).map_or(page_ends, |n| n.min(page_ends));
             let count = if self.table.fixed { 1 } else { n };
             match &mut open {
                 Some(o) if o.end == row => o.end = row.saturating_add(count),
@@ -138,7 +163,14 @@ impl ForwardBatch {
 mod tests {
     use std::sync::Arc;
 
-    use super::{ForwardBatch, PageTable, PagesView, SeqRows};
+    use troika_graph::StateKind;
+
+    use super::{Checkpoint, ForwardBatch, PageTable, PagesView, SeqRows};
+
+    /// A checkpoint in row 9, or none at 0.
+    fn checkpoint_at(at: usize) -> Option<Checkpoint> {
+        (at > 0).then_some(Checkpoint { at, page: 9 })
+    }
 
     #[test]
     fn whole_steps_have_no_gaps_and_positions_of_32_bits() {
@@ -172,43 +204,51 @@ mod tests {
     #[test]
     fn rows_that_no_cache_has_are_none() {
         let pages = vec![7, 2];
-        let table = PageTable { page_len: 4, first: 1, pages: pages.clone(), fixed: false };
+        let paged = |page_len| PageTable::new(StateKind::Paged(None), page_len, pages.clone());
+        let table = PageTable { first: 1, ..paged(4) };
         let rows = [3, 4, 7, 8, 11, 12, usize::MAX].map(|pos| table.row(pos));
         assert_eq!(rows, [None, Some(28), Some(31), Some(8), Some(11), None, None]);
         // Products and sums that overflow, and pages without positions.
-        let wide = PageTable {
-            page_len: usize::MAX / 7 + 1,
-            first: 0,
-            pages: pages.clone(),
-            fixed: false,
-        };
+        let wide = paged(usize::MAX / 7 + 1);
         assert_eq!((wide.row(0), wide.row(5)), (None, None));
-        let wide = PageTable { page_len: usize::MAX / 7, ..wide };
-        assert_eq!(wide.row(usize::MAX / 7 - 1), None);
-        assert_eq!(PageTable { page_len: 0, first: 0, pages, fixed: false }.row(3), None);
+        assert_eq!(paged(usize::MAX / 7).row(usize::MAX / 7 - 1), None);
+        assert_eq!(paged(0).row(3), None);
     }
 
     #[test]
-    fn a_fixed_state_has_one_row_in_a_page() {
-        let runs = |first, pages: &[u32], pos, n: usize| {
-            let table = PageTable { page_len: 4, first, pages: pages.to_vec(), fixed: true };
+    fn a_fixed_state_has_one_row_in_a_page_and_one_behind_its_checkpoint() {
+        let fixed = |pages: &[u32]| PageTable::new(StateKind::Fixed, 4, pages.to_vec());
+        let runs = |first, pages: &[u32], checkpoint, pos, n: usize| {
+            let checkpoint = checkpoint_at(checkpoint);
+            let table = PageTable { first, checkpoint, ..fixed(pages) };
             let rows = SeqRows { seq: 0, rows: 3..3 + n, pos, known_len: 0, tables: vec![table] };
             let mut runs = Vec::new();
             PagesView::new(&rows, 0).unwrap().runs(|r, written| runs.push((r, written)));
             runs
         };
         // It goes on within a page, whose row is written, or behind one, which is read.
-        assert_eq!(runs(0, &[5, 6, 2], 6, 3), [(5..6, false), (6..7, true), (2..3, true)]);
-        assert_eq!(runs(1, &[6, 2], 8, 1), [(6..7, false), (2..3, true)]);
-        assert_eq!(runs(0, &[5, 6], 0, 8), [(5..7, true)]);
-        let table = PageTable { page_len: 4, first: 1, pages: vec![7, 2], fixed: true };
+        assert_eq!(runs(0, &[5, 6, 2], 0, 6, 3), [(5..6, false), (6..7, true), (2..3, true)]);
+        assert_eq!(runs(1, &[6, 2], 0, 8, 1), [(6..7, false), (2..3, true)]);
+        assert_eq!(runs(0, &[5, 6], 0, 0, 8), [(5..7, true)]);
+        // Behind a checkpoint, whose row is read. Later, its page goes on in the other row.
+        let begins = [(5..6, false), (9..10, false), (6..7, true), (2..3, true)];
+        assert_eq!(runs(0, &[5, 6, 2], 6, 6, 3), begins);
+        assert_eq!(runs(0, &[5, 6], 6, 7, 1), [(5..6, false), (6..7, true)]);
+        assert_eq!(
+            runs(0, &[5, 6, 2], 6, 8, 1),
+            [(5..6, false), (9..10, false), (6..7, false), (2..3, true)]
+        );
+        let table = PageTable { first: 1, ..fixed(&[7, 2]) };
         assert_eq!([3, 4, 7, 8, 12].map(|p| table.row(p)), [None, Some(7), Some(7), Some(2), None]);
+        let table = PageTable { checkpoint: checkpoint_at(10), ..table };
+        assert_eq!([4, 7, 8, 9, 10].map(|p| table.row(p).unwrap()), [7, 7, 9, 9, 2]);
     }
 
     #[test]
     fn a_step_reads_what_is_kept_and_writes_its_own_rows() {
         let runs = |first, pages: &[u32], pos, n: usize| {
-            let table = PageTable { page_len: 4, first, pages: pages.to_vec(), fixed: false };
+            let paged = PageTable::new(StateKind::Paged(None), 4, pages.to_vec());
+            let table = PageTable { first, ..paged };
             let rows = SeqRows { seq: 0, rows: 3..3 + n, pos, known_len: 0, tables: vec![table] };
             let mut runs = Vec::new();
             PagesView::new(&rows, 0).unwrap().runs(|r, written| runs.push((r, written)));

@@ -28,7 +28,7 @@ pub use device::{
 pub use error::DeviceError;
 pub use executable::{Executable, ExecutableId, Weights};
 pub use experts::{EXPERT_PARTS, ExpertBytes, ExpertPart, ExpertSource, ExpertsOnDisk};
-pub use forward_batch::{ForwardBatch, PageTable, PagesView, SeqRows};
+pub use forward_batch::{Checkpoint, ForwardBatch, PageTable, PagesView, SeqRows};
 pub use host::{HostData, HostTask};
 pub use list::WaitTimes;
 pub use memory::{

@@ -7,7 +7,7 @@ use troika_device::{ForwardBatch, SeqRows};
 use troika_plan::Phase;
 
 use crate::error::EngineError;
-use crate::kv::{KvCache, KvError, SeqId};
+use troika_program::kv::{KvCache, KvError, SeqId};
 
 /// A forward batch with the tokens and wanted rows behind it. It keeps its memory from one use to
 /// the next.

@@ -2,15 +2,14 @@
 //! priority and order of admission, within the step's budget of rows and the cache's room.
 
 use troika_plan::Phase;
-use troika_program::schedule::CHUNKS_AT_ONCE;
 
 use crate::batching::NewRows;
 use crate::error::EngineError;
 use crate::input::Event;
-use crate::kv::{KvError, SeqId};
 use crate::sequence::{Sequence, Stage};
 use crate::sequences::{Rules, Sequences, numerics};
 use crate::slot::BatchSlot;
+use troika_program::kv::{KvError, SeqId};
 
 /// The most bytes of logits kept at once when many rows want them.
 const LOGITS_BYTES: usize = 64 << 20;
@@ -63,17 +62,13 @@ impl Sequences {
         let decoding = self.queue.iter().map(|seq| self.decoding_rows(*seq)).sum();
         let steady =
             |seq: &SeqId| self.all.get(seq).is_some_and(|s| self.kv.len(*seq) < s.steady_until);
-        let several = slot.overlaps && chunks_in_flight > 1 && !self.queue.iter().any(steady);
         // If the devices of prompts do not decode, no decoding sequence waits for them.
         let alone = decoding == 0 || (only.is_some() && self.rules.phases_are_apart);
-        // A chunk frees pages that earlier chunks in flight still read. Within a graph,
-        // dependencies order this; a graph beside it must not get such pages.
-        let keeps = self.rules.one_placement || !self.rules.windows;
-        let batches = match several && alone && keeps {
+        let batches = match alone && !self.queue.iter().any(steady) {
             false => 1,
             // Others wait for the end of this graph.
-            true if self.queue.len() > 1 => 2 * chunks_in_flight,
-            true => CHUNKS_AT_ONCE,
+            true if self.queue.len() > 1 => slot.chunks.min(2 * chunks_in_flight),
+            true => slot.chunks,
         };
         let rows = if alone { chunk } else { self.rules.sharing.rows_per_step.min(chunk) };
         let decoded = if only.is_none() { decoding } else { 0 };

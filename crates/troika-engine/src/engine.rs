@@ -4,10 +4,10 @@ use std::mem::swap;
 use std::sync::Arc;
 
 use troika_device::{Buffer, Clock, Device, SpaceId, Waiting, WeightSource};
-use troika_graph::StateKind;
 use troika_model::lower::{Lowered, StateDecl, WeightShapes, lower};
 use troika_model::spec::ModelSpec;
 use troika_plan::{Phase, Plan, PlanDevice, SyncMode};
+use troika_program::kv::{KvCache, KvLayout, PageCount, SeqId};
 use troika_program::{ELEMENT, Program, Slots};
 use troika_trace::Tracer;
 
@@ -16,7 +16,6 @@ use crate::compile::{CompileControl, CompileWith, compile};
 use crate::error::EngineError;
 use crate::experts::{GroupStats, SharedStats};
 use crate::input::Admission;
-use crate::kv::{GroupLayout, KvCache, KvLayout, PageCount, SeqId};
 use crate::loss::{Elsewhere, Losses};
 use crate::mailbox::{EngineHandle, Limits};
 use crate::memory::{allocate, allocate_in, owner};
@@ -89,7 +88,8 @@ impl Engine {
         let EngineParts { spec, shapes, weights, plan, clock, tracer, sharing, .. } = parts;
         let lowered = lower(spec, shapes, plan.lower_options())?;
         // Before weights are packed, which takes long, so that a misfit is reported at once.
-        let kv = KvCache::new(kv_layout(&lowered, &plan, sharing))?;
+        let layout = KvLayout::new(&lowered, &plan, sharing.sequences, sharing.kv_bytes);
+        let kv = KvCache::new(layout)?;
         check_memory(&lowered, &plan, &kv)?;
         let known: Vec<PlanDevice> = devices.iter().map(PlanDevice::of).collect();
         let program = Program::new(Arc::new(lowered), &plan, &known)?;
@@ -113,7 +113,8 @@ impl Engine {
             true => &[None],
             false => &[Some(Phase::Decode), Some(Phase::Prefill)],
         };
-        let slot = |only: &Option<Phase>| BatchSlot::new(&slots, program.computing(*only) > 1);
+        let chunks = |only| program.chunks_at_once(only, plan.prefill.chunks_in_flight);
+        let slot = |only: &Option<Phase>| BatchSlot::new(&slots, chunks(*only));
         let silent = devices.iter().find(|d| !d.caps().computes());
         let limits = Limits::new(spec.vocab, kv.fit());
         let group_stats = SharedStats::default();
@@ -278,29 +279,6 @@ fn check_memory(lowered: &Lowered, plan: &Plan, kv: &KvCache) -> Result<(), Engi
     }
     allocate(plan.prefill.chunk.checked_mul(widest(lowered)), "activations")?;
     Ok(())
-}
-
-/// The size of the cache: its groups, pages and budget.
-fn kv_layout(lowered: &Lowered, plan: &Plan, sharing: Sharing) -> KvLayout {
-    let bytes = |group: usize| -> u64 {
-        let of_group = lowered.states.iter().filter(|s| s.page_group == group);
-        of_group.map(|s| s.row_bytes() as u64).sum()
-    };
-    let groups = lowered.page_groups.iter().enumerate();
-    KvLayout {
-        page_len: plan.page_len,
-        context: plan.context,
-        chunk: plan.prefill.chunk,
-        groups: groups
-            .map(|(i, kind)| GroupLayout {
-                window: kind.window(plan.page_len),
-                fixed: *kind == StateKind::Fixed,
-                row_bytes: bytes(i),
-            })
-            .collect(),
-        sequences: sharing.sequences.max(1),
-        budget: sharing.kv_bytes,
-    }
 }
 
 fn state_buffers(

@@ -7,7 +7,7 @@ use troika_model::lower::LowerError;
 use troika_plan::{PlanError, Refusal};
 use troika_program::ProgramError;
 
-use crate::kv::{KvError, SeqId};
+use troika_program::kv::{KvError, SeqId};
 
 /// What can go wrong while running a model.
 #[derive(Debug, thiserror::Error)]

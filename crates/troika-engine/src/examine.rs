@@ -60,7 +60,7 @@ pub fn examine(
 
 /// Why a device refuses a group of experts that a plan gives it, if it does.
 fn refused_group(device: &dyn Device, lowered: &Lowered, plan: &Plan) -> Option<Refusal> {
-    let of_experts = lowered.segments.iter().filter(|s| s.kind == SegmentKind::Experts);
+    let of_experts = lowered.segments.iter().filter(|s| s.kind.traits().by_experts);
     let why = of_experts.filter_map(|segment| {
         let rules = plan.all_rules().filter(|r| r.matches(segment.kind, segment.layer));
         let mut groups = rules.filter_map(|r| r.experts()).flat_map(|split| &split.groups);

@@ -3,7 +3,7 @@
 use troika_plan::Phase;
 
 use crate::error::EngineError;
-use crate::kv::SeqId;
+use troika_program::kv::SeqId;
 
 /// Which logits of an input are wanted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -8,8 +8,8 @@ use troika_plan::Phase;
 
 use crate::error::EngineError;
 use crate::input::{Admission, Next, SequenceInput, WantedLogits};
-use crate::kv::{KvError, KvFit, SeqId};
 use crate::schedule::{Canceller, JobId};
+use troika_program::kv::{KvError, KvFit, SeqId};
 
 /// A request; requests are done in the order in which they were made.
 #[derive(Debug)]
@@ -374,12 +374,14 @@ impl Inbox {
 
 #[cfg(test)]
 mod tests {
+    use troika_graph::StateKind;
+
     use super::{EngineHandle, Limits};
     use crate::input::{Admission, SequenceInput, WantedLogits};
-    use crate::kv::{GroupLayout, KvCache, KvLayout};
+    use troika_program::kv::{GroupLayout, KvCache, KvLayout};
 
     fn handle() -> EngineHandle {
-        let groups = vec![GroupLayout { window: None, fixed: false, row_bytes: 1 }];
+        let groups = vec![GroupLayout { kind: StateKind::Paged(None), row_bytes: 1 }];
         let (page_len, context, chunk) = (4, 64, 8);
         let layout = KvLayout { page_len, context, chunk, groups, sequences: 2, budget: Some(40) };
         EngineHandle::new(Limits::new(100, KvCache::new(layout).unwrap().fit()))

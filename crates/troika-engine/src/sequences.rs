@@ -10,8 +10,8 @@ use troika_program::{Handover, Program};
 
 use crate::error::EngineError;
 use crate::input::{Admission, Event, SequenceInput, WantedLogits};
-use crate::kv::{KvCache, SeqId};
 use crate::sequence::{LongRope, Sequence, Stage};
+use troika_program::kv::{KvCache, SeqId};
 
 /// Tokens for which a sequence has memory from the start.
 const TOKENS_AHEAD: usize = 4096;
@@ -48,8 +48,6 @@ pub(crate) struct Rules {
     /// Whether sequences may share cached pages: each state lies in one place, and numbers do not
     /// depend on how a prompt is cut.
     pub shares_pages: bool,
-    /// Whether some layers forget positions that left their window.
-    pub windows: bool,
     pub chunk: usize,
     pub chunks_in_flight: usize,
     pub context: usize,
@@ -67,7 +65,6 @@ impl Rules {
             phases_are_apart: program.phases_are_apart(),
             rows_matter,
             shares_pages: program.state_instances.iter().all(|i| i.len() == 1) && !rows_matter,
-            windows: program.lowered.page_groups.iter().any(|kind| kind.forgets()),
             chunk: plan.prefill.chunk,
             chunks_in_flight: plan.prefill.chunks_in_flight,
             context: plan.context,

@@ -14,10 +14,10 @@ use crate::batching::PlannedBatch;
 use crate::bind::{Binder, InputSlot, PlacedModel};
 use crate::error::EngineError;
 use crate::experts::{Dispatcher, PackedBuffers, growth};
-use crate::kv::SeqId;
 use crate::memory::allocate;
 use crate::pool::EdgePool;
 use crate::schedule::{JobId, Task, TaskGraph};
+use troika_program::kv::SeqId;
 
 /// A graph, and the shapes of the batches that it was made for.
 struct KnownGraph {
@@ -77,8 +77,8 @@ pub(crate) struct BatchSlot {
     pub seqs: Vec<(SeqId, Range<usize>)>,
     /// The job that runs them.
     pub job: Option<JobId>,
-    /// Whether several devices compute here, so that batches overlap.
-    pub overlaps: bool,
+    /// The most chunks of one prompt in a graph.
+    pub chunks: usize,
 }
 
 impl BatchSlot {
@@ -86,7 +86,7 @@ impl BatchSlot {
     ///
     /// # Errors
     /// There is not enough memory.
-    pub fn new(slots: &Arc<Slots>, overlaps: bool) -> Result<BatchSlot, EngineError> {
+    pub fn new(slots: &Arc<Slots>, chunks: usize) -> Result<BatchSlot, EngineError> {
         Ok(BatchSlot {
             pools: vec![EdgePool::new(slots)],
             inputs: Vec::new(),
@@ -97,7 +97,7 @@ impl BatchSlot {
             used: 0,
             seqs: Vec::new(),
             job: None,
-            overlaps,
+            chunks,
         })
     }
 

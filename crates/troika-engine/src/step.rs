@@ -9,10 +9,10 @@ use troika_plan::Phase;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::input::{Admission, Event, Next, OnEvent, SequenceInput, WantedLogits};
-use crate::kv::{KvError, SeqId};
 use crate::mailbox::{InFlight, Request};
 use crate::schedule::{JobId, TaskGraph, Waited};
 use crate::sequence::{Sequence, Stage};
+use troika_program::kv::{KvError, SeqId};
 
 /// How long a step waits at most for what a sequence does next.
 const NAP: Duration = Duration::from_millis(50);

@@ -23,7 +23,7 @@ use troika_gpu::kernels::{self, Around, Binding, Dispatch, Loc, Matrix, WeightFo
 use troika_gpu::{GpuDevice, kernels_of};
 use troika_graph::{
     Activation, ActivationFormat, Attention, DType, Dim, KvAppend, Op, Rope, RopeFreqs, RopeStyle,
-    Shape, Subgraph, SubgraphBuilder, ValueId, WeightDecl,
+    Shape, StateKind, Subgraph, SubgraphBuilder, ValueId, WeightDecl,
 };
 
 #[global_allocator]
@@ -140,7 +140,7 @@ impl Running {
             outputs: vec![view(1, COLS)],
         };
         let batches = [20, 21].map(|pos| {
-            let table = PageTable { page_len: 16, first: 0, pages: vec![2, 0, 1, 3], fixed: false };
+            let table = PageTable::new(StateKind::Paged(None), 16, vec![2, 0, 1, 3]);
             let seq = SeqRows { seq: 0, rows: 0..1, pos, known_len: 60, tables: vec![table] };
             Arc::new(ForwardBatch { seqs: vec![seq] })
         });

@@ -74,8 +74,9 @@ pub enum StateKind {
     /// A row for each position that the window sees, as keys and values are. Any number of
     /// positions can be kept.
     Paged(Window),
-    /// One row that every position changes, as recurrences have. Its checkpoints are the ends of
-    /// pages: a sequence keeps the last two, and a prefix of whole pages has one at its end.
+    /// One row that every position changes, as recurrences have. A sequence keeps its checkpoints at
+    /// the last two ends of pages, and one within a page: where a chunk or a prompt ended, or rows
+    /// began that may be taken back. A prefix of whole pages has one at its end.
     Fixed,
 }
 

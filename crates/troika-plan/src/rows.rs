@@ -1,6 +1,6 @@
 //! The numbers of rows to compile for, where each takes memory for weights of its own.
 
-use troika_model::lower::{SegmentKind, segments};
+use troika_model::lower::{ModelPart, SegmentKind, segments};
 use troika_model::spec::ModelSpec;
 
 use crate::device::PlanDevice;
@@ -20,7 +20,7 @@ pub(crate) fn head_apart(rules: Vec<Rule>, spec: &ModelSpec, devices: &[PlanDevi
         let (head, others): (Vec<SegmentKind>, Vec<SegmentKind>) = SegmentKind::ALL
             .into_iter()
             .filter(matches)
-            .partition(|kind| *kind == SegmentKind::Head);
+            .partition(|kind| kind.traits().part == ModelPart::Head);
         let chooses = rule.row_buckets.is_none() && copies(&rule, devices).is_some();
         if !chooses || head.is_empty() || others.is_empty() {
             all.push(rule);

@@ -9,8 +9,8 @@ use troika_plan::{Phase, Plan, PlanDevice, own_space};
 
 use crate::error::ProgramError;
 use crate::handover::Handover;
+use crate::kv::{KvCache, KvLayout, SeqId};
 use crate::program::Program;
-use crate::sequence::OneSequence;
 use crate::slots::Slots;
 use crate::tasks::{BatchShape, NamedTask, NamedWork};
 
@@ -53,18 +53,19 @@ pub fn copies(
     devices: &[PlanDevice],
 ) -> Result<Vec<PhaseCopies>, ProgramError> {
     let lowered = lower(spec, shapes, plan.lower_options())?;
+    let mut kv = KvCache::new(KvLayout::new(&lowered, plan, 1, None))?;
     let program = Program::new(Arc::new(lowered), plan, devices)?;
     let slots = Slots::new(&program, plan.prefill.chunk + program.padding);
     let chunk = plan.prefill.chunk.min(plan.context.saturating_sub(1)).max(1);
     let mut handover = Handover::default();
-    let mut sequence = OneSequence::new(&program, plan.page_len);
-    let mut phases = Vec::new();
+    let (seq, mut phases) = (SeqId::next(), Vec::new());
+    kv.open(seq);
     for (phase, tokens, cached) in [(Phase::Prefill, chunk, 0), (Phase::Decode, 1, chunk)] {
         if cached + tokens > plan.context {
             // A context of one token leaves nothing to decode.
             break;
         }
-        let forward = sequence.extend(tokens);
+        let forward = kv.next_batch(seq, tokens)?;
         let before = handover.before(phase, &forward, &program);
         let last = tokens - 1..tokens;
         let batch = BatchShape {

@@ -3,12 +3,17 @@
 use troika_graph::partition::PartitionError;
 use troika_model::lower::LowerError;
 
+use crate::kv::KvError;
+
 /// Why a plan cannot be applied.
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
     /// The model could not be lowered.
     #[error(transparent)]
     Lower(#[from] LowerError),
+    /// No cache is large enough.
+    #[error(transparent)]
+    Kv(#[from] KvError),
     /// The plan names no device for a segment.
     #[error("the plan names no device for segment {0}")]
     Unplaced(String),

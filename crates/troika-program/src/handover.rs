@@ -39,28 +39,19 @@ impl Handover {
     ) -> Vec<NamedTask> {
         let mut copies = Copies { program, tasks: Vec::new(), staged: 0 };
         let states = &program.state_instances;
-        for (state, instances) in states.iter().enumerate().filter(|(_, i)| i.len() > 1) {
+        for state in (0..states.len()).filter(|state| states[*state].len() > 1) {
             let homes = program.state_homes(phase, state);
             for rows in &forward.seqs {
                 let empty = || states.iter().map(|s| vec![0; s.len()]).collect();
                 let filled = &mut self.filled.entry(rows.seq).or_insert_with(empty)[state];
                 if homes.iter().any(|home| filled[*home] < rows.pos) {
-                    let from = Filled { state, instances, positions: filled };
-                    homes.iter().for_each(|home| copies.fill(&from, *home, rows));
+                    homes.iter().for_each(|home| copies.fill(state, filled, *home, rows));
                 }
                 homes.iter().for_each(|home| filled[*home] = rows.pos + rows.rows.len());
             }
         }
         copies.tasks
     }
-}
-
-/// A state, and what its instances hold of a sequence.
-struct Filled<'a> {
-    state: usize,
-    instances: &'a [Instance],
-    /// Number of positions held by each instance.
-    positions: &'a [usize],
 }
 
 /// The copies of a hand-over.
@@ -72,25 +63,27 @@ struct Copies<'a> {
 }
 
 impl Copies<'_> {
-    /// Appends the copies of earlier positions of a sequence that an instance lacks.
-    fn fill(&mut self, filled: &Filled<'_>, home: usize, rows: &SeqRows) {
+    /// Appends the copies of earlier positions of a sequence that an instance of a state lacks.
+    /// `filled` has the number of positions of each instance.
+    fn fill(&mut self, state: usize, filled: &[usize], home: usize, rows: &SeqRows) {
+        let instances = &self.program.state_instances[state];
         let mut held = Residency::default();
-        for (instance, positions) in filled.instances.iter().zip(filled.positions) {
+        for (instance, positions) in instances.iter().zip(filled) {
             held.add(instance.clone(), Area { rows: 0..*positions, cols: instance.cols.clone() });
         }
-        let group = self.program.lowered.states[filled.state].page_group;
+        let group = self.program.lowered.states[state].page_group;
         let Some(pages) = PagesView::new(rows, group) else { return };
-        let to = &filled.instances[home];
+        let to = &instances[home];
         let wanted = Area { rows: 0..rows.pos, cols: to.cols.clone() };
         for missing in held.missing(to, &wanted) {
-            let Some(from) = filled.instances.iter().position(|i| *i == missing.from) else {
+            let Some(from) = instances.iter().position(|i| *i == missing.from) else {
                 continue;
             };
             let mut runs = Vec::new();
             pages.rows_of(missing.area.rows.clone(), |run| runs.push(run));
             for rows in runs {
                 let area = Area { rows, cols: missing.area.cols.clone() };
-                let part = |instance| StatePart { state: filled.state, instance };
+                let part = |instance| StatePart { state, instance };
                 self.copy(part(from), part(home), &area);
             }
         }

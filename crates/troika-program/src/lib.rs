@@ -11,6 +11,7 @@ mod error;
 mod experts;
 mod graphs;
 mod handover;
+pub mod kv;
 mod name_experts;
 mod pieces;
 mod place;
@@ -19,7 +20,6 @@ mod placed;
 mod program;
 mod residency;
 pub mod schedule;
-mod sequence;
 mod shapes;
 mod slots;
 mod tasks;
@@ -43,7 +43,6 @@ pub use placed::{
 };
 pub use program::Program;
 pub use residency::{Area, Instance};
-pub use sequence::OneSequence;
 pub use shapes::{EdgeTypes, shapes};
 pub use slots::{ELEMENT, SlotMemory, Slots};
 pub use tasks::{

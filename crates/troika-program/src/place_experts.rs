@@ -7,7 +7,7 @@ use troika_graph::partition::{
     ColumnSplit, Piece, expert_group, expert_products, single_choices, split_columns,
 };
 use troika_graph::{DType, Subgraph, ValueId};
-use troika_model::lower::{EdgeId, ModelPart, Segment, SegmentKind};
+use troika_model::lower::{EdgeId, ModelPart, Segment};
 use troika_plan::{
     Dispatch, ExpertGroupPlan, ExpertSplit, Overflow, Phase, Plan, PlanDevice, Rule, TILE,
     own_space,
@@ -266,7 +266,7 @@ impl Program {
 
     /// Sets the size of packed buffers, which all layers share.
     pub(crate) fn size_experts(&mut self, plan: &Plan) {
-        let cols = self.lowered.segments.iter().find(|s| s.kind == SegmentKind::Experts);
+        let cols = self.lowered.segments.iter().find(|s| s.kind.traits().by_experts);
         let cols = cols.map_or(0, |s| self.lowered.edges[s.inputs[0].0].cols);
         let inner = self.experts.iter().map(|e| e.inner).max().unwrap_or(0);
         let mut size = PackedSize { cols, inner, ..PackedSize::default() };

@@ -18,6 +18,9 @@ use crate::residency::{Instance, common};
 use crate::shapes::{EdgeTypes, shaped};
 use crate::used_shares::UsedShares;
 
+/// The most chunks of prompts in one graph.
+const CHUNKS_AT_ONCE: usize = 64;
+
 /// The columns and types of values between segments or pieces.
 #[derive(Debug, Default)]
 pub(crate) struct ValueTable {
@@ -318,6 +321,15 @@ impl Program {
         devices.sort_unstable();
         devices.dedup();
         devices.len()
+    }
+
+    /// The most chunks of one prompt in a graph: more than one where several devices compute in a
+    /// phase, or in both, and so overlap.
+    pub fn chunks_at_once(&self, only: Option<Phase>, in_flight: usize) -> usize {
+        // A chunk frees pages that earlier chunks in flight still read. Within a graph,
+        // dependencies order this; a graph beside it must not get such pages.
+        let keeps = only.is_none() || !self.lowered.page_groups.iter().any(|kind| kind.forgets());
+        if in_flight > 1 && keeps && self.computing(only) > 1 { CHUNKS_AT_ONCE } else { 1 }
     }
 
     /// Whether no device computes for both phases.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use troika_device::{Caps, SpaceId};
 use troika_graph::DType;
-use troika_model::lower::{Lowered, SegmentKind};
+use troika_model::lower::{Lowered, ModelPart};
 use troika_plan::{Phase, own_space};
 
 use crate::buffer_view::BufferView;
@@ -85,8 +85,6 @@ pub struct NamedHost {
 /// The run of a piece on some rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedRun {
-    /// Index of the segment in the lowered model.
-    pub segment: usize,
     /// Index in the program's list of graphs.
     pub graph: usize,
     /// Rows that are computed, padding included.
@@ -179,7 +177,7 @@ impl Program {
     /// if that is shorter than a row, and if all devices of the head compute whole rows in memory
     /// of their own and pick as many. Otherwise the host reads whole rows.
     pub fn top_k(&self, phase: Phase, rows: usize, wanted: usize) -> Option<usize> {
-        let head = self.lowered.segments.iter().position(|s| s.kind == SegmentKind::Head)?;
+        let head = self.lowered.segments.len().checked_sub(1)?;
         let placement = self.placed(phase, rows, head);
         let logits = self.lowered.logits().0;
         let cols = self.values.cols[logits];
@@ -283,7 +281,7 @@ impl<'a> ChunkTasks<'a> {
     pub(crate) fn make(mut self) -> Result<ChunkMade, ProgramError> {
         let mut logits_row = self.batch.logits_row;
         for (i, segment) in self.program.lowered.segments.iter().enumerate() {
-            if segment.kind != SegmentKind::Head {
+            if segment.kind.traits().part != ModelPart::Head {
                 self.segment(i, 0..self.batch.rows)?;
                 self.ends.resize(i + 1, [self.tasks.len(); 2]);
                 continue;
@@ -360,14 +358,8 @@ impl<'a> ChunkTasks<'a> {
         let states = states.collect();
         let outputs =
             piece.outputs.iter().map(|o| self.output(&value(o), rows, piece.device)).collect();
-        let work = NamedWork::Run(NamedRun {
-            segment: index,
-            graph,
-            room: rows.room,
-            inputs,
-            states,
-            outputs,
-        });
+        let room = rows.room;
+        let work = NamedWork::Run(NamedRun { graph, room, inputs, states, outputs });
         let rows = rows.first..rows.first + rows.count;
         self.push(piece.device, piece.name.clone(), rows, work);
     }

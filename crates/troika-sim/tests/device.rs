@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use troika_device::*;
 use troika_graph::{
-    ActivationFormat, Attention, DType, Dim, KvAppend, Op, Shape, Subgraph, SubgraphBuilder,
-    WeightDecl,
+    ActivationFormat, Attention, DType, Dim, KvAppend, Op, Shape, StateKind, Subgraph,
+    SubgraphBuilder, WeightDecl,
 };
 use troika_sim::{Board, Soc, VirtualClock, VirtualDevice};
 
@@ -132,7 +132,7 @@ fn zeroed(rows: usize) -> Buffer {
 }
 
 fn forward(seq: u64, pos: usize, rows: usize, pages: &[u32]) -> Arc<ForwardBatch> {
-    let table = PageTable { page_len: 4, first: 0, pages: pages.to_vec(), fixed: false };
+    let table = PageTable::new(StateKind::Paged(None), 4, pages.to_vec());
     let rows = 0..rows;
     let known_len = pos + rows.len();
     Arc::new(ForwardBatch {

@@ -56,7 +56,7 @@ struct Tried {
 impl Search<'_> {
     /// The best plans that share experts out, one for each pair of devices.
     pub(super) fn shared_experts(&mut self) -> Result<Vec<Alternative>, PlanError> {
-        if !self.kinds.contains(&SegmentKind::Experts) {
+        if !self.kinds.iter().any(|kind| kind.traits().by_experts) {
             return Ok(Vec::new());
         }
         let mut all = Vec::new();
@@ -237,7 +237,7 @@ impl Search<'_> {
     fn segment_of(&self, plan: &Plan, rule: usize) -> Option<usize> {
         let rule = &plan.prefill.rules[rule];
         let mut segments = self.request.lowered.segments.iter();
-        segments.position(|s| s.kind == SegmentKind::Experts && rule.matches(s.kind, s.layer))
+        segments.position(|s| s.kind.traits().by_experts && rule.matches(s.kind, s.layer))
     }
 
     /// The prices of all layers that share experts out.

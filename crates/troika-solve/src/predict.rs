@@ -37,8 +37,8 @@ impl Predictor<'_> {
             }
         }
         let needed = only_for(plan, prompt);
-        let mut run =
-            TimedPlan::new(&self.request, &needed, plan.prefill.lengths.is_empty())?.start();
+        let timed = TimedPlan::new(&self.request, &needed, plan.prefill.lengths.is_empty())?;
+        let mut run = timed.start()?;
         run.tokens(prompt)?;
         let first_ns = run.now_ns();
         let later = generate.saturating_sub(1).max(1);
@@ -82,7 +82,7 @@ impl Predictor<'_> {
         let shorter = LENGTHS.into_iter().filter(|n| *n < self.request.prompt);
         let timed = TimedPlan::new(&self.request, plan, plan.prefill.lengths.is_empty())?;
         let of = |tokens| {
-            let mut run = timed.start();
+            let mut run = timed.start()?;
             run.tokens(tokens)?;
             Ok(PredictedLength { tokens, ttft_us: run.now_ns() * 1e-3 })
         };

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use troika_device::SpaceId;
 use troika_graph::{DType, Subgraph, WeightDecl};
-use troika_model::lower::SegmentKind;
+use troika_model::lower::{ModelPart, SegmentKind};
 use troika_plan::{Phase, Plan, PlanDevice, PlanError, Rule, SyncMode, own_space};
 use troika_program::{EdgeTypes, Operand, PlacedPiece, PlacedSegment, RowsRun, SegmentValue};
 
@@ -173,9 +173,9 @@ impl<'a> Predictor<'a> {
             }
             first = timeline.done.len();
             // Only the last row needs logits.
-            let wanted = match segment.kind {
-                SegmentKind::Head if !batch.last => continue,
-                SegmentKind::Head => batch.rows - 1..batch.rows,
+            let wanted = match segment.kind.traits().part {
+                ModelPart::Head if !batch.last => continue,
+                ModelPart::Head => batch.rows - 1..batch.rows,
                 _ => 0..batch.rows,
             };
             let rule = plan.rule_for(phase, batch.rows, segment.kind, segment.layer);

@@ -26,7 +26,7 @@ impl SegmentPart {
 
     /// The part that a graph of a kind of segment is.
     pub fn of(kind: SegmentKind, graph: &Subgraph) -> SegmentPart {
-        if kind != SegmentKind::Experts {
+        if !kind.traits().by_experts {
             return SegmentPart::Whole;
         }
         let op = |find: fn(&Op) -> bool| graph.nodes.iter().find(|n| find(&n.op));

@@ -8,7 +8,7 @@ use troika_cpu::kernels::attention::{Operands, attention, partial_floats};
 use troika_cpu::kernels::kv::CacheRef;
 use troika_cpu::kernels::linear::bf16::has_pairs;
 use troika_device::{ForwardBatch, PageTable, SeqRows};
-use troika_graph::{ActivationFormat, Attention};
+use troika_graph::{ActivationFormat, Attention, StateKind};
 
 use crate::{floats, isas, with};
 
@@ -70,7 +70,7 @@ fn run<T: Clone>(bencher: Bencher<'_, '_>, c: Case, (make, view): Cache<T>, pair
     let pages = len.div_ceil(PAGE);
     // Pages in no order, as after a while of use.
     let order = (0..pages).map(|p| (p * 7 % pages.next_power_of_two()) as u32 % pages as u32);
-    let table = PageTable { page_len: PAGE, first: 0, pages: order.collect(), fixed: false };
+    let table = PageTable::new(StateKind::Paged(None), PAGE, order.collect());
     let seq = SeqRows { seq: 0, rows: 0..c.rows, pos: c.depth, known_len: 0, tables: vec![table] };
     let forward = ForwardBatch { seqs: vec![seq] };
     let cache: Vec<T> = floats(pages * PAGE * kv_heads * dim).into_iter().map(make).collect();

@@ -412,7 +412,7 @@ fn a_cached_prompt_continues() {
             let (q, k) = (floats(&at(r.clone(), 8, 0.7)), floats(&at(r.clone(), 4, 0.3)));
             let mut t = task(&exe, r.len(), &[&q, &k, &ints(&positions)], &[&y]);
             Arc::make_mut(&mut t.bindings).states = cache.iter().map(View::whole).collect();
-            let tables = vec![PageTable { page_len: 4, first: 0, pages: vec![2, 0], fixed: false }];
+            let tables = vec![PageTable::new(StateKind::Paged(None), 4, vec![2, 0])];
             let seqs =
                 vec![SeqRows { seq: 0, rows: 0..r.len(), pos: r.start, known_len: 8, tables }];
             t.forward = Arc::new(ForwardBatch { seqs });

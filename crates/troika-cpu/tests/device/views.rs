@@ -274,7 +274,7 @@ fn sequence(
     let out = floats(&vec![0.0; rows * 8]);
     let mut t = task(exe, rows, &[&floats(&at(8)), &floats(&at(4))], &[&out]);
     Arc::make_mut(&mut t.bindings).states = caches.iter().map(View::whole).collect();
-    let tables = vec![PageTable { page_len: PAGE, first: 0, pages: pages.to_vec(), fixed: false }];
+    let tables = vec![PageTable::new(StateKind::Paged(None), PAGE, pages.to_vec())];
     t.forward = Arc::new(ForwardBatch {
         seqs: vec![SeqRows { seq, rows: 0..rows, pos, known_len: 0, tables }],
     });

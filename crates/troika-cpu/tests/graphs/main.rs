@@ -17,7 +17,7 @@ use ops::{Case, cases, wrong_graphs};
 use store::{Store, aligned};
 use troika_cpu::{CpuDevice, CpuOptions};
 use troika_device::*;
-use troika_graph::{DType, Dim, Op, Subgraph, Value};
+use troika_graph::{DType, Dim, Op, StateKind, Subgraph, Value};
 
 pub struct Bench {
     device: CpuDevice,
@@ -64,8 +64,9 @@ impl Bench {
             outputs: g.outputs.iter().map(|id| bind(g.value(*id), rows)).collect(),
         };
         let pages = vec![2, 0, 3];
-        let table = |fixed| PageTable { page_len: 16, first: 0, pages: pages.clone(), fixed };
-        let tables = [false, false, true, false].map(table).to_vec();
+        let table = |kind| PageTable::new(kind, 16, pages.clone());
+        let paged = StateKind::Paged(None);
+        let tables = [paged, paged, StateKind::Fixed, paged].map(table).to_vec();
         let seq = SeqRows { seq: 0, rows: 0..rows, pos: 5, known_len: 5 + rows, tables };
         let run = Run {
             weights,

@@ -5,7 +5,7 @@ use troika_cpu::kernels::attention::{self, Operands};
 use troika_cpu::kernels::kv::CacheRef;
 use troika_cpu::kernels::{Context, KernelError, linear};
 use troika_device::{ForwardBatch, PageTable, SeqRows};
-use troika_graph::{ActivationFormat, Attention, WeightRef};
+use troika_graph::{ActivationFormat, Attention, StateKind, WeightRef};
 
 use crate::{Random, close, on_each_isa, with};
 
@@ -24,11 +24,9 @@ const PAGE: usize = 16;
 fn tables(r: &mut Random, lens: &[usize]) -> (Vec<PageTable>, usize) {
     let total: usize = lens.iter().map(|l| l.div_ceil(PAGE)).sum::<usize>() + 2;
     let mut free: Vec<u32> = (0..total as u32).collect();
-    let table = |len: &usize| PageTable {
-        page_len: PAGE,
-        first: 0,
-        pages: (0..len.div_ceil(PAGE)).map(|_| free.swap_remove(r.below(free.len()))).collect(),
-        fixed: false,
+    let table = |len: &usize| {
+        let pages = (0..len.div_ceil(PAGE)).map(|_| free.swap_remove(r.below(free.len())));
+        PageTable::new(StateKind::Paged(None), PAGE, pages.collect())
     };
     (lens.iter().map(table).collect(), total * PAGE)
 }

@@ -11,7 +11,7 @@ use troika_cpu::kernels::simd::{Kernel, Lanes, MAX_LANES, dispatch};
 use troika_cpu::kernels::{KernelError, embed, kv, rope};
 use troika_cpu::{SharedMut, SharedRef};
 use troika_device::{ForwardBatch, PageTable, SeqRows};
-use troika_graph::{Activation, DType, Rope, RopeFreqs, RopeStyle, blocks};
+use troika_graph::{Activation, DType, Rope, RopeFreqs, RopeStyle, StateKind, blocks};
 
 use crate::{Random, close, on_each_isa, reference};
 
@@ -206,7 +206,7 @@ proptest! {
     ) {
         let mut r = Random(seed);
         let table = |pages: Vec<u32>| {
-            vec![PageTable::default(), PageTable { page_len: 4, first: 0, pages, fixed: false }]
+            vec![PageTable::default(), PageTable::new(StateKind::Paged(None), 4, pages)]
         };
         let forward = ForwardBatch { seqs: vec![
             SeqRows { seq: 0, rows: 0..a, pos, known_len: 0, tables: table(vec![3, 0, 7, 9, 2]) },

@@ -17,7 +17,7 @@ use troika_cpu::{Isa, PerWorker, Pool, SharedMut};
 use troika_device::{ForwardBatch, PageTable, SeqRows};
 use troika_graph::{
     Activation, ActivationFormat, Attention, DType, Rope, RopeFreqs, RopeStyle, Router, Score,
-    WeightRef,
+    StateKind, WeightRef,
 };
 
 use crate::Random;
@@ -401,7 +401,7 @@ fn packed_experts_stay_inside() {
 /// A sequence whose positions lie one after another in a cache that has no others.
 fn sequence(pos: usize, rows: usize) -> ForwardBatch {
     let pages = (0..(pos + rows).div_ceil(16) as u32).collect();
-    let tables = vec![PageTable { page_len: 16, first: 0, pages, fixed: false }];
+    let tables = vec![PageTable::new(StateKind::Paged(None), 16, pages)];
     ForwardBatch {
         seqs: vec![SeqRows { seq: 0, rows: 0..rows, pos, known_len: pos + rows, tables }],
     }

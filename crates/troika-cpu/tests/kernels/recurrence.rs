@@ -3,7 +3,7 @@
 use troika_cpu::kernels::kv::CacheMut;
 use troika_cpu::kernels::{KernelError, recurrence};
 use troika_device::{ForwardBatch, PageTable, SeqRows};
-use troika_graph::DecayingSum;
+use troika_graph::{DecayingSum, StateKind};
 
 use crate::{Random, reference, runnable, with};
 
@@ -12,7 +12,7 @@ const PAGE: usize = 4;
 /// A sequence's rows behind `pos` positions.
 fn batch(pos: usize, rows: usize) -> ForwardBatch {
     let pages = vec![3, 0, 4, 1, 2];
-    let table = PageTable { page_len: PAGE, first: 0, pages, fixed: true };
+    let table = PageTable::new(StateKind::Fixed, PAGE, pages);
     let known_len = pos + rows;
     let seq = SeqRows { seq: 1, rows: 0..rows, pos, known_len, tables: vec![table] };
     ForwardBatch { seqs: vec![seq] }

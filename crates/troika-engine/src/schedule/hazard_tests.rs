@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use troika_device::{Access, Bindings, Buffer, ForwardBatch, PageTable, PagesView, SeqRows, View};
+use troika_graph::StateKind;
 
 use troika_program::schedule::HazardTracker;
 
@@ -71,7 +72,7 @@ fn forward(seqs: &[(u64, usize, usize, &[u32])]) -> Arc<ForwardBatch> {
     let mut forward = ForwardBatch::default();
     for (seq, pos, n, pages) in seqs {
         let start = forward.rows();
-        let tables = vec![PageTable { page_len: 4, first: 0, pages: pages.to_vec(), fixed: false }];
+        let tables = vec![PageTable::new(StateKind::Paged(None), 4, pages.to_vec())];
         let (seq, pos, rows) = (*seq, *pos, start..start + n);
         forward.seqs.push(SeqRows { seq, rows, pos, known_len: 0, tables });
     }

@@ -6,7 +6,7 @@ use troika_device::{
     Bindings, Buffer, CopyRows, Device, DeviceError, ForwardBatch, PageTable, SeqRows, SpaceId,
     View, Work,
 };
-use troika_graph::{DType, Op, Subgraph, ValueId};
+use troika_graph::{DType, Op, StateKind, Subgraph, ValueId};
 use troika_model::lower::Lowered;
 
 use super::rows_at::RowsAt;
@@ -89,9 +89,9 @@ fn fill(buffer: &Buffer, graph: &Subgraph, id: ValueId, cached: usize) -> Result
 /// One sequence of some rows behind some cached positions.
 pub(super) fn forward(lowered: &Lowered, at: RowsAt, page_len: usize) -> Arc<ForwardBatch> {
     let RowsAt { rows, cached } = at;
-    let pages = (0..(cached + rows).div_ceil(page_len) as u32).collect();
-    let table = PageTable { page_len, first: 0, pages, fixed: false };
-    let tables = vec![table; lowered.page_groups.len().max(1)];
+    let pages = 0..(cached + rows).div_ceil(page_len) as u32;
+    let table = |kind: &StateKind| PageTable::new(*kind, page_len, pages.clone().collect());
+    let tables = lowered.page_groups.iter().map(table).collect();
     let known_len = cached + rows;
     let seq = SeqRows { seq: 0, rows: 0..rows, pos: cached, known_len, tables };
     Arc::new(ForwardBatch { seqs: vec![seq] })

@@ -15,7 +15,7 @@ use troika::{
     BoundModel, Error, OpenOptions, ProfileAt, can_write, subject_of, virtual_clock, write_file,
 };
 use troika_device::{Clock, RealClock, read_text};
-use troika_model::lower::{Lowered, SegmentKind};
+use troika_model::lower::{Lowered, ModelPart, SegmentKind};
 use troika_solve::{
     CHUNK_ROWS, Profile, ProfileSubject, ProfiledGraph, RunSample, SegmentPart, Spread,
     profiled_graphs,
@@ -369,7 +369,7 @@ impl Measuring<'_> {
         }
         let most = one.max_rows().min(self.longest);
         // Only the last row of a prompt needs logits.
-        let most = if graph.kind == SegmentKind::Head { most.min(4) } else { most };
+        let most = if graph.kind.traits().part == ModelPart::Head { most.min(4) } else { most };
         let mut rows: Vec<(usize, bool)> = FITTED_ROWS.map(|n| (n, false)).to_vec();
         rows.extend(HELD_OUT_ROWS.map(|n| (n, true)));
         rows.retain(|(n, _)| *n <= most);

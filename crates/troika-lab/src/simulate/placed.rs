@@ -7,7 +7,7 @@ use troika::sim::{Board, PricedRows, Prices, Processor, ProcessorKind, Soc, Virt
 use troika_device::{Device, DeviceError};
 use troika_graph::partition::cut_at;
 use troika_graph::{DType, Op, Subgraph};
-use troika_model::lower::{Lowered, Segment, SegmentKind, segment_kinds, segments};
+use troika_model::lower::{Lowered, ModelPart, Segment, SegmentKind, segment_kinds, segments};
 use troika_model::spec::ModelSpec;
 use troika_plan::{
     Decode, Dispatch, EXPERT_GROUP, ExpertPolicy, ExpertSettings, Layers, ModelId, PLAN_VERSION,
@@ -82,7 +82,7 @@ fn experts(
     policy: ExpertPolicy,
     dispatch: Dispatch,
 ) -> Result<Plan, SimulateError> {
-    if !segments(r.spec).iter().any(|(kind, _)| *kind == SegmentKind::Experts) {
+    if !segments(r.spec).iter().any(|(kind, _)| kind.traits().by_experts) {
         let strategy = r.strategy.name();
         return Err(SimulateError::NoExperts { strategy, model: ModelId::of(r.spec).to_string() });
     }
@@ -257,7 +257,9 @@ impl<'a> Both<'a> {
     /// Each kind of segment where it is fastest.
     fn shared(&self, r: &Request<'_>, phase: Phase) -> Vec<Rule> {
         let place = |kind: SegmentKind| {
-            if !is_shared(kind) && (kind != SegmentKind::Head || phase == Phase::Prefill) {
+            if !is_shared(kind)
+                && (kind.traits().part != ModelPart::Head || phase == Phase::Prefill)
+            {
                 return vec![rule(Some(vec![kind]), &self.gpu.name)];
             }
             self.by_stages(r, kind, phase)

@@ -111,9 +111,14 @@ impl SegmentKind {
     /// What may be done with it.
     pub const fn traits(self) -> SegmentTraits {
         use ModelPart as P;
-        let (keeps_state, chooses) = (false, false);
-        let of =
-            SegmentTraits { part: P::Ffn, by_columns: true, by_rows: true, keeps_state, chooses };
+        let of = SegmentTraits {
+            part: P::Ffn,
+            by_columns: true,
+            by_rows: true,
+            by_experts: false,
+            keeps_state: false,
+            chooses: false,
+        };
         match self {
             SegmentKind::Embed => SegmentTraits { part: P::Embed, by_columns: false, ..of },
             SegmentKind::Qkv | SegmentKind::AttnOut => SegmentTraits { part: P::Mixer, ..of },
@@ -126,7 +131,7 @@ impl SegmentKind {
             }
             SegmentKind::Ffn => of,
             SegmentKind::Router => SegmentTraits { by_columns: false, chooses: true, ..of },
-            SegmentKind::Experts => SegmentTraits { by_columns: false, ..of },
+            SegmentKind::Experts => SegmentTraits { by_columns: false, by_experts: true, ..of },
             SegmentKind::Head => {
                 SegmentTraits { part: P::Head, by_rows: false, chooses: true, ..of }
             }
@@ -176,6 +181,8 @@ pub struct SegmentTraits {
     pub by_columns: bool,
     /// Whether devices may share a prompt's rows: none needs those before it, and all are computed.
     pub by_rows: bool,
+    /// Whether devices may share its experts.
+    pub by_experts: bool,
     /// Whether it changes a state: it stays where that is.
     pub keeps_state: bool,
     /// Whether it chooses experts or tokens: which are best must not depend on rounding.

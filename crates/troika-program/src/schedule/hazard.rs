@@ -166,8 +166,8 @@ impl Pages {
     fn look(&mut self, pages: &PagesView<'_>, group: usize) {
         let (seq, table) = (pages.rows.seq, pages.table);
         let first_written = pages.rows.pos.checked_div(table.page_len).unwrap_or(0);
-        for (i, &page) in table.pages.iter().enumerate() {
-            let written = table.first + i >= first_written;
+        let held = (table.first..).zip(&table.pages).map(|(i, page)| (*page, i >= first_written));
+        for (page, written) in held.chain(table.checkpoint.map(|c| (c.page, false))) {
             let users = match self.users.entry((group, page)) {
                 Entry::Vacant(free) => {
                     free.insert(vec![seq]);

@@ -12,9 +12,6 @@ use super::policy::Costs;
 use super::state::{LATE_DEPTH, ListId, State, lists_in_flight};
 use super::{DeviceOrder, Schedule};
 
-/// The most chunks of prompts in one graph.
-pub const CHUNKS_AT_ONCE: usize = 64;
-
 /// Tasks that run together.
 pub trait Graph {
     /// What tasks of equal costs have in common.
@@ -122,7 +119,7 @@ struct RunningGraph<G, E> {
 impl<G, E> RunningGraph<G, E> {
     fn is_handed_over(&self) -> bool {
         self.failure.is_some()
-            || (if self.in_order { self.submitted } else { self.state.left() == 0 })
+            || (if self.in_order { self.submitted } else { self.state.remaining() == 0 })
     }
 
     fn has_ended(&self) -> bool {
@@ -401,7 +398,7 @@ impl<G: Graph, E: Failure> Jobs<G, E> {
         for at in 0..self.active.len() {
             let job = &self.all[self.active[at]];
             if !job.is_handed_over() {
-                self.fail(self.active[at], why(job.state.left()));
+                self.fail(self.active[at], why(job.state.remaining()));
             }
         }
     }

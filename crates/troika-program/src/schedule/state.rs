@@ -37,7 +37,7 @@ pub struct State {
     spare: Vec<Vec<u32>>,
     /// The progress of each task.
     progress: Vec<Progress>,
-    left: usize,
+    remaining: usize,
 }
 
 /// The progress of a task.
@@ -62,7 +62,7 @@ impl State {
             lists: Vec::new(),
             spare: Vec::new(),
             progress: Vec::new(),
-            left: 0,
+            remaining: 0,
         }
     }
 
@@ -78,7 +78,7 @@ impl State {
         }
         self.progress.clear();
         self.progress.resize(dag.len(), Progress::Waiting);
-        self.left = dag.len();
+        self.remaining = dag.len();
         for task in 0..dag.len() as u32 {
             if self.waits[task as usize] == 0 {
                 self.ready[dag.device[task as usize]].push(task);
@@ -87,8 +87,8 @@ impl State {
     }
 
     /// Number of unfinished tasks.
-    pub fn left(&self) -> usize {
-        self.left
+    pub fn remaining(&self) -> usize {
+        self.remaining
     }
 
     /// Whether a task has run, judged by the end of its list.
@@ -141,7 +141,7 @@ impl State {
         let Some((device, mut tasks)) = self.lists.get_mut(list).and_then(Option::take) else {
             return;
         };
-        self.left -= tasks.len();
+        self.remaining -= tasks.len();
         for &task in &tasks {
             self.progress[task as usize] = Progress::Complete;
             for &d in &dag.dependents[task as usize] {

@@ -61,7 +61,7 @@ pub fn profiled_graphs(
             _ => whole,
         };
         add(&mut all, segment.kind, 64, 0, whole.clone());
-        if several && segment.kind == SegmentKind::Experts {
+        if several && segment.kind.traits().by_experts {
             parts(&mut all, &whole, converted.copied());
         }
         for share in FITTED.into_iter().chain(HELD_OUT) {

@@ -8,14 +8,15 @@ use std::sync::Arc;
 
 use troika_device::ForwardBatch;
 use troika_plan::{Phase, Plan, PlanError, SyncMode};
-use troika_program::schedule::{CHUNKS_AT_ONCE, Failure, Jobs, Queues, Schedule, TaskList};
+use troika_program::kv::{KvCache, KvLayout, SeqId};
+use troika_program::schedule::{Failure, Jobs, Queues, Schedule, TaskList};
 use troika_program::{
-    BatchShape, ExpertRows, ExpertStep, Handover, NamedTask, NamedView, NamedWork, OneSequence,
-    Program, ProgramError, Slots,
+    BatchShape, ExpertRows, ExpertStep, Handover, ListedGraph, NamedTask, NamedView, NamedWork,
+    Program, Slots,
 };
 use troika_time::{LaneWork, Machine, Sharing, Span, TaskCost, Told, Usage};
 
-use crate::cost::{CostModel, Mover, PricedRun, QueueCosts};
+use crate::cost::{Mover, PricedRun, QueueCosts};
 use crate::request::PredictRequest;
 
 mod ready;
@@ -25,23 +26,18 @@ use tasks::{Dispatched, List, Report, RunKey, TimedGraph, TimedTask};
 
 /// A plan on devices in modelled time, with one sequence.
 pub(crate) struct TimedRun<'a> {
-    plan: &'a Plan,
-    cost: &'a dyn CostModel,
-    program: Rc<Program>,
-    slots: Rc<Slots>,
+    of: &'a TimedPlan<'a>,
     handover: Handover,
     queues: TimedQueues<'a>,
-    priced: Rc<RefCell<Priced>>,
     /// The graph of a decoded token.
     token: Option<Rc<Named>>,
     jobs: Jobs<TimedGraph, Never>,
     /// What is routed to shared experts, by their set of buffers and number.
     routings: HashMap<(Option<usize>, usize), ExpertRows>,
-    sequence: OneSequence,
+    kv: KvCache,
+    seq: SeqId,
     /// The number of positions that it is to have.
     until: usize,
-    /// As of [`TimedPlan`].
-    one: bool,
 }
 
 /// The queues of the plan's devices in modelled time.
@@ -116,11 +112,11 @@ struct Named {
 pub(crate) struct TimedPlan<'a> {
     request: PredictRequest<'a>,
     plan: &'a Plan,
-    program: Rc<Program>,
-    slots: Rc<Slots>,
+    program: Program,
+    slots: Slots,
     /// The plan's devices in the cost model's list.
     devices: Vec<usize>,
-    priced: Rc<RefCell<Priced>>,
+    priced: RefCell<Priced>,
     /// Whether prefill and decode run the same code in the same places.
     one: bool,
 }
@@ -137,27 +133,35 @@ impl<'a> TimedPlan<'a> {
         all_alike: bool,
     ) -> Result<TimedPlan<'a>, PlanError> {
         let program = Program::new(request.lowered.clone(), plan, request.devices);
-        let program = Rc::new(program.map_err(|e| unpriced(&e))?);
-        let slots = Rc::new(Slots::new(&program, plan.prefill.chunk + program.padding));
+        let program = program.map_err(|e| unpriced(&e))?;
+        let slots = Slots::new(&program, plan.prefill.chunk + program.padding);
         let place = |name: &String| request.devices.iter().position(|d| d.name == *name);
         let devices = plan.devices.iter().filter_map(place).collect();
-        let priced = Rc::new(RefCell::new(Priced::default()));
+        let priced = RefCell::new(Priced::default());
         let one = all_alike && program.one_placement();
         Ok(TimedPlan { request: *request, plan, program, slots, devices, priced, one })
     }
 
+    fn priced_run(&self, key: &RunKey) -> PricedRun<'_> {
+        let RunKey { graph, rows, room, cached } = *key;
+        let ListedGraph { device, kind, graph, .. } = &self.program.graphs.graphs()[graph];
+        PricedRun { device: self.devices[*device], kind: *kind, graph, rows, room, cached }
+    }
+
     /// Starts a run.
-    pub fn start(&self) -> TimedRun<'a> {
+    ///
+    /// # Errors
+    /// The model's cache is larger than can be counted.
+    pub fn start(&self) -> Result<TimedRun<'_>, PlanError> {
         let (request, plan) = (&self.request, self.plan);
+        // What is predicted may be longer than the plan's context.
+        let layout = KvLayout::new(&self.program.lowered, plan, 1, None);
+        let layout = KvLayout { context: u32::MAX as usize, ..layout };
+        let (mut kv, seq) = (KvCache::new(layout).map_err(|e| unpriced(&e))?, SeqId::next());
+        kv.open(seq);
         let reports = Rc::new(RefCell::new(Reports::default()));
         reports.borrow_mut().reached = vec![0; self.devices.len()];
-        let sharing = Shares {
-            cost: request.cost,
-            program: self.program.clone(),
-            devices: self.devices.clone(),
-            priced: self.priced.clone(),
-        };
-        let mut machine = Machine::new(request.devices.len(), sharing);
+        let mut machine = Machine::new(request.devices.len(), Shares(self));
         let mut jobs = Jobs::new(plan.prefill.policy, plan.critical_device());
         let mut lanes = Vec::new();
         for (index, &device) in self.devices.iter().enumerate() {
@@ -168,21 +172,17 @@ impl<'a> TimedPlan<'a> {
             let caps = &request.devices[device].caps;
             jobs.add_queue(caps.queue_depth, caps.queue_waits);
         }
-        TimedRun {
-            plan,
-            cost: request.cost,
-            program: self.program.clone(),
-            slots: self.slots.clone(),
+        Ok(TimedRun {
+            of: self,
             handover: Handover::default(),
             queues: TimedQueues { machine, lanes, reports },
             jobs,
             routings: HashMap::new(),
-            priced: self.priced.clone(),
             token: None,
-            sequence: OneSequence::new(&self.program, plan.page_len),
+            kv,
+            seq,
             until: 0,
-            one: self.one,
-        }
+        })
     }
 }
 
@@ -204,21 +204,17 @@ impl TimedRun<'_> {
     /// # Errors
     /// The plan does not fit.
     pub fn tokens(&mut self, count: usize) -> Result<(), PlanError> {
-        let decode = !self.sequence.is_empty() && count == 1;
+        let decode = self.kv.len(self.seq) > 0 && count == 1;
         let phase = if decode { Phase::Decode } else { Phase::Prefill };
-        let slot = Some(phase).filter(|_| !self.one);
-        let windows = self.program.lowered.page_groups.iter().any(|kind| kind.forgets());
-        let several = self.program.computing(slot) > 1
-            && self.plan.prefill.chunks_in_flight > 1
-            && (self.one || !windows);
-        let chunks = if several { CHUNKS_AT_ONCE } else { 1 };
-        let end = self.sequence.len() + count;
-        self.until = end;
-        while self.sequence.len() < end {
+        let slot = Some(phase).filter(|_| !self.of.one);
+        let chunks = self.of.program.chunks_at_once(slot, self.of.plan.prefill.chunks_in_flight);
+        self.until = self.kv.len(self.seq) + count;
+        while self.kv.len(self.seq) < self.until {
             let mut forwards = Vec::new();
-            while self.sequence.len() < end && forwards.len() < chunks {
-                let rows = (end - self.sequence.len()).min(self.plan.prefill.chunk);
-                forwards.push(self.sequence.extend(rows));
+            while self.kv.len(self.seq) < self.until && forwards.len() < chunks {
+                let rows = (self.until - self.kv.len(self.seq)).min(self.of.plan.prefill.chunk);
+                let forward = self.kv.next_batch(self.seq, rows);
+                forwards.push(forward.map_err(|e| unpriced(&e))?);
             }
             self.batches(phase, &forwards)?;
         }
@@ -229,7 +225,7 @@ impl TimedRun<'_> {
     fn batches(&mut self, phase: Phase, forwards: &[Arc<ForwardBatch>]) -> Result<(), PlanError> {
         let mut copies = Vec::new();
         for forward in forwards {
-            copies.extend(self.handover.before(phase, forward, &self.program));
+            copies.extend(self.handover.before(phase, forward, &self.of.program));
         }
         if !copies.is_empty() {
             let schedule = Arc::new(Schedule::of_named(&copies, forwards));
@@ -250,7 +246,7 @@ impl TimedRun<'_> {
 
     /// The tasks of forward batches. The last row of the last one has logits.
     fn named(&self, phase: Phase, forwards: &[Arc<ForwardBatch>]) -> Result<Named, PlanError> {
-        let sets = self.plan.prefill.chunks_in_flight.min(forwards.len()).max(1);
+        let sets = self.of.plan.prefill.chunks_in_flight.min(forwards.len()).max(1);
         let shape = |(chunk, forward): (usize, &Arc<ForwardBatch>)| {
             let rows = forward.rows();
             let last = rows - 1..rows;
@@ -266,7 +262,7 @@ impl TimedRun<'_> {
             }
         };
         let mut shapes: Vec<BatchShape> = forwards.iter().enumerate().map(shape).collect();
-        let made = self.program.all_tasks(&self.slots, &mut shapes);
+        let made = self.of.program.all_tasks(&self.of.slots, &mut shapes);
         let tasks = made.map_err(|e| unpriced(&e))?.tasks;
         let mut schedule = Schedule::of_named(&tasks, forwards);
         for (task, named) in (0..).zip(&tasks) {
@@ -297,20 +293,23 @@ impl TimedRun<'_> {
 
     /// A task with its price.
     fn timed(&self, task: &NamedTask, awaited: bool, forwards: &[Arc<ForwardBatch>]) -> TimedTask {
-        let device = self.queues.machine.sharing().devices[task.device];
+        let device = self.of.devices[task.device];
         match &task.work {
             NamedWork::Host(host) => {
-                let (experts, rows) = (&self.program.experts[host.experts], task.rows.len());
-                let bytes = experts.bytes(host.step, rows, self.program.packed.cols);
+                let (experts, rows) = (&self.of.program.experts[host.experts], task.rows.len());
+                let bytes = experts.bytes(host.step, rows, self.of.program.packed.cols);
                 let dispatch =
                     Dispatched { experts: host.experts, set: host.set, rows, place: host.place };
                 TimedTask {
                     dispatch: Some(dispatch),
-                    ..TimedTask::beside(self.cost.moving(Mover::Host, device, bytes), awaited)
+                    ..TimedTask::beside(
+                        self.of.request.cost.moving(Mover::Host, device, bytes),
+                        awaited,
+                    )
                 }
             }
             NamedWork::Copy(copy) => {
-                let need = self.cost.moving(Mover::Copy, device, copy.from.bytes());
+                let need = self.of.request.cost.moving(Mover::Copy, device, copy.from.bytes());
                 TimedTask::beside(need, awaited)
             }
             NamedWork::Run(run) => {
@@ -319,10 +318,9 @@ impl TimedRun<'_> {
                 let cached = cached + task.rows.start;
                 let decodes = rows == 1 && cached > 0;
                 // Only attention depends on cached positions. For others it matters if they decode.
-                let stateless = self.program.graphs.graphs()[run.graph].graph.states.is_empty();
+                let stateless = self.of.program.graphs.graphs()[run.graph].graph.states.is_empty();
                 let cached = if stateless { usize::from(decodes) } else { cached };
-                let kind = self.program.lowered.segments[run.segment].kind;
-                let key = RunKey { graph: run.graph, kind, rows, room: run.room, cached };
+                let key = RunKey { graph: run.graph, rows, room: run.room, cached };
                 let row = |v: &NamedView| (rows as u64).saturating_mul(v.row_bytes as u64);
                 let written = run.outputs.iter().map(row).sum();
                 TimedTask { decodes, ..self.timed_run(&key, written, awaited) }
@@ -332,23 +330,23 @@ impl TimedRun<'_> {
 
     /// A run with its price, which writes `written` bytes.
     fn timed_run(&self, key: &RunKey, written: u64, awaited: bool) -> TimedTask {
-        let known = self.priced.borrow().known.get(key).copied();
+        let known = self.of.priced.borrow().known.get(key).copied();
         let need = known.unwrap_or_else(|| {
-            let need = self.cost.run(&self.queues.machine.sharing().run(key));
-            let mut priced = self.priced.borrow_mut();
+            let need = self.of.request.cost.run(&self.of.priced_run(key));
+            let mut priced = self.of.priced.borrow_mut();
             priced.runs.push(*key);
             let need = TaskCost { tag: priced.runs.len(), ..need };
             priced.known.insert(*key, need);
             need
         });
-        let listed = &self.program.graphs.graphs()[key.graph];
+        let listed = &self.of.program.graphs.graphs()[key.graph];
         let key = Some([listed.device, listed.code, key.rows]);
         TimedTask { written, key, ..TimedTask::beside(need, awaited) }
     }
 }
 
 /// Why a plan cannot be priced.
-fn unpriced(e: &ProgramError) -> PlanError {
+fn unpriced(e: &impl ToString) -> PlanError {
     PlanError::Unpriced(e.to_string())
 }
 
@@ -360,29 +358,15 @@ struct Priced {
 }
 
 /// How runs slow each other down, by the cost model.
-struct Shares<'a> {
-    cost: &'a dyn CostModel,
-    program: Rc<Program>,
-    /// The plan's devices in the cost model's list.
-    devices: Vec<usize>,
-    priced: Rc<RefCell<Priced>>,
-}
-
-impl Shares<'_> {
-    fn run(&self, key: &RunKey) -> PricedRun<'_> {
-        let RunKey { kind, rows, room, cached, .. } = *key;
-        let listed = &self.program.graphs.graphs()[key.graph];
-        let device = self.devices[listed.device];
-        PricedRun { device, kind, graph: &listed.graph, rows, room, cached }
-    }
-}
+struct Shares<'a>(&'a TimedPlan<'a>);
 
 impl Sharing for Shares<'_> {
     fn shares(&self, running: &[TaskCost]) -> Vec<f64> {
-        let priced = self.priced.borrow();
-        let run = |need: &TaskCost| Some(self.run(&priced.runs[need.tag.checked_sub(1)?]));
+        let Shares(plan) = self;
+        let priced = plan.priced.borrow();
+        let run = |need: &TaskCost| Some(plan.priced_run(&priced.runs[need.tag.checked_sub(1)?]));
         let all: Vec<_> = running.iter().map(|need| (run(need), *need)).collect();
-        self.cost.shares(&all)
+        plan.request.cost.shares(&all)
     }
 }
 

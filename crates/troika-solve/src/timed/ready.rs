@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use troika_device::Access;
-use troika_model::lower::SegmentKind;
 use troika_plan::PlanError;
 use troika_program::schedule::{Dag, HazardTracker, Schedule};
 use troika_program::{ExpertRows, LayerCounts, PackedRun, PackedStep};
@@ -33,8 +32,8 @@ impl TimedRun<'_> {
 
     /// What becomes known by routing: the runs of experts.
     fn dispatched(&mut self, of: &Dispatched) -> Result<TimedGraph, PlanError> {
-        let program = self.program.clone();
-        let experts = &program.experts[of.experts];
+        let plan = self.of;
+        let experts = &plan.program.experts[of.experts];
         let new = || ExpertRows::new(&experts.split, experts.shape.clone());
         let routing = self.routings.entry((of.set, of.experts)).or_insert_with(new);
         let mut counts = LayerCounts::default();
@@ -46,16 +45,16 @@ impl TimedRun<'_> {
             let group = group.and_then(|g| experts.groups.get(g));
             let parts = group.map_or(std::slice::from_ref(&experts.rest), Vec::as_slice);
             for of in parts {
-                for step in of.steps(&rows, &program.packed) {
+                for step in of.steps(&rows, &plan.program.packed) {
                     let (task, reads, written) = match step {
                         PackedStep::Copy(from, to) => {
-                            let at = self.queues.machine.sharing().devices[of.device];
-                            let need = self.cost.moving(Mover::Copy, at, to.bytes());
+                            let at = plan.devices[of.device];
+                            let need = plan.request.cost.moving(Mover::Copy, at, to.bytes());
                             (TimedTask::beside(need, false), vec![from], to)
                         }
                         PackedStep::Run(inputs, output) => {
-                            let (rows, kind) = (rows.len(), SegmentKind::Experts);
-                            let key = RunKey { graph: of.graph, kind, rows, room: rows, cached: 0 };
+                            let rows = rows.len();
+                            let key = RunKey { graph: of.graph, rows, room: rows, cached: 0 };
                             (self.timed_run(&key, output.bytes(), false), inputs, output)
                         }
                     };

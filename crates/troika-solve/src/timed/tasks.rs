@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use troika_model::lower::SegmentKind;
 use troika_program::schedule::{Graph, JobList, OrderWait, Schedule};
 use troika_time::TaskCost;
 
@@ -52,7 +51,6 @@ impl TimedTask {
 pub(super) struct RunKey {
     /// Index in the program's list of graphs.
     pub graph: usize,
-    pub kind: SegmentKind,
     pub rows: usize,
     pub room: usize,
     pub cached: usize,

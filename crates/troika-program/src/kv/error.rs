@@ -9,12 +9,13 @@ pub struct SeqId(u64);
 
 impl SeqId {
     /// A new number.
-    pub(crate) fn next() -> SeqId {
+    pub fn next() -> SeqId {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         SeqId(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 
-    pub(crate) fn number(self) -> u64 {
+    /// It as forward batches have it.
+    pub fn number(self) -> u64 {
         self.0
     }
 }

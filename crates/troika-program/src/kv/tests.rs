@@ -1,13 +1,13 @@
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
-use troika_graph::Window;
+use troika_graph::{StateKind, Window};
 
 use super::*;
 
 /// Groups with one byte per position.
 fn layout(windows: &[Window], page_len: usize, context: usize, chunk: usize) -> KvLayout {
-    let groups =
-        windows.iter().map(|&window| GroupLayout { window, fixed: false, row_bytes: 1 }).collect();
+    let group = |window: &Window| GroupLayout { kind: StateKind::Paged(*window), row_bytes: 1 };
+    let groups = windows.iter().map(group).collect();
     KvLayout { page_len, context, chunk, groups, sequences: 1, budget: None }
 }
 
@@ -360,7 +360,7 @@ fn prefixes_beneath_sequences_make_way_for_them() {
 fn what_fits_alone_is_what_a_sequence_needs_at_most() {
     for (window, page_len, chunk) in [(1, 4, 1), (8, 4, 16), (7, 4, 6), (9, 8, 8), (3, 1, 5)] {
         let mut layout = layout(&[None, Some(window)], page_len, 96, chunk);
-        let needed = layout.needed_bytes(96, &[page_len as u64; 2]).unwrap();
+        let needed = layout.needed_bytes(96);
         let mut most = 0;
         // Chunks that begin anywhere within a page.
         for first in 0..page_len {
@@ -375,7 +375,11 @@ fn what_fits_alone_is_what_a_sequence_needs_at_most() {
                 most = most.max(kv.pages.groups[1].used());
             }
         }
-        assert_eq!(most, layout.most_pages(Some(window), 96), "{window} {page_len} {chunk}");
+        assert_eq!(
+            most,
+            layout.most_pages(StateKind::Paged(Some(window)), 96),
+            "{window} {page_len} {chunk}"
+        );
         layout.budget = Some(needed - 1);
         let kv = KvCache::new(layout).unwrap();
         let (tokens, budget) = (96, needed - 1);
@@ -406,6 +410,7 @@ struct Simulation {
     seqs: Vec<ModelSequence>,
     rng: ChaCha8Rng,
     adopted: usize,
+    went_back: usize,
     refused: usize,
     evicted: usize,
 }
@@ -423,8 +428,8 @@ impl Simulation {
                 _ => (window(below(24)), 1 + below(3) as u64),
             };
             match below(4) {
-                0 => GroupLayout { window: Some(page_len + 1), fixed: true, row_bytes },
-                _ => GroupLayout { window, fixed: false, row_bytes },
+                0 => GroupLayout { kind: StateKind::Fixed, row_bytes },
+                _ => GroupLayout { kind: StateKind::Paged(window), row_bytes },
             }
         };
         let groups: Vec<GroupLayout> = (0..groups).map(group).collect();
@@ -446,8 +451,8 @@ impl Simulation {
         let kv = KvCache::new(layout).unwrap();
         let positions = (0..kv.pages.groups.len()).map(|g| kv.rows(g).unwrap());
         let memory = positions.map(|n| vec![0; n]).collect();
-        let (seqs, adopted, refused, evicted) = (Vec::new(), 0, 0, 0);
-        Simulation { kv, memory, seqs, rng, adopted, refused, evicted }
+        let (seqs, adopted, went_back, refused, evicted) = (Vec::new(), 0, 0, 0, 0);
+        Simulation { kv, memory, seqs, rng, adopted, went_back, refused, evicted }
     }
 
     fn below(&mut self, n: usize) -> usize {
@@ -491,11 +496,15 @@ impl Simulation {
         let len = self.seqs[i].tokens.len();
         let back = if self.below(2) == 0 { self.below(4) } else { self.below(len + 1) };
         let to = len.saturating_sub(back);
+        let tables = &self.kv.seqs[&self.seqs[i].id].tables;
+        let checkpoint = tables.iter().find_map(|t| Some(t.checkpoint?.at));
         let kept = self.kv.truncate(self.seqs[i].id, to);
         let start = to - to % self.kv.layout.page_len;
-        assert!([to, start, 0].contains(&kept), "{kept} of {len}, cut back to {to}");
-        let fixed = self.kv.layout.groups.iter().any(|g| g.fixed);
-        assert!(!fixed || kept == len || kept.is_multiple_of(self.kv.layout.page_len));
+        let fixed = self.kv.layout.groups.iter().any(|g| g.kind == StateKind::Fixed);
+        let within = checkpoint.filter(|at| fixed && (start + 1..=to).contains(at));
+        self.went_back += usize::from(within.is_some_and(|at| kept == at));
+        let whole = if fixed && to < len { within.unwrap_or(start) } else { to };
+        assert!([whole, start, 0].contains(&kept), "{kept} of {len}, cut back to {to}");
         self.seqs[i].tokens.truncate(kept);
     }
 
@@ -581,17 +590,24 @@ impl Simulation {
         let (page_len, pos) = (self.kv.layout.page_len, self.seqs[i].tokens.len());
         let mut bytes = 0;
         for (g, group) in self.kv.pages.groups.iter().enumerate() {
-            let first = group.window.map_or(0, |w| (pos + 1).saturating_sub(w)) / page_len;
+            let first = group.window().map_or(0, |w| (pos + 1).saturating_sub(w)) / page_len;
             let mut pages: Vec<u32> = Vec::new();
+            let border = self.kv.seqs[&self.seqs[i].id].border == pos && end > pos;
+            let within = group.kind == StateKind::Fixed && !pos.is_multiple_of(page_len);
+            let keeps = within && (end > pos + 1 || border);
             for s in &self.seqs {
                 let table = &self.kv.seqs[&s.id].tables[g];
                 let passed =
                     if s.id == self.seqs[i].id { first.saturating_sub(table.first) } else { 0 };
                 pages.extend(table.pages.iter().skip(passed));
+                let own = s.id == self.seqs[i].id;
+                let stays = |at: usize| !own || !(keeps || at / page_len < first);
+                pages.extend(table.checkpoint.filter(|c| stays(c.at)).map(|c| c.page));
             }
             pages.sort_unstable();
             pages.dedup();
             let new = end.div_ceil(page_len).saturating_sub(pos.div_ceil(page_len));
+            let new = new + usize::from(keeps);
             if pages.len() + new > group.total {
                 return false;
             }
@@ -607,13 +623,16 @@ impl Simulation {
             assert_eq!(self.kv.len(seq.id), len);
             let expected = contents(seq.numerics, &seq.tokens);
             for (g, memory) in self.memory.iter().enumerate() {
-                let window = self.kv.pages.groups[g].window;
+                let window = self.kv.pages.groups[g].window();
                 let table = &self.kv.seqs[&seq.id].tables[g];
                 let from = window.map_or(0, |w| (len + 1).saturating_sub(w));
                 for (p, content) in expected.iter().enumerate().skip(from) {
                     // A fixed state is kept behind the last position of a page.
                     let page_ends = (p + 1).is_multiple_of(table.page_len) || p + 1 == len;
-                    if table.fixed && !page_ends {
+                    let kept = table.checkpoint.is_some_and(|c| c.at == p + 1);
+                    // A sequence that went back to its checkpoint may lack the page before.
+                    let lacks = p / table.page_len < table.first && p + 1 < len;
+                    if table.fixed && (lacks || !(page_ends || kept)) {
                         continue;
                     }
                     let row = table.row(p).unwrap();
@@ -625,11 +644,11 @@ impl Simulation {
 }
 
 #[test]
-fn a_fixed_state_goes_back_to_the_end_of_a_page() {
+fn a_fixed_state_goes_back_to_a_checkpoint() {
     let mut layout = layout(&[None, Some(9)], 8, 64, 16);
-    layout.groups[1] = GroupLayout { window: Some(9), fixed: true, row_bytes: 100 };
+    layout.groups[1] = GroupLayout { kind: StateKind::Fixed, row_bytes: 100 };
     let mut kv = KvCache::new(layout).unwrap();
-    assert_eq!((kv.rows(0), kv.rows(1)), (Some(64), Some(6)));
+    assert_eq!((kv.rows(0), kv.rows(1)), (Some(64), Some(7)));
     let tokens: Vec<u32> = (0..40).collect();
     let (id, mut tables) = (kv.opened(), Vec::new());
     for rows in [16, 5] {
@@ -639,15 +658,21 @@ fn a_fixed_state_goes_back_to_the_end_of_a_page() {
         tables.iter().map(|t| (t.first, t.fixed)).collect::<Vec<_>>(),
         [(0, false), (1, true)]
     );
-    // Five rows more, of which two are to be kept: the state is that behind 16 positions.
+    // Five rows more, of which two are to be kept: the state is that before them.
     kv.extend(id, 5, &mut tables).unwrap();
-    assert_eq!((kv.truncate(id, 23), kv.len(id)), (16, 16));
+    assert_eq!((kv.truncate(id, 23), kv.len(id)), (21, 21));
     kv.extend(id, 10, &mut tables).unwrap();
     assert_eq!(kv.truncate(id, 25), 24, "behind a page that the rows passed");
-    // What is older than the last two is gone.
+    // What is older is gone.
     assert_eq!(kv.truncate(id, 9), 0);
-    kv.extend(id, 16, &mut tables).unwrap();
-    kv.extend(id, 8, &mut tables).unwrap();
+    // Rows that are decoded one by one leave the state behind the prompt.
+    for rows in [16, 5, 1, 1, 1, 1, 1, 1] {
+        kv.extend(id, rows, &mut tables).unwrap();
+    }
+    assert_eq!([26, 23, 20].map(|len| kv.truncate(id, len)), [24, 21, 0]);
+    for rows in [16, 8] {
+        kv.extend(id, rows, &mut tables).unwrap();
+    }
     kv.publish(id, &tokens, 24, &|_| 0);
     // A prefix is shared up to its last whole page.
     let other = kv.opened();
@@ -657,13 +682,14 @@ fn a_fixed_state_goes_back_to_the_end_of_a_page() {
 
 #[test]
 fn sequences_read_what_their_own_tokens_made() {
-    let (mut adopted, mut refused, mut evicted) = (0, 0, 0);
+    let (mut adopted, mut went_back, mut refused, mut evicted) = (0, 0, 0, 0);
     for seed in 0..60 {
         let mut simulation = Simulation::new(seed);
         for _ in 0..400 {
             simulation.act();
         }
         adopted += simulation.adopted;
+        went_back += simulation.went_back;
         refused += simulation.refused;
         evicted += simulation.evicted;
         // Nothing is left after all prefixes are evicted.
@@ -677,4 +703,5 @@ fn sequences_read_what_their_own_tokens_made() {
     }
     // The random mix must reach all cases.
     assert!(adopted > 300 && refused > 300 && evicted > 300, "{adopted} {refused} {evicted}");
+    assert!(went_back > 40, "{went_back} times to a checkpoint");
 }

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::num::NonZeroU64;
 
-use troika_graph::Window;
+use troika_graph::{StateKind, Window};
 
 /// The number of a node of the prefix index; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -32,10 +32,10 @@ impl PageHolders {
     }
 }
 
-/// The pages of all layers with the same window.
+/// The pages of all states of one kind.
 #[derive(Debug)]
 pub(super) struct PageGroup {
-    pub window: Window,
+    pub kind: StateKind,
     pub page_len: usize,
     /// Bytes of a page.
     pub page_bytes: u64,
@@ -51,9 +51,14 @@ pub(super) struct PageGroup {
 }
 
 impl PageGroup {
-    pub fn new(window: Window, page_len: usize, page_bytes: u64, total: usize) -> PageGroup {
+    pub fn new(kind: StateKind, page_len: usize, page_bytes: u64, total: usize) -> PageGroup {
         let (free, holders) = (BinaryHeap::new(), Vec::new());
-        PageGroup { window, page_len, page_bytes, total, free, holders, kept: 0 }
+        PageGroup { kind, page_len, page_bytes, total, free, holders, kept: 0 }
+    }
+
+    /// Positions back that a sequence needs.
+    pub fn window(&self) -> Window {
+        self.kind.window(self.page_len)
     }
 
     /// Number of free pages.
@@ -73,7 +78,7 @@ impl PageGroup {
 
     /// Logical index of the first page that position `next` or a later one sees.
     pub fn first_seen(&self, next: usize) -> usize {
-        self.window.map_or(0, |w| (next + 1).saturating_sub(w)) / self.page_len
+        self.window().map_or(0, |w| (next + 1).saturating_sub(w)) / self.page_len
     }
 
     /// Takes a free page for a sequence.

@@ -1,4 +1,4 @@
-//! The KV cache: pages of positions. The engine owns them; devices only use them.
+//! The KV cache: pages of positions. The engine and predictions own them; devices only use them.
 //!
 //! Layers with the same sliding window form a page group and share page tables. A sequence keeps
 //! only pages that its windows can still see, so a windowed layer costs memory for window + chunk
@@ -16,19 +16,21 @@ mod sequence;
 mod tests;
 
 use std::collections::HashMap;
+use std::mem::replace;
+use std::sync::Arc;
 
-use troika_device::PageTable;
+use troika_device::{ForwardBatch, PageTable, SeqRows};
 
 pub use error::{KvError, SeqId};
-pub(crate) use layout::{GroupLayout, KvFit, KvLayout};
+pub use layout::{GroupLayout, KvFit, KvLayout};
 pub use pages::PageCount;
 use pages::{NodeId, PageGroup, Pages};
 use prefix::PrefixIndex;
-use sequence::{Sequence, missing};
+use sequence::Sequence;
 
 /// The bookkeeping of pages; their bytes are buffers of the engine.
 #[derive(Debug)]
-pub(crate) struct KvCache {
+pub struct KvCache {
     layout: KvLayout,
     pages: Pages,
     prefixes: PrefixIndex,
@@ -41,12 +43,10 @@ impl KvCache {
     /// # Errors
     /// More pages than page numbers can count, or a budget too small for one page.
     pub fn new(layout: KvLayout) -> Result<KvCache, KvError> {
-        let page_bytes = layout.page_bytes()?;
-        let budget = layout.bytes(&page_bytes)?;
-        let totals = layout.totals(&page_bytes, budget)?;
-        let groups = layout.groups.iter().zip(page_bytes).zip(totals);
-        let group = |((g, bytes), total): ((&GroupLayout, u64), usize)| {
-            PageGroup::new(g.window, layout.page_len, bytes, total)
+        let budget = layout.bytes()?;
+        let groups = layout.groups.iter().zip(layout.totals(budget)?);
+        let group = |(g, total): (&GroupLayout, usize)| {
+            PageGroup::new(g.kind, layout.page_len, layout.page_bytes(g), total)
         };
         let pages = Pages { groups: groups.map(group).collect(), budget };
         let prefixes = PrefixIndex::new(&pages);
@@ -55,7 +55,7 @@ impl KvCache {
 
     /// Number of rows that a group's buffers must hold; `None` on overflow.
     pub fn rows(&self, group: usize) -> Option<usize> {
-        let each = self.layout.groups[group].page_rows(self.layout.page_len);
+        let each = self.layout.groups[group].kind.page_rows(self.layout.page_len);
         self.pages.groups[group].total.checked_mul(each)
     }
 
@@ -113,7 +113,6 @@ impl KvCache {
     pub fn fit(&self) -> KvFit {
         KvFit {
             layout: self.layout.clone(),
-            page_bytes: self.pages.groups.iter().map(|g| g.page_bytes).collect(),
             totals: self.pages.groups.iter().map(|g| g.total).collect(),
             budget: self.pages.budget,
         }
@@ -123,7 +122,7 @@ impl KvCache {
     /// uses as free.
     pub fn has_room(&self, tokens: usize) -> bool {
         let needed = |g: &PageGroup| {
-            let pages = self.layout.most_pages(g.window, tokens);
+            let pages = self.layout.most_pages(g.kind, tokens);
             (pages <= g.total - g.used() + g.kept()).then(|| pages as u64 * g.page_bytes)
         };
         let needed: Option<u64> = self.pages.groups.iter().map(needed).sum();
@@ -146,44 +145,53 @@ impl KvCache {
     ) -> Result<(), KvError> {
         self.fits(id, rows)?;
         let seq = self.seqs.get_mut(&id).ok_or(KvError::Closed(id))?;
-        let end = seq.len + rows;
-        if !seq.can_grow(&self.pages, end) {
+        if !seq.can_grow(&self.pages, rows) {
             return Err(KvError::Full(rows));
         }
         for group in 0..seq.tables.len() {
-            let passed = seq.passed(&self.pages.groups[group], &seq.tables[group]);
+            let (of, table) = (&self.pages.groups[group], &seq.tables[group]);
+            let (passed, outdated) = (seq.passed(of, table), seq.outdated(of, table, rows));
             let table = &mut seq.tables[group];
             table.first += passed;
-            for page in table.pages.drain(..passed) {
+            table.checkpoint = table.checkpoint.filter(|_| outdated.is_none());
+            for page in table.pages.drain(..passed).chain(outdated.map(|c| c.page)) {
                 self.prefixes.let_go(group, page, &mut self.pages);
             }
         }
-        while let Some(windowed) = shortage(&self.pages, &seq.tables, end) {
+        while let Some(windowed) = shortage(&self.pages, seq, rows) {
             if !self.prefixes.evict(&mut self.pages, windowed) {
                 return Err(KvError::Full(rows));
             }
         }
-        for (group, table) in self.pages.groups.iter_mut().zip(&mut seq.tables) {
-            let pages = missing(table, end);
-            table.pages.extend((0..pages).map_while(|_| group.take()));
-        }
-        seq.len = end;
+        seq.grow(&mut self.pages, rows);
         seq.copy_tables(tables);
         Ok(())
+    }
+
+    /// The forward batch of the next rows of a sequence that runs alone.
+    ///
+    /// # Errors
+    /// Those of [`KvCache::extend`].
+    pub fn next_batch(&mut self, id: SeqId, rows: usize) -> Result<Arc<ForwardBatch>, KvError> {
+        let (pos, mut tables) = (self.len(id), Vec::new());
+        self.extend(id, rows, &mut tables)?;
+        let (seq, known_len) = (id.number(), pos + rows);
+        let rows = SeqRows { seq, rows: 0..rows, pos, known_len, tables };
+        Ok(Arc::new(ForwardBatch { seqs: vec![rows] }))
     }
 
     /// Removes all positions from `len` on. Returns the length really kept. If a window has dropped
     /// what position `len` must see, the sequence starts over. If another sequence shares the page
     /// of position `len`, that page goes too, since continuing would write to it. Prefixes that
-    /// contain the rest of that page are removed. A fixed state goes back to the end of a page.
+    /// contain the rest of that page are removed. A fixed state goes back to its checkpoint or to
+    /// the end of a page.
     pub fn truncate(&mut self, id: SeqId, len: usize) -> usize {
         let Some(seq) = self.seqs.get_mut(&id) else { return 0 };
         if len >= seq.len {
             return seq.len;
         }
         let page_len = self.layout.page_len;
-        let fixed = self.layout.groups.iter().any(|g| g.fixed);
-        let len = if fixed { len / page_len * page_len } else { len };
+        let len = seq.reachable(&self.pages, len);
         let (page, within) = (len / page_len, len % page_len);
         let mut keep = len;
         if within > 0 && seq.sees(&self.pages, len) {
@@ -296,7 +304,14 @@ fn cut(
     for (group, table) in seq.tables.iter_mut().enumerate() {
         let kept = keep.div_ceil(page_len).saturating_sub(table.first).min(table.pages.len());
         let kept = if keep == 0 { 0 } else { kept };
-        for page in table.pages.drain(kept..) {
+        let dropped = table.checkpoint.take_if(|c| c.at >= keep);
+        let mut unused = dropped.map(|c| c.page);
+        if let Some(checkpoint) = dropped.filter(|c| c.at == keep) {
+            // Its row is that of the page again.
+            unused =
+                kept.checked_sub(1).map(|last| replace(&mut table.pages[last], checkpoint.page));
+        }
+        for page in table.pages.drain(kept..).chain(unused) {
             prefixes.let_go(group, page, pages);
         }
         table.first = if keep == 0 { 0 } else { table.first };
@@ -304,20 +319,20 @@ fn cut(
     let whole = (keep / page_len).min(seq.path.len());
     prefixes.touch(&seq.path[whole..], pages);
     seq.path.truncate(whole);
-    seq.len = keep;
+    (seq.len, seq.border) = (keep, seq.border.min(keep));
 }
 
-/// Whether a sequence lacks room to grow to `end` positions. If so, whether freeing windowed pages
+/// Whether a sequence lacks room for `rows` more positions. If so, whether freeing windowed pages
 /// could help.
-fn shortage(pages: &Pages, tables: &[PageTable], end: usize) -> Option<bool> {
+fn shortage(pages: &Pages, seq: &Sequence, rows: usize) -> Option<bool> {
     let mut bytes = pages.used_bytes();
     let (mut full, mut windowed) = (false, false);
-    for (group, table) in pages.groups.iter().zip(tables) {
-        let missing = missing(table, end);
+    for (group, table) in pages.groups.iter().zip(&seq.tables) {
+        let missing = seq.missing(group, table, rows);
         bytes = bytes.saturating_add(missing as u64 * group.page_bytes);
         let short = missing > group.available();
-        full |= short && group.window.is_none();
-        windowed |= short && group.window.is_some();
+        full |= short && !group.kind.forgets();
+        windowed |= short && group.kind.forgets();
     }
     windowed |= bytes > pages.budget;
     (full || windowed).then_some(windowed)

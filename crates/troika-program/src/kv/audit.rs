@@ -82,6 +82,12 @@ impl KvCache {
                 holders.index = Some(index);
                 holders.sequences += 1;
             }
+            if let Some(c) = table.checkpoint {
+                if c.at.is_multiple_of(table.page_len) || c.at / table.page_len < table.first {
+                    return Err(format!("sequence {id} has {c:?} of a page that it lacks"));
+                }
+                found.entry(c.page).or_default().sequences += 1;
+            }
         }
         for (node, held) in self.prefixes.held() {
             if let Some(page) = held[group]

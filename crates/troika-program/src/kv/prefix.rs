@@ -76,7 +76,7 @@ pub(super) struct PrefixIndex {
 impl PrefixIndex {
     pub fn new(pages: &Pages) -> PrefixIndex {
         let reach = |w: usize, page_len: usize| w.saturating_sub(1).div_ceil(page_len);
-        let reaches = pages.groups.iter().filter_map(|g| Some(reach(g.window?, g.page_len)));
+        let reaches = pages.groups.iter().filter_map(|g| Some(reach(g.window()?, g.page_len)));
         PrefixIndex {
             nodes: HashMap::new(),
             by_key: HashMap::new(),
@@ -169,7 +169,7 @@ impl PrefixIndex {
             return Some(id);
         }
         let held: Vec<Option<u32>> = (0..pages.groups.len()).map(held).collect();
-        if pages.groups.iter().zip(&held).any(|(g, page)| g.window.is_none() && page.is_none()) {
+        if pages.groups.iter().zip(&held).any(|(g, page)| !g.kind.forgets() && page.is_none()) {
             return None;
         }
         let id = self.next;
@@ -242,7 +242,7 @@ impl PrefixIndex {
         let whole = self.evictable.range(from..).next().filter(|_| !windowed);
         let Some(&rank) = whole.or(self.evictable.first()) else { return false };
         let unwindowed = |node: &PrefixNode| {
-            let held = pages.groups.iter().zip(&node.pages).filter(|(g, _)| g.window.is_none());
+            let held = pages.groups.iter().zip(&node.pages).filter(|(g, _)| !g.kind.forgets());
             held.filter_map(|(g, page)| Some(g.is_kept((*page)?))).any(|kept| kept)
         };
         match rank.kind {
@@ -259,7 +259,7 @@ impl PrefixIndex {
     fn give_up(&mut self, id: NodeId, pages: &mut Pages) {
         let Some(node) = self.nodes.get_mut(&id) else { return };
         let held = pages.groups.iter_mut().zip(&mut node.pages);
-        for (group, held) in held.filter(|(g, _)| g.window.is_some()) {
+        for (group, held) in held.filter(|(g, _)| g.kind.forgets()) {
             if let Some(page) = held.take_if(|page| group.is_kept(*page)) {
                 group.unpublish(page);
             }
@@ -369,7 +369,7 @@ impl PrefixNode {
         for (group, page) in pages.groups.iter().zip(&self.pages) {
             let only_here = page.is_some_and(|page| group.is_kept(page));
             kept |= only_here;
-            windowed |= only_here && group.window.is_some();
+            windowed |= only_here && group.kind.forgets();
         }
         let (kind, order) = match self.children.is_empty() {
             _ if !kept => return None,
