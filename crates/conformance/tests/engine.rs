@@ -17,7 +17,7 @@ use troika::plan::{Plan, PlanDevice, PlanRequest, Strategy, make};
 use troika::trace::Tracer;
 use troika::weights::{FloatType, parse_safetensors};
 use troika::{
-    Control, Described, DeviceOptions, DeviceSpec, Error, Model, OpenOptions, Request, describe,
+    Control, Described, DeviceOptions, DeviceSpec, Model, OpenOptions, Request, Session, describe,
 };
 use troika_cpu::{CpuDevice, CpuOptions};
 
@@ -236,7 +236,7 @@ fn keys_and_values_beyond_f16_are_an_error_that_names_the_layer() {
 }
 
 #[test]
-fn a_model_for_embeddings_gives_the_states_that_the_head_turns_into_logits() {
+fn a_session_gets_the_states_that_the_head_turns_into_logits() {
     let dir = model_dir("llama-2");
     let golden = read_golden(&dir.join("golden.safetensors")).unwrap();
     let bytes = std::fs::read(dir.join("model.safetensors")).unwrap();
@@ -251,27 +251,32 @@ fn a_model_for_embeddings_gives_the_states_that_the_head_turns_into_logits() {
     for (strategy, devices) in [("one-device", &two[..1]), ("split-columns=0.5", &two)] {
         let strategy = Strategy::parse(strategy).unwrap();
         let devices = DeviceOptions { devices: devices.to_vec(), ..DeviceOptions::default() };
-        let options = OpenOptions {
-            embeddings: true,
-            dtype: FloatType::F32,
-            strategy,
-            devices,
-            ..OpenOptions::default()
-        };
+        let options =
+            OpenOptions { dtype: FloatType::F32, strategy, devices, ..OpenOptions::default() };
         let model = Model::open(&dir, &options).unwrap();
         let hidden = model.spec().hidden;
-        let mut got = Vec::new();
+        let ids = &golden.input_ids;
+        let plain = |session: &mut Session| {
+            let request = Request { max_tokens: Some(4), ..Request::default() };
+            session.generate(ids, &request, &mut |_, _| Control::Continue).unwrap().tokens
+        };
         let mut session = model.session().unwrap();
-        session
-            .feed(&golden.input_ids, WantedLogits::All, &mut |_, state| {
-                assert_eq!(state.len(), hidden);
-                let dot = |row: &[f32]| row.iter().zip(&*state).map(|(w, s)| w * s).sum::<f32>();
-                got.extend(head.chunks_exact(hidden).map(dot));
-            })
-            .unwrap();
+        let want = plain(&mut session);
+        let mut got = Vec::new();
+        session = model.session().unwrap();
+        let mut add = |_: usize, state: &mut [f32]| {
+            assert_eq!(state.len(), hidden);
+            let dot = |row: &[f32]| row.iter().zip(&*state).map(|(w, s)| w * s).sum::<f32>();
+            got.extend(head.chunks_exact(hidden).map(dot));
+        };
+        // In parts, and beside a sequence that decodes.
+        let (first, rest) = ids.split_at(ids.len() / 3);
+        let mut beside = model.session().unwrap();
+        beside.start(ids, &Request { max_tokens: Some(4), ..Request::default() }).unwrap();
+        session.feed(first, WantedLogits::States, &mut add).unwrap();
+        session.feed(rest, WantedLogits::States, &mut add).unwrap();
         assert!(relative_error(&got, &golden.logits) < 2e-4);
-        let refused =
-            session.generate(&golden.input_ids, &Request::default(), &mut |_, _| Control::Continue);
-        assert!(matches!(refused, Err(Error::Embeds)), "{refused:?}");
+        assert_eq!(beside.finish(None).unwrap().tokens, want);
+        assert_eq!(plain(&mut session), want);
     }
 }

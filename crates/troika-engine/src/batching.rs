@@ -7,6 +7,7 @@ use troika_device::{ForwardBatch, SeqRows};
 use troika_plan::Phase;
 
 use crate::error::EngineError;
+use crate::input::WantedLogits;
 use troika_program::kv::{KvCache, KvError, SeqId};
 
 /// A forward batch with the tokens and wanted rows behind it. It keeps its memory from one use to
@@ -22,6 +23,8 @@ pub(crate) struct PlannedBatch {
     pub positions: Vec<i32>,
     /// Runs of rows whose logits are wanted, with the sequence they belong to.
     pub wanted: Vec<(SeqId, Range<usize>)>,
+    /// Likewise runs of rows whose states behind the last layer are wanted.
+    pub states: Vec<(SeqId, Range<usize>)>,
     /// How many of the largest logits of these rows are handed out, if not all are.
     pub top_k: Option<usize>,
     /// Sequence entries kept for reuse, with their page tables.
@@ -38,8 +41,8 @@ pub(crate) struct NewRows<'a> {
     pub known_len: usize,
     /// The first position whose logits are wanted.
     pub logits_from: usize,
-    /// How many of the largest ones are wanted, if not all are.
-    pub top_k: Option<usize>,
+    /// What is wanted from there on.
+    pub wanted: WantedLogits,
     pub phase: Phase,
 }
 
@@ -52,6 +55,7 @@ impl Default for PlannedBatch {
             ids: Vec::new(),
             positions: Vec::new(),
             wanted: Vec::new(),
+            states: Vec::new(),
             top_k: None,
             unused: Vec::new(),
         }
@@ -71,6 +75,7 @@ impl PlannedBatch {
         self.ids.clear();
         self.positions.clear();
         self.wanted.clear();
+        self.states.clear();
         self.top_k = None;
     }
 
@@ -79,9 +84,11 @@ impl PlannedBatch {
         self.ids.len()
     }
 
-    /// Number of rows whose logits are wanted.
-    pub fn wanted_rows(&self) -> usize {
-        self.wanted.iter().map(|(_, r)| r.len()).sum()
+    /// Rows of the output that are wanted; a state has room in `of_state` of them.
+    pub fn wanted_rows(&self, of_state: usize) -> usize {
+        let rows =
+            |runs: &[(SeqId, Range<usize>)]| -> usize { runs.iter().map(|r| r.1.len()).sum() };
+        rows(&self.wanted) + rows(&self.states) * of_state
     }
 
     /// Appends rows and reserves their places in the cache.
@@ -115,13 +122,18 @@ impl PlannedBatch {
         self.positions.extend(rows.positions.clone().map(|p| p as i32));
         let from = rows.logits_from.max(rows.positions.start);
         if from < rows.positions.end {
-            let skipped = from - rows.positions.start;
+            let run = (rows.seq, first + (from - rows.positions.start)..first + count);
+            if rows.wanted == WantedLogits::States {
+                self.states.push(run);
+                return Ok(());
+            }
             // All rows of a batch get the same number.
+            let top_k = rows.wanted.top_k();
             self.top_k = match self.wanted.is_empty() {
-                true => rows.top_k,
-                false => self.top_k.zip(rows.top_k).map(|(a, b)| a.max(b)),
+                true => top_k,
+                false => self.top_k.zip(top_k).map(|(a, b)| a.max(b)),
             };
-            self.wanted.push((rows.seq, first + skipped..first + count));
+            self.wanted.push(run);
         }
         Ok(())
     }

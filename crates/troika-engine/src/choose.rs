@@ -275,7 +275,8 @@ impl Sequences {
             return Ok(0);
         }
         let used = slot.last_batch().map_or(budget.chunk, |b| b.rows());
-        let wanted: usize = slot.batches().iter().map(|b| b.wanted_rows()).sum();
+        let wanted: usize =
+            slot.batches().iter().map(|b| b.wanted_rows(self.rules.rows_of_state)).sum();
         // Where numbers depend on the row, a batch ends where its chunk ends.
         if used >= budget.chunk || self.rules.rows_matter {
             let most = (LOGITS_BYTES / (self.rules.output_cols * 4)).max(1);
@@ -301,7 +302,7 @@ impl Sequences {
             positions: positions.clone(),
             known_len: s.tokens.len(),
             logits_from: s.logits_from,
-            top_k: s.top_k(),
+            wanted: s.wanted,
             phase,
         };
         batch.push(&rows, &mut self.kv)?;

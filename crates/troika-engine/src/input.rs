@@ -15,6 +15,8 @@ pub enum WantedLogits {
     Last,
     /// Those after every token.
     All,
+    /// In place of logits, the states behind the last layer after every token, before the final norm.
+    States,
     /// So many of the largest ones after the last token, where its device picks them; else all of
     /// these.
     TopK(usize),
@@ -26,8 +28,13 @@ impl WantedLogits {
         match self {
             WantedLogits::None => usize::MAX,
             WantedLogits::Last | WantedLogits::TopK(_) => to - 1,
-            WantedLogits::All => from,
+            WantedLogits::All | WantedLogits::States => from,
         }
+    }
+
+    /// How many of the largest logits are wanted, if not all are.
+    pub(crate) fn top_k(self) -> Option<usize> {
+        if let WantedLogits::TopK(count) = self { Some(count) } else { None }
     }
 
     /// The same, but whole rows.
@@ -95,7 +102,7 @@ pub enum Event<'a> {
         seq: SeqId,
         /// The position of the token that these logits follow.
         position: usize,
-        /// One for each token of the vocabulary.
+        /// One for each token of the vocabulary, or the numbers of a state ([`WantedLogits::States`]).
         logits: &'a mut [f32],
         /// Whether they are the last ones wanted: the sequence waits for tokens now.
         last: bool,

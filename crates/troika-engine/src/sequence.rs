@@ -103,14 +103,6 @@ impl Sequence {
         self.begun = from > 0;
     }
 
-    /// How many of the largest logits are wanted, if not all are.
-    pub fn top_k(&self) -> Option<usize> {
-        match self.wanted {
-            WantedLogits::TopK(count) => Some(count),
-            _ => None,
-        }
-    }
-
     /// Removes tokens from `len` on, and the wish for logits.
     pub fn truncate(&mut self, len: usize) {
         self.tokens.truncate(len);

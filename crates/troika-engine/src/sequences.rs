@@ -54,6 +54,8 @@ pub(crate) struct Rules {
     pub page_len: usize,
     /// Numbers of a row of the output.
     pub output_cols: usize,
+    /// Rows of the output that have room for a state.
+    pub rows_of_state: usize,
     pub sharing: Sharing,
 }
 
@@ -70,6 +72,7 @@ impl Rules {
             context: plan.context,
             page_len: plan.page_len,
             output_cols: program.output_cols(),
+            rows_of_state: program.rows_of_state(),
             sharing: Sharing { sequences: sharing.sequences.max(1), ..sharing },
         }
     }

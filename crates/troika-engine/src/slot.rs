@@ -31,7 +31,9 @@ struct KnownBatch {
     seqs: Vec<Range<usize>>,
     /// Runs of rows whose logits are wanted.
     wanted: Vec<Range<usize>>,
-    /// How many of the largest ones, if not all are.
+    /// Runs of rows whose states are wanted.
+    states: Vec<Range<usize>>,
+    /// How many of the largest logits, if not all are.
     top_k: Option<usize>,
 }
 
@@ -40,6 +42,7 @@ impl KnownGraph {
         let shape = |batch: &PlannedBatch| KnownBatch {
             seqs: batch.forward.seqs.iter().map(|s| s.rows.clone()).collect(),
             wanted: batch.wanted.iter().map(|(_, rows)| rows.clone()).collect(),
+            states: batch.states.iter().map(|(_, rows)| rows.clone()).collect(),
             top_k: batch.top_k,
         };
         KnownGraph { graph: graph.clone(), batches: batches.iter().map(shape).collect() }
@@ -53,6 +56,7 @@ impl KnownGraph {
             let wanted = batch.wanted.iter().map(|(_, rows)| rows);
             known.seqs.iter().eq(seqs)
                 && known.wanted.iter().eq(wanted)
+                && known.states.iter().eq(batch.states.iter().map(|(_, rows)| rows))
                 && known.top_k == batch.top_k
         };
         self.batches.len() == batches.len() && self.batches.iter().zip(batches).all(alike)
@@ -201,6 +205,7 @@ impl BatchSlot {
             phase: batch.phase,
             rows: batch.forward.rows(),
             wanted: joined(batch.wanted.iter().map(|(_, rows)| rows.clone())),
+            states: joined(batch.states.iter().map(|(_, rows)| rows.clone())),
             chunk: chunk as u32,
             // Chunks use the pools in turn.
             set: chunk % self.pools.len(),
@@ -248,7 +253,8 @@ impl BatchSlot {
     /// Allocates inputs and logits for the planned batches.
     fn reserve(&mut self, model: &PlacedModel) -> Result<(), EngineError> {
         let padding = model.program.padding;
-        let wanted: usize = self.batches().iter().map(PlannedBatch::wanted_rows).sum();
+        let of_state = model.program.rows_of_state();
+        let wanted: usize = self.batches().iter().map(|b| b.wanted_rows(of_state)).sum();
         let row = model.program.output_cols() * 4;
         let need = (wanted + padding).checked_mul(row);
         if need.is_none_or(|need| self.logits.len() < need) {

@@ -304,20 +304,25 @@ impl Engine {
         if self.silent.is_none() {
             let buffer = self.slots[place].logits.clone();
             let mut guard = buffer.write()?;
-            let mut rows =
-                guard.as_mut_slice::<f32>().chunks_exact_mut(self.model.program.output_cols());
+            let mut rest = guard.as_mut_slice::<f32>();
+            let program = &self.model.program;
+            let cols = program.output_cols();
+            let of_state = [cols * program.rows_of_state(), program.state_cols()];
             for batch in 0..self.slots[place].batches().len() {
-                for at in 0..self.slots[place].batches()[batch].wanted.len() {
+                for at in 0.. {
                     let planned = &self.slots[place].batches()[batch];
-                    let (seq, range) = planned.wanted[at].clone();
+                    let logits = planned.wanted.get(at);
+                    let run = logits.or_else(|| planned.states.get(at - planned.wanted.len()));
+                    let top_k = planned.top_k.filter(|_| logits.is_some());
+                    let [room, len] = if logits.is_some() { [cols; 2] } else { of_state };
+                    let Some((seq, range)) = run.cloned() else { break };
                     for row in range {
                         let position = self.slots[place].batches()[batch].positions[row] as usize;
-                        let Some(logits) = rows.next() else { continue };
+                        let Some(own) = rest.split_off_mut(..room) else { continue };
                         if left_out.contains(&(batch as u32)) {
                             continue;
                         }
-                        let top_k = self.slots[place].batches()[batch].top_k;
-                        told |= self.hand_out_logits(seq, position, logits, top_k, on);
+                        told |= self.hand_out_logits(seq, position, &mut own[..len], top_k, on);
                     }
                 }
             }
@@ -392,7 +397,7 @@ impl Engine {
         let Some(token) = then else { return self.idle(seq) };
         match self.handle.append_token(seq, len, token) {
             Ok(()) => {
-                let wanted = match self.seqs.all.get(&seq).and_then(Sequence::top_k) {
+                let wanted = match self.seqs.all.get(&seq).and_then(|s| s.wanted.top_k()) {
                     Some(count) => WantedLogits::TopK(count),
                     None => WantedLogits::Last,
                 };

@@ -72,6 +72,7 @@ pub fn copies(
             phase,
             rows: tokens,
             wanted: vec![last],
+            states: Vec::new(),
             chunk: 0,
             set: 0,
             logits_row: 0,

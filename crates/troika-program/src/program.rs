@@ -382,6 +382,16 @@ impl Program {
         self.lowered.edges[self.lowered.logits().0].cols
     }
 
+    /// Numbers of the state behind the last layer.
+    pub fn state_cols(&self) -> usize {
+        self.lowered.segments.last().map_or(0, |head| self.lowered.edges[head.inputs[0].0].cols)
+    }
+
+    /// Rows of the output that have room for a state.
+    pub fn rows_of_state(&self) -> usize {
+        self.state_cols().div_ceil(self.output_cols())
+    }
+
     /// The placement of a segment in a forward batch of some rows.
     pub(crate) fn placed(&self, phase: Phase, rows: usize, segment: usize) -> &Placement {
         match phase {

@@ -27,6 +27,8 @@ pub struct BatchShape {
     pub rows: usize,
     /// Ranges of rows whose logits are wanted, ascending and with gaps between them.
     pub wanted: Vec<Range<usize>>,
+    /// Likewise of rows whose states behind the last layer are wanted, in place of logits.
+    pub states: Vec<Range<usize>>,
     /// Its chunk, counted from the first one in flight.
     pub chunk: u32,
     /// The set of buffers for the values between its segments.
@@ -292,6 +294,10 @@ impl<'a> ChunkTasks<'a> {
                 self.segment(i, run.clone())?;
                 self.logits_to_host(run.clone());
             }
+            for run in &self.batch.states {
+                self.states_to_host(i, run.clone(), logits_row);
+                logits_row += run.len() * self.program.rows_of_state();
+            }
         }
         let ChunkTasks { tasks, ends, shared, .. } = self;
         Ok(ChunkMade { tasks, logits_row, ends, shared })
@@ -498,6 +504,24 @@ impl<'a> ChunkTasks<'a> {
                 copy.to.row_bytes = kept * LARGEST_BYTES;
             }
         }
+    }
+
+    /// What the head reads goes to the buffer of logits, from its row `to` on.
+    fn states_to_host(&mut self, head: usize, rows: Range<usize>, to: usize) {
+        let program = self.program;
+        let placement = program.placed(self.batch.phase, self.batch.rows, head);
+        let device = placement.segment.pieces().next().map_or(0, |piece| piece.device);
+        let value = program.lowered.segments[head].inputs[0].0;
+        let cols = 0..program.values.cols[value];
+        let host = Instance::new(SpaceId::HOST, cols.clone());
+        let operand = ValueCols { value, cols: cols.clone() };
+        let (first, count) = (rows.start, rows.len());
+        self.fetch(value, &host, &Area { rows: rows.clone(), cols }, device);
+        let from = self.view(&operand, &host, Rows { first, count, room: count });
+        let row = program.output_cols() * size_of::<f32>();
+        let (offset, stride) = (to * row, row * program.rows_of_state());
+        let to = NamedView { buffer: BufferName::Logits, offset, stride, ..from.clone() };
+        self.push(device, copy_name(), rows, NamedWork::Copy(NamedCopy { from, to, top_k: None }));
     }
 
     fn view(&self, o: &ValueCols, instance: &Instance, rows: Rows) -> NamedView {

@@ -239,7 +239,7 @@ pub async fn prompt_logprobs(
     top: usize,
 ) -> Result<Vec<Logprobs>, Problem> {
     let next = prompt.get(1..).unwrap_or_default().to_vec();
-    read(turn, prompt, Vec::new(), move |known, position, row| {
+    read(turn, prompt, WantedLogits::All, Vec::new(), move |known, position, row| {
         if let Some(&next) = next.get(position) {
             known.push(Logprobs::of(row, next, top));
         }
@@ -256,7 +256,7 @@ pub async fn embedding(turn: Turn, tokens: &[u32]) -> Result<Vec<f32>, Problem> 
         sum.resize(row.len(), 0.0);
         sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(*x));
     };
-    let sum = read(&turn, tokens, Vec::new(), add).await?;
+    let sum = read(&turn, tokens, WantedLogits::States, Vec::new(), add).await?;
     let length = sum.iter().map(|x| x * x).sum::<f64>().sqrt();
     if !length.is_finite() || length == 0.0 {
         return Err(Problem::fault("the embedding is not finite; are the weights damaged?"));
@@ -277,7 +277,7 @@ impl Drop for EndsWhenDropped {
     }
 }
 
-/// Computes a text when it is the client's turn, and adds to `sum` a row of the output for each
+/// Computes a text when it is the client's turn, and adds to `sum` the row that is wanted for each
 /// token, with its position.
 ///
 /// # Errors
@@ -285,6 +285,7 @@ impl Drop for EndsWhenDropped {
 async fn read<T: Send + 'static>(
     turn: &Turn,
     tokens: &[u32],
+    wanted: WantedLogits,
     mut sum: T,
     add: impl Fn(&mut T, usize, &[f32]) + Send + 'static,
 ) -> Result<T, Problem> {
@@ -306,7 +307,7 @@ async fn read<T: Send + 'static>(
             if ended.load(Ordering::Relaxed) {
                 return Err(troika::Error::Cancelled.into());
             }
-            session.feed(part, WantedLogits::All, &mut |at, row| add(&mut sum, at, row))?;
+            session.feed(part, wanted, &mut |at, row| add(&mut sum, at, row))?;
             host.count_prefilled(part.len());
         }
         Ok(sum)

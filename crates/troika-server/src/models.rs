@@ -24,10 +24,9 @@ pub enum ModelState {
     Failed(String),
 }
 
-/// A model on offer, for answers or for embeddings.
+/// A model on offer.
 struct OfferedModel {
     offer: ModelOffer,
-    embeddings: bool,
     state: Mutex<ModelState>,
     /// Held by whoever opens it.
     opening: tokio::sync::Mutex<()>,
@@ -82,8 +81,6 @@ pub struct ListedModel {
     pub bytes: u64,
     /// What it is doing.
     pub state: ModelState,
-    /// Whether it is open for embeddings.
-    pub embeddings: bool,
 }
 
 /// All models on offer.
@@ -105,11 +102,11 @@ impl Models {
         metrics: Arc<Metrics>,
         note: Log,
     ) -> Models {
-        let model = |offer: &ModelOffer, embeddings| {
+        let model = |offer: &ModelOffer| {
             let (state, opening) = (Mutex::default(), tokio::sync::Mutex::default());
-            Arc::new(OfferedModel { offer: offer.clone(), embeddings, state, opening })
+            Arc::new(OfferedModel { offer: offer.clone(), state, opening })
         };
-        let offered = offers.iter().flat_map(|o| [model(o, false), model(o, true)]).collect();
+        let offered = offers.iter().map(model).collect();
         let (began, making_room) = (Instant::now(), tokio::sync::Mutex::default());
         Models { offered, memory, metrics, began, note, making_room }
     }
@@ -128,13 +125,9 @@ impl Models {
     ///
     /// # Errors
     /// There is no such model, it cannot be opened, or there is no room for it.
-    pub async fn get(
-        self: &Arc<Self>,
-        name: Option<&str>,
-        embeddings: bool,
-    ) -> Result<InUse, Problem> {
+    pub async fn get(self: &Arc<Self>, name: Option<&str>) -> Result<InUse, Problem> {
         let name = name.unwrap_or(self.default_name());
-        let model = self.find(name, embeddings).ok_or_else(|| self.unknown(name))?;
+        let model = self.find(name).ok_or_else(|| self.unknown(name))?;
         if let Some(open) = model.open() {
             return Ok(open);
         }
@@ -145,19 +138,18 @@ impl Models {
     }
 
     /// The model that a request for this name gets.
-    fn find(&self, name: &str, embeddings: bool) -> Option<&Arc<OfferedModel>> {
+    fn find(&self, name: &str) -> Option<&Arc<OfferedModel>> {
         // Ollama's names end in a tag.
         let plain = name.strip_suffix(":latest").unwrap_or(name);
-        let mut offered = self.offered.iter().filter(|p| p.embeddings == embeddings);
         let is = |known: &String| *known == plain || *known == name;
-        let named = offered.clone().find(|p| is(&p.offer.name) || p.offer.aliases.iter().any(is));
-        named.or_else(|| offered.find(|p| p.offer.any_name))
+        let named = |p: &&Arc<OfferedModel>| is(&p.offer.name) || p.offer.aliases.iter().any(is);
+        let mut offered = self.offered.iter();
+        offered.clone().find(named).or_else(|| offered.find(|p| p.offer.any_name))
     }
 
     /// The problem that there is no model of a name.
     pub fn unknown(&self, name: &str) -> Problem {
-        let offered = self.offered.iter().filter(|p| !p.embeddings);
-        let known: Vec<&str> = offered.map(|p| &*p.offer.name).collect();
+        let known: Vec<&str> = self.offered.iter().map(|p| &*p.offer.name).collect();
         let message =
             format!("there is no model {name:?} here; the models are {}", known.join(", "));
         let problem = Problem::new(StatusCode::NOT_FOUND, message).with_code("model_not_found");
@@ -174,9 +166,8 @@ impl Models {
         self.make_room(model).await?;
         *model.state() = ModelState::Loading;
         let (of, metrics, began) = (model.clone(), self.metrics.clone(), self.began);
-        let opened = tokio::task::spawn_blocking(move || {
-            OpenModel::open(&of.offer, of.embeddings, &metrics, began)
-        });
+        let opened =
+            tokio::task::spawn_blocking(move || OpenModel::open(&of.offer, &metrics, began));
         let opened = opened.await.unwrap_or_else(|_| Err("opening it gave up".into()));
         match opened {
             Ok(host) => {
@@ -226,9 +217,7 @@ impl Models {
 
     async fn close(&self, model: &OfferedModel, idle_for: Duration) {
         let Some(host) = model.close(idle_for) else { return };
-        if !model.embeddings {
-            self.metrics.closed(&host.name);
-        }
+        self.metrics.closed(&host.name);
         (self.note)(&format!("closed {}: nobody uses it", host.name));
         // It waits for the model's thread.
         let _ = tokio::task::spawn_blocking(move || drop(host)).await;
@@ -243,33 +232,26 @@ impl Models {
 
     /// Closes a model now, if nobody uses it.
     pub async fn unload(&self, name: &str) {
-        for embeddings in [false, true] {
-            if let Some(model) = self.find(name, embeddings) {
-                self.close(model, Duration::ZERO).await;
-            }
+        if let Some(model) = self.find(name) {
+            self.close(model, Duration::ZERO).await;
         }
     }
 
     /// The model that a request for this name gets, for a list.
     pub fn listed(&self, name: &str) -> Option<ListedModel> {
-        let found = &self.find(name, false)?.offer.name;
+        let found = &self.find(name)?.offer.name;
         self.list().into_iter().find(|listed| listed.name == *found)
     }
 
     /// All models.
     pub fn list(&self) -> Vec<ListedModel> {
-        let embeds = |name: &str| {
-            let twin = self.offered.iter().find(|p| p.embeddings && p.offer.name == name);
-            twin.is_some_and(|p| matches!(&*p.state(), ModelState::Open(_)))
-        };
         let list = |p: &Arc<OfferedModel>| ListedModel {
             name: p.offer.name.clone(),
             names: [std::slice::from_ref(&p.offer.name), &p.offer.aliases].concat(),
             bytes: p.offer.bytes,
             state: p.state().clone(),
-            embeddings: embeds(&p.offer.name),
         };
-        self.offered.iter().filter(|p| !p.embeddings).map(list).collect()
+        self.offered.iter().map(list).collect()
     }
 
     /// The bytes of all open models.

@@ -172,12 +172,11 @@ impl OpenModel {
     /// The model cannot be opened, or there is no thread: a sentence.
     pub fn open(
         offer: &ModelOffer,
-        embeddings: bool,
         metrics: &Arc<Metrics>,
         server_began: Instant,
     ) -> Result<OpenModel, String> {
         let tracer = Tracer::on();
-        let options = OpenOptions { embeddings, tracer: tracer.clone(), ..offer.options.clone() };
+        let options = OpenOptions { tracer: tracer.clone(), ..offer.options.clone() };
         let model = Model::open_with_helper(&offer.source, &options, offer.chat_helper.clone());
         let model = model.map_err(|e| e.to_string())?;
         let clock_began = server_began.elapsed().saturating_sub(model.clock().now());

@@ -110,7 +110,7 @@ impl From<troika::Error> for Problem {
             E::Chat(_) | E::EmptyPrompt | E::NoTokens | E::NoTextOfTemplate => {
                 Problem::bad(message)
             }
-            E::NoTokenizer(_) | E::Tokenizer(_) | E::Sample(_) | E::Embeds => Problem::bad(message),
+            E::NoTokenizer(_) | E::Tokenizer(_) | E::Sample(_) => Problem::bad(message),
             E::Engine(EngineError::Token { .. }) => Problem::bad(message),
             _ => Problem::fault(message),
         }

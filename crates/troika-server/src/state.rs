@@ -76,7 +76,7 @@ impl Server {
     /// # Errors
     /// Those of [`Models::get`].
     pub async fn model(&self, name: Option<&str>) -> Result<InUse, Problem> {
-        self.models.get(name, false).await
+        self.models.get(name).await
     }
 }
 

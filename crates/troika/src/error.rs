@@ -96,9 +96,6 @@ pub enum Error {
     /// An error of a device.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// Generation by a model that was opened for embeddings.
-    #[error("the model was opened for embeddings and computes no logits; open it without")]
-    Embeds,
     /// An error in sampling.
     #[error(transparent)]
     Sample(#[from] SampleError),

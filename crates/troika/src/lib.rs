@@ -50,6 +50,7 @@ mod driver;
 mod energy;
 mod error;
 mod expert_options;
+mod final_norm;
 mod generate;
 mod generation;
 mod kept_of_devices;

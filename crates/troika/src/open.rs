@@ -73,9 +73,8 @@ impl Model {
     ) -> Result<Model, Error> {
         let (source, clock) = (source.into(), RealClock::new());
         let (devices, notes) = options.devices_by(clock)?;
-        let Described { files, mut spec, mut store } = describe(&source, options.bind())?;
+        let Described { files, spec, mut store } = describe(&source, options.bind())?;
         options.npu_numbers.calibration().iter().try_for_each(|c| c.apply(&spec, &mut store))?;
-        spec.embeds = options.embeddings;
         let mut text = ModelText::load(&files.source, spec.vocab, helper);
         let warnings = &mut text.warnings;
         warnings.extend_from_slice(store.warnings());

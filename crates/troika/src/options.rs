@@ -48,9 +48,6 @@ pub struct OpenOptions {
     pub predictor: Option<PredictorOptions>,
     /// Hears of opening, and may end it.
     pub observer: Option<Arc<dyn OpenObserver>>,
-    /// Whether rows of the last state, for embeddings, are the output in place of logits:
-    /// [`Session::feed`](crate::Session::feed) passes them on.
-    pub embeddings: bool,
     /// The longest sequence; `None`: the model's own limit.
     pub context: Option<usize>,
     /// The most rows of a prompt chunk; `None`: 512, or what a profile finds to be fast.

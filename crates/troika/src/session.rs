@@ -12,6 +12,7 @@ use troika_model::tokenizer::{Detokenizer, StopMatcher, Tokenizer};
 use troika_plan::Phase;
 
 use crate::error::Error;
+use crate::final_norm::FinalNorm;
 use crate::generate::{Finish, Generating, Times};
 use crate::open::{Model, Opened};
 use crate::session_state::{Ended, SessionState, Shared, lock};
@@ -262,9 +263,6 @@ impl Session {
         constraint: Option<Box<dyn Constraint>>,
     ) -> Result<(), Error> {
         request.params.check()?;
-        if self.opened.spec.embeds {
-            return Err(Error::Embeds);
-        }
         check_prompt(&self.opened, prompt)?;
         self.settle()?;
         self.text = None;
@@ -380,7 +378,8 @@ impl Session {
     }
 
     /// Appends tokens as a prompt and passes on logits with the position of the token they follow, without
-    /// sampling; [`WantedLogits::TopK`] counts as [`WantedLogits::Last`]. Devices that model time
+    /// sampling; [`WantedLogits::TopK`] counts as [`WantedLogits::Last`]. In place of logits there may be
+    /// [`WantedLogits::States`], here behind the model's final norm. Devices that model time
     /// only give none. `on_logits` may change the logits. It runs in the middle of an engine step:
     /// there, this thread cannot wait for other sessions of the model ([`Error::EngineHeld`]), but
     /// may cancel and drop them.
@@ -414,12 +413,17 @@ impl Session {
         lock(&self.state).restart(None);
         let driver = &self.opened.driver;
         let logits = logits.whole();
+        let norm = match logits {
+            WantedLogits::States => Some(FinalNorm::read(&self.opened)?),
+            _ => None,
+        };
         driver.handle.feed(&SequenceInput { seq: self.seq, tokens, logits, phase })?;
         let state = self.state.clone();
         // Logits are passed on in the middle of a step: a panic must wait for its end.
         let mut panicked = None;
         let mut guarded = |position: usize, row: &mut [f32]| {
             if panicked.is_none() {
+                norm.iter().for_each(|norm| norm.apply(row));
                 let given = catch_unwind(AssertUnwindSafe(|| on_logits(position, row)));
                 panicked = given.err();
             }

@@ -199,7 +199,6 @@ impl<'a> Base<'a> {
             embed_scale: 1.0,
             layers,
             final_norm: self.rms(),
-            embeds: false,
             tied: self.tied,
             head_bias: false,
             logit_scale: 1.0,

@@ -259,7 +259,7 @@ impl Lowered {
         self.segments.iter().filter(reads).find_map(|s| kv_heads(&s.graph))
     }
 
-    /// The output: logits, `[rows, vocab]` f32, or the last state, `[rows, hidden]` f32.
+    /// The logits, `[rows, vocab]` f32.
     pub fn logits(&self) -> EdgeId {
         EdgeId(self.edges.len() - 1)
     }

@@ -58,10 +58,6 @@ impl Lowerer<'_> {
         let mut e = Emit::new(self, SegmentKind::Head, None);
         let x = e.input(x);
         let n = e.norm(x, spec.final_norm, WeightRole::FinalNorm, 0)?;
-        if spec.embeds {
-            e.output("state", n, DType::F32);
-            return e.finish();
-        }
         // A quantized tied head is a separate weight.
         let own = !spec.tied || (e.lowerer.weights)(Key::model(WeightRole::Head)).is_some();
         let weight = e.weight(if own { WeightRole::Head } else { WeightRole::Embed })?;

@@ -20,9 +20,6 @@ pub struct ModelSpec {
     pub layers: Vec<Layer>,
     /// Norm before the head.
     pub final_norm: Norm,
-    /// Whether the last state, after the final norm, is the output in place of logits.
-    #[serde(default)]
-    pub embeds: bool,
     /// Whether the head's weight is the embedding table.
     pub tied: bool,
     /// Whether the head has a bias.

@@ -51,7 +51,7 @@ impl Sequence {
     /// Whether a fixed state is kept as it is when `rows` follow within its page: behind a chunk or
     /// a prompt, and before rows that may be taken back.
     pub fn keeps_state(&self, group: &PageGroup, rows: usize) -> bool {
-        let within = group.kind == StateKind::Fixed && self.len % group.page_len > 0;
+        let within = group.kind == StateKind::Fixed && !self.len.is_multiple_of(group.page_len);
         within && (rows > 1 || (rows == 1 && self.border == self.len))
     }
 

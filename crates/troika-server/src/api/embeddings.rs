@@ -62,7 +62,7 @@ async fn embed(
     call: &JsonRequest,
     name: &'static str,
 ) -> Result<Embedded, Problem> {
-    let host = server.models.get(call.model()?.as_deref(), true).await?;
+    let host = server.models.get(call.model()?.as_deref()).await?;
     let given = call.fields().value(name).cloned();
     let given =
         given.ok_or_else(|| Problem::field(name, format!("the field {name} is missing")))?;

@@ -67,7 +67,6 @@ fn model(listed: &ListedModel) -> Value {
         ("prefill_tok_s", figures.prefill_rate.into()),
         ("decode_tok_s", figures.decode_rate.into()),
         ("expert_hits", json!(figures.expert_hits)),
-        ("embeddings_open", listed.embeddings.into()),
         ("template", if host.model.has_template() { "own" } else { "default" }.into()),
         ("busy", json!(figures.busy)),
     ] {

@@ -255,6 +255,7 @@ impl TimedRun<'_> {
                 phase,
                 rows,
                 wanted: if ends { vec![last] } else { Vec::new() },
+                states: Vec::new(),
                 chunk: chunk as u32,
                 set: chunk % sets,
                 logits_row: 0,
