@@ -4,7 +4,7 @@
 use troika_graph::partition::{
     ColumnSplit, around_experts, expert_group, single_choices, split_columns,
 };
-use troika_graph::{ActivationFormat, Op, Subgraph, convert_products, restrict_activations};
+use troika_graph::{ActivationFormat, Subgraph, convert_products, restrict_activations};
 use troika_model::lower::{Lowered, SegmentKind};
 use troika_plan::CalibratedProducts;
 
@@ -101,11 +101,8 @@ fn parts(all: &mut Vec<ProfiledGraph>, whole: &Subgraph, converted: Option<Activ
         add(SegmentPart::Beside, "beside experts".into(), None, piece.graph);
     }
     add(SegmentPart::Choices, "experts of one choice each".into(), None, choices);
-    let experts = around.experts.graph.nodes.iter().find_map(|node| match &node.op {
-        Op::Experts(e) => Some(e.gate.len()),
-        _ => None,
-    });
-    let ids: Vec<usize> = (0..experts.unwrap_or(0)).collect();
+    let experts = around.experts.graph.experts();
+    let ids: Vec<usize> = (0..experts.map_or(0, |e| e.gate.len())).collect();
     let most = whole.max_rows().max(CAPACITIES[0]);
     // A layer with fewer experts than that has no group of this size.
     for size in GROUPS.into_iter().filter(|size| *size <= ids.len()) {
