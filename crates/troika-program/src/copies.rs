@@ -68,16 +68,9 @@ pub fn copies(
         let forward = kv.next_batch(seq, tokens)?;
         let before = handover.before(phase, &forward, &program);
         let last = tokens - 1..tokens;
-        let batch = BatchShape {
-            phase,
-            rows: tokens,
-            wanted: vec![last],
-            chunk: 0,
-            set: 0,
-            logits_row: 0,
-            top_k: None,
-        };
-        let tasks = program.tasks(&slots, &batch)?.tasks;
+        let batch =
+            BatchShape { phase, rows: tokens, wanted: vec![last], chunk: 0, set: 0, top_k: None };
+        let tasks = program.tasks(&slots, &[batch])?;
         let (handover, values) = (count(&before, &program), count(&tasks, &program));
         phases.push(PhaseCopies { phase, tokens, cached, handover, values });
     }
