@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use conformance::engines::{EngineOptions, engine};
 use troika::describe;
 use troika::device::{Device, Work};
-use troika::engine::{Engine, Event, Next, SeqId, SequenceInput, Sharing, WantedLogits};
+use troika::engine::{Admission, Engine, Event, Next, SeqId, SequenceInput, Sharing, WantedLogits};
 use troika::graph::DType;
 use troika::plan::{PlanDevice, PlanRequest, Strategy, make};
 use troika::weights::FloatType;
@@ -185,7 +185,8 @@ fn forks_go_on_from_the_pages_that_they_share() {
         let want = World::alone(model, &tokens);
         for strategy in [Strategy::OneDevice, Strategy::Alternate] {
             let mut world = World::new(model, strategy.clone());
-            let root = world.engine.open();
+            let shares = Admission { shares: true, ..Admission::default() };
+            let root = world.engine.handle().admit(shares).unwrap();
             world.prompt(root, &tokens[..29]);
             world.decode(root, &tokens[29..30]);
             let mut of = root;
@@ -212,7 +213,11 @@ fn forks_go_on_from_the_pages_that_they_share() {
                         })
                         .unwrap();
                 }
-                assert_eq!(shared, len / PAGE * PAGE, "{model}, {strategy}: {len} of {of}");
+                // Chunks that are in flight together leave the states behind the last ones only,
+                // and windows forget.
+                let whole = len / PAGE * PAGE;
+                let all = model == MODELS[0] && (strategy == Strategy::OneDevice || len > CHUNK);
+                assert!(shared == whole || !all, "{model}, {strategy}: {shared} of {len}");
                 let alone = World::alone(model, &text);
                 assert!(row == alone[text.len() - 1], "{model}, {strategy}: {len} of {of}");
                 of = fork;

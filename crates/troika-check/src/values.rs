@@ -43,10 +43,7 @@ impl Values {
     /// Random floats, valid token ids and positions, and different experts in each row.
     pub fn new(g: &Subgraph, rows: usize, seed: u64) -> Values {
         let mut r = Random(seed);
-        let experts = g.nodes.iter().find_map(|n| match &n.op {
-            Op::Experts(e) => Some(e.gate.len()),
-            _ => None,
-        });
+        let experts = g.experts().map_or(1, |e| e.gate.len());
         let positions: Vec<i32> = forward(rows)
             .seqs
             .iter()
@@ -56,7 +53,7 @@ impl Values {
         for id in g.inputs.iter().chain(&g.states) {
             let (v, cols) = (g.value(*id), g.value(*id).shape.row_len());
             let rows = if g.states.contains(id) { POSITIONS } else { rows };
-            let expert = |i: usize| (i / cols * 3 + i % cols) % experts.unwrap_or(1);
+            let expert = |i: usize| (i / cols * 3 + i % cols) % experts;
             let value: Vec<u8> = match v.dtype {
                 DType::I32 if cols == 1 => positions.iter().flat_map(|p| p.to_le_bytes()).collect(),
                 DType::I32 => {

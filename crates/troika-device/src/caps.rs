@@ -86,6 +86,34 @@ pub struct Caps {
     pub facts: Vec<(String, String)>,
 }
 
+impl Default for Caps {
+    /// Those of a device without limits, in the host's memory, that takes one list at a time.
+    fn default() -> Caps {
+        Caps {
+            static_shapes: false,
+            row_buckets: Vec::new(),
+            spaces: vec![SpaceId::HOST],
+            numerics: String::new(),
+            max_binding_bytes: None,
+            weight_dtypes: Vec::new(),
+            weight_bytes: Vec::new(),
+            activation_formats: Vec::new(),
+            max_graph_bytes: None,
+            max_graphs: None,
+            max_resident_bytes: None,
+            queue_depth: 1,
+            queue_waits: true,
+            host_tasks: true,
+            strided_rows: true,
+            top_k: 0,
+            offset_alignment: 1,
+            bakes_weights: false,
+            weights_per_shape: None,
+            facts: Vec::new(),
+        }
+    }
+}
+
 impl Caps {
     /// The [`Caps::numerics`] of a device that models time only.
     pub const NO_NUMERICS: &'static str = "none";

@@ -1,6 +1,7 @@
 //! Devices, command lists and queues.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
@@ -15,6 +16,18 @@ use crate::host::HostTask;
 use crate::memory::{Buffer, OutOfMemory, View};
 use crate::timeline::{Signal, Timelines, Wait, Waiting};
 use crate::weight::WeightSource;
+
+/// Tells the devices of a process apart: each knows its own code and weights by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceId(u64);
+
+impl DeviceId {
+    /// One that no other device has.
+    pub fn unique() -> DeviceId {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        DeviceId(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
 
 /// The memory of a subgraph's inputs, states and outputs, in its order.
 ///

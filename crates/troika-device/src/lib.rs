@@ -22,8 +22,8 @@ mod weight_bytes;
 pub use caps::{Caps, DeviceKind};
 pub use clock::{Clock, RealClock};
 pub use device::{
-    Bindings, CommandList, CompileRequest, CompileResults, Completion, CopyRows, Device, Queue,
-    Run, Submission, TaskTime, Work,
+    Bindings, CommandList, CompileRequest, CompileResults, Completion, CopyRows, Device, DeviceId,
+    Queue, Run, Submission, TaskTime, Work,
 };
 pub use error::DeviceError;
 pub use executable::{Executable, ExecutableId, Weights};

@@ -4,6 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::mem::swap;
 use std::ops::Range;
 
+use troika_graph::StateKind;
 use troika_model::spec::ModelSpec;
 use troika_plan::{Phase, Plan};
 use troika_program::{Handover, Program};
@@ -48,6 +49,9 @@ pub(crate) struct Rules {
     /// Whether sequences may share cached pages: each state lies in one place, and numbers do not
     /// depend on how a prompt is cut.
     pub shares_pages: bool,
+    /// Whether what is shared is published after each chunk of a prompt: the next one drops states
+    /// of one row.
+    pub shares_chunks: bool,
     pub chunk: usize,
     pub chunks_in_flight: usize,
     pub context: usize,
@@ -67,6 +71,7 @@ impl Rules {
             phases_are_apart: program.phases_are_apart(),
             rows_matter,
             shares_pages: program.state_instances.iter().all(|i| i.len() == 1) && !rows_matter,
+            shares_chunks: program.lowered.page_groups.contains(&StateKind::Fixed),
             chunk: plan.prefill.chunk,
             chunks_in_flight: plan.prefill.chunks_in_flight,
             context: plan.context,

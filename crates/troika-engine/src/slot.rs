@@ -209,11 +209,10 @@ impl BatchSlot {
             chunk: chunk as u32,
             // Chunks use the pools in turn.
             set: chunk % self.pools.len(),
-            logits_row: 0,
             top_k: batch.top_k,
         };
-        let mut shapes: Vec<BatchShape> = self.batches().iter().enumerate().map(shape).collect();
-        let named = model.program.all_tasks(&model.slots, &mut shapes)?.tasks;
+        let shapes: Vec<BatchShape> = self.batches().iter().enumerate().map(shape).collect();
+        let named = model.program.tasks(&model.slots, &shapes)?;
         let forwards: Vec<_> = self.batches().iter().map(|b| b.forward.clone()).collect();
         let schedule = Schedule::of_named(&named, &forwards);
         let (tasks, dispatchers) = self.bind(model, &named)?;

@@ -298,6 +298,9 @@ impl Engine {
             if let Some(s) = self.seqs.all.get_mut(&seq) {
                 (s.in_flight, s.alone) = (None, false);
             }
+            if self.seqs.rules.shares_chunks {
+                self.seqs.publish(seq);
+            }
             self.seqs.settle(seq);
         }
         let mut told = false;

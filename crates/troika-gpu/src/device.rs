@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
 use troika_device::{
-    Buffer, Caps, Clock, CompileRequest, CompileResults, Completion, Device, DeviceError,
+    Buffer, Caps, Clock, CompileRequest, CompileResults, Completion, Device, DeviceError, DeviceId,
     DeviceKind, Executable, OutOfMemory, Queue, WeightSource, Weights,
 };
 use troika_graph::{ActivationFormat, DType, Subgraph, verify};
@@ -15,7 +15,7 @@ use crate::code::Code;
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::kernels::{MOST_TOP_K, WeightFormat};
-use crate::loaded::{DeviceId, LoadedGraph};
+use crate::loaded::LoadedGraph;
 use crate::prefetch::{PipelinePrefetch, failure};
 use crate::queue::{self, QUEUE_DEPTH};
 use crate::weights::load;
@@ -135,27 +135,20 @@ fn caps(adapter: &Adapter, gpu: &Gpu, memory: Option<u64>) -> Caps {
         facts.push(("most bytes of weights".into(), bytes.to_string()));
     }
     Caps {
-        static_shapes: false,
-        row_buckets: Vec::new(),
         spaces: vec![gpu.space],
         numerics: format!("gpu {} {}", adapter.name(), adapter.driver()),
         max_binding_bytes: Some(gpu.limits.max_storage_buffer_binding_size),
         weight_dtypes: DType::WEIGHTS.to_vec(),
         weight_bytes: weight_bytes(),
         activation_formats: vec![ActivationFormat::INT8],
-        max_graph_bytes: None,
-        max_graphs: None,
         max_resident_bytes: memory,
         queue_depth: QUEUE_DEPTH,
-        queue_waits: true,
         host_tasks: false,
-        strided_rows: true,
         // The host reads whole rows where they are.
         top_k: if gpu.host.is_some() { 0 } else { MOST_TOP_K as usize },
         offset_alignment: 4,
-        bakes_weights: false,
-        weights_per_shape: None,
         facts,
+        ..Caps::default()
     }
 }
 

@@ -6,12 +6,12 @@ use std::sync::mpsc::SyncSender;
 
 use smallvec::SmallVec;
 use troika_device::{
-    Clock, CommandList, Completion, DeviceError, Queue, Run, ThreadQueue, ThreadQueueOptions,
-    WaitTimes, Work,
+    Clock, CommandList, Completion, DeviceError, DeviceId, Queue, Run, ThreadQueue,
+    ThreadQueueOptions, WaitTimes, Work,
 };
 
 use crate::gpu::Gpu;
-use crate::loaded::{DeviceId, LoadedGraph};
+use crate::loaded::LoadedGraph;
 use crate::run::Runner;
 
 /// The most lists in a queue.

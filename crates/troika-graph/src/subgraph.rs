@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::dtype::DType;
-use crate::op::Op;
+use crate::op::{Experts, Op};
 use crate::shape::Shape;
 use crate::weight::{WeightDecl, WeightRef};
 
@@ -62,6 +62,14 @@ pub struct Subgraph {
 }
 
 impl Subgraph {
+    /// Its op of all experts of a layer, if there is one.
+    pub fn experts(&self) -> Option<&Experts> {
+        self.nodes.iter().find_map(|node| match &node.op {
+            Op::Experts(experts) => Some(experts),
+            _ => None,
+        })
+    }
+
     /// The value behind an id.
     ///
     /// # Panics

@@ -5,7 +5,7 @@ use std::sync::mpsc::SyncSender;
 
 use troika_device::{
     Caps, Clock, CompileRequest, CompileResults, Completion, Device, DeviceError, DeviceKind,
-    Executable, Queue, RealClock, SpaceId, WeightSource, Weights,
+    Executable, Queue, RealClock, WeightSource, Weights,
 };
 use troika_graph::{ActivationFormat, DType, Op, ScaleOrigin, Subgraph, verify};
 use troika_trace::Tracer;
@@ -275,22 +275,13 @@ fn caps(runtime: &Runtime, chosen: Chosen, row_buckets: Vec<usize>) -> Caps {
     Caps {
         row_buckets,
         static_shapes: true,
-        spaces: vec![SpaceId::HOST],
         numerics: format!("{}-{}-f32", provider.name(), hardware.name()),
-        max_binding_bytes: None,
         weight_dtypes: DType::WEIGHTS.to_vec(),
-        weight_bytes: Vec::new(),
         activation_formats: formats(),
         // What a protobuf file holds at most.
         max_graph_bytes: Some(i32::MAX as u64),
-        max_graphs: None,
-        max_resident_bytes: None,
         queue_depth: QUEUE_DEPTH,
-        queue_waits: true,
         host_tasks: false,
-        strided_rows: true,
-        top_k: 0,
-        offset_alignment: 1,
         bakes_weights: true,
         // Floats are f32.
         weights_per_shape: Some(size_of::<f32>()),
@@ -299,6 +290,7 @@ fn caps(runtime: &Runtime, chosen: Chosen, row_buckets: Vec<usize>) -> Caps {
             ("runtime".into(), runtime.library.display().to_string()),
             ("static shapes".into(), format!("rows {}", rows.join(", "))),
         ],
+        ..Caps::default()
     }
 }
 

@@ -68,17 +68,10 @@ pub fn copies(
         let forward = kv.next_batch(seq, tokens)?;
         let before = handover.before(phase, &forward, &program);
         let last = tokens - 1..tokens;
-        let batch = BatchShape {
-            phase,
-            rows: tokens,
-            wanted: vec![last],
-            states: Vec::new(),
-            chunk: 0,
-            set: 0,
-            logits_row: 0,
-            top_k: None,
-        };
-        let tasks = program.tasks(&slots, &batch)?.tasks;
+        let (wanted, states) = (vec![last], Vec::new());
+        let batch =
+            BatchShape { phase, rows: tokens, wanted, states, chunk: 0, set: 0, top_k: None };
+        let tasks = program.tasks(&slots, &[batch])?;
         let (handover, values) = (count(&before, &program), count(&tasks, &program));
         phases.push(PhaseCopies { phase, tokens, cached, handover, values });
     }

@@ -46,7 +46,7 @@ pub use residency::{Area, Instance};
 pub use shapes::{EdgeTypes, shapes};
 pub use slots::{ELEMENT, SlotMemory, Slots};
 pub use tasks::{
-    BatchShape, BufferName, MadeTasks, NamedCopy, NamedHost, NamedRun, NamedTask, NamedView,
-    NamedWork, StatePart,
+    BatchShape, BufferName, NamedCopy, NamedHost, NamedRun, NamedTask, NamedView, NamedWork,
+    StatePart,
 };
 pub use used_shares::UsedShares;

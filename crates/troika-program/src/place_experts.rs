@@ -58,16 +58,12 @@ impl Placer<'_> {
             return Err(ProgramError::Unplaced(graph.name));
         };
         let width = |i: usize| graph.value(graph.inputs[i]).shape.row_len();
-        let experts = graph.nodes.iter().find_map(|node| match &node.op {
-            troika_graph::Op::Experts(e) => Some(e.gate.len()),
-            _ => None,
-        });
         let (pieces, packed) = self.graphs_of_experts(&graph, rule, device, split)?;
         let placed = PlacedExperts {
             split: split.clone(),
             pieces,
             packed,
-            experts: experts.unwrap_or(0),
+            experts: graph.experts().map_or(0, |e| e.gate.len()),
             top_k: width(1),
             cols: width(0),
             stages: [before, beside],

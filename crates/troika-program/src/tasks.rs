@@ -33,8 +33,6 @@ pub struct BatchShape {
     pub chunk: u32,
     /// The set of buffers for the values between its segments.
     pub set: usize,
-    /// The row of the logits buffer for the first row whose logits are wanted.
-    pub logits_row: usize,
     /// Only this many of the largest logits go to the host ([`Program::top_k`]).
     pub top_k: Option<usize>,
 }
@@ -165,15 +163,6 @@ impl NamedView {
 /// Bytes of one of the largest logits of a row: its value and the number of its column.
 const LARGEST_BYTES: usize = 8;
 
-/// The tasks of a forward batch.
-#[derive(Clone, Debug)]
-pub struct MadeTasks {
-    /// In program order.
-    pub tasks: Vec<NamedTask>,
-    /// The row of the logits buffer behind those that they write.
-    pub logits_row: usize,
-}
-
 impl Program {
     /// How many of the largest logits of a batch's rows its device can pick for the host: `wanted`,
     /// if that is shorter than a row, and if all devices of the head compute whole rows in memory
@@ -194,15 +183,6 @@ impl Program {
         let fits = wanted > 0 && wanted * LARGEST_BYTES <= cols * size_of::<f32>();
         (fits && made.all(picks)).then_some(wanted)
     }
-
-    /// The tasks of a forward batch.
-    ///
-    /// # Errors
-    /// A standard length of 0.
-    pub fn tasks(&self, slots: &Slots, batch: &BatchShape) -> Result<MadeTasks, ProgramError> {
-        let made = ChunkTasks::new(self, slots, batch, &|_| (0, true)).make()?;
-        Ok(MadeTasks { tasks: made.tasks, logits_row: made.logits_row })
-    }
 }
 
 /// The place of a chunk in a segment among those that share its experts, and whether it is the last.
@@ -211,7 +191,6 @@ pub(crate) type PlaceAmong<'a> = &'a dyn Fn(usize) -> (usize, bool);
 /// The tasks of a chunk, and where other chunks may come between them.
 pub(crate) struct ChunkMade {
     pub tasks: Vec<NamedTask>,
-    pub logits_row: usize,
     /// For each segment, two counts of tasks. Where chunks share experts: up to the routing of its
     /// rows, and up to the adding of the results. Elsewhere: up to its end, twice.
     pub ends: Vec<[usize; 2]>,
@@ -280,8 +259,8 @@ impl<'a> ChunkTasks<'a> {
         ChunkTasks { program, slots, batch, place, residency, logits_at, tasks, ends, shared }
     }
 
-    pub(crate) fn make(mut self) -> Result<ChunkMade, ProgramError> {
-        let mut logits_row = self.batch.logits_row;
+    /// `logits_row` is the next row of the logits buffer.
+    pub(crate) fn make(mut self, logits_row: &mut usize) -> Result<ChunkMade, ProgramError> {
         for (i, segment) in self.program.lowered.segments.iter().enumerate() {
             if segment.kind.traits().part != ModelPart::Head {
                 self.segment(i, 0..self.batch.rows)?;
@@ -289,8 +268,8 @@ impl<'a> ChunkTasks<'a> {
                 continue;
             }
             for run in &self.batch.wanted {
-                self.logits_at = LogitsAt { row: run.start, goes_to: logits_row };
-                logits_row += run.len();
+                self.logits_at = LogitsAt { row: run.start, goes_to: *logits_row };
+                *logits_row += run.len();
                 self.segment(i, run.clone())?;
                 self.logits_to_host(run.clone());
             }
@@ -300,7 +279,7 @@ impl<'a> ChunkTasks<'a> {
             }
         }
         let ChunkTasks { tasks, ends, shared, .. } = self;
-        Ok(ChunkMade { tasks, logits_row, ends, shared })
+        Ok(ChunkMade { tasks, ends, shared })
     }
 
     fn segment(&mut self, index: usize, rows: Range<usize>) -> Result<(), ProgramError> {

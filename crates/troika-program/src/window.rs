@@ -4,32 +4,29 @@ use crate::error::ProgramError;
 use crate::placed::PlacedExperts;
 use crate::program::Program;
 use crate::slots::Slots;
-use crate::tasks::{BatchShape, ChunkMade, ChunkTasks, MadeTasks, NamedTask};
+use crate::tasks::{BatchShape, ChunkMade, ChunkTasks, NamedTask};
 
 impl Program {
     /// The tasks of several forward batches: chunk by chunk, or layer by layer where chunks in
-    /// flight share buffers of experts. Fills in the rows of the logits buffer.
+    /// flight share buffers of experts. The logits of all wanted rows follow each other.
     ///
     /// # Errors
     /// A standard length of 0.
-    pub fn all_tasks(
+    pub fn tasks(
         &self,
         slots: &Slots,
-        batches: &mut [BatchShape],
-    ) -> Result<MadeTasks, ProgramError> {
-        let (mut tasks, mut logits_row) = (Vec::new(), batches.first().map_or(0, |b| b.logits_row));
-        for window in batches.chunk_by_mut(|a, b| a.set < b.set) {
+        batches: &[BatchShape],
+    ) -> Result<Vec<NamedTask>, ProgramError> {
+        let (mut tasks, mut logits_row) = (Vec::new(), 0);
+        for window in batches.chunk_by(|a, b| a.set < b.set) {
             let mut chunks = Vec::new();
-            for at in 0..window.len() {
-                window[at].logits_row = logits_row;
+            for (at, batch) in window.iter().enumerate() {
                 let place = |segment| self.place_among(window, at, segment);
-                let made = ChunkTasks::new(self, slots, &window[at], &place).make()?;
-                logits_row = made.logits_row;
-                chunks.push(made);
+                chunks.push(ChunkTasks::new(self, slots, batch, &place).make(&mut logits_row)?);
             }
             merge(chunks, &mut tasks);
         }
-        Ok(MadeTasks { tasks, logits_row })
+        Ok(tasks)
     }
 
     /// The place of a chunk among the chunks of a window that share the experts of a segment, and

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use troika_cpu::{CpuDevice, CpuOptions};
 use troika_device::{
-    Buffer, Caps, Clock, CompileRequest, CompileResults, Completion, Device, DeviceError,
+    Buffer, Caps, Clock, CompileRequest, CompileResults, Completion, Device, DeviceError, DeviceId,
     DeviceKind, Executable, OutOfMemory, Queue, SpaceId, WeightSource, Weights,
 };
 use troika_graph::{ActivationFormat, DType, Subgraph, verify};
@@ -17,7 +17,7 @@ use crate::bucket::{bucket_of, with_symbols};
 use crate::clock::VirtualClock;
 use crate::cost::Rates;
 use crate::limits::Limits;
-use crate::loaded::{Code, Compiled, DeviceId, Loaded};
+use crate::loaded::{Code, Compiled, Loaded};
 use crate::queue::{VirtualQueue, in_real_time};
 use crate::resident::Resident;
 use crate::soc::{Processor, ProcessorKind, Soc};
@@ -139,7 +139,6 @@ fn caps(soc: &Soc, p: &Processor, space: SpaceId, cpu: &Caps) -> Caps {
         numerics: if soc.numerics { cpu.numerics.clone() } else { Caps::NO_NUMERICS.into() },
         max_binding_bytes: p.max_binding_bytes,
         weight_dtypes: cpu.weight_dtypes.iter().copied().filter(|d| *d != DType::I32).collect(),
-        weight_bytes: Vec::new(),
         activation_formats: formats,
         max_graph_bytes: p.max_graph_bytes,
         max_graphs: p.max_graphs,
@@ -149,11 +148,10 @@ fn caps(soc: &Soc, p: &Processor, space: SpaceId, cpu: &Caps) -> Caps {
         // A driver cannot run host functions on its processor.
         host_tasks: p.kind == ProcessorKind::Cpu,
         strided_rows: p.strided_rows,
-        top_k: 0,
         offset_alignment: p.offset_alignment,
         bakes_weights: p.bakes_weights,
-        weights_per_shape: None,
         facts: facts(soc, p),
+        ..Caps::default()
     }
 }
 

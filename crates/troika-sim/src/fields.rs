@@ -31,7 +31,9 @@ impl<'a> Fields<'a> {
 
     /// The field's value: as written, or the `value` of a table that also gives its source.
     pub fn get(&mut self, field: &'static str) -> Option<&'a Value> {
-        self.known.push(field);
+        if !self.known.contains(&field) {
+            self.known.push(field);
+        }
         self.table.get(field).map(plain)
     }
 
@@ -197,14 +199,7 @@ impl<'a> Fields<'a> {
         match self.table.keys().find(|k| !self.known.contains(&k.as_str())) {
             None => Ok(()),
             Some(unknown) => {
-                // Some fields are read twice.
-                let mut known: Vec<&str> = Vec::new();
-                for field in &self.known {
-                    if !known.contains(field) {
-                        known.push(field);
-                    }
-                }
-                let known = known.join(", ");
+                let known = self.known.join(", ");
                 Err(self.wrong(unknown, format!("is not known here; the fields are {known}")))
             }
         }

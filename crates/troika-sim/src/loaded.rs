@@ -1,23 +1,11 @@
 //! What the device makes of subgraphs: code, and loaded weights.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use troika_device::{Executable, Weights};
+use troika_device::{DeviceId, Executable, Weights};
 use troika_graph::Subgraph;
 
 use crate::resident::Residency;
-
-/// Tells the devices of a process apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct DeviceId(u64);
-
-impl DeviceId {
-    pub fn unique() -> DeviceId {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        DeviceId(NEXT.fetch_add(1, Ordering::Relaxed))
-    }
-}
 
 /// A compiled subgraph and its device.
 pub(crate) struct Compiled {

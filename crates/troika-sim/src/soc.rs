@@ -255,22 +255,21 @@ impl Soc {
         let read = |(i, v)| processor(file, i, v);
         let processors: Vec<Processor> =
             processors.iter().enumerate().map(read).collect::<Result<_, _>>()?;
-        let twice = |(i, p): (usize, &Processor)| processors[..i].iter().any(|o| o.name == p.name);
-        if let Some(i) = processors.iter().enumerate().position(twice) {
-            let (file, place) = (file.into(), format!(", processor {}", processors[i].name));
-            let why = "is that of another processor; give each one of its own".into();
-            return Err(SocError::Field { file, place, field: "name".into(), why });
-        }
-        if let Some(p) = processors.iter().find(|p| p.power.is_some() && !memory_power.known) {
-            let (file, place) = (file.into(), format!(", processor {}", p.name));
-            let why = "is given, though the memory has no pj_per_byte; give both or neither".into();
-            return Err(SocError::Field { file, place, field: "power".into(), why });
-        }
-        let unknown = processors.iter().find(|p| p.power.is_none() && memory_power.known);
-        if let Some(p) = unknown {
-            let (file, place) = (file.into(), format!(", processor {}", p.name));
-            let why = "is missing, though the memory has pj_per_byte; give both or neither".into();
-            return Err(SocError::Field { file, place, field: "power".into(), why });
+        let wrong = |processor: &Processor, field: &str, why: &str| {
+            let (file, place) = (file.into(), format!(", processor {}", processor.name));
+            SocError::Field { file, place, field: field.into(), why: why.into() }
+        };
+        for (i, p) in processors.iter().enumerate() {
+            if processors[..i].iter().any(|other| other.name == p.name) {
+                let why = "is that of another processor; give each one of its own";
+                return Err(wrong(p, "name", why));
+            }
+            let why = match (p.power.is_some(), memory_power.known) {
+                (true, false) => "is given, though the memory has no pj_per_byte",
+                (false, true) => "is missing, though the memory has pj_per_byte",
+                (true, true) | (false, false) => continue,
+            };
+            return Err(wrong(p, "power", &format!("{why}; give both or neither")));
         }
         let file = file.into();
         Ok(Soc { name, file, numerics, bandwidth_gb_s, memory_power, processors })

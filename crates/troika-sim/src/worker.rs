@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use troika_device::{
-    Access, CommandList, DeviceError, ForwardBatch, HeldClaim, PagesView, Queue, Rect, Run,
-    SeqRows, Submission, View, Work,
+    Access, CommandList, DeviceError, DeviceId, ForwardBatch, HeldClaim, PagesView, Queue, Rect,
+    Run, SeqRows, Submission, View, Work,
 };
 use troika_graph::Subgraph;
 use troika_time::TaskCost;
@@ -12,7 +12,7 @@ use troika_time::TaskCost;
 use crate::cost::Rates;
 use crate::demand::Demand;
 use crate::limits::{Bound, Limits};
-use crate::loaded::{DeviceId, Loaded};
+use crate::loaded::Loaded;
 use crate::measured::MeasuredRuns;
 use crate::soc::Tile;
 

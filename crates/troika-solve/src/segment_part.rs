@@ -29,17 +29,15 @@ impl SegmentPart {
         if !kind.traits().by_experts {
             return SegmentPart::Whole;
         }
-        let op = |find: fn(&Op) -> bool| graph.nodes.iter().find(|n| find(&n.op));
-        if op(|op| matches!(op, Op::ExpertGroup(_))).is_some() {
-            return SegmentPart::Group;
-        }
-        let Some(experts) = op(|op| matches!(op, Op::Experts(_))) else {
+        let of_experts = |op: &Op| matches!(op, Op::ExpertGroup(_) | Op::Experts(_));
+        let Some(node) = graph.nodes.iter().find(|node| of_experts(&node.op)) else {
             return SegmentPart::Beside;
         };
-        let chosen = experts.inputs.get(1).map(|ids| graph.value(*ids).shape.row_len());
-        match graph.nodes.len() == 1 && chosen == Some(1) {
-            true => SegmentPart::Choices,
-            false => SegmentPart::Whole,
+        let chosen = node.inputs.get(1).map(|ids| graph.value(*ids).shape.row_len());
+        match &node.op {
+            Op::ExpertGroup(_) => SegmentPart::Group,
+            _ if graph.nodes.len() == 1 && chosen == Some(1) => SegmentPart::Choices,
+            _ => SegmentPart::Whole,
         }
     }
 }

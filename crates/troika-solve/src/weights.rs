@@ -14,14 +14,12 @@ pub(super) fn stored(weight: &WeightDecl) -> u64 {
 
 /// Bytes of an expert's weights as they are stored, the most of any layer; `None` without experts.
 pub fn expert_bytes(lowered: &Lowered) -> Option<u64> {
-    let nodes = lowered.segments.iter().flat_map(|s| s.graph.nodes.iter().map(|n| (&s.graph, n)));
-    let of_layer = nodes.filter_map(|(graph, node)| match &node.op {
-        Op::Experts(e) => {
-            let bytes = |weight: &WeightDecl| stored(weight) * weight.rows as u64;
-            let lists = [&e.gate, &e.up, &e.down].into_iter();
-            Some(lists.filter_map(|list| list.first()).map(|w| bytes(graph.weight(*w))).sum())
-        }
-        _ => None,
+    let of_layer = lowered.segments.iter().filter_map(|segment| {
+        let experts = segment.graph.experts()?;
+        let bytes = |weight: &WeightDecl| stored(weight) * weight.rows as u64;
+        let first =
+            [&experts.gate, &experts.up, &experts.down].into_iter().filter_map(|l| l.first());
+        Some(first.map(|w| bytes(segment.graph.weight(*w))).sum())
     });
     of_layer.max()
 }

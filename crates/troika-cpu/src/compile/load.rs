@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use troika_device::{DeviceError, WeightSource};
+use troika_device::{DeviceError, DeviceId, WeightSource};
 use troika_graph::{Subgraph, verify};
 
 use super::on_disk::OnDisk;
-use super::weights::{DeviceId, Loaded, Loader};
+use super::weights::{Loaded, Loader};
 use crate::compile::Executable;
 use crate::machine::Isa;
 

@@ -20,7 +20,7 @@ pub(crate) use crate::compile::load::load;
 pub(crate) use crate::compile::memory::ValueMemory;
 use crate::compile::memory::place;
 pub(crate) use crate::compile::on_disk::ExpertView;
-pub(crate) use crate::compile::weights::{DeviceId, Loaded};
+pub(crate) use crate::compile::weights::Loaded;
 use crate::compile::weights::{MatrixAt, Needs, OutliersAt, PackedAt, VectorAt};
 use crate::kernels::elementwise::{Element, Slice};
 use crate::kernels::int8::{Layout, Quantization};

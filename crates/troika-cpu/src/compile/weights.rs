@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use troika_device::{
-    DeviceError, ExpertsOnDisk, PackLayout, WeightBytes, WeightData, WeightSource, calibrated,
+    DeviceError, DeviceId, ExpertsOnDisk, PackLayout, WeightBytes, WeightData, WeightSource,
+    calibrated,
 };
 use troika_graph::{
     ActivationFormat, CalibrationTensor, DType, Rounding, Subgraph, WeightDecl, WeightRef,
@@ -153,10 +154,6 @@ pub(crate) struct Loaded {
     /// For each of these ops, its experts if they are read from disk.
     pub on_disk: Vec<Option<Arc<dyn ExpertsOnDisk>>>,
 }
-
-/// Tells the devices of a process apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct DeviceId(pub u64);
 
 impl Loaded {
     /// Code for a graph, without weights yet.

@@ -8,16 +8,15 @@ mod prepared;
 mod queue;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
 
 use troika_device::{
-    Caps, Clock, CompileRequest, CompileResults, Completion, Device, DeviceError, DeviceKind,
-    Executable, Queue, SpaceId, WeightSource, Weights,
+    Caps, Clock, CompileRequest, CompileResults, Completion, Device, DeviceError, DeviceId,
+    DeviceKind, Executable, Queue, SpaceId, WeightSource, Weights,
 };
 use troika_graph::{ActivationFormat, DType, Subgraph};
 
-use crate::compile::{self, DeviceId};
+use crate::compile;
 pub use crate::device::options::{CpuOptions, Observer, Routed};
 use crate::device::queue::{QUEUE_DEPTH, start};
 use crate::kernels::int8;
@@ -53,9 +52,7 @@ impl CpuDevice {
             return refuse(format!("this machine has no {}", isa.name()));
         }
         let caps = caps(&options, isa);
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let id = DeviceId(NEXT.fetch_add(1, Ordering::Relaxed));
-        Ok(CpuDevice { options, isa, caps, id })
+        Ok(CpuDevice { options, isa, caps, id: DeviceId::unique() })
     }
 }
 
@@ -75,26 +72,13 @@ fn caps(options: &CpuOptions, isa: Isa) -> Caps {
     activation_formats.extend(int8::gains_from_seven_bits(isa).then_some(int8::INT7));
     activation_formats.extend(bf16::gains(isa).then_some(ActivationFormat::Bf16));
     Caps {
-        static_shapes: false,
-        row_buckets: Vec::new(),
         spaces: [SpaceId::HOST].into_iter().chain(options.spaces.iter().copied()).collect(),
         numerics: format!("cpu {}", isa.name()),
-        max_binding_bytes: None,
         weight_dtypes: DType::WEIGHTS.to_vec(),
-        weight_bytes: Vec::new(),
         activation_formats,
-        max_graph_bytes: None,
-        max_graphs: None,
-        max_resident_bytes: None,
         queue_depth: QUEUE_DEPTH,
-        queue_waits: true,
-        host_tasks: true,
-        strided_rows: true,
-        top_k: 0,
-        offset_alignment: 1,
-        bakes_weights: false,
-        weights_per_shape: None,
         facts,
+        ..Caps::default()
     }
 }
 

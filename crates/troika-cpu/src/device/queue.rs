@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
 use troika_device::{
-    Clock, CommandList, Completion, DeviceError, Queue, Run, Submission, ThreadQueue,
+    Clock, CommandList, Completion, DeviceError, DeviceId, Queue, Run, Submission, ThreadQueue,
     ThreadQueueOptions, WaitTimes, Work,
 };
 
-use crate::compile::{DeviceId, Loaded};
+use crate::compile::Loaded;
 use crate::device::executor::Executor;
 use crate::device::options::CpuOptions;
 use crate::machine::Isa;

@@ -30,28 +30,7 @@ impl Fake {
 
     /// A device that passes each run to a hook, with queues of a given depth.
     pub fn of_runs(queue_waits: bool, queue_depth: usize, hook: &RunHook) -> Fake {
-        let caps = Caps {
-            static_shapes: false,
-            row_buckets: vec![],
-            spaces: vec![SpaceId::HOST],
-            numerics: "fake".into(),
-            max_binding_bytes: None,
-            weight_dtypes: vec![],
-            weight_bytes: Vec::new(),
-            activation_formats: vec![],
-            max_graph_bytes: None,
-            max_graphs: None,
-            max_resident_bytes: None,
-            queue_depth,
-            queue_waits,
-            host_tasks: true,
-            strided_rows: true,
-            top_k: 0,
-            offset_alignment: 1,
-            bakes_weights: false,
-            weights_per_shape: None,
-            facts: vec![],
-        };
+        let caps = Caps { queue_depth, queue_waits, ..Caps::default() };
         Fake { caps, hook: hook.clone(), gone: false, here: false }
     }
 

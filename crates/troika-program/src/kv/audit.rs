@@ -24,7 +24,7 @@ impl KvCache {
         for group in 0..self.pages.groups.len() {
             self.audit_group(group).map_err(|wrong| format!("group {group}: {wrong}"))?;
         }
-        let (used, budget) = (self.used_bytes(), self.budget());
+        let (used, budget) = (self.used_bytes(), self.pages.budget);
         if used > budget {
             return Err(format!("{used} bytes are used, the budget is {budget}"));
         }

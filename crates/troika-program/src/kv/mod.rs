@@ -74,11 +74,6 @@ impl KvCache {
         self.pages.held()
     }
 
-    /// Bytes in use at most.
-    pub fn budget(&self) -> u64 {
-        self.pages.budget
-    }
-
     /// Opens an empty sequence.
     pub fn open(&mut self, id: SeqId) {
         self.seqs.insert(id, Sequence::new(&self.layout));

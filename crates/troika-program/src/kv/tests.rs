@@ -173,7 +173,7 @@ fn a_budget_counts_bytes_of_all_groups() {
     assert_eq!(extend(&mut kv, b, 17).unwrap_err(), KvError::Full(17));
     assert_eq!(format!("{kv:?}"), before);
     extend(&mut kv, b, 16).unwrap();
-    assert_eq!((kv.used_bytes(), kv.budget()), (120, 120));
+    assert_eq!((kv.used_bytes(), kv.pages.budget), (120, 120));
     // Less than one page.
     layout.budget = Some(11);
     let least = KvError::Budget { tokens: 4, needed: 12, budget: 11 };
@@ -444,7 +444,7 @@ impl Simulation {
         };
         layout.sequences += below(3);
         if below(3) > 0 {
-            let all = KvCache::new(layout.clone()).unwrap().budget();
+            let all = KvCache::new(layout.clone()).unwrap().pages.budget;
             let page: u64 = layout.groups.iter().map(|g| g.row_bytes).sum();
             layout.budget = Some((all * below(100) as u64 / 60).max(page * page_len as u64));
         }
@@ -613,7 +613,7 @@ impl Simulation {
             }
             bytes += (pages.len() + new) as u64 * group.page_bytes;
         }
-        bytes <= self.kv.budget()
+        bytes <= self.kv.pages.budget
     }
 
     /// Every position that a sequence sees holds what its own tokens produce.

@@ -4,7 +4,7 @@
 use troika_graph::partition::{
     ColumnSplit, around_experts, expert_group, single_choices, split_columns,
 };
-use troika_graph::{ActivationFormat, Op, Subgraph, convert_products, restrict_activations};
+use troika_graph::{ActivationFormat, Subgraph, convert_products, restrict_activations};
 use troika_model::lower::{Lowered, SegmentKind};
 use troika_plan::CalibratedProducts;
 
@@ -60,7 +60,7 @@ pub fn profiled_graphs(
             }
             _ => whole,
         };
-        add(&mut all, segment.kind, 64, 0, whole.clone());
+        add(&mut all, of_share(segment.kind, 64, 0, whole.clone()));
         if several && segment.kind.traits().by_experts {
             parts(&mut all, &whole, converted.copied());
         }
@@ -73,7 +73,7 @@ pub fn profiled_graphs(
             let of_part = |p: &troika_graph::partition::Piece| p.part == 0;
             let pieces = pieces.stages.into_iter().flat_map(|s| s.pieces).filter(of_part);
             for (stage, piece) in pieces.enumerate() {
-                add(&mut all, segment.kind, share, stage, piece.graph);
+                add(&mut all, of_share(segment.kind, share, stage, piece.graph));
             }
         }
     }
@@ -83,29 +83,16 @@ pub fn profiled_graphs(
 /// Adds the parts of a segment whose experts are shared out.
 fn parts(all: &mut Vec<ProfiledGraph>, whole: &Subgraph, converted: Option<ActivationFormat>) {
     let (Ok(around), Ok(choices)) = (around_experts(whole), single_choices(whole)) else { return };
-    let kind = SegmentKind::Experts;
     let mut add = |part, name: String, rows, graph: Subgraph| {
-        let same = |g: &&mut ProfiledGraph| {
-            (g.part, g.rows) == (part, rows) && g.layers.iter().take(1).all(|o| o.same_code(&graph))
-        };
-        match all.iter_mut().find(same) {
-            Some(known) => known.layers.push(graph),
-            None => {
-                let alike = all.iter().filter(|g| g.name.starts_with(&name)).count();
-                let (name, layers) = (format!("{name} shape {alike}"), vec![graph]);
-                all.push(ProfiledGraph { name, kind, part, share: 64, rows, layers });
-            }
-        }
+        let (kind, share, layers) = (SegmentKind::Experts, 64, vec![graph]);
+        add(all, ProfiledGraph { name, kind, part, share, rows, layers });
     };
     for piece in [around.before, around.beside, around.after].into_iter().flatten() {
         add(SegmentPart::Beside, "beside experts".into(), None, piece.graph);
     }
     add(SegmentPart::Choices, "experts of one choice each".into(), None, choices);
-    let experts = around.experts.graph.nodes.iter().find_map(|node| match &node.op {
-        Op::Experts(e) => Some(e.gate.len()),
-        _ => None,
-    });
-    let ids: Vec<usize> = (0..experts.unwrap_or(0)).collect();
+    let experts = around.experts.graph.experts();
+    let ids: Vec<usize> = (0..experts.map_or(0, |e| e.gate.len())).collect();
     let most = whole.max_rows().max(CAPACITIES[0]);
     // A layer with fewer experts than that has no group of this size.
     for size in GROUPS.into_iter().filter(|size| *size <= ids.len()) {
@@ -122,19 +109,20 @@ fn parts(all: &mut Vec<ProfiledGraph>, whole: &Subgraph, converted: Option<Activ
 }
 
 /// Adds a graph to those with the same code, or as a new one.
-fn add(all: &mut Vec<ProfiledGraph>, kind: SegmentKind, share: u32, stage: usize, graph: Subgraph) {
-    let same = |g: &&mut ProfiledGraph| {
-        (g.kind, g.share, g.part) == (kind, share, SegmentPart::Whole)
-            && g.layers.iter().take(1).all(|o| o.same_code(&graph))
-    };
+fn add(all: &mut Vec<ProfiledGraph>, new: ProfiledGraph) {
+    let key = |g: &ProfiledGraph| (g.kind, g.share, g.part, g.rows);
+    let same =
+        |g: &&mut ProfiledGraph| key(g) == key(&new) && g.layers[0].same_code(&new.layers[0]);
     if let Some(known) = all.iter_mut().find(same) {
-        return known.layers.push(graph);
+        return known.layers.extend(new.layers);
     }
-    let alike = all
-        .iter()
-        .filter(|g| (g.kind, g.share, g.part) == (kind, share, SegmentPart::Whole))
-        .count();
-    let name = format!("{} {share}/64 stage {stage} shape {alike}", kind.name());
+    let alike = all.iter().filter(|g| g.name.starts_with(&new.name)).count();
+    all.push(ProfiledGraph { name: format!("{} shape {alike}", new.name), ..new });
+}
+
+/// A share of a segment's columns, of one stage.
+fn of_share(kind: SegmentKind, share: u32, stage: usize, graph: Subgraph) -> ProfiledGraph {
+    let name = format!("{} {share}/64 stage {stage}", kind.name());
     let (part, rows, layers) = (SegmentPart::Whole, None, vec![graph]);
-    all.push(ProfiledGraph { name, kind, part, share, rows, layers });
+    ProfiledGraph { name, kind, part, share, rows, layers }
 }

@@ -258,13 +258,12 @@ impl TimedRun<'_> {
                 states: Vec::new(),
                 chunk: chunk as u32,
                 set: chunk % sets,
-                logits_row: 0,
                 top_k: None,
             }
         };
-        let mut shapes: Vec<BatchShape> = forwards.iter().enumerate().map(shape).collect();
-        let made = self.of.program.all_tasks(&self.of.slots, &mut shapes);
-        let tasks = made.map_err(|e| unpriced(&e))?.tasks;
+        let shapes: Vec<BatchShape> = forwards.iter().enumerate().map(shape).collect();
+        let made = self.of.program.tasks(&self.of.slots, &shapes);
+        let tasks = made.map_err(|e| unpriced(&e))?;
         let mut schedule = Schedule::of_named(&tasks, forwards);
         for (task, named) in (0..).zip(&tasks) {
             if matches!(&named.work, NamedWork::Host(host) if host.step == ExpertStep::Dispatch) {
