@@ -4,30 +4,20 @@ use crate::LabError;
 
 use super::lab::Lab;
 
-/// The use of a target.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Constants were chosen by it.
-    Cal,
-    /// It was held out from choosing constants.
-    Ho,
-    /// It has nothing to fit and must hold.
-    Str,
+troika_model::named! {
+    /// The use of a target.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Kind {
+        /// Constants were chosen by it.
+        Cal = "CAL",
+        /// It was held out from choosing constants.
+        Ho = "HO",
+        /// It has nothing to fit and must hold.
+        Str = "STR",
+    }
 }
 
 impl Kind {
-    /// All of them.
-    pub const ALL: [Kind; 3] = [Kind::Cal, Kind::Ho, Kind::Str];
-
-    /// Short name.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Kind::Cal => "CAL",
-            Kind::Ho => "HO",
-            Kind::Str => "STR",
-        }
-    }
-
     /// What the short name stands for.
     pub const fn words(self) -> &'static str {
         match self {
