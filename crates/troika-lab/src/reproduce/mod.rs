@@ -28,7 +28,7 @@ use serde_json::{Value, json};
 use troika::DeviceOptions;
 
 use lab::Lab;
-use outcome::{Kind, Outcome, Target, Verdict};
+use outcome::{Kind, Outcome, Run, Target, Verdict};
 
 use crate::{LabError, median};
 
@@ -95,11 +95,15 @@ pub fn reproduce(ids: &[String]) -> Result<Report, LabError> {
 /// Those of [`reproduce`].
 pub fn reproduce_on(ids: &[String], devices: Option<DeviceOptions>) -> Result<Report, LabError> {
     let wanted = |t: &Target| ids.is_empty() || ids.iter().any(|id| id.eq_ignore_ascii_case(t.id));
-    let mut lab = Lab::new(!ids.is_empty())?;
+    let mut lab = Lab::new()?;
     lab.devices = devices.unwrap_or(lab.devices);
     let mut results = Vec::new();
     for (kind, target) in targets().into_iter().filter(|(_, t)| wanted(t)) {
-        let outcome = (target.run)(&mut lab)?;
+        let outcome = match target.run {
+            Run::Always(run) => run(&mut lab)?,
+            Run::Named(_, run) if !ids.is_empty() => run(&mut lab)?,
+            Run::Named(why, _) | Run::Elsewhere(why) => Outcome::not_run(why),
+        };
         results.push(Reproduced { kind, target, outcome });
     }
     Ok(Report { results })

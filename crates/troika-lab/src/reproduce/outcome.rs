@@ -38,7 +38,19 @@ pub struct Target {
     /// The condition for passing.
     pub tolerance: &'static str,
     /// The experiment.
-    pub run: fn(&mut Lab) -> Result<Outcome, LabError>,
+    pub run: Run,
+}
+
+/// When an experiment runs.
+#[derive(Clone, Copy)]
+pub enum Run {
+    /// Always.
+    Always(fn(&mut Lab) -> Result<Outcome, LabError>),
+    /// Where its target is named, and the reason: what computes with real kernels or measures this
+    /// machine would make a list of all targets slow, and another one each time.
+    Named(&'static str, fn(&mut Lab) -> Result<Outcome, LabError>),
+    /// Not in this command, and where else.
+    Elsewhere(&'static str),
 }
 
 /// A number of a target.
@@ -82,19 +94,6 @@ pub struct Outcome {
     pub verdict: Verdict,
     /// A note for people.
     pub note: String,
-}
-
-/// Runs a target that is named, and says why not otherwise: what computes with real kernels or
-/// measures this machine would make a list of all targets slow, and another one each time.
-pub fn if_named(
-    lab: &mut Lab,
-    why_not: &'static str,
-    run: impl FnOnce(&mut Lab) -> Result<Outcome, LabError>,
-) -> Result<Outcome, LabError> {
-    match lab.measures {
-        true => run(lab),
-        false => Ok(Outcome::not_run(why_not)),
-    }
 }
 
 impl Outcome {

@@ -8,7 +8,7 @@ use troika::{Model, OpenOptions, PlanSource, ProfileAt, SolveOptions, Source};
 use troika_engine::{SequenceInput, WantedLogits};
 
 use super::lab::Lab;
-use super::outcome::{Outcome, Target, if_named};
+use super::outcome::{Outcome, Run, Target};
 use crate::profile::{ProfileOptions, profile};
 use crate::subject::Subject;
 use crate::{LabError, median};
@@ -17,9 +17,7 @@ pub const HELD_OUT: &[Target] = &[Target {
     id: "M29",
     claim: "a split of hot and cold experts is never slower than one device",
     tolerance: "at most 1.05 of its time",
-    run: |lab| {
-        if_named(lab, "it measures this machine, where it is named: troika reproduce M29", planned)
-    },
+    run: Run::Named("it measures this machine, where it is named: troika reproduce M29", planned),
 }];
 
 /// Tokens of prompts.
