@@ -15,7 +15,7 @@ use troika_model::{families, presets};
 
 use super::experts::{novel, zipf_routing};
 use super::lab::Lab;
-use super::outcome::{Item, Outcome, Run, Target};
+use super::outcome::{Experiment, Item, Outcome, RunWhen};
 use super::presets::MANY_EXPERTS;
 use super::two_cpus::{plain, shared};
 use crate::{LabError, Shape, median};
@@ -23,25 +23,10 @@ use crate::{LabError, Shape, median};
 const NOT_NAMED: &str =
     "it computes with real kernels, where it is named: troika reproduce C01 C02 M28";
 
-pub const STRUCTURAL: &[Target] = &[
-    Target {
-        id: "C01",
-        claim: "rows that gather over chunks give what plain experts give, whatever buffers hold",
-        tolerance: "1e-5; tokens equal",
-        run: Run::Named(NOT_NAMED, same_as_plain),
-    },
-    Target {
-        id: "C02",
-        claim: "buffers raise the rows of a call and cut calls",
-        tolerance: "90 % full but for one flush an expert; calls within the bound and experts; faster",
-        run: Run::Named(NOT_NAMED, fewer_calls),
-    },
-    Target {
-        id: "M28",
-        claim: "groups with padding give what plain experts give, if nothing overflows",
-        tolerance: "1e-5",
-        run: Run::Named(NOT_NAMED, padded_groups),
-    },
+pub const EXPERIMENTS: &[Experiment] = &[
+    Experiment { id: "C01", run: RunWhen::Named(NOT_NAMED, same_as_plain) },
+    Experiment { id: "C02", run: RunWhen::Named(NOT_NAMED, fewer_calls) },
+    Experiment { id: "M28", run: RunWhen::Named(NOT_NAMED, padded_groups) },
 ];
 
 /// The claim's numbers: experts, experts of a row, rows of a chunk, of a prompt, and of a buffer.

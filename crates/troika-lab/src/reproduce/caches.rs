@@ -8,14 +8,12 @@ use troika_weights::{Eviction, Residents};
 
 use super::experts::{built_in_routing, zipf_routing};
 use super::lab::Lab;
-use super::outcome::{Outcome, Run, Target};
+use super::outcome::{Experiment, Outcome, RunWhen};
 use crate::LabError;
 
-pub const HELD_OUT: &[Target] = &[Target {
+pub const EXPERIMENTS: &[Experiment] = &[Experiment {
     id: "C04",
-    claim: "LRU with threshold prefetch beats LRU; hits lie between FIFO's and the optimum's",
-    tolerance: "LRU <= ours <= optimum; stall falls",
-    run: Run::Named(
+    run: RunWhen::Named(
         "it records routing with real kernels, where it is named: troika reproduce C04",
         cached,
     ),

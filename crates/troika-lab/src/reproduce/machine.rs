@@ -10,41 +10,36 @@ use troika::weights::FloatType;
 use troika::{DeviceOptions, DeviceSpec, Model, OpenOptions, Source};
 
 use super::lab::Lab;
-use super::outcome::{Outcome, Run, Target};
+use super::outcome::{Experiment, Outcome, RunWhen};
 use crate::{HandOverBy, HandOvers, LabError, measure_hand_overs};
 
-pub const STRUCTURAL: &[Target] = &[
-    Target {
+pub const EXPERIMENTS: &[Experiment] = &[
+    Experiment {
         id: "H30",
-        claim: "partitions compute the same",
-        tolerance: "1e-5 in f32",
-        run: Run::Named(
+        run: RunWhen::Named(
             "it computes with real kernels, where it is named: troika reproduce H30; of random \
                  pieces pieces_of_float_models_give_the_bits_of_the_whole (cargo test -p \
                  conformance --test partition)",
             partitions,
         ),
     },
-    Target {
+    Experiment {
         id: "H31",
-        claim: "profiling takes under 20 minutes, and the solver picks the fastest",
-        tolerance: "20 minutes; 10 % regret",
-        run: Run::Elsewhere(
+        run: RunWhen::Elsewhere(
             "it measures real devices: troika profile prints its regret; in virtual time \
                  chosen_plans_keep_what_they_promise (cargo test -p troika-cli --test profile)",
         ),
     },
-    Target {
+    Experiment {
         id: "H32",
-        claim: "predicted waits: little over-wait, less CPU than spinning",
-        tolerance: "p50 below 100 us; less of a core than spinning",
-        run: Run::Named("it measures real queues, where it is named: troika reproduce H32", waits),
+        run: RunWhen::Named(
+            "it measures real queues, where it is named: troika reproduce H32",
+            waits,
+        ),
     },
-    Target {
+    Experiment {
         id: "H33",
-        claim: "no allocation per token",
-        tolerance: "0",
-        run: Run::Elsewhere(
+        run: RunWhen::Elsewhere(
             "it is a test: a_token_over_several_devices_takes_no_memory \
                  (cargo test -p troika-engine --test allocations)",
         ),

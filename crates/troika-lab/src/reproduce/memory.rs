@@ -12,17 +12,13 @@ use troika::weights::Quant;
 use troika_device::Device;
 
 use super::lab::{Lab, Phone};
-use super::outcome::{Outcome, Run, Target};
+use super::outcome::{Experiment, Outcome, RunWhen};
 use super::presets;
 use crate::simulate::on_board;
 use crate::{LabError, Shape, SimulateOptions, Simulation, SocStrategy};
 
-pub const STRUCTURAL: &[Target] = &[Target {
-    id: "L36",
-    claim: "an NPU that reaches 4 GB computes feed-forwards first",
-    tolerance: "feed-forwards until no more fit; faster than attention first",
-    run: Run::Always(feed_forwards_first),
-}];
+pub const EXPERIMENTS: &[Experiment] =
+    &[Experiment { id: "L36", run: RunWhen::Always(feed_forwards_first) }];
 
 /// What the NPU reaches, and the claim's prompt and chunk.
 const HOLDS: u64 = 4 << 30;

@@ -29,21 +29,30 @@ impl Kind {
 }
 
 /// A claim in a paper.
-#[derive(Clone, Copy)]
 pub struct Target {
     /// Its name.
     pub id: &'static str,
+    /// Its use.
+    pub kind: Kind,
     /// The claim.
     pub claim: &'static str,
     /// The condition for passing.
     pub tolerance: &'static str,
     /// The experiment.
-    pub run: Run,
+    pub run: RunWhen,
+}
+
+/// The experiment of a target.
+pub struct Experiment {
+    /// The target's name.
+    pub id: &'static str,
+    /// When it runs, and what.
+    pub run: RunWhen,
 }
 
 /// When an experiment runs.
 #[derive(Clone, Copy)]
-pub enum Run {
+pub enum RunWhen {
     /// Always.
     Always(fn(&mut Lab) -> Result<Outcome, LabError>),
     /// Where its target is named, and the reason: what computes with real kernels or measures this

@@ -9,7 +9,7 @@ use troika::weights::Quant;
 
 use super::lab::Lab;
 use super::machine::{built_in_logits, difference};
-use super::outcome::{Item, Outcome, Run, Target};
+use super::outcome::{Experiment, Item, Outcome, RunWhen};
 use super::presets;
 use crate::{LabError, Shape};
 
@@ -17,57 +17,28 @@ use crate::{LabError, Shape};
 const OWN_MODEL: &str = "it needs a trained model of full size: troika calibrate MODEL --text FILE \
     -o calibration.json prints it for a model of one's own; it was not run on one";
 
-pub const STRUCTURAL: &[Target] = &[
-    Target {
-        id: "L27",
-        claim: "120 of 144 subgraphs are shared by chunks; 75 % less graph memory",
-        tolerance: "exact; at least 70 %",
-        run: Run::Always(shared),
-    },
-    Target {
+pub const EXPERIMENTS: &[Experiment] = &[
+    Experiment { id: "L27", run: RunWhen::Always(shared) },
+    Experiment {
         id: "L28",
-        claim: "a prompt in chunks is the whole prompt",
-        tolerance: "1e-4 in f32",
-        run: Run::Named(
+        run: RunWhen::Named(
             "it computes with real kernels, where it is named: troika reproduce L28",
             chunked,
         ),
     },
-    Target {
+    Experiment {
         id: "L29",
-        claim: "equation 1: the NPU's part and the shadow part are the product",
-        tolerance: "1e-5",
-        run: Run::Elsewhere(
+        run: RunWhen::Elsewhere(
             "it is a test: the_clipped_product_and_its_outliers_add_up (cargo test -p \
                  conformance --test npu)",
         ),
     },
-];
-
-pub const HELD_OUT: &[Target] = &[
-    Target {
-        id: "L30",
-        claim: "0.1 to 0.3 % of the channels have outliers, 3 % of them more than 80 %",
-        tolerance: "printed",
-        run: Run::Elsewhere(OWN_MODEL),
-    },
-    Target {
-        id: "L31",
-        claim: "hot channels: 34.3 % less shadow memory",
-        tolerance: "at least 30 %",
-        run: Run::Elsewhere(OWN_MODEL),
-    },
-    Target {
-        id: "L32",
-        claim: "shadow weights take 0.6 to 1 % of memory",
-        tolerance: "at most 1.5 %",
-        run: Run::Elsewhere(OWN_MODEL),
-    },
-    Target {
+    Experiment { id: "L30", run: RunWhen::Elsewhere(OWN_MODEL) },
+    Experiment { id: "L31", run: RunWhen::Elsewhere(OWN_MODEL) },
+    Experiment { id: "L32", run: RunWhen::Elsewhere(OWN_MODEL) },
+    Experiment {
         id: "L33",
-        claim: "accuracy within 1 % of half precision; SmoothQuant loses 5 to 15 points",
-        tolerance: "1 %; the order",
-        run: Run::Elsewhere(
+        run: RunWhen::Elsewhere(
             "it needs public sets and a trained model of full size; for any model, troika \
                  perplexity MODEL --file TEXT --calibration FILE --device npu:...,cpu --outliers \
                  shadow=0,shadow=0.5,shadow=0.85,shadow=1,smooth,rows,kept prints the table \

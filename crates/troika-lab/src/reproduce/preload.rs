@@ -16,14 +16,12 @@ use troika_weights::Eviction;
 use super::caches::{CachePolicy, Choice, Prefetch, Replay, choices};
 use super::experts::{novel, predictor_of_text, zipf_routing};
 use super::lab::Lab;
-use super::outcome::{Outcome, Run, Target};
+use super::outcome::{Experiment, Outcome, RunWhen};
 use crate::{LabError, median};
 
-pub const HELD_OUT: &[Target] = &[Target {
+pub const EXPERIMENTS: &[Experiment] = &[Experiment {
     id: "C06",
-    claim: "reading what a predictor names hides loading behind attention",
-    tolerance: "half in memory: below the time on demand, modelled with slow disks and on this one",
-    run: Run::Named(
+    run: RunWhen::Named(
         "it computes with real kernels and reads from a disk, where it is named: troika reproduce C06",
         preloaded,
     ),

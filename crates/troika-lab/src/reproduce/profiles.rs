@@ -6,15 +6,11 @@ use troika::npu::{QNN_RECORDING, replay_qnn};
 use troika::trace::{Arg, Span, Tracer, read_chrome};
 
 use super::lab::Lab;
-use super::outcome::{Outcome, Run, Target};
+use super::outcome::{Experiment, Outcome, RunWhen};
 use crate::LabError;
 
-pub const STRUCTURAL: &[Target] = &[Target {
-    id: "C07",
-    claim: "four event sources keep their units; one timeline",
-    tolerance: "every event, in its unit and in order",
-    run: Run::Always(units_are_kept),
-}];
+pub const EXPERIMENTS: &[Experiment] =
+    &[Experiment { id: "C07", run: RunWhen::Always(units_are_kept) }];
 
 /// What the recording lacks of the units that events may have.
 const BYTES: &str = "0,BACKEND,4096,BYTES,BACKEND,ROOT,Bytes of spill and fill\n";
