@@ -8,7 +8,7 @@ use troika::trace::Tracer;
 use troika::{Control, Conversation, Model, OpenOptions, Request, SessionOptions};
 use troika_lab::{Subject, median};
 
-use super::print::Rows;
+use super::print::BenchRows;
 use super::{ids, open};
 use crate::error::CliError;
 use crate::flags::BenchArgs;
@@ -30,7 +30,7 @@ pub fn run(
 ) -> Result<(), CliError> {
     const HEAD: &str = "| model | strategy | threads | prompt | answer | tokenizer | TTFT | TPOT | \
         end to end |\n| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n";
-    Rows::print(args.output, |rows| {
+    BenchRows::print(args.output, |rows| {
         for (threads, options) in all {
             let model = open(subject, options, Tracer::off())?;
             let (name, strategy) = (subject.to_string(), model.engine()?.plan().strategy.clone());

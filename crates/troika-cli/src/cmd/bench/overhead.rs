@@ -11,7 +11,7 @@ use troika::trace::{Span, Tracer};
 use troika::{Model, OpenOptions};
 use troika_lab::{Subject, median};
 
-use super::print::Rows;
+use super::print::BenchRows;
 use crate::error::CliError;
 use crate::flags::BenchArgs;
 
@@ -39,7 +39,7 @@ pub fn run(args: &BenchArgs, subject: &Subject, threads: &[usize]) -> Result<(),
         | --- | ---: | ---: | ---: | ---: | ---: |\n";
     let tokens = args.n_gen.iter().copied().max().unwrap_or(0).max(1);
     let all = super::all_options(args, subject, threads, tokens.saturating_add(1))?;
-    Rows::print(args.output, |rows| {
+    BenchRows::print(args.output, |rows| {
         for (threads, options) in all {
             let cost = measure(args, subject, options, tokens)?;
             let Cost { token, kernels } = cost;

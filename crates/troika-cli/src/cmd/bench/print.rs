@@ -29,22 +29,22 @@ fn record(object: &Value, form: TableFlag, first: bool) -> String {
 }
 
 /// Rows that are printed one by one, for people or for machines.
-pub struct Rows {
+pub struct BenchRows {
     form: TableFlag,
     /// Whether nothing was printed.
     first: bool,
 }
 
-impl Rows {
+impl BenchRows {
     /// Prints the rows that `add` gives, and ends them.
     ///
     /// # Errors
     /// What failed; a closed standard output.
     pub fn print(
         form: TableFlag,
-        add: impl FnOnce(&mut Rows) -> Result<(), CliError>,
+        add: impl FnOnce(&mut BenchRows) -> Result<(), CliError>,
     ) -> Result<(), CliError> {
-        let mut rows = Rows { form, first: true };
+        let mut rows = BenchRows { form, first: true };
         let added = add(&mut rows);
         end(form, rows.first, added)
     }
