@@ -95,7 +95,7 @@ mod tests {
             "model synthetic olmoe-1b-7b FILE --zipf 1",
             "model --help",
             "peers x -p 8,16 --types Q8_0 --rounds 5 --ik y --sequences 4,8",
-            "peers --shapes tiny-moe,olmoe-1b-7b --only-make",
+            "peers --shapes tiny-moe,olmoe-1b-7b",
             "peers --device gpu:llvmpipe -p 128 -n 16",
             "soak --kills 3 --step 0 --minutes 1 --seed 9 --sequences 0 --troika t",
             "valgrind a --cases 9 b",

@@ -25,7 +25,7 @@ use crate::models;
 /// A tool is missing or fails, or a file cannot be written.
 pub fn run(root: &Path, options: &Options) -> Result<()> {
     let dir = options.dir.clone().unwrap_or_else(|| root.join("target/peers"));
-    let models = options.models.clone().unwrap_or_else(|| dir.join("models"));
+    let models = dir.join("models");
     std::fs::create_dir_all(&models).map_err(|e| failed("create", &models, &e))?;
     if options.files.is_empty() {
         write_models(root, &models, options)?;
@@ -38,14 +38,7 @@ pub fn run(root: &Path, options: &Options) -> Result<()> {
         true => quantize(&models, options, &tools)?,
         false => options.files.clone(),
     };
-    if options.only_make {
-        files.iter().for_each(|f| println!("{}", f.display()));
-        return Ok(());
-    }
-    let troika = match &options.troika {
-        Some(path) => path.clone(),
-        None => build_troika(root)?,
-    };
+    let troika = build_troika(root)?;
     let peers = peers(tools, options)?;
     let (mut all, measuring) = (Vec::new(), Arc::new(AtomicBool::new(true)));
     for _ in 0..options.beside {

@@ -19,15 +19,9 @@ pub struct Options {
     /// weights repacked at load (-rtr 1); it has no depths (-d)
     #[arg(long, value_name = "DIR")]
     pub ik: Option<PathBuf>,
-    /// Folder of the models [default: DIR/models]
-    #[arg(long, value_name = "DIR")]
-    pub models: Option<PathBuf>,
     /// A GGUF file to measure instead of the shapes; may be repeated
     #[arg(long = "file", value_name = "FILE")]
     pub files: Vec<PathBuf>,
-    /// The troika command, instead of building it
-    #[arg(long, value_name = "FILE")]
-    pub troika: Option<PathBuf>,
     /// Troika's device, such as gpu or gpu:NAME. llama.cpp is then built with its Vulkan backend (needs
     /// glslc, SPIR-V's and Vulkan's headers), and has all layers on its first adapter, or that of
     /// GGML_VK_VISIBLE_DEVICES
@@ -83,9 +77,6 @@ pub struct Options {
     /// Threads that compute something else meanwhile
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub beside: usize,
-    /// Make tools and models, print the files, measure nothing
-    #[arg(long)]
-    pub only_make: bool,
 }
 
 impl Options {
