@@ -11,13 +11,13 @@ use rustyline::history::DefaultHistory;
 use rustyline::validate::Validator;
 use rustyline::{Context, Editor, Helper};
 use serde_json::{Value, json};
-use troika::{Conversation, Finish, Model, Session, today};
+use troika::{Finish, Model, Session};
 
 use crate::error::CliError;
 use crate::flags::RunArgs;
 use crate::generate::generate;
 use crate::interrupt::Interrupt;
-use crate::prompt::system;
+use crate::prompt::{system, tokenize};
 use crate::{output, stats};
 
 const HELP: &str = "\
@@ -111,7 +111,7 @@ pub fn run(model: &Model, args: &RunArgs, interrupt: &Interrupt) -> Result<(), C
             _ => {
                 // The history is a convenience; a turn works without it.
                 let _ = editor.add_history_entry(&line);
-                chat.turn(line)?;
+                chat.turn(&line)?;
             }
         }
     }
@@ -125,7 +125,7 @@ impl Chat<'_> {
     }
 
     /// One turn. The conversation continues without a failed turn.
-    fn turn(&mut self, line: String) -> Result<(), CliError> {
+    fn turn(&mut self, line: &str) -> Result<(), CliError> {
         self.interrupt.clear();
         let said = self.messages.len();
         match self.answer(line) {
@@ -143,19 +143,9 @@ impl Chat<'_> {
     }
 
     /// The prompt starts like the previous one, so only the new part is computed.
-    fn answer(&mut self, line: String) -> Result<(), CliError> {
+    fn answer(&mut self, line: &str) -> Result<(), CliError> {
         let (model, args) = (self.model, self.args);
-        let (ids, _) = if self.answers {
-            self.messages.push(json!({"role": "user", "content": line}));
-            let prompt = model.chat_prompt(&Conversation {
-                today: today(),
-                parse_special: args.parse_special,
-                ..Conversation::new(self.messages.clone())
-            })?;
-            model.tokenize_chat(&prompt)?
-        } else {
-            model.tokenize(&line)?
-        };
+        let (ids, _) = tokenize(model, args, &mut self.messages, line)?;
         let out = generate(model, &mut self.session, args, &ids, self.interrupt)?;
         output::write("\n")?;
         self.messages.push(json!({"role": "assistant", "content": out.text}));

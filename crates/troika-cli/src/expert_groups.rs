@@ -1,18 +1,14 @@
 //! Figures of experts that devices share.
 
-use std::time::Duration;
-
 use serde_json::{Value, json};
 use troika::engine::GroupStats;
 use troika::program::ExpertCounts;
 
+use crate::stats::ms;
+
 /// A part of a whole in percent.
 fn percent(part: u64, whole: u64) -> f64 {
     100.0 * part as f64 / whole.max(1) as f64
-}
-
-fn ms(d: Duration) -> f64 {
-    (d.as_secs_f64() * 1e6).round() / 1e3
 }
 
 /// Sums over all layers.

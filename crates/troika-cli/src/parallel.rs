@@ -12,7 +12,7 @@ use crate::error::CliError;
 use crate::flags::RunArgs;
 use crate::generate::request;
 use crate::interrupt::Interrupt;
-use crate::prompt::tokenize;
+use crate::prompt::{system, tokenize};
 use crate::{output, stats};
 
 /// An answer, and how long its prompt took to become tokens.
@@ -100,7 +100,7 @@ impl PromptLines<'_> {
         if line.is_empty() {
             return Err(troika::Error::EmptyPrompt.into());
         }
-        let (ids, time) = tokenize(self.model, self.args, line)?;
+        let (ids, time) = tokenize(self.model, self.args, &mut system(self.args), line)?;
         let mut session = self.model.session()?;
         let _ends = self.interrupt.ends(session.canceller());
         let request = request(self.model, self.args)?;

@@ -21,17 +21,17 @@ pub fn system(args: &RunArgs) -> Vec<Value> {
 pub fn tokenize(
     model: &Model,
     args: &RunArgs,
+    messages: &mut Vec<Value>,
     text: &str,
 ) -> Result<(Vec<u32>, Duration), CliError> {
     if args.raw || !model.has_template() {
         return Ok(model.tokenize(text)?);
     }
-    let mut messages = system(args);
     messages.push(json!({"role": "user", "content": text}));
     let prompt = model.chat_prompt(&Conversation {
         today: today(),
         parse_special: args.parse_special,
-        ..Conversation::new(messages)
+        ..Conversation::new(messages.clone())
     })?;
     Ok(model.tokenize_chat(&prompt)?)
 }

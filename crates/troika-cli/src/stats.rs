@@ -9,7 +9,8 @@ use troika::{Finish, Model, Output, Source};
 use crate::memory;
 use crate::output::bytes;
 
-fn ms(d: Duration) -> f64 {
+/// Milliseconds with three digits behind the point.
+pub fn ms(d: Duration) -> f64 {
     (d.as_secs_f64() * 1e6).round() / 1e3
 }
 

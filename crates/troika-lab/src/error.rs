@@ -3,6 +3,7 @@
 use troika::Error;
 use troika::sim::SocError;
 use troika_device::DeviceError;
+use troika_model::lower::LowerError;
 
 /// Why an experiment is impossible.
 #[derive(Debug, thiserror::Error)]
@@ -124,9 +125,6 @@ pub enum LabError {
     /// A device without measurements.
     #[error("no segment runs as a whole on device {0}, so nothing was measured of it")]
     NotMeasured(String),
-    /// A measurement of NPUs without one.
-    #[error("none of the devices is an NPU: name one, as in --device npu:openvino:cpu")]
-    NoNpu,
     /// A recorded profile that cannot be replayed.
     #[error("the recorded profile cannot be replayed: {0}")]
     Recording(String),
@@ -144,5 +142,11 @@ impl From<troika_engine::EngineError> for LabError {
 impl From<DeviceError> for LabError {
     fn from(e: DeviceError) -> Self {
         LabError::Other(e.into())
+    }
+}
+
+impl From<LowerError> for LabError {
+    fn from(e: LowerError) -> Self {
+        troika_engine::EngineError::from(e).into()
     }
 }

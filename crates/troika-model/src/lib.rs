@@ -5,6 +5,7 @@ pub mod chat;
 pub mod families;
 pub mod files;
 pub mod lower;
+mod named;
 pub mod presets;
 pub mod spec;
 pub mod tokenizer;

@@ -56,64 +56,31 @@ impl ExpertGroupPlan {
     }
 }
 
-/// What becomes of rows beyond an expert's capacity, where a group runs once for each chunk.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Overflow {
-    /// The rule's device computes them: nothing is lost.
-    #[default]
-    Cpu,
-    /// There are none: each expert has room for all rows of a chunk.
-    Pad,
-    /// The expert leaves out the rows to which attention added least (NPUMoE).
-    Prune,
-}
-
-/// When groups run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Dispatch {
-    /// Once for each chunk.
-    #[default]
-    PerChunk,
-    /// As soon as the rows of one of its experts are full, over all chunks in flight, which go
-    /// through the model layer by layer; at the end of a layer with what is left.
-    LayerMajor,
-}
-
-impl Overflow {
-    /// All policies.
-    pub const ALL: [Overflow; 3] = [Overflow::Cpu, Overflow::Pad, Overflow::Prune];
-
-    /// The name in plan files.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Overflow::Cpu => "cpu",
-            Overflow::Pad => "pad",
-            Overflow::Prune => "prune",
-        }
-    }
-
-    /// The policy with a given name.
-    pub fn parse(name: &str) -> Option<Overflow> {
-        Overflow::ALL.into_iter().find(|o| o.name() == name)
+troika_model::named! {
+    /// What becomes of rows beyond an expert's capacity, where a group runs once for each chunk.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    pub enum Overflow {
+        /// The rule's device computes them: nothing is lost.
+        #[default]
+        Cpu = "cpu",
+        /// There are none: each expert has room for all rows of a chunk.
+        Pad = "pad",
+        /// The expert leaves out the rows to which attention added least (NPUMoE).
+        Prune = "prune",
     }
 }
 
-impl Dispatch {
-    /// All ways.
-    pub const ALL: [Dispatch; 2] = [Dispatch::PerChunk, Dispatch::LayerMajor];
-
-    /// The name in plan files.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Dispatch::PerChunk => "per-chunk",
-            Dispatch::LayerMajor => "layer-major",
-        }
-    }
-
-    /// The way with a given name.
-    pub fn parse(name: &str) -> Option<Dispatch> {
-        Dispatch::ALL.into_iter().find(|d| d.name() == name)
+troika_model::named! {
+    /// When groups run.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    pub enum Dispatch {
+        /// Once for each chunk.
+        #[default]
+        PerChunk = "per-chunk",
+        /// As soon as the rows of one of its experts are full, over all chunks in flight, which go
+        /// through the model layer by layer; at the end of a layer with what is left.
+        LayerMajor = "layer-major",
     }
 }

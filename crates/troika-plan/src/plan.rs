@@ -50,23 +50,15 @@ pub struct Plan {
     pub predicted: Option<Predicted>,
 }
 
-/// The phases of a sequence. They may be placed differently.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Phase {
-    /// Many tokens of a sequence at once.
-    Prefill,
-    /// One token that continues a sequence.
-    Decode,
-}
-
-impl Phase {
-    /// The name in plan files.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Phase::Prefill => "prefill",
-            Phase::Decode => "decode",
-        }
+troika_model::named! {
+    /// The phases of a sequence. They may be placed differently.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum Phase {
+        /// Many tokens of a sequence at once.
+        Prefill = "prefill",
+        /// One token that continues a sequence.
+        Decode = "decode",
     }
 }
 
@@ -118,63 +110,31 @@ pub struct Decode {
     pub rules: Vec<Rule>,
 }
 
-/// The order in which ready segments run on a free device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Policy {
-    /// The earliest in program order (chunk by chunk, segment by segment).
-    #[default]
-    InOrder,
-    /// The one that keeps the critical device busiest (llm.npu, section 3.4, equation 5), by costs
-    /// learnt from earlier runs.
-    OutOfOrder,
-}
-
-impl Policy {
-    /// All policies.
-    pub const ALL: [Policy; 2] = [Policy::InOrder, Policy::OutOfOrder];
-
-    /// The name in plan files.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Policy::InOrder => "in-order",
-            Policy::OutOfOrder => "out-of-order",
-        }
-    }
-
-    /// The policy with a given name.
-    pub fn parse(name: &str) -> Option<Policy> {
-        Policy::ALL.into_iter().find(|p| p.name() == name)
+troika_model::named! {
+    /// The order in which ready segments run on a free device.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    pub enum Policy {
+        /// The earliest in program order (chunk by chunk, segment by segment).
+        #[default]
+        InOrder = "in-order",
+        /// The one that keeps the critical device busiest (llm.npu, section 3.4, equation 5), by costs
+        /// learnt from earlier runs.
+        OutOfOrder = "out-of-order",
     }
 }
 
-/// How a device waits for another one's results.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum SyncMode {
-    /// Sleeps for most of the expected time, then polls (HeteroInfer, section 4.3). It continues
-    /// sooner, but keeps a core busy while it polls.
-    #[default]
-    Predicted,
-    /// Sleeps until woken.
-    Blocking,
-}
-
-impl SyncMode {
-    /// All modes.
-    pub const ALL: [SyncMode; 2] = [SyncMode::Predicted, SyncMode::Blocking];
-
-    /// The name in plan files.
-    pub const fn name(self) -> &'static str {
-        match self {
-            SyncMode::Predicted => "predicted",
-            SyncMode::Blocking => "blocking",
-        }
-    }
-
-    /// The mode with a given name.
-    pub fn parse(name: &str) -> Option<SyncMode> {
-        SyncMode::ALL.into_iter().find(|m| m.name() == name)
+troika_model::named! {
+    /// How a device waits for another one's results.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    pub enum SyncMode {
+        /// Sleeps for most of the expected time, then polls (HeteroInfer, section 4.3). It continues
+        /// sooner, but keeps a core busy while it polls.
+        #[default]
+        Predicted = "predicted",
+        /// Sleeps until woken.
+        Blocking = "blocking",
     }
 }
 

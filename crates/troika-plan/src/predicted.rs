@@ -4,35 +4,18 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// What a plan should optimise.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Goal {
-    /// The time to the first token; for equal plans, tokens per second.
-    #[default]
-    Ttft,
-    /// Tokens per second in decoding; for equal plans, the time to the first token.
-    Tps,
-    /// The energy of prompt and answer. It is modelled, not measured.
-    Energy,
-}
-
-impl Goal {
-    /// All goals.
-    pub const ALL: [Goal; 3] = [Goal::Ttft, Goal::Tps, Goal::Energy];
-
-    /// The name in commands and files.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Goal::Ttft => "ttft",
-            Goal::Tps => "tps",
-            Goal::Energy => "energy",
-        }
-    }
-
-    /// The goal with a given name.
-    pub fn parse(name: &str) -> Option<Goal> {
-        Goal::ALL.into_iter().find(|g| g.name() == name)
+troika_model::named! {
+    /// What a plan should optimise.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    pub enum Goal {
+        /// The time to the first token; for equal plans, tokens per second.
+        #[default]
+        Ttft = "ttft",
+        /// Tokens per second in decoding; for equal plans, the time to the first token.
+        Tps = "tps",
+        /// The energy of prompt and answer. It is modelled, not measured.
+        Energy = "energy",
     }
 }
 

@@ -274,8 +274,8 @@ impl<'a> ChunkTasks<'a> {
                 self.logits_to_host(run.clone());
             }
             for run in &self.batch.states {
-                self.states_to_host(i, run.clone(), logits_row);
-                logits_row += run.len() * self.program.rows_of_state();
+                self.states_to_host(i, run.clone(), *logits_row);
+                *logits_row += run.len() * self.program.rows_of_state();
             }
         }
         let ChunkTasks { tasks, ends, shared, .. } = self;

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use crate::expert_rows::ExpertRows;
-use crate::heat_map::HeatRow;
 use crate::read::TraceEvent;
 use crate::table::Table;
 
@@ -88,10 +87,8 @@ fn figures(rows: Option<&ExpertRows>) -> [String; 5] {
 }
 
 /// The rows by expert of the layers of which the trace says them.
-pub(crate) fn heat_rows(layers: &BTreeMap<usize, ExpertLayer>) -> Vec<HeatRow> {
-    let row = |(layer, of): (&usize, &ExpertLayer)| {
-        let counts = of.rows.as_ref()?.rows.iter().map(|n| *n as f64).collect();
-        Some(HeatRow { name: format!("layer {layer}"), counts })
-    };
-    layers.iter().filter_map(row).collect()
+pub(crate) fn rows_by_expert(layers: &BTreeMap<usize, ExpertLayer>) -> BTreeMap<usize, Vec<f64>> {
+    let counts =
+        |of: &ExpertLayer| Some(of.rows.as_ref()?.rows.iter().map(|n| *n as f64).collect());
+    layers.iter().filter_map(|(layer, of)| Some((*layer, counts(of)?))).collect()
 }

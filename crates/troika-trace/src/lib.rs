@@ -15,7 +15,7 @@ mod table;
 
 pub use expert_rows::ExpertRows;
 pub use experts::ExpertLayer;
-pub use heat_map::{HeatRow, heat_map};
+pub use heat_map::heat_map;
 pub use read::{ChromeTrace, EXECUTION, Measured, TraceError, TraceEvent, read_chrome};
 pub use report::{LaneUse, MeasuredUse, NodeUse, TraceReport};
 pub use span::{Arg, Span};

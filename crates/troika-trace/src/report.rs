@@ -129,7 +129,7 @@ impl TraceReport {
         let mut out = format!("{}\n", self.headline());
         self.notes.iter().for_each(|note| out += &format!("{note}\n"));
         self.tables(top).iter().for_each(|table| out += &table.text());
-        out += &heat_map(&experts::heat_rows(&self.experts));
+        out += &heat_map(&experts::rows_by_expert(&self.experts));
         out
     }
 

@@ -33,30 +33,17 @@ pub fn run(args: &CacheArgs) -> Result<(), CliError> {
 
 /// The contents of a file: model and types, or the reason why it is unusable.
 fn contents(file: &CacheFile) -> (String, String) {
-    match file.kind {
-        CacheKind::Packed => file.index().map_or_else(
-            |why| (format!("unusable: {why}"), String::new()),
-            |index| (index.model, index.types),
-        ),
-        CacheKind::Hash => match file.hashed() {
-            Ok(path) => (path.display().to_string(), String::new()),
-            Err(why) => (format!("unusable: {why}"), String::new()),
-        },
-        CacheKind::Graph => match file.verify() {
-            Ok(()) => ("compiled for an NPU".into(), String::new()),
-            Err(why) => (format!("unusable: {why}"), String::new()),
-        },
-        CacheKind::Device => match file.verify() {
-            Ok(()) => ("kernels of a GPU".into(), String::new()),
-            Err(why) => (format!("unusable: {why}"), String::new()),
-        },
-        CacheKind::Profile => match troika_lab::kept_profile(&file.path) {
-            Ok((of, true)) => (of, "complete".into()),
-            Ok((of, false)) => (of, "begun".into()),
-            Err(why) => (format!("unusable: {why}"), String::new()),
-        },
-        CacheKind::Partial => ("being written, or left behind".into(), String::new()),
-    }
+    let alone = |of: String| (of, String::new());
+    let found = match file.kind {
+        CacheKind::Packed => file.index().map(|index| (index.model, index.types)),
+        CacheKind::Hash => file.hashed().map(|path| alone(path.display().to_string())),
+        CacheKind::Graph => file.verify().map(|()| alone("compiled for an NPU".into())),
+        CacheKind::Device => file.verify().map(|()| alone("kernels of a GPU".into())),
+        CacheKind::Profile => troika_lab::kept_profile(&file.path)
+            .map(|(of, whole)| (of, if whole { "complete" } else { "begun" }.into())),
+        CacheKind::Partial => Ok(alone("being written, or left behind".into())),
+    };
+    found.unwrap_or_else(|why| alone(format!("unusable: {why}")))
 }
 
 fn name(file: &CacheFile) -> String {

@@ -1,7 +1,7 @@
 //! `troika report`.
 
 use troika::plan::{Calibration, RoutingTrace, Transitions};
-use troika::trace::{HeatRow, TraceReport, heat_map, read_chrome};
+use troika::trace::{TraceReport, heat_map, read_chrome};
 
 use super::routing::RoutingSummary;
 use crate::error::CliError;
@@ -41,10 +41,6 @@ pub fn run(args: &ReportArgs) -> Result<(), CliError> {
 
 /// The heat map of experts, and the tables.
 fn experts(summary: &RoutingSummary) -> Result<(), CliError> {
-    let row = |(layer, counts): (usize, &[f64])| HeatRow {
-        name: format!("layer {layer}"),
-        counts: counts.to_vec(),
-    };
-    let map = heat_map(&summary.counts().map(row).collect::<Vec<_>>());
+    let map = heat_map(&summary.counts().collect());
     output::write(format!("{map}{}", summary.table()).trim_start())
 }

@@ -92,8 +92,8 @@ impl RoutingSummary {
     }
 
     /// The layers' numbers, with how often each expert was chosen.
-    pub fn counts(&self) -> impl Iterator<Item = (usize, &[f64])> {
-        self.layers.iter().map(|of| (of.layer, &of.counts[..]))
+    pub fn counts(&self) -> impl Iterator<Item = (usize, Vec<f64>)> {
+        self.layers.iter().map(|of| (of.layer, of.counts.clone()))
     }
 
     /// The usual successor's share of the experts that are chosen next.

@@ -11,7 +11,7 @@ use crate::flags::{OpenArgs, RunArgs, chat_helper};
 use crate::generate::generate;
 use crate::input::{is_stdin, read_input};
 use crate::interrupt::Interrupt;
-use crate::prompt::tokenize;
+use crate::prompt::{system, tokenize};
 use crate::{chat, expert_groups, file, gpu, memory, output, parallel, resolve, stats};
 
 /// Generates text for one prompt, or opens a chat.
@@ -47,7 +47,7 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
         Prompt::Lines(lines) => parallel::run(&model, &source, args, &lines, &interrupt),
         Prompt::Ids(ids) => once(&model, &source, args, &ids, None, &interrupt),
         Prompt::Text(text) => {
-            let (ids, time) = tokenize(&model, args, &text)?;
+            let (ids, time) = tokenize(&model, args, &mut system(args), &text)?;
             once(&model, &source, args, &ids, Some(time), &interrupt)
         }
     };

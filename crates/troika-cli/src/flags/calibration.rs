@@ -1,6 +1,6 @@
 //! Flags that say how NPUs compute products of whole numbers.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
@@ -65,6 +65,15 @@ fn outliers(text: &str) -> Result<Outliers, String> {
     share(given.ok_or_else(unknown)?).map(Outliers::Shadow)
 }
 
+/// A calibration's file.
+///
+/// # Errors
+/// The file cannot be read or is not a calibration.
+pub(super) fn read_calibration(file: &Path) -> Result<Arc<Calibration>, CliError> {
+    let failed = |error| Error::Calibration { file: file.display().to_string(), error };
+    Ok(Arc::new(Calibration::from_json(&read_file(file)?).map_err(failed)?))
+}
+
 /// A share from 0 to 1.
 ///
 /// # Errors
@@ -110,8 +119,7 @@ impl CalibrationArgs {
         if halves {
             return refuse("--npu-format f16 needs no --calibration; leave one of them out");
         }
-        let failed = |error| Error::Calibration { file: file.display().to_string(), error };
-        let calibration = Calibration::from_json(&read_file(file)?).map_err(failed)?;
+        let calibration = read_calibration(file)?;
         let format = self.npu_format.unwrap_or_default();
         let [outliers] = self.ways()[..] else {
             return refuse("--outliers: only troika perplexity takes several; give one");
@@ -123,7 +131,7 @@ impl CalibrationArgs {
             options.quant = Quant::Q4;
         }
         options.npu_numbers = NpuNumbers::Calibrated(CalibrationOptions {
-            calibration: Arc::new(calibration),
+            calibration,
             file: file.clone(),
             bits: if format == NpuFormat::W8a8 { 8 } else { 16 },
             outliers,

@@ -1,15 +1,14 @@
 //! Flags that say how the experts strategy groups experts.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use clap::Args;
-use troika::plan::{Calibration, Dispatch, ExpertSettings};
-use troika::{Error, ExpertOptions};
+use troika::ExpertOptions;
+use troika::plan::{Dispatch, ExpertSettings};
 
+use super::calibration::read_calibration;
 use super::types::named;
 use crate::error::CliError;
-use crate::input::read_file;
 
 /// How experts are grouped.
 #[derive(Args, Clone)]
@@ -37,11 +36,7 @@ impl ExpertArgs {
         calibration: Option<&Path>,
         prompt: Option<usize>,
     ) -> Result<ExpertOptions, CliError> {
-        let read = |file: &Path| {
-            let failed = |error| Error::Calibration { file: file.display().to_string(), error };
-            let read = Calibration::from_json(&read_file(file)?).map_err(failed)?;
-            Ok::<_, CliError>((Arc::new(read), file.to_path_buf()))
-        };
+        let read = |file: &Path| Ok::<_, CliError>((read_calibration(file)?, file.to_path_buf()));
         let settings = ExpertSettings {
             dispatch: self.expert_dispatch.unwrap_or_default(),
             bytes: self.expert_group_mib.map(|mib| mib.saturating_mul(1 << 20)),

@@ -2,36 +2,15 @@
 //! efficiency comes from one printed row (the anchor, H08); all other rows are predictions.
 
 use super::lab::{Case, Lab};
-use super::outcome::{Item, Outcome, Target, mean};
+use super::outcome::{Experiment, Item, Outcome, RunWhen, mean};
 use super::presets::{B1_8, B3, B7, B8};
 use crate::LabError;
 
-pub const CALIBRATION: &[Target] = &[Target {
-    id: "H08",
-    claim: "the 8B model against MNN, MLC, llama.cpp and PowerInfer-2: prefill 256, and decode",
-    tolerance: "5 %",
-    run: anchors,
-}];
-
-pub const HELD_OUT: &[Target] = &[
-    Target {
-        id: "H24",
-        claim: "end to end, the 7B model: multi-turn 2.06 MNN and 1.34 PI-2; GSM8K 2.62; LongBench 6.02",
-        tolerance: "30 %; multi-turn < GSM8K < LongBench against MNN",
-        run: end_to_end,
-    },
-    Target {
-        id: "H25",
-        claim: "prefill up to 8.68 times MNN and 3.69 times PI-2",
-        tolerance: "25 %",
-        run: prefill_most,
-    },
-    Target {
-        id: "H35",
-        claim: "LongBench lengths: at least as fast as llm.npu (6.2 s for 1787 + 5, the 7B model)",
-        tolerance: "at most 6.2 s",
-        run: long_bench,
-    },
+pub const EXPERIMENTS: &[Experiment] = &[
+    Experiment { id: "H08", run: RunWhen::Always(anchors) },
+    Experiment { id: "H24", run: RunWhen::Always(end_to_end) },
+    Experiment { id: "H25", run: RunWhen::Always(prefill_most) },
+    Experiment { id: "H35", run: RunWhen::Always(long_bench) },
 ];
 
 /// An engine: the strategies that model its stages, and the printed anchors.

@@ -14,7 +14,8 @@ use troika_graph::DType;
 use troika_model::{families, presets};
 
 use super::experts::{novel, zipf_routing};
-use super::outcome::{Item, Outcome, Target, if_named};
+use super::lab::Lab;
+use super::outcome::{Experiment, Item, Outcome, RunWhen};
 use super::presets::MANY_EXPERTS;
 use super::two_cpus::{plain, shared};
 use crate::{LabError, Shape, median};
@@ -22,25 +23,10 @@ use crate::{LabError, Shape, median};
 const NOT_NAMED: &str =
     "it computes with real kernels, where it is named: troika reproduce C01 C02 M28";
 
-pub const STRUCTURAL: &[Target] = &[
-    Target {
-        id: "C01",
-        claim: "rows that gather over chunks give what plain experts give, whatever buffers hold",
-        tolerance: "1e-5; tokens equal",
-        run: |lab| if_named(lab, NOT_NAMED, |_| same_as_plain()),
-    },
-    Target {
-        id: "C02",
-        claim: "buffers raise the rows of a call and cut calls",
-        tolerance: "90 % full but for one flush an expert; calls within the bound and experts; faster",
-        run: |lab| if_named(lab, NOT_NAMED, |_| fewer_calls()),
-    },
-    Target {
-        id: "M28",
-        claim: "groups with padding give what plain experts give, if nothing overflows",
-        tolerance: "1e-5",
-        run: |lab| if_named(lab, NOT_NAMED, |_| padded_groups()),
-    },
+pub const EXPERIMENTS: &[Experiment] = &[
+    Experiment { id: "C01", run: RunWhen::Named(NOT_NAMED, same_as_plain) },
+    Experiment { id: "C02", run: RunWhen::Named(NOT_NAMED, fewer_calls) },
+    Experiment { id: "M28", run: RunWhen::Named(NOT_NAMED, padded_groups) },
 ];
 
 /// The claim's numbers: experts, experts of a row, rows of a chunk, of a prompt, and of a buffer.
@@ -167,7 +153,7 @@ impl Difference {
 }
 
 /// C01.
-fn same_as_plain() -> Result<Outcome, LabError> {
+fn same_as_plain(_: &mut Lab) -> Result<Outcome, LabError> {
     let (mut words, mut pass) = (Vec::new(), true);
     for subject in [Subject::BuiltIn, Subject::Random(256, 64, DType::F32)] {
         let tokens = subject.tokens(COMPARED)?;
@@ -203,7 +189,7 @@ fn same_as_plain() -> Result<Outcome, LabError> {
 }
 
 /// M28.
-fn padded_groups() -> Result<Outcome, LabError> {
+fn padded_groups(_: &mut Lab) -> Result<Outcome, LabError> {
     let subject = Subject::Random(256, 64, DType::F32);
     let room = CHUNK;
     let settings = ExpertSettings { overflow: Overflow::Pad, ..ExpertSettings::default() };
@@ -252,7 +238,7 @@ fn all_counts(model: &Model, of: fn(&ExpertCounts) -> u64) -> Result<u64, LabErr
 }
 
 /// C02.
-fn fewer_calls() -> Result<Outcome, LabError> {
+fn fewer_calls(_: &mut Lab) -> Result<Outcome, LabError> {
     let zipf = zipf_routing().layers.swap_remove(0).ids;
     let mut random = Random(3);
     let even = (0..ROWS).flat_map(|_| {

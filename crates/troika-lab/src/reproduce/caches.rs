@@ -7,20 +7,16 @@ use troika::plan::RoutingTrace;
 use troika_weights::{Eviction, Residents};
 
 use super::experts::{built_in_routing, zipf_routing};
-use super::outcome::{Outcome, Target, if_named};
+use super::lab::Lab;
+use super::outcome::{Experiment, Outcome, RunWhen};
 use crate::LabError;
 
-pub const HELD_OUT: &[Target] = &[Target {
+pub const EXPERIMENTS: &[Experiment] = &[Experiment {
     id: "C04",
-    claim: "LRU with threshold prefetch beats LRU; hits lie between FIFO's and the optimum's",
-    tolerance: "LRU <= ours <= optimum; stall falls",
-    run: |lab| {
-        if_named(
-            lab,
-            "it records routing with real kernels, where it is named: troika reproduce C04",
-            |_| cached(),
-        )
-    },
+    run: RunWhen::Named(
+        "it records routing with real kernels, where it is named: troika reproduce C04",
+        cached,
+    ),
 }];
 
 /// Milliseconds of modelled steps: an expert of Qwen3-30B-A3B in Q4_0 (2.7 MB) from a disk of 1.3
@@ -84,7 +80,7 @@ impl Replayed {
     }
 }
 
-fn cached() -> Result<Outcome, LabError> {
+fn cached(_: &mut Lab) -> Result<Outcome, LabError> {
     use CachePolicy::{Optimum, Rule};
     use Eviction::{Fifo, Frequency, Lru};
     let (mut words, mut pass) = (Vec::new(), true);

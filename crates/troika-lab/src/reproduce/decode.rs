@@ -1,35 +1,15 @@
 //! Decoding: HeteroInfer's sections 5.4 and 5.5.
 
 use super::lab::{Case, Lab, Phone};
-use super::outcome::{Item, Outcome, Target};
+use super::outcome::{Experiment, Item, Outcome, RunWhen};
 use super::presets::{B1_8, B3, B7, B8};
 use crate::LabError;
 
-pub const HELD_OUT: &[Target] = &[
-    Target {
-        id: "H19",
-        claim: "decode after 256 tokens: 14.01, 29.9, 51.12 tok/s",
-        tolerance: "12 %, 12 %, 20 %",
-        run: rates,
-    },
-    Target {
-        id: "H20",
-        claim: "decode, hetero-tensor over hetero-layer: +22.0 %",
-        tolerance: "6 points",
-        run: tensor_over_layer,
-    },
-    Target {
-        id: "H22",
-        claim: "fast synchronization, decode: 4.01 on the 8B model, about 2.2 on others",
-        tolerance: "3.2 to 4.8; others at least 2",
-        run: fast_sync,
-    },
-    Target {
-        id: "H34",
-        claim: "8 Elite decodes as the 8 Gen 3 does",
-        tolerance: "0.97 to 1.05",
-        run: elite,
-    },
+pub const EXPERIMENTS: &[Experiment] = &[
+    Experiment { id: "H19", run: RunWhen::Always(rates) },
+    Experiment { id: "H20", run: RunWhen::Always(tensor_over_layer) },
+    Experiment { id: "H22", run: RunWhen::Always(fast_sync) },
+    Experiment { id: "H34", run: RunWhen::Always(elite) },
 ];
 
 const TENSOR: &str = "hetero-tensor";

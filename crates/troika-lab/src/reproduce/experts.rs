@@ -12,32 +12,18 @@ use troika::{
 };
 use troika_check::Random;
 
-use super::outcome::{Item, Outcome, Target, if_named, mean};
+use super::lab::Lab;
+use super::outcome::{Experiment, Item, Outcome, RunWhen, mean};
 use super::two_cpus::{plain, shared};
 use crate::LabError;
 
 const NOT_NAMED: &str =
     "it computes with real kernels, where it is named: troika reproduce M26 M27 C05";
 
-pub const HELD_OUT: &[Target] = &[
-    Target {
-        id: "M26",
-        claim: "the busiest experts of a text are those of an unseen one: 86 % of 4, 94 % of 8",
-        tolerance: "larger K more stable",
-        run: |lab| if_named(lab, NOT_NAMED, |_| overlaps()),
-    },
-    Target {
-        id: "M27",
-        claim: "dropping 10 to 20 % of the rows costs at most 1.1 %, least by saliency",
-        tolerance: "saliency best at every rate",
-        run: |lab| if_named(lab, NOT_NAMED, |_| dropped()),
-    },
-    Target {
-        id: "C05",
-        claim: "a predictor names a superset of the experts that are used",
-        tolerance: "above the most popular ones",
-        run: |lab| if_named(lab, NOT_NAMED, |_| predicted()),
-    },
+pub const EXPERIMENTS: &[Experiment] = &[
+    Experiment { id: "M26", run: RunWhen::Named(NOT_NAMED, overlaps) },
+    Experiment { id: "M27", run: RunWhen::Named(NOT_NAMED, dropped) },
+    Experiment { id: "C05", run: RunWhen::Named(NOT_NAMED, predicted) },
 ];
 
 /// Two texts that the built-in model was not trained on: a novel and a play, both in the public
@@ -127,7 +113,7 @@ pub fn zipf_routing() -> RoutingTrace {
 }
 
 /// Overlap of each part of a text with the rest of it, and of two texts.
-fn overlaps() -> Result<Outcome, LabError> {
+fn overlaps(_: &mut Lab) -> Result<Outcome, LabError> {
     let [novel, play] = tokens()?;
     let recorded = record(&[&novel, &play], false)?;
     let traces: Vec<&RoutingTrace> = recorded.iter().map(|r| &r.trace).collect();
@@ -166,7 +152,7 @@ fn without(all: &[ExpertUse], part: &[ExpertUse]) -> Vec<ExpertUse> {
 }
 
 /// Perplexity with rows dropped in each way.
-fn dropped() -> Result<Outcome, LabError> {
+fn dropped(_: &mut Lab) -> Result<Outcome, LabError> {
     let ids = tokens()?.concat();
     let measure = |by, share| -> Result<f64, LabError> {
         let pruning = Pruning { by, share };
@@ -226,7 +212,7 @@ fn of_one_device(ids: &[u32]) -> Result<f64, LabError> {
 }
 
 /// Recall of a predictor, and of simple rules.
-fn predicted() -> Result<Outcome, LabError> {
+fn predicted(_: &mut Lab) -> Result<Outcome, LabError> {
     let [novel, play] = tokens()?;
     let [novel, play] = [&novel, &play].map(|text| text.split_at(text.len() - text.len() / 4));
     let train = [novel.0, play.0].concat();

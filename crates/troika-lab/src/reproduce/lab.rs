@@ -61,8 +61,6 @@ const GAME: CoRun = CoRun { period_ns: 16_666_667, frame_ns: 6_000_000 };
 
 /// Runs simulations.
 pub struct Lab {
-    /// Whether to run measurements of this machine: only for targets requested by name.
-    pub measures: bool,
     /// The devices of measurements.
     pub devices: DeviceOptions,
     gen3: Soc,
@@ -72,10 +70,9 @@ pub struct Lab {
 }
 
 impl Lab {
-    pub fn new(measures: bool) -> Result<Lab, LabError> {
+    pub fn new() -> Result<Lab, LabError> {
         let find = |name| Soc::find(name).map_err(LabError::from);
         Ok(Lab {
-            measures,
             devices: super::two_cpus::devices(),
             gen3: find("sd8gen3-fp16")?,
             elite: find("sd8elite-fp16")?,

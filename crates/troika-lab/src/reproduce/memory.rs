@@ -5,23 +5,20 @@ use std::sync::Arc;
 use troika::graph::DType;
 use troika::model::lower::{LowerOptions, SegmentKind, lower};
 use troika::plan::{Phase, Plan, PlanDevice, PlanRequest, Policy, Strategy, SyncMode, make};
-use troika::sim::{Board, Soc, VirtualDevice};
+use troika::sim::Soc;
 use troika::solve::{MadePlan, MakeRequest, held_weights, make_within_memory};
 use troika::trace::Tracer;
 use troika::weights::Quant;
 use troika_device::Device;
 
 use super::lab::{Lab, Phone};
-use super::outcome::{Outcome, Target};
+use super::outcome::{Experiment, Outcome, RunWhen};
 use super::presets;
+use crate::simulate::on_board;
 use crate::{LabError, Shape, SimulateOptions, Simulation, SocStrategy};
 
-pub const STRUCTURAL: &[Target] = &[Target {
-    id: "L36",
-    claim: "an NPU that reaches 4 GB computes feed-forwards first",
-    tolerance: "feed-forwards until no more fit; faster than attention first",
-    run: feed_forwards_first,
-}];
+pub const EXPERIMENTS: &[Experiment] =
+    &[Experiment { id: "L36", run: RunWhen::Always(feed_forwards_first) }];
 
 /// What the NPU reaches, and the claim's prompt and chunk.
 const HOLDS: u64 = 4 << 30;
@@ -81,19 +78,13 @@ fn placed(
     other: &str,
     attention_first: bool,
 ) -> Result<Placed, LabError> {
-    let board = Board::new(soc, Default::default());
-    let device = |name: &str| {
-        let processor = soc.processor(Some(name)).map_err(LabError::from)?;
-        let device = VirtualDevice::on(&board, name, processor).map_err(LabError::from)?;
-        Ok(Arc::new(device) as Arc<dyn Device>)
-    };
-    let opened: Vec<Arc<dyn Device>> =
-        ["npu", other].map(device).into_iter().collect::<Result<_, LabError>>()?;
+    let (all, _) = on_board(soc)?;
+    let named = |name| all.iter().filter(move |d| d.name() == name).cloned();
+    let opened: Vec<Arc<dyn Device>> = ["npu", other].into_iter().flat_map(named).collect();
     let devices: Vec<PlanDevice> = opened.iter().map(PlanDevice::of).collect();
     let store = shape.lazy_weights(Quant::None);
     let bounds = LowerOptions { max_rows: CHUNK, max_kv: PROMPT + 1, kv_dtype: DType::F16 };
-    let lowered = lower(&shape.spec, &|key| store.shape(key), bounds);
-    let lowered = lowered.map_err(|e| troika::Error::from(troika::engine::EngineError::from(e)))?;
+    let lowered = lower(&shape.spec, &|key| store.shape(key), bounds)?;
     let base = PlanRequest {
         strategy: Strategy::PrefillDecode,
         context: Some(PROMPT + 1),

@@ -28,48 +28,49 @@ use serde_json::{Value, json};
 use troika::DeviceOptions;
 
 use lab::Lab;
-use outcome::{Kind, Outcome, Target, Verdict};
+use outcome::{Experiment, Kind, Outcome, RunWhen, Target, Verdict};
 
 use crate::{LabError, median};
 
+/// A table of all claims, in the papers' order.
+const CLAIMS: &str = include_str!("claims.md");
+
+const EXPERIMENTS: [&[Experiment]; 15] = [
+    baselines::EXPERIMENTS,
+    buffers::EXPERIMENTS,
+    caches::EXPERIMENTS,
+    decode::EXPERIMENTS,
+    experts::EXPERIMENTS,
+    machine::EXPERIMENTS,
+    memory::EXPERIMENTS,
+    outliers::EXPERIMENTS,
+    planner::EXPERIMENTS,
+    prefill::EXPERIMENTS,
+    preload::EXPERIMENTS,
+    processors::EXPERIMENTS,
+    profiles::EXPERIMENTS,
+    scheduling::EXPERIMENTS,
+    system::EXPERIMENTS,
+];
+
 /// All targets, in the papers' order.
-fn targets() -> Vec<(Kind, Target)> {
-    let lists = [
-        (Kind::Cal, processors::CALIBRATION),
-        (Kind::Cal, baselines::CALIBRATION),
-        (Kind::Cal, prefill::CALIBRATION),
-        (Kind::Cal, system::CALIBRATION),
-        (Kind::Ho, processors::HELD_OUT),
-        (Kind::Ho, prefill::HELD_OUT),
-        (Kind::Ho, decode::HELD_OUT),
-        (Kind::Ho, system::HELD_OUT),
-        (Kind::Ho, baselines::HELD_OUT),
-        (Kind::Ho, outliers::HELD_OUT),
-        (Kind::Ho, experts::HELD_OUT),
-        (Kind::Ho, caches::HELD_OUT),
-        (Kind::Ho, preload::HELD_OUT),
-        (Kind::Str, buffers::STRUCTURAL),
-        (Kind::Ho, planner::HELD_OUT),
-        (Kind::Str, machine::STRUCTURAL),
-        (Kind::Str, outliers::STRUCTURAL),
-        (Kind::Str, scheduling::STRUCTURAL),
-        (Kind::Str, memory::STRUCTURAL),
-        (Kind::Str, profiles::STRUCTURAL),
-    ];
-    let of_kind = |(kind, list): (Kind, &'static [Target])| list.iter().map(move |t| (kind, *t));
-    let mut all: Vec<(Kind, Target)> = lists.into_iter().flat_map(of_kind).collect();
-    all.sort_by_key(|(_, t)| t.id);
-    all
+fn targets() -> impl Iterator<Item = Target> {
+    CLAIMS.lines().filter_map(|line| {
+        let mut cells = line.trim_matches(['|', ' ']).split(" | ");
+        let (id, kind) = (cells.next()?, Kind::parse(cells.next()?)?);
+        let (claim, tolerance) = (cells.next()?, cells.next()?);
+        let run = EXPERIMENTS.iter().copied().flatten().find(|e| e.id == id)?.run;
+        Some(Target { id, kind, claim, tolerance, run })
+    })
 }
 
 /// The ids of all targets, in the papers' order.
 pub fn reproduced_ids() -> Vec<&'static str> {
-    targets().iter().map(|(_, t)| t.id).collect()
+    targets().map(|t| t.id).collect()
 }
 
 /// A target and its result.
 struct Reproduced {
-    kind: Kind,
     target: Target,
     outcome: Outcome,
 }
@@ -95,12 +96,16 @@ pub fn reproduce(ids: &[String]) -> Result<Report, LabError> {
 /// Those of [`reproduce`].
 pub fn reproduce_on(ids: &[String], devices: Option<DeviceOptions>) -> Result<Report, LabError> {
     let wanted = |t: &Target| ids.is_empty() || ids.iter().any(|id| id.eq_ignore_ascii_case(t.id));
-    let mut lab = Lab::new(!ids.is_empty())?;
+    let mut lab = Lab::new()?;
     lab.devices = devices.unwrap_or(lab.devices);
     let mut results = Vec::new();
-    for (kind, target) in targets().into_iter().filter(|(_, t)| wanted(t)) {
-        let outcome = (target.run)(&mut lab)?;
-        results.push(Reproduced { kind, target, outcome });
+    for target in targets().filter(wanted) {
+        let outcome = match target.run {
+            RunWhen::Always(run) => run(&mut lab)?,
+            RunWhen::Named(_, run) if !ids.is_empty() => run(&mut lab)?,
+            RunWhen::Named(why, _) | RunWhen::Elsewhere(why) => Outcome::not_run(why),
+        };
+        results.push(Reproduced { target, outcome });
     }
     Ok(Report { results })
 }
@@ -128,7 +133,7 @@ impl Report {
                 text.push_str(&format!(
                     "| {} | {} | {} | {what} | {printed} | {ours} | {error} | {} | {pass} |\n",
                     first(t.id),
-                    first(r.kind.name()),
+                    first(r.target.kind.name()),
                     first(t.claim),
                     first(t.tolerance),
                 ));
@@ -141,7 +146,8 @@ impl Report {
 
     /// Passed and executed targets of a kind, and the median error.
     fn summary(&self, kind: Kind) -> (usize, usize, Option<f64>) {
-        let of_kind = || self.results.iter().filter(move |r| r.kind == kind && r.outcome.ran());
+        let of_kind =
+            || self.results.iter().filter(move |r| r.target.kind == kind && r.outcome.ran());
         let passed = of_kind().filter(|r| r.outcome.pass()).count();
         let errors = of_kind().flat_map(|r| r.outcome.errors()).map(f64::abs).collect();
         (passed, of_kind().count(), median(errors))
@@ -195,8 +201,21 @@ fn fields(r: &Reproduced) -> Value {
     };
     let labels: Vec<&str> = o.items().iter().map(|i| i.what.as_str()).collect();
     json!({
-        "id": t.id, "claim": t.claim, "kind": r.kind.name(), "printed": printed, "ours": ours,
+        "id": t.id, "claim": t.claim, "kind": r.target.kind.name(), "printed": printed, "ours": ours,
         "error": error, "tolerance": t.tolerance, "pass": o.pass(), "items": labels,
         "note": o.note,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{CLAIMS, EXPERIMENTS, reproduced_ids};
+
+    #[test]
+    fn each_claim_has_its_experiment() {
+        let ids = reproduced_ids();
+        let claims = CLAIMS.lines().filter(|line| line.starts_with("| ")).count() - 2;
+        assert_eq!((ids.len(), EXPERIMENTS.iter().map(|e| e.len()).sum()), (claims, claims));
+        assert!(ids.is_sorted_by(|a, b| a < b), "{ids:?}");
+    }
 }

@@ -4,30 +4,20 @@ use crate::LabError;
 
 use super::lab::Lab;
 
-/// The use of a target.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Constants were chosen by it.
-    Cal,
-    /// It was held out from choosing constants.
-    Ho,
-    /// It has nothing to fit and must hold.
-    Str,
+troika_model::named! {
+    /// The use of a target.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Kind {
+        /// Constants were chosen by it.
+        Cal = "CAL",
+        /// It was held out from choosing constants.
+        Ho = "HO",
+        /// It has nothing to fit and must hold.
+        Str = "STR",
+    }
 }
 
 impl Kind {
-    /// All of them.
-    pub const ALL: [Kind; 3] = [Kind::Cal, Kind::Ho, Kind::Str];
-
-    /// Short name.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Kind::Cal => "CAL",
-            Kind::Ho => "HO",
-            Kind::Str => "STR",
-        }
-    }
-
     /// What the short name stands for.
     pub const fn words(self) -> &'static str {
         match self {
@@ -39,16 +29,37 @@ impl Kind {
 }
 
 /// A claim in a paper.
-#[derive(Clone, Copy)]
 pub struct Target {
     /// Its name.
     pub id: &'static str,
+    /// Its use.
+    pub kind: Kind,
     /// The claim.
     pub claim: &'static str,
     /// The condition for passing.
     pub tolerance: &'static str,
     /// The experiment.
-    pub run: fn(&mut Lab) -> Result<Outcome, LabError>,
+    pub run: RunWhen,
+}
+
+/// The experiment of a target.
+pub struct Experiment {
+    /// The target's name.
+    pub id: &'static str,
+    /// When it runs, and what.
+    pub run: RunWhen,
+}
+
+/// When an experiment runs.
+#[derive(Clone, Copy)]
+pub enum RunWhen {
+    /// Always.
+    Always(fn(&mut Lab) -> Result<Outcome, LabError>),
+    /// Where its target is named, and the reason: what computes with real kernels or measures this
+    /// machine would make a list of all targets slow, and another one each time.
+    Named(&'static str, fn(&mut Lab) -> Result<Outcome, LabError>),
+    /// Not in this command, and where else.
+    Elsewhere(&'static str),
 }
 
 /// A number of a target.
@@ -92,19 +103,6 @@ pub struct Outcome {
     pub verdict: Verdict,
     /// A note for people.
     pub note: String,
-}
-
-/// Runs a target that is named, and says why not otherwise: what computes with real kernels or
-/// measures this machine would make a list of all targets slow, and another one each time.
-pub fn if_named(
-    lab: &mut Lab,
-    why_not: &'static str,
-    run: impl FnOnce(&mut Lab) -> Result<Outcome, LabError>,
-) -> Result<Outcome, LabError> {
-    match lab.measures {
-        true => run(lab),
-        false => Ok(Outcome::not_run(why_not)),
-    }
 }
 
 impl Outcome {

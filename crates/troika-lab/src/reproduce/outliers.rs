@@ -1,15 +1,15 @@
 //! Claims of llm.npu that need no virtual SoC: shared graphs, chunks and outliers.
 
-use troika::engine::WantedLogits;
+use troika::OpenOptions;
 use troika::graph::DType;
 use troika::graph::partition::cut_at;
 use troika::graph::{Op, Subgraph};
 use troika::model::lower::{LowerOptions, lower};
-use troika::weights::{FloatType, Quant};
-use troika::{Model, OpenOptions, Source};
+use troika::weights::Quant;
 
 use super::lab::Lab;
-use super::outcome::{Item, Outcome, Target, if_named};
+use super::machine::{built_in_logits, difference};
+use super::outcome::{Experiment, Item, Outcome, RunWhen};
 use super::presets;
 use crate::{LabError, Shape};
 
@@ -17,69 +17,33 @@ use crate::{LabError, Shape};
 const OWN_MODEL: &str = "it needs a trained model of full size: troika calibrate MODEL --text FILE \
     -o calibration.json prints it for a model of one's own; it was not run on one";
 
-pub const STRUCTURAL: &[Target] = &[
-    Target {
-        id: "L27",
-        claim: "120 of 144 subgraphs are shared by chunks; 75 % less graph memory",
-        tolerance: "exact; at least 70 %",
-        run: |_: &mut Lab| shared(),
-    },
-    Target {
+pub const EXPERIMENTS: &[Experiment] = &[
+    Experiment { id: "L27", run: RunWhen::Always(shared) },
+    Experiment {
         id: "L28",
-        claim: "a prompt in chunks is the whole prompt",
-        tolerance: "1e-4 in f32",
-        run: |lab| {
-            if_named(
-                lab,
-                "it computes with real kernels, where it is named: troika reproduce L28",
-                |_| chunked(),
-            )
-        },
+        run: RunWhen::Named(
+            "it computes with real kernels, where it is named: troika reproduce L28",
+            chunked,
+        ),
     },
-    Target {
+    Experiment {
         id: "L29",
-        claim: "equation 1: the NPU's part and the shadow part are the product",
-        tolerance: "1e-5",
-        run: |_: &mut Lab| {
-            Ok(Outcome::not_run(
-                "it is a test: the_clipped_product_and_its_outliers_add_up (cargo test -p \
+        run: RunWhen::Elsewhere(
+            "it is a test: the_clipped_product_and_its_outliers_add_up (cargo test -p \
                  conformance --test npu)",
-            ))
-        },
+        ),
     },
-];
-
-pub const HELD_OUT: &[Target] = &[
-    Target {
-        id: "L30",
-        claim: "0.1 to 0.3 % of the channels have outliers, 3 % of them more than 80 %",
-        tolerance: "printed",
-        run: |_: &mut Lab| Ok(Outcome::not_run(OWN_MODEL)),
-    },
-    Target {
-        id: "L31",
-        claim: "hot channels: 34.3 % less shadow memory",
-        tolerance: "at least 30 %",
-        run: |_: &mut Lab| Ok(Outcome::not_run(OWN_MODEL)),
-    },
-    Target {
-        id: "L32",
-        claim: "shadow weights take 0.6 to 1 % of memory",
-        tolerance: "at most 1.5 %",
-        run: |_: &mut Lab| Ok(Outcome::not_run(OWN_MODEL)),
-    },
-    Target {
+    Experiment { id: "L30", run: RunWhen::Elsewhere(OWN_MODEL) },
+    Experiment { id: "L31", run: RunWhen::Elsewhere(OWN_MODEL) },
+    Experiment { id: "L32", run: RunWhen::Elsewhere(OWN_MODEL) },
+    Experiment {
         id: "L33",
-        claim: "accuracy within 1 % of half precision; SmoothQuant loses 5 to 15 points",
-        tolerance: "1 %; the order",
-        run: |_: &mut Lab| {
-            Ok(Outcome::not_run(
-                "it needs public sets and a trained model of full size; for any model, troika \
+        run: RunWhen::Elsewhere(
+            "it needs public sets and a trained model of full size; for any model, troika \
                  perplexity MODEL --file TEXT --calibration FILE --device npu:...,cpu --outliers \
                  shadow=0,shadow=0.5,shadow=0.85,shadow=1,smooth,rows,kept prints the table \
                  (docs/calibration.md has the small model's)",
-            ))
-        },
+        ),
     },
 ];
 
@@ -89,12 +53,11 @@ const CHUNK: usize = 256;
 
 /// Counts a model's subgraphs, cut where llm.npu cuts them, and what they take with their weights:
 /// one for each chunk, or those shared that depend on the number of rows alone.
-fn shared() -> Result<Outcome, LabError> {
+fn shared(_: &mut Lab) -> Result<Outcome, LabError> {
     let shape = Shape::find(presets::UI, DType::Q8_0)?;
     let store = shape.lazy_weights(Quant::None);
     let bounds = LowerOptions { max_rows: CHUNK, max_kv: PROMPT, kv_dtype: DType::F16 };
-    let lowered = lower(&shape.spec, &|key| store.shape(key), bounds);
-    let lowered = lowered.map_err(|e| troika::Error::from(troika::engine::EngineError::from(e)))?;
+    let lowered = lower(&shape.spec, &|key| store.shape(key), bounds)?;
     let in_layers = lowered.segments.iter().filter(|s| s.layer.is_some());
     let graphs: Vec<Subgraph> = in_layers.flat_map(|s| behind_norm(&s.graph)).collect();
     // Attention also looks at what came before its chunk.
@@ -137,30 +100,20 @@ fn bytes(graph: &Subgraph) -> f64 {
 }
 
 /// The built-in model's logits in chunks, against the logits of the whole prompt.
-fn chunked() -> Result<Outcome, LabError> {
+fn chunked(_: &mut Lab) -> Result<Outcome, LabError> {
     const SHORT: usize = 16;
     let (mut worst, mut pass) = (0.0_f32, true);
     for tokens in [1, SHORT - 1, SHORT, SHORT + 1, 3 * SHORT + 7] {
-        let [whole, parts] = [512, SHORT].map(|chunk| logits(tokens, chunk));
-        let (whole, parts) = (whole?, parts?);
-        let top = whole.iter().fold(f32::MIN_POSITIVE, |m, x| m.max(x.abs()));
-        let off = whole.iter().zip(&parts).fold(0.0_f32, |m, (a, b)| m.max((a - b).abs()));
-        pass &= whole.len() == parts.len() && off <= 1e-4 * top;
-        worst = worst.max(off / top);
+        let logits = |chunk| {
+            let chunk = Some(chunk);
+            built_in_logits(tokens, OpenOptions { chunk, ..OpenOptions::default() })
+        };
+        let off = difference(&logits(512)?, &logits(SHORT)?);
+        pass &= off <= 1e-4;
+        worst = worst.max(off);
     }
     let ours = format!("{worst:.1e}");
     let note =
         format!("The built-in model in f32, with chunks of {SHORT}, and lengths around them.");
     Ok(Outcome::words("1e-4", ours, pass).noted(note))
-}
-
-fn logits(tokens: usize, chunk: usize) -> Result<Vec<f32>, LabError> {
-    let kv_dtype = Some(DType::F32);
-    let (dtype, chunk) = (FloatType::F32, Some(chunk));
-    let options = OpenOptions { dtype, kv_dtype, chunk, ..OpenOptions::default() };
-    let model = Model::open(Source::BuiltIn, &options)?;
-    let tokens: Vec<u32> = (0..tokens as u32).map(|i| 10 + i * 7).collect();
-    let mut all = Vec::new();
-    model.session()?.feed(&tokens, WantedLogits::All, &mut |_, row| all.extend_from_slice(row))?;
-    Ok(all)
 }

@@ -1,68 +1,21 @@
 //! Prompts: HeteroInfer's sections 5.3, 5.5 and 5.6.
 
 use super::lab::{Case, Lab, Phone};
-use super::outcome::{Item, Outcome, Target, mean};
+use super::outcome::{Experiment, Item, Outcome, RunWhen, mean};
 use super::presets::{B1_8, B3, B7, B8};
 use crate::LabError;
 
-pub const CALIBRATION: &[Target] =
-    &[Target { id: "H29", claim: "8 Elite: prefill +10.5 %", tolerance: "2 points", run: elite }];
-
-pub const HELD_OUT: &[Target] = &[
-    Target {
-        id: "H12",
-        claim: "prefill of 256 tokens, the 8B model: 236.92 to 247.9 tok/s",
-        tolerance: "12 % of either",
-        run: prefill_256,
-    },
-    Target {
-        id: "H13",
-        claim: "hetero-tensor over hetero-layer, prefill: 1.302 on average, 1.408 at 32",
-        tolerance: "mean 8 points; 32 above 256",
-        run: tensor_over_layer,
-    },
-    Target {
-        id: "H14",
-        claim: "the 1.8B model: 1092 tok/s at 256",
-        tolerance: "25 %",
-        run: small_model,
-    },
-    Target {
-        id: "H15",
-        claim: "525 tokens, the 8B model: hetero-tensor is 2.24, 2.21 and 1.35 times as fast",
-        tolerance: "20 %, 20 %, 10 %",
-        run: dynamic_length,
-    },
-    Target {
-        id: "H16",
-        claim: "preparation is 34.6 % at 135 tokens; hetero-tensor is fastest at each length",
-        tolerance: "5 points; each of 100 to 1000 by 25",
-        run: all_lengths,
-    },
-    Target {
-        id: "H17",
-        claim: "padding just above a standard length: 1.91 (or 2.12) times as slow",
-        tolerance: "15 % of either",
-        run: above_standard,
-    },
-    Target {
-        id: "H18",
-        claim: "hetero-tensor takes 13.2 to 30.1 % less than npu-pipe",
-        tolerance: "8 to 35 % at each misaligned length",
-        run: against_pipe,
-    },
-    Target {
-        id: "H21",
-        claim: "fast synchronization, prefill: +15.8 % layer, +24.3 % tensor, 1.206 at 256",
-        tolerance: "6 points each",
-        run: fast_sync,
-    },
-    Target {
-        id: "H23",
-        claim: "ablation at 320: 2.05, 1.79, 1.20, 1.19; naive 1.625 times the GPU's time",
-        tolerance: "1.20 and 1.19: 8 %; 1.79: 25 %; naive above 1, 2.05 above 1",
-        run: ablation,
-    },
+pub const EXPERIMENTS: &[Experiment] = &[
+    Experiment { id: "H29", run: RunWhen::Always(elite) },
+    Experiment { id: "H12", run: RunWhen::Always(prefill_256) },
+    Experiment { id: "H13", run: RunWhen::Always(tensor_over_layer) },
+    Experiment { id: "H14", run: RunWhen::Always(small_model) },
+    Experiment { id: "H15", run: RunWhen::Always(dynamic_length) },
+    Experiment { id: "H16", run: RunWhen::Always(all_lengths) },
+    Experiment { id: "H17", run: RunWhen::Always(above_standard) },
+    Experiment { id: "H18", run: RunWhen::Always(against_pipe) },
+    Experiment { id: "H21", run: RunWhen::Always(fast_sync) },
+    Experiment { id: "H23", run: RunWhen::Always(ablation) },
 ];
 
 const TENSOR: &str = "hetero-tensor";

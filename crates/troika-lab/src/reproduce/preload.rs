@@ -15,20 +15,16 @@ use troika_weights::Eviction;
 
 use super::caches::{CachePolicy, Choice, Prefetch, Replay, choices};
 use super::experts::{novel, predictor_of_text, zipf_routing};
-use super::outcome::{Outcome, Target, if_named};
+use super::lab::Lab;
+use super::outcome::{Experiment, Outcome, RunWhen};
 use crate::{LabError, median};
 
-pub const HELD_OUT: &[Target] = &[Target {
+pub const EXPERIMENTS: &[Experiment] = &[Experiment {
     id: "C06",
-    claim: "reading what a predictor names hides loading behind attention",
-    tolerance: "half in memory: below the time on demand, modelled with slow disks and on this one",
-    run: |lab| {
-        if_named(
-            lab,
-            "it computes with real kernels and reads from a disk, where it is named: troika reproduce C06",
-            |_| preloaded(),
-        )
-    },
+    run: RunWhen::Named(
+        "it computes with real kernels and reads from a disk, where it is named: troika reproduce C06",
+        preloaded,
+    ),
 }];
 
 /// Tokens of a prompt and of an answer, and how many pairs are measured.
@@ -43,7 +39,7 @@ const HALF: u64 = 50;
 /// Milliseconds that disks take to read an expert, where attention takes 0.4.
 const READS: [f64; 3] = [0.2, 0.6, 2.0];
 
-fn preloaded() -> Result<Outcome, LabError> {
+fn preloaded(_: &mut Lab) -> Result<Outcome, LabError> {
     let (predictor, rest) = predictor_of_text()?;
     let (mut words, mut pass) = (Vec::new(), true);
     let zipf = zipf_routing();

@@ -4,68 +4,20 @@
 use troika::plan::SyncMode;
 
 use super::lab::{Case, Lab, Phone};
-use super::outcome::{Item, Outcome, Target, mean};
+use super::outcome::{Experiment, Item, Outcome, RunWhen, mean};
 use super::presets::B8;
 use crate::{LabError, ProductShape};
 
-pub const CALIBRATION: &[Target] = &[
-    Target {
-        id: "H01",
-        claim: "Table 3, GPU: six products (us)",
-        tolerance: "mean 10 %, each 20 %",
-        run: |lab| table_3(lab, "gpu"),
-    },
-    Target {
-        id: "H02",
-        claim: "Table 3, NPU: six products (us)",
-        tolerance: "mean 10 %, each 20 %",
-        run: |lab| table_3(lab, "npu"),
-    },
-    Target {
-        id: "H03",
-        claim: "[14336,4096]x[4096,K] is 6x faster than [K,4096]x[4096,14336]",
-        tolerance: "4.5 to 7.5 somewhere in K = 64..512",
-        run: order,
-    },
-    Target {
-        id: "H04",
-        claim: "the NPU's time is a step function of a tile of 32",
-        tolerance: "steps at multiples of 32 only, K = 1..96",
-        run: stages,
-    },
-    Target {
-        id: "H05",
-        claim: "memory bandwidth while decoding (GB/s)",
-        tolerance: "5 %",
-        run: bandwidth,
-    },
-    Target {
-        id: "H06",
-        claim: "a hand-over: 400 us, or a few us and a submission of tens of us",
-        tolerance: "10 %; below 100 us",
-        run: hand_over,
-    },
-    Target {
-        id: "H07",
-        claim: "making code of four graphs, the 8B model (ms)",
-        tolerance: "5 %",
-        run: preparation,
-    },
-];
-
-pub const HELD_OUT: &[Target] = &[
-    Target {
-        id: "H10",
-        claim: "Table 3: strategy and ratio of nine products",
-        tolerance: "8 of 9, with GPU-only, hybrid and activation-centric; shares within 0.08",
-        run: choices,
-    },
-    Target {
-        id: "H11",
-        claim: "Table 3: estimated ranges (ms)",
-        tolerance: "15 % of each end",
-        run: ranges,
-    },
+pub const EXPERIMENTS: &[Experiment] = &[
+    Experiment { id: "H01", run: RunWhen::Always(|lab| table_3(lab, "gpu")) },
+    Experiment { id: "H02", run: RunWhen::Always(|lab| table_3(lab, "npu")) },
+    Experiment { id: "H03", run: RunWhen::Always(order) },
+    Experiment { id: "H04", run: RunWhen::Always(stages) },
+    Experiment { id: "H05", run: RunWhen::Always(bandwidth) },
+    Experiment { id: "H06", run: RunWhen::Always(hand_over) },
+    Experiment { id: "H07", run: RunWhen::Always(preparation) },
+    Experiment { id: "H10", run: RunWhen::Always(choices) },
+    Experiment { id: "H11", run: RunWhen::Always(ranges) },
 ];
 
 /// Rows and columns of the weights, rows of the activations; GPU and NPU.

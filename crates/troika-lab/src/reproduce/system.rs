@@ -2,48 +2,17 @@
 //! llm.npu's paper about any engine.
 
 use super::lab::{Case, Lab};
-use super::outcome::{Item, Outcome, Target};
+use super::outcome::{Experiment, Item, Outcome, RunWhen};
 use super::presets::{B8, UI};
 use crate::LabError;
 
-pub const CALIBRATION: &[Target] = &[Target {
-    id: "H09",
-    claim: "hetero-layer takes 2.23 W in prefill; hetero-tensor takes 12.8 % less energy",
-    tolerance: "10 %; 3 points",
-    run: power,
-}];
-
-pub const HELD_OUT: &[Target] = &[
-    Target {
-        id: "H26",
-        claim: "energy of 256 + 32 tokens: 55 % less than on the GPU",
-        tolerance: "45 to 65 %",
-        run: against_gpu,
-    },
-    Target {
-        id: "H27",
-        claim: "power: hetero-layer lowest in prefill, hetero-tensor lowest in decode",
-        tolerance: "the order",
-        run: power_order,
-    },
-    Target {
-        id: "H28",
-        claim: "with a game: prefill -0.5 and -2.2 %, decode -17.7 %, frames kept; GPU-only 0 and 46",
-        tolerance: "prefill 5 %; decode 10 to 25 %; 60, 60, below 10, 35 to 55 frames",
-        run: game,
-    },
-    Target {
-        id: "L39",
-        claim: "peak memory at 512 tokens: at most 1.32 times that of one processor",
-        tolerance: "at most 1.32",
-        run: memory,
-    },
-    Target {
-        id: "L40",
-        claim: "share of prefill: 88.3 to 98.8 % on the CPU, 54.2 to 91.7 % on the GPU",
-        tolerance: "within the ranges",
-        run: prefill_share,
-    },
+pub const EXPERIMENTS: &[Experiment] = &[
+    Experiment { id: "H09", run: RunWhen::Always(power) },
+    Experiment { id: "H26", run: RunWhen::Always(against_gpu) },
+    Experiment { id: "H27", run: RunWhen::Always(power_order) },
+    Experiment { id: "H28", run: RunWhen::Always(game) },
+    Experiment { id: "L39", run: RunWhen::Always(memory) },
+    Experiment { id: "L40", run: RunWhen::Always(prefill_share) },
 ];
 
 const STRATEGIES: [&str; 3] = ["gpu-only", "hetero-layer", "hetero-tensor"];

@@ -145,9 +145,7 @@ impl Simulation {
         let shapes = |key| store.shape(key);
         let lowering =
             LowerOptions { max_rows: *prompt, max_kv: prompt + generate + 1, kv_dtype: DType::F16 };
-        let lowered = lower(&shape.spec, &shapes, lowering)
-            .map_err(|e| Error::Engine(troika_engine::EngineError::Lower(e)))?;
-        let lowered = Arc::new(lowered);
+        let lowered = Arc::new(lower(&shape.spec, &shapes, lowering)?);
         let request = placed::Request {
             soc,
             spec: &shape.spec,
@@ -273,7 +271,7 @@ type OnBoard = (Vec<Arc<dyn Device>>, Arc<Board>);
 ///
 /// # Errors
 /// The CPU kernels that compute their values cannot be set up.
-fn on_board(soc: &Soc) -> Result<OnBoard, DeviceError> {
+pub(crate) fn on_board(soc: &Soc) -> Result<OnBoard, DeviceError> {
     let board = Board::new(soc, Arc::default());
     let open =
         |p: &Processor| Ok(Arc::new(VirtualDevice::on(&board, &p.name, p)?) as Arc<dyn Device>);

@@ -153,16 +153,7 @@ fn rules(r: &Request<'_>) -> Result<Rules, SimulateError> {
 }
 
 fn rule(segments: Option<Vec<SegmentKind>>, device: &str) -> Rule {
-    Rule {
-        segments,
-        layers: None,
-        device: device.into(),
-        split: None,
-        refused: Vec::new(),
-        values: DType::F32,
-        row_buckets: None,
-        activations: Vec::new(),
-    }
+    Rule { segments, ..Rule::on(device) }
 }
 
 fn is_product(graph: &Subgraph) -> bool {

@@ -111,10 +111,7 @@ impl<'a> Base<'a> {
                 return Err(bad("num_attention_heads", heads, problem));
             }
         };
-        let act = match f.text("hidden_act")? {
-            Some(a) => Some(a),
-            None => f.text("hidden_activation")?,
-        };
+        let act = f.first(&["hidden_act", "hidden_activation"], Fields::text)?;
         f.refuse_flag("use_bidirectional_attention")?;
         Ok(Base {
             f,
@@ -227,6 +224,6 @@ impl<'a> Base<'a> {
         if self.f.flag("use_sliding_window")? != Some(true) {
             return Ok(None);
         }
-        self.f.window_or("sliding_window", default)
+        self.f.or("sliding_window", default, Fields::window)
     }
 }

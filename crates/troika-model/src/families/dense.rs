@@ -29,7 +29,7 @@ pub(super) fn internlm2(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpe
 pub(super) fn mistral(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let b = Base::read(f, source, Defaults { context: 131_072, ..Defaults::default() })?;
     let mut attn = b.attn(Some(b.rope()?));
-    attn.window = f.window_or("sliding_window", Some(4096))?;
+    attn.window = f.or("sliding_window", Some(4096), Fields::window)?;
     let layer = b.layer(attn, Ffn::Dense(b.mlp()?));
     Ok(b.model("mistral", vec![layer; b.layers]))
 }
@@ -61,7 +61,7 @@ pub(super) fn qwen3(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
 /// rope.
 pub(super) fn exaone4(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let b = Base::read(f, source, Defaults { eps: 1e-5, ..Defaults::default() })?;
-    let window = f.window_or("sliding_window", Some(4096))?;
+    let window = f.or("sliding_window", Some(4096), Fields::window)?;
     let pattern = window_pattern(f, b.layers)?;
     let sliding = b.sliding(|i| window.is_some() && pattern(i))?;
     let mut attn = b.attn(None);

@@ -124,9 +124,23 @@ impl<'a> Fields<'a> {
         v.as_object().map(|o| Some(Fields(o))).ok_or_else(|| bad(name, v, "not an object"))
     }
 
-    /// Like [`Fields::window`], with a default if absent (null still means none).
-    pub fn window_or(&self, name: &str, default: Option<usize>) -> Result<Option<usize>> {
-        if self.0.contains_key(name) { self.window(name) } else { Ok(default) }
+    /// A field as `read` reads it, with a default if absent (null still means none).
+    pub fn or<T>(
+        &self,
+        name: &str,
+        default: Option<T>,
+        read: impl Fn(&Self, &str) -> Result<Option<T>>,
+    ) -> Result<Option<T>> {
+        if self.0.contains_key(name) { read(self, name) } else { Ok(default) }
+    }
+
+    /// The first of some fields that is there, as `read` reads it.
+    pub fn first<T>(
+        &self,
+        names: &[&str],
+        read: impl Fn(&Self, &str) -> Result<Option<T>>,
+    ) -> Result<Option<T>> {
+        names.iter().find_map(|name| read(self, name).transpose()).transpose()
     }
 
     /// A list with at least one entry per layer, truncated to the layers.

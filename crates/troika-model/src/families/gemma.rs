@@ -60,14 +60,10 @@ pub(super) fn gemma(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
 
 pub(super) fn gemma2(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let b = read_newer(f, source, 8192)?;
-    let window = f.window_or("sliding_window", Some(4096))?;
+    let window = f.or("sliding_window", Some(4096), Fields::window)?;
     let sliding = b.sliding(|i| i.is_multiple_of(2))?;
     let cap = |name, default| -> Result<Option<f32>> {
-        if f.0.contains_key(name) {
-            Ok(f.positive(name)?.map(|c| c as f32))
-        } else {
-            Ok(Some(default))
-        }
+        Ok(f.or(name, Some(default), Fields::positive)?.map(|c| c as f32))
     };
     let scalar = f.positive("query_pre_attn_scalar")?.unwrap_or(256.0);
     let mut attn = b.biased_attn(Some(b.rope()?), false)?;
@@ -82,12 +78,9 @@ pub(super) fn gemma2(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> 
 pub(super) fn gemma3(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let mut b = read_newer(f, source, 131_072)?;
     b.theta = 1e6;
-    let window = f.window_or("sliding_window", Some(4096))?;
-    let pattern = match f.count_opt("sliding_window_pattern")? {
-        Some(p) => Some(p),
-        None => f.count_opt("_sliding_window_pattern")?,
-    };
-    let pattern = pattern.unwrap_or(6).max(1);
+    let window = f.or("sliding_window", Some(4096), Fields::window)?;
+    let patterns = ["sliding_window_pattern", "_sliding_window_pattern"];
+    let pattern = f.first(&patterns, Fields::count_opt)?.unwrap_or(6).max(1);
     let sliding = b.sliding(|i| !(i + 1).is_multiple_of(pattern))?;
     let global = RopeConfig::read(f, Some("full_attention"), b.theta)?;
     let local = RopeConfig::local(f, 1e4)?;

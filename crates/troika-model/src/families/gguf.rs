@@ -388,14 +388,11 @@ fn deepseek(meta: &GgufMeta, c: &mut Map<String, Value>) -> Result<()> {
         return Err(unsupported("attention.temperature_scale", "files without it"));
     }
     let rope = meta.integer("rope.dimension_count").unwrap_or(64);
-    let key = meta
-        .integer("attention.key_length_mla")
-        .or(meta.integer("attention.key_length"))
-        .unwrap_or(192);
-    let value = meta
-        .integer("attention.value_length_mla")
-        .or(meta.integer("attention.value_length"))
-        .unwrap_or(128);
+    let width = |of: &str, default| {
+        let length = |of: &str| meta.integer(&format!("attention.{of}"));
+        length(&format!("{of}_length_mla")).or(length(&format!("{of}_length"))).unwrap_or(default)
+    };
+    let (key, value) = (width("key", 192), width("value", 128));
     let nope = key.checked_sub(rope).ok_or_else(|| {
         bad("attention.key_length_mla", key, format!("less than rope.dimension_count {rope}"))
     })?;

@@ -6,7 +6,7 @@ use troika_graph::{Activation, RopeStyle, Score};
 use super::base::{Base, ConfigSource, Defaults};
 use super::fields::{Fields, Result, bad, unsupported};
 use super::rope::RopeConfig;
-use crate::spec::{Ffn, Latent, Mlp, ModelSpec, Moe, Norm, QkNorm, SharedExpert};
+use crate::spec::{Attn, Ffn, Latent, Layer, ModelSpec, Moe, Norm, QkNorm, SharedExpert};
 
 /// How many experts there are, and how many of them a token uses.
 #[derive(Clone, Copy)]
@@ -17,13 +17,8 @@ pub(super) struct ExpertCount {
 
 /// The number of experts, by any of its names, and the number chosen per token.
 pub(super) fn experts(f: Fields<'_>, experts: usize, top_k: usize) -> Result<ExpertCount> {
-    let mut n = experts;
-    for name in ["num_experts", "num_local_experts", "n_routed_experts"] {
-        if let Some(found) = f.count_opt(name)? {
-            n = found;
-            break;
-        }
-    }
+    let names = ["num_experts", "num_local_experts", "n_routed_experts"];
+    let n = f.first(&names, Fields::count_opt)?.unwrap_or(experts);
     let k = f.count_opt("num_experts_per_tok")?.unwrap_or(top_k);
     if k == 0 || k > n {
         return Err(bad("num_experts_per_tok", k, format!("not between 1 and the {n} experts")));
@@ -65,6 +60,15 @@ fn dense_layers(b: &Base<'_>) -> Result<Vec<bool>> {
     Ok((0..b.layers).map(dense).collect())
 }
 
+/// Layers with experts, or with a dense feed-forward where `dense` says so.
+fn layers(b: &Base<'_>, attn: &Attn, moe: &Moe, dense: Vec<bool>) -> Result<Vec<Layer>> {
+    let layer = |dense| {
+        let ffn = if dense { Ffn::Dense(b.mlp()?) } else { Ffn::Moe(moe.clone()) };
+        Ok(b.layer(attn.clone(), ffn))
+    };
+    dense.into_iter().map(layer).collect()
+}
+
 pub(super) fn qwen2_moe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let b = Base::read(f, source, Defaults { context: 32_768, ..Defaults::default() })?;
     let window = b.optional_window(Some(4096))?;
@@ -77,13 +81,9 @@ pub(super) fn qwen2_moe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpe
     let mut moe = moe(&b, experts(f, 60, 4)?, inter, normalize);
     let shared = f.size_opt("shared_expert_intermediate_size")?.unwrap_or(5632);
     moe.shared = Some(SharedExpert { inter: shared, gated: true, bias: false });
-    let dense = dense_layers(&b)?;
-    let mut layers = Vec::with_capacity(b.layers);
-    for (s, dense) in sliding.into_iter().zip(dense) {
-        let mut attn = attn.clone();
-        attn.window = window.filter(|_| s);
-        let ffn = if dense { Ffn::Dense(b.mlp()?) } else { Ffn::Moe(moe.clone()) };
-        layers.push(b.layer(attn, ffn));
+    let mut layers = layers(&b, &attn, &moe, dense_layers(&b)?)?;
+    for (layer, sliding) in layers.iter_mut().zip(sliding) {
+        layer.attention_mut().into_iter().for_each(|a| a.window = window.filter(|_| sliding));
     }
     Ok(b.model("qwen2_moe", layers))
 }
@@ -96,12 +96,7 @@ pub(super) fn qwen3_moe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpe
     let inter = f.size_opt("moe_intermediate_size")?.unwrap_or(768);
     let normalize = f.flag("norm_topk_prob")?.unwrap_or(false);
     let moe = moe(&b, experts(f, 128, 8)?, inter, normalize);
-    let mut layers = Vec::with_capacity(b.layers);
-    for dense in dense_layers(&b)? {
-        let ffn = if dense { Ffn::Dense(b.mlp()?) } else { Ffn::Moe(moe.clone()) };
-        layers.push(b.layer(attn.clone(), ffn));
-    }
-    Ok(b.model("qwen3_moe", layers))
+    Ok(b.model("qwen3_moe", layers(&b, &attn, &moe, dense_layers(&b)?)?))
 }
 
 pub(super) fn olmoe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
@@ -130,10 +125,7 @@ pub(super) fn deepseek_v2(f: Fields<'_>, source: &ConfigSource) -> Result<ModelS
     let mut attn = b.attn(Some(rope));
     attn.scale *= config.yarn_scale(b.context)? as f32;
     attn.v_dim = f.size_opt("v_head_dim")?.unwrap_or(128);
-    let q_rank = match f.0.contains_key("q_lora_rank") {
-        true => f.size_opt("q_lora_rank")?,
-        false => Some(1536),
-    };
+    let q_rank = f.or("q_lora_rank", Some(1536), Fields::size_opt)?;
     // In the library, the compressed norms have their own default epsilon.
     let norm = Norm::Rms { eps: 1e-6, offset: 0.0 };
     let kv_rank = f.size_opt("kv_lora_rank")?.unwrap_or(512);
@@ -150,13 +142,11 @@ pub(super) fn deepseek_v2(f: Fields<'_>, source: &ConfigSource) -> Result<ModelS
     let inter = inter * shared;
     moe.shared = (shared > 0).then_some(SharedExpert { inter, gated: false, bias: mlp_bias });
     let dense = f.count_opt("first_k_dense_replace")?.unwrap_or(0);
-    let mut layers = Vec::with_capacity(b.layers);
-    for i in 0..b.layers {
-        let ffn = match i < dense {
-            true => Ffn::Dense(Mlp { bias: mlp_bias, ..b.mlp()? }),
-            false => Ffn::Moe(moe.clone()),
-        };
-        layers.push(b.layer(attn.clone(), ffn));
+    let mut layers = layers(&b, &attn, &moe, (0..b.layers).map(|i| i < dense).collect())?;
+    for layer in &mut layers {
+        if let Some(Ffn::Dense(mlp)) = &mut layer.ffn {
+            mlp.bias = mlp_bias;
+        }
     }
     Ok(b.model("deepseek_v2", layers))
 }
@@ -210,7 +200,7 @@ pub(super) fn gpt_oss(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec>
         Fields(&filled)
     };
     let b = Base::read(f, source, d)?;
-    let window = f.window_or("sliding_window", Some(128))?;
+    let window = f.or("sliding_window", Some(128), Fields::window)?;
     let sliding = b.sliding(|i| i.is_multiple_of(2))?;
     let mut attn = b.biased_attn(Some(b.rope()?), true)?;
     attn.sinks = true;

@@ -31,11 +31,8 @@ pub(super) fn packing(config: Fields<'_>) -> Result<Option<Packing>, ConfigError
     if let Some(q) = config.object("quantization")? {
         return mlx(q).map(Some);
     }
-    let q = match config.object("quantization_config")? {
-        None => config.object("compression_config")?,
-        q => q,
-    };
-    let Some(q) = q else { return Ok(None) };
+    let names = ["quantization_config", "compression_config"];
+    let Some(q) = config.first(&names, Fields::object)? else { return Ok(None) };
     let method = q.text("quant_method")?.unwrap_or("unknown");
     match method {
         "gptq" => gptq(q),
@@ -56,11 +53,7 @@ pub(super) fn packing(config: Fields<'_>) -> Result<Option<Packing>, ConfigError
 
 /// Refuses numbers of bits that are not read.
 fn check_bits(q: Fields<'_>, method: &str, read: &[usize]) -> Result<(), ConfigError> {
-    let bits = match q.size_opt("bits")? {
-        Some(bits) => Some(bits),
-        None => q.size_opt("w_bit")?,
-    };
-    match bits {
+    match q.first(&["bits", "w_bit"], Fields::size_opt)? {
         Some(bits) if read.contains(&bits) => Ok(()),
         Some(bits) => refuse(format!("method {method:?} with {bits} bits")),
         None => Err(ConfigError::Missing("quantization_config.bits".into())),
@@ -81,10 +74,7 @@ fn awq(q: Fields<'_>) -> Result<Packing, ConfigError> {
     match q.text("version")?.unwrap_or("gemm").to_ascii_lowercase().as_str() {
         "gemm" => Ok(Packing::Awq),
         "gemv" => {
-            let group = match q.size_opt("group_size")? {
-                None => q.size_opt("q_group_size")?,
-                group => group,
-            };
+            let group = q.first(&["group_size", "q_group_size"], Fields::size_opt)?;
             Ok(Packing::AwqGemv { group: group.unwrap_or(128) })
         }
         other => refuse(format!("awq version {other:?}")),

@@ -2,8 +2,9 @@
 //! (`modeling_rope_utils.py`).
 
 use std::f64::consts::PI;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
+use serde_json::{Map, Value};
 use troika_graph::{RopeFreqs, RopeStyle};
 
 use super::fields::{ConfigError, Fields, Result, bad, unsupported};
@@ -11,8 +12,8 @@ use crate::spec::RopeSpec;
 
 /// The fields of a rope, in either format.
 pub(super) struct RopeConfig<'a> {
-    /// `rope_parameters` or `rope_scaling`, if any.
-    params: Option<Fields<'a>>,
+    /// `rope_parameters` or `rope_scaling`; else no fields.
+    params: Fields<'a>,
     config: Fields<'a>,
     theta: f64,
     /// For Phi-3: `yarn` is an old name of longrope, and the original length has a default.
@@ -23,7 +24,7 @@ pub(super) struct RopeConfig<'a> {
 const MAX_ROTARY: usize = 1 << 16;
 
 /// The original length of Phi-3 if its config does not say.
-const PHI3_ORIGINAL: f64 = 4096.0;
+const PHI3_ORIGINAL: usize = 4096;
 
 impl<'a> RopeConfig<'a> {
     /// Reads the new format (`rope_parameters`, possibly per layer type) or the old one
@@ -33,21 +34,14 @@ impl<'a> RopeConfig<'a> {
         layer_type: Option<&str>,
         default_theta: f64,
     ) -> Result<RopeConfig<'a>> {
-        let old = config.object("rope_scaling")?.filter(|p| !p.0.is_empty());
-        let mut params = match old {
-            Some(p) => Some(p),
-            None => config.object("rope_parameters")?,
-        };
+        let object = |f: &Fields<'a>, name: &str| Ok(f.object(name)?.filter(|p| !p.0.is_empty()));
+        let mut params = config.first(&["rope_scaling", "rope_parameters"], object)?;
         if let (Some(p), Some(kind)) = (params, layer_type)
             && (p.get("full_attention").is_some() || p.get("sliding_attention").is_some())
         {
             params = p.object(kind)?;
         }
-        let theta = match params.map(|p| p.positive("rope_theta")).transpose()?.flatten() {
-            Some(t) => t,
-            None => config.positive("rope_theta")?.unwrap_or(default_theta),
-        };
-        Ok(RopeConfig { params, config, theta, phi3: false })
+        RopeConfig::of(params, config, "rope_theta", default_theta)
     }
 
     /// Gemma 3's local layers: separate parameters in the new format, only a base in the old one.
@@ -55,9 +49,21 @@ impl<'a> RopeConfig<'a> {
     pub fn local(config: Fields<'a>, default_theta: f64) -> Result<RopeConfig<'a>> {
         let nested = config.object("rope_parameters")?;
         let params = nested.map_or(Ok(None), |p| p.object("sliding_attention"))?;
-        let theta = match params.map_or(Ok(None), |p| p.positive("rope_theta"))? {
+        RopeConfig::of(params, config, "rope_local_base_freq", default_theta)
+    }
+
+    /// With the base of the parameters, or else of a field of the config.
+    fn of(
+        params: Option<Fields<'a>>,
+        config: Fields<'a>,
+        base: &str,
+        default_theta: f64,
+    ) -> Result<RopeConfig<'a>> {
+        static NONE: LazyLock<Map<String, Value>> = LazyLock::new(Map::new);
+        let params = params.unwrap_or(Fields(&NONE));
+        let theta = match params.positive("rope_theta")? {
             Some(t) => t,
-            None => config.positive("rope_local_base_freq")?.unwrap_or(default_theta),
+            None => config.positive(base)?.unwrap_or(default_theta),
         };
         Ok(RopeConfig { params, config, theta, phi3: false })
     }
@@ -67,29 +73,19 @@ impl<'a> RopeConfig<'a> {
         RopeConfig { phi3: true, ..self }
     }
 
-    fn number(&self, name: &str) -> Result<Option<f64>> {
-        self.params.map_or(Ok(None), |p| p.number(name))
-    }
-
     fn need(&self, name: &str) -> Result<f64> {
-        match self.params.map_or(Ok(None), |p| p.positive(name))? {
-            Some(n) => Ok(n),
-            None => Err(ConfigError::Missing(format!("rope_parameters.{name}"))),
-        }
+        let missing = || ConfigError::Missing(format!("rope_parameters.{name}"));
+        self.params.positive(name)?.ok_or_else(missing)
     }
 
     fn kind(&self) -> Result<&'a str> {
-        let Some(p) = self.params else { return Ok("default") };
-        let kind = match p.text("rope_type")? {
-            Some(t) => t,
-            None => p.text("type")?.unwrap_or("default"),
-        };
+        let kind = self.params.first(&["rope_type", "type"], Fields::text)?.unwrap_or("default");
         Ok(if self.phi3 && kind == "yarn" { "longrope" } else { kind })
     }
 
     /// `partial_rotary_factor` in either format.
     pub fn partial(&self, default: f64) -> Result<f64> {
-        let value = match self.number("partial_rotary_factor")? {
+        let value = match self.params.number("partial_rotary_factor")? {
             Some(f) => Some(f),
             None => self.config.number("partial_rotary_factor")?,
         };
@@ -103,13 +99,10 @@ impl<'a> RopeConfig<'a> {
     fn original(&self, context: usize) -> Result<f64> {
         // Phi-3 has it outside of the rope object too, and prefers that one.
         let value = match self.config.context("original_max_position_embeddings")? {
-            Some(n) => Some(n as f64),
-            None => self
-                .params
-                .map_or(Ok(None), |p| p.context("original_max_position_embeddings"))?
-                .map(|n| n as f64),
+            Some(n) => Some(n),
+            None => self.params.context("original_max_position_embeddings")?,
         };
-        Ok(value.unwrap_or(if self.phi3 { PHI3_ORIGINAL } else { context as f64 }))
+        Ok(value.unwrap_or(if self.phi3 { PHI3_ORIGINAL } else { context }) as f64)
     }
 
     /// A rope for heads of `head_dim`; a part of each head is rotated.
@@ -191,7 +184,7 @@ impl<'a> RopeConfig<'a> {
     }
 
     fn yarn_factor(&self, context: usize) -> Result<f64> {
-        match self.number("factor")? {
+        match self.params.number("factor")? {
             Some(_) => self.need("factor"),
             None => Ok(context as f64 / self.original(context)?),
         }
@@ -199,7 +192,7 @@ impl<'a> RopeConfig<'a> {
 
     /// DeepSeek's factor of the attention scale under yarn (`mscale_all_dim`).
     pub fn yarn_scale(&self, context: usize) -> Result<f64> {
-        let all = self.number("mscale_all_dim")?.unwrap_or(0.0);
+        let all = self.params.number("mscale_all_dim")?.unwrap_or(0.0);
         if self.kind()? == "default" || all == 0.0 {
             return Ok(1.0);
         }
@@ -211,17 +204,18 @@ impl<'a> RopeConfig<'a> {
         let factor = self.yarn_factor(context)?;
         let original = self.original(context)?;
         let attention = match (
-            self.number("attention_factor")?,
-            self.number("mscale")?.filter(|m| *m != 0.0),
-            self.number("mscale_all_dim")?.filter(|m| *m != 0.0),
+            self.params.number("attention_factor")?,
+            self.params.number("mscale")?.filter(|m| *m != 0.0),
+            self.params.number("mscale_all_dim")?.filter(|m| *m != 0.0),
         ) {
             (Some(a), _, _) => a,
             (None, Some(m), Some(all)) => mscale(factor, m) / mscale(factor, all),
             _ => mscale(factor, 1.0),
         };
-        let beta = |name, default| Ok(self.number(name)?.filter(|b| *b > 0.0).unwrap_or(default));
+        let beta =
+            |name, default| Ok(self.params.number(name)?.filter(|b| *b > 0.0).unwrap_or(default));
         let (fast, slow) = (beta("beta_fast", 32.0)?, beta("beta_slow", 1.0)?);
-        let truncate = self.params.map_or(Ok(None), |p| p.flag("truncate"))?.unwrap_or(true);
+        let truncate = self.params.flag("truncate")?.unwrap_or(true);
         let correction = |rotations: f64| {
             dim as f64 * (original / (rotations * 2.0 * PI)).ln() / (2.0 * self.theta.ln())
         };
@@ -248,7 +242,7 @@ impl<'a> RopeConfig<'a> {
         context: usize,
     ) -> Result<RopeSpec> {
         let list = |name: &str| -> Result<Vec<f64>> {
-            let list = self.params.map_or(Ok(None), |p| p.numbers(name))?;
+            let list = self.params.numbers(name)?;
             let list =
                 list.ok_or_else(|| ConfigError::Missing(format!("rope_parameters.{name}")))?;
             if list.len() != dim / 2 || list.iter().any(|f| *f <= 0.0) {
@@ -259,11 +253,11 @@ impl<'a> RopeConfig<'a> {
         };
         let (short, long) = (list("short_factor")?, list("long_factor")?);
         let original = self.original(context)?;
-        let factor = match self.number("factor")? {
+        let factor = match self.params.number("factor")? {
             Some(f) => f,
             None => context as f64 / original,
         };
-        let attention = match self.number("attention_factor")? {
+        let attention = match self.params.number("attention_factor")? {
             Some(a) => a,
             None if factor <= 1.0 || original <= 1.0 => 1.0,
             None => (1.0 + factor.ln() / original.ln()).sqrt(),
@@ -284,7 +278,8 @@ impl<'a> RopeConfig<'a> {
         if self.kind()? == "default" {
             return Ok(spec);
         }
-        let (short, long) = (self.number("short_mscale")?, self.number("long_mscale")?);
+        let (short, long) =
+            (self.params.number("short_mscale")?, self.params.number("long_mscale")?);
         let short = short.unwrap_or(f64::from(spec.freqs.factor)) as f32;
         let long = long.unwrap_or(f64::from(spec.freqs.factor)) as f32;
         spec.freqs.factor = short;

@@ -106,9 +106,7 @@ impl Lowerer<'_> {
             activations: if bf16 { ActivationFormat::Bf16 } else { ActivationFormat::F32 },
         };
         let o = e.graph.attention(op, q, &caches);
-        let o = e.output("attention", o, DType::F32);
-        e.finish()?;
-        Ok(o)
+        e.pass_on("attention", o)
     }
 
     /// Output projection, post-norm and residual.
@@ -128,12 +126,10 @@ impl Lowerer<'_> {
             let op = Op::HeadLinear(HeadLinear { weights });
             o = e.graph.op("values", op, &[o], a.heads * a.v_dim);
         }
-        let y = e.linear(o, WeightRole::O, a.o_bias.then_some(WeightRole::OBias))?;
+        let y = e.linear(o, WeightRole::O, a.o_bias)?;
         let y = e.norm_if(y, layer.attn_post, WeightRole::AttnPost)?;
         let y = e.add(x, y);
-        let y = e.output("after attention", y, DType::F32);
-        e.finish()?;
-        Ok(y)
+        e.pass_on("after attention", y)
     }
 }
 
@@ -143,9 +139,9 @@ fn plain_qkv(
     n: ValueId,
     positions: ValueId,
 ) -> Result<(ValueId, ValueId, Option<ValueId>), LowerError> {
-    let mut q = e.linear(n, WeightRole::Q, a.qkv_bias.then_some(WeightRole::QBias))?;
-    let mut k = e.linear(n, WeightRole::K, a.qkv_bias.then_some(WeightRole::KBias))?;
-    let mut v = e.linear(n, WeightRole::V, a.qkv_bias.then_some(WeightRole::VBias))?;
+    let mut q = e.linear(n, WeightRole::Q, a.qkv_bias)?;
+    let mut k = e.linear(n, WeightRole::K, a.qkv_bias)?;
+    let mut v = e.linear(n, WeightRole::V, a.qkv_bias)?;
     // OLMoE normalises before it clips; without a q/k norm the order does not matter.
     if let Some(norm) = a.qk_norm {
         let group = if norm.per_head { a.k_dim } else { 0 };
@@ -177,11 +173,11 @@ fn latent_qkv(
     positions: ValueId,
 ) -> Result<(ValueId, ValueId, Option<ValueId>), LowerError> {
     let q = match l.q_rank {
-        None => e.linear(n, WeightRole::Q, None)?,
+        None => e.linear(n, WeightRole::Q, false)?,
         Some(_) => {
-            let c = e.linear(n, WeightRole::QDown, l.bias.then_some(WeightRole::QDownBias))?;
+            let c = e.linear(n, WeightRole::QDown, l.bias)?;
             let c = e.norm(c, l.norm, WeightRole::QDownNorm, 0)?;
-            e.linear(c, WeightRole::QUp, None)?
+            e.linear(c, WeightRole::QUp, false)?
         }
     };
     let nope = Op::SliceCols { group: a.k_dim, start: 0, len: l.nope };
@@ -191,9 +187,9 @@ fn latent_qkv(
     let absorb =
         Op::HeadLinear(HeadLinear { weights: e.weights(true, a.heads, WeightRole::KAbsorb)? });
     let q_latent = e.graph.op("q latent", absorb, &[q_nope], a.heads * l.kv_rank);
-    let c = e.linear(n, WeightRole::KvDown, l.bias.then_some(WeightRole::KvDownBias))?;
+    let c = e.linear(n, WeightRole::KvDown, l.bias)?;
     let c = e.norm(c, l.norm, WeightRole::KvDownNorm, 0)?;
-    let mut k_pe = e.linear(n, WeightRole::KRope, l.bias.then_some(WeightRole::KRopeBias))?;
+    let mut k_pe = e.linear(n, WeightRole::KRope, l.bias)?;
     if let Some(rope) = &a.rope {
         q_pe = e.graph.op("q rotated", rope_op(rope, l.rope), &[q_pe, positions], a.heads * l.rope);
         k_pe = e.graph.op("k rotated", rope_op(rope, l.rope), &[k_pe, positions], l.rope);

@@ -67,6 +67,13 @@ impl<'l, 'a> Emit<'l, 'a> {
         edge
     }
 
+    /// Ends the segment with a value for later ones.
+    pub fn pass_on(mut self, name: &str, value: ValueId) -> Result<EdgeId, LowerError> {
+        let edge = self.output(name, value, DType::F32);
+        self.finish()?;
+        Ok(edge)
+    }
+
     fn key(&self, role: WeightRole, index: Option<usize>) -> Key {
         Key { role, layer: self.layer, index }
     }
@@ -105,10 +112,10 @@ impl<'l, 'a> Emit<'l, 'a> {
         &mut self,
         x: ValueId,
         role: WeightRole,
-        bias: Option<WeightRole>,
+        bias: bool,
     ) -> Result<ValueId, LowerError> {
         let weight = self.weight(role)?;
-        self.linear_with(x, weight, bias)
+        self.linear_with(x, weight, bias.then_some(role.bias()))
     }
 
     pub fn linear_with(
@@ -137,10 +144,10 @@ impl<'l, 'a> Emit<'l, 'a> {
         &mut self,
         x: ValueId,
         role: WeightRole,
-        bias: Option<WeightRole>,
+        bias: bool,
     ) -> Result<ValueId, LowerError> {
         let weight = self.weight(role)?;
-        self.product(x, weight, bias, ActivationFormat::F32)
+        self.product(x, weight, bias.then_some(role.bias()), ActivationFormat::F32)
     }
 
     /// The most compact activation format for products with these weights, if they have one type. A
@@ -173,7 +180,7 @@ impl<'l, 'a> Emit<'l, 'a> {
         let op = match norm {
             Norm::Rms { eps, offset } => Op::RmsNorm { weight: Some(weight), eps, offset, group },
             Norm::Layer { eps, bias } => {
-                Op::LayerNorm { weight, bias: self.weight_if(bias, role.norm_bias())?, eps, group }
+                Op::LayerNorm { weight, bias: self.weight_if(bias, role.bias())?, eps, group }
             }
         };
         Ok(self.graph.op("norm", op, &[x], cols))

@@ -1,6 +1,6 @@
 //! Feed-forward: dense, or router and experts.
 
-use troika_graph::{Activation, ActivationFormat, DType, Experts, Op, Router, ValueId};
+use troika_graph::{ActivationFormat, DType, Experts, Op, Router, ValueId};
 
 use super::emit::Emit;
 use super::lowerer::Lowerer;
@@ -31,12 +31,10 @@ impl Lowerer<'_> {
         let source = if layer.parallel && x != mixed { e.input(x) } else { residual };
         let (norm, role) = pre_norm(layer);
         let n = e.norm_if(source, norm, role)?;
-        let y = mlp_ops(&mut e, mlp, n)?;
+        let y = mlp_ops(&mut e, mlp, DENSE, n)?;
         let y = e.norm_if(y, layer.ffn_post, WeightRole::FfnPost)?;
         let y = e.add(residual, y);
-        let y = e.output("output", y, DType::F32);
-        e.finish()?;
-        Ok(y)
+        e.pass_on("output", y)
     }
 
     /// Router and experts, as two segments.
@@ -52,11 +50,7 @@ impl Lowerer<'_> {
         let source = e.input(if layer.parallel { x } else { mixed });
         let (norm, role) = pre_norm(layer);
         let n = e.norm_if(source, norm, role)?;
-        let logits = e.float_linear(
-            n,
-            WeightRole::Router,
-            moe.router_bias.then_some(WeightRole::RouterBias),
-        )?;
+        let logits = e.float_linear(n, WeightRole::Router, moe.router_bias)?;
         let op = Router {
             experts: moe.experts,
             top_k: moe.top_k,
@@ -109,43 +103,38 @@ impl Lowerer<'_> {
         let cols = e.graph.cols(n);
         let mut y = e.graph.op("experts", Op::Experts(op), &[n, ids, weights], cols);
         if let Some(shared) = moe.shared {
-            let s = shared_ops(&mut e, shared, moe.act, n)?;
+            let SharedExpert { inter, gated, bias } = shared;
+            let mlp = Mlp { inter, act: moe.act, gated: true, bias };
+            let mut s = mlp_ops(&mut e, &mlp, SHARED, n)?;
+            if gated {
+                let g = e.linear(n, WeightRole::SharedOutGate, false)?;
+                s = e.graph.op("gated", Op::SigmoidGate, &[s, g], cols);
+            }
             y = e.add(y, s);
         }
         let y = e.norm_if(y, layer.ffn_post, WeightRole::FfnPost)?;
         let y = e.add(residual, y);
-        let y = e.output("output", y, DType::F32);
-        e.finish()?;
-        Ok(y)
+        e.pass_on("output", y)
     }
 }
 
-fn mlp_ops(e: &mut Emit<'_, '_>, m: &Mlp, n: ValueId) -> Result<ValueId, LowerError> {
-    let up = e.linear(n, WeightRole::Up, m.bias.then_some(WeightRole::UpBias))?;
+/// The projections of a feed-forward: gate, up and down.
+const DENSE: [WeightRole; 3] = [WeightRole::Gate, WeightRole::Up, WeightRole::Down];
+const SHARED: [WeightRole; 3] =
+    [WeightRole::SharedGate, WeightRole::SharedUp, WeightRole::SharedDown];
+
+fn mlp_ops(
+    e: &mut Emit<'_, '_>,
+    m: &Mlp,
+    [gate, up, down]: [WeightRole; 3],
+    n: ValueId,
+) -> Result<ValueId, LowerError> {
+    let up = e.linear(n, up, m.bias)?;
     let inner = if m.gated {
-        let gate = e.linear(n, WeightRole::Gate, m.bias.then_some(WeightRole::GateBias))?;
+        let gate = e.linear(n, gate, m.bias)?;
         e.graph.op("inner", Op::Gate(m.act), &[gate, up], m.inter)
     } else {
         e.graph.op("inner", Op::Activate(m.act), &[up], m.inter)
     };
-    e.linear(inner, WeightRole::Down, m.bias.then_some(WeightRole::DownBias))
-}
-
-fn shared_ops(
-    e: &mut Emit<'_, '_>,
-    s: SharedExpert,
-    act: Activation,
-    n: ValueId,
-) -> Result<ValueId, LowerError> {
-    let gate = e.linear(n, WeightRole::SharedGate, s.bias.then_some(WeightRole::SharedGateBias))?;
-    let up = e.linear(n, WeightRole::SharedUp, s.bias.then_some(WeightRole::SharedUpBias))?;
-    let inner = e.graph.op("inner", Op::Gate(act), &[gate, up], s.inter);
-    let y =
-        e.linear(inner, WeightRole::SharedDown, s.bias.then_some(WeightRole::SharedDownBias))?;
-    if !s.gated {
-        return Ok(y);
-    }
-    let g = e.linear(n, WeightRole::SharedOutGate, None)?;
-    let cols = e.graph.cols(y);
-    Ok(e.graph.op("gated", Op::SigmoidGate, &[y, g], cols))
+    e.linear(inner, down, m.bias)
 }

@@ -70,44 +70,33 @@ impl StateDecl {
     }
 }
 
-/// The part of a layer that a segment computes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum SegmentKind {
-    /// Token ids to rows.
-    Embed,
-    /// Norm, projections, q/k norm, rope.
-    Qkv,
-    /// Cache append and attention.
-    Attention,
-    /// Output projection and residual.
-    AttnOut,
-    /// A whole mixer whose state has one row.
-    Recurrence,
-    /// Dense feed-forward and residual.
-    Ffn,
-    /// Norm and choice of experts.
-    Router,
-    /// Experts, shared expert and residual.
-    Experts,
-    /// Final norm and logits.
-    Head,
+crate::named! {
+    /// The part of a layer that a segment computes.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum SegmentKind {
+        /// Token ids to rows.
+        Embed = "embed",
+        /// Norm, projections, q/k norm, rope.
+        Qkv = "qkv",
+        /// Cache append and attention.
+        Attention = "attention",
+        /// Output projection and residual.
+        AttnOut = "attn_out",
+        /// A whole mixer whose state has one row.
+        Recurrence = "recurrence",
+        /// Dense feed-forward and residual.
+        Ffn = "ffn",
+        /// Norm and choice of experts.
+        Router = "router",
+        /// Experts, shared expert and residual.
+        Experts = "experts",
+        /// Final norm and logits.
+        Head = "head",
+    }
 }
 
 impl SegmentKind {
-    /// All kinds in execution order.
-    pub const ALL: [SegmentKind; 9] = [
-        SegmentKind::Embed,
-        SegmentKind::Qkv,
-        SegmentKind::Attention,
-        SegmentKind::AttnOut,
-        SegmentKind::Recurrence,
-        SegmentKind::Ffn,
-        SegmentKind::Router,
-        SegmentKind::Experts,
-        SegmentKind::Head,
-    ];
-
     /// What may be done with it.
     pub const fn traits(self) -> SegmentTraits {
         use ModelPart as P;
@@ -141,21 +130,6 @@ impl SegmentKind {
     /// Whether it exists once per layer, and not before or behind the layers.
     pub const fn is_in_layers(self) -> bool {
         matches!(self.traits().part, ModelPart::Mixer | ModelPart::Ffn)
-    }
-
-    /// The name in plans and traces.
-    pub const fn name(self) -> &'static str {
-        match self {
-            SegmentKind::Embed => "embed",
-            SegmentKind::Qkv => "qkv",
-            SegmentKind::Attention => "attention",
-            SegmentKind::AttnOut => "attn_out",
-            SegmentKind::Recurrence => "recurrence",
-            SegmentKind::Ffn => "ffn",
-            SegmentKind::Router => "router",
-            SegmentKind::Experts => "experts",
-            SegmentKind::Head => "head",
-        }
     }
 }
 

@@ -48,9 +48,7 @@ impl Lowerer<'_> {
         let ids = e.input(Lowered::IDS);
         let table = e.weight(WeightRole::Embed)?;
         let x = e.graph.op("rows", Op::Embed { table, scale }, &[ids], hidden);
-        let x = e.output("embedding", x, DType::F32);
-        e.finish()?;
-        Ok(x)
+        e.pass_on("embedding", x)
     }
 
     fn head(&mut self, x: EdgeId) -> Result<(), LowerError> {

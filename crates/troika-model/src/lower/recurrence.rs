@@ -1,6 +1,6 @@
 //! Mixers whose state has one row.
 
-use troika_graph::{DType, Op, StateKind};
+use troika_graph::{Op, StateKind};
 
 use super::emit::Emit;
 use super::lowerer::Lowerer;
@@ -23,14 +23,12 @@ impl Lowerer<'_> {
         let x = e.input(x);
         let state = e.state(state);
         let n = e.norm_if(x, layer.attn_pre, WeightRole::AttnPre)?;
-        let v = e.linear(n, WeightRole::MixIn, None)?;
+        let v = e.linear(n, WeightRole::MixIn, false)?;
         let op = Op::DecayingSum(troika_graph::DecayingSum { width, decay, page_group });
         let s = e.graph.stateful("sum", op, v, state);
-        let y = e.linear(s, WeightRole::MixOut, None)?;
+        let y = e.linear(s, WeightRole::MixOut, false)?;
         let y = e.norm_if(y, layer.attn_post, WeightRole::AttnPost)?;
         let y = e.add(x, y);
-        let y = e.output("after sum", y, DType::F32);
-        e.finish()?;
-        Ok(y)
+        e.pass_on("after sum", y)
     }
 }

@@ -33,6 +33,11 @@ impl List {
         }
     }
 
+    fn linear(&mut self, bias: bool, role: WeightRole, rows: usize, cols: usize) {
+        self.add(role, rows, cols);
+        self.add_if(bias, role.bias(), 1, rows);
+    }
+
     fn each(&mut self, n: usize, role: WeightRole, rows: usize, cols: usize) {
         for i in 0..n {
             let key = Key { role, layer: self.layer, index: Some(i) };
@@ -44,7 +49,7 @@ impl List {
         if let Some(norm) = norm {
             self.add(role, 1, width);
             let bias = matches!(norm, Norm::Layer { bias: true, .. });
-            self.add_if(bias, role.norm_bias(), 1, width);
+            self.add_if(bias, role.bias(), 1, width);
         }
     }
 }
@@ -93,21 +98,15 @@ fn attn_needs(l: &mut List, a: &Attn, h: usize) {
         None => qkv_needs(l, a, h),
         Some(_) => latent_needs(l, a, h),
     }
-    l.add(WeightRole::O, h, a.heads * a.v_dim);
-    l.add_if(a.o_bias, WeightRole::OBias, 1, h);
+    l.linear(a.o_bias, WeightRole::O, h, a.heads * a.v_dim);
     l.add_if(a.sinks, WeightRole::Sinks, 1, a.heads);
 }
 
 fn qkv_needs(l: &mut List, a: &Attn, h: usize) {
     let (q, k, v) = (a.heads * a.k_dim, a.kv_heads * a.k_dim, a.kv_heads * a.v_dim);
-    for (role, bias, rows) in [
-        (WeightRole::Q, WeightRole::QBias, q),
-        (WeightRole::K, WeightRole::KBias, k),
-        (WeightRole::V, WeightRole::VBias, v),
-    ] {
-        l.add(role, rows, h);
-        l.add_if(a.qkv_bias, bias, 1, rows);
-    }
+    l.linear(a.qkv_bias, WeightRole::Q, q, h);
+    l.linear(a.qkv_bias, WeightRole::K, k, h);
+    l.linear(a.qkv_bias, WeightRole::V, v, h);
     if let Some(n) = a.qk_norm {
         let widths = if n.per_head { (a.k_dim, a.k_dim) } else { (q, k) };
         l.norm(Some(n.norm), WeightRole::QNorm, widths.0);
@@ -120,8 +119,7 @@ fn latent_needs(l: &mut List, a: &Attn, h: usize) {
     match m.q_rank {
         None => l.add(WeightRole::Q, a.heads * a.k_dim, h),
         Some(r) => {
-            l.add(WeightRole::QDown, r, h);
-            l.add_if(m.bias, WeightRole::QDownBias, 1, r);
+            l.linear(m.bias, WeightRole::QDown, r, h);
             l.add(WeightRole::QDownNorm, 1, r);
             l.add(WeightRole::QUp, a.heads * a.k_dim, r);
         }
@@ -136,20 +134,15 @@ fn latent_needs(l: &mut List, a: &Attn, h: usize) {
 }
 
 fn mlp_needs(l: &mut List, m: &Mlp, h: usize) {
-    for (on, role, bias) in [
-        (m.gated, WeightRole::Gate, WeightRole::GateBias),
-        (true, WeightRole::Up, WeightRole::UpBias),
-    ] {
-        l.add_if(on, role, m.inter, h);
-        l.add_if(on && m.bias, bias, 1, m.inter);
+    if m.gated {
+        l.linear(m.bias, WeightRole::Gate, m.inter, h);
     }
-    l.add(WeightRole::Down, h, m.inter);
-    l.add_if(m.bias, WeightRole::DownBias, 1, h);
+    l.linear(m.bias, WeightRole::Up, m.inter, h);
+    l.linear(m.bias, WeightRole::Down, h, m.inter);
 }
 
 fn moe_needs(l: &mut List, m: &Moe, h: usize) {
-    l.add(WeightRole::Router, m.experts, h);
-    l.add_if(m.router_bias, WeightRole::RouterBias, 1, m.experts);
+    l.linear(m.router_bias, WeightRole::Router, m.experts, h);
     for (role, bias, rows, cols) in [
         (WeightRole::ExpertGate, WeightRole::ExpertGateBias, m.inter, h),
         (WeightRole::ExpertUp, WeightRole::ExpertUpBias, m.inter, h),

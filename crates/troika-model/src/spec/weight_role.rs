@@ -42,9 +42,23 @@ weight_roles! {
 }
 
 impl WeightRole {
-    /// The bias of a norm. For norms that never have a bias it is the norm itself.
-    pub(crate) const fn norm_bias(self) -> WeightRole {
+    /// The bias of a norm or projection. For those that never have one it is the weight itself.
+    pub(crate) const fn bias(self) -> WeightRole {
         match self {
+            WeightRole::Q => WeightRole::QBias,
+            WeightRole::K => WeightRole::KBias,
+            WeightRole::V => WeightRole::VBias,
+            WeightRole::O => WeightRole::OBias,
+            WeightRole::QDown => WeightRole::QDownBias,
+            WeightRole::KvDown => WeightRole::KvDownBias,
+            WeightRole::KRope => WeightRole::KRopeBias,
+            WeightRole::Gate => WeightRole::GateBias,
+            WeightRole::Up => WeightRole::UpBias,
+            WeightRole::Down => WeightRole::DownBias,
+            WeightRole::Router => WeightRole::RouterBias,
+            WeightRole::SharedGate => WeightRole::SharedGateBias,
+            WeightRole::SharedUp => WeightRole::SharedUpBias,
+            WeightRole::SharedDown => WeightRole::SharedDownBias,
             WeightRole::FinalNorm => WeightRole::FinalNormBias,
             WeightRole::AttnPre => WeightRole::AttnPreBias,
             WeightRole::AttnPost => WeightRole::AttnPostBias,

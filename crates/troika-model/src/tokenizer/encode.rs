@@ -67,8 +67,12 @@ impl Tokenizer {
     /// What is wrong with it.
     pub fn from_json(bytes: &[u8]) -> Result<Tokenizer, String> {
         let json = parse_json(bytes).map_err(|e| format!("is no JSON: {e}"))?;
-        let read = json::tokenizer(json)?;
-        Ok(Tokenizer {
+        Ok(Tokenizer::of(json::tokenizer(json, None)?))
+    }
+
+    /// Without special tokens.
+    fn of(read: json::Read) -> Tokenizer {
+        Tokenizer {
             inner: read.inner,
             plain: OnceLock::new(),
             bos: None,
@@ -79,7 +83,7 @@ impl Tokenizer {
             warnings: read.warnings,
             spelling: OnceLock::new(),
             longest: OnceLock::new(),
-        })
+        }
     }
 
     /// Reads the names of special tokens from `tokenizer_config.json`.
@@ -104,16 +108,12 @@ impl Tokenizer {
     pub fn from_gguf(meta: &GgufMeta) -> Result<Option<(Tokenizer, Option<String>)>> {
         let Some(built) = gguf::build(meta)? else { return Ok(None) };
         let tokenizer = Tokenizer {
-            inner: built.read.inner,
-            plain: OnceLock::new(),
             bos: built.bos,
             eos: built.eos,
             add: Some((built.add_bos, built.add_eos)),
-            growth: built.read.growth,
             twins: built.twins,
             warnings: Vec::new(),
-            spelling: OnceLock::new(),
-            longest: OnceLock::new(),
+            ..Tokenizer::of(built.read)
         };
         Ok(Some((tokenizer, built.warning)))
     }

@@ -83,7 +83,7 @@ pub(super) fn build(meta: &GgufMeta) -> Result<Option<Built>> {
     };
     json["added_tokens"] = added(&tokens, types.as_deref());
     let twins = twins(&tokens, &model);
-    let read = json::with_model(json, model).map_err(no_tokenizer)?;
+    let read = json::tokenizer(json, Some(model)).map_err(no_tokenizer)?;
     Ok(Some(Built {
         read,
         bos,

@@ -17,20 +17,10 @@ pub(super) struct Read {
     pub warnings: Vec<String>,
 }
 
-/// Makes a tokenizer. `truncation` and `padding` are ignored: prompts are used unchanged, as in the
-/// transformers library.
-pub(super) fn tokenizer(json: Value) -> Result<Read, String> {
+/// Makes a tokenizer, with a model that is made already or the one in the parts. `truncation` and
+/// `padding` are ignored: prompts are used unchanged, as in the transformers library.
+pub(super) fn tokenizer(json: Value, made: Option<ModelWrapper>) -> Result<Read, String> {
     let Value::Object(json) = json else { return Err("is no JSON object".into()) };
-    read(json, None)
-}
-
-/// As [`tokenizer`], of parts without a model, and a model.
-pub(super) fn with_model(json: Value, model: ModelWrapper) -> Result<Read, String> {
-    let Value::Object(json) = json else { return Err("is no JSON object".into()) };
-    read(json, Some(model))
-}
-
-fn read(json: Map<String, Value>, made: Option<ModelWrapper>) -> Result<Read, String> {
     let read = caught(|| put_together(json, made));
     read.unwrap_or_else(|| Err("makes no tokenizer: its parts contradict each other".into()))
 }

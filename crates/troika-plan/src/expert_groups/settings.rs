@@ -5,38 +5,19 @@ use super::grouping::WorthALaunch;
 use crate::experts::{Dispatch, Overflow};
 use crate::routing::ExpertUse;
 
-/// Which techniques share experts out (NPUMoE, section 5.8).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ExpertPolicy {
-    /// A graph for each expert, with room for all rows of a chunk.
-    Base,
-    /// A graph for each expert, with a capacity of its tier.
-    Tiers,
-    /// Graphs of several experts of one tier.
-    Groups,
-    /// The same, and only those on the device that are worth a launch.
-    #[default]
-    All,
-}
-
-impl ExpertPolicy {
-    /// All policies.
-    pub const ALL: [ExpertPolicy; 4] =
-        [ExpertPolicy::Base, ExpertPolicy::Tiers, ExpertPolicy::Groups, ExpertPolicy::All];
-
-    /// The name in commands.
-    pub const fn name(self) -> &'static str {
-        match self {
-            ExpertPolicy::Base => "base",
-            ExpertPolicy::Tiers => "t",
-            ExpertPolicy::Groups => "tg",
-            ExpertPolicy::All => "all",
-        }
-    }
-
-    /// The policy with a given name.
-    pub fn parse(name: &str) -> Option<ExpertPolicy> {
-        ExpertPolicy::ALL.into_iter().find(|p| p.name() == name)
+troika_model::named! {
+    /// Which techniques share experts out (NPUMoE, section 5.8).
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub enum ExpertPolicy {
+        /// A graph for each expert, with room for all rows of a chunk.
+        Base = "base",
+        /// A graph for each expert, with a capacity of its tier.
+        Tiers = "t",
+        /// Graphs of several experts of one tier.
+        Groups = "tg",
+        /// The same, and only those on the device that are worth a launch.
+        #[default]
+        All = "all",
     }
 }
 

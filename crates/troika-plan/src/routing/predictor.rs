@@ -12,8 +12,10 @@ use crate::identity::ModelId;
 
 const FILE: FileKind = FileKind { magic: *b"TROIKARP", version: 1, what: "routing predictor" };
 
-/// Predicts the experts of all layers that have some.
-#[derive(Clone, Debug, PartialEq)]
+/// Predicts the experts of all layers that have some. A file's header is this as JSON, without the
+/// matrices.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct RoutingPredictor {
     /// The model.
     pub model: ModelId,
@@ -75,13 +77,6 @@ pub struct Prediction {
     experts: Vec<u16>,
 }
 
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Header {
-    model: ModelId,
-    layers: Vec<LayerPredictor>,
-}
-
 impl LayerPredictor {
     /// Numbers of `bias`, `inner` and `outer`; `None` if no memory could hold them.
     fn sizes(&self) -> Option<[usize; 3]> {
@@ -120,26 +115,24 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
     sums.iter().sum::<f32>() + rest
 }
 
-impl Header {
-    fn bytes(&self) -> Option<usize> {
+impl RoutingPredictor {
+    /// Bytes of the matrices by the header; `None` if no memory could hold them.
+    fn matrix_bytes(&self) -> Option<usize> {
         self.layers.iter().try_fold(0_usize, |sum, layer| {
             let [bias, inner, outer] = layer.sizes()?;
             let numbers = bias.checked_add(inner)?.checked_add(outer)?;
             sum.checked_add(numbers.checked_mul(4)?)
         })
     }
-}
 
-impl RoutingPredictor {
     /// Reads a file's bytes.
     ///
     /// # Errors
     /// The bytes are not a predictor, or only a part of one.
     pub fn from_bytes(bytes: &[u8]) -> Result<RoutingPredictor, RoutingFileError> {
-        let (header, numbers) = FILE.read(bytes, Header::bytes)?;
-        let Header { model, mut layers } = header;
+        let (mut predictor, numbers) = FILE.read(bytes, RoutingPredictor::matrix_bytes)?;
         let mut numbers = numbers.as_chunks().0.iter().map(|n| f32::from_le_bytes(*n));
-        for layer in &mut layers {
+        for layer in &mut predictor.layers {
             let [bias, inner, outer] = layer.sizes().unwrap_or_default();
             let mut take = |count| numbers.by_ref().take(count).collect::<Vec<f32>>();
             (layer.bias, layer.inner, layer.outer) = (take(bias), take(inner), take(outer));
@@ -153,15 +146,14 @@ impl RoutingPredictor {
                 return Err(RoutingFileError::Damaged { what: FILE.what, why });
             }
         }
-        Ok(RoutingPredictor { model, layers })
+        Ok(predictor)
     }
 
     /// A file's bytes.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let header = Header { model: self.model.clone(), layers: self.layers.clone() };
         let of = |l: &LayerPredictor| [&l.bias[..], &l.inner[..], &l.outer[..]].concat();
         let numbers = self.layers.iter().flat_map(of);
-        FILE.bytes(&header, &numbers.flat_map(f32::to_le_bytes).collect::<Vec<u8>>())
+        FILE.bytes(self, &numbers.flat_map(f32::to_le_bytes).collect::<Vec<u8>>())
     }
 
     /// Bytes of its numbers in memory.

@@ -11,8 +11,9 @@ use crate::identity::ModelId;
 
 const FILE: FileKind = FileKind { magic: *b"TROIKART", version: 1, what: "routing trace" };
 
-/// The routing of some texts.
-#[derive(Clone, Debug, PartialEq)]
+/// The routing of some texts. A file's header is this as JSON, without the chosen experts.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct RoutingTrace {
     /// The model.
     pub model: ModelId,
@@ -35,27 +36,6 @@ pub struct LayerRouting {
     /// The chosen experts. The experts of a token lie side by side.
     #[serde(skip)]
     pub ids: Vec<u16>,
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Header {
-    model: ModelId,
-    sequences: Vec<usize>,
-    layers: Vec<LayerRouting>,
-}
-
-impl Header {
-    fn tokens(&self) -> Option<usize> {
-        self.sequences.iter().try_fold(0_usize, |sum, n| sum.checked_add(*n))
-    }
-
-    fn bytes(&self) -> Option<usize> {
-        let tokens = self.tokens()?;
-        self.layers.iter().try_fold(0_usize, |sum, layer| {
-            sum.checked_add(tokens.checked_mul(layer.top_k)?.checked_mul(2)?)
-        })
-    }
 }
 
 impl LayerRouting {
@@ -117,10 +97,9 @@ impl RoutingTrace {
     /// The bytes are not a routing trace or only a part of one, or have experts that the layer
     /// lacks.
     pub fn from_bytes(bytes: &[u8]) -> Result<RoutingTrace, RoutingFileError> {
-        let (header, mut numbers) = FILE.read(bytes, Header::bytes)?;
-        let tokens = header.tokens().unwrap_or(0);
-        let Header { model, sequences, mut layers } = header;
-        for layer in &mut layers {
+        let (mut trace, mut numbers) = FILE.read(bytes, RoutingTrace::id_bytes)?;
+        let tokens = trace.tokens();
+        for layer in &mut trace.layers {
             let (own, rest) = numbers.split_at(2 * tokens * layer.top_k);
             layer.ids = own.as_chunks().0.iter().map(|id| u16::from_le_bytes(*id)).collect();
             numbers = rest;
@@ -130,16 +109,22 @@ impl RoutingTrace {
                 return Err(RoutingFileError::Damaged { what: FILE.what, why });
             }
         }
-        Ok(RoutingTrace { model, sequences, layers })
+        Ok(trace)
+    }
+
+    /// Bytes of the chosen experts by the header; `None` if no memory could hold them.
+    fn id_bytes(&self) -> Option<usize> {
+        let tokens = self.sequences.iter().try_fold(0_usize, |sum, n| sum.checked_add(*n))?;
+        self.layers.iter().try_fold(0_usize, |sum, layer| {
+            sum.checked_add(tokens.checked_mul(layer.top_k)?.checked_mul(2)?)
+        })
     }
 
     /// A file's bytes.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let (model, sequences) = (self.model.clone(), self.sequences.clone());
-        let header = Header { model, sequences, layers: self.layers.clone() };
         let ids = self.layers.iter().flat_map(|layer| &layer.ids);
         let numbers: Vec<u8> = ids.flat_map(|id| id.to_le_bytes()).collect();
-        FILE.bytes(&header, &numbers)
+        FILE.bytes(self, &numbers)
     }
 
     /// Checks that it is of a model.

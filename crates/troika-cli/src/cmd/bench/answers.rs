@@ -8,9 +8,10 @@ use troika::trace::Tracer;
 use troika::{Control, Conversation, Model, OpenOptions, Request, SessionOptions};
 use troika_lab::{Subject, median};
 
-use super::{ids, open, print};
+use super::print::BenchRows;
+use super::{ids, open};
 use crate::error::CliError;
-use crate::flags::{BenchArgs, TableFlag};
+use crate::flags::BenchArgs;
 
 /// A text of any length, in words that tokenizers know.
 const WORDS: [&str; 16] = [
@@ -27,23 +28,30 @@ pub fn run(
     subject: &Subject,
     all: Vec<(usize, OpenOptions)>,
 ) -> Result<(), CliError> {
-    let mut first = true;
-    let measured = all.into_iter().try_for_each(|(threads, options)| {
-        let model = open(subject, options, Tracer::off())?;
-        let strategy = model.engine()?.plan().strategy.clone();
-        for &(prompt, generate) in &args.answers {
-            let row = Row {
-                model: subject.to_string(),
-                strategy: strategy.clone(),
-                threads,
-                times: measure(&model, prompt, generate, args.repetitions)?,
-            };
-            print::put(&row.text(args.output, first), args.output)?;
-            first = false;
+    const HEAD: &str = "| model | strategy | threads | prompt | answer | tokenizer | TTFT | TPOT | \
+        end to end |\n| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n";
+    BenchRows::print(args.output, |rows| {
+        for (threads, options) in all {
+            let model = open(subject, options, Tracer::off())?;
+            let (name, strategy) = (subject.to_string(), model.engine()?.plan().strategy.clone());
+            for &(prompt, generate) in &args.answers {
+                let t = measure(&model, prompt, generate, args.repetitions)?;
+                let tpot = t.tpot.map_or("-".to_string(), |ms| format!("{ms:.2} ms"));
+                let line = format!(
+                    "| {name} | {strategy} | {threads} | {} | {} | {:.2} ms | {:.1} ms | {tpot} | {:.1} ms |\n",
+                    t.prompt, t.generated, t.tokenizer, t.ttft, t.all
+                );
+                let object = json!({
+                    "model_filename": name, "strategy": strategy,
+                    "n_threads": threads, "n_prompt": t.prompt, "n_gen": t.generated,
+                    "tokenizer_ms": t.tokenizer, "ttft_ms": t.ttft, "tpot_ms": t.tpot,
+                    "end_to_end_ms": t.all,
+                });
+                rows.add(HEAD, &line, &object)?;
+            }
         }
         Ok(())
-    });
-    print::end(args.output, first, measured)
+    })
 }
 
 /// The middle of the repetitions' times.
@@ -54,47 +62,6 @@ struct Times {
     ttft: f64,
     tpot: Option<f64>,
     all: f64,
-}
-
-struct Row {
-    model: String,
-    strategy: String,
-    threads: usize,
-    times: Times,
-}
-
-impl Row {
-    fn text(&self, form: TableFlag, first: bool) -> String {
-        let t = &self.times;
-        if form != TableFlag::Md {
-            let object = json!({
-                "model_filename": self.model, "strategy": self.strategy,
-                "n_threads": self.threads, "n_prompt": t.prompt, "n_gen": t.generated,
-                "tokenizer_ms": t.tokenizer, "ttft_ms": t.ttft, "tpot_ms": t.tpot,
-                "end_to_end_ms": t.all,
-            });
-            return print::record(&object, form, first);
-        }
-        let head = match first {
-            true => {
-                "| model | strategy | threads | prompt | answer | tokenizer | TTFT | TPOT | end to \
-                 end |\n| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
-            }
-            false => "",
-        };
-        let tpot = t.tpot.map_or("-".to_string(), |ms| format!("{ms:.2} ms"));
-        format!(
-            "{head}| {} | {} | {} | {} | {} | {:.2} ms | {:.1} ms | {tpot} | {:.1} ms |\n",
-            self.model,
-            self.strategy,
-            self.threads,
-            t.prompt,
-            t.generated,
-            t.tokenizer,
-            t.ttft,
-            t.all
-        )
-    }
 }
 
 fn ms(time: Duration) -> f64 {

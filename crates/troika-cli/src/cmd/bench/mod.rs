@@ -101,7 +101,7 @@ fn print_tests(
         let measured = measure(&model, test, args.repetitions, meter.as_ref())?;
         let predicted = modelled.as_ref().map(|m| measure(m, test, 1, None)).transpose()?;
         let predicted_ns = predicted.and_then(|m| m.samples_ns.first().copied());
-        let Measured { samples_ns, joules, experts } = measured;
+        let Measured { samples_ns, joules, experts, .. } = measured;
         let row = Row { test, samples_ns, joules, experts, predicted_ns, facts: &facts };
         print::put(&print::row(&row, args.output, printed.first), args.output)?;
         lines.extend(print::experts_line(&row));
@@ -229,37 +229,20 @@ fn feed(
     })?)
 }
 
-/// What a test's repetitions took.
-struct Measured {
-    samples_ns: Vec<u64>,
-    joules: Option<f64>,
-    /// What became of experts that are not all in memory.
-    experts: Option<ExpertStats>,
-}
-
 /// The sampling interval of the energy meter.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Sums of repetitions.
-struct Sums<'a> {
+/// What a test's repetitions took.
+struct Measured<'a> {
     meter: Option<&'a EnergyMeter>,
     samples_ns: Vec<u64>,
     joules: Option<f64>,
-    /// Before the first that counts.
+    /// What became of experts that are not all in memory: while measuring, before the first
+    /// repetition that counts; then since.
     experts: Option<ExpertStats>,
 }
 
-impl Sums<'_> {
-    fn new(meter: Option<&EnergyMeter>) -> Sums<'_> {
-        Sums { meter, samples_ns: Vec::new(), joules: meter.map(|_| 0.0), experts: None }
-    }
-
-    fn measured(self, model: &Model) -> Measured {
-        let Sums { samples_ns, joules, experts, .. } = self;
-        let experts = model.expert_stats().zip(experts).map(|(now, before)| now.since(&before));
-        Measured { samples_ns, joules, experts }
-    }
-
+impl Measured<'_> {
     /// Times a call. Counts it unless it is the first one.
     fn time(
         &mut self,
@@ -284,48 +267,53 @@ impl Sums<'_> {
 }
 
 /// Measures the repetitions of a test.
-fn measure(
+fn measure<'a>(
     model: &Model,
     test: Test,
     repetitions: usize,
-    meter: Option<&EnergyMeter>,
-) -> Result<Measured, CliError> {
-    match test.sequences {
-        1 => measure_one(model, test, repetitions, meter),
-        _ => measure_together(model, test, repetitions, meter),
+    meter: Option<&'a EnergyMeter>,
+) -> Result<Measured<'a>, CliError> {
+    let joules = meter.map(|_| 0.0);
+    let mut measured = Measured { meter, samples_ns: Vec::new(), joules, experts: None };
+    if test.sequences > 1 {
+        check_cache(model, test)?;
     }
+    // The first run warms up the caches and does not count.
+    for i in 0..=repetitions {
+        match test.sequences {
+            1 => measure_one(model, test, i, &mut measured)?,
+            _ => measure_together(model, test, i, &mut measured)?,
+        }
+    }
+    let both = model.expert_stats().zip(measured.experts);
+    measured.experts = both.map(|(now, before)| now.since(&before));
+    Ok(measured)
 }
 
-/// Measures a test of one sequence.
+/// Measures a repetition of a test of one sequence.
 fn measure_one(
     model: &Model,
     test: Test,
-    repetitions: usize,
-    meter: Option<&EnergyMeter>,
-) -> Result<Measured, CliError> {
+    repetition: usize,
+    measured: &mut Measured<'_>,
+) -> Result<(), CliError> {
     let vocab = model.spec().vocab;
-    let mut logits = Vec::new();
-    let mut sums = Sums::new(meter);
-    // The first run warms up the caches and does not count.
-    for i in 0..=repetitions {
-        let mut session = session(model)?;
-        // Other tokens each time: what they read from memory or disk is not there already.
-        let from = test.depth + i * test.tokens();
-        let prompt = ids(test.prompt, from, vocab);
-        if test.depth > 0 {
-            feed(&mut session, Phase::Prefill, &ids(test.depth, 0, vocab), &mut logits)?;
-        }
-        sums.time(model, i > 0, || {
-            if test.prompt > 0 {
-                feed(&mut session, Phase::Prefill, &prompt, &mut logits)?;
-            }
-            for j in 0..test.generate {
-                feed(&mut session, Phase::Decode, &ids(1, from + j, vocab), &mut logits)?;
-            }
-            Ok(())
-        })?;
+    let (mut session, mut logits) = (session(model)?, Vec::new());
+    // Other tokens each time: what they read from memory or disk is not there already.
+    let from = test.depth + repetition * test.tokens();
+    let prompt = ids(test.prompt, from, vocab);
+    if test.depth > 0 {
+        feed(&mut session, Phase::Prefill, &ids(test.depth, 0, vocab), &mut logits)?;
     }
-    Ok(sums.measured(model))
+    measured.time(model, repetition > 0, || {
+        if test.prompt > 0 {
+            feed(&mut session, Phase::Prefill, &prompt, &mut logits)?;
+        }
+        for j in 0..test.generate {
+            feed(&mut session, Phase::Decode, &ids(1, from + j, vocab), &mut logits)?;
+        }
+        Ok(())
+    })
 }
 
 /// Whether the KV cache holds all sequences: others would wait, and not be computed together.
@@ -345,37 +333,30 @@ fn check_cache(model: &Model, test: Test) -> Result<(), CliError> {
 fn measure_together(
     model: &Model,
     test: Test,
-    repetitions: usize,
-    meter: Option<&EnergyMeter>,
-) -> Result<Measured, CliError> {
+    repetition: usize,
+    measured: &mut Measured<'_>,
+) -> Result<(), CliError> {
     let vocab = model.spec().vocab;
-    check_cache(model, test)?;
     let params = SampleParams { temperature: 0.0, ..SampleParams::default() };
     let max_tokens = Some(test.generate);
     let request = Request { params, max_tokens, ignore_eos: true, ..Request::default() };
-    let mut sums = Sums::new(meter);
-    for i in 0..=repetitions {
-        let mut sessions = Vec::new();
-        for s in 0..test.sequences {
-            let mut session = session(model)?;
-            // Different tokens in each sequence; decoding starts from the last one of the prompt.
-            let new = test.prompt.max(1);
-            let prompt = ids(test.depth + new, s * 7919, vocab);
-            if test.depth > 0 {
-                session.feed(&prompt[..test.depth], WantedLogits::None, &mut |_, _| {})?;
-            }
-            sessions.push((session, prompt));
+    let mut sessions = Vec::new();
+    for s in 0..test.sequences {
+        let mut session = session(model)?;
+        // Different tokens in each sequence; decoding starts from the last one of the prompt.
+        let new = test.prompt.max(1);
+        let prompt = ids(test.depth + new, s * 7919, vocab);
+        if test.depth > 0 {
+            session.feed(&prompt[..test.depth], WantedLogits::None, &mut |_, _| {})?;
         }
-        sums.time(model, i > 0, || {
-            for (session, prompt) in &mut sessions {
-                session.start(prompt, &request)?;
-            }
-            while model.step()? {}
-            Ok(())
-        })?;
-        for (session, _) in &mut sessions {
-            session.finish(None)?;
-        }
+        sessions.push((session, prompt));
     }
-    Ok(sums.measured(model))
+    measured.time(model, repetition > 0, || {
+        for (session, prompt) in &mut sessions {
+            session.start(prompt, &request)?;
+        }
+        while model.step()? {}
+        Ok(())
+    })?;
+    sessions.iter_mut().try_for_each(|(session, _)| Ok(session.finish(None).map(drop)?))
 }

@@ -5,21 +5,18 @@
 
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
+use serde_json::json;
 use troika::plan::Phase;
 use troika::trace::{Span, Tracer};
 use troika::{Model, OpenOptions};
 use troika_lab::{Subject, median};
 
-use super::print;
+use super::print::BenchRows;
 use crate::error::CliError;
-use crate::flags::{BenchArgs, TableFlag};
+use crate::flags::BenchArgs;
 
 /// A model's figures, microseconds per token.
 struct Cost {
-    model: String,
-    threads: usize,
-    tokens: usize,
     token: f64,
     /// In which a device worked.
     kernels: f64,
@@ -31,33 +28,6 @@ impl Cost {
     fn route(&self) -> f64 {
         self.token - self.kernels
     }
-
-    fn json(&self) -> Value {
-        json!({
-            "model_filename": self.model, "n_threads": self.threads, "n_gen": self.tokens,
-            "token_us": self.token, "kernels_us": self.kernels, "route_us": self.route(),
-            "route_share": self.route() / self.token,
-        })
-    }
-
-    fn markdown(&self, first: bool) -> String {
-        let head = match first {
-            true => {
-                "| model | threads | token | devices compute | the rest | of the token |\n\
-                 | --- | ---: | ---: | ---: | ---: | ---: |\n"
-            }
-            false => "",
-        };
-        format!(
-            "{head}| {} | {} | {:.1} us | {:.1} us | {:.1} us | {:.1} % |\n",
-            self.model,
-            self.threads,
-            self.token,
-            self.kernels,
-            self.route(),
-            100.0 * self.route() / self.token
-        )
-    }
 }
 
 /// Measures and prints.
@@ -65,26 +35,32 @@ impl Cost {
 /// # Errors
 /// A model that does not open.
 pub fn run(args: &BenchArgs, subject: &Subject, threads: &[usize]) -> Result<(), CliError> {
+    const HEAD: &str = "| model | threads | token | devices compute | the rest | of the token |\n\
+        | --- | ---: | ---: | ---: | ---: | ---: |\n";
     let tokens = args.n_gen.iter().copied().max().unwrap_or(0).max(1);
-    let mut first = true;
     let all = super::all_options(args, subject, threads, tokens.saturating_add(1))?;
-    let measured = all.into_iter().try_for_each(|(threads, options)| {
-        let cost = measure(args, subject, threads, options, tokens)?;
-        let text = match args.output {
-            TableFlag::Md => cost.markdown(first),
-            form => print::record(&cost.json(), form, first),
-        };
-        print::put(&text, args.output)?;
-        first = false;
+    BenchRows::print(args.output, |rows| {
+        for (threads, options) in all {
+            let cost = measure(args, subject, options, tokens)?;
+            let Cost { token, kernels } = cost;
+            let (route, share) = (cost.route(), cost.route() / token);
+            let line = format!(
+                "| {subject} | {threads} | {token:.1} us | {kernels:.1} us | {route:.1} us | {:.1} % |\n",
+                100.0 * share
+            );
+            let object = json!({
+                "model_filename": subject.to_string(), "n_threads": threads, "n_gen": tokens,
+                "token_us": token, "kernels_us": kernels, "route_us": route, "route_share": share,
+            });
+            rows.add(HEAD, &line, &object)?;
+        }
         Ok(())
-    });
-    print::end(args.output, first, measured)
+    })
 }
 
 fn measure(
     args: &BenchArgs,
     subject: &Subject,
-    threads: usize,
     options: OpenOptions,
     tokens: usize,
 ) -> Result<Cost, CliError> {
@@ -101,13 +77,7 @@ fn measure(
             kernels.push(each(device_time(&tracer.take())));
         }
     }
-    Ok(Cost {
-        model: subject.to_string(),
-        threads,
-        tokens,
-        token: median(times).unwrap_or(0.0),
-        kernels: median(kernels).unwrap_or(0.0),
-    })
+    Ok(Cost { token: median(times).unwrap_or(0.0), kernels: median(kernels).unwrap_or(0.0) })
 }
 
 /// The time of decoding some tokens.

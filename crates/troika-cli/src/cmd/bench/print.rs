@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use troika::Limits;
 
 use super::LOOK;
-use super::row::{Facts, Row, mean_sd};
+use super::row::{Facts, Row, mean_sd, value_types};
 use crate::error::CliError;
 use crate::flags::TableFlag;
 use crate::{output, stats};
@@ -20,11 +20,47 @@ pub fn row(row: &Row<'_>, form: TableFlag, first: bool) -> String {
 }
 
 /// An object in a form for machines.
-pub fn record(object: &Value, form: TableFlag, first: bool) -> String {
+fn record(object: &Value, form: TableFlag, first: bool) -> String {
     match form {
         TableFlag::Json => format!("{}{object:#}\n", if first { "[\n" } else { ",\n" }),
         TableFlag::Jsonl => format!("{object}\n"),
         TableFlag::Csv | TableFlag::Md => csv(object, first),
+    }
+}
+
+/// Rows that are printed one by one, for people or for machines.
+pub struct BenchRows {
+    form: TableFlag,
+    /// Whether nothing was printed.
+    first: bool,
+}
+
+impl BenchRows {
+    /// Prints the rows that `add` gives, and ends them.
+    ///
+    /// # Errors
+    /// What failed; a closed standard output.
+    pub fn print(
+        form: TableFlag,
+        add: impl FnOnce(&mut BenchRows) -> Result<(), CliError>,
+    ) -> Result<(), CliError> {
+        let mut rows = BenchRows { form, first: true };
+        let added = add(&mut rows);
+        end(form, rows.first, added)
+    }
+
+    /// Prints a row: its line of a table under `head`, or its object.
+    ///
+    /// # Errors
+    /// A closed standard output.
+    pub fn add(&mut self, head: &str, line: &str, object: &Value) -> Result<(), CliError> {
+        let text = match (self.form, self.first) {
+            (TableFlag::Md, true) => format!("{head}{line}"),
+            (TableFlag::Md, false) => line.to_string(),
+            (form, first) => record(object, form, first),
+        };
+        self.first = false;
+        put(&text, self.form)
     }
 }
 
@@ -60,7 +96,8 @@ pub fn limits(limits: &Limits) -> Value {
 
 /// The fields of llama-bench, and our own.
 fn fields(row: &Row<'_>) -> Value {
-    let f = row.facts;
+    let (f, plan) = (row.facts, &row.facts.plan);
+    let kv = plan.kv_dtype.name().to_lowercase();
     let ns: Vec<f64> = row.samples_ns.iter().map(|&n| n as f64).collect();
     let (avg_ns, stddev_ns) = mean_sd(&ns);
     let rates = row.rates();
@@ -68,15 +105,16 @@ fn fields(row: &Row<'_>) -> Value {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let mut fields = json!({
         "engine": "troika", "build_number": env!("CARGO_PKG_VERSION"),
-        "cpu_info": f.cpu, "backends": f.device,
+        "cpu_info": f.cpu, "backends": plan.devices.join("+"),
         "model_filename": f.model,
         "model_type": format!("{} {}", f.family, f.quant),
         "model_size": f.size, "model_n_params": f.params,
-        "n_batch": f.chunk, "n_ubatch": f.chunk,
-        "n_threads": f.threads, "type_k": f.kv, "type_v": f.kv,
+        "n_batch": plan.prefill.chunk, "n_ubatch": plan.prefill.chunk,
+        "n_threads": f.threads, "type_k": kv, "type_v": kv,
         "activations": f.activations.to_string(),
-        "strategy": f.strategy, "policy": f.policy, "chunks_in_flight": f.chunks_in_flight,
-        "sync": f.sync, "value_type": f.value_type,
+        "strategy": plan.strategy, "policy": plan.prefill.policy.name(),
+        "chunks_in_flight": plan.prefill.chunks_in_flight,
+        "sync": plan.sync.name(), "value_type": value_types(plan),
         "n_prompt": row.test.prompt, "n_gen": row.test.generate,
         "n_depth": row.test.depth, "n_sequences": row.test.sequences, "test_time": now,
         "avg_ns": avg_ns.round(), "stddev_ns": stddev_ns.round(),
@@ -200,7 +238,7 @@ fn markdown(row: &Row<'_>) -> String {
         f.model,
         f.size as f64 / (1 << 20) as f64,
         f.params as f64 / 1e6,
-        f.device,
+        f.plan.devices.join("+"),
         f.quant,
         f.threads,
         row.test.name(),

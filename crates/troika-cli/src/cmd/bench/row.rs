@@ -1,6 +1,9 @@
 //! A finished measurement and its derived figures.
 
+use std::sync::Arc;
+
 use troika::graph::{ActivationFormat, DType};
+use troika::plan::Plan;
 use troika::weights::{ExpertStats, TokenCost};
 use troika::{DeviceOptions, Limit, Limits, Model, multiply_of};
 
@@ -39,16 +42,8 @@ pub struct Facts {
     pub params: u64,
     /// The type of most weights in products.
     pub quant: &'static str,
-    pub device: String,
     pub cpu: String,
-    pub kv: String,
-    pub chunk: usize,
-    pub chunks_in_flight: usize,
-    pub policy: &'static str,
-    pub sync: &'static str,
-    /// Types of the values between segments: one for all, or several.
-    pub value_type: String,
-    pub strategy: String,
+    pub plan: Arc<Plan>,
     /// The time to open the model, compiling included.
     pub load_ms: f64,
     /// The activation format of most products.
@@ -81,7 +76,7 @@ impl Facts {
         let states = lowered.states.iter();
         let states =
             states.map(|s| (s.row_bytes(), lowered.page_groups[s.page_group].window(0))).collect();
-        let plan = engine.plan();
+        let plan = model.plan();
         let activations =
             dtype.map_or(ActivationFormat::F32, |d| activation_format_of(d, &plan.activations()));
         let multiply = match (dtype, &limits) {
@@ -94,15 +89,8 @@ impl Facts {
             size: classes.iter().map(|c| c.bytes).sum(),
             params: classes.iter().map(|c| c.parameters).sum(),
             quant: dtype.map_or("", DType::name),
-            device: plan.devices.join("+"),
             cpu: cpu_info(options),
-            kv: plan.kv_dtype.name().to_lowercase(),
-            chunk: plan.prefill.chunk,
-            chunks_in_flight: plan.prefill.chunks_in_flight,
-            policy: plan.prefill.policy.name(),
-            sync: plan.sync.name(),
-            value_type: value_types(plan),
-            strategy: plan.strategy.clone(),
+            plan,
             load_ms: model.load_time().as_secs_f64() * 1e3,
             activations,
             threads: options.threads(),
@@ -261,7 +249,7 @@ pub fn mean_sd(values: &[f64]) -> (f64, f64) {
 }
 
 /// The types of values between segments in a plan's rules, without duplicates.
-fn value_types(plan: &troika::plan::Plan) -> String {
+pub fn value_types(plan: &Plan) -> String {
     let rules = plan.prefill.rules.iter().chain(&plan.decode.rules);
     let mut names: Vec<String> = rules.map(|r| r.values.name().to_lowercase()).collect();
     names.sort_unstable();
