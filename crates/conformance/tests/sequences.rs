@@ -72,7 +72,7 @@ fn engine_of(
 }
 
 fn best(logits: &[f32]) -> u32 {
-    let known = 0..VOCAB;
+    let known = 0..VOCAB.min(logits.len());
     known.rev().max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap() as u32
 }
 
@@ -90,9 +90,9 @@ struct Alone {
 }
 
 impl Alone {
-    fn rows(&mut self, tokens: &[u32]) -> Vec<u64> {
+    fn rows(&mut self, tokens: &[u32], wanted: WantedLogits) -> Vec<u64> {
         let (seq, mut rows) = (self.engine.open(), Vec::new());
-        let input = SequenceInput::prompt(seq, tokens, WantedLogits::All);
+        let input = SequenceInput::prompt(seq, tokens, wanted);
         self.engine.run(&[input], &mut |_, _, row| rows.push(bits(row))).unwrap();
         self.engine.close(seq);
         rows
@@ -100,22 +100,24 @@ impl Alone {
 
     /// Compares logits that were handed out for a sequence consisting of `tokens`.
     fn check(&mut self, tokens: &[u32], seen: &[Seen], what: &str) {
-        let longest = seen.iter().map(|s| s.len).max().unwrap_or(0);
-        if longest == 0 {
-            return;
-        }
-        let tokens = &tokens[..longest];
-        let short = self.rows(&tokens[..longest.min(self.limit)]);
-        let long = if longest > self.limit { self.rows(tokens) } else { Vec::new() };
-        for s in seen {
-            let alone = if s.len > self.limit { &long } else { &short };
-            assert_eq!(s.bits, alone[s.position], "{what}: position {} of {}", s.position, s.len);
+        for (states, wanted) in [(false, WantedLogits::All), (true, WantedLogits::States)] {
+            let seen = || seen.iter().filter(|s| s.states == states);
+            let Some(longest) = seen().map(|s| s.len).max() else { continue };
+            let tokens = &tokens[..longest];
+            let short = self.rows(&tokens[..longest.min(self.limit)], wanted);
+            let long = if longest > self.limit { self.rows(tokens, wanted) } else { Vec::new() };
+            for s in seen() {
+                let alone = if s.len > self.limit { &long } else { &short };
+                let at = s.position;
+                assert_eq!(s.bits, alone[at], "{what}: position {at} of {}", s.len);
+            }
         }
     }
 }
 
-/// Logits after a position of a sequence that had a given number of tokens.
+/// Logits after a position of a sequence that had a given number of tokens, or the state there.
 struct Seen {
+    states: bool,
     position: usize,
     len: usize,
     bits: u64,
@@ -127,6 +129,8 @@ struct Open {
     fed_from: usize,
     pending: bool,
     cancelled: bool,
+    /// Whether states are wanted in place of logits.
+    states: bool,
     /// The next position with logits; `usize::MAX`: none are wanted.
     next_logits: usize,
     /// Number of tokens to decode.
@@ -142,10 +146,11 @@ impl Open {
         self.tokens.extend(tokens);
         self.pending = true;
         (self.cancelled, self.accepted) = (false, None);
+        self.states = logits == WantedLogits::States;
         self.next_logits = match logits {
             WantedLogits::None => usize::MAX,
             WantedLogits::Last | WantedLogits::TopK(_) => self.tokens.len() - 1,
-            WantedLogits::All => self.fed_from,
+            WantedLogits::All | WantedLogits::States => self.fed_from,
         };
     }
 }
@@ -178,6 +183,7 @@ impl World {
             // The CPU hands out whole rows for these.
             WantedLogits::TopK(3),
             WantedLogits::All,
+            WantedLogits::States,
             WantedLogits::None,
         ])
     }
@@ -206,6 +212,7 @@ impl World {
             fed_from: 0,
             pending: false,
             cancelled: false,
+            states: false,
             next_logits: usize::MAX,
             left: self.random.below(20),
             accepted: None,
@@ -318,7 +325,8 @@ impl World {
                     assert_eq!(position, o.next_logits, "{what}: {seq} has {}", o.tokens.len());
                     assert_eq!(last, position + 1 == o.tokens.len(), "{what}");
                     o.next_logits += 1;
-                    o.seen.push(Seen { position, len: o.tokens.len(), bits: bits(logits) });
+                    let (states, len, bits) = (o.states, o.tokens.len(), bits(logits));
+                    o.seen.push(Seen { states, position, len, bits });
                     *handed_out += 1;
                     let kept =
                         o.accepted.filter(|_| last).map(|n| o.tokens.len().min(o.fed_from + n));
@@ -341,7 +349,7 @@ impl World {
                         o.left -= 1;
                         o.fed_from = o.tokens.len();
                         o.tokens.push(then);
-                        o.next_logits = o.fed_from;
+                        (o.states, o.next_logits) = (false, o.fed_from);
                         // The receiver of logits may change them.
                         logits.fill(f32::NAN);
                     }

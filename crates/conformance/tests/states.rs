@@ -166,8 +166,8 @@ fn what_is_cut_back_to_the_prompt_goes_on_from_its_end() {
         world.prompt(seq, &tokens[..21]);
         // Answers that are decoded token by token, longer than what is left of the page or not.
         for answer in [1, 2, 7, 3] {
-            for at in 21..21 + answer {
-                world.decode(seq, &[tokens[at] ^ 1]);
+            for token in &tokens[21..21 + answer] {
+                world.decode(seq, &[token ^ 1]);
             }
             world.engine.truncate(seq, 21).unwrap();
             world.first();

@@ -384,7 +384,7 @@ impl Program {
 
     /// Numbers of the state behind the last layer.
     pub fn state_cols(&self) -> usize {
-        self.lowered.segments.last().map_or(0, |head| self.lowered.edges[head.inputs[0].0].cols)
+        self.lowered.edges[self.lowered.last_state().0].cols
     }
 
     /// Rows of the output that have room for a state.

@@ -17,7 +17,8 @@ impl EdgeTypes {
         for segment in &lowered.segments {
             for phase in [Phase::Prefill, Phase::Decode] {
                 let Some(rule) = plan.rule(phase, segment.kind, segment.layer) else { continue };
-                for edge in segment.outputs.iter().filter(|e| **e != lowered.logits()) {
+                let read = [lowered.logits(), lowered.last_state()];
+                for edge in segment.outputs.iter().filter(|e| !read.contains(e)) {
                     if lowered.edges[edge.0].dtype == DType::F32 {
                         types[edge.0][phase as usize] = rule.values;
                     }

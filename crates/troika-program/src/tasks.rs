@@ -490,7 +490,7 @@ impl<'a> ChunkTasks<'a> {
         let program = self.program;
         let placement = program.placed(self.batch.phase, self.batch.rows, head);
         let device = placement.segment.pieces().next().map_or(0, |piece| piece.device);
-        let value = program.lowered.segments[head].inputs[0].0;
+        let value = program.lowered.last_state().0;
         let cols = 0..program.values.cols[value];
         let host = Instance::new(SpaceId::HOST, cols.clone());
         let operand = ValueCols { value, cols: cols.clone() };

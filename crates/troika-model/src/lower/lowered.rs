@@ -233,6 +233,11 @@ impl Lowered {
         self.segments.iter().filter(reads).find_map(|s| kv_heads(&s.graph))
     }
 
+    /// The state behind the last layer, which the head reads, `[rows, hidden]` f32.
+    pub fn last_state(&self) -> EdgeId {
+        self.segments.last().map_or(Lowered::IDS, |head| head.inputs[0])
+    }
+
     /// The logits, `[rows, vocab]` f32.
     pub fn logits(&self) -> EdgeId {
         EdgeId(self.edges.len() - 1)
