@@ -37,15 +37,11 @@ multiply! {
     F32Avx2: "f32_fma_avx2", "f32 with AVX2", "GFLOP/s";
     /// `vpmaddubsw`, `vpmaddwd`, `vpaddd` on 256 bits: bytes to sums of 32 bits.
     Int8Avx2: "int8_maddubs_avx2", "int8 with AVX2", "GOP/s";
-    /// The same for signed weights, with `vpsignb` before it.
-    Int8SignAvx2: "int8_maddubs_avx2_sign", "int8 with AVX2", "GOP/s";
     /// The same for signed weights, with `vpxor` before it and sums that start with its correction.
     Int8FlipAvx2: "int8_maddubs_avx2_xor", "int8 with AVX2", "GOP/s";
     /// Four `vpmaddubsw` summed in 16 bits before widening, on 256 bits: possible if one operand
     /// has few bits.
     Int8SumsAvx2: "int8_maddubs_avx2_i16x4", "int8 with AVX2, summed in 16 bits", "GOP/s";
-    /// `vpmaddwd`, `vpaddd` on 256 bits: words to sums of 32 bits.
-    Int16Avx2: "int16_maddwd_avx2", "int16 with AVX2", "GOP/s";
     /// `vpdpbusd` on 256 bits (AVX-VNNI).
     Int8AvxVnni: "int8_vnni_avx2", "int8 with AVX-VNNI", "GOP/s";
     /// `vfmadd231ps` on 512 bits.

@@ -21,7 +21,7 @@ use super::pool::Pool;
 pub type Encode = Arc<dyn Fn(&[u8]) -> Vec<u32> + Send + Sync>;
 
 /// Threads that compute masks.
-const THREADS: usize = 2;
+pub(super) const THREADS: usize = 2;
 /// Grammars nest: the thread that compiles them has a stack that holds what the limits allow.
 const STACK: usize = 64 << 20;
 /// How long anyone waits for a grammar. The limits end it sooner, unless the machine is busy.
@@ -30,7 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// A model's tokens.
 pub struct Vocabulary {
     factory: Arc<ParserFactory>,
-    pool: Arc<Pool>,
+    pub(super) pool: Arc<Pool>,
 }
 
 impl Vocabulary {

@@ -14,10 +14,8 @@ pub(super) fn probe(multiply: Multiply) -> Option<Probe> {
     match multiply {
         Multiply::F32Avx2 => of(has!("avx2") && has!("fma"), fma_256, 12 * 16),
         Multiply::Int8Avx2 => of(has!("avx2"), maddubs_256, 6 * 64),
-        Multiply::Int8SignAvx2 => of(has!("avx2"), maddubs_sign_256, 6 * 64),
         Multiply::Int8FlipAvx2 => of(has!("avx2"), maddubs_xor_256, 6 * 64),
         Multiply::Int8SumsAvx2 => of(has!("avx2"), maddubs_sums_256, 4 * 256),
-        Multiply::Int16Avx2 => of(has!("avx2"), maddwd_256, 6 * 32),
         Multiply::Int8AvxVnni => of(has!("avxvnni"), dpbusd_256, 12 * 64),
         Multiply::F32Avx512 => of(avx512(), fma_512, 12 * 32),
         Multiply::Int8Avx512 => of(avx512() && has!("avx512vnni"), dpbusd_512, 12 * 128),
@@ -79,11 +77,11 @@ macro_rules! widened {
     };
 }
 
-/// The same after another instruction on the second operand: sign, temporary and sum.
-macro_rules! with_signs {
-    ($sign:literal; $($t:literal $sum:literal),*) => {
+/// The same after the second operand's top bits were flipped: temporary and sum.
+macro_rules! flipped {
+    ($($t:literal $sum:literal),*) => {
         concat!($(
-            $sign, " ymm", $t, ", ymm14, ymm12\n",
+            "vpxor ymm", $t, ", ymm14, ymm12\n",
             "vpmaddubsw ymm", $t, ", ymm15, ymm", $t, "\n",
             "vpmaddwd ymm", $t, ", ymm", $t, ", ymm13\n",
             "vpaddd ymm", $sum, ", ymm", $sum, ", ymm", $t, "\n",
@@ -108,22 +106,10 @@ macro_rules! summed {
     };
 }
 
-/// Word products summed in pairs to 32 bits.
-macro_rules! words {
-    ($($t:literal $sum:literal),*) => {
-        concat!($(
-            "vpmaddwd ymm", $t, ", ymm15, ymm14\n",
-            "vpaddd ymm", $sum, ", ymm", $sum, ", ymm", $t, "\n",
-        )*)
-    };
-}
-
 repeated!(fma_256, each!("vfmadd231ps", "ymm"; 0 1 2 3 4 5 6 7 8 9 10 11));
 repeated!(maddubs_256, widened!(6 0, 7 1, 8 2, 9 3, 10 4, 11 5));
-repeated!(maddubs_sign_256, with_signs!("vpsignb"; 6 0, 7 1, 8 2, 9 3, 10 4, 11 5));
-repeated!(maddubs_xor_256, with_signs!("vpxor"; 6 0, 7 1, 8 2, 9 3, 10 4, 11 5));
+repeated!(maddubs_xor_256, flipped!(6 0, 7 1, 8 2, 9 3, 10 4, 11 5));
 repeated!(maddubs_sums_256, summed!(6 7 0, 8 9 1, 10 11 2, 5 12 3));
-repeated!(maddwd_256, words!(6 0, 7 1, 8 2, 9 3, 10 4, 11 5));
 repeated!(dpbusd_256, each!("{{vex}} vpdpbusd", "ymm"; 0 1 2 3 4 5 6 7 8 9 10 11));
 repeated!(fma_512, each!("vfmadd231ps", "zmm"; 0 1 2 3 4 5 6 7 8 9 10 11));
 repeated!(dpbusd_512, each!("vpdpbusd", "zmm"; 0 1 2 3 4 5 6 7 8 9 10 11));

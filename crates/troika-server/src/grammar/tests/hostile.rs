@@ -1,10 +1,12 @@
 //! No grammar holds the server up.
 
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use super::super::Constrain;
+use super::super::vocabulary::THREADS;
 use super::{EOS, choices, vocabulary};
 
 fn texts() -> Vec<(&'static str, Constrain)> {
@@ -173,4 +175,27 @@ fn answers_of_one_grammar_do_not_disturb_each_other() {
     one.accept(u32::from(b'b'));
     assert_eq!((choices(&mut one, 260), one.error()), (vec![EOS], None));
     assert_eq!(choices(&mut other, 260), [u32::from(b'd')]);
+}
+
+#[test]
+fn a_mask_that_is_computed_says_so_and_is_the_same_as_one_that_is_waited_for() {
+    let vocabulary = vocabulary();
+    let grammar = vocabulary.compile(&Constrain::JsonObject).unwrap();
+    let mut waited = grammar.start();
+    let want = waited.allowed().map(<[u32]>::to_vec);
+    assert!(want.is_some() && waited.is_ready());
+    // Nothing is computed while all threads wait here.
+    let gate = Arc::new(Barrier::new(THREADS + 1));
+    for _ in 0..THREADS {
+        let gate = gate.clone();
+        vocabulary.pool.submit(move || drop(gate.wait()));
+    }
+    let mut mask = grammar.start();
+    assert!(!mask.is_ready() && !mask.is_ready());
+    gate.wait();
+    while !mask.is_ready() {
+        std::thread::yield_now();
+    }
+    assert_eq!(mask.allowed().map(<[u32]>::to_vec), want);
+    assert!(mask.is_ready() && mask.error().is_none());
 }
