@@ -20,10 +20,7 @@ fn rates(lab: &mut Lab) -> Result<Outcome, LabError> {
         let rate = 1e3 / lab.tpot(Case::decode(model, TENSOR, 256))?;
         items.push(Item::new(name, printed, rate));
     }
-    let within = [0.12, 0.12, 0.20];
-    Ok(Outcome::numbers(items, |all| {
-        all.iter().zip(within).all(|(i, within)| i.error().abs() <= within)
-    }))
+    Ok(Outcome::within(items, [0.12, 0.12, 0.20]))
 }
 
 fn tensor_over_layer(lab: &mut Lab) -> Result<Outcome, LabError> {

@@ -114,7 +114,14 @@ impl Outcome {
 
     /// A result of numbers that pass if each relative error is within a limit.
     pub fn each(items: Vec<Item>, within: f64) -> Outcome {
-        Outcome::numbers(items, |all| all.iter().all(|i| i.error().abs() <= within))
+        Outcome::within(items, std::iter::repeat(within))
+    }
+
+    /// The same with a limit for each number.
+    pub fn within(items: Vec<Item>, limits: impl IntoIterator<Item = f64>) -> Outcome {
+        Outcome::numbers(items, |all| {
+            all.iter().zip(limits).all(|(i, limit)| i.error().abs() <= limit)
+        })
     }
 
     /// A result in words.

@@ -62,10 +62,7 @@ fn dynamic_length(lab: &mut Lab) -> Result<Outcome, LabError> {
         let time = lab.ttft(Case::prefill(B8, strategy, 525))?;
         items.push(Item::new(strategy, printed, time / ours));
     }
-    let within = [0.20, 0.20, 0.10];
-    Ok(Outcome::numbers(items, |all| {
-        all.iter().zip(within).all(|(i, within)| i.error().abs() <= within)
-    }))
+    Ok(Outcome::within(items, [0.20, 0.20, 0.10]))
 }
 
 /// The lengths of figure 14.
