@@ -152,7 +152,7 @@ impl ExpertForecast for Forecast {
     }
 }
 
-/// Records waits for experts that are read.
+/// Records waits for experts that are read. They take real time: modelled time has no disk.
 pub(crate) fn trace_waits(store: &WeightStore, tracer: &Tracer, clock: &Arc<dyn Clock>) {
     if !tracer.enabled() {
         return;

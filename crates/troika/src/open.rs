@@ -139,7 +139,9 @@ impl Model {
         let unkept = store.finish_packed();
         store.open_experts(&unkept)?;
         warnings.extend(unkept);
-        trace_waits(&store, &options.tracer, &clock);
+        if !modelled {
+            trace_waits(&store, &options.tracer, &clock);
+        }
         warnings.extend(non_finite(&store.non_finite()));
         let (store, context, plan) = (Arc::new(store), plan.context, CurrentPlan::new(plan));
         if options.fallback && !modelled {
