@@ -188,7 +188,7 @@ fn a_mask_that_is_computed_says_so_and_is_the_same_as_one_that_is_waited_for() {
     let gate = Arc::new(Barrier::new(THREADS + 1));
     for _ in 0..THREADS {
         let gate = gate.clone();
-        vocabulary.pool.submit(move || drop(gate.wait()));
+        vocabulary.pool.submit(move || _ = gate.wait());
     }
     let mut mask = grammar.start();
     assert!(!mask.is_ready() && !mask.is_ready());
