@@ -40,6 +40,7 @@
 //! return an error then. To end with a message that names the file, call [`exit_when_shortened`]
 //! first. Replacing a file by renaming is safe.
 
+mod budget;
 mod calibrate;
 mod calibrated;
 mod checked_device;
@@ -69,6 +70,7 @@ mod soc_costs;
 mod source;
 mod text;
 
+pub use budget::{HostMemory, MemoryLimits};
 pub use calibrate::{Calibrated, calibrate};
 pub use calibrated::{CalibrationOptions, Outliers, ShadowMemory};
 pub use checked_device::keep_checked;

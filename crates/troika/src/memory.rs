@@ -9,28 +9,39 @@ use troika_plan::{Prediction, RoutingPredictor};
 use troika_trace::{Span, Tracer};
 use troika_weights::{ExpertForecast, WeightStore};
 
+use crate::budget::HostMemory;
 use crate::error::Error;
 
 use crate::options::{OpenOptions, PredictorOptions};
 
-/// Memory that is left for what is not known beforehand: values between segments, scratch memory,
-/// the tokenizer, the system's cache of files.
-const LEFT: u64 = 512 << 20;
-/// The share of free memory that is left for the KV cache, where its size is not given.
-const CACHE_SHARE: u64 = 16;
 /// The share of the experts that is in memory however little is free.
 const LEAST_SHARE: u64 = 64;
-/// Experts are read from disk if the weights take more than these parts of what is free.
-const SHARE: (u64, u64) = (15, 16);
 
 /// Bytes of memory that this process can get, if the system tells: what the machine has free, or
 /// what the process's control group leaves (Linux).
 pub fn free_memory() -> Option<u64> {
+    let free = free_of_machine()?;
+    Some(free.min(left_by_groups(Path::new("/sys/fs/cgroup")).unwrap_or(u64::MAX)))
+}
+
+/// What the machine has free, with what the system's cache of files takes.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn free_of_machine() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let kib = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let kib: u64 = kib.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    let free = kib.checked_mul(1024)?;
-    Some(free.min(left_by_groups(Path::new("/sys/fs/cgroup")).unwrap_or(u64::MAX)))
+    kib.checked_mul(1024)
+}
+
+/// What the machine has free, with what the system's cache of files takes.
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+fn free_of_machine() -> Option<u64> {
+    if !sysinfo::IS_SUPPORTED_SYSTEM {
+        return None;
+    }
+    let mut system = sysinfo::System::new();
+    system.refresh_memory_specifics(sysinfo::MemoryRefreshKind::nothing().with_ram());
+    Some(system.available_memory())
 }
 
 /// What the control groups of this process leave, of both versions.
@@ -82,16 +93,16 @@ pub(crate) fn limit_experts(store: &mut WeightStore, options: &OpenOptions) -> O
     if experts == 0 {
         return None;
     }
-    if let Some(budget) = options.expert_cache {
+    if let Some(budget) = options.memory.experts {
         if budget < experts {
             store.limit_experts(budget);
         }
         return None;
     }
-    let free = free_memory()?;
+    let host = HostMemory::now(options.memory)?;
     let all: u64 = store.classes().iter().map(|class| class.bytes).sum();
     let rest = all.saturating_sub(experts);
-    if all <= free / SHARE.1 * SHARE.0 {
+    if all <= host.weights() {
         return None;
     }
     let mib = |bytes: u64| bytes >> 20;
@@ -100,11 +111,11 @@ pub(crate) fn limit_experts(store: &mut WeightStore, options: &OpenOptions) -> O
             "the weights take {} MiB, and {} MiB of memory are free: with a folder to read experts \
              from (--cache-dir, and no --no-cache) they need not all be in memory",
             mib(all),
-            mib(free)
+            mib(host.free)
         ));
     };
-    let cache = options.sharing.kv_bytes.unwrap_or(free / CACHE_SHARE);
-    let budget = free.saturating_sub(rest + cache + LEFT).max(experts / LEAST_SHARE);
+    let cache = options.sharing.kv_bytes.unwrap_or(host.cache(all));
+    let budget = host.experts(rest, cache).max(experts / LEAST_SHARE);
     store.limit_experts(budget);
     Some(format!(
         "the experts take {} MiB, of which {} MiB fit into the memory that is free: the others are \

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use troika_device::{Clock, RealClock};
-use troika_engine::{Engine, EngineError, EngineParts};
+use troika_engine::{Engine, EngineError, EngineParts, Sharing};
 use troika_model::chat::HelperCommand;
 use troika_model::spec::ModelSpec;
 use troika_model::tokenizer::Tokenizer;
@@ -130,8 +130,8 @@ impl Model {
         let real = Arc::new(real);
         let Compiled { mut engine, clock, modelled, silent } =
             planned.compile(options, &real).map_err(of_plan)?;
-        let Planned { plan, changes, refusals, model: BoundModel { spec, store, .. }, .. } =
-            planned;
+        let Planned { plan, changes, refusals, kv_bytes, model, .. } = planned;
+        let BoundModel { spec, store, .. } = model;
         let warnings = &mut text.warnings;
         warnings.extend(changes);
         warnings.extend(silent.iter().map(|name| {
@@ -147,7 +147,10 @@ impl Model {
             let instead = CpuInstead {
                 spec: spec.clone(),
                 store: store.clone(),
-                options: options.clone(),
+                options: OpenOptions {
+                    sharing: Sharing { kv_bytes, ..options.sharing },
+                    ..options.clone()
+                },
                 clock: clock.clone(),
                 plan: plan.clone(),
             };
@@ -278,7 +281,8 @@ impl Planned {
     /// Compiles the plan. What a device refuses only while compiling is planned around, as what it
     /// refuses before.
     fn compile(&mut self, options: &OpenOptions, real: &Arc<RealClock>) -> Result<Compiled, Error> {
-        let Planned { plan, changes, refusals, model, .. } = self;
+        let Planned { plan, changes, refusals, kv_bytes, model, .. } = self;
+        let sharing = Sharing { kv_bytes: *kv_bytes, ..options.sharing };
         let shapes = |key| model.store.shape(key);
         loop {
             let used = model.devices.iter().filter(|d| plan.devices.iter().any(|n| n == d.name()));
@@ -293,7 +297,7 @@ impl Planned {
                 devices: &model.devices,
                 clock: clock.clone(),
                 tracer: options.tracer.clone(),
-                sharing: options.sharing,
+                sharing,
             };
             match Engine::new(parts, &options.compile_control()) {
                 Err(EngineError::Refused { refusal, .. })

@@ -54,15 +54,9 @@ impl KvLayout {
     /// # Errors
     /// The number overflows, or is too small for one page of each group.
     pub fn bytes(&self, page_bytes: &[u64]) -> Result<u64, KvError> {
-        let each = |(g, bytes): (&GroupLayout, &u64)| {
-            let pages = self.reserved_pages(g.window).checked_mul(self.sequences)?;
-            bytes.checked_mul(pages as u64)
-        };
-        let all = self.groups.iter().zip(page_bytes).map(each);
-        let all = || all.reduce(|a, b| a?.checked_add(b?)).unwrap_or(Some(0));
         let budget = match self.budget {
             Some(budget) => budget,
-            None => all().ok_or_else(|| self.uncountable())?,
+            None => self.all_bytes(page_bytes).ok_or_else(|| self.uncountable())?,
         };
         let tokens = self.page_len.min(self.context);
         let needed = self.needed_bytes(tokens, page_bytes).ok_or_else(|| self.uncountable())?;
@@ -70,6 +64,16 @@ impl KvLayout {
             return Err(KvError::Budget { tokens, needed, budget });
         }
         Ok(budget)
+    }
+
+    /// Bytes of all sequences at full context; `None` on overflow.
+    fn all_bytes(&self, page_bytes: &[u64]) -> Option<u64> {
+        let each = |(g, bytes): (&GroupLayout, &u64)| {
+            let pages = self.reserved_pages(g.window).checked_mul(self.sequences)?;
+            bytes.checked_mul(pages as u64)
+        };
+        let mut all = self.groups.iter().zip(page_bytes).map(each);
+        all.try_fold(0u64, |sum, bytes| sum.checked_add(bytes?))
     }
 
     /// Number of pages of each group. Windowed groups also have room for kept prefixes.
@@ -131,6 +135,41 @@ impl KvLayout {
 
     fn uncountable(&self) -> KvError {
         KvError::Pages { sequences: self.sequences, context: self.context }
+    }
+}
+
+/// What sequences need of a cache, before there is one.
+#[derive(Clone, Debug)]
+pub struct CacheNeeds {
+    layout: KvLayout,
+    page_bytes: Vec<u64>,
+}
+
+impl CacheNeeds {
+    pub(crate) fn new(layout: KvLayout) -> Result<CacheNeeds, KvError> {
+        Ok(CacheNeeds { page_bytes: layout.page_bytes()?, layout })
+    }
+
+    /// Bytes of a sequence of so many tokens.
+    pub fn of(&self, tokens: usize) -> u64 {
+        self.layout.needed_bytes(tokens, &self.page_bytes).unwrap_or(u64::MAX)
+    }
+
+    /// Bytes of all sequences at full context: a larger cache is never filled by them.
+    pub fn all(&self) -> u64 {
+        self.layout.all_bytes(&self.page_bytes).unwrap_or(u64::MAX)
+    }
+
+    /// The longest sequence, in whole pages, that so many bytes hold; at most the context.
+    pub fn longest(&self, bytes: u64) -> usize {
+        let pages = |n: &usize| self.of(n * self.layout.page_len) <= bytes;
+        let (mut fits, mut all) = (0, self.layout.pages());
+        // Needs grow with tokens.
+        while fits < all {
+            let middle = fits + (all - fits).div_ceil(2);
+            if pages(&middle) { fits = middle } else { all = middle - 1 }
+        }
+        (fits * self.layout.page_len).min(self.layout.context)
     }
 }
 

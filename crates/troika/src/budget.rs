@@ -1,0 +1,186 @@
+//! The host's memory: what is free, and what weights, KV cache and experts get of it.
+
+use troika_device::SpaceId;
+use troika_engine::{CacheNeeds, Engine};
+use troika_model::spec::ModelSpec;
+use troika_plan::{Plan, own_space};
+
+use crate::devices::virtual_clock;
+use crate::error::Error;
+use crate::memory::free_memory;
+use crate::options::OpenOptions;
+use crate::planning::Planned;
+
+/// Left for what is not known beforehand: values between segments, scratch memory, the tokenizer,
+/// the system's cache of files.
+const RESERVE: u64 = 512 << 20;
+/// With less, memory is short.
+const SHORT: u64 = RESERVE / 2;
+/// The least share of free memory that the KV cache gets; weights get the others at most.
+const LEAST_SHARE: u64 = 16;
+/// The share of what the weights leave that the KV cache gets.
+const CACHE_SHARE: u64 = 4;
+/// The least tokens of a sequence for which the cache has room, however little is free.
+const LEAST_TOKENS: usize = 2048;
+
+/// Limits of the memory that opening a model shares out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryLimits {
+    /// The most bytes of the host's memory for weights and KV cache; `None`: what is free.
+    pub host: Option<u64>,
+    /// The most bytes of experts in memory: the others are read from the folder of the cache when
+    /// tokens choose them. `None`: all of them, if they fit.
+    pub experts: Option<u64>,
+}
+
+/// What is free of the host's memory, and how it is shared out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostMemory {
+    /// Bytes that are free.
+    pub free: u64,
+}
+
+impl HostMemory {
+    /// What the system has free, at most what the limits say; `None` if neither is known.
+    pub fn now(limits: MemoryLimits) -> Option<HostMemory> {
+        let free = free_memory().into_iter().chain(limits.host).min()?;
+        Some(HostMemory { free })
+    }
+
+    /// The most bytes of weights: the rest is the least that the KV cache gets.
+    pub fn weights(self) -> u64 {
+        self.free - self.free / LEAST_SHARE
+    }
+
+    /// The most bytes of the KV cache beside weights of so many bytes: a quarter of what they leave.
+    pub fn cache(self, weights: u64) -> u64 {
+        (self.free.saturating_sub(weights) / CACHE_SHARE).max(self.free / LEAST_SHARE)
+    }
+
+    /// What is left for experts beside other weights and the KV cache.
+    pub fn experts(self, other_weights: u64, cache: u64) -> u64 {
+        self.free.saturating_sub(other_weights.saturating_add(cache).saturating_add(RESERVE))
+    }
+
+    /// The most bytes of groups of experts beside the model: half of what it leaves.
+    pub fn groups(self, weights: u64) -> u64 {
+        self.free.saturating_sub(weights) / 2
+    }
+
+    /// Whether so little is free that what can be computed again makes way.
+    pub fn is_short(self) -> bool {
+        self.free < SHORT
+    }
+}
+
+impl Planned {
+    /// Shares out what is free: sets how much the KV cache may take, and plans for a shorter context
+    /// where the options leave it open and the model's does not fit.
+    ///
+    /// # Errors
+    /// Those of planning.
+    pub(crate) fn share_memory(mut self, options: &OpenOptions) -> Result<Planned, Error> {
+        self.kv_bytes = options.sharing.kv_bytes;
+        let Some(host) = self.host_memory(options) else { return Ok(self) };
+        let weights: u64 = self.model.store.classes().iter().map(|class| class.bytes).sum();
+        let room = host.cache(weights);
+        let sequences = options.sharing.sequences.max(1) as u64;
+        let most = most_cache_bytes(&self.model.spec, &self.plan);
+        if most.is_some_and(|most| most.saturating_mul(sequences) <= room) {
+            return Ok(self);
+        }
+        let needs = self.cache_needs(options)?;
+        let (model, given) = (self.plan.context, options.plan.given().is_some());
+        let room = room.max(needs.of(model.min(LEAST_TOKENS)));
+        if let Some(asked) = self.kv_bytes {
+            self.changes.extend(too_much("the KV cache may take", asked, host, weights));
+            return Ok(self);
+        }
+        if options.context.is_some() || given {
+            let asked = needs.of(model);
+            let what = format!("the KV cache of a context of {model} tokens takes");
+            self.changes.extend(too_much(&what, asked, host, weights));
+            self.kv_bytes = Some(room.max(asked).min(needs.all()));
+            return Ok(self);
+        }
+        let fits = needs.longest(room);
+        if fits < model {
+            let shorter = OpenOptions { context: Some(fits), ..options.clone() };
+            self = self.model.planned(&shorter)?;
+            self.changes.push(format!(
+                "the context is {fits} of the model's {model} tokens: {} MiB of memory are free for \
+                 the KV cache (another one: -c N; fewer bytes a token: --cache-type)",
+                room >> 20
+            ));
+        }
+        self.kv_bytes = Some(room.min(needs.all()));
+        Ok(self)
+    }
+
+    /// What is free where the plan uses the host's memory. Devices whose time is modelled take
+    /// none that counts.
+    fn host_memory(&self, options: &OpenOptions) -> Option<HostMemory> {
+        let used =
+            self.model.devices.iter().filter(|d| self.plan.devices.iter().any(|n| n == d.name()));
+        let on_host = used.clone().any(|d| own_space(d.caps()) == SpaceId::HOST);
+        if !on_host || virtual_clock(used).is_some() {
+            return None;
+        }
+        HostMemory::now(options.memory)
+    }
+
+    fn cache_needs(&self, options: &OpenOptions) -> Result<CacheNeeds, Error> {
+        let lowered = self.model.lowered(&self.plan)?;
+        Ok(Engine::cache_needs(&lowered, &self.plan, options.sharing)?)
+    }
+}
+
+/// The sentence for a cache that is larger than what the weights leave.
+fn too_much(what: &str, asked: u64, host: HostMemory, weights: u64) -> Option<String> {
+    let left = host.free.saturating_sub(weights);
+    let mib = |bytes: u64| bytes >> 20;
+    (asked > left).then(|| {
+        format!(
+            "{what} {} MiB, and beside the weights {} MiB of memory are free",
+            mib(asked),
+            mib(left)
+        )
+    })
+}
+
+/// An upper bound of the bytes of a sequence in the KV cache, which needs no lowering; `None` if not
+/// all layers have attention.
+fn most_cache_bytes(spec: &ModelSpec, plan: &Plan) -> Option<u64> {
+    let mut width = 0;
+    for layer in spec.layers.iter().filter(|layer| layer.mixer.is_some()) {
+        let (k, v) = layer.attention()?.cache_widths();
+        width += (k + v.unwrap_or(0)) as u64;
+    }
+    // A window takes up to a chunk and two pages more than it sees, at most the whole context.
+    let rows = (plan.context + 2 * plan.page_len) as u64;
+    plan.kv_dtype.row_bytes(1)?.try_into().ok().map(|each: u64| width.saturating_mul(each * rows))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::HostMemory;
+
+    #[test]
+    fn shares_are_no_more_than_there_is() {
+        let gib = 1u64 << 30;
+        for free in [0, 1 << 20, gib, 16 * gib, u64::MAX] {
+            let host = HostMemory { free };
+            assert!(host.weights().checked_add(free / 16).unwrap() <= free);
+            for weights in [0, gib, 8 * gib, u64::MAX] {
+                let cache = host.cache(weights);
+                assert!(cache <= free / 4, "{free} {weights}");
+                assert!(weights > host.weights() || weights + cache <= free, "{free} {weights}");
+                assert!(host.experts(weights, cache) <= free.saturating_sub(weights));
+                assert!(host.groups(weights) <= free);
+            }
+        }
+        // An 8B model in 4 bits on a laptop of 16 GiB: 2.6 GiB of cache.
+        assert_eq!(HostMemory { free: 15 * gib }.cache(5 * gib) >> 20, 2560);
+        assert!(HostMemory { free: 1 << 20 }.is_short() && !HostMemory { free: gib }.is_short());
+    }
+}
