@@ -1,13 +1,17 @@
 //! The host's memory: what is free, and what weights, KV cache and experts get of it.
 
+use std::path::Path;
+
 use troika_device::SpaceId;
 use troika_engine::{CacheNeeds, Engine};
 use troika_model::spec::ModelSpec;
 use troika_plan::{Plan, own_space};
+use troika_weights::{Quant, read_rate};
 
 use crate::devices::virtual_clock;
 use crate::error::Error;
 use crate::memory::free_memory;
+use crate::open::Model;
 use crate::options::OpenOptions;
 use crate::planning::Planned;
 
@@ -73,6 +77,18 @@ impl HostMemory {
     }
 }
 
+impl Model {
+    /// Gives memory of the KV cache that nothing uses back to the system; with `kept` also what is
+    /// kept for prompts that begin alike. Does nothing while work is in flight.
+    ///
+    /// # Errors
+    /// This thread holds the engine.
+    pub fn give_back(&self, kept: bool) -> Result<(), Error> {
+        self.engine()?.give_back(if kept { 0 } else { u64::MAX });
+        Ok(())
+    }
+}
+
 impl Planned {
     /// Shares out what is free: sets how much the KV cache may take, and plans for a shorter context
     /// where the options leave it open and the model's does not fit.
@@ -82,7 +98,7 @@ impl Planned {
     pub(crate) fn share_memory(mut self, options: &OpenOptions) -> Result<Planned, Error> {
         self.kv_bytes = options.sharing.kv_bytes;
         let Some(host) = self.host_memory(options) else { return Ok(self) };
-        let weights: u64 = self.model.store.classes().iter().map(|class| class.bytes).sum();
+        let weights = self.weight_bytes();
         let room = host.cache(weights);
         let sequences = options.sharing.sequences.max(1) as u64;
         let most = most_cache_bytes(&self.model.spec, &self.plan);
@@ -92,7 +108,7 @@ impl Planned {
         let needs = self.cache_needs(options)?;
         let (model, given) = (self.plan.context, options.plan.given().is_some());
         let room = room.max(needs.of(model.min(LEAST_TOKENS)));
-        if let Some(asked) = self.kv_bytes {
+        if let Some(asked) = self.kv_bytes.map(|asked| asked.min(needs.all())) {
             self.changes.extend(too_much("the KV cache may take", asked, host, weights));
             return Ok(self);
         }
@@ -117,6 +133,49 @@ impl Planned {
         Ok(self)
     }
 
+    /// Compares the weights with what is free, before they are packed. A GGUF file that does not fit
+    /// is left in its mapped file.
+    ///
+    /// # Errors
+    /// Weights that do not fit and cannot be left there.
+    pub(crate) fn fit_weights(&mut self, options: &OpenOptions) -> Result<(), Error> {
+        let all = self.weight_bytes();
+        // Experts have a budget of their own.
+        if self.model.store.expert_bytes() > 0 || self.model.store.file().is_none() {
+            return Ok(());
+        }
+        let Some(host) = self.host_memory(options).filter(|host| all > host.weights()) else {
+            return Ok(());
+        };
+        let devices = &self.model.devices;
+        let on_host = |name: &str| {
+            let device = devices.iter().find(|d| d.name() == name);
+            device.is_some_and(|d| own_space(d.caps()) == SpaceId::HOST && d.caps().computes())
+        };
+        let held = self.held()?;
+        let needed = held.iter().filter(|h| on_host(&h.device)).map(|h| h.held).sum();
+        if needed <= host.weights() {
+            return Ok(());
+        }
+        let store = &mut self.model.store;
+        let file = store.file().map(Path::to_path_buf).unwrap_or_default();
+        let is_gguf = file.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf"));
+        if is_gguf && store.leave_in_file() <= host.weights() {
+            let rate = read_rate(&file);
+            self.changes.push(in_file(needed, host.free, rate));
+            return Ok(());
+        }
+        let fits = |quant: &Quant| {
+            *quant != options.quant && store.bytes_with(&self.model.spec, *quant) <= host.weights()
+        };
+        let quant = [Quant::Q8, Quant::Q4].into_iter().find(fits);
+        Err(Error::TooLarge { needed, free: host.free, quant: quant.map(Quant::name) })
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        self.model.store.classes().iter().map(|class| class.bytes).sum()
+    }
+
     /// What is free where the plan uses the host's memory. Devices whose time is modelled take
     /// none that counts.
     fn host_memory(&self, options: &OpenOptions) -> Option<HostMemory> {
@@ -133,6 +192,20 @@ impl Planned {
         let lowered = self.model.lowered(&self.plan)?;
         Ok(Engine::cache_needs(&lowered, &self.plan, options.sharing)?)
     }
+}
+
+/// The sentence for weights that are left in their file, which is read with `rate` bytes a second.
+fn in_file(needed: u64, free: u64, rate: Option<f64>) -> String {
+    let speed = rate.map_or(String::new(), |rate| {
+        let (seconds, gb) = (needed as f64 / rate, rate / 1e9);
+        format!(", at {gb:.1} GB/s up to {seconds:.1} s a token")
+    });
+    format!(
+        "the weights take {} MiB, and {} MiB of memory are free: they are read from the file \
+         whenever they are used{speed}; a file of fewer bits that fits is faster",
+        needed >> 20,
+        free >> 20
+    )
 }
 
 /// The sentence for a cache that is larger than what the weights leave.

@@ -126,6 +126,7 @@ impl Model {
         }
         let of_plan = |e: Error| e.of_plan(options.plan.file());
         let mut planned = model.plan(options).map_err(of_plan)?;
+        planned.fit_weights(options)?;
         // Opening takes real time even with a virtual clock.
         let real = Arc::new(real);
         let Compiled { mut engine, clock, modelled, silent } =
