@@ -7,9 +7,7 @@ use std::path::{Path, PathBuf};
 use troika::engine::{Sharing, WantedLogits};
 use troika::plan::Phase;
 use troika::weights::{BindOptions, FloatType, Quant};
-use troika::{
-    Control, DeviceOptions, Error, MemoryLimits, Model, OpenOptions, Request, describe,
-};
+use troika::{Control, DeviceOptions, Error, MemoryLimits, Model, OpenOptions, Request, describe};
 
 fn root(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
@@ -165,7 +163,8 @@ fn a_folder_that_does_not_fit_is_refused_with_a_quantization_that_does() {
 
 #[test]
 fn memory_of_the_cache_is_counted_when_written_and_given_back() {
-    let options = OpenOptions { sharing: Sharing { sequences: 16, ..Sharing::default() }, ..free(None) };
+    let options =
+        OpenOptions { sharing: Sharing { sequences: 16, ..Sharing::default() }, ..free(None) };
     let model = Model::open(&root("models/tiny-moe"), &options).unwrap();
     let memory = || model.engine().unwrap().memory();
     assert_eq!(memory().kv_written, 0);

@@ -93,10 +93,7 @@ pub enum Error {
     /// Weights that do not fit into memory.
     #[error(
         "the weights take {} MiB, and {} MiB of memory are free; {}", needed >> 20, free >> 20,
-        match quant {
-            Some(quant) => format!("--quant {quant} makes them fit"),
-            None => "take a smaller model, or a GGUF file, which may be larger than memory".into(),
-        }
+        quant.map_or("take a GGUF file, which may be larger than memory".into(), |quant| format!("--quant {quant} makes them fit"))
     )]
     TooLarge {
         /// Bytes of the weights.

@@ -197,6 +197,16 @@ impl Model {
         self.opened.driver.engine()
     }
 
+    /// Gives memory of the KV cache that nothing uses back to the system; with `kept` also what is
+    /// kept for prompts that begin alike. Does nothing while work is in flight.
+    ///
+    /// # Errors
+    /// This thread holds the engine.
+    pub fn give_back(&self, kept: bool) -> Result<(), Error> {
+        self.engine()?.give_back(if kept { 0 } else { u64::MAX });
+        Ok(())
+    }
+
     /// What became of experts that are read when tokens choose them; `None` if all are in memory.
     pub fn expert_stats(&self) -> Option<ExpertStats> {
         self.store().expert_stats()

@@ -9,7 +9,6 @@ use troika_model::spec::{Key, WeightRequirement};
 use super::scheme::Quant;
 use super::source::ValueSource;
 use super::synthetic;
-use crate::report::account::is_expert;
 
 /// A weight and its source.
 pub(crate) struct Bound {
@@ -54,11 +53,10 @@ impl Bound {
         (row * self.shape.rows) as u64
     }
 
-    /// Whether it is a matrix that a mapped file holds as devices see it, and no expert: those have
-    /// a form on disk.
+    /// Whether it is a matrix that a mapped file holds as devices see it.
     pub fn stays_in_file(&self) -> bool {
         let in_file = matches!(self.source, ValueSource::Ready { owned: false, .. });
-        in_file && self.shape.rows > 1 && !is_expert(self.key.role)
+        in_file && self.shape.rows > 1
     }
 
     /// Number of elements.

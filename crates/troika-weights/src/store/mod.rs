@@ -228,10 +228,12 @@ impl WeightStore {
     }
 
     /// Leaves matrices in their mapped files where devices compute with rows as they are stored: they
-    /// are read anew whenever they are used. Returns the bytes of the others, which need memory.
+    /// are read anew whenever they are used. Returns the bytes of the others, which need memory: all,
+    /// if there are experts, which are read in a form of their own.
     pub fn leave_in_file(&mut self) -> u64 {
-        self.left_in_file = true;
-        self.bound.iter().filter(|b| !b.stays_in_file()).map(Bound::bytes).sum()
+        self.left_in_file = self.expert_bytes() == 0;
+        let others = self.bound.iter().filter(|b| !(self.left_in_file && b.stays_in_file()));
+        others.map(Bound::bytes).sum()
     }
 
     /// The mapped file of a weight, the largest if there are several.
@@ -244,9 +246,8 @@ impl WeightStore {
     /// rows are then looked up in the file.
     pub fn bytes_with(&self, spec: &ModelSpec, quant: Quant) -> u64 {
         let head = tied_head(spec, quant);
-        let looked_up = |need: &WeightRequirement| {
-            head.is_some() && need.key.role == WeightRole::Embed
-        };
+        let looked_up =
+            |need: &WeightRequirement| head.is_some() && need.key.role == WeightRole::Embed;
         let needs = weight_requirements(spec).filter(|need| !looked_up(need)).chain(head);
         let bytes = |need: WeightRequirement| {
             let stored = self.bound(&need.key.to_string()).ok().filter(|b| b.key == need.key);
