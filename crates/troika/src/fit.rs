@@ -14,10 +14,8 @@ use crate::error::Error;
 use crate::options::OpenOptions;
 use crate::planning::Planned;
 
-/// Tokens of a sequence for which the cache has room even if that is half of what is free.
-const SOME_TOKENS: usize = 2048;
-/// The same, however little is free.
-const LEAST_TOKENS: usize = 256;
+/// Tokens of a sequence for which the cache has room, however little is free.
+const LEAST_TOKENS: usize = 512;
 
 impl Planned {
     /// Shares out what is free: sets how much the KV cache may take, and plans for a shorter context
@@ -38,8 +36,7 @@ impl Planned {
         let lowered = self.model.lowered(&self.plan)?;
         let needs = Engine::cache_needs(&lowered, &self.plan, options.sharing)?;
         let (model, given) = (self.plan.context, options.plan.given().is_some());
-        let [some, least] = [SOME_TOKENS, LEAST_TOKENS].map(|tokens| needs.of(model.min(tokens)));
-        let room = room.max(some.min(host.free / 2)).max(least);
+        let room = room.max(needs.of(model.min(LEAST_TOKENS)));
         if let Some(asked) = self.kv_bytes.map(|asked| asked.min(needs.all())) {
             self.changes.extend(too_much("the KV cache may take", asked, host, weights));
             return Ok(self);
