@@ -89,7 +89,8 @@ impl Planned {
         let store = &mut self.model.store;
         let file = store.file().map(Path::to_path_buf).unwrap_or_default();
         let is_gguf = file.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf"));
-        if is_gguf && store.leave_in_file() <= host.weights() {
+        // Norms and the like are not compared with what is free.
+        if is_gguf && store.leave_in_file() <= host.weights().max(all / 64) {
             let rate = read_rate(&file);
             self.changes.push(in_file(needed, host.free, rate));
             return Ok(());
