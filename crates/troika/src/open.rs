@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use troika_device::{Clock, RealClock};
-use troika_engine::{Engine, EngineError, EngineParts};
+use troika_engine::{Engine, EngineError, EngineParts, Sharing};
 use troika_model::chat::HelperCommand;
 use troika_model::spec::ModelSpec;
 use troika_model::tokenizer::Tokenizer;
@@ -125,12 +125,13 @@ impl Model {
         }
         let of_plan = |e: Error| e.of_plan(options.plan.file());
         let mut planned = model.plan(options).map_err(of_plan)?;
+        planned.fit_weights(options)?;
         // Opening takes real time even with a virtual clock.
         let real = Arc::new(real);
         let Compiled { mut engine, clock, modelled, silent } =
             planned.compile(options, &real).map_err(of_plan)?;
-        let Planned { plan, changes, refusals, model: BoundModel { spec, store, .. }, .. } =
-            planned;
+        let Planned { plan, changes, refusals, kv_bytes, model, .. } = planned;
+        let BoundModel { spec, store, .. } = model;
         let warnings = &mut text.warnings;
         warnings.extend(changes);
         warnings.extend(silent.iter().map(|name| {
@@ -148,7 +149,10 @@ impl Model {
             let instead = CpuInstead {
                 spec: spec.clone(),
                 store: store.clone(),
-                options: options.clone(),
+                options: OpenOptions {
+                    sharing: Sharing { kv_bytes, ..options.sharing },
+                    ..options.clone()
+                },
                 clock: clock.clone(),
                 plan: plan.clone(),
             };
@@ -192,6 +196,16 @@ impl Model {
     /// This thread holds it already, or is in the middle of a step.
     pub fn engine(&self) -> Result<EngineGuard<'_>, Error> {
         self.opened.driver.engine()
+    }
+
+    /// Gives memory of the KV cache that nothing uses back to the system; with `kept` also what is
+    /// kept for prompts that begin alike. Does nothing while work is in flight.
+    ///
+    /// # Errors
+    /// This thread holds the engine.
+    pub fn give_back(&self, kept: bool) -> Result<(), Error> {
+        self.engine()?.give_back(if kept { 0 } else { u64::MAX });
+        Ok(())
     }
 
     /// What became of experts that are read when tokens choose them; `None` if all are in memory.
@@ -279,7 +293,8 @@ impl Planned {
     /// Compiles the plan. What a device refuses only while compiling is planned around, as what it
     /// refuses before.
     fn compile(&mut self, options: &OpenOptions, real: &Arc<RealClock>) -> Result<Compiled, Error> {
-        let Planned { plan, changes, refusals, model, .. } = self;
+        let Planned { plan, changes, refusals, kv_bytes, model, .. } = self;
+        let sharing = Sharing { kv_bytes: *kv_bytes, ..options.sharing };
         let shapes = |key| model.store.shape(key);
         loop {
             let used = model.devices.iter().filter(|d| plan.devices.iter().any(|n| n == d.name()));
@@ -294,7 +309,7 @@ impl Planned {
                 devices: &model.devices,
                 clock: clock.clone(),
                 tracer: options.tracer.clone(),
-                sharing: options.sharing,
+                sharing,
             };
             match Engine::new(parts, &options.compile_control()) {
                 Err(EngineError::Refused { refusal, .. })

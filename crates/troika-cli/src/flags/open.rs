@@ -8,7 +8,7 @@ use troika::graph::DType;
 use troika::model::chat::HelperCommand;
 use troika::plan::{RoutingPredictor, Strategy};
 use troika::weights::FloatType;
-use troika::{DeviceOptions, OpenOptions, PredictorOptions};
+use troika::{DeviceOptions, MemoryLimits, OpenOptions, PredictorOptions};
 
 use super::npu::npu_settings;
 use super::placement::PlacementArgs;
@@ -93,7 +93,10 @@ impl ComputeArgs {
             quant: self.quant.quant,
             cache: self.quant.cache(),
             observer: Some(Arc::new(OpeningBars::default())),
-            expert_cache: self.expert_cache_mib.map(|mib| mib.saturating_mul(1 << 20)),
+            memory: MemoryLimits {
+                experts: self.expert_cache_mib.map(|mib| mib.saturating_mul(1 << 20)),
+                ..MemoryLimits::default()
+            },
             predictor: self.predictor.as_deref().map(predictor).transpose()?,
             chunk: self.ubatch_size,
             devices: self.devices(threads),

@@ -62,15 +62,33 @@ impl KvLayout {
     /// # Errors
     /// The number is too small for one page of each group.
     pub fn bytes(&self) -> Result<u64, KvError> {
+        let budget = self.budget.unwrap_or_else(|| self.all_bytes());
+        let tokens = self.page_len.min(self.context);
+        let needed = self.needed_bytes(tokens);
+        if needed > budget { Err(KvError::Budget { tokens, needed, budget }) } else { Ok(budget) }
+    }
+
+    /// Bytes of all sequences at full context: a larger cache is never filled by them.
+    pub fn all_bytes(&self) -> u64 {
         let each = |g: &GroupLayout| {
             let pages = self.reserved_pages(g.kind).saturating_mul(self.sequences);
             self.page_bytes(g).saturating_mul(pages as u64)
         };
-        let all = || self.groups.iter().map(each).fold(0, u64::saturating_add);
-        let budget = self.budget.unwrap_or_else(all);
-        let tokens = self.page_len.min(self.context);
-        let needed = self.needed_bytes(tokens);
-        if needed > budget { Err(KvError::Budget { tokens, needed, budget }) } else { Ok(budget) }
+        self.groups.iter().map(each).fold(0, u64::saturating_add)
+    }
+
+    /// The longest sequence, in whole pages, that so many bytes hold; at most the context.
+    pub fn longest(&self, bytes: u64) -> usize {
+        let (mut fits, mut all) = (0, self.pages());
+        // Needs grow with tokens.
+        while fits < all {
+            let middle = fits + (all - fits).div_ceil(2);
+            match self.needed_bytes(middle * self.page_len) <= bytes {
+                true => fits = middle,
+                false => all = middle - 1,
+            }
+        }
+        (fits * self.page_len).min(self.context)
     }
 
     /// Number of pages of each group. Windowed groups also have room for kept prefixes.

@@ -172,10 +172,13 @@ fn options(
 ) -> Result<OpenOptions, CliError> {
     let (context, high) = contexts.into_inner();
     let sequences = args.sequences.iter().copied().max().unwrap_or(1);
+    let mut sharing = args.sharing.sharing(sequences);
+    // Sequences are measured together: none may wait for the room of another.
+    sharing.kv_bytes.get_or_insert(u64::MAX);
     let mut options = OpenOptions {
         // A forward batch has no more rows than the context: each sequence is to have its row.
         context: Some(context.max(sequences.min(high))),
-        sharing: args.sharing.sharing(sequences),
+        sharing,
         ..args.compute.options_by(Some(threads), strategy)?
     };
     args.plan.apply(&mut options, None)?;
