@@ -31,12 +31,17 @@ pub fn text(model: &Model, output: &Output, tokenizer: Option<Duration>) -> Stri
         all if stats.computed_tokens < all => format!("{} of {all}", stats.computed_tokens),
         _ => stats.prompt_tokens.to_string(),
     };
-    line("prefill", format!("{:.1} tok/s ({prompt} tokens{cached})", stats.prefill_rate()));
+    let tokens = if prompt == "1" { "token" } else { "tokens" };
+    line("prefill", format!("{:.1} tok/s ({prompt} {tokens}{cached})", stats.prefill_rate()));
     if let Some(tpot) = stats.tpot() {
         line("TPOT", format!("{:.2} ms", ms(tpot)));
         line(
             "decode",
-            format!("{:.1} tok/s ({} tokens)", stats.decode_rate(), stats.generated_tokens),
+            format!(
+                "{:.1} tok/s ({})",
+                stats.decode_rate(),
+                counted(stats.generated_tokens, "token")
+            ),
         );
     }
     match output.finish {

@@ -203,7 +203,10 @@ fn the_cache_is_listed_checked_and_emptied() {
     let found = cache(&["verify"]);
     assert_eq!(found.status.code(), Some(1));
     assert!(text(&found.stdout).contains("damaged: weight "), "{}", text(&found.stdout));
-    assert!(text(&found.stderr).contains("1 files of the cache"));
+    assert!(
+        text(&found.stderr).contains("damaged in the cache")
+            && text(&found.stderr).contains(": 1 file;")
+    );
     assert!(run(&[]).contains("is damaged"));
     assert_eq!(json(&["verify"])["damaged"], 0);
     // Keeps what fits, and removes the rest and files that hold no packed weights.

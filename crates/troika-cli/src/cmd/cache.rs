@@ -8,6 +8,7 @@ use troika::weights::{CacheFile, CacheFolder, CacheKind};
 use crate::error::CliError;
 use crate::flags::{CacheArgs, CacheVerb};
 use crate::output::{self, age, printable};
+use crate::stats::counted;
 
 /// Lists, checks or removes files of the cache.
 ///
@@ -42,14 +43,9 @@ fn contents(file: &CacheFile) -> (String, String) {
             Ok(path) => (path.display().to_string(), String::new()),
             Err(why) => (format!("unusable: {why}"), String::new()),
         },
-        CacheKind::Graph => match file.verify() {
-            Ok(()) => ("compiled for an NPU".into(), String::new()),
-            Err(why) => (format!("unusable: {why}"), String::new()),
-        },
-        CacheKind::Device => match file.verify() {
-            Ok(()) => ("kernels of a GPU".into(), String::new()),
-            Err(why) => (format!("unusable: {why}"), String::new()),
-        },
+        // They may be gigabytes: `verify` reads them.
+        CacheKind::Graph => ("compiled for an NPU".into(), String::new()),
+        CacheKind::Device => ("kernels of a GPU".into(), String::new()),
         CacheKind::Profile => match troika_lab::kept_profile(&file.path) {
             Ok((of, true)) => (of, "complete".into()),
             Ok((of, false)) => (of, "begun".into()),
@@ -85,7 +81,7 @@ fn list(place: &str, files: &[CacheFile], json: bool) -> Result<(), CliError> {
         let list: Vec<Value> = files.iter().map(as_json).collect();
         return output::json(&json!({"folder": place, "bytes": total(files), "files": list}));
     }
-    let mut text = format!("{place}: {} files, {}\n", files.len(), mib(total(files)));
+    let mut text = format!("{place}: {}, {}\n", counted(files.len(), "file"), mib(total(files)));
     for file in files {
         let (of, types) = contents(file);
         text.push_str(&format!(
@@ -123,14 +119,15 @@ fn verify(place: &str, files: &[CacheFile], json: bool) -> Result<(), CliError> 
             text.push_str(&format!("  {:<40}  {:>12}  {state}\n", name(file), mib(file.bytes)));
         }
         let seconds = start.elapsed().unwrap_or_default().as_secs_f64();
-        let (n, size) = (files.len(), mib(total(files)));
-        output::write(&format!("{place}: {n} files, {size} read in {seconds:.1} s\n{text}"))?;
+        let (n, size) = (counted(files.len(), "file"), mib(total(files)));
+        output::write(&format!("{place}: {n}, {size} read in {seconds:.1} s\n{text}"))?;
     }
     match damaged {
         0 => Ok(()),
         n => Err(CliError::Failure(format!(
-            "{n} files of the cache {place} are damaged; a start that needs one makes it again, and \
-             troika cache clear removes all"
+            "damaged in the cache {place}: {}; a start that needs one makes it again, and troika \
+             cache clear removes all",
+            counted(n, "file")
         ))),
     }
 }
@@ -140,5 +137,6 @@ fn removed(place: &str, files: &[CacheFile], json: bool) -> Result<(), CliError>
         let list: Vec<String> = files.iter().map(|f| f.path.display().to_string()).collect();
         return output::json(&json!({"folder": place, "bytes": total(files), "removed": list}));
     }
-    output::write(&format!("{place}: {} files removed, {}\n", files.len(), mib(total(files))))
+    let (n, size) = (counted(files.len(), "file"), mib(total(files)));
+    output::write(&format!("{place}: {n} removed, {size}\n"))
 }

@@ -10,6 +10,7 @@ use troika_hub::{HubError, HubModel, HubOptions, Inventory, WeightFormat, invent
 use crate::error::CliError;
 use crate::flags::LsArgs;
 use crate::output::{self, age, bytes, printable};
+use crate::stats::counted;
 use crate::table::TextTable;
 
 /// The name of the model that needs no file, for people and for servers.
@@ -46,8 +47,7 @@ fn as_text(found: &Inventory) -> String {
     let place = found.place.display().to_string();
     let models = match found.models.len() {
         0 => "no models".to_string(),
-        1 => "1 model".to_string(),
-        n => format!("{n} models"),
+        n => counted(n, "model"),
     };
     let size = bytes(found.bytes);
     let mut text = format!("{table}{}: {models}, {size}\n", printable(&place));
