@@ -149,7 +149,7 @@ fn a_model_is_pulled_listed_run_and_removed() {
     let pulled = run(&["pull", "o/n:Q4_0"]);
     assert!(said(&pulled).starts_with("o/n:Q4_0 is fetched: "), "{}", said(&pulled));
     let note = String::from_utf8(pulled.stderr).unwrap();
-    assert!(note.starts_with("fetching o/n:Q4_0: 1 files, "), "{note}");
+    assert!(note.starts_with("fetching o/n:Q4_0: 1 file, "), "{note}");
     assert!(hub.asked() > 0);
     // What is here is not asked for again.
     let pulled = said(&run(&["pull", "o/n:Q4_0"]));
