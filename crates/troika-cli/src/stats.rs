@@ -35,14 +35,8 @@ pub fn text(model: &Model, output: &Output, tokenizer: Option<Duration>) -> Stri
     line("prefill", format!("{:.1} tok/s ({prompt} {tokens}{cached})", stats.prefill_rate()));
     if let Some(tpot) = stats.tpot() {
         line("TPOT", format!("{:.2} ms", ms(tpot)));
-        line(
-            "decode",
-            format!(
-                "{:.1} tok/s ({})",
-                stats.decode_rate(),
-                counted(stats.generated_tokens, "token")
-            ),
-        );
+        let tokens = counted(stats.generated_tokens, "token");
+        line("decode", format!("{:.1} tok/s ({tokens})", stats.decode_rate()));
     }
     match output.finish {
         Finish::Context => line("end", "the context is full (--ctx-size)".into()),

@@ -19,11 +19,8 @@ fn fits(weights: u64, free: u64) -> bool {
 
 /// Whether an offer fits, in words for a table; empty if that is not known.
 pub fn of_offer(offer: &Offer, free: Option<u64>) -> &'static str {
-    match offer.bytes.zip(free).map(|(size, free)| fits(size, free)) {
-        Some(true) => "fits",
-        Some(false) => "larger than what is free",
-        None => "",
-    }
+    let fit = offer.bytes.zip(free).map(|(size, free)| fits(size, free));
+    fit.map_or("", |fit| if fit { "fits" } else { "larger than what is free" })
 }
 
 /// The best offer that fits: the largest of those that are quantized, whose answers are the best

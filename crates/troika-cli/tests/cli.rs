@@ -974,7 +974,7 @@ fn a_trace_goes_to_where_a_link_leads() {
     let dir = tempfile::tempdir().unwrap();
     let (file, link) = (dir.path().join("below/trace.json"), dir.path().join("link.json"));
     std::fs::create_dir(dir.path().join("below")).unwrap();
-    std::fs::write(&file, "old").unwrap();
+    std::fs::write(&file, "{\"traceEvents\":[]").unwrap();
     std::os::unix::fs::symlink("below/trace.json", &link).unwrap();
     let args = ["run", "-p", "Hi", "-n", "2", "-q", "--trace", &link.display().to_string()];
     let out = troika(&args);

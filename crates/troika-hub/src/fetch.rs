@@ -44,10 +44,8 @@ pub fn fetch(job: &FetchJob<'_>) -> Result<PathBuf, HubError> {
 pub fn offers(job: &FetchJob<'_>) -> Result<Vec<Offer>, HubError> {
     let (_, listing) = job.repository()?;
     let names = listing.names();
-    let at = match job.spec.revision.as_str() {
-        MAIN => String::new(),
-        other => format!("@{other}"),
-    };
+    let at = Some(&job.spec.revision).filter(|revision| *revision != MAIN);
+    let at = at.map_or(String::new(), |revision| format!("@{revision}"));
     let offer = |Selection { files, entry }| {
         let choice =
             entry.as_ref().map_or(String::new(), |file| format!(":{}", choice(&names, file)));
