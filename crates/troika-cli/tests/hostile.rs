@@ -464,7 +464,6 @@ fn sampling_parameters_out_of_range_are_refused() {
         ("--temp", "1e-40"),
         ("--top-k", "-1"),
         ("--top-k", "999999999"),
-        ("--repeat-last-n", "-1"),
         ("--repeat-penalty", "1e38"),
         ("--frequency-penalty", "-3e38"),
         ("--logit-bias", "5-inf"),

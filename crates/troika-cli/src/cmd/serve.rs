@@ -53,7 +53,7 @@ pub fn run(args: &ServeArgs) -> Result<(), CliError> {
     });
     match ended.map_err(|e| CliError::Failure(e.to_string()))? {
         Ended { cut: 0 } => Ok(()),
-        Ended { cut } => Err(CliError::Interrupted(format!("{cut} answers were cut off"))),
+        Ended { cut } => Err(CliError::Interrupted(format!("answers that were cut off: {cut}"))),
     }
 }
 

@@ -18,6 +18,7 @@ use crate::error::CliError;
 use crate::input::read_bytes;
 use crate::output;
 use crate::progress::OpeningBars;
+use crate::stats::counted;
 
 /// How this program renders chat templates in a process of its own.
 pub fn chat_helper() -> Option<HelperCommand> {
@@ -58,6 +59,14 @@ impl ComputeArgs {
     /// The devices, each with some threads.
     pub fn devices(&self, threads: Option<usize>) -> DeviceOptions {
         let cores = self.cores.clone().map(|c| c.0);
+        // A control group's quota counts, rounded down: the standard library asks for it.
+        let usable = std::thread::available_parallelism().map_or(1, usize::from);
+        if let Some(threads) = threads.filter(|threads| *threads > usable) {
+            let usable = counted(usable, "core");
+            output::note_line(&format!(
+                "warning: {threads} threads share {usable} and wait for each other: take fewer (-t)"
+            ));
+        }
         let devices = self.placement.devices();
         if devices.iter().any(|d| d.npu.is_some()) {
             output::keep_apart();

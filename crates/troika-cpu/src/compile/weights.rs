@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use troika_device::{
-    DeviceError, DeviceId, ExpertsOnDisk, PackLayout, Packed, WeightBytes, WeightData, WeightSource,
-    calibrated,
+    DeviceError, DeviceId, ExpertsOnDisk, PackLayout, Packed, WeightBytes, WeightData,
+    WeightSource, calibrated,
 };
 use troika_graph::{
     ActivationFormat, CalibrationTensor, DType, Rounding, Subgraph, WeightDecl, WeightRef,

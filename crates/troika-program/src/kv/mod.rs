@@ -85,7 +85,7 @@ impl KvCache {
     pub fn give_back(&mut self) -> Vec<(usize, Range<usize>)> {
         let (len, groups) = (self.layout.page_len, self.pages.groups.iter_mut().enumerate());
         let rows = |(g, pages): (usize, &mut PageGroup)| {
-            let each = self.layout.groups[g].page_rows(len);
+            let each = self.layout.groups[g].kind.page_rows(len);
             let rows = |run: Range<u32>| (g, run.start as usize * each..run.end as usize * each);
             pages.give_back().into_iter().map(rows).collect::<Vec<_>>()
         };

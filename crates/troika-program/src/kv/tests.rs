@@ -740,7 +740,10 @@ fn the_longest_sequence_of_some_bytes_needs_no_more_of_them() {
         for bytes in 0..2 * all {
             let longest = layout.longest(bytes);
             assert!(longest == 0 || layout.needed_bytes(longest) <= bytes, "{windows:?} {bytes}");
-            assert!(longest == 62 || layout.needed_bytes(longest + 4) > bytes, "{windows:?} {bytes}");
+            assert!(
+                longest == 62 || layout.needed_bytes(longest + 4) > bytes,
+                "{windows:?} {bytes}"
+            );
             if longest > 0 {
                 let kv = KvCache::new(KvLayout { budget: Some(bytes), ..layout.clone() }).unwrap();
                 assert_eq!(kv.fit().alone(longest), Ok(()), "{windows:?} {bytes}");
