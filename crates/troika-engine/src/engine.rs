@@ -4,7 +4,6 @@ use std::mem::swap;
 use std::sync::Arc;
 
 use troika_device::{Buffer, Clock, Device, SpaceId, Waiting, WeightSource};
-use troika_graph::StateKind;
 use troika_model::lower::{Lowered, StateDecl, WeightShapes, lower};
 use troika_model::spec::ModelSpec;
 use troika_plan::{Phase, Plan, PlanDevice, SyncMode};
@@ -16,7 +15,7 @@ use crate::compile::{CompileControl, CompileWith, compile};
 use crate::error::EngineError;
 use crate::experts::{GroupStats, SharedStats};
 use crate::input::Admission;
-use crate::kv::{GroupLayout, KvCache, KvLayout, PageCount, SeqId};
+use crate::kv::{KvCache, KvLayout, PageCount, SeqId};
 use crate::loss::{Elsewhere, Losses};
 use crate::mailbox::{EngineHandle, Limits};
 use crate::memory::{allocate, allocate_in, owner};
@@ -282,24 +281,11 @@ fn check_memory(lowered: &Lowered, plan: &Plan, kv: &KvCache) -> Result<(), Engi
 
 /// The size of the cache: its groups, pages and budget.
 fn kv_layout(lowered: &Lowered, plan: &Plan, sharing: Sharing) -> KvLayout {
-    let bytes = |group: usize| -> u64 {
-        let of_group = lowered.states.iter().filter(|s| s.page_group == group);
-        of_group.map(|s| s.row_bytes() as u64).sum()
-    };
-    let groups = lowered.page_groups.iter().enumerate();
     KvLayout {
-        page_len: plan.page_len,
-        context: plan.context,
         chunk: plan.prefill.chunk,
-        groups: groups
-            .map(|(i, kind)| GroupLayout {
-                window: kind.window(plan.page_len),
-                fixed: *kind == StateKind::Fixed,
-                row_bytes: bytes(i),
-            })
-            .collect(),
         sequences: sharing.sequences.max(1),
         budget: sharing.kv_bytes,
+        ..KvLayout::of(lowered, plan.page_len, plan.context)
     }
 }
 

@@ -32,7 +32,7 @@ pub use error::EngineError;
 pub use examine::examine;
 pub use experts::GroupStats;
 pub use input::{Admission, Event, LogitsSink, Next, OnEvent, SequenceInput, WantedLogits};
-pub use kv::{KvError, PageCount, SeqId};
+pub use kv::{GroupLayout, KvError, KvLayout, PageCount, SeqId};
 pub use loss::Elsewhere;
 pub use mailbox::EngineHandle;
 pub use sequences::Sharing;

@@ -82,7 +82,8 @@ impl OpenOptions {
         self.plan.given().is_none() || self.fallback
     }
 
-    /// Opens the devices, whose graphs are written as the plan says.
+    /// Opens the devices, whose graphs are written as the plan says. Without named ones it is the CPU,
+    /// unless [`OpenOptions::chosen`] chose others.
     ///
     /// # Errors
     /// A device that cannot be opened, or a plan that names a rewrite that does not exist.

@@ -67,8 +67,19 @@ impl ComputeArgs {
         npu.row_buckets.sort_unstable();
         npu.row_buckets.dedup();
         let (isa, memory) = (self.isa.clone(), self.placement.device_memory.clone());
+        let auto = self.placement.auto();
         let (check_gpus, own_gpu_memory) = (true, false);
-        DeviceOptions { threads, cores, isa, devices, memory, npu, check_gpus, own_gpu_memory }
+        DeviceOptions {
+            threads,
+            cores,
+            isa,
+            devices,
+            auto,
+            memory,
+            npu,
+            check_gpus,
+            own_gpu_memory,
+        }
     }
 
     /// The options for opening a model.

@@ -1,12 +1,13 @@
 //! The size of the cache: pages of each group, and bytes.
 
-use troika_graph::Window;
+use troika_graph::{StateKind, Window};
+use troika_model::lower::Lowered;
 
 use super::KvError;
 
 /// The dimensions of a cache.
 #[derive(Clone, Debug)]
-pub(crate) struct KvLayout {
+pub struct KvLayout {
     /// Positions per page.
     pub page_len: usize,
     /// The most positions of a sequence.
@@ -23,7 +24,7 @@ pub(crate) struct KvLayout {
 
 /// A group of layers whose states are of one kind.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct GroupLayout {
+pub struct GroupLayout {
     /// How many positions back they see.
     pub window: Window,
     /// Whether a page is one row, which every position changes.
@@ -40,6 +41,40 @@ impl GroupLayout {
 }
 
 impl KvLayout {
+    /// The cache of a lowered model for one sequence, which is fed a row at a time.
+    pub fn of(lowered: &Lowered, page_len: usize, context: usize) -> KvLayout {
+        let bytes = |group: usize| -> u64 {
+            let of_group = lowered.states.iter().filter(|s| s.page_group == group);
+            of_group.map(|s| s.row_bytes() as u64).sum()
+        };
+        let group = |(i, kind): (usize, &StateKind)| GroupLayout {
+            window: kind.window(page_len),
+            fixed: *kind == StateKind::Fixed,
+            row_bytes: bytes(i),
+        };
+        KvLayout {
+            page_len,
+            context,
+            chunk: 1,
+            groups: lowered.page_groups.iter().enumerate().map(group).collect(),
+            sequences: 1,
+            budget: None,
+        }
+    }
+
+    /// Rows that the buffers of each group's states have.
+    ///
+    /// # Errors
+    /// A number overflows, or the budget is too small for one page.
+    pub fn rows(&self) -> Result<Vec<usize>, KvError> {
+        let page_bytes = self.page_bytes()?;
+        let totals = self.totals(&page_bytes, self.bytes(&page_bytes)?)?;
+        let rows = |(total, g): (usize, &GroupLayout)| {
+            total.checked_mul(g.page_rows(self.page_len)).ok_or_else(|| self.uncountable())
+        };
+        totals.into_iter().zip(&self.groups).map(rows).collect()
+    }
+
     /// Bytes of a page of each group.
     ///
     /// # Errors

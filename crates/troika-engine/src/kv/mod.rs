@@ -20,7 +20,8 @@ use std::collections::HashMap;
 use troika_device::PageTable;
 
 pub use error::{KvError, SeqId};
-pub(crate) use layout::{GroupLayout, KvFit, KvLayout};
+pub(crate) use layout::KvFit;
+pub use layout::{GroupLayout, KvLayout};
 pub use pages::PageCount;
 use pages::{NodeId, PageGroup, Pages};
 use prefix::PrefixIndex;
