@@ -117,7 +117,8 @@ fn golden(name: &str) -> PathBuf {
 /// Opens a model of files with devices that are chosen, checks its tokens, and returns what was said.
 fn holds(name: &str, memory: u64, helper: Option<HelperCommand>) -> (Vec<String>, Model) {
     let told = Arc::new(Told::default());
-    let mut options = OpenOptions { dtype: FloatType::F32, ..options(&told, memory) };
+    let mut options =
+        OpenOptions { dtype: FloatType::F32, context: None, ..options(&told, memory) };
     options.devices.auto.as_mut().unwrap().helper = helper;
     let model = Model::open(&golden(name), &options).unwrap();
     let golden = read_golden(&golden(name).join("golden.safetensors")).unwrap();

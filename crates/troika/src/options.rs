@@ -102,7 +102,7 @@ impl OpenOptions {
             devices.npu.rewrites = Rewrites(named);
         }
         let notes = Notes { observer: self.observer.clone(), ..Notes::default() };
-        let (check, cache) = (devices.check_gpus, self.cache.clone());
+        let (check, cache) = (devices.gpus.check, self.cache.clone());
         let gpu = GpuSettings { check, cache, notes };
         let opening = Opening { tracer: self.tracer.clone(), clock, gpu };
         Ok((open_with(&devices, &opening)?, opening.gpu.notes))

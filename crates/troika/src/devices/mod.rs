@@ -55,12 +55,19 @@ pub struct DeviceOptions {
     pub memory: Vec<(String, u64)>,
     /// What NPU devices need.
     pub npu: NpuSettings,
-    /// Whether kernels of GPUs are compared with the CPU's before a model uses them on an adapter
-    /// and driver for the first time. What computes something else is refused.
-    pub check_gpus: bool,
-    /// Whether values and caches of a GPU lie in memory of its own even where the host's is the
-    /// same, so that other devices need copies. A GPU alone always has its own, which may be faster.
-    pub own_gpu_memory: bool,
+    /// How GPUs are used.
+    pub gpus: GpuUse,
+}
+
+/// How GPUs are used.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct GpuUse {
+    /// Whether kernels are compared with the CPU's before a model uses them on an adapter and driver
+    /// for the first time. What computes something else is refused.
+    pub check: bool,
+    /// Whether values and caches lie in memory of a GPU's own even where the host's is the same, so
+    /// that other devices need copies. A GPU alone always has its own, which may be faster.
+    pub own_memory: bool,
 }
 
 /// What NPU devices need.
@@ -289,7 +296,7 @@ pub fn usable_cores() -> Vec<usize> {
 /// # Errors
 /// A device cannot be opened, or two devices have one name.
 pub fn open_devices(options: &DeviceOptions) -> Result<Vec<Arc<dyn Device>>, DeviceError> {
-    let gpu = GpuSettings { check: options.check_gpus, ..GpuSettings::default() };
+    let gpu = GpuSettings { check: options.gpus.check, ..GpuSettings::default() };
     open_with(options, &Opening { tracer: Tracer::off(), clock: RealClock::new(), gpu })
 }
 
@@ -469,7 +476,7 @@ fn open_gpu(
         spec: spec.clone(),
         memory,
         binding_limit: None,
-        own_memory: options.devices.len() == 1 || options.own_gpu_memory,
+        own_memory: options.devices.len() == 1 || options.gpus.own_memory,
         kept: troika_gpu::OptionalCache(store),
     };
     let opened = troika_gpu::GpuDevice::open(own);

@@ -88,7 +88,7 @@ impl OpenOptions {
         let gpus = choice.adapters.iter().map(|number| format!("gpu:{number}"));
         let specs = gpus.chain(["cpu".to_string()]).filter_map(|spec| spec.parse().ok());
         options.devices.devices = specs.collect();
-        options.devices.own_gpu_memory |= matches!(choice.strategy, Strategy::OneNamed(_));
+        options.devices.gpus.own_memory |= matches!(choice.strategy, Strategy::OneNamed(_));
         options.strategy = choice.strategy;
         options.context = choice.context.or(options.context);
         options.sharing.kv_bytes = choice.kv_bytes;
