@@ -62,10 +62,7 @@ impl GpuDevice {
         let mut gpu = Gpu::open(&options.name, &adapter, options.kept, options.own_memory)?;
         let limit = &mut gpu.limits.max_storage_buffer_binding_size;
         *limit = options.binding_limit.unwrap_or(u64::MAX).min(*limit);
-        let own = adapter.memory().filter(|_| adapter.has_own_memory());
-        // Some of it is the system's, and caches and values need room, too.
-        let own = own.map(|bytes| bytes / 10 * 9);
-        let memory = options.memory.into_iter().chain(own).min();
+        let memory = options.memory.into_iter().chain(adapter.usable()).min();
         let caps = caps(&adapter, &gpu, memory);
         let id = DeviceId::unique();
         Ok(GpuDevice { gpu: Arc::new(gpu), caps, id, memory })

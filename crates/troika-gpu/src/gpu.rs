@@ -46,7 +46,7 @@ pub(crate) struct Gpu {
     pub spare: wgpu::Buffer,
     /// A value that nothing reads.
     pub unread: wgpu::Buffer,
-    /// Bytes of all buffers in the device's memory.
+    /// Bytes of values, caches and weights in the device's memory.
     held: Arc<AtomicU64>,
     /// Bytes of those that hold weights.
     of_weights: Arc<AtomicU64>,
@@ -277,8 +277,12 @@ impl Gpu {
         if failed.iter().any(Option::is_some) {
             return Err(refused);
         }
-        let mut held = vec![self.held.clone()];
-        held.extend((used == Use::Weights).then(|| self.of_weights.clone()));
+        // What the host fills or reads lies in its own memory.
+        let held: Vec<_> = match used {
+            Use::Storage => vec![self.held.clone()],
+            Use::Weights => vec![self.held.clone(), self.of_weights.clone()],
+            Use::Upload | Use::Download => Vec::new(),
+        };
         held.iter().for_each(|held| _ = held.fetch_add(buffer.size(), Ordering::Relaxed));
         Ok(Memory { buffer, held })
     }

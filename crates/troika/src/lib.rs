@@ -81,9 +81,9 @@ pub use describe::{BoundModel, Described, describe, outline};
 pub use devices::limits::{Limit, Limits, measure_bandwidth, measure_limits, multiply_of};
 pub use devices::weight_types::{WeightType, weight_types};
 pub use devices::{
-    DeviceOptions, DeviceSpec, DeviceSpecError, GpuAdapter, GpuSpec, NpuSettings, ProcessorSpec,
-    check_device, gpu_adapters, instruction_sets, npu, open_devices, parse_cores, sim,
-    usable_cores, virtual_clock,
+    AutoDevices, DeviceOptions, DeviceSpec, DeviceSpecError, GpuAdapter, GpuSpec, GpuUse,
+    NpuSettings, ProcessorSpec, check_device, gpu_adapters, instruction_sets, npu, open_devices,
+    parse_cores, sim, usable_cores, virtual_clock,
 };
 pub use driver::EngineGuard;
 pub use energy::{EnergyMeter, Metering, PowerMeter};

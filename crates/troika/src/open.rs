@@ -13,6 +13,7 @@ use troika_trace::{Span, Tracer};
 use troika_weights::{ExpertStats, Quant, WeightStore};
 
 use crate::describe::{BoundModel, Described, describe};
+use crate::devices::auto::{is_of_device, takes_layers};
 use crate::devices::virtual_clock;
 use crate::driver::{Driver, EngineGuard};
 use crate::error::Error;
@@ -53,7 +54,8 @@ pub(crate) struct Opened {
 }
 
 impl Model {
-    /// Opens a folder, a .gguf file or the built-in model on this machine's devices.
+    /// Opens a folder, a .gguf file or the built-in model on this machine's devices. Where devices are
+    /// chosen ([`DeviceOptions::auto`](crate::DeviceOptions::auto)) and fail, the CPU takes their place.
     ///
     /// # Errors
     /// Anything from a missing file to an op that a device refuses.
@@ -72,8 +74,31 @@ impl Model {
         helper: Option<HelperCommand>,
     ) -> Result<Model, Error> {
         let (source, clock) = (source.into(), RealClock::new());
+        // GPUs are looked for while files are read.
+        let search = options.look(source.bytes());
+        let described = describe(&source, options.bind())?;
+        let Described { spec, store, .. } = &described;
+        let chosen = options.chosen_by(search, &source.name(), spec, store)?;
+        match Model::open_described(&source, described, &chosen, helper.clone(), clock) {
+            Err(e) if chosen.is_chosen() && is_of_device(&e) => {
+                options.tell(&format!("{}: the CPU computes: {e}", source.name()));
+                let described = describe(&source, options.bind())?;
+                Model::open_described(&source, described, &options.on_cpu(), helper, clock)
+            }
+            opened => opened,
+        }
+    }
+
+    /// Opens a model whose files are read on the options' devices.
+    fn open_described(
+        source: &Source,
+        described: Described,
+        options: &OpenOptions,
+        helper: Option<HelperCommand>,
+        clock: RealClock,
+    ) -> Result<Model, Error> {
+        let Described { files, spec, mut store } = described;
         let (devices, notes) = options.devices_by(clock)?;
-        let Described { files, spec, mut store } = describe(&source, options.bind())?;
         options.npu_numbers.calibration().iter().try_for_each(|c| c.apply(&spec, &mut store))?;
         let mut text = ModelText::load(&files.source, spec.vocab, helper);
         let warnings = &mut text.warnings;
@@ -125,6 +150,9 @@ impl Model {
         }
         let of_plan = |e: Error| e.of_plan(options.plan.file());
         let mut planned = model.plan(options).map_err(of_plan)?;
+        if options.is_chosen() {
+            takes_layers(&planned.plan, &planned.refusals)?;
+        }
         planned.fit_weights(options)?;
         // Opening takes real time even with a virtual clock.
         let real = Arc::new(real);
@@ -317,6 +345,9 @@ impl Planned {
                 {
                     refusals.push(*refusal);
                     changes.extend(model.avoid(plan, refusals)?);
+                    if options.is_chosen() {
+                        takes_layers(plan, refusals)?;
+                    }
                     model.check_memory(plan, options)?;
                 }
                 made => return Ok(Compiled { engine: made?, clock, modelled, silent }),

@@ -79,7 +79,8 @@ impl OpenOptions {
         self.plan.given().is_none() || self.fallback
     }
 
-    /// Opens the devices, whose graphs are written as the plan says.
+    /// Opens the devices, whose graphs are written as the plan says. Without named ones it is the CPU,
+    /// unless [`OpenOptions::chosen`] chose others.
     ///
     /// # Errors
     /// A device that cannot be opened, or a plan that names a rewrite that does not exist.
@@ -98,7 +99,7 @@ impl OpenOptions {
             devices.npu.rewrites = Rewrites(named);
         }
         let notes = Notes { observer: self.observer.clone(), ..Notes::default() };
-        let (check, cache) = (devices.check_gpus, self.cache.clone());
+        let (check, cache) = (devices.gpus.check, self.cache.clone());
         let gpu = GpuSettings { check, cache, notes };
         let opening = Opening { tracer: self.tracer.clone(), clock, gpu };
         Ok((open_with(&devices, &opening)?, opening.gpu.notes))

@@ -73,7 +73,21 @@ impl Planned {
 /// # Errors
 /// Those of [`crate::Model::open`]; but nothing is compiled.
 pub fn make_plan(source: impl Into<Source>, options: &OpenOptions) -> Result<Planned, Error> {
-    BoundModel::open(source, options)?.plan(options)
+    let source = source.into();
+    let options = &source.chosen(options)?;
+    BoundModel::open(&source, options)?.plan(options)
+}
+
+impl Source {
+    /// The options with devices that are chosen for this model, where they leave that open.
+    ///
+    /// # Errors
+    /// Unusable files.
+    pub fn chosen(&self, options: &OpenOptions) -> Result<OpenOptions, Error> {
+        let Some(search) = options.look(self.bytes()) else { return Ok(options.clone()) };
+        let Described { spec, store, .. } = describe(self, options.bind())?;
+        options.chosen_by(Some(search), &self.name(), &spec, &store)
+    }
 }
 
 impl BoundModel {

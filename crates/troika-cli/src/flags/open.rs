@@ -8,7 +8,7 @@ use troika::graph::DType;
 use troika::model::chat::HelperCommand;
 use troika::plan::{RoutingPredictor, Strategy};
 use troika::weights::FloatType;
-use troika::{DeviceOptions, MemoryLimits, OpenOptions, PredictorOptions};
+use troika::{DeviceOptions, GpuUse, MemoryLimits, OpenOptions, PredictorOptions};
 
 use super::npu::npu_settings;
 use super::placement::PlacementArgs;
@@ -76,8 +76,9 @@ impl ComputeArgs {
         npu.row_buckets.sort_unstable();
         npu.row_buckets.dedup();
         let (isa, memory) = (self.isa.clone(), self.placement.device_memory.clone());
-        let (check_gpus, own_gpu_memory) = (true, false);
-        DeviceOptions { threads, cores, isa, devices, memory, npu, check_gpus, own_gpu_memory }
+        let auto = self.placement.auto();
+        let gpus = GpuUse { check: true, own_memory: false };
+        DeviceOptions { threads, cores, isa, devices, auto, memory, npu, gpus }
     }
 
     /// The options for opening a model.
