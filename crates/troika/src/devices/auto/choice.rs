@@ -191,7 +191,7 @@ impl Cache {
     fn of(model: &ModelNeeds, context: usize, budget: Option<u64>) -> Option<Cache> {
         let one = KvLayout { context, sequences: 1, budget: None, ..model.cache.clone() };
         let budget = budget.or(model.cache.budget);
-        let budget = budget.map_or_else(|| one.bytes(&one.page_bytes().ok()?).ok(), Some)?;
+        let budget = budget.map_or_else(|| one.bytes().ok(), Some)?;
         let layout = KvLayout { context, budget: Some(budget), ..model.cache.clone() };
         let rows = layout.rows().ok()?.into_iter().map(|rows| rows as u64).collect();
         Some(Cache { layout, budget, rows })
