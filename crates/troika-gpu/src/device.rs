@@ -10,7 +10,7 @@ use troika_device::{
 use troika_graph::{ActivationFormat, DType, Subgraph, verify};
 
 use crate::adapter::{Adapter, GpuSpec, choose};
-use crate::cache::OptionalCache;
+use crate::cache::PipelineStore;
 use crate::code::Code;
 use crate::error::GpuError;
 use crate::gpu::Gpu;
@@ -35,7 +35,7 @@ pub struct GpuOptions {
     /// same, so that other devices need copies.
     pub own_memory: bool,
     /// Where compiled kernels are kept.
-    pub kept: OptionalCache,
+    pub kept: Option<Arc<dyn PipelineStore>>,
 }
 
 /// A GPU.

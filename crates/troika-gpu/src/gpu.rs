@@ -12,7 +12,7 @@ use troika_device::{Buffer, DeviceError, OutOfMemory, SpaceId, WeightBytes};
 use troika_graph::DType;
 
 use crate::adapter::{Adapter, AdapterKind, MATRIX_FEATURES, now};
-use crate::cache::OptionalCache;
+use crate::cache::PipelineStore;
 use crate::error::{GpuError, locked, one_line};
 use crate::kernels::{Dispatch, KernelSpec};
 use crate::pipelines::{Pipeline, Pipelines};
@@ -120,7 +120,7 @@ impl Gpu {
     pub fn open(
         name: &str,
         adapter: &Adapter,
-        kept: OptionalCache,
+        kept: Option<Arc<dyn PipelineStore>>,
         own_memory: bool,
     ) -> Result<Gpu, GpuError> {
         if let Some(why) = adapter.fault() {
@@ -467,7 +467,7 @@ mod tests {
             Ok(adapter) => adapter,
             Err(why) => return needed::not_run(&why.to_string()),
         };
-        let gpu = Gpu::open("gpu", &adapter, OptionalCache::default(), false).unwrap();
+        let gpu = Gpu::open("gpu", &adapter, None, false).unwrap();
         for (spec, says) in [(&BROKEN, "does not compile"), (&LARGE, "workgroup memory")] {
             let dispatch = Dispatch { spec, overrides: vec![], params: vec![], grid: [1, 1, 1] };
             for _ in 0..2 {

@@ -19,8 +19,7 @@ use troika_device::{Clock, Device, DeviceError, RealClock};
 /// NPUs.
 pub use troika_npu as npu;
 use troika_npu::{
-    HelperCommand, NpuDevice, NpuOptions, NpuSpec, OptionalCache, Profiling, Rewrites,
-    RuntimePlaces,
+    HelperCommand, NpuDevice, NpuOptions, NpuSpec, Profiling, Rewrites, RuntimePlaces,
 };
 /// Virtual systems on a chip.
 pub use troika_sim as sim;
@@ -104,7 +103,7 @@ impl NpuSettings {
             row_buckets: self.row_buckets.clone(),
             threads: 1,
             helper: self.helper.clone(),
-            cache: OptionalCache(with.gpu.kept().map(|kept| Arc::new(kept) as _)),
+            cache: with.gpu.kept().map(|kept| Arc::new(kept) as _),
             rewrites: self.rewrites.clone(),
             tracer: with.tracer.clone(),
             clock: with.clock,
@@ -470,14 +469,13 @@ fn open_gpu(
     settings: &GpuSettings,
 ) -> Result<Arc<dyn Device>, DeviceError> {
     let memory = options.limit_of(&name);
-    let store = settings.kept().map(|kept| Arc::new(kept) as Arc<dyn troika_gpu::PipelineStore>);
     let own = troika_gpu::GpuOptions {
         name: name.clone(),
         spec: spec.clone(),
         memory,
         binding_limit: None,
         own_memory: options.devices.len() == 1 || options.gpus.own_memory,
-        kept: troika_gpu::OptionalCache(store),
+        kept: settings.kept().map(|kept| Arc::new(kept) as _),
     };
     let opened = troika_gpu::GpuDevice::open(own);
     let gpu = opened.map_err(|e| DeviceError::System { device: name, why: e.to_string() })?;
