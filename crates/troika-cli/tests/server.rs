@@ -270,8 +270,7 @@ fn two_models_that_fit_stay_open() {
         let file = file.unwrap();
         std::fs::copy(file.path(), two.join(file.file_name())).unwrap();
     }
-    let server =
-        Server::start(&[model.to_str().unwrap(), two.to_str().unwrap(), "--memory", "40"]);
+    let server = Server::start(&[model.to_str().unwrap(), two.to_str().unwrap(), "--memory", "40"]);
     for name in ["tiny-moe", "two", "tiny-moe"] {
         let (status, answer) = post(&server, "/v1/completions", "", &named(name));
         assert_eq!(status, 200, "{name}: {answer}");
