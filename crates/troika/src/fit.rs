@@ -82,7 +82,9 @@ impl Planned {
             device.is_some_and(|d| own_space(d.caps()) == SpaceId::HOST && d.caps().computes())
         };
         let held = self.held()?;
-        let needed = held.iter().filter(|h| on_host(&h.device)).map(|h| h.held).sum();
+        // The embedding of a tied head is held once: its rows are looked up in the file.
+        let needed = held.iter().filter(|h| on_host(&h.device)).map(|h| h.held);
+        let needed = needed.sum::<u64>().min(all);
         if needed <= host.weights() {
             return Ok(());
         }
