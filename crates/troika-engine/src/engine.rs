@@ -161,6 +161,7 @@ impl Engine {
     /// that nobody holds back to the system. Does nothing while work is in flight, which may still
     /// read them.
     pub fn give_back(&mut self, kept: u64) {
+        self.take_requests();
         if !self.handle.lock().in_flight.is_empty() {
             return;
         }

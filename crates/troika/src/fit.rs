@@ -93,8 +93,7 @@ impl Planned {
         let is_gguf = file.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf"));
         // Norms and the like are not compared with what is free.
         if is_gguf && store.leave_in_file() <= host.weights().max(all / 64) {
-            let rate = read_rate(&file);
-            self.changes.push(in_file(needed, host.free, rate));
+            self.changes.push(in_file(needed, host.free, read_rate(&file)));
             return Ok(());
         }
         let fits = |quant: &Quant| {
