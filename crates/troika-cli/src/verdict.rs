@@ -70,7 +70,7 @@ fn in_header(start: &Path, len: u64) -> Result<Option<String>, Box<dyn Error>> {
 /// How large it is, whether it fits, and where it would run.
 fn place(size: Option<u64>) -> String {
     let Some(size) = size else { return String::new() };
-    let gpu = gpu_adapters().into_iter().find(|adapter| adapter.is_gpu);
+    let gpu = gpu_adapters().into_iter().find(|a| a.fault.is_none() && !a.is_software);
     let devices = gpu.map_or("the CPU".into(), |gpu| format!("{} and the CPU", gpu.name));
     let fit = match free_memory() {
         Some(free) if fits(size, free) => format!(", fits into the {} of free memory", bytes(free)),

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use troika_device::DeviceError;
+use troika_graph::{DType, blocks};
 use troika_plan::Phase;
 
 use crate::engine::Engine;
@@ -303,36 +304,49 @@ impl Engine {
             }
             self.seqs.settle(seq);
         }
-        let mut told = false;
-        if self.silent.is_none() {
-            let buffer = self.slots[place].logits.clone();
-            let mut guard = buffer.write()?;
-            let mut rest = guard.as_mut_slice::<f32>();
-            let program = &self.model.program;
-            let cols = program.output_cols();
-            let of_state = [cols * program.rows_of_state(), program.state_cols()];
-            for batch in 0..self.slots[place].batches().len() {
-                for at in 0.. {
-                    let planned = &self.slots[place].batches()[batch];
-                    let logits = planned.wanted.get(at);
-                    let run = logits.or_else(|| planned.states.get(at - planned.wanted.len()));
-                    let top_k = planned.top_k.filter(|_| logits.is_some());
-                    let [room, len] = if logits.is_some() { [cols; 2] } else { of_state };
-                    let Some((seq, range)) = run.cloned() else { break };
-                    for row in range {
-                        let position = self.slots[place].batches()[batch].positions[row] as usize;
-                        let Some(own) = rest.split_off_mut(..room) else { continue };
-                        if left_out.contains(&(batch as u32)) {
-                            continue;
-                        }
-                        told |= self.hand_out_logits(seq, position, &mut own[..len], top_k, on);
-                    }
-                }
-            }
-        }
+        let mut told = self.silent.is_none() && self.hand_out_rows(place, left_out, on)?;
         for i in 0..self.slots[place].seqs.len() {
             let (seq, _) = self.slots[place].seqs[i];
             told |= self.hand_out_fed(seq, on);
+        }
+        Ok(told)
+    }
+
+    /// Hands out the rows of finished batches: logits, or states in their place.
+    fn hand_out_rows(
+        &mut self,
+        place: usize,
+        left_out: &[u32],
+        on: OnEvent<'_>,
+    ) -> Result<bool, EngineError> {
+        let buffer = self.slots[place].logits.clone();
+        let mut guard = buffer.write()?;
+        let (mut rest, mut told) = (guard.as_mut_slice::<f32>(), false);
+        let program = &self.model.program;
+        let cols = program.output_cols();
+        let of_state = [cols * program.rows_of_state(), program.state_cols()];
+        let dtypes = [Phase::Prefill, Phase::Decode].map(|phase| program.state_dtype(phase));
+        for batch in 0..self.slots[place].batches().len() {
+            for at in 0.. {
+                let planned = &self.slots[place].batches()[batch];
+                let logits = planned.wanted.get(at);
+                let run = logits.or_else(|| planned.states.get(at - planned.wanted.len()));
+                let top_k = planned.top_k.filter(|_| logits.is_some());
+                let ([room, len], dtype) = match logits {
+                    Some(_) => ([cols; 2], DType::F32),
+                    None => (of_state, dtypes[planned.phase as usize]),
+                };
+                let Some((seq, range)) = run.cloned() else { break };
+                for row in range {
+                    let position = self.slots[place].batches()[batch].positions[row] as usize;
+                    let Some(own) = rest.split_off_mut(..room) else { continue };
+                    if left_out.contains(&(batch as u32)) {
+                        continue;
+                    }
+                    widen(dtype, &mut own[..len]);
+                    told |= self.hand_out_logits(seq, position, &mut own[..len], top_k, on);
+                }
+            }
         }
         Ok(told)
     }
@@ -433,5 +447,14 @@ impl Engine {
         }
         self.slots[place].seqs = seqs;
         self.slots[place].clear();
+    }
+}
+
+/// Makes floats of numbers of 16 bits that lie at the beginning of their row.
+fn widen(dtype: DType, row: &mut [f32]) {
+    if dtype != DType::F32 {
+        let stored = row.to_vec();
+        let stored: &[u8] = bytemuck::cast_slice(&stored);
+        blocks::dequantize(dtype, &stored[..dtype.row_size(row.len())], row);
     }
 }

@@ -387,6 +387,11 @@ impl Program {
         self.lowered.edges[self.lowered.last_state().0].cols
     }
 
+    /// Their type where a phase's batches compute it.
+    pub fn state_dtype(&self, phase: Phase) -> DType {
+        self.values.dtype(self.lowered.last_state().0, phase)
+    }
+
     /// Rows of the output that have room for a state.
     pub fn rows_of_state(&self) -> usize {
         self.state_cols().div_ceil(self.output_cols())

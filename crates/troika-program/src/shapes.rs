@@ -17,8 +17,7 @@ impl EdgeTypes {
         for segment in &lowered.segments {
             for phase in [Phase::Prefill, Phase::Decode] {
                 let Some(rule) = plan.rule(phase, segment.kind, segment.layer) else { continue };
-                let read = [lowered.logits(), lowered.last_state()];
-                for edge in segment.outputs.iter().filter(|e| !read.contains(e)) {
+                for edge in segment.outputs.iter().filter(|e| **e != lowered.logits()) {
                     if lowered.edges[edge.0].dtype == DType::F32 {
                         types[edge.0][phase as usize] = rule.values;
                     }

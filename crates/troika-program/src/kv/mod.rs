@@ -60,6 +60,11 @@ impl KvCache {
         self.pages.groups[group].total.checked_mul(each)
     }
 
+    /// Bytes in use at most.
+    pub fn budget(&self) -> u64 {
+        self.pages.budget
+    }
+
     /// Bytes of all pages that are not free.
     pub fn used_bytes(&self) -> u64 {
         self.pages.used_bytes()
