@@ -61,7 +61,7 @@ const MOE: &str = r#"{"model_type": "qwen3_moe", "num_hidden_layers": 10, "hidde
 
 /// The bytes that a line says to lie on the card: `(90.5 of 100.0 MiB)`.
 fn said(line: &str) -> f64 {
-    let figures = line.split_once('(').unwrap().1;
+    let figures = line.split_once(" MiB)").unwrap().0.rsplit_once('(').unwrap().1;
     figures.split(' ').next().unwrap().parse::<f64>().unwrap() * f64::from(1 << 20)
 }
 

@@ -197,7 +197,10 @@ fn flags_without_effect_are_refused() {
             &["run", "-p", "x", "--temp", "0", "--top-p", "0.5"],
             &["--top-p has no effect with --temp"],
         ),
-        (&["run", "-p", "x", "--temp", "-1", "--seed", "3"], &["--seed has no effect", "--temp 0"]),
+        (
+            &["run", "-p", "x", "--temp", "-1", "--top-k", "3"],
+            &["--top-k has no effect", "--temp 0"],
+        ),
         (
             &["run", "-p", "x", "-n", "1", "--repeat-last-n", "5"],
             &["--repeat-last-n has no effect"],
@@ -220,8 +223,11 @@ fn flags_without_effect_are_refused() {
     succeeded(place.run(&penalty).output().unwrap());
     let mut cold = place.run(&["run", "-p", "x", "-n", "1", "--temp", "0"]);
     succeeded(cold.env("TROIKA_SEED", "3").env("TROIKA_REPEAT_LAST_N", "5").output().unwrap());
-    let mut cold = place.run(&["run", "-p", "x", "--seed", "3"]);
-    refused(&cold.env("TROIKA_TEMP", "0").output().unwrap(), 2, &["--seed", "with TROIKA_TEMP 0"]);
+    let mut cold = place.run(&["run", "-p", "x", "--top-k", "3"]);
+    refused(&cold.env("TROIKA_TEMP", "0").output().unwrap(), 2, &["--top-k", "with TROIKA_TEMP 0"]);
+    // Scripts give both.
+    let both = ["run", "-p", "x", "-n", "1", "--temp", "0", "--seed", "3"];
+    assert!(place.run(&both).output().unwrap().status.success());
     // Of two variables neither wins.
     let mut both = place.run(&["run", "-p", "x"]);
     both.env("TROIKA_PLAN", "plan.json").env("TROIKA_STRATEGY", "alternate");

@@ -49,7 +49,7 @@ const RULES: &[Rule] = &[
         Without("parallel"),
         "a prompt alone delays no other; --ubatch-size is the length of its chunks",
     ),
-    ("top_k top_p min_p seed", AtZero("temp"), "the most likely token is always taken"),
+    ("top_k top_p min_p", AtZero("temp"), "the most likely token is always taken"),
     ("parse_special", Beside("prompt_ids"), "token ids are not parsed"),
     ("cache_mib", Beside("no_cache"), "nothing is kept"),
     ("n_prompt", Beside("overhead"), "the overhead is that of decoding"),
