@@ -173,9 +173,9 @@ fn inputs(verb: &Command, given: &ArgMatches) -> Files {
         let named = values(verb, given, id).into_iter().filter(|v| *v != OWN_PROFILE);
         named.for_each(|path| files.add(what, path));
     }
-    if !values(verb, given, "device").is_empty() {
-        let specs = given.get_many::<DeviceSpec>("device").into_iter().flatten();
-        specs.filter_map(|s| s.processor.as_ref()).for_each(|p| files.add("SoC file", &p.file));
+    for device in values(verb, given, "device") {
+        let spec = device.to_str().and_then(|text| text.parse::<DeviceSpec>().ok());
+        spec.and_then(|s| s.processor).iter().for_each(|p| files.add("SoC file", &p.file));
     }
     for id in ["positional", "model"] {
         for name in values(verb, given, id) {
