@@ -8,7 +8,15 @@ use troika_model::spec::ModelSpec;
 use crate::device::PlanDevice;
 use crate::divide::{SegmentAt, divide};
 use crate::plan::{Layers, Rule};
-use crate::strategy::rule;
+
+/// A rule whose activation formats are filled in later.
+pub(crate) fn rule(
+    segments: Option<Vec<SegmentKind>>,
+    layers: Option<Layers>,
+    device: &PlanDevice,
+) -> Rule {
+    Rule { segments, layers, ..Rule::on(&device.name) }
+}
 
 /// Layers that follow each other on one device.
 #[derive(Clone, Debug, PartialEq, Eq)]

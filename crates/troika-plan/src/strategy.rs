@@ -6,7 +6,7 @@ use troika_model::spec::ModelSpec;
 use crate::device::PlanDevice;
 use crate::error::PlanError;
 use crate::expert_groups::ExpertPolicy;
-use crate::layers::LayerRun;
+use crate::layers::{LayerRun, rule};
 use crate::plan::{Layers, Phase, Rule, Split};
 use crate::ratio::{Ratio, Share};
 
@@ -226,15 +226,6 @@ impl Strategy {
             }
         }
     }
-}
-
-/// A rule whose activation formats are filled in later.
-pub(crate) fn rule(
-    segments: Option<Vec<SegmentKind>>,
-    layers: Option<Layers>,
-    device: &PlanDevice,
-) -> Rule {
-    Rule { segments, layers, ..Rule::on(&device.name) }
 }
 
 impl Ratio {

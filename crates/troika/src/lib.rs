@@ -40,6 +40,7 @@
 //! return an error then. To end with a message that names the file, call [`exit_when_shortened`]
 //! first. Replacing a file by renaming is safe.
 
+mod auto;
 mod budget;
 mod calibrate;
 mod calibrated;

@@ -12,8 +12,8 @@ use troika_plan::{Plan, Refusal};
 use troika_trace::{Span, Tracer};
 use troika_weights::{ExpertStats, Quant, WeightStore};
 
+use crate::auto::{is_of_device, takes_layers};
 use crate::describe::{BoundModel, Described, describe};
-use crate::devices::auto::{is_of_device, takes_layers};
 use crate::devices::virtual_clock;
 use crate::driver::{Driver, EngineGuard};
 use crate::error::Error;

@@ -1,8 +1,8 @@
 //! The only place that names concrete devices.
 
 mod adapters;
-pub(crate) mod auto;
 pub mod limits;
+mod look;
 pub mod weight_types;
 
 use std::collections::HashMap;
@@ -16,6 +16,7 @@ pub use troika_cpu::parse_cores;
 use troika_cpu::{CpuDevice, CpuOptions, Isa};
 pub(crate) use troika_cpu::{Observer, Routed};
 use troika_device::{Clock, Device, DeviceError, RealClock};
+use troika_graph::WeightDecl;
 /// NPUs.
 pub use troika_npu as npu;
 use troika_npu::{
@@ -27,7 +28,8 @@ use troika_sim::{Board, Soc, SocError, VirtualClock, VirtualDevice};
 use troika_trace::Tracer;
 
 pub use adapters::{GpuAdapter, gpu_adapters};
-pub use auto::AutoDevices;
+pub use look::AutoDevices;
+pub(crate) use look::GpuSearch;
 
 use crate::checked_device::checked_device;
 use crate::kept_of_devices::{GpuSettings, KeptOfDevices};
@@ -255,7 +257,7 @@ fn names(specs: &[DeviceSpec], plain: &[&str]) -> Result<Vec<String>, DeviceErro
 
 impl DeviceOptions {
     /// The most bytes of weights of a device, if there is a limit.
-    fn limit_of(&self, name: &str) -> Option<u64> {
+    pub(crate) fn limit_of(&self, name: &str) -> Option<u64> {
         self.memory.iter().find(|(of, _)| of == name).map(|(_, bytes)| *bytes)
     }
 
@@ -288,6 +290,19 @@ pub fn instruction_sets() -> Vec<&'static str> {
 /// Numbers of the logical cores that this process may use; empty if the system does not tell.
 pub fn usable_cores() -> Vec<usize> {
     troika_cpu::topology().iter().map(|c| c.id).collect()
+}
+
+/// Bytes of a row of a weight as GPUs hold it.
+#[cfg(feature = "gpu")]
+pub(crate) fn gpu_row_bytes(weight: &WeightDecl) -> u64 {
+    let format = troika_gpu::kernels::WeightFormat::of(weight.dtype);
+    format.map_or(4 * weight.cols as u64, |f| f.row_bytes(weight.cols as u32) as u64)
+}
+
+/// Bytes of a row of a weight as it is stored: this build has no GPUs.
+#[cfg(not(feature = "gpu"))]
+pub(crate) fn gpu_row_bytes(weight: &WeightDecl) -> u64 {
+    weight.dtype.row_bytes(weight.cols).unwrap_or(0) as u64
 }
 
 /// Opens the devices of the options.

@@ -6,7 +6,7 @@ use troika_engine::{GroupLayout, KvLayout};
 use troika_graph::StateKind;
 use troika_plan::Strategy;
 
-use super::choice::{Choice, LayerNeeds, Machine, ModelNeeds, StateNeeds, Wanted, choose};
+use super::choice::{AskedDevices, Choice, LayerNeeds, Machine, ModelNeeds, StateNeeds, choose};
 use crate::devices::GpuAdapter;
 
 const GIB: u64 = 1 << 30;
@@ -135,7 +135,7 @@ fn chosen(row: &str) -> (Choice, Machine, ModelNeeds, String) {
     let adapters = adapters.split(", ").filter(|text| !text.is_empty()).map(adapter).collect();
     let free = free.parse::<u64>().ok().map(|gib| gib * GIB);
     let mut machine = Machine { adapters, free, limits: Vec::new() };
-    let (mut model, mut wanted) = (model(name), Wanted::default());
+    let (mut model, mut wanted) = (model(name), AskedDevices::default());
     for (flag, n) in asks.split(' ').zip(asks.split(' ').skip(1)).step_by(2) {
         let n: usize = n.parse().unwrap();
         match flag {
@@ -218,7 +218,8 @@ fn more_memory_takes_more_layers() {
         let machine = Machine { adapters: vec![adapter], free: None, limits: Vec::new() };
         let mut model = model("8b");
         model.cache.context = context;
-        let choice = choose(&machine, &model, Wanted { layers: None, context: Some(context) });
+        let choice =
+            choose(&machine, &model, AskedDevices { layers: None, context: Some(context) });
         match choice.strategy {
             Strategy::OneNamed(_) => 37,
             Strategy::Layers(runs) => {

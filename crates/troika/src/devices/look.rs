@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use troika_model::chat::HelperCommand;
 
-use super::super::adapters::{GpuAdapter, gpu_adapters};
+use super::adapters::{GpuAdapter, gpu_adapters};
 
 /// How long a search may take: a driver may hang.
 const PATIENCE: Duration = Duration::from_secs(3);

@@ -1,13 +1,14 @@
 //! What a model needs on a GPU.
 
 use troika_engine::{EngineError, KvLayout};
-use troika_graph::{DType, Subgraph, WeightDecl};
+use troika_graph::{DType, Subgraph};
 use troika_model::lower::{LowerOptions, Lowered, ModelPart, Segment, SegmentKind, lower};
 use troika_model::spec::ModelSpec;
 use troika_plan::{PlanRequest, chunk_of, page_len};
 use troika_weights::WeightStore;
 
 use super::choice::{LayerNeeds, ModelNeeds, StateNeeds};
+use crate::devices::gpu_row_bytes;
 use crate::error::Error;
 use crate::options::OpenOptions;
 
@@ -55,20 +56,7 @@ impl ModelNeeds {
 
 /// Bytes of weights as GPUs hold them.
 fn weights(graph: &Subgraph) -> u64 {
-    graph.weights.iter().map(|w| row_bytes(w).saturating_mul(w.rows as u64)).sum()
-}
-
-/// Bytes of a row of a weight as GPUs hold it.
-#[cfg(feature = "gpu")]
-fn row_bytes(weight: &WeightDecl) -> u64 {
-    let format = troika_gpu::kernels::WeightFormat::of(weight.dtype);
-    format.map_or(4 * weight.cols as u64, |f| f.row_bytes(weight.cols as u32) as u64)
-}
-
-/// Bytes of a row of a weight as it is stored: this build has no GPUs.
-#[cfg(not(feature = "gpu"))]
-fn row_bytes(weight: &WeightDecl) -> u64 {
-    weight.dtype.row_bytes(weight.cols).unwrap_or(0) as u64
+    graph.weights.iter().map(|w| gpu_row_bytes(w).saturating_mul(w.rows as u64)).sum()
 }
 
 fn layers(lowered: &Lowered, spec: &ModelSpec) -> Vec<LayerNeeds> {

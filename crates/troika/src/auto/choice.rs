@@ -4,7 +4,7 @@
 use troika_engine::KvLayout;
 use troika_plan::{LayerRun, Strategy};
 
-use super::super::GpuAdapter;
+use crate::devices::GpuAdapter;
 
 /// A model with fewer bytes of weights opens no GPU by itself: the CPU has read them before a driver
 /// is loaded.
@@ -79,7 +79,7 @@ pub struct StateNeeds {
 
 /// What the user asks for.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Wanted {
+pub struct AskedDevices {
     /// Layers on the GPU; more than there are: the head, too. `None`: what is best.
     pub layers: Option<usize>,
     /// The context; `None`: the model's, or what fits.
@@ -105,7 +105,7 @@ pub struct Choice {
 
 /// Chooses the devices: the best GPU with as many whole layers as its memory takes, the rest on the
 /// CPU.
-pub fn choose(machine: &Machine, model: &ModelNeeds, wanted: Wanted) -> Choice {
+pub fn choose(machine: &Machine, model: &ModelNeeds, wanted: AskedDevices) -> Choice {
     let alone = |why: Option<String>| {
         let line = why.map(|why| format!("{}: the CPU computes: {why}", model.name));
         Choice { line, ..Choice::default() }

@@ -2,7 +2,6 @@
 //! [`choose`] says what computes.
 
 mod choice;
-mod look;
 mod needs;
 #[cfg(test)]
 mod tests;
@@ -13,11 +12,9 @@ use troika_model::spec::ModelSpec;
 use troika_plan::{Plan, PlanError, Refusal, Strategy};
 use troika_weights::WeightStore;
 
-use choice::{Machine, ModelNeeds, WORTH_A_GPU, Wanted, choose};
-pub use look::AutoDevices;
-pub(crate) use look::GpuSearch;
+use choice::{AskedDevices, Machine, ModelNeeds, WORTH_A_GPU, choose};
 
-use super::{DeviceSpec, GpuAdapter};
+use crate::devices::{DeviceSpec, GpuAdapter, GpuSearch};
 use crate::error::Error;
 use crate::free_memory::free_memory;
 use crate::options::OpenOptions;
@@ -79,7 +76,7 @@ impl OpenOptions {
         let limits = ["gpu", "gpu1"].map(|name| self.devices.limit_of(name)).to_vec();
         let machine = Machine { adapters, free: free_memory(), limits };
         let needs = ModelNeeds::of(name.into(), spec, store, self, &request)?;
-        let wanted = Wanted { layers: auto.layers, context: self.context };
+        let wanted = AskedDevices { layers: auto.layers, context: self.context };
         let choice = choose(&machine, &needs, wanted);
         choice.line.iter().for_each(|line| self.tell(line));
         if choice.adapters.is_empty() {
