@@ -71,7 +71,7 @@ fn text_has_a_line_for_each_and_a_summary() {
         assert!(states.iter().any(|s| line.starts_with(s)) || is_fix(line), "{line}");
     }
     let count = |state: &str| lines.iter().filter(|line| line.starts_with(state)).count();
-    let want = format!("{} can be better, {} are missing", count(states[1]), count(states[2]));
+    let want = format!("{} can be better, {} missing", count(states[1]), count(states[2]));
     let want = format!("a model can run; {want}");
     assert_eq!(*summary, want);
     assert!(!text.contains("bandwidth"), "{text}");
