@@ -211,7 +211,10 @@ impl WeightSource for Failing<'_> {
         pack: PackFn<'_>,
     ) -> Result<Packed, DeviceError> {
         self.count(name)?;
-        Ok(Packed { bytes: self.held(self.weights.packed(name, layout, pack)?.bytes) })
+        Ok(Packed {
+            bytes: self.held(self.weights.packed(name, layout, pack)?.bytes),
+            stored: false,
+        })
     }
 }
 

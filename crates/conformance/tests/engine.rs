@@ -200,7 +200,7 @@ impl WeightSource for Loud<'_> {
         let data = self.weight(name)?;
         let mut bytes = ZeroedBytes::new(layout.bytes(data.rows).unwrap()).unwrap();
         pack(&data, &mut bytes)?;
-        Ok(Packed { bytes: WeightBytes::whole(Arc::new(bytes)) })
+        Ok(Packed { bytes: WeightBytes::whole(Arc::new(bytes)), stored: false })
     }
 }
 

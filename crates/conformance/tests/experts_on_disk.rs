@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use troika::engine::WantedLogits;
 use troika::plan::{Phase, Strategy};
 use troika::weights::{CacheFolder, FloatType, Quant};
-use troika::{Control, DeviceOptions, Model, OpenOptions, Request};
+use troika::{Control, DeviceOptions, MemoryLimits, Model, OpenOptions, Request};
 
 fn root(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
@@ -65,7 +65,8 @@ fn all_families_compute_the_same_as_in_memory() {
                 if budget >= all {
                     continue;
                 }
-                let less = OpenOptions { expert_cache: Some(budget), ..options.clone() };
+                let memory = MemoryLimits { experts: Some(budget), ..MemoryLimits::default() };
+                let less = OpenOptions { memory, ..options.clone() };
                 let model = Model::open(&folder, &less).unwrap();
                 let what = format!("{name} {dtype:?} {quant:?}, a part in {share}");
                 assert!(same(&logits(&model), &want), "{what}");
@@ -76,9 +77,9 @@ fn all_families_compute_the_same_as_in_memory() {
     }
 }
 
-fn built_in(expert_cache: Option<u64>, folder: &Path) -> OpenOptions {
+fn built_in(experts: Option<u64>, folder: &Path) -> OpenOptions {
     OpenOptions {
-        expert_cache,
+        memory: MemoryLimits { experts, ..MemoryLimits::default() },
         chunk: Some(16),
         devices: devices(&[]),
         cache: Some(CacheFolder::new(folder)),

@@ -21,8 +21,8 @@ use troika::plan::Strategy;
 use troika::trace::Tracer;
 use troika::weights::{FloatType, Quant};
 use troika::{
-    DeviceOptions, GpuAdapter, Model, NpuSettings, OpenOptions, Request, Session, gpu_adapters,
-    open_devices,
+    DeviceOptions, GpuAdapter, GpuUse, Model, NpuSettings, OpenOptions, Request, Session,
+    gpu_adapters, open_devices,
 };
 use troika_check::{DeviceCase, op_cases};
 
@@ -49,7 +49,8 @@ fn is_here() -> bool {
 /// Devices of which the GPU has memory of its own.
 fn options(specs: &[&str]) -> DeviceOptions {
     let devices = specs.iter().map(|spec| spec.parse().unwrap()).collect();
-    DeviceOptions { devices, own_gpu_memory: true, ..DeviceOptions::default() }
+    let gpus = GpuUse { own_memory: true, ..GpuUse::default() };
+    DeviceOptions { devices, gpus, ..DeviceOptions::default() }
 }
 
 fn device(spec: &str) -> Arc<dyn Device> {
@@ -77,7 +78,7 @@ fn refused() -> Vec<Exclusion> {
 /// Devices of which the GPU works in the host's memory.
 fn sharing(specs: &[&str]) -> DeviceOptions {
     let mut options = options(specs);
-    options.own_gpu_memory = false;
+    options.gpus.own_memory = false;
     options
 }
 

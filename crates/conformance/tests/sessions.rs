@@ -274,7 +274,7 @@ fn a_generation_ends_where_the_context_does() {
     let refused = generate(&mut session, &some_tokens(41, 1), 5).unwrap_err();
     let told = matches!(refused, Error::PromptTooLong { prompt: 41, context: 40, .. });
     assert!(told, "{refused}");
-    assert!(refused.to_string().ends_with("shorten it or use a larger context"), "{refused}");
+    assert!(refused.to_string().contains("shorten it or use a larger context"), "{refused}");
     let ignore = &mut |_: usize, _: &mut [f32]| {};
     session.feed(&[1], WantedLogits::Last, ignore).unwrap_err();
     works(&model, &mut session);

@@ -65,7 +65,7 @@ impl WeightSource for CaseWeights {
         let len = layout.bytes(data.rows).ok_or_else(|| wrong(name, "is too large"))?;
         let mut bytes = ZeroedBytes::new(len).map_err(|e| wrong(name, e))?;
         pack(&data, &mut bytes)?;
-        Ok(Packed { bytes: WeightBytes::whole(Arc::new(bytes)) })
+        Ok(Packed { bytes: WeightBytes::whole(Arc::new(bytes)), stored: false })
     }
 }
 

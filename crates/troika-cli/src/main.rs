@@ -22,6 +22,7 @@ mod prompt;
 mod resolve;
 mod stats;
 mod table;
+mod verdict;
 
 use std::process::ExitCode;
 

@@ -174,7 +174,7 @@ pub fn age(time: SystemTime) -> String {
         0..60 => format!("{seconds} s ago"),
         60..3600 => format!("{} min ago", seconds / 60),
         3600..86_400 => format!("{} h ago", seconds / 3600),
-        _ => format!("{} days ago", seconds / 86_400),
+        _ => format!("{} d ago", seconds / 86_400),
     }
 }
 

@@ -65,6 +65,10 @@ impl OpenObserver for OpeningBars {
         self.bars.suspend(|| note_line(&format!("warning: {sentence}")));
     }
 
+    fn placed(&self, sentence: &str) {
+        self.bars.suspend(|| note_line(&format!("note: {sentence}")));
+    }
+
     fn cancel(&self) -> Option<Arc<AtomicBool>> {
         self.cancel.clone()
     }

@@ -1,19 +1,17 @@
 //! Finds a model's files by the name the user gave.
 
 use std::cell::RefCell;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use indicatif::ProgressBar;
 use troika::Source;
-use troika::model::families::from_config;
-use troika::model::files::parse_json;
 use troika::model::tokenizer::Tokenizer;
 use troika_hub::{HubOptions, Progress};
 use troika_lab::Subject;
 
 use crate::error::CliError;
 use crate::flags::{ModelArgs, SubjectArgs};
-use crate::{output, progress};
+use crate::{output, progress, stats, verdict};
 
 /// The requested model, or the built-in one; a Hub id is fetched. The Hub may answer differently
 /// the next time, so a command calls this once.
@@ -24,7 +22,7 @@ pub fn model(args: &ModelArgs) -> Result<Source, CliError> {
     let Some(name) = args.positional.as_deref().or(args.model.as_deref()) else {
         return Ok(Source::BuiltIn);
     };
-    let mut options = HubOptions { refuse: Some(unusable), ..HubOptions::from_env() };
+    let mut options = HubOptions { look: Some(verdict::look), ..HubOptions::from_env() };
     options.offline |= args.offline;
     let path = match name.to_str() {
         Some(name) => shown(|show| troika_hub::resolve(name, &options, show))?,
@@ -44,15 +42,6 @@ pub fn fetch(name: &str, options: &HubOptions) -> Result<PathBuf, CliError> {
         return Ok(troika_hub::resolve(name, options, &|_| {})?);
     }
     Ok(shown(|show| troika_hub::fetch(name, options, show))?)
-}
-
-/// Why a model cannot be opened, by the folder of its small files: its weights are not there yet.
-pub fn unusable(folder: &Path) -> Option<String> {
-    let read = || -> Result<_, Box<dyn std::error::Error>> {
-        let text = std::fs::read(folder.join("config.json"))?;
-        Ok(from_config(&parse_json(&text)?).map(drop)?)
-    };
-    read().err().map(|e| format!("its config.json cannot be used: {e}"))
 }
 
 /// Does something that may fetch, and shows its progress.
@@ -82,7 +71,8 @@ fn show(bar: &RefCell<Option<ProgressBar>>, progress: Progress<'_>) {
         Progress::Note(text) => output::note_line(text),
         Progress::Start { model, files, bytes } => {
             let size = bytes.map_or(String::new(), |b| format!(", {:.1} MB", b as f64 / 1e6));
-            output::note_line(&format!("fetching {model}: {files} files{size}"));
+            let files = stats::counted(files, "file");
+            output::note_line(&format!("fetching {model}: {files}{size}"));
         }
         Progress::File { name, done, total } => {
             let name = output::printable(name).into_owned();

@@ -32,13 +32,12 @@ pub fn text(model: &Model, output: &Output, tokenizer: Option<Duration>) -> Stri
         all if stats.computed_tokens < all => format!("{} of {all}", stats.computed_tokens),
         _ => stats.prompt_tokens.to_string(),
     };
-    line("prefill", format!("{:.1} tok/s ({prompt} tokens{cached})", stats.prefill_rate()));
+    let tokens = if prompt == "1" { "token" } else { "tokens" };
+    line("prefill", format!("{:.1} tok/s ({prompt} {tokens}{cached})", stats.prefill_rate()));
     if let Some(tpot) = stats.tpot() {
         line("TPOT", format!("{:.2} ms", ms(tpot)));
-        line(
-            "decode",
-            format!("{:.1} tok/s ({} tokens)", stats.decode_rate(), stats.generated_tokens),
-        );
+        let tokens = counted(stats.generated_tokens, "token");
+        line("decode", format!("{:.1} tok/s ({tokens})", stats.decode_rate()));
     }
     match output.finish {
         Finish::Context => line("end", "the context is full (--ctx-size)".into()),

@@ -71,7 +71,7 @@ fn text_has_a_line_for_each_and_a_summary() {
         assert!(states.iter().any(|s| line.starts_with(s)) || is_fix(line), "{line}");
     }
     let count = |state: &str| lines.iter().filter(|line| line.starts_with(state)).count();
-    let want = format!("{} can be better, {} are missing", count(states[1]), count(states[2]));
+    let want = format!("{} can be better, {} missing", count(states[1]), count(states[2]));
     let want = format!("a model can run; {want}");
     assert_eq!(*summary, want);
     assert!(!text.contains("bandwidth"), "{text}");
@@ -134,4 +134,48 @@ fn without_memory_no_model_runs() {
     assert_eq!(json["runs"], false);
     let findings = json["findings"].as_array().unwrap().clone();
     assert!(of(&findings, "model").1.starts_with("the built-in model does not run: "));
+}
+
+/// A quota of one core and a half is one core. Where control groups of version 1 can be written.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_quota_is_rounded_down() {
+    let group = Path::new("/sys/fs/cgroup/cpu").join(format!("troika-{}", std::process::id()));
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let write = |file: &str, text: &str| std::fs::write(group.join(file), text);
+    if cores < 2
+        || std::fs::create_dir(&group).is_err()
+        || write("cpu.cfs_period_us", "100000").is_err()
+        || write("cpu.cfs_quota_us", "150000").is_err()
+    {
+        let _ = std::fs::remove_dir(&group);
+        return;
+    }
+    let home = tempfile::tempdir().unwrap();
+    let enter = format!("echo $$ > {}/cgroup.procs && exec \"$0\" \"$@\"", group.display());
+    let mut c = Command::new("/bin/sh");
+    c.args(["-c", &enter, env!("CARGO_BIN_EXE_troika")]).env("HOME", home.path());
+    let run = |c: &mut Command, args: &[&str]| {
+        let out = c.args(args).stdin(Stdio::null()).output().unwrap();
+        format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr))
+    };
+    let said = run(&mut c, &["run", "-p", "x", "-n", "1", "-t", "2"]);
+    std::fs::remove_dir(&group).unwrap();
+    assert!(said.contains("warning: 2 threads share 1 core and wait for each other"), "{said}");
+}
+
+/// Threads beyond the cores are slower than fewer.
+#[test]
+fn more_threads_than_cores_are_warned_of() {
+    let home = tempfile::tempdir().unwrap();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let said = |threads: usize| {
+        let out =
+            troika(home.path(), &[], &["run", "-p", "x", "-n", "1", "-t", &threads.to_string()]);
+        assert!(out.status.success());
+        String::from_utf8(out.stderr).unwrap()
+    };
+    let warning = format!("warning: {} threads share {cores} core", cores + 1);
+    assert_eq!(said(cores + 1).matches(&warning).count(), 1);
+    assert!(!said(cores).contains("warning"));
 }

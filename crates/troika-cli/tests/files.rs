@@ -136,6 +136,14 @@ fn no_output_replaces_what_is_read() {
             &["--trace", "the SoC file"],
         ),
         (&["simulate", "-m", "config.json:Q8_0", "--out", "config.json"], &["--out", "model"]),
+        (&["run", "m.gguf", "--trace", "config.json"], &["--trace config.json", "did not write"]),
+        (&["run", "--trace", "prompt.txt"], &["--trace prompt.txt", "did not write"]),
+        (&["plan", "-o", "folder/model.safetensors"], &["--out", "did not write"]),
+        (&["profile", "--soc-out", "m.gguf"], &["--soc-out m.gguf", "did not write"]),
+        (
+            &["calibrate", "-f", "prompt.txt", "-o", "new.cal", "--routing-trace", "m.gguf"],
+            &["--routing-trace m.gguf", "did not write"],
+        ),
         (
             &["simulate", "-m", "llama-3-8b", "--trace", "new.json", "--out", "./new.json"],
             &["--out and --trace name the same file", "new.json"],
@@ -185,6 +193,18 @@ fn flags_without_effect_are_refused() {
         (&["run", "--prompt-ids", "5", "--parse-special"], &["--parse-special", "--prompt-ids"]),
         (&["run", "--no-cache", "--cache-mib", "9"], &["--cache-mib", "--no-cache"]),
         (&["bench", "--overhead", "-p", "9"], &["--n-prompt", "--overhead"]),
+        (
+            &["run", "-p", "x", "--temp", "0", "--top-p", "0.5"],
+            &["--top-p has no effect with --temp"],
+        ),
+        (
+            &["run", "-p", "x", "--temp", "-1", "--top-k", "3"],
+            &["--top-k has no effect", "--temp 0"],
+        ),
+        (
+            &["run", "-p", "x", "-n", "1", "--repeat-last-n", "5"],
+            &["--repeat-last-n has no effect"],
+        ),
         (&["run", "--npu-profiling", "basic"], &["--npu-profiling has", "without --trace"]),
         (
             &["run", "-p", "x", "--trace", "t.json", "--npu-profiling", "basic"],
@@ -196,6 +216,18 @@ fn flags_without_effect_are_refused() {
     }
     let forms = place.run(&["tokenize", "-p", "x", "--ids", "--json"]).output().unwrap();
     assert_eq!(forms.status.code(), Some(2), "one of two forms");
+    // They have one where the number is another, or where a variable may have been meant for others.
+    let warm = ["run", "-p", "x", "-n", "1", "--temp", "0.1", "--top-p", "0.5", "--seed", "3"];
+    succeeded(place.run(&warm).output().unwrap());
+    let penalty = ["run", "-p", "x", "-n", "1", "--repeat-last-n", "5", "--repeat-penalty", "1.1"];
+    succeeded(place.run(&penalty).output().unwrap());
+    let mut cold = place.run(&["run", "-p", "x", "-n", "1", "--temp", "0"]);
+    succeeded(cold.env("TROIKA_SEED", "3").env("TROIKA_REPEAT_LAST_N", "5").output().unwrap());
+    let mut cold = place.run(&["run", "-p", "x", "--top-k", "3"]);
+    refused(&cold.env("TROIKA_TEMP", "0").output().unwrap(), 2, &["--top-k", "with TROIKA_TEMP 0"]);
+    // Scripts give both.
+    let both = ["run", "-p", "x", "-n", "1", "--temp", "0", "--seed", "3"];
+    assert!(place.run(&both).output().unwrap().status.success());
     // Of two variables neither wins.
     let mut both = place.run(&["run", "-p", "x"]);
     both.env("TROIKA_PLAN", "plan.json").env("TROIKA_STRATEGY", "alternate");

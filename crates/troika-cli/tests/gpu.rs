@@ -168,29 +168,77 @@ fn shares_are_of_what_the_device_was_measured_to_do() {
     }
 }
 
-/// Software is the CPU, so there is nothing to say of it; `-ngl` says that no GPU computes.
+/// The lines of a command that say what computes.
+fn placed(output: &Output) -> Vec<String> {
+    let told = String::from_utf8_lossy(&output.stderr);
+    told.lines().filter(|line| line.starts_with("note: tiny-moe")).map(String::from).collect()
+}
+
+/// Software is the CPU, so that it is neither chosen nor told of; `-ngl` says that no GPU computes.
 #[test]
-fn a_software_adapter_is_no_gpu_for_a_line_or_for_layers() {
+fn a_software_adapter_is_not_chosen() {
+    let none = |command: &mut Command| {
+        let none = command.env("VK_ICD_FILENAMES", "/nonexistent");
+        none.env("VK_DRIVER_FILES", "/nonexistent").output().unwrap()
+    };
+    let expected = answer(&troika(&HI));
+    for args in [&[][..], &["--device", "auto"], &["--device", "cpu"], &["-ngl", "0"]] {
+        let args = [&HI[..], args].concat();
+        for output in [troika(&args), none(&mut command(cache(), &args))] {
+            assert!(placed(&output).is_empty(), "{:?}", placed(&output));
+            assert_eq!(answer(&output), expected);
+        }
+    }
+    let output = none(&mut command(cache(), &[&HI[..], &["-ngl", "99"]].concat()));
+    let [line] = &placed(&output)[..] else { panic!("{output:?}") };
+    assert!(line.contains("the CPU computes: there is no GPU that can be used"), "{line}");
+    assert_eq!(answer(&output), expected);
+    for (wrong, says) in [
+        (&["--device", "auto,cpu"][..], "auto stands alone"),
+        (&["-ngl", "2", "--strategy", "alternate"], "--strategy"),
+        (&["-ngl", "2", "--device", "cpu"], "--device"),
+    ] {
+        let output = troika(&[&HI[..], wrong].concat());
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && told.contains(says), "{told}");
+    }
+}
+
+#[test]
+fn layers_are_on_a_card_as_far_as_its_memory_takes_them() {
     if !is_here() {
         return;
     }
-    let listed = answer(&troika(&["devices", "--json"]));
-    let listed: serde_json::Value = serde_json::from_str(&listed).unwrap();
-    let adapters = || listed.as_array().unwrap().iter().filter(|d| d["kind"] == "GPU");
-    let is_software =
-        |d: &serde_json::Value| d["facts"]["adapter"].as_str().unwrap().ends_with("(software)");
-    let gpu = adapters().any(|d| !is_software(d));
-    assert!(adapters().any(is_software));
-    let told = |args: &[&str]| {
-        let output = troika(&[&HI[..], args].concat());
-        answer(&output);
-        String::from_utf8_lossy(&output.stderr).into_owned()
+    let on_card = |args: &[&str], mib: &str| {
+        let mut command = command(cache(), args);
+        command.env("TROIKA_SOFTWARE_GPU", mib).output().unwrap()
     };
-    let one = |args: &[&str], line: &str| told(args).matches(line).count();
-    assert_eq!(one(&[], "note: the CPU computes; --device gpu is "), usize::from(gpu));
-    for chosen in [&["--device", "cpu"][..], &["-ngl", "0"]] {
-        assert_eq!(one(chosen, "note:"), 0);
+    let expected = answer(&troika(&HI));
+    for (layers, mib, says) in [
+        ("99", "4096", "4 of 4 layers on llvmpipe"),
+        ("all", "4096", "4 of 4 layers on llvmpipe"),
+        ("4", "4096", "4 of 4 layers on llvmpipe"),
+        ("2", "4096", "2 of 4 layers on llvmpipe"),
+        ("99", "0", "the CPU computes: llvmpipe"),
+    ] {
+        let output = on_card(&[&HI[..], &["-ngl", layers]].concat(), mib);
+        let [line] = &placed(&output)[..] else { panic!("{output:?}") };
+        assert!(line.contains(says), "-ngl {layers}: {line}");
+        assert_eq!(line.contains("on the CPU"), ["2", "4"].contains(&layers), "{line}");
+        assert_eq!(answer(&output), expected, "-ngl {layers} with {mib} MiB");
     }
-    assert_eq!(one(&["-ngl", "99"], "note: there is no GPU"), usize::from(!gpu));
-    assert_eq!(one(&["-ngl", "99"], "note: all layers are on "), usize::from(gpu));
+    // Without a flag the model is too small to open a driver for.
+    assert!(placed(&on_card(&HI, "4096")).is_empty());
+    // What was chosen is a plan like others.
+    let dir = tempfile::tempdir().unwrap();
+    let plan = dir.path().join("plan.json").display().to_string();
+    answer(&on_card(&["plan", "-ngl", "2", "-o", &plan], "4096"));
+    let text = std::fs::read_to_string(&plan).unwrap();
+    assert!(text.contains("layers=cpu:2+gpu:2+cpu:0"), "{text}");
+    assert_eq!(answer(&on_card(&[&HI[..], &["--plan", &plan]].concat(), "4096")), expected);
+    for args in
+        [&["bench", "-p", "8", "-n", "2", "-r", "1"][..], &["bench", "--overhead", "-n", "2"]]
+    {
+        answer(&on_card(&[args, &["-ngl", "99"]].concat(), "4096"));
+    }
 }

@@ -200,6 +200,7 @@ fn a_model_that_is_not_supported_is_refused_before_its_weights_are_fetched() {
     ] {
         for args in [&RUN[..], &["pull", "o/n"], &["serve", "o/n", "--port", "0"]] {
             let (hub, home) = (safetensors(&config), tempfile::tempdir().unwrap());
+            *hub.lists.lock().unwrap() = 2;
             let out = hub.command(home.path(), args).output().unwrap();
             let text = String::from_utf8_lossy(&out.stderr).into_owned();
             assert_eq!(out.status.code(), Some(1), "{text}");
@@ -211,7 +212,75 @@ fn a_model_that_is_not_supported_is_refused_before_its_weights_are_fetched() {
     }
     // What is supported is fetched whole.
     let (hub, home) = (safetensors(&llama.to_string()), tempfile::tempdir().unwrap());
+    *hub.lists.lock().unwrap() = 2;
     let out = hub.command(home.path(), &["pull", "o/n"]).output().unwrap();
-    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let text = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success(), "{text}");
+    assert!(text.contains("o/n: llama in float32, "), "{text}");
     assert!(hub.log.lock().unwrap().iter().any(|line| line.contains("safetensors")));
+}
+
+/// The small model with another word in place of its architecture, and so many bytes behind it.
+fn gguf(architecture: &str, behind: usize) -> Vec<u8> {
+    let mut bytes = std::fs::read(model()).unwrap();
+    let at = bytes.windows(5).position(|w| w == b"llama").unwrap();
+    bytes[at..at + 5].copy_from_slice(architecture.as_bytes());
+    bytes.resize(bytes.len() + behind, 0);
+    bytes
+}
+
+/// A GGUF file whose header is not supported is not fetched, one that is supported is described.
+#[test]
+fn a_gguf_file_is_looked_at_by_its_header() {
+    let home = tempfile::tempdir().unwrap();
+    let hub = Hub::of(vec![(NAME.to_string(), gguf("kimik", 12 << 20))]);
+    let out = hub.command(home.path(), &RUN).output().unwrap();
+    let text = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert_eq!(out.status.code(), Some(1), "{text}");
+    let last = text.lines().last().unwrap();
+    assert!(last.starts_with("troika: o/n: its GGUF file") && last.contains("kimik"), "{text}");
+    let log = hub.log.lock().unwrap().clone();
+    assert!(log.last().unwrap().ends_with(" 0-8388607"), "{log:?}");
+
+    let home = tempfile::tempdir().unwrap();
+    let hub = Hub::of(vec![(NAME.to_string(), gguf("llama", 12 << 20))]);
+    let out = hub.command(home.path(), &RUN).output().unwrap();
+    let text = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(out.status.success(), "{text}");
+    let line = text.lines().find(|line| line.starts_with("o/n: ")).unwrap();
+    assert!(line.contains("llama in Q4_0, ") && line.contains("it runs on "), "{text}");
+    assert!(line.contains("fits into the "), "{text}");
+}
+
+/// Without a file, what there is; with `-y`, the best that fits.
+#[test]
+fn a_repository_with_several_models_is_listed() {
+    let home = tempfile::tempdir().unwrap();
+    let files = || {
+        let named = |name: &str, behind| (format!("m-{name}.gguf"), gguf("llama", behind));
+        vec![named("Q4_0", 0), named("Q8_0", 1 << 20), named("BF16", 2 << 20)]
+    };
+    let hub = Hub::of(files());
+    *hub.lists.lock().unwrap() = usize::MAX;
+    let out = hub.command(home.path(), &["pull", "o/n"]).output().unwrap();
+    let (list, text) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+    assert!(out.status.success(), "{text}");
+    let rows: Vec<&str> = list.lines().map(|line| line.split("  ").next().unwrap()).collect();
+    assert_eq!(rows, ["MODEL", "o/n:Q4_0", "o/n:Q8_0", "o/n:BF16"]);
+    assert!(list.lines().skip(1).all(|line| line.ends_with(" fits")), "{list}");
+    assert!(text.contains("o/n:Q8_0: llama in Q4_0, "), "{text}");
+    assert!(text.ends_with("troika pull o/n:Q8_0 fetches one; troika pull -y o/n this one\n"));
+    let out = hub.command(home.path(), &["pull", "--json", "o/n"]).output().unwrap();
+    let json: Value = serde_json::from_slice(&out.stdout).unwrap();
+    let offers = json[0]["offers"].as_array().unwrap();
+    assert_eq!((offers.len(), &offers[1]["verdict"]), (3, &Value::from("fits")));
+    assert_eq!(json[0]["best"], "o/n:Q8_0");
+
+    let out = hub.command(home.path(), &["pull", "-y", "o/n"]).output().unwrap();
+    let said = String::from_utf8_lossy(&out.stdout);
+    assert!(said.starts_with("o/n:Q8_0 is fetched: "), "{said}");
+    // A file that is named is not chosen again.
+    let out = hub.command(home.path(), &["pull", "o/n:BF16"]).output().unwrap();
+    let said = String::from_utf8_lossy(&out.stdout);
+    assert!(said.starts_with("o/n:BF16 is fetched: "), "{said}");
 }

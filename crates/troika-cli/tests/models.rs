@@ -76,7 +76,7 @@ impl Hub {
             return write!(stream, "HTTP/1.1 404 No\r\ncontent-length: 0\r\n{end}");
         };
         let total = claims.unwrap_or(body.len() as u64);
-        let etag: String = body.iter().take(30).map(|b| format!("{b:02x}")).collect();
+        let etag: String = body.iter().rev().take(30).map(|b| format!("{b:02x}")).collect();
         let head = format!("etag: \"{etag}\"\r\nx-repo-commit: {commit}\r\n");
         let body = if range.is_some_and(|r| r == "0-0") { &body[..1] } else { &body[..] };
         let last = body.len() - 1;
@@ -127,6 +127,11 @@ fn small_model() -> Vec<u8> {
     std::fs::read(root.join("tests/gguf/llama-q4_0.gguf")).unwrap()
 }
 
+/// The same model with some bytes behind it.
+fn followed_by(end: &str) -> Vec<u8> {
+    [&small_model(), end.as_bytes()].concat()
+}
+
 /// A repository of the cache without blobs.
 fn cached(home: &Path, folder: &str, files: &[(&str, &str)]) -> PathBuf {
     let home = home.join("hub").join(folder);
@@ -144,12 +149,12 @@ fn cached(home: &Path, folder: &str, files: &[(&str, &str)]) -> PathBuf {
 fn a_model_is_pulled_listed_run_and_removed() {
     let (home, model) = (tempfile::tempdir().unwrap(), small_model());
     let home = home.path();
-    let hub = Hub::start(&[("m-Q4_0.gguf", &model), ("m-Q8_0.gguf", b"other weights")]);
+    let hub = Hub::start(&[("m-Q4_0.gguf", &model), ("m-Q8_0.gguf", &followed_by("other"))]);
     let run = |args: &[&str]| troika(home, &hub.address, args);
     let pulled = run(&["pull", "o/n:Q4_0"]);
     assert!(said(&pulled).starts_with("o/n:Q4_0 is fetched: "), "{}", said(&pulled));
     let note = String::from_utf8(pulled.stderr).unwrap();
-    assert!(note.starts_with("fetching o/n:Q4_0: 1 files, "), "{note}");
+    assert!(note.starts_with("fetching o/n:Q4_0: 1 file, "), "{note}");
     assert!(hub.asked() > 0);
     // What is here is not asked for again.
     let pulled = said(&run(&["pull", "o/n:Q4_0"]));
@@ -167,7 +172,7 @@ fn a_model_is_pulled_listed_run_and_removed() {
     said(&run(&args));
     // A new version comes beside the old one.
     let newer = "fedcba9876543210fedcba9876543210fedcba98";
-    hub.now(newer, &[("m-Q4_0.gguf", b"newer weights")]);
+    hub.now(newer, &[("m-Q4_0.gguf", &followed_by("newer"))]);
     let pulled = said(&run(&["pull", "--update", "o/n:Q4_0"]));
     assert!(pulled.contains("has changed: ") && pulled.contains(SHA), "{pulled}");
     let old = format!("@{SHA}");
@@ -183,7 +188,8 @@ fn a_model_is_pulled_listed_run_and_removed() {
 
 #[test]
 fn a_revision_is_named_in_the_name() {
-    let (home, hub) = (tempfile::tempdir().unwrap(), Hub::start(&[("m-Q8_0.gguf", b"weights")]));
+    let (home, hub) =
+        (tempfile::tempdir().unwrap(), Hub::start(&[("m-Q8_0.gguf", &small_model())]));
     let run = |args: &[&str]| troika(home.path(), &hub.address, args);
     said(&run(&["pull", "o/n@v1:Q8_0"]));
     assert_eq!(names(home.path()), ["o/n:Q8_0@v1"]);
@@ -229,7 +235,8 @@ fn names_that_cannot_be_pulled_or_removed_are_refused() {
 /// A file of an exbibyte: no disk has room for it.
 #[test]
 fn a_download_that_does_not_fit_is_refused_before_it_begins() {
-    let (home, hub) = (tempfile::tempdir().unwrap(), Hub::start(&[("m-Q8_0.gguf", b"weights")]));
+    let (home, hub) =
+        (tempfile::tempdir().unwrap(), Hub::start(&[("m-Q8_0.gguf", &small_model())]));
     *hub.claims.lock().unwrap() = Some(1 << 60);
     let told = refused(&troika(home.path(), &hub.address, &["pull", "o/n"]), 1);
     for part in ["m-Q8_0.gguf needs 1152921504606846976 bytes more", "are free", "HF_HUB_CACHE"] {

@@ -154,7 +154,7 @@ fn kept_graphs_are_those_of_their_names() {
     }
     let verify = ["cache", "verify", "--cache-dir", "cache"];
     let said = refused(&here(dir, &verify));
-    assert!(said.contains(&format!("{} files of the cache", kept.len())), "{said}");
+    assert!(said.contains(&format!("cache: {} files;", kept.len())), "{said}");
     assert_eq!(stdout(&run("cache")), text);
     stdout(&here(dir, &verify));
 }

@@ -442,7 +442,8 @@ fn profiles_replace_nothing_but_profiles() {
     let out = profile(&notes);
     let said = String::from_utf8(out.stderr).unwrap();
     assert!(
-        !out.status.success() && said.contains("notes.txt is there and is no profile"),
+        !out.status.success()
+            && said.contains("notes.txt would replace a file that troika did not write"),
         "{said}"
     );
     assert_eq!(std::fs::read_to_string(&notes).unwrap(), "buy milk\n");

@@ -258,6 +258,27 @@ fn one_of_several_models_is_named() {
     }
 }
 
+/// Memory of the KV cache that was never written does not close models: all sequences of one could
+/// fill more than both may take.
+#[test]
+fn two_models_that_fit_stay_open() {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny-moe");
+    let dir = tempfile::tempdir().unwrap();
+    let two = dir.path().join("two");
+    std::fs::create_dir(&two).unwrap();
+    for file in std::fs::read_dir(&model).unwrap() {
+        let file = file.unwrap();
+        std::fs::copy(file.path(), two.join(file.file_name())).unwrap();
+    }
+    let server = Server::start(&[model.to_str().unwrap(), two.to_str().unwrap(), "--memory", "40"]);
+    for name in ["tiny-moe", "two", "tiny-moe"] {
+        let (status, answer) = post(&server, "/v1/completions", "", &named(name));
+        assert_eq!(status, 200, "{name}: {answer}");
+    }
+    let status = server.ask("GET /troika/status HTTP/1.1", "");
+    assert_eq!(status.matches("\"state\":\"open\"").count(), 2, "{status}");
+}
+
 /// What is left out of a request is said.
 #[test]
 fn what_is_left_out_is_logged() {
@@ -301,7 +322,7 @@ fn answers_that_are_cut_off_are_counted() {
     }
     ctrl_c::press(&server.child);
     let (said, code) = server.ended();
-    assert!(said.contains("1 answers were cut off"), "{said}");
+    assert!(said.contains("answers that were cut off: 1"), "{said}");
     assert_eq!(code, Some(130));
     // The client can tell: the stream has no end.
     let _ = answer.read_to_string(&mut read);

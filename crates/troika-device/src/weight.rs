@@ -59,13 +59,13 @@ pub trait WeightSource: Sync {
         if let Some(range) = layout.slice(&rows) {
             let whole = self.packed(name, layout, pack)?;
             let bytes = whole.bytes.slice(range).ok_or_else(outside)?;
-            return Ok(Packed { bytes });
+            return Ok(Packed { bytes, stored: false });
         }
         let data = self.weight(name)?.rows(rows.clone()).ok_or_else(outside)?;
         let len = layout.bytes(rows.len()).ok_or_else(outside)?;
         let mut bytes = ZeroedBytes::new(len).map_err(|e| wrong(e.to_string()))?;
         pack(&data, &mut bytes)?;
-        Ok(Packed { bytes: WeightBytes::whole(Arc::new(bytes)) })
+        Ok(Packed { bytes: WeightBytes::whole(Arc::new(bytes)), stored: false })
     }
 }
 

@@ -92,6 +92,9 @@ impl WeightData {
 pub struct Packed {
     /// The packed bytes, 64-byte aligned.
     pub bytes: WeightBytes,
+    /// Whether they are the rows as they are stored, in place of the form: where memory does not
+    /// hold a form that is kept ([`PackLayout::keep`]), rows are packed anew whenever they are used.
+    pub stored: bool,
 }
 
 /// A device's layout of a weight: panels of rows, one after another.
@@ -104,7 +107,8 @@ pub struct PackLayout<'a> {
     /// Bytes per panel.
     pub panel: usize,
     /// Whether the source keeps the form for others. A device that copies it into memory of its own
-    /// wants it once: the bytes are freed when it drops them.
+    /// wants it once: the bytes are freed when it drops them. Who keeps a form can also compute with
+    /// the rows as they are stored ([`Packed::stored`]).
     pub keep: bool,
 }
 

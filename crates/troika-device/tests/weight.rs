@@ -30,7 +30,7 @@ impl WeightSource for Ten {
     ) -> Result<Packed, DeviceError> {
         let mut bytes = vec![0; layout.bytes(10).unwrap()];
         pack(&ten(), &mut bytes)?;
-        Ok(Packed { bytes: WeightBytes::owned(bytes) })
+        Ok(Packed { bytes: WeightBytes::owned(bytes), stored: false })
     }
 }
 

@@ -194,6 +194,8 @@ impl Sequences {
         if !(runs || budget.begins) || !self.begin(seq) {
             // Sequences behind it must not overtake it, but running ones continue.
             budget.begins = false;
+            // While one waits, half of the memory is for what runs.
+            self.kv.keep_at_most(self.kv.budget() / 2);
             return true;
         }
         while *left > 0 {

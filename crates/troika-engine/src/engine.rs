@@ -52,6 +52,9 @@ pub struct EngineMemory {
     pub kv_used: u64,
     /// The part of `kv_used` kept for sequences that begin like earlier ones.
     pub kv_kept: u64,
+    /// Bytes of the pages of the KV cache that have memory of the system: those in use, and those
+    /// that were and have not been given back ([`Engine::give_back`]).
+    pub kv_written: u64,
     /// Pages of the KV cache.
     pub pages: PageCount,
     /// Values between segments.
@@ -150,8 +153,28 @@ impl Engine {
     pub fn memory(&self) -> EngineMemory {
         let activations = self.slots.iter().map(BatchSlot::bytes).sum();
         let (kv_used, kv_kept) = (self.seqs.kv.used_bytes(), self.seqs.kv.kept_bytes());
-        let pages = self.seqs.kv.held_pages();
-        EngineMemory { kv_used, kv_kept, pages, activations, ..self.memory }
+        let (kv_written, pages) = (self.seqs.kv.written_bytes(), self.seqs.kv.held_pages());
+        EngineMemory { kv_used, kv_kept, kv_written, pages, activations, ..self.memory }
+    }
+
+    /// Evicts kept prefixes until they take at most `kept` bytes, and gives the memory of all pages
+    /// that nobody holds back to the system. Does nothing while work is in flight, which may still
+    /// read them.
+    pub fn give_back(&mut self, kept: u64) {
+        self.take_requests();
+        if self.slots.iter().any(|slot| slot.job.is_some()) {
+            return;
+        }
+        self.seqs.kv.keep_at_most(kept);
+        let states = self.model.program.lowered.states.iter().zip(&self.model.states);
+        for (group, rows) in self.seqs.kv.give_back() {
+            let all = self.seqs.kv.rows(group).unwrap_or(0).max(1);
+            for buffer in states.clone().filter(|(s, _)| s.page_group == group).flat_map(|(_, b)| b)
+            {
+                let row = buffer.len() / all;
+                buffer.give_back(rows.start * row..rows.end * row);
+            }
+        }
     }
 
     /// What was routed to divided experts so far.

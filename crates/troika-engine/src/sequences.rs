@@ -22,7 +22,8 @@ const TOKENS_AHEAD: usize = 4096;
 pub struct Sharing {
     /// The most sequences computed at once; others wait.
     pub sequences: usize,
-    /// Budget of the KV cache in bytes; `None`: enough for `sequences` sequences of full context.
+    /// Budget of the KV cache in bytes; `None`: enough for `sequences` sequences of full context
+    /// (a model that is opened by `troika` takes no more of it than fits into memory).
     pub kv_bytes: Option<u64>,
     /// The most rows of a step while sequences decode: their rows plus the rows of prompts. More
     /// rows shorten the prompt's time, fewer rows delay decoding less.

@@ -195,6 +195,18 @@ impl Adapter {
         self.memory
     }
 
+    /// Bytes of memory of its own that may be taken, where the driver tells: some of it is the
+    /// system's, some may be taken already.
+    pub fn usable(&self) -> Option<u64> {
+        let own = self.memory.filter(|_| self.has_own_memory())?;
+        Some(vulkan::free(&self.inner).unwrap_or(own).min(own / 10 * 9))
+    }
+
+    /// The most bytes of one binding.
+    pub fn binding(&self) -> u64 {
+        self.inner.limits().max_storage_buffer_binding_size
+    }
+
     /// The driver, its version, and the interface, as one line that names what numbers depend on.
     pub fn driver(&self) -> String {
         let wgpu::AdapterInfo { driver, driver_info, .. } = &self.info;

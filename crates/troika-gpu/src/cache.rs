@@ -6,22 +6,12 @@ use std::sync::{Arc, Mutex};
 use crate::error::locked;
 
 /// Keeps what drivers compiled.
-pub trait PipelineStore: Send + Sync {
+pub trait PipelineStore: fmt::Debug + Send + Sync {
     /// What is kept under a name, if it is there and whole.
     fn get(&self, name: &str) -> Option<Vec<u8>>;
 
     /// Keeps bytes under a name. Failing costs the next start some time.
     fn put(&self, name: &str, bytes: &[u8]);
-}
-
-/// A store, or none.
-#[derive(Clone, Default)]
-pub struct OptionalCache(pub Option<Arc<dyn PipelineStore>>);
-
-impl fmt::Debug for OptionalCache {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "OptionalCache({})", if self.0.is_some() { "some" } else { "none" })
-    }
 }
 
 /// The driver's cache of compiled kernels, and where it is kept.
@@ -39,9 +29,9 @@ impl DriverCache {
     pub fn open(
         device: &wgpu::Device,
         name: Option<String>,
-        store: OptionalCache,
+        store: Option<Arc<dyn PipelineStore>>,
     ) -> Option<DriverCache> {
-        let (name, store) = name.zip(store.0)?;
+        let (name, store) = name.zip(store)?;
         let kept = store.get(&name);
         let description = wgpu::PipelineCacheDescriptor {
             label: Some("kernels"),

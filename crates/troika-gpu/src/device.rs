@@ -10,7 +10,7 @@ use troika_device::{
 use troika_graph::{ActivationFormat, DType, Subgraph, verify};
 
 use crate::adapter::{Adapter, GpuSpec, choose};
-use crate::cache::OptionalCache;
+use crate::cache::PipelineStore;
 use crate::code::Code;
 use crate::error::GpuError;
 use crate::gpu::Gpu;
@@ -35,7 +35,7 @@ pub struct GpuOptions {
     /// same, so that other devices need copies.
     pub own_memory: bool,
     /// Where compiled kernels are kept.
-    pub kept: OptionalCache,
+    pub kept: Option<Arc<dyn PipelineStore>>,
 }
 
 /// A GPU.
@@ -62,10 +62,7 @@ impl GpuDevice {
         let mut gpu = Gpu::open(&options.name, &adapter, options.kept, options.own_memory)?;
         let limit = &mut gpu.limits.max_storage_buffer_binding_size;
         *limit = options.binding_limit.unwrap_or(u64::MAX).min(*limit);
-        let own = adapter.memory().filter(|_| adapter.has_own_memory());
-        // Some of it is the system's, and caches and values need room, too.
-        let own = own.map(|bytes| bytes / 10 * 9);
-        let memory = options.memory.into_iter().chain(own).min();
+        let memory = options.memory.into_iter().chain(adapter.usable()).min();
         let caps = caps(&adapter, &gpu, memory);
         let id = DeviceId::unique();
         Ok(GpuDevice { gpu: Arc::new(gpu), caps, id, memory })

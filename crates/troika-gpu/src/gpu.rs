@@ -12,7 +12,7 @@ use troika_device::{Buffer, DeviceError, OutOfMemory, SpaceId, WeightBytes};
 use troika_graph::DType;
 
 use crate::adapter::{Adapter, AdapterKind, MATRIX_FEATURES, now};
-use crate::cache::OptionalCache;
+use crate::cache::PipelineStore;
 use crate::error::{GpuError, locked, one_line};
 use crate::kernels::{Dispatch, KernelSpec};
 use crate::pipelines::{Pipeline, Pipelines};
@@ -46,7 +46,7 @@ pub(crate) struct Gpu {
     pub spare: wgpu::Buffer,
     /// A value that nothing reads.
     pub unread: wgpu::Buffer,
-    /// Bytes of all buffers in the device's memory.
+    /// Bytes of values, caches and weights in the device's memory.
     held: Arc<AtomicU64>,
     /// Bytes of those that hold weights.
     of_weights: Arc<AtomicU64>,
@@ -120,7 +120,7 @@ impl Gpu {
     pub fn open(
         name: &str,
         adapter: &Adapter,
-        kept: OptionalCache,
+        kept: Option<Arc<dyn PipelineStore>>,
         own_memory: bool,
     ) -> Result<Gpu, GpuError> {
         if let Some(why) = adapter.fault() {
@@ -277,8 +277,12 @@ impl Gpu {
         if failed.iter().any(Option::is_some) {
             return Err(refused);
         }
-        let mut held = vec![self.held.clone()];
-        held.extend((used == Use::Weights).then(|| self.of_weights.clone()));
+        // What the host fills or reads lies in its own memory.
+        let held: Vec<_> = match used {
+            Use::Storage => vec![self.held.clone()],
+            Use::Weights => vec![self.held.clone(), self.of_weights.clone()],
+            Use::Upload | Use::Download => Vec::new(),
+        };
         held.iter().for_each(|held| _ = held.fetch_add(buffer.size(), Ordering::Relaxed));
         Ok(Memory { buffer, held })
     }
@@ -463,7 +467,7 @@ mod tests {
             Ok(adapter) => adapter,
             Err(why) => return needed::not_run(&why.to_string()),
         };
-        let gpu = Gpu::open("gpu", &adapter, OptionalCache::default(), false).unwrap();
+        let gpu = Gpu::open("gpu", &adapter, None, false).unwrap();
         for (spec, says) in [(&BROKEN, "does not compile"), (&LARGE, "workgroup memory")] {
             let dispatch = Dispatch { spec, overrides: vec![], params: vec![], grid: [1, 1, 1] };
             for _ in 0..2 {

@@ -56,7 +56,7 @@ mod vulkan;
 mod weights;
 
 pub use adapter::{Adapter, AdapterKind, GpuSpec, adapters, choose};
-pub use cache::{OptionalCache, PipelineStore};
+pub use cache::PipelineStore;
 pub use compile::kernels_of;
 pub use device::{GpuDevice, GpuOptions};
 pub use error::GpuError;

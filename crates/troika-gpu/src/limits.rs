@@ -4,12 +4,12 @@ use std::time::{Duration, Instant};
 
 use troika_device::DeviceError;
 
+use crate::GpuSpec;
 use crate::adapter::choose;
 use crate::bound::{MultiplyCount, Ready};
 use crate::error::GpuError;
 use crate::gpu::{Gpu, Use};
 use crate::kernels::{Dispatch, KernelError, probe_multiply, probe_read};
-use crate::{GpuSpec, OptionalCache};
 
 /// A device's limits.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -36,7 +36,7 @@ const MOST: u32 = 1 << 12;
 /// # Errors
 /// There is no such adapter, it cannot be used, or it has no memory left.
 pub fn measure_limits(spec: &GpuSpec) -> Result<GpuLimits, GpuError> {
-    let gpu = Gpu::open("gpu", &choose(spec)?, OptionalCache(None), false)?;
+    let gpu = Gpu::open("gpu", &choose(spec)?, None, false)?;
     let failed = |e: DeviceError| GpuError::Unusable { name: spec.to_string(), why: e.to_string() };
     Ok(GpuLimits { read: read(&gpu).map_err(failed)?, multiply: multiply(&gpu).map_err(failed)? })
 }

@@ -7,6 +7,11 @@ pub(crate) fn memory(_: &wgpu::Adapter) -> Option<u64> {
     None
 }
 
+/// Unknown.
+pub(crate) fn free(_: &wgpu::Adapter) -> Option<u64> {
+    None
+}
+
 /// Not yet on interfaces other than Vulkan.
 pub(crate) fn takes_host_memory(_: &wgpu::Adapter) -> bool {
     false

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::adapter::{Adapter, now};
-use crate::cache::{DriverCache, OptionalCache};
+use crate::cache::{DriverCache, PipelineStore};
 use crate::error::{locked, one_line};
 use crate::kernels::{Binding, Dispatch, KernelSpec};
 use smallvec::SmallVec;
@@ -42,7 +42,11 @@ pub(crate) struct Pipelines {
 
 impl Pipelines {
     /// None yet; some that the store has cost the driver little.
-    pub fn new(device: &wgpu::Device, adapter: &Adapter, kept: OptionalCache) -> Pipelines {
+    pub fn new(
+        device: &wgpu::Device,
+        adapter: &Adapter,
+        kept: Option<Arc<dyn PipelineStore>>,
+    ) -> Pipelines {
         let cache = DriverCache::open(device, adapter.cache_key(), kept);
         Pipelines { made: Mutex::default(), modules: Mutex::default(), cache }
     }

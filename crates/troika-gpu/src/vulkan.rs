@@ -38,6 +38,33 @@ fn properties_of_memory(adapter: &wgpu::Adapter) -> Option<vk::PhysicalDeviceMem
     Some(unsafe { instance.get_physical_device_memory_properties(vulkan.raw_physical_device()) })
 }
 
+/// Bytes of the largest memory next to the device that this process may still take, where the driver
+/// counts what others took (`VK_EXT_memory_budget`).
+pub(crate) fn free(adapter: &wgpu::Adapter) -> Option<u64> {
+    // SAFETY: the guard is dropped before this function ends, while the adapter is alive; nothing
+    // is destroyed.
+    let vulkan = unsafe { adapter.as_hal::<Vulkan>() }?;
+    let (device, instance) = (vulkan.physical_device_capabilities(), vulkan.shared_instance());
+    let versions = [device.properties().api_version, instance.instance_api_version()];
+    if !device.supports_extension(ext::memory_budget::NAME)
+        || versions.iter().any(|version| *version < vk::API_VERSION_1_1)
+    {
+        return None;
+    }
+    let mut budget = vk::PhysicalDeviceMemoryBudgetPropertiesEXT::default();
+    let mut all = vk::PhysicalDeviceMemoryProperties2::default().push_next(&mut budget);
+    let instance = instance.raw_instance();
+    // SAFETY: the physical device is of this instance, and both are alive.
+    unsafe {
+        instance.get_physical_device_memory_properties2(vulkan.raw_physical_device(), &mut all);
+    }
+    let memory = all.memory_properties;
+    let own = memory.memory_heaps_as_slice().iter().enumerate();
+    let own = own.filter(|(_, heap)| heap.flags.contains(vk::MemoryHeapFlags::DEVICE_LOCAL));
+    let (at, _) = own.max_by_key(|(_, heap)| heap.size)?;
+    Some(budget.heap_budget[at].saturating_sub(budget.heap_usage[at]))
+}
+
 /// Whether buffers of the host can become buffers of an adapter's kernels.
 pub(crate) fn takes_host_memory(adapter: &wgpu::Adapter) -> bool {
     // SAFETY: the guard is dropped before this function ends, while the adapter is alive; nothing

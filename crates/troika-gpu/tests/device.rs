@@ -17,7 +17,7 @@ use troika_device::{
     PackFn, PackLayout, Packed, RealClock, Run, SpaceId, Submission, View, WeightBytes, WeightData,
     WeightSource, Weights, Work,
 };
-use troika_gpu::{GpuDevice, GpuOptions, GpuSpec, OptionalCache, PipelineStore};
+use troika_gpu::{GpuDevice, GpuOptions, GpuSpec, PipelineStore};
 use troika_graph::{ActivationFormat, DType, Op, Subgraph, SubgraphBuilder, WeightDecl};
 
 fn submit(device: &dyn Device, work: Vec<Work>) -> Result<(), DeviceError> {
@@ -355,7 +355,7 @@ fn memory_of_the_host_outlives_what_kernels_are_bound_to() {
 }
 
 /// What is kept, by name.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Kept(Mutex<HashMap<String, Vec<u8>>>);
 
 impl PipelineStore for Kept {
@@ -371,7 +371,7 @@ impl PipelineStore for Kept {
 #[test]
 fn what_the_driver_compiled_is_kept() {
     let kept = Arc::new(Kept::default());
-    let options = || GpuOptions { kept: OptionalCache(Some(kept.clone())), ..options() };
+    let options = || GpuOptions { kept: Some(kept.clone()), ..options() };
     let Some(first) = device(options()) else { return };
     let w = Matrix { rows: 7, cols: 64 };
     let expected = run(&first, &w).unwrap();

@@ -69,13 +69,15 @@ impl WantedFile<'_> {
         format!("{endpoint}/{repo}/resolve/{}/{}", self.commit, self.name)
     }
 
-    /// Fetches the file; `size` comes from the repository's description.
+    /// Fetches the file, or its first `most` bytes, which the rest can follow; `size` comes from the
+    /// repository's description. Returns what holds them, and the bytes of the whole file.
     ///
     /// # Errors
     /// What failed, and how many bytes were fetched.
-    pub fn fetch(&self, size: Option<u64>) -> Result<(), (Failure, u64)> {
+    pub fn fetch(&self, size: Option<u64>, most: u64) -> Result<(PathBuf, u64), (Failure, u64)> {
         let mut part = self.describe(size).map_err(|failure| (failure, 0))?;
-        part.fetch().map_err(|failure| (failure, part.there))
+        let place = part.fetch(most).map_err(|failure| (failure, part.there))?;
+        Ok((place, part.size))
     }
 
     /// Asks for the file's hash and size with a request for its first byte.
@@ -108,14 +110,18 @@ impl WantedFile<'_> {
 }
 
 impl PartialBlob<'_> {
-    fn fetch(&mut self) -> Result<(), Failure> {
+    fn fetch(&mut self, most: u64) -> Result<PathBuf, Failure> {
         let io = |e| Failure::Final(self.wanted.job.io(e));
         let _locks = self.lock()?;
         // Another program may have fetched it meanwhile.
         if length(&self.blob) != Some(self.size) {
-            self.complete()?;
+            self.complete(most.min(self.size))?;
         }
-        self.point().map_err(io)
+        if most < self.size {
+            return Ok(if self.blob.exists() { &self.blob } else { &self.part }.clone());
+        }
+        self.point().map_err(io)?;
+        Ok(self.blob.clone())
     }
 
     /// Waits for the locks as long as their holder makes progress.
@@ -144,8 +150,8 @@ impl PartialBlob<'_> {
         }
     }
 
-    /// Completes the part, checks it, and renames it to the blob.
-    fn complete(&mut self) -> Result<(), Failure> {
+    /// Completes the part as far as `end`. A whole one is checked, and renamed to the blob.
+    fn complete(&mut self, end: u64) -> Result<(), Failure> {
         let job = self.wanted.job;
         let io = |e| Failure::Final(job.io(e));
         if length(&self.part).is_some_and(|there| there > self.size) {
@@ -154,12 +160,16 @@ impl PartialBlob<'_> {
         let mut check = Check::new(&self.etag, self.size);
         let mut file = OpenOptions::new().append(true).create(true).open(&self.part).map_err(io)?;
         self.there = file.metadata().map_err(io)?.len();
-        if self.there > 0 {
+        let is_whole = end == self.size;
+        if is_whole && self.there > 0 {
             File::open(&self.part).and_then(|part| check.read(part)).map_err(io)?;
         }
-        if self.there < self.size {
+        if self.there < end {
             self.check_space()?;
-            self.receive(&mut file, &mut check)?;
+            self.receive(&mut file, &mut check, end)?;
+        }
+        if !is_whole {
+            return Ok(());
         }
         if !check.fits() {
             drop(file);
@@ -185,22 +195,26 @@ impl PartialBlob<'_> {
         Err(Failure::Final(HubError::NoSpace { model, file, place, needed, free }))
     }
 
-    /// Fetches the missing bytes of the part.
-    fn receive(&mut self, file: &mut File, check: &mut Check) -> Result<(), Failure> {
+    /// Fetches the missing bytes of the part, as far as `end`.
+    fn receive(&mut self, file: &mut File, check: &mut Check, end: u64) -> Result<(), Failure> {
         let job = self.wanted.job;
         let io = |e| Failure::Final(job.io(e));
-        let range = (self.there > 0).then(|| format!("bytes={}-", self.there));
+        let range = match end < self.size {
+            true => Some(format!("bytes={}-{}", self.there, end - 1)),
+            false => (self.there > 0).then(|| format!("bytes={}-", self.there)),
+        };
         let answer = self.wanted.client.get(&self.wanted.url(), range.as_deref())?;
-        if !self.goes_on(&answer)? && self.there > 0 {
+        if !self.goes_on(&answer, end)? && self.there > 0 {
             file.set_len(0).map_err(io)?;
             (self.there, *check) = (0, Check::new(&self.etag, self.size));
         }
         let mut reader = answer.into_reader();
         let mut buffer = vec![0; BUFFER];
         let mut told = self.there;
-        loop {
+        // A server without ranges sends all of the file, of which the rest is not read.
+        while self.there < end || end == self.size {
             let n = match reader.read(&mut buffer)? {
-                0 if self.there < self.size => {
+                0 if self.there < end => {
                     let cause = format!("{} of {} bytes arrived", self.there, self.size);
                     return Err(Trouble::Passing(cause, None).into());
                 }
@@ -211,6 +225,7 @@ impl PartialBlob<'_> {
                 let why = format!("it sends more than the {} bytes of the file", self.size);
                 return Err(Trouble::Odd(why).into());
             }
+            let n = n.min(usize::try_from(end - self.there).unwrap_or(n));
             file.write_all(&buffer[..n]).map_err(io)?;
             check.update(&buffer[..n]);
             self.there += n as u64;
@@ -226,7 +241,7 @@ impl PartialBlob<'_> {
     }
 
     /// Whether an answer continues the part; otherwise it begins at the file's start.
-    fn goes_on(&self, answer: &Answer) -> Result<bool, Failure> {
+    fn goes_on(&self, answer: &Answer, end: u64) -> Result<bool, Failure> {
         let odd = |why: String| Failure::Trouble(Trouble::Odd(why));
         let goes_on = answer.status() == 206;
         let from = if goes_on { self.there } else { 0 };
@@ -237,7 +252,7 @@ impl PartialBlob<'_> {
             }
         }
         match answer.length() {
-            Some(length) if from.checked_add(length) != Some(self.size) => {
+            Some(length) if ![end, self.size].map(Some).contains(&from.checked_add(length)) => {
                 let (name, size) = (self.wanted.name, self.size);
                 let why = format!("it sends {length} bytes from byte {from} of {name}");
                 Err(odd(format!("{why}, which has {size}")))

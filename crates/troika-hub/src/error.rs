@@ -7,8 +7,13 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
     /// Neither an existing path nor a name on the Hub.
-    #[error("{0}: no such file or folder (a model on the Hugging Face Hub is written owner/name)")]
-    Missing(String),
+    #[error("{model}: no such file or folder{advice}")]
+    Missing {
+        /// The name as the user wrote it.
+        model: String,
+        /// How models of the Hub are named: the end of the sentence.
+        advice: String,
+    },
     /// A name on the Hub with an invalid part.
     #[error("{model}: {why}; a model is written owner/name, owner/name:TAG or owner/name@REVISION")]
     BadName {

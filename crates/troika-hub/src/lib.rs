@@ -16,6 +16,7 @@ mod cache;
 mod digest;
 mod error;
 mod fetch;
+mod glimpse;
 mod http;
 mod inventory;
 mod job;
@@ -33,6 +34,7 @@ mod tests;
 use std::path::{Path, PathBuf};
 
 pub use error::HubError;
+pub use glimpse::{Glimpse, Offer, Verdict};
 pub use inventory::{HubModel, Inventory, UnusableRepository, WeightFormat, inventory};
 pub use options::HubOptions;
 pub use progress::Progress;
@@ -81,6 +83,17 @@ pub fn fetch(
     let spec = RepoSpec::parse(model)?;
     let dir = options.cache_dir.as_deref().ok_or(HubError::NoCache)?;
     fetch::fetch(&FetchJob { spec: &spec, dir, options, limits: Limits::default(), progress })
+}
+
+/// The models that a repository has on the Hub, the smallest first.
+///
+/// # Errors
+/// [`HubError`]: each is one sentence that names the model.
+pub fn offers(model: &str, options: &HubOptions) -> Result<Vec<Offer>, HubError> {
+    let spec = RepoSpec::parse(model)?;
+    let dir = options.cache_dir.as_deref().ok_or(HubError::NoCache)?;
+    let limits = Limits::default();
+    fetch::offers(&FetchJob { spec: &spec, dir, options, limits, progress: &|_| {} })
 }
 
 /// Asks whether the Hub answers, and whether it takes the token. Returns what it answered, as a part

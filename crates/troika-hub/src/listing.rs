@@ -49,6 +49,16 @@ impl Listing {
         Ok(Listing { commit, files })
     }
 
+    /// The names of all files.
+    pub fn names(&self) -> Vec<String> {
+        self.files.iter().map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Bytes of some files, if known.
+    pub fn total(&self, names: &[String]) -> Option<u64> {
+        names.iter().try_fold(0u64, |sum, name| Some(sum.saturating_add(self.size(name)?)))
+    }
+
     /// A file's size, if known.
     pub fn size(&self, name: &str) -> Option<u64> {
         self.files.iter().find(|(file, _)| file == name).and_then(|(_, size)| *size)

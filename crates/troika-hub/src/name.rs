@@ -1,6 +1,7 @@
 //! Parses the names of models.
 
 use super::HubError;
+use super::options::ENDPOINT;
 
 /// The default revision.
 pub const MAIN: &str = "main";
@@ -40,19 +41,32 @@ impl RepoSpec {
     /// # Errors
     /// Names that look like paths, and invalid parts.
     pub fn parse(model: &str) -> Result<RepoSpec, HubError> {
-        let (left, right) = match model.split_once(':') {
+        // As Ollama writes names of the Hub, and as a browser shows them.
+        let hosts = ["https://huggingface.co/", "https://hf.co/", "huggingface.co/", "hf.co/"];
+        let name = hosts.iter().find_map(|host| model.strip_prefix(host)).unwrap_or(model);
+        let (left, right) = match name.split_once(':') {
             Some((left, right)) => (left, Some(right)),
-            None => (model, None),
+            None => (name, None),
         };
         let (repo, before) = cut_revision(left);
         let (choice, after) = match right.map(cut_revision) {
             Some((choice, after)) => (Some(choice), after),
             None => (None, None),
         };
-        if looks_like_path(model, repo, choice.is_some()) {
-            return Err(HubError::Missing(model.to_string()));
+        let model = model.to_string();
+        if is_of_ollama(repo, choice) {
+            let advice = format!(
+                "; if it is Ollama's name of a model, take the one of the Hugging Face Hub, which is \
+                 written owner/name or owner/name:Q4_K_M: {ENDPOINT}/models?search={repo}+gguf \
+                 lists them"
+            );
+            return Err(HubError::Missing { model, advice });
         }
-        let bad = |why: String| HubError::BadName { model: model.to_string(), why };
+        if looks_like_path(name, repo, choice.is_some()) {
+            let advice = " (a model on the Hugging Face Hub is written owner/name)".to_string();
+            return Err(HubError::Missing { model, advice });
+        }
+        let bad = |why: String| HubError::BadName { model: model.clone(), why };
         if !repo.split('/').all(is_plain_name) {
             return Err(bad(format!("`{repo}` is not a name on the Hub")));
         }
@@ -71,13 +85,20 @@ impl RepoSpec {
             Some(tag) if is_plain_name(tag) => Wanted::Tag(tag.to_string()),
             Some(other) => return Err(bad(format!("`{other}` is neither a tag nor a .gguf file"))),
         };
-        let (model, repo, revision) = (model.to_string(), repo.to_string(), revision.to_string());
+        let (repo, revision) = (repo.to_string(), revision.to_string());
         Ok(RepoSpec { model, repo, revision, wanted })
     }
 }
 
 fn cut_revision(text: &str) -> (&str, Option<&str>) {
     text.split_once('@').map_or((text, None), |(name, revision)| (name, Some(revision)))
+}
+
+/// Whether a name has the form of Ollama's own: `name` or `name:tag`.
+fn is_of_ollama(repo: &str, choice: Option<&str>) -> bool {
+    let is_file = |ending| repo.to_lowercase().ends_with(ending);
+    let is_name = is_plain_name(repo) && repo.len() > 1 && choice.is_none_or(is_plain_name);
+    is_name && !is_file(".gguf") && !is_file(".safetensors")
 }
 
 /// Whether the user more likely meant a path that does not exist.
@@ -153,7 +174,23 @@ mod tests {
             "foo:Q4_K_M",
         ];
         for path in paths {
-            assert!(matches!(RepoSpec::parse(path), Err(HubError::Missing(_))), "{path}");
+            assert!(matches!(RepoSpec::parse(path), Err(HubError::Missing { .. })), "{path}");
+        }
+    }
+
+    #[test]
+    fn names_of_ollama_lead_to_the_hub() {
+        for (name, search) in
+            [("llama3.2:1b", "llama3.2"), ("qwen3", "qwen3"), ("foo:Q4_K_M", "foo")]
+        {
+            let told = RepoSpec::parse(name).expect_err(name).to_string();
+            assert!(told.starts_with(&format!("{name}: no such file or folder; if it")), "{told}");
+            let link = format!("https://huggingface.co/models?search={search}+gguf lists them");
+            assert!(told.ends_with(&link) && told.contains(" owner/name:Q4_K_M"), "{told}");
+        }
+        for host in ["hf.co/", "https://huggingface.co/"] {
+            let spec = RepoSpec::parse(&format!("{host}a/b:Q8_0")).expect(host);
+            assert_eq!((spec.repo.as_str(), &spec.wanted), ("a/b", &Wanted::Tag("Q8_0".into())));
         }
     }
 

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use super::glimpse::{Glimpse, Verdict};
+
 /// The default address of the Hub.
 pub const ENDPOINT: &str = "https://huggingface.co";
 
@@ -17,9 +19,10 @@ pub struct HubOptions {
     pub offline: bool,
     /// The Hub's address (`HF_ENDPOINT`); `None`: the public one.
     pub endpoint: Option<String>,
-    /// Says why a model in safetensors is of no use, by the folder of its small files; `None`: every
-    /// model is fetched.
-    pub refuse: Option<fn(&Path) -> Option<String>>,
+    /// Looks at a model before its weights are fetched; `None`: every model is fetched.
+    pub look: Option<fn(&Glimpse<'_>) -> Verdict>,
+    /// Whether it is looked at, and its weights are not fetched.
+    pub only_look: bool,
 }
 
 impl fmt::Debug for HubOptions {
@@ -62,7 +65,8 @@ impl HubOptions {
                 .or_else(|| read_token(&token_file?)),
             offline: var("HF_HUB_OFFLINE").is_some_and(|value| is_yes(&value)),
             endpoint: var("HF_ENDPOINT").map(|url| url.trim_end_matches('/').to_string()),
-            refuse: None,
+            look: None,
+            only_look: false,
         }
     }
 

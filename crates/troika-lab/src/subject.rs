@@ -35,6 +35,20 @@ impl Subject {
         }
     }
 
+    /// The options with devices that are chosen for this subject, where they leave that open.
+    ///
+    /// # Errors
+    /// Unusable files, or an unknown shape.
+    pub fn chosen(&self, options: &OpenOptions) -> Result<OpenOptions, LabError> {
+        match self {
+            Subject::Files(source) => Ok(source.chosen(options)?),
+            Subject::Synthetic(preset) => {
+                let shape = Shape::find(preset, DType::BF16)?;
+                Ok(options.chosen(preset, &shape.spec, &shape.lazy_weights(options.quant))?)
+            }
+        }
+    }
+
     /// Binds weights and opens the devices. Random weights are generated `with_values` only, and
     /// only where a device reads them.
     ///
@@ -42,6 +56,7 @@ impl Subject {
     /// A device that cannot be opened, unusable files, an unknown shape, or random weights larger
     /// than the free memory.
     pub fn bind(&self, options: &OpenOptions, with_values: bool) -> Result<BoundModel, LabError> {
+        let options = &self.chosen(options)?;
         let preset = match self {
             Subject::Files(source) => return Ok(BoundModel::open(source, options)?),
             Subject::Synthetic(preset) => preset,
@@ -73,6 +88,7 @@ impl Subject {
         Ok(match self {
             Subject::Files(source) => Model::open(source, options)?,
             Subject::Synthetic(preset) => {
+                let options = &self.chosen(options)?;
                 Model::open_bound(preset, self.bind(options, true)?, options)?
             }
         })

@@ -1,12 +1,10 @@
 //! Compiled graphs that are kept for the next start.
 
-use std::sync::Arc;
-
 use crate::profiling::ProfilingLevel;
 use crate::runtime::{Chosen, Runtime};
 
 /// Where compiled graphs are kept. What it cannot keep or find is compiled again.
-pub trait GraphCache: Send + Sync {
+pub trait GraphCache: std::fmt::Debug + Send + Sync {
     /// The bytes of a key, if they are there and whole.
     fn get(&self, key: &GraphKey) -> Option<Vec<u8>>;
 
@@ -18,16 +16,6 @@ pub trait GraphCache: Send + Sync {
 /// one may be compiled otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GraphKey(pub [u8; 32]);
-
-/// A cache, if there is one.
-#[derive(Clone, Default)]
-pub struct OptionalCache(pub Option<Arc<dyn GraphCache>>);
-
-impl std::fmt::Debug for OptionalCache {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "OptionalCache({})", self.0.is_some())
-    }
-}
 
 impl GraphKey {
     pub(crate) fn new(

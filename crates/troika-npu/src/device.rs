@@ -10,7 +10,7 @@ use troika_device::{
 use troika_graph::{ActivationFormat, DType, Op, ScaleOrigin, Subgraph, verify};
 use troika_trace::Tracer;
 
-use crate::cache::{GraphKey, OptionalCache};
+use crate::cache::{GraphCache, GraphKey};
 use crate::cached::{self, CachedModel};
 use crate::emit::{EmitOptions, Emitted, emit, refusal, rows_of};
 use crate::error::NpuError;
@@ -46,7 +46,7 @@ pub struct NpuOptions {
     /// How to compile in another process; `None`: in this one.
     pub helper: Option<HelperCommand>,
     /// Where compiled graphs are kept, which takes a helper.
-    pub cache: OptionalCache,
+    pub cache: Option<Arc<dyn GraphCache>>,
     /// How graphs are written.
     pub rewrites: Rewrites,
     /// Records the host's work around runs, and what profilers report, when a graph's code is
@@ -65,7 +65,7 @@ pub struct NpuDevice {
     chosen: Chosen,
     threads: usize,
     helper: Option<HelperCommand>,
-    cache: OptionalCache,
+    cache: Option<Arc<dyn GraphCache>>,
     rewrites: Rewrites,
     caps: Caps,
     recorder: Arc<Recorder>,
@@ -180,7 +180,7 @@ impl NpuDevice {
     /// What an earlier start compiled.
     fn kept(&self, name: &str, emitted: &Emitted) -> Option<CompiledModel> {
         let start = self.recorder.now();
-        let context = self.cache.0.as_ref()?.get(&self.key(emitted))?;
+        let context = self.cache.as_ref()?.get(&self.key(emitted))?;
         self.recorder.span(Lane::Host, "read kept graph", name, start);
         // What another version wrote is compiled again.
         self.opened(name, "load", &context, emitted).ok()
@@ -253,7 +253,7 @@ impl NpuDevice {
             }
             Ok(model)
         });
-        if let (Ok(_), Some(context), Some(cache)) = (&model, &context, &self.cache.0) {
+        if let (Ok(_), Some(context), Some(cache)) = (&model, &context, &self.cache) {
             cache.put(&self.key(emitted), context);
         }
         Ok(model)

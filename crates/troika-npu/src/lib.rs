@@ -19,7 +19,7 @@ mod runtime;
 mod session;
 mod stdout;
 
-pub use cache::{GraphCache, GraphKey, OptionalCache};
+pub use cache::{GraphCache, GraphKey};
 pub use device::{NpuDevice, NpuOptions};
 pub use error::NpuError;
 pub use helper::{HelperCommand, serve_compile};

@@ -10,9 +10,9 @@ use crate::expert_groups::{
     group, group_size, resident, rounded,
 };
 use crate::experts::{ExpertGroupPlan, ExpertSplit, Overflow};
+use crate::layers::rule;
 use crate::plan::{Layers, LengthRules, PlannedRules, Rule, Split};
 use crate::routing::ExpertUse;
-use crate::strategy::rule;
 
 /// What rules for experts follow from.
 pub(crate) struct ExpertRules<'a> {

@@ -19,6 +19,7 @@ mod expert_rules;
 mod experts;
 mod identity;
 mod json;
+mod layers;
 mod make;
 mod plan;
 mod predicted;
@@ -44,6 +45,7 @@ pub use expert_groups::{
 pub use experts::{Dispatch, ExpertGroupPlan, ExpertSplit, Overflow};
 pub use identity::{ModelId, PLAN_VERSION};
 pub use json::fault;
+pub use layers::LayerRun;
 pub use make::{PlanRequest, assemble, chunk_of, make, page_len};
 pub use plan::{
     Decode, Layers, LengthRules, Phase, Plan, PlannedRules, Policy, Prefill, RefusedOps, Rule,

@@ -6,6 +6,7 @@ use troika_model::spec::ModelSpec;
 use crate::device::PlanDevice;
 use crate::error::PlanError;
 use crate::expert_groups::ExpertPolicy;
+use crate::layers::{LayerRun, rule};
 use crate::plan::{Layers, Phase, Rule, Split};
 use crate::ratio::{Ratio, Share};
 
@@ -21,6 +22,10 @@ impl std::fmt::Display for Strategy {
             Strategy::PrefillDecodeNamed { prefill, decode } => write!(f, "={prefill}:{decode}"),
             Strategy::Experts(policy) if *policy != ExpertPolicy::default() => {
                 write!(f, "={}", policy.name())
+            }
+            Strategy::Layers(runs) => {
+                let runs: Vec<String> = runs.iter().map(LayerRun::to_string).collect();
+                write!(f, "={}", runs.join("+"))
             }
             _ => Ok(()),
         }
@@ -57,6 +62,9 @@ pub enum Strategy {
         /// That of decode.
         decode: String,
     },
+    /// Runs of whole layers, the first layers first. The embedding is on the first run's device and
+    /// the head on the last one's, also where these have no layers.
+    Layers(Vec<LayerRun>),
 }
 
 /// Rows of a standard part. `None`: the largest length that all static devices compile for and that
@@ -64,7 +72,7 @@ pub enum Strategy {
 pub type StandardLength = Option<usize>;
 
 impl Strategy {
-    /// All strategies, without values.
+    /// All strategies that need no value, without values.
     pub const ALL: [Strategy; 7] = [
         Strategy::OneDevice,
         Strategy::Alternate,
@@ -85,12 +93,13 @@ impl Strategy {
             Strategy::SplitHybrid => "split-hybrid",
             Strategy::PrefillDecode | Strategy::PrefillDecodeNamed { .. } => "prefill-decode",
             Strategy::Experts(_) => "experts",
+            Strategy::Layers(_) => "layers",
         }
     }
 
     /// Parses a name, `split-columns=RATIO` with the first device's share of the columns,
     /// `split-rows=N` with the rows of a standard part, `one-device=NAME`,
-    /// `prefill-decode=NAME:NAME`, or `experts=POLICY`.
+    /// `prefill-decode=NAME:NAME`, `experts=POLICY`, or `layers=NAME:N+NAME:N`.
     ///
     /// # Errors
     /// What is wrong with the text.
@@ -99,9 +108,14 @@ impl Strategy {
             Some((name, value)) => (name, Some(value)),
             None => (text, None),
         };
+        if let ("layers", Some(runs)) = (name, value) {
+            return LayerRun::parse_all(runs).map(Strategy::Layers);
+        }
         let strategy = Strategy::ALL.into_iter().find(|s| s.name() == name).ok_or_else(|| {
             let known = Strategy::ALL.each_ref().map(Strategy::name).join(", ");
-            format!("there is no strategy {name:?}; the strategies are {known}")
+            format!(
+                "there is no strategy {name:?}; the strategies are {known}, layers=NAME:N+NAME:N"
+            )
         })?;
         let Some(value) = value else { return Ok(strategy) };
         match strategy {
@@ -133,6 +147,7 @@ impl Strategy {
         let named = match self {
             Strategy::OneNamed(device) => vec![device],
             Strategy::PrefillDecodeNamed { prefill, decode } => vec![prefill, decode],
+            Strategy::Layers(runs) => runs.iter().flat_map(LayerRun::devices).collect(),
             _ => Vec::new(),
         };
         match named.into_iter().find(|name| !devices.iter().any(|d| d.name == **name)) {
@@ -147,9 +162,10 @@ impl Strategy {
     /// Checks the number of devices.
     pub fn check(&self, count: usize) -> Result<(), PlanError> {
         let (fits, need) = match self {
-            Strategy::OneNamed(_) | Strategy::PrefillDecodeNamed { .. } | Strategy::OneDevice => {
-                (count >= 1, "a device")
-            }
+            Strategy::OneNamed(_)
+            | Strategy::PrefillDecodeNamed { .. }
+            | Strategy::OneDevice
+            | Strategy::Layers(_) => (count >= 1, "a device"),
             Strategy::Alternate | Strategy::Experts(_) => (count >= 2, "two devices or more"),
             Strategy::SplitColumns(_)
             | Strategy::SplitRows(_)
@@ -174,6 +190,7 @@ impl Strategy {
             (Strategy::OneDevice | Strategy::Experts(_), _)
             | (Strategy::PrefillDecode, Phase::Prefill) => all_on(0),
             (Strategy::PrefillDecode, Phase::Decode) => all_on(1),
+            (Strategy::Layers(runs), _) => LayerRun::rules(runs, spec, devices),
             (
                 Strategy::OneNamed(name) | Strategy::PrefillDecodeNamed { prefill: name, .. },
                 Phase::Prefill,
@@ -209,15 +226,6 @@ impl Strategy {
             }
         }
     }
-}
-
-/// A rule whose activation formats are filled in later.
-pub(crate) fn rule(
-    segments: Option<Vec<SegmentKind>>,
-    layers: Option<Layers>,
-    device: &PlanDevice,
-) -> Rule {
-    Rule { segments, layers, ..Rule::on(&device.name) }
 }
 
 impl Ratio {

@@ -77,6 +77,48 @@ fn strategies_place_segments_as_their_names_say() {
 }
 
 #[test]
+fn whole_layers_follow_each_other() {
+    let strategy = |text: &str| Strategy::parse(text).unwrap();
+    let text = "layers=a:20+b/a:4+c:4";
+    assert_eq!(strategy(text).to_string(), text);
+    for (preset, experts) in [("qwen3-0.6b", false), ("qwen3-30b-a3b", true)] {
+        let spec = spec(preset);
+        let all = spec.layers.len();
+        let text = format!("layers=a:{}+b/a:4+c:4", all - 8);
+        let plan = planned(preset, strategy(&text), 4);
+        assert_eq!((plan.devices.len(), &plan.strategy), (3, &text));
+        for (kind, layer) in segments(&spec) {
+            let wanted = match (kind, layer) {
+                (SegmentKind::Embed, _) => "a",
+                (SegmentKind::Head, _) => "c",
+                (_, Some(l)) if l < all - 8 => "a",
+                (SegmentKind::Experts, Some(l)) if experts && l < all - 4 => "a",
+                (_, Some(l)) if l < all - 4 => "b",
+                _ => "c",
+            };
+            let rule = plan.rule(Phase::Decode, kind, layer).unwrap();
+            assert_eq!(rule.device, wanted, "{preset} {kind:?} {layer:?}");
+        }
+        // Runs without layers have the embedding and the head.
+        let ends = planned(preset, strategy(&format!("layers=a:0+b:{all}+c:0")), 4);
+        assert_eq!(ends.devices, ["a", "b", "c"]);
+        for (text, says) in [
+            (format!("layers=a:{}", all - 1), "no rule"),
+            (format!("layers=a:{}", usize::MAX), "layer"),
+            (format!("layers=a:1+z:{}", all - 1), "the plan uses device z"),
+        ] {
+            let (spec, devices, strategy) = (&spec, devices(4), strategy(&text));
+            let request = PlanRequest { strategy, ..PlanRequest::default() };
+            let why = make(spec, &devices, &request).unwrap_err().to_string();
+            assert!(why.contains(says), "{text}: {why}");
+        }
+    }
+    for wrong in ["layers", "layers=", "layers=a", "layers=:3", "layers=a/:3", "layers=a:x"] {
+        assert!(Strategy::parse(wrong).is_err(), "{wrong}");
+    }
+}
+
+#[test]
 fn more_devices_than_layers_are_no_matter() {
     let mut spec = spec("qwen3-0.6b");
     spec.layers.truncate(2);

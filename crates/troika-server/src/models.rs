@@ -162,12 +162,12 @@ impl Models {
         if let Some(open) = model.open() {
             return Ok(open);
         }
-        let _room = self.making_room.lock().await;
-        self.make_room(model).await?;
+        let _making = self.making_room.lock().await;
+        let room = self.make_room(model).await?;
         *model.state() = ModelState::Loading;
         let (of, metrics, began) = (model.clone(), self.metrics.clone(), self.began);
         let opened =
-            tokio::task::spawn_blocking(move || OpenModel::open(&of.offer, &metrics, began));
+            tokio::task::spawn_blocking(move || OpenModel::open(&of.offer, room, &metrics, began));
         let opened = opened.await.unwrap_or_else(|_| Err("opening it gave up".into()));
         match opened {
             Ok(host) => {
@@ -187,13 +187,23 @@ impl Models {
         }
     }
 
-    /// Closes models that nobody uses until there is room, those first that were used longest ago.
-    async fn make_room(&self, model: &OfferedModel) -> Result<(), Problem> {
-        let Some(memory) = self.memory else { return Ok(()) };
+    /// Makes room: open models give back what they keep for later, then those are closed that nobody
+    /// uses, those first that were used longest ago. Returns the room, where memory has a limit; a
+    /// model larger than that alone has none.
+    async fn make_room(&self, model: &OfferedModel) -> Result<Option<u64>, Problem> {
+        let Some(memory) = self.memory else { return Ok(None) };
+        let mut given_back = false;
         loop {
-            let used: u64 = self.offered.iter().map(|p| p.bytes()).sum();
-            if used + model.offer.bytes <= memory || used == 0 {
-                return Ok(());
+            let used = self.bytes();
+            if used + model.offer.bytes <= memory {
+                return Ok(Some(memory - used));
+            }
+            if used == 0 {
+                return Ok(None);
+            }
+            if !std::mem::replace(&mut given_back, true) {
+                self.give_back().await;
+                continue;
             }
             let idle = |p: &Arc<OfferedModel>| match &*p.state() {
                 ModelState::Open(host) => host.idle(),
@@ -212,6 +222,15 @@ impl Models {
                 return Err(Problem { retry_after, ..problem });
             };
             self.close(other, Duration::ZERO).await;
+        }
+    }
+
+    /// Has all open models give back what they keep for later.
+    async fn give_back(&self) {
+        for model in &self.offered {
+            let ModelState::Open(host) = model.state().clone() else { continue };
+            // It waits for a step to end.
+            let _ = tokio::task::spawn_blocking(move || host.give_back()).await;
         }
     }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use troika::engine::PageCount;
 use troika::trace::{Span, Tracer};
-use troika::{Model, OpenOptions};
+use troika::{HostMemory, MemoryLimits, Model, OpenOptions};
 
 use crate::grammar::{Constrain, Grammar, KeptGrammars, Vocabulary};
 use crate::metrics::{Metrics, OfModel};
@@ -166,17 +166,20 @@ impl Watcher {
 }
 
 impl OpenModel {
-    /// Opens a model and starts its thread. It takes as long as opening does.
+    /// Opens a model and starts its thread. It takes as long as opening does. `room` is the most
+    /// memory that it may take, if there is a limit.
     ///
     /// # Errors
     /// The model cannot be opened, or there is no thread: a sentence.
     pub fn open(
         offer: &ModelOffer,
+        room: Option<u64>,
         metrics: &Arc<Metrics>,
         server_began: Instant,
     ) -> Result<OpenModel, String> {
         let tracer = Tracer::on();
-        let options = OpenOptions { tracer: tracer.clone(), ..offer.options.clone() };
+        let mut options = OpenOptions { tracer: tracer.clone(), ..offer.options.clone() };
+        options.memory.host = options.memory.host.or(room);
         let model = Model::open_with_helper(&offer.source, &options, offer.chat_helper.clone());
         let model = model.map_err(|e| e.to_string())?;
         let clock_began = server_began.elapsed().saturating_sub(model.clock().now());
@@ -255,6 +258,17 @@ impl OpenModel {
     /// Counts a generated token.
     pub fn count_generated(&self) {
         self.shared.generated.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Gives memory of the KV cache that no sequence uses back to the system, kept prefixes too.
+    pub fn give_back(&self) {
+        if self.model.give_back(true).is_ok()
+            && let Ok(engine) = self.model.engine()
+        {
+            let memory = engine.memory();
+            lock(&self.shared.figures).bytes =
+                memory.kv_written + memory.activations + memory.scratch;
+        }
     }
 
     /// Tells when its engine fails.
@@ -359,6 +373,11 @@ impl EngineThread {
     }
 
     fn figures(&mut self) {
+        // Pages that nobody holds are of use as long as sequences may take them.
+        let short = HostMemory::now(MemoryLimits::default()).is_some_and(HostMemory::is_short);
+        if short || lock(&self.shared.figures).sequences == 0 {
+            let _ = self.model.give_back(short);
+        }
         // Between steps the engine is free: nobody else steps it for long.
         let Ok(engine) = self.model.engine() else { return };
         let (memory, sequences) = (engine.memory(), engine.handle().open_sequences());
@@ -382,7 +401,7 @@ impl EngineThread {
             sequences,
             pages: memory.pages,
             kv_used: memory.kv_used,
-            bytes: memory.kv_cache + memory.activations + memory.scratch,
+            bytes: memory.kv_written + memory.activations + memory.scratch,
             prefill_rate: rate(counted.0 - before.0),
             decode_rate: rate(counted.1 - before.1),
             expert_hits: hits.map(|s| s.hits as f64 / s.chosen as f64),

@@ -34,6 +34,8 @@ pub struct Server {
     pub connections: AtomicUsize,
     /// Tells that the server ends.
     pub closing: watch::Sender<bool>,
+    /// The highest priority that counts among clients; those without keys are one.
+    pub most_urgent: i32,
     power: Mutex<Option<PowerMeter>>,
 }
 
@@ -44,7 +46,7 @@ impl Server {
         let note = options.note.clone();
         let models = Models::new(&options.models, options.memory, metrics.clone(), note);
         let meter = options.sys.as_deref().and_then(|sys| EnergyMeter::find(sys).ok());
-        let most_urgent = most_urgent(&options);
+        let most_urgent = if options.keys.len() > 1 { options.most_urgent } else { i32::MAX };
         let queue = |places| FairQueue::new(places, options.queue, most_urgent);
         Server {
             models: Arc::new(models),
@@ -53,16 +55,12 @@ impl Server {
             long_texts: queue(limits::LONG_TEXTS_AT_ONCE),
             grammars: queue(limits::GRAMMARS_AT_ONCE),
             metrics,
+            most_urgent,
             connections: AtomicUsize::new(0),
             closing: watch::channel(false).0,
             power: Mutex::new(meter.map(|m| m.power())),
             options,
         }
-    }
-
-    /// The highest priority that counts among clients.
-    pub fn most_urgent(&self) -> i32 {
-        most_urgent(&self.options)
     }
 
     /// Watts since the last call, where they can be read.
@@ -78,11 +76,6 @@ impl Server {
     pub async fn model(&self, name: Option<&str>) -> Result<InUse, Problem> {
         self.models.get(name).await
     }
-}
-
-/// The highest priority that counts among clients; those without keys are one.
-fn most_urgent(options: &ServerOptions) -> i32 {
-    if options.keys.len() > 1 { options.most_urgent } else { i32::MAX }
 }
 
 /// Runs what takes a while apart from the threads that serve connections.

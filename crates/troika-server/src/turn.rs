@@ -49,7 +49,7 @@ impl Turn {
 
     /// The priority of its sequences in the engine, which all clients share.
     pub fn priority(&self) -> i32 {
-        self.client.priority.min(self.server.most_urgent())
+        self.client.priority.min(self.server.most_urgent)
     }
 
     /// Waits for work until the request's time is over.

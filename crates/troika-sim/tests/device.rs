@@ -46,7 +46,7 @@ impl WeightSource for Ones {
         let data = self.weight(name)?;
         let mut bytes = ZeroedBytes::new(layout.bytes(data.rows).unwrap()).unwrap();
         pack(&data, &mut bytes)?;
-        Ok(Packed { bytes: WeightBytes::whole(Arc::new(bytes)) })
+        Ok(Packed { bytes: WeightBytes::whole(Arc::new(bytes)), stored: false })
     }
 }
 

@@ -1,5 +1,7 @@
-//! Plans that keep within the memory of devices: feed-forwards stay first (llm.npu, section 3.5).
+//! Plans that keep within the memory of devices: on devices of static shapes feed-forwards stay first
+//! (llm.npu, section 3.5), on others whole layers.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 
 use troika_model::lower::{Lowered, ModelPart, SegmentKind, segments};
@@ -55,8 +57,10 @@ pub struct MadePlan {
 }
 
 /// Makes a plan by the request's strategy. What a device has no room for goes to the first other
-/// device without a limit, or else to the first other one: feed-forwards keep their room, then
-/// attention's products, head and embedding have what is left, the first layers first.
+/// device without a limit, or else to the first other one. On a device of static shapes feed-forwards
+/// keep their room, then attention's products, head and embedding have what is left, the first layers
+/// first. Others, which have attention and its cache, too, keep whole layers, the last ones, so that
+/// values cross over once; then head and embedding.
 ///
 /// # Errors
 /// Those of [`make`], or an op that no device takes.
@@ -65,8 +69,11 @@ pub fn make_within_memory(request: &MakeRequest<'_>) -> Result<MadePlan, PlanErr
     let names: Vec<&str> = devices.iter().map(|d| d.name.as_str()).collect();
     let mut base = request.base.clone();
     let mut plan = make(spec, devices, &base)?;
-    let ranks = kept_first(spec, request.attention_first);
     for (index, device) in devices.iter().enumerate() {
+        let ranks = match device.caps.static_shapes {
+            true => kept_first(spec, request.attention_first),
+            false => whole_layers(spec),
+        };
         let Some(holds) = device.caps.max_resident_bytes else { continue };
         let others = || devices.iter().filter(|d| d.name != device.name);
         let free = others().find(|d| d.caps.max_resident_bytes.is_none());
@@ -100,6 +107,20 @@ pub fn make_within_memory(request: &MakeRequest<'_>) -> Result<MadePlan, PlanErr
         (base, plan) = with(&kept)?;
     }
     Ok(MadePlan { plan, moved: base.elsewhere })
+}
+
+/// Ranks of whole layers, head and embedding, as of [`kept_first`].
+fn whole_layers(spec: &ModelSpec) -> [Vec<Vec<SegmentAt>>; 4] {
+    let [mixers, ffns, head, embed] = kept_first(spec, true);
+    let mut layers: Vec<Vec<SegmentAt>> = Vec::new();
+    for segments in mixers.into_iter().chain(ffns) {
+        match layers.iter_mut().find(|together| together[0].1 == segments[0].1) {
+            Some(together) => together.extend(segments),
+            None => layers.push(segments),
+        }
+    }
+    layers.sort_by_key(|together| Reverse(together[0].1));
+    [layers, Vec::new(), head, embed]
 }
 
 /// Ranks of segments; a device keeps the first ranks longest. Within a rank, the segments of a

@@ -549,10 +549,7 @@ fn feed_forwards_stay_where_memory_is_short() {
     let strategy = troika_plan::Strategy::PrefillDecode;
     let base = PlanRequest { context: Some(1024), chunk: 256, strategy, ..PlanRequest::default() };
     let made = |limit: Option<u64>, attention_first: bool, per_shape: Option<usize>| {
-        let mut devices = [device("a", &[]), device("b", &[])];
-        if per_shape.is_some() {
-            devices[0] = device("a", &[1, 64, 256]);
-        }
+        let mut devices = [device("a", &[1, 64, 256]), device("b", &[])];
         devices[0].caps.max_resident_bytes = limit;
         devices[0].caps.weights_per_shape = per_shape;
         let made = make_within_memory(&MakeRequest {
@@ -597,4 +594,45 @@ fn feed_forwards_stay_where_memory_is_short() {
     assert!(each.held == 2 * weights, "{} {weights}", each.held);
     let (ffn, qkv, held, _) = made(Some(each.held / 4), false, Some(4));
     assert!((1..16).contains(&ffn) && qkv < 5 && held.held <= each.held / 4);
+}
+
+/// A device of any shape has attention, too, and keeps whole layers: values cross over once.
+#[test]
+fn whole_layers_stay_where_memory_is_short() {
+    let spec = spec("llama-3.2-1b", 16);
+    let lowered = lowered(&spec, 256);
+    let base = PlanRequest { context: Some(1024), chunk: 256, ..PlanRequest::default() };
+    let mut devices = [device("a", &[]), device("b", &[])];
+    let made = |devices: &[PlanDevice]| {
+        make_within_memory(&MakeRequest {
+            spec: &spec,
+            lowered: &lowered,
+            devices,
+            refusals: &[],
+            base: &base,
+            attention_first: false,
+        })
+        .unwrap()
+        .plan
+    };
+    let held = |plan: &troika_plan::Plan| held_weights(plan, &lowered, &devices).unwrap()[0].held;
+    let all = held(&made(&devices));
+    for (limit, least) in [(all / 8, 1), (all / 2, 5), (all * 9 / 10, 10), (all - 1, 16)] {
+        let mut limited = devices.clone();
+        limited[0].caps.max_resident_bytes = Some(limit);
+        let plan = made(&limited);
+        let on = |(kind, layer): (SegmentKind, Option<usize>)| {
+            plan.rule(Phase::Decode, kind, layer).unwrap().device.clone()
+        };
+        let at: Vec<String> = troika_model::lower::segments(&spec).into_iter().map(on).collect();
+        // The embedding goes first, then the first layers.
+        assert_eq!(at[0], "b");
+        let first = at.iter().position(|d| d == "a").unwrap();
+        assert!(troika_model::lower::segments(&spec)[first].0 == SegmentKind::Qkv, "{at:?}");
+        let layers = 16 - troika_model::lower::segments(&spec)[first].1.unwrap();
+        assert!(at[first..at.len() - 1].iter().all(|d| d == "a") && layers >= least, "{at:?}");
+        assert!(held(&plan) <= limit && held(&plan) + all / 16 > limit.min(all / 2), "{limit}");
+    }
+    devices[0].caps.max_resident_bytes = Some(all);
+    assert_eq!(made(&devices).devices, ["a"]);
 }

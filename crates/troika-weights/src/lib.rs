@@ -16,14 +16,15 @@ mod store;
 
 pub use bind::mix::WeightMix;
 pub use bind::scheme::{BindOptions, FloatType, Quant};
+pub use bind::unusable;
 pub use cache::{CacheFile, CacheFolder, CacheKind, PackedEntry, PackedIndex, parse_packed};
 pub use error::WeightError;
-pub use experts::{Eviction, ExpertForecast, ExpertStats, OnWait, Residents};
+pub use experts::{Eviction, ExpertForecast, ExpertStats, OnWait, Residents, read_rate};
 pub use file::{can_write, write_file};
 pub use format::file_map::FileMap;
 pub use format::gguf::{GgufHeader, GgufTensor, parse as parse_gguf};
 pub use format::mapped::MappedCheckpoint;
-pub use format::open::{FileSource, ModelFiles, files_of_model, open, open_inside};
+pub use format::open::{FileSource, ModelFiles, files_of_model, open, open_inside, open_start};
 pub use format::safetensors::{TensorEntry, parse_header as parse_safetensors};
 pub use format::shortened::exit_when_shortened;
 pub use report::account::{ClassBytes, MemoryReport};

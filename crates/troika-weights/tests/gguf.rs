@@ -8,7 +8,7 @@ use troika_device::WeightSource;
 use troika_graph::{DType, blocks::dequantize};
 use troika_model::families;
 use troika_model::spec::{GgufMeta, GgufValue, Key, WeightRole};
-use troika_weights::{FileSource, FloatType, WeightStore, open, parse_gguf};
+use troika_weights::{FileSource, FloatType, WeightStore, open, open_start, parse_gguf};
 
 const KINDS: &[u8] = include_bytes!("data/kinds.gguf");
 
@@ -80,6 +80,27 @@ fn every_cut_is_refused_without_a_panic() {
         let result = parse_gguf(&KINDS[..len]);
         assert!(result.is_err(), "a file cut to {len} bytes was accepted");
     }
+}
+
+/// The first bytes of a file tell its header, or that they are too few.
+#[test]
+fn a_header_is_read_from_the_first_bytes() {
+    let whole = parse_gguf(KINDS).unwrap();
+    let data = whole.tensors.iter().map(|t| t.range.start).min().unwrap();
+    let read = |start: &[u8]| open_start("m", start, KINDS.len() as u64).unwrap();
+    assert!((8..data / 2).all(|len| read(&KINDS[..len]).is_none()));
+    let start = read(&KINDS[..data]).unwrap();
+    for t in &whole.tensors {
+        let found = start.files.tensor(&t.name).unwrap();
+        assert_eq!(
+            (Ok(found.dtype), &found.shape, found.bytes.len()),
+            (t.dtype.clone(), &t.shape, 0)
+        );
+    }
+    // The tensors have to lie in the whole file.
+    let cut = open_start("m", &KINDS[..data], data as u64 + 1).err().unwrap();
+    assert!(cut.to_string().contains("past the end"), "{cut}");
+    assert!(open_start("m", b"<html>", 1 << 30).is_err());
 }
 
 /// The error after replacing some bytes of the file.

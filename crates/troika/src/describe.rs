@@ -1,11 +1,12 @@
 //! A model's description and weights, before compiling.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use troika_device::Device;
 use troika_model::families::{self, DescribedModel};
 use troika_model::spec::ModelSpec;
-use troika_weights::{BindOptions, FileSource, ModelFiles, WeightStore};
+use troika_weights::{BindOptions, FileSource, ModelFiles, WeightStore, open_start, unusable};
 
 use crate::error::Error;
 use crate::source::Source;
@@ -53,6 +54,28 @@ impl Source {
     pub fn spec(&self) -> Result<ModelSpec, Error> {
         Ok(described_in(&self.files()?, self)?.spec)
     }
+}
+
+/// The family of a model and the types of its weights, of the most bytes first, by the first bytes of
+/// its GGUF file of `len` bytes; `None` if they end inside of its header.
+///
+/// # Errors
+/// No GGUF file, a model that is not supported, or types that weights cannot have.
+pub fn outline(name: &str, start: &[u8], len: u64) -> Result<Option<String>, Error> {
+    let Some(start) = open_start(name, start, len)? else { return Ok(None) };
+    let (model, files) = (described_in(&start, &name.into())?, &*start.files);
+    if let Some(error) = unusable(&model, files) {
+        return Err(error.into());
+    }
+    let mut bytes: BTreeMap<&str, usize> = BTreeMap::new();
+    for tensor in files.names().into_iter().filter_map(|name| files.tensor(name)) {
+        let (rows, cols) = tensor.matrix();
+        *bytes.entry(tensor.dtype.name()).or_default() +=
+            rows.saturating_mul(tensor.dtype.row_size(cols));
+    }
+    let mut types: Vec<&str> = bytes.keys().copied().collect();
+    types.sort_by_key(|name| std::cmp::Reverse(bytes[name]));
+    Ok(Some(format!("{} in {}", model.spec.family, types.join(", "))))
 }
 
 /// The description in a model's files.

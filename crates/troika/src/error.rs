@@ -90,6 +90,19 @@ pub enum Error {
         /// The names of the devices.
         known: String,
     },
+    /// Weights that do not fit into memory.
+    #[error(
+        "the weights take {} MiB, and {} MiB of memory are free; {}", needed >> 20, free >> 20,
+        quant.map_or("take a GGUF file, which may be larger than memory".into(), |quant| format!("--quant {quant} makes them fit"))
+    )]
+    TooLarge {
+        /// Bytes of the weights.
+        needed: u64,
+        /// Bytes of memory that are free.
+        free: u64,
+        /// A quantization that fits.
+        quant: Option<&'static str>,
+    },
     /// An error of the engine.
     #[error(transparent)]
     Engine(#[from] EngineError),
@@ -120,7 +133,9 @@ pub enum Error {
     /// A prompt longer than the context.
     #[error(
         "the prompt has {prompt} tokens, the context holds {context} (the model allows {model}); \
-         shorten it{}", if context < model { " or use a larger context" } else { "" }
+         shorten it{}", if context < model {
+            " or use a larger context, which needs more memory for the KV cache"
+        } else { "" }
     )]
     PromptTooLong {
         /// Tokens of the prompt.

@@ -40,6 +40,8 @@
 //! return an error then. To end with a message that names the file, call [`exit_when_shortened`]
 //! first. Replacing a file by renaming is safe.
 
+mod auto;
+mod budget;
 mod calibrate;
 mod calibrated;
 mod checked_device;
@@ -51,6 +53,8 @@ mod energy;
 mod error;
 mod expert_options;
 mod final_norm;
+mod fit;
+mod free_memory;
 mod generate;
 mod generation;
 mod kept_of_devices;
@@ -70,25 +74,26 @@ mod soc_costs;
 mod source;
 mod text;
 
+pub use budget::{HostMemory, MemoryLimits};
 pub use calibrate::{Calibrated, calibrate};
 pub use calibrated::{CalibrationOptions, Outliers, ShadowMemory};
 pub use checked_device::keep_checked;
-pub use describe::{BoundModel, Described, describe};
+pub use describe::{BoundModel, Described, describe, outline};
 pub use devices::limits::{Limit, Limits, measure_bandwidth, measure_limits, multiply_of};
 pub use devices::weight_types::{WeightType, weight_types};
 pub use devices::{
-    DeviceOptions, DeviceSpec, DeviceSpecError, GpuAdapter, GpuSpec, NpuSettings, ProcessorSpec,
-    check_device, gpu_adapters, instruction_sets, npu, open_devices, parse_cores, sim,
-    usable_cores, virtual_clock,
+    AutoDevices, DeviceOptions, DeviceSpec, DeviceSpecError, GpuAdapter, GpuSpec, GpuUse,
+    NpuSettings, ProcessorSpec, check_device, gpu_adapters, instruction_sets, npu, open_devices,
+    parse_cores, sim, usable_cores, virtual_clock,
 };
 pub use driver::EngineGuard;
 pub use energy::{EnergyMeter, Metering, PowerMeter};
 pub use error::Error;
 pub use expert_options::ExpertOptions;
+pub use free_memory::free_memory;
 pub use generate::Finish;
 pub use generation::GenerationDefaults;
 pub use kept_of_devices::{GpuSettings, Notes};
-pub use memory::free_memory;
 pub use observer::OpenObserver;
 pub use open::Model;
 pub use options::{NpuNumbers, OpenOptions, PlanSource, PredictorOptions, SolveOptions};

@@ -1,6 +1,5 @@
-//! How much memory is free, and what of a model's experts it holds.
+//! What of a model's experts is in memory.
 
-use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use troika_device::Clock;
@@ -9,71 +8,12 @@ use troika_plan::{Prediction, RoutingPredictor};
 use troika_trace::{Span, Tracer};
 use troika_weights::{ExpertForecast, WeightStore};
 
+use crate::budget::HostMemory;
 use crate::error::Error;
-
 use crate::options::{OpenOptions, PredictorOptions};
 
-/// Memory that is left for what is not known beforehand: values between segments, scratch memory,
-/// the tokenizer, the system's cache of files.
-const LEFT: u64 = 512 << 20;
-/// The share of free memory that is left for the KV cache, where its size is not given.
-const CACHE_SHARE: u64 = 16;
 /// The share of the experts that is in memory however little is free.
 const LEAST_SHARE: u64 = 64;
-/// Experts are read from disk if the weights take more than these parts of what is free.
-const SHARE: (u64, u64) = (15, 16);
-
-/// Bytes of memory that this process can get, if the system tells: what the machine has free, or
-/// what the process's control group leaves (Linux).
-pub fn free_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let kib = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kib: u64 = kib.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    let free = kib.checked_mul(1024)?;
-    Some(free.min(left_by_groups(Path::new("/sys/fs/cgroup")).unwrap_or(u64::MAX)))
-}
-
-/// What the control groups of this process leave, of both versions.
-fn left_by_groups(root: &Path) -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/self/cgroup").ok()?;
-    let mut left = None;
-    for line in text.lines() {
-        let mut parts = line.splitn(3, ':').skip(1);
-        let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else { continue };
-        let (base, names) = if controllers.is_empty() {
-            (root.to_path_buf(), ["memory.max", "memory.current"])
-        } else if controllers.split(',').any(|c| c == "memory") {
-            (root.join("memory"), ["memory.limit_in_bytes", "memory.usage_in_bytes"])
-        } else {
-            continue;
-        };
-        // Groups within groups: each has a limit of its own.
-        let inner = base.join(path.trim_start_matches('/'));
-        let all = inner.ancestors().take_while(|at| at.starts_with(&base));
-        left = all.filter_map(|at| left_by_group(at, names)).chain(left).min();
-    }
-    left
-}
-
-/// What a group leaves: its limit without what is used, where files in the system's cache make way.
-fn left_by_group(at: &Path, [limit, used]: [&str; 2]) -> Option<u64> {
-    let number = |name: &str| -> Option<u64> {
-        std::fs::read_to_string(at.join(name)).ok()?.trim().parse().ok()
-    };
-    let (limit, used) = (number(limit)?, number(used)?);
-    let stat = std::fs::read_to_string(at.join("memory.stat")).unwrap_or_default();
-    let files = |name: &str| -> Option<u64> {
-        let line = stat.lines().find(|l| l.split(' ').next() == Some(name))?;
-        line.split(' ').nth(1)?.parse().ok()
-    };
-    let of_files = |prefix: &str| {
-        let each = ["active_file", "inactive_file"].map(|name| files(&format!("{prefix}{name}")));
-        Some(each[0]? + each[1]?)
-    };
-    // Version 1 counts a group's children apart.
-    let files = of_files("total_").or_else(|| of_files("")).unwrap_or(0);
-    Some(limit.saturating_sub(used.saturating_sub(files)))
-}
 
 /// Limits the experts in memory to what is asked for, or to what is free if the weights do not fit.
 /// Returns what the user should know. To be called before the folder of packed weights is opened.
@@ -82,16 +22,16 @@ pub(crate) fn limit_experts(store: &mut WeightStore, options: &OpenOptions) -> O
     if experts == 0 {
         return None;
     }
-    if let Some(budget) = options.expert_cache {
+    if let Some(budget) = options.memory.experts {
         if budget < experts {
             store.limit_experts(budget);
         }
         return None;
     }
-    let free = free_memory()?;
+    let host = HostMemory::now(options.memory)?;
     let all: u64 = store.classes().iter().map(|class| class.bytes).sum();
     let rest = all.saturating_sub(experts);
-    if all <= free / SHARE.1 * SHARE.0 {
+    if all <= host.weights() {
         return None;
     }
     let mib = |bytes: u64| bytes >> 20;
@@ -100,11 +40,11 @@ pub(crate) fn limit_experts(store: &mut WeightStore, options: &OpenOptions) -> O
             "the weights take {} MiB, and {} MiB of memory are free: with a folder to read experts \
              from (--cache-dir, and no --no-cache) they need not all be in memory",
             mib(all),
-            mib(free)
+            mib(host.free)
         ));
     };
-    let cache = options.sharing.kv_bytes.unwrap_or(free / CACHE_SHARE);
-    let budget = free.saturating_sub(rest + cache + LEFT).max(experts / LEAST_SHARE);
+    let cache = options.sharing.kv_bytes.unwrap_or(host.cache(all));
+    let budget = host.experts(rest, cache).max(experts / LEAST_SHARE);
     store.limit_experts(budget);
     Some(format!(
         "the experts take {} MiB, of which {} MiB fit into the memory that is free: the others are \

@@ -19,6 +19,9 @@ pub trait OpenObserver: fmt::Debug + Send + Sync {
     /// A sentence that the user of an open model should know.
     fn notice(&self, _sentence: &str) {}
 
+    /// A sentence that says which devices were chosen.
+    fn placed(&self, _sentence: &str) {}
+
     /// A flag that ends compiling when it is set.
     fn cancel(&self) -> Option<Arc<AtomicBool>> {
         None

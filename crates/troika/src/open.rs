@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use troika_device::{Clock, RealClock};
-use troika_engine::{Engine, EngineError, EngineParts};
+use troika_engine::{Engine, EngineError, EngineParts, Sharing};
 use troika_model::chat::HelperCommand;
 use troika_model::spec::ModelSpec;
 use troika_model::tokenizer::Tokenizer;
@@ -12,6 +12,7 @@ use troika_plan::{Plan, Refusal};
 use troika_trace::{Span, Tracer};
 use troika_weights::{ExpertStats, Quant, WeightStore};
 
+use crate::auto::{is_of_device, takes_layers};
 use crate::describe::{BoundModel, Described, describe};
 use crate::devices::virtual_clock;
 use crate::driver::{Driver, EngineGuard};
@@ -53,7 +54,8 @@ pub(crate) struct Opened {
 }
 
 impl Model {
-    /// Opens a folder, a .gguf file or the built-in model on this machine's devices.
+    /// Opens a folder, a .gguf file or the built-in model on this machine's devices. Where devices are
+    /// chosen ([`DeviceOptions::auto`](crate::DeviceOptions::auto)) and fail, the CPU takes their place.
     ///
     /// # Errors
     /// Anything from a missing file to an op that a device refuses.
@@ -72,8 +74,31 @@ impl Model {
         helper: Option<HelperCommand>,
     ) -> Result<Model, Error> {
         let (source, clock) = (source.into(), RealClock::new());
+        // GPUs are looked for while files are read.
+        let search = options.look(source.bytes());
+        let described = describe(&source, options.bind())?;
+        let Described { spec, store, .. } = &described;
+        let chosen = options.chosen_by(search, &source.name(), spec, store)?;
+        match Model::open_described(&source, described, &chosen, helper.clone(), clock) {
+            Err(e) if chosen.is_chosen() && is_of_device(&e) => {
+                options.tell(&format!("{}: the CPU computes: {e}", source.name()));
+                let described = describe(&source, options.bind())?;
+                Model::open_described(&source, described, &options.on_cpu(), helper, clock)
+            }
+            opened => opened,
+        }
+    }
+
+    /// Opens a model whose files are read on the options' devices.
+    fn open_described(
+        source: &Source,
+        described: Described,
+        options: &OpenOptions,
+        helper: Option<HelperCommand>,
+        clock: RealClock,
+    ) -> Result<Model, Error> {
+        let Described { files, spec, mut store } = described;
         let (devices, notes) = options.devices_by(clock)?;
-        let Described { files, spec, mut store } = describe(&source, options.bind())?;
         options.npu_numbers.calibration().iter().try_for_each(|c| c.apply(&spec, &mut store))?;
         let mut text = ModelText::load(&files.source, spec.vocab, helper);
         let warnings = &mut text.warnings;
@@ -125,12 +150,16 @@ impl Model {
         }
         let of_plan = |e: Error| e.of_plan(options.plan.file());
         let mut planned = model.plan(options).map_err(of_plan)?;
+        if options.is_chosen() {
+            takes_layers(&planned.plan, &planned.refusals)?;
+        }
+        planned.fit_weights(options)?;
         // Opening takes real time even with a virtual clock.
         let real = Arc::new(real);
         let Compiled { mut engine, clock, modelled, silent } =
             planned.compile(options, &real).map_err(of_plan)?;
-        let Planned { plan, changes, refusals, model: BoundModel { spec, store, .. }, .. } =
-            planned;
+        let Planned { plan, changes, refusals, kv_bytes, model, .. } = planned;
+        let BoundModel { spec, store, .. } = model;
         let warnings = &mut text.warnings;
         warnings.extend(changes);
         warnings.extend(silent.iter().map(|name| {
@@ -148,7 +177,10 @@ impl Model {
             let instead = CpuInstead {
                 spec: spec.clone(),
                 store: store.clone(),
-                options: options.clone(),
+                options: OpenOptions {
+                    sharing: Sharing { kv_bytes, ..options.sharing },
+                    ..options.clone()
+                },
                 clock: clock.clone(),
                 plan: plan.clone(),
             };
@@ -192,6 +224,16 @@ impl Model {
     /// This thread holds it already, or is in the middle of a step.
     pub fn engine(&self) -> Result<EngineGuard<'_>, Error> {
         self.opened.driver.engine()
+    }
+
+    /// Gives memory of the KV cache that nothing uses back to the system; with `kept` also what is
+    /// kept for prompts that begin alike. Does nothing while work is in flight.
+    ///
+    /// # Errors
+    /// This thread holds the engine.
+    pub fn give_back(&self, kept: bool) -> Result<(), Error> {
+        self.engine()?.give_back(if kept { 0 } else { u64::MAX });
+        Ok(())
     }
 
     /// What became of experts that are read when tokens choose them; `None` if all are in memory.
@@ -279,7 +321,8 @@ impl Planned {
     /// Compiles the plan. What a device refuses only while compiling is planned around, as what it
     /// refuses before.
     fn compile(&mut self, options: &OpenOptions, real: &Arc<RealClock>) -> Result<Compiled, Error> {
-        let Planned { plan, changes, refusals, model, .. } = self;
+        let Planned { plan, changes, refusals, kv_bytes, model, .. } = self;
+        let sharing = Sharing { kv_bytes: *kv_bytes, ..options.sharing };
         let shapes = |key| model.store.shape(key);
         loop {
             let used = model.devices.iter().filter(|d| plan.devices.iter().any(|n| n == d.name()));
@@ -294,7 +337,7 @@ impl Planned {
                 devices: &model.devices,
                 clock: clock.clone(),
                 tracer: options.tracer.clone(),
-                sharing: options.sharing,
+                sharing,
             };
             match Engine::new(parts, &options.compile_control()) {
                 Err(EngineError::Refused { refusal, .. })
@@ -302,6 +345,9 @@ impl Planned {
                 {
                     refusals.push(*refusal);
                     changes.extend(model.avoid(plan, refusals)?);
+                    if options.is_chosen() {
+                        takes_layers(plan, refusals)?;
+                    }
                     model.check_memory(plan, options)?;
                 }
                 made => return Ok(Compiled { engine: made?, clock, modelled, silent }),

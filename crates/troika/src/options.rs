@@ -13,6 +13,7 @@ use troika_plan::{
 use troika_trace::Tracer;
 use troika_weights::{BindOptions, CacheFolder, FloatType, Quant};
 
+use crate::budget::MemoryLimits;
 use crate::calibrated::CalibrationOptions;
 use crate::devices::npu::{Rewrite, Rewrites};
 use crate::devices::{DeviceOptions, Opening, open_with};
@@ -41,14 +42,13 @@ pub struct OpenOptions {
     /// Folder that keeps quantized weights, compiled graphs and what was found of GPUs for the next
     /// start; `None`: nothing is kept.
     pub cache: Option<CacheFolder>,
-    /// The most bytes of experts in memory: the others are read from `cache` when tokens choose
-    /// them. `None`: all of them, if they fit into the memory that is free.
-    pub expert_cache: Option<u64>,
+    /// Limits of memory. Experts that do not fit are read from `cache` when tokens choose them.
+    pub memory: MemoryLimits,
     /// Reads experts ahead while decoding, where not all are in memory.
     pub predictor: Option<PredictorOptions>,
     /// Hears of opening, and may end it.
     pub observer: Option<Arc<dyn OpenObserver>>,
-    /// The longest sequence; `None`: the model's own limit.
+    /// The longest sequence; `None`: the model's own limit, or what fits into memory.
     pub context: Option<usize>,
     /// The most rows of a prompt chunk; `None`: 512, or what a profile finds to be fast.
     pub chunk: Option<usize>,
@@ -79,7 +79,8 @@ impl OpenOptions {
         self.plan.given().is_none() || self.fallback
     }
 
-    /// Opens the devices, whose graphs are written as the plan says.
+    /// Opens the devices, whose graphs are written as the plan says. Without named ones it is the CPU,
+    /// unless [`OpenOptions::chosen`] chose others.
     ///
     /// # Errors
     /// A device that cannot be opened, or a plan that names a rewrite that does not exist.
@@ -98,7 +99,7 @@ impl OpenOptions {
             devices.npu.rewrites = Rewrites(named);
         }
         let notes = Notes { observer: self.observer.clone(), ..Notes::default() };
-        let (check, cache) = (devices.check_gpus, self.cache.clone());
+        let (check, cache) = (devices.gpus.check, self.cache.clone());
         let gpu = GpuSettings { check, cache, notes };
         let opening = Opening { tracer: self.tracer.clone(), clock, gpu };
         Ok((open_with(&devices, &opening)?, opening.gpu.notes))

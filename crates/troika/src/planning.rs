@@ -18,10 +18,10 @@ use troika_solve::{
 };
 use troika_weights::{FloatType, WeightStore};
 
+use crate::budget::HostMemory;
 use crate::describe::{BoundModel, Described, describe};
 use crate::devices::{soc_of, virtual_clock};
 use crate::error::Error;
-use crate::memory::free_memory;
 use crate::options::{NpuNumbers, OpenOptions, PlanSource, SolveOptions};
 use crate::profile_file::subject_of;
 use crate::soc_costs::SocCosts;
@@ -40,6 +40,8 @@ pub struct Planned {
     pub refusals: Vec<Refusal>,
     /// If a profile chose the plan: the plans it beat, the best first.
     pub alternatives: Vec<Alternative>,
+    /// Bytes that the KV cache may take; `None`: what all sequences need.
+    pub kv_bytes: Option<u64>,
     /// What it was planned for.
     pub model: BoundModel,
 }
@@ -71,7 +73,21 @@ impl Planned {
 /// # Errors
 /// Those of [`crate::Model::open`]; but nothing is compiled.
 pub fn make_plan(source: impl Into<Source>, options: &OpenOptions) -> Result<Planned, Error> {
-    BoundModel::open(source, options)?.plan(options)
+    let source = source.into();
+    let options = &source.chosen(options)?;
+    BoundModel::open(&source, options)?.plan(options)
+}
+
+impl Source {
+    /// The options with devices that are chosen for this model, where they leave that open.
+    ///
+    /// # Errors
+    /// Unusable files.
+    pub fn chosen(&self, options: &OpenOptions) -> Result<OpenOptions, Error> {
+        let Some(search) = options.look(self.bytes()) else { return Ok(options.clone()) };
+        let Described { spec, store, .. } = describe(self, options.bind())?;
+        options.chosen_by(Some(search), &self.name(), &spec, &store)
+    }
 }
 
 impl BoundModel {
@@ -93,6 +109,11 @@ impl BoundModel {
     /// A plan that does not fit model and devices, a profile that cannot be used, or an op that
     /// every device refuses.
     pub fn plan(self, options: &OpenOptions) -> Result<Planned, Error> {
+        self.planned(options)?.share_memory(options)
+    }
+
+    /// The same for the context that the options ask for, whatever is free.
+    pub(crate) fn planned(self, options: &OpenOptions) -> Result<Planned, Error> {
         options.experts.check(&self.spec)?;
         let (mut changes, mut alternatives) = (Vec::new(), Vec::new());
         let calibration = options.npu_numbers.calibration().map(|c| &*c.calibration);
@@ -136,7 +157,8 @@ impl BoundModel {
             changes.extend(self.avoid(&mut plan, &refusals)?);
         }
         self.check_memory(&plan, options)?;
-        Ok(Planned { plan, changes, refusals, alternatives, model: self })
+        let kv_bytes = None;
+        Ok(Planned { plan, changes, refusals, alternatives, kv_bytes, model: self })
     }
 
     /// What the devices refuse of a plan, and what a new plan leaves to others.
@@ -272,9 +294,9 @@ impl BoundModel {
 
     /// The most bytes of groups of experts, if the system tells what is free: half of what the model
     /// leaves.
-    fn room_for_groups(&self) -> Option<u64> {
+    fn room_for_groups(&self, options: &OpenOptions) -> Option<u64> {
         let model: u64 = self.store.classes().iter().map(|class| class.bytes).sum();
-        Some(free_memory()?.saturating_sub(model) / 2)
+        Some(HostMemory::now(options.memory)?.groups(model))
     }
 
     /// The best plan by a profile; `None` if there is no profile and none was required.
@@ -322,7 +344,7 @@ impl BoundModel {
         let mut base = self.plan_request(options);
         base.kv_dtype = Some(one.kv_dtype);
         base.calibrated = options.converted(&lowered);
-        base.experts.bytes = base.experts.bytes.or(self.room_for_groups());
+        base.experts.bytes = base.experts.bytes.or(self.room_for_groups(options));
         Ok(Some(solve(&SolveRequest {
             spec: &self.spec,
             lowered: &lowered,

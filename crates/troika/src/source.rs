@@ -34,6 +34,22 @@ impl Source {
         BUILT_IN.0.len() as u64
     }
 
+    /// Bytes of the files that it is read from.
+    pub fn bytes(&self) -> u64 {
+        let of = |path: &PathBuf| std::fs::metadata(path).map_or(0, |about| about.len());
+        match self {
+            Source::Path(path) => weights::files_of_model(path).iter().map(of).sum(),
+            Source::BuiltIn => Source::built_in_bytes(),
+        }
+    }
+
+    /// Its name without folders and a file's ending, for people.
+    pub fn name(&self) -> String {
+        let Source::Path(path) = self else { return NAME.into() };
+        let plain = if path.is_dir() { path.file_name() } else { path.file_stem() };
+        plain.map_or_else(|| self.to_string(), |name| name.to_string_lossy().into_owned())
+    }
+
     /// Opens the model's files.
     ///
     /// # Errors

@@ -8,6 +8,7 @@ use troika::weights::{CacheFile, CacheFolder, CacheKind};
 use crate::error::CliError;
 use crate::flags::{CacheArgs, CacheVerb};
 use crate::output::{self, age, printable};
+use crate::stats::counted;
 
 /// Lists, checks or removes files of the cache.
 ///
@@ -37,8 +38,9 @@ fn contents(file: &CacheFile) -> (String, String) {
     let found = match file.kind {
         CacheKind::Packed => file.index().map(|index| (index.model, index.types)),
         CacheKind::Hash => file.hashed().map(|path| alone(path.display().to_string())),
-        CacheKind::Graph => file.verify().map(|()| alone("compiled for an NPU".into())),
-        CacheKind::Device => file.verify().map(|()| alone("kernels of a GPU".into())),
+        // They may be gigabytes: `verify` reads them.
+        CacheKind::Graph => Ok(alone("compiled for an NPU".into())),
+        CacheKind::Device => Ok(alone("kernels of a GPU".into())),
         CacheKind::Profile => troika_lab::kept_profile(&file.path)
             .map(|(of, whole)| (of, if whole { "complete" } else { "begun" }.into())),
         CacheKind::Partial => Ok(alone("being written, or left behind".into())),
@@ -72,7 +74,7 @@ fn list(place: &str, files: &[CacheFile], json: bool) -> Result<(), CliError> {
         let list: Vec<Value> = files.iter().map(as_json).collect();
         return output::json(&json!({"folder": place, "bytes": total(files), "files": list}));
     }
-    let mut text = format!("{place}: {} files, {}\n", files.len(), mib(total(files)));
+    let mut text = format!("{place}: {}, {}\n", counted(files.len(), "file"), mib(total(files)));
     for file in files {
         let (of, types) = contents(file);
         text.push_str(&format!(
@@ -110,14 +112,15 @@ fn verify(place: &str, files: &[CacheFile], json: bool) -> Result<(), CliError> 
             text.push_str(&format!("  {:<40}  {:>12}  {state}\n", name(file), mib(file.bytes)));
         }
         let seconds = start.elapsed().unwrap_or_default().as_secs_f64();
-        let (n, size) = (files.len(), mib(total(files)));
-        output::write(&format!("{place}: {n} files, {size} read in {seconds:.1} s\n{text}"))?;
+        let (n, size) = (counted(files.len(), "file"), mib(total(files)));
+        output::write(&format!("{place}: {n}, {size} read in {seconds:.1} s\n{text}"))?;
     }
     match damaged {
         0 => Ok(()),
         n => Err(CliError::Failure(format!(
-            "{n} files of the cache {place} are damaged; a start that needs one makes it again, and \
-             troika cache clear removes all"
+            "damaged in the cache {place}: {}; a start that needs one makes it again, and troika \
+             cache clear removes all",
+            counted(n, "file")
         ))),
     }
 }
@@ -127,5 +130,6 @@ fn removed(place: &str, files: &[CacheFile], json: bool) -> Result<(), CliError>
         let list: Vec<String> = files.iter().map(|f| f.path.display().to_string()).collect();
         return output::json(&json!({"folder": place, "bytes": total(files), "removed": list}));
     }
-    output::write(&format!("{place}: {} files removed, {}\n", files.len(), mib(total(files))))
+    let (n, size) = (counted(files.len(), "file"), mib(total(files)));
+    output::write(&format!("{place}: {n} removed, {size}\n"))
 }

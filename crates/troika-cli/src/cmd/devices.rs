@@ -13,7 +13,7 @@ use troika::{
 
 use crate::error::CliError;
 use crate::flags::{DevicesArgs, cache_or_default, named_apart, npu_settings};
-use crate::{output, progress};
+use crate::{output, progress, stats};
 
 /// Lists devices with their facts.
 ///
@@ -38,7 +38,8 @@ pub fn run(args: &DevicesArgs) -> Result<(), CliError> {
             let threads = DeviceOptions { devices, ..options.clone() }.threads();
             let measure = || measure_bandwidth(threads);
             let found = *bandwidths.entry(threads).or_insert_with(measure);
-            listed.line(&format!("read bandwidth: {found:.1} GB/s ({threads} threads)"));
+            let by = stats::counted(threads, "thread");
+            listed.line(&format!("read bandwidth: {found:.1} GB/s ({by})"));
             found
         });
         listed.set("read_gb_per_s", bandwidth.into());

@@ -71,6 +71,6 @@ fn as_text(findings: &[Finding], lacking: &[&str]) -> String {
     let count = |state| findings.iter().filter(|f| f.state == state).count();
     let (better, missing) = (count(FindingState::Improvable), count(FindingState::Missing));
     let runs = if lacking.is_empty() { "a model can run" } else { "no model can run" };
-    let summary = format!("{runs}; {better} can be better, {missing} are missing\n");
+    let summary = format!("{runs}; {better} can be better, {missing} missing\n");
     lines.chain(std::iter::once(summary)).collect()
 }

@@ -10,7 +10,7 @@ use crate::error::CliError;
 use crate::flags::{CalibrationArgs, OpenArgs, PerplexityArgs, PlanFileArgs};
 use crate::input::read_input;
 use crate::interrupt::Interrupt;
-use crate::{expert_groups, gpu, output, progress, resolve};
+use crate::{expert_groups, output, progress, resolve};
 
 /// The window of `llama-perplexity`.
 const WINDOW: usize = 512;
@@ -22,7 +22,6 @@ const WINDOW: usize = 512;
 pub fn run(args: &PerplexityArgs) -> Result<(), CliError> {
     let source = resolve::model(&args.model)?;
     let text = read_input(args.file.as_deref())?;
-    gpu::tell(args.plan.search_gpu(&args.open.compute.placement));
     let interrupt = Interrupt::listen();
     let measuring = Measuring { args, source: &source, text: &text, interrupt: &interrupt };
     let calibration = &args.open.compute.placement.calibration;
@@ -157,6 +156,7 @@ fn open(
 ) -> Result<Model, CliError> {
     let mut options = run::open_options(args, Tracer::off())?;
     plan.apply(&mut options, Some(interrupt))?;
+    options.devices.auto = args.compute.placement.auto_or_open();
     let given = options.context;
     options.context = Some(given.unwrap_or(WINDOW));
     match Model::open(source, &options) {

@@ -10,7 +10,7 @@ use troika_lab::Subject;
 use super::run::open_options;
 use crate::error::CliError;
 use crate::flags::PlanArgs;
-use crate::{file, output, resolve};
+use crate::{file, output, resolve, stats};
 
 /// Makes a plan, and prints or writes it.
 ///
@@ -22,6 +22,8 @@ pub fn run(args: &PlanArgs) -> Result<(), CliError> {
     let compute = &args.open.compute;
     let mut options = open_options(&args.open, Tracer::off())?;
     compute.placement.use_own_profile(&compute.quant, &mut options);
+    options.devices.auto = compute.placement.auto_or_open();
+    let options = subject.chosen(&options)?;
     let mut planned = subject.bind(&options, false)?.plan(&options)?;
     if args.compile {
         compile(&subject, &options, &mut planned)?;
@@ -73,11 +75,11 @@ fn beaten(plan: &Plan, goal: Goal, alternatives: &[Alternative]) -> String {
     let Some(p) = &plan.predicted else { return String::new() };
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     let mut text = format!(
-        "\npredicted by {}, for a prompt of {} tokens and {} more; the goal is {}\n\n\
+        "\npredicted by {}, for {} of a prompt and {} more; the goal is {}\n\n\
          | plan | first token, ms | next tokens, ms | energy, J | weights, MiB | worse by |\n\
          | --- | ---: | ---: | ---: | ---: | ---: |\n",
         p.source,
-        p.prompt,
+        stats::counted(p.prompt, "token"),
         p.generate,
         goal.name()
     );
@@ -97,9 +99,7 @@ fn beaten(plan: &Plan, goal: Goal, alternatives: &[Alternative]) -> String {
     }
     if alternatives.iter().any(|a| better(a) < best) {
         text.push_str(
-            "\nPlans that are predicted to be a little better use more devices than the chosen one: \
-             a gain of less than 3 %, or 7 % with groups of experts, is within the error of the \
-             prices.\n",
+            "\nA plan with more devices is chosen for a gain of 3 % or more (groups of experts: 7 %).\n",
         );
     }
     if !p.lengths.is_empty() {
@@ -152,7 +152,7 @@ fn copied(phases: &[PhaseCopies]) -> String {
          | --- | --- | --- | --- | ---: | ---: |\n",
     );
     for p in phases {
-        let before = format!("{} cached tokens, once", p.cached);
+        let before = format!("{}, once", stats::counted(p.cached, "cached token"));
         p.handover.iter().for_each(|c| text.push_str(&copy_line("caches", &before, c)));
         let tokens = match p.phase {
             Phase::Prefill if p.tokens == 1 => "a chunk of a token".to_string(),

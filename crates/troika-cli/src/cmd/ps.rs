@@ -169,10 +169,11 @@ fn as_text(status: &Value) -> String {
 /// A line on the server as a whole.
 fn summary(status: &Value) -> String {
     let mut line = format!(
-        "troika {}, up {} s: {} clients, {} running, {} queued, memory {}",
+        "troika {}, up {} s: {} {}, {} running, {} queued, memory {}",
         text(&status["version"]),
         status["uptime_s"].as_f64().unwrap_or(0.0).round(),
         number(&status["clients"]),
+        if status["clients"] == 1 { "client" } else { "clients" },
         number(&status["running"]),
         number(&status["queued"]),
         size(&status["memory_bytes"])

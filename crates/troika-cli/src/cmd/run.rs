@@ -12,7 +12,7 @@ use crate::generate::generate;
 use crate::input::{is_stdin, read_input};
 use crate::interrupt::Interrupt;
 use crate::prompt::{system, tokenize};
-use crate::{chat, expert_groups, file, gpu, memory, output, parallel, resolve, stats};
+use crate::{chat, expert_groups, file, memory, output, parallel, resolve, stats};
 
 /// Generates text for one prompt, or opens a chat.
 ///
@@ -20,7 +20,6 @@ use crate::{chat, expert_groups, file, gpu, memory, output, parallel, resolve, s
 /// Anything from a missing model to a full disk.
 pub fn run(args: &RunArgs) -> Result<(), CliError> {
     file::check("trace", args.trace.as_deref())?;
-    let mut search = args.plan.search_gpu(&args.open.compute.placement);
     let source = resolve::model(&args.model)?;
     let prompt = match args.parallel {
         Some(_) => Prompt::Lines(lines(args)?),
@@ -28,6 +27,7 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
     };
     let tracer = if args.trace.is_some() { Tracer::on() } else { Tracer::off() };
     let mut options = open_options(&args.open, tracer.clone())?;
+    options.devices.auto = args.open.compute.placement.auto_or_open();
     let interrupt = Interrupt::listen();
     args.plan.apply(&mut options, Some(&interrupt))?;
     args.npu_profiling.apply(&mut options)?;
@@ -39,9 +39,6 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
     let model = Model::open_with_helper(&source, &options, chat_helper())?;
     tell(&model, args, &prompt)?;
     let chats = matches!(prompt, Prompt::Chat);
-    if chats {
-        gpu::tell(search.take());
-    }
     let result = match prompt {
         Prompt::Chat => chat::run(&model, args, &interrupt),
         Prompt::Lines(lines) => parallel::run(&model, &source, args, &lines, &interrupt),
@@ -51,8 +48,6 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
             once(&model, &source, args, &ids, Some(time), &interrupt)
         }
     };
-    // An answer does not wait for the search.
-    gpu::tell(search);
     if args.verbose {
         output::note(&memory::report(&model)?);
     }

@@ -13,7 +13,7 @@ use troika_server::{Ended, ModelOffer, ServerOptions, serve};
 use super::run::open_options;
 use crate::error::CliError;
 use crate::flags::{ModelArgs, ServeArgs, chat_helper};
-use crate::{gpu, output, resolve};
+use crate::{output, resolve};
 
 /// Serves models until it is stopped.
 ///
@@ -22,6 +22,7 @@ use crate::{gpu, output, resolve};
 pub fn run(args: &ServeArgs) -> Result<(), CliError> {
     let mut options = open_options(&args.open, Tracer::off())?;
     args.plan.apply(&mut options, None)?;
+    options.devices.auto = args.open.compute.placement.auto_or_open();
     options.sharing = args.sharing.sharing(args.parallel);
     let seconds = |s: f64| Duration::try_from_secs_f64(s).unwrap_or_default();
     let mib = |n: u64| n.saturating_mul(1 << 20);
@@ -45,7 +46,6 @@ pub fn run(args: &ServeArgs) -> Result<(), CliError> {
         note: Arc::new(log),
         requests: args.verbose.then(|| Arc::new(log) as troika_server::Log),
     };
-    gpu::tell(args.plan.search_gpu(&args.open.compute.placement));
     let has_keys = !options.keys.is_empty();
     let ended = serve(options, &mut |address| {
         let key = if has_keys { "; it asks for a key" } else { "" };
@@ -53,7 +53,7 @@ pub fn run(args: &ServeArgs) -> Result<(), CliError> {
     });
     match ended.map_err(|e| CliError::Failure(e.to_string()))? {
         Ended { cut: 0 } => Ok(()),
-        Ended { cut } => Err(CliError::Interrupted(format!("{cut} answers were cut off"))),
+        Ended { cut } => Err(CliError::Interrupted(format!("answers that were cut off: {cut}"))),
     }
 }
 

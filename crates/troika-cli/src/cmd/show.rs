@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use troika::model::spec::{Ffn, Layer, Mixer, ModelSpec, Norm};
 use troika::weights::{BindOptions, ClassError, FloatType};
-use troika::{Described, describe};
+use troika::{Described, HostMemory, MemoryLimits, describe};
 
 use crate::error::CliError;
 use crate::flags::ShowArgs;
@@ -167,6 +167,7 @@ fn as_text(d: &Described, path: &str) -> String {
         s.push_str(&format!("  layers {} ({})\n{text}", ranges(&layers), layers.len()));
     }
     s.push_str(&format!("  KV cache      {} per token in 16 bits\n", bytes(cache_bytes(spec))));
+    s.push_str(&memory(spec, size));
     s.push_str("  weights\n");
     for c in classes {
         s.push_str(&format!(
@@ -178,6 +179,18 @@ fn as_text(d: &Described, path: &str) -> String {
         ));
     }
     s
+}
+
+/// What is free here, and what that means for weights of so many bytes.
+fn memory(spec: &ModelSpec, size: u64) -> String {
+    let Some(host) = HostMemory::now(MemoryLimits::default()) else { return String::new() };
+    let cache = host.cache(size);
+    let tokens = cache.checked_div(cache_bytes(spec)).unwrap_or(u64::MAX);
+    let (free, cache, tokens) = (bytes(host.free), bytes(cache), tokens.min(spec.context as u64));
+    match size <= host.weights() {
+        true => format!("  memory        {free} free: KV cache up to {cache}, {tokens} tokens\n"),
+        false => format!("  memory        {free} free, which is less than the weights take\n"),
+    }
 }
 
 /// Quantization errors; empty if nothing was quantized.

@@ -1,9 +1,10 @@
 //! Cores and instruction sets.
 
-use troika::{instruction_sets, open_devices, parse_cores, usable_cores};
+use troika::{instruction_sets, parse_cores, usable_cores};
 
 use super::finding::Finding;
 use super::machine::HostMachine;
+use crate::stats::counted;
 
 /// Whether this process may use all cores.
 pub fn cores(machine: &HostMachine) -> Vec<Finding> {
@@ -15,7 +16,7 @@ pub fn cores(machine: &HostMachine) -> Vec<Finding> {
     let (present, online, usable) = (all("present"), all("online"), usable_cores());
     let quota = std::thread::available_parallelism().map_or(1, usize::from);
     if usable.is_empty() {
-        return vec![Finding::fine(TOPIC, format!("{quota} cores"))];
+        return vec![Finding::fine(TOPIC, counted(quota, "core"))];
     }
     let threads = machine.devices().threads();
     let of = |n: usize, all: usize| format!("{n} of {all} cores can be used");
@@ -43,8 +44,11 @@ pub fn cores(machine: &HostMachine) -> Vec<Finding> {
         };
         return vec![Finding::improvable(TOPIC, says).mended_by(fix)];
     }
-    let says =
-        format!("{}, by {threads} threads", of(usable.len(), online.len().max(usable.len())));
+    let says = format!(
+        "{}, by {}",
+        of(usable.len(), online.len().max(usable.len())),
+        counted(threads, "thread")
+    );
     vec![Finding::fine(TOPIC, says)]
 }
 
@@ -62,17 +66,11 @@ pub fn instructions(machine: &HostMachine) -> Vec<Finding> {
         let hint = "qemu-system-x86_64 -cpu host, where this virtual machine is started";
         return vec![if has("hypervisor") { found.mended_by(hint) } else { found }];
     }
-    let devices = open_devices(&machine.devices()).unwrap_or_default();
-    let facts = devices.first().map(|device| device.caps().facts.clone()).unwrap_or_default();
-    let features = facts.into_iter().find(|(name, _)| name == "features");
-    let features = features.map_or(String::new(), |(_, list)| {
-        format!("; the processor has {}", list.replace(',', ", "))
-    });
     if has("amx_tile") && best != "amx" {
         let says = format!(
-            "{best}{features}: the processor has AMX tiles, which Linux lets programs use from 5.16 on"
+            "{best}: the processor has AMX tiles, which Linux lets programs use from 5.16 on"
         );
         return vec![Finding::improvable(TOPIC, says)];
     }
-    vec![Finding::fine(TOPIC, format!("{best}{features}"))]
+    vec![Finding::fine(TOPIC, format!("{best} (troika devices lists all that the processor has)"))]
 }

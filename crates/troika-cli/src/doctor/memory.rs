@@ -5,6 +5,7 @@ use troika::{free_memory, measure_bandwidth};
 use super::finding::Finding;
 use super::machine::HostMachine;
 use crate::output::bytes;
+use crate::stats::counted;
 
 /// With less, only small models run.
 const LITTLE: u64 = 2 << 30;
@@ -47,7 +48,8 @@ pub fn bandwidth(machine: &HostMachine) -> Vec<Finding> {
     let threads = machine.devices().threads();
     let speed = measure_bandwidth(threads);
     let says = format!(
-        "{speed:.1} GB/s with {threads} threads: 4 GB of weights decode at {:.1} tok/s at most",
+        "{speed:.1} GB/s with {}: 4 GB of weights decode at {:.1} tok/s at most",
+        counted(threads, "thread"),
         speed / 4.0
     );
     vec![Finding::fine("bandwidth", says)]

@@ -6,6 +6,7 @@ use troika::{Control, Error, Model, OpenOptions, Request, Source};
 
 use super::finding::Finding;
 use super::machine::HostMachine;
+use crate::stats::counted;
 
 /// Tokens that are generated.
 const TOKENS: usize = 8;
@@ -16,10 +17,8 @@ pub fn answers(machine: &HostMachine) -> Vec<Finding> {
     let found = match generate(machine) {
         Ok(tokens) => {
             let ms = start.elapsed().as_millis();
-            Finding::fine(
-                "model",
-                format!("the built-in model answers: {tokens} tokens in {ms} ms"),
-            )
+            let tokens = counted(tokens, "token");
+            Finding::fine("model", format!("the built-in model answers: {tokens} in {ms} ms"))
         }
         Err(e) => {
             let says = format!("the built-in model does not run: {e}");

@@ -15,9 +15,11 @@ enum Idle {
     Beside(&'static str),
     /// Without another flag.
     Without(&'static str),
+    /// Where another flag's number is 0 or less.
+    AtZero(&'static str),
 }
 
-use Idle::{Beside, In, Without};
+use Idle::{AtZero, Beside, In, Without};
 
 /// The names of some flags with spaces between, where they have no effect, and why.
 type Rule = (&'static str, Idle, &'static str);
@@ -47,6 +49,7 @@ const RULES: &[Rule] = &[
         Without("parallel"),
         "a prompt alone delays no other; --ubatch-size is the length of its chunks",
     ),
+    ("top_k top_p min_p", AtZero("temp"), "the most likely token is always taken"),
     ("parse_special", Beside("prompt_ids"), "token ids are not parsed"),
     ("cache_mib", Beside("no_cache"), "nothing is kept"),
     ("n_prompt", Beside("overhead"), "the overhead is that of decoding"),
@@ -113,6 +116,12 @@ pub(super) fn check(verb: &Command, given: &ArgMatches) -> Result<(), CliError> 
             In(idle) if *idle == verb.get_name() => format!("in troika {idle}"),
             Without(needed) => match find(verb, needed) {
                 Some(arg) if !any(arg) => format!("without {}", name(arg, given)),
+                _ => continue,
+            },
+            AtZero(other) => match find(verb, other) {
+                Some(arg) if any(arg) && given.get_one(other).is_some_and(|n: &f32| *n <= 0.0) => {
+                    format!("with {} 0", name(arg, given))
+                }
                 _ => continue,
             },
             _ => continue,

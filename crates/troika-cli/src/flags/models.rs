@@ -9,6 +9,10 @@ pub struct PullArgs {
     /// @REVISION behind them is a branch, tag or commit
     #[arg(value_name = "MODEL", required = true)]
     pub models: Vec<String>,
+    /// Of a repository with several models, fetch the best one that fits into free memory; without
+    /// this, they are listed
+    #[arg(short, long)]
+    pub yes: bool,
     /// Ask the Hub whether a model that is here has changed, and fetch what is new
     #[arg(long, alias = "update")]
     pub refresh: bool,

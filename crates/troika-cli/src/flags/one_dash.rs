@@ -1,5 +1,5 @@
-//! Flags that llama.cpp spells with one dash and several letters. They are read before the parser
-//! of flags, which would take `-ngl` for `-n gl`.
+//! Flags of llama.cpp that Troika spells otherwise or has not. They are read before the parser of
+//! flags, which would take `-ngl` for `-n gl`.
 
 use std::ffi::{OsStr, OsString};
 
@@ -11,8 +11,15 @@ use crate::error::CliError;
 /// or a refusal that says what there is instead.
 const PAGE: &str = include_str!("../../../../docs/running.md");
 
+/// A word without a value behind its sign of equality, and that value.
+fn apart(word: &OsStr) -> (&OsStr, Option<&str>) {
+    let parts = word.to_str().filter(|text| text.starts_with("--")).and_then(|t| t.split_once('='));
+    parts.map_or((word, None), |(flag, value)| (flag.as_ref(), Some(value)))
+}
+
 /// What becomes of a word, if it is a flag of the table.
 fn meaning(word: &OsStr) -> Option<&'static str> {
+    let (word, _) = apart(word);
     let rows = PAGE.lines().filter(|line| line.starts_with("| `-"));
     let mut cells = rows.filter_map(|row| row.trim_matches(['|', ' ']).split_once(" | "));
     let names = |flags: &str| flags.split(' ').any(|flag| word == flag.trim_matches('`'));
@@ -36,14 +43,18 @@ pub(super) fn translate(
                 |why: &str| CliError::Usage(format!("{} is llama.cpp's: {why}", word.display()));
             verb.ok_or_else(|| refuse("name a command first, such as troika run"))?;
             if let Some(why) = meaning.strip_prefix("always: ") {
-                if words.next_if(|value| value == "off" || value == "0").is_some() {
+                let said =
+                    |value: &OsString| ["on", "auto", "1", "off", "0"].iter().any(|v| value == v);
+                let joined = apart(&word).1.map(OsString::from);
+                let value = joined.or_else(|| words.next_if(said));
+                if value.is_some_and(|value| value == "off" || value == "0") {
                     return Err(refuse(&format!("it cannot be off, since {why}")));
                 }
-                words.next_if(|value| value == "on" || value == "auto" || value == "1");
                 continue;
             }
             let flag = meaning.strip_prefix('`').ok_or_else(|| refuse(meaning))?;
-            word = flag.trim_end_matches('`').into();
+            let flag = flag.trim_end_matches('`');
+            word = apart(&word).1.map_or(flag.into(), |value| format!("{flag}={value}").into());
             // Two of llama.cpp's flags may be one here, with one value.
             let before = read.iter().position(|other| *other == word);
             if before.is_some_and(|at| words.peek() == read.get(at + 1)) {
@@ -92,7 +103,17 @@ mod tests {
         -j -jf -kvo -kvu -lcd -lcs -lm -lv -lzm -md -mg -mli -mm -mmdev -mmp -mmu -mu -mv -ncffn \
         -ncmoe -ncmoed -ndio -ngl -ngld -nkvo -no-ag -no-cnv -no-kvu -nocb -nopo -np -npl -npp -nr \
         -ns -ntg -oe -ofreq -ot -otd -pg -pps -ptc -rea -rpc -sm -sp -sps -st -sys -sysf -tb -tbd \
-        -td -tgs -to -ts -ub";
+        -td -tgs -to -ts -ub \
+        --jinja --no-jinja --mlock --mmap --no-mmap --slots --no-slots --props --metrics --webui \
+        --no-webui --warmup --no-warmup --no-display-prompt --context-shift --no-context-shift \
+        --keep --check-tensors --list-devices --perf --no-perf --numa --draft --draft-max \
+        --chat-template --chat-template-file --chat-template-kwargs --reasoning-format \
+        --reasoning-budget --lora --lora-scaled --control-vector --grammar --grammar-file \
+        --mirostat --dry-multiplier --xtc-probability --typical --top-n-sigma --dynatemp-range \
+        --samplers --rope-scaling --rope-freq-base --rope-freq-scale --yarn-orig-ctx \
+        --override-kv --prompt-cache --slot-save-path --cache-reuse --swa-full --reranking \
+        --rerank --pooling --threads-http --prio --poll --cpu-strict --log-disable --log-file \
+        --simple-io --verbose-prompt";
 
     /// What becomes of a command line, in words.
     fn read(line: &[&str]) -> Result<Vec<String>, String> {
@@ -130,7 +151,7 @@ mod tests {
         // The table takes nothing away from Troika's own flags.
         let rows = PAGE.lines().filter(|line| line.starts_with("| `-"));
         let flags: Vec<&str> = rows.flat_map(|row| row.split(" | ").next()).collect();
-        assert!(flags.len() > 40);
+        assert!(flags.len() > 60);
         for flag in flags.iter().flat_map(|flags| flags[2..].split(' ')) {
             let flag = flag.trim_matches('`');
             let letter = flag.strip_prefix('-').filter(|rest| rest.len() == 1);
@@ -172,6 +193,10 @@ mod tests {
         let two = "run --cache-type f16 --cache-type bf16";
         assert_eq!(own(&["run", "-ctk", "f16", "-ctv", "bf16"]), two);
         assert_eq!(own(&["serve", "-hf", "a/b:Q4_K_M"]), "serve --model a/b:Q4_K_M");
+        assert_eq!(own(&["run", "--cache-type-k=f16", "--jinja"]), "run --cache-type=f16");
+        assert_eq!(own(&["run", "--flash-attn=on", "-c", "8"]), "run -c 8");
+        assert!(read(&["run", "--flash-attn=off"]).unwrap_err().contains("cannot be off"));
+        assert!(read(&["run", "--mmproj=x"]).unwrap_err().starts_with("--mmproj=x is llama.cpp's"));
         let off = read(&["run", "-fa", "off"]).unwrap_err();
         assert_eq!(
             off,

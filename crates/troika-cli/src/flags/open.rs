@@ -8,7 +8,7 @@ use troika::graph::DType;
 use troika::model::chat::HelperCommand;
 use troika::plan::{RoutingPredictor, Strategy};
 use troika::weights::FloatType;
-use troika::{DeviceOptions, OpenOptions, PredictorOptions};
+use troika::{DeviceOptions, GpuUse, MemoryLimits, OpenOptions, PredictorOptions};
 
 use super::npu::npu_settings;
 use super::placement::PlacementArgs;
@@ -18,6 +18,7 @@ use crate::error::CliError;
 use crate::input::read_bytes;
 use crate::output;
 use crate::progress::OpeningBars;
+use crate::stats::counted;
 
 /// How this program renders chat templates in a process of its own.
 pub fn chat_helper() -> Option<HelperCommand> {
@@ -58,6 +59,14 @@ impl ComputeArgs {
     /// The devices, each with some threads.
     pub fn devices(&self, threads: Option<usize>) -> DeviceOptions {
         let cores = self.cores.clone().map(|c| c.0);
+        // A control group's quota counts, rounded down: the standard library asks for it.
+        let usable = std::thread::available_parallelism().map_or(1, usize::from);
+        if let Some(threads) = threads.filter(|threads| *threads > usable) {
+            let usable = counted(usable, "core");
+            output::note_line(&format!(
+                "warning: {threads} threads share {usable} and wait for each other: take fewer (-t)"
+            ));
+        }
         let devices = self.placement.devices();
         if devices.iter().any(|d| d.npu.is_some()) {
             output::keep_apart();
@@ -67,8 +76,9 @@ impl ComputeArgs {
         npu.row_buckets.sort_unstable();
         npu.row_buckets.dedup();
         let (isa, memory) = (self.isa.clone(), self.placement.device_memory.clone());
-        let (check_gpus, own_gpu_memory) = (true, false);
-        DeviceOptions { threads, cores, isa, devices, memory, npu, check_gpus, own_gpu_memory }
+        let auto = self.placement.auto();
+        let gpus = GpuUse { check: true, own_memory: false };
+        DeviceOptions { threads, cores, isa, devices, auto, memory, npu, gpus }
     }
 
     /// The options for opening a model.
@@ -93,7 +103,10 @@ impl ComputeArgs {
             quant: self.quant.quant,
             cache: self.quant.cache(),
             observer: Some(Arc::new(OpeningBars::default())),
-            expert_cache: self.expert_cache_mib.map(|mib| mib.saturating_mul(1 << 20)),
+            memory: MemoryLimits {
+                experts: self.expert_cache_mib.map(|mib| mib.saturating_mul(1 << 20)),
+                ..MemoryLimits::default()
+            },
             predictor: self.predictor.as_deref().map(predictor).transpose()?,
             chunk: self.ubatch_size,
             devices: self.devices(threads),

@@ -1,8 +1,9 @@
-//! No file that is written may be one that is read, or another one that is written: asked before
-//! anything else is done.
+//! No file that is written may be one that is read, another one that is written, or somebody else's:
+//! asked before anything else is done.
 
 use std::ffi::OsStr;
-use std::fs::Metadata;
+use std::fs::{self, Metadata};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use clap::{ArgMatches, Command};
@@ -15,7 +16,11 @@ use super::quant::cache_or_default;
 use crate::error::CliError;
 
 /// Flags that name a file that is written.
-const OUTPUTS: [&str; 3] = ["trace", "out", "soc_out"];
+const OUTPUTS: [&str; 4] = ["trace", "out", "soc_out", "routing_trace"];
+
+/// What the first bytes hold of the files that these flags write. One that is there with other
+/// contents is not replaced.
+const OWN: [&str; 4] = ["\"traceEvents\"", "TROIKART", "TROIKARP", "numerics = "];
 
 /// Flags that name a file that is read, and what it is.
 const INPUTS: [(&str, &str); 4] =
@@ -34,7 +39,7 @@ enum Identity {
 impl Identity {
     /// `None` where there is something other than a file: nothing is replaced there.
     fn of(path: &Path) -> Option<Identity> {
-        match std::fs::metadata(path) {
+        match fs::metadata(path) {
             Ok(meta) => Identity::of_file(&meta, || path.canonicalize().ok()),
             Err(_) => {
                 let name = path.file_name()?;
@@ -94,6 +99,17 @@ impl Files {
     }
 }
 
+/// Whether a file that is there is one that Troika wrote, or has no contents to lose.
+fn is_own(path: &Path) -> bool {
+    let mut head = Vec::new();
+    let read = fs::File::open(path).and_then(|file| file.take(4096).read_to_end(&mut head));
+    let text = String::from_utf8_lossy(&head);
+    // Files of other programs have versions, too, but as text.
+    let digit = |rest: &str| rest.trim_start().starts_with(|c: char| c.is_ascii_digit());
+    let version = text.split_once("\"version\":").is_some_and(|(_, rest)| digit(rest));
+    read.is_err() || head.is_empty() || version || OWN.iter().any(|mark| text.contains(mark))
+}
+
 /// What a flag of the verb says, if there is such a flag.
 fn values<'a>(verb: &Command, given: &'a ArgMatches, id: &str) -> Vec<&'a OsStr> {
     let known = verb.get_arguments().any(|arg| arg.get_id() == id);
@@ -107,7 +123,8 @@ fn values<'a>(verb: &Command, given: &'a ArgMatches, id: &str) -> Vec<&'a OsStr>
 /// The first such file, by its flag.
 pub(super) fn check(verb: &Command, given: &ArgMatches) -> Result<(), CliError> {
     let mut outputs = Files::default();
-    for id in OUTPUTS {
+    // There it is read.
+    for id in OUTPUTS.into_iter().filter(|id| (verb.get_name(), *id) != ("report", "trace")) {
         let flag = verb.get_arguments().find(|arg| arg.get_id() == id);
         let flag = format!("--{}", flag.and_then(|f| f.get_long()).unwrap_or(id));
         values(verb, given, id).into_iter().for_each(|path| outputs.add(&flag, path));
@@ -136,6 +153,13 @@ pub(super) fn check(verb: &Command, given: &ArgMatches) -> Result<(), CliError> 
                 output.what, other.what
             )));
         }
+        if output.path.is_file() && !is_own(&output.path) {
+            return Err(CliError::Usage(format!(
+                "{} {path} would replace a file that troika did not write; name another, or remove \
+                 that one first",
+                output.what
+            )));
+        }
         written.0.push(output);
     }
     Ok(())
@@ -149,9 +173,9 @@ fn inputs(verb: &Command, given: &ArgMatches) -> Files {
         let named = values(verb, given, id).into_iter().filter(|v| *v != OWN_PROFILE);
         named.for_each(|path| files.add(what, path));
     }
-    if !values(verb, given, "device").is_empty() {
-        let specs = given.get_many::<DeviceSpec>("device").into_iter().flatten();
-        specs.filter_map(|s| s.processor.as_ref()).for_each(|p| files.add("SoC file", &p.file));
+    for device in values(verb, given, "device") {
+        let spec = device.to_str().and_then(|text| text.parse::<DeviceSpec>().ok());
+        spec.and_then(|s| s.processor).iter().for_each(|p| files.add("SoC file", &p.file));
     }
     for id in ["positional", "model"] {
         for name in values(verb, given, id) {

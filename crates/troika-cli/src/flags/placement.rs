@@ -3,14 +3,13 @@
 use std::collections::HashSet;
 use std::num::ParseIntError;
 use std::path::{Path, PathBuf};
-use std::process::Child;
 use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
 use clap::builder::TypedValueParser;
 use troika::plan::{Goal, Plan, PlanError, Strategy, SyncMode};
-use troika::{DeviceSpec, OpenOptions, PlanSource, ProfileAt, SolveOptions};
+use troika::{AutoDevices, DeviceSpec, OpenOptions, PlanSource, ProfileAt, SolveOptions};
 
 use crate::error::CliError;
 use crate::flags::calibration::CalibrationArgs;
@@ -54,6 +53,17 @@ fn shared_core(devices: &[DeviceSpec]) -> Option<usize> {
 
 pub(super) fn device(text: &str) -> Result<DeviceSpec, String> {
     text.parse().map_err(|e: troika::DeviceSpecError| e.to_string())
+}
+
+/// A device, or that devices are chosen.
+#[derive(Clone, Debug, PartialEq)]
+pub enum DeviceArg {
+    Auto,
+    Named(DeviceSpec),
+}
+
+fn device_or_auto(text: &str) -> Result<DeviceArg, String> {
+    if text == "auto" { Ok(DeviceArg::Auto) } else { device(text).map(DeviceArg::Named) }
 }
 
 /// A number of layers; `all` and `auto` are -1.
@@ -112,14 +122,15 @@ pub struct PlacementArgs {
         [NAME=]gpu[:NUMBER|:ADAPTER], such as gpu:1 or gpu:radeon (docs/gpu.md), as \
         [NAME=]npu[:PROVIDER[:DEVICE]], such as npu:openvino:cpu (docs/npu.md), or as \
         [NAME=]virtual:FILE.toml[:PROCESSOR], a processor that the file describes (socs/README.md); \
-        may be repeated, or be a list with commas [default: one CPU device]")]
+        may be repeated, or be a list with commas [default: auto; cpu for commands that measure or \
+        record, and with --strategy or --profile]")]
     #[arg(long, value_name = "SPEC", value_delimiter = ',', env = "TROIKA_DEVICE")]
-    #[arg(value_parser = device, conflicts_with_all = ["threads", "cores", "isa"])]
-    pub device: Vec<DeviceSpec>,
-    /// llama.cpp's way to name devices: 0 is the CPU, other numbers are a GPU for the whole model, if
-    /// there is one
+    #[arg(value_parser = device_or_auto, conflicts_with_all = ["threads", "cores", "isa"])]
+    pub device: Vec<DeviceArg>,
+    /// The most layers on a GPU, the last ones, as far as its memory takes them: 0 is the CPU alone,
+    /// all or more than there are has the head on the GPU, too
     #[arg(long, visible_alias = "gpu-layers", value_name = "N", value_parser = layers)]
-    #[arg(allow_negative_numbers = true, conflicts_with = "device")]
+    #[arg(allow_negative_numbers = true, conflicts_with_all = ["device", "strategy"])]
     pub n_gpu_layers: Option<i64>,
     /// The most MiB of weights that devices may hold, such as npu=4096 [default: no limit]
     ///
@@ -208,12 +219,31 @@ pub fn profile_at(file: Option<&Path>, cache: &QuantArgs) -> Result<ProfileAt, C
 }
 
 impl PlacementArgs {
-    /// The devices that are asked for; none: the CPU.
+    /// The devices that are named; none: the CPU, or those that are chosen.
     pub fn devices(&self) -> Vec<DeviceSpec> {
+        let named = |arg: &DeviceArg| match arg {
+            DeviceArg::Named(spec) => Some(spec.clone()),
+            DeviceArg::Auto => None,
+        };
+        self.device.iter().filter_map(named).collect()
+    }
+
+    /// How devices are chosen, if the flags ask for it.
+    pub fn auto(&self) -> Option<AutoDevices> {
+        let layers = |n: i64| usize::try_from(n).unwrap_or(usize::MAX);
         match self.n_gpu_layers {
-            None | Some(0) => self.device.clone(),
-            Some(_) => gpu::for_layers().into_iter().collect(),
+            Some(0) => None,
+            Some(n) => Some(gpu::auto(Some(layers(n)))),
+            None if !self.strategy.is_empty() => None,
+            None => self.device.contains(&DeviceArg::Auto).then(|| gpu::auto(None)),
         }
+    }
+
+    /// The same where flags leave open what computes, and how the model is divided.
+    pub fn auto_or_open(&self) -> Option<AutoDevices> {
+        let is_open = self.device.is_empty() && self.n_gpu_layers.is_none();
+        let is_open = is_open && self.strategy.is_empty() && self.profile.is_none();
+        if is_open { Some(gpu::auto(None)) } else { self.auto() }
     }
 
     /// What the solver is asked for.
@@ -263,6 +293,10 @@ impl PlacementArgs {
         strategy: Strategy,
         options: &mut OpenOptions,
     ) -> Result<(), CliError> {
+        if self.device.len() > 1 && self.device.contains(&DeviceArg::Auto) {
+            let why = "--device: auto stands alone, since it chooses among all devices";
+            return Err(CliError::Usage(why.into()));
+        }
         options.devices.devices = named_apart(&self.devices())?;
         options.strategy = strategy;
         if let Some(file) = &self.profile {
@@ -284,12 +318,6 @@ impl PlacementArgs {
 }
 
 impl PlanFileArgs {
-    /// Looks for a GPU, unless flags or variables say what computes.
-    pub fn search_gpu(&self, placement: &PlacementArgs) -> Option<Child> {
-        let is_open = placement.device.is_empty() && placement.n_gpu_layers.is_none();
-        if is_open && self.plan.is_none() { gpu::search() } else { None }
-    }
-
     /// Sets the plan from the file, and what ends compiling.
     ///
     /// # Errors

@@ -68,8 +68,8 @@ impl SamplingArgs {
         // As in llama.cpp, negative values are greedy too; NaN is refused later.
         let temperature = self.temp.unwrap_or(base.temperature);
         let temperature = if temperature < 0.0 { 0.0 } else { temperature };
-        if self.repeat_last_n < -1 {
-            let n = self.repeat_last_n;
+        let n = self.repeat_last_n;
+        if n < -1 {
             return Err(CliError::Usage(format!(
                 "--repeat-last-n {n} is neither -1 nor 0 or more"
             )));
@@ -83,7 +83,7 @@ impl SamplingArgs {
             top_p: self.top_p.unwrap_or(base.top_p),
             min_p: self.min_p.unwrap_or(base.min_p),
             repeat_penalty: self.repeat_penalty.unwrap_or(base.repeat_penalty),
-            repeat_last_n: usize::try_from(self.repeat_last_n).unwrap_or(usize::MAX),
+            repeat_last_n: usize::try_from(n).unwrap_or(usize::MAX),
             presence_penalty: self.presence_penalty,
             frequency_penalty: self.frequency_penalty,
             logit_bias: self.biases()?,
@@ -94,6 +94,14 @@ impl SamplingArgs {
             name => format!("--{}", name.replace('_', "-")),
         };
         params.check().map_err(|e| CliError::Usage(format!("{}: {e}", flag(e.name))))?;
+        let penalties = (params.repeat_penalty, params.presence_penalty, params.frequency_penalty);
+        // A variable is a default for other runs, too.
+        let is_typed = n != 64 && std::env::var_os("TROIKA_REPEAT_LAST_N").is_none();
+        if is_typed && penalties == (1.0, 0.0, 0.0) {
+            let why = "--repeat-last-n has no effect without --repeat-penalty, --presence-penalty \
+                       or --frequency-penalty: the model asks for none";
+            return Err(CliError::Usage(why.into()));
+        }
         Ok(params)
     }
 

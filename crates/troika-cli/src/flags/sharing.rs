@@ -13,7 +13,8 @@ pub struct SharingArgs {
     #[arg(value_parser = RangedU64ValueParser::<usize>::new().range(1..=1 << 20))]
     pub batch_size: Option<usize>,
     /// Memory of the KV cache in MiB: sequences that do not fit wait, and one that fills it by
-    /// itself ends there [default: as much as all of them need at the whole context]
+    /// itself ends there [default: what all of them need, at most a quarter of the memory that the
+    /// weights leave free]
     #[arg(long, value_name = "MIB", env = "TROIKA_KV_SIZE")]
     #[arg(value_parser = RangedU64ValueParser::<u64>::new().range(1..=1 << 40))]
     pub kv_size: Option<u64>,

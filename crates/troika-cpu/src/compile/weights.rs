@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use troika_device::{
-    DeviceError, DeviceId, ExpertsOnDisk, PackLayout, WeightBytes, WeightData, WeightSource,
-    calibrated,
+    DeviceError, DeviceId, ExpertsOnDisk, PackLayout, Packed, WeightBytes, WeightData,
+    WeightSource, calibrated,
 };
 use troika_graph::{
     ActivationFormat, CalibrationTensor, DType, Rounding, Subgraph, WeightDecl, WeightRef,
@@ -298,12 +298,13 @@ impl Loader<'_> {
         };
         let panel = linear::panels::panel_bytes(dtype, cols);
         let form = PackLayout { name, rows: linear::panels::ROWS, panel, keep: true };
-        let bytes = self.pack(form, &|bytes, out| {
+        let packed = self.pack(form, &|bytes, out| {
             let rows = bytes.len() / dtype.row_bytes(cols).unwrap_or(0).max(1);
             let weight = WeightView { dtype, bytes, rows, cols };
             linear::panels::pack_panels(self.isa, weight, out);
         })?;
-        Ok(Matrix { dtype, rows, cols, bytes, panels: true })
+        let Packed { bytes, stored } = packed;
+        Ok(Matrix { dtype, rows, cols, bytes, panels: !stored })
     }
 
     /// A vector converted once to f32. If the graph reads some columns only, just these.
@@ -311,7 +312,7 @@ impl Loader<'_> {
         let decl = self.decl;
         let (_, all_cols) = decl.stored();
         let form = PackLayout { name: "f32", rows: 1, panel: 4 * all_cols, keep: true };
-        let bytes = self.pack(form, &|raw, out| {
+        let Packed { bytes, .. } = self.pack(form, &|raw, out| {
             troika_graph::blocks::dequantize(decl.dtype, raw, bytemuck::cast_slice_mut(out));
         })?;
         let cols = decl.stored_cols();
@@ -346,7 +347,8 @@ impl Loader<'_> {
     fn packed(&self, layout: Layout) -> Result<PackedMatrix, DeviceError> {
         let name = layout.name();
         let form = PackLayout { name: &name, rows: ROWS, panel: layout.panel_bytes(), keep: true };
-        let bytes = self.pack(form, &|raw, out| layout.pack_panels(raw, out))?;
+        let Packed { bytes, stored } = self.pack(form, &|raw, out| layout.pack_panels(raw, out))?;
+        let layout = if stored { layout.as_stored() } else { layout };
         Ok(PackedMatrix { layout, bytes })
     }
 
@@ -356,7 +358,7 @@ impl Loader<'_> {
         &self,
         form: PackLayout<'_>,
         pack: &(dyn Fn(&[u8], &mut [u8]) + Sync),
-    ) -> Result<WeightBytes, DeviceError> {
+    ) -> Result<Packed, DeviceError> {
         let decl = self.decl;
         let rows = AtomicUsize::new(0);
         let (all_rows, cols) = decl.stored();
@@ -383,9 +385,11 @@ impl Loader<'_> {
         if rows != 0 && rows != decl.rows && rows != all_rows {
             return self.wrong(format!("has {rows} rows, the graph says {all_rows}"));
         }
-        if Some(packed.bytes.len()) != form.bytes(decl.rows) {
+        let stored = || decl.dtype.row_bytes(cols)?.checked_mul(decl.rows);
+        let need = if packed.stored { stored() } else { form.bytes(decl.rows) };
+        if Some(packed.bytes.len()) != need {
             return self.wrong(format!("{} packed bytes do not hold it", packed.bytes.len()));
         }
-        Ok(packed.bytes)
+        Ok(packed)
     }
 }

@@ -2,8 +2,9 @@
 //! large their caches are.
 //!
 //! On Linux, from `/sys/devices` (kernel documentation: `admin-guide/cputopology.rst`,
-//! `cpu_capacity` of the ARM schedulers, `cpu_core` of Intel's hybrid processors). Elsewhere only
-//! the number of cores is known.
+//! `cpu_capacity` of the ARM schedulers, `cpu_core` of Intel's hybrid processors). On Windows, from
+//! `GetLogicalProcessorInformationEx`; on macOS, from `sysctl`. Each system's answer is read by a
+//! function of its own that is compiled everywhere. Elsewhere only the number of cores is known.
 
 use std::fs;
 use std::path::Path;
@@ -19,13 +20,17 @@ pub struct Core {
     pub performance: bool,
 }
 
+/// More logical cores than any machine has.
+const MOST: usize = 4096;
+
 /// ARM cores below this share of the largest capacity are efficiency cores.
+#[cfg(any(not(any(windows, target_os = "macos")), test))]
 const FAST_CAPACITY: f64 = 0.5;
 
 /// The logical cores that this process may use, by number; empty if the system does not tell.
 pub fn topology() -> Vec<Core> {
     let allowed = allowed();
-    let mut cores = read(Path::new("/sys/devices"));
+    let mut cores = answer();
     cores.retain(|c| allowed.as_ref().is_none_or(|a| a.contains(&c.id)));
     cores
 }
@@ -52,7 +57,85 @@ pub fn physical_cores(cores: &[Core]) -> Vec<usize> {
     cores.iter().filter(|c| c.performance).filter(fresh).map(|c| c.id).collect()
 }
 
+/// What this system says of its cores.
+#[cfg(not(any(windows, target_os = "macos")))]
+fn answer() -> Vec<Core> {
+    read(Path::new("/sys/devices"))
+}
+
+/// What this system says of its cores.
+#[cfg(windows)]
+fn answer() -> Vec<Core> {
+    #[link(name = "kernel32")]
+    unsafe extern "system" {
+        fn GetLogicalProcessorInformationEx(relation: u32, buffer: *mut u64, len: *mut u32) -> i32;
+    }
+    // Records of physical cores (relation 0), aligned as they are and enough for any machine.
+    let mut buffer = vec![0u64; 8 * MOST];
+    let mut len = size_of_val(&buffer[..]) as u32;
+    // SAFETY: `len` bytes can be written to the buffer.
+    let told = unsafe { GetLogicalProcessorInformationEx(0, buffer.as_mut_ptr(), &mut len) };
+    let bytes: &[u8] = bytemuck::cast_slice(&buffer);
+    from_windows(if told == 0 { &[] } else { &bytes[..len as usize] })
+}
+
+/// What this system says of its cores.
+#[cfg(target_os = "macos")]
+fn answer() -> Vec<Core> {
+    from_macos(&|name| {
+        let (mut value, mut len) = (0u32, size_of::<u32>());
+        let (name, new) = (std::ffi::CString::new(name).ok()?, std::ptr::null_mut());
+        let place = (&raw mut value).cast();
+        // SAFETY: the name ends with a zero, and `len` bytes can be written to `value`.
+        let told = unsafe { libc::sysctlbyname(name.as_ptr(), place, &mut len, new, 0) };
+        (told == 0 && len == size_of::<u32>()).then_some(value as usize)
+    })
+}
+
+/// Reads the records `SYSTEM_LOGICAL_PROCESSOR_INFORMATION_EX` of physical cores, as 64-bit Windows
+/// lays them out: kind and length (u32), flags and efficiency class (u8), 20 bytes, the number of
+/// groups (u16), and for each group a mask of logical cores (u64), its number (u16) and 6 bytes.
+/// Cores of the highest class are performance cores.
+#[cfg(any(windows, test))]
+fn from_windows(mut answer: &[u8]) -> Vec<Core> {
+    let number = |bytes: &[u8]| bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+    let short = |bytes: &[u8]| usize::from(u16::from_le_bytes([bytes[0], bytes[1]]));
+    let mut cores = Vec::new();
+    for physical in 0.. {
+        let len = (number(answer) >> 32) as usize;
+        let Some((record, rest)) = answer.split_at_checked(len).filter(|_| len >= 48) else {
+            break;
+        };
+        for group in record[32..].chunks_exact(16).take(short(&record[30..])) {
+            let (mask, first) = (number(group), 64 * short(&group[8..]));
+            let ids = (0..64).filter(|bit| mask >> bit & 1 == 1).map(|bit| first + bit);
+            let core = |id| Core { id, physical: (0, physical), performance: true };
+            cores.extend(ids.map(|id| (record[9], core(id))));
+        }
+        answer = rest;
+    }
+    let best = cores.iter().map(|(class, _)| *class).max();
+    cores.iter_mut().for_each(|(class, core)| core.performance = Some(*class) == best);
+    cores.sort_by_key(|(_, core)| core.id);
+    cores.into_iter().map(|(_, core)| core).collect()
+}
+
+/// Reads the numbers that `sysctl` knows by name. Level 0 has the fastest cores. Which numbers they
+/// have is not told; macOS binds no thread to one.
+#[cfg(any(target_os = "macos", test))]
+fn from_macos(number: &dyn Fn(&str) -> Option<usize>) -> Vec<Core> {
+    let (Some(all), Some(logical)) = (number("hw.physicalcpu"), number("hw.logicalcpu")) else {
+        return Vec::new();
+    };
+    let levels = number("hw.nperflevels").unwrap_or(1);
+    let fast = number("hw.perflevel0.physicalcpu").filter(|_| levels > 1).unwrap_or(all);
+    let threads = logical.checked_div(all).unwrap_or(0).max(1);
+    let core = |id| Core { id, physical: (0, id / threads), performance: id / threads < fast };
+    (0..logical.min(MOST)).map(core).collect()
+}
+
 /// Reads the tree of `/sys/devices`.
+#[cfg(any(not(any(windows, target_os = "macos")), test))]
 fn read(root: &Path) -> Vec<Core> {
     let system = root.join("system/cpu");
     let number = |path: &Path| fs::read_to_string(path).ok()?.trim().parse::<usize>().ok();
@@ -104,6 +187,7 @@ fn read_caches(cpus: &Path, cores: &[usize]) -> Option<u64> {
 }
 
 /// A list of the kernel's form in a file.
+#[cfg(any(not(any(windows, target_os = "macos")), test))]
 fn list(path: &Path) -> Option<Vec<usize>> {
     parse_cores(fs::read_to_string(path).ok()?.trim())
 }
@@ -115,7 +199,7 @@ pub fn parse_cores(text: &str) -> Option<Vec<usize>> {
     for part in text.split(',') {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         let (first, last) = (first.trim().parse().ok()?, last.trim().parse::<usize>().ok()?);
-        if first > last || last > 4095 {
+        if first > last || last >= MOST {
             return None;
         }
         cores.extend(first..=last);
@@ -189,6 +273,81 @@ mod tests {
         }
         assert_eq!(physical_cores(&read(dir.path())), [2, 3]);
         assert!(read(&dir.path().join("nothing")).is_empty());
+    }
+
+    /// A record of Windows for each physical core: its class, its group and the mask of its threads.
+    fn windows(cores: impl IntoIterator<Item = (u8, u16, u64)>) -> Vec<u8> {
+        let record = |(class, group, mask): (u8, u16, u64)| {
+            let mut record = vec![0u8; 48];
+            record[4] = 48;
+            record[8] = u8::from(mask.count_ones() > 1);
+            record[9] = class;
+            record[30] = 1;
+            record[32..40].copy_from_slice(&mask.to_le_bytes());
+            record[40..42].copy_from_slice(&group.to_le_bytes());
+            record
+        };
+        cores.into_iter().flat_map(record).collect()
+    }
+
+    /// Written by the layout that Microsoft documents and the cores that makers list, not recorded.
+    #[test]
+    fn answers_of_windows() {
+        let pair = |at: u64| 3u64 << (2 * at);
+        // A Core i9-13900K: 8 fast cores of two threads, 16 slow ones.
+        let fast = (0..8).map(|k| (1, 0, pair(k)));
+        let hybrid: Vec<_> = fast.chain((16..32).map(|bit| (0, 0, 1 << bit))).collect();
+        let cores = from_windows(&windows(hybrid));
+        assert_eq!((cores.len(), cores.iter().filter(|c| c.performance).count()), (32, 16));
+        assert_eq!(physical_cores(&cores), [0, 2, 4, 6, 8, 10, 12, 14]);
+        // A Core Ultra 7 155H: 6 fast cores, 8 slow ones, 2 slower ones.
+        let slow = (12..20).map(|bit| (1, 0, 1u64 << bit));
+        let slower = (20..22).map(|bit| (0, 0, 1u64 << bit));
+        let three = (0..6).map(|k| (2, 0, pair(k))).chain(slow).chain(slower);
+        assert_eq!(physical_cores(&from_windows(&windows(three))), [0, 2, 4, 6, 8, 10]);
+        // A Ryzen 7 5800X: 8 cores of two threads, of one class.
+        let equal = (0..8).map(|k| (0, 0, pair(k)));
+        assert_eq!(physical_cores(&from_windows(&windows(equal))).len(), 8);
+        // A Snapdragon 8cx Gen 3: 4 slow cores, 4 fast ones.
+        let arm = (0..8).map(|bit| (u8::from(bit > 3), 0, 1u64 << bit));
+        assert_eq!(physical_cores(&from_windows(&windows(arm))), [4, 5, 6, 7]);
+        // A Threadripper 3990X: 64 cores of two threads in two groups.
+        let groups = (0..64).map(|k| (0, (k / 32) as u16, pair(k % 32)));
+        let cores = from_windows(&windows(groups));
+        assert_eq!((cores.len(), physical_cores(&cores).len()), (128, 64));
+        assert_eq!(cores.last().map(|c| (c.id, c.physical)), Some((127, (0, 63))));
+        // What is cut off, or has no length, ends the list.
+        let whole = windows((0..2).map(|k| (0, 0, 1 << k)));
+        for (bytes, cores) in [(&whole[..], 2), (&whole[..95], 1), (&whole[..40], 0), (&[0; 96], 0)]
+        {
+            assert_eq!(from_windows(bytes).len(), cores);
+        }
+    }
+
+    /// Written by the names that Apple documents and the cores that it lists, not recorded.
+    #[test]
+    fn answers_of_macos() {
+        let cores = |answer: &str| {
+            let find = |name: &str| {
+                let line = answer.lines().find_map(|line| line.trim().strip_prefix(name))?;
+                line.strip_prefix(": ")?.parse().ok()
+            };
+            let cores = from_macos(&find);
+            (cores.len(), physical_cores(&cores).len())
+        };
+        let m1 = "hw.nperflevels: 2\nhw.perflevel0.physicalcpu: 4\nhw.physicalcpu: 8\n\
+                  hw.logicalcpu: 8";
+        let m3_max = "hw.nperflevels: 2\nhw.perflevel0.physicalcpu: 12\nhw.physicalcpu: 16\n\
+                      hw.logicalcpu: 16";
+        let intel = "hw.nperflevels: 1\nhw.perflevel0.physicalcpu: 8\nhw.physicalcpu: 8\n\
+                     hw.logicalcpu: 16";
+        let before_levels = "hw.physicalcpu: 2\nhw.logicalcpu: 4";
+        assert_eq!(cores(m1), (8, 4));
+        assert_eq!(cores(m3_max), (16, 12));
+        assert_eq!(cores(intel), (16, 8));
+        assert_eq!(cores(before_levels), (4, 2));
+        assert_eq!(cores("hw.physicalcpu: 0\nhw.logicalcpu: 1"), (1, 0));
+        assert_eq!(cores(""), (0, 0));
     }
 
     #[test]

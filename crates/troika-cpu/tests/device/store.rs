@@ -94,6 +94,6 @@ impl WeightSource for Store {
         let data = self.weight(name)?;
         let mut bytes = vec![0; layout.bytes(data.rows).unwrap()];
         pack(&data, &mut bytes)?;
-        Ok(Packed { bytes: aligned(&bytes) })
+        Ok(Packed { bytes: aligned(&bytes), stored: false })
     }
 }

@@ -1,7 +1,7 @@
 //! Buffers: memory that tasks of several devices share.
 
 use std::any::Any;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::sync::{Arc, Weak};
 
 use bytemuck::{AnyBitPattern, NoUninit};
@@ -152,6 +152,18 @@ impl Buffer {
     pub fn hold(&self, wanted: &[(Rect, Access)]) -> Result<HeldClaim, AccessError> {
         let ticket = self.0.table.enter(wanted)?;
         Ok(HeldClaim { buffer: self.clone(), ticket })
+    }
+
+    /// Gives the whole pages of the system within some bytes back to it, if nothing has claimed
+    /// them: what they hold is lost. Memory that a device knows by its address stays.
+    pub fn give_back(&self, bytes: Range<usize>) {
+        let Some(memory) = self.owner::<ZeroedBytes>() else { return };
+        let whole = [(Rect::bytes(bytes.clone()), Access::Write)];
+        let Ok(_claim) = self.claim(&whole) else { return };
+        if Arc::strong_count(&self.0.owner) == 1 {
+            // SAFETY: the bytes are claimed for writing, and nobody else keeps the memory.
+            unsafe { memory.give_back(bytes) };
+        }
     }
 
     /// Opens the whole buffer for reading.

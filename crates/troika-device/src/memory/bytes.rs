@@ -1,6 +1,6 @@
 //! Large zeroed memory, straight from the system.
 
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 
 use bytemuck::{Pod, Zeroable};
 use memmap2::{MmapMut, MmapOptions};
@@ -77,6 +77,33 @@ impl ZeroedBytes {
             let _ = map.advise_range(memmap2::Advice::HugePage, start, self.len - start);
         }
         self
+    }
+
+    /// Gives the whole pages of the system within these bytes back to it: they take no memory until
+    /// they are written again. Other systems than Unix keep them.
+    ///
+    /// # Safety
+    /// Nobody uses the bytes meanwhile. What they hold is lost.
+    pub(super) unsafe fn give_back(&self, bytes: Range<usize>) {
+        #[cfg(not(unix))]
+        let _ = bytes;
+        #[cfg(unix)]
+        if let Memory::Mapped(map) = &self.memory {
+            // SAFETY: it has no preconditions.
+            let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(0);
+            let end = bytes.end.min(self.len).checked_div(page).unwrap_or(0) * page;
+            let start = bytes.start.next_multiple_of(page.max(1));
+            if start < end {
+                // Elsewhere `DontNeed` does not free them.
+                #[cfg(target_vendor = "apple")]
+                let advice = memmap2::UncheckedAdvice::Free;
+                #[cfg(not(target_vendor = "apple"))]
+                let advice = memmap2::UncheckedAdvice::DontNeed;
+                // SAFETY: nobody uses the bytes, by the caller; private anonymous pages come back
+                // as zeros or as they were. An advice that is refused changes nothing.
+                let _ = unsafe { map.unchecked_advise_range(advice, start, end - start) };
+            }
+        }
     }
 }
 

@@ -292,3 +292,32 @@ fn memory_of_a_device_is_its_own() {
         assert_eq!(std::sync::Arc::strong_count(&handle), 1);
     }
 }
+
+#[cfg(target_os = "linux")]
+#[test]
+fn memory_that_is_given_back_is_zero_and_the_rest_stays() {
+    let resident = || {
+        let text = std::fs::read_to_string("/proc/self/statm").unwrap();
+        text.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 4096
+    };
+    let (all, page) = (64 << 20, 64 << 10);
+    let b = Buffer::zeroed(all).unwrap();
+    b.write().unwrap().as_mut_slice::<u8>().fill(7);
+    let before = resident();
+    // Only whole pages; bytes in use stay; so does what another owner knows by its address.
+    b.give_back(100..page + 100);
+    let claim = b.hold(&[(Rect::bytes(all - 1..all), Access::Read)]).unwrap();
+    b.give_back(page..all);
+    drop(claim);
+    let kept = b.keep();
+    b.give_back(page..all);
+    drop(kept);
+    let read = b.read().unwrap();
+    assert_eq!((read[99], read[100], read[page], read[all - 1]), (7, 7, 7, 7));
+    assert_eq!(read[page - 1], 0);
+    drop(read);
+    b.give_back(page..all + page);
+    assert!(resident() + all / 2 < before);
+    let read = b.read().unwrap();
+    assert!(read[page..].iter().all(|x| *x == 0) && read[..100].iter().all(|x| *x == 7));
+}

@@ -3,6 +3,7 @@
 mod environment;
 mod hostile;
 mod inventory;
+mod look;
 mod offline;
 mod online;
 mod removal;

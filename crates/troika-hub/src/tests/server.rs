@@ -32,6 +32,8 @@ pub struct Behaviour {
     pub slow: Option<(usize, Duration)>,
     /// Which ranges are ignored: none, ranges of more than one byte, or all.
     pub no_ranges: Ranges,
+    /// Ranges of more than one byte get this status.
+    pub range_status: Option<u16>,
     /// Weights are below `/large/` of this server (empty: of this one), as large files are.
     pub away: Option<String>,
     /// Sent instead of the place of that server.
@@ -71,6 +73,8 @@ pub struct Request {
     pub path: String,
     pub token: Option<String>,
     range: Option<usize>,
+    /// The last byte of the range, where one is named.
+    last: Option<usize>,
     one_byte: bool,
 }
 
@@ -117,7 +121,8 @@ impl Server {
     pub fn requests(&self) -> Vec<String> {
         let line = |r: Request| {
             let range = r.range.map_or(String::new(), |from| format!(" {from}-"));
-            format!("{}{range}", r.path)
+            let last = r.last.map_or(String::new(), |last| last.to_string());
+            format!("{}{range}{last}", r.path)
         };
         self.asked().into_iter().filter(|r| !r.one_byte).map(line).collect()
     }
@@ -134,7 +139,7 @@ fn read(stream: &TcpStream) -> std::io::Result<Request> {
     let mut lines = BufReader::new(stream).lines();
     let first = lines.next().transpose()?.unwrap_or_default();
     let path = first.split(' ').nth(1).unwrap_or_default().to_string();
-    let mut request = Request { path, range: None, one_byte: false, token: None };
+    let mut request = Request { path, range: None, last: None, one_byte: false, token: None };
     for line in lines {
         let line = line?;
         if line.is_empty() {
@@ -146,6 +151,7 @@ fn read(stream: &TcpStream) -> std::io::Result<Request> {
                 let (from, to) =
                     value.trim_start_matches("bytes=").split_once('-').unwrap_or_default();
                 request.range = from.parse().ok();
+                request.last = to.parse().ok();
                 request.one_byte = to == "0";
             }
             "authorization" => request.token = value.strip_prefix("Bearer ").map(str::to_string),
@@ -173,8 +179,9 @@ fn serve(
         return write!(stream, "HTTP/1.1 {status} No\r\n{headers}content-length: 0\r\n{CLOSE}");
     }
     let large = request.path.starts_with("/large/");
+    let refused_range = request.range.and(behaviour.range_status).filter(|_| !request.one_byte);
     let refused = !large && behaviour.token.is_some() && behaviour.token != request.token;
-    if let Some(status) = behaviour.status.or(refused.then_some(401)) {
+    if let Some(status) = behaviour.status.or(refused.then_some(401)).or(refused_range) {
         return write!(stream, "HTTP/1.1 {status} No\r\ncontent-length: 0\r\n{CLOSE}");
     }
     if request.path.starts_with("/api/models/o/n/revision/main") {
@@ -188,8 +195,7 @@ fn serve(
         return write!(stream, "HTTP/1.1 404 No\r\ncontent-length: 0\r\n{CLOSE}");
     };
     let hub = format!("x-repo-commit: {SHA}\r\n");
-    if let Some(away) = behaviour.away.as_ref().filter(|_| !large && name.ends_with("safetensors"))
-    {
+    if let Some(away) = behaviour.away.as_ref().filter(|_| !large && is_weight(name)) {
         let place = match &behaviour.location {
             Some(location) => location.clone(),
             None => format!("location: {away}/large/{name}\r\n"),
@@ -205,6 +211,10 @@ fn serve(
     // The other server has its own ETags.
     let tags = if large { "etag: \"7-7\"\r\n".to_string() } else { tags(&body, &hub) };
     send(&mut stream, shared, &request, &body, &tags)
+}
+
+fn is_weight(name: &str) -> bool {
+    name.ends_with("safetensors") || name.ends_with("gguf")
 }
 
 fn tags(body: &[u8], hub: &str) -> String {
@@ -234,7 +244,9 @@ fn send(
             return write!(stream, "HTTP/1.1 416 No\r\ncontent-length: 0\r\n{CLOSE}");
         }
         Some(from) if request.one_byte && behaviour.no_ranges != Ranges::All => (206, from, 1),
-        Some(from) if behaviour.no_ranges == Ranges::None => (206, from, total),
+        Some(from) if behaviour.no_ranges == Ranges::None => {
+            (206, from, request.last.map_or(total, |last| (last + 1).min(total)))
+        }
         _ => (200, 0, total),
     };
     let from = from + usize::from(behaviour.wrong_range && from > 0);

@@ -8,7 +8,8 @@ use std::time::Duration;
 use troika::plan::{Prediction, RoutingPredictor, RoutingTrace};
 use troika::weights::CacheFolder;
 use troika::{
-    DeviceOptions, Model, OpenOptions, PredictorOptions, RecordedRouting, Request, Source,
+    DeviceOptions, MemoryLimits, Model, OpenOptions, PredictorOptions, RecordedRouting, Request,
+    Source,
 };
 use troika_check::Random;
 use troika_weights::Eviction;
@@ -131,11 +132,11 @@ fn measured(
     predictor: &Arc<RoutingPredictor>,
     folder: &Path,
 ) -> Result<Measured, LabError> {
-    let options = |expert_cache| OpenOptions {
+    let options = |experts| OpenOptions {
         context: Some(2 * (PROMPT + ANSWER)),
         cache: Some(CacheFolder::new(folder)),
         devices: DeviceOptions { threads: Some(1), ..DeviceOptions::default() },
-        expert_cache,
+        memory: MemoryLimits { experts, ..MemoryLimits::default() },
         ..OpenOptions::default()
     };
     let all = Model::open(Source::BuiltIn, &options(None))?.store().expert_bytes();

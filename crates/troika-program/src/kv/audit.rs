@@ -38,6 +38,10 @@ impl KvCache {
         if holders.len() > pages.total {
             return Err(format!("{} pages of {}", holders.len(), pages.total));
         }
+        let given_back = holders.iter().filter(|h| h.given_back).count();
+        if given_back + pages.written() != holders.len() {
+            return Err(format!("{given_back} pages were given back, not so many are counted"));
+        }
         let mut is_free = vec![false; holders.len()];
         for page in free {
             if std::mem::replace(&mut is_free[page as usize], true) {
@@ -54,7 +58,7 @@ impl KvCache {
                     "page {page}: {holders:?}, but {sequences} sequences and {node:?} have it"
                 ));
             }
-            if is_free != (count == 0) {
+            if is_free != (count == 0) || (holders.given_back && !is_free) {
                 return Err(format!("page {page} has {count} holders, free: {is_free}"));
             }
             kept += usize::from(sequences == 0 && node.is_some());

@@ -35,21 +35,42 @@ pub struct GroupLayout {
 impl KvLayout {
     /// The size of a model's cache by a plan.
     pub fn new(lowered: &Lowered, plan: &Plan, sequences: usize, budget: Option<u64>) -> KvLayout {
+        KvLayout {
+            chunk: plan.prefill.chunk,
+            sequences: sequences.max(1),
+            budget,
+            ..KvLayout::of(lowered, plan.page_len, plan.context)
+        }
+    }
+
+    /// The cache of a lowered model for one sequence, which is fed a row at a time.
+    pub fn of(lowered: &Lowered, page_len: usize, context: usize) -> KvLayout {
         let bytes = |group: usize| -> u64 {
             let of_group = lowered.states.iter().filter(|s| s.page_group == group);
             of_group.map(|s| s.row_bytes() as u64).sum()
         };
-        let groups = lowered.page_groups.iter().enumerate();
+        let group =
+            |(i, kind): (usize, &StateKind)| GroupLayout { kind: *kind, row_bytes: bytes(i) };
         KvLayout {
-            page_len: plan.page_len.max(1),
-            context: plan.context,
-            chunk: plan.prefill.chunk,
-            groups: groups
-                .map(|(i, kind)| GroupLayout { kind: *kind, row_bytes: bytes(i) })
-                .collect(),
-            sequences: sequences.max(1),
-            budget,
+            page_len: page_len.max(1),
+            context,
+            chunk: 1,
+            groups: lowered.page_groups.iter().enumerate().map(group).collect(),
+            sequences: 1,
+            budget: None,
         }
+    }
+
+    /// Rows that the buffers of each group's states have.
+    ///
+    /// # Errors
+    /// More pages than can be counted, or the budget is too small for one of each group.
+    pub fn rows(&self) -> Result<Vec<usize>, KvError> {
+        let totals = self.totals(self.bytes()?)?.into_iter();
+        let rows = |(total, g): (usize, &GroupLayout)| {
+            total.saturating_mul(g.kind.page_rows(self.page_len))
+        };
+        Ok(totals.zip(&self.groups).map(rows).collect())
     }
 
     /// Bytes of a page of a group.
@@ -62,15 +83,33 @@ impl KvLayout {
     /// # Errors
     /// The number is too small for one page of each group.
     pub fn bytes(&self) -> Result<u64, KvError> {
+        let budget = self.budget.unwrap_or_else(|| self.all_bytes());
+        let tokens = self.page_len.min(self.context);
+        let needed = self.needed_bytes(tokens);
+        if needed > budget { Err(KvError::Budget { tokens, needed, budget }) } else { Ok(budget) }
+    }
+
+    /// Bytes of all sequences at full context: a larger cache is never filled by them.
+    pub fn all_bytes(&self) -> u64 {
         let each = |g: &GroupLayout| {
             let pages = self.reserved_pages(g.kind).saturating_mul(self.sequences);
             self.page_bytes(g).saturating_mul(pages as u64)
         };
-        let all = || self.groups.iter().map(each).fold(0, u64::saturating_add);
-        let budget = self.budget.unwrap_or_else(all);
-        let tokens = self.page_len.min(self.context);
-        let needed = self.needed_bytes(tokens);
-        if needed > budget { Err(KvError::Budget { tokens, needed, budget }) } else { Ok(budget) }
+        self.groups.iter().map(each).fold(0, u64::saturating_add)
+    }
+
+    /// The longest sequence, in whole pages, that so many bytes hold; at most the context.
+    pub fn longest(&self, bytes: u64) -> usize {
+        let (mut fits, mut all) = (0, self.pages());
+        // Needs grow with tokens.
+        while fits < all {
+            let middle = fits + (all - fits).div_ceil(2);
+            match self.needed_bytes(middle * self.page_len) <= bytes {
+                true => fits = middle,
+                false => all = middle - 1,
+            }
+        }
+        (fits * self.page_len).min(self.context)
     }
 
     /// Number of pages of each group. Windowed groups also have room for kept prefixes.

@@ -17,6 +17,7 @@ mod tests;
 
 use std::collections::HashMap;
 use std::mem::replace;
+use std::ops::Range;
 use std::sync::Arc;
 
 use troika_device::{ForwardBatch, PageTable, SeqRows};
@@ -59,6 +60,11 @@ impl KvCache {
         self.pages.groups[group].total.checked_mul(each)
     }
 
+    /// Bytes in use at most.
+    pub fn budget(&self) -> u64 {
+        self.pages.budget
+    }
+
     /// Bytes of all pages that are not free.
     pub fn used_bytes(&self) -> u64 {
         self.pages.used_bytes()
@@ -67,6 +73,28 @@ impl KvCache {
     /// The part of them that no sequence uses, kept for sequences with the same beginning.
     pub fn kept_bytes(&self) -> u64 {
         self.pages.kept_bytes()
+    }
+
+    /// Bytes of all pages that have memory of the system: in use, or used before.
+    pub fn written_bytes(&self) -> u64 {
+        self.pages.written_bytes()
+    }
+
+    /// Evicts prefixes that no sequence uses until they take at most so many bytes.
+    pub fn keep_at_most(&mut self, bytes: u64) {
+        while self.kept_bytes() > bytes && self.prefixes.evict(&mut self.pages, true) {}
+    }
+
+    /// Marks the free pages of each group as given back to the system. Returns them in runs: the
+    /// group, and the rows of its states.
+    pub fn give_back(&mut self) -> Vec<(usize, Range<usize>)> {
+        let (len, groups) = (self.layout.page_len, self.pages.groups.iter_mut().enumerate());
+        let rows = |(g, pages): (usize, &mut PageGroup)| {
+            let each = self.layout.groups[g].kind.page_rows(len);
+            let rows = |run: Range<u32>| (g, run.start as usize * each..run.end as usize * each);
+            pages.give_back().into_iter().map(rows).collect::<Vec<_>>()
+        };
+        groups.flat_map(rows).collect()
     }
 
     /// Pages that sequences hold, and all pages.

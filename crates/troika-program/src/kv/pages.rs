@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::num::NonZeroU64;
+use std::ops::Range;
 
 use troika_graph::{StateKind, Window};
 
@@ -24,6 +25,8 @@ impl NodeId {
 pub(super) struct PageHolders {
     pub count: u32,
     pub node: Option<NodeId>,
+    /// Whether the page's memory was given back to the system since it was last used.
+    pub given_back: bool,
 }
 
 impl PageHolders {
@@ -48,12 +51,15 @@ pub(super) struct PageGroup {
     holders: Vec<PageHolders>,
     /// Number of pages that only nodes hold.
     kept: usize,
+    /// Number of free pages whose memory was given back.
+    given_back: usize,
 }
 
 impl PageGroup {
     pub fn new(kind: StateKind, page_len: usize, page_bytes: u64, total: usize) -> PageGroup {
         let (free, holders) = (BinaryHeap::new(), Vec::new());
-        PageGroup { kind, page_len, page_bytes, total, free, holders, kept: 0 }
+        let (kept, given_back) = (0, 0);
+        PageGroup { kind, page_len, page_bytes, total, free, holders, kept, given_back }
     }
 
     /// Positions back that a sequence needs.
@@ -91,8 +97,34 @@ impl PageGroup {
                 (self.holders.len() - 1) as u32
             }
         };
+        let given_back = std::mem::take(&mut self.holders[page as usize].given_back);
+        self.given_back -= usize::from(given_back);
         self.change(page, |p| p.count = 1);
         Some(page)
+    }
+
+    /// Number of pages that have memory of the system: they were used, and not given back since.
+    pub fn written(&self) -> usize {
+        self.holders.len() - self.given_back
+    }
+
+    /// Marks the free pages as given back. Returns them, in runs, if there are new ones.
+    pub fn give_back(&mut self) -> Vec<Range<u32>> {
+        let mut runs: Vec<Range<u32>> = Vec::new();
+        if self.given_back == self.free.len() {
+            return runs;
+        }
+        self.given_back = self.free.len();
+        let mut free: Vec<u32> = self.free.iter().map(|page| page.0).collect();
+        free.sort_unstable();
+        for page in free {
+            self.holders[page as usize].given_back = true;
+            match runs.last_mut().filter(|run| run.end == page) {
+                Some(run) => run.end = page + 1,
+                None => runs.push(page..page + 1),
+            }
+        }
+        runs
     }
 
     /// Adds a sequence to a page's holders.
@@ -173,6 +205,11 @@ impl Pages {
     /// Bytes of the pages that are held.
     pub fn used_bytes(&self) -> u64 {
         self.groups.iter().map(|g| g.used() as u64 * g.page_bytes).sum()
+    }
+
+    /// Bytes of the pages that have memory of the system.
+    pub fn written_bytes(&self) -> u64 {
+        self.groups.iter().map(|g| g.written() as u64 * g.page_bytes).sum()
     }
 
     /// Pages that sequences hold, and all pages.

@@ -705,3 +705,49 @@ fn sequences_read_what_their_own_tokens_made() {
     assert!(adopted > 300 && refused > 300 && evicted > 300, "{adopted} {refused} {evicted}");
     assert!(went_back > 40, "{went_back} times to a checkpoint");
 }
+
+#[test]
+fn what_is_given_back_is_counted_until_it_is_written_again() {
+    let mut kv = KvCache::new(KvLayout { sequences: 4, ..layout(&[None, Some(8)], 4, 64, 16) });
+    let kv = kv.as_mut().unwrap();
+    let (a, b) = (filled(kv, &tokens(1, 16), 4), filled(kv, &tokens(2, 16), 4));
+    assert!(kv.give_back().is_empty() || kv.written_bytes() == kv.used_bytes());
+    kv.close(a);
+    let (written, kept) = (kv.written_bytes(), kv.kept_bytes());
+    assert_eq!(written, kv.used_bytes(), "a kept prefix has its memory");
+    kv.keep_at_most(kept);
+    assert_eq!(kv.kept_bytes(), kept);
+    kv.keep_at_most(0);
+    assert_eq!((kv.kept_bytes(), kv.written_bytes()), (0, written));
+    let runs = kv.give_back();
+    // The first four pages without a window lie side by side.
+    assert!(runs.contains(&(0, 0..16)), "{runs:?}");
+    assert_eq!(kv.written_bytes(), kv.used_bytes());
+    assert_eq!(kv.give_back(), []);
+    kv.audit().unwrap();
+    // The page taken next is one that was given back.
+    extend(kv, b, 1).unwrap();
+    kv.audit().unwrap();
+    assert_eq!(kv.written_bytes(), kv.used_bytes());
+}
+
+#[test]
+fn the_longest_sequence_of_some_bytes_needs_no_more_of_them() {
+    for windows in [&[None][..], &[None, Some(8)], &[Some(8)]] {
+        let layout = KvLayout { sequences: 3, ..layout(windows, 4, 62, 16) };
+        let all = KvCache::new(layout.clone()).unwrap().budget();
+        assert_eq!(layout.all_bytes(), all);
+        for bytes in 0..2 * all {
+            let longest = layout.longest(bytes);
+            assert!(longest == 0 || layout.needed_bytes(longest) <= bytes, "{windows:?} {bytes}");
+            assert!(
+                longest == 62 || layout.needed_bytes(longest + 4) > bytes,
+                "{windows:?} {bytes}"
+            );
+            if longest > 0 {
+                let kv = KvCache::new(KvLayout { budget: Some(bytes), ..layout.clone() }).unwrap();
+                assert_eq!(kv.fit().alone(longest), Ok(()), "{windows:?} {bytes}");
+            }
+        }
+    }
+}

@@ -33,7 +33,6 @@ pub async fn messages(
     let mut request = chat_request(&fields, &host)?;
     request.max_tokens = Some(fields.need("max_tokens")?);
     let streams = fields.flag("stream")?;
-    request.whole_calls = true;
     let turn = Turn::new(&server, &host, call.client);
     let prepared = request.prepare(&turn).await?;
     let prompt_tokens = prepared.prompt_tokens();

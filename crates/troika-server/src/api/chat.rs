@@ -52,36 +52,20 @@ pub async fn chat(
         request.logprobs =
             Some(logprobs("top_logprobs", fields.get("top_logprobs")?.unwrap_or(0))?);
     }
-    let form = ChatForm {
-        id: ids::unique("chatcmpl-"),
-        created: ids::now(),
-        logprobs: request.logprobs.is_some(),
-        host: host.clone(),
-    };
+    let form = AnswerForm::new("chatcmpl-", &fields, &host, request.logprobs.is_some())?;
     let streams = fields.flag("stream")?;
-    let with_usage = stream_usage(&fields)?;
     let choices = request.choices;
     let answers = start(&server, &host, call.client, request).await?;
     if streams {
-        return Ok(stream::respond(answers, ChatWriter::new(form, choices, with_usage)));
+        return Ok(stream::respond(answers, ChatWriter::new(form, choices)));
     }
     let answer = answers.collect().await?;
-    let left_out = answer.left_out.clone();
-    Ok(json_request::with_left_out(json_request::json(&form.whole(answer)), &left_out))
-}
-
-/// Whether a stream ends with its usage.
-///
-/// # Errors
-/// Options of another form.
-pub fn stream_usage(fields: &Fields<'_>) -> Result<bool, Problem> {
-    let options = fields.value("stream_options");
-    let Some(options) = options else { return Ok(false) };
-    Fields::within("stream_options", options)?.flag("include_usage")
+    let whole = json_request::json(&form.whole(&answer));
+    Ok(json_request::with_left_out(whole, &answer.left_out))
 }
 
 /// OpenAI's usage.
-pub fn usage(usage: &Usage) -> Value {
+fn usage(usage: &Usage) -> Value {
     json!({
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.completion,
@@ -91,7 +75,7 @@ pub fn usage(usage: &Usage) -> Value {
 }
 
 /// What llama.cpp's server tells of the time that the first answer took, under the same names.
-pub fn timings(usage: &Usage) -> Value {
+fn timings(usage: &Usage) -> Value {
     let stats = &usage.first;
     let ms = |time: std::time::Duration| time.as_secs_f64() * 1e3;
     json!({
@@ -125,15 +109,37 @@ pub fn finite(logprob: f32) -> f32 {
     if logprob.is_finite() { logprob } else { -9999.0 }
 }
 
-/// What every part of an answer says.
-struct ChatForm {
+/// What every part of an answer says, to a conversation or to a text.
+pub struct AnswerForm {
     id: String,
     created: u64,
-    logprobs: bool,
-    host: InUse,
+    /// Whether tokens have probabilities.
+    pub logprobs: bool,
+    /// Whether a stream ends with its usage.
+    with_usage: bool,
+    /// The model.
+    pub host: InUse,
 }
 
-impl ChatForm {
+impl AnswerForm {
+    /// The form of an answer whose name begins with `prefix`.
+    ///
+    /// # Errors
+    /// `stream_options` of another form.
+    pub fn new(
+        prefix: &str,
+        fields: &Fields<'_>,
+        host: &InUse,
+        logprobs: bool,
+    ) -> Result<AnswerForm, Problem> {
+        let with_usage = match fields.value("stream_options") {
+            Some(options) => Fields::within("stream_options", options)?.flag("include_usage")?,
+            None => false,
+        };
+        let (id, created, host) = (ids::unique(prefix), ids::now(), host.clone());
+        Ok(AnswerForm { id, created, logprobs, with_usage, host })
+    }
+
     fn logprobs(&self, list: &[TokenLogprob]) -> Value {
         if !self.logprobs {
             return Value::Null;
@@ -143,7 +149,8 @@ impl ChatForm {
         json!({"content": content, "refusal": null})
     }
 
-    fn object(&self, kind: &str, choices: Value) -> Value {
+    /// An object with answers, or with news of them.
+    pub fn object(&self, kind: &str, choices: Value) -> Value {
         json!({
             "id": self.id,
             "object": kind,
@@ -154,21 +161,33 @@ impl ChatForm {
         })
     }
 
-    fn whole(&self, answer: ChatAnswer) -> Value {
-        let choice = |(index, choice): (usize, ChoiceAnswer)| {
+    /// An object with the usage.
+    pub fn counted(&self, kind: &str, choices: Value, all: &Usage) -> Value {
+        let mut object = self.object(kind, choices);
+        (object["usage"], object["timings"]) = (usage(all), timings(all));
+        object
+    }
+
+    /// Writes the end of a stream.
+    pub fn end(&self, kind: &str, all: &Usage, out: &mut String) {
+        if self.with_usage {
+            stream::data(&self.counted(kind, json!([]), all), out);
+        }
+        out.push_str("data: [DONE]\n\n");
+    }
+
+    fn whole(&self, answer: &ChatAnswer) -> Value {
+        let choice = |(index, choice): (usize, &ChoiceAnswer)| {
             let reason = choice.reason.map_or("stop", EndReason::name);
             json!({
                 "index": index,
-                "message": message(&choice),
+                "message": message(choice),
                 "logprobs": self.logprobs(&choice.logprobs),
                 "finish_reason": reason,
             })
         };
-        let choices = answer.choices.into_iter().enumerate().map(choice).collect();
-        let mut whole = self.object("chat.completion", choices);
-        whole["usage"] = usage(&answer.usage);
-        whole["timings"] = timings(&answer.usage);
-        whole
+        let choices = answer.choices.iter().enumerate().map(choice).collect();
+        self.counted("chat.completion", choices, &answer.usage)
     }
 }
 
@@ -196,31 +215,35 @@ fn message(choice: &ChoiceAnswer) -> Value {
     message
 }
 
+/// The kind of object of a chunk.
+const CHUNK: &str = "chat.completion.chunk";
+
 /// Writes chunks.
 struct ChatWriter {
-    form: ChatForm,
+    form: AnswerForm,
     choices: usize,
-    with_usage: bool,
     /// What precedes the text in a chunk that holds nothing else.
     before_text: String,
 }
 
 impl ChatWriter {
-    fn new(form: ChatForm, choices: usize, with_usage: bool) -> ChatWriter {
+    fn new(form: AnswerForm, choices: usize) -> ChatWriter {
         // A token of text is by far the most frequent chunk: its frame is made once.
-        let frame = form.object("chat.completion.chunk", json!([])).to_string();
+        let frame = form.object(CHUNK, json!([])).to_string();
         let before_text = frame.trim_end_matches("]}").to_string();
-        ChatWriter { form, choices, with_usage, before_text }
+        ChatWriter { form, choices, before_text }
     }
 
     fn chunk(&self, index: usize, delta: Value, logprobs: &[TokenLogprob], out: &mut String) {
-        let choice = json!([{
-            "index": index,
-            "delta": delta,
-            "logprobs": self.form.logprobs(logprobs),
-            "finish_reason": null,
-        }]);
-        stream::data(&self.form.object("chat.completion.chunk", choice), out);
+        let logprobs = self.form.logprobs(logprobs);
+        self.write(
+            json!({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": null}),
+            out,
+        );
+    }
+
+    fn write(&self, choice: Value, out: &mut String) {
+        stream::data(&self.form.object(CHUNK, json!([choice])), out);
     }
 
     /// A chunk with text alone.
@@ -276,25 +299,17 @@ impl EventWriter for ChatWriter {
                 }
             }
             ChatEvent::End(index, reason, _) => {
-                let choice = json!([{
-                    "index": index,
-                    "delta": {},
-                    "logprobs": null,
-                    "finish_reason": reason.name(),
-                }]);
-                stream::data(&self.form.object("chat.completion.chunk", choice), out);
+                let reason = reason.name();
+                self.write(
+                    json!({"index": index, "delta": {}, "logprobs": null, "finish_reason": reason}),
+                    out,
+                );
             }
         }
     }
 
     fn end(&mut self, all: &Usage, out: &mut String) {
-        if self.with_usage {
-            let mut last = self.form.object("chat.completion.chunk", json!([]));
-            last["usage"] = usage(all);
-            last["timings"] = timings(all);
-            stream::data(&last, out);
-        }
-        out.push_str("data: [DONE]\n\n");
+        self.form.end(CHUNK, all, out);
     }
 
     fn problem(&mut self, problem: &Problem, out: &mut String) {

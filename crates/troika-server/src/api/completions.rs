@@ -10,13 +10,12 @@ use serde_json::{Map, Value, json};
 use troika::Request;
 use troika::engine::sample::Logprobs;
 
-use super::chat::{finite, stream_usage, timings, usage};
+use super::chat::{AnswerForm, finite};
 use super::request::{choices, logprobs, max_tokens};
 use super::tokens::check_ids;
 use crate::chat::{ChatEvent, ChatStream, ChoiceAnswer, EndReason, TokenLogprob, Usage};
 use crate::completion::{self, Generation, prompt_logprobs};
 use crate::fields::Fields;
-use crate::ids;
 use crate::json_request::{self, JsonRequest};
 use crate::limits::{self, PROMPTS};
 use crate::open_model::InUse;
@@ -70,7 +69,8 @@ pub async fn completions(
     if best_of != asked.generation.choices {
         return Err(Problem::field("best_of", "best_of cannot differ from n"));
     }
-    let form = CompletionForm { id: ids::unique("cmpl-"), created: ids::now(), host: host.clone() };
+    let form = AnswerForm::new("cmpl-", &fields, &host, asked.logprobs.is_some())?;
+    let n = asked.generation.choices;
     if fields.flag("stream")? {
         let [prompt] = prompts.as_slice() else {
             return Err(Problem::field(
@@ -79,15 +79,10 @@ pub async fn completions(
             ));
         };
         let echoed = echoed(&turn, &asked, prompt).await?;
-        let with_usage = stream_usage(&fields)?;
-        let n = asked.generation.choices;
-        let wants_logprobs = asked.logprobs.is_some();
         let answers = begin(&turn, &asked, prompt).await?;
-        let writer =
-            CompletionWriter { form, echoed, n, wants_logprobs, with_usage, at: Vec::new() };
+        let writer = CompletionWriter { form, n, at: vec![echoed.end; n], echoed };
         return Ok(stream::respond(answers, writer));
     }
-    let n = asked.generation.choices;
     let part = |(i, prompt)| whole(turn.part(i), &asked, prompt);
     let answers: Vec<_> = prompts.iter().enumerate().map(part).collect();
     let mut answers = iter(answers).buffered(server.options.parallel.max(1)).enumerate();
@@ -103,9 +98,7 @@ pub async fn completions(
             first,
         };
     }
-    let mut object = form.object(all.into());
-    (object["usage"], object["timings"]) = (usage(&sum), timings(&sum));
-    Ok(json_request::json(&object))
+    Ok(json_request::json(&form.counted(COMPLETION, all.into(), &sum)))
 }
 
 fn asked(fields: &Fields<'_>, turn: &Turn) -> Result<Asked, Problem> {
@@ -231,7 +224,7 @@ async fn whole(
 }
 
 /// A text with the probabilities of its tokens.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 struct CompletionText {
     text: String,
     reason: Option<EndReason>,
@@ -246,16 +239,7 @@ struct CompletionText {
 
 impl CompletionText {
     fn new(with_logprobs: bool) -> CompletionText {
-        CompletionText {
-            text: String::new(),
-            reason: None,
-            with_logprobs,
-            tokens: Vec::new(),
-            token_logprobs: Vec::new(),
-            top_logprobs: Vec::new(),
-            offsets: Vec::new(),
-            end: 0,
-        }
+        CompletionText { with_logprobs, ..CompletionText::default() }
     }
 
     fn add(&mut self, host: &InUse, token: u32, logprobs: Option<&Logprobs>) {
@@ -302,31 +286,14 @@ impl CompletionText {
     }
 }
 
-struct CompletionForm {
-    id: String,
-    created: u64,
-    host: InUse,
-}
-
-impl CompletionForm {
-    fn object(&self, choices: Value) -> Value {
-        json!({
-            "id": self.id,
-            "object": "text_completion",
-            "created": self.created,
-            "model": self.host.name,
-            "choices": choices,
-        })
-    }
-}
+/// The kind of object of an answer, whole or not.
+const COMPLETION: &str = "text_completion";
 
 /// Writes chunks.
 struct CompletionWriter {
-    form: CompletionForm,
+    form: AnswerForm,
     echoed: CompletionText,
     n: usize,
-    wants_logprobs: bool,
-    with_usage: bool,
     /// Where each answer's next token begins.
     at: Vec<usize>,
 }
@@ -335,11 +302,11 @@ impl CompletionWriter {
     fn chunk(&self, index: usize, text: &CompletionText, reason: Value, out: &mut String) {
         let mut choice = text.json(index);
         choice["finish_reason"] = reason;
-        stream::data(&self.form.object(json!([choice])), out);
+        stream::data(&self.form.object(COMPLETION, json!([choice])), out);
     }
 
     fn more(&mut self, index: usize, text: String, logprobs: &[TokenLogprob], out: &mut String) {
-        let mut part = CompletionText::new(self.wants_logprobs);
+        let mut part = CompletionText::new(self.form.logprobs);
         part.text = text;
         part.end = self.at[index];
         logprobs.iter().for_each(|l| part.add(&self.form.host, l.token, Some(&l.logprobs)));
@@ -350,7 +317,6 @@ impl CompletionWriter {
 
 impl EventWriter for CompletionWriter {
     fn begin(&mut self, out: &mut String) {
-        self.at = vec![self.echoed.end; self.n];
         if !self.echoed.text.is_empty() {
             (0..self.n).for_each(|index| self.chunk(index, &self.echoed, Value::Null, out));
         } else {
@@ -369,19 +335,13 @@ impl EventWriter for CompletionWriter {
                 self.more(index, text.collect(), &logprobs, out);
             }
             ChatEvent::End(index, reason, _) => {
-                let nothing = CompletionText::new(false);
-                self.chunk(index, &nothing, reason.name().into(), out);
+                self.chunk(index, &CompletionText::default(), reason.name().into(), out);
             }
         }
     }
 
     fn end(&mut self, all: &Usage, out: &mut String) {
-        if self.with_usage {
-            let mut last = self.form.object(json!([]));
-            (last["usage"], last["timings"]) = (usage(all), timings(all));
-            stream::data(&last, out);
-        }
-        out.push_str("data: [DONE]\n\n");
+        self.form.end(COMPLETION, all, out);
     }
 
     fn problem(&mut self, problem: &Problem, out: &mut String) {

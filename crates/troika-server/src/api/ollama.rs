@@ -120,6 +120,10 @@ async fn begin(
 
 /// A request without a prompt that keeps the model for no time closes it, as Ollama's clients do.
 async fn unload(server: &Server, fields: &Fields<'_>, says: bool) -> Result<bool, Problem> {
+    let wrong = || {
+        let must = "keep_alive has to be a number of seconds, or a time such as 5m";
+        Problem::field("keep_alive", must)
+    };
     let closes = match fields.value("keep_alive") {
         None => false,
         Some(Value::Number(n)) => n.as_f64() == Some(0.0),
@@ -128,15 +132,11 @@ async fn unload(server: &Server, fields: &Fields<'_>, says: bool) -> Result<bool
             let number = digits.trim_end_matches(|c: char| c.is_ascii_alphabetic());
             let good = digits.chars().all(|c| c.is_ascii_alphanumeric() || c == '.');
             if number.is_empty() || !good || !number.starts_with(|c: char| c.is_ascii_digit()) {
-                let must = "keep_alive has to be a number of seconds, or a time such as 5m";
-                return Err(Problem::field("keep_alive", must));
+                return Err(wrong());
             }
             number.parse() == Ok(0.0)
         }
-        Some(_) => {
-            let must = "keep_alive has to be a number of seconds, or a time such as 5m";
-            return Err(Problem::field("keep_alive", must));
-        }
+        Some(_) => return Err(wrong()),
     };
     if says || !closes {
         return Ok(false);

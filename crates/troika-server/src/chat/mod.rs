@@ -112,7 +112,7 @@ impl ChatRequest {
         let (prompt, _) = model.tokenize_chat(&rendered)?;
         let opened = format.opened_by(&rendered.text);
         let reader = ReaderOptions {
-            tools: self.tools.list_for_reader().into(),
+            tools: if shown { self.tools.list.as_slice().into() } else { [].into() },
             reasoning: self.split_reasoning,
             opened,
             whole_calls: self.whole_calls,

@@ -188,11 +188,6 @@ impl Tools {
         self.shown().then(|| self.list.iter().map(tool).collect())
     }
 
-    /// The tools whose calls are read from the answer.
-    pub fn list_for_reader(&self) -> Vec<ToolSpec> {
-        if self.shown() { self.list.clone() } else { Vec::new() }
-    }
-
     /// Whether the answer has to be calls and nothing else.
     pub fn forced(&self) -> bool {
         matches!(self.choice, ToolChoice::Required | ToolChoice::Named(_))

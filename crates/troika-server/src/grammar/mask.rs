@@ -144,19 +144,15 @@ impl Mask {
         self.state = State::Computing(receiver);
     }
 
-    fn wait(&mut self) {
-        self.wait_for(PATIENCE);
-    }
-
-    /// Waits for the first mask of a new grammar, with less patience.
-    pub(super) fn check(&mut self, patience: Duration) -> Option<String> {
-        self.wait_for(patience);
+    /// Waits for the first mask of a new grammar.
+    pub(super) fn check(&mut self) -> Option<String> {
+        self.wait();
         self.error()
     }
 
-    fn wait_for(&mut self, patience: Duration) {
+    fn wait(&mut self) {
         let State::Computing(receiver) = &self.state else { return };
-        let computed = receiver.recv_timeout(patience);
+        let computed = receiver.recv_timeout(PATIENCE);
         self.take(computed);
     }
 

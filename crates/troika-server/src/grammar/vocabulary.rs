@@ -76,7 +76,7 @@ impl Vocabulary {
         let (env, pool) = (self.factory.tok_env(), Arc::clone(&self.pool));
         let grammar = Grammar::new(matcher, env, pool, constrain.is_json());
         // The first mask shows whether the grammar can be followed.
-        let refused = grammar.start().check(PATIENCE);
+        let refused = grammar.start().check();
         refused.map_or(Ok(grammar), |why| Err(constrain.refused(why)))
     }
 

@@ -53,6 +53,12 @@ impl Bound {
         (row * self.shape.rows) as u64
     }
 
+    /// Whether it is a matrix that a mapped file holds as devices see it.
+    pub fn stays_in_file(&self) -> bool {
+        let in_file = matches!(self.source, ValueSource::Ready { owned: false, .. });
+        in_file && self.shape.rows > 1
+    }
+
     /// Number of elements.
     pub fn values(&self) -> u64 {
         (self.shape.rows * self.shape.cols) as u64

@@ -58,6 +58,17 @@ pub(crate) fn bind_all(
     Ok(bound)
 }
 
+/// The first weight of a model whose tensor has a type that weights cannot have. Tensors that are not
+/// there may be in other files.
+pub fn unusable(model: &DescribedModel, files: &dyn Checkpoint) -> Option<WeightError> {
+    weight_requirements(&model.spec).find_map(|need| {
+        let candidates = model.names.candidates(&model.spec, need.key);
+        let there = candidates.iter().any(|r| files.tensor(&r.tensor).is_some());
+        let unusable = candidates.iter().any(|r| files.unusable(&r.tensor).is_some());
+        (!there && unusable).then(|| not_found(&candidates, need, files))
+    })
+}
+
 /// The requirement for a tied head that is quantized separately from the embedding.
 pub(crate) fn tied_head(spec: &ModelSpec, quant: Quant) -> Option<WeightRequirement> {
     let need = WeightRequirement {

@@ -20,4 +20,5 @@ pub(crate) use cache::ExpertCache;
 pub use cache::OnWait;
 pub use forecast::ExpertForecast;
 pub use policy::{Eviction, Residents};
+pub use read::read_rate;
 pub use stats::ExpertStats;

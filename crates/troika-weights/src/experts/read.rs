@@ -198,3 +198,24 @@ fn read_at(file: &File, offset: u64, room: &mut [u8]) -> Result<usize> {
     }
     Ok(at)
 }
+
+/// Bytes a second that a file is read with, by a few reads past the system's cache; `None` where
+/// there are none, or the file is too short.
+#[cfg(unix)]
+pub fn read_rate(path: &Path) -> Option<f64> {
+    use std::os::unix::fs::FileExt;
+    const PIECE: usize = 4 << 20;
+    const PIECES: u64 = 8;
+    let file = open_direct(path).ok()?;
+    let step = file.metadata().ok()?.len() / PIECES / PIECE as u64 * PIECE as u64;
+    let mut room = troika_device::ZeroedBytes::in_pages(PIECE).ok().filter(|_| step > 0)?;
+    let began = std::time::Instant::now();
+    (0..PIECES).try_for_each(|i| file.read_exact_at(&mut room, i * step)).ok()?;
+    Some(PIECES as f64 * PIECE as f64 / began.elapsed().as_secs_f64())
+}
+
+/// Reads past the system's cache are not timed here.
+#[cfg(not(unix))]
+pub fn read_rate(_: &Path) -> Option<f64> {
+    None
+}

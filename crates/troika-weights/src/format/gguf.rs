@@ -50,6 +50,10 @@ pub struct GgufHeader {
 
 struct Reader<'a> {
     bytes: &'a [u8],
+    /// Bytes of the whole file, of which `bytes` may be the first ones.
+    file: usize,
+    /// Whether something was asked for behind the bytes that are there.
+    short: bool,
     at: usize,
     /// Array items read so far.
     items: usize,
@@ -59,11 +63,12 @@ type Result<T, E = String> = std::result::Result<T, E>;
 
 impl<'a> Reader<'a> {
     fn left(&self) -> usize {
-        self.bytes.len() - self.at
+        self.file - self.at
     }
 
     fn take(&mut self, n: usize) -> Result<&'a [u8]> {
-        if n > self.left() {
+        if n > self.bytes.len() - self.at {
+            self.short = n <= self.left();
             return Err(format!("it ends at byte {} inside the header", self.bytes.len()));
         }
         self.at += n;
@@ -175,10 +180,27 @@ pub(crate) fn foreign(bytes: &[u8]) -> Option<String> {
 /// A sentence that says what is wrong: another format or version, counts or offsets beyond the end,
 /// or impossible shapes.
 pub fn parse(bytes: &[u8]) -> Result<GgufHeader, String> {
+    parse_start(bytes, bytes.len())?.ok_or_else(|| "its header is cut short".to_string())
+}
+
+/// Parses the header of a file of `file` bytes, of which `bytes` are the first. `None` if the header
+/// goes on behind them.
+///
+/// # Errors
+/// Those of [`parse`].
+pub fn parse_start(bytes: &[u8], file: usize) -> Result<Option<GgufHeader>, String> {
     if let Some(why) = foreign(bytes) {
         return Err(why);
     }
-    let mut r = Reader { bytes, at: 8.min(bytes.len()), items: 0 };
+    let file = file.max(bytes.len());
+    let mut r = Reader { bytes, file, short: false, at: 8.min(bytes.len()), items: 0 };
+    match header(&mut r) {
+        Err(_) if r.short => Ok(None),
+        read => read.map(Some),
+    }
+}
+
+fn header(r: &mut Reader<'_>) -> Result<GgufHeader> {
     // A tensor has at least name length, dimensions, type and offset; a pair has at least 13 bytes.
     let tensor_count = r.count("tensors", 24)?;
     let pair_count = r.count("metadata pairs", 13)?;
@@ -200,7 +222,7 @@ pub fn parse(bytes: &[u8]) -> Result<GgufHeader, String> {
         meta.insert(key, value);
     }
     let meta = GgufMeta(meta);
-    let infos = (0..tensor_count).map(|_| tensor_info(&mut r)).collect::<Result<Vec<_>>>()?;
+    let infos = (0..tensor_count).map(|_| tensor_info(r)).collect::<Result<Vec<_>>>()?;
     let align = match meta.get("general.alignment") {
         None => 32,
         Some(v) => v
@@ -219,7 +241,7 @@ pub fn parse(bytes: &[u8]) -> Result<GgufHeader, String> {
             let (name, at) = (shown(&info.name), info.offset);
             return Err(format!("tensor {name} begins at {at}, not at a multiple of {align}"));
         }
-        tensors.push(place(info, data, bytes.len())?);
+        tensors.push(place(info, data, r.file)?);
     }
     refuse_overlap(tensors.iter().map(|t| (t.name.as_str(), &t.range)))?;
     Ok(GgufHeader { meta, tensors })

@@ -9,8 +9,8 @@ use troika_model::spec::GgufMeta;
 
 use crate::error::WeightError;
 use crate::format::file_map::{FileMap, io_error};
-use crate::format::mapped::MappedCheckpoint;
-use crate::format::{gguf_files, safetensors};
+use crate::format::mapped::{MappedCheckpoint, MappedFiles};
+use crate::format::{gguf, gguf_files, safetensors};
 
 /// The kind of a model's files.
 #[derive(Clone, Debug)]
@@ -61,6 +61,25 @@ pub fn open_inside(name: &str, bytes: &'static [u8]) -> Result<ModelFiles, Weigh
     let (files, meta) = gguf_files::of(FileMap::inside(name, bytes))?;
     let source = FileSource::Gguf { path: PathBuf::from(name), meta };
     Ok(ModelFiles { files: Arc::new(files), source })
+}
+
+/// The metadata and tensors that a GGUF file's header names, without the tensors' bytes: `start` is
+/// the beginning of a file of `len` bytes. `None` if the header is longer.
+///
+/// # Errors
+/// The bytes do not begin a GGUF file.
+pub fn open_start(name: &str, start: &[u8], len: u64) -> Result<Option<ModelFiles>, WeightError> {
+    let damaged = |why| WeightError::Damaged { file: name.into(), why };
+    let len = usize::try_from(len).unwrap_or(usize::MAX);
+    let Some(header) = gguf::parse_start(start, len).map_err(damaged)? else { return Ok(None) };
+    let mut files = MappedFiles::new(name.into());
+    files.add_file(Arc::new(FileMap::inside(name, &[])));
+    // Factors of positions are values, which are not there.
+    for t in header.tensors.into_iter().filter(|t| !t.name.starts_with("rope_f")) {
+        files.add(t.name, t.dtype, t.shape, 0..0)?;
+    }
+    let source = FileSource::Gguf { path: PathBuf::from(name), meta: header.meta };
+    Ok(Some(ModelFiles { files: Arc::new(files), source }))
 }
 
 /// The files that a model of this path is read from, as far as they are there: of a folder its

@@ -15,7 +15,7 @@ use troika_device::{
 use troika_graph::DType;
 use troika_model::families::DescribedModel;
 use troika_model::lower::WeightShape;
-use troika_model::spec::{Key, ModelSpec, WeightRole, weight_requirements};
+use troika_model::spec::{Key, ModelSpec, WeightRequirement, WeightRole, weight_requirements};
 
 use crate::arena::{Arena, Room};
 use crate::bind::bound::Bound;
@@ -76,6 +76,8 @@ pub struct WeightStore {
     warnings: Vec<String>,
     /// Experts that are read when they are chosen.
     experts: Option<Arc<ExpertCache>>,
+    /// Whether matrices stay as they lie in mapped files.
+    left_in_file: bool,
 }
 
 impl WeightStore {
@@ -170,6 +172,7 @@ impl WeightStore {
             quantized: AtomicU64::new(0),
             warnings: Vec::new(),
             experts: None,
+            left_in_file: false,
         }
     }
 
@@ -222,6 +225,38 @@ impl WeightStore {
     /// them, from the folder of [`WeightStore::keep_packed`], which is to be called after this.
     pub fn limit_experts(&mut self, budget: u64) {
         self.experts = Some(ExpertCache::new(budget, Eviction::Frequency, true));
+    }
+
+    /// Leaves matrices in their mapped files where devices compute with rows as they are stored: they
+    /// are read anew whenever they are used. Returns the bytes of the others, which need memory: all,
+    /// if there are experts, which are read in a form of their own.
+    pub fn leave_in_file(&mut self) -> u64 {
+        self.left_in_file = self.expert_bytes() == 0;
+        let others = self.bound.iter().filter(|b| !(self.left_in_file && b.stays_in_file()));
+        others.map(Bound::bytes).sum()
+    }
+
+    /// The mapped file of a weight, the largest if there are several.
+    pub fn file(&self) -> Option<&std::path::Path> {
+        let mapped = self.maps.iter().filter(|map| map.file().is_some());
+        Some(mapped.max_by_key(|map| (***map).as_ref().len())?.path())
+    }
+
+    /// Bytes of the weights if `quant` were asked for, without the embedding of a tied head, whose
+    /// rows are then looked up in the file.
+    pub fn bytes_with(&self, spec: &ModelSpec, quant: Quant) -> u64 {
+        let head = tied_head(spec, quant);
+        let looked_up =
+            |need: &WeightRequirement| head.is_some() && need.key.role == WeightRole::Embed;
+        let needs = weight_requirements(spec).filter(|need| !looked_up(need)).chain(head);
+        let bytes = |need: WeightRequirement| {
+            let stored = self.bound(&need.key.to_string()).ok().filter(|b| b.key == need.key);
+            let cut = stored.is_none_or(|b| matches!(b.source, ValueSource::Cut { .. }));
+            let is = stored.filter(|_| !cut).map_or(DType::BF16, |b| b.shape.dtype);
+            let dtype = quant.target(&need, is).unwrap_or(is);
+            need.rows.saturating_mul(dtype.row_size(need.cols)) as u64
+        };
+        needs.map(bytes).sum()
     }
 
     /// Sets what says which experts are read ahead while decoding, where not all are in memory.
@@ -362,6 +397,9 @@ impl WeightStore {
         pack: PackFn<'_>,
     ) -> Result<Packed, DeviceError> {
         let some = (rows != (0..b.shape.rows)).then(|| rows.clone());
+        if let Some(stored) = self.stored(b, &rows, layout) {
+            return Ok(stored);
+        }
         let name = b.key.to_string();
         let id = FormId { weight: name.as_str().into(), layout: layout.name.into(), rows: some };
         let (slot, form) = (self.forms.slot(&id), id.form());
@@ -381,9 +419,20 @@ impl WeightStore {
                 bytes
             }
         };
-        let packed = Packed { bytes };
+        let packed = Packed { bytes, stored: false };
         *made = layout.keep.then(|| packed.clone());
         Ok(packed)
+    }
+
+    /// Rows as they lie in the file, where matrices are left there.
+    fn stored(&self, b: &Bound, rows: &Range<usize>, layout: PackLayout<'_>) -> Option<Packed> {
+        let ValueSource::Ready { bytes, .. } = &b.source else { return None };
+        if !self.left_in_file || !layout.keep || layout.name == ROWS || !b.stays_in_file() {
+            return None;
+        }
+        b.handed_out.store(true, Ordering::Relaxed);
+        let row = b.shape.dtype.row_size(b.shape.cols);
+        Some(Packed { bytes: bytes.slice(rows.start * row..rows.end * row)?, stored: true })
     }
 
     /// Packs rows of a weight on all cores in pieces of whole panels. File pages are released piece
@@ -566,11 +615,14 @@ impl WeightSource for WeightStore {
         if first > end || end > all {
             return Err(outside());
         }
+        if let Some(stored) = self.stored(b, &rows, layout) {
+            return Ok(stored);
+        }
         // A view of the whole weight's form, so that devices share it.
         if let Some(range) = layout.slice(&rows) {
             let whole = self.form(b, 0..all, layout, pack)?;
             let bytes = whole.bytes.slice(range).ok_or_else(outside)?;
-            return Ok(Packed { bytes });
+            return Ok(Packed { bytes, stored: false });
         }
         self.form(b, rows, layout, pack)
     }

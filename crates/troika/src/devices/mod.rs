@@ -1,6 +1,8 @@
 //! The only place that names concrete devices.
 
+mod adapters;
 pub mod limits;
+mod look;
 pub mod weight_types;
 
 use std::collections::HashMap;
@@ -14,16 +16,20 @@ pub use troika_cpu::parse_cores;
 use troika_cpu::{CpuDevice, CpuOptions, Isa};
 pub(crate) use troika_cpu::{Observer, Routed};
 use troika_device::{Clock, Device, DeviceError, RealClock};
+use troika_graph::WeightDecl;
 /// NPUs.
 pub use troika_npu as npu;
 use troika_npu::{
-    HelperCommand, NpuDevice, NpuOptions, NpuSpec, OptionalCache, Profiling, Rewrites,
-    RuntimePlaces,
+    HelperCommand, NpuDevice, NpuOptions, NpuSpec, Profiling, Rewrites, RuntimePlaces,
 };
 /// Virtual systems on a chip.
 pub use troika_sim as sim;
 use troika_sim::{Board, Soc, SocError, VirtualClock, VirtualDevice};
 use troika_trace::Tracer;
+
+pub use adapters::{GpuAdapter, gpu_adapters};
+pub use look::AutoDevices;
+pub(crate) use look::GpuSearch;
 
 use crate::checked_device::checked_device;
 use crate::kept_of_devices::{GpuSettings, KeptOfDevices};
@@ -41,18 +47,28 @@ pub struct DeviceOptions {
     pub cores: Option<Vec<usize>>,
     /// Instruction set of the CPU device by name ([`instruction_sets`]); `None`: the best.
     pub isa: Option<String>,
-    /// Devices to open instead of the one described by the fields above.
+    /// Devices to open instead of the one described by the fields above, which a CPU among them has
+    /// if it names no cores.
     pub devices: Vec<DeviceSpec>,
+    /// Has a GPU compute what it has memory for, where `devices` names none; `None`: the CPU alone.
+    pub auto: Option<AutoDevices>,
     /// The most bytes of weights that devices may hold, by name.
     pub memory: Vec<(String, u64)>,
     /// What NPU devices need.
     pub npu: NpuSettings,
-    /// Whether kernels of GPUs are compared with the CPU's before a model uses them on an adapter
-    /// and driver for the first time. What computes something else is refused.
-    pub check_gpus: bool,
-    /// Whether values and caches of a GPU lie in memory of its own even where the host's is the
-    /// same, so that other devices need copies. A GPU alone always has its own, which may be faster.
-    pub own_gpu_memory: bool,
+    /// How GPUs are used.
+    pub gpus: GpuUse,
+}
+
+/// How GPUs are used.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct GpuUse {
+    /// Whether kernels are compared with the CPU's before a model uses them on an adapter and driver
+    /// for the first time. What computes something else is refused.
+    pub check: bool,
+    /// Whether values and caches lie in memory of a GPU's own even where the host's is the same, so
+    /// that other devices need copies. A GPU alone always has its own, which may be faster.
+    pub own_memory: bool,
 }
 
 /// What NPU devices need.
@@ -89,7 +105,7 @@ impl NpuSettings {
             row_buckets: self.row_buckets.clone(),
             threads: 1,
             helper: self.helper.clone(),
-            cache: OptionalCache(with.gpu.kept().map(|kept| Arc::new(kept) as _)),
+            cache: with.gpu.kept().map(|kept| Arc::new(kept) as _),
             rewrites: self.rewrites.clone(),
             tracer: with.tracer.clone(),
             clock: with.clock,
@@ -240,10 +256,15 @@ fn names(specs: &[DeviceSpec], plain: &[&str]) -> Result<Vec<String>, DeviceErro
 }
 
 impl DeviceOptions {
+    /// The most bytes of weights of a device, if there is a limit.
+    pub(crate) fn limit_of(&self, name: &str) -> Option<u64> {
+        self.memory.iter().find(|(of, _)| of == name).map(|(_, bytes)| *bytes)
+    }
+
     /// Threads of all CPU devices together.
     pub fn threads(&self) -> usize {
         if !self.devices.is_empty() {
-            let default = troika_cpu::default_threads;
+            let default = || self.cpu_threads();
             // A virtual device computes on one thread, and so does a CPU that stands in for an NPU.
             let of = |s: &DeviceSpec| match &s.cores {
                 _ if !s.is_cpu() => 1,
@@ -251,6 +272,11 @@ impl DeviceOptions {
             };
             return self.devices.iter().map(of).sum();
         }
+        self.cpu_threads()
+    }
+
+    /// Threads of a CPU device that names no cores.
+    fn cpu_threads(&self) -> usize {
         let pinned = self.cores.as_ref().map(Vec::len);
         self.threads.or(pinned).unwrap_or_else(troika_cpu::default_threads).max(1)
     }
@@ -266,12 +292,25 @@ pub fn usable_cores() -> Vec<usize> {
     troika_cpu::topology().iter().map(|c| c.id).collect()
 }
 
+/// Bytes of a row of a weight as GPUs hold it.
+#[cfg(feature = "gpu")]
+pub(crate) fn gpu_row_bytes(weight: &WeightDecl) -> u64 {
+    let format = troika_gpu::kernels::WeightFormat::of(weight.dtype);
+    format.map_or(4 * weight.cols as u64, |f| f.row_bytes(weight.cols as u32) as u64)
+}
+
+/// Bytes of a row of a weight as it is stored: this build has no GPUs.
+#[cfg(not(feature = "gpu"))]
+pub(crate) fn gpu_row_bytes(weight: &WeightDecl) -> u64 {
+    weight.dtype.row_bytes(weight.cols).unwrap_or(0) as u64
+}
+
 /// Opens the devices of the options.
 ///
 /// # Errors
 /// A device cannot be opened, or two devices have one name.
 pub fn open_devices(options: &DeviceOptions) -> Result<Vec<Arc<dyn Device>>, DeviceError> {
-    let gpu = GpuSettings { check: options.check_gpus, ..GpuSettings::default() };
+    let gpu = GpuSettings { check: options.gpus.check, ..GpuSettings::default() };
     open_with(options, &Opening { tracer: Tracer::off(), clock: RealClock::new(), gpu })
 }
 
@@ -318,9 +357,10 @@ pub(crate) fn open_with(
             let checked = || Arc::new(checked_device(gpu.clone(), reference_cpu, settings.clone()));
             return Ok(if settings.check { checked() } else { gpu });
         }
-        let cores = spec.cores.clone();
-        let threads = cores.as_ref().map_or_else(troika_cpu::default_threads, Vec::len);
-        let isa = isa(&spec.isa)?;
+        let own = spec.cores.clone();
+        let threads = own.as_ref().map_or_else(|| options.cpu_threads(), Vec::len);
+        let cores = own.or_else(|| options.cores.clone());
+        let isa = isa(spec.isa.as_ref().map_or(&options.isa, |_| &spec.isa))?;
         open(CpuOptions { name, threads, cores, isa, ..CpuOptions::default() })
     });
     devices.collect()
@@ -432,29 +472,6 @@ fn find_isa(name: &str) -> Result<Isa, DeviceError> {
     })
 }
 
-/// A GPU of this machine, as its driver describes it.
-#[derive(Clone, Debug)]
-pub struct GpuAdapter {
-    /// Its name.
-    pub name: String,
-    /// Whether kernels run on it and it is more than software.
-    pub is_gpu: bool,
-    /// Facts for people, as (name, value).
-    pub facts: Vec<(String, String)>,
-}
-
-/// The adapters of this machine, in the order of their numbers. None without a driver, or in a build
-/// without GPU devices.
-#[cfg(feature = "gpu")]
-pub fn gpu_adapters() -> Vec<GpuAdapter> {
-    let described = |adapter: &troika_gpu::Adapter| GpuAdapter {
-        name: adapter.name().to_string(),
-        is_gpu: adapter.kind() != troika_gpu::AdapterKind::Software && adapter.fault().is_none(),
-        facts: adapter.facts(),
-    };
-    troika_gpu::adapters().iter().map(described).collect()
-}
-
 /// Opens a GPU.
 ///
 /// # Errors
@@ -466,15 +483,14 @@ fn open_gpu(
     options: &DeviceOptions,
     settings: &GpuSettings,
 ) -> Result<Arc<dyn Device>, DeviceError> {
-    let memory = options.memory.iter().find(|(of, _)| *of == name).map(|(_, bytes)| *bytes);
-    let store = settings.kept().map(|kept| Arc::new(kept) as Arc<dyn troika_gpu::PipelineStore>);
+    let memory = options.limit_of(&name);
     let own = troika_gpu::GpuOptions {
         name: name.clone(),
         spec: spec.clone(),
         memory,
         binding_limit: None,
-        own_memory: options.devices.len() == 1 || options.own_gpu_memory,
-        kept: troika_gpu::OptionalCache(store),
+        own_memory: options.devices.len() == 1 || options.gpus.own_memory,
+        kept: settings.kept().map(|kept| Arc::new(kept) as _),
     };
     let opened = troika_gpu::GpuDevice::open(own);
     let gpu = opened.map_err(|e| DeviceError::System { device: name, why: e.to_string() })?;
@@ -520,12 +536,6 @@ impl GpuSpec {
     pub fn parse(_: &str) -> Result<GpuSpec, String> {
         Err("this build has no GPU devices; build it with the feature gpu".into())
     }
-}
-
-#[cfg(not(feature = "gpu"))]
-/// None: this build has no GPU devices.
-pub fn gpu_adapters() -> Vec<GpuAdapter> {
-    Vec::new()
 }
 
 #[cfg(not(feature = "gpu"))]

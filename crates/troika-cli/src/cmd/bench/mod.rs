@@ -24,7 +24,7 @@ use troika_lab::Subject;
 
 use crate::error::CliError;
 use crate::flags::{BenchArgs, TableFlag, chat_helper};
-use crate::{expert_groups, gpu, output, resolve};
+use crate::{expert_groups, output, resolve};
 
 use row::{Facts, Row, Test};
 
@@ -42,9 +42,8 @@ pub fn run(args: &BenchArgs) -> Result<(), CliError> {
         ));
     }
     let subject = resolve::subject(&args.subject)?;
-    gpu::tell(args.plan.search_gpu(&args.compute.placement));
     if args.overhead {
-        if args.compute.placement.device.iter().any(|d| d.processor.is_some()) {
+        if args.compute.placement.devices().iter().any(|d| d.processor.is_some()) {
             let why = "--overhead measures real time, which virtual devices do not take";
             return Err(CliError::Usage(why.into()));
         }
@@ -57,9 +56,9 @@ pub fn run(args: &BenchArgs) -> Result<(), CliError> {
     }
     let all = all_options(args, &subject, &threads, context(&tests))?;
     let mut printed = Printed { first: true, errors: Vec::new() };
-    let measured = all.into_iter().try_for_each(|(threads, options)| {
-        print_tests(args, &subject, &tests, threads, options, &mut printed)
-    });
+    let measured = all
+        .into_iter()
+        .try_for_each(|(_, options)| print_tests(args, &subject, &tests, options, &mut printed));
     print::end(args.output, printed.first, measured)?;
     args.soc.as_deref().map_or(Ok(()), |soc| predicted::summary(soc, &printed.errors, args.output))
 }
@@ -72,17 +71,17 @@ struct Printed {
     errors: Vec<f64>,
 }
 
-/// Measures all tests with a number of threads and prints their rows.
+/// Measures all tests with some options and prints their rows.
 fn print_tests(
     args: &BenchArgs,
     subject: &Subject,
     tests: &[Test],
-    threads: usize,
     options: OpenOptions,
     printed: &mut Printed,
 ) -> Result<(), CliError> {
     // Before the model is opened, while its memory is not in use.
-    let devices = args.compute.devices(Some(threads));
+    let options = subject.chosen(&options)?;
+    let devices = limiting(&options);
     let limits = is_real(&devices).then(|| measure_limits(&devices)).transpose();
     let limits = limits.map_err(|e| CliError::Troika(e.into()))?;
     let model = open(subject, options.clone(), Tracer::off())?;
@@ -113,6 +112,15 @@ fn print_tests(
     }
     output::note(&expert_groups::text(&model.engine()?.group_stats()));
     Ok(())
+}
+
+/// The devices whose limits count: a GPU alone, where it was chosen for the whole model.
+fn limiting(options: &OpenOptions) -> DeviceOptions {
+    let mut devices = options.devices.clone();
+    if matches!(options.strategy, Strategy::OneNamed(_)) && devices.auto.is_some() {
+        devices.devices.truncate(1);
+    }
+    devices
 }
 
 /// Whether all devices work in real time, so that this machine's limits apply.
@@ -172,13 +180,18 @@ fn options(
 ) -> Result<OpenOptions, CliError> {
     let (context, high) = contexts.into_inner();
     let sequences = args.sequences.iter().copied().max().unwrap_or(1);
+    let mut sharing = args.sharing.sharing(sequences);
+    // Sequences are measured together: none may wait for the room of another.
+    sharing.kv_bytes.get_or_insert(u64::MAX);
     let mut options = OpenOptions {
         // A forward batch has no more rows than the context: each sequence is to have its row.
         context: Some(context.max(sequences.min(high))),
-        sharing: args.sharing.sharing(sequences),
+        sharing,
         ..args.compute.options_by(Some(threads), strategy)?
     };
     args.plan.apply(&mut options, None)?;
+    // A virtual system on a chip predicts what the CPU does.
+    options.devices.auto = args.compute.placement.auto_or_open().filter(|_| args.soc.is_none());
     // Chunks of experts' groups follow the length of prompts.
     let lengths = args.n_prompt.iter().chain(args.answers.iter().map(|(prompt, _)| prompt));
     let longest = lengths.copied().max().filter(|n| *n > 0);

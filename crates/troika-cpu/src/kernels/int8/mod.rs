@@ -15,8 +15,11 @@ mod product;
 mod quantize;
 mod run;
 pub mod scalar;
+mod stored;
 mod tile;
 mod widen;
+
+use std::ops::Range;
 
 use smallvec::SmallVec;
 use troika_graph::{ActivationFormat, DType};
@@ -117,9 +120,28 @@ pub unsafe fn linear(
         let n = panel..(panel + c.step).min(product.weight.layout.rows);
         let m = block..(block + c.row_block).min(rows);
         // SAFETY: parts have different rows of results, and products by the caller.
-        let part = unsafe { Int8Part::new(product, n, m, 0, scratch) };
-        run_part(isa, part);
+        unsafe { run_rows(isa, product, n, m, scratch) };
     })
+}
+
+/// Computes the rows `n` of a product's weight with the activation rows `m`.
+///
+/// # Safety
+/// As for [`Int8Part::new`].
+unsafe fn run_rows(
+    isa: Isa,
+    product: Product<'_>,
+    n: Range<usize>,
+    m: Range<usize>,
+    scratch: &mut [f32],
+) {
+    // SAFETY: passed on.
+    unsafe {
+        match product.weight.layout.stored {
+            true => stored::run(isa, product, n, m, scratch),
+            false => run_part(isa, Int8Part::new(product, n, m, 0, scratch)),
+        }
+    }
 }
 
 /// Products of few rows: the panels of all of them are cut as if they were one weight.
@@ -139,7 +161,7 @@ unsafe fn few_rows(
             let (product, scratch) = (products[i], &mut *scratch);
             let n = panels.start * ROWS..(panels.end * ROWS).min(product.weight.layout.rows);
             // SAFETY: parts have different rows of results, and products by the caller.
-            run_part(isa, unsafe { Int8Part::new(product, n, 0..rows, 0, scratch) });
+            unsafe { run_rows(isa, product, n, 0..rows, scratch) };
         });
     })
 }

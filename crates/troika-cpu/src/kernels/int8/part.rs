@@ -43,6 +43,7 @@ impl<'a> Int8Part<'a> {
     ) -> Int8Part<'a> {
         let layout = &product.weight.layout;
         assert_eq!(product.weight.bytes.len(), layout.bytes(), "bytes of a packed weight");
+        assert!(!layout.stored, "panels of a part");
         let panels =
             n.start.is_multiple_of(ROWS) && (n.end.is_multiple_of(ROWS) || n.end == layout.rows);
         assert!(n.start <= n.end && n.end <= layout.rows && panels, "weight rows of a part");

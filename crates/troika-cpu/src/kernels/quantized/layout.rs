@@ -60,6 +60,8 @@ pub struct Layout {
     pub(crate) cols: usize,
     /// Bytes of a panel.
     pub(crate) panel: usize,
+    /// Whether the bytes are the weight's rows as they are stored, and not panels.
+    pub(crate) stored: bool,
 }
 
 impl Layout {
@@ -73,7 +75,17 @@ impl Layout {
             format::with_format!(dtype, F => F::block_at(groups.next_multiple_of(F::GROUPS)));
         let panel = bytes.next_multiple_of(64);
         rows.div_ceil(ROWS).checked_mul(panel)?;
-        Some(Layout { dtype, rows, cols, panel })
+        Some(Layout { dtype, rows, cols, panel, stored: false })
+    }
+
+    /// The same weight with its rows as they are stored: its panels are packed when they are used.
+    pub(crate) fn as_stored(self) -> Layout {
+        Layout { stored: true, ..self }
+    }
+
+    /// The panels of some of the rows.
+    pub(crate) fn of_panels(self, rows: usize) -> Layout {
+        Layout { rows, stored: false, ..self }
     }
 
     /// Type of the weight.
@@ -106,9 +118,12 @@ impl Layout {
         self.rows.div_ceil(ROWS)
     }
 
-    /// Bytes of the packed weight.
+    /// Bytes of the packed weight, or of its rows as they are stored.
     pub fn bytes(&self) -> usize {
-        self.panels() * self.panel
+        match self.stored {
+            true => self.dtype.row_size(self.cols) * self.rows,
+            false => self.panels() * self.panel,
+        }
     }
 
     /// Packs rows of blocks, on up to `threads` threads.
@@ -267,6 +282,7 @@ impl PackedView<'_> {
     pub(crate) fn panels(&self, rows: &Range<usize>) -> Range<usize> {
         assert!(rows.start.is_multiple_of(ROWS) && rows.end <= self.layout.rows, "weight rows");
         assert_eq!(self.bytes.len(), self.layout.bytes(), "bytes of a packed weight");
+        assert!(!self.layout.stored, "panels of a weight");
         rows.start / ROWS..rows.end.div_ceil(ROWS)
     }
 

@@ -1,0 +1,156 @@
+//! Fits a plan to the memory that is free: its context and KV cache, and weights that are too large.
+
+use std::path::Path;
+
+use troika_device::SpaceId;
+use troika_engine::KvLayout;
+use troika_model::spec::ModelSpec;
+use troika_plan::{Plan, own_space};
+use troika_weights::{Quant, read_rate};
+
+use crate::budget::HostMemory;
+use crate::devices::virtual_clock;
+use crate::error::Error;
+use crate::options::OpenOptions;
+use crate::planning::Planned;
+
+/// Tokens of a sequence for which the cache has room, however little is free.
+const LEAST_TOKENS: usize = 512;
+
+impl Planned {
+    /// Shares out what is free: sets how much the KV cache may take, and plans for a shorter context
+    /// where the options leave it open and the model's does not fit.
+    ///
+    /// # Errors
+    /// Those of planning.
+    pub(crate) fn share_memory(mut self, options: &OpenOptions) -> Result<Planned, Error> {
+        self.kv_bytes = options.sharing.kv_bytes;
+        let Some(host) = self.host_memory(options) else { return Ok(self) };
+        let weights = self.weight_bytes();
+        let room = host.cache(weights);
+        let sequences = options.sharing.sequences.max(1) as u64;
+        let most = most_cache_bytes(&self.model.spec, &self.plan);
+        if most.is_some_and(|most| most.saturating_mul(sequences) <= room) {
+            return Ok(self);
+        }
+        let lowered = self.model.lowered(&self.plan)?;
+        let needs = KvLayout::new(&lowered, &self.plan, options.sharing.sequences, None);
+        let (model, given) = (self.plan.context, options.plan.given().is_some());
+        let room = room.max(needs.needed_bytes(model.min(LEAST_TOKENS)));
+        if let Some(asked) = self.kv_bytes.map(|asked| asked.min(needs.all_bytes())) {
+            self.changes.extend(too_much("the KV cache may take", asked, host, weights));
+            return Ok(self);
+        }
+        if options.context.is_some() || given {
+            let asked = needs.needed_bytes(model);
+            let what = format!("the KV cache of a context of {model} tokens takes");
+            self.changes.extend(too_much(&what, asked, host, weights));
+            self.kv_bytes = Some(room.max(asked).min(needs.all_bytes()));
+            return Ok(self);
+        }
+        let fits = needs.longest(room);
+        if fits < model {
+            let shorter = OpenOptions { context: Some(fits), ..options.clone() };
+            self = self.model.planned(&shorter)?;
+            self.changes.push(format!(
+                "the context is {fits} of the model's {model} tokens, since the KV cache gets {} MiB \
+                 of the memory that is free (another one: -c N; fewer bytes a token: --cache-type)",
+                room >> 20
+            ));
+        }
+        self.kv_bytes = Some(room.min(needs.all_bytes()));
+        Ok(self)
+    }
+
+    /// Compares the weights with what is free, before they are packed. A GGUF file that does not fit
+    /// is left in its mapped file.
+    ///
+    /// # Errors
+    /// Weights that do not fit and cannot be left there.
+    pub(crate) fn fit_weights(&mut self, options: &OpenOptions) -> Result<(), Error> {
+        let all = self.weight_bytes();
+        // Experts have a budget of their own.
+        if self.model.store.expert_bytes() > 0 || self.model.store.file().is_none() {
+            return Ok(());
+        }
+        let Some(host) = self.host_memory(options).filter(|host| all > host.weights()) else {
+            return Ok(());
+        };
+        let devices = &self.model.devices;
+        let on_host = |name: &str| {
+            let device = devices.iter().find(|d| d.name() == name);
+            device.is_some_and(|d| own_space(d.caps()) == SpaceId::HOST && d.caps().computes())
+        };
+        let held = self.held()?;
+        // The embedding of a tied head is held once: its rows are looked up in the file.
+        let needed = held.iter().filter(|h| on_host(&h.device)).map(|h| h.held);
+        let needed = needed.sum::<u64>().min(all);
+        if needed <= host.weights() {
+            return Ok(());
+        }
+        let store = &mut self.model.store;
+        let file = store.file().map(Path::to_path_buf).unwrap_or_default();
+        let is_gguf = file.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf"));
+        // Norms and the like are not compared with what is free.
+        if is_gguf && store.leave_in_file() <= host.weights().max(all / 64) {
+            self.changes.push(in_file(needed, host.free, read_rate(&file)));
+            return Ok(());
+        }
+        let fits = |quant: &Quant| {
+            *quant != options.quant && store.bytes_with(&self.model.spec, *quant) <= host.weights()
+        };
+        let quant = [Quant::Q8, Quant::Q4].into_iter().find(fits);
+        Err(Error::TooLarge { needed, free: host.free, quant: quant.map(Quant::name) })
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        self.model.store.classes().iter().map(|class| class.bytes).sum()
+    }
+
+    /// What is free where the plan uses the host's memory. Devices whose time is modelled take
+    /// none that counts.
+    fn host_memory(&self, options: &OpenOptions) -> Option<HostMemory> {
+        let used =
+            self.model.devices.iter().filter(|d| self.plan.devices.iter().any(|n| n == d.name()));
+        let on_host = used.clone().any(|d| own_space(d.caps()) == SpaceId::HOST);
+        if !on_host || virtual_clock(used).is_some() {
+            return None;
+        }
+        HostMemory::now(options.memory)
+    }
+}
+
+/// The sentence for weights that are left in their file, which is read with `rate` bytes a second.
+fn in_file(needed: u64, free: u64, rate: Option<f64>) -> String {
+    let speed = rate.map_or(String::new(), |rate| {
+        let (seconds, gb) = (needed as f64 / rate, rate / 1e9);
+        format!(", at {gb:.1} GB/s up to {seconds:.1} s a token")
+    });
+    format!(
+        "the weights take {} MiB, and {} MiB of memory are free: they are read from the file \
+         whenever they are used{speed}; a file of fewer bits that fits is faster",
+        needed >> 20,
+        free >> 20
+    )
+}
+
+/// The sentence for a cache that is larger than what the weights leave.
+fn too_much(what: &str, asked: u64, host: HostMemory, weights: u64) -> Option<String> {
+    let left = host.free.saturating_sub(weights);
+    let (asked_mib, mib) = (asked >> 20, left >> 20);
+    let says = format!("{what} {asked_mib} MiB, and the weights leave {mib} MiB of memory free");
+    (asked > left).then_some(says)
+}
+
+/// An upper bound of the bytes of a sequence in the KV cache, which needs no lowering; `None` if not
+/// all layers have attention.
+fn most_cache_bytes(spec: &ModelSpec, plan: &Plan) -> Option<u64> {
+    let mut width = 0;
+    for layer in spec.layers.iter().filter(|layer| layer.mixer.is_some()) {
+        let (k, v) = layer.attention()?.cache_widths();
+        width += (k + v.unwrap_or(0)) as u64;
+    }
+    // A window takes up to a chunk and two pages more than it sees, at most the whole context.
+    let rows = (plan.context + 2 * plan.page_len) as u64;
+    plan.kv_dtype.row_bytes(1)?.try_into().ok().map(|each: u64| width.saturating_mul(each * rows))
+}
