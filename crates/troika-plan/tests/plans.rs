@@ -2,7 +2,7 @@
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
-use troika_device::{Caps, SpaceId};
+use troika_device::Caps;
 use troika_graph::{ActivationFormat, DType, ScaleOrigin};
 use troika_model::lower::{SegmentKind, segments};
 use troika_model::spec::ModelSpec;
@@ -21,24 +21,11 @@ fn devices(count: usize) -> Vec<PlanDevice> {
     let caps = Caps {
         static_shapes: false,
         row_buckets: Vec::new(),
-        spaces: vec![SpaceId::HOST],
         numerics: "f32".into(),
-        max_binding_bytes: None,
         weight_dtypes: Vec::new(),
-        weight_bytes: Vec::new(),
         activation_formats: vec![ActivationFormat::INT8],
-        max_graph_bytes: None,
-        max_graphs: None,
-        max_resident_bytes: None,
         queue_depth: 8,
-        queue_waits: true,
-        host_tasks: true,
-        strided_rows: true,
-        top_k: 0,
-        offset_alignment: 1,
-        bakes_weights: false,
-        weights_per_shape: None,
-        facts: Vec::new(),
+        ..Caps::default()
     };
     let named = NAMES[..count].iter();
     named.map(|n| PlanDevice { name: (*n).into(), caps: caps.clone() }).collect()

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use troika_device::{Caps, SpaceId};
+use troika_device::Caps;
 use troika_graph::{ActivationFormat, DType, Op, Subgraph};
 use troika_model::lower::{LowerOptions, Lowered, SegmentKind, WeightShape, lower};
 use troika_model::spec::{Key, ModelSpec, weight_requirements};
@@ -40,24 +40,12 @@ fn device(name: &str, row_buckets: &[usize]) -> PlanDevice {
     let caps = Caps {
         static_shapes: !row_buckets.is_empty(),
         row_buckets: row_buckets.to_vec(),
-        spaces: vec![SpaceId::HOST],
         numerics: "f32".into(),
-        max_binding_bytes: None,
         weight_dtypes: vec![DType::Q8_0],
-        weight_bytes: Vec::new(),
         activation_formats: vec![ActivationFormat::INT8],
-        max_graph_bytes: None,
-        max_graphs: None,
-        max_resident_bytes: None,
         queue_depth: 8,
-        queue_waits: true,
         host_tasks: false,
-        strided_rows: true,
-        top_k: 0,
-        offset_alignment: 1,
-        bakes_weights: false,
-        weights_per_shape: None,
-        facts: Vec::new(),
+        ..Caps::default()
     };
     PlanDevice { name: name.into(), caps }
 }

@@ -1,7 +1,5 @@
 //! Trains a routing predictor: a linear function for each layer, by logistic loss over its experts.
 
-use troika_device::WeightSource;
-use troika_graph::blocks;
 use troika_model::spec::{Key, WeightRole};
 use troika_plan::{LayerPredictor, LayerRouting, PredictorSource, RoutingPredictor, RoutingTrace};
 
@@ -10,6 +8,7 @@ use super::record::RecordedRouting;
 use super::shuffle::mixed;
 use crate::describe::BoundModel;
 use crate::error::Error;
+use crate::floats::floats;
 
 /// Tokens of a step.
 const STEP_TOKENS: usize = 32;
@@ -40,12 +39,7 @@ impl Default for PredictorTraining {
 /// A weight that cannot be read.
 pub fn router_weights(model: &BoundModel) -> Result<Vec<Vec<f32>>, Error> {
     let layers = RoutingTrace::new(&model.spec).layers;
-    let read = |l: &LayerRouting| {
-        let data = model.store.weight(&Key::layer(l.layer, WeightRole::Router).to_string())?;
-        let mut values = vec![0.0; data.rows * data.cols];
-        blocks::dequantize(data.dtype, &data.bytes, &mut values);
-        Ok(values)
-    };
+    let read = |l: &LayerRouting| floats(&model.store, Key::layer(l.layer, WeightRole::Router));
     layers.iter().map(read).collect()
 }
 
