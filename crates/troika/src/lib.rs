@@ -74,6 +74,7 @@ mod session_state;
 mod soc_costs;
 mod source;
 mod text;
+mod turn;
 
 pub use budget::{HostMemory, MemoryLimits};
 pub use calibrate::{Calibrated, calibrate};

@@ -17,6 +17,7 @@ use crate::describe::{BoundModel, Described, describe};
 use crate::devices::virtual_clock;
 use crate::driver::{Driver, EngineGuard};
 use crate::error::Error;
+use crate::free_memory::free_memory;
 use crate::generation::GenerationDefaults;
 use crate::loss::{CpuInstead, CurrentPlan};
 use crate::memory::{limit_experts, read_ahead, trace_waits};
@@ -24,6 +25,7 @@ use crate::options::OpenOptions;
 use crate::planning::Planned;
 use crate::source::Source;
 use crate::text::ModelText;
+use crate::turn::Turn;
 
 /// Weights of more bytes are not scanned: scanning reads all of them from disk.
 const SCAN_LIMIT: u64 = 4 << 30;
@@ -78,6 +80,9 @@ impl Model {
         let search = options.look(source.bytes());
         let described = describe(&source, options.bind())?;
         let Described { spec, store, .. } = &described;
+        let weights = store.classes().iter().map(|class| class.bytes).sum();
+        let tell = |line: &str| options.tell(line);
+        let _turn = Turn::take(&std::env::temp_dir(), weights, free_memory(), &tell);
         let chosen = options.chosen_by(search, &source.name(), spec, store)?;
         match Model::open_described(&source, described, &chosen, helper.clone(), clock) {
             Err(e) if chosen.is_chosen() && is_of_device(&e) => {
