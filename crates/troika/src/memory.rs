@@ -29,7 +29,7 @@ pub(crate) fn limit_experts(store: &mut WeightStore, options: &OpenOptions) -> O
         return None;
     }
     let host = HostMemory::now(options.memory)?;
-    let all: u64 = store.classes().iter().map(|class| class.bytes).sum();
+    let all = store.bytes();
     let rest = all.saturating_sub(experts);
     if all <= host.weights() {
         return None;

@@ -157,8 +157,7 @@ impl BoundModel {
             changes.extend(self.avoid(&mut plan, &refusals)?);
         }
         self.check_memory(&plan, options)?;
-        let kv_bytes = None;
-        Ok(Planned { plan, changes, refusals, alternatives, kv_bytes, model: self })
+        Ok(Planned { plan, changes, refusals, alternatives, kv_bytes: None, model: self })
     }
 
     /// What the devices refuse of a plan, and what a new plan leaves to others.
@@ -219,7 +218,12 @@ impl BoundModel {
     fn plan_devices(&self, options: &OpenOptions) -> Result<Vec<PlanDevice>, Error> {
         let mut all: Vec<PlanDevice> = self.devices.iter().map(PlanDevice::of).collect();
         for (name, most) in &options.devices.memory {
+            // A GPU that might have been chosen, but was not.
+            let is_open = options.devices.auto.is_some() && name.starts_with("gpu");
             let Some(device) = all.iter_mut().find(|d| d.name == *name) else {
+                if is_open {
+                    continue;
+                }
                 let (name, known) = (name.clone(), self.names().join(", "));
                 return Err(Error::NoDeviceToLimit { name, known });
             };
@@ -261,19 +265,15 @@ impl BoundModel {
         }
         let lowered = &self.lowered(&plan)?;
         base.calibrated = options.converted(lowered);
-        let refusals = match is_limited {
-            true => self.refusals(&plan, options)?,
-            false => Vec::new(),
-        };
-        let made = make_within_memory(&MakeRequest {
+        let refusals = if is_limited { self.refusals(&plan, options)? } else { Vec::new() };
+        Ok(make_within_memory(&MakeRequest {
             spec: &self.spec,
             lowered,
             devices: &devices,
             refusals: &refusals,
             base: &base,
             attention_first: false,
-        })?;
-        Ok(made)
+        })?)
     }
 
     fn plan_request(&self, options: &OpenOptions) -> PlanRequest {
@@ -290,13 +290,6 @@ impl BoundModel {
         };
         // Other devices can read it too, but are not faster with it.
         (!request.single_precision && self.devices.iter().any(gains)).then_some(DType::BF16)
-    }
-
-    /// The most bytes of groups of experts, if the system tells what is free: half of what the model
-    /// leaves.
-    fn room_for_groups(&self, options: &OpenOptions) -> Option<u64> {
-        let model: u64 = self.store.classes().iter().map(|class| class.bytes).sum();
-        Some(HostMemory::now(options.memory)?.groups(model))
     }
 
     /// The best plan by a profile; `None` if there is no profile and none was required.
@@ -344,7 +337,8 @@ impl BoundModel {
         let mut base = self.plan_request(options);
         base.kv_dtype = Some(one.kv_dtype);
         base.calibrated = options.converted(&lowered);
-        base.experts.bytes = base.experts.bytes.or(self.room_for_groups(options));
+        let groups = || Some(HostMemory::now(options.memory)?.groups(self.store.bytes()));
+        base.experts.bytes = base.experts.bytes.or_else(groups);
         Ok(Some(solve(&SolveRequest {
             spec: &self.spec,
             lowered: &lowered,

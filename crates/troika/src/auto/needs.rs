@@ -4,29 +4,29 @@ use troika_engine::{EngineError, KvLayout};
 use troika_graph::{DType, Subgraph};
 use troika_model::lower::{LowerOptions, Lowered, ModelPart, Segment, SegmentKind, lower};
 use troika_model::spec::ModelSpec;
-use troika_plan::{PlanRequest, chunk_of, page_len};
+use troika_plan::{chunk_of, page_len};
 use troika_weights::WeightStore;
 
 use super::choice::{LayerNeeds, ModelNeeds, StateNeeds};
 use crate::devices::gpu_row_bytes;
 use crate::error::Error;
 use crate::options::OpenOptions;
+use crate::planning::plan_request;
 
 /// Chunks in flight where several devices compute, each with values of its own.
 const IN_FLIGHT: u64 = 4;
 
 impl ModelNeeds {
-    /// What a model needs with these options. `request` is for a new plan.
+    /// What a model needs with a new plan by these options.
     ///
     /// # Errors
     /// A description that cannot be lowered.
     pub(crate) fn of(
-        name: String,
         spec: &ModelSpec,
         store: &WeightStore,
         options: &OpenOptions,
-        request: &PlanRequest,
     ) -> Result<ModelNeeds, Error> {
+        let request = &plan_request(spec, store, options);
         let (context, chunk) = (request.context.unwrap_or(spec.context), chunk_of(spec, request));
         let default = if request.single_precision { DType::F32 } else { DType::F16 };
         let kv_dtype = request.kv_dtype.unwrap_or(default);
@@ -38,8 +38,7 @@ impl ModelNeeds {
         };
         let layout = KvLayout::of(&lowered, page_len(0, std::iter::empty()), context);
         Ok(ModelNeeds {
-            name,
-            stored: store.classes().iter().map(|class| class.bytes).sum(),
+            stored: store.bytes(),
             layers: layers(&lowered, spec),
             head: part(ModelPart::Head),
             embed: part(ModelPart::Embed),

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use troika_model::chat::HelperCommand;
 
-use super::adapters::{GpuAdapter, gpu_adapters};
+use super::GpuSpec;
+use super::adapters::{GpuAdapter, gpu_adapter, gpu_adapters};
 
 /// How long a search may take: a driver may hang.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -18,6 +19,8 @@ pub struct AutoDevices {
     /// How another process prints the adapters, each by [`GpuAdapter::to_line`], while files are read:
     /// a driver takes memory and may end its process. `None`: this one looks for them.
     pub helper: Option<HelperCommand>,
+    /// The most bytes that are put on a GPU; `None`: what it has.
+    pub most: Option<u64>,
     /// For tests: software adapters count as GPUs with this many bytes of memory of their own.
     pub software: Option<u64>,
 }
@@ -26,6 +29,8 @@ pub struct AutoDevices {
 pub(crate) enum GpuSearch {
     Process(Child),
     Here,
+    /// For the one that is meant.
+    Named(GpuSpec),
     Failed,
 }
 
@@ -51,6 +56,7 @@ impl GpuSearch {
         let mut process = match self {
             GpuSearch::Process(process) => process,
             GpuSearch::Here => return Ok(gpu_adapters()),
+            GpuSearch::Named(spec) => return Ok(gpu_adapter(&spec).into_iter().collect()),
             // A process that does not start finds nothing.
             GpuSearch::Failed => return Ok(Vec::new()),
         };
