@@ -162,7 +162,6 @@ fn a_gpu_that_is_named_gets_what_fits() {
         "{}: {told:?}",
         chosen.strategy
     );
-    assert_eq!(open(vec![gpu, cpu()], &chosen), expected);
     // What fits as it is asked for is not told, and what does not fit at all is left as it is.
     let (chosen, told) = named(&["gpu:llvmpipe"], 8 * all + (2 << 30));
     assert!(told.is_empty() && chosen.context.is_none(), "{told:?}");

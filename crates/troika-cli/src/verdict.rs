@@ -7,7 +7,8 @@ use std::path::Path;
 
 use troika::model::families::from_config;
 use troika::model::files::parse_json;
-use troika::{DeviceOptions, HostMemory, MemoryLimits, OpenOptions, Outline, outline};
+use troika::model::spec::ModelSpec;
+use troika::{DeviceOptions, HostMemory, MemoryLimits, OpenOptions, outline};
 use troika_hub::{Glimpse, Offer, Verdict};
 
 use crate::gpu;
@@ -47,7 +48,7 @@ pub fn look(seen: &Glimpse<'_>) -> Verdict {
             .map_err(|e| format!("its config.json cannot be used: {e}"))
             .map(Some)?,
     };
-    Ok(what.map(|Outline { spec, types }| {
+    Ok(what.map(|(spec, types)| {
         let place = seen.bytes.map_or(String::new(), |size| {
             let auto = Some(gpu::auto(None));
             let devices = DeviceOptions { auto, ..DeviceOptions::default() };
@@ -59,18 +60,18 @@ pub fn look(seen: &Glimpse<'_>) -> Verdict {
 }
 
 /// Family and types of a model in safetensors.
-fn in_config(folder: &Path) -> Result<Outline, Box<dyn Error>> {
+fn in_config(folder: &Path) -> Result<(ModelSpec, String), Box<dyn Error>> {
     let config = parse_json(&std::fs::read(folder.join("config.json"))?)?;
     let spec = from_config(&config)?.spec;
     let quantized = config.pointer("/quantization_config/quant_method");
     let types = quantized.or(config.get("torch_dtype")).or(config.get("dtype"));
     let types =
         types.and_then(|text| text.as_str()).unwrap_or("the types of its files").to_string();
-    Ok(Outline { spec, types })
+    Ok((spec, types))
 }
 
 /// Family and types of a GGUF file, by its first bytes; `None` if its header is longer.
-fn in_header(start: &Path, len: u64) -> Result<Option<Outline>, Box<dyn Error>> {
+fn in_header(start: &Path, len: u64) -> Result<Option<(ModelSpec, String)>, Box<dyn Error>> {
     let mut bytes = Vec::new();
     // Behind them may lie a part of the weights.
     File::open(start)?.take(128 << 20).read_to_end(&mut bytes)?;

@@ -46,14 +46,6 @@ pub fn describe(
     Ok(Described { files, spec: model.spec, store })
 }
 
-/// What is known of a model before its weights are.
-pub struct Outline {
-    /// Its description.
-    pub spec: ModelSpec,
-    /// The types of its weights, in words.
-    pub types: String,
-}
-
 impl Source {
     /// The description only: weights are not read.
     ///
@@ -69,7 +61,7 @@ impl Source {
 ///
 /// # Errors
 /// No GGUF file, a model that is not supported, or types that weights cannot have.
-pub fn outline(name: &str, start: &[u8], len: u64) -> Result<Option<Outline>, Error> {
+pub fn outline(name: &str, start: &[u8], len: u64) -> Result<Option<(ModelSpec, String)>, Error> {
     let Some(start) = open_start(name, start, len)? else { return Ok(None) };
     let (model, files) = (described_in(&start, &name.into())?, &*start.files);
     if let Some(error) = unusable(&model, files) {
@@ -83,7 +75,7 @@ pub fn outline(name: &str, start: &[u8], len: u64) -> Result<Option<Outline>, Er
     }
     let mut types: Vec<&str> = bytes.keys().copied().collect();
     types.sort_by_key(|name| std::cmp::Reverse(bytes[name]));
-    Ok(Some(Outline { types: types.join(", "), spec: model.spec }))
+    Ok(Some((model.spec, types.join(", "))))
 }
 
 /// The description in a model's files.

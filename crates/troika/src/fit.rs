@@ -67,15 +67,12 @@ impl Planned {
         let Some(host) = self.host_memory(options).filter(|host| all > host.weights()) else {
             return Ok(());
         };
-        let devices = &self.model.devices;
-        let on_host = |name: &str| {
-            let device = devices.iter().find(|d| d.name() == name);
-            device.is_some_and(|d| own_space(d.caps()) == SpaceId::HOST && d.caps().computes())
-        };
         let held = self.held()?;
         // The embedding of a tied head is held once: its rows are looked up in the file.
-        let needed = held.iter().filter(|h| on_host(&h.device)).map(|h| h.held);
-        let needed = needed.sum::<u64>().min(all);
+        let on_host = held.iter().zip(&self.model.devices).filter(|(_, device)| {
+            own_space(device.caps()) == SpaceId::HOST && device.caps().computes()
+        });
+        let needed = on_host.map(|(held, _)| held.held).sum::<u64>().min(all);
         if needed <= host.weights() {
             return Ok(());
         }

@@ -79,7 +79,7 @@ pub use budget::{HostMemory, MemoryLimits};
 pub use calibrate::{Calibrated, calibrate};
 pub use calibrated::{CalibrationOptions, Outliers, ShadowMemory};
 pub use checked_device::keep_checked;
-pub use describe::{BoundModel, Described, Outline, describe, outline};
+pub use describe::{BoundModel, Described, describe, outline};
 pub use devices::limits::{Limit, Limits, measure_bandwidth, measure_limits, multiply_of};
 pub use devices::weight_types::{WeightType, weight_types};
 pub use devices::{

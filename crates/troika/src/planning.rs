@@ -52,7 +52,7 @@ impl Planned {
     /// # Errors
     /// Why the plan cannot run.
     pub fn held(&self) -> Result<Vec<HeldWeights>, Error> {
-        let devices: Vec<PlanDevice> = self.model.devices.iter().map(PlanDevice::of).collect();
+        let devices = self.model.facts();
         Ok(held_weights(&self.plan, &self.model.lowered(&self.plan)?, &devices)?)
     }
 
@@ -62,7 +62,7 @@ impl Planned {
     /// Why the plan cannot run.
     pub fn copies(&self) -> Result<Vec<PhaseCopies>, Error> {
         let BoundModel { spec, store, .. } = &self.model;
-        let devices: Vec<PlanDevice> = self.model.devices.iter().map(PlanDevice::of).collect();
+        let devices = self.model.facts();
         let counted = copies(spec, &|key| store.shape(key), &self.plan, &devices);
         Ok(counted.map_err(EngineError::from)?)
     }
@@ -194,8 +194,7 @@ impl BoundModel {
         let strategy = Strategy::OneDevice;
         let kv_dtype = options.kv_dtype.or(self.solved_kv_dtype(options));
         let options = OpenOptions { strategy, kv_dtype, ..options.clone() };
-        let facts: Vec<PlanDevice> = self.devices.iter().map(PlanDevice::of).collect();
-        Ok(troika_plan::make(&self.spec, &facts, &self.plan_request(&options))?)
+        Ok(troika_plan::make(&self.spec, &self.facts(), &self.plan_request(&options))?)
     }
 
     /// Lowers the model for a plan's chunk and context.
@@ -207,6 +206,10 @@ impl BoundModel {
         Ok(Arc::new(lowered.map_err(EngineError::from)?))
     }
 
+    fn facts(&self) -> Vec<PlanDevice> {
+        self.devices.iter().map(PlanDevice::of).collect()
+    }
+
     fn names(&self) -> Vec<&str> {
         self.devices.iter().map(|d| d.name()).collect()
     }
@@ -216,7 +219,7 @@ impl BoundModel {
     /// # Errors
     /// A limit for a device that is not there.
     fn plan_devices(&self, options: &OpenOptions) -> Result<Vec<PlanDevice>, Error> {
-        let mut all: Vec<PlanDevice> = self.devices.iter().map(PlanDevice::of).collect();
+        let mut all = self.facts();
         for (name, most) in &options.devices.memory {
             // A GPU that might have been chosen, but was not.
             let is_open = options.devices.auto.is_some() && name.starts_with("gpu");

@@ -61,10 +61,8 @@ fn weights(graph: &Subgraph) -> u64 {
 fn layers(lowered: &Lowered, spec: &ModelSpec) -> Vec<LayerNeeds> {
     let mut all = vec![LayerNeeds::default(); spec.layers.len()];
     for segment in &lowered.segments {
-        let Some(layer) = segment.layer.and_then(|at| Some((at, all.get_mut(at)?))) else {
-            continue;
-        };
-        let (at, layer) = layer;
+        let Some(at) = segment.layer else { continue };
+        let layer = &mut all[at];
         let (bytes, moe) = (weights(&segment.graph), spec.layers[at].moe());
         match moe.filter(|_| segment.kind == SegmentKind::Experts) {
             Some(moe) => {
@@ -85,11 +83,9 @@ fn layers(lowered: &Lowered, spec: &ModelSpec) -> Vec<LayerNeeds> {
 fn values(lowered: &Lowered, spec: &ModelSpec, rows: u64) -> u64 {
     let logits = lowered.logits().0;
     let widest = lowered.edges[..logits].iter().map(|edge| edge.cols).max().unwrap_or(0) as u64;
-    let within = |graph: &Subgraph| -> u64 {
-        graph.values.iter().map(|value| 4 * value.shape.row_len() as u64).sum()
-    };
-    let in_layers = lowered.segments.iter().filter(|s| s.layer.is_some());
-    let within = in_layers.map(|s| within(&s.graph)).max().unwrap_or(0);
+    let graphs = lowered.segments.iter().filter(|s| s.layer.is_some()).map(|s| &s.graph);
+    let within = graphs.map(|g| g.values.iter().map(|v| 4 * v.shape.row_len() as u64).sum::<u64>());
+    let within = within.max().unwrap_or(0);
     let experts = spec.layers.iter().filter_map(|layer| layer.moe());
     let experts = experts.map(|moe| 4 * (moe.top_k * moe.inter) as u64).max().unwrap_or(0);
     let row = within + experts + 4 * IN_FLIGHT * widest;

@@ -27,11 +27,11 @@ pub struct AutoDevices {
 
 /// A search for adapters that goes on.
 pub(crate) enum GpuSearch {
-    Process(Child),
+    /// In another process; `None`: that does not start, and finds nothing.
+    Process(Option<Child>),
     Here,
     /// For the one that is meant.
     Named(GpuSpec),
-    Failed,
 }
 
 impl GpuSearch {
@@ -41,7 +41,7 @@ impl GpuSearch {
         let mut command = Command::new(&helper.program);
         command.args(&helper.args).stdin(Stdio::null());
         command.stdout(Stdio::piped()).stderr(Stdio::null());
-        command.spawn().map_or(GpuSearch::Failed, GpuSearch::Process)
+        GpuSearch::Process(command.spawn().ok())
     }
 
     /// What it finds.
@@ -54,11 +54,10 @@ impl GpuSearch {
 
     fn found_within(self, patience: Duration) -> Result<Vec<GpuAdapter>, String> {
         let mut process = match self {
-            GpuSearch::Process(process) => process,
+            GpuSearch::Process(Some(process)) => process,
+            GpuSearch::Process(None) => return Ok(Vec::new()),
             GpuSearch::Here => return Ok(gpu_adapters()),
             GpuSearch::Named(spec) => return Ok(gpu_adapter(&spec).into_iter().collect()),
-            // A process that does not start finds nothing.
-            GpuSearch::Failed => return Ok(Vec::new()),
         };
         let end = Instant::now() + patience;
         while matches!(process.try_wait(), Ok(None)) {
