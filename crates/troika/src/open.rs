@@ -109,7 +109,7 @@ impl Model {
             let quant = options.quant.name();
             warnings.push(format!("quantization to {quant} changes nothing: matrices are of that type or quantized already"));
         }
-        warnings.extend(limit_experts(&mut store, options));
+        warnings.extend(limit_experts(&mut store, &spec, options));
         warnings.extend(keep_packed(&mut store, options));
         read_ahead(&store, &spec, options)?;
         // The tokenizer is loaded. Free this memory before weights are packed.
