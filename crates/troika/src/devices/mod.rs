@@ -344,10 +344,7 @@ pub(crate) fn open_with(
         }
         if let Some(gpu) = &spec.gpu {
             let settings = &with.gpu;
-            #[cfg(feature = "gpu")]
             let gpu = open_gpu(name, gpu, options, settings)?;
-            #[cfg(not(feature = "gpu"))]
-            let gpu: Arc<dyn Device> = match *gpu {};
             let checked = || Arc::new(checked_device(gpu.clone(), reference_cpu, settings.clone()));
             return Ok(if settings.check { checked() } else { gpu });
         }
@@ -545,6 +542,16 @@ impl GpuSpec {
     pub fn parse(_: &str) -> Result<GpuSpec, String> {
         Err("this build has no GPU devices; build it with the feature gpu".into())
     }
+}
+
+#[cfg(not(feature = "gpu"))]
+fn open_gpu(
+    _: String,
+    spec: &GpuSpec,
+    _: &DeviceOptions,
+    _: &GpuSettings,
+) -> Result<Arc<dyn Device>, DeviceError> {
+    match *spec {}
 }
 
 #[cfg(test)]
