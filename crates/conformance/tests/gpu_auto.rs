@@ -34,7 +34,8 @@ impl OpenObserver for Told {
 
 /// Options that choose devices, where software is a card of so many bytes.
 fn options(told: &Arc<Told>, memory: u64) -> OpenOptions {
-    let auto = AutoDevices { layers: Some(usize::MAX), helper: None, software: Some(memory) };
+    let auto =
+        AutoDevices { layers: Some(usize::MAX), software: Some(memory), ..AutoDevices::default() };
     OpenOptions {
         chunk: Some(16),
         context: Some(256),
@@ -111,6 +112,61 @@ fn plans_for_little_memory_hold_what_they_say() {
             assert!(layers >= least, "{layers}: {line}");
         }
     }
+}
+
+/// A GPU that is named gets the context that fits beside the weights; with the CPU, whole layers.
+#[test]
+fn a_gpu_that_is_named_gets_what_fits() {
+    let Some(gpu) = open::device(open::options()).map(Arc::new) else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("long.json");
+    std::fs::write(&file, DENSE.replace("embeddings\": 2048", "embeddings\": 32768")).unwrap();
+    let shape = Shape::find(file.to_str().unwrap(), DType::Q8_0).unwrap();
+    let store = || shape.lazy_weights(Quant::None);
+    let all: u64 = store().classes().iter().map(|class| class.bytes).sum();
+    let named = |devices: &[&str], most: u64| {
+        let told = Arc::new(Told::default());
+        let options = OpenOptions {
+            dtype: FloatType::F32,
+            chunk: Some(16),
+            observer: Some(told.clone()),
+            devices: DeviceOptions {
+                devices: devices.iter().map(|device| device.parse().unwrap()).collect(),
+                memory: vec![("gpu".into(), most)],
+                ..DeviceOptions::default()
+            },
+            ..OpenOptions::default()
+        };
+        let chosen = options.chosen("long", &shape.spec, &store()).unwrap();
+        let told = told.0.lock().unwrap().clone();
+        (chosen, told)
+    };
+    // A position of the cache takes 40 KiB in f32.
+    let (chosen, told) = named(&["gpu:llvmpipe"], all + (500 << 20));
+    let context = chosen.context.unwrap();
+    assert!((8192..16384).contains(&context), "{context}: {told:?}");
+    let [line] = &told[..] else { panic!("{told:?}") };
+    assert!(line.contains(&format!("a context of {context} of 32768 tokens fits")), "{line}");
+    let open = |devices: Vec<Arc<dyn Device>>, options: &OpenOptions| {
+        let bound = BoundModel { spec: shape.spec.clone(), store: store(), devices };
+        let model = Model::open_bound("long", bound, options).unwrap();
+        greedy(&model, &[1, 5, 9, 2, 7, 7, 3], 6).unwrap()
+    };
+    let plain = OpenOptions { context: Some(256), dtype: FloatType::F32, ..OpenOptions::default() };
+    let expected = open(vec![cpu()], &plain);
+    assert_eq!(open(vec![gpu.clone()], &chosen), expected);
+    assert!(gpu.held_bytes() <= all + (500 << 20), "{}", gpu.held_bytes());
+    let (chosen, told) = named(&["gpu:llvmpipe", "cpu"], all / 2 + (330 << 20));
+    assert!(
+        chosen.strategy.to_string().starts_with("layers=cpu:"),
+        "{}: {told:?}",
+        chosen.strategy
+    );
+    // What fits as it is asked for is not told, and what does not fit at all is left as it is.
+    let (chosen, told) = named(&["gpu:llvmpipe"], 8 * all + (2 << 30));
+    assert!(told.is_empty() && chosen.context.is_none(), "{told:?}");
+    let (chosen, told) = named(&["gpu:llvmpipe"], all / 2);
+    assert!(told.is_empty() && chosen.context.is_none(), "{told:?}");
 }
 
 fn golden(name: &str) -> PathBuf {

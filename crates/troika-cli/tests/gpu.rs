@@ -204,6 +204,41 @@ fn a_software_adapter_is_not_chosen() {
     }
 }
 
+/// Budgets that are none, tiny, or more than there is: the CPU computes with a line, or it works.
+#[test]
+fn odd_budgets_are_told_or_work() {
+    let refused_by = |args: &[&str]| {
+        let output = troika(&[&HI[..], args].concat());
+        assert_eq!(output.status.code(), Some(2));
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    assert!(refused_by(&["--kv-size", "0"]).contains("'0' for '--kv-size"));
+    let beyond = format!("gpu={}", u64::MAX);
+    assert!(refused_by(&["--device-memory", &beyond]).contains("a number of MiB"));
+    let expected = answer(&troika(&HI));
+    for kv in ["1", "1099511627776"] {
+        assert_eq!(answer(&troika(&[&HI[..], &["--kv-size", kv]].concat())), expected, "{kv}");
+    }
+    for memory in ["gpu=0", "gpu=1", "gpu=1099511627776"] {
+        let limit = ["--device-memory", memory];
+        // The model is too small for a GPU: its limit is none of the CPU's.
+        assert_eq!(answer(&troika(&[&HI[..], &limit].concat())), expected, "{memory}");
+        if !is_here() {
+            continue;
+        }
+        for mib in ["1", "4096", "18446744073709551615"] {
+            let mut command = command(cache(), &[&HI[..], &["-ngl", "99"], &limit].concat());
+            let output = command.env("TROIKA_SOFTWARE_GPU", mib).output().unwrap();
+            let [line] = &placed(&output)[..] else { panic!("{output:?}") };
+            let fits = mib != "1" && memory.ends_with("776");
+            let says =
+                if fits { "4 of 4 layers on llvmpipe" } else { "the CPU computes: llvmpipe" };
+            assert!(line.contains(says), "{memory} of {mib}: {line}");
+            assert_eq!(answer(&output), expected, "{memory} of {mib}");
+        }
+    }
+}
+
 #[test]
 fn layers_are_on_a_card_as_far_as_its_memory_takes_them() {
     if !is_here() {

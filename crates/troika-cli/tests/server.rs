@@ -279,6 +279,23 @@ fn two_models_that_fit_stay_open() {
     assert_eq!(status.matches("\"state\":\"open\"").count(), 2, "{status}");
 }
 
+/// Budgets that are none are refused; with those that are tiny, or more than there is, it answers.
+#[test]
+fn odd_budgets_of_memory_are_refused_or_work() {
+    for flag in ["--kv-size", "--memory"] {
+        let refused = command(&[flag, "0"]).output().unwrap();
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert_eq!(refused.status.code(), Some(2), "{said}");
+        assert!(said.contains(&format!("invalid value '0' for '{flag}")), "{said}");
+        for most in ["1", "1099511627776"] {
+            let server = Server::start(&[flag, most]);
+            let (status, answer) = post(&server, "/v1/completions", "", &named("tiny-moe"));
+            let told = status == 503 && answer.contains("--memory");
+            assert!(status == 200 || (flag == "--memory" && most == "1" && told), "{answer}");
+        }
+    }
+}
+
 /// What is left out of a request is said.
 #[test]
 fn what_is_left_out_is_logged() {

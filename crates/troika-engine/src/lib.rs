@@ -34,4 +34,4 @@ pub use input::{Admission, Event, LogitsSink, Next, OnEvent, SequenceInput, Want
 pub use loss::Elsewhere;
 pub use mailbox::EngineHandle;
 pub use sequences::Sharing;
-pub use troika_program::kv::{GroupLayout, KvError, KvLayout, PageCount, SeqId};
+pub use troika_program::kv::{GroupLayout, KvError, KvLayout, PageCount, SeqId, largest};

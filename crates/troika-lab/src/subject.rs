@@ -65,7 +65,7 @@ impl Subject {
         let shape = Shape::find(preset, DType::BF16)?;
         let mut store = shape.lazy_weights(options.quant);
         if with_values && devices.iter().any(|d| d.caps().computes()) {
-            let bytes: u64 = store.classes().iter().map(|c| c.bytes).sum();
+            let bytes = store.bytes();
             if let Some(free) = free_memory().filter(|free| bytes > *free) {
                 let (need, free) = (bytes >> 20, free >> 20);
                 return Err(LabError::ShapeTooLarge { name: preset.into(), need, free });

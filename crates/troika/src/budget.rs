@@ -56,6 +56,11 @@ impl HostMemory {
         self.free.saturating_sub(weights) / 2
     }
 
+    /// The most bytes of a GPU that works in the host's memory: two thirds.
+    pub fn gpu(self) -> u64 {
+        self.free / 3 * 2
+    }
+
     /// Whether so little is free that what can be computed again makes way.
     pub fn is_short(self) -> bool {
         self.free < SHORT

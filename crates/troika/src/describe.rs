@@ -56,12 +56,12 @@ impl Source {
     }
 }
 
-/// The family of a model and the types of its weights, of the most bytes first, by the first bytes of
-/// its GGUF file of `len` bytes; `None` if they end inside of its header.
+/// A model and the types of its weights, of the most bytes first, by the first bytes of its GGUF file of
+/// `len` bytes; `None` if they end inside of its header.
 ///
 /// # Errors
 /// No GGUF file, a model that is not supported, or types that weights cannot have.
-pub fn outline(name: &str, start: &[u8], len: u64) -> Result<Option<String>, Error> {
+pub fn outline(name: &str, start: &[u8], len: u64) -> Result<Option<(ModelSpec, String)>, Error> {
     let Some(start) = open_start(name, start, len)? else { return Ok(None) };
     let (model, files) = (described_in(&start, &name.into())?, &*start.files);
     if let Some(error) = unusable(&model, files) {
@@ -75,7 +75,7 @@ pub fn outline(name: &str, start: &[u8], len: u64) -> Result<Option<String>, Err
     }
     let mut types: Vec<&str> = bytes.keys().copied().collect();
     types.sort_by_key(|name| std::cmp::Reverse(bytes[name]));
-    Ok(Some(format!("{} in {}", model.spec.family, types.join(", "))))
+    Ok(Some((model.spec, types.join(", "))))
 }
 
 /// The description in a model's files.

@@ -4,8 +4,7 @@ use std::path::Path;
 
 use troika_device::SpaceId;
 use troika_engine::KvLayout;
-use troika_model::spec::ModelSpec;
-use troika_plan::{Plan, own_space};
+use troika_plan::own_space;
 use troika_weights::{Quant, read_rate};
 
 use crate::budget::HostMemory;
@@ -26,39 +25,31 @@ impl Planned {
     pub(crate) fn share_memory(mut self, options: &OpenOptions) -> Result<Planned, Error> {
         self.kv_bytes = options.sharing.kv_bytes;
         let Some(host) = self.host_memory(options) else { return Ok(self) };
-        let weights = self.weight_bytes();
-        let room = host.cache(weights);
-        let sequences = options.sharing.sequences.max(1) as u64;
-        let most = most_cache_bytes(&self.model.spec, &self.plan);
-        if most.is_some_and(|most| most.saturating_mul(sequences) <= room) {
-            return Ok(self);
-        }
+        let (weights, context) = (self.model.store.bytes(), self.plan.context);
         let lowered = self.model.lowered(&self.plan)?;
         let needs = KvLayout::new(&lowered, &self.plan, options.sharing.sequences, None);
-        let (model, given) = (self.plan.context, options.plan.given().is_some());
-        let room = room.max(needs.needed_bytes(model.min(LEAST_TOKENS)));
-        if let Some(asked) = self.kv_bytes.map(|asked| asked.min(needs.all_bytes())) {
-            self.changes.extend(too_much("the KV cache may take", asked, host, weights));
-            return Ok(self);
-        }
-        if options.context.is_some() || given {
-            let asked = needs.needed_bytes(model);
-            let what = format!("the KV cache of a context of {model} tokens takes");
+        let room = host.cache(weights).max(needs.needed_bytes(context.min(LEAST_TOKENS)));
+        let is_given = options.context.is_some() || options.plan.given().is_some();
+        let (what, asked) = match self.kv_bytes {
+            Some(asked) => ("the KV cache may take".into(), asked.min(needs.all_bytes())),
+            None => {
+                let what = format!("the KV cache of a context of {context} tokens takes");
+                (what, needs.needed_bytes(context))
+            }
+        };
+        if is_given || self.kv_bytes.is_some() {
             self.changes.extend(too_much(&what, asked, host, weights));
-            self.kv_bytes = Some(room.max(asked).min(needs.all_bytes()));
-            return Ok(self);
-        }
-        let fits = needs.longest(room);
-        if fits < model {
-            let shorter = OpenOptions { context: Some(fits), ..options.clone() };
-            self = self.model.planned(&shorter)?;
+        } else if needs.longest(room) < context {
+            let fits = needs.longest(room);
+            self = self.model.planned(&OpenOptions { context: Some(fits), ..options.clone() })?;
             self.changes.push(format!(
-                "the context is {fits} of the model's {model} tokens, since the KV cache gets {} MiB \
+                "the context is {fits} of the model's {context} tokens, since the KV cache gets {} MiB \
                  of the memory that is free (another one: -c N; fewer bytes a token: --cache-type)",
                 room >> 20
             ));
         }
-        self.kv_bytes = Some(room.min(needs.all_bytes()));
+        let room = if is_given { room.max(asked) } else { room }.min(needs.all_bytes());
+        self.kv_bytes = self.kv_bytes.or(Some(room));
         Ok(self)
     }
 
@@ -68,7 +59,7 @@ impl Planned {
     /// # Errors
     /// Weights that do not fit and cannot be left there.
     pub(crate) fn fit_weights(&mut self, options: &OpenOptions) -> Result<(), Error> {
-        let all = self.weight_bytes();
+        let all = self.model.store.bytes();
         // Experts have a budget of their own.
         if self.model.store.expert_bytes() > 0 || self.model.store.file().is_none() {
             return Ok(());
@@ -76,15 +67,12 @@ impl Planned {
         let Some(host) = self.host_memory(options).filter(|host| all > host.weights()) else {
             return Ok(());
         };
-        let devices = &self.model.devices;
-        let on_host = |name: &str| {
-            let device = devices.iter().find(|d| d.name() == name);
-            device.is_some_and(|d| own_space(d.caps()) == SpaceId::HOST && d.caps().computes())
-        };
         let held = self.held()?;
         // The embedding of a tied head is held once: its rows are looked up in the file.
-        let needed = held.iter().filter(|h| on_host(&h.device)).map(|h| h.held);
-        let needed = needed.sum::<u64>().min(all);
+        let on_host = held.iter().zip(&self.model.devices).filter(|(_, device)| {
+            own_space(device.caps()) == SpaceId::HOST && device.caps().computes()
+        });
+        let needed = on_host.map(|(held, _)| held.held).sum::<u64>().min(all);
         if needed <= host.weights() {
             return Ok(());
         }
@@ -101,10 +89,6 @@ impl Planned {
         };
         let quant = [Quant::Q8, Quant::Q4].into_iter().find(fits);
         Err(Error::TooLarge { needed, free: host.free, quant: quant.map(Quant::name) })
-    }
-
-    fn weight_bytes(&self) -> u64 {
-        self.model.store.classes().iter().map(|class| class.bytes).sum()
     }
 
     /// What is free where the plan uses the host's memory. Devices whose time is modelled take
@@ -140,17 +124,4 @@ fn too_much(what: &str, asked: u64, host: HostMemory, weights: u64) -> Option<St
     let (asked_mib, mib) = (asked >> 20, left >> 20);
     let says = format!("{what} {asked_mib} MiB, and the weights leave {mib} MiB of memory free");
     (asked > left).then_some(says)
-}
-
-/// An upper bound of the bytes of a sequence in the KV cache, which needs no lowering; `None` if not
-/// all layers have attention.
-fn most_cache_bytes(spec: &ModelSpec, plan: &Plan) -> Option<u64> {
-    let mut width = 0;
-    for layer in spec.layers.iter().filter(|layer| layer.mixer.is_some()) {
-        let (k, v) = layer.attention()?.cache_widths();
-        width += (k + v.unwrap_or(0)) as u64;
-    }
-    // A window takes up to a chunk and two pages more than it sees, at most the whole context.
-    let rows = (plan.context + 2 * plan.page_len) as u64;
-    plan.kv_dtype.row_bytes(1)?.try_into().ok().map(|each: u64| width.saturating_mul(each * rows))
 }

@@ -10,23 +10,10 @@ pub fn free_memory() -> Option<u64> {
 }
 
 /// What the machine has free, with what the system's cache of files takes.
-#[cfg(any(target_os = "linux", target_os = "android"))]
 fn free_of_machine() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let kib = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kib: u64 = kib.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    kib.checked_mul(1024)
-}
-
-/// What the machine has free, with what the system's cache of files takes.
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
-fn free_of_machine() -> Option<u64> {
-    if !sysinfo::IS_SUPPORTED_SYSTEM {
-        return None;
-    }
     let mut system = sysinfo::System::new();
     system.refresh_memory_specifics(sysinfo::MemoryRefreshKind::nothing().with_ram());
-    Some(system.available_memory())
+    Some(system.available_memory()).filter(|_| sysinfo::IS_SUPPORTED_SYSTEM)
 }
 
 /// What the control groups of this process leave, of both versions.

@@ -17,7 +17,11 @@ const LEAST_SHARE: u64 = 64;
 
 /// Limits the experts in memory to what is asked for, or to what is free if the weights do not fit.
 /// Returns what the user should know. To be called before the folder of packed weights is opened.
-pub(crate) fn limit_experts(store: &mut WeightStore, options: &OpenOptions) -> Option<String> {
+pub(crate) fn limit_experts(
+    store: &mut WeightStore,
+    spec: &ModelSpec,
+    options: &OpenOptions,
+) -> Option<String> {
     let experts = store.expert_bytes();
     if experts == 0 {
         return None;
@@ -29,7 +33,7 @@ pub(crate) fn limit_experts(store: &mut WeightStore, options: &OpenOptions) -> O
         return None;
     }
     let host = HostMemory::now(options.memory)?;
-    let all: u64 = store.classes().iter().map(|class| class.bytes).sum();
+    let all = store.bytes();
     let rest = all.saturating_sub(experts);
     if all <= host.weights() {
         return None;
@@ -44,7 +48,10 @@ pub(crate) fn limit_experts(store: &mut WeightStore, options: &OpenOptions) -> O
         ));
     };
     let cache = options.sharing.kv_bytes.unwrap_or(host.cache(all));
-    let budget = host.experts(rest, cache).max(experts / LEAST_SHARE);
+    let count: u64 = spec.layers.iter().filter_map(|l| Some(l.moe()?.experts as u64)).sum();
+    // Of small models that is less than one of them.
+    let least = (experts / LEAST_SHARE).max(2 * experts / count.max(1));
+    let budget = host.experts(rest, cache).max(least);
     store.limit_experts(budget);
     Some(format!(
         "the experts take {} MiB, of which {} MiB fit into the memory that is free: the others are \

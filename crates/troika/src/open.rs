@@ -12,7 +12,6 @@ use troika_plan::{Plan, Refusal};
 use troika_trace::{Span, Tracer};
 use troika_weights::{ExpertStats, Quant, WeightStore};
 
-use crate::auto::{is_of_device, takes_layers};
 use crate::describe::{BoundModel, Described, describe};
 use crate::devices::virtual_clock;
 use crate::driver::{Driver, EngineGuard};
@@ -26,6 +25,9 @@ use crate::planning::Planned;
 use crate::source::Source;
 use crate::text::ModelText;
 use crate::turn::Turn;
+
+/// An engine, and the clock of its devices.
+type Compiled = (Engine, Option<Arc<dyn Clock>>);
 
 /// Weights of more bytes are not scanned: scanning reads all of them from disk.
 const SCAN_LIMIT: u64 = 4 << 30;
@@ -57,7 +59,8 @@ pub(crate) struct Opened {
 
 impl Model {
     /// Opens a folder, a .gguf file or the built-in model on this machine's devices. Where devices are
-    /// chosen ([`DeviceOptions::auto`](crate::DeviceOptions::auto)) and fail, the CPU takes their place.
+    /// chosen ([`DeviceOptions::auto`](crate::DeviceOptions::auto)) and fail, they get less, or the CPU
+    /// takes their place.
     ///
     /// # Errors
     /// Anything from a missing file to an op that a device refuses.
@@ -76,21 +79,20 @@ impl Model {
         helper: Option<HelperCommand>,
     ) -> Result<Model, Error> {
         let (source, clock) = (source.into(), RealClock::new());
-        // GPUs are looked for while files are read.
-        let search = options.look(source.bytes());
-        let described = describe(&source, options.bind())?;
-        let Described { spec, store, .. } = &described;
-        let weights = store.classes().iter().map(|class| class.bytes).sum();
-        let tell = |line: &str| options.tell(line);
-        let _turn = Turn::take(&std::env::temp_dir(), weights, free_memory(), &tell);
-        let chosen = options.chosen_by(search, &source.name(), spec, store)?;
-        match Model::open_described(&source, described, &chosen, helper.clone(), clock) {
-            Err(e) if chosen.is_chosen() && is_of_device(&e) => {
-                options.tell(&format!("{}: the CPU computes: {e}", source.name()));
-                let described = describe(&source, options.bind())?;
-                Model::open_described(&source, described, &options.on_cpu(), helper, clock)
+        let (name, mut options) = (source.name(), options.clone());
+        loop {
+            // GPUs are looked for while files are read.
+            let search = options.look(source.bytes());
+            let described = describe(&source, options.bind())?;
+            let Described { spec, store, .. } = &described;
+            let weights = store.bytes();
+            let tell = |line: &str| options.tell(line);
+            let _turn = Turn::take(&std::env::temp_dir(), weights, free_memory(), &tell);
+            let chosen = options.chosen_by(search, &name, spec, store)?;
+            match Model::open_described(&source, described, &chosen, helper.clone(), clock) {
+                Err(e) => options = options.after(&chosen, &name, &e).ok_or(e)?,
+                opened => return opened,
             }
-            opened => opened,
         }
     }
 
@@ -112,7 +114,7 @@ impl Model {
             let quant = options.quant.name();
             warnings.push(format!("quantization to {quant} changes nothing: matrices are of that type or quantized already"));
         }
-        warnings.extend(limit_experts(&mut store, options));
+        warnings.extend(limit_experts(&mut store, &spec, options));
         warnings.extend(keep_packed(&mut store, options));
         read_ahead(&store, &spec, options)?;
         // The tokenizer is loaded. Free this memory before weights are packed.
@@ -155,14 +157,13 @@ impl Model {
         }
         let of_plan = |e: Error| e.of_plan(options.plan.file());
         let mut planned = model.plan(options).map_err(of_plan)?;
-        if options.is_chosen() {
-            takes_layers(&planned.plan, &planned.refusals)?;
-        }
+        options.takes_layers(&planned.plan, &planned.refusals)?;
         planned.fit_weights(options)?;
         // Opening takes real time even with a virtual clock.
         let real = Arc::new(real);
-        let Compiled { mut engine, clock, modelled, silent } =
-            planned.compile(options, &real).map_err(of_plan)?;
+        let (mut engine, own) = planned.compile(options, &real).map_err(of_plan)?;
+        let (modelled, clock) = (own.is_some(), own.unwrap_or_else(|| real.clone()));
+        let silent = engine.silent().map(String::from);
         let Planned { plan, changes, refusals, kv_bytes, model, .. } = planned;
         let BoundModel { spec, store, .. } = model;
         let warnings = &mut text.warnings;
@@ -312,35 +313,23 @@ impl Model {
     }
 }
 
-/// A plan's engine.
-struct Compiled {
-    engine: Engine,
-    clock: Arc<dyn Clock>,
-    /// Whether time is modelled.
-    modelled: bool,
-    /// A device of the plan that computes nothing.
-    silent: Option<String>,
-}
-
 impl Planned {
     /// Compiles the plan. What a device refuses only while compiling is planned around, as what it
-    /// refuses before.
+    /// refuses before. Also returns the clock of its devices, if time is modelled.
     fn compile(&mut self, options: &OpenOptions, real: &Arc<RealClock>) -> Result<Compiled, Error> {
         let Planned { plan, changes, refusals, kv_bytes, model, .. } = self;
         let sharing = Sharing { kv_bytes: *kv_bytes, ..options.sharing };
         let shapes = |key| model.store.shape(key);
         loop {
             let used = model.devices.iter().filter(|d| plan.devices.iter().any(|n| n == d.name()));
-            let silent = used.clone().find(|d| !d.caps().computes()).map(|d| d.name().into());
             let own = virtual_clock(used);
-            let (modelled, clock) = (own.is_some(), own.unwrap_or_else(|| real.clone()));
             let parts = EngineParts {
                 spec: &model.spec,
                 shapes: &shapes,
                 weights: &model.store,
                 plan: plan.clone(),
                 devices: &model.devices,
-                clock: clock.clone(),
+                clock: own.clone().unwrap_or_else(|| real.clone()),
                 tracer: options.tracer.clone(),
                 sharing,
             };
@@ -350,12 +339,10 @@ impl Planned {
                 {
                     refusals.push(*refusal);
                     changes.extend(model.avoid(plan, refusals)?);
-                    if options.is_chosen() {
-                        takes_layers(plan, refusals)?;
-                    }
+                    options.takes_layers(plan, refusals)?;
                     model.check_memory(plan, options)?;
                 }
-                made => return Ok(Compiled { engine: made?, clock, modelled, silent }),
+                made => return Ok((made?, own)),
             }
         }
     }

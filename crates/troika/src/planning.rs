@@ -52,7 +52,7 @@ impl Planned {
     /// # Errors
     /// Why the plan cannot run.
     pub fn held(&self) -> Result<Vec<HeldWeights>, Error> {
-        let devices: Vec<PlanDevice> = self.model.devices.iter().map(PlanDevice::of).collect();
+        let devices = self.model.facts();
         Ok(held_weights(&self.plan, &self.model.lowered(&self.plan)?, &devices)?)
     }
 
@@ -62,7 +62,7 @@ impl Planned {
     /// Why the plan cannot run.
     pub fn copies(&self) -> Result<Vec<PhaseCopies>, Error> {
         let BoundModel { spec, store, .. } = &self.model;
-        let devices: Vec<PlanDevice> = self.model.devices.iter().map(PlanDevice::of).collect();
+        let devices = self.model.facts();
         let counted = copies(spec, &|key| store.shape(key), &self.plan, &devices);
         Ok(counted.map_err(EngineError::from)?)
     }
@@ -157,8 +157,7 @@ impl BoundModel {
             changes.extend(self.avoid(&mut plan, &refusals)?);
         }
         self.check_memory(&plan, options)?;
-        let kv_bytes = None;
-        Ok(Planned { plan, changes, refusals, alternatives, kv_bytes, model: self })
+        Ok(Planned { plan, changes, refusals, alternatives, kv_bytes: None, model: self })
     }
 
     /// What the devices refuse of a plan, and what a new plan leaves to others.
@@ -195,8 +194,7 @@ impl BoundModel {
         let strategy = Strategy::OneDevice;
         let kv_dtype = options.kv_dtype.or(self.solved_kv_dtype(options));
         let options = OpenOptions { strategy, kv_dtype, ..options.clone() };
-        let facts: Vec<PlanDevice> = self.devices.iter().map(PlanDevice::of).collect();
-        Ok(troika_plan::make(&self.spec, &facts, &self.plan_request(&options))?)
+        Ok(troika_plan::make(&self.spec, &self.facts(), &self.plan_request(&options))?)
     }
 
     /// Lowers the model for a plan's chunk and context.
@@ -208,6 +206,10 @@ impl BoundModel {
         Ok(Arc::new(lowered.map_err(EngineError::from)?))
     }
 
+    fn facts(&self) -> Vec<PlanDevice> {
+        self.devices.iter().map(PlanDevice::of).collect()
+    }
+
     fn names(&self) -> Vec<&str> {
         self.devices.iter().map(|d| d.name()).collect()
     }
@@ -217,9 +219,14 @@ impl BoundModel {
     /// # Errors
     /// A limit for a device that is not there.
     fn plan_devices(&self, options: &OpenOptions) -> Result<Vec<PlanDevice>, Error> {
-        let mut all: Vec<PlanDevice> = self.devices.iter().map(PlanDevice::of).collect();
+        let mut all = self.facts();
         for (name, most) in &options.devices.memory {
+            // A GPU that might have been chosen, but was not.
+            let is_open = options.devices.auto.is_some() && name.starts_with("gpu");
             let Some(device) = all.iter_mut().find(|d| d.name == *name) else {
+                if is_open {
+                    continue;
+                }
                 let (name, known) = (name.clone(), self.names().join(", "));
                 return Err(Error::NoDeviceToLimit { name, known });
             };
@@ -261,19 +268,15 @@ impl BoundModel {
         }
         let lowered = &self.lowered(&plan)?;
         base.calibrated = options.converted(lowered);
-        let refusals = match is_limited {
-            true => self.refusals(&plan, options)?,
-            false => Vec::new(),
-        };
-        let made = make_within_memory(&MakeRequest {
+        let refusals = if is_limited { self.refusals(&plan, options)? } else { Vec::new() };
+        Ok(make_within_memory(&MakeRequest {
             spec: &self.spec,
             lowered,
             devices: &devices,
             refusals: &refusals,
             base: &base,
             attention_first: false,
-        })?;
-        Ok(made)
+        })?)
     }
 
     fn plan_request(&self, options: &OpenOptions) -> PlanRequest {
@@ -290,13 +293,6 @@ impl BoundModel {
         };
         // Other devices can read it too, but are not faster with it.
         (!request.single_precision && self.devices.iter().any(gains)).then_some(DType::BF16)
-    }
-
-    /// The most bytes of groups of experts, if the system tells what is free: half of what the model
-    /// leaves.
-    fn room_for_groups(&self, options: &OpenOptions) -> Option<u64> {
-        let model: u64 = self.store.classes().iter().map(|class| class.bytes).sum();
-        Some(HostMemory::now(options.memory)?.groups(model))
     }
 
     /// The best plan by a profile; `None` if there is no profile and none was required.
@@ -344,7 +340,8 @@ impl BoundModel {
         let mut base = self.plan_request(options);
         base.kv_dtype = Some(one.kv_dtype);
         base.calibrated = options.converted(&lowered);
-        base.experts.bytes = base.experts.bytes.or(self.room_for_groups(options));
+        let groups = || Some(HostMemory::now(options.memory)?.groups(self.store.bytes()));
+        base.experts.bytes = base.experts.bytes.or_else(groups);
         Ok(Some(solve(&SolveRequest {
             spec: &self.spec,
             lowered: &lowered,

@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use serde_json::{Value, json};
-use troika::free_memory;
 use troika_hub::{HubError, HubOptions};
 
 use crate::error::CliError;
@@ -35,7 +34,7 @@ fn choose(
     args: &PullArgs,
     options: &HubOptions,
 ) -> Result<Result<String, Option<Value>>, CliError> {
-    let (offers, free) = (troika_hub::offers(name, options)?, free_memory());
+    let (offers, free) = (troika_hub::offers(name, options)?, verdict::host());
     match verdict::best(&offers, free) {
         _ if offers.len() < 2 => Ok(Ok(name.to_string())),
         Some(best) if args.yes => Ok(Ok(best.name.clone())),

@@ -3,12 +3,12 @@
 use serde_json::{Value, json};
 use troika::model::spec::{Ffn, Layer, Mixer, ModelSpec, Norm};
 use troika::weights::{BindOptions, ClassError, FloatType};
-use troika::{Described, HostMemory, MemoryLimits, describe};
+use troika::{Described, describe};
 
 use crate::error::CliError;
 use crate::flags::ShowArgs;
 use crate::output::{self, bytes, printable};
-use crate::resolve;
+use crate::{resolve, verdict};
 
 /// Prints a model's description.
 ///
@@ -183,7 +183,7 @@ fn as_text(d: &Described, path: &str) -> String {
 
 /// What is free here, and what that means for weights of so many bytes.
 fn memory(spec: &ModelSpec, size: u64) -> String {
-    let Some(host) = HostMemory::now(MemoryLimits::default()) else { return String::new() };
+    let Some(host) = verdict::host() else { return String::new() };
     let cache = host.cache(size);
     let tokens = cache.checked_div(cache_bytes(spec)).unwrap_or(u64::MAX);
     let (free, cache, tokens) = (bytes(host.free), bytes(cache), tokens.min(spec.context as u64));

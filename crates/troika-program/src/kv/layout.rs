@@ -100,16 +100,8 @@ impl KvLayout {
 
     /// The longest sequence, in whole pages, that so many bytes hold; at most the context.
     pub fn longest(&self, bytes: u64) -> usize {
-        let (mut fits, mut all) = (0, self.pages());
-        // Needs grow with tokens.
-        while fits < all {
-            let middle = fits + (all - fits).div_ceil(2);
-            match self.needed_bytes(middle * self.page_len) <= bytes {
-                true => fits = middle,
-                false => all = middle - 1,
-            }
-        }
-        (fits * self.page_len).min(self.context)
+        let fits = |pages: usize| self.needed_bytes(pages * self.page_len) <= bytes;
+        (largest(self.pages(), fits) * self.page_len).min(self.context)
     }
 
     /// Number of pages of each group. Windowed groups also have room for kept prefixes.
@@ -191,16 +183,7 @@ pub struct KvFit {
 impl KvFit {
     /// The longest sequence that fits when there is no other.
     pub fn most(&self) -> usize {
-        let (mut fits, mut all) = (0, self.layout.context);
-        // Needs grow with tokens.
-        while fits < all {
-            let middle = fits + (all - fits).div_ceil(2);
-            match self.alone(middle) {
-                Ok(()) => fits = middle,
-                Err(_) => all = middle - 1,
-            }
-        }
-        fits
+        largest(self.layout.context, |tokens| self.alone(tokens).is_ok())
     }
 
     /// The most sequences of `tokens` tokens that can be held at once.
@@ -230,4 +213,15 @@ impl KvFit {
         }
         Ok(())
     }
+}
+
+/// The largest number up to `most` for which something holds that holds for all below it; 0 if there
+/// is none.
+pub fn largest(most: usize, holds: impl Fn(usize) -> bool) -> usize {
+    let (mut low, mut high) = (0, most);
+    while low < high {
+        let middle = low + (high - low).div_ceil(2);
+        if holds(middle) { low = middle } else { high = middle - 1 }
+    }
+    low
 }

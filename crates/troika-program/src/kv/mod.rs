@@ -23,7 +23,7 @@ use std::sync::Arc;
 use troika_device::{ForwardBatch, PageTable, SeqRows};
 
 pub use error::{KvError, SeqId};
-pub use layout::{GroupLayout, KvFit, KvLayout};
+pub use layout::{GroupLayout, KvFit, KvLayout, largest};
 pub use pages::PageCount;
 use pages::{NodeId, PageGroup, Pages};
 use prefix::PrefixIndex;

@@ -97,6 +97,11 @@ impl WeightStore {
         report
     }
 
+    /// Bytes of all weights as they are used, each once.
+    pub fn bytes(&self) -> u64 {
+        self.classes().iter().map(|class| class.bytes).sum()
+    }
+
     /// Parameters and bytes by class and type. A table that is both embedding and head counts once:
     /// as the head if that has its own type.
     pub fn classes(&self) -> Vec<ClassBytes> {

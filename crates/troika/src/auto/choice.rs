@@ -1,9 +1,13 @@
 //! Which devices compute a model where that is left open, and which layers each has: one function of
 //! what is there, the model and its cache.
 
-use troika_engine::KvLayout;
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use troika_engine::{KvLayout, largest};
 use troika_plan::{LayerRun, Strategy};
 
+use crate::budget::HostMemory;
 use crate::devices::GpuAdapter;
 
 /// A model with fewer bytes of weights opens no GPU by itself: the CPU has read them before a driver
@@ -17,8 +21,6 @@ const LEAST_CONTEXT: usize = 8192;
 const CONTEXT_STEP: usize = 1024;
 /// Memory of a GPU whose driver does not tell.
 const UNKNOWN: u64 = 2 << 30;
-/// The share of the host's free memory that a GPU without memory of its own takes.
-const OF_HOST: (u64, u64) = (2, 3);
 /// What a token costs, in bytes per microsecond: reading weights in the host's memory and in a
 /// card's; and the microseconds in which values cross over.
 const HOST_RATE: f64 = 40e3;
@@ -30,17 +32,15 @@ const CROSSING: f64 = 50.0;
 pub struct Machine {
     /// Adapters, in the order of their numbers.
     pub adapters: Vec<GpuAdapter>,
-    /// Bytes of the host's memory that are free, where the system tells.
-    pub free: Option<u64>,
-    /// The most bytes of the first GPU and of further ones, where the user sets limits.
-    pub limits: Vec<Option<u64>>,
+    /// The host's memory, where the system tells.
+    pub host: Option<HostMemory>,
+    /// The most bytes of the first GPU and of further ones.
+    pub limits: Vec<u64>,
 }
 
 /// What a model needs, in bytes as GPUs hold them.
 #[derive(Clone, Debug)]
 pub struct ModelNeeds {
-    /// Its name, for people.
-    pub name: String,
     /// Weights in the files.
     pub stored: u64,
     /// Its layers.
@@ -99,50 +99,46 @@ pub struct Choice {
     pub kv_bytes: Option<u64>,
     /// Bytes on each adapter: weights, cache, values.
     pub held: Vec<u64>,
-    /// What the user should know.
-    pub line: Option<String>,
+    /// What computes, or why the CPU does, in words; empty where nothing speaks for a GPU.
+    pub line: String,
 }
 
 /// Chooses the devices: the best GPU with as many whole layers as its memory takes, the rest on the
 /// CPU.
 pub fn choose(machine: &Machine, model: &ModelNeeds, wanted: AskedDevices) -> Choice {
-    let alone = |why: Option<String>| {
-        let line = why.map(|why| format!("{}: the CPU computes: {why}", model.name));
-        Choice { line, ..Choice::default() }
-    };
+    let alone = |line: String| Choice { line, ..Choice::default() };
     if wanted.layers == Some(0) || (wanted.layers.is_none() && model.stored < WORTH_A_GPU) {
-        return alone(None);
+        return Choice::default();
     }
-    let cards = cards(machine);
+    let cards = machine.cards();
     let Some(best) = cards.first() else {
-        let wrong = |a: &&GpuAdapter| a.fault.is_some() && !a.is_software;
-        let wrong = machine.adapters.iter().find(wrong);
-        let why = wrong.map(|a| {
-            let why = a.fault.as_deref().unwrap_or_default();
-            format!("{} cannot be used: {why}", a.name)
-        });
-        let asked = wanted.layers.map(|_| "there is no GPU that can be used".to_string());
-        return alone(why.or(asked));
+        let mut wrong = machine
+            .adapters
+            .iter()
+            .filter(|a| !a.is_software)
+            .filter_map(|a| Some(format!("{} cannot be used: {}", a.name, a.fault.as_ref()?)));
+        let asked = || wanted.layers.map(|_| "there is no GPU that can be used".to_string());
+        return wrong.next().or_else(asked).map(alone).unwrap_or_default();
     };
     let fit = Fit { model, cards: &cards, most: wanted.layers.unwrap_or(usize::MAX) };
-    let Some((cache, placed)) = fit.best(wanted.context) else {
-        return alone(Some("its cache cannot be counted; use a smaller context (-c)".into()));
+    let Some((layout, placed)) = fit.best(wanted.context) else {
+        return alone("its cache cannot be counted; use a smaller context (-c)".into());
     };
     let (layers, all) = (placed.count(), model.layers.len());
     if layers == 0 || (wanted.layers.is_none() && layers * WORTH_A_CARD < all) {
-        let (name, room) = (&best.adapter.name, best.room);
-        let (room, unit) = (figure(room, room), unit(room));
-        return alone(Some(format!(
-            "{name} has {room} {unit} left, which take {layers} of {all} layers with their cache"
-        )));
+        return alone(format!(
+            "{} has {} left, which take {layers} of {all} layers with their cache",
+            best.adapter.name,
+            size(best.room, None)
+        ));
     }
-    let context = Some(cache.layout.context).filter(|c| *c < model.cache.context);
+    let context = Some(layout.context).filter(|c| *c < model.cache.context);
     Choice {
         adapters: cards.iter().take(placed.held.len()).map(|card| card.number).collect(),
-        strategy: placed.strategy(model),
+        strategy: placed.strategy(all),
         context,
-        kv_bytes: Some(cache.budget),
-        line: Some(placed.line(model, &cards, context)),
+        kv_bytes: layout.budget,
+        line: fit.line(&placed, context),
         held: placed.held,
     }
 }
@@ -155,55 +151,40 @@ struct Card<'a> {
     room: u64,
 }
 
-/// The GPUs that are used: all with memory of their own, the largest first, or the first other one.
-fn cards(machine: &Machine) -> Vec<Card<'_>> {
-    let usable = |a: &GpuAdapter| a.fault.is_none() && !a.is_software;
-    let adapters = || machine.adapters.iter().enumerate().filter(|(_, a)| usable(a));
-    let own = |a: &GpuAdapter| a.free.or(a.memory.map(|m| m / 10 * 9)).unwrap_or(UNKNOWN);
-    let of_host = |a: &GpuAdapter| {
-        let host = machine.free.map(|free| free / OF_HOST.1 * OF_HOST.0);
-        host.into_iter().chain(a.memory).min().unwrap_or(UNKNOWN)
-    };
-    let card = |(number, adapter), room| Card { number, adapter, room };
-    let mut cards: Vec<Card<'_>> =
-        adapters().filter(|(_, a)| a.has_own_memory).map(|a| card(a, own(a.1))).collect();
-    cards.sort_by_key(|card| std::cmp::Reverse(card.room));
-    if cards.is_empty() {
-        cards.extend(adapters().next().map(|a| card(a, of_host(a.1))));
-    }
-    for (card, limit) in cards.iter_mut().zip(&machine.limits) {
-        card.room = limit.unwrap_or(u64::MAX).min(card.room);
-    }
-    cards
-}
-
-/// A cache of some size.
-#[derive(Clone)]
-struct Cache {
-    layout: KvLayout,
-    budget: u64,
-    /// Rows of each group.
-    rows: Vec<u64>,
-}
-
-impl Cache {
-    /// The cache of one sequence of this context, or of the budget that is given or asked for.
-    fn of(model: &ModelNeeds, context: usize, budget: Option<u64>) -> Option<Cache> {
-        let one = KvLayout { context, sequences: 1, budget: None, ..model.cache.clone() };
-        let budget = budget.or(model.cache.budget);
-        let budget = budget.map_or_else(|| one.bytes().ok(), Some)?;
-        let layout = KvLayout { context, budget: Some(budget), ..model.cache.clone() };
-        let rows = layout.rows().ok()?.into_iter().map(|rows| rows as u64).collect();
-        Some(Cache { layout, budget, rows })
+impl Machine {
+    /// The GPUs that are used: all with memory of their own, the largest first, or the first other one.
+    fn cards(&self) -> Vec<Card<'_>> {
+        let room = |a: &GpuAdapter| match a.has_own_memory {
+            true => a.free.or(a.memory.map(|m| m / 10 * 9)),
+            false => self.host.map(HostMemory::gpu).into_iter().chain(a.memory).min(),
+        };
+        let card =
+            |(number, adapter)| Card { number, adapter, room: room(adapter).unwrap_or(UNKNOWN) };
+        let usable = |a: &GpuAdapter| a.fault.is_none() && !a.is_software;
+        let all = self.adapters.iter().enumerate().filter(|(_, a)| usable(a));
+        let mut cards: Vec<Card<'_>> = all.map(card).collect();
+        cards.sort_by_key(|card| (!card.adapter.has_own_memory, Reverse(card.room)));
+        let own = cards.iter().filter(|card| card.adapter.has_own_memory).count();
+        cards.truncate(own.max(1));
+        for (card, limit) in cards.iter_mut().zip(&self.limits) {
+            card.room = card.room.min(*limit);
+        }
+        cards
     }
 
-    fn bytes(&self, state: &StateNeeds) -> u64 {
-        self.rows.get(state.group).copied().unwrap_or(0).saturating_mul(state.row)
+    /// The devices that a plan names, in the user's notation; `None` if it names others than these GPUs
+    /// and the CPU.
+    pub fn named(&self, devices: &[String]) -> Option<Vec<String>> {
+        let cards = self.cards();
+        let gpu = |at: usize| (name(at), format!("{}=gpu:{}", name(at), cards[at].number));
+        let cpu = ("cpu".to_string(), "cpu".to_string());
+        let known: BTreeMap<_, _> = (0..cards.len()).map(gpu).chain([cpu]).collect();
+        devices.iter().map(|device| known.get(device).cloned()).collect()
     }
 }
 
 /// What is placed where.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Default)]
 struct Placed {
     /// Layers of each card: the best has the last ones.
     layers: Vec<usize>,
@@ -225,81 +206,60 @@ struct Fit<'a> {
 }
 
 impl Fit<'_> {
-    /// The cache and where everything lies: as much of the context as leaves all layers on the cards,
-    /// but not less than a usual one.
-    fn best(&self, context: Option<usize>) -> Option<(Cache, Placed)> {
-        let at = |context: usize, budget: Option<u64>| {
-            let cache = Cache::of(self.model, context, budget)?;
-            let placed = self.placed(&cache);
-            Some((cache, placed))
-        };
-        let full = context.unwrap_or(self.model.cache.context);
+    /// The cache and where everything lies: as much of the context, and then of the cache of further
+    /// sequences, as leaves all layers where they are with a usual context.
+    fn best(&self, context: Option<usize>) -> Option<(KvLayout, Placed)> {
+        let cache = &self.model.cache;
+        let full = context.unwrap_or(cache.context);
         let least = if context.is_some() { full } else { full.min(LEAST_CONTEXT) };
-        let (mut cache, mut placed) = at(full, None)?;
-        // The most of something that leaves everything where it is.
-        let grown = |placed: &Placed, most: u64, with: &dyn Fn(u64) -> Option<(Cache, Placed)>| {
-            let alike = |n| with(n).filter(|(_, other)| other.is_alike(placed));
-            alike(largest(most, &|n| alike(n).is_some()))
+        let steps = (full - least).div_ceil(CONTEXT_STEP);
+        let further = if cache.budget.is_none() { 16 * (cache.sequences - 1) } else { 0 };
+        let at = |step: usize| {
+            let context = full.min(least + step.min(steps) * CONTEXT_STEP);
+            let mut layout = KvLayout { context, ..cache.clone() };
+            if layout.budget.is_none() {
+                let one = KvLayout { sequences: 1, ..layout.clone() }.bytes().ok()?;
+                let others = (one / 16).saturating_mul(step.saturating_sub(steps) as u64);
+                layout.budget = Some(one.saturating_add(others));
+            }
+            let placed = self.placed(&layout.rows().ok()?);
+            Some((layout, placed))
         };
-        if !placed.is_whole(self.model) && least < full {
-            (cache, placed) = at(least, None)?;
-            let longer = |n: u64| at((n as usize * CONTEXT_STEP).clamp(least, full), None);
-            let most = full.div_ceil(CONTEXT_STEP) as u64;
-            (cache, placed) = grown(&placed, most, &longer).unwrap_or((cache, placed));
-        }
-        let KvLayout { budget: None, sequences: 2.., .. } = self.model.cache else {
-            return Some((cache, placed));
-        };
-        // Further sequences have what is left.
-        let (context, one) = (cache.layout.context, cache.budget);
-        let more = |n: u64| at(context, Some(one.saturating_add((one / 16).saturating_mul(n))));
-        let most = 16 * (self.model.cache.sequences as u64 - 1);
-        Some(grown(&placed, most, &more).unwrap_or((cache, placed)))
+        let is_whole = |placed: &Placed| placed.head && placed.experts.is_none();
+        let first = if is_whole(&at(steps)?.1) { steps } else { 0 };
+        let (_, placed) = at(first)?;
+        let alike = |step: usize| at(step).is_some_and(|(_, other)| other.is_alike(&placed));
+        at(first + largest(steps + further - first, |more| alike(first + more)))
     }
 
     /// Whole layers, or attention of all layers before experts, if that is faster.
-    fn placed(&self, cache: &Cache) -> Placed {
-        let whole = self.whole(cache);
-        let split = match self.most > self.model.layers.len() && !whole.is_whole(self.model) {
-            true => self.without_experts(cache),
-            false => None,
-        };
-        let price = |placed: &Placed| self.price(placed);
-        split.filter(|split| price(split) < price(&whole)).unwrap_or(whole)
+    fn placed(&self, rows: &[usize]) -> Placed {
+        let whole = self.whole(rows);
+        let split = (!whole.head).then(|| self.without_experts(rows)).flatten();
+        split.filter(|split| self.price(split) < self.price(&whole)).unwrap_or(whole)
     }
 
-    /// Bytes of a layer besides experts; `None` where a card does not bind its cache.
-    fn layer(&self, card: &Card<'_>, layer: &LayerNeeds, cache: &Cache) -> Option<u64> {
-        let binds = |state: &StateNeeds| cache.bytes(state) <= card.adapter.binding;
-        let states = layer.states.iter();
-        let bytes = states.clone().map(|state| cache.bytes(state)).sum::<u64>();
-        states.clone().all(binds).then(|| layer.weights.saturating_add(bytes))
+    /// Bytes of a layer besides experts, where groups of the cache have so many rows; `None` where a card
+    /// does not bind its cache.
+    fn layer(&self, card: &Card<'_>, layer: &LayerNeeds, rows: &[usize]) -> Option<u64> {
+        layer.states.iter().try_fold(layer.weights, |sum, state| {
+            let bytes = state.row.saturating_mul(*rows.get(state.group)? as u64);
+            (bytes <= card.adapter.binding).then(|| sum.saturating_add(bytes))
+        })
     }
 
-    /// Whole layers, with the head on the best card if all of them are on cards.
-    fn whole(&self, cache: &Cache) -> Placed {
-        let with_head = self.most > self.model.layers.len();
-        let whole = with_head.then(|| self.whole_with(cache, self.model.head));
-        match whole.filter(|placed| placed.count() == self.model.layers.len()) {
-            Some(placed) => placed.with_head(self),
-            None => self.whole_with(cache, 0),
-        }
-    }
-
-    /// Whole layers, where the best card leaves room for the head.
-    fn whole_with(&self, cache: &Cache, head: u64) -> Placed {
-        let (mut rest, mut most) = (&self.model.layers[..], self.most);
+    /// Of each layer from the last one on some bytes, as far as the cards take them; the best one beside
+    /// `first` bytes of other things.
+    fn fill(&self, first: u64, part: &dyn Fn(&Card<'_>, &LayerNeeds) -> Option<u64>) -> Placed {
+        let layers = &self.model.layers;
+        let mut rest = &layers[layers.len().saturating_sub(self.most)..];
         let mut placed = Placed::default();
         for (at, card) in self.cards.iter().enumerate() {
-            let left = if at == 0 { head } else { 0 };
-            let (mut held, before) = (self.model.values, rest.len());
-            while let Some((last, others)) = rest.split_last().filter(|_| most > 0) {
-                let Some(bytes) = self.layer(card, last, cache) else { break };
-                let with = held.saturating_add(bytes).saturating_add(last.experts);
-                if with.saturating_add(left) > card.room {
-                    break;
-                }
-                (held, rest, most) = (with, others, most - 1);
+            let (before, mut held) = (rest.len(), if at == 0 { first } else { self.model.values });
+            while let Some((last, others)) = rest.split_last() {
+                let with = part(card, last).map(|bytes| held.saturating_add(bytes));
+                let Some(with) = with.filter(|with| *with <= card.room) else { break };
+                (held, rest) = (with, others);
             }
             if before == rest.len() {
                 break;
@@ -310,67 +270,88 @@ impl Fit<'_> {
         placed
     }
 
+    /// Whole layers; if all of them are on cards, with the head on the best one, and the embedding, if
+    /// that is alone and has room.
+    fn whole(&self, rows: &[usize]) -> Placed {
+        let (model, all) = (self.model, self.model.layers.len());
+        let part = |card: &Card<'_>, layer: &LayerNeeds| {
+            Some(self.layer(card, layer, rows)?.saturating_add(layer.experts))
+        };
+        let mut placed = self.fill(model.values.saturating_add(model.head), &part);
+        if self.most <= all || placed.count() < all {
+            return self.fill(model.values, &part);
+        }
+        placed.head = true;
+        if let ([held], [card, ..]) = (&mut placed.held[..], self.cards) {
+            let with = held.saturating_add(model.embed);
+            placed.embed = with <= card.room;
+            *held = if placed.embed { with } else { *held };
+        }
+        placed
+    }
+
     /// All but experts on the best card, and experts of as many layers as fit beside.
-    fn without_experts(&self, cache: &Cache) -> Option<Placed> {
-        let (card, model) = (self.cards.first()?, self.model);
-        let all = model.layers.iter().map(|layer| self.layer(card, layer, cache));
-        let all = all.sum::<Option<u64>>()?.saturating_add(model.values).saturating_add(model.head);
-        if all > card.room || model.layers.iter().all(|layer| layer.experts == 0) {
+    fn without_experts(&self, rows: &[usize]) -> Option<Placed> {
+        let (model, card) = (self.model, self.cards.first()?);
+        let all = model.layers.len();
+        let has_experts = model.layers.iter().any(|layer| layer.experts > 0);
+        let mut bytes = model.layers.iter().map(|layer| self.layer(card, layer, rows));
+        let others = model.values.saturating_add(model.head);
+        let first = bytes.try_fold(others, |sum, bytes| Some(sum.saturating_add(bytes?)))?;
+        if first > card.room || !has_experts || self.most <= all {
             return None;
         }
-        let (mut held, mut experts) = (all, 0);
-        for layer in model.layers.iter().rev() {
-            if held.saturating_add(layer.experts) > card.room {
-                break;
-            }
-            held += layer.experts;
-            experts += 1;
-        }
-        let layers = vec![model.layers.len()];
-        let (head, embed, experts) = (true, false, Some(experts));
-        Some(Placed { layers, head, embed, experts, held: vec![held] })
+        let best = Fit { cards: &self.cards[..1], ..*self };
+        let filled = best.fill(first, &|_, layer| Some(layer.experts));
+        let held = vec![filled.held.first().copied().unwrap_or(first)];
+        let (layers, experts) = (vec![all], Some(filled.count()));
+        Some(Placed { layers, head: true, embed: false, experts, held })
     }
 
     /// Microseconds of a token, by what is read and what crosses over.
     fn price(&self, placed: &Placed) -> f64 {
         let own = self.cards.first().is_some_and(|card| card.adapter.has_own_memory);
-        let card_rate = if own { CARD_RATE } else { HOST_RATE };
         let first = self.model.layers.len() - placed.count();
-        let first_experts = placed.experts.map_or(first, |n| self.model.layers.len() - n);
-        let mut price = 2.0 * CROSSING;
-        for (i, layer) in self.model.layers.iter().enumerate() {
-            let rate = |first: usize| if i < first { HOST_RATE } else { card_rate };
-            price += layer.weights as f64 / rate(first) + layer.chosen as f64 / rate(first_experts);
-            if i >= first && i < first_experts {
-                price += 2.0 * CROSSING;
-            }
-        }
-        price
+        let experts = placed.experts.map_or(first, |n| self.model.layers.len() - n);
+        let read = |bytes: u64, on_card: bool| {
+            bytes as f64 / if on_card && own { CARD_RATE } else { HOST_RATE }
+        };
+        let layers = self.model.layers.iter().enumerate();
+        let layers =
+            layers.map(|(i, l)| read(l.weights, i >= first) + read(l.chosen, i >= experts));
+        2.0 * CROSSING * (1 + experts - first) as f64 + layers.sum::<f64>()
+    }
+
+    /// The line for the user.
+    fn line(&self, placed: &Placed, context: Option<usize>) -> String {
+        let all = self.model.layers.len();
+        let on = |(at, layers): (usize, &usize)| {
+            let adapter = self.cards[at].adapter;
+            let memory = adapter.memory.filter(|_| adapter.has_own_memory);
+            let of = if at == 0 { format!(" of {all} layers") } else { String::new() };
+            let place = if adapter.has_own_memory { "" } else { " of the host's memory" };
+            let held = size(placed.held[at], memory);
+            format!("{layers}{of} on {} ({held}{place})", adapter.name)
+        };
+        let cards = placed.layers.iter().enumerate().map(on).collect::<Vec<_>>().join(", ");
+        let rest = match (placed.experts, all - placed.count(), placed.head) {
+            (Some(n), ..) => format!(", but the experts of {} on the CPU", all - n),
+            (None, 0, true) => String::new(),
+            (None, 0, false) => ", the head on the CPU".into(),
+            (None, rest, _) => format!(", {rest} on the CPU"),
+        };
+        let full = self.model.cache.context;
+        let context = context.map_or(String::new(), |context| {
+            format!("; a context of {context} of {full} tokens fits (-c for another)")
+        });
+        format!("{cards}{rest}{context}")
     }
 }
 
 impl Placed {
-    /// With the head on the best card, and the embedding, if that is alone and has room.
-    fn with_head(mut self, fit: &Fit<'_>) -> Placed {
-        if let (Some(held), Some(card)) = (self.held.first_mut(), fit.cards.first()) {
-            (*held, self.head) = (*held + fit.model.head, true);
-            let with = held.saturating_add(fit.model.embed);
-            if self.layers.len() == 1 && with <= card.room {
-                (*held, self.embed) = (with, true);
-            }
-        }
-        self
-    }
-
     /// Layers on cards.
     fn count(&self) -> usize {
         self.layers.iter().sum()
-    }
-
-    fn is_whole(&self, model: &ModelNeeds) -> bool {
-        self.head
-            && self.experts.is_none()
-            && self.layers.iter().sum::<usize>() == model.layers.len()
     }
 
     /// Whether the same parts of the model lie on the same devices.
@@ -378,66 +359,22 @@ impl Placed {
         (&self.layers, self.head, self.experts) == (&other.layers, other.head, other.experts)
     }
 
-    fn strategy(&self, model: &ModelNeeds) -> Strategy {
+    fn strategy(&self, all: usize) -> Strategy {
         if self.embed {
             return Strategy::OneNamed(name(0));
         }
         let on = |device: String, layers| LayerRun { device, experts: None, layers };
         let cpu = |layers| on("cpu".into(), layers);
-        let mut runs = vec![cpu(model.layers.len() - self.count())];
+        let mut runs = vec![cpu(all - self.count())];
         for (at, layers) in self.layers.iter().enumerate().rev() {
             let own = self.experts.unwrap_or(*layers);
-            if own < *layers {
-                let experts = Some("cpu".into());
-                runs.push(LayerRun { experts, ..on(name(at), layers - own) });
-            }
+            let experts = Some("cpu".into());
+            let split = (own < *layers).then(|| LayerRun { experts, ..on(name(at), layers - own) });
+            runs.extend(split);
             runs.push(on(name(at), own));
         }
         runs.extend((!self.head).then(|| cpu(0)));
         Strategy::Layers(runs)
-    }
-
-    /// The line for the user.
-    fn line(&self, model: &ModelNeeds, cards: &[Card<'_>], context: Option<usize>) -> String {
-        let all = model.layers.len();
-        let on = |at: usize| {
-            let (adapter, held) = (cards[at].adapter, self.held[at]);
-            let memory = adapter.memory.filter(|_| adapter.has_own_memory);
-            let whole = memory.unwrap_or(held);
-            let (name, held, unit) = (&adapter.name, figure(held, whole), unit(whole));
-            match (memory, adapter.has_own_memory) {
-                (Some(memory), _) => format!("{name} ({held} of {} {unit})", figure(memory, whole)),
-                (None, true) => format!("{name} ({held} {unit})"),
-                (None, false) => format!("{name} ({held} {unit} of the host's memory)"),
-            }
-        };
-        let mut line = format!("{}: ", model.name);
-        match self.experts {
-            Some(experts) => line.push_str(&format!(
-                "{all} of {all} layers on {}, but the experts of {} on the CPU",
-                on(0),
-                all - experts
-            )),
-            None => {
-                let of =
-                    |at: usize| if at == 0 { format!(" of {all} layers") } else { String::new() };
-                let each = self.layers.iter().enumerate();
-                let each = each.map(|(at, layers)| format!("{layers}{} on {}", of(at), on(at)));
-                line.push_str(&each.collect::<Vec<_>>().join(", "));
-                match (all - self.count(), self.head) {
-                    (0, true) => {}
-                    (0, false) => line.push_str(", the head on the CPU"),
-                    (rest, _) => line.push_str(&format!(", {rest} on the CPU")),
-                }
-            }
-        }
-        if let Some(context) = context {
-            let full = model.cache.context;
-            line.push_str(&format!(
-                "; a context of {context} of {full} tokens fits (-c for another)"
-            ));
-        }
-        line + "; --device cpu for the CPU alone"
     }
 }
 
@@ -446,22 +383,11 @@ fn name(at: usize) -> String {
     if at == 0 { "gpu".into() } else { format!("gpu{at}") }
 }
 
-/// The largest number up to which something holds, if it holds for none.
-fn largest(most: u64, holds: &dyn Fn(u64) -> bool) -> u64 {
-    let (mut low, mut high) = (0, most);
-    while low < high {
-        let middle = low + (high - low).div_ceil(2);
-        if holds(middle) { low = middle } else { high = middle - 1 }
-    }
-    low
-}
-
-/// Bytes as a number of a unit: GiB, or MiB where the whole is less.
-fn figure(bytes: u64, whole: u64) -> String {
-    let unit = if whole < 1 << 30 { 1 << 20 } else { 1 << 30 };
-    format!("{:.1}", bytes as f64 / f64::from(unit))
-}
-
-fn unit(whole: u64) -> &'static str {
-    if whole < 1 << 30 { "MiB" } else { "GiB" }
+/// Bytes for people, of a whole where there is one.
+fn size(bytes: u64, whole: Option<u64>) -> String {
+    let is_small = whole.unwrap_or(bytes) < 1 << 30;
+    let (unit, name) = if is_small { (1u64 << 20, "MiB") } else { (1 << 30, "GiB") };
+    let count = |bytes: u64| format!("{:.1}", bytes as f64 / unit as f64);
+    let whole = whole.map_or(String::new(), |whole| format!(" of {}", count(whole)));
+    format!("{}{whole} {name}", count(bytes))
 }

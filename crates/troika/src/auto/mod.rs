@@ -8,22 +8,35 @@ mod tests;
 
 use troika_device::DeviceError;
 use troika_engine::EngineError;
+use troika_graph::DType;
 use troika_model::spec::ModelSpec;
 use troika_plan::{Plan, PlanError, Refusal, Strategy};
-use troika_weights::WeightStore;
+use troika_weights::{Quant, WeightStore};
 
-use choice::{AskedDevices, Machine, ModelNeeds, WORTH_A_GPU, choose};
+use choice::{AskedDevices, Choice, Machine, ModelNeeds, WORTH_A_GPU, choose};
 
-use crate::devices::{DeviceSpec, GpuAdapter, GpuSearch};
+use crate::budget::HostMemory;
+use crate::devices::{AutoDevices, DeviceOptions, DeviceSpec, GpuSearch};
 use crate::error::Error;
-use crate::free_memory::free_memory;
-use crate::options::OpenOptions;
-use crate::planning::plan_request;
+use crate::options::{OpenOptions, PlanSource};
 
 impl OpenOptions {
-    /// Begins to look for GPUs, if devices are to be chosen and a model may be worth it.
+    /// Begins to look for GPUs, if devices are to be chosen and a model may be worth it, or if one is
+    /// named whose layers and context are open.
     pub(crate) fn look(&self, bytes: u64) -> Option<GpuSearch> {
-        let auto = self.devices.auto.as_ref().filter(|_| self.devices.devices.is_empty())?;
+        let is_open =
+            self.strategy == Strategy::OneDevice && matches!(self.plan, PlanSource::Strategy);
+        let is_named = |gpu: &DeviceSpec| {
+            let meant = gpu.gpu.clone().filter(|_| is_open && gpu.name.is_none());
+            meant.map(GpuSearch::Named)
+        };
+        match &self.devices.devices[..] {
+            [] => {}
+            [gpu] => return is_named(gpu),
+            [gpu, cpu] if *cpu == DeviceSpec::default() => return is_named(gpu),
+            _ => return None,
+        }
+        let auto = self.devices.auto.as_ref()?;
         let by_size = || auto.layers.map_or(bytes >= WORTH_A_GPU, |layers| layers > 0);
         let by_plan = self.plan.given().map(|plan| plan.devices.iter().any(|name| name == "gpu"));
         by_plan.unwrap_or_else(by_size).then(|| GpuSearch::start(auto.helper.as_ref()))
@@ -40,7 +53,7 @@ impl OpenOptions {
         spec: &ModelSpec,
         store: &WeightStore,
     ) -> Result<OpenOptions, Error> {
-        let search = self.look(store.classes().iter().map(|class| class.bytes).sum());
+        let search = self.look(store.bytes());
         self.chosen_by(search, name, spec, store)
     }
 
@@ -52,57 +65,153 @@ impl OpenOptions {
         spec: &ModelSpec,
         store: &WeightStore,
     ) -> Result<OpenOptions, Error> {
-        let (Some(auto), Some(search)) = (self.devices.auto.clone(), search) else {
-            return Ok(self.clone());
+        let Some(search) = search else { return Ok(self.clone()) };
+        let machine = match self.machine(search) {
+            Ok(machine) => machine,
+            Err(why) => return Ok(self.on_cpu(name, &why)),
         };
-        let mut adapters = match search.found() {
-            Ok(adapters) => adapters,
-            Err(why) => {
-                self.tell(&format!("{name}: the CPU computes: {why}"));
-                return Ok(self.on_cpu());
-            }
-        };
-        adapters.iter_mut().for_each(|adapter| adapter.pretend(auto.software));
-        let request = plan_request(spec, store, self);
-        // What is wrong with a context is told when the plan is made.
-        if request.context.is_some_and(|context| !(1..=spec.context).contains(&context)) {
-            return Ok(self.on_cpu());
-        }
         let mut options = self.clone();
         if let Some(plan) = self.plan.given() {
-            options.devices.devices = named_by(plan, &adapters);
+            let specs = machine.named(&plan.devices).unwrap_or_default();
+            options.devices.devices = specs.iter().filter_map(|spec| spec.parse().ok()).collect();
             return Ok(options);
         }
-        let limits = ["gpu", "gpu1"].map(|name| self.devices.limit_of(name)).to_vec();
-        let machine = Machine { adapters, free: free_memory(), limits };
-        let needs = ModelNeeds::of(name.into(), spec, store, self, &request)?;
-        let wanted = AskedDevices { layers: auto.layers, context: self.context };
-        let choice = choose(&machine, &needs, wanted);
-        choice.line.iter().for_each(|line| self.tell(line));
-        if choice.adapters.is_empty() {
-            return Ok(self.on_cpu());
+        // What is wrong with a context is told when the plan is made.
+        if self.context.is_some_and(|context| !(1..=spec.context).contains(&context)) {
+            return Ok(self.clone());
         }
-        let gpus = choice.adapters.iter().map(|number| format!("gpu:{number}"));
-        let specs = gpus.chain(["cpu".to_string()]).filter_map(|spec| spec.parse().ok());
-        options.devices.devices = specs.collect();
-        options.devices.gpus.own_memory |= matches!(choice.strategy, Strategy::OneNamed(_));
-        options.strategy = choice.strategy;
+        let (choice, named) =
+            (self.choice(&machine, spec, store)?, !self.devices.devices.is_empty());
+        let is_whole = matches!(choice.strategy, Strategy::OneNamed(_));
+        match choice.adapters.is_empty() {
+            true if named => return Ok(options),
+            true => return Ok(self.on_cpu(name, &choice.line)),
+            // What was asked for is not told.
+            false if named && is_whole && choice.context.is_none() => {}
+            false => self.tell(&format!("{name}: {}; --device cpu for the CPU alone", choice.line)),
+        }
+        if let Some(auto) = options.devices.auto.as_mut().filter(|_| !named) {
+            auto.most = choice.held.iter().copied().max();
+            let gpus = choice.adapters.iter().map(|number| format!("gpu:{number}"));
+            let specs = gpus.chain(["cpu".to_string()]).filter_map(|spec| spec.parse().ok());
+            options.devices.devices = specs.collect();
+            options.devices.gpus.own_memory |= is_whole;
+        }
+        if !named || !is_whole {
+            options.strategy = choice.strategy;
+        }
         options.context = choice.context.or(options.context);
         options.sharing.kv_bytes = choice.kv_bytes;
         Ok(options)
     }
 
-    /// Whether devices and plan were chosen, so that the CPU may take their place.
-    pub(crate) fn is_chosen(&self) -> bool {
-        let is_given = self.plan.given().is_some();
-        self.devices.auto.is_some() && !self.devices.devices.is_empty() && !is_given
+    /// What is there besides the CPU.
+    ///
+    /// # Errors
+    /// A driver does not answer.
+    fn machine(&self, search: GpuSearch) -> Result<Machine, String> {
+        let mut adapters = search.found()?;
+        let (software, most) =
+            self.devices.auto.as_ref().map_or((None, None), |a| (a.software, a.most));
+        for adapter in adapters.iter_mut().filter(|a| a.is_software && software.is_some()) {
+            (adapter.is_software, adapter.has_own_memory) = (false, true);
+            (adapter.memory, adapter.free) = (software, software);
+        }
+        let limit = |name| self.devices.limit_of(name).into_iter().chain(most).min();
+        let limits = ["gpu", "gpu1", "gpu2", "gpu3"].map(|name| limit(name).unwrap_or(u64::MAX));
+        Ok(Machine { adapters, host: HostMemory::now(self.memory), limits: limits.to_vec() })
     }
 
-    /// Has the CPU compute where devices are to be chosen.
-    pub(crate) fn on_cpu(&self) -> OpenOptions {
+    /// What computes a model. A GPU that is named alone computes all of it or nothing.
+    ///
+    /// # Errors
+    /// A description that cannot be lowered.
+    fn choice(
+        &self,
+        machine: &Machine,
+        spec: &ModelSpec,
+        store: &WeightStore,
+    ) -> Result<Choice, Error> {
+        let mut needs = ModelNeeds::of(spec, store, self)?;
+        let alone = self.devices.devices.len() == 1;
+        if alone {
+            needs.head += std::mem::take(&mut needs.embed);
+        }
+        let layers = self.devices.auto.as_ref().map_or(Some(usize::MAX), |auto| auto.layers);
+        let choice = choose(machine, &needs, AskedDevices { layers, context: self.context });
+        let is_whole = matches!(choice.strategy, Strategy::OneNamed(_));
+        Ok(if alone && !is_whole { Choice::default() } else { choice })
+    }
+
+    /// Where a model would run of which the description and the bytes of its weights are known: "on the
+    /// CPU", or "with" layers on GPUs.
+    pub fn outlook(&self, spec: &ModelSpec, bytes: u64) -> String {
+        let types = [DType::F32, DType::BF16, DType::Q8_0, DType::Q6_K, DType::Q4_K];
+        // Weights of one type that take about as much.
+        let stores = types.map(|dtype| WeightStore::synthetic_lazy(spec, dtype, 0, Quant::None));
+        let store = stores.into_iter().min_by_key(|store| store.bytes().abs_diff(bytes));
+        let choice = || self.choice(&self.machine(self.look(bytes)?).ok()?, spec, &store?).ok();
+        match choice().filter(|choice| !choice.line.is_empty()) {
+            Some(Choice { adapters, line, .. }) if adapters.is_empty() => {
+                format!("on the CPU: {line}")
+            }
+            Some(choice) => format!("with {}", choice.line),
+            None => "on the CPU".into(),
+        }
+    }
+
+    /// What is tried after devices that were chosen failed: less of their memory, once, if they had too
+    /// little; else the CPU. `None` if nothing was chosen or others would fail, too.
+    pub(crate) fn after(
+        &self,
+        chosen: &OpenOptions,
+        name: &str,
+        error: &Error,
+    ) -> Option<OpenOptions> {
+        let (auto, before) = (chosen.devices.auto.as_ref()?, self.devices.auto.as_ref()?);
+        let lacks_memory = lacks_memory(error).filter(|_| chosen.is_chosen())?;
+        if !lacks_memory || before.most.is_some() {
+            return Some(self.on_cpu(name, &error.to_string()));
+        }
+        self.tell(&format!("{name}: {error}; half as much is put on the GPU"));
+        let most = auto.most.map(|most| most / 2);
+        let auto = Some(AutoDevices { most, ..before.clone() });
+        Some(OpenOptions {
+            devices: DeviceOptions { auto, ..self.devices.clone() },
+            ..self.clone()
+        })
+    }
+
+    /// Whether devices and their plan were chosen.
+    fn is_chosen(&self) -> bool {
+        let devices = &self.devices;
+        devices.auto.is_some() && !devices.devices.is_empty() && self.plan.given().is_none()
+    }
+
+    /// Why devices that were chosen do not compute a plan: they refuse ops within layers, whose values
+    /// would cross over again and again.
+    ///
+    /// # Errors
+    /// The first refusal.
+    pub(crate) fn takes_layers(&self, plan: &Plan, refusals: &[Refusal]) -> Result<(), Error> {
+        let mut met = plan.refused_by_rules(refusals).into_iter();
+        match met.find(|(refusal, _)| self.is_chosen() && refusal.segment.is_in_layers()) {
+            None => Ok(()),
+            Some((refusal, _)) => {
+                let Refusal { device, segment, op, why } = refusal.clone();
+                let graph = segment.name().to_string();
+                Err(DeviceError::Unsupported { device, op, graph, why }.into())
+            }
+        }
+    }
+
+    /// Has the CPU compute where devices are to be chosen, and says why.
+    fn on_cpu(&self, name: &str, why: &str) -> OpenOptions {
+        if !why.is_empty() {
+            self.tell(&format!("{name}: the CPU computes: {why}"));
+        }
         let mut options = self.clone();
-        options.devices.auto = None;
-        options.devices.memory.retain(|(name, _)| !name.starts_with("gpu"));
+        options.devices.auto.iter_mut().for_each(|auto| auto.layers = Some(0));
         options
     }
 
@@ -112,52 +221,16 @@ impl OpenOptions {
     }
 }
 
-impl GpuAdapter {
-    /// Has software count as a GPU with so much memory of its own.
-    fn pretend(&mut self, memory: Option<u64>) {
-        if let Some(memory) = memory.filter(|_| self.is_software) {
-            self.is_software = false;
-            self.has_own_memory = true;
-            (self.memory, self.free) = (Some(memory), Some(memory));
-        }
-    }
-}
-
-/// The devices that a plan's file names, if they are a GPU and the CPU; otherwise none.
-fn named_by(plan: &Plan, adapters: &[GpuAdapter]) -> Vec<DeviceSpec> {
-    let usable = |a: &GpuAdapter| a.fault.is_none() && !a.is_software;
-    let Some(gpu) = adapters.iter().position(usable) else { return Vec::new() };
-    let is = |name: &str| plan.devices.iter().any(|device| device == name);
-    let known = plan.devices.iter().all(|device| ["gpu", "cpu"].contains(&&**device));
-    let specs = [format!("gpu:{gpu}"), "cpu".into()];
-    let specs = specs.iter().filter_map(|spec| spec.parse().ok());
-    if is("gpu") && known { specs.collect() } else { Vec::new() }
-}
-
-/// Why devices that were chosen do not compute a plan: they refuse ops within layers, whose values
-/// would cross over again and again.
-///
-/// # Errors
-/// The first refusal.
-pub(crate) fn takes_layers(plan: &Plan, refusals: &[Refusal]) -> Result<(), Error> {
-    let met = plan.refused_by_rules(refusals);
-    let within = met.into_iter().find(|(refusal, _)| refusal.segment.is_in_layers());
-    within.map_or(Ok(()), |(refusal, _)| {
-        let Refusal { device, segment, op, why } = refusal.clone();
-        let graph = segment.name().to_string();
-        Err(DeviceError::Unsupported { device, op, graph, why }.into())
-    })
-}
-
-/// Whether the CPU may compute in place of devices that were chosen: they failed, or had too little
-/// memory.
-pub(crate) fn is_of_device(error: &Error) -> bool {
+/// Whether devices failed for want of memory; `None` if not they failed.
+fn lacks_memory(error: &Error) -> Option<bool> {
     match error {
-        Error::Device(e) | Error::Engine(EngineError::Device(e)) => {
-            !matches!(e, DeviceError::Cancelled | DeviceError::Weight { .. })
-        }
-        Error::Engine(EngineError::CacheBinding { .. } | EngineError::Refused { .. }) => true,
-        Error::Plan(PlanError::Memory { .. }) => true,
-        _ => false,
+        Error::Device(e) | Error::Engine(EngineError::Device(e)) => match e {
+            DeviceError::Cancelled | DeviceError::Weight { .. } => None,
+            other => Some(matches!(other, DeviceError::Memory { .. })),
+        },
+        Error::Engine(EngineError::Refused { .. }) => Some(false),
+        Error::Engine(EngineError::CacheBinding { .. }) => Some(true),
+        Error::Plan(PlanError::Memory { .. }) => Some(true),
+        _ => None,
     }
 }

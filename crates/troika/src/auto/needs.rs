@@ -4,29 +4,29 @@ use troika_engine::{EngineError, KvLayout};
 use troika_graph::{DType, Subgraph};
 use troika_model::lower::{LowerOptions, Lowered, ModelPart, Segment, SegmentKind, lower};
 use troika_model::spec::ModelSpec;
-use troika_plan::{PlanRequest, chunk_of, page_len};
+use troika_plan::{chunk_of, page_len};
 use troika_weights::WeightStore;
 
 use super::choice::{LayerNeeds, ModelNeeds, StateNeeds};
 use crate::devices::gpu_row_bytes;
 use crate::error::Error;
 use crate::options::OpenOptions;
+use crate::planning::plan_request;
 
 /// Chunks in flight where several devices compute, each with values of its own.
 const IN_FLIGHT: u64 = 4;
 
 impl ModelNeeds {
-    /// What a model needs with these options. `request` is for a new plan.
+    /// What a model needs with a new plan by these options.
     ///
     /// # Errors
     /// A description that cannot be lowered.
     pub(crate) fn of(
-        name: String,
         spec: &ModelSpec,
         store: &WeightStore,
         options: &OpenOptions,
-        request: &PlanRequest,
     ) -> Result<ModelNeeds, Error> {
+        let request = &plan_request(spec, store, options);
         let (context, chunk) = (request.context.unwrap_or(spec.context), chunk_of(spec, request));
         let default = if request.single_precision { DType::F32 } else { DType::F16 };
         let kv_dtype = request.kv_dtype.unwrap_or(default);
@@ -38,8 +38,7 @@ impl ModelNeeds {
         };
         let layout = KvLayout::of(&lowered, page_len(0, std::iter::empty()), context);
         Ok(ModelNeeds {
-            name,
-            stored: store.classes().iter().map(|class| class.bytes).sum(),
+            stored: store.bytes(),
             layers: layers(&lowered, spec),
             head: part(ModelPart::Head),
             embed: part(ModelPart::Embed),
@@ -62,10 +61,8 @@ fn weights(graph: &Subgraph) -> u64 {
 fn layers(lowered: &Lowered, spec: &ModelSpec) -> Vec<LayerNeeds> {
     let mut all = vec![LayerNeeds::default(); spec.layers.len()];
     for segment in &lowered.segments {
-        let Some(layer) = segment.layer.and_then(|at| Some((at, all.get_mut(at)?))) else {
-            continue;
-        };
-        let (at, layer) = layer;
+        let Some(at) = segment.layer else { continue };
+        let layer = &mut all[at];
         let (bytes, moe) = (weights(&segment.graph), spec.layers[at].moe());
         match moe.filter(|_| segment.kind == SegmentKind::Experts) {
             Some(moe) => {
@@ -86,11 +83,9 @@ fn layers(lowered: &Lowered, spec: &ModelSpec) -> Vec<LayerNeeds> {
 fn values(lowered: &Lowered, spec: &ModelSpec, rows: u64) -> u64 {
     let logits = lowered.logits().0;
     let widest = lowered.edges[..logits].iter().map(|edge| edge.cols).max().unwrap_or(0) as u64;
-    let within = |graph: &Subgraph| -> u64 {
-        graph.values.iter().map(|value| 4 * value.shape.row_len() as u64).sum()
-    };
-    let in_layers = lowered.segments.iter().filter(|s| s.layer.is_some());
-    let within = in_layers.map(|s| within(&s.graph)).max().unwrap_or(0);
+    let graphs = lowered.segments.iter().filter(|s| s.layer.is_some()).map(|s| &s.graph);
+    let within = graphs.map(|g| g.values.iter().map(|v| 4 * v.shape.row_len() as u64).sum::<u64>());
+    let within = within.max().unwrap_or(0);
     let experts = spec.layers.iter().filter_map(|layer| layer.moe());
     let experts = experts.map(|moe| 4 * (moe.top_k * moe.inter) as u64).max().unwrap_or(0);
     let row = within + experts + 4 * IN_FLIGHT * widest;

@@ -2,12 +2,19 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use troika_engine::{GroupLayout, KvLayout};
+use std::sync::{Arc, Mutex};
+
+use troika_device::DeviceError;
+use troika_engine::{EngineError, GroupLayout, KvLayout};
 use troika_graph::StateKind;
 use troika_plan::Strategy;
 
 use super::choice::{AskedDevices, Choice, LayerNeeds, Machine, ModelNeeds, StateNeeds, choose};
-use crate::devices::GpuAdapter;
+use crate::budget::HostMemory;
+use crate::devices::{AutoDevices, DeviceOptions, GpuAdapter};
+use crate::error::Error;
+use crate::observer::OpenObserver;
+use crate::options::OpenOptions;
 
 const GIB: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;
@@ -24,10 +31,10 @@ const MIB: u64 = 1 << 20;
 /// gemma has 26 layers of 24 MiB, of which 22 see 512 tokens, and a head of 290 MiB. small has 200 MiB.
 const TABLE: &str = "
 the CPU alone                   | 16  |                         | 8b    |             |
-no driver, and layers wanted    | 16  |                         | 8b    | -ngl 99     | the CPU computes: there is no GPU that can be used
+no driver, and layers wanted    | 16  |                         | 8b    | -ngl 99     | there is no GPU that can be used
 a software adapter              | 16  | soft llvmpipe           | 8b    |             |
-an old driver                   | 16  | old A                   | 8b    |             | the CPU computes: A cannot be used: its driver is too old
-an old driver beside software   | 16  | old A, soft llvmpipe    | 8b    |             | the CPU computes: A cannot be used: its driver is too old
+an old driver                   | 16  | old A                   | 8b    |             | A cannot be used: its driver is too old
+an old driver beside software   | 16  | old A, soft llvmpipe    | 8b    |             | A cannot be used: its driver is too old
 an old card beside a good one   | 16  | old A, 24 B             | 8b    |             | 36 of 36 layers on B (10.4 of 24.0 GiB)
 a small model                   | 16  | 24 A                    | small |             |
 a small model, layers wanted    | 16  | 24 A                    | small | -ngl 99     | 36 of 36 layers on A (0.7 of 24.0 GiB)
@@ -37,9 +44,9 @@ a desktop with 8 GB             | 32  | 8 A                     | 8b    |       
 a desktop with 6 GB             | 32  | 6 A                     | 8b    |             | 36 of 36 layers on A (5.4 of 6.0 GiB), the head on the CPU; a context of 9216 of 40960 tokens fits (-c for another)
 a laptop with 4 GB              | 16  | 4 A                     | 8b    |             | 24 of 36 layers on A (3.6 of 4.0 GiB), 12 on the CPU; a context of 8192 of 40960 tokens fits (-c for another)
 a card with 2 GB                | 16  | 2 A                     | 8b    |             | 11 of 36 layers on A (1.8 of 2.0 GiB), 25 on the CPU; a context of 9216 of 40960 tokens fits (-c for another)
-a card with half a GB           | 16  | 0.5 A                   | 8b    |             | the CPU computes: A has 460.8 MiB left, which take 1 of 36 layers with their cache
+a card with half a GB           | 16  | 0.5 A                   | 8b    |             | A has 460.8 MiB left, which take 1 of 36 layers with their cache
 a card that others use          | 32  | 24/3 A                  | 8b    |             | 19 of 36 layers on A (2.9 of 24.0 GiB), 17 on the CPU; a context of 9216 of 40960 tokens fits (-c for another)
-a full card                     | 32  | 24/0.1 A                | 8b    |             | the CPU computes: A has 102.4 MiB left, which take 0 of 36 layers with their cache
+a full card                     | 32  | 24/0.1 A                | 8b    |             | A has 102.4 MiB left, which take 0 of 36 layers with their cache
 a card that does not tell       | 32  | ? A                     | 8b    |             | 12 of 36 layers on A (2.0 GiB), 24 on the CPU; a context of 10240 of 40960 tokens fits (-c for another)
 a card of small bindings        | 32  | 24 A^64                 | 8b    |             | 36 of 36 layers on A (9.3 of 24.0 GiB); a context of 32768 of 40960 tokens fits (-c for another)
 two unlike cards                | 64  | 8 A, 24 B               | 70b   |             | 42 of 80 layers on B (21.2 of 24.0 GiB), 14 on A (7.2 of 8.0 GiB), 24 on the CPU; a context of 8192 of 131072 tokens fits (-c for another)
@@ -52,7 +59,7 @@ a Mac with 8 GB                 | 5   | shared M                | 8b    |       
 a Mac with 64 GB                | 50  | shared M                | 70b   |             | 66 of 80 layers on M (33.2 GiB of the host's memory), 14 on the CPU; a context of 8192 of 131072 tokens fits (-c for another)
 8 GB, and a MoE                 | 32  | 8 A                     | moe   |             | 48 of 48 layers on A (7.2 of 8.0 GiB), but the experts of 33 on the CPU; a context of 11264 of 40960 tokens fits (-c for another)
 24 GB, and a MoE                | 32  | 24 A                    | moe   |             | 48 of 48 layers on A (20.7 of 24.0 GiB)
-2 GB, and a MoE                 | 32  | 2 A                     | moe   |             | the CPU computes: A has 1.8 GiB left, which take 4 of 48 layers with their cache
+2 GB, and a MoE                 | 32  | 2 A                     | moe   |             | A has 1.8 GiB left, which take 4 of 48 layers with their cache
 2 GB, layers with windows       | 16  | 2 A                     | gemma |             | 26 of 26 layers on A (1.5 of 2.0 GiB)
 8 GB, twenty layers wanted      | 32  | 8 A                     | 8b    | -ngl 20     | 20 of 36 layers on A (5.5 of 8.0 GiB), 16 on the CPU
 8 GB, all layers but the head   | 32  | 8 A                     | 8b    | -ngl 36     | 36 of 36 layers on A (7.1 of 8.0 GiB), the head on the CPU; a context of 21504 of 40960 tokens fits (-c for another)
@@ -111,7 +118,6 @@ fn model(name: &str) -> ModelNeeds {
     };
     let groups = [group(None, layers - windows), group(Some(512), windows)];
     ModelNeeds {
-        name: name.into(),
         stored: (layers as u64 * (weights + experts) + 2 * head) * MIB,
         layers: (0..layers).map(layer).collect(),
         head: head * MIB,
@@ -133,8 +139,8 @@ fn chosen(row: &str) -> (Choice, Machine, ModelNeeds, String) {
     let cells: Vec<&str> = row.split('|').map(str::trim).collect();
     let [_, free, adapters, name, asks, says] = cells[..] else { panic!("{row}") };
     let adapters = adapters.split(", ").filter(|text| !text.is_empty()).map(adapter).collect();
-    let free = free.parse::<u64>().ok().map(|gib| gib * GIB);
-    let mut machine = Machine { adapters, free, limits: Vec::new() };
+    let host = free.parse::<u64>().ok().map(|gib| HostMemory { free: gib * GIB });
+    let mut machine = Machine { adapters, host, limits: Vec::new() };
     let (mut model, mut wanted) = (model(name), AskedDevices::default());
     for (flag, n) in asks.split(' ').zip(asks.split(' ').skip(1)).step_by(2) {
         let n: usize = n.parse().unwrap();
@@ -143,7 +149,7 @@ fn chosen(row: &str) -> (Choice, Machine, ModelNeeds, String) {
             "-c" => (wanted.context, model.cache.context) = (Some(n), n),
             "-np" => model.cache.sequences = n,
             "-kv" => model.cache.budget = Some(n as u64 * GIB),
-            "-limit" => machine.limits = vec![Some(n as u64 * GIB)],
+            "-limit" => machine.limits = vec![n as u64 * GIB],
             other => panic!("{other}"),
         }
     }
@@ -159,10 +165,7 @@ fn machines_get_what_their_owners_would_have_asked_for() {
     assert!(rows().count() >= 30);
     let mut wrong = Vec::new();
     for row in rows() {
-        let (choice, _, model, says) = chosen(row);
-        let line = choice.line.unwrap_or_default();
-        let line = line.strip_prefix(&format!("{}: ", model.name)).unwrap_or(&line);
-        let line = line.strip_suffix("; --device cpu for the CPU alone").unwrap_or(line);
+        let (Choice { line, .. }, _, _, says) = chosen(row);
         if line != says {
             wrong.push(format!("{}\n    says {line}\n  wanted {says}", row.trim()));
         }
@@ -180,7 +183,7 @@ fn what_is_placed_fits() {
         for (number, held) in choice.adapters.iter().zip(&choice.held) {
             placed += 1;
             let adapter = &machine.adapters[*number];
-            let most = adapter.free.or(adapter.memory).or(machine.free).unwrap();
+            let most = adapter.free.or(adapter.memory).or(machine.host.map(|h| h.free)).unwrap();
             assert!(*held <= most && *held > model.values, "{row}: {held} of {most}");
             assert!(adapter.fault.is_none() && !adapter.is_software, "{row}");
         }
@@ -215,7 +218,7 @@ fn layers_follow_each_other() {
 fn more_memory_takes_more_layers() {
     let layers = |half_gibs: u64, context: usize| {
         let adapter = adapter(&format!("{} A", half_gibs as f64 / 2.0));
-        let machine = Machine { adapters: vec![adapter], free: None, limits: Vec::new() };
+        let machine = Machine { adapters: vec![adapter], ..Machine::default() };
         let mut model = model("8b");
         model.cache.context = context;
         let choice =
@@ -235,4 +238,53 @@ fn more_memory_takes_more_layers() {
     for n in 1..40 {
         assert!(layers(n, 512) >= layers(n, 40_960), "{n}");
     }
+}
+
+/// Keeps what is said of devices.
+#[derive(Debug, Default)]
+struct Told(Mutex<Vec<String>>);
+
+impl OpenObserver for Told {
+    fn placed(&self, sentence: &str) {
+        self.0.lock().unwrap().push(sentence.to_string());
+    }
+}
+
+/// A card with less than it said gets half; then the CPU computes. A card that is gone leaves it to the
+/// CPU at once, and a damaged file to nobody.
+#[test]
+fn devices_that_fail_get_less_or_nothing() {
+    let told = Arc::new(Told::default());
+    let auto = Some(AutoDevices::default());
+    let asked = OpenOptions {
+        devices: DeviceOptions { auto, ..DeviceOptions::default() },
+        observer: Some(told.clone()),
+        ..OpenOptions::default()
+    };
+    let chosen_by = |asked: &OpenOptions| {
+        let mut chosen = asked.clone();
+        chosen.devices.devices = vec!["gpu:0".parse().unwrap(), "cpu".parse().unwrap()];
+        chosen.devices.auto.as_mut().unwrap().most = Some(8 * GIB);
+        chosen
+    };
+    let memory = Error::Device(DeviceError::Memory { what: "weights".into(), bytes: 7 });
+    let chosen = chosen_by(&asked);
+    let half = asked.after(&chosen, "m", &memory).unwrap();
+    assert_eq!(half.devices.auto.as_ref().unwrap().most, Some(4 * GIB));
+    let gone = Error::Engine(EngineError::Device(DeviceError::Gone("gpu".into())));
+    for cpu in [half.after(&chosen_by(&half), "m", &memory), asked.after(&chosen, "m", &gone)] {
+        assert_eq!(cpu.unwrap().devices.auto.unwrap().layers, Some(0));
+    }
+    let said = told.0.lock().unwrap().clone();
+    let [less, none, lost] = &said[..] else { panic!("{said:?}") };
+    assert!(
+        less.starts_with("m: no memory for weights") && less.contains("half as much"),
+        "{less}"
+    );
+    assert!(none.starts_with("m: the CPU computes: no memory for weights"), "{none}");
+    assert!(lost.starts_with("m: the CPU computes: device gpu"), "{lost}");
+    let damaged = DeviceError::Weight { name: "w".into(), why: "it is damaged".into() };
+    assert!(asked.after(&chosen, "m", &damaged.into()).is_none());
+    // Nothing was chosen.
+    assert!(asked.after(&asked, "m", &memory).is_none());
 }

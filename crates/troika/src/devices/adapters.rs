@@ -1,9 +1,11 @@
 //! The GPUs of this machine, as their drivers describe them.
 
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
+
+use super::GpuSpec;
 
 /// A GPU of this machine, as its driver describes it.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct GpuAdapter {
     /// Its name.
     pub name: String,
@@ -20,40 +22,46 @@ pub struct GpuAdapter {
     /// What is missing, if kernels cannot run on it.
     pub fault: Option<String>,
     /// Facts for people, as (name, value).
+    #[serde(skip)]
     pub facts: Vec<(String, String)>,
 }
 
 impl GpuAdapter {
     /// All but the facts, as a line of JSON that [`GpuAdapter::from_line`] reads.
     pub fn to_line(&self) -> String {
-        let GpuAdapter { name, is_software, has_own_memory, memory, free, binding, fault, .. } =
-            self;
-        let about = json!([name, is_software, has_own_memory, memory, free, binding, fault]);
-        about.to_string()
+        serde_json::to_string(self).unwrap_or_default()
     }
 
     /// The adapter of a line; `None` if the line is another one.
     pub fn from_line(line: &str) -> Option<GpuAdapter> {
-        let fields: [Value; 7] = serde_json::from_str::<Vec<Value>>(line).ok()?.try_into().ok()?;
-        let [name, software, own, memory, free, binding, fault] = fields;
-        Some(GpuAdapter {
-            name: name.as_str()?.into(),
-            is_software: software.as_bool()?,
-            has_own_memory: own.as_bool()?,
-            memory: memory.as_u64(),
-            free: free.as_u64(),
-            binding: binding.as_u64()?,
-            fault: fault.as_str().map(String::from),
-            facts: Vec::new(),
-        })
+        serde_json::from_str(line).ok()
     }
 }
 
 /// The adapters of this machine, in the order of their numbers. None without a driver, or in a build
 /// without GPU devices.
-#[cfg(feature = "gpu")]
 pub fn gpu_adapters() -> Vec<GpuAdapter> {
-    let described = |adapter: &troika_gpu::Adapter| GpuAdapter {
+    #[cfg(feature = "gpu")]
+    return troika_gpu::adapters().iter().map(described).collect();
+    #[cfg(not(feature = "gpu"))]
+    Vec::new()
+}
+
+/// The adapter that the user means, which counts as a GPU also where it is software.
+#[cfg(feature = "gpu")]
+pub(crate) fn gpu_adapter(spec: &GpuSpec) -> Option<GpuAdapter> {
+    let adapter = troika_gpu::choose(spec).ok()?;
+    Some(GpuAdapter { is_software: false, ..described(&adapter) })
+}
+
+#[cfg(not(feature = "gpu"))]
+pub(crate) fn gpu_adapter(spec: &GpuSpec) -> Option<GpuAdapter> {
+    match *spec {}
+}
+
+#[cfg(feature = "gpu")]
+fn described(adapter: &troika_gpu::Adapter) -> GpuAdapter {
+    GpuAdapter {
         name: adapter.name().to_string(),
         is_software: adapter.kind() == troika_gpu::AdapterKind::Software,
         has_own_memory: adapter.has_own_memory(),
@@ -62,14 +70,7 @@ pub fn gpu_adapters() -> Vec<GpuAdapter> {
         binding: adapter.binding(),
         fault: adapter.fault(),
         facts: adapter.facts(),
-    };
-    troika_gpu::adapters().iter().map(described).collect()
-}
-
-#[cfg(not(feature = "gpu"))]
-/// None: this build has no GPU devices.
-pub fn gpu_adapters() -> Vec<GpuAdapter> {
-    Vec::new()
+    }
 }
 
 #[cfg(test)]
@@ -93,7 +94,7 @@ mod tests {
         let hostile = GpuAdapter { name: "A\n\t[B".into(), ..plain.clone() };
         assert!(!hostile.to_line().contains('\n'));
         assert_eq!(GpuAdapter::from_line(&hostile.to_line()), Some(hostile));
-        for other in ["", "error: no display", "[1]", "[\"A\", true, true, 1, 1, null, null]"] {
+        for other in ["", "error: no display", "[1]", "{\"name\": \"A\"}"] {
             assert_eq!(GpuAdapter::from_line(other), None, "{other:?}");
         }
     }

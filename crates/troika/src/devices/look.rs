@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use troika_model::chat::HelperCommand;
 
-use super::adapters::{GpuAdapter, gpu_adapters};
+use super::GpuSpec;
+use super::adapters::{GpuAdapter, gpu_adapter, gpu_adapters};
 
 /// How long a search may take: a driver may hang.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -18,15 +19,19 @@ pub struct AutoDevices {
     /// How another process prints the adapters, each by [`GpuAdapter::to_line`], while files are read:
     /// a driver takes memory and may end its process. `None`: this one looks for them.
     pub helper: Option<HelperCommand>,
+    /// The most bytes that are put on a GPU; `None`: what it has.
+    pub most: Option<u64>,
     /// For tests: software adapters count as GPUs with this many bytes of memory of their own.
     pub software: Option<u64>,
 }
 
 /// A search for adapters that goes on.
 pub(crate) enum GpuSearch {
-    Process(Child),
+    /// In another process; `None`: that does not start, and finds nothing.
+    Process(Option<Child>),
     Here,
-    Failed,
+    /// For the one that is meant.
+    Named(GpuSpec),
 }
 
 impl GpuSearch {
@@ -36,7 +41,7 @@ impl GpuSearch {
         let mut command = Command::new(&helper.program);
         command.args(&helper.args).stdin(Stdio::null());
         command.stdout(Stdio::piped()).stderr(Stdio::null());
-        command.spawn().map_or(GpuSearch::Failed, GpuSearch::Process)
+        GpuSearch::Process(command.spawn().ok())
     }
 
     /// What it finds.
@@ -49,10 +54,10 @@ impl GpuSearch {
 
     fn found_within(self, patience: Duration) -> Result<Vec<GpuAdapter>, String> {
         let mut process = match self {
-            GpuSearch::Process(process) => process,
+            GpuSearch::Process(Some(process)) => process,
+            GpuSearch::Process(None) => return Ok(Vec::new()),
             GpuSearch::Here => return Ok(gpu_adapters()),
-            // A process that does not start finds nothing.
-            GpuSearch::Failed => return Ok(Vec::new()),
+            GpuSearch::Named(spec) => return Ok(gpu_adapter(&spec).into_iter().collect()),
         };
         let end = Instant::now() + patience;
         while matches!(process.try_wait(), Ok(None)) {

@@ -292,17 +292,14 @@ pub fn usable_cores() -> Vec<usize> {
     troika_cpu::topology().iter().map(|c| c.id).collect()
 }
 
-/// Bytes of a row of a weight as GPUs hold it.
-#[cfg(feature = "gpu")]
+/// Bytes of a row of a weight as GPUs hold it; in a build without them, as it is stored.
 pub(crate) fn gpu_row_bytes(weight: &WeightDecl) -> u64 {
-    let format = troika_gpu::kernels::WeightFormat::of(weight.dtype);
-    format.map_or(4 * weight.cols as u64, |f| f.row_bytes(weight.cols as u32) as u64)
-}
-
-/// Bytes of a row of a weight as it is stored: this build has no GPUs.
-#[cfg(not(feature = "gpu"))]
-pub(crate) fn gpu_row_bytes(weight: &WeightDecl) -> u64 {
-    weight.dtype.row_bytes(weight.cols).unwrap_or(0) as u64
+    #[cfg(feature = "gpu")]
+    let bytes = troika_gpu::kernels::WeightFormat::of(weight.dtype)
+        .map(|format| format.row_bytes(weight.cols as u32));
+    #[cfg(not(feature = "gpu"))]
+    let bytes = weight.dtype.row_bytes(weight.cols);
+    bytes.unwrap_or(4 * weight.cols) as u64
 }
 
 /// Opens the devices of the options.
@@ -322,14 +319,9 @@ pub(crate) fn open_with(
     options: &DeviceOptions,
     with: &Opening,
 ) -> Result<Vec<Arc<dyn Device>>, DeviceError> {
-    let open = |o: CpuOptions| Ok(Arc::new(CpuDevice::new(o)?) as Arc<dyn Device>);
-    let isa = |name: &Option<String>| name.as_deref().map(find_isa).transpose();
-    if options.devices.is_empty() {
-        let (threads, cores) = (options.threads(), options.cores.clone());
-        let (name, isa) = ("cpu".into(), isa(&options.isa)?);
-        return Ok(vec![open(CpuOptions { name, threads, cores, isa, ..CpuOptions::default() })?]);
-    }
-    let socs = Socs::read(&options.devices)?;
+    let cpu = [DeviceSpec::default()];
+    let specs = if options.devices.is_empty() { &cpu[..] } else { &options.devices };
+    let socs = Socs::read(specs)?;
     let plain = |spec: &DeviceSpec| {
         let own = match (&spec.npu, &spec.gpu) {
             (Some(_), _) => "npu",
@@ -338,9 +330,8 @@ pub(crate) fn open_with(
         };
         Ok(socs.processor(spec)?.map_or(own, |(_, p)| &*p.name))
     };
-    let plain: Vec<&str> = options.devices.iter().map(plain).collect::<Result<_, DeviceError>>()?;
-    let named = names(&options.devices, &plain)?.into_iter().zip(&options.devices);
-    let devices = named.map(|(name, spec)| {
+    let plain: Vec<&str> = specs.iter().map(plain).collect::<Result<_, DeviceError>>()?;
+    let devices = names(specs, &plain)?.into_iter().zip(specs).map(|(name, spec)| {
         if let Some((board, processor)) = socs.processor(spec)? {
             let device = VirtualDevice::on(board, &name, processor)?;
             return Ok(Arc::new(device) as Arc<dyn Device>);
@@ -357,13 +348,32 @@ pub(crate) fn open_with(
             let checked = || Arc::new(checked_device(gpu.clone(), reference_cpu, settings.clone()));
             return Ok(if settings.check { checked() } else { gpu });
         }
-        let own = spec.cores.clone();
-        let threads = own.as_ref().map_or_else(|| options.cpu_threads(), Vec::len);
-        let cores = own.or_else(|| options.cores.clone());
-        let isa = isa(spec.isa.as_ref().map_or(&options.isa, |_| &spec.isa))?;
-        open(CpuOptions { name, threads, cores, isa, ..CpuOptions::default() })
+        open_cpu(name, spec, options, None)
     });
     devices.collect()
+}
+
+/// Opens a CPU device, whose products an observer sees.
+///
+/// # Errors
+/// It cannot be opened.
+fn open_cpu(
+    name: String,
+    spec: &DeviceSpec,
+    options: &DeviceOptions,
+    observer: Option<Arc<dyn Observer>>,
+) -> Result<Arc<dyn Device>, DeviceError> {
+    let threads = spec.cores.as_ref().map_or_else(|| options.cpu_threads(), Vec::len);
+    let cores = spec.cores.clone().or_else(|| options.cores.clone());
+    let isa = spec.isa.as_deref().or(options.isa.as_deref()).map(find_isa).transpose()?;
+    Ok(Arc::new(CpuDevice::new(CpuOptions {
+        name,
+        threads,
+        cores,
+        isa,
+        observer,
+        ..CpuOptions::default()
+    })?))
 }
 
 /// The CPU, which other devices' kernels are compared with.
@@ -371,8 +381,8 @@ pub(crate) fn open_with(
 /// # Errors
 /// It cannot be opened.
 pub(crate) fn reference_cpu() -> Result<Arc<dyn Device>, DeviceError> {
-    let options = CpuOptions { name: "cpu".into(), threads: 1, ..CpuOptions::default() };
-    Ok(Arc::new(CpuDevice::new(options)?))
+    let options = DeviceOptions { threads: Some(1), ..DeviceOptions::default() };
+    open_cpu("cpu".into(), &DeviceSpec::default(), &options, None)
 }
 
 /// Compares each kernel of a device with the CPU's. `progress` hears how many of how many are done.
@@ -394,11 +404,7 @@ pub(crate) fn observed_cpu(
     options: &DeviceOptions,
     observer: Arc<dyn Observer>,
 ) -> Result<Arc<dyn Device>, DeviceError> {
-    let (name, threads, cores) = ("cpu".into(), options.threads(), options.cores.clone());
-    let isa = options.isa.as_deref().map(find_isa).transpose()?;
-    let observer = Some(observer);
-    let own = CpuOptions { name, threads, cores, isa, observer, ..CpuOptions::default() };
-    Ok(Arc::new(CpuDevice::new(own)?))
+    open_cpu("cpu".into(), &DeviceSpec::default(), options, Some(observer))
 }
 
 /// The clock of virtual devices, if all devices are virtual: time is then modelled.
