@@ -68,8 +68,7 @@ type Lengths = BTreeMap<PathBuf, u64>;
 /// The folder cannot be read.
 pub fn inventory(dir: &Path) -> Result<Inventory, HubError> {
     let mut found = Inventory { place: dir.to_path_buf(), ..Inventory::default() };
-    let homes = repositories(dir)
-        .map_err(|error| HubError::Unreadable { place: dir.to_path_buf(), error })?;
+    let homes = repositories(dir).map_err(|e| unreadable(dir, &e))?;
     let mut all = Lengths::new();
     for (name, home) in homes {
         match models_of(&name, &home, &mut all) {
@@ -82,6 +81,11 @@ pub fn inventory(dir: &Path) -> Result<Inventory, HubError> {
     }
     found.bytes = all.values().sum();
     Ok(found)
+}
+
+/// The error for a folder of the cache that cannot be read.
+pub fn unreadable(place: &Path, error: &io::Error) -> HubError {
+    HubError::Other(format!("cannot read the model cache at {}: {error}", place.display()))
 }
 
 /// The folders of repositories, each with its name, in order.

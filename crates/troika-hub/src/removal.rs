@@ -55,10 +55,8 @@ impl Removal {
     pub fn plan(model: &str, options: &HubOptions) -> Result<Removal, HubError> {
         let spec = RepoSpec::parse(model)?;
         let given = options.cache_dir.as_deref().ok_or(HubError::NoCache)?;
-        let absent = |missing: &str, place: &Path| HubError::Absent {
-            model: model.to_string(),
-            missing: missing.to_string(),
-            place: place.to_path_buf(),
+        let absent = |missing: &str, place: &Path| {
+            HubError::of(model, format!("{missing} is not in the cache at {}", place.display()))
         };
         let dir = given.canonicalize().map_err(|_| absent("the model", given))?;
         let (folder, names) = (spec.folder(), Vec::new());
@@ -288,19 +286,22 @@ impl Removal {
     }
 
     fn read<T>(&self, place: &Path, result: io::Result<T>) -> Result<T, HubError> {
-        result.map_err(|error| HubError::Unreadable { place: place.to_path_buf(), error })
+        result.map_err(|e| inventory::unreadable(place, &e))
     }
 
     fn outside(&self, place: &Path) -> HubError {
-        HubError::Outside { model: self.model.clone(), place: place.to_path_buf() }
+        let place = place.display();
+        let why = "leads out of the cache, and nothing is removed outside of it; remove the link";
+        HubError::of(&self.model, format!("{place} {why} by hand"))
     }
 
     fn in_use(&self) -> HubError {
-        HubError::InUse(self.model.clone())
+        let why = "another program is fetching it; wait for it or end it, and run again";
+        HubError::of(&self.model, why)
     }
 
     fn stuck(&self, place: &Path, error: io::Error) -> HubError {
-        HubError::Stuck { model: self.model.clone(), place: place.to_path_buf(), error }
+        HubError::of(&self.model, format!("cannot remove {}: {error}", place.display()))
     }
 }
 
