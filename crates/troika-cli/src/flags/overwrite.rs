@@ -2,11 +2,12 @@
 //! asked before anything else is done.
 
 use std::ffi::OsStr;
-use std::fs::{self, Metadata};
-use std::io::Read;
+use std::fs;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use clap::{ArgMatches, Command};
+use same_file::Handle;
 use troika::DeviceSpec;
 use troika::weights::{CacheFolder, CacheKind, files_of_model};
 use troika_hub::HubOptions;
@@ -27,11 +28,10 @@ const INPUTS: [(&str, &str); 4] =
     [("file", "text"), ("plan", "plan"), ("profile", "profile"), ("soc", "SoC file")];
 
 /// Which file a path leads to.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 enum Identity {
     /// One that is there, whatever it is called.
-    #[cfg(unix)]
-    There { device: u64, inode: u64 },
+    There(Handle),
     /// The place of one.
     Place(PathBuf),
 }
@@ -40,7 +40,12 @@ impl Identity {
     /// `None` where there is something other than a file: nothing is replaced there.
     fn of(path: &Path) -> Option<Identity> {
         match fs::metadata(path) {
-            Ok(meta) => Identity::of_file(&meta, || path.canonicalize().ok()),
+            // One that cannot be read is known by its place.
+            Ok(meta) if meta.is_file() => match Handle::from_path(path) {
+                Ok(handle) => Some(Identity::There(handle)),
+                Err(_) => path.canonicalize().ok().map(Identity::Place),
+            },
+            Ok(_) => None,
             Err(_) => {
                 let name = path.file_name()?;
                 let folder = path.parent().filter(|f| !f.as_os_str().is_empty());
@@ -48,18 +53,6 @@ impl Identity {
                 Some(Identity::Place(folder.join(name)))
             }
         }
-    }
-
-    #[cfg(unix)]
-    fn of_file(meta: &Metadata, _: impl Fn() -> Option<PathBuf>) -> Option<Identity> {
-        use std::os::unix::fs::MetadataExt;
-        let there = Identity::There { device: meta.dev(), inode: meta.ino() };
-        meta.is_file().then_some(there)
-    }
-
-    #[cfg(not(unix))]
-    fn of_file(meta: &Metadata, place: impl Fn() -> Option<PathBuf>) -> Option<Identity> {
-        place().filter(|_| meta.is_file()).map(Identity::Place)
     }
 }
 
@@ -82,17 +75,12 @@ impl Files {
         }
     }
 
-    #[cfg(unix)]
-    fn add_open(&mut self, what: &str, file: impl std::os::fd::AsFd) {
-        let file = file.as_fd().try_clone_to_owned().map(std::fs::File::from);
-        let meta = file.and_then(|file| file.metadata()).ok();
-        if let Some(identity) = meta.and_then(|meta| Identity::of_file(&meta, || None)) {
-            self.0.push(Named { what: what.into(), path: PathBuf::new(), identity });
+    fn add_open(&mut self, what: &str, file: io::Result<Handle>) {
+        if let Ok(handle) = file {
+            let (path, identity) = (PathBuf::new(), Identity::There(handle));
+            self.0.push(Named { what: what.into(), path, identity });
         }
     }
-
-    #[cfg(not(unix))]
-    fn add_open<T>(&mut self, _: &str, _: T) {}
 
     fn find(&self, identity: &Identity) -> Option<&Named> {
         self.0.iter().find(|f| f.identity == *identity)
@@ -134,7 +122,7 @@ pub(super) fn check(verb: &Command, given: &ArgMatches) -> Result<(), CliError> 
     }
     let inputs = inputs(verb, given);
     let mut written = Files::default();
-    written.add_open("standard output", std::io::stdout());
+    written.add_open("standard output", Handle::stdout());
     for output in outputs.0 {
         let path = output.path.display();
         if let Some(input) = inputs.find(&output.identity) {
@@ -168,7 +156,7 @@ pub(super) fn check(verb: &Command, given: &ArgMatches) -> Result<(), CliError> 
 /// All that the command reads.
 fn inputs(verb: &Command, given: &ArgMatches) -> Files {
     let mut files = Files::default();
-    files.add_open("file of standard input", std::io::stdin());
+    files.add_open("file of standard input", Handle::stdin());
     for (id, what) in INPUTS {
         let named = values(verb, given, id).into_iter().filter(|v| *v != OWN_PROFILE);
         named.for_each(|path| files.add(what, path));
