@@ -9,6 +9,7 @@ use super::cache;
 use super::error::HubError;
 use super::listing::is_token;
 use super::name::{MAIN, RepoSpec, is_safe_path};
+use super::pointers::pointers;
 use super::select::{self, Selection};
 
 /// In which format a model's weights are.
@@ -207,16 +208,7 @@ fn references(home: &Path) -> BTreeMap<String, String> {
 
 /// Bytes of the files below a folder. Links are not followed.
 pub fn bytes_below(folder: &Path) -> u64 {
-    let mut bytes = 0;
-    let mut open = vec![folder.to_path_buf()];
-    while let Some(folder) = open.pop() {
-        for entry in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
-            match entry.metadata() {
-                Ok(meta) if meta.is_dir() => open.push(entry.path()),
-                Ok(meta) if meta.is_file() => bytes += meta.len(),
-                _ => {}
-            }
-        }
-    }
-    bytes
+    let files = pointers(folder).unwrap_or_default();
+    let metas = files.iter().filter_map(|file| file.path.symlink_metadata().ok());
+    metas.filter(|meta| meta.is_file()).map(|meta| meta.len()).sum()
 }

@@ -34,16 +34,14 @@ fn refusal(word: &str) -> Option<String> {
     };
     let rows = PAGE.lines().filter_map(|row| row.trim_matches(['|', ' ']).rsplit_once(" | "));
     let mut all = rows.flat_map(|(cells, own)| cells.split('`').map(move |cell| (cell, own)));
-    let beside = || {
-        let is_path = word.contains(['/', '\\']) || std::path::Path::new(word).exists();
-        let is_own = matches!(word, "-h" | "--help" | "-V" | "--version");
-        let is_flag = word.starts_with('-') && !is_own;
-        (is_path || is_flag).then(|| format!("name a command first, such as troika run {word}"))
-    };
-    all.find(|(cell, _)| theirs(cell)).map_or_else(beside, |(cell, own)| {
+    if let Some((cell, own)) = all.find(|(cell, _)| theirs(cell)) {
         let own = own.replace('`', "");
-        Some(format!("{word} is no command of Troika; in place of {cell} there is: {own}"))
-    })
+        return Some(format!("{word} is no command of Troika; for what {cell} does: {own}"));
+    }
+    let is_own = ["-h", "--help", "-V", "--version"].contains(&word);
+    let is_flag = word.starts_with('-') && !is_own;
+    let is_path = word.contains(['/', '\\']) || std::path::Path::new(word).exists();
+    (is_path || is_flag).then(|| format!("name a command first, such as troika run {word}"))
 }
 
 /// The words of a command line with Troika's flags in place of llama.cpp's.

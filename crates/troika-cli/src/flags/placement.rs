@@ -319,7 +319,7 @@ impl PlacementArgs {
             ("--npu-attention", flags.npu_attention),
             ("--row-buckets", !self.row_buckets.is_empty()),
         ];
-        for (flag, _) in of_npus.into_iter().filter(|(_, is_given)| *is_given) {
+        if let Some((flag, _)) = of_npus.iter().find(|(_, is_given)| *is_given) {
             needs_npu(flag, &options.devices.devices)?;
         }
         options.sync = self.sync.unwrap_or_default();
