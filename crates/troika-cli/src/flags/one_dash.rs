@@ -29,7 +29,8 @@ fn meaning(word: &OsStr) -> Option<&'static str> {
 /// What is said of a first word that is no command, where more can be said than that.
 fn refusal(word: &str) -> Option<String> {
     let theirs = |cell: &str| {
-        let verb = cell.strip_prefix("llama-").or_else(|| cell.strip_prefix("ollama "));
+        let joined = cell.split_once('-').filter(|(engine, _)| !engine.is_empty());
+        let verb = cell.strip_prefix("ollama ").or(joined.map(|(_, verb)| verb));
         verb.is_some_and(|verb| verb.split(' ').next() == Some(word))
     };
     let rows = PAGE.lines().filter_map(|row| row.trim_matches(['|', ' ']).rsplit_once(" | "));

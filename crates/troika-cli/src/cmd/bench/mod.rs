@@ -9,7 +9,6 @@ mod row;
 
 use std::ops::RangeInclusive;
 use std::path::Path;
-use std::time::Duration;
 
 use troika::engine::WantedLogits;
 use troika::engine::sample::SampleParams;
@@ -24,9 +23,10 @@ use troika_lab::Subject;
 
 use crate::error::CliError;
 use crate::flags::{BenchArgs, TableFlag, chat_helper};
+use crate::stats::counted;
 use crate::{expert_groups, output, resolve};
 
-use print::BenchRows;
+use print::{BenchRows, LOOK};
 use row::{Facts, Row, Test};
 
 /// Runs all tests and prints the table.
@@ -237,9 +237,6 @@ fn feed(
     })?)
 }
 
-/// The sampling interval of the energy meter.
-const LOOK: Duration = Duration::from_millis(100);
-
 /// What a test's repetitions took.
 struct Measured<'a> {
     meter: Option<&'a EnergyMeter>,
@@ -332,8 +329,10 @@ fn check_cache(model: &Model, test: Test) -> Result<(), CliError> {
         return Ok(());
     }
     Err(CliError::Failure(format!(
-        "--sequences {wanted}: the KV cache holds {fit} sequences of {tokens} tokens at once; \
-         measure fewer of them, or give the cache more memory (--kv-size)"
+        "--sequences {wanted}: the KV cache holds {} of {} at once; measure fewer of them, or give \
+         the cache more memory (--kv-size)",
+        counted(fit, "sequence"),
+        counted(tokens, "token")
     )))
 }
 

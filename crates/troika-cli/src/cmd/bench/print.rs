@@ -1,15 +1,17 @@
 //! Formats of the table.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Map, Value, json};
 use troika::Limits;
 
-use super::LOOK;
 use super::row::{Facts, Row, mean_sd, value_types};
 use crate::error::CliError;
 use crate::flags::TableFlag;
 use crate::{output, stats};
+
+/// The sampling interval of the energy meter.
+pub const LOOK: Duration = Duration::from_millis(100);
 
 /// An object in a form for machines.
 fn record(object: &Value, form: TableFlag, first: bool) -> String {
