@@ -7,7 +7,7 @@ use crate::error::CliError;
 use crate::output;
 
 /// The verb of the helper.
-const FIND_VERB: &str = "find-gpu";
+pub const FIND_VERB: &str = "find-gpu";
 
 /// How devices are chosen: with some layers on a GPU, or the best number of them.
 pub fn auto(layers: Option<usize>) -> AutoDevices {

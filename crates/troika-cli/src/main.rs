@@ -31,7 +31,7 @@ use flags::Command;
 
 fn main() -> ExitCode {
     troika::exit_when_shortened("troika: ");
-    match flags::parse().and_then(|cli| run(cli.command)) {
+    match helper().unwrap_or_else(|| run(flags::parse()?.command)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) if e.is_closed_pipe() => ExitCode::SUCCESS,
         Err(e) => {
@@ -39,6 +39,21 @@ fn main() -> ExitCode {
             ExitCode::from(e.exit_code())
         }
     }
+}
+
+/// What another process of this program starts this one for, if one does.
+fn helper() -> Option<Result<(), CliError>> {
+    let words = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
+    let words: Vec<String> = words.collect();
+    let (verb, args) = words.split_first()?;
+    Some(match verb.as_str() {
+        gpu::FIND_VERB => gpu::find(),
+        flags::COMPILE_VERB => troika::npu::serve_compile(args).map_err(CliError::Failure),
+        flags::RENDER_VERB => {
+            troika::model::chat::serve(allocator::limit).map_err(CliError::Failure)
+        }
+        _ => return None,
+    })
 }
 
 fn run(command: Command) -> Result<(), CliError> {
@@ -64,12 +79,5 @@ fn run(command: Command) -> Result<(), CliError> {
         Command::Ps(args) => cmd::ps::run(&args),
         Command::Cache(args) => cmd::cache::run(&args),
         Command::Completions(args) => cmd::completions::run(&args),
-        Command::FindGpu => gpu::find(),
-        Command::NpuCompile(args) => {
-            troika::npu::serve_compile(&args.args).map_err(CliError::Failure)
-        }
-        Command::ChatRender => {
-            troika::model::chat::serve(allocator::limit).map_err(CliError::Failure)
-        }
     }
 }

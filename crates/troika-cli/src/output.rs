@@ -9,6 +9,7 @@
 use std::borrow::Cow;
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
+use std::path::Path;
 use std::sync::OnceLock;
 use std::time::SystemTime;
 
@@ -165,6 +166,11 @@ pub fn bytes(n: u64) -> String {
         n if n >= 1 << 20 => format!("{:.2} MiB", n as f64 / (1u64 << 20) as f64),
         n => format!("{:.1} KiB", n as f64 / 1024.0),
     }
+}
+
+/// The last part of a path.
+pub fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// How long ago something was, for people.

@@ -90,6 +90,14 @@ fn show(bar: &RefCell<Option<ProgressBar>>, progress: Progress<'_>) {
     }
 }
 
+/// The tokens of a text, in which special tokens are plain text.
+///
+/// # Errors
+/// Those of [`tokenizer`], or a text that cannot be encoded.
+pub fn tokens(source: &Source, text: &str) -> Result<Vec<u32>, CliError> {
+    Ok(tokenizer(source)?.0.encode(text, true, false).map_err(troika::Error::from)?)
+}
+
 /// A model's tokenizer, with a warning.
 ///
 /// # Errors

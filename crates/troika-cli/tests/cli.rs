@@ -442,11 +442,11 @@ fn flags_of_llama_cpp_mean_what_they_mean_there() {
     for (args, says) in [
         (
             &["run", "-md", "x", "-p", "a"][..],
-            "-md is llama.cpp's: there is no speculative decoding",
+            "-md is no flag of Troika: there is no speculative decoding",
         ),
-        (&["serve", "-nocb"], "-nocb is llama.cpp's: answers are always computed together"),
-        (&["bench", "-fa", "0"], "-fa is llama.cpp's: it cannot be off"),
-        (&["-hf", "a/b"], "-hf is llama.cpp's: name a command first"),
+        (&["serve", "-nocb"], "-nocb is no flag of Troika: answers are always computed together"),
+        (&["bench", "-fa", "0"], "-fa is no flag of Troika: it cannot be off"),
+        (&["-hf", "a/b"], "name a command first, such as troika run -hf"),
     ] {
         refused(&troika(args), 2, &[says]);
     }

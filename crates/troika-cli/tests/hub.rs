@@ -18,6 +18,19 @@ use serde_json::Value;
 const SHA: &str = "0123456789abcdef0123456789abcdef01234567";
 const NAME: &str = "m-Q4_0.gguf";
 
+/// What a hub does with a request for more than a byte.
+#[derive(Clone, Copy, PartialEq)]
+enum Answers {
+    /// It sends the range.
+    Range,
+    /// It sends everything.
+    Whole,
+    /// This status, where a range is asked for.
+    Status(u16),
+    /// A page.
+    Page,
+}
+
 /// A hub with one model, `o/n`.
 #[derive(Clone)]
 struct Hub {
@@ -29,6 +42,7 @@ struct Hub {
     lists: Arc<Mutex<usize>>,
     /// Bytes of the next body before the connection stalls.
     stall: Arc<Mutex<Option<usize>>>,
+    answers: Answers,
 }
 
 impl Hub {
@@ -38,6 +52,10 @@ impl Hub {
     }
 
     fn of(files: Vec<(String, Vec<u8>)>) -> Hub {
+        Hub::that(Answers::Range, files)
+    }
+
+    fn that(answers: Answers, files: Vec<(String, Vec<u8>)>) -> Hub {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let hub = Hub {
             address: format!("http://{}", listener.local_addr().unwrap()),
@@ -45,6 +63,7 @@ impl Hub {
             log: Arc::default(),
             lists: Arc::new(Mutex::new(1)),
             stall: Arc::default(),
+            answers,
         };
         let serving = hub.clone();
         std::thread::spawn(move || {
@@ -89,10 +108,24 @@ impl Hub {
         let (from, to) = range.split_once('-').unwrap_or(("0", ""));
         let from: usize = from.parse().unwrap();
         let to = to.parse().map_or(total, |last: usize| last + 1);
+        let head = format!("etag: \"of-{total}\"\r\nx-repo-commit: {SHA}\r\n");
+        match self.answers {
+            _ if to - from == 1 => {}
+            Answers::Whole => {
+                write!(stream, "HTTP/1.1 200 OK\r\n{head}content-length: {total}\r\n{end}")?;
+                return stream.write_all(body);
+            }
+            Answers::Status(status) if !range.is_empty() => {
+                return write!(stream, "HTTP/1.1 {status} No\r\ncontent-length: 0\r\n{end}");
+            }
+            Answers::Page => {
+                return write!(stream, "HTTP/1.1 200 OK\r\ncontent-length: 6\r\n{end}<html>");
+            }
+            _ => {}
+        }
         write!(
             stream,
-            "HTTP/1.1 206 OK\r\netag: \"of-{total}\"\r\nx-repo-commit: {SHA}\r\n\
-             content-range: bytes {from}-{}/{total}\r\ncontent-length: {}\r\n{end}",
+            "HTTP/1.1 206 OK\r\n{head}content-range: bytes {from}-{}/{total}\r\ncontent-length: {}\r\n{end}",
             to - 1,
             to - from
         )?;
@@ -283,4 +316,55 @@ fn a_repository_with_several_models_is_listed() {
     let out = hub.command(home.path(), &["pull", "o/n:BF16"]).output().unwrap();
     let said = String::from_utf8_lossy(&out.stdout);
     assert!(said.starts_with("o/n:BF16 is fetched: "), "{said}");
+}
+
+/// The small model with a header that is longer than what is looked at first.
+fn with_long_header() -> Vec<u8> {
+    let mut bytes = gguf("llama", 0);
+    let entries = u64::from_le_bytes(bytes[16..24].try_into().unwrap()) + 1;
+    bytes[16..24].copy_from_slice(&entries.to_le_bytes());
+    let key = b"general.note";
+    // The tensors behind it stay where their alignment wants them.
+    let text = vec![b'x'; (9 << 20) - (8 + key.len() + 4 + 8)];
+    let lengths = [key.len(), text.len()].map(|n| (n as u64).to_le_bytes());
+    let entry = [&lengths[0][..], key, &8u32.to_le_bytes(), &lengths[1], &text].concat();
+    bytes.splice(24..24, entry);
+    bytes
+}
+
+/// Hubs and mirrors that know no ranges, fail, or send a page for people.
+#[test]
+fn odd_answers_to_ranges_end_in_an_answer_or_a_sentence() {
+    for (answers, file, says) in [
+        (Answers::Range, with_long_header(), Ok("o/n: llama in Q4_0, ")),
+        (Answers::Whole, gguf("llama", 12 << 20), Ok("o/n: llama in Q4_0, ")),
+        (Answers::Status(416), gguf("llama", 12 << 20), Ok("its header cannot be looked at")),
+        (Answers::Status(500), gguf("llama", 12 << 20), Err("HTTP status 500")),
+        (Answers::Page, gguf("llama", 12 << 20), Err("does not answer like a model hub")),
+    ] {
+        let home = tempfile::tempdir().unwrap();
+        let hub = Hub::that(answers, vec![(NAME.to_string(), file)]);
+        let out = hub.command(home.path(), &RUN).output().unwrap();
+        let text = String::from_utf8_lossy(&out.stderr).into_owned();
+        let (code, says) = says.map_or_else(|says| (1, says), |says| (0, says));
+        assert_eq!(out.status.code(), Some(code), "{text}");
+        assert!(text.contains(says), "{says}: {text}");
+        if code == 1 {
+            assert!(text.lines().last().unwrap().starts_with("troika: o/n: "), "{text}");
+        }
+    }
+}
+
+#[test]
+fn a_repository_with_two_hundred_files_is_listed() {
+    let home = tempfile::tempdir().unwrap();
+    let named = |k| (format!("m{k:03}-Q4_0.gguf"), gguf("llama", k));
+    let hub = Hub::of((0..200).map(named).collect());
+    *hub.lists.lock().unwrap() = 2;
+    let out = hub.command(home.path(), &["pull", "o/n"]).output().unwrap();
+    let (list, text) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+    assert!(out.status.success(), "{text}");
+    assert_eq!(list.lines().filter(|line| line.starts_with("o/n:")).count(), 200, "{list}");
+    let heads = hub.log.lock().unwrap().iter().filter(|line| line.contains(".gguf")).count();
+    assert!(heads <= 2, "only one is looked at, not {heads}");
 }

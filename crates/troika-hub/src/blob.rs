@@ -82,7 +82,7 @@ impl WantedFile<'_> {
 
     /// Asks for the file's hash and size with a request for its first byte.
     fn describe(&self, listed: Option<u64>) -> Result<PartialBlob<'_>, Failure> {
-        let answer = self.client.get(&self.url(), Some("bytes=0-0"))?;
+        let answer = self.client.get(&self.url(), Some("bytes=0-0"), None)?;
         let name = self.name;
         let odd = |why: &str| Failure::Trouble(Trouble::Odd(format!("{name} {why}")));
         if answer.hub_header("x-repo-commit") != Some(self.commit) {
@@ -145,7 +145,9 @@ impl PartialBlob<'_> {
             if now != seen {
                 (seen, since) = (now, Instant::now());
             } else if since.elapsed() > job.limits.others {
-                return Err(Failure::Final(HubError::Busy(job.model())));
+                return Err(Failure::Final(job.fails(
+                    "another program is fetching it and gets no further; end that one and run again",
+                )));
             }
         }
     }
@@ -190,9 +192,12 @@ impl PartialBlob<'_> {
         let needed = self.size - self.there;
         // A file system that does not tell has all the space it wants.
         let Some(free) = free_space(job.dir).filter(|free| *free < needed) else { return Ok(()) };
-        let (model, file) = (job.model(), self.wanted.name.to_string());
-        let place = job.dir.to_path_buf();
-        Err(Failure::Final(HubError::NoSpace { model, file, place, needed, free }))
+        Err(Failure::Final(job.fails(format!(
+            "{} needs {needed} bytes more at {}, and {free} are free; remove something there, or set \
+             HF_HUB_CACHE to a folder on another disk",
+            self.wanted.name,
+            job.dir.display()
+        ))))
     }
 
     /// Fetches the missing bytes of the part, as far as `end`.
@@ -203,7 +208,7 @@ impl PartialBlob<'_> {
             true => Some(format!("bytes={}-{}", self.there, end - 1)),
             false => (self.there > 0).then(|| format!("bytes={}-", self.there)),
         };
-        let answer = self.wanted.client.get(&self.wanted.url(), range.as_deref())?;
+        let answer = self.wanted.client.get(&self.wanted.url(), range.as_deref(), None)?;
         if !self.goes_on(&answer, end)? && self.there > 0 {
             file.set_len(0).map_err(io)?;
             (self.there, *check) = (0, Check::new(&self.etag, self.size));

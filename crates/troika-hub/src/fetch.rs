@@ -81,7 +81,9 @@ impl FetchJob<'_> {
     /// A client, and what the Hub says of the repository.
     fn repository(&self) -> Result<(Client, Listing), HubError> {
         if self.options.token.as_deref().is_some_and(|token| !can_be_sent(token)) {
-            return Err(HubError::BadToken(self.model()));
+            let why = "the token in use (HF_TOKEN, or the file a login has left) has a line break or \
+                       another character that no token has; set HF_TOKEN to the token alone";
+            return Err(self.fails(why));
         }
         let client = Client::new(self.options, self.limits);
         let listing = self.listing(&client)?;
@@ -94,30 +96,16 @@ impl FetchJob<'_> {
         let url = format!("{endpoint}/api/models/{repo}/revision/{revision}?blobs=true");
         let mut tries = Tries { job: self, what: &self.spec.model, made: 0 };
         loop {
-            let trouble = match self.read_listing(client, &url) {
+            let read = client.get(&url, None, Some(self.limits.listing));
+            let trouble = match read.and_then(|answer| answer.into_bytes(listing::MAX_BYTES)) {
                 Ok(body) => {
-                    return Listing::parse(&body).map_err(|why| self.protocol(shown(&why)));
+                    return Listing::parse(&body).map_err(|why| self.protocol(&shown(&why)));
                 }
                 Err(trouble) => trouble,
             };
             match &trouble {
                 Trouble::Passing(cause, asked) if tries.retry(cause, *asked) => {}
                 _ => return Err(self.error(trouble)),
-            }
-        }
-    }
-
-    fn read_listing(&self, client: &Client, url: &str) -> Result<Vec<u8>, Trouble> {
-        let mut reader = client.get_within(url, None, Some(self.limits.listing))?.into_reader();
-        let (mut body, mut buffer) = (Vec::new(), vec![0; 1 << 16]);
-        loop {
-            match reader.read(&mut buffer)? {
-                0 => return Ok(body),
-                n => body.extend_from_slice(&buffer[..n]),
-            }
-            if body.len() as u64 > listing::MAX_BYTES {
-                let most = listing::MAX_BYTES >> 20;
-                return Err(Trouble::Odd(format!("its list of files is longer than {most} MiB")));
             }
         }
     }
@@ -173,7 +161,7 @@ impl FetchJob<'_> {
         let (model, bytes) = (self.spec.model.as_str(), listing.total(&selection.files));
         let say = |place: &Path, gguf| {
             let seen = Glimpse { model, place, gguf, bytes };
-            look(&seen).map_err(|why| HubError::Useless(self.model(), why))
+            look(&seen).map_err(|why| self.fails(why))
         };
         let Some(name) = &selection.entry else {
             let line = say(&self.home().join("snapshots").join(&listing.commit), None)?;
@@ -231,7 +219,11 @@ impl FetchJob<'_> {
     fn failed(&self, name: &str, failure: Failure) -> HubError {
         match failure {
             Failure::Trouble(trouble) => self.error(trouble),
-            Failure::Damaged(cause) => self.damaged(name, cause),
+            Failure::Damaged(cause) => self.fails(format!(
+                "{name} arrives damaged from {} ({cause}); try again later, or give a folder or a \
+                 .gguf file on this machine",
+                self.endpoint()
+            )),
             Failure::Final(error) => error,
         }
     }

@@ -1,6 +1,5 @@
 //! Requests, with limits on time and redirects. Decides which servers see the token.
 
-use std::fmt;
 use std::io::{self, Read};
 use std::time::Duration;
 
@@ -63,31 +62,16 @@ pub enum Trouble {
     Odd(String),
 }
 
-/// Scheme, host and port: identifies the server that may see a token.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Origin {
-    scheme: String,
-    host: String,
-    port: u16,
-}
-
-impl Origin {
-    fn of(uri: &Uri) -> Option<Origin> {
-        let scheme = uri.scheme_str()?.to_ascii_lowercase();
-        let usual = match scheme.as_str() {
-            "http" => 80,
-            "https" => 443,
-            _ => return None,
-        };
-        let host = uri.host().filter(|host| !host.is_empty())?.to_ascii_lowercase();
-        Some(Origin { port: uri.port_u16().unwrap_or(usual), scheme, host })
-    }
-}
-
-impl fmt::Display for Origin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}://{}:{}", self.scheme, self.host, self.port)
-    }
+/// Scheme, host and port: what identifies the server that may see a token.
+fn origin(uri: &Uri) -> Option<String> {
+    let scheme = uri.scheme_str()?.to_ascii_lowercase();
+    let usual = match scheme.as_str() {
+        "http" => 80,
+        "https" => 443,
+        _ => return None,
+    };
+    let host = uri.host().filter(|host| !host.is_empty())?.to_ascii_lowercase();
+    Some(format!("{scheme}://{host}:{}", uri.port_u16().unwrap_or(usual)))
 }
 
 /// Makes requests.
@@ -123,18 +107,11 @@ impl Client {
     }
 
     /// Requests `url`, follows redirects, and returns the last answer if its status is a success.
+    /// `body` limits the time for its whole body.
     ///
     /// # Errors
     /// See [`Trouble`].
-    pub fn get(&self, url: &str, range: Option<&str>) -> Result<Answer, Trouble> {
-        self.get_within(url, range, None)
-    }
-
-    /// Like [`Client::get`], with a limit on the time for the whole body.
-    ///
-    /// # Errors
-    /// See [`Trouble`].
-    pub fn get_within(
+    pub fn get(
         &self,
         url: &str,
         range: Option<&str>,
@@ -164,7 +141,7 @@ impl Client {
                     let place = text(response.headers(), "location")
                         .ok_or_else(|| Trouble::Odd("a redirect names no place".to_string()))?;
                     let next = redirected(&uri, place)?;
-                    at_home &= Origin::of(&next) == Origin::of(&uri);
+                    at_home &= origin(&next) == origin(&uri);
                     uri = next;
                 }
                 408 | 429 | 500.. => return Err(Limits::later(status, response.headers())),
@@ -258,6 +235,20 @@ impl Answer {
         Some((from.trim().parse().ok()?, to.trim().parse().ok()?, total.trim().parse().ok()?))
     }
 
+    /// All of the body, a list of files, which has at most so many bytes.
+    ///
+    /// # Errors
+    /// See [`Trouble`].
+    pub fn into_bytes(self, most: u64) -> Result<Vec<u8>, Trouble> {
+        let read = self.response.into_body().with_config().limit(most).read_to_vec();
+        read.map_err(|e| match e {
+            ureq::Error::BodyExceedsLimit(_) => {
+                Trouble::Odd(format!("its list of files is longer than {} MiB", most >> 20))
+            }
+            e => self.limits.trouble(e),
+        })
+    }
+
     /// The body.
     pub fn into_reader(self) -> Incoming<impl Read> {
         Incoming { reader: self.response.into_body().into_reader(), limits: self.limits }
@@ -343,8 +334,8 @@ fn redirected(from: &Uri, place: &str) -> Result<Uri, Trouble> {
         format!("{scheme}://{host}{folder}{place}")
     };
     let next: Uri = whole.parse().map_err(|_| malformed())?;
-    let origin = Origin::of(&next).ok_or_else(malformed)?;
-    if scheme == "https" && origin.scheme != "https" {
+    let origin = origin(&next).ok_or_else(malformed)?;
+    if scheme == "https" && !origin.starts_with("https:") {
         return Err(Trouble::Odd(format!("it redirects to {origin}, which is not encrypted")));
     }
     Ok(next)
@@ -386,7 +377,7 @@ mod tests {
 
     #[test]
     fn an_origin_is_scheme_host_and_port() {
-        let same = |a: &str, b: &str| Origin::of(&uri(a)) == Origin::of(&uri(b));
+        let same = |a: &str, b: &str| origin(&uri(a)) == origin(&uri(b));
         assert!(same("https://h.example/a", "https://H.example:443/b"));
         assert!(!same("https://h.example/", "https://h.example:444/"));
         assert!(!same("http://h.example/", "https://h.example/"));

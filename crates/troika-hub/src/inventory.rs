@@ -9,6 +9,7 @@ use super::cache;
 use super::error::HubError;
 use super::listing::is_token;
 use super::name::{MAIN, RepoSpec, is_safe_path};
+use super::pointers::pointers;
 use super::select::{self, Selection};
 
 /// In which format a model's weights are.
@@ -68,8 +69,7 @@ type Lengths = BTreeMap<PathBuf, u64>;
 /// The folder cannot be read.
 pub fn inventory(dir: &Path) -> Result<Inventory, HubError> {
     let mut found = Inventory { place: dir.to_path_buf(), ..Inventory::default() };
-    let homes = repositories(dir)
-        .map_err(|error| HubError::Unreadable { place: dir.to_path_buf(), error })?;
+    let homes = repositories(dir).map_err(|e| unreadable(dir, &e))?;
     let mut all = Lengths::new();
     for (name, home) in homes {
         match models_of(&name, &home, &mut all) {
@@ -82,6 +82,11 @@ pub fn inventory(dir: &Path) -> Result<Inventory, HubError> {
     }
     found.bytes = all.values().sum();
     Ok(found)
+}
+
+/// The error for a folder of the cache that cannot be read.
+pub fn unreadable(place: &Path, error: &io::Error) -> HubError {
+    HubError::Other(format!("cannot read the model cache at {}: {error}", place.display()))
 }
 
 /// The folders of repositories, each with its name, in order.
@@ -203,16 +208,7 @@ fn references(home: &Path) -> BTreeMap<String, String> {
 
 /// Bytes of the files below a folder. Links are not followed.
 pub fn bytes_below(folder: &Path) -> u64 {
-    let mut bytes = 0;
-    let mut open = vec![folder.to_path_buf()];
-    while let Some(folder) = open.pop() {
-        for entry in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
-            match entry.metadata() {
-                Ok(meta) if meta.is_dir() => open.push(entry.path()),
-                Ok(meta) if meta.is_file() => bytes += meta.len(),
-                _ => {}
-            }
-        }
-    }
-    bytes
+    let files = pointers(folder).unwrap_or_default();
+    let metas = files.iter().filter_map(|file| file.path.symlink_metadata().ok());
+    metas.filter(|meta| meta.is_file()).map(|meta| meta.len()).sum()
 }

@@ -1,5 +1,6 @@
 //! One fetch: its parameters, and its errors.
 
+use std::fmt::Display;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -29,45 +30,37 @@ impl FetchJob<'_> {
         self.dir.join(self.spec.folder())
     }
 
-    /// The model as the user named it.
-    pub fn model(&self) -> String {
-        self.spec.model.clone()
-    }
-
     /// The server, as errors show it.
     pub fn endpoint(&self) -> String {
         without_user(self.options.endpoint())
     }
 
+    /// An error that names the model.
+    pub fn fails(&self, why: impl Display) -> HubError {
+        HubError::of(&self.spec.model, why)
+    }
+
     /// An error for an invalid answer.
-    pub fn protocol(&self, cause: String) -> HubError {
-        HubError::Protocol { model: self.model(), endpoint: self.endpoint(), cause }
-    }
-
-    /// An error for a server that could not be reached or did not answer.
-    pub fn network(&self, cause: String) -> HubError {
-        HubError::Network { model: self.model(), endpoint: self.endpoint(), cause }
-    }
-
-    /// An error for a file whose bytes do not match its hash.
-    pub fn damaged(&self, file: &str, cause: String) -> HubError {
-        let (model, endpoint) = (self.model(), self.endpoint());
-        HubError::Damaged { model, endpoint, file: file.to_string(), cause }
+    pub fn protocol(&self, cause: &str) -> HubError {
+        self.fails(format!("{} does not answer like a model hub: {cause}", self.endpoint()))
     }
 
     /// An error of the cache.
     pub fn io(&self, error: io::Error) -> HubError {
-        HubError::Io { model: self.model(), place: self.dir.to_path_buf(), error }
+        self.fails(format!("cannot write to the cache at {}: {error}", self.dir.display()))
     }
 
     /// An error for a repository without usable files.
     pub fn unfit(&self, unfit: SelectError) -> HubError {
-        let model = self.model();
         match unfit {
-            SelectError::Weightless => HubError::NoWeights(model),
-            SelectError::NoMatch(why, there) => HubError::NoMatch { model, why, there },
+            SelectError::Weightless => {
+                self.fails("no weights in safetensors or GGUF format in this repository")
+            }
+            SelectError::NoMatch(why, there) => {
+                self.fails(format!("{why}; there are: {}", there.join(", ")))
+            }
             SelectError::MissingPart(part) => {
-                self.protocol(format!("{part} is not in the repository"))
+                self.protocol(&format!("{part} is not in the repository"))
             }
         }
     }
@@ -75,22 +68,28 @@ impl FetchJob<'_> {
     /// The error for a failed request.
     pub fn error(&self, trouble: Trouble) -> HubError {
         match trouble {
-            Trouble::Unreachable(cause) | Trouble::Passing(cause, _) => self.network(cause),
+            Trouble::Unreachable(cause) | Trouble::Passing(cause, _) => {
+                let hub = format!("{} ({cause})", self.endpoint());
+                HubError::Network { model: self.spec.model.clone(), hub }
+            }
             Trouble::Status(status) => self.status(status),
-            Trouble::Odd(cause) => self.protocol(cause),
+            Trouble::Odd(cause) => self.protocol(&cause),
         }
     }
 
     /// The error for an HTTP status.
-    pub fn status(&self, status: u16) -> HubError {
-        let (model, endpoint) = (self.model(), self.endpoint());
+    fn status(&self, status: u16) -> HubError {
+        let hub = self.endpoint();
         let advice = match (status, self.options.token.is_some()) {
-            (404, _) => return HubError::NotFound { model, endpoint },
+            (404, _) => {
+                let none = "has no such model, revision or file; check the spelling";
+                return self.fails(format!("{hub} {none}"));
+            }
             (401, false) => "there is no such model, or it asks for a login; set HF_TOKEN",
             (401, true) => "there is no such model, or the token in use does not open it",
             (403, _) => "accept the model's terms on its page, with the account of your HF_TOKEN",
-            _ => return self.protocol(format!("HTTP status {status}")),
+            _ => return self.protocol(&format!("HTTP status {status}")),
         };
-        HubError::Refused { model, endpoint, status, advice }
+        self.fails(format!("{hub} refuses access ({status}): {advice}"))
     }
 }

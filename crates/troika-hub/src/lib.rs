@@ -65,8 +65,7 @@ pub fn resolve(
 /// # Errors
 /// [`HubError`]: a name that is none, or no cache.
 pub fn cached(model: &str, options: &HubOptions) -> Result<Option<PathBuf>, HubError> {
-    let spec = RepoSpec::parse(model)?;
-    let dir = options.cache_dir.as_deref().ok_or(HubError::NoCache)?;
+    let (spec, dir) = parsed(model, options)?;
     Ok(cache::lookup(dir, &spec).ok())
 }
 
@@ -80,8 +79,7 @@ pub fn fetch(
     options: &HubOptions,
     progress: &dyn Fn(Progress<'_>),
 ) -> Result<PathBuf, HubError> {
-    let spec = RepoSpec::parse(model)?;
-    let dir = options.cache_dir.as_deref().ok_or(HubError::NoCache)?;
+    let (spec, dir) = parsed(model, options)?;
     fetch::fetch(&FetchJob { spec: &spec, dir, options, limits: Limits::default(), progress })
 }
 
@@ -90,8 +88,7 @@ pub fn fetch(
 /// # Errors
 /// [`HubError`]: each is one sentence that names the model.
 pub fn offers(model: &str, options: &HubOptions) -> Result<Vec<Offer>, HubError> {
-    let spec = RepoSpec::parse(model)?;
-    let dir = options.cache_dir.as_deref().ok_or(HubError::NoCache)?;
+    let (spec, dir) = parsed(model, options)?;
     let limits = Limits::default();
     fetch::offers(&FetchJob { spec: &spec, dir, options, limits, progress: &|_| {} })
 }
@@ -107,7 +104,7 @@ pub fn reach(options: &HubOptions) -> Result<String, String> {
         return Err("the token has a character that no token has".to_string());
     }
     let client = http::Client::new(options, Limits::default());
-    match client.get(&format!("{endpoint}/api/whoami-v2"), None) {
+    match client.get(&format!("{endpoint}/api/whoami-v2"), None, None) {
         Ok(_) => Ok(format!("{shown} answers and takes the token")),
         Err(http::Trouble::Status(401 | 403)) if options.token.is_some() => {
             Err(format!("{shown} answers, but does not take the token"))
@@ -122,6 +119,12 @@ pub fn reach(options: &HubOptions) -> Result<String, String> {
     }
 }
 
+/// What a name stands for, and the folder of the cache.
+fn parsed<'a>(model: &str, options: &'a HubOptions) -> Result<(RepoSpec, &'a Path), HubError> {
+    let spec = RepoSpec::parse(model)?;
+    Ok((spec, options.cache_dir.as_deref().ok_or(HubError::NoCache)?))
+}
+
 fn resolve_within(
     model: &str,
     options: &HubOptions,
@@ -131,23 +134,23 @@ fn resolve_within(
     if Path::new(model).exists() {
         return Ok(PathBuf::from(model));
     }
-    let spec = RepoSpec::parse(model)?;
-    let dir = options.cache_dir.as_deref().ok_or(HubError::NoCache)?;
+    let (spec, dir) = parsed(model, options)?;
     if options.offline {
-        return cache::lookup(dir, &spec).map_err(|gap| HubError::NotCached {
-            model: model.to_string(),
-            missing: gap.missing,
-            place: gap.place,
-        });
+        let absent = |gap: cache::Gap| {
+            let (missing, place) = (gap.missing, gap.place.display());
+            let advice =
+                "run once without HF_HUB_OFFLINE to fetch it, or give a folder or a .gguf file";
+            HubError::of(model, format!("{missing} is not in the cache at {place}; {advice}"))
+        };
+        return cache::lookup(dir, &spec).map_err(absent);
     }
     let error = match fetch::fetch(&FetchJob { spec: &spec, dir, options, limits, progress }) {
         Err(error @ HubError::Network { .. }) => error,
         other => return other,
     };
     let Ok(path) = cache::lookup(dir, &spec) else { return Err(error) };
-    if let HubError::Network { endpoint, cause, .. } = &error {
-        let place = path.display();
-        let note = format!("cannot fetch from {endpoint} ({cause}); using the copy at {place}");
+    if let HubError::Network { hub, .. } = &error {
+        let note = format!("cannot fetch from {hub}; using the copy at {}", path.display());
         progress(Progress::Note(&note));
     }
     Ok(path)

@@ -53,29 +53,32 @@ impl RepoSpec {
             Some((choice, after)) => (Some(choice), after),
             None => (None, None),
         };
-        let model = model.to_string();
+        let missing = |advice: &str| {
+            Err(HubError::Missing(format!("{model}: no such file or folder{advice}")))
+        };
         if is_of_ollama(repo, choice) {
-            let advice = format!(
+            return missing(&format!(
                 "; if it is Ollama's name of a model, take the one of the Hugging Face Hub, which is \
                  written owner/name or owner/name:Q4_K_M: {ENDPOINT}/models?search={repo}+gguf \
                  lists them"
-            );
-            return Err(HubError::Missing { model, advice });
+            ));
         }
         if looks_like_path(name, repo, choice.is_some()) {
-            let advice = " (a model on the Hugging Face Hub is written owner/name)".to_string();
-            return Err(HubError::Missing { model, advice });
+            return missing(" (a model on the Hugging Face Hub is written owner/name)");
         }
-        let bad = |why: String| HubError::BadName { model: model.clone(), why };
+        let bad = |why: &str| {
+            let forms = "a model is written owner/name, owner/name:TAG or owner/name@REVISION";
+            HubError::of(model, format!("{why}; {forms}"))
+        };
         if !repo.split('/').all(is_plain_name) {
-            return Err(bad(format!("`{repo}` is not a name on the Hub")));
+            return Err(bad(&format!("`{repo}` is not a name on the Hub")));
         }
         if before.is_some() && after.is_some() {
-            return Err(bad("two revisions are named".to_string()));
+            return Err(bad("two revisions are named"));
         }
         let revision = before.or(after).unwrap_or(MAIN);
         if !is_safe_path(revision) {
-            return Err(bad(format!("`{revision}` is not a revision")));
+            return Err(bad(&format!("`{revision}` is not a revision")));
         }
         let wanted = match choice {
             None => Wanted::Default,
@@ -83,9 +86,11 @@ impl RepoSpec {
                 Wanted::File(file.to_string())
             }
             Some(tag) if is_plain_name(tag) => Wanted::Tag(tag.to_string()),
-            Some(other) => return Err(bad(format!("`{other}` is neither a tag nor a .gguf file"))),
+            Some(other) => {
+                return Err(bad(&format!("`{other}` is neither a tag nor a .gguf file")));
+            }
         };
-        let (repo, revision) = (repo.to_string(), revision.to_string());
+        let [model, repo, revision] = [model, repo, revision].map(str::to_string);
         Ok(RepoSpec { model, repo, revision, wanted })
     }
 }
@@ -174,7 +179,7 @@ mod tests {
             "foo:Q4_K_M",
         ];
         for path in paths {
-            assert!(matches!(RepoSpec::parse(path), Err(HubError::Missing { .. })), "{path}");
+            assert!(matches!(RepoSpec::parse(path), Err(HubError::Missing(_))), "{path}");
         }
     }
 
@@ -211,7 +216,8 @@ mod tests {
             "a/b?c=d",
         ];
         for name in names {
-            assert!(matches!(RepoSpec::parse(name), Err(HubError::BadName { .. })), "{name}");
+            let why = RepoSpec::parse(name).expect_err(name).to_string();
+            assert!(why.contains("a model is written owner/name, owner"), "{why}");
         }
     }
 

@@ -40,10 +40,8 @@ enum Extent {
     Link,
     /// All of it.
     Repository,
-    /// A revision.
-    Snapshot { commit: String },
-    /// Files of a revision.
-    Files { commit: String, names: Vec<String> },
+    /// A revision, or files of one.
+    Part { commit: String, names: Option<Vec<String>> },
 }
 
 impl Removal {
@@ -55,10 +53,8 @@ impl Removal {
     pub fn plan(model: &str, options: &HubOptions) -> Result<Removal, HubError> {
         let spec = RepoSpec::parse(model)?;
         let given = options.cache_dir.as_deref().ok_or(HubError::NoCache)?;
-        let absent = |missing: &str, place: &Path| HubError::Absent {
-            model: model.to_string(),
-            missing: missing.to_string(),
-            place: place.to_path_buf(),
+        let absent = |missing: &str, place: &Path| {
+            HubError::of(model, format!("{missing} is not in the cache at {}", place.display()))
         };
         let dir = given.canonicalize().map_err(|_| absent("the model", given))?;
         let (folder, names) = (spec.folder(), Vec::new());
@@ -99,11 +95,12 @@ impl Removal {
         let names = select::present_parts(&files, &spec.wanted)
             .map_err(|why| absent(&cache::describe(why), &snapshot))?;
         if names.len() < files.len() {
-            return Ok(Extent::Files { commit, names });
+            return Ok(Extent::Part { commit, names: Some(names) });
         }
         let snapshots = home.join("snapshots");
         let entries = self.read(&snapshots, std::fs::read_dir(&snapshots))?;
-        Ok(if entries.count() > 1 { Extent::Snapshot { commit } } else { Extent::Repository })
+        let part = Extent::Part { commit, names: None };
+        Ok(if entries.count() > 1 { part } else { Extent::Repository })
     }
 
     /// The names of the models that go.
@@ -137,7 +134,7 @@ impl Removal {
                 }
                 self.remove_folder(&home, &self.dir)
             }
-            Extent::Snapshot { .. } | Extent::Files { .. } => self.remove_part(&home),
+            Extent::Part { .. } => self.remove_part(&home),
         }?;
         Ok(freed)
     }
@@ -161,7 +158,7 @@ impl Removal {
         // Before there were locks, another program may have linked to a blob.
         let unused = self.unused_blobs(&going)?;
         match &self.extent {
-            Extent::Snapshot { commit } => self.remove_snapshot(home, commit)?,
+            Extent::Part { commit, names: None } => self.remove_snapshot(home, commit)?,
             _ => going.iter().try_for_each(|pointer| self.remove_pointer(home, &pointer.path))?,
         }
         for (blob, _lock) in locks.iter().filter(|(blob, _)| unused.contains(blob)) {
@@ -224,22 +221,14 @@ impl Removal {
 
     /// The files of a snapshot that go.
     fn going(&self) -> Result<Vec<Pointer>, HubError> {
-        let of = |commit: &str| {
-            let snapshot = self.home().join("snapshots").join(commit);
-            match snapshot.exists() {
-                true => self.read(&snapshot, pointers(&snapshot)),
-                false => Ok(Vec::new()),
-            }
-        };
-        match &self.extent {
-            Extent::Link | Extent::Repository => Ok(Vec::new()),
-            Extent::Snapshot { commit } => of(commit),
-            Extent::Files { commit, names } => {
-                let mut all = of(commit)?;
-                all.retain(|pointer| names.contains(&pointer.name));
-                Ok(all)
-            }
+        let Extent::Part { commit, names } = &self.extent else { return Ok(Vec::new()) };
+        let snapshot = self.home().join("snapshots").join(commit);
+        if !snapshot.exists() {
+            return Ok(Vec::new());
         }
+        let mut all = self.read(&snapshot, pointers(&snapshot))?;
+        all.retain(|pointer| names.as_ref().is_none_or(|names| names.contains(&pointer.name)));
+        Ok(all)
     }
 
     /// The blobs that nothing leads to when some files are gone.
@@ -262,7 +251,7 @@ impl Removal {
         match self.extent {
             Extent::Link => return Ok(0),
             Extent::Repository => return Ok(bytes_below(&home)),
-            _ => {}
+            Extent::Part { .. } => {}
         }
         let going = self.going()?;
         let blobs =
@@ -288,19 +277,22 @@ impl Removal {
     }
 
     fn read<T>(&self, place: &Path, result: io::Result<T>) -> Result<T, HubError> {
-        result.map_err(|error| HubError::Unreadable { place: place.to_path_buf(), error })
+        result.map_err(|e| inventory::unreadable(place, &e))
     }
 
     fn outside(&self, place: &Path) -> HubError {
-        HubError::Outside { model: self.model.clone(), place: place.to_path_buf() }
+        let place = place.display();
+        let why = "leads out of the cache, and nothing is removed outside of it; remove the link";
+        HubError::of(&self.model, format!("{place} {why} by hand"))
     }
 
     fn in_use(&self) -> HubError {
-        HubError::InUse(self.model.clone())
+        let why = "another program is fetching it; wait for it or end it, and run again";
+        HubError::of(&self.model, why)
     }
 
     fn stuck(&self, place: &Path, error: io::Error) -> HubError {
-        HubError::Stuck { model: self.model.clone(), place: place.to_path_buf(), error }
+        HubError::of(&self.model, format!("cannot remove {}: {error}", place.display()))
     }
 }
 

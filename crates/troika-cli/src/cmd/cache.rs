@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 use troika::weights::{CacheFile, CacheFolder, CacheKind};
 
 use crate::error::CliError;
-use crate::flags::{CacheArgs, CacheVerb};
-use crate::output::{self, age, printable};
+use crate::flags::{CacheArgs, CacheVerb, cache_or_default};
+use crate::output::{self, age, bytes, file_name, printable};
 use crate::stats::counted;
 
 /// Lists, checks or removes files of the cache.
@@ -16,7 +16,7 @@ use crate::stats::counted;
 /// A folder that cannot be read, a file that cannot be removed, or damaged files found by `verify`.
 pub fn run(args: &CacheArgs) -> Result<(), CliError> {
     let missing = || CliError::Failure("this system names no folder for caches".into());
-    let dir = args.dir().ok_or_else(missing)?;
+    let dir = cache_or_default(args.cache_dir.as_deref()).ok_or_else(missing)?;
     let folder = CacheFolder::new(&dir);
     let failed = |e| CliError::Failure(format!("cannot use the cache {}: {e}", dir.display()));
     let place = dir.display().to_string();
@@ -48,14 +48,6 @@ fn contents(file: &CacheFile) -> (String, String) {
     found.unwrap_or_else(|why| alone(format!("unusable: {why}")))
 }
 
-fn name(file: &CacheFile) -> String {
-    file.path.file_name().unwrap_or_default().to_string_lossy().into_owned()
-}
-
-fn mib(bytes: u64) -> String {
-    format!("{:.1} MiB", bytes as f64 / (1 << 20) as f64)
-}
-
 fn total(files: &[CacheFile]) -> u64 {
     files.iter().map(|f| f.bytes).sum()
 }
@@ -74,14 +66,14 @@ fn list(place: &str, files: &[CacheFile], json: bool) -> Result<(), CliError> {
         let list: Vec<Value> = files.iter().map(as_json).collect();
         return output::json(&json!({"folder": place, "bytes": total(files), "files": list}));
     }
-    let mut text = format!("{place}: {}, {}\n", counted(files.len(), "file"), mib(total(files)));
+    let mut text = format!("{place}: {}, {}\n", counted(files.len(), "file"), bytes(total(files)));
     for file in files {
         let (of, types) = contents(file);
         text.push_str(&format!(
             "  {:<40}  {:<7}  {:>12}  {:>11}  {:<13}  {}\n",
-            name(file),
+            file_name(&file.path),
             file.kind.name(),
-            mib(file.bytes),
+            bytes(file.bytes),
             age(file.used),
             printable(&types),
             printable(&of)
@@ -109,10 +101,14 @@ fn verify(place: &str, files: &[CacheFile], json: bool) -> Result<(), CliError> 
         let mut text = String::new();
         for (file, why) in &checked {
             let state = why.as_deref().map_or("ok".to_string(), |why| format!("damaged: {why}"));
-            text.push_str(&format!("  {:<40}  {:>12}  {state}\n", name(file), mib(file.bytes)));
+            text.push_str(&format!(
+                "  {:<40}  {:>12}  {state}\n",
+                file_name(&file.path),
+                bytes(file.bytes)
+            ));
         }
         let seconds = start.elapsed().unwrap_or_default().as_secs_f64();
-        let (n, size) = (counted(files.len(), "file"), mib(total(files)));
+        let (n, size) = (counted(files.len(), "file"), bytes(total(files)));
         output::write(&format!("{place}: {n}, {size} read in {seconds:.1} s\n{text}"))?;
     }
     match damaged {
@@ -130,6 +126,6 @@ fn removed(place: &str, files: &[CacheFile], json: bool) -> Result<(), CliError>
         let list: Vec<String> = files.iter().map(|f| f.path.display().to_string()).collect();
         return output::json(&json!({"folder": place, "bytes": total(files), "removed": list}));
     }
-    let (n, size) = (counted(files.len(), "file"), mib(total(files)));
+    let (n, size) = (counted(files.len(), "file"), bytes(total(files)));
     output::write(&format!("{place}: {n} removed, {size}\n"))
 }

@@ -3,21 +3,31 @@
 use serde_json::json;
 use troika::plan::Calibration;
 use troika::trace::Tracer;
-use troika::{Calibrated, Error, ShadowMemory, calibrate, record_routing};
+use troika::{Calibrated, OpenOptions, ShadowMemory, calibrate, record_routing};
 use troika_lab::Subject;
 
 use super::routing::RoutingSummary;
 use super::run::open_options;
 use super::{bench, routing};
 use crate::error::CliError;
-use crate::flags::{CalibrateArgs, PRUNED};
+use crate::flags::{CalibrateArgs, OpenArgs, PRUNED};
 use crate::input::read_input;
 use crate::interrupt::Interrupt;
 use crate::progress::going_on;
 use crate::{file, output, resolve};
 
-/// Tokens of a window.
-pub const WINDOW: usize = 512;
+/// Tokens of a window, as in `llama-perplexity`.
+const WINDOW: usize = 512;
+
+/// The options for reading a text in windows: of the usual length, or of the model's context if that
+/// is shorter, where none is named.
+///
+/// # Errors
+/// Those of [`open_options`].
+pub fn window_options(open: &OpenArgs, context: usize) -> Result<OpenOptions, CliError> {
+    let options = open_options(open, Tracer::off())?;
+    Ok(OpenOptions { context: options.context.or(Some(WINDOW.min(context))), ..options })
+}
 
 /// Reads the text with the model and writes what it showed.
 ///
@@ -28,8 +38,7 @@ pub fn run(args: &CalibrateArgs) -> Result<(), CliError> {
     file::check("routing trace", args.routing_trace.as_deref())?;
     let subject = resolve::subject(&args.subject)?;
     let interrupt = Interrupt::listen();
-    let mut options = open_options(&args.open, Tracer::off())?;
-    options.context = Some(options.context.unwrap_or(WINDOW.min(subject.spec()?.context)));
+    let options = window_options(&args.open, subject.spec()?.context)?;
     let tokens = tokens(args, &subject)?;
     let others = match &subject {
         Subject::Files(source) => routing::unseen(&args.unseen, source)?,
@@ -83,9 +92,7 @@ fn tokens(args: &CalibrateArgs, subject: &Subject) -> Result<Vec<u32>, CliError>
     let Subject::Files(source) = subject else {
         return Ok(bench::ids(WINDOW, 0, subject.spec()?.vocab));
     };
-    let text = read_input(args.file.as_deref())?;
-    let (tokenizer, _) = resolve::tokenizer(source)?;
-    Ok(tokenizer.encode(&text, true, false).map_err(Error::from)?)
+    resolve::tokens(source, &read_input(args.file.as_deref())?)
 }
 
 fn table(calibration: &Calibration, shadow: ShadowMemory) -> String {

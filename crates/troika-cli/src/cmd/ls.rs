@@ -1,6 +1,5 @@
 //! `troika ls`: models in the Hub's cache.
 
-use std::path::Path;
 use std::time::UNIX_EPOCH;
 
 use serde_json::{Value, json};
@@ -9,7 +8,7 @@ use troika_hub::{HubError, HubModel, HubOptions, Inventory, WeightFormat, invent
 
 use crate::error::CliError;
 use crate::flags::LsArgs;
-use crate::output::{self, age, bytes, printable};
+use crate::output::{self, age, bytes, file_name, printable};
 use crate::stats::counted;
 use crate::table::TextTable;
 
@@ -52,14 +51,10 @@ fn as_text(found: &Inventory) -> String {
     let size = bytes(found.bytes);
     let mut text = format!("{table}{}: {models}, {size}\n", printable(&place));
     for other in &found.unusable {
-        let (name, size) = (folder_name(&other.path), bytes(other.bytes));
+        let (name, size) = (file_name(&other.path), bytes(other.bytes));
         text.push_str(&format!("not usable: {}, {size}: {}\n", printable(&name), other.why));
     }
     text
-}
-
-fn folder_name(path: &Path) -> String {
-    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 fn as_json(found: &Inventory) -> Value {

@@ -1,19 +1,15 @@
 //! `troika perplexity`.
 
 use serde_json::json;
-use troika::plan::PlanError;
-use troika::trace::Tracer;
 use troika::{Error, Model, Outliers, Perplexity, Scored, Source};
 
+use super::calibrate::window_options;
 use super::run;
 use crate::error::CliError;
-use crate::flags::{CalibrationArgs, OpenArgs, PerplexityArgs, PlanFileArgs};
+use crate::flags::{CalibrationArgs, OpenArgs, PerplexityArgs};
 use crate::input::read_input;
 use crate::interrupt::Interrupt;
 use crate::{expert_groups, output, progress, resolve};
-
-/// The window of `llama-perplexity`.
-const WINDOW: usize = 512;
 
 /// Measures and prints.
 ///
@@ -57,7 +53,10 @@ struct Measured {
 impl Measuring<'_> {
     fn measure(&self, opening: &OpenArgs) -> Result<Measured, CliError> {
         let Measuring { args, source, text, interrupt } = *self;
-        let model = open(source, opening, &args.plan, interrupt)?;
+        let mut options = window_options(opening, source.spec()?.context)?;
+        args.plan.apply(&mut options, Some(interrupt))?;
+        options.devices.auto = opening.compute.placement.auto_or_open();
+        let model = Model::open(source, &options)?;
         let window = model.context();
         run::warn_of(&model);
         let none = || CliError::NoTokenizer(source.to_string());
@@ -143,27 +142,5 @@ fn describe(way: Outliers) -> String {
         Outliers::Shadow(pruned) => format!("shadow, {:.0} % pruned", 100.0 * pruned),
         Outliers::Smoothed => "smooth".into(),
         Outliers::Rows => "rows".into(),
-    }
-}
-
-/// Opens the model with the requested window as context, else the usual one, or the model's own if
-/// that is shorter.
-fn open(
-    source: &Source,
-    args: &OpenArgs,
-    plan: &PlanFileArgs,
-    interrupt: &Interrupt,
-) -> Result<Model, CliError> {
-    let mut options = run::open_options(args, Tracer::off())?;
-    plan.apply(&mut options, Some(interrupt))?;
-    options.devices.auto = args.compute.placement.auto_or_open();
-    let given = options.context;
-    options.context = Some(given.unwrap_or(WINDOW));
-    match Model::open(source, &options) {
-        Err(Error::Plan(PlanError::Range { high, .. })) if given.is_none() && high < WINDOW => {
-            options.context = Some(high);
-            Ok(Model::open(source, &options)?)
-        }
-        opened => Ok(opened?),
     }
 }

@@ -89,11 +89,10 @@ fn no_answer(args: &PsArgs, at: &str, error: &ureq::Error) -> String {
         DEFAULT_PORT => "troika serve".to_string(),
         port => format!("troika serve --port {port}"),
     };
+    let none = || format!("no server listens at {at}; start one with: {start}");
     match error {
-        E::Io(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
-            format!("no server listens at {at}; start one with: {start}")
-        }
-        E::ConnectionFailed => format!("no server listens at {at}; start one with: {start}"),
+        E::ConnectionFailed => none(),
+        E::Io(e) if e.kind() == io::ErrorKind::ConnectionRefused => none(),
         E::Timeout(Timeout::Connect) => {
             format!("nothing answers at {at}; start a server there with: {start}")
         }

@@ -68,7 +68,7 @@ fn choose(
 /// Fetches one model. Says what was done, or returns it for JSON.
 fn pull(name: &str, args: &PullArgs, options: &HubOptions) -> Result<Option<Value>, CliError> {
     let before = match troika_hub::cached(name, options) {
-        Err(HubError::Missing { .. }) if Path::new(name).exists() => {
+        Err(HubError::Missing(_)) if Path::new(name).exists() => {
             let why = format!("{name} is on this machine already, as a file or folder of its own");
             return Err(CliError::Usage(why));
         }

@@ -18,7 +18,7 @@ pub fn run(args: &RmArgs) -> Result<(), CliError> {
     let options = HubOptions::from_env();
     let plan = |model: &String| {
         Removal::plan(model, &options).map_err(|e| match e {
-            HubError::Missing { .. } => CliError::Usage(format!(
+            HubError::Missing(_) => CliError::Usage(format!(
                 "{model}: only models of the Hub's cache are removed, by the names of troika ls"
             )),
             e => e.into(),

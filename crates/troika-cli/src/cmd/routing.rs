@@ -1,6 +1,6 @@
 //! What verbs say of the routing of models with experts.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use troika::plan::{Calibration, ExpertUse, RoutingTrace, Transitions, median_overlap};
@@ -20,13 +20,8 @@ const TOPS: [usize; 4] = [2, 4, 8, 16];
 /// # Errors
 /// A file that cannot be read, or a model without a tokenizer.
 pub fn unseen(args: &UnseenArgs, source: &Source) -> Result<Vec<(String, Vec<u32>)>, CliError> {
-    if args.unseen.is_empty() {
-        return Ok(Vec::new());
-    }
-    let (tokenizer, _) = resolve::tokenizer(source)?;
-    let of = |path: &std::path::PathBuf| {
-        let tokens = tokenizer.encode(&read_file(path)?, true, false).map_err(Error::from)?;
-        Ok((path.display().to_string(), tokens))
+    let of = |path: &PathBuf| {
+        Ok((path.display().to_string(), resolve::tokens(source, &read_file(path)?)?))
     };
     args.unseen.iter().map(of).collect()
 }

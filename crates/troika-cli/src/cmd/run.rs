@@ -99,7 +99,7 @@ fn prompt(args: &RunArgs) -> Result<Prompt, CliError> {
     if let Some(ids) = &args.prompt_ids {
         return Ok(Prompt::Ids(ids.clone()));
     }
-    let text = match (&args.prompt, args.file.as_deref()) {
+    let text = match (args.prompt.as_ref().or(args.text.as_ref()), args.file.as_deref()) {
         (Some(p), _) => p.clone(),
         (None, Some(file)) if !is_stdin(file) => read_input(Some(file))?,
         (None, None) if std::io::stdin().is_terminal() && args.json => {

@@ -2,15 +2,13 @@
 
 use serde_json::{Value, json};
 use troika::plan::{ExpertUse, RoutingPredictor};
-use troika::trace::Tracer;
 use troika::{
-    BoundModel, Error, PredictedRecall, PredictorTraining, RecordedRouting, predictor_recall,
+    BoundModel, PredictedRecall, PredictorTraining, RecordedRouting, predictor_recall,
     record_routing, router_weights, train_predictor,
 };
 
-use super::calibrate::WINDOW;
+use super::calibrate::window_options;
 use super::routing::unseen;
-use super::run::open_options;
 use crate::error::CliError;
 use crate::flags::TrainPredictorArgs;
 use crate::input::read_input;
@@ -35,12 +33,9 @@ pub fn run(args: &TrainPredictorArgs) -> Result<(), CliError> {
     file::check("routing predictor", Some(&args.out))?;
     let source = resolve::model(&args.model)?;
     let interrupt = Interrupt::listen();
-    let mut options = open_options(&args.open, Tracer::off())?;
     let spec = source.spec()?;
-    options.context = Some(options.context.unwrap_or(WINDOW.min(spec.context)));
-    let (tokenizer, _) = resolve::tokenizer(&source)?;
-    let text = read_input(args.file.as_deref())?;
-    let mut tokens = tokenizer.encode(&text, true, false).map_err(Error::from)?;
+    let options = window_options(&args.open, spec.context)?;
+    let mut tokens = resolve::tokens(&source, &read_input(args.file.as_deref())?)?;
     let most = MOST_BYTES / (2 * spec.hidden * spec.layers.len()).max(1);
     if tokens.len() > most {
         let all = tokens.len();

@@ -57,11 +57,6 @@ impl HostMachine {
     }
 }
 
-/// The last part of a path.
-pub fn file_name(path: &Path) -> String {
-    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
-}
-
 /// A path as a shell reads it.
 pub fn quoted(path: &Path) -> String {
     let text = path.display().to_string();

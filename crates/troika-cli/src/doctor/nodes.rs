@@ -5,8 +5,9 @@ use std::io;
 use std::path::Path;
 
 use super::finding::Finding;
-use super::machine::{HostMachine, file_name, quoted};
+use super::machine::{HostMachine, quoted};
 use super::npu;
+use crate::output::file_name;
 
 /// The class of processors that are neither for graphics nor for anything else (PCI code and ID
 /// assignment specification).

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use super::quant::{DEFAULT_MIB, cache_or_default, mib};
+use super::quant::{DEFAULT_MIB, mib};
 
 /// `troika cache`.
 #[derive(Args)]
@@ -35,11 +35,4 @@ pub enum CacheVerb {
     },
     /// Remove all that is kept
     Clear,
-}
-
-impl CacheArgs {
-    /// The folder, if the system has one for caches.
-    pub fn dir(&self) -> Option<PathBuf> {
-        cache_or_default(self.cache_dir.as_deref())
-    }
 }

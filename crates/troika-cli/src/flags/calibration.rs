@@ -84,11 +84,6 @@ pub fn share(text: &str) -> Result<f64, String> {
 }
 
 impl CalibrationArgs {
-    /// Whether no format of whole numbers is asked for.
-    fn is_float(&self) -> bool {
-        matches!(self.npu_format, None | Some(NpuFormat::F16))
-    }
-
     /// The same without a calibration: NPUs compute with floats.
     pub fn without(&self) -> CalibrationArgs {
         CalibrationArgs { calibration: None, npu_format: None, ..self.clone() }
@@ -103,17 +98,14 @@ impl CalibrationArgs {
         options.devices.npu.attention = self.npu_attention;
         let halves = self.npu_format == Some(NpuFormat::F16);
         options.npu_numbers = if halves { NpuNumbers::Halves } else { NpuNumbers::Floats };
+        let is_float = halves || self.npu_format.is_none();
         let Some(file) = &self.calibration else {
-            return match self.npu_format {
-                None | Some(NpuFormat::F16) => Ok(()),
-                _ => refuse(
-                    "--npu-format of whole numbers needs --calibration, a file that troika \
-                     calibrate wrote",
-                ),
-            };
+            let why = "--npu-format of whole numbers needs --calibration, a file that troika \
+                       calibrate wrote";
+            return if is_float { Ok(()) } else { refuse(why) };
         };
         // Experts are shared out by what the file says of them, whatever the format.
-        if matches!(options.strategy, Strategy::Experts(_)) && self.is_float() {
+        if matches!(options.strategy, Strategy::Experts(_)) && is_float {
             return Ok(());
         }
         if halves {

@@ -43,7 +43,7 @@ mod tests {
         let (placement, usual): (Vec<_>, Vec<_>) =
             shown.partition(|arg| arg.get_help_heading() == Some("Placement"));
         assert_eq!(placement.len(), 9);
-        assert!((10..=14).contains(&usual.len()), "{}", usual.len());
+        assert!((10..=15).contains(&usual.len()), "{}", usual.len());
         // A line or two each.
         for arg in placement.iter().chain(&usual) {
             let help = arg.get_help().unwrap().to_string();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use troika::npu::{HelperCommand, Profiling, ProfilingLevel, RuntimePlaces};
-use troika::{NpuSettings, OpenOptions};
+use troika::{DeviceSpec, NpuSettings, OpenOptions};
 
 use crate::error::CliError;
 
@@ -12,12 +12,6 @@ use crate::error::CliError;
 pub const COMPILE_VERB: &str = "npu-compile";
 /// How long a vendor's compiler may work on one graph.
 const LIMIT: Duration = Duration::from_secs(120);
-
-/// What a helper is told.
-#[derive(Args)]
-pub struct NpuCompileArgs {
-    pub args: Vec<String>,
-}
 
 /// What NPUs' own profilers add to a trace.
 #[derive(Args)]
@@ -44,6 +38,19 @@ fn profiling(text: &str) -> Result<Profiling, String> {
     Ok(Profiling { level, folder, most_events: MOST_EVENTS })
 }
 
+/// Refuses a flag of NPUs where no device is one.
+///
+/// # Errors
+/// The flag has no effect.
+pub fn needs_npu(flag: &str, devices: &[DeviceSpec]) -> Result<(), CliError> {
+    match devices.iter().any(|device| device.npu.is_some() || device.processor.is_some()) {
+        true => Ok(()),
+        false => Err(CliError::Usage(format!(
+            "{flag} has no effect without an NPU: name one with --device, such as npu:openvino"
+        ))),
+    }
+}
+
 impl NpuProfilingArgs {
     /// Sets the options by the flags.
     ///
@@ -51,11 +58,7 @@ impl NpuProfilingArgs {
     /// There is no NPU to profile.
     pub fn apply(&self, options: &mut OpenOptions) -> Result<(), CliError> {
         let Some(profiling) = &self.npu_profiling else { return Ok(()) };
-        if options.devices.devices.iter().all(|d| d.npu.is_none()) {
-            let why = "--npu-profiling has no effect without an NPU: name one with --device, such \
-                       as npu:qnn";
-            return Err(CliError::Usage(why.into()));
-        }
+        needs_npu("--npu-profiling", &options.devices.devices)?;
         options.devices.npu.profiling = Some(profiling.clone());
         Ok(())
     }

@@ -1,5 +1,5 @@
-//! Flags of llama.cpp that Troika spells otherwise or has not. They are read before the parser of
-//! flags, which would take `-ngl` for `-n gl`.
+//! Commands and flags of llama.cpp and Ollama that Troika spells otherwise or has not. They are read
+//! before the parser of flags, which would take `-ngl` for `-n gl`.
 
 use std::ffi::{OsStr, OsString};
 
@@ -26,6 +26,25 @@ fn meaning(word: &OsStr) -> Option<&'static str> {
     cells.find(|(flags, _)| names(flags)).map(|(_, meaning)| meaning)
 }
 
+/// What is said of a first word that is no command, where more can be said than that.
+fn refusal(word: &str) -> Option<String> {
+    let theirs = |cell: &str| {
+        let joined = cell.split_once('-').filter(|(engine, _)| !engine.is_empty());
+        let verb = cell.strip_prefix("ollama ").or(joined.map(|(_, verb)| verb));
+        verb.is_some_and(|verb| verb.split(' ').next() == Some(word))
+    };
+    let rows = PAGE.lines().filter_map(|row| row.trim_matches(['|', ' ']).rsplit_once(" | "));
+    let mut all = rows.flat_map(|(cells, own)| cells.split('`').map(move |cell| (cell, own)));
+    if let Some((cell, own)) = all.find(|(cell, _)| theirs(cell)) {
+        let own = own.replace('`', "");
+        return Some(format!("{word} is no command of Troika; for what {cell} does: {own}"));
+    }
+    let is_own = ["-h", "--help", "-V", "--version"].contains(&word);
+    let is_flag = word.starts_with('-') && !is_own;
+    let is_path = word.contains(['/', '\\']) || std::path::Path::new(word).exists();
+    (is_path || is_flag).then(|| format!("name a command first, such as troika run {word}"))
+}
+
 /// The words of a command line with Troika's flags in place of llama.cpp's.
 ///
 /// # Errors
@@ -34,14 +53,17 @@ pub(super) fn translate(
     command: &Command,
     words: Vec<OsString>,
 ) -> Result<Vec<OsString>, CliError> {
-    let verb = words.get(1).and_then(|name| command.find_subcommand(name));
+    let first = words.get(1).map(|word| word.to_string_lossy()).unwrap_or_default();
+    let Some(verb) = command.find_subcommand(&*first) else {
+        return refusal(&first).map_or(Ok(words), |why| Err(CliError::Usage(why)));
+    };
     let mut words = words.into_iter().peekable();
     let mut read: Vec<OsString> = Vec::new();
     while let Some(mut word) = words.next() {
         if let Some(meaning) = meaning(&word) {
-            let refuse =
-                |why: &str| CliError::Usage(format!("{} is llama.cpp's: {why}", word.display()));
-            verb.ok_or_else(|| refuse("name a command first, such as troika run"))?;
+            let refuse = |why: &str| {
+                CliError::Usage(format!("{} is no flag of Troika: {why}", word.display()))
+            };
             if let Some(why) = meaning.strip_prefix("always: ") {
                 let said =
                     |value: &OsString| ["on", "auto", "1", "off", "0"].iter().any(|v| value == v);
@@ -54,6 +76,12 @@ pub(super) fn translate(
             }
             let flag = meaning.strip_prefix('`').ok_or_else(|| refuse(meaning))?;
             let flag = flag.trim_end_matches('`');
+            if !verb.get_arguments().any(|arg| is_long(arg, &flag[2..])) {
+                return Err(refuse(&format!(
+                    "it is {flag}, which troika {} does not have",
+                    verb.get_name()
+                )));
+            }
             word = apart(&word).1.map_or(flag.into(), |value| format!("{flag}={value}").into());
             // Two of llama.cpp's flags may be one here, with one value.
             let before = read.iter().position(|other| *other == word);
@@ -64,7 +92,7 @@ pub(super) fn translate(
         }
         let values = match word.to_str() {
             Some("--") => usize::MAX,
-            Some(flag) if verb.is_some_and(|verb| takes_any(verb, flag)) => 1,
+            Some(flag) if takes_any(verb, flag) => 1,
             _ => 0,
         };
         read.push(word);
@@ -73,13 +101,16 @@ pub(super) fn translate(
     Ok(read)
 }
 
+/// Whether a flag has this name of two dashes.
+fn is_long(arg: &Arg, name: &str) -> bool {
+    let mut aliases = arg.get_all_aliases().into_iter().flatten();
+    arg.get_long() == Some(name) || aliases.any(|alias| alias == name)
+}
+
 /// Whether the value of a flag may begin with a dash, such as a prompt's text.
 fn takes_any(verb: &Command, word: &str) -> bool {
     let is_named = |arg: &Arg| match word.strip_prefix("--") {
-        Some(name) => {
-            let mut aliases = arg.get_all_aliases().into_iter().flatten();
-            arg.get_long() == Some(name) || aliases.any(|alias| alias == name)
-        }
+        Some(name) => is_long(arg, name),
         // It may be the last one of several letters.
         None => word.starts_with('-') && arg.get_short().is_some_and(|s| word.ends_with(s)),
     };
@@ -90,9 +121,9 @@ fn takes_any(verb: &Command, word: &str) -> bool {
 mod tests {
     use std::ffi::OsString;
 
-    use clap::CommandFactory;
+    use clap::{CommandFactory, Parser};
 
-    use super::{PAGE, meaning, translate};
+    use super::{PAGE, is_long, translate};
     use crate::flags::Cli;
 
     /// Flags of one dash in llama.cpp's `common/arg.cpp`, `llama-bench` and `llama-batched-bench`
@@ -122,44 +153,98 @@ mod tests {
         Ok(read[1..].iter().map(|word| word.to_str().unwrap().to_string()).collect())
     }
 
+    /// Rows of a table with so many columns, as cells.
+    fn rows(columns: usize) -> Vec<Vec<&'static str>> {
+        let rows = PAGE.lines().filter(|line| line.starts_with("| ") && line.contains('`'));
+        let cells = rows.map(|row| row.trim_matches(['|', ' ']).split(" | ").collect::<Vec<_>>());
+        cells.filter(|cells| cells.len() == columns).collect()
+    }
+
+    /// What stands between the signs of code in a cell.
+    fn codes(cell: &'static str) -> impl Iterator<Item = &'static str> {
+        cell.split('`').skip(1).step_by(2)
+    }
+
+    /// Whether a command line can be read, with something in place of words in capitals.
+    fn parses(line: &str) -> Result<(), String> {
+        let line = line.replace("OWNER/NAME", "a/b");
+        let words: Vec<&str> = line.split(' ').skip(1).collect();
+        let words: Vec<String> = std::iter::once("troika".into()).chain(read(&words)?).collect();
+        Cli::try_parse_from(words).map(drop).map_err(|e| e.to_string())
+    }
+
     #[test]
-    fn every_flag_of_llama_cpp_becomes_one_of_troika_or_is_refused_in_a_line() {
+    fn every_flag_of_the_table_becomes_one_of_troika_or_is_refused_in_a_line() {
         let command = Cli::command();
+        let args = || command.get_subcommands().flat_map(|verb| verb.get_arguments());
         let is_known = |name: &str| {
-            let all = command.get_subcommands().flat_map(|verb| verb.get_arguments());
-            let mut longs = all.flat_map(|arg| {
-                let aliases = arg.get_all_aliases().unwrap_or_default();
-                arg.get_long().into_iter().chain(aliases)
-            });
-            longs.any(|long| name.strip_prefix("--") == Some(long))
+            name.strip_prefix("--").is_some_and(|name| args().any(|arg| is_long(arg, name)))
         };
-        for flag in FLAGS.split_whitespace() {
-            let meaning = meaning(flag.as_ref()).unwrap_or_else(|| panic!("{flag}"));
-            match (meaning.strip_prefix('`'), read(&["run", flag, "1"])) {
+        let listed: Vec<(&str, &str)> = rows(2)
+            .into_iter()
+            .filter(|cells| cells[0].starts_with("`-"))
+            .flat_map(|cells| codes(cells[0]).map(move |flag| (flag, cells[1])))
+            .collect();
+        for (at, (flag, said)) in listed.iter().enumerate() {
+            assert!(listed[..at].iter().all(|(other, _)| other != flag), "{flag} stands twice");
+            match (said.strip_prefix('`'), read(&["run", flag, "1"])) {
                 (Some(own), Ok(words)) => {
+                    assert_eq!(words, ["run", own.trim_end_matches('`'), "1"]);
+                }
+                (Some(own), Err(why)) => {
                     let own = own.trim_end_matches('`');
+                    assert!(why.ends_with(&format!("it is {own}, which troika run does not have")));
                     assert!(is_known(own), "{flag}: {own}");
-                    assert_eq!(words, ["run", own, "1"]);
                 }
                 (None, Ok(words)) => {
-                    assert!(meaning.starts_with("always: "), "{flag}");
+                    assert!(said.starts_with("always: "), "{flag}");
                     assert_eq!(words, ["run"]);
                 }
-                (_, Err(why)) => assert_eq!(why, format!("{flag} is llama.cpp's: {meaning}")),
+                (_, Err(why)) => assert_eq!(why, format!("{flag} is no flag of Troika: {said}")),
+            }
+            // Nothing is taken away from Troika's own flags.
+            let letter = flag.strip_prefix('-').filter(|rest| rest.len() == 1);
+            let is_taken =
+                |arg: &clap::Arg| arg.get_short().is_some_and(|s| letter == Some(&s.to_string()));
+            assert!(flag.starts_with('-') && !args().any(is_taken), "{flag}");
+            assert!(!is_known(flag) || *flag == "--output-err", "{flag}");
+        }
+        for flag in FLAGS.split_whitespace() {
+            assert!(listed.iter().any(|(other, _)| *other == flag), "{flag} is not in the table");
+        }
+    }
+
+    #[test]
+    fn every_command_of_the_table_is_answered_and_those_of_troika_are_read() {
+        let table = rows(3);
+        assert!(table.len() > 15);
+        for cells in table {
+            let own = codes(cells[2]).next().unwrap_or_else(|| panic!("{cells:?}"));
+            parses(own).unwrap_or_else(|why| panic!("{own}: {why}"));
+            let verb = own.split(' ').nth(1).unwrap();
+            for theirs in codes(cells[0]).chain(codes(cells[1])) {
+                let (first, rest) = theirs.split_once(' ').unwrap_or((theirs, ""));
+                let (word, rest) = match first.strip_prefix("llama-") {
+                    Some(word) => (word, rest),
+                    None => rest.split_once(' ').unwrap_or((rest, "")),
+                };
+                match read(&[word]) {
+                    Ok(_) => assert!(Cli::command().find_subcommand(word).is_some(), "{theirs}"),
+                    Err(why) => assert!(why.starts_with(&format!("{word} is no command")), "{why}"),
+                }
+                // Their flags behind Troika's command.
+                if let Err(why) = parses(format!("troika {verb} {rest}").trim_end()) {
+                    assert!(
+                        why.contains("is no flag of Troika") || why.contains("not provided"),
+                        "{theirs}: {why}"
+                    );
+                }
             }
         }
-        // The table takes nothing away from Troika's own flags.
-        let rows = PAGE.lines().filter(|line| line.starts_with("| `-"));
-        let flags: Vec<&str> = rows.flat_map(|row| row.split(" | ").next()).collect();
-        assert!(flags.len() > 60);
-        for flag in flags.iter().flat_map(|flags| flags[2..].split(' ')) {
-            let flag = flag.trim_matches('`');
-            let letter = flag.strip_prefix('-').filter(|rest| rest.len() == 1);
-            let args = || command.get_subcommands().flat_map(|verb| verb.get_arguments());
-            let taken =
-                |arg: &clap::Arg| arg.get_short().is_some_and(|s| letter == Some(&s.to_string()));
-            assert!(flag.starts_with('-') && !args().any(taken), "{flag}");
-            assert!(!is_known(flag) || flag == "--output-err", "{flag}");
+        assert!(read(&["frobnicate"]).is_ok(), "clap says what it thinks of it");
+        for word in ["-p", "-hf", "./model.gguf"] {
+            let why = read(&[word, "a"]).unwrap_err();
+            assert_eq!(why, format!("name a command first, such as troika run {word}"));
         }
     }
 
@@ -182,6 +267,11 @@ mod tests {
         );
         // A value that cannot begin with a dash is none.
         assert!(read(&["run", "-s", "-md"]).is_err());
+        let why = read(&["show", "-ctk", "f16"]).unwrap_err();
+        assert_eq!(
+            why,
+            "-ctk is no flag of Troika: it is --cache-type, which troika show does not have"
+        );
     }
 
     #[test]
@@ -196,12 +286,12 @@ mod tests {
         assert_eq!(own(&["run", "--cache-type-k=f16", "--jinja"]), "run --cache-type=f16");
         assert_eq!(own(&["run", "--flash-attn=on", "-c", "8"]), "run -c 8");
         assert!(read(&["run", "--flash-attn=off"]).unwrap_err().contains("cannot be off"));
-        assert!(read(&["run", "--mmproj=x"]).unwrap_err().starts_with("--mmproj=x is llama.cpp's"));
+        let why = read(&["run", "--mmproj=x"]).unwrap_err();
+        assert!(why.starts_with("--mmproj=x is no flag of Troika"), "{why}");
         let off = read(&["run", "-fa", "off"]).unwrap_err();
         assert_eq!(
             off,
-            "-fa is llama.cpp's: it cannot be off, since attention is computed in blocks"
+            "-fa is no flag of Troika: it cannot be off, since attention is computed in blocks"
         );
-        assert!(read(&["-hf", "a/b"]).unwrap_err().contains("name a command first"));
     }
 }

@@ -20,10 +20,13 @@ use crate::output;
 use crate::progress::OpeningBars;
 use crate::stats::counted;
 
+/// The verb of the helper that renders chat templates.
+pub const RENDER_VERB: &str = "chat-render";
+
 /// How this program renders chat templates in a process of its own.
 pub fn chat_helper() -> Option<HelperCommand> {
     let program = std::env::current_exe().ok()?;
-    Some(HelperCommand { program, args: vec!["chat-render".into()] })
+    Some(HelperCommand { program, args: vec![RENDER_VERB.into()] })
 }
 
 /// What computes it, and in which types.

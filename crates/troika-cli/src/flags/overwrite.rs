@@ -2,11 +2,12 @@
 //! asked before anything else is done.
 
 use std::ffi::OsStr;
-use std::fs::{self, Metadata};
-use std::io::Read;
+use std::fs;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use clap::{ArgMatches, Command};
+use same_file::Handle;
 use troika::DeviceSpec;
 use troika::weights::{CacheFolder, CacheKind, files_of_model};
 use troika_hub::HubOptions;
@@ -27,11 +28,10 @@ const INPUTS: [(&str, &str); 4] =
     [("file", "text"), ("plan", "plan"), ("profile", "profile"), ("soc", "SoC file")];
 
 /// Which file a path leads to.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 enum Identity {
     /// One that is there, whatever it is called.
-    #[cfg(unix)]
-    There { device: u64, inode: u64 },
+    There(Handle),
     /// The place of one.
     Place(PathBuf),
 }
@@ -40,7 +40,12 @@ impl Identity {
     /// `None` where there is something other than a file: nothing is replaced there.
     fn of(path: &Path) -> Option<Identity> {
         match fs::metadata(path) {
-            Ok(meta) => Identity::of_file(&meta, || path.canonicalize().ok()),
+            // One that cannot be read is known by its place.
+            Ok(meta) if meta.is_file() => match Handle::from_path(path) {
+                Ok(handle) => Some(Identity::There(handle)),
+                Err(_) => path.canonicalize().ok().map(Identity::Place),
+            },
+            Ok(_) => None,
             Err(_) => {
                 let name = path.file_name()?;
                 let folder = path.parent().filter(|f| !f.as_os_str().is_empty());
@@ -49,54 +54,14 @@ impl Identity {
             }
         }
     }
-
-    #[cfg(unix)]
-    fn of_file(meta: &Metadata, _: impl Fn() -> Option<PathBuf>) -> Option<Identity> {
-        use std::os::unix::fs::MetadataExt;
-        let there = Identity::There { device: meta.dev(), inode: meta.ino() };
-        meta.is_file().then_some(there)
-    }
-
-    #[cfg(not(unix))]
-    fn of_file(meta: &Metadata, place: impl Fn() -> Option<PathBuf>) -> Option<Identity> {
-        place().filter(|_| meta.is_file()).map(Identity::Place)
-    }
 }
 
-/// A file that a command reads or writes.
-struct Named {
+/// A file that a command writes.
+struct Output {
     /// What it is, or the flag that names it.
     what: String,
     path: PathBuf,
     identity: Identity,
-}
-
-#[derive(Default)]
-struct Files(Vec<Named>);
-
-impl Files {
-    fn add(&mut self, what: &str, path: impl Into<PathBuf>) {
-        let path = path.into();
-        if let Some(identity) = Identity::of(&path) {
-            self.0.push(Named { what: what.into(), path, identity });
-        }
-    }
-
-    #[cfg(unix)]
-    fn add_open(&mut self, what: &str, file: impl std::os::fd::AsFd) {
-        let file = file.as_fd().try_clone_to_owned().map(std::fs::File::from);
-        let meta = file.and_then(|file| file.metadata()).ok();
-        if let Some(identity) = meta.and_then(|meta| Identity::of_file(&meta, || None)) {
-            self.0.push(Named { what: what.into(), path: PathBuf::new(), identity });
-        }
-    }
-
-    #[cfg(not(unix))]
-    fn add_open<T>(&mut self, _: &str, _: T) {}
-
-    fn find(&self, identity: &Identity) -> Option<&Named> {
-        self.0.iter().find(|f| f.identity == *identity)
-    }
 }
 
 /// Whether a file that is there is one that Troika wrote, or has no contents to lose.
@@ -122,32 +87,42 @@ fn values<'a>(verb: &Command, given: &'a ArgMatches, id: &str) -> Vec<&'a OsStr>
 /// # Errors
 /// The first such file, by its flag.
 pub(super) fn check(verb: &Command, given: &ArgMatches) -> Result<(), CliError> {
-    let mut outputs = Files::default();
+    let mut outputs = Vec::new();
     // There it is read.
     for id in OUTPUTS.into_iter().filter(|id| (verb.get_name(), *id) != ("report", "trace")) {
         let flag = verb.get_arguments().find(|arg| arg.get_id() == id);
-        let flag = format!("--{}", flag.and_then(|f| f.get_long()).unwrap_or(id));
-        values(verb, given, id).into_iter().for_each(|path| outputs.add(&flag, path));
+        let what = format!("--{}", flag.and_then(|f| f.get_long()).unwrap_or(id));
+        outputs.extend(values(verb, given, id).into_iter().filter_map(|path| {
+            let identity = Identity::of(Path::new(path))?;
+            Some(Output { what: what.clone(), path: path.into(), identity })
+        }));
     }
-    if outputs.0.is_empty() {
+    if outputs.is_empty() {
         return Ok(());
     }
-    let inputs = inputs(verb, given);
-    let mut written = Files::default();
-    written.add_open("standard output", std::io::stdout());
-    for output in outputs.0 {
+    let open = |handle: io::Result<Handle>| handle.ok().map(Identity::There);
+    let (stdin, inputs) = (open(Handle::stdin()), inputs(verb, given));
+    let mut written = Vec::new();
+    if let Some(identity) = open(Handle::stdout()) {
+        written.push(Output { what: "standard output".into(), path: PathBuf::new(), identity });
+    }
+    for output in outputs {
         let path = output.path.display();
-        if let Some(input) = inputs.find(&output.identity) {
-            let of = match input.path == output.path || input.path.as_os_str().is_empty() {
-                true => String::new(),
-                false => format!(" ({})", input.path.display()),
-            };
+        // One is open at a time: there may be thousands.
+        let is_it = |path: &Path| Identity::of(path).as_ref() == Some(&output.identity);
+        let read = inputs.iter().find(|(_, path)| is_it(path));
+        let read = read.map(|(what, other)| match *other == output.path {
+            true => what.to_string(),
+            false => format!("{what} ({})", other.display()),
+        });
+        let piped = stdin.as_ref().filter(|stdin| **stdin == output.identity);
+        if let Some(input) = piped.map(|_| "file of standard input".into()).or(read) {
             return Err(CliError::Usage(format!(
-                "{} {path} would replace the {}{of} that is read; name another file",
-                output.what, input.what
+                "{} {path} would replace the {input} that is read; name another file",
+                output.what
             )));
         }
-        if let Some(other) = written.find(&output.identity) {
+        if let Some(other) = written.iter().find(|other| other.identity == output.identity) {
             return Err(CliError::Usage(format!(
                 "{} and {} name the same file ({path}); give each one of its own",
                 output.what, other.what
@@ -160,28 +135,25 @@ pub(super) fn check(verb: &Command, given: &ArgMatches) -> Result<(), CliError> 
                 output.what
             )));
         }
-        written.0.push(output);
+        written.push(output);
     }
     Ok(())
 }
 
 /// All that the command reads.
-fn inputs(verb: &Command, given: &ArgMatches) -> Files {
-    let mut files = Files::default();
-    files.add_open("file of standard input", std::io::stdin());
+fn inputs(verb: &Command, given: &ArgMatches) -> Vec<(&'static str, PathBuf)> {
+    let mut files = Vec::new();
     for (id, what) in INPUTS {
         let named = values(verb, given, id).into_iter().filter(|v| *v != OWN_PROFILE);
-        named.for_each(|path| files.add(what, path));
+        files.extend(named.map(|path| (what, path.into())));
     }
     for device in values(verb, given, "device") {
         let spec = device.to_str().and_then(|text| text.parse::<DeviceSpec>().ok());
-        spec.and_then(|s| s.processor).iter().for_each(|p| files.add("SoC file", &p.file));
+        files.extend(spec.and_then(|s| s.processor).map(|p| ("SoC file", p.file)));
     }
     for id in ["positional", "model"] {
         for name in values(verb, given, id) {
-            for file in models(name) {
-                files.add("model", file);
-            }
+            files.extend(models(name).into_iter().map(|file| ("model", file)));
         }
     }
     let cache = values(verb, given, "cache_dir");
@@ -189,7 +161,7 @@ fn inputs(verb: &Command, given: &ArgMatches) -> Files {
     // A profile that is kept may be measured again.
     let read = |kind: CacheKind| kind != CacheKind::Profile || verb.get_name() != "profile";
     let kept = cache.and_then(|cache| cache.files().ok()).into_iter().flatten();
-    kept.filter(|f| read(f.kind)).for_each(|f| files.add("kept file", f.path));
+    files.extend(kept.filter(|f| read(f.kind)).map(|f| ("kept file", f.path)));
     files
 }
 

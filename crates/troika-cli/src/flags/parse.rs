@@ -97,21 +97,10 @@ fn beaten(verb: &Command, typed: &ArgMatches) -> BTreeSet<String> {
 /// What is wrong where a value should be text and is not UTF-8: with the flag, which clap's own
 /// message does not name.
 fn not_text(command: &mut Command, words: &[OsString]) -> clap::Error {
-    // Whether it is still wrong when this word alone is left as it is.
-    let is_wrong = |kept: usize| {
-        let text = |(at, word): (usize, &OsString)| match at == kept {
-            true => word.clone(),
-            false => word.to_string_lossy().into_owned().into(),
-        };
-        let words = words.iter().enumerate().map(text);
-        let read = command.clone().try_get_matches_from(words);
-        read.is_err_and(|e| e.kind() == ErrorKind::InvalidUtf8)
-    };
-    let what = match is_wrong(words.len()) {
-        true => "a variable TROIKA_* of the environment".to_string(),
-        false => (1..words.len()).find(|&at| is_wrong(at)).map_or_else(String::new, |at| {
-            place(&words[at - 1].to_string_lossy(), &words[at].to_string_lossy())
-        }),
+    let mut pairs = words.windows(2);
+    let what = match pairs.find(|pair| pair[1].to_str().is_none()) {
+        None => "a variable TROIKA_* of the environment".to_string(),
+        Some(pair) => place(&pair[0].to_string_lossy(), &pair[1].to_string_lossy()),
     };
     let why = format!("{what} is not UTF-8 text; write it, or name the file, in UTF-8");
     command.error(ErrorKind::InvalidUtf8, why)

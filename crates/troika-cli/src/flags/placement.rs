@@ -1,7 +1,6 @@
 //! Flags that say which devices there are and how a model is divided over them.
 
 use std::collections::HashSet;
-use std::num::ParseIntError;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +13,7 @@ use troika::{AutoDevices, DeviceSpec, OpenOptions, PlanSource, ProfileAt, SolveO
 use crate::error::CliError;
 use crate::flags::calibration::CalibrationArgs;
 use crate::flags::experts::ExpertArgs;
+use crate::flags::npu::needs_npu;
 use crate::flags::quant::QuantArgs;
 use crate::flags::types::named;
 use crate::input::read_file;
@@ -67,8 +67,9 @@ fn device_or_auto(text: &str) -> Result<DeviceArg, String> {
 }
 
 /// A number of layers; `all` and `auto` are -1.
-fn layers(text: &str) -> Result<i64, ParseIntError> {
-    if matches!(text, "all" | "auto") { Ok(-1) } else { text.parse() }
+fn layers(text: &str) -> Result<i64, &'static str> {
+    let number = if matches!(text, "all" | "auto") { Ok(-1) } else { text.parse() };
+    number.map_err(|_| "it is neither a number of layers nor all or auto")
 }
 
 /// `NAME=MIB`, in bytes.
@@ -312,6 +313,15 @@ impl PlacementArgs {
         let counts = self.calibration.calibration.as_deref().filter(|_| shares);
         options.experts = self.experts.options(counts, self.lengths.map(|of| of.prompt))?;
         self.calibration.apply(options)?;
+        let flags = &self.calibration;
+        let of_npus = [
+            ("--npu-format", flags.npu_format.is_some()),
+            ("--npu-attention", flags.npu_attention),
+            ("--row-buckets", !self.row_buckets.is_empty()),
+        ];
+        if let Some((flag, _)) = of_npus.iter().find(|(_, is_given)| *is_given) {
+            needs_npu(flag, &options.devices.devices)?;
+        }
         options.sync = self.sync.unwrap_or_default();
         Ok(())
     }

@@ -5,14 +5,15 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Arg, Args, Parser, Subcommand, ValueEnum};
+use troika::graph::DType;
 use troika::weights::Quant;
 
 use super::cache::CacheArgs;
 use super::calibration::share;
 use super::doctor::DoctorArgs;
 use super::models::{LsArgs, PullArgs, RmArgs};
-use super::npu::{NpuCompileArgs, NpuProfilingArgs};
+use super::npu::NpuProfilingArgs;
 use super::open::{ComputeArgs, OpenArgs};
 use super::placement::{self, PlanFileArgs};
 use super::ps::PsArgs;
@@ -21,7 +22,7 @@ use super::sampling::SamplingArgs;
 use super::serve::ServeArgs;
 use super::sharing::SharingArgs;
 use super::simulate::{ReproduceArgs, SimulateArgs};
-use super::types::{QUANTS, one_of, sequence_count, thread_count};
+use super::types::{CACHE_TYPES, QUANTS, one_of, sequence_count, thread_count};
 
 /// Runs large language models on the processors of this machine.
 #[derive(Parser)]
@@ -79,15 +80,6 @@ pub enum Command {
     Cache(CacheArgs),
     /// Print a completion script for a shell
     Completions(CompletionArgs),
-    /// Compiles graphs for an NPU; a command that needs them starts it
-    #[command(hide = true)]
-    NpuCompile(NpuCompileArgs),
-    /// Says which GPU could compute; a command that runs on the CPU starts it
-    #[command(hide = true)]
-    FindGpu,
-    /// Renders chat templates; a command that needs it starts it
-    #[command(hide = true)]
-    ChatRender,
 }
 
 /// Which model.
@@ -120,6 +112,10 @@ pub struct SubjectArgs {
 pub struct RunArgs {
     #[command(flatten)]
     pub model: ModelArgs,
+    /// The prompt, as Ollama takes it
+    #[arg(value_name = "PROMPT")]
+    #[arg(conflicts_with_all = ["model", "prompt", "file", "prompt_ids", "parallel"])]
+    pub text: Option<String>,
     /// The prompt; read from standard input when that is not a terminal
     #[arg(short, long, conflicts_with_all = ["file", "prompt_ids"])]
     #[arg(allow_hyphen_values = true)]
@@ -270,6 +266,9 @@ pub struct BenchArgs {
     #[arg(short, long, value_name = "N", value_delimiter = ',', value_parser = thread_count())]
     #[arg(env = "TROIKA_THREADS")]
     pub threads: Vec<usize>,
+    /// Type of the KV cache [default: as run has it]
+    #[arg(long, value_parser = one_of(CACHE_TYPES), env = "TROIKA_CACHE_TYPE")]
+    pub cache_type: Option<DType>,
     /// Repetitions
     #[arg(short, long, value_name = "N", default_value_t = 5)]
     pub repetitions: usize,
@@ -289,11 +288,14 @@ pub struct BenchArgs {
     pub plan: PlanFileArgs,
 }
 
+fn of_windows(context: Arg) -> Arg {
+    let help = "Length of the windows in tokens [default: 512, or the model's context if shorter]";
+    context.help(help)
+}
+
 /// `troika perplexity`.
 #[derive(Args)]
-#[command(mut_arg("ctx_size", |arg| {
-    arg.help("Length of the windows in tokens [default: 512, or the model's context if shorter]")
-}))]
+#[command(mut_arg("ctx_size", of_windows))]
 pub struct PerplexityArgs {
     #[command(flatten)]
     pub model: ModelArgs,
@@ -323,9 +325,7 @@ pub struct ReportArgs {
 
 /// `troika calibrate`.
 #[derive(Args)]
-#[command(mut_arg("ctx_size", |arg| {
-    arg.help("Length of the windows in tokens [default: 512, or the model's context if shorter]")
-}))]
+#[command(mut_arg("ctx_size", of_windows))]
 pub struct CalibrateArgs {
     #[command(flatten)]
     pub subject: SubjectArgs,
@@ -428,9 +428,7 @@ pub struct CompletionArgs {
 
 /// `troika train-predictor`.
 #[derive(Args)]
-#[command(mut_arg("ctx_size", |arg| {
-    arg.help("Length of the windows in tokens [default: 512, or the model's context if shorter]")
-}))]
+#[command(mut_arg("ctx_size", of_windows))]
 pub struct TrainPredictorArgs {
     #[command(flatten)]
     pub model: ModelArgs,

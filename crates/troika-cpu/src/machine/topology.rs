@@ -83,12 +83,13 @@ fn answer() -> Vec<Core> {
 #[cfg(target_os = "macos")]
 fn answer() -> Vec<Core> {
     from_macos(&|name| {
-        let (mut value, mut len) = (0u32, size_of::<u32>());
+        let mut value = [0u8; 64];
+        let mut len = value.len();
         let (name, new) = (std::ffi::CString::new(name).ok()?, std::ptr::null_mut());
-        let place = (&raw mut value).cast();
+        let place = value.as_mut_ptr().cast();
         // SAFETY: the name ends with a zero, and `len` bytes can be written to `value`.
         let told = unsafe { libc::sysctlbyname(name.as_ptr(), place, &mut len, new, 0) };
-        (told == 0 && len == size_of::<u32>()).then_some(value as usize)
+        (told == 0).then(|| value[..len].to_vec())
     })
 }
 
@@ -120,18 +121,25 @@ fn from_windows(mut answer: &[u8]) -> Vec<Core> {
     cores.into_iter().map(|(_, core)| core).collect()
 }
 
-/// Reads the numbers that `sysctl` knows by name. Level 0 has the fastest cores. Which numbers they
+/// Reads what `sysctl` knows by name: numbers in four bytes, and text. Level 0 has the fastest cores;
+/// the others count as fast unless they are named "Efficiency", or have no name. Which numbers cores
 /// have is not told; macOS binds no thread to one.
 #[cfg(any(target_os = "macos", test))]
-fn from_macos(number: &dyn Fn(&str) -> Option<usize>) -> Vec<Core> {
+fn from_macos(value: &dyn Fn(&str) -> Option<Vec<u8>>) -> Vec<Core> {
+    let number = |name: &str| value(name)?.try_into().map(u32::from_ne_bytes).ok();
     let (Some(all), Some(logical)) = (number("hw.physicalcpu"), number("hw.logicalcpu")) else {
         return Vec::new();
     };
-    let levels = number("hw.nperflevels").unwrap_or(1);
-    let fast = number("hw.perflevel0.physicalcpu").filter(|_| levels > 1).unwrap_or(all);
-    let threads = logical.checked_div(all).unwrap_or(0).max(1);
+    let is_fast = |level: &u32| {
+        let name = value(&format!("hw.perflevel{level}.name"));
+        *level == 0 || name.is_some_and(|name| !name.starts_with(b"Efficiency"))
+    };
+    let levels = (0..number("hw.nperflevels").unwrap_or(0).min(8)).filter(is_fast);
+    let fast = levels.filter_map(|level| number(&format!("hw.perflevel{level}.physicalcpu"))).sum();
+    let fast = if fast == 0 { all } else { fast } as usize;
+    let threads = logical.checked_div(all).unwrap_or(0).max(1) as usize;
     let core = |id| Core { id, physical: (0, id / threads), performance: id / threads < fast };
-    (0..logical.min(MOST)).map(core).collect()
+    (0..(logical as usize).min(MOST)).map(core).collect()
 }
 
 /// Reads the tree of `/sys/devices`.
@@ -290,33 +298,42 @@ mod tests {
         cores.into_iter().flat_map(record).collect()
     }
 
-    /// Written by the layout that Microsoft documents and the cores that makers list, not recorded.
+    /// What `GetLogicalProcessorInformationEx` told on real machines: class, group and mask of each
+    /// core as programs printed them, since no raw bytes were found.
     #[test]
-    fn answers_of_windows() {
-        let pair = |at: u64| 3u64 << (2 * at);
-        // A Core i9-13900K: 8 fast cores of two threads, 16 slow ones.
-        let fast = (0..8).map(|k| (1, 0, pair(k)));
-        let hybrid: Vec<_> = fast.chain((16..32).map(|bit| (0, 0, 1 << bit))).collect();
-        let cores = from_windows(&windows(hybrid));
-        assert_eq!((cores.len(), cores.iter().filter(|c| c.performance).count()), (32, 16));
+    fn recorded_answers_of_windows() {
+        let read = |cores: Vec<(u8, u16, u64)>| from_windows(&windows(cores));
+        let pairs = |n: u64| (0..n).map(|k| 3u64 << (2 * k));
+        let alone = |bits: std::ops::Range<u64>| bits.map(|bit| 1u64 << bit);
+        // A Core i5-14600K with Windows 11: github.com/SimonvBez/CPUSetSetter/issues/3, 2025-10-31.
+        // The last four of its 14 lines were cut off; the CPU's other slow cores are taken for them.
+        let fast = pairs(6).map(|mask| (1, 0, mask));
+        let cores = read(fast.chain(alone(12..20).map(|mask| (0, 0, mask))).collect());
+        assert_eq!((cores.len(), cores.iter().filter(|c| c.performance).count()), (20, 12));
+        assert_eq!(physical_cores(&cores), [0, 2, 4, 6, 8, 10]);
+        // A Core i7-12700KF whose slow cores are switched off: class 0 is the best one. Same page,
+        // 2025-11-05.
+        let cores = read(pairs(8).map(|mask| (0, 0, mask)).collect());
         assert_eq!(physical_cores(&cores), [0, 2, 4, 6, 8, 10, 12, 14]);
-        // A Core Ultra 7 155H: 6 fast cores, 8 slow ones, 2 slower ones.
-        let slow = (12..20).map(|bit| (1, 0, 1u64 << bit));
-        let slower = (20..22).map(|bit| (0, 0, 1u64 << bit));
-        let three = (0..6).map(|k| (2, 0, pair(k))).chain(slow).chain(slower);
-        assert_eq!(physical_cores(&from_windows(&windows(three))), [0, 2, 4, 6, 8, 10]);
-        // A Ryzen 7 5800X: 8 cores of two threads, of one class.
-        let equal = (0..8).map(|k| (0, 0, pair(k)));
-        assert_eq!(physical_cores(&from_windows(&windows(equal))).len(), 8);
-        // A Snapdragon 8cx Gen 3: 4 slow cores, 4 fast ones.
-        let arm = (0..8).map(|bit| (u8::from(bit > 3), 0, 1u64 << bit));
-        assert_eq!(physical_cores(&from_windows(&windows(arm))), [4, 5, 6, 7]);
-        // A Threadripper 3990X: 64 cores of two threads in two groups.
-        let groups = (0..64).map(|k| (0, (k / 32) as u16, pair(k % 32)));
-        let cores = from_windows(&windows(groups));
-        assert_eq!((cores.len(), physical_cores(&cores).len()), (128, 64));
-        assert_eq!(cores.last().map(|c| (c.id, c.physical)), Some((127, (0, 63))));
-        // What is cut off, or has no length, ends the list.
+        // A Core Ultra 7 165U, whose fast cores are not the first ones; Coreinfo prints no classes:
+        // learn.microsoft.com/sysinternals/downloads/coreinfo, version 4.0.
+        let masks = pairs(1).chain(alone(2..10)).chain([3 << 10]).chain(alone(12..14));
+        let cores = read(masks.map(|mask| (0, 0, mask)).collect());
+        assert_eq!(physical_cores(&cores), [0, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13]);
+        // A server with two sockets of six cores, of Windows Server before classes:
+        // dba.stackexchange.com/a/36578.
+        let cores = read(pairs(12).map(|mask| (0, 0, mask)).collect());
+        assert_eq!((cores.len(), physical_cores(&cores).len()), (24, 12));
+        // A server with groups of 64, 16 and 64 logical cores. The page tells the groups, not the
+        // cores: github.com/open-mpi/hwloc/issues/497, 2021-11-17.
+        let group = |group, n: u64| pairs(n / 2).map(move |mask| (0, group, mask));
+        let cores = read(group(0, 64).chain(group(1, 16)).chain(group(2, 64)).collect());
+        assert_eq!((cores.len(), physical_cores(&cores).len()), (144, 72));
+        assert_eq!(cores.last().map(|c| (c.id, c.physical)), Some((191, (0, 71))));
+    }
+
+    #[test]
+    fn an_answer_of_windows_that_is_cut_off_ends_the_list() {
         let whole = windows((0..2).map(|k| (0, 0, 1 << k)));
         for (bytes, cores) in [(&whole[..], 2), (&whole[..95], 1), (&whole[..40], 0), (&[0; 96], 0)]
         {
@@ -324,29 +341,41 @@ mod tests {
         }
     }
 
-    /// Written by the names that Apple documents and the cores that it lists, not recorded.
+    /// What `sysctl` told on real Macs, as their owners published it.
     #[test]
-    fn answers_of_macos() {
+    fn recorded_answers_of_macos() {
         let cores = |answer: &str| {
             let find = |name: &str| {
-                let line = answer.lines().find_map(|line| line.trim().strip_prefix(name))?;
-                line.strip_prefix(": ")?.parse().ok()
+                let mut pairs = answer.split(", ").filter_map(|pair| pair.split_once(": "));
+                let text = pairs.find(|(key, _)| *key == name.trim_start_matches("hw."))?.1;
+                let number = text.parse::<u32>().map(|n| n.to_ne_bytes().to_vec());
+                Some(number.unwrap_or_else(|_| [text.as_bytes(), b"\0"].concat()))
             };
             let cores = from_macos(&find);
             (cores.len(), physical_cores(&cores).len())
         };
-        let m1 = "hw.nperflevels: 2\nhw.perflevel0.physicalcpu: 4\nhw.physicalcpu: 8\n\
-                  hw.logicalcpu: 8";
-        let m3_max = "hw.nperflevels: 2\nhw.perflevel0.physicalcpu: 12\nhw.physicalcpu: 16\n\
-                      hw.logicalcpu: 16";
-        let intel = "hw.nperflevels: 1\nhw.perflevel0.physicalcpu: 8\nhw.physicalcpu: 8\n\
-                     hw.logicalcpu: 16";
-        let before_levels = "hw.physicalcpu: 2\nhw.logicalcpu: 4";
-        assert_eq!(cores(m1), (8, 4));
-        assert_eq!(cores(m3_max), (16, 12));
-        assert_eq!(cores(intel), (16, 8));
-        assert_eq!(cores(before_levels), (4, 2));
-        assert_eq!(cores("hw.physicalcpu: 0\nhw.logicalcpu: 1"), (1, 0));
+        // A MacBookPro11,3 with a Core i7-4850HQ: github.com/osquery/osquery/pull/1501.
+        assert_eq!(cores("physicalcpu: 4, logicalcpu: 8"), (8, 4));
+        // An M1 with macOS 11, which has no levels: github.com/seanmonstar/num_cpus/issues/104.
+        assert_eq!(cores("physicalcpu: 8, logicalcpu: 8"), (8, 8));
+        // An M1 Pro; the numbers of all cores are told as ncpu and activecpu:
+        // github.com/Dr-Noob/cpufetch/issues/139.
+        let m1_pro = "physicalcpu: 10, logicalcpu: 10, nperflevels: 2, perflevel0.physicalcpu: 8, \
+                      perflevel1.physicalcpu: 2";
+        assert_eq!(cores(m1_pro), (10, 8));
+        // An M5 Max (Mac17,6), none of whose cores is slow: github.com/vladkens/macmon/issues/47.
+        let m5_max = "physicalcpu: 18, logicalcpu: 18, nperflevels: 2, perflevel0.physicalcpu: 6, \
+                      perflevel0.name: Super, perflevel1.physicalcpu: 12, \
+                      perflevel1.name: Performance";
+        assert_eq!(cores(m5_max), (18, 18));
+        // An M6 with macOS 27: github.com/kjn-void/gd-rs, the page of its benchmarks.
+        let m6 = "physicalcpu: 12, logicalcpu: 12, nperflevels: 3, perflevel0.name: Super, \
+                  perflevel0.physicalcpu: 2, perflevel1.name: Performance, \
+                  perflevel1.physicalcpu: 4, perflevel2.name: Efficiency, \
+                  perflevel2.physicalcpu: 6";
+        assert_eq!(cores(m6), (12, 6));
+        // No machine's.
+        assert_eq!(cores("physicalcpu: 0, logicalcpu: 1"), (1, 0));
         assert_eq!(cores(""), (0, 0));
     }
 

@@ -128,7 +128,8 @@ fn names_that_stand_for_nothing_remove_nothing() {
     }
     assert_eq!(tree(dir), before);
     let none = options(&dir.join("none"));
-    assert!(matches!(Removal::plan("o/n", &none), Err(HubError::Absent { .. })));
+    let said = Removal::plan("o/n", &none).expect_err("none").to_string();
+    assert!(said.contains("is not in the cache"), "{said}");
     assert!(matches!(Removal::plan("o/n", &HubOptions::default()), Err(HubError::NoCache)));
 }
 
@@ -147,7 +148,8 @@ fn what_links_lead_to_outside_of_the_cache_stays() {
     fresh();
     link(&away.join("models--o--n"), &dir.join("models--o--n"));
     for name in ["o/n:Q8_0", "o/n@main", &format!("o/n@{SHA}")] {
-        assert!(matches!(remove(name, &dir), Err(HubError::Outside { .. })), "{name}");
+        let said = remove(name, &dir).expect_err(name).to_string();
+        assert!(said.contains("leads out of the cache"), "{said}");
     }
     assert_eq!(remove("o/n", &dir).expect("removed"), 0);
     assert_eq!((tree(&dir), tree(&away)), (Vec::new(), before.clone()));
@@ -169,7 +171,8 @@ fn what_links_lead_to_outside_of_the_cache_stays() {
     let home = dir.join("models--o--n");
     let snapshot = cached(&dir, "models--o--n", &[("a-Q8_0.gguf", "8"), ("b-Q4_0.gguf", "4")]);
     link(&elsewhere, &snapshot.with_file_name("fedcba"));
-    assert!(matches!(remove("o/n:Q8_0@fedcba", &dir), Err(HubError::Outside { .. })));
+    let said = remove("o/n:Q8_0@fedcba", &dir).expect_err("a link").to_string();
+    assert!(said.contains("leads out of the cache"), "{said}");
     remove("o/n@fedcba", &dir).expect("removed");
     link(&elsewhere.join("m-Q4_0.gguf"), &snapshot.join("c-Q6_K.gguf"));
     assert_eq!(remove("o/n:Q6_K", &dir).expect("removed"), 0);

@@ -1,7 +1,7 @@
 //! The folder of packed weights and remembered hashes: listing and removing its files.
 
 use std::fs::DirEntry;
-use std::io::{ErrorKind, Result};
+use std::io::{ErrorKind, Read, Result};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -103,7 +103,9 @@ impl CacheFile {
         match self.kind {
             CacheKind::Packed => self.index().is_err(),
             CacheKind::Hash => !Record::read(&self.path).is_ok_and(|r| r.is_current()),
-            CacheKind::Graph => keyed(&self.path, GRAPH).is_err(),
+            // They may be gigabytes. One with other bytes behind its key is made again by the start
+            // that needs it.
+            CacheKind::Graph => !begins_with_key(&self.path, GRAPH),
             CacheKind::Device => keyed(&self.path, DEVICE).is_err(),
             CacheKind::Profile | CacheKind::Partial => false,
         }
@@ -269,9 +271,9 @@ impl CacheFolder {
         Ok(removed)
     }
 
-    /// Removes files without future use: abandoned partial files, damaged or outdated ones, hashes
-    /// of files that are gone or changed, and profiles that `useless` names. Then does the same as
-    /// [`CacheFolder::shrink`].
+    /// Removes files without future use: abandoned partial files, outdated ones and those whose
+    /// beginning is damaged, hashes of files that are gone or changed, and profiles that `useless`
+    /// names. Then does the same as [`CacheFolder::shrink`].
     ///
     /// # Errors
     /// Those of [`CacheFolder::shrink`].
@@ -321,6 +323,13 @@ fn keyed(path: &Path, ending: &str) -> std::result::Result<([u8; 32], Vec<u8>), 
         return Err("it is a copy of another file".into());
     }
     Ok((key, file.split_off(64)))
+}
+
+/// Whether such a file begins with its key. The rest is not read.
+fn begins_with_key(path: &Path, ending: &str) -> bool {
+    let mut head = [0; 64];
+    let read = std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut head));
+    read.is_ok() && path.file_name() == Some(keyed_name(&head, ending).as_ref())
 }
 
 /// The name of such a file.
@@ -430,13 +439,14 @@ mod tests {
         assert_eq!(folder.graph(&other).unwrap(), b"");
         let files = folder.files().unwrap();
         assert!(files.iter().all(|f| f.kind == CacheKind::Graph && f.verify().is_ok()));
-        // Truncated, and with other bytes.
-        for damage in [&b"short"[..], &[0; 40]] {
+        // Truncated, of another key, and with other bytes behind its own.
+        let behind = [&one[..], &[0; 90]].concat();
+        for (damage, pruned) in [(&b"short"[..], 1), (&[0; 80], 1), (&behind, 0)] {
             std::fs::write(folder.graph_file(&one), damage).unwrap();
             assert!(folder.graph(&one).is_none());
             assert_eq!(folder.files().unwrap().iter().filter(|f| f.verify().is_err()).count(), 1);
+            assert_eq!(folder.prune(1000, &|_| false).unwrap().len(), pruned);
         }
-        assert_eq!(folder.prune(1000, &|_| false).unwrap().len(), 1);
         // That of another graph.
         std::fs::copy(folder.graph_file(&other), folder.graph_file(&one)).unwrap();
         assert!(folder.graph(&one).is_none());

@@ -12,6 +12,7 @@ use super::print::BenchRows;
 use super::{ids, open};
 use crate::error::CliError;
 use crate::flags::BenchArgs;
+use crate::stats::ms;
 
 /// A text of any length, in words that tokenizers know.
 const WORDS: [&str; 16] = [
@@ -62,10 +63,6 @@ struct Times {
     ttft: f64,
     tpot: Option<f64>,
     all: f64,
-}
-
-fn ms(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e3
 }
 
 /// Answers once to warm up, and then as often as asked.

@@ -9,7 +9,6 @@ mod row;
 
 use std::ops::RangeInclusive;
 use std::path::Path;
-use std::time::Duration;
 
 use troika::engine::WantedLogits;
 use troika::engine::sample::SampleParams;
@@ -24,8 +23,10 @@ use troika_lab::Subject;
 
 use crate::error::CliError;
 use crate::flags::{BenchArgs, TableFlag, chat_helper};
+use crate::stats::counted;
 use crate::{expert_groups, output, resolve};
 
+use print::{BenchRows, LOOK};
 use row::{Facts, Row, Test};
 
 /// Runs all tests and prints the table.
@@ -55,30 +56,24 @@ pub fn run(args: &BenchArgs) -> Result<(), CliError> {
         return answers::run(args, &subject, all);
     }
     let all = all_options(args, &subject, &threads, context(&tests))?;
-    let mut printed = Printed { first: true, errors: Vec::new() };
-    let measured = all
-        .into_iter()
-        .try_for_each(|(_, options)| print_tests(args, &subject, &tests, options, &mut printed));
-    print::end(args.output, printed.first, measured)?;
-    args.soc.as_deref().map_or(Ok(()), |soc| predicted::summary(soc, &printed.errors, args.output))
+    let mut errors = Vec::new();
+    BenchRows::print(args.output, |rows| {
+        for (_, options) in all {
+            errors.extend(print_tests(args, &subject, &tests, options, rows)?);
+        }
+        Ok(())
+    })?;
+    args.soc.as_deref().map_or(Ok(()), |soc| predicted::summary(soc, &errors, args.output))
 }
 
-/// What has been printed.
-struct Printed {
-    /// Whether nothing has.
-    first: bool,
-    /// How far off predictions were.
-    errors: Vec<f64>,
-}
-
-/// Measures all tests with some options and prints their rows.
+/// Measures all tests with some options and prints their rows. Returns how far off predictions were.
 fn print_tests(
     args: &BenchArgs,
     subject: &Subject,
     tests: &[Test],
     options: OpenOptions,
-    printed: &mut Printed,
-) -> Result<(), CliError> {
+    rows: &mut BenchRows,
+) -> Result<Vec<f64>, CliError> {
     // Before the model is opened, while its memory is not in use.
     let options = subject.chosen(&options)?;
     let devices = limiting(&options);
@@ -93,25 +88,24 @@ fn print_tests(
     let meter = meter.and_then(Result::ok);
     let facts = Facts::of(subject.to_string(), &devices, &model, limits, source)?;
     if args.output == TableFlag::Md {
-        output::write(&print::markdown_head(&facts, printed.first, soc.is_some()))?;
+        output::write(&print::markdown_head(&facts, rows.first, soc.is_some()))?;
     }
-    let mut lines = Vec::new();
+    let (mut lines, mut errors) = (Vec::new(), Vec::new());
     for &test in tests {
         let measured = measure(&model, test, args.repetitions, meter.as_ref())?;
         let predicted = modelled.as_ref().map(|m| measure(m, test, 1, None)).transpose()?;
         let predicted_ns = predicted.and_then(|m| m.samples_ns.first().copied());
         let Measured { samples_ns, joules, experts, .. } = measured;
         let row = Row { test, samples_ns, joules, experts, predicted_ns, facts: &facts };
-        print::put(&print::row(&row, args.output, printed.first), args.output)?;
+        rows.add("", &print::markdown(&row), &print::fields(&row))?;
         lines.extend(print::experts_line(&row));
-        printed.errors.extend(row.prediction_error());
-        printed.first = false;
+        errors.extend(row.prediction_error());
     }
     if args.output == TableFlag::Md && !lines.is_empty() {
         output::write(&format!("\n{}\n", lines.join("\n")))?;
     }
     output::note(&expert_groups::text(&model.engine()?.group_stats()));
-    Ok(())
+    Ok(errors)
 }
 
 /// The devices whose limits count: a GPU alone, where it was chosen for the whole model.
@@ -186,6 +180,7 @@ fn options(
     let mut options = OpenOptions {
         // A forward batch has no more rows than the context: each sequence is to have its row.
         context: Some(context.max(sequences.min(high))),
+        kv_dtype: args.cache_type,
         sharing,
         ..args.compute.options_by(Some(threads), strategy)?
     };
@@ -241,9 +236,6 @@ fn feed(
         logits.extend_from_slice(row);
     })?)
 }
-
-/// The sampling interval of the energy meter.
-const LOOK: Duration = Duration::from_millis(100);
 
 /// What a test's repetitions took.
 struct Measured<'a> {
@@ -337,8 +329,10 @@ fn check_cache(model: &Model, test: Test) -> Result<(), CliError> {
         return Ok(());
     }
     Err(CliError::Failure(format!(
-        "--sequences {wanted}: the KV cache holds {fit} sequences of {tokens} tokens at once; \
-         measure fewer of them, or give the cache more memory (--kv-size)"
+        "--sequences {wanted}: the KV cache holds {} of {} at once; measure fewer of them, or give \
+         the cache more memory (--kv-size)",
+        counted(fit, "sequence"),
+        counted(tokens, "token")
     )))
 }
 

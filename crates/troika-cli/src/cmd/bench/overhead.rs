@@ -22,14 +22,6 @@ struct Cost {
     kernels: f64,
 }
 
-impl Cost {
-    /// What is not spent in kernels. It is not negative: a kernels' time is a part of its token's
-    /// time, so the median of the tokens' times is at least the median of the kernels' times.
-    fn route(&self) -> f64 {
-        self.token - self.kernels
-    }
-}
-
 /// Measures and prints.
 ///
 /// # Errors
@@ -41,9 +33,10 @@ pub fn run(args: &BenchArgs, subject: &Subject, threads: &[usize]) -> Result<(),
     let all = super::all_options(args, subject, threads, tokens.saturating_add(1))?;
     BenchRows::print(args.output, |rows| {
         for (threads, options) in all {
-            let cost = measure(args, subject, options, tokens)?;
-            let Cost { token, kernels } = cost;
-            let (route, share) = (cost.route(), cost.route() / token);
+            let Cost { token, kernels } = measure(args, subject, options, tokens)?;
+            // It is not negative: the kernels' time is a part of each token's, and so are the medians.
+            let route = token - kernels;
+            let share = route / token;
             let line = format!(
                 "| {subject} | {threads} | {token:.1} us | {kernels:.1} us | {route:.1} us | {:.1} % |\n",
                 100.0 * share

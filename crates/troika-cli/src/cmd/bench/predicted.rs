@@ -9,6 +9,7 @@ use troika_lab::{Subject, median};
 use crate::error::CliError;
 use crate::flags::TableFlag;
 use crate::output;
+use crate::stats::counted;
 
 /// Opens a model on the processors that a file has for the devices of another one, with its plan.
 ///
@@ -38,9 +39,9 @@ pub fn open(
 pub fn summary(file: &Path, errors: &[f64], form: TableFlag) -> Result<(), CliError> {
     let sizes: Vec<f64> = errors.iter().map(|e| e.abs() * 100.0).collect();
     let worst = sizes.iter().copied().fold(0.0, f64::max);
-    let (count, file) = (sizes.len(), file.display());
+    let (count, file) = (counted(sizes.len(), "prediction"), file.display());
     let Some(middle) = median(sizes).filter(|_| form == TableFlag::Md) else { return Ok(()) };
     output::write(&format!(
-        "\n{count} predictions of {file}: off by {middle:.1} % (median), {worst:.1} % at worst\n"
+        "\n{count} of {file}: off by {middle:.1} % (median), {worst:.1} % at worst\n"
     ))
 }

@@ -1,23 +1,17 @@
 //! Formats of the table.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Map, Value, json};
 use troika::Limits;
 
-use super::LOOK;
 use super::row::{Facts, Row, mean_sd, value_types};
 use crate::error::CliError;
 use crate::flags::TableFlag;
 use crate::{output, stats};
 
-/// A row in the requested format.
-pub fn row(row: &Row<'_>, form: TableFlag, first: bool) -> String {
-    match form {
-        TableFlag::Md => markdown(row),
-        _ => record(&fields(row), form, first),
-    }
-}
+/// The sampling interval of the energy meter.
+pub const LOOK: Duration = Duration::from_millis(100);
 
 /// An object in a form for machines.
 fn record(object: &Value, form: TableFlag, first: bool) -> String {
@@ -32,7 +26,7 @@ fn record(object: &Value, form: TableFlag, first: bool) -> String {
 pub struct BenchRows {
     form: TableFlag,
     /// Whether nothing was printed.
-    first: bool,
+    pub first: bool,
 }
 
 impl BenchRows {
@@ -46,7 +40,11 @@ impl BenchRows {
     ) -> Result<(), CliError> {
         let mut rows = BenchRows { form, first: true };
         let added = add(&mut rows);
-        end(form, rows.first, added)
+        match form {
+            // Before something failed, that is a whole list, too.
+            TableFlag::Json if !rows.first => added.and(output::json_document("]\n")),
+            _ => added,
+        }
     }
 
     /// Prints a row: its line of a table under `head`, or its object.
@@ -60,29 +58,10 @@ impl BenchRows {
             (form, first) => record(object, form, first),
         };
         self.first = false;
-        put(&text, self.form)
-    }
-}
-
-/// Ends what was printed: before something failed, that is a whole list, too.
-///
-/// # Errors
-/// What failed; a closed standard output.
-pub fn end(form: TableFlag, nothing: bool, result: Result<(), CliError>) -> Result<(), CliError> {
-    match form {
-        TableFlag::Json if !nothing => result.and(output::json_document("]\n")),
-        _ => result,
-    }
-}
-
-/// Writes what is in this form.
-///
-/// # Errors
-/// A closed standard output.
-pub fn put(text: &str, form: TableFlag) -> Result<(), CliError> {
-    match form {
-        TableFlag::Json | TableFlag::Jsonl => output::json_document(text),
-        TableFlag::Csv | TableFlag::Md => output::write(text),
+        match self.form {
+            TableFlag::Json | TableFlag::Jsonl => output::json_document(&text),
+            TableFlag::Csv | TableFlag::Md => output::write(&text),
+        }
     }
 }
 
@@ -95,7 +74,7 @@ pub fn limits(limits: &Limits) -> Value {
 }
 
 /// The fields of llama-bench, and our own.
-fn fields(row: &Row<'_>) -> Value {
+pub fn fields(row: &Row<'_>) -> Value {
     let (f, plan) = (row.facts, &row.facts.plan);
     let kv = plan.kv_dtype.name().to_lowercase();
     let ns: Vec<f64> = row.samples_ns.iter().map(|&n| n as f64).collect();
@@ -213,7 +192,8 @@ pub fn markdown_head(facts: &Facts, first: bool, predicted: bool) -> String {
     )
 }
 
-fn markdown(row: &Row<'_>) -> String {
+/// The line of a table.
+pub fn markdown(row: &Row<'_>) -> String {
     let f = row.facts;
     let (mean, sd) = mean_sd(&row.rates());
     let ttft = row.ttft_ms().map_or(String::new(), |t| format!("{t:.1} ms"));
