@@ -96,7 +96,7 @@ mod tests {
             "model --help",
             "peers a b -p 8,16 --rounds 5 --ik y --sequences 4,8",
             "peers a --llama x --device gpu:llvmpipe -p 128 -n 16",
-            "soak --kills 3 --step 0 --minutes 1 --seed 9 --sequences 0 --troika t",
+            "soak --kills 3 --seed 9 --sequences 0 --server 1 --troika t",
             "valgrind a --cases 9 b",
         ] {
             assert!(parse(good).is_ok(), "{good}");

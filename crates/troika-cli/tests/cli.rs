@@ -222,7 +222,36 @@ fn the_cache_is_listed_checked_and_emptied() {
     refused(&troika(&["cache", "ls", "--cache-dir", &file]), 1, &["cannot use the cache", &file]);
 }
 
-/// A short form of `cargo xtask soak`.
+/// A limit on the size of files has writes fail as a full disk has: the text is the same, a warning
+/// says that nothing is kept, and nothing is left behind.
+#[cfg(unix)]
+#[test]
+fn a_full_disk_leaves_nothing_of_the_cache() {
+    let dir = tempfile::tempdir().unwrap();
+    let (folder, model) = (dir.path().join("cache"), tiny_moe());
+    let cache = folder.display().to_string();
+    let run = ["run", &model, "-p", "Once", "-n", "4", "--temp", "0", "--quant", "q4"];
+    let want = troika(&[&run[..], &["--no-cache"]].concat()).stdout;
+    let (mut kept, mut told) = (0, 0);
+    for kib in (0..16).map(|power| (1 << power) - 1) {
+        let _ = std::fs::remove_dir_all(&folder);
+        let limited = format!("trap '' XFSZ; ulimit -f {kib}; exec \"$0\" \"$@\"");
+        // The second start finds what the first has left.
+        for _ in 0..2 {
+            let mut c = std::process::Command::new("bash");
+            c.args(["-c", &limited, env!("CARGO_BIN_EXE_troika")]).args(run);
+            let out = c.args(["--cache-dir", &cache]).output().unwrap();
+            let says = text(&out.stderr).contains("cannot be kept");
+            assert!(out.status.success() && out.stdout == want, "{kib}: {}", text(&out.stderr));
+            let files = packed(&folder);
+            assert!(files.iter().all(|p| p.0.extension().unwrap() == "packed"), "{kib}: {files:?}");
+            assert_eq!(says, files.is_empty(), "{kib}: {}", text(&out.stderr));
+            (kept, told) = (kept + files.len(), told + usize::from(says));
+        }
+    }
+    assert!(kept >= 4 && told >= 4, "{kept} {told}");
+}
+
 #[test]
 fn processes_that_are_killed_while_they_write_the_cache_leave_nothing() {
     let dir = tempfile::tempdir().unwrap();
