@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::GpuSpec;
+#[cfg(feature = "gpu")]
+pub use troika_gpu::GpuSpec;
 
 /// A GPU of this machine, as its driver describes it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -35,6 +36,22 @@ impl GpuAdapter {
     /// The adapter of a line; `None` if the line is another one.
     pub fn from_line(line: &str) -> Option<GpuAdapter> {
         serde_json::from_str(line).ok()
+    }
+}
+
+/// Which adapter; in this build there is none.
+#[cfg(not(feature = "gpu"))]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GpuSpec {}
+
+#[cfg(not(feature = "gpu"))]
+impl GpuSpec {
+    /// Refuses every text.
+    ///
+    /// # Errors
+    /// That this build has no GPU devices.
+    pub fn parse(_: &str) -> Result<GpuSpec, String> {
+        Err("this build has no GPU devices; build it with the feature gpu".into())
     }
 }
 

@@ -5,8 +5,7 @@ use std::time::{Duration, Instant};
 
 use troika_model::chat::HelperCommand;
 
-use super::GpuSpec;
-use super::adapters::{GpuAdapter, gpu_adapter, gpu_adapters};
+use super::adapters::{GpuAdapter, GpuSpec, gpu_adapter, gpu_adapters};
 
 /// How long a search may take: a driver may hang.
 const PATIENCE: Duration = Duration::from_secs(3);

@@ -27,15 +27,12 @@ pub use troika_sim as sim;
 use troika_sim::{Board, Soc, SocError, VirtualClock, VirtualDevice};
 use troika_trace::Tracer;
 
-pub use adapters::{GpuAdapter, gpu_adapters};
+pub use adapters::{GpuAdapter, GpuSpec, gpu_adapters};
 pub use look::AutoDevices;
 pub(crate) use look::GpuSearch;
 
 use crate::checked_device::checked_device;
 use crate::kept_of_devices::{GpuSettings, KeptOfDevices};
-
-#[cfg(feature = "gpu")]
-pub use troika_gpu::GpuSpec;
 
 /// Which devices to open.
 #[derive(Clone, Debug, Default)]
@@ -525,22 +522,6 @@ impl troika_gpu::PipelineStore for KeptOfDevices {
 
     fn put(&self, name: &str, bytes: &[u8]) {
         self.keep(name, bytes);
-    }
-}
-
-/// Which adapter; in this build there is none.
-#[cfg(not(feature = "gpu"))]
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum GpuSpec {}
-
-#[cfg(not(feature = "gpu"))]
-impl GpuSpec {
-    /// Refuses every text.
-    ///
-    /// # Errors
-    /// That this build has no GPU devices.
-    pub fn parse(_: &str) -> Result<GpuSpec, String> {
-        Err("this build has no GPU devices; build it with the feature gpu".into())
     }
 }
 
