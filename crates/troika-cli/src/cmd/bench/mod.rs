@@ -219,18 +219,24 @@ fn open(subject: &Subject, mut options: OpenOptions, tracer: Tracer) -> Result<M
 }
 
 /// Tokens that vary with their position, so that experts vary too.
-pub(super) fn ids(n: usize, from: usize, vocab: usize) -> Vec<u32> {
+pub fn ids(n: usize, from: usize, vocab: usize) -> Vec<u32> {
     let token = |i: usize| ((i.wrapping_mul(2_654_435_761) >> 7) % vocab) as u32;
     (from..from + n).map(token).collect()
 }
 
 /// A session that computes everything itself.
-fn session(model: &Model) -> Result<Session, CliError> {
+///
+/// # Errors
+/// A context that does not fit into memory.
+pub fn session(model: &Model) -> Result<Session, CliError> {
     Ok(model.session_with(SessionOptions { fresh: true, ..SessionOptions::default() })?)
 }
 
 /// Computes tokens and takes the last one's logits, like llama-bench, without sampling.
-fn feed(
+///
+/// # Errors
+/// A failing device.
+pub fn feed(
     session: &mut Session,
     phase: Phase,
     tokens: &[u32],
@@ -243,7 +249,7 @@ fn feed(
 }
 
 /// The sampling interval of the energy meter.
-const LOOK: Duration = Duration::from_millis(100);
+pub const LOOK: Duration = Duration::from_millis(100);
 
 /// What a test's repetitions took.
 struct Measured<'a> {
