@@ -219,24 +219,18 @@ fn open(subject: &Subject, mut options: OpenOptions, tracer: Tracer) -> Result<M
 }
 
 /// Tokens that vary with their position, so that experts vary too.
-pub fn ids(n: usize, from: usize, vocab: usize) -> Vec<u32> {
+pub(super) fn ids(n: usize, from: usize, vocab: usize) -> Vec<u32> {
     let token = |i: usize| ((i.wrapping_mul(2_654_435_761) >> 7) % vocab) as u32;
     (from..from + n).map(token).collect()
 }
 
 /// A session that computes everything itself.
-///
-/// # Errors
-/// A context that does not fit into memory.
-pub fn session(model: &Model) -> Result<Session, CliError> {
+fn session(model: &Model) -> Result<Session, CliError> {
     Ok(model.session_with(SessionOptions { fresh: true, ..SessionOptions::default() })?)
 }
 
 /// Computes tokens and takes the last one's logits, like llama-bench, without sampling.
-///
-/// # Errors
-/// A failing device.
-pub fn feed(
+fn feed(
     session: &mut Session,
     phase: Phase,
     tokens: &[u32],
@@ -249,7 +243,7 @@ pub fn feed(
 }
 
 /// The sampling interval of the energy meter.
-pub const LOOK: Duration = Duration::from_millis(100);
+const LOOK: Duration = Duration::from_millis(100);
 
 /// What a test's repetitions took.
 struct Measured<'a> {
@@ -307,6 +301,19 @@ fn measure<'a>(
     let both = model.expert_stats().zip(measured.experts);
     measured.experts = both.map(|(now, before)| now.since(&before));
     Ok(measured)
+}
+
+/// Tokens per second of a prompt or of decoding, and joules a token where they can be read.
+///
+/// # Errors
+/// A device that fails.
+pub fn rate(model: &Model, prompt: usize, generate: usize) -> Result<(f64, Option<f64>), CliError> {
+    let test = Test { prompt, generate, depth: 0, sequences: 1 };
+    let meter = EnergyMeter::find(Path::new("/sys")).ok();
+    let measured = measure(model, test, 2, meter.as_ref())?;
+    let all = (test.tokens() * measured.samples_ns.len()) as f64;
+    let seconds = measured.samples_ns.iter().sum::<u64>() as f64 / 1e9;
+    Ok((all / seconds, measured.joules.map(|joules| joules / all)))
 }
 
 /// Measures a repetition of a test of one sequence.

@@ -1,314 +1,156 @@
 //! The measurements of `troika doctor --report`.
 
-use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
+use troika::device::DeviceError;
 use troika::graph::DType;
-use troika::model::spec::ModelSpec;
-use troika::plan::Phase;
-use troika::weights::{WeightMix, WeightStore};
+use troika::weights::WeightStore;
 use troika::{
-    BoundModel, CheckedKernel, DeviceOptions, DeviceSpec, EnergyMeter, Metering, Model,
-    OpenObserver, OpenOptions, check_device, free_memory, measure_limits, open_devices,
+    BoundModel, DeviceOptions, Model, OpenOptions, check_device, free_memory, measure_limits,
+    open_devices,
 };
-use troika_lab::{HandOverBy, ProfileOptions, Shape, Subject, measure_hand_overs, median, profile};
+use troika_lab::{HandOverBy, ProfileOptions, Shape, Subject, measure_hand_overs, profile};
 
 use super::report::Budget;
-use crate::cmd::bench::{LOOK, feed, ids, session};
+use crate::cmd::bench;
 use crate::error::CliError;
-use crate::gpu;
 use crate::progress::counting;
 
-/// Tokens of the prompts, of the warm-up, and the most that are decoded.
+/// Tokens of prompts, and how many are decoded.
 const PROMPT: usize = 128;
-const DECODED: usize = 64;
-/// Prompts after the warm-up.
-const PROMPTS: usize = 3;
-/// What products reach of the limit of multiplying at least, and what weights are made at, in
-/// bytes a second: only to foresee how many layers fit into the time.
-const OF_LIMIT: f64 = 0.2;
-const MADE: f64 = 0.25e9;
-/// Products and sums for a token by a byte of weights in four or five bits.
-const OPERATIONS: f64 = 3.6;
+const DECODED: usize = 16;
+/// Seconds for a byte of weights to make it and to decode with it, and those of a thread to compute
+/// prompts with it: only to foresee how many layers there is time for.
+const MADE: f64 = 9e-9;
+const COMPUTED: f64 = 34e-9;
 /// The shape whose values are handed over between devices.
 const SMALL: &str = "qwen3-moe-tiny:Q8_0";
 
-/// What was measured: for people, and in numbers.
-pub struct Measured {
-    pub says: String,
-    pub result: Value,
-}
+/// What was measured, for people and in numbers.
+pub type Measured = Result<(String, Value), CliError>;
 
-/// A device of its own.
-#[derive(Clone)]
-pub struct Target {
-    /// As `--device` takes it.
-    pub name: String,
-    pub spec: DeviceSpec,
-    /// Whether the CPU stands in for it: its times say nothing.
-    pub software: bool,
-    /// Bytes of weights that it has memory for, where they are not the host's.
-    pub memory: Option<u64>,
-    /// 10^9 operations per second, once its limits are known.
-    pub multiply: f64,
-}
-
-impl Target {
-    /// The options of this device, with the CPU for what an NPU refuses.
-    fn devices(&self, others: &DeviceOptions) -> DeviceOptions {
-        let cpu = self.spec.npu.is_some().then(DeviceSpec::default);
-        let devices = std::iter::once(self.spec.clone()).chain(cpu).collect();
-        DeviceOptions { devices, ..others.clone() }
-    }
-}
-
-fn of_device(e: troika::device::DeviceError) -> CliError {
+fn failed(e: DeviceError) -> CliError {
     CliError::Troika(e.into())
 }
 
-/// Compares the kernels with the reference's.
-pub fn kernels(
-    target: &Target,
-    others: &DeviceOptions,
-    budget: &Budget,
-) -> Result<Measured, CliError> {
-    let devices = vec![target.spec.clone()];
-    let devices = open_devices(&DeviceOptions { devices, ..others.clone() }).map_err(of_device)?;
+/// Compares the kernels of a device with the reference's.
+pub fn kernels(device: &DeviceOptions, budget: &Budget) -> Measured {
     let (mut count, mut of) = (counting("checking"), 0);
-    let mut checked = Vec::new();
-    for device in &devices {
-        checked = check_device(&**device, &mut |done, all| {
-            count(done, all);
-            of = all;
-            budget.goes_on()
-        })
-        .map_err(of_device)?;
-    }
-    let wrong: Vec<&CheckedKernel> = checked.iter().filter(|k| k.fault.is_some()).collect();
-    let worst = checked.iter().filter_map(|k| k.error).fold(0.0, f32::max);
-    let mut says = format!("{} as the CPU's, {} not", checked.len() - wrong.len(), wrong.len());
+    let mut progress = |done, all| {
+        count(done, all);
+        of = all;
+        budget.goes_on()
+    };
+    let devices = open_devices(device).map_err(failed)?;
+    let checked = devices.iter().map(|device| check_device(&**device, &mut progress));
+    let checked = checked.collect::<Result<Vec<_>, _>>().map_err(failed)?.concat();
+    let faults = checked.iter().filter_map(|k| Some(format!("{}: {}", k.name, k.fault.as_ref()?)));
+    let faults: Vec<String> = faults.collect();
+    let fine = checked.len() - faults.len();
+    let mut says = format!("{fine} of {of} as the CPU's");
     if checked.len() < of {
-        says.push_str(&format!(", {} not compared in this time", of - checked.len()));
+        says.push_str(&format!("; {} not compared in this time", of - checked.len()));
     }
-    let faults: Vec<Value> =
-        wrong.iter().map(|k| json!({ "kernel": k.name, "fault": k.fault })).collect();
-    let result = json!({
-        "compared": checked.len(), "of": of, "not_used": faults, "largest_difference": worst,
-    });
-    Ok(Measured { says, result })
+    faults.iter().for_each(|fault| says.push_str(&format!("; {fault}")));
+    Ok((says, json!({ "compared": checked.len(), "of": of, "as_the_cpu": fine })))
 }
 
-/// Measures what the device reaches at most.
-pub fn limits(target: &mut Target, others: &DeviceOptions) -> Result<Measured, CliError> {
-    let limits = measure_limits(&target.devices(others)).map_err(of_device)?;
-    target.multiply = limits.multiply.iter().map(|l| l.value).fold(0.0, f64::max);
-    let ways = limits.multiply.iter().map(|l| format!(", {} {:.0} {}", l.words, l.value, l.unit));
-    let says = format!("reads {:.1} GB/s{}", limits.read, ways.collect::<String>());
-    let ways: Vec<Value> =
-        limits.multiply.iter().map(|l| json!({ "of": l.name, "giga_per_s": l.value })).collect();
-    Ok(Measured { says, result: json!({ "read_gb_per_s": limits.read, "multiply": ways }) })
+/// Measures what a device reaches at most.
+pub fn limits(device: &DeviceOptions) -> Measured {
+    let limits = measure_limits(device).map_err(failed)?;
+    let mut says = format!("reads {:.1} GB/s", limits.read);
+    let mut result = json!({ "read_gb_per_s": limits.read });
+    for way in &limits.multiply {
+        says.push_str(&format!(", {} {:.0} {}", way.words, way.value, way.unit));
+        result[way.name] = way.value.into();
+    }
+    Ok((says, result))
 }
 
 /// Measures hand-overs between two of the CPU's queues.
-pub fn hand_overs() -> Result<Measured, CliError> {
-    let ways = [
-        ("predicting", HandOverBy::Predicting),
-        ("blocking", HandOverBy::Blocking),
-        ("spinning", HandOverBy::Spinning),
-    ];
+pub fn hand_overs() -> Measured {
+    let ways = [("predicted", HandOverBy::Predicting), ("asleep", HandOverBy::Blocking)];
     let (mut says, mut result) = (Vec::new(), json!({}));
     for (name, by) in ways {
-        let found = measure_hand_overs(by, 200, Duration::from_micros(500)).map_err(of_device)?;
+        let found = measure_hand_overs(by, 200, Duration::from_micros(500)).map_err(failed)?;
         let us = found.p50().as_secs_f64() * 1e6;
         says.push(format!("{name} {us:.1} us"));
-        result[name] = json!({ "median_us": us, "cores": found.share() });
+        result[format!("{name}_us")] = us.into();
     }
-    Ok(Measured { says: says.join(", "), result })
+    Ok((says.join(", "), result))
 }
 
-/// Measures hand-overs between a device and the CPU.
-pub fn hand_overs_with(
-    target: &Target,
-    others: &DeviceOptions,
-    budget: &Budget,
-) -> Result<Measured, CliError> {
-    let devices = vec![target.spec.clone(), DeviceSpec::default()];
-    let devices = DeviceOptions { devices, ..others.clone() };
-    let open = OpenOptions { devices, context: Some(2048), ..OpenOptions::default() };
+/// Measures hand-overs from a device to the CPU and back.
+pub fn hand_overs_of(device: OpenOptions, budget: &Budget) -> Measured {
     let ends = Arc::new(AtomicBool::new(false));
-    let options = ProfileOptions { open, file: None, soc: false, cancel: Some(ends.clone()) };
+    let cancel = Some(ends.clone());
+    let options = ProfileOptions { open: device, file: None, soc: false, cancel };
     let mut count = counting("measuring");
     let outcome = profile(&Subject::Synthetic(SMALL.into()), &options, &mut |done, all| {
         count(done, all);
         ends.store(!budget.goes_on(), Ordering::SeqCst);
     })?;
-    if outcome.profile.pairs.is_empty() {
+    let [there, back] = &outcome.profile.pairs[..] else {
         return Err(CliError::Failure("the time was too short".into()));
-    }
-    let name = |at: usize| if at == 0 { &*target.name } else { "cpu" };
-    let (mut says, mut result) = (Vec::new(), Vec::new());
-    for pair in &outcome.profile.pairs {
-        let us = |ns: f64| ns / 1e3;
-        let (poll, block) = (us(pair.predicted_ns.median), us(pair.blocking_ns.median));
-        let (from, to) = (name(pair.from), name(pair.to));
-        says.push(format!("to {to} {poll:.1} us, asleep {block:.1} us"));
-        result.push(json!({ "from": from, "to": to, "predicting_us": poll, "blocking_us": block }));
-    }
-    Ok(Measured { says: says.join(", "), result: result.into() })
+    };
+    let us = [there.predicted_ns, there.blocking_ns, back.predicted_ns, back.blocking_ns]
+        .map(|spread| spread.median / 1e3);
+    let [to, to_asleep, from, from_asleep] = us;
+    let says = format!(
+        "to the CPU {to:.1} us, asleep {to_asleep:.1} us; back {from:.1} us, asleep {from_asleep:.1} us"
+    );
+    Ok((says, json!({ "predicted_us": [to, from], "asleep_us": [to_asleep, from_asleep] })))
 }
 
-/// A known shape with as many of its layers as fit.
-struct CutShape {
-    name: String,
-    spec: ModelSpec,
-    mix: WeightMix,
-    all: usize,
+/// Bytes of weights that there is time and memory for.
+pub fn most_bytes(device: &DeviceOptions, memory: Option<u64>, budget: &Budget) -> u64 {
+    let cpu = device.devices.iter().all(|spec| spec.is_cpu());
+    let each = if cpu { MADE + COMPUTED / device.threads() as f64 } else { MADE };
+    let free = free_memory().map_or(u64::MAX, |free| free / 2);
+    let free = free.min(memory.map_or(u64::MAX, |memory| memory / 5 * 4));
+    free.min((budget.left().as_secs_f64() / each) as u64)
 }
 
-impl CutShape {
-    /// One of at most so many bytes, with a layer at least.
-    fn new(name: &str, most: u64) -> Result<CutShape, CliError> {
-        let Shape { spec, mix, .. } = Shape::find(name, DType::BF16)?;
-        let mut cut = CutShape { name: name.into(), all: spec.layers.len(), spec, mix };
-        let whole = cut.bytes();
-        let layers = std::mem::take(&mut cut.spec.layers);
-        cut.spec.layers = layers[..1].to_vec();
-        let one = cut.bytes();
-        // Layers of a shape are alike, or nearly so.
-        let each = (whole - one) / (cut.all as u64 - 1).max(1);
-        let fit = 1 + most.saturating_sub(one) / each.max(1);
-        cut.spec.layers = layers[..cut.all.min(fit as usize)].to_vec();
-        Ok(cut)
-    }
-
-    fn lazy(&self) -> WeightStore {
-        WeightStore::synthetic_lazy(&self.spec, self.mix, 1, OpenOptions::default().quant)
-    }
-
-    fn bytes(&self) -> u64 {
-        self.lazy().classes().iter().map(|class| class.bytes).sum()
-    }
-}
-
-/// Bytes of weights that memory and time are there for.
-fn most_bytes(target: &Target, budget: &Budget) -> u64 {
-    let memory = free_memory().map_or(u64::MAX, |free| free / 2);
-    let memory = memory.min(target.memory.unwrap_or(u64::MAX) / 5 * 4);
-    let prompts = 2.0 * PROMPT as f64 * OPERATIONS;
-    let each = 1.0 / MADE + prompts / (OF_LIMIT * target.multiply.max(1.0) * 1e9);
-    memory.min((budget.left().as_secs_f64() / each) as u64)
-}
-
-/// Measures prompts and decoding of a shape on a device alone.
-pub fn speed(
-    shape: &str,
-    target: &Target,
-    others: &DeviceOptions,
-    budget: &Budget,
-) -> Result<Measured, CliError> {
-    let cut = CutShape::new(shape, most_bytes(target, budget))?;
-    let devices = target.devices(others);
-    speed_with(cut, OpenOptions { devices, ..OpenOptions::default() }, budget)
-}
-
-/// Hears which devices are chosen.
-#[derive(Debug, Default)]
-struct Chosen(Mutex<String>);
-
-impl OpenObserver for Chosen {
-    fn placed(&self, sentence: &str) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = sentence.to_string();
-    }
-}
-
-/// Says what is chosen for a shape where no device is named, and measures that, if it is not the CPU
-/// alone.
-pub fn choice(
-    shape: &str,
-    cpu: &Target,
-    others: &DeviceOptions,
-    budget: &Budget,
-) -> Result<Measured, CliError> {
-    let cut = CutShape::new(shape, most_bytes(cpu, budget))?;
-    let heard = Arc::new(Chosen::default());
-    let devices = DeviceOptions { auto: Some(gpu::auto(None)), ..others.clone() };
-    let observer = Some(heard.clone() as Arc<dyn OpenObserver>);
-    let context = Some(2 * (PROMPT + DECODED));
-    let options = OpenOptions { devices, observer, context, ..OpenOptions::default() };
-    let options = options.chosen(&cut.name, &cut.spec, &cut.lazy())?;
-    let sentence = heard.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+/// Measures prompts and decoding with random weights of a shape, with as many layers as fit into so
+/// many bytes, and one at least: on the devices of the options, or those that are chosen.
+pub fn speed(shape: &str, options: &OpenOptions, most: u64) -> Measured {
+    let whole = Shape::find(shape, DType::BF16)?;
+    let all = whole.spec.layers.len();
+    let cut = |layers: usize| {
+        let mut cut = whole.clone();
+        cut.spec.layers.truncate(layers);
+        cut
+    };
+    let bytes = |shape: &Shape| -> u64 {
+        shape.lazy_weights(options.quant).classes().iter().map(|class| class.bytes).sum()
+    };
+    let layers = (2..=all).rev().find(|layers| bytes(&cut(*layers)) <= most).unwrap_or(1);
+    let Shape { spec, mix, .. } = cut(layers);
+    let lazy = WeightStore::synthetic_lazy(&spec, mix, 1, options.quant);
+    let options = options.chosen(shape, &spec, &lazy)?;
     if options.devices.devices.is_empty() {
-        let says = "the CPU alone".to_string();
-        return Ok(Measured { says, result: json!({ "devices": ["cpu"], "why": sentence }) });
+        return Ok(("the CPU alone".into(), json!({ "devices": ["cpu"] })));
     }
-    let mut measured = speed_with(cut, options, budget)?;
-    measured.says.push_str(&format!(" ({sentence})"));
-    measured.result["why"] = sentence.into();
-    Ok(measured)
-}
-
-fn speed_with(
-    cut: CutShape,
-    mut options: OpenOptions,
-    budget: &Budget,
-) -> Result<Measured, CliError> {
-    options.context = Some(2 * (PROMPT + DECODED));
-    let store = WeightStore::synthetic(&cut.spec, cut.mix, 1, options.quant);
-    let (layers, all) = (cut.spec.layers.len(), cut.all);
-    let bound = BoundModel { devices: options.open_devices()?, spec: cut.spec, store };
-    let model = Model::open_bound(&cut.name, bound, &options)?;
-    let prompt = prompts(&model, budget)?;
-    let (decode, joules) = decoding(&model, budget)?;
-    let rate = |r: Option<f64>| r.map_or("no time".into(), |r| format!("{r:.1} tok/s"));
-    let mut says = format!("prompt {}, decode {}", rate(prompt), rate(decode));
+    let store = WeightStore::synthetic(&spec, mix, 1, options.quant);
+    let bound = BoundModel { devices: options.open_devices()?, spec, store };
+    let model = Model::open_bound(shape, bound, &options)?;
+    let (prompt, _) = bench::rate(&model, PROMPT, 0)?;
+    let (decode, joules) = bench::rate(&model, 0, DECODED)?;
+    let plan = model.plan();
+    let mut says = format!("prompt {prompt:.1}, decode {decode:.1} tok/s");
     if layers < all {
         says.push_str(&format!(", {layers} of {all} layers"));
     }
-    if let Some(joules) = joules {
-        says.push_str(&format!(", {joules:.2} J a token"));
+    joules.iter().for_each(|joules| says.push_str(&format!(", {joules:.2} J a token")));
+    if plan.devices.len() > 1 {
+        says.push_str(&format!(", {} by {}", plan.devices.join(", "), plan.strategy));
     }
-    let plan = model.plan();
     let result = json!({
-        "layers": layers, "of_layers": all, "devices": plan.devices,
-        "strategy": plan.strategy, "prompt_tokens": PROMPT, "prompt_per_s": prompt,
-        "decode_per_s": decode, "joules_per_token": joules,
+        "layers": layers, "of_layers": all, "devices": plan.devices, "strategy": plan.strategy,
+        "prompt_per_s": prompt, "decode_per_s": decode, "joules_per_token": joules,
     });
-    Ok(Measured { says, result })
-}
-
-/// Tokens per second of prompts: the middle of as many as there is time for.
-fn prompts(model: &Model, budget: &Budget) -> Result<Option<f64>, CliError> {
-    let (mut rates, mut logits) = (Vec::new(), Vec::new());
-    for i in 0..=PROMPTS {
-        if !budget.goes_on() {
-            break;
-        }
-        let (mut session, tokens) = (session(model)?, ids(PROMPT, i * PROMPT, model.spec().vocab));
-        let start = Instant::now();
-        feed(&mut session, Phase::Prefill, &tokens, &mut logits)?;
-        // The first one warms up.
-        rates.extend((i > 0).then(|| PROMPT as f64 / start.elapsed().as_secs_f64()));
-    }
-    Ok(median(rates))
-}
-
-/// Tokens per second while decoding, and joules for each where they can be read.
-fn decoding(model: &Model, budget: &Budget) -> Result<(Option<f64>, Option<f64>), CliError> {
-    let (mut session, mut logits) = (session(model)?, Vec::new());
-    let tokens = ids(DECODED + 1, 0, model.spec().vocab);
-    feed(&mut session, Phase::Decode, &tokens[..1], &mut logits)?;
-    let meter = EnergyMeter::find(Path::new("/sys")).ok();
-    let metering = meter.as_ref().and_then(|meter| meter.start(LOOK));
-    let (start, mut done) = (Instant::now(), 0);
-    while done < DECODED && budget.goes_on() {
-        feed(&mut session, Phase::Decode, &tokens[done + 1..done + 2], &mut logits)?;
-        done += 1;
-    }
-    let seconds = start.elapsed().as_secs_f64();
-    let joules = metering.and_then(Metering::stop).filter(|_| done > 0);
-    let rate = (done > 0).then(|| done as f64 / seconds);
-    Ok((rate, joules.map(|joules| joules / done as f64)))
+    Ok((says, result))
 }

@@ -6,24 +6,24 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use troika::npu::{NpuSpec, survey};
-use troika::{DeviceOptions, DeviceSpec, gpu_adapters, instruction_sets, open_devices};
+use troika::{
+    DeviceOptions, DeviceSpec, OpenOptions, gpu_adapters, instruction_sets, open_devices,
+};
 
-use super::measure::{self, Measured, Target};
-use super::read;
+use super::{measure, read};
 use crate::doctor::{Finding, HostMachine, examine};
 use crate::error::CliError;
-use crate::file;
 use crate::flags::DoctorArgs;
 use crate::interrupt::Interrupt;
-use crate::output;
+use crate::{file, gpu, output};
 
 /// The version of the format.
 pub const VERSION: u64 = 1;
-/// What is measured: a small shape, one that most people run, and one of experts.
+/// What is measured: a small shape, one of experts, and one that many people run.
 const SHAPES: [&str; 3] = ["qwen3-0.6b:Q4_K_M", "olmoe-1b-7b:Q4_K_M", "qwen3-8b:Q4_K_M"];
-/// What doctor says of the user's folders and settings is not part of a report.
+/// What doctor says of the user's folders and settings is no part of a report.
 const PRIVATE: [&str; 5] = ["model", "model cache", "cache", "Hub", "port"];
-/// A shorter rest is not begun.
+/// With less time left, nothing is begun.
 const SHORTEST: Duration = Duration::from_millis(500);
 
 /// The time that is left, which Ctrl-C ends.
@@ -44,22 +44,15 @@ impl Budget {
         !self.interrupt.pressed() && !self.left().is_zero()
     }
 
-    /// The part of one of several steps: twice its share, since most need less.
+    /// The part of one of several steps: twice its share, since many need less.
     fn part(&self, steps: usize) -> Budget {
-        let part = self.left() * 2 / steps.max(1) as u32;
-        Budget { end: Instant::now() + part.min(self.left()), ..self.clone() }
+        let part = (self.left() * 2 / steps as u32).min(self.left());
+        Budget { end: Instant::now() + part, ..self.clone() }
     }
 }
 
-/// What is measured, and on which of the targets.
-#[derive(Clone, Copy)]
-enum Step {
-    Limits(usize),
-    Kernels(usize),
-    HandOvers(Option<usize>),
-    Speed(&'static str, usize),
-    Choice(&'static str),
-}
+/// A name, and what is measured by it.
+type Step = (String, Box<dyn Fn(&Budget) -> measure::Measured>);
 
 /// Measures this machine, writes the report after each step, and prints it.
 ///
@@ -75,33 +68,29 @@ pub fn run(args: &DoctorArgs, path: &Path) -> Result<(), CliError> {
     report.write()?;
     let machine = HostMachine { measure: false, online: false, ..args.machine() };
     report.machine(&machine)?;
-    let mut targets = targets(&machine, &mut report);
-    let steps = steps(&targets);
-    for (done, step) in steps.iter().enumerate() {
-        let name = step.name(&targets);
-        if interrupt.pressed() {
-            break;
-        }
+    let targets = targets(&machine, &mut report);
+    let steps = steps(&targets, &machine.devices());
+    for (done, (name, work)) in steps.iter().enumerate().take_while(|_| !interrupt.pressed()) {
+        let seconds = budget.left().as_secs();
         if budget.left() < SHORTEST {
-            report.skipped.push(name);
+            report.skipped.push(name.clone());
             continue;
         }
-        output::note_line(&format!(
-            "{} of {}: {name} ({} s left)",
-            done + 1,
-            steps.len(),
-            budget.left().as_secs()
-        ));
-        let (start, part) = (Instant::now(), budget.part(steps.len() - done));
-        let measured = step.run(&mut targets, &machine.devices(), &part);
-        report.add_measured(&name, measured, start.elapsed());
+        let (at, all) = (done + 1, steps.len());
+        output::note_line(&format!("{at} of {all}: {name} ({seconds} s left)"));
+        let (start, measured) = (Instant::now(), work(&budget.part(all - done)));
+        let (says, result) = measured.unwrap_or_else(|e| (format!("failed: {e}"), Value::Null));
+        report.add(name, &says);
+        if let Some(entry) = report.entries.last_mut() {
+            entry["seconds"] = start.elapsed().as_secs_f64().into();
+            entry["result"] = result;
+        }
         report.write()?;
     }
-    let whole = !interrupt.pressed() && report.skipped.is_empty();
-    report.state = match (interrupt.pressed(), whole) {
+    report.state = match (interrupt.pressed(), report.skipped.is_empty()) {
         (true, _) => "interrupted",
         (_, true) => "whole",
-        _ => "out of time",
+        (_, false) => "out of time",
     };
     report.write()?;
     match args.json {
@@ -115,79 +104,94 @@ pub fn run(args: &DoctorArgs, path: &Path) -> Result<(), CliError> {
     Ok(())
 }
 
-/// The devices of this machine; adds to the report what they are.
+/// A device of its own.
+#[derive(Clone)]
+struct Target {
+    /// As `--device` takes it.
+    name: String,
+    spec: DeviceSpec,
+    /// Whether its times say something: no software stands in for it.
+    real: bool,
+    /// Bytes of memory of its own.
+    memory: Option<u64>,
+}
+
+/// The devices of this machine. Adds to the report what they are.
 fn targets(machine: &HostMachine, report: &mut Report<'_>) -> Vec<Target> {
-    let of = |name: String, software, memory| {
-        let spec: DeviceSpec = name.parse().ok()?;
-        Some(Target { name, spec, software, memory, multiply: 100.0 })
+    let mut all = Vec::new();
+    let mut add = |name: &str, real, memory| {
+        let spec = name.parse::<DeviceSpec>().ok();
+        all.extend(spec.map(|spec| Target { name: name.into(), spec, real, memory }));
     };
-    let mut all = vec![of("cpu".into(), false, None)];
+    add("cpu", true, None);
     let sets = instruction_sets();
-    let others = sets.iter().rev().skip(1);
-    all.extend(others.map(|set| of(format!("cpu@{set}"), true, None)));
+    // The last one is what the others are compared with.
+    let others = sets.split_last().map_or(&[][..], |(_, others)| others);
+    others.iter().for_each(|set| add(&format!("cpu@{set}"), false, None));
     for (i, gpu) in gpu_adapters().into_iter().enumerate() {
         let name = format!("gpu:{i}");
-        let facts: Vec<String> = gpu.facts.iter().map(|(n, v)| format!("{n}: {v}")).collect();
-        let facts = gpu.fault.iter().cloned().chain(facts).collect::<Vec<_>>().join("; ");
-        report.add(&name, &facts);
-        let memory = gpu.free.filter(|_| gpu.has_own_memory);
-        all.extend(gpu.fault.is_none().then(|| of(name, gpu.is_software, memory)));
+        let facts = gpu.facts.iter().map(|(name, value)| format!("{name}: {value}"));
+        let facts: Vec<String> = gpu.fault.iter().cloned().chain(facts).collect();
+        report.add(&name, &facts.join("; "));
+        if gpu.fault.is_none() {
+            add(&name, !gpu.is_software, gpu.free.filter(|_| gpu.has_own_memory));
+        }
     }
     for (provider, found) in survey(&machine.npu.runtime) {
         for hardware in found.into_iter().flatten() {
             let spec = NpuSpec { provider: Some(provider), hardware: Some(hardware) };
-            report.add(&spec.to_string(), if hardware.is_real() { "an NPU" } else { "no NPU" });
-            all.push(of(spec.to_string(), !hardware.is_real(), None));
+            add(&spec.to_string(), hardware.is_real(), None);
         }
     }
-    all.into_iter().flatten().collect()
+    all
 }
 
-/// What is to be done, the quick and telling first.
-fn steps(targets: &[Target]) -> Vec<Step> {
-    let real = || (0..targets.len()).filter(|i| !targets[*i].software);
-    let (devices, stand_ins): (Vec<usize>, Vec<usize>) =
-        (0..targets.len()).partition(|i| !targets[*i].software);
-    let mut steps: Vec<Step> = real().map(Step::Limits).collect();
-    steps.extend(real().map(|i| Step::HandOvers((i > 0).then_some(i))));
-    steps.extend(devices.into_iter().map(Step::Kernels));
+/// What is to be done: first what is quick, last what may be slow.
+fn steps(targets: &[Target], plain: &DeviceOptions) -> Vec<Step> {
+    let with = |devices: Vec<DeviceSpec>| DeviceOptions { devices, ..plain.clone() };
+    let open = |devices: DeviceOptions| OpenOptions {
+        devices,
+        context: Some(512),
+        ..OpenOptions::default()
+    };
+    let mut steps: Vec<Step> = Vec::new();
+    let real: Vec<&Target> = targets.iter().filter(|target| target.real).collect();
+    for Target { name, spec, .. } in real.iter().copied() {
+        let (alone, pair) = (with(vec![spec.clone()]), vec![spec.clone(), DeviceSpec::default()]);
+        let (of_kernels, pair, cpu) = (alone.clone(), open(with(pair)), spec.is_cpu());
+        steps.push((format!("limits of {name}"), Box::new(move |_| measure::limits(&alone))));
+        let kernels = move |budget: &Budget| measure::kernels(&of_kernels, budget);
+        steps.push((format!("kernels of {name}"), Box::new(kernels)));
+        let hand_overs = move |budget: &Budget| match cpu {
+            true => measure::hand_overs(),
+            false => measure::hand_overs_of(pair.clone(), budget),
+        };
+        steps.push((format!("hand-overs of {name}"), Box::new(hand_overs)));
+    }
+    let auto = DeviceOptions { auto: Some(gpu::auto(None)), ..plain.clone() };
     for shape in SHAPES {
-        steps.extend(real().map(|i| Step::Speed(shape, i)));
-        steps.push(Step::Choice(shape));
+        let mut speed = |name: String, devices: DeviceOptions, memory| {
+            let options = open(devices);
+            let work = move |budget: &Budget| {
+                let most = measure::most_bytes(&options.devices, memory, budget);
+                measure::speed(shape, &options, most)
+            };
+            steps.push((format!("{shape} {name}"), Box::new(work)));
+        };
+        for Target { name, spec, memory, .. } in real.iter().copied() {
+            // The CPU takes what an NPU refuses.
+            let cpu = spec.npu.is_some().then(DeviceSpec::default);
+            let devices = std::iter::once(spec.clone()).chain(cpu).collect();
+            speed(format!("on {name}"), with(devices), *memory);
+        }
+        speed("as chosen".into(), auto.clone(), None);
     }
-    // Those may be slow.
-    steps.extend(stand_ins.into_iter().map(Step::Kernels));
+    for Target { name, spec, .. } in targets.iter().filter(|target| !target.real) {
+        let alone = with(vec![spec.clone()]);
+        let kernels = move |budget: &Budget| measure::kernels(&alone, budget);
+        steps.push((format!("kernels of {name}"), Box::new(kernels)));
+    }
     steps
-}
-
-impl Step {
-    fn name(self, targets: &[Target]) -> String {
-        let of = |i: usize| targets.get(i).map_or("?", |target| &*target.name);
-        match self {
-            Step::Limits(i) => format!("limits of {}", of(i)),
-            Step::Kernels(i) => format!("kernels of {}", of(i)),
-            Step::HandOvers(None) => "hand-overs within the CPU".into(),
-            Step::HandOvers(Some(i)) => format!("hand-overs of {}", of(i)),
-            Step::Speed(shape, i) => format!("{shape} on {}", of(i)),
-            Step::Choice(shape) => format!("{shape} as chosen"),
-        }
-    }
-
-    fn run(
-        self,
-        targets: &mut [Target],
-        others: &DeviceOptions,
-        budget: &Budget,
-    ) -> Result<Measured, CliError> {
-        match self {
-            Step::Limits(i) => measure::limits(&mut targets[i], others),
-            Step::Kernels(i) => measure::kernels(&targets[i], others, budget),
-            Step::HandOvers(None) => measure::hand_overs(),
-            Step::HandOvers(Some(i)) => measure::hand_overs_with(&targets[i], others, budget),
-            Step::Speed(shape, i) => measure::speed(shape, &targets[i], others, budget),
-            Step::Choice(shape) => measure::choice(shape, &targets[0], others, budget),
-        }
-    }
 }
 
 /// A report that is being made.
@@ -204,11 +208,9 @@ struct Report<'a> {
 impl<'a> Report<'a> {
     fn new(path: &'a Path) -> Report<'a> {
         let variables = ["USER", "LOGNAME", "USERNAME", "HOSTNAME", "COMPUTERNAME"];
-        let mut names: Vec<String> =
-            variables.iter().filter_map(|name| std::env::var(name).ok()).collect();
-        names.extend(std::fs::read_to_string("/proc/sys/kernel/hostname"));
-        names.iter_mut().for_each(|name| *name = name.trim().to_string());
-        names.retain(|name| name.len() > 2);
+        let names = variables.iter().filter_map(|name| std::env::var(name).ok());
+        let host = std::fs::read_to_string("/proc/sys/kernel/hostname");
+        let names = names.chain(host).map(|name| name.trim().to_string()).collect();
         let (skipped, entries) = (Vec::new(), Vec::new());
         Report { path, start: Instant::now(), state: "unfinished", skipped, entries, names }
     }
@@ -216,16 +218,6 @@ impl<'a> Report<'a> {
     fn add(&mut self, name: &str, says: &str) {
         let says = self.nameless(says);
         self.entries.push(json!({ "name": name, "says": says }));
-    }
-
-    fn add_measured(&mut self, name: &str, measured: Result<Measured, CliError>, took: Duration) {
-        let (says, result) = match measured {
-            Ok(measured) => (self.nameless(&measured.says), measured.result),
-            Err(e) => (format!("failed: {}", self.nameless(&e.to_string())), Value::Null),
-        };
-        let mut entry = json!({ "name": name, "says": says, "seconds": took.as_secs_f64() });
-        entry["result"] = self.nameless_value(result);
-        self.entries.push(entry);
     }
 
     /// What the machine is, as doctor finds it.
@@ -244,33 +236,18 @@ impl<'a> Report<'a> {
         self.write()
     }
 
-    /// A text without paths, of which the file's name stays, and without names.
+    /// A text without names, and without paths, of which a file's name stays.
     fn nameless(&self, text: &str) -> String {
-        let plain = |word: &str| {
-            let is_path = word.starts_with(['/', '~', '\\']) || word.contains(":\\");
-            let bare =
-                if is_path { word.rsplit(['/', '\\']).next().unwrap_or_default() } else { word };
-            let named = |name: &String| bare.eq_ignore_ascii_case(name);
-            if self.names.iter().any(named) { "(name)".to_string() } else { bare.to_string() }
-        };
         let between = |c: char| c.is_whitespace() || "\"'()=,;".contains(c);
-        text.split_inclusive(between)
-            .map(|piece| {
-                let word = piece.trim_end_matches(between);
-                plain(word) + &piece[word.len()..]
-            })
-            .collect()
-    }
-
-    fn nameless_value(&self, value: Value) -> Value {
-        match value {
-            Value::String(text) => self.nameless(&text).into(),
-            Value::Array(all) => all.into_iter().map(|v| self.nameless_value(v)).collect(),
-            Value::Object(all) => {
-                all.into_iter().map(|(key, v)| (key, self.nameless_value(v))).collect()
-            }
-            other => other,
-        }
+        let plain = |piece: &str| {
+            let word = piece.trim_end_matches(between);
+            let is_path = word.starts_with(['/', '~', '\\']) || word.contains(":\\");
+            let last = word.rsplit(['/', '\\']).next().filter(|_| is_path).unwrap_or(word);
+            let named = self.names.iter().any(|name| last.eq_ignore_ascii_case(name));
+            let shown = if named && last.len() > 2 { "(name)" } else { last };
+            format!("{shown}{}", &piece[word.len()..])
+        };
+        text.split_inclusive(between).map(plain).collect()
     }
 
     fn value(&self) -> Value {
@@ -289,28 +266,23 @@ impl<'a> Report<'a> {
 /// The processor's name, where the system tells it.
 fn processor(machine: &HostMachine) -> String {
     let info = machine.read("proc/cpuinfo").unwrap_or_default();
-    let field = |line: &str| {
-        let (name, value) = line.split_once(':')?;
+    let field = |(name, value): (&str, &str)| {
         matches!(name.trim(), "model name" | "Model").then(|| value.trim().to_string())
     };
-    let board = || machine.read("sys/firmware/devicetree/base/model");
     let apple = || {
-        let mut ask = std::process::Command::new("sysctl");
-        let told = ask.args(["-n", "machdep.cpu.brand_string"]).output().ok()?;
-        let told = String::from_utf8(told.stdout).ok()?.trim().to_string();
-        (!told.is_empty()).then_some(told)
+        let ask = ["-n", "machdep.cpu.brand_string"];
+        let told = std::process::Command::new("sysctl").args(ask).output().ok()?;
+        String::from_utf8(told.stdout).ok()
     };
-    let found = info.lines().find_map(field).or_else(board);
+    let found = info.lines().filter_map(|line| line.split_once(':')).find_map(field);
     let found = found.or_else(|| std::env::var("PROCESSOR_IDENTIFIER").ok());
     let found = found.or_else(|| cfg!(target_os = "macos").then(apple).flatten());
-    found.map_or("unknown".into(), |name| name.trim_end_matches('\0').to_string())
+    found.map_or("not told".into(), |name| name.trim().to_string())
 }
 
 #[cfg(test)]
 mod tests {
     use std::path::Path;
-
-    use serde_json::json;
 
     use super::Report;
 
@@ -327,7 +299,5 @@ mod tests {
         ] {
             assert_eq!(report.nameless(text), want);
         }
-        let value = report.nameless_value(json!({ "a": ["/x/alice", 1] }));
-        assert_eq!(value, json!({ "a": ["(name)", 1] }));
     }
 }
