@@ -9,8 +9,8 @@ use troika::device::DeviceError;
 use troika::graph::DType;
 use troika::weights::WeightStore;
 use troika::{
-    BoundModel, DeviceOptions, Model, OpenOptions, check_device, free_memory, measure_limits,
-    open_devices,
+    BoundModel, DeviceOptions, DeviceSpec, Model, OpenOptions, check_device, free_memory,
+    measure_limits, open_devices,
 };
 use troika_lab::{HandOverBy, ProfileOptions, Shape, Subject, measure_hand_overs, profile};
 
@@ -70,53 +70,73 @@ pub fn limits(device: &DeviceOptions) -> Measured {
     Ok((says, result))
 }
 
-/// Measures hand-overs between two of the CPU's queues.
-pub fn hand_overs() -> Measured {
-    let ways = [("predicted", HandOverBy::Predicting), ("asleep", HandOverBy::Blocking)];
-    let (mut says, mut result) = (Vec::new(), json!({}));
-    for (name, by) in ways {
-        let found = measure_hand_overs(by, 200, Duration::from_micros(500)).map_err(failed)?;
-        let us = found.p50().as_secs_f64() * 1e6;
-        says.push(format!("{name} {us:.1} us"));
-        result[format!("{name}_us")] = us.into();
-    }
-    Ok((says.join(", "), result))
+/// The same devices, and the CPU.
+fn with_cpu(device: &DeviceOptions) -> DeviceOptions {
+    let mut both = device.clone();
+    both.devices.push(DeviceSpec::default());
+    both
 }
 
-/// Measures hand-overs from a device to the CPU and back.
-pub fn hand_overs_of(device: OpenOptions, budget: &Budget) -> Measured {
+/// Measures hand-overs from a device to the CPU and back, or between two of the CPU's queues.
+pub fn hand_overs(device: &DeviceOptions, budget: &Budget) -> Measured {
+    let (mut says, mut result) = (Vec::new(), json!({}));
+    let mut add = |name: &str, us: f64| {
+        says.push(format!("{name} {us:.1} us"));
+        result[name] = us.into();
+    };
+    if device.devices.iter().all(DeviceSpec::is_cpu) {
+        let ways = [("predicted", HandOverBy::Predicting), ("asleep", HandOverBy::Blocking)];
+        for (name, by) in ways {
+            let found = measure_hand_overs(by, 200, Duration::from_micros(500)).map_err(failed)?;
+            add(name, found.p50().as_secs_f64() * 1e6);
+        }
+        return Ok((says.join(", "), result));
+    }
     let ends = Arc::new(AtomicBool::new(false));
-    let cancel = Some(ends.clone());
-    let options = ProfileOptions { open: device, file: None, soc: false, cancel };
+    let open = OpenOptions { devices: with_cpu(device), ..open_options() };
+    let options = ProfileOptions { open, file: None, soc: false, cancel: Some(ends.clone()) };
     let mut count = counting("measuring");
     let outcome = profile(&Subject::Synthetic(SMALL.into()), &options, &mut |done, all| {
         count(done, all);
         ends.store(!budget.goes_on(), Ordering::SeqCst);
     })?;
-    let [there, back] = &outcome.profile.pairs[..] else {
+    if outcome.profile.pairs.is_empty() {
         return Err(CliError::Failure("the time was too short".into()));
-    };
-    let us = [there.predicted_ns, there.blocking_ns, back.predicted_ns, back.blocking_ns]
-        .map(|spread| spread.median / 1e3);
-    let [to, to_asleep, from, from_asleep] = us;
-    let says = format!(
-        "to the CPU {to:.1} us, asleep {to_asleep:.1} us; back {from:.1} us, asleep {from_asleep:.1} us"
-    );
-    Ok((says, json!({ "predicted_us": [to, from], "asleep_us": [to_asleep, from_asleep] })))
+    }
+    for pair in &outcome.profile.pairs {
+        let to = if pair.from == 0 { "to the CPU" } else { "back" };
+        add(&format!("{to}, predicted"), pair.predicted_ns.median / 1e3);
+        add(&format!("{to}, asleep"), pair.blocking_ns.median / 1e3);
+    }
+    Ok((says.join(", "), result))
+}
+
+fn open_options() -> OpenOptions {
+    OpenOptions { context: Some(512), ..OpenOptions::default() }
 }
 
 /// Bytes of weights that there is time and memory for.
-pub fn most_bytes(device: &DeviceOptions, memory: Option<u64>, budget: &Budget) -> u64 {
-    let cpu = device.devices.iter().all(|spec| spec.is_cpu());
+fn most_bytes(device: &DeviceOptions, memory: Option<u64>, budget: &Budget) -> u64 {
+    let cpu = device.devices.iter().all(DeviceSpec::is_cpu);
     let each = if cpu { MADE + COMPUTED / device.threads() as f64 } else { MADE };
     let free = free_memory().map_or(u64::MAX, |free| free / 2);
     let free = free.min(memory.map_or(u64::MAX, |memory| memory / 5 * 4));
     free.min((budget.left().as_secs_f64() / each) as u64)
 }
 
-/// Measures prompts and decoding with random weights of a shape, with as many layers as fit into so
-/// many bytes, and one at least: on the devices of the options, or those that are chosen.
-pub fn speed(shape: &str, options: &OpenOptions, most: u64) -> Measured {
+/// Measures prompts and decoding with random weights of a shape, with as many layers as there is time
+/// and memory for: on a device, or on those that are chosen.
+pub fn speed(
+    shape: &str,
+    device: &DeviceOptions,
+    memory: Option<u64>,
+    budget: &Budget,
+) -> Measured {
+    let most = most_bytes(device, memory, budget);
+    // The CPU takes what an NPU refuses.
+    let npu = device.devices.iter().any(|spec| spec.npu.is_some());
+    let devices = if npu { with_cpu(device) } else { device.clone() };
+    let options = OpenOptions { devices, ..open_options() };
     let whole = Shape::find(shape, DType::BF16)?;
     let all = whole.spec.layers.len();
     let cut = |layers: usize| {

@@ -21,54 +21,45 @@ fn report(file: &Path) -> Result<Value, CliError> {
     let refuse = |why: String| CliError::Failure(format!("{}: {why}", file.display()));
     let text = troika::device::read_text(file);
     let text = text.map_err(|e| refuse(format!("the report cannot be read: {e}")))?;
-    let no_report = || refuse("it is no report of troika doctor --report".into());
-    let value: Value = serde_json::from_str(&text).map_err(|_| no_report())?;
-    if value["report_of"] != "troika" || !value["version"].is_u64() {
-        return Err(no_report());
-    }
-    let version = value["version"].as_u64();
-    if version != Some(VERSION) {
-        let (version, by) = (version.unwrap_or_default(), &value["troika"]);
-        let by = by.as_str().unwrap_or("of unknown version");
+    let value: Value = serde_json::from_str(&text).unwrap_or_default();
+    let (version, by) = (&value["version"], value["troika"].as_str().unwrap_or("?"));
+    if value["report_of"] == "troika" && version.is_u64() && *version != VERSION {
         return Err(refuse(format!(
             "the report is of version {version}, by troika {by}, and this troika reads version \
              {VERSION}; make it again, or read it with that troika"
         )));
     }
-    if !value["entries"].is_array() {
-        return Err(no_report());
+    match value["report_of"] == "troika" && value["entries"].is_array() {
+        true => Ok(value),
+        false => Err(refuse("it is no report of troika doctor --report".into())),
     }
-    Ok(value)
 }
 
 /// A row for each thing that a report tells, a column for each report.
 pub fn table(reports: &[Value]) -> String {
-    let cell = |text: &str| printable(text).replace('|', "/");
+    let cell = |text: &Value| printable(text.as_str().unwrap_or("-")).replace('|', "/");
     let entries = |report: &Value| report["entries"].as_array().cloned().unwrap_or_default();
-    let mut names: Vec<String> = Vec::new();
-    for name in reports.iter().flat_map(entries).filter_map(|e| Some(e["name"].as_str()?.into())) {
-        if !names.contains(&name) {
-            names.push(name);
+    let mut names: Vec<Value> = Vec::new();
+    for entry in reports.iter().flat_map(entries) {
+        if !names.contains(&entry["name"]) {
+            names.push(entry["name"].clone());
         }
     }
-    let of = |report: &Value, name: &str| {
-        let found = entries(report).into_iter().find(|entry| entry["name"] == name);
-        found.map_or("-".into(), |entry| cell(entry["says"].as_str().unwrap_or("-")))
-    };
-    let text = |report: &Value, key: &str| cell(report[key].as_str().unwrap_or("-"));
-    let row = |name: &str, of: &dyn Fn(&Value) -> String| {
+    let row = |name: String, of: &dyn Fn(&Value) -> String| {
         let cells: Vec<String> = reports.iter().map(of).collect();
-        format!("| {} | {} |\n", cell(name), cells.join(" | "))
+        format!("| {name} | {} |\n", cells.join(" | "))
     };
-    let mut out = row("report by troika", &|report| text(report, "troika"));
+    let mut out = row("report by troika".into(), &|report| cell(&report["troika"]));
     out.push_str(&format!("| --- |{}\n", " --- |".repeat(reports.len())));
-    out.push_str(&row("state", &|report| {
+    out.push_str(&row("state".into(), &|report| {
         let skipped = report["skipped"].as_array().map_or(0, Vec::len);
-        let not = if skipped > 0 { format!(", {skipped} skipped") } else { String::new() };
-        format!("{}{not}, {} s", text(report, "state"), report["seconds"])
+        format!("{} after {} s, {skipped} skipped", cell(&report["state"]), report["seconds"])
     }));
     for name in &names {
-        out.push_str(&row(name, &|report| of(report, name)));
+        out.push_str(&row(cell(name), &|report| {
+            let found = entries(report).into_iter().find(|entry| entry["name"] == *name);
+            found.map_or("-".into(), |entry| cell(&entry["says"]))
+        }));
     }
     out
 }

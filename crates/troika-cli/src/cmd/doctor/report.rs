@@ -6,9 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use troika::npu::{NpuSpec, survey};
-use troika::{
-    DeviceOptions, DeviceSpec, OpenOptions, gpu_adapters, instruction_sets, open_devices,
-};
+use troika::{DeviceOptions, gpu_adapters, instruction_sets, open_devices};
 
 use super::{measure, read};
 use crate::doctor::{Finding, HostMachine, examine};
@@ -22,9 +20,7 @@ pub const VERSION: u64 = 1;
 /// What is measured: a small shape, one of experts, and one that many people run.
 const SHAPES: [&str; 3] = ["qwen3-0.6b:Q4_K_M", "olmoe-1b-7b:Q4_K_M", "qwen3-8b:Q4_K_M"];
 /// What doctor says of the user's folders and settings is no part of a report.
-const PRIVATE: [&str; 5] = ["model", "model cache", "cache", "Hub", "port"];
-/// With less time left, nothing is begun.
-const SHORTEST: Duration = Duration::from_millis(500);
+const PRIVATE: [&str; 4] = ["model cache", "cache", "Hub", "port"];
 
 /// The time that is left, which Ctrl-C ends.
 #[derive(Clone)]
@@ -52,7 +48,7 @@ impl Budget {
 }
 
 /// A name, and what is measured by it.
-type Step = (String, Box<dyn Fn(&Budget) -> measure::Measured>);
+type Step<'a> = (String, Box<dyn Fn(&Budget) -> measure::Measured + 'a>);
 
 /// Measures this machine, writes the report after each step, and prints it.
 ///
@@ -66,17 +62,17 @@ pub fn run(args: &DoctorArgs, path: &Path) -> Result<(), CliError> {
     let budget = Budget { end, interrupt: interrupt.clone() };
     let mut report = Report::new(path);
     report.write()?;
-    let machine = HostMachine { measure: false, online: false, ..args.machine() };
+    let machine = args.machine();
     report.machine(&machine)?;
     let targets = targets(&machine, &mut report);
-    let steps = steps(&targets, &machine.devices());
+    let chosen = DeviceOptions { auto: Some(gpu::auto(None)), ..machine.devices() };
+    let steps = steps(&targets, &chosen);
     for (done, (name, work)) in steps.iter().enumerate().take_while(|_| !interrupt.pressed()) {
-        let seconds = budget.left().as_secs();
-        if budget.left() < SHORTEST {
+        if !budget.goes_on() {
             report.skipped.push(name.clone());
             continue;
         }
-        let (at, all) = (done + 1, steps.len());
+        let (at, all, seconds) = (done + 1, steps.len(), budget.left().as_secs());
         output::note_line(&format!("{at} of {all}: {name} ({seconds} s left)"));
         let (start, measured) = (Instant::now(), work(&budget.part(all - done)));
         let (says, result) = measured.unwrap_or_else(|e| (format!("failed: {e}"), Value::Null));
@@ -92,10 +88,10 @@ pub fn run(args: &DoctorArgs, path: &Path) -> Result<(), CliError> {
         (_, true) => "whole",
         (_, false) => "out of time",
     };
-    report.write()?;
+    let value = report.write()?;
     match args.json {
-        true => output::json(&report.value())?,
-        false => output::write(&read::table(&[report.value()]))?,
+        true => output::json(&value)?,
+        false => output::write(&read::table(&[value]))?,
     }
     if interrupt.pressed() {
         let why = format!("measuring was ended; what is done is kept in {}", path.display());
@@ -105,11 +101,10 @@ pub fn run(args: &DoctorArgs, path: &Path) -> Result<(), CliError> {
 }
 
 /// A device of its own.
-#[derive(Clone)]
 struct Target {
     /// As `--device` takes it.
     name: String,
-    spec: DeviceSpec,
+    devices: DeviceOptions,
     /// Whether its times say something: no software stands in for it.
     real: bool,
     /// Bytes of memory of its own.
@@ -119,77 +114,54 @@ struct Target {
 /// The devices of this machine. Adds to the report what they are.
 fn targets(machine: &HostMachine, report: &mut Report<'_>) -> Vec<Target> {
     let mut all = Vec::new();
-    let mut add = |name: &str, real, memory| {
-        let spec = name.parse::<DeviceSpec>().ok();
-        all.extend(spec.map(|spec| Target { name: name.into(), spec, real, memory }));
+    let mut add = |name: String, real, memory| {
+        let devices = name.parse().into_iter().collect();
+        let devices = DeviceOptions { devices, ..machine.devices() };
+        all.push(Target { name, devices, real, memory });
     };
-    add("cpu", true, None);
-    let sets = instruction_sets();
-    // The last one is what the others are compared with.
-    let others = sets.split_last().map_or(&[][..], |(_, others)| others);
-    others.iter().for_each(|set| add(&format!("cpu@{set}"), false, None));
+    add("cpu".into(), true, None);
+    // The last set of instructions is what the others are compared with.
+    let others = instruction_sets().into_iter().rev().skip(1);
+    others.for_each(|set| add(format!("cpu@{set}"), false, None));
     for (i, gpu) in gpu_adapters().into_iter().enumerate() {
         let name = format!("gpu:{i}");
         let facts = gpu.facts.iter().map(|(name, value)| format!("{name}: {value}"));
         let facts: Vec<String> = gpu.fault.iter().cloned().chain(facts).collect();
         report.add(&name, &facts.join("; "));
         if gpu.fault.is_none() {
-            add(&name, !gpu.is_software, gpu.free.filter(|_| gpu.has_own_memory));
+            add(name, !gpu.is_software, gpu.free.filter(|_| gpu.has_own_memory));
         }
     }
     for (provider, found) in survey(&machine.npu.runtime) {
         for hardware in found.into_iter().flatten() {
             let spec = NpuSpec { provider: Some(provider), hardware: Some(hardware) };
-            add(&spec.to_string(), hardware.is_real(), None);
+            add(spec.to_string(), hardware.is_real(), None);
         }
     }
     all
 }
 
-/// What is to be done: first what is quick, last what may be slow.
-fn steps(targets: &[Target], plain: &DeviceOptions) -> Vec<Step> {
-    let with = |devices: Vec<DeviceSpec>| DeviceOptions { devices, ..plain.clone() };
-    let open = |devices: DeviceOptions| OpenOptions {
-        devices,
-        context: Some(512),
-        ..OpenOptions::default()
-    };
-    let mut steps: Vec<Step> = Vec::new();
-    let real: Vec<&Target> = targets.iter().filter(|target| target.real).collect();
-    for Target { name, spec, .. } in real.iter().copied() {
-        let (alone, pair) = (with(vec![spec.clone()]), vec![spec.clone(), DeviceSpec::default()]);
-        let (of_kernels, pair, cpu) = (alone.clone(), open(with(pair)), spec.is_cpu());
-        steps.push((format!("limits of {name}"), Box::new(move |_| measure::limits(&alone))));
-        let kernels = move |budget: &Budget| measure::kernels(&of_kernels, budget);
+/// What is to be done.
+fn steps<'a>(targets: &'a [Target], chosen: &'a DeviceOptions) -> Vec<Step<'a>> {
+    let mut steps: Vec<Step<'a>> = Vec::new();
+    for Target { name, devices, real, .. } in targets {
+        let kernels = |budget: &Budget| measure::kernels(devices, budget);
         steps.push((format!("kernels of {name}"), Box::new(kernels)));
-        let hand_overs = move |budget: &Budget| match cpu {
-            true => measure::hand_overs(),
-            false => measure::hand_overs_of(pair.clone(), budget),
-        };
-        steps.push((format!("hand-overs of {name}"), Box::new(hand_overs)));
+        if *real {
+            steps.push((format!("limits of {name}"), Box::new(|_| measure::limits(devices))));
+            let hand_overs = |budget: &Budget| measure::hand_overs(devices, budget);
+            steps.push((format!("hand-overs of {name}"), Box::new(hand_overs)));
+        }
     }
-    let auto = DeviceOptions { auto: Some(gpu::auto(None)), ..plain.clone() };
     for shape in SHAPES {
-        let mut speed = |name: String, devices: DeviceOptions, memory| {
-            let options = open(devices);
-            let work = move |budget: &Budget| {
-                let most = measure::most_bytes(&options.devices, memory, budget);
-                measure::speed(shape, &options, most)
-            };
+        let mut speed = |name: String, devices: &'a DeviceOptions, memory| {
+            let work = move |budget: &Budget| measure::speed(shape, devices, memory, budget);
             steps.push((format!("{shape} {name}"), Box::new(work)));
         };
-        for Target { name, spec, memory, .. } in real.iter().copied() {
-            // The CPU takes what an NPU refuses.
-            let cpu = spec.npu.is_some().then(DeviceSpec::default);
-            let devices = std::iter::once(spec.clone()).chain(cpu).collect();
-            speed(format!("on {name}"), with(devices), *memory);
+        for target in targets.iter().filter(|target| target.real) {
+            speed(format!("on {}", target.name), &target.devices, target.memory);
         }
-        speed("as chosen".into(), auto.clone(), None);
-    }
-    for Target { name, spec, .. } in targets.iter().filter(|target| !target.real) {
-        let alone = with(vec![spec.clone()]);
-        let kernels = move |budget: &Budget| measure::kernels(&alone, budget);
-        steps.push((format!("kernels of {name}"), Box::new(kernels)));
+        speed("as chosen".into(), chosen, None);
     }
     steps
 }
@@ -201,7 +173,8 @@ struct Report<'a> {
     state: &'static str,
     skipped: Vec<String>,
     entries: Vec<Value>,
-    /// What is left out wherever it stands: names of this machine and its user.
+    /// What is left out wherever it stands: the user's folder, and names of user and machine.
+    home: Option<String>,
     names: Vec<String>,
 }
 
@@ -211,8 +184,10 @@ impl<'a> Report<'a> {
         let names = variables.iter().filter_map(|name| std::env::var(name).ok());
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname");
         let names = names.chain(host).map(|name| name.trim().to_string()).collect();
-        let (skipped, entries) = (Vec::new(), Vec::new());
-        Report { path, start: Instant::now(), state: "unfinished", skipped, entries, names }
+        let home = std::env::home_dir().map(|home| home.display().to_string());
+        let home = home.filter(|home| home.len() > 1);
+        let (start, state) = (Instant::now(), "unfinished");
+        Report { path, start, state, skipped: Vec::new(), entries: Vec::new(), home, names }
     }
 
     fn add(&mut self, name: &str, says: &str) {
@@ -233,7 +208,7 @@ impl<'a> Report<'a> {
                 self.add(&format!("doctor on {topic}"), &format!("{}: {says}", state.name()));
             }
         }
-        self.write()
+        self.write().map(drop)
     }
 
     /// A text without names, and without paths, of which a file's name stays.
@@ -247,19 +222,20 @@ impl<'a> Report<'a> {
             let shown = if named && last.len() > 2 { "(name)" } else { last };
             format!("{shown}{}", &piece[word.len()..])
         };
+        // A folder's name may have blanks.
+        let text = self.home.as_ref().map_or(text.into(), |home| text.replace(home, "~"));
         text.split_inclusive(between).map(plain).collect()
     }
 
-    fn value(&self) -> Value {
-        json!({
+    /// Writes what is there so far, and returns it.
+    fn write(&self) -> Result<Value, CliError> {
+        let value = json!({
             "version": VERSION, "report_of": "troika", "troika": env!("CARGO_PKG_VERSION"),
             "state": self.state, "seconds": self.start.elapsed().as_secs(),
             "skipped": self.skipped, "entries": self.entries,
-        })
-    }
-
-    fn write(&self) -> Result<(), CliError> {
-        file::write_json("report", self.path, &format!("{:#}\n", self.value()))
+        });
+        file::write_json("report", self.path, &format!("{value:#}\n"))?;
+        Ok(value)
     }
 }
 
@@ -290,10 +266,12 @@ mod tests {
     fn paths_and_names_are_left_out() {
         let mut report = Report::new(Path::new("report.json"));
         report.names = vec!["alice".into(), "her-laptop".into()];
+        report.home = Some("/Users/Alice Doe".into());
         for (text, want) in [
             ("reads 12.3 GB/s, int8 5 GOP/s", "reads 12.3 GB/s, int8 5 GOP/s"),
             ("/home/alice/npu/lib.so.1: no", "lib.so.1: no"),
             ("/home/alice (Alice) on her-laptop", "(name) ((name)) on (name)"),
+            ("/Users/Alice Doe/npu/lib.so.1: no", "lib.so.1: no"),
             (r"C:\Users\alice\ort.dll cannot be loaded", "ort.dll cannot be loaded"),
             ("file=\"/root/x y\"", "file=\"x y\""),
         ] {
