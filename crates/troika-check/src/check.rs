@@ -30,22 +30,24 @@ pub struct Check<'a> {
 }
 
 impl Check<'_> {
-    /// Compares all kernels. `progress` hears how many of how many are done.
+    /// Compares all kernels. `progress` hears how many of how many are done, and says whether to go
+    /// on.
     ///
     /// # Errors
     /// As for [`Check::kernel`].
     pub fn all(
         &self,
-        progress: &mut dyn FnMut(usize, usize),
+        progress: &mut dyn FnMut(usize, usize) -> bool,
     ) -> Result<Vec<CheckedKernel>, DeviceError> {
-        let mut all = Kernel::all();
+        let (mut all, mut checked) = (Kernel::all(), Vec::new());
         all.retain(|kernel| *kernel != Kernel::TopK || self.device.caps().top_k > 0);
-        let mut check = |(i, kernel): (usize, &Kernel)| {
-            let checked = self.kernel(*kernel);
-            progress(i + 1, all.len());
-            checked
-        };
-        all.iter().enumerate().map(&mut check).collect()
+        for kernel in &all {
+            checked.push(self.kernel(*kernel)?);
+            if !progress(checked.len(), all.len()) {
+                break;
+            }
+        }
+        Ok(checked)
     }
 
     /// Compares a kernel with the CPU's.

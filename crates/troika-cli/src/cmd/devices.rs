@@ -89,7 +89,11 @@ impl Listed {
 
     /// Compares a device's kernels with the CPU's.
     fn check(&mut self, device: &dyn Device, gpu: &GpuSettings) -> Result<(), CliError> {
-        let kernels = check_device(device, &mut progress::counting("checking"));
+        let mut count = progress::counting("checking");
+        let kernels = check_device(device, &mut |done, all| {
+            count(done, all);
+            true
+        });
         let kernels = kernels.map_err(|e| CliError::Troika(e.into()))?;
         keep_checked(gpu, device, &kernels);
         gpu.notes.take().iter().for_each(|note| output::note_line(&format!("warning: {note}")));

@@ -13,6 +13,16 @@ use crate::doctor::HostMachine;
 /// `troika doctor`.
 #[derive(Args)]
 pub struct DoctorArgs {
+    /// Check and measure all devices, and write what was found to a file to send
+    #[arg(long, value_name = "FILE", conflicts_with = "verbose")]
+    pub report: Option<PathBuf>,
+    /// With --report: the longest that it may take
+    #[arg(long, value_name = "N", default_value_t = 600, requires = "report")]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=600))]
+    pub seconds: u64,
+    /// Print reports side by side, and do nothing else
+    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["report", "verbose", "json"])]
+    pub read: Vec<PathBuf>,
     /// List the types of weights and their kernels, too
     #[arg(short, long, env = "TROIKA_VERBOSE")]
     pub verbose: bool,

@@ -17,7 +17,7 @@ use super::quant::cache_or_default;
 use crate::error::CliError;
 
 /// Flags that name a file that is written.
-const OUTPUTS: [&str; 4] = ["trace", "out", "soc_out", "routing_trace"];
+const OUTPUTS: [&str; 5] = ["trace", "out", "soc_out", "routing_trace", "report"];
 
 /// What the first bytes hold of the files that these flags write. One that is there with other
 /// contents is not replaced.

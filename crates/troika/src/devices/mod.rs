@@ -382,13 +382,14 @@ pub(crate) fn reference_cpu() -> Result<Arc<dyn Device>, DeviceError> {
     open_cpu("cpu".into(), &DeviceSpec::default(), &options, None)
 }
 
-/// Compares each kernel of a device with the CPU's. `progress` hears how many of how many are done.
+/// Compares each kernel of a device with the CPU's. `progress` hears how many of how many are done,
+/// and says whether to go on.
 ///
 /// # Errors
 /// Nothing is known of a kernel: the CPU does not compute a case, or the device failed in a run.
 pub fn check_device(
     device: &dyn Device,
-    progress: &mut dyn FnMut(usize, usize),
+    progress: &mut dyn FnMut(usize, usize) -> bool,
 ) -> Result<Vec<CheckedKernel>, DeviceError> {
     Check { device, reference: reference_cpu()? }.all(progress)
 }

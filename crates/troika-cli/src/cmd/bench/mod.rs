@@ -295,6 +295,19 @@ fn measure<'a>(
     Ok(measured)
 }
 
+/// Tokens per second of a prompt or of decoding, and joules a token where they can be read.
+///
+/// # Errors
+/// A device that fails.
+pub fn rate(model: &Model, prompt: usize, generate: usize) -> Result<(f64, Option<f64>), CliError> {
+    let test = Test { prompt, generate, depth: 0, sequences: 1 };
+    let meter = EnergyMeter::find(Path::new("/sys")).ok();
+    let measured = measure(model, test, 2, meter.as_ref())?;
+    let all = (test.tokens() * measured.samples_ns.len()) as f64;
+    let seconds = measured.samples_ns.iter().sum::<u64>() as f64 / 1e9;
+    Ok((all / seconds, measured.joules.map(|joules| joules / all)))
+}
+
 /// Measures a repetition of a test of one sequence.
 fn measure_one(
     model: &Model,

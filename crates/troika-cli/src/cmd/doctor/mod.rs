@@ -1,5 +1,9 @@
 //! `troika doctor`.
 
+mod measure;
+mod read;
+mod report;
+
 use serde_json::{Value, json};
 use troika::{WeightType, weight_types};
 
@@ -12,8 +16,14 @@ use crate::table::TextTable;
 /// Says what can be used, what could be better and what is missing.
 ///
 /// # Errors
-/// No model runs.
+/// No model runs, or a report that cannot be read or written.
 pub fn run(args: &DoctorArgs) -> Result<(), CliError> {
+    if !args.read.is_empty() {
+        return read::run(&args.read);
+    }
+    if let Some(file) = &args.report {
+        return report::run(args, file);
+    }
     output::keep_apart();
     let findings = examine(&args.machine());
     let is_needed = |f: &&Finding| !f.optional && f.state == FindingState::Missing;
