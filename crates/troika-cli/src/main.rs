@@ -64,6 +64,7 @@ fn run(command: Command) -> Result<(), CliError> {
         Command::Ps(args) => cmd::ps::run(&args),
         Command::Cache(args) => cmd::cache::run(&args),
         Command::Completions(args) => cmd::completions::run(&args),
+        Command::Man(args) => cmd::man::run(&args),
         Command::FindGpu => gpu::find(),
         Command::NpuCompile(args) => {
             troika::npu::serve_compile(&args.args).map_err(CliError::Failure)
