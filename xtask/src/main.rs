@@ -4,6 +4,7 @@
 
 mod aarch64;
 mod command;
+mod dist;
 mod fuzz;
 mod models;
 mod peers;
@@ -24,6 +25,13 @@ enum Chore {
     Aarch64,
     /// Write the model that is compiled into the command, from the folder of the built-in model
     BuiltIn,
+    /// Make the files of a release: see `cargo xtask dist --help`
+    #[command(disable_help_flag = true)]
+    Dist {
+        /// Arguments of `xtask/dist.py`
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
     Fuzz(fuzz::Options),
     /// Test how queues wait for each other, in all interleavings of threads (crate loom)
     Loom,
@@ -46,6 +54,7 @@ fn main() -> ExitCode {
     let (name, result) = match Chore::parse() {
         Chore::Aarch64 => ("aarch64", aarch64::run(&root)),
         Chore::BuiltIn => ("built-in", models::built_in(&root)),
+        Chore::Dist { args } => ("dist", dist::run(&root, args)),
         Chore::Fuzz(options) => ("fuzz", fuzz::run(&root, &options)),
         Chore::Loom => ("loom", loom(&root)),
         Chore::Model { args } => ("model", models::run(&root, args)),
@@ -90,6 +99,7 @@ mod tests {
         for good in [
             "aarch64",
             "built-in",
+            "dist --all",
             "fuzz a --minutes 2 b",
             "fuzz --seconds 5",
             "model synthetic olmoe-1b-7b FILE --zipf 1",

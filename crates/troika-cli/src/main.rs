@@ -79,5 +79,6 @@ fn run(command: Command) -> Result<(), CliError> {
         Command::Ps(args) => cmd::ps::run(&args),
         Command::Cache(args) => cmd::cache::run(&args),
         Command::Completions(args) => cmd::completions::run(&args),
+        Command::Man(args) => cmd::man::run(&args),
     }
 }

@@ -124,6 +124,33 @@ fn show_tokenize_devices_completions() {
     assert!(text(&troika(&["completions", "bash"]).stdout).contains("troika"));
 }
 
+#[test]
+fn a_version_names_commit_features_and_target() {
+    let said = text(&troika(&["--version"]).stdout);
+    let lines: Vec<&str> = said.lines().collect();
+    assert_eq!(lines[0], concat!("troika ", env!("CARGO_PKG_VERSION")));
+    let commit = lines[1].strip_prefix("commit: ").unwrap();
+    let is_hash = commit.len() >= 12 && commit[..12].bytes().all(|b| b.is_ascii_hexdigit());
+    assert!(is_hash || commit == "unknown", "{said}");
+    let gpu = if cfg!(feature = "gpu") { "features: gpu" } else { "features: none" };
+    assert_eq!(lines[2], gpu);
+    assert!(lines[3].starts_with("target: ") && lines[3].contains(std::env::consts::ARCH));
+    assert_eq!(text(&troika(&["-V"]).stdout).trim_end(), lines[0]);
+}
+
+#[test]
+fn the_manual_has_a_page_for_each_verb() {
+    let dir = tempfile::tempdir().unwrap();
+    let to = |dir: &Path| troika(&["man", dir.to_str().unwrap()]);
+    assert!(to(dir.path()).status.success());
+    let page = |name: &str| std::fs::read_to_string(dir.path().join(name)).unwrap();
+    assert!(page("troika.1").contains("troika\\-run"), "{}", page("troika.1"));
+    assert!(page("troika-run.1").contains("prompt"));
+    assert!(!dir.path().join("troika-find-gpu.1").exists());
+    let nowhere = dir.path().join("nowhere");
+    refused(&to(&nowhere), 1, &["cannot write manual pages", nowhere.to_str().unwrap()]);
+}
+
 /// Files of packed weights, with numbers that change when they are rewritten.
 fn packed(cache: &Path) -> Vec<(PathBuf, u64, u64)> {
     let entries = std::fs::read_dir(cache.join("packed")).into_iter().flatten().flatten();

@@ -7,6 +7,7 @@ pub mod completions;
 pub mod devices;
 pub mod doctor;
 pub mod ls;
+pub mod man;
 pub mod perplexity;
 pub mod plan;
 pub mod profile;

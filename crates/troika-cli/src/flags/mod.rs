@@ -38,7 +38,7 @@ pub use routing::UnseenArgs;
 pub use serve::ServeArgs;
 pub use simulate::{ReproduceArgs, SimulateArgs};
 pub use verbs::{
-    BenchArgs, CalibrateArgs, Cli, Command, CompletionArgs, DevicesArgs, ModelArgs, PerplexityArgs,
-    PlanArgs, ProfileArgs, ReportArgs, RunArgs, ShowArgs, SubjectArgs, TableFlag, TokenizeArgs,
-    TrainPredictorArgs,
+    BenchArgs, CalibrateArgs, Cli, Command, CompletionArgs, DevicesArgs, ManArgs, ModelArgs,
+    PerplexityArgs, PlanArgs, ProfileArgs, ReportArgs, RunArgs, ShowArgs, SubjectArgs, TableFlag,
+    TokenizeArgs, TrainPredictorArgs,
 };

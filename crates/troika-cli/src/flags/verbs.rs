@@ -24,9 +24,20 @@ use super::sharing::SharingArgs;
 use super::simulate::{ReproduceArgs, SimulateArgs};
 use super::types::{CACHE_TYPES, QUANTS, one_of, sequence_count, thread_count};
 
+/// What `--version` says, which a report of a fault should hold. `-V` says its first line.
+const LONG_VERSION: &str = concat!(
+    env!("CARGO_PKG_VERSION"),
+    "\ncommit: ",
+    env!("TROIKA_COMMIT"),
+    "\nfeatures: ",
+    env!("TROIKA_FEATURES"),
+    "\ntarget: ",
+    env!("TROIKA_TARGET"),
+);
+
 /// Runs large language models on the processors of this machine.
 #[derive(Parser)]
-#[command(name = "troika", version, max_term_width = 100, propagate_version = true)]
+#[command(name = "troika", version, long_version = LONG_VERSION, max_term_width = 100, propagate_version = true)]
 #[command(after_help = "Without a MODEL, commands use the small built-in model.\n\
     Exit codes: 0 success, 1 failure, 2 wrong usage, 130 ended by Ctrl-C.")]
 pub struct Cli {
@@ -80,6 +91,9 @@ pub enum Command {
     Cache(CacheArgs),
     /// Print a completion script for a shell
     Completions(CompletionArgs),
+    /// Write the manual's pages into a folder; archives of releases hold them
+    #[command(hide = true)]
+    Man(ManArgs),
 }
 
 /// Which model.
@@ -424,6 +438,13 @@ pub struct CompletionArgs {
     /// Which shell
     #[arg(value_enum)]
     pub shell: clap_complete::Shell,
+}
+
+/// `troika man`.
+#[derive(Args)]
+pub struct ManArgs {
+    /// The folder
+    pub dir: PathBuf,
 }
 
 /// `troika train-predictor`.
