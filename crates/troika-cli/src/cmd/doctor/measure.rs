@@ -14,7 +14,7 @@ use troika::{
 };
 use troika_lab::{HandOverBy, ProfileOptions, Shape, Subject, measure_hand_overs, profile};
 
-use super::report::Budget;
+use super::budget::Budget;
 use crate::cmd::bench;
 use crate::error::CliError;
 use crate::progress::counting;

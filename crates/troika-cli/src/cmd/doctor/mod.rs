@@ -1,5 +1,6 @@
 //! `troika doctor`.
 
+mod budget;
 mod measure;
 mod read;
 mod report;

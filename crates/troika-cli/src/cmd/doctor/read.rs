@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::report::VERSION;
+use super::budget::VERSION;
 use crate::error::CliError;
 use crate::output::{self, printable};
 
