@@ -260,7 +260,7 @@ fn a_full_disk_leaves_nothing_of_the_cache() {
     let run = ["run", &model, "-p", "Once", "-n", "4", "--temp", "0", "--quant", "q4"];
     let want = troika(&[&run[..], &["--no-cache"]].concat()).stdout;
     let (mut kept, mut told) = (0, 0);
-    for kib in (0..16).map(|power| (1 << power) - 1) {
+    for kib in (0..8).map(|power| (1 << (2 * power)) - 1) {
         let _ = std::fs::remove_dir_all(&folder);
         let limited = format!("trap '' XFSZ; ulimit -f {kib}; exec \"$0\" \"$@\"");
         // The second start finds what the first has left.
@@ -276,7 +276,7 @@ fn a_full_disk_leaves_nothing_of_the_cache() {
             (kept, told) = (kept + files.len(), told + usize::from(says));
         }
     }
-    assert!(kept >= 4 && told >= 4, "{kept} {told}");
+    assert!(kept >= 2 && told >= 4, "{kept} {told}");
 }
 
 #[test]
