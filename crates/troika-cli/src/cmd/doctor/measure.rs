@@ -15,6 +15,7 @@ use troika::{
 use troika_lab::{HandOverBy, ProfileOptions, Shape, Subject, measure_hand_overs, profile};
 
 use super::budget::Budget;
+use super::presets::SMALL;
 use crate::cmd::bench;
 use crate::error::CliError;
 use crate::progress::counting;
@@ -26,8 +27,6 @@ const DECODED: usize = 16;
 /// prompts with it: only to foresee how many layers there is time for.
 const MADE: f64 = 9e-9;
 const COMPUTED: f64 = 34e-9;
-/// The shape whose values are handed over between devices.
-const SMALL: &str = "qwen3-moe-tiny:Q8_0";
 
 /// What was measured, for people and in numbers.
 pub type Measured = Result<(String, Value), CliError>;

@@ -2,6 +2,7 @@
 
 mod budget;
 mod measure;
+mod presets;
 mod read;
 mod report;
 

@@ -9,6 +9,7 @@ use troika::npu::{NpuSpec, survey};
 use troika::{DeviceOptions, gpu_adapters, instruction_sets, open_devices};
 
 use super::budget::{Budget, VERSION};
+use super::presets::SHAPES;
 use super::{measure, read};
 use crate::doctor::{Finding, HostMachine, examine};
 use crate::error::CliError;
@@ -16,8 +17,6 @@ use crate::flags::DoctorArgs;
 use crate::interrupt::Interrupt;
 use crate::{file, gpu, output};
 
-/// What is measured: a small shape, one of experts, and one that many people run.
-const SHAPES: [&str; 3] = ["qwen3-0.6b:Q4_K_M", "olmoe-1b-7b:Q4_K_M", "qwen3-8b:Q4_K_M"];
 /// What doctor says of the user's folders and settings is no part of a report.
 const PRIVATE: [&str; 4] = ["model cache", "cache", "Hub", "port"];
 
