@@ -16,7 +16,7 @@ pub fn auto(layers: Option<usize>) -> AutoDevices {
     // For tests: software adapters are GPUs with this many MiB of memory.
     let software = std::env::var("TROIKA_SOFTWARE_GPU").ok().and_then(|mib| mib.parse().ok());
     let software = software.map(|mib: u64| mib.saturating_mul(1 << 20));
-    AutoDevices { layers, helper, software, most: None }
+    AutoDevices { layers, helper, software, most: None, profiles: None }
 }
 
 /// Prints the adapters of this machine for the command that started this one. A process of its own

@@ -101,3 +101,29 @@ fn levels_that_a_provider_lacks_are_refused() {
     let out = profiled(dir.path(), "npu:reference", "basic");
     assert!(said(&out).contains("profiles cannot be written to the folder"), "{}", said(&out));
 }
+
+/// A profile that is kept has its NPU take part where no device is named; without the NPU's runtime the
+/// CPU computes, and a line says why.
+#[test]
+fn a_kept_profile_names_an_npu() {
+    let dir = tempfile::tempdir().unwrap();
+    let profile =
+        ["profile", "--device", "npu:openvino:cpu,cpu", "-c", "64", "--cache-dir", "cache"];
+    let run = ["run", "-p", "It was", "-n", "4", "--temp", "0", "-c", "64", "--cache-dir", "cache"];
+    let before = troika(dir.path(), &run);
+    let out = troika(dir.path(), &profile);
+    assert!(out.status.success(), "{}", said(&out));
+    let of = "a kept profile chooses among npu:openvino:cpu, cpu; --device cpu for the CPU alone";
+    let out = troika(dir.path(), &run);
+    assert!(out.status.success() && said(&out).contains(of), "{}", said(&out));
+    let plan = troika(dir.path(), &["plan", "-c", "64", "--cache-dir", "cache"]);
+    assert!(said(&plan).contains(of), "{}", said(&plan));
+    // Other devices were asked for.
+    let cpu = troika(dir.path(), &[&run[..], &["--device", "cpu"]].concat());
+    assert!(!said(&cpu).contains("profile") && cpu.stdout == before.stdout, "{}", said(&cpu));
+    let mut c = Command::new(env!("CARGO_BIN_EXE_troika"));
+    c.env_remove("ORT_DYLIB_PATH").env_remove("VIRTUAL_ENV").current_dir(dir.path());
+    let alone = c.args(run).stdin(Stdio::null()).output().unwrap();
+    assert!(said(&alone).contains("the CPU computes: "), "{}", said(&alone));
+    assert!(alone.status.success() && alone.stdout == before.stdout);
+}

@@ -5,8 +5,6 @@ use crate::free_memory::free_memory;
 /// Left for what is not known beforehand: values between segments, scratch memory, the tokenizer,
 /// the system's cache of files.
 const RESERVE: u64 = 512 << 20;
-/// With less, memory is short.
-const SHORT: u64 = RESERVE / 2;
 /// The least share of free memory that the KV cache gets; weights get the others at most.
 const LEAST_SHARE: u64 = 16;
 /// The share of what the weights leave that the KV cache gets.
@@ -63,7 +61,7 @@ impl HostMemory {
 
     /// Whether so little is free that what can be computed again makes way.
     pub fn is_short(self) -> bool {
-        self.free < SHORT
+        self.free < RESERVE / 2
     }
 }
 

@@ -24,7 +24,7 @@ use crate::options::OpenOptions;
 use crate::planning::Planned;
 use crate::source::Source;
 use crate::text::ModelText;
-use crate::turn::Turn;
+use crate::turn::turn;
 
 /// An engine, and the clock of its devices.
 type Compiled = (Engine, Option<Arc<dyn Clock>>);
@@ -85,9 +85,8 @@ impl Model {
             let search = options.look(source.bytes());
             let described = describe(&source, options.bind())?;
             let Described { spec, store, .. } = &described;
-            let weights = store.bytes();
-            let tell = |line: &str| options.tell(line);
-            let _turn = Turn::take(&std::env::temp_dir(), weights, free_memory(), &tell);
+            let (folder, tell) = (std::env::temp_dir(), |line: &str| options.tell(line));
+            let _turn = turn(&folder, store.bytes(), free_memory(), &tell);
             let chosen = options.chosen_by(search, &name, spec, store)?;
             match Model::open_described(&source, described, &chosen, helper.clone(), clock) {
                 Err(e) => options = options.after(&chosen, &name, &e).ok_or(e)?,

@@ -84,9 +84,12 @@ impl Source {
     /// # Errors
     /// Unusable files.
     pub fn chosen(&self, options: &OpenOptions) -> Result<OpenOptions, Error> {
-        let Some(search) = options.look(self.bytes()) else { return Ok(options.clone()) };
+        let search = options.look(self.bytes());
+        if search.is_none() && options.devices.auto.as_ref().is_none_or(|a| a.profiles.is_none()) {
+            return Ok(options.clone());
+        }
         let Described { spec, store, .. } = describe(self, options.bind())?;
-        options.chosen_by(Some(search), &self.name(), &spec, &store)
+        options.chosen_by(search, &self.name(), &spec, &store)
     }
 }
 

@@ -1,10 +1,12 @@
 //! Profile files: the subject of a profile for the current model and devices, and reading files.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use troika_device::read_text;
+use troika_model::spec::ModelSpec;
 use troika_plan::{ModelId, Plan, PlanDevice};
 use troika_solve::{Profile, ProfileSubject, ProfiledDevice};
+use troika_weights::WeightStore;
 
 use crate::describe::BoundModel;
 use crate::devices::usable_cores;
@@ -23,9 +25,7 @@ pub enum ProfileAt {
 
 /// The subject of a profile for this model on these devices.
 pub fn subject_of(model: &BoundModel, plan: &Plan) -> ProfileSubject {
-    let classes = model.store.classes();
-    let mut types: Vec<String> =
-        classes.iter().map(|c| format!("{} {}", c.class, c.dtype.name())).collect();
+    let mut types = kinds(&model.store);
     types.push(format!("cache {}", plan.kv_dtype.name()));
     let formats = plan.activations();
     types.extend(formats.iter().map(|f| format!("activations {f}")));
@@ -37,6 +37,27 @@ pub fn subject_of(model: &BoundModel, plan: &Plan) -> ProfileSubject {
         types,
         devices: devices.collect(),
     }
+}
+
+/// The classes of weights with their types.
+fn kinds(store: &WeightStore) -> Vec<String> {
+    store.classes().iter().map(|c| format!("{} {}", c.class, c.dtype.name())).collect()
+}
+
+/// The devices of a complete profile of a model with such weights, as they are named to be opened, if
+/// an NPU is among them.
+pub fn npu_devices(file: &Path, spec: &ModelSpec, store: &WeightStore) -> Option<Vec<String>> {
+    let Profile { subject, complete, .. } = Profile::from_json(&read_text(file).ok()?).ok()?;
+    let is_of_it = complete && subject.model == ModelId::of(spec);
+    let is_of_it = is_of_it && kinds(store).iter().all(|kind| subject.types.contains(kind));
+    let name = |device: &ProfiledDevice| {
+        // The provider, the hardware and the numbers that it computes with.
+        let (place, _) = device.numerics.rsplit_once('-').unwrap_or_default();
+        let is_npu = device.name == "npu";
+        if is_npu { format!("npu:{}", place.replacen('-', ":", 1)) } else { device.name.clone() }
+    };
+    let names: Vec<String> = subject.devices.iter().map(name).collect();
+    (is_of_it && names.iter().any(|name| name.starts_with("npu:"))).then_some(names)
 }
 
 /// The processor and the system, as the system reports them.

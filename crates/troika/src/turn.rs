@@ -9,26 +9,20 @@ const PART: u64 = 4;
 /// After so long another process is taken to hang.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Held while weights are read: what is free is looked at after the process before has taken its
-/// part. The system releases it when the process ends.
-pub(crate) struct Turn {
-    _file: Option<File>,
-}
-
-impl Turn {
-    /// Waits for the turn by a lock on a file in the folder, if weights of `needed` bytes are a large
-    /// part of those that are `free`. Without such a lock nothing waits.
-    pub(crate) fn take(folder: &Path, needed: u64, free: Option<u64>, tell: &dyn Fn(&str)) -> Turn {
-        let is_large = free.is_some_and(|free| needed > free / PART);
-        Turn { _file: is_large.then(|| wait(&folder.join("troika-loads.lock"), tell)).flatten() }
-    }
-}
-
-fn wait(path: &Path, tell: &dyn Fn(&str)) -> Option<File> {
+/// Waits for the turn by a lock on a file in the folder, if weights of `needed` bytes are a large part
+/// of those that are `free`. It is held while weights are read, so that the next process sees what this
+/// one has taken. `None` where none is needed or to be had: then nothing waits.
+pub(crate) fn turn(
+    folder: &Path,
+    needed: u64,
+    free: Option<u64>,
+    tell: &dyn Fn(&str),
+) -> Option<File> {
+    let path =
+        free.filter(|free| needed > free / PART).map(|_| folder.join("troika-loads.lock"))?;
     // Another user's file cannot be written, but locked.
-    let file = File::create_new(path).or_else(|_| File::open(path)).ok()?;
-    let start = Instant::now();
-    let mut told = false;
+    let file = File::create_new(&path).or_else(|_| File::open(&path)).ok()?;
+    let (start, mut told) = (Instant::now(), false);
     while let Err(TryLockError::WouldBlock) = file.try_lock() {
         if start.elapsed() > PATIENCE {
             return None;
@@ -46,21 +40,21 @@ mod tests {
     use std::sync::mpsc::channel;
     use std::time::Duration;
 
-    use super::Turn;
+    use super::turn;
 
     #[test]
     fn large_models_load_one_after_another() {
         let folder = tempfile::tempdir().unwrap();
-        let first = Turn::take(folder.path(), 3, Some(10), &|line| panic!("{line}"));
+        let first = turn(folder.path(), 3, Some(10), &|line| panic!("{line}"));
         // A small one does not wait, nor one of which nobody knows whether it is large.
         for free in [Some(100), None] {
-            Turn::take(folder.path(), 3, free, &|line| panic!("{line}"));
+            turn(folder.path(), 3, free, &|line| panic!("{line}"));
         }
         let (told, lines) = channel();
         std::thread::scope(|scope| {
             let second = scope.spawn(|| {
                 let told = move |line: &str| told.send(line.to_string()).unwrap();
-                Turn::take(folder.path(), 3, Some(10), &told);
+                turn(folder.path(), 3, Some(10), &told);
             });
             assert!(lines.recv().unwrap().contains("waiting"));
             std::thread::sleep(Duration::from_millis(60));
@@ -69,6 +63,6 @@ mod tests {
             second.join().unwrap();
         });
         let nowhere = folder.path().join("nowhere");
-        Turn::take(&nowhere, 3, Some(10), &|line| panic!("{line}"));
+        turn(&nowhere, 3, Some(10), &|line| panic!("{line}"));
     }
 }

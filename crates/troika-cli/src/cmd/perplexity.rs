@@ -55,7 +55,7 @@ impl Measuring<'_> {
         let Measuring { args, source, text, interrupt } = *self;
         let mut options = window_options(opening, source.spec()?.context)?;
         args.plan.apply(&mut options, Some(interrupt))?;
-        options.devices.auto = opening.compute.placement.auto_or_open();
+        options.devices.auto = opening.compute.placement.auto_or_open(&opening.compute.quant);
         let model = Model::open(source, &options)?;
         let window = model.context();
         run::warn_of(&model);

@@ -22,7 +22,7 @@ pub fn run(args: &PlanArgs) -> Result<(), CliError> {
     let compute = &args.open.compute;
     let mut options = open_options(&args.open, Tracer::off())?;
     compute.placement.use_own_profile(&compute.quant, &mut options);
-    options.devices.auto = compute.placement.auto_or_open();
+    options.devices.auto = compute.placement.auto_or_open(&compute.quant);
     let options = subject.chosen(&options)?;
     let mut planned = subject.bind(&options, false)?.plan(&options)?;
     if args.compile {

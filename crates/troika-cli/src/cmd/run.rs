@@ -27,7 +27,7 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
     };
     let tracer = if args.trace.is_some() { Tracer::on() } else { Tracer::off() };
     let mut options = open_options(&args.open, tracer.clone())?;
-    options.devices.auto = args.open.compute.placement.auto_or_open();
+    options.devices.auto = args.open.compute.placement.auto_or_open(&args.open.compute.quant);
     let interrupt = Interrupt::listen();
     args.plan.apply(&mut options, Some(&interrupt))?;
     args.npu_profiling.apply(&mut options)?;

@@ -22,7 +22,7 @@ use crate::{output, resolve};
 pub fn run(args: &ServeArgs) -> Result<(), CliError> {
     let mut options = open_options(&args.open, Tracer::off())?;
     args.plan.apply(&mut options, None)?;
-    options.devices.auto = args.open.compute.placement.auto_or_open();
+    options.devices.auto = args.open.compute.placement.auto_or_open(&args.open.compute.quant);
     options.sharing = args.sharing.sharing(args.parallel);
     let seconds = |s: f64| Duration::try_from_secs_f64(s).unwrap_or_default();
     let mib = |n: u64| n.saturating_mul(1 << 20);

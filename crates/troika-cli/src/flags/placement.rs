@@ -240,11 +240,17 @@ impl PlacementArgs {
         }
     }
 
-    /// The same where flags leave open what computes, and how the model is divided.
-    pub fn auto_or_open(&self) -> Option<AutoDevices> {
-        let is_open = self.device.is_empty() && self.n_gpu_layers.is_none();
-        let is_open = is_open && self.strategy.is_empty() && self.profile.is_none();
-        if is_open { Some(gpu::auto(None)) } else { self.auto() }
+    /// The same where flags leave open what computes, and how the model is divided: a profile that is
+    /// kept may name an NPU.
+    pub fn auto_or_open(&self, cache: &QuantArgs) -> Option<AutoDevices> {
+        let is_named = !self.device.is_empty() || self.n_gpu_layers.is_some();
+        if is_named || !self.strategy.is_empty() || self.profile.is_some() {
+            return self.auto();
+        }
+        let profiles = cache.profiles().filter(|folder| folder.is_dir());
+        // An NPU's libraries may print.
+        profiles.iter().for_each(|_| output::keep_apart());
+        Some(AutoDevices { profiles, ..gpu::auto(None) })
     }
 
     /// What the solver is asked for.

@@ -6,11 +6,13 @@ mod needs;
 #[cfg(test)]
 mod tests;
 
+use std::path::PathBuf;
+
 use troika_device::DeviceError;
 use troika_engine::EngineError;
 use troika_graph::DType;
 use troika_model::spec::ModelSpec;
-use troika_plan::{Plan, PlanError, Refusal, Strategy};
+use troika_plan::{Goal, Plan, PlanError, Refusal, Strategy};
 use troika_weights::{Quant, WeightStore};
 
 use choice::{AskedDevices, Choice, Machine, ModelNeeds, WORTH_A_GPU, choose};
@@ -18,7 +20,8 @@ use choice::{AskedDevices, Choice, Machine, ModelNeeds, WORTH_A_GPU, choose};
 use crate::budget::HostMemory;
 use crate::devices::{AutoDevices, DeviceOptions, DeviceSpec, GpuSearch};
 use crate::error::Error;
-use crate::options::{OpenOptions, PlanSource};
+use crate::options::{OpenOptions, PlanSource, SolveOptions};
+use crate::profile_file::{ProfileAt, npu_devices};
 
 impl OpenOptions {
     /// Begins to look for GPUs, if devices are to be chosen and a model may be worth it, or if one is
@@ -65,6 +68,11 @@ impl OpenOptions {
         spec: &ModelSpec,
         store: &WeightStore,
     ) -> Result<OpenOptions, Error> {
+        if let Some(profiled) = self.profiled(name, spec, store) {
+            // The other search ends by itself.
+            let _ = search.map(GpuSearch::found);
+            return Ok(profiled);
+        }
         let Some(search) = search else { return Ok(self.clone()) };
         let machine = match self.machine(search) {
             Ok(machine) => machine,
@@ -103,6 +111,34 @@ impl OpenOptions {
         options.context = choice.context.or(options.context);
         options.sharing.kv_bytes = choice.kv_bytes;
         Ok(options)
+    }
+
+    /// Devices that a kept profile of this model was measured on, if an NPU is among them, with the plan
+    /// that the profile chooses. `None` if there is none, or something else is asked for.
+    fn profiled(&self, name: &str, spec: &ModelSpec, store: &WeightStore) -> Option<OpenOptions> {
+        let auto = self.devices.auto.as_ref().filter(|auto| auto.layers.is_none())?;
+        let is_open = self.devices.devices.is_empty() && self.strategy == Strategy::OneDevice;
+        let folder = std::fs::read_dir(auto.profiles.as_ref().filter(|_| is_open)?).ok()?;
+        let mut files: Vec<PathBuf> = folder.flatten().map(|entry| entry.path()).collect();
+        files.sort_unstable();
+        let of = |file: PathBuf| Some((npu_devices(&file, spec, store)?, file));
+        let (names, file) = files.into_iter().find_map(of)?;
+        let (mut options, profile) = (self.clone(), ProfileAt::File(file));
+        options.devices.devices = names.iter().map(|n| n.parse().ok()).collect::<Option<_>>()?;
+        options.plan = PlanSource::Profile(match &self.plan {
+            PlanSource::Strategy => {
+                SolveOptions { profile, goal: Goal::default(), prompt: None, generate: None }
+            }
+            PlanSource::Profile(of) if matches!(of.profile, ProfileAt::IfIn(_)) => {
+                SolveOptions { profile, ..of.clone() }
+            }
+            _ => return None,
+        });
+        let names = names.join(", ");
+        self.tell(&format!(
+            "{name}: a kept profile chooses among {names}; --device cpu for the CPU alone"
+        ));
+        Some(options)
     }
 
     /// What is there besides the CPU.
@@ -170,7 +206,7 @@ impl OpenOptions {
     ) -> Option<OpenOptions> {
         let (auto, before) = (chosen.devices.auto.as_ref()?, self.devices.auto.as_ref()?);
         let lacks_memory = lacks_memory(error).filter(|_| chosen.is_chosen())?;
-        if !lacks_memory || before.most.is_some() {
+        if !lacks_memory || before.most.is_some() || auto.most.is_none() {
             return Some(self.on_cpu(name, &error.to_string()));
         }
         self.tell(&format!("{name}: {error}; half as much is put on the GPU"));
@@ -194,8 +230,9 @@ impl OpenOptions {
     /// # Errors
     /// The first refusal.
     pub(crate) fn takes_layers(&self, plan: &Plan, refusals: &[Refusal]) -> Result<(), Error> {
+        let is_ours = self.is_chosen() && matches!(self.plan, PlanSource::Strategy);
         let mut met = plan.refused_by_rules(refusals).into_iter();
-        match met.find(|(refusal, _)| self.is_chosen() && refusal.segment.is_in_layers()) {
+        match met.find(|(refusal, _)| is_ours && refusal.segment.is_in_layers()) {
             None => Ok(()),
             Some((refusal, _)) => {
                 let Refusal { device, segment, op, why } = refusal.clone();
@@ -231,6 +268,7 @@ fn lacks_memory(error: &Error) -> Option<bool> {
         Error::Engine(EngineError::Refused { .. }) => Some(false),
         Error::Engine(EngineError::CacheBinding { .. }) => Some(true),
         Error::Plan(PlanError::Memory { .. }) => Some(true),
+        Error::Profile { .. } => Some(false),
         _ => None,
     }
 }

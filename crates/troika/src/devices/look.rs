@@ -1,5 +1,6 @@
 //! Looking for GPUs while a model's files are read.
 
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -20,6 +21,8 @@ pub struct AutoDevices {
     pub helper: Option<HelperCommand>,
     /// The most bytes that are put on a GPU; `None`: what it has.
     pub most: Option<u64>,
+    /// The folder of profiles that are kept: one of the model with an NPU chooses among its devices.
+    pub profiles: Option<PathBuf>,
     /// For tests: software adapters count as GPUs with this many bytes of memory of their own.
     pub software: Option<u64>,
 }

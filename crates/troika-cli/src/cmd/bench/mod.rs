@@ -186,7 +186,8 @@ fn options(
     };
     args.plan.apply(&mut options, None)?;
     // A virtual system on a chip predicts what the CPU does.
-    options.devices.auto = args.compute.placement.auto_or_open().filter(|_| args.soc.is_none());
+    options.devices.auto =
+        args.compute.placement.auto_or_open(&args.compute.quant).filter(|_| args.soc.is_none());
     // Chunks of experts' groups follow the length of prompts.
     let lengths = args.n_prompt.iter().chain(args.answers.iter().map(|(prompt, _)| prompt));
     let longest = lengths.copied().max().filter(|n| *n > 0);
