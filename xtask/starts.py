@@ -117,7 +117,7 @@ def from_archive(target, binary, roots):
     shutil.copy(binary, copy)
     copy.parent.chmod(0o755)
     inside = f"/tmp/{copy.parent.name}/{copy.name}" if words[0] == "chroot" else str(copy)
-    env = {"PATH": "/usr/bin:/bin", "HOME": "/none"}
+    env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/none"}
     if copy.suffix == ".exe":
         env = {"PATH": "/usr/bin:/bin", "HOME": str(copy.parent), "WINEDEBUG": "-all"}
     try:
