@@ -69,7 +69,7 @@ impl OpenOptions {
         store: &WeightStore,
     ) -> Result<OpenOptions, Error> {
         if let Some(profiled) = self.profiled(name, spec, store) {
-            // The other search ends by itself.
+            // Waited for, so that no ended process is left.
             let _ = search.map(GpuSearch::found);
             return Ok(profiled);
         }
