@@ -109,7 +109,7 @@ pub(super) unsafe fn blocks<I: RowLanes, F: Format, const NR: usize>(
 ) {
     let [first, columns] = [NR > 1 && F::FULL, false].map(Columns::new::<I, F>);
     // Several panels are unpacked for each block: the fewer, the better.
-    let long = NR > 1 && !F::FULL;
+    let long = const { NR > 1 && !F::FULL };
     let [eights, sixes] = if long { ends_of_long_blocks(xs.len()) } else { [0, 0] };
     let fours = if long { xs.len() } else { xs.len() / BLOCK_ROWS * BLOCK_ROWS };
     for g in 0..groups {
@@ -129,12 +129,12 @@ pub(super) unsafe fn blocks<I: RowLanes, F: Format, const NR: usize>(
         }
         // SAFETY: by the caller.
         unsafe {
-            if long {
+            if const { NR > 1 && !F::FULL } {
                 add!(8, columns, ..eights);
                 add!(6, columns, eights..sixes);
             }
             add!(BLOCK_ROWS, first, sixes..fours);
-            if !long {
+            if const { NR == 1 || F::FULL } {
                 add!(2, columns, fours..);
             }
         }
@@ -160,7 +160,7 @@ unsafe fn add_rows<I: RowLanes, F: Format, const M: usize, const NR: usize>(
         unsafe {
             let xs = at_group(xs, g);
             // Two calls, so that the compiler knows what the first one does besides.
-            if first.prefetch && i == 0 {
+            if const { NR > 1 && F::FULL } && first.prefetch && i == 0 {
                 add_group::<I, F, M, NR>(panels, xs, g, first, sums);
             } else {
                 add_group::<I, F, M, NR>(panels, xs, g, columns, sums);
@@ -198,7 +198,7 @@ unsafe fn add_group<I: RowLanes, F: Format, const M: usize, const NR: usize>(
     // SAFETY: by the caller.
     unsafe {
         add_scaled::<I, F, M, NR>(panels, xs, g, 0, columns, sums);
-        if F::SUBS == 2 {
+        if const { F::SUBS == 2 } {
             add_scaled::<I, F, M, NR>(panels, xs, g, 1, columns, sums);
         }
         if F::MIN {
@@ -276,7 +276,7 @@ unsafe fn integers<I: RowLanes, F: Format, const M: usize, const NR: usize>(
             }
         }
         quads::<I, F, M, NR>(panels, xs, g, first, columns, &mut part);
-        if F::FOLDS == 2 {
+        if const { F::FOLDS == 2 } {
             for m in 0..trip_count::<I>(M) {
                 for n in 0..trip_count::<I>(NR) {
                     ints[m][n] = I::fold(F::FULL, ints[m][n], part[m][n]);
@@ -357,7 +357,7 @@ unsafe fn quad<I: RowLanes, F: Format, const M: usize, const NR: usize>(
     columns: Columns,
     part: &mut [[I::Partial; NR]; M],
 ) {
-    if columns.prefetch {
+    if const { NR > 1 } && columns.prefetch {
         // The last of eight quads asks for all that is left.
         let end = if j == 7 { F::LINES } else { F::LINES.min(j + 1) };
         prefetch_lines::<I, F, NR>(panels, g, j..end);
@@ -465,7 +465,7 @@ unsafe fn quads<I: RowLanes, F: Format, const M: usize, const NR: usize>(
         // Unrolled by hand: shifts by `j` are to be constants.
         macro_rules! quads {
             ($($j:literal)*) => {$(
-                if $j < F::QUADS {
+                if const { $j < F::QUADS } {
                     quad::<I, F, M, NR>(panels, xs, g, first + $j, columns, part);
                 }
             )*};

@@ -57,10 +57,12 @@ pub(super) unsafe fn run<I: RowLanes, F: Format>(part: Int8Part<'_>) {
     unsafe {
         match part.m.len() {
             0 => {}
-            rows if !is_direct(F::FEW_WIDENED, I::PAIRED, rows) => wide::<I, F>(part),
             1 => direct::<I, F, 1>(part),
+            // As [`is_direct`] says, by constants: what does not run is not compiled.
+            _ if F::FEW_WIDENED => wide::<I, F>(part),
             2 => direct::<I, F, 2>(part),
             DIRECT => direct::<I, F, DIRECT>(part),
+            rows if I::PAIRED || rows > AGAIN => wide::<I, F>(part),
             _ => by_groups::<I, F>(part),
         }
     }
@@ -75,7 +77,7 @@ unsafe fn direct<I: RowLanes, F: Format, const M: usize>(part: Int8Part<'_>) {
     let mut panels = part.product.weight.panels(&part.n);
     // SAFETY: the panels exist.
     unsafe {
-        if streams::<I>() {
+        if const { I::PANELS >= 3 } && streams::<I>() {
             few_rows::<I, F, M, TOGETHER>(&part, &mut panels);
         }
         few_rows::<I, F, M, 1>(&part, &mut panels);
@@ -120,7 +122,7 @@ unsafe fn by_groups<I: RowLanes, F: Format>(part: Int8Part<'_>) {
         for (i, x) in xs.iter_mut().enumerate() {
             [*x] = rows::<1>(&part, part.m.start + i.min(m - 1), 0);
         }
-        if streams::<I>() {
+        if const { I::PANELS >= 3 } && streams::<I>() {
             if F::FULL {
                 group_by_group::<I, F, TOGETHER>(&part, &mut panels, xs);
             } else {
@@ -179,11 +181,11 @@ unsafe fn panels<const NR: usize>(part: &Int8Part<'_>, index: usize) -> [Panel; 
     }
 }
 
-/// Whether several panels are read at a time: by registers that hold their sums, where memory is
-/// faster so or they are emulated.
+/// Whether registers that hold the sums of several panels read them at a time: where memory is faster
+/// so, or they are emulated.
 #[inline(always)]
 fn streams<I: RowLanes>() -> bool {
-    I::PANELS >= 3 && (I::COMPACT || prefetch::gains_from_streams())
+    I::COMPACT || prefetch::gains_from_streams()
 }
 
 /// First groups of `M` activation rows, from group `g` on.
@@ -215,10 +217,10 @@ unsafe fn wide<I: RowLanes, F: Format>(part: Int8Part<'_>) {
     unsafe {
         while at < panels.end {
             let left = panels.end - at;
-            if I::PANELS >= 3 && left >= 3 {
+            if const { I::PANELS >= 3 } && left >= 3 {
                 chunks::<I, F, 3>(&mut part, at);
                 at += 3;
-            } else if I::PANELS >= 2 && left >= 2 {
+            } else if const { I::PANELS >= 2 } && left >= 2 {
                 chunks::<I, F, 2>(&mut part, at);
                 at += 2;
             } else {
@@ -299,7 +301,7 @@ impl<I: RowLanes, W: Format, const NR: usize> RegisterWork for AllRows<'_, '_, I
         // SAFETY: by the caller.
         unsafe {
             let mut m = part.m.start;
-            if I::WIDE && NR < 3 {
+            if const { I::WIDE && NR < 3 } {
                 m = block.rows::<I, W, 6>(part, m);
             }
             m = block.rows::<I, W, 4>(part, m);

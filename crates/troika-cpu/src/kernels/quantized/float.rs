@@ -37,7 +37,7 @@ impl PanelWork for OneRow<'_> {
         // SAFETY: by the caller; the weight has the panels.
         unsafe {
             // Four chains of sums hide their latency: a panel has one, two or four.
-            while I::PANELS >= 3 && left.len() >= 4 {
+            while const { I::PANELS >= 3 } && left.len() >= 4 {
                 self.panels::<I, F, 4>(left.start);
                 left.start += 4;
             }

@@ -168,12 +168,14 @@ impl<V: Vector> Products<V> for Dpbusd {
     }
 }
 
-/// An array of `R`. A macro, for closures are compiled without the features.
+/// An array of `R`, 1 or 2. A macro, for closures are compiled without the features; without a loop,
+/// which would take the compiler longer in each of a kernel's many instructions.
 macro_rules! each {
     ($i:ident, $one:expr) => {{
         let $i = 0;
         let mut all = [$one; R];
-        for $i in 1..R {
+        if const { R == 2 } {
+            let $i = 1;
             all[$i] = $one;
         }
         all
@@ -181,7 +183,7 @@ macro_rules! each {
 }
 
 impl<V: Vector, P, const R: usize> X86<V, P, R> {
-    const FILLS: () = assert!(R * V::BYTES == QUAD);
+    const FILLS: () = assert!(R * V::BYTES == QUAD && R <= 2);
 }
 
 // SAFETY (of the unsafe blocks): callers have the features and promise valid memory.
@@ -247,9 +249,7 @@ impl<V: Vector, P: Products<V>, const R: usize> RowLanes for X86<V, P, R> {
             each!(i, V::vpermps(V::vpsrld(b[i], right), of[i]))
         }
         unsafe fn store_bytes(b: Ints<V, R>, p: *mut u8) {
-            for (i, b) in b.into_iter().enumerate() {
-                V::vmovdqu_store(b, p.add(i * V::BYTES))
-            }
+            each!(i, V::vmovdqu_store(b[i], p.add(i * V::BYTES)));
         }
         unsafe fn weight(full: bool, b: Ints<V, R>) -> Self::Weight {
             if full && P::SIGNED {
@@ -319,9 +319,7 @@ impl<V: Vector, P: Products<V>, const R: usize> RowLanes for X86<V, P, R> {
             each!(i, V::vcvtdq2ps(V::vpmovsxbd(p.add(i * ROWS / R))))
         }
         unsafe fn store(f: Floats<V, R>, p: *mut f32) {
-            for (i, f) in f.into_iter().enumerate() {
-                V::vmovups_store(f, p.add(i * ROWS / R))
-            }
+            each!(i, V::vmovups_store(f[i], p.add(i * ROWS / R)));
         }
         unsafe fn mul(a: Floats<V, R>, b: Floats<V, R>) -> Floats<V, R> {
             each!(i, V::vmulps(a[i], b[i]))
