@@ -114,6 +114,7 @@ def build(target, host, commit, seconds, quick):
     if "linux" in target or target != host:
         command.append("--zig")
     command += ["--compatibility", GLIBC if "linux" in target else "off"]
+    command += ["--compression-level", "9"]
     shutil.rmtree(WORK / "wheels", ignore_errors=True)
     if subprocess.run(command, cwd=ROOT, env=env).returncode:
         sys.exit(f"the build for {target} failed")

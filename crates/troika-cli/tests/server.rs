@@ -7,6 +7,7 @@
 #[path = "common/ctrl_c.rs"]
 mod ctrl_c;
 
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
@@ -197,6 +198,18 @@ fn keys_are_asked_for() {
     let answer = server.ask("GET /health HTTP/1.1", "");
     let well = answer.starts_with("HTTP/1.1 200");
     assert!(well || answer.starts_with("HTTP/1.1 503"), "{answer}");
+    // `troika ps` finds its key where the server finds its keys, as in a container's health check.
+    let port = server.address.rsplit(':').next().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("keys");
+    std::fs::write(&file, "\nsecond\nfirst\n").unwrap();
+    for (variable, value) in
+        [("TROIKA_API_KEY", OsStr::new("first,second")), ("TROIKA_API_KEY_FILE", file.as_os_str())]
+    {
+        let mut ps = Command::new(env!("CARGO_BIN_EXE_troika"));
+        let out = ps.args(["ps", "--port", port]).env(variable, value).output().unwrap();
+        assert!(out.status.success(), "{variable}: {out:?}");
+    }
 }
 
 fn named(name: &str) -> String {

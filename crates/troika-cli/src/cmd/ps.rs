@@ -23,7 +23,8 @@ const MOST_BYTES: u64 = 16 << 20;
 /// # Errors
 /// No server, one that asks for a key, or something else that listens there.
 pub fn run(args: &PsArgs) -> Result<(), CliError> {
-    let status = ask(args).map_err(CliError::Failure)?;
+    let keys = args.keys.all()?;
+    let status = ask(args, keys.first()).map_err(CliError::Failure)?;
     if args.json { output::json(&status) } else { output::write(&as_text(&status)) }
 }
 
@@ -43,7 +44,7 @@ fn address(args: &PsArgs) -> Result<String, String> {
 }
 
 /// What the server says of itself.
-fn ask(args: &PsArgs) -> Result<Value, String> {
+fn ask(args: &PsArgs, key: Option<&String>) -> Result<Value, String> {
     let at = address(args)?;
     // A proxy is not asked: the server is on this machine, or one named by the user.
     let config = Agent::config_builder()
@@ -52,7 +53,7 @@ fn ask(args: &PsArgs) -> Result<Value, String> {
         .http_status_as_error(false)
         .timeout_global(Some(PATIENCE));
     let mut request = config.build().new_agent().get(format!("http://{at}/troika/status"));
-    if let Some(key) = &args.api_key {
+    if let Some(key) = key {
         let header = HeaderValue::from_str(&format!("Bearer {key}"));
         request = request
             .header("authorization", header.map_err(|_| "--api-key: this can be no key's text")?);
@@ -63,7 +64,7 @@ fn ask(args: &PsArgs) -> Result<Value, String> {
     };
     match response.status().as_u16() {
         200 => {}
-        401 | 403 if args.api_key.is_none() => {
+        401 | 403 if key.is_none() => {
             return Err(format!(
                 "the server at {at} asks for its key: --api-key or TROIKA_API_KEY"
             ));

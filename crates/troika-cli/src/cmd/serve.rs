@@ -29,7 +29,7 @@ pub fn run(args: &ServeArgs) -> Result<(), CliError> {
     let log = |text: &str| output::note_line(text);
     let options = ServerOptions {
         address: address(args)?,
-        keys: keys(args)?,
+        keys: args.keys.all()?,
         hosts: args.hosts.clone(),
         origins: args.origins.clone(),
         models: offers(args, &options)?,
@@ -61,23 +61,6 @@ fn address(args: &ServeArgs) -> Result<SocketAddr, CliError> {
     let found = (args.host.as_str(), args.port).to_socket_addrs().ok();
     let wrong = || CliError::Usage(format!("--host {} is no address of this machine", args.host));
     found.and_then(|mut all| all.next()).ok_or_else(wrong)
-}
-
-fn keys(args: &ServeArgs) -> Result<Vec<String>, CliError> {
-    let mut keys = args.keys.clone();
-    if let Some(file) = &args.api_key_file {
-        let wrong = |why: String| CliError::Failure(format!("{}: {why}", file.display()));
-        let text = std::fs::read_to_string(file).map_err(|e| wrong(e.to_string()))?;
-        let before = keys.len();
-        keys.extend(text.lines().map(str::trim).filter(|l| !l.is_empty()).map(str::to_string));
-        if keys.len() == before {
-            return Err(wrong("it holds no key; write one on a line".into()));
-        }
-    }
-    match keys.iter().any(|key| key.trim().is_empty()) {
-        true => Err(CliError::Usage("--api-key is empty; give a key, or leave it out".into())),
-        false => Ok(keys),
-    }
 }
 
 /// The models on offer. They are looked for now, so that a wrong name is told at once.

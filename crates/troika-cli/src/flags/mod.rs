@@ -7,6 +7,7 @@ mod doctor;
 mod effect;
 mod experts;
 mod help;
+mod keys;
 mod models;
 mod npu;
 mod one_dash;

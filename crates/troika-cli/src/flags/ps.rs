@@ -2,6 +2,8 @@
 
 use clap::Args;
 
+use super::keys::KeyArgs;
+
 /// `troika ps`.
 #[derive(Args)]
 pub struct PsArgs {
@@ -12,9 +14,9 @@ pub struct PsArgs {
     #[arg(long, value_name = "N", default_value_t = DEFAULT_PORT, env = "TROIKA_PORT")]
     #[arg(value_parser = clap::value_parser!(u16).range(1..))]
     pub port: u16,
-    /// Its key, if it was started with one
-    #[arg(long, value_name = "KEY", env = "TROIKA_API_KEY", hide_env_values = true)]
-    pub api_key: Option<String>,
+    /// Its keys, of which the first is sent
+    #[command(flatten)]
+    pub keys: KeyArgs,
     /// Print what the server says as JSON
     #[arg(long, env = "TROIKA_JSON")]
     pub json: bool,

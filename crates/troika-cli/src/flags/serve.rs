@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
 
+use super::keys::KeyArgs;
 use super::open::OpenArgs;
 use super::placement::PlanFileArgs;
 use super::quant::mib;
@@ -42,13 +43,8 @@ pub struct ServeArgs {
     /// Port; 0: a free one
     #[arg(long, default_value_t = 8080, env = "TROIKA_PORT")]
     pub port: u16,
-    /// A key that clients have to send; may be repeated
-    #[arg(long = "api-key", value_name = "KEY", env = "TROIKA_API_KEY", hide_env_values = true)]
-    #[arg(value_delimiter = ',')]
-    pub keys: Vec<String>,
-    /// A file of keys, one a line
-    #[arg(long, value_name = "FILE", env = "TROIKA_API_KEY_FILE")]
-    pub api_key_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub keys: KeyArgs,
     /// Another name of this server, as clients without a key may call it
     #[arg(long = "allowed-host", value_name = "NAME", value_delimiter = ',')]
     #[arg(env = "TROIKA_ALLOWED_HOST")]

@@ -38,7 +38,7 @@ multiply! {
     /// `vpmaddubsw`, `vpmaddwd`, `vpaddd` on 256 bits: bytes to sums of 32 bits.
     Int8Avx2: "int8_maddubs_avx2", "int8 with AVX2", "GOP/s";
     /// The same for signed weights, with `vpxor` before it and sums that start with its correction.
-    Int8FlipAvx2: "int8_maddubs_avx2_xor", "int8 with AVX2", "GOP/s";
+    Int8FlipAvx2: "int8_maddubs_avx2_xor", "int8 with AVX2, both signed", "GOP/s";
     /// Four `vpmaddubsw` summed in 16 bits before widening, on 256 bits: possible if one operand
     /// has few bits.
     Int8SumsAvx2: "int8_maddubs_avx2_i16x4", "int8 with AVX2, summed in 16 bits", "GOP/s";

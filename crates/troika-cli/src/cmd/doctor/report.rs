@@ -117,17 +117,19 @@ fn targets(machine: &HostMachine, report: &mut Report<'_>) -> Vec<Target> {
 /// What is to be done.
 fn steps<'a>(targets: &'a [Target], chosen: &'a DeviceOptions) -> Vec<Measuring<'a>> {
     let mut steps: Vec<Measuring<'a>> = Vec::new();
-    for Target { name, devices, real, .. } in targets {
-        let kernels = |budget: &Budget| measure::kernels(devices, budget);
-        steps.push((format!("kernels of {name}"), Box::new(kernels)));
+    let kernels = |Target { name, devices, .. }: &'a Target| -> Measuring<'a> {
+        let compare = |budget: &Budget| measure::kernels(devices, budget);
+        (format!("kernels of {name}"), Box::new(compare))
+    };
+    for target in targets.iter().filter(|target| target.real) {
+        let Target { name, devices, .. } = target;
+        steps.push(kernels(target));
         // Loops of their own reach the limits of CPUs and GPUs only.
-        if *real && devices.devices.iter().all(|spec| spec.npu.is_none()) {
+        if devices.devices.iter().all(|spec| spec.npu.is_none()) {
             steps.push((format!("limits of {name}"), Box::new(|_| measure::limits(devices))));
         }
-        if *real {
-            let hand_overs = |budget: &Budget| measure::hand_overs(devices, budget);
-            steps.push((format!("hand-overs of {name}"), Box::new(hand_overs)));
-        }
+        let hand_overs = |budget: &Budget| measure::hand_overs(devices, budget);
+        steps.push((format!("hand-overs of {name}"), Box::new(hand_overs)));
     }
     for shape in SHAPES {
         let mut speed = |name: String, devices: &'a DeviceOptions, memory| {
@@ -139,6 +141,8 @@ fn steps<'a>(targets: &'a [Target], chosen: &'a DeviceOptions) -> Vec<Measuring<
         }
         speed("as chosen".into(), chosen, None);
     }
+    // Last, with all the time that is left: software is slow.
+    steps.extend(targets.iter().filter(|target| !target.real).map(kernels));
     steps
 }
 
@@ -207,6 +211,7 @@ impl<'a> Report<'a> {
     fn write(&self) -> Result<Value, CliError> {
         let value = json!({
             "version": VERSION, "report_of": "troika", "troika": env!("CARGO_PKG_VERSION"),
+            "commit": env!("TROIKA_COMMIT"),
             "state": self.state, "seconds": self.start.elapsed().as_secs(),
             "skipped": self.skipped, "entries": self.entries,
         });
