@@ -107,6 +107,20 @@ def chat(words, env):
             server.wait()
 
 
+def random_numbers(folder):
+    """Makes the library of Windows 10 that Wine 8 lacks, from one that it has."""
+    source = folder / "bcryptprimitives.c"
+    source.write_text("""
+        __declspec(dllimport) unsigned char SystemFunction036(void *, unsigned long);
+        __declspec(dllexport) int ProcessPrng(void *to, unsigned long long bytes) {
+            return SystemFunction036(to, bytes);
+        }
+    """)
+    command = [sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-windows-gnu", "-shared",
+               "-o", source.with_suffix(".dll"), source, "-ladvapi32"]  # fmt: skip
+    subprocess.run(command, check=True)
+
+
 def from_archive(target, binary, roots):
     """Starts a target's command, where that can be done here. Its home cannot be written."""
     if not (found := runner(target, roots)):
@@ -120,11 +134,12 @@ def from_archive(target, binary, roots):
     env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/none"}
     if copy.suffix == ".exe":
         env = {"PATH": "/usr/bin:/bin", "HOME": str(copy.parent), "WINEDEBUG": "-all"}
+        random_numbers(copy.parent)
     try:
         start([*words, inside], env)
     finally:
-        shutil.rmtree(copy.parent)
-
+        # Wine's server still writes there for a while.
+        shutil.rmtree(copy.parent, ignore_errors=True)
 
 
 def from_wheel(wheel):

@@ -159,6 +159,7 @@ fn desk() -> TempDir {
     };
     let (folder, file) = ("models/tiny-moe", "tests/gguf/llama-q4_k_m.gguf");
     link("socs", "socs");
+    link("docs/reports", "docs/reports");
     link(folder, "Qwen3-0.6B");
     link(file, "model-Q4_K_M.gguf");
     for (repository, from, to) in
