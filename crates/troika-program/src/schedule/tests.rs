@@ -36,14 +36,13 @@ proptest! {
         tasks in 0usize..40,
         devices in 1usize..4,
         depth in 1usize..4,
-        out_of_order in any::<bool>(),
+        policy in prop::sample::select(Policy::ALL.to_vec()),
         turns in prop::collection::vec(any::<u8>(), 1..50),
     ) {
         let (dag, waits_for) = random_dag(seed, tasks, devices);
-        let policy = if out_of_order { Policy::OutOfOrder } else { Policy::InOrder };
         let mut rng = ChaCha8Rng::seed_from_u64(seed ^ 1);
-        let task_ns = (0..tasks).map(|_| below(&mut rng, 100)).collect();
-        let costs = Costs { task_ns, critical: 0 };
+        let mut costs = Costs::new(0);
+        costs.set(policy, &dag, (0..tasks).map(|_| below(&mut rng, 100)));
         let mut state = State::new(policy, devices);
         // A reused state machine behaves like a new one.
         state.start(&random_dag(seed ^ 2, 9, devices).0);
