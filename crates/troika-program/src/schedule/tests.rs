@@ -27,6 +27,27 @@ fn random_dag(seed: u64, tasks: usize, devices: usize) -> (Dag, Vec<Vec<u32>>) {
     (Dag::new(device, &waits_for), waits_for)
 }
 
+/// Three ready tasks of a device free a task of the other one each, the last of which frees another.
+#[test]
+fn policies_choose_by_order_by_what_is_freed_and_by_the_way_to_the_end() {
+    let waits_for = [vec![], vec![], vec![], vec![0], vec![1], vec![2], vec![5]];
+    for (own, freed, by_freed) in [(1, [5, 30, 10], 1), (0, [50, 5, 20], 1)] {
+        // Device 0 must not stall: others free much for it, and it frees little for others.
+        let device = (0..7).map(|task| if task < 3 { own } else { 1 - own }).collect();
+        let dag = Dag::new(device, &waits_for);
+        let chosen = |policy| {
+            let mut costs = Costs::new(0);
+            costs.set(policy, &dag, [1, 1, 1].into_iter().chain(freed).chain([100]));
+            let mut state = State::new(policy, 2);
+            state.start(&dag);
+            let list = state.take(&dag, &costs, own).unwrap();
+            state.tasks(list)[0]
+        };
+        let all = Policy::ALL.map(chosen);
+        assert_eq!(all, [0, 0, by_freed, 2], "device {own}");
+    }
+}
+
 proptest! {
     /// Queues run their lists in order, whichever is faster: every task runs once, on its device,
     /// after all tasks it waits for.
