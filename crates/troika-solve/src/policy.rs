@@ -2,7 +2,8 @@
 
 use troika_plan::{Plan, PlanError, Policy};
 
-use super::request::PredictRequest;
+use super::request::{Alternative, PredictRequest};
+use super::search::{Search, shares_experts};
 use super::timed::TimedPlan;
 
 /// Another order than program order must reduce the time of prompts below this share: predictions
@@ -53,6 +54,22 @@ pub fn choose_policy(
     let best = may.min_by(|a, b| a.share.total_cmp(&b.share));
     plan.prefill.policy = best.map_or(Policy::InOrder, |best| best.policy);
     Ok(all)
+}
+
+impl Search<'_> {
+    /// A plan in the order that is fastest for the request's prompt, unless the request names an
+    /// order, or the first prompt would gain nothing.
+    pub(super) fn in_best_order(&mut self, of: Alternative) -> Result<Alternative, PlanError> {
+        if self.request.base.policy != Policy::InOrder || shares_experts(&of.plan) {
+            return Ok(of);
+        }
+        let mut plan = of.plan.clone();
+        choose_policy(&self.predictor.request, &mut plan, &[self.request.prompt])?;
+        let predicted = self.predictor.plan(&plan)?;
+        let goal = self.request.goal;
+        let better = predicted.score(goal) <= of.predicted.score(goal);
+        Ok(if better { Alternative { plan, predicted, ..of } } else { of })
+    }
 }
 
 /// The time of a prompt of each length, in nanoseconds: of the first one, and of one after it, when

@@ -7,7 +7,6 @@ use troika_model::lower::{ModelPart, SegmentKind, segment_kinds};
 
 use super::choice::{Choice, Placed, Scope, for_decode, one_row};
 use super::options::{KindRequest, Placement, rules};
-use super::policy::choose_policy;
 use super::request::PredictRequest;
 use super::request::{Alternative, SolveRequest, Solved};
 use super::score::Predictor;
@@ -15,7 +14,7 @@ use crate::cost::PricedRun;
 use crate::memory::{MadePlan, MakeRequest, make_within_memory};
 use troika_plan::Goal;
 use troika_plan::{
-    Decode, LengthRules, Phase, Plan, PlanError, PlanRequest, Policy, Prefill, Split, Strategy,
+    Decode, LengthRules, Phase, Plan, PlanError, PlanRequest, Prefill, Split, Strategy,
 };
 use troika_plan::{PlannedRules, assemble, chunk_of};
 
@@ -127,13 +126,8 @@ impl<'a> Search<'a> {
             return Err(PlanError::Unpriced(why.into()));
         }
         let chosen = chosen(&alternatives, self.request.goal);
-        let Alternative { mut plan, mut predicted, .. } = alternatives.remove(chosen);
-        if self.request.base.policy == Policy::InOrder && !shares_experts(&plan) {
-            choose_policy(&self.predictor.request, &mut plan, &[self.request.prompt])?;
-            if plan.prefill.policy != Policy::InOrder {
-                predicted = self.predictor.plan(&plan)?;
-            }
-        }
+        let chosen = self.in_best_order(alternatives.remove(chosen))?;
+        let Alternative { mut plan, mut predicted, .. } = chosen;
         predicted.lengths = self.predictor.lengths(&plan)?;
         plan.predicted = Some(predicted.clone());
         Ok(Solved { plan, predicted, alternatives })
