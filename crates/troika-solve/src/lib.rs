@@ -10,6 +10,7 @@ mod held;
 mod memory;
 mod options;
 mod placements;
+mod policy;
 mod predict;
 mod profile;
 mod ranges;
@@ -27,6 +28,7 @@ pub use cost::{CostModel, Mover, PricedRun, QueueCosts, lasting};
 pub use fit::{Fits, RunFit};
 pub use held::{HeldWeights, held_weights};
 pub use memory::{MadePlan, MakeRequest, check_memory, make_within_memory};
+pub use policy::{PolicyTime, choose_policy};
 pub use predict::predict;
 pub use profile::{
     CHUNK_ROWS, ChunkTime, DeviceSample, PROFILE_VERSION, PairSample, Profile, ProfileError,

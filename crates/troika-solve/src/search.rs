@@ -126,7 +126,8 @@ impl<'a> Search<'a> {
             return Err(PlanError::Unpriced(why.into()));
         }
         let chosen = chosen(&alternatives, self.request.goal);
-        let Alternative { mut plan, mut predicted, .. } = alternatives.remove(chosen);
+        let chosen = self.in_best_order(alternatives.remove(chosen))?;
+        let Alternative { mut plan, mut predicted, .. } = chosen;
         predicted.lengths = self.predictor.lengths(&plan)?;
         plan.predicted = Some(predicted.clone());
         Ok(Solved { plan, predicted, alternatives })
