@@ -120,11 +120,36 @@ fn strategies_say_how_many_devices_they_need() {
         (Strategy::OneDevice, 0),
         (Strategy::Alternate, 1),
         (Strategy::PrefillDecode, 1),
-        (Strategy::PrefillDecode, 3),
+        (Strategy::SplitHybrid, 1),
     ] {
         let request = PlanRequest { strategy, ..PlanRequest::default() };
         let refused = make(&spec("qwen3-0.6b"), &devices(count), &request).unwrap_err();
         assert!(matches!(refused, PlanError::Strategy { .. }), "{refused}");
+    }
+}
+
+/// The CPU as the control plane of a GPU and an NPU, in one list of devices.
+#[test]
+fn a_third_device_computes_only_what_two_refuse() {
+    let third = NAMES[2];
+    for strategy in [
+        Strategy::parse("split-columns").unwrap(),
+        Strategy::SplitRows(None),
+        Strategy::SplitHybrid,
+        Strategy::PrefillDecode,
+    ] {
+        let mut plan = planned("qwen3-0.6b", strategy.clone(), 3);
+        plan.check(&spec("qwen3-0.6b"), &NAMES).unwrap();
+        assert_eq!(plan.devices, NAMES[..2], "{strategy}");
+        let refusals = [0, 1].map(|at| refusal(NAMES[at], SegmentKind::Attention, "attention"));
+        plan.avoid(&refusals, &NAMES[..3]).unwrap();
+        assert_eq!(plan.devices, NAMES[..3], "{strategy}");
+        let passed: Vec<_> = plan.all_rules().flat_map(|rule| &rule.refused).collect();
+        assert!(!passed.is_empty() && passed.iter().all(|r| r.by == third), "{passed:?}");
+        // One that takes it goes before.
+        let mut plan = planned("qwen3-0.6b", strategy.clone(), 3);
+        plan.avoid(&refusals[..1], &NAMES[..3]).unwrap();
+        assert_eq!(plan.devices, NAMES[..2], "{strategy}");
     }
 }
 
