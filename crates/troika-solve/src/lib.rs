@@ -31,9 +31,9 @@ pub use memory::{MadePlan, MakeRequest, check_memory, make_within_memory};
 pub use policy::{PolicyTime, choose_policy};
 pub use predict::predict;
 pub use profile::{
-    CHUNK_ROWS, ChunkTime, DeviceSample, PROFILE_VERSION, PairSample, Profile, ProfileError,
-    ProfileSubject, ProfiledCosts, ProfiledDevice, ProfiledGraph, Regret, RunSample, Slowdown,
-    Spread, profiled_graphs,
+    Apart, CHUNK_ROWS, ChunkTime, DeviceSample, PROFILE_VERSION, PairSample, Profile, ProfileError,
+    ProfileSubject, ProfiledCosts, ProfiledDevice, ProfiledGraph, Regret, RunAt, RunSample,
+    Slowdown, Spread, profiled_graphs,
 };
 pub use request::{Alternative, PredictRequest, SolveRequest, Solved};
 pub use segment_part::SegmentPart;
