@@ -55,11 +55,7 @@ fn models_on_virtual_devices_agree_with_the_reference() {
                 ..OpenOptions::default()
             };
             for model in ["qwen3-moe", "gemma-2", "test-recurrent"] {
-                let report = check_with(
-                    &case(model),
-                    &devices,
-                    Some(&|plan| by(plan, policy)),
-                );
+                let report = check_with(&case(model), &devices, Some(&|plan| by(plan, policy)));
                 let report = report.unwrap();
                 assert!(
                     report.holds(REFERENCE_TOLERANCE) && report.same_bits == Some(true),

@@ -28,7 +28,7 @@ pub use cost::{CostModel, Mover, PricedRun, QueueCosts, lasting};
 pub use fit::{Fits, RunFit};
 pub use held::{HeldWeights, held_weights};
 pub use memory::{MadePlan, MakeRequest, check_memory, make_within_memory};
-pub use policy::{PolicyTime, choose_policy};
+pub use policy::choose_policy;
 pub use predict::predict;
 pub use profile::{
     Apart, CHUNK_ROWS, ChunkTime, DeviceSample, PROFILE_VERSION, PairSample, Profile, ProfileError,

@@ -12,20 +12,9 @@ const WORTH_REORDERING: f64 = 0.99;
 /// No prompt may take longer than in program order by more than this factor.
 const NEVER_SLOWER: f64 = 1.01;
 
-/// What a policy is predicted to take.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct PolicyTime {
-    /// The policy.
-    pub policy: Policy,
-    /// The time of prompts as a share of the time in program order: the mean over their lengths.
-    pub share: f64,
-    /// The largest such share of a prompt, the first one after opening included, when nothing is
-    /// known of tasks yet.
-    pub most: f64,
-}
-
 /// Predicts each order of a plan whose chunks are computed together, for prompts of some lengths,
-/// and gives the plan the fastest one. There is nothing to choose, and no time returned, where one
+/// and gives the plan the fastest one: the first prompt after opening may not lose by it, when
+/// nothing is known of tasks yet, and those after it must gain. There is nothing to choose where one
 /// chunk is in flight, one device is used, or no prompt is longer than a chunk.
 ///
 /// # Errors
@@ -34,37 +23,46 @@ pub fn choose_policy(
     request: &PredictRequest<'_>,
     plan: &mut Plan,
     prompts: &[usize],
-) -> Result<Vec<PolicyTime>, PlanError> {
+) -> Result<(), PlanError> {
     let of = &plan.prefill;
     let long: Vec<usize> = prompts.iter().copied().filter(|n| *n > of.chunk).collect();
     if of.chunks_in_flight < 2 || plan.devices.len() < 2 || long.is_empty() {
-        return Ok(Vec::new());
+        return Ok(());
     }
     let in_order = times(request, plan, Policy::InOrder, &long)?;
-    let mut all = Vec::new();
-    for policy in [Policy::InOrder, Policy::OutOfOrder, Policy::CriticalPath] {
+    let (mut best, mut least) = (Policy::InOrder, WORTH_REORDERING);
+    for policy in [Policy::OutOfOrder, Policy::CriticalPath] {
         let own = times(request, plan, policy, &long)?;
-        let shares: Vec<[f64; 2]> =
-            own.iter().zip(&in_order).map(|(a, b)| [a[0] / b[0], a[1] / b[1]]).collect();
-        let share = shares.iter().map(|s| s[1]).sum::<f64>() / long.len() as f64;
-        let most = shares.iter().flatten().copied().fold(0.0, f64::max);
-        all.push(PolicyTime { policy, share, most });
+        let shares = || own.iter().zip(&in_order).map(|(own, by)| (own.0 / by.0, own.1 / by.1));
+        let share = shares().map(|s| s.1).sum::<f64>() / long.len() as f64;
+        if share < least && shares().all(|s| s.0.max(s.1) <= NEVER_SLOWER) {
+            (best, least) = (policy, share);
+        }
     }
-    let may = all.iter().filter(|t| t.share < WORTH_REORDERING && t.most <= NEVER_SLOWER);
-    let best = may.min_by(|a, b| a.share.total_cmp(&b.share));
-    plan.prefill.policy = best.map_or(Policy::InOrder, |best| best.policy);
-    Ok(all)
+    plan.prefill.policy = best;
+    Ok(())
 }
 
 impl Search<'_> {
-    /// A plan in the order that is fastest for the request's prompt, unless the request names an
-    /// order, or the first prompt would gain nothing.
-    pub(super) fn in_best_order(&mut self, of: Alternative) -> Result<Alternative, PlanError> {
-        if self.request.base.policy != Policy::InOrder || shares_experts(&of.plan) {
+    /// Plans in their fastest orders for the request's prompt.
+    pub(super) fn in_best_orders(
+        &mut self,
+        plans: Vec<Alternative>,
+    ) -> Result<Vec<Alternative>, PlanError> {
+        plans.into_iter().map(|of| self.in_best_order(of)).collect()
+    }
+
+    /// A plan in the order that is fastest for the request's prompt, unless it has another than
+    /// program order, or the goal would suffer.
+    fn in_best_order(&mut self, of: Alternative) -> Result<Alternative, PlanError> {
+        if of.plan.prefill.policy != Policy::InOrder || shares_experts(&of.plan) {
             return Ok(of);
         }
         let mut plan = of.plan.clone();
         choose_policy(&self.predictor.request, &mut plan, &[self.request.prompt])?;
+        if plan.prefill.policy == Policy::InOrder {
+            return Ok(of);
+        }
         let predicted = self.predictor.plan(&plan)?;
         let goal = self.request.goal;
         let better = predicted.score(goal) <= of.predicted.score(goal);
@@ -79,7 +77,7 @@ fn times(
     plan: &Plan,
     policy: Policy,
     prompts: &[usize],
-) -> Result<Vec<[f64; 2]>, PlanError> {
+) -> Result<Vec<(f64, f64)>, PlanError> {
     let mut plan = plan.clone();
     plan.prefill.policy = policy;
     let timed = TimedPlan::new(request, &plan, plan.prefill.lengths.is_empty())?;
@@ -89,7 +87,7 @@ fn times(
         let first = run.now_ns();
         run.begin_again()?;
         run.tokens(prompt)?;
-        Ok([first, run.now_ns() - first])
+        Ok((first, run.now_ns() - first))
     };
     prompts.iter().map(of).collect()
 }

@@ -191,7 +191,7 @@ impl BoundModel {
         prompts.dedup();
         match choose_policy(&request, plan, &prompts) {
             Err(PlanError::Unpriced(_)) => Ok(()),
-            chosen => Ok(chosen.map(|_| ())?),
+            chosen => Ok(chosen?),
         }
     }
 
