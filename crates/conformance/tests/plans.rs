@@ -194,6 +194,9 @@ fn random_plan(r: &mut Random, d: &Described, like: &Plan) -> Plan {
     plan.prefill.chunk = 1 + r.below(20);
     plan.prefill.chunks_in_flight = 1 + r.below(4);
     plan.prefill.policy = *r.of(&Policy::ALL);
+    if plan.prefill.policy == Policy::ChunkAtATime {
+        plan.prefill.chunks_in_flight = 1;
+    }
     plan.page_len = 1 << r.below(6);
     let formats = like.activations();
     plan.prefill.rules = rules(r, d, (Phase::Prefill, plan.prefill.chunk), &formats);

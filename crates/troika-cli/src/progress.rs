@@ -15,6 +15,9 @@ use crate::output::note_line;
 /// Shorter compiling shows no bar.
 const WORTH_SHOWING: Duration = Duration::from_secs(1);
 
+/// The time between lines about what goes on, where no bar can be drawn.
+const BETWEEN_LINES: Duration = Duration::from_secs(10);
+
 /// What hears of opening a model: it draws bars on a terminal - indicatif draws nothing elsewhere -
 /// and prints notices.
 #[derive(Debug, Default)]
@@ -78,11 +81,17 @@ impl OpenObserver for OpeningBars {
     }
 }
 
-/// A bar for what is done part by part: told how much is done, of how much.
+/// A bar for what is done part by part: told how much is done, of how much. Where it cannot be
+/// drawn, a line now and then.
 pub fn counting(what: &'static str) -> impl FnMut(usize, usize) {
     let bars = MultiProgress::new();
     let mut bar: Option<ProgressBar> = None;
+    let mut said = Instant::now();
     move |done, all| {
+        if !std::io::stderr().is_terminal() && said.elapsed() > BETWEEN_LINES {
+            said = Instant::now();
+            note_line(&format!("{what} {done} of {all}"));
+        }
         let form = format!("{what} {{pos}} of {{len}} [{{bar:30}}] {{eta}}");
         let bar = bar.get_or_insert_with(|| new_bar(&bars, all as u64, &form));
         bar.set_position(done as u64);

@@ -277,6 +277,21 @@ fn prompts_of_any_length_give_the_tokens_of_the_cpu() {
     assert!(said.contains("the prompt has 41 tokens, the context holds 40"), "{said}");
 }
 
+/// A profile takes any numbers of rows, and plans by it run.
+#[test]
+fn profiles_are_of_any_numbers_of_rows() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = ["--device", "npu:reference,cpu", "-c", "256", "--row-buckets", "16,64"];
+    let more = ["--ubatch-size", "64"];
+    let profile = ["profile", "-o", "p.json"];
+    let table = stdout(&here(dir.path(), &[&profile[..], &at, &more].concat()));
+    assert!(table.contains("| npu | qkv | "), "{table}");
+    assert!(!table.contains("| npu | attention | "), "plans leave it to the CPU: {table}");
+    let run = ["run", "-p", "Hi", "-n", "4", "--temp", "0", "-q", "--profile", "p.json"];
+    let text = stdout(&here(dir.path(), &[&run[..], &at, &more].concat()));
+    assert!(!text.is_empty());
+}
+
 /// A plan's file names how graphs are written: the text is the same, and a name that is none is refused.
 #[test]
 fn a_plans_file_names_rewrites() {

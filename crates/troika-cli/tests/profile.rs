@@ -286,18 +286,29 @@ fn real_devices_are_described_as_a_virtual_soc() {
     assert!(refused(&at).contains("none of them is named \"cpu\""));
 }
 
-/// A device that takes no segment as a whole is not used by plans from a profile; a note says so.
+/// A device that takes nothing of a segment is not used by plans from a profile; a note says so. Of
+/// one that only multiplies, products are measured, and what it costs to hand over to it.
 #[test]
-fn devices_that_are_left_out_are_named() {
+fn devices_that_only_multiply_are_measured() {
     let dir = tempfile::tempdir().unwrap();
-    let phone = "virtual:../../socs/sd8gen3-fp16.toml";
-    let devices = format!("{phone}:gpu,{phone}:npu");
     let file = dir.path().join("profile.json");
-    let at = ["profile", "--device", &devices, "-o", file.to_str().unwrap()];
-    let out = troika(&[&at[..], &["--synthetic", "qwen3-0.6b:Q4_0"]].concat());
-    stdout(&out);
-    let said = String::from_utf8_lossy(&out.stderr);
+    let profiled = |devices: &str| {
+        let at = ["profile", "--device", devices, "-c", "1024", "-o", file.to_str().unwrap()];
+        let out = troika(&[&at[..], &["--synthetic", "qwen3-0.6b:Q4_0"]].concat());
+        (stdout(&out), String::from_utf8(out.stderr).unwrap())
+    };
+    let (_, said) = profiled(&soc(dir.path(), "only = [\"attention\"]"));
     assert!(said.contains("no segment runs as a whole on npu: plans"), "{said}");
+    let phone = "virtual:../../socs/sd8gen3-fp16.toml";
+    let (table, said) = profiled(&format!("{phone}:gpu,{phone}:npu"));
+    assert!(!said.contains("no segment runs"), "{said}");
+    for kind in ["qkv", "attn_out", "ffn", "head"] {
+        assert!(table.contains(&format!("| npu | {kind}: products | ")), "{kind}: {table}");
+        assert!(table.contains(&format!("| gpu | {kind}: other ops | ")), "{kind}: {table}");
+    }
+    // As the file has it; a run takes the GPU 20 us more to submit.
+    assert!(table.contains("| gpu | npu | 5.0 | 361."), "{table}");
+    assert!(table.contains("| npu | gpu | 25.0 | 420."), "{table}");
 }
 
 /// A profile of a short context says little of long prompts. What virtual devices take is known.

@@ -16,6 +16,7 @@ mod memory;
 mod text;
 mod thread_queue;
 mod timeline;
+mod wait_times;
 mod weight;
 mod weight_bytes;
 
@@ -30,7 +31,6 @@ pub use executable::{Executable, ExecutableId, Weights};
 pub use experts::{EXPERT_PARTS, ExpertBytes, ExpertPart, ExpertSource, ExpertsOnDisk};
 pub use forward_batch::{Checkpoint, ForwardBatch, PageTable, PagesView, SeqRows};
 pub use host::{HostData, HostTask};
-pub use list::WaitTimes;
 pub use memory::{
     Access, AccessError, Buffer, BufferWatch, Claim, HeldClaim, OutOfMemory, ReadGuard, ReadRows,
     Rect, SpaceId, View, ViewError, WriteGuard, WriteRows, ZeroedBytes, trim_heap,
@@ -38,5 +38,6 @@ pub use memory::{
 pub use text::{read_all, read_text};
 pub use thread_queue::{ThreadQueue, ThreadQueueOptions};
 pub use timeline::{Lost, Point, Signal, Timeline, Timelines, Wait, Waiting};
+pub use wait_times::WaitTimes;
 pub use weight::{WeightSource, calibrated};
 pub use weight_bytes::{PackFn, PackLayout, Packed, WeightBytes, WeightData, WeightOwner};

@@ -7,7 +7,7 @@ use troika_model::spec::ModelSpec;
 use crate::calibration::Calibration;
 use crate::error::PlanError;
 use crate::identity::{ModelId, PLAN_VERSION};
-use crate::plan::{Phase, Plan, RefusedOps, Rule, Split, Stage};
+use crate::plan::{Phase, Plan, Policy, RefusedOps, Rule, Split, Stage};
 use crate::ratio::Share;
 
 /// The longest context: ops use 32-bit positions.
@@ -37,7 +37,11 @@ impl Plan {
         }
         range("the context", self.context, 1, spec.context.clamp(1, MAX_CONTEXT))?;
         range("the chunk length", self.prefill.chunk, 1, MAX_LENGTH)?;
-        range("chunks in flight", self.prefill.chunks_in_flight, 1, MAX_IN_FLIGHT)?;
+        let (what, most) = match self.prefill.policy {
+            Policy::ChunkAtATime => ("chunks in flight of the policy chunk-at-a-time", 1),
+            _ => ("chunks in flight", MAX_IN_FLIGHT),
+        };
+        range(what, self.prefill.chunks_in_flight, 1, most)?;
         range("the page length", self.page_len, 1, MAX_LENGTH)?;
         if !self.page_len.is_power_of_two() {
             let next = self.page_len.next_power_of_two();

@@ -115,12 +115,25 @@ troika_model::named! {
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(rename_all = "kebab-case")]
     pub enum Policy {
-        /// The earliest in program order (chunk by chunk, segment by segment).
+        /// Program order, one chunk after another: what llm.npu compares itself with. Such a plan
+        /// has one chunk in flight.
+        ChunkAtATime = "chunk-at-a-time",
+        /// The earliest ready one in program order (chunk by chunk, segment by segment).
         #[default]
         InOrder = "in-order",
-        /// The one that keeps the critical device busiest (llm.npu, section 3.4, equation 5), by costs
-        /// learnt from earlier runs.
+        /// The one that keeps the critical device busiest by what it makes ready (llm.npu, section
+        /// 3.4, equation 5), by costs learnt from earlier runs.
         OutOfOrder = "out-of-order",
+        /// The one with the longest way from its start to the end of all chunks in flight, by costs
+        /// learnt from earlier runs.
+        CriticalPath = "critical-path",
+    }
+}
+
+impl Policy {
+    /// Whether it goes by the costs of tasks, and so decides as late as it can.
+    pub fn weighs(self) -> bool {
+        matches!(self, Policy::OutOfOrder | Policy::CriticalPath)
     }
 }
 

@@ -32,7 +32,7 @@ impl std::fmt::Display for Strategy {
     }
 }
 
-/// A way to divide a model over devices.
+/// A way to divide a model over devices. Where it names two, the others compute what both refuse.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Strategy {
     /// Everything on the first device.
@@ -166,11 +166,13 @@ impl Strategy {
             | Strategy::PrefillDecodeNamed { .. }
             | Strategy::OneDevice
             | Strategy::Layers(_) => (count >= 1, "a device"),
-            Strategy::Alternate | Strategy::Experts(_) => (count >= 2, "two devices or more"),
-            Strategy::SplitColumns(_)
+            // Those beyond the second compute what both refuse.
+            Strategy::Alternate
+            | Strategy::Experts(_)
+            | Strategy::SplitColumns(_)
             | Strategy::SplitRows(_)
             | Strategy::SplitHybrid
-            | Strategy::PrefillDecode => (count == 2, "two devices"),
+            | Strategy::PrefillDecode => (count >= 2, "two devices or more"),
         };
         if fits { Ok(()) } else { Err(PlanError::Strategy { strategy: self.name(), need, count }) }
     }
@@ -185,6 +187,7 @@ impl Strategy {
     ) -> Vec<Rule> {
         let all_on = |at: usize| vec![rule(None, None, &devices[at])];
         let on = |name: &String| all_on(devices.iter().position(|d| d.name == *name).unwrap_or(0));
+        let two = &devices[..devices.len().min(2)];
         match (self, phase) {
             // The rules of experts need more than this.
             (Strategy::OneDevice | Strategy::Experts(_), _)
@@ -199,22 +202,20 @@ impl Strategy {
                 Strategy::OneNamed(name) | Strategy::PrefillDecodeNamed { decode: name, .. },
                 Phase::Decode,
             ) => on(name),
-            (Strategy::SplitColumns(ratio), _) => {
-                split(spec, devices, ratio.columns(devices), true)
-            }
+            (Strategy::SplitColumns(ratio), _) => split(spec, two, ratio.columns(two), true),
             (Strategy::SplitRows(_), Phase::Decode) => all_on(0),
             (Strategy::SplitHybrid, Phase::Decode) => {
-                split(spec, devices, Ratio::default().columns(devices), false)
+                split(spec, two, Ratio::default().columns(two), false)
             }
             (Strategy::SplitRows(length), Phase::Prefill) => {
-                let lengths = vec![length.unwrap_or_else(|| standard(devices, chunk))];
+                let lengths = vec![length.unwrap_or_else(|| standard(two, chunk))];
                 let rest = devices[1].name.clone();
-                split(spec, devices, Split::Rows { lengths, rest }, false)
+                split(spec, two, Split::Rows { lengths, rest }, false)
             }
             (Strategy::SplitHybrid, Phase::Prefill) => {
-                let lengths = vec![standard(devices, chunk)];
-                let parts = Ratio::default().parts(devices);
-                split(spec, devices, Split::Hybrid { lengths, parts }, false)
+                let lengths = vec![standard(two, chunk)];
+                let parts = Ratio::default().parts(two);
+                split(spec, two, Split::Hybrid { lengths, parts }, false)
             }
             (Strategy::Alternate, _) => {
                 let mut rules = ends(spec, devices);

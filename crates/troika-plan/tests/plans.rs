@@ -9,8 +9,8 @@ use troika_model::spec::ModelSpec;
 use troika_model::{families, presets};
 use troika_plan::{
     CalibratedProducts, Calibration, Dispatch, Elsewhere, ExpertGroupPlan, ExpertSplit, Layers,
-    LengthRules, Overflow, Phase, Plan, PlanDevice, PlanError, PlanRequest, Refusal, RefusedOps,
-    Rule, Share, Split, Stage, Strategy, describe_refusals, make,
+    LengthRules, Overflow, Phase, Plan, PlanDevice, PlanError, PlanRequest, Policy, Refusal,
+    RefusedOps, Rule, Share, Split, Stage, Strategy, describe_refusals, make,
 };
 
 fn spec(preset: &str) -> ModelSpec {
@@ -120,11 +120,36 @@ fn strategies_say_how_many_devices_they_need() {
         (Strategy::OneDevice, 0),
         (Strategy::Alternate, 1),
         (Strategy::PrefillDecode, 1),
-        (Strategy::PrefillDecode, 3),
+        (Strategy::SplitHybrid, 1),
     ] {
         let request = PlanRequest { strategy, ..PlanRequest::default() };
         let refused = make(&spec("qwen3-0.6b"), &devices(count), &request).unwrap_err();
         assert!(matches!(refused, PlanError::Strategy { .. }), "{refused}");
+    }
+}
+
+/// The CPU as the control plane of a GPU and an NPU, in one list of devices.
+#[test]
+fn a_third_device_computes_only_what_two_refuse() {
+    let third = NAMES[2];
+    for strategy in [
+        Strategy::parse("split-columns").unwrap(),
+        Strategy::SplitRows(None),
+        Strategy::SplitHybrid,
+        Strategy::PrefillDecode,
+    ] {
+        let mut plan = planned("qwen3-0.6b", strategy.clone(), 3);
+        plan.check(&spec("qwen3-0.6b"), &NAMES).unwrap();
+        assert_eq!(plan.devices, NAMES[..2], "{strategy}");
+        let refusals = [0, 1].map(|at| refusal(NAMES[at], SegmentKind::Attention, "attention"));
+        plan.avoid(&refusals, &NAMES[..3]).unwrap();
+        assert_eq!(plan.devices, NAMES[..3], "{strategy}");
+        let passed: Vec<_> = plan.all_rules().flat_map(|rule| &rule.refused).collect();
+        assert!(!passed.is_empty() && passed.iter().all(|r| r.by == third), "{passed:?}");
+        // One that takes it goes before.
+        let mut plan = planned("qwen3-0.6b", strategy.clone(), 3);
+        plan.avoid(&refusals[..1], &NAMES[..3]).unwrap();
+        assert_eq!(plan.devices, NAMES[..2], "{strategy}");
     }
 }
 
@@ -387,7 +412,7 @@ fn spoilt_plans_are_refused() {
     let good = planned("qwen3-moe-tiny", Strategy::Alternate, 2);
     let last = spec.layers.len() - 1;
     type Spoil = fn(&mut Plan);
-    let cases: [(Spoil, &str); 20] = [
+    let cases: [(Spoil, &str); 21] = [
         (|p| p.prefill.critical_device = Some("c".into()), "critical device c"),
         (|p| p.version = 3, "version 3"),
         (|p| p.model.vocab += 1, "tokens"),
@@ -397,6 +422,10 @@ fn spoilt_plans_are_refused() {
         (|p| p.prefill.chunk = 0, "the chunk length is 0"),
         (|p| p.prefill.chunks_in_flight = 0, "chunks in flight is 0"),
         (|p| p.prefill.chunks_in_flight = 65, "between 1 and 64"),
+        (
+            |p| (p.prefill.policy, p.prefill.chunks_in_flight) = (Policy::ChunkAtATime, 2),
+            "of the policy chunk-at-a-time is 2",
+        ),
         (|p| p.page_len = 33, "a power of two"),
         (|p| p.kv_dtype = DType::Q8_0, "KV cache cannot be"),
         (|p| p.devices.push("gpu".into()), "device gpu, which is not among those at hand (a, b)"),
@@ -447,7 +476,7 @@ fn spoilt_files_are_refused() {
         ("\"context\"", "\"contxt\"", "there is no field \"contxt\"; known: version"),
         ("\"step\": 2", "\"step\": -2", "-2 where a whole number from 0 on belongs"),
         ("\"embed\"", "\"embedding\"", "\"embedding\" is not known here; known: embed, "),
-        ("\"in-order\"", "\"fastest\"", "\"fastest\" is not known here; known: in-order, "),
+        ("\"in-order\"", "\"fastest\"", "\"fastest\" is not known here; known: chunk-at-a-time, "),
         ("\"version\": 2", "\"version\": 1", "version 1"),
         ("\"version\": 2", "\"version\": 18446744073709551615", "version 18446744073709551615"),
         ("\"F16\"", "\"F17\"", "\"F17\" is not known here; known: "),

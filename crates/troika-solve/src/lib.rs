@@ -10,6 +10,7 @@ mod held;
 mod memory;
 mod options;
 mod placements;
+mod policy;
 mod predict;
 mod profile;
 mod ranges;
@@ -27,11 +28,12 @@ pub use cost::{CostModel, Mover, PricedRun, QueueCosts, lasting};
 pub use fit::{Fits, RunFit};
 pub use held::{HeldWeights, held_weights};
 pub use memory::{MadePlan, MakeRequest, check_memory, make_within_memory};
+pub use policy::choose_policy;
 pub use predict::predict;
 pub use profile::{
-    CHUNK_ROWS, ChunkTime, DeviceSample, PROFILE_VERSION, PairSample, Profile, ProfileError,
-    ProfileSubject, ProfiledCosts, ProfiledDevice, ProfiledGraph, Regret, RunSample, Slowdown,
-    Spread, profiled_graphs,
+    Apart, CHUNK_ROWS, ChunkTime, DeviceSample, PROFILE_VERSION, PairSample, Profile, ProfileError,
+    ProfileSubject, ProfiledCosts, ProfiledDevice, ProfiledGraph, Regret, RunAt, RunSample,
+    Slowdown, Spread, profiled_graphs,
 };
 pub use request::{Alternative, PredictRequest, SolveRequest, Solved};
 pub use segment_part::SegmentPart;

@@ -120,7 +120,9 @@ impl<'a> Search<'a> {
             return Err(PlanError::Strategy { strategy: "solve", need: "a device", count: 0 });
         }
         let candidates = self.candidates()?;
-        let mut alternatives = self.ranked(candidates);
+        let best = self.ranked(candidates);
+        let best = self.in_best_orders(best)?;
+        let mut alternatives = self.ranked(best);
         if alternatives.is_empty() {
             let why = "no device at hand runs the whole model within its limits, and no two do";
             return Err(PlanError::Unpriced(why.into()));

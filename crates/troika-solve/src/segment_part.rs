@@ -1,10 +1,11 @@
-//! The parts of segments whose experts are shared out, as prices tell them apart.
+//! The parts of segments whose experts are shared out, or whose products are computed apart, as
+//! prices tell them apart.
 
 use serde::{Deserialize, Serialize};
 use troika_graph::{Op, Subgraph};
 use troika_model::lower::SegmentKind;
 
-/// A part of a segment whose experts are shared out. Each is priced by measurements of its own.
+/// A part of a segment. Each is priced by measurements of its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SegmentPart {
@@ -15,17 +16,50 @@ pub enum SegmentPart {
     Group,
     /// Experts of rows that chose one each.
     Choices,
-    /// What comes before, beside and after experts.
+    /// What comes before, beside and after experts or products.
     Beside,
+    /// Products alone, or a share of their columns.
+    Products,
 }
 
 impl SegmentPart {
     /// All parts.
-    pub const ALL: [SegmentPart; 4] =
-        [SegmentPart::Whole, SegmentPart::Group, SegmentPart::Choices, SegmentPart::Beside];
+    pub const ALL: [SegmentPart; 5] = [
+        SegmentPart::Whole,
+        SegmentPart::Group,
+        SegmentPart::Choices,
+        SegmentPart::Beside,
+        SegmentPart::Products,
+    ];
+
+    /// The name in tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            SegmentPart::Whole => "whole",
+            SegmentPart::Group => "groups",
+            SegmentPart::Choices => "choices",
+            SegmentPart::Beside => "other ops",
+            SegmentPart::Products => "products",
+        }
+    }
+
+    /// Whether a kind of segment has products that another device may compute.
+    pub fn has_products(kind: SegmentKind) -> bool {
+        let t = kind.traits();
+        t.by_columns && !t.keeps_state && !t.by_experts
+    }
 
     /// The part that a graph of a kind of segment is.
     pub fn of(kind: SegmentKind, graph: &Subgraph) -> SegmentPart {
+        if SegmentPart::has_products(kind) {
+            let ops = || graph.nodes.iter().filter(|node| !matches!(node.op, Op::Convert));
+            let products = ops().filter(|node| node.op.is_product()).count();
+            return match products {
+                0 => SegmentPart::Beside,
+                _ if products == ops().count() => SegmentPart::Products,
+                _ => SegmentPart::Whole,
+            };
+        }
         if !kind.traits().by_experts {
             return SegmentPart::Whole;
         }

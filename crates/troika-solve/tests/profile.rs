@@ -9,10 +9,12 @@ use troika_model::spec::{Key, ModelSpec, weight_requirements};
 use troika_model::{families, presets};
 use troika_plan::{ModelId, PlanDevice, SyncMode};
 use troika_solve::{
-    CostModel, PairSample, PricedRun, Profile, ProfileError, ProfileSubject, ProfiledCosts,
+    Apart, CostModel, PairSample, PricedRun, Profile, ProfileError, ProfileSubject, ProfiledCosts,
     ProfiledDevice, RunSample, SegmentPart, Slowdown, Spread, profiled_graphs,
 };
 use troika_time::RunWork;
+
+const PARTS: Apart = Apart { experts: true, products: false };
 
 fn spec() -> ModelSpec {
     let mut spec = families::from_config(&presets::config("qwen3-0.6b").unwrap()).unwrap().spec;
@@ -86,7 +88,7 @@ fn measured(buckets: &[usize]) -> (Profile, Vec<PlanDevice>, Lowered) {
     let lowered = lowered(&spec);
     let devices = vec![device("a", &[]), device("b", buckets)];
     let mut profile = Profile::new(subject(&spec, &devices));
-    for graph in profiled_graphs(&lowered, &[ActivationFormat::INT8], true) {
+    for graph in profiled_graphs(&lowered, &[ActivationFormat::INT8], PARTS) {
         let one = &graph.layers[0];
         for (d, device) in devices.iter().enumerate() {
             for (rows, held_out) in [
@@ -306,10 +308,10 @@ fn parts_of_shared_experts_have_measurements_of_their_own() {
     });
     let spec = families::from_config(&config).unwrap().spec;
     let lowered = lowered(&spec);
-    let alone = profiled_graphs(&lowered, &[], false);
+    let alone = profiled_graphs(&lowered, &[], Apart::default());
     assert!(alone.iter().all(|g| g.part == SegmentPart::Whole));
-    let all = profiled_graphs(&lowered, &[], true);
-    for graph in &all {
+    let all = profiled_graphs(&lowered, &[], PARTS);
+    for graph in all.iter().filter(|g| g.share == 64) {
         assert_eq!(SegmentPart::of(graph.kind, &graph.layers[0]), graph.part, "{}", graph.name);
     }
     let rows = |part| {

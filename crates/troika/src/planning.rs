@@ -8,18 +8,19 @@ use troika_graph::{ActivationFormat, DType};
 use troika_model::lower::{Lowered, lower};
 use troika_model::spec::ModelSpec;
 use troika_plan::{
-    Elsewhere, ExpertPolicy, ExpertSettings, Plan, PlanDevice, PlanError, PlanRequest, Refusal,
-    Strategy, describe_refusals, leave_attention,
+    Elsewhere, ExpertPolicy, ExpertSettings, Plan, PlanDevice, PlanError, PlanRequest, Prefill,
+    Refusal, Strategy, describe_refusals, leave_attention,
 };
 use troika_program::{PhaseCopies, copies};
 use troika_solve::{
-    Alternative, CostModel, HeldWeights, MadePlan, MakeRequest, ProfiledCosts, SolveRequest,
-    Solved, check_memory, held_weights, make_within_memory, solve,
+    Alternative, CostModel, HeldWeights, MadePlan, MakeRequest, PredictRequest, ProfiledCosts,
+    SolveRequest, Solved, check_memory, choose_policy, held_weights, make_within_memory, solve,
 };
 use troika_weights::{FloatType, WeightStore};
 
 use crate::budget::HostMemory;
 use crate::describe::{BoundModel, Described, describe};
+use crate::devices::sim::Soc;
 use crate::devices::{soc_of, virtual_clock};
 use crate::error::Error;
 use crate::options::{NpuNumbers, OpenOptions, PlanSource, SolveOptions};
@@ -160,7 +161,49 @@ impl BoundModel {
             changes.extend(self.avoid(&mut plan, &refusals)?);
         }
         self.check_memory(&plan, options)?;
+        if matches!(options.plan, PlanSource::Strategy) {
+            self.order(&mut plan, options)?;
+        }
         Ok(Planned { plan, changes, refusals, alternatives, kv_bytes: None, model: self })
+    }
+
+    /// Gives a plan for virtual devices the fastest order of prompts of a few chunks.
+    ///
+    /// # Errors
+    /// Files of virtual devices that cannot be read, or a plan that cannot be priced.
+    fn order(&self, plan: &mut Plan, options: &OpenOptions) -> Result<(), Error> {
+        let Prefill { chunk, chunks_in_flight: together, .. } = plan.prefill;
+        if together < 2 || plan.all_rules().any(|rule| rule.experts().is_some()) {
+            return Ok(());
+        }
+        let Some((soc, names)) = self.soc(options)? else { return Ok(()) };
+        let devices: Vec<PlanDevice> = self.devices.iter().map(PlanDevice::of).collect();
+        let request = PredictRequest {
+            lowered: &self.lowered(plan)?,
+            devices: &devices,
+            cost: &SocCosts::named(&soc, &names),
+            prompt: chunk,
+            generate: 0,
+        };
+        let chunks = [together, together + together / 2, 2 * together];
+        let longest = plan.context.saturating_sub(1);
+        let mut prompts = chunks.map(|n| n.saturating_mul(chunk).min(longest)).to_vec();
+        prompts.dedup();
+        match choose_policy(&request, plan, &prompts) {
+            Err(PlanError::Unpriced(_)) => Ok(()),
+            chosen => Ok(chosen?),
+        }
+    }
+
+    /// The file of the devices, and their processors' names, if all are virtual and of one file.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    fn soc(&self, options: &OpenOptions) -> Result<Option<(Soc, Vec<String>)>, Error> {
+        if virtual_clock(&self.devices).is_none() {
+            return Ok(None);
+        }
+        Ok(soc_of(&options.devices)?.filter(|(_, names)| names.len() == self.devices.len()))
     }
 
     /// What the devices refuse of a plan, and what a new plan leaves to others.
@@ -322,13 +365,8 @@ impl BoundModel {
         let refuse = |error| Error::Profile { file: file.display().to_string(), error };
         let profiled = ProfiledCosts::new(&measured, &devices).map_err(refuse)?;
         // What virtual devices take is known without measuring.
-        let modelled = virtual_clock(&self.devices).is_some();
-        let soc =
-            soc_of(&options.devices)?.filter(|(_, names)| modelled && names.len() == devices.len());
-        let modelled = soc.as_ref().map(|(soc, names)| {
-            let processor = |name: &String| soc.processors.iter().find(|p| p.name == *name);
-            SocCosts::new(soc, names.iter().filter_map(processor).collect())
-        });
+        let soc = self.soc(options)?;
+        let modelled = soc.as_ref().map(|(soc, names)| SocCosts::named(soc, names));
         let cost: &dyn CostModel = modelled.as_ref().map_or(&profiled, |m| m);
         let (known, asked) = (measured.most_positions(), prompt + generate);
         if asked > known && modelled.is_none() {

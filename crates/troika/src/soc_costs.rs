@@ -21,6 +21,12 @@ impl<'a> SocCosts<'a> {
         SocCosts::new(soc, devices.iter().filter_map(find).collect())
     }
 
+    /// Prices of devices that are processors of these names, in their order.
+    pub fn named(soc: &'a Soc, names: &[String]) -> SocCosts<'a> {
+        let find = |name: &String| soc.processors.iter().find(|p| p.name == *name);
+        SocCosts::new(soc, names.iter().filter_map(find).collect())
+    }
+
     /// Prices of devices that are these processors.
     pub fn new(soc: &'a Soc, processors: Vec<&'a Processor>) -> SocCosts<'a> {
         let prices = processors.iter().map(|p| Prices::new(soc, p)).collect();

@@ -1,7 +1,7 @@
 //! `troika profile`.
 
 use serde_json::json;
-use troika::solve::{Profile, ProfiledDevice};
+use troika::solve::{Profile, ProfiledDevice, RunFit, SegmentPart};
 use troika::trace::Tracer;
 use troika_lab::ProfileOptions;
 
@@ -74,7 +74,7 @@ fn table(profile: &Profile) -> String {
     for fit in &profile.fits.runs {
         let whole = || {
             let of = |r: &&troika::solve::RunSample| {
-                (r.device, r.segment, r.share) == (fit.device, fit.segment, 64)
+                (r.device, r.segment, r.part, r.share) == (fit.device, fit.segment, fit.part, 64)
             };
             profile.runs.iter().filter(of)
         };
@@ -83,7 +83,7 @@ fn table(profile: &Profile) -> String {
         text.push_str(&format!(
             "| {} | {} | {:.1} | {:.1} | {}: {:.1} | {} | {:.1} % |\n",
             names.get(fit.device).unwrap_or(&"?"),
-            fit.segment.name(),
+            named(fit),
             first.undisturbed_ns() / 1e3,
             first.gb_s(),
             last.rows,
@@ -110,6 +110,14 @@ fn table(profile: &Profile) -> String {
         });
     }
     text
+}
+
+/// A kind of segment, and which part of it.
+fn named(fit: &RunFit) -> String {
+    match fit.part {
+        SegmentPart::Whole => fit.segment.name().to_string(),
+        part => format!("{}: {}", fit.segment.name(), part.name()),
+    }
 }
 
 /// What a token takes in chunks of each length, and the length that plans take.

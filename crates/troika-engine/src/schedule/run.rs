@@ -192,7 +192,7 @@ impl Runner {
         if let Some(done) = self.take_ended() {
             return Some(done);
         }
-        self.lanes.timed = self.tracer.enabled() || self.policy == Policy::OutOfOrder;
+        self.lanes.timed = self.tracer.enabled() || self.policy.weighs();
         self.jobs.hand_over(&mut self.lanes);
         if self.jobs.is_idle() {
             self.jobs.stuck(EngineError::Stuck);

@@ -12,7 +12,7 @@ use troika_solve::{ProfiledGraph, SegmentPart};
 use troika_weights::WeightStore;
 
 use super::inputs::{bindings, forward, page_len};
-use super::rows_at::{RowsAt, lost};
+use super::rows_at::{RowsAt, VISITS, lost};
 
 /// Layers run in turn until their weights exceed the caches, as in a model.
 const MOST_WEIGHTS: usize = 256 << 20;
@@ -58,9 +58,26 @@ impl<'a> DeviceProfiler<'a> {
         Ok(DeviceProfiler { device, clock, bench, lowered, compiled_ns, others })
     }
 
-    /// Measurements of a point wanted after a visit. Modelled times never vary: one is enough.
+    /// Measurements of a point wanted after a visit. Modelled times never vary: one is enough. Where
+    /// loading means compiling, all are made at once.
     pub fn wanted(&self, visit: usize) -> usize {
-        if self.device.clock().is_some() { 1 } else { visit + 1 }
+        let caps = self.device.caps();
+        match self.device.clock() {
+            Some(_) => 1,
+            None if caps.weights_per_shape.is_some() => VISITS,
+            None => visit + 1,
+        }
+    }
+
+    /// Whether so many rows take what any others do that are padded to as many.
+    pub fn pads(&self, rows: usize, room: usize) -> bool {
+        self.device.caps().static_shapes && self.device.clock().is_none() && rows < room
+    }
+
+    /// The most rows of a run, of so many.
+    pub fn most_rows(&self, rows: usize) -> usize {
+        let buckets = &self.device.caps().row_buckets;
+        buckets.last().map_or(rows, |most| rows.min(*most))
     }
 
     /// Whether the device takes all ops of a graph.
@@ -71,7 +88,8 @@ impl<'a> DeviceProfiler<'a> {
             self.device.examine(bound.as_ref().unwrap_or(g)).iter().all(Option::is_none)
         };
         // Others share the experts out.
-        let shares = matches!(graph.part, SegmentPart::Choices | SegmentPart::Beside);
+        let shares = matches!(graph.part, SegmentPart::Choices | SegmentPart::Beside)
+            && graph.kind.traits().by_experts;
         let fits = |g: &Subgraph| {
             let elements: usize = g.weights.iter().map(|w| w.rows * w.cols).sum();
             let bytes = caps.weights_per_shape.map_or_else(|| bytes_of(g), |each| elements * each);
@@ -91,10 +109,12 @@ impl<'a> DeviceProfiler<'a> {
         enough.or(caps.row_buckets.last().copied()).unwrap_or(rows)
     }
 
-    /// Loads a graph's weights for as many layers as exceed the caches.
+    /// Loads a graph's weights for as many layers as exceed the caches, for runs of at most so many
+    /// rows.
     pub fn load(
         &mut self,
         graph: &ProfiledGraph,
+        most: usize,
         store: &WeightStore,
     ) -> Result<LoadedGraph, DeviceError> {
         let one = graph.layers.first().map_or(1, bytes_of).max(1);
@@ -105,7 +125,11 @@ impl<'a> DeviceProfiler<'a> {
         let mut loaded = LoadedGraph { layers, rows: graph.rows, codes: Vec::new() };
         let shapes = match (self.device.caps().static_shapes, graph.rows) {
             (true, Some(rows)) => vec![rows],
-            (true, None) => self.device.caps().row_buckets.clone(),
+            (true, None) => {
+                let mut rows = self.device.caps().row_buckets.clone();
+                rows.retain(|rows| *rows <= self.room(most, None));
+                rows
+            }
             (false, _) => vec![0],
         };
         for shape in shapes {

@@ -4,6 +4,7 @@
 mod bench;
 mod inputs;
 mod pairs;
+mod points;
 mod rows_at;
 mod soc_file;
 
@@ -14,16 +15,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use troika::{
     BoundModel, Error, OpenOptions, ProfileAt, can_write, subject_of, virtual_clock, write_file,
 };
-use troika_device::{Clock, RealClock, read_text};
+use troika_device::{Clock, Device, DeviceKind, RealClock, read_text};
 use troika_model::lower::{Lowered, ModelPart, SegmentKind};
 use troika_solve::{
-    CHUNK_ROWS, Profile, ProfileSubject, ProfiledGraph, RunSample, SegmentPart, Spread,
-    profiled_graphs,
+    Apart, CHUNK_ROWS, Profile, ProfileSubject, ProfiledGraph, SegmentPart, profiled_graphs,
 };
-use troika_time::RunWork;
 
 use bench::DeviceProfiler;
-use rows_at::RowsAt;
+use points::{Point, PointsOf};
+use rows_at::{RowsAt, VISITS};
 use soc_file::soc_file;
 
 use crate::error::LabError;
@@ -68,11 +68,6 @@ const HELD_OUT_ROWS: [usize; 4] = [3, 24, 100, 384];
 /// Numbers of cached positions for runs that use them, split in the same way.
 const FITTED_CACHED: [usize; 3] = [0, 256, 1024];
 const HELD_OUT_CACHED: [usize; 1] = [600];
-/// Measurements of each point, spread over the whole time, so that a temporary slowdown does not
-/// affect all of them.
-const VISITS: usize = 3;
-/// Runs that would take longer are not measured: the fits extrapolate.
-const LONGEST_NS: f64 = 2e9;
 
 /// Measures a model on the devices of the options.
 ///
@@ -152,6 +147,20 @@ fn left_out(profile: &Profile) -> Option<String> {
     })
 }
 
+/// Whether a device takes the products of segments, but not what is beside them.
+fn only_multiplies(device: &dyn Device, lowered: &Lowered) -> bool {
+    let mut segments =
+        lowered.segments.iter().filter(|segment| SegmentPart::has_products(segment.kind));
+    segments.any(|segment| {
+        let refused = device.examine(&segment.graph);
+        let of = |product: bool| {
+            let nodes = segment.graph.nodes.iter().zip(&refused);
+            nodes.filter(move |(node, _)| node.op.is_product() == product).map(|(_, r)| r.is_some())
+        };
+        of(true).all(|refuses| !refuses) && of(false).any(|refuses| refuses)
+    })
+}
+
 /// The state in which measuring starts.
 struct Begun {
     profile: Profile,
@@ -209,40 +218,6 @@ fn begin_at(here: &ProfileSubject, file: &Path) -> Result<Begun, LabError> {
     }
 }
 
-/// Where a graph is measured on each device, for the fits or to judge them.
-#[derive(Clone, Copy)]
-struct Point {
-    at: RowsAt,
-    held_out: bool,
-}
-
-impl Point {
-    /// What a device took, as long as that can be measured. `room` is the rows it computes.
-    fn sample(
-        self,
-        device: usize,
-        graph: &ProfiledGraph,
-        room: usize,
-        ns: Spread,
-    ) -> Option<RunSample> {
-        let RowsAt { rows, cached } = self.at;
-        let one = graph.layers.first().filter(|_| ns.median > 0.0)?;
-        Some(RunSample {
-            device,
-            graph: graph.name.clone(),
-            segment: graph.kind,
-            share: graph.share,
-            part: graph.part,
-            work: RunWork::of(one, room, cached),
-            rows,
-            cached,
-            held_out: self.held_out || graph.held_out(),
-            ns,
-            visits: 1,
-        })
-    }
-}
-
 struct Measuring<'a> {
     model: &'a BoundModel,
     lowered: &'a Lowered,
@@ -262,6 +237,11 @@ impl Measuring<'_> {
     /// Measures what is missing. `false` if it was stopped.
     fn all(&mut self, profile: &mut Profile) -> Result<bool, LabError> {
         let devices = &self.model.devices;
+        let apart = Apart {
+            experts: devices.len() > 1,
+            products: devices.len() > 1
+                && devices.iter().any(|d| only_multiplies(&**d, self.lowered)),
+        };
         let graphs: Vec<Vec<ProfiledGraph>> = devices
             .iter()
             .map(|d| {
@@ -271,7 +251,7 @@ impl Measuring<'_> {
                 offered.retain(|f| !f.converts_weights());
                 let mut formats = open.activations.clone().unwrap_or(offered);
                 formats.extend(has);
-                profiled_graphs(self.lowered, &formats, devices.len() > 1)
+                profiled_graphs(self.lowered, &formats, apart)
             })
             .collect();
         let open = |(number, device)| {
@@ -309,49 +289,33 @@ impl Measuring<'_> {
         profile: &mut Profile,
     ) -> Result<(), LabError> {
         let points = self.points(graphs.iter().find_map(|g| g.get(at)));
-        let missing = |device: usize| {
-            let Some(graph) = graphs[device].get(at) else { return false };
-            let visits = |p: &Point| profile.visits(device, &graph.name, p.at.rows, p.at.cached);
-            let room = |rows| profilers[device].room(rows, graph.rows);
-            let fits = |p: &&Point| room(p.at.rows) >= p.at.rows;
-            points.iter().filter(fits).any(|p| visits(p) < profilers[device].wanted(visit))
-        };
-        if !(0..profilers.len()).any(missing) {
-            return Ok(());
-        }
         let mut loaded = Vec::new();
-        for (profiler, graphs) in profilers.iter_mut().zip(graphs) {
-            let graph = graphs.get(at).filter(|g| profiler.takes(g));
-            loaded.push(match graph {
-                Some(g) => Some(profiler.load(g, &self.model.store)?),
-                None => None,
-            });
+        for (device, profiler) in profilers.iter_mut().enumerate() {
+            let graph = graphs[device].get(at);
+            let Some(graph) = graph.filter(|g| profiler.takes(g)) else { continue };
+            let missing = PointsOf { device, graph, visit, points: &points };
+            // Loading may mean compiling.
+            if !self.leaves(&*profiler.device, graph) && missing.any(profiler, profile) {
+                loaded.push(missing.load(profiler, &self.model.store)?);
+            }
         }
-        let mut last = vec![(0.0, 1); profilers.len()];
-        for point in points {
-            let RowsAt { rows, cached } = point.at;
-            for (device, profiler) in profilers.iter_mut().enumerate() {
-                let (Some(loaded), Some(graph)) = (&mut loaded[device], graphs[device].get(at))
-                else {
-                    continue;
-                };
-                let visits = profile.visits(device, &graph.name, rows, cached);
-                let known = visits >= profiler.wanted(visit);
-                let (last_ns, last_rows) = last[device];
-                let expected = last_ns * rows as f64 / last_rows as f64;
-                let room = profiler.room(rows, graph.rows);
-                // Rows beyond its largest shape run in several parts.
-                if known || room < rows || self.cancelled() || expected > LONGEST_NS {
-                    continue;
+        for point in &points {
+            for on in &mut loaded {
+                if self.cancelled() {
+                    return Ok(());
                 }
-                let ns = Spread::of(&profiler.times_in_model(loaded, point.at, expected)?);
-                last[device] = (ns.median, rows);
-                if let Some(sample) = point.sample(device, graph, room, ns) {
-                    profile.add(sample);
-                }
+                on.measure(&mut profilers[on.of.device], *point, profile)?;
             }
         }
         Ok(())
+    }
+
+    /// Whether plans leave a graph to other devices: attention, by NPUs.
+    fn leaves(&self, device: &dyn Device, graph: &ProfiledGraph) -> bool {
+        let is_npu = |d: &dyn Device| d.kind() == DeviceKind::Npu;
+        let others = self.model.devices.iter().any(|d| !is_npu(&**d));
+        let attention = self.options.open.devices.npu.attention;
+        is_npu(device) && others && !attention && graph.kind.traits().keeps_state
     }
 
     /// The rows and cached positions at which a graph is measured, fewest rows first.
@@ -361,11 +325,11 @@ impl Measuring<'_> {
         let alone = |rows| Point { at: RowsAt { rows, cached: 0 }, held_out: false };
         match graph.part {
             SegmentPart::Group => return graph.rows.into_iter().map(alone).collect(),
-            SegmentPart::Choices | SegmentPart::Beside => {
+            SegmentPart::Choices | SegmentPart::Beside if graph.kind.traits().by_experts => {
                 let most = PART_ROWS.into_iter().filter(|rows| *rows <= one.max_rows());
                 return most.map(alone).collect();
             }
-            SegmentPart::Whole => {}
+            _ => {}
         }
         let most = one.max_rows().min(self.longest);
         // Only the last row of a prompt needs logits.
@@ -377,7 +341,7 @@ impl Measuring<'_> {
             rows.push((most, false));
         }
         let chunked = [SegmentKind::Qkv, SegmentKind::Ffn, SegmentKind::Experts];
-        if graph.share == 64 && chunked.contains(&graph.kind) {
+        if graph.share == 64 && graph.part == SegmentPart::Whole && chunked.contains(&graph.kind) {
             let more = CHUNK_ROWS.into_iter().filter(|n| *n <= one.max_rows());
             let more: Vec<usize> =
                 more.filter(|n| rows.iter().all(|(known, _)| known != n)).collect();

@@ -8,7 +8,9 @@ use troika_device::{
     Submission, TaskTime, Timelines, View, Wait, Waiting, Work,
 };
 use troika_model::lower::SegmentKind;
-use troika_solve::{DeviceSample, PairSample, Profile, ProfiledGraph, RunSample, Slowdown, Spread};
+use troika_solve::{
+    DeviceSample, PairSample, Profile, ProfiledGraph, RunSample, SegmentPart, Slowdown, Spread,
+};
 use troika_weights::WeightStore;
 
 use super::bench::{DeviceProfiler, LoadedGraph, nanoseconds};
@@ -90,11 +92,17 @@ fn pick<'g>(graphs: &'g [ProfiledGraph], name: Option<&str>) -> Option<&'g Profi
     graphs.iter().find(|g| Some(g.name.as_str()) == name)
 }
 
-/// The runs of a row of whole graphs.
+/// The runs of a row of whole graphs; of products, on a device that takes nothing else.
 fn of_a_row(profile: &Profile, device: usize) -> impl Iterator<Item = &RunSample> {
-    let whole =
-        move |r: &&RunSample| (r.device, r.rows, r.cached, r.is_whole()) == (device, 1, 0, true);
-    profile.runs.iter().filter(whole)
+    let of = move |part| {
+        let is = move |r: &&RunSample| {
+            (r.device, r.rows, r.cached, r.share, r.part) == (device, 1, 0, 64, part)
+        };
+        profile.runs.iter().filter(is)
+    };
+    let whole = of(SegmentPart::Whole);
+    let none = of(SegmentPart::Whole).next().is_none();
+    whole.chain(of(SegmentPart::Products).filter(move |_| none))
 }
 
 fn by_time(a: &&RunSample, b: &&RunSample) -> std::cmp::Ordering {
@@ -120,8 +128,10 @@ fn load(
     graph: Option<&ProfiledGraph>,
 ) -> Result<Option<Chosen>, DeviceError> {
     let Some(graph) = graph else { return Ok(None) };
-    let most = graph.layers.first().map_or(1, |g| g.max_rows());
-    Ok(Some(Chosen { device, loaded: profilers[device].load(graph, store)?, most }))
+    let profiler = &mut profilers[device];
+    let most = graph.layers.first().map_or(1, |g| g.max_rows()).min(SIDE_BY_SIDE[2]);
+    let most = profiler.most_rows(most);
+    Ok(Some(Chosen { device, loaded: profiler.load(graph, most, store)?, most }))
 }
 
 impl Chosen {

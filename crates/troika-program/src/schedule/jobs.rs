@@ -176,7 +176,7 @@ impl<G: Graph, E: Failure> Jobs<G, E> {
                 submitted: false,
                 background: false,
                 state: State::new(self.policy, self.queues.len()),
-                costs: Costs { task_ns: Vec::new(), critical: self.critical },
+                costs: Costs::new(self.critical),
                 base: 0,
                 in_flight: vec![0; self.queues.len()],
                 failure: None,
@@ -192,11 +192,10 @@ impl<G: Graph, E: Failure> Jobs<G, E> {
                 used.all(|(device, queue)| device.tasks.is_empty() || queue.waits)
             });
         // With a fixed order, costs are not used.
-        job.costs.task_ns.clear();
-        if self.policy == Policy::OutOfOrder && !job.in_order {
+        if self.policy.weighs() && !job.in_order {
             let known = |key| self.learnt.get(&key).copied();
             let cost = |task| graph.cost_key(task).and_then(known).unwrap_or(0);
-            job.costs.task_ns.extend((0..schedule.dag.len() as u32).map(cost));
+            job.costs.set(self.policy, &schedule.dag, (0..schedule.dag.len() as u32).map(cost));
         }
         if !job.in_order {
             job.state.start(&schedule.dag);
@@ -439,7 +438,7 @@ impl<G: Graph, E: Failure> Jobs<G, E> {
 
     /// Learns what a task costs, where the policy goes by it.
     pub fn learn(&mut self, graph: &G, task: u32, took_ns: u64) {
-        if self.policy == Policy::OutOfOrder
+        if self.policy.weighs()
             && let Some(key) = graph.cost_key(task)
         {
             let known = self.learnt.entry(key).or_insert(took_ns);

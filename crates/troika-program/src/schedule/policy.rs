@@ -12,6 +12,30 @@ pub struct Costs {
     pub task_ns: Vec<u64>,
     /// The device that must not stall.
     pub critical: usize,
+    /// For each task, the time of the longest chain of tasks that begins with it.
+    way_ns: Vec<u64>,
+}
+
+impl Costs {
+    /// Costs without tasks.
+    pub fn new(critical: usize) -> Costs {
+        Costs { critical, ..Costs::default() }
+    }
+
+    /// Takes the costs of a graph's tasks, by number.
+    pub fn set(&mut self, policy: Policy, dag: &Dag, task_ns: impl Iterator<Item = u64>) {
+        self.task_ns.clear();
+        self.way_ns.clear();
+        self.task_ns.extend(task_ns);
+        if policy == Policy::CriticalPath {
+            self.way_ns.resize(dag.len(), 0);
+            // Dependents come later in program order. Where no cost is known, tasks are counted.
+            for task in (0..dag.len()).rev() {
+                let after = dag.dependents[task].iter().map(|&d| self.way_ns[d as usize]).max();
+                self.way_ns[task] = self.task_ns[task].max(1) + after.unwrap_or(0);
+            }
+        }
+    }
 }
 
 /// The index in `ready` of the task that `device` runs next; `None` when nothing is ready.
@@ -25,7 +49,12 @@ pub(super) fn pick(
 ) -> Option<usize> {
     let candidates = ready.iter().enumerate();
     match policy {
-        Policy::InOrder => candidates.min_by_key(|c| c.1).map(|best| best.0),
+        Policy::ChunkAtATime | Policy::InOrder => candidates.min_by_key(|c| c.1).map(|best| best.0),
+        Policy::CriticalPath => {
+            let way = |task: u32| costs.way_ns.get(task as usize).copied().unwrap_or(0);
+            let best = candidates.max_by_key(|c| (way(*c.1), std::cmp::Reverse(*c.1)));
+            best.map(|best| best.0)
+        }
         Policy::OutOfOrder => {
             let value = |task: u32| contribution(dag, unfinished, costs, task);
             let valued = candidates.map(|(position, &task)| (position, task, value(task)));

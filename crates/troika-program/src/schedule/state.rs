@@ -15,7 +15,7 @@ const MOST_DEPTH: usize = 1024;
 
 /// The most lists in a queue that takes `queue_depth` lists.
 pub fn lists_in_flight(policy: Policy, queue_depth: usize) -> usize {
-    queue_depth.clamp(1, if policy == Policy::OutOfOrder { LATE_DEPTH } else { MOST_DEPTH })
+    queue_depth.clamp(1, if policy.weighs() { LATE_DEPTH } else { MOST_DEPTH })
 }
 
 /// Number of a command list in flight.
@@ -111,10 +111,7 @@ impl State {
                 }
             }
             // Out of order, the next task is chosen when the device is free again.
-            if dag.awaited[task as usize]
-                || dag.grows[task as usize]
-                || self.policy == Policy::OutOfOrder
-            {
+            if dag.awaited[task as usize] || dag.grows[task as usize] || self.policy.weighs() {
                 break;
             }
         }

@@ -70,15 +70,17 @@ impl CostModel for ProfiledCosts<'_> {
         format!("a profile measured on {}", self.profile.subject.machine)
     }
 
-    /// Segments were measured whole and in shares of their columns. The fits tell little about a
-    /// norm or an activation alone.
+    /// Where no device needs products apart, segments were measured whole and in shares of their
+    /// columns. Such fits tell little about a norm or an activation alone.
     fn knows_stages(&self) -> bool {
-        false
+        self.profile.fits.runs.iter().any(|fit| fit.part == SegmentPart::Products)
     }
 
     fn run(&self, run: &PricedRun<'_>) -> TaskCost {
         let part = SegmentPart::of(run.kind, run.graph);
-        let fit = self.profile.fits.get(self.places[run.device], run.kind, part);
+        let of = |part| self.profile.fits.get(self.places[run.device], run.kind, part);
+        let whole = || of(SegmentPart::Whole).filter(|_| SegmentPart::has_products(run.kind));
+        let fit = of(part).or_else(whole);
         let work = || RunWork::of(run.graph, run.room, run.cached);
         lasting(fit.map_or(f64::INFINITY, |f| f.time.ns(&work())))
     }

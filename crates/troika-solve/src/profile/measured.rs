@@ -12,6 +12,9 @@ use troika_time::{FittedTime, RunWork};
 /// The version of profile files that this build reads and writes.
 pub const PROFILE_VERSION: u32 = 3;
 
+/// Half of the measurements of a settled time are below this many times the undisturbed one.
+const SETTLED: f64 = 1.05;
+
 /// A profile.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -125,6 +128,19 @@ impl RunSample {
     }
 }
 
+/// Which run is meant.
+#[derive(Clone, Copy, Debug)]
+pub struct RunAt<'a> {
+    /// Index of the device.
+    pub device: usize,
+    /// The graph's name.
+    pub graph: &'a str,
+    /// Rows needed.
+    pub rows: usize,
+    /// Positions cached before it.
+    pub cached: usize,
+}
+
 /// The spread of repeated measurements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -149,6 +165,12 @@ impl Spread {
             sorted.get((share * last).round() as usize).copied().unwrap_or(0.0)
         };
         Spread { median: at(0.5), low: at(0.1), high: at(0.9), count: sorted.len() }
+    }
+
+    /// Whether more measurements would tell little: half of these are within 5 % of the undisturbed
+    /// time.
+    fn is_settled(&self) -> bool {
+        self.count > 2 && self.median <= self.low * SETTLED
     }
 }
 
@@ -389,10 +411,8 @@ impl Profile {
     pub fn fit(&mut self) {
         let mut runs = Vec::new();
         for device in 0..self.subject.devices.len() {
-            let parts = SegmentPart::ALL.map(|part| (SegmentKind::Experts, part)).into_iter();
-            let parts = parts.filter(|(_, part)| *part != SegmentPart::Whole);
-            let wholes = SegmentKind::ALL.map(|kind| (kind, SegmentPart::Whole));
-            for (segment, part) in wholes.into_iter().chain(parts) {
+            let of = |kind| SegmentPart::ALL.map(|part| (kind, part));
+            for (segment, part) in SegmentKind::ALL.into_iter().flat_map(of) {
                 let fitted = self.fit_of(device, &[segment], part);
                 let fit = |(time, error)| RunFit { device, segment, part, time, error };
                 runs.extend(fitted.map(fit));
@@ -441,15 +461,26 @@ impl Profile {
     /// extrapolated.
     pub fn most_positions(&self) -> usize {
         // Rows of groups are pairs of a row and an expert.
-        let whole = self.runs.iter().filter(|r| r.part == SegmentPart::Whole);
+        let parts = [SegmentPart::Whole, SegmentPart::Products];
+        let whole = self.runs.iter().filter(|r| parts.contains(&r.part));
         whole.map(|r| r.cached.saturating_add(r.rows)).max().unwrap_or(0)
     }
 
-    /// How often a run was measured.
-    pub fn visits(&self, device: usize, graph: &str, rows: usize, cached: usize) -> usize {
-        let same = |r: &&RunSample| {
-            (r.device, r.graph.as_str(), r.rows, r.cached) == (device, graph, rows, cached)
-        };
-        self.runs.iter().find(same).map_or(0, |r| r.visits)
+    /// Whether a run was measured so many times, or as often as it takes.
+    pub fn is_known(&self, run: &RunAt<'_>, visits: usize) -> bool {
+        let found = self.of_graph(run).find(|r| r.rows == run.rows);
+        found.is_some_and(|r| r.visits >= visits || r.ns.is_settled())
+    }
+
+    /// What a run of other rows took that computes as many of them, padded.
+    pub fn of_room(&self, run: &RunAt<'_>, room: usize) -> Option<Spread> {
+        self.of_graph(run).find(|r| r.work.room == room as f64).map(|r| r.ns)
+    }
+
+    /// The runs of a graph behind as many cached positions.
+    fn of_graph<'a>(&'a self, run: &'a RunAt<'_>) -> impl Iterator<Item = &'a RunSample> {
+        self.runs.iter().filter(|r| {
+            (r.device, r.graph.as_str(), r.cached) == (run.device, run.graph, run.cached)
+        })
     }
 }

@@ -11,6 +11,6 @@ pub use chunk_length::{CHUNK_ROWS, ChunkTime};
 pub use costs::ProfiledCosts;
 pub use measured::{
     DeviceSample, PROFILE_VERSION, PairSample, Profile, ProfileError, ProfileSubject,
-    ProfiledDevice, Regret, RunSample, Slowdown, Spread,
+    ProfiledDevice, Regret, RunAt, RunSample, Slowdown, Spread,
 };
-pub use shapes::{ProfiledGraph, profiled_graphs};
+pub use shapes::{Apart, ProfiledGraph, profiled_graphs};

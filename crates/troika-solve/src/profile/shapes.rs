@@ -1,12 +1,13 @@
-//! The graphs to measure: each distinct kind of segment, whole and in shares of its columns; of
-//! experts, groups of them, and what runs beside groups.
+//! The graphs to measure: each distinct kind of segment, whole and in shares of its columns; where a
+//! device computes products only, these and the other ops apart; of experts, groups of them, and
+//! what runs beside groups.
 
 use troika_graph::partition::{
-    ColumnSplit, around_experts, expert_group, single_choices, split_columns,
+    ColumnSplit, around_experts, cut_at, expert_group, single_choices, split_columns,
 };
 use troika_graph::{ActivationFormat, Subgraph, convert_products, restrict_activations};
 use troika_model::lower::{Lowered, SegmentKind};
-use troika_plan::CalibratedProducts;
+use troika_plan::{CalibratedProducts, stage_borders};
 
 use crate::segment_part::SegmentPart;
 
@@ -42,12 +43,20 @@ impl ProfiledGraph {
     }
 }
 
-/// The graphs of a model to measure on a device of the given formats, the only one or one of
-/// `several`.
+/// Which parts of segments are measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Apart {
+    /// Experts apart from what is beside them: there are several devices.
+    pub experts: bool,
+    /// Products apart from other ops: a device takes nothing else.
+    pub products: bool,
+}
+
+/// The graphs of a model to measure on a device of the given formats.
 pub fn profiled_graphs(
     lowered: &Lowered,
     formats: &[ActivationFormat],
-    several: bool,
+    apart: Apart,
 ) -> Vec<ProfiledGraph> {
     let mut all: Vec<ProfiledGraph> = Vec::new();
     for segment in &lowered.segments {
@@ -61,8 +70,11 @@ pub fn profiled_graphs(
             _ => whole,
         };
         add(&mut all, of_share(segment.kind, 64, 0, whole.clone()));
-        if several && segment.kind.traits().by_experts {
+        if apart.experts && segment.kind.traits().by_experts {
             parts(&mut all, &whole, converted.copied());
+        }
+        if apart.products && SegmentPart::has_products(segment.kind) {
+            stages(&mut all, segment.kind, &whole);
         }
         for share in FITTED.into_iter().chain(HELD_OUT) {
             let split = ColumnSplit { shares: vec![share, 64 - share], tile: 16, groups: heads };
@@ -78,6 +90,25 @@ pub fn profiled_graphs(
         }
     }
     all
+}
+
+/// Adds a segment's products and its other ops; products in shares of their columns, too.
+fn stages(all: &mut Vec<ProfiledGraph>, kind: SegmentKind, whole: &Subgraph) {
+    let Ok(pieces) = cut_at(whole, &stage_borders(whole)) else { return };
+    for (stage, piece) in pieces.into_iter().enumerate() {
+        let part = SegmentPart::of(kind, &piece.graph);
+        let mut add = |share: u32, graph: Subgraph| {
+            let name = format!("{} {} {share}/64 stage {stage}", kind.name(), part.name());
+            add(all, ProfiledGraph { part, name, ..of_share(kind, share, stage, graph) });
+        };
+        let halves =
+            ColumnSplit { shares: vec![FITTED[0], 64 - FITTED[0]], tile: 16, groups: None };
+        let half =
+            split_columns(&piece.graph, &halves).ok().filter(|_| part == SegmentPart::Products);
+        let half = half.into_iter().flat_map(|half| half.stages).flat_map(|stage| stage.pieces);
+        half.filter(|p| p.part == 0).for_each(|p| add(FITTED[0], p.graph));
+        add(64, piece.graph);
+    }
 }
 
 /// Adds the parts of a segment whose experts are shared out.

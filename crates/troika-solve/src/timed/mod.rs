@@ -148,17 +148,23 @@ impl<'a> TimedPlan<'a> {
         PricedRun { device: self.devices[*device], kind: *kind, graph, rows, room, cached }
     }
 
+    /// An empty sequence and its cache.
+    fn sequence(&self) -> Result<(KvCache, SeqId), PlanError> {
+        // What is predicted may be longer than the plan's context.
+        let layout = KvLayout::new(&self.program.lowered, self.plan, 1, None);
+        let layout = KvLayout { context: u32::MAX as usize, ..layout };
+        let (mut kv, seq) = (KvCache::new(layout).map_err(|e| unpriced(&e))?, SeqId::next());
+        kv.open(seq);
+        Ok((kv, seq))
+    }
+
     /// Starts a run.
     ///
     /// # Errors
     /// The model's cache is larger than can be counted.
     pub fn start(&self) -> Result<TimedRun<'_>, PlanError> {
         let (request, plan) = (&self.request, self.plan);
-        // What is predicted may be longer than the plan's context.
-        let layout = KvLayout::new(&self.program.lowered, plan, 1, None);
-        let layout = KvLayout { context: u32::MAX as usize, ..layout };
-        let (mut kv, seq) = (KvCache::new(layout).map_err(|e| unpriced(&e))?, SeqId::next());
-        kv.open(seq);
+        let (kv, seq) = self.sequence()?;
         let reports = Rc::new(RefCell::new(Reports::default()));
         reports.borrow_mut().reached = vec![0; self.devices.len()];
         let mut machine = Machine::new(request.devices.len(), Shares(self));
@@ -192,6 +198,17 @@ impl TimedRun<'_> {
         let now = self.queues.machine.now();
         // Beyond this, times were cut to what the clock can count.
         if now > u64::MAX / 2 { f64::INFINITY } else { now as f64 }
+    }
+
+    /// Goes on with another sequence. What was learnt of tasks stays.
+    ///
+    /// # Errors
+    /// As for [`TimedPlan::start`].
+    pub fn begin_again(&mut self) -> Result<(), PlanError> {
+        (self.kv, self.seq) = self.of.sequence()?;
+        (self.handover, self.token) = (Handover::default(), None);
+        self.routings.clear();
+        Ok(())
     }
 
     /// The work so far.
