@@ -153,6 +153,7 @@ impl Model {
         if options.is_chosen() {
             takes_layers(&planned.plan, &planned.refusals)?;
         }
+        planned.fit_code(options)?;
         planned.fit_weights(options)?;
         // Opening takes real time even with a virtual clock.
         let real = Arc::new(real);
@@ -340,10 +341,10 @@ impl Planned {
                 sharing,
             };
             match Engine::new(parts, &options.compile_control()) {
-                Err(EngineError::Refused { refusal, .. })
-                    if options.may_change_plan() && !refusals.contains(&refusal) =>
+                Err(EngineError::Refused { refusals: more, .. })
+                    if options.may_change_plan() && more.iter().any(|r| !refusals.contains(r)) =>
                 {
-                    refusals.push(*refusal);
+                    refusals.extend(more);
                     changes.extend(model.avoid(plan, refusals)?);
                     if options.is_chosen() {
                         takes_layers(plan, refusals)?;
