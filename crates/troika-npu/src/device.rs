@@ -1,13 +1,16 @@
 //! The NPU device.
 
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use troika_check::snr_db;
 use troika_device::{
-    Caps, Clock, CompileRequest, CompileResults, Completion, Device, DeviceError, DeviceKind,
-    Executable, Queue, RealClock, WeightSource, Weights,
+    Caps, Clock, CodeWeights, CompileRequest, CompileResults, Completion, Device, DeviceError,
+    DeviceKind, Executable, Queue, RealClock, WeightSource, Weights,
 };
-use troika_graph::{ActivationFormat, DType, Op, ScaleOrigin, Subgraph, verify};
+use troika_graph::partition::cut_at;
+use troika_graph::{ActivationFormat, DType, Node, Op, ScaleOrigin, Subgraph, verify};
 use troika_trace::Tracer;
 
 use crate::cache::{GraphCache, GraphKey};
@@ -18,11 +21,11 @@ use crate::helper::{Helper, HelperCommand, HelperError};
 use crate::loaded::{GraphCode, LoadedModel};
 use crate::profile::{Lane, Recorder, SessionRecord};
 use crate::profiling::Profiling;
-use crate::provider::{NpuSpec, Provider};
+use crate::provider::{Hardware, NpuSpec, Provider};
 use crate::queue::{self, QUEUE_DEPTH};
 use crate::rewrites::Rewrites;
-use crate::runtime::{Chosen, Runtime, RuntimePlaces};
-use crate::session::CompiledModel;
+use crate::runtime::{Chosen, Model, Runtime, RuntimePlaces};
+use crate::session::{CompiledModel, OpenSession, SharedSession};
 
 /// The numbers of rows to compile for: padding up to the next is cheaper than one row past it.
 const ROW_BUCKETS: [usize; 7] = [1, 16, 32, 64, 128, 256, 512];
@@ -73,6 +76,10 @@ pub struct NpuDevice {
     rewrites: Rewrites,
     caps: Caps,
     recorder: Arc<Recorder>,
+    /// What is loaded, by the models that it was made from.
+    loaded: Mutex<HashMap<GraphKey, Weak<Mutex<OpenSession>>>>,
+    /// What was made by a call that refused a graph: the next one uses it.
+    made: Mutex<Vec<SharedSession>>,
 }
 
 /// Code: the weights are part of it.
@@ -99,8 +106,19 @@ impl NpuDevice {
             row_buckets = ROW_BUCKETS.to_vec();
         }
         let caps = caps(&runtime, chosen, row_buckets);
-        let (threads, recorder) = (threads.max(1), Arc::new(recorder));
-        Ok(NpuDevice { name, runtime, chosen, threads, helper, cache, rewrites, caps, recorder })
+        Ok(NpuDevice {
+            name,
+            runtime,
+            chosen,
+            threads: threads.max(1),
+            helper,
+            cache,
+            rewrites,
+            caps,
+            recorder: Arc::new(recorder),
+            loaded: Mutex::default(),
+            made: Mutex::default(),
+        })
     }
 
     fn unsupported(&self, graph: &Subgraph, op: usize, why: String) -> DeviceError {
@@ -117,10 +135,17 @@ impl NpuDevice {
     /// # Errors
     /// How its results differ.
     fn probe(&self, model: &CompiledModel, emitted: &Emitted) -> Result<(), String> {
-        let bytes = &emitted.bytes;
-        let reference = self.runtime.compile(Chosen::REFERENCE, self.threads, bytes, None)?;
-        let reference = CompiledModel::new(reference, emitted, SessionRecord::default());
-        let snr = model.snr_db(&reference)?;
+        if self.chosen == Chosen::REFERENCE {
+            return Ok(());
+        }
+        let results = model.probed()?;
+        // The reference maps the same pages.
+        model.release();
+        let (file, threads) = (emitted.files.path(), self.threads);
+        let session = self.runtime.compile(Chosen::REFERENCE, threads, Model::File(&file), None)?;
+        let (record, folder) = (SessionRecord::default(), file.clone());
+        let session = Arc::new(Mutex::new(OpenSession { session, record, folder, files: None }));
+        let snr = snr_db(&results, &CompiledModel::new(session, emitted).probed()?);
         // What this compiler has for floats are halves, also where squares are summed.
         let halves = self.chosen.provider == Provider::Qnn;
         let least = if halves { LEAST_OF_HALVES_DB } else { LEAST_SNR_DB };
@@ -150,39 +175,107 @@ impl NpuDevice {
     fn compile_one(
         &self,
         graph: &Subgraph,
-        weights: &dyn WeightSource,
-        helper: &mut Option<Helper<'_>>,
-        may_continue: &dyn Fn() -> bool,
+        compiling: &mut Compiling<'_, '_>,
     ) -> Result<Arc<Executable>, DeviceError> {
         let rows = self.rows_of(graph)?;
-        // If the graph has an attention, that is the op which the compiler refuses: the host
-        // appends to the cache.
-        let attention = graph.nodes.iter().position(|n| matches!(n.op, Op::Attention(_)));
-        let refused = |why| self.unsupported(graph, attention.unwrap_or(0), why);
-        let mut model = |positions| {
-            let (provider, rewrites) = (self.chosen.provider, &self.rewrites);
-            let emitted = emit(graph, weights, EmitOptions { provider, rewrites, positions })?;
-            // What is kept was probed.
-            let model = match self.kept(&graph.name, &emitted) {
-                Some(model) => model,
-                None => self.made(&graph.name, &emitted, helper, may_continue)?.map_err(refused)?,
-            };
-            Ok::<_, DeviceError>((emitted.of, model))
-        };
+        // The host appends to the cache.
+        let of_cache = |n: &Node| matches!(n.op, Op::Attention(_) | Op::KvAppend(_));
+        let of_cache = graph.nodes.iter().position(of_cache).unwrap_or(0);
+        let unfit = |why| self.unsupported(graph, of_cache, why);
         let code = if graph.states.is_empty() {
-            GraphCode::Plain(model(0)?.1)
+            GraphCode::Plain(self.model(graph, 0, compiling)?.1)
         } else {
             let (mut models, mut of) = (Vec::new(), Vec::new());
-            for positions in cached::positions(graph).map_err(refused)? {
-                let (inputs, model) = model(positions)?;
+            for positions in cached::positions(graph).map_err(unfit)? {
+                let (inputs, model) = self.model(graph, positions, compiling)?;
                 of = inputs;
                 models.push((positions, model));
             }
-            GraphCode::Cached(CachedModel::new(graph, rows, of, models).map_err(refused)?)
+            GraphCode::Cached(CachedModel::new(graph, rows, of, models).map_err(unfit)?)
         };
         let code = Arc::new(code);
         let code = Code { device: self.name.clone(), graph: graph.clone(), made: code };
         Ok(Arc::new(Executable::new(code, 0)))
+    }
+
+    /// The compiled model of a graph, with the graph's inputs that it takes.
+    fn model(
+        &self,
+        graph: &Subgraph,
+        positions: usize,
+        compiling: &mut Compiling<'_, '_>,
+    ) -> Result<(Vec<usize>, CompiledModel), DeviceError> {
+        let (provider, rewrites) = (self.chosen.provider, &self.rewrites);
+        let any_rows = self.takes_any_rows(graph);
+        let options = EmitOptions { provider, rewrites, positions, any_rows };
+        let emitted = emit(graph, compiling.weights, options)?;
+        let (key, name) = (self.key(&emitted), &graph.name);
+        let known = self.loaded().get(&key).and_then(Weak::upgrade);
+        let made = match known.map(|session| CompiledModel::new(session, &emitted)) {
+            // It may compute other numbers of rows in other ways.
+            Some(model) => self.probe(&model, &emitted).map(|()| model),
+            // What is kept was probed.
+            None => match self.kept(name, &emitted) {
+                Some(model) => Ok(model),
+                None => self.made(name, &emitted, compiling)?,
+            },
+        };
+        let model = match made {
+            Ok(model) => model,
+            Err(why) => return Err(self.refused(graph, why, compiling)),
+        };
+        self.loaded().insert(key, Arc::downgrade(&model.session));
+        compiling.made.push(model.session.clone());
+        if !cfg!(unix) {
+            // A file that is still mapped cannot be deleted.
+            model.keep(emitted.files);
+        }
+        Ok((emitted.of, model))
+    }
+
+    fn loaded(&self) -> MutexGuard<'_, HashMap<GraphKey, Weak<Mutex<OpenSession>>>> {
+        self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a graph is compiled for any number of rows, so that its weights are held once. Only
+    /// compilers for CPUs take such graphs.
+    fn takes_any_rows(&self, graph: &Subgraph) -> bool {
+        let fixed = |n: &Node| matches!(n.op, Op::ExpertGroup(_));
+        self.chosen.hardware == Hardware::Cpu
+            && graph.states.is_empty()
+            && !self.rewrites.fix_rows()
+            && !graph.nodes.iter().any(fixed)
+    }
+
+    /// The op that a compiler refuses: the first that it also refuses alone. If it takes each op
+    /// alone, none is named.
+    fn refused(
+        &self,
+        graph: &Subgraph,
+        why: String,
+        compiling: &mut Compiling<'_, '_>,
+    ) -> DeviceError {
+        let name = &graph.name;
+        let named = |op: &str, why| DeviceError::Unsupported {
+            device: self.name.clone(),
+            op: op.into(),
+            graph: name.clone(),
+            why,
+        };
+        let seen: Vec<&Node> =
+            graph.nodes.iter().filter(|n| !matches!(n.op, Op::KvAppend(_))).collect();
+        if let [only] = seen[..] {
+            return named(only.op.name(), why);
+        }
+        let each: Vec<usize> = (0..graph.nodes.len().saturating_sub(1)).collect();
+        for piece in cut_at(graph, &each).into_iter().flatten() {
+            match self.compile_one(&piece.graph, compiling) {
+                Err(DeviceError::Unsupported { op, why, .. }) => return named(&op, why),
+                Err(other) => return other,
+                Ok(_) => {}
+            }
+        }
+        named(DeviceError::ALL_OPS, why)
     }
 
     /// What an earlier start compiled.
@@ -191,7 +284,7 @@ impl NpuDevice {
         let context = self.cache.as_ref()?.get(&self.key(emitted))?;
         self.recorder.span(Lane::Host, "read kept graph", name, start);
         // What another version wrote is compiled again.
-        self.opened(name, "load", &context, emitted).ok()
+        self.opened(name, "load", Model::Compiled(&context), emitted).ok()
     }
 
     /// A session of a model, or of its compiled form.
@@ -199,15 +292,17 @@ impl NpuDevice {
         &self,
         name: &str,
         what: &'static str,
-        bytes: &[u8],
+        model: Model<'_>,
         emitted: &Emitted,
     ) -> Result<CompiledModel, String> {
         let (recorder, start) = (&self.recorder, self.recorder.now());
         let file = recorder.file(name);
-        let session = self.runtime.compile(self.chosen, self.threads, bytes, file.as_ref())?;
+        let session = self.runtime.compile(self.chosen, self.threads, model, file.as_ref())?;
         let opened = recorder.span(Lane::Host, what, name, start);
         let record = SessionRecord::new(recorder, name, file, opened);
-        Ok(CompiledModel::new(session, emitted, record))
+        let folder = emitted.files.folder().to_path_buf();
+        let session = Arc::new(Mutex::new(OpenSession { session, record, folder, files: None }));
+        Ok(CompiledModel::new(session, emitted))
     }
 
     /// The compiled form of a model, by a helper.
@@ -222,7 +317,7 @@ impl NpuDevice {
         // Qualcomm's compiler is profiled where it works.
         let is_profiled = self.chosen.provider == Provider::Qnn;
         let file = is_profiled.then(|| recorder.file(name)).flatten();
-        let context = helper.compile(&emitted.bytes, file.as_ref(), may_continue)?;
+        let context = helper.compile(&emitted.files, file.as_ref(), may_continue)?;
         let compiled = recorder.span(Lane::Host, "compile", name, start);
         file.iter().for_each(|file| recorder.read(name, file, compiled, &[]));
         Ok(context)
@@ -230,7 +325,7 @@ impl NpuDevice {
 
     fn key(&self, emitted: &Emitted) -> GraphKey {
         let level = self.recorder.level();
-        GraphKey::new(&self.runtime, self.chosen, self.threads, level, &emitted.bytes)
+        GraphKey::new(&self.runtime, self.chosen, self.threads, level, &emitted.files.hash)
     }
 
     /// Compiles a model, in another process if there is a helper, and keeps the result if it
@@ -239,10 +334,10 @@ impl NpuDevice {
         &self,
         name: &str,
         emitted: &Emitted,
-        helper: &mut Option<Helper<'_>>,
-        may_continue: &dyn Fn() -> bool,
+        compiling: &mut Compiling<'_, '_>,
     ) -> Result<Result<CompiledModel, String>, DeviceError> {
-        let compiled = helper.as_mut().map(|h| self.compiled(name, emitted, h, may_continue));
+        let Compiling { helper, may_continue, .. } = compiling;
+        let compiled = helper.as_mut().map(|h| self.compiled(name, emitted, h, *may_continue));
         let context = match compiled {
             None => None,
             Some(Ok(context)) => Some(context),
@@ -250,15 +345,13 @@ impl NpuDevice {
             Some(Err(HelperError::Refused(why))) => return Ok(Err(why)),
         };
         let opened = match &context {
-            Some(context) => self.opened(name, "load", context, emitted),
-            None => self.opened(name, "compile", &emitted.bytes, emitted),
+            Some(context) => self.opened(name, "load", Model::Compiled(context), emitted),
+            None => self.opened(name, "compile", Model::File(&emitted.files.path()), emitted),
         };
         let model = opened.and_then(|model| {
-            if self.chosen != Chosen::REFERENCE {
-                let start = self.recorder.now();
-                self.probe(&model, emitted)?;
-                self.recorder.span(Lane::Host, "probe", name, start);
-            }
+            let start = self.recorder.now();
+            self.probe(&model, emitted)?;
+            self.recorder.span(Lane::Host, "probe", name, start);
             Ok(model)
         });
         if let (Ok(_), Some(context), Some(cache)) = (&model, &context, &self.cache) {
@@ -266,6 +359,15 @@ impl NpuDevice {
         }
         Ok(model)
     }
+}
+
+/// A call to compile graphs.
+struct Compiling<'a, 'h> {
+    weights: &'a dyn WeightSource,
+    helper: &'a mut Option<Helper<'h>>,
+    may_continue: &'a dyn Fn() -> bool,
+    /// What it has made.
+    made: &'a mut Vec<SharedSession>,
 }
 
 /// What products can take: halves, 8 and 16 bits with scales of a calibration, or 8 with one for
@@ -277,6 +379,18 @@ fn formats() -> Vec<ActivationFormat> {
     of(8).into_iter().chain(of(16)).chain(others).collect()
 }
 
+/// Floats are f32. OpenVINO's device for CPUs took 25 MiB for each layer of Qwen2.5-0.5B, in three
+/// sessions, of which 15 are weights.
+fn code_weights(chosen: Chosen) -> CodeWeights {
+    let is_cpu = chosen.hardware == Hardware::Cpu;
+    CodeWeights {
+        float_bytes: size_of::<f32>(),
+        keeps_blocks: chosen.provider.keeps_blocks(),
+        per_shape: !is_cpu,
+        graph_bytes: if is_cpu { (10 << 20) / 3 } else { 0 },
+    }
+}
+
 fn caps(runtime: &Runtime, chosen: Chosen, row_buckets: Vec<usize>) -> Caps {
     let Chosen { provider, hardware, .. } = chosen;
     let rows: Vec<String> = row_buckets.iter().map(usize::to_string).collect();
@@ -286,13 +400,10 @@ fn caps(runtime: &Runtime, chosen: Chosen, row_buckets: Vec<usize>) -> Caps {
         numerics: format!("{}-{}-f32", provider.name(), hardware.name()),
         weight_dtypes: DType::WEIGHTS.to_vec(),
         activation_formats: formats(),
-        // What a protobuf file holds at most.
-        max_graph_bytes: Some(i32::MAX as u64),
         queue_depth: QUEUE_DEPTH,
         host_tasks: false,
         bakes_weights: true,
-        // Floats are f32.
-        weights_per_shape: Some(size_of::<f32>()),
+        code_weights: Some(code_weights(chosen)),
         facts: vec![
             ("provider".into(), format!("{} on {}", provider.ep(), hardware.name())),
             ("runtime".into(), runtime.library.display().to_string()),
@@ -327,22 +438,35 @@ impl Device for NpuDevice {
     }
 
     fn compile(&self, request: &CompileRequest<'_>) -> CompileResults {
-        // The others are quick, and have no compiled form to pass on.
-        let passes_on = self.chosen.is_plugin && self.chosen != Chosen::REFERENCE;
+        // Those for CPUs are quick, and their compiled form is the model: nothing of it is kept.
+        let passes_on = self.chosen.is_plugin && self.chosen.hardware != Hardware::Cpu;
         let command = self.helper.as_ref().filter(|_| passes_on);
         let mut helper = command
             .map(|command| Helper::new(command, &self.runtime.library, self.chosen, self.threads));
-        let mut on = (request.report_progress)(0);
+        let (mut on, mut made) = ((request.report_progress)(0), Vec::new());
         let compiled = request.graphs.iter().enumerate().map(|(i, graph)| {
             if !on {
                 return Err(DeviceError::Cancelled);
             }
             let may_continue = || (request.report_progress)(i);
-            let code = self.compile_one(graph, request.weights, &mut helper, &may_continue);
+            let mut compiling = Compiling {
+                weights: request.weights,
+                helper: &mut helper,
+                may_continue: &may_continue,
+                made: &mut made,
+            };
+            let code = self.compile_one(graph, &mut compiling);
             on = (request.report_progress)(i + 1);
             code
         });
-        compiled.collect()
+        let compiled: CompileResults = compiled.collect();
+        // The caller drops all of them if one is refused, and asks again for most.
+        if !compiled.iter().any(|code| matches!(code, Err(DeviceError::Unsupported { .. }))) {
+            made.clear();
+        }
+        *self.made.lock().unwrap_or_else(PoisonError::into_inner) = made;
+        self.loaded().retain(|_, session| session.strong_count() > 0);
+        compiled
     }
 
     fn load(

@@ -54,6 +54,7 @@ mod error;
 mod expert_options;
 mod final_norm;
 mod fit;
+mod fit_code;
 mod floats;
 mod free_memory;
 mod generate;

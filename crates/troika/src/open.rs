@@ -157,6 +157,7 @@ impl Model {
         let of_plan = |e: Error| e.of_plan(options.plan.file());
         let mut planned = model.plan(options).map_err(of_plan)?;
         options.takes_layers(&planned.plan, &planned.refusals)?;
+        planned.fit_code(options)?;
         planned.fit_weights(options)?;
         // Opening takes real time even with a virtual clock.
         let real = Arc::new(real);
@@ -333,10 +334,10 @@ impl Planned {
                 sharing,
             };
             match Engine::new(parts, &options.compile_control()) {
-                Err(EngineError::Refused { refusal, .. })
-                    if options.may_change_plan() && !refusals.contains(&refusal) =>
+                Err(EngineError::Refused { refusals: more, .. })
+                    if options.may_change_plan() && more.iter().any(|r| !refusals.contains(r)) =>
                 {
-                    refusals.push(*refusal);
+                    refusals.extend(more);
                     changes.extend(model.avoid(plan, refusals)?);
                     options.takes_layers(plan, refusals)?;
                     model.check_memory(plan, options)?;

@@ -73,9 +73,14 @@ impl<'a> DeviceProfiler<'a> {
         // Others share the experts out.
         let shares = matches!(graph.part, SegmentPart::Choices | SegmentPart::Beside);
         let fits = |g: &Subgraph| {
-            let elements: usize = g.weights.iter().map(|w| w.rows * w.cols).sum();
-            let bytes = caps.weights_per_shape.map_or_else(|| bytes_of(g), |each| elements * each);
-            caps.max_graph_bytes.is_none_or(|most| bytes as u64 <= most)
+            let bytes = match caps.code_weights {
+                None => bytes_of(g) as u64,
+                Some(code) => {
+                    let of = |w: &WeightDecl| w.rows as u64 * code.row_bytes(w.dtype, w.cols);
+                    g.weights.iter().map(of).sum()
+                }
+            };
+            caps.max_graph_bytes.is_none_or(|most| bytes <= most)
         };
         let fits = |g: &Subgraph| graph.part != SegmentPart::Group || fits(g);
         (caps.host_tasks || !shares) && graph.layers.first().is_some_and(|g| fits(g) && takes(g))

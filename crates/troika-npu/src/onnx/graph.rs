@@ -1,10 +1,16 @@
-//! Building a model: nodes with constants, inputs and outputs of fixed shape.
+//! Building a model: nodes with constants, inputs and outputs. Large constants go to a file beside
+//! the model's, so that no runtime has a copy of them, and a model may have more than 2 GB.
+
+use std::fs::File;
+use std::io::{BufWriter, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
 
 use prost::Message;
+use tempfile::TempDir;
 
 use super::proto::{
-    AttributeProto, DimProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, ShapeProto,
-    TensorProto, TensorTypeProto, TypeProto, ValueInfoProto,
+    AttributeProto, DimProto, EntryProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto,
+    ShapeProto, TensorProto, TensorTypeProto, TypeProto, ValueInfoProto,
 };
 
 /// The format's version, and the version of its operators.
@@ -22,8 +28,16 @@ pub enum ElementType {
     I64 = 7,
     F16 = 10,
     Bf16 = 16,
+    U4 = 21,
     I4 = 22,
 }
+
+/// The name of the file with large constants.
+const DATA: &str = "weights.bin";
+/// Constants of more bytes go there. Compilers see the numbers of smaller ones.
+const LARGE: usize = 4096;
+/// Where constants begin there: a multiple that can be mapped.
+const PAGE: u64 = 4096;
 
 /// A node's attribute.
 pub enum Attribute {
@@ -55,13 +69,67 @@ pub struct OnnxModel {
     names: usize,
     /// What the names of nodes begin with.
     scope: String,
+    data: Data,
+}
+
+/// The file with large constants.
+struct Data {
+    folder: TempDir,
+    file: BufWriter<File>,
+    hash: blake3::Hasher,
+    /// Where the last constant begins.
+    start: u64,
+    /// Bytes so far.
+    at: u64,
+    /// The first error.
+    failed: std::io::Result<()>,
+}
+
+impl Data {
+    fn new() -> std::io::Result<Data> {
+        let folder = tempfile::tempdir()?;
+        let file = BufWriter::new(File::create_new(folder.path().join(DATA))?);
+        let hash = blake3::Hasher::new();
+        Ok(Data { folder, file, hash, start: 0, at: 0, failed: Ok(()) })
+    }
+
+    /// Does something with the file, unless it has failed before.
+    fn then(&mut self, write: impl FnOnce(&mut BufWriter<File>) -> std::io::Result<()>) {
+        if self.failed.is_ok() {
+            self.failed = write(&mut self.file);
+        }
+    }
+}
+
+/// A model in files.
+pub struct OnnxFiles {
+    folder: TempDir,
+    /// The model without its large constants.
+    pub model: Vec<u8>,
+    /// A hash of all of it: the same calls give the same.
+    pub hash: blake3::Hash,
+}
+
+impl OnnxFiles {
+    /// The model's file.
+    pub fn path(&self) -> PathBuf {
+        self.folder.path().join("model.onnx")
+    }
+
+    /// The folder with both files.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
 }
 
 impl OnnxModel {
     /// A model without nodes.
-    pub fn new(name: &str) -> OnnxModel {
+    ///
+    /// # Errors
+    /// There is no file for its constants.
+    pub fn new(name: &str) -> std::io::Result<OnnxModel> {
         let graph = GraphProto { name: name.into(), ..GraphProto::default() };
-        OnnxModel { graph, names: 0, scope: String::new() }
+        Ok(OnnxModel { graph, names: 0, scope: String::new(), data: Data::new()? })
     }
 
     /// The op that the next nodes compute, and what tells it apart: profilers report nodes by name.
@@ -88,10 +156,49 @@ impl OnnxModel {
 
     /// A constant tensor. Returns its name.
     pub fn constant(&mut self, element: ElementType, dims: &[usize], raw_data: Vec<u8>) -> String {
-        let name = self.fresh("constant");
+        if raw_data.len() > LARGE {
+            self.begin();
+            self.append(&raw_data);
+            return self.end(element, dims);
+        }
+        let tensor = self.tensor(element, dims);
+        let name = tensor.name.clone();
+        self.graph.initializer.push(TensorProto { raw_data, ..tensor });
+        name
+    }
+
+    fn tensor(&mut self, element: ElementType, dims: &[usize]) -> TensorProto {
         let dims = dims.iter().map(|d| *d as i64).collect();
-        let data_type = element as i32;
-        self.graph.initializer.push(TensorProto { dims, data_type, name: name.clone(), raw_data });
+        let (data_type, name) = (element as i32, self.fresh("constant"));
+        TensorProto { dims, data_type, name, ..TensorProto::default() }
+    }
+
+    /// Begins a large constant: its bytes follow by [`OnnxModel::append`].
+    pub fn begin(&mut self) {
+        self.data.start = self.data.at.next_multiple_of(PAGE);
+        self.data.at = self.data.start;
+        let start = SeekFrom::Start(self.data.start);
+        self.data.then(|file| file.seek(start).map(drop));
+    }
+
+    /// Adds bytes to the large constant that was begun.
+    pub fn append(&mut self, bytes: &[u8]) {
+        self.data.hash.update(bytes);
+        self.data.at += bytes.len() as u64;
+        self.data.then(|file| file.write_all(bytes));
+    }
+
+    /// Ends the large constant that was begun. Returns its name.
+    pub fn end(&mut self, element: ElementType, dims: &[usize]) -> String {
+        let entry = |key: &str, value: String| EntryProto { key: key.into(), value };
+        let external_data = vec![
+            entry("location", DATA.into()),
+            entry("offset", self.data.start.to_string()),
+            entry("length", (self.data.at - self.data.start).to_string()),
+        ];
+        let tensor = self.tensor(element, dims);
+        let name = tensor.name.clone();
+        self.graph.initializer.push(TensorProto { external_data, data_location: 1, ..tensor });
         name
     }
 
@@ -124,16 +231,32 @@ impl OnnxModel {
         });
     }
 
-    /// The model's bytes: the same calls give the same bytes.
-    pub fn bytes(self) -> Vec<u8> {
+    /// The model in files.
+    ///
+    /// # Errors
+    /// They cannot be written.
+    pub fn files(self) -> std::io::Result<OnnxFiles> {
         let opset = OperatorSetIdProto { domain: String::new(), version: OPSET };
         let graph = Some(self.graph);
-        ModelProto { ir_version: IR_VERSION, graph, opset_import: vec![opset] }.encode_to_vec()
+        let model = ModelProto { ir_version: IR_VERSION, graph, opset_import: vec![opset] };
+        let model = model.encode_to_vec();
+        let Data { folder, mut file, mut hash, failed, .. } = self.data;
+        failed?;
+        file.flush()?;
+        hash.update(&model);
+        let files = OnnxFiles { folder, model, hash: hash.finalize() };
+        std::fs::write(files.path(), &files.model)?;
+        Ok(files)
     }
 }
 
 fn declared(name: &str, element: ElementType, dims: &[usize]) -> ValueInfoProto {
-    let dim = dims.iter().map(|d| DimProto { value: *d as i64 }).collect();
+    // Zero stands for any number of rows.
+    let dim = |d: &usize| {
+        let param = if *d == 0 { "rows" } else { "" };
+        DimProto { value: *d as i64, param: param.into() }
+    };
+    let dim = dims.iter().map(dim).collect();
     let shape = Some(ShapeProto { dim });
     let tensor_type = Some(TensorTypeProto { elem_type: element as i32, shape });
     ValueInfoProto { name: name.into(), value_type: Some(TypeProto { tensor_type }) }
