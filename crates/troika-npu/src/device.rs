@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::mpsc::SyncSender;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use troika_check::snr_db;
 use troika_device::{
@@ -76,10 +76,9 @@ pub struct NpuDevice {
     rewrites: Rewrites,
     caps: Caps,
     recorder: Arc<Recorder>,
-    /// What is loaded, by the models that it was made from.
-    loaded: Mutex<HashMap<GraphKey, Weak<Mutex<OpenSession>>>>,
-    /// What was made by a call that refused a graph: the next one uses it.
-    made: Mutex<Vec<SharedSession>>,
+    /// Sessions of the call to compile that is under way, and of one before it that refused a graph:
+    /// the next one asks for most of them again.
+    made: Mutex<HashMap<GraphKey, SharedSession>>,
 }
 
 /// Code: the weights are part of it.
@@ -116,7 +115,6 @@ impl NpuDevice {
             rewrites,
             caps,
             recorder: Arc::new(recorder),
-            loaded: Mutex::default(),
             made: Mutex::default(),
         })
     }
@@ -141,10 +139,10 @@ impl NpuDevice {
         let results = model.probed()?;
         // The reference maps the same pages.
         model.release();
-        let (file, threads) = (emitted.files.path(), self.threads);
-        let session = self.runtime.compile(Chosen::REFERENCE, threads, Model::File(&file), None)?;
-        let (record, folder) = (SessionRecord::default(), file.clone());
-        let session = Arc::new(Mutex::new(OpenSession { session, record, folder, files: None }));
+        let file = Model::File(&emitted.files.path());
+        let session = self.runtime.compile(Chosen::REFERENCE, self.threads, file, None)?;
+        let (record, files) = (SessionRecord::default(), emitted.files.clone());
+        let session = Arc::new(Mutex::new(OpenSession { session, record, files }));
         let snr = snr_db(&results, &CompiledModel::new(session, emitted).probed()?);
         // What this compiler has for floats are halves, also where squares are summed.
         let halves = self.chosen.provider == Provider::Qnn;
@@ -210,7 +208,7 @@ impl NpuDevice {
         let options = EmitOptions { provider, rewrites, positions, any_rows };
         let emitted = emit(graph, compiling.weights, options)?;
         let (key, name) = (self.key(&emitted), &graph.name);
-        let known = self.loaded().get(&key).and_then(Weak::upgrade);
+        let known = self.made_so_far().get(&key).cloned();
         let made = match known.map(|session| CompiledModel::new(session, &emitted)) {
             // It may compute other numbers of rows in other ways.
             Some(model) => self.probe(&model, &emitted).map(|()| model),
@@ -224,17 +222,13 @@ impl NpuDevice {
             Ok(model) => model,
             Err(why) => return Err(self.refused(graph, why, compiling)),
         };
-        self.loaded().insert(key, Arc::downgrade(&model.session));
-        compiling.made.push(model.session.clone());
-        if !cfg!(unix) {
-            // A file that is still mapped cannot be deleted.
-            model.keep(emitted.files);
-        }
+        self.made_so_far().insert(key, model.session.clone());
+        emitted.files.delete();
         Ok((emitted.of, model))
     }
 
-    fn loaded(&self) -> MutexGuard<'_, HashMap<GraphKey, Weak<Mutex<OpenSession>>>> {
-        self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
+    fn made_so_far(&self) -> MutexGuard<'_, HashMap<GraphKey, SharedSession>> {
+        self.made.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether a graph is compiled for any number of rows, so that its weights are held once. Only
@@ -300,8 +294,8 @@ impl NpuDevice {
         let session = self.runtime.compile(self.chosen, self.threads, model, file.as_ref())?;
         let opened = recorder.span(Lane::Host, what, name, start);
         let record = SessionRecord::new(recorder, name, file, opened);
-        let folder = emitted.files.folder().to_path_buf();
-        let session = Arc::new(Mutex::new(OpenSession { session, record, folder, files: None }));
+        let files = emitted.files.clone();
+        let session = Arc::new(Mutex::new(OpenSession { session, record, files }));
         Ok(CompiledModel::new(session, emitted))
     }
 
@@ -366,8 +360,6 @@ struct Compiling<'a, 'h> {
     weights: &'a dyn WeightSource,
     helper: &'a mut Option<Helper<'h>>,
     may_continue: &'a dyn Fn() -> bool,
-    /// What it has made.
-    made: &'a mut Vec<SharedSession>,
 }
 
 /// What products can take: halves, 8 and 16 bits with scales of a calibration, or 8 with one for
@@ -443,7 +435,7 @@ impl Device for NpuDevice {
         let command = self.helper.as_ref().filter(|_| passes_on);
         let mut helper = command
             .map(|command| Helper::new(command, &self.runtime.library, self.chosen, self.threads));
-        let (mut on, mut made) = ((request.report_progress)(0), Vec::new());
+        let mut on = (request.report_progress)(0);
         let compiled = request.graphs.iter().enumerate().map(|(i, graph)| {
             if !on {
                 return Err(DeviceError::Cancelled);
@@ -453,19 +445,15 @@ impl Device for NpuDevice {
                 weights: request.weights,
                 helper: &mut helper,
                 may_continue: &may_continue,
-                made: &mut made,
             };
             let code = self.compile_one(graph, &mut compiling);
             on = (request.report_progress)(i + 1);
             code
         });
         let compiled: CompileResults = compiled.collect();
-        // The caller drops all of them if one is refused, and asks again for most.
         if !compiled.iter().any(|code| matches!(code, Err(DeviceError::Unsupported { .. }))) {
-            made.clear();
+            self.made_so_far().clear();
         }
-        *self.made.lock().unwrap_or_else(PoisonError::into_inner) = made;
-        self.loaded().retain(|_, session| session.strong_count() > 0);
         compiled
     }
 

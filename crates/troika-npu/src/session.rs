@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 use std::ops::Range;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use half::{bf16, f16};
@@ -51,10 +50,8 @@ pub(crate) type SharedSession = Arc<Mutex<OpenSession>>;
 pub(crate) struct OpenSession {
     pub session: Session,
     pub record: SessionRecord,
-    /// The folder of the files that it was made from.
-    pub folder: PathBuf,
-    /// These files, where the system cannot delete what is mapped.
-    pub files: Option<OnnxFiles>,
+    /// What it was made from.
+    pub files: Arc<OnnxFiles>,
 }
 
 impl Drop for OpenSession {
@@ -93,13 +90,7 @@ impl CompiledModel {
     /// Has the system drop the pages of the files that its session has mapped.
     pub fn release(&self) {
         let open = self.session.lock().unwrap_or_else(PoisonError::into_inner);
-        release_mapped(&open.folder);
-    }
-
-    /// Keeps the files of its session as long as this.
-    pub fn keep(&self, files: OnnxFiles) {
-        let mut open = self.session.lock().unwrap_or_else(PoisonError::into_inner);
-        open.files.get_or_insert(files);
+        release_mapped(open.files.folder());
     }
 
     /// Runs it on the rows of a submission.

@@ -92,35 +92,15 @@ pub enum Error {
     },
     /// Weights that do not fit into memory.
     #[error(
-        "the weights take {} MiB, and {} MiB of memory are free; {}", needed >> 20, free >> 20,
-        quant.map_or("take a GGUF file, which may be larger than memory".into(), |quant| format!("--quant {quant} makes them fit"))
+        "the weights take {} MiB, and {} MiB of memory are free; {advice}", needed >> 20, free >> 20
     )]
     TooLarge {
         /// Bytes of the weights.
         needed: u64,
         /// Bytes of memory that are free.
         free: u64,
-        /// A quantization that fits.
-        quant: Option<&'static str>,
-    },
-    /// Weights in compiled graphs that do not fit into memory.
-    #[error(
-        "the weights take {} MiB, {} of them in graphs for device {device}, and {} MiB of memory are \
-         free: {}--device-memory {device}=MIB lets another device have the rest",
-        needed >> 20, held >> 20, free >> 20,
-        if *fewer { "--row-buckets has graphs for fewer numbers of rows, " } else { "" }
-    )]
-    CodeTooLarge {
-        /// The device with most of them.
-        device: String,
-        /// Bytes in its graphs.
-        held: u64,
-        /// Bytes of all weights.
-        needed: u64,
-        /// Bytes of memory that are free.
-        free: u64,
-        /// Whether its graphs have several numbers of rows.
-        fewer: bool,
+        /// What makes them fit.
+        advice: String,
     },
     /// An error of the engine.
     #[error(transparent)]

@@ -54,7 +54,6 @@ mod error;
 mod expert_options;
 mod final_norm;
 mod fit;
-mod fit_code;
 mod floats;
 mod free_memory;
 mod generate;

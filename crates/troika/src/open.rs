@@ -157,7 +157,6 @@ impl Model {
         let of_plan = |e: Error| e.of_plan(options.plan.file());
         let mut planned = model.plan(options).map_err(of_plan)?;
         options.takes_layers(&planned.plan, &planned.refusals)?;
-        planned.fit_code(options)?;
         planned.fit_weights(options)?;
         // Opening takes real time even with a virtual clock.
         let real = Arc::new(real);

@@ -9,8 +9,9 @@ mod ops;
 mod quantized;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
-use troika_device::{DeviceError, WeightData, WeightSource};
+use troika_device::{DeviceError, PackLayout, WeightData, WeightSource};
 use troika_graph::blocks::dequantize;
 use troika_graph::{DType, Dim, Op, Subgraph, Value, ValueId, WeightRef, WeightSlice};
 
@@ -27,7 +28,7 @@ pub(crate) const HIDDEN: f32 = -60_000.0;
 /// A model with what a caller binds.
 pub(crate) struct Emitted {
     /// The model: equal graphs with equal weights give equal files.
-    pub files: OnnxFiles,
+    pub files: Arc<OnnxFiles>,
     pub inputs: Vec<Port>,
     pub outputs: Vec<Port>,
     /// For each input, the graph's input that it is. Cosines and sines follow, then an attention's
@@ -152,7 +153,7 @@ pub(crate) fn emit(
         model.output(&port.name, made, element(port.dtype).map_err(wrong)?, &[written, port.cols]);
     }
     inputs.iter_mut().filter(|port| port.rows == 0).for_each(|port| port.rows = rows);
-    let (files, bound) = (model.files().map_err(unwritten)?, all.len());
+    let (files, bound) = (Arc::new(model.files().map_err(unwritten)?), all.len());
     let any_rows = options.any_rows;
     Ok(Emitted { files, inputs, outputs, of, rotations, bound, rows, any_rows })
 }
@@ -226,20 +227,22 @@ impl Emitter<'_> {
         DeviceError::Submission { task: self.graph.name.clone(), why }
     }
 
-    /// The rows of a weight that the graph reads, as stored.
+    /// The rows of a weight that the graph reads, as stored: a copy, so that none of its file stays
+    /// in memory.
     fn stored(&self, weight: WeightRef) -> Result<WeightData, DeviceError> {
         let decl = self.graph.weight(weight);
-        let wrong =
-            |why: &str| DeviceError::Weight { name: decl.name.to_string(), why: why.into() };
-        let data = self.weights.weight(&decl.name)?;
-        if (data.rows, data.cols, data.dtype) != (decl.stored().0, decl.stored().1, decl.dtype) {
-            return Err(wrong("has another shape or type than its graph says"));
-        }
-        let rows = data.rows(decl.stored_rows()).ok_or_else(|| wrong("lacks rows"))?;
-        match rows.dtype.row_bytes(rows.rows * rows.cols) == Some(rows.bytes.len()) {
-            true => Ok(rows),
-            false => Err(wrong("has another number of bytes than its shape needs")),
-        }
+        let (dtype, cols, rows) = (decl.dtype, decl.stored().1, decl.stored_rows());
+        let layout = PackLayout { name: "rows", rows: 1, panel: dtype.row_size(cols), keep: false };
+        let copy = |data: &WeightData, out: &mut [u8]| {
+            if (data.dtype, data.cols, data.bytes.len()) != (dtype, cols, out.len()) {
+                let why = "has another shape or type than its graph says".into();
+                return Err(DeviceError::Weight { name: decl.name.to_string(), why });
+            }
+            out.copy_from_slice(&data.bytes);
+            Ok(())
+        };
+        let bytes = self.weights.packed_rows(&decl.name, rows.clone(), layout, &copy)?.bytes;
+        Ok(WeightData { dtype, rows: rows.len(), cols, bytes })
     }
 
     /// A weight's numbers, row by row.
@@ -286,8 +289,16 @@ mod tests {
             Ok(WeightData { dtype: DType::F32, rows: decl.rows, cols: decl.cols, bytes })
         }
 
-        fn packed(&self, _: &str, _: PackLayout<'_>, _: PackFn<'_>) -> Result<Packed, DeviceError> {
-            panic!("nothing is packed here")
+        fn packed(
+            &self,
+            name: &str,
+            layout: PackLayout<'_>,
+            pack: PackFn<'_>,
+        ) -> Result<Packed, DeviceError> {
+            let data = self.weight(name)?;
+            let mut bytes = vec![0; layout.bytes(data.rows).unwrap()];
+            pack(&data, &mut bytes)?;
+            Ok(Packed { bytes: WeightBytes::owned(bytes), stored: false })
         }
     }
 
@@ -334,7 +345,8 @@ mod tests {
         let provider = Provider::Reference;
         let options = EmitOptions { provider, rewrites: &rewrites, positions: 24, any_rows: false };
         let files = emit(graph, &Zeros(graph.weights.clone()), options).unwrap().files;
-        let graph = ModelProto::decode(&*files.model).unwrap().graph.unwrap();
+        let bytes = std::fs::read(files.path()).unwrap();
+        let graph = ModelProto::decode(&*bytes).unwrap().graph.unwrap();
         let inputs = graph.input.iter().map(|input| {
             let tensor = input.value_type.as_ref().unwrap().tensor_type.as_ref().unwrap();
             tensor.shape.as_ref().unwrap().dim.iter().map(|d| d.value).collect()

@@ -2,7 +2,7 @@
 //! the model's, so that no runtime has a copy of them, and a model may have more than 2 GB.
 
 use std::fs::File;
-use std::io::{BufWriter, Seek, SeekFrom, Write};
+use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use prost::Message;
@@ -75,10 +75,8 @@ pub struct OnnxModel {
 /// The file with large constants.
 struct Data {
     folder: TempDir,
-    file: BufWriter<File>,
+    file: File,
     hash: blake3::Hasher,
-    /// Where the last constant begins.
-    start: u64,
     /// Bytes so far.
     at: u64,
     /// The first error.
@@ -86,26 +84,22 @@ struct Data {
 }
 
 impl Data {
-    fn new() -> std::io::Result<Data> {
-        let folder = tempfile::tempdir()?;
-        let file = BufWriter::new(File::create_new(folder.path().join(DATA))?);
-        let hash = blake3::Hasher::new();
-        Ok(Data { folder, file, hash, start: 0, at: 0, failed: Ok(()) })
-    }
-
-    /// Does something with the file, unless it has failed before.
-    fn then(&mut self, write: impl FnOnce(&mut BufWriter<File>) -> std::io::Result<()>) {
+    /// Adds a constant. Returns where it begins.
+    fn add(&mut self, bytes: &[u8]) -> u64 {
+        let start = self.at.next_multiple_of(PAGE);
+        self.hash.update(bytes);
+        self.at = start + bytes.len() as u64;
         if self.failed.is_ok() {
-            self.failed = write(&mut self.file);
+            let found = self.file.seek(SeekFrom::Start(start));
+            self.failed = found.and_then(|_| self.file.write_all(bytes));
         }
+        start
     }
 }
 
 /// A model in files.
 pub struct OnnxFiles {
     folder: TempDir,
-    /// The model without its large constants.
-    pub model: Vec<u8>,
     /// A hash of all of it: the same calls give the same.
     pub hash: blake3::Hash,
 }
@@ -120,6 +114,11 @@ impl OnnxFiles {
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
+
+    /// Deletes them. Where the system cannot delete what is mapped, dropping this does.
+    pub fn delete(&self) {
+        let _ = std::fs::remove_dir_all(self.folder());
+    }
 }
 
 impl OnnxModel {
@@ -129,7 +128,10 @@ impl OnnxModel {
     /// There is no file for its constants.
     pub fn new(name: &str) -> std::io::Result<OnnxModel> {
         let graph = GraphProto { name: name.into(), ..GraphProto::default() };
-        Ok(OnnxModel { graph, names: 0, scope: String::new(), data: Data::new()? })
+        let folder = tempfile::tempdir()?;
+        let file = File::create_new(folder.path().join(DATA))?;
+        let data = Data { folder, file, hash: blake3::Hasher::new(), at: 0, failed: Ok(()) };
+        Ok(OnnxModel { graph, names: 0, scope: String::new(), data })
     }
 
     /// The op that the next nodes compute, and what tells it apart: profilers report nodes by name.
@@ -156,49 +158,20 @@ impl OnnxModel {
 
     /// A constant tensor. Returns its name.
     pub fn constant(&mut self, element: ElementType, dims: &[usize], raw_data: Vec<u8>) -> String {
-        if raw_data.len() > LARGE {
-            self.begin();
-            self.append(&raw_data);
-            return self.end(element, dims);
-        }
-        let tensor = self.tensor(element, dims);
-        let name = tensor.name.clone();
-        self.graph.initializer.push(TensorProto { raw_data, ..tensor });
-        name
-    }
-
-    fn tensor(&mut self, element: ElementType, dims: &[usize]) -> TensorProto {
         let dims = dims.iter().map(|d| *d as i64).collect();
         let (data_type, name) = (element as i32, self.fresh("constant"));
-        TensorProto { dims, data_type, name, ..TensorProto::default() }
-    }
-
-    /// Begins a large constant: its bytes follow by [`OnnxModel::append`].
-    pub fn begin(&mut self) {
-        self.data.start = self.data.at.next_multiple_of(PAGE);
-        self.data.at = self.data.start;
-        let start = SeekFrom::Start(self.data.start);
-        self.data.then(|file| file.seek(start).map(drop));
-    }
-
-    /// Adds bytes to the large constant that was begun.
-    pub fn append(&mut self, bytes: &[u8]) {
-        self.data.hash.update(bytes);
-        self.data.at += bytes.len() as u64;
-        self.data.then(|file| file.write_all(bytes));
-    }
-
-    /// Ends the large constant that was begun. Returns its name.
-    pub fn end(&mut self, element: ElementType, dims: &[usize]) -> String {
-        let entry = |key: &str, value: String| EntryProto { key: key.into(), value };
-        let external_data = vec![
-            entry("location", DATA.into()),
-            entry("offset", self.data.start.to_string()),
-            entry("length", (self.data.at - self.data.start).to_string()),
-        ];
-        let tensor = self.tensor(element, dims);
+        let mut tensor = TensorProto { dims, data_type, name, ..TensorProto::default() };
         let name = tensor.name.clone();
-        self.graph.initializer.push(TensorProto { external_data, data_location: 1, ..tensor });
+        if raw_data.len() > LARGE {
+            let (start, len) = (self.data.add(&raw_data).to_string(), raw_data.len().to_string());
+            let entries = [("location", DATA.into()), ("offset", start), ("length", len)];
+            let entry = |(key, value): (&str, String)| EntryProto { key: key.into(), value };
+            tensor.external_data = entries.map(entry).into();
+            tensor.data_location = 1;
+        } else {
+            tensor.raw_data = raw_data;
+        }
+        self.graph.initializer.push(tensor);
         name
     }
 
@@ -240,12 +213,10 @@ impl OnnxModel {
         let graph = Some(self.graph);
         let model = ModelProto { ir_version: IR_VERSION, graph, opset_import: vec![opset] };
         let model = model.encode_to_vec();
-        let Data { folder, mut file, mut hash, failed, .. } = self.data;
+        let Data { folder, mut hash, failed, .. } = self.data;
         failed?;
-        file.flush()?;
-        hash.update(&model);
-        let files = OnnxFiles { folder, model, hash: hash.finalize() };
-        std::fs::write(files.path(), &files.model)?;
+        let files = OnnxFiles { folder, hash: hash.update(&model).finalize() };
+        std::fs::write(files.path(), &model)?;
         Ok(files)
     }
 }
