@@ -104,7 +104,9 @@ impl NpuDevice {
         if row_buckets.is_empty() {
             row_buckets = ROW_BUCKETS.to_vec();
         }
-        let caps = caps(&runtime, chosen, row_buckets);
+        // Only compilers for CPUs take graphs of any number of rows, and some rewrites fix it.
+        let any_rows = chosen.hardware == Hardware::Cpu && rewrites == Rewrites::default();
+        let caps = caps(&runtime, chosen, row_buckets, any_rows);
         Ok(NpuDevice {
             name,
             runtime,
@@ -119,13 +121,9 @@ impl NpuDevice {
         })
     }
 
-    fn unsupported(&self, graph: &Subgraph, op: usize, why: String) -> DeviceError {
-        DeviceError::Unsupported {
-            device: self.name.clone(),
-            op: graph.nodes.get(op).map_or("none", |n| n.op.name()).into(),
-            graph: graph.name.clone(),
-            why,
-        }
+    fn unsupported(&self, graph: &Subgraph, op: &str, why: String) -> DeviceError {
+        let (device, op, graph) = (self.name.clone(), op.into(), graph.name.clone());
+        DeviceError::Unsupported { device, op, graph, why }
     }
 
     /// Runs a model once beside the reference: compilers exist whose graphs compute something else.
@@ -160,13 +158,13 @@ impl NpuDevice {
     /// The number of rows of a graph. None of its ops may be refused.
     fn rows_of(&self, graph: &Subgraph) -> Result<usize, DeviceError> {
         verify(graph)?;
-        let refused = graph.nodes.iter().map(|n| refusal(&n.op, self.chosen.provider)).enumerate();
-        if let Some((op, why)) = refused.filter_map(|(op, why)| Some((op, why?))).next() {
+        let refused = |n: &Node| Some((n.op.name(), refusal(&n.op, self.chosen.provider)?));
+        if let Some((op, why)) = graph.nodes.iter().find_map(refused) {
             return Err(self.unsupported(graph, op, why.into()));
         }
         rows_of(graph).map_err(|why| {
             let why = format!("it takes static shapes only, and {why}: bind rows to a bucket");
-            self.unsupported(graph, 0, why)
+            self.unsupported(graph, graph.nodes.first().map_or("none", |n| n.op.name()), why)
         })
     }
 
@@ -177,8 +175,8 @@ impl NpuDevice {
     ) -> Result<Arc<Executable>, DeviceError> {
         let rows = self.rows_of(graph)?;
         // The host appends to the cache.
-        let of_cache = |n: &Node| matches!(n.op, Op::Attention(_) | Op::KvAppend(_));
-        let of_cache = graph.nodes.iter().position(of_cache).unwrap_or(0);
+        let of_cache = |n: &&Node| matches!(n.op, Op::Attention(_) | Op::KvAppend(_));
+        let of_cache = graph.nodes.iter().find(of_cache).map_or("none", |n| n.op.name());
         let unfit = |why| self.unsupported(graph, of_cache, why);
         let code = if graph.states.is_empty() {
             GraphCode::Plain(self.model(graph, 0, compiling)?.1)
@@ -231,45 +229,30 @@ impl NpuDevice {
         self.made.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a graph is compiled for any number of rows, so that its weights are held once. Only
-    /// compilers for CPUs take such graphs.
+    /// Whether a graph is compiled for any number of rows, so that its weights are held once.
     fn takes_any_rows(&self, graph: &Subgraph) -> bool {
         let fixed = |n: &Node| matches!(n.op, Op::ExpertGroup(_));
-        self.chosen.hardware == Hardware::Cpu
-            && graph.states.is_empty()
-            && !self.rewrites.fix_rows()
-            && !graph.nodes.iter().any(fixed)
+        let shares = self.caps.code_weights.is_some_and(|code| !code.per_shape);
+        shares && graph.states.is_empty() && !graph.nodes.iter().any(fixed)
     }
 
-    /// The op that a compiler refuses: the first that it also refuses alone. If it takes each op
-    /// alone, none is named.
+    /// The error for a graph that a compiler refuses: it names the first op that is also refused
+    /// alone, or all if each is taken alone.
     fn refused(
         &self,
         graph: &Subgraph,
         why: String,
         compiling: &mut Compiling<'_, '_>,
     ) -> DeviceError {
-        let name = &graph.name;
-        let named = |op: &str, why| DeviceError::Unsupported {
-            device: self.name.clone(),
-            op: op.into(),
-            graph: name.clone(),
-            why,
-        };
-        let seen: Vec<&Node> =
-            graph.nodes.iter().filter(|n| !matches!(n.op, Op::KvAppend(_))).collect();
-        if let [only] = seen[..] {
-            return named(only.op.name(), why);
+        let computed = |n: &&Node| !matches!(n.op, Op::KvAppend(_));
+        let ops: Vec<&str> = graph.nodes.iter().filter(computed).map(|n| n.op.name()).collect();
+        if let [only] = ops[..] {
+            return self.unsupported(graph, only, why);
         }
-        let each: Vec<usize> = (0..graph.nodes.len().saturating_sub(1)).collect();
-        for piece in cut_at(graph, &each).into_iter().flatten() {
-            match self.compile_one(&piece.graph, compiling) {
-                Err(DeviceError::Unsupported { op, why, .. }) => return named(&op, why),
-                Err(other) => return other,
-                Ok(_) => {}
-            }
-        }
-        named(DeviceError::ALL_OPS, why)
+        let each: Vec<usize> = (1..graph.nodes.len()).map(|after| after - 1).collect();
+        let mut pieces = cut_at(graph, &each).into_iter().flatten();
+        let alone = pieces.find_map(|piece| self.compile_one(&piece.graph, compiling).err());
+        alone.unwrap_or_else(|| self.unsupported(graph, DeviceError::ALL_OPS, why))
     }
 
     /// What an earlier start compiled.
@@ -371,19 +354,7 @@ fn formats() -> Vec<ActivationFormat> {
     of(8).into_iter().chain(of(16)).chain(others).collect()
 }
 
-/// Floats are f32. OpenVINO's device for CPUs took 25 MiB for each layer of Qwen2.5-0.5B, in three
-/// sessions, of which 15 are weights.
-fn code_weights(chosen: Chosen) -> CodeWeights {
-    let is_cpu = chosen.hardware == Hardware::Cpu;
-    CodeWeights {
-        float_bytes: size_of::<f32>(),
-        keeps_blocks: chosen.provider.keeps_blocks(),
-        per_shape: !is_cpu,
-        graph_bytes: if is_cpu { (10 << 20) / 3 } else { 0 },
-    }
-}
-
-fn caps(runtime: &Runtime, chosen: Chosen, row_buckets: Vec<usize>) -> Caps {
+fn caps(runtime: &Runtime, chosen: Chosen, row_buckets: Vec<usize>, any_rows: bool) -> Caps {
     let Chosen { provider, hardware, .. } = chosen;
     let rows: Vec<String> = row_buckets.iter().map(usize::to_string).collect();
     Caps {
@@ -395,7 +366,14 @@ fn caps(runtime: &Runtime, chosen: Chosen, row_buckets: Vec<usize>) -> Caps {
         queue_depth: QUEUE_DEPTH,
         host_tasks: false,
         bakes_weights: true,
-        code_weights: Some(code_weights(chosen)),
+        // Floats are f32. OpenVINO's device for CPUs took 25 MiB for each layer of Qwen2.5-0.5B, in
+        // three sessions, of which 15 are weights.
+        code_weights: Some(CodeWeights {
+            float_bytes: size_of::<f32>(),
+            keeps_blocks: provider.keeps_blocks(),
+            per_shape: !any_rows,
+            graph_bytes: if hardware == Hardware::Cpu { (10 << 20) / 3 } else { 0 },
+        }),
         facts: vec![
             ("provider".into(), format!("{} on {}", provider.ep(), hardware.name())),
             ("runtime".into(), runtime.library.display().to_string()),

@@ -122,12 +122,6 @@ impl Rewrites {
         self.0.contains(&rewrite)
     }
 
-    /// Whether graphs have a fixed number of rows by a rewrite.
-    pub(crate) fn fix_rows(&self) -> bool {
-        use Rewrite::{GroupRows, LinearAsConv, MultiplesOf16};
-        self.0.iter().any(|r| matches!(r, LinearAsConv | MultiplesOf16 | GroupRows { .. }))
-    }
-
     /// The numbers of queries of an attention's slices.
     pub(crate) fn slices(&self, rows: usize) -> Vec<usize> {
         let sliced = self.0.iter().find_map(|r| match *r {

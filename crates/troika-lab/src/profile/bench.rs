@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use troika_check::Bench;
 use troika_device::{
-    Clock, CommandList, Device, DeviceError, Executable, Run, Submission, TaskTime, Weights, Work,
+    Clock, CodeWeights, CommandList, Device, DeviceError, Executable, Run, Submission, TaskTime,
+    Weights, Work,
 };
 use troika_graph::{Subgraph, WeightDecl, bind_static};
 use troika_model::lower::Lowered;
@@ -73,13 +74,9 @@ impl<'a> DeviceProfiler<'a> {
         // Others share the experts out.
         let shares = matches!(graph.part, SegmentPart::Choices | SegmentPart::Beside);
         let fits = |g: &Subgraph| {
-            let bytes = match caps.code_weights {
-                None => bytes_of(g) as u64,
-                Some(code) => {
-                    let of = |w: &WeightDecl| w.rows as u64 * code.row_bytes(w.dtype, w.cols);
-                    g.weights.iter().map(of).sum()
-                }
-            };
+            let row = |code: CodeWeights, w: &WeightDecl| code.row_bytes(w.dtype, w.cols);
+            let of = |code| g.weights.iter().map(|w| w.rows as u64 * row(code, w)).sum();
+            let bytes = caps.code_weights.map_or_else(|| bytes_of(g) as u64, of);
             caps.max_graph_bytes.is_none_or(|most| bytes <= most)
         };
         let fits = |g: &Subgraph| graph.part != SegmentPart::Group || fits(g);
