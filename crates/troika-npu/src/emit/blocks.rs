@@ -81,7 +81,7 @@ impl Emitter<'_> {
         let bytes = self.stored(weight)?.bytes;
         let each = (MOST / k.max(1)).max(1);
         let parts = bytes.chunks(each * dtype.row_size(k)).zip((0..n).step_by(each));
-        let part = |(bytes, from)| {
+        let part = |(bytes, from): (&[u8], usize)| {
             let rows = from..(from + each).min(n);
             let matrix = self.matrix(dtype, &[rows.len(), k], bytes, element);
             (rows, matrix)
