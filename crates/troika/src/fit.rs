@@ -90,7 +90,7 @@ impl Planned {
             *quant != options.quant && store.bytes_with(&self.model.spec, *quant) <= host.weights()
         };
         let advice = match [Quant::Q8, Quant::Q4].into_iter().find(fits) {
-            Some(quant) => format!("--quant {quant} makes them fit"),
+            Some(quant) => format!("--quant {} makes them fit", quant.name()),
             None => "take a GGUF file, which may be larger than memory".into(),
         };
         Err(Error::TooLarge { needed, free: host.free, advice })
