@@ -222,6 +222,7 @@ impl NpuDevice {
         };
         self.made_so_far().insert(key, model.session.clone());
         emitted.files.delete();
+        model.release();
         Ok((emitted.of, model))
     }
 

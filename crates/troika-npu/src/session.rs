@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use ort::session::{Session, SessionInputValue};
 use ort::value::{DynValue, PrimitiveTensorElementType, TensorRef};
 use troika_check::{Random, floats};
-use troika_device::{AccessError, ReadRows, Run, SpaceId, View, WriteRows};
+use troika_device::{AccessError, ReadRows, Run, SpaceId, View, WriteRows, trim_heap};
 use troika_graph::DType;
 
 use crate::emit::{Emitted, HIDDEN, MASK, Port};
@@ -87,10 +87,11 @@ impl CompiledModel {
         CompiledModel { inputs, outputs, of, rotations, bound, rows, each, staged, session }
     }
 
-    /// Has the system drop the pages of the files that its session has mapped.
+    /// Gives back what its compiler has left: the pages of files that it has mapped, and free memory.
     pub fn release(&self) {
         let open = self.session.lock().unwrap_or_else(PoisonError::into_inner);
         release_mapped(open.files.folder());
+        trim_heap();
     }
 
     /// Runs it on the rows of a submission.
