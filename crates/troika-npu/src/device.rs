@@ -207,10 +207,9 @@ impl NpuDevice {
         let emitted = emit(graph, compiling.weights, options)?;
         let (key, name) = (self.key(&emitted), &graph.name);
         let known = self.made_so_far().get(&key).cloned();
-        let made = match known.map(|session| CompiledModel::new(session, &emitted)) {
-            // It may compute other numbers of rows in other ways.
-            Some(model) => self.probe(&model, &emitted).map(|()| model),
-            // What is kept was probed.
+        let made = match known {
+            // What is known or kept was probed.
+            Some(session) => Ok(CompiledModel::new(session, &emitted)),
             None => match self.kept(name, &emitted) {
                 Some(model) => Ok(model),
                 None => self.made(name, &emitted, compiling)?,

@@ -23,6 +23,8 @@ use crate::runtime::one_line;
 /// 28 for 128, 24 for 64 and 22 for 32, of which 21 are weights and libraries; 512 rows took 228, 246,
 /// 248 and 248 ms (OpenVINO, one of two shared cores).
 const PIECE: usize = 64;
+/// The most bytes of a result of such a run: of a head, its memory would be twice as large as this.
+const RESULT: usize = 8 << 20;
 
 /// A model that is ready to run.
 pub(crate) struct CompiledModel {
@@ -83,7 +85,9 @@ impl CompiledModel {
         let staged = |port: &Port| vec![0; (port.rows * port.row_bytes()).div_ceil(4)];
         let staged = Mutex::new(inputs.iter().map(staged).collect());
         let (of, rotations, bound) = (model.of.clone(), model.rotations.clone(), model.bound);
-        let each = if model.any_rows { rows.min(PIECE) } else { rows };
+        let result = outputs.iter().map(Port::row_bytes).fold(1, usize::max);
+        let most = if model.any_rows { PIECE.min(RESULT / result) } else { rows };
+        let each = rows.min(most).max(1);
         CompiledModel { inputs, outputs, of, rotations, bound, rows, each, staged, session }
     }
 
@@ -176,7 +180,7 @@ impl CompiledModel {
 
     /// The rows of each run of the session.
     fn parts(&self) -> impl Iterator<Item = Range<usize>> {
-        let (rows, each) = (self.rows, self.each.max(1));
+        let (rows, each) = (self.rows, self.each);
         (0..rows).step_by(each).map(move |from| from..(from + each).min(rows))
     }
 

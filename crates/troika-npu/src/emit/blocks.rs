@@ -13,7 +13,7 @@ use crate::onnx::{Attribute, ElementType};
 
 /// The most numbers of a product's weight: others are multiplied in parts, so that nothing on the
 /// way to a compiled graph, and no reference that it is compared with, has all of a head as floats.
-const MOST: usize = 16 << 20;
+const MOST: usize = 8 << 20;
 
 /// Rows of blocks, taken apart.
 struct Levels {
