@@ -24,7 +24,7 @@ use crate::profiling::Profiling;
 use crate::provider::{Hardware, NpuSpec, Provider};
 use crate::queue::{self, QUEUE_DEPTH};
 use crate::rewrites::Rewrites;
-use crate::runtime::{Chosen, Model, Runtime, RuntimePlaces};
+use crate::runtime::{Chosen, MadeFrom, Runtime, RuntimePlaces};
 use crate::session::{CompiledModel, OpenSession, SharedSession};
 
 /// The numbers of rows to compile for: padding up to the next is cheaper than one row past it.
@@ -137,7 +137,7 @@ impl NpuDevice {
         let results = model.probed()?;
         // The reference maps the same pages.
         model.release();
-        let file = Model::File(&emitted.files.path());
+        let file = MadeFrom::File(&emitted.files.path());
         let session = self.runtime.compile(Chosen::REFERENCE, self.threads, file, None)?;
         let (record, files) = (SessionRecord::default(), emitted.files.clone());
         let session = Arc::new(Mutex::new(OpenSession { session, record, files }));
@@ -261,7 +261,7 @@ impl NpuDevice {
         let context = self.cache.as_ref()?.get(&self.key(emitted))?;
         self.recorder.span(Lane::Host, "read kept graph", name, start);
         // What another version wrote is compiled again.
-        self.opened(name, "load", Model::Compiled(&context), emitted).ok()
+        self.opened(name, "load", MadeFrom::Compiled(&context), emitted).ok()
     }
 
     /// A session of a model, or of its compiled form.
@@ -269,7 +269,7 @@ impl NpuDevice {
         &self,
         name: &str,
         what: &'static str,
-        model: Model<'_>,
+        model: MadeFrom<'_>,
         emitted: &Emitted,
     ) -> Result<CompiledModel, String> {
         let (recorder, start) = (&self.recorder, self.recorder.now());
@@ -322,8 +322,8 @@ impl NpuDevice {
             Some(Err(HelperError::Refused(why))) => return Ok(Err(why)),
         };
         let opened = match &context {
-            Some(context) => self.opened(name, "load", Model::Compiled(context), emitted),
-            None => self.opened(name, "compile", Model::File(&emitted.files.path()), emitted),
+            Some(context) => self.opened(name, "load", MadeFrom::Compiled(context), emitted),
+            None => self.opened(name, "compile", MadeFrom::File(&emitted.files.path()), emitted),
         };
         let model = opened.and_then(|model| {
             let start = self.recorder.now();

@@ -4,11 +4,12 @@
 
 use std::path::Path;
 
-/// Has the system drop the pages of a file that a session has mapped and the caller holds: the
-/// session lays its weights out when it first runs, and reads the file no more. Elsewhere than on
-/// Linux they stay.
+use ort::session::Session;
+
+/// Has the system drop the pages of files in a folder that a session has mapped: it lays its weights
+/// out when it first runs, and reads the files no more. Elsewhere than on Linux they stay.
 #[cfg(target_os = "linux")]
-pub(crate) fn release_mapped(folder: &Path) {
+pub(crate) fn release_mapped(_: &Session, folder: &Path) {
     let Ok(maps) = std::fs::read_to_string("/proc/self/maps") else { return };
     let folder = folder.to_string_lossy();
     let of_file = maps.lines().filter(|line| line.contains(&*folder));
@@ -22,12 +23,12 @@ pub(crate) fn release_mapped(folder: &Path) {
         let Some((start, end)) = ends.filter(|_| rights.starts_with("r--")) else { continue };
         let start = std::ptr::with_exposed_provenance_mut(start);
         // SAFETY: the range is a mapping of a file of this process alone, which nobody writes, for
-        // reading only: pages that are dropped are read from the file again. Only sessions map it,
-        // and the caller holds the one that has, so that nothing else takes its place meanwhile.
+        // reading only: pages that are dropped are read from the file again. The session that has
+        // mapped it is borrowed, so that nothing else takes its place meanwhile.
         unsafe { libc::madvise(start, end - start as usize, libc::MADV_DONTNEED) };
     }
 }
 
-/// Has the system drop the pages of a file that a session has mapped: here they stay.
+/// Has the system drop the pages of files that a session has mapped: here they stay.
 #[cfg(not(target_os = "linux"))]
-pub(crate) fn release_mapped(_: &Path) {}
+pub(crate) fn release_mapped(_: &Session, _: &Path) {}

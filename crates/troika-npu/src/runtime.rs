@@ -49,7 +49,7 @@ const FOLDERS: [&str; 5] = [
 
 /// What a session is made from.
 #[derive(Clone, Copy)]
-pub(crate) enum Model<'a> {
+pub(crate) enum MadeFrom<'a> {
     /// The file of a model.
     File(&'a Path),
     /// A model's compiled form.
@@ -261,14 +261,14 @@ impl Runtime {
         &self,
         chosen: Chosen,
         threads: usize,
-        model: Model<'_>,
+        model: MadeFrom<'_>,
         profile: Option<&ProfileFile>,
     ) -> Result<Session, String> {
         self.made(|| {
             let mut options = self.options(chosen, threads, profile)?;
             match model {
-                Model::File(path) => options.commit_from_file(path),
-                Model::Compiled(bytes) => options.commit_from_memory(bytes),
+                MadeFrom::File(path) => options.commit_from_file(path),
+                MadeFrom::Compiled(bytes) => options.commit_from_memory(bytes),
             }
         })
     }

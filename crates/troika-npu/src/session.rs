@@ -94,7 +94,7 @@ impl CompiledModel {
     /// Gives back what its compiler has left: the pages of files that it has mapped, and free memory.
     pub fn release(&self) {
         let open = self.session.lock().unwrap_or_else(PoisonError::into_inner);
-        release_mapped(open.files.folder());
+        release_mapped(&open.session, open.files.folder());
         trim_heap();
     }
 
