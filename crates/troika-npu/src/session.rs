@@ -22,7 +22,7 @@ use crate::runtime::one_line;
 /// in each layer's session. A layer's feed-forward of 4864 columns took 54 MiB for 512 rows at once,
 /// 28 for 128, 24 for 64 and 22 for 32, of which 21 are weights and libraries; 512 rows took 228, 246,
 /// 248 and 248 ms (OpenVINO, one of two shared cores).
-const PIECE: usize = 64;
+const PIECE: usize = 32;
 /// The most bytes of a result of such a run: of a head, its memory would be twice as large as this.
 const RESULT: usize = 8 << 20;
 
