@@ -485,6 +485,27 @@ fn what_is_refused_only_while_compiling_is_planned_around() {
     assert!(open(&OpenOptions { fallback: true, ..options }).is_ok());
 }
 
+/// A compiler that takes each op of a graph alone, but not the graph: all ops go elsewhere.
+#[test]
+fn a_refused_graph_whose_ops_are_taken_is_planned_around() {
+    let refuses = |step, device: &str, graph: &Subgraph| {
+        if step != Step::Compile || !graph.name.contains("ffn") {
+            return Ok(());
+        }
+        let (device, op, graph) = (device.into(), DeviceError::ALL_OPS.into(), graph.name.clone());
+        Err(DeviceError::Unsupported { device, op, graph, why: "its compiler says so".into() })
+    };
+    let Described { spec, store, .. } = described();
+    let devices = vec![Watched::new(cpu("a"), Box::new(refuses)) as Arc<dyn Device>, cpu("b")];
+    let options = OpenOptions::default();
+    let model = Model::open_bound("m", BoundModel { spec, store, devices }, &options).unwrap();
+    let ops: Vec<&str> = model.refusals().iter().map(|r| r.op.as_str()).collect();
+    assert!(ops.len() > 2 && ["linear", "rms_norm"].iter().all(|op| ops.contains(op)), "{ops:?}");
+    let plan = model.engine().unwrap().plan().clone();
+    let rules = plan.prefill.rules.iter().flat_map(|rule| &rule.refused);
+    assert!(rules.clone().count() > 0 && rules.clone().all(|r| r.by == "b"));
+}
+
 /// Ends compiling after a time.
 #[derive(Debug)]
 struct Limited(Duration);

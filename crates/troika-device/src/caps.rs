@@ -28,6 +28,36 @@ impl std::fmt::Display for DeviceKind {
     }
 }
 
+/// How a device holds weights that are part of its code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CodeWeights {
+    /// Bytes of a float.
+    pub float_bytes: usize,
+    /// Whether quantized weights stay numbers of 4 or 8 bits with floats for each group
+    /// ([`DType::level_bits`]).
+    pub keeps_blocks: bool,
+    /// Whether each number of rows that a graph is compiled for holds weights of its own.
+    pub per_shape: bool,
+    /// Bytes of each compiled graph beside its weights.
+    pub graph_bytes: u64,
+}
+
+impl CodeWeights {
+    /// Floats, once for each number of rows.
+    pub const fn floats(float_bytes: usize) -> CodeWeights {
+        CodeWeights { float_bytes, keeps_blocks: false, per_shape: true, graph_bytes: 0 }
+    }
+
+    /// Bytes of a row of weights of a type, once.
+    pub fn row_bytes(self, dtype: DType, cols: usize) -> u64 {
+        if !self.keeps_blocks || !dtype.is_quantized() {
+            return (cols * self.float_bytes) as u64;
+        }
+        let of_group = size_of::<f32>() * (1 + usize::from(dtype.has_minimum()));
+        (cols * dtype.level_bits() / 8 + cols / dtype.group_len() * of_group) as u64
+    }
+}
+
 /// Capabilities and limits.
 #[derive(Clone, Debug)]
 pub struct Caps {
@@ -79,9 +109,9 @@ pub struct Caps {
     /// Whether weights become part of the code, so that each graph that has any is compiled
     /// separately ([`Caps::shares_code`]).
     pub bakes_weights: bool,
-    /// Bytes of a float of a weight, if each number of rows that a graph is compiled for holds
-    /// weights of its own. `None`: weights are held once, as they are stored.
-    pub weights_per_shape: Option<usize>,
+    /// How weights are held as part of the code of graphs. `None`: they are held once, as they are
+    /// stored.
+    pub code_weights: Option<CodeWeights>,
     /// Facts for people as (name, value): cores, instruction sets, driver versions.
     pub facts: Vec<(String, String)>,
 }
@@ -108,7 +138,7 @@ impl Default for Caps {
             top_k: 0,
             offset_alignment: 1,
             bakes_weights: false,
-            weights_per_shape: None,
+            code_weights: None,
             facts: Vec::new(),
         }
     }

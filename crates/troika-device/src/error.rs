@@ -12,7 +12,7 @@ pub enum DeviceError {
     Unsupported {
         /// Device name.
         device: String,
-        /// Op name.
+        /// Op name, or [`DeviceError::ALL_OPS`].
         op: String,
         /// Subgraph name.
         graph: String,
@@ -80,6 +80,10 @@ pub enum DeviceError {
 }
 
 impl DeviceError {
+    /// What [`DeviceError::Unsupported`] names where a compiler refuses a graph whose ops it all
+    /// takes alone.
+    pub const ALL_OPS: &'static str = "all";
+
     /// For a queue that is given a list more than it takes.
     pub fn too_many_lists(device: &str, depth: usize) -> DeviceError {
         let why = format!("{depth} lists are in flight on its queue, which is all it takes");

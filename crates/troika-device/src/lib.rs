@@ -20,7 +20,7 @@ mod wait_times;
 mod weight;
 mod weight_bytes;
 
-pub use caps::{Caps, DeviceKind};
+pub use caps::{Caps, CodeWeights, DeviceKind};
 pub use clock::{Clock, RealClock};
 pub use device::{
     Bindings, CommandList, CompileRequest, CompileResults, Completion, CopyRows, Device, DeviceId,

@@ -222,10 +222,18 @@ impl Compiling<'_> {
     /// Why a device did not compile a graph: a refused op is something that a planner can avoid.
     fn refused(&self, at: usize, error: DeviceError) -> EngineError {
         let DeviceError::Unsupported { device, op, why, .. } = &error else { return error.into() };
-        let segment = self.list.graphs()[at].kind;
-        let (device, op, why) = (device.clone(), op.clone(), why.clone());
-        let refusal = Box::new(Refusal { device, segment, op, why });
-        EngineError::Refused { refusal, error }
+        let ListedGraph { kind, graph, .. } = &self.list.graphs()[at];
+        let mut ops: Vec<&str> = match &**op {
+            DeviceError::ALL_OPS => graph.nodes.iter().map(|node| node.op.name()).collect(),
+            op => vec![op],
+        };
+        ops.sort_unstable();
+        ops.dedup();
+        let refusal = |op: &str| {
+            let (device, op, why) = (device.clone(), op.into(), why.clone());
+            Refusal { device, segment: *kind, op, why }
+        };
+        EngineError::Refused { refusals: ops.into_iter().map(refusal).collect(), error }
     }
 
     /// Loads a graph.

@@ -37,11 +37,11 @@ pub enum EngineError {
         /// Why nothing else could.
         why: String,
     },
-    /// A device refused an op only while compiling.
+    /// A device refused an op only while compiling, or all ops of a graph.
     #[error("{error}")]
     Refused {
         /// What a planner can avoid.
-        refusal: Box<Refusal>,
+        refusals: Vec<Refusal>,
         /// The device's error.
         error: DeviceError,
     },

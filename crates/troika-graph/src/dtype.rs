@@ -203,6 +203,14 @@ impl DType {
         self.info().codebook
     }
 
+    /// Bits of a number that holds each level: 4 if all are from -8 to 7, or with minima from 0 to
+    /// 15, else 8.
+    pub fn level_bits(self) -> usize {
+        let four = if self.has_minimum() { 0..=15 } else { -8..=7 };
+        let fits = |all: &[i8; 16]| all.iter().all(|level| four.contains(level));
+        if self.codebook().is_some_and(fits) { 4 } else { 8 }
+    }
+
     /// Whether groups have a minimum that is added.
     pub const fn has_minimum(self) -> bool {
         self.info().minima

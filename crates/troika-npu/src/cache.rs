@@ -14,7 +14,7 @@ pub trait GraphCache: std::fmt::Debug + Send + Sync {
 
 /// What a compiled graph depends on: the model with its weights, and what compiles it. A profiled
 /// one may be compiled otherwise.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GraphKey(pub [u8; 32]);
 
 impl GraphKey {
@@ -23,7 +23,7 @@ impl GraphKey {
         chosen: Chosen,
         threads: usize,
         profiled: Option<ProfilingLevel>,
-        model: &[u8],
+        model: &blake3::Hash,
     ) -> GraphKey {
         let mut hasher = blake3::Hasher::new();
         let (chosen_name, versions) = (chosen.to_string(), runtime.versions(chosen));
@@ -32,7 +32,7 @@ impl GraphKey {
             hasher.update(&(part.len() as u64).to_le_bytes());
             hasher.update(part.as_bytes());
         }
-        hasher.update(model);
+        hasher.update(model.as_bytes());
         GraphKey(*hasher.finalize().as_bytes())
     }
 }

@@ -344,7 +344,7 @@ impl Attend {
                 self.mask(seq, first, cols, bytemuck::cast_slice_mut(mask));
                 Ok(())
             },
-            |output, port, bytes| {
+            |output, port, _, bytes| {
                 let to = rows_of(&b.outputs[output], &seq.rows, port.cols, port.dtype)?;
                 let mut to = to.write()?;
                 for (i, from) in

@@ -10,6 +10,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
+use crate::onnx::OnnxFiles;
 use crate::profiling::{ProfileFile, ProfilingLevel};
 use crate::runtime::{Chosen, Runtime, RuntimePlaces, one_line};
 
@@ -76,16 +77,14 @@ impl<'a> Helper<'a> {
     /// The compiled form of a model.
     pub fn compile(
         &mut self,
-        model: &[u8],
+        model: &OnnxFiles,
         profile: Option<&ProfileFile>,
         may_continue: &dyn Fn() -> bool,
     ) -> Result<Vec<u8>, HelperError> {
         let refused = |what: &str, e: std::io::Error| {
             HelperError::Refused(format!("{what} for its compiler: {e}"))
         };
-        let folder = tempfile::tempdir().map_err(|e| refused("no folder", e))?;
-        let (from, to) = (folder.path().join("model.onnx"), folder.path().join("context.onnx"));
-        std::fs::write(&from, model).map_err(|e| refused("no file", e))?;
+        let (from, to) = (model.path(), model.folder().join("context.onnx"));
         let mut request = format!("{}{BETWEEN}{}", from.display(), to.display());
         if let Some(ProfileFile { level, path }) = profile {
             request += &format!("{BETWEEN}{}{BETWEEN}{}", level.name(), path.display());
@@ -202,9 +201,8 @@ pub fn serve_compile(args: &[String]) -> Result<(), String> {
             _ => return Err(format!("{line:?} is no request")),
         };
         let profile = profile.map(|(level, path)| ProfileFile { level, path: path.into() });
-        let compiled = std::fs::read(from).map_err(|e| e.to_string()).and_then(|model| {
-            runtime.compile_to(chosen, threads, &model, Path::new(to), profile.as_ref())
-        });
+        let (from, to) = (Path::new(from), Path::new(to));
+        let compiled = runtime.compile_to(chosen, threads, from, to, profile.as_ref());
         let answer = match compiled {
             Ok(()) => "ok".to_string(),
             Err(why) => format!("no{BETWEEN}{}", one_line(&why)),

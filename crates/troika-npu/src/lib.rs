@@ -13,6 +13,7 @@ mod profile;
 mod profiling;
 mod provider;
 mod queue;
+mod release;
 mod rewrites;
 mod rotation;
 mod runtime;

@@ -77,6 +77,11 @@ impl Provider {
         }
     }
 
+    /// Whether its compiler is known to multiply with weights as they are stored, in blocks.
+    pub(crate) fn keeps_blocks(self) -> bool {
+        matches!(self, Provider::Reference | Provider::OpenVino)
+    }
+
     /// The names of its devices in [`NpuSpec`], the preferred one first.
     pub(crate) fn hardware(self) -> &'static [Hardware] {
         match self {

@@ -47,6 +47,15 @@ const FOLDERS: [&str; 5] = [
     "/opt/homebrew/lib",
 ];
 
+/// What a session is made from.
+#[derive(Clone, Copy)]
+pub(crate) enum MadeFrom<'a> {
+    /// The file of a model.
+    File(&'a Path),
+    /// A model's compiled form.
+    Compiled(&'a [u8]),
+}
+
 /// The loaded library. A process has at most one.
 pub(crate) struct Runtime {
     environment: Environment,
@@ -252,10 +261,16 @@ impl Runtime {
         &self,
         chosen: Chosen,
         threads: usize,
-        model: &[u8],
+        model: MadeFrom<'_>,
         profile: Option<&ProfileFile>,
     ) -> Result<Session, String> {
-        self.made(|| self.options(chosen, threads, profile)?.commit_from_memory(model))
+        self.made(|| {
+            let mut options = self.options(chosen, threads, profile)?;
+            match model {
+                MadeFrom::File(path) => options.commit_from_file(path),
+                MadeFrom::Compiled(bytes) => options.commit_from_memory(bytes),
+            }
+        })
     }
 
     /// Compiles a model into a file, from which [`Runtime::compile`] is quick.
@@ -266,7 +281,7 @@ impl Runtime {
         &self,
         chosen: Chosen,
         threads: usize,
-        model: &[u8],
+        model: &Path,
         to: &Path,
         profile: Option<&ProfileFile>,
     ) -> Result<(), String> {
@@ -277,7 +292,7 @@ impl Runtime {
                 .with_config_entry("ep.context_enable", "1")?
                 .with_config_entry("ep.context_embed_mode", "1")?
                 .with_config_entry("ep.context_file_path", to)?;
-            builder.commit_from_memory(model).map(drop)
+            builder.commit_from_file(model).map(drop)
         })
     }
 

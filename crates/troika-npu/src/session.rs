@@ -1,19 +1,30 @@
 //! A compiled model and its runs.
 
 use std::borrow::Cow;
-use std::sync::{Mutex, PoisonError};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use half::{bf16, f16};
 use ort::session::{Session, SessionInputValue};
 use ort::value::{DynValue, PrimitiveTensorElementType, TensorRef};
-use troika_check::{Random, floats, snr_db};
-use troika_device::{AccessError, ReadRows, Run, SpaceId, View, WriteRows};
+use troika_check::{Random, floats};
+use troika_device::{AccessError, ReadRows, Run, SpaceId, View, WriteRows, trim_heap};
 use troika_graph::DType;
 
 use crate::emit::{Emitted, HIDDEN, MASK, Port};
+use crate::onnx::OnnxFiles;
 use crate::profile::SessionRecord;
+use crate::release::release_mapped;
 use crate::rotation::Rotation;
 use crate::runtime::one_line;
+
+/// The most rows of a run where a session takes any number: its memory for values grows with them,
+/// in each layer's session. A layer's feed-forward of 4864 columns took 54 MiB for 512 rows at once,
+/// 28 for 128, 24 for 64 and 22 for 32, of which 21 are weights and libraries; 512 rows took 228, 246,
+/// 248 and 248 ms (OpenVINO, one of two shared cores).
+const PIECE: usize = 32;
+/// The most bytes of a result of such a run: of a head, its memory would be twice as large as this.
+const RESULT: usize = 8 << 20;
 
 /// A model that is ready to run.
 pub(crate) struct CompiledModel {
@@ -27,18 +38,25 @@ pub(crate) struct CompiledModel {
     bound: usize,
     /// The number of rows of all inputs and outputs.
     rows: usize,
-    session: Mutex<Staged>,
+    /// How many of them a run of the session takes.
+    each: usize,
+    /// Memory for inputs. Rows behind the valid ones stay as they are.
+    staged: Mutex<Vec<Vec<u32>>>,
+    pub session: SharedSession,
 }
 
-/// A session with memory for its inputs.
-struct Staged {
-    session: Session,
-    /// Rows behind the valid ones stay as they are.
-    inputs: Vec<Vec<u32>>,
-    record: SessionRecord,
+/// A session that models for several numbers of rows may share: weights are in memory once.
+pub(crate) type SharedSession = Arc<Mutex<OpenSession>>;
+
+/// A session with what is recorded of it.
+pub(crate) struct OpenSession {
+    pub session: Session,
+    pub record: SessionRecord,
+    /// What it was made from.
+    pub files: Arc<OnnxFiles>,
 }
 
-impl Drop for Staged {
+impl Drop for OpenSession {
     fn drop(&mut self) {
         self.record.end(&mut self.session);
     }
@@ -61,12 +79,23 @@ impl From<AccessError> for RunError {
 }
 
 impl CompiledModel {
-    pub fn new(session: Session, model: &Emitted, record: SessionRecord) -> CompiledModel {
+    /// A model in a session of it.
+    pub fn new(session: SharedSession, model: &Emitted) -> CompiledModel {
         let (inputs, outputs, rows) = (model.inputs.clone(), model.outputs.clone(), model.rows);
         let staged = |port: &Port| vec![0; (port.rows * port.row_bytes()).div_ceil(4)];
-        let staged = Staged { session, inputs: inputs.iter().map(staged).collect(), record };
+        let staged = Mutex::new(inputs.iter().map(staged).collect());
         let (of, rotations, bound) = (model.of.clone(), model.rotations.clone(), model.bound);
-        CompiledModel { inputs, outputs, of, rotations, bound, rows, session: Mutex::new(staged) }
+        let result = outputs.iter().map(Port::row_bytes).fold(1, usize::max);
+        let most = if model.any_rows { PIECE.min(RESULT / result) } else { rows };
+        let each = rows.min(most).max(1);
+        CompiledModel { inputs, outputs, of, rotations, bound, rows, each, staged, session }
+    }
+
+    /// Gives back what its compiler has left: the pages of files that it has mapped, and free memory.
+    pub fn release(&self) {
+        let open = self.session.lock().unwrap_or_else(PoisonError::into_inner);
+        release_mapped(&open.session, open.files.folder());
+        trim_heap();
     }
 
     /// Runs it on the rows of a submission.
@@ -111,9 +140,9 @@ impl CompiledModel {
             }
             Ok(())
         };
-        self.run_on(fill, |i, port, from| {
-            let rows = &mut write[i];
-            for (i, from) in from.chunks_exact(port.row_bytes()).take(run.rows).enumerate() {
+        self.run_on(fill, |output, port, first, from| {
+            let rows = &mut write[output];
+            for (i, from) in (first..run.rows).zip(from.chunks_exact(port.row_bytes())) {
                 rows.row_mut::<u8>(i).into_iter().for_each(|to| to.copy_from_slice(from));
             }
             Ok(())
@@ -126,36 +155,46 @@ impl CompiledModel {
     }
 
     /// Runs it on inputs that the caller writes in rows of bytes, in the order of [`Emitted::inputs`],
-    /// and passes each output's bytes on.
+    /// and passes each output's bytes on, perhaps in parts: with the number of their first row.
     pub fn run_on(
         &self,
         fill: impl FnOnce(&[Port], &mut [Vec<u32>]) -> Result<(), RunError>,
-        mut take: impl FnMut(usize, &Port, &[u8]) -> Result<(), RunError>,
+        mut take: impl FnMut(usize, &Port, usize, &[u8]) -> Result<(), RunError>,
     ) -> Result<(), RunError> {
-        let mut staged = self.session.lock().unwrap_or_else(PoisonError::into_inner);
-        let Staged { session, inputs, record } = &mut *staged;
+        let mut inputs = self.staged.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.session.lock().unwrap_or_else(PoisonError::into_inner);
+        let OpenSession { session, record, .. } = &mut *open;
         let start = record.begin();
-        fill(&self.inputs, inputs)?;
+        fill(&self.inputs, &mut inputs)?;
         record.work("marshal", start);
-        let results = self.compute(session, inputs, record)?;
-        let start = record.begin();
-        for (i, (port, from)) in self.outputs.iter().zip(&results).enumerate() {
-            take(i, port, bytes_of(port, from).map_err(failed)?)?;
+        for rows in self.parts() {
+            let results = self.compute(session, &inputs, rows.clone(), record)?;
+            let start = record.begin();
+            for (i, (port, from)) in self.outputs.iter().zip(&results).enumerate() {
+                take(i, port, rows.start, bytes_of(port, from).map_err(failed)?)?;
+            }
+            record.work("unmarshal", start);
         }
-        record.work("unmarshal", start);
         Ok(())
     }
 
-    /// Runs the session on the staged inputs.
+    /// The rows of each run of the session.
+    fn parts(&self) -> impl Iterator<Item = Range<usize>> {
+        let (rows, each) = (self.rows, self.each);
+        (0..rows).step_by(each).map(move |from| from..(from + each).min(rows))
+    }
+
+    /// Runs the session on some rows of the staged inputs.
     fn compute(
         &self,
         session: &mut Session,
         memory: &[Vec<u32>],
+        rows: Range<usize>,
         record: &mut SessionRecord,
     ) -> Result<Vec<DynValue>, RunError> {
         let values = self.inputs.iter().zip(memory);
         let values = values
-            .map(|(port, memory)| Ok((Cow::from(&port.name), self.input(port, memory)?)))
+            .map(|(port, memory)| Ok((Cow::from(&port.name), self.input(port, memory, &rows)?)))
             .collect::<ort::Result<Vec<(Cow<'_, str>, SessionInputValue<'_>)>>>()
             .map_err(failed)?;
         let start = record.begin();
@@ -166,19 +205,15 @@ impl CompiledModel {
         outputs.map(|port| results.remove(&port.name).ok_or_else(|| missing(port))).collect()
     }
 
-    /// The signal-to-noise ratio of the results, in decibels, measured against the results of
-    /// another compilation of the same model, on inputs from a fixed seed.
+    /// The results of a run on seeded inputs, as floats: to compare them with another compilation of
+    /// the same model.
     ///
     /// # Errors
-    /// What one of them says.
-    pub fn snr_db(&self, reference: &CompiledModel) -> Result<f64, String> {
-        Ok(snr_db(&self.probed()?, &reference.probed()?))
-    }
-
-    /// The results of seeded inputs, as floats.
-    fn probed(&self) -> Result<Vec<f32>, String> {
-        let mut staged = self.session.lock().unwrap_or_else(PoisonError::into_inner);
-        let Staged { session, inputs, record } = &mut *staged;
+    /// What the provider says.
+    pub fn probed(&self) -> Result<Vec<f32>, String> {
+        let mut inputs = self.staged.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.session.lock().unwrap_or_else(PoisonError::into_inner);
+        let OpenSession { session, record, .. } = &mut *open;
         let mut random = Random(0);
         for (port, memory) in self.inputs.iter().zip(inputs.iter_mut()) {
             match port.dtype {
@@ -195,7 +230,8 @@ impl CompiledModel {
                 }
             }
         }
-        let results = self.compute(session, inputs, record);
+        // Further rows go the same way.
+        let results = self.compute(session, &inputs, 0..self.each, record);
         // Fresh memory: only what is used of it takes room.
         inputs.iter_mut().for_each(|memory| *memory = vec![0; memory.len()]);
         let results = results.map_err(|e| match e {
@@ -233,15 +269,23 @@ impl CompiledModel {
         })
     }
 
-    fn input<'a>(&self, port: &Port, memory: &'a [u32]) -> ort::Result<SessionInputValue<'a>> {
+    /// Some rows of an input, or all of one that has others.
+    fn input<'a>(
+        &self,
+        port: &Port,
+        memory: &'a [u32],
+        rows: &Range<usize>,
+    ) -> ort::Result<SessionInputValue<'a>> {
+        let rows = if port.rows == self.rows { rows.clone() } else { 0..port.rows };
         let bytes = bytemuck::cast_slice(memory);
-        let bytes = &bytes[..port.rows * port.row_bytes()];
+        let bytes = &bytes[rows.start * port.row_bytes()..rows.end * port.row_bytes()];
         fn tensor<'a, T: PrimitiveTensorElementType + bytemuck::Pod + std::fmt::Debug>(
             port: &Port,
             bytes: &'a [u8],
         ) -> ort::Result<SessionInputValue<'a>> {
             let values = bytemuck::cast_slice::<u8, T>(bytes);
-            Ok(TensorRef::from_array_view(([port.rows, port.cols], values))?.into())
+            let rows = bytes.len() / port.row_bytes().max(1);
+            Ok(TensorRef::from_array_view(([rows, port.cols], values))?.into())
         }
         match port.dtype {
             DType::I32 => tensor::<i32>(port, bytes),

@@ -166,7 +166,7 @@ impl ExpertRules<'_> {
         let elements = [3, self.spec.hidden, moe.inter].map(|n| n as u64);
         let elements = elements.into_iter().fold(1_u64, u64::saturating_mul);
         let floats = |bytes: u64| elements.saturating_mul(bytes);
-        match (device.caps.weights_per_shape.is_some(), self.settings.stored_bytes) {
+        match (device.caps.code_weights.is_some(), self.settings.stored_bytes) {
             (false, Some(stored)) => stored,
             (false, None) => floats(4),
             (true, _) => floats(if self.halves { 2 } else { 4 }),

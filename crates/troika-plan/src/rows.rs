@@ -39,7 +39,7 @@ fn copies<'a>(rule: &Rule, devices: &'a [PlanDevice]) -> Option<&'a PlanDevice> 
     }
     devices
         .iter()
-        .find(|d| d.caps.weights_per_shape.is_some() && rule.devices().any(|name| name == d.name))
+        .find(|d| d.caps.code_weights.is_some() && rule.devices().any(|name| name == d.name))
 }
 
 impl Plan {

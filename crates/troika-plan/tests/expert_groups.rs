@@ -2,7 +2,7 @@
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
-use troika_device::{Caps, SpaceId};
+use troika_device::{Caps, CodeWeights, SpaceId};
 use troika_graph::{ActivationFormat, CalibrationTensor};
 use troika_model::lower::{SegmentKind, segments};
 use troika_model::spec::ModelSpec;
@@ -37,7 +37,7 @@ fn device(name: &str, is_host: bool) -> PlanDevice {
         top_k: 0,
         offset_alignment: 1,
         bakes_weights: false,
-        weights_per_shape: if is_host { None } else { Some(4) },
+        code_weights: if is_host { None } else { Some(CodeWeights::floats(4)) },
         facts: Vec::new(),
     };
     PlanDevice { name: name.into(), caps }

@@ -2,7 +2,7 @@
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
-use troika_device::Caps;
+use troika_device::{Caps, CodeWeights};
 use troika_graph::{ActivationFormat, DType, ScaleOrigin};
 use troika_model::lower::{SegmentKind, segments};
 use troika_model::spec::ModelSpec;
@@ -656,7 +656,7 @@ fn rows_are_few_where_each_holds_weights() {
     };
     let (ffn, ..) = rows(&devices, Strategy::OneDevice, 512);
     assert_eq!(ffn, None, "weights are held once: all of the device's");
-    devices[0].caps.weights_per_shape = Some(4);
+    devices[0].caps.code_weights = Some(CodeWeights::floats(4));
     let some = |rows: &[usize]| Some(rows.to_vec());
     let (ffn, head, decode, plan) = rows(&devices, Strategy::OneDevice, 512);
     assert_eq!((ffn, head), (some(&[1, 128, 512]), some(&[1, 128])));

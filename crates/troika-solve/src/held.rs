@@ -76,6 +76,12 @@ impl Placements<'_> {
             let mut all = HeldWeights { device: device.name.clone(), ..HeldWeights::default() };
             for alike in alike {
                 let (mut once, mut own) = (WeightRows::default(), WeightRows::default());
+                // Phases share graphs that take any number of rows.
+                let graphs = alike.placed.iter().map(|placed| {
+                    let pieces = placed.pieces().filter(|p| p.device == index);
+                    pieces.filter(|p| !p.graph.weights.is_empty()).count() as u64
+                });
+                let graphs = graphs.max().unwrap_or(0);
                 let mut by_rows: HashMap<usize, WeightRows> = HashMap::new();
                 let pieces = alike.placed.iter().flat_map(|p| p.pieces());
                 for piece in pieces.filter(|p| p.device == index) {
@@ -83,8 +89,8 @@ impl Placements<'_> {
                         once.add(w, stored(w));
                         own.add(w, device.caps.row_bytes(w.dtype, w.cols));
                     }
-                    let Some(float_bytes) = device.caps.weights_per_shape else { continue };
-                    let row_bytes = in_code(&piece.graph, float_bytes);
+                    let Some(code) = device.caps.code_weights else { continue };
+                    let row_bytes = in_code(&piece.graph, code);
                     for rows in &piece.shapes {
                         let held = by_rows.entry(*rows).or_default();
                         let weights = piece.graph.weights.iter().zip(&row_bytes);
@@ -93,11 +99,18 @@ impl Placements<'_> {
                 }
                 all.stored += once.bytes() * alike.count;
                 all.held += alike.count
-                    * match device.caps.weights_per_shape {
+                    * match device.caps.code_weights {
                         None => own.bytes(),
-                        Some(_) => by_rows.values().map(WeightRows::bytes).sum(),
+                        Some(code) => {
+                            let each = by_rows.values().map(WeightRows::bytes);
+                            let once =
+                                if code.per_shape { each.sum() } else { each.max().unwrap_or(0) };
+                            once + graphs * code.graph_bytes
+                        }
                     };
-                all.rows.extend(by_rows.into_keys());
+                if device.caps.code_weights.is_some_and(|code| code.per_shape) {
+                    all.rows.extend(by_rows.into_keys());
+                }
             }
             all
         };

@@ -142,7 +142,7 @@ impl KindRequest<'_> {
         let mut sets: Vec<Vec<usize>> = if device.caps.static_shapes {
             let all: Vec<usize> = device.caps.row_buckets.iter().copied().filter(fits).collect();
             let mut sets: Vec<Vec<usize>> = all.iter().map(|n| vec![*n]).collect();
-            if device.caps.weights_per_shape.is_none() {
+            if device.caps.code_weights.is_none() {
                 sets.push(all);
             }
             sets

@@ -199,7 +199,7 @@ impl StagedRequest<'_> {
         let all = &caps.row_buckets;
         // Lengths above the first that takes all rows are never chosen.
         let enough = all.iter().position(|n| *n >= self.rows).map_or(all.len(), |i| i + 1);
-        let several = if caps.weights_per_shape.is_none() { enough } else { 0 };
+        let several = if caps.code_weights.is_none() { enough } else { 0 };
         let mut sets: Vec<Vec<usize>> = (1..=several).map(|n| all[..n].to_vec()).collect();
         sets.extend(all[..enough].iter().map(|n| vec![*n]));
         sets.dedup();

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use troika_device::CodeWeights;
 use troika_graph::{DType, IntFormat, Op, ScaleOrigin, Subgraph, WeightDecl, WeightSlice};
 use troika_model::lower::Lowered;
 
@@ -25,9 +26,11 @@ pub fn expert_bytes(lowered: &Lowered) -> Option<u64> {
 }
 
 /// Bytes of a row of each weight of a graph, with their scales, where it is part of the code and a
-/// float has `float_bytes` bytes.
-pub(super) fn in_code(graph: &Subgraph, float_bytes: usize) -> Vec<u64> {
-    let mut rows: Vec<u64> = graph.weights.iter().map(|w| (w.cols * float_bytes) as u64).collect();
+/// held in a device's way.
+pub(super) fn in_code(graph: &Subgraph, code: CodeWeights) -> Vec<u64> {
+    let float_bytes = code.float_bytes;
+    let as_they_are = |w: &WeightDecl| code.row_bytes(w.dtype, w.cols);
+    let mut rows: Vec<u64> = graph.weights.iter().map(as_they_are).collect();
     for node in &graph.nodes {
         let Op::Linear { weight, activations, .. } = &node.op else { continue };
         if !activations.converts_weights() {
@@ -35,6 +38,7 @@ pub(super) fn in_code(graph: &Subgraph, float_bytes: usize) -> Vec<u64> {
         }
         let decl = graph.weight(*weight);
         rows[weight.0 as usize] = match activations.converted_numbers() {
+            None if code.keeps_blocks && decl.dtype.is_quantized() => as_they_are(decl),
             None => 2 * decl.cols as u64,
             // Four bits stay so.
             Some(IntFormat {
@@ -44,7 +48,7 @@ pub(super) fn in_code(graph: &Subgraph, float_bytes: usize) -> Vec<u64> {
             }) if decl.dtype == DType::Q4_0 || decl.dtype.has_zero_points() => stored(decl),
             // Large inputs are multiplied as floats.
             Some(IntFormat { scales: ScaleOrigin::Dynamic, .. }) => {
-                (decl.cols + float_bytes + decl.cols * float_bytes) as u64
+                (decl.cols + float_bytes) as u64 + as_they_are(decl)
             }
             Some(_) => (decl.cols + float_bytes) as u64,
         };

@@ -53,7 +53,7 @@ fn device(name: &str, row_buckets: &[usize]) -> PlanDevice {
         top_k: 0,
         offset_alignment: 1,
         bakes_weights: false,
-        weights_per_shape: None,
+        code_weights: None,
         facts: vec![("cores".into(), "2".into())],
     };
     PlanDevice { name: name.into(), caps }

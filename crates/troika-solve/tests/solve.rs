@@ -5,8 +5,8 @@
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use troika_device::Caps;
-use troika_graph::{ActivationFormat, DType, Op, Subgraph};
+use troika_device::{Caps, CodeWeights};
+use troika_graph::{ActivationFormat, DType, Op, Subgraph, WeightDecl};
 use troika_model::lower::{LowerOptions, Lowered, SegmentKind, WeightShape, lower};
 use troika_model::spec::{Key, ModelSpec, weight_requirements};
 use troika_model::{families, presets};
@@ -536,10 +536,10 @@ fn feed_forwards_stay_where_memory_is_short() {
     let lowered = lowered(&spec, 256);
     let strategy = troika_plan::Strategy::PrefillDecode;
     let base = PlanRequest { context: Some(1024), chunk: 256, strategy, ..PlanRequest::default() };
-    let made = |limit: Option<u64>, attention_first: bool, per_shape: Option<usize>| {
+    let made = |limit: Option<u64>, attention_first: bool, code: Option<CodeWeights>| {
         let mut devices = [device("a", &[1, 64, 256]), device("b", &[])];
         devices[0].caps.max_resident_bytes = limit;
-        devices[0].caps.weights_per_shape = per_shape;
+        devices[0].caps.code_weights = code;
         let made = make_within_memory(&MakeRequest {
             spec: &spec,
             lowered: &lowered,
@@ -570,7 +570,8 @@ fn feed_forwards_stay_where_memory_is_short() {
     let (ffn, qkv, ..) = made(Some(all.held / 3), true, None);
     assert!(qkv == 16 && (1..16).contains(&ffn), "{ffn} {qkv}");
     // Each number of rows holds floats of its own.
-    let (_, _, each, _) = made(None, false, Some(4));
+    let floats = CodeWeights::floats(4);
+    let (_, _, each, _) = made(None, false, Some(floats));
     let weights: u64 = lowered
         .segments
         .iter()
@@ -580,8 +581,14 @@ fn feed_forwards_stay_where_memory_is_short() {
     assert_eq!(each.rows.iter().copied().collect::<Vec<_>>(), [1, 64, 256]);
     // The head is compiled for two numbers of rows. It shares one of them with the others.
     assert!(each.held == 2 * weights, "{} {weights}", each.held);
-    let (ffn, qkv, held, _) = made(Some(each.held / 4), false, Some(4));
+    let (ffn, qkv, held, _) = made(Some(each.held / 4), false, Some(floats));
     assert!((1..16).contains(&ffn) && qkv < 5 && held.held <= each.held / 4);
+    // All numbers of rows share blocks.
+    let shared = CodeWeights { keeps_blocks: true, per_shape: false, ..floats };
+    let (_, _, once, _) = made(None, false, Some(shared));
+    let of = |w: &WeightDecl| w.rows as u64 * shared.row_bytes(w.dtype, w.cols);
+    let blocks = lowered.segments.iter().flat_map(|s| &s.graph.weights).map(of).sum::<u64>();
+    assert!(once.held == blocks && once.held < weights / 2 && once.rows.is_empty(), "{once:?}");
 }
 
 /// A device of any shape has attention, too, and keeps whole layers: values cross over once.

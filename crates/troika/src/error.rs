@@ -92,16 +92,15 @@ pub enum Error {
     },
     /// Weights that do not fit into memory.
     #[error(
-        "the weights take {} MiB, and {} MiB of memory are free; {}", needed >> 20, free >> 20,
-        quant.map_or("take a GGUF file, which may be larger than memory".into(), |quant| format!("--quant {quant} makes them fit"))
+        "the weights take {} MiB, and {} MiB of memory are free; {advice}", needed >> 20, free >> 20
     )]
     TooLarge {
         /// Bytes of the weights.
         needed: u64,
         /// Bytes of memory that are free.
         free: u64,
-        /// A quantization that fits.
-        quant: Option<&'static str>,
+        /// What makes them fit.
+        advice: String,
     },
     /// An error of the engine.
     #[error(transparent)]

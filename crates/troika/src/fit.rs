@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use troika_device::SpaceId;
+use troika_device::{Device, SpaceId};
 use troika_engine::KvLayout;
 use troika_plan::own_space;
 use troika_weights::{Quant, read_rate};
@@ -59,12 +59,14 @@ impl Planned {
     /// # Errors
     /// Weights that do not fit and cannot be left there.
     pub(crate) fn fit_weights(&mut self, options: &OpenOptions) -> Result<(), Error> {
+        let host = self.host_memory(options);
+        host.map_or(Ok(()), |host| self.fit_code(host))?;
         let all = self.model.store.bytes();
         // Experts have a budget of their own.
         if self.model.store.expert_bytes() > 0 || self.model.store.file().is_none() {
             return Ok(());
         }
-        let Some(host) = self.host_memory(options).filter(|host| all > host.weights()) else {
+        let Some(host) = host.filter(|host| all > host.weights()) else {
             return Ok(());
         };
         let held = self.held()?;
@@ -87,8 +89,39 @@ impl Planned {
         let fits = |quant: &Quant| {
             *quant != options.quant && store.bytes_with(&self.model.spec, *quant) <= host.weights()
         };
-        let quant = [Quant::Q8, Quant::Q4].into_iter().find(fits);
-        Err(Error::TooLarge { needed, free: host.free, quant: quant.map(Quant::name) })
+        let advice = match [Quant::Q8, Quant::Q4].into_iter().find(fits) {
+            Some(quant) => format!("--quant {} makes them fit", quant.name()),
+            None => "take a GGUF file, which may be larger than memory".into(),
+        };
+        Err(Error::TooLarge { needed, free: host.free, advice })
+    }
+
+    /// Compares the weights with what is free where some are held in compiled graphs, before
+    /// anything is compiled.
+    ///
+    /// # Errors
+    /// More than is free.
+    fn fit_code(&self, host: HostMemory) -> Result<(), Error> {
+        let of_code = |d: &dyn Device| {
+            d.caps().code_weights.is_some() && own_space(d.caps()) == SpaceId::HOST
+        };
+        if !self.model.devices.iter().any(|d| of_code(&**d)) {
+            return Ok(());
+        }
+        let held = self.held()?;
+        let needed = held.iter().map(|held| held.held).sum();
+        let in_code = held.iter().zip(&self.model.devices).filter(|(_, d)| of_code(&***d));
+        let most = in_code.map(|(held, _)| held).max_by_key(|held| held.held);
+        let Some(most) = most.filter(|most| most.held > 0 && needed > host.weights()) else {
+            return Ok(());
+        };
+        let (name, mib) = (&most.device, most.held >> 20);
+        let fewer = if most.rows.len() > 1 { "--row-buckets has fewer of them, and " } else { "" };
+        let advice = format!(
+            "{mib} MiB are in graphs for device {name}: {fewer}--device-memory {name}=MIB lets another \
+             device have the rest"
+        );
+        Err(Error::TooLarge { needed, free: host.free, advice })
     }
 
     /// What is free where the plan uses the host's memory. Devices whose time is modelled take

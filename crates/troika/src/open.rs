@@ -333,10 +333,10 @@ impl Planned {
                 sharing,
             };
             match Engine::new(parts, &options.compile_control()) {
-                Err(EngineError::Refused { refusal, .. })
-                    if options.may_change_plan() && !refusals.contains(&refusal) =>
+                Err(EngineError::Refused { refusals: more, .. })
+                    if options.may_change_plan() && more.iter().any(|r| !refusals.contains(r)) =>
                 {
-                    refusals.push(*refusal);
+                    refusals.extend(more);
                     changes.extend(model.avoid(plan, refusals)?);
                     options.takes_layers(plan, refusals)?;
                     model.check_memory(plan, options)?;

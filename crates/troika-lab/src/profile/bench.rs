@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use troika_check::Bench;
 use troika_device::{
-    Clock, CommandList, Device, DeviceError, Executable, Run, Submission, TaskTime, Weights, Work,
+    Clock, CodeWeights, CommandList, Device, DeviceError, Executable, Run, Submission, TaskTime,
+    Weights, Work,
 };
 use troika_graph::{Subgraph, WeightDecl, bind_static};
 use troika_model::lower::Lowered;
@@ -91,9 +92,10 @@ impl<'a> DeviceProfiler<'a> {
         let shares = matches!(graph.part, SegmentPart::Choices | SegmentPart::Beside)
             && graph.kind.traits().by_experts;
         let fits = |g: &Subgraph| {
-            let elements: usize = g.weights.iter().map(|w| w.rows * w.cols).sum();
-            let bytes = caps.weights_per_shape.map_or_else(|| bytes_of(g), |each| elements * each);
-            caps.max_graph_bytes.is_none_or(|most| bytes as u64 <= most)
+            let row = |code: CodeWeights, w: &WeightDecl| code.row_bytes(w.dtype, w.cols);
+            let of = |code| g.weights.iter().map(|w| w.rows as u64 * row(code, w)).sum();
+            let bytes = caps.code_weights.map_or_else(|| bytes_of(g) as u64, of);
+            caps.max_graph_bytes.is_none_or(|most| bytes <= most)
         };
         let fits = |g: &Subgraph| graph.part != SegmentPart::Group || fits(g);
         (caps.host_tasks || !shares) && graph.layers.first().is_some_and(|g| fits(g) && takes(g))

@@ -1,6 +1,5 @@
 //! Products of floats and of halves.
 
-use half::f16;
 use troika_device::DeviceError;
 use troika_graph::{ActivationFormat, ExpertGroup, HeadLinear, WeightRef};
 
@@ -51,11 +50,16 @@ impl Emitter<'_> {
         bias: Option<WeightRef>,
         element: ElementType,
     ) -> Result<String, DeviceError> {
+        let has = |rewrite| self.options.rewrites.has(rewrite);
+        let pads = has(Rewrite::MultiplesOf16);
+        if !pads && !has(Rewrite::LinearAsConv) && self.group().is_none() {
+            return self.matrix_product(x, weight, bias, element);
+        }
         let (values, decl) = (self.read(weight)?, self.graph.weight(weight));
         let (n, k) = (decl.rows, decl.cols);
         let bias = bias.map(|b| self.read(b)).transpose()?;
         let matrix = Matrix { n, k, values, bias, element };
-        if !self.options.rewrites.has(Rewrite::MultiplesOf16) {
+        if !pads {
             return Ok(self.product(x, &matrix));
         }
         let wide = matrix.padded();
@@ -74,16 +78,40 @@ impl Emitter<'_> {
         let x = self.cast_to(x, m.element);
         let y = match (self.options.rewrites.has(Rewrite::LinearAsConv), self.group()) {
             (true, _) => self.convolution(&x, m),
-            (false, None) => self.matrix_product(&x, m),
+            (false, None) => {
+                let weight = self.typed(m.element, &[m.n, m.k], &m.values);
+                let bias = m.bias.as_ref().map(|b| self.typed(m.element, &[m.n], b));
+                self.gemm(&x, &weight, bias.as_deref())
+            }
             (false, Some(rows)) => self.grouped_product(&x, m, rows),
         };
         if m.element == ElementType::F32 { y } else { self.cast(&y, ElementType::F32) }
     }
 
-    fn matrix_product(&mut self, x: &str, m: &Matrix) -> String {
-        let weight = self.typed(m.element, &[m.n, m.k], &m.values);
-        let bias = m.bias.as_ref().map(|b| self.typed(m.element, &[m.n], b));
-        let inputs: Vec<&str> = [x, &weight].into_iter().chain(bias.as_deref()).collect();
+    /// `x * weight^T + bias` as it is, the rows of a large weight in parts.
+    pub(super) fn matrix_product(
+        &mut self,
+        x: &str,
+        weight: WeightRef,
+        bias: Option<WeightRef>,
+        element: ElementType,
+    ) -> Result<String, DeviceError> {
+        let x = self.cast_to(x, element);
+        let bias = bias.map(|b| self.read(b)).transpose()?;
+        let mut parts = Vec::new();
+        for (rows, weight) in self.matrices(weight, element)? {
+            let bias = bias.as_ref().map(|b| self.typed(element, &[rows.len()], &b[rows.clone()]));
+            parts.push(self.gemm(&x, &weight, bias.as_deref()));
+        }
+        let y = match &parts[..] {
+            [y] => y.clone(),
+            _ => self.concat(&parts.iter().map(String::as_str).collect::<Vec<_>>()),
+        };
+        Ok(if element == ElementType::F32 { y } else { self.cast(&y, ElementType::F32) })
+    }
+
+    fn gemm(&mut self, x: &str, weight: &str, bias: Option<&str>) -> String {
+        let inputs: Vec<&str> = [x, weight].into_iter().chain(bias).collect();
         self.model.node("Gemm", &inputs, &[Attribute::Int("transB", 1)])
     }
 
@@ -115,15 +143,6 @@ impl Emitter<'_> {
         let y = self.model.node("Conv", &inputs, &[]);
         let y = self.reshape(&y, &[m.n, self.rows]);
         self.model.node("Transpose", &[&y], &turn)
-    }
-
-    /// A constant of floats or halves.
-    fn typed(&mut self, element: ElementType, dims: &[usize], values: &[f32]) -> String {
-        if element != ElementType::F16 {
-            return self.model.floats(dims, values);
-        }
-        let bytes = values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect();
-        self.model.constant(element, dims, bytes)
     }
 
     fn cast_to(&mut self, x: &str, element: ElementType) -> String {

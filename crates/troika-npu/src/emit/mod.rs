@@ -1,19 +1,21 @@
-//! A subgraph as an ONNX model: fixed shapes, weights inside. Values are f32, also between
-//! products in other formats.
+//! A subgraph as an ONNX model: fixed shapes, or any number of rows, and weights. Values are f32,
+//! also between products in other formats.
 
 mod attention;
+mod blocks;
 mod int4;
 mod linear;
 mod ops;
 mod quantized;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
-use troika_device::{DeviceError, WeightData, WeightSource};
+use troika_device::{DeviceError, PackLayout, WeightData, WeightSource};
 use troika_graph::blocks::dequantize;
 use troika_graph::{DType, Dim, Op, Subgraph, Value, ValueId, WeightRef, WeightSlice};
 
-use crate::onnx::{ElementType, OnnxModel};
+use crate::onnx::{ElementType, OnnxFiles, OnnxModel};
 use crate::provider::Provider;
 use crate::rewrites::Rewrites;
 use crate::rotation::Rotation;
@@ -25,8 +27,8 @@ pub(crate) const HIDDEN: f32 = -60_000.0;
 
 /// A model with what a caller binds.
 pub(crate) struct Emitted {
-    /// The model's bytes: equal graphs with equal weights give equal bytes.
-    pub bytes: Vec<u8>,
+    /// The model: equal graphs with equal weights give equal files.
+    pub files: Arc<OnnxFiles>,
     pub inputs: Vec<Port>,
     pub outputs: Vec<Port>,
     /// For each input, the graph's input that it is. Cosines and sines follow, then an attention's
@@ -37,6 +39,8 @@ pub(crate) struct Emitted {
     pub bound: usize,
     /// The number of rows of all inputs and outputs of the graph.
     pub rows: usize,
+    /// Whether the model takes others, too.
+    pub any_rows: bool,
 }
 
 /// An input or output.
@@ -94,6 +98,8 @@ pub(crate) struct EmitOptions<'a> {
     pub rewrites: &'a Rewrites,
     /// Cached positions that an attention takes.
     pub positions: usize,
+    /// Whether the model takes any number of rows.
+    pub any_rows: bool,
 }
 
 /// Writes a graph with its weights. None of its ops may be refused. What goes into a cache is left
@@ -108,7 +114,10 @@ pub(crate) fn emit(
 ) -> Result<Emitted, DeviceError> {
     let wrong = |why: String| DeviceError::Submission { task: graph.name.clone(), why };
     let rows = rows_of(graph).map_err(wrong)?;
-    let mut model = OnnxModel::new(&graph.name);
+    let unwritten = |e: std::io::Error| wrong(format!("its model is not written: {e}"));
+    let mut model = OnnxModel::new(&graph.name).map_err(unwritten)?;
+    // Reshaping to zero keeps a dimension.
+    let written = if options.any_rows { 0 } else { rows };
     let port = |kind: &str, i: usize, id: &ValueId| {
         let value = graph.value(*id);
         let cols = value.shape.row_len();
@@ -123,11 +132,12 @@ pub(crate) fn emit(
     let inputs: Vec<Port> = of.iter().map(|i| all[*i].clone()).collect();
     let mut tensors = HashMap::new();
     for (i, port) in of.iter().zip(&inputs) {
-        model.input(&port.name, element(port.dtype).map_err(wrong)?, &[rows, port.cols]);
+        model.input(&port.name, element(port.dtype).map_err(wrong)?, &[written, port.cols]);
         tensors.insert(graph.inputs[*i], port.name.clone());
     }
     let rotations = Vec::new();
-    let mut emitter = Emitter { graph, weights, options, rows, model, inputs, rotations, tensors };
+    let mut emitter =
+        Emitter { graph, weights, options, rows: written, model, inputs, rotations, tensors };
     for node in graph.nodes.iter().filter(|n| n.outputs.iter().any(|id| read[id.0 as usize])) {
         // What tells ops of a kind apart.
         let about = match (&node.op, node.outputs.first()) {
@@ -137,13 +147,15 @@ pub(crate) fn emit(
         emitter.model.scope(node.op.name(), about);
         emitter.op(node)?;
     }
-    let Emitter { mut model, inputs, rotations, tensors, .. } = emitter;
+    let Emitter { mut model, mut inputs, rotations, tensors, .. } = emitter;
     for (id, port) in graph.outputs.iter().zip(&outputs) {
         let made = tensors.get(id).ok_or_else(|| wrong(format!("{} is never made", port.name)))?;
-        model.output(&port.name, made, element(port.dtype).map_err(wrong)?, &[rows, port.cols]);
+        model.output(&port.name, made, element(port.dtype).map_err(wrong)?, &[written, port.cols]);
     }
-    let (bytes, bound) = (model.bytes(), all.len());
-    Ok(Emitted { bytes, inputs, outputs, of, rotations, bound, rows })
+    inputs.iter_mut().filter(|port| port.rows == 0).for_each(|port| port.rows = rows);
+    let (files, bound) = (Arc::new(model.files().map_err(unwritten)?), all.len());
+    let any_rows = options.any_rows;
+    Ok(Emitted { files, inputs, outputs, of, rotations, bound, rows, any_rows })
 }
 
 /// Which values the outputs follow from: not what only goes into a cache, and no positions, since
@@ -176,6 +188,7 @@ struct Emitter<'a> {
     graph: &'a Subgraph,
     weights: &'a dyn WeightSource,
     options: EmitOptions<'a>,
+    /// The number of rows; 0 if the model takes any.
     rows: usize,
     model: OnnxModel,
     /// The model's inputs so far.
@@ -214,20 +227,22 @@ impl Emitter<'_> {
         DeviceError::Submission { task: self.graph.name.clone(), why }
     }
 
-    /// The rows of a weight that the graph reads, as stored.
+    /// The rows of a weight that the graph reads, as stored: a copy, so that none of its file stays
+    /// in memory.
     fn stored(&self, weight: WeightRef) -> Result<WeightData, DeviceError> {
         let decl = self.graph.weight(weight);
-        let wrong =
-            |why: &str| DeviceError::Weight { name: decl.name.to_string(), why: why.into() };
-        let data = self.weights.weight(&decl.name)?;
-        if (data.rows, data.cols, data.dtype) != (decl.stored().0, decl.stored().1, decl.dtype) {
-            return Err(wrong("has another shape or type than its graph says"));
-        }
-        let rows = data.rows(decl.stored_rows()).ok_or_else(|| wrong("lacks rows"))?;
-        match rows.dtype.row_bytes(rows.rows * rows.cols) == Some(rows.bytes.len()) {
-            true => Ok(rows),
-            false => Err(wrong("has another number of bytes than its shape needs")),
-        }
+        let (dtype, cols, rows) = (decl.dtype, decl.stored().1, decl.stored_rows());
+        let layout = PackLayout { name: "rows", rows: 1, panel: dtype.row_size(cols), keep: false };
+        let copy = |data: &WeightData, out: &mut [u8]| {
+            if (data.dtype, data.cols, data.bytes.len()) != (dtype, cols, out.len()) {
+                let why = "has another shape or type than its graph says".into();
+                return Err(DeviceError::Weight { name: decl.name.to_string(), why });
+            }
+            out.copy_from_slice(&data.bytes);
+            Ok(())
+        };
+        let bytes = self.weights.packed_rows(&decl.name, rows.clone(), layout, &copy)?.bytes;
+        Ok(WeightData { dtype, rows: rows.len(), cols, bytes })
     }
 
     /// A weight's numbers, row by row.
@@ -239,13 +254,6 @@ impl Emitter<'_> {
             values = values[decl.stored_cols()].to_vec();
         }
         Ok(values)
-    }
-
-    /// A weight as a constant `[rows, cols]`.
-    fn matrix(&mut self, weight: WeightRef) -> Result<String, DeviceError> {
-        let values = self.read(weight)?;
-        let decl = self.graph.weight(weight);
-        Ok(self.model.floats(&[decl.rows, decl.cols], &values))
     }
 
     /// A weight of one row as a constant `[cols]`, with something added to each number.
@@ -281,8 +289,16 @@ mod tests {
             Ok(WeightData { dtype: DType::F32, rows: decl.rows, cols: decl.cols, bytes })
         }
 
-        fn packed(&self, _: &str, _: PackLayout<'_>, _: PackFn<'_>) -> Result<Packed, DeviceError> {
-            panic!("nothing is packed here")
+        fn packed(
+            &self,
+            name: &str,
+            layout: PackLayout<'_>,
+            pack: PackFn<'_>,
+        ) -> Result<Packed, DeviceError> {
+            let data = self.weight(name)?;
+            let mut bytes = vec![0; layout.bytes(data.rows).unwrap()];
+            pack(&data, &mut bytes)?;
+            Ok(Packed { bytes: WeightBytes::owned(bytes), stored: false })
         }
     }
 
@@ -327,8 +343,9 @@ mod tests {
         let all = rewrites.split(',').filter(|r| !r.is_empty()).map(|r| r.parse().unwrap());
         let rewrites = Rewrites(all.collect());
         let provider = Provider::Reference;
-        let options = EmitOptions { provider, rewrites: &rewrites, positions: 24 };
-        let bytes = emit(graph, &Zeros(graph.weights.clone()), options).unwrap().bytes;
+        let options = EmitOptions { provider, rewrites: &rewrites, positions: 24, any_rows: false };
+        let files = emit(graph, &Zeros(graph.weights.clone()), options).unwrap().files;
+        let bytes = std::fs::read(files.path()).unwrap();
         let graph = ModelProto::decode(&*bytes).unwrap().graph.unwrap();
         let inputs = graph.input.iter().map(|input| {
             let tensor = input.value_type.as_ref().unwrap().tensor_type.as_ref().unwrap();

@@ -148,10 +148,16 @@ impl Emitter<'_> {
     }
 
     fn embed(&mut self, ids: &str, table: WeightRef, scale: f32) -> Result<String, DeviceError> {
-        let cols = self.graph.weight(table).cols;
-        let table = self.matrix(table)?;
-        let rows = self.model.node("Gather", &[&table, ids], &[]);
-        let rows = self.reshape(&rows, &[self.rows, cols]);
+        let decl = self.graph.weight(table);
+        let (n, cols) = (decl.rows, decl.cols);
+        let rows = if self.keeps_blocks(table) {
+            self.look_up(table, ids)?
+        } else {
+            let values = self.read(table)?;
+            let table = self.model.floats(&[n, cols], &values);
+            let rows = self.two("Gather", &table, ids);
+            self.reshape(&rows, &[self.rows, cols])
+        };
         Ok(if scale == 1.0 { rows } else { self.times(&rows, scale) })
     }
 

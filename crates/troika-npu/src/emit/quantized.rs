@@ -165,8 +165,7 @@ impl Emitter<'_> {
         let numbers = self.one("Round", &numbers);
         let sums = self.two("MatMul", &numbers, &w);
         let sums = self.two("Mul", &sums, &scale);
-        let matrix = self.matrix(weight)?;
-        let large = self.model.node("Gemm", &[&large, &matrix], &[Attribute::Int("transB", 1)]);
+        let large = self.matrix_product(&large, weight, None, ElementType::F32)?;
         Ok(self.two("Add", &sums, &large))
     }
 }

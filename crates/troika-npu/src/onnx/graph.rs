@@ -1,10 +1,16 @@
-//! Building a model: nodes with constants, inputs and outputs of fixed shape.
+//! Building a model: nodes with constants, inputs and outputs. Large constants go to a file beside
+//! the model's, so that no runtime has a copy of them, and a model may have more than 2 GB.
+
+use std::fs::File;
+use std::io::{Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
 
 use prost::Message;
+use tempfile::TempDir;
 
 use super::proto::{
-    AttributeProto, DimProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, ShapeProto,
-    TensorProto, TensorTypeProto, TypeProto, ValueInfoProto,
+    AttributeProto, DimProto, EntryProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto,
+    ShapeProto, TensorProto, TensorTypeProto, TypeProto, ValueInfoProto,
 };
 
 /// The format's version, and the version of its operators.
@@ -22,8 +28,16 @@ pub enum ElementType {
     I64 = 7,
     F16 = 10,
     Bf16 = 16,
+    U4 = 21,
     I4 = 22,
 }
+
+/// The name of the file with large constants.
+const DATA: &str = "weights.bin";
+/// Constants of more bytes go there. Compilers see the numbers of smaller ones.
+const LARGE: usize = 4096;
+/// Where constants begin there: a multiple that can be mapped.
+const PAGE: u64 = 4096;
 
 /// A node's attribute.
 pub enum Attribute {
@@ -55,13 +69,69 @@ pub struct OnnxModel {
     names: usize,
     /// What the names of nodes begin with.
     scope: String,
+    data: Data,
+}
+
+/// The file with large constants.
+struct Data {
+    folder: TempDir,
+    file: File,
+    hash: blake3::Hasher,
+    /// Bytes so far.
+    at: u64,
+    /// The first error.
+    failed: std::io::Result<()>,
+}
+
+impl Data {
+    /// Adds a constant. Returns where it begins.
+    fn add(&mut self, bytes: &[u8]) -> u64 {
+        let start = self.at.next_multiple_of(PAGE);
+        self.hash.update(bytes);
+        self.at = start + bytes.len() as u64;
+        if self.failed.is_ok() {
+            let found = self.file.seek(SeekFrom::Start(start));
+            self.failed = found.and_then(|_| self.file.write_all(bytes));
+        }
+        start
+    }
+}
+
+/// A model in files.
+pub struct OnnxFiles {
+    folder: TempDir,
+    /// A hash of all of it: the same calls give the same.
+    pub hash: blake3::Hash,
+}
+
+impl OnnxFiles {
+    /// The model's file.
+    pub fn path(&self) -> PathBuf {
+        self.folder.path().join("model.onnx")
+    }
+
+    /// The folder with both files.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Deletes them. Where the system cannot delete what is mapped, dropping this does.
+    pub fn delete(&self) {
+        let _ = std::fs::remove_dir_all(self.folder());
+    }
 }
 
 impl OnnxModel {
     /// A model without nodes.
-    pub fn new(name: &str) -> OnnxModel {
+    ///
+    /// # Errors
+    /// There is no file for its constants.
+    pub fn new(name: &str) -> std::io::Result<OnnxModel> {
         let graph = GraphProto { name: name.into(), ..GraphProto::default() };
-        OnnxModel { graph, names: 0, scope: String::new() }
+        let folder = tempfile::tempdir()?;
+        let file = File::create_new(folder.path().join(DATA))?;
+        let data = Data { folder, file, hash: blake3::Hasher::new(), at: 0, failed: Ok(()) };
+        Ok(OnnxModel { graph, names: 0, scope: String::new(), data })
     }
 
     /// The op that the next nodes compute, and what tells it apart: profilers report nodes by name.
@@ -88,10 +158,20 @@ impl OnnxModel {
 
     /// A constant tensor. Returns its name.
     pub fn constant(&mut self, element: ElementType, dims: &[usize], raw_data: Vec<u8>) -> String {
-        let name = self.fresh("constant");
         let dims = dims.iter().map(|d| *d as i64).collect();
-        let data_type = element as i32;
-        self.graph.initializer.push(TensorProto { dims, data_type, name: name.clone(), raw_data });
+        let (data_type, name) = (element as i32, self.fresh("constant"));
+        let mut tensor = TensorProto { dims, data_type, name, ..TensorProto::default() };
+        let name = tensor.name.clone();
+        if raw_data.len() > LARGE {
+            let (start, len) = (self.data.add(&raw_data).to_string(), raw_data.len().to_string());
+            let entries = [("location", DATA.into()), ("offset", start), ("length", len)];
+            let entry = |(key, value): (&str, String)| EntryProto { key: key.into(), value };
+            tensor.external_data = entries.map(entry).into();
+            tensor.data_location = 1;
+        } else {
+            tensor.raw_data = raw_data;
+        }
+        self.graph.initializer.push(tensor);
         name
     }
 
@@ -124,16 +204,30 @@ impl OnnxModel {
         });
     }
 
-    /// The model's bytes: the same calls give the same bytes.
-    pub fn bytes(self) -> Vec<u8> {
+    /// The model in files.
+    ///
+    /// # Errors
+    /// They cannot be written.
+    pub fn files(self) -> std::io::Result<OnnxFiles> {
         let opset = OperatorSetIdProto { domain: String::new(), version: OPSET };
         let graph = Some(self.graph);
-        ModelProto { ir_version: IR_VERSION, graph, opset_import: vec![opset] }.encode_to_vec()
+        let model = ModelProto { ir_version: IR_VERSION, graph, opset_import: vec![opset] };
+        let model = model.encode_to_vec();
+        let Data { folder, mut hash, failed, .. } = self.data;
+        failed?;
+        let files = OnnxFiles { folder, hash: hash.update(&model).finalize() };
+        std::fs::write(files.path(), &model)?;
+        Ok(files)
     }
 }
 
 fn declared(name: &str, element: ElementType, dims: &[usize]) -> ValueInfoProto {
-    let dim = dims.iter().map(|d| DimProto { value: *d as i64 }).collect();
+    // Zero stands for any number of rows.
+    let dim = |d: &usize| {
+        let param = if *d == 0 { "rows" } else { "" };
+        DimProto { value: *d as i64, param: param.into() }
+    };
+    let dim = dims.iter().map(dim).collect();
     let shape = Some(ShapeProto { dim });
     let tensor_type = Some(TensorTypeProto { elem_type: element as i32, shape });
     ValueInfoProto { name: name.into(), value_type: Some(TypeProto { tensor_type }) }

@@ -3,6 +3,6 @@
 mod graph;
 mod proto;
 
-pub(crate) use graph::{Attribute, ElementType, OnnxModel};
+pub(crate) use graph::{Attribute, ElementType, OnnxFiles, OnnxModel};
 #[cfg(test)]
 pub(crate) use proto::ModelProto;

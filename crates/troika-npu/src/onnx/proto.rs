@@ -74,6 +74,20 @@ pub struct TensorProto {
     pub name: String,
     #[prost(bytes = "vec", tag = "9")]
     pub raw_data: Vec<u8>,
+    /// Where the numbers are in another file: its name, an offset and a length.
+    #[prost(message, repeated, tag = "13")]
+    pub external_data: Vec<EntryProto>,
+    /// 1 if they are in another file.
+    #[prost(int32, tag = "14")]
+    pub data_location: i32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct EntryProto {
+    #[prost(string, tag = "1")]
+    pub key: String,
+    #[prost(string, tag = "2")]
+    pub value: String,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -106,6 +120,10 @@ pub struct ShapeProto {
 
 #[derive(Clone, PartialEq, Message)]
 pub struct DimProto {
+    /// 0 if it is not fixed.
     #[prost(int64, tag = "1")]
     pub value: i64,
+    /// Its name, if it is not fixed.
+    #[prost(string, tag = "2")]
+    pub param: String,
 }

@@ -63,10 +63,10 @@ pub fn graph_bytes(graph: &Subgraph, caps: &Caps) -> u64 {
         }
         _ => false,
     });
-    let bytes = graph.weights.iter().map(|w| match caps.weights_per_shape {
-        Some(_) if halves => w.rows * w.cols * 2,
-        Some(float) => w.rows * w.cols * float,
-        None => w.rows * w.dtype.row_bytes(w.cols).unwrap_or(0),
+    let bytes = graph.weights.iter().map(|w| match caps.code_weights {
+        Some(code) if halves && !code.keeps_blocks => (w.rows * w.cols * 2) as u64,
+        Some(code) => w.rows as u64 * code.row_bytes(w.dtype, w.cols),
+        None => (w.rows * w.dtype.row_bytes(w.cols).unwrap_or(0)) as u64,
     });
-    bytes.map(|bytes| bytes as u64).sum()
+    bytes.sum()
 }

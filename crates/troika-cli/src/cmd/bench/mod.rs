@@ -26,6 +26,7 @@ use crate::flags::{BenchArgs, TableFlag, chat_helper};
 use crate::stats::counted;
 use crate::{expert_groups, output, resolve};
 
+use super::run::warn_of;
 use print::{BenchRows, LOOK};
 use row::{Facts, Row, Test};
 
@@ -207,11 +208,13 @@ fn options(
 
 fn open(subject: &Subject, mut options: OpenOptions, tracer: Tracer) -> Result<Model, CliError> {
     options.tracer = tracer;
-    match subject {
+    let model = match subject {
         // Answers go through the chat template.
-        Subject::Files(source) => Ok(Model::open_with_helper(source, &options, chat_helper())?),
-        Subject::Synthetic(_) => Ok(subject.open(&options)?),
-    }
+        Subject::Files(source) => Model::open_with_helper(source, &options, chat_helper())?,
+        Subject::Synthetic(_) => subject.open(&options)?,
+    };
+    warn_of(&model);
+    Ok(model)
 }
 
 /// Tokens that vary with their position, so that experts vary too.

@@ -1,0 +1,153 @@
+//! Weights as they are stored: the numbers of blocks, with scales for groups of them. Compilers keep
+//! these and multiply with them.
+
+use std::ops::Range;
+
+use half::f16;
+use troika_device::DeviceError;
+use troika_graph::blocks::BlockParts;
+use troika_graph::{DType, WeightRef, WeightSlice};
+
+use super::Emitter;
+use crate::onnx::{Attribute, ElementType};
+
+/// The most numbers of a product's weight: others are multiplied in parts, so that nothing on the
+/// way to a compiled graph, and no reference that it is compared with, has all of a head as floats.
+const MOST: usize = 8 << 20;
+
+/// Rows of blocks, taken apart.
+struct Levels {
+    /// Numbers of 8 bits, or two of 4 bits in a byte.
+    numbers: Vec<u8>,
+    /// A scale for each group.
+    scales: Vec<f32>,
+    /// What to take off the numbers of each group before they are scaled, for types with minima.
+    zeros: Vec<f32>,
+}
+
+impl Levels {
+    fn take(dtype: DType, bytes: &[u8], bits: usize) -> Levels {
+        let (len, group) = (dtype.block_len(), dtype.group_len());
+        let mut all = Levels { numbers: Vec::new(), scales: Vec::new(), zeros: Vec::new() };
+        all.numbers.reserve_exact(bytes.len() / dtype.block_bytes() * len * bits / 8);
+        let mut parts = BlockParts::default();
+        for block in bytes.chunks_exact(dtype.block_bytes()) {
+            parts.take(dtype, block);
+            for (g, levels) in parts.levels[..len].chunks_exact_mut(group).enumerate() {
+                // A group of one value is the number 0 with a scale.
+                if parts.scales[g] == 0.0 {
+                    parts.scales[g] = 1.0;
+                    levels.fill(0);
+                }
+                all.scales.push(parts.scales[g]);
+                if dtype.has_minimum() {
+                    all.zeros.push(-parts.mins[g] / parts.scales[g]);
+                }
+            }
+            let pairs = parts.levels[..len].as_chunks::<2>().0;
+            match bits {
+                4 => all.numbers.extend(pairs.iter().map(|[a, b]| *a as u8 & 15 | (*b as u8) << 4)),
+                _ => all.numbers.extend(parts.levels[..len].iter().map(|n| *n as u8)),
+            }
+        }
+        all
+    }
+}
+
+impl Emitter<'_> {
+    /// Whether a weight is written in blocks.
+    pub(super) fn keeps_blocks(&self, weight: WeightRef) -> bool {
+        let decl = self.graph.weight(weight);
+        let whole = !matches!(decl.slice, Some(WeightSlice::Cols { .. }));
+        self.options.provider.keeps_blocks() && whole && decl.dtype.is_quantized()
+    }
+
+    /// A weight as tensors `[rows, cols]` of floats or halves, each with its rows: a large one in
+    /// parts.
+    ///
+    /// # Errors
+    /// A weight that cannot be read.
+    pub(super) fn matrices(
+        &mut self,
+        weight: WeightRef,
+        element: ElementType,
+    ) -> Result<Vec<(Range<usize>, String)>, DeviceError> {
+        let decl = self.graph.weight(weight);
+        let (n, k, dtype) = (decl.rows, decl.cols, decl.dtype);
+        if !self.keeps_blocks(weight) {
+            let values = self.read(weight)?;
+            return Ok(vec![(0..n, self.typed(element, &[n, k], &values))]);
+        }
+        let bytes = self.stored(weight)?.bytes;
+        let each = (MOST / k.max(1)).max(1);
+        let parts = bytes.chunks(each * dtype.row_size(k)).zip((0..n).step_by(each));
+        let part = |(bytes, from): (&[u8], usize)| {
+            let rows = from..(from + each).min(n);
+            let matrix = self.matrix(dtype, &[rows.len(), k], bytes, element);
+            (rows, matrix)
+        };
+        Ok(parts.map(part).collect())
+    }
+
+    /// Rows of blocks as a tensor of `dims`, rows and columns.
+    fn matrix(
+        &mut self,
+        dtype: DType,
+        dims: &[usize],
+        bytes: &[u8],
+        element: ElementType,
+    ) -> String {
+        let Levels { numbers, scales, zeros } = Levels::take(dtype, bytes, dtype.level_bits());
+        let (n, group) = (dims[0], dtype.group_len());
+        let groups = dims[1] / group;
+        if zeros.is_empty() {
+            let stored = if dtype.level_bits() == 4 { ElementType::I4 } else { ElementType::I8 };
+            let numbers = self.model.constant(stored, dims, numbers);
+            let scales = self.typed(element, &[n, groups], &scales);
+            let blocks = [Attribute::Int("axis", 1), Attribute::Int("block_size", group as i64)];
+            return self.model.node("DequantizeLinear", &[&numbers, &scales], &blocks);
+        }
+        let stored = if dtype.level_bits() == 4 { ElementType::U4 } else { ElementType::I8 };
+        let numbers = self.model.constant(stored, &[n, groups, group], numbers);
+        let mut values = self.cast(&numbers, element);
+        for (op, each) in [("Sub", zeros), ("Mul", scales)] {
+            let each = self.typed(element, &[n, groups, 1], &each);
+            values = self.two(op, &values, &each);
+        }
+        self.reshape(&values, dims)
+    }
+
+    /// The rows of a table of blocks that indices `[rows, 1]` name, as floats `[rows, cols]`.
+    ///
+    /// # Errors
+    /// A table that cannot be read.
+    pub(super) fn look_up(&mut self, table: WeightRef, ids: &str) -> Result<String, DeviceError> {
+        let decl = self.graph.weight(table);
+        let (n, k, group) = (decl.rows, decl.cols, decl.dtype.group_len());
+        let groups = k / group;
+        // Numbers of 4 bits cannot be looked up.
+        let Levels { numbers, scales, zeros } =
+            Levels::take(decl.dtype, &self.stored(table)?.bytes, 8);
+        let numbers = self.model.constant(ElementType::I8, &[n, k], numbers);
+        let numbers = self.two("Gather", &numbers, ids);
+        let numbers = self.cast(&numbers, ElementType::F32);
+        let mut values = self.reshape(&numbers, &[self.rows, groups, group]);
+        for (op, each) in [("Sub", zeros), ("Mul", scales)].into_iter().filter(|e| !e.1.is_empty())
+        {
+            let each = self.model.floats(&[n, groups], &each);
+            let each = self.two("Gather", &each, ids);
+            let each = self.reshape(&each, &[self.rows, groups, 1]);
+            values = self.two(op, &values, &each);
+        }
+        Ok(self.reshape(&values, &[self.rows, k]))
+    }
+
+    /// A constant of floats or halves.
+    pub(super) fn typed(&mut self, element: ElementType, dims: &[usize], values: &[f32]) -> String {
+        if element != ElementType::F16 {
+            return self.model.floats(dims, values);
+        }
+        let bytes = values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect();
+        self.model.constant(element, dims, bytes)
+    }
+}
