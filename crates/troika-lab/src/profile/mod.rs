@@ -15,8 +15,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use troika::{
     BoundModel, Error, OpenOptions, ProfileAt, can_write, subject_of, virtual_clock, write_file,
 };
-use troika_device::{Clock, Device, DeviceKind, RealClock, read_text};
+use troika_device::{Clock, Device, RealClock, read_text};
 use troika_model::lower::{Lowered, ModelPart, SegmentKind};
+use troika_plan::leave_attention;
 use troika_solve::{
     Apart, CHUNK_ROWS, Profile, ProfileSubject, ProfiledGraph, SegmentPart, profiled_graphs,
 };
@@ -312,10 +313,11 @@ impl Measuring<'_> {
 
     /// Whether plans leave a graph to other devices: attention, by NPUs.
     fn leaves(&self, device: &dyn Device, graph: &ProfiledGraph) -> bool {
-        let is_npu = |d: &dyn Device| d.kind() == DeviceKind::Npu;
-        let others = self.model.devices.iter().any(|d| !is_npu(&**d));
-        let attention = self.options.open.devices.npu.attention;
-        is_npu(device) && others && !attention && graph.kind.traits().keeps_state
+        let mut left = Vec::new();
+        if !self.options.open.devices.npu.attention {
+            leave_attention(self.model.devices.iter().map(|d| &**d), &mut left);
+        }
+        left.iter().any(|r| r.device == device.name() && r.segment == graph.kind)
     }
 
     /// The rows and cached positions at which a graph is measured, fewest rows first.
