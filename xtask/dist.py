@@ -55,11 +55,15 @@ def text(*command):
 
 
 def release():
-    """The version and the commit, which a changed file marks, and the commit's time."""
+    """The version and the commit, which a changed file marks, and the commit's time. Sources without
+    their history have neither."""
     manifest = tomllib.loads((ROOT / "Cargo.toml").read_text())
     version = manifest["workspace"]["package"]["version"]
     if f"## {version}" not in (ROOT / "CHANGELOG.md").read_text().splitlines():
         sys.exit(f"CHANGELOG.md has no section `## {version}`: write what changed for users")
+    if not (ROOT / ".git").exists():
+        # The first time that a zip file can tell.
+        return version, "unknown", 315_532_800
     commit = text("git", "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty")
     return version, commit, int(text("git", "log", "-1", "--format=%ct"))
 
@@ -163,7 +167,7 @@ def main():
     parser = argparse.ArgumentParser(prog="cargo xtask dist", description=__doc__.split("\n\n")[0])
     parser.add_argument("--all", action="store_true", help="for all targets, instead of this machine's")
     parser.add_argument("--quick", action="store_true",
-                        help="without optimizing, to check that the files can be made")  # fmt: skip
+                        help="without optimizing, to check that the files can be made and start here")  # fmt: skip
     parser.add_argument("--twice", action="store_true",
                         help="make the same in a clone in another folder, and compare the bytes")  # fmt: skip
     parser.add_argument("--licences", action="store_true", help=f"write {LICENCES.name} anew, and stop")
@@ -190,7 +194,7 @@ def main():
             print(f"{path.stat().st_size / 1e6:.1f} MB  {digest[:16]}  {path.name}")
             digests.append(path.with_name(path.name + ".sha256"))
         if not args.no_start:
-            starts.from_archive(target, binary, WORK)
+            starts.from_archive(target, binary, None if args.quick else WORK)
     if not args.no_start:
         starts.from_wheel(next(OUT.glob(f"*{host.split('-')[0]}*.whl")))
     if args.twice:

@@ -31,8 +31,10 @@ def bare_debian(folder, arch, foreign):
 
 def runner(target, roots):
     """How a command of a target is started here: a folder to put it in, and words to put before it.
-    None if something is missing, which is said."""
+    None if something is missing, which is said. Without a folder for roots, this machine starts it."""
     arch = target.split("-")[0]
+    if not roots:
+        return Path(tempfile.gettempdir()), []
     if "windows" in target:
         if wine := shutil.which("wine64") or shutil.which("wine"):
             return Path(tempfile.gettempdir()), [wine]
@@ -126,11 +128,11 @@ def from_archive(target, binary, roots):
     if not (found := runner(target, roots)):
         return
     folder, words = found
-    print(f"{target}, started by `{' '.join(words)}`:")
+    print(f"{target}, started by `{' '.join(words) or 'this machine'}`:")
     copy = Path(tempfile.mkdtemp(dir=folder)) / binary.name
     shutil.copy(binary, copy)
     copy.parent.chmod(0o755)
-    inside = f"/tmp/{copy.parent.name}/{copy.name}" if words[0] == "chroot" else str(copy)
+    inside = f"/tmp/{copy.parent.name}/{copy.name}" if words[:1] == ["chroot"] else str(copy)
     env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/none"}
     if copy.suffix == ".exe":
         env = {"PATH": "/usr/bin:/bin", "HOME": str(copy.parent), "WINEDEBUG": "-all"}
