@@ -65,7 +65,7 @@ impl<'a> DeviceProfiler<'a> {
         let caps = self.device.caps();
         match self.device.clock() {
             Some(_) => 1,
-            None if caps.weights_per_shape.is_some() => VISITS,
+            None if caps.code_weights.is_some() => VISITS,
             None => visit + 1,
         }
     }

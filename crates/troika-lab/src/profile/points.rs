@@ -42,7 +42,7 @@ impl<'a> PointsOf<'a> {
     /// one is enough.
     fn most(&self, profiler: &DeviceProfiler<'_>) -> usize {
         let is_head = self.graph.kind.traits().part == ModelPart::Head;
-        if is_head && profiler.device.caps().weights_per_shape.is_some() {
+        if is_head && profiler.device.caps().code_weights.is_some() {
             return 1;
         }
         self.points.iter().map(|p| p.at.rows).max().unwrap_or(1)
