@@ -193,7 +193,7 @@ def main():
             path.with_name(path.name + ".sha256").write_text(f"{digest}  {path.name}\n")
             print(f"{path.stat().st_size / 1e6:.1f} MB  {digest[:16]}  {path.name}")
             digests.append(path.with_name(path.name + ".sha256"))
-        if not args.no_start:
+        if not args.no_start and (target == host or not args.quick):
             starts.from_archive(target, binary, None if args.quick else WORK)
     if not args.no_start:
         starts.from_wheel(next(OUT.glob(f"*{host.split('-')[0]}*.whl")))

@@ -55,7 +55,8 @@ const MOST_QUESTIONS: u32 = 10_000;
 const MOST: usize = 1024;
 
 impl Default for WaitTimes {
-    /// Allocates everything now, so that waits need no memory.
+    /// Allocates everything now, so that waits need no memory. The file that tells of cores is opened
+    /// by the first wait.
     fn default() -> WaitTimes {
         let learnt = HashMap::with_capacity(MOST);
         WaitTimes { learnt, sleeps: 0, after_miss: SLEEPS[0], cores: Cores::default() }
@@ -211,14 +212,26 @@ impl Cores {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
     use std::time::Duration;
 
     use super::{Expected, LOOKS_FOR, MOST_ERROR, SLEEPS, WaitTimes};
-    use crate::clock::RealClock;
+    use crate::clock::{Clock, RealClock};
     use crate::executable::Executable;
     use crate::timeline::{Lost, Point, Timelines};
 
     const POINT: Point = Point { queue: 0, value: 1 };
+
+    /// Each time it is asked, looking has taken too long.
+    struct Jumping(AtomicU32);
+
+    impl Clock for Jumping {
+        fn now(&self) -> Duration {
+            LOOKS_FOR * 2 * self.0.fetch_add(1, Ordering::Relaxed)
+        }
+
+        fn wait(&self, _: Duration) {}
+    }
 
     /// Looking in vain makes the next waits sleep, each time more of them; finding makes it fewer.
     #[test]
@@ -227,12 +240,15 @@ mod tests {
         let mut sleeps = Vec::new();
         for _ in 0..8 {
             let lines = Timelines::new(1);
+            let clock = Jumping(AtomicU32::new(0));
             std::thread::scope(|s| {
                 s.spawn(|| {
-                    std::thread::sleep(LOOKS_FOR * 20);
+                    while clock.0.load(Ordering::Relaxed) < 2 {
+                        std::thread::yield_now();
+                    }
                     lines.of(0).unwrap().signal(1);
                 });
-                assert_eq!(waits.look(&lines, POINT, &RealClock::new()), Ok(()));
+                assert_eq!(waits.look(&lines, POINT, &clock), Ok(()));
             });
             sleeps.push(waits.sleeps);
         }

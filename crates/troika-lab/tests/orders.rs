@@ -1,5 +1,5 @@
 //! The order of a prompt's segments, in the virtual time of SoC files: what the planner takes is
-//! never slower than program order, and gains where neither device is always busy.
+//! slower than program order by 1 % at most, and gains where neither device is always busy.
 
 #![allow(clippy::unwrap_used)]
 
@@ -72,7 +72,7 @@ fn with(plan: &Plan, policy: Policy) -> Plan {
 }
 
 #[test]
-fn the_planned_order_is_never_slower_than_program_order_and_gains_on_even_machines() {
+fn the_planned_order_costs_at_most_a_hundredth_and_gains_on_even_machines() {
     let machines = [
         (Machine { file: "two-ratios.toml", npu: "double", other: "cpu" }, 0.88, 0.75),
         (Machine { file: "two-ratios.toml", npu: "even", other: "cpu" }, 0.86, 0.72),

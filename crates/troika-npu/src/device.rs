@@ -77,7 +77,7 @@ pub struct NpuDevice {
     caps: Caps,
     recorder: Arc<Recorder>,
     /// Sessions of the call to compile that is under way, and of one before it that refused a graph:
-    /// the next one asks for most of them again.
+    /// the next one asks for most of them again. Without a next one they stay.
     made: Mutex<HashMap<GraphKey, SharedSession>>,
 }
 
@@ -106,7 +106,16 @@ impl NpuDevice {
         }
         // Only compilers for CPUs take graphs of any number of rows, and some rewrites fix it.
         let any_rows = chosen.hardware == Hardware::Cpu && rewrites == Rewrites::default();
-        let caps = caps(&runtime, chosen, row_buckets, any_rows);
+        let code_weights = CodeWeights {
+            // Floats are f32.
+            float_bytes: size_of::<f32>(),
+            keeps_blocks: chosen.provider.keeps_blocks() && !rewrites.take_floats(),
+            per_shape: !any_rows,
+            // At its peak, a process took 6.5 MiB beside weights for each of 73 graphs of
+            // Qwen2.5-0.5B, and 8.4 for each of 56 of Gemma-3-270M (OpenVINO's device for CPUs).
+            graph_bytes: if chosen.hardware == Hardware::Cpu { 7 << 20 } else { 0 },
+        };
+        let caps = caps(&runtime, chosen, row_buckets, code_weights);
         Ok(NpuDevice {
             name,
             runtime,
@@ -354,7 +363,7 @@ fn formats() -> Vec<ActivationFormat> {
     of(8).into_iter().chain(of(16)).chain(others).collect()
 }
 
-fn caps(runtime: &Runtime, chosen: Chosen, row_buckets: Vec<usize>, any_rows: bool) -> Caps {
+fn caps(runtime: &Runtime, chosen: Chosen, row_buckets: Vec<usize>, weights: CodeWeights) -> Caps {
     let Chosen { provider, hardware, .. } = chosen;
     let rows: Vec<String> = row_buckets.iter().map(usize::to_string).collect();
     Caps {
@@ -366,14 +375,7 @@ fn caps(runtime: &Runtime, chosen: Chosen, row_buckets: Vec<usize>, any_rows: bo
         queue_depth: QUEUE_DEPTH,
         host_tasks: false,
         bakes_weights: true,
-        // Floats are f32. At its peak, a process took 6.5 MiB beside weights for each of 73 graphs of
-        // Qwen2.5-0.5B, and 8.4 for each of 56 of Gemma-3-270M (OpenVINO's device for CPUs).
-        code_weights: Some(CodeWeights {
-            float_bytes: size_of::<f32>(),
-            keeps_blocks: provider.keeps_blocks(),
-            per_shape: !any_rows,
-            graph_bytes: if hardware == Hardware::Cpu { 7 << 20 } else { 0 },
-        }),
+        code_weights: Some(weights),
         facts: vec![
             ("provider".into(), format!("{} on {}", provider.ep(), hardware.name())),
             ("runtime".into(), runtime.library.display().to_string()),

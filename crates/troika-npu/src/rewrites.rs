@@ -118,6 +118,12 @@ impl Default for Rewrites {
 }
 
 impl Rewrites {
+    /// Whether products are written with floats, whatever their weights are stored as.
+    pub(crate) fn take_floats(&self) -> bool {
+        use Rewrite::{GroupRows, LinearAsConv, MultiplesOf16};
+        self.0.iter().any(|r| matches!(r, LinearAsConv | MultiplesOf16 | GroupRows { .. }))
+    }
+
     pub(crate) fn has(&self, rewrite: Rewrite) -> bool {
         self.0.contains(&rewrite)
     }

@@ -140,7 +140,7 @@ impl CompiledModel {
             }
             Ok(())
         };
-        self.run_on(fill, |output, port, first, from| {
+        self.run_on(run.rows, fill, |output, port, first, from| {
             let rows = &mut write[output];
             for (i, from) in (first..run.rows).zip(from.chunks_exact(port.row_bytes())) {
                 rows.row_mut::<u8>(i).into_iter().for_each(|to| to.copy_from_slice(from));
@@ -155,9 +155,11 @@ impl CompiledModel {
     }
 
     /// Runs it on inputs that the caller writes in rows of bytes, in the order of [`Emitted::inputs`],
-    /// and passes each output's bytes on, perhaps in parts: with the number of their first row.
+    /// and passes each output's bytes on, perhaps in parts: with the number of their first row. Only
+    /// the first `valid` rows say something.
     pub fn run_on(
         &self,
+        valid: usize,
         fill: impl FnOnce(&[Port], &mut [Vec<u32>]) -> Result<(), RunError>,
         mut take: impl FnMut(usize, &Port, usize, &[u8]) -> Result<(), RunError>,
     ) -> Result<(), RunError> {
@@ -167,7 +169,7 @@ impl CompiledModel {
         let start = record.begin();
         fill(&self.inputs, &mut inputs)?;
         record.work("marshal", start);
-        for rows in self.parts() {
+        for rows in self.parts(valid) {
             let results = self.compute(session, &inputs, rows.clone(), record)?;
             let start = record.begin();
             for (i, (port, from)) in self.outputs.iter().zip(&results).enumerate() {
@@ -178,10 +180,10 @@ impl CompiledModel {
         Ok(())
     }
 
-    /// The rows of each run of the session.
-    fn parts(&self) -> impl Iterator<Item = Range<usize>> {
+    /// The rows of each run of the session, as far as they say something.
+    fn parts(&self, valid: usize) -> impl Iterator<Item = Range<usize>> {
         let (rows, each) = (self.rows, self.each);
-        (0..rows).step_by(each).map(move |from| from..(from + each).min(rows))
+        (0..valid.min(rows)).step_by(each).map(move |from| from..(from + each).min(rows))
     }
 
     /// Runs the session on some rows of the staged inputs.

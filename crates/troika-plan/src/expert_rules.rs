@@ -160,16 +160,20 @@ impl ExpertRules<'_> {
         known.unwrap_or_else(|| ExpertUse { layer, counts: vec![1.0; moe.experts] })
     }
 
-    /// Bytes of an expert's weights on a device: as floats where they become part of its code, else
-    /// as they are stored.
+    /// Bytes of an expert's weights on a device: as floats where they become part of its code and it
+    /// keeps no blocks, else as they are stored.
     fn expert_bytes(&self, moe: &Moe, device: &PlanDevice) -> u64 {
         let elements = [3, self.spec.hidden, moe.inter].map(|n| n as u64);
         let elements = elements.into_iter().fold(1_u64, u64::saturating_mul);
         let floats = |bytes: u64| elements.saturating_mul(bytes);
-        match (device.caps.code_weights.is_some(), self.settings.stored_bytes) {
-            (false, Some(stored)) => stored,
-            (false, None) => floats(4),
-            (true, _) => floats(if self.halves { 2 } else { 4 }),
+        let stored = self.settings.stored_bytes;
+        match device.caps.code_weights {
+            None => stored.unwrap_or(floats(4)),
+            // What is more than a byte each is no block.
+            Some(code) if code.keeps_blocks && stored.is_some_and(|b| b < floats(2)) => {
+                stored.unwrap_or_default()
+            }
+            Some(_) => floats(if self.halves { 2 } else { 4 }),
         }
     }
 

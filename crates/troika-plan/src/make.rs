@@ -158,9 +158,11 @@ fn context_of(spec: &ModelSpec, request: &PlanRequest) -> usize {
 
 /// Chunks in flight, on one device or `several`.
 fn in_flight(request: &PlanRequest, chunk: usize, several: bool) -> usize {
+    if request.policy == Policy::ChunkAtATime {
+        return 1;
+    }
     let gathers = matches!(request.strategy, Strategy::Experts(_)) && request.experts.gathers();
     let chosen = match (several, gathers) {
-        _ if request.policy == Policy::ChunkAtATime => return 1,
         (false, _) => 1,
         (true, false) => CHUNKS_IN_FLIGHT,
         (true, true) => GATHERED_ROWS.div_ceil(chunk.max(1)).clamp(CHUNKS_IN_FLIGHT, MAX_IN_FLIGHT),

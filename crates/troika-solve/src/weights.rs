@@ -25,13 +25,20 @@ pub fn expert_bytes(lowered: &Lowered) -> Option<u64> {
     of_layer.max()
 }
 
-/// Bytes of a row of each weight of a graph, with their scales, where it is part of the code and a
-/// held in a device's way.
+/// Bytes of a row of each weight of a graph, with their scales, where it is part of the code, held in
+/// a device's way.
 pub(super) fn in_code(graph: &Subgraph, code: CodeWeights) -> Vec<u64> {
     let float_bytes = code.float_bytes;
     let as_they_are = |w: &WeightDecl| code.row_bytes(w.dtype, w.cols);
     let mut rows: Vec<u64> = graph.weights.iter().map(as_they_are).collect();
     for node in &graph.nodes {
+        if let Op::Embed { table, .. } = &node.op {
+            let decl = graph.weight(*table);
+            if code.keeps_blocks && decl.dtype.is_quantized() && decl.dtype.level_bits() == 4 {
+                // Numbers of 4 bits cannot be looked up: they are bytes.
+                rows[table.0 as usize] += decl.cols as u64 / 2;
+            }
+        }
         let Op::Linear { weight, activations, .. } = &node.op else { continue };
         if !activations.converts_weights() {
             continue;

@@ -109,14 +109,22 @@ impl Planned {
             return Ok(());
         }
         let held = self.held()?;
-        let needed = held.iter().map(|held| held.held).sum();
+        // Experts have a budget of their own, and a GGUF file may stay where it is.
+        let file = self.model.store.file();
+        let stays = file.and_then(Path::extension).is_some_and(|e| e.eq_ignore_ascii_case("gguf"));
+        let others = self.model.store.expert_bytes() == 0 && !stays;
+        let counts =
+            |d: &dyn Device| of_code(d) || (others && own_space(d.caps()) == SpaceId::HOST);
+        let counted = held.iter().zip(&self.model.devices).filter(|(_, d)| counts(&***d));
+        let needed = counted.map(|(held, _)| held.held).sum();
         let in_code = held.iter().zip(&self.model.devices).filter(|(_, d)| of_code(&***d));
         let most = in_code.map(|(held, _)| held).max_by_key(|held| held.held);
         let Some(most) = most.filter(|most| most.held > 0 && needed > host.weights()) else {
             return Ok(());
         };
         let (name, mib) = (&most.device, most.held >> 20);
-        let fewer = if most.rows.len() > 1 { "--row-buckets has fewer of them, and " } else { "" };
+        let fewer =
+            if most.rows.len() > 1 { "fewer --row-buckets hold fewer copies, and " } else { "" };
         let advice = format!(
             "{mib} MiB are in graphs for device {name}: {fewer}--device-memory {name}=MIB lets another \
              device have the rest"

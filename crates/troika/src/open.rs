@@ -336,7 +336,8 @@ impl Planned {
                 Err(EngineError::Refused { refusals: more, .. })
                     if options.may_change_plan() && more.iter().any(|r| !refusals.contains(r)) =>
                 {
-                    refusals.extend(more);
+                    let new: Vec<_> = more.into_iter().filter(|r| !refusals.contains(r)).collect();
+                    refusals.extend(new);
                     changes.extend(model.avoid(plan, refusals)?);
                     options.takes_layers(plan, refusals)?;
                     model.check_memory(plan, options)?;

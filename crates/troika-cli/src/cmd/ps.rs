@@ -66,7 +66,7 @@ fn ask(args: &PsArgs, key: Option<&String>) -> Result<Value, String> {
         200 => {}
         401 | 403 if key.is_none() => {
             return Err(format!(
-                "the server at {at} asks for its key: --api-key or TROIKA_API_KEY"
+                "the server at {at} asks for its key: --api-key, --api-key-file or TROIKA_API_KEY"
             ));
         }
         401 | 403 => {

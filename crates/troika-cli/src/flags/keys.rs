@@ -9,7 +9,7 @@ use crate::error::CliError;
 /// Keys of a server.
 #[derive(Args)]
 pub struct KeyArgs {
-    /// A key that clients have to send; may be repeated
+    /// A key of the server, which clients send; may be repeated (ps sends the first)
     #[arg(long = "api-key", value_name = "KEY", env = "TROIKA_API_KEY", hide_env_values = true)]
     #[arg(value_delimiter = ',')]
     keys: Vec<String>,

@@ -42,7 +42,7 @@ impl<'a> PointsOf<'a> {
     /// one is enough.
     fn most(&self, profiler: &DeviceProfiler<'_>) -> usize {
         let is_head = self.graph.kind.traits().part == ModelPart::Head;
-        if is_head && profiler.device.caps().code_weights.is_some() {
+        if is_head && profiler.device.caps().code_weights.is_some_and(|code| code.per_shape) {
             return 1;
         }
         self.points.iter().map(|p| p.at.rows).max().unwrap_or(1)
@@ -116,7 +116,8 @@ impl LoadedPoints<'_> {
         }
         while !of.is_known(profiler, point, profile) {
             let same = profile.of_room(&of.run(point), room);
-            let ns = match same.filter(|_| profiler.pads(rows, room)) {
+            // What judges the fits is measured for itself.
+            let ns = match same.filter(|_| profiler.pads(rows, room) && !point.held_out) {
                 Some(known) => known,
                 None => Spread::of(&profiler.times_in_model(&self.loaded, point.at, expected)?),
             };

@@ -114,7 +114,10 @@ pub(crate) fn emit(
 ) -> Result<Emitted, DeviceError> {
     let wrong = |why: String| DeviceError::Submission { task: graph.name.clone(), why };
     let rows = rows_of(graph).map_err(wrong)?;
-    let unwritten = |e: std::io::Error| wrong(format!("its model is not written: {e}"));
+    let unwritten = |e: std::io::Error| {
+        let why = "its weights cannot be written to the folder for temporary files";
+        wrong(format!("{why}: {e}; TMPDIR names another one"))
+    };
     let mut model = OnnxModel::new(&graph.name).map_err(unwritten)?;
     // Reshaping to zero keeps a dimension.
     let written = if options.any_rows { 0 } else { rows };

@@ -110,7 +110,7 @@ impl State {
                     self.release(dag, d);
                 }
             }
-            // Out of order, the next task is chosen when the device is free again.
+            // Where costs decide, the next task is chosen when the device is free again.
             if dag.awaited[task as usize] || dag.grows[task as usize] || self.policy.weighs() {
                 break;
             }
