@@ -41,7 +41,7 @@ pub enum EngineError {
     #[error("{error}")]
     Refused {
         /// What a planner can avoid.
-        refusals: Vec<Refusal>,
+        refusals: Box<[Refusal]>,
         /// The device's error.
         error: DeviceError,
     },
