@@ -258,7 +258,7 @@ impl NpuDevice {
         if let [only] = ops[..] {
             return self.unsupported(graph, only, why);
         }
-        let each: Vec<usize> = (1..graph.nodes.len()).map(|after| after - 1).collect();
+        let each: Vec<usize> = (0..graph.nodes.len().saturating_sub(1)).collect();
         let mut pieces = cut_at(graph, &each).into_iter().flatten();
         let alone = pieces.find_map(|piece| self.compile_one(&piece.graph, compiling).err());
         alone.unwrap_or_else(|| self.unsupported(graph, DeviceError::ALL_OPS, why))

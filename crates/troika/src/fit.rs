@@ -80,9 +80,8 @@ impl Planned {
         }
         let store = &mut self.model.store;
         let file = store.file().map(Path::to_path_buf).unwrap_or_default();
-        let is_gguf = file.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf"));
         // Norms and the like are not compared with what is free.
-        if is_gguf && store.leave_in_file() <= host.weights().max(all / 64) {
+        if is_gguf(&file) && store.leave_in_file() <= host.weights().max(all / 64) {
             self.changes.push(in_file(needed, host.free, read_rate(&file)));
             return Ok(());
         }
@@ -110,9 +109,8 @@ impl Planned {
         }
         let held = self.held()?;
         // Experts have a budget of their own, and a GGUF file may stay where it is.
-        let file = self.model.store.file();
-        let stays = file.and_then(Path::extension).is_some_and(|e| e.eq_ignore_ascii_case("gguf"));
-        let others = self.model.store.expert_bytes() == 0 && !stays;
+        let store = &self.model.store;
+        let others = store.expert_bytes() == 0 && !store.file().is_some_and(is_gguf);
         let counts =
             |d: &dyn Device| of_code(d) || (others && own_space(d.caps()) == SpaceId::HOST);
         let counted = held.iter().zip(&self.model.devices).filter(|(_, d)| counts(&***d));
@@ -143,6 +141,11 @@ impl Planned {
         }
         HostMemory::now(options.memory)
     }
+}
+
+/// Whether weights may stay in a file: they do not in those of other formats.
+fn is_gguf(file: &Path) -> bool {
+    file.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf"))
 }
 
 /// The sentence for weights that are left in their file, which is read with `rate` bytes a second.
