@@ -694,6 +694,8 @@ fn calibrated_formats_keep_what_a_model_predicts() {
         ("npu:reference", 8, Outliers::Kept, Quant::None),
         ("npu:reference", 8, Outliers::Smoothed, Quant::None),
         ("npu:reference", 8, Outliers::Rows, Quant::None),
+        ("npu:reference", 8, Outliers::Groups, Quant::None),
+        ("npu:openvino:cpu", 8, Outliers::Groups, Quant::None),
         ("npu:reference", 8, Outliers::Shadow(0.0), Quant::None),
         ("npu:reference", 16, Outliers::Shadow(0.5), Quant::None),
         ("npu:reference", 16, Outliers::Kept, Quant::Q4),

@@ -186,3 +186,24 @@ fn text_of_json(args: &[&str]) -> String {
     let timeless = json.lines().filter(|l| !l.contains("\"test_time\""));
     timeless.collect::<Vec<_>>().join("\n")
 }
+
+#[test]
+fn an_ablation_adds_a_technique_in_each_step() {
+    let phone = concat!(env!("CARGO_MANIFEST_DIR"), "/../../socs/sd8gen3-fp16.toml");
+    let devices = format!("npu=virtual:{phone}:npu,gpu=virtual:{phone}:gpu");
+    let of = ["--ablation", "heteroinfer", "--synthetic", "llama-3-8b:Q4_0", "-o", "json"];
+    let args = [&of[..], &["--device", &devices, "-p", "320", "-r", "1"]].concat();
+    let steps: Value = serde_json::from_str(&text(&bench(&args))).unwrap();
+    let ttft = |step: &str| {
+        let found = steps.as_array().unwrap().iter().find(|s| s["step"] == step).unwrap();
+        found["ttft_ms"].as_f64().unwrap()
+    };
+    // In the paper's order (HeteroInfer, section 5.6).
+    let gpu = ttft("the other device alone");
+    let naive = ttft("a graph for the prompt");
+    let rows = ttft("standard lengths, other rows beside");
+    let columns = ttft("columns beside, too");
+    let fast = ttft("fast synchronization");
+    assert!(naive > gpu && naive > rows && rows > columns && columns > fast, "{steps}");
+    assert!(fast < gpu, "{steps}");
+}

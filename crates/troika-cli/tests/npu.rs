@@ -321,3 +321,28 @@ fn a_plans_file_names_rewrites() {
     assert!(said.contains("plan.json: its \"npu_rewrites\" cannot be used: "), "{said}");
     assert!(said.contains("no rewrite \"pow\""), "{said}");
 }
+
+#[test]
+fn an_ablation_of_llm_npu_runs_on_a_compiler_for_npus() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    std::fs::write(dir.join("text.txt"), "The sea was grey and the boats were late. ".repeat(40))
+        .unwrap();
+    stdout(&here(dir, &["calibrate", "-f", "text.txt", "-o", "c.json", "-c", "128"]));
+    let of = ["bench", "--ablation", "llm.npu", "-p", "100", "-r", "1", "--ubatch-size", "32"];
+    let on = [&of[..], &["--device", "npu:openvino:cpu,cpu", "-o", "json"]].concat();
+    assert!(refused(&here(dir, &on)).contains("the ablation needs a calibration"));
+    let steps = stdout(&here(dir, &[&on[..], &["--calibration", "c.json"]].concat()));
+    let steps: Value = serde_json::from_str(&steps).unwrap();
+    let names = steps.as_array().unwrap().iter().map(|s| s["step"].as_str().unwrap());
+    let names: Vec<&str> = names.collect();
+    assert_eq!(
+        (names.len(), names[0], names[6]),
+        (7, "the other device alone", "the longest way first")
+    );
+    // Making a graph once the prompt is known counts.
+    let number = |i: usize, field: &str| steps[i][field].as_f64().unwrap();
+    assert!(number(1, "ttft_ms") > number(1, "prepare_ms"), "{steps}");
+    let alone = [&of[..], &["--device", "cpu"]].concat();
+    assert!(refused(&here(dir, &alone)).contains("the ablation needs two devices"));
+}

@@ -85,6 +85,12 @@ impl ActivationFormat {
         ActivationFormat::Int(IntFormat { bits, signed: true, granularity, scales })
     }
 
+    /// So many bits with a scale from a calibration for each 32 columns.
+    pub const fn of_columns(bits: u8) -> ActivationFormat {
+        let (granularity, scales) = (ScaleGranularity::Columns(32), ScaleOrigin::Static);
+        ActivationFormat::Int(IntFormat { bits, signed: true, granularity, scales })
+    }
+
     /// So many bits with a dynamic scale for each row.
     pub const fn by_row(bits: u8) -> ActivationFormat {
         let (granularity, scales) = (ScaleGranularity::Row, ScaleOrigin::Dynamic);
@@ -96,14 +102,12 @@ impl ActivationFormat {
         *self == ActivationFormat::F16 || self.converted_numbers().is_some()
     }
 
-    /// Its whole numbers, if a device converts the weights for them: scales are not by columns.
+    /// Its whole numbers, if a device converts the weights for them: other than with a dynamic scale
+    /// for each few columns, as stored blocks are multiplied.
     pub fn converted_numbers(&self) -> Option<IntFormat> {
-        match self {
-            ActivationFormat::Int(n) if !matches!(n.granularity, ScaleGranularity::Columns(_)) => {
-                Some(*n)
-            }
-            _ => None,
-        }
+        let ActivationFormat::Int(n) = self else { return None };
+        let by_columns = matches!(n.granularity, ScaleGranularity::Columns(_));
+        (!by_columns || n.scales != ScaleOrigin::Dynamic).then_some(*n)
     }
 
     /// Whether its scales come from a calibration.

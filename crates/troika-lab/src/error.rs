@@ -21,6 +21,9 @@ pub enum LabError {
         /// The SoC.
         soc: String,
     },
+    /// An ablation without what it needs.
+    #[error("the ablation needs {0}")]
+    Ablation(&'static str),
     /// A strategy for experts, and a model without any.
     #[error("strategy {strategy} shares experts out, and {model} has none; name another strategy")]
     NoExperts {

@@ -2,6 +2,7 @@
 //! virtual SoCs, profiles for the solver, and measurements of this machine; and the tables of
 //! papers, made again by these.
 
+mod ablation;
 mod error;
 mod hand_over;
 mod median;
@@ -10,6 +11,7 @@ mod reproduce;
 mod simulate;
 mod subject;
 
+pub use ablation::{Ablation, StepTime};
 pub use error::LabError;
 pub use hand_over::{HandOverBy, HandOvers, measure_hand_overs};
 pub use median::median;

@@ -325,6 +325,7 @@ impl Attend {
         let b = &run.bindings;
         model.run_on(
             seq.rows.len(),
+            &[],
             |ports, memory| {
                 let of_graph = self.of.iter().zip(ports.iter().zip(&mut *memory));
                 for (input, (port, memory)) in of_graph {

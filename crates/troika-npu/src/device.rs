@@ -355,11 +355,12 @@ struct Compiling<'a, 'h> {
 }
 
 /// What products can take: halves, 8 and 16 bits with scales of a calibration, or 8 with one for
-/// each row.
+/// each row or each few columns.
 fn formats() -> Vec<ActivationFormat> {
     use ScaleOrigin::{Clipped, Smoothed, Static};
     let of = |bits| [Static, Clipped, Smoothed].map(|s| ActivationFormat::of_tensor(bits, s));
-    let others = [ActivationFormat::by_row(8), ActivationFormat::F16];
+    let others =
+        [ActivationFormat::by_row(8), ActivationFormat::of_columns(8), ActivationFormat::F16];
     of(8).into_iter().chain(of(16)).chain(others).collect()
 }
 

@@ -121,10 +121,15 @@ impl CompiledModel {
         let read = inputs.iter().map(View::read).collect::<Result<Vec<ReadRows<'_>>, _>>()?;
         let mut write =
             outputs.iter().map(View::write).collect::<Result<Vec<WriteRows<'_>>, _>>()?;
+        let in_place: Vec<_> = read.iter().map(in_place).collect();
+        let whole = run.rows / self.each * self.each;
         let fill = |ports: &[Port], memory: &mut [Vec<u32>]| {
-            for (port, (memory, rows)) in ports.iter().zip(memory.iter_mut().zip(&read)) {
+            for (i, (port, (memory, rows))) in
+                ports.iter().zip(memory.iter_mut().zip(&read)).enumerate()
+            {
+                let first = if in_place[i].is_some() { whole } else { 0 };
                 let to = bytemuck::cast_slice_mut(memory).chunks_exact_mut(port.row_bytes());
-                for (i, to) in to.take(run.rows).enumerate() {
+                for (i, to) in to.enumerate().take(run.rows).skip(first) {
                     let from = rows.row::<u8>(i).unwrap_or_default();
                     let len = from.len().min(to.len());
                     to[..len].copy_from_slice(&from[..len]);
@@ -140,7 +145,7 @@ impl CompiledModel {
             }
             Ok(())
         };
-        self.run_on(run.rows, fill, |output, port, first, from| {
+        self.run_on(run.rows, &in_place, fill, |output, port, first, from| {
             let rows = &mut write[output];
             for (i, from) in (first..run.rows).zip(from.chunks_exact(port.row_bytes())) {
                 rows.row_mut::<u8>(i).into_iter().for_each(|to| to.copy_from_slice(from));
@@ -156,10 +161,12 @@ impl CompiledModel {
 
     /// Runs it on inputs that the caller writes in rows of bytes, in the order of [`Emitted::inputs`],
     /// and passes each output's bytes on, perhaps in parts: with the number of their first row. Only
-    /// the first `valid` rows say something.
+    /// the first `valid` rows say something. Of inputs that are `in_place`, only those rows are
+    /// written that share a run with others.
     pub fn run_on(
         &self,
         valid: usize,
+        in_place: &[Option<&[u8]>],
         fill: impl FnOnce(&[Port], &mut [Vec<u32>]) -> Result<(), RunError>,
         mut take: impl FnMut(usize, &Port, usize, &[u8]) -> Result<(), RunError>,
     ) -> Result<(), RunError> {
@@ -170,7 +177,13 @@ impl CompiledModel {
         fill(&self.inputs, &mut inputs)?;
         record.work("marshal", start);
         for rows in self.parts(valid) {
-            let results = self.compute(session, &inputs, rows.clone(), record)?;
+            let is_full = rows.end <= valid;
+            let mut all: Vec<&[u8]> = inputs.iter().map(|m| bytemuck::cast_slice(m)).collect();
+            for (i, bytes) in in_place.iter().enumerate() {
+                let is_used = is_full && self.inputs[i].rows == self.rows;
+                all[i] = bytes.filter(|_| is_used).unwrap_or(all[i]);
+            }
+            let results = self.compute(session, &all, rows.clone(), record)?;
             let start = record.begin();
             for (i, (port, from)) in self.outputs.iter().zip(&results).enumerate() {
                 take(i, port, rows.start, bytes_of(port, from).map_err(failed)?)?;
@@ -186,11 +199,11 @@ impl CompiledModel {
         (0..valid.min(rows)).step_by(each).map(move |from| from..(from + each).min(rows))
     }
 
-    /// Runs the session on some rows of the staged inputs.
+    /// Runs the session on some rows of the inputs' bytes.
     fn compute(
         &self,
         session: &mut Session,
-        memory: &[Vec<u32>],
+        memory: &[&[u8]],
         rows: Range<usize>,
         record: &mut SessionRecord,
     ) -> Result<Vec<DynValue>, RunError> {
@@ -233,7 +246,8 @@ impl CompiledModel {
             }
         }
         // Further rows go the same way.
-        let results = self.compute(session, &inputs, 0..self.each, record);
+        let all: Vec<&[u8]> = inputs.iter().map(|m| bytemuck::cast_slice(m)).collect();
+        let results = self.compute(session, &all, 0..self.each, record);
         // Fresh memory: only what is used of it takes room.
         inputs.iter_mut().for_each(|memory| *memory = vec![0; memory.len()]);
         let results = results.map_err(|e| match e {
@@ -275,11 +289,10 @@ impl CompiledModel {
     fn input<'a>(
         &self,
         port: &Port,
-        memory: &'a [u32],
+        bytes: &'a [u8],
         rows: &Range<usize>,
     ) -> ort::Result<SessionInputValue<'a>> {
         let rows = if port.rows == self.rows { rows.clone() } else { 0..port.rows };
-        let bytes = bytemuck::cast_slice(memory);
         let bytes = &bytes[rows.start * port.row_bytes()..rows.end * port.row_bytes()];
         fn tensor<'a, T: PrimitiveTensorElementType + bytemuck::Pod + std::fmt::Debug>(
             port: &Port,
@@ -296,6 +309,11 @@ impl CompiledModel {
             _ => tensor::<f32>(port, bytes),
         }
     }
+}
+
+/// The bytes of an input that a session can read where they are.
+fn in_place<'a>(rows: &'a ReadRows<'_>) -> Option<&'a [u8]> {
+    rows.as_slice().filter(|bytes: &&[u8]| bytes.as_ptr().addr().is_multiple_of(align_of::<f32>()))
 }
 
 /// The bytes of a result.

@@ -37,6 +37,9 @@ pub enum Outliers {
     Shadow(f64),
     /// Weights take over a part of their range (SmoothQuant).
     Smoothed,
+    /// Each 32 columns have a scale, and products of their own: what an NPU is slow at (llm.npu,
+    /// figure 3).
+    Groups,
     /// Each row has a scale, and those above 6 are multiplied as floats, as in LLM.int8().
     Rows,
 }
@@ -56,14 +59,12 @@ impl CalibrationOptions {
 
     /// The format of products.
     pub fn format(&self) -> ActivationFormat {
-        let scales = match self.outliers {
-            Outliers::Kept | Outliers::Shadow(_) => ScaleOrigin::Static,
-            Outliers::Smoothed => ScaleOrigin::Smoothed,
-            Outliers::Rows => ScaleOrigin::Dynamic,
-        };
-        match scales {
-            ScaleOrigin::Dynamic => ActivationFormat::by_row(self.bits),
-            _ => ActivationFormat::of_tensor(self.bits, scales),
+        let of_tensor = |scales| ActivationFormat::of_tensor(self.bits, scales);
+        match self.outliers {
+            Outliers::Kept | Outliers::Shadow(_) => of_tensor(ScaleOrigin::Static),
+            Outliers::Smoothed => of_tensor(ScaleOrigin::Smoothed),
+            Outliers::Rows => ActivationFormat::by_row(self.bits),
+            Outliers::Groups => ActivationFormat::of_columns(self.bits),
         }
     }
 

@@ -163,6 +163,13 @@ impl BoundModel {
         self.check_memory(&plan, options)?;
         if matches!(options.plan, PlanSource::Strategy) {
             self.order(&mut plan, options)?;
+            if !matches!(options.strategy, Strategy::OneDevice | Strategy::OneNamed(_)) {
+                let uses = |name: &&str| plan.all_rules().any(|r| r.devices().any(|d| d == *name));
+                let idle = self.names().into_iter().filter(|name| !uses(name));
+                changes.extend(
+                    idle.map(|name| format!("device {name} computes nothing in this plan")),
+                );
+            }
         }
         Ok(Planned { plan, changes, refusals, alternatives, kv_bytes: None, model: self })
     }

@@ -142,5 +142,6 @@ fn describe(way: Outliers) -> String {
         Outliers::Shadow(pruned) => format!("shadow, {:.0} % pruned", 100.0 * pruned),
         Outliers::Smoothed => "smooth".into(),
         Outliers::Rows => "rows".into(),
+        Outliers::Groups => "groups".into(),
     }
 }

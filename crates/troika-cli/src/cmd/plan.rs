@@ -1,5 +1,7 @@
 //! `troika plan`.
 
+use troika::graph::Value;
+use troika::model::lower::Lowered;
 use troika::plan::{Goal, Phase, Plan, Refusal};
 use troika::program::{CopyCount, PhaseCopies};
 use troika::solve::{Alternative, HeldWeights};
@@ -42,7 +44,8 @@ pub fn run(args: &PlanArgs) -> Result<(), CliError> {
             }
             let held = held(&planned.held()?);
             let copied = copied(&planned.copies()?);
-            output::write(&(plan.explain() + &delegated + &beaten + &held + &copied))
+            let results = results(plan, &*planned.model.lowered(plan)?);
+            output::write(&(plan.explain() + &delegated + &beaten + &held + &results + &copied))
         }
         (false, None) => output::json_document(&plan.to_json()),
         (false, Some(_)) => Ok(()),
@@ -142,6 +145,34 @@ fn held(devices: &[HeldWeights]) -> String {
             mib(*held)
         ));
     }
+    text
+}
+
+/// The bytes of what each operator of a chunk of a prompt computes, a line for layers that are alike.
+fn results(plan: &Plan, lowered: &Lowered) -> String {
+    let rows = plan.prefill.chunk;
+    let mut lines: Vec<(String, usize)> = Vec::new();
+    for s in &lowered.segments {
+        let Some(rule) = plan.rule(Phase::Prefill, s.kind, s.layer) else { continue };
+        for node in &s.graph.nodes {
+            let op = node.op.name();
+            let values = node.outputs.iter().map(|id| s.graph.value(*id));
+            let kib = (rows * values.map(Value::row_bytes).sum::<usize>()) as f64 / 1024.0;
+            let is_kept = node.outputs.iter().any(|id| s.graph.outputs.contains(id));
+            let place = if is_kept { "between segments" } else { "within" };
+            let device = rule.device_of(&rule.device, s.kind, op);
+            let line = format!("| {op} | {} | {device} | {place} | {kib:.1}", s.kind.name());
+            match lines.iter_mut().find(|(known, _)| *known == line) {
+                Some((_, count)) => *count += 1,
+                None => lines.push((line, 1)),
+            }
+        }
+    }
+    let mut text = format!(
+        "\n| results of | of | on | kept | KiB for {rows} rows | times |\n\
+         | --- | --- | --- | --- | ---: | ---: |\n"
+    );
+    lines.iter().for_each(|(line, count)| text.push_str(&format!("{line} | {count} |\n")));
     text
 }
 

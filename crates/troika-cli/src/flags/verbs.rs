@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use clap::{Arg, Args, Parser, Subcommand, ValueEnum};
 use troika::graph::DType;
 use troika::weights::Quant;
+use troika_lab::Ablation;
 
 use super::cache::CacheArgs;
 use super::calibration::share;
@@ -289,6 +290,11 @@ pub struct BenchArgs {
     /// Measure what scheduler, queues and completions cost per decoded token instead
     #[arg(long, conflicts_with_all = ["sequences", "n_depth"])]
     pub overhead: bool,
+    /// Measure a paper's ablation instead, each step with what the one before it has: llm.npu (with a
+    /// calibration) or heteroinfer, with the NPU as the first device of two
+    #[arg(long, value_name = "PAPER", value_parser = Ablation::parse)]
+    #[arg(conflicts_with_all = ["sequences", "n_depth", "overhead", "answers", "soc"])]
+    pub ablation: Option<Ablation>,
     /// Run the same plans on a virtual system on a chip, too, as profile --soc-out writes it, and say
     /// how far off its times are from the fastest repetition
     #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["answers", "overhead"])]

@@ -14,6 +14,8 @@ use crate::onnx::{Attribute, ElementType};
 /// The most numbers of a product's weight: others are multiplied in parts, so that nothing on the
 /// way to a compiled graph, and no reference that it is compared with, has all of a head as floats.
 const MOST: usize = 8 << 20;
+/// Up to here, halves tell whole numbers apart.
+const MOST_HALF: f32 = 2048.0;
 
 /// Rows of blocks, taken apart.
 struct Levels {
@@ -110,7 +112,16 @@ impl Emitter<'_> {
         let stored = if dtype.level_bits() == 4 { ElementType::U4 } else { ElementType::I8 };
         let numbers = self.model.constant(stored, &[n, groups, group], numbers);
         let mut values = self.cast(&numbers, element);
-        for (op, each) in [("Sub", zeros), ("Mul", scales)] {
+        let is_exact = element != ElementType::F16 || zeros.iter().all(|z| z.abs() <= MOST_HALF);
+        let steps = match is_exact {
+            // This order is the one that compilers know as that of stored weights.
+            true => [("Sub", zeros), ("Mul", scales)],
+            false => {
+                let minima = zeros.iter().zip(&scales).map(|(z, s)| z * s).collect();
+                [("Mul", scales), ("Sub", minima)]
+            }
+        };
+        for (op, each) in steps {
             let each = self.typed(element, &[n, groups, 1], &each);
             values = self.two(op, &values, &each);
         }

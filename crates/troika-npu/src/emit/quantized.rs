@@ -3,7 +3,8 @@
 
 use troika_device::{DeviceError, calibrated};
 use troika_graph::{
-    ActivationFormat, CalibrationTensor, IntFormat, Rounding, ScaleOrigin, WeightRef,
+    ActivationFormat, CalibrationTensor, IntFormat, Rounding, ScaleGranularity, ScaleOrigin,
+    WeightRef,
 };
 
 use super::Emitter;
@@ -29,8 +30,9 @@ impl Emitter<'_> {
         bias: Option<WeightRef>,
         format: IntFormat,
     ) -> Result<String, DeviceError> {
-        let y = match format.scales {
-            ScaleOrigin::Dynamic => self.by_rows(x, weight, format)?,
+        let y = match (format.scales, format.granularity) {
+            (ScaleOrigin::Dynamic, _) => self.by_rows(x, weight, format)?,
+            (_, ScaleGranularity::Columns(n)) => self.by_columns(x, weight, format, n)?,
             _ => self.calibrated(x, weight, format)?,
         };
         let bias = bias.map(|b| self.vector(b, 0.0)).transpose()?;
@@ -70,7 +72,13 @@ impl Emitter<'_> {
             (format.bits == 16 && factors.is_empty()).then(|| Int4::of(decl.dtype)).flatten();
         let w = match int4 {
             Some(blocks) => self.int4(weight, blocks)?,
-            None => self.int8(weight, &factors)?,
+            None => {
+                let mut values = self.read(weight)?;
+                for row in values.chunks_exact_mut(decl.cols) {
+                    row.iter_mut().zip(&factors).for_each(|(v, f)| *v *= f);
+                }
+                self.int8(&values, decl.cols)
+            }
         };
         let y = self.two("MatMul", &x, &w);
         if self.options.provider != Provider::Qnn {
@@ -101,14 +109,34 @@ impl Emitter<'_> {
         self.model.node("DequantizeLinear", &[&q, &scale, &zero], &[])
     }
 
-    /// A weight `[k, n]` of 8-bit numbers with a scale for each of the `n`, after its columns were
-    /// multiplied by factors.
-    fn int8(&mut self, weight: WeightRef, factors: &[f32]) -> Result<String, DeviceError> {
-        let (mut values, decl) = (self.read(weight)?, self.graph.weight(weight));
-        let (n, k) = (decl.rows, decl.cols);
-        for row in values.chunks_exact_mut(k) {
-            row.iter_mut().zip(factors).for_each(|(v, f)| *v *= f);
+    /// A product for each few columns, with a scale for them; floats add the products up (the way by
+    /// groups of llm.npu, figure 3).
+    fn by_columns(
+        &mut self,
+        x: &str,
+        weight: WeightRef,
+        format: IntFormat,
+        columns: usize,
+    ) -> Result<String, DeviceError> {
+        let (values, most) =
+            (self.read(weight)?, self.tensor_of(weight, CalibrationTensor::InputMax)?);
+        let mut sum: Option<String> = None;
+        for (i, most) in most.chunks(columns).enumerate() {
+            let at = i * columns..i * columns + most.len();
+            let part = self.slice(x, at.start, at.end, 1);
+            let part = self.rounded(&part, format, largest(most.iter().copied()));
+            let rows = values.chunks_exact(self.graph.weight(weight).cols);
+            let w: Vec<f32> = rows.flat_map(|row| &row[at.clone()]).copied().collect();
+            let w = self.int8(&w, at.len());
+            let y = self.two("MatMul", &part, &w);
+            sum = Some(sum.map_or(y.clone(), |sum| self.two("Add", &sum, &y)));
         }
+        Ok(sum.unwrap_or_default())
+    }
+
+    /// A weight `[k, n]` of 8-bit numbers with a scale for each of the `n`, from rows of `k`.
+    fn int8(&mut self, values: &[f32], k: usize) -> String {
+        let n = values.len() / k;
         let (mut numbers, mut scales) = (vec![0_u8; n * k], Vec::with_capacity(n));
         for (i, row) in values.chunks_exact(k).enumerate() {
             let most = largest(row.iter().map(|v| v.abs()));
@@ -122,7 +150,7 @@ impl Emitter<'_> {
         let scales = self.model.floats(&[n], &scales);
         let zeros = self.model.constant(ElementType::I8, &[n], vec![0; n]);
         let axis = [Attribute::Int("axis", 1)];
-        Ok(self.model.node("DequantizeLinear", &[&numbers, &scales, &zeros], &axis))
+        self.model.node("DequantizeLinear", &[&numbers, &scales, &zeros], &axis)
     }
 
     /// A weight `[k, n]` of 4-bit numbers with scales for blocks of columns.
@@ -149,7 +177,7 @@ impl Emitter<'_> {
         weight: WeightRef,
         format: IntFormat,
     ) -> Result<String, DeviceError> {
-        let w = self.int8(weight, &[])?;
+        let w = self.int8(&self.read(weight)?, self.graph.weight(weight).cols);
         let usual = self.clamp(x, -ROW_OUTLIER, ROW_OUTLIER);
         let same = self.two("Equal", x, &usual);
         let zero = self.model.floats(&[], &[0.0]);

@@ -1,6 +1,7 @@
 //! `troika bench`: prefill and decode speed in llama-bench's format, beside the machine's limits,
 //! measured in the same invocation.
 
+mod ablation;
 mod answers;
 mod overhead;
 mod predicted;
@@ -57,6 +58,9 @@ pub fn run(args: &BenchArgs) -> Result<(), CliError> {
         return answers::run(args, &subject, all);
     }
     let all = all_options(args, &subject, &threads, context(&tests))?;
+    if let Some(paper) = args.ablation {
+        return ablation::run(args, paper, &subject, all);
+    }
     let mut errors = Vec::new();
     BenchRows::print(args.output, |rows| {
         for (_, options) in all {

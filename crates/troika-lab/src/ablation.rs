@@ -1,0 +1,179 @@
+//! Ablations of papers on two devices: each step adds a technique to the steps before it.
+
+use std::time::Instant;
+
+use troika::engine::WantedLogits;
+use troika::plan::{Policy, Strategy, SyncMode};
+use troika::{Model, NpuNumbers, OpenOptions, Outliers, PlanSource, Planned, SessionOptions};
+
+use crate::{LabError, Subject, median};
+
+/// Rows of a chunk if the options say none (llm.npu, section 3.2).
+const CHUNK: usize = 256;
+
+/// A paper's ablation, on the first two devices: the first is the NPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ablation {
+    /// llm.npu, figure 19: needs a calibration.
+    LlmNpu,
+    /// HeteroInfer, section 5.6.
+    HeteroInfer,
+}
+
+/// A step, and what a prompt takes with it.
+#[derive(Clone, Debug)]
+pub struct StepTime {
+    /// What it adds.
+    pub name: &'static str,
+    /// The time to load weights and to make graphs, in milliseconds.
+    pub prepare_ms: f64,
+    /// The time to the first token, in milliseconds: the median. Includes preparing where graphs are
+    /// made for the length of the prompt.
+    pub ttft_ms: f64,
+}
+
+struct Step {
+    name: &'static str,
+    options: OpenOptions,
+    policy: Policy,
+    /// Whether graphs are made for one length, once the prompt is known.
+    online: bool,
+}
+
+impl Ablation {
+    /// The ablation of this name.
+    ///
+    /// # Errors
+    /// A sentence with the known names.
+    pub fn parse(name: &str) -> Result<Ablation, String> {
+        match name {
+            "llm.npu" => Ok(Ablation::LlmNpu),
+            "heteroinfer" => Ok(Ablation::HeteroInfer),
+            _ => Err(format!("there is no ablation {name:?}; they are llm.npu and heteroinfer")),
+        }
+    }
+
+    /// The steps, each with all that the former ones have.
+    fn steps(self, options: &OpenOptions, prompt: usize) -> Result<Vec<Step>, LabError> {
+        let [_, second, ..] = &options.devices.devices[..] else {
+            return Err(LabError::Ablation("two devices, as in --device npu,cpu"));
+        };
+        let mut base = OpenOptions {
+            plan: PlanSource::Strategy,
+            strategy: Strategy::PrefillDecode,
+            chunk: options.chunk.or(Some(CHUNK.min(prompt))),
+            cache: None,
+            ..options.clone()
+        };
+        if self == Ablation::HeteroInfer {
+            base.sync = SyncMode::Blocking;
+        }
+        let mut alone = OpenOptions { strategy: Strategy::OneDevice, ..base.clone() };
+        alone.devices.devices = vec![second.clone()];
+        alone.npu_numbers = NpuNumbers::Floats;
+        let mut online = OpenOptions { chunk: Some(prompt), ..base.clone() };
+        online.devices.npu.row_buckets = vec![prompt];
+        let step = |name, options: &OpenOptions| {
+            let (options, policy) = (options.clone(), Policy::ChunkAtATime);
+            Step { name, options, policy, online: false }
+        };
+        let first = step("the other device alone", &alone);
+        let rest = match self {
+            Ablation::LlmNpu => {
+                let NpuNumbers::Calibrated(mut numbers) = base.npu_numbers.clone() else {
+                    return Err(LabError::Ablation("a calibration (--calibration)"));
+                };
+                numbers.outliers = Outliers::Groups;
+                let mut groups = base.clone();
+                groups.npu_numbers = NpuNumbers::Calibrated(numbers);
+                online.npu_numbers = groups.npu_numbers.clone();
+                let naive = step("a graph for the prompt, a scale for 32 columns", &online);
+                let several = |name, policy| Step { policy, ..step(name, &base) };
+                vec![
+                    Step { online: true, ..naive },
+                    step("chunks that share graphs", &groups),
+                    step("one scale, and outliers beside", &base),
+                    several("several chunks in flight", Policy::InOrder),
+                    several("out of order", Policy::OutOfOrder),
+                    several("the longest way first", Policy::CriticalPath),
+                ]
+            }
+            Ablation::HeteroInfer => {
+                let rows = OpenOptions { strategy: Strategy::SplitRows(None), ..base.clone() };
+                let hybrid = OpenOptions {
+                    strategy: Strategy::SplitHybrid,
+                    plan: options.plan.clone(),
+                    ..base
+                };
+                let fast = OpenOptions { sync: SyncMode::Predicted, ..hybrid.clone() };
+                vec![
+                    Step { online: true, ..step("a graph for the prompt", &online) },
+                    step("standard lengths, other rows beside", &rows),
+                    step("columns beside, too", &hybrid),
+                    step("fast synchronization", &fast),
+                ]
+            }
+        };
+        Ok([first].into_iter().chain(rest).collect())
+    }
+
+    /// Opens a model for each step, and times prompts on them in turns. Virtual devices take virtual
+    /// time.
+    ///
+    /// # Errors
+    /// Other than two devices, no calibration where one is needed, or a model that does not open.
+    pub fn run(
+        self,
+        subject: &Subject,
+        options: &OpenOptions,
+        prompt: usize,
+        repetitions: usize,
+    ) -> Result<Vec<StepTime>, LabError> {
+        let steps = self.steps(options, prompt)?;
+        let mut open = Vec::with_capacity(steps.len());
+        for step in &steps {
+            open.push(step.open(subject)?);
+        }
+        let fresh = SessionOptions { fresh: true, ..SessionOptions::default() };
+        let mut times = vec![Vec::new(); steps.len()];
+        for turn in 0..=repetitions {
+            for (times, (model, _)) in times.iter_mut().zip(&open) {
+                let vocab = model.spec().vocab;
+                let tokens: Vec<u32> = (0..prompt).map(|i| (i * 7919 % vocab) as u32).collect();
+                let mut session = model.session_with(fresh)?;
+                let began = model.clock().now();
+                session.feed(&tokens, WantedLogits::Last, &mut |_, _| {})?;
+                // The first run touches new memory.
+                if turn > 0 {
+                    times.push((model.clock().now() - began).as_secs_f64() * 1e3);
+                }
+            }
+        }
+        let figures = steps.iter().zip(open).zip(times);
+        Ok(figures
+            .map(|((step, (_, prepare_ms)), times)| {
+                let run = median(times).unwrap_or(f64::NAN);
+                let ttft_ms = if step.online { run + prepare_ms } else { run };
+                StepTime { name: step.name, prepare_ms, ttft_ms }
+            })
+            .collect())
+    }
+}
+
+impl Step {
+    /// The model, and the milliseconds that opening it took.
+    fn open(&self, subject: &Subject) -> Result<(Model, f64), LabError> {
+        let bound = subject.bind(&self.options, true)?;
+        let Planned { mut plan, model, .. } = bound.plan(&self.options)?;
+        plan.prefill.policy = self.policy;
+        if self.policy == Policy::ChunkAtATime {
+            plan.prefill.chunks_in_flight = 1;
+        }
+        let options = OpenOptions { plan: plan.into(), fallback: true, ..self.options.clone() };
+        let began = Instant::now();
+        let model = Model::open_bound(&subject.to_string(), model, &options)?;
+        let is_virtual = options.devices.devices.iter().all(|d| d.processor.is_some());
+        let took = if is_virtual { model.clock().now() } else { began.elapsed() };
+        Ok((model, took.as_secs_f64() * 1e3))
+    }
+}
