@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use conformance::golden::{all_logits, find, read_golden, relative_error};
 use conformance::suite::{Exclusion, model_cases, run_suite};
+use half::f16;
 use troika::device::{
     Bindings, Buffer, CommandList, CompileRequest, CompileResults, Device, DeviceError,
     ForwardBatch, PackFn, PackLayout, Packed, RealClock, Run, Submission, View, WeightBytes,
@@ -21,6 +22,7 @@ use troika::graph::{
     ScaleOrigin, Subgraph, SubgraphBuilder, WeightDecl, WeightRef, bind_static, convert_products,
 };
 use troika::npu::{HelperCommand, NpuDevice, NpuOptions, NpuSpec, Rewrites, RuntimePlaces};
+use troika::plan::Strategy;
 use troika::trace::Tracer;
 use troika::weights::{FloatType, Quant};
 use troika::{
@@ -329,37 +331,38 @@ fn rotations_of_large_positions_are_exact() {
     }
 }
 
-/// A weight `[48, 256]` of a type; or one of floats that are no numbers.
+/// A weight `[n, 256]` of a type; or one of floats that are no numbers.
 struct Stored {
     dtype: DType,
+    n: usize,
     bytes: Vec<u8>,
 }
 
-const STORED: (usize, usize) = (48, 256);
+/// Columns of such a weight.
+const STORED: usize = 256;
 
 impl Stored {
-    fn new(dtype: DType) -> Stored {
-        let count = STORED.0 * STORED.1;
-        let bytes = Random(7).bytes(dtype, dtype.row_bytes(count).unwrap());
-        Stored { dtype, bytes }
+    fn new(dtype: DType, n: usize) -> Stored {
+        let bytes = Random(7).bytes(dtype, dtype.row_bytes(n * STORED).unwrap());
+        Stored { dtype, n, bytes }
     }
 
     fn floats(&self) -> Vec<f32> {
-        let mut all = vec![0.0; STORED.0 * STORED.1];
+        let mut all = vec![0.0; self.n * STORED];
         dequantize(self.dtype, &self.bytes, &mut all);
         all
     }
 
     fn decl(&self) -> WeightDecl {
-        WeightDecl::whole("w".into(), STORED.0, STORED.1, self.dtype)
+        WeightDecl::whole("w".into(), self.n, STORED, self.dtype)
     }
 
     /// A product with it, for each of some numbers of rows.
     fn products<const N: usize>(&self, rows: [usize; N], of: ActivationFormat) -> [Subgraph; N] {
         let mut b = SubgraphBuilder::new("product", 16);
-        let x = b.input("x", STORED.1, DType::F32);
+        let x = b.input("x", STORED, DType::F32);
         let weight = b.weight(self.decl());
-        let y = b.op("y", Op::Linear { weight, bias: None, activations: of }, &[x], STORED.0);
+        let y = b.op("y", Op::Linear { weight, bias: None, activations: of }, &[x], self.n);
         b.output(y);
         let graph = b.finish().unwrap();
         rows.map(|rows| bind_static(&graph, rows))
@@ -368,7 +371,7 @@ impl Stored {
 
 impl WeightSource for Stored {
     fn weight(&self, name: &str) -> Result<WeightData, DeviceError> {
-        let ((rows, cols), dtype) = (STORED, self.dtype);
+        let (rows, cols, dtype) = (self.n, STORED, self.dtype);
         if name == "nan" {
             let bytes = WeightBytes::owned(f32::NAN.to_le_bytes().repeat(rows * cols));
             return Ok(WeightData { dtype: DType::F32, rows, cols, bytes });
@@ -426,30 +429,32 @@ fn compiled(npu: &dyn Device, graphs: &[&Subgraph], weights: &dyn WeightSource) 
     npu.compile(&CompileRequest { graphs, weights, report_progress: &|_| true })
 }
 
+/// What a product of stored weights differs by from one of floats, for so many rows of inputs.
+fn error_of_stored(npu: &NpuDevice, stored: &Stored, rows: usize, of: ActivationFormat) -> f32 {
+    let [graph] = stored.products([rows], of);
+    let x: Vec<f32> = (0..rows * STORED).map(|i| ((i * 29 % 83) as f32 - 41.0) / 41.0).collect();
+    let got = run(npu, &graph, stored, &x);
+    let (floats, inputs) = (stored.floats(), x.chunks(STORED));
+    let product = |row: &[f32], w: &[f32]| {
+        row.iter().zip(w).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>()
+    };
+    let expected = inputs
+        .flat_map(|x| floats.chunks(STORED).map(|w| product(x, w) as f32))
+        .collect::<Vec<_>>();
+    assert_eq!(expected.len(), rows * stored.n);
+    relative_error(&got, &expected)
+}
+
 /// Weights of every type are multiplied as they are stored, and held once for all numbers of rows.
 #[test]
 fn weights_of_blocks_are_multiplied_as_they_are() {
-    let (n, k) = STORED;
     for spec in [":reference", ":openvino:cpu"] {
         let (npu, count) = counted(spec);
         for dtype in DType::WEIGHTS.iter().copied().filter(|d| d.is_quantized()) {
-            let (stored, before) = (Stored::new(dtype), count());
-            let floats = stored.floats();
-            let formats = [(ActivationFormat::F32, 2e-6), (ActivationFormat::F16, 4e-3)];
-            for (format, most) in formats {
-                for (rows, graph) in [1, 16].into_iter().zip(stored.products([1, 16], format)) {
-                    let x: Vec<f32> =
-                        (0..rows * k).map(|i| ((i * 29 % 83) as f32 - 41.0) / 41.0).collect();
-                    let got = run(&npu, &graph, &stored, &x);
-                    let product = |row: &[f32], w: &[f32]| {
-                        row.iter().zip(w).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>()
-                    };
-                    let expected: Vec<f32> = x
-                        .chunks(k)
-                        .flat_map(|x| floats.chunks(k).map(|w| product(x, w) as f32))
-                        .collect();
-                    assert_eq!(expected.len(), rows * n);
-                    let error = relative_error(&got, &expected);
+            let (stored, before) = (Stored::new(dtype, 48), count());
+            for (format, most) in [(ActivationFormat::F32, 2e-6), (ActivationFormat::F16, 4e-3)] {
+                for rows in [1, 16] {
+                    let error = error_of_stored(&npu, &stored, rows, format);
                     assert!(error < most, "{spec} {dtype} {format:?} {rows}: {error}");
                 }
             }
@@ -463,19 +468,52 @@ fn weights_of_blocks_are_multiplied_as_they_are() {
     }
 }
 
+/// A single row, as a share of a head may be, and one more than the rows that are multiplied at once.
+#[test]
+fn weights_of_any_number_of_rows_are_multiplied() {
+    for spec in [":reference", ":openvino:cpu"] {
+        let (npu, _) = counted(spec);
+        for dtype in [DType::Q8_0, DType::Q4_0, DType::Q4_K] {
+            for (n, of) in [1, 2, (8 << 20) / STORED + 1]
+                .into_iter()
+                .flat_map(|n| [(n, ActivationFormat::F32), (n, ActivationFormat::F16)])
+            {
+                let error = error_of_stored(&npu, &Stored::new(dtype, n), 2, of);
+                assert!(error < 4e-3, "{spec} {dtype} {n} {of:?}: {error}");
+            }
+        }
+    }
+}
+
+/// Halves of weights that are nearly equal: what is taken off numbers is beyond halves.
+#[test]
+fn halves_of_nearly_equal_weights_are_finite() {
+    let mut stored = Stored::new(DType::Q4_K, 48);
+    let size = DType::Q4_K.block_bytes();
+    for block in stored.bytes.chunks_exact_mut(size) {
+        // The scale of scales, and that of minima.
+        block[..2].copy_from_slice(&f16::from_f32(1e-6).to_le_bytes());
+        block[2..4].copy_from_slice(&f16::from_f32(0.5).to_le_bytes());
+    }
+    for spec in [":reference", ":openvino:cpu"] {
+        let error = error_of_stored(&counted(spec).0, &stored, 2, ActivationFormat::F16);
+        assert!(error < 4e-3, "{spec}: {error}");
+    }
+}
+
 /// The refused op is the one that is refused alone, and what was compiled beside it stays for the
 /// next plan, and no longer.
 #[test]
 fn a_refusal_names_its_op_and_keeps_what_was_compiled() {
     let (npu, count) = counted(":openvino:cpu");
-    let stored = Stored::new(DType::Q8_0);
+    let stored = Stored::new(DType::Q8_0, 48);
     let [good] = stored.products([4], ActivationFormat::F32);
     let mut b = SubgraphBuilder::new("bad", 4);
-    let x = b.input("x", STORED.1, DType::F32);
-    let x = b.op("twice", Op::Scale { factor: 2.0 }, &[x], STORED.1);
-    let weight = b.weight(WeightDecl::whole("nan".into(), STORED.0, STORED.1, DType::F32));
+    let x = b.input("x", STORED, DType::F32);
+    let x = b.op("twice", Op::Scale { factor: 2.0 }, &[x], STORED);
+    let weight = b.weight(WeightDecl::whole("nan".into(), stored.n, STORED, DType::F32));
     let op = Op::Linear { weight, bias: None, activations: ActivationFormat::F32 };
-    let y = b.op("y", op, &[x], STORED.0);
+    let y = b.op("y", op, &[x], stored.n);
     b.output(y);
     let bad = bind_static(&b.finish().unwrap(), 4);
     let codes = compiled(&npu, &[&good, &bad], &stored);
@@ -503,6 +541,31 @@ fn graphs_that_do_not_fit_are_refused_before_they_are_compiled() {
     assert!(matches!(refused, Error::TooLarge { .. }), "{refused}");
     assert!(refused.to_string().contains("--device-memory npu=MIB"), "{refused}");
     assert!(open(1 << 32).is_ok());
+}
+
+/// Beside graphs of an NPU, a GGUF file may be larger than memory, and experts have their own budget.
+#[test]
+fn files_larger_than_memory_run_beside_an_npu() {
+    let _alone = alone("npu:qnn:emulator");
+    let mut warned = 0;
+    for (file, layers) in
+        [("llama-3.2", "layers=npu:1+cpu:1"), ("deepseek-v2", "layers=npu:1+cpu:2")]
+    {
+        let open = |host| {
+            let mut devices = options(&["npu:qnn:emulator", "cpu"]);
+            devices.npu.row_buckets = vec![16];
+            let memory = MemoryLimits { host, ..MemoryLimits::default() };
+            let strategy = Strategy::parse(layers).unwrap();
+            let options = OpenOptions { devices, memory, strategy, ..OpenOptions::default() };
+            let options = OpenOptions { chunk: Some(16), dtype: FloatType::F32, ..options };
+            Model::open(&root(&format!("tests/gguf/{file}.gguf")), &options)
+        };
+        let whole = open(None).unwrap();
+        let all: u64 = whole.store().classes().iter().map(|class| class.bytes).sum();
+        let small = open(Some(all * 3 / 4)).unwrap_or_else(|e| panic!("{file}: {e}"));
+        warned += small.warnings().iter().filter(|w| w.contains("are read from the file")).count();
+    }
+    assert!(warned > 0);
 }
 
 /// A weight with its calibration, whose numbers eight bits hold exactly.

@@ -71,50 +71,11 @@ impl Ablation {
         let mut alone = OpenOptions { strategy: Strategy::OneDevice, ..base.clone() };
         alone.devices.devices = vec![second.clone()];
         alone.npu_numbers = NpuNumbers::Floats;
-        let mut online = OpenOptions { chunk: Some(prompt), ..base.clone() };
-        online.devices.npu.row_buckets = vec![prompt];
-        let step = |name, options: &OpenOptions| {
-            let (options, policy) = (options.clone(), Policy::ChunkAtATime);
-            Step { name, options, policy, online: false }
-        };
-        let first = step("the other device alone", &alone);
         let rest = match self {
-            Ablation::LlmNpu => {
-                let NpuNumbers::Calibrated(mut numbers) = base.npu_numbers.clone() else {
-                    return Err(LabError::Ablation("a calibration (--calibration)"));
-                };
-                numbers.outliers = Outliers::Groups;
-                let mut groups = base.clone();
-                groups.npu_numbers = NpuNumbers::Calibrated(numbers);
-                online.npu_numbers = groups.npu_numbers.clone();
-                let naive = step("a graph for the prompt, a scale for 32 columns", &online);
-                let several = |name, policy| Step { policy, ..step(name, &base) };
-                vec![
-                    Step { online: true, ..naive },
-                    step("chunks that share graphs", &groups),
-                    step("one scale, and outliers beside", &base),
-                    several("several chunks in flight", Policy::InOrder),
-                    several("out of order", Policy::OutOfOrder),
-                    several("the longest way first", Policy::CriticalPath),
-                ]
-            }
-            Ablation::HeteroInfer => {
-                let rows = OpenOptions { strategy: Strategy::SplitRows(None), ..base.clone() };
-                let hybrid = OpenOptions {
-                    strategy: Strategy::SplitHybrid,
-                    plan: options.plan.clone(),
-                    ..base
-                };
-                let fast = OpenOptions { sync: SyncMode::Predicted, ..hybrid.clone() };
-                vec![
-                    Step { online: true, ..step("a graph for the prompt", &online) },
-                    step("standard lengths, other rows beside", &rows),
-                    step("columns beside, too", &hybrid),
-                    step("fast synchronization", &fast),
-                ]
-            }
+            Ablation::LlmNpu => llm_npu(base, prompt)?,
+            Ablation::HeteroInfer => heteroinfer(base, prompt, &options.plan),
         };
-        Ok([first].into_iter().chain(rest).collect())
+        Ok([Step::new("the other device alone", &alone)].into_iter().chain(rest).collect())
     }
 
     /// Opens a model for each step, and times prompts on them in turns. Virtual devices take virtual
@@ -160,7 +121,51 @@ impl Ablation {
     }
 }
 
+/// What llm.npu adds to a graph for each prompt with scales for groups of columns.
+fn llm_npu(base: OpenOptions, prompt: usize) -> Result<Vec<Step>, LabError> {
+    let mut groups = base.clone();
+    let NpuNumbers::Calibrated(numbers) = &mut groups.npu_numbers else {
+        return Err(LabError::Ablation("a calibration (--calibration)"));
+    };
+    numbers.outliers = Outliers::Groups;
+    let several = |name, policy| Step { policy, ..Step::new(name, &base) };
+    Ok(vec![
+        Step::online("a graph for the prompt, a scale for 32 columns", &groups, prompt),
+        Step::new("chunks that share graphs", &groups),
+        Step::new("one scale, and outliers beside", &base),
+        several("several chunks in flight", Policy::InOrder),
+        several("out of order", Policy::OutOfOrder),
+        several("the longest way first", Policy::CriticalPath),
+    ])
+}
+
+/// What HeteroInfer adds to a graph for each prompt. `shares` is where the last plans come from.
+fn heteroinfer(base: OpenOptions, prompt: usize, shares: &PlanSource) -> Vec<Step> {
+    let rows = OpenOptions { strategy: Strategy::SplitRows(None), ..base.clone() };
+    let (strategy, plan) = (Strategy::SplitHybrid, shares.clone());
+    let columns = OpenOptions { strategy, plan, ..base.clone() };
+    let fast = OpenOptions { sync: SyncMode::Predicted, ..columns.clone() };
+    vec![
+        Step::online("a graph for the prompt", &base, prompt),
+        Step::new("standard lengths, other rows beside", &rows),
+        Step::new("columns beside, too", &columns),
+        Step::new("fast synchronization", &fast),
+    ]
+}
+
 impl Step {
+    /// A chunk at a time.
+    fn new(name: &'static str, options: &OpenOptions) -> Step {
+        Step { name, options: options.clone(), policy: Policy::ChunkAtATime, online: false }
+    }
+
+    /// The prompt is a chunk, for which alone graphs are made.
+    fn online(name: &'static str, options: &OpenOptions, prompt: usize) -> Step {
+        let mut options = OpenOptions { chunk: Some(prompt), ..options.clone() };
+        options.devices.npu.row_buckets = vec![prompt];
+        Step { online: true, ..Step::new(name, &options) }
+    }
+
     /// The model, and the milliseconds that opening it took.
     fn open(&self, subject: &Subject) -> Result<(Model, f64), LabError> {
         let bound = subject.bind(&self.options, true)?;

@@ -57,10 +57,11 @@ impl Levels {
 }
 
 impl Emitter<'_> {
-    /// Whether a weight is written in blocks.
+    /// Whether a weight is written in blocks. A single row is not: OpenVINO takes its scales for a
+    /// weight.
     pub(super) fn keeps_blocks(&self, weight: WeightRef) -> bool {
         let decl = self.graph.weight(weight);
-        let whole = !matches!(decl.slice, Some(WeightSlice::Cols { .. }));
+        let whole = !matches!(decl.slice, Some(WeightSlice::Cols { .. })) && decl.rows > 1;
         self.options.provider.keeps_blocks() && whole && decl.dtype.is_quantized()
     }
 
@@ -81,7 +82,8 @@ impl Emitter<'_> {
             return Ok(vec![(0..n, self.typed(element, &[n, k], &values))]);
         }
         let bytes = self.stored(weight)?.bytes;
-        let each = (MOST / k.max(1)).max(1);
+        // As many rows in each, so that none is left over.
+        let each = n.div_ceil(n.div_ceil((MOST / k.max(1)).max(2)).max(1));
         let parts = bytes.chunks(each * dtype.row_size(k)).zip((0..n).step_by(each));
         let part = |(bytes, from): (&[u8], usize)| {
             let rows = from..(from + each).min(n);
