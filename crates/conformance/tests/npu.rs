@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use conformance::golden::{all_logits, find, read_golden, relative_error};
+use conformance::golden::{all_logits, find, open_changed, read_golden, relative_error};
 use conformance::suite::{Exclusion, model_cases, run_suite};
 use half::f16;
 use troika::device::{
@@ -20,9 +20,11 @@ use troika::graph::blocks::dequantize;
 use troika::graph::{
     ActivationFormat, CalibrationTensor, DType, Dim, Op, Rope, RopeFreqs, RopeStyle, Rounding,
     ScaleOrigin, Subgraph, SubgraphBuilder, WeightDecl, WeightRef, bind_static, convert_products,
+    exchange_operands,
 };
+use troika::model::spec::WeightRole;
 use troika::npu::{HelperCommand, NpuDevice, NpuOptions, NpuSpec, Rewrites, RuntimePlaces};
-use troika::plan::Strategy;
+use troika::plan::{Plan, Strategy};
 use troika::trace::Tracer;
 use troika::weights::{FloatType, Quant};
 use troika::{
@@ -190,6 +192,79 @@ fn all_architectures_on_the_reference() {
 #[test]
 fn all_architectures_on_openvino() {
     architectures("npu:openvino:cpu", &[], 2e-4);
+}
+
+/// The roles of products of dense models.
+const ROLES: [WeightRole; 8] = {
+    use WeightRole::{Down, Gate, Head, K, O, Q, Up, V};
+    [Q, K, V, O, Gate, Up, Down, Head]
+};
+
+/// A plan may exchange the operands of all products: the reference library's logits.
+#[test]
+fn exchanged_operands_give_the_same_logits() {
+    for npu in ["npu:reference", "npu:openvino:cpu"] {
+        for name in ["qwen3", "phi-2", "gemma-2"] {
+            let options = OpenOptions {
+                dtype: FloatType::F32,
+                devices: options(&[npu, "cpu"]),
+                chunk: Some(16),
+                ..OpenOptions::default()
+            };
+            let (model, golden) = (root("tests/golden").join(name), "golden.safetensors");
+            let golden = read_golden(&model.join(golden)).unwrap();
+            let logits = |exchange: &[WeightRole]| {
+                let change = |plan: &mut Plan| {
+                    assert!(plan.all_rules().any(|r| r.device == "npu" && r.exchange.is_empty()));
+                    plan.all_rules_mut().for_each(|r| r.exchange = exchange.to_vec());
+                };
+                let model = open_changed(&model, &options, &change).unwrap();
+                all_logits(&model, &golden.input_ids).unwrap()
+            };
+            let (plain, exchanged) = (logits(&[]), logits(&ROLES));
+            let error = relative_error(&exchanged, &golden.logits);
+            println!("{npu} {name}: {error:e}");
+            assert!(error <= 2e-4, "{npu} {name}: {error}");
+            assert!(relative_error(&exchanged, &plain) <= 1e-5, "{npu} {name}");
+        }
+    }
+}
+
+/// Products in formats of which weights are converted give the same in both orders.
+#[test]
+fn converted_products_are_the_same_in_both_orders() {
+    let _alone = alone("npu:qnn:emulator");
+    for (spec, formats) in
+        [("npu:reference", &[8, 16][..]), ("npu:openvino:cpu", &[8, 16]), ("npu:qnn:emulator", &[])]
+    {
+        let npu = device(spec);
+        let clipped = formats.iter().map(|b| ActivationFormat::of_tensor(*b, ScaleOrigin::Clipped));
+        let by_row = (!formats.is_empty()).then_some(ActivationFormat::by_row(8));
+        let floats = [ActivationFormat::F32, ActivationFormat::F16];
+        for activations in floats.into_iter().chain(by_row).chain(clipped) {
+            let (rows, n, k) = (16, 48, 64);
+            let weights = Calibrated { n, k, limit: 1.5 };
+            let mut b = SubgraphBuilder::new("product", rows);
+            let x = b.input("x", k, DType::F32);
+            let weight = b.weight(WeightDecl::whole("w".into(), n, k, DType::F32));
+            let op = Op::Linear { weight, bias: None, activations, exchanged: false };
+            let y = b.op("y", op, &[x], n);
+            b.output(y);
+            let plain = bind_static(&b.finish().unwrap(), rows);
+            let exchanged = exchange_operands(&plain, |name| name == "w");
+            assert_ne!(plain, exchanged);
+            let x: Vec<f32> =
+                (0..rows * k).map(|i| ((i * 71 % 199) as f32 - 99.0) / 80.0).collect();
+            if !sums_are_exact() && Weights::compiled(&*npu, &plain, &weights).is_err() {
+                continue;
+            }
+            let [plain, exchanged] = [plain, exchanged].map(|g| run(&*npu, &g, &weights, &x));
+            let most = if spec.contains("qnn") { 4e-3 } else { 2e-6 };
+            let error = relative_error(&exchanged, &plain);
+            println!("{spec} {activations}: {error:e}");
+            assert!(error <= most, "{spec} {activations}: {error}");
+        }
+    }
 }
 
 /// The command finds the runtime as `troika` does, and judges by tolerance.
@@ -362,7 +437,12 @@ impl Stored {
         let mut b = SubgraphBuilder::new("product", 16);
         let x = b.input("x", STORED, DType::F32);
         let weight = b.weight(self.decl());
-        let y = b.op("y", Op::Linear { weight, bias: None, activations: of }, &[x], self.n);
+        let y = b.op(
+            "y",
+            Op::Linear { weight, bias: None, activations: of, exchanged: false },
+            &[x],
+            self.n,
+        );
         b.output(y);
         let graph = b.finish().unwrap();
         rows.map(|rows| bind_static(&graph, rows))
@@ -512,7 +592,8 @@ fn a_refusal_names_its_op_and_keeps_what_was_compiled() {
     let x = b.input("x", STORED, DType::F32);
     let x = b.op("twice", Op::Scale { factor: 2.0 }, &[x], STORED);
     let weight = b.weight(WeightDecl::whole("nan".into(), stored.n, STORED, DType::F32));
-    let op = Op::Linear { weight, bias: None, activations: ActivationFormat::F32 };
+    let op =
+        Op::Linear { weight, bias: None, activations: ActivationFormat::F32, exchanged: false };
     let y = b.op("y", op, &[x], stored.n);
     b.output(y);
     let bad = bind_static(&b.finish().unwrap(), 4);
@@ -637,8 +718,12 @@ fn the_clipped_product_and_its_outliers_add_up() {
                 b.output(y);
                 bind_static(&b.finish().unwrap(), rows)
             };
-            let clipped =
-                graph(|weight, activations| Op::Linear { weight, bias: None, activations });
+            let clipped = graph(|weight, activations| Op::Linear {
+                weight,
+                bias: None,
+                activations,
+                exchanged: false,
+            });
             let outliers = graph(|weight, activations| Op::Outliers { weight, activations });
             // Up to 50 times the limit in some places.
             let value = |i: usize| ((i * 71 % 199) as f32 - 99.0) / 80.0;

@@ -11,6 +11,7 @@ use troika::device::{Device, Waiting};
 use troika::engine::{Engine, EngineError, SeqId, SequenceInput, Sharing, WantedLogits};
 use troika::graph::{ActivationFormat, DType};
 use troika::model::lower::{SegmentKind, segments};
+use troika::model::spec::WeightRole;
 use troika::plan::{
     Dispatch, ExpertGroupPlan, ExpertSplit, Layers, Overflow, Phase, Plan, PlanDevice, PlanRequest,
     Policy, RefusedOps, Rule, Share, Split, Strategy, SyncMode, make,
@@ -180,6 +181,7 @@ fn rules(
                 refused: refused(r, kind),
                 values: DType::F32,
                 row_buckets: None,
+                exchange: if r.once_in(2) { vec![WeightRole::Q, WeightRole::Down] } else { vec![] },
                 activations: activations.to_vec(),
                 device,
             });

@@ -9,6 +9,7 @@ use conformance::golden::{
     Case, REFERENCE_TOLERANCE, all_logits, check_with, open_changed, read_golden,
 };
 use troika::engine::{EngineError, SequenceInput, WantedLogits};
+use troika::model::spec::WeightRole;
 use troika::plan::{Plan, Policy, Strategy};
 use troika::trace::{Arg, Span, Tracer};
 use troika::weights::FloatType;
@@ -144,6 +145,41 @@ fn virtual_time_is_the_same_in_every_run() {
         let met = a.iter().filter(meets).count();
         assert!(if policy == Policy::ChunkAtATime { met == 0 } else { met > 10 }, "{met}");
     }
+}
+
+/// New plans take the order of operands that a file's device is faster with. It changes times and no
+/// bit, and a device without an order takes such a plan, too.
+#[test]
+fn exchanged_operands_change_times_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("array.toml");
+    let text = std::fs::read_to_string(root("socs/odd/queue-depth-1.toml")).unwrap();
+    std::fs::write(&file, text + "products = { tile_load_rows = 1400 }\n").unwrap();
+    let array: DeviceSpec = format!("a=virtual:{}", file.display()).parse().unwrap();
+    let (model, golden) = (case("qwen3").model, read_golden(&case("qwen3").golden).unwrap());
+    let run = |device: &DeviceSpec, change: &dyn Fn(&mut Plan)| {
+        let dtype = FloatType::F32;
+        let options =
+            OpenOptions { dtype, devices: on(vec![device.clone()]), ..OpenOptions::default() };
+        let model = open_changed(&model, &options, change).unwrap();
+        let start = model.clock().now();
+        let logits = all_logits(&model, &golden.input_ids).unwrap();
+        let plan = model.engine().unwrap().plan().clone();
+        (plan, logits, model.clock().now() - start)
+    };
+    let (plan, logits, took) = run(&array, &|_| ());
+    let exchange = plan.prefill.rules[0].exchange.clone();
+    assert!(
+        exchange.contains(&WeightRole::Down) && exchange.contains(&WeightRole::Q),
+        "{exchange:?}"
+    );
+    let in_order = |plan: &mut Plan| plan.all_rules_mut().for_each(|r| r.exchange.clear());
+    let (_, same, longer) = run(&array, &in_order);
+    assert!(logits == same && longer > 2 * took, "{longer:?} {took:?}");
+    let cpu = "a=cpu".parse().unwrap();
+    let exchanged =
+        |plan: &mut Plan| plan.all_rules_mut().for_each(|r| r.exchange.clone_from(&exchange));
+    assert_eq!(run(&cpu, &exchanged).1, run(&cpu, &in_order).1);
 }
 
 #[test]

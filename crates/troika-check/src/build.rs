@@ -187,7 +187,7 @@ impl Build {
 
     fn product(&mut self, x: ValueId, n: usize) -> Result<ValueId> {
         let weight = self.weight(self.dtype, n, self.b.cols(x))?;
-        let op = Op::Linear { weight, bias: None, activations: self.activations };
+        let op = Op::Linear { weight, bias: None, activations: self.activations, exchanged: false };
         Ok(self.b.op("product", op, &[x], n))
     }
 
@@ -219,7 +219,7 @@ impl Build {
         let weight = self.weight(self.dtype, rows, cols)?;
         let (bias, x) = (Some(self.weight(DType::F32, 1, rows)?), self.floats(cols));
         let activations = self.activations;
-        self.op(Op::Linear { weight, bias, activations }, &[x], rows)
+        self.op(Op::Linear { weight, bias, activations, exchanged: false }, &[x], rows)
     }
 
     /// Three products of one value, some of as many columns as each other.

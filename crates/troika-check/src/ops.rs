@@ -4,7 +4,7 @@ use troika_device::DeviceError;
 use troika_graph::{
     Activation, ActivationFormat, Attention, CalibrationTensor, DType, DecayingSum, Dim,
     ExpertGroup, Experts, HeadLinear, Op, RopeStyle, Router, ScaleOrigin, Score, Shape, WeightDecl,
-    WeightSlice,
+    WeightSlice, exchange_operands,
 };
 
 use crate::build::{Build, DeviceCase, MAX_ROWS, POSITIONS, Result, plain_attention};
@@ -104,7 +104,7 @@ fn linear_part(name: &str, dtype: DType, activations: ActivationFormat) -> Resul
     let slice = Some(WeightSlice::Cols { first: 16, of: 40 });
     let bias = Some(b.b.weight(WeightDecl { cols: 5, slice, ..cols }));
     let x = b.floats(256);
-    b.op(Op::Linear { weight, bias, activations }, &[x], 5)
+    b.op(Op::Linear { weight, bias, activations, exchanged: false }, &[x], 5)
 }
 
 fn products() -> Result<Vec<DeviceCase>> {
@@ -114,6 +114,10 @@ fn products() -> Result<Vec<DeviceCase>> {
     let x = b.floats(15);
     let heads = b.op(Op::HeadLinear(HeadLinear { weights }), &[x], 12)?;
     let linear = |name, dtype, activations| of(name, dtype, activations).linear(5, 256);
+    let exchanged = |name, dtype, activations| -> Result<DeviceCase> {
+        let case = linear(name, dtype, activations)?;
+        Ok(DeviceCase { graph: exchange_operands(&case.graph, |_| true), ..case })
+    };
     let feed_forward =
         |name, dtype, activations| of(name, dtype, activations).feed_forward(64, 96, false);
     Ok(vec![
@@ -127,6 +131,9 @@ fn products() -> Result<Vec<DeviceCase>> {
         linear("linear of blocks with zero points", DType::Q4_G32, Single)?,
         linear("linear of bytes", DType::Q8_0, INT8)?,
         linear("linear of blocks of bytes", DType::Q4_K, INT8)?,
+        exchanged("linear with operands exchanged", DType::F32, Single)?,
+        exchanged("linear of blocks with operands exchanged", DType::Q4_K, Single)?,
+        exchanged("linear of bytes with operands exchanged", DType::Q8_0, INT8)?,
         linear_part("linear of some rows", DType::F32, Single)?,
         linear_part("linear of some rows of pairs", DType::BF16, Bf16)?,
         linear_part("linear of some rows of bytes", DType::Q4_K, INT8)?,

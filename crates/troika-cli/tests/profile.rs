@@ -305,6 +305,8 @@ fn devices_that_only_multiply_are_measured() {
     for kind in ["qkv", "attn_out", "ffn", "head"] {
         assert!(table.contains(&format!("| npu | {kind}: products | ")), "{kind}: {table}");
         assert!(table.contains(&format!("| gpu | {kind}: other ops | ")), "{kind}: {table}");
+        let exchanged = |device| format!("| {device} | {kind}: exchanged operands | ");
+        assert!(table.contains(&exchanged("npu")) && !table.contains(&exchanged("gpu")), "{table}");
     }
     // As the file has it; a run takes the GPU 20 us more to submit.
     assert!(table.contains("| gpu | npu | 5.0 | 361."), "{table}");

@@ -62,7 +62,12 @@ fn graph() -> (Subgraph, Store) {
     let n = b.op("n", rms, &[x], 64);
     let logits = b.op(
         "logits",
-        Op::Linear { weight: router, bias: None, activations: ActivationFormat::F32 },
+        Op::Linear {
+            weight: router,
+            bias: None,
+            activations: ActivationFormat::F32,
+            exchanged: false,
+        },
         &[n],
         4,
     );

@@ -109,6 +109,9 @@ pub struct Caps {
     /// Whether weights become part of the code, so that each graph that has any is compiled
     /// separately ([`Caps::shares_code`]).
     pub bakes_weights: bool,
+    /// Whether products may take another time with exchanged operands, so that a plan may choose
+    /// ([`troika_graph::exchange_operands`]). If not, graphs have them as they are.
+    pub exchanges: bool,
     /// How weights are held as part of the code of graphs. `None`: they are held once, as they are
     /// stored.
     pub code_weights: Option<CodeWeights>,
@@ -138,6 +141,7 @@ impl Default for Caps {
             top_k: 0,
             offset_alignment: 1,
             bakes_weights: false,
+            exchanges: false,
             code_weights: None,
             facts: Vec::new(),
         }

@@ -152,7 +152,7 @@ pub(crate) fn packs(graph: &Subgraph, node: &Node, limit: u64) -> Result<Vec<Pac
         Op::LayerNorm { weight, bias, .. } => {
             std::iter::once(weight).chain(bias).map(vector).collect()
         }
-        Op::Linear { weight, bias, activations } => {
+        Op::Linear { weight, bias, activations, .. } => {
             matrix(graph, *weight, *activations, limit)?;
             let bias = bias.iter().map(vector);
             std::iter::once(Pack::Matrix(*weight)).chain(bias).collect()

@@ -203,7 +203,7 @@ impl<'g> Matcher<'g> {
     /// bias or none.
     fn alike(&self, a: usize, b: usize, rows_too: bool) -> bool {
         let of = |at: usize| match &self.node(at).op {
-            Op::Linear { weight, bias, activations } => {
+            Op::Linear { weight, bias, activations, .. } => {
                 let w = self.graph.weight(*weight);
                 let rows = rows_too.then_some(w.rows);
                 Some((w.dtype, w.cols, *activations, bias.is_some(), rows))

@@ -24,7 +24,9 @@ mod weight;
 pub use activation_format::{
     ActivationFormat, IntFormat, ScaleGranularity, ScaleOrigin, UnknownActivationFormat,
 };
-pub use activations::{adapt_activations, convert_products, restrict_activations};
+pub use activations::{
+    adapt_activations, convert_products, exchange_operands, restrict_activations,
+};
 pub use bind::{bind_static, limit_rows};
 pub use boundary::convert_boundary;
 pub use builder::SubgraphBuilder;

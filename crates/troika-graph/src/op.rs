@@ -300,6 +300,11 @@ pub enum Op {
         /// The format of `x`.
         #[serde(default)]
         activations: ActivationFormat,
+        /// Whether it is computed as `(weight * x^T)^T`, with the weight as the first operand: the
+        /// same result, in another time where a device streams the first operand past the second
+        /// (HeteroInfer, section 3.2). Other devices ignore it.
+        #[serde(default)]
+        exchanged: bool,
     },
     /// What clipping takes from a product: `y = (x - clip(x)) * weight^T`, where `clip` limits
     /// magnitudes to a calibration's limit ([`crate::ScaleOrigin::Clipped`]) and leaves them as the

@@ -273,7 +273,7 @@ impl Check<'_> {
             }
             Op::RmsNorm { weight, group, .. } => self.norm(*group, &[*weight]),
             Op::LayerNorm { weight, bias, group, .. } => self.norm(*group, &[Some(*weight), *bias]),
-            Op::Linear { weight, bias, activations } => {
+            Op::Linear { weight, bias, activations, .. } => {
                 self.operands(&[F], 0, &[F])?;
                 self.activations(*activations, *weight)?;
                 self.dims(*weight, self.output(0), self.input(0))?;

@@ -21,7 +21,12 @@ fn linear(b: &mut SubgraphBuilder, name: &str, x: ValueId, rows: usize) -> Value
     let bias = weight(b, &format!("{name} bias"), 1, rows);
     b.op(
         name,
-        Op::Linear { weight: w, bias: Some(bias), activations: ActivationFormat::F32 },
+        Op::Linear {
+            weight: w,
+            bias: Some(bias),
+            activations: ActivationFormat::F32,
+            exchanged: false,
+        },
         &[x],
         rows,
     )

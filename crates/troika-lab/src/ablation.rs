@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use troika::engine::WantedLogits;
+use troika::model::spec::WeightRole;
 use troika::plan::{Policy, Strategy, SyncMode};
 use troika::{Model, NpuNumbers, OpenOptions, Outliers, PlanSource, Planned, SessionOptions};
 
@@ -36,6 +37,8 @@ struct Step {
     name: &'static str,
     options: OpenOptions,
     policy: Policy,
+    /// The products that have their operands exchanged, instead of those of the plan.
+    exchange: Option<Vec<WeightRole>>,
     /// Whether graphs are made for one length, once the prompt is known.
     online: bool,
 }
@@ -54,7 +57,12 @@ impl Ablation {
     }
 
     /// The steps, each with all that the former ones have.
-    fn steps(self, options: &OpenOptions, prompt: usize) -> Result<Vec<Step>, LabError> {
+    fn steps(
+        self,
+        options: &OpenOptions,
+        prompt: usize,
+        exchange: Option<Vec<WeightRole>>,
+    ) -> Result<Vec<Step>, LabError> {
         let [_, second, ..] = &options.devices.devices[..] else {
             return Err(LabError::Ablation("two devices, as in --device npu,cpu"));
         };
@@ -73,7 +81,7 @@ impl Ablation {
         alone.npu_numbers = NpuNumbers::Floats;
         let rest = match self {
             Ablation::LlmNpu => llm_npu(base, prompt)?,
-            Ablation::HeteroInfer => heteroinfer(base, prompt, &options.plan),
+            Ablation::HeteroInfer => heteroinfer(base, prompt, options, exchange),
         };
         Ok([Step::new("the other device alone", &alone)].into_iter().chain(rest).collect())
     }
@@ -90,7 +98,16 @@ impl Ablation {
         prompt: usize,
         repetitions: usize,
     ) -> Result<Vec<StepTime>, LabError> {
-        let steps = self.steps(options, prompt)?;
+        // Plans for virtual devices have the faster order. On others, a profile knows it.
+        let exchange = match &options.plan {
+            PlanSource::Profile(_) => {
+                let plan = subject.bind(options, false)?.plan(options)?.plan;
+                let all = plan.all_rules().flat_map(|rule| rule.exchange.iter().copied());
+                Some(all.collect())
+            }
+            _ => None,
+        };
+        let steps = self.steps(options, prompt, exchange)?;
         let mut open = Vec::with_capacity(steps.len());
         for step in &steps {
             open.push(step.open(subject)?);
@@ -139,24 +156,33 @@ fn llm_npu(base: OpenOptions, prompt: usize) -> Result<Vec<Step>, LabError> {
     ])
 }
 
-/// What HeteroInfer adds to a graph for each prompt. `shares` is where the last plans come from.
-fn heteroinfer(base: OpenOptions, prompt: usize, shares: &PlanSource) -> Vec<Step> {
+/// What HeteroInfer adds to a graph for each prompt. The last plans are those of the options, if a
+/// profile chooses them.
+fn heteroinfer(
+    base: OpenOptions,
+    prompt: usize,
+    options: &OpenOptions,
+    exchange: Option<Vec<WeightRole>>,
+) -> Vec<Step> {
     let rows = OpenOptions { strategy: Strategy::SplitRows(None), ..base.clone() };
-    let (strategy, plan) = (Strategy::SplitHybrid, shares.clone());
+    let (strategy, plan) = (Strategy::SplitHybrid, options.plan.clone());
     let columns = OpenOptions { strategy, plan, ..base.clone() };
     let fast = OpenOptions { sync: SyncMode::Predicted, ..columns.clone() };
+    let own = |name, options| Step { exchange: None, ..Step::new(name, options) };
     vec![
         Step::online("a graph for the prompt", &base, prompt),
         Step::new("standard lengths, other rows beside", &rows),
-        Step::new("columns beside, too", &columns),
-        Step::new("fast synchronization", &fast),
+        Step { exchange, ..own("the faster order of operands", &rows) },
+        own("columns beside, too", &columns),
+        own("fast synchronization", &fast),
     ]
 }
 
 impl Step {
     /// A chunk at a time.
     fn new(name: &'static str, options: &OpenOptions) -> Step {
-        Step { name, options: options.clone(), policy: Policy::ChunkAtATime, online: false }
+        let (options, exchange) = (options.clone(), Some(Vec::new()));
+        Step { name, options, policy: Policy::ChunkAtATime, exchange, online: false }
     }
 
     /// The prompt is a chunk, for which alone graphs are made.
@@ -173,6 +199,9 @@ impl Step {
         plan.prefill.policy = self.policy;
         if self.policy == Policy::ChunkAtATime {
             plan.prefill.chunks_in_flight = 1;
+        }
+        if let Some(exchange) = &self.exchange {
+            plan.all_rules_mut().for_each(|rule| rule.exchange.clone_from(exchange));
         }
         let options = OpenOptions { plan: plan.into(), fallback: true, ..self.options.clone() };
         let began = Instant::now();

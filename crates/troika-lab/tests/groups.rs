@@ -44,6 +44,7 @@ fn run(soc: Soc, strategy: SocStrategy) -> Result<(Plan, u64), LabError> {
         prompt: PROMPT,
         generate: 2,
         sync: SyncMode::Predicted,
+        exchange: true,
         co_run: None,
         tracer: Tracer::off(),
     })?;
@@ -114,6 +115,7 @@ fn a_model_without_experts_has_none_to_share_out() {
         prompt: PROMPT,
         generate: 2,
         sync: SyncMode::Predicted,
+        exchange: true,
         co_run: None,
         tracer: Tracer::off(),
     });

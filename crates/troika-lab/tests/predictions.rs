@@ -183,6 +183,7 @@ fn check(seed: u64) -> Result<[bool; 2], String> {
         prompt,
         generate,
         sync: dice.one(&[SyncMode::Predicted, SyncMode::Blocking]),
+        exchange: dice.one(&[true, false]),
         co_run: None,
         tracer: Tracer::off(),
     };

@@ -376,6 +376,7 @@ fn caps(runtime: &Runtime, chosen: Chosen, row_buckets: Vec<usize>, weights: Cod
         queue_depth: QUEUE_DEPTH,
         host_tasks: false,
         bakes_weights: true,
+        exchanges: true,
         code_weights: Some(weights),
         facts: vec![
             ("provider".into(), format!("{} on {}", provider.ep(), hardware.name())),

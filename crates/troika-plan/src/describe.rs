@@ -129,6 +129,10 @@ fn rule_text(phase: String, rule: &Rule) -> RuleText {
         let rows: Vec<String> = rows.iter().map(usize::to_string).collect();
         device.push_str(&format!("; static shapes of {} rows", rows.join(", ")));
     }
+    if !rule.exchange.is_empty() {
+        let roles: Vec<String> = rule.exchange.iter().map(|role| format!("{role:?}")).collect();
+        device.push_str(&format!("; operands exchanged of {}", roles.join(", ")));
+    }
     if rule.values != DType::F32 {
         device.push_str(&format!("; values in {}", rule.values.name().to_lowercase()));
     }

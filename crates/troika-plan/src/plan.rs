@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use troika_graph::{ActivationFormat, DType};
 use troika_model::lower::{LowerOptions, SegmentKind};
+use troika_model::spec::WeightRole;
 
 use crate::error::PlanError;
 use crate::experts::ExpertSplit;
@@ -178,6 +179,11 @@ pub struct Rule {
     /// device's own. Longer inputs run in several parts, shorter ones are padded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub row_buckets: Option<Vec<usize>>,
+    /// The weights whose products have their operands exchanged: `(weight * x^T)^T` instead of
+    /// `x * weight^T`, on devices that may gain from it ([`troika_device::Caps::exchanges`]). Others
+    /// compute the same as they would anyway.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub exchange: Vec<WeightRole>,
     /// The formats, besides f32, that products may use for activations. Each product uses the one
     /// that suits its weights' type.
     #[serde(default)]
@@ -334,6 +340,7 @@ impl Rule {
             refused: Vec::new(),
             values: DType::F32,
             row_buckets: None,
+            exchange: Vec::new(),
             activations: Vec::new(),
         }
     }
@@ -361,8 +368,9 @@ impl Rule {
 
     /// Whether another rule places the segments that both match in the same way.
     pub fn places_as(&self, other: &Rule) -> bool {
-        (&self.device, &self.split, &self.refused, &self.row_buckets, &self.activations)
-            == (&other.device, &other.split, &other.refused, &other.row_buckets, &other.activations)
+        (&self.device, &self.split, &self.refused) == (&other.device, &other.split, &other.refused)
+            && (&self.row_buckets, &self.exchange, &self.activations)
+                == (&other.row_buckets, &other.exchange, &other.activations)
     }
 
     /// The device that computes an op of a segment placed on `device`.

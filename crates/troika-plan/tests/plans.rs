@@ -5,7 +5,7 @@
 use troika_device::{Caps, CodeWeights};
 use troika_graph::{ActivationFormat, DType, ScaleOrigin};
 use troika_model::lower::{SegmentKind, segments};
-use troika_model::spec::ModelSpec;
+use troika_model::spec::{ModelSpec, WeightRole};
 use troika_model::{families, presets};
 use troika_plan::{
     CalibratedProducts, Calibration, Dispatch, Elsewhere, ExpertGroupPlan, ExpertSplit, Layers,
@@ -403,6 +403,21 @@ fn row_buckets_are_for_static_shapes() {
     // A phase with other shapes has other executables.
     let rules = (&plan.decode.rules[1], &planned("qwen3-moe-tiny", Strategy::SplitHybrid, 2));
     assert!(!rules.0.places_as(&rules.1.decode.rules[1]));
+}
+
+#[test]
+fn exchanged_operands_are_written_and_told() {
+    let plan = planned("qwen3-moe-tiny", Strategy::SplitHybrid, 2);
+    assert!(!plan.to_json().contains("exchange") && !plan.explain().contains("exchanged"));
+    let mut other = plan.clone();
+    other.decode.rules[1].exchange = vec![WeightRole::Q, WeightRole::Head];
+    other.check(&spec("qwen3-moe-tiny"), &["a", "b"]).unwrap();
+    let text = other.to_json();
+    assert_eq!(Plan::from_json(&text).unwrap(), other);
+    assert!(other.explain().contains("; operands exchanged of Q, Head |"), "{}", other.explain());
+    assert!(!plan.decode.rules[1].places_as(&other.decode.rules[1]));
+    let why = Plan::from_json(&text.replace("\"Head\"", "\"Haed\"")).unwrap_err().to_string();
+    assert!(why.contains("Haed") && why.contains("`Down`"), "{why}");
 }
 
 /// Every spoilt plan is refused with a sentence that names the fault.

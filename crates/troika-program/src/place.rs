@@ -5,9 +5,11 @@ use std::sync::Arc;
 
 use troika_graph::partition::residual;
 use troika_graph::{
-    ActivationFormat, Subgraph, adapt_activations, convert_products, restrict_activations,
+    ActivationFormat, Subgraph, adapt_activations, convert_products, exchange_operands,
+    restrict_activations,
 };
 use troika_model::lower::{Lowered, Segment, SegmentKind};
+use troika_model::spec::WeightRole;
 use troika_plan::{Phase, PlanDevice, Rule, Split, compiled_rows, own_space};
 
 use crate::error::ProgramError;
@@ -182,6 +184,11 @@ impl Placer<'_> {
         }
         if let Some(format) = format {
             graph = convert_products(&graph, format);
+        }
+        if caps.exchanges && !rule.exchange.is_empty() {
+            let named =
+                |name: &str| WeightRole::of(name).is_some_and(|r| rule.exchange.contains(&r));
+            graph = exchange_operands(&graph, named);
         }
         PlacedPiece {
             // Set when the segment is complete.

@@ -112,12 +112,9 @@ impl Rates {
             return weights / rate * long;
         }
         // The first operand's rows pass each tile of the second one.
-        let loading = |rows: usize| 1.0 + traits.tile_load_rows / rows.max(1) as f64;
-        let mut order = loading(p.rows);
-        if traits.exchanges_operands {
-            order = order.min(loading(p.outs));
-        }
-        let multiply = p.operations(self.tile) as f64 / self.peak(p.format) * order * long;
+        let first = if p.exchanged { p.outs } else { p.rows };
+        let loading = 1.0 + traits.tile_load_rows / first.max(1) as f64;
+        let multiply = p.operations(self.tile) as f64 / self.peak(p.format) * loading * long;
         match traits.expand_gweights_s.filter(|_| p.quantized) {
             None => multiply,
             Some(rate) => {

@@ -70,6 +70,8 @@ pub(crate) struct Product {
     pub bytes: u64,
     /// Whether the weights are quantized.
     pub quantized: bool,
+    /// Whether the weights are the first operand.
+    pub exchanged: bool,
 }
 
 impl Product {
@@ -151,7 +153,7 @@ impl RunShape<'_> {
 
     /// Adds a product to the list; `false` for other ops.
     fn note(&self, node: &Node, products: &mut Vec<Product>) -> bool {
-        let (Op::Linear { weight, bias, activations }, Some(&input), Some(&output)) =
+        let (Op::Linear { weight, bias, activations, exchanged }, Some(&input), Some(&output)) =
             (&node.op, node.inputs.first(), node.outputs.first())
         else {
             return false;
@@ -167,9 +169,11 @@ impl RunShape<'_> {
                 sum.saturating_add(self.weight_bytes(*b))
             }),
             quantized: dtype.is_quantized(),
+            exchanged: *exchanged,
         };
         let same = |p: &&mut Product| {
-            (p.input, p.format, p.quantized) == (new.input, new.format, new.quantized)
+            (p.input, p.format, p.quantized, p.exchanged)
+                == (new.input, new.format, new.quantized, new.exchanged)
         };
         match products.last_mut().filter(same) {
             Some(last) => {
@@ -191,7 +195,7 @@ impl RunShape<'_> {
                 let row = table.dtype.row_size(table.cols);
                 d.move_bytes(times(&[rows, row]));
             }
-            Op::Linear { weight, bias, activations } => {
+            Op::Linear { weight, bias, activations, .. } => {
                 d.operations(*activations, self.product(rows, out, cols));
                 d.move_bytes(self.weight_bytes(*weight));
                 d.move_bytes(bias.map_or(0, |b| self.weight_bytes(b)));
@@ -336,7 +340,8 @@ mod tests {
         let mut b = SubgraphBuilder::new("product", rows.bound());
         let weight = b.weight(WeightDecl::whole("w".into(), 100, 64, DType::Q8_0));
         let x = b.input("x", 64, DType::F32);
-        let y = b.op("y", Op::Linear { weight, bias: None, activations }, &[x], 100);
+        let y =
+            b.op("y", Op::Linear { weight, bias: None, activations, exchanged: false }, &[x], 100);
         b.output(y);
         let mut graph = b.finish().unwrap();
         graph.values.iter_mut().for_each(|v| v.shape.0[0] = rows);

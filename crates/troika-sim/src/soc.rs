@@ -105,12 +105,11 @@ pub struct ProductTraits {
     /// them.
     pub rows_at_once: usize,
     /// Loading a tile of the stationary (second) operand takes as long as this many rows of the
-    /// first one.
+    /// first one: of `[M, N] x [N, K]`, `M`; of `([K, N] x [N, M])^T`, `K`. Where it is not 0, a plan
+    /// may exchange operands.
     pub tile_load_rows: f64,
     /// Longer sums slow down in proportion.
     pub long_sum: Option<usize>,
-    /// Whether it uses the faster of `[M, N] x [N, K]` and `([K, N] x [N, M])^T`.
-    pub exchanges_operands: bool,
 }
 
 impl Default for ProductTraits {
@@ -121,7 +120,6 @@ impl Default for ProductTraits {
             rows_at_once: 1,
             tile_load_rows: 0.0,
             long_sum: None,
-            exchanges_operands: true,
         }
     }
 }
@@ -393,7 +391,6 @@ fn product_traits(f: &mut Fields<'_>) -> Result<ProductTraits, SocError> {
         rows_at_once: p.maybe_count("rows_at_once")?.map_or(1, |n| n.min(MOST_ROWS) as usize),
         tile_load_rows: p.maybe_figure("tile_load_rows")?,
         long_sum: p.maybe_count("long_sum")?.map(|n| n.min(MOST_ROWS) as usize),
-        exchanges_operands: p.flag("exchanges_operands")?.unwrap_or(true),
     };
     p.finish()?;
     Ok(traits)

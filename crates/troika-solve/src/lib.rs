@@ -9,6 +9,7 @@ mod fit;
 mod held;
 mod memory;
 mod options;
+mod orders;
 mod placements;
 mod policy;
 mod predict;
@@ -28,6 +29,7 @@ pub use cost::{CostModel, Mover, PricedRun, QueueCosts, lasting};
 pub use fit::{Fits, RunFit};
 pub use held::{HeldWeights, held_weights};
 pub use memory::{MadePlan, MakeRequest, check_memory, make_within_memory};
+pub use orders::Orders;
 pub use policy::choose_policy;
 pub use predict::predict;
 pub use profile::{

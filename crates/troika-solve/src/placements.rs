@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use troika_graph::{ActivationFormat, DType};
 use troika_model::lower::{Lowered, Segment};
+use troika_model::spec::WeightRole;
 use troika_plan::{Phase, PlanDevice, PlanError, RefusedOps, Rule, Split};
 use troika_program::{EdgeTypes, PlacedSegment, Placer, ProgramError};
 
@@ -26,6 +27,7 @@ struct PlacementKey {
     split: Option<Split>,
     refused: Vec<RefusedOps>,
     row_buckets: Option<Vec<usize>>,
+    exchange: Vec<WeightRole>,
     activations: Vec<ActivationFormat>,
     edges: Vec<DType>,
 }
@@ -71,6 +73,7 @@ impl<'a> Placements<'a> {
             split: rule.split.clone(),
             refused: rule.refused.clone(),
             row_buckets: rule.row_buckets.clone(),
+            exchange: rule.exchange.clone(),
             activations: rule.activations.clone(),
             edges: types.of(&self.lowered.segments[segment], phase).collect(),
         };

@@ -7,6 +7,7 @@ use troika_model::lower::{ModelPart, SegmentKind, segment_kinds};
 
 use super::choice::{Choice, Placed, Scope, for_decode, one_row};
 use super::options::{KindRequest, Placement, rules};
+use super::orders::Orders;
 use super::request::PredictRequest;
 use super::request::{Alternative, SolveRequest, Solved};
 use super::score::Predictor;
@@ -85,6 +86,7 @@ impl Scored {
 pub(super) struct Search<'a> {
     pub(super) request: &'a SolveRequest<'a>,
     pub(super) predictor: Predictor<'a>,
+    orders: Orders<'a>,
     pub(super) kinds: Vec<SegmentKind>,
     pub(super) chunk: usize,
     /// The most bytes of weights in total.
@@ -107,6 +109,7 @@ impl<'a> Search<'a> {
         Ok(Search {
             request,
             predictor,
+            orders: Orders::new(request.lowered, request.devices, request.cost),
             kinds: segment_kinds(request.spec),
             chunk: chunk_of(request.spec, request.base),
             most_bytes: u64::MAX,
@@ -228,6 +231,7 @@ impl<'a> Search<'a> {
         plan: Plan,
     ) -> Result<Option<Alternative>, PlanError> {
         let Some(mut plan) = self.avoided(plan) else { return Ok(None) };
+        self.orders.choose(&mut plan);
         let same = |(p, d): &(Prefill, Decode)| (p, d) == (&plan.prefill, &plan.decode);
         if self.known.iter().any(same) {
             return Ok(None);
@@ -284,6 +288,7 @@ impl<'a> Search<'a> {
             // One chunk needs memory for one only.
             plan.prefill.chunks_in_flight = 1;
         }
+        self.orders.choose(&mut plan);
         plan
     }
 
@@ -520,7 +525,7 @@ impl<'a> Search<'a> {
                         false => rows,
                     };
                     let run = PricedRun { device, kind, graph, rows, room, cached };
-                    self.request.cost.run_ns(&run)
+                    self.request.cost.ordered_ns(&run, caps.exchanges)
                 })
             })
             .collect();

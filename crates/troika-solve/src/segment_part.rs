@@ -2,7 +2,7 @@
 //! prices tell them apart.
 
 use serde::{Deserialize, Serialize};
-use troika_graph::{Op, Subgraph};
+use troika_graph::{Node, Op, Subgraph};
 use troika_model::lower::SegmentKind;
 
 /// A part of a segment. Each is priced by measurements of its own.
@@ -20,16 +20,19 @@ pub enum SegmentPart {
     Beside,
     /// Products alone, or a share of their columns.
     Products,
+    /// A segment, or products alone, with operands of products exchanged.
+    Exchanged,
 }
 
 impl SegmentPart {
     /// All parts.
-    pub const ALL: [SegmentPart; 5] = [
+    pub const ALL: [SegmentPart; 6] = [
         SegmentPart::Whole,
         SegmentPart::Group,
         SegmentPart::Choices,
         SegmentPart::Beside,
         SegmentPart::Products,
+        SegmentPart::Exchanged,
     ];
 
     /// The name in tables.
@@ -40,6 +43,7 @@ impl SegmentPart {
             SegmentPart::Choices => "choices",
             SegmentPart::Beside => "other ops",
             SegmentPart::Products => "products",
+            SegmentPart::Exchanged => "exchanged operands",
         }
     }
 
@@ -54,7 +58,9 @@ impl SegmentPart {
         if SegmentPart::has_products(kind) {
             let ops = || graph.nodes.iter().filter(|node| !matches!(node.op, Op::Convert));
             let products = ops().filter(|node| node.op.is_product()).count();
+            let exchanged = |node: &Node| matches!(node.op, Op::Linear { exchanged: true, .. });
             return match products {
+                _ if graph.nodes.iter().any(exchanged) => SegmentPart::Exchanged,
                 0 => SegmentPart::Beside,
                 _ if products == ops().count() => SegmentPart::Products,
                 _ => SegmentPart::Whole,

@@ -5,16 +5,17 @@
 use troika_device::{Caps, SpaceId};
 use troika_graph::{ActivationFormat, DType};
 use troika_model::lower::{LowerOptions, Lowered, SegmentKind, WeightShape, lower};
-use troika_model::spec::{Key, ModelSpec, weight_requirements};
+use troika_model::spec::{Key, ModelSpec, WeightRole, weight_requirements};
 use troika_model::{families, presets};
-use troika_plan::{ModelId, PlanDevice, SyncMode};
+use troika_plan::{ModelId, PlanDevice, PlanRequest, SyncMode, make};
 use troika_solve::{
-    Apart, CostModel, PairSample, PricedRun, Profile, ProfileError, ProfileSubject, ProfiledCosts,
-    ProfiledDevice, RunSample, SegmentPart, Slowdown, Spread, profiled_graphs,
+    Apart, CostModel, Orders, PairSample, PricedRun, Profile, ProfileError, ProfileSubject,
+    ProfiledCosts, ProfiledDevice, ProfiledGraph, RunSample, SegmentPart, Slowdown, Spread,
+    profiled_graphs,
 };
 use troika_time::RunWork;
 
-const PARTS: Apart = Apart { experts: true, products: false };
+const PARTS: Apart = Apart { experts: true, products: false, exchanged: false };
 
 fn spec() -> ModelSpec {
     let mut spec = families::from_config(&presets::config("qwen3-0.6b").unwrap()).unwrap().spec;
@@ -53,6 +54,7 @@ fn device(name: &str, row_buckets: &[usize]) -> PlanDevice {
         top_k: 0,
         offset_alignment: 1,
         bakes_weights: false,
+        exchanges: false,
         code_weights: None,
         facts: vec![("cores".into(), "2".into())],
     };
@@ -361,4 +363,61 @@ fn parts_of_shared_experts_have_measurements_of_their_own() {
     assert!(near(ns(0, SegmentPart::Choices), 1e-3), "{}", ns(0, SegmentPart::Choices));
     assert!(near(ns(1, SegmentPart::Choices), 1e-3));
     assert_eq!(ns(1, SegmentPart::Group), f64::INFINITY);
+}
+
+/// Products with operands exchanged have measurements of their own, and plans exchange what gains
+/// more than profiles know.
+#[test]
+fn products_are_exchanged_where_that_was_measured_to_gain() {
+    let spec = spec();
+    let lowered = lowered(&spec);
+    let mut devices = [device("npu", &[]), device("cpu", &[])];
+    devices[0].caps.exchanges = true;
+    let mut profile = Profile::new(subject(&spec, &devices));
+    for (device, d) in devices.iter().enumerate() {
+        let apart = Apart { exchanged: d.caps.exchanges, ..Apart::default() };
+        let all = profiled_graphs(&lowered, &[], apart);
+        let exchanged = |g: &&ProfiledGraph| g.part == SegmentPart::Exchanged;
+        assert_eq!(all.iter().filter(exchanged).count(), [4, 0][device], "one of each kind");
+        for graph in all.iter().filter(|g| g.share == 64) {
+            let one = &graph.layers[0];
+            assert_eq!(
+                SegmentPart::of(graph.kind, one) == SegmentPart::Exchanged,
+                exchanged(&graph)
+            );
+            for rows in [1, 16, 64, 256, 512] {
+                let work = RunWork::of(one, rows, 0);
+                let gain = match graph.kind {
+                    SegmentKind::Ffn if exchanged(&graph) && rows > 1 => 0.5,
+                    SegmentKind::Qkv if exchanged(&graph) => 0.97,
+                    _ => 1.0,
+                };
+                profile.runs.push(RunSample {
+                    device,
+                    graph: graph.name.clone(),
+                    segment: graph.kind,
+                    part: graph.part,
+                    share: 64,
+                    work,
+                    rows,
+                    cached: 0,
+                    held_out: false,
+                    ns: Spread::of(&[gain * work.room * work.products * 1e-3]),
+                    visits: 1,
+                });
+            }
+        }
+    }
+    profile.fit();
+    let cost: &dyn CostModel = &ProfiledCosts::new(&profile, &devices).unwrap();
+    let base = PlanRequest { context: Some(2048), ..PlanRequest::default() };
+    for (first, expected) in
+        [(0, &[WeightRole::Gate, WeightRole::Up, WeightRole::Down][..]), (1, &[])]
+    {
+        let mut plan = make(&spec, &devices[first..], &base).unwrap();
+        plan.decode.rules[0].exchange = vec![WeightRole::Q];
+        Orders::new(&lowered, &devices, cost).choose(&mut plan);
+        let rules = [&plan.prefill.rules[0], &plan.decode.rules[0]].map(|r| &r.exchange[..]);
+        assert_eq!(rules, [expected, &[]]);
+    }
 }

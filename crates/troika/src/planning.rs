@@ -13,8 +13,9 @@ use troika_plan::{
 };
 use troika_program::{PhaseCopies, copies};
 use troika_solve::{
-    Alternative, CostModel, HeldWeights, MadePlan, MakeRequest, PredictRequest, ProfiledCosts,
-    SolveRequest, Solved, check_memory, choose_policy, held_weights, make_within_memory, solve,
+    Alternative, CostModel, HeldWeights, MadePlan, MakeRequest, Orders, PredictRequest,
+    ProfiledCosts, SolveRequest, Solved, check_memory, choose_policy, held_weights,
+    make_within_memory, solve,
 };
 use troika_weights::{FloatType, WeightStore};
 
@@ -174,15 +175,13 @@ impl BoundModel {
         Ok(Planned { plan, changes, refusals, alternatives, kv_bytes: None, model: self })
     }
 
-    /// Gives a plan for virtual devices the fastest order of prompts of a few chunks.
+    /// Gives a plan for virtual devices the faster order of operands, and the fastest order of
+    /// prompts of a few chunks.
     ///
     /// # Errors
     /// Files of virtual devices that cannot be read, or a plan that cannot be priced.
     fn order(&self, plan: &mut Plan, options: &OpenOptions) -> Result<(), Error> {
         let Prefill { chunk, chunks_in_flight: together, .. } = plan.prefill;
-        if together < 2 || plan.all_rules().any(|rule| rule.experts().is_some()) {
-            return Ok(());
-        }
         let Some((soc, names)) = self.soc(options)? else { return Ok(()) };
         let devices: Vec<PlanDevice> = self.devices.iter().map(PlanDevice::of).collect();
         let request = PredictRequest {
@@ -192,6 +191,10 @@ impl BoundModel {
             prompt: chunk,
             generate: 0,
         };
+        Orders::new(request.lowered, &devices, request.cost).choose(plan);
+        if together < 2 || plan.all_rules().any(|rule| rule.experts().is_some()) {
+            return Ok(());
+        }
         let chunks = [together, together + together / 2, 2 * together];
         let longest = plan.context.saturating_sub(1);
         let mut prompts = chunks.map(|n| n.saturating_mul(chunk).min(longest)).to_vec();

@@ -26,6 +26,7 @@ pub fn run(args: &SimulateArgs) -> Result<(), CliError> {
         prompt: args.n_prompt,
         generate: args.n_gen,
         sync: args.sync,
+        exchange: true,
         co_run: args.co_run,
         tracer: tracer.clone(),
     };

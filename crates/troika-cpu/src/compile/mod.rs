@@ -388,6 +388,7 @@ impl Compiler<'_> {
                 weight,
                 bias,
                 activations: activations @ (ActivationFormat::Int(_) | ActivationFormat::F16),
+                ..
             } => {
                 self.made("linear", *activations)?;
                 let packed = self.packed(*weight)?;
@@ -395,7 +396,7 @@ impl Compiler<'_> {
                 let weights = smallvec![(packed, self.vector_if(*bias), kind)];
                 Code::PackedLinear { weights, kinds: smallvec![kind], before: None }
             }
-            Op::Linear { weight, bias, activations } => {
+            Op::Linear { weight, bias, activations, .. } => {
                 let bf16 = *activations == ActivationFormat::Bf16;
                 let matrix = self.matrix(*weight);
                 Code::Linear { weights: smallvec![(matrix, self.vector_if(*bias))], bf16 }

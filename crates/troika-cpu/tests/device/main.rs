@@ -89,7 +89,7 @@ fn small(max_rows: usize) -> (Subgraph, Store) {
     let x = b.input("x", 4, DType::F32);
     let y = b.op(
         "y",
-        Op::Linear { weight: w, bias: None, activations: ActivationFormat::F32 },
+        Op::Linear { weight: w, bias: None, activations: ActivationFormat::F32, exchanged: false },
         &[x],
         4,
     );
@@ -134,7 +134,12 @@ fn products_of_one_input_have_the_bits_they_have_alone() {
         let x = b.input("x", k, DType::F32);
         for i in used.clone() {
             let w = b.weight(decls[i].clone());
-            let op = Op::Linear { weight: w, bias: None, activations: ActivationFormat::INT8 };
+            let op = Op::Linear {
+                weight: w,
+                bias: None,
+                activations: ActivationFormat::INT8,
+                exchanged: false,
+            };
             let y = b.op("y", op.clone(), &[x], widths[i]);
             b.op("unused", op, &[x], widths[i]);
             b.output(y);

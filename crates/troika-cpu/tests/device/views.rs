@@ -43,7 +43,12 @@ fn product(
     let w = b.weight(store.add_as("w", dtype, (rows.len(), K), bytes));
     let bias = b.weight(store.add("b", 1, rows.len(), |i| (rows.start + i) as f32 * 0.125));
     let x = b.input("x", K, DType::F32);
-    let y = b.op("y", Op::Linear { weight: w, bias: Some(bias), activations }, &[x], rows.len());
+    let y = b.op(
+        "y",
+        Op::Linear { weight: w, bias: Some(bias), activations, exchanged: false },
+        &[x],
+        rows.len(),
+    );
     b.output(y);
     (b.finish().unwrap(), store)
 }
@@ -196,7 +201,7 @@ fn all_values_may_lie_apart() {
     let xv = b.input("x", 4, DType::F32);
     let p = b.op(
         "p",
-        Op::Linear { weight: w, bias: None, activations: ActivationFormat::F32 },
+        Op::Linear { weight: w, bias: None, activations: ActivationFormat::F32, exchanged: false },
         &[xv],
         4,
     );

@@ -210,10 +210,11 @@ fn part_of(op: &Op, take: &Take, b: &mut PieceBuilder<'_>) -> Op {
             eps: *eps,
             group: *group,
         },
-        Op::Linear { weight, bias, activations } => Op::Linear {
+        Op::Linear { weight, bias, activations, exchanged } => Op::Linear {
             weight: b.weight_rows(*weight, take),
             bias: bias.map(|w| b.weight_cols(w, take)),
             activations: *activations,
+            exchanged: *exchanged,
         },
         Op::Outliers { weight, activations } => {
             Op::Outliers { weight: b.weight_rows(*weight, take), activations: *activations }

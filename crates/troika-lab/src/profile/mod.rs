@@ -242,6 +242,7 @@ impl Measuring<'_> {
             experts: devices.len() > 1,
             products: devices.len() > 1
                 && devices.iter().any(|d| only_multiplies(&**d, self.lowered)),
+            exchanged: false,
         };
         let graphs: Vec<Vec<ProfiledGraph>> = devices
             .iter()
@@ -252,6 +253,7 @@ impl Measuring<'_> {
                 offered.retain(|f| !f.converts_weights());
                 let mut formats = open.activations.clone().unwrap_or(offered);
                 formats.extend(has);
+                let apart = Apart { exchanged: d.caps().exchanges, ..apart };
                 profiled_graphs(self.lowered, &formats, apart)
             })
             .collect();

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use troika::DeviceOptions;
 use troika::plan::SyncMode;
-use troika::sim::{CoRun, ProcessorKind, Soc};
+use troika::sim::{CoRun, Soc};
 use troika::trace::Tracer;
 
 use crate::{
@@ -17,8 +17,6 @@ use crate::{
 pub enum Phone {
     /// Snapdragon 8 Gen 3.
     Gen3,
-    /// The same with an NPU that does not exchange operands.
-    Gen3InOrder,
     /// Snapdragon 8 Elite.
     Elite,
 }
@@ -33,6 +31,8 @@ pub struct Case {
     pub generate: usize,
     /// With waits that sleep until woken.
     pub blocking: bool,
+    /// Whether products may have their operands exchanged.
+    pub exchange: bool,
     /// Whether a game draws 60 frames per second of 6 ms each meanwhile (assumption D6).
     pub game: bool,
 }
@@ -47,6 +47,7 @@ impl Case {
             prompt,
             generate: 1,
             blocking: false,
+            exchange: true,
             game: false,
         }
     }
@@ -90,13 +91,6 @@ impl Lab {
         match phone {
             Phone::Gen3 => self.gen3.clone(),
             Phone::Elite => self.elite.clone(),
-            Phone::Gen3InOrder => {
-                let mut soc = self.gen3.clone();
-                for p in soc.processors.iter_mut().filter(|p| p.kind == ProcessorKind::Npu) {
-                    p.products.exchanges_operands = false;
-                }
-                soc
-            }
         }
     }
 
@@ -120,6 +114,7 @@ impl Lab {
             prompt: case.prompt,
             generate: case.generate,
             sync: if case.blocking { SyncMode::Blocking } else { SyncMode::Predicted },
+            exchange: case.exchange,
             co_run: case.game.then_some(GAME),
             tracer: Tracer::off(),
         };
@@ -143,15 +138,15 @@ impl Lab {
         Ok(self.run(case)?.tpot_ms().unwrap_or(f64::NAN))
     }
 
-    /// A single product.
+    /// A single product on the 8 Gen 3, with its operands exchanged if it has fewer rows than
+    /// results.
     pub fn product(
         &self,
-        phone: Phone,
         processor: &str,
         [outs, terms, rows]: [usize; 3],
         decoding: bool,
     ) -> Result<ProductTime, LabError> {
-        let shape = ProductShape { outs, terms, rows, decoding };
-        shape.measure(&self.soc(phone), processor, SyncMode::Blocking)
+        let shape = ProductShape { outs, terms, rows, decoding, exchanged: rows < outs };
+        shape.measure(&self.gen3, processor, SyncMode::Blocking)
     }
 }

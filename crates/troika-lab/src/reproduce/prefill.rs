@@ -136,7 +136,7 @@ fn fast_sync(lab: &mut Lab) -> Result<Outcome, LabError> {
 
 fn ablation(lab: &mut Lab) -> Result<Outcome, LabError> {
     let case = |strategy| Case { blocking: true, ..Case::prefill(B8, strategy, 320) };
-    let in_order = |strategy| Case { phone: Phone::Gen3InOrder, ..case(strategy) };
+    let in_order = |strategy| Case { exchange: false, ..case(strategy) };
     let gpu = lab.ttft(case("gpu-only"))?;
     let naive = lab.ttft(in_order("online-prepare"))?;
     let activation = lab.ttft(in_order("activation-centric"))?;

@@ -3,7 +3,7 @@
 
 use troika::plan::SyncMode;
 
-use super::lab::{Case, Lab, Phone};
+use super::lab::{Case, Lab};
 use super::outcome::{Experiment, Item, Outcome, RunWhen, mean};
 use super::presets::B8;
 use crate::{LabError, ProductShape};
@@ -32,7 +32,7 @@ const TABLE_3: [([usize; 3], f64, f64); 6] = [
 
 /// The GPU's times include the waiting call; the NPU's framework times the run alone.
 fn product_us(lab: &Lab, processor: &str, shape: [usize; 3]) -> Result<f64, LabError> {
-    let time = lab.product(Phone::Gen3, processor, shape, shape[2] == 1)?;
+    let time = lab.product(processor, shape, shape[2] == 1)?;
     Ok(if processor == "gpu" { time.latency_us } else { time.run_us })
 }
 
@@ -53,10 +53,12 @@ fn table_3(lab: &mut Lab, processor: &str) -> Result<Outcome, LabError> {
 fn order(lab: &mut Lab) -> Result<Outcome, LabError> {
     let mut items = Vec::new();
     for rows in [64, 128, 256, 512] {
-        let shape = [14_336, 4096, rows];
-        let exchanged = lab.product(Phone::Gen3, "npu", shape, false)?.run_us;
-        let as_it_is = lab.product(Phone::Gen3InOrder, "npu", shape, false)?.run_us;
-        items.push(Item::new(format!("K = {rows}"), 6.0, as_it_is / exchanged));
+        let us = |exchanged| {
+            let (outs, terms, decoding) = (14_336, 4096, false);
+            let shape = ProductShape { outs, terms, rows, decoding, exchanged };
+            Ok::<_, LabError>(shape.measure(lab.gen3(), "npu", SyncMode::Blocking)?.run_us)
+        };
+        items.push(Item::new(format!("K = {rows}"), 6.0, us(false)? / us(true)?));
     }
     let near = |i: &Item| (4.5..=7.5).contains(&i.ours);
     // The paper does not print which K it means: the nearest one counts.
@@ -69,7 +71,7 @@ fn stages(lab: &mut Lab) -> Result<Outcome, LabError> {
     let mut steps = Vec::new();
     let mut before = None;
     for rows in 1..=96 {
-        let time = lab.product(Phone::Gen3, "npu", [4096, 4096, rows], false)?.run_us;
+        let time = lab.product("npu", [4096, 4096, rows], false)?.run_us;
         // Times also grow with the activations' bytes; a step is larger than that.
         if before.is_some_and(|b: f64| time > b * 1.01) {
             steps.push(rows);
@@ -82,11 +84,11 @@ fn stages(lab: &mut Lab) -> Result<Outcome, LabError> {
 
 fn bandwidth(lab: &mut Lab) -> Result<Outcome, LabError> {
     let shape = [28_672, 4096, 1];
-    let alone = lab.product(Phone::Gen3, "gpu", shape, true)?;
+    let alone = lab.product("gpu", shape, true)?;
     let gpu = alone.weight_bytes / alone.run_us * 1e-3;
     // Three quarters of the columns on the GPU and a quarter on the NPU, each as fast as possible:
     // the memory limits the sum.
-    let part = |p, outs| lab.product(Phone::Gen3, p, [outs, 4096, 1], true);
+    let part = |p, outs| lab.product(p, [outs, 4096, 1], true);
     let (a, b) = (part("gpu", 21_504)?, part("npu", 7168)?);
     let wanted = (a.weight_bytes / a.run_us + b.weight_bytes / b.run_us) * 1e-3;
     let both = wanted.min(lab.gen3().bandwidth_gb_s.unwrap_or(wanted));
@@ -99,7 +101,7 @@ fn bandwidth(lab: &mut Lab) -> Result<Outcome, LabError> {
 }
 
 fn hand_over(lab: &mut Lab) -> Result<Outcome, LabError> {
-    let shape = ProductShape { outs: 4096, terms: 4096, rows: 1, decoding: true };
+    let shape = ProductShape { outs: 4096, terms: 4096, rows: 1, decoding: true, exchanged: false };
     let cost = |sync| -> Result<f64, LabError> {
         let time = shape.measure(lab.gen3(), "gpu", sync)?;
         Ok(time.latency_us - time.run_us)
@@ -140,7 +142,7 @@ fn choices(lab: &mut Lab) -> Result<Outcome, LabError> {
     let (mut same, mut must, mut shares) = (0, 0, true);
     let (mut printed, mut ours) = (Vec::new(), Vec::new());
     for ([outs, terms, rows], strategy, share) in CHOICES {
-        let shape = ProductShape { outs, terms, rows, decoding: rows == 1 };
+        let shape = ProductShape { outs, terms, rows, decoding: rows == 1, exchanged: false };
         let choice = shape.place(lab.gen3())?;
         let name = |s: &str, share: Option<f64>| match share {
             Some(share) => format!("{s} {share:.2}"),

@@ -15,7 +15,7 @@ use troika_engine::{SequenceInput, WantedLogits};
 use troika_graph::DType;
 use troika_model::lower::{LowerOptions, Lowered, WeightShapes, lower};
 use troika_plan::{Goal, Phase, Plan, PlanDevice, PlanRequest, SyncMode, make};
-use troika_solve::{PredictRequest, SolveRequest, predict, solve};
+use troika_solve::{Orders, PredictRequest, SolveRequest, predict, solve};
 use troika_trace::Tracer;
 use troika_weights::Quant;
 
@@ -44,6 +44,8 @@ pub struct SimulateOptions {
     pub generate: usize,
     /// How processors wait for each other.
     pub sync: SyncMode,
+    /// Whether products may have their operands exchanged, where that is faster.
+    pub exchange: bool,
     /// A game that draws frames on the GPU meanwhile.
     pub co_run: Option<CoRun>,
     /// Records spans.
@@ -146,6 +148,7 @@ impl Simulation {
         let lowering =
             LowerOptions { max_rows: *prompt, max_kv: prompt + generate + 1, kv_dtype: DType::F16 };
         let lowered = Arc::new(lower(&shape.spec, &shapes, lowering)?);
+        let facts = facts(&devices, options.exchange);
         let request = placed::Request {
             soc,
             spec: &shape.spec,
@@ -154,12 +157,16 @@ impl Simulation {
             prompt: *prompt,
             context: lowering.max_kv,
             sync: *sync,
+            devices: &facts,
         };
-        let plan = match (&options.plan, strategy) {
+        let mut plan = match (&options.plan, strategy) {
             (Some(plan), _) => plan.clone(),
             (None, SocStrategy::Solved) => solved(&request, &shapes, &devices, options)?,
             (None, _) => placed::plan(&request)?,
         };
+        if options.plan.is_none() {
+            Orders::new(&lowered, &facts, &SocCosts::of(soc, &facts)).choose(&mut plan);
+        }
         let before = board.usage();
         let opening = OpenOptions {
             plan: plan.into(),
@@ -279,6 +286,13 @@ pub(crate) fn on_board(soc: &Soc) -> Result<OnBoard, DeviceError> {
     Ok((devices, board))
 }
 
+/// Devices as plans see them, which may exchange operands or not.
+fn facts(devices: &[Arc<dyn Device>], exchange: bool) -> Vec<PlanDevice> {
+    let mut all: Vec<PlanDevice> = devices.iter().map(PlanDevice::of).collect();
+    all.iter_mut().for_each(|d| d.caps.exchanges &= exchange);
+    all
+}
+
 /// Lets the first GPU draw frames. Returns its number.
 fn draw_frames(soc: &Soc, board: &Board, task: CoRun) -> Result<usize, SimulateError> {
     let gpu = soc.processors.iter().position(|p| p.kind == ProcessorKind::Gpu);
@@ -314,14 +328,13 @@ fn solved(
         sync: r.sync,
         ..PlanRequest::default()
     };
-    let facts: Vec<PlanDevice> = devices.iter().map(PlanDevice::of).collect();
-    let one = make(r.spec, &facts, &base).map_err(Error::Plan)?;
+    let one = make(r.spec, r.devices, &base).map_err(Error::Plan)?;
     let refusals = troika_engine::examine(r.spec, shapes, &one, devices)?;
     // The CPU is left to control a GPU, if there is one (HeteroInfer, section 4).
     let controls = r.soc.processors.iter().any(|p| p.kind == ProcessorKind::Gpu);
-    let used = devices.iter().zip(&r.soc.processors);
+    let used = r.devices.iter().zip(&r.soc.processors);
     let used = used.filter(|(_, p)| !controls || p.kind != ProcessorKind::Cpu);
-    let devices: Vec<PlanDevice> = used.map(|(d, _)| PlanDevice::of(d)).collect();
+    let devices: Vec<PlanDevice> = used.map(|(d, _)| d.clone()).collect();
     let candidates = hand_made(r, &devices);
     let request = SolveRequest {
         spec: r.spec,

@@ -3,8 +3,7 @@
 
 use std::sync::Arc;
 
-use troika::sim::{Board, PricedRows, Prices, Processor, ProcessorKind, Soc, VirtualDevice};
-use troika_device::{Device, DeviceError};
+use troika::sim::{Processor, ProcessorKind, Soc};
 use troika_graph::partition::cut_at;
 use troika_graph::{DType, Op, Subgraph};
 use troika_model::lower::{Lowered, ModelPart, Segment, SegmentKind, segment_kinds, segments};
@@ -14,7 +13,7 @@ use troika_plan::{
     Phase, Plan, PlanDevice, PlanRequest, Policy, Prefill, Rule, Strategy, SyncMode, expert_chunk,
     make, page_len, stage_borders,
 };
-use troika_solve::{InStages, StagedRequest, Ways, expert_bytes};
+use troika_solve::{CostModel, InStages, PricedRun, StagedRequest, Ways, expert_bytes};
 
 use super::{SimulateError, SocStrategy};
 use troika::SocCosts;
@@ -32,6 +31,8 @@ pub(super) struct Request<'a> {
     pub prompt: usize,
     pub context: usize,
     pub sync: SyncMode,
+    /// All processors.
+    pub devices: &'a [PlanDevice],
 }
 
 /// The plan of a strategy.
@@ -92,7 +93,7 @@ fn experts(
         let (strategy, processor) = (r.strategy.name(), npu.name.clone());
         return Err(SimulateError::NoGroups { strategy, processor });
     }
-    let devices = processors(r.soc, [cpu, npu])?;
+    let devices = named(r.devices, [cpu, npu]);
     let chunk = expert_chunk(r.prompt).min(r.prompt);
     let request = PlanRequest {
         strategy: Strategy::Experts(policy),
@@ -114,14 +115,9 @@ fn experts(
 }
 
 /// Processors as plans see them.
-fn processors(soc: &Soc, of: [&Processor; 2]) -> Result<[PlanDevice; 2], DeviceError> {
-    let board = Board::new(soc, Arc::default());
-    let open = |p: &Processor| -> Result<PlanDevice, DeviceError> {
-        let caps = VirtualDevice::on(&board, &p.name, p)?.caps().clone();
-        Ok(PlanDevice { name: p.name.clone(), caps })
-    };
-    let [a, b] = of.map(open);
-    Ok([a?, b?])
+fn named(all: &[PlanDevice], of: [&Processor; 2]) -> Vec<PlanDevice> {
+    let find = |p: &Processor| all.iter().find(|d| d.name == p.name).cloned();
+    of.into_iter().filter_map(find).collect()
 }
 
 type Rules = (Vec<Rule>, Vec<Rule>);
@@ -139,7 +135,7 @@ fn rules(r: &Request<'_>) -> Result<Rules, SimulateError> {
         return Ok((all_on(gpu), all_on(gpu)));
     }
     let ways = if r.strategy == S::ActivationCentric { Ways::Rows } else { Ways::All };
-    let both = Both::of(r.soc, r.prompt, ways)?;
+    let both = Both::of(r.soc, r.devices, r.prompt, ways)?;
     let gpu = both.gpu;
     let standard = &both.npu.row_buckets;
     Ok(match r.strategy {
@@ -173,7 +169,7 @@ pub(super) struct Both<'a> {
     /// The ways to choose from.
     ways: Ways,
     /// The GPU, then the NPU.
-    devices: [PlanDevice; 2],
+    devices: Vec<PlanDevice>,
     pub gpu: &'a Processor,
     pub npu: &'a Processor,
 }
@@ -183,11 +179,16 @@ impl<'a> Both<'a> {
     ///
     /// # Errors
     /// The SoC lacks one of them.
-    pub fn of(soc: &'a Soc, prompt: usize, ways: Ways) -> Result<Both<'a>, SimulateError> {
+    pub fn of(
+        soc: &'a Soc,
+        devices: &[PlanDevice],
+        prompt: usize,
+        ways: Ways,
+    ) -> Result<Both<'a>, SimulateError> {
         let of = |kind| SocStrategy::HeteroTensor.processor(soc, kind);
         let gpu = of(ProcessorKind::Gpu).or_else(|e| of(ProcessorKind::Cpu).map_err(|_| e))?;
         let npu = of(ProcessorKind::Npu)?;
-        Ok(Both { soc, prompt, ways, devices: processors(soc, [gpu, npu])?, gpu, npu })
+        Ok(Both { soc, prompt, ways, devices: named(devices, [gpu, npu]), gpu, npu })
     }
 
     /// The fastest placement of a graph's stages.
@@ -216,20 +217,25 @@ impl<'a> Both<'a> {
         let cut = |s: &Segment| cut_at(&s.graph, &stage_borders(&s.graph)).unwrap_or_default();
         let stages = products.filter_map(segment).flat_map(cut).map(|piece| piece.graph);
         let stages: Vec<Subgraph> = stages.filter(is_product).collect();
-        let prices = Prices::new(self.soc, self.npu);
+        let cost: &dyn CostModel = &SocCosts::new(self.soc, vec![self.npu]);
+        let exchanges = self.devices.iter().any(|d| d.caps.exchanges);
         let ns = |lengths: &[usize]| {
-            let (mut left, mut sum) = (self.prompt, 0);
+            let (mut left, mut sum) = (self.prompt, 0.0);
             while left > 0 {
                 let fits = lengths.iter().find(|n| **n >= left).or(lengths.last());
                 let room = fits.copied().unwrap_or(left);
-                let rows = PricedRows { rows: left.min(room), room, cached: self.prompt - left };
-                sum += stages.iter().map(|s| prices.run(s, rows).ns).sum::<u64>();
+                let (kind, rows, cached) = (SegmentKind::Ffn, left.min(room), self.prompt - left);
+                for graph in &stages {
+                    let run = PricedRun { device: 0, kind, graph, rows, room, cached };
+                    sum += cost.ordered_ns(&run, exchanges);
+                }
                 left = left.saturating_sub(room);
             }
             sum
         };
         let sets = (1..=all.len()).rev().map(|n| &all[..n]);
-        let best = sets.chain(all.iter().map(std::slice::from_ref)).min_by_key(|set| ns(set));
+        let best =
+            sets.chain(all.iter().map(std::slice::from_ref)).min_by(|a, b| ns(a).total_cmp(&ns(b)));
         best.map_or_else(Vec::new, <[usize]>::to_vec)
     }
 

@@ -16,8 +16,8 @@ use troika_model::lower::SegmentKind;
 use troika_plan::{Phase, Split, SyncMode};
 use troika_solve::Ways;
 
-use super::SimulateError;
 use super::placed::Both;
+use super::{SimulateError, facts, on_board};
 use troika::Error;
 
 /// A product of `rows` activation rows with a four-bit weight matrix of `outs` rows.
@@ -31,6 +31,8 @@ pub struct ProductShape {
     pub rows: usize,
     /// Whether the row continues a sequence.
     pub decoding: bool,
+    /// Whether the weight matrix is the first operand.
+    pub exchanged: bool,
 }
 
 /// The cost of a product.
@@ -59,7 +61,8 @@ impl ProductShape {
         let decl = WeightDecl::whole("w".into(), self.outs, self.terms, DType::Q4_0);
         let weight = b.weight(decl);
         let x = b.input("x", self.terms, DType::F32);
-        let op = Op::Linear { weight, bias: None, activations: ActivationFormat::F32 };
+        let activations = ActivationFormat::F32;
+        let op = Op::Linear { weight, bias: None, activations, exchanged: self.exchanged };
         let y = b.op("y", op, &[x], self.outs);
         b.output(y);
         b.finish().map_err(|e| SimulateError::Other(Error::Device(e.into())))
@@ -119,7 +122,8 @@ impl ProductShape {
     /// # Errors
     /// The SoC lacks one of them.
     pub fn place(self, soc: &Soc) -> Result<ProductChoice, SimulateError> {
-        let both = Both::of(soc, self.rows, Ways::All)?;
+        let devices = facts(&on_board(soc)?.0, true);
+        let both = Both::of(soc, &devices, self.rows, Ways::All)?;
         let phase = if self.decoding { Phase::Decode } else { Phase::Prefill };
         let placed = both.best(SegmentKind::Ffn, &self.graph()?, phase);
         let (device, split) =

@@ -136,7 +136,8 @@ impl<'l, 'a> Emit<'l, 'a> {
     ) -> Result<ValueId, LowerError> {
         let bias = bias.map(|b| self.weight(b)).transpose()?;
         let rows = self.weight_rows(weight);
-        Ok(self.graph.op("linear", Op::Linear { weight, bias, activations }, &[x], rows))
+        let op = Op::Linear { weight, bias, activations, exchanged: false };
+        Ok(self.graph.op("linear", op, &[x], rows))
     }
 
     /// A product in f32, whatever the weight's type.

@@ -2,15 +2,18 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 macro_rules! weight_roles {
     ($($(#[$docs:meta])* $role:ident),* $(,)?) => {
         /// The purpose of a weight. Its name keys packed weights on disk.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[derive(
+            Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+        )]
         #[allow(missing_docs)] // the names are the documentation
         pub enum WeightRole { $($(#[$docs])* $role),* }
 
         /// All roles.
-        #[cfg(test)]
         const ROLES: &[WeightRole] = &[$(WeightRole::$role),*];
     };
 }
@@ -42,6 +45,12 @@ weight_roles! {
 }
 
 impl WeightRole {
+    /// The role of a weight of a subgraph, by its name there.
+    pub fn of(name: &str) -> Option<WeightRole> {
+        let is = |role: &&WeightRole| name.split('.').any(|part| part == format!("{role:?}"));
+        ROLES.iter().find(is).copied()
+    }
+
     /// The bias of a norm or projection. For those that never have one it is the weight itself.
     pub(crate) const fn bias(self) -> WeightRole {
         match self {

@@ -52,7 +52,8 @@ impl Emitter<'_> {
     ) -> Result<String, DeviceError> {
         let has = |rewrite| self.options.rewrites.has(rewrite);
         let pads = has(Rewrite::MultiplesOf16);
-        if !pads && !has(Rewrite::LinearAsConv) && self.group().is_none() {
+        let as_it_is = !has(Rewrite::LinearAsConv) && self.group().is_none();
+        if !pads && (as_it_is || self.exchanged) {
             return self.matrix_product(x, weight, bias, element);
         }
         let (values, decl) = (self.read(weight)?, self.graph.weight(weight));
@@ -77,13 +78,13 @@ impl Emitter<'_> {
     fn product(&mut self, x: &str, m: &Matrix) -> String {
         let x = self.cast_to(x, m.element);
         let y = match (self.options.rewrites.has(Rewrite::LinearAsConv), self.group()) {
-            (true, _) => self.convolution(&x, m),
-            (false, None) => {
+            (true, _) if !self.exchanged => self.convolution(&x, m),
+            (false, Some(rows)) if !self.exchanged => self.grouped_product(&x, m, rows),
+            _ => {
                 let weight = self.typed(m.element, &[m.n, m.k], &m.values);
                 let bias = m.bias.as_ref().map(|b| self.typed(m.element, &[m.n], b));
                 self.gemm(&x, &weight, bias.as_deref())
             }
-            (false, Some(rows)) => self.grouped_product(&x, m, rows),
         };
         if m.element == ElementType::F32 { y } else { self.cast(&y, ElementType::F32) }
     }
@@ -110,9 +111,25 @@ impl Emitter<'_> {
         Ok(if element == ElementType::F32 { y } else { self.cast(&y, ElementType::F32) })
     }
 
+    /// `x * weight^T + bias`; with operands exchanged `(weight * x^T)^T + bias`.
     fn gemm(&mut self, x: &str, weight: &str, bias: Option<&str>) -> String {
+        if self.exchanged {
+            let x = self.turned(x);
+            let y = self.two("MatMul", weight, &x);
+            let y = self.turned(&y);
+            return bias.map_or(y.clone(), |b| self.two("Add", &y, b));
+        }
         let inputs: Vec<&str> = [x, weight].into_iter().chain(bias).collect();
         self.model.node("Gemm", &inputs, &[Attribute::Int("transB", 1)])
+    }
+
+    /// `x * weight` of a weight `[k, n]`; with operands exchanged `(weight * x^T)^T` of one `[n, k]`.
+    pub(super) fn multiply(&mut self, x: &str, weight: &str) -> String {
+        if self.exchanged { self.gemm(x, weight, None) } else { self.two("MatMul", x, weight) }
+    }
+
+    pub(super) fn turned(&mut self, x: &str) -> String {
+        self.model.node("Transpose", &[x], &[Attribute::Ints("perm", &[1, 0])])
     }
 
     fn group(&self) -> Option<usize> {
@@ -134,15 +151,14 @@ impl Emitter<'_> {
     /// The same as a convolution of one by one: rows are the places of an image, columns its
     /// channels.
     fn convolution(&mut self, x: &str, m: &Matrix) -> String {
-        let turn = [Attribute::Ints("perm", &[1, 0])];
-        let x = self.model.node("Transpose", &[x], &turn);
+        let x = self.turned(x);
         let x = self.reshape(&x, &[1, m.k, 1, self.rows]);
         let weight = self.typed(m.element, &[m.n, m.k, 1, 1], &m.values);
         let bias = m.bias.as_ref().map(|b| self.typed(m.element, &[m.n], b));
         let inputs: Vec<&str> = [&*x, &weight].into_iter().chain(bias.as_deref()).collect();
         let y = self.model.node("Conv", &inputs, &[]);
         let y = self.reshape(&y, &[m.n, self.rows]);
-        self.model.node("Transpose", &[&y], &turn)
+        self.turned(&y)
     }
 
     fn cast_to(&mut self, x: &str, element: ElementType) -> String {

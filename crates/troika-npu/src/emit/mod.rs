@@ -139,8 +139,9 @@ pub(crate) fn emit(
         tensors.insert(graph.inputs[*i], port.name.clone());
     }
     let rotations = Vec::new();
+    let (rows, exchanged) = (written, false);
     let mut emitter =
-        Emitter { graph, weights, options, rows: written, model, inputs, rotations, tensors };
+        Emitter { graph, weights, options, rows, exchanged, model, inputs, rotations, tensors };
     for node in graph.nodes.iter().filter(|n| n.outputs.iter().any(|id| read[id.0 as usize])) {
         // What tells ops of a kind apart.
         let about = match (&node.op, node.outputs.first()) {
@@ -148,6 +149,7 @@ pub(crate) fn emit(
             (_, made) => made.map_or("", |made| &*graph.value(*made).name),
         };
         emitter.model.scope(node.op.name(), about);
+        emitter.exchanged = matches!(node.op, Op::Linear { exchanged: true, .. });
         emitter.op(node)?;
     }
     let Emitter { mut model, mut inputs, rotations, tensors, .. } = emitter;
@@ -193,6 +195,8 @@ struct Emitter<'a> {
     options: EmitOptions<'a>,
     /// The number of rows; 0 if the model takes any.
     rows: usize,
+    /// Whether the operands of the op's products are exchanged.
+    exchanged: bool,
     model: OnnxModel,
     /// The model's inputs so far.
     inputs: Vec<Port>,
@@ -313,7 +317,8 @@ mod tests {
         let x = b.op("normed", norm, &[x], 20);
         let weight = b.weight(WeightDecl::whole("w".into(), 17, 20, DType::F32));
         let activations = ActivationFormat::F32;
-        let y = b.op("y", Op::Linear { weight, bias: None, activations }, &[x], 17);
+        let y =
+            b.op("y", Op::Linear { weight, bias: None, activations, exchanged: false }, &[x], 17);
         b.output(y);
         bind_static(&b.finish().unwrap(), 8)
     }

@@ -35,7 +35,7 @@ impl Emitter<'_> {
                 let norm = |e: &mut Self, x: &str| e.layer_norm(x, *eps, &weight, bias.as_deref());
                 self.by_groups(&x, cols, *group, norm)
             }
-            Op::Linear { weight, bias, activations } => {
+            Op::Linear { weight, bias, activations, .. } => {
                 self.projection(&x, *weight, *bias, *activations)?
             }
             Op::HeadLinear(heads) => self.head_linear(&x, cols, heads)?,

@@ -71,7 +71,10 @@ impl Emitter<'_> {
         let int4 =
             (format.bits == 16 && factors.is_empty()).then(|| Int4::of(decl.dtype)).flatten();
         let w = match int4 {
-            Some(blocks) => self.int4(weight, blocks)?,
+            Some(blocks) => {
+                let w = self.int4(weight, blocks)?;
+                if self.exchanged { self.turned(&w) } else { w }
+            }
             None => {
                 let mut values = self.read(weight)?;
                 for row in values.chunks_exact_mut(decl.cols) {
@@ -80,7 +83,7 @@ impl Emitter<'_> {
                 self.int8(&values, decl.cols)
             }
         };
-        let y = self.two("MatMul", &x, &w);
+        let y = self.multiply(&x, &w);
         if self.options.provider != Provider::Qnn {
             return Ok(y);
         }
@@ -128,13 +131,14 @@ impl Emitter<'_> {
             let rows = values.chunks_exact(self.graph.weight(weight).cols);
             let w: Vec<f32> = rows.flat_map(|row| &row[at.clone()]).copied().collect();
             let w = self.int8(&w, at.len());
-            let y = self.two("MatMul", &part, &w);
+            let y = self.multiply(&part, &w);
             sum = Some(sum.map_or(y.clone(), |sum| self.two("Add", &sum, &y)));
         }
         Ok(sum.unwrap_or_default())
     }
 
-    /// A weight `[k, n]` of 8-bit numbers with a scale for each of the `n`, from rows of `k`.
+    /// A weight `[k, n]` of 8-bit numbers with a scale for each of the `n`, from rows of `k`; `[n, k]`
+    /// with operands exchanged.
     fn int8(&mut self, values: &[f32], k: usize) -> String {
         let n = values.len() / k;
         let (mut numbers, mut scales) = (vec![0_u8; n * k], Vec::with_capacity(n));
@@ -143,13 +147,15 @@ impl Emitter<'_> {
             let scale = if most > 0.0 { most / WEIGHT_MOST } else { 1.0 };
             scales.push(scale);
             for (j, v) in row.iter().enumerate() {
-                numbers[j * n + i] = (v / scale).round_ties_even() as i8 as u8;
+                let at = if self.exchanged { i * k + j } else { j * n + i };
+                numbers[at] = (v / scale).round_ties_even() as i8 as u8;
             }
         }
-        let numbers = self.model.constant(ElementType::I8, &[k, n], numbers);
+        let dims = if self.exchanged { [n, k] } else { [k, n] };
+        let numbers = self.model.constant(ElementType::I8, &dims, numbers);
         let scales = self.model.floats(&[n], &scales);
         let zeros = self.model.constant(ElementType::I8, &[n], vec![0; n]);
-        let axis = [Attribute::Int("axis", 1)];
+        let axis = [Attribute::Int("axis", i64::from(!self.exchanged))];
         self.model.node("DequantizeLinear", &[&numbers, &scales, &zeros], &axis)
     }
 
@@ -191,7 +197,7 @@ impl Emitter<'_> {
         let scale = self.plus(&scale, f32::MIN_POSITIVE);
         let numbers = self.two("Div", &usual, &scale);
         let numbers = self.one("Round", &numbers);
-        let sums = self.two("MatMul", &numbers, &w);
+        let sums = self.multiply(&numbers, &w);
         let sums = self.two("Mul", &sums, &scale);
         let large = self.matrix_product(&large, weight, None, ElementType::F32)?;
         Ok(self.two("Add", &sums, &large))

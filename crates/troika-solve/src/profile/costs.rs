@@ -79,7 +79,8 @@ impl CostModel for ProfiledCosts<'_> {
     fn run(&self, run: &PricedRun<'_>) -> TaskCost {
         let part = SegmentPart::of(run.kind, run.graph);
         let of = |part| self.profile.fits.get(self.places[run.device], run.kind, part);
-        let whole = || of(SegmentPart::Whole).filter(|_| SegmentPart::has_products(run.kind));
+        let stands_in = SegmentPart::has_products(run.kind) && part != SegmentPart::Exchanged;
+        let whole = || of(SegmentPart::Whole).filter(|_| stands_in);
         let fit = of(part).or_else(whole);
         let work = || RunWork::of(run.graph, run.room, run.cached);
         lasting(fit.map_or(f64::INFINITY, |f| f.time.ns(&work())))

@@ -5,7 +5,9 @@
 use troika_graph::partition::{
     ColumnSplit, around_experts, cut_at, expert_group, single_choices, split_columns,
 };
-use troika_graph::{ActivationFormat, Subgraph, convert_products, restrict_activations};
+use troika_graph::{
+    ActivationFormat, Subgraph, convert_products, exchange_operands, restrict_activations,
+};
 use troika_model::lower::{Lowered, SegmentKind};
 use troika_plan::{CalibratedProducts, stage_borders};
 
@@ -50,6 +52,8 @@ pub struct Apart {
     pub experts: bool,
     /// Products apart from other ops: a device takes nothing else.
     pub products: bool,
+    /// Products with operands exchanged besides: this device may gain from it.
+    pub exchanged: bool,
 }
 
 /// The graphs of a model to measure on a device of the given formats.
@@ -89,6 +93,18 @@ pub fn profiled_graphs(
             }
         }
     }
+    // At the end, since graphs of all devices are measured in turns.
+    let part = if apart.products { SegmentPart::Products } else { SegmentPart::Whole };
+    let both = |g: &&ProfiledGraph| {
+        apart.exchanged && g.part == part && g.share == 64 && SegmentPart::has_products(g.kind)
+    };
+    let exchanged = |g: &ProfiledGraph| ProfiledGraph {
+        name: format!("{}, exchanged", g.name),
+        part: SegmentPart::Exchanged,
+        layers: g.layers.iter().map(|graph| exchange_operands(graph, |_| true)).collect(),
+        ..g.clone()
+    };
+    all.extend(all.iter().filter(both).map(exchanged).collect::<Vec<_>>());
     all
 }
 
