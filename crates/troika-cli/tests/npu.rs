@@ -297,6 +297,10 @@ fn profiles_are_of_any_numbers_of_rows() {
     let run = ["run", "-p", "Hi", "-n", "4", "--temp", "0", "-q", "--profile", "p.json"];
     let text = stdout(&here(dir.path(), &[&run[..], &at, &more].concat()));
     assert!(!text.is_empty());
+    // With the threads that it was measured with.
+    let bench = ["bench", "-p", "16", "-n", "2", "-r", "1", "--profile", "p.json"];
+    let on = ["--device", "npu:reference,cpu", "--row-buckets", "16,64"];
+    stdout(&here(dir.path(), &[&bench[..], &on, &more].concat()));
 }
 
 /// A plan's file names how graphs are written: the text is the same, and a name that is none is refused.

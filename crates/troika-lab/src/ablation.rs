@@ -12,6 +12,9 @@ use crate::{LabError, Subject, median};
 /// Rows of a chunk if the options say none (llm.npu, section 3.2).
 const CHUNK: usize = 256;
 
+/// HeteroInfer's standard lengths (section 4.1).
+const STANDARD: [usize; 5] = [32, 64, 128, 256, 512];
+
 /// A paper's ablation, on the first two devices: the first is the NPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ablation {
@@ -74,7 +77,13 @@ impl Ablation {
             ..options.clone()
         };
         if self == Ablation::HeteroInfer {
+            // The prompt goes through the model once, in parts of standard lengths.
             base.sync = SyncMode::Blocking;
+            base.chunk = options.chunk.or(Some(prompt));
+            if base.devices.npu.row_buckets.is_empty() {
+                let standard = STANDARD.iter().copied().filter(|n| *n < prompt);
+                base.devices.npu.row_buckets = standard.chain([prompt]).collect();
+            }
         }
         let mut alone = OpenOptions { strategy: Strategy::OneDevice, ..base.clone() };
         alone.devices.devices = vec![second.clone()];

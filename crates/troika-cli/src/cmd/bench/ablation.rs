@@ -16,12 +16,12 @@ pub fn run(
     args: &BenchArgs,
     paper: Ablation,
     subject: &Subject,
-    all: Vec<(usize, OpenOptions)>,
+    all: Vec<OpenOptions>,
 ) -> Result<(), CliError> {
     const HEAD: &str = "| model | prompt | step | prepares | TTFT | t/s | gain |\n\
         | --- | ---: | --- | ---: | ---: | ---: | ---: |\n";
     BenchRows::print(args.output, |rows| {
-        for (_, options) in all {
+        for options in all {
             for &prompt in args.n_prompt.iter().filter(|n| **n > 0) {
                 let mut before: Option<f64> = None;
                 for step in paper.run(subject, &options, prompt, args.repetitions)? {

@@ -24,15 +24,12 @@ const WORDS: [&str; 16] = [
 ///
 /// # Errors
 /// A model that does not open, or an answer that fails.
-pub fn run(
-    args: &BenchArgs,
-    subject: &Subject,
-    all: Vec<(usize, OpenOptions)>,
-) -> Result<(), CliError> {
+pub fn run(args: &BenchArgs, subject: &Subject, all: Vec<OpenOptions>) -> Result<(), CliError> {
     const HEAD: &str = "| model | strategy | threads | prompt | answer | tokenizer | TTFT | TPOT | \
         end to end |\n| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n";
     BenchRows::print(args.output, |rows| {
-        for (threads, options) in all {
+        for options in all {
+            let threads = options.devices.threads();
             let model = open(subject, options, Tracer::off())?;
             let (name, strategy) = (subject.to_string(), model.engine()?.plan().strategy.clone());
             for &(prompt, generate) in &args.answers {

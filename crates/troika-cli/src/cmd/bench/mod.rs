@@ -36,8 +36,6 @@ use row::{Facts, Row, Test};
 /// # Errors
 /// A model that does not open, or lengths beyond its context.
 pub fn run(args: &BenchArgs) -> Result<(), CliError> {
-    let default = args.compute.devices(None).threads();
-    let threads = if args.threads.is_empty() { vec![default] } else { args.threads.clone() };
     let tests = tests(args);
     if args.repetitions == 0 || (tests.is_empty() && !args.overhead) {
         return Err(CliError::Usage(
@@ -50,20 +48,20 @@ pub fn run(args: &BenchArgs) -> Result<(), CliError> {
             let why = "--overhead measures real time, which virtual devices do not take";
             return Err(CliError::Usage(why.into()));
         }
-        return overhead::run(args, &subject, &threads);
+        return overhead::run(args, &subject);
     }
     if !args.answers.is_empty() {
         let tokens = args.answers.iter().map(|(prompt, generate)| prompt + generate).max();
-        let all = all_options(args, &subject, &threads, tokens.unwrap_or(1))?;
+        let all = all_options(args, &subject, tokens.unwrap_or(1))?;
         return answers::run(args, &subject, all);
     }
-    let all = all_options(args, &subject, &threads, context(&tests))?;
+    let all = all_options(args, &subject, context(&tests))?;
     if let Some(paper) = args.ablation {
         return ablation::run(args, paper, &subject, all);
     }
     let mut errors = Vec::new();
     BenchRows::print(args.output, |rows| {
-        for (_, options) in all {
+        for options in all {
             errors.extend(print_tests(args, &subject, &tests, options, rows)?);
         }
         Ok(())
@@ -153,16 +151,20 @@ fn context(tests: &[Test]) -> usize {
 fn all_options(
     args: &BenchArgs,
     subject: &Subject,
-    threads: &[usize],
     context: usize,
-) -> Result<Vec<(usize, OpenOptions)>, CliError> {
+) -> Result<Vec<OpenOptions>, CliError> {
+    // Without the flag, each device has its own default.
+    let threads = match &args.threads[..] {
+        [] => vec![None],
+        some => some.iter().copied().map(Some).collect(),
+    };
     let strategies = match &args.compute.placement.strategy[..] {
         [] => vec![Strategy::default()],
         some => some.to_vec(),
     };
     let high = subject.spec()?.context;
     let pairs = strategies.iter().flat_map(|s| threads.iter().map(move |&t| (t, s.clone())));
-    let all = pairs.map(|(t, s)| Ok((t, options(args, t, s, context..=high)?)));
+    let all = pairs.map(|(t, s)| options(args, t, s, context..=high));
     let all = all.collect::<Result<Vec<_>, CliError>>()?;
     if context > high {
         let (what, got, low) = ("the context", context, 1);
@@ -173,7 +175,7 @@ fn all_options(
 
 fn options(
     args: &BenchArgs,
-    threads: usize,
+    threads: Option<usize>,
     strategy: Strategy,
     contexts: RangeInclusive<usize>,
 ) -> Result<OpenOptions, CliError> {
@@ -187,7 +189,7 @@ fn options(
         context: Some(context.max(sequences.min(high))),
         kv_dtype: args.cache_type,
         sharing,
-        ..args.compute.options_by(Some(threads), strategy)?
+        ..args.compute.options_by(threads, strategy)?
     };
     args.plan.apply(&mut options, None)?;
     // A virtual system on a chip predicts what the CPU does.

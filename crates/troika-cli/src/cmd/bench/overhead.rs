@@ -26,13 +26,14 @@ struct Cost {
 ///
 /// # Errors
 /// A model that does not open.
-pub fn run(args: &BenchArgs, subject: &Subject, threads: &[usize]) -> Result<(), CliError> {
+pub fn run(args: &BenchArgs, subject: &Subject) -> Result<(), CliError> {
     const HEAD: &str = "| model | threads | token | devices compute | the rest | of the token |\n\
         | --- | ---: | ---: | ---: | ---: | ---: |\n";
     let tokens = args.n_gen.iter().copied().max().unwrap_or(0).max(1);
-    let all = super::all_options(args, subject, threads, tokens.saturating_add(1))?;
+    let all = super::all_options(args, subject, tokens.saturating_add(1))?;
     BenchRows::print(args.output, |rows| {
-        for (threads, options) in all {
+        for options in all {
+            let threads = options.devices.threads();
             let Cost { token, kernels } = measure(args, subject, options, tokens)?;
             // It is not negative: the kernels' time is a part of each token's, and so are the medians.
             let route = token - kernels;
