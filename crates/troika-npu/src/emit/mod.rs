@@ -139,9 +139,17 @@ pub(crate) fn emit(
         tensors.insert(graph.inputs[*i], port.name.clone());
     }
     let rotations = Vec::new();
-    let (rows, exchanged) = (written, false);
-    let mut emitter =
-        Emitter { graph, weights, options, rows, exchanged, model, inputs, rotations, tensors };
+    let mut emitter = Emitter {
+        graph,
+        weights,
+        options,
+        rows: written,
+        exchanged: false,
+        model,
+        inputs,
+        rotations,
+        tensors,
+    };
     for node in graph.nodes.iter().filter(|n| n.outputs.iter().any(|id| read[id.0 as usize])) {
         // What tells ops of a kind apart.
         let about = match (&node.op, node.outputs.first()) {
