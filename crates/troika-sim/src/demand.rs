@@ -171,11 +171,8 @@ impl RunShape<'_> {
             quantized: dtype.is_quantized(),
             exchanged: *exchanged,
         };
-        let same = |p: &&mut Product| {
-            (p.input, p.format, p.quantized, p.exchanged)
-                == (new.input, new.format, new.quantized, new.exchanged)
-        };
-        match products.last_mut().filter(same) {
+        let key = |p: &Product| (p.input, p.format, p.quantized, p.exchanged);
+        match products.last_mut().filter(|p| key(p) == key(&new)) {
             Some(last) => {
                 last.outs = last.outs.saturating_add(new.outs);
                 last.bytes = last.bytes.saturating_add(new.bytes);

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 
 use troika_graph::partition::cut_at;
-use troika_graph::{Subgraph, exchange_operands};
+use troika_graph::{Node, Op, Subgraph, exchange_operands};
 use troika_model::lower::{Lowered, ModelPart, Segment, SegmentKind};
 use troika_model::spec::WeightRole;
 use troika_plan::{Plan, PlanDevice, Rule, stage_borders};
@@ -34,9 +34,11 @@ struct Products {
 impl Products {
     fn of(segment: &Segment) -> Vec<Products> {
         let of = |graph: Subgraph| {
-            let weights = graph.nodes.iter().filter(|n| n.op.is_product());
-            let weights = weights.flat_map(|n| n.op.weights()).map(|w| graph.weight(w));
-            let roles = weights.filter_map(|w| WeightRole::of(&w.name)).collect();
+            let role = |node: &Node| match &node.op {
+                Op::Linear { weight, .. } => WeightRole::of(&graph.weight(*weight).name),
+                _ => None,
+            };
+            let roles = graph.nodes.iter().filter_map(role).collect();
             Products { kind: segment.kind, graph, roles }
         };
         let stages = cut_at(&segment.graph, &stage_borders(&segment.graph)).unwrap_or_default();
@@ -46,11 +48,7 @@ impl Products {
 
 impl<'a> Orders<'a> {
     /// Those of a model on devices, by their costs.
-    pub fn new(
-        lowered: &Lowered,
-        devices: &'a [PlanDevice],
-        cost: &'a dyn CostModel,
-    ) -> Orders<'a> {
+    pub fn new(lowered: &Lowered, devices: &'a [PlanDevice], cost: &'a dyn CostModel) -> Self {
         let may = devices.iter().any(|d| d.caps.exchanges);
         let kinds = SegmentKind::ALL.into_iter().filter(|_| may);
         let first = kinds.filter_map(|kind| lowered.segments.iter().find(|s| s.kind == kind));
@@ -75,31 +73,24 @@ impl<'a> Orders<'a> {
 
     /// Whether all devices of a rule that may exchange some products' operands gain by it.
     fn gains(&self, at: usize, rule: &Rule, rows: usize) -> bool {
-        let kind = self.products[at].kind;
-        if rule.segments.as_ref().is_some_and(|kinds| !kinds.contains(&kind)) {
+        let Products { kind, graph, .. } = &self.products[at];
+        if rule.segments.as_ref().is_some_and(|kinds| !kinds.contains(kind)) {
             return false;
         }
-        // Only the last row of a prompt has logits.
+        // Only the last row of a prompt has logits. A single row goes on with a sequence.
         let rows = if kind.traits().part == ModelPart::Head { 1 } else { rows };
+        let cached = usize::from(rows == 1);
         let devices = self.devices.iter().enumerate();
         let may = |d: &PlanDevice| d.caps.exchanges && rule.devices().any(|name| name == d.name);
         let mut gains = devices.filter(|(_, d)| may(d)).map(|(device, d)| {
             let shapes = rule.row_buckets.as_ref().unwrap_or(&d.caps.row_buckets);
             let room = shapes.iter().find(|n| **n >= rows).or(shapes.last());
             let room = room.copied().filter(|_| d.caps.static_shapes).unwrap_or(rows);
-            self.gains_on(at, device, rows.min(room), room)
+            let run = PricedRun { device, kind: *kind, graph, rows: rows.min(room), room, cached };
+            let gains = || self.cost.ordered_ns(&run, true) < self.cost.run_ns(&run);
+            *self.known.borrow_mut().entry([at, device, run.rows, room]).or_insert_with(gains)
         });
         gains.next().is_some_and(|first| first && gains.all(|gains| gains))
-    }
-
-    fn gains_on(&self, at: usize, device: usize, rows: usize, room: usize) -> bool {
-        let Products { kind, graph, .. } = &self.products[at];
-        *self.known.borrow_mut().entry([at, device, rows, room]).or_insert_with(|| {
-            // A single row goes on with a sequence.
-            let cached = usize::from(rows == 1);
-            let run = PricedRun { device, kind: *kind, graph, rows, room, cached };
-            self.cost.ordered_ns(&run, true) < self.cost.run_ns(&run)
-        })
     }
 }
 
@@ -108,11 +99,8 @@ impl dyn CostModel + '_ {
     /// device `exchanges` them and gains by it.
     pub fn ordered_ns(&self, run: &PricedRun<'_>, exchanges: bool) -> f64 {
         let ns = self.run_ns(run);
-        if !exchanges {
-            return ns;
-        }
-        let graph = &exchange_operands(run.graph, |_| true);
-        let exchanged = self.run_ns(&PricedRun { graph, ..*run });
-        if exchanged < ns * WORTH_EXCHANGING { exchanged } else { ns }
+        let graph = || exchange_operands(run.graph, |_| true);
+        let exchanged = || self.run_ns(&PricedRun { graph: &graph(), ..*run });
+        exchanges.then(exchanged).filter(|e| *e < ns * WORTH_EXCHANGING).unwrap_or(ns)
     }
 }

@@ -238,12 +238,8 @@ impl Measuring<'_> {
     /// Measures what is missing. `false` if it was stopped.
     fn all(&mut self, profile: &mut Profile) -> Result<bool, LabError> {
         let devices = &self.model.devices;
-        let apart = Apart {
-            experts: devices.len() > 1,
-            products: devices.len() > 1
-                && devices.iter().any(|d| only_multiplies(&**d, self.lowered)),
-            exchanged: false,
-        };
+        let experts = devices.len() > 1;
+        let products = experts && devices.iter().any(|d| only_multiplies(&**d, self.lowered));
         let graphs: Vec<Vec<ProfiledGraph>> = devices
             .iter()
             .map(|d| {
@@ -253,7 +249,7 @@ impl Measuring<'_> {
                 offered.retain(|f| !f.converts_weights());
                 let mut formats = open.activations.clone().unwrap_or(offered);
                 formats.extend(has);
-                let apart = Apart { exchanged: d.caps().exchanges, ..apart };
+                let apart = Apart { experts, products, exchanged: d.caps().exchanges };
                 profiled_graphs(self.lowered, &formats, apart)
             })
             .collect();

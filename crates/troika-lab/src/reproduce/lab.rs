@@ -138,8 +138,7 @@ impl Lab {
         Ok(self.run(case)?.tpot_ms().unwrap_or(f64::NAN))
     }
 
-    /// A single product on the 8 Gen 3, with its operands exchanged if it has fewer rows than
-    /// results.
+    /// A single product on the 8 Gen 3; of fewer rows than results, with operands exchanged.
     pub fn product(
         &self,
         processor: &str,

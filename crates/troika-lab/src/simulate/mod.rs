@@ -148,7 +148,8 @@ impl Simulation {
         let lowering =
             LowerOptions { max_rows: *prompt, max_kv: prompt + generate + 1, kv_dtype: DType::F16 };
         let lowered = Arc::new(lower(&shape.spec, &shapes, lowering)?);
-        let facts = facts(&devices, options.exchange);
+        let mut facts: Vec<PlanDevice> = devices.iter().map(PlanDevice::of).collect();
+        facts.iter_mut().for_each(|d| d.caps.exchanges &= options.exchange);
         let request = placed::Request {
             soc,
             spec: &shape.spec,
@@ -284,13 +285,6 @@ pub(crate) fn on_board(soc: &Soc) -> Result<OnBoard, DeviceError> {
         |p: &Processor| Ok(Arc::new(VirtualDevice::on(&board, &p.name, p)?) as Arc<dyn Device>);
     let devices = soc.processors.iter().map(open).collect::<Result<_, DeviceError>>()?;
     Ok((devices, board))
-}
-
-/// Devices as plans see them, which may exchange operands or not.
-fn facts(devices: &[Arc<dyn Device>], exchange: bool) -> Vec<PlanDevice> {
-    let mut all: Vec<PlanDevice> = devices.iter().map(PlanDevice::of).collect();
-    all.iter_mut().for_each(|d| d.caps.exchanges &= exchange);
-    all
 }
 
 /// Lets the first GPU draw frames. Returns its number.

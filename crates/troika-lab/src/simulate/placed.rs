@@ -152,10 +152,6 @@ fn rule(segments: Option<Vec<SegmentKind>>, device: &str) -> Rule {
     Rule { segments, ..Rule::on(device) }
 }
 
-fn is_product(graph: &Subgraph) -> bool {
-    graph.nodes.iter().all(|n| matches!(n.op, Op::Linear { .. }))
-}
-
 /// Whether both processors compute products of this kind of segment.
 fn is_shared(kind: SegmentKind) -> bool {
     kind.traits().by_columns && kind.traits().by_rows
@@ -216,6 +212,7 @@ impl<'a> Both<'a> {
         let segment = |kind| r.lowered.segments.iter().find(|s| s.kind == kind);
         let cut = |s: &Segment| cut_at(&s.graph, &stage_borders(&s.graph)).unwrap_or_default();
         let stages = products.filter_map(segment).flat_map(cut).map(|piece| piece.graph);
+        let is_product = |g: &Subgraph| g.nodes.iter().all(|n| matches!(n.op, Op::Linear { .. }));
         let stages: Vec<Subgraph> = stages.filter(is_product).collect();
         let cost: &dyn CostModel = &SocCosts::new(self.soc, vec![self.npu]);
         let exchanges = self.devices.iter().any(|d| d.caps.exchanges);

@@ -13,11 +13,11 @@ use troika_graph::{
     ActivationFormat, DType, Op, Subgraph, SubgraphBuilder, WeightDecl, bind_static,
 };
 use troika_model::lower::SegmentKind;
-use troika_plan::{Phase, Split, SyncMode};
+use troika_plan::{Phase, PlanDevice, Split, SyncMode};
 use troika_solve::Ways;
 
 use super::placed::Both;
-use super::{SimulateError, facts, on_board};
+use super::{SimulateError, on_board};
 use troika::Error;
 
 /// A product of `rows` activation rows with a four-bit weight matrix of `outs` rows.
@@ -122,7 +122,7 @@ impl ProductShape {
     /// # Errors
     /// The SoC lacks one of them.
     pub fn place(self, soc: &Soc) -> Result<ProductChoice, SimulateError> {
-        let devices = facts(&on_board(soc)?.0, true);
+        let devices: Vec<_> = on_board(soc)?.0.iter().map(PlanDevice::of).collect();
         let both = Both::of(soc, &devices, self.rows, Ways::All)?;
         let phase = if self.decoding { Phase::Decode } else { Phase::Prefill };
         let placed = both.best(SegmentKind::Ffn, &self.graph()?, phase);

@@ -139,13 +139,12 @@ pub(crate) fn emit(
         tensors.insert(graph.inputs[*i], port.name.clone());
     }
     let rotations = Vec::new();
-    let exchanged = false;
     let mut emitter = Emitter {
         graph,
         weights,
         options,
         rows: written,
-        exchanged,
+        exchanged: false,
         model,
         inputs,
         rotations,
