@@ -167,7 +167,7 @@ impl NpuDevice {
     /// The number of rows of a graph. None of its ops may be refused.
     fn rows_of(&self, graph: &Subgraph) -> Result<usize, DeviceError> {
         verify(graph)?;
-        let refused = |n: &Node| Some((n.op.name(), refusal(&n.op, self.chosen.provider)?));
+        let refused = |n: &Node| Some((n.op.name(), refusal(&n.op, graph, self.chosen.provider)?));
         if let Some((op, why)) = graph.nodes.iter().find_map(refused) {
             return Err(self.unsupported(graph, op, why.into()));
         }
@@ -405,7 +405,7 @@ impl Device for NpuDevice {
             Ok(()) => graph
                 .nodes
                 .iter()
-                .map(|n| refusal(&n.op, self.chosen.provider).map(String::from))
+                .map(|n| refusal(&n.op, graph, self.chosen.provider).map(String::from))
                 .collect(),
             Err(e) => vec![Some(e.to_string()); graph.nodes.len()],
         }
