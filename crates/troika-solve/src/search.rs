@@ -365,8 +365,7 @@ impl<'a> Search<'a> {
     /// and the best by score. Its search begins with the last one found, too.
     fn sketches(&mut self, last: &mut Placed) -> Result<Vec<Found>, PlanError> {
         let chunk = self.base.chunk;
-        let (main, rest) = (Some(self.main()), self.request.prompt % chunk);
-        let rest = (rest > 0 && self.request.prompt > chunk).then(|| Some(self.bucket(rest)));
+        let (main, rest) = (Some(self.main()), self.rest());
         let mut all = Vec::new();
         for device in self.request.devices {
             let on = |kind: &SegmentKind| (*kind, Placement::whole(&device.name));
@@ -401,13 +400,22 @@ impl<'a> Search<'a> {
         self.bucket(self.request.prompt.min(self.base.chunk))
     }
 
-    /// A bucket's scope, or that of decoding. The prompt that is asked for stands for its bucket.
+    /// The bucket of its last chunk, where that is shorter than others.
+    fn rest(&self) -> Option<Option<usize>> {
+        let (prompt, chunk) = (self.request.prompt, self.base.chunk);
+        let rest = (prompt > chunk).then_some(prompt % chunk).filter(|rest| *rest > 0)?;
+        Some(Some(self.bucket(rest)))
+    }
+
+    /// A bucket's scope, or that of decoding. Chunks of the prompt that is asked for stand for their
+    /// buckets.
     fn scope(&self, which: Option<usize>) -> Scope {
         let (scopes, decode) = self.scopes();
         let Some(at) = which else { return decode };
-        let rows = self.request.prompt.clamp(1, self.base.chunk);
-        let rows = if at == self.main() { [rows, rows] } else { scopes[at].1.rows };
-        Scope { rows, ..scopes[at].1 }
+        let (prompt, chunk) = (self.request.prompt.max(1), self.base.chunk);
+        let mut own = [prompt.min(chunk), prompt % chunk].into_iter().filter(|n| *n > 0);
+        let own = own.find(|rows| self.bucket(*rows) == at);
+        Scope { rows: own.map_or(scopes[at].1.rows, |n| [n, n]), ..scopes[at].1 }
     }
 
     /// Placements for some scopes, in this order: each uses the weights of those before.
@@ -703,10 +711,14 @@ impl<'a> Search<'a> {
     ) -> Result<Vec<Alternative>, PlanError> {
         let goal = self.request.goal;
         let (mut least, mut all) = (found.predicted.score(goal), Vec::new());
-        for which in [Some(self.main()), None] {
+        let scopes = [Some(self.main())].into_iter().chain(self.rest());
+        // What gained in one may make others worth it.
+        let scopes = scopes.clone().chain([None]).chain(scopes);
+        for which in scopes.collect::<Vec<_>>() {
             let (scope, choice) = (self.scope(which), best.clone());
             // What comes after the prompt that is asked for has its weights.
-            let before = if which.is_none() { vec![Some(self.main())] } else { Vec::new() };
+            let main = Some(self.main());
+            let before = if which == main { Vec::new() } else { vec![main] };
             let sought = Sought { scope, which, choice: &choice, done: &before, asked: true };
             for change in self.others(&sought)? {
                 let mut choice = best.clone();
