@@ -19,7 +19,7 @@ use troika_plan::{
 use troika_plan::{PlannedRules, assemble, chunk_of};
 
 /// The most single changes of the best plan that are looked at as plans, in each phase.
-const CHANGES: usize = 8;
+const CHANGES: usize = 10;
 /// The most alternatives that are reported, besides plans on one device.
 const SHOWN: usize = 6;
 /// Number of seeds to improve.
@@ -734,7 +734,7 @@ impl<'a> Search<'a> {
                 let Some(other) = self.alternative(name, plan)? else { continue };
                 let score = other.predicted.score(goal);
                 let fits = other.predicted.total_bytes <= self.most_bytes;
-                if fits && score < least * WORTH_A_CHANGE {
+                if fits && score < least {
                     (best, least) = (choice, score);
                 }
                 all.push(other);

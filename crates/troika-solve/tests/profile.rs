@@ -298,7 +298,7 @@ fn spoilt_profiles_are_refused() {
         (text[..text.len() / 2].to_string(), "it is not a profile"),
         (String::new(), "it is not a profile"),
         ("[]".into(), "it is not a profile"),
-        (text.replacen("\"version\":3", "\"version\":7", 1), "version 7, this build reads 3"),
+        (text.replacen("\"version\":4", "\"version\":7", 1), "version 7, this build reads 4"),
         (text.replacen("\"complete\"", "\"finished\"", 1), "it is not a profile"),
         (text.replacen("\"device\":0", "\"device\":9", 1), "without a device or a time"),
         (text.replacen("\"factor\":2.0", "\"factor\":0.5", 1), "a pair of devices without a time"),
