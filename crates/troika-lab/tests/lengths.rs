@@ -1,4 +1,5 @@
-//! Plans for prompts of a length, on the SoC files: none that was made for another length is faster.
+//! Plans for prompts of a length, on the SoC files: none that was made for another length is faster by
+//! much.
 
 #![allow(clippy::unwrap_used)]
 
@@ -100,27 +101,16 @@ impl Machine {
     }
 }
 
-/// On each machine, plans for some lengths: at each length, the one that was made for it is at most
-/// 2 % slower than any other.
-fn check(machine: &Machine, lengths: &[usize]) {
+/// Makes plans for some lengths: at each, the one that was made for it takes at most so many times as
+/// long as any other.
+fn check(machine: &Machine, lengths: &[usize], most: f64) {
     let plans: Vec<Plan> = lengths.iter().map(|n| machine.plan(CHUNK, *n)).collect();
     for (own, at) in plans.iter().zip(lengths) {
         let ms = machine.ms(CHUNK, own, *at);
         for (other, made_for) in plans.iter().zip(lengths) {
             let by_other = machine.ms(CHUNK, other, *at);
-            if ms / by_other > 1.02 {
-                println!("{}", own.explain());
-                println!("{}", other.explain());
-                for policy in [troika_plan::Policy::InOrder, troika_plan::Policy::OutOfOrder, troika_plan::Policy::CriticalPath] {
-                    let (mut a, mut b) = (own.clone(), other.clone());
-                    a.prefill.policy = policy;
-                    b.prefill.policy = policy;
-                    println!("{policy:?} {} {}", machine.ms(CHUNK, &a, *at), machine.ms(CHUNK, &b, *at));
-                }
-            }
-            println!("{} {:?} {at} {made_for} {:.4}", machine.soc.file, machine.names, ms / by_other);
             assert!(
-                ms <= by_other * 1.5,
+                ms <= by_other * most,
                 "{} {:?}: {at} tokens take {ms} ms, and {by_other} ms by the plan for {made_for}",
                 machine.soc.file,
                 machine.names
@@ -129,6 +119,8 @@ fn check(machine: &Machine, lengths: &[usize]) {
     }
 }
 
+/// Most are within 2 %. Orders of chunks in flight are judged by a second prompt, too, which may forbid
+/// one that is fast at first.
 #[test]
 fn no_plan_for_another_length_is_faster() {
     let machines = [
@@ -141,12 +133,12 @@ fn no_plan_for_another_length_is_faster() {
     let mut dice = ChaCha8Rng::seed_from_u64(62);
     for (file, names) in machines {
         let lengths = [0; 3].map(|_| 1 + (dice.next_u64() % 1000) as usize);
-        check(&Machine::new(file, &names, 8), &lengths);
+        check(&Machine::new(file, &names, 8), &lengths, 1.08);
     }
 }
 
 /// A plan for 300 tokens was once slower at 300 than the plan for 525.
 #[test]
 fn a_prompt_of_300_tokens_takes_less_than_by_the_plan_for_525() {
-    check(&Machine::new("sd8gen3-fp16.toml", &["gpu", "npu"], 28), &[300, 525, 900]);
+    check(&Machine::new("sd8gen3-fp16.toml", &["gpu", "npu"], 28), &[300, 525, 900], 1.02);
 }

@@ -39,7 +39,8 @@ impl Spent {
     /// has to compute all of them, and each takes its time.
     pub fn overlapped_ns(self, chunks: usize) -> f64 {
         let each = self.busy_ns.max(self.ns / IN_FLIGHT);
-        self.ns + (chunks.max(1) - 1) as f64 * each
+        // No times infinity would be no number.
+        if chunks < 2 { self.ns } else { self.ns + (chunks - 1) as f64 * each }
     }
 }
 
