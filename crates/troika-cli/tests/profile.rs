@@ -159,7 +159,7 @@ fn profiles_are_gone_on_with_and_foreign_ones_refused() {
         (other.to_string(), "profile.json: the profile is of another machine: a toaster"),
         (half.to_string(), "the profile is not complete; run troika profile again"),
         (whole[..whole.len() / 3].to_string(), "it is not a profile"),
-        (whole.replacen("\"version\":3", "\"version\":1", 1), "version 1, this build reads 3"),
+        (whole.replacen("\"version\":4", "\"version\":1", 1), "version 1, this build reads 4"),
     ] {
         std::fs::write(&m.profile, text).unwrap();
         let said = refused(&plan);

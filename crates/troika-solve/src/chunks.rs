@@ -2,51 +2,41 @@
 
 use super::request::Alternative;
 use super::search::Search;
-use troika_plan::{Plan, PlanError, Policy};
+use troika_plan::{Plan, PlanError};
+
+/// A prompt is cut into chunks of at least so many rows.
+const LEAST_CHUNK: usize = 32;
 
 impl Search<'_> {
-    /// Variants of a plan with other chunk lengths and numbers of chunks in flight.
+    /// The lengths of chunks to look at: the longest, and shorter ones of which a prompt has several.
+    pub(super) fn chunk_lengths(&self) -> Vec<usize> {
+        let (longest, prompt) = (self.chunk, self.request.prompt);
+        let all = [1, 2, 4, 8].map(|shorter| longest.div_ceil(shorter));
+        let of_several = |n: &usize| *n == longest || (LEAST_CHUNK..prompt).contains(n);
+        let mut all: Vec<usize> = all.into_iter().filter(of_several).collect();
+        all.dedup();
+        all
+    }
+
+    /// Variants of a plan with other chunk lengths, each with its best number of chunks in flight.
     pub(super) fn with_chunks(
         &mut self,
         name: &str,
         base: &Plan,
     ) -> Result<Vec<Alternative>, PlanError> {
-        let (mut all, mut best): (Vec<Alternative>, f64) = (Vec::new(), f64::INFINITY);
-        for shorter in [1, 2, 4, 8] {
-            let before = all.len();
-            let in_flights = self.request.base.chunks_in_flight.map_or(vec![1, 2, 4], |n| vec![n]);
-            for in_flight in in_flights {
-                let chunk = self.chunk.div_ceil(shorter);
-                let asked = self.request.base.chunks_in_flight.is_some();
-                if (shorter > 1 && (chunk < 32 || self.request.prompt <= chunk))
-                    || (in_flight > 1 && !asked && self.request.prompt <= chunk)
-                {
-                    continue;
+        let mut all = Vec::new();
+        for chunk in self.chunk_lengths() {
+            let mut plan = base.clone();
+            if chunk < plan.prefill.chunk {
+                // Full chunks now use the rules of the bucket of their length.
+                let at = plan.prefill.lengths.iter().position(|l| chunk <= l.up_to);
+                if let Some(at) = at {
+                    plan.prefill.rules.clone_from(&plan.prefill.lengths[at].rules);
+                    plan.prefill.lengths.truncate(at);
                 }
-                let mut plan = base.clone();
-                plan.prefill.chunks_in_flight = in_flight;
-                if chunk < plan.prefill.chunk {
-                    // Full chunks now use the rules of the bucket of their length.
-                    let at = plan.prefill.lengths.iter().position(|l| chunk <= l.up_to);
-                    if let Some(at) = at {
-                        plan.prefill.rules.clone_from(&plan.prefill.lengths[at].rules);
-                        plan.prefill.lengths.truncate(at);
-                    }
-                    plan = plan.with_chunk(chunk, self.request.devices);
-                }
-                if self.request.base.policy == Policy::OutOfOrder {
-                    plan.prefill.policy = Policy::OutOfOrder;
-                }
-                let name = format!("{name} in chunks of {chunk}, {in_flight} in flight");
-                all.extend(self.alternative(name, plan)?);
+                plan = plan.with_chunk(chunk, self.request.devices);
             }
-            let score = |a: &Alternative| a.predicted.score(self.request.goal);
-            let here = all[before..].iter().map(score).fold(f64::INFINITY, f64::min);
-            // Where shorter chunks are slower, still shorter ones are slower yet.
-            if here > best {
-                break;
-            }
-            best = here;
+            all.extend(self.in_flight(name, &plan)?);
         }
         Ok(all)
     }

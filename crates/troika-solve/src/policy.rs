@@ -2,6 +2,7 @@
 
 use troika_plan::{Plan, PlanError, Policy};
 
+use super::predict::only_for;
 use super::request::{Alternative, PredictRequest};
 use super::search::{Search, shares_experts};
 use super::timed::TimedPlan;
@@ -29,60 +30,87 @@ pub fn choose_policy(
     if of.chunks_in_flight < 2 || plan.devices.len() < 2 || long.is_empty() {
         return Ok(());
     }
-    let in_order = times(request, plan, Policy::InOrder, &long)?;
-    let (mut best, mut least) = (Policy::InOrder, WORTH_REORDERING);
-    for policy in [Policy::OutOfOrder, Policy::CriticalPath] {
-        let own = times(request, plan, policy, &long)?;
-        let shares = || own.iter().zip(&in_order).map(|(own, by)| (own.0 / by.0, own.1 / by.1));
-        let share = shares().map(|s| s.1).sum::<f64>() / long.len() as f64;
-        if share < least && shares().all(|s| s.0.max(s.1) <= NEVER_SLOWER) {
-            (best, least) = (policy, share);
-        }
-    }
-    plan.prefill.policy = best;
+    let timed = TimedPlan::new(request, plan, of.lengths.is_empty())?;
+    let chosen = fastest(&timed, of.chunks_in_flight, &long)?.0;
+    plan.prefill.policy = chosen;
     Ok(())
 }
 
-impl Search<'_> {
-    /// Plans in their fastest orders for the request's prompt.
-    pub(super) fn in_best_orders(
-        &mut self,
-        plans: Vec<Alternative>,
-    ) -> Result<Vec<Alternative>, PlanError> {
-        plans.into_iter().map(|of| self.in_best_order(of)).collect()
+/// The order of so many chunks in flight that is the fastest, and what the first of the prompts takes
+/// at first.
+fn fastest(
+    timed: &TimedPlan<'_>,
+    together: usize,
+    prompts: &[usize],
+) -> Result<(Policy, f64), PlanError> {
+    let in_order = times(timed, together, Policy::InOrder, prompts)?;
+    let first = |all: &[(f64, f64)]| all.first().map_or(0.0, |times| times.0);
+    let (mut best, mut least) = ((Policy::InOrder, first(&in_order)), WORTH_REORDERING);
+    for policy in [Policy::OutOfOrder, Policy::CriticalPath] {
+        let own = times(timed, together, policy, prompts)?;
+        let shares = || own.iter().zip(&in_order).map(|(own, by)| (own.0 / by.0, own.1 / by.1));
+        let share = shares().map(|s| s.0 + s.1).sum::<f64>() / (2 * prompts.len()) as f64;
+        if share < least && shares().all(|s| s.0.max(s.1) <= NEVER_SLOWER) {
+            (best, least) = ((policy, first(&own)), share);
+        }
     }
+    Ok(best)
+}
 
-    /// A plan in the order that is fastest for the request's prompt, unless it has another than
-    /// program order, or the goal would suffer.
-    fn in_best_order(&mut self, of: Alternative) -> Result<Alternative, PlanError> {
-        if of.plan.prefill.policy != Policy::InOrder || shares_experts(&of.plan) {
-            return Ok(of);
+impl Search<'_> {
+    /// A plan with the number of chunks in flight, and their order, with which the request's prompt
+    /// is the fastest. `None` as for [`Search::alternative`].
+    pub(super) fn in_flight(
+        &mut self,
+        name: &str,
+        plan: &Plan,
+    ) -> Result<Option<Alternative>, PlanError> {
+        let (asked, prompt) = (self.request.base, self.request.prompt);
+        let Some(mut plan) = self.avoided(plan.clone()) else { return Ok(None) };
+        let chunks = prompt.div_ceil(plan.prefill.chunk);
+        let numbers = match asked.chunks_in_flight {
+            _ if asked.policy == Policy::ChunkAtATime => vec![1],
+            Some(n) => vec![n],
+            None if plan.devices.len() < 2 => vec![1],
+            // One chunk needs memory for one only.
+            None => [4, 2, 1].into_iter().filter(|n| n / 2 < chunks).collect(),
+        };
+        (plan.prefill.chunks_in_flight, plan.prefill.policy) = (numbers[0], asked.policy);
+        if numbers.len() > 1 || numbers[0] > 1 {
+            let (needed, request) = (only_for(&plan, prompt), self.predictor.request);
+            let timed = TimedPlan::new(&request, &needed, plan.prefill.lengths.is_empty());
+            let timed = match timed {
+                Err(PlanError::Unpriced(_)) => return Ok(None),
+                timed => timed?,
+            };
+            let orders = asked.policy == Policy::InOrder && !shares_experts(&plan) && chunks > 1;
+            let mut least = f64::INFINITY;
+            for together in numbers {
+                let (policy, ns) = match orders && together == plan.prefill.chunks_in_flight {
+                    true => fastest(&timed, together, &[prompt])?,
+                    false => (asked.policy, times(&timed, together, asked.policy, &[prompt])?[0].0),
+                };
+                if ns < least {
+                    (plan.prefill.chunks_in_flight, plan.prefill.policy) = (together, policy);
+                    least = ns;
+                }
+            }
         }
-        let mut plan = of.plan.clone();
-        choose_policy(&self.predictor.request, &mut plan, &[self.request.prompt])?;
-        if plan.prefill.policy == Policy::InOrder {
-            return Ok(of);
-        }
-        let predicted = self.predictor.plan(&plan)?;
-        let goal = self.request.goal;
-        let better = predicted.score(goal) <= of.predicted.score(goal);
-        Ok(if better { Alternative { plan, predicted, ..of } } else { of })
+        let (chunk, together) = (plan.prefill.chunk, plan.prefill.chunks_in_flight);
+        self.alternative(format!("{name} in chunks of {chunk}, {together} in flight"), plan)
     }
 }
 
 /// The time of a prompt of each length, in nanoseconds: of the first one, and of one after it, when
 /// the policy knows what tasks take.
 fn times(
-    request: &PredictRequest<'_>,
-    plan: &Plan,
+    timed: &TimedPlan<'_>,
+    together: usize,
     policy: Policy,
     prompts: &[usize],
 ) -> Result<Vec<(f64, f64)>, PlanError> {
-    let mut plan = plan.clone();
-    plan.prefill.policy = policy;
-    let timed = TimedPlan::new(request, &plan, plan.prefill.lengths.is_empty())?;
     let of = |&prompt: &usize| {
-        let mut run = timed.start()?;
+        let mut run = timed.start_in(together, policy)?;
         run.tokens(prompt)?;
         let first = run.now_ns();
         run.begin_again()?;

@@ -108,7 +108,7 @@ impl Predictor<'_> {
 }
 
 /// The plan for prompts of one length: without the rules that its chunks have no use for.
-fn only_for(plan: &Plan, prompt: usize) -> Plan {
+pub(super) fn only_for(plan: &Plan, prompt: usize) -> Plan {
     let mut needed = plan.clone();
     let (chunk, lengths) = (plan.prefill.chunk, &mut needed.prefill.lengths);
     let rest = prompt % chunk;

@@ -59,7 +59,7 @@ impl Search<'_> {
         let what = if kinds.len() == 1 { kinds[0].name() } else { "all" };
         let title = format!("{what} of layers 0 to {} on {name}", fits - 1);
         let plan = self.ranged(limited, other, kinds, fits);
-        self.alternative(title, plan)
+        self.in_flight(&title, &plan)
     }
 
     /// Some kinds of segments of the first `count` layers on one device, all else on another.

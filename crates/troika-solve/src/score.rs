@@ -19,6 +19,8 @@ use crate::cost::PricedRun;
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Spent {
     pub ns: f64,
+    /// For how long the busiest device computes.
+    pub busy_ns: f64,
     /// Energy beyond what the idle machine uses.
     pub joules: Option<f64>,
 }
@@ -28,9 +30,22 @@ impl Add for Spent {
 
     fn add(self, other: Spent) -> Spent {
         let joules = self.joules.zip(other.joules).map(|(a, b)| a + b);
-        Spent { ns: self.ns + other.ns, joules }
+        Spent { ns: self.ns + other.ns, busy_ns: self.busy_ns + other.busy_ns, joules }
     }
 }
+
+impl Spent {
+    /// The time of so many chunks like this one, [`IN_FLIGHT`] of them together: the busiest device
+    /// has to compute all of them, and each takes its time.
+    pub fn overlapped_ns(self, chunks: usize) -> f64 {
+        let each = self.busy_ns.max(self.ns / IN_FLIGHT);
+        // No times infinity would be no number.
+        if chunks < 2 { self.ns } else { self.ns + (chunks - 1) as f64 * each }
+    }
+}
+
+/// Chunks in flight, where scores suppose several.
+const IN_FLIGHT: f64 = 4.0;
 
 /// A run with its price.
 #[derive(Clone, Debug)]
@@ -142,7 +157,7 @@ impl<'a> Predictor<'a> {
     /// The cost of a prompt whose chunks run one after another.
     pub fn prompt(&mut self, plan: &Plan, tokens: usize) -> Result<Spent, PlanError> {
         let chunk = plan.prefill.chunk.max(1);
-        let mut sum = Spent { ns: 0.0, joules: Some(0.0) };
+        let mut sum = Spent { ns: 0.0, busy_ns: 0.0, joules: Some(0.0) };
         for cached in (0..tokens).step_by(chunk) {
             let rows = (tokens - cached).min(chunk);
             let last = cached + rows == tokens;
@@ -211,6 +226,7 @@ impl<'a> Predictor<'a> {
         let more = |all: f64, each: f64| if left > 0 { all + left as f64 * each } else { all };
         Ok(Spent {
             ns: more(all.ns, last.ns - before.ns),
+            busy_ns: more(all.busy_ns, last.busy_ns - before.busy_ns),
             joules: all.joules.zip(joules).map(|(all, each)| more(all, each)),
         })
     }
@@ -352,7 +368,10 @@ impl<'a> Timeline<'a> {
         let joules = |run: &Done| prices.priced.get(run.key).map_or(Some(0.0), |p| p.joules);
         let runs = &self.done[..runs];
         let ns = runs.iter().map(|run| run.end).fold(0.0, f64::max);
-        Spent { ns, joules: runs.iter().map(joules).sum() }
+        let mut busy = vec![0.0; self.free.len()];
+        runs.iter().for_each(|run| busy[run.device] += run.end - run.start);
+        let busy_ns = busy.into_iter().fold(0.0, f64::max);
+        Spent { ns, busy_ns, joules: runs.iter().map(joules).sum() }
     }
 
     /// Adds a run of a segment.

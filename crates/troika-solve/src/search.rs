@@ -20,11 +20,11 @@ use troika_plan::{
 use troika_plan::{PlannedRules, assemble, chunk_of};
 
 /// The most single changes of the best plan that are looked at as plans, in each phase.
-const CHANGES: usize = 6;
+const CHANGES: usize = 10;
 /// The most alternatives that are reported, besides plans on one device.
 const SHOWN: usize = 6;
 /// Number of seeds to improve.
-const SEEDS: usize = 3;
+const SEEDS: usize = 4;
 /// A change is made only if it reduces the time below this share.
 const WORTH_A_CHANGE: f64 = 0.997;
 /// Several devices are used only if they reduce the best single device's time below this share.
@@ -37,13 +37,13 @@ const AS_GOOD: f64 = 0.9995;
 /// Rounds of improvement, each over all kinds of segments.
 const ROUNDS: usize = 3;
 
-/// A placement in a scope other than the best one.
+/// Another placement of a kind of segment than the best one.
 #[derive(Clone, Debug)]
 struct Change {
-    name: String,
     score: f64,
-    which: Option<usize>,
-    placed: Placed,
+    /// The kind, by its place.
+    at: usize,
+    option: Placement,
 }
 
 /// A scope whose best placement is sought.
@@ -83,16 +83,25 @@ impl Scored {
     }
 }
 
+/// What was found for chunks of a length.
+struct Found {
+    choice: Choice,
+    /// The scopes that are placed.
+    done: Vec<Option<usize>>,
+    chunk: usize,
+}
+
 pub(super) struct Search<'a> {
     pub(super) request: &'a SolveRequest<'a>,
     pub(super) predictor: Predictor<'a>,
     orders: Orders<'a>,
     pub(super) kinds: Vec<SegmentKind>,
+    /// What plans are made of; its chunk is the one that is looked at.
+    base: PlanRequest,
+    /// The longest chunk.
     pub(super) chunk: usize,
     /// The most bytes of weights in total.
     most_bytes: u64,
-    /// Single changes of the best plan that were tried, with scores.
-    tried: Vec<Change>,
     /// The plans that were looked at.
     known: Vec<(Prefill, Decode)>,
 }
@@ -111,9 +120,9 @@ impl<'a> Search<'a> {
             predictor,
             orders: Orders::new(request.lowered, request.devices, request.cost),
             kinds: segment_kinds(request.spec),
+            base: request.base.clone(),
             chunk: chunk_of(request.spec, request.base),
             most_bytes: u64::MAX,
-            tried: Vec::new(),
             known: Vec::new(),
         })
     }
@@ -123,9 +132,7 @@ impl<'a> Search<'a> {
             return Err(PlanError::Strategy { strategy: "solve", need: "a device", count: 0 });
         }
         let candidates = self.candidates()?;
-        let best = self.ranked(candidates);
-        let best = self.in_best_orders(best)?;
-        let mut alternatives = self.ranked(best);
+        let mut alternatives = self.ranked(candidates);
         if alternatives.is_empty() {
             let why = "no device at hand runs the whole model within its limits, and no two do";
             return Err(PlanError::Unpriced(why.into()));
@@ -151,14 +158,11 @@ impl<'a> Search<'a> {
         candidates.extend(self.layer_ranges()?);
         let shared = self.shared_experts()?;
         if self.request.devices.len() > 1 {
-            let best = self.best_choice()?;
-            let found = self.plan(&best, "solve");
-            candidates.extend(self.with_chunks("the best found", &found)?);
+            let found = self.best_found(&mut candidates)?;
             for (name, plan) in self.request.candidates {
                 // They are named after their prefill.
                 candidates.extend(self.with_chunks(name, &with_decode(plan, &found))?);
             }
-            candidates.extend(self.changes(&best)?);
             for known in &shared {
                 let name = format!("{}, decoding as found", known.name);
                 let plan = with_decode(&known.plan, &found);
@@ -217,7 +221,10 @@ impl<'a> Search<'a> {
                     Strategy::OneDevice if moved.is_empty() => format!("{ONE_DEVICE} {first}"),
                     _ => format!("{strategy} from {first}"),
                 };
-                all.extend(self.alternative(name, plan)?);
+                all.extend(match strategy {
+                    Strategy::OneDevice => self.alternative(name, plan)?,
+                    _ => self.in_flight(&name, &plan)?,
+                });
             }
         }
         Ok(all)
@@ -282,7 +289,7 @@ impl<'a> Search<'a> {
             lengths.pop();
         }
         let rules = PlannedRules { prefill, lengths, decode: rules(&choice.decode) };
-        let (base, spec) = (self.request.base, self.request.spec);
+        let (base, spec) = (&self.base, self.request.spec);
         let mut plan = assemble(spec, self.request.devices, base, name.into(), rules);
         if base.chunks_in_flight.is_none() && self.request.prompt <= plan.prefill.chunk {
             // One chunk needs memory for one only.
@@ -303,8 +310,8 @@ impl<'a> Search<'a> {
             ends.extend(buckets.iter().flat_map(above));
             ends.extend([32, 64, 128, 256, 512, 1024, 2048]);
         }
-        ends.retain(|n| *n > 0 && *n < self.chunk);
-        ends.push(self.chunk);
+        ends.retain(|n| *n > 0 && *n < self.base.chunk);
+        ends.push(self.base.chunk);
         ends.sort_unstable();
         ends.dedup();
         // Keeps the number within a plan's limit.
@@ -326,48 +333,117 @@ impl<'a> Search<'a> {
         (scopes, Scope { phase: Phase::Decode, rows: [1, 1], cached })
     }
 
-    /// Placements for all scopes: first the one that the goal needs, then the others, using the
-    /// weights of the first.
-    fn best_choice(&mut self) -> Result<Choice, PlanError> {
-        let (scopes, decode) = self.scopes();
-        let main = scopes.iter().position(|(end, _)| self.request.prompt <= *end);
-        let main = main.unwrap_or(scopes.len().saturating_sub(1));
-        let first = Placement::whole(&self.request.devices[0].name);
-        let start: Placed = self.kinds.iter().map(|k| (*k, first.clone())).collect();
-        let mut choice = Choice {
-            prefill: scopes.iter().map(|(end, _)| (*end, start.clone())).collect(),
-            decode: start,
-        };
-        let mut order: Vec<Option<usize>> = vec![Some(main), None];
-        if self.request.goal == Goal::Tps {
-            order.reverse();
+    /// The best plan that is found, with others that were looked at. For chunks of each length a few
+    /// placements are timed, the best of which is completed for prompts of all lengths.
+    fn best_found(&mut self, all: &mut Vec<Alternative>) -> Result<Plan, PlanError> {
+        let mut best: Option<(f64, Found)> = None;
+        let mut last = Vec::new();
+        for chunk in self.chunk_lengths() {
+            self.base.chunk = chunk;
+            for found in self.sketches(&mut last)? {
+                let plan = self.plan(&found.choice, "solve");
+                let timed = self.in_flight("a sketch", &plan)?;
+                let score = timed.as_ref().map(|a| a.predicted.score(self.request.goal));
+                let score = score.unwrap_or(f64::INFINITY);
+                all.extend(timed);
+                if best.as_ref().is_none_or(|b| score < b.0) {
+                    best = Some((score, found));
+                }
+            }
         }
-        order.extend((0..scopes.len()).filter(|i| *i != main).map(Some));
-        let mut done: Vec<Option<usize>> = Vec::new();
-        for which in order {
-            let scope = which.map_or(decode, |i| scopes[i].1);
-            let scope = if which == Some(main) { self.main_scope(scope) } else { scope };
-            let asked = which.is_none() || which == Some(main);
-            let sought = Sought { scope, which, choice: &choice, done: &done, asked };
-            let placed = self.best_placed(&sought)?;
+        let Some((_, mut best)) = best else {
+            return Err(PlanError::Unpriced("there are no chunks".into()));
+        };
+        self.base.chunk = best.chunk;
+        let lengths = (0..best.choice.prefill.len()).map(Some);
+        let order: Vec<_> = [Some(self.main()), None].into_iter().chain(lengths).collect();
+        self.place(&mut best, &order)?;
+        let plan = self.plan(&best.choice, "solve");
+        if let Some(found) = self.in_flight("the best found", &plan)? {
+            all.extend(self.changes(best.choice, &found)?);
+            all.push(found);
+        }
+        Ok(plan)
+    }
+
+    /// Placements for the prompt that is asked for, in chunks of the length at hand: on each device,
+    /// and the best by score. Its search begins with the last one found, too.
+    fn sketches(&mut self, last: &mut Placed) -> Result<Vec<Found>, PlanError> {
+        let chunk = self.base.chunk;
+        let (main, rest) = (Some(self.main()), self.rest());
+        let mut all = Vec::new();
+        for device in self.request.devices {
+            let on = |kind: &SegmentKind| (*kind, Placement::whole(&device.name));
+            let whole: Placed = self.kinds.iter().map(on).collect();
+            if last.is_empty() {
+                last.clone_from(&whole);
+            }
+            all.push(Found { choice: self.everywhere(&whole), done: vec![main], chunk });
+        }
+        all.push(Found { choice: self.everywhere(last), done: Vec::new(), chunk });
+        let first = [None].into_iter().filter(|_| self.request.goal == Goal::Tps);
+        let order: Vec<_> = first.chain([main]).chain(rest).collect();
+        all.iter_mut().try_for_each(|found| self.place(found, &order))?;
+        let found = all.last().map(|found| found.choice.get(main));
+        found.into_iter().for_each(|placed| last.clone_from(placed));
+        Ok(all)
+    }
+
+    /// One placement for all lengths and decoding.
+    fn everywhere(&self, placed: &Placed) -> Choice {
+        let prefill = self.scopes().0.into_iter().map(|(end, _)| (end, placed.clone())).collect();
+        Choice { prefill, decode: for_decode(placed) }
+    }
+
+    /// The bucket of chunks of so many rows.
+    fn bucket(&self, rows: usize) -> usize {
+        self.scopes().0.iter().position(|(end, _)| rows <= *end).unwrap_or(0)
+    }
+
+    /// The bucket of the prompt that is asked for.
+    fn main(&self) -> usize {
+        self.bucket(self.request.prompt.min(self.base.chunk))
+    }
+
+    /// The bucket of its last chunk, where that is shorter than others.
+    fn rest(&self) -> Option<Option<usize>> {
+        let (prompt, chunk) = (self.request.prompt, self.base.chunk);
+        let rest = (prompt > chunk).then_some(prompt % chunk).filter(|rest| *rest > 0)?;
+        Some(Some(self.bucket(rest)))
+    }
+
+    /// A bucket's scope, or that of decoding. Chunks of the prompt that is asked for stand for their
+    /// buckets.
+    fn scope(&self, which: Option<usize>) -> Scope {
+        let (scopes, decode) = self.scopes();
+        let Some(at) = which else { return decode };
+        let (prompt, chunk) = (self.request.prompt.max(1), self.base.chunk);
+        let mut own = [prompt.min(chunk), prompt % chunk].into_iter().filter(|n| *n > 0);
+        let own = own.find(|rows| self.bucket(*rows) == at);
+        Scope { rows: own.map_or(scopes[at].1.rows, |n| [n, n]), ..scopes[at].1 }
+    }
+
+    /// Placements for some scopes, in this order: each uses the weights of those before.
+    fn place(&mut self, found: &mut Found, order: &[Option<usize>]) -> Result<(), PlanError> {
+        let main = Some(self.main());
+        let Found { choice, done, .. } = found;
+        for &which in order {
+            if done.contains(&which) {
+                continue;
+            }
+            let (scope, asked) = (self.scope(which), which.is_none() || which == main);
+            let placed = self.best_placed(&Sought { scope, which, choice, done, asked })?;
             choice.set(which, placed.clone());
             if done.is_empty() {
                 // The others start from this one.
-                choice.prefill.iter_mut().for_each(|p| p.1.clone_from(&placed));
-                choice.decode = for_decode(&placed);
+                *choice = self.everywhere(&placed);
             }
-            if which == Some(main) {
+            if let Some(main) = which.filter(|_| which == main) {
                 choice.share_states(main);
             }
             done.push(which);
         }
-        Ok(choice)
-    }
-
-    /// Uses the prompt's own length if it falls into the scope.
-    fn main_scope(&self, scope: Scope) -> Scope {
-        let rows = self.request.prompt.clamp(1, self.chunk);
-        Scope { rows: [rows, rows], ..scope }
+        Ok(())
     }
 
     /// The best placement of all kinds in a scope.
@@ -402,9 +478,6 @@ impl<'a> Search<'a> {
             best = Some(one);
         }
         let best = best.ok_or_else(|| PlanError::Unpriced("there are no segments".into()))?;
-        if sought.asked {
-            self.remember(sought, &best.placed, &options)?;
-        }
         Ok(best.placed)
     }
 
@@ -442,33 +515,29 @@ impl<'a> Search<'a> {
         Ok(Scored { score, placed })
     }
 
-    /// Records the best of the other ways for each kind: whole, by columns, by rows, by both.
-    fn remember(
-        &mut self,
-        sought: &Sought<'_>,
-        placed: &Placed,
-        options: &[Vec<Placement>],
-    ) -> Result<(), PlanError> {
-        for (at, list) in options.iter().enumerate() {
-            let (kind, chosen) = placed[at].clone();
+    /// The best of the other ways for each kind in a scope: whole, by columns, by rows, by both.
+    fn others(&mut self, sought: &Sought<'_>) -> Result<Vec<Change>, PlanError> {
+        let placed = sought.choice.get(sought.which).clone();
+        let mut all = Vec::new();
+        for (at, (kind, chosen)) in placed.iter().enumerate() {
             let mut best: Vec<(Option<Discriminant<Split>>, Change)> = Vec::new();
-            for option in list.iter().filter(|o| **o != chosen) {
+            for option in self.options(*kind, sought).into_iter().filter(|o| o != chosen) {
                 let mut other = placed.clone();
                 other[at].1 = option.clone();
                 let score = self.score(sought, &other, f64::INFINITY)?;
                 let way = option.split.as_ref().map(discriminant);
-                let phase = sought.scope.phase.name();
-                let name = format!("{phase}: {} {}", kind.name(), option.describe());
-                let change = Change { name, score, which: sought.which, placed: other };
+                let change = Change { score, at, option };
                 match best.iter_mut().find(|(w, _)| *w == way) {
                     Some((_, known)) if score < known.score => *known = change,
                     Some(_) => {}
                     None => best.push((way, change)),
                 }
             }
-            self.tried.extend(best.into_iter().map(|b| b.1).filter(|c| c.score.is_finite()));
+            all.extend(best.into_iter().map(|b| b.1).filter(|c| c.score.is_finite()));
         }
-        Ok(())
+        all.sort_by(|a, b| a.score.total_cmp(&b.score));
+        all.truncate(CHANGES);
+        Ok(all)
     }
 
     /// The seeds: one device, and columns shared in several ways.
@@ -563,11 +632,16 @@ impl<'a> Search<'a> {
     ) -> Result<f64, PlanError> {
         let Sought { scope, which, choice, done, .. } = *sought;
         // The rules of other scopes only affect memory.
-        let full = Choice { prefill: vec![(self.chunk, placed.clone())], decode: placed.clone() };
+        let full =
+            Choice { prefill: vec![(self.base.chunk, placed.clone())], decode: placed.clone() };
         let Some(plan) = self.avoided_rules(&full, scope.phase) else { return Ok(f64::INFINITY) };
         let mut sum = 0.0;
         let [a, b] = scope.rows;
         let lengths: &[usize] = if a == b { &[a] } else { &[a, b] };
+        let chunks = match scope.phase {
+            Phase::Prefill => self.request.prompt.div_ceil(self.base.chunk),
+            Phase::Decode => 1,
+        };
         for rows in lengths {
             let spent = match scope.phase {
                 Phase::Prefill => self.predictor.prompt(&plan, *rows),
@@ -582,7 +656,7 @@ impl<'a> Search<'a> {
                 .map(|j| j + self.request.cost.idle_w().unwrap_or(0.0) * spent.ns * 1e-9);
             sum += match (self.request.goal, joules) {
                 (Goal::Energy, Some(j)) => j,
-                _ => spent.ns,
+                _ => spent.overlapped_ns(chunks),
             } / *rows as f64;
         }
         // The whole plan is checked only for an improvement.
@@ -634,20 +708,41 @@ impl<'a> Search<'a> {
         Some(plan)
     }
 
-    /// The best single changes, as plans.
-    fn changes(&mut self, best: &Choice) -> Result<Vec<Alternative>, PlanError> {
-        let mut tried = std::mem::take(&mut self.tried);
-        tried.sort_by(|a, b| a.score.total_cmp(&b.score));
-        let mut all = Vec::new();
-        // Equal numbers for each phase.
-        for prefill in [true, false] {
-            let of_phase = tried.iter().filter(|c| c.which.is_some() == prefill);
-            for change in of_phase.take(CHANGES) {
+    /// The best single changes, as plans. Those that gain are kept for the next.
+    fn changes(
+        &mut self,
+        mut best: Choice,
+        found: &Alternative,
+    ) -> Result<Vec<Alternative>, PlanError> {
+        let goal = self.request.goal;
+        let (mut least, mut all) = (found.predicted.score(goal), Vec::new());
+        let scopes = [Some(self.main())].into_iter().chain(self.rest());
+        // What gained in one may make others worth it.
+        let scopes = scopes.clone().chain([None]).chain(scopes);
+        for which in scopes.collect::<Vec<_>>() {
+            let (scope, choice) = (self.scope(which), best.clone());
+            // What comes after the prompt that is asked for has its weights.
+            let main = Some(self.main());
+            let before = if which == main { Vec::new() } else { vec![main] };
+            let sought = Sought { scope, which, choice: &choice, done: &before, asked: true };
+            for change in self.others(&sought)? {
                 let mut choice = best.clone();
-                choice.set(change.which, change.placed.clone());
-                change.which.into_iter().for_each(|i| choice.share_states(i));
-                let plan = self.plan(&choice, "solve");
-                all.extend(self.alternative(change.name.clone(), plan)?);
+                let mut placed = choice.get(which).clone();
+                let (kind, way) = (placed[change.at].0.name(), change.option.describe());
+                placed[change.at].1 = change.option;
+                choice.set(which, placed);
+                which.into_iter().for_each(|i| choice.share_states(i));
+                let mut plan = self.plan(&choice, "solve");
+                plan.prefill.chunks_in_flight = found.plan.prefill.chunks_in_flight;
+                plan.prefill.policy = found.plan.prefill.policy;
+                let name = format!("{}: {kind} {way}", scope.phase.name());
+                let Some(other) = self.alternative(name, plan)? else { continue };
+                let score = other.predicted.score(goal);
+                let fits = other.predicted.total_bytes <= self.most_bytes;
+                if fits && score < least {
+                    (best, least) = (choice, score);
+                }
+                all.push(other);
             }
         }
         Ok(all)

@@ -158,7 +158,29 @@ fn chunks_are_as_long_as_was_measured_to_be_fast() {
         }
         profile.chunk_length()
     };
-    assert_eq!([with(1.02), with(1.04)], [Some((0, 64)), Some((0, 256))]);
+    // The second device is compiled for numbers of rows: it is the NPU, though the first is faster.
+    assert_eq!([with(1.02), with(1.04)], [Some((1, 512)), Some((1, 512))]);
+    let own = |slower: f64| {
+        let mut profile = profile.clone();
+        profile.subject.devices[1].row_buckets.clear();
+        for run in profile.runs.iter_mut().filter(|r| r.share == 64) {
+            let each = if run.rows < 256 { slower } else { 1.0 };
+            let ns = run.rows as f64 * each * (1.0 + run.device as f64);
+            run.ns = Spread::of(&[ns]);
+        }
+        (profile.chunk_length(), profile.own_chunk_length(0))
+    };
+    assert_eq!(own(1.02), (Some((0, 64)), Some(64)));
+    assert_eq!(own(1.04), (Some((0, 256)), Some(256)));
+    // Of an NPU that takes products only, these count.
+    let mut only = profile.clone();
+    only.runs.retain(|r| r.device == 0 || !r.is_whole());
+    assert!(only.chunk_times(1).is_empty());
+    for run in profile.runs.iter().filter(|r| r.device == 1 && r.is_whole()) {
+        only.runs.push(RunSample { part: SegmentPart::Products, ..run.clone() });
+    }
+    assert_eq!(only.chunk_times(1), profile.chunk_times(1));
+    assert_eq!(only.chunk_length(), Some((1, 512)));
     assert_eq!(Profile { runs: Vec::new(), ..profile.clone() }.chunk_length(), None);
 }
 
@@ -278,7 +300,7 @@ fn spoilt_profiles_are_refused() {
         (text[..text.len() / 2].to_string(), "it is not a profile"),
         (String::new(), "it is not a profile"),
         ("[]".into(), "it is not a profile"),
-        (text.replacen("\"version\":3", "\"version\":7", 1), "version 7, this build reads 3"),
+        (text.replacen("\"version\":4", "\"version\":7", 1), "version 7, this build reads 4"),
         (text.replacen("\"complete\"", "\"finished\"", 1), "it is not a profile"),
         (text.replacen("\"device\":0", "\"device\":9", 1), "without a device or a time"),
         (text.replacen("\"factor\":2.0", "\"factor\":0.5", 1), "a pair of devices without a time"),

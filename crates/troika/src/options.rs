@@ -50,7 +50,8 @@ pub struct OpenOptions {
     pub observer: Option<Arc<dyn OpenObserver>>,
     /// The longest sequence; `None`: the model's own limit, or what fits into memory.
     pub context: Option<usize>,
-    /// The most rows of a prompt chunk; `None`: 512, or what a profile finds to be fast.
+    /// The most rows of a prompt chunk; `None`: 512, or 256 where an NPU computes prompts, or what a
+    /// profile finds to be fast.
     pub chunk: Option<usize>,
     /// How the model is divided over the devices.
     pub strategy: Strategy,

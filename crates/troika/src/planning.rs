@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use troika_device::Device;
+use troika_device::{Device, DeviceKind};
 use troika_engine::EngineError;
 use troika_graph::{ActivationFormat, DType};
 use troika_model::lower::{Lowered, lower};
@@ -31,6 +31,8 @@ use crate::source::Source;
 
 /// The most rows of a chunk if nothing else is known.
 const CHUNK: usize = 512;
+/// The same where an NPU computes prompts (llm.npu, section 3.2).
+const NPU_CHUNK: usize = 256;
 
 /// A model with the plan that opening it would use.
 pub struct Planned {
@@ -317,7 +319,13 @@ impl BoundModel {
     fn made(&self, options: &OpenOptions) -> Result<MadePlan, Error> {
         let devices = self.plan_devices(options)?;
         let mut base = self.plan_request(options);
-        let plan = troika_plan::make(&self.spec, &devices, &base)?;
+        let mut plan = troika_plan::make(&self.spec, &devices, &base)?;
+        // Groups of experts fill up in long chunks only.
+        let groups = matches!(options.strategy, Strategy::Experts(_));
+        if options.chunk.is_none() && !groups && self.on_npu(&plan) {
+            base.chunk = NPU_CHUNK;
+            plan = troika_plan::make(&self.spec, &devices, &base)?;
+        }
         let is_limited = devices.iter().any(|d| d.caps.max_resident_bytes.is_some());
         if options.converted_format().is_none() && !is_limited {
             return Ok(MadePlan { plan, moved: Vec::new() });
@@ -333,6 +341,13 @@ impl BoundModel {
             base: &base,
             attention_first: false,
         })?)
+    }
+
+    /// Whether an NPU computes prompts by a plan.
+    fn on_npu(&self, plan: &Plan) -> bool {
+        let npus = self.devices.iter().filter(|d| d.kind() == DeviceKind::Npu);
+        let uses = |name: &str| plan.prefill.rules.iter().any(|r| r.devices().any(|n| n == name));
+        npus.map(|d| d.name()).any(uses)
     }
 
     fn plan_request(&self, options: &OpenOptions) -> PlanRequest {
@@ -361,13 +376,19 @@ impl BoundModel {
         let here = subject_of(self, &self.one_device_plan(options)?);
         let file = wanted.profile.file(&here);
         let Some(measured) = wanted.profile.read(&here, changes)? else { return Ok(None) };
-        let fast = measured.chunk_length().map(|(_, rows)| rows);
         // Groups of experts fill up in long chunks only; shorter ones are looked at, too.
         let shares =
             self.devices.len() > 1 && self.spec.layers.iter().any(|layer| layer.moe().is_some());
-        let chunk = options.chunk.or(fast.map(|rows| if shares { rows.max(CHUNK) } else { rows }));
-        let options = &OpenOptions { chunk, ..options.clone() };
-        let one = self.one_device_plan(options)?;
+        let length = |rows: usize| if shares { rows.max(CHUNK) } else { rows };
+        let fast = measured.chunk_length().map(|(_, rows)| length(rows));
+        let mut own: Vec<Option<usize>> = vec![None; self.devices.len()];
+        if options.chunk.is_none() {
+            let of = |device| measured.own_chunk_length(device).map(length);
+            own = (0..own.len()).map(of).map(|rows| rows.filter(|_| rows != fast)).collect();
+        }
+        let options = &OpenOptions { chunk: options.chunk.or(fast), ..options.clone() };
+        let longest = own.iter().flatten().copied().chain(options.chunk).max();
+        let one = self.one_device_plan(&OpenOptions { chunk: longest, ..options.clone() })?;
         let (prompt, generate) = wanted.lengths(one.context)?;
         // All ops that devices refuse, whichever plan is chosen.
         let refusals = self.refusals(&one, options)?;
@@ -393,6 +414,7 @@ impl BoundModel {
         base.calibrated = options.converted(&lowered);
         let groups = || Some(HostMemory::now(options.memory)?.groups(self.store.bytes()));
         base.experts.bytes = base.experts.bytes.or_else(groups);
+        let alone = self.alone(&devices, &base, &own)?;
         Ok(Some(solve(&SolveRequest {
             spec: &self.spec,
             lowered: &lowered,
@@ -404,8 +426,25 @@ impl BoundModel {
             prompt,
             generate,
             lengths: &[],
-            candidates: &[],
+            candidates: &alone,
         })?))
+    }
+
+    /// Plans on one device each, in chunks of its own length.
+    fn alone(
+        &self,
+        devices: &[PlanDevice],
+        base: &PlanRequest,
+        lengths: &[Option<usize>],
+    ) -> Result<Vec<(String, Plan)>, Error> {
+        let own = devices.iter().zip(lengths).filter_map(|(d, rows)| Some((d, (*rows)?)));
+        let plan = |(device, chunk): (&PlanDevice, usize)| {
+            let strategy = Strategy::OneNamed(device.name.clone());
+            let request = PlanRequest { strategy, chunk, ..base.clone() };
+            let plan = troika_plan::make(&self.spec, devices, &request)?;
+            Ok((format!("one device, {}, in chunks of {chunk}", device.name), plan))
+        };
+        own.map(plan).collect()
     }
 }
 

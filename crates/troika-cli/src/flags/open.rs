@@ -32,7 +32,8 @@ pub fn chat_helper() -> Option<HelperCommand> {
 /// What computes it, and in which types.
 #[derive(Args, Clone)]
 pub struct ComputeArgs {
-    /// Prompt tokens computed at once [default: 512, or what a profile finds to be fast]
+    /// Prompt tokens computed at once [default: 512, or 256 on an NPU, or what a profile finds
+    /// to be fast]
     #[arg(long, value_name = "N", env = "TROIKA_UBATCH_SIZE")]
     pub ubatch_size: Option<usize>,
     /// Type float weights are computed in

@@ -341,7 +341,8 @@ impl Measuring<'_> {
             rows.push((most, false));
         }
         let chunked = [SegmentKind::Qkv, SegmentKind::Ffn, SegmentKind::Experts];
-        if graph.share == 64 && graph.part == SegmentPart::Whole && chunked.contains(&graph.kind) {
+        let parts = [SegmentPart::Whole, SegmentPart::Products];
+        if graph.share == 64 && parts.contains(&graph.part) && chunked.contains(&graph.kind) {
             let more = CHUNK_ROWS.into_iter().filter(|n| *n <= one.max_rows());
             let more: Vec<usize> =
                 more.filter(|n| rows.iter().all(|(known, _)| known != n)).collect();

@@ -10,7 +10,7 @@ use troika_plan::{ModelId, PlanDevice, fault};
 use troika_time::{FittedTime, RunWork};
 
 /// The version of profile files that this build reads and writes.
-pub const PROFILE_VERSION: u32 = 3;
+pub const PROFILE_VERSION: u32 = 4;
 
 /// Half of the measurements of a settled time are below this many times the undisturbed one.
 const SETTLED: f64 = 1.05;

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use troika_device::ForwardBatch;
-use troika_plan::{Phase, Plan, PlanError, SyncMode};
+use troika_plan::{Phase, Plan, PlanError, Policy, SyncMode};
 use troika_program::kv::{KvCache, KvLayout, SeqId};
 use troika_program::schedule::{Failure, Jobs, Queues, Schedule, TaskList};
 use troika_program::{
@@ -27,6 +27,8 @@ use tasks::{Dispatched, List, Report, RunKey, TimedGraph, TimedTask};
 /// A plan on devices in modelled time, with one sequence.
 pub(crate) struct TimedRun<'a> {
     of: &'a TimedPlan<'a>,
+    /// Chunks in flight.
+    together: usize,
     handover: Handover,
     queues: TimedQueues<'a>,
     /// The graph of a decoded token.
@@ -158,17 +160,25 @@ impl<'a> TimedPlan<'a> {
         Ok((kv, seq))
     }
 
-    /// Starts a run.
+    /// Starts a run as the plan says.
     ///
     /// # Errors
     /// The model's cache is larger than can be counted.
     pub fn start(&self) -> Result<TimedRun<'_>, PlanError> {
+        self.start_in(self.plan.prefill.chunks_in_flight, self.plan.prefill.policy)
+    }
+
+    /// Starts a run with so many chunks in flight, in an order.
+    ///
+    /// # Errors
+    /// As for [`TimedPlan::start`].
+    pub fn start_in(&self, together: usize, policy: Policy) -> Result<TimedRun<'_>, PlanError> {
         let (request, plan) = (&self.request, self.plan);
         let (kv, seq) = self.sequence()?;
         let reports = Rc::new(RefCell::new(Reports::default()));
         reports.borrow_mut().reached = vec![0; self.devices.len()];
         let mut machine = Machine::new(request.devices.len(), Shares(self));
-        let mut jobs = Jobs::new(plan.prefill.policy, plan.critical_device());
+        let mut jobs = Jobs::new(policy, plan.critical_device());
         let mut lanes = Vec::new();
         for (index, &device) in self.devices.iter().enumerate() {
             let costs = request.cost.queue(device, &self.devices, plan.sync);
@@ -180,6 +190,7 @@ impl<'a> TimedPlan<'a> {
         }
         Ok(TimedRun {
             of: self,
+            together,
             handover: Handover::default(),
             queues: TimedQueues { machine, lanes, reports },
             jobs,
@@ -224,7 +235,7 @@ impl TimedRun<'_> {
         let decode = self.kv.len(self.seq) > 0 && count == 1;
         let phase = if decode { Phase::Decode } else { Phase::Prefill };
         let slot = Some(phase).filter(|_| !self.of.one);
-        let chunks = self.of.program.chunks_at_once(slot, self.of.plan.prefill.chunks_in_flight);
+        let chunks = self.of.program.chunks_at_once(slot, self.together);
         self.until = self.kv.len(self.seq) + count;
         while self.kv.len(self.seq) < self.until {
             let mut forwards = Vec::new();
@@ -263,7 +274,7 @@ impl TimedRun<'_> {
 
     /// The tasks of forward batches. The last row of the last one has logits.
     fn named(&self, phase: Phase, forwards: &[Arc<ForwardBatch>]) -> Result<Named, PlanError> {
-        let sets = self.of.plan.prefill.chunks_in_flight.min(forwards.len()).max(1);
+        let sets = self.together.min(forwards.len()).max(1);
         let shape = |(chunk, forward): (usize, &Arc<ForwardBatch>)| {
             let rows = forward.rows();
             let last = rows - 1..rows;
