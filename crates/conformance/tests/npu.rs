@@ -24,8 +24,8 @@ use troika::npu::{HelperCommand, NpuDevice, NpuOptions, NpuSpec, Rewrites, Runti
 use troika::trace::Tracer;
 use troika::weights::{FloatType, Quant};
 use troika::{
-    BoundModel, CalibrationOptions, DeviceOptions, Error, MemoryLimits, Model, NpuNumbers,
-    NpuSettings, OpenOptions, Outliers, Scored, Source, calibrate, open_devices,
+    BoundModel, CalibrationOptions, CalibrationText, DeviceOptions, Error, MemoryLimits, Model,
+    NpuNumbers, NpuSettings, OpenOptions, Outliers, Scored, Source, calibrate, open_devices,
 };
 use troika_check::Bench;
 use troika_check::{DeviceCase, Random, op_cases};
@@ -680,7 +680,13 @@ fn calibrated_formats_keep_what_a_model_predicts() {
     let plain = OpenOptions { context: Some(256), dtype: FloatType::F32, ..OpenOptions::default() };
     let ids = source.tokenizer().unwrap().0.encode(&text, true, false).unwrap();
     let model = BoundModel::open(&source, &plain).unwrap();
-    let seen = calibrate(model, &plain, &ids, None, &mut |_, _| true).unwrap();
+    let seen = calibrate(
+        model,
+        &plain,
+        CalibrationText { tokens: &ids, ..CalibrationText::default() },
+        &mut |_, _| true,
+    )
+    .unwrap();
     let calibration = Arc::new(seen.unwrap().calibration);
     let perplexity = |options: &OpenOptions| {
         let model = Model::open(&source, options).unwrap();

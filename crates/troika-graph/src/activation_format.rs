@@ -59,14 +59,33 @@ pub enum ScaleOrigin {
     /// The largest magnitude of a calibration after each column was divided by a factor that its
     /// weights are multiplied with (SmoothQuant, equation 4, with an exponent of one half).
     Smoothed,
+    /// The same, with a limit above which what was divided is an outlier: it is clipped.
+    SmoothedClipped,
 }
 
 impl ScaleOrigin {
-    const CALIBRATED: [(&str, ScaleOrigin); 3] = [
+    const CALIBRATED: [(&str, ScaleOrigin); 4] = [
         ("static", ScaleOrigin::Static),
         ("clipped", ScaleOrigin::Clipped),
         ("smoothed", ScaleOrigin::Smoothed),
+        ("smoothed-clipped", ScaleOrigin::SmoothedClipped),
     ];
+
+    /// Whether magnitudes above a limit are clipped.
+    pub fn clips(self) -> bool {
+        matches!(self, ScaleOrigin::Clipped | ScaleOrigin::SmoothedClipped)
+    }
+
+    /// The same with clipped outliers, where scales come from a calibration.
+    pub fn clipped(self) -> Option<ScaleOrigin> {
+        match self {
+            ScaleOrigin::Dynamic => None,
+            ScaleOrigin::Static | ScaleOrigin::Clipped => Some(ScaleOrigin::Clipped),
+            ScaleOrigin::Smoothed | ScaleOrigin::SmoothedClipped => {
+                Some(ScaleOrigin::SmoothedClipped)
+            }
+        }
+    }
 }
 
 impl ActivationFormat {
@@ -83,6 +102,12 @@ impl ActivationFormat {
     pub const fn of_tensor(bits: u8, scales: ScaleOrigin) -> ActivationFormat {
         let granularity = ScaleGranularity::Tensor;
         ActivationFormat::Int(IntFormat { bits, signed: true, granularity, scales })
+    }
+
+    /// So many bits with one scale for all values, from a calibration, in each way.
+    pub fn calibrated(bits: u8) -> impl Iterator<Item = ActivationFormat> {
+        let of = move |(_, scales)| ActivationFormat::of_tensor(bits, scales);
+        ScaleOrigin::CALIBRATED.into_iter().map(of)
     }
 
     /// So many bits with a dynamic scale for each row.
@@ -109,6 +134,12 @@ impl ActivationFormat {
     /// Whether its scales come from a calibration.
     pub fn is_calibrated(&self) -> bool {
         matches!(self, ActivationFormat::Int(n) if n.scales != ScaleOrigin::Dynamic)
+    }
+
+    /// Whether it is bytes with one scale for all values, from a calibration.
+    pub fn is_tensor_bytes(&self) -> bool {
+        let is = |n: IntFormat| (n.bits, n.granularity) == (8, ScaleGranularity::Tensor);
+        self.is_calibrated() && self.converted_numbers().is_some_and(is)
     }
 
     /// The bits of whole numbers that suit a weight's type.
@@ -156,7 +187,7 @@ impl fmt::Display for ActivationFormat {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{0}` is no activation format: f32, bf16, f16, or whole numbers as in int8, int8:64 (columns of a \
-     scale), uint8:row and int16:tensor:static (or clipped, or smoothed)"
+     scale), uint8:row and int16:tensor:static (or clipped, smoothed, smoothed-clipped)"
 )]
 pub struct UnknownActivationFormat(String);
 
@@ -229,6 +260,7 @@ mod tests {
             "int16:tensor:static",
             "int8:tensor:clipped",
             "int8:smoothed",
+            "int8:tensor:smoothed-clipped",
         ] {
             let format: ActivationFormat = text.parse().unwrap();
             assert_eq!(format.to_string(), text);

@@ -282,7 +282,7 @@ impl Check<'_> {
             Op::Outliers { weight, activations } => {
                 self.operands(&[F], 0, &[F])?;
                 self.dims(*weight, self.output(0), self.input(0))?;
-                let clips = |f: IntFormat| f.scales == ScaleOrigin::Clipped;
+                let clips = |f: IntFormat| f.scales.clips();
                 want(activations.converted_numbers().is_some_and(clips), || {
                     format!("{activations} clips nothing")
                 })

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use troika_graph::CalibrationTensor;
+use troika_graph::{CalibrationTensor, InputRange, ScaleOrigin};
 use troika_model::spec::ModelSpec;
 
 use crate::error::PlanError;
@@ -12,15 +12,9 @@ use crate::json::fault;
 use crate::routing::{ExpertUse, Transitions};
 
 /// The version of calibration files.
-const CALIBRATION_VERSION: u32 = 1;
+const CALIBRATION_VERSION: u32 = 2;
 /// Hexadecimal digits of a digest: enough that no two are equal by chance.
 const DIGEST_DIGITS: usize = 32;
-/// The most columns that may be outliers.
-const MOST_OUTLIERS: f64 = 0.03;
-/// Computing one more column of a thousand apart is worth it if it lowers the natural logarithm of
-/// the limit by this much.
-const WORTH: f64 = 0.04;
-
 /// A calibration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -36,14 +30,41 @@ pub struct Calibration {
     /// Which experts followed which from layer to layer.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub transitions: Vec<Transitions>,
+    /// What ways to compute with outliers cost; `None` if that was not measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured: Option<MeasuredOutliers>,
+}
+
+/// What ways to compute with outliers cost on a text that chose nothing.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MeasuredOutliers {
+    /// The way that is taken where none is asked for, as `--outliers` names it.
+    pub best: String,
+    /// Tokens that were scored.
+    pub tokens: usize,
+    /// The perplexity of floats.
+    pub floats: f64,
+    /// The perplexity of each way, in the order in which they were measured.
+    pub ways: Vec<MeasuredWay>,
+}
+
+/// A way, and its perplexity.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MeasuredWay {
+    /// As `--outliers` names it.
+    pub way: String,
+    /// Of the text.
+    pub perplexity: f64,
 }
 
 impl Calibration {
     /// An empty calibration of a model.
     pub fn new(spec: &ModelSpec) -> Calibration {
         let (version, model) = (CALIBRATION_VERSION, ModelId::of(spec));
-        let (tensors, transitions) = Default::default();
-        Calibration { version, model, tokens: 0, tensors, transitions }
+        let (tensors, transitions, measured) = Default::default();
+        Calibration { version, model, tokens: 0, tensors, transitions, measured }
     }
 
     /// Reads a file's text.
@@ -173,16 +194,45 @@ impl Calibration {
         self.tensors.get(&tensor.of(of)).map(Vec::as_slice)
     }
 
-    /// How important a weight's outliers are: the largest magnitude of its inputs as a multiple of
-    /// the limit (llm.npu, section 3.3). 1 if nothing is above it.
-    pub fn importance(&self, weight: &str) -> f32 {
-        let columns = self.tensor(CalibrationTensor::InputMax, weight).unwrap_or_default();
-        let largest = columns.iter().copied().fold(0.0, f32::max);
-        match self.tensor(CalibrationTensor::InputLimit, weight) {
-            Some([limit]) if *limit > 0.0 => largest / limit,
-            _ => 1.0,
-        }
+    /// What it makes of a weight's inputs where scales are of an origin; `None` if it lacks the
+    /// weight.
+    pub fn range(&self, scales: ScaleOrigin, weight: &str) -> Option<InputRange> {
+        let of = |tensor| self.tensor(tensor, weight);
+        let (columns, limit) =
+            (of(CalibrationTensor::InputMax)?, of(CalibrationTensor::InputLimit)?);
+        let weights = of(CalibrationTensor::WeightMax)?;
+        Some(InputRange::new(scales, columns.to_vec(), weights, *limit.first()?))
     }
+
+    /// How far a weight's outliers stand out: the largest magnitude of its inputs as a multiple of
+    /// the limit, which is llm.npu's importance (section 3.3). 1 if nothing is above it.
+    pub fn importance(&self, weight: &str) -> f32 {
+        let range = self.range(ScaleOrigin::Clipped, weight).filter(|r| r.limit > 0.0);
+        range.map_or(1.0, |r| largest(&r.columns) / r.limit)
+    }
+
+    /// What the outliers of a weight's inputs cost if they decide the scale: the power of the
+    /// rounding that comes with it, by that of the result. A product whose result is large bears
+    /// coarser steps, whatever the ratio of its outliers is.
+    pub fn cost(&self, scales: ScaleOrigin, weight: &str) -> f64 {
+        let power = self.tensor(CalibrationTensor::OutputPower, weight).and_then(<[f32]>::first);
+        let weights = self.tensor(CalibrationTensor::WeightMax, weight);
+        let (Some(range), Some(weights), Some(power)) =
+            (self.range(scales, weight), weights, power)
+        else {
+            return 0.0;
+        };
+        let square = |x: f32| f64::from(x) * f64::from(x);
+        let factor = |i: usize| range.factors.get(i).copied().unwrap_or(1.0);
+        let of = |(i, w): (usize, &f32)| square(w * factor(i));
+        let carried: f64 = weights.iter().enumerate().map(of).sum();
+        let coarser = square(largest(&range.columns)) - square(range.limit);
+        coarser.max(0.0) * carried / f64::from(power.max(f32::MIN_POSITIVE))
+    }
+}
+
+fn largest(values: &[f32]) -> f32 {
+    values.iter().copied().fold(0.0, f32::max)
 }
 
 /// The outliers of all products.
@@ -242,40 +292,4 @@ fn hot_share(counts: &[f32]) -> Option<f64> {
         more
     };
     (all > 0.0).then(|| sorted.iter().take_while(before).count() as f64 / sorted.len() as f64)
-}
-
-/// The magnitude above which inputs are outliers, by the largest magnitude of each column: low, so
-/// that steps are fine, with few columns above it; or with a given share of the columns.
-pub fn outlier_limit(columns: &[f32], share: Option<f64>) -> f32 {
-    let mut sorted = columns.to_vec();
-    sorted.sort_by(|a, b| b.total_cmp(a));
-    let Some(last) = sorted.len().checked_sub(1) else { return 0.0 };
-    if let Some(share) = share {
-        return sorted[((sorted.len() as f64 * share).ceil() as usize).min(last)];
-    }
-    let most = (sorted.len() as f64 * MOST_OUTLIERS) as usize;
-    let price = WORTH * 1e3 / sorted.len() as f64;
-    let size = |above: usize| f64::from(sorted[above].max(f32::MIN_POSITIVE)).ln();
-    let cost = |above: &usize| size(*above) + *above as f64 * price;
-    let above = (0..=most.min(last)).min_by(|a, b| cost(a).total_cmp(&cost(b)));
-    above.map_or(0.0, |at| sorted[at])
-}
-
-#[cfg(test)]
-mod tests {
-    use super::outlier_limit;
-
-    #[test]
-    fn few_columns_far_above_the_others_are_outliers() {
-        let mut columns: Vec<f32> = (0..1000).map(|i| 1.0 + (i % 7) as f32 * 0.1).collect();
-        assert_eq!(outlier_limit(&columns, None), 1.6, "none is far above");
-        for (at, value) in [(5, 80.0), (77, 60.0), (500, 9.0)] {
-            columns[at] = value;
-        }
-        assert_eq!(outlier_limit(&columns, None), 1.6);
-        assert_eq!(outlier_limit(&columns, Some(0.001)), 60.0, "one of a thousand");
-        columns[..200].fill(50.0);
-        assert!(outlier_limit(&columns, None) > 10.0, "too many to be computed apart");
-        assert_eq!((outlier_limit(&[], None), outlier_limit(&[0.0; 8], None)), (0.0, 0.0));
-    }
 }

@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use troika_engine::WantedLogits;
-use troika_graph::CalibrationTensor;
-use troika_plan::{Calibration, RoutingTrace, Transitions, outlier_limit};
+use troika_device::WeightSource;
+use troika_engine::{EngineError, WantedLogits};
+use troika_graph::{CalibrationTensor, blocks, outlier_limit};
+use troika_plan::{Calibration, RoutingTrace, Transitions};
+use troika_weights::WeightStore;
 
 use crate::describe::BoundModel;
 use crate::devices::{Observer, Routed};
@@ -23,9 +25,19 @@ pub struct Calibrated {
     pub routing: RoutingTrace,
 }
 
-/// Reads tokens of a text with a model and finds what [`Calibration`] has. The text is cut into
-/// windows of the options' context. Of the inputs' columns, `share` are outliers; `None`: those
-/// far above the others. `progress` receives the windows that are done, and all of them, each
+/// What is read, and how.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CalibrationText<'a> {
+    /// Tokens of a text.
+    pub tokens: &'a [u32],
+    /// The token that replaces the first one of each window, as sequences begin with it.
+    pub bos: Option<u32>,
+    /// The share of the inputs' columns that are outliers; `None`: those far above the others.
+    pub share: Option<f64>,
+}
+
+/// Reads a text with a model and finds what [`Calibration`] has. The text is cut into windows of the
+/// options' context. `progress` receives the windows that are done, and all of them, each
 /// counted twice; `false` stops.
 ///
 /// # Errors
@@ -33,8 +45,7 @@ pub struct Calibrated {
 pub fn calibrate(
     model: BoundModel,
     options: &OpenOptions,
-    tokens: &[u32],
-    share: Option<f64>,
+    CalibrationText { tokens, bos, share }: CalibrationText<'_>,
     progress: &mut dyn FnMut(usize, usize) -> bool,
 ) -> Result<Option<Calibrated>, Error> {
     if tokens.is_empty() {
@@ -44,7 +55,8 @@ pub fn calibrate(
     let seen = Arc::new(Seen { share, found: Mutex::default(), log });
     let mut calibration = Calibration::new(&model.spec);
     let model = observed(model, options, seen.clone())?;
-    let windows: Vec<&[u32]> = tokens.chunks(model.context()).collect();
+    let mut windows: Vec<Vec<u32>> = tokens.chunks(model.context()).map(<[u32]>::to_vec).collect();
+    windows.iter_mut().for_each(|window| window[0] = bos.unwrap_or(window[0]));
     for pass in 0..2 {
         for (i, window) in windows.iter().enumerate() {
             if !progress(pass * windows.len() + i, 2 * windows.len()) {
@@ -60,7 +72,7 @@ pub fn calibrate(
     }
     let routing = seen.log.take().trace;
     calibration.tokens = tokens.len();
-    calibration.tensors = seen.tensors();
+    calibration.tensors = seen.tensors(&model.opened.store)?;
     for counts in routing.counts(0..routing.tokens()) {
         let counted = counts.counts.iter().map(|n| *n as f32).collect();
         let name = CalibrationTensor::Routed.of(&router_graph(counts.layer));
@@ -91,6 +103,9 @@ struct Ranges {
     output: f32,
     limit: f32,
     outliers: Vec<f32>,
+    /// Rows, and the sum of the reciprocals of their results' mean squares.
+    rows: usize,
+    inverse_power: f64,
 }
 
 impl Seen {
@@ -107,7 +122,7 @@ impl Seen {
         }
     }
 
-    fn tensors(&self) -> BTreeMap<String, Vec<f32>> {
+    fn tensors(&self, store: &WeightStore) -> Result<BTreeMap<String, Vec<f32>>, Error> {
         let mut found = self.found();
         let mut all = BTreeMap::new();
         for (weight, r) in std::mem::take(&mut found.products) {
@@ -115,9 +130,25 @@ impl Seen {
             all.insert(CalibrationTensor::InputLimit.of(&weight), vec![r.limit]);
             all.insert(CalibrationTensor::Outliers.of(&weight), r.outliers);
             all.insert(CalibrationTensor::OutputMax.of(&weight), vec![r.output]);
+            let power = r.rows as f64 / r.inverse_power.max(f64::MIN_POSITIVE);
+            let power = power.min(f64::from(f32::MAX)) as f32;
+            all.insert(CalibrationTensor::OutputPower.of(&weight), vec![power]);
+            let columns = largest_of_columns(store, &weight)?;
+            all.insert(CalibrationTensor::WeightMax.of(&weight), columns);
         }
-        all
+        Ok(all)
     }
+}
+
+/// The largest magnitude of each column of a weight.
+fn largest_of_columns(store: &WeightStore, weight: &str) -> Result<Vec<f32>, Error> {
+    let data = store.weight(weight).map_err(EngineError::from)?;
+    let (mut values, mut most) = (vec![0.0; data.cols], vec![0.0; data.cols]);
+    for row in data.bytes.chunks_exact(data.dtype.row_size(data.cols).max(1)) {
+        blocks::dequantize(data.dtype, row, &mut values);
+        most.iter_mut().zip(&values).for_each(|(most, w)| *most = larger(*most, *w));
+    }
+    Ok(most)
 }
 
 /// The larger of a known magnitude and a value's, without what is not finite.
@@ -143,6 +174,13 @@ impl Observer for Seen {
             r.columns.iter_mut().zip(row).for_each(|(most, x)| *most = larger(*most, *x));
         }
         r.output = y.iter().copied().fold(r.output, larger);
+        let rows = x.len() / cols.max(1);
+        for row in y.chunks_exact((y.len() / rows.max(1)).max(1)) {
+            let squares: f64 = row.iter().map(|y| f64::from(*y) * f64::from(*y)).sum();
+            let inverse = row.len() as f64 / squares.max(f64::MIN_POSITIVE);
+            r.inverse_power += if inverse.is_finite() { inverse } else { 0.0 };
+        }
+        r.rows += rows;
     }
 
     fn routed(&self, routed: Routed<'_>) {

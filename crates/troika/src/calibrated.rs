@@ -1,13 +1,15 @@
 //! How NPUs compute by a calibration.
 
 use std::collections::HashSet;
+use std::fmt;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use troika_graph::{ActivationFormat, CalibrationTensor, ScaleOrigin, WeightDecl};
 use troika_model::lower::Lowered;
 use troika_model::spec::ModelSpec;
-use troika_plan::{CalibratedProducts, Calibration, SegmentAt};
+use troika_plan::{CalibratedProducts, Calibration, PlanError, SegmentAt};
 use troika_weights::WeightStore;
 
 use crate::devices::hot_columns;
@@ -37,8 +39,77 @@ pub enum Outliers {
     Shadow(f64),
     /// Weights take over a part of their range (SmoothQuant).
     Smoothed,
+    /// Weights take over a part of their range, and of what stands out then is clipped as with
+    /// [`Outliers::Shadow`].
+    SmoothShadow(f64),
     /// Each row has a scale, and those above 6 are multiplied as floats, as in LLM.int8().
     Rows,
+}
+
+impl Outliers {
+    /// The way that a calibration found to be best; with nothing pruned if it measured none.
+    ///
+    /// # Errors
+    /// It names another.
+    pub fn best(calibration: &Calibration) -> Result<Outliers, PlanError> {
+        let Some(measured) = &calibration.measured else { return Ok(Outliers::Shadow(0.0)) };
+        let wrong = |e: UnknownOutliers| PlanError::Calibration(format!("{e}; calibrate again"));
+        measured.best.parse().map_err(wrong)
+    }
+
+    /// Where scales come from, but for segments whose outliers are computed apart.
+    fn scales(self) -> ScaleOrigin {
+        match self {
+            Outliers::Kept | Outliers::Shadow(_) => ScaleOrigin::Static,
+            Outliers::Smoothed | Outliers::SmoothShadow(_) => ScaleOrigin::Smoothed,
+            Outliers::Rows => ScaleOrigin::Dynamic,
+        }
+    }
+
+    /// The share of the segments whose outliers are not computed apart.
+    fn pruned(self) -> f64 {
+        match self {
+            Outliers::Shadow(pruned) | Outliers::SmoothShadow(pruned) => pruned,
+            _ => 1.0,
+        }
+    }
+}
+
+impl fmt::Display for Outliers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Outliers::Kept => f.write_str("kept"),
+            Outliers::Shadow(pruned) => write!(f, "shadow={pruned}"),
+            Outliers::Smoothed => f.write_str("smooth"),
+            Outliers::SmoothShadow(pruned) => write!(f, "smooth-shadow={pruned}"),
+            Outliers::Rows => f.write_str("rows"),
+        }
+    }
+}
+
+/// A text that names no way to compute with outliers.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{0:?} is none of shadow and smooth-shadow, each also with the share that is pruned as in \
+     shadow=0.85, kept, smooth and rows"
+)]
+pub struct UnknownOutliers(String);
+
+impl FromStr for Outliers {
+    type Err = UnknownOutliers;
+
+    fn from_str(text: &str) -> Result<Outliers, UnknownOutliers> {
+        let (name, share) = text.split_once('=').unwrap_or((text, "0"));
+        let share = share.parse().ok().filter(|s| (0.0..=1.0).contains(s));
+        match (name, share) {
+            ("shadow", Some(pruned)) => Ok(Outliers::Shadow(pruned)),
+            ("smooth-shadow", Some(pruned)) => Ok(Outliers::SmoothShadow(pruned)),
+            _ if text == "kept" => Ok(Outliers::Kept),
+            _ if text == "smooth" => Ok(Outliers::Smoothed),
+            _ if text == "rows" => Ok(Outliers::Rows),
+            _ => Err(UnknownOutliers(text.into())),
+        }
+    }
 }
 
 impl CalibrationOptions {
@@ -56,43 +127,34 @@ impl CalibrationOptions {
 
     /// The format of products.
     pub fn format(&self) -> ActivationFormat {
-        let scales = match self.outliers {
-            Outliers::Kept | Outliers::Shadow(_) => ScaleOrigin::Static,
-            Outliers::Smoothed => ScaleOrigin::Smoothed,
-            Outliers::Rows => ScaleOrigin::Dynamic,
-        };
-        match scales {
+        match self.outliers.scales() {
             ScaleOrigin::Dynamic => ActivationFormat::by_row(self.bits),
-            _ => ActivationFormat::of_tensor(self.bits, scales),
+            scales => ActivationFormat::of_tensor(self.bits, scales),
         }
     }
 
     /// The format, and the segments whose outliers are computed apart.
     pub(crate) fn products(&self, lowered: &Lowered) -> CalibratedProducts {
         let format = self.format();
-        let exact = match self.outliers {
-            Outliers::Shadow(pruned) => important(&self.calibration, lowered, pruned),
-            _ => Vec::new(),
-        };
-        CalibratedProducts { format, digest: Some(self.calibration.digest()), exact }
+        let exact = important(&self.calibration, lowered, self.outliers);
+        let digest = Some(self.calibration.digest());
+        CalibratedProducts { format, digest, exact, takers: Vec::new() }
     }
 }
 
-/// The segments of the most important outliers, without the given share of them.
-fn important(calibration: &Calibration, lowered: &Lowered, pruned: f64) -> Vec<SegmentAt> {
-    let mut all: Vec<_> = lowered
-        .segments
-        .iter()
-        .filter(|s| CalibratedProducts::rounds(s.kind))
+/// The segments of the most important outliers, without the share of them that a way prunes.
+fn important(calibration: &Calibration, lowered: &Lowered, way: Outliers) -> Vec<SegmentAt> {
+    let Some(scales) = way.scales().clipped() else { return Vec::new() };
+    let rounded = lowered.segments.iter().filter(|s| CalibratedProducts::rounds(s.kind));
+    let mut all: Vec<(f64, SegmentAt)> = rounded
         .map(|s| {
-            let of = |w: &WeightDecl| calibration.importance(&w.name);
-            let importance = s.graph.weights.iter().map(of).fold(0.0, f32::max);
-            (importance, (s.kind, s.layer))
+            let of = |w: &WeightDecl| calibration.cost(scales, &w.name);
+            (s.graph.weights.iter().map(of).sum(), (s.kind, s.layer))
         })
-        .filter(|(importance, _)| *importance > 1.0)
+        .filter(|(cost, _)| *cost > 0.0)
         .collect();
     all.sort_by(|a, b| b.0.total_cmp(&a.0));
-    let kept = ((1.0 - pruned) * all.len() as f64).round() as usize;
+    let kept = ((1.0 - way.pruned()) * all.len() as f64).round() as usize;
     all.truncate(kept);
     all.into_iter().map(|(_, segment)| segment).collect()
 }
@@ -109,9 +171,9 @@ pub struct ShadowMemory {
 }
 
 impl ShadowMemory {
-    /// What it takes where a share of the segments is left out, the least important ones.
-    pub fn of(calibration: &Calibration, lowered: &Lowered, pruned: f64) -> ShadowMemory {
-        let important = important(calibration, lowered, pruned);
+    /// What a way takes.
+    pub fn of(calibration: &Calibration, lowered: &Lowered, way: Outliers) -> ShadowMemory {
+        let important = important(calibration, lowered, way);
         let (mut sum, mut known) = (ShadowMemory::default(), HashSet::new());
         for segment in &lowered.segments {
             for weight in &segment.graph.weights {
@@ -119,11 +181,19 @@ impl ShadowMemory {
                     let row = weight.dtype.row_bytes(weight.cols).unwrap_or(0);
                     sum.weights += (weight.rows * row) as u64;
                 }
-                let counts = calibration.tensor(CalibrationTensor::Outliers, &weight.name);
+                let counts = match way {
+                    Outliers::SmoothShadow(_) => {
+                        let range = calibration.range(ScaleOrigin::SmoothedClipped, &weight.name);
+                        range.map(|r| r.above())
+                    }
+                    _ => calibration
+                        .tensor(CalibrationTensor::Outliers, &weight.name)
+                        .map(<[f32]>::to_vec),
+                };
                 let Some(counts) = counts else { continue };
                 if important.contains(&(segment.kind, segment.layer)) {
                     let column = (weight.rows * size_of::<f32>()) as u64;
-                    sum.hot += hot_columns(counts).len() as u64 * column;
+                    sum.hot += hot_columns(&counts).len() as u64 * column;
                     sum.all += counts.len() as u64 * column;
                 }
             }

@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use troika_device::Device;
 use troika_engine::EngineError;
-use troika_graph::{ActivationFormat, DType};
+use troika_graph::partition::residual;
+use troika_graph::{ActivationFormat, DType, Op, convert_products};
 use troika_model::lower::{Lowered, lower};
 use troika_model::spec::ModelSpec;
 use troika_plan::{
-    Elsewhere, ExpertPolicy, ExpertSettings, Plan, PlanDevice, PlanError, PlanRequest, Prefill,
-    Refusal, Strategy, describe_refusals, leave_attention,
+    CalibratedProducts, Elsewhere, ExpertPolicy, ExpertSettings, Plan, PlanDevice, PlanError,
+    PlanRequest, Prefill, Refusal, Strategy, describe_refusals, leave_attention,
 };
 use troika_program::{PhaseCopies, copies};
 use troika_solve::{
@@ -313,7 +314,7 @@ impl BoundModel {
             return Ok(MadePlan { plan, moved: Vec::new() });
         }
         let lowered = &self.lowered(&plan)?;
-        base.calibrated = options.converted(lowered);
+        base.calibrated = self.converted(options, lowered);
         let refusals = if is_limited { self.refusals(&plan, options)? } else { Vec::new() };
         Ok(make_within_memory(&MakeRequest {
             spec: &self.spec,
@@ -323,6 +324,22 @@ impl BoundModel {
             base: &base,
             attention_first: false,
         })?)
+    }
+
+    /// The products that NPUs convert weights for, and the devices that take their outliers.
+    fn converted(&self, options: &OpenOptions, lowered: &Lowered) -> Option<CalibratedProducts> {
+        let mut products = options.converted(lowered)?;
+        let mut exact =
+            lowered.segments.iter().filter(|s| products.exact.contains(&(s.kind, s.layer)));
+        if let Some(segment) = exact.next() {
+            let graph = residual(&convert_products(&segment.graph, products.format));
+            let takes = |d: &&Arc<dyn Device>| {
+                let mut verdicts = graph.nodes.iter().zip(d.examine(&graph));
+                verdicts.all(|(n, why)| why.is_none() || !matches!(n.op, Op::Outliers { .. }))
+            };
+            products.takers = self.devices.iter().filter(takes).map(|d| d.name().into()).collect();
+        }
+        Some(products)
     }
 
     fn plan_request(&self, options: &OpenOptions) -> PlanRequest {
@@ -380,7 +397,7 @@ impl BoundModel {
         let lowered = self.lowered(&one)?;
         let mut base = self.plan_request(options);
         base.kv_dtype = Some(one.kv_dtype);
-        base.calibrated = options.converted(&lowered);
+        base.calibrated = self.converted(options, &lowered);
         let groups = || Some(HostMemory::now(options.memory)?.groups(self.store.bytes()));
         base.experts.bytes = base.experts.bytes.or_else(groups);
         Ok(Some(solve(&SolveRequest {

@@ -352,6 +352,10 @@ pub struct CalibrateArgs {
     /// others]
     #[arg(long, value_name = "SHARE", value_parser = share)]
     pub outlier_share: Option<f64>,
+    /// A text that chooses which outliers to prune, by its perplexity [default: the last part of the
+    /// text, which is then not calibrated with]
+    #[arg(long, value_name = "FILE", conflicts_with = "synthetic")]
+    pub heldout: Option<PathBuf>,
     #[command(flatten)]
     pub unseen: UnseenArgs,
     /// Write the chosen experts of each token, too, for troika report

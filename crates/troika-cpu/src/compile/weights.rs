@@ -5,14 +5,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use troika_device::{
     DeviceError, DeviceId, ExpertsOnDisk, PackLayout, Packed, WeightBytes, WeightData,
-    WeightSource, calibrated,
+    WeightSource, calibrated, input_range,
 };
 use troika_graph::{
-    ActivationFormat, CalibrationTensor, DType, Rounding, Subgraph, WeightDecl, WeightRef,
+    ActivationFormat, CalibrationTensor, DType, InputRange, IntFormat, Rounding, ScaleOrigin,
+    Subgraph, WeightDecl, WeightRef, blocks, quantize,
 };
 
 use crate::compile::Executable;
-use crate::kernels::int8::{Layout, PackedView, ROWS};
+use crate::kernels::int8::{CalibratedInput, Layout, PackedView, ROWS};
 use crate::kernels::linear::{self, WeightView};
 use crate::kernels::outliers::{self, OutlierWeights};
 use crate::machine::Isa;
@@ -30,6 +31,11 @@ pub(crate) enum Form {
     Packed(Layout),
     /// For outliers in a format.
     Outliers(ActivationFormat),
+    /// In bytes with a scale for each row, packed for the integer kernels: for inputs in a format of
+    /// a calibration.
+    RowBytes(Layout, IntFormat),
+    /// What a calibration says of the inputs in a format.
+    Input(IntFormat),
 }
 
 /// Index of a matrix in [`Loaded`].
@@ -47,6 +53,10 @@ pub(crate) struct PackedAt(usize);
 /// Index of a matrix for outliers in [`Loaded`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct OutliersAt(usize);
+
+/// Index of a calibrated input in [`Loaded`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct InputAt(usize);
 
 /// The weights that code reads, without duplicates, in loading order.
 #[derive(Debug, Default)]
@@ -83,7 +93,22 @@ impl Needs {
     }
 
     pub fn packed(&mut self, weight: WeightRef, layout: Layout) -> PackedAt {
-        PackedAt(self.at(weight, Form::Packed(layout), |f| matches!(f, Form::Packed(_))))
+        self.packed_as(weight, Form::Packed(layout))
+    }
+
+    fn packed_as(&mut self, weight: WeightRef, form: Form) -> PackedAt {
+        PackedAt(self.at(weight, form, |f| matches!(f, Form::Packed(_) | Form::RowBytes(..))))
+    }
+
+    /// A weight and its input in a format of a calibration.
+    pub fn calibrated(
+        &mut self,
+        weight: WeightRef,
+        layout: Layout,
+        format: IntFormat,
+    ) -> (PackedAt, InputAt) {
+        let input = self.at(weight, Form::Input(format), |f| matches!(f, Form::Input(_)));
+        (self.packed_as(weight, Form::RowBytes(layout, format)), InputAt(input))
     }
 
     pub fn outliers(&mut self, weight: WeightRef, format: ActivationFormat) -> OutliersAt {
@@ -128,7 +153,7 @@ impl PackedMatrix {
 /// A weight with some of its columns in memory.
 #[derive(Debug)]
 struct OutlierMatrix {
-    rounding: Rounding,
+    input: CalibratedInput,
     hot: Vec<u32>,
     columns: Vec<f32>,
     stored: Matrix,
@@ -149,6 +174,7 @@ pub(crate) struct Loaded {
     vectors: Vec<Vector>,
     packed: Vec<PackedMatrix>,
     outliers: Vec<OutlierMatrix>,
+    inputs: Vec<CalibratedInput>,
     /// The names of its weights.
     weights: Vec<Arc<str>>,
     /// For each of these ops, its experts if they are read from disk.
@@ -167,6 +193,7 @@ impl Loaded {
             vectors: Vec::new(),
             packed: Vec::new(),
             outliers: Vec::new(),
+            inputs: Vec::new(),
             weights: graph.weights.iter().map(|w| w.name.clone()).collect(),
             on_disk: Vec::new(),
         }
@@ -180,6 +207,8 @@ impl Loaded {
             Form::Vector => self.vectors.push(loader.vector()?),
             Form::Packed(layout) => self.packed.push(loader.packed(layout)?),
             Form::Outliers(format) => self.outliers.push(loader.outliers(format)?),
+            Form::RowBytes(layout, format) => self.packed.push(loader.row_bytes(layout, format)?),
+            Form::Input(format) => self.inputs.push(loader.input(format)?.0),
         }
         Ok(())
     }
@@ -213,8 +242,12 @@ impl Loaded {
     }
 
     pub fn outliers(&self, at: OutliersAt) -> OutlierWeights<'_> {
-        let OutlierMatrix { rounding, hot, columns, stored } = &self.outliers[at.0];
-        OutlierWeights { rounding: *rounding, hot, columns, stored: stored.view() }
+        let OutlierMatrix { input, hot, columns, stored } = &self.outliers[at.0];
+        OutlierWeights { input, hot, columns, stored: stored.view() }
+    }
+
+    pub fn input(&self, at: InputAt) -> &CalibratedInput {
+        &self.inputs[at.0]
     }
 
     /// The name of a weight as stored or in panels.
@@ -325,22 +358,54 @@ impl Loader<'_> {
         }
     }
 
+    /// How inputs in a format are rounded, and what the calibration says of their columns.
+    fn input(&self, format: IntFormat) -> Result<(CalibratedInput, InputRange), DeviceError> {
+        let range = input_range(self.source, self.decl, format.scales)?;
+        let Some(rounding) = Rounding::of(ActivationFormat::Int(format), range.limit) else {
+            return self.wrong("its calibration has no limit above zero");
+        };
+        Ok((CalibratedInput { rounding, factors: range.factors.clone() }, range))
+    }
+
     /// A weight whose columns of many outliers are read now, the others when they are needed.
     fn outliers(&self, format: ActivationFormat) -> Result<OutlierMatrix, DeviceError> {
         let stored = self.matrix()?;
-        let of = |tensor, count| calibrated(self.source, &self.decl.name, (tensor, count));
-        let (limit, counts) =
-            (of(CalibrationTensor::InputLimit, 1)?, of(CalibrationTensor::Outliers, stored.cols)?);
-        let rounding = limit.first().and_then(|limit| Rounding::of(format, *limit));
-        let Some(rounding) = rounding else {
-            return self.wrong("its calibration has no limit above zero");
+        let Some(format) = format.converted_numbers() else {
+            return self.wrong("has no outliers in this format");
+        };
+        let (input, range) = self.input(format)?;
+        let counts = match format.scales {
+            // They are counted where nothing is divided.
+            ScaleOrigin::SmoothedClipped => range.above(),
+            _ => {
+                let counts = (CalibrationTensor::Outliers, stored.cols);
+                calibrated(self.source, &self.decl.name, counts)?
+            }
         };
         let hot = outliers::hot_columns(&counts);
         let mut columns = vec![0.0; hot.len() * stored.rows];
         for (c, to) in hot.iter().zip(columns.chunks_exact_mut(stored.rows.max(1))) {
             outliers::column(stored.view(), *c as usize, to);
         }
-        Ok(OutlierMatrix { rounding, hot, columns, stored })
+        Ok(OutlierMatrix { input, hot, columns, stored })
+    }
+
+    /// A weight in bytes with a scale for each row, after its columns were multiplied. It is made
+    /// for this graph alone, since it depends on the calibration.
+    fn row_bytes(&self, layout: Layout, format: IntFormat) -> Result<PackedMatrix, DeviceError> {
+        let (stored, (input, _)) = (self.matrix()?, self.input(format)?);
+        let (weight, row) = (stored.view(), layout.dtype().row_size(layout.cols()));
+        let mut rows = vec![0; layout.rows() * row];
+        let mut values = vec![0.0; layout.cols()];
+        let stored = weight.bytes.chunks_exact(weight.row_bytes());
+        for (stored, out) in stored.zip(rows.chunks_exact_mut(row)) {
+            blocks::dequantize(weight.dtype, stored, &mut values);
+            values.iter_mut().zip(&input.factors).for_each(|(v, f)| *v *= f);
+            quantize::row_bytes(&values, out);
+        }
+        let mut bytes = vec![0; layout.bytes()];
+        layout.pack_panels(&rows, &mut bytes);
+        Ok(PackedMatrix { layout, bytes: WeightBytes::owned(bytes) })
     }
 
     /// A weight packed once for all users; its raw bytes are not kept.

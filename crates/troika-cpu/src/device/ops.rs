@@ -391,6 +391,9 @@ impl<'a> Operands<'a> {
                 return int8::ActivationRows::Norm(norm, self.input(0));
             }
             match before {
+                Some(Code::CalibratedInput(at)) => {
+                    int8::ActivationRows::Calibrated(self.exe.input(*at), self.input(0))
+                }
                 Some(Code::Element(Element::Gate(act))) => {
                     int8::ActivationRows::Gate(*act, [self.input(0), self.input(1)])
                 }
