@@ -39,5 +39,5 @@ pub use text::{read_all, read_text};
 pub use thread_queue::{ThreadQueue, ThreadQueueOptions};
 pub use timeline::{Lost, Point, Signal, Timeline, Timelines, Wait, Waiting};
 pub use wait_times::WaitTimes;
-pub use weight::{WeightSource, calibrated, input_range};
+pub use weight::{WeightSource, calibrated};
 pub use weight_bytes::{PackFn, PackLayout, Packed, WeightBytes, WeightData, WeightOwner};

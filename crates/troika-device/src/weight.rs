@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use troika_graph::{CalibrationTensor, DType, InputRange, ScaleOrigin, WeightDecl};
+use troika_graph::{CalibrationTensor, DType};
 
 use crate::error::DeviceError;
 use crate::experts::ExpertSource;
@@ -89,25 +89,4 @@ pub fn calibrated(
     }
     let floats = data.bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
     Ok(floats.collect())
-}
-
-/// What a calibration makes of the inputs of a product with a weight, where scales are of an origin.
-///
-/// # Errors
-/// Those of [`calibrated`].
-pub fn input_range(
-    source: &dyn WeightSource,
-    weight: &WeightDecl,
-    scales: ScaleOrigin,
-) -> Result<InputRange, DeviceError> {
-    let of = |tensor, count| calibrated(source, &weight.name, (tensor, count));
-    let columns = of(CalibrationTensor::InputMax, weight.cols)?;
-    let (weights, limit) = match scales {
-        ScaleOrigin::Smoothed | ScaleOrigin::SmoothedClipped => {
-            (of(CalibrationTensor::WeightMax, weight.cols)?, Vec::new())
-        }
-        ScaleOrigin::Clipped => (Vec::new(), of(CalibrationTensor::InputLimit, 1)?),
-        _ => Default::default(),
-    };
-    Ok(InputRange::new(scales, columns, &weights, limit.first().copied().unwrap_or(0.0)))
 }

@@ -71,20 +71,18 @@ impl ScaleOrigin {
         ("smoothed-clipped", ScaleOrigin::SmoothedClipped),
     ];
 
-    /// Whether magnitudes above a limit are clipped.
-    pub fn clips(self) -> bool {
-        matches!(self, ScaleOrigin::Clipped | ScaleOrigin::SmoothedClipped)
+    /// Whether columns are divided first.
+    pub fn is_smoothed(self) -> bool {
+        matches!(self, ScaleOrigin::Smoothed | ScaleOrigin::SmoothedClipped)
     }
 
     /// The same with clipped outliers, where scales come from a calibration.
     pub fn clipped(self) -> Option<ScaleOrigin> {
-        match self {
-            ScaleOrigin::Dynamic => None,
-            ScaleOrigin::Static | ScaleOrigin::Clipped => Some(ScaleOrigin::Clipped),
-            ScaleOrigin::Smoothed | ScaleOrigin::SmoothedClipped => {
-                Some(ScaleOrigin::SmoothedClipped)
-            }
-        }
+        let clipped = match self.is_smoothed() {
+            true => ScaleOrigin::SmoothedClipped,
+            false => ScaleOrigin::Clipped,
+        };
+        (self != ScaleOrigin::Dynamic).then_some(clipped)
     }
 }
 

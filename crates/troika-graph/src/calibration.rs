@@ -2,12 +2,6 @@
 
 use crate::activation_format::{ActivationFormat, ScaleOrigin};
 
-/// The most columns that may be outliers.
-const MOST_OUTLIERS: f64 = 0.03;
-/// Computing one more column of a thousand apart is worth it if it lowers the natural logarithm of
-/// the limit by this much.
-const WORTH: f64 = 0.04;
-
 /// A tensor of a calibration. Weight sources have it under the weight's name with an ending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CalibrationTensor {
@@ -17,6 +11,10 @@ pub enum CalibrationTensor {
     InputLimit,
     /// How many outliers each input column had: `[1, k]`.
     Outliers,
+    /// The limit of inputs that were smoothed ([`ScaleOrigin::Smoothed`]): `[1, 1]`.
+    SmoothedLimit,
+    /// The outliers of inputs that were smoothed: `[1, k]`.
+    SmoothedOutliers,
     /// The largest magnitude of the result: `[1, 1]`.
     OutputMax,
     /// The mean square of the result's values, as the harmonic mean over rows: `[1, 1]`.
@@ -28,12 +26,22 @@ pub enum CalibrationTensor {
 }
 
 impl CalibrationTensor {
+    /// The outliers of inputs whose scales come from `scales`.
+    pub fn outliers(scales: ScaleOrigin) -> CalibrationTensor {
+        match scales.is_smoothed() {
+            true => CalibrationTensor::SmoothedOutliers,
+            false => CalibrationTensor::Outliers,
+        }
+    }
+
     /// Its name, for a weight or a router of some name.
     pub fn of(self, weight: &str) -> String {
         let ending = match self {
             CalibrationTensor::InputMax => "input_max",
             CalibrationTensor::InputLimit => "input_limit",
             CalibrationTensor::Outliers => "outliers",
+            CalibrationTensor::SmoothedLimit => "smoothed_limit",
+            CalibrationTensor::SmoothedOutliers => "smoothed_outliers",
             CalibrationTensor::OutputMax => "output_max",
             CalibrationTensor::OutputPower => "output_power",
             CalibrationTensor::WeightMax => "weight_max",
@@ -48,31 +56,43 @@ impl CalibrationTensor {
 pub struct InputRange {
     /// What each column is divided by, and its weights are multiplied with; empty: nothing.
     pub factors: Vec<f32>,
-    /// The largest magnitude of each column after that.
+    /// The largest magnitude of each column after that; empty where a limit alone counts.
     pub columns: Vec<f32>,
     /// The largest magnitude that is not clipped.
     pub limit: f32,
 }
 
 impl InputRange {
-    /// The range where scales come from `scales`, by the largest magnitude of each input column and
-    /// of its weights, and by the limit of what was not divided.
-    pub fn new(scales: ScaleOrigin, mut columns: Vec<f32>, weights: &[f32], limit: f32) -> Self {
-        let is_smooth = matches!(scales, ScaleOrigin::Smoothed | ScaleOrigin::SmoothedClipped);
-        let factors = if is_smooth { smoothing(&columns, weights) } else { Vec::new() };
-        columns.iter_mut().zip(&factors).for_each(|(x, f)| *x /= f);
-        let limit = match scales {
-            ScaleOrigin::Clipped => limit,
-            ScaleOrigin::SmoothedClipped => outlier_limit(&columns, None),
-            _ => columns.iter().copied().fold(0.0, f32::max),
+    /// The range of a weight of `cols` columns where scales come from `scales`, by the tensors of its
+    /// calibration, which `read` gives with their lengths.
+    ///
+    /// # Errors
+    /// Those of `read`.
+    pub fn of<E>(
+        scales: ScaleOrigin,
+        cols: usize,
+        read: impl Fn(CalibrationTensor, usize) -> Result<Vec<f32>, E>,
+    ) -> Result<InputRange, E> {
+        let mut range = InputRange::default();
+        if scales == ScaleOrigin::Clipped {
+            let limit = read(CalibrationTensor::InputLimit, 1)?;
+            return Ok(InputRange { limit: largest(&limit), ..range });
+        }
+        range.columns = read(CalibrationTensor::InputMax, cols)?;
+        if scales.is_smoothed() {
+            range.factors = smoothing(&range.columns, &read(CalibrationTensor::WeightMax, cols)?);
+            range.columns.iter_mut().zip(&range.factors).for_each(|(x, f)| *x /= f);
+        }
+        range.limit = match scales {
+            ScaleOrigin::SmoothedClipped => largest(&read(CalibrationTensor::SmoothedLimit, 1)?),
+            _ => largest(&range.columns),
         };
-        InputRange { factors, columns, limit }
+        Ok(range)
     }
+}
 
-    /// 1 for each column that has magnitudes above the limit, 0 for others.
-    pub fn above(&self) -> Vec<f32> {
-        self.columns.iter().map(|most| f32::from(u8::from(*most > self.limit))).collect()
-    }
+fn largest(values: &[f32]) -> f32 {
+    values.iter().copied().fold(0.0, f32::max)
 }
 
 /// What to divide each input column by and multiply its weights with: `sqrt(max |x|) / sqrt(max
@@ -117,26 +137,9 @@ impl Rounding {
     }
 }
 
-/// The magnitude above which inputs are outliers, by the largest magnitude of each column: low, so
-/// that steps are fine, with few columns above it; or with a given share of the columns.
-pub fn outlier_limit(columns: &[f32], share: Option<f64>) -> f32 {
-    let mut sorted = columns.to_vec();
-    sorted.sort_by(|a, b| b.total_cmp(a));
-    let Some(last) = sorted.len().checked_sub(1) else { return 0.0 };
-    if let Some(share) = share {
-        return sorted[((sorted.len() as f64 * share).ceil() as usize).min(last)];
-    }
-    let most = (sorted.len() as f64 * MOST_OUTLIERS) as usize;
-    let price = WORTH * 1e3 / sorted.len() as f64;
-    let size = |above: usize| f64::from(sorted[above].max(f32::MIN_POSITIVE)).ln();
-    let cost = |above: &usize| size(*above) + *above as f64 * price;
-    let above = (0..=most.min(last)).min_by(|a, b| cost(a).total_cmp(&cost(b)));
-    above.map_or(0.0, |at| sorted[at])
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{InputRange, Rounding, outlier_limit};
+    use super::{CalibrationTensor, InputRange, Rounding};
     use crate::{ActivationFormat, ScaleOrigin};
 
     #[test]
@@ -158,29 +161,22 @@ mod tests {
     }
 
     #[test]
-    fn few_columns_far_above_the_others_are_outliers() {
-        let mut columns: Vec<f32> = (0..1000).map(|i| 1.0 + (i % 7) as f32 * 0.1).collect();
-        assert_eq!(outlier_limit(&columns, None), 1.6, "none is far above");
-        for (at, value) in [(5, 80.0), (77, 60.0), (500, 9.0)] {
-            columns[at] = value;
-        }
-        assert_eq!(outlier_limit(&columns, None), 1.6);
-        assert_eq!(outlier_limit(&columns, Some(0.001)), 60.0, "one of a thousand");
-        columns[..200].fill(50.0);
-        assert!(outlier_limit(&columns, None) > 10.0, "too many to be computed apart");
-        assert_eq!((outlier_limit(&[], None), outlier_limit(&[0.0; 8], None)), (0.0, 0.0));
-    }
-
-    #[test]
     fn smoothing_gives_inputs_and_weights_one_range() {
-        let of =
-            |scales| InputRange::new(scales, vec![8.0, 0.5, 0.0, 1.0], &[2.0, 2.0, 1.0, 0.0], 3.0);
-        let smooth = of(ScaleOrigin::Smoothed);
+        let read = |tensor, _| match tensor {
+            CalibrationTensor::InputMax => Ok(vec![8.0, 0.5, 0.0, 1.0]),
+            CalibrationTensor::WeightMax => Ok(vec![2.0, 2.0, 1.0, 0.0]),
+            CalibrationTensor::InputLimit => Ok(vec![3.0]),
+            other => Err(other),
+        };
+        let of = |scales| InputRange::of(scales, 4, read);
+        let smooth = of(ScaleOrigin::Smoothed).unwrap();
         assert_eq!((&smooth.factors[..], smooth.limit), (&[2.0, 0.5, 1.0, 1.0][..], 4.0));
         for (x, f, w) in [(8.0, smooth.factors[0], 2.0), (0.5, smooth.factors[1], 2.0)] {
             assert_eq!(x / f, w * f, "the divided input is as large as the multiplied weight");
         }
-        assert_eq!((of(ScaleOrigin::Static).limit, of(ScaleOrigin::Clipped).limit), (8.0, 3.0));
-        assert!(of(ScaleOrigin::Static).factors.is_empty());
+        let kept = of(ScaleOrigin::Static).unwrap();
+        assert_eq!((kept.limit, &kept.factors[..]), (8.0, &[][..]));
+        assert_eq!(of(ScaleOrigin::Clipped).unwrap().limit, 3.0);
+        assert_eq!(of(ScaleOrigin::SmoothedClipped), Err(CalibrationTensor::SmoothedLimit));
     }
 }

@@ -28,7 +28,7 @@ pub use activations::{adapt_activations, convert_products, restrict_activations}
 pub use bind::{bind_static, limit_rows};
 pub use boundary::convert_boundary;
 pub use builder::SubgraphBuilder;
-pub use calibration::{CalibrationTensor, InputRange, Rounding, outlier_limit};
+pub use calibration::{CalibrationTensor, InputRange, Rounding};
 pub use dtype::DType;
 pub use op::{
     Activation, Attention, DecayingSum, ExpertGroup, Experts, HeadLinear, KvAppend, Op, Rope,

@@ -45,18 +45,8 @@ pub struct MeasuredOutliers {
     pub tokens: usize,
     /// The perplexity of floats.
     pub floats: f64,
-    /// The perplexity of each way, in the order in which they were measured.
-    pub ways: Vec<MeasuredWay>,
-}
-
-/// A way, and its perplexity.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct MeasuredWay {
-    /// As `--outliers` names it.
-    pub way: String,
-    /// Of the text.
-    pub perplexity: f64,
+    /// Each way, as `--outliers` names it, with its perplexity, in the order of measuring.
+    pub ways: Vec<(String, f64)>,
 }
 
 impl Calibration {
@@ -112,11 +102,6 @@ impl Calibration {
             .filter_map(|(name, counts)| Some((name.strip_suffix(&ending)?, counts.as_slice())))
             .collect();
         let hot: Vec<f64> = counted.iter().filter_map(|(_, counts)| hot_share(counts)).collect();
-        let mut importance: Vec<(String, f32)> = counted
-            .iter()
-            .map(|(weight, _)| ((*weight).to_string(), self.importance(weight)))
-            .collect();
-        importance.sort_by(|a, b| b.1.total_cmp(&a.1));
         let all = || counted.iter().flat_map(|(_, counts)| counts.iter());
         let mut layers: Vec<LayerOutliers> = Vec::new();
         for (weight, counts) in &counted {
@@ -137,7 +122,6 @@ impl Calibration {
             columns: all().count(),
             outlier_columns: all().filter(|n| **n > 0.0).count(),
             hot_share: hot.iter().fold(0.0, |sum, share| sum + share) / hot.len().max(1) as f64,
-            importance,
         }
     }
 
@@ -194,45 +178,24 @@ impl Calibration {
         self.tensors.get(&tensor.of(of)).map(Vec::as_slice)
     }
 
-    /// What it makes of a weight's inputs where scales are of an origin; `None` if it lacks the
-    /// weight.
-    pub fn range(&self, scales: ScaleOrigin, weight: &str) -> Option<InputRange> {
-        let of = |tensor| self.tensor(tensor, weight);
-        let (columns, limit) =
-            (of(CalibrationTensor::InputMax)?, of(CalibrationTensor::InputLimit)?);
-        let weights = of(CalibrationTensor::WeightMax)?;
-        Some(InputRange::new(scales, columns.to_vec(), weights, *limit.first()?))
-    }
-
-    /// How far a weight's outliers stand out: the largest magnitude of its inputs as a multiple of
-    /// the limit, which is llm.npu's importance (section 3.3). 1 if nothing is above it.
-    pub fn importance(&self, weight: &str) -> f32 {
-        let range = self.range(ScaleOrigin::Clipped, weight).filter(|r| r.limit > 0.0);
-        range.map_or(1.0, |r| largest(&r.columns) / r.limit)
-    }
-
-    /// What the outliers of a weight's inputs cost if they decide the scale: the power of the
-    /// rounding that comes with it, by that of the result. A product whose result is large bears
-    /// coarser steps, whatever the ratio of its outliers is.
+    /// What the outliers of a weight's inputs cost where they decide the scale: the power of the
+    /// coarser rounding, by that of the result; 0 if nothing is known of the weight. llm.npu has
+    /// the largest input by the limit here (section 3.3), whatever carries the rounding on.
     pub fn cost(&self, scales: ScaleOrigin, weight: &str) -> f64 {
-        let power = self.tensor(CalibrationTensor::OutputPower, weight).and_then(<[f32]>::first);
-        let weights = self.tensor(CalibrationTensor::WeightMax, weight);
-        let (Some(range), Some(weights), Some(power)) =
-            (self.range(scales, weight), weights, power)
-        else {
-            return 0.0;
-        };
+        let read = |tensor, _| self.tensor(tensor, weight).map(<[f32]>::to_vec).ok_or(());
+        let of = |tensor| read(tensor, 0).unwrap_or_default();
+        let Ok(range) = InputRange::of(scales, 0, read) else { return 0.0 };
+        let [power] = of(CalibrationTensor::OutputPower)[..] else { return 0.0 };
         let square = |x: f32| f64::from(x) * f64::from(x);
         let factor = |i: usize| range.factors.get(i).copied().unwrap_or(1.0);
-        let of = |(i, w): (usize, &f32)| square(w * factor(i));
-        let carried: f64 = weights.iter().enumerate().map(of).sum();
-        let coarser = square(largest(&range.columns)) - square(range.limit);
+        let weights = of(CalibrationTensor::WeightMax);
+        let carried: f64 = weights.iter().enumerate().map(|(i, w)| square(w * factor(i))).sum();
+        let columns =
+            if scales.is_smoothed() { range.columns } else { of(CalibrationTensor::InputMax) };
+        let largest = columns.into_iter().fold(0.0, f32::max);
+        let coarser = square(largest) - square(range.limit);
         coarser.max(0.0) * carried / f64::from(power.max(f32::MIN_POSITIVE))
     }
-}
-
-fn largest(values: &[f32]) -> f32 {
-    values.iter().copied().fold(0.0, f32::max)
 }
 
 /// The outliers of all products.
@@ -248,8 +211,6 @@ pub struct OutlierSummary {
     pub hot_share: f64,
     /// By layer, in order.
     pub layers: Vec<LayerOutliers>,
-    /// Each weight with the importance of its outliers, the largest first.
-    pub importance: Vec<(String, f32)>,
 }
 
 /// The outliers of a layer's products.

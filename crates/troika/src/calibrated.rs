@@ -28,86 +28,62 @@ pub struct CalibrationOptions {
     pub outliers: Outliers,
 }
 
-/// What is done with inputs that are much larger than most.
+/// What is done with inputs that are much larger than most. As text: `kept`, `smooth`, `rows`, or
+/// `shadow` and `smooth-shadow`, each also with the share that is pruned as in `shadow=0.85`.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Outliers {
-    /// They decide the scale.
-    Kept,
-    /// They are clipped, and another device computes what is lost (llm.npu, section 3.3). In this
-    /// share of the segments, the ones with the least important outliers, they decide the scale
-    /// instead.
-    Shadow(f64),
-    /// Weights take over a part of their range (SmoothQuant).
-    Smoothed,
-    /// Weights take over a part of their range, and of what stands out then is clipped as with
-    /// [`Outliers::Shadow`].
-    SmoothShadow(f64),
-    /// Each row has a scale, and those above 6 are multiplied as floats, as in LLM.int8().
-    Rows,
+pub struct Outliers {
+    /// Where scales come from: the largest input, after weights took over a part of its range
+    /// (SmoothQuant), or each row, where inputs above 6 are multiplied as floats (LLM.int8()).
+    pub scales: ScaleOrigin,
+    /// The share of the segments, those that bear it best, in which outliers decide the scale. In
+    /// others they are clipped, and another device computes what is lost (llm.npu, section 3.3).
+    pub pruned: f64,
 }
 
 impl Outliers {
+    /// Names, with what is pruned where no share is given.
+    const NAMES: [(&str, Outliers); 5] = [
+        ("kept", Outliers { scales: ScaleOrigin::Static, pruned: 1.0 }),
+        ("smooth", Outliers { scales: ScaleOrigin::Smoothed, pruned: 1.0 }),
+        ("rows", Outliers { scales: ScaleOrigin::Dynamic, pruned: 1.0 }),
+        ("shadow", Outliers { scales: ScaleOrigin::Static, pruned: 0.0 }),
+        ("smooth-shadow", Outliers { scales: ScaleOrigin::Smoothed, pruned: 0.0 }),
+    ];
+
     /// The way that a calibration found to be best; with nothing pruned if it measured none.
     ///
     /// # Errors
     /// It names another.
     pub fn best(calibration: &Calibration) -> Result<Outliers, PlanError> {
-        let Some(measured) = &calibration.measured else { return Ok(Outliers::Shadow(0.0)) };
-        let wrong = |e: UnknownOutliers| PlanError::Calibration(format!("{e}; calibrate again"));
-        measured.best.parse().map_err(wrong)
-    }
-
-    /// Where scales come from, but for segments whose outliers are computed apart.
-    fn scales(self) -> ScaleOrigin {
-        match self {
-            Outliers::Kept | Outliers::Shadow(_) => ScaleOrigin::Static,
-            Outliers::Smoothed | Outliers::SmoothShadow(_) => ScaleOrigin::Smoothed,
-            Outliers::Rows => ScaleOrigin::Dynamic,
-        }
-    }
-
-    /// The share of the segments whose outliers are not computed apart.
-    fn pruned(self) -> f64 {
-        match self {
-            Outliers::Shadow(pruned) | Outliers::SmoothShadow(pruned) => pruned,
-            _ => 1.0,
-        }
+        let best = calibration.measured.as_ref().map_or("shadow", |m| &m.best);
+        best.parse().map_err(|e| PlanError::Calibration(format!("{e}; calibrate again")))
     }
 }
 
 impl fmt::Display for Outliers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Outliers::Kept => f.write_str("kept"),
-            Outliers::Shadow(pruned) => write!(f, "shadow={pruned}"),
-            Outliers::Smoothed => f.write_str("smooth"),
-            Outliers::SmoothShadow(pruned) => write!(f, "smooth-shadow={pruned}"),
-            Outliers::Rows => f.write_str("rows"),
-        }
+        let all = self.pruned >= 1.0;
+        let is = |(_, o): &&(_, Outliers)| (o.scales, o.pruned >= 1.0) == (self.scales, all);
+        f.write_str(Outliers::NAMES.iter().find(is).map_or("", |(name, _)| name))?;
+        if all { Ok(()) } else { write!(f, "={}", self.pruned) }
     }
 }
 
-/// A text that names no way to compute with outliers.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{0:?} is none of shadow and smooth-shadow, each also with the share that is pruned as in \
-     shadow=0.85, kept, smooth and rows"
-)]
-pub struct UnknownOutliers(String);
-
 impl FromStr for Outliers {
-    type Err = UnknownOutliers;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Outliers, UnknownOutliers> {
-        let (name, share) = text.split_once('=').unwrap_or((text, "0"));
-        let share = share.parse().ok().filter(|s| (0.0..=1.0).contains(s));
-        match (name, share) {
-            ("shadow", Some(pruned)) => Ok(Outliers::Shadow(pruned)),
-            ("smooth-shadow", Some(pruned)) => Ok(Outliers::SmoothShadow(pruned)),
-            _ if text == "kept" => Ok(Outliers::Kept),
-            _ if text == "smooth" => Ok(Outliers::Smoothed),
-            _ if text == "rows" => Ok(Outliers::Rows),
-            _ => Err(UnknownOutliers(text.into())),
+    fn from_str(text: &str) -> Result<Outliers, String> {
+        let (name, share) = text.split_once('=').map_or((text, None), |(n, s)| (n, Some(s)));
+        let known = Outliers::NAMES.iter().find(|(known, _)| *known == name);
+        let known = known.filter(|(_, o)| share.is_none() || o.pruned < 1.0);
+        let pruned = share.map(|s| s.parse().ok().filter(|s| (0.0..=1.0).contains(s)));
+        match (known, pruned) {
+            (Some((_, way)), None) => Ok(*way),
+            (Some((_, way)), Some(Some(pruned))) => Ok(Outliers { pruned, ..*way }),
+            _ => Err(format!(
+                "{text:?} is none of shadow and smooth-shadow, each also with the share that is \
+                 pruned as in shadow=0.85, kept, smooth and rows"
+            )),
         }
     }
 }
@@ -127,7 +103,7 @@ impl CalibrationOptions {
 
     /// The format of products.
     pub fn format(&self) -> ActivationFormat {
-        match self.outliers.scales() {
+        match self.outliers.scales {
             ScaleOrigin::Dynamic => ActivationFormat::by_row(self.bits),
             scales => ActivationFormat::of_tensor(self.bits, scales),
         }
@@ -144,7 +120,7 @@ impl CalibrationOptions {
 
 /// The segments of the most important outliers, without the share of them that a way prunes.
 fn important(calibration: &Calibration, lowered: &Lowered, way: Outliers) -> Vec<SegmentAt> {
-    let Some(scales) = way.scales().clipped() else { return Vec::new() };
+    let Some(scales) = way.scales.clipped() else { return Vec::new() };
     let rounded = lowered.segments.iter().filter(|s| CalibratedProducts::rounds(s.kind));
     let mut all: Vec<(f64, SegmentAt)> = rounded
         .map(|s| {
@@ -154,7 +130,7 @@ fn important(calibration: &Calibration, lowered: &Lowered, way: Outliers) -> Vec
         .filter(|(cost, _)| *cost > 0.0)
         .collect();
     all.sort_by(|a, b| b.0.total_cmp(&a.0));
-    let kept = ((1.0 - way.pruned()) * all.len() as f64).round() as usize;
+    let kept = ((1.0 - way.pruned) * all.len() as f64).round() as usize;
     all.truncate(kept);
     all.into_iter().map(|(_, segment)| segment).collect()
 }
@@ -174,6 +150,7 @@ impl ShadowMemory {
     /// What a way takes.
     pub fn of(calibration: &Calibration, lowered: &Lowered, way: Outliers) -> ShadowMemory {
         let important = important(calibration, lowered, way);
+        let counted = CalibrationTensor::outliers(way.scales);
         let (mut sum, mut known) = (ShadowMemory::default(), HashSet::new());
         for segment in &lowered.segments {
             for weight in &segment.graph.weights {
@@ -181,19 +158,11 @@ impl ShadowMemory {
                     let row = weight.dtype.row_bytes(weight.cols).unwrap_or(0);
                     sum.weights += (weight.rows * row) as u64;
                 }
-                let counts = match way {
-                    Outliers::SmoothShadow(_) => {
-                        let range = calibration.range(ScaleOrigin::SmoothedClipped, &weight.name);
-                        range.map(|r| r.above())
-                    }
-                    _ => calibration
-                        .tensor(CalibrationTensor::Outliers, &weight.name)
-                        .map(<[f32]>::to_vec),
-                };
+                let counts = calibration.tensor(counted, &weight.name);
                 let Some(counts) = counts else { continue };
                 if important.contains(&(segment.kind, segment.layer)) {
                     let column = (weight.rows * size_of::<f32>()) as u64;
-                    sum.hot += hot_columns(&counts).len() as u64 * column;
+                    sum.hot += hot_columns(counts).len() as u64 * column;
                     sum.all += counts.len() as u64 * column;
                 }
             }

@@ -77,8 +77,8 @@ mod text;
 mod turn;
 
 pub use budget::{HostMemory, MemoryLimits};
-pub use calibrate::{Calibrated, CalibrationText, calibrate};
-pub use calibrated::{CalibrationOptions, Outliers, ShadowMemory, UnknownOutliers};
+pub use calibrate::{Calibrated, calibrate};
+pub use calibrated::{CalibrationOptions, Outliers, ShadowMemory};
 pub use checked_device::keep_checked;
 pub use describe::{BoundModel, Described, describe, outline};
 pub use devices::limits::{Limit, Limits, measure_bandwidth, measure_limits, multiply_of};

@@ -1,14 +1,9 @@
 //! `troika calibrate`.
 
-use std::sync::Arc;
-
 use serde_json::json;
 use troika::plan::Calibration;
 use troika::trace::Tracer;
-use troika::{
-    Calibrated, CalibrationText, Error, OpenOptions, Outliers, ShadowMemory, calibrate,
-    record_routing,
-};
+use troika::{Calibrated, Error, OpenOptions, Outliers, ShadowMemory, calibrate, record_routing};
 use troika_lab::Subject;
 
 use super::outliers::{Measuring, described};
@@ -50,7 +45,8 @@ pub fn run(args: &CalibrateArgs) -> Result<(), CliError> {
     let subject = resolve::subject(&args.subject)?;
     let interrupt = Interrupt::listen();
     let options = window_options(&args.open, subject.spec()?.context)?;
-    let Texts { tokens, heldout, bos } = texts(args, &subject, options.context.unwrap_or(WINDOW))?;
+    let window = options.context.unwrap_or(WINDOW);
+    let (tokens, heldout, bos) = texts(args, &subject, window)?;
     let others = match &subject {
         Subject::Files(source) => routing::unseen(&args.unseen, source)?,
         Subject::Synthetic(_) => Vec::new(),
@@ -59,21 +55,14 @@ pub fn run(args: &CalibrateArgs) -> Result<(), CliError> {
     let model = bind()?;
     let lowered = model.lowered(&model.one_device_plan(&options)?)?;
     let mut counting = going_on("calibrating", &interrupt);
-    let text = CalibrationText { tokens: &tokens, bos, share: args.outlier_share };
-    let calibration = calibrate(model, &options, text, &mut counting)?;
+    let share = args.outlier_share;
+    let calibration = calibrate(model, &options, &tokens, bos, share, &mut counting)?;
     let ended = || CliError::Interrupted("calibrating was ended; nothing is written".into());
     let Calibrated { mut calibration, routing } = calibration.ok_or_else(ended)?;
     drop(counting);
     if let Subject::Files(source) = &subject {
-        let measuring = Measuring {
-            source,
-            options: &options,
-            calibration: Arc::new(calibration.clone()),
-            file: &args.out,
-            tokens: &heldout,
-            interrupt: &interrupt,
-        };
-        calibration.measured = measuring.all()?;
+        let (options, tokens, interrupt) = (&options, &heldout[..], &interrupt);
+        Measuring { source, options, tokens, interrupt }.choose(&mut calibration)?;
     }
     let (names, texts): (Vec<_>, Vec<_>) = others.iter().map(|(n, t)| (n.clone(), &t[..])).unzip();
     let recorded = match texts.is_empty() || routing.layers.is_empty() {
@@ -88,14 +77,14 @@ pub fn run(args: &CalibrateArgs) -> Result<(), CliError> {
     let text = calibration.to_json();
     file::write("calibration", &args.out, |to| to.write_all(text.as_bytes()))?;
     routing::write_trace(&routing, args.routing_trace.as_deref())?;
-    let experts = RoutingSummary::of(&routing, &calibration.transitions, &unseen);
-    let found = calibration.summary();
     let best = Outliers::best(&calibration).map_err(Error::from)?;
     let shadow = ShadowMemory::of(&calibration, &lowered, best);
+    let experts = RoutingSummary::of(&routing, &calibration.transitions, &unseen);
     if !args.json {
         let experts = experts.map_or(String::new(), |experts| experts.table());
         return output::write(&(table(&calibration, shadow) + &experts));
     }
+    let found = calibration.summary();
     output::json(&json!({
         "file": args.out.display().to_string(),
         "tokens": calibration.tokens,
@@ -104,7 +93,6 @@ pub fn run(args: &CalibrateArgs) -> Result<(), CliError> {
         "outlier_columns": found.outlier_columns,
         "hot_share": found.hot_share,
         "layers": found.layers,
-        "importance": found.importance,
         "measured": calibration.measured,
         "shadow_hot_bytes": shadow.hot,
         "shadow_all_bytes": shadow.all,
@@ -113,21 +101,13 @@ pub fn run(args: &CalibrateArgs) -> Result<(), CliError> {
     }))
 }
 
-/// What is read.
-struct Texts {
-    /// Calibrated with.
-    tokens: Vec<u32>,
-    /// Chooses what to prune.
-    heldout: Vec<u32>,
-    /// With which texts begin.
-    bos: Option<u32>,
-}
+/// The tokens to calibrate with, those held out, and the one with which texts begin.
+type Texts = (Vec<u32>, Vec<u32>, Option<u32>);
 
 /// The texts, of which one is cut in two where no other is held out.
 fn texts(args: &CalibrateArgs, subject: &Subject, window: usize) -> Result<Texts, CliError> {
     let Subject::Files(source) = subject else {
-        let tokens = bench::ids(WINDOW, 0, subject.spec()?.vocab);
-        return Ok(Texts { tokens, heldout: Vec::new(), bos: None });
+        return Ok((bench::ids(WINDOW, 0, subject.spec()?.vocab), Vec::new(), None));
     };
     let mut tokens = resolve::tokens(source, &read_input(args.file.as_deref())?)?;
     let bos = resolve::tokenizer(source)?.0.bos().filter(|bos| tokens.first() == Some(bos));
@@ -140,7 +120,7 @@ fn texts(args: &CalibrateArgs, subject: &Subject, window: usize) -> Result<Texts
             last
         }
     };
-    Ok(Texts { tokens, heldout, bos })
+    Ok((tokens, heldout, bos))
 }
 
 fn table(calibration: &Calibration, shadow: ShadowMemory) -> String {
@@ -182,10 +162,6 @@ fn table(calibration: &Calibration, shadow: ShadowMemory) -> String {
             share(l.outliers, values),
             100.0 * l.most
         ));
-    }
-    text.push('\n');
-    for (weight, importance) in found.importance.iter().take(10) {
-        text.push_str(&format!("{weight}: up to {importance:.1} times the limit\n"));
     }
     text
 }

@@ -1,9 +1,10 @@
 //! Chooses the outliers to prune by the perplexity of a text that chose nothing else.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use troika::plan::{Calibration, MeasuredOutliers, MeasuredWay, Strategy};
+use troika::graph::ScaleOrigin;
+use troika::plan::{Calibration, MeasuredOutliers, Strategy};
 use troika::{
     CalibrationOptions, DeviceSpec, Model, NpuNumbers, OpenOptions, Outliers, Scored, Source,
 };
@@ -19,69 +20,64 @@ const MOST_BYTES_COST: f64 = 0.03;
 /// Shares that are pruned are multiples of one by this number.
 const STEPS: i32 = 20;
 
-/// A calibration's ways, which the CPU computes as an NPU would.
+/// What is measured, on the CPU, which computes as an NPU would.
 pub struct Measuring<'a> {
     pub source: &'a Source,
     pub options: &'a OpenOptions,
-    pub calibration: Arc<Calibration>,
-    /// The calibration's file, named in errors.
-    pub file: &'a Path,
-    /// The text.
     pub tokens: &'a [u32],
     pub interrupt: &'a Interrupt,
 }
 
 impl Measuring<'_> {
-    /// Measures ways until the best is known: SmoothQuant if it costs no more than pruning may, as
-    /// no device has to wait for another; else the one that prunes most at that cost. `None`
-    /// without a window of text.
+    /// Measures a calibration's ways until the best is known: SmoothQuant if it costs no more than
+    /// pruning may, as no device has to wait for another; else the one that prunes most at that
+    /// cost. Nothing without a window of text.
     ///
     /// # Errors
     /// Those of opening the model and of its devices, or Ctrl-C.
-    pub fn all(&self) -> Result<Option<MeasuredOutliers>, CliError> {
+    pub fn choose(&self, of: &mut Calibration) -> Result<(), CliError> {
         if self.tokens.len() < self.options.context.unwrap_or(usize::MAX) {
-            return Ok(None);
+            return Ok(());
         }
         let bar = progress::unknown("measuring what outliers cost");
+        let calibration = Arc::new(of.clone());
         let (floats, tokens) = self.perplexity(NpuNumbers::Floats)?;
-        let mut measured = MeasuredOutliers { tokens, floats, ..MeasuredOutliers::default() };
-        let (mut best, mut pruned) = (Outliers::Shadow(0.0), 0);
-        let mut least = self.way(best, &mut measured)?;
+        let mut ways = Vec::new();
+        let mut perplexity = |outliers: Outliers| {
+            let (calibration, file) = (calibration.clone(), PathBuf::new());
+            let options = CalibrationOptions { calibration, file, bits: 8, outliers };
+            let (perplexity, _) = self.perplexity(NpuNumbers::Calibrated(options))?;
+            ways.push((outliers.to_string(), perplexity));
+            Ok::<f64, CliError>(perplexity)
+        };
+        let form = |scales, steps| Outliers { scales, pruned: f64::from(steps) / f64::from(STEPS) };
+        let (mut best, mut pruned) = (form(ScaleOrigin::Static, 0), 0);
+        let mut least = perplexity(best)?;
         let most = least * (1.0 + MOST_COST);
-        if self.way(Outliers::Smoothed, &mut measured)? <= most {
-            (best, pruned) = (Outliers::Smoothed, STEPS);
+        let smooth = form(ScaleOrigin::Smoothed, STEPS);
+        if perplexity(smooth)? <= most {
+            (best, pruned) = (smooth, STEPS);
         }
-        let forms: [(fn(f64) -> Outliers, i32); 2] =
-            [(Outliers::SmoothShadow, STEPS), (Outliers::Shadow, STEPS + 1)];
-        for (form, mut bad) in forms {
-            // The largest share that is good, and the smallest that is not: all of SmoothQuant's.
+        for (scales, mut bad) in [(ScaleOrigin::Smoothed, STEPS), (ScaleOrigin::Static, STEPS + 1)]
+        {
+            // The largest share that is good, and the smallest that is not.
             let mut good = pruned - 1;
             while good + 1 < bad && pruned < STEPS {
                 let steps = i32::midpoint(good, bad);
-                let way = form(f64::from(steps) / f64::from(STEPS));
-                let perplexity = self.way(way, &mut measured)?;
-                if perplexity > most {
+                let found = perplexity(form(scales, steps))?;
+                if found > most {
                     bad = steps;
                     continue;
                 }
                 good = steps;
-                if steps > pruned || perplexity < least {
-                    (best, pruned, least) = (way, steps, perplexity);
+                if steps > pruned || found < least {
+                    (best, pruned, least) = (form(scales, steps), steps, found);
                 }
             }
         }
         bar.finish_and_clear();
-        measured.best = best.to_string();
-        Ok(Some(measured))
-    }
-
-    /// The perplexity of a way, which is noted.
-    fn way(&self, outliers: Outliers, measured: &mut MeasuredOutliers) -> Result<f64, CliError> {
-        let (calibration, file) = (self.calibration.clone(), self.file.to_path_buf());
-        let options = CalibrationOptions { calibration, file, bits: 8, outliers };
-        let (perplexity, _) = self.perplexity(NpuNumbers::Calibrated(options))?;
-        measured.ways.push(MeasuredWay { way: outliers.to_string(), perplexity });
-        Ok(perplexity)
+        of.measured = Some(MeasuredOutliers { best: best.to_string(), tokens, floats, ways });
+        Ok(())
     }
 
     /// The perplexity with some numbers, and the tokens that were scored.
@@ -116,15 +112,14 @@ pub fn described(measured: Option<&MeasuredOutliers>) -> String {
     let over = |perplexity: f64| 100.0 * (perplexity / floats - 1.0);
     let mut text = format!(
         "On {tokens} tokens held out, floats have a perplexity of {floats:.3}. --outliers {best} is \
-         the default, which costs at most {:.0} % of that with nothing pruned.\n\n\
+         the default: it prunes most of what costs at most {:.0} % more than shadow=0.\n\n\
          | outliers | perplexity | over floats |\n| --- | ---: | ---: |\n",
         100.0 * MOST_COST
     );
-    for MeasuredWay { way, perplexity } in ways {
-        let over = over(*perplexity);
-        text.push_str(&format!("| {way} | {perplexity:.3} | {over:+.2} % |\n"));
+    for (way, perplexity) in ways {
+        text.push_str(&format!("| {way} | {perplexity:.3} | {:+.2} % |\n", over(*perplexity)));
     }
-    let cost = ways.iter().find(|w| w.way == *best).map_or(0.0, |w| over(w.perplexity));
+    let cost = ways.iter().find(|w| w.0 == *best).map_or(0.0, |w| over(w.1));
     if cost > 100.0 * MOST_BYTES_COST {
         text.push_str(&format!(
             "Activations in bytes cost {cost:.1} %; --npu-format w8a16 costs less.\n"

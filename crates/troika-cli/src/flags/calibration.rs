@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
+use troika::graph::ScaleOrigin;
 use troika::plan::{Calibration, PlanError, Strategy};
 use troika::weights::Quant;
 use troika::{CalibrationOptions, Error, NpuNumbers, OpenOptions, Outliers};
@@ -107,7 +108,7 @@ impl CalibrationArgs {
             [one] => one,
             _ => return refuse("--outliers: only troika perplexity takes several; give one"),
         };
-        if outliers == Outliers::Rows && format != NpuFormat::W8a8 {
+        if outliers.scales == ScaleOrigin::Dynamic && format != NpuFormat::W8a8 {
             return refuse("--outliers rows has eight bits only; leave --npu-format out");
         }
         if format == NpuFormat::W4a16 && options.quant == Quant::None {

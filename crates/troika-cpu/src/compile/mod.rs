@@ -21,7 +21,7 @@ pub(crate) use crate::compile::memory::ValueMemory;
 use crate::compile::memory::place;
 pub(crate) use crate::compile::on_disk::ExpertView;
 pub(crate) use crate::compile::weights::Loaded;
-use crate::compile::weights::{InputAt, MatrixAt, Needs, OutliersAt, PackedAt, VectorAt};
+use crate::compile::weights::{Form, MatrixAt, Needs, OutliersAt, PackedAt, VectorAt};
 use crate::kernels::elementwise::{Element, Slice};
 use crate::kernels::int8::{Layout, Quantization};
 use crate::kernels::{attention, int8, linear, rope, router};
@@ -95,7 +95,7 @@ pub(crate) enum Code {
         of: ExpertsCode,
     },
     /// What a calibration says of a product's input: part of that product.
-    CalibratedInput(InputAt),
+    CalibratedInput(PackedAt),
     /// Products with a common input and one output each.
     PackedLinear {
         weights: Integers,
@@ -365,10 +365,10 @@ impl Compiler<'_> {
         let Some((layout, format)) = layout.zip(activations.converted_numbers()) else {
             return self.refuse("linear", format!("{cols} columns are not in groups of 32"));
         };
-        let (packed, input) = self.weights.calibrated(weight, layout, format);
+        let packed = self.weights.packed_as(weight, Form::RowBytes(layout, format));
         let kind = Quantization::of(DType::Q8_0, ActivationFormat::INT8);
         let weights = smallvec![(packed, self.vector_if(bias), kind)];
-        let before = Some(Box::new(Code::CalibratedInput(input)));
+        let before = Some(Box::new(Code::CalibratedInput(packed)));
         Ok(Code::PackedLinear { weights, kinds: smallvec![kind], before })
     }
 

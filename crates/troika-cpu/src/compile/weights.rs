@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use troika_device::{
     DeviceError, DeviceId, ExpertsOnDisk, PackLayout, Packed, WeightBytes, WeightData,
-    WeightSource, calibrated, input_range,
+    WeightSource, calibrated,
 };
 use troika_graph::{
-    ActivationFormat, CalibrationTensor, DType, InputRange, IntFormat, Rounding, ScaleOrigin,
-    Subgraph, WeightDecl, WeightRef, blocks, quantize,
+    ActivationFormat, CalibrationTensor, DType, InputRange, IntFormat, Rounding, Subgraph,
+    WeightDecl, WeightRef, blocks, quantize,
 };
 
 use crate::compile::Executable;
@@ -34,8 +34,6 @@ pub(crate) enum Form {
     /// In bytes with a scale for each row, packed for the integer kernels: for inputs in a format of
     /// a calibration.
     RowBytes(Layout, IntFormat),
-    /// What a calibration says of the inputs in a format.
-    Input(IntFormat),
 }
 
 /// Index of a matrix in [`Loaded`].
@@ -53,10 +51,6 @@ pub(crate) struct PackedAt(usize);
 /// Index of a matrix for outliers in [`Loaded`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct OutliersAt(usize);
-
-/// Index of a calibrated input in [`Loaded`].
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct InputAt(usize);
 
 /// The weights that code reads, without duplicates, in loading order.
 #[derive(Debug, Default)]
@@ -96,19 +90,8 @@ impl Needs {
         self.packed_as(weight, Form::Packed(layout))
     }
 
-    fn packed_as(&mut self, weight: WeightRef, form: Form) -> PackedAt {
+    pub fn packed_as(&mut self, weight: WeightRef, form: Form) -> PackedAt {
         PackedAt(self.at(weight, form, |f| matches!(f, Form::Packed(_) | Form::RowBytes(..))))
-    }
-
-    /// A weight and its input in a format of a calibration.
-    pub fn calibrated(
-        &mut self,
-        weight: WeightRef,
-        layout: Layout,
-        format: IntFormat,
-    ) -> (PackedAt, InputAt) {
-        let input = self.at(weight, Form::Input(format), |f| matches!(f, Form::Input(_)));
-        (self.packed_as(weight, Form::RowBytes(layout, format)), InputAt(input))
     }
 
     pub fn outliers(&mut self, weight: WeightRef, format: ActivationFormat) -> OutliersAt {
@@ -142,6 +125,8 @@ struct Vector(WeightBytes);
 pub(crate) struct PackedMatrix {
     layout: Layout,
     bytes: WeightBytes,
+    /// What a calibration says of its input.
+    input: Option<CalibratedInput>,
 }
 
 impl PackedMatrix {
@@ -174,7 +159,6 @@ pub(crate) struct Loaded {
     vectors: Vec<Vector>,
     packed: Vec<PackedMatrix>,
     outliers: Vec<OutlierMatrix>,
-    inputs: Vec<CalibratedInput>,
     /// The names of its weights.
     weights: Vec<Arc<str>>,
     /// For each of these ops, its experts if they are read from disk.
@@ -193,7 +177,6 @@ impl Loaded {
             vectors: Vec::new(),
             packed: Vec::new(),
             outliers: Vec::new(),
-            inputs: Vec::new(),
             weights: graph.weights.iter().map(|w| w.name.clone()).collect(),
             on_disk: Vec::new(),
         }
@@ -208,7 +191,6 @@ impl Loaded {
             Form::Packed(layout) => self.packed.push(loader.packed(layout)?),
             Form::Outliers(format) => self.outliers.push(loader.outliers(format)?),
             Form::RowBytes(layout, format) => self.packed.push(loader.row_bytes(layout, format)?),
-            Form::Input(format) => self.inputs.push(loader.input(format)?.0),
         }
         Ok(())
     }
@@ -218,7 +200,7 @@ impl Loaded {
         let WeightDecl { rows, cols, dtype, .. } = *decl;
         let bytes = WeightBytes::owned(Vec::new());
         match form {
-            Form::Packed(layout) => self.packed.push(PackedMatrix { layout, bytes }),
+            Form::Packed(layout) => self.packed.push(PackedMatrix { layout, bytes, input: None }),
             _ => self.matrices.push(Matrix { dtype, rows, cols, bytes, panels: false }),
         }
     }
@@ -246,8 +228,9 @@ impl Loaded {
         OutlierWeights { input, hot, columns, stored: stored.view() }
     }
 
-    pub fn input(&self, at: InputAt) -> &CalibratedInput {
-        &self.inputs[at.0]
+    /// What a calibration says of the input of a packed weight.
+    pub fn input(&self, at: PackedAt) -> Option<&CalibratedInput> {
+        self.packed[at.0].input.as_ref()
     }
 
     /// The name of a weight as stored or in panels.
@@ -358,13 +341,15 @@ impl Loader<'_> {
         }
     }
 
-    /// How inputs in a format are rounded, and what the calibration says of their columns.
-    fn input(&self, format: IntFormat) -> Result<(CalibratedInput, InputRange), DeviceError> {
-        let range = input_range(self.source, self.decl, format.scales)?;
-        let Some(rounding) = Rounding::of(ActivationFormat::Int(format), range.limit) else {
-            return self.wrong("its calibration has no limit above zero");
-        };
-        Ok((CalibratedInput { rounding, factors: range.factors.clone() }, range))
+    /// How inputs in a format are rounded.
+    fn input(&self, format: IntFormat) -> Result<CalibratedInput, DeviceError> {
+        let read = |tensor, n| calibrated(self.source, &self.decl.name, (tensor, n));
+        let InputRange { factors, limit, .. } =
+            InputRange::of(format.scales, self.decl.cols, read)?;
+        match Rounding::of(ActivationFormat::Int(format), limit) {
+            Some(rounding) => Ok(CalibratedInput { rounding, factors }),
+            None => self.wrong("its calibration has no limit above zero"),
+        }
     }
 
     /// A weight whose columns of many outliers are read now, the others when they are needed.
@@ -373,15 +358,9 @@ impl Loader<'_> {
         let Some(format) = format.converted_numbers() else {
             return self.wrong("has no outliers in this format");
         };
-        let (input, range) = self.input(format)?;
-        let counts = match format.scales {
-            // They are counted where nothing is divided.
-            ScaleOrigin::SmoothedClipped => range.above(),
-            _ => {
-                let counts = (CalibrationTensor::Outliers, stored.cols);
-                calibrated(self.source, &self.decl.name, counts)?
-            }
-        };
+        let input = self.input(format)?;
+        let counts = (CalibrationTensor::outliers(format.scales), stored.cols);
+        let counts = calibrated(self.source, &self.decl.name, counts)?;
         let hot = outliers::hot_columns(&counts);
         let mut columns = vec![0.0; hot.len() * stored.rows];
         for (c, to) in hot.iter().zip(columns.chunks_exact_mut(stored.rows.max(1))) {
@@ -393,7 +372,7 @@ impl Loader<'_> {
     /// A weight in bytes with a scale for each row, after its columns were multiplied. It is made
     /// for this graph alone, since it depends on the calibration.
     fn row_bytes(&self, layout: Layout, format: IntFormat) -> Result<PackedMatrix, DeviceError> {
-        let (stored, (input, _)) = (self.matrix()?, self.input(format)?);
+        let (stored, input) = (self.matrix()?, self.input(format)?);
         let (weight, row) = (stored.view(), layout.dtype().row_size(layout.cols()));
         let mut rows = vec![0; layout.rows() * row];
         let mut values = vec![0.0; layout.cols()];
@@ -405,7 +384,7 @@ impl Loader<'_> {
         }
         let mut bytes = vec![0; layout.bytes()];
         layout.pack_panels(&rows, &mut bytes);
-        Ok(PackedMatrix { layout, bytes: WeightBytes::owned(bytes) })
+        Ok(PackedMatrix { layout, bytes: WeightBytes::owned(bytes), input: Some(input) })
     }
 
     /// A weight packed once for all users; its raw bytes are not kept.
@@ -414,7 +393,7 @@ impl Loader<'_> {
         let form = PackLayout { name: &name, rows: ROWS, panel: layout.panel_bytes(), keep: true };
         let Packed { bytes, stored } = self.pack(form, &|raw, out| layout.pack_panels(raw, out))?;
         let layout = if stored { layout.as_stored() } else { layout };
-        Ok(PackedMatrix { layout, bytes })
+        Ok(PackedMatrix { layout, bytes, input: None })
     }
 
     /// A form of the weight, made by `pack` from the bytes of some rows. If the graph reads some

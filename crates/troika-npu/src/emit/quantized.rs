@@ -1,7 +1,7 @@
 //! Products of whole numbers, as pairs of QuantizeLinear and DequantizeLinear around MatMul that
 //! compilers turn into integer code.
 
-use troika_device::{DeviceError, calibrated, input_range};
+use troika_device::{DeviceError, calibrated};
 use troika_graph::{
     ActivationFormat, CalibrationTensor, InputRange, IntFormat, Rounding, ScaleOrigin, WeightRef,
 };
@@ -45,7 +45,8 @@ impl Emitter<'_> {
         format: IntFormat,
     ) -> Result<String, DeviceError> {
         let decl = self.graph.weight(weight).clone();
-        let InputRange { factors, limit, .. } = input_range(self.weights, &decl, format.scales)?;
+        let read = |tensor, n| calibrated(self.weights, &decl.name, (tensor, n));
+        let InputRange { factors, limit, .. } = InputRange::of(format.scales, decl.cols, read)?;
         let mut x = x.to_string();
         if !factors.is_empty() {
             let inverse: Vec<f32> = factors.iter().map(|f| 1.0 / f).collect();

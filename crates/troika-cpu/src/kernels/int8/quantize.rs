@@ -100,15 +100,10 @@ impl Quantization {
 /// Groups with a smaller largest value are zeros.
 const TINY: f32 = 1e-30;
 
-/// Quantizes a group by its largest magnitude.
+/// Quantizes a group by a largest magnitude: the nearest of `amax / largest` times an integer, ties to
+/// even.
 #[inline(always)]
-pub(super) fn group<V: Lanes>(x: &[f32; GROUP], to: Quantization, out: &mut QuantizedGroup) {
-    group_by::<V>(x, V::largest_magnitude(x), to, out);
-}
-
-/// Quantizes a group: the nearest of `amax / largest` times an integer, ties to even.
-#[inline(always)]
-fn group_by<V: Lanes>(
+pub(super) fn group<V: Lanes>(
     x: &[f32; GROUP],
     amax: f32,
     Quantization { largest, correction }: Quantization,
@@ -237,7 +232,7 @@ impl Kernel for QuantizeRun<'_, '_> {
                 let to = &mut to[i * width..(i + 1) * width];
                 for (x, out) in x.as_chunks().0.iter().zip(bytemuck::cast_slice_mut(to)) {
                     let amax = largest.unwrap_or_else(|| V::largest_magnitude(x));
-                    group_by::<V>(x, amax, *quantization, out);
+                    group::<V>(x, amax, *quantization, out);
                 }
             }
         }
