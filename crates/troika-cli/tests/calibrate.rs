@@ -149,10 +149,11 @@ fn what_is_pruned_is_measured_on_text_held_out() {
     assert!(said.contains("too short to hold a part of it out"), "{said}");
 }
 
-/// A phone whose NPU multiplies bytes and whose GPU leaves outliers to others.
+/// A phone whose NPU multiplies bytes and which, as its GPU, leaves outliers to others.
 const PHONE: &str = "name = \"phone\"\n\
     [[processor]]\nname = \"npu\"\nkind = \"npu\"\n\
     peak_gops = { f32 = 100, int8 = 8000 }\nbandwidth_gb_s = 40\nlaunch_us = 10\n\
+    refuses = [\"outliers\"]\n\
     [[processor]]\nname = \"gpu\"\nkind = \"gpu\"\npeak_gops = { f32 = 1000 }\n\
     bandwidth_gb_s = 40\nlaunch_us = 20\nrefuses = [\"outliers\"]\n\
     [[processor]]\nname = \"cpu\"\nkind = \"cpu\"\npeak_gops = { f32 = 20 }\n\
