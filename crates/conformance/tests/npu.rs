@@ -29,7 +29,7 @@ use troika::trace::Tracer;
 use troika::weights::{FloatType, Quant};
 use troika::{
     BoundModel, CalibrationOptions, DeviceOptions, Error, MemoryLimits, Model, NpuNumbers,
-    NpuSettings, OpenOptions, Outliers, Scored, Source, calibrate, open_devices,
+    NpuSettings, OpenOptions, Scored, Source, calibrate, open_devices,
 };
 use troika_check::Bench;
 use troika_check::{DeviceCase, Random, op_cases};
@@ -831,7 +831,7 @@ fn calibrated_formats_keep_what_a_model_predicts() {
     let plain = OpenOptions { context: Some(256), dtype: FloatType::F32, ..OpenOptions::default() };
     let ids = source.tokenizer().unwrap().0.encode(&text, true, false).unwrap();
     let model = BoundModel::open(&source, &plain).unwrap();
-    let seen = calibrate(model, &plain, &ids, None, &mut |_, _| true).unwrap();
+    let seen = calibrate(model, &plain, &ids, None, None, &mut |_, _| true).unwrap();
     let calibration = Arc::new(seen.unwrap().calibration);
     let perplexity = |options: &OpenOptions| {
         let model = Model::open(&source, options).unwrap();
@@ -842,26 +842,31 @@ fn calibrated_formats_keep_what_a_model_predicts() {
     };
     let whole = perplexity(&plain);
     for (npu, bits, outliers, quant) in [
-        ("npu:reference", 8, Outliers::Kept, Quant::None),
-        ("npu:reference", 8, Outliers::Smoothed, Quant::None),
-        ("npu:reference", 8, Outliers::Rows, Quant::None),
-        ("npu:reference", 8, Outliers::Groups, Quant::None),
-        ("npu:openvino:cpu", 8, Outliers::Groups, Quant::None),
-        ("npu:reference", 8, Outliers::Shadow(0.0), Quant::None),
-        ("npu:reference", 16, Outliers::Shadow(0.5), Quant::None),
-        ("npu:reference", 16, Outliers::Kept, Quant::Q4),
-        ("npu:openvino:cpu", 8, Outliers::Kept, Quant::None),
-        ("npu:openvino:cpu", 8, Outliers::Shadow(0.0), Quant::None),
-        ("npu:openvino:cpu", 16, Outliers::Shadow(0.85), Quant::None),
-        ("npu:openvino:cpu", 16, Outliers::Kept, Quant::Q4),
-        ("npu:qnn:emulator", 8, Outliers::Shadow(0.0), Quant::None),
-        ("npu:qnn:emulator", 16, Outliers::Shadow(0.0), Quant::None),
-        ("npu:qnn:emulator", 16, Outliers::Kept, Quant::Q4),
+        ("npu:reference", 8, "kept", Quant::None),
+        ("npu:reference", 8, "smooth", Quant::None),
+        ("npu:reference", 8, "rows", Quant::None),
+        ("npu:reference", 8, "groups", Quant::None),
+        ("npu:openvino:cpu", 8, "groups", Quant::None),
+        ("npu:reference", 8, "smooth-shadow", Quant::None),
+        ("npu:openvino:cpu", 8, "smooth-shadow=0.5", Quant::None),
+        ("npu:reference", 8, "shadow", Quant::None),
+        ("npu:reference", 16, "shadow=0.5", Quant::None),
+        ("npu:reference", 16, "kept", Quant::Q4),
+        ("npu:openvino:cpu", 8, "kept", Quant::None),
+        ("npu:openvino:cpu", 8, "shadow", Quant::None),
+        ("npu:openvino:cpu", 16, "shadow=0.85", Quant::None),
+        ("npu:openvino:cpu", 16, "kept", Quant::Q4),
+        ("npu:qnn:emulator", 8, "shadow", Quant::None),
+        ("npu:qnn:emulator", 16, "shadow", Quant::None),
+        ("npu:qnn:emulator", 16, "kept", Quant::Q4),
     ] {
         let _alone = alone(npu);
         let file = PathBuf::from("calibration.json");
         let calibration = calibration.clone();
-        let calibrated = CalibrationOptions { calibration, file, bits, outliers };
+        // No flag names this way.
+        let groups = outliers == "groups";
+        let way = if groups { "kept" } else { outliers }.parse().unwrap();
+        let calibrated = CalibrationOptions { calibration, file, bits, outliers: way, groups };
         let npu_numbers = NpuNumbers::Calibrated(calibrated);
         let devices = options(&[npu, "cpu"]);
         let chunk = 64;

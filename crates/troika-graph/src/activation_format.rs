@@ -59,14 +59,31 @@ pub enum ScaleOrigin {
     /// The largest magnitude of a calibration after each column was divided by a factor that its
     /// weights are multiplied with (SmoothQuant, equation 4, with an exponent of one half).
     Smoothed,
+    /// The same, with a limit above which what was divided is an outlier: it is clipped.
+    SmoothedClipped,
 }
 
 impl ScaleOrigin {
-    const CALIBRATED: [(&str, ScaleOrigin); 3] = [
+    const CALIBRATED: [(&str, ScaleOrigin); 4] = [
         ("static", ScaleOrigin::Static),
         ("clipped", ScaleOrigin::Clipped),
         ("smoothed", ScaleOrigin::Smoothed),
+        ("smoothed-clipped", ScaleOrigin::SmoothedClipped),
     ];
+
+    /// Whether columns are divided first.
+    pub fn is_smoothed(self) -> bool {
+        matches!(self, ScaleOrigin::Smoothed | ScaleOrigin::SmoothedClipped)
+    }
+
+    /// The same with clipped outliers, where scales come from a calibration.
+    pub fn clipped(self) -> Option<ScaleOrigin> {
+        let clipped = match self.is_smoothed() {
+            true => ScaleOrigin::SmoothedClipped,
+            false => ScaleOrigin::Clipped,
+        };
+        (self != ScaleOrigin::Dynamic).then_some(clipped)
+    }
 }
 
 impl ActivationFormat {
@@ -91,6 +108,12 @@ impl ActivationFormat {
         ActivationFormat::Int(IntFormat { bits, signed: true, granularity, scales })
     }
 
+    /// So many bits with one scale for all values, from a calibration, in each way.
+    pub fn calibrated(bits: u8) -> impl Iterator<Item = ActivationFormat> {
+        let of = move |(_, scales)| ActivationFormat::of_tensor(bits, scales);
+        ScaleOrigin::CALIBRATED.into_iter().map(of)
+    }
+
     /// So many bits with a dynamic scale for each row.
     pub const fn by_row(bits: u8) -> ActivationFormat {
         let (granularity, scales) = (ScaleGranularity::Row, ScaleOrigin::Dynamic);
@@ -113,6 +136,12 @@ impl ActivationFormat {
     /// Whether its scales come from a calibration.
     pub fn is_calibrated(&self) -> bool {
         matches!(self, ActivationFormat::Int(n) if n.scales != ScaleOrigin::Dynamic)
+    }
+
+    /// Whether it is bytes with one scale for all values, from a calibration.
+    pub fn is_tensor_bytes(&self) -> bool {
+        let is = |n: IntFormat| (n.bits, n.granularity) == (8, ScaleGranularity::Tensor);
+        self.is_calibrated() && self.converted_numbers().is_some_and(is)
     }
 
     /// The bits of whole numbers that suit a weight's type.
@@ -160,7 +189,7 @@ impl fmt::Display for ActivationFormat {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{0}` is no activation format: f32, bf16, f16, or whole numbers as in int8, int8:64 (columns of a \
-     scale), uint8:row and int16:tensor:static (or clipped, or smoothed)"
+     scale), uint8:row and int16:tensor:static (or clipped, smoothed, smoothed-clipped)"
 )]
 pub struct UnknownActivationFormat(String);
 
@@ -233,6 +262,7 @@ mod tests {
             "int16:tensor:static",
             "int8:tensor:clipped",
             "int8:smoothed",
+            "int8:tensor:smoothed-clipped",
         ] {
             let format: ActivationFormat = text.parse().unwrap();
             assert_eq!(format.to_string(), text);

@@ -38,6 +38,24 @@ pub fn quantize(dtype: DType, x: &[f32], out: &mut [u8]) -> bool {
     }
 }
 
+/// A row as blocks of Q8_0 that share a scale, as hardware has it that scales whole channels.
+///
+/// # Panics
+/// If the result is not as long as blocks of the row.
+pub fn row_bytes(x: &[f32], out: &mut [u8]) {
+    assert_eq!(Some(out.len()), DType::Q8_0.row_bytes(x.len()), "a row of blocks");
+    let most = f32::from(i8::MAX);
+    let scale = f16::from_f32(largest(x) / most).max(f16::MIN_POSITIVE);
+    let blocks = out.chunks_exact_mut(DType::Q8_0.block_bytes());
+    for (x, out) in x.chunks_exact(DType::Q8_0.block_len()).zip(blocks) {
+        out[..2].copy_from_slice(&scale.to_le_bytes());
+        for (x, out) in x.iter().zip(&mut out[2..]) {
+            let number = (x / scale.to_f32()).round_ties_even().clamp(-most, most);
+            *out = number as i8 as u8;
+        }
+    }
+}
+
 /// Quantizes block by block. Without closures, which would not be compiled for the caller's
 /// instruction set.
 #[inline(always)]

@@ -5,7 +5,7 @@
 //! kernels rely on it, and [`crate::SubgraphBuilder`] verifies what it built.
 
 use crate::DType;
-use crate::activation_format::{ActivationFormat, IntFormat, ScaleOrigin};
+use crate::activation_format::{ActivationFormat, IntFormat};
 use crate::op::{Activation, Attention, ExpertGroup, Experts, Op, Rope, Router, Score};
 use crate::shape::Dim;
 use crate::subgraph::{Node, Subgraph, Value, ValueId};
@@ -282,7 +282,7 @@ impl Check<'_> {
             Op::Outliers { weight, activations } => {
                 self.operands(&[F], 0, &[F])?;
                 self.dims(*weight, self.output(0), self.input(0))?;
-                let clips = |f: IntFormat| f.scales == ScaleOrigin::Clipped;
+                let clips = |f: IntFormat| f.scales.clipped() == Some(f.scales);
                 want(activations.converted_numbers().is_some_and(clips), || {
                     format!("{activations} clips nothing")
                 })

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use troika::engine::WantedLogits;
+use troika::graph::ScaleOrigin;
 use troika::model::spec::WeightRole;
 use troika::plan::{Policy, Strategy, SyncMode};
 use troika::{Model, NpuNumbers, OpenOptions, Outliers, PlanSource, Planned, SessionOptions};
@@ -153,7 +154,8 @@ fn llm_npu(base: OpenOptions, prompt: usize) -> Result<Vec<Step>, LabError> {
     let NpuNumbers::Calibrated(numbers) = &mut groups.npu_numbers else {
         return Err(LabError::Ablation("a calibration (--calibration)"));
     };
-    numbers.outliers = Outliers::Groups;
+    numbers.groups = true;
+    numbers.outliers = Outliers { scales: ScaleOrigin::Static, pruned: 1.0 };
     let several = |name, policy| Step { policy, ..Step::new(name, &base) };
     Ok(vec![
         Step::online("a graph for the prompt, a scale for 32 columns", &groups, prompt),

@@ -10,7 +10,7 @@ use troika_device::{
     DeviceKind, Executable, Queue, RealClock, WeightSource, Weights,
 };
 use troika_graph::partition::cut_at;
-use troika_graph::{ActivationFormat, DType, Node, Op, ScaleOrigin, Subgraph, verify};
+use troika_graph::{ActivationFormat, DType, Node, Op, Subgraph, verify};
 use troika_trace::Tracer;
 
 use crate::cache::{GraphCache, GraphKey};
@@ -357,11 +357,9 @@ struct Compiling<'a, 'h> {
 /// What products can take: halves, 8 and 16 bits with scales of a calibration, or 8 with one for
 /// each row or each few columns.
 fn formats() -> Vec<ActivationFormat> {
-    use ScaleOrigin::{Clipped, Smoothed, Static};
-    let of = |bits| [Static, Clipped, Smoothed].map(|s| ActivationFormat::of_tensor(bits, s));
     let others =
         [ActivationFormat::by_row(8), ActivationFormat::of_columns(8), ActivationFormat::F16];
-    of(8).into_iter().chain(of(16)).chain(others).collect()
+    ActivationFormat::calibrated(8).chain(ActivationFormat::calibrated(16)).chain(others).collect()
 }
 
 fn caps(runtime: &Runtime, chosen: Chosen, row_buckets: Vec<usize>, weights: CodeWeights) -> Caps {

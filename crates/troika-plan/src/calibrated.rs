@@ -19,6 +19,8 @@ pub struct CalibratedProducts {
     /// The segments whose outliers another device computes; the others lose what is clipped, or
     /// have coarser scales.
     pub exact: Vec<SegmentAt>,
+    /// The devices that can compute outliers, the first of which does.
+    pub takers: Vec<String>,
 }
 
 impl CalibratedProducts {
@@ -49,8 +51,11 @@ impl CalibratedProducts {
                 all.push(rule.clone());
                 continue;
             }
-            let by = devices.iter().find(|d| !has(&d.name));
-            self.divide(rule, by, spec, allowed, &mut all);
+            let mut others = devices.iter().filter(|d| !has(&d.name));
+            let by = others.clone().find(|d| self.takers.contains(&d.name));
+            let other = others.next();
+            let by = by.or(other).filter(|_| rule.split.is_none());
+            self.divide(rule, Others { other, by }, spec, allowed, &mut all);
         }
         all
     }
@@ -60,13 +65,12 @@ impl CalibratedProducts {
     fn divide(
         &self,
         rule: &Rule,
-        by: Option<&PlanDevice>,
+        Others { other, by }: Others<'_>,
         spec: &ModelSpec,
         allowed: Option<&[ActivationFormat]>,
         all: &mut Vec<Rule>,
     ) {
-        // Ops that the device refuses may take the other's formats.
-        let (other, by) = (by, by.filter(|_| rule.split.is_none()));
+        let own = other.filter(|_| rule.split.is_none());
         let way = |segment: &SegmentAt| match segment.0 {
             _ if !CalibratedProducts::rounds(segment.0) => Way::Float,
             _ if by.is_some() && self.exact.contains(segment) => Way::Exact,
@@ -86,8 +90,8 @@ impl CalibratedProducts {
                     Some(by) => Some(Split::Residual { by: by.name.clone() }),
                     None => rule.split.clone(),
                 },
-                device: match by {
-                    Some(by) if part.way == Way::Float => by.name.clone(),
+                device: match own {
+                    Some(own) if part.way == Way::Float => own.name.clone(),
                     _ => rule.device.clone(),
                 },
                 activations: match part.way {
@@ -98,6 +102,15 @@ impl CalibratedProducts {
             }
         }));
     }
+}
+
+/// The devices beside those that have the format.
+#[derive(Clone, Copy)]
+struct Others<'a> {
+    /// The first, whose formats ops that are refused may take, and which computes floats.
+    other: Option<&'a PlanDevice>,
+    /// The one that computes outliers; `None` where devices share the segment.
+    by: Option<&'a PlanDevice>,
 }
 
 /// How a segment is computed.

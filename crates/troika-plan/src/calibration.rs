@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use troika_graph::CalibrationTensor;
+use troika_graph::{CalibrationTensor, InputRange, ScaleOrigin};
 use troika_model::spec::ModelSpec;
 
 use crate::error::PlanError;
@@ -12,15 +12,9 @@ use crate::json::fault;
 use crate::routing::{ExpertUse, Transitions};
 
 /// The version of calibration files.
-const CALIBRATION_VERSION: u32 = 1;
+const CALIBRATION_VERSION: u32 = 2;
 /// Hexadecimal digits of a digest: enough that no two are equal by chance.
 const DIGEST_DIGITS: usize = 32;
-/// The most columns that may be outliers.
-const MOST_OUTLIERS: f64 = 0.03;
-/// Computing one more column of a thousand apart is worth it if it lowers the natural logarithm of
-/// the limit by this much.
-const WORTH: f64 = 0.04;
-
 /// A calibration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -36,14 +30,31 @@ pub struct Calibration {
     /// Which experts followed which from layer to layer.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub transitions: Vec<Transitions>,
+    /// What ways to compute with outliers cost; `None` if that was not measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured: Option<MeasuredOutliers>,
+}
+
+/// What ways to compute with outliers cost on a text that chose nothing.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MeasuredOutliers {
+    /// The way that is taken where none is asked for, as `--outliers` names it.
+    pub best: String,
+    /// Tokens that were scored.
+    pub tokens: usize,
+    /// The perplexity of floats.
+    pub floats: f64,
+    /// Each way, as `--outliers` names it, with its perplexity, in the order of measuring.
+    pub ways: Vec<(String, f64)>,
 }
 
 impl Calibration {
     /// An empty calibration of a model.
     pub fn new(spec: &ModelSpec) -> Calibration {
         let (version, model) = (CALIBRATION_VERSION, ModelId::of(spec));
-        let (tensors, transitions) = Default::default();
-        Calibration { version, model, tokens: 0, tensors, transitions }
+        let (tensors, transitions, measured) = Default::default();
+        Calibration { version, model, tokens: 0, tensors, transitions, measured }
     }
 
     /// Reads a file's text.
@@ -91,11 +102,6 @@ impl Calibration {
             .filter_map(|(name, counts)| Some((name.strip_suffix(&ending)?, counts.as_slice())))
             .collect();
         let hot: Vec<f64> = counted.iter().filter_map(|(_, counts)| hot_share(counts)).collect();
-        let mut importance: Vec<(String, f32)> = counted
-            .iter()
-            .map(|(weight, _)| ((*weight).to_string(), self.importance(weight)))
-            .collect();
-        importance.sort_by(|a, b| b.1.total_cmp(&a.1));
         let all = || counted.iter().flat_map(|(_, counts)| counts.iter());
         let mut layers: Vec<LayerOutliers> = Vec::new();
         for (weight, counts) in &counted {
@@ -116,7 +122,6 @@ impl Calibration {
             columns: all().count(),
             outlier_columns: all().filter(|n| **n > 0.0).count(),
             hot_share: hot.iter().fold(0.0, |sum, share| sum + share) / hot.len().max(1) as f64,
-            importance,
         }
     }
 
@@ -173,15 +178,23 @@ impl Calibration {
         self.tensors.get(&tensor.of(of)).map(Vec::as_slice)
     }
 
-    /// How important a weight's outliers are: the largest magnitude of its inputs as a multiple of
-    /// the limit (llm.npu, section 3.3). 1 if nothing is above it.
-    pub fn importance(&self, weight: &str) -> f32 {
-        let columns = self.tensor(CalibrationTensor::InputMax, weight).unwrap_or_default();
-        let largest = columns.iter().copied().fold(0.0, f32::max);
-        match self.tensor(CalibrationTensor::InputLimit, weight) {
-            Some([limit]) if *limit > 0.0 => largest / limit,
-            _ => 1.0,
-        }
+    /// What the outliers of a weight's inputs cost where they decide the scale: the power of the
+    /// coarser rounding, by that of the result; 0 if nothing is known of the weight. llm.npu has
+    /// the largest input by the limit here (section 3.3), whatever carries the rounding on.
+    pub fn cost(&self, scales: ScaleOrigin, weight: &str) -> f64 {
+        let read = |tensor, _| self.tensor(tensor, weight).map(<[f32]>::to_vec).ok_or(());
+        let of = |tensor| read(tensor, 0).unwrap_or_default();
+        let Ok(range) = InputRange::of(scales, 0, read) else { return 0.0 };
+        let [power] = of(CalibrationTensor::OutputPower)[..] else { return 0.0 };
+        let square = |x: f32| f64::from(x) * f64::from(x);
+        let factor = |i: usize| range.factors.get(i).copied().unwrap_or(1.0);
+        let weights = of(CalibrationTensor::WeightMax);
+        let carried: f64 = weights.iter().enumerate().map(|(i, w)| square(w * factor(i))).sum();
+        let columns =
+            if scales.is_smoothed() { range.columns } else { of(CalibrationTensor::InputMax) };
+        let largest = columns.into_iter().fold(0.0, f32::max);
+        let coarser = square(largest) - square(range.limit);
+        coarser.max(0.0) * carried / f64::from(power.max(f32::MIN_POSITIVE))
     }
 }
 
@@ -198,8 +211,6 @@ pub struct OutlierSummary {
     pub hot_share: f64,
     /// By layer, in order.
     pub layers: Vec<LayerOutliers>,
-    /// Each weight with the importance of its outliers, the largest first.
-    pub importance: Vec<(String, f32)>,
 }
 
 /// The outliers of a layer's products.
@@ -242,40 +253,4 @@ fn hot_share(counts: &[f32]) -> Option<f64> {
         more
     };
     (all > 0.0).then(|| sorted.iter().take_while(before).count() as f64 / sorted.len() as f64)
-}
-
-/// The magnitude above which inputs are outliers, by the largest magnitude of each column: low, so
-/// that steps are fine, with few columns above it; or with a given share of the columns.
-pub fn outlier_limit(columns: &[f32], share: Option<f64>) -> f32 {
-    let mut sorted = columns.to_vec();
-    sorted.sort_by(|a, b| b.total_cmp(a));
-    let Some(last) = sorted.len().checked_sub(1) else { return 0.0 };
-    if let Some(share) = share {
-        return sorted[((sorted.len() as f64 * share).ceil() as usize).min(last)];
-    }
-    let most = (sorted.len() as f64 * MOST_OUTLIERS) as usize;
-    let price = WORTH * 1e3 / sorted.len() as f64;
-    let size = |above: usize| f64::from(sorted[above].max(f32::MIN_POSITIVE)).ln();
-    let cost = |above: &usize| size(*above) + *above as f64 * price;
-    let above = (0..=most.min(last)).min_by(|a, b| cost(a).total_cmp(&cost(b)));
-    above.map_or(0.0, |at| sorted[at])
-}
-
-#[cfg(test)]
-mod tests {
-    use super::outlier_limit;
-
-    #[test]
-    fn few_columns_far_above_the_others_are_outliers() {
-        let mut columns: Vec<f32> = (0..1000).map(|i| 1.0 + (i % 7) as f32 * 0.1).collect();
-        assert_eq!(outlier_limit(&columns, None), 1.6, "none is far above");
-        for (at, value) in [(5, 80.0), (77, 60.0), (500, 9.0)] {
-            columns[at] = value;
-        }
-        assert_eq!(outlier_limit(&columns, None), 1.6);
-        assert_eq!(outlier_limit(&columns, Some(0.001)), 60.0, "one of a thousand");
-        columns[..200].fill(50.0);
-        assert!(outlier_limit(&columns, None) > 10.0, "too many to be computed apart");
-        assert_eq!((outlier_limit(&[], None), outlier_limit(&[0.0; 8], None)), (0.0, 0.0));
-    }
 }

@@ -32,7 +32,7 @@ mod strategy;
 
 pub use avoid::describe_refusals;
 pub use calibrated::CalibratedProducts;
-pub use calibration::{Calibration, LayerOutliers, OutlierSummary, outlier_limit};
+pub use calibration::{Calibration, LayerOutliers, MeasuredOutliers, OutlierSummary};
 pub use describe::RuleText;
 pub use device::PlanDevice;
 pub use divide::SegmentAt;

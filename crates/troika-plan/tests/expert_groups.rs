@@ -184,6 +184,7 @@ fn groups_keep_to_a_devices_limits() {
             format: ActivationFormat::F16,
             digest: None,
             exact: Vec::new(),
+            takers: Vec::new(),
         }),
         ..request.clone()
     };

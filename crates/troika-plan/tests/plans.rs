@@ -569,6 +569,7 @@ fn calibrated_products_are_placed_by_segments() {
             format,
             digest: Some("d".into()),
             exact: important.to_vec(),
+            takers: vec!["b".into()],
         });
         for strategy in Strategy::ALL {
             let request =
@@ -637,8 +638,12 @@ fn plans_keep_to_their_calibration() {
     let mut devices = devices(1);
     let mut calibration = Calibration::new(&spec);
     let format = ActivationFormat::of_tensor(8, ScaleOrigin::Static);
-    let calibrated =
-        Some(CalibratedProducts { format, digest: Some(calibration.digest()), exact: Vec::new() });
+    let calibrated = Some(CalibratedProducts {
+        format,
+        digest: Some(calibration.digest()),
+        exact: Vec::new(),
+        takers: Vec::new(),
+    });
     let request = PlanRequest { calibrated, ..PlanRequest::default() };
     let of_others = make(&spec, &devices, &request).unwrap();
     assert_eq!(of_others.calibration, None, "its device computes without");

@@ -126,6 +126,15 @@ impl RunShape<'_> {
         times(&[w.rows, w.dtype.row_size(w.cols)])
     }
 
+    /// Bytes of a product's weight: bytes with a scale for each row where inputs have one scale.
+    fn multiplied_bytes(&self, weight: WeightRef, activations: ActivationFormat) -> u64 {
+        let w = self.graph.weight(weight);
+        match activations.is_tensor_bytes() {
+            true => times(&[w.rows, w.cols.saturating_add(size_of::<f32>())]),
+            false => self.weight_bytes(weight),
+        }
+    }
+
     fn weights(&self, all: &[WeightRef]) -> u64 {
         all.iter().fold(0, |sum: u64, w| sum.saturating_add(self.weight_bytes(*w)))
     }
@@ -158,17 +167,18 @@ impl RunShape<'_> {
         else {
             return false;
         };
-        let dtype = self.graph.weight(*weight).dtype;
+        let decl = self.graph.weight(*weight);
+        let stored = !activations.is_tensor_bytes();
         let new = Product {
             input,
             format: *activations,
             rows: self.rows_of(input),
             outs: self.cols(output),
             terms: self.cols(input),
-            bytes: bias.iter().fold(self.weight_bytes(*weight), |sum, b| {
+            bytes: bias.iter().fold(self.multiplied_bytes(*weight, *activations), |sum, b| {
                 sum.saturating_add(self.weight_bytes(*b))
             }),
-            quantized: dtype.is_quantized(),
+            quantized: stored && decl.dtype.is_quantized(),
             exchanged: *exchanged,
         };
         let key = |p: &Product| (p.input, p.format, p.quantized, p.exchanged);
@@ -194,7 +204,7 @@ impl RunShape<'_> {
             }
             Op::Linear { weight, bias, activations, .. } => {
                 d.operations(*activations, self.product(rows, out, cols));
-                d.move_bytes(self.weight_bytes(*weight));
+                d.move_bytes(self.multiplied_bytes(*weight, *activations));
                 d.move_bytes(bias.map_or(0, |b| self.weight_bytes(b)));
             }
             // A few columns in a thousand have any (llm.npu, section 3.3).

@@ -126,6 +126,9 @@ fn caps(soc: &Soc, p: &Processor, space: SpaceId, cpu: &Caps) -> Caps {
     let mut formats = vec![ActivationFormat::INT8, ActivationFormat::Bf16];
     let more = cpu.activation_formats.iter().filter(|f| soc.numerics && !formats.contains(f));
     formats.extend(more.copied().collect::<Vec<_>>());
+    if p.kind == ProcessorKind::Npu {
+        formats.extend(ActivationFormat::calibrated(8));
+    }
     let peak = |format: &ActivationFormat| match format {
         ActivationFormat::F32 => None,
         ActivationFormat::Bf16 | ActivationFormat::F16 => p.peak_gops.bf16,

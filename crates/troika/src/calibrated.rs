@@ -1,13 +1,15 @@
 //! How NPUs compute by a calibration.
 
 use std::collections::HashSet;
+use std::fmt;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use troika_graph::{ActivationFormat, CalibrationTensor, ScaleOrigin, WeightDecl};
 use troika_model::lower::Lowered;
 use troika_model::spec::ModelSpec;
-use troika_plan::{CalibratedProducts, Calibration, SegmentAt};
+use troika_plan::{CalibratedProducts, Calibration, PlanError, SegmentAt};
 use troika_weights::WeightStore;
 
 use crate::devices::hot_columns;
@@ -24,24 +26,69 @@ pub struct CalibrationOptions {
     pub bits: u8,
     /// What is done with inputs that are much larger than most.
     pub outliers: Outliers,
+    /// Whether each 32 columns have a scale, and products of their own, instead of one for all: what
+    /// an NPU is slow at (llm.npu, figure 3). Outliers are kept.
+    pub groups: bool,
 }
 
-/// What is done with inputs that are much larger than most.
+/// What is done with inputs that are much larger than most. As text: `kept`, `smooth`, `rows`, or
+/// `shadow` and `smooth-shadow`, each also with the share that is pruned as in `shadow=0.85`.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Outliers {
-    /// They decide the scale.
-    Kept,
-    /// They are clipped, and another device computes what is lost (llm.npu, section 3.3). In this
-    /// share of the segments, the ones with the least important outliers, they decide the scale
-    /// instead.
-    Shadow(f64),
-    /// Weights take over a part of their range (SmoothQuant).
-    Smoothed,
-    /// Each 32 columns have a scale, and products of their own: what an NPU is slow at (llm.npu,
-    /// figure 3).
-    Groups,
-    /// Each row has a scale, and those above 6 are multiplied as floats, as in LLM.int8().
-    Rows,
+pub struct Outliers {
+    /// Where scales come from: the largest input, after weights took over a part of its range
+    /// (SmoothQuant), or each row, where inputs above 6 are multiplied as floats (LLM.int8()).
+    pub scales: ScaleOrigin,
+    /// The share of the segments, those that bear it best, in which outliers decide the scale. In
+    /// others they are clipped, and another device computes what is lost (llm.npu, section 3.3).
+    pub pruned: f64,
+}
+
+impl Outliers {
+    /// Names, with what is pruned where no share is given.
+    const NAMES: [(&str, Outliers); 5] = [
+        ("kept", Outliers { scales: ScaleOrigin::Static, pruned: 1.0 }),
+        ("smooth", Outliers { scales: ScaleOrigin::Smoothed, pruned: 1.0 }),
+        ("rows", Outliers { scales: ScaleOrigin::Dynamic, pruned: 1.0 }),
+        ("shadow", Outliers { scales: ScaleOrigin::Static, pruned: 0.0 }),
+        ("smooth-shadow", Outliers { scales: ScaleOrigin::Smoothed, pruned: 0.0 }),
+    ];
+
+    /// The way that a calibration found to be best; with nothing pruned if it measured none.
+    ///
+    /// # Errors
+    /// It names another.
+    pub fn best(calibration: &Calibration) -> Result<Outliers, PlanError> {
+        let best = calibration.measured.as_ref().map_or("shadow", |m| &m.best);
+        best.parse().map_err(|e| PlanError::Calibration(format!("{e}; calibrate again")))
+    }
+}
+
+impl fmt::Display for Outliers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let all = self.pruned >= 1.0;
+        let is = |(_, o): &&(_, Outliers)| (o.scales, o.pruned >= 1.0) == (self.scales, all);
+        f.write_str(Outliers::NAMES.iter().find(is).map_or("", |(name, _)| name))?;
+        if all { Ok(()) } else { write!(f, "={}", self.pruned) }
+    }
+}
+
+impl FromStr for Outliers {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Outliers, String> {
+        let (name, share) = text.split_once('=').map_or((text, None), |(n, s)| (n, Some(s)));
+        let known = Outliers::NAMES.iter().find(|(known, _)| *known == name);
+        let known = known.filter(|(_, o)| share.is_none() || o.pruned < 1.0);
+        let pruned = share.map(|s| s.parse().ok().filter(|s| (0.0..=1.0).contains(s)));
+        match (known, pruned) {
+            (Some((_, way)), None) => Ok(*way),
+            (Some((_, way)), Some(Some(pruned))) => Ok(Outliers { pruned, ..*way }),
+            _ => Err(format!(
+                "{text:?} is none of shadow and smooth-shadow, each also with the share that is \
+                 pruned as in shadow=0.85, kept, smooth and rows"
+            )),
+        }
+    }
 }
 
 impl CalibrationOptions {
@@ -59,41 +106,35 @@ impl CalibrationOptions {
 
     /// The format of products.
     pub fn format(&self) -> ActivationFormat {
-        let of_tensor = |scales| ActivationFormat::of_tensor(self.bits, scales);
-        match self.outliers {
-            Outliers::Kept | Outliers::Shadow(_) => of_tensor(ScaleOrigin::Static),
-            Outliers::Smoothed => of_tensor(ScaleOrigin::Smoothed),
-            Outliers::Rows => ActivationFormat::by_row(self.bits),
-            Outliers::Groups => ActivationFormat::of_columns(self.bits),
+        match self.outliers.scales {
+            ScaleOrigin::Dynamic => ActivationFormat::by_row(self.bits),
+            _ if self.groups => ActivationFormat::of_columns(self.bits),
+            scales => ActivationFormat::of_tensor(self.bits, scales),
         }
     }
 
     /// The format, and the segments whose outliers are computed apart.
     pub(crate) fn products(&self, lowered: &Lowered) -> CalibratedProducts {
         let format = self.format();
-        let exact = match self.outliers {
-            Outliers::Shadow(pruned) => important(&self.calibration, lowered, pruned),
-            _ => Vec::new(),
-        };
-        CalibratedProducts { format, digest: Some(self.calibration.digest()), exact }
+        let exact = important(&self.calibration, lowered, self.outliers);
+        let digest = Some(self.calibration.digest());
+        CalibratedProducts { format, digest, exact, takers: Vec::new() }
     }
 }
 
-/// The segments of the most important outliers, without the given share of them.
-fn important(calibration: &Calibration, lowered: &Lowered, pruned: f64) -> Vec<SegmentAt> {
-    let mut all: Vec<_> = lowered
-        .segments
-        .iter()
-        .filter(|s| CalibratedProducts::rounds(s.kind))
+/// The segments of the most important outliers, without the share of them that a way prunes.
+fn important(calibration: &Calibration, lowered: &Lowered, way: Outliers) -> Vec<SegmentAt> {
+    let Some(scales) = way.scales.clipped() else { return Vec::new() };
+    let rounded = lowered.segments.iter().filter(|s| CalibratedProducts::rounds(s.kind));
+    let mut all: Vec<(f64, SegmentAt)> = rounded
         .map(|s| {
-            let of = |w: &WeightDecl| calibration.importance(&w.name);
-            let importance = s.graph.weights.iter().map(of).fold(0.0, f32::max);
-            (importance, (s.kind, s.layer))
+            let of = |w: &WeightDecl| calibration.cost(scales, &w.name);
+            (s.graph.weights.iter().map(of).sum(), (s.kind, s.layer))
         })
-        .filter(|(importance, _)| *importance > 1.0)
+        .filter(|(cost, _)| *cost > 0.0)
         .collect();
     all.sort_by(|a, b| b.0.total_cmp(&a.0));
-    let kept = ((1.0 - pruned) * all.len() as f64).round() as usize;
+    let kept = ((1.0 - way.pruned) * all.len() as f64).round() as usize;
     all.truncate(kept);
     all.into_iter().map(|(_, segment)| segment).collect()
 }
@@ -110,9 +151,10 @@ pub struct ShadowMemory {
 }
 
 impl ShadowMemory {
-    /// What it takes where a share of the segments is left out, the least important ones.
-    pub fn of(calibration: &Calibration, lowered: &Lowered, pruned: f64) -> ShadowMemory {
-        let important = important(calibration, lowered, pruned);
+    /// What a way takes.
+    pub fn of(calibration: &Calibration, lowered: &Lowered, way: Outliers) -> ShadowMemory {
+        let important = important(calibration, lowered, way);
+        let counted = CalibrationTensor::outliers(way.scales);
         let (mut sum, mut known) = (ShadowMemory::default(), HashSet::new());
         for segment in &lowered.segments {
             for weight in &segment.graph.weights {
@@ -120,7 +162,7 @@ impl ShadowMemory {
                     let row = weight.dtype.row_bytes(weight.cols).unwrap_or(0);
                     sum.weights += (weight.rows * row) as u64;
                 }
-                let counts = calibration.tensor(CalibrationTensor::Outliers, &weight.name);
+                let counts = calibration.tensor(counted, &weight.name);
                 let Some(counts) = counts else { continue };
                 if important.contains(&(segment.kind, segment.layer)) {
                     let column = (weight.rows * size_of::<f32>()) as u64;

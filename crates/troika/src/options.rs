@@ -128,8 +128,9 @@ impl OpenOptions {
         match self.npu_numbers.calibration() {
             Some(calibration) => Some(calibration.products(lowered)),
             None => {
-                let (digest, exact) = (None, Vec::new());
-                self.converted_format().map(|format| CalibratedProducts { format, digest, exact })
+                let (digest, exact, takers) = Default::default();
+                let of = |format| CalibratedProducts { format, digest, exact, takers };
+                self.converted_format().map(of)
             }
         }
     }

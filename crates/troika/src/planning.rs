@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use troika_device::{Device, DeviceKind};
 use troika_engine::EngineError;
-use troika_graph::{ActivationFormat, DType};
+use troika_graph::partition::residual;
+use troika_graph::{ActivationFormat, DType, Op, convert_products};
 use troika_model::lower::{Lowered, lower};
 use troika_model::spec::ModelSpec;
 use troika_plan::{
-    Elsewhere, ExpertPolicy, ExpertSettings, Plan, PlanDevice, PlanError, PlanRequest, Prefill,
-    Refusal, Strategy, describe_refusals, leave_attention,
+    CalibratedProducts, Elsewhere, ExpertPolicy, ExpertSettings, Plan, PlanDevice, PlanError,
+    PlanRequest, Prefill, Refusal, Strategy, describe_refusals, leave_attention,
 };
 use troika_program::{PhaseCopies, copies};
 use troika_solve::{
@@ -331,7 +332,7 @@ impl BoundModel {
             return Ok(MadePlan { plan, moved: Vec::new() });
         }
         let lowered = &self.lowered(&plan)?;
-        base.calibrated = options.converted(lowered);
+        base.calibrated = self.converted(options, lowered);
         let refusals = if is_limited { self.refusals(&plan, options)? } else { Vec::new() };
         Ok(make_within_memory(&MakeRequest {
             spec: &self.spec,
@@ -348,6 +349,22 @@ impl BoundModel {
         let npus = self.devices.iter().filter(|d| d.kind() == DeviceKind::Npu);
         let uses = |name: &str| plan.prefill.rules.iter().any(|r| r.devices().any(|n| n == name));
         npus.map(|d| d.name()).any(uses)
+    }
+
+    /// The products that NPUs convert weights for, and the devices that take their outliers.
+    fn converted(&self, options: &OpenOptions, lowered: &Lowered) -> Option<CalibratedProducts> {
+        let mut products = options.converted(lowered)?;
+        let mut exact =
+            lowered.segments.iter().filter(|s| products.exact.contains(&(s.kind, s.layer)));
+        if let Some(segment) = exact.next() {
+            let graph = residual(&convert_products(&segment.graph, products.format));
+            let takes = |d: &&Arc<dyn Device>| {
+                let mut verdicts = graph.nodes.iter().zip(d.examine(&graph));
+                verdicts.all(|(n, why)| why.is_none() || !matches!(n.op, Op::Outliers { .. }))
+            };
+            products.takers = self.devices.iter().filter(takes).map(|d| d.name().into()).collect();
+        }
+        Some(products)
     }
 
     fn plan_request(&self, options: &OpenOptions) -> PlanRequest {
@@ -411,7 +428,7 @@ impl BoundModel {
         let lowered = self.lowered(&one)?;
         let mut base = self.plan_request(options);
         base.kv_dtype = Some(one.kv_dtype);
-        base.calibrated = options.converted(&lowered);
+        base.calibrated = self.converted(options, &lowered);
         let groups = || Some(HostMemory::now(options.memory)?.groups(self.store.bytes()));
         base.experts.bytes = base.experts.bytes.or_else(groups);
         let alone = self.alone(&devices, &base, &own)?;

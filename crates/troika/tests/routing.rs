@@ -46,7 +46,7 @@ fn the_routing_of_each_token_is_recorded() {
     assert_eq!(all[1].trace.layers[3].ids, trace.layers[3].ids[..80]);
     assert_eq!(all[1].inputs[2], all[0].inputs[2][..40 * spec.hidden]);
     assert_eq!(recorded(&[&text], 1)[0].trace, *trace, "whatever the number of threads");
-    let calibrated = calibrate(model(), &options(2), &text, None, &mut |_, _| true);
+    let calibrated = calibrate(model(), &options(2), &text, None, None, &mut |_, _| true);
     let calibrated = calibrated.unwrap().unwrap();
     assert_eq!(calibrated.routing, *trace);
     assert_eq!(calibrated.calibration.routing(), trace.counts(0..150));

@@ -3,15 +3,16 @@
 use serde_json::json;
 use troika::plan::Calibration;
 use troika::trace::Tracer;
-use troika::{Calibrated, OpenOptions, ShadowMemory, calibrate, record_routing};
+use troika::{Calibrated, Error, OpenOptions, Outliers, ShadowMemory, calibrate, record_routing};
 use troika_lab::Subject;
 
+use super::outliers::{Measuring, described};
 use super::routing::RoutingSummary;
 use super::run::open_options;
 use super::{bench, routing};
 use crate::error::CliError;
-use crate::flags::{CalibrateArgs, OpenArgs, PRUNED};
-use crate::input::read_input;
+use crate::flags::{CalibrateArgs, OpenArgs};
+use crate::input::{read_file, read_input};
 use crate::interrupt::Interrupt;
 use crate::progress::going_on;
 use crate::{file, output, resolve};
@@ -29,6 +30,11 @@ pub fn window_options(open: &OpenArgs, context: usize) -> Result<OpenOptions, Cl
     Ok(OpenOptions { context: options.context.or(Some(WINDOW.min(context))), ..options })
 }
 
+/// One window in this many is held out to choose what to prune.
+const HELD_OUT: usize = 5;
+/// The most windows held out.
+const MOST_HELD_OUT: usize = 8;
+
 /// Reads the text with the model and writes what it showed.
 ///
 /// # Errors
@@ -39,7 +45,8 @@ pub fn run(args: &CalibrateArgs) -> Result<(), CliError> {
     let subject = resolve::subject(&args.subject)?;
     let interrupt = Interrupt::listen();
     let options = window_options(&args.open, subject.spec()?.context)?;
-    let tokens = tokens(args, &subject)?;
+    let window = options.context.unwrap_or(WINDOW);
+    let (tokens, heldout, bos) = texts(args, &subject, window)?;
     let others = match &subject {
         Subject::Files(source) => routing::unseen(&args.unseen, source)?,
         Subject::Synthetic(_) => Vec::new(),
@@ -48,9 +55,15 @@ pub fn run(args: &CalibrateArgs) -> Result<(), CliError> {
     let model = bind()?;
     let lowered = model.lowered(&model.one_device_plan(&options)?)?;
     let mut counting = going_on("calibrating", &interrupt);
-    let calibration = calibrate(model, &options, &tokens, args.outlier_share, &mut counting)?;
+    let share = args.outlier_share;
+    let calibration = calibrate(model, &options, &tokens, bos, share, &mut counting)?;
     let ended = || CliError::Interrupted("calibrating was ended; nothing is written".into());
-    let Calibrated { calibration, routing } = calibration.ok_or_else(ended)?;
+    let Calibrated { mut calibration, routing } = calibration.ok_or_else(ended)?;
+    drop(counting);
+    if let Subject::Files(source) = &subject {
+        let (options, tokens, interrupt) = (&options, &heldout[..], &interrupt);
+        Measuring { source, options, tokens, interrupt }.choose(&mut calibration)?;
+    }
     let (names, texts): (Vec<_>, Vec<_>) = others.iter().map(|(n, t)| (n.clone(), &t[..])).unzip();
     let recorded = match texts.is_empty() || routing.layers.is_empty() {
         true => Vec::new(),
@@ -64,13 +77,14 @@ pub fn run(args: &CalibrateArgs) -> Result<(), CliError> {
     let text = calibration.to_json();
     file::write("calibration", &args.out, |to| to.write_all(text.as_bytes()))?;
     routing::write_trace(&routing, args.routing_trace.as_deref())?;
+    let best = Outliers::best(&calibration).map_err(Error::from)?;
+    let shadow = ShadowMemory::of(&calibration, &lowered, best);
     let experts = RoutingSummary::of(&routing, &calibration.transitions, &unseen);
-    let found = calibration.summary();
-    let shadow = ShadowMemory::of(&calibration, &lowered, PRUNED);
     if !args.json {
         let experts = experts.map_or(String::new(), |experts| experts.table());
         return output::write(&(table(&calibration, shadow) + &experts));
     }
+    let found = calibration.summary();
     output::json(&json!({
         "file": args.out.display().to_string(),
         "tokens": calibration.tokens,
@@ -79,7 +93,7 @@ pub fn run(args: &CalibrateArgs) -> Result<(), CliError> {
         "outlier_columns": found.outlier_columns,
         "hot_share": found.hot_share,
         "layers": found.layers,
-        "importance": found.importance,
+        "measured": calibration.measured,
         "shadow_hot_bytes": shadow.hot,
         "shadow_all_bytes": shadow.all,
         "weight_bytes": shadow.weights,
@@ -87,12 +101,26 @@ pub fn run(args: &CalibrateArgs) -> Result<(), CliError> {
     }))
 }
 
-/// The tokens of the text.
-fn tokens(args: &CalibrateArgs, subject: &Subject) -> Result<Vec<u32>, CliError> {
+/// The tokens to calibrate with, those held out, and the one with which texts begin.
+type Texts = (Vec<u32>, Vec<u32>, Option<u32>);
+
+/// The texts, of which one is cut in two where no other is held out.
+fn texts(args: &CalibrateArgs, subject: &Subject, window: usize) -> Result<Texts, CliError> {
     let Subject::Files(source) = subject else {
-        return Ok(bench::ids(WINDOW, 0, subject.spec()?.vocab));
+        return Ok((bench::ids(WINDOW, 0, subject.spec()?.vocab), Vec::new(), None));
     };
-    resolve::tokens(source, &read_input(args.file.as_deref())?)
+    let mut tokens = resolve::tokens(source, &read_input(args.file.as_deref())?)?;
+    let bos = resolve::tokenizer(source)?.0.bos().filter(|bos| tokens.first() == Some(bos));
+    let heldout = match &args.heldout {
+        Some(file) => resolve::tokens(source, &read_file(file)?)?,
+        None => {
+            let windows = (tokens.len() / window / HELD_OUT).min(MOST_HELD_OUT);
+            let mut last = tokens.split_off(tokens.len() - windows * window);
+            last.iter_mut().take(1).zip(bos).for_each(|(first, bos)| *first = bos);
+            last
+        }
+    };
+    Ok((tokens, heldout, bos))
 }
 
 fn table(calibration: &Calibration, shadow: ShadowMemory) -> String {
@@ -112,14 +140,14 @@ fn table(calibration: &Calibration, shadow: ShadowMemory) -> String {
     let share = |part: f64, of: f64| 100.0 * part / of.max(1.0);
     let ShadowMemory { hot, all, weights } = shadow;
     text.push_str(&format!(
-        "The columns that shadow products hold, with {:.0} % pruned: {:.2} MiB, of {:.2} for all \
-         columns ({:.1} % less); that is {:.2} % of the model's weights.\n",
-        100.0 * PRUNED,
+        "The columns that shadow products hold: {:.2} MiB, of {:.2} for all columns ({:.1} % less); \
+         that is {:.2} % of the model's weights.\n",
         mib(hot),
         mib(all),
         share((all - hot) as f64, all as f64),
         share(hot as f64, weights as f64)
     ));
+    text.push_str(&described(calibration.measured.as_ref()));
     text.push_str(
         "\n| layer | columns | with outliers, % | outliers of values, % | columns of 80 %, % |\n\
          | --- | ---: | ---: | ---: | ---: |\n",
@@ -134,10 +162,6 @@ fn table(calibration: &Calibration, shadow: ShadowMemory) -> String {
             share(l.outliers, values),
             100.0 * l.most
         ));
-    }
-    text.push('\n');
-    for (weight, importance) in found.importance.iter().take(10) {
-        text.push_str(&format!("{weight}: up to {importance:.1} times the limit\n"));
     }
     text
 }

@@ -8,6 +8,7 @@ pub mod devices;
 pub mod doctor;
 pub mod ls;
 pub mod man;
+pub mod outliers;
 pub mod perplexity;
 pub mod plan;
 pub mod profile;

@@ -21,15 +21,15 @@ pub fn run(args: &PerplexityArgs) -> Result<(), CliError> {
     let interrupt = Interrupt::listen();
     let measuring = Measuring { args, source: &source, text: &text, interrupt: &interrupt };
     let calibration = &args.open.compute.placement.calibration;
-    let ways = calibration.ways();
-    if calibration.calibration.is_none() || ways.len() == 1 {
+    let ways = &calibration.outliers;
+    if calibration.calibration.is_none() || ways.len() <= 1 {
         return measuring.one();
     }
     if args.json {
         let why = "--json: several --outliers are a table; give one";
         return Err(CliError::Usage(why.into()));
     }
-    measuring.several(calibration, &ways)
+    measuring.several(calibration, ways)
 }
 
 /// What is measured, and how.
@@ -108,7 +108,7 @@ impl Measuring<'_> {
     fn several(&self, calibration: &CalibrationArgs, ways: &[Outliers]) -> Result<(), CliError> {
         output::write("| outliers | PPL | +/- | against floats |\n| --- | ---: | ---: | ---: |\n")?;
         let without = calibration.without();
-        let of_ways = ways.iter().map(|way| (describe(*way), calibration.with(*way)));
+        let of_ways = ways.iter().map(|way| (way.to_string(), calibration.with(*way)));
         let mut floats = None;
         for (name, calibration) in std::iter::once(("floats".into(), without)).chain(of_ways) {
             let mut open = self.args.open.clone();
@@ -132,16 +132,5 @@ impl Measured {
             return Err(CliError::Interrupted(why));
         }
         Ok(())
-    }
-}
-
-/// A way to compute with outliers, as the flags say it.
-fn describe(way: Outliers) -> String {
-    match way {
-        Outliers::Kept => "kept".into(),
-        Outliers::Shadow(pruned) => format!("shadow, {:.0} % pruned", 100.0 * pruned),
-        Outliers::Smoothed => "smooth".into(),
-        Outliers::Rows => "rows".into(),
-        Outliers::Groups => "groups".into(),
     }
 }

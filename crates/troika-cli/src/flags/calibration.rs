@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
-use troika::plan::{Calibration, Strategy};
+use troika::graph::ScaleOrigin;
+use troika::plan::{Calibration, PlanError, Strategy};
 use troika::weights::Quant;
 use troika::{CalibrationOptions, Error, NpuNumbers, OpenOptions, Outliers};
 
@@ -28,13 +29,15 @@ pub struct CalibrationArgs {
     /// Their graphs have fixed shapes: there is one for each of several numbers of positions.
     #[arg(long)]
     pub npu_attention: bool,
-    /// What is done with activations that are much larger than most [default: shadow=0.85]
+    /// What is done with activations that are much larger than most [default: what troika calibrate
+    /// found to be best]
     ///
-    /// shadow: another device computes what is clipped of them (llm.npu), but for this share of the
-    /// segments, the least important ones. kept: they decide the scale. smooth: weights take over a
-    /// part of their range (SmoothQuant). rows: each row has a scale, and those above 6 are
+    /// shadow: another device computes what is clipped of them (llm.npu); shadow=0.85 leaves that to
+    /// all but 85 % of the segments, the least important ones. kept: they decide the scale. smooth:
+    /// weights take over a part of their range (SmoothQuant). smooth-shadow: the same, and what
+    /// still stands out is as with shadow. rows: each row has a scale, and those above 6 are
     /// multiplied as floats, as in LLM.int8(). troika perplexity takes several.
-    #[arg(long, value_name = "WAY", value_delimiter = ',', value_parser = outliers)]
+    #[arg(long, value_name = "WAY", value_delimiter = ',')]
     pub outliers: Vec<Outliers>,
 }
 
@@ -48,30 +51,17 @@ pub enum NpuFormat {
     F16,
 }
 
-/// The share that llm.npu prunes (section 3.3).
-pub const PRUNED: f64 = 0.85;
-
-/// What is done with outliers, by its name.
-fn outliers(text: &str) -> Result<Outliers, String> {
-    match text {
-        "shadow" => return Ok(Outliers::Shadow(PRUNED)),
-        "kept" => return Ok(Outliers::Kept),
-        "smooth" => return Ok(Outliers::Smoothed),
-        "rows" => return Ok(Outliers::Rows),
-        _ => {}
-    }
-    let given = text.strip_prefix("shadow=");
-    let unknown = || format!("{text:?} is none of shadow, shadow=SHARE, kept, smooth and rows");
-    share(given.ok_or_else(unknown)?).map(Outliers::Shadow)
-}
-
 /// A calibration's file.
 ///
 /// # Errors
 /// The file cannot be read or is not a calibration.
 pub(super) fn read_calibration(file: &Path) -> Result<Arc<Calibration>, CliError> {
-    let failed = |error| Error::Calibration { file: file.display().to_string(), error };
-    Ok(Arc::new(Calibration::from_json(&read_file(file)?).map_err(failed)?))
+    let read = Calibration::from_json(&read_file(file)?);
+    Ok(Arc::new(read.map_err(|e| of_file(file, e))?))
+}
+
+fn of_file(file: &Path, error: PlanError) -> Error {
+    Error::Calibration { file: file.display().to_string(), error }
 }
 
 /// A share from 0 to 1.
@@ -113,10 +103,12 @@ impl CalibrationArgs {
         }
         let calibration = read_calibration(file)?;
         let format = self.npu_format.unwrap_or_default();
-        let [outliers] = self.ways()[..] else {
-            return refuse("--outliers: only troika perplexity takes several; give one");
+        let outliers = match self.outliers[..] {
+            [] => Outliers::best(&calibration).map_err(|e| of_file(file, e))?,
+            [one] => one,
+            _ => return refuse("--outliers: only troika perplexity takes several; give one"),
         };
-        if outliers == Outliers::Rows && format != NpuFormat::W8a8 {
+        if outliers.scales == ScaleOrigin::Dynamic && format != NpuFormat::W8a8 {
             return refuse("--outliers rows has eight bits only; leave --npu-format out");
         }
         if format == NpuFormat::W4a16 && options.quant == Quant::None {
@@ -126,17 +118,10 @@ impl CalibrationArgs {
             calibration,
             file: file.clone(),
             bits: if format == NpuFormat::W8a8 { 8 } else { 16 },
+            groups: false,
             outliers,
         });
         Ok(())
-    }
-
-    /// What is done with outliers, by the flags: one way, or several.
-    pub fn ways(&self) -> Vec<Outliers> {
-        match self.outliers.is_empty() {
-            true => vec![Outliers::Shadow(PRUNED)],
-            false => self.outliers.clone(),
-        }
     }
 
     /// The same flags for one of several ways.

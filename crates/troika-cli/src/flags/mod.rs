@@ -26,7 +26,7 @@ mod types;
 mod verbs;
 
 pub use cache::{CacheArgs, CacheVerb};
-pub use calibration::{CalibrationArgs, PRUNED};
+pub use calibration::CalibrationArgs;
 pub use doctor::DoctorArgs;
 pub use models::{LsArgs, PullArgs, RmArgs};
 pub use npu::{COMPILE_VERB, npu_settings};

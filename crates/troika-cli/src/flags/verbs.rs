@@ -354,10 +354,13 @@ pub struct CalibrateArgs {
     #[arg(short, long, alias = "text", value_name = "FILE")]
     #[arg(conflicts_with = "synthetic")]
     pub file: Option<PathBuf>,
-    /// Share of the input columns that are outliers, such as 0.003 [default: those far above the
-    /// others]
+    /// Share of the inputs that are outliers, such as 0.003 [default: those far above the others]
     #[arg(long, value_name = "SHARE", value_parser = share)]
     pub outlier_share: Option<f64>,
+    /// A text that chooses which outliers to prune, by its perplexity [default: the last part of the
+    /// text, which is then not calibrated with]
+    #[arg(long, value_name = "FILE", conflicts_with = "synthetic")]
+    pub heldout: Option<PathBuf>,
     #[command(flatten)]
     pub unseen: UnseenArgs,
     /// Write the chosen experts of each token, too, for troika report

@@ -28,8 +28,8 @@ pub(crate) fn fuse(graph: &Subgraph, ops: Vec<CompiledOp>) -> Vec<CompiledOp> {
         };
         match (&mut last.code, op.code) {
             (
-                Code::PackedLinear { weights, kinds, .. },
-                Code::PackedLinear { weights: more, kinds: others, .. },
+                Code::PackedLinear { weights, kinds, before: None },
+                Code::PackedLinear { weights: more, kinds: others, before: None },
             ) if last.inputs == op.inputs => {
                 weights.extend(more);
                 for kind in others {
@@ -56,7 +56,9 @@ pub(crate) fn fuse(graph: &Subgraph, ops: Vec<CompiledOp>) -> Vec<CompiledOp> {
 fn fuse_inputs(graph: &Subgraph, ops: Vec<CompiledOp>) -> Vec<CompiledOp> {
     let mut fused: Vec<CompiledOp> = Vec::with_capacity(ops.len());
     for (at, mut op) in ops.iter().cloned().enumerate() {
-        if let (Code::PackedLinear { before, .. }, Some(last)) = (&mut op.code, fused.last()) {
+        if let (Code::PackedLinear { before: before @ None, .. }, Some(last)) =
+            (&mut op.code, fused.last())
+        {
             let made = op.inputs[0];
             let whole = match &last.code {
                 Code::RmsNorm { group, .. } | Code::LayerNorm { group, .. } => {

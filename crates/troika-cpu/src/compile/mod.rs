@@ -11,7 +11,7 @@ use smallvec::{SmallVec, smallvec};
 use troika_device::DeviceError;
 use troika_graph::{
     ActivationFormat, Attention, DType, DecayingSum, Dim, KvAppend, Node, Op, Rope, Router,
-    Subgraph, ValueId, WeightRef, verify,
+    Subgraph, ValueId, WeightDecl, WeightRef, verify,
 };
 
 pub(crate) use crate::compile::experts::{ExpertWeights, ExpertsCode};
@@ -21,7 +21,7 @@ pub(crate) use crate::compile::memory::ValueMemory;
 use crate::compile::memory::place;
 pub(crate) use crate::compile::on_disk::ExpertView;
 pub(crate) use crate::compile::weights::Loaded;
-use crate::compile::weights::{MatrixAt, Needs, OutliersAt, PackedAt, VectorAt};
+use crate::compile::weights::{Form, MatrixAt, Needs, OutliersAt, PackedAt, VectorAt};
 use crate::kernels::elementwise::{Element, Slice};
 use crate::kernels::int8::{Layout, Quantization};
 use crate::kernels::{attention, int8, linear, rope, router};
@@ -94,12 +94,15 @@ pub(crate) enum Code {
         experts: Vec<ExpertWeights<MatrixAt>>,
         of: ExpertsCode,
     },
+    /// What a calibration says of a product's input: part of that product.
+    CalibratedInput(PackedAt),
     /// Products with a common input and one output each.
     PackedLinear {
         weights: Integers,
         /// The kinds of quantized input that the weights need.
         kinds: SmallVec<[Quantization; 2]>,
-        /// The norm or gate that computes the products' input, if it is fused with them.
+        /// The norm or gate that computes the products' input, if it is fused with them, or what a
+        /// calibration says of it.
         before: Option<Box<Code>>,
     },
     PackedExperts {
@@ -350,6 +353,25 @@ impl Compiler<'_> {
         Ok(self.weights.packed(w, layout))
     }
 
+    /// A product in bytes with one scale for all inputs and one for each row of the weight.
+    fn calibrated(
+        &mut self,
+        weight: WeightRef,
+        bias: Option<WeightRef>,
+        activations: ActivationFormat,
+    ) -> Result<Code, DeviceError> {
+        let WeightDecl { rows, cols, .. } = *self.graph.weight(weight);
+        let layout = Layout::new(DType::Q8_0, rows, cols);
+        let Some((layout, format)) = layout.zip(activations.converted_numbers()) else {
+            return self.refuse("linear", format!("{cols} columns are not in groups of 32"));
+        };
+        let packed = self.weights.packed_as(weight, Form::RowBytes(layout, format));
+        let kind = Quantization::of(DType::Q8_0, ActivationFormat::INT8);
+        let weights = smallvec![(packed, self.vector_if(bias), kind)];
+        let before = Some(Box::new(Code::CalibratedInput(packed)));
+        Ok(Code::PackedLinear { weights, kinds: smallvec![kind], before })
+    }
+
     /// A weight for products with f32, packed where that is best.
     fn matrix(&mut self, w: WeightRef) -> MatrixAt {
         let panels = linear::panels::serve(self.isa, self.graph.weight(w).dtype);
@@ -384,6 +406,9 @@ impl Compiler<'_> {
                 eps: *eps,
                 group: *group,
             },
+            Op::Linear { weight, bias, activations, .. } if activations.is_tensor_bytes() => {
+                self.calibrated(*weight, *bias, *activations)?
+            }
             Op::Linear {
                 weight,
                 bias,

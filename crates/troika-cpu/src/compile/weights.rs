@@ -8,11 +8,12 @@ use troika_device::{
     WeightSource, calibrated,
 };
 use troika_graph::{
-    ActivationFormat, CalibrationTensor, DType, Rounding, Subgraph, WeightDecl, WeightRef,
+    ActivationFormat, CalibrationTensor, DType, InputRange, IntFormat, Rounding, Subgraph,
+    WeightDecl, WeightRef, blocks, quantize,
 };
 
 use crate::compile::Executable;
-use crate::kernels::int8::{Layout, PackedView, ROWS};
+use crate::kernels::int8::{CalibratedInput, Layout, PackedView, ROWS};
 use crate::kernels::linear::{self, WeightView};
 use crate::kernels::outliers::{self, OutlierWeights};
 use crate::machine::Isa;
@@ -30,6 +31,9 @@ pub(crate) enum Form {
     Packed(Layout),
     /// For outliers in a format.
     Outliers(ActivationFormat),
+    /// In bytes with a scale for each row, packed for the integer kernels: for inputs in a format of
+    /// a calibration.
+    RowBytes(Layout, IntFormat),
 }
 
 /// Index of a matrix in [`Loaded`].
@@ -83,7 +87,11 @@ impl Needs {
     }
 
     pub fn packed(&mut self, weight: WeightRef, layout: Layout) -> PackedAt {
-        PackedAt(self.at(weight, Form::Packed(layout), |f| matches!(f, Form::Packed(_))))
+        self.packed_as(weight, Form::Packed(layout))
+    }
+
+    pub fn packed_as(&mut self, weight: WeightRef, form: Form) -> PackedAt {
+        PackedAt(self.at(weight, form, |f| matches!(f, Form::Packed(_) | Form::RowBytes(..))))
     }
 
     pub fn outliers(&mut self, weight: WeightRef, format: ActivationFormat) -> OutliersAt {
@@ -117,6 +125,8 @@ struct Vector(WeightBytes);
 pub(crate) struct PackedMatrix {
     layout: Layout,
     bytes: WeightBytes,
+    /// What a calibration says of its input.
+    input: Option<CalibratedInput>,
 }
 
 impl PackedMatrix {
@@ -128,7 +138,7 @@ impl PackedMatrix {
 /// A weight with some of its columns in memory.
 #[derive(Debug)]
 struct OutlierMatrix {
-    rounding: Rounding,
+    input: CalibratedInput,
     hot: Vec<u32>,
     columns: Vec<f32>,
     stored: Matrix,
@@ -180,6 +190,7 @@ impl Loaded {
             Form::Vector => self.vectors.push(loader.vector()?),
             Form::Packed(layout) => self.packed.push(loader.packed(layout)?),
             Form::Outliers(format) => self.outliers.push(loader.outliers(format)?),
+            Form::RowBytes(layout, format) => self.packed.push(loader.row_bytes(layout, format)?),
         }
         Ok(())
     }
@@ -189,7 +200,7 @@ impl Loaded {
         let WeightDecl { rows, cols, dtype, .. } = *decl;
         let bytes = WeightBytes::owned(Vec::new());
         match form {
-            Form::Packed(layout) => self.packed.push(PackedMatrix { layout, bytes }),
+            Form::Packed(layout) => self.packed.push(PackedMatrix { layout, bytes, input: None }),
             _ => self.matrices.push(Matrix { dtype, rows, cols, bytes, panels: false }),
         }
     }
@@ -213,8 +224,13 @@ impl Loaded {
     }
 
     pub fn outliers(&self, at: OutliersAt) -> OutlierWeights<'_> {
-        let OutlierMatrix { rounding, hot, columns, stored } = &self.outliers[at.0];
-        OutlierWeights { rounding: *rounding, hot, columns, stored: stored.view() }
+        let OutlierMatrix { input, hot, columns, stored } = &self.outliers[at.0];
+        OutlierWeights { input, hot, columns, stored: stored.view() }
+    }
+
+    /// What a calibration says of the input of a packed weight.
+    pub fn input(&self, at: PackedAt) -> Option<&CalibratedInput> {
+        self.packed[at.0].input.as_ref()
     }
 
     /// The name of a weight as stored or in panels.
@@ -325,22 +341,50 @@ impl Loader<'_> {
         }
     }
 
+    /// How inputs in a format are rounded.
+    fn input(&self, format: IntFormat) -> Result<CalibratedInput, DeviceError> {
+        let read = |tensor, n| calibrated(self.source, &self.decl.name, (tensor, n));
+        let InputRange { factors, limit, .. } =
+            InputRange::of(format.scales, self.decl.cols, read)?;
+        match Rounding::of(ActivationFormat::Int(format), limit) {
+            Some(rounding) => Ok(CalibratedInput { rounding, factors }),
+            None => self.wrong("its calibration has no limit above zero"),
+        }
+    }
+
     /// A weight whose columns of many outliers are read now, the others when they are needed.
     fn outliers(&self, format: ActivationFormat) -> Result<OutlierMatrix, DeviceError> {
         let stored = self.matrix()?;
-        let of = |tensor, count| calibrated(self.source, &self.decl.name, (tensor, count));
-        let (limit, counts) =
-            (of(CalibrationTensor::InputLimit, 1)?, of(CalibrationTensor::Outliers, stored.cols)?);
-        let rounding = limit.first().and_then(|limit| Rounding::of(format, *limit));
-        let Some(rounding) = rounding else {
-            return self.wrong("its calibration has no limit above zero");
+        let Some(format) = format.converted_numbers() else {
+            return self.wrong("has no outliers in this format");
         };
+        let input = self.input(format)?;
+        let counts = (CalibrationTensor::outliers(format.scales), stored.cols);
+        let counts = calibrated(self.source, &self.decl.name, counts)?;
         let hot = outliers::hot_columns(&counts);
         let mut columns = vec![0.0; hot.len() * stored.rows];
         for (c, to) in hot.iter().zip(columns.chunks_exact_mut(stored.rows.max(1))) {
             outliers::column(stored.view(), *c as usize, to);
         }
-        Ok(OutlierMatrix { rounding, hot, columns, stored })
+        Ok(OutlierMatrix { input, hot, columns, stored })
+    }
+
+    /// A weight in bytes with a scale for each row, after its columns were multiplied. It is made
+    /// for this graph alone, since it depends on the calibration.
+    fn row_bytes(&self, layout: Layout, format: IntFormat) -> Result<PackedMatrix, DeviceError> {
+        let (stored, input) = (self.matrix()?, self.input(format)?);
+        let (weight, row) = (stored.view(), layout.dtype().row_size(layout.cols()));
+        let mut rows = vec![0; layout.rows() * row];
+        let mut values = vec![0.0; layout.cols()];
+        let stored = weight.bytes.chunks_exact(weight.row_bytes());
+        for (stored, out) in stored.zip(rows.chunks_exact_mut(row)) {
+            blocks::dequantize(weight.dtype, stored, &mut values);
+            values.iter_mut().zip(&input.factors).for_each(|(v, f)| *v *= f);
+            quantize::row_bytes(&values, out);
+        }
+        let mut bytes = vec![0; layout.bytes()];
+        layout.pack_panels(&rows, &mut bytes);
+        Ok(PackedMatrix { layout, bytes: WeightBytes::owned(bytes), input: Some(input) })
     }
 
     /// A weight packed once for all users; its raw bytes are not kept.
@@ -349,7 +393,7 @@ impl Loader<'_> {
         let form = PackLayout { name: &name, rows: ROWS, panel: layout.panel_bytes(), keep: true };
         let Packed { bytes, stored } = self.pack(form, &|raw, out| layout.pack_panels(raw, out))?;
         let layout = if stored { layout.as_stored() } else { layout };
-        Ok(PackedMatrix { layout, bytes })
+        Ok(PackedMatrix { layout, bytes, input: None })
     }
 
     /// A form of the weight, made by `pack` from the bytes of some rows. If the graph reads some

@@ -71,6 +71,9 @@ fn caps(options: &CpuOptions, isa: Isa) -> Caps {
     let mut activation_formats = vec![ActivationFormat::INT8];
     activation_formats.extend(int8::gains_from_seven_bits(isa).then_some(int8::INT7));
     activation_formats.extend(bf16::gains(isa).then_some(ActivationFormat::Bf16));
+    if options.calibrated {
+        activation_formats.extend(ActivationFormat::calibrated(8));
+    }
     Caps {
         spaces: [SpaceId::HOST].into_iter().chain(options.spaces.iter().copied()).collect(),
         numerics: format!("cpu {}", isa.name()),

@@ -390,6 +390,11 @@ impl<'a> Operands<'a> {
             if let Some(norm) = before.and_then(|code| norm_of(code, self.exe)) {
                 return int8::ActivationRows::Norm(norm, self.input(0));
             }
+            if let Some(Code::CalibratedInput(at)) = before
+                && let Some(input) = self.exe.input(*at)
+            {
+                return int8::ActivationRows::Calibrated(input, self.input(0));
+            }
             match before {
                 Some(Code::Element(Element::Gate(act))) => {
                     int8::ActivationRows::Gate(*act, [self.input(0), self.input(1)])

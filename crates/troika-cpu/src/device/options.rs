@@ -42,6 +42,8 @@ pub struct CpuOptions {
     /// Memory spaces that it reaches besides the host's: the spaces of virtual devices whose values
     /// it computes.
     pub spaces: Vec<SpaceId>,
+    /// Whether plans may have it compute products in bytes by a calibration, as NPUs do.
+    pub calibrated: bool,
     /// Sees products of whole values.
     pub observer: Option<Arc<dyn Observer>>,
 }

@@ -1,6 +1,6 @@
 //! Takes the outliers out of products.
 
-use crate::activation_format::{ActivationFormat, IntFormat, ScaleOrigin};
+use crate::activation_format::{ActivationFormat, IntFormat};
 use crate::op::Op;
 use crate::subgraph::{Node, Subgraph, Value, ValueId};
 
@@ -56,6 +56,6 @@ pub fn residual(graph: &Subgraph) -> Subgraph {
 
 /// The format that clips, for one whose scales come from a calibration.
 fn clipped(format: ActivationFormat) -> Option<ActivationFormat> {
-    let whole = format.converted_numbers().filter(|_| format.is_calibrated())?;
-    Some(ActivationFormat::Int(IntFormat { scales: ScaleOrigin::Clipped, ..whole }))
+    let whole = format.converted_numbers()?;
+    Some(ActivationFormat::Int(IntFormat { scales: whole.scales.clipped()?, ..whole }))
 }

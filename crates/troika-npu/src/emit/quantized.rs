@@ -3,8 +3,8 @@
 
 use troika_device::{DeviceError, calibrated};
 use troika_graph::{
-    ActivationFormat, CalibrationTensor, IntFormat, Rounding, ScaleGranularity, ScaleOrigin,
-    WeightRef,
+    ActivationFormat, CalibrationTensor, InputRange, IntFormat, Rounding, ScaleGranularity,
+    ScaleOrigin, WeightRef,
 };
 
 use super::Emitter;
@@ -39,12 +39,6 @@ impl Emitter<'_> {
         Ok(bias.map_or(y.clone(), |b| self.two("Add", &y, &b)))
     }
 
-    fn tensor_of(&self, weight: WeightRef, of: CalibrationTensor) -> Result<Vec<f32>, DeviceError> {
-        let decl = self.graph.weight(weight);
-        let count = if of == CalibrationTensor::InputMax { decl.cols } else { 1 };
-        calibrated(self.weights, &decl.name, (of, count))
-    }
-
     /// One scale for all inputs.
     fn calibrated(
         &mut self,
@@ -52,17 +46,11 @@ impl Emitter<'_> {
         weight: WeightRef,
         format: IntFormat,
     ) -> Result<String, DeviceError> {
-        let (decl, mut factors) = (self.graph.weight(weight).clone(), Vec::new());
-        let range = match format.scales {
-            ScaleOrigin::Clipped => CalibrationTensor::InputLimit,
-            _ => CalibrationTensor::InputMax,
-        };
-        let columns = self.tensor_of(weight, range)?;
-        let mut limit = largest(columns.iter().copied());
+        let decl = self.graph.weight(weight).clone();
+        let read = |tensor, n| calibrated(self.weights, &decl.name, (tensor, n));
+        let InputRange { factors, limit, .. } = InputRange::of(format.scales, decl.cols, read)?;
         let mut x = x.to_string();
-        if format.scales == ScaleOrigin::Smoothed {
-            factors = smoothing(&columns, &self.read(weight)?);
-            limit = largest(columns.iter().zip(&factors).map(|(x, f)| x / f));
+        if !factors.is_empty() {
             let inverse: Vec<f32> = factors.iter().map(|f| 1.0 / f).collect();
             let inverse = self.model.floats(&[1, decl.cols], &inverse);
             x = self.two("Mul", &x, &inverse);
@@ -88,7 +76,7 @@ impl Emitter<'_> {
             return Ok(y);
         }
         // This compiler places no product whose result is not rounded.
-        let most = self.tensor_of(weight, CalibrationTensor::OutputMax)?;
+        let most = calibrated(self.weights, &decl.name, (CalibrationTensor::OutputMax, 1))?;
         Ok(self.rounded(&y, format, largest(most.iter().copied())))
     }
 
@@ -206,32 +194,4 @@ impl Emitter<'_> {
 
 fn largest(values: impl Iterator<Item = f32>) -> f32 {
     values.fold(0.0, f32::max)
-}
-
-/// What to divide each input column by and multiply its weights with: `sqrt(max |x|) / sqrt(max
-/// |w|)` (SmoothQuant, equation 4, with an exponent of one half).
-fn smoothing(inputs: &[f32], weights: &[f32]) -> Vec<f32> {
-    let mut most = vec![0.0_f32; inputs.len()];
-    for row in weights.chunks_exact(inputs.len().max(1)) {
-        most.iter_mut().zip(row).for_each(|(most, w)| *most = most.max(w.abs()));
-    }
-    let factor = |(x, w): (&f32, &f32)| {
-        let factor = (x / w).sqrt();
-        if factor.is_finite() && factor > 0.0 { factor } else { 1.0 }
-    };
-    inputs.iter().zip(&most).map(factor).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::smoothing;
-
-    #[test]
-    fn smoothing_gives_inputs_and_weights_one_range() {
-        let factors = smoothing(&[8.0, 0.5, 0.0, 1.0], &[1.0, -2.0, 1.0, 0.0, 2.0, 0.1, 1.0, 0.0]);
-        assert_eq!(factors, [2.0, 0.5, 1.0, 1.0]);
-        for (x, f, w) in [(8.0, factors[0], 2.0), (0.5, factors[1], 2.0)] {
-            assert_eq!(x / f, w * f, "the divided input is as large as the multiplied weight");
-        }
-    }
 }

@@ -129,6 +129,8 @@ pub struct DeviceSpec {
     pub cores: Option<Vec<usize>>,
     /// Instruction set by name ([`instruction_sets`]); `None`: the best.
     pub isa: Option<String>,
+    /// Whether a CPU stands for an NPU: plans may have it compute products in bytes by a calibration.
+    pub as_npu: bool,
 }
 
 /// A processor from the file of a virtual SoC.
@@ -369,6 +371,7 @@ fn open_cpu(
         cores,
         isa,
         observer,
+        calibrated: spec.as_npu,
         ..CpuOptions::default()
     })?))
 }

@@ -34,7 +34,7 @@ use crate::kernels::{Context, KernelError};
 pub use crate::kernels::quantized::{GROUP, Layout, PackedView, ROWS};
 pub(crate) use part::Int8Part;
 pub use product::Product;
-pub use quantize::{ActivationRows, INT7, Quantization, floats, quantize};
+pub use quantize::{ActivationRows, CalibratedInput, INT7, Quantization, floats, quantize};
 pub(crate) use run::{gains_from_seven_bits, multiply, run_part};
 
 /// Types of weights the kernels multiply: all that are quantized.

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use smallvec::SmallVec;
-use troika_graph::{Activation, ActivationFormat, DType};
+use troika_graph::{Activation, ActivationFormat, DType, Rounding};
 
 use crate::SharedMut;
 use crate::kernels::elementwise::{self, Element};
@@ -100,15 +100,16 @@ impl Quantization {
 /// Groups with a smaller largest value are zeros.
 const TINY: f32 = 1e-30;
 
-/// Quantizes a group: the nearest of `amax / largest` times an integer, ties to even.
+/// Quantizes a group by a largest magnitude: the nearest of `amax / largest` times an integer, ties to
+/// even.
 #[inline(always)]
 pub(super) fn group<V: Lanes>(
     x: &[f32; GROUP],
+    amax: f32,
     Quantization { largest, correction }: Quantization,
     out: &mut QuantizedGroup,
 ) {
     let largest = f32::from(largest);
-    let amax = V::largest_magnitude(x);
     let inverse = if amax < TINY { 0.0 } else { largest / amax };
     let sums = V::round_bytes(x, inverse, &mut out.q);
     out.scale = if amax < TINY { 0.0 } else { amax / largest };
@@ -145,6 +146,27 @@ pub enum ActivationRows<'a> {
     Norm(Norm<'a>, &'a [f32]),
     /// The op of these gates and values.
     Gate(Activation, [&'a [f32]; 2]),
+    /// Rows that share a scale of a calibration.
+    Calibrated(&'a CalibratedInput, &'a [f32]),
+}
+
+/// What a calibration says of a product's input.
+#[derive(Clone, Debug)]
+pub struct CalibratedInput {
+    /// How it is rounded.
+    pub rounding: Rounding,
+    /// What its columns are divided by first; empty: nothing.
+    pub factors: Vec<f32>,
+}
+
+impl CalibratedInput {
+    /// A row, divided and clipped.
+    fn row(&self, x: &[f32], line: &mut [f32]) {
+        let Rounding { step, most } = self.rounding;
+        line.copy_from_slice(x);
+        line.iter_mut().zip(&self.factors).for_each(|(x, f)| *x /= f);
+        line.iter_mut().for_each(|x| *x = x.clamp((-most - 1.0) * step, most * step));
+    }
 }
 
 impl ActivationRows<'_> {
@@ -152,13 +174,14 @@ impl ActivationRows<'_> {
         match self {
             ActivationRows::Plain(x)
             | ActivationRows::Norm(_, x)
+            | ActivationRows::Calibrated(_, x)
             | ActivationRows::Gate(_, [x, _]) => x.len(),
         }
     }
 
     fn check(&self, cols: usize) {
         match self {
-            ActivationRows::Plain(_) => {}
+            ActivationRows::Plain(_) | ActivationRows::Calibrated(..) => {}
             ActivationRows::Norm(norm, _) => norm.check(cols),
             ActivationRows::Gate(_, [gate, up]) => {
                 assert_eq!(gate.len(), up.len(), "gates and values")
@@ -183,6 +206,10 @@ impl Kernel for QuantizeRun<'_, '_> {
     #[inline(always)]
     fn run<V: Lanes>(self) {
         let (cols, width) = (self.cols, floats(self.cols));
+        let largest = match self.from {
+            ActivationRows::Calibrated(input, _) => Some(input.rounding.step * input.rounding.most),
+            _ => None,
+        };
         for (i, row) in self.rows.enumerate() {
             let at = row * cols..(row + 1) * cols;
             let x = match self.from {
@@ -196,11 +223,16 @@ impl Kernel for QuantizeRun<'_, '_> {
                     elementwise::ElementwiseRun { op: Element::Gate(act), a, b, y }.run::<V>();
                     &self.line[..cols]
                 }
+                ActivationRows::Calibrated(input, x) => {
+                    input.row(&x[at], &mut self.line[..cols]);
+                    &self.line[..cols]
+                }
             };
             for (quantization, to) in &mut *self.to {
                 let to = &mut to[i * width..(i + 1) * width];
                 for (x, out) in x.as_chunks().0.iter().zip(bytemuck::cast_slice_mut(to)) {
-                    group::<V>(x, *quantization, out);
+                    let amax = largest.unwrap_or_else(|| V::largest_magnitude(x));
+                    group::<V>(x, amax, *quantization, out);
                 }
             }
         }

@@ -8,7 +8,7 @@ use super::quantize::{Quantization, QuantizedGroup, group};
 use crate::kernels::linear::WeightView;
 use crate::kernels::quantized::format::{Format, with_format};
 use crate::kernels::quantized::{GROUP, GroupScales};
-use crate::kernels::simd::Portable;
+use crate::kernels::simd::{Lanes, Portable};
 
 fn dot(dtype: DType, row: &[u8], x: &[f32], quantization: Quantization) -> f32 {
     let per_block = dtype.block_len() / GROUP;
@@ -18,7 +18,7 @@ fn dot(dtype: DType, row: &[u8], x: &[f32], quantization: Quantization) -> f32 {
     for (g, x) in x.as_chunks::<GROUP>().0.iter().enumerate() {
         let block = &row[g / per_block * dtype.block_bytes()..][..dtype.block_bytes()];
         let mut a: QuantizedGroup = bytemuck::Zeroable::zeroed();
-        group::<Portable>(x, quantization, &mut a);
+        group::<Portable>(x, Portable::largest_magnitude(x), quantization, &mut a);
         parts.take(dtype, block);
         let levels = &parts.levels[g % per_block * GROUP..];
         let scales = GroupScales::new(dtype, block, &parts, g % per_block);

@@ -41,7 +41,7 @@ fn quantized(quantization: Quantization, x: &[f32]) -> Vec<f32> {
     let mut q = vec![0.0];
     for x in x.as_chunks::<32>().0 {
         let mut out: QuantizedGroup = bytemuck::Zeroable::zeroed();
-        group::<Portable>(x, quantization, &mut out);
+        group::<Portable>(x, Portable::largest_magnitude(x), quantization, &mut out);
         q.extend_from_slice(bytemuck::cast_slice(&[out]));
     }
     q

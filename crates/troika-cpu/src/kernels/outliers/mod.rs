@@ -2,8 +2,9 @@
 //! values, so that it adds weight columns to results. The columns that have most of them lie in
 //! memory as floats; others are read from the stored weight when a value needs them.
 
-use troika_graph::{Rounding, blocks};
+use troika_graph::blocks;
 
+use crate::kernels::int8::CalibratedInput;
 use crate::kernels::linear::WeightView;
 use crate::kernels::{Context, KernelError, elementwise};
 
@@ -17,7 +18,7 @@ const MOST_HOT: f64 = 0.03;
 #[derive(Clone, Copy, Debug)]
 pub struct OutlierWeights<'a> {
     /// What is clipped.
-    pub rounding: Rounding,
+    pub input: &'a CalibratedInput,
     /// The columns in memory, ascending.
     pub hot: &'a [u32],
     /// Their weights: `n` floats each.
@@ -57,7 +58,7 @@ pub fn column(weight: WeightView<'_>, column: usize, to: &mut [f32]) {
     }
 }
 
-/// `y = (x - clip(x)) * W^T`.
+/// `y = (x - clip(x)) * W^T`, where columns that are divided for clipping are multiplied again.
 ///
 /// # Errors
 /// A panic of a part.
@@ -74,7 +75,8 @@ pub fn outliers(
         y.fill(0.0);
         let mut cold = Vec::new();
         for (c, x) in x[row * k..(row + 1) * k].iter().enumerate() {
-            let rest = weight.rounding.clipped(*x);
+            let factor = weight.input.factors.get(c).copied().unwrap_or(1.0);
+            let rest = factor * weight.input.rounding.clipped(x / factor);
             if rest == 0.0 {
                 continue;
             }
