@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use troika::sim::{Board, Soc, VirtualDevice};
+use troika::sim::{Board, Processor, Soc, VirtualDevice};
 use troika_check::{Bench, CaseWeights};
 use troika_device::{
     Bindings, Buffer, Clock, CommandList, Device, DeviceError, ForwardBatch, Run, SeqRows,
@@ -16,8 +16,8 @@ use troika_model::lower::SegmentKind;
 use troika_plan::{Phase, PlanDevice, Split, SyncMode};
 use troika_solve::Ways;
 
+use super::SimulateError;
 use super::placed::Both;
-use super::{SimulateError, on_board};
 use troika::Error;
 
 /// A product of `rows` activation rows with a four-bit weight matrix of `outs` rows.
@@ -122,7 +122,12 @@ impl ProductShape {
     /// # Errors
     /// The SoC lacks one of them.
     pub fn place(self, soc: &Soc) -> Result<ProductChoice, SimulateError> {
-        let devices: Vec<_> = on_board(soc)?.0.iter().map(PlanDevice::of).collect();
+        let board = Board::new(soc, Arc::default());
+        let device = |p: &Processor| -> Result<PlanDevice, DeviceError> {
+            let caps = VirtualDevice::on(&board, &p.name, p)?.caps().clone();
+            Ok(PlanDevice { name: p.name.clone(), caps })
+        };
+        let devices = soc.processors.iter().map(device).collect::<Result<Vec<_>, _>>()?;
         let both = Both::of(soc, &devices, self.rows, Ways::All)?;
         let phase = if self.decoding { Phase::Decode } else { Phase::Prefill };
         let placed = both.best(SegmentKind::Ffn, &self.graph()?, phase);
