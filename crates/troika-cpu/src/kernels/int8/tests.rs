@@ -8,7 +8,7 @@ use super::quantize::{Quantization, QuantizedGroup, floats, group};
 use super::run::{emulate, emulate_seven_bits};
 use super::{DTYPES, INT7, Layout, PackedView, Product, format, kinds, scalar};
 use crate::kernels::linear::{OutView, RowsView, WeightView};
-use crate::kernels::simd::Portable;
+use crate::kernels::simd::{Lanes, Portable};
 use crate::{Isa, SharedMut};
 
 /// Rows of `blocks` blocks whose values are at the ends of their range, some rows all at one end,
