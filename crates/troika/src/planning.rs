@@ -398,11 +398,10 @@ impl BoundModel {
             self.devices.len() > 1 && self.spec.layers.iter().any(|layer| layer.moe().is_some());
         let length = |rows: usize| if shares { rows.max(CHUNK) } else { rows };
         let fast = measured.chunk_length().map(|(_, rows)| length(rows));
-        let mut own: Vec<Option<usize>> = vec![None; self.devices.len()];
-        if options.chunk.is_none() {
-            let of = |device| measured.own_chunk_length(device).map(length);
-            own = (0..own.len()).map(of).map(|rows| rows.filter(|_| rows != fast)).collect();
-        }
+        let of =
+            |device| measured.own_chunk_length(device).map(length).filter(|n| Some(*n) != fast);
+        let own: Vec<Option<usize>> =
+            (0..self.devices.len()).map(|d| of(d).filter(|_| options.chunk.is_none())).collect();
         let options = &OpenOptions { chunk: options.chunk.or(fast), ..options.clone() };
         let longest = own.iter().flatten().copied().chain(options.chunk).max();
         let one = self.one_device_plan(&OpenOptions { chunk: longest, ..options.clone() })?;

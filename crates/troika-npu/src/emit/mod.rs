@@ -127,13 +127,12 @@ pub(crate) fn emit(
     let mut model = OnnxModel::new(&graph.name).map_err(unwritten)?;
     // Reshaping to zero keeps a dimension.
     let written = if options.any_rows { 0 } else { rows };
-    let port = |kind: &str, i: usize, id: &ValueId| {
-        let value = graph.value(*id);
-        let cols = value.shape.row_len();
-        Port { name: format!("{kind}{i}"), dtype: value.dtype, rows, cols }
-    };
     let ports = |kind: &str, ids: &[ValueId]| -> Vec<Port> {
-        ids.iter().enumerate().map(|(i, id)| port(kind, i, id)).collect()
+        let port = |(i, value): (usize, &Value)| {
+            let (dtype, cols) = (value.dtype, value.shape.row_len());
+            Port { name: format!("{kind}{i}"), dtype, rows, cols }
+        };
+        ids.iter().map(|id| graph.value(*id)).enumerate().map(port).collect()
     };
     let (all, outputs) = (ports("in", &graph.inputs), ports("out", &graph.outputs));
     let read = read_values(graph);

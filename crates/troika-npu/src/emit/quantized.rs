@@ -109,14 +109,16 @@ impl Emitter<'_> {
         format: IntFormat,
         columns: usize,
     ) -> Result<String, DeviceError> {
-        let (values, most) =
-            (self.read(weight)?, self.tensor_of(weight, CalibrationTensor::InputMax)?);
+        let decl = self.graph.weight(weight).clone();
+        let values = self.read(weight)?;
+        let most = (CalibrationTensor::InputMax, decl.cols);
+        let most = calibrated(self.weights, &decl.name, most)?;
         let mut sum: Option<String> = None;
         for (i, most) in most.chunks(columns).enumerate() {
             let at = i * columns..i * columns + most.len();
             let part = self.slice(x, at.start, at.end, 1);
             let part = self.rounded(&part, format, largest(most.iter().copied()));
-            let rows = values.chunks_exact(self.graph.weight(weight).cols);
+            let rows = values.chunks_exact(decl.cols);
             let w: Vec<f32> = rows.flat_map(|row| &row[at.clone()]).copied().collect();
             let w = self.int8(&w, at.len());
             let y = self.multiply(&part, &w);

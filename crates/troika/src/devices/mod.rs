@@ -553,6 +553,7 @@ mod tests {
             gpu: None,
             cores: cores.map(<[usize]>::to_vec),
             isa: None,
+            as_npu: false,
         };
         let virtual_spec = |name: Option<&str>, file: &str, processor: Option<&str>| DeviceSpec {
             processor: Some(ProcessorSpec { file: file.into(), name: processor.map(String::from) }),
