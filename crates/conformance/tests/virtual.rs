@@ -158,9 +158,13 @@ fn exchanged_operands_change_times_only() {
     let array: DeviceSpec = format!("a=virtual:{}", file.display()).parse().unwrap();
     let (model, golden) = (case("qwen3").model, read_golden(&case("qwen3").golden).unwrap());
     let run = |device: &DeviceSpec, change: &dyn Fn(&mut Plan)| {
-        let dtype = FloatType::F32;
-        let options =
-            OpenOptions { dtype, devices: on(vec![device.clone()]), ..OpenOptions::default() };
+        let (dtype, chunk) = (FloatType::F32, Some(5));
+        let options = OpenOptions {
+            dtype,
+            chunk,
+            devices: on(vec![device.clone()]),
+            ..OpenOptions::default()
+        };
         let model = open_changed(&model, &options, change).unwrap();
         let start = model.clock().now();
         let logits = all_logits(&model, &golden.input_ids).unwrap();
@@ -175,7 +179,7 @@ fn exchanged_operands_change_times_only() {
     );
     let in_order = |plan: &mut Plan| plan.all_rules_mut().for_each(|r| r.exchange.clear());
     let (_, same, longer) = run(&array, &in_order);
-    assert!(logits == same && longer > 2 * took, "{longer:?} {took:?}");
+    assert!(logits == same && longer > took, "{longer:?} {took:?}");
     let cpu = "a=cpu".parse().unwrap();
     let exchanged =
         |plan: &mut Plan| plan.all_rules_mut().for_each(|r| r.exchange.clone_from(&exchange));
