@@ -83,3 +83,26 @@ pub(super) fn staged(mut stages: Vec<Stage>) -> Placement {
 pub(super) fn for_decode(placed: &Placed) -> Placed {
     placed.iter().map(|(k, p)| (*k, one_row(p))).collect()
 }
+
+/// A scope whose best placement is sought.
+#[derive(Clone, Copy)]
+pub(super) struct Sought<'a> {
+    pub scope: Scope,
+    /// The prefill bucket by index, or decode (`None`).
+    pub which: Option<usize>,
+    /// The placements found so far.
+    pub choice: &'a Choice,
+    /// The scopes that they were found for.
+    pub done: &'a [Option<usize>],
+    /// Whether the request names the scope: then more is tried, and remembered.
+    pub asked: bool,
+}
+
+impl Sought<'_> {
+    /// Whether a kind of segment stays where it is: with its state of prefill.
+    pub fn keeps(&self, kind: SegmentKind) -> bool {
+        kind.traits().keeps_state
+            && self.scope.phase == Phase::Prefill
+            && self.done.iter().flatten().count() > 0
+    }
+}

@@ -19,6 +19,7 @@ mod request;
 mod score;
 mod search;
 mod segment_part;
+mod sought;
 mod staged;
 mod timed;
 mod weights;

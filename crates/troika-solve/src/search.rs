@@ -3,14 +3,13 @@
 
 use std::mem::{Discriminant, discriminant};
 
-use troika_model::lower::{ModelPart, SegmentKind, segment_kinds};
+use troika_model::lower::{SegmentKind, segment_kinds};
 
-use super::choice::{Choice, Placed, Scope, for_decode, one_row};
-use super::options::{KindRequest, Placement, rules};
+use super::choice::{Choice, Placed, Scope, Sought, for_decode};
+use super::options::{Placement, rules};
 use super::orders::Orders;
 use super::request::{Alternative, PredictRequest, SolveRequest, Solved};
 use super::score::Predictor;
-use crate::cost::PricedRun;
 use crate::memory::{MadePlan, MakeRequest, make_within_memory};
 use troika_plan::Goal;
 use troika_plan::{
@@ -45,29 +44,6 @@ struct Change {
     option: Placement,
 }
 
-/// A scope whose best placement is sought.
-#[derive(Clone, Copy)]
-struct Sought<'a> {
-    scope: Scope,
-    /// The prefill bucket by index, or decode (`None`).
-    which: Option<usize>,
-    /// The placements found so far.
-    choice: &'a Choice,
-    /// The scopes that they were found for.
-    done: &'a [Option<usize>],
-    /// Whether the request names the scope: then more is tried, and remembered.
-    asked: bool,
-}
-
-impl Sought<'_> {
-    /// Whether a kind of segment stays where it is: with its state of prefill.
-    fn keeps(&self, kind: SegmentKind) -> bool {
-        kind.traits().keeps_state
-            && self.scope.phase == Phase::Prefill
-            && self.done.iter().flatten().count() > 0
-    }
-}
-
 /// A placement with its score.
 #[derive(Clone)]
 struct Scored {
@@ -96,11 +72,11 @@ pub(super) struct Search<'a> {
     orders: Orders<'a>,
     pub(super) kinds: Vec<SegmentKind>,
     /// What plans are made of; its chunk is the one that is looked at.
-    base: PlanRequest,
+    pub(super) base: PlanRequest,
     /// The longest chunk.
     pub(super) chunk: usize,
     /// The most bytes of weights in total.
-    most_bytes: u64,
+    pub(super) most_bytes: u64,
     /// The plans that were looked at.
     known: Vec<(Prefill, Decode)>,
 }
@@ -269,7 +245,7 @@ impl<'a> Search<'a> {
     }
 
     /// The plan of a choice.
-    fn plan(&self, choice: &Choice, name: &str) -> Plan {
+    pub(super) fn plan(&self, choice: &Choice, name: &str) -> Plan {
         let mut lists: Vec<LengthRules> = choice
             .prefill
             .iter()
@@ -539,163 +515,7 @@ impl<'a> Search<'a> {
         Ok(all)
     }
 
-    /// The seeds: one device, and columns shared in several ways.
-    fn seeds(&mut self, scope: Scope, current: &Placed) -> Vec<Placed> {
-        let names: Vec<String> = self.request.devices.iter().map(|f| f.name.clone()).collect();
-        let all = |p: &dyn Fn(SegmentKind) -> Placement| -> Placed {
-            self.kinds.iter().map(|k| (*k, p(*k))).collect()
-        };
-        let mut seeds = vec![current.clone()];
-        seeds.extend(names.iter().map(|n| all(&|_| Placement::whole(n))));
-        for (i, a) in names.iter().enumerate() {
-            for b in &names[i + 1..] {
-                for share in [16, 24, 32, 40, 48] {
-                    let owner = if share >= 32 { a } else { b };
-                    let split = |k: SegmentKind| match k.traits().by_columns {
-                        true => Placement::columns(a, b, share),
-                        false => Placement::whole(owner),
-                    };
-                    seeds.push(all(&split));
-                    let states = |k: SegmentKind| match k.traits().keeps_state {
-                        true => Placement::whole(owner),
-                        false => split(k),
-                    };
-                    seeds.push(all(&states));
-                    let ffn = |k: SegmentKind| match k.traits().part {
-                        ModelPart::Mixer => Placement::whole(owner),
-                        _ => split(k),
-                    };
-                    seeds.push(all(&ffn));
-                }
-            }
-        }
-        if scope.phase == Phase::Decode {
-            seeds = seeds.iter().map(for_decode).collect();
-        }
-        seeds
-    }
-
-    fn options(&mut self, kind: SegmentKind, sought: &Sought<'_>) -> Vec<Placement> {
-        let Sought { scope, choice, done, asked, .. } = *sought;
-        let whole_ns: Vec<f64> = (0..self.request.devices.len())
-            .map(|device| {
-                let segments = &self.request.lowered.segments;
-                let segment = segments.iter().find(|s| s.kind == kind);
-                segment.map_or(f64::INFINITY, |s| {
-                    let rows = scope.rows[1];
-                    let cached = scope.cached;
-                    let graph = &s.graph;
-                    let caps = &self.request.devices[device].caps;
-                    let room = match caps.static_shapes {
-                        true => {
-                            caps.row_buckets.iter().copied().find(|n| *n >= rows).unwrap_or(rows)
-                        }
-                        false => rows,
-                    };
-                    let run = PricedRun { device, kind, graph, rows, room, cached };
-                    self.request.cost.ordered_ns(&run, caps.exchanges)
-                })
-            })
-            .collect();
-        let wanted = KindRequest {
-            kind,
-            rows: scope.rows[1],
-            prefill: scope.phase == Phase::Prefill,
-            devices: self.request.devices,
-            whole_ns: &whole_ns,
-        };
-        let mut options = wanted.options();
-        // Other lengths reuse the results found for those that were asked for.
-        if asked && self.request.cost.knows_stages() {
-            options.extend(self.staged(kind, scope));
-        }
-        // Placements of other scopes, so that weights are held only once.
-        for which in done {
-            for (_, p) in choice.get(*which).iter().filter(|(k, _)| *k == kind) {
-                let p = if scope.phase == Phase::Decode { one_row(p) } else { p.clone() };
-                if !options.contains(&p) {
-                    options.push(p);
-                }
-            }
-        }
-        options
-    }
-
-    /// The goal's score in a scope. It is infinite if too many copies of weights would be held, or
-    /// if a split leaves a device without work. Both are checked only for a score below `least`.
-    fn score(
-        &mut self,
-        sought: &Sought<'_>,
-        placed: &Placed,
-        least: f64,
-    ) -> Result<f64, PlanError> {
-        let Sought { scope, which, choice, done, .. } = *sought;
-        // The rules of other scopes only affect memory.
-        let full =
-            Choice { prefill: vec![(self.base.chunk, placed.clone())], decode: placed.clone() };
-        let Some(plan) = self.avoided_rules(&full, scope.phase) else { return Ok(f64::INFINITY) };
-        let mut sum = 0.0;
-        let [a, b] = scope.rows;
-        let lengths: &[usize] = if a == b { &[a] } else { &[a, b] };
-        let chunks = match scope.phase {
-            Phase::Prefill => self.request.prompt.div_ceil(self.base.chunk),
-            Phase::Decode => 1,
-        };
-        for rows in lengths {
-            let spent = match scope.phase {
-                Phase::Prefill => self.predictor.prompt(&plan, *rows),
-                Phase::Decode => self.predictor.token(&plan, scope.cached),
-            };
-            let spent = match spent {
-                Err(PlanError::Unpriced(_)) => return Ok(f64::INFINITY),
-                spent => spent?,
-            };
-            let joules = spent
-                .joules
-                .map(|j| j + self.request.cost.idle_w().unwrap_or(0.0) * spent.ns * 1e-9);
-            sum += match (self.request.goal, joules) {
-                (Goal::Energy, Some(j)) => j,
-                _ => spent.overlapped_ns(chunks),
-            } / *rows as f64;
-        }
-        // The whole plan is checked only for an improvement.
-        if sum < least {
-            let mut all = choice.clone();
-            all.set(which, placed.clone());
-            let mut known: Vec<Option<usize>> = done.to_vec();
-            known.push(which);
-            if !self.fits(&all, &known)? {
-                return Ok(f64::INFINITY);
-            }
-        }
-        Ok(sum)
-    }
-
-    /// Whether the weights of the settled scopes fit, and their splits leave each device something.
-    fn fits(&mut self, choice: &Choice, known: &[Option<usize>]) -> Result<bool, PlanError> {
-        let first = known.iter().map(|k| choice.get(*k)).next();
-        let any = first.cloned().unwrap_or_default();
-        let prefill: Vec<(usize, Placed)> = choice
-            .prefill
-            .iter()
-            .enumerate()
-            .map(|(i, (n, p))| (*n, if known.contains(&Some(i)) { p.clone() } else { any.clone() }))
-            .collect();
-        let decode = if known.contains(&None) { choice.decode.clone() } else { for_decode(&any) };
-        let plan = self.plan(&Choice { prefill, decode }, "solve");
-        let Some(plan) = self.avoided(plan) else { return Ok(false) };
-        let (by_device, total) = match self.predictor.placements.weight_bytes(&plan) {
-            Err(PlanError::Unpriced(_)) => return Ok(false),
-            bytes => bytes?,
-        };
-        let over = self.request.devices.iter().any(|d| {
-            let held = by_device.get(&d.name).copied().unwrap_or(0);
-            d.caps.max_resident_bytes.is_some_and(|most| held > most)
-        });
-        Ok(!over && total <= self.most_bytes)
-    }
-
-    fn avoided_rules(&self, choice: &Choice, phase: Phase) -> Option<Plan> {
+    pub(super) fn avoided_rules(&self, choice: &Choice, phase: Phase) -> Option<Plan> {
         let mut plan = self.plan(choice, "solve");
         // Only one phase is of interest: the other one uses rules that are valid for both.
         match phase {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use troika_device::{Device, DeviceKind};
+use troika_device::Device;
 use troika_engine::EngineError;
 use troika_graph::partition::residual;
 use troika_graph::{ActivationFormat, DType, Op, convert_products};
@@ -346,7 +346,7 @@ impl BoundModel {
 
     /// Whether an NPU computes prompts by a plan.
     fn on_npu(&self, plan: &Plan) -> bool {
-        let npus = self.devices.iter().filter(|d| d.kind() == DeviceKind::Npu);
+        let npus = self.devices.iter().filter(|d| d.caps().static_shapes);
         let uses = |name: &str| plan.prefill.rules.iter().any(|r| r.devices().any(|n| n == name));
         npus.map(|d| d.name()).any(uses)
     }

@@ -143,7 +143,6 @@ pub(crate) fn emit(
         model.input(&port.name, element(port.dtype).map_err(wrong)?, &[written, port.cols]);
         tensors.insert(graph.inputs[*i], port.name.clone());
     }
-    let rotations = Vec::new();
     let mut emitter = Emitter {
         graph,
         weights,
@@ -152,7 +151,7 @@ pub(crate) fn emit(
         exchanged: false,
         model,
         inputs,
-        rotations,
+        rotations: Vec::new(),
         tensors,
     };
     for node in graph.nodes.iter().filter(|n| n.outputs.iter().any(|id| read[id.0 as usize])) {
@@ -171,8 +170,8 @@ pub(crate) fn emit(
         model.output(&port.name, made, element(port.dtype).map_err(wrong)?, &[written, port.cols]);
     }
     inputs.iter_mut().filter(|port| port.rows == 0).for_each(|port| port.rows = rows);
-    let (files, bound) = (Arc::new(model.files().map_err(unwritten)?), all.len());
-    let any_rows = options.any_rows;
+    let files = Arc::new(model.files().map_err(unwritten)?);
+    let (bound, any_rows) = (all.len(), options.any_rows);
     Ok(Emitted { files, inputs, outputs, of, rotations, bound, rows, any_rows })
 }
 
