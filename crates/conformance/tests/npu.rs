@@ -262,7 +262,9 @@ fn converted_products_are_the_same_in_both_orders() {
                 continue;
             }
             let [plain, exchanged] = [plain, exchanged].map(|g| run(&*npu, &g, &weights, &x));
-            let most = if spec.contains("qnn") { 4e-3 } else { 2e-6 };
+            // Halves are rounded in another order.
+            let halves = spec.contains("qnn") || activations == ActivationFormat::F16;
+            let most = if halves { 4e-3 } else { 2e-6 };
             let error = relative_error(&exchanged, &plain);
             println!("{spec} {activations}: {error:e}");
             assert!(error <= most, "{spec} {activations}: {error}");
