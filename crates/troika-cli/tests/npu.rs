@@ -215,7 +215,7 @@ fn memory_is_kept_to_and_said() {
         here(dir, &[&args[..], &devices, more].concat())
     };
     let whole = stdout(&plan(&[]));
-    assert!(whole.contains("static shapes of 128, 512 rows"), "few numbers of rows: {whole}");
+    assert!(whole.contains("static shapes of 64, 256 rows"), "few numbers of rows: {whole}");
     let npu = whole.lines().find(|l| l.starts_with("| npu | ")).unwrap();
     assert!(npu.contains(" | any, once | "), "which share their weights: {npu}");
     let out = plan(&["--device-memory", "npu=900"]);
