@@ -183,7 +183,7 @@ fn check(seed: u64) -> Result<[bool; 2], String> {
         prompt,
         generate,
         sync: dice.one(&[SyncMode::Predicted, SyncMode::Blocking]),
-        exchange: dice.one(&[true, false]),
+        exchange: seed.is_multiple_of(2),
         co_run: None,
         tracer: Tracer::off(),
     };
