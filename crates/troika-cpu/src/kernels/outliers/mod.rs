@@ -2,6 +2,8 @@
 //! values, so that it adds weight columns to results. The columns that have most of them lie in
 //! memory as floats; others are read from the stored weight when a value needs them.
 
+use std::sync::{Mutex, PoisonError};
+
 use troika_graph::blocks;
 
 use crate::kernels::int8::CalibratedInput;
@@ -58,6 +60,15 @@ pub fn column(weight: WeightView<'_>, column: usize, to: &mut [f32]) {
     }
 }
 
+/// A value of a column that is not in memory.
+#[derive(Clone, Copy)]
+struct Cold {
+    column: usize,
+    row: usize,
+    /// What clipping takes from it.
+    rest: f32,
+}
+
 /// `y = (x - clip(x)) * W^T`, where columns that are divided for clipping are multiplied again.
 ///
 /// # Errors
@@ -71,24 +82,54 @@ pub fn outliers(
     let (n, k) = (weight.stored.rows, weight.stored.cols);
     assert!(x.len() / k.max(1) == y.len() / n.max(1), "a result per row");
     assert!(weight.hot.len() * n == weight.columns.len(), "a column of weights for each");
+    let cold = Mutex::new(Vec::new());
     elementwise::each_row(cx, y, n, &|row, y| {
         y.fill(0.0);
-        let mut cold = Vec::new();
-        for (c, x) in x[row * k..(row + 1) * k].iter().enumerate() {
-            let factor = weight.input.factors.get(c).copied().unwrap_or(1.0);
+        let mut here = Vec::new();
+        for (column, x) in x[row * k..(row + 1) * k].iter().enumerate() {
+            let factor = weight.input.factors.get(column).copied().unwrap_or(1.0);
             let rest = factor * weight.input.rounding.clipped(x / factor);
             if rest == 0.0 {
                 continue;
             }
-            let column = match weight.hot.binary_search(&(c as u32)) {
-                Ok(at) => &weight.columns[at * n..(at + 1) * n],
-                Err(_) => {
-                    cold.resize(n, 0.0);
-                    column(weight.stored, c, &mut cold);
-                    &cold
+            match weight.hot.binary_search(&(column as u32)) {
+                Ok(at) => {
+                    let hot = &weight.columns[at * n..(at + 1) * n];
+                    y.iter_mut().zip(hot).for_each(|(y, w)| *y += rest * w);
                 }
-            };
-            y.iter_mut().zip(column).for_each(|(y, w)| *y += rest * w);
+                Err(_) => here.push(Cold { column, row, rest }),
+            }
         }
+        cold.lock().unwrap_or_else(PoisonError::into_inner).extend(here);
+    })?;
+    let cold = cold.into_inner().unwrap_or_else(PoisonError::into_inner);
+    if cold.is_empty() { Ok(()) } else { add_cold(cx, weight.stored, cold, y) }
+}
+
+/// Adds what cold columns make. A block of stored weights is expanded once for all rows of `y`.
+fn add_cold(
+    cx: &mut Context<'_>,
+    stored: WeightView<'_>,
+    mut cold: Vec<Cold>,
+    y: &mut [f32],
+) -> Result<(), KernelError> {
+    let (n, rows) = (stored.rows, y.len() / stored.rows.max(1));
+    let (block, bytes) = (stored.dtype.block_len(), stored.dtype.block_bytes());
+    // The same order of sums, whichever thread found them first.
+    cold.sort_unstable_by_key(|c| (c.column, c.row));
+    let mut sums = vec![0.0; n * rows];
+    elementwise::each_row(cx, &mut sums, rows, &|j, sums| {
+        let mut values = [0.0_f32; 256];
+        for of_block in cold.chunk_by(|a, b| a.column / block == b.column / block) {
+            let at = j * stored.row_bytes() + of_block[0].column / block * bytes;
+            let from = &stored.bytes[at..at + bytes];
+            blocks::dequantize(stored.dtype, from, &mut values[..block]);
+            for c in of_block {
+                sums[c.row] += c.rest * values[c.column % block];
+            }
+        }
+    })?;
+    elementwise::each_row(cx, y, n, &|row, y| {
+        y.iter_mut().enumerate().for_each(|(j, y)| *y += sums[j * rows + row]);
     })
 }
