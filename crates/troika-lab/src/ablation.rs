@@ -109,8 +109,8 @@ impl Ablation {
         repetitions: usize,
     ) -> Result<Vec<StepTime>, LabError> {
         // Plans for virtual devices have the faster order. On others, a profile knows it.
-        let exchange = match &options.plan {
-            PlanSource::Profile(_) => {
+        let exchange = match (self, &options.plan) {
+            (Ablation::HeteroInfer, PlanSource::Profile(_)) => {
                 let plan = subject.bind(options, false)?.plan(options)?.plan;
                 let all = plan.all_rules().flat_map(|rule| rule.exchange.iter().copied());
                 Some(all.collect())
@@ -123,11 +123,11 @@ impl Ablation {
             open.push(step.open(subject)?);
         }
         let fresh = SessionOptions { fresh: true, ..SessionOptions::default() };
+        let vocab = subject.spec()?.vocab;
+        let tokens: Vec<u32> = (0..prompt).map(|i| (i * 7919 % vocab) as u32).collect();
         let mut times = vec![Vec::new(); steps.len()];
         for turn in 0..=repetitions {
             for (times, (model, _)) in times.iter_mut().zip(&open) {
-                let vocab = model.spec().vocab;
-                let tokens: Vec<u32> = (0..prompt).map(|i| (i * 7919 % vocab) as u32).collect();
                 let mut session = model.session_with(fresh)?;
                 let began = model.clock().now();
                 session.feed(&tokens, WantedLogits::Last, &mut |_, _| {})?;
