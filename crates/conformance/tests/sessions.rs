@@ -158,7 +158,8 @@ fn a_generation_is_cancelled_from_another_thread_and_the_session_goes_on() {
             canceller.cancel();
         });
         session.generate(&some_tokens(8, 1), &greedy(1900), &mut |token, _| {
-            send.send(token).unwrap();
+            // Tokens that come after the call are nobody's: the other thread may be gone.
+            let _ = send.send(token);
             Control::Continue
         })
     })
