@@ -60,7 +60,6 @@ fn device(spec: &str) -> Arc<dyn Device> {
 /// What it refuses, so that the CPU computes it.
 fn refused() -> Vec<Exclusion> {
     let ops = [
-        ("outliers", "no kernel takes what clipping takes"),
         ("convert", "no kernel takes rows of an odd number of 16-bit floats"),
         ("decaying_sum", "no kernel has states of one row"),
     ];

@@ -18,9 +18,9 @@ use troika::device::{
 };
 use troika::graph::blocks::dequantize;
 use troika::graph::{
-    ActivationFormat, CalibrationTensor, DType, Dim, Op, Rope, RopeFreqs, RopeStyle, Rounding,
-    ScaleOrigin, Subgraph, SubgraphBuilder, WeightDecl, WeightRef, bind_static, convert_products,
-    exchange_operands,
+    ActivationFormat, CalibrationTensor, DType, Dim, Op, ProductForm, Rope, RopeFreqs, RopeStyle,
+    Rounding, ScaleOrigin, Subgraph, SubgraphBuilder, WeightDecl, WeightRef, bind_static,
+    convert_products, form_products,
 };
 use troika::model::spec::WeightRole;
 use troika::npu::{HelperCommand, NpuDevice, NpuOptions, NpuSpec, Rewrites, RuntimePlaces};
@@ -111,8 +111,8 @@ fn openvino_holds() {
 
 const OF_OPENVINO: [Exclusion; 3] = [
     Exclusion { what: "convert", why: "its compiler does not round to the nearest" },
-    Exclusion { what: "linear of blocks with operands exchanged", why: "its results are wrong" },
-    Exclusion { what: "linear of bytes with operands exchanged", why: "its results are wrong" },
+    Exclusion { what: "linear of blocks with exchanged operands", why: "its results are wrong" },
+    Exclusion { what: "linear of bytes with exchanged operands", why: "its results are wrong" },
 ];
 
 /// Qualcomm's processor computes in halves.
@@ -120,7 +120,7 @@ const OF_OPENVINO: [Exclusion; 3] = [
 fn the_emulated_qnn_holds() {
     let _alone = alone("npu:qnn:emulator");
     let mut cases = op_cases().unwrap();
-    cases.iter_mut().for_each(|case| case.tolerance = case.tolerance.max(1e-2));
+    cases.iter_mut().for_each(|case| case.tolerance = case.tolerance.max(1.2e-2));
     let convert = Exclusion { what: "convert", why: "its compiler places none" };
     holds_within("npu:qnn:emulator", "", &[convert], cases);
 }
@@ -131,7 +131,7 @@ fn rewritten_graphs_hold() {
     let of_attention = "slice-q=2:3,pad-cache,guard-values";
     holds("npu:reference", of_attention, &[]);
     holds("npu:reference", "fold-epsilon,linear-as-conv", &[]);
-    holds("npu:reference", "multiples-of-16,group-rows=4", &[]);
+    holds("npu:reference", "multiples-of-16", &[]);
     let all = format!("{of_attention},fold-epsilon,linear-as-conv,multiples-of-16");
     holds("npu:openvino:cpu", &all, &OF_OPENVINO);
 }
@@ -203,9 +203,9 @@ const ROLES: [WeightRole; 8] = {
     [Q, K, V, O, Gate, Up, Down, Head]
 };
 
-/// A plan may exchange the operands of all products: the reference library's logits.
+/// A plan may give all products another form: the reference library's logits.
 #[test]
-fn exchanged_operands_give_the_same_logits() {
+fn formed_products_give_the_same_logits() {
     for npu in ["npu:reference", "npu:openvino:cpu"] {
         for name in ["qwen3", "phi-2", "gemma-2"] {
             let options = OpenOptions {
@@ -216,26 +216,30 @@ fn exchanged_operands_give_the_same_logits() {
             };
             let (model, golden) = (root("tests/golden").join(name), "golden.safetensors");
             let golden = read_golden(&model.join(golden)).unwrap();
-            let logits = |exchange: &[WeightRole]| {
+            let logits = |form: Option<ProductForm>| {
                 let change = |plan: &mut Plan| {
-                    assert!(plan.all_rules().any(|r| r.device == "npu" && r.exchange.is_empty()));
-                    plan.all_rules_mut().for_each(|r| r.exchange = exchange.to_vec());
+                    assert!(plan.all_rules().any(|r| r.device == "npu" && !r.has_forms()));
+                    let forms = || form.into_iter().flat_map(|f| ROLES.map(|role| (role, f)));
+                    plan.all_rules_mut().for_each(|r| r.set_forms(forms()));
                 };
                 let model = open_changed(&model, &options, &change).unwrap();
                 all_logits(&model, &golden.input_ids).unwrap()
             };
-            let (plain, exchanged) = (logits(&[]), logits(&ROLES));
-            let error = relative_error(&exchanged, &golden.logits);
-            println!("{npu} {name}: {error:e}");
-            assert!(error <= 2e-4, "{npu} {name}: {error}");
-            assert!(relative_error(&exchanged, &plain) <= 1e-5, "{npu} {name}");
+            let plain = logits(None);
+            for form in [ProductForm::Exchanged, ProductForm::Groups(4)] {
+                let formed = logits(Some(form));
+                let error = relative_error(&formed, &golden.logits);
+                println!("{npu} {name}, {form}: {error:e}");
+                assert!(error <= 2e-4, "{npu} {name}, {form}: {error}");
+                assert!(relative_error(&formed, &plain) <= 1e-5, "{npu} {name}, {form}");
+            }
         }
     }
 }
 
-/// Products in formats of which weights are converted give the same in both orders.
+/// Products in formats of which weights are converted give the same in all forms.
 #[test]
-fn converted_products_are_the_same_in_both_orders() {
+fn converted_products_are_the_same_in_all_forms() {
     let _alone = alone("npu:qnn:emulator");
     for (spec, formats) in
         [("npu:reference", &[8, 16][..]), ("npu:openvino:cpu", &[8, 16]), ("npu:qnn:emulator", &[])]
@@ -250,24 +254,27 @@ fn converted_products_are_the_same_in_both_orders() {
             let mut b = SubgraphBuilder::new("product", rows);
             let x = b.input("x", k, DType::F32);
             let weight = b.weight(WeightDecl::whole("w".into(), n, k, DType::F32));
-            let op = Op::Linear { weight, bias: None, activations, exchanged: false };
+            let op = Op::Linear { weight, bias: None, activations, form: None };
             let y = b.op("y", op, &[x], n);
             b.output(y);
             let plain = bind_static(&b.finish().unwrap(), rows);
-            let exchanged = exchange_operands(&plain, |name| name == "w");
-            assert_ne!(plain, exchanged);
+            let formed = |form| form_products(&plain, |name| (name == "w").then_some(form));
+            let formed = [formed(ProductForm::Exchanged), formed(ProductForm::Groups(4))];
+            assert!(formed.iter().all(|graph| *graph != plain));
             let x: Vec<f32> =
                 (0..rows * k).map(|i| ((i * 71 % 199) as f32 - 99.0) / 80.0).collect();
             if !sums_are_exact() && Weights::compiled(&*npu, &plain, &weights).is_err() {
                 continue;
             }
-            let [plain, exchanged] = [plain, exchanged].map(|g| run(&*npu, &g, &weights, &x));
+            let plain = run(&*npu, &plain, &weights, &x);
             // Halves are rounded in another order.
             let halves = spec.contains("qnn") || activations == ActivationFormat::F16;
             let most = if halves { 4e-3 } else { 2e-6 };
-            let error = relative_error(&exchanged, &plain);
-            println!("{spec} {activations}: {error:e}");
-            assert!(error <= most, "{spec} {activations}: {error}");
+            for graph in formed {
+                let error = relative_error(&run(&*npu, &graph, &weights, &x), &plain);
+                println!("{spec} {activations}: {error:e}");
+                assert!(error <= most, "{spec} {activations}: {error}");
+            }
         }
     }
 }
@@ -442,12 +449,8 @@ impl Stored {
         let mut b = SubgraphBuilder::new("product", 16);
         let x = b.input("x", STORED, DType::F32);
         let weight = b.weight(self.decl());
-        let y = b.op(
-            "y",
-            Op::Linear { weight, bias: None, activations: of, exchanged: false },
-            &[x],
-            self.n,
-        );
+        let y =
+            b.op("y", Op::Linear { weight, bias: None, activations: of, form: None }, &[x], self.n);
         b.output(y);
         let graph = b.finish().unwrap();
         rows.map(|rows| bind_static(&graph, rows))
@@ -597,8 +600,7 @@ fn a_refusal_names_its_op_and_keeps_what_was_compiled() {
     let x = b.input("x", STORED, DType::F32);
     let x = b.op("twice", Op::Scale { factor: 2.0 }, &[x], STORED);
     let weight = b.weight(WeightDecl::whole("nan".into(), stored.n, STORED, DType::F32));
-    let op =
-        Op::Linear { weight, bias: None, activations: ActivationFormat::F32, exchanged: false };
+    let op = Op::Linear { weight, bias: None, activations: ActivationFormat::F32, form: None };
     let y = b.op("y", op, &[x], stored.n);
     b.output(y);
     let bad = bind_static(&b.finish().unwrap(), 4);
@@ -727,7 +729,7 @@ fn the_clipped_product_and_its_outliers_add_up() {
                 weight,
                 bias: None,
                 activations,
-                exchanged: false,
+                form: None,
             });
             let outliers = graph(|weight, activations| Op::Outliers { weight, activations });
             // Up to 50 times the limit in some places.

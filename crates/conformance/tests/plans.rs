@@ -2,6 +2,7 @@
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -182,6 +183,7 @@ fn rules(
                 values: DType::F32,
                 row_buckets: None,
                 exchange: if r.once_in(2) { vec![WeightRole::Q, WeightRole::Down] } else { vec![] },
+                group_rows: BTreeMap::from([(WeightRole::Up, 2)]),
                 activations: activations.to_vec(),
                 device,
             });

@@ -9,6 +9,7 @@ use conformance::golden::{
     Case, REFERENCE_TOLERANCE, all_logits, check_with, open_changed, read_golden,
 };
 use troika::engine::{EngineError, SequenceInput, WantedLogits};
+use troika::graph::ProductForm;
 use troika::model::spec::WeightRole;
 use troika::plan::{Plan, Policy, Strategy};
 use troika::trace::{Arg, Span, Tracer};
@@ -147,43 +148,56 @@ fn virtual_time_is_the_same_in_every_run() {
     }
 }
 
-/// New plans take the order of operands that a file's device is faster with. It changes times and no
-/// bit, and a device without an order takes such a plan, too.
+/// New plans take the forms of products that a file's device is faster with. They change times and no
+/// bit, and a device without forms takes such a plan, too.
 #[test]
-fn exchanged_operands_change_times_only() {
+fn forms_of_products_change_times_only() {
     let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("array.toml");
-    let text = std::fs::read_to_string(root("socs/odd/queue-depth-1.toml")).unwrap();
-    std::fs::write(&file, text + "products = { tile_load_rows = 1400 }\n").unwrap();
-    let array: DeviceSpec = format!("a=virtual:{}", file.display()).parse().unwrap();
+    let file = |traits: &str| -> DeviceSpec {
+        let file = dir.path().join("array.toml");
+        let text = std::fs::read_to_string(root("socs/odd/queue-depth-1.toml")).unwrap();
+        std::fs::write(&file, format!("{text}products = {{ {traits} }}\n")).unwrap();
+        format!("a=virtual:{}", file.display()).parse().unwrap()
+    };
     let (model, golden) = (case("qwen3").model, read_golden(&case("qwen3").golden).unwrap());
-    let run = |device: &DeviceSpec, change: &dyn Fn(&mut Plan)| {
-        let (dtype, chunk) = (FloatType::F32, Some(5));
+    let ids: Vec<u32> = golden.input_ids.iter().copied().cycle().take(64).collect();
+    let run = |device: &DeviceSpec, chunk: usize, change: &dyn Fn(&mut Plan)| {
         let options = OpenOptions {
-            dtype,
-            chunk,
+            dtype: FloatType::F32,
+            chunk: Some(chunk),
             devices: on(vec![device.clone()]),
             ..OpenOptions::default()
         };
         let model = open_changed(&model, &options, change).unwrap();
         let start = model.clock().now();
-        let logits = all_logits(&model, &golden.input_ids).unwrap();
+        let logits = all_logits(&model, &ids).unwrap();
         let plan = model.engine().unwrap().plan().clone();
         (plan, logits, model.clock().now() - start)
     };
-    let (plan, logits, took) = run(&array, &|_| ());
-    let exchange = plan.prefill.rules[0].exchange.clone();
-    assert!(
-        exchange.contains(&WeightRole::Down) && exchange.contains(&WeightRole::Q),
-        "{exchange:?}"
-    );
-    let in_order = |plan: &mut Plan| plan.all_rules_mut().for_each(|r| r.exchange.clear());
-    let (_, same, longer) = run(&array, &in_order);
-    assert!(logits == same && longer > took, "{longer:?} {took:?}");
-    let cpu = "a=cpu".parse().unwrap();
-    let exchanged =
-        |plan: &mut Plan| plan.all_rules_mut().for_each(|r| r.exchange.clone_from(&exchange));
-    assert_eq!(run(&cpu, &exchanged).1, run(&cpu, &in_order).1);
+    // 64 rows are square in groups of 8, 32 of 8 and of 4.
+    for (traits, chunk, form) in [
+        ("tile_load_rows = 1400", 5, ProductForm::Exchanged),
+        ("square_gain = 1.62", 64, ProductForm::Groups(8)),
+        ("square_gain = 1.62", 32, ProductForm::Groups(8)),
+    ] {
+        let array = file(traits);
+        let (plan, logits, took) = run(&array, chunk, &|_| ());
+        let rule = plan.prefill.rules[0].clone();
+        for role in [WeightRole::Down, WeightRole::Q] {
+            assert_eq!(rule.form(role), Some(form), "{rule:?}");
+        }
+        assert!(plan.decode.rules.iter().all(|r| r.group_rows.is_empty()));
+        let as_they_are = |plan: &mut Plan| plan.all_rules_mut().for_each(|r| r.set_forms([]));
+        let (_, same, longer) = run(&array, chunk, &as_they_are);
+        assert!(logits == same && longer > took, "{longer:?} {took:?}");
+        let cpu = "a=cpu".parse().unwrap();
+        let formed = |plan: &mut Plan| {
+            for r in plan.all_rules_mut() {
+                (r.exchange, r.group_rows) = (rule.exchange.clone(), rule.group_rows.clone());
+            }
+        };
+        assert_eq!(run(&cpu, chunk, &formed).1, run(&cpu, chunk, &as_they_are).1);
+    }
 }
 
 #[test]

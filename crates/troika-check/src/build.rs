@@ -8,8 +8,8 @@ use troika_device::{
 };
 use troika_graph::{
     Activation, ActivationFormat, Attention, CalibrationTensor, DType, Dim, Experts, KvAppend, Op,
-    Rope, RopeFreqs, RopeStyle, Router, Score, Shape, Subgraph, SubgraphBuilder, ValueId,
-    WeightDecl, WeightRef,
+    Rope, RopeFreqs, RopeStyle, Router, ScaleOrigin, Score, Shape, Subgraph, SubgraphBuilder,
+    ValueId, WeightDecl, WeightRef,
 };
 
 use crate::random::Random;
@@ -144,6 +144,28 @@ impl Build {
         self.weights.0.insert(tensor.of(weight), data);
     }
 
+    /// The outliers of a product: of random inputs some are above the limit, and some of those are in
+    /// columns that are held in memory.
+    pub fn outliers(
+        mut self,
+        dtype: DType,
+        scales: ScaleOrigin,
+        cols: usize,
+    ) -> Result<DeviceCase> {
+        use CalibrationTensor::{InputLimit, InputMax, SmoothedLimit, WeightMax};
+        let decl = self.stored(dtype, 37, cols)?;
+        let of =
+            |at| -> Vec<f32> { (0..cols).map(|c| if c % 30 == at { 9.0 } else { 1.0 }).collect() };
+        self.calibrated(&decl.name, InputLimit, &[0.4]);
+        self.calibrated(&decl.name, SmoothedLimit, &[0.4]);
+        self.calibrated(&decl.name, InputMax, &of(2));
+        self.calibrated(&decl.name, WeightMax, &of(3));
+        self.calibrated(&decl.name, CalibrationTensor::outliers(scales), &of(1));
+        let (weight, x) = (self.b.weight(decl), self.floats(cols));
+        let activations = ActivationFormat::of_tensor(8, scales);
+        self.op(Op::Outliers { weight, activations }, &[x], 37)
+    }
+
     pub fn floats(&mut self, cols: usize) -> ValueId {
         self.b.input("x", cols, DType::F32)
     }
@@ -187,7 +209,7 @@ impl Build {
 
     fn product(&mut self, x: ValueId, n: usize) -> Result<ValueId> {
         let weight = self.weight(self.dtype, n, self.b.cols(x))?;
-        let op = Op::Linear { weight, bias: None, activations: self.activations, exchanged: false };
+        let op = Op::Linear { weight, bias: None, activations: self.activations, form: None };
         Ok(self.b.op("product", op, &[x], n))
     }
 
@@ -219,7 +241,7 @@ impl Build {
         let weight = self.weight(self.dtype, rows, cols)?;
         let (bias, x) = (Some(self.weight(DType::F32, 1, rows)?), self.floats(cols));
         let activations = self.activations;
-        self.op(Op::Linear { weight, bias, activations, exchanged: false }, &[x], rows)
+        self.op(Op::Linear { weight, bias, activations, form: None }, &[x], rows)
     }
 
     /// Three products of one value, some of as many columns as each other.
@@ -264,8 +286,8 @@ impl Build {
     pub fn routed_experts(mut self, experts: usize, width: usize) -> Result<DeviceCase> {
         let op = Op::Experts(self.experts(experts, width, width)?);
         let (x, logits) = (self.floats(width), self.floats(experts));
-        let (score, groups) = (Score::Softmax, None);
-        let router = Router { experts, top_k: 2, score, normalize: true, scale: 1.0, groups };
+        let (score, groups, bias) = (Score::Softmax, None, None);
+        let router = Router { experts, top_k: 2, score, normalize: true, scale: 1.0, groups, bias };
         let (ids, shares) = self.b.router(router, logits);
         self.op(op, &[x, ids, shares], width)
     }

@@ -2,8 +2,8 @@
 
 use troika_device::DeviceError;
 use troika_graph::{
-    Activation, ActivationFormat, Attention, DType, ExpertGroup, Node, Op, RopeStyle, Subgraph,
-    WeightRef,
+    Activation, ActivationFormat, Attention, DType, ExpertGroup, Node, Op, RopeStyle, ScaleOrigin,
+    Subgraph, WeightRef,
 };
 
 use crate::build::{Build, DeviceCase, MOST_ROWS, plain_attention};
@@ -17,6 +17,8 @@ pub enum Kernel {
     /// Products with weights of a type and activations in a format, also several at once, and with
     /// what precedes or follows them in a layer.
     Linear(DType, ActivationFormat),
+    /// What clipping takes from products.
+    Outliers(DType),
     /// Rows of a table.
     Embed(DType),
     /// Products that experts share out, with the router before them.
@@ -43,17 +45,20 @@ pub enum Kernel {
 impl Kernel {
     /// All of them.
     pub fn all() -> Vec<Kernel> {
-        use Activation::{ClampedSwiglu, Gelu, GeluTanh, Relu, Silu};
+        use Activation::{
+            ClampedSwiglu, Gelu, GeluTanh, Relu, ReluSquared, Sigmoid, Silu, Softplus,
+        };
         let mut all = Vec::new();
         for &dtype in DType::WEIGHTS {
             let eight_bits = dtype.is_quantized().then_some(ActivationFormat::INT8);
             for format in eight_bits.into_iter().chain([ActivationFormat::F32]) {
                 all.extend([Kernel::Linear(dtype, format), Kernel::Experts(dtype, format)]);
             }
-            all.push(Kernel::Embed(dtype));
+            all.extend([Kernel::Embed(dtype), Kernel::Outliers(dtype)]);
         }
         let clamped = ClampedSwiglu { alpha: 1.7, limit: 0.5 };
-        all.extend([Silu, Gelu, GeluTanh, Relu, clamped].map(Kernel::Gate));
+        let plain = [Silu, Gelu, GeluTanh, Relu, ReluSquared, Sigmoid, Softplus, clamped];
+        all.extend(plain.map(Kernel::Gate));
         all.extend([Kernel::RmsNorm, Kernel::LayerNorm, Kernel::TopK]);
         all.extend([RopeStyle::Half, RopeStyle::Interleaved].map(Kernel::Rope));
         for cache in [DType::F32, DType::F16] {
@@ -68,6 +73,7 @@ impl Kernel {
         Some(match &node.op {
             Op::Linear { weight, activations, .. } => Kernel::Linear(dtype(weight), *activations),
             Op::HeadLinear(h) => Kernel::Linear(dtype(h.weights.first()?), ActivationFormat::F32),
+            Op::Outliers { weight, .. } => Kernel::Outliers(dtype(weight)),
             Op::Embed { table, .. } => Kernel::Embed(dtype(table)),
             Op::Experts(e) | Op::ExpertGroup(ExpertGroup { experts: e, .. }) => {
                 Kernel::Experts(dtype(e.gate.first()?), e.activations)
@@ -108,11 +114,15 @@ impl Kernel {
         match self {
             Kernel::Linear(dtype, activations) => products("linear", dtype, activations),
             Kernel::Embed(dtype) => format!("embed of {dtype}"),
+            Kernel::Outliers(dtype) => format!("outliers of {dtype}"),
             Kernel::Experts(dtype, activations) => products("experts", dtype, activations),
             Kernel::Gate(Activation::Silu) => "gate with silu".into(),
             Kernel::Gate(Activation::Gelu) => "gate with gelu".into(),
             Kernel::Gate(Activation::GeluTanh) => "gate with gelu by tanh".into(),
             Kernel::Gate(Activation::Relu) => "gate with relu".into(),
+            Kernel::Gate(Activation::ReluSquared) => "gate with relu squared".into(),
+            Kernel::Gate(Activation::Sigmoid) => "gate with sigmoid".into(),
+            Kernel::Gate(Activation::Softplus) => "gate with softplus".into(),
             Kernel::Gate(Activation::ClampedSwiglu { .. }) => "clamped gate".into(),
             Kernel::RmsNorm => "rms_norm".into(),
             Kernel::LayerNorm => "layer_norm".into(),
@@ -147,6 +157,9 @@ impl Kernel {
                 let of = |dim| Attention { window, softcap, ..plain_attention(dim, dim) };
                 let rotated = new("with norms and rotations").attention(of(32), cache, true)?;
                 Ok(vec![b.attention(of(34), cache, false)?, rotated])
+            }
+            Kernel::Outliers(dtype) => {
+                Ok(vec![b.outliers(dtype, ScaleOrigin::SmoothedClipped, odd(dtype))?])
             }
             Kernel::Embed(dtype) => Ok(vec![b.embed(dtype, odd(dtype))?]),
             Kernel::Experts(dtype, activations) => {

@@ -2,9 +2,9 @@
 
 use troika_device::DeviceError;
 use troika_graph::{
-    Activation, ActivationFormat, Attention, CalibrationTensor, DType, DecayingSum, Dim,
-    ExpertGroup, Experts, HeadLinear, Op, RopeStyle, Router, ScaleOrigin, Score, Shape, WeightDecl,
-    WeightSlice, exchange_operands,
+    Activation, ActivationFormat, Attention, DType, DecayingSum, Dim, ExpertGroup, Experts,
+    HeadLinear, Op, ProductForm, RopeStyle, Router, ScaleOrigin, Score, Shape, WeightDecl,
+    WeightSlice, form_products,
 };
 
 use crate::build::{Build, DeviceCase, MAX_ROWS, POSITIONS, Result, plain_attention};
@@ -27,19 +27,6 @@ fn of(name: &str, dtype: DType, activations: ActivationFormat) -> Build {
     Build::new(name, MAX_ROWS, tolerance).of(dtype, activations)
 }
 
-/// The outliers of a product: of random inputs some are above the limit, and some of those are in
-/// columns that are held in memory.
-fn outliers(dtype: DType) -> Result<DeviceCase> {
-    let mut b = case("outliers");
-    let decl = b.stored(dtype, 24, 64)?;
-    let counts: Vec<f32> = (0..64).map(|c| if c % 30 == 1 { 9.0 } else { 1.0 }).collect();
-    b.calibrated(&decl.name, CalibrationTensor::InputLimit, &[0.4]);
-    b.calibrated(&decl.name, CalibrationTensor::Outliers, &counts);
-    let (weight, x) = (b.b.weight(decl), b.floats(64));
-    let activations = ActivationFormat::of_tensor(8, ScaleOrigin::Clipped);
-    b.op(Op::Outliers { weight, activations }, &[x], 24)
-}
-
 /// At least one case for each op, and some with several ops.
 ///
 /// # Errors
@@ -48,8 +35,10 @@ pub fn op_cases() -> Result<Vec<DeviceCase>, DeviceError> {
     let mut all = elements()?;
     all.extend(products()?);
     for dtype in [DType::F32, DType::BF16, DType::Q8_0, DType::Q4_0] {
-        all.push(outliers(dtype)?);
+        all.push(case("outliers").outliers(dtype, ScaleOrigin::Clipped, 64)?);
     }
+    all.push(case("outliers").outliers(DType::F32, ScaleOrigin::Clipped, 53)?);
+    all.push(case("outliers").outliers(DType::Q4_K, ScaleOrigin::SmoothedClipped, 1280)?);
     all.extend(caches()?);
     all.extend(mixtures()?);
     Ok(all)
@@ -69,6 +58,9 @@ fn elements() -> Result<Vec<DeviceCase>> {
         plain("activate with silu", Op::Activate(Activation::Silu), &[6], 6)?,
         plain("activate with gelu", Op::Activate(Activation::Gelu), &[6], 6)?,
         plain("activate with relu", Op::Activate(Activation::Relu), &[6], 6)?,
+        plain("activate with relu squared", Op::Activate(Activation::ReluSquared), &[6], 6)?,
+        plain("gate with a sigmoid", Op::Gate(Activation::Sigmoid), &[6, 6], 6)?,
+        plain("gate with softplus", Op::Gate(Activation::Softplus), &[6, 6], 6)?,
         plain("gate", Op::Gate(Activation::Silu), &[6, 6], 6)?,
         plain("gate that is clamped", Op::Gate(clamped), &[6, 6], 6)?,
         plain("add", Op::Add, &[6, 6], 6)?,
@@ -104,19 +96,20 @@ fn linear_part(name: &str, dtype: DType, activations: ActivationFormat) -> Resul
     let slice = Some(WeightSlice::Cols { first: 16, of: 40 });
     let bias = Some(b.b.weight(WeightDecl { cols: 5, slice, ..cols }));
     let x = b.floats(256);
-    b.op(Op::Linear { weight, bias, activations, exchanged: false }, &[x], 5)
+    b.op(Op::Linear { weight, bias, activations, form: None }, &[x], 5)
 }
 
 fn products() -> Result<Vec<DeviceCase>> {
     use ActivationFormat::{Bf16, F32 as Single};
+    use ProductForm::{Exchanged, Groups};
     let mut b = case("head_linear");
     let weights = (0..3).map(|_| b.weight(DType::F32, 4, 5)).collect::<Result<_>>()?;
     let x = b.floats(15);
     let heads = b.op(Op::HeadLinear(HeadLinear { weights }), &[x], 12)?;
     let linear = |name, dtype, activations| of(name, dtype, activations).linear(5, 256);
-    let exchanged = |name, dtype, activations| -> Result<DeviceCase> {
-        let case = linear(name, dtype, activations)?;
-        Ok(DeviceCase { graph: exchange_operands(&case.graph, |_| true), ..case })
+    let formed = |how: &str, form, dtype, activations| -> Result<DeviceCase> {
+        let case = of(&format!("{how} with {form}"), dtype, activations).linear(5, 256)?;
+        Ok(DeviceCase { graph: form_products(&case.graph, |_| Some(form)), ..case })
     };
     let feed_forward =
         |name, dtype, activations| of(name, dtype, activations).feed_forward(64, 96, false);
@@ -131,9 +124,12 @@ fn products() -> Result<Vec<DeviceCase>> {
         linear("linear of blocks with zero points", DType::Q4_G32, Single)?,
         linear("linear of bytes", DType::Q8_0, INT8)?,
         linear("linear of blocks of bytes", DType::Q4_K, INT8)?,
-        exchanged("linear with operands exchanged", DType::F32, Single)?,
-        exchanged("linear of blocks with operands exchanged", DType::Q4_K, Single)?,
-        exchanged("linear of bytes with operands exchanged", DType::Q8_0, INT8)?,
+        formed("linear", Exchanged, DType::F32, Single)?,
+        formed("linear of blocks", Exchanged, DType::Q4_K, Single)?,
+        formed("linear of bytes", Exchanged, DType::Q8_0, INT8)?,
+        formed("linear", Groups(4), DType::F32, Single)?,
+        formed("linear of blocks", Groups(4), DType::Q4_K, Single)?,
+        formed("linear of bytes", Groups(4), DType::Q8_0, INT8)?,
         linear_part("linear of some rows", DType::F32, Single)?,
         linear_part("linear of some rows of pairs", DType::BF16, Bf16)?,
         linear_part("linear of some rows of bytes", DType::Q4_K, INT8)?,
@@ -180,10 +176,16 @@ fn caches() -> Result<Vec<DeviceCase>> {
     ])
 }
 
-fn router(name: &str, score: Score, groups: Option<(usize, usize)>) -> Result<DeviceCase> {
+fn router(
+    name: &str,
+    score: Score,
+    groups: Option<(usize, usize)>,
+    biased: bool,
+) -> Result<DeviceCase> {
     let mut b = case(name);
     let x = b.floats(6);
-    let op = Router { experts: 6, top_k: 2, score, normalize: true, scale: 1.0, groups };
+    let bias = biased.then(|| b.weight(DType::F32, 1, 6)).transpose()?;
+    let op = Router { experts: 6, top_k: 2, score, normalize: true, scale: 1.0, groups, bias };
     let (ids, weights) = b.b.router(op, x);
     b.done(&[ids, weights])
 }
@@ -213,10 +215,12 @@ fn mixtures() -> Result<Vec<DeviceCase>> {
     // Inputs of two products, one behind the other, are rounded, and no share makes them small.
     let two = |name| Build::new(name, MAX_ROWS, 2.0 * ROUNDED);
     Ok(vec![
-        router("router", Score::Softmax, Some((3, 2)))?,
-        router("router after the choice", Score::TopKSoftmax, None)?,
-        router("router of sigmoids", Score::Sigmoid, None)?,
-        router("router of mixers", Score::SparseMixer { eps: 0.1 }, None)?,
+        router("router", Score::Softmax, Some((3, 2)), false)?,
+        router("router after the choice", Score::TopKSoftmax, None, false)?,
+        router("router of sigmoids", Score::Sigmoid, None, false)?,
+        router("router with a bias", Score::Softmax, None, true)?,
+        router("router with a bias, of groups", Score::Sigmoid, Some((3, 2)), true)?,
+        router("router of mixers", Score::SparseMixer { eps: 0.1 }, None, false)?,
         experts(case("experts"))?,
         experts(of("experts of bytes", DType::Q8_0, INT8))?,
         experts(of("experts of bf16", DType::BF16, Bf16))?,

@@ -6,9 +6,13 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
-fn bench(args: &[&str]) -> Output {
+fn troika(args: &[&str]) -> Output {
     let mut c = Command::new(env!("CARGO_BIN_EXE_troika"));
-    c.arg("bench").args(args).stdin(Stdio::null()).output().unwrap()
+    c.args(args).stdin(Stdio::null()).output().unwrap()
+}
+
+fn bench(args: &[&str]) -> Output {
+    troika(&[&["bench"], args].concat())
 }
 
 fn text(out: &Output) -> String {
@@ -180,6 +184,59 @@ fn models_too_large_to_hold_are_measured_on_virtual_devices() {
     assert!(table.contains("All devices are virtual: times are modelled."), "{table}");
 }
 
+const PHONE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../socs/sd8gen3-fp16.toml");
+
+/// The phone's NPU, which takes products only, and its GPU.
+fn phone() -> String {
+    format!("npu=virtual:{PHONE}:npu,gpu=virtual:{PHONE}:gpu")
+}
+
+/// Decoding takes as long with nothing before as after a few tokens: its first token is none of a
+/// prompt.
+#[test]
+fn the_first_decoded_token_takes_as_long_as_others() {
+    let devices = phone();
+    let of = ["--synthetic", "llama-3-8b:Q4_0", "--device", &devices, "-p", "0", "-n", "4"];
+    let json = text_of_json(&[&of[..], &["-d", "0,8", "-r", "1"]].concat());
+    let rows: Value = serde_json::from_str(&json).unwrap();
+    let [first, later] = [0, 1].map(|at| rows[at]["avg_ts"].as_f64().unwrap());
+    assert!((first / later - 1.0).abs() < 0.02, "{first}, {later}");
+}
+
+/// An NPU that takes products only computes its part while the GPU, which computes what is around
+/// them, computes its own: the GPU, which has the longer part, hardly waits.
+#[test]
+fn parts_of_a_split_run_at_the_same_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let [plan, trace] =
+        ["plan", "trace"].map(|name| dir.path().join(name).to_str().unwrap().to_string());
+    let devices = phone();
+    for (strategy, least) in [("split-columns", 0.95), ("split-rows=128", 0.8)] {
+        let of = ["--synthetic", "llama-3-8b:Q4_0", "--device", &devices, "--out", &plan];
+        let args = [&["plan"], &of[..], &["--strategy", strategy]].concat();
+        text(&troika(&args));
+        let args = ["simulate", "-m", "llama-3-8b", "-p", "200", "-n", "1"];
+        text(&troika(&[&args[..], &["--plan", &plan, "--trace", &trace]].concat()));
+        let spans: Value = serde_json::from_slice(&std::fs::read(&trace).unwrap()).unwrap();
+        let spans = spans["traceEvents"].as_array().unwrap();
+        let lane = |name: &str| {
+            let named =
+                spans.iter().find(|s| s["name"] == "thread_name" && s["args"]["name"] == name);
+            let own = spans.iter().filter(|s| s["ph"] == "X" && s["tid"] == named.unwrap()["tid"]);
+            let of = |s: &Value| (s["ts"].as_f64().unwrap(), s["dur"].as_f64().unwrap());
+            own.map(of).collect::<Vec<_>>()
+        };
+        let gpu = lane("gpu");
+        let busy: f64 = gpu.iter().map(|span| span.1).sum();
+        let took = gpu.last().unwrap().0 + gpu.last().unwrap().1 - gpu[0].0;
+        let beside: f64 = lane("npu").iter().map(|span| span.1).sum();
+        assert!(
+            beside > 0.1 * took && busy > least * took,
+            "{strategy}: {busy} and {beside} of {took}"
+        );
+    }
+}
+
 /// JSON without the time of day.
 fn text_of_json(args: &[&str]) -> String {
     let json = text(&bench(&[args, &["-o", "json"]].concat()));
@@ -189,8 +246,7 @@ fn text_of_json(args: &[&str]) -> String {
 
 #[test]
 fn an_ablation_adds_a_technique_in_each_step() {
-    let phone = concat!(env!("CARGO_MANIFEST_DIR"), "/../../socs/sd8gen3-fp16.toml");
-    let devices = format!("npu=virtual:{phone}:npu,gpu=virtual:{phone}:gpu");
+    let devices = phone();
     let of = ["--ablation", "heteroinfer", "--synthetic", "llama-3-8b:Q4_0", "-o", "json"];
     let args = [&of[..], &["--device", &devices, "-p", "320", "-r", "1"]].concat();
     let steps: Value = serde_json::from_str(&text(&bench(&args))).unwrap();

@@ -118,6 +118,7 @@ fn what_is_pruned_is_measured_on_text_held_out() {
     write("other.txt", 200..215);
     let calibrate = ["calibrate", "-f", "text.txt", "-o", "c.json", "-c", "64", "--json"];
     let read = |args: &[&str]| -> Value { serde_json::from_str(&stdout(dir, args)).unwrap() };
+    let best_of = |found: &Value| found["measured"]["best"].as_str().unwrap().to_string();
     let found = read(&calibrate);
     let whole = read(&[&calibrate[..], &["--heldout", "other.txt"]].concat());
     assert!(found["tokens"].as_u64() < whole["tokens"].as_u64(), "a part of it chose only");
@@ -130,11 +131,34 @@ fn what_is_pruned_is_measured_on_text_held_out() {
                 ways.iter().find(|w| w[0] == name).unwrap_or_else(|| panic!("{name}: {ways:?}"));
             way[1].as_f64().unwrap()
         };
-        let best = found["measured"]["best"].as_str().unwrap();
-        assert!(of(best) <= 1.01 * of("shadow=0"), "{best}: {ways:?}");
-        assert!(of(best) <= 1.0001 * of("smooth") || of("smooth") > 1.01 * of("shadow=0"));
+        let best = best_of(found);
+        assert!(of(&best) <= 1.01 * of("shadow=0"), "{best}: {ways:?}");
+        assert!(of(&best) <= 1.0001 * of("smooth") || of("smooth") > 1.01 * of("shadow=0"));
         assert!(found["measured"]["tokens"].as_u64() > Some(30));
     }
+    // llm.npu's importance stands beside what decides, and the costliest segments are kept.
+    let tensors = file["tensors"].as_object().unwrap();
+    let largest = |name: &str| {
+        let all = tensors[name].as_array().unwrap().iter().map(|v| v.as_f64().unwrap());
+        all.fold(0.0, f64::max)
+    };
+    let segments = whole["segments"].as_array().unwrap();
+    let cost = |s: &Value| s["cost"].as_f64().unwrap();
+    let pruned = |s: &Value| s["pruned"].as_bool().unwrap();
+    assert!(segments.is_sorted_by(|a, b| cost(a) >= cost(b) && pruned(a) <= pruned(b)));
+    let share = best_of(&whole).split_once('=').map_or(1.0, |(_, share)| share.parse().unwrap());
+    let rest: f64 = share * segments.len() as f64;
+    let all = segments.iter().filter(|s| pruned(s)).count() as f64;
+    assert!(!segments.is_empty() && (all - rest).abs() <= 0.5, "{all} of {segments:?}");
+    let qkv = segments.iter().find(|s| s["segment"] == "qkv").unwrap();
+    let importance = ["Q", "K", "V"].map(|role| {
+        let name = format!("layers.{}.{role}.input_", qkv["layer"]);
+        largest(&format!("{name}max")) / largest(&format!("{name}limit"))
+    });
+    let importance = importance.into_iter().fold(0.0, f64::max);
+    assert!((qkv["importance"].as_f64().unwrap() / importance - 1.0).abs() < 1e-6, "{qkv}");
+    let table = stdout(dir, &["calibrate", "-f", "other.txt", "-o", "t.json", "-c", "64"]);
+    assert!(table.contains("| largest by limit | cost | pruned |"), "{table}");
     // Another rate overrides it, and what is none is refused.
     let run = ["run", "-p", "hi", "-n", "1", "--device", "cpu", "--calibration", "c.json"];
     stdout(dir, &run);

@@ -305,7 +305,9 @@ fn devices_that_only_multiply_are_measured() {
     for kind in ["qkv", "attn_out", "ffn", "head"] {
         assert!(table.contains(&format!("| npu | {kind}: products | ")), "{kind}: {table}");
         assert!(table.contains(&format!("| gpu | {kind}: other ops | ")), "{kind}: {table}");
-        let exchanged = |device| format!("| {device} | {kind}: exchanged operands | ");
+        let of = [("qkv", "Q"), ("attn_out", "O"), ("ffn", "Gate"), ("head", "Head")];
+        let (_, of) = of.iter().find(|(k, _)| *k == kind).unwrap();
+        let exchanged = |device| format!("| {device} | {kind}: {of}, exchanged operands | ");
         assert!(table.contains(&exchanged("npu")) && !table.contains(&exchanged("gpu")), "{table}");
     }
     // As the file has it; a run takes the GPU 20 us more to submit.
@@ -416,7 +418,7 @@ fn profiles_are_kept_for_a_model_and_its_devices() {
     };
     assert_eq!(rows(&[])["strategy"], "one-device");
     assert_eq!(rows(&["--profile"])["strategy"], found["strategy"]);
-    // The energy of virtual devices cannot be measured.
+    // The energy of virtual devices is not known where their file has no watts.
     assert!(rows(&[])["joules_per_token"].is_null());
 
     let text = std::fs::read_to_string(file).unwrap();

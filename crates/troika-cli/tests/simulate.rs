@@ -76,6 +76,7 @@ fn every_strategy_gives_all_figures_and_the_same_ones_again() {
         "activation-centric",
         "padding",
         "npu-pipe",
+        "chunked-prefill",
         "online-prepare",
         "gpu-only",
         "npu-only",
@@ -127,6 +128,46 @@ fn preparing_takes_energy() {
     assert!(!table("padding").contains("making code"));
 }
 
+/// Energy and mean power of prefill and decode, on a phone whose processors always take half a watt,
+/// and its rest 1.2 W; a byte that is moved costs nearly nothing.
+#[test]
+fn watts_are_those_of_each_phase() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../socs/sd8gen3-fp16.toml");
+    let steady = "power = { idle_w = 0.5, busy_w = 0.5, stream_w = 0.5 }";
+    let line = |line: &str| match line {
+        l if l.starts_with("power = ") => steady.to_string(),
+        l if l.starts_with("pj_per_byte = ") => "pj_per_byte = 1e-9".into(),
+        l => l.into(),
+    };
+    let text = std::fs::read_to_string(file).unwrap();
+    let phone = dir.path().join("phone.toml").to_str().unwrap().to_string();
+    std::fs::write(&phone, text.lines().map(line).collect::<Vec<_>>().join("\n")).unwrap();
+    const WATTS: f64 = 1.2 + 3.0 * 0.5;
+    let near = |a: f64, b: f64| (a - b).abs() < 1e-6 * b;
+    let at = ["simulate", "--soc", &phone, "-m", "qwen3-0.6b", "-p", "140", "-n", "5"];
+    let f = json(&[&at[..], &["--json"]].concat());
+    let of = |name: &str| f[name].as_f64().unwrap();
+    assert!(near(of("prefill_w"), WATTS) && near(of("decode_w"), WATTS), "{f}");
+    assert!(near(of("prefill_j"), WATTS * of("ttft_ms") * 1e-3), "{f}");
+    assert!(near(of("decode_j"), WATTS * 4.0 * of("tpot_ms") * 1e-3), "{f}");
+    assert!(near(of("energy_j"), of("prefill_j") + of("decode_j")), "{f}");
+    let table = String::from_utf8(troika(&at).stdout).unwrap();
+    let line = format!("| of it, prefill | {:.2} J, 2.70 W |", of("prefill_j"));
+    assert!(table.contains(&line) && table.contains(" J, 2.70 W |\n| peak"), "{table}");
+    let alone = json(&[&at[..7], &["-n", "1", "--json"]].concat());
+    assert!(alone["decode_w"].is_null(), "{alone}");
+    // The same of a benchmark's rows, each of one phase.
+    let devices = ["npu", "gpu"].map(|name| format!("{name}=virtual:{phone}:{name}")).join(",");
+    let bench = ["bench", "--synthetic", "qwen3-0.6b", "--device", &devices, "-r", "2"];
+    let rows = json(&[&bench[..], &["-p", "140", "-n", "4", "-o", "json"]].concat());
+    for row in rows.as_array().unwrap() {
+        let of = |name: &str| row[name].as_f64().unwrap();
+        assert!(near(of("watts"), WATTS) && row["energy_source"] == "modelled", "{row}");
+        assert!(near(of("joules_per_token"), WATTS / of("avg_ts")), "{row}");
+    }
+}
+
 /// Static shapes are padded by fewer rows than the shape has, and shapes for other lengths add little.
 #[test]
 fn memory_is_that_of_what_runs() {
@@ -143,12 +184,16 @@ fn strategies_are_in_the_order_that_the_paper_shows() {
         let tensor = ttft("hetero-tensor", prompt);
         let pipe = ttft("npu-pipe", prompt);
         assert!(tensor < pipe && pipe < ttft("padding", prompt), "{prompt}");
+        assert!(tensor < ttft("chunked-prefill", prompt), "{prompt}");
         assert!(pipe < ttft("online-prepare", prompt) && pipe < ttft("gpu-only", prompt));
     }
     // Up to the next standard length, padding costs the same for all lengths, except for the GPU's
     // part; beyond it, more.
     let (a, b, c) = (ttft("padding", "257"), ttft("padding", "512"), ttft("padding", "513"));
     assert!(a > 0.9 * b && c > 1.5 * b, "{a} {b} {c}");
+    // Chunks of 256: one of them is padded to that length, and two take more than twice as long.
+    let chunks = ["130", "256", "300"].map(|prompt| ttft("chunked-prefill", prompt));
+    assert!(chunks[0] > 0.9 * chunks[1] && chunks[2] > 1.9 * chunks[1], "{chunks:?}");
     let tpot = |name| simulated(name, "256")["tpot_ms"].as_f64().unwrap();
     assert!(tpot("hetero-tensor") < tpot("gpu-only"));
 }

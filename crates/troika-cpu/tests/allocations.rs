@@ -62,17 +62,13 @@ fn graph() -> (Subgraph, Store) {
     let n = b.op("n", rms, &[x], 64);
     let logits = b.op(
         "logits",
-        Op::Linear {
-            weight: router,
-            bias: None,
-            activations: ActivationFormat::F32,
-            exchanged: false,
-        },
+        Op::Linear { weight: router, bias: None, activations: ActivationFormat::F32, form: None },
         &[n],
         4,
     );
     let score = Score::Softmax;
-    let r = Router { experts: 4, top_k: 2, score, normalize: true, scale: 1.0, groups: None };
+    let (groups, bias) = (None, None);
+    let r = Router { experts: 4, top_k: 2, score, normalize: true, scale: 1.0, groups, bias };
     let (ids, w) = b.router(r, logits);
     let y = b.op("y", Op::Experts(experts), &[n, ids, w], 64);
     let z = b.op("z", Op::Add, &[y, x], 64);

@@ -1,6 +1,6 @@
 //! The capabilities of a device.
 
-use troika_graph::{ActivationFormat, DType, Subgraph};
+use troika_graph::{ActivationFormat, DType, ProductForm, Subgraph};
 
 use crate::memory::SpaceId;
 
@@ -109,9 +109,9 @@ pub struct Caps {
     /// Whether weights become part of the code, so that each graph that has any is compiled
     /// separately ([`Caps::shares_code`]).
     pub bakes_weights: bool,
-    /// Whether products may take another time with exchanged operands, so that a plan may choose
-    /// ([`troika_graph::exchange_operands`]). If not, graphs have them as they are.
-    pub exchanges: bool,
+    /// The forms in which products may take another time, so that a plan may choose
+    /// ([`troika_graph::form_products`]). Without any, graphs have products as they are.
+    pub forms: Vec<ProductForm>,
     /// How weights are held as part of the code of graphs. `None`: they are held once, as they are
     /// stored.
     pub code_weights: Option<CodeWeights>,
@@ -141,7 +141,7 @@ impl Default for Caps {
             top_k: 0,
             offset_alignment: 1,
             bakes_weights: false,
-            exchanges: false,
+            forms: Vec::new(),
             code_weights: None,
             facts: Vec::new(),
         }

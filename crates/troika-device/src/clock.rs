@@ -14,6 +14,12 @@ pub trait Clock: Send + Sync {
     fn next_event(&self) -> Option<Duration> {
         None
     }
+
+    /// Joules that the machines of a virtual clock have used since they began; `None` where it is
+    /// not known, and for real time.
+    fn joules(&self) -> Option<f64> {
+        None
+    }
 }
 
 /// Monotonic real time since its creation.

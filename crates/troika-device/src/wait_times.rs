@@ -45,8 +45,9 @@ const YIELDS_AFTER: Duration = Duration::from_micros(50);
 /// Who yields for longer has lost its core to others. Then polling slows down all, and a sleeping
 /// thread gets a core sooner than one that used up its share.
 const LOST_CORE: Duration = Duration::from_micros(100);
-/// Waits that sleep after a miss, and after many in a row.
-const SLEEPS: [u32; 2] = [4, 256];
+/// Waits that sleep after a miss, after many in vain, and after the core was lost many times: that
+/// takes milliseconds, and a wait that is met gains 50 us.
+const SLEEPS: [u32; 3] = [4, 256, 4096];
 /// Polls between two readings of the clock.
 const LOOKS: u32 = 32;
 /// The most readings of the clock.
@@ -109,12 +110,17 @@ impl WaitTimes {
 
     /// Polls a point, and sleeps if that is in vain.
     fn look(&mut self, timelines: &Timelines, point: Point, clock: &dyn Clock) -> Result<(), Lost> {
-        if poll(timelines, point, clock)? {
-            self.after_miss = (self.after_miss / 2).max(SLEEPS[0]);
-            return Ok(());
-        }
+        let (times, most) = match poll(timelines, point, clock)? {
+            Looked::Met => {
+                let less = self.after_miss.div_ceil(64);
+                self.after_miss = (self.after_miss - less).max(SLEEPS[0]);
+                return Ok(());
+            }
+            Looked::InVain => (2, SLEEPS[1]),
+            Looked::LostCore => (8, SLEEPS[2]),
+        };
         self.sleeps = self.after_miss;
-        self.after_miss = (self.after_miss * 2).min(SLEEPS[1]);
+        self.after_miss = (self.after_miss * times).min(most.max(self.after_miss));
         timelines.wait(point)
     }
 
@@ -137,15 +143,24 @@ impl WaitTimes {
     }
 }
 
-/// Polls a point. Returns whether it is reached: not within the time that is worth it, or since the
-/// thread lost its core.
-fn poll(timelines: &Timelines, point: Point, clock: &dyn Clock) -> Result<bool, Lost> {
+/// How polling ended.
+enum Looked {
+    /// The point is reached.
+    Met,
+    /// It is not, within the time that is worth it.
+    InVain,
+    /// Others took the core meanwhile.
+    LostCore,
+}
+
+/// Polls a point.
+fn poll(timelines: &Timelines, point: Point, clock: &dyn Clock) -> Result<Looked, Lost> {
     let start = clock.now();
     // Also limited by count, since a clock may stand still.
     for _ in 0..MOST_QUESTIONS {
         for _ in 0..LOOKS {
             if timelines.has(point)? {
-                return Ok(true);
+                return Ok(Looked::Met);
             }
             std::hint::spin_loop();
         }
@@ -155,13 +170,13 @@ fn poll(timelines: &Timelines, point: Point, clock: &dyn Clock) -> Result<bool, 
             looked if looked > YIELDS_AFTER => {
                 std::thread::yield_now();
                 if clock.now().saturating_sub(now) > LOST_CORE {
-                    break;
+                    return Ok(Looked::LostCore);
                 }
             }
             _ => {}
         }
     }
-    Ok(false)
+    Ok(Looked::InVain)
 }
 
 /// Whether others want the cores of a thread: for how long it was ready to run and had none, as
@@ -215,32 +230,30 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
     use std::time::Duration;
 
-    use super::{Expected, LOOKS_FOR, MOST_ERROR, SLEEPS, WaitTimes};
+    use super::{Expected, LOOKS_FOR, LOST_CORE, MOST_ERROR, SLEEPS, WaitTimes};
     use crate::clock::{Clock, RealClock};
     use crate::executable::Executable;
     use crate::timeline::{Lost, Point, Timelines};
 
     const POINT: Point = Point { queue: 0, value: 1 };
 
-    /// Each time it is asked, looking has taken too long.
-    struct Jumping(AtomicU32);
+    /// Goes on by so much each time it is asked.
+    struct Jumping(AtomicU32, Duration);
 
     impl Clock for Jumping {
         fn now(&self) -> Duration {
-            LOOKS_FOR * 2 * self.0.fetch_add(1, Ordering::Relaxed)
+            self.1 * self.0.fetch_add(1, Ordering::Relaxed)
         }
 
         fn wait(&self, _: Duration) {}
     }
 
-    /// Looking in vain makes the next waits sleep, each time more of them; finding makes it fewer.
-    #[test]
-    fn misses_make_waits_sleep() {
-        let mut waits = WaitTimes::default();
+    /// How many waits sleep after each of some misses, where looking for so long is noticed.
+    fn sleeps_after(waits: &mut WaitTimes, misses: usize, step: Duration) -> Vec<u32> {
         let mut sleeps = Vec::new();
-        for _ in 0..8 {
+        for _ in 0..misses {
             let lines = Timelines::new(1);
-            let clock = Jumping(AtomicU32::new(0));
+            let clock = Jumping(AtomicU32::new(0), step);
             std::thread::scope(|s| {
                 s.spawn(|| {
                     while clock.0.load(Ordering::Relaxed) < 2 {
@@ -252,10 +265,22 @@ mod tests {
             });
             sleeps.push(waits.sleeps);
         }
-        assert_eq!(sleeps, [4, 8, 16, 32, 64, 128, 256, 256]);
+        sleeps
+    }
+
+    /// Looking in vain makes the next waits sleep, each time more of them, and losing the core many
+    /// more; finding makes it fewer, slowly.
+    #[test]
+    fn misses_make_waits_sleep() {
+        let mut waits = WaitTimes::default();
+        let in_vain = sleeps_after(&mut waits, 8, LOOKS_FOR * 2);
+        assert_eq!(in_vain, [4, 8, 16, 32, 64, 128, 256, 256]);
+        assert_eq!(sleeps_after(&mut waits, 3, LOST_CORE * 2), [256, 2048, 4096]);
+        assert_eq!(sleeps_after(&mut waits, 1, LOOKS_FOR * 2), [4096]);
         let lines = Timelines::new(1);
         lines.of(0).unwrap().signal(1);
-        for _ in 0..8 {
+        for met in 0..500 {
+            assert!(met > 100 || waits.after_miss > SLEEPS[1], "{met}");
             assert_eq!(waits.look(&lines, POINT, &RealClock::new()), Ok(()));
         }
         assert_eq!(waits.after_miss, SLEEPS[0]);

@@ -137,7 +137,7 @@ impl Code {
         };
         let (mut rows_of, mut fixed, mut each) = (rows as u64, 0, 0);
         match &self.graph.nodes[at].op {
-            Op::Linear { weight, .. } => fixed = of_row(&[*weight]),
+            Op::Linear { weight, .. } | Op::Outliers { weight, .. } => fixed = of_row(&[*weight]),
             Op::HeadLinear(h) => fixed = of_row(&h.weights),
             Op::Attention(a) => each = (a.heads * (a.k_dim + a.v_dim)) as u64,
             _ => {

@@ -151,7 +151,7 @@ impl<'a> Emitter<'a> {
             Op::Embed { table, scale } => self.embed(at, *table, *scale),
             Op::RmsNorm { .. } | Op::LayerNorm { .. } => self.norm(at, None, self.output(at, 0)),
             Op::Linear { .. } => self.product(&Chain::of(at, node.outputs[0]), None),
-            Op::Outliers { .. } => unsupported("what clipping takes from a product"),
+            Op::Outliers { weight, .. } => self.outliers(at, *weight),
             Op::HeadLinear(h) => self.head_linear(at, h),
             Op::DecayingSum(_) => unsupported("states of one row"),
             Op::Rope(_) => self.heads(&Heads { ropes: Some([at; 2]), norms: None }, Unused),
@@ -160,8 +160,10 @@ impl<'a> Emitter<'a> {
             Op::Convert => self.convert(at),
             Op::Router(router) => {
                 let list = [self.input(at, 0), self.output(at, 0), self.output(at, 1)];
-                let (rows, at) = (self.rows(list[0]), list.map(|v| self.locs[v]));
-                self.push(kernels::router(router, rows, at), &list.map(Value))
+                let (rows, node_at, at) = (self.rows(list[0]), at, list.map(|v| self.locs[v]));
+                let bias = if router.bias.is_some() { weight(node_at, 0) } else { Unused };
+                let [logits, ids, weights] = list.map(Value);
+                self.push(kernels::router(router, rows, at), &[logits, ids, weights, bias])
             }
             Op::Experts(_) | Op::ExpertGroup(_) => self.experts(at, None, self.output(at, 0)),
             op => {
@@ -197,6 +199,18 @@ impl<'a> Emitter<'a> {
         for (part, rows) in table.parts().enumerate() {
             let made = kernels::embed(rows, scale, self.rows(x), self.locs[x], self.locs[y]);
             self.push(made, &[Operand::Weight { of: at, pack: 0, part }, Value(x), Value(y)])?;
+        }
+        Ok(())
+    }
+
+    /// The product of what clipping takes from a value.
+    fn outliers(&mut self, at: usize, w: WeightRef) -> Emitted {
+        let (x, y) = (self.input(at, 0), self.output(at, 0));
+        let all = matrix(&self.code.graph, w, ActivationFormat::F32, self.code.limit)?;
+        for (part, rows) in all.parts().enumerate() {
+            let made = kernels::outliers(rows, self.rows(x), self.locs[x], self.locs[y]);
+            let stored = Operand::Weight { of: at, pack: 0, part };
+            self.push(made, &[stored, weight(at, 1), Value(x), Value(y)])?;
         }
         Ok(())
     }

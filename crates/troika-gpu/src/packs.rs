@@ -20,6 +20,9 @@ pub(crate) enum Pack {
     Vectors(Vec<WeightRef>, Split),
     /// Zeros in the place of vectors, each of this number of elements.
     Zeros(usize, Split),
+    /// How a calibration clips the inputs of a weight in a format: the step of numbers, the largest of
+    /// them, and what each column is divided by.
+    Clipping(WeightRef, ActivationFormat),
     /// Numbers of the op.
     Numbers(Arc<[f32]>),
 }
@@ -157,6 +160,10 @@ pub(crate) fn packs(graph: &Subgraph, node: &Node, limit: u64) -> Result<Vec<Pac
             let bias = bias.iter().map(vector);
             std::iter::once(Pack::Matrix(*weight)).chain(bias).collect()
         }
+        Op::Outliers { weight, activations } => {
+            matrix(graph, *weight, ActivationFormat::F32, limit)?;
+            vec![Pack::Matrix(*weight), Pack::Clipping(*weight, *activations)]
+        }
         Op::HeadLinear(h) => {
             matrices(graph, &h.weights, ActivationFormat::F32, limit)?;
             vec![Pack::Matrices(h.weights.clone())]
@@ -167,6 +174,7 @@ pub(crate) fn packs(graph: &Subgraph, node: &Node, limit: u64) -> Result<Vec<Pac
             all.map(|freqs| Pack::Numbers(freqs.inv_freq.clone())).collect()
         }
         Op::Attention(a) => a.sinks.iter().map(vector).collect(),
+        Op::Router(r) => r.bias.iter().map(vector).collect(),
         Op::Experts(e) | Op::ExpertGroup(ExpertGroup { experts: e, .. }) => {
             let (mut all, mut biases) = (Vec::new(), Vec::new());
             for (list, bias) in

@@ -3,9 +3,11 @@
 
 use std::sync::{Arc, Weak};
 
-use troika_device::{Clock, DeviceError, RealClock, WeightData, WeightSource};
+use troika_device::{Clock, DeviceError, RealClock, WeightData, WeightSource, calibrated};
 use troika_graph::blocks::dequantize;
-use troika_graph::{ActivationFormat, Subgraph, WeightDecl, WeightRef};
+use troika_graph::{
+    ActivationFormat, InputRange, Rounding, ScaleOrigin, Subgraph, WeightDecl, WeightRef,
+};
 
 use crate::code::Code;
 use crate::error::locked;
@@ -66,6 +68,7 @@ impl Loader<'_> {
                 let memory = self.floats("frequencies", numbers)?;
                 Ok(Arc::new(Loaded { parts: vec![memory], _source: Vec::new() }))
             }
+            Pack::Clipping(w, format) => self.clipping(self.graph.weight(*w), *format),
             Pack::Zeros(len, split) => {
                 let parts = split.parts().map(|vectors| {
                     self.memory("biases that are zero", (4 * len * vectors.len()) as u64)
@@ -92,6 +95,24 @@ impl Loader<'_> {
                 parts.map(|part| own.matrices(decl, &all[part])).collect()
             }),
         }
+    }
+
+    fn clipping(
+        &mut self,
+        decl: &WeightDecl,
+        format: ActivationFormat,
+    ) -> Result<Arc<Loaded>, DeviceError> {
+        let read = |tensor, n| calibrated(self.source, &decl.name, (tensor, n));
+        let scales = format.converted_numbers().map_or(ScaleOrigin::Clipped, |n| n.scales);
+        let InputRange { factors, limit, .. } = InputRange::of(scales, decl.cols, read)?;
+        let Some(Rounding { step, most }) = Rounding::of(format, limit) else {
+            return Err(wrong(&decl.name, "has no limit above zero in its calibration"));
+        };
+        let mut numbers = vec![1.0; 2 + decl.cols];
+        numbers[..2].copy_from_slice(&[step, most]);
+        numbers[2..].iter_mut().zip(factors).for_each(|(to, factor)| *to = factor);
+        let memory = self.floats("factors of columns", &numbers)?;
+        Ok(Arc::new(Loaded { parts: vec![memory], _source: Vec::new() }))
     }
 
     /// What was loaded before from the same bytes, or what `make` loads now, of the first weight's

@@ -56,8 +56,7 @@ fn product(w: &Matrix) -> Subgraph {
     let x = b.input("x", w.cols, DType::F32);
     let weight = b.weight(WeightDecl::whole("w".into(), w.rows, w.cols, DType::F32));
     let activations = ActivationFormat::F32;
-    let y =
-        b.op("y", Op::Linear { weight, bias: None, activations, exchanged: false }, &[x], w.rows);
+    let y = b.op("y", Op::Linear { weight, bias: None, activations, form: None }, &[x], w.rows);
     b.output(y);
     b.finish().unwrap()
 }

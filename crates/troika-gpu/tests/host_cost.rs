@@ -43,7 +43,7 @@ fn product(b: &mut SubgraphBuilder, name: &str, x: ValueId, rows: usize) -> Valu
     let cols = b.cols(x);
     let weight = b.weight(WeightDecl::whole(name.into(), rows, cols, DType::F32));
     let activations = ActivationFormat::F32;
-    b.op(name, Op::Linear { weight, bias: None, activations, exchanged: false }, &[x], rows)
+    b.op(name, Op::Linear { weight, bias: None, activations, form: None }, &[x], rows)
 }
 
 fn norm(b: &mut SubgraphBuilder, name: &str, x: ValueId, group: usize) -> ValueId {

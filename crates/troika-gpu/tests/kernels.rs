@@ -11,7 +11,8 @@ use troika_gpu::kernels::{
     NormShape, Rotation, RotationAt, Stack, WeightFormat,
 };
 use troika_graph::{
-    ActivationFormat, Attention, DType, Op, Rope, RopeFreqs, RopeStyle, Router, Score, WeightRef,
+    ActivationFormat, Attention, DType, Op, Rope, RopeFreqs, RopeStyle, Rounding, Router,
+    ScaleOrigin, Score, WeightRef,
 };
 
 fn columns(dtype: DType) -> [usize; 2] {
@@ -52,6 +53,48 @@ fn tables_give_the_very_numbers_of_their_types() {
                 assert_eq!(row[cols], -5.0, "{dtype}: a gap between rows");
             }
             assert_eq!(y[2 + 4 * (cols + 3)], -5.0, "{dtype}: an id past the table");
+        }
+    }
+}
+
+#[test]
+fn outliers_of_all_types_are_as_by_the_sum() {
+    let Some(gpu) = runner() else { return };
+    let mut n = Numbers(9);
+    for (i, &dtype) in DType::WEIGHTS.iter().enumerate() {
+        // More columns than a workgroup looks at at once.
+        for cols in [columns(dtype)[i % 2], 1044_usize.next_multiple_of(dtype.block_len())] {
+            let (outs, rows, limit) = (101, 1 + i % 5, 0.9);
+            let (floats, packed) = weight(&mut n, dtype, outs, cols);
+            let format = WeightFormat::of(dtype).expect("a format");
+            let clipped = ActivationFormat::of_tensor(8, ScaleOrigin::Clipped);
+            let rounding = Rounding::of(clipped, limit).expect("a limit");
+            let factors: Vec<f32> = (0..cols).map(|c| [1.0, 0.5, 2.0][c % 3]).collect();
+            // Few values are above, some of them in the last columns.
+            let mut x = n.floats(rows * (cols + 3));
+            let far = |i: usize| i % 97 == 5 || i % (cols + 3) == cols - 1;
+            x.iter_mut().enumerate().filter(|(i, _)| far(*i)).for_each(|(_, x)| *x *= 30.0);
+            let y = gpu.floats(&vec![-5.0; rows * (outs + 2)]);
+            let clipping = [&[rounding.step, rounding.most], &factors[..]].concat();
+            let (input, clipping) = (gpu.floats(&x), gpu.floats(&clipping));
+            let row = format.row_bytes(cols as u32);
+            // The weight lies in two buffers.
+            for (first, part) in [(0, 70), (70, 31)] {
+                let bytes = gpu.bytes(&packed[first * row..][..part * row]);
+                let (part, first) = (part as u32, first as u32);
+                let of = Matrix { format, rows: part, cols: cols as u32, first, eight_bits: false };
+                let d = kernels::outliers(of, rows as u32, loc(0, cols + 3), loc(0, outs + 2));
+                gpu.run(&d.expect("a dispatch"), &[&bytes, &clipping, &input, &y]);
+            }
+            for (r, y) in gpu.read_floats(&y).chunks_exact(outs + 2).enumerate() {
+                let x = &x[r * (cols + 3)..][..cols];
+                let rests: Vec<f32> =
+                    x.iter().zip(&factors).map(|(x, f)| f * rounding.clipped(x / f)).collect();
+                let sums = floats.chunks_exact(cols).map(|w| dot(&rests, w));
+                let sums: Vec<f64> = sums.collect();
+                near(&format!("{dtype} {cols} row {r}"), &y[..outs], &sums, BOUND);
+                assert_eq!(y[outs], -5.0, "{dtype}: a gap between rows");
+            }
         }
     }
 }
@@ -547,7 +590,7 @@ fn conversions_round_as_the_host_does() {
 }
 
 /// Chooses as the CPU's router does.
-fn route(op: &Router, logits: &[f32]) -> Vec<(usize, f64)> {
+fn route(op: &Router, bias: &[f32], logits: &[f32]) -> Vec<(usize, f64)> {
     let logits: Vec<f64> = logits.iter().map(|x| f64::from(*x)).collect();
     let softmax = |x: &[f64]| {
         let max = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -561,9 +604,14 @@ fn route(op: &Router, logits: &[f32]) -> Vec<(usize, f64)> {
         _ => logits.clone(),
     };
     let mut free: Vec<bool> = vec![true; op.experts];
+    let choice: Vec<f64> = scores.iter().zip(bias).map(|(s, b)| s + f64::from(*b)).collect();
     if let Some((groups, kept)) = op.groups {
         let len = op.experts / groups;
-        let best = |g: usize| scores[g * len..][..len].iter().copied().fold(f64::MIN, f64::max);
+        let best = |g: usize| {
+            let mut all = choice[g * len..][..len].to_vec();
+            all.sort_by(|a, b| b.total_cmp(a));
+            all[..if op.bias.is_some() { 2 } else { 1 }].iter().sum::<f64>()
+        };
         let mut order: Vec<usize> = (0..groups).collect();
         order.sort_by(|a, b| best(*b).total_cmp(&best(*a)));
         order[kept..].iter().for_each(|g| free[g * len..(g + 1) * len].fill(false));
@@ -571,7 +619,7 @@ fn route(op: &Router, logits: &[f32]) -> Vec<(usize, f64)> {
     let mut chosen: Vec<(usize, f64)> = Vec::new();
     for _ in 0..op.top_k {
         let left = || (0..op.experts).filter(|i| free[*i]);
-        let best = left().reduce(|a, b| if scores[b] > scores[a] { b } else { a });
+        let best = left().reduce(|a, b| if choice[b] > choice[a] { b } else { a });
         let best = best.expect("an expert");
         let mut w = scores[best];
         if let Score::SparseMixer { eps } = op.score {
@@ -601,7 +649,14 @@ fn routers_choose_as_on_the_host() {
             let mixes = matches!(score, Score::SparseMixer { .. });
             let (top_k, groups) = if mixes { (2, None) } else { (top_k, groups) };
             let normalize = groups.is_some() || experts == 130;
-            let op = Router { experts, top_k, score, normalize, scale: 2.5, groups };
+            let biased = groups.is_some() || score == Score::Sigmoid;
+            let bias = biased.then_some(WeightRef(0));
+            let op = Router { experts, top_k, score, normalize, scale: 2.5, groups, bias };
+            let choice: Vec<f32> = match biased {
+                true => n.floats(experts),
+                false => vec![0.0; experts],
+            };
+            let of_choice = gpu.floats(&choice);
             let rows = 4;
             let mut logits: Vec<f32> = n.floats(rows * experts).iter().map(|x| x * 4.0).collect();
             // Equal scores.
@@ -612,9 +667,9 @@ fn routers_choose_as_on_the_host() {
             let weights = gpu.floats(&vec![0.0; rows * top_k]);
             let at = [loc(0, experts), loc(0, top_k), loc(0, top_k)];
             let d = kernels::router(&op, rows as u32, at).expect("one");
-            gpu.run(&d, &[&gpu.floats(&logits), &ids, &weights]);
+            gpu.run(&d, &[&gpu.floats(&logits), &ids, &weights, &of_choice]);
             let expected: Vec<_> =
-                logits.chunks_exact(experts).flat_map(|x| route(&op, x)).collect();
+                logits.chunks_exact(experts).flat_map(|x| route(&op, &choice, x)).collect();
             let ids: Vec<usize> = gpu.read(&ids).iter().map(|i| *i as usize).collect();
             let what = format!("{score:?} {experts}");
             let chosen: Vec<usize> = expected.iter().map(|e| e.0).collect();

@@ -14,6 +14,7 @@ use troika_gpu::kernels::{
 };
 use troika_graph::{
     Activation, ActivationFormat, Attention, DType, Op, Rope, RopeFreqs, RopeStyle, Router, Score,
+    WeightRef,
 };
 
 const WORKGROUP_BYTES: u32 = 16 * 1024;
@@ -60,6 +61,7 @@ fn products(out: &mut Vec<Result<Dispatch, KernelError>>) {
         let wide = matrix(2048);
         let around = Around::default();
         out.push(kernels::embed(wide, 1.0, 3, AT, AT));
+        out.push(kernels::outliers(wide, 3, AT, AT));
         for x in [AT, ODD] {
             for rows in [1, 2, 3, 8, 9] {
                 for around in surroundings() {
@@ -193,7 +195,8 @@ fn rest(out: &mut Vec<Result<Dispatch, KernelError>>) {
     {
         for groups in [None, Some((8, 3))] {
             let normalize = groups.is_some();
-            let op = Router { experts: 64, top_k: 2, score, normalize, scale: 1.0, groups };
+            let bias = groups.filter(|_| score == Score::Sigmoid).map(|_| WeightRef(0));
+            let op = Router { experts: 64, top_k: 2, score, normalize, scale: 1.0, groups, bias };
             out.push(kernels::router(&op, 3, [AT; 3]));
         }
     }

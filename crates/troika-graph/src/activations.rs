@@ -54,17 +54,6 @@ pub fn convert_products(graph: &Subgraph, format: ActivationFormat) -> Subgraph 
     graph
 }
 
-/// A copy of the subgraph with the operands of products exchanged, by the names of their weights.
-pub fn exchange_operands(graph: &Subgraph, of: impl Fn(&str) -> bool) -> Subgraph {
-    let mut graph = graph.clone();
-    for node in &mut graph.nodes {
-        if let Op::Linear { weight, exchanged, .. } = &mut node.op {
-            *exchanged = of(&graph.weights[weight.0 as usize].name);
-        }
-    }
-    graph
-}
-
 /// Whether a weight of an op with an activation format uses all bits of its bytes.
 fn uses_all_bits(graph: &Subgraph, op: &Op) -> bool {
     let of = |w: &WeightRef| graph.weight(*w).dtype.uses_all_bits();
@@ -107,12 +96,7 @@ mod tests {
             let name = dtype.name().into();
             let decl = WeightDecl { name, rows: 64, cols: 64, dtype, slice: None };
             let weight = g.weight(decl);
-            x = g.op(
-                "y",
-                Op::Linear { weight, bias: None, activations, exchanged: false },
-                &[x],
-                64,
-            );
+            x = g.op("y", Op::Linear { weight, bias: None, activations, form: None }, &[x], 64);
         }
         g.output(x);
         g.finish().unwrap()

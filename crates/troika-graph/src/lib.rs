@@ -15,6 +15,7 @@ mod dtype;
 mod grids;
 mod op;
 pub mod partition;
+mod product_form;
 pub mod quantize;
 mod shape;
 mod subgraph;
@@ -24,9 +25,7 @@ mod weight;
 pub use activation_format::{
     ActivationFormat, IntFormat, ScaleGranularity, ScaleOrigin, UnknownActivationFormat,
 };
-pub use activations::{
-    adapt_activations, convert_products, exchange_operands, restrict_activations,
-};
+pub use activations::{adapt_activations, convert_products, restrict_activations};
 pub use bind::{bind_static, limit_rows};
 pub use boundary::convert_boundary;
 pub use builder::SubgraphBuilder;
@@ -36,6 +35,7 @@ pub use op::{
     Activation, Attention, DecayingSum, ExpertGroup, Experts, HeadLinear, KvAppend, Op, Rope,
     RopeFreqs, RopeStyle, Router, Score, StateKind, Window,
 };
+pub use product_form::{ProductForm, form_products};
 pub use shape::{Dim, Shape};
 pub use subgraph::{Node, Subgraph, Value, ValueId};
 pub use verify::{GraphError, verify};

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::activation_format::ActivationFormat;
+use crate::product_form::ProductForm;
 use crate::weight::WeightRef;
 
 /// Element-wise activation functions.
@@ -20,6 +21,12 @@ pub enum Activation {
     GeluTanh,
     /// `max(x, 0)`.
     Relu,
+    /// `max(x, 0)^2`.
+    ReluSquared,
+    /// `1 / (1 + exp(-x))`.
+    Sigmoid,
+    /// `ln(1 + exp(x))`.
+    Softplus,
     /// gpt-oss: `min(g, limit) * sigmoid(alpha * min(g, limit)) * (clamp(u, -limit, limit) + 1)`.
     /// Gated only.
     ClampedSwiglu {
@@ -197,8 +204,12 @@ pub struct Router {
     /// Multiplies the weights (`routed_scaling_factor`).
     pub scale: f32,
     /// `(n_group, topk_group)`: only the best groups' experts may be chosen (DeepSeek-V2,
-    /// group_limited_greedy: a group's score is its best expert's).
+    /// group_limited_greedy: a group's score is its best expert's; DeepSeek-V3, section 2.1.2, with
+    /// a bias: the sum of its two best).
     pub groups: Option<(usize, usize)>,
+    /// Added to the scores that experts are chosen by, but not to their weights: `[1, experts]`.
+    #[serde(default)]
+    pub bias: Option<WeightRef>,
 }
 
 /// The experts' feed-forwards. Inputs: `x [rows, k]`, ids, weights (as from [`Router`]);
@@ -300,11 +311,9 @@ pub enum Op {
         /// The format of `x`.
         #[serde(default)]
         activations: ActivationFormat,
-        /// Whether it is computed as `(weight * x^T)^T`, with the weight as the first operand: the
-        /// same result, in another time where a device streams the first operand past the second
-        /// (HeteroInfer, section 3.2). Other devices ignore it.
+        /// The form it is computed in; `None`: as it is.
         #[serde(default)]
-        exchanged: bool,
+        form: Option<ProductForm>,
     },
     /// What clipping takes from a product: `y = (x - clip(x)) * weight^T`, where `clip` limits
     /// magnitudes to a calibration's limit ([`crate::ScaleOrigin::Clipped`]) and leaves them as the
@@ -375,6 +384,11 @@ pub enum Op {
 }
 
 impl Op {
+    /// The form of a product.
+    pub fn form(&self) -> Option<ProductForm> {
+        if let Op::Linear { form, .. } = self { *form } else { None }
+    }
+
     /// The weights that it reads.
     pub fn weights(&self) -> Vec<WeightRef> {
         match self {
@@ -386,6 +400,7 @@ impl Op {
             Op::Outliers { weight, .. } => vec![*weight],
             Op::HeadLinear(h) => h.weights.clone(),
             Op::Attention(a) => a.sinks.iter().copied().collect(),
+            Op::Router(r) => r.bias.iter().copied().collect(),
             Op::Experts(e) | Op::ExpertGroup(ExpertGroup { experts: e, .. }) => {
                 e.lists().into_iter().flatten().copied().collect()
             }

@@ -412,9 +412,13 @@ impl Check<'_> {
         self.same("ids", self.output(0), r.top_k)?;
         self.same("weights", self.output(1), r.top_k)?;
         let mixer = matches!(r.score, Score::SparseMixer { .. });
-        want(!mixer || r.top_k == 2, || "sparsemixer chooses two experts".to_string())?;
+        want(!mixer || r.top_k == 2 && r.bias.is_none(), || {
+            "sparsemixer chooses two experts, without a bias".to_string()
+        })?;
+        r.bias.map_or(Ok(()), |b| self.dims(b, 1, r.experts))?;
         let Some((n, keep)) = r.groups else { return Ok(()) };
         let fits = n > 0 && r.experts.is_multiple_of(n) && keep >= 1 && keep <= n;
+        let fits = fits && (r.bias.is_none() || r.experts / n > 1);
         want(fits && r.experts / n * keep >= r.top_k, || {
             format!("{keep} of {n} groups of {} experts do not fit", r.experts)
         })

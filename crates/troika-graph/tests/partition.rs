@@ -21,12 +21,7 @@ fn linear(b: &mut SubgraphBuilder, name: &str, x: ValueId, rows: usize) -> Value
     let bias = weight(b, &format!("{name} bias"), 1, rows);
     b.op(
         name,
-        Op::Linear {
-            weight: w,
-            bias: Some(bias),
-            activations: ActivationFormat::F32,
-            exchanged: false,
-        },
+        Op::Linear { weight: w, bias: Some(bias), activations: ActivationFormat::F32, form: None },
         &[x],
         rows,
     )
@@ -136,6 +131,7 @@ fn experts() -> Subgraph {
         normalize: true,
         scale: 1.0,
         groups: None,
+        bias: Some(weight(&mut b, "choice", 1, 4)),
     };
     let (ids, weights) = b.router(choose, logits);
     let mut list = |name: &str, rows, cols| -> Vec<WeightRef> {

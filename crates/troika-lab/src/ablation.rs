@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use troika::engine::WantedLogits;
-use troika::graph::ScaleOrigin;
+use troika::graph::{ProductForm, ScaleOrigin};
 use troika::model::spec::WeightRole;
 use troika::plan::{Policy, Strategy, SyncMode};
 use troika::{Model, NpuNumbers, OpenOptions, Outliers, PlanSource, Planned, SessionOptions};
@@ -212,7 +212,8 @@ impl Step {
             plan.prefill.chunks_in_flight = 1;
         }
         if let Some(exchange) = &self.exchange {
-            plan.all_rules_mut().for_each(|rule| rule.exchange.clone_from(exchange));
+            let exchanged = || exchange.iter().map(|role| (*role, ProductForm::Exchanged));
+            plan.all_rules_mut().for_each(|rule| rule.set_forms(exchanged()));
         }
         let options = OpenOptions { plan: plan.into(), fallback: true, ..self.options.clone() };
         let began = Instant::now();

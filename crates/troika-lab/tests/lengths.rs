@@ -15,7 +15,10 @@ use troika::{DeviceOptions, SocCosts, open_devices};
 use troika_graph::DType;
 use troika_lab::{Shape, WEIGHTS};
 use troika_model::lower::{Lowered, lower};
-use troika_plan::{Goal, Plan, PlanDevice, PlanRequest, Refusal, leave_attention, make};
+use troika_plan::{
+    Goal, Plan, PlanDevice, PlanRequest, Predicted, Refusal, Strategy, in_flight, leave_attention,
+    make,
+};
 use troika_solve::{PredictRequest, SolveRequest, predict, solve};
 
 const CONTEXT: usize = 1024;
@@ -33,12 +36,16 @@ struct Machine {
 
 impl Machine {
     fn new(file: &str, names: &[&str], layers: usize) -> Machine {
+        Machine::with_model(file, names, "qwen3-0.6b", layers)
+    }
+
+    fn with_model(file: &str, names: &[&str], model: &str, layers: usize) -> Machine {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../socs").join(file);
         let at = root.display().to_string();
         let spec = |name: &&str| format!("{name}=virtual:{at}:{name}").parse().unwrap();
         let devices =
             DeviceOptions { devices: names.iter().map(spec).collect(), ..Default::default() };
-        let mut shape = Shape::find("qwen3-0.6b", WEIGHTS).unwrap();
+        let mut shape = Shape::find(model, WEIGHTS).unwrap();
         shape.spec.layers.truncate(layers);
         let devices = open_devices(&devices).unwrap();
         let facts = devices.iter().map(PlanDevice::of).collect();
@@ -64,20 +71,28 @@ impl Machine {
     }
 
     fn plan(&self, chunk: usize, prompt: usize) -> Plan {
+        self.solved(chunk, prompt, Goal::Ttft)
+    }
+
+    fn refusals(&self, plan: &Plan) -> Vec<Refusal> {
+        let shapes = |key| self.store.shape(key);
+        let spec = &self.shape.spec;
+        let mut all = troika_engine::examine(spec, &shapes, plan, &self.devices).unwrap();
+        leave_attention(self.devices.iter().map(|d| &**d), &mut all);
+        all
+    }
+
+    fn solved(&self, chunk: usize, prompt: usize, goal: Goal) -> Plan {
         let base = self.base(chunk);
         let spec = &self.shape.spec;
-        let one = make(spec, &self.facts, &base).unwrap();
-        let shapes = |key| self.store.shape(key);
-        let mut refusals: Vec<Refusal> =
-            troika_engine::examine(spec, &shapes, &one, &self.devices).unwrap();
-        leave_attention(self.devices.iter().map(|d| &**d), &mut refusals);
+        let refusals = self.refusals(&make(spec, &self.facts, &base).unwrap());
         solve(&SolveRequest {
             spec,
             lowered: &self.lowered(chunk),
             devices: &self.facts,
             cost: &SocCosts::named(&self.soc, &self.names),
             refusals: &refusals,
-            goal: Goal::Ttft,
+            goal,
             base: &base,
             prompt,
             generate: 16,
@@ -88,8 +103,24 @@ impl Machine {
         .plan
     }
 
+    /// A strategy's plan; `None` if the devices do not suit it.
+    fn named(&self, strategy: &str) -> Option<Plan> {
+        let base = PlanRequest { strategy: Strategy::parse(strategy).unwrap(), ..self.base(CHUNK) };
+        let mut plan = make(&self.shape.spec, &self.facts, &base).ok()?;
+        let refusals = self.refusals(&plan);
+        let names: Vec<&str> = self.names.iter().map(String::as_str).collect();
+        plan.avoid(&refusals, &names).ok()?;
+        let several = plan.devices.len() > 1;
+        plan.prefill.chunks_in_flight = in_flight(&base, plan.prefill.chunk, several);
+        Some(plan)
+    }
+
     /// Milliseconds to the first token.
     fn ms(&self, chunk: usize, plan: &Plan, prompt: usize) -> f64 {
+        self.predicted(chunk, plan, prompt).ttft_us * 1e-3
+    }
+
+    fn predicted(&self, chunk: usize, plan: &Plan, prompt: usize) -> Predicted {
         let request = PredictRequest {
             lowered: &self.lowered(chunk),
             devices: &self.facts,
@@ -97,7 +128,7 @@ impl Machine {
             prompt,
             generate: 16,
         };
-        predict(&request, plan).unwrap().ttft_us * 1e-3
+        predict(&request, plan).unwrap()
     }
 }
 
@@ -141,4 +172,40 @@ fn no_plan_for_another_length_is_faster() {
 #[test]
 fn a_prompt_of_300_tokens_takes_less_than_by_the_plan_for_525() {
     check(&Machine::new("sd8gen3-fp16.toml", &["gpu", "npu"], 28), &[300, 525, 900], 1.02);
+}
+
+/// The strategies that people know.
+const NAMED: [&str; 7] = [
+    "one-device=gpu",
+    "one-device=npu",
+    "split-columns",
+    "split-rows",
+    "alternate",
+    "experts",
+    "prefill-decode",
+];
+
+/// Dense models and mixtures of experts: neither prefill nor decoding is faster by a known strategy
+/// than by the plan for that goal.
+#[test]
+fn no_named_strategy_is_faster() {
+    for model in ["phi-3.5-moe", "qwen3-30b-a3b", "qwen3-0.6b", "llama-3-8b"] {
+        for names in [&["npu", "gpu"][..], &["npu", "gpu", "cpu"]] {
+            let machine = Machine::with_model("sd8gen3-fp16.toml", names, model, 4);
+            let known: Vec<(&str, Predicted)> = NAMED
+                .into_iter()
+                .filter_map(|name| Some((name, machine.named(name)?)))
+                .map(|(name, plan)| (name, machine.predicted(CHUNK, &plan, 700)))
+                .collect();
+            assert!(known.len() > 4, "{model}: {known:?}");
+            for goal in [Goal::Ttft, Goal::Tps] {
+                let own = machine.predicted(CHUNK, &machine.solved(CHUNK, 700, goal), 700);
+                for (name, other) in &known {
+                    let (own, other) = (own.score(goal), other.score(goal));
+                    let what = format!("{model} on {names:?}, {}", goal.name());
+                    assert!(own <= other * 1.005, "{what}: {own}, and {other} by {name}");
+                }
+            }
+        }
+    }
 }

@@ -10,7 +10,7 @@ use troika_device::{
     DeviceKind, Executable, Queue, RealClock, WeightSource, Weights,
 };
 use troika_graph::partition::cut_at;
-use troika_graph::{ActivationFormat, DType, Node, Op, Subgraph, verify};
+use troika_graph::{ActivationFormat, DType, Node, Op, ProductForm, Subgraph, verify};
 use troika_trace::Tracer;
 
 use crate::cache::{GraphCache, GraphKey};
@@ -374,7 +374,7 @@ fn caps(runtime: &Runtime, chosen: Chosen, row_buckets: Vec<usize>, weights: Cod
         queue_depth: QUEUE_DEPTH,
         host_tasks: false,
         bakes_weights: true,
-        exchanges: true,
+        forms: [ProductForm::Exchanged].into_iter().chain(ProductForm::GROUPS).collect(),
         code_weights: Some(weights),
         facts: vec![
             ("provider".into(), format!("{} on {}", provider.ep(), hardware.name())),

@@ -31,22 +31,13 @@ pub enum Rewrite {
     LinearAsConv,
     /// Products of floats have multiples of 16 columns and rows of weights.
     MultiplesOf16,
-    /// The rows of products of floats are seen as several groups, where their number allows it
-    /// (llm.npu, section 4: equivalent shapes).
-    GroupRows {
-        /// Rows of a group.
-        rows: usize,
-    },
 }
 
 /// The slices of the coremltools pass that Yetter uses.
 const SLICES: Rewrite = Rewrite::SliceQueries { min_rows: 1280, divider: 16 };
 
-/// As llm.npu saw the rows of a product.
-const GROUPS: Rewrite = Rewrite::GroupRows { rows: 32 };
-
 impl Rewrite {
-    const NAMED: [(&str, Rewrite); 9] = [
+    const NAMED: [(&str, Rewrite); 8] = [
         ("none", Rewrite::None),
         ("pow-to-mul", Rewrite::PowToMul),
         ("fold-epsilon", Rewrite::FoldEpsilon),
@@ -55,7 +46,6 @@ impl Rewrite {
         ("guard-values", Rewrite::GuardValues),
         ("linear-as-conv", Rewrite::LinearAsConv),
         ("multiples-of-16", Rewrite::MultiplesOf16),
-        ("group-rows", GROUPS),
     ];
 }
 
@@ -66,7 +56,6 @@ impl fmt::Display for Rewrite {
         f.write_str(named.map_or("", |(name, _)| name))?;
         match self {
             Rewrite::SliceQueries { min_rows, divider } => write!(f, "={min_rows}:{divider}"),
-            Rewrite::GroupRows { rows } => write!(f, "={rows}"),
             _ => Ok(()),
         }
     }
@@ -94,11 +83,6 @@ impl FromStr for Rewrite {
                      {SLICES}"
                 )
             }),
-            (Some(Rewrite::GroupRows { .. }), Some(how)) => {
-                let rows = how.parse().ok().filter(|n| *n > 0);
-                let group = rows.map(|rows| Rewrite::GroupRows { rows });
-                group.ok_or_else(|| format!("{how:?} must be the rows of a group, as in {GROUPS}"))
-            }
             _ => {
                 let all = Rewrite::NAMED.map(|(name, _)| name).join(", ");
                 Err(format!("there is no rewrite {text:?}; the rewrites are {all}"))
@@ -120,8 +104,7 @@ impl Default for Rewrites {
 impl Rewrites {
     /// Whether products are written with floats, whatever their weights are stored as.
     pub(crate) fn take_floats(&self) -> bool {
-        use Rewrite::{GroupRows, LinearAsConv, MultiplesOf16};
-        self.0.iter().any(|r| matches!(r, LinearAsConv | MultiplesOf16 | GroupRows { .. }))
+        self.has(Rewrite::LinearAsConv) || self.has(Rewrite::MultiplesOf16)
     }
 
     pub(crate) fn has(&self, rewrite: Rewrite) -> bool {
@@ -136,15 +119,6 @@ impl Rewrites {
         });
         let each = rows.div_ceil(sliced.unwrap_or(1)).max(1);
         (0..rows).step_by(each).map(|from| each.min(rows - from)).collect()
-    }
-
-    /// The rows of a group, if `rows` rows are seen as groups.
-    pub(crate) fn group(&self, rows: usize) -> Option<usize> {
-        let grouped = self.0.iter().find_map(|r| match *r {
-            Rewrite::GroupRows { rows } => Some(rows),
-            _ => None,
-        });
-        grouped.filter(|n| *n < rows && rows.is_multiple_of(*n))
     }
 
     /// The width of a cached head or the number of cached positions in a graph.
@@ -172,7 +146,6 @@ mod tests {
             ("slice-q=", "as in slice-q=1280:16"),
             ("slice-q=4:1", "as in"),
             ("slice-q=0:2", "as in"),
-            ("group-rows=0", "as in group-rows=32"),
         ] {
             let why = wrong.parse::<Rewrite>().unwrap_err();
             assert!(why.contains(says), "{wrong}: {why}");

@@ -179,8 +179,7 @@ impl Calibration {
     }
 
     /// What the outliers of a weight's inputs cost where they decide the scale: the power of the
-    /// coarser rounding, by that of the result; 0 if nothing is known of the weight. llm.npu has
-    /// the largest input by the limit here (section 3.3), whatever carries the rounding on.
+    /// coarser rounding, by that of the result; 0 if nothing is known of the weight.
     pub fn cost(&self, scales: ScaleOrigin, weight: &str) -> f64 {
         let read = |tensor, _| self.tensor(tensor, weight).map(<[f32]>::to_vec).ok_or(());
         let of = |tensor| read(tensor, 0).unwrap_or_default();
@@ -195,6 +194,17 @@ impl Calibration {
         let largest = columns.into_iter().fold(0.0, f32::max);
         let coarser = square(largest) - square(range.limit);
         coarser.max(0.0) * carried / f64::from(power.max(f32::MIN_POSITIVE))
+    }
+
+    /// llm.npu's importance of the outliers of a weight's inputs (section 3.3): the largest input by
+    /// the limit, whatever carries the rounding on; 0 if nothing is known of the weight.
+    pub fn importance(&self, weight: &str) -> f64 {
+        let largest = |tensor| {
+            let values = self.tensor(tensor, weight).unwrap_or_default();
+            f64::from(values.iter().copied().fold(0.0, f32::max))
+        };
+        let limit = largest(CalibrationTensor::InputLimit);
+        if limit > 0.0 { largest(CalibrationTensor::InputMax) / limit } else { 0.0 }
     }
 }
 

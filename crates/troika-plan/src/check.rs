@@ -202,7 +202,8 @@ fn check_rules(
             return refuse(format!("names device {unknown}, which the plan does not list"));
         }
         let parts = check_split(rule).and_then(|()| check_refused(rule));
-        if let Err(why) = parts.and_then(|()| check_buckets(rule)) {
+        if let Err(why) = parts.and_then(|()| check_buckets(rule)).and_then(|()| check_forms(rule))
+        {
             return refuse(why);
         }
         if !matches!(rule.values, DType::F32 | DType::F16 | DType::BF16) {
@@ -356,6 +357,20 @@ fn check_refused(rule: &Rule) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// Checks the forms of products.
+fn check_forms(rule: &Rule) -> Result<(), String> {
+    let one_row = rule.group_rows.iter().find(|(_, rows)| **rows < 2);
+    if let Some((role, rows)) = one_row {
+        return Err(format!("has rows of {role:?} in groups of {rows}; name 2 rows or more"));
+    }
+    match rule.exchange.iter().find(|role| rule.group_rows.contains_key(role)) {
+        Some(role) => Err(format!(
+            "names {role:?} in \"exchange\" and in \"group_rows\"; a product has one form"
+        )),
+        None => Ok(()),
+    }
 }
 
 /// Checks the numbers of rows to compile for.

@@ -133,6 +133,9 @@ fn rule_text(phase: String, rule: &Rule) -> RuleText {
         let roles: Vec<String> = rule.exchange.iter().map(|role| format!("{role:?}")).collect();
         device.push_str(&format!("; operands exchanged of {}", roles.join(", ")));
     }
+    for (role, rows) in &rule.group_rows {
+        device.push_str(&format!("; rows of {role:?} in groups of {rows}"));
+    }
     if rule.values != DType::F32 {
         device.push_str(&format!("; values in {}", rule.values.name().to_lowercase()));
     }

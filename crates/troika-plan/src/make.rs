@@ -157,7 +157,7 @@ fn context_of(spec: &ModelSpec, request: &PlanRequest) -> usize {
 }
 
 /// Chunks in flight, on one device or `several`.
-fn in_flight(request: &PlanRequest, chunk: usize, several: bool) -> usize {
+pub fn in_flight(request: &PlanRequest, chunk: usize, several: bool) -> usize {
     if request.policy == Policy::ChunkAtATime {
         return 1;
     }

@@ -1,7 +1,9 @@
 //! The plan as data: rules for the segments of both phases.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
-use troika_graph::{ActivationFormat, DType};
+use troika_graph::{ActivationFormat, DType, ProductForm};
 use troika_model::lower::{LowerOptions, SegmentKind};
 use troika_model::spec::WeightRole;
 
@@ -180,10 +182,14 @@ pub struct Rule {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub row_buckets: Option<Vec<usize>>,
     /// The weights whose products have their operands exchanged: `(weight * x^T)^T` instead of
-    /// `x * weight^T`, on devices that may gain from it ([`troika_device::Caps::exchanges`]). Others
+    /// `x * weight^T`, on devices that may gain from it ([`troika_device::Caps::forms`]). Others
     /// compute the same as they would anyway.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub exchange: Vec<WeightRole>,
+    /// The weights whose products see their rows as groups of so many, on such devices
+    /// ([`ProductForm::Groups`]).
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub group_rows: BTreeMap<WeightRole, usize>,
     /// The formats, besides f32, that products may use for activations. Each product uses the one
     /// that suits its weights' type.
     #[serde(default)]
@@ -341,6 +347,7 @@ impl Rule {
             values: DType::F32,
             row_buckets: None,
             exchange: Vec::new(),
+            group_rows: BTreeMap::new(),
             activations: Vec::new(),
         }
     }
@@ -369,8 +376,31 @@ impl Rule {
     /// Whether another rule places the segments that both match in the same way.
     pub fn places_as(&self, other: &Rule) -> bool {
         (&self.device, &self.split, &self.refused) == (&other.device, &other.split, &other.refused)
-            && (&self.row_buckets, &self.exchange, &self.activations)
-                == (&other.row_buckets, &other.exchange, &other.activations)
+            && (&self.row_buckets, &self.exchange, &self.group_rows, &self.activations)
+                == (&other.row_buckets, &other.exchange, &other.group_rows, &other.activations)
+    }
+
+    /// Whether any product has a form of its own.
+    pub fn has_forms(&self) -> bool {
+        !self.exchange.is_empty() || !self.group_rows.is_empty()
+    }
+
+    /// The form of the products of a weight; `None`: as they are.
+    pub fn form(&self, of: WeightRole) -> Option<ProductForm> {
+        let exchanged = self.exchange.contains(&of).then_some(ProductForm::Exchanged);
+        exchanged.or_else(|| self.group_rows.get(&of).copied().map(ProductForm::Groups))
+    }
+
+    /// Gives products these forms, and no others.
+    pub fn set_forms(&mut self, forms: impl IntoIterator<Item = (WeightRole, ProductForm)>) {
+        self.exchange.clear();
+        self.group_rows.clear();
+        for (role, form) in forms {
+            match form {
+                ProductForm::Exchanged => self.exchange.push(role),
+                ProductForm::Groups(rows) => _ = self.group_rows.insert(role, rows),
+            }
+        }
     }
 
     /// The device that computes an op of a segment placed on `device`.

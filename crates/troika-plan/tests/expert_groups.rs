@@ -37,7 +37,7 @@ fn device(name: &str, is_host: bool) -> PlanDevice {
         top_k: 0,
         offset_alignment: 1,
         bakes_weights: false,
-        exchanges: false,
+        forms: Vec::new(),
         code_weights: if is_host { None } else { Some(CodeWeights::floats(4)) },
         facts: Vec::new(),
     };

@@ -3,7 +3,7 @@
 #![allow(clippy::panic, clippy::unwrap_used)]
 
 use troika_device::{Caps, CodeWeights};
-use troika_graph::{ActivationFormat, DType, ScaleOrigin};
+use troika_graph::{ActivationFormat, DType, ProductForm, ScaleOrigin};
 use troika_model::lower::{SegmentKind, segments};
 use troika_model::spec::{ModelSpec, WeightRole};
 use troika_model::{families, presets};
@@ -406,9 +406,10 @@ fn row_buckets_are_for_static_shapes() {
 }
 
 #[test]
-fn exchanged_operands_are_written_and_told() {
+fn forms_of_products_are_written_and_told() {
     let plan = planned("qwen3-moe-tiny", Strategy::SplitHybrid, 2);
     assert!(!plan.to_json().contains("exchange") && !plan.explain().contains("exchanged"));
+    assert!(!plan.to_json().contains("group_rows") && !plan.explain().contains("in groups"));
     let mut other = plan.clone();
     other.decode.rules[1].exchange = vec![WeightRole::Q, WeightRole::Head];
     other.check(&spec("qwen3-moe-tiny"), &["a", "b"]).unwrap();
@@ -416,6 +417,23 @@ fn exchanged_operands_are_written_and_told() {
     assert_eq!(Plan::from_json(&text).unwrap(), other);
     assert!(other.explain().contains("; operands exchanged of Q, Head |"), "{}", other.explain());
     assert!(!plan.decode.rules[1].places_as(&other.decode.rules[1]));
+    let roles = [(WeightRole::Up, 32), (WeightRole::V, 8)];
+    other.decode.rules[1].group_rows = roles.into_iter().collect();
+    other.check(&spec("qwen3-moe-tiny"), &["a", "b"]).unwrap();
+    assert_eq!(Plan::from_json(&other.to_json()).unwrap(), other);
+    let told =
+        "; operands exchanged of Q, Head; rows of V in groups of 8; rows of Up in groups of 32 |";
+    assert!(other.explain().contains(told), "{}", other.explain());
+    assert_eq!(other.decode.rules[1].form(WeightRole::Up), Some(ProductForm::Groups(32)));
+    for (role, rows, says) in [
+        (WeightRole::Q, 8, "names Q in \"exchange\" and in \"group_rows\"; a product has one form"),
+        (WeightRole::K, 1, "has rows of K in groups of 1; name 2 rows or more"),
+    ] {
+        let mut wrong = other.clone();
+        wrong.decode.rules[1].group_rows.insert(role, rows);
+        let why = wrong.check(&spec("qwen3-moe-tiny"), &["a", "b"]).unwrap_err().to_string();
+        assert!(why.contains(says), "{why}");
+    }
     let why = Plan::from_json(&text.replace("\"Head\"", "\"Haed\"")).unwrap_err().to_string();
     assert!(why.contains("\"Haed\" is not known here; known: Embed, "), "{why}");
 }

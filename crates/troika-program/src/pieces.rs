@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use troika_graph::partition::{
     self, ColumnSplit, Columns, Partition, PartitionError, Piece, cut_at, split_columns,
 };
-use troika_graph::{Subgraph, ValueId};
+use troika_graph::{Op, Subgraph, ValueId};
 use troika_plan::stage_borders;
 
 use crate::placed::{Between, Operand, SegmentValue, StateOperand};
@@ -26,7 +26,8 @@ pub(crate) struct PlacedGraph {
 pub(crate) type Taker<'a> = &'a dyn Fn(usize, &str) -> usize;
 
 /// Places a graph on one device, except for the ops that others take over. Neighbouring ops on one
-/// device form a piece.
+/// device form a piece. Outliers are one by themselves: what follows adds them to a product of
+/// another device, at the same time as which they are computed.
 pub(crate) fn whole(
     whole: PlacedGraph,
     takes: Taker<'_>,
@@ -40,8 +41,9 @@ pub(crate) fn whole(
     if let Some(other) = caches().map(|i| by[i]).find(|d| *d != device) {
         caches().for_each(|i| by[i] = other);
     }
-    let borders: Vec<usize> =
-        (1..by.len()).filter(|&i| by[i] != by[i - 1]).map(|i| i - 1).collect();
+    let outliers = |i: usize| matches!(nodes[i].op, Op::Outliers { .. });
+    let ends = |i: &usize| by[*i] != by[i + 1] || outliers(*i) && !outliers(i + 1);
+    let borders: Vec<usize> = (0..by.len().saturating_sub(1)).filter(ends).collect();
     if borders.is_empty() {
         let device = by.first().copied().unwrap_or(device);
         return Ok(vec![PlacedGraph { device, ..whole }]);
@@ -103,16 +105,21 @@ pub(crate) fn columns(
 ) -> Result<Vec<PlacedGraph>, PartitionError> {
     let partitioned = split_columns(&whole_graph.graph, split)?;
     let mut scope = Scope::new(whole_graph, values);
-    let pieces = partitioned.stages.into_iter().flat_map(|s| s.pieces);
-    let placed: Vec<PlacedGraph> = pieces
-        .map(|piece| {
-            let device = parts[piece.part];
-            scope.bind(piece, device)
-        })
-        .collect();
+    let mut place = |piece: Piece| {
+        let device = parts[piece.part];
+        scope.bind(piece, device)
+    };
+    let stages = partitioned.stages.into_iter();
+    let placed: Vec<Vec<PlacedGraph>> =
+        stages.map(|s| s.pieces.into_iter().map(&mut place).collect()).collect();
     let mut all = Vec::new();
-    for piece in placed {
-        all.extend(whole(piece, takes, values)?);
+    for stage in placed {
+        let cut = stage.into_iter().map(|piece| Ok(whole(piece, takes, values)?.into_iter()));
+        let mut cut = cut.collect::<Result<Vec<_>, PartitionError>>()?;
+        // In turns, as areas of rows.
+        while cut.iter().any(|pieces| pieces.len() > 0) {
+            all.extend(cut.iter_mut().filter_map(Iterator::next));
+        }
     }
     Ok(all)
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use troika_graph::partition::residual;
 use troika_graph::{
-    ActivationFormat, Subgraph, adapt_activations, convert_products, exchange_operands,
+    ActivationFormat, Subgraph, adapt_activations, convert_products, form_products,
     restrict_activations,
 };
 use troika_model::lower::{Lowered, Segment, SegmentKind};
@@ -185,10 +185,8 @@ impl Placer<'_> {
         if let Some(format) = format {
             graph = convert_products(&graph, format);
         }
-        if caps.exchanges && !rule.exchange.is_empty() {
-            let named =
-                |name: &str| WeightRole::of(name).is_some_and(|r| rule.exchange.contains(&r));
-            graph = exchange_operands(&graph, named);
+        if !caps.forms.is_empty() && rule.has_forms() {
+            graph = form_products(&graph, |name| rule.form(WeightRole::of(name)?));
         }
         PlacedPiece {
             // Set when the segment is complete.

@@ -232,15 +232,23 @@ impl PlacedStage {
         self.wholes.iter().flatten().chain(&self.columns)
     }
 
-    /// Divides rows `0..rows` among the pieces.
+    /// Divides rows `0..rows` among the pieces. They come in turns: no device waits for another one
+    /// in the middle of some rows while it has others to compute.
     ///
     /// # Errors
     /// A standard length of 0.
     pub fn areas(&self, rows: usize) -> Result<Vec<RowsOf<'_>>, PartitionError> {
         let areas = self.partition.areas(rows)?.into_iter().map(|area| match area.by {
-            Computed::Part(part) => RowsOf { rows: area.rows, pieces: &self.wholes[part] },
-            Computed::Columns => RowsOf { rows: area.rows, pieces: &self.columns },
+            Computed::Part(part) => (area.rows, &self.wholes[part]),
+            Computed::Columns => (area.rows, &self.columns),
         });
-        Ok(areas.collect())
+        let areas: Vec<_> = areas.collect();
+        let most = areas.iter().map(|(_, pieces)| pieces.len()).max().unwrap_or(0);
+        let in_turn = |turn: usize| {
+            areas.iter().filter_map(move |(rows, pieces)| {
+                Some(RowsOf { rows: rows.clone(), pieces: pieces.get(turn..=turn)? })
+            })
+        };
+        Ok((0..most).flat_map(in_turn).collect())
     }
 }

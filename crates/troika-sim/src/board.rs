@@ -27,9 +27,16 @@ struct State {
 impl Board {
     /// A SoC that has done nothing yet.
     pub fn new(soc: &Soc, clock: Arc<VirtualClock>) -> Arc<Board> {
-        let machine = Machine::new(soc.processors.len(), Bandwidth(soc.bandwidth_gb_s));
+        let mut machine = Machine::new(soc.processors.len(), Bandwidth(soc.bandwidth_gb_s));
+        let start = machine.usage();
         let state = Mutex::new(State { machine, next: None, co_run: None });
-        Arc::new(Board { soc: soc.clone(), clock, state })
+        let board = Arc::new(Board { soc: soc.clone(), clock, state });
+        let metered = Arc::downgrade(&board);
+        board.clock.meter(move || {
+            let board = metered.upgrade()?;
+            board.energy_j(&start, &board.usage())
+        });
+        board
     }
 
     /// Its description.

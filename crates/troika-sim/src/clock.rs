@@ -1,7 +1,7 @@
 //! Virtual time: it passes only while somebody waits, and devices work meanwhile.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use troika_device::Clock;
@@ -9,12 +9,16 @@ use troika_device::Clock;
 /// What happens at a point in time.
 type Event = Box<dyn FnOnce() + Send>;
 
+/// The joules of a machine, if they are known.
+type Meter = Arc<dyn Fn() -> Option<f64> + Send + Sync>;
+
 #[derive(Default)]
 struct Schedule {
     now: u64,
     made: u64,
     /// By time, and then in the order in which they were made.
     events: BTreeMap<(u64, u64), Event>,
+    meters: Vec<Meter>,
 }
 
 /// A clock in whole nanoseconds that advances only while somebody waits. Events run on the waiting
@@ -38,6 +42,11 @@ impl VirtualClock {
         let key = (s.now.saturating_add(after), s.made);
         s.made += 1;
         s.events.insert(key, Box::new(run));
+    }
+
+    /// Counts the joules of a machine that goes by this clock.
+    pub(crate) fn meter(&self, joules: impl Fn() -> Option<f64> + Send + Sync + 'static) {
+        self.lock().meters.push(Arc::new(joules));
     }
 
     /// Takes the first event up to a time, and sets the clock to the event's time.
@@ -68,6 +77,12 @@ impl Clock for VirtualClock {
 
     fn next_event(&self) -> Option<Duration> {
         self.lock().events.keys().next().map(|(at, _)| Duration::from_nanos(*at))
+    }
+
+    fn joules(&self) -> Option<f64> {
+        // The lock is free meanwhile, since machines look at the clock.
+        let meters = self.lock().meters.clone();
+        meters.iter().map(|joules| joules()).sum()
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use troika_graph::ActivationFormat;
+use troika_graph::{ActivationFormat, ProductForm};
 use troika_time::TaskCost;
 
 use crate::demand::{Demand, Product};
@@ -112,9 +112,10 @@ impl Rates {
             return weights / rate * long;
         }
         // The first operand's rows pass each tile of the second one.
-        let first = if p.exchanged { p.outs } else { p.rows };
+        let first = if p.form == Some(ProductForm::Exchanged) { p.outs } else { p.rows };
         let loading = 1.0 + traits.tile_load_rows / first.max(1) as f64;
-        let multiply = p.operations(self.tile) as f64 / self.peak(p.format) * loading * long;
+        let slow = loading * long * p.tallness(traits.square_gain);
+        let multiply = p.operations(self.tile) as f64 / self.peak(p.format) * slow;
         match traits.expand_gweights_s.filter(|_| p.quantized) {
             None => multiply,
             Some(rate) => {

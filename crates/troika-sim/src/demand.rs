@@ -3,7 +3,8 @@
 
 use troika_device::{ForwardBatch, SeqRows};
 use troika_graph::{
-    ActivationFormat, Attention, Dim, Experts, Node, Op, Subgraph, ValueId, WeightRef, Window,
+    ActivationFormat, Attention, Dim, Experts, Node, Op, ProductForm, Subgraph, ValueId, WeightRef,
+    Window,
 };
 
 use crate::soc::Tile;
@@ -70,14 +71,22 @@ pub(crate) struct Product {
     pub bytes: u64,
     /// Whether the weights are quantized.
     pub quantized: bool,
-    /// Whether the weights are the first operand.
-    pub exchanged: bool,
+    /// Its form.
+    pub form: Option<ProductForm>,
 }
 
 impl Product {
     /// Elements of the weight matrix.
     pub fn weights(&self) -> u64 {
         times(&[self.outs, self.terms])
+    }
+
+    /// The times as long it takes as with as many groups as each has rows.
+    pub fn tallness(&self, square_gain: f64) -> f64 {
+        let high = self.form.and_then(|form| form.group(self.rows)).unwrap_or(self.rows) as f64;
+        let rows = self.rows as f64;
+        let apart = if self.rows > 1 { (high * high / rows).ln().abs() / rows.ln() } else { 0.0 };
+        1.0 + (square_gain - 1.0) * apart
     }
 
     /// Its operations, with rows and columns rounded up to whole tiles.
@@ -162,7 +171,7 @@ impl RunShape<'_> {
 
     /// Adds a product to the list; `false` for other ops.
     fn note(&self, node: &Node, products: &mut Vec<Product>) -> bool {
-        let (Op::Linear { weight, bias, activations, exchanged }, Some(&input), Some(&output)) =
+        let (Op::Linear { weight, bias, activations, form }, Some(&input), Some(&output)) =
             (&node.op, node.inputs.first(), node.outputs.first())
         else {
             return false;
@@ -179,9 +188,9 @@ impl RunShape<'_> {
                 sum.saturating_add(self.weight_bytes(*b))
             }),
             quantized: stored && decl.dtype.is_quantized(),
-            exchanged: *exchanged,
+            form: *form,
         };
-        let key = |p: &Product| (p.input, p.format, p.quantized, p.exchanged);
+        let key = |p: &Product| (p.input, p.format, p.quantized, p.form);
         match products.last_mut().filter(|p| key(p) == key(&new)) {
             Some(last) => {
                 last.outs = last.outs.saturating_add(new.outs);
@@ -347,8 +356,7 @@ mod tests {
         let mut b = SubgraphBuilder::new("product", rows.bound());
         let weight = b.weight(WeightDecl::whole("w".into(), 100, 64, DType::Q8_0));
         let x = b.input("x", 64, DType::F32);
-        let y =
-            b.op("y", Op::Linear { weight, bias: None, activations, exchanged: false }, &[x], 100);
+        let y = b.op("y", Op::Linear { weight, bias: None, activations, form: None }, &[x], 100);
         b.output(y);
         let mut graph = b.finish().unwrap();
         graph.values.iter_mut().for_each(|v| v.shape.0[0] = rows);

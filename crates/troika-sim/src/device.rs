@@ -153,7 +153,7 @@ fn caps(soc: &Soc, p: &Processor, space: SpaceId, cpu: &Caps) -> Caps {
         strided_rows: p.strided_rows,
         offset_alignment: p.offset_alignment,
         bakes_weights: p.bakes_weights,
-        exchanges: p.products.tile_load_rows > 0.0,
+        forms: p.products.forms().collect(),
         facts: facts(soc, p),
         ..Caps::default()
     }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use toml::{Table, Value};
-use troika_graph::Op;
+use troika_graph::{Op, ProductForm};
 use troika_time::Usage;
 
 use crate::error::SocError;
@@ -110,6 +110,10 @@ pub struct ProductTraits {
     pub tile_load_rows: f64,
     /// Longer sums slow down in proportion.
     pub long_sum: Option<usize>,
+    /// How many times as long a product takes with its rows in one column as with as many groups as
+    /// each has rows; between them by the logarithm of groups by rows. Above 1, a plan may group
+    /// rows.
+    pub square_gain: f64,
 }
 
 impl Default for ProductTraits {
@@ -120,6 +124,7 @@ impl Default for ProductTraits {
             rows_at_once: 1,
             tile_load_rows: 0.0,
             long_sum: None,
+            square_gain: 1.0,
         }
     }
 }
@@ -128,7 +133,15 @@ impl ProductTraits {
     /// Whether products cost more than their operations.
     pub fn matter(&self) -> bool {
         let rates = [self.expand_gweights_s, self.decode_gweights_s];
-        rates.iter().any(Option::is_some) || self.tile_load_rows > 0.0 || self.long_sum.is_some()
+        let costly = rates.iter().any(Option::is_some) || self.long_sum.is_some();
+        costly || self.forms().next().is_some()
+    }
+
+    /// The forms in which products take another time.
+    pub fn forms(&self) -> impl Iterator<Item = ProductForm> {
+        let exchanged = (self.tile_load_rows > 0.0).then_some(ProductForm::Exchanged);
+        let grouped = if self.square_gain > 1.0 { &ProductForm::GROUPS[..] } else { &[] };
+        exchanged.into_iter().chain(grouped.iter().copied())
     }
 }
 
@@ -391,6 +404,7 @@ fn product_traits(f: &mut Fields<'_>) -> Result<ProductTraits, SocError> {
         rows_at_once: p.maybe_count("rows_at_once")?.map_or(1, |n| n.min(MOST_ROWS) as usize),
         tile_load_rows: p.maybe_figure("tile_load_rows")?,
         long_sum: p.maybe_count("long_sum")?.map(|n| n.min(MOST_ROWS) as usize),
+        square_gain: p.maybe_rate("square_gain")?.unwrap_or(1.0).max(1.0),
     };
     p.finish()?;
     Ok(traits)

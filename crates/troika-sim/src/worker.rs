@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use troika_device::{
     Access, CommandList, DeviceError, DeviceId, ForwardBatch, HeldClaim, PagesView, Queue, Rect,
-    Run, SeqRows, Submission, View, Work,
+    Run, Submission, View, Work,
 };
 use troika_graph::Subgraph;
 use troika_time::TaskCost;
@@ -122,10 +122,9 @@ impl Worker {
     }
 }
 
-/// Whether each sequence continues by one row.
+/// Whether each sequence has one row, be it its first.
 pub(crate) fn decoding(forward: &ForwardBatch) -> bool {
-    let goes_on = |s: &SeqRows| s.rows.len() == 1 && s.pos > 0;
-    !forward.seqs.is_empty() && forward.seqs.iter().all(goes_on)
+    !forward.seqs.is_empty() && forward.seqs.iter().all(|s| s.rows.len() == 1)
 }
 
 /// The cost of a run of a graph on some rows.

@@ -58,8 +58,7 @@ fn product(rows: Dim) -> Subgraph {
     let mut b = SubgraphBuilder::new("product", rows.bound());
     let weight = b.weight(WeightDecl::whole("w".into(), 16, 16, DType::F32));
     let x = b.input("x", 16, DType::F32);
-    let op =
-        Op::Linear { weight, bias: None, activations: ActivationFormat::F32, exchanged: false };
+    let op = Op::Linear { weight, bias: None, activations: ActivationFormat::F32, form: None };
     let y = b.op("y", op, &[x], 16);
     b.output(y);
     let mut graph = b.finish().unwrap();

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use troika_device::*;
 use troika_graph::{
-    ActivationFormat, DType, Op, Subgraph, SubgraphBuilder, WeightDecl, bind_static,
+    ActivationFormat, DType, Op, ProductForm, Subgraph, SubgraphBuilder, WeightDecl, bind_static,
 };
 use troika_sim::{Board, Soc, SourcedFigure, VirtualClock, VirtualDevice, figures};
 
@@ -32,7 +32,8 @@ fn product((outs, terms, rows): (usize, usize, usize), exchanged: bool) -> Subgr
     let mut b = SubgraphBuilder::new("product", rows);
     let weight = b.weight(WeightDecl::whole("w".into(), outs, terms, DType::Q4_0));
     let x = b.input("x", terms, DType::F32);
-    let op = Op::Linear { weight, bias: None, activations: ActivationFormat::F32, exchanged };
+    let form = exchanged.then_some(ProductForm::Exchanged);
+    let op = Op::Linear { weight, bias: None, activations: ActivationFormat::F32, form };
     let y = b.op("y", op, &[x], outs);
     b.output(y);
     b.finish().unwrap()

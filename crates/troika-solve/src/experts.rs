@@ -176,11 +176,10 @@ impl Search<'_> {
             Err(PlanError::ExpertGroup { .. }) => return Ok(None),
             plan => self.avoided(plan?),
         };
-        let Some(mut plan) = plan else { return Ok(None) };
-        let layers = match self.layers(&plan, way) {
-            Err(PlanError::Unpriced(_)) => return Ok(None),
-            layers => layers?,
-        };
+        let name = self.name(way);
+        let Some(mut plan) = self.noted(&name, plan)? else { return Ok(None) };
+        let layers = self.layers(&plan, way);
+        let Some(layers) = self.noted(&name, layers)? else { return Ok(None) };
         let others = self.others_ns(&plan, way, &layers)?;
         for layer in &layers {
             let kept = layer.kept(way.keep, others / layers.len() as f64);

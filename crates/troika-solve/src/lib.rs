@@ -6,10 +6,10 @@ mod chunks;
 mod cost;
 mod experts;
 mod fit;
+mod forms;
 mod held;
 mod memory;
 mod options;
-mod orders;
 mod placements;
 mod policy;
 mod predict;
@@ -28,9 +28,9 @@ use troika_plan::PlanError;
 
 pub use cost::{CostModel, Mover, PricedRun, QueueCosts, lasting};
 pub use fit::{Fits, RunFit};
+pub use forms::Forms;
 pub use held::{HeldWeights, held_weights};
 pub use memory::{MadePlan, MakeRequest, check_memory, make_within_memory};
-pub use orders::Orders;
 pub use policy::choose_policy;
 pub use predict::predict;
 pub use profile::{

@@ -1,7 +1,7 @@
 //! Placements of segments by rules, made as the engine makes them, each once. Segments whose graphs
 //! are equal share a placement.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use troika_graph::{ActivationFormat, DType};
@@ -28,6 +28,7 @@ struct PlacementKey {
     refused: Vec<RefusedOps>,
     row_buckets: Option<Vec<usize>>,
     exchange: Vec<WeightRole>,
+    group_rows: BTreeMap<WeightRole, usize>,
     activations: Vec<ActivationFormat>,
     edges: Vec<DType>,
 }
@@ -74,6 +75,7 @@ impl<'a> Placements<'a> {
             refused: rule.refused.clone(),
             row_buckets: rule.row_buckets.clone(),
             exchange: rule.exchange.clone(),
+            group_rows: rule.group_rows.clone(),
             activations: rule.activations.clone(),
             edges: types.of(&self.lowered.segments[segment], phase).collect(),
         };

@@ -66,7 +66,8 @@ impl Search<'_> {
         plan: &Plan,
     ) -> Result<Option<Alternative>, PlanError> {
         let (asked, prompt) = (self.request.base, self.request.prompt);
-        let Some(mut plan) = self.avoided(plan.clone()) else { return Ok(None) };
+        let avoided = self.avoided(plan.clone());
+        let Some(mut plan) = self.noted(name, avoided)? else { return Ok(None) };
         let chunks = prompt.div_ceil(plan.prefill.chunk);
         let numbers = match asked.chunks_in_flight {
             _ if asked.policy == Policy::ChunkAtATime => vec![1],
@@ -79,10 +80,7 @@ impl Search<'_> {
         if numbers.len() > 1 || numbers[0] > 1 {
             let (needed, request) = (only_for(&plan, prompt), self.predictor.request);
             let timed = TimedPlan::new(&request, &needed, plan.prefill.lengths.is_empty());
-            let timed = match timed {
-                Err(PlanError::Unpriced(_)) => return Ok(None),
-                timed => timed?,
-            };
+            let Some(timed) = self.noted(name, timed)? else { return Ok(None) };
             let orders = asked.policy == Policy::InOrder && !shares_experts(&plan) && chunks > 1;
             let mut least = f64::INFINITY;
             for together in numbers {

@@ -45,8 +45,8 @@ impl Search<'_> {
         while fits + 1 < too_many {
             let count = fits.midpoint(too_many);
             let held = match self.avoided(self.ranged(limited, other, kinds, count)) {
-                None => return Ok(None),
-                Some(plan) => {
+                Err(_) => return Ok(None),
+                Ok(plan) => {
                     let (by_device, _) = self.predictor.placements.weight_bytes(&plan)?;
                     by_device.get(&name).copied().unwrap_or(0)
                 }

@@ -71,6 +71,8 @@ pub struct Solved {
     pub predicted: Predicted,
     /// The plans it beat, the best first, with their predictions.
     pub alternatives: Vec<Alternative>,
+    /// Plans without a price, each with the reason.
+    pub unpriced: Vec<String>,
 }
 
 /// A plan that was considered but not chosen.

@@ -88,9 +88,8 @@ impl RunPrices {
         cached: usize,
     ) -> usize {
         let RowsRun { rows, room, .. } = run;
-        // Only attention depends on cached positions. For others it matters only if they decode.
-        let decoded = usize::from(rows == 1 && cached > 0);
-        let cached = if piece.graph.states.is_empty() { decoded } else { cached };
+        // Only attention depends on cached positions.
+        let cached = if piece.graph.states.is_empty() { 0 } else { cached };
         let device = piece.device;
         let key = (Arc::as_ptr(&piece.graph) as usize, device, rows, room, cached);
         if let Some(known) = self.keys.get(&key) {

@@ -6,15 +6,15 @@ use std::mem::{Discriminant, discriminant};
 use troika_model::lower::{SegmentKind, segment_kinds};
 
 use super::choice::{Choice, Placed, Scope, Sought, for_decode};
+use super::forms::Forms;
 use super::options::{Placement, rules};
-use super::orders::Orders;
 use super::request::{Alternative, PredictRequest, SolveRequest, Solved};
 use super::score::Predictor;
 use crate::memory::{MadePlan, MakeRequest, make_within_memory};
-use troika_plan::Goal;
 use troika_plan::{
     Decode, LengthRules, Phase, Plan, PlanError, PlanRequest, Prefill, Split, Strategy,
 };
+use troika_plan::{Goal, Predicted};
 use troika_plan::{PlannedRules, assemble, chunk_of};
 
 /// The most single changes of the best plan that are looked at as plans, in each phase.
@@ -51,13 +51,6 @@ struct Scored {
     placed: Placed,
 }
 
-impl Scored {
-    fn is_on_one_device(&self) -> bool {
-        let first = self.placed.first().map(|(_, p)| &p.device);
-        self.placed.iter().all(|(_, p)| p.split.is_none() && first == Some(&p.device))
-    }
-}
-
 /// What was found for chunks of a length.
 struct Found {
     choice: Choice,
@@ -69,7 +62,7 @@ struct Found {
 pub(super) struct Search<'a> {
     pub(super) request: &'a SolveRequest<'a>,
     pub(super) predictor: Predictor<'a>,
-    orders: Orders<'a>,
+    forms: Forms<'a>,
     pub(super) kinds: Vec<SegmentKind>,
     /// What plans are made of; its chunk is the one that is looked at.
     pub(super) base: PlanRequest,
@@ -77,8 +70,10 @@ pub(super) struct Search<'a> {
     pub(super) chunk: usize,
     /// The most bytes of weights in total.
     pub(super) most_bytes: u64,
-    /// The plans that were looked at.
-    known: Vec<(Prefill, Decode)>,
+    /// The plans that were looked at, with what they take.
+    known: Vec<(Prefill, Decode, Option<Predicted>)>,
+    /// Those without a price, each with the reason.
+    unpriced: Vec<String>,
 }
 
 impl<'a> Search<'a> {
@@ -93,12 +88,13 @@ impl<'a> Search<'a> {
         Ok(Search {
             request,
             predictor,
-            orders: Orders::new(request.lowered, request.devices, request.cost),
+            forms: Forms::new(request.lowered, request.devices, request.cost),
             kinds: segment_kinds(request.spec),
             base: request.base.clone(),
             chunk: chunk_of(request.spec, request.base),
             most_bytes: u64::MAX,
             known: Vec::new(),
+            unpriced: Vec::new(),
         })
     }
 
@@ -116,7 +112,7 @@ impl<'a> Search<'a> {
         let Alternative { mut plan, mut predicted, .. } = alternatives.remove(chosen);
         predicted.lengths = self.predictor.lengths(&plan)?;
         plan.predicted = Some(predicted.clone());
-        Ok(Solved { plan, predicted, alternatives })
+        Ok(Solved { plan, predicted, alternatives, unpriced: self.unpriced })
     }
 
     /// All plans that are looked at, with their predictions.
@@ -156,6 +152,12 @@ impl<'a> Search<'a> {
             // Groups of experts are held besides.
             let fits = c.predicted.total_bytes <= self.most_bytes || shares_experts(&c.plan);
             score(c).is_finite() && (fits || c.name.starts_with(ONE_DEVICE))
+        });
+        let mut seen: Vec<(Prefill, Decode)> = Vec::new();
+        plans.retain(|Alternative { plan, .. }| {
+            let is_new = !seen.iter().any(|(p, d)| (p, d) == (&plan.prefill, &plan.decode));
+            seen.extend(is_new.then(|| (plan.prefill.clone(), plan.decode.clone())));
+            is_new
         });
         plans.sort_by(|a, b| score(a).total_cmp(&score(b)));
         let mut others = 0;
@@ -197,51 +199,82 @@ impl<'a> Search<'a> {
                     _ => format!("{strategy} from {first}"),
                 };
                 all.extend(match strategy {
-                    Strategy::OneDevice => self.alternative(name, plan)?,
-                    _ => self.in_flight(&name, &plan)?,
+                    Strategy::OneDevice => self.alternative(name.clone(), plan.clone())?,
+                    _ => None,
                 });
+                if devices.len() > 1 {
+                    all.extend(self.in_flight(&name, &plan)?);
+                }
             }
         }
         Ok(all)
     }
 
-    /// A plan with its prediction. `None` if devices refuse ops that no other takes, or if it does
-    /// not fit in memory.
+    /// A plan with its prediction. `None` if it has no price.
     pub(super) fn alternative(
         &mut self,
         name: String,
         plan: Plan,
     ) -> Result<Option<Alternative>, PlanError> {
-        let Some(mut plan) = self.avoided(plan) else { return Ok(None) };
-        self.orders.choose(&mut plan);
-        let same = |(p, d): &(Prefill, Decode)| (p, d) == (&plan.prefill, &plan.decode);
-        if self.known.iter().any(same) {
-            return Ok(None);
-        }
-        self.known.push((plan.prefill.clone(), plan.decode.clone()));
-        let predicted = match self.predictor.plan(&plan) {
-            Err(PlanError::Unpriced(_)) => return Ok(None),
-            predicted => predicted?,
+        let avoided = self.avoided(plan);
+        let Some(mut plan) = self.noted(&name, avoided)? else { return Ok(None) };
+        self.forms.choose(&mut plan);
+        let known = self.known.iter().find(|k| (&k.0, &k.1) == (&plan.prefill, &plan.decode));
+        let predicted = match known {
+            Some((_, _, predicted)) => predicted.clone(),
+            None => {
+                let predicted = self.price(&plan);
+                let predicted = self.noted(&name, predicted)?;
+                self.known.push((plan.prefill.clone(), plan.decode.clone(), predicted.clone()));
+                predicted
+            }
         };
-        if !predicted.ttft_us.is_finite() || !predicted.tpot_us.is_finite() {
-            return Ok(None);
-        }
-        let over = |d: &troika_plan::PlanDevice| {
-            let bytes = predicted.weight_bytes.get(&d.name).copied().unwrap_or(0);
-            d.caps.max_resident_bytes.is_some_and(|most| bytes > most)
-        };
-        if self.request.devices.iter().any(over) {
-            return Ok(None);
-        }
+        let Some(predicted) = predicted else { return Ok(None) };
         plan.predicted = Some(predicted.clone());
         Ok(Some(Alternative { name, plan, predicted }))
     }
 
-    pub(super) fn avoided(&self, mut plan: Plan) -> Option<Plan> {
+    /// What a plan takes.
+    fn price(&mut self, plan: &Plan) -> Result<Predicted, PlanError> {
+        let predicted = self.predictor.plan(plan)?;
+        if !predicted.ttft_us.is_finite() || !predicted.tpot_us.is_finite() {
+            return Err(PlanError::Unpriced("a part of it has no price on its device".into()));
+        }
+        let over = |d: &&troika_plan::PlanDevice| {
+            let bytes = predicted.weight_bytes.get(&d.name).copied().unwrap_or(0);
+            d.caps.max_resident_bytes.is_some_and(|most| bytes > most)
+        };
+        if let Some(device) = self.request.devices.iter().find(over) {
+            let why = format!("its weights do not fit in the memory of {}", device.name);
+            return Err(PlanError::Unpriced(why));
+        }
+        Ok(predicted)
+    }
+
+    /// Notes why a plan has no price.
+    pub(super) fn noted<T>(
+        &mut self,
+        name: &str,
+        found: Result<T, PlanError>,
+    ) -> Result<Option<T>, PlanError> {
+        let Err(PlanError::Unpriced(why)) = found else { return found.map(Some) };
+        let line = format!("{name}: {why}");
+        if !self.unpriced.contains(&line) {
+            self.unpriced.push(line);
+        }
+        Ok(None)
+    }
+
+    /// The plan with refused ops elsewhere.
+    ///
+    /// # Errors
+    /// [`PlanError::Unpriced`]: no device takes an op, or the plan does not fit the model.
+    pub(super) fn avoided(&self, mut plan: Plan) -> Result<Plan, PlanError> {
         let names: Vec<&str> = self.request.devices.iter().map(|d| d.name.as_str()).collect();
-        plan.avoid(self.request.refusals, &names).ok()?;
-        plan.check(self.request.spec, &names).ok()?;
-        Some(plan)
+        let avoided = plan.avoid(self.request.refusals, &names);
+        let fits = avoided.and_then(|_| plan.check(self.request.spec, &names));
+        fits.map_err(|e| PlanError::Unpriced(e.to_string()))?;
+        Ok(plan)
     }
 
     /// The plan of a choice.
@@ -270,7 +303,7 @@ impl<'a> Search<'a> {
             // One chunk needs memory for one only.
             plan.prefill.chunks_in_flight = 1;
         }
-        self.orders.choose(&mut plan);
+        self.forms.choose(&mut plan);
         plan
     }
 
@@ -438,7 +471,7 @@ impl<'a> Search<'a> {
         }
         seeds.sort_by(|a, b| a.score.total_cmp(&b.score));
         seeds.dedup_by(|a, b| a.placed == b.placed);
-        let single = seeds.iter().find(|s| s.is_on_one_device()).cloned();
+        let single = seeds.iter().find(|s| self.is_alone(s, sought.scope.phase)).cloned();
         seeds.truncate(if sought.asked { SEEDS } else { 1 });
         let mut best: Option<Scored> = None;
         for seed in seeds {
@@ -454,6 +487,14 @@ impl<'a> Search<'a> {
         }
         let best = best.ok_or_else(|| PlanError::Unpriced("there are no segments".into()))?;
         Ok(best.placed)
+    }
+
+    /// Whether one device computes all, refused ops included.
+    fn is_alone(&self, seed: &Scored, phase: Phase) -> bool {
+        let Scored { placed, .. } = seed;
+        let full =
+            Choice { prefill: vec![(self.base.chunk, placed.clone())], decode: placed.clone() };
+        self.avoided_rules(&full, phase).is_some_and(|plan| plan.devices.len() == 1)
     }
 
     /// Improves a seed, one kind of segment at a time, until nothing helps.

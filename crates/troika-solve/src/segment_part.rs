@@ -2,11 +2,12 @@
 //! prices tell them apart.
 
 use serde::{Deserialize, Serialize};
-use troika_graph::{Node, Op, Subgraph};
+use troika_graph::{Op, ProductForm, Subgraph};
 use troika_model::lower::SegmentKind;
+use troika_model::spec::WeightRole;
 
 /// A part of a segment. Each is priced by measurements of its own.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SegmentPart {
     /// All of a segment, or a share of its columns.
@@ -20,31 +21,28 @@ pub enum SegmentPart {
     Beside,
     /// Products alone, or a share of their columns.
     Products,
-    /// A segment, or products alone, with operands of products exchanged.
-    Exchanged,
+    /// Products of the same inputs alone, in one form.
+    Form {
+        /// The first of their weights.
+        of: WeightRole,
+        /// The form; `None`: as they are.
+        form: Option<ProductForm>,
+    },
 }
 
 impl SegmentPart {
-    /// All parts.
-    pub const ALL: [SegmentPart; 6] = [
-        SegmentPart::Whole,
-        SegmentPart::Group,
-        SegmentPart::Choices,
-        SegmentPart::Beside,
-        SegmentPart::Products,
-        SegmentPart::Exchanged,
-    ];
-
     /// The name in tables.
-    pub const fn name(self) -> &'static str {
-        match self {
+    pub fn name(self) -> String {
+        let name = match self {
             SegmentPart::Whole => "whole",
             SegmentPart::Group => "groups",
             SegmentPart::Choices => "choices",
             SegmentPart::Beside => "other ops",
             SegmentPart::Products => "products",
-            SegmentPart::Exchanged => "exchanged operands",
-        }
+            SegmentPart::Form { of, form: None } => return format!("{of:?}"),
+            SegmentPart::Form { of, form: Some(form) } => return format!("{of:?}, {form}"),
+        };
+        name.into()
     }
 
     /// Whether a kind of segment has products that another device may compute.
@@ -53,14 +51,12 @@ impl SegmentPart {
         t.by_columns && !t.keeps_state && !t.by_experts
     }
 
-    /// The part that a graph of a kind of segment is.
+    /// The part that a graph of a kind of segment is, in whatever form.
     pub fn of(kind: SegmentKind, graph: &Subgraph) -> SegmentPart {
         if SegmentPart::has_products(kind) {
             let ops = || graph.nodes.iter().filter(|node| !matches!(node.op, Op::Convert));
             let products = ops().filter(|node| node.op.is_product()).count();
-            let exchanged = |node: &Node| matches!(node.op, Op::Linear { exchanged: true, .. });
             return match products {
-                _ if graph.nodes.iter().any(exchanged) => SegmentPart::Exchanged,
                 0 => SegmentPart::Beside,
                 _ if products == ops().count() => SegmentPart::Products,
                 _ => SegmentPart::Whole,

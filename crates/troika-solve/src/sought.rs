@@ -63,7 +63,7 @@ impl Search<'_> {
                         false => rows,
                     };
                     let run = PricedRun { device, kind, graph, rows, room, cached };
-                    self.request.cost.ordered_ns(&run, caps.exchanges)
+                    self.request.cost.formed_ns(&run, &caps.forms)
                 })
             })
             .collect();
@@ -153,7 +153,7 @@ impl Search<'_> {
             .collect();
         let decode = if known.contains(&None) { choice.decode.clone() } else { for_decode(&any) };
         let plan = self.plan(&Choice { prefill, decode }, "solve");
-        let Some(plan) = self.avoided(plan) else { return Ok(false) };
+        let Ok(plan) = self.avoided(plan) else { return Ok(false) };
         let (by_device, total) = match self.predictor.placements.weight_bytes(&plan) {
             Err(PlanError::Unpriced(_)) => return Ok(false),
             bytes => bytes?,

@@ -231,7 +231,7 @@ impl Prices<'_> {
         let cached = r.cached + before;
         let price = || {
             let run = PricedRun { device, kind: r.kind, graph, rows: count, room, cached };
-            let ns = r.cost.ordered_ns(&run, r.devices[device].caps.exchanges);
+            let ns = r.cost.formed_ns(&run, &r.devices[device].caps.forms);
             if ns >= 0.0 { ns } else { f64::INFINITY }
         };
         *self.known.entry(key).or_insert_with(price)

@@ -3,19 +3,19 @@
 #![allow(clippy::panic, clippy::unwrap_used)]
 
 use troika_device::{Caps, SpaceId};
-use troika_graph::{ActivationFormat, DType};
+use troika_graph::{ActivationFormat, DType, ProductForm, Subgraph, form_products};
 use troika_model::lower::{LowerOptions, Lowered, SegmentKind, WeightShape, lower};
 use troika_model::spec::{Key, ModelSpec, WeightRole, weight_requirements};
 use troika_model::{families, presets};
 use troika_plan::{ModelId, PlanDevice, PlanRequest, SyncMode, make};
 use troika_solve::{
-    Apart, CostModel, Orders, PairSample, PricedRun, Profile, ProfileError, ProfileSubject,
+    Apart, CostModel, Forms, PairSample, PricedRun, Profile, ProfileError, ProfileSubject,
     ProfiledCosts, ProfiledDevice, ProfiledGraph, RunSample, SegmentPart, Slowdown, Spread,
     profiled_graphs,
 };
 use troika_time::RunWork;
 
-const PARTS: Apart = Apart { experts: true, products: false, exchanged: false };
+const PARTS: Apart<'_> = Apart { experts: true, products: false, forms: &[] };
 
 fn spec() -> ModelSpec {
     let mut spec = families::from_config(&presets::config("qwen3-0.6b").unwrap()).unwrap().spec;
@@ -54,7 +54,7 @@ fn device(name: &str, row_buckets: &[usize]) -> PlanDevice {
         top_k: 0,
         offset_alignment: 1,
         bakes_weights: false,
-        exchanges: false,
+        forms: Vec::new(),
         code_weights: None,
         facts: vec![("cores".into(), "2".into())],
     };
@@ -387,31 +387,35 @@ fn parts_of_shared_experts_have_measurements_of_their_own() {
     assert_eq!(ns(1, SegmentPart::Group), f64::INFINITY);
 }
 
-/// Products with operands exchanged have measurements of their own, and plans exchange what gains
-/// more than profiles know.
+/// Products have measurements of their own in each form, and plans take the forms that gain more than
+/// profiles know, product by product.
 #[test]
-fn products_are_exchanged_where_that_was_measured_to_gain() {
+fn products_have_the_form_that_was_measured_to_gain() {
     let spec = spec();
     let lowered = lowered(&spec);
     let mut devices = [device("npu", &[]), device("cpu", &[])];
-    devices[0].caps.exchanges = true;
+    devices[0].caps.forms = vec![ProductForm::Exchanged, ProductForm::Groups(32)];
     let mut profile = Profile::new(subject(&spec, &devices));
     for (device, d) in devices.iter().enumerate() {
-        let apart = Apart { exchanged: d.caps.exchanges, ..Apart::default() };
+        let apart = Apart { forms: &d.caps.forms, ..Apart::default() };
         let all = profiled_graphs(&lowered, &[], apart);
-        let exchanged = |g: &&ProfiledGraph| g.part == SegmentPart::Exchanged;
-        assert_eq!(all.iter().filter(exchanged).count(), [4, 0][device], "one of each kind");
+        let form_of = |g: &ProfiledGraph| match g.part {
+            SegmentPart::Form { of, form } => Some((of, form)),
+            _ => None,
+        };
+        let formed: Vec<_> = all.iter().filter_map(form_of).collect();
+        // Products of queries, of outputs and two of feed-forwards in three forms, of the head in two.
+        assert_eq!(formed.len(), [14, 0][device], "{formed:?}");
         for graph in all.iter().filter(|g| g.share == 64) {
             let one = &graph.layers[0];
-            assert_eq!(
-                SegmentPart::of(graph.kind, one) == SegmentPart::Exchanged,
-                exchanged(&graph)
-            );
             for rows in [1, 16, 64, 256, 512] {
                 let work = RunWork::of(one, rows, 0);
-                let gain = match graph.kind {
-                    SegmentKind::Ffn if exchanged(&graph) && rows > 1 => 0.5,
-                    SegmentKind::Qkv if exchanged(&graph) => 0.97,
+                let (exchanged, groups) = (ProductForm::Exchanged, ProductForm::Groups(32));
+                let gain = match form_of(graph) {
+                    Some((WeightRole::Gate, Some(form))) if form == groups && rows > 1 => 0.5,
+                    Some((WeightRole::Gate, Some(form))) if form == exchanged && rows > 1 => 0.7,
+                    Some((WeightRole::Down, Some(form))) if form == exchanged && rows > 1 => 0.7,
+                    Some((_, Some(_))) => 0.97,
                     _ => 1.0,
                 };
                 profile.runs.push(RunSample {
@@ -433,14 +437,45 @@ fn products_are_exchanged_where_that_was_measured_to_gain() {
     profile.fit();
     let cost: &dyn CostModel = &ProfiledCosts::new(&profile, &devices).unwrap();
     let base = PlanRequest { context: Some(2048), ..PlanRequest::default() };
-    for (first, expected) in
-        [(0, &[WeightRole::Gate, WeightRole::Up, WeightRole::Down][..]), (1, &[])]
-    {
+    for first in [0, 1] {
         let mut plan = make(&spec, &devices[first..], &base).unwrap();
         plan.decode.rules[0].exchange = vec![WeightRole::Q];
-        Orders::new(&lowered, &devices, cost).choose(&mut plan);
-        plan.prefill.rules[0].exchange.sort();
-        let rules = [&plan.prefill.rules[0], &plan.decode.rules[0]].map(|r| &r.exchange[..]);
-        assert_eq!(rules, [expected, &[]]);
+        Forms::new(&lowered, &devices, cost).choose(&mut plan);
+        let rule = &plan.prefill.rules[0];
+        assert_eq!(rule.exchange, if first == 0 { vec![WeightRole::Down] } else { vec![] });
+        let grouped: Vec<_> = rule.group_rows.iter().map(|(role, rows)| (*role, *rows)).collect();
+        let expected = [(WeightRole::Gate, 32), (WeightRole::Up, 32)];
+        assert_eq!(grouped, expected[..if first == 0 { 2 } else { 0 }]);
+        assert!(!plan.decode.rules[0].has_forms());
     }
+    // A segment takes less by what its products gain.
+    let ffn = &lowered.segments.iter().find(|s| s.kind == SegmentKind::Ffn).unwrap().graph;
+    let ns = |graph: &Subgraph| {
+        cost.run_ns(&PricedRun {
+            device: 0,
+            kind: SegmentKind::Ffn,
+            graph,
+            rows: 64,
+            room: 64,
+            cached: 0,
+        })
+    };
+    let of = |form| ns(&form_products(ffn, |name| WeightRole::of(name).and(form)));
+    let (plain, grouped) = (of(None), of(Some(ProductForm::Groups(32))));
+    let gain = (0.5 * 2.0 + 0.03) / 3.0;
+    assert!((grouped / plain - (1.0 - gain)).abs() < 0.01, "{grouped} of {plain}");
+    assert_eq!(of(Some(ProductForm::Groups(8))), f64::INFINITY, "not measured");
+    assert!(
+        cost.formed_ns(
+            &PricedRun {
+                device: 0,
+                kind: SegmentKind::Ffn,
+                graph: ffn,
+                rows: 64,
+                room: 64,
+                cached: 0
+            },
+            &devices[0].caps.forms
+        ) < grouped
+    );
 }

@@ -122,40 +122,70 @@ impl CalibrationOptions {
     }
 }
 
-/// The segments of the most important outliers, without the share of them that a way prunes.
-fn important(calibration: &Calibration, lowered: &Lowered, way: Outliers) -> Vec<SegmentAt> {
-    let Some(scales) = way.scales.clipped() else { return Vec::new() };
-    let rounded = lowered.segments.iter().filter(|s| CalibratedProducts::rounds(s.kind));
-    let mut all: Vec<(f64, SegmentAt)> = rounded
-        .map(|s| {
-            let of = |w: &WeightDecl| calibration.cost(scales, &w.name);
-            (s.graph.weights.iter().map(of).sum(), (s.kind, s.layer))
-        })
-        .filter(|(cost, _)| *cost > 0.0)
-        .collect();
-    all.sort_by(|a, b| b.0.total_cmp(&a.0));
-    let kept = ((1.0 - way.pruned) * all.len() as f64).round() as usize;
-    all.truncate(kept);
-    all.into_iter().map(|(_, segment)| segment).collect()
+/// The outliers of a segment's inputs, and what becomes of them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SegmentOutliers {
+    /// The segment.
+    pub at: SegmentAt,
+    /// llm.npu's importance, of the product where it is largest ([`Calibration::importance`]).
+    pub importance: f64,
+    /// What decides ([`Calibration::cost`]), of all its products.
+    pub cost: f64,
+    /// Whether they decide the scale, as they cost too little to be computed apart.
+    pub pruned: bool,
 }
 
-/// What computing outliers apart takes in memory.
+impl SegmentOutliers {
+    /// Those of the segments that have any, the costliest first, by what a way prunes.
+    pub fn of(calibration: &Calibration, lowered: &Lowered, way: Outliers) -> Vec<SegmentOutliers> {
+        let Some(scales) = way.scales.clipped() else { return Vec::new() };
+        let rounded = lowered.segments.iter().filter(|s| CalibratedProducts::rounds(s.kind));
+        let all = rounded.map(|s| {
+            let cost = |w: &WeightDecl| calibration.cost(scales, &w.name);
+            let importance = |w: &WeightDecl| calibration.importance(&w.name);
+            let weights = s.graph.weights.iter();
+            SegmentOutliers {
+                at: (s.kind, s.layer),
+                importance: weights.clone().map(importance).fold(0.0, f64::max),
+                cost: weights.map(cost).sum(),
+                pruned: false,
+            }
+        });
+        let mut all: Vec<SegmentOutliers> = all.filter(|s| s.cost > 0.0).collect();
+        all.sort_by(|a, b| b.cost.total_cmp(&a.cost));
+        let kept = ((1.0 - way.pruned) * all.len() as f64).round() as usize;
+        all.iter_mut().skip(kept).for_each(|s| s.pruned = true);
+        all
+    }
+}
+
+/// The segments of the most important outliers, without the share of them that a way prunes.
+fn important(calibration: &Calibration, lowered: &Lowered, way: Outliers) -> Vec<SegmentAt> {
+    let all = SegmentOutliers::of(calibration, lowered, way).into_iter();
+    all.filter(|s| !s.pruned).map(|s| s.at).collect()
+}
+
+/// What computing outliers apart takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct ShadowMemory {
+pub struct ShadowCost {
     /// Bytes of the columns of weights that lie in memory, as floats.
     pub hot: u64,
     /// Those of all columns of the same weights.
     pub all: u64,
     /// Bytes of all weights of the model, as stored.
     pub weights: u64,
+    /// Multiplications of the outliers of the calibration's text.
+    pub outliers: f64,
+    /// Those of the products whose inputs are rounded.
+    pub products: f64,
 }
 
-impl ShadowMemory {
+impl ShadowCost {
     /// What a way takes.
-    pub fn of(calibration: &Calibration, lowered: &Lowered, way: Outliers) -> ShadowMemory {
+    pub fn of(calibration: &Calibration, lowered: &Lowered, way: Outliers) -> ShadowCost {
         let important = important(calibration, lowered, way);
         let counted = CalibrationTensor::outliers(way.scales);
-        let (mut sum, mut known) = (ShadowMemory::default(), HashSet::new());
+        let (mut sum, mut known) = (ShadowCost::default(), HashSet::new());
         for segment in &lowered.segments {
             for weight in &segment.graph.weights {
                 if known.insert(weight.name.clone()) {
@@ -164,8 +194,12 @@ impl ShadowMemory {
                 }
                 let counts = calibration.tensor(counted, &weight.name);
                 let Some(counts) = counts else { continue };
+                let rows = (weight.rows * calibration.tokens) as f64;
+                sum.products += rows * counts.len() as f64;
                 if important.contains(&(segment.kind, segment.layer)) {
                     let column = (weight.rows * size_of::<f32>()) as u64;
+                    let values: f64 = counts.iter().copied().map(f64::from).sum();
+                    sum.outliers += values * weight.rows as f64;
                     sum.hot += hot_columns(counts).len() as u64 * column;
                     sum.all += counts.len() as u64 * column;
                 }

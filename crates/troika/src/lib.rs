@@ -78,7 +78,7 @@ mod turn;
 
 pub use budget::{HostMemory, MemoryLimits};
 pub use calibrate::{Calibrated, calibrate};
-pub use calibrated::{CalibrationOptions, Outliers, ShadowMemory};
+pub use calibrated::{CalibrationOptions, Outliers, SegmentOutliers, ShadowCost};
 pub use checked_device::keep_checked;
 pub use describe::{BoundModel, Described, describe, outline};
 pub use devices::limits::{Limit, Limits, measure_bandwidth, measure_limits, multiply_of};

@@ -5,16 +5,16 @@ use std::sync::Arc;
 use troika_device::Device;
 use troika_engine::EngineError;
 use troika_graph::partition::residual;
-use troika_graph::{ActivationFormat, DType, Op, convert_products};
+use troika_graph::{ActivationFormat, DType, Node, Op, convert_products};
 use troika_model::lower::{Lowered, lower};
 use troika_model::spec::ModelSpec;
 use troika_plan::{
     CalibratedProducts, Elsewhere, ExpertPolicy, ExpertSettings, Plan, PlanDevice, PlanError,
-    PlanRequest, Prefill, Refusal, Strategy, describe_refusals, leave_attention,
+    PlanRequest, Prefill, Refusal, Strategy, describe_refusals, in_flight, leave_attention,
 };
 use troika_program::{PhaseCopies, copies};
 use troika_solve::{
-    Alternative, CostModel, HeldWeights, MadePlan, MakeRequest, Orders, PredictRequest,
+    Alternative, CostModel, Forms, HeldWeights, MadePlan, MakeRequest, PredictRequest,
     ProfiledCosts, SolveRequest, Solved, check_memory, choose_policy, held_weights,
     make_within_memory, solve,
 };
@@ -45,6 +45,8 @@ pub struct Planned {
     pub refusals: Vec<Refusal>,
     /// If a profile chose the plan: the plans it beat, the best first.
     pub alternatives: Vec<Alternative>,
+    /// Plans without a price, each with the reason.
+    pub unpriced: Vec<String>,
     /// Bytes that the KV cache may take; `None`: what all sequences need.
     pub kv_bytes: Option<u64>,
     /// What it was planned for.
@@ -123,19 +125,20 @@ impl BoundModel {
     /// The same for the context that the options ask for, whatever is free.
     pub(crate) fn planned(self, options: &OpenOptions) -> Result<Planned, Error> {
         options.experts.check(&self.spec)?;
-        let (mut changes, mut alternatives) = (Vec::new(), Vec::new());
+        let (mut changes, mut alternatives, mut unpriced) = (Vec::new(), Vec::new(), Vec::new());
         let calibration = options.npu_numbers.calibration().map(|c| &*c.calibration);
         let solved = match &options.plan {
             PlanSource::Profile(wanted) => self.solved(options, wanted, &mut changes)?,
             _ => None,
         };
+        let by_strategy = options.plan.given().is_none() && solved.is_none();
         let mut plan = match (options.plan.given(), solved) {
             (Some(plan), _) => {
                 plan.check_calibration(calibration)?;
                 self.checked(plan)?
             }
             (None, Some(solved)) => {
-                alternatives = solved.alternatives;
+                (alternatives, unpriced) = (solved.alternatives, solved.unpriced);
                 if solved.plan.all_rules().any(|rule| rule.experts().is_some()) {
                     let shared = Strategy::Experts(ExpertPolicy::All);
                     changes.extend(options.experts.notes(&self.spec, &shared, calibration));
@@ -164,6 +167,9 @@ impl BoundModel {
         } else {
             changes.extend(self.avoid(&mut plan, &refusals)?);
         }
+        if by_strategy {
+            self.count_chunks(&mut plan, options);
+        }
         self.check_memory(&plan, options)?;
         if matches!(options.plan, PlanSource::Strategy) {
             self.order(&mut plan, options)?;
@@ -175,7 +181,13 @@ impl BoundModel {
                 );
             }
         }
-        Ok(Planned { plan, changes, refusals, alternatives, kv_bytes: None, model: self })
+        Ok(Planned { plan, changes, refusals, alternatives, unpriced, kv_bytes: None, model: self })
+    }
+
+    /// Sets the chunks in flight of a new plan: refused ops may have brought in another device.
+    fn count_chunks(&self, plan: &mut Plan, options: &OpenOptions) {
+        let (request, several) = (self.plan_request(options), plan.devices.len() > 1);
+        plan.prefill.chunks_in_flight = in_flight(&request, plan.prefill.chunk, several);
     }
 
     /// Gives a plan for virtual devices the faster order of operands, and the fastest order of
@@ -194,7 +206,7 @@ impl BoundModel {
             prompt: chunk,
             generate: 0,
         };
-        Orders::new(request.lowered, &devices, request.cost).choose(plan);
+        Forms::new(request.lowered, &devices, request.cost).choose(plan);
         if together < 2 || plan.all_rules().any(|rule| rule.experts().is_some()) {
             return Ok(());
         }
@@ -332,7 +344,7 @@ impl BoundModel {
             return Ok(MadePlan { plan, moved: Vec::new() });
         }
         let lowered = &self.lowered(&plan)?;
-        base.calibrated = self.converted(options, lowered);
+        base.calibrated = self.converted(options, lowered)?;
         let refusals = if is_limited { self.refusals(&plan, options)? } else { Vec::new() };
         Ok(make_within_memory(&MakeRequest {
             spec: &self.spec,
@@ -352,19 +364,36 @@ impl BoundModel {
     }
 
     /// The products that NPUs convert weights for, and the devices that take their outliers.
-    fn converted(&self, options: &OpenOptions, lowered: &Lowered) -> Option<CalibratedProducts> {
-        let mut products = options.converted(lowered)?;
+    ///
+    /// # Errors
+    /// There are devices beside NPUs, none of which takes them.
+    fn converted(
+        &self,
+        options: &OpenOptions,
+        lowered: &Lowered,
+    ) -> Result<Option<CalibratedProducts>, Error> {
+        let Some(mut products) = options.converted(lowered) else { return Ok(None) };
         let mut exact =
             lowered.segments.iter().filter(|s| products.exact.contains(&(s.kind, s.layer)));
         if let Some(segment) = exact.next() {
             let graph = residual(&convert_products(&segment.graph, products.format));
-            let takes = |d: &&Arc<dyn Device>| {
+            let has = |d: &&Arc<dyn Device>| d.caps().activation_formats.contains(&products.format);
+            let mut refusal = None;
+            for d in self.devices.iter().filter(|d| !has(d)) {
                 let mut verdicts = graph.nodes.iter().zip(d.examine(&graph));
-                verdicts.all(|(n, why)| why.is_none() || !matches!(n.op, Op::Outliers { .. }))
-            };
-            products.takers = self.devices.iter().filter(takes).map(|d| d.name().into()).collect();
+                let of =
+                    |(n, why): (&Node, _)| matches!(n.op, Op::Outliers { .. }).then_some(why)?;
+                let (device, op, segment) = (d.name().to_string(), "outliers".into(), segment.kind);
+                match verdicts.find_map(of) {
+                    Some(why) => refusal = Some(Refusal { device, segment, op, why }),
+                    None => products.takers.push(device),
+                }
+            }
+            if let Some(refusal) = refusal.filter(|_| products.takers.is_empty()) {
+                return Err(PlanError::Refused(Box::new(refusal)).into());
+            }
         }
-        Some(products)
+        Ok(Some(products))
     }
 
     fn plan_request(&self, options: &OpenOptions) -> PlanRequest {
@@ -427,7 +456,7 @@ impl BoundModel {
         let lowered = self.lowered(&one)?;
         let mut base = self.plan_request(options);
         base.kv_dtype = Some(one.kv_dtype);
-        base.calibrated = self.converted(options, &lowered);
+        base.calibrated = self.converted(options, &lowered)?;
         let groups = || Some(HostMemory::now(options.memory)?.groups(self.store.bytes()));
         base.experts.bytes = base.experts.bytes.or_else(groups);
         let alone = self.alone(&devices, &base, &own)?;

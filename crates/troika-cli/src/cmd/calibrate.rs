@@ -3,7 +3,10 @@
 use serde_json::json;
 use troika::plan::Calibration;
 use troika::trace::Tracer;
-use troika::{Calibrated, Error, OpenOptions, Outliers, ShadowMemory, calibrate, record_routing};
+use troika::{
+    Calibrated, Error, OpenOptions, Outliers, SegmentOutliers, ShadowCost, calibrate,
+    record_routing,
+};
 use troika_lab::Subject;
 
 use super::outliers::{Measuring, described};
@@ -45,8 +48,7 @@ pub fn run(args: &CalibrateArgs) -> Result<(), CliError> {
     let subject = resolve::subject(&args.subject)?;
     let interrupt = Interrupt::listen();
     let options = window_options(&args.open, subject.spec()?.context)?;
-    let window = options.context.unwrap_or(WINDOW);
-    let (tokens, heldout, bos) = texts(args, &subject, window)?;
+    let (tokens, heldout, bos) = texts(args, &subject, options.context.unwrap_or(WINDOW))?;
     let others = match &subject {
         Subject::Files(source) => routing::unseen(&args.unseen, source)?,
         Subject::Synthetic(_) => Vec::new(),
@@ -62,7 +64,8 @@ pub fn run(args: &CalibrateArgs) -> Result<(), CliError> {
     drop(counting);
     if let Subject::Files(source) = &subject {
         let (options, tokens, interrupt) = (&options, &heldout[..], &interrupt);
-        Measuring { source, options, tokens, interrupt }.choose(&mut calibration)?;
+        Measuring { source, options, tokens, lowered: &lowered, interrupt }
+            .choose(&mut calibration)?;
     }
     let (names, texts): (Vec<_>, Vec<_>) = others.iter().map(|(n, t)| (n.clone(), &t[..])).unzip();
     let recorded = match texts.is_empty() || routing.layers.is_empty() {
@@ -74,31 +77,20 @@ pub fn run(args: &CalibrateArgs) -> Result<(), CliError> {
         }
     };
     let unseen: Vec<_> = names.into_iter().zip(recorded.into_iter().map(|r| r.trace)).collect();
-    let text = calibration.to_json();
-    file::write("calibration", &args.out, |to| to.write_all(text.as_bytes()))?;
+    file::write("calibration", &args.out, |to| to.write_all(calibration.to_json().as_bytes()))?;
     routing::write_trace(&routing, args.routing_trace.as_deref())?;
     let best = Outliers::best(&calibration).map_err(Error::from)?;
-    let shadow = ShadowMemory::of(&calibration, &lowered, best);
+    let shadow = ShadowCost::of(&calibration, &lowered, best);
+    let segments = SegmentOutliers::of(&calibration, &lowered, best);
     let experts = RoutingSummary::of(&routing, &calibration.transitions, &unseen);
     if !args.json {
         let experts = experts.map_or(String::new(), |experts| experts.table());
-        return output::write(&(table(&calibration, shadow) + &experts));
+        return output::write(&(table(&calibration, shadow, &segments) + &experts));
     }
-    let found = calibration.summary();
-    output::json(&json!({
-        "file": args.out.display().to_string(),
-        "tokens": calibration.tokens,
-        "products": found.products,
-        "columns": found.columns,
-        "outlier_columns": found.outlier_columns,
-        "hot_share": found.hot_share,
-        "layers": found.layers,
-        "measured": calibration.measured,
-        "shadow_hot_bytes": shadow.hot,
-        "shadow_all_bytes": shadow.all,
-        "weight_bytes": shadow.weights,
-        "routing": experts.map(|experts| experts.json()),
-    }))
+    let mut report = json(&calibration, shadow, &segments);
+    report["file"] = json!(args.out.display().to_string());
+    report["routing"] = json!(experts.map(|experts| experts.json()));
+    output::json(&report)
 }
 
 /// The tokens to calibrate with, those held out, and the one with which texts begin.
@@ -123,7 +115,33 @@ fn texts(args: &CalibrateArgs, subject: &Subject, window: usize) -> Result<Texts
     Ok((tokens, heldout, bos))
 }
 
-fn table(calibration: &Calibration, shadow: ShadowMemory) -> String {
+fn json(
+    calibration: &Calibration,
+    shadow: ShadowCost,
+    segments: &[SegmentOutliers],
+) -> serde_json::Value {
+    let found = calibration.summary();
+    json!({
+        "tokens": calibration.tokens,
+        "products": found.products,
+        "columns": found.columns,
+        "outlier_columns": found.outlier_columns,
+        "hot_share": found.hot_share,
+        "layers": found.layers,
+        "segments": segments.iter().map(segment_json).collect::<Vec<_>>(),
+        "measured": calibration.measured,
+        "shadow_hot_bytes": shadow.hot, "shadow_all_bytes": shadow.all,
+        "weight_bytes": shadow.weights,
+        "multiplications": { "outliers": shadow.outliers, "products": shadow.products },
+    })
+}
+
+fn segment_json(of: &SegmentOutliers) -> serde_json::Value {
+    let SegmentOutliers { at: (kind, layer), importance, cost, pruned } = of;
+    json!({ "layer": layer, "segment": kind.name(), "importance": importance, "cost": cost, "pruned": pruned })
+}
+
+fn table(calibration: &Calibration, shadow: ShadowCost, segments: &[SegmentOutliers]) -> String {
     let found = calibration.summary();
     let percent = |part: usize| 100.0 * part as f64 / found.columns.max(1) as f64;
     let mut text = format!(
@@ -138,29 +156,37 @@ fn table(calibration: &Calibration, shadow: ShadowMemory) -> String {
     );
     let mib = |n: u64| n as f64 / f64::from(1 << 20);
     let share = |part: f64, of: f64| 100.0 * part / of.max(1.0);
-    let ShadowMemory { hot, all, weights } = shadow;
+    let ShadowCost { hot, all, weights, outliers, products } = shadow;
     text.push_str(&format!(
         "The columns that shadow products hold: {:.2} MiB, of {:.2} for all columns ({:.1} % less); \
-         that is {:.2} % of the model's weights.\n",
+         that is {:.2} % of the model's weights. Outliers take {:.2} % of the multiplications of \
+         the NPU's products.\n",
         mib(hot),
         mib(all),
         share((all - hot) as f64, all as f64),
-        share(hot as f64, weights as f64)
+        share(hot as f64, weights as f64),
+        share(outliers, products)
     ));
     text.push_str(&described(calibration.measured.as_ref()));
     text.push_str(
-        "\n| layer | columns | with outliers, % | outliers of values, % | columns of 80 %, % |\n\
-         | --- | ---: | ---: | ---: | ---: |\n",
+        "\n| layer | columns | with outliers, % | outliers of values, % | columns of 80 %, % | largest \
+         by limit | cost | pruned |\n| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |\n",
     );
     for l in &found.layers {
         let values = l.columns as f64 * calibration.tokens as f64;
+        let here = |s: &&SegmentOutliers| s.at.1.is_some_and(|n| l.layer == format!("layers.{n}"));
+        let here: Vec<&SegmentOutliers> = segments.iter().filter(here).collect();
+        let pruned: Vec<&str> = here.iter().filter(|s| s.pruned).map(|s| s.at.0.name()).collect();
         text.push_str(&format!(
-            "| {} | {} | {:.2} | {:.3} | {:.2} |\n",
+            "| {} | {} | {:.2} | {:.3} | {:.2} | {:.1} | {:.1e} | {} |\n",
             l.layer,
             l.columns,
             share(l.outlier_columns as f64, l.columns as f64),
             share(l.outliers, values),
-            100.0 * l.most
+            100.0 * l.most,
+            here.iter().map(|s| s.importance).fold(1.0, f64::max),
+            here.iter().map(|s| s.cost).sum::<f64>(),
+            pruned.join(", ")
         ));
     }
     text

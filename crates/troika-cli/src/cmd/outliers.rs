@@ -4,9 +4,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use troika::graph::ScaleOrigin;
+use troika::model::lower::Lowered;
 use troika::plan::{Calibration, MeasuredOutliers, Strategy};
 use troika::{
-    CalibrationOptions, DeviceSpec, Model, NpuNumbers, OpenOptions, Outliers, Scored, Source,
+    CalibrationOptions, DeviceSpec, Model, NpuNumbers, OpenOptions, Outliers, Scored, ShadowCost,
+    Source,
 };
 
 use crate::error::CliError;
@@ -25,13 +27,14 @@ pub struct Measuring<'a> {
     pub source: &'a Source,
     pub options: &'a OpenOptions,
     pub tokens: &'a [u32],
+    pub lowered: &'a Lowered,
     pub interrupt: &'a Interrupt,
 }
 
 impl Measuring<'_> {
-    /// Measures a calibration's ways until the best is known: SmoothQuant if it costs no more than
-    /// pruning may, as no device has to wait for another; else the one that prunes most at that
-    /// cost. Nothing without a window of text.
+    /// Measures a calibration's ways until the best is known: that whose outliers take the fewest
+    /// multiplications at the cost that pruning may have. SmoothQuant has none. Nothing without a
+    /// window of text.
     ///
     /// # Errors
     /// Those of opening the model and of its devices, or Ctrl-C.
@@ -52,28 +55,25 @@ impl Measuring<'_> {
             Ok::<f64, CliError>(perplexity)
         };
         let form = |scales, steps| Outliers { scales, pruned: f64::from(steps) / f64::from(STEPS) };
-        let (mut best, mut pruned) = (form(ScaleOrigin::Static, 0), 0);
-        let mut least = perplexity(best)?;
-        let most = least * (1.0 + MOST_COST);
+        let work = |way| ShadowCost::of(&calibration, self.lowered, way).outliers;
+        let mut best = form(ScaleOrigin::Static, 0);
+        let most = perplexity(best)? * (1.0 + MOST_COST);
         let smooth = form(ScaleOrigin::Smoothed, STEPS);
         if perplexity(smooth)? <= most {
-            (best, pruned) = (smooth, STEPS);
+            best = smooth;
         }
         for (scales, mut bad) in [(ScaleOrigin::Smoothed, STEPS), (ScaleOrigin::Static, STEPS + 1)]
         {
-            // The largest share that is good, and the smallest that is not.
-            let mut good = pruned - 1;
-            while good + 1 < bad && pruned < STEPS {
+            // The smallest share that is not good, and the largest that is, or that takes too much.
+            let takes_less = |steps: &i32| work(form(scales, *steps)) < work(best);
+            let mut good = (0..bad).find(takes_less).map_or(bad, |steps| steps - 1);
+            while good + 1 < bad {
                 let steps = i32::midpoint(good, bad);
-                let found = perplexity(form(scales, steps))?;
-                if found > most {
+                if perplexity(form(scales, steps))? > most {
                     bad = steps;
                     continue;
                 }
-                good = steps;
-                if steps > pruned || found < least {
-                    (best, pruned, least) = (form(scales, steps), steps, found);
-                }
+                (good, best) = (steps, form(scales, steps));
             }
         }
         bar.finish_and_clear();
@@ -113,7 +113,8 @@ pub fn described(measured: Option<&MeasuredOutliers>) -> String {
     let over = |perplexity: f64| 100.0 * (perplexity / floats - 1.0);
     let mut text = format!(
         "On {tokens} tokens held out, floats have a perplexity of {floats:.3}. --outliers {best} is \
-         the default: it prunes most of what costs at most {:.0} % more than shadow=0.\n\n\
+         the default: its outliers take the fewest multiplications of what costs at most {:.0} % more \
+         than shadow=0.\n\n\
          | outliers | perplexity | over floats |\n| --- | ---: | ---: |\n",
         100.0 * MOST_COST
     );

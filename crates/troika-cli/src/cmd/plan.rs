@@ -37,7 +37,10 @@ pub fn run(args: &PlanArgs) -> Result<(), CliError> {
     }
     match (args.explain, &args.out) {
         (true, _) => {
-            let beaten = beaten(plan, compute.placement.goal, &planned.alternatives);
+            let mut beaten = beaten(plan, compute.placement.goal, &planned.alternatives);
+            for line in &planned.unpriced {
+                beaten.push_str(&format!("\nno price: {line}\n"));
+            }
             let mut delegated = delegated(plan, &planned.refusals);
             if args.compile {
                 delegated.push_str("\ncompiled: the devices took what the plan gives them\n");

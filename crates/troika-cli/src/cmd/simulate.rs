@@ -50,7 +50,8 @@ fn fields(options: &SimulateOptions, f: &Figures) -> serde_json::Value {
         "strategy": options.strategy.name(), "prompt": f.prompt, "generate": f.generated,
         "ttft_ms": f.ttft_ms(), "tpot_ms": f.tpot_ms(),
         "prefill_tok_per_s": f.prefill_rate(), "decode_tok_per_s": f.decode_rate(),
-        "energy_j": f.energy_j(), "peak_bytes": f.peak_bytes,
+        "energy_j": f.energy_j(), "prefill_j": f.prefill_j, "prefill_w": f.prefill_w(),
+        "decode_j": f.decode_j, "decode_w": f.decode_w(), "peak_bytes": f.peak_bytes,
         "prepare_ms": f.prepare_ns as f64 * 1e-6,
         "frames_per_s": options.co_run.map(|_| {
             let [prefill, decode] = f.frame_rates;
@@ -75,6 +76,13 @@ fn table(options: &SimulateOptions, f: &Figures) -> String {
         0 => String::new(),
         ns => format!("| of it, making code | {:.2} ms |\n", ns as f64 * 1e-6),
     };
+    let phase = |name: &str, joules: Option<f64>, watts: Option<f64>| {
+        joules.zip(watts).map_or(String::new(), |(joules, watts)| {
+            format!("| of it, {name} | {joules:.2} J, {watts:.2} W |\n")
+        })
+    };
+    let prefill = phase("prefill", f.prefill_j, f.prefill_w());
+    let decode = phase("decode", f.decode_j, f.decode_w());
     format!(
         "{} on {} (virtual), {}: {} + {} tokens\n\n\
          | | |\n| --- | ---: |\n\
@@ -82,7 +90,7 @@ fn table(options: &SimulateOptions, f: &Figures) -> String {
          | time per later token | {} |\n\
          | prefill | {:.2} tok/s |\n\
          | decode | {} |\n\
-         | energy | {} |\n\
+         | energy | {} |\n{prefill}{decode}\
          | peak memory | {:.0} MiB |\n{frames}",
         options.shape.name,
         options.soc.name,

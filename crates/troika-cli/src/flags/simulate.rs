@@ -35,7 +35,7 @@ pub struct SimulateArgs {
     #[arg(short = 'n', long, value_name = "N", default_value_t = 32)]
     pub n_gen: usize,
     /// Who computes what: hetero-tensor, hetero-layer, activation-centric, padding, npu-pipe,
-    /// online-prepare, gpu-only, npu-only, cpu-only or solved (what the solver finds)
+    /// chunked-prefill, online-prepare, gpu-only, npu-only, cpu-only or solved (what the solver finds)
     #[arg(long, value_name = "NAME", default_value = "hetero-tensor", value_parser = SocStrategy::parse)]
     pub strategy: SocStrategy,
     /// Run a plan file instead, as --out writes it

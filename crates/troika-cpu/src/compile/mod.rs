@@ -89,7 +89,10 @@ pub(crate) enum Code {
     ConcatCols {
         groups: usize,
     },
-    Router(Router),
+    Router {
+        op: Router,
+        bias: Option<VectorAt>,
+    },
     Experts {
         experts: Vec<ExpertWeights<MatrixAt>>,
         of: ExpertsCode,
@@ -302,7 +305,7 @@ fn needs(exe: &mut Executable, op: &CompiledOp) {
         Code::Linear { bf16: true, .. } => {
             exe.work_floats = exe.work_floats.max(exe.slots[op.inputs[0]].cols);
         }
-        Code::Router(r) => worker = router::worker_floats(r),
+        Code::Router { op, .. } => worker = router::worker_floats(op),
         Code::Experts { experts, of } => {
             worker = experts::needs(exe, op, of, experts.len());
         }
@@ -448,7 +451,7 @@ impl Compiler<'_> {
                 Code::SliceCols(Slice { group: *group, start: *start, len: *len })
             }
             Op::ConcatCols { groups } => Code::ConcatCols { groups: *groups },
-            Op::Router(r) => Code::Router(r.clone()),
+            Op::Router(r) => Code::Router { op: r.clone(), bias: self.vector_if(r.bias) },
             Op::Experts(e) => self.experts(node, e, None)?,
             Op::ExpertGroup(g) => self.experts(node, &g.experts, Some(g.capacity))?,
         })

@@ -142,6 +142,7 @@ struct OutlierMatrix {
     hot: Vec<u32>,
     columns: Vec<f32>,
     stored: Matrix,
+    packed: Option<PackedMatrix>,
 }
 
 /// Code with the weights and names of one graph. Code refers to weights by their indices here. They
@@ -224,8 +225,9 @@ impl Loaded {
     }
 
     pub fn outliers(&self, at: OutliersAt) -> OutlierWeights<'_> {
-        let OutlierMatrix { input, hot, columns, stored } = &self.outliers[at.0];
-        OutlierWeights { input, hot, columns, stored: stored.view() }
+        let OutlierMatrix { input, hot, columns, stored, packed } = &self.outliers[at.0];
+        let packed = packed.as_ref().map(PackedMatrix::view);
+        OutlierWeights { input, hot, columns, stored: stored.view(), packed }
     }
 
     /// What a calibration says of the input of a packed weight.
@@ -352,7 +354,8 @@ impl Loader<'_> {
         }
     }
 
-    /// A weight whose columns of many outliers are read now, the others when they are needed.
+    /// A weight whose columns of many outliers are read now, the others when they are needed: from
+    /// panels, which decoding shares.
     fn outliers(&self, format: ActivationFormat) -> Result<OutlierMatrix, DeviceError> {
         let stored = self.matrix()?;
         let Some(format) = format.converted_numbers() else {
@@ -366,7 +369,10 @@ impl Loader<'_> {
         for (c, to) in hot.iter().zip(columns.chunks_exact_mut(stored.rows.max(1))) {
             outliers::column(stored.view(), *c as usize, to);
         }
-        Ok(OutlierMatrix { input, hot, columns, stored })
+        let layout = Layout::new(stored.dtype, stored.rows, stored.cols);
+        let packed = layout.map(|layout| self.packed(layout)).transpose()?;
+        let packed = packed.filter(|packed| !packed.layout.stored);
+        Ok(OutlierMatrix { input, hot, columns, stored, packed })
     }
 
     /// A weight in bytes with a scale for each row, after its columns were multiplied. It is made

@@ -179,10 +179,11 @@ impl<'a> Operands<'a> {
                     let x = attention::Operands { op, sinks, q, keys, values, forward, pairs };
                     attention::attention(cx, x, work.floats, self.output(0))
                 }
-                Code::Router(r) => {
-                    router::router(cx, r, self.input(0), self.output(0), self.output(1))?;
+                Code::Router { op, bias } => {
+                    let (bias, logits) = (exe.vector_if(*bias), self.input(0));
+                    router::router(cx, op, bias, logits, self.output(0), self.output(1))?;
                     if let Some(observer) = self.observer {
-                        let (graph, experts) = (&*exe.name, r.experts);
+                        let (graph, experts) = (&*exe.name, op.experts);
                         let (ids, weights) = (self.read(self.op.outputs[0]), self.output(1));
                         observer.routed(Routed { graph, experts, ids, weights });
                     }

@@ -26,7 +26,7 @@ fn layer(name: &str, store: &Store) -> Subgraph {
     let x = b.input(&format!("{name} x"), 32, DType::F32);
     let op = Op::RmsNorm { weight: Some(norm), eps: 1e-5, offset: 0.0, group: 32 };
     let n = b.op("n", op, &[x], 32);
-    let op = |weight, activations| Op::Linear { weight, bias: None, activations, exchanged: false };
+    let op = |weight, activations| Op::Linear { weight, bias: None, activations, form: None };
     let y = b.op("y", op(w, ActivationFormat::INT8), &[n], 32);
     let y = b.op("sum", Op::Add, &[y, x], 32);
     let z = b.op("z", op(v, ActivationFormat::F32), &[y], 16);
@@ -155,8 +155,7 @@ fn slices_of_one_shape_share_code() {
         let slice = Some(WeightSlice::Rows { first, of: 32 });
         let weight = b.weight(WeightDecl { rows: 8, slice, ..whole.clone() });
         let x = b.input("x", 4, DType::F32);
-        let op =
-            Op::Linear { weight, bias: None, activations: ActivationFormat::F32, exchanged: false };
+        let op = Op::Linear { weight, bias: None, activations: ActivationFormat::F32, form: None };
         let y = b.op("y", op, &[x], 8);
         b.output(y);
         b.finish().unwrap()

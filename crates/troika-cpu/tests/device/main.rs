@@ -89,7 +89,7 @@ fn small(max_rows: usize) -> (Subgraph, Store) {
     let x = b.input("x", 4, DType::F32);
     let y = b.op(
         "y",
-        Op::Linear { weight: w, bias: None, activations: ActivationFormat::F32, exchanged: false },
+        Op::Linear { weight: w, bias: None, activations: ActivationFormat::F32, form: None },
         &[x],
         4,
     );
@@ -138,7 +138,7 @@ fn products_of_one_input_have_the_bits_they_have_alone() {
                 weight: w,
                 bias: None,
                 activations: ActivationFormat::INT8,
-                exchanged: false,
+                form: None,
             };
             let y = b.op("y", op.clone(), &[x], widths[i]);
             b.op("unused", op, &[x], widths[i]);

@@ -45,7 +45,7 @@ fn product(
     let x = b.input("x", K, DType::F32);
     let y = b.op(
         "y",
-        Op::Linear { weight: w, bias: Some(bias), activations, exchanged: false },
+        Op::Linear { weight: w, bias: Some(bias), activations, form: None },
         &[x],
         rows.len(),
     );
@@ -201,7 +201,7 @@ fn all_values_may_lie_apart() {
     let xv = b.input("x", 4, DType::F32);
     let p = b.op(
         "p",
-        Op::Linear { weight: w, bias: None, activations: ActivationFormat::F32, exchanged: false },
+        Op::Linear { weight: w, bias: None, activations: ActivationFormat::F32, form: None },
         &[xv],
         4,
     );

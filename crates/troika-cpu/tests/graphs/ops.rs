@@ -82,7 +82,7 @@ fn linear(name: &'static str, dtype: DType, activations: ActivationFormat) -> Ca
     let mut b = Build::new(name);
     let (weight, bias) = (b.weight(dtype, 5, 256), b.weight(DType::F32, 1, 5));
     let x = b.floats(256);
-    b.op(Op::Linear { weight, bias: Some(bias), activations, exchanged: false }, &[x], 5)
+    b.op(Op::Linear { weight, bias: Some(bias), activations, form: None }, &[x], 5)
 }
 
 /// Five of forty columns of a product: a slice of its weight and one of its bias.
@@ -95,7 +95,7 @@ fn linear_part(name: &'static str, dtype: DType, activations: ActivationFormat) 
     let slice = Some(WeightSlice::Cols { first: 16, of: 40 });
     let bias = Some(b.b.weight(WeightDecl { cols: 5, slice, ..cols }));
     let x = b.floats(256);
-    b.op(Op::Linear { weight, bias, activations, exchanged: false }, &[x], 5)
+    b.op(Op::Linear { weight, bias, activations, form: None }, &[x], 5)
 }
 
 /// A norm, two products of its result, and a gate, which the device fuses.
@@ -105,12 +105,8 @@ fn feed_forward() -> Case {
     let (gate, up) = (b.weight(DType::Q8_0, 96, 64), b.weight(DType::Q8_0, 96, 64));
     let down = b.weight(DType::Q8_0, 64, 96);
     let x = b.floats(64);
-    let product = |weight| Op::Linear {
-        weight,
-        bias: None,
-        activations: ActivationFormat::INT8,
-        exchanged: false,
-    };
+    let product =
+        |weight| Op::Linear { weight, bias: None, activations: ActivationFormat::INT8, form: None };
     let op = Op::RmsNorm { weight: Some(norm), eps: 1e-5, offset: 0.0, group: 64 };
     let n = b.b.op("n", op, &[x], 64);
     let g = b.b.op("g", product(gate), &[n], 96);
@@ -188,7 +184,8 @@ fn attention(name: &'static str, dtype: DType, value_in_key: bool) -> Case {
 fn router(name: &'static str, score: Score, groups: Option<(usize, usize)>) -> Case {
     let mut b = Build::new(name);
     let x = b.floats(6);
-    let op = Router { experts: 6, top_k: 2, score, normalize: true, scale: 1.0, groups };
+    let op =
+        Router { experts: 6, top_k: 2, score, normalize: true, scale: 1.0, groups, bias: None };
     let (ids, weights) = b.b.router(op, x);
     b.b.output(ids);
     b.b.output(weights);

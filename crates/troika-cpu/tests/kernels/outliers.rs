@@ -1,5 +1,5 @@
 use proptest::prelude::*;
-use troika_cpu::kernels::int8::CalibratedInput;
+use troika_cpu::kernels::int8::{CalibratedInput, Layout, PackedView};
 use troika_cpu::kernels::linear::WeightView;
 use troika_cpu::kernels::outliers::{OutlierWeights, column, hot_columns, outliers};
 use troika_graph::blocks::dequantize;
@@ -29,13 +29,13 @@ proptest! {
     fn outliers_are_as_by_the_sum(
         rows in 1_usize..5,
         n in 1_usize..40,
-        blocks in 1_usize..4,
-        quantized in any::<bool>(),
+        blocks in 1_usize..11,
+        dtype in prop::sample::select(vec![DType::F32, DType::Q8_0, DType::Q4_0]),
         smooth in any::<bool>(),
         limit in 0.2_f32..3.0,
         seed in any::<u32>(),
     ) {
-        let (dtype, k) = (if quantized { DType::Q8_0 } else { DType::F32 }, 32 * blocks);
+        let k = 32 * blocks;
         let mut state = u64::from(seed) | 1;
         let mut random = || {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -45,7 +45,7 @@ proptest! {
         let w: Vec<f32> = (0..n * k).map(|_| random()).collect();
         let mut bytes: Vec<u8> = w.iter().flat_map(|v| v.to_le_bytes()).collect();
         let mut values = w;
-        if quantized {
+        if dtype.is_quantized() {
             bytes = vec![0; dtype.row_bytes(n * k).unwrap()];
             prop_assert!(quantize(dtype, &values, &mut bytes));
             dequantize(dtype, &bytes, &mut values);
@@ -61,7 +61,11 @@ proptest! {
         // Some columns are divided by a factor before they are clipped.
         let factors: Vec<f32> = (0..k).map(|i| if smooth { 0.5 + (i % 3) as f32 } else { 1.0 }).collect();
         let input = CalibratedInput { rounding, factors: if smooth { factors.clone() } else { Vec::new() } };
-        let weights = OutlierWeights { input: &input, hot: &hot, columns: &columns, stored };
+        let layout = Layout::new(dtype, n, k);
+        let panels = layout.map_or(Vec::new(), |layout| layout.pack(&bytes, 1));
+        let packed = layout.map(|layout| PackedView { layout, bytes: &panels });
+        for packed in [None, packed] {
+        let weights = OutlierWeights { input: &input, hot: &hot, columns: &columns, stored, packed };
         on_each_isa(2, |cx| {
             let mut y = vec![f32::NAN; rows * n];
             outliers(cx, weights, &x, &mut y).unwrap();
@@ -79,5 +83,6 @@ proptest! {
                 assert!((f64::from(*y) - sum).abs() <= slack, "{y} {sum}");
             }
         });
+        }
     }
 }

@@ -83,6 +83,9 @@ pub fn activate(act: Activation, g: f32, u: Option<f32>) -> f32 {
             0.5 * x * (1.0 + z.tanh())
         }
         Activation::Relu => x.max(0.0),
+        Activation::ReluSquared => x.max(0.0) * x.max(0.0),
+        Activation::Sigmoid => sigmoid(x),
+        Activation::Softplus => x.max(0.0) + (-x.abs()).exp().ln_1p(),
         Activation::ClampedSwiglu { alpha, limit } => {
             let limit = f64::from(limit);
             let g = x.min(limit);

@@ -4,14 +4,18 @@ use troika_graph::{Router, Score};
 use crate::{Random, on_each_isa};
 
 fn op(score: Score, experts: usize, top_k: usize) -> Router {
-    Router { experts, top_k, score, normalize: false, scale: 1.0, groups: None }
+    Router { experts, top_k, score, normalize: false, scale: 1.0, groups: None, bias: None }
 }
 
 fn one(op: &Router, logits: &[f32]) -> (Vec<i32>, Vec<f32>) {
+    biased(op, None, logits)
+}
+
+fn biased(op: &Router, bias: Option<&[f32]>, logits: &[f32]) -> (Vec<i32>, Vec<f32>) {
     let mut scores = logits.to_vec();
     let (mut rest, mut ids, mut w) =
         (vec![0.0; logits.len()], vec![0; op.top_k], vec![0.0; op.top_k]);
-    route(op, &mut scores, &mut rest, &mut ids, &mut w);
+    route(op, bias, &mut scores, &mut rest, &mut ids, &mut w);
     (ids, w)
 }
 
@@ -72,6 +76,21 @@ fn only_experts_of_the_best_groups_are_chosen() {
 }
 
 #[test]
+fn a_bias_chooses_and_does_not_weigh() {
+    let s = |x: f64| 1.0 / (1.0 + (-x).exp());
+    let bias = [0.0, -1.0, 0.5, 0.0, 0.0, 0.5];
+    let (ids, w) = biased(&op(Score::Sigmoid, 6, 2), Some(&bias), &LOGITS);
+    assert_eq!(ids, [5, 3]);
+    near(&w, &[s(0.0), s(2.0)]);
+    // The group of the best expert has a worse sum of two than both others.
+    let limited = Router { groups: Some((3, 2)), ..op(Score::Softmax, 6, 2) };
+    let scores = [4f32, 1.0, 3.0, 3.0, 3.5, 3.0];
+    let logits = scores.map(f32::ln);
+    assert_eq!(one(&limited, &logits).0, [0, 4]);
+    assert_eq!(biased(&limited, Some(&[0.0; 6]), &logits).0, [4, 2]);
+}
+
+#[test]
 fn sparsemixer_weighs_each_choice_among_its_near_ones() {
     let mixer = op(Score::SparseMixer { eps: 0.1 }, 4, 2);
     // Threshold 0.2: near 2.0 are those above 1.6; near 1.7 (2.0 gone) those above 1.36.
@@ -96,7 +115,7 @@ fn rows_are_routed_alike_in_parallel() {
     let op = op(Score::Softmax, experts, 4);
     on_each_isa(3, |cx| {
         let (mut ids, mut w) = (vec![0; rows * 4], vec![0.0; rows * 4]);
-        router(cx, &op, &logits, &mut ids, &mut w).unwrap();
+        router(cx, &op, None, &logits, &mut ids, &mut w).unwrap();
         for row in 0..rows {
             let (i, v) = one(&op, &logits[row * experts..][..experts]);
             assert_eq!((&ids[row * 4..][..4], &w[row * 4..][..4]), (&i[..], &v[..]));

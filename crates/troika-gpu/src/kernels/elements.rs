@@ -34,6 +34,9 @@ pub(super) fn activation(act: Activation) -> (f64, [u32; 2]) {
         Activation::GeluTanh => (2.0, [0, 0]),
         Activation::Relu => (3.0, [0, 0]),
         Activation::ClampedSwiglu { alpha, limit } => (4.0, [alpha.to_bits(), limit.to_bits()]),
+        Activation::ReluSquared => (5.0, [0, 0]),
+        Activation::Sigmoid => (6.0, [0, 0]),
+        Activation::Softplus => (7.0, [0, 0]),
     }
 }
 

@@ -36,7 +36,7 @@ pub use moe::{Before, ExpertShape, Stack, experts_down, experts_gate_up, router}
 pub use norm::{NormShape, layer_norm, rms_norm};
 pub use probes::{probe_multiply, probe_read};
 pub use products::{
-    Around, FewRows, Matrix, RowNorm, embed, gate_up, head_linear, linear, linear_three,
+    Around, FewRows, Matrix, RowNorm, embed, gate_up, head_linear, linear, linear_three, outliers,
     with_matrix_units,
 };
 pub(crate) use products::{FEW, MATRIX_BYTES, MATRIX_SIZE, MATRIX_THREADS, is_eight_bits};

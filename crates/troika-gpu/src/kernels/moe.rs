@@ -10,13 +10,14 @@ use super::spec::{Dispatch, KernelResult, KernelSpec, Loc, MAX_GROUPS, flag, uns
 static ROUTER: KernelSpec = KernelSpec {
     name: "router",
     parts: &[include_str!("wgsl/total.wgsl"), include_str!("wgsl/router.wgsl")],
-    bindings: &[Value, Value, Value],
-    workgroup_bytes: 10 * 1024,
+    bindings: &[Value, Value, Value, Weight],
+    workgroup_bytes: 14 * 1024,
 };
 
 /// Chooses experts for `rows` rows. Among equal scores the expert with the lower number is chosen.
 ///
-/// Bindings: logits; ids (i32); weights. `at` has them in this order.
+/// Bindings: logits; ids (i32); weights; the bias, if there is one. `at` has the first three in this
+/// order.
 ///
 /// # Errors
 /// More than 1024 experts, 64 chosen ones or 128 groups; a sparse mixer that does not choose two.
@@ -49,6 +50,7 @@ pub fn router(op: &Router, rows: u32, at: [Loc; 3]) -> KernelResult {
             ("SCORE", score),
             ("NORMALIZE", flag(op.normalize)),
             ("GROUPED", flag(op.groups.is_some())),
+            ("BIASED", flag(op.bias.is_some())),
         ],
         params,
         grid: [rows.min(MAX_GROUPS), 1, 1],

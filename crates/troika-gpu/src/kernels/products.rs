@@ -128,6 +128,9 @@ pub(super) use by_access;
 static EMBED: ByFormat =
     by_format!(["embed"], [Weight, Value, Value], 0, ["one_weight"], ["embed"]);
 
+static OUTLIERS: ByFormat =
+    by_format!(["outliers"], [Weight, Weight, Value, Value], 5, ["one_weight"], ["outliers"]);
+
 /// What products of one weight are bound to.
 const PRODUCT: [Binding; 8] = [Weight, Weight, Value, Value, Value, Value, Value, Value];
 static FEW_ROWS: ByAccess = by_access!(
@@ -191,6 +194,28 @@ pub fn embed(table: Matrix, scale: f32, rows: u32, ids: Loc, y: Loc) -> KernelRe
             scale.to_bits(),
         ],
         grid: [table.cols.div_ceil(16).div_ceil(64), rows.min(MAX_GROUPS), 1],
+    }
+    .checked()
+}
+
+/// The product of what clipping takes from `rows` rows of activations: sixteen columns without any
+/// are left out. Results go to the columns of y as in [`linear`].
+///
+/// Bindings: the weight; the step of numbers, the largest of them, and what each column is divided by
+/// (f32); x; results, which may not overlap x.
+///
+/// # Errors
+/// Columns that are not whole blocks; more rows than a dispatch may have.
+pub fn outliers(weight: Matrix, rows: u32, x: Loc, y: Loc) -> KernelResult {
+    weight.check()?;
+    let mut params = vec![weight.first, weight.rows, weight.cols];
+    params.extend([weight.format.row_units(weight.cols), rows]);
+    params.extend(words(&[x, y]));
+    Dispatch {
+        spec: &OUTLIERS[weight.format as usize],
+        overrides: vec![],
+        params,
+        grid: [weight.rows.div_ceil(64), rows.min(MAX_GROUPS), 1],
     }
     .checked()
 }

@@ -307,6 +307,9 @@ pub fn act(of: Activation, g: f64) -> f64 {
             0.5 * g * (1.0 + z.tanh())
         }
         Activation::Relu => g.max(0.0),
+        Activation::ReluSquared => g.max(0.0).powi(2),
+        Activation::Sigmoid => sigmoid(g),
+        Activation::Softplus => g.max(0.0) + (-g.abs()).exp().ln_1p(),
         Activation::ClampedSwiglu { alpha, limit } => {
             let top = g.min(f64::from(limit));
             top * sigmoid(f64::from(alpha) * top)
@@ -325,10 +328,13 @@ pub fn gated(of: Activation, g: f64, u: f64) -> f64 {
 }
 
 /// All activations.
-pub const ACTIVATIONS: [Activation; 5] = [
+pub const ACTIVATIONS: [Activation; 8] = [
     Activation::Silu,
     Activation::Gelu,
     Activation::GeluTanh,
     Activation::Relu,
+    Activation::ReluSquared,
+    Activation::Sigmoid,
+    Activation::Softplus,
     Activation::ClampedSwiglu { alpha: 1.702, limit: 3.0 },
 ];

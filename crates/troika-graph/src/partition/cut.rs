@@ -96,8 +96,8 @@ pub fn expert_products(
         let rows = weight.rows;
         let weight = b.weight(weight);
         let bias = biases.get(expert).map(|w| b.weight(graph.weight(*w).clone()));
-        let (activations, exchanged) = (e.activations, false);
-        b.op(name, Op::Linear { weight, bias, activations, exchanged }, &[x], rows)
+        let (activations, form) = (e.activations, None);
+        b.op(name, Op::Linear { weight, bias, activations, form }, &[x], rows)
     };
     let x = b.input("packed rows", graph.value(node.inputs[0]).shape.row_len(), DType::F32);
     let gate = product(&mut b, "gate", x, [&e.gate, &e.gate_bias]);

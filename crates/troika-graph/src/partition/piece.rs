@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use super::take::{Reads, Take, reads_input, reads_states};
-use crate::op::{Attention, ExpertGroup, Experts, HeadLinear, KvAppend, Op};
+use crate::op::{Attention, ExpertGroup, Experts, HeadLinear, KvAppend, Op, Router};
 use crate::shape::{Dim, Shape};
 use crate::subgraph::{Node, Subgraph, Value, ValueId};
 use crate::verify::{GraphError, verify};
@@ -210,11 +210,11 @@ fn part_of(op: &Op, take: &Take, b: &mut PieceBuilder<'_>) -> Op {
             eps: *eps,
             group: *group,
         },
-        Op::Linear { weight, bias, activations, exchanged } => Op::Linear {
+        Op::Linear { weight, bias, activations, form } => Op::Linear {
             weight: b.weight_rows(*weight, take),
             bias: bias.map(|w| b.weight_cols(w, take)),
             activations: *activations,
-            exchanged: *exchanged,
+            form: *form,
         },
         Op::Outliers { weight, activations } => {
             Op::Outliers { weight: b.weight_rows(*weight, take), activations: *activations }
@@ -247,8 +247,8 @@ fn part_of(op: &Op, take: &Take, b: &mut PieceBuilder<'_>) -> Op {
         | Op::SoftCap { .. }
         | Op::Convert
         | Op::SigmoidGate
-        | Op::SliceCols { .. }
-        | Op::Router(_) => op.clone(),
+        | Op::SliceCols { .. } => op.clone(),
+        Op::Router(r) => Op::Router(Router { bias: r.bias.map(|w| b.weight(w)), ..r.clone() }),
     }
 }
 

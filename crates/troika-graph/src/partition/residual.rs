@@ -16,7 +16,7 @@ pub fn residual(graph: &Subgraph) -> Subgraph {
             Op::Linear { activations, .. } => clipped(*activations),
             _ => None,
         };
-        let (Op::Linear { weight, bias, exchanged, .. }, Some(activations), &[x], &[y]) =
+        let (Op::Linear { weight, bias, form, .. }, Some(activations), &[x], &[y]) =
             (&node.op, clipped, &node.inputs[..], &node.outputs[..])
         else {
             out.nodes.append(&mut rests);
@@ -43,8 +43,8 @@ pub fn residual(graph: &Subgraph) -> Subgraph {
             states: Vec::new(),
             outputs: vec![output],
         };
-        let (weight, bias, exchanged) = (*weight, *bias, *exchanged);
-        let product = Op::Linear { weight, bias, activations, exchanged };
+        let (weight, bias, form) = (*weight, *bias, *form);
+        let product = Op::Linear { weight, bias, activations, form };
         out.nodes.push(one(product, &[x], most));
         rests.push(one(Op::Outliers { weight, activations }, &[x], rest));
         sums.push(one(Op::Add, &[most, rest], y));

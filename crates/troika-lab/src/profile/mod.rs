@@ -249,7 +249,7 @@ impl Measuring<'_> {
                 offered.retain(|f| !f.converts_weights());
                 let mut formats = open.activations.clone().unwrap_or(offered);
                 formats.extend(has);
-                let apart = Apart { experts, products, exchanged: d.caps().exchanges };
+                let apart = Apart { experts, products, forms: &d.caps().forms };
                 profiled_graphs(self.lowered, &formats, apart)
             })
             .collect();
@@ -335,7 +335,9 @@ impl Measuring<'_> {
         // Only the last row of a prompt needs logits.
         let most = if graph.kind.traits().part == ModelPart::Head { most.min(4) } else { most };
         let mut rows: Vec<(usize, bool)> = FITTED_ROWS.map(|n| (n, false)).to_vec();
-        rows.extend(HELD_OUT_ROWS.map(|n| (n, true)));
+        if !matches!(graph.part, SegmentPart::Form { .. }) {
+            rows.extend(HELD_OUT_ROWS.map(|n| (n, true)));
+        }
         rows.retain(|(n, _)| *n <= most);
         if !rows.iter().any(|(n, _)| *n == most) {
             rows.push((most, false));

@@ -7,7 +7,7 @@ use troika::graph::DType;
 use troika::model::lower::{LowerOptions, SegmentKind, lower};
 use troika::plan::{Phase, Plan, PlanDevice, PlanRequest, Policy, Strategy, SyncMode, make};
 use troika::sim::Soc;
-use troika::solve::{MadePlan, MakeRequest, Orders, held_weights, make_within_memory};
+use troika::solve::{Forms, MadePlan, MakeRequest, held_weights, make_within_memory};
 use troika::trace::Tracer;
 use troika::weights::Quant;
 use troika_device::Device;
@@ -103,7 +103,7 @@ fn placed(
     let request = MakeRequest { spec, lowered, devices, refusals, base, attention_first };
     let MadePlan { mut plan, .. } = make_within_memory(&request).map_err(troika::Error::from)?;
     plan.avoid(refusals, &["npu", other]).map_err(troika::Error::from)?;
-    Orders::new(lowered, devices, &SocCosts::of(soc, devices)).choose(&mut plan);
+    Forms::new(lowered, devices, &SocCosts::of(soc, devices)).choose(&mut plan);
     let held = held_weights(&plan, lowered, devices).map_err(troika::Error::from)?[0].held;
     let on = |kind| layers(&plan, kind);
     let bytes = |kinds: &[SegmentKind]| -> u64 {

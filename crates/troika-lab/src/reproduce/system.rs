@@ -28,8 +28,7 @@ fn energy(lab: &mut Lab, strategy: &'static str) -> Result<f64, LabError> {
 /// Watts in prefill and in decode.
 fn watts(lab: &mut Lab, strategy: &'static str) -> Result<[f64; 2], LabError> {
     let f = lab.run(case(strategy))?;
-    let of = |j: Option<f64>, ns: u64| j.unwrap_or(f64::NAN) / (ns as f64 * 1e-9);
-    Ok([of(f.prefill_j, f.ttft_ns), of(f.decode_j, f.decode_ns)])
+    Ok([f.prefill_w(), f.decode_w()].map(|watts| watts.unwrap_or(f64::NAN)))
 }
 
 fn power(lab: &mut Lab) -> Result<Outcome, LabError> {

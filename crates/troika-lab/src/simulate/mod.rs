@@ -12,10 +12,10 @@ use troika::sim::{Board, CoRun, Processor, ProcessorKind, Soc, Usage, VirtualDev
 use troika::{BoundModel, Error, Model, OpenOptions, SocCosts};
 use troika_device::{Device, DeviceError, Queue};
 use troika_engine::{SequenceInput, WantedLogits};
-use troika_graph::DType;
+use troika_graph::{DType, ProductForm};
 use troika_model::lower::{LowerOptions, Lowered, WeightShapes, lower};
 use troika_plan::{Goal, Phase, Plan, PlanDevice, PlanRequest, SyncMode, make};
-use troika_solve::{Orders, PredictRequest, SolveRequest, predict, solve};
+use troika_solve::{Forms, PredictRequest, SolveRequest, predict, solve};
 use troika_trace::Tracer;
 use troika_weights::Quant;
 
@@ -112,6 +112,17 @@ impl Figures {
         self.tpot_ms().map(|ms| 1e3 / ms)
     }
 
+    /// Mean watts of the prompt.
+    pub fn prefill_w(&self) -> Option<f64> {
+        self.prefill_j.map(|joules| joules / (self.ttft_ns as f64 * 1e-9))
+    }
+
+    /// Mean watts of decoding; `None` if no token is decoded.
+    pub fn decode_w(&self) -> Option<f64> {
+        let seconds = Some(self.decode_ns as f64 * 1e-9).filter(|s| *s > 0.0)?;
+        self.decode_j.map(|joules| joules / seconds)
+    }
+
     /// Joules of prompt and answer.
     pub fn energy_j(&self) -> Option<f64> {
         Some(self.prefill_j? + self.decode_j?)
@@ -149,7 +160,8 @@ impl Simulation {
             LowerOptions { max_rows: *prompt, max_kv: prompt + generate + 1, kv_dtype: DType::F16 };
         let lowered = Arc::new(lower(&shape.spec, &shapes, lowering)?);
         let mut facts: Vec<PlanDevice> = devices.iter().map(PlanDevice::of).collect();
-        facts.iter_mut().for_each(|d| d.caps.exchanges &= options.exchange);
+        let may = |form: &ProductForm| options.exchange || *form != ProductForm::Exchanged;
+        facts.iter_mut().for_each(|d| d.caps.forms.retain(may));
         let request = placed::Request {
             soc,
             spec: &shape.spec,
@@ -166,7 +178,7 @@ impl Simulation {
             (None, _) => placed::plan(&request)?,
         };
         if options.plan.is_none() {
-            Orders::new(&lowered, &facts, &SocCosts::of(soc, &facts)).choose(&mut plan);
+            Forms::new(&lowered, &facts, &SocCosts::of(soc, &facts)).choose(&mut plan);
         }
         let before = board.usage();
         let opening = OpenOptions {

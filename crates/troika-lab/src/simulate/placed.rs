@@ -21,6 +21,9 @@ use troika::SocCosts;
 /// The most rows of a chunk.
 pub(super) const MOST_ROWS: usize = 1 << 16;
 
+/// Rows of a chunk of llm.npu.
+const CHUNK: usize = 256;
+
 /// The input of a plan.
 #[derive(Clone, Copy)]
 pub(super) struct Request<'a> {
@@ -53,6 +56,7 @@ pub(super) fn plan(r: &Request<'_>) -> Result<Plan, SimulateError> {
     let widest = r.lowered.states.iter().map(|s| s.row_bytes()).max();
     let widest = widest.unwrap_or(0);
     let limits = r.soc.processors.iter().filter_map(|p| p.max_binding_bytes);
+    let in_chunks = r.strategy == SocStrategy::ChunkedPrefill;
     Ok(Plan {
         version: PLAN_VERSION,
         model: ModelId::of(r.spec),
@@ -64,7 +68,7 @@ pub(super) fn plan(r: &Request<'_>) -> Result<Plan, SimulateError> {
         sync: r.sync,
         npu_rewrites: Vec::new(),
         prefill: Prefill {
-            chunk: r.prompt,
+            chunk: if in_chunks { r.prompt.min(CHUNK) } else { r.prompt },
             chunks_in_flight: 1,
             policy: Policy::InOrder,
             critical_device: None,
@@ -143,6 +147,7 @@ fn rules(r: &Request<'_>) -> Result<Rules, SimulateError> {
         S::ActivationCentric => (both.shared(r, Phase::Prefill), all_on(gpu)),
         S::OnlinePrepare => (both.layers(r, &[r.prompt]), all_on(gpu)),
         S::NpuPipe => (both.layers(r, &both.parts(r)), all_on(gpu)),
+        S::ChunkedPrefill => (both.layers(r, &[CHUNK]), all_on(gpu)),
         S::NpuOnly => (both.layers(r, standard), both.layers(r, &[1])),
         _ => (both.layers(r, standard), all_on(gpu)),
     })
@@ -215,7 +220,8 @@ impl<'a> Both<'a> {
         let is_product = |g: &Subgraph| g.nodes.iter().all(|n| matches!(n.op, Op::Linear { .. }));
         let stages: Vec<Subgraph> = stages.filter(is_product).collect();
         let cost: &dyn CostModel = &SocCosts::new(self.soc, vec![self.npu]);
-        let exchanges = self.devices.iter().any(|d| d.caps.exchanges);
+        let mut forms = self.devices.iter().map(|d| &d.caps.forms[..]);
+        let forms = forms.find(|forms| !forms.is_empty()).unwrap_or_default();
         let ns = |lengths: &[usize]| {
             let (mut left, mut sum) = (self.prompt, 0.0);
             while left > 0 {
@@ -224,7 +230,7 @@ impl<'a> Both<'a> {
                 let (kind, rows, cached) = (SegmentKind::Ffn, left.min(room), self.prompt - left);
                 for graph in &stages {
                     let run = PricedRun { device: 0, kind, graph, rows, room, cached };
-                    sum += cost.ordered_ns(&run, exchanges);
+                    sum += cost.formed_ns(&run, forms);
                 }
                 left = left.saturating_sub(room);
             }

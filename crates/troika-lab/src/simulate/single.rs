@@ -10,7 +10,7 @@ use troika_device::{
     Submission, View, Waiting, Weights, Work,
 };
 use troika_graph::{
-    ActivationFormat, DType, Op, Subgraph, SubgraphBuilder, WeightDecl, bind_static,
+    ActivationFormat, DType, Op, ProductForm, Subgraph, SubgraphBuilder, WeightDecl, bind_static,
 };
 use troika_model::lower::SegmentKind;
 use troika_plan::{Phase, PlanDevice, Split, SyncMode};
@@ -62,7 +62,8 @@ impl ProductShape {
         let weight = b.weight(decl);
         let x = b.input("x", self.terms, DType::F32);
         let activations = ActivationFormat::F32;
-        let op = Op::Linear { weight, bias: None, activations, exchanged: self.exchanged };
+        let form = self.exchanged.then_some(ProductForm::Exchanged);
+        let op = Op::Linear { weight, bias: None, activations, form };
         let y = b.op("y", op, &[x], self.outs);
         b.output(y);
         b.finish().map_err(|e| SimulateError::Other(Error::Device(e.into())))

@@ -19,6 +19,8 @@ pub enum SocStrategy {
     Padding,
     /// Like hetero-layer, with the prompt cut into parts of the shortest standard length.
     NpuPipe,
+    /// Like hetero-layer, with the prompt in chunks of one length, one after the other (llm.npu).
+    ChunkedPrefill,
     /// Like hetero-layer, compiled for the prompt's length once the prompt is known.
     OnlinePrepare,
     /// Everything on the GPU.
@@ -35,12 +37,13 @@ pub enum SocStrategy {
 
 impl SocStrategy {
     /// All strategies.
-    pub const ALL: [SocStrategy; 18] = [
+    pub const ALL: [SocStrategy; 19] = [
         SocStrategy::HeteroTensor,
         SocStrategy::HeteroLayer,
         SocStrategy::ActivationCentric,
         SocStrategy::Padding,
         SocStrategy::NpuPipe,
+        SocStrategy::ChunkedPrefill,
         SocStrategy::OnlinePrepare,
         SocStrategy::GpuOnly,
         SocStrategy::NpuOnly,
@@ -64,6 +67,7 @@ impl SocStrategy {
             SocStrategy::ActivationCentric => "activation-centric",
             SocStrategy::Padding => "padding",
             SocStrategy::NpuPipe => "npu-pipe",
+            SocStrategy::ChunkedPrefill => "chunked-prefill",
             SocStrategy::OnlinePrepare => "online-prepare",
             SocStrategy::GpuOnly => "gpu-only",
             SocStrategy::NpuOnly => "npu-only",

@@ -4,7 +4,7 @@ use troika_graph::{Activation, RopeStyle};
 
 use super::fields::{Fields, Result, bad, unsupported};
 use super::rope::RopeConfig;
-use crate::spec::{Attn, Ffn, Layer, Mixer, Mlp, ModelSpec, Norm, RopeSpec};
+use crate::spec::{Attn, Ffn, Layer, Mixer, Mlp, ModelSpec, Norm, QkNorm, RopeSpec};
 
 /// The source of fields, for the few differences between formats.
 pub(super) enum ConfigSource {
@@ -47,6 +47,10 @@ pub(super) struct Base<'a> {
     pub eps: f32,
     pub act: Activation,
     pub theta: f64,
+    /// How rope pairs elements.
+    pub style: RopeStyle,
+    /// The rotated part of a head, if the config does not say.
+    pub partial: f64,
 }
 
 /// A family's defaults for absent fields.
@@ -73,8 +77,9 @@ pub(super) fn activation(name: &str) -> Result<Activation> {
         "gelu" => Activation::Gelu,
         "gelu_pytorch_tanh" | "gelu_new" | "gelu_fast" => Activation::GeluTanh,
         "relu" => Activation::Relu,
+        "relu2" => Activation::ReluSquared,
         other => {
-            let all = "silu, gelu, gelu_pytorch_tanh, gelu_new, relu";
+            let all = "silu, gelu, gelu_pytorch_tanh, gelu_new, relu, relu2";
             return Err(unsupported(format!("hidden_act {other:?}"), all));
         }
     })
@@ -90,6 +95,23 @@ impl Layer {
             layer
         };
         sliding.iter().map(layer).collect()
+    }
+}
+
+/// Ropes of layers without and with a window; `None`: these layers use no positions.
+#[derive(Clone)]
+pub(super) struct Ropes {
+    pub global: Option<RopeSpec>,
+    pub local: Option<RopeSpec>,
+}
+
+impl Ropes {
+    /// Gives each layer the rope of its kind.
+    pub fn give(&self, layers: &mut [Layer], sliding: &[bool]) {
+        for (layer, sliding) in layers.iter_mut().zip(sliding) {
+            let rope = if *sliding { &self.local } else { &self.global };
+            layer.attention_mut().into_iter().for_each(|a| a.rope = rope.clone());
+        }
     }
 }
 
@@ -127,6 +149,8 @@ impl<'a> Base<'a> {
             eps: f.positive("rms_norm_eps")?.unwrap_or(d.eps) as f32,
             act: activation(act.unwrap_or(d.act))?,
             theta: d.theta,
+            style: source.rope_style(),
+            partial: 1.0,
         })
     }
 
@@ -136,9 +160,34 @@ impl<'a> Base<'a> {
 
     /// The rope that all layers share.
     pub fn rope(&self) -> Result<RopeSpec> {
-        let config = RopeConfig::read(self.f, None, self.theta)?;
-        let partial = config.partial(1.0)?;
-        config.build(self.head_dim, partial, self.source.rope_style(), self.context)
+        self.rope_of(&RopeConfig::read(self.f, None, self.theta)?)
+    }
+
+    /// The same with another base.
+    pub fn rope_with_base(&self, theta: f64) -> Result<RopeSpec> {
+        self.rope_of(&RopeConfig::read(self.f, None, self.theta)?.with_base(theta))
+    }
+
+    fn rope_of(&self, config: &RopeConfig<'_>) -> Result<RopeSpec> {
+        config.build(self.head_dim, config.partial(self.partial)?, self.style, self.context)
+    }
+
+    /// The ropes of layers without and with a window; the latter is not scaled unless the config
+    /// says so for these layers.
+    pub fn ropes(&self) -> Result<Ropes> {
+        Ok(Ropes {
+            global: Some(self.rope_of(&RopeConfig::read(
+                self.f,
+                Some("full_attention"),
+                self.theta,
+            )?)?),
+            local: Some(self.rope_of(&RopeConfig::local(self.f, "rope_theta", self.theta)?)?),
+        })
+    }
+
+    /// Norms of q and k before rope.
+    pub fn qk_norm(&self, per_head: bool) -> QkNorm {
+        QkNorm { norm: self.rms(), per_head, after_rope: false }
     }
 
     /// Plain attention with rope.
@@ -153,6 +202,7 @@ impl<'a> Base<'a> {
             o_bias: false,
             clip_qkv: None,
             qk_norm: None,
+            gate: None,
             rope,
             window: None,
             softcap: None,
@@ -181,9 +231,23 @@ impl<'a> Base<'a> {
             ffn_pre: Some(self.rms()),
             ffn_post: None,
             parallel: false,
+            mixer_scale: 1.0,
+            ffn_scale: 1.0,
             mixer: Some(Mixer::Attention(attn)),
             ffn: Some(ffn),
         }
+    }
+
+    /// The same with norms after mixer and feed-forward instead of before.
+    pub fn post_norm(&self, layer: Layer) -> Layer {
+        let (none, norm) = (None, Some(self.rms()));
+        Layer { attn_pre: none, ffn_pre: none, attn_post: norm, ffn_post: norm, ..layer }
+    }
+
+    /// The same with norms before and after.
+    pub fn sandwich(&self, layer: Layer) -> Layer {
+        let norm = Some(self.rms());
+        Layer { attn_pre: norm, ffn_pre: norm, attn_post: norm, ffn_post: norm, ..layer }
     }
 
     /// A model with the given layers.
@@ -205,18 +269,30 @@ impl<'a> Base<'a> {
 
     /// Which layers use the sliding window: `layer_types`, or the family's rule.
     pub fn sliding(&self, rule: impl Fn(usize) -> bool) -> Result<Vec<bool>> {
-        let Some(types) = self.f.each_layer("layer_types", self.layers)? else {
+        self.kinds("layer_types", "sliding_attention", "full_attention", rule)
+    }
+
+    /// Which layers have a dense feed-forward: `mlp_layer_types`, or the family's rule.
+    pub fn dense(&self, rule: impl Fn(usize) -> bool) -> Result<Vec<bool>> {
+        self.kinds("mlp_layer_types", "dense", "sparse", rule)
+    }
+
+    /// Which layers are of the kind `yes`; the others must be of the kind `no`.
+    fn kinds(
+        &self,
+        field: &str,
+        yes: &str,
+        no: &str,
+        rule: impl Fn(usize) -> bool,
+    ) -> Result<Vec<bool>> {
+        let Some(kinds) = self.f.each_layer(field, self.layers)? else {
             return Ok((0..self.layers).map(rule).collect());
         };
-        let kind = |v: &serde_json::Value| match v.as_str() {
-            Some("sliding_attention") => Ok(true),
-            Some("full_attention") => Ok(false),
-            _ => Err(unsupported(
-                format!("layer type {v}"),
-                "\"full_attention\", \"sliding_attention\"",
-            )),
+        let kind = |(i, v): (usize, &serde_json::Value)| match v.as_str() {
+            Some(kind) if kind == yes || kind == no => Ok(kind == yes),
+            _ => Err(unsupported(format!("{field} of layer {i}: {v}"), format!("{no}, {yes}"))),
         };
-        types.iter().map(kind).collect()
+        kinds.iter().enumerate().map(kind).collect()
     }
 
     /// `sliding_window`, unless `use_sliding_window` is absent or false; null means none.

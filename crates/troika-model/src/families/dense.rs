@@ -1,8 +1,10 @@
-//! Dense Llama-like decoders: Llama, InternLM2, Mistral, Qwen2, Qwen3, EXAONE 4, SmolLM3.
+//! Dense Llama-like decoders.
 
-use super::base::{Base, ConfigSource, Defaults};
+use troika_graph::RopeStyle;
+
+use super::base::{Base, ConfigSource, Defaults, Ropes};
 use super::fields::{Fields, Result, bad};
-use crate::spec::{Attn, Ffn, Layer, ModelSpec, QkNorm};
+use crate::spec::{Attn, Ffn, Layer, Mlp, ModelSpec, Norm, QkNorm};
 
 pub(super) fn llama(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let b = Base::read(f, source, Defaults::default())?;
@@ -53,7 +55,7 @@ pub(super) fn qwen3(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let d = Defaults { context: 32_768, head_dim: Some(128), ..Defaults::default() };
     let b = Base::read(f, source, d)?;
     let mut attn = b.biased_attn(Some(b.rope()?), false)?;
-    attn.qk_norm = Some(QkNorm { norm: b.rms(), per_head: true });
+    attn.qk_norm = Some(b.qk_norm(true));
     Ok(b.model("qwen3", windowed(&b, attn)?))
 }
 
@@ -65,23 +67,18 @@ pub(super) fn exaone4(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec>
     let pattern = window_pattern(f, b.layers)?;
     let sliding = b.sliding(|i| window.is_some() && pattern(i))?;
     let mut attn = b.attn(None);
-    attn.qk_norm = Some(QkNorm { norm: b.rms(), per_head: true });
-    let (rope, mlp) = (b.rope()?, b.mlp()?);
-    let layers = sliding.into_iter().map(|s| {
-        let mut attn = attn.clone();
-        attn.window = window.filter(|_| s);
-        attn.rope = (window.is_none() || s).then(|| rope.clone());
-        let mut layer = b.layer(attn, Ffn::Dense(mlp));
-        (layer.attn_pre, layer.ffn_pre) = (None, None);
-        (layer.attn_post, layer.ffn_post) = (Some(b.rms()), Some(b.rms()));
-        layer
-    });
-    Ok(b.model("exaone4", layers.collect()))
+    attn.qk_norm = Some(b.qk_norm(true));
+    let layer = b.post_norm(b.layer(attn, Ffn::Dense(b.mlp()?)));
+    let mut layers = layer.windowed(&sliding, window);
+    let rope = Some(b.rope()?);
+    Ropes { global: rope.clone().filter(|_| window.is_none()), local: rope }
+        .give(&mut layers, &sliding);
+    Ok(b.model("exaone4", layers))
 }
 
 /// `sliding_window_pattern`: a number n makes every n-th layer global; letters (`LLLG`) do the same
 /// and also make the last layer global.
-fn window_pattern(f: Fields<'_>, layers: usize) -> Result<Box<dyn Fn(usize) -> bool>> {
+pub(super) fn window_pattern(f: Fields<'_>, layers: usize) -> Result<Box<dyn Fn(usize) -> bool>> {
     if let Some(letters) = f.get("sliding_window_pattern").and_then(|v| v.as_str()) {
         let local: Vec<bool> = letters.chars().map(|c| c == 'L').collect();
         if local.is_empty() || letters.chars().any(|c| c != 'L' && c != 'G') {
@@ -119,4 +116,141 @@ pub(super) fn smollm3(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec>
         layer.attention_mut().into_iter().for_each(|a| a.rope = None);
     }
     Ok(b.model("smollm3", layers))
+}
+
+/// OLMo 2 and 3: norms after attention and feed-forward, and of whole queries and keys. OLMo 3 has
+/// windows.
+fn olmo(f: Fields<'_>, source: &ConfigSource, theta: f64, windows: bool) -> Result<ModelSpec> {
+    let b = Base::read(f, source, Defaults { eps: 1e-5, theta, ..Defaults::default() })?;
+    let window = f.or("sliding_window", Some(4096), Fields::window)?.filter(|_| windows);
+    let sliding = b.sliding(|i| window.is_some() && !(i + 1).is_multiple_of(4))?;
+    let mut attn = b.biased_attn(None, false)?;
+    attn.qk_norm = Some(b.qk_norm(false));
+    let layer = b.post_norm(b.layer(attn, Ffn::Dense(b.mlp()?)));
+    let mut layers = layer.windowed(&sliding, window);
+    b.ropes()?.give(&mut layers, &sliding);
+    Ok(b.model(if windows { "olmo3" } else { "olmo2" }, layers))
+}
+
+pub(super) fn olmo2(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
+    olmo(f, source, 1e4, false)
+}
+
+pub(super) fn olmo3(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
+    olmo(f, source, 5e5, true)
+}
+
+/// GLM-4: norms before and after, rope of neighbours on half of a head.
+pub(super) fn glm4(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
+    let (eps, head_dim, context) = (1.5625e-7, Some(128), 131_072);
+    let mut b = Base::read(f, source, Defaults { eps, head_dim, context, ..Defaults::default() })?;
+    (b.style, b.partial) = (RopeStyle::Interleaved, 0.5);
+    let mut attn = b.attn(Some(b.rope()?));
+    attn.qkv_bias = f.flag("attention_bias")?.unwrap_or(true);
+    let layer = b.sandwich(b.layer(attn, Ffn::Dense(b.mlp()?)));
+    Ok(b.model("glm4", vec![layer; b.layers]))
+}
+
+/// What dense and mixed ERNIE 4.5 share.
+pub(super) fn ernie<'a>(
+    f: Fields<'a>,
+    source: &'a ConfigSource,
+    head_dim: Option<usize>,
+) -> Result<(Base<'a>, Attn, Mlp)> {
+    let (theta, eps, context) = (5e5, 1e-5, 131_072);
+    let d = Defaults { theta, eps, context, head_dim, tied: true, ..Defaults::default() };
+    let mut b = Base::read(f, source, d)?;
+    b.style = RopeStyle::Interleaved;
+    let bias = f.flag("use_bias")?.unwrap_or(false);
+    let attn = Attn { qkv_bias: bias, o_bias: bias, ..b.attn(Some(b.rope()?)) };
+    let mlp = Mlp { bias, ..b.mlp()? };
+    Ok((b, attn, mlp))
+}
+
+pub(super) fn ernie4_5(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
+    let (b, attn, mlp) = ernie(f, source, Some(128))?;
+    let layer = b.layer(attn, Ffn::Dense(mlp));
+    Ok(b.model("ernie4_5", vec![layer; b.layers]))
+}
+
+/// Hunyuan: norms of queries and keys after rope.
+pub(super) fn hunyuan_v1_dense(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
+    let b = Base::read(f, source, Defaults { eps: 1e-5, ..Defaults::default() })?;
+    let mut attn = b.biased_attn(Some(b.rope()?), false)?;
+    attn.qk_norm = Some(QkNorm { after_rope: true, ..b.qk_norm(true) });
+    let layer = b.layer(attn, Ffn::Dense(b.mlp()?));
+    Ok(b.model("hunyuan_v1_dense", vec![layer; b.layers]))
+}
+
+/// Ministral 3. Beyond the original context its queries grow with their positions, which no op does:
+/// the context ends there.
+pub(super) fn ministral3(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
+    let (theta, head_dim, context) = (1e6, Some(128), 262_144);
+    let d = Defaults { theta, eps: 1e-5, head_dim, context, ..Defaults::default() };
+    let mut b = Base::read(f, source, d)?;
+    let mut attn = b.attn(Some(b.rope()?));
+    attn.window = f.window("sliding_window")?;
+    if let Some(rope) = f.object("rope_parameters")?
+        && rope.number("llama_4_scaling_beta")?.is_some_and(|beta| beta != 0.0)
+    {
+        let original = rope.context("original_max_position_embeddings")?;
+        b.context = b.context.min(original.unwrap_or(b.context));
+    }
+    let layer = b.layer(attn, Ffn::Dense(b.mlp()?));
+    Ok(b.model("ministral3", vec![layer; b.layers]))
+}
+
+/// Arcee: a feed-forward without a gate.
+pub(super) fn arcee(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
+    let d = Defaults { eps: 1e-5, act: "relu2", context: 4096, ..Defaults::default() };
+    let b = Base::read(f, source, d)?;
+    let bias = f.flag("mlp_bias")?.unwrap_or(false);
+    let mlp = Mlp { gated: false, bias, ..b.mlp()? };
+    let layer = b.layer(b.biased_attn(Some(b.rope()?), false)?, Ffn::Dense(mlp));
+    Ok(b.model("arcee", vec![layer; b.layers]))
+}
+
+pub(super) fn seed_oss(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
+    let d = Defaults { head_dim: Some(128), context: 524_288, ..Defaults::default() };
+    let b = Base::read(f, source, d)?;
+    let mut attn = b.biased_attn(Some(b.rope()?), true)?;
+    attn.o_bias = f.flag("attention_out_bias")?.unwrap_or(false);
+    let mlp = Mlp { bias: f.flag("mlp_bias")?.unwrap_or(false), ..b.mlp()? };
+    let layer = b.layer(attn, Ffn::Dense(mlp));
+    Ok(b.model("seed_oss", vec![layer; b.layers]))
+}
+
+/// The same model with layer norms.
+fn layer_norms(mut m: ModelSpec, eps: Option<f64>) -> ModelSpec {
+    let norm = Norm::Layer { eps: eps.unwrap_or(1e-5) as f32, bias: true };
+    m.final_norm = norm;
+    for layer in &mut m.layers {
+        layer.attn_pre = Some(norm);
+        layer.ffn_pre = layer.ffn_pre.map(|_| norm);
+    }
+    m
+}
+
+pub(super) fn starcoder2(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
+    let (act, context) = ("gelu_pytorch_tanh", 4096);
+    let b = Base::read(f, source, Defaults { act, context, tied: true, ..Defaults::default() })?;
+    let bias = f.flag("use_bias")?.unwrap_or(true);
+    let mut attn = Attn { qkv_bias: bias, o_bias: bias, ..b.attn(Some(b.rope()?)) };
+    attn.window = f.window("sliding_window")?;
+    let layer = b.layer(attn, Ffn::Dense(Mlp { gated: false, bias, ..b.mlp()? }));
+    let eps = f.first(&["norm_epsilon", "layer_norm_eps"], Fields::positive)?;
+    Ok(layer_norms(b.model("starcoder2", vec![layer; b.layers]), eps))
+}
+
+pub(super) fn stablelm(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
+    let mut b = Base::read(f, source, Defaults { context: 4096, ..Defaults::default() })?;
+    b.partial = 0.25;
+    f.refuse_flag("qk_layernorm")?;
+    let mut attn = b.attn(Some(b.rope()?));
+    attn.qkv_bias = f.first(&["use_qkv_bias", "attention_bias"], Fields::flag)?.unwrap_or(false);
+    let mut layer = b.layer(attn, Ffn::Dense(b.mlp()?));
+    layer.parallel = f.flag("use_parallel_residual")?.unwrap_or(false);
+    layer.ffn_pre = layer.ffn_pre.filter(|_| !layer.parallel);
+    let eps = f.positive("layer_norm_eps")?;
+    Ok(layer_norms(b.model("stablelm", vec![layer; b.layers]), eps))
 }

@@ -1,7 +1,7 @@
 //! Gemma 1, 2 and 3: scaled embeddings, norms with an offset of one, sandwich norms, soft caps,
 //! alternating windows.
 
-use super::base::{Base, ConfigSource, Defaults, activation};
+use super::base::{Base, ConfigSource, Defaults, Ropes, activation};
 use super::fields::{Fields, Result};
 use super::rope::RopeConfig;
 use crate::spec::{Ffn, Layer, ModelSpec, Norm, QkNorm};
@@ -83,20 +83,17 @@ pub(super) fn gemma3(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> 
     let pattern = f.first(&patterns, Fields::count_opt)?.unwrap_or(6).max(1);
     let sliding = b.sliding(|i| !(i + 1).is_multiple_of(pattern))?;
     let global = RopeConfig::read(f, Some("full_attention"), b.theta)?;
-    let local = RopeConfig::local(f, 1e4)?;
+    let local = RopeConfig::local(f, "rope_local_base_freq", 1e4)?;
     let style = source.rope_style();
-    let global = global.build(b.head_dim, 1.0, style, b.context)?;
-    let local = local.build(b.head_dim, 1.0, style, b.context)?;
+    let [global, local] = [global, local].map(|r| r.build(b.head_dim, 1.0, style, b.context));
+    let ropes = Ropes { global: Some(global?), local: Some(local?) };
     let mut attn = b.biased_attn(None, false)?;
     attn.scale = f.positive("query_pre_attn_scalar")?.unwrap_or(256.0).powf(-0.5) as f32;
     // The library reads `attn_logit_softcapping` but does not apply it in this family.
-    attn.qk_norm = Some(QkNorm { norm: norm(&b), per_head: true });
+    attn.qk_norm = Some(QkNorm { norm: norm(&b), ..b.qk_norm(true) });
     let layer = sandwich(&b, b.layer(attn, Ffn::Dense(b.mlp()?)));
     let mut layers = layer.windowed(&sliding, window);
-    for (layer, sliding) in layers.iter_mut().zip(sliding) {
-        let rope = if sliding { &local } else { &global };
-        layer.attention_mut().into_iter().for_each(|a| a.rope = Some(rope.clone()));
-    }
+    ropes.give(&mut layers, &sliding);
     let mut m = model(&b, "gemma3_text", layers);
     m.logit_softcap = f.positive("final_logit_softcapping")?.map(|c| c as f32);
     Ok(m)

@@ -29,6 +29,30 @@ const ARCHITECTURES: &[(&str, &str, bool)] = &[
     ("smollm3", "smollm3", true),
     ("deepseek2", "deepseek_v2", true),
     ("gpt-oss", "gpt_oss", false),
+    ("olmo2", "olmo2", false),
+    ("granite", "granite", true),
+    ("granitemoe", "granitemoe", true),
+    ("granite_swa", "granite_swa", true),
+    ("glm4", "glm4", false),
+    ("glm4moe", "glm4_moe", false),
+    ("ernie4_5", "ernie4_5", false),
+    ("ernie4_5-moe", "ernie4_5_moe", false),
+    ("hunyuan-dense", "hunyuan_v1_dense", false),
+    ("hy_v3", "hy_v3", false),
+    ("mistral3", "ministral3", true),
+    ("arcee", "arcee", true),
+    ("seed_oss", "seed_oss", false),
+    ("minimax-m2", "minimax_m2", false),
+    ("exaone-moe", "exaone_moe", false),
+    ("cohere2", "cohere2", false),
+    ("cohere2moe", "cohere2_moe", false),
+    ("dots1", "dots1", false),
+    ("afmoe", "afmoe", false),
+    ("mellum", "mellum", false),
+    ("laguna", "laguna", false),
+    ("mimo2", "mimo_v2_flash", false),
+    ("starcoder2", "starcoder2", false),
+    ("stablelm", "stablelm", false),
 ];
 
 /// Fields whose name changes but not their value.
@@ -48,7 +72,15 @@ const RENAMED: &[(&str, &str)] = &[
     ("attention.kv_lora_rank", "kv_lora_rank"),
     ("attn_logit_softcapping", "attn_logit_softcapping"),
     ("final_logit_softcapping", "final_logit_softcapping"),
+    ("attention.scale", "attention_multiplier"),
+    ("attention.value_scale", "attention_value_scale"),
+    ("embedding_scale", "embedding_multiplier"),
+    ("residual_scale", "residual_multiplier"),
+    ("logit_scale", "logit_scale"),
+    ("use_parallel_residual", "use_parallel_residual"),
     ("expert_count", "num_experts"),
+    ("expert_group_count", "n_group"),
+    ("expert_group_used_count", "topk_group"),
     ("expert_used_count", "num_experts_per_tok"),
     ("expert_feed_forward_length", "moe_intermediate_size"),
     ("expert_shared_feed_forward_length", "shared_expert_intermediate_size"),
@@ -104,8 +136,15 @@ pub(super) fn config(
     })?;
     let mut c = Map::new();
     for (from, to) in RENAMED {
-        if let Some(v) = meta.arch(from) {
-            c.insert((*to).into(), uniform(from, v)?);
+        let Some(v) = meta.arch(from) else { continue };
+        match v {
+            // Families with a number for each layer read it from the list.
+            GgufValue::Array(list) if heads_by_layer(family) && from.contains("head_count") => {
+                let least = list.iter().filter_map(GgufValue::as_u64).min();
+                c.insert((*to).into(), json!(least));
+                c.insert(format!("{to}_per_layer"), to_json(v));
+            }
+            v => _ = c.insert((*to).into(), uniform(from, v)?),
         }
     }
     refuse_unusable(files)?;
@@ -125,6 +164,7 @@ pub(super) fn config(
     c.insert("attention_out_bias".into(), json!(has("blk.0.attn_output.bias")));
     c.insert("mlp_bias".into(), json!(has("blk.0.ffn_down.bias")));
     c.insert("lm_head_bias".into(), json!(has("output.bias")));
+    family = by_tensors(family, meta, files, &mut c)?;
     refuse_widths(meta, family)?;
     rope(family, meta, files, &mut c)?;
     family_facts(family, meta, &mut c)?;
@@ -199,7 +239,8 @@ fn refuse_widths(meta: &GgufMeta, family: &str) -> Result<()> {
     let keys = meta.integer("attention.key_length");
     if let Some((k, v)) = keys.zip(meta.integer("attention.value_length"))
         && k != v
-        && family != "deepseek_v2"
+        && !LATENT.contains(&family)
+        && family != "mimo_v2_flash"
     {
         let what = format!("attention.value_length {v} beside attention.key_length {k}");
         return Err(unsupported(what, "equal widths of keys and values"));
@@ -326,7 +367,11 @@ fn family_facts(family: &str, meta: &GgufMeta, c: &mut Map<String, Value>) -> Re
                 p.insert("truncate".into(), json!(false));
             }
         }
-        "deepseek_v2" => deepseek(meta, c)?,
+        family if LATENT.contains(&family) => deepseek(family, meta, c)?,
+        "olmo3" | "mellum" | "laguna" | "mimo_v2_flash" => ropes_by_kind(family, meta, c),
+        "ministral3" => temperature(meta, c),
+        // The files do not say; all that are published have it.
+        "afmoe" => _ = c.insert("mup_enabled".into(), json!(true)),
         _ => {}
     }
     window_pattern(meta, layers, c);
@@ -377,9 +422,106 @@ fn gemma3_ropes(meta: &GgufMeta, c: &mut Map<String, Value>) {
     c.insert("rope_parameters".into(), ropes);
 }
 
-fn deepseek(meta: &GgufMeta, c: &mut Map<String, Value>) -> Result<()> {
+/// Families of latent attention.
+const LATENT: [&str; 3] = ["deepseek_v2", "deepseek_v3", "youtu"];
+
+/// Families whose layers may differ in their numbers of heads.
+fn heads_by_layer(family: &str) -> bool {
+    matches!(family, "laguna" | "mimo_v2_flash")
+}
+
+/// What only the tensors say: the family among those of one architecture, and which layers are
+/// dense.
+fn by_tensors(
+    family: &'static str,
+    meta: &GgufMeta,
+    files: &dyn Checkpoint,
+    c: &mut Map<String, Value>,
+) -> Result<&'static str> {
+    let has = |name: &str| files.tensor(name).is_some();
+    // Heads that predict several tokens are counted as layers.
+    let heads = meta.integer("nextn_predict_layers").unwrap_or(0);
+    if let Some(n) = c.get("num_hidden_layers").and_then(Value::as_u64) {
+        c.insert("num_hidden_layers".into(), json!(n.saturating_sub(heads)));
+    }
+    let layers = c.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or(0).min(1 << 12);
+    let is_sparse = |i: u64| has(&format!("blk.{i}.ffn_gate_inp.weight"));
+    let biased =
+        |i: u64| ["exp_probs_b.bias", "exp_probs_b"].iter().any(|n| has(&format!("blk.{i}.{n}")));
+    let family = match family {
+        "olmo2" if meta.arch("attention.sliding_window").is_some() => "olmo3",
+        "deepseek_v2" if (0..layers).any(biased) => "deepseek_v3",
+        "deepseek_v2" if meta.integer("expert_count").unwrap_or(0) == 0 => "youtu",
+        other => other,
+    };
+    if FROM_TENSORS.contains(&family) {
+        let kind = |i| json!(if is_sparse(i) { "sparse" } else { "dense" });
+        c.insert("mlp_layer_types".into(), (0..layers).map(kind).collect());
+        c.insert("use_qk_norm".into(), json!(has("blk.0.attn_q_norm.weight")));
+    }
+    let function = meta.integer("expert_gating_func");
+    let expected = if family == "ernie4_5_moe" { 1 } else { 2 };
+    if family == "cohere2_moe" {
+        let name = if function == Some(1) { "softmax" } else { "sigmoid" };
+        c.insert("expert_selection_fn".into(), json!(name));
+    } else if let Some(other) = function.filter(|f| *f != expected)
+        && FROM_TENSORS.contains(&family)
+    {
+        return Err(unsupported(format!("expert_gating_func {other}"), expected.to_string()));
+    }
+    Ok(family)
+}
+
+/// Families with sparse layers where the file has routers.
+const FROM_TENSORS: [&str; 11] = [
+    "deepseek_v3",
+    "glm4_moe",
+    "ernie4_5_moe",
+    "hy_v3",
+    "minimax_m2",
+    "exaone_moe",
+    "cohere2_moe",
+    "dots1",
+    "afmoe",
+    "laguna",
+    "mimo_v2_flash",
+];
+
+/// Layers with a window have a rope of their own, which is not scaled.
+fn ropes_by_kind(family: &str, meta: &GgufMeta, c: &mut Map<String, Value>) {
+    let global = c.get("rope_parameters").cloned().unwrap_or(json!({}));
+    let base = meta.number("rope.freq_base_swa").map(|base| json!(base));
+    let mut local = json!({"rope_theta": base.as_ref().or(global.get("rope_theta"))});
+    let width = c.get("head_dim").and_then(Value::as_f64);
+    local["partial_rotary_factor"] = match (meta.number("rope.dimension_count_swa"), width) {
+        (Some(dims), Some(width)) => json!(((dims + 1e-3) / width).min(1.0)),
+        _ => global.get("partial_rotary_factor").cloned().unwrap_or(json!(1.0)),
+    };
+    c.insert(
+        "rope_parameters".into(),
+        json!({"full_attention": global, "sliding_attention": local}),
+    );
+    if family == "mimo_v2_flash" {
+        c.insert("v_head_dim".into(), json!(meta.integer("attention.value_length")));
+    }
+}
+
+/// Queries that grow with their positions.
+fn temperature(meta: &GgufMeta, c: &mut Map<String, Value>) {
+    let Some(Value::Object(p)) = c.get_mut("rope_parameters") else { return };
+    if let Some(beta) = meta.number("attention.temperature_scale") {
+        p.insert("llama_4_scaling_beta".into(), json!(beta));
+    }
+    if let Some(all) = meta.number("rope.scaling.yarn_log_multiplier") {
+        p.insert("mscale".into(), json!(all));
+        p.insert("mscale_all_dim".into(), json!(all));
+    }
+}
+
+fn deepseek(family: &str, meta: &GgufMeta, c: &mut Map<String, Value>) -> Result<()> {
     match meta.integer("expert_gating_func") {
         None | Some(0 | 1) => {}
+        Some(2) if family == "deepseek_v3" => {}
         Some(other) => {
             return Err(unsupported(format!("expert_gating_func {other}"), "1 (softmax)"));
         }

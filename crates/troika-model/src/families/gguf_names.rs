@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::names::{Candidates, TensorNames, packed_rows, whole};
+use super::names::{Candidates, TensorNames, gate_rows, packed_rows, whole};
 use crate::spec::{Checkpoint, Recipe};
 use crate::spec::{Key, Layer, ModelSpec, WeightRole};
 
@@ -87,6 +87,11 @@ impl GgufNames {
             WeightRole::KNorm => whole(&["attn_k_norm.weight"]),
             WeightRole::QNormBias => whole(&["attn_q_norm.bias"]),
             WeightRole::KNormBias => whole(&["attn_k_norm.bias"]),
+            WeightRole::AttnGate => {
+                let attn = layer.attention().into_iter();
+                attn.map(|a| gate_rows(a, "attn_gate.weight")).collect()
+            }
+            WeightRole::ExpertChoice => whole(&["exp_probs_b.bias", "exp_probs_b"]),
             WeightRole::Sinks => whole(&["attn_sinks.weight"]),
             WeightRole::QDown => whole(&["attn_q_a.weight"]),
             WeightRole::QDownNorm => whole(&["attn_q_a_norm.weight"]),

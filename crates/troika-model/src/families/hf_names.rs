@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use troika_graph::Activation;
 
-use super::names::{Candidates, TensorNames, packed_rows, whole};
+use super::names::{Candidates, TensorNames, gate_rows, packed_rows, whole};
 use crate::spec::{Attn, Key, Layer, ModelSpec, Moe, WeightRole};
 use crate::spec::{Cols, Recipe};
 
@@ -86,9 +86,13 @@ impl One<'_> {
         whole(match role {
             W::AttnPre => &["input_layernorm.weight", "attention_norm.weight"],
             W::AttnPreBias => &["input_layernorm.bias"],
-            W::AttnPost => &["post_attention_layernorm.weight"],
-            W::FfnPost => &["post_feedforward_layernorm.weight"],
-            W::FfnPre if sandwich => &["pre_feedforward_layernorm.weight"],
+            W::AttnPost => &["post_self_attn_layernorm.weight", "post_attention_layernorm.weight"],
+            W::FfnPost => &["post_feedforward_layernorm.weight", "post_mlp_layernorm.weight"],
+            W::FfnPre if sandwich => &[
+                "pre_feedforward_layernorm.weight",
+                "pre_mlp_layernorm.weight",
+                "post_attention_layernorm.weight",
+            ],
             W::FfnPre => &["post_attention_layernorm.weight", "ffn_norm.weight"],
             W::FfnPreBias => &["post_attention_layernorm.bias"],
             W::Q => return self.qkv("q_proj.weight", role),
@@ -99,11 +103,20 @@ impl One<'_> {
             W::VBias => return self.qkv("v_proj.bias", role),
             W::O => &["self_attn.o_proj.weight", "self_attn.dense.weight", "attention.wo.weight"],
             W::OBias => &["self_attn.o_proj.bias", "self_attn.dense.bias"],
-            W::QNorm => &["self_attn.q_norm.weight", "self_attn.q_layernorm.weight"],
-            W::KNorm => &["self_attn.k_norm.weight", "self_attn.k_layernorm.weight"],
+            W::QNorm => &[
+                "self_attn.q_norm.weight",
+                "self_attn.q_layernorm.weight",
+                "self_attn.query_layernorm.weight",
+            ],
+            W::KNorm => &[
+                "self_attn.k_norm.weight",
+                "self_attn.k_layernorm.weight",
+                "self_attn.key_layernorm.weight",
+            ],
+            W::AttnGate => return self.gate(),
             W::QNormBias => &["self_attn.q_layernorm.bias"],
             W::KNormBias => &["self_attn.k_layernorm.bias"],
-            W::Sinks => &["self_attn.sinks"],
+            W::Sinks => &["self_attn.sinks", "self_attn.attention_sink_bias"],
             W::MixIn => &["mixer.in_proj.weight"],
             W::MixOut => &["mixer.out_proj.weight"],
             W::QDownBias => &["self_attn.q_a_proj.bias"],
@@ -114,15 +127,33 @@ impl One<'_> {
             W::KvDown | W::KRope | W::KAbsorb | W::VUp | W::KvDownBias | W::KRopeBias => {
                 return self.latent(role);
             }
+            _ => return self.feed_forward(role),
+        })
+    }
+
+    /// Tensors of feed-forwards, dense and of experts.
+    fn feed_forward(&self, role: WeightRole) -> Candidates {
+        use WeightRole as W;
+        whole(match role {
             W::Gate | W::Up | W::Down => return self.mlp(role),
             W::GateBias => &["mlp.gate_proj.bias"],
-            W::UpBias => &["mlp.up_proj.bias", "mlp.fc1.bias"],
-            W::DownBias => &["mlp.down_proj.bias", "mlp.fc2.bias"],
+            W::UpBias => &["mlp.up_proj.bias", "mlp.fc1.bias", "mlp.c_fc.bias"],
+            W::DownBias => &["mlp.down_proj.bias", "mlp.fc2.bias", "mlp.c_proj.bias"],
             W::Router => &[
                 "mlp.gate.weight",
                 "block_sparse_moe.gate.weight",
                 "mlp.router.weight",
                 "block_sparse_moe.router.weight",
+                "mlp.router.gate.weight",
+                "block_sparse_moe.router.layer.weight",
+            ],
+            W::ExpertChoice => &[
+                "mlp.gate.e_score_correction_bias",
+                "mlp.e_score_correction_bias",
+                "block_sparse_moe.e_score_correction_bias",
+                "mlp.moe_statics.e_score_correction_bias",
+                "mlp.experts.e_score_correction_bias",
+                "mlp.expert_bias",
             ],
             W::RouterBias => &["mlp.router.bias", "mlp.gate.bias"],
             W::SharedGate => return shared("gate_proj.weight"),
@@ -146,6 +177,12 @@ impl One<'_> {
             all.push(grouped(a, role));
         }
         all
+    }
+
+    /// The gate of heads' outputs: a head's one number becomes a row for each of its elements.
+    fn gate(&self) -> Candidates {
+        let Some(a) = self.layer.attention() else { return Vec::new() };
+        ["self_attn.gate_proj.weight", "self_attn.g_proj.weight"].map(|n| gate_rows(a, n)).to_vec()
     }
 
     fn latent(&self, role: WeightRole) -> Candidates {
@@ -175,11 +212,21 @@ impl One<'_> {
                 or_part(&["mlp.gate_proj.weight", "feed_forward.w1.weight"], packed, 0..n)
             }
             WeightRole::Up => or_part(
-                &["mlp.up_proj.weight", "mlp.fc1.weight", "feed_forward.w3.weight"],
+                &[
+                    "mlp.up_proj.weight",
+                    "mlp.fc1.weight",
+                    "feed_forward.w3.weight",
+                    "mlp.c_fc.weight",
+                ],
                 packed,
                 n..2 * n,
             ),
-            _ => whole(&["mlp.down_proj.weight", "mlp.fc2.weight", "feed_forward.w2.weight"]),
+            _ => whole(&[
+                "mlp.down_proj.weight",
+                "mlp.fc2.weight",
+                "feed_forward.w2.weight",
+                "mlp.c_proj.weight",
+            ]),
         }
     }
 
@@ -199,6 +246,11 @@ impl One<'_> {
             }
             all.push(stacked(m, role, e, self.hidden, block));
         }
+        // Granite has other names for the same.
+        let stacked = stacked(m, role, e, self.hidden, "block_sparse_moe");
+        let part = if role == WeightRole::ExpertDown { "output" } else { "input" };
+        let tensor = format!("block_sparse_moe.{part}_linear.weight");
+        all.push(Recipe { tensor, ..stacked });
         // MLX stacks experts by matrix.
         let n = if role == WeightRole::ExpertDown { self.hidden } else { m.inter };
         all.push(Recipe::rows(format!("mlp.switch_mlp.{long}.weight"), e * n..(e + 1) * n));
@@ -207,7 +259,9 @@ impl One<'_> {
 }
 
 fn shared(part: &str) -> Candidates {
-    ["shared_expert", "shared_experts"].map(|s| Recipe::whole(format!("mlp.{s}.{part}"))).to_vec()
+    ["shared_expert", "shared_experts", "shared_mlp"]
+        .map(|s| Recipe::whole(format!("mlp.{s}.{part}")))
+        .to_vec()
 }
 
 /// InternLM2 packs by key/value head: its query heads, the key and the value.

@@ -4,19 +4,23 @@
 //! metadata is first translated to the config's field names.
 
 mod base;
+mod cohere;
 mod defaults;
 mod dense;
 mod fields;
 mod gemma;
 mod gguf;
 mod gguf_names;
+mod granite;
 mod hf_names;
+mod latent;
 mod moe;
 mod names;
 mod phi;
 mod quantized;
 mod recurrent;
 mod rope;
+mod routed;
 
 use serde_json::Value;
 
@@ -48,16 +52,41 @@ type FamilyFn = fn(Fields<'_>, &ConfigSource) -> Result<ModelSpec>;
 
 /// Every supported `model_type` with the function that reads it.
 const FAMILIES: &[(&str, FamilyFn)] = &[
-    ("deepseek_v2", moe::deepseek_v2),
+    ("afmoe", routed::afmoe),
+    ("arcee", dense::arcee),
+    ("cohere2", cohere::cohere2),
+    ("cohere2_moe", cohere::cohere2_moe),
+    ("deepseek_v2", latent::deepseek_v2),
+    ("deepseek_v3", latent::deepseek_v3),
+    ("dots1", routed::dots1),
+    ("ernie4_5", dense::ernie4_5),
+    ("ernie4_5_moe", routed::ernie4_5_moe),
     ("exaone4", dense::exaone4),
+    ("exaone_moe", routed::exaone_moe),
     ("gemma", gemma::gemma),
     ("gemma2", gemma::gemma2),
     ("gemma3_text", gemma::gemma3),
+    ("glm4", dense::glm4),
+    ("glm4_moe", routed::glm4_moe),
+    ("glm4_moe_lite", latent::glm4_moe_lite),
     ("gpt_oss", moe::gpt_oss),
+    ("granite", granite::granite),
+    ("granite_swa", granite::granite_swa),
+    ("granitemoe", granite::granitemoe),
+    ("hunyuan_v1_dense", dense::hunyuan_v1_dense),
+    ("hy_v3", routed::hy_v3),
     ("internlm2", dense::internlm2),
+    ("kimi_k2", latent::deepseek_v3),
+    ("laguna", routed::laguna),
     ("llama", dense::llama),
+    ("mellum", routed::mellum),
+    ("mimo_v2_flash", routed::mimo_v2_flash),
+    ("minimax_m2", routed::minimax_m2),
+    ("ministral3", dense::ministral3),
     ("mistral", dense::mistral),
     ("mixtral", moe::mixtral),
+    ("olmo2", dense::olmo2),
+    ("olmo3", dense::olmo3),
     ("olmoe", moe::olmoe),
     ("phi", phi::phi),
     ("phi3", phi::phi3),
@@ -66,8 +95,13 @@ const FAMILIES: &[(&str, FamilyFn)] = &[
     ("qwen2_moe", moe::qwen2_moe),
     ("qwen3", dense::qwen3),
     ("qwen3_moe", moe::qwen3_moe),
+    ("seed_oss", dense::seed_oss),
     ("smollm3", dense::smollm3),
+    ("solar_open", routed::solar_open),
+    ("stablelm", dense::stablelm),
+    ("starcoder2", dense::starcoder2),
     ("test_recurrent", recurrent::test_recurrent),
+    ("youtu", latent::youtu),
 ];
 
 /// All `model_type`s that this build reads, but for those of its tests.
@@ -78,8 +112,28 @@ pub fn supported() -> Vec<&'static str> {
 fn family(name: &str) -> Result<FamilyFn> {
     match FAMILIES.iter().find(|f| f.0 == name) {
         Some(f) => Ok(f.1),
-        None => Err(unsupported(format!("model_type {name:?}"), supported().join(", "))),
+        None => {
+            let mut all = supported();
+            let list = all.join(", ");
+            all.sort_by_key(|known| distance(known, name));
+            let nearest = all.first().unwrap_or(&"");
+            let known = format!("{list}; the nearest name of these is {nearest}");
+            Err(unsupported(format!("model_type {name:?}"), known))
+        }
     }
+}
+
+/// Characters to insert, delete or replace to make one name of the other.
+fn distance(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.bytes().enumerate() {
+        let mut before = std::mem::replace(&mut row[0], i + 1);
+        for (j, y) in b.bytes().enumerate() {
+            let least = (before + usize::from(x != y)).min(row[j] + 1).min(row[j + 1] + 1);
+            before = std::mem::replace(&mut row[j + 1], least);
+        }
+    }
+    row[b.len()]
 }
 
 /// Reads a `config.json`.

@@ -1,12 +1,11 @@
-//! Mixture-of-experts decoders: Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE, DeepSeek-V2, gpt-oss.
+//! Mixture-of-experts decoders: Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE, gpt-oss.
 
 use serde_json::{Value, json};
-use troika_graph::{Activation, RopeStyle, Score};
+use troika_graph::{Activation, Score};
 
 use super::base::{Base, ConfigSource, Defaults};
-use super::fields::{Fields, Result, bad, unsupported};
-use super::rope::RopeConfig;
-use crate::spec::{Attn, Ffn, Latent, Layer, ModelSpec, Moe, Norm, QkNorm, SharedExpert};
+use super::fields::{Fields, Result, bad};
+use crate::spec::{Attn, Ffn, Layer, ModelSpec, Moe, SharedExpert};
 
 /// How many experts there are, and how many of them a token uses.
 #[derive(Clone, Copy)]
@@ -17,9 +16,9 @@ pub(super) struct ExpertCount {
 
 /// The number of experts, by any of its names, and the number chosen per token.
 pub(super) fn experts(f: Fields<'_>, experts: usize, top_k: usize) -> Result<ExpertCount> {
-    let names = ["num_experts", "num_local_experts", "n_routed_experts"];
+    let names = ["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"];
     let n = f.first(&names, Fields::count_opt)?.unwrap_or(experts);
-    let k = f.count_opt("num_experts_per_tok")?.unwrap_or(top_k);
+    let k = f.first(&["num_experts_per_tok", "moe_k"], Fields::count_opt)?.unwrap_or(top_k);
     if k == 0 || k > n {
         return Err(bad("num_experts_per_tok", k, format!("not between 1 and the {n} experts")));
     }
@@ -34,6 +33,7 @@ pub(super) fn moe(b: &Base<'_>, count: ExpertCount, inter: usize, normalize: boo
         act: b.act,
         bias: false,
         router_bias: false,
+        choice_bias: false,
         score: Score::Softmax,
         normalize,
         scale: 1.0,
@@ -61,7 +61,7 @@ fn dense_layers(b: &Base<'_>) -> Result<Vec<bool>> {
 }
 
 /// Layers with experts, or with a dense feed-forward where `dense` says so.
-fn layers(b: &Base<'_>, attn: &Attn, moe: &Moe, dense: Vec<bool>) -> Result<Vec<Layer>> {
+pub(super) fn layers(b: &Base<'_>, attn: &Attn, moe: &Moe, dense: Vec<bool>) -> Result<Vec<Layer>> {
     let layer = |dense| {
         let ffn = if dense { Ffn::Dense(b.mlp()?) } else { Ffn::Moe(moe.clone()) };
         Ok(b.layer(attn.clone(), ffn))
@@ -91,7 +91,7 @@ pub(super) fn qwen2_moe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpe
 pub(super) fn qwen3_moe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let b = Base::read(f, source, Defaults { context: 32_768, ..Defaults::default() })?;
     let mut attn = b.biased_attn(Some(b.rope()?), false)?;
-    attn.qk_norm = Some(QkNorm { norm: b.rms(), per_head: true });
+    attn.qk_norm = Some(b.qk_norm(true));
     attn.window = b.optional_window(Some(4096))?;
     let inter = f.size_opt("moe_intermediate_size")?.unwrap_or(768);
     let normalize = f.flag("norm_topk_prob")?.unwrap_or(false);
@@ -102,76 +102,12 @@ pub(super) fn qwen3_moe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpe
 pub(super) fn olmoe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let b = Base::read(f, source, Defaults { eps: 1e-5, context: 4096, ..Defaults::default() })?;
     let mut attn = b.biased_attn(Some(b.rope()?), false)?;
-    attn.qk_norm = Some(QkNorm { norm: b.rms(), per_head: false });
+    attn.qk_norm = Some(b.qk_norm(false));
     attn.clip_qkv = f.positive("clip_qkv")?.map(|c| c as f32);
     let normalize = f.flag("norm_topk_prob")?.unwrap_or(false);
     let moe = moe(&b, experts(f, 64, 8)?, f.size("intermediate_size")?, normalize);
     let layer = b.layer(attn, Ffn::Moe(moe));
     Ok(b.model("olmoe", vec![layer; b.layers]))
-}
-
-/// DeepSeek-V2: latent attention, dense first layers, shared experts.
-pub(super) fn deepseek_v2(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
-    let nope = f.size_opt("qk_nope_head_dim")?.unwrap_or(128);
-    let rope_dim = f.size_opt("qk_rope_head_dim")?.unwrap_or(64);
-    let head_dim = Some(nope + rope_dim);
-    let mut b = Base::read(f, source, Defaults { head_dim, ..Defaults::default() })?;
-    (b.head_dim, b.kv_heads) = (nope + rope_dim, b.heads);
-    let bias = f.flag("attention_bias")?.unwrap_or(false);
-    let mlp_bias = f.flag("mlp_bias")?.unwrap_or(false);
-    let config = RopeConfig::read(f, None, b.theta)?;
-    // Rope pairs adjacent elements in both file formats; only part of a head is rotated.
-    let rope = config.build(rope_dim, 1.0, RopeStyle::Interleaved, b.context)?;
-    let mut attn = b.attn(Some(rope));
-    attn.scale *= config.yarn_scale(b.context)? as f32;
-    attn.v_dim = f.size_opt("v_head_dim")?.unwrap_or(128);
-    let q_rank = f.or("q_lora_rank", Some(1536), Fields::size_opt)?;
-    // In the library, the compressed norms have their own default epsilon.
-    let norm = Norm::Rms { eps: 1e-6, offset: 0.0 };
-    let kv_rank = f.size_opt("kv_lora_rank")?.unwrap_or(512);
-    attn.latent = Some(Latent { q_rank, kv_rank, nope, rope: rope_dim, norm, bias });
-    attn.o_bias = bias;
-    let inter = f.size_opt("moe_intermediate_size")?.unwrap_or(1407);
-    let mut moe = moe(&b, experts(f, 64, 6)?, inter, false);
-    moe.scale = f.number("routed_scaling_factor")?.unwrap_or(1.0) as f32;
-    moe.groups = expert_groups(f, &moe)?;
-    if !matches!(f.text("scoring_func")?, None | Some("softmax")) {
-        return Err(unsupported("scoring_func other than softmax", "softmax"));
-    }
-    let shared = f.count_opt("n_shared_experts")?.unwrap_or(2);
-    let inter = inter * shared;
-    moe.shared = (shared > 0).then_some(SharedExpert { inter, gated: false, bias: mlp_bias });
-    let dense = f.count_opt("first_k_dense_replace")?.unwrap_or(0);
-    let mut layers = layers(&b, &attn, &moe, (0..b.layers).map(|i| i < dense).collect())?;
-    for layer in &mut layers {
-        if let Some(Ffn::Dense(mlp)) = &mut layer.ffn {
-            mlp.bias = mlp_bias;
-        }
-    }
-    Ok(b.model("deepseek_v2", layers))
-}
-
-fn expert_groups(f: Fields<'_>, moe: &Moe) -> Result<Option<(usize, usize)>> {
-    match f.text("topk_method")?.unwrap_or("greedy") {
-        "greedy" => return Ok(None),
-        "group_limited_greedy" => {}
-        other => {
-            return Err(unsupported(
-                format!("topk_method {other:?}"),
-                "greedy, group_limited_greedy",
-            ));
-        }
-    }
-    let groups = f.count("n_group")?;
-    let best = f.count("topk_group")?;
-    let fits = moe.experts.is_multiple_of(groups)
-        && best <= groups
-        && moe.top_k <= best * (moe.experts / groups);
-    if !fits {
-        let problem = format!("not possible with {} experts and topk_group {best}", moe.experts);
-        return Err(bad("n_group", groups, problem));
-    }
-    Ok(Some((groups, best)))
 }
 
 fn gpt_oss_rope() -> Value {

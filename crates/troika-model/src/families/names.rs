@@ -34,6 +34,14 @@ pub fn packed_rows(a: &Attn, role: WeightRole) -> Range<usize> {
     }
 }
 
+/// The gate of heads' outputs: a head's one number becomes a row for each of its elements.
+pub fn gate_rows(a: &Attn, tensor: &str) -> Recipe {
+    let per_head = a.gate.is_some_and(|gate| gate.per_head);
+    let repeated = |head: usize| std::iter::repeat_n(head..head + 1, a.v_dim);
+    let heads = if per_head { a.heads } else { 0 };
+    Recipe { rows: (0..heads).flat_map(repeated).collect(), ..Recipe::whole(tensor) }
+}
+
 /// Parts of names of tensors that are not weights of the decoder: tables and masks that are
 /// computed anew, and the vision and audio parts of multimodal models.
 const BESIDE: [&str; 12] = [

@@ -17,7 +17,7 @@ pub(super) fn phi(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let mut attn = b.attn(Some(rope));
     (attn.qkv_bias, attn.o_bias) = (true, true);
     if f.flag("qk_layernorm")?.unwrap_or(false) {
-        attn.qk_norm = Some(QkNorm { norm, per_head: true });
+        attn.qk_norm = Some(QkNorm { norm, ..b.qk_norm(true) });
     }
     let inter = f.size_opt("intermediate_size")?.unwrap_or(8192);
     let mlp = Mlp { inter, act: b.act, gated: false, bias: true };

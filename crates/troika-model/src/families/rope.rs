@@ -44,12 +44,11 @@ impl<'a> RopeConfig<'a> {
         RopeConfig::of(params, config, "rope_theta", default_theta)
     }
 
-    /// Gemma 3's local layers: separate parameters in the new format, only a base in the old one.
-    /// They never use the global layers' base.
-    pub fn local(config: Fields<'a>, default_theta: f64) -> Result<RopeConfig<'a>> {
+    /// Layers with a window: separate parameters in the new format, only a base in the old one.
+    pub fn local(config: Fields<'a>, base: &str, default_theta: f64) -> Result<RopeConfig<'a>> {
         let nested = config.object("rope_parameters")?;
         let params = nested.map_or(Ok(None), |p| p.object("sliding_attention"))?;
-        RopeConfig::of(params, config, "rope_local_base_freq", default_theta)
+        RopeConfig::of(params, config, base, default_theta)
     }
 
     /// With the base of the parameters, or else of a field of the config.
@@ -66,6 +65,11 @@ impl<'a> RopeConfig<'a> {
             None => config.positive(base)?.unwrap_or(default_theta),
         };
         Ok(RopeConfig { params, config, theta, phi3: false })
+    }
+
+    /// The same with another base.
+    pub fn with_base(self, theta: f64) -> RopeConfig<'a> {
+        RopeConfig { theta, ..self }
     }
 
     /// Reads the same fields as Phi-3 does.
@@ -134,8 +138,13 @@ impl<'a> RopeConfig<'a> {
     }
 
     fn scaled(&self, dim: usize, style: RopeStyle, context: usize) -> Result<RopeSpec> {
+        let mut theta = self.theta;
+        // Hunyuan: a base that is stretched once.
+        if let ("dynamic", Some(alpha)) = (self.kind()?, self.params.positive("alpha")?) {
+            theta *= alpha.powf(dim as f64 / (dim as f64 - 2.0));
+        }
         let plain: Vec<f64> =
-            (0..dim / 2).map(|i| self.theta.powf(-(2.0 * i as f64) / dim as f64)).collect();
+            (0..dim / 2).map(|i| theta.powf(-(2.0 * i as f64) / dim as f64)).collect();
         let spec = |freqs: Vec<f64>, factor: f64| RopeSpec {
             rotary_dim: dim,
             style,

@@ -7,7 +7,7 @@ use troika_graph::{
 use super::emit::Emit;
 use super::lowerer::Lowerer;
 use super::{EdgeId, LowerError, Lowered, SegmentKind};
-use crate::spec::{Attn, Latent, Layer, RopeSpec, WeightRole};
+use crate::spec::{Attn, HeadGate, Latent, Layer, RopeSpec, WeightRole};
 
 fn rope_op(spec: &RopeSpec, head_dim: usize) -> Op {
     Op::Rope(Rope {
@@ -126,9 +126,14 @@ impl Lowerer<'_> {
             let op = Op::HeadLinear(HeadLinear { weights });
             o = e.graph.op("values", op, &[o], a.heads * a.v_dim);
         }
+        if let Some(HeadGate { act, .. }) = a.gate {
+            let n = e.norm_if(x, layer.attn_pre, WeightRole::AttnPre)?;
+            let gate = e.linear(n, WeightRole::AttnGate, false)?;
+            o = e.graph.op("gated", Op::Gate(act), &[gate, o], a.heads * a.v_dim);
+        }
         let y = e.linear(o, WeightRole::O, a.o_bias)?;
         let y = e.norm_if(y, layer.attn_post, WeightRole::AttnPost)?;
-        let y = e.add(x, y);
+        let y = e.add(x, y, layer.mixer_scale);
         e.pass_on("after attention", y)
     }
 }
@@ -143,10 +148,9 @@ fn plain_qkv(
     let mut k = e.linear(n, WeightRole::K, a.qkv_bias)?;
     let mut v = e.linear(n, WeightRole::V, a.qkv_bias)?;
     // OLMoE normalises before it clips; without a q/k norm the order does not matter.
-    if let Some(norm) = a.qk_norm {
-        let group = if norm.per_head { a.k_dim } else { 0 };
-        q = e.norm(q, norm.norm, WeightRole::QNorm, group)?;
-        k = e.norm(k, norm.norm, WeightRole::KNorm, group)?;
+    let after = a.qk_norm.is_some_and(|norm| norm.after_rope);
+    if !after {
+        qk_norms(e, a, &mut q, &mut k)?;
     }
     if let Some(limit) = a.clip_qkv {
         for t in [&mut q, &mut k, &mut v] {
@@ -160,7 +164,23 @@ fn plain_qkv(
             *t = e.graph.op("rotated", rope_op(rope, a.k_dim), &[*t, positions], cols);
         }
     }
+    if after {
+        qk_norms(e, a, &mut q, &mut k)?;
+    }
     Ok((q, k, Some(v)))
+}
+
+fn qk_norms(
+    e: &mut Emit<'_, '_>,
+    a: &Attn,
+    q: &mut ValueId,
+    k: &mut ValueId,
+) -> Result<(), LowerError> {
+    let Some(norm) = a.qk_norm else { return Ok(()) };
+    let group = if norm.per_head { a.k_dim } else { 0 };
+    *q = e.norm(*q, norm.norm, WeightRole::QNorm, group)?;
+    *k = e.norm(*k, norm.norm, WeightRole::KNorm, group)?;
+    Ok(())
 }
 
 /// Latent attention in absorbed form (DeepSeek-V2, section 2.1.2 and appendix C). The key expansion

@@ -136,7 +136,7 @@ impl<'l, 'a> Emit<'l, 'a> {
     ) -> Result<ValueId, LowerError> {
         let bias = bias.map(|b| self.weight(b)).transpose()?;
         let rows = self.weight_rows(weight);
-        let op = Op::Linear { weight, bias, activations, exchanged: false };
+        let op = Op::Linear { weight, bias, activations, form: None };
         Ok(self.graph.op("linear", op, &[x], rows))
     }
 
@@ -196,8 +196,12 @@ impl<'l, 'a> Emit<'l, 'a> {
         norm.map_or(Ok(x), |n| self.norm(x, n, role, 0))
     }
 
-    pub fn add(&mut self, a: ValueId, b: ValueId) -> ValueId {
+    /// `a + scale * b`.
+    pub fn add(&mut self, a: ValueId, mut b: ValueId, scale: f32) -> ValueId {
         let cols = self.graph.cols(a);
+        if scale != 1.0 {
+            b = self.graph.op("scaled", Op::Scale { factor: scale }, &[b], cols);
+        }
         self.graph.op("sum", Op::Add, &[a, b], cols)
     }
 

@@ -33,7 +33,7 @@ impl Lowerer<'_> {
         let n = e.norm_if(source, norm, role)?;
         let y = mlp_ops(&mut e, mlp, DENSE, n)?;
         let y = e.norm_if(y, layer.ffn_post, WeightRole::FfnPost)?;
-        let y = e.add(residual, y);
+        let y = e.add(residual, y, layer.ffn_scale);
         e.pass_on("output", y)
     }
 
@@ -58,6 +58,7 @@ impl Lowerer<'_> {
             normalize: moe.normalize,
             scale: moe.scale,
             groups: moe.groups,
+            bias: e.weight_if(moe.choice_bias, WeightRole::ExpertChoice)?,
         };
         let (ids, weights) = e.graph.router(op, logits);
         // Without a norm the router's input is already an edge.
@@ -110,10 +111,10 @@ impl Lowerer<'_> {
                 let g = e.linear(n, WeightRole::SharedOutGate, false)?;
                 s = e.graph.op("gated", Op::SigmoidGate, &[s, g], cols);
             }
-            y = e.add(y, s);
+            y = e.add(y, s, 1.0);
         }
         let y = e.norm_if(y, layer.ffn_post, WeightRole::FfnPost)?;
-        let y = e.add(residual, y);
+        let y = e.add(residual, y, layer.ffn_scale);
         e.pass_on("output", y)
     }
 }

@@ -28,7 +28,7 @@ impl Lowerer<'_> {
         let s = e.graph.stateful("sum", op, v, state);
         let y = e.linear(s, WeightRole::MixOut, false)?;
         let y = e.norm_if(y, layer.attn_post, WeightRole::AttnPost)?;
-        let y = e.add(x, y);
+        let y = e.add(x, y, layer.mixer_scale);
         e.pass_on("after sum", y)
     }
 }

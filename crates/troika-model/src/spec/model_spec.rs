@@ -65,6 +65,10 @@ pub struct Layer {
     pub ffn_post: Option<Norm>,
     /// Whether mixer and feed-forward read the same normalised input.
     pub parallel: bool,
+    /// Multiplies what the mixer adds.
+    pub mixer_scale: f32,
+    /// Multiplies what the feed-forward adds.
+    pub ffn_scale: f32,
     /// What mixes positions.
     pub mixer: Option<Mixer>,
     /// Feed-forward.
@@ -136,8 +140,10 @@ pub struct Attn {
     pub o_bias: bool,
     /// Clamp of q, k, v after projection.
     pub clip_qkv: Option<f32>,
-    /// Norms of q and k before rope.
+    /// Norms of q and k.
     pub qk_norm: Option<QkNorm>,
+    /// A gate of the heads' outputs, computed from the normalised input.
+    pub gate: Option<HeadGate>,
     /// Rotary embedding; `None`: the layer uses no positions.
     pub rope: Option<RopeSpec>,
     /// Sliding window.
@@ -167,6 +173,17 @@ pub struct QkNorm {
     /// The norm.
     pub norm: Norm,
     /// Over each head (Qwen3), or over the whole projection (OLMoE).
+    pub per_head: bool,
+    /// Whether they come after rope (Hunyuan).
+    pub after_rope: bool,
+}
+
+/// A gate of the heads' outputs: `act(gate(x)) * heads`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HeadGate {
+    /// Its activation.
+    pub act: Activation,
+    /// Whether a head has one number, or one for each of its elements.
     pub per_head: bool,
 }
 
@@ -237,6 +254,8 @@ pub struct Moe {
     pub bias: bool,
     /// Whether the router has a bias.
     pub router_bias: bool,
+    /// Whether a bias of the scores chooses experts, but does not weigh them (DeepSeek-V3).
+    pub choice_bias: bool,
     /// Scoring.
     pub score: Score,
     /// Whether to divide the chosen weights by their sum.

@@ -99,6 +99,7 @@ fn attn_needs(l: &mut List, a: &Attn, h: usize) {
         Some(_) => latent_needs(l, a, h),
     }
     l.linear(a.o_bias, WeightRole::O, h, a.heads * a.v_dim);
+    l.add_if(a.gate.is_some(), WeightRole::AttnGate, a.heads * a.v_dim, h);
     l.add_if(a.sinks, WeightRole::Sinks, 1, a.heads);
 }
 
@@ -143,6 +144,7 @@ fn mlp_needs(l: &mut List, m: &Mlp, h: usize) {
 
 fn moe_needs(l: &mut List, m: &Moe, h: usize) {
     l.linear(m.router_bias, WeightRole::Router, m.experts, h);
+    l.add_if(m.choice_bias, WeightRole::ExpertChoice, 1, m.experts);
     for (role, bias, rows, cols) in [
         (WeightRole::ExpertGate, WeightRole::ExpertGateBias, m.inter, h),
         (WeightRole::ExpertUp, WeightRole::ExpertUpBias, m.inter, h),

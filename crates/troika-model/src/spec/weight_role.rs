@@ -42,6 +42,10 @@ weight_roles! {
     SharedOutGate,
     /// hidden -> the width of a recurrence, and back.
     MixIn, MixOut,
+    /// hidden -> heads * v_dim: gate of the heads' outputs.
+    AttnGate,
+    /// `[1, experts]`: added to scores where experts are chosen.
+    ExpertChoice,
 }
 
 impl WeightRole {
@@ -134,7 +138,7 @@ mod tests {
             QUp KvDown KvDownBias KRope KRopeBias KvDownNorm KAbsorb VUp Gate Up Down \
             GateBias UpBias DownBias Router RouterBias ExpertGate ExpertUp ExpertDown \
             ExpertGateBias ExpertUpBias ExpertDownBias SharedGate SharedUp SharedDown \
-            SharedGateBias SharedUpBias SharedDownBias SharedOutGate MixIn MixOut";
+            SharedGateBias SharedUpBias SharedDownBias SharedOutGate MixIn MixOut AttnGate ExpertChoice";
         assert_eq!(names, kept.split(' ').collect::<Vec<_>>());
         assert_eq!(Key::indexed(3, ExpertUp, 7).to_string(), "layers.3.ExpertUp.7");
         assert_eq!(Key::model(Embed).to_string(), "Embed");

@@ -148,6 +148,12 @@ fn pairing_of_rope() {
         ("exaone4", RopeStyle::Half),
         ("olmoe", RopeStyle::Half),
         ("gpt-oss", RopeStyle::Half),
+        ("granite", RopeStyle::Interleaved),
+        ("arcee", RopeStyle::Interleaved),
+        ("glm4", RopeStyle::Interleaved),
+        ("ernie4_5", RopeStyle::Interleaved),
+        ("olmo2", RopeStyle::Half),
+        ("hunyuan-dense", RopeStyle::Half),
     ] {
         assert_eq!(rope(&gguf(arch).spec(), 0).style, style, "{arch}");
     }
@@ -382,7 +388,10 @@ fn deepseek_yarn() {
 #[test]
 fn files_that_cannot_be_read() {
     let all = "llama, internlm2, qwen2, qwen3, qwen3moe, qwen2moe, olmoe, phi2, phi3, phimoe, \
-               gemma, gemma2, gemma3, exaone4, smollm3, deepseek2, gpt-oss";
+               gemma, gemma2, gemma3, exaone4, smollm3, deepseek2, gpt-oss, olmo2, granite, \
+               granitemoe, granite_swa, glm4, glm4moe, ernie4_5, ernie4_5-moe, hunyuan-dense, \
+               hy_v3, mistral3, arcee, seed_oss, minimax-m2, exaone-moe, cohere2, cohere2moe, \
+               dots1, afmoe, mellum, laguna, mimo2, starcoder2, stablelm";
     assert_eq!(
         gguf("falcon").refusal(),
         format!("GGUF architecture \"falcon\" is not supported; supported: {all}")

@@ -55,7 +55,7 @@ fn qwen() {
     assert!(spec(&golden("qwen2.5")).tied);
     let s = spec(&golden("qwen3"));
     assert_eq!(shape(&s), (257, 80, 3, 6, 1, 32));
-    let norm = QkNorm { norm: rms(1e-6, 0.0), per_head: true };
+    let norm = QkNorm { norm: rms(1e-6, 0.0), per_head: true, after_rope: false };
     assert_eq!(
         (s.layers[0].attention().unwrap().qk_norm, s.layers[0].attention().unwrap().qkv_bias),
         (Some(norm), false)
@@ -74,7 +74,7 @@ fn qwen() {
 #[test]
 fn olmoe_norms_whole_projections() {
     let s = spec(&golden("olmoe"));
-    let norm = QkNorm { norm: rms(1e-5, 0.0), per_head: false };
+    let norm = QkNorm { norm: rms(1e-5, 0.0), per_head: false, after_rope: false };
     assert_eq!(
         (s.layers[0].attention().unwrap().qk_norm, s.layers[0].attention().unwrap().clip_qkv),
         (Some(norm), None)
@@ -121,7 +121,7 @@ fn gemma() {
     let s = spec(&golden("gemma-3"));
     assert_eq!(windows(&s), [Some(8), Some(8), Some(8), Some(8), Some(8), None]);
     let a = s.layers[0].attention().unwrap();
-    assert_eq!(a.qk_norm, Some(QkNorm { norm: rms(1e-6, 1.0), per_head: true }));
+    assert_eq!(a.qk_norm, Some(QkNorm { norm: rms(1e-6, 1.0), per_head: true, after_rope: false }));
     assert_eq!((a.softcap, s.logit_softcap, a.scale), (None, None, 32f32.powf(-0.5)));
 }
 

@@ -20,11 +20,25 @@ struct Matrix {
 }
 
 impl Emitter<'_> {
-    /// `x * weight^T + bias` in a format.
+    /// `x * weight^T + bias` in a format, perhaps with rows in groups: `[groups, rows, columns]`.
     ///
     /// # Errors
     /// A weight or its calibration cannot be read.
     pub(super) fn projection(
+        &mut self,
+        x: &str,
+        weight: WeightRef,
+        bias: Option<WeightRef>,
+        activations: ActivationFormat,
+    ) -> Result<String, DeviceError> {
+        let Some(rows) = self.group else { return self.product_in(x, weight, bias, activations) };
+        let (n, k) = (self.graph.weight(weight).rows as i64, self.graph.weight(weight).cols as i64);
+        let x = self.viewed(x, &[-1, rows as i64, k]);
+        let y = self.product_in(&x, weight, bias, activations)?;
+        Ok(self.viewed(&y, &[-1, n]))
+    }
+
+    fn product_in(
         &mut self,
         x: &str,
         weight: WeightRef,
@@ -52,8 +66,7 @@ impl Emitter<'_> {
     ) -> Result<String, DeviceError> {
         let has = |rewrite| self.options.rewrites.has(rewrite);
         let pads = has(Rewrite::MultiplesOf16);
-        let as_it_is = !has(Rewrite::LinearAsConv) && self.group().is_none();
-        if !pads && (as_it_is || self.exchanged) {
+        if !pads && !self.convolves() {
             return self.matrix_product(x, weight, bias, element);
         }
         let (values, decl) = (self.read(weight)?, self.graph.weight(weight));
@@ -77,14 +90,12 @@ impl Emitter<'_> {
 
     fn product(&mut self, x: &str, m: &Matrix) -> String {
         let x = self.cast_to(x, m.element);
-        let y = match (self.options.rewrites.has(Rewrite::LinearAsConv), self.group()) {
-            (true, _) if !self.exchanged => self.convolution(&x, m),
-            (false, Some(rows)) if !self.exchanged => self.grouped_product(&x, m, rows),
-            _ => {
-                let weight = self.typed(m.element, &[m.n, m.k], &m.values);
-                let bias = m.bias.as_ref().map(|b| self.typed(m.element, &[m.n], b));
-                self.gemm(&x, &weight, bias.as_deref())
-            }
+        let y = if self.convolves() {
+            self.convolution(&x, m)
+        } else {
+            let weight = self.typed(m.element, &[m.n, m.k], &m.values);
+            let bias = m.bias.as_ref().map(|b| self.typed(m.element, &[m.n], b));
+            self.gemm(&x, &weight, bias.as_deref())
         };
         if m.element == ElementType::F32 { y } else { self.cast(&y, ElementType::F32) }
     }
@@ -113,14 +124,18 @@ impl Emitter<'_> {
 
     /// `x * weight^T + bias`; with operands exchanged `(weight * x^T)^T + bias`.
     fn gemm(&mut self, x: &str, weight: &str, bias: Option<&str>) -> String {
-        if self.exchanged {
+        let y = if self.exchanged {
             let x = self.turned(x);
             let y = self.two("MatMul", weight, &x);
-            let y = self.turned(&y);
-            return bias.map_or(y.clone(), |b| self.two("Add", &y, b));
-        }
-        let inputs: Vec<&str> = [x, weight].into_iter().chain(bias).collect();
-        self.model.node("Gemm", &inputs, &[Attribute::Int("transB", 1)])
+            self.turned(&y)
+        } else if self.group.is_some() {
+            let weight = self.turned(weight);
+            self.two("MatMul", x, &weight)
+        } else {
+            let inputs: Vec<&str> = [x, weight].into_iter().chain(bias).collect();
+            return self.model.node("Gemm", &inputs, &[Attribute::Int("transB", 1)]);
+        };
+        bias.map_or(y.clone(), |b| self.two("Add", &y, b))
     }
 
     /// `x * weight` of a weight `[k, n]`; with operands exchanged `(weight * x^T)^T` of one `[n, k]`.
@@ -132,20 +147,10 @@ impl Emitter<'_> {
         self.model.node("Transpose", &[x], &[Attribute::Ints("perm", &[1, 0])])
     }
 
-    fn group(&self) -> Option<usize> {
-        self.options.rewrites.group(self.rows)
-    }
-
-    /// The same with the rows seen as groups of `rows`: `[groups, rows, k]`.
-    fn grouped_product(&mut self, x: &str, m: &Matrix, rows: usize) -> String {
-        let x = self.reshape(x, &[self.rows / rows, rows, m.k]);
-        let turned: Vec<f32> =
-            (0..m.k).flat_map(|k| m.values.iter().skip(k).step_by(m.k).copied()).collect();
-        let weight = self.typed(m.element, &[m.k, m.n], &turned);
-        let bias = m.bias.as_ref().map(|b| self.typed(m.element, &[m.n], b));
-        let y = self.two("MatMul", &x, &weight);
-        let y = bias.map_or(y.clone(), |b| self.two("Add", &y, &b));
-        self.reshape(&y, &[self.rows, m.n])
+    /// Whether a product of floats is a convolution: it has no other form.
+    fn convolves(&self) -> bool {
+        let formed = self.exchanged || self.group.is_some();
+        self.options.rewrites.has(Rewrite::LinearAsConv) && !formed
     }
 
     /// The same as a convolution of one by one: rows are the places of an image, columns its

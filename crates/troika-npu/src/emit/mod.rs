@@ -13,11 +13,11 @@ use std::sync::Arc;
 
 use troika_device::{DeviceError, PackLayout, WeightData, WeightSource};
 use troika_graph::blocks::dequantize;
-use troika_graph::{DType, Dim, Op, Subgraph, Value, ValueId, WeightRef, WeightSlice};
+use troika_graph::{DType, Dim, Op, ProductForm, Subgraph, Value, ValueId, WeightRef, WeightSlice};
 
 use crate::onnx::{ElementType, OnnxFiles, OnnxModel};
 use crate::provider::Provider;
-use crate::rewrites::Rewrites;
+use crate::rewrites::{Rewrite, Rewrites};
 use crate::rotation::Rotation;
 
 /// The name of an attention's input that says what a row sees.
@@ -63,7 +63,7 @@ impl Port {
 pub(crate) fn refusal(op: &Op, graph: &Subgraph, provider: Provider) -> Option<&'static str> {
     match op {
         // Its results were 12 dB beside the reference.
-        Op::Linear { weight, exchanged: true, .. }
+        Op::Linear { weight, form: Some(ProductForm::Exchanged), .. }
             if provider == Provider::OpenVino && graph.weight(*weight).dtype.is_quantized() =>
         {
             Some("its compiler takes weights of blocks as second operands only: do not exchange it")
@@ -149,6 +149,7 @@ pub(crate) fn emit(
         options,
         rows: written,
         exchanged: false,
+        group: None,
         model,
         inputs,
         rotations: Vec::new(),
@@ -161,8 +162,7 @@ pub(crate) fn emit(
             (_, made) => made.map_or("", |made| &*graph.value(*made).name),
         };
         emitter.model.scope(node.op.name(), about);
-        emitter.exchanged = matches!(node.op, Op::Linear { exchanged: true, .. });
-        emitter.op(node)?;
+        emitter.formed(&node.op, rows).op(node)?;
     }
     let Emitter { mut model, mut inputs, rotations, tensors, .. } = emitter;
     for (id, port) in graph.outputs.iter().zip(&outputs) {
@@ -209,6 +209,8 @@ struct Emitter<'a> {
     rows: usize,
     /// Whether the operands of the op's products are exchanged.
     exchanged: bool,
+    /// The rows of a group, if its products see their rows as groups.
+    group: Option<usize>,
     model: OnnxModel,
     /// The model's inputs so far.
     inputs: Vec<Port>,
@@ -218,6 +220,15 @@ struct Emitter<'a> {
 }
 
 impl Emitter<'_> {
+    /// For an op of so many rows, in its form.
+    fn formed(&mut self, op: &Op, rows: usize) -> &mut Self {
+        self.exchanged = op.form() == Some(ProductForm::Exchanged);
+        // Groups would have to be padded, too.
+        let pads = self.options.rewrites.has(Rewrite::MultiplesOf16);
+        self.group = op.form().and_then(|form| form.group(rows)).filter(|_| !pads);
+        self
+    }
+
     fn value(&self, id: ValueId) -> &Value {
         self.graph.value(id)
     }
@@ -289,8 +300,8 @@ mod tests {
         DeviceError, PackFn, PackLayout, Packed, WeightBytes, WeightData, WeightSource,
     };
     use troika_graph::{
-        ActivationFormat, Attention, DType, Dim, Op, Shape, Subgraph, SubgraphBuilder, WeightDecl,
-        bind_static,
+        ActivationFormat, Attention, DType, Dim, Op, ProductForm, Shape, Subgraph, SubgraphBuilder,
+        WeightDecl, bind_static, form_products,
     };
 
     use super::{EmitOptions, emit};
@@ -329,8 +340,7 @@ mod tests {
         let x = b.op("normed", norm, &[x], 20);
         let weight = b.weight(WeightDecl::whole("w".into(), 17, 20, DType::F32));
         let activations = ActivationFormat::F32;
-        let y =
-            b.op("y", Op::Linear { weight, bias: None, activations, exchanged: false }, &[x], 17);
+        let y = b.op("y", Op::Linear { weight, bias: None, activations, form: None }, &[x], 17);
         b.output(y);
         bind_static(&b.finish().unwrap(), 8)
     }
@@ -389,8 +399,11 @@ mod tests {
         assert_eq!(["Gemm", "Conv"].map(written(&norm, "linear-as-conv").0), [0, 1]);
         let (_, sizes) = written(&norm, "multiples-of-16");
         assert!(sizes.contains(&vec![32, 32]) && !sizes.contains(&vec![17, 20]));
-        let grouped = |way| ["Gemm", "MatMul"].map(written(&norm, way).0);
-        assert_eq!([grouped("group-rows=4"), grouped("group-rows=3")], [[0, 1], [1, 0]]);
+        let grouped = |rows| {
+            let graph = form_products(&norm, |_| Some(ProductForm::Groups(rows)));
+            ["Gemm", "MatMul", "Reshape"].map(written(&graph, "").0)
+        };
+        assert_eq!([4, 3, 8].map(grouped), [[0, 1, 2], [1, 0, 0], [1, 0, 0]]);
         let attention = attention();
         let (count, sizes) = written(&attention, "");
         assert_eq!(["Softmax", "Add"].map(count), [1, 1]);

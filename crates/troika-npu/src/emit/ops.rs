@@ -102,7 +102,12 @@ impl Emitter<'_> {
 
     pub(super) fn reshape(&mut self, x: &str, dims: &[usize]) -> String {
         let dims: Vec<i64> = dims.iter().map(|d| *d as i64).collect();
-        let dims = self.model.integers(&dims);
+        self.viewed(x, &dims)
+    }
+
+    /// The same with other dimensions; -1: whatever is left for one.
+    pub(super) fn viewed(&mut self, x: &str, dims: &[i64]) -> String {
+        let dims = self.model.integers(dims);
         self.two("Reshape", x, &dims)
     }
 
@@ -214,6 +219,12 @@ impl Emitter<'_> {
                 self.model.node("Gelu", &[x], &[Attribute::Text("approximate", "tanh")])
             }
             Activation::Relu => self.one("Relu", x),
+            Activation::ReluSquared => {
+                let positive = self.one("Relu", x);
+                self.two("Mul", &positive, &positive)
+            }
+            Activation::Sigmoid => self.one("Sigmoid", x),
+            Activation::Softplus => self.one("Softplus", x),
             // Gated only: `verify` refuses it elsewhere.
             Activation::ClampedSwiglu { alpha, limit } => self.clamped(x, alpha, limit),
         }

@@ -4,6 +4,7 @@ use troika_graph::Subgraph;
 
 use super::measured::{PairSample, Profile, ProfileError, Slowdown};
 use crate::cost::{CostModel, Mover, PricedRun, QueueCosts, lasting};
+use crate::forms::Products;
 use crate::segment_part::SegmentPart;
 use troika_plan::PlanDevice;
 use troika_plan::SyncMode;
@@ -40,6 +41,27 @@ impl<'a> ProfiledCosts<'a> {
     fn pair(&self, from: usize, to: usize) -> Option<&PairSample> {
         let (from, to) = (self.places[from], self.places[to]);
         self.profile.pairs.iter().find(|p| (p.from, p.to) == (from, to))
+    }
+
+    /// Nanoseconds of a run with products in their forms, given those of graphs with products as
+    /// they are. `None` if they were not measured.
+    fn formed(&self, run: &PricedRun<'_>, ns: &dyn Fn(&Subgraph) -> Option<f64>) -> Option<f64> {
+        let (all, mut gain, mut least) = (ns(run.graph)?, 0.0, 1.0_f64);
+        if run.graph.nodes.iter().all(|node| node.op.form().is_none()) {
+            return Some(all);
+        }
+        for Products { graph, roles } in Products::of(run.graph) {
+            let Some(form) = graph.nodes.iter().find_map(|node| node.op.form()) else { continue };
+            let time = |form| {
+                let part = SegmentPart::Form { of: *roles.first()?, form };
+                let fit = self.profile.fits.get(self.places[run.device], run.kind, part)?;
+                Some(fit.time.ns(&RunWork::of(&graph, run.room, run.cached)))
+            };
+            let ratio = time(Some(form))? / time(None)?;
+            gain += ns(&graph)? * (1.0 - ratio);
+            least = least.min(ratio);
+        }
+        Some((all - gain).max(all * least))
     }
 }
 
@@ -79,11 +101,11 @@ impl CostModel for ProfiledCosts<'_> {
     fn run(&self, run: &PricedRun<'_>) -> TaskCost {
         let part = SegmentPart::of(run.kind, run.graph);
         let of = |part| self.profile.fits.get(self.places[run.device], run.kind, part);
-        let stands_in = SegmentPart::has_products(run.kind) && part != SegmentPart::Exchanged;
-        let whole = || of(SegmentPart::Whole).filter(|_| stands_in);
+        let whole = || of(SegmentPart::Whole).filter(|_| SegmentPart::has_products(run.kind));
         let fit = of(part).or_else(whole);
-        let work = || RunWork::of(run.graph, run.room, run.cached);
-        lasting(fit.map_or(f64::INFINITY, |f| f.time.ns(&work())))
+        let work = |graph: &Subgraph| RunWork::of(graph, run.room, run.cached);
+        let ns = |graph: &Subgraph| fit.map(|fit| fit.time.ns(&work(graph)));
+        lasting(self.formed(run, &ns).unwrap_or(f64::INFINITY))
     }
 
     fn moving(&self, mover: Mover, device: usize, bytes: u64) -> TaskCost {

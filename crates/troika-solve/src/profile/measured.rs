@@ -10,7 +10,7 @@ use troika_plan::{ModelId, PlanDevice, fault};
 use troika_time::{FittedTime, RunWork};
 
 /// The version of profile files that this build reads and writes.
-pub const PROFILE_VERSION: u32 = 4;
+pub const PROFILE_VERSION: u32 = 5;
 
 /// Half of the measurements of a settled time are below this many times the undisturbed one.
 const SETTLED: f64 = 1.05;
@@ -411,8 +411,7 @@ impl Profile {
     pub fn fit(&mut self) {
         let mut runs = Vec::new();
         for device in 0..self.subject.devices.len() {
-            let of = |kind| SegmentPart::ALL.map(|part| (kind, part));
-            for (segment, part) in SegmentKind::ALL.into_iter().flat_map(of) {
+            for (segment, part) in self.parts(device) {
                 let fitted = self.fit_of(device, &[segment], part);
                 let fit = |(time, error)| RunFit { device, segment, part, time, error };
                 runs.extend(fitted.map(fit));
@@ -420,6 +419,18 @@ impl Profile {
         }
         self.fits = Fits { runs };
         self.regret = Some(Regret::of(self));
+    }
+
+    /// The parts of segments that were measured on a device.
+    fn parts(&self, device: usize) -> Vec<(SegmentKind, SegmentPart)> {
+        let of = |kind| {
+            let runs = self.runs.iter().filter(move |r| (r.device, r.segment) == (device, kind));
+            let mut parts: Vec<SegmentPart> = runs.map(|r| r.part).collect();
+            parts.sort_unstable();
+            parts.dedup();
+            parts.into_iter().map(move |part| (kind, part))
+        };
+        SegmentKind::ALL.into_iter().flat_map(of).collect()
     }
 
     /// Fits the runs of a part of some kinds of segments on a device that are not held out. Returns

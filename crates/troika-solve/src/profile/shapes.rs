@@ -6,11 +6,12 @@ use troika_graph::partition::{
     ColumnSplit, around_experts, cut_at, expert_group, single_choices, split_columns,
 };
 use troika_graph::{
-    ActivationFormat, Subgraph, convert_products, exchange_operands, restrict_activations,
+    ActivationFormat, ProductForm, Subgraph, convert_products, form_products, restrict_activations,
 };
-use troika_model::lower::{Lowered, SegmentKind};
+use troika_model::lower::{Lowered, ModelPart, SegmentKind};
 use troika_plan::{CalibratedProducts, stage_borders};
 
+use crate::forms::Products;
 use crate::segment_part::SegmentPart;
 
 /// A graph to measure. It stands for all layers with the same shape.
@@ -47,20 +48,20 @@ impl ProfiledGraph {
 
 /// Which parts of segments are measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Apart {
+pub struct Apart<'a> {
     /// Experts apart from what is beside them: there are several devices.
     pub experts: bool,
     /// Products apart from other ops: a device takes nothing else.
     pub products: bool,
-    /// Products with operands exchanged besides: this device may gain from it.
-    pub exchanged: bool,
+    /// The forms in which products are measured besides: this device may gain from them.
+    pub forms: &'a [ProductForm],
 }
 
 /// The graphs of a model to measure on a device of the given formats.
 pub fn profiled_graphs(
     lowered: &Lowered,
     formats: &[ActivationFormat],
-    apart: Apart,
+    apart: Apart<'_>,
 ) -> Vec<ProfiledGraph> {
     let mut all: Vec<ProfiledGraph> = Vec::new();
     for segment in &lowered.segments {
@@ -95,17 +96,31 @@ pub fn profiled_graphs(
     }
     // At the end, since graphs of all devices are measured in turns.
     let part = if apart.products { SegmentPart::Products } else { SegmentPart::Whole };
-    let both = |g: &&ProfiledGraph| {
-        apart.exchanged && g.part == part && g.share == 64 && SegmentPart::has_products(g.kind)
-    };
-    let exchanged = |g: &ProfiledGraph| ProfiledGraph {
-        name: format!("{}, exchanged", g.name),
-        part: SegmentPart::Exchanged,
-        layers: g.layers.iter().map(|graph| exchange_operands(graph, |_| true)).collect(),
-        ..g.clone()
-    };
-    all.extend(all.iter().filter(both).map(exchanged).collect::<Vec<_>>());
+    let has =
+        |g: &&ProfiledGraph| g.part == part && g.share == 64 && SegmentPart::has_products(g.kind);
+    if !apart.forms.is_empty() {
+        let formed = |g: &ProfiledGraph| forms(g, apart.forms);
+        all.extend(all.iter().filter(has).flat_map(formed).collect::<Vec<_>>());
+    }
     all
+}
+
+/// The products of a segment in each form, and as they are. A head has one row, so no groups.
+fn forms(of: &ProfiledGraph, forms: &[ProductForm]) -> Vec<ProfiledGraph> {
+    let is_head = of.kind.traits().part == ModelPart::Head;
+    let forms = forms.iter().filter(|form| !is_head || **form == ProductForm::Exchanged);
+    let forms: Vec<_> = [None].into_iter().chain(forms.map(|form| Some(*form))).collect();
+    let layers: Vec<Vec<Products>> = of.layers.iter().map(Products::of).collect();
+    let stages = 0..layers.first().map_or(0, Vec::len);
+    let formed = |stage: usize, form: Option<ProductForm>| {
+        let stages = || layers.iter().filter_map(|stages| stages.get(stage));
+        let part = SegmentPart::Form { of: *stages().next()?.roles.first()?, form };
+        let layers = stages().map(|p| form_products(&p.graph, |_| form)).collect();
+        let name = format!("{}: {}", of.name, part.name());
+        Some(ProfiledGraph { name, part, layers, ..of.clone() })
+    };
+    let all = stages.flat_map(|stage| forms.iter().map(move |form| (stage, *form)));
+    all.filter_map(|(stage, form)| formed(stage, form)).collect()
 }
 
 /// Adds a segment's products and its other ops; products in shares of their columns, too.

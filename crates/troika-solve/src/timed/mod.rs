@@ -344,14 +344,13 @@ impl TimedRun<'_> {
                 let rows = task.rows.len();
                 let cached = forwards[task.chunk as usize].seqs.first().map_or(0, |s| s.pos);
                 let cached = cached + task.rows.start;
-                let decodes = rows == 1 && cached > 0;
-                // Only attention depends on cached positions. For others it matters if they decode.
+                // Only attention depends on cached positions.
                 let stateless = self.of.program.graphs.graphs()[run.graph].graph.states.is_empty();
-                let cached = if stateless { usize::from(decodes) } else { cached };
+                let cached = if stateless { 0 } else { cached };
                 let key = RunKey { graph: run.graph, rows, room: run.room, cached };
                 let row = |v: &NamedView| (rows as u64).saturating_mul(v.row_bytes as u64);
                 let written = run.outputs.iter().map(row).sum();
-                TimedTask { decodes, ..self.timed_run(&key, written, awaited) }
+                TimedTask { decodes: rows == 1, ..self.timed_run(&key, written, awaited) }
             }
         }
     }

@@ -30,7 +30,10 @@ const COMPANIONS: [&str; 12] = [
     "_scales",
 ];
 
-/// A warning about tensors of layers that the model lacks, and one about all other unused tensors.
+/// Parts of names of a head that predicts several tokens.
+const HEADS: [&str; 3] = ["eh_proj", "nextn.", "mtp."];
+
+/// A warning about a head that predicts several tokens, one about tensors of layers that the model lacks, and one about all other unused tensors.
 pub(crate) fn warnings(
     model: &DescribedModel,
     bound: &[Bound],
@@ -41,6 +44,18 @@ pub(crate) fn warnings(
         return Vec::new();
     }
     let layers = model.spec.layers.len();
+    let (file, mut out) = (files.origin(""), Vec::new());
+    let is_head = |name: &str| HEADS.iter().any(|part| name.contains(part));
+    let heads = left.iter().filter(|name| is_head(name));
+    let heads: HashSet<usize> = heads.filter_map(|name| model.names.layer(name)).collect();
+    let all = left.len();
+    left.retain(|name| {
+        let of_head = |layer| layer >= layers && heads.contains(&layer);
+        !is_head(name) && !model.names.layer(name).is_some_and(of_head)
+    });
+    if left.len() < all {
+        out.push(format!("{file}: its head that predicts several tokens (MTP) is not used"));
+    }
     let mut beyond: BTreeMap<usize, &str> = BTreeMap::new();
     left.retain(|name| match model.names.layer(name) {
         Some(layer) if layer >= layers => {
@@ -49,8 +64,6 @@ pub(crate) fn warnings(
         }
         _ => true,
     });
-    let file = files.origin("");
-    let mut out = Vec::new();
     if let (Some((first, name)), Some((last, _))) =
         (beyond.first_key_value(), beyond.last_key_value())
     {

@@ -109,6 +109,7 @@ pub fn fields(row: &Row<'_>) -> Value {
     });
     fields["joules"] = row.joules.into();
     fields["joules_per_token"] = row.joules_per_token().into();
+    fields["watts"] = row.watts().into();
     fields["energy_source"] = f.energy.as_ref().and_then(|e| e.as_deref().ok()).into();
     if let Some(experts) = &row.experts {
         fields["expert_hit_rate"] = experts.hit_rate().into();
@@ -186,8 +187,8 @@ pub fn markdown_head(facts: &Facts, first: bool, predicted: bool) -> String {
     };
     format!(
         "{gap}{}\n\
-         | model | size | params | device | quant | threads | test | seqs | t/s | t/s each | TTFT | GB/s | GOP/s | of limit | J | J/token |{more}\n\
-         | --- | ---: | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |{ruled}\n",
+         | model | size | params | device | quant | threads | test | seqs | t/s | t/s each | TTFT | GB/s | GOP/s | of limit | J | J/token | W |{more}\n\
+         | --- | ---: | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |{ruled}\n",
         facts.limits.as_ref().map_or_else(|| MODELLED.into(), |limits| limits_line(facts, limits))
     )
 }
@@ -205,7 +206,7 @@ pub fn markdown(row: &Row<'_>) -> String {
         (None, _) => String::new(),
     };
     let each = row.joules.map(|j| j / row.samples_ns.len() as f64);
-    let joules = [each, row.joules_per_token()];
+    let joules = [each, row.joules_per_token(), row.watts()];
     let joules =
         joules.map(|j| j.map_or_else(|| "-".to_string(), |j| format!("{j:.3}"))).join(" | ");
     let tokens = (row.test.tokens() * row.test.sequences) as f64;

@@ -51,7 +51,7 @@ pub struct Facts {
     pub threads: usize,
     /// The limits of what it runs on; `None` if all devices are virtual.
     pub limits: Option<Limits>,
-    /// The source of energy figures, or why there is none; `None` if all devices are virtual.
+    /// The source of energy figures, or why there is none; `None` if virtual devices model none.
     pub energy: Option<Result<String, String>>,
     /// The limit of products with the weights' type.
     pub multiply: Option<Limit>,
@@ -147,7 +147,7 @@ fn cpu_info(options: &DeviceOptions) -> String {
 pub struct Row<'a> {
     pub test: Test,
     pub samples_ns: Vec<u64>,
-    /// The machine's energy for all repetitions, if it could be read.
+    /// The machine's energy for all repetitions, if it could be read or is modelled.
     pub joules: Option<f64>,
     /// What became of experts that are not all in memory.
     pub experts: Option<ExpertStats>,
@@ -174,6 +174,12 @@ impl Row<'_> {
     pub fn joules_per_token(&self) -> Option<f64> {
         let tokens = self.test.tokens() * self.test.sequences * self.samples_ns.len();
         self.joules.map(|j| j / tokens.max(1) as f64)
+    }
+
+    /// The machine's mean power in watts.
+    pub fn watts(&self) -> Option<f64> {
+        let ns: u64 = self.samples_ns.iter().sum();
+        self.joules.map(|j| j * 1e9 / ns.max(1) as f64)
     }
 
     /// Time of a prompt up to its first token in ms; `None` for decode.

@@ -156,20 +156,24 @@ pub fn speed(
     let store = WeightStore::synthetic(&spec, mix, 1, options.quant);
     let bound = BoundModel { devices: options.open_devices()?, spec, store };
     let model = Model::open_bound(shape, bound, &options)?;
-    let (prompt, _) = bench::rate(&model, PROMPT, 0)?;
+    let (prompt, prompt_j) = bench::rate(&model, PROMPT, 0)?;
     let (decode, joules) = bench::rate(&model, 0, DECODED)?;
+    let (prompt_w, decode_w) = (prompt_j.map(|j| j * prompt), joules.map(|j| j * decode));
     let plan = model.plan();
     let mut says = format!("prompt {prompt:.1}, decode {decode:.1} tok/s");
     if layers < all {
         says.push_str(&format!(", {layers} of {all} layers"));
     }
-    joules.iter().for_each(|joules| says.push_str(&format!(", {joules:.2} J a token")));
+    if let (Some(joules), Some(prompt_w), Some(decode_w)) = (joules, prompt_w, decode_w) {
+        says += &format!(", {joules:.2} J a token, {prompt_w:.1} W and {decode_w:.1} W");
+    }
     if plan.devices.len() > 1 {
         says.push_str(&format!(", {} by {}", plan.devices.join(", "), plan.strategy));
     }
     let result = json!({
         "layers": layers, "of_layers": all, "devices": plan.devices, "strategy": plan.strategy,
         "prompt_per_s": prompt, "decode_per_s": decode, "joules_per_token": joules,
+        "prompt_watts": prompt_w, "decode_watts": decode_w,
     });
     Ok((says, result))
 }

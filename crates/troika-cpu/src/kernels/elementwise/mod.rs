@@ -169,6 +169,15 @@ pub(crate) fn activate<V: Lanes>(act: Activation, g: V, u: Option<V>) -> V {
             (swish(g, cubic), u)
         }
         Activation::Relu => (g.max(V::splat(0.0)), u),
+        Activation::ReluSquared => {
+            let positive = g.max(V::splat(0.0));
+            (positive.mul(positive), u)
+        }
+        Activation::Sigmoid => {
+            let minus = V::splat(0.0).sub(g);
+            (V::splat(1.0).div(V::splat(1.0).add(minus.exp())), u)
+        }
+        Activation::Softplus => (each(g, |x| x.max(0.0) + (-x.abs()).exp().ln_1p()), u),
         Activation::ClampedSwiglu { alpha, limit } => {
             let top = V::splat(limit);
             let u = match u {

@@ -61,7 +61,7 @@ pub(super) fn pack<V: Lanes>(b: WeightBlock<'_>, to: &mut [f32], width: usize, w
                 _ => {
                     let count = (b.rows - g).min(V::N);
                     for i in 0..count {
-                        widen::<V>(w, b.n + g + i, b.at, &mut wide[i * b.len..][..b.len]);
+                        widen(w, b.n + g + i, b.at, &mut wide[i * b.len..][..b.len]);
                     }
                     let wide = wide.as_ptr().cast::<u8>();
                     let rows = self::rows::<V>(wide, b.len * 4, count);

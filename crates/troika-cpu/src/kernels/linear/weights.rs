@@ -1,7 +1,7 @@
 //! Rows of weights as lanes of f32.
 
 use half::{bf16, f16};
-use troika_graph::{DType, blocks};
+use troika_graph::blocks;
 
 use super::WeightView;
 use crate::kernels::simd::{Lanes, MAX_LANES};
@@ -18,10 +18,7 @@ pub(crate) trait RowLoad {
     ///
     /// # Safety
     /// As for `load`.
-    #[inline(always)]
-    unsafe fn tail<V: Lanes>(_row: *const u8, _i: usize, _n: usize) -> V {
-        unreachable!("rows of blocks have no tail")
-    }
+    unsafe fn tail<V: Lanes>(row: *const u8, i: usize, n: usize) -> V;
 }
 
 /// Plain f32.
@@ -60,42 +57,9 @@ plain_rows!(F16Row, f16, load_f16);
 plain_rows!(Bf16Row, bf16, load_bf16);
 
 /// Columns `k..k + out.len()` of row `n` as f32, whole blocks.
-#[inline(always)]
-pub(super) fn widen<V: Lanes>(w: &WeightView<'_>, n: usize, k: usize, out: &mut [f32]) {
+pub(super) fn widen(w: &WeightView<'_>, n: usize, k: usize, out: &mut [f32]) {
     let (len, bytes) = (w.dtype.block_len(), w.dtype.block_bytes());
     assert!(k.is_multiple_of(len) && out.len().is_multiple_of(len), "whole blocks of a row");
     let start = n * w.row_bytes() + k / len * bytes;
-    let from = &w.bytes[start..start + out.len() / len * bytes];
-    // SAFETY: `from` holds exactly the elements of `out`.
-    unsafe {
-        match w.dtype {
-            DType::F16 => widen_row::<V, F16Row>(from.as_ptr(), out),
-            DType::BF16 => widen_row::<V, Bf16Row>(from.as_ptr(), out),
-            // Products have them in panels.
-            other => blocks::dequantize(other, from, out),
-        }
-    }
-}
-
-/// A row's elements as f32.
-///
-/// # Safety
-/// The row has as many elements as `out`.
-#[inline(always)]
-unsafe fn widen_row<V: Lanes, R: RowLoad>(row: *const u8, out: &mut [f32]) {
-    let whole = out.len() / V::N * V::N;
-    let rest = out.len() - whole;
-    let to = out.as_mut_ptr();
-    let mut i = 0;
-    // SAFETY: by the caller.
-    unsafe {
-        while i < whole {
-            R::load::<V>(row, i).store(to.add(i));
-            i += V::N;
-        }
-        if rest > 0 {
-            let tail = R::tail::<V>(row, whole, rest);
-            crate::kernels::simd::store_part(tail, to.add(whole), rest);
-        }
-    }
+    blocks::dequantize(w.dtype, &w.bytes[start..start + out.len() / len * bytes], out);
 }

@@ -127,6 +127,20 @@ impl Unpack<'_> {
     }
 }
 
+impl PackedView<'_> {
+    /// The weights of a group of columns of a panel as floats, column by column.
+    pub(crate) fn unpack(self, isa: Isa, panel: usize, group: usize, to: &mut [f32]) {
+        let rows = panel * ROWS..self.layout.rows.min((panel + 1) * ROWS);
+        assert!(self.panels(&rows) == (panel..panel + 1), "a panel of a weight");
+        assert!((group + 1) * GROUP <= self.layout.cols, "a group of columns");
+        assert!(to.len() >= GROUP * ROWS, "room for them");
+        let groups = group..group + 1;
+        let all = Unpack { weight: self, panel, groups, to: to.as_mut_ptr(), width: ROWS };
+        // SAFETY: the weight has the panel and the group, and there is room.
+        unsafe { all.run_on(isa) };
+    }
+}
+
 impl PanelWork for Unpack<'_> {
     #[inline(always)]
     unsafe fn run<I: RowLanes, F: Format>(self) {

@@ -12,13 +12,14 @@ pub fn worker_floats(op: &Router) -> usize {
     2 * op.experts
 }
 
-/// Chooses experts for each row of `logits`.
+/// Chooses experts for each row of `logits`; `bias` has the numbers of the op's bias.
 ///
 /// # Errors
 /// A panic of a part.
 pub fn router(
     cx: &mut Context<'_>,
     op: &Router,
+    bias: Option<&[f32]>,
     logits: &[f32],
     ids: &mut [i32],
     weights: &mut [f32],
@@ -33,7 +34,7 @@ pub fn router(
             // SAFETY: each row belongs to one part.
             let weights = unsafe { weights.slice(row * k..(row + 1) * k) };
             scores.copy_from_slice(&logits[row * n..][..n]);
-            route(op, scores, &mut rest[..n], ids, weights);
+            route(op, bias, scores, &mut rest[..n], ids, weights);
         }
     })
 }
@@ -41,6 +42,7 @@ pub fn router(
 /// Routes one row: `scores` holds its logits, `rest` is working memory of the same length.
 pub fn route(
     op: &Router,
+    bias: Option<&[f32]>,
     scores: &mut [f32],
     rest: &mut [f32],
     ids: &mut [i32],
@@ -56,8 +58,11 @@ pub fn route(
         }
     }
     rest.copy_from_slice(scores);
+    for (score, bias) in rest.iter_mut().zip(bias.unwrap_or_default()) {
+        *score += bias;
+    }
     if let Some((n_group, keep)) = op.groups {
-        limit_groups(rest, n_group, keep);
+        limit_groups(rest, n_group, keep, bias.is_some());
     }
     for (id, w) in ids.iter_mut().zip(weights.iter_mut()) {
         let best = argmax(rest);
@@ -97,10 +102,15 @@ fn softmax(x: &mut [f32]) {
     x.iter_mut().for_each(|v| *v /= sum);
 }
 
-/// Takes away all experts outside the `keep` groups with the best single expert.
-fn limit_groups(scores: &mut [f32], n_group: usize, keep: usize) {
+/// Takes away all experts outside the `keep` groups with the best expert, or the best two.
+fn limit_groups(scores: &mut [f32], n_group: usize, keep: usize, two: bool) {
     let len = scores.len() / n_group;
-    let best = |group: &[f32]| group.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let best = |group: &[f32]| {
+        let (first, second) = group.iter().fold((f32::NEG_INFINITY, f32::NEG_INFINITY), |b, &s| {
+            if s > b.0 { (s, b.0) } else { (b.0, b.1.max(s)) }
+        });
+        if two { first + second } else { first }
+    };
     // Groups are marked as dropped by taking their experts away, worst group first; of equal
     // groups the first stays.
     for _ in keep..n_group {

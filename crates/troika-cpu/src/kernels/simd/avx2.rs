@@ -100,15 +100,6 @@ impl Lanes for F32x8 {
             let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
             Self(_mm256_castsi256_ps(_mm256_slli_epi32(wide, 16)))
         }
-        unsafe fn load_i8(p: *const i8) -> Self {
-            Self(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast()))))
-        }
-        unsafe fn load_bits(p: *const u8, shift: u32, mask: i32) -> Self {
-            Self(_mm256_cvtepi32_ps(bits(p, shift, mask)))
-        }
-        unsafe fn splat_f16(p: *const u8) -> Self {
-            Self(_mm256_cvtph_ps(_mm_set1_epi16(p.cast::<i16>().read_unaligned())))
-        }
         unsafe fn store(self, p: *mut f32) { _mm256_storeu_ps(p, self.0) }
         unsafe fn store_f16(self, p: *mut f16) {
             _mm_storeu_si128(p.cast(), _mm256_cvtps_ph(self.0, _MM_FROUND_TO_NEAREST_INT))
@@ -150,17 +141,6 @@ impl Lanes for F32x8 {
         fn prefetch(p: *const u8) { _mm_prefetch(p.cast(), _MM_HINT_T0) }
         fn prefetch_l2(p: *const u8) { _mm_prefetch(p.cast(), _MM_HINT_T1) }
         fn largest(self) -> f32 { largest256(self.0) }
-    }
-    #[inline(always)]
-    unsafe fn look_up(p: *const u8, shift: u32, table: &[f32; 16]) -> Self {
-        unsafe {
-            let index = bits(p, shift, 15);
-            let low = _mm256_permutevar8x32_ps(Self::load(table.as_ptr()).0, index);
-            let high = _mm256_permutevar8x32_ps(Self::load(table.as_ptr().add(8)).0, index);
-            // Bit 3 of the index moved to the sign chooses.
-            let choose = _mm256_castsi256_ps(_mm256_slli_epi32(index, 28));
-            Self(_mm256_blendv_ps(low, high, choose))
-        }
     }
     #[inline(always)]
     fn largest_magnitude(x: &[f32; 32]) -> f32 {
@@ -244,18 +224,4 @@ fn registers([a, b, c, d, e, f, g, h]: [F32x8; 8]) -> [__m256; 8] {
 fn power_of_two(n: __m256i) -> F32x8 {
     let biased = _mm256_add_epi32(n, _mm256_set1_epi32(127));
     F32x8(_mm256_castsi256_ps(_mm256_slli_epi32(biased, 23)))
-}
-
-/// `(byte >> shift) & mask` of eight bytes.
-///
-/// # Safety
-/// Eight bytes at `p`.
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-unsafe fn bits(p: *const u8, shift: u32, mask: i32) -> __m256i {
-    // SAFETY: by the caller.
-    let bytes = unsafe { _mm_loadl_epi64(p.cast()) };
-    let wide = _mm256_cvtepu8_epi32(bytes);
-    let moved = _mm256_srlv_epi32(wide, _mm256_set1_epi32(shift as i32));
-    _mm256_and_si256(moved, _mm256_set1_epi32(mask))
 }

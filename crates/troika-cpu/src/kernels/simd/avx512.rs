@@ -83,15 +83,6 @@ impl Lanes for F32x16 {
             let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
             Self(_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16)))
         }
-        unsafe fn load_i8(p: *const i8) -> Self {
-            Self(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()))))
-        }
-        unsafe fn load_bits(p: *const u8, shift: u32, mask: i32) -> Self {
-            Self(_mm512_cvtepi32_ps(bits(p, shift, mask)))
-        }
-        unsafe fn splat_f16(p: *const u8) -> Self {
-            Self(_mm512_cvtph_ps(_mm256_set1_epi16(p.cast::<i16>().read_unaligned())))
-        }
         unsafe fn store(self, p: *mut f32) { _mm512_storeu_ps(p, self.0) }
         unsafe fn store_f16(self, p: *mut f16) {
             _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph(self.0, NEAREST))
@@ -124,10 +115,6 @@ impl Lanes for F32x16 {
             let high = _mm512_extractf32x8_ps(self.0, 1);
             largest256(_mm256_max_ps(_mm512_castps512_ps256(self.0), high))
         }
-    }
-    #[inline(always)]
-    unsafe fn look_up(p: *const u8, shift: u32, table: &[f32; 16]) -> Self {
-        Self(unsafe { _mm512_permutexvar_ps(bits(p, shift, 15), Self::load(table.as_ptr()).0) })
     }
     #[inline(always)]
     fn largest_magnitude(x: &[f32; 32]) -> f32 {
@@ -195,18 +182,4 @@ impl Lanes for F32x16 {
         }
         out
     }
-}
-
-/// `(byte >> shift) & mask` of sixteen bytes.
-///
-/// # Safety
-/// Sixteen bytes at `p`.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-#[inline]
-unsafe fn bits(p: *const u8, shift: u32, mask: i32) -> __m512i {
-    // SAFETY: by the caller.
-    let bytes = unsafe { _mm_loadu_si128(p.cast()) };
-    let wide = _mm512_cvtepu8_epi32(bytes);
-    let moved = _mm512_srlv_epi32(wide, _mm512_set1_epi32(shift as i32));
-    _mm512_and_si512(moved, _mm512_set1_epi32(mask))
 }

@@ -91,14 +91,6 @@ pub trait Lanes: Copy + sealed::Sealed {
     }
     unsafe fn load_f16(p: *const f16) -> Self;
     unsafe fn load_bf16(p: *const bf16) -> Self;
-    /// Signed bytes.
-    unsafe fn load_i8(p: *const i8) -> Self;
-    /// `(byte >> shift) & mask` of `N` bytes.
-    unsafe fn load_bits(p: *const u8, shift: u32, mask: i32) -> Self;
-    /// `table[(byte >> shift) & 15]` of `N` bytes.
-    unsafe fn look_up(p: *const u8, shift: u32, table: &[f32; 16]) -> Self;
-    /// One unaligned f16, in all lanes.
-    unsafe fn splat_f16(p: *const u8) -> Self;
     /// The largest magnitude; a NaN is larger than anything.
     #[inline(always)]
     fn largest_magnitude(x: &[f32; 32]) -> f32 {

@@ -12,18 +12,6 @@ use crate::machine::instructions::methods;
 pub(super) struct Neon<A: Arm>(A::V);
 
 impl<A: Arm> Neon<A> {
-    /// `(byte >> shift) & mask` of four bytes.
-    ///
-    /// # Safety
-    /// Four bytes at `p`.
-    #[inline(always)]
-    unsafe fn bits(p: *const u8, shift: u32, mask: i32) -> A::V {
-        // SAFETY: by the caller.
-        let words = A::uxtl_4s(A::uxtl_8h(unsafe { A::ldr_s(p) }));
-        let right = A::dup_4s(0u32.wrapping_sub(shift));
-        A::and(A::ushl_4s(words, right), A::dup_4s(mask as u32))
-    }
-
     /// `2^n` for `-126 <= n <= 127`.
     #[inline(always)]
     fn power_of_two(n: A::V) -> A::V {
@@ -50,15 +38,6 @@ impl<A: Arm> Lanes for Neon<A> {
         unsafe fn load(p: *const f32) -> Self { Neon(A::ld1(p.cast())) }
         unsafe fn load_f16(p: *const f16) -> Self { Neon(A::fcvtl(A::ldr_d(p.cast()))) }
         unsafe fn load_bf16(p: *const bf16) -> Self { Neon(A::shll_4s(A::ldr_d(p.cast()))) }
-        unsafe fn load_i8(p: *const i8) -> Self {
-            Neon(A::scvtf(A::sxtl_4s(A::sxtl_8h(A::ldr_s(p.cast())))))
-        }
-        unsafe fn load_bits(p: *const u8, shift: u32, mask: i32) -> Self {
-            Neon(A::scvtf(Self::bits(p, shift, mask)))
-        }
-        unsafe fn splat_f16(p: *const u8) -> Self {
-            Neon(A::fcvtl(A::dup_8h(p.cast::<u16>().read_unaligned())))
-        }
         unsafe fn store(self, p: *mut f32) { A::st1(self.0, p.cast()) }
         fn add(self, o: Self) -> Self { Neon(A::fadd(self.0, o.0)) }
         fn sub(self, o: Self) -> Self { Neon(A::fsub(self.0, o.0)) }
@@ -94,16 +73,6 @@ impl<A: Arm> Lanes for Neon<A> {
         fn bf16_high(self) -> Self { Neon(A::and(self.0, A::dup_4s(0xffff_0000))) }
         fn prefetch(p: *const u8) { A::prfm(p) }
         fn prefetch_l2(p: *const u8) { A::prfm_l2(p) }
-    }
-    #[inline(always)]
-    unsafe fn look_up(p: *const u8, shift: u32, table: &[f32; 16]) -> Self {
-        unsafe {
-            let part = |i: usize| A::ld1(table.as_ptr().add(4 * i).cast());
-            // The four bytes of element `i` are bytes `4 i..4 i + 4` of the table.
-            let first = A::mul_4s(Self::bits(p, shift, 15), A::dup_4s(0x0404_0404));
-            let index = A::add_4s(first, A::dup_4s(0x0302_0100));
-            Neon(A::tbl4([part(0), part(1), part(2), part(3)], index))
-        }
     }
     #[inline(always)]
     fn sums(v: [Self; 8]) -> [f32; 8] {

@@ -35,10 +35,6 @@ impl Lanes for Portable {
         unsafe fn load_bf16(p: *const bf16) -> Self {
             Self::make(|i| p.add(i).read_unaligned().to_f32())
         }
-        unsafe fn load_i8(p: *const i8) -> Self { Self::make(|i| f32::from(*p.add(i))) }
-        unsafe fn splat_f16(p: *const u8) -> Self {
-            Portable([p.cast::<f16>().read_unaligned().to_f32(); N])
-        }
         unsafe fn store(self, p: *mut f32) {
             for (i, x) in self.0.into_iter().enumerate() {
                 p.add(i).write_unaligned(x)
@@ -63,14 +59,7 @@ impl Lanes for Portable {
         unsafe fn load_f16(p: *const f16) -> Self {
             Self::make(|i| p.add(i).read_unaligned().to_f32())
         }
-        unsafe fn load_bits(p: *const u8, shift: u32, mask: i32) -> Self {
-            Self::make(|i| ((i32::from(*p.add(i)) >> shift) & mask) as f32)
-        }
         fn exp(self) -> Self { Self::make(|i| self.0[i].exp()) }
-    }
-    #[inline(never)]
-    unsafe fn look_up(p: *const u8, shift: u32, table: &[f32; 16]) -> Self {
-        Self::make(|i| table[usize::from((unsafe { *p.add(i) } >> shift) & 15)])
     }
     #[inline(never)]
     fn sums(v: [Self; 8]) -> [f32; 8] {

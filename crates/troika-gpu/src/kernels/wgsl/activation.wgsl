@@ -39,6 +39,15 @@ fn activated(g: f32, numbers: vec2<f32>) -> f32 {
         case 3u: {
             return max(g, 0.0);
         }
+        case 5u: {
+            return max(g, 0.0) * max(g, 0.0);
+        }
+        case 6u: {
+            return sigmoid(g);
+        }
+        case 7u: {
+            return max(g, 0.0) + log(1.0 + exp(max(-abs(g), -80.0)));
+        }
         default: {
             let top = min(g, numbers.y);
             return top * sigmoid(numbers.x * top);

@@ -3,6 +3,7 @@
 override SCORE: u32 = 0;
 override NORMALIZE: u32 = 0;
 override GROUPED: u32 = 0;
+override BIASED: u32 = 0;
 
 const WG: u32 = 64u;
 const LOWEST: f32 = -3.4028234e38;
@@ -29,8 +30,11 @@ var<immediate> p: Params;
 @group(0) @binding(0) var<storage, read_write> logits: array<f32>;
 @group(0) @binding(1) var<storage, read_write> ids: array<i32>;
 @group(0) @binding(2) var<storage, read_write> weights: array<f32>;
+@group(0) @binding(3) var<storage, read> bias: array<f32>;
 
 var<workgroup> scores: array<f32, 1024>;
+// The scores that experts are chosen by.
+var<workgroup> choice: array<f32, 1024>;
 // 0: may not be chosen any more.
 var<workgroup> free: array<u32, 1024>;
 var<workgroup> part_ids: array<u32, WG>;
@@ -38,13 +42,13 @@ var<workgroup> chosen: array<u32, 64>;
 var<workgroup> chosen_weights: array<f32, 64>;
 var<workgroup> group_best: array<f32, 128>;
 
-// The free expert with the largest score, the first of equals.
+// The free expert with the largest score to choose by, the first of equals.
 fn best(thread: u32) -> u32 {
     var top = LOWEST;
     var id = NONE;
     for (var i = thread; i < p.experts; i += WG) {
-        if free[i] == 1u && (scores[i] > top || id == NONE) {
-            top = scores[i];
+        if free[i] == 1u && (choice[i] > top || id == NONE) {
+            top = choice[i];
             id = i;
         }
     }
@@ -68,15 +72,19 @@ fn best(thread: u32) -> u32 {
     return part_ids[0];
 }
 
-// Leaves only the experts of the groups with the best single expert; of equal groups the first.
+// Leaves only the experts of the groups with the best expert, or with a bias the best two; of equal
+// groups the first.
 fn limit_groups(thread: u32) {
     let len = p.experts / p.groups;
     for (var g = thread; g < p.groups; g += WG) {
         var top = LOWEST;
+        var second = LOWEST;
         for (var i = 0u; i < len; i++) {
-            top = max(top, scores[g * len + i]);
+            let score = choice[g * len + i];
+            second = max(second, min(top, score));
+            top = max(top, score);
         }
-        group_best[g] = top;
+        group_best[g] = top + select(0.0, second, BIASED == 1u);
     }
     workgroupBarrier();
     for (var i = thread; i < len * p.groups; i += WG) {
@@ -105,6 +113,7 @@ fn main(
         for (var i = thread; i < p.experts; i += WG) {
             let v = logits[p.logits + row * p.logits_stride + i];
             scores[i] = select(v, 1.0 / (1.0 + exp(clamp(-v, -80.0, 80.0))), SCORE == 2u);
+            choice[i] = scores[i];
             free[i] = 1u;
         }
         workgroupBarrier();
@@ -123,6 +132,13 @@ fn main(
             }
             workgroupBarrier();
         }
+        for (var i = thread; i < p.experts; i += WG) {
+            choice[i] = scores[i];
+            if BIASED == 1u {
+                choice[i] += bias[i];
+            }
+        }
+        workgroupBarrier();
         if GROUPED == 1u {
             limit_groups(thread);
         }

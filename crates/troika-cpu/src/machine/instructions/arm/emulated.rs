@@ -108,7 +108,6 @@ impl Arm for Emulated {
         unsafe fn st1(v: V, p: *mut u8) { p.cast::<[u8; 16]>().write_unaligned(v.0) }
         fn prfm(_: *const u8) {}
         fn dup_16b(x: u8) -> V { V([x; 16]) }
-        fn dup_8h(x: u16) -> V { bytemuck::cast([x; 8]) }
         fn dup_4s(x: u32) -> V { bytemuck::cast([x; 4]) }
         fn dup_2d(x: u64) -> V { bytemuck::cast([x; 2]) }
         fn umov_s(v: V) -> u32 { lanes::<[u32; 4]>(v)[0] }
@@ -152,7 +151,6 @@ impl Arm for Emulated {
         fn add_4s(a: V, b: V) -> V { words(a, b, u32::wrapping_add) }
         fn umax_4s(a: V, b: V) -> V { words(a, b, u32::max) }
         fn sub_4s(a: V, b: V) -> V { words(a, b, u32::wrapping_sub) }
-        fn mul_4s(a: V, b: V) -> V { words(a, b, u32::wrapping_mul) }
         fn smull_8h(a: V, b: V) -> V {
             make::<i16, 8>(|i| i16::from(a.0[i] as i8) * i16::from(b.0[i] as i8))
         }
@@ -191,7 +189,6 @@ impl Arm for Emulated {
             let (a, b): ([f32; 4], [f32; 4]) = (lanes(a), lanes(b));
             make::<f32, 4>(|i| a[i].mul_add(b[i], sum[i]))
         }
-        fn fmls(sum: V, a: V, b: V) -> V { Self::fmla(sum, floats(a, a, |a, _| -a), b) }
         fn faddp(a: V, b: V) -> V {
             let (a, b): ([f32; 4], [f32; 4]) = (lanes(a), lanes(b));
             bytemuck::cast([a[0] + a[1], a[2] + a[3], b[0] + b[1], b[2] + b[3]])
@@ -202,10 +199,6 @@ impl Arm for Emulated {
         }
         fn tbl(table: V, index: V) -> V {
             make::<u8, 16>(|i| table.0.get(usize::from(index.0[i])).map_or(0, |b| *b))
-        }
-        fn tbl4(table: [V; 4], index: V) -> V {
-            let byte = |i: usize| table.get(i / 16).map_or(0, |v| v.0[i % 16]);
-            make::<u8, 16>(|i| byte(usize::from(index.0[i])))
         }
         fn prfm_l2(_: *const u8) {}
     }

@@ -38,7 +38,6 @@ pub trait Arm: Copy {
     /// Like [`Arm::prfm`], into the second-level cache.
     fn prfm_l2(p: *const u8);
     fn dup_16b(x: u8) -> Self::V;
-    fn dup_8h(x: u16) -> Self::V;
     fn dup_4s(x: u32) -> Self::V;
     fn dup_2d(x: u64) -> Self::V;
     /// Lane 0 of four.
@@ -64,8 +63,6 @@ pub trait Arm: Copy {
     fn uzp2_4s(a: Self::V, b: Self::V) -> Self::V;
     /// Bytes from a table of 16; 0 for larger indices.
     fn tbl(table: Self::V, index: Self::V) -> Self::V;
-    /// Bytes from a table of 64; 0 for larger indices.
-    fn tbl4(table: [Self::V; 4], index: Self::V) -> Self::V;
 
     fn uxtl_8h(v: Self::V) -> Self::V;
     fn uxtl_4s(v: Self::V) -> Self::V;
@@ -76,7 +73,6 @@ pub trait Arm: Copy {
     fn add_4s(a: Self::V, b: Self::V) -> Self::V;
     fn umax_4s(a: Self::V, b: Self::V) -> Self::V;
     fn sub_4s(a: Self::V, b: Self::V) -> Self::V;
-    fn mul_4s(a: Self::V, b: Self::V) -> Self::V;
 
     /// Products of the lower eight signed bytes.
     fn smull_8h(a: Self::V, b: Self::V) -> Self::V;
@@ -112,8 +108,6 @@ pub trait Arm: Copy {
     fn fmax(a: Self::V, b: Self::V) -> Self::V;
     /// `sum + a * b`, rounded once.
     fn fmla(sum: Self::V, a: Self::V, b: Self::V) -> Self::V;
-    /// `sum - a * b`, rounded once.
-    fn fmls(sum: Self::V, a: Self::V, b: Self::V) -> Self::V;
     /// Sums of neighbours: first in `a`, then in `b`.
     fn faddp(a: Self::V, b: Self::V) -> Self::V;
     /// All bits of a lane where `a > b`.

@@ -85,7 +85,6 @@ impl Arm for Native {
         }
         unsafe fn st1(v: V, p: *mut u8) { vst1q_u8(p, v) }
         fn dup_16b(x: u8) -> V { vdupq_n_u8(x) }
-        fn dup_8h(x: u16) -> V { from_h(vdupq_n_u16(x)) }
         fn dup_4s(x: u32) -> V { from_u(vdupq_n_u32(x)) }
         fn dup_2d(x: u64) -> V { from_d(vdupq_n_u64(x)) }
         fn umov_s(v: V) -> u32 { vgetq_lane_u32(u(v), 0) }
@@ -104,7 +103,6 @@ impl Arm for Native {
         fn uzp1_4s(x: V, y: V) -> V { from_u(vuzp1q_u32(u(x), u(y))) }
         fn uzp2_4s(x: V, y: V) -> V { from_u(vuzp2q_u32(u(x), u(y))) }
         fn tbl(t: V, index: V) -> V { vqtbl1q_u8(t, index) }
-        fn tbl4(t: [V; 4], index: V) -> V { vqtbl4q_u8(uint8x16x4_t(t[0], t[1], t[2], t[3]), index) }
         fn uxtl_8h(v: V) -> V { from_h(vmovl_u8(vget_low_u8(v))) }
         fn uxtl_4s(v: V) -> V { from_u(vmovl_u16(vget_low_u16(h(v)))) }
         fn sxtl_8h(v: V) -> V { from_sh(vmovl_s8(vget_low_s8(b(v)))) }
@@ -113,7 +111,6 @@ impl Arm for Native {
         fn add_4s(x: V, y: V) -> V { from_u(vaddq_u32(u(x), u(y))) }
         fn umax_4s(x: V, y: V) -> V { from_u(vmaxq_u32(u(x), u(y))) }
         fn sub_4s(x: V, y: V) -> V { from_u(vsubq_u32(u(x), u(y))) }
-        fn mul_4s(x: V, y: V) -> V { from_u(vmulq_u32(u(x), u(y))) }
         fn smull_8h(x: V, y: V) -> V { from_sh(vmull_s8(vget_low_s8(b(x)), vget_low_s8(b(y)))) }
         fn smull2_8h(x: V, y: V) -> V { from_sh(vmull_high_s8(b(x), b(y))) }
         fn addp_8h(x: V, y: V) -> V { from_sh(vpaddq_s16(sh(x), sh(y))) }
@@ -131,7 +128,6 @@ impl Arm for Native {
         fn fmin(x: V, y: V) -> V { from_f(vminq_f32(f(x), f(y))) }
         fn fmax(x: V, y: V) -> V { from_f(vmaxq_f32(f(x), f(y))) }
         fn fmla(sum: V, x: V, y: V) -> V { from_f(vfmaq_f32(f(sum), f(x), f(y))) }
-        fn fmls(sum: V, x: V, y: V) -> V { from_f(vfmsq_f32(f(sum), f(x), f(y))) }
         fn faddp(x: V, y: V) -> V { from_f(vpaddq_f32(f(x), f(y))) }
         fn fcmgt(x: V, y: V) -> V { from_u(vcgtq_f32(f(x), f(y))) }
     }

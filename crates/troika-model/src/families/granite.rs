@@ -1,0 +1,63 @@
+//! Granite: multipliers of embeddings, attention, residuals and logits.
+
+use troika_graph::Score;
+
+use super::base::{Base, ConfigSource, Defaults};
+use super::fields::{Fields, Result};
+use super::moe::{experts, moe};
+use crate::spec::{Attn, Ffn, Layer, Mlp, ModelSpec, Moe};
+
+fn multiplier(f: Fields<'_>, names: &[&str]) -> Result<f32> {
+    Ok(f.first(names, Fields::positive)?.unwrap_or(1.0) as f32)
+}
+
+fn attn(b: &Base<'_>) -> Result<Attn> {
+    let scale = multiplier(b.f, &["attention_multiplier"])?;
+    Ok(Attn { scale, ..b.biased_attn(Some(b.rope()?), false)? })
+}
+
+fn mlp(b: &Base<'_>) -> Result<Ffn> {
+    Ok(Ffn::Dense(Mlp { bias: b.f.flag("mlp_bias")?.unwrap_or(false), ..b.mlp()? }))
+}
+
+fn model(b: &Base<'_>, family: &str, mut layers: Vec<Layer>) -> Result<ModelSpec> {
+    let residual = multiplier(b.f, &["residual_multiplier"])?;
+    for layer in &mut layers {
+        (layer.mixer_scale, layer.ffn_scale) = (residual, residual);
+    }
+    let mut m = b.model(family, layers);
+    m.embed_scale = multiplier(b.f, &["embedding_multiplier"])?;
+    m.logit_scale = 1.0 / multiplier(b.f, &["logits_scaling", "logit_scale"])?;
+    Ok(m)
+}
+
+pub(super) fn granite(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
+    let b = Base::read(f, source, Defaults::default())?;
+    let layer = b.layer(attn(&b)?, mlp(&b)?);
+    model(&b, "granite", vec![layer; b.layers])
+}
+
+pub(super) fn granitemoe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
+    let b = Base::read(f, source, Defaults::default())?;
+    let moe = moe(&b, experts(f, 8, 2)?, f.size("intermediate_size")?, false);
+    let layer = b.layer(attn(&b)?, Ffn::Moe(Moe { score: Score::TopKSoftmax, ..moe }));
+    model(&b, "granitemoe", vec![layer; b.layers])
+}
+
+/// Granite with windows and sinks.
+pub(super) fn granite_swa(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
+    let d = Defaults { eps: 1e-5, tied: true, context: 8192, ..Defaults::default() };
+    let b = Base::read(f, source, d)?;
+    let window = f.or("sliding_window", Some(128), Fields::window)?;
+    let sliding = b.sliding(|i| !i.is_multiple_of(4))?;
+    let mut layers =
+        b.layer(Attn { sinks: true, ..attn(&b)? }, mlp(&b)?).windowed(&sliding, window);
+    // A base of each layer; none for those that use no positions.
+    let bases = f.per_layer("layer_rope_theta", b.layers)?.unwrap_or_default();
+    for (layer, base) in layers.iter_mut().zip(bases) {
+        let base = base.as_f64().filter(|base| *base > 0.0);
+        let rope = base.map(|base| b.rope_with_base(base)).transpose()?;
+        layer.attention_mut().into_iter().for_each(|a| a.rope = rope.clone());
+    }
+    model(&b, "granite_swa", layers)
+}
