@@ -109,7 +109,13 @@ impl Emitter<'_> {
             let numbers = self.model.constant(stored, dims, numbers);
             let scales = self.typed(element, &[n, groups], &scales);
             let blocks = [Attribute::Int("axis", 1), Attribute::Int("block_size", group as i64)];
-            return self.model.node("DequantizeLinear", &[&numbers, &scales], &blocks);
+            let mut inputs = vec![numbers, scales];
+            // Without zero points the runtime reads beyond the inputs on processors without VNNI.
+            if stored == ElementType::I8 {
+                inputs.push(self.model.constant(stored, &[n, groups], vec![0; n * groups]));
+            }
+            let inputs: Vec<&str> = inputs.iter().map(String::as_str).collect();
+            return self.model.node("DequantizeLinear", &inputs, &blocks);
         }
         let stored = if dtype.level_bits() == 4 { ElementType::U4 } else { ElementType::I8 };
         let numbers = self.model.constant(stored, &[n, groups, group], numbers);
