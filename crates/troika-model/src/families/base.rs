@@ -106,11 +106,12 @@ pub(super) struct Ropes {
 }
 
 impl Ropes {
-    /// Gives each layer the rope of its kind.
-    pub fn give(&self, layers: &mut [Layer], sliding: &[bool]) {
+    /// Gives each layer the rope of its kind, and the window where `sliding` says so.
+    pub fn give(&self, layers: &mut [Layer], sliding: &[bool], window: Option<usize>) {
         for (layer, sliding) in layers.iter_mut().zip(sliding) {
             let rope = if *sliding { &self.local } else { &self.global };
-            layer.attention_mut().into_iter().for_each(|a| a.rope = rope.clone());
+            let Some(attn) = layer.attention_mut() else { continue };
+            (attn.rope, attn.window) = (rope.clone(), window.filter(|_| *sliding));
         }
     }
 }

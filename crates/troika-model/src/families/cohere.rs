@@ -35,10 +35,7 @@ fn model(b: &Base<'_>, family: &str, ffns: Vec<Ffn>, first: usize) -> Result<Mod
         ..b.layer(attn.clone(), ffn)
     };
     let mut layers: Vec<Layer> = ffns.into_iter().map(layer).collect();
-    for (layer, sliding) in layers.iter_mut().zip(&sliding) {
-        layer.attention_mut().into_iter().for_each(|a| a.window = window.filter(|_| *sliding));
-    }
-    Ropes { global: None, local: Some(b.rope()?) }.give(&mut layers, &sliding);
+    Ropes { global: None, local: Some(b.rope()?) }.give(&mut layers, &sliding, window);
     let mut m = b.model(family, layers);
     m.final_norm = norm;
     m.logit_scale = f.positive("logit_scale")?.unwrap_or(0.0625) as f32;

@@ -59,26 +59,40 @@ pub(super) fn qwen3(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     Ok(b.model("qwen3", windowed(&b, attn)?))
 }
 
-/// EXAONE 4: norms after attention and feed-forward. In hybrid models only layers with a window use
-/// rope.
+/// EXAONE 4: norms after attention and feed-forward.
 pub(super) fn exaone4(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
+    let (b, attn) = exaone(f, source)?;
+    let layer = b.post_norm(b.layer(attn, Ffn::Dense(b.mlp()?)));
+    let mut m = b.model("exaone4", vec![layer; b.layers]);
+    exaone_windows(&b, &mut m)?;
+    Ok(m)
+}
+
+/// What EXAONE 4 and K-EXAONE share, but for windows and ropes.
+pub(super) fn exaone<'a>(f: Fields<'a>, source: &'a ConfigSource) -> Result<(Base<'a>, Attn)> {
     let b = Base::read(f, source, Defaults { eps: 1e-5, ..Defaults::default() })?;
-    let window = f.or("sliding_window", Some(4096), Fields::window)?;
-    let pattern = window_pattern(f, b.layers)?;
-    let sliding = b.sliding(|i| window.is_some() && pattern(i))?;
     let mut attn = b.attn(None);
     attn.qk_norm = Some(b.qk_norm(true));
-    let layer = b.post_norm(b.layer(attn, Ffn::Dense(b.mlp()?)));
-    let mut layers = layer.windowed(&sliding, window);
+    Ok((b, attn))
+}
+
+/// The windows and ropes of EXAONE's layers. In models with windows only layers with one use rope.
+pub(super) fn exaone_windows(b: &Base<'_>, m: &mut ModelSpec) -> Result<()> {
+    let window = b.f.or("sliding_window", Some(4096), Fields::window)?;
+    let pattern = window_pattern(b.f, b.layers)?;
+    let sliding = b.sliding(|i| window.is_some() && pattern(i))?;
     let rope = Some(b.rope()?);
-    Ropes { global: rope.clone().filter(|_| window.is_none()), local: rope }
-        .give(&mut layers, &sliding);
-    Ok(b.model("exaone4", layers))
+    Ropes { global: rope.clone().filter(|_| window.is_none()), local: rope }.give(
+        &mut m.layers,
+        &sliding,
+        window,
+    );
+    Ok(())
 }
 
 /// `sliding_window_pattern`: a number n makes every n-th layer global; letters (`LLLG`) do the same
 /// and also make the last layer global.
-pub(super) fn window_pattern(f: Fields<'_>, layers: usize) -> Result<Box<dyn Fn(usize) -> bool>> {
+fn window_pattern(f: Fields<'_>, layers: usize) -> Result<Box<dyn Fn(usize) -> bool>> {
     if let Some(letters) = f.get("sliding_window_pattern").and_then(|v| v.as_str()) {
         let local: Vec<bool> = letters.chars().map(|c| c == 'L').collect();
         if local.is_empty() || letters.chars().any(|c| c != 'L' && c != 'G') {
@@ -127,8 +141,8 @@ fn olmo(f: Fields<'_>, source: &ConfigSource, theta: f64, windows: bool) -> Resu
     let mut attn = b.biased_attn(None, false)?;
     attn.qk_norm = Some(b.qk_norm(false));
     let layer = b.post_norm(b.layer(attn, Ffn::Dense(b.mlp()?)));
-    let mut layers = layer.windowed(&sliding, window);
-    b.ropes()?.give(&mut layers, &sliding);
+    let mut layers = vec![layer; b.layers];
+    b.ropes()?.give(&mut layers, &sliding, window);
     Ok(b.model(if windows { "olmo3" } else { "olmo2" }, layers))
 }
 

@@ -92,8 +92,8 @@ pub(super) fn gemma3(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> 
     // The library reads `attn_logit_softcapping` but does not apply it in this family.
     attn.qk_norm = Some(QkNorm { norm: norm(&b), ..b.qk_norm(true) });
     let layer = sandwich(&b, b.layer(attn, Ffn::Dense(b.mlp()?)));
-    let mut layers = layer.windowed(&sliding, window);
-    ropes.give(&mut layers, &sliding);
+    let mut layers = vec![layer; b.layers];
+    ropes.give(&mut layers, &sliding, window);
     let mut m = model(&b, "gemma3_text", layers);
     m.logit_softcap = f.positive("final_logit_softcapping")?.map(|c| c as f32);
     Ok(m)

@@ -5,7 +5,7 @@
 use troika_graph::{Activation, Score};
 
 use super::base::{Base, ConfigSource, Defaults, Ropes};
-use super::dense::{ernie, window_pattern};
+use super::dense::{ernie, exaone, exaone_windows};
 use super::fields::{Fields, Result, bad, unsupported};
 use super::latent::groups;
 use super::moe::{experts, layers, moe};
@@ -129,26 +129,11 @@ pub(super) fn minimax_m2(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSp
 
 /// K-EXAONE: rope in windows only.
 pub(super) fn exaone_moe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
-    let b = Base::read(f, source, Defaults { eps: 1e-5, ..Defaults::default() })?;
-    let window = f.or("sliding_window", Some(4096), Fields::window)?;
-    let pattern = window_pattern(f, b.layers)?;
-    let sliding = b.sliding(|i| window.is_some() && pattern(i))?;
-    let mut attn = b.attn(None);
-    attn.qk_norm = Some(b.qk_norm(true));
+    let (b, attn) = exaone(f, source)?;
     let routing = Routing { inter: 1024, scale: 2.5, ..Routing::of(64) };
     let mut m = model(&b, "exaone_moe", &attn, routing)?;
-    let rope = Some(b.rope()?);
-    let global = rope.clone().filter(|_| window.is_none());
-    windows(&mut m, &sliding, window, &Ropes { global, local: rope });
+    exaone_windows(&b, &mut m)?;
     Ok(m)
-}
-
-/// Gives layers their windows and ropes.
-fn windows(m: &mut ModelSpec, sliding: &[bool], window: Option<usize>, ropes: &Ropes) {
-    for (layer, sliding) in m.layers.iter_mut().zip(sliding) {
-        layer.attention_mut().into_iter().for_each(|a| a.window = window.filter(|_| *sliding));
-    }
-    ropes.give(&mut m.layers, sliding);
 }
 
 pub(super) fn dots1(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
@@ -161,7 +146,7 @@ pub(super) fn dots1(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let routing = Routing { shared: 0, normalize: false, dense: 0, ..Routing::of(0) };
     let mut m = model(&b, "dots1", &attn, routing)?;
     let rope = Some(b.rope()?);
-    windows(&mut m, &sliding, window, &Ropes { global: rope.clone(), local: rope });
+    Ropes { global: rope.clone(), local: rope }.give(&mut m.layers, &sliding, window);
     Ok(m)
 }
 
@@ -176,7 +161,7 @@ pub(super) fn afmoe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     attn.qk_norm = Some(b.qk_norm(true));
     attn.gate = Some(HeadGate { act: Activation::Sigmoid, per_head: false });
     let mut m = model(&b, "afmoe", &attn, Routing { top_k: 6, shared: 2, ..Routing::of(64) })?;
-    windows(&mut m, &sliding, window, &Ropes { global: None, local: Some(b.rope()?) });
+    Ropes { global: None, local: Some(b.rope()?) }.give(&mut m.layers, &sliding, window);
     m.layers = m.layers.into_iter().map(|layer| b.sandwich(layer)).collect();
     if f.flag("mup_enabled")?.unwrap_or(false) {
         m.embed_scale = (b.hidden as f64).sqrt() as f32;
@@ -194,7 +179,7 @@ pub(super) fn mellum(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> 
     let routing = Routing { inter: 896, shared: 0, ..Routing::of(64) };
     let plain = Moe { score: Score::Softmax, choice_bias: false, ..routed(&b, routing)? };
     let mut m = b.model("mellum", layers(&b, &attn, &plain, b.dense(|_| false)?)?);
-    windows(&mut m, &sliding, window, &b.ropes()?);
+    b.ropes()?.give(&mut m.layers, &sliding, window);
     Ok(m)
 }
 
@@ -219,7 +204,7 @@ pub(super) fn laguna(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> 
     attn.qk_norm = Some(b.qk_norm(true));
     attn.gate = Some(HeadGate { act: Activation::Softplus, per_head });
     let mut m = model(&b, "laguna", &attn, Routing { inter: 512, ..Routing::of(256) })?;
-    windows(&mut m, &sliding, window, &b.ropes()?);
+    b.ropes()?.give(&mut m.layers, &sliding, window);
     let shared = f.size_opt("shared_expert_intermediate_size")?.unwrap_or(512);
     let heads = f.each_layer("num_attention_heads_per_layer", b.layers)?.unwrap_or_default();
     for (i, layer) in m.layers.iter_mut().enumerate() {
@@ -248,7 +233,7 @@ pub(super) fn mimo_v2_flash(f: Fields<'_>, source: &ConfigSource) -> Result<Mode
     attn.v_dim = f.size_opt("v_head_dim")?.unwrap_or(128);
     let routing = Routing { inter: 2048, shared: 0, ..Routing::of(256) };
     let mut m = model(&b, "mimo_v2_flash", &attn, routing)?;
-    windows(&mut m, &sliding, window, &b.ropes()?);
+    b.ropes()?.give(&mut m.layers, &sliding, window);
     // The output projection is linear: values are scaled behind it.
     let scale = f.or("attention_value_scale", Some(0.707), Fields::positive)?.unwrap_or(1.0);
     for (layer, sliding) in m.layers.iter_mut().zip(sliding) {
