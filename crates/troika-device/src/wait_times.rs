@@ -259,7 +259,7 @@ mod tests {
                     while clock.0.load(Ordering::Relaxed) < 2 {
                         std::thread::yield_now();
                     }
-                    lines.of(0).unwrap().signal(1);
+                    lines.of(0).into_iter().for_each(|line| line.signal(1));
                 });
                 assert_eq!(waits.look(&lines, POINT, &clock), Ok(()));
             });

@@ -3,6 +3,7 @@
 
 use crate::activation_format::ActivationFormat;
 use crate::op::{ExpertGroup, Op};
+use crate::product_form::ProductForm;
 use crate::subgraph::Subgraph;
 use crate::weight::WeightRef;
 
@@ -49,6 +50,17 @@ pub fn convert_products(graph: &Subgraph, format: ActivationFormat) -> Subgraph 
         };
         if !activations.converts_weights() {
             *activations = format;
+        }
+    }
+    graph
+}
+
+/// A copy of the subgraph whose products have forms, by the names of their weights.
+pub fn form_products(graph: &Subgraph, of: impl Fn(&str) -> Option<ProductForm>) -> Subgraph {
+    let mut graph = graph.clone();
+    for node in &mut graph.nodes {
+        if let Op::Linear { weight, form, .. } = &mut node.op {
+            *form = of(&graph.weights[weight.0 as usize].name);
         }
     }
     graph

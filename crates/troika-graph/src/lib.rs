@@ -25,7 +25,7 @@ mod weight;
 pub use activation_format::{
     ActivationFormat, IntFormat, ScaleGranularity, ScaleOrigin, UnknownActivationFormat,
 };
-pub use activations::{adapt_activations, convert_products, restrict_activations};
+pub use activations::{adapt_activations, convert_products, form_products, restrict_activations};
 pub use bind::{bind_static, limit_rows};
 pub use boundary::convert_boundary;
 pub use builder::SubgraphBuilder;
@@ -35,7 +35,7 @@ pub use op::{
     Activation, Attention, DecayingSum, ExpertGroup, Experts, HeadLinear, KvAppend, Op, Rope,
     RopeFreqs, RopeStyle, Router, Score, StateKind, Window,
 };
-pub use product_form::{ProductForm, form_products};
+pub use product_form::ProductForm;
 pub use shape::{Dim, Shape};
 pub use subgraph::{Node, Subgraph, Value, ValueId};
 pub use verify::{GraphError, verify};

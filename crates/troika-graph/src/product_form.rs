@@ -4,9 +4,6 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::op::Op;
-use crate::subgraph::Subgraph;
-
 /// A form of a product other than `x * weight^T` as it is. Devices to which forms make no difference
 /// ignore it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -45,15 +42,4 @@ impl fmt::Display for ProductForm {
             ProductForm::Groups(rows) => write!(f, "rows in groups of {rows}"),
         }
     }
-}
-
-/// A copy of the subgraph whose products have forms, by the names of their weights.
-pub fn form_products(graph: &Subgraph, of: impl Fn(&str) -> Option<ProductForm>) -> Subgraph {
-    let mut graph = graph.clone();
-    for node in &mut graph.nodes {
-        if let Op::Linear { weight, form, .. } = &mut node.op {
-            *form = of(&graph.weights[weight.0 as usize].name);
-        }
-    }
-    graph
 }

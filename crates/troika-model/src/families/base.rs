@@ -234,7 +234,7 @@ impl<'a> Base<'a> {
             parallel: false,
             mixer_scale: 1.0,
             ffn_scale: 1.0,
-            mixer: Some(Mixer::Attention(attn)),
+            mixer: Some(Mixer::Attention(Box::new(attn))),
             ffn: Some(ffn),
         }
     }

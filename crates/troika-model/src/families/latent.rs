@@ -3,8 +3,8 @@
 use troika_graph::RopeStyle;
 
 use super::base::{Base, ConfigSource, Defaults};
-use super::fields::{Fields, Result, bad, unsupported};
-use super::moe::{experts, layers, moe};
+use super::fields::{Fields, Result, unsupported};
+use super::moe::{experts, groups, layers, moe};
 use super::rope::RopeConfig;
 use super::routed::{Routing, routed};
 use crate::spec::{Attn, Ffn, Latent, ModelSpec, Moe, Norm, SharedExpert};
@@ -86,21 +86,6 @@ fn expert_groups(f: Fields<'_>, moe: &Moe) -> Result<Option<(usize, usize)>> {
         }
     }
     groups(f, moe)
-}
-
-/// Groups of experts, of which the best are kept.
-pub(super) fn groups(f: Fields<'_>, moe: &Moe) -> Result<Option<(usize, usize)>> {
-    let groups = f.count("n_group")?;
-    let best = f.count("topk_group")?;
-    let fits = moe.experts.is_multiple_of(groups)
-        && best <= groups
-        && moe.top_k <= best * (moe.experts / groups)
-        && !(moe.choice_bias && moe.experts == groups);
-    if !fits {
-        let problem = format!("not possible with {} experts and topk_group {best}", moe.experts);
-        return Err(bad("n_group", groups, problem));
-    }
-    Ok(Some((groups, best)))
 }
 
 /// Latent attention with the routing of DeepSeek-V3.

@@ -110,6 +110,21 @@ pub(super) fn olmoe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     Ok(b.model("olmoe", vec![layer; b.layers]))
 }
 
+/// Groups of experts, of which the best are kept.
+pub(super) fn groups(f: Fields<'_>, moe: &Moe) -> Result<Option<(usize, usize)>> {
+    let groups = f.count("n_group")?;
+    let best = f.count("topk_group")?;
+    let fits = moe.experts.is_multiple_of(groups)
+        && best <= groups
+        && moe.top_k <= best * (moe.experts / groups)
+        && !(moe.choice_bias && moe.experts == groups);
+    if !fits {
+        let problem = format!("not possible with {} experts and topk_group {best}", moe.experts);
+        return Err(bad("n_group", groups, problem));
+    }
+    Ok(Some((groups, best)))
+}
+
 fn gpt_oss_rope() -> Value {
     json!({
         "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,

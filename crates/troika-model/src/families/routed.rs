@@ -7,8 +7,7 @@ use troika_graph::{Activation, Score};
 use super::base::{Base, ConfigSource, Defaults, Ropes};
 use super::dense::{ernie, exaone, exaone_windows};
 use super::fields::{Fields, Result, bad, unsupported};
-use super::latent::groups;
-use super::moe::{experts, layers, moe};
+use super::moe::{experts, groups, layers, moe};
 use crate::spec::{Attn, Ffn, HeadGate, ModelSpec, Moe, SharedExpert};
 
 /// A family's defaults for absent fields of its router and experts.

@@ -107,7 +107,7 @@ impl Layer {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Mixer {
     /// Attention.
-    Attention(Attn),
+    Attention(Box<Attn>),
     /// A decaying sum, the recurrence of tests.
     DecayingSum(DecayingSum),
 }
