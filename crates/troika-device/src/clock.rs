@@ -1,9 +1,10 @@
 //! Time. Only the scheduler and device queues use it.
 
+use std::any::Any;
 use std::time::{Duration, Instant};
 
 /// A source of time: real, or virtual in a simulation.
-pub trait Clock: Send + Sync {
+pub trait Clock: Any + Send + Sync {
     /// Time since the clock's epoch.
     fn now(&self) -> Duration;
 
@@ -12,12 +13,6 @@ pub trait Clock: Send + Sync {
 
     /// The time of a virtual device's next event; `None` if there is none, and for real time.
     fn next_event(&self) -> Option<Duration> {
-        None
-    }
-
-    /// Joules that the machines of a virtual clock have used since they began; `None` where it is
-    /// not known, and for real time.
-    fn joules(&self) -> Option<f64> {
         None
     }
 }

@@ -49,6 +49,14 @@ impl VirtualClock {
         self.lock().meters.push(Arc::new(joules));
     }
 
+    /// Joules that all machines which go by this clock have used since they began; `None` if a file
+    /// does not know them.
+    pub fn joules(&self) -> Option<f64> {
+        // The lock is free meanwhile, since machines look at the clock.
+        let meters = self.lock().meters.clone();
+        meters.iter().map(|joules| joules()).sum()
+    }
+
     /// Takes the first event up to a time, and sets the clock to the event's time.
     fn next(&self, until: u64) -> Option<Event> {
         let mut s = self.lock();
@@ -77,12 +85,6 @@ impl Clock for VirtualClock {
 
     fn next_event(&self) -> Option<Duration> {
         self.lock().events.keys().next().map(|(at, _)| Duration::from_nanos(*at))
-    }
-
-    fn joules(&self) -> Option<f64> {
-        // The lock is free meanwhile, since machines look at the clock.
-        let meters = self.lock().meters.clone();
-        meters.iter().map(|joules| joules()).sum()
     }
 }
 

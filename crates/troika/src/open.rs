@@ -13,7 +13,7 @@ use troika_trace::{Span, Tracer};
 use troika_weights::{ExpertStats, Quant, WeightStore};
 
 use crate::describe::{BoundModel, Described, describe};
-use crate::devices::virtual_clock;
+use crate::devices::{self, virtual_clock};
 use crate::driver::{Driver, EngineGuard};
 use crate::error::Error;
 use crate::free_memory::free_memory;
@@ -249,6 +249,12 @@ impl Model {
     /// The clock of this model: real time, or the modelled time of its virtual devices.
     pub fn clock(&self) -> &Arc<dyn Clock> {
         &self.opened.clock
+    }
+
+    /// Joules that virtual devices have used since they were opened; `None` for real ones, and where
+    /// their file does not know.
+    pub fn joules(&self) -> Option<f64> {
+        devices::joules(&*self.opened.clock)
     }
 
     /// Whether there are logits to read: not if a device models time only.

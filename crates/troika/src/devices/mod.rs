@@ -5,6 +5,7 @@ pub mod limits;
 mod look;
 pub mod weight_types;
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -406,6 +407,12 @@ pub(crate) fn observed_cpu(
     observer: Arc<dyn Observer>,
 ) -> Result<Arc<dyn Device>, DeviceError> {
     open_cpu("cpu".into(), &DeviceSpec::default(), options, Some(observer))
+}
+
+/// Joules that the machines of a virtual clock have used since they began; `None` where they are not
+/// known, and for real time.
+pub(crate) fn joules(clock: &dyn Clock) -> Option<f64> {
+    (clock as &dyn Any).downcast_ref::<VirtualClock>()?.joules()
 }
 
 /// The clock of virtual devices, if all devices are virtual: time is then modelled.

@@ -88,7 +88,7 @@ fn print_tests(
     // Virtual devices do not use the energy that they model.
     let meter = is_real(&devices).then(|| EnergyMeter::find(Path::new("/sys")));
     let source = meter.as_ref().map(|m| m.as_ref().map(EnergyMeter::source).map_err(Clone::clone));
-    let source = source.or(model.clock().joules().map(|_| Ok("modelled".into())));
+    let source = source.or(model.joules().map(|_| Ok("modelled".into())));
     let meter = meter.and_then(Result::ok);
     let facts = Facts::of(subject.to_string(), &devices, &model, limits, source)?;
     if args.output == TableFlag::Md {
@@ -270,12 +270,12 @@ impl Measured<'_> {
             self.experts = model.expert_stats();
         }
         let metering = self.meter.filter(|_| counts).and_then(|m| m.start(LOOK));
-        let (start, modelled) = (model.clock().now(), model.clock().joules());
+        let (start, modelled) = (model.clock().now(), model.joules());
         run()?;
         let took = model.clock().now() - start;
         if counts {
             self.samples_ns.push(took.as_nanos() as u64);
-            let modelled = modelled.and_then(|before| Some(model.clock().joules()? - before));
+            let modelled = modelled.and_then(|before| Some(model.joules()? - before));
             let taken = metering.and_then(Metering::stop).or(modelled);
             self.joules = self.joules.zip(taken).map(|(sum, taken)| sum + taken);
         }
@@ -290,7 +290,7 @@ fn measure<'a>(
     repetitions: usize,
     meter: Option<&'a EnergyMeter>,
 ) -> Result<Measured<'a>, CliError> {
-    let joules = meter.map(|_| 0.0).or(model.clock().joules().map(|_| 0.0));
+    let joules = meter.map(|_| 0.0).or(model.joules().map(|_| 0.0));
     let mut measured = Measured { meter, samples_ns: Vec::new(), joules, experts: None };
     if test.sequences > 1 {
         check_cache(model, test)?;
