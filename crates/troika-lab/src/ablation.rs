@@ -8,10 +8,8 @@ use troika::model::spec::WeightRole;
 use troika::plan::{Policy, Strategy, SyncMode};
 use troika::{Model, NpuNumbers, OpenOptions, Outliers, PlanSource, Planned, SessionOptions};
 
+use crate::simulate::CHUNK;
 use crate::{LabError, Subject, median};
-
-/// Rows of a chunk if the options say none (llm.npu, section 3.2).
-const CHUNK: usize = 256;
 
 /// HeteroInfer's standard lengths (section 4.1).
 const STANDARD: [usize; 5] = [32, 64, 128, 256, 512];

@@ -130,7 +130,8 @@ fn json(
         "layers": found.layers,
         "segments": segments.iter().map(segment_json).collect::<Vec<_>>(),
         "measured": calibration.measured,
-        "shadow_hot_bytes": shadow.hot, "shadow_all_bytes": shadow.all,
+        "shadow_hot_bytes": shadow.hot,
+        "shadow_all_bytes": shadow.all,
         "weight_bytes": shadow.weights,
         "multiplications": { "outliers": shadow.outliers, "products": shadow.products },
     })
@@ -138,7 +139,13 @@ fn json(
 
 fn segment_json(of: &SegmentOutliers) -> serde_json::Value {
     let SegmentOutliers { at: (kind, layer), importance, cost, pruned } = of;
-    json!({ "layer": layer, "segment": kind.name(), "importance": importance, "cost": cost, "pruned": pruned })
+    json!({
+        "layer": layer,
+        "segment": kind.name(),
+        "importance": importance,
+        "cost": cost,
+        "pruned": pruned,
+    })
 }
 
 fn table(calibration: &Calibration, shadow: ShadowCost, segments: &[SegmentOutliers]) -> String {

@@ -21,6 +21,7 @@ use troika_weights::Quant;
 
 use crate::error::LabError as SimulateError;
 use crate::subject::Shape;
+pub(crate) use placed::CHUNK;
 pub use single::{ProductChoice, ProductShape, ProductTime};
 pub use strategy::SocStrategy;
 

@@ -21,8 +21,8 @@ use troika::SocCosts;
 /// The most rows of a chunk.
 pub(super) const MOST_ROWS: usize = 1 << 16;
 
-/// Rows of a chunk of llm.npu.
-const CHUNK: usize = 256;
+/// Rows of a chunk (llm.npu, section 3.2).
+pub(crate) const CHUNK: usize = 256;
 
 /// The input of a plan.
 #[derive(Clone, Copy)]
