@@ -839,9 +839,9 @@ fn calibrated_formats_keep_what_a_model_predicts() {
     let calibration = Arc::new(seen.unwrap().calibration);
     let perplexity = |options: &OpenOptions| {
         let model = Model::open(&source, options).unwrap();
-        // Halves are as good as they are asked to be.
+        // Halves are as good as they are asked to be; so are bytes, where their sums are exact.
         let coarse = model.refusals().iter().find(|r| r.why.contains("its results are coarse"));
-        assert!(coarse.is_none(), "{coarse:?}");
+        assert!(coarse.is_none() || !sums_are_exact(), "{coarse:?}");
         model.perplexity(&ids, 256, Scored::All, &mut |_| true).unwrap().value()
     };
     let whole = perplexity(&plain);

@@ -143,6 +143,12 @@ impl Emitter<'_> {
         }
         let dims = if self.exchanged { [n, k] } else { [k, n] };
         let numbers = self.model.constant(ElementType::I8, &dims, numbers);
+        if self.exchanged && self.options.provider == Provider::Reference {
+            // Its fused product takes one zero point for a left operand, where the rows have one each.
+            let numbers = self.cast(&numbers, ElementType::F32);
+            let scales = self.model.floats(&[n, 1], &scales);
+            return self.two("Mul", &numbers, &scales);
+        }
         let scales = self.model.floats(&[n], &scales);
         let zeros = self.model.constant(ElementType::I8, &[n], vec![0; n]);
         let axis = [Attribute::Int("axis", i64::from(!self.exchanged))];
