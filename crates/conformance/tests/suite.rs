@@ -90,7 +90,8 @@ fn virtual_devices_that_refuse_ops_hold_to_it() {
 #[test]
 fn a_device_of_small_bindings_refuses_large_values() {
     let large = Exclusion { what: "linear of many columns", why: "96 KiB of results" };
-    let report = check(&*odd("small-bindings"), &op_cases().unwrap(), &[large]);
+    let wide = Exclusion { what: "outliers of many columns", why: "120 KiB of inputs" };
+    let report = check(&*odd("small-bindings"), &op_cases().unwrap(), &[large, wide]);
     assert!(report.runs > 200);
     let [(_, why), ..] = &report.refused[..] else { panic!("{report:?}") };
     assert!(why.contains("98304 bytes") && why.contains("65536"), "{why}");

@@ -212,7 +212,12 @@ fn files_of_every_type_give_the_logits_of_their_values() {
             // Rounded activations may choose other experts.
             if name.starts_with("llama") {
                 let error = relative_error(&logits(&blocks, false), &expected);
-                assert!(error < 0.03, "{name} as {dtype} with its usual activations: {error}");
+                // Without VNNI, activations of weights that use all bits have seven.
+                let seven = Isa::detect() == Isa::Avx2 && dtype.uses_all_bits();
+                assert!(
+                    error < if seven { 0.06 } else { 0.03 },
+                    "{name} as {dtype} with its usual activations: {error}"
+                );
             }
         }
     }

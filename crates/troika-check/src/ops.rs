@@ -38,7 +38,11 @@ pub fn op_cases() -> Result<Vec<DeviceCase>, DeviceError> {
         all.push(case("outliers").outliers(dtype, ScaleOrigin::Clipped, 64)?);
     }
     all.push(case("outliers").outliers(DType::F32, ScaleOrigin::Clipped, 53)?);
-    all.push(case("outliers").outliers(DType::Q4_K, ScaleOrigin::SmoothedClipped, 1280)?);
+    all.push(case("outliers of many columns").outliers(
+        DType::Q4_K,
+        ScaleOrigin::SmoothedClipped,
+        1280,
+    )?);
     all.extend(caches()?);
     all.extend(mixtures()?);
     Ok(all)

@@ -223,7 +223,7 @@ fn a_model_that_is_not_supported_is_refused_before_its_weights_are_fetched() {
     };
     let hqq = serde_json::json!({ "quant_method": "hqq" });
     for (config, says) in [
-        (with("model_type", "kimi_k2".into()), "model_type \"kimi_k2\" is not supported"),
+        (with("model_type", "rwkv7".into()), "model_type \"rwkv7\" is not supported"),
         (
             with("quantization_config", hqq),
             "quantization_config of method \"hqq\" is not supported",

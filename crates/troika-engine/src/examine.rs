@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use troika_device::Device;
 use troika_graph::partition::{expert_group, expert_products};
-use troika_graph::{bind_static, restrict_activations};
+use troika_graph::{adapt_activations, bind_static, restrict_activations};
 use troika_model::lower::{Lowered, SegmentKind, WeightShapes, lower};
 use troika_model::spec::ModelSpec;
 use troika_plan::{EXPERT_GROUP, Plan, Refusal};
@@ -24,15 +24,19 @@ pub fn examine(
     devices: &[Arc<dyn Device>],
 ) -> Result<Vec<Refusal>, EngineError> {
     let lowered = lower(spec, weights, plan.lower_options())?;
-    let formats = plan.activations();
     let types = EdgeTypes::new(&lowered, plan);
     let mut refusals: Vec<Refusal> = Vec::new();
     for device in devices {
         for segment in &lowered.segments {
-            let graph = restrict_activations(&segment.graph, &formats);
             let lists = plan.all_lists().map(|((phase, _), rules)| {
                 let rule = rules.iter().find(|r| r.matches(segment.kind, segment.layer));
                 let rule = rule.filter(|r| r.devices().any(|d| d == device.name()));
+                let own = &device.caps().activation_formats;
+                let formats = rule.map_or(own, |r| &r.activations);
+                let mut graph = restrict_activations(&segment.graph, formats);
+                if rule.is_some_and(|r| r.split.is_some()) {
+                    graph = adapt_activations(&graph, own);
+                }
                 let buckets = rule.and_then(|r| r.row_buckets.as_deref());
                 (types.convert(&graph, segment, phase), buckets)
             });
