@@ -300,7 +300,7 @@ fn spoilt_profiles_are_refused() {
         (text[..text.len() / 2].to_string(), "it is not a profile"),
         (String::new(), "it is not a profile"),
         ("[]".into(), "it is not a profile"),
-        (text.replacen("\"version\":4", "\"version\":7", 1), "version 7, this build reads 4"),
+        (text.replacen("\"version\":5", "\"version\":7", 1), "version 7, this build reads 5"),
         (text.replacen("\"complete\"", "\"finished\"", 1), "it is not a profile"),
         (text.replacen("\"device\":0", "\"device\":9", 1), "without a device or a time"),
         (text.replacen("\"factor\":2.0", "\"factor\":0.5", 1), "a pair of devices without a time"),
@@ -412,8 +412,8 @@ fn products_have_the_form_that_was_measured_to_gain() {
                 let work = RunWork::of(one, rows, 0);
                 let (exchanged, groups) = (ProductForm::Exchanged, ProductForm::Groups(32));
                 let gain = match form_of(graph) {
-                    Some((WeightRole::Gate, Some(form))) if form == groups && rows > 1 => 0.5,
-                    Some((WeightRole::Gate, Some(form))) if form == exchanged && rows > 1 => 0.7,
+                    Some((WeightRole::Up, Some(form))) if form == groups && rows > 1 => 0.5,
+                    Some((WeightRole::Up, Some(form))) if form == exchanged && rows > 1 => 0.7,
                     Some((WeightRole::Down, Some(form))) if form == exchanged && rows > 1 => 0.7,
                     Some((_, Some(_))) => 0.97,
                     _ => 1.0,
