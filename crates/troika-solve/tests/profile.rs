@@ -406,7 +406,7 @@ fn products_have_the_form_that_was_measured_to_gain() {
         let formed: Vec<_> = all.iter().filter_map(form_of).collect();
         // Products of queries, of outputs and two of feed-forwards in three forms, of the head in two.
         assert_eq!(formed.len(), [14, 0][device], "{formed:?}");
-        for graph in all.iter().filter(|g| g.share == 64) {
+        for graph in &all {
             let one = &graph.layers[0];
             for rows in [1, 16, 64, 256, 512] {
                 let work = RunWork::of(one, rows, 0);
@@ -423,11 +423,11 @@ fn products_have_the_form_that_was_measured_to_gain() {
                     graph: graph.name.clone(),
                     segment: graph.kind,
                     part: graph.part,
-                    share: 64,
+                    share: graph.share,
                     work,
                     rows,
                     cached: 0,
-                    held_out: false,
+                    held_out: graph.held_out(),
                     ns: Spread::of(&[gain * work.room * work.products * 1e-3]),
                     visits: 1,
                 });
