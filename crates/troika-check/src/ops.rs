@@ -3,8 +3,8 @@
 use troika_device::DeviceError;
 use troika_graph::{
     Activation, ActivationFormat, Attention, DType, DecayingSum, Dim, ExpertGroup, Experts,
-    HeadLinear, Op, ProductForm, RopeStyle, Router, ScaleOrigin, Score, Shape, WeightDecl,
-    WeightSlice, form_products,
+    HeadLinear, Op, ProductForm, RopeStyle, Router, ScaleOrigin, Score, Shape, ShortConv,
+    WeightDecl, WeightSlice, form_products,
 };
 
 use crate::build::{Build, DeviceCase, MAX_ROWS, POSITIONS, Result, plain_attention};
@@ -151,7 +151,20 @@ fn decaying_sum() -> Result<DeviceCase> {
     let shape = Shape(vec![Dim::KvLen(POSITIONS), Dim::Fixed(10)]);
     let state = b.b.state("sum", shape, DType::F32);
     let op = Op::DecayingSum(DecayingSum { width: 10, decay: 0.75, page_group: 3 });
-    let y = b.b.stateful("y", op, x, state);
+    let y = b.b.stateful("y", op, &[x], state, 10);
+    b.done(&[y])
+}
+
+fn short_conv(name: &str, gated: bool) -> Result<DeviceCase> {
+    let mut b = case(name);
+    let (width, taps) = (21, 4);
+    let weight = b.weight(DType::F32, width, taps)?;
+    let bias = if gated { None } else { Some(b.weight(DType::F32, 1, width)?) };
+    let op = ShortConv { weight, bias, width, taps, silu: !gated, gated, page_group: 3 };
+    let x = b.floats(if gated { 3 * width } else { width });
+    let shape = Shape(vec![Dim::KvLen(POSITIONS), Dim::Fixed((taps - 1) * width)]);
+    let state = b.b.state("inputs", shape, DType::F32);
+    let y = b.b.stateful("y", Op::ShortConv(op), &[x], state, width);
     b.done(&[y])
 }
 
@@ -165,6 +178,8 @@ fn caches() -> Result<Vec<DeviceCase>> {
     let rounded = Build::new("attention of pairs", MAX_ROWS, ROUNDED);
     Ok(vec![
         decaying_sum()?,
+        short_conv("short_conv", false)?,
+        short_conv("short_conv with gates", true)?,
         append("kv_append", DType::F32)?,
         append("kv_append to f16", DType::F16)?,
         append("kv_append to bf16", DType::BF16)?,

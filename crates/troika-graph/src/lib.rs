@@ -33,7 +33,7 @@ pub use calibration::{CalibrationTensor, InputRange, Rounding};
 pub use dtype::DType;
 pub use op::{
     Activation, Attention, DecayingSum, ExpertGroup, Experts, HeadLinear, KvAppend, Op, Rope,
-    RopeFreqs, RopeStyle, Router, Score, StateKind, Window,
+    RopeFreqs, RopeStyle, Router, Score, ShortConv, StateKind, Window,
 };
 pub use product_form::ProductForm;
 pub use shape::{Dim, Shape};

@@ -124,6 +124,40 @@ pub struct DecayingSum {
     pub page_group: usize,
 }
 
+/// A causal convolution of each column by itself: `y = act(bias + sum_t weight[:, t] * x[t - taps + 1])`,
+/// where the last tap meets the row itself. Input: rows, or with gates `[b, c, x]` side by side, of
+/// which `b * x` is convolved and the result multiplied by `c` (LFM2). State: one row, of kind
+/// [`StateKind::Fixed`], of the last `taps - 1` inputs, the oldest first. Output: rows.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ShortConv {
+    /// `[width, taps]`.
+    pub weight: WeightRef,
+    /// `[1, width]`.
+    pub bias: Option<WeightRef>,
+    /// Columns.
+    pub width: usize,
+    /// Positions that a result depends on.
+    pub taps: usize,
+    /// Whether results go through SiLU.
+    pub silu: bool,
+    /// Whether the input has gates.
+    pub gated: bool,
+    /// Page group, as in [`KvAppend`].
+    pub page_group: usize,
+}
+
+impl ShortConv {
+    /// Columns of its input, `None` on overflow.
+    pub fn input(&self) -> Option<usize> {
+        self.width.checked_mul(if self.gated { 3 } else { 1 })
+    }
+
+    /// Columns of its state, `None` on overflow or without a tap before the last.
+    pub fn state(&self) -> Option<usize> {
+        self.taps.checked_sub(1).filter(|n| *n > 0)?.checked_mul(self.width)
+    }
+}
+
 /// Writes rows of keys or values into the paged cache at the forward batch's positions. Input:
 /// rows; state: the cache.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -334,6 +368,8 @@ pub enum Op {
     Attention(Attention),
     /// See [`DecayingSum`].
     DecayingSum(DecayingSum),
+    /// See [`ShortConv`].
+    ShortConv(ShortConv),
     /// `act(x)`.
     Activate(Activation),
     /// Inputs gate, up: `act(gate) * up`.
@@ -398,6 +434,7 @@ impl Op {
                 std::iter::once(*weight).chain(*bias).collect()
             }
             Op::Outliers { weight, .. } => vec![*weight],
+            Op::ShortConv(s) => std::iter::once(s.weight).chain(s.bias).collect(),
             Op::HeadLinear(h) => h.weights.clone(),
             Op::Attention(a) => a.sinks.iter().copied().collect(),
             Op::Router(r) => r.bias.iter().copied().collect(),
@@ -414,6 +451,7 @@ impl Op {
             Op::KvAppend(k) => Some((k.page_group, true)),
             Op::Attention(a) => Some((a.page_group, false)),
             Op::DecayingSum(s) => Some((s.page_group, true)),
+            Op::ShortConv(s) => Some((s.page_group, true)),
             _ => None,
         }
     }
@@ -453,6 +491,7 @@ names! {
     Op::KvAppend(_) => "kv_append",
     Op::Attention(_) => "attention",
     Op::DecayingSum(_) => "decaying_sum",
+    Op::ShortConv(_) => "short_conv",
     Op::Activate(_) => "activate",
     Op::Gate(_) => "gate",
     Op::Add => "add",

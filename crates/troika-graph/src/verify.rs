@@ -6,7 +6,7 @@
 
 use crate::DType;
 use crate::activation_format::{ActivationFormat, IntFormat};
-use crate::op::{Activation, Attention, ExpertGroup, Experts, Op, Rope, Router, Score};
+use crate::op::{Activation, Attention, ExpertGroup, Experts, Op, Rope, Router, Score, ShortConv};
 use crate::shape::Dim;
 use crate::subgraph::{Node, Subgraph, Value, ValueId};
 use crate::weight::{WeightDecl, WeightRef, WeightSlice};
@@ -306,11 +306,10 @@ impl Check<'_> {
                 self.operands(&[F], 1, &[F])?;
                 self.same("input", self.input(0), s.width)?;
                 self.same("output", self.output(0), s.width)?;
-                self.same("state", self.state(0), s.width)?;
-                let dtype = self.g.value(self.node.states[0]).dtype;
-                want(dtype == F, || format!("a state of {dtype}; sums are f32"))?;
+                self.fixed_state(s.width)?;
                 want(s.decay.is_finite(), || format!("decay {}", s.decay))
             }
+            Op::ShortConv(s) => self.short_conv(s),
             Op::Router(r) => self.router(r),
             Op::Experts(e) => self.experts(e),
             Op::ExpertGroup(g) => self.expert_group(g),
@@ -401,6 +400,24 @@ impl Check<'_> {
             || a.activations == ActivationFormat::Bf16 && first == DType::BF16;
         want(fits, || format!("{} activations with caches of {first}", a.activations))?;
         a.sinks.map_or(Ok(()), |s| self.dims(s, 1, a.heads))
+    }
+
+    fn short_conv(&self, s: &ShortConv) -> Checked {
+        self.operands(&[F], 1, &[F])?;
+        want(s.taps > 1, || format!("a convolution of {} taps; it needs two", s.taps))?;
+        let some = |n: Option<usize>| n.ok_or_else(|| "too many columns".to_string());
+        self.same("input", self.input(0), some(s.input())?)?;
+        self.same("output", self.output(0), s.width)?;
+        self.fixed_state(some(s.state())?)?;
+        self.dims(s.weight, s.width, s.taps)?;
+        s.bias.map_or(Ok(()), |b| self.dims(b, 1, s.width))
+    }
+
+    /// Checks a state of one row.
+    fn fixed_state(&self, width: usize) -> Checked {
+        self.same("state", self.state(0), width)?;
+        let dtype = self.g.value(self.node.states[0]).dtype;
+        want(dtype == F, || format!("a state of {dtype}; sums are f32"))
     }
 
     fn router(&self, r: &Router) -> Checked {

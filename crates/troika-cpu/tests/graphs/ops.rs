@@ -144,7 +144,18 @@ fn decaying_sum() -> Case {
     let x = b.floats(10);
     let state = b.cache(10, DType::F32);
     let op = Op::DecayingSum(DecayingSum { width: 10, decay: 0.5, page_group: 2 });
-    let y = b.b.stateful("y", op, x, state);
+    let y = b.b.stateful("y", op, &[x], state, 10);
+    b.b.output(y);
+    b.done()
+}
+
+fn short_conv(gated: bool) -> Case {
+    let mut b = Build::new(if gated { "short_conv with gates" } else { "short_conv" });
+    let (weight, bias) = (b.weight(DType::F32, 10, 3), Some(b.weight(DType::F32, 1, 10)));
+    let x = b.floats(if gated { 30 } else { 10 });
+    let state = b.cache(20, DType::F32);
+    let op = ShortConv { weight, bias, width: 10, taps: 3, silu: true, gated, page_group: 2 };
+    let y = b.b.stateful("y", Op::ShortConv(op), &[x], state, 10);
     b.b.output(y);
     b.done()
 }
@@ -281,6 +292,8 @@ pub fn cases() -> Vec<Case> {
         rope("rope", false),
         rope("rope of long sequences", true),
         decaying_sum(),
+        short_conv(false),
+        short_conv(true),
         append("kv_append", DType::F32),
         append("kv_append to f16", DType::F16),
         attention("attention", DType::F32, false),
@@ -463,6 +476,16 @@ fn wrong_caches() -> Vec<Wrong> {
         "decaying_sum": "state has 20 columns, needs 10", g => cols(g, 1, 20);
         "decaying_sum": "a state of F16; sums are f32", g => g.values[1].dtype = DType::F16;
         "decaying_sum": "decay NaN", g => with!(g, Op::DecayingSum(s) => s.decay = f32::NAN);
+        "short_conv": "a convolution of 1 taps; it needs two",
+            g => with!(g, Op::ShortConv(s) => s.taps = 1);
+        "short_conv": "state has 20 columns, needs 30",
+            g => with!(g, Op::ShortConv(s) => s.taps = 4);
+        "short_conv": "is 10x4, needs 10x3", g => g.weights[0].cols = 4;
+        "short_conv": "too many columns",
+            g => with!(g, Op::ShortConv(s) => s.taps = usize::MAX);
+        "short_conv": "a state of F16; sums are f32", g => g.values[1].dtype = DType::F16;
+        "short_conv with gates": "input has 30 columns, needs 10",
+            g => with!(g, Op::ShortConv(s) => s.gated = false);
         "kv_append": "input has 10 columns, needs 9",
             g => with!(g, Op::KvAppend(k) => k.width = 9);
         "kv_append": "cache has 20 columns, needs 10", g => cols(g, 1, 20);

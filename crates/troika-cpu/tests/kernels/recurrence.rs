@@ -1,9 +1,10 @@
 //! Recurrences, compared with plain references.
 
+use troika_cpu::kernels::KernelError;
 use troika_cpu::kernels::kv::CacheMut;
-use troika_cpu::kernels::{KernelError, recurrence};
+use troika_cpu::kernels::recurrence::{self, short_conv};
 use troika_device::{ForwardBatch, PageTable, SeqRows};
-use troika_graph::{DecayingSum, StateKind};
+use troika_graph::{DecayingSum, ShortConv, StateKind, WeightRef};
 
 use crate::{Random, reference, runnable, with};
 
@@ -64,5 +65,66 @@ fn positions_without_a_row_are_errors() {
             let refused = recurrence::decaying_sum(cx, &forward, &op, state, &x, &mut y);
             assert!(matches!(refused, Err(KernelError::Operand(_))), "{forward:?}: {refused:?}");
         });
+    }
+}
+
+/// `silu(bias + sum of the last inputs)`, the inputs and results gated.
+fn convolved(op: &ShortConv, weight: &[f32], bias: &[f32], x: &[f32]) -> Vec<f32> {
+    let (width, taps) = (op.width, op.taps);
+    let input = |row: usize, c: usize| {
+        let x = &x[row * op.input().unwrap()..];
+        f64::from(if op.gated { x[c] * x[2 * width + c] } else { x[c] })
+    };
+    let one = |i: usize| {
+        let (row, c) = (i / width, i % width);
+        let mut sum = f64::from(bias[c]);
+        for tap in (0..taps).filter(|tap| row + tap + 1 >= taps) {
+            sum += f64::from(weight[tap * width + c]) * input(row + tap + 1 - taps, c);
+        }
+        let y = if op.silu { sum / (1.0 + (-sum).exp()) } else { sum };
+        let gate = if op.gated { x[row * 3 * width + width + c] } else { 1.0 };
+        (y * f64::from(gate)) as f32
+    };
+    (0..x.len() / op.input().unwrap() * width).map(one).collect()
+}
+
+#[test]
+fn convolutions_go_on_from_chunk_to_chunk() {
+    let (width, taps, len) = (150, 4, 18);
+    for gated in [false, true] {
+        let weight = WeightRef(0);
+        let op = ShortConv { weight, bias: None, width, taps, silu: !gated, gated, page_group: 0 };
+        let wide = op.input().unwrap();
+        let x = Random(6).floats(wide * len);
+        let (weight, bias) = (Random(7).floats(taps * width), Random(8).floats(width));
+        let want = convolved(&op, &weight, &bias, &x);
+        for isa in runnable() {
+            let mut whole = Vec::new();
+            for (chunk, threads) in [(len, 4), (1, 1), (2, 2), (3, 2), (5, 1)] {
+                let mut state = vec![f32::NAN; 5 * (taps - 1) * width];
+                let mut all = Vec::new();
+                for from in (0..len).step_by(chunk) {
+                    let rows = chunk.min(len - from);
+                    let (forward, mut y) = (batch(from, rows), vec![f32::NAN; rows * width]);
+                    let x = &x[from * wide..(from + rows) * wide];
+                    with(isa, threads, |cx| {
+                        let CacheMut::F32(state) = CacheMut::f32(&mut state) else { panic!() };
+                        let (op, bias, forward) = (&op, Some(&*bias), &forward);
+                        let weight = &weight;
+                        let x = short_conv::Operands { op, weight, bias, forward, state, x };
+                        short_conv::short_conv(cx, x, &mut y).unwrap();
+                    });
+                    all.extend(y);
+                }
+                for (got, want) in all.iter().zip(&want) {
+                    assert!((got - want).abs() <= 1e-5, "{got}, not {want}");
+                }
+                if whole.is_empty() {
+                    whole = all;
+                } else {
+                    assert_eq!(whole, all, "{chunk} rows at once");
+                }
+            }
+        }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use super::take::{Reads, Take, reads_input, reads_states};
-use crate::op::{Attention, ExpertGroup, Experts, HeadLinear, KvAppend, Op, Router};
+use crate::op::{Attention, ExpertGroup, Experts, HeadLinear, KvAppend, Op, Router, ShortConv};
 use crate::shape::{Dim, Shape};
 use crate::subgraph::{Node, Subgraph, Value, ValueId};
 use crate::verify::{GraphError, verify};
@@ -248,6 +248,11 @@ fn part_of(op: &Op, take: &Take, b: &mut PieceBuilder<'_>) -> Op {
         | Op::Convert
         | Op::SigmoidGate
         | Op::SliceCols { .. } => op.clone(),
+        Op::ShortConv(s) => Op::ShortConv(ShortConv {
+            weight: b.weight(s.weight),
+            bias: s.bias.map(|w| b.weight(w)),
+            ..s.clone()
+        }),
         Op::Router(r) => Op::Router(Router { bias: r.bias.map(|w| b.weight(w)), ..r.clone() }),
     }
 }

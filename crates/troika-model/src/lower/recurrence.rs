@@ -25,7 +25,7 @@ impl Lowerer<'_> {
         let n = e.norm_if(x, layer.attn_pre, WeightRole::AttnPre)?;
         let v = e.linear(n, WeightRole::MixIn, false)?;
         let op = Op::DecayingSum(troika_graph::DecayingSum { width, decay, page_group });
-        let s = e.graph.stateful("sum", op, v, state);
+        let s = e.graph.stateful("sum", op, &[v], state, width);
         let y = e.linear(s, WeightRole::MixOut, false)?;
         let y = e.norm_if(y, layer.attn_post, WeightRole::AttnPost)?;
         let y = e.add(x, y, layer.mixer_scale);
