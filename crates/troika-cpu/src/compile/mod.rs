@@ -10,7 +10,7 @@ pub(crate) mod weights;
 use smallvec::{SmallVec, smallvec};
 use troika_device::DeviceError;
 use troika_graph::{
-    ActivationFormat, Attention, DType, DecayingSum, Dim, KvAppend, Node, Op, Rope, Router,
+    ActivationFormat, Attention, DType, DecayingSum, Dim, KvAppend, Mamba2, Node, Op, Rope, Router,
     ShortConv, Subgraph, ValueId, WeightDecl, WeightRef, verify,
 };
 
@@ -83,6 +83,12 @@ pub(crate) enum Code {
         op: ShortConv,
         weight: VectorAt,
         bias: Option<VectorAt>,
+    },
+    Mamba2 {
+        op: Mamba2,
+        a: VectorAt,
+        d: VectorAt,
+        dt_bias: VectorAt,
     },
     Attention {
         op: Attention,
@@ -266,6 +272,7 @@ fn states_of(exe: &mut Executable, op: &CompiledOp) {
         Code::Attention { op, .. } => op.page_group,
         Code::DecayingSum(s) => s.page_group,
         Code::ShortConv { op, .. } => op.page_group,
+        Code::Mamba2 { op, .. } => op.page_group,
         _ => return,
     };
     for slot in &op.states {
@@ -290,6 +297,10 @@ fn needs(exe: &mut Executable, op: &CompiledOp) {
         Code::DecayingSum(s) => {
             exe.uses_forward_batch = true;
             exe.page_groups.push(s.page_group);
+        }
+        Code::Mamba2 { op, .. } => {
+            exe.uses_forward_batch = true;
+            exe.page_groups.push(op.page_group);
         }
         Code::ShortConv { op, .. } => {
             worker = short_conv::worker_floats(op);
@@ -450,6 +461,12 @@ impl Compiler<'_> {
             Op::Rope(r) => Code::Rope(r.clone()),
             Op::KvAppend(k) => Code::KvAppend(k.clone()),
             Op::DecayingSum(s) => Code::DecayingSum(s.clone()),
+            Op::Mamba2(m) => Code::Mamba2 {
+                op: m.clone(),
+                a: self.weights.vector(m.a),
+                d: self.weights.vector(m.d),
+                dt_bias: self.weights.vector(m.dt_bias),
+            },
             Op::ShortConv(s) => Code::ShortConv {
                 op: s.clone(),
                 weight: self.weights.vector(s.weight),

@@ -160,6 +160,31 @@ fn short_conv(gated: bool) -> Case {
     b.done()
 }
 
+fn mamba2() -> Case {
+    let mut b = Build::new("mamba2");
+    let [a, d, dt_bias] = [0; 3].map(|_| b.weight(DType::F32, 1, 4));
+    let (x, dt) = (b.floats(28), b.b.input("dt", 4, DType::F32));
+    let state = b.cache(40, DType::F32);
+    let (heads, head_dim, groups, state_size) = (4, 5, 2, 2);
+    let (a_log, dt_min, dt_max, page_group) = (false, 0.0, 1.0, 2);
+    let op = Mamba2 {
+        heads,
+        head_dim,
+        groups,
+        state_size,
+        a,
+        a_log,
+        d,
+        dt_bias,
+        dt_min,
+        dt_max,
+        page_group,
+    };
+    let y = b.b.stateful("y", Op::Mamba2(op), &[x, dt], state, 20);
+    b.b.output(y);
+    b.done()
+}
+
 fn attention(name: &'static str, dtype: DType, value_in_key: bool) -> Case {
     let mut b = Build::new(name);
     let sinks = b.weight(DType::F32, 1, 4);
@@ -294,6 +319,7 @@ pub fn cases() -> Vec<Case> {
         decaying_sum(),
         short_conv(false),
         short_conv(true),
+        mamba2(),
         append("kv_append", DType::F32),
         append("kv_append to f16", DType::F16),
         attention("attention", DType::F32, false),
@@ -486,6 +512,16 @@ fn wrong_caches() -> Vec<Wrong> {
         "short_conv": "a state of F16; sums are f32", g => g.values[1].dtype = DType::F16;
         "short_conv with gates": "input has 30 columns, needs 10",
             g => with!(g, Op::ShortConv(s) => s.gated = false);
+        "mamba2": "4 heads in 3 groups", g => with!(g, Op::Mamba2(m) => m.groups = 3);
+        "mamba2": "4 heads in 0 groups", g => with!(g, Op::Mamba2(m) => m.groups = 0);
+        "mamba2": "input has 28 columns, needs 32",
+            g => with!(g, Op::Mamba2(m) => m.state_size = 3);
+        "mamba2": "steps has 5 columns, needs 4", g => cols(g, 1, 5);
+        "mamba2": "state has 41 columns, needs 40", g => cols(g, 2, 41);
+        "mamba2": "too many columns",
+            g => with!(g, Op::Mamba2(m) => m.state_size = usize::MAX);
+        "mamba2": "steps from 2 to 1", g => with!(g, Op::Mamba2(m) => m.dt_min = 2.0);
+        "mamba2": "is 1x3, needs 1x4", g => g.weights[1].cols = 3;
         "kv_append": "input has 10 columns, needs 9",
             g => with!(g, Op::KvAppend(k) => k.width = 9);
         "kv_append": "cache has 20 columns, needs 10", g => cols(g, 1, 20);

@@ -70,6 +70,7 @@ pub(super) fn groups(graph: &Subgraph, node: &Node) -> Option<usize> {
         Op::Embed { .. }
         | Op::DecayingSum(_)
         | Op::ShortConv(_)
+        | Op::Mamba2(_)
         | Op::Router(_)
         | Op::Experts(_)
         | Op::ExpertGroup(_) => None,
@@ -84,6 +85,7 @@ fn never(graph: &Subgraph, node: &Node) -> bool {
         Op::Embed { .. }
         | Op::DecayingSum(_)
         | Op::ShortConv(_)
+        | Op::Mamba2(_)
         | Op::Experts(_)
         | Op::ExpertGroup(_)
         | Op::Router(_) => true,

@@ -68,6 +68,7 @@ impl Emitter<'_> {
             Op::KvAppend(_)
             | Op::DecayingSum(_)
             | Op::ShortConv(_)
+            | Op::Mamba2(_)
             | Op::Router(_)
             | Op::Experts(_)
             | Op::Outliers { .. } => {

@@ -154,7 +154,7 @@ impl Part<'_> {
 
 /// The first lanes' worth of a slice, or all of it.
 #[inline(always)]
-fn part_of<V: Lanes>(x: &[f32]) -> V {
+pub(super) fn part_of<V: Lanes>(x: &[f32]) -> V {
     match x.len() >= V::N {
         true => V::from_slice(x),
         // SAFETY: so many floats lie there.
