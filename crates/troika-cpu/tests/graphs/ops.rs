@@ -450,7 +450,7 @@ fn wrong_products() -> Vec<Wrong> {
         "rms_norm": "does not divide 6", g => with!(g, Op::RmsNorm { group, .. } => *group = 4);
         "rms_norm": "does not divide 6", g => with!(g, Op::RmsNorm { group, .. } => *group = 0);
         "rms_norm": "is 1x3, needs 1x6", g => with!(g, Op::RmsNorm { group, .. } => *group = 6);
-        "rms_norm": "is 1x2, needs 1x3", g => g.weights[0].cols = 2;
+        "rms_norm": "is 1x2, needs 1x6", g => g.weights[0].cols = 2;
         "layer_norm": "is 1x5, needs 1x6", g => g.weights[1].cols = 5;
         "layer_norm": "is 2x6, needs 1x6", g => g.weights[0].rows = 2;
         "linear": "is 5x256, needs 6x256", g => cols(g, 1, 6);

@@ -105,9 +105,9 @@ impl Head<'_> {
         let mut i = 0;
         while i < s.rows.len() {
             let pos = s.pos + i;
-            // To the end of the page, in its row of the state.
+            // To the end of the page, in the row that keeps the state behind them.
             let rows = (table.page_len - pos % table.page_len).min(s.rows.len() - i);
-            let Some(at) = table.row(pos) else { return };
+            let Some(at) = table.row(pos + rows - 1) else { return };
             match before {
                 Some(from) if from != at => kept(at).copy_from_slice(kept(from)),
                 None => kept(at).fill(0.0),
