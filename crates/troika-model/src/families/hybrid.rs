@@ -293,8 +293,12 @@ fn nemotron_layer(b: &Base<'_>, kind: Kind) -> Result<Layer> {
     Ok(match kind {
         Kind::Attention | Kind::Window => mixes(layer.mixer.clone()),
         Kind::Recurrence => {
-            let m = mamba2(b)?;
-            mixes(Some(Mixer::Mamba2(Box::new(normed(b, m.groups)?))))
+            let mut m = normed(b, mamba2(b)?.groups)?;
+            // The reference's plain form clamps so, its CUDA kernels and llama.cpp do not.
+            if let (ConfigSource::HuggingFace, least) = (b.source, f.positive("time_step_min")?) {
+                m.dt_min = (least.unwrap_or(1e-3) as f32).clamp(m.dt_min, m.dt_max);
+            }
+            mixes(Some(Mixer::Mamba2(Box::new(m))))
         }
         Kind::Dense => feeds(Ffn::Dense(Mlp { inter: f.size("intermediate_size")?, ..none })),
         Kind::Experts => {
