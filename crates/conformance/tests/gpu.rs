@@ -62,6 +62,9 @@ fn refused() -> Vec<Exclusion> {
     let ops = [
         ("convert", "no kernel takes rows of an odd number of 16-bit floats"),
         ("decaying_sum", "no kernel has states of one row"),
+        ("short_conv", "no kernel has states of one row"),
+        ("mamba2", "no kernel has states of one row"),
+        ("rms_norm of groups", "no kernel has weights for each group"),
     ];
     let rounded = [
         "linear of bf16",

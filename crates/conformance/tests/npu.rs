@@ -61,11 +61,14 @@ fn device(spec: &str) -> Arc<dyn Device> {
 }
 
 /// What no static graph has.
-const DYNAMIC: [Exclusion; 4] = [
+const DYNAMIC: [Exclusion; 7] = [
     Exclusion { what: "outliers", why: "which columns have any is known late" },
     Exclusion { what: "router", why: "what follows depends on it" },
     Exclusion { what: "experts", why: "which rows an expert gets is known late" },
     Exclusion { what: "decaying_sum", why: "its state is no cache of positions" },
+    Exclusion { what: "short_conv", why: "its state is no cache of positions" },
+    Exclusion { what: "mamba2", why: "its state is no cache of positions" },
+    Exclusion { what: "rms_norm of groups", why: "its groups have weights of their own" },
 ];
 
 fn cases() -> Vec<DeviceCase> {

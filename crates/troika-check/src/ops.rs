@@ -3,8 +3,8 @@
 use troika_device::DeviceError;
 use troika_graph::{
     Activation, ActivationFormat, Attention, DType, DecayingSum, Dim, ExpertGroup, Experts,
-    HeadLinear, Op, ProductForm, RopeStyle, Router, ScaleOrigin, Score, Shape, WeightDecl,
-    WeightSlice, form_products,
+    HeadLinear, Mamba2, Op, ProductForm, RopeStyle, Router, ScaleOrigin, Score, Shape, ShortConv,
+    WeightDecl, WeightSlice, form_products,
 };
 
 use crate::build::{Build, DeviceCase, MAX_ROWS, POSITIONS, Result, plain_attention};
@@ -54,6 +54,7 @@ fn elements() -> Result<Vec<DeviceCase>> {
     Ok(vec![
         case("embed").embed(DType::Q8_0, 64)?,
         case("rms_norm").rms_norm(3, 6)?,
+        norm_of_groups()?,
         case("layer_norm").layer_norm(DType::F16, 6)?,
         plain("sigmoid_gate", Op::SigmoidGate, &[6, 1], 6)?,
         plain("slice_cols", Op::SliceCols { group: 6, start: 1, len: 4 }, &[12], 8)?,
@@ -155,8 +156,57 @@ fn decaying_sum() -> Result<DeviceCase> {
     let shape = Shape(vec![Dim::KvLen(POSITIONS), Dim::Fixed(10)]);
     let state = b.b.state("sum", shape, DType::F32);
     let op = Op::DecayingSum(DecayingSum { width: 10, decay: 0.75, page_group: 3 });
-    let y = b.b.stateful("y", op, x, state);
+    let y = b.b.stateful("y", op, &[x], state, 10);
     b.done(&[y])
+}
+
+fn short_conv(name: &str, gated: bool) -> Result<DeviceCase> {
+    let mut b = case(name);
+    let (width, taps) = (21, 4);
+    let weight = b.weight(DType::F32, width, taps)?;
+    let bias = if gated { None } else { Some(b.weight(DType::F32, 1, width)?) };
+    let op = ShortConv { weight, bias, width, taps, silu: !gated, gated, page_group: 3 };
+    let x = b.floats(if gated { 3 * width } else { width });
+    let shape = Shape(vec![Dim::KvLen(POSITIONS), Dim::Fixed((taps - 1) * width)]);
+    let state = b.b.state("inputs", shape, DType::F32);
+    let y = b.b.stateful("y", Op::ShortConv(op), &[x], state, width);
+    b.done(&[y])
+}
+
+fn mamba2() -> Result<DeviceCase> {
+    let mut b = case("mamba2");
+    let (heads, head_dim, groups, state_size) = (6, 5, 2, 7);
+    let [a, d, dt_bias] = [
+        b.weight(DType::F32, 1, heads)?,
+        b.weight(DType::F32, 1, heads)?,
+        b.weight(DType::F32, 1, heads)?,
+    ];
+    let op = Mamba2 {
+        heads,
+        head_dim,
+        groups,
+        state_size,
+        a,
+        a_log: true,
+        d,
+        dt_bias,
+        dt_min: 0.0,
+        dt_max: 2.0,
+        page_group: 3,
+    };
+    let inner = heads * head_dim;
+    let x = b.floats(inner + 2 * groups * state_size);
+    let dt = b.b.input("dt", heads, DType::F32);
+    let shape = Shape(vec![Dim::KvLen(POSITIONS), Dim::Fixed(inner * state_size)]);
+    let state = b.b.state("state", shape, DType::F32);
+    let y = b.b.stateful("y", Op::Mamba2(op), &[x, dt], state, inner);
+    b.done(&[y])
+}
+
+fn norm_of_groups() -> Result<DeviceCase> {
+    let mut b = case("rms_norm of groups");
+    let weight = Some(b.weight(DType::F32, 1, 12)?);
+    b.plain(Op::RmsNorm { weight, eps: 1e-5, offset: 0.0, group: 4 }, &[12], 12)
 }
 
 fn caches() -> Result<Vec<DeviceCase>> {
@@ -169,6 +219,9 @@ fn caches() -> Result<Vec<DeviceCase>> {
     let rounded = Build::new("attention of pairs", MAX_ROWS, ROUNDED);
     Ok(vec![
         decaying_sum()?,
+        short_conv("short_conv", false)?,
+        short_conv("short_conv with gates", true)?,
+        mamba2()?,
         append("kv_append", DType::F32)?,
         append("kv_append to f16", DType::F16)?,
         append("kv_append to bf16", DType::BF16)?,

@@ -215,6 +215,11 @@ impl Emitter<'_> {
         let other = addend.map(|a| self.locs[a]);
         let own = |has: bool, pack: usize| if has { weight(at, pack) } else { Unused };
         let (made, [w, b]) = match self.code.graph.nodes[at].op {
+            Op::RmsNorm { weight: Some(weight), group, .. }
+                if self.code.graph.weight(weight).cols != group =>
+            {
+                return unsupported("groups with weights of their own");
+            }
             Op::RmsNorm { weight, eps, offset, group } => {
                 let made = kernels::rms_norm(shape(group, eps), weight.map(|_| offset), other, to);
                 (made, [own(weight.is_some(), 0), Unused])

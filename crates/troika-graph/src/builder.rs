@@ -94,10 +94,17 @@ impl SubgraphBuilder {
         out
     }
 
-    /// Adds an op with one state and one f32 output of the columns of its input.
-    pub fn stateful(&mut self, name: &str, op: Op, x: ValueId, state: ValueId) -> ValueId {
-        let out = self.push_value(name, Shape::rows(self.max_rows, self.cols(x)), DType::F32);
-        self.node(op, &[x], &[state], &[out]);
+    /// Adds an op with one state and one f32 output of `cols` columns.
+    pub fn stateful(
+        &mut self,
+        name: &str,
+        op: Op,
+        inputs: &[ValueId],
+        state: ValueId,
+        cols: usize,
+    ) -> ValueId {
+        let out = self.push_value(name, Shape::rows(self.max_rows, cols), DType::F32);
+        self.node(op, inputs, &[state], &[out]);
         out
     }
 

@@ -124,6 +124,89 @@ pub struct DecayingSum {
     pub page_group: usize,
 }
 
+/// A causal convolution of each column by itself: `y = act(bias + sum_t weight[:, t] * x[t - taps + 1])`,
+/// where the last tap meets the row itself. Input: rows, or with gates `[b, c, x]` side by side, of
+/// which `b * x` is convolved and the result multiplied by `c` (LFM2). State: one row, of kind
+/// [`StateKind::Fixed`], of the last `taps - 1` inputs, the oldest first. Output: rows.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ShortConv {
+    /// `[width, taps]`.
+    pub weight: WeightRef,
+    /// `[1, width]`.
+    pub bias: Option<WeightRef>,
+    /// Columns.
+    pub width: usize,
+    /// Positions that a result depends on.
+    pub taps: usize,
+    /// Whether results go through SiLU.
+    pub silu: bool,
+    /// Whether the input has gates.
+    pub gated: bool,
+    /// Page group, as in [`KvAppend`].
+    pub page_group: usize,
+}
+
+impl ShortConv {
+    /// Columns of its input, `None` on overflow.
+    pub fn input(&self) -> Option<usize> {
+        self.width.checked_mul(if self.gated { 3 } else { 1 })
+    }
+
+    /// Columns of its state, `None` on overflow or without a tap before the last.
+    pub fn state(&self) -> Option<usize> {
+        self.taps.checked_sub(1).filter(|n| *n > 0)?.checked_mul(self.width)
+    }
+}
+
+/// The selective scan of Mamba-2 (Transformers are SSMs, section 6): per head, with
+/// `t = clamp(softplus(dt + dt_bias))`, `s = exp(t * a) * s + t * x * b`, `y = s * c + d * x`. Inputs:
+/// rows `[x, b, c]` side by side, where `heads / groups` heads share a `b` and a `c`, and `dt` of each
+/// head. State: one row, of kind [`StateKind::Fixed`], for each head and state element a number for
+/// each column of the head. Output: rows as wide as `x`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Mamba2 {
+    /// Heads.
+    pub heads: usize,
+    /// Columns of a head.
+    pub head_dim: usize,
+    /// Groups of heads.
+    pub groups: usize,
+    /// State elements of a column.
+    pub state_size: usize,
+    /// `[1, heads]`: `a`, below zero, or `ln(-a)`.
+    pub a: WeightRef,
+    /// Whether `a` is given by its logarithm.
+    pub a_log: bool,
+    /// `[1, heads]`.
+    pub d: WeightRef,
+    /// `[1, heads]`.
+    pub dt_bias: WeightRef,
+    /// The least step.
+    pub dt_min: f32,
+    /// The largest step.
+    pub dt_max: f32,
+    /// Page group, as in [`KvAppend`].
+    pub page_group: usize,
+}
+
+impl Mamba2 {
+    /// Columns of its results, `None` on overflow.
+    pub fn inner(&self) -> Option<usize> {
+        self.heads.checked_mul(self.head_dim)
+    }
+
+    /// Columns of its first input.
+    pub fn input(&self) -> Option<usize> {
+        let groups = self.groups.checked_mul(2)?.checked_mul(self.state_size)?;
+        self.inner()?.checked_add(groups)
+    }
+
+    /// Columns of its state.
+    pub fn state(&self) -> Option<usize> {
+        self.inner()?.checked_mul(self.state_size)
+    }
+}
+
 /// Writes rows of keys or values into the paged cache at the forward batch's positions. Input:
 /// rows; state: the cache.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -280,9 +363,9 @@ pub enum Op {
         scale: f32,
     },
     /// `x / sqrt(mean(x^2) + eps) * (offset + weight)`, over each group of `group` columns; the
-    /// weight has `group` elements when it is shared by the groups.
+    /// weight has `group` elements where the groups share it, else one for each column.
     RmsNorm {
-        /// `[1, group]`; `None`: no scale.
+        /// `[1, group]`, or as wide as the rows; `None`: no scale.
         weight: Option<WeightRef>,
         /// Added to the mean square.
         eps: f32,
@@ -334,6 +417,10 @@ pub enum Op {
     Attention(Attention),
     /// See [`DecayingSum`].
     DecayingSum(DecayingSum),
+    /// See [`ShortConv`].
+    ShortConv(ShortConv),
+    /// See [`Mamba2`].
+    Mamba2(Mamba2),
     /// `act(x)`.
     Activate(Activation),
     /// Inputs gate, up: `act(gate) * up`.
@@ -398,8 +485,10 @@ impl Op {
                 std::iter::once(*weight).chain(*bias).collect()
             }
             Op::Outliers { weight, .. } => vec![*weight],
+            Op::ShortConv(s) => std::iter::once(s.weight).chain(s.bias).collect(),
             Op::HeadLinear(h) => h.weights.clone(),
             Op::Attention(a) => a.sinks.iter().copied().collect(),
+            Op::Mamba2(m) => vec![m.a, m.d, m.dt_bias],
             Op::Router(r) => r.bias.iter().copied().collect(),
             Op::Experts(e) | Op::ExpertGroup(ExpertGroup { experts: e, .. }) => {
                 e.lists().into_iter().flatten().copied().collect()
@@ -414,6 +503,8 @@ impl Op {
             Op::KvAppend(k) => Some((k.page_group, true)),
             Op::Attention(a) => Some((a.page_group, false)),
             Op::DecayingSum(s) => Some((s.page_group, true)),
+            Op::ShortConv(s) => Some((s.page_group, true)),
+            Op::Mamba2(m) => Some((m.page_group, true)),
             _ => None,
         }
     }
@@ -453,6 +544,8 @@ names! {
     Op::KvAppend(_) => "kv_append",
     Op::Attention(_) => "attention",
     Op::DecayingSum(_) => "decaying_sum",
+    Op::ShortConv(_) => "short_conv",
+    Op::Mamba2(_) => "mamba2",
     Op::Activate(_) => "activate",
     Op::Gate(_) => "gate",
     Op::Add => "add",

@@ -6,7 +6,9 @@
 
 use crate::DType;
 use crate::activation_format::{ActivationFormat, IntFormat};
-use crate::op::{Activation, Attention, ExpertGroup, Experts, Op, Rope, Router, Score};
+use crate::op::{
+    Activation, Attention, ExpertGroup, Experts, Mamba2, Op, Rope, Router, Score, ShortConv,
+};
 use crate::shape::Dim;
 use crate::subgraph::{Node, Subgraph, Value, ValueId};
 use crate::weight::{WeightDecl, WeightRef, WeightSlice};
@@ -271,6 +273,12 @@ impl Check<'_> {
                 self.same("ids", self.input(0), 1)?;
                 self.same("table", self.g.weight(*table).cols, self.output(0))
             }
+            Op::RmsNorm { weight: Some(weight), group, .. }
+                if self.g.weight(*weight).cols != *group =>
+            {
+                self.norm(*group, &[])?;
+                self.dims(*weight, 1, self.input(0))
+            }
             Op::RmsNorm { weight, group, .. } => self.norm(*group, &[*weight]),
             Op::LayerNorm { weight, bias, group, .. } => self.norm(*group, &[Some(*weight), *bias]),
             Op::Linear { weight, bias, activations, .. } => {
@@ -306,11 +314,11 @@ impl Check<'_> {
                 self.operands(&[F], 1, &[F])?;
                 self.same("input", self.input(0), s.width)?;
                 self.same("output", self.output(0), s.width)?;
-                self.same("state", self.state(0), s.width)?;
-                let dtype = self.g.value(self.node.states[0]).dtype;
-                want(dtype == F, || format!("a state of {dtype}; sums are f32"))?;
+                self.fixed_state(s.width)?;
                 want(s.decay.is_finite(), || format!("decay {}", s.decay))
             }
+            Op::ShortConv(s) => self.short_conv(s),
+            Op::Mamba2(m) => self.mamba2(m),
             Op::Router(r) => self.router(r),
             Op::Experts(e) => self.experts(e),
             Op::ExpertGroup(g) => self.expert_group(g),
@@ -401,6 +409,38 @@ impl Check<'_> {
             || a.activations == ActivationFormat::Bf16 && first == DType::BF16;
         want(fits, || format!("{} activations with caches of {first}", a.activations))?;
         a.sinks.map_or(Ok(()), |s| self.dims(s, 1, a.heads))
+    }
+
+    fn short_conv(&self, s: &ShortConv) -> Checked {
+        self.operands(&[F], 1, &[F])?;
+        want(s.taps > 1, || format!("a convolution of {} taps; it needs two", s.taps))?;
+        let some = |n: Option<usize>| n.ok_or_else(|| "too many columns".to_string());
+        self.same("input", self.input(0), some(s.input())?)?;
+        self.same("output", self.output(0), s.width)?;
+        self.fixed_state(some(s.state())?)?;
+        self.dims(s.weight, s.width, s.taps)?;
+        s.bias.map_or(Ok(()), |b| self.dims(b, 1, s.width))
+    }
+
+    fn mamba2(&self, m: &Mamba2) -> Checked {
+        self.operands(&[F, F], 1, &[F])?;
+        want(m.groups > 0 && m.heads > 0 && m.heads.is_multiple_of(m.groups), || {
+            format!("{} heads in {} groups", m.heads, m.groups)
+        })?;
+        let some = |n: Option<usize>| n.ok_or_else(|| "too many columns".to_string());
+        self.same("input", self.input(0), some(m.input())?)?;
+        self.same("steps", self.input(1), m.heads)?;
+        self.same("output", self.output(0), some(m.inner())?)?;
+        self.fixed_state(some(m.state())?)?;
+        want(m.dt_min <= m.dt_max, || format!("steps from {} to {}", m.dt_min, m.dt_max))?;
+        [m.a, m.d, m.dt_bias].into_iter().try_for_each(|w| self.dims(w, 1, m.heads))
+    }
+
+    /// Checks a state of one row.
+    fn fixed_state(&self, width: usize) -> Checked {
+        self.same("state", self.state(0), width)?;
+        let dtype = self.g.value(self.node.states[0]).dtype;
+        want(dtype == F, || format!("a state of {dtype}; sums are f32"))
     }
 
     fn router(&self, r: &Router) -> Checked {

@@ -238,6 +238,16 @@ impl RunShape<'_> {
                 d.operations(ActivationFormat::F32, times(&[rows, cols, 2]));
                 d.move_bytes(node.states.first().map_or(0, |s| self.bytes(*s, 2)));
             }
+            Op::ShortConv(s) => {
+                d.operations(ActivationFormat::F32, times(&[rows, cols, s.taps, 2]));
+                d.move_bytes(node.states.first().map_or(0, |s| self.bytes(*s, 2)));
+                d.move_bytes(self.weights(&node.op.weights()));
+            }
+            Op::Mamba2(m) => {
+                d.operations(ActivationFormat::F32, times(&[rows, out, m.state_size, 5]));
+                d.move_bytes(node.states.first().map_or(0, |s| self.bytes(*s, 2)));
+                d.move_bytes(self.weights(&node.op.weights()));
+            }
             Op::KvAppend(_) => {
                 d.move_bytes(node.states.first().map_or(0, |s| self.bytes(*s, rows)));
             }

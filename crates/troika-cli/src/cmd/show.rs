@@ -1,7 +1,7 @@
 //! `troika show`: describes a model.
 
 use serde_json::{Value, json};
-use troika::model::spec::{Ffn, Layer, Mixer, ModelSpec, Norm};
+use troika::model::spec::{Ffn, Layer, Mamba2, Mixer, ModelSpec, Norm};
 use troika::weights::{BindOptions, ClassError, FloatType};
 use troika::{Described, describe};
 
@@ -37,10 +37,19 @@ fn norm(n: Option<Norm>) -> Option<&'static str> {
     })
 }
 
+fn mamba(m: &Mamba2) -> String {
+    let Mamba2 { heads, head_dim, state_size, .. } = m;
+    format!("Mamba-2 of {heads} heads of {head_dim} with {state_size} state elements")
+}
+
 fn attention(layer: &Layer) -> String {
     let a = match &layer.mixer {
         Some(Mixer::Attention(a)) => a,
         Some(Mixer::DecayingSum(sum)) => return format!("none, a decaying sum of {}", sum.width),
+        Some(Mixer::ShortConv(conv)) => {
+            return format!("none, a short convolution of {} taps", conv.taps);
+        }
+        Some(Mixer::Mamba2(m)) => return format!("none, {}", mamba(m)),
         None => return "none".into(),
     };
     let mut s = match &a.latent {
@@ -53,6 +62,8 @@ fn attention(layer: &Layer) -> String {
             s.push_str(&what);
         }
     };
+    let beside = layer.beside.as_ref().map_or(String::new(), |m| format!("beside {}", mamba(m)));
+    add(layer.beside.is_some(), beside);
     add(a.window.is_some(), format!("window {}", a.window.unwrap_or(0)));
     add(a.rope.is_none(), "no rope".into());
     if let Some(r) = &a.rope {

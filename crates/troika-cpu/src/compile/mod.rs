@@ -10,8 +10,8 @@ pub(crate) mod weights;
 use smallvec::{SmallVec, smallvec};
 use troika_device::DeviceError;
 use troika_graph::{
-    ActivationFormat, Attention, DType, DecayingSum, Dim, KvAppend, Node, Op, Rope, Router,
-    Subgraph, ValueId, WeightDecl, WeightRef, verify,
+    ActivationFormat, Attention, DType, DecayingSum, Dim, KvAppend, Mamba2, Node, Op, Rope, Router,
+    ShortConv, Subgraph, ValueId, WeightDecl, WeightRef, verify,
 };
 
 pub(crate) use crate::compile::experts::{ExpertWeights, ExpertsCode};
@@ -24,6 +24,7 @@ pub(crate) use crate::compile::weights::Loaded;
 use crate::compile::weights::{Form, MatrixAt, Needs, OutliersAt, PackedAt, VectorAt};
 use crate::kernels::elementwise::{Element, Slice};
 use crate::kernels::int8::{Layout, Quantization};
+use crate::kernels::recurrence::short_conv;
 use crate::kernels::{attention, int8, linear, rope, router};
 use crate::machine::Isa;
 use crate::runtime::LINE;
@@ -78,6 +79,17 @@ pub(crate) enum Code {
     Rope(Rope),
     KvAppend(KvAppend),
     DecayingSum(DecayingSum),
+    ShortConv {
+        op: ShortConv,
+        weight: VectorAt,
+        bias: Option<VectorAt>,
+    },
+    Mamba2 {
+        op: Mamba2,
+        a: VectorAt,
+        d: VectorAt,
+        dt_bias: VectorAt,
+    },
     Attention {
         op: Attention,
         sinks: Option<VectorAt>,
@@ -259,6 +271,8 @@ fn states_of(exe: &mut Executable, op: &CompiledOp) {
         Code::KvAppend(k) => k.page_group,
         Code::Attention { op, .. } => op.page_group,
         Code::DecayingSum(s) => s.page_group,
+        Code::ShortConv { op, .. } => op.page_group,
+        Code::Mamba2 { op, .. } => op.page_group,
         _ => return,
     };
     for slot in &op.states {
@@ -283,6 +297,15 @@ fn needs(exe: &mut Executable, op: &CompiledOp) {
         Code::DecayingSum(s) => {
             exe.uses_forward_batch = true;
             exe.page_groups.push(s.page_group);
+        }
+        Code::Mamba2 { op, .. } => {
+            exe.uses_forward_batch = true;
+            exe.page_groups.push(op.page_group);
+        }
+        Code::ShortConv { op, .. } => {
+            worker = short_conv::worker_floats(op);
+            exe.uses_forward_batch = true;
+            exe.page_groups.push(op.page_group);
         }
         Code::Attention { op, .. } => {
             worker = attention::worker_floats(op);
@@ -438,6 +461,17 @@ impl Compiler<'_> {
             Op::Rope(r) => Code::Rope(r.clone()),
             Op::KvAppend(k) => Code::KvAppend(k.clone()),
             Op::DecayingSum(s) => Code::DecayingSum(s.clone()),
+            Op::Mamba2(m) => Code::Mamba2 {
+                op: m.clone(),
+                a: self.weights.vector(m.a),
+                d: self.weights.vector(m.d),
+                dt_bias: self.weights.vector(m.dt_bias),
+            },
+            Op::ShortConv(s) => Code::ShortConv {
+                op: s.clone(),
+                weight: self.weights.vector(s.weight),
+                bias: self.vector_if(s.bias),
+            },
             Op::Attention(a) => Code::Attention { op: a.clone(), sinks: self.vector_if(a.sinks) },
             Op::Activate(act) => Code::Element(Element::Activate(*act)),
             Op::Gate(act) => Code::Element(Element::Gate(*act)),

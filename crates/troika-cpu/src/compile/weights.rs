@@ -325,16 +325,31 @@ impl Loader<'_> {
         Ok(Matrix { dtype, rows, cols, bytes, panels: !stored })
     }
 
-    /// A vector converted once to f32. If the graph reads some columns only, just these.
+    /// A vector converted once to f32, or the columns of a matrix one after another. If the graph
+    /// reads some columns only, just these.
     fn vector(&self) -> Result<Vector, DeviceError> {
         let decl = self.decl;
-        let (_, all_cols) = decl.stored();
-        let form = PackLayout { name: "f32", rows: 1, panel: 4 * all_cols, keep: true };
+        let (rows, all_cols) = decl.stored();
+        let name = if rows == 1 { "f32" } else { "f32 columns" };
+        let column = rows.saturating_mul(4);
+        let panel = column.saturating_mul(all_cols);
+        let form = PackLayout { name, rows, panel, keep: true };
         let Packed { bytes, .. } = self.pack(form, &|raw, out| {
-            troika_graph::blocks::dequantize(decl.dtype, raw, bytemuck::cast_slice_mut(out));
+            let out: &mut [f32] = bytemuck::cast_slice_mut(out);
+            if rows == 1 {
+                return blocks::dequantize(decl.dtype, raw, out);
+            }
+            let mut values = vec![0.0; all_cols];
+            let stored = raw.chunks_exact(decl.dtype.row_size(all_cols).max(1));
+            for (i, raw) in stored.enumerate() {
+                blocks::dequantize(decl.dtype, raw, &mut values);
+                for (value, column) in values.iter().zip(out.chunks_exact_mut(rows)) {
+                    column[i] = *value;
+                }
+            }
         })?;
         let cols = decl.stored_cols();
-        let Some(bytes) = bytes.slice(4 * cols.start..4 * cols.end) else {
+        let Some(bytes) = bytes.slice(column * cols.start..column * cols.end) else {
             return self.wrong("does not have the columns");
         };
         match bytemuck::try_cast_slice::<u8, f32>(&bytes) {

@@ -11,6 +11,7 @@ use crate::kernels::elementwise::{Element, ElementRows, StridedOperands};
 use crate::kernels::kv::{CacheMut, CacheRef, CacheRows};
 use crate::kernels::linear::{OutView, Product, RowsView};
 use crate::kernels::norm::Norm;
+use crate::kernels::recurrence::{mamba2, short_conv};
 use crate::kernels::{
     ByFloat, Context, KernelError, attention, elementwise, embed, int8, kv, linear, moe, norm,
     outliers, recurrence, rope, router,
@@ -168,6 +169,20 @@ impl<'a> Operands<'a> {
                     let rows = CacheRows::shared(self.part(self.op.states[0]));
                     let (x, y) = (self.input(0), self.output(0));
                     recurrence::decaying_sum(cx, &task.forward, s, rows, x, y)
+                }
+                Code::ShortConv { op, weight, bias } => {
+                    let state = CacheRows::shared(self.part(self.op.states[0]));
+                    let (weight, bias) = (exe.vector(*weight), exe.vector_if(*bias));
+                    let (forward, x) = (&*task.forward, self.input(0));
+                    let x = short_conv::Operands { op, weight, bias, forward, state, x };
+                    short_conv::short_conv(cx, x, self.output(0))
+                }
+                Code::Mamba2 { op, a, d, dt_bias } => {
+                    let state = CacheRows::shared(self.part(self.op.states[0]));
+                    let [a, d, dt_bias] = [a, d, dt_bias].map(|w| exe.vector(*w));
+                    let (forward, x, dt) = (&*task.forward, self.input(0), self.input(1));
+                    let x = mamba2::Operands { op, a, d, dt_bias, forward, state, x, dt };
+                    mamba2::mamba2(cx, x, self.output(0))
                 }
                 Code::Attention { op, sinks } => {
                     let keys = self.cache(0);

@@ -144,7 +144,43 @@ fn decaying_sum() -> Case {
     let x = b.floats(10);
     let state = b.cache(10, DType::F32);
     let op = Op::DecayingSum(DecayingSum { width: 10, decay: 0.5, page_group: 2 });
-    let y = b.b.stateful("y", op, x, state);
+    let y = b.b.stateful("y", op, &[x], state, 10);
+    b.b.output(y);
+    b.done()
+}
+
+fn short_conv(gated: bool) -> Case {
+    let mut b = Build::new(if gated { "short_conv with gates" } else { "short_conv" });
+    let (weight, bias) = (b.weight(DType::F32, 10, 3), Some(b.weight(DType::F32, 1, 10)));
+    let x = b.floats(if gated { 30 } else { 10 });
+    let state = b.cache(20, DType::F32);
+    let op = ShortConv { weight, bias, width: 10, taps: 3, silu: true, gated, page_group: 2 };
+    let y = b.b.stateful("y", Op::ShortConv(op), &[x], state, 10);
+    b.b.output(y);
+    b.done()
+}
+
+fn mamba2() -> Case {
+    let mut b = Build::new("mamba2");
+    let [a, d, dt_bias] = [0; 3].map(|_| b.weight(DType::F32, 1, 4));
+    let (x, dt) = (b.floats(28), b.b.input("dt", 4, DType::F32));
+    let state = b.cache(40, DType::F32);
+    let (heads, head_dim, groups, state_size) = (4, 5, 2, 2);
+    let (a_log, dt_min, dt_max, page_group) = (false, 0.0, 1.0, 2);
+    let op = Mamba2 {
+        heads,
+        head_dim,
+        groups,
+        state_size,
+        a,
+        a_log,
+        d,
+        dt_bias,
+        dt_min,
+        dt_max,
+        page_group,
+    };
+    let y = b.b.stateful("y", Op::Mamba2(op), &[x, dt], state, 20);
     b.b.output(y);
     b.done()
 }
@@ -281,6 +317,9 @@ pub fn cases() -> Vec<Case> {
         rope("rope", false),
         rope("rope of long sequences", true),
         decaying_sum(),
+        short_conv(false),
+        short_conv(true),
+        mamba2(),
         append("kv_append", DType::F32),
         append("kv_append to f16", DType::F16),
         attention("attention", DType::F32, false),
@@ -411,7 +450,7 @@ fn wrong_products() -> Vec<Wrong> {
         "rms_norm": "does not divide 6", g => with!(g, Op::RmsNorm { group, .. } => *group = 4);
         "rms_norm": "does not divide 6", g => with!(g, Op::RmsNorm { group, .. } => *group = 0);
         "rms_norm": "is 1x3, needs 1x6", g => with!(g, Op::RmsNorm { group, .. } => *group = 6);
-        "rms_norm": "is 1x2, needs 1x3", g => g.weights[0].cols = 2;
+        "rms_norm": "is 1x2, needs 1x6", g => g.weights[0].cols = 2;
         "layer_norm": "is 1x5, needs 1x6", g => g.weights[1].cols = 5;
         "layer_norm": "is 2x6, needs 1x6", g => g.weights[0].rows = 2;
         "linear": "is 5x256, needs 6x256", g => cols(g, 1, 6);
@@ -463,6 +502,26 @@ fn wrong_caches() -> Vec<Wrong> {
         "decaying_sum": "state has 20 columns, needs 10", g => cols(g, 1, 20);
         "decaying_sum": "a state of F16; sums are f32", g => g.values[1].dtype = DType::F16;
         "decaying_sum": "decay NaN", g => with!(g, Op::DecayingSum(s) => s.decay = f32::NAN);
+        "short_conv": "a convolution of 1 taps; it needs two",
+            g => with!(g, Op::ShortConv(s) => s.taps = 1);
+        "short_conv": "state has 20 columns, needs 30",
+            g => with!(g, Op::ShortConv(s) => s.taps = 4);
+        "short_conv": "is 10x4, needs 10x3", g => g.weights[0].cols = 4;
+        "short_conv": "too many columns",
+            g => with!(g, Op::ShortConv(s) => s.taps = usize::MAX);
+        "short_conv": "a state of F16; sums are f32", g => g.values[1].dtype = DType::F16;
+        "short_conv with gates": "input has 30 columns, needs 10",
+            g => with!(g, Op::ShortConv(s) => s.gated = false);
+        "mamba2": "4 heads in 3 groups", g => with!(g, Op::Mamba2(m) => m.groups = 3);
+        "mamba2": "4 heads in 0 groups", g => with!(g, Op::Mamba2(m) => m.groups = 0);
+        "mamba2": "input has 28 columns, needs 32",
+            g => with!(g, Op::Mamba2(m) => m.state_size = 3);
+        "mamba2": "steps has 5 columns, needs 4", g => cols(g, 1, 5);
+        "mamba2": "state has 41 columns, needs 40", g => cols(g, 2, 41);
+        "mamba2": "too many columns",
+            g => with!(g, Op::Mamba2(m) => m.state_size = usize::MAX);
+        "mamba2": "steps from 2 to 1", g => with!(g, Op::Mamba2(m) => m.dt_min = 2.0);
+        "mamba2": "is 1x3, needs 1x4", g => g.weights[1].cols = 3;
         "kv_append": "input has 10 columns, needs 9",
             g => with!(g, Op::KvAppend(k) => k.width = 9);
         "kv_append": "cache has 20 columns, needs 10", g => cols(g, 1, 20);

@@ -1,9 +1,10 @@
 //! Recurrences, compared with plain references.
 
 use troika_cpu::kernels::kv::CacheMut;
-use troika_cpu::kernels::{KernelError, recurrence};
+use troika_cpu::kernels::recurrence::{self, mamba2, short_conv};
+use troika_cpu::kernels::{Context, KernelError};
 use troika_device::{ForwardBatch, PageTable, SeqRows};
-use troika_graph::{DecayingSum, StateKind};
+use troika_graph::{DecayingSum, Mamba2, ShortConv, StateKind, WeightRef};
 
 use crate::{Random, reference, runnable, with};
 
@@ -65,4 +66,182 @@ fn positions_without_a_row_are_errors() {
             assert!(matches!(refused, Err(KernelError::Operand(_))), "{forward:?}: {refused:?}");
         });
     }
+}
+
+/// `silu(bias + sum of the last inputs)`, the inputs and results gated.
+fn convolved(op: &ShortConv, weight: &[f32], bias: &[f32], x: &[f32]) -> Vec<f32> {
+    let (width, taps) = (op.width, op.taps);
+    let input = |row: usize, c: usize| {
+        let x = &x[row * op.input().unwrap()..];
+        f64::from(if op.gated { x[c] * x[2 * width + c] } else { x[c] })
+    };
+    let one = |i: usize| {
+        let (row, c) = (i / width, i % width);
+        let mut sum = f64::from(bias[c]);
+        for tap in (0..taps).filter(|tap| row + tap + 1 >= taps) {
+            sum += f64::from(weight[tap * width + c]) * input(row + tap + 1 - taps, c);
+        }
+        let y = if op.silu { sum / (1.0 + (-sum).exp()) } else { sum };
+        let gate = if op.gated { x[row * 3 * width + width + c] } else { 1.0 };
+        (y * f64::from(gate)) as f32
+    };
+    (0..x.len() / op.input().unwrap() * width).map(one).collect()
+}
+
+#[test]
+fn convolutions_go_on_from_chunk_to_chunk() {
+    let (width, taps, len) = (150, 4, 18);
+    for gated in [false, true] {
+        let weight = WeightRef(0);
+        let op = ShortConv { weight, bias: None, width, taps, silu: !gated, gated, page_group: 0 };
+        let wide = op.input().unwrap();
+        let x = Random(6).floats(wide * len);
+        let (weight, bias) = (Random(7).floats(taps * width), Random(8).floats(width));
+        let want = convolved(&op, &weight, &bias, &x);
+        for isa in runnable() {
+            let mut whole = Vec::new();
+            for (chunk, threads) in [(len, 4), (1, 1), (2, 2), (3, 2), (5, 1)] {
+                let mut state = vec![f32::NAN; 5 * (taps - 1) * width];
+                let mut all = Vec::new();
+                for from in (0..len).step_by(chunk) {
+                    let rows = chunk.min(len - from);
+                    let (forward, mut y) = (batch(from, rows), vec![f32::NAN; rows * width]);
+                    let x = &x[from * wide..(from + rows) * wide];
+                    with(isa, threads, |cx| {
+                        let CacheMut::F32(state) = CacheMut::f32(&mut state) else { panic!() };
+                        let (op, bias, forward) = (&op, Some(&*bias), &forward);
+                        let weight = &weight;
+                        let x = short_conv::Operands { op, weight, bias, forward, state, x };
+                        short_conv::short_conv(cx, x, &mut y).unwrap();
+                    });
+                    all.extend(y);
+                }
+                for (got, want) in all.iter().zip(&want) {
+                    assert!((got - want).abs() <= 1e-5, "{got}, not {want}");
+                }
+                if whole.is_empty() {
+                    whole = all;
+                } else {
+                    assert_eq!(whole, all, "{chunk} rows at once");
+                }
+            }
+        }
+    }
+}
+
+/// The operands of a scan of random numbers.
+struct Scan {
+    op: Mamba2,
+    a: Vec<f32>,
+    d: Vec<f32>,
+    dt_bias: Vec<f32>,
+    x: Vec<f32>,
+    dt: Vec<f32>,
+}
+
+impl Scan {
+    fn new(head_dim: usize, len: usize) -> Scan {
+        let (heads, groups, state_size) = (6, 2, 9);
+        let [a, d, dt_bias] = [0, 1, 2].map(WeightRef);
+        let (a_log, dt_min, dt_max, page_group) = (true, 0.01, 1.5, 0);
+        let op = Mamba2 {
+            heads,
+            head_dim,
+            groups,
+            state_size,
+            a,
+            a_log,
+            d,
+            dt_bias,
+            dt_min,
+            dt_max,
+            page_group,
+        };
+        let x = Random(9).floats(op.input().unwrap() * len);
+        let [a, d, dt_bias] = [10, 11, 12].map(|seed| Random(seed).floats(heads));
+        Scan { op, a, d, dt_bias, x, dt: Random(13).floats(heads * len) }
+    }
+
+    /// All rows, one number after another in f64.
+    fn reference(&self) -> Vec<f32> {
+        let op = &self.op;
+        let (dim, n, inner) = (op.head_dim, op.state_size, op.inner().unwrap());
+        let mut out = vec![0.0; self.dt.len() / op.heads * inner];
+        for (head, p) in (0..op.heads).flat_map(|h| (0..dim).map(move |p| (h, p))) {
+            let mut state = vec![0.0; n];
+            for (row, x) in self.x.chunks_exact(op.input().unwrap()).enumerate() {
+                let x: Vec<f64> = x.iter().map(|x| f64::from(*x)).collect();
+                let dt = f64::from(self.dt[row * op.heads + head] + self.dt_bias[head]);
+                let dt = dt.exp().ln_1p().clamp(f64::from(op.dt_min), f64::from(op.dt_max));
+                let keep = (-dt * f64::from(self.a[head]).exp()).exp();
+                let group = inner + head / (op.heads / op.groups) * n;
+                let input = x[head * dim + p];
+                let mut y = f64::from(self.d[head]) * input;
+                for (at, s) in state.iter_mut().enumerate() {
+                    *s = keep * *s + dt * input * x[group + at];
+                    y += *s * x[group + op.groups * n + at];
+                }
+                out[row * inner + head * dim + p] = y as f32;
+            }
+        }
+        out
+    }
+
+    /// Some rows behind others.
+    fn run(&self, cx: &mut Context<'_>, from: usize, rows: usize, state: &mut [f32]) -> Vec<f32> {
+        let op = &self.op;
+        let (wide, forward) = (op.input().unwrap(), &batch(from, rows));
+        let mut y = vec![f32::NAN; rows * op.inner().unwrap()];
+        let CacheMut::F32(state) = CacheMut::f32(state) else { panic!() };
+        let (a, d, dt_bias) = (&self.a, &self.d, &self.dt_bias);
+        let x = &self.x[from * wide..(from + rows) * wide];
+        let dt = &self.dt[from * op.heads..(from + rows) * op.heads];
+        let x = mamba2::Operands { op, a, d, dt_bias, forward, state, x, dt };
+        mamba2::mamba2(cx, x, &mut y).unwrap();
+        y
+    }
+}
+
+#[test]
+fn scans_go_on_from_chunk_to_chunk() {
+    let len = 18;
+    for head_dim in [16, 21] {
+        let scan = Scan::new(head_dim, len);
+        let want = scan.reference();
+        for isa in runnable() {
+            let mut whole = Vec::new();
+            for (chunk, threads) in [(len, 4), (1, 1), (2, 2), (3, 2), (5, 1)] {
+                let mut state = vec![f32::NAN; 5 * scan.op.state().unwrap()];
+                let mut all = Vec::new();
+                for from in (0..len).step_by(chunk) {
+                    let rows = chunk.min(len - from);
+                    with(isa, threads, |cx| all.extend(scan.run(cx, from, rows, &mut state)));
+                }
+                for (got, want) in all.iter().zip(&want) {
+                    assert!((got - want).abs() <= 1e-5, "{got}, not {want}");
+                }
+                if whole.is_empty() {
+                    whole = all;
+                } else {
+                    assert_eq!(whole, all, "{chunk} rows at once");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rate_that_overflows_is_an_error() {
+    let mut scan = Scan::new(16, 4);
+    scan.a[2] = 1000.0;
+    let (op, forward, a) = (&scan.op, &batch(0, 4), &scan.a);
+    let mut state = vec![0.0; 5 * op.state().unwrap()];
+    let mut y = vec![0.0; 4 * op.inner().unwrap()];
+    with(runnable().next().unwrap(), 1, |cx| {
+        let CacheMut::F32(state) = CacheMut::f32(&mut state) else { panic!() };
+        let (d, dt_bias, x, dt) = (&*scan.d, &*scan.dt_bias, &*scan.x, &*scan.dt);
+        let x = mamba2::Operands { op, a, d, dt_bias, forward, state, x, dt };
+        let refused = mamba2::mamba2(cx, x, &mut y).unwrap_err().to_string();
+        assert_eq!(refused, "A of Mamba-2's head 2 is 1000, which overflows");
+    });
 }

@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use super::take::{Reads, Take, reads_input, reads_states};
-use crate::op::{Attention, ExpertGroup, Experts, HeadLinear, KvAppend, Op, Router};
+use crate::op::{
+    Attention, ExpertGroup, Experts, HeadLinear, KvAppend, Mamba2, Op, Router, ShortConv,
+};
 use crate::shape::{Dim, Shape};
 use crate::subgraph::{Node, Subgraph, Value, ValueId};
 use crate::verify::{GraphError, verify};
@@ -148,6 +150,11 @@ impl<'g> PieceBuilder<'g> {
         self.declare(w, WeightDecl { cols: cols.len(), slice, ..whole.clone() })
     }
 
+    /// The weight of a norm: the part's columns, unless groups share it.
+    fn norm_weight(&mut self, w: WeightRef, group: usize, take: &Take) -> WeightRef {
+        if self.from.weight(w).cols == group { self.weight(w) } else { self.weight_cols(w, take) }
+    }
+
     /// Adds a share of an op of the whole graph.
     pub fn node(&mut self, node: &Node, take: &Take) {
         let op = part_of(&node.op, take, self);
@@ -199,7 +206,7 @@ fn part_of(op: &Op, take: &Take, b: &mut PieceBuilder<'_>) -> Op {
     match op {
         Op::Embed { table, scale } => Op::Embed { table: b.weight(*table), scale: *scale },
         Op::RmsNorm { weight, eps, offset, group } => Op::RmsNorm {
-            weight: weight.map(|w| b.weight(w)),
+            weight: weight.map(|w| b.norm_weight(w, *group, take)),
             eps: *eps,
             offset: *offset,
             group: *group,
@@ -248,6 +255,17 @@ fn part_of(op: &Op, take: &Take, b: &mut PieceBuilder<'_>) -> Op {
         | Op::Convert
         | Op::SigmoidGate
         | Op::SliceCols { .. } => op.clone(),
+        Op::Mamba2(m) => Op::Mamba2(Mamba2 {
+            a: b.weight(m.a),
+            d: b.weight(m.d),
+            dt_bias: b.weight(m.dt_bias),
+            ..m.clone()
+        }),
+        Op::ShortConv(s) => Op::ShortConv(ShortConv {
+            weight: b.weight(s.weight),
+            bias: s.bias.map(|w| b.weight(w)),
+            ..s.clone()
+        }),
         Op::Router(r) => Op::Router(Router { bias: r.bias.map(|w| b.weight(w)), ..r.clone() }),
     }
 }

@@ -69,6 +69,8 @@ pub(super) fn groups(graph: &Subgraph, node: &Node) -> Option<usize> {
         | Op::SigmoidGate => Some(input),
         Op::Embed { .. }
         | Op::DecayingSum(_)
+        | Op::ShortConv(_)
+        | Op::Mamba2(_)
         | Op::Router(_)
         | Op::Experts(_)
         | Op::ExpertGroup(_) => None,
@@ -82,6 +84,8 @@ fn never(graph: &Subgraph, node: &Node) -> bool {
     match &node.op {
         Op::Embed { .. }
         | Op::DecayingSum(_)
+        | Op::ShortConv(_)
+        | Op::Mamba2(_)
         | Op::Experts(_)
         | Op::ExpertGroup(_)
         | Op::Router(_) => true,

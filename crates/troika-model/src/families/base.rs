@@ -221,7 +221,7 @@ impl<'a> Base<'a> {
     /// A gated feed-forward of the config's `intermediate_size`.
     pub fn mlp(&self) -> Result<Mlp> {
         let inter = self.f.size("intermediate_size")?;
-        Ok(Mlp { inter, act: self.act, gated: true, bias: false })
+        Ok(Mlp { inter, act: self.act, gated: true, bias: false, gate_scale: 1.0 })
     }
 
     /// A pre-norm layer.
@@ -235,6 +235,7 @@ impl<'a> Base<'a> {
             mixer_scale: 1.0,
             ffn_scale: 1.0,
             mixer: Some(Mixer::Attention(Box::new(attn))),
+            beside: None,
             ffn: Some(ffn),
         }
     }

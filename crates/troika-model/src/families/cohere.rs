@@ -76,7 +76,7 @@ pub(super) fn cohere2_moe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelS
     };
     let names = ["prefix_dense_intermediate_size", "intermediate_size"];
     let dense_inter = f.first(&names, Fields::size_opt)?.unwrap_or(inter);
-    let of_dense = Mlp { inter: dense_inter, act: b.act, gated: true, bias: false };
+    let of_dense = Mlp { inter: dense_inter, ..b.mlp()? };
     let ffn = |dense: &bool| if *dense { Ffn::Dense(of_dense) } else { Ffn::Moe(moe.clone()) };
     let mut m = model(&b, "cohere2_moe", dense.iter().map(ffn).collect(), first)?;
     for layer in m.layers.iter_mut().filter(|layer| average && layer.moe().is_some()) {

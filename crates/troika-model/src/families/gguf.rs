@@ -51,6 +51,12 @@ const ARCHITECTURES: &[(&str, &str, bool)] = &[
     ("mellum", "mellum", false),
     ("laguna", "laguna", false),
     ("mimo2", "mimo_v2_flash", false),
+    ("lfm2", "lfm2", false),
+    ("lfm2moe", "lfm2_moe", false),
+    ("granitehybrid", "granitemoehybrid", true),
+    ("falcon-h1", "falcon_h1", false),
+    ("nemotron_h", "nemotron_h", false),
+    ("nemotron_h_moe", "nemotron_h", false),
     ("starcoder2", "starcoder2", false),
     ("stablelm", "stablelm", false),
 ];
@@ -88,6 +94,12 @@ const RENAMED: &[(&str, &str)] = &[
     ("expert_weights_scale", "routed_scaling_factor"),
     ("expert_weights_norm", "norm_topk_prob"),
     ("leading_dense_block_count", "first_k_dense_replace"),
+    ("shortconv.l_cache", "conv_L_cache"),
+    ("ssm.conv_kernel", "mamba_d_conv"),
+    ("ssm.state_size", "mamba_d_state"),
+    ("ssm.group_count", "mamba_n_groups"),
+    ("ssm.inner_size", "mamba_d_ssm"),
+    ("ssm.time_step_rank", "mamba_n_heads"),
 ];
 
 fn to_json(v: &GgufValue) -> Value {
@@ -138,6 +150,10 @@ pub(super) fn config(
     for (from, to) in RENAMED {
         let Some(v) = meta.arch(from) else { continue };
         match v {
+            GgufValue::Array(list) if HYBRIDS.contains(&family) => {
+                let most = list.iter().filter_map(GgufValue::as_u64).max();
+                c.insert((*to).into(), json!(most));
+            }
             // Families with a number for each layer read it from the list.
             GgufValue::Array(list) if heads_by_layer(family) && from.contains("head_count") => {
                 let least = list.iter().filter_map(GgufValue::as_u64).min();
@@ -164,6 +180,9 @@ pub(super) fn config(
     c.insert("attention_out_bias".into(), json!(has("blk.0.attn_output.bias")));
     c.insert("mlp_bias".into(), json!(has("blk.0.ffn_down.bias")));
     c.insert("lm_head_bias".into(), json!(has("output.bias")));
+    let any = |end: &str| files.names().iter().any(|name| name.ends_with(end));
+    c.insert("mamba_conv_bias".into(), json!(any(".ssm_conv1d.bias")));
+    c.insert("mamba_rms_norm".into(), json!(any(".ssm_norm.weight")));
     family = by_tensors(family, meta, files, &mut c)?;
     refuse_widths(meta, family)?;
     rope(family, meta, files, &mut c)?;
@@ -370,6 +389,7 @@ fn family_facts(family: &str, meta: &GgufMeta, c: &mut Map<String, Value>) -> Re
         family if LATENT.contains(&family) => deepseek(family, meta, c)?,
         "olmo3" | "mellum" | "laguna" | "mimo_v2_flash" => ropes_by_kind(family, meta, c),
         "ministral3" => temperature(meta, c),
+        family if HYBRIDS.contains(&family) => hybrid(family, meta, layers, c),
         // The files do not say; all that are published have it.
         "afmoe" => _ = c.insert("mup_enabled".into(), json!(true)),
         _ => {}
@@ -420,6 +440,35 @@ fn gemma3_ropes(meta: &GgufMeta, c: &mut Map<String, Value>) {
     }
     let ropes = json!({"full_attention": global, "sliding_attention": {"rope_theta": local}});
     c.insert("rope_parameters".into(), ropes);
+}
+
+/// Families of which some layers do not attend.
+const HYBRIDS: [&str; 4] = ["lfm2", "lfm2_moe", "granitemoehybrid", "nemotron_h"];
+
+/// The kinds of layers, from their numbers of key/value heads and widths of feed-forwards.
+fn hybrid(family: &str, meta: &GgufMeta, layers: u64, c: &mut Map<String, Value>) {
+    let layers = usize::try_from(layers).unwrap_or(usize::MAX).min(1 << 12);
+    let some = |key: &str, i: usize| match meta.arch(key) {
+        Some(GgufValue::Array(list)) => list.get(i).and_then(GgufValue::as_u64) > Some(0),
+        v => v.and_then(GgufValue::as_u64) > Some(0),
+    };
+    let mixers_alone = family == "nemotron_h";
+    let feeds = if meta.integer("expert_count") > Some(0) { "moe" } else { "mlp" };
+    let recurrence = if family.starts_with("lfm") { "conv" } else { "mamba" };
+    let kind = |i| match () {
+        () if some("attention.head_count_kv", i) => "full_attention",
+        () if mixers_alone && some("feed_forward_length", i) => feeds,
+        () => recurrence,
+    };
+    let kinds: Vec<&str> = (0..layers).map(kind).collect();
+    let field = if mixers_alone { "layers_block_type" } else { "layer_types" };
+    c.insert(field.into(), json!(kinds));
+    let rope = meta.arch("rope.scaling.finetuned").and_then(GgufValue::as_bool);
+    c.insert(
+        "position_embedding_type".into(),
+        json!(if rope == Some(false) { "nope" } else { "rope" }),
+    );
+    c.insert("mlp_hidden_act".into(), json!("relu2"));
 }
 
 /// Families of latent attention.

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::names::{Candidates, TensorNames, gate_rows, packed_rows, whole};
+use super::names::{Candidates, TensorNames, gate_rows, mamba_of, mamba_rows, packed_rows, whole};
 use crate::spec::{Checkpoint, Recipe};
 use crate::spec::{Key, Layer, ModelSpec, WeightRole};
 
@@ -24,7 +24,7 @@ impl TensorNames for GgufNames {
         let Some(index) = key.layer else {
             return match key.role {
                 WeightRole::Embed => whole(&["token_embd.weight"]),
-                WeightRole::FinalNorm => whole(&["output_norm.weight"]),
+                WeightRole::FinalNorm => whole(&["output_norm.weight", "token_embd_norm.weight"]),
                 WeightRole::FinalNormBias => whole(&["output_norm.bias"]),
                 WeightRole::Head => whole(&["output.weight"]),
                 WeightRole::HeadBias => whole(&["output.bias"]),
@@ -71,6 +71,7 @@ impl GgufNames {
             WeightRole::AttnPreBias => whole(&["attn_norm.bias"]),
             WeightRole::AttnPost => whole(&["post_attention_norm.weight", "attn_post_norm.weight"]),
             WeightRole::FfnPre if layer.attn_post.is_some() => whole(&["ffn_norm.weight"]),
+            WeightRole::FfnPre if layer.mixer.is_none() => whole(&["attn_norm.weight"]),
             // gpt-oss files name it after the layer before it.
             WeightRole::FfnPre => whole(&["ffn_norm.weight", "post_attention_norm.weight"]),
             WeightRole::FfnPreBias => whole(&["ffn_norm.bias"]),
@@ -91,6 +92,19 @@ impl GgufNames {
                 let attn = layer.attention().into_iter();
                 attn.map(|a| gate_rows(a, "attn_gate.weight")).collect()
             }
+            WeightRole::MixIn | WeightRole::MixGate | WeightRole::MixStep => {
+                match mamba_of(layer) {
+                    Some(m) => vec![Recipe::rows("ssm_in.weight", mamba_rows(m, role))],
+                    None => whole(&["shortconv.in_proj.weight"]),
+                }
+            }
+            WeightRole::MixOut => whole(&["ssm_out.weight", "shortconv.out_proj.weight"]),
+            WeightRole::MixConv => whole(&["ssm_conv1d.weight", "shortconv.conv.weight"]),
+            WeightRole::MixConvBias => whole(&["ssm_conv1d.bias"]),
+            WeightRole::MixRate => whole(&["ssm_a"]),
+            WeightRole::MixSkip => whole(&["ssm_d"]),
+            WeightRole::MixStepShift => whole(&["ssm_dt.bias"]),
+            WeightRole::MixNorm => whole(&["ssm_norm.weight"]),
             WeightRole::ExpertChoice => whole(&["exp_probs_b.bias", "exp_probs_b"]),
             WeightRole::Sinks => whole(&["attn_sinks.weight"]),
             WeightRole::QDown => whole(&["attn_q_a.weight"]),

@@ -11,7 +11,7 @@ fn multiplier(f: Fields<'_>, names: &[&str]) -> Result<f32> {
     Ok(f.first(names, Fields::positive)?.unwrap_or(1.0) as f32)
 }
 
-fn attn(b: &Base<'_>) -> Result<Attn> {
+pub(super) fn attn(b: &Base<'_>) -> Result<Attn> {
     let scale = multiplier(b.f, &["attention_multiplier"])?;
     Ok(Attn { scale, ..b.biased_attn(Some(b.rope()?), false)? })
 }
@@ -20,7 +20,7 @@ fn mlp(b: &Base<'_>) -> Result<Ffn> {
     Ok(Ffn::Dense(Mlp { bias: b.f.flag("mlp_bias")?.unwrap_or(false), ..b.mlp()? }))
 }
 
-fn model(b: &Base<'_>, family: &str, mut layers: Vec<Layer>) -> Result<ModelSpec> {
+pub(super) fn model(b: &Base<'_>, family: &str, mut layers: Vec<Layer>) -> Result<ModelSpec> {
     let residual = multiplier(b.f, &["residual_multiplier"])?;
     for layer in &mut layers {
         (layer.mixer_scale, layer.ffn_scale) = (residual, residual);

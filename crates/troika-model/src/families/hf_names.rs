@@ -5,12 +5,13 @@ use std::ops::Range;
 
 use troika_graph::Activation;
 
-use super::names::{Candidates, TensorNames, gate_rows, packed_rows, whole};
+use super::names::{Candidates, TensorNames, gate_rows, mamba_of, mamba_rows, packed_rows, whole};
 use crate::spec::{Attn, Key, Layer, ModelSpec, Moe, WeightRole};
 use crate::spec::{Cols, Recipe};
 
 /// Prefixes of the decoder's tensors: the usual one, none, and the ones of multimodal models.
-const PREFIXES: [&str; 4] = ["model.", "", "language_model.model.", "model.language_model."];
+const PREFIXES: [&str; 5] =
+    ["model.", "", "language_model.model.", "model.language_model.", "backbone."];
 
 pub(super) struct HfNames;
 
@@ -42,8 +43,10 @@ impl TensorNames for HfNames {
 
 fn outer(role: WeightRole) -> Candidates {
     let names: &[&str] = match role {
-        WeightRole::Embed => &["embed_tokens.weight", "tok_embeddings.weight"],
-        WeightRole::FinalNorm => &["norm.weight", "final_layernorm.weight"],
+        WeightRole::Embed => &["embed_tokens.weight", "tok_embeddings.weight", "embeddings.weight"],
+        WeightRole::FinalNorm => {
+            &["norm.weight", "final_layernorm.weight", "embedding_norm.weight", "norm_f.weight"]
+        }
         WeightRole::FinalNormBias => &["norm.bias", "final_layernorm.bias"],
         WeightRole::Head => {
             let all = ["lm_head.weight", "output.weight", "language_model.lm_head.weight"];
@@ -84,16 +87,35 @@ impl One<'_> {
         // feed-forward.
         let sandwich = self.layer.attn_post.is_some();
         whole(match role {
-            W::AttnPre => &["input_layernorm.weight", "attention_norm.weight"],
+            W::AttnPre => &[
+                "input_layernorm.weight",
+                "attention_norm.weight",
+                "operator_norm.weight",
+                "norm.weight",
+            ],
             W::AttnPreBias => &["input_layernorm.bias"],
-            W::AttnPost => &["post_self_attn_layernorm.weight", "post_attention_layernorm.weight"],
-            W::FfnPost => &["post_feedforward_layernorm.weight", "post_mlp_layernorm.weight"],
+            W::AttnPost => &[
+                "post_self_attn_layernorm.weight",
+                "post_attention_layernorm.weight",
+                "post_operator_norm.weight",
+            ],
+            W::FfnPost => &[
+                "post_feedforward_layernorm.weight",
+                "post_mlp_layernorm.weight",
+                "post_ffn_norm.weight",
+            ],
             W::FfnPre if sandwich => &[
                 "pre_feedforward_layernorm.weight",
                 "pre_mlp_layernorm.weight",
+                "ffn_norm.weight",
                 "post_attention_layernorm.weight",
             ],
-            W::FfnPre => &["post_attention_layernorm.weight", "ffn_norm.weight"],
+            W::FfnPre => &[
+                "post_attention_layernorm.weight",
+                "ffn_norm.weight",
+                "pre_ff_layernorm.weight",
+                "norm.weight",
+            ],
             W::FfnPreBias => &["post_attention_layernorm.bias"],
             W::Q => return self.qkv("q_proj.weight", role),
             W::K => return self.qkv("k_proj.weight", role),
@@ -101,8 +123,14 @@ impl One<'_> {
             W::QBias => return self.qkv("q_proj.bias", role),
             W::KBias => return self.qkv("k_proj.bias", role),
             W::VBias => return self.qkv("v_proj.bias", role),
-            W::O => &["self_attn.o_proj.weight", "self_attn.dense.weight", "attention.wo.weight"],
-            W::OBias => &["self_attn.o_proj.bias", "self_attn.dense.bias"],
+            W::O => &[
+                "self_attn.o_proj.weight",
+                "self_attn.dense.weight",
+                "attention.wo.weight",
+                "self_attn.out_proj.weight",
+                "mixer.o_proj.weight",
+            ],
+            W::OBias => &["self_attn.o_proj.bias", "self_attn.dense.bias", "mixer.o_proj.bias"],
             W::QNorm => &[
                 "self_attn.q_norm.weight",
                 "self_attn.q_layernorm.weight",
@@ -117,8 +145,16 @@ impl One<'_> {
             W::QNormBias => &["self_attn.q_layernorm.bias"],
             W::KNormBias => &["self_attn.k_layernorm.bias"],
             W::Sinks => &["self_attn.sinks", "self_attn.attention_sink_bias"],
-            W::MixIn => &["mixer.in_proj.weight"],
-            W::MixOut => &["mixer.out_proj.weight"],
+            W::MixIn | W::MixGate | W::MixStep => return self.mix_in("weight", role),
+            W::MixInBias | W::MixGateBias | W::MixStepBias => return self.mix_in("bias", role),
+            W::MixOut => return mixers("out_proj.weight"),
+            W::MixOutBias => return mixers("out_proj.bias"),
+            W::MixConv => &["mamba.conv1d.weight", "mixer.conv1d.weight", "conv.conv.weight"],
+            W::MixConvBias => &["mamba.conv1d.bias", "mixer.conv1d.bias", "conv.conv.bias"],
+            W::MixRate => return mixers("A_log"),
+            W::MixSkip => return mixers("D"),
+            W::MixStepShift => return mixers("dt_bias"),
+            W::MixNorm => return mixers("norm.weight"),
             W::QDownBias => &["self_attn.q_a_proj.bias"],
             W::QDown => &["self_attn.q_a_proj.weight"],
             W::QDownNorm => &["self_attn.q_a_layernorm.weight"],
@@ -146,6 +182,8 @@ impl One<'_> {
                 "block_sparse_moe.router.weight",
                 "mlp.router.gate.weight",
                 "block_sparse_moe.router.layer.weight",
+                "feed_forward.gate.weight",
+                "mixer.gate.weight",
             ],
             W::ExpertChoice => &[
                 "mlp.gate.e_score_correction_bias",
@@ -154,14 +192,16 @@ impl One<'_> {
                 "mlp.moe_statics.e_score_correction_bias",
                 "mlp.experts.e_score_correction_bias",
                 "mlp.expert_bias",
+                "feed_forward.expert_bias",
+                "mixer.gate.e_score_correction_bias",
             ],
             W::RouterBias => &["mlp.router.bias", "mlp.gate.bias"],
-            W::SharedGate => return shared("gate_proj.weight"),
-            W::SharedGateBias => return shared("gate_proj.bias"),
-            W::SharedUp => return shared("up_proj.weight"),
-            W::SharedUpBias => return shared("up_proj.bias"),
-            W::SharedDown => return shared("down_proj.weight"),
-            W::SharedDownBias => return shared("down_proj.bias"),
+            W::SharedGate => return self.shared("gate_proj.weight", role),
+            W::SharedGateBias => return self.shared("gate_proj.bias", role),
+            W::SharedUp => return self.shared("up_proj.weight", role),
+            W::SharedUpBias => return self.shared("up_proj.bias", role),
+            W::SharedDown => return self.shared("down_proj.weight", role),
+            W::SharedDownBias => return self.shared("down_proj.bias", role),
             W::SharedOutGate => &["mlp.shared_expert_gate.weight"],
             _ => return self.expert(role),
         })
@@ -172,7 +212,8 @@ impl One<'_> {
         let Some(a) = self.layer.attention() else { return Vec::new() };
         let bias = name.ends_with("bias");
         let packed = if bias { "self_attn.qkv_proj.bias" } else { "self_attn.qkv_proj.weight" };
-        let mut all = or_part(&[&format!("self_attn.{name}")], packed, packed_rows(a, role));
+        let names = [&*format!("self_attn.{name}"), &format!("mixer.{name}")];
+        let mut all = or_part(&names, packed, packed_rows(a, role));
         if !bias {
             all.push(grouped(a, role));
         }
@@ -183,6 +224,23 @@ impl One<'_> {
     fn gate(&self) -> Candidates {
         let Some(a) = self.layer.attention() else { return Vec::new() };
         ["self_attn.gate_proj.weight", "self_attn.g_proj.weight"].map(|n| gate_rows(a, n)).to_vec()
+    }
+
+    /// The input projection of a mixer, or rows of the one of Mamba-2.
+    fn mix_in(&self, part: &str, role: WeightRole) -> Candidates {
+        let Some(m) = mamba_of(self.layer) else { return mixers(&format!("in_proj.{part}")) };
+        let range = mamba_rows(m, role);
+        let packed = |block| or_part(&[], &format!("{block}.in_proj.{part}"), range.clone());
+        ["mamba", "mixer"].into_iter().flat_map(packed).collect()
+    }
+
+    fn shared(&self, part: &str, role: WeightRole) -> Candidates {
+        let blocks =
+            ["mlp.shared_expert", "mlp.shared_experts", "mlp.shared_mlp", "mixer.shared_experts"];
+        let mut all = blocks.map(|s| Recipe::whole(format!("{s}.{part}"))).to_vec();
+        let shared = self.layer.moe().and_then(|m| m.shared);
+        all.extend(shared.map(|s| granite_shared(role, s.inter)));
+        all
     }
 
     fn latent(&self, role: WeightRole) -> Candidates {
@@ -207,16 +265,24 @@ impl One<'_> {
         let Some(m) = self.layer.dense() else { return Vec::new() };
         let packed = "mlp.gate_up_proj.weight";
         let n = m.inter;
-        match role {
-            WeightRole::Gate => {
-                or_part(&["mlp.gate_proj.weight", "feed_forward.w1.weight"], packed, 0..n)
-            }
+        let mut all = match role {
+            WeightRole::Gate => or_part(
+                &[
+                    "mlp.gate_proj.weight",
+                    "feed_forward.w1.weight",
+                    "feed_forward.gate_proj.weight",
+                ],
+                packed,
+                0..n,
+            ),
             WeightRole::Up => or_part(
                 &[
                     "mlp.up_proj.weight",
                     "mlp.fc1.weight",
                     "feed_forward.w3.weight",
                     "mlp.c_fc.weight",
+                    "feed_forward.up_proj.weight",
+                    "mixer.up_proj.weight",
                 ],
                 packed,
                 n..2 * n,
@@ -226,8 +292,12 @@ impl One<'_> {
                 "mlp.fc2.weight",
                 "feed_forward.w2.weight",
                 "mlp.c_proj.weight",
+                "feed_forward.down_proj.weight",
+                "mixer.down_proj.weight",
             ]),
-        }
+        };
+        all.push(granite_shared(role, n));
+        all
     }
 
     fn expert(&self, role: WeightRole) -> Candidates {
@@ -240,7 +310,7 @@ impl One<'_> {
             _ => return vec![expert_bias(m, role, e, self.hidden)],
         };
         let mut all = Vec::new();
-        for block in ["mlp", "block_sparse_moe"] {
+        for block in ["mlp", "block_sparse_moe", "feed_forward", "mixer"] {
             for name in [long, short] {
                 all.push(Recipe::whole(format!("{block}.experts.{e}.{name}.weight")));
             }
@@ -258,10 +328,22 @@ impl One<'_> {
     }
 }
 
-fn shared(part: &str) -> Candidates {
-    ["shared_expert", "shared_experts", "shared_mlp"]
-        .map(|s| Recipe::whole(format!("mlp.{s}.{part}")))
-        .to_vec()
+/// Tensors of Mamba-2, short convolutions and the recurrence of tests.
+fn mixers(part: &str) -> Candidates {
+    ["mamba", "mixer", "conv"].map(|m| Recipe::whole(format!("{m}.{part}"))).to_vec()
+}
+
+/// Granite packs the gate and the other inner projection of its shared feed-forward.
+fn granite_shared(role: WeightRole, inter: usize) -> Recipe {
+    match role {
+        WeightRole::SharedGate | WeightRole::Gate => {
+            Recipe::rows("shared_mlp.input_linear.weight", 0..inter)
+        }
+        WeightRole::SharedUp | WeightRole::Up => {
+            Recipe::rows("shared_mlp.input_linear.weight", inter..2 * inter)
+        }
+        _ => Recipe::whole("shared_mlp.output_linear.weight"),
+    }
 }
 
 /// InternLM2 packs by key/value head: its query heads, the key and the value.

@@ -13,6 +13,7 @@ mod gguf;
 mod gguf_names;
 mod granite;
 mod hf_names;
+mod hybrid;
 mod latent;
 mod moe;
 mod names;
@@ -63,6 +64,7 @@ const FAMILIES: &[(&str, FamilyFn)] = &[
     ("ernie4_5_moe", routed::ernie4_5_moe),
     ("exaone4", dense::exaone4),
     ("exaone_moe", routed::exaone_moe),
+    ("falcon_h1", hybrid::falcon_h1),
     ("gemma", gemma::gemma),
     ("gemma2", gemma::gemma2),
     ("gemma3_text", gemma::gemma3),
@@ -73,11 +75,15 @@ const FAMILIES: &[(&str, FamilyFn)] = &[
     ("granite", granite::granite),
     ("granite_swa", granite::granite_swa),
     ("granitemoe", granite::granitemoe),
+    ("granitemoehybrid", hybrid::granitemoehybrid),
     ("hunyuan_v1_dense", dense::hunyuan_v1_dense),
     ("hy_v3", routed::hy_v3),
     ("internlm2", dense::internlm2),
     ("kimi_k2", latent::deepseek_v3),
     ("laguna", routed::laguna),
+    ("lfm2", hybrid::lfm2),
+    ("lfm2_moe", hybrid::lfm2_moe),
+    ("lfm3", hybrid::lfm3),
     ("llama", dense::llama),
     ("mellum", routed::mellum),
     ("mimo_v2_flash", routed::mimo_v2_flash),
@@ -85,6 +91,7 @@ const FAMILIES: &[(&str, FamilyFn)] = &[
     ("ministral3", dense::ministral3),
     ("mistral", dense::mistral),
     ("mixtral", moe::mixtral),
+    ("nemotron_h", hybrid::nemotron_h),
     ("olmo2", dense::olmo2),
     ("olmo3", dense::olmo3),
     ("olmoe", moe::olmoe),

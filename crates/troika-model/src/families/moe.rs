@@ -31,6 +31,7 @@ pub(super) fn moe(b: &Base<'_>, count: ExpertCount, inter: usize, normalize: boo
         top_k: count.top_k,
         inter,
         act: b.act,
+        gated: true,
         bias: false,
         router_bias: false,
         choice_bias: false,

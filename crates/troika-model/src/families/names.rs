@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::spec::{Attn, Key, ModelSpec, Recipe, WeightRole};
+use crate::spec::{Attn, Key, Layer, Mamba2, Mixer, ModelSpec, Recipe, WeightRole};
 
 /// Candidates for a weight, best first: the first one whose tensor exists is used.
 pub type Candidates = Vec<Recipe>;
@@ -31,6 +31,24 @@ pub fn packed_rows(a: &Attn, role: WeightRole) -> Range<usize> {
         WeightRole::Q | WeightRole::QBias => 0..q,
         WeightRole::K | WeightRole::KBias => q..q + k,
         _ => q + k..q + k + a.kv_heads * a.v_dim,
+    }
+}
+
+/// The Mamba-2 of a layer.
+pub fn mamba_of(layer: &Layer) -> Option<&Mamba2> {
+    match &layer.mixer {
+        Some(Mixer::Mamba2(m)) => Some(m),
+        _ => layer.beside.as_deref(),
+    }
+}
+
+/// The rows of a part of Mamba-2's input projection: the gate, what is convolved, the steps.
+pub fn mamba_rows(m: &Mamba2, role: WeightRole) -> Range<usize> {
+    let (inner, end) = (m.inner(), m.inner() + m.convolved());
+    match role {
+        WeightRole::MixGate | WeightRole::MixGateBias => 0..inner,
+        WeightRole::MixIn | WeightRole::MixInBias => inner..end,
+        _ => end..end + m.heads,
     }
 }
 

@@ -117,14 +117,22 @@ impl<'a> RopeConfig<'a> {
         style: RopeStyle,
         context: usize,
     ) -> Result<RopeSpec> {
-        let dim = (head_dim as f64 * partial) as usize;
+        // Whole heads in pairs, of which the first part turns.
+        let whole = self.kind()? == "proportional";
+        let dim = if whole { head_dim } else { (head_dim as f64 * partial) as usize };
         if dim == 0 || !dim.is_multiple_of(2) {
             return Err(bad("rotary dimension", dim, "not an even number of at least 2"));
         }
         if dim > MAX_ROTARY {
             return Err(bad("rotary dimension", dim, format!("more than {MAX_ROTARY}")));
         }
-        self.finite(self.scaled(dim, style, context)?)
+        let mut rope = self.finite(self.scaled(dim, style, context)?)?;
+        if whole {
+            let turns = (head_dim as f64 * partial / 2.0) as usize;
+            let freqs = rope.freqs.inv_freq.iter().enumerate();
+            rope.freqs.inv_freq = freqs.map(|(i, f)| if i < turns { *f } else { 0.0 }).collect();
+        }
+        Ok(rope)
     }
 
     /// Refuses frequencies that are not finite because of extreme bases and factors.
@@ -154,7 +162,8 @@ impl<'a> RopeConfig<'a> {
         match self.kind()? {
             // Dynamic scaling starts beyond the model's context, which a plan never exceeds.
             "default" | "none" | "mrope" | "dynamic" => Ok(spec(plain, 1.0)),
-            "linear" => {
+            "proportional" if self.params.get("factor").is_none() => Ok(spec(plain, 1.0)),
+            "linear" | "proportional" => {
                 let factor = self.need("factor")?;
                 Ok(spec(plain.iter().map(|f| f / factor).collect(), 1.0))
             }
@@ -166,7 +175,7 @@ impl<'a> RopeConfig<'a> {
             "longrope" | "su" => self.longrope(&plain, dim, style, context),
             other => Err(unsupported(
                 format!("rope type {other}"),
-                "default, linear, llama3, yarn, longrope",
+                "default, linear, proportional, llama3, yarn, longrope",
             )),
         }
     }

@@ -1,6 +1,6 @@
 //! Feed-forward: dense, or router and experts.
 
-use troika_graph::{ActivationFormat, DType, Experts, Op, Router, ValueId};
+use troika_graph::{Activation, ActivationFormat, DType, Experts, Op, Router, ValueId};
 
 use super::emit::Emit;
 use super::lowerer::Lowerer;
@@ -84,8 +84,12 @@ impl Lowerer<'_> {
         let weights = e.input(weights);
         let residual = if same { n } else { e.input(residual) };
         let count = moe.experts;
-        let gate = e.weights(true, count, WeightRole::ExpertGate)?;
         let up = e.weights(true, count, WeightRole::ExpertUp)?;
+        // max(u, 0)^2 = relu(u) * u.
+        let (gate, act) = match moe.gated {
+            true => (e.weights(true, count, WeightRole::ExpertGate)?, moe.act),
+            false => (up.clone(), Activation::Relu),
+        };
         let down = e.weights(true, count, WeightRole::ExpertDown)?;
         // Gates, ups and downs may have unlike types.
         let [activations, of_up, of_down] = [&gate, &up, &down].map(|list| e.activations(list));
@@ -99,13 +103,13 @@ impl Lowerer<'_> {
             gate_bias: e.weights(moe.bias, count, WeightRole::ExpertGateBias)?,
             up_bias: e.weights(moe.bias, count, WeightRole::ExpertUpBias)?,
             down_bias: e.weights(moe.bias, count, WeightRole::ExpertDownBias)?,
-            act: moe.act,
+            act,
         };
         let cols = e.graph.cols(n);
         let mut y = e.graph.op("experts", Op::Experts(op), &[n, ids, weights], cols);
         if let Some(shared) = moe.shared {
             let SharedExpert { inter, gated, bias } = shared;
-            let mlp = Mlp { inter, act: moe.act, gated: true, bias };
+            let mlp = Mlp { inter, act: moe.act, gated: moe.gated, bias, gate_scale: 1.0 };
             let mut s = mlp_ops(&mut e, &mlp, SHARED, n)?;
             if gated {
                 let g = e.linear(n, WeightRole::SharedOutGate, false)?;
@@ -132,7 +136,10 @@ fn mlp_ops(
 ) -> Result<ValueId, LowerError> {
     let up = e.linear(n, up, m.bias)?;
     let inner = if m.gated {
-        let gate = e.linear(n, gate, m.bias)?;
+        let mut gate = e.linear(n, gate, m.bias)?;
+        if m.gate_scale != 1.0 {
+            gate = e.graph.op("scaled", Op::Scale { factor: m.gate_scale }, &[gate], m.inter);
+        }
         e.graph.op("inner", Op::Gate(m.act), &[gate, up], m.inter)
     } else {
         e.graph.op("inner", Op::Activate(m.act), &[up], m.inter)

@@ -83,7 +83,7 @@ crate::named! {
         Attention = "attention",
         /// Output projection and residual.
         AttnOut = "attn_out",
-        /// A whole mixer whose state has one row.
+        /// A whole mixer whose states have one row.
         Recurrence = "recurrence",
         /// Dense feed-forward and residual.
         Ffn = "ffn",
@@ -176,7 +176,9 @@ pub fn segments(spec: &ModelSpec) -> Vec<(SegmentKind, Option<usize>)> {
     for (i, layer) in spec.layers.iter().enumerate() {
         let mixer: &[SegmentKind] = match layer.mixer {
             Some(Mixer::Attention(_)) => &[S::Qkv, S::Attention, S::AttnOut],
-            Some(Mixer::DecayingSum(_)) => &[S::Recurrence],
+            Some(Mixer::DecayingSum(_) | Mixer::ShortConv(_) | Mixer::Mamba2(_)) => {
+                &[S::Recurrence]
+            }
             None => &[],
         };
         let ffn: &[SegmentKind] = match layer.ffn {
@@ -184,7 +186,8 @@ pub fn segments(spec: &ModelSpec) -> Vec<(SegmentKind, Option<usize>)> {
             Some(Ffn::Moe(_)) => &[S::Router, S::Experts],
             None => &[],
         };
-        all.extend(mixer.iter().chain(ffn).map(|&kind| (kind, Some(i))));
+        let beside = layer.beside.as_ref().map(|_| &S::Recurrence);
+        all.extend(mixer.iter().chain(beside).chain(ffn).map(|&kind| (kind, Some(i))));
     }
     all.push((S::Head, None));
     all

@@ -24,7 +24,13 @@ pub fn lower(
         let mixed = match &layer.mixer {
             Some(Mixer::Attention(a)) => l.attend(i, layer, a, x)?,
             Some(Mixer::DecayingSum(sum)) => l.decaying_sum(i, layer, sum, x)?,
+            Some(Mixer::ShortConv(conv)) => l.short_conv(i, layer, *conv, x)?,
+            Some(Mixer::Mamba2(m)) => l.mamba2(i, layer, m, x, x)?,
             None => x,
+        };
+        let mixed = match &layer.beside {
+            Some(m) => l.mamba2(i, layer, m, x, mixed)?,
+            None => mixed,
         };
         x = match &layer.ffn {
             Some(Ffn::Dense(mlp)) => l.dense(i, layer, mlp, x, mixed)?,

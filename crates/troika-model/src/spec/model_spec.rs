@@ -71,6 +71,8 @@ pub struct Layer {
     pub ffn_scale: f32,
     /// What mixes positions.
     pub mixer: Option<Mixer>,
+    /// What mixes beside the attention, from the same normalised input (Falcon-H1).
+    pub beside: Option<Box<Mamba2>>,
     /// Feed-forward.
     pub ffn: Option<Ffn>,
 }
@@ -110,6 +112,89 @@ pub enum Mixer {
     Attention(Box<Attn>),
     /// A decaying sum, the recurrence of tests.
     DecayingSum(DecayingSum),
+    /// A gated short convolution.
+    ShortConv(ShortConv),
+    /// Mamba-2.
+    Mamba2(Box<Mamba2>),
+}
+
+/// A gated short convolution (LFM2): `out(c * conv(b * x))` with `[b, c, x] = in(x)`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ShortConv {
+    /// Positions that a result depends on.
+    pub taps: usize,
+    /// Whether projections and convolution have biases.
+    pub bias: bool,
+}
+
+/// Mamba-2: `out(norm(scan(conv(in(x)), dt(x)), z(x)))`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Mamba2 {
+    /// Heads.
+    pub heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Groups of heads with a common `b` and `c`.
+    pub groups: usize,
+    /// State elements for each element of a head.
+    pub state_size: usize,
+    /// Positions that the convolution's results depend on.
+    pub taps: usize,
+    /// Whether the convolution has a bias.
+    pub conv_bias: bool,
+    /// Whether the projections have biases.
+    pub bias: bool,
+    /// Whether files have the logarithms of rates.
+    pub a_log: bool,
+    /// The least step.
+    pub dt_min: f32,
+    /// The largest step.
+    pub dt_max: f32,
+    /// Norm of the result, with the gate `silu(z)`.
+    pub norm: Option<GatedNorm>,
+    /// Factors of what is projected.
+    pub scales: MambaScales,
+    /// Multiplies what it adds where it is beside an attention.
+    pub scale: f32,
+}
+
+impl Mamba2 {
+    /// Width of the result.
+    pub fn inner(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Width of all `b`, and of all `c`.
+    pub fn shared(&self) -> usize {
+        self.groups * self.state_size
+    }
+
+    /// Width of what is convolved.
+    pub fn convolved(&self) -> usize {
+        self.inner() + 2 * self.shared()
+    }
+}
+
+/// A norm beside a gate.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GatedNorm {
+    /// The norm.
+    pub norm: Norm,
+    /// Columns normalised together.
+    pub group: usize,
+    /// Whether it comes before the gate.
+    pub before_gate: bool,
+}
+
+/// Factors of Mamba-2's projections (Falcon-H1).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs)] // the names are the documentation
+pub struct MambaScales {
+    pub z: f32,
+    pub x: f32,
+    pub b: f32,
+    pub c: f32,
+    pub dt: f32,
 }
 
 /// A projection, its decaying sum over the positions, and a projection back.
@@ -237,6 +322,8 @@ pub struct Mlp {
     pub gated: bool,
     /// Whether all its projections have biases.
     pub bias: bool,
+    /// Multiplies the gate before its activation.
+    pub gate_scale: f32,
 }
 
 /// Mixture of experts.
@@ -250,6 +337,8 @@ pub struct Moe {
     pub inter: usize,
     /// Activation of an expert's gate.
     pub act: Activation,
+    /// As [`Mlp::gated`]; else the activation is the squared ReLU.
+    pub gated: bool,
     /// Whether the experts' projections have biases.
     pub bias: bool,
     /// Whether the router has a bias.
@@ -268,7 +357,7 @@ pub struct Moe {
     pub shared: Option<SharedExpert>,
 }
 
-/// The shared expert (always gated by an activation, as a dense feed-forward).
+/// The shared expert, of the same form as the others.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SharedExpert {
     /// Inner width (all shared experts together).

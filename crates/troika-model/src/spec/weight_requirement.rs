@@ -1,6 +1,6 @@
 //! The weights of a model and their shapes: one list for binding and lowering.
 
-use super::{Attn, Ffn, Key, Layer, Mixer, Mlp, ModelSpec, Moe, Norm, WeightRole};
+use super::{Attn, Ffn, Key, Layer, Mamba2, Mixer, Mlp, ModelSpec, Moe, Norm, WeightRole};
 
 /// A weight that the model needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,7 +81,16 @@ fn layer_needs(l: &mut List, layer: &Layer, h: usize) {
             l.add(WeightRole::MixIn, s.width, h);
             l.add(WeightRole::MixOut, h, s.width);
         }
+        Some(Mixer::ShortConv(c)) => {
+            l.linear(c.bias, WeightRole::MixIn, 3 * h, h);
+            l.linear(c.bias, WeightRole::MixConv, h, c.taps);
+            l.linear(c.bias, WeightRole::MixOut, h, h);
+        }
+        Some(Mixer::Mamba2(m)) => mamba_needs(l, m, h),
         None => {}
+    }
+    if let Some(m) = &layer.beside {
+        mamba_needs(l, m, h);
     }
     l.norm(layer.attn_post, WeightRole::AttnPost, h);
     l.norm(layer.ffn_pre, WeightRole::FfnPre, h);
@@ -91,6 +100,18 @@ fn layer_needs(l: &mut List, layer: &Layer, h: usize) {
         None => {}
     }
     l.norm(layer.ffn_post, WeightRole::FfnPost, h);
+}
+
+fn mamba_needs(l: &mut List, m: &Mamba2, h: usize) {
+    l.linear(m.bias, WeightRole::MixGate, m.inner(), h);
+    l.linear(m.bias, WeightRole::MixIn, m.convolved(), h);
+    l.linear(m.bias, WeightRole::MixStep, m.heads, h);
+    l.linear(m.conv_bias, WeightRole::MixConv, m.convolved(), m.taps);
+    for role in [WeightRole::MixRate, WeightRole::MixSkip, WeightRole::MixStepShift] {
+        l.add(role, 1, m.heads);
+    }
+    l.norm(m.norm.map(|n| n.norm), WeightRole::MixNorm, m.inner());
+    l.linear(m.bias, WeightRole::MixOut, h, m.inner());
 }
 
 fn attn_needs(l: &mut List, a: &Attn, h: usize) {
@@ -150,16 +171,19 @@ fn moe_needs(l: &mut List, m: &Moe, h: usize) {
         (WeightRole::ExpertUp, WeightRole::ExpertUpBias, m.inter, h),
         (WeightRole::ExpertDown, WeightRole::ExpertDownBias, h, m.inter),
     ] {
+        if !m.gated && role == WeightRole::ExpertGate {
+            continue;
+        }
         l.each(m.experts, role, rows, cols);
         if m.bias {
             l.each(m.experts, bias, 1, rows);
         }
     }
     if let Some(s) = m.shared {
-        l.add(WeightRole::SharedGate, s.inter, h);
+        l.add_if(m.gated, WeightRole::SharedGate, s.inter, h);
         l.add(WeightRole::SharedUp, s.inter, h);
         l.add(WeightRole::SharedDown, h, s.inter);
-        l.add_if(s.bias, WeightRole::SharedGateBias, 1, s.inter);
+        l.add_if(s.bias && m.gated, WeightRole::SharedGateBias, 1, s.inter);
         l.add_if(s.bias, WeightRole::SharedUpBias, 1, s.inter);
         l.add_if(s.bias, WeightRole::SharedDownBias, 1, h);
         l.add_if(s.gated, WeightRole::SharedOutGate, 1, h);

@@ -46,6 +46,15 @@ weight_roles! {
     AttnGate,
     /// `[1, experts]`: added to scores where experts are chosen.
     ExpertChoice,
+    MixInBias, MixOutBias,
+    /// `[width, taps]`: a short convolution.
+    MixConv, MixConvBias,
+    /// Mamba-2: hidden -> the gate of results, and the steps of heads.
+    MixGate, MixGateBias, MixStep, MixStepBias,
+    /// Mamba-2, a number for each head: rates, factors of inputs, what is added to steps.
+    MixRate, MixSkip, MixStepShift,
+    /// Mamba-2: the norm of results.
+    MixNorm,
 }
 
 impl WeightRole {
@@ -69,6 +78,11 @@ impl WeightRole {
             WeightRole::Up => WeightRole::UpBias,
             WeightRole::Down => WeightRole::DownBias,
             WeightRole::Router => WeightRole::RouterBias,
+            WeightRole::MixIn => WeightRole::MixInBias,
+            WeightRole::MixOut => WeightRole::MixOutBias,
+            WeightRole::MixConv => WeightRole::MixConvBias,
+            WeightRole::MixGate => WeightRole::MixGateBias,
+            WeightRole::MixStep => WeightRole::MixStepBias,
             WeightRole::SharedGate => WeightRole::SharedGateBias,
             WeightRole::SharedUp => WeightRole::SharedUpBias,
             WeightRole::SharedDown => WeightRole::SharedDownBias,
@@ -138,7 +152,9 @@ mod tests {
             QUp KvDown KvDownBias KRope KRopeBias KvDownNorm KAbsorb VUp Gate Up Down \
             GateBias UpBias DownBias Router RouterBias ExpertGate ExpertUp ExpertDown \
             ExpertGateBias ExpertUpBias ExpertDownBias SharedGate SharedUp SharedDown \
-            SharedGateBias SharedUpBias SharedDownBias SharedOutGate MixIn MixOut AttnGate ExpertChoice";
+            SharedGateBias SharedUpBias SharedDownBias SharedOutGate MixIn MixOut AttnGate ExpertChoice \
+            MixInBias MixOutBias MixConv MixConvBias MixGate MixGateBias MixStep MixStepBias \
+            MixRate MixSkip MixStepShift MixNorm";
         assert_eq!(names, kept.split(' ').collect::<Vec<_>>());
         assert_eq!(Key::indexed(3, ExpertUp, 7).to_string(), "layers.3.ExpertUp.7");
         assert_eq!(Key::model(Embed).to_string(), "Embed");

@@ -6,7 +6,8 @@ use troika_device::WeightBytes;
 use troika_graph::{DType, RopeStyle};
 use troika_model::families::{DescribedModel, from_config, from_gguf};
 use troika_model::spec::{
-    Checkpoint, GgufMeta, GgufValue, Key, ModelSpec, Recipe, RopeSpec, StoredTensor, WeightRole,
+    Checkpoint, Ffn, GgufMeta, GgufValue, Key, Layer, Mixer, ModelSpec, Recipe, RopeSpec,
+    StoredTensor, WeightRole,
 };
 use troika_weights::{FileSource, open};
 
@@ -391,7 +392,8 @@ fn files_that_cannot_be_read() {
                gemma, gemma2, gemma3, exaone4, smollm3, deepseek2, gpt-oss, olmo2, granite, \
                granitemoe, granite_swa, glm4, glm4moe, ernie4_5, ernie4_5-moe, hunyuan-dense, \
                hy_v3, mistral3, arcee, seed_oss, minimax-m2, exaone-moe, cohere2, cohere2moe, \
-               dots1, afmoe, mellum, laguna, mimo2, starcoder2, stablelm";
+               dots1, afmoe, mellum, laguna, mimo2, lfm2, lfm2moe, granitehybrid, falcon-h1, \
+               nemotron_h, nemotron_h_moe, starcoder2, stablelm";
     assert_eq!(
         gguf("falcon").refusal(),
         format!("GGUF architecture \"falcon\" is not supported; supported: {all}")
@@ -503,4 +505,64 @@ fn metadata_that_is_no_number_is_refused_by_key() {
         let error = from_gguf(&g.meta, &g.tensors).err().unwrap().to_string();
         assert!(error.contains("llama.rope.freq_base"), "{error}");
     }
+}
+
+/// The kinds of layers follow from their numbers of key/value heads and widths of feed-forwards.
+#[test]
+fn hybrids_say_by_heads_which_layers_attend() {
+    let list = |all: &[u64]| GgufValue::Array(all.iter().map(|n| GgufValue::Uint(*n)).collect());
+    let lfm2 = gguf("lfm2").set("attention.head_count_kv", list(&[0, 2, 0, 2]));
+    let kinds = |s: &ModelSpec| -> Vec<u8> {
+        let kind = |l: &Layer| match (&l.mixer, &l.ffn) {
+            (Some(Mixer::Attention(_)), _) => b'a',
+            (Some(Mixer::ShortConv(_)), _) => b'c',
+            (Some(_), _) => b'm',
+            (None, Some(Ffn::Dense(_))) => b'd',
+            (None, _) => b'e',
+        };
+        s.layers.iter().map(kind).collect()
+    };
+    let s = lfm2.int("shortconv.l_cache", 3).spec();
+    assert_eq!((&*kinds(&s), s.layers[1].attention().unwrap().kv_heads), (&b"caca"[..], 2));
+    let scan = |g: Gguf| {
+        let g = g.int("ssm.conv_kernel", 4).int("ssm.state_size", 16).int("ssm.group_count", 2);
+        g.int("ssm.inner_size", 64).int("ssm.time_step_rank", 8)
+    };
+    let nemotron = scan(gguf("nemotron_h"))
+        .set("attention.head_count_kv", list(&[0, 0, 2, 0]))
+        .set("feed_forward_length", list(&[0, 96, 0, 96]));
+    let s = nemotron.spec();
+    assert_eq!((&*kinds(&s), s.layers[1].dense().unwrap().inter), (&b"mdad"[..], 96));
+    let Some(Mixer::Mamba2(m)) = &s.layers[0].mixer else { panic!() };
+    assert_eq!((m.heads, m.head_dim, m.groups, m.state_size), (8, 8, 2, 16));
+    assert!(!m.a_log && m.norm.is_some_and(|n| n.group == 32 && !n.before_gate));
+    let granite = scan(gguf("granitehybrid")).set("attention.head_count_kv", list(&[0, 0, 2, 0]));
+    let s = granite.set("rope.scaling.finetuned", GgufValue::Bool(false)).spec();
+    assert_eq!((&*kinds(&s), &s.layers[2].attention().unwrap().rope), (&b"mmam"[..], &None));
+    let beside = scan(gguf("falcon-h1")).spec();
+    assert!(beside.layers.iter().all(|l| l.attention().is_some() && l.beside.is_some()));
+}
+
+#[test]
+fn hybrids_without_their_keys_are_refused_by_key() {
+    let conv = gguf("lfm2").refusal();
+    assert_eq!(conv, "the config has no shortconv.l_cache in the GGUF metadata");
+    let short = gguf("lfm2").int("shortconv.l_cache", 0).refusal();
+    assert_eq!(
+        short,
+        "the config's conv_L_cache is 0, which is not a whole number from 1 to 16777216"
+    );
+    let short = gguf("lfm2").int("shortconv.l_cache", 1).refusal();
+    assert_eq!(short, "the config's conv_L_cache is 1, which is not at least 2");
+    let heads = gguf("falcon-h1").refusal();
+    assert_eq!(heads, "the config has no ssm.time_step_rank in the GGUF metadata");
+    let uneven = gguf("falcon-h1").int("ssm.time_step_rank", 7).int("ssm.inner_size", 64);
+    assert_eq!(
+        uneven.refusal(),
+        "the config's mamba_n_heads is 7, which is not possible with a width of 64 and 1 groups"
+    );
+    let scan = gguf("falcon-h1").int("ssm.time_step_rank", 8).int("ssm.inner_size", 64);
+    assert_eq!(scan.refusal(), "the config has no ssm.state_size in the GGUF metadata");
+    let scan = scan.int("ssm.state_size", 16).refusal();
+    assert_eq!(scan, "the config has no ssm.conv_kernel in the GGUF metadata");
 }

@@ -269,3 +269,27 @@ fn a_small_config_cannot_ask_for_more_weights_than_are_there() {
     let asked = files.0.into_inner();
     assert!(asked < 60_000, "{asked} names were looked for");
 }
+
+/// Lists of layers name what is wrong with which layer.
+#[test]
+fn kinds_of_layers_are_refused_by_layer() {
+    let lfm2 = |changes| {
+        let conv = json!({"model_type": "lfm2", "conv_L_cache": 3});
+        refusal(&with(with(llama(), conv), changes))
+    };
+    assert_eq!(
+        lfm2(json!({"layer_types": ["conv", "mlp"]})),
+        "layer_types of layer 1: \"mlp\" is not supported; supported: full_attention, attention, \
+         *, sliding_attention, conv, linear_attention, mamba, M"
+    );
+    assert_eq!(
+        lfm2(json!({"layer_types": ["conv"]})),
+        "the config's layer_types is a list of 1, which is not one for each of 2 layers"
+    );
+    let nemotron = json!({"model_type": "nemotron_h", "hybrid_override_pattern": "M?"});
+    assert_eq!(
+        refusal(&with(llama(), nemotron)),
+        "layers_block_type of layer 1: \"?\" is not supported; supported: full_attention, \
+         attention, *, conv, linear_attention, mamba, M, mlp, -, moe, E"
+    );
+}

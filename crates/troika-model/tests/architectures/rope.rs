@@ -302,7 +302,8 @@ fn scaling_that_cannot_be() {
     let with_rope = |rope: Value| refusal(&with(llama(), json!({ "rope_parameters": rope })));
     assert_eq!(
         with_rope(json!({"rope_type": "alibi"})),
-        "rope type alibi is not supported; supported: default, linear, llama3, yarn, longrope"
+        "rope type alibi is not supported; supported: default, linear, proportional, llama3, yarn, \
+         longrope"
     );
     assert_eq!(
         with_rope(json!({"rope_type": "linear"})),

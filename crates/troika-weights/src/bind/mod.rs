@@ -214,6 +214,15 @@ impl Binder<'_> {
         tensor: &StoredTensor,
     ) -> Result<Bound, WeightError> {
         let (rows, cols) = tensor.matrix();
+        // Some files store vectors by groups.
+        if need.rows == 1
+            && rows > 1
+            && recipe.is_whole()
+            && rows.checked_mul(cols) == Some(need.cols)
+        {
+            let tensor = StoredTensor { shape: vec![need.cols], ..tensor.clone() };
+            return self.take(need, recipe, &tensor);
+        }
         let file = || self.files.origin(&recipe.tensor);
         let shape_error = || WeightError::Shape {
             file: file(),

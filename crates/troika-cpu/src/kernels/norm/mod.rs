@@ -8,7 +8,7 @@ use crate::kernels::{Context, KernelError, rows_per_part};
 pub enum Norm<'a> {
     /// `x / sqrt(mean(x^2) + eps) * (offset + weight)`.
     Rms {
-        /// `group` elements.
+        /// `group` elements, or as many for each group of a row.
         weight: Option<&'a [f32]>,
         /// Added to the mean square.
         eps: f32,
@@ -26,13 +26,26 @@ pub enum Norm<'a> {
     },
 }
 
-impl Norm<'_> {
+impl<'a> Norm<'a> {
+    /// The norm of one group of rows, all groups counted.
+    fn of_line(self, line: usize, group: usize) -> Norm<'a> {
+        match self {
+            Norm::Rms { weight: Some(all), eps, offset } if all.len() > group => {
+                let weight = Some(&all[line * group % all.len()..][..group]);
+                Norm::Rms { weight, eps, offset }
+            }
+            norm => norm,
+        }
+    }
+
     pub(crate) fn check(&self, group: usize) {
         let (a, b) = match self {
             Norm::Rms { weight, .. } => (*weight, None),
             Norm::Layer { weight, bias, .. } => (Some(*weight), *bias),
         };
-        let fits = |w: Option<&[f32]>| w.is_none_or(|w| w.len() == group);
+        let fits = |w: Option<&[f32]>| {
+            w.is_none_or(|w| !w.is_empty() && group > 0 && w.len().is_multiple_of(group))
+        };
         assert!(fits(a) && fits(b), "length of a norm's weight");
     }
 }
@@ -53,7 +66,7 @@ pub fn norm(
     let isa = cx.isa;
     cx.run_rows(y, group, rows_per_part(group), |_, lines, y| {
         let x = &x[lines.start * group..lines.end * group];
-        dispatch(isa, NormRun { norm, x, y, group });
+        dispatch(isa, NormRun { norm, x, y, group, first: lines.start });
     })
 }
 
@@ -62,6 +75,8 @@ struct NormRun<'a> {
     x: &'a [f32],
     y: &'a mut [f32],
     group: usize,
+    /// The first line.
+    first: usize,
 }
 
 impl Kernel for NormRun<'_> {
@@ -69,8 +84,8 @@ impl Kernel for NormRun<'_> {
     #[inline(always)]
     fn run<V: Lanes>(self) {
         let lines = self.x.chunks_exact(self.group).zip(self.y.chunks_exact_mut(self.group));
-        for (x, y) in lines {
-            line::<V>(self.norm, x, y);
+        for (i, (x, y)) in lines.enumerate() {
+            line::<V>(self.norm.of_line(self.first + i, self.group), x, y);
         }
     }
 }

@@ -1,5 +1,8 @@
 //! Recurrences: one row of state for each sequence, which every position changes.
 
+pub mod mamba2;
+pub mod short_conv;
+
 use troika_device::ForwardBatch;
 use troika_graph::DecayingSum;
 
@@ -25,7 +28,7 @@ pub fn decaying_sum(
     if width == 0 {
         return Ok(());
     }
-    check(forward, op, state.len() / width)?;
+    check(forward, op.page_group, state.len() / width)?;
     let parts = x.len().div_ceil(ELEMENTS_PER_PART).max(1);
     let cols = width.div_ceil(parts).next_multiple_of(64);
     let y = SharedMut::new(y);
@@ -59,12 +62,12 @@ pub fn decaying_sum(
 }
 
 /// Checks that a state of some rows has the pages of all positions.
-fn check(forward: &ForwardBatch, op: &DecayingSum, rows: usize) -> Result<(), KernelError> {
+fn check(forward: &ForwardBatch, page_group: usize, rows: usize) -> Result<(), KernelError> {
     if !forward.is_whole() {
         return Err(operand("the rows of sequences have gaps".into()));
     }
     for s in &forward.seqs {
-        let table = &s.tables[op.page_group];
+        let table = &s.tables[page_group];
         for pos in s.pos.saturating_sub(1)..s.pos + s.rows.len() {
             if !table.fixed || table.row(pos).is_none_or(|row| row >= rows) {
                 return Err(operand(format!("position {pos} has no row in the state")));
