@@ -63,6 +63,7 @@ fn refused() -> Vec<Exclusion> {
         ("convert", "no kernel takes rows of an odd number of 16-bit floats"),
         ("decaying_sum", "no kernel has states of one row"),
         ("short_conv", "no kernel has states of one row"),
+        ("delta_rule", "no kernel has states of one row"),
     ];
     let rounded = [
         "linear of bf16",

@@ -61,12 +61,13 @@ fn device(spec: &str) -> Arc<dyn Device> {
 }
 
 /// What no static graph has.
-const DYNAMIC: [Exclusion; 5] = [
+const DYNAMIC: [Exclusion; 6] = [
     Exclusion { what: "outliers", why: "which columns have any is known late" },
     Exclusion { what: "router", why: "what follows depends on it" },
     Exclusion { what: "experts", why: "which rows an expert gets is known late" },
     Exclusion { what: "decaying_sum", why: "its state is no cache of positions" },
     Exclusion { what: "short_conv", why: "its state is no cache of positions" },
+    Exclusion { what: "delta_rule", why: "its state is no cache of positions" },
 ];
 
 fn cases() -> Vec<DeviceCase> {

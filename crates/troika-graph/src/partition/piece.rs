@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use super::take::{Reads, Take, reads_input, reads_states};
-use crate::op::{Attention, ExpertGroup, Experts, HeadLinear, KvAppend, Op, Router, ShortConv};
+use crate::op::{
+    Attention, DeltaRule, ExpertGroup, Experts, HeadLinear, KvAppend, Op, Router, ShortConv,
+};
 use crate::shape::{Dim, Shape};
 use crate::subgraph::{Node, Subgraph, Value, ValueId};
 use crate::verify::{GraphError, verify};
@@ -253,6 +255,7 @@ fn part_of(op: &Op, take: &Take, b: &mut PieceBuilder<'_>) -> Op {
             bias: s.bias.map(|w| b.weight(w)),
             ..s.clone()
         }),
+        Op::DeltaRule(d) => Op::DeltaRule(DeltaRule { rates: b.weight(d.rates), ..d.clone() }),
         Op::Router(r) => Op::Router(Router { bias: r.bias.map(|w| b.weight(w)), ..r.clone() }),
     }
 }

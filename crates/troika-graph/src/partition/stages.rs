@@ -69,6 +69,7 @@ pub(super) fn groups(graph: &Subgraph, node: &Node) -> Option<usize> {
         | Op::SigmoidGate => Some(input),
         Op::Embed { .. }
         | Op::DecayingSum(_)
+        | Op::DeltaRule(_)
         | Op::ShortConv(_)
         | Op::Router(_)
         | Op::Experts(_)
@@ -83,6 +84,7 @@ fn never(graph: &Subgraph, node: &Node) -> bool {
     match &node.op {
         Op::Embed { .. }
         | Op::DecayingSum(_)
+        | Op::DeltaRule(_)
         | Op::ShortConv(_)
         | Op::Experts(_)
         | Op::ExpertGroup(_)

@@ -74,7 +74,9 @@ pub(crate) fn refusal(op: &Op, graph: &Subgraph, provider: Provider) -> Option<&
         Op::Convert if provider == Provider::Qnn => {
             Some("its compiler places no conversion of floats")
         }
-        Op::DecayingSum(_) | Op::ShortConv(_) => Some("its state is no cache of positions"),
+        Op::DecayingSum(_) | Op::ShortConv(_) | Op::DeltaRule(_) => {
+            Some("its state is no cache of positions")
+        }
         Op::Outliers { .. } => Some("which columns have outliers is known at run time only"),
         Op::Router(_) => Some("which experts a row needs is known at run time only"),
         Op::Experts(_) => Some("which rows an expert gets is known at run time only"),

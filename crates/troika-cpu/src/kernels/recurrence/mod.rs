@@ -1,5 +1,6 @@
 //! Recurrences: one row of state for each sequence, which every position changes.
 
+pub mod delta;
 pub mod short_conv;
 
 use troika_device::ForwardBatch;
