@@ -37,8 +37,8 @@ own_memory = true
 const CHUNK: usize = 16;
 const PAGE: usize = 8;
 const VOCAB: usize = 200;
-/// A state of one row beside pages of all positions; pages of two windows.
-const MODELS: [&str; 2] = ["test-recurrent", "gemma-3"];
+/// A state of one row beside pages of all positions; pages of two windows; delta rules.
+const MODELS: [&str; 3] = ["test-recurrent", "gemma-3", "../golden-2026/qwen3.5"];
 
 struct World {
     engine: Engine,

@@ -41,6 +41,13 @@ fn attention(layer: &Layer) -> String {
     let a = match &layer.mixer {
         Some(Mixer::Attention(a)) => a,
         Some(Mixer::DecayingSum(sum)) => return format!("none, a decaying sum of {}", sum.width),
+        Some(Mixer::DeltaRule(d)) => {
+            let by = if d.by_channel { " by channel" } else { "" };
+            let (heads, keys, values) = (d.value_heads, d.key_dim, d.value_dim);
+            let mut s = format!("gated delta rule{by}, {heads} heads, {keys}x{values} states");
+            s.push_str(&format!(", convolutions of {}", d.taps));
+            return s;
+        }
         None => return "none".into(),
     };
     let mut s = match &a.latent {

@@ -2,9 +2,10 @@
 
 use std::collections::HashSet;
 
-use super::names::{Candidates, TensorNames, gate_rows, packed_rows, whole};
+use super::delta_names;
+use super::names::{Candidates, TensorNames, beside_queries, gate_rows, packed_rows, whole};
 use crate::spec::{Checkpoint, Recipe};
-use crate::spec::{Key, Layer, ModelSpec, WeightRole};
+use crate::spec::{Key, Layer, Mixer, ModelSpec, WeightRole};
 
 pub(super) struct GgufNames {
     /// Layers with a separate gate; in others `ffn_up` holds gate and up (Phi-3).
@@ -66,6 +67,11 @@ fn expert_bias(part: &str, e: usize) -> Candidates {
 impl GgufNames {
     fn layer(&self, spec: &ModelSpec, index: usize, role: WeightRole, e: usize) -> Candidates {
         let layer = &spec.layers[index];
+        if let Some(Mixer::DeltaRule(d)) = &layer.mixer
+            && let Some(all) = delta_names::gguf(d, role, e)
+        {
+            return all;
+        }
         match role {
             WeightRole::AttnPre => whole(&["attn_norm.weight"]),
             WeightRole::AttnPreBias => whole(&["attn_norm.bias"]),
@@ -89,7 +95,9 @@ impl GgufNames {
             WeightRole::KNormBias => whole(&["attn_k_norm.bias"]),
             WeightRole::AttnGate => {
                 let attn = layer.attention().into_iter();
-                attn.map(|a| gate_rows(a, "attn_gate.weight")).collect()
+                let beside = |a| beside_queries(a, role, "attn_q.weight");
+                attn.map(|a| beside(a).unwrap_or_else(|| gate_rows(a, "attn_gate.weight")))
+                    .collect()
             }
             WeightRole::ExpertChoice => whole(&["exp_probs_b.bias", "exp_probs_b"]),
             WeightRole::Sinks => whole(&["attn_sinks.weight"]),
@@ -121,6 +129,9 @@ impl GgufNames {
 
     fn qkv(&self, layer: &Layer, role: WeightRole) -> Candidates {
         let Some(a) = layer.attention() else { return Vec::new() };
+        if let Some(beside) = beside_queries(a, role, "attn_q.weight") {
+            return vec![beside];
+        }
         let range = packed_rows(a, role);
         let matrix =
             |name: &str| vec![Recipe::whole(name), Recipe::rows("attn_qkv.weight", range.clone())];

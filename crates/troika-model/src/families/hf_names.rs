@@ -5,12 +5,18 @@ use std::ops::Range;
 
 use troika_graph::Activation;
 
-use super::names::{Candidates, TensorNames, gate_rows, packed_rows, whole};
-use crate::spec::{Attn, Key, Layer, ModelSpec, Moe, WeightRole};
+use super::delta_names;
+use super::names::{Candidates, TensorNames, beside_queries, gate_rows, packed_rows, whole};
+use crate::spec::{Attn, Key, Layer, Mixer, ModelSpec, Moe, WeightRole};
 use crate::spec::{Cols, Recipe};
 
 /// Prefixes of the decoder's tensors: the usual one, none, and the ones of multimodal models.
 const PREFIXES: [&str; 4] = ["model.", "", "language_model.model.", "model.language_model."];
+
+/// Families that name some modules otherwise.
+const RENAMING: [&str; 2] = ["bailing_hybrid", "kimi_linear"];
+/// These modules, and their other names.
+const MODULES: [(&str, &str); 2] = [("self_attn.", "attention."), ("mlp.", "block_sparse_moe.")];
 
 pub(super) struct HfNames;
 
@@ -21,11 +27,21 @@ impl TensorNames for HfNames {
         let one = One { layer, hidden: spec.hidden, index: key.index.unwrap_or(0) };
         let recipes = one.recipes(key.role);
         let mut all = Vec::with_capacity(recipes.len() * PREFIXES.len());
+        let renames = RENAMING.contains(&&*spec.family);
         for prefix in PREFIXES {
-            all.extend(recipes.iter().map(|r| {
-                let tensor = format!("{prefix}layers.{index}.{}", r.tensor);
-                Recipe { tensor, ..r.clone() }
-            }));
+            let place = |name: &str, r: &Recipe| Recipe {
+                tensor: format!("{prefix}layers.{index}.{name}"),
+                ..r.clone()
+            };
+            all.extend(recipes.iter().map(|r| place(&r.tensor, r)));
+            let modules = if renames { &MODULES[..] } else { &[] };
+            for (usual, other) in modules {
+                let renamed = recipes.iter().filter_map(|r| {
+                    let rest = r.tensor.strip_prefix(*usual)?;
+                    Some(place(&format!("{other}{rest}"), r))
+                });
+                all.extend(renamed);
+            }
         }
         all
     }
@@ -42,7 +58,9 @@ impl TensorNames for HfNames {
 
 fn outer(role: WeightRole) -> Candidates {
     let names: &[&str] = match role {
-        WeightRole::Embed => &["embed_tokens.weight", "tok_embeddings.weight"],
+        WeightRole::Embed => {
+            &["embed_tokens.weight", "tok_embeddings.weight", "word_embeddings.weight"]
+        }
         WeightRole::FinalNorm => &["norm.weight", "final_layernorm.weight"],
         WeightRole::FinalNormBias => &["norm.bias", "final_layernorm.bias"],
         WeightRole::Head => {
@@ -80,20 +98,35 @@ fn or_part(names: &[&str], packed: &str, range: Range<usize>) -> Candidates {
 impl One<'_> {
     fn recipes(&self, role: WeightRole) -> Candidates {
         use WeightRole as W;
+        if let Some(Mixer::DeltaRule(d)) = &self.layer.mixer
+            && let Some(all) = delta_names::hf(d, role, self.index)
+        {
+            return all;
+        }
         // In models with a norm after attention, that norm has the name of the one before the
         // feed-forward.
         let sandwich = self.layer.attn_post.is_some();
         whole(match role {
-            W::AttnPre => &["input_layernorm.weight", "attention_norm.weight"],
+            W::AttnPre => {
+                &["input_layernorm.weight", "attention_norm.weight", "attention_layer_norm.weight"]
+            }
             W::AttnPreBias => &["input_layernorm.bias"],
-            W::AttnPost => &["post_self_attn_layernorm.weight", "post_attention_layernorm.weight"],
+            W::AttnPost => &[
+                "post_self_attn_layernorm.weight",
+                "post_attention_layernorm.weight",
+                "feedforward_layer_norm.weight",
+            ],
             W::FfnPost => &["post_feedforward_layernorm.weight", "post_mlp_layernorm.weight"],
             W::FfnPre if sandwich => &[
                 "pre_feedforward_layernorm.weight",
                 "pre_mlp_layernorm.weight",
                 "post_attention_layernorm.weight",
             ],
-            W::FfnPre => &["post_attention_layernorm.weight", "ffn_norm.weight"],
+            W::FfnPre => &[
+                "post_attention_layernorm.weight",
+                "ffn_norm.weight",
+                "feedforward_layer_norm.weight",
+            ],
             W::FfnPreBias => &["post_attention_layernorm.bias"],
             W::Q => return self.qkv("q_proj.weight", role),
             W::K => return self.qkv("k_proj.weight", role),
@@ -154,6 +187,7 @@ impl One<'_> {
                 "mlp.moe_statics.e_score_correction_bias",
                 "mlp.experts.e_score_correction_bias",
                 "mlp.expert_bias",
+                "mlp.gate.expert_bias",
             ],
             W::RouterBias => &["mlp.router.bias", "mlp.gate.bias"],
             W::SharedGate => return shared("gate_proj.weight"),
@@ -170,6 +204,9 @@ impl One<'_> {
     /// A projection, or its rows in one that packs q, k and v in this order.
     fn qkv(&self, name: &str, role: WeightRole) -> Candidates {
         let Some(a) = self.layer.attention() else { return Vec::new() };
+        if let Some(beside) = beside_queries(a, role, "self_attn.q_proj.weight") {
+            return vec![beside];
+        }
         let bias = name.ends_with("bias");
         let packed = if bias { "self_attn.qkv_proj.bias" } else { "self_attn.qkv_proj.weight" };
         let mut all = or_part(&[&format!("self_attn.{name}")], packed, packed_rows(a, role));
@@ -182,6 +219,9 @@ impl One<'_> {
     /// The gate of heads' outputs: a head's one number becomes a row for each of its elements.
     fn gate(&self) -> Candidates {
         let Some(a) = self.layer.attention() else { return Vec::new() };
+        if let Some(beside) = beside_queries(a, WeightRole::AttnGate, "self_attn.q_proj.weight") {
+            return vec![beside];
+        }
         ["self_attn.gate_proj.weight", "self_attn.g_proj.weight"].map(|n| gate_rows(a, n)).to_vec()
     }
 

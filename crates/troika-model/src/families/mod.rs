@@ -6,6 +6,8 @@
 mod base;
 mod cohere;
 mod defaults;
+mod delta;
+mod delta_names;
 mod dense;
 mod fields;
 mod gemma;
@@ -54,6 +56,7 @@ type FamilyFn = fn(Fields<'_>, &ConfigSource) -> Result<ModelSpec>;
 const FAMILIES: &[(&str, FamilyFn)] = &[
     ("afmoe", routed::afmoe),
     ("arcee", dense::arcee),
+    ("bailing_hybrid", delta::bailing_hybrid),
     ("cohere2", cohere::cohere2),
     ("cohere2_moe", cohere::cohere2_moe),
     ("deepseek_v2", latent::deepseek_v2),
@@ -77,6 +80,7 @@ const FAMILIES: &[(&str, FamilyFn)] = &[
     ("hy_v3", routed::hy_v3),
     ("internlm2", dense::internlm2),
     ("kimi_k2", latent::deepseek_v3),
+    ("kimi_linear", delta::kimi_linear),
     ("laguna", routed::laguna),
     ("llama", dense::llama),
     ("mellum", routed::mellum),
@@ -87,6 +91,7 @@ const FAMILIES: &[(&str, FamilyFn)] = &[
     ("mixtral", moe::mixtral),
     ("olmo2", dense::olmo2),
     ("olmo3", dense::olmo3),
+    ("olmo_hybrid", delta::olmo_hybrid),
     ("olmoe", moe::olmoe),
     ("phi", phi::phi),
     ("phi3", phi::phi3),
@@ -94,7 +99,10 @@ const FAMILIES: &[(&str, FamilyFn)] = &[
     ("qwen2", dense::qwen2),
     ("qwen2_moe", moe::qwen2_moe),
     ("qwen3", dense::qwen3),
+    ("qwen3_5", delta::qwen3_5),
+    ("qwen3_5_moe", delta::qwen3_5_moe),
     ("qwen3_moe", moe::qwen3_moe),
+    ("qwen3_next", delta::qwen3_next),
     ("seed_oss", dense::seed_oss),
     ("smollm3", dense::smollm3),
     ("solar_open", routed::solar_open),
@@ -152,7 +160,12 @@ pub fn from_config(config: &Value) -> Result<DescribedModel> {
     }
     let name =
         fields.text("model_type")?.ok_or_else(|| ConfigError::Missing("model_type".into()))?;
-    let name = if name == "gemma3" { "gemma3_text" } else { name };
+    let name = match name {
+        "gemma3" => "gemma3_text",
+        "qwen3_5_text" => "qwen3_5",
+        "qwen3_5_moe_text" => "qwen3_5_moe",
+        name => name,
+    };
     let inner = if text.is_some() { quantized::packing(fields)? } else { None };
     let packing = inner.or(quantized::packing(outer)?);
     let filled = defaults::fill(name, fields.0, text.is_some());

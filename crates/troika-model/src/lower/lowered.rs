@@ -176,7 +176,7 @@ pub fn segments(spec: &ModelSpec) -> Vec<(SegmentKind, Option<usize>)> {
     for (i, layer) in spec.layers.iter().enumerate() {
         let mixer: &[SegmentKind] = match layer.mixer {
             Some(Mixer::Attention(_)) => &[S::Qkv, S::Attention, S::AttnOut],
-            Some(Mixer::DecayingSum(_)) => &[S::Recurrence],
+            Some(Mixer::DecayingSum(_) | Mixer::DeltaRule(_)) => &[S::Recurrence],
             None => &[],
         };
         let ffn: &[SegmentKind] = match layer.ffn {

@@ -24,6 +24,7 @@ pub fn lower(
         let mixed = match &layer.mixer {
             Some(Mixer::Attention(a)) => l.attend(i, layer, a, x)?,
             Some(Mixer::DecayingSum(sum)) => l.decaying_sum(i, layer, sum, x)?,
+            Some(Mixer::DeltaRule(delta)) => l.delta_rule(i, layer, delta, x)?,
             None => x,
         };
         x = match &layer.ffn {

@@ -11,8 +11,8 @@ mod weight_role;
 pub use checkpoint::{Checkpoint, RawTensor, StoredTensor};
 pub use gguf_meta::{GgufMeta, GgufValue, Texts};
 pub use model_spec::{
-    Attn, DecayingSum, Ffn, HeadGate, Latent, Layer, Mixer, Mlp, ModelSpec, Moe, Norm, QkNorm,
-    RopeSpec, SharedExpert,
+    Attn, DecayingSum, DeltaRule, Ffn, HeadGate, Latent, Layer, Mixer, Mlp, ModelSpec, Moe, Norm,
+    QkNorm, RopeSpec, SharedExpert,
 };
 pub use packing::{Packing, ScaleBlock};
 pub use recipe::{Cols, Recipe};

@@ -1,6 +1,6 @@
 //! The weights of a model and their shapes: one list for binding and lowering.
 
-use super::{Attn, Ffn, Key, Layer, Mixer, Mlp, ModelSpec, Moe, Norm, WeightRole};
+use super::{Attn, DeltaRule, Ffn, Key, Layer, Mixer, Mlp, ModelSpec, Moe, Norm, WeightRole};
 
 /// A weight that the model needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +81,7 @@ fn layer_needs(l: &mut List, layer: &Layer, h: usize) {
             l.add(WeightRole::MixIn, s.width, h);
             l.add(WeightRole::MixOut, h, s.width);
         }
+        Some(Mixer::DeltaRule(d)) => delta_needs(l, d, h),
         None => {}
     }
     l.norm(layer.attn_post, WeightRole::AttnPost, h);
@@ -91,6 +92,27 @@ fn layer_needs(l: &mut List, layer: &Layer, h: usize) {
         None => {}
     }
     l.norm(layer.ffn_post, WeightRole::FfnPost, h);
+}
+
+fn delta_needs(l: &mut List, d: &DeltaRule, h: usize) {
+    let roles = [WeightRole::Q, WeightRole::K, WeightRole::V];
+    for (i, (role, width)) in roles.into_iter().zip([d.keys(), d.keys(), d.values()]).enumerate() {
+        l.add(role, width, h);
+        let key = Key { role: WeightRole::Taps, layer: l.layer, index: Some(i) };
+        l.needs.push(WeightRequirement { key, rows: width, cols: d.taps });
+    }
+    for (rank, down, role, width) in [
+        (d.decay_rank, WeightRole::DecayDown, WeightRole::Decay, d.decays()),
+        (d.gate_rank, WeightRole::GateDown, WeightRole::AttnGate, d.values()),
+    ] {
+        l.add_if(rank.is_some(), down, rank.unwrap_or(h), h);
+        l.add(role, width, rank.unwrap_or(h));
+    }
+    l.add(WeightRole::DecayBias, 1, d.decays());
+    l.add(WeightRole::Beta, d.value_heads, h);
+    l.add(WeightRole::DecayRate, 1, d.value_heads);
+    l.add(WeightRole::HeadNorm, 1, d.value_dim);
+    l.add(WeightRole::O, h, d.values());
 }
 
 fn attn_needs(l: &mut List, a: &Attn, h: usize) {

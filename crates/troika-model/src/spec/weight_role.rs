@@ -46,6 +46,12 @@ weight_roles! {
     AttnGate,
     /// `[1, experts]`: added to scores where experts are chosen.
     ExpertChoice,
+    /// Depthwise `[columns, taps]`, of queries, keys and values (index).
+    Taps,
+    /// Delta rule: hidden -> what decays and shares of new values follow from; decay by way of a rank.
+    DecayDown, Decay, DecayBias, Beta, GateDown,
+    /// Delta rule: `[1, heads]`, and the norm of a head's output.
+    DecayRate, HeadNorm,
 }
 
 impl WeightRole {
@@ -65,6 +71,7 @@ impl WeightRole {
             WeightRole::QDown => WeightRole::QDownBias,
             WeightRole::KvDown => WeightRole::KvDownBias,
             WeightRole::KRope => WeightRole::KRopeBias,
+            WeightRole::Decay => WeightRole::DecayBias,
             WeightRole::Gate => WeightRole::GateBias,
             WeightRole::Up => WeightRole::UpBias,
             WeightRole::Down => WeightRole::DownBias,
@@ -138,7 +145,8 @@ mod tests {
             QUp KvDown KvDownBias KRope KRopeBias KvDownNorm KAbsorb VUp Gate Up Down \
             GateBias UpBias DownBias Router RouterBias ExpertGate ExpertUp ExpertDown \
             ExpertGateBias ExpertUpBias ExpertDownBias SharedGate SharedUp SharedDown \
-            SharedGateBias SharedUpBias SharedDownBias SharedOutGate MixIn MixOut AttnGate ExpertChoice";
+            SharedGateBias SharedUpBias SharedDownBias SharedOutGate MixIn MixOut AttnGate ExpertChoice \
+            Taps DecayDown Decay DecayBias Beta GateDown DecayRate HeadNorm";
         assert_eq!(names, kept.split(' ').collect::<Vec<_>>());
         assert_eq!(Key::indexed(3, ExpertUp, 7).to_string(), "layers.3.ExpertUp.7");
         assert_eq!(Key::model(Embed).to_string(), "Embed");
