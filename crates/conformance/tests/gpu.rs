@@ -65,6 +65,7 @@ fn refused() -> Vec<Exclusion> {
         ("short_conv", "no kernel has states of one row"),
         ("mamba2", "no kernel has states of one row"),
         ("rms_norm of groups", "no kernel has weights for each group"),
+        ("delta_rule", "no kernel has states of one row"),
     ];
     let rounded = [
         "linear of bf16",

@@ -61,7 +61,7 @@ fn device(spec: &str) -> Arc<dyn Device> {
 }
 
 /// What no static graph has.
-const DYNAMIC: [Exclusion; 7] = [
+const DYNAMIC: [Exclusion; 8] = [
     Exclusion { what: "outliers", why: "which columns have any is known late" },
     Exclusion { what: "router", why: "what follows depends on it" },
     Exclusion { what: "experts", why: "which rows an expert gets is known late" },
@@ -69,6 +69,7 @@ const DYNAMIC: [Exclusion; 7] = [
     Exclusion { what: "short_conv", why: "its state is no cache of positions" },
     Exclusion { what: "mamba2", why: "its state is no cache of positions" },
     Exclusion { what: "rms_norm of groups", why: "its groups have weights of their own" },
+    Exclusion { what: "delta_rule", why: "its state is no cache of positions" },
 ];
 
 fn cases() -> Vec<DeviceCase> {

@@ -59,7 +59,7 @@ fn all_hold(models: &[&str], policies: &[Strategy]) {
 fn models_hold_with_odd_devices() {
     all_hold(&["phi-2", "gpt-oss"], &Strategy::ALL);
     let some = [Strategy::Alternate, Strategy::parse("split-columns=0.7").unwrap()];
-    all_hold(&["deepseek-v2", "llama-3.2", "test-recurrent"], &some);
+    all_hold(&["deepseek-v2", "llama-3.2", "test-recurrent", "../golden-2026/qwen3.5"], &some);
 }
 
 /// Plans of odd devices only, where each takes what the others refuse: of three, the last what both

@@ -22,8 +22,13 @@ use troika::{Described, describe};
 use troika_check::Random;
 use troika_cpu::{CpuDevice, CpuOptions};
 
-const MODELS: [&str; 4] =
-    ["golden/qwen3", "golden/gemma-3", "variants/phi-3-variant1", "golden/test-recurrent"];
+const MODELS: [&str; 5] = [
+    "golden/qwen3",
+    "golden/gemma-3",
+    "variants/phi-3-variant1",
+    "golden/test-recurrent",
+    "golden-2026/qwen3.5",
+];
 /// The length beyond which the last model's keys use other rotations.
 const LONGROPE: (&str, usize) = (MODELS[2], 32);
 const CONTEXT: usize = 96;

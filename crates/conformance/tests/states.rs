@@ -38,9 +38,14 @@ const CHUNK: usize = 16;
 const PAGE: usize = 8;
 const VOCAB: usize = 200;
 /// A state of one row beside pages of all positions; pages of two windows; convolutions, and scans
-/// beside attention.
-const MODELS: [&str; 4] =
-    ["test-recurrent", "gemma-3", "../golden-2026/lfm2", "../golden-2026/falcon-h1"];
+/// beside attention; delta rules.
+const MODELS: [&str; 5] = [
+    "test-recurrent",
+    "gemma-3",
+    "../golden-2026/lfm2",
+    "../golden-2026/falcon-h1",
+    "../golden-2026/qwen3.5",
+];
 
 struct World {
     engine: Engine,

@@ -43,6 +43,9 @@ fn by(plan: &mut Plan, policy: Policy) {
     plan.prefill.chunks_in_flight = if policy == Policy::ChunkAtATime { 1 } else { 3 };
 }
 
+/// A hybrid of the gated delta rule.
+const DELTA: &str = "../golden-2026/qwen3.5";
+
 #[test]
 fn models_on_virtual_devices_agree_with_the_reference() {
     let a = spec("a", "odd/queue-depth-1.toml");
@@ -56,7 +59,7 @@ fn models_on_virtual_devices_agree_with_the_reference() {
                 strategy: Strategy::Alternate,
                 ..OpenOptions::default()
             };
-            for model in ["qwen3-moe", "gemma-2", "test-recurrent"] {
+            for model in ["qwen3-moe", "gemma-2", "test-recurrent", DELTA] {
                 let report = check_with(&case(model), &devices, Some(&|plan| by(plan, policy)));
                 let report = report.unwrap();
                 assert!(

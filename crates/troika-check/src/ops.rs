@@ -2,9 +2,9 @@
 
 use troika_device::DeviceError;
 use troika_graph::{
-    Activation, ActivationFormat, Attention, DType, DecayingSum, Dim, ExpertGroup, Experts,
-    HeadLinear, Mamba2, Op, ProductForm, RopeStyle, Router, ScaleOrigin, Score, Shape, ShortConv,
-    WeightDecl, WeightSlice, form_products,
+    Activation, ActivationFormat, Attention, DType, Decay, DecayingSum, DeltaRule, Dim,
+    ExpertGroup, Experts, HeadLinear, Mamba2, Op, ProductForm, RopeStyle, Router, ScaleOrigin,
+    Score, Shape, ShortConv, WeightDecl, WeightSlice, form_products,
 };
 
 use crate::build::{Build, DeviceCase, MAX_ROWS, POSITIONS, Result, plain_attention};
@@ -209,6 +209,32 @@ fn norm_of_groups() -> Result<DeviceCase> {
     b.plain(Op::RmsNorm { weight, eps: 1e-5, offset: 0.0, group: 4 }, &[12], 12)
 }
 
+/// Four heads of values over two of keys.
+fn delta_rule(name: &str, decay: Decay, by_channel: bool) -> Result<DeviceCase> {
+    let mut b = case(name);
+    let (key_heads, value_heads, key_dim, value_dim) = (2, 4, 6, 21);
+    let op = DeltaRule {
+        key_heads,
+        value_heads,
+        key_dim,
+        value_dim,
+        tiled: by_channel,
+        rates: b.weight(DType::F32, 1, value_heads)?,
+        rates_are_logs: true,
+        decay,
+        by_channel,
+        beta_scale: 2.0,
+        page_group: 3,
+    };
+    let (keys, values) = (key_heads * key_dim, value_heads * value_dim);
+    let decays = if by_channel { value_heads * key_dim } else { value_heads };
+    let x = [values, keys, keys, decays, value_heads].map(|cols| b.floats(cols));
+    let shape = Shape(vec![Dim::KvLen(POSITIONS), Dim::Fixed(key_dim * values)]);
+    let state = b.b.state("rule", shape, DType::F32);
+    let y = b.b.stateful("y", Op::DeltaRule(op), &x, state, values);
+    b.done(&[y])
+}
+
 fn caches() -> Result<Vec<DeviceCase>> {
     let of = || plain_attention(6, 5);
     let pairs = Attention { activations: ActivationFormat::Bf16, ..of() };
@@ -222,6 +248,8 @@ fn caches() -> Result<Vec<DeviceCase>> {
         short_conv("short_conv", false)?,
         short_conv("short_conv with gates", true)?,
         mamba2()?,
+        delta_rule("delta_rule", Decay::Softplus, false)?,
+        delta_rule("delta_rule by channel", Decay::Bounded { least: -5.0 }, true)?,
         append("kv_append", DType::F32)?,
         append("kv_append to f16", DType::F16)?,
         append("kv_append to bf16", DType::BF16)?,

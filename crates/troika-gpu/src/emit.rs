@@ -153,7 +153,7 @@ impl<'a> Emitter<'a> {
             Op::Linear { .. } => self.product(&Chain::of(at, node.outputs[0]), None),
             Op::Outliers { weight, .. } => self.outliers(at, *weight),
             Op::HeadLinear(h) => self.head_linear(at, h),
-            Op::DecayingSum(_) | Op::ShortConv(_) | Op::Mamba2(_) => {
+            Op::DecayingSum(_) | Op::ShortConv(_) | Op::Mamba2(_) | Op::DeltaRule(_) => {
                 unsupported("states of one row")
             }
             Op::Rope(_) => self.heads(&Heads { ropes: Some([at; 2]), norms: None }, Unused),

@@ -32,8 +32,8 @@ pub use builder::SubgraphBuilder;
 pub use calibration::{CalibrationTensor, InputRange, Rounding};
 pub use dtype::DType;
 pub use op::{
-    Activation, Attention, DecayingSum, ExpertGroup, Experts, HeadLinear, KvAppend, Mamba2, Op,
-    Rope, RopeFreqs, RopeStyle, Router, Score, ShortConv, StateKind, Window,
+    Activation, Attention, Decay, DecayingSum, DeltaRule, ExpertGroup, Experts, HeadLinear,
+    KvAppend, Mamba2, Op, Rope, RopeFreqs, RopeStyle, Router, Score, ShortConv, StateKind, Window,
 };
 pub use product_form::ProductForm;
 pub use shape::{Dim, Shape};

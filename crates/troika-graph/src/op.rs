@@ -207,6 +207,58 @@ impl Mamba2 {
     }
 }
 
+/// How a gated delta rule's decays follow from its input `x`, with a rate `r` above 0.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Decay {
+    /// `exp(-r * softplus(x))`.
+    Softplus,
+    /// `exp(least * sigmoid(r * x))`.
+    Bounded {
+        /// The smallest logarithm, below 0.
+        least: f32,
+    },
+}
+
+/// The gated delta rule (Gated Delta Networks, eq. 10; by channel: Kimi Linear, eq. 1). Each head of
+/// values keeps a matrix `s` of `key_dim` rows and `value_dim` columns. At each position
+/// `s = decay * s`, `s += k * beta * (v - k^T s)`, `y = q^T s`, where keys and queries have the
+/// length 1, and queries are divided by `sqrt(key_dim)`. Inputs: values, queries, keys, what decays
+/// follow from (`[rows, value_heads]`, or `key_dim` times as many), and what shares follow from
+/// (`[rows, value_heads]`, `beta = beta_scale * sigmoid(x)`). State: one row, of kind
+/// [`StateKind::Fixed`]. Output: rows of the width of values.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DeltaRule {
+    /// Heads of queries and keys.
+    pub key_heads: usize,
+    /// Heads of values, a multiple.
+    pub value_heads: usize,
+    /// Width of a key.
+    pub key_dim: usize,
+    /// Width of a value.
+    pub value_dim: usize,
+    /// Whether heads of values with a common key head lie `key_heads` apart, not side by side.
+    pub tiled: bool,
+    /// The rates of decay, `[1, value_heads]`.
+    pub rates: WeightRef,
+    /// Whether they are stored as logarithms, else negated.
+    pub rates_are_logs: bool,
+    /// How decays follow from their input.
+    pub decay: Decay,
+    /// Whether each row of a head's state has its own decay.
+    pub by_channel: bool,
+    /// The most that `beta` can be.
+    pub beta_scale: f32,
+    /// Page group, as in [`KvAppend`].
+    pub page_group: usize,
+}
+
+impl DeltaRule {
+    /// Columns of its state, `None` on overflow.
+    pub fn state(&self) -> Option<usize> {
+        self.value_heads.checked_mul(self.key_dim)?.checked_mul(self.value_dim)
+    }
+}
+
 /// Writes rows of keys or values into the paged cache at the forward batch's positions. Input:
 /// rows; state: the cache.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -421,6 +473,8 @@ pub enum Op {
     ShortConv(ShortConv),
     /// See [`Mamba2`].
     Mamba2(Mamba2),
+    /// See [`DeltaRule`].
+    DeltaRule(DeltaRule),
     /// `act(x)`.
     Activate(Activation),
     /// Inputs gate, up: `act(gate) * up`.
@@ -486,6 +540,7 @@ impl Op {
             }
             Op::Outliers { weight, .. } => vec![*weight],
             Op::ShortConv(s) => std::iter::once(s.weight).chain(s.bias).collect(),
+            Op::DeltaRule(d) => vec![d.rates],
             Op::HeadLinear(h) => h.weights.clone(),
             Op::Attention(a) => a.sinks.iter().copied().collect(),
             Op::Mamba2(m) => vec![m.a, m.d, m.dt_bias],
@@ -505,6 +560,7 @@ impl Op {
             Op::DecayingSum(s) => Some((s.page_group, true)),
             Op::ShortConv(s) => Some((s.page_group, true)),
             Op::Mamba2(m) => Some((m.page_group, true)),
+            Op::DeltaRule(d) => Some((d.page_group, true)),
             _ => None,
         }
     }
@@ -546,6 +602,7 @@ names! {
     Op::DecayingSum(_) => "decaying_sum",
     Op::ShortConv(_) => "short_conv",
     Op::Mamba2(_) => "mamba2",
+    Op::DeltaRule(_) => "delta_rule",
     Op::Activate(_) => "activate",
     Op::Gate(_) => "gate",
     Op::Add => "add",

@@ -7,7 +7,8 @@
 use crate::DType;
 use crate::activation_format::{ActivationFormat, IntFormat};
 use crate::op::{
-    Activation, Attention, ExpertGroup, Experts, Mamba2, Op, Rope, Router, Score, ShortConv,
+    Activation, Attention, Decay, DeltaRule, ExpertGroup, Experts, Mamba2, Op, Rope, Router, Score,
+    ShortConv,
 };
 use crate::shape::Dim;
 use crate::subgraph::{Node, Subgraph, Value, ValueId};
@@ -319,6 +320,7 @@ impl Check<'_> {
             }
             Op::ShortConv(s) => self.short_conv(s),
             Op::Mamba2(m) => self.mamba2(m),
+            Op::DeltaRule(d) => self.delta_rule(d),
             Op::Router(r) => self.router(r),
             Op::Experts(e) => self.experts(e),
             Op::ExpertGroup(g) => self.expert_group(g),
@@ -441,6 +443,25 @@ impl Check<'_> {
         self.same("state", self.state(0), width)?;
         let dtype = self.g.value(self.node.states[0]).dtype;
         want(dtype == F, || format!("a state of {dtype}; sums are f32"))
+    }
+
+    fn delta_rule(&self, d: &DeltaRule) -> Checked {
+        self.operands(&[F; 5], 1, &[F])?;
+        want(d.key_heads > 0 && d.value_heads.is_multiple_of(d.key_heads), || {
+            format!("{} value heads over {} key heads", d.value_heads, d.key_heads)
+        })?;
+        self.heads("values", self.input(0), d.value_heads, d.value_dim)?;
+        self.heads("queries", self.input(1), d.key_heads, d.key_dim)?;
+        self.heads("keys", self.input(2), d.key_heads, d.key_dim)?;
+        let channels = if d.by_channel { d.key_dim } else { 1 };
+        self.heads("decays", self.input(3), d.value_heads, channels)?;
+        self.same("shares", self.input(4), d.value_heads)?;
+        self.same("output", self.output(0), self.input(0))?;
+        self.fixed_state(d.state().ok_or_else(|| "too many columns".to_string())?)?;
+        let least = if let Decay::Bounded { least } = d.decay { least } else { -1.0 };
+        want(least.is_finite() && least < 0.0, || format!("a bound of {least} for decays"))?;
+        want(d.beta_scale.is_finite(), || format!("shares up to {}", d.beta_scale))?;
+        self.dims(d.rates, 1, d.value_heads)
     }
 
     fn router(&self, r: &Router) -> Checked {

@@ -248,6 +248,12 @@ impl RunShape<'_> {
                 d.move_bytes(node.states.first().map_or(0, |s| self.bytes(*s, 2)));
                 d.move_bytes(self.weights(&node.op.weights()));
             }
+            // A state's elements are multiplied and added to four times.
+            Op::DeltaRule(rule) => {
+                let each = times(&[8, rule.state().unwrap_or(usize::MAX)]);
+                d.operations(ActivationFormat::F32, each.saturating_mul(rows as u64));
+                d.move_bytes(node.states.first().map_or(0, |s| self.bytes(*s, 2)));
+            }
             Op::KvAppend(_) => {
                 d.move_bytes(node.states.first().map_or(0, |s| self.bytes(*s, rows)));
             }

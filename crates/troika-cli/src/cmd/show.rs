@@ -50,6 +50,13 @@ fn attention(layer: &Layer) -> String {
             return format!("none, a short convolution of {} taps", conv.taps);
         }
         Some(Mixer::Mamba2(m)) => return format!("none, {}", mamba(m)),
+        Some(Mixer::DeltaRule(d)) => {
+            let by = if d.by_channel { " by channel" } else { "" };
+            let (heads, keys, values) = (d.value_heads, d.key_dim, d.value_dim);
+            let mut s = format!("gated delta rule{by}, {heads} heads, {keys}x{values} states");
+            s.push_str(&format!(", convolutions of {}", d.taps));
+            return s;
+        }
         None => return "none".into(),
     };
     let mut s = match &a.latent {

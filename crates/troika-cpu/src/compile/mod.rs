@@ -10,8 +10,8 @@ pub(crate) mod weights;
 use smallvec::{SmallVec, smallvec};
 use troika_device::DeviceError;
 use troika_graph::{
-    ActivationFormat, Attention, DType, DecayingSum, Dim, KvAppend, Mamba2, Node, Op, Rope, Router,
-    ShortConv, Subgraph, ValueId, WeightDecl, WeightRef, verify,
+    ActivationFormat, Attention, DType, DecayingSum, DeltaRule, Dim, KvAppend, Mamba2, Node, Op,
+    Rope, Router, ShortConv, Subgraph, ValueId, WeightDecl, WeightRef, verify,
 };
 
 pub(crate) use crate::compile::experts::{ExpertWeights, ExpertsCode};
@@ -24,7 +24,7 @@ pub(crate) use crate::compile::weights::Loaded;
 use crate::compile::weights::{Form, MatrixAt, Needs, OutliersAt, PackedAt, VectorAt};
 use crate::kernels::elementwise::{Element, Slice};
 use crate::kernels::int8::{Layout, Quantization};
-use crate::kernels::recurrence::short_conv;
+use crate::kernels::recurrence::{delta, short_conv};
 use crate::kernels::{attention, int8, linear, rope, router};
 use crate::machine::Isa;
 use crate::runtime::LINE;
@@ -79,6 +79,10 @@ pub(crate) enum Code {
     Rope(Rope),
     KvAppend(KvAppend),
     DecayingSum(DecayingSum),
+    DeltaRule {
+        op: DeltaRule,
+        rates: VectorAt,
+    },
     ShortConv {
         op: ShortConv,
         weight: VectorAt,
@@ -271,6 +275,7 @@ fn states_of(exe: &mut Executable, op: &CompiledOp) {
         Code::KvAppend(k) => k.page_group,
         Code::Attention { op, .. } => op.page_group,
         Code::DecayingSum(s) => s.page_group,
+        Code::DeltaRule { op, .. } => op.page_group,
         Code::ShortConv { op, .. } => op.page_group,
         Code::Mamba2 { op, .. } => op.page_group,
         _ => return,
@@ -304,6 +309,11 @@ fn needs(exe: &mut Executable, op: &CompiledOp) {
         }
         Code::ShortConv { op, .. } => {
             worker = short_conv::worker_floats(op);
+            exe.uses_forward_batch = true;
+            exe.page_groups.push(op.page_group);
+        }
+        Code::DeltaRule { op, .. } => {
+            worker = delta::worker_floats(op);
             exe.uses_forward_batch = true;
             exe.page_groups.push(op.page_group);
         }
@@ -467,6 +477,9 @@ impl Compiler<'_> {
                 d: self.weights.vector(m.d),
                 dt_bias: self.weights.vector(m.dt_bias),
             },
+            Op::DeltaRule(d) => {
+                Code::DeltaRule { op: d.clone(), rates: self.weights.vector(d.rates) }
+            }
             Op::ShortConv(s) => Code::ShortConv {
                 op: s.clone(),
                 weight: self.weights.vector(s.weight),

@@ -11,7 +11,7 @@ use crate::kernels::elementwise::{Element, ElementRows, StridedOperands};
 use crate::kernels::kv::{CacheMut, CacheRef, CacheRows};
 use crate::kernels::linear::{OutView, Product, RowsView};
 use crate::kernels::norm::Norm;
-use crate::kernels::recurrence::{mamba2, short_conv};
+use crate::kernels::recurrence::{delta, mamba2, short_conv};
 use crate::kernels::{
     ByFloat, Context, KernelError, attention, elementwise, embed, int8, kv, linear, moe, norm,
     outliers, recurrence, rope, router,
@@ -183,6 +183,13 @@ impl<'a> Operands<'a> {
                     let (forward, x, dt) = (&*task.forward, self.input(0), self.input(1));
                     let x = mamba2::Operands { op, a, d, dt_bias, forward, state, x, dt };
                     mamba2::mamba2(cx, x, self.output(0))
+                }
+                Code::DeltaRule { op, rates } => {
+                    let rows = CacheRows::shared(self.part(self.op.states[0]));
+                    let [v, q, k, decay, beta] = std::array::from_fn(|i| self.input(i));
+                    let rates = exe.vector(*rates);
+                    let x = delta::Operands { v, q, k, decay, beta, rates };
+                    delta::delta_rule(cx, &task.forward, op, rows, x, self.output(0))
                 }
                 Code::Attention { op, sinks } => {
                     let keys = self.cache(0);

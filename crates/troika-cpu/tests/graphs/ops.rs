@@ -185,6 +185,30 @@ fn mamba2() -> Case {
     b.done()
 }
 
+/// Four heads of values over two of keys.
+fn delta_rule() -> Case {
+    let mut b = Build::new("delta_rule");
+    let rates = b.weight(DType::F32, 1, 4);
+    let op = DeltaRule {
+        key_heads: 2,
+        value_heads: 4,
+        key_dim: 3,
+        value_dim: 5,
+        tiled: false,
+        rates,
+        rates_are_logs: true,
+        decay: Decay::Softplus,
+        by_channel: false,
+        beta_scale: 1.0,
+        page_group: 2,
+    };
+    let x = [20, 6, 6, 4, 4].map(|cols| b.floats(cols));
+    let state = b.cache(60, DType::F32);
+    let y = b.b.stateful("y", Op::DeltaRule(op), &x, state, 20);
+    b.b.output(y);
+    b.done()
+}
+
 fn attention(name: &'static str, dtype: DType, value_in_key: bool) -> Case {
     let mut b = Build::new(name);
     let sinks = b.weight(DType::F32, 1, 4);
@@ -320,6 +344,7 @@ pub fn cases() -> Vec<Case> {
         short_conv(false),
         short_conv(true),
         mamba2(),
+        delta_rule(),
         append("kv_append", DType::F32),
         append("kv_append to f16", DType::F16),
         attention("attention", DType::F32, false),
@@ -522,6 +547,19 @@ fn wrong_caches() -> Vec<Wrong> {
             g => with!(g, Op::Mamba2(m) => m.state_size = usize::MAX);
         "mamba2": "steps from 2 to 1", g => with!(g, Op::Mamba2(m) => m.dt_min = 2.0);
         "mamba2": "is 1x3, needs 1x4", g => g.weights[1].cols = 3;
+        "delta_rule": "4 value heads over 3 key heads",
+            g => with!(g, Op::DeltaRule(d) => d.key_heads = 3);
+        "delta_rule": "4 value heads over 0 key heads",
+            g => with!(g, Op::DeltaRule(d) => d.key_heads = 0);
+        "delta_rule": "decays has 4 columns, needs 4 heads of 3",
+            g => with!(g, Op::DeltaRule(d) => d.by_channel = true);
+        "delta_rule": "state has 70 columns, needs 60", g => cols(g, 5, 70);
+        "delta_rule": "a state of F16; sums are f32", g => g.values[5].dtype = DType::F16;
+        "delta_rule": "is 1x5, needs 1x4", g => g.weights[0].cols = 5;
+        "delta_rule": "a bound of 0 for decays",
+            g => with!(g, Op::DeltaRule(d) => d.decay = Decay::Bounded { least: 0.0 });
+        "delta_rule": "shares up to NaN",
+            g => with!(g, Op::DeltaRule(d) => d.beta_scale = f32::NAN);
         "kv_append": "input has 10 columns, needs 9",
             g => with!(g, Op::KvAppend(k) => k.width = 9);
         "kv_append": "cache has 20 columns, needs 10", g => cols(g, 1, 20);

@@ -1,10 +1,10 @@
 //! Recurrences, compared with plain references.
 
 use troika_cpu::kernels::kv::CacheMut;
-use troika_cpu::kernels::recurrence::{self, mamba2, short_conv};
+use troika_cpu::kernels::recurrence::{self, delta, mamba2, short_conv};
 use troika_cpu::kernels::{Context, KernelError};
 use troika_device::{ForwardBatch, PageTable, SeqRows};
-use troika_graph::{DecayingSum, Mamba2, ShortConv, StateKind, WeightRef};
+use troika_graph::{Decay, DecayingSum, DeltaRule, Mamba2, ShortConv, StateKind, WeightRef};
 
 use crate::{Random, reference, runnable, with};
 
@@ -243,5 +243,152 @@ fn a_rate_that_overflows_is_an_error() {
         let x = mamba2::Operands { op, a, d, dt_bias, forward, state, x, dt };
         let refused = mamba2::mamba2(cx, x, &mut y).unwrap_err().to_string();
         assert_eq!(refused, "A of Mamba-2's head 2 is 1000, which overflows");
+    });
+}
+
+/// Three pairs of heads with wide values.
+const RULE: DeltaRule = DeltaRule {
+    key_heads: 3,
+    value_heads: 6,
+    key_dim: 20,
+    value_dim: 70,
+    tiled: false,
+    rates: WeightRef(0),
+    rates_are_logs: true,
+    decay: Decay::Softplus,
+    by_channel: false,
+    beta_scale: 1.0,
+    page_group: 0,
+};
+
+/// The operands of a delta rule in rows, of all positions.
+struct Rule {
+    v: Vec<f32>,
+    q: Vec<f32>,
+    k: Vec<f32>,
+    decay: Vec<f32>,
+    beta: Vec<f32>,
+    rates: Vec<f32>,
+}
+
+impl Rule {
+    fn new(op: &DeltaRule, len: usize) -> Rule {
+        let (keys, heads) = (op.key_heads * op.key_dim, op.value_heads);
+        let floats = |seed, n: usize| Random(seed).floats(n);
+        let decays = if op.by_channel { heads * op.key_dim } else { heads };
+        let rates = floats(16, heads).iter().map(|r| if op.rates_are_logs { *r } else { -r.exp() });
+        Rule {
+            v: floats(11, len * heads * op.value_dim),
+            q: floats(12, len * keys),
+            k: floats(13, len * keys),
+            decay: floats(14, len * decays),
+            beta: floats(15, len * heads),
+            rates: rates.collect(),
+        }
+    }
+
+    /// Some of `len` rows.
+    fn rows(&self, from: usize, to: usize, len: usize) -> delta::Operands<'_> {
+        let all = [&self.v, &self.q, &self.k, &self.decay, &self.beta];
+        let [v, q, k, decay, beta] = all.map(|x| &x[x.len() / len * from..x.len() / len * to]);
+        delta::Operands { v, q, k, decay, beta, rates: &self.rates }
+    }
+
+    /// The rule as it is written, in f64.
+    fn plain(&self, op: &DeltaRule, len: usize) -> Vec<f32> {
+        let (n, width) = (op.key_dim, op.value_dim);
+        let mut y = vec![0.0; len * op.value_heads * width];
+        for head in 0..op.value_heads {
+            let each = op.value_heads / op.key_heads;
+            let of_key = if op.tiled { head % op.key_heads } else { head / each };
+            let mut s = vec![0.0; n * width];
+            for row in 0..len {
+                let line = row * op.value_heads + head;
+                let vector = |x: &[f32], scale: f64| -> Vec<f64> {
+                    let x = &x[(row * op.key_heads + of_key) * n..][..n];
+                    let square: f64 = x.iter().map(|x| f64::from(*x).powi(2)).sum();
+                    x.iter().map(|x| f64::from(*x) / (square + 1e-6).sqrt() * scale).collect()
+                };
+                let (k, q) = (vector(&self.k, 1.0), vector(&self.q, (n as f64).powf(-0.5)));
+                let raw = f64::from(self.rates[head]);
+                let rate = if op.rates_are_logs { raw.exp() } else { -raw };
+                let beta = f64::from(op.beta_scale) / (1.0 + f64::from(-self.beta[line]).exp());
+                for (i, row) in s.chunks_exact_mut(width).enumerate() {
+                    let x = self.decay[if op.by_channel { line * n + i } else { line }];
+                    let log = match op.decay {
+                        Decay::Softplus => -rate * f64::from(x).exp().ln_1p(),
+                        Decay::Bounded { least } => {
+                            f64::from(least) / (1.0 + (-rate * f64::from(x)).exp())
+                        }
+                    };
+                    row.iter_mut().for_each(|s| *s *= log.exp());
+                }
+                for c in 0..width {
+                    let along = |x: &[f64], s: &[f64]| -> f64 {
+                        x.iter().zip(s.chunks_exact(width)).map(|(x, s)| x * s[c]).sum()
+                    };
+                    let new = beta * (f64::from(self.v[line * width + c]) - along(&k, &s));
+                    for (k, s) in k.iter().zip(s.chunks_exact_mut(width)) {
+                        s[c] += k * new;
+                    }
+                    y[line * width + c] = along(&q, &s) as f32;
+                }
+            }
+        }
+        y
+    }
+}
+
+#[test]
+fn delta_rules_go_on_from_chunk_to_chunk() {
+    let len = 18;
+    let bounded = Decay::Bounded { least: -5.0 };
+    for op in [
+        RULE,
+        DeltaRule { tiled: true, rates_are_logs: false, beta_scale: 2.0, ..RULE },
+        DeltaRule { by_channel: true, value_dim: 16, ..RULE },
+        DeltaRule { by_channel: true, decay: bounded, key_dim: 5, value_dim: 3, ..RULE },
+    ] {
+        let (x, wide) = (Rule::new(&op, len), op.value_heads * op.value_dim);
+        let want = x.plain(&op, len);
+        for isa in runnable() {
+            let mut whole = Vec::new();
+            for (chunk, threads) in [(len, 4), (1, 1), (2, 2), (3, 2), (5, 1)] {
+                let mut state = vec![f32::NAN; 5 * op.state().unwrap()];
+                let mut all = Vec::new();
+                for from in (0..len).step_by(chunk) {
+                    let rows = chunk.min(len - from);
+                    let (forward, mut y) = (batch(from, rows), vec![f32::NAN; rows * wide]);
+                    with(isa, threads, |cx| {
+                        let CacheMut::F32(state) = CacheMut::f32(&mut state) else { panic!() };
+                        let x = x.rows(from, from + rows, len);
+                        delta::delta_rule(cx, &forward, &op, state, x, &mut y).unwrap();
+                    });
+                    all.extend(y);
+                }
+                for (got, want) in all.iter().zip(&want) {
+                    assert!((got - want).abs() <= 1e-5, "{got}, not {want}");
+                }
+                if whole.is_empty() {
+                    whole = all;
+                } else {
+                    assert_eq!(whole, all, "{chunk} rows at once");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn rates_that_overflow_are_errors() {
+    let mut x = Rule::new(&RULE, 1);
+    x.rates[4] = 1000.0;
+    let (mut state, mut y) = (vec![0.0; 5 * RULE.state().unwrap()], vec![0.0; 6 * 70]);
+    with(runnable().next().unwrap(), 1, |cx| {
+        let CacheMut::F32(state) = CacheMut::f32(&mut state) else { panic!() };
+        let x = x.rows(0, 1, 1);
+        let refused = delta::delta_rule(cx, &batch(0, 1), &RULE, state, x, &mut y);
+        let why = "A_log of head 4 is 1000: its decay overflows";
+        assert_eq!(refused, Err(KernelError::Operand(why.into())));
     });
 }

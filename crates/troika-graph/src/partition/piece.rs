@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::take::{Reads, Take, reads_input, reads_states};
 use crate::op::{
-    Attention, ExpertGroup, Experts, HeadLinear, KvAppend, Mamba2, Op, Router, ShortConv,
+    Attention, DeltaRule, ExpertGroup, Experts, HeadLinear, KvAppend, Mamba2, Op, Router, ShortConv,
 };
 use crate::shape::{Dim, Shape};
 use crate::subgraph::{Node, Subgraph, Value, ValueId};
@@ -201,6 +201,25 @@ pub(super) fn whole(graph: &Subgraph, part: usize) -> Piece {
     Piece { part, graph: graph.clone(), inputs, states, outputs: all(&graph.outputs) }
 }
 
+/// A recurrence with its own weights.
+fn recurrence(op: &Op, b: &mut PieceBuilder<'_>) -> Op {
+    match op {
+        Op::Mamba2(m) => Op::Mamba2(Mamba2 {
+            a: b.weight(m.a),
+            d: b.weight(m.d),
+            dt_bias: b.weight(m.dt_bias),
+            ..m.clone()
+        }),
+        Op::ShortConv(s) => Op::ShortConv(ShortConv {
+            weight: b.weight(s.weight),
+            bias: s.bias.map(|w| b.weight(w)),
+            ..s.clone()
+        }),
+        Op::DeltaRule(d) => Op::DeltaRule(DeltaRule { rates: b.weight(d.rates), ..d.clone() }),
+        _ => op.clone(),
+    }
+}
+
 /// The op that computes a share of another one, with the piece's weights.
 fn part_of(op: &Op, take: &Take, b: &mut PieceBuilder<'_>) -> Op {
     match op {
@@ -255,17 +274,7 @@ fn part_of(op: &Op, take: &Take, b: &mut PieceBuilder<'_>) -> Op {
         | Op::Convert
         | Op::SigmoidGate
         | Op::SliceCols { .. } => op.clone(),
-        Op::Mamba2(m) => Op::Mamba2(Mamba2 {
-            a: b.weight(m.a),
-            d: b.weight(m.d),
-            dt_bias: b.weight(m.dt_bias),
-            ..m.clone()
-        }),
-        Op::ShortConv(s) => Op::ShortConv(ShortConv {
-            weight: b.weight(s.weight),
-            bias: s.bias.map(|w| b.weight(w)),
-            ..s.clone()
-        }),
+        Op::Mamba2(_) | Op::ShortConv(_) | Op::DeltaRule(_) => recurrence(op, b),
         Op::Router(r) => Op::Router(Router { bias: r.bias.map(|w| b.weight(w)), ..r.clone() }),
     }
 }

@@ -69,6 +69,7 @@ pub(super) fn groups(graph: &Subgraph, node: &Node) -> Option<usize> {
         | Op::SigmoidGate => Some(input),
         Op::Embed { .. }
         | Op::DecayingSum(_)
+        | Op::DeltaRule(_)
         | Op::ShortConv(_)
         | Op::Mamba2(_)
         | Op::Router(_)
@@ -84,6 +85,7 @@ fn never(graph: &Subgraph, node: &Node) -> bool {
     match &node.op {
         Op::Embed { .. }
         | Op::DecayingSum(_)
+        | Op::DeltaRule(_)
         | Op::ShortConv(_)
         | Op::Mamba2(_)
         | Op::Experts(_)

@@ -274,6 +274,11 @@ impl<'a> Base<'a> {
         self.kinds("layer_types", "sliding_attention", "full_attention", rule)
     }
 
+    /// Which layers have the delta rule: `layer_types`, or the family's rule.
+    pub fn linear(&self, rule: impl Fn(usize) -> bool) -> Result<Vec<bool>> {
+        self.kinds("layer_types", "linear_attention", "full_attention", rule)
+    }
+
     /// Which layers have a dense feed-forward: `mlp_layer_types`, or the family's rule.
     pub fn dense(&self, rule: impl Fn(usize) -> bool) -> Result<Vec<bool>> {
         self.kinds("mlp_layer_types", "dense", "sparse", rule)

@@ -57,6 +57,10 @@ const ARCHITECTURES: &[(&str, &str, bool)] = &[
     ("falcon-h1", "falcon_h1", false),
     ("nemotron_h", "nemotron_h", false),
     ("nemotron_h_moe", "nemotron_h", false),
+    ("qwen3next", "qwen3_next", false),
+    ("qwen35", "qwen3_5", false),
+    ("qwen35moe", "qwen3_5_moe", false),
+    ("kimi-linear", "kimi_linear", true),
     ("starcoder2", "starcoder2", false),
     ("stablelm", "stablelm", false),
 ];
@@ -100,6 +104,12 @@ const RENAMED: &[(&str, &str)] = &[
     ("ssm.group_count", "mamba_n_groups"),
     ("ssm.inner_size", "mamba_d_ssm"),
     ("ssm.time_step_rank", "mamba_n_heads"),
+    ("full_attention_interval", "full_attention_interval"),
+    ("ssm.conv_kernel", "linear_conv_kernel_dim"),
+    ("ssm.state_size", "linear_key_head_dim"),
+    ("ssm.group_count", "linear_num_key_heads"),
+    ("ssm.time_step_rank", "linear_num_value_heads"),
+    ("kda.head_dim", "linear_key_head_dim"),
 ];
 
 fn to_json(v: &GgufValue) -> Value {
@@ -387,6 +397,7 @@ fn family_facts(family: &str, meta: &GgufMeta, c: &mut Map<String, Value>) -> Re
             }
         }
         family if LATENT.contains(&family) => deepseek(family, meta, c)?,
+        "qwen3_next" | "qwen3_5" | "qwen3_5_moe" => delta_rule(meta, c)?,
         "olmo3" | "mellum" | "laguna" | "mimo_v2_flash" => ropes_by_kind(family, meta, c),
         "ministral3" => temperature(meta, c),
         family if HYBRIDS.contains(&family) => hybrid(family, meta, layers, c),
@@ -397,6 +408,35 @@ fn family_facts(family: &str, meta: &GgufMeta, c: &mut Map<String, Value>) -> Re
     window_pattern(meta, layers, c);
     Ok(())
 }
+
+/// The delta rule's layers and sizes, of which no key may be absent.
+fn delta_rule(meta: &GgufMeta, c: &mut Map<String, Value>) -> Result<()> {
+    let size = |key: &str| {
+        let found = meta.integer(key);
+        found.ok_or_else(|| ConfigError::Missing(format!("{key} in the GGUF metadata")))
+    };
+    for key in ["ssm.conv_kernel", "ssm.state_size", "ssm.group_count"] {
+        size(key)?;
+    }
+    let (all, heads) = (size("ssm.inner_size")?, size("ssm.time_step_rank")?);
+    if heads == 0 || !all.is_multiple_of(heads) {
+        return Err(bad("ssm.inner_size", all, format!("not a multiple of {heads} heads")));
+    }
+    c.insert("linear_value_head_dim".into(), json!(all / heads));
+    if let Some(GgufValue::Array(list)) = meta.arch("attention.recurrent_layers") {
+        let layers = c.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or(0);
+        let kind = |v: &GgufValue| if v.as_bool() == Some(true) { LINEAR } else { FULL };
+        // Heads that predict several tokens are no layers.
+        let kinds = list.iter().take(usize::try_from(layers).unwrap_or(usize::MAX).min(1 << 16));
+        c.insert("layer_types".into(), kinds.map(|v| json!(kind(v))).collect());
+    }
+    Ok(())
+}
+
+/// Kinds of layers.
+const LINEAR: &str = "linear_attention";
+/// See [`LINEAR`].
+const FULL: &str = "full_attention";
 
 /// Which layers have the window: a list, or a number n for "all but every n-th" (0: all).
 fn window_pattern(meta: &GgufMeta, layers: u64, c: &mut Map<String, Value>) {
@@ -472,11 +512,11 @@ fn hybrid(family: &str, meta: &GgufMeta, layers: u64, c: &mut Map<String, Value>
 }
 
 /// Families of latent attention.
-const LATENT: [&str; 3] = ["deepseek_v2", "deepseek_v3", "youtu"];
+const LATENT: [&str; 4] = ["deepseek_v2", "deepseek_v3", "kimi_linear", "youtu"];
 
 /// Families whose layers may differ in their numbers of heads.
 fn heads_by_layer(family: &str) -> bool {
-    matches!(family, "laguna" | "mimo_v2_flash")
+    matches!(family, "kimi_linear" | "laguna" | "mimo_v2_flash")
 }
 
 /// What only the tensors say: the family among those of one architecture, and which layers are
@@ -522,7 +562,7 @@ fn by_tensors(
 }
 
 /// Families with sparse layers where the file has routers.
-const FROM_TENSORS: [&str; 11] = [
+const FROM_TENSORS: [&str; 12] = [
     "deepseek_v3",
     "glm4_moe",
     "ernie4_5_moe",
@@ -532,6 +572,7 @@ const FROM_TENSORS: [&str; 11] = [
     "cohere2_moe",
     "dots1",
     "afmoe",
+    "kimi_linear",
     "laguna",
     "mimo_v2_flash",
 ];
@@ -570,7 +611,7 @@ fn temperature(meta: &GgufMeta, c: &mut Map<String, Value>) {
 fn deepseek(family: &str, meta: &GgufMeta, c: &mut Map<String, Value>) -> Result<()> {
     match meta.integer("expert_gating_func") {
         None | Some(0 | 1) => {}
-        Some(2) if family == "deepseek_v3" => {}
+        Some(2) if matches!(family, "deepseek_v3" | "kimi_linear") => {}
         Some(other) => {
             return Err(unsupported(format!("expert_gating_func {other}"), "1 (softmax)"));
         }
@@ -593,6 +634,17 @@ fn deepseek(family: &str, meta: &GgufMeta, c: &mut Map<String, Value>) -> Result
     // The file counts heads of the compressed form; the model has as many as query heads.
     c.remove("num_key_value_heads");
     c.remove("head_dim");
+    if family == "kimi_linear" {
+        let missing = |key: &str| ConfigError::Missing(format!("{key} in the GGUF metadata"));
+        for key in ["ssm.conv_kernel", "kda.head_dim"] {
+            meta.integer(key).ok_or_else(|| missing(key))?;
+        }
+        // Layers of the delta rule count no heads of keys.
+        let heads = c.get("num_key_value_heads_per_layer").and_then(Value::as_array);
+        let kind = |n: &Value| json!(if n.as_u64() == Some(0) { LINEAR } else { FULL });
+        let kinds: Option<Value> = heads.map(|heads| heads.iter().map(kind).collect());
+        kinds.map(|kinds| c.insert("layer_types".into(), kinds));
+    }
     for flag in ["attention_bias", "mlp_bias"] {
         c.insert(flag.into(), json!(false));
     }

@@ -2,9 +2,12 @@
 
 use std::collections::HashSet;
 
-use super::names::{Candidates, TensorNames, gate_rows, mamba_of, mamba_rows, packed_rows, whole};
+use super::delta_names;
+use super::names::{
+    Candidates, TensorNames, beside_queries, gate_rows, mamba_of, mamba_rows, packed_rows, whole,
+};
 use crate::spec::{Checkpoint, Recipe};
-use crate::spec::{Key, Layer, ModelSpec, WeightRole};
+use crate::spec::{Key, Layer, Mixer, ModelSpec, WeightRole};
 
 pub(super) struct GgufNames {
     /// Layers with a separate gate; in others `ffn_up` holds gate and up (Phi-3).
@@ -66,6 +69,11 @@ fn expert_bias(part: &str, e: usize) -> Candidates {
 impl GgufNames {
     fn layer(&self, spec: &ModelSpec, index: usize, role: WeightRole, e: usize) -> Candidates {
         let layer = &spec.layers[index];
+        if let Some(Mixer::DeltaRule(d)) = &layer.mixer
+            && let Some(all) = delta_names::gguf(d, role, e)
+        {
+            return all;
+        }
         match role {
             WeightRole::AttnPre => whole(&["attn_norm.weight"]),
             WeightRole::AttnPreBias => whole(&["attn_norm.bias"]),
@@ -90,21 +98,10 @@ impl GgufNames {
             WeightRole::KNormBias => whole(&["attn_k_norm.bias"]),
             WeightRole::AttnGate => {
                 let attn = layer.attention().into_iter();
-                attn.map(|a| gate_rows(a, "attn_gate.weight")).collect()
+                let beside = |a| beside_queries(a, role, "attn_q.weight");
+                attn.map(|a| beside(a).unwrap_or_else(|| gate_rows(a, "attn_gate.weight")))
+                    .collect()
             }
-            WeightRole::MixIn | WeightRole::MixGate | WeightRole::MixStep => {
-                match mamba_of(layer) {
-                    Some(m) => vec![Recipe::rows("ssm_in.weight", mamba_rows(m, role))],
-                    None => whole(&["shortconv.in_proj.weight"]),
-                }
-            }
-            WeightRole::MixOut => whole(&["ssm_out.weight", "shortconv.out_proj.weight"]),
-            WeightRole::MixConv => whole(&["ssm_conv1d.weight", "shortconv.conv.weight"]),
-            WeightRole::MixConvBias => whole(&["ssm_conv1d.bias"]),
-            WeightRole::MixRate => whole(&["ssm_a"]),
-            WeightRole::MixSkip => whole(&["ssm_d"]),
-            WeightRole::MixStepShift => whole(&["ssm_dt.bias"]),
-            WeightRole::MixNorm => whole(&["ssm_norm.weight"]),
             WeightRole::ExpertChoice => whole(&["exp_probs_b.bias", "exp_probs_b"]),
             WeightRole::Sinks => whole(&["attn_sinks.weight"]),
             WeightRole::QDown => whole(&["attn_q_a.weight"]),
@@ -129,12 +126,15 @@ impl GgufNames {
             WeightRole::ExpertGateBias => expert_bias("gate", e),
             WeightRole::ExpertUpBias => expert_bias("up", e),
             WeightRole::ExpertDownBias => expert_bias("down", e),
-            _ => Vec::new(),
+            _ => mixer(layer, role),
         }
     }
 
     fn qkv(&self, layer: &Layer, role: WeightRole) -> Candidates {
         let Some(a) = layer.attention() else { return Vec::new() };
+        if let Some(beside) = beside_queries(a, role, "attn_q.weight") {
+            return vec![beside];
+        }
         let range = packed_rows(a, role);
         let matrix =
             |name: &str| vec![Recipe::whole(name), Recipe::rows("attn_qkv.weight", range.clone())];
@@ -175,6 +175,24 @@ fn gate_up_expert(layer: &Layer, role: WeightRole, e: usize) -> Candidates {
     let start = (2 * e + second) * m.inter;
     all.push(Recipe::rows("ffn_gate_up_exps.weight", start..start + m.inter));
     all
+}
+
+/// Tensors of short convolutions and Mamba-2.
+fn mixer(layer: &Layer, role: WeightRole) -> Candidates {
+    match role {
+        WeightRole::MixIn | WeightRole::MixGate | WeightRole::MixStep => match mamba_of(layer) {
+            Some(m) => vec![Recipe::rows("ssm_in.weight", mamba_rows(m, role))],
+            None => whole(&["shortconv.in_proj.weight"]),
+        },
+        WeightRole::MixOut => whole(&["ssm_out.weight", "shortconv.out_proj.weight"]),
+        WeightRole::MixConv => whole(&["ssm_conv1d.weight", "shortconv.conv.weight"]),
+        WeightRole::MixConvBias => whole(&["ssm_conv1d.bias"]),
+        WeightRole::MixRate => whole(&["ssm_a"]),
+        WeightRole::MixSkip => whole(&["ssm_d"]),
+        WeightRole::MixStepShift => whole(&["ssm_dt.bias"]),
+        WeightRole::MixNorm => whole(&["ssm_norm.weight"]),
+        _ => Vec::new(),
+    }
 }
 
 /// New files split the key/value expansion by head and transpose the keys' part; old ones do not.

@@ -5,13 +5,21 @@ use std::ops::Range;
 
 use troika_graph::Activation;
 
-use super::names::{Candidates, TensorNames, gate_rows, mamba_of, mamba_rows, packed_rows, whole};
-use crate::spec::{Attn, Key, Layer, ModelSpec, Moe, WeightRole};
+use super::delta_names;
+use super::names::{
+    Candidates, TensorNames, beside_queries, gate_rows, mamba_of, mamba_rows, packed_rows, whole,
+};
+use crate::spec::{Attn, Key, Layer, Mixer, ModelSpec, Moe, WeightRole};
 use crate::spec::{Cols, Recipe};
 
 /// Prefixes of the decoder's tensors: the usual one, none, and the ones of multimodal models.
 const PREFIXES: [&str; 5] =
     ["model.", "", "language_model.model.", "model.language_model.", "backbone."];
+
+/// Families that name some modules otherwise.
+const RENAMING: [&str; 2] = ["bailing_hybrid", "kimi_linear"];
+/// These modules, and their other names.
+const MODULES: [(&str, &str); 2] = [("self_attn.", "attention."), ("mlp.", "block_sparse_moe.")];
 
 pub(super) struct HfNames;
 
@@ -22,11 +30,21 @@ impl TensorNames for HfNames {
         let one = One { layer, hidden: spec.hidden, index: key.index.unwrap_or(0) };
         let recipes = one.recipes(key.role);
         let mut all = Vec::with_capacity(recipes.len() * PREFIXES.len());
+        let renames = RENAMING.contains(&&*spec.family);
         for prefix in PREFIXES {
-            all.extend(recipes.iter().map(|r| {
-                let tensor = format!("{prefix}layers.{index}.{}", r.tensor);
-                Recipe { tensor, ..r.clone() }
-            }));
+            let place = |name: &str, r: &Recipe| Recipe {
+                tensor: format!("{prefix}layers.{index}.{name}"),
+                ..r.clone()
+            };
+            all.extend(recipes.iter().map(|r| place(&r.tensor, r)));
+            let modules = if renames { &MODULES[..] } else { &[] };
+            for (usual, other) in modules {
+                let renamed = recipes.iter().filter_map(|r| {
+                    let rest = r.tensor.strip_prefix(*usual)?;
+                    Some(place(&format!("{other}{rest}"), r))
+                });
+                all.extend(renamed);
+            }
         }
         all
     }
@@ -43,7 +61,12 @@ impl TensorNames for HfNames {
 
 fn outer(role: WeightRole) -> Candidates {
     let names: &[&str] = match role {
-        WeightRole::Embed => &["embed_tokens.weight", "tok_embeddings.weight", "embeddings.weight"],
+        WeightRole::Embed => &[
+            "embed_tokens.weight",
+            "tok_embeddings.weight",
+            "embeddings.weight",
+            "word_embeddings.weight",
+        ],
         WeightRole::FinalNorm => {
             &["norm.weight", "final_layernorm.weight", "embedding_norm.weight", "norm_f.weight"]
         }
@@ -83,6 +106,11 @@ fn or_part(names: &[&str], packed: &str, range: Range<usize>) -> Candidates {
 impl One<'_> {
     fn recipes(&self, role: WeightRole) -> Candidates {
         use WeightRole as W;
+        if let Some(Mixer::DeltaRule(d)) = &self.layer.mixer
+            && let Some(all) = delta_names::hf(d, role, self.index)
+        {
+            return all;
+        }
         // In models with a norm after attention, that norm has the name of the one before the
         // feed-forward.
         let sandwich = self.layer.attn_post.is_some();
@@ -90,6 +118,7 @@ impl One<'_> {
             W::AttnPre => &[
                 "input_layernorm.weight",
                 "attention_norm.weight",
+                "attention_layer_norm.weight",
                 "operator_norm.weight",
                 "norm.weight",
             ],
@@ -98,6 +127,7 @@ impl One<'_> {
                 "post_self_attn_layernorm.weight",
                 "post_attention_layernorm.weight",
                 "post_operator_norm.weight",
+                "feedforward_layer_norm.weight",
             ],
             W::FfnPost => &[
                 "post_feedforward_layernorm.weight",
@@ -114,6 +144,7 @@ impl One<'_> {
                 "post_attention_layernorm.weight",
                 "ffn_norm.weight",
                 "pre_ff_layernorm.weight",
+                "feedforward_layer_norm.weight",
                 "norm.weight",
             ],
             W::FfnPreBias => &["post_attention_layernorm.bias"],
@@ -145,6 +176,22 @@ impl One<'_> {
             W::QNormBias => &["self_attn.q_layernorm.bias"],
             W::KNormBias => &["self_attn.k_layernorm.bias"],
             W::Sinks => &["self_attn.sinks", "self_attn.attention_sink_bias"],
+            _ => return self.mixer(role),
+        })
+    }
+
+    /// Tensors of latent attention and of mixers without a cache of positions.
+    fn mixer(&self, role: WeightRole) -> Candidates {
+        use WeightRole as W;
+        whole(match role {
+            W::QDownBias => &["self_attn.q_a_proj.bias"],
+            W::QDown => &["self_attn.q_a_proj.weight"],
+            W::QDownNorm => &["self_attn.q_a_layernorm.weight"],
+            W::QUp => &["self_attn.q_b_proj.weight"],
+            W::KvDownNorm => &["self_attn.kv_a_layernorm.weight"],
+            W::KvDown | W::KRope | W::KAbsorb | W::VUp | W::KvDownBias | W::KRopeBias => {
+                return self.latent(role);
+            }
             W::MixIn | W::MixGate | W::MixStep => return self.mix_in("weight", role),
             W::MixInBias | W::MixGateBias | W::MixStepBias => return self.mix_in("bias", role),
             W::MixOut => return mixers("out_proj.weight"),
@@ -155,14 +202,6 @@ impl One<'_> {
             W::MixSkip => return mixers("D"),
             W::MixStepShift => return mixers("dt_bias"),
             W::MixNorm => return mixers("norm.weight"),
-            W::QDownBias => &["self_attn.q_a_proj.bias"],
-            W::QDown => &["self_attn.q_a_proj.weight"],
-            W::QDownNorm => &["self_attn.q_a_layernorm.weight"],
-            W::QUp => &["self_attn.q_b_proj.weight"],
-            W::KvDownNorm => &["self_attn.kv_a_layernorm.weight"],
-            W::KvDown | W::KRope | W::KAbsorb | W::VUp | W::KvDownBias | W::KRopeBias => {
-                return self.latent(role);
-            }
             _ => return self.feed_forward(role),
         })
     }
@@ -194,6 +233,7 @@ impl One<'_> {
                 "mlp.expert_bias",
                 "feed_forward.expert_bias",
                 "mixer.gate.e_score_correction_bias",
+                "mlp.gate.expert_bias",
             ],
             W::RouterBias => &["mlp.router.bias", "mlp.gate.bias"],
             W::SharedGate => return self.shared("gate_proj.weight", role),
@@ -210,6 +250,9 @@ impl One<'_> {
     /// A projection, or its rows in one that packs q, k and v in this order.
     fn qkv(&self, name: &str, role: WeightRole) -> Candidates {
         let Some(a) = self.layer.attention() else { return Vec::new() };
+        if let Some(beside) = beside_queries(a, role, "self_attn.q_proj.weight") {
+            return vec![beside];
+        }
         let bias = name.ends_with("bias");
         let packed = if bias { "self_attn.qkv_proj.bias" } else { "self_attn.qkv_proj.weight" };
         let names = [&*format!("self_attn.{name}"), &format!("mixer.{name}")];
@@ -223,6 +266,9 @@ impl One<'_> {
     /// The gate of heads' outputs: a head's one number becomes a row for each of its elements.
     fn gate(&self) -> Candidates {
         let Some(a) = self.layer.attention() else { return Vec::new() };
+        if let Some(beside) = beside_queries(a, WeightRole::AttnGate, "self_attn.q_proj.weight") {
+            return vec![beside];
+        }
         ["self_attn.gate_proj.weight", "self_attn.g_proj.weight"].map(|n| gate_rows(a, n)).to_vec()
     }
 

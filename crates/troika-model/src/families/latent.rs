@@ -10,7 +10,7 @@ use super::routed::{Routing, routed};
 use crate::spec::{Attn, Ffn, Latent, ModelSpec, Moe, Norm, SharedExpert};
 
 /// Sizes that a family's configs may omit.
-struct Sizes {
+pub(super) struct Sizes {
     nope: usize,
     rope: usize,
     value: usize,
@@ -18,10 +18,10 @@ struct Sizes {
     rank: usize,
 }
 
-const DEEPSEEK: Sizes = Sizes { nope: 128, rope: 64, value: 128, rank: 1536 };
+pub(super) const DEEPSEEK: Sizes = Sizes { nope: 128, rope: 64, value: 128, rank: 1536 };
 
 /// The config's fields, and its latent attention.
-fn latent<'a>(
+pub(super) fn latent<'a>(
     f: Fields<'a>,
     source: &'a ConfigSource,
     d: Defaults,

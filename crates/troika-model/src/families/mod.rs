@@ -6,6 +6,8 @@
 mod base;
 mod cohere;
 mod defaults;
+mod delta;
+mod delta_names;
 mod dense;
 mod fields;
 mod gemma;
@@ -55,6 +57,7 @@ type FamilyFn = fn(Fields<'_>, &ConfigSource) -> Result<ModelSpec>;
 const FAMILIES: &[(&str, FamilyFn)] = &[
     ("afmoe", routed::afmoe),
     ("arcee", dense::arcee),
+    ("bailing_hybrid", delta::bailing_hybrid),
     ("cohere2", cohere::cohere2),
     ("cohere2_moe", cohere::cohere2_moe),
     ("deepseek_v2", latent::deepseek_v2),
@@ -80,6 +83,7 @@ const FAMILIES: &[(&str, FamilyFn)] = &[
     ("hy_v3", routed::hy_v3),
     ("internlm2", dense::internlm2),
     ("kimi_k2", latent::deepseek_v3),
+    ("kimi_linear", delta::kimi_linear),
     ("laguna", routed::laguna),
     ("lfm2", hybrid::lfm2),
     ("lfm2_moe", hybrid::lfm2_moe),
@@ -94,6 +98,7 @@ const FAMILIES: &[(&str, FamilyFn)] = &[
     ("nemotron_h", hybrid::nemotron_h),
     ("olmo2", dense::olmo2),
     ("olmo3", dense::olmo3),
+    ("olmo_hybrid", delta::olmo_hybrid),
     ("olmoe", moe::olmoe),
     ("phi", phi::phi),
     ("phi3", phi::phi3),
@@ -101,7 +106,10 @@ const FAMILIES: &[(&str, FamilyFn)] = &[
     ("qwen2", dense::qwen2),
     ("qwen2_moe", moe::qwen2_moe),
     ("qwen3", dense::qwen3),
+    ("qwen3_5", delta::qwen3_5),
+    ("qwen3_5_moe", delta::qwen3_5_moe),
     ("qwen3_moe", moe::qwen3_moe),
+    ("qwen3_next", delta::qwen3_next),
     ("seed_oss", dense::seed_oss),
     ("smollm3", dense::smollm3),
     ("solar_open", routed::solar_open),
@@ -159,7 +167,12 @@ pub fn from_config(config: &Value) -> Result<DescribedModel> {
     }
     let name =
         fields.text("model_type")?.ok_or_else(|| ConfigError::Missing("model_type".into()))?;
-    let name = if name == "gemma3" { "gemma3_text" } else { name };
+    let name = match name {
+        "gemma3" => "gemma3_text",
+        "qwen3_5_text" => "qwen3_5",
+        "qwen3_5_moe_text" => "qwen3_5_moe",
+        name => name,
+    };
     let inner = if text.is_some() { quantized::packing(fields)? } else { None };
     let packing = inner.or(quantized::packing(outer)?);
     let filled = defaults::fill(name, fields.0, text.is_some());

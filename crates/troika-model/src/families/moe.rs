@@ -54,7 +54,7 @@ pub(super) fn mixtral(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec>
 }
 
 /// Which layers are dense: those in a list, and all except every n-th.
-fn dense_layers(b: &Base<'_>) -> Result<Vec<bool>> {
+pub(super) fn dense_layers(b: &Base<'_>) -> Result<Vec<bool>> {
     let step = b.f.count_opt("decoder_sparse_step")?.unwrap_or(1).max(1);
     let listed = b.f.numbers("mlp_only_layers")?.unwrap_or_default();
     let dense = |i: usize| listed.contains(&(i as f64)) || !(i + 1).is_multiple_of(step);

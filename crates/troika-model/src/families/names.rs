@@ -60,6 +60,18 @@ pub fn gate_rows(a: &Attn, tensor: &str) -> Recipe {
     Recipe { rows: (0..heads).flat_map(repeated).collect(), ..Recipe::whole(tensor) }
 }
 
+/// Queries, or the gate of heads' outputs, where each head's lie side by side in one tensor.
+pub fn beside_queries(a: &Attn, role: WeightRole, tensor: &str) -> Option<Recipe> {
+    let start = match role {
+        WeightRole::Q => 0,
+        WeightRole::AttnGate => a.k_dim,
+        _ => return None,
+    };
+    let first = |head: usize| head * (a.k_dim + a.v_dim) + start;
+    let rows = (0..a.heads).map(|h| first(h)..first(h) + a.k_dim).collect();
+    a.gate.filter(|gate| gate.with_queries).map(|_| Recipe { rows, ..Recipe::whole(tensor) })
+}
+
 /// Parts of names of tensors that are not weights of the decoder: tables and masks that are
 /// computed anew, and the vision and audio parts of multimodal models.
 const BESIDE: [&str; 12] = [

@@ -158,7 +158,7 @@ pub(super) fn afmoe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let sliding = b.sliding(|i| !(i + 1).is_multiple_of(every))?;
     let mut attn = b.biased_attn(None, false)?;
     attn.qk_norm = Some(b.qk_norm(true));
-    attn.gate = Some(HeadGate { act: Activation::Sigmoid, per_head: false });
+    attn.gate = Some(HeadGate { act: Activation::Sigmoid, per_head: false, with_queries: false });
     let mut m = model(&b, "afmoe", &attn, Routing { top_k: 6, shared: 2, ..Routing::of(64) })?;
     Ropes { global: None, local: Some(b.rope()?) }.give(&mut m.layers, &sliding, window);
     m.layers = m.layers.into_iter().map(|layer| b.sandwich(layer)).collect();
@@ -201,7 +201,7 @@ pub(super) fn laguna(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> 
     };
     let mut attn = b.biased_attn(None, false)?;
     attn.qk_norm = Some(b.qk_norm(true));
-    attn.gate = Some(HeadGate { act: Activation::Softplus, per_head });
+    attn.gate = Some(HeadGate { act: Activation::Softplus, per_head, with_queries: false });
     let mut m = model(&b, "laguna", &attn, Routing { inter: 512, ..Routing::of(256) })?;
     b.ropes()?.give(&mut m.layers, &sliding, window);
     let shared = f.size_opt("shared_expert_intermediate_size")?.unwrap_or(512);

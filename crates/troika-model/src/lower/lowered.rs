@@ -176,9 +176,12 @@ pub fn segments(spec: &ModelSpec) -> Vec<(SegmentKind, Option<usize>)> {
     for (i, layer) in spec.layers.iter().enumerate() {
         let mixer: &[SegmentKind] = match layer.mixer {
             Some(Mixer::Attention(_)) => &[S::Qkv, S::Attention, S::AttnOut],
-            Some(Mixer::DecayingSum(_) | Mixer::ShortConv(_) | Mixer::Mamba2(_)) => {
-                &[S::Recurrence]
-            }
+            Some(
+                Mixer::DecayingSum(_)
+                | Mixer::ShortConv(_)
+                | Mixer::Mamba2(_)
+                | Mixer::DeltaRule(_),
+            ) => &[S::Recurrence],
             None => &[],
         };
         let ffn: &[SegmentKind] = match layer.ffn {

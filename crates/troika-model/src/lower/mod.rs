@@ -5,6 +5,7 @@
 //! them; attention also depends on the earlier positions.
 
 mod attention;
+mod delta;
 mod emit;
 mod ffn;
 mod lowered;

@@ -26,6 +26,7 @@ pub fn lower(
             Some(Mixer::DecayingSum(sum)) => l.decaying_sum(i, layer, sum, x)?,
             Some(Mixer::ShortConv(conv)) => l.short_conv(i, layer, *conv, x)?,
             Some(Mixer::Mamba2(m)) => l.mamba2(i, layer, m, x, x)?,
+            Some(Mixer::DeltaRule(delta)) => l.delta_rule(i, layer, delta, x)?,
             None => x,
         };
         let mixed = match &layer.beside {

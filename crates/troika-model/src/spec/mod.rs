@@ -11,8 +11,8 @@ mod weight_role;
 pub use checkpoint::{Checkpoint, RawTensor, StoredTensor};
 pub use gguf_meta::{GgufMeta, GgufValue, Texts};
 pub use model_spec::{
-    Attn, DecayingSum, Ffn, GatedNorm, HeadGate, Latent, Layer, Mamba2, MambaScales, Mixer, Mlp,
-    ModelSpec, Moe, Norm, QkNorm, RopeSpec, SharedExpert, ShortConv,
+    Attn, DecayingSum, DeltaRule, Ffn, GatedNorm, HeadGate, Latent, Layer, Mamba2, MambaScales,
+    Mixer, Mlp, ModelSpec, Moe, Norm, QkNorm, RopeSpec, SharedExpert, ShortConv,
 };
 pub use packing::{Packing, ScaleBlock};
 pub use recipe::{Cols, Recipe};

@@ -1,7 +1,7 @@
 //! A model as its layers.
 
 use serde::{Deserialize, Serialize};
-use troika_graph::{Activation, RopeFreqs, RopeStyle, Score, Window};
+use troika_graph::{Activation, Decay, RopeFreqs, RopeStyle, Score, Window};
 
 /// A whole model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -116,6 +116,8 @@ pub enum Mixer {
     ShortConv(ShortConv),
     /// Mamba-2.
     Mamba2(Box<Mamba2>),
+    /// The gated delta rule.
+    DeltaRule(DeltaRule),
 }
 
 /// A gated short convolution (LFM2): `out(c * conv(b * x))` with `[b, c, x] = in(x)`.
@@ -206,6 +208,57 @@ pub struct DecayingSum {
     pub decay: f32,
 }
 
+/// The gated delta rule behind short convolutions of queries, keys and values: see
+/// [`troika_graph::DeltaRule`].
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DeltaRule {
+    /// Heads of queries and keys.
+    pub key_heads: usize,
+    /// Heads of values, a multiple.
+    pub value_heads: usize,
+    /// Width of a key.
+    pub key_dim: usize,
+    /// Width of a value.
+    pub value_dim: usize,
+    /// Positions that a convolution's result depends on.
+    pub taps: usize,
+    /// Whether each row of a head's state has its own decay.
+    pub by_channel: bool,
+    /// Inner width of the projection to the decays, if there is one.
+    pub decay_rank: Option<usize>,
+    /// The same of the output's gate.
+    pub gate_rank: Option<usize>,
+    /// Activation of the output's gate.
+    pub gate: Activation,
+    /// Norm of each head's output, before the gate.
+    pub norm: Norm,
+    /// How decays follow from their projection.
+    pub decay: Decay,
+    /// The largest share of a new value.
+    pub beta_scale: f32,
+    /// Whether the rates of decay are stored as logarithms, else negated.
+    pub rates_are_logs: bool,
+    /// Whether heads of values with a common key head lie `key_heads` apart, not side by side.
+    pub tiled: bool,
+}
+
+impl DeltaRule {
+    /// Columns of queries, and of keys.
+    pub fn keys(&self) -> usize {
+        self.key_heads * self.key_dim
+    }
+
+    /// Columns of values.
+    pub fn values(&self) -> usize {
+        self.value_heads * self.value_dim
+    }
+
+    /// Columns that decays follow from.
+    pub fn decays(&self) -> usize {
+        self.value_heads * if self.by_channel { self.key_dim } else { 1 }
+    }
+}
+
 /// Attention of a layer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Attn {
@@ -270,6 +323,8 @@ pub struct HeadGate {
     pub act: Activation,
     /// Whether a head has one number, or one for each of its elements.
     pub per_head: bool,
+    /// Whether its projection lies beside the queries', head by head.
+    pub with_queries: bool,
 }
 
 /// Rotary embedding of a layer.

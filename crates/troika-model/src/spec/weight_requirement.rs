@@ -1,6 +1,8 @@
 //! The weights of a model and their shapes: one list for binding and lowering.
 
-use super::{Attn, Ffn, Key, Layer, Mamba2, Mixer, Mlp, ModelSpec, Moe, Norm, WeightRole};
+use super::{
+    Attn, DeltaRule, Ffn, Key, Layer, Mamba2, Mixer, Mlp, ModelSpec, Moe, Norm, WeightRole,
+};
 
 /// A weight that the model needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,6 +89,7 @@ fn layer_needs(l: &mut List, layer: &Layer, h: usize) {
             l.linear(c.bias, WeightRole::MixOut, h, h);
         }
         Some(Mixer::Mamba2(m)) => mamba_needs(l, m, h),
+        Some(Mixer::DeltaRule(d)) => delta_needs(l, d, h),
         None => {}
     }
     if let Some(m) = &layer.beside {
@@ -112,6 +115,27 @@ fn mamba_needs(l: &mut List, m: &Mamba2, h: usize) {
     }
     l.norm(m.norm.map(|n| n.norm), WeightRole::MixNorm, m.inner());
     l.linear(m.bias, WeightRole::MixOut, h, m.inner());
+}
+
+fn delta_needs(l: &mut List, d: &DeltaRule, h: usize) {
+    let roles = [WeightRole::Q, WeightRole::K, WeightRole::V];
+    for (i, (role, width)) in roles.into_iter().zip([d.keys(), d.keys(), d.values()]).enumerate() {
+        l.add(role, width, h);
+        let key = Key { role: WeightRole::Taps, layer: l.layer, index: Some(i) };
+        l.needs.push(WeightRequirement { key, rows: width, cols: d.taps });
+    }
+    for (rank, down, role, width) in [
+        (d.decay_rank, WeightRole::DecayDown, WeightRole::Decay, d.decays()),
+        (d.gate_rank, WeightRole::GateDown, WeightRole::AttnGate, d.values()),
+    ] {
+        l.add_if(rank.is_some(), down, rank.unwrap_or(h), h);
+        l.add(role, width, rank.unwrap_or(h));
+    }
+    l.add(WeightRole::DecayBias, 1, d.decays());
+    l.add(WeightRole::Beta, d.value_heads, h);
+    l.add(WeightRole::DecayRate, 1, d.value_heads);
+    l.add(WeightRole::HeadNorm, 1, d.value_dim);
+    l.add(WeightRole::O, h, d.values());
 }
 
 fn attn_needs(l: &mut List, a: &Attn, h: usize) {

@@ -55,6 +55,12 @@ weight_roles! {
     MixRate, MixSkip, MixStepShift,
     /// Mamba-2: the norm of results.
     MixNorm,
+    /// Depthwise `[columns, taps]`, of queries, keys and values (index).
+    Taps,
+    /// Delta rule: hidden -> what decays and shares of new values follow from; decay by way of a rank.
+    DecayDown, Decay, DecayBias, Beta, GateDown,
+    /// Delta rule: `[1, heads]`, and the norm of a head's output.
+    DecayRate, HeadNorm,
 }
 
 impl WeightRole {
@@ -74,6 +80,7 @@ impl WeightRole {
             WeightRole::QDown => WeightRole::QDownBias,
             WeightRole::KvDown => WeightRole::KvDownBias,
             WeightRole::KRope => WeightRole::KRopeBias,
+            WeightRole::Decay => WeightRole::DecayBias,
             WeightRole::Gate => WeightRole::GateBias,
             WeightRole::Up => WeightRole::UpBias,
             WeightRole::Down => WeightRole::DownBias,
@@ -154,7 +161,8 @@ mod tests {
             ExpertGateBias ExpertUpBias ExpertDownBias SharedGate SharedUp SharedDown \
             SharedGateBias SharedUpBias SharedDownBias SharedOutGate MixIn MixOut AttnGate ExpertChoice \
             MixInBias MixOutBias MixConv MixConvBias MixGate MixGateBias MixStep MixStepBias \
-            MixRate MixSkip MixStepShift MixNorm";
+            MixRate MixSkip MixStepShift MixNorm Taps DecayDown Decay DecayBias Beta GateDown \
+            DecayRate HeadNorm";
         assert_eq!(names, kept.split(' ').collect::<Vec<_>>());
         assert_eq!(Key::indexed(3, ExpertUp, 7).to_string(), "layers.3.ExpertUp.7");
         assert_eq!(Key::model(Embed).to_string(), "Embed");

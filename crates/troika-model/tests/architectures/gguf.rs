@@ -393,7 +393,8 @@ fn files_that_cannot_be_read() {
                granitemoe, granite_swa, glm4, glm4moe, ernie4_5, ernie4_5-moe, hunyuan-dense, \
                hy_v3, mistral3, arcee, seed_oss, minimax-m2, exaone-moe, cohere2, cohere2moe, \
                dots1, afmoe, mellum, laguna, mimo2, lfm2, lfm2moe, granitehybrid, falcon-h1, \
-               nemotron_h, nemotron_h_moe, starcoder2, stablelm";
+               nemotron_h, nemotron_h_moe, qwen3next, qwen35, qwen35moe, kimi-linear, starcoder2, \
+               stablelm";
     assert_eq!(
         gguf("falcon").refusal(),
         format!("GGUF architecture \"falcon\" is not supported; supported: {all}")
@@ -565,4 +566,23 @@ fn hybrids_without_their_keys_are_refused_by_key() {
     assert_eq!(scan.refusal(), "the config has no ssm.state_size in the GGUF metadata");
     let scan = scan.int("ssm.state_size", 16).refusal();
     assert_eq!(scan, "the config has no ssm.conv_kernel in the GGUF metadata");
+}
+
+#[test]
+fn delta_rules_need_all_their_keys() {
+    let mut file = gguf("qwen35");
+    let keys = ["conv_kernel", "state_size", "group_count", "inner_size", "time_step_rank"];
+    for (key, value) in keys.into_iter().zip([4, 16, 2, 64, 4]) {
+        let missing = format!("the config has no ssm.{key} in the GGUF metadata");
+        assert_eq!(file.refusal(), missing);
+        file = file.int(&format!("ssm.{key}"), value);
+    }
+    let Some(Mixer::DeltaRule(d)) = file.spec().layers[0].mixer else { panic!() };
+    let sizes = (d.key_heads, d.value_heads, d.key_dim, d.value_dim, d.taps);
+    assert_eq!((sizes, d.tiled, d.rates_are_logs), ((2, 4, 16, 16, 4), true, false));
+    let odd = file.int("ssm.inner_size", 63);
+    assert_eq!(
+        odd.refusal(),
+        "the config's ssm.inner_size is 63, which is not a multiple of 4 heads"
+    );
 }

@@ -13,7 +13,7 @@ use crate::{data, golden, llama, model, refusal, with, without};
 fn unknown_model_types_name_the_known_ones() {
     let all = supported().join(", ");
     let nearest =
-        [("deepseek_v5", "deepseek_v2"), ("Llama", "llama"), ("qwen3_5_moe", "qwen3_moe")];
+        [("deepseek_v5", "deepseek_v2"), ("Llama", "llama"), ("qwen3_6_moe", "qwen3_5_moe")];
     for (name, nearest) in nearest {
         let known = format!("{all}; the nearest name of these is {nearest}");
         assert_eq!(
@@ -23,9 +23,9 @@ fn unknown_model_types_name_the_known_ones() {
     }
     assert_eq!(refusal(&without(llama(), &["model_type"])), "the config has no model_type");
     assert!(
-        supported().len() == 49
+        supported().len() == 55
             && !all.contains("test")
-            && all.starts_with("afmoe, arcee, cohere2, ")
+            && all.starts_with("afmoe, arcee, bailing_hybrid, cohere2, ")
     );
 }
 
@@ -292,4 +292,55 @@ fn kinds_of_layers_are_refused_by_layer() {
         "layers_block_type of layer 1: \"?\" is not supported; supported: full_attention, \
          attention, *, conv, linear_attention, mamba, M, mlp, -, moe, E"
     );
+}
+
+#[test]
+fn delta_rules_that_cannot_be() {
+    let of =
+        |name: &str, changes| refusal(&with(golden(&format!("../golden-2026/{name}")), changes));
+    let types = ["linear_attention", "linear_attention", "conv", "full_attention"];
+    assert_eq!(
+        of("qwen3.5", json!({ "layer_types": types })),
+        "layer_types of layer 2: \"conv\" is not supported; supported: full_attention, \
+         linear_attention"
+    );
+    let short = of("kimi-linear", json!({ "layer_types": types[..2] }));
+    assert!(short.contains("layer_types"), "{short}");
+    assert_eq!(
+        of("qwen3-next", json!({"linear_conv_kernel_dim": 0})),
+        "the config's linear_conv_kernel_dim is 0, which is a convolution of less than 2 positions"
+    );
+    assert_eq!(
+        of("qwen3.5", json!({"linear_num_value_heads": 3})),
+        "the config's linear_num_value_heads is 3, which is not a multiple of \
+         linear_num_key_heads 2"
+    );
+    assert_eq!(
+        of("kimi-linear", json!({"moe_router_activation_func": "softmax"})),
+        "moe_router_activation_func other than sigmoid is not supported; supported: sigmoid"
+    );
+    let bailing = json!({"model_type": "bailing_hybrid"});
+    assert_eq!(
+        of("kimi-linear", bailing.clone()),
+        "a bailing_hybrid of another linear attention is not supported; supported: the gated \
+         delta rule with kda_safe_gate and kda_lower_bound"
+    );
+    assert_eq!(
+        refusal(&with(
+            with(golden("../golden-2026/kimi-linear"), bailing),
+            json!({"kda_lower_bound": 5.0})
+        )),
+        "the config's kda_lower_bound is 5, which is not below 0"
+    );
+}
+
+/// As it is published: counted from one, in an object of its own.
+#[test]
+fn kimi_linear_in_both_spellings() {
+    let new = golden("../golden-2026/kimi-linear");
+    let inner = json!({"head_dim": 16, "num_heads": 4, "short_conv_kernel_size": 4,
+        "full_attn_layers": [3], "kda_layers": [1, 2, 4]});
+    let fields = ["layer_types", "linear_head_dim", "linear_num_heads", "linear_conv_kernel_dim"];
+    let old = with(without(new.clone(), &fields), json!({ "linear_attn_config": inner }));
+    assert_eq!(model(&old).spec, model(&new).spec);
 }

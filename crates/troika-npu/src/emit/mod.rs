@@ -77,7 +77,7 @@ pub(crate) fn refusal(op: &Op, graph: &Subgraph, provider: Provider) -> Option<&
         Op::RmsNorm { weight: Some(weight), group, .. } if graph.weight(*weight).cols != *group => {
             Some("its groups have weights of their own")
         }
-        Op::DecayingSum(_) | Op::ShortConv(_) | Op::Mamba2(_) => {
+        Op::DecayingSum(_) | Op::ShortConv(_) | Op::Mamba2(_) | Op::DeltaRule(_) => {
             Some("its state is no cache of positions")
         }
         Op::Outliers { .. } => Some("which columns have outliers is known at run time only"),

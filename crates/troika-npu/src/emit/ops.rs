@@ -67,6 +67,7 @@ impl Emitter<'_> {
             Op::ExpertGroup(group) => self.expert_group(&x, group)?,
             Op::KvAppend(_)
             | Op::DecayingSum(_)
+            | Op::DeltaRule(_)
             | Op::ShortConv(_)
             | Op::Mamba2(_)
             | Op::Router(_)

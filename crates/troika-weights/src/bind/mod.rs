@@ -214,12 +214,9 @@ impl Binder<'_> {
         tensor: &StoredTensor,
     ) -> Result<Bound, WeightError> {
         let (rows, cols) = tensor.matrix();
-        // Some files store vectors by groups.
-        if need.rows == 1
-            && rows > 1
-            && recipe.is_whole()
-            && rows.checked_mul(cols) == Some(need.cols)
-        {
+        let flat = need.rows == 1 && recipe.is_whole() && rows.saturating_mul(cols) == need.cols;
+        if rows > 1 && flat {
+            // Some files store vectors by groups.
             let tensor = StoredTensor { shape: vec![need.cols], ..tensor.clone() };
             return self.take(need, recipe, &tensor);
         }

@@ -1,5 +1,6 @@
 //! Recurrences: one row of state for each sequence, which every position changes.
 
+pub mod delta;
 pub mod mamba2;
 pub mod short_conv;
 
