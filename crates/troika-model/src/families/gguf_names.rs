@@ -92,19 +92,6 @@ impl GgufNames {
                 let attn = layer.attention().into_iter();
                 attn.map(|a| gate_rows(a, "attn_gate.weight")).collect()
             }
-            WeightRole::MixIn | WeightRole::MixGate | WeightRole::MixStep => {
-                match mamba_of(layer) {
-                    Some(m) => vec![Recipe::rows("ssm_in.weight", mamba_rows(m, role))],
-                    None => whole(&["shortconv.in_proj.weight"]),
-                }
-            }
-            WeightRole::MixOut => whole(&["ssm_out.weight", "shortconv.out_proj.weight"]),
-            WeightRole::MixConv => whole(&["ssm_conv1d.weight", "shortconv.conv.weight"]),
-            WeightRole::MixConvBias => whole(&["ssm_conv1d.bias"]),
-            WeightRole::MixRate => whole(&["ssm_a"]),
-            WeightRole::MixSkip => whole(&["ssm_d"]),
-            WeightRole::MixStepShift => whole(&["ssm_dt.bias"]),
-            WeightRole::MixNorm => whole(&["ssm_norm.weight"]),
             WeightRole::ExpertChoice => whole(&["exp_probs_b.bias", "exp_probs_b"]),
             WeightRole::Sinks => whole(&["attn_sinks.weight"]),
             WeightRole::QDown => whole(&["attn_q_a.weight"]),
@@ -129,7 +116,7 @@ impl GgufNames {
             WeightRole::ExpertGateBias => expert_bias("gate", e),
             WeightRole::ExpertUpBias => expert_bias("up", e),
             WeightRole::ExpertDownBias => expert_bias("down", e),
-            _ => Vec::new(),
+            _ => mixer(layer, role),
         }
     }
 
@@ -165,6 +152,24 @@ impl GgufNames {
             WeightRole::Up => whole(&["ffn_up.weight"]),
             _ => whole(&["ffn_down.weight"]),
         }
+    }
+}
+
+/// Tensors of mixers beside attention.
+fn mixer(layer: &Layer, role: WeightRole) -> Candidates {
+    match role {
+        WeightRole::MixIn | WeightRole::MixGate | WeightRole::MixStep => match mamba_of(layer) {
+            Some(m) => vec![Recipe::rows("ssm_in.weight", mamba_rows(m, role))],
+            None => whole(&["shortconv.in_proj.weight"]),
+        },
+        WeightRole::MixOut => whole(&["ssm_out.weight", "shortconv.out_proj.weight"]),
+        WeightRole::MixConv => whole(&["ssm_conv1d.weight", "shortconv.conv.weight"]),
+        WeightRole::MixConvBias => whole(&["ssm_conv1d.bias"]),
+        WeightRole::MixRate => whole(&["ssm_a"]),
+        WeightRole::MixSkip => whole(&["ssm_d"]),
+        WeightRole::MixStepShift => whole(&["ssm_dt.bias"]),
+        WeightRole::MixNorm => whole(&["ssm_norm.weight"]),
+        _ => Vec::new(),
     }
 }
 
