@@ -234,25 +234,17 @@ impl RunShape<'_> {
                 let used = rows.div_ceil(g.capacity.max(1)).min(g.experts.gate.len());
                 self.feed_forwards(&g.experts, used, g.capacity.min(rows), cols, d);
             }
-            Op::DecayingSum(_) => {
-                d.operations(ActivationFormat::F32, times(&[rows, cols, 2]));
-                d.move_bytes(node.states.first().map_or(0, |s| self.bytes(*s, 2)));
-            }
-            Op::ShortConv(s) => {
-                d.operations(ActivationFormat::F32, times(&[rows, cols, s.taps, 2]));
-                d.move_bytes(node.states.first().map_or(0, |s| self.bytes(*s, 2)));
-                d.move_bytes(self.weights(&node.op.weights()));
-            }
-            Op::Mamba2(m) => {
-                d.operations(ActivationFormat::F32, times(&[rows, out, m.state_size, 5]));
-                d.move_bytes(node.states.first().map_or(0, |s| self.bytes(*s, 2)));
-                d.move_bytes(self.weights(&node.op.weights()));
-            }
-            // A state's elements are multiplied and added to four times.
-            Op::DeltaRule(rule) => {
-                let each = times(&[8, rule.state().unwrap_or(usize::MAX)]);
+            op @ (Op::DecayingSum(_) | Op::ShortConv(_) | Op::Mamba2(_) | Op::DeltaRule(_)) => {
+                let each = match op {
+                    Op::ShortConv(s) => times(&[cols, s.taps, 2]),
+                    Op::Mamba2(m) => times(&[out, m.state_size, 5]),
+                    // A state's elements are multiplied and added to four times.
+                    Op::DeltaRule(rule) => times(&[8, rule.state().unwrap_or(usize::MAX)]),
+                    _ => times(&[cols, 2]),
+                };
                 d.operations(ActivationFormat::F32, each.saturating_mul(rows as u64));
                 d.move_bytes(node.states.first().map_or(0, |s| self.bytes(*s, 2)));
+                d.move_bytes(self.weights(&op.weights()));
             }
             Op::KvAppend(_) => {
                 d.move_bytes(node.states.first().map_or(0, |s| self.bytes(*s, rows)));

@@ -201,25 +201,6 @@ pub(super) fn whole(graph: &Subgraph, part: usize) -> Piece {
     Piece { part, graph: graph.clone(), inputs, states, outputs: all(&graph.outputs) }
 }
 
-/// A recurrence with its own weights.
-fn recurrence(op: &Op, b: &mut PieceBuilder<'_>) -> Op {
-    match op {
-        Op::Mamba2(m) => Op::Mamba2(Mamba2 {
-            a: b.weight(m.a),
-            d: b.weight(m.d),
-            dt_bias: b.weight(m.dt_bias),
-            ..m.clone()
-        }),
-        Op::ShortConv(s) => Op::ShortConv(ShortConv {
-            weight: b.weight(s.weight),
-            bias: s.bias.map(|w| b.weight(w)),
-            ..s.clone()
-        }),
-        Op::DeltaRule(d) => Op::DeltaRule(DeltaRule { rates: b.weight(d.rates), ..d.clone() }),
-        _ => op.clone(),
-    }
-}
-
 /// The op that computes a share of another one, with the piece's weights.
 fn part_of(op: &Op, take: &Take, b: &mut PieceBuilder<'_>) -> Op {
     match op {
@@ -274,9 +255,20 @@ fn part_of(op: &Op, take: &Take, b: &mut PieceBuilder<'_>) -> Op {
         | Op::Convert
         | Op::SigmoidGate
         | Op::SliceCols { .. } => op.clone(),
-        Op::Mamba2(_) | Op::ShortConv(_) | Op::DeltaRule(_) => recurrence(op, b),
+        Op::Mamba2(m) => Op::Mamba2(scan(m, b)),
+        Op::ShortConv(s) => Op::ShortConv(convolution(s, b)),
+        Op::DeltaRule(d) => Op::DeltaRule(DeltaRule { rates: b.weight(d.rates), ..d.clone() }),
         Op::Router(r) => Op::Router(Router { bias: r.bias.map(|w| b.weight(w)), ..r.clone() }),
     }
+}
+
+fn scan(m: &Mamba2, b: &mut PieceBuilder<'_>) -> Mamba2 {
+    let [a, d, dt_bias] = [m.a, m.d, m.dt_bias].map(|w| b.weight(w));
+    Mamba2 { a, d, dt_bias, ..m.clone() }
+}
+
+fn convolution(s: &ShortConv, b: &mut PieceBuilder<'_>) -> ShortConv {
+    ShortConv { weight: b.weight(s.weight), bias: s.bias.map(|w| b.weight(w)), ..s.clone() }
 }
 
 fn experts(e: &Experts, b: &mut PieceBuilder<'_>) -> Experts {

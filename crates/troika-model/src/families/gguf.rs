@@ -635,15 +635,7 @@ fn deepseek(family: &str, meta: &GgufMeta, c: &mut Map<String, Value>) -> Result
     c.remove("num_key_value_heads");
     c.remove("head_dim");
     if family == "kimi_linear" {
-        let missing = |key: &str| ConfigError::Missing(format!("{key} in the GGUF metadata"));
-        for key in ["ssm.conv_kernel", "kda.head_dim"] {
-            meta.integer(key).ok_or_else(|| missing(key))?;
-        }
-        // Layers of the delta rule count no heads of keys.
-        let heads = c.get("num_key_value_heads_per_layer").and_then(Value::as_array);
-        let kind = |n: &Value| json!(if n.as_u64() == Some(0) { LINEAR } else { FULL });
-        let kinds: Option<Value> = heads.map(|heads| heads.iter().map(kind).collect());
-        kinds.map(|kinds| c.insert("layer_types".into(), kinds));
+        kimi_layers(meta, c)?;
     }
     for flag in ["attention_bias", "mlp_bias"] {
         c.insert(flag.into(), json!(false));
@@ -669,6 +661,19 @@ fn deepseek(family: &str, meta: &GgufMeta, c: &mut Map<String, Value>) -> Result
             p.insert("mscale_all_dim".into(), json!(m));
         }
     }
+    Ok(())
+}
+
+/// Which layers of Kimi Linear attend: those of the delta rule count no heads of keys.
+fn kimi_layers(meta: &GgufMeta, c: &mut Map<String, Value>) -> Result<()> {
+    let missing = |key: &str| ConfigError::Missing(format!("{key} in the GGUF metadata"));
+    for key in ["ssm.conv_kernel", "kda.head_dim"] {
+        meta.integer(key).ok_or_else(|| missing(key))?;
+    }
+    let heads = c.get("num_key_value_heads_per_layer").and_then(Value::as_array);
+    let kind = |n: &Value| json!(if n.as_u64() == Some(0) { LINEAR } else { FULL });
+    let kinds: Option<Value> = heads.map(|heads| heads.iter().map(kind).collect());
+    kinds.map(|kinds| c.insert("layer_types".into(), kinds));
     Ok(())
 }
 

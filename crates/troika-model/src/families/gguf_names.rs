@@ -96,12 +96,6 @@ impl GgufNames {
             WeightRole::KNorm => whole(&["attn_k_norm.weight"]),
             WeightRole::QNormBias => whole(&["attn_q_norm.bias"]),
             WeightRole::KNormBias => whole(&["attn_k_norm.bias"]),
-            WeightRole::AttnGate => {
-                let attn = layer.attention().into_iter();
-                let beside = |a| beside_queries(a, role, "attn_q.weight");
-                attn.map(|a| beside(a).unwrap_or_else(|| gate_rows(a, "attn_gate.weight")))
-                    .collect()
-            }
             WeightRole::ExpertChoice => whole(&["exp_probs_b.bias", "exp_probs_b"]),
             WeightRole::Sinks => whole(&["attn_sinks.weight"]),
             WeightRole::QDown => whole(&["attn_q_a.weight"]),
@@ -168,18 +162,14 @@ impl GgufNames {
     }
 }
 
-fn gate_up_expert(layer: &Layer, role: WeightRole, e: usize) -> Candidates {
-    let Some(m) = layer.moe() else { return Vec::new() };
-    let (part, second) = if role == WeightRole::ExpertGate { ("gate", 0) } else { ("up", 1) };
-    let mut all = expert(part, e, m.inter);
-    let start = (2 * e + second) * m.inter;
-    all.push(Recipe::rows("ffn_gate_up_exps.weight", start..start + m.inter));
-    all
-}
-
-/// Tensors of short convolutions and Mamba-2.
+/// Gates of attention, and tensors of mixers beside it.
 fn mixer(layer: &Layer, role: WeightRole) -> Candidates {
     match role {
+        WeightRole::AttnGate => {
+            let attn = layer.attention().into_iter();
+            let beside = |a| beside_queries(a, role, "attn_q.weight");
+            attn.map(|a| beside(a).unwrap_or_else(|| gate_rows(a, "attn_gate.weight"))).collect()
+        }
         WeightRole::MixIn | WeightRole::MixGate | WeightRole::MixStep => match mamba_of(layer) {
             Some(m) => vec![Recipe::rows("ssm_in.weight", mamba_rows(m, role))],
             None => whole(&["shortconv.in_proj.weight"]),
@@ -193,6 +183,15 @@ fn mixer(layer: &Layer, role: WeightRole) -> Candidates {
         WeightRole::MixNorm => whole(&["ssm_norm.weight"]),
         _ => Vec::new(),
     }
+}
+
+fn gate_up_expert(layer: &Layer, role: WeightRole, e: usize) -> Candidates {
+    let Some(m) = layer.moe() else { return Vec::new() };
+    let (part, second) = if role == WeightRole::ExpertGate { ("gate", 0) } else { ("up", 1) };
+    let mut all = expert(part, e, m.inter);
+    let start = (2 * e + second) * m.inter;
+    all.push(Recipe::rows("ffn_gate_up_exps.weight", start..start + m.inter));
+    all
 }
 
 /// New files split the key/value expansion by head and transpose the keys' part; old ones do not.

@@ -111,10 +111,57 @@ impl One<'_> {
         {
             return all;
         }
+        whole(match role {
+            W::Q => return self.qkv("q_proj.weight", role),
+            W::K => return self.qkv("k_proj.weight", role),
+            W::V => return self.qkv("v_proj.weight", role),
+            W::QBias => return self.qkv("q_proj.bias", role),
+            W::KBias => return self.qkv("k_proj.bias", role),
+            W::VBias => return self.qkv("v_proj.bias", role),
+            W::O => &[
+                "self_attn.o_proj.weight",
+                "self_attn.dense.weight",
+                "attention.wo.weight",
+                "self_attn.out_proj.weight",
+                "mixer.o_proj.weight",
+            ],
+            W::OBias => &["self_attn.o_proj.bias", "self_attn.dense.bias", "mixer.o_proj.bias"],
+            W::QNorm => &[
+                "self_attn.q_norm.weight",
+                "self_attn.q_layernorm.weight",
+                "self_attn.query_layernorm.weight",
+            ],
+            W::KNorm => &[
+                "self_attn.k_norm.weight",
+                "self_attn.k_layernorm.weight",
+                "self_attn.key_layernorm.weight",
+            ],
+            W::AttnGate => return self.gate(),
+            W::QNormBias => &["self_attn.q_layernorm.bias"],
+            W::KNormBias => &["self_attn.k_layernorm.bias"],
+            W::Sinks => &["self_attn.sinks", "self_attn.attention_sink_bias"],
+            W::QDownBias => &["self_attn.q_a_proj.bias"],
+            W::QDown => &["self_attn.q_a_proj.weight"],
+            W::QUp => &["self_attn.q_b_proj.weight"],
+            W::KvDownNorm => &["self_attn.kv_a_layernorm.weight"],
+            W::KvDown | W::KRope | W::KAbsorb | W::VUp | W::KvDownBias | W::KRopeBias => {
+                return self.latent(role);
+            }
+            W::QDownNorm => &["self_attn.q_a_layernorm.weight"],
+            _ => {
+                let beside = self.norm(role).or_else(|| self.mixer(role));
+                return beside.unwrap_or_else(|| self.feed_forward(role));
+            }
+        })
+    }
+
+    /// Norms around mixers and feed-forwards.
+    fn norm(&self, role: WeightRole) -> Option<Candidates> {
+        use WeightRole as W;
         // In models with a norm after attention, that norm has the name of the one before the
         // feed-forward.
         let sandwich = self.layer.attn_post.is_some();
-        whole(match role {
+        Some(whole(match role {
             W::AttnPre => &[
                 "input_layernorm.weight",
                 "attention_norm.weight",
@@ -148,61 +195,27 @@ impl One<'_> {
                 "norm.weight",
             ],
             W::FfnPreBias => &["post_attention_layernorm.bias"],
-            W::Q => return self.qkv("q_proj.weight", role),
-            W::K => return self.qkv("k_proj.weight", role),
-            W::V => return self.qkv("v_proj.weight", role),
-            W::QBias => return self.qkv("q_proj.bias", role),
-            W::KBias => return self.qkv("k_proj.bias", role),
-            W::VBias => return self.qkv("v_proj.bias", role),
-            W::O => &[
-                "self_attn.o_proj.weight",
-                "self_attn.dense.weight",
-                "attention.wo.weight",
-                "self_attn.out_proj.weight",
-                "mixer.o_proj.weight",
-            ],
-            W::OBias => &["self_attn.o_proj.bias", "self_attn.dense.bias", "mixer.o_proj.bias"],
-            W::QNorm => &[
-                "self_attn.q_norm.weight",
-                "self_attn.q_layernorm.weight",
-                "self_attn.query_layernorm.weight",
-            ],
-            W::KNorm => &[
-                "self_attn.k_norm.weight",
-                "self_attn.k_layernorm.weight",
-                "self_attn.key_layernorm.weight",
-            ],
-            W::AttnGate => return self.gate(),
-            W::QNormBias => &["self_attn.q_layernorm.bias"],
-            W::KNormBias => &["self_attn.k_layernorm.bias"],
-            W::Sinks => &["self_attn.sinks", "self_attn.attention_sink_bias"],
-            _ => return self.mixer(role),
-        })
+            _ => return None,
+        }))
     }
 
-    /// Tensors of latent attention and of mixers without a cache of positions.
-    fn mixer(&self, role: WeightRole) -> Candidates {
+    /// Tensors of mixers beside attention.
+    fn mixer(&self, role: WeightRole) -> Option<Candidates> {
         use WeightRole as W;
-        whole(match role {
-            W::QDownBias => &["self_attn.q_a_proj.bias"],
-            W::QDown => &["self_attn.q_a_proj.weight"],
-            W::QDownNorm => &["self_attn.q_a_layernorm.weight"],
-            W::QUp => &["self_attn.q_b_proj.weight"],
-            W::KvDownNorm => &["self_attn.kv_a_layernorm.weight"],
-            W::KvDown | W::KRope | W::KAbsorb | W::VUp | W::KvDownBias | W::KRopeBias => {
-                return self.latent(role);
+        Some(match role {
+            W::MixIn | W::MixGate | W::MixStep => self.mix_in("weight", role),
+            W::MixInBias | W::MixGateBias | W::MixStepBias => self.mix_in("bias", role),
+            W::MixOut => mixers("out_proj.weight"),
+            W::MixOutBias => mixers("out_proj.bias"),
+            W::MixConv => {
+                whole(&["mamba.conv1d.weight", "mixer.conv1d.weight", "conv.conv.weight"])
             }
-            W::MixIn | W::MixGate | W::MixStep => return self.mix_in("weight", role),
-            W::MixInBias | W::MixGateBias | W::MixStepBias => return self.mix_in("bias", role),
-            W::MixOut => return mixers("out_proj.weight"),
-            W::MixOutBias => return mixers("out_proj.bias"),
-            W::MixConv => &["mamba.conv1d.weight", "mixer.conv1d.weight", "conv.conv.weight"],
-            W::MixConvBias => &["mamba.conv1d.bias", "mixer.conv1d.bias", "conv.conv.bias"],
-            W::MixRate => return mixers("A_log"),
-            W::MixSkip => return mixers("D"),
-            W::MixStepShift => return mixers("dt_bias"),
-            W::MixNorm => return mixers("norm.weight"),
-            _ => return self.feed_forward(role),
+            W::MixConvBias => whole(&["mamba.conv1d.bias", "mixer.conv1d.bias", "conv.conv.bias"]),
+            W::MixRate => mixers("A_log"),
+            W::MixSkip => mixers("D"),
+            W::MixStepShift => mixers("dt_bias"),
+            W::MixNorm => mixers("norm.weight"),
+            _ => return None,
         })
     }
 

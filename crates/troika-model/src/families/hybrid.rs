@@ -4,7 +4,7 @@
 use serde_json::Value;
 use troika_graph::{Activation, Score};
 
-use super::base::{Base, ConfigSource, Defaults, Ropes};
+use super::base::{Base, ConfigSource, Defaults, activation};
 use super::fields::{ConfigError, Fields, Result, bad, unsupported};
 use super::granite;
 use super::moe::{experts, moe};
@@ -132,9 +132,10 @@ fn lfm<'a>(f: Fields<'a>, source: &'a ConfigSource) -> Result<(Base<'a>, Vec<Kin
     };
     let bias = f.flag("conv_bias")?.unwrap_or(false);
     let conv = ShortConv { taps: taps(&b, &["conv_L_cache"], "shortconv.l_cache")?, bias };
-    let attn = Attn { qk_norm: Some(b.qk_norm(true)), ..b.attn(Some(b.rope()?)) };
-    let layer =
-        Layer { mixer: Some(Mixer::ShortConv(conv)), ..b.layer(attn, Ffn::Dense(b.mlp()?)) };
+    let layer = Layer {
+        mixer: Some(Mixer::ShortConv(conv)),
+        ..b.layer(lfm_attn(&b)?, Ffn::Dense(b.mlp()?))
+    };
     Ok((b, kinds, layer))
 }
 
@@ -187,9 +188,7 @@ pub(super) fn lfm3(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let attn = Attn { gate: gated.then_some(gate), ..lfm_attn(&b)? };
     let mut layers = mixed(&layer, &kinds, &attn);
     let sliding: Vec<bool> = kinds.iter().map(|kind| *kind == Kind::Window).collect();
-    let Ropes { global, local } = b.ropes()?;
-    let window = f.window("sliding_window")?;
-    Ropes { global, local }.give(&mut layers, &sliding, window);
+    b.ropes()?.give(&mut layers, &sliding, f.window("sliding_window")?);
     if f.flag("use_sandwich_norm")?.unwrap_or(true) {
         layers = layers.into_iter().map(|layer| b.sandwich(layer)).collect();
     }
@@ -216,10 +215,8 @@ pub(super) fn granitemoehybrid(f: Fields<'_>, source: &ConfigSource) -> Result<M
         }
     };
     let layer = b.layer(attn.clone(), ffn);
-    let mixer = match kinds.contains(&Kind::Recurrence) {
-        true => Some(Mixer::Mamba2(Box::new(normed(&b, 1)?))),
-        false => None,
-    };
+    let scan = || Ok(Mixer::Mamba2(Box::new(normed(&b, 1)?)));
+    let mixer = kinds.contains(&Kind::Recurrence).then(scan).transpose()?;
     granite::model(&b, "granitemoehybrid", mixed(&Layer { mixer, ..layer }, &kinds, &attn))
 }
 
@@ -284,7 +281,7 @@ fn nemotron_layer(b: &Base<'_>, kind: Kind) -> Result<Layer> {
     let f = b.f;
     let bias = f.flag("mlp_bias")?.unwrap_or(false);
     let name = f.text("mlp_hidden_act")?.unwrap_or("relu2");
-    let act = super::base::activation(name)?;
+    let act = activation(name)?;
     // A feed-forward that is not there.
     let none = Mlp { inter: 1, act, gated: false, bias, gate_scale: 1.0 };
     let layer = b.layer(b.biased_attn(None, false)?, Ffn::Dense(none));

@@ -127,6 +127,18 @@ fn no_scales(bound: &[Bound], files: &dyn Checkpoint) -> Result<(), WeightError>
     Ok(())
 }
 
+/// A vector that a file stores by groups.
+fn as_vector(
+    need: &WeightRequirement,
+    recipe: &Recipe,
+    tensor: &StoredTensor,
+) -> Option<StoredTensor> {
+    let (rows, cols) = tensor.matrix();
+    let fits = need.rows == 1 && rows > 1 && recipe.is_whole();
+    let fits = fits && rows.checked_mul(cols) == Some(need.cols);
+    fits.then(|| StoredTensor { shape: vec![need.cols], ..tensor.clone() })
+}
+
 /// The name of the tensor in GGUF files that a weight is multiplied with.
 fn scale_name(tensor: &str) -> Option<String> {
     tensor.strip_suffix(".weight").map(|name| format!("{name}.scale"))
@@ -214,11 +226,8 @@ impl Binder<'_> {
         tensor: &StoredTensor,
     ) -> Result<Bound, WeightError> {
         let (rows, cols) = tensor.matrix();
-        let flat = need.rows == 1 && recipe.is_whole() && rows.saturating_mul(cols) == need.cols;
-        if rows > 1 && flat {
-            // Some files store vectors by groups.
-            let tensor = StoredTensor { shape: vec![need.cols], ..tensor.clone() };
-            return self.take(need, recipe, &tensor);
+        if let Some(vector) = as_vector(&need, recipe, tensor) {
+            return self.take(need, recipe, &vector);
         }
         let file = || self.files.origin(&recipe.tensor);
         let shape_error = || WeightError::Shape {
