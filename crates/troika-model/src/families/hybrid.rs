@@ -184,7 +184,7 @@ pub(super) fn lfm2_moe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec
 pub(super) fn lfm3(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let (b, kinds, layer) = lfm(f, source)?;
     let gated = f.flag("use_attention_gate")?.unwrap_or(true);
-    let gate = HeadGate { act: Activation::Sigmoid, per_head: true };
+    let gate = HeadGate { act: Activation::Sigmoid, per_head: true, with_queries: false };
     let attn = Attn { gate: gated.then_some(gate), ..lfm_attn(&b)? };
     let mut layers = mixed(&layer, &kinds, &attn);
     let sliding: Vec<bool> = kinds.iter().map(|kind| *kind == Kind::Window).collect();
