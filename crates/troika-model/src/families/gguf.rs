@@ -370,6 +370,7 @@ fn family_facts(family: &str, meta: &GgufMeta, c: &mut Map<String, Value>) -> Re
         family if LATENT.contains(&family) => deepseek(family, meta, c)?,
         "olmo3" | "mellum" | "laguna" | "mimo_v2_flash" => ropes_by_kind(family, meta, c),
         "ministral3" => temperature(meta, c),
+        "granite_swa" => rope_pattern(meta, c),
         // The files do not say; all that are published have it.
         "afmoe" => _ = c.insert("mup_enabled".into(), json!(true)),
         _ => {}
@@ -384,9 +385,12 @@ fn window_pattern(meta: &GgufMeta, layers: u64, c: &mut Map<String, Value>) {
     let types = match meta.arch("attention.sliding_window_pattern") {
         Some(GgufValue::Array(list)) => {
             let local = |v: &GgufValue| v.as_bool().unwrap_or(v.as_u64().unwrap_or(0) > 0);
-            // At most one entry beyond the layers, as below, so that the wrong length is refused.
-            let most = usize::try_from(layers).unwrap_or(usize::MAX).min(1 << 16) + 1;
-            list.iter().take(most).map(|v| kind(local(v))).collect()
+            let most = usize::try_from(layers).unwrap_or(usize::MAX).min(1 << 16);
+            // Heads that predict several tokens are counted as layers. Of another number of
+            // entries at most one is beyond the layers, so that it is refused.
+            let heads = meta.integer("nextn_predict_layers").unwrap_or(0);
+            let counted = list.len() as u64 == layers.saturating_add(heads);
+            list.iter().take(most + usize::from(!counted)).map(|v| kind(local(v))).collect()
         }
         Some(v) => match v.as_u64() {
             // More layers than any model has are refused when they are read.
@@ -396,6 +400,15 @@ fn window_pattern(meta: &GgufMeta, layers: u64, c: &mut Map<String, Value>) {
         None => return,
     };
     c.insert("layer_types".into(), Value::Array(types));
+}
+
+/// Which layers use positions; all do if the file does not say.
+fn rope_pattern(meta: &GgufMeta, c: &mut Map<String, Value>) {
+    let Some(GgufValue::Array(list)) = meta.arch("attention.rope_pattern") else { return };
+    let base = c["rope_parameters"]["rope_theta"].clone();
+    let with = |v: &GgufValue| v.as_bool().unwrap_or(v.as_u64().unwrap_or(0) > 0);
+    let bases = list.iter().take(1 << 16).map(|v| if with(v) { base.clone() } else { json!(0.0) });
+    c.insert("layer_rope_theta".into(), bases.collect());
 }
 
 /// Older files omit the experts' widths: derives them.

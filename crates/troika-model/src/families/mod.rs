@@ -153,10 +153,12 @@ pub fn from_config(config: &Value) -> Result<DescribedModel> {
     let name =
         fields.text("model_type")?.ok_or_else(|| ConfigError::Missing("model_type".into()))?;
     let name = if name == "gemma3" { "gemma3_text" } else { name };
+    // First, since fields of unknown families may look like those of quantizations.
+    let read = family(name)?;
     let inner = if text.is_some() { quantized::packing(fields)? } else { None };
     let packing = inner.or(quantized::packing(outer)?);
     let filled = defaults::fill(name, fields.0, text.is_some());
-    let spec = family(name)?(Fields(&filled), &ConfigSource::HuggingFace)?;
+    let spec = read(Fields(&filled), &ConfigSource::HuggingFace)?;
     possible(&spec)?;
     Ok(DescribedModel { spec, names: Box::new(hf_names::HfNames), packing })
 }
