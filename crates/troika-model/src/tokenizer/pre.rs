@@ -65,9 +65,9 @@ pub(super) struct Pre {
     pub adds_bos: bool,
 }
 
-/// A pre-tokenizer by its name; `None` for unknown names.
-pub(super) fn find(name: &str) -> Option<Pre> {
-    let patterns: &[&str] = match name {
+/// The patterns of a name; `None` for unknown names.
+fn patterns(name: &str) -> Option<&'static [&'static str]> {
+    Some(match name {
         "default" | "gpt-2" | "phi-2" | "olmo" | "mpt" | "jina-v2-en" | "jais" | "trillion"
         | "exaone4" | "jina-es" | "jina-de" | "gigachat" | "jina-v2-es" | "jina-v2-de"
         | "a.x-4.0" | "mellum" | "modern-bert" | "granite-docling" => &[GPT2],
@@ -111,7 +111,12 @@ pub(super) fn find(name: &str) -> Option<Pre> {
         "seed-coder" => &[SEED],
         "kimi-k2" => &[KIMI],
         _ => return None,
-    };
+    })
+}
+
+/// A pre-tokenizer by its name; `None` for unknown names.
+pub(super) fn find(name: &str) -> Option<Pre> {
+    let patterns = patterns(name)?;
     let llama = matches!(
         name,
         "llama-bpe"
