@@ -161,7 +161,10 @@ impl<'a> Fields<'a> {
         let Some(v) = self.get(name) else { return Ok(None) };
         let list = v.as_array().ok_or_else(|| bad(name, v, "not a list"))?;
         if list.len() != layers {
-            let problem = format!("not one for each of {layers} layers");
+            let mut problem = format!("not one for each of {layers} layers");
+            if list.len() < layers {
+                problem += &format!(": layer {} has none", list.len());
+            }
             return Err(bad(name, format!("a list of {}", list.len()), problem));
         }
         Ok(Some(list))

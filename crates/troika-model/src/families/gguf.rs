@@ -6,6 +6,7 @@ use serde_json::{Map, Value, json};
 use troika_graph::{DType, blocks};
 
 use super::fields::{ConfigError, Result, bad, unsupported};
+use super::gguf_mixers::{HYBRIDS, delta_rule, hybrid, kimi_layers};
 use crate::spec::ModelSpec;
 use crate::spec::{Checkpoint, GgufMeta, GgufValue};
 
@@ -401,6 +402,7 @@ fn family_facts(family: &str, meta: &GgufMeta, c: &mut Map<String, Value>) -> Re
         "olmo3" | "mellum" | "laguna" | "mimo_v2_flash" => ropes_by_kind(family, meta, c),
         "ministral3" => temperature(meta, c),
         family if HYBRIDS.contains(&family) => hybrid(family, meta, layers, c),
+        "granite_swa" => rope_pattern(meta, c),
         // The files do not say; all that are published have it.
         "afmoe" => _ = c.insert("mup_enabled".into(), json!(true)),
         _ => {}
@@ -409,44 +411,18 @@ fn family_facts(family: &str, meta: &GgufMeta, c: &mut Map<String, Value>) -> Re
     Ok(())
 }
 
-/// The delta rule's layers and sizes, of which no key may be absent.
-fn delta_rule(meta: &GgufMeta, c: &mut Map<String, Value>) -> Result<()> {
-    let size = |key: &str| {
-        let found = meta.integer(key);
-        found.ok_or_else(|| ConfigError::Missing(format!("{key} in the GGUF metadata")))
-    };
-    for key in ["ssm.conv_kernel", "ssm.state_size", "ssm.group_count"] {
-        size(key)?;
-    }
-    let (all, heads) = (size("ssm.inner_size")?, size("ssm.time_step_rank")?);
-    if heads == 0 || !all.is_multiple_of(heads) {
-        return Err(bad("ssm.inner_size", all, format!("not a multiple of {heads} heads")));
-    }
-    c.insert("linear_value_head_dim".into(), json!(all / heads));
-    if let Some(GgufValue::Array(list)) = meta.arch("attention.recurrent_layers") {
-        let layers = c.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or(0);
-        let kind = |v: &GgufValue| if v.as_bool() == Some(true) { LINEAR } else { FULL };
-        // Heads that predict several tokens are no layers.
-        let kinds = list.iter().take(usize::try_from(layers).unwrap_or(usize::MAX).min(1 << 16));
-        c.insert("layer_types".into(), kinds.map(|v| json!(kind(v))).collect());
-    }
-    Ok(())
-}
-
-/// Kinds of layers.
-const LINEAR: &str = "linear_attention";
-/// See [`LINEAR`].
-const FULL: &str = "full_attention";
-
 /// Which layers have the window: a list, or a number n for "all but every n-th" (0: all).
 fn window_pattern(meta: &GgufMeta, layers: u64, c: &mut Map<String, Value>) {
     let kind = |local: bool| json!(if local { "sliding_attention" } else { "full_attention" });
     let types = match meta.arch("attention.sliding_window_pattern") {
         Some(GgufValue::Array(list)) => {
             let local = |v: &GgufValue| v.as_bool().unwrap_or(v.as_u64().unwrap_or(0) > 0);
-            // At most one entry beyond the layers, as below, so that the wrong length is refused.
-            let most = usize::try_from(layers).unwrap_or(usize::MAX).min(1 << 16) + 1;
-            list.iter().take(most).map(|v| kind(local(v))).collect()
+            let most = usize::try_from(layers).unwrap_or(usize::MAX).min(1 << 16);
+            // Heads that predict several tokens are counted as layers. Of another number of
+            // entries at most one is beyond the layers, so that it is refused.
+            let heads = meta.integer("nextn_predict_layers").unwrap_or(0);
+            let counted = list.len() as u64 == layers.saturating_add(heads);
+            list.iter().take(most + usize::from(!counted)).map(|v| kind(local(v))).collect()
         }
         Some(v) => match v.as_u64() {
             // More layers than any model has are refused when they are read.
@@ -456,6 +432,15 @@ fn window_pattern(meta: &GgufMeta, layers: u64, c: &mut Map<String, Value>) {
         None => return,
     };
     c.insert("layer_types".into(), Value::Array(types));
+}
+
+/// Which layers use positions; all do if the file does not say.
+fn rope_pattern(meta: &GgufMeta, c: &mut Map<String, Value>) {
+    let Some(GgufValue::Array(list)) = meta.arch("attention.rope_pattern") else { return };
+    let base = c["rope_parameters"]["rope_theta"].clone();
+    let with = |v: &GgufValue| v.as_bool().unwrap_or(v.as_u64().unwrap_or(0) > 0);
+    let bases = list.iter().take(1 << 16).map(|v| if with(v) { base.clone() } else { json!(0.0) });
+    c.insert("layer_rope_theta".into(), bases.collect());
 }
 
 /// Older files omit the experts' widths: derives them.
@@ -480,35 +465,6 @@ fn gemma3_ropes(meta: &GgufMeta, c: &mut Map<String, Value>) {
     }
     let ropes = json!({"full_attention": global, "sliding_attention": {"rope_theta": local}});
     c.insert("rope_parameters".into(), ropes);
-}
-
-/// Families of which some layers do not attend.
-const HYBRIDS: [&str; 4] = ["lfm2", "lfm2_moe", "granitemoehybrid", "nemotron_h"];
-
-/// The kinds of layers, from their numbers of key/value heads and widths of feed-forwards.
-fn hybrid(family: &str, meta: &GgufMeta, layers: u64, c: &mut Map<String, Value>) {
-    let layers = usize::try_from(layers).unwrap_or(usize::MAX).min(1 << 12);
-    let some = |key: &str, i: usize| match meta.arch(key) {
-        Some(GgufValue::Array(list)) => list.get(i).and_then(GgufValue::as_u64) > Some(0),
-        v => v.and_then(GgufValue::as_u64) > Some(0),
-    };
-    let mixers_alone = family == "nemotron_h";
-    let feeds = if meta.integer("expert_count") > Some(0) { "moe" } else { "mlp" };
-    let recurrence = if family.starts_with("lfm") { "conv" } else { "mamba" };
-    let kind = |i| match () {
-        () if some("attention.head_count_kv", i) => "full_attention",
-        () if mixers_alone && some("feed_forward_length", i) => feeds,
-        () => recurrence,
-    };
-    let kinds: Vec<&str> = (0..layers).map(kind).collect();
-    let field = if mixers_alone { "layers_block_type" } else { "layer_types" };
-    c.insert(field.into(), json!(kinds));
-    let rope = meta.arch("rope.scaling.finetuned").and_then(GgufValue::as_bool);
-    c.insert(
-        "position_embedding_type".into(),
-        json!(if rope == Some(false) { "nope" } else { "rope" }),
-    );
-    c.insert("mlp_hidden_act".into(), json!("relu2"));
 }
 
 /// Families of latent attention.
@@ -661,19 +617,6 @@ fn deepseek(family: &str, meta: &GgufMeta, c: &mut Map<String, Value>) -> Result
             p.insert("mscale_all_dim".into(), json!(m));
         }
     }
-    Ok(())
-}
-
-/// Which layers of Kimi Linear attend: those of the delta rule count no heads of keys.
-fn kimi_layers(meta: &GgufMeta, c: &mut Map<String, Value>) -> Result<()> {
-    let missing = |key: &str| ConfigError::Missing(format!("{key} in the GGUF metadata"));
-    for key in ["ssm.conv_kernel", "kda.head_dim"] {
-        meta.integer(key).ok_or_else(|| missing(key))?;
-    }
-    let heads = c.get("num_key_value_heads_per_layer").and_then(Value::as_array);
-    let kind = |n: &Value| json!(if n.as_u64() == Some(0) { LINEAR } else { FULL });
-    let kinds: Option<Value> = heads.map(|heads| heads.iter().map(kind).collect());
-    kinds.map(|kinds| c.insert("layer_types".into(), kinds));
     Ok(())
 }
 

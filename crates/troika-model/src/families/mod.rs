@@ -12,6 +12,7 @@ mod dense;
 mod fields;
 mod gemma;
 mod gguf;
+mod gguf_mixers;
 mod gguf_names;
 mod granite;
 mod hf_names;
@@ -173,10 +174,12 @@ pub fn from_config(config: &Value) -> Result<DescribedModel> {
         "qwen3_5_moe_text" => "qwen3_5_moe",
         name => name,
     };
+    // First, since fields of unknown families may look like those of quantizations.
+    let read = family(name)?;
     let inner = if text.is_some() { quantized::packing(fields)? } else { None };
     let packing = inner.or(quantized::packing(outer)?);
     let filled = defaults::fill(name, fields.0, text.is_some());
-    let spec = family(name)?(Fields(&filled), &ConfigSource::HuggingFace)?;
+    let spec = read(Fields(&filled), &ConfigSource::HuggingFace)?;
     possible(&spec)?;
     Ok(DescribedModel { spec, names: Box::new(hf_names::HfNames), packing })
 }

@@ -278,8 +278,40 @@ fn window_patterns() {
     let list = [false, true, true, false].map(GgufValue::Bool).to_vec();
     let listed = swa("gemma3").set("attention.sliding_window_pattern", GgufValue::Array(list));
     assert_eq!(windows(&listed.spec()), [g, l, l, g]);
+    // With an entry for each head that predicts several tokens, or one too many.
+    let list = [false, true, true, false].map(GgufValue::Bool).to_vec();
+    let with_head = |layers, heads| {
+        swa("gemma3")
+            .set("attention.sliding_window_pattern", GgufValue::Array(list.clone()))
+            .int("block_count", layers)
+            .int("nextn_predict_layers", heads)
+    };
+    assert_eq!(windows(&with_head(4, 1).spec()), [g, l, l]);
+    assert_eq!(windows(&with_head(5, 1).spec()), [g, l, l, g]);
+    assert_eq!(windows(&with_head(4, 2).spec()), [g, l]);
+    assert_eq!(
+        with_head(6, 1).refusal(),
+        "the config's layer_types is a list of 4, which is not one for each of 5 layers: layer 4 \
+         has none"
+    );
     let number = |n| swa("gemma3").int("attention.sliding_window_pattern", n).spec();
     assert_eq!((windows(&number(2)), windows(&number(1))), (vec![l, g, l, g], vec![g; 4]));
+}
+
+#[test]
+fn granite_with_windows_says_which_layers_use_positions() {
+    let pattern = |list: [bool; 4]| GgufValue::Array(list.map(GgufValue::Bool).to_vec());
+    let base =
+        || gguf("granite_swa").int("attention.sliding_window", 8).float("rope.freq_base", 5e4);
+    assert_eq!(ropes(&base().spec()), [true; 4]);
+    let some = base().set("attention.rope_pattern", pattern([true, false, true, true])).spec();
+    assert_eq!(ropes(&some), [true, false, true, true]);
+    assert_eq!(rope(&some, 2), rope(&base().spec(), 2));
+    let short = GgufValue::Array(vec![GgufValue::Bool(true); 2]);
+    assert_eq!(
+        base().set("attention.rope_pattern", short).refusal(),
+        "the config's layer_rope_theta is a list of 2, which is too short for 4 layers"
+    );
 }
 
 #[test]

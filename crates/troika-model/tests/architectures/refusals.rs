@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use serde_json::{Value, json};
 use troika_model::families::{from_config, supported};
 use troika_model::spec::{Checkpoint, StoredTensor, weight_requirements};
-use troika_weights::{FloatType, MappedCheckpoint, WeightStore};
+use troika_weights::{FloatType, MappedCheckpoint, WeightStore, open};
 
 use crate::{data, golden, llama, model, refusal, with, without};
 
@@ -22,8 +22,11 @@ fn unknown_model_types_name_the_known_ones() {
         );
     }
     assert_eq!(refusal(&without(llama(), &["model_type"])), "the config has no model_type");
+    // Not the field, though its name is like one of a quantization.
+    let unknown = json!({"model_type": "fancy", "activation_sparsity_pattern": [0.9, 0.0]});
+    assert!(refusal(&with(llama(), unknown)).starts_with("model_type \"fancy\" is not supported"));
     assert!(
-        supported().len() == 55
+        supported().len() == 61
             && !all.contains("test")
             && all.starts_with("afmoe, arcee, bailing_hybrid, cohere2, ")
     );
@@ -123,12 +126,11 @@ fn sizes_that_cannot_be() {
 #[test]
 fn lists_and_experts_that_cannot_be() {
     let gemma = |changes| refusal(&with(golden("gemma-2"), changes));
-    for n in [3, 5] {
+    for (n, without) in [(3, ": layer 3 has none"), (5, "")] {
+        let list = format!("the config's layer_types is a list of {n}");
         assert_eq!(
             gemma(json!({"layer_types": vec!["full_attention"; n]})),
-            format!(
-                "the config's layer_types is a list of {n}, which is not one for each of 4 layers"
-            )
+            format!("{list}, which is not one for each of 4 layers{without}")
         );
     }
     assert_eq!(
@@ -343,4 +345,49 @@ fn kimi_linear_in_both_spellings() {
     let fields = ["layer_types", "linear_head_dim", "linear_num_heads", "linear_conv_kernel_dim"];
     let old = with(without(new.clone(), &fields), json!({ "linear_attn_config": inner }));
     assert_eq!(model(&old).spec, model(&new).spec);
+}
+
+/// A checkpoint's tensors, and names of others.
+struct More<'a>(&'a dyn Checkpoint, &'a [&'a str]);
+
+impl Checkpoint for More<'_> {
+    fn tensor(&self, name: &str) -> Option<&StoredTensor> {
+        self.0.tensor(name)
+    }
+    fn names(&self) -> Vec<&str> {
+        [self.0.names().as_slice(), self.1].concat()
+    }
+    fn origin(&self, _: &str) -> String {
+        "the folder".into()
+    }
+    fn unusable(&self, _: &str) -> Option<&str> {
+        None
+    }
+}
+
+impl MappedCheckpoint for More<'_> {}
+
+#[test]
+fn heads_for_several_tokens_are_named_and_images_alone_are_no_model() {
+    let model = model(&golden("llama-3.2"));
+    let layer = model.spec.layers.len();
+    let opened = open(&data("golden").join("llama-3.2")).unwrap();
+    let bind = |files: &dyn Checkpoint, more: &[&str]| {
+        let store = WeightStore::bind(&model, &More(files, more), FloatType::Auto.into());
+        store.map(|s| s.warnings().to_vec()).map_err(|e| e.to_string())
+    };
+    let names =
+        ["eh_proj.weight", "input_layernorm.weight"].map(|n| format!("model.layers.{layer}.{n}"));
+    let [head, norm] = names.each_ref().map(String::as_str);
+    let unused = vec!["the folder: its head that predicts several tokens (MTP) is not used"];
+    assert_eq!(bind(opened.files.as_ref(), &[]).unwrap(), Vec::<String>::new());
+    assert_eq!(bind(opened.files.as_ref(), &[head, norm]).unwrap(), unused);
+    // Without its layer, or as a part of its own.
+    assert_eq!(bind(opened.files.as_ref(), &[head]).unwrap(), unused);
+    assert_eq!(bind(opened.files.as_ref(), &["mtp.fc.weight"]).unwrap(), unused);
+    // A layer without the head's parts is one that the config forgot.
+    let told = bind(opened.files.as_ref(), &[norm]).unwrap();
+    assert!(told.len() == 1 && told[0].contains("num_hidden_layers"), "{told:?}");
+    let error = bind(&Empty::default(), &["vision_tower.patch_embed.weight"]).unwrap_err();
+    assert!(error.contains("embed_tokens"), "{error}");
 }
