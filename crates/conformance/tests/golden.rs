@@ -40,7 +40,7 @@ fn all_hold_on(options: &OpenOptions, change: Option<PlanChange<'_>>, dir: &str,
 #[test]
 fn checkpoints_of_all_architectures() {
     all_hold("golden", 20);
-    all_hold("golden-2026", 14);
+    all_hold("golden-2026", 17);
 }
 
 #[test]
@@ -104,7 +104,7 @@ fn checkpoints_on_several_devices() {
         };
         let change: PlanChange<'_> = &|plan| plan.prefill.chunks_in_flight = count;
         all_hold_on(&options, Some(change), "golden", 20);
-        all_hold_on(&options, Some(change), "golden-2026", 14);
+        all_hold_on(&options, Some(change), "golden-2026", 17);
     }
 }
 

@@ -127,10 +127,7 @@ impl Bench {
         let bindings =
             Bindings { inputs: bind(&inputs), states: bind(&states), outputs: bind(&outputs) };
         let sums = |group: usize| {
-            let fixed = |op: &Op| {
-                matches!(op, Op::DecayingSum(_) | Op::ShortConv(_) | Op::DeltaRule(_))
-                    && op.page_group() == Some((group, true))
-            };
+            let fixed = |op: &Op| op.page_group() == Some((group, true));
             piece.graph.nodes.iter().any(|n| fixed(&n.op))
         };
         let table = |group| {
