@@ -253,7 +253,7 @@ fn converted_products_are_the_same_in_all_forms() {
         let by_row = (!formats.is_empty()).then_some(ActivationFormat::by_row(8));
         let floats = [ActivationFormat::F32, ActivationFormat::F16];
         for activations in floats.into_iter().chain(by_row).chain(clipped) {
-            let (rows, n, k) = (16, 48, 64);
+            let (rows, n, k) = (128, 48, 64);
             let weights = Calibrated { n, k, limit: 1.5 };
             let mut b = SubgraphBuilder::new("product", rows);
             let x = b.input("x", k, DType::F32);
@@ -263,7 +263,9 @@ fn converted_products_are_the_same_in_all_forms() {
             b.output(y);
             let plain = bind_static(&b.finish().unwrap(), rows);
             let formed = |form| form_products(&plain, |name| (name == "w").then_some(form));
-            let formed = [formed(ProductForm::Exchanged), formed(ProductForm::Groups(4))];
+            // Groups of more rows than a piece of a chunk, too.
+            let forms = [ProductForm::Exchanged, ProductForm::Groups(4), ProductForm::Groups(64)];
+            let formed = forms.map(formed);
             assert!(formed.iter().all(|graph| *graph != plain));
             let x: Vec<f32> =
                 (0..rows * k).map(|i| ((i * 71 % 199) as f32 - 99.0) / 80.0).collect();

@@ -238,9 +238,11 @@ impl NpuDevice {
         self.made.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a graph is compiled for any number of rows, so that its weights are held once.
+    /// Whether a graph is compiled for any number of rows, so that its weights are held once. Groups
+    /// of rows need to know it: pieces of a chunk may be shorter than a group.
     fn takes_any_rows(&self, graph: &Subgraph) -> bool {
-        let fixed = |n: &Node| matches!(n.op, Op::ExpertGroup(_));
+        let grouped = |n: &Node| matches!(n.op.form(), Some(ProductForm::Groups(_)));
+        let fixed = |n: &Node| matches!(n.op, Op::ExpertGroup(_)) || grouped(n);
         let shares = self.caps.code_weights.is_some_and(|code| !code.per_shape);
         shares && graph.states.is_empty() && !graph.nodes.iter().any(fixed)
     }

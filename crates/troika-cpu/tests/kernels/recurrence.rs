@@ -276,7 +276,8 @@ impl Rule {
         let (keys, heads) = (op.key_heads * op.key_dim, op.value_heads);
         let floats = |seed, n: usize| Random(seed).floats(n);
         let decays = if op.by_channel { heads * op.key_dim } else { heads };
-        let rates = floats(16, heads).iter().map(|r| if op.rates_are_logs { *r } else { -r.exp() });
+        let rates =
+            floats(16, heads).into_iter().map(|r| if op.rates_are_logs { r } else { -r.exp() });
         Rule {
             v: floats(11, len * heads * op.value_dim),
             q: floats(12, len * keys),
