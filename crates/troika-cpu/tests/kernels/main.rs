@@ -1,7 +1,13 @@
 //! Every kernel, on every instruction set, against its plain reference: natively on the instruction
 //! sets of this machine, in plain Rust on others that have an emulation.
 
-#![allow(clippy::disallowed_methods, clippy::print_stdout, clippy::unwrap_used, unsafe_code)]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    unsafe_code
+)]
 #![allow(missing_docs)]
 
 mod arm;
