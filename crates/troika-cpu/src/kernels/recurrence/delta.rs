@@ -66,12 +66,15 @@ pub fn delta_rule(
         let (head, first) = (part / blocks, part % blocks * COLUMNS);
         let cols = first..(first + COLUMNS).min(op.value_dim);
         let rate = rates[head];
-        dispatch(isa, Part { op, forward, state: &state, x, y: &y, head, rate, cols, scratch });
+        dispatch(
+            isa,
+            HeadColumns { op, forward, state: &state, x, y: &y, head, rate, cols, scratch },
+        );
     })
 }
 
 /// Some columns of a head, for all sequences.
-struct Part<'a> {
+struct HeadColumns<'a> {
     op: &'a DeltaRule,
     forward: &'a ForwardBatch,
     state: &'a SharedMut<'a, f32>,
@@ -91,7 +94,7 @@ struct Vectors<'a> {
 }
 
 /// What a part works on: its columns of the state, `[key_dim, wide]`, and a position's vectors.
-struct Work<'a> {
+struct Scratch<'a> {
     state: &'a mut [f32],
     wide: usize,
     /// What the last position adds to the state for each element of its key, unless it is added.
@@ -108,7 +111,7 @@ struct Work<'a> {
     both: f32,
 }
 
-impl Kernel for Part<'_> {
+impl Kernel for HeadColumns<'_> {
     type Output = ();
     #[inline(always)]
     fn run<V: Lanes>(mut self) {
@@ -123,7 +126,7 @@ impl Kernel for Part<'_> {
         let (q, kd) = (next(), next());
         let wide = self.cols.len().next_multiple_of(REGISTERS * V::N);
         let (beta, both) = (0.0, 0.0);
-        let mut work = Work { state, wide, new, values, q, kd, beta, both };
+        let mut work = Scratch { state, wide, new, values, q, kd, beta, both };
         let mut now = Vectors { k: next(), decay: next() };
         let mut last = Vectors { k: next(), decay: next() };
         for s in &self.forward.seqs {
@@ -148,7 +151,7 @@ fn keeps(table: &PageTable, pos: usize) -> bool {
     (pos + 1).is_multiple_of(table.page_len)
 }
 
-impl Part<'_> {
+impl HeadColumns<'_> {
     /// This part's columns of a row of a head's state in a row of states.
     #[allow(clippy::mut_from_ref)]
     fn kept(&self, at: usize, key: usize) -> &mut [f32] {
@@ -159,7 +162,7 @@ impl Part<'_> {
         unsafe { self.state.slice(start..start + self.cols.len()) }
     }
 
-    fn read(&self, work: &mut Work<'_>, at: Option<usize>) {
+    fn read(&self, work: &mut Scratch<'_>, at: Option<usize>) {
         let rows = work.state.chunks_exact_mut(work.wide).take(self.op.key_dim);
         for (key, row) in rows.enumerate() {
             row.fill(0.0);
@@ -169,7 +172,7 @@ impl Part<'_> {
         }
     }
 
-    fn write(&self, work: &Work<'_>, at: usize) {
+    fn write(&self, work: &Scratch<'_>, at: usize) {
         let rows = work.state.chunks_exact(work.wide).take(self.op.key_dim);
         for (key, row) in rows.enumerate() {
             self.kept(at, key).copy_from_slice(&row[..self.cols.len()]);
@@ -181,7 +184,7 @@ impl Part<'_> {
     #[inline(always)]
     fn token<V: Lanes>(
         &self,
-        work: &mut Work<'_>,
+        work: &mut Scratch<'_>,
         now: &mut Vectors<'_>,
         last: Option<&Vectors<'_>>,
         row: usize,
@@ -235,7 +238,7 @@ impl Part<'_> {
 
 /// Some columns of a state and a position. What the position before it adds is added on the way.
 #[inline(always)]
-fn columns<V: Lanes>(work: &mut Work<'_>, last: Option<&Vectors<'_>>, c: usize, keys: usize) {
+fn columns<V: Lanes>(work: &mut Scratch<'_>, last: Option<&Vectors<'_>>, c: usize, keys: usize) {
     let register = |of: &[f32], i: usize| V::from_slice(&of[c + i * V::N..]);
     let new: [V; REGISTERS] = std::array::from_fn(|i| register(work.new, i));
     let zero = [V::splat(0.0); REGISTERS];
@@ -266,7 +269,7 @@ fn columns<V: Lanes>(work: &mut Work<'_>, last: Option<&Vectors<'_>>, c: usize, 
 
 /// Adds what the last position adds to the state.
 #[inline(always)]
-fn add<V: Lanes>(work: &mut Work<'_>, last: &Vectors<'_>, keys: usize) {
+fn add<V: Lanes>(work: &mut Scratch<'_>, last: &Vectors<'_>, keys: usize) {
     for key in 0..keys {
         let (decay, k) = (V::splat(last.decay[key]), V::splat(last.k[key]));
         let row = &mut work.state[key * work.wide..][..work.wide];

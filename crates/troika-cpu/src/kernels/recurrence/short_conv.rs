@@ -55,12 +55,12 @@ pub fn short_conv(
     let (y, operands) = (SharedMut::new(y), &operands);
     cx.run(op.width.div_ceil(cols), &|window, part| {
         let cols = part * cols..((part + 1) * cols).min(op.width);
-        dispatch(isa, Part { of: operands, y: &y, window, cols });
+        dispatch(isa, ConvColumns { of: operands, y: &y, window, cols });
     })
 }
 
 /// Some columns of all rows.
-struct Part<'a> {
+struct ConvColumns<'a> {
     of: &'a Operands<'a>,
     y: &'a SharedMut<'a, f32>,
     /// The last inputs of a block, a ring of as many rows as there are taps.
@@ -68,7 +68,7 @@ struct Part<'a> {
     cols: Range<usize>,
 }
 
-impl Kernel for Part<'_> {
+impl Kernel for ConvColumns<'_> {
     type Output = ();
     #[inline(always)]
     fn run<V: Lanes>(mut self) {
@@ -81,7 +81,7 @@ impl Kernel for Part<'_> {
     }
 }
 
-impl Part<'_> {
+impl ConvColumns<'_> {
     #[inline(always)]
     fn sequence<V: Lanes>(&mut self, s: &SeqRows, cols: Range<usize>) {
         let Operands { op, state, x, .. } = self.of;
