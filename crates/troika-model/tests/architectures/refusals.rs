@@ -286,7 +286,7 @@ fn kinds_of_layers_are_refused_by_layer() {
     );
     assert_eq!(
         lfm2(json!({"layer_types": ["conv"]})),
-        "the config's layer_types is a list of 1, which is not one for each of 2 layers"
+        "the config's layer_types is a list of 1, which is not one for each of 2 layers: layer 1 has none"
     );
     let nemotron = json!({"model_type": "nemotron_h", "hybrid_override_pattern": "M?"});
     assert_eq!(
