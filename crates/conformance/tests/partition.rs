@@ -127,7 +127,13 @@ impl Bench {
         let bindings =
             Bindings { inputs: bind(&inputs), states: bind(&states), outputs: bind(&outputs) };
         let sums = |group: usize| {
-            let fixed = |op: &Op| op.page_group() == Some((group, true));
+            let recurs = |op: &Op| {
+                matches!(
+                    op,
+                    Op::DecayingSum(_) | Op::ShortConv(_) | Op::Mamba2(_) | Op::DeltaRule(_)
+                )
+            };
+            let fixed = |op: &Op| recurs(op) && op.page_group() == Some((group, true));
             piece.graph.nodes.iter().any(|n| fixed(&n.op))
         };
         let table = |group| {
