@@ -43,8 +43,11 @@ impl<'a> Norm<'a> {
             Norm::Rms { weight, .. } => (*weight, None),
             Norm::Layer { weight, bias, .. } => (Some(*weight), *bias),
         };
-        let fits = |w: Option<&[f32]>| {
-            w.is_none_or(|w| !w.is_empty() && group > 0 && w.len().is_multiple_of(group))
+        // Only the weight of an RMS norm may have numbers for each group of a row.
+        let fits = |w: Option<&[f32]>| match self {
+            _ if w.is_none_or(|w| w.len() == group) => true,
+            Norm::Rms { .. } => w.is_some_and(|w| group > 0 && w.len().is_multiple_of(group)),
+            Norm::Layer { .. } => false,
         };
         assert!(fits(a) && fits(b), "length of a norm's weight");
     }
