@@ -37,6 +37,11 @@ struct Check<'a> {
 /// What is wrong, if anything.
 type Checked = Result<(), String>;
 
+/// Columns that do not overflow.
+fn counted(columns: Option<usize>) -> Result<usize, String> {
+    columns.ok_or_else(|| "too many columns".to_string())
+}
+
 fn want(ok: bool, what: impl FnOnce() -> String) -> Checked {
     if ok { Ok(()) } else { Err(what()) }
 }
@@ -416,10 +421,9 @@ impl Check<'_> {
     fn short_conv(&self, s: &ShortConv) -> Checked {
         self.operands(&[F], 1, &[F])?;
         want(s.taps > 1, || format!("a convolution of {} taps; it needs two", s.taps))?;
-        let some = |n: Option<usize>| n.ok_or_else(|| "too many columns".to_string());
-        self.same("input", self.input(0), some(s.input())?)?;
+        self.same("input", self.input(0), counted(s.input())?)?;
         self.same("output", self.output(0), s.width)?;
-        self.fixed_state(some(s.state())?)?;
+        self.fixed_state(counted(s.state())?)?;
         self.dims(s.weight, s.width, s.taps)?;
         s.bias.map_or(Ok(()), |b| self.dims(b, 1, s.width))
     }
@@ -429,11 +433,10 @@ impl Check<'_> {
         want(m.groups > 0 && m.heads > 0 && m.heads.is_multiple_of(m.groups), || {
             format!("{} heads in {} groups", m.heads, m.groups)
         })?;
-        let some = |n: Option<usize>| n.ok_or_else(|| "too many columns".to_string());
-        self.same("input", self.input(0), some(m.input())?)?;
+        self.same("input", self.input(0), counted(m.input())?)?;
         self.same("steps", self.input(1), m.heads)?;
-        self.same("output", self.output(0), some(m.inner())?)?;
-        self.fixed_state(some(m.state())?)?;
+        self.same("output", self.output(0), counted(m.inner())?)?;
+        self.fixed_state(counted(m.state())?)?;
         want(m.dt_min <= m.dt_max, || format!("steps from {} to {}", m.dt_min, m.dt_max))?;
         [m.a, m.d, m.dt_bias].into_iter().try_for_each(|w| self.dims(w, 1, m.heads))
     }
@@ -457,7 +460,7 @@ impl Check<'_> {
         self.heads("decays", self.input(3), d.value_heads, channels)?;
         self.same("shares", self.input(4), d.value_heads)?;
         self.same("output", self.output(0), self.input(0))?;
-        self.fixed_state(d.state().ok_or_else(|| "too many columns".to_string())?)?;
+        self.fixed_state(counted(d.state())?)?;
         let least = if let Decay::Bounded { least } = d.decay { least } else { -1.0 };
         want(least.is_finite() && least < 0.0, || format!("a bound of {least} for decays"))?;
         want(d.beta_scale.is_finite(), || format!("shares up to {}", d.beta_scale))?;

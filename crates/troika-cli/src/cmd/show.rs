@@ -52,10 +52,9 @@ fn attention(layer: &Layer) -> String {
         Some(Mixer::Mamba2(m)) => return format!("none, {}", mamba(m)),
         Some(Mixer::DeltaRule(d)) => {
             let by = if d.by_channel { " by channel" } else { "" };
-            let (heads, keys, values) = (d.value_heads, d.key_dim, d.value_dim);
-            let mut s = format!("gated delta rule{by}, {heads} heads, {keys}x{values} states");
-            s.push_str(&format!(", convolutions of {}", d.taps));
-            return s;
+            let (heads, keys, values, taps) = (d.value_heads, d.key_dim, d.value_dim, d.taps);
+            let states = format!("{heads} heads, {keys}x{values} states");
+            return format!("gated delta rule{by}, {states}, convolutions of {taps}");
         }
         None => return "none".into(),
     };

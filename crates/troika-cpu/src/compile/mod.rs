@@ -141,6 +141,19 @@ impl Code {
         matches!(self, Code::Element(_))
     }
 
+    /// The page group of its states, if it has any.
+    fn page_group(&self) -> Option<usize> {
+        match self {
+            Code::KvAppend(k) => Some(k.page_group),
+            Code::Attention { op, .. } => Some(op.page_group),
+            Code::DecayingSum(s) => Some(s.page_group),
+            Code::DeltaRule { op, .. } => Some(op.page_group),
+            Code::ShortConv { op, .. } => Some(op.page_group),
+            Code::Mamba2 { op, .. } => Some(op.page_group),
+            _ => None,
+        }
+    }
+
     /// The weight that a product reads first.
     pub fn first_weight<'a>(&self, of: &'a Loaded) -> Option<&'a [u8]> {
         match self {
@@ -271,15 +284,7 @@ pub(crate) fn compile(device: &str, isa: Isa, graph: &Subgraph) -> Result<Execut
 
 /// Records the page groups that an op uses states with.
 fn states_of(exe: &mut Executable, op: &CompiledOp) {
-    let group = match &op.code {
-        Code::KvAppend(k) => k.page_group,
-        Code::Attention { op, .. } => op.page_group,
-        Code::DecayingSum(s) => s.page_group,
-        Code::DeltaRule { op, .. } => op.page_group,
-        Code::ShortConv { op, .. } => op.page_group,
-        Code::Mamba2 { op, .. } => op.page_group,
-        _ => return,
-    };
+    let Some(group) = op.code.page_group() else { return };
     for slot in &op.states {
         let state = exe.states.iter().position(|s| s == slot);
         let used = state.map(|state| (state, group));
@@ -290,37 +295,19 @@ fn states_of(exe: &mut Executable, op: &CompiledOp) {
 /// Records the memory that an op needs besides its operands.
 fn needs(exe: &mut Executable, op: &CompiledOp) {
     let mut worker = 0;
+    if let Some(group) = op.code.page_group() {
+        exe.uses_forward_batch = true;
+        exe.page_groups.push(group);
+    }
     match &op.code {
         Code::Rope(r) => {
             worker = rope::worker_floats(r);
             exe.uses_forward_batch |= r.long.is_some();
         }
-        Code::KvAppend(k) => {
-            exe.uses_forward_batch = true;
-            exe.page_groups.push(k.page_group);
-        }
-        Code::DecayingSum(s) => {
-            exe.uses_forward_batch = true;
-            exe.page_groups.push(s.page_group);
-        }
-        Code::Mamba2 { op, .. } => {
-            exe.uses_forward_batch = true;
-            exe.page_groups.push(op.page_group);
-        }
-        Code::ShortConv { op, .. } => {
-            worker = short_conv::worker_floats(op);
-            exe.uses_forward_batch = true;
-            exe.page_groups.push(op.page_group);
-        }
-        Code::DeltaRule { op, .. } => {
-            worker = delta::worker_floats(op);
-            exe.uses_forward_batch = true;
-            exe.page_groups.push(op.page_group);
-        }
+        Code::ShortConv { op, .. } => worker = short_conv::worker_floats(op),
+        Code::DeltaRule { op, .. } => worker = delta::worker_floats(op),
         Code::Attention { op, .. } => {
             worker = attention::worker_floats(op);
-            exe.uses_forward_batch = true;
-            exe.page_groups.push(op.page_group);
             exe.attentions.push(op.clone());
         }
         Code::PackedLinear { kinds, before, .. } => {

@@ -88,44 +88,56 @@ fn convolved(op: &ShortConv, weight: &[f32], bias: &[f32], x: &[f32]) -> Vec<f32
     (0..x.len() / op.input().unwrap() * width).map(one).collect()
 }
 
+/// Rows of the tests that run in chunks.
+const LEN: usize = 18;
+
+/// Runs all rows in chunks of several lengths, with a state of so many floats in a row: the results
+/// are near what is wanted, and the same bits for all chunks.
+fn goes_on(
+    want: &[f32],
+    state: usize,
+    run: impl Fn(&mut Context<'_>, usize, usize, &mut [f32]) -> Vec<f32>,
+) {
+    for isa in runnable() {
+        let mut whole = Vec::new();
+        for (chunk, threads) in [(LEN, 4), (1, 1), (2, 2), (3, 2), (5, 1)] {
+            let mut state = vec![f32::NAN; 5 * state];
+            let mut all = Vec::new();
+            for from in (0..LEN).step_by(chunk) {
+                let rows = chunk.min(LEN - from);
+                with(isa, threads, |cx| all.extend(run(cx, from, rows, &mut state)));
+            }
+            for (got, want) in all.iter().zip(want) {
+                assert!((got - want).abs() <= 1e-5, "{got}, not {want}");
+            }
+            if whole.is_empty() {
+                whole = all;
+            } else {
+                assert_eq!(whole, all, "{chunk} rows at once");
+            }
+        }
+    }
+}
+
 #[test]
 fn convolutions_go_on_from_chunk_to_chunk() {
-    let (width, taps, len) = (150, 4, 18);
+    let (width, taps) = (150, 4);
     for gated in [false, true] {
         let weight = WeightRef(0);
         let op = ShortConv { weight, bias: None, width, taps, silu: !gated, gated, page_group: 0 };
         let wide = op.input().unwrap();
-        let x = Random(6).floats(wide * len);
+        let x = Random(6).floats(wide * LEN);
         let (weight, bias) = (Random(7).floats(taps * width), Random(8).floats(width));
         let want = convolved(&op, &weight, &bias, &x);
-        for isa in runnable() {
-            let mut whole = Vec::new();
-            for (chunk, threads) in [(len, 4), (1, 1), (2, 2), (3, 2), (5, 1)] {
-                let mut state = vec![f32::NAN; 5 * (taps - 1) * width];
-                let mut all = Vec::new();
-                for from in (0..len).step_by(chunk) {
-                    let rows = chunk.min(len - from);
-                    let (forward, mut y) = (batch(from, rows), vec![f32::NAN; rows * width]);
-                    let x = &x[from * wide..(from + rows) * wide];
-                    with(isa, threads, |cx| {
-                        let CacheMut::F32(state) = CacheMut::f32(&mut state) else { panic!() };
-                        let (op, bias, forward) = (&op, Some(&*bias), &forward);
-                        let weight = &weight;
-                        let x = short_conv::Operands { op, weight, bias, forward, state, x };
-                        short_conv::short_conv(cx, x, &mut y).unwrap();
-                    });
-                    all.extend(y);
-                }
-                for (got, want) in all.iter().zip(&want) {
-                    assert!((got - want).abs() <= 1e-5, "{got}, not {want}");
-                }
-                if whole.is_empty() {
-                    whole = all;
-                } else {
-                    assert_eq!(whole, all, "{chunk} rows at once");
-                }
-            }
-        }
+        goes_on(&want, op.state().unwrap(), |cx, from, rows, state| {
+            let mut y = vec![f32::NAN; rows * width];
+            let CacheMut::F32(state) = CacheMut::f32(state) else { panic!() };
+            let (op, bias, forward) = (&op, Some(&*bias), &batch(from, rows));
+            let (weight, x) = (&weight, &x[from * wide..(from + rows) * wide]);
+            let x = short_conv::Operands { op, weight, bias, forward, state, x };
+            short_conv::short_conv(cx, x, &mut y).unwrap();
+            y
+        });
     }
 }
 
@@ -204,29 +216,11 @@ impl Scan {
 
 #[test]
 fn scans_go_on_from_chunk_to_chunk() {
-    let len = 18;
     for head_dim in [16, 21] {
-        let scan = Scan::new(head_dim, len);
-        let want = scan.reference();
-        for isa in runnable() {
-            let mut whole = Vec::new();
-            for (chunk, threads) in [(len, 4), (1, 1), (2, 2), (3, 2), (5, 1)] {
-                let mut state = vec![f32::NAN; 5 * scan.op.state().unwrap()];
-                let mut all = Vec::new();
-                for from in (0..len).step_by(chunk) {
-                    let rows = chunk.min(len - from);
-                    with(isa, threads, |cx| all.extend(scan.run(cx, from, rows, &mut state)));
-                }
-                for (got, want) in all.iter().zip(&want) {
-                    assert!((got - want).abs() <= 1e-5, "{got}, not {want}");
-                }
-                if whole.is_empty() {
-                    whole = all;
-                } else {
-                    assert_eq!(whole, all, "{chunk} rows at once");
-                }
-            }
-        }
+        let scan = Scan::new(head_dim, LEN);
+        let run =
+            |cx: &mut Context<'_>, from, rows, state: &mut [f32]| scan.run(cx, from, rows, state);
+        goes_on(&scan.reference(), scan.op.state().unwrap(), run);
     }
 }
 
@@ -342,7 +336,6 @@ impl Rule {
 
 #[test]
 fn delta_rules_go_on_from_chunk_to_chunk() {
-    let len = 18;
     let bounded = Decay::Bounded { least: -5.0 };
     for op in [
         RULE,
@@ -350,33 +343,14 @@ fn delta_rules_go_on_from_chunk_to_chunk() {
         DeltaRule { by_channel: true, value_dim: 16, ..RULE },
         DeltaRule { by_channel: true, decay: bounded, key_dim: 5, value_dim: 3, ..RULE },
     ] {
-        let (x, wide) = (Rule::new(&op, len), op.value_heads * op.value_dim);
-        let want = x.plain(&op, len);
-        for isa in runnable() {
-            let mut whole = Vec::new();
-            for (chunk, threads) in [(len, 4), (1, 1), (2, 2), (3, 2), (5, 1)] {
-                let mut state = vec![f32::NAN; 5 * op.state().unwrap()];
-                let mut all = Vec::new();
-                for from in (0..len).step_by(chunk) {
-                    let rows = chunk.min(len - from);
-                    let (forward, mut y) = (batch(from, rows), vec![f32::NAN; rows * wide]);
-                    with(isa, threads, |cx| {
-                        let CacheMut::F32(state) = CacheMut::f32(&mut state) else { panic!() };
-                        let x = x.rows(from, from + rows, len);
-                        delta::delta_rule(cx, &forward, &op, state, x, &mut y).unwrap();
-                    });
-                    all.extend(y);
-                }
-                for (got, want) in all.iter().zip(&want) {
-                    assert!((got - want).abs() <= 1e-5, "{got}, not {want}");
-                }
-                if whole.is_empty() {
-                    whole = all;
-                } else {
-                    assert_eq!(whole, all, "{chunk} rows at once");
-                }
-            }
-        }
+        let (x, wide) = (Rule::new(&op, LEN), op.value_heads * op.value_dim);
+        goes_on(&x.plain(&op, LEN), op.state().unwrap(), |cx, from, rows, state| {
+            let mut y = vec![f32::NAN; rows * wide];
+            let CacheMut::F32(state) = CacheMut::f32(state) else { panic!() };
+            let x = x.rows(from, from + rows, LEN);
+            delta::delta_rule(cx, &batch(from, rows), &op, state, x, &mut y).unwrap();
+            y
+        });
     }
 }
 

@@ -292,14 +292,21 @@ impl<'a> Base<'a> {
         no: &str,
         rule: impl Fn(usize) -> bool,
     ) -> Result<Vec<bool>> {
-        let Some(kinds) = self.f.each_layer(field, self.layers)? else {
-            return Ok((0..self.layers).map(rule).collect());
+        let given = self.named_kinds(field, &[(no, false), (yes, true)])?;
+        Ok(given.unwrap_or_else(|| (0..self.layers).map(rule).collect()))
+    }
+
+    /// The kinds of layers, from a list of their names; `None` if there is none.
+    pub fn named_kinds<T: Copy>(&self, field: &str, names: &[(&str, T)]) -> Result<Option<Vec<T>>> {
+        let Some(list) = self.f.each_layer(field, self.layers)? else { return Ok(None) };
+        let kind = |(i, v): (usize, &serde_json::Value)| {
+            let found = v.as_str().and_then(|name| names.iter().find(|(known, _)| *known == name));
+            found.map(|(_, kind)| *kind).ok_or_else(|| {
+                let all: Vec<&str> = names.iter().map(|(known, _)| *known).collect();
+                unsupported(format!("{field} of layer {i}: {v}"), all.join(", "))
+            })
         };
-        let kind = |(i, v): (usize, &serde_json::Value)| match v.as_str() {
-            Some(kind) if kind == yes || kind == no => Ok(kind == yes),
-            _ => Err(unsupported(format!("{field} of layer {i}: {v}"), format!("{no}, {yes}"))),
-        };
-        kinds.iter().enumerate().map(kind).collect()
+        list.iter().enumerate().map(kind).collect::<Result<_>>().map(Some)
     }
 
     /// `sliding_window`, unless `use_sliding_window` is absent or false; null means none.

@@ -28,6 +28,13 @@ pub enum ConfigError {
     },
 }
 
+impl ConfigError {
+    /// A key that a GGUF file must have.
+    pub(super) fn not_in_gguf(key: &str) -> ConfigError {
+        ConfigError::Missing(format!("{key} in the GGUF metadata"))
+    }
+}
+
 /// What reads a config.
 pub(super) type Result<T, E = ConfigError> = std::result::Result<T, E>;
 

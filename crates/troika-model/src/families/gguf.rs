@@ -149,9 +149,8 @@ pub(super) fn config(
     meta: &GgufMeta,
     files: &dyn Checkpoint,
 ) -> Result<(&'static str, Map<String, Value>)> {
-    let arch = meta
-        .architecture()
-        .ok_or_else(|| ConfigError::Missing("general.architecture in the GGUF metadata".into()))?;
+    let arch =
+        meta.architecture().ok_or_else(|| ConfigError::not_in_gguf("general.architecture"))?;
     let known = ARCHITECTURES.iter().find(|a| a.0 == arch);
     let mut family = known.map(|a| a.1).ok_or_else(|| {
         let all: Vec<&str> = ARCHITECTURES.iter().map(|a| a.0).collect();

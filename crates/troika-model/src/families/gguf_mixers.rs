@@ -5,10 +5,9 @@ use serde_json::{Map, Value, json};
 use super::fields::{ConfigError, Result, bad};
 use crate::spec::{GgufMeta, GgufValue};
 
-/// Kinds of layers.
+/// The name of layers of the delta rule.
 const LINEAR: &str = "linear_attention";
-
-/// See [`LINEAR`].
+/// The name of layers that attend.
 const FULL: &str = "full_attention";
 
 /// Families of which some layers do not attend.
@@ -25,7 +24,7 @@ pub(super) fn hybrid(family: &str, meta: &GgufMeta, layers: u64, c: &mut Map<Str
     let feeds = if meta.integer("expert_count") > Some(0) { "moe" } else { "mlp" };
     let recurrence = if family.starts_with("lfm") { "conv" } else { "mamba" };
     let kind = |i| match () {
-        () if some("attention.head_count_kv", i) => "full_attention",
+        () if some("attention.head_count_kv", i) => FULL,
         () if mixers_alone && some("feed_forward_length", i) => feeds,
         () => recurrence,
     };
@@ -40,16 +39,17 @@ pub(super) fn hybrid(family: &str, meta: &GgufMeta, layers: u64, c: &mut Map<Str
     c.insert("mlp_hidden_act".into(), json!("relu2"));
 }
 
+/// A number that a file must have.
+fn needed(meta: &GgufMeta, key: &str) -> Result<u64> {
+    meta.integer(key).ok_or_else(|| ConfigError::not_in_gguf(key))
+}
+
 /// The delta rule's layers and sizes, of which no key may be absent.
 pub(super) fn delta_rule(meta: &GgufMeta, c: &mut Map<String, Value>) -> Result<()> {
-    let size = |key: &str| {
-        let found = meta.integer(key);
-        found.ok_or_else(|| ConfigError::Missing(format!("{key} in the GGUF metadata")))
-    };
     for key in ["ssm.conv_kernel", "ssm.state_size", "ssm.group_count"] {
-        size(key)?;
+        needed(meta, key)?;
     }
-    let (all, heads) = (size("ssm.inner_size")?, size("ssm.time_step_rank")?);
+    let (all, heads) = (needed(meta, "ssm.inner_size")?, needed(meta, "ssm.time_step_rank")?);
     if heads == 0 || !all.is_multiple_of(heads) {
         return Err(bad("ssm.inner_size", all, format!("not a multiple of {heads} heads")));
     }
@@ -66,9 +66,8 @@ pub(super) fn delta_rule(meta: &GgufMeta, c: &mut Map<String, Value>) -> Result<
 
 /// Which layers of Kimi Linear attend: those of the delta rule count no heads of keys.
 pub(super) fn kimi_layers(meta: &GgufMeta, c: &mut Map<String, Value>) -> Result<()> {
-    let missing = |key: &str| ConfigError::Missing(format!("{key} in the GGUF metadata"));
     for key in ["ssm.conv_kernel", "kda.head_dim"] {
-        meta.integer(key).ok_or_else(|| missing(key))?;
+        needed(meta, key)?;
     }
     let heads = c.get("num_key_value_heads_per_layer").and_then(Value::as_array);
     let kind = |n: &Value| json!(if n.as_u64() == Some(0) { LINEAR } else { FULL });

@@ -42,22 +42,14 @@ const KINDS: &[(&str, Kind)] = &[
 
 /// The kinds of layers, from a list of which `known` may be in it.
 fn kinds(b: &Base<'_>, field: &str, known: &[Kind]) -> Result<Option<Vec<Kind>>> {
-    let Some(list) = b.f.each_layer(field, b.layers)? else { return Ok(None) };
-    let kind = |(i, v): (usize, &Value)| {
-        let names = || KINDS.iter().filter(|k| known.contains(&k.1));
-        let found = v.as_str().and_then(|name| names().find(|k| k.0 == name));
-        found.map(|k| k.1).ok_or_else(|| {
-            let all: Vec<&str> = names().map(|k| k.0).collect();
-            unsupported(format!("{field} of layer {i}: {v}"), all.join(", "))
-        })
-    };
-    list.iter().enumerate().map(kind).collect::<Result<_>>().map(Some)
+    let names = KINDS.iter().copied().filter(|(_, kind)| known.contains(kind));
+    b.named_kinds(field, &names.collect::<Vec<_>>())
 }
 
 /// The first of some sizes, each with its name in GGUF files.
 fn size(b: &Base<'_>, names: &[&str], gguf: &str) -> Result<usize> {
     let missing = || match b.source {
-        ConfigSource::Gguf { .. } => ConfigError::Missing(format!("{gguf} in the GGUF metadata")),
+        ConfigSource::Gguf { .. } => ConfigError::not_in_gguf(gguf),
         ConfigSource::HuggingFace => ConfigError::Missing(names[0].into()),
     };
     b.f.first(names, Fields::size_opt)?.ok_or_else(missing)

@@ -19,11 +19,10 @@ impl Lowerer<'_> {
         let page_group = self.page_group(StateKind::Fixed);
         let widths = [d.keys(), d.keys(), d.values()];
         let kept = ["q", "k", "v"].into_iter().zip(widths).map(|(name, width)| {
-            let name = format!("layer {index} last {name}");
-            self.state(name, width * (d.taps - 1), page_group)
+            self.last_inputs(format!("layer {index} last {name}"), d.taps, width)
         });
         let kept: Vec<StateId> = kept.collect();
-        let width = d.value_heads * d.key_dim * d.value_dim;
+        let width = d.values().saturating_mul(d.key_dim);
         let rule = self.state(format!("layer {index} delta rule"), width, page_group);
         let mut e = Emit::new(self, SegmentKind::Recurrence, Some(index));
         let x = e.input(x);

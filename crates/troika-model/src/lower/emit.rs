@@ -197,12 +197,16 @@ impl<'l, 'a> Emit<'l, 'a> {
     }
 
     /// `a + scale * b`.
-    pub fn add(&mut self, a: ValueId, mut b: ValueId, scale: f32) -> ValueId {
+    pub fn add(&mut self, a: ValueId, b: ValueId, scale: f32) -> ValueId {
+        let b = self.scaled(b, scale);
         let cols = self.graph.cols(a);
-        if scale != 1.0 {
-            b = self.graph.op("scaled", Op::Scale { factor: scale }, &[b], cols);
-        }
         self.graph.op("sum", Op::Add, &[a, b], cols)
+    }
+
+    /// `factor * x`.
+    pub fn scaled(&mut self, x: ValueId, factor: f32) -> ValueId {
+        let cols = self.graph.cols(x);
+        if factor == 1.0 { x } else { self.graph.op("scaled", Op::Scale { factor }, &[x], cols) }
     }
 
     pub fn finish(self) -> Result<(), LowerError> {

@@ -136,10 +136,8 @@ fn mlp_ops(
 ) -> Result<ValueId, LowerError> {
     let up = e.linear(n, up, m.bias)?;
     let inner = if m.gated {
-        let mut gate = e.linear(n, gate, m.bias)?;
-        if m.gate_scale != 1.0 {
-            gate = e.graph.op("scaled", Op::Scale { factor: m.gate_scale }, &[gate], m.inter);
-        }
+        let gate = e.linear(n, gate, m.bias)?;
+        let gate = e.scaled(gate, m.gate_scale);
         e.graph.op("inner", Op::Gate(m.act), &[gate, up], m.inter)
     } else {
         e.graph.op("inner", Op::Activate(m.act), &[up], m.inter)

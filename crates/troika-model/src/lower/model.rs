@@ -66,10 +66,8 @@ impl Lowerer<'_> {
         // A quantized tied head is a separate weight.
         let own = !spec.tied || (e.lowerer.weights)(Key::model(WeightRole::Head)).is_some();
         let weight = e.weight(if own { WeightRole::Head } else { WeightRole::Embed })?;
-        let mut y = e.linear_with(n, weight, spec.head_bias.then_some(WeightRole::HeadBias))?;
-        if spec.logit_scale != 1.0 {
-            y = e.graph.op("scaled", Op::Scale { factor: spec.logit_scale }, &[y], spec.vocab);
-        }
+        let y = e.linear_with(n, weight, spec.head_bias.then_some(WeightRole::HeadBias))?;
+        let mut y = e.scaled(y, spec.logit_scale);
         if let Some(cap) = spec.logit_softcap {
             y = e.graph.op("capped", Op::SoftCap { cap }, &[y], spec.vocab);
         }

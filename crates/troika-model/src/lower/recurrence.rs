@@ -4,7 +4,7 @@ use troika_graph::{Activation, Op, StateKind, ValueId};
 
 use super::emit::Emit;
 use super::lowerer::Lowerer;
-use super::{EdgeId, LowerError, SegmentKind};
+use super::{EdgeId, LowerError, SegmentKind, StateId};
 use crate::spec::{DecayingSum, Layer, Mamba2, ShortConv, WeightRole};
 
 impl Lowerer<'_> {
@@ -32,6 +32,12 @@ impl Lowerer<'_> {
         e.pass_on("after sum", y)
     }
 
+    /// The state of a short convolution.
+    pub(super) fn last_inputs(&mut self, name: String, taps: usize, width: usize) -> StateId {
+        let page_group = self.page_group(StateKind::Fixed);
+        self.state(name, taps.saturating_sub(1).saturating_mul(width), page_group)
+    }
+
     /// `y = x + out(c * conv(b * v))` with `[b, c, v] = in(norm(x))`.
     pub(super) fn short_conv(
         &mut self,
@@ -42,8 +48,7 @@ impl Lowerer<'_> {
     ) -> Result<EdgeId, LowerError> {
         let (page_group, width) = (self.page_group(StateKind::Fixed), self.spec.hidden);
         let ShortConv { taps, bias } = conv;
-        let kept = taps.saturating_sub(1).saturating_mul(width);
-        let state = self.state(format!("layer {index} inputs"), kept, page_group);
+        let state = self.last_inputs(format!("layer {index} inputs"), taps, width);
         let mut e = Emit::new(self, SegmentKind::Recurrence, Some(index));
         let x = e.input(x);
         let state = e.state(state);
@@ -76,8 +81,7 @@ impl Lowerer<'_> {
     ) -> Result<EdgeId, LowerError> {
         let page_group = self.page_group(StateKind::Fixed);
         let (inner, width) = (m.inner(), m.convolved());
-        let kept = m.taps.saturating_sub(1).saturating_mul(width);
-        let inputs = self.state(format!("layer {index} inputs"), kept, page_group);
+        let inputs = self.last_inputs(format!("layer {index} inputs"), m.taps, width);
         let sums = inner.saturating_mul(m.state_size);
         let sums = self.state(format!("layer {index} scan"), sums, page_group);
         let mut e = Emit::new(self, SegmentKind::Recurrence, Some(index));
@@ -113,11 +117,6 @@ impl Lowerer<'_> {
 }
 
 impl Emit<'_, '_> {
-    fn scaled(&mut self, x: ValueId, factor: f32) -> ValueId {
-        let cols = self.graph.cols(x);
-        if factor == 1.0 { x } else { self.graph.op("scaled", Op::Scale { factor }, &[x], cols) }
-    }
-
     /// Multiplies `x`, `b` and `c`, which lie side by side, each by its factor.
     fn scaled_parts(&mut self, v: ValueId, m: &Mamba2) -> ValueId {
         let (s, group) = (m.scales, m.convolved());

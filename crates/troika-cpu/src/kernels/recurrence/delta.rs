@@ -227,10 +227,7 @@ impl HeadColumns<'_> {
 
     fn decay(&self, x: f32) -> f32 {
         match self.op.decay {
-            Decay::Softplus => {
-                let softplus = if x > 20.0 { x } else { x.exp().ln_1p() };
-                (-self.rate * softplus).exp()
-            }
+            Decay::Softplus => (-self.rate * super::softplus(x)).exp(),
             Decay::Bounded { least } => (least / (1.0 + (-self.rate * x).exp())).exp(),
         }
     }

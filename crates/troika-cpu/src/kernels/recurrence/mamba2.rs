@@ -5,11 +5,11 @@ use std::ops::Range;
 use troika_device::{ForwardBatch, SeqRows};
 use troika_graph::Mamba2;
 
-use super::check;
-use super::short_conv::part_of;
+use super::short_conv::{part_of, put_part};
+use super::{check, softplus};
 use crate::SharedMut;
 use crate::kernels::kv::{CacheRows, operand};
-use crate::kernels::simd::{Kernel, Lanes, dispatch, store_part};
+use crate::kernels::simd::{Kernel, Lanes, dispatch};
 use crate::kernels::{Context, KernelError};
 
 /// Rows that one pass over a state computes.
@@ -135,8 +135,7 @@ impl Head<'_> {
 
     fn step(&self, row: usize) -> Step {
         let Operands { op, dt, dt_bias, .. } = self.of;
-        let x = dt[row * op.heads + self.head] + dt_bias[self.head];
-        let dt = if x > 20.0 { x } else { x.exp().ln_1p() };
+        let dt = softplus(dt[row * op.heads + self.head] + dt_bias[self.head]);
         let dt = dt.clamp(op.dt_min, op.dt_max);
         Step { row, dt, keep: (dt * self.rate).exp() }
     }
@@ -154,7 +153,6 @@ impl Head<'_> {
         let c = steps.each_ref().map(|s| part(s, inner + op.groups * n + group, n));
         let heads = steps.each_ref().map(|s| part(s, self.head * dim, dim));
         for p in (0..dim).step_by(V::N) {
-            let whole = p + V::N <= dim;
             let inputs = heads.map(|x| part_of::<V>(&x[p..]));
             let mut y = inputs.map(|x| x.mul(V::splat(d[self.head])));
             let scaled: [V; R] = std::array::from_fn(|r| inputs[r].mul(V::splat(steps[r].dt)));
@@ -166,23 +164,13 @@ impl Head<'_> {
                     s = s.fma(V::splat(steps[r].keep), new);
                     y[r] = s.fma(V::splat(c[r][at]), y[r]);
                 }
-                put(s, line, whole);
+                put_part(s, line);
             }
             for (step, y) in steps.iter().zip(y) {
                 let at = step.row * inner + self.head * dim;
                 // SAFETY: these columns belong to this part.
-                put(y, unsafe { self.y.slice(at + p..at + dim) }, whole);
+                put_part(y, unsafe { self.y.slice(at + p..at + dim) });
             }
         }
-    }
-}
-
-/// Writes a register, or as many of its lanes as there is room for.
-#[inline(always)]
-fn put<V: Lanes>(v: V, to: &mut [f32], whole: bool) {
-    match whole {
-        true => v.write_to(to),
-        // SAFETY: so many floats lie there.
-        false => unsafe { store_part(v, to.as_mut_ptr(), to.len()) },
     }
 }

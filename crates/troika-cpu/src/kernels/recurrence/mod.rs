@@ -77,3 +77,8 @@ fn check(forward: &ForwardBatch, page_group: usize, rows: usize) -> Result<(), K
     }
     Ok(())
 }
+
+/// `ln(1 + exp(x))`.
+fn softplus(x: f32) -> f32 {
+    if x > 20.0 { x } else { x.exp().ln_1p() }
+}

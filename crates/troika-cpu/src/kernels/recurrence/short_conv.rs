@@ -140,14 +140,7 @@ impl ConvColumns<'_> {
             if let Some(gate) = gate {
                 sum = sum.mul(read(gate));
             }
-            let left = (n - c).min(V::N);
-            // SAFETY: so many floats lie there.
-            unsafe {
-                match left == V::N {
-                    true => sum.store(y[c..].as_mut_ptr()),
-                    false => store_part(sum, y[c..].as_mut_ptr(), left),
-                }
-            }
+            put_part(sum, &mut y[c..]);
         }
     }
 }
@@ -159,5 +152,15 @@ pub(super) fn part_of<V: Lanes>(x: &[f32]) -> V {
         true => V::from_slice(x),
         // SAFETY: so many floats lie there.
         false => unsafe { load_part(x.as_ptr(), x.len()) },
+    }
+}
+
+/// Writes a register, or as many of its lanes as there is room for.
+#[inline(always)]
+pub(super) fn put_part<V: Lanes>(v: V, to: &mut [f32]) {
+    match to.len() >= V::N {
+        true => v.write_to(to),
+        // SAFETY: so many floats lie there.
+        false => unsafe { store_part(v, to.as_mut_ptr(), to.len()) },
     }
 }
