@@ -40,7 +40,7 @@ fn all_hold_on(options: &OpenOptions, change: Option<PlanChange<'_>>, dir: &str,
 #[test]
 fn checkpoints_of_all_architectures() {
     all_hold("golden", 20);
-    all_hold("golden-2026", 17);
+    all_hold("golden-2026", 19);
 }
 
 #[test]

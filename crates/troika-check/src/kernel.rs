@@ -46,7 +46,7 @@ impl Kernel {
     /// All of them.
     pub fn all() -> Vec<Kernel> {
         use Activation::{
-            ClampedSwiglu, Gelu, GeluTanh, Relu, ReluSquared, Sigmoid, Silu, Softplus,
+            ClampedSwiglu, Gelu, GeluTanh, Relu, ReluSquared, Sigmoid, Silu, Softplus, Xielu,
         };
         let mut all = Vec::new();
         for &dtype in DType::WEIGHTS {
@@ -57,7 +57,8 @@ impl Kernel {
             all.extend([Kernel::Embed(dtype), Kernel::Outliers(dtype)]);
         }
         let clamped = ClampedSwiglu { alpha: 1.7, limit: 0.5 };
-        let plain = [Silu, Gelu, GeluTanh, Relu, ReluSquared, Sigmoid, Softplus, clamped];
+        let xielu = Xielu { alpha_p: 0.7, alpha_n: 0.9 };
+        let plain = [Silu, Gelu, GeluTanh, Relu, ReluSquared, Sigmoid, Softplus, xielu, clamped];
         all.extend(plain.map(Kernel::Gate));
         all.extend([Kernel::RmsNorm, Kernel::LayerNorm, Kernel::TopK]);
         all.extend([RopeStyle::Half, RopeStyle::Interleaved].map(Kernel::Rope));
@@ -123,6 +124,7 @@ impl Kernel {
             Kernel::Gate(Activation::ReluSquared) => "gate with relu squared".into(),
             Kernel::Gate(Activation::Sigmoid) => "gate with sigmoid".into(),
             Kernel::Gate(Activation::Softplus) => "gate with softplus".into(),
+            Kernel::Gate(Activation::Xielu { .. }) => "gate with xielu".into(),
             Kernel::Gate(Activation::ClampedSwiglu { .. }) => "clamped gate".into(),
             Kernel::RmsNorm => "rms_norm".into(),
             Kernel::LayerNorm => "layer_norm".into(),

@@ -49,6 +49,7 @@ pub fn op_cases() -> Result<Vec<DeviceCase>, DeviceError> {
 }
 
 fn elements() -> Result<Vec<DeviceCase>> {
+    let xielu = Activation::Xielu { alpha_p: 0.7, alpha_n: 0.9 };
     let plain = |name, op, inputs: &[usize], cols| case(name).plain(op, inputs, cols);
     let clamped = Activation::ClampedSwiglu { alpha: 1.7, limit: 0.5 };
     Ok(vec![
@@ -64,6 +65,7 @@ fn elements() -> Result<Vec<DeviceCase>> {
         plain("activate with gelu", Op::Activate(Activation::Gelu), &[6], 6)?,
         plain("activate with relu", Op::Activate(Activation::Relu), &[6], 6)?,
         plain("activate with relu squared", Op::Activate(Activation::ReluSquared), &[6], 6)?,
+        plain("activate with xielu", Op::Activate(xielu), &[6], 6)?,
         plain("gate with a sigmoid", Op::Gate(Activation::Sigmoid), &[6, 6], 6)?,
         plain("gate with softplus", Op::Gate(Activation::Softplus), &[6, 6], 6)?,
         plain("gate", Op::Gate(Activation::Silu), &[6, 6], 6)?,

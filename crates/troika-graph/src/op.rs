@@ -27,6 +27,13 @@ pub enum Activation {
     Sigmoid,
     /// `ln(1 + exp(x))`.
     Softplus,
+    /// xIELU: `alpha_p x^2 + x / 2` above 0, else `alpha_n (exp(min(x, -1e-6)) - 1 - x) + x / 2`.
+    Xielu {
+        /// Factor of the positive side.
+        alpha_p: f32,
+        /// Factor of the negative side.
+        alpha_n: f32,
+    },
     /// gpt-oss: `min(g, limit) * sigmoid(alpha * min(g, limit)) * (clamp(u, -limit, limit) + 1)`.
     /// Gated only.
     ClampedSwiglu {

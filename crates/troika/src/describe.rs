@@ -84,5 +84,9 @@ fn described_in(files: &ModelFiles, source: &Source) -> Result<DescribedModel, E
         FileSource::HuggingFace { config, .. } => families::from_config(config),
         FileSource::Gguf { meta, .. } => families::from_gguf(meta, &*files.files),
     };
-    model.map_err(|error| Error::Config { model: source.to_string(), error })
+    let with_numbers = model.and_then(|mut model| {
+        families::numbers_in_files(&mut model, &*files.files)?;
+        Ok(model)
+    });
+    with_numbers.map_err(|error| Error::Config { model: source.to_string(), error })
 }

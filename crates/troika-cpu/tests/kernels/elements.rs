@@ -15,11 +15,12 @@ use troika_graph::{Activation, DType, Rope, RopeFreqs, RopeStyle, StateKind, blo
 
 use crate::{Random, close, on_each_isa, reference};
 
-const ELEMENTS: [Element; 12] = [
+const ELEMENTS: [Element; 13] = [
     Element::Activate(Activation::Silu),
     Element::Activate(Activation::Gelu),
     Element::Activate(Activation::GeluTanh),
     Element::Activate(Activation::Relu),
+    Element::Activate(Activation::Xielu { alpha_p: 0.7, alpha_n: 0.9 }),
     Element::Gate(Activation::Silu),
     Element::Gate(Activation::Gelu),
     Element::Gate(Activation::GeluTanh),

@@ -86,6 +86,10 @@ pub fn activate(act: Activation, g: f32, u: Option<f32>) -> f32 {
         Activation::ReluSquared => x.max(0.0) * x.max(0.0),
         Activation::Sigmoid => sigmoid(x),
         Activation::Softplus => x.max(0.0) + (-x.abs()).exp().ln_1p(),
+        Activation::Xielu { alpha_p, .. } if x > 0.0 => f64::from(alpha_p) * x * x + 0.5 * x,
+        Activation::Xielu { alpha_n, .. } => {
+            f64::from(alpha_n) * (x.min(-1e-6).exp_m1() - x) + 0.5 * x
+        }
         Activation::ClampedSwiglu { alpha, limit } => {
             let limit = f64::from(limit);
             let g = x.min(limit);

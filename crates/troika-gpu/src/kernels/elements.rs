@@ -37,6 +37,7 @@ pub(super) fn activation(act: Activation) -> (f64, [u32; 2]) {
         Activation::ReluSquared => (5.0, [0, 0]),
         Activation::Sigmoid => (6.0, [0, 0]),
         Activation::Softplus => (7.0, [0, 0]),
+        Activation::Xielu { alpha_p, alpha_n } => (8.0, [alpha_p.to_bits(), alpha_n.to_bits()]),
     }
 }
 

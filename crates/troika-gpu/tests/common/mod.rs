@@ -310,6 +310,10 @@ pub fn act(of: Activation, g: f64) -> f64 {
         Activation::ReluSquared => g.max(0.0).powi(2),
         Activation::Sigmoid => sigmoid(g),
         Activation::Softplus => g.max(0.0) + (-g.abs()).exp().ln_1p(),
+        Activation::Xielu { alpha_p, .. } if g > 0.0 => f64::from(alpha_p) * g * g + 0.5 * g,
+        Activation::Xielu { alpha_n, .. } => {
+            f64::from(alpha_n) * (g.min(-1e-6).exp_m1() - g) + 0.5 * g
+        }
         Activation::ClampedSwiglu { alpha, limit } => {
             let top = g.min(f64::from(limit));
             top * sigmoid(f64::from(alpha) * top)
@@ -328,7 +332,7 @@ pub fn gated(of: Activation, g: f64, u: f64) -> f64 {
 }
 
 /// All activations.
-pub const ACTIVATIONS: [Activation; 8] = [
+pub const ACTIVATIONS: [Activation; 9] = [
     Activation::Silu,
     Activation::Gelu,
     Activation::GeluTanh,
@@ -336,5 +340,6 @@ pub const ACTIVATIONS: [Activation; 8] = [
     Activation::ReluSquared,
     Activation::Sigmoid,
     Activation::Softplus,
+    Activation::Xielu { alpha_p: 0.7, alpha_n: 0.9 },
     Activation::ClampedSwiglu { alpha: 1.702, limit: 3.0 },
 ];

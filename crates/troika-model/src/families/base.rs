@@ -135,7 +135,10 @@ impl<'a> Base<'a> {
             }
         };
         let act = f.first(&["hidden_act", "hidden_activation"], Fields::text)?;
-        f.refuse_flag("use_bidirectional_attention")?;
+        // Where it says "vision", rows of pictures see each other, not those of text.
+        if f.get("use_bidirectional_attention").is_none_or(|v| v != "vision") {
+            f.refuse_flag("use_bidirectional_attention")?;
+        }
         Ok(Base {
             f,
             source,
@@ -209,6 +212,9 @@ impl<'a> Base<'a> {
             softcap: None,
             sinks: false,
             latent: None,
+            kv_from: None,
+            v_norm: None,
+            v_is_k: false,
         }
     }
 
@@ -237,6 +243,8 @@ impl<'a> Base<'a> {
             mixer: Some(Mixer::Attention(Box::new(attn))),
             beside: None,
             ffn: Some(ffn),
+            per_layer: None,
+            out_scale: 1.0,
         }
     }
 

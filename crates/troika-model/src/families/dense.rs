@@ -1,9 +1,9 @@
 //! Dense Llama-like decoders.
 
-use troika_graph::RopeStyle;
+use troika_graph::{Activation, RopeStyle};
 
 use super::base::{Base, ConfigSource, Defaults, Ropes};
-use super::fields::{Fields, Result, bad};
+use super::fields::{Fields, Result, bad, unsupported};
 use crate::spec::{Attn, Ffn, Layer, Mlp, ModelSpec, Norm, QkNorm};
 
 pub(super) fn llama(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
@@ -222,6 +222,55 @@ pub(super) fn arcee(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let mlp = Mlp { gated: false, bias, ..b.mlp()? };
     let layer = b.layer(b.biased_attn(Some(b.rope()?), false)?, Ffn::Dense(mlp));
     Ok(b.model("arcee", vec![layer; b.layers]))
+}
+
+/// Apertus: a feed-forward without a gate, whose activation has numbers for each layer.
+pub(super) fn apertus(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
+    let act = f.text("hidden_act")?.unwrap_or("xielu");
+    if act != "xielu" {
+        return Err(unsupported(format!("hidden_act {act:?}"), "xielu"));
+    }
+    let mut config = f.0.clone();
+    config.remove("hidden_act");
+    let d = Defaults { theta: 12e6, eps: 1e-5, context: 65_536, ..Defaults::default() };
+    let b = Base::read(Fields(&config), source, d)?;
+    let mut attn = b.biased_attn(Some(b.rope()?), false)?;
+    attn.qk_norm = Some(b.qk_norm(true));
+    let mlp = Mlp { gated: false, ..b.mlp()? };
+    let layer = b.layer(attn, Ffn::Dense(mlp));
+    let mut m = b.model("apertus", vec![layer; b.layers]);
+    for name in XIELU {
+        let Some(list) = f.numbers(&format!("xielu_{name}"))? else { continue };
+        for (layer, value) in m.layers.iter_mut().zip(list) {
+            xielu(layer, name, value)?;
+        }
+    }
+    Ok(m)
+}
+
+/// The numbers of an xIELU, as checkpoints name them.
+pub(super) const XIELU: [&str; 4] = ["alpha_p", "alpha_n", "beta", "eps"];
+
+/// Gives a layer one of the numbers of its activation. Files have the slopes before their softplus.
+pub(super) fn xielu(layer: &mut Layer, name: &str, value: f64) -> Result<()> {
+    let Some(Ffn::Dense(mlp)) = &mut layer.ffn else { return Ok(()) };
+    let (mut p, mut n) = match mlp.act {
+        Activation::Xielu { alpha_p, alpha_n } => (alpha_p, alpha_n),
+        _ => (f32::NAN, f32::NAN),
+    };
+    let positive = (value.max(0.0) + (-value.abs()).exp().ln_1p()) as f32;
+    let expected = |known: f64| match (value - known).abs() < 1e-9 {
+        true => Ok(()),
+        false => Err(unsupported(format!("xIELU with {name} {value}"), known.to_string())),
+    };
+    match name {
+        "alpha_p" => p = positive,
+        "alpha_n" => n = 0.5 + positive,
+        "beta" => expected(0.5)?,
+        _ => expected(-1e-6)?,
+    }
+    mlp.act = Activation::Xielu { alpha_p: p, alpha_n: n };
+    Ok(())
 }
 
 pub(super) fn seed_oss(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {

@@ -27,7 +27,11 @@ fn read<'a>(
 }
 
 /// Gemma 2 and 3 read their activation from another field only.
-fn read_newer<'a>(f: Fields<'a>, source: &'a ConfigSource, context: usize) -> Result<Base<'a>> {
+pub(super) fn read_newer<'a>(
+    f: Fields<'a>,
+    source: &'a ConfigSource,
+    context: usize,
+) -> Result<Base<'a>> {
     let mut b = read(f, source, 256, context)?;
     b.act = activation(f.text("hidden_activation")?.unwrap_or("gelu_pytorch_tanh"))?;
     Ok(b)
@@ -38,10 +42,14 @@ fn norm(b: &Base<'_>) -> Norm {
 }
 
 fn model(b: &Base<'_>, family: &str, layers: Vec<Layer>) -> ModelSpec {
-    let mut m = b.model(family, layers);
-    m.embed_scale = (b.hidden as f64).sqrt() as f32;
+    let mut m = scaled_by_width(b, b.model(family, layers));
     m.final_norm = norm(b);
     m
+}
+
+/// The same with embeddings times the root of their width.
+pub(super) fn scaled_by_width(b: &Base<'_>, m: ModelSpec) -> ModelSpec {
+    ModelSpec { embed_scale: (b.hidden as f64).sqrt() as f32, ..m }
 }
 
 fn sandwich(b: &Base<'_>, mut layer: Layer) -> Layer {

@@ -26,9 +26,12 @@ const ARCHITECTURES: &[(&str, &str, bool)] = &[
     ("gemma", "gemma", false),
     ("gemma2", "gemma2", false),
     ("gemma3", "gemma3_text", false),
+    ("gemma4", "gemma4_text", false),
+    ("apertus", "apertus", false),
     ("exaone4", "exaone4", false),
     ("smollm3", "smollm3", true),
     ("deepseek2", "deepseek_v2", true),
+    ("deepseek32", "deepseek_v32", true),
     ("gpt-oss", "gpt_oss", false),
     ("olmo2", "olmo2", false),
     ("granite", "granite", true),
@@ -79,7 +82,10 @@ const RENAMED: &[(&str, &str)] = &[
     ("attention.key_length", "head_dim"),
     ("attention.sliding_window", "sliding_window"),
     ("attention.clamp_kqv", "clip_qkv"),
+    ("attention.shared_kv_layers", "num_kv_shared_layers"),
+    ("embedding_length_per_layer_input", "hidden_size_per_layer_input"),
     ("attention.q_lora_rank", "q_lora_rank"),
+    ("attention.indexer.top_k", "index_topk"),
     ("attention.kv_lora_rank", "kv_lora_rank"),
     ("attn_logit_softcapping", "attn_logit_softcapping"),
     ("final_logit_softcapping", "final_logit_softcapping"),
@@ -165,7 +171,7 @@ pub(super) fn config(
                 c.insert((*to).into(), json!(most));
             }
             // Families with a number for each layer read it from the list.
-            GgufValue::Array(list) if heads_by_layer(family) && from.contains("head_count") => {
+            GgufValue::Array(list) if by_layer(family, from) => {
                 let least = list.iter().filter_map(GgufValue::as_u64).min();
                 c.insert((*to).into(), json!(least));
                 c.insert(format!("{to}_per_layer"), to_json(v));
@@ -390,6 +396,13 @@ fn family_facts(family: &str, meta: &GgufMeta, c: &mut Map<String, Value>) -> Re
             scale_by(c, (layers == 62).then(|| json!(hidden / heads)));
             gemma3_ropes(meta, c);
         }
+        "gemma4_text" => gemma4(meta, c),
+        "apertus" => {
+            for name in ["alpha_p", "alpha_n", "beta", "eps"] {
+                let list = meta.get(&format!("xielu.{name}")).map(to_json);
+                list.map(|list| c.insert(format!("xielu_{name}"), list));
+            }
+        }
         "gpt_oss" => {
             // The model's own config does not truncate the correction range; files do not say.
             if let Some(Value::Object(p)) = c.get_mut("rope_parameters") {
@@ -466,12 +479,28 @@ fn gemma3_ropes(meta: &GgufMeta, c: &mut Map<String, Value>) {
     c.insert("rope_parameters".into(), ropes);
 }
 
-/// Families of latent attention.
-const LATENT: [&str; 4] = ["deepseek_v2", "deepseek_v3", "kimi_linear", "youtu"];
+/// Gemma 4: the width of heads, and the base of ropes, are those of layers that see the whole
+/// context; those with a window have others.
+fn gemma4(meta: &GgufMeta, c: &mut Map<String, Value>) {
+    let global = c.get("rope_parameters").and_then(|p| p.get("rope_theta")).cloned();
+    let local = meta.number("rope.freq_base_swa").unwrap_or(10_000.0);
+    let ropes = json!({"full_attention": {"rope_theta": global}, "sliding_attention": {"rope_theta": local}});
+    c.insert("rope_parameters".into(), ropes);
+    if let Some(width) = meta.integer("attention.key_length_swa") {
+        let global = c.insert("head_dim".into(), json!(width));
+        c.insert("global_head_dim".into(), global.unwrap_or(Value::Null));
+    }
+}
 
-/// Families whose layers may differ in their numbers of heads.
-fn heads_by_layer(family: &str) -> bool {
-    matches!(family, "kimi_linear" | "laguna" | "mimo_v2_flash")
+/// Families of latent attention.
+const LATENT: [&str; 5] = ["deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_linear", "youtu"];
+
+/// Families whose layers may differ in their numbers of heads, or widths of feed-forwards.
+fn by_layer(family: &str, key: &str) -> bool {
+    let heads = key.contains("head_count");
+    let all = heads || key == "feed_forward_length";
+    heads && matches!(family, "kimi_linear" | "laguna" | "mimo_v2_flash")
+        || all && family == "gemma4_text"
 }
 
 /// What only the tensors say: the family among those of one architecture, and which layers are
@@ -503,6 +532,12 @@ fn by_tensors(
         c.insert("mlp_layer_types".into(), (0..layers).map(kind).collect());
         c.insert("use_qk_norm".into(), json!(has("blk.0.attn_q_norm.weight")));
     }
+    if family == "gemma4_text" {
+        let lacks_values =
+            |i| has(&format!("blk.{i}.attn_k.weight")) && !has(&format!("blk.{i}.attn_v.weight"));
+        c.insert("attention_k_eq_v".into(), json!((0..layers).any(lacks_values)));
+        c.insert("enable_moe_block".into(), json!((0..layers).any(is_sparse)));
+    }
     let function = meta.integer("expert_gating_func");
     let expected = if family == "ernie4_5_moe" { 1 } else { 2 };
     if family == "cohere2_moe" {
@@ -517,8 +552,9 @@ fn by_tensors(
 }
 
 /// Families with sparse layers where the file has routers.
-const FROM_TENSORS: [&str; 12] = [
+const FROM_TENSORS: [&str; 13] = [
     "deepseek_v3",
+    "deepseek_v32",
     "glm4_moe",
     "ernie4_5_moe",
     "hy_v3",
@@ -566,7 +602,7 @@ fn temperature(meta: &GgufMeta, c: &mut Map<String, Value>) {
 fn deepseek(family: &str, meta: &GgufMeta, c: &mut Map<String, Value>) -> Result<()> {
     match meta.integer("expert_gating_func") {
         None | Some(0 | 1) => {}
-        Some(2) if matches!(family, "deepseek_v3" | "kimi_linear") => {}
+        Some(2) if matches!(family, "deepseek_v3" | "deepseek_v32" | "kimi_linear") => {}
         Some(other) => {
             return Err(unsupported(format!("expert_gating_func {other}"), "1 (softmax)"));
         }
@@ -622,10 +658,13 @@ fn deepseek(family: &str, meta: &GgufMeta, c: &mut Map<String, Value>) -> Result
 /// Llama 3's frequency factors are in a tensor: each divides one frequency.
 pub(super) fn apply_rope_factors(spec: &mut ModelSpec, files: &dyn Checkpoint) -> Result<()> {
     let Some(factors) = floats(files, "rope_freqs.weight") else { return Ok(()) };
+    let of_global = spec.family == "gemma4_text";
     // Layers that shared a list of frequencies share the new one.
     let mut made: Option<[Arc<[f32]>; 2]> = None;
     for layer in &mut spec.layers {
         let attn = layer.attention_mut();
+        // Gemma 4's are for layers without a window.
+        let attn = attn.filter(|a| !(of_global && a.window.is_some()));
         let Some(rope) = attn.and_then(|a| a.rope.as_mut()) else { continue };
         let freqs = &rope.freqs.inv_freq;
         if let Some([_, new]) = made.as_ref().filter(|[old, _]| Arc::ptr_eq(old, freqs)) {

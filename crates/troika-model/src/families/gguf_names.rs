@@ -31,6 +31,9 @@ impl TensorNames for GgufNames {
                 WeightRole::FinalNormBias => whole(&["output_norm.bias"]),
                 WeightRole::Head => whole(&["output.weight"]),
                 WeightRole::HeadBias => whole(&["output.bias"]),
+                WeightRole::PerLayerEmbed => whole(&["per_layer_token_embd.weight"]),
+                WeightRole::PerLayerIn => whole(&["per_layer_model_proj.weight"]),
+                WeightRole::PerLayerInNorm => whole(&["per_layer_proj_norm.weight"]),
                 _ => Vec::new(),
             };
         };
@@ -84,6 +87,9 @@ impl GgufNames {
             WeightRole::FfnPre => whole(&["ffn_norm.weight", "post_attention_norm.weight"]),
             WeightRole::FfnPreBias => whole(&["ffn_norm.bias"]),
             WeightRole::FfnPost => whole(&["post_ffw_norm.weight", "ffn_post_norm.weight"]),
+            WeightRole::V if layer.attention().is_some_and(|a| a.v_is_k) => {
+                self.qkv(layer, WeightRole::K)
+            }
             WeightRole::Q
             | WeightRole::K
             | WeightRole::V
@@ -92,6 +98,9 @@ impl GgufNames {
             | WeightRole::VBias => self.qkv(layer, role),
             WeightRole::O => whole(&["attn_output.weight"]),
             WeightRole::OBias => whole(&["attn_output.bias"]),
+            WeightRole::PerLayerGate => whole(&["inp_gate.weight"]),
+            WeightRole::PerLayerUp => whole(&["proj.weight"]),
+            WeightRole::PerLayerNorm => whole(&["post_norm.weight"]),
             WeightRole::QNorm => whole(&["attn_q_norm.weight"]),
             WeightRole::KNorm => whole(&["attn_k_norm.weight"]),
             WeightRole::QNormBias => whole(&["attn_q_norm.bias"]),

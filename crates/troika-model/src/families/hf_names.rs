@@ -76,6 +76,9 @@ fn outer(role: WeightRole) -> Candidates {
             return all.into_iter().map(Recipe::whole).collect();
         }
         WeightRole::HeadBias => return vec![Recipe::whole("lm_head.bias")],
+        WeightRole::PerLayerEmbed => &["embed_tokens_per_layer.weight"],
+        WeightRole::PerLayerIn => &["per_layer_model_projection.weight"],
+        WeightRole::PerLayerInNorm => &["per_layer_projection_norm.weight"],
         _ => &[],
     };
     PREFIXES
@@ -114,6 +117,9 @@ impl One<'_> {
         whole(match role {
             W::Q => return self.qkv("q_proj.weight", role),
             W::K => return self.qkv("k_proj.weight", role),
+            W::V if self.layer.attention().is_some_and(|a| a.v_is_k) => {
+                return self.qkv("k_proj.weight", W::K);
+            }
             W::V => return self.qkv("v_proj.weight", role),
             W::QBias => return self.qkv("q_proj.bias", role),
             W::KBias => return self.qkv("k_proj.bias", role),
@@ -168,6 +174,7 @@ impl One<'_> {
                 "attention_layer_norm.weight",
                 "operator_norm.weight",
                 "norm.weight",
+                "attention_layernorm.weight",
             ],
             W::AttnPreBias => &["input_layernorm.bias"],
             W::AttnPost => &[
@@ -193,8 +200,12 @@ impl One<'_> {
                 "pre_ff_layernorm.weight",
                 "feedforward_layer_norm.weight",
                 "norm.weight",
+                "feedforward_layernorm.weight",
             ],
             W::FfnPreBias => &["post_attention_layernorm.bias"],
+            W::PerLayerGate => &["per_layer_input_gate.weight"],
+            W::PerLayerUp => &["per_layer_projection.weight"],
+            W::PerLayerNorm => &["post_per_layer_input_norm.weight"],
             _ => return None,
         }))
     }

@@ -109,6 +109,15 @@ pub(super) fn deepseek_v3(f: Fields<'_>, source: &ConfigSource) -> Result<ModelS
     third(f, source, "deepseek_v3", &DEEPSEEK, routing)
 }
 
+/// DeepSeek-V3.2: each query attends to the keys that an index chooses. The context ends where it
+/// would begin to leave keys out; up to there it changes nothing.
+pub(super) fn deepseek_v32(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
+    let mut m = deepseek_v3(f, source)?;
+    m.family = "deepseek_v32".into();
+    m.context = m.context.min(f.size_opt("index_topk")?.unwrap_or(2048));
+    Ok(m)
+}
+
 pub(super) fn glm4_moe_lite(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let sizes = Sizes { nope: 192, rope: 64, value: 256, rank: 768 };
     let routing = Routing { top_k: 4, inter: 1536, scale: 1.8, ..Routing::of(64) };

@@ -11,12 +11,14 @@ mod delta_names;
 mod dense;
 mod fields;
 mod gemma;
+mod gemma4;
 mod gguf;
 mod gguf_mixers;
 mod gguf_names;
 mod granite;
 mod hf_names;
 mod hybrid;
+mod in_files;
 mod latent;
 mod moe;
 mod names;
@@ -32,6 +34,7 @@ use crate::spec::ModelSpec;
 use crate::spec::{Checkpoint, GgufMeta, Packing};
 
 pub use fields::ConfigError;
+pub use in_files::numbers_in_files;
 pub use names::{Candidates, TensorNames, needs_no_place};
 
 use base::ConfigSource;
@@ -57,12 +60,14 @@ type FamilyFn = fn(Fields<'_>, &ConfigSource) -> Result<ModelSpec>;
 /// Every supported `model_type` with the function that reads it.
 const FAMILIES: &[(&str, FamilyFn)] = &[
     ("afmoe", routed::afmoe),
+    ("apertus", dense::apertus),
     ("arcee", dense::arcee),
     ("bailing_hybrid", delta::bailing_hybrid),
     ("cohere2", cohere::cohere2),
     ("cohere2_moe", cohere::cohere2_moe),
     ("deepseek_v2", latent::deepseek_v2),
     ("deepseek_v3", latent::deepseek_v3),
+    ("deepseek_v32", latent::deepseek_v32),
     ("dots1", routed::dots1),
     ("ernie4_5", dense::ernie4_5),
     ("ernie4_5_moe", routed::ernie4_5_moe),
@@ -72,6 +77,7 @@ const FAMILIES: &[(&str, FamilyFn)] = &[
     ("gemma", gemma::gemma),
     ("gemma2", gemma::gemma2),
     ("gemma3_text", gemma::gemma3),
+    ("gemma4_text", gemma4::gemma4),
     ("glm4", dense::glm4),
     ("glm4_moe", routed::glm4_moe),
     ("glm4_moe_lite", latent::glm4_moe_lite),
@@ -170,6 +176,7 @@ pub fn from_config(config: &Value) -> Result<DescribedModel> {
         fields.text("model_type")?.ok_or_else(|| ConfigError::Missing("model_type".into()))?;
     let name = match name {
         "gemma3" => "gemma3_text",
+        "gemma4" => "gemma4_text",
         "qwen3_5_text" => "qwen3_5",
         "qwen3_5_moe_text" => "qwen3_5_moe",
         name => name,

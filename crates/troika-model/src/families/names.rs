@@ -74,7 +74,13 @@ pub fn beside_queries(a: &Attn, role: WeightRole, tensor: &str) -> Option<Recipe
 
 /// Parts of names of tensors that are not weights of the decoder: tables and masks that are
 /// computed anew, and the vision and audio parts of multimodal models.
-const BESIDE: [&str; 12] = [
+const BESIDE: [&str; 16] = [
+    // An index that chooses among more keys than the context has.
+    "indexer.",
+    // Numbers of the description.
+    "layer_scalar",
+    "layer_output_scale",
+    "mlp.act_fn.",
     "rotary_emb.",
     "rope_freqs",
     "rope_factors_",

@@ -7,7 +7,7 @@ use troika_graph::{
 use super::emit::Emit;
 use super::lowerer::Lowerer;
 use super::{EdgeId, LowerError, Lowered, SegmentKind};
-use crate::spec::{Attn, HeadGate, Latent, Layer, RopeSpec, WeightRole};
+use crate::spec::{Attn, HeadGate, Latent, Layer, Norm, RopeSpec, WeightRole};
 
 fn rope_op(spec: &RopeSpec, head_dim: usize) -> Op {
     Op::Rope(Rope {
@@ -29,32 +29,40 @@ impl Lowerer<'_> {
         a: &Attn,
         x: EdgeId,
     ) -> Result<EdgeId, LowerError> {
-        let (q, k, v) = self.qkv(index, layer, a, x)?;
+        let q = self.qkv(index, layer, a, x)?;
+        let from = a.kv_from.unwrap_or(index);
+        let what = || format!("keys and values of layer {from} are not there");
+        let kv = self.kv.get(&from).copied();
+        let (k, v) = kv.ok_or_else(|| LowerError::Spec { layer: index, what: what() })?;
         let o = self.attention(index, a, q, k, v)?;
         self.attn_out(index, layer, a, o, x)
     }
 
-    /// Norm, projections, q/k norm and rope. Returns the edges of q, k and (unless latent) v.
+    /// Norm, projections, q/k norm and rope. Returns the edge of q, and keeps those of k and
+    /// (unless latent) v.
     fn qkv(
         &mut self,
         index: usize,
         layer: &Layer,
         a: &Attn,
         x: EdgeId,
-    ) -> Result<(EdgeId, EdgeId, Option<EdgeId>), LowerError> {
+    ) -> Result<EdgeId, LowerError> {
         let mut e = Emit::new(self, SegmentKind::Qkv, Some(index));
         let x = e.input(x);
         let positions = e.input(Lowered::POSITIONS);
         let n = e.norm_if(x, layer.attn_pre, WeightRole::AttnPre)?;
-        let (q, k, v) = match &a.latent {
+        let (q, kv) = match &a.latent {
             None => plain_qkv(&mut e, a, n, positions)?,
             Some(latent) => latent_qkv(&mut e, a, latent, n, positions)?,
         };
         let q = e.output("q", q, DType::F32);
-        let k = e.output("k", k, DType::F32);
-        let v = v.map(|v| e.output("v", v, DType::F32));
+        if let Some((k, v)) = kv {
+            let k = e.output("k", k, DType::F32);
+            let v = v.map(|v| e.output("v", v, DType::F32));
+            e.lowerer.kv.insert(index, (k, v));
+        }
         e.finish()?;
-        Ok((q, k, v))
+        Ok(q)
     }
 
     /// Appends to the cache and computes attention.
@@ -138,15 +146,28 @@ impl Lowerer<'_> {
     }
 }
 
+/// Keys, and values if they are apart.
+type KeyValues = (ValueId, Option<ValueId>);
+
 fn plain_qkv(
     e: &mut Emit<'_, '_>,
     a: &Attn,
     n: ValueId,
     positions: ValueId,
-) -> Result<(ValueId, ValueId, Option<ValueId>), LowerError> {
+) -> Result<(ValueId, Option<KeyValues>), LowerError> {
     let mut q = e.linear(n, WeightRole::Q, a.qkv_bias)?;
+    if !a.has_kv() {
+        if let Some(norm) = a.qk_norm {
+            q = e.norm(q, norm.norm, WeightRole::QNorm, a.k_dim)?;
+        }
+        return Ok((rotated(e, a, q, positions), None));
+    }
     let mut k = e.linear(n, WeightRole::K, a.qkv_bias)?;
     let mut v = e.linear(n, WeightRole::V, a.qkv_bias)?;
+    if let Some(Norm::Rms { eps, offset }) = a.v_norm {
+        let op = Op::RmsNorm { weight: None, eps, offset, group: a.v_dim };
+        v = e.graph.op("norm", op, &[v], a.kv_heads * a.v_dim);
+    }
     // OLMoE normalises before it clips; without a q/k norm the order does not matter.
     let after = a.qk_norm.is_some_and(|norm| norm.after_rope);
     if !after {
@@ -158,16 +179,17 @@ fn plain_qkv(
             *t = e.graph.op("clipped", Op::Clamp { limit }, &[*t], cols);
         }
     }
-    if let Some(rope) = &a.rope {
-        for t in [&mut q, &mut k] {
-            let cols = e.graph.cols(*t);
-            *t = e.graph.op("rotated", rope_op(rope, a.k_dim), &[*t, positions], cols);
-        }
-    }
+    let [mut q, mut k] = [q, k].map(|t| rotated(e, a, t, positions));
     if after {
         qk_norms(e, a, &mut q, &mut k)?;
     }
-    Ok((q, k, Some(v)))
+    Ok((q, Some((k, Some(v)))))
+}
+
+fn rotated(e: &mut Emit<'_, '_>, a: &Attn, t: ValueId, positions: ValueId) -> ValueId {
+    let cols = e.graph.cols(t);
+    let op = a.rope.as_ref().map(|rope| rope_op(rope, a.k_dim));
+    op.map_or(t, |op| e.graph.op("rotated", op, &[t, positions], cols))
 }
 
 fn qk_norms(
@@ -191,7 +213,7 @@ fn latent_qkv(
     l: &Latent,
     n: ValueId,
     positions: ValueId,
-) -> Result<(ValueId, ValueId, Option<ValueId>), LowerError> {
+) -> Result<(ValueId, Option<KeyValues>), LowerError> {
     let q = match l.q_rank {
         None => e.linear(n, WeightRole::Q, false)?,
         Some(_) => {
@@ -218,5 +240,5 @@ fn latent_qkv(
     let concat = Op::ConcatCols { groups: a.heads };
     let q = e.graph.op("q", concat, &[q_latent, q_pe], a.heads * width);
     let k = e.graph.op("k", Op::ConcatCols { groups: 1 }, &[c, k_pe], width);
-    Ok((q, k, None))
+    Ok((q, Some((k, None))))
 }

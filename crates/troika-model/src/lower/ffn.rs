@@ -34,6 +34,7 @@ impl Lowerer<'_> {
         let y = mlp_ops(&mut e, mlp, DENSE, n)?;
         let y = e.norm_if(y, layer.ffn_post, WeightRole::FfnPost)?;
         let y = e.add(residual, y, layer.ffn_scale);
+        let y = if layer.per_layer.is_none() { e.scaled(y, layer.out_scale) } else { y };
         e.pass_on("output", y)
     }
 
@@ -119,6 +120,7 @@ impl Lowerer<'_> {
         }
         let y = e.norm_if(y, layer.ffn_post, WeightRole::FfnPost)?;
         let y = e.add(residual, y, layer.ffn_scale);
+        let y = if layer.per_layer.is_none() { e.scaled(y, layer.out_scale) } else { y };
         e.pass_on("output", y)
     }
 }

@@ -91,6 +91,8 @@ crate::named! {
         Router = "router",
         /// Experts, shared expert and residual.
         Experts = "experts",
+        /// What a layer adds from its own rows of the tokens.
+        PerLayer = "per_layer",
         /// Final norm and logits.
         Head = "head",
     }
@@ -119,6 +121,7 @@ impl SegmentKind {
                 SegmentTraits { part, by_columns, by_rows, keeps_state: true, ..of }
             }
             SegmentKind::Ffn => of,
+            SegmentKind::PerLayer => SegmentTraits { by_columns: false, ..of },
             SegmentKind::Router => SegmentTraits { by_columns: false, chooses: true, ..of },
             SegmentKind::Experts => SegmentTraits { by_columns: false, by_experts: true, ..of },
             SegmentKind::Head => {
@@ -190,7 +193,8 @@ pub fn segments(spec: &ModelSpec) -> Vec<(SegmentKind, Option<usize>)> {
             None => &[],
         };
         let beside = layer.beside.as_ref().map(|_| &S::Recurrence);
-        all.extend(mixer.iter().chain(beside).chain(ffn).map(|&kind| (kind, Some(i))));
+        let last = layer.per_layer.map(|_| &S::PerLayer);
+        all.extend(mixer.iter().chain(beside).chain(ffn).chain(last).map(|&kind| (kind, Some(i))));
     }
     all.push((S::Head, None));
     all

@@ -1,5 +1,7 @@
 //! State while a model is lowered: the segments so far, and the values between them.
 
+use std::collections::BTreeMap;
+
 use troika_graph::{DType, StateKind};
 
 use super::{Edge, EdgeId, LowerOptions, Segment, StateDecl, StateId, WeightShapes};
@@ -13,6 +15,8 @@ pub(super) struct Lowerer<'a> {
     pub edges: Vec<Edge>,
     pub states: Vec<StateDecl>,
     pub page_groups: Vec<StateKind>,
+    /// Keys and values of layers that attend.
+    pub kv: BTreeMap<usize, (EdgeId, Option<EdgeId>)>,
 }
 
 impl<'a> Lowerer<'a> {
@@ -26,6 +30,7 @@ impl<'a> Lowerer<'a> {
             edges: Vec::new(),
             states: Vec::new(),
             page_groups: Vec::new(),
+            kv: BTreeMap::new(),
         }
     }
 

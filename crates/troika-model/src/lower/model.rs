@@ -5,7 +5,7 @@ use troika_graph::{DType, Op};
 use super::emit::Emit;
 use super::lowerer::Lowerer;
 use super::{EdgeId, LowerError, LowerOptions, Lowered, SegmentKind, WeightShapes};
-use crate::spec::{Ffn, Key, Mixer, ModelSpec, WeightRole};
+use crate::spec::{Ffn, Key, Layer, Mixer, ModelSpec, PerLayerInput, WeightRole};
 
 /// Lowers a model to static subgraphs.
 ///
@@ -19,7 +19,7 @@ pub fn lower(
     let mut l = Lowerer::new(spec, weights, options);
     l.edge("ids".into(), 1, DType::I32);
     l.edge("positions".into(), 1, DType::I32);
-    let mut x = l.embed()?;
+    let (mut x, own) = l.embed()?;
     for (i, layer) in spec.layers.iter().enumerate() {
         let mixed = match &layer.mixer {
             Some(Mixer::Attention(a)) => l.attend(i, layer, a, x)?,
@@ -38,6 +38,9 @@ pub fn lower(
             Some(Ffn::Moe(moe)) => l.moe(i, layer, moe, x, mixed)?,
             None => mixed,
         };
+        if let (Some(p), Some(own)) = (layer.per_layer, own) {
+            x = l.per_layer(i, layer, p, [x, own])?;
+        }
     }
     l.head(x)?;
     Ok(Lowered {
@@ -49,13 +52,49 @@ pub fn lower(
 }
 
 impl Lowerer<'_> {
-    fn embed(&mut self) -> Result<EdgeId, LowerError> {
+    /// The embedding, and the inputs of all layers beside it.
+    fn embed(&mut self) -> Result<(EdgeId, Option<EdgeId>), LowerError> {
         let (hidden, scale) = (self.spec.hidden, self.spec.embed_scale);
+        let (per_layer, layers) = (self.spec.per_layer_input(), self.spec.layers.len());
         let mut e = Emit::new(self, SegmentKind::Embed, None);
         let ids = e.input(Lowered::IDS);
         let table = e.weight(WeightRole::Embed)?;
         let x = e.graph.op("rows", Op::Embed { table, scale }, &[ids], hidden);
-        e.pass_on("embedding", x)
+        let mut own = None;
+        if let Some(p) = per_layer {
+            let all = p.width.saturating_mul(layers);
+            let (table, scale) = (e.weight(WeightRole::PerLayerEmbed)?, (p.width as f32).sqrt());
+            let rows = e.graph.op("rows of layers", Op::Embed { table, scale }, &[ids], all);
+            let y = e.linear(x, WeightRole::PerLayerIn, false)?;
+            let y = e.scaled(y, (hidden as f32).sqrt().recip());
+            let y = e.norm(y, p.norm, WeightRole::PerLayerInNorm, p.width)?;
+            let y = e.add(y, rows, 1.0);
+            let y = e.scaled(y, std::f32::consts::FRAC_1_SQRT_2);
+            own = Some(e.output("inputs of layers", y, DType::F32));
+        }
+        Ok((e.pass_on("embedding", x)?, own))
+    }
+
+    /// What a layer adds from its own input, one of those of all layers.
+    fn per_layer(
+        &mut self,
+        index: usize,
+        layer: &Layer,
+        p: PerLayerInput,
+        [x, own]: [EdgeId; 2],
+    ) -> Result<EdgeId, LowerError> {
+        let mut e = Emit::new(self, SegmentKind::PerLayer, Some(index));
+        let (x, own) = (e.input(x), e.input(own));
+        let all = e.graph.cols(own);
+        let slice = Op::SliceCols { group: all, start: index * p.width, len: p.width };
+        let own = e.graph.op("own input", slice, &[own], p.width);
+        let gate = e.linear(x, WeightRole::PerLayerGate, false)?;
+        let y = e.graph.op("gated", Op::Gate(p.act), &[gate, own], p.width);
+        let y = e.linear(y, WeightRole::PerLayerUp, false)?;
+        let y = e.norm(y, p.norm, WeightRole::PerLayerNorm, 0)?;
+        let y = e.add(x, y, 1.0);
+        let y = e.scaled(y, layer.out_scale);
+        e.pass_on("output of layer", y)
     }
 
     fn head(&mut self, x: EdgeId) -> Result<(), LowerError> {

@@ -30,6 +30,13 @@ pub struct ModelSpec {
     pub logit_softcap: Option<f32>,
 }
 
+impl ModelSpec {
+    /// The input that each layer has beside the residual stream.
+    pub fn per_layer_input(&self) -> Option<PerLayerInput> {
+        self.layers.first().and_then(|layer| layer.per_layer)
+    }
+}
+
 /// Normalisation of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Norm {
@@ -75,6 +82,22 @@ pub struct Layer {
     pub beside: Option<Box<Mamba2>>,
     /// Feed-forward.
     pub ffn: Option<Ffn>,
+    /// What the layer adds behind its feed-forward, from its own rows of the token.
+    pub per_layer: Option<PerLayerInput>,
+    /// Multiplies the layer's output.
+    pub out_scale: f32,
+}
+
+/// An input of a layer beside the residual stream (Gemma 4): each token has a row for each layer.
+/// `x += norm(up(act(gate(x)) * input))`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PerLayerInput {
+    /// Its width.
+    pub width: usize,
+    /// Activation of the gate.
+    pub act: Activation,
+    /// The norm of what is added, and of what the embedding adds to the input.
+    pub norm: Norm,
 }
 
 impl Layer {
@@ -292,9 +315,20 @@ pub struct Attn {
     pub sinks: bool,
     /// Latent attention (DeepSeek-V2, section 2.1); `k_dim = nope + rope`, `kv_heads = heads`.
     pub latent: Option<Latent>,
+    /// The earlier layer whose keys and values it uses, if it has none of its own.
+    pub kv_from: Option<usize>,
+    /// Norm of values, without a weight.
+    pub v_norm: Option<Norm>,
+    /// Whether the projection of keys is that of values, too.
+    pub v_is_k: bool,
 }
 
 impl Attn {
+    /// Whether keys and values come from a projection of this layer.
+    pub fn has_kv(&self) -> bool {
+        self.kv_from.is_none()
+    }
+
     /// Elements per position in the caches of keys and of values. Latent attention has one cache
     /// for the compressed part of both and the rotated part of the keys.
     pub fn cache_widths(&self) -> (usize, Option<usize>) {

@@ -63,6 +63,12 @@ pub fn weight_requirements(spec: &ModelSpec) -> impl Iterator<Item = WeightRequi
     let list = |layer| List { needs: Vec::new(), layer };
     let mut first = list(None);
     first.add(WeightRole::Embed, spec.vocab, h);
+    if let Some(p) = spec.per_layer_input() {
+        let all = p.width.saturating_mul(spec.layers.len());
+        first.add(WeightRole::PerLayerEmbed, spec.vocab, all);
+        first.add(WeightRole::PerLayerIn, all, h);
+        first.norm(Some(p.norm), WeightRole::PerLayerInNorm, p.width);
+    }
     let layers = spec.layers.iter().enumerate().flat_map(move |(i, layer)| {
         let mut l = list(Some(i));
         layer_needs(&mut l, layer, h);
@@ -103,6 +109,11 @@ fn layer_needs(l: &mut List, layer: &Layer, h: usize) {
         None => {}
     }
     l.norm(layer.ffn_post, WeightRole::FfnPost, h);
+    if let Some(p) = layer.per_layer {
+        l.add(WeightRole::PerLayerGate, p.width, h);
+        l.add(WeightRole::PerLayerUp, h, p.width);
+        l.norm(Some(p.norm), WeightRole::PerLayerNorm, h);
+    }
 }
 
 fn mamba_needs(l: &mut List, m: &Mamba2, h: usize) {
@@ -151,12 +162,14 @@ fn attn_needs(l: &mut List, a: &Attn, h: usize) {
 fn qkv_needs(l: &mut List, a: &Attn, h: usize) {
     let (q, k, v) = (a.heads * a.k_dim, a.kv_heads * a.k_dim, a.kv_heads * a.v_dim);
     l.linear(a.qkv_bias, WeightRole::Q, q, h);
-    l.linear(a.qkv_bias, WeightRole::K, k, h);
-    l.linear(a.qkv_bias, WeightRole::V, v, h);
+    if a.has_kv() {
+        l.linear(a.qkv_bias, WeightRole::K, k, h);
+        l.linear(a.qkv_bias, WeightRole::V, v, h);
+    }
     if let Some(n) = a.qk_norm {
         let widths = if n.per_head { (a.k_dim, a.k_dim) } else { (q, k) };
         l.norm(Some(n.norm), WeightRole::QNorm, widths.0);
-        l.norm(Some(n.norm), WeightRole::KNorm, widths.1);
+        l.norm(Some(n.norm).filter(|_| a.has_kv()), WeightRole::KNorm, widths.1);
     }
 }
 

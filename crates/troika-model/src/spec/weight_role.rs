@@ -61,6 +61,10 @@ weight_roles! {
     DecayDown, Decay, DecayBias, Beta, GateDown,
     /// Delta rule: `[1, heads]`, and the norm of a head's output.
     DecayRate, HeadNorm,
+    /// Inputs of all layers: a table of tokens, what the embedding adds, and the norm of that.
+    PerLayerEmbed, PerLayerIn, PerLayerInNorm,
+    /// A layer's own input: hidden -> its width, and back; the norm of what is added.
+    PerLayerGate, PerLayerUp, PerLayerNorm,
 }
 
 impl WeightRole {
@@ -162,7 +166,8 @@ mod tests {
             SharedGateBias SharedUpBias SharedDownBias SharedOutGate MixIn MixOut AttnGate ExpertChoice \
             MixInBias MixOutBias MixConv MixConvBias MixGate MixGateBias MixStep MixStepBias \
             MixRate MixSkip MixStepShift MixNorm Taps DecayDown Decay DecayBias Beta GateDown \
-            DecayRate HeadNorm";
+            DecayRate HeadNorm PerLayerEmbed PerLayerIn PerLayerInNorm PerLayerGate PerLayerUp \
+            PerLayerNorm";
         assert_eq!(names, kept.split(' ').collect::<Vec<_>>());
         assert_eq!(Key::indexed(3, ExpertUp, 7).to_string(), "layers.3.ExpertUp.7");
         assert_eq!(Key::model(Embed).to_string(), "Embed");

@@ -228,6 +228,7 @@ impl Emitter<'_> {
             }
             Activation::Sigmoid => self.one("Sigmoid", x),
             Activation::Softplus => self.one("Softplus", x),
+            Activation::Xielu { alpha_p, alpha_n } => self.xielu(x, alpha_p, alpha_n),
             // Gated only: `verify` refuses it elsewhere.
             Activation::ClampedSwiglu { alpha, limit } => self.clamped(x, alpha, limit),
         }
@@ -243,6 +244,22 @@ impl Emitter<'_> {
             }
             _ => self.two("Mul", &open, up),
         }
+    }
+
+    /// Both sides of an xIELU; each is 0 where the other counts, or nearly.
+    fn xielu(&mut self, x: &str, alpha_p: f32, alpha_n: f32) -> String {
+        let positive = self.one("Relu", x);
+        let square = self.two("Mul", &positive, &positive);
+        let square = self.times(&square, alpha_p);
+        let negative = self.clamp(x, f32::MIN, 0.0);
+        let bounded = self.clamp(x, f32::MIN, -1e-6);
+        let power = self.one("Exp", &bounded);
+        let power = self.plus(&power, -1.0);
+        let curve = self.two("Sub", &power, &negative);
+        let curve = self.times(&curve, alpha_n);
+        let line = self.times(x, 0.5);
+        let sides = self.two("Add", &square, &curve);
+        self.two("Add", &sides, &line)
     }
 
     /// `min(x, limit) * sigmoid(alpha * min(x, limit))`.

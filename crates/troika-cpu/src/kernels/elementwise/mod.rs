@@ -178,6 +178,13 @@ pub(crate) fn activate<V: Lanes>(act: Activation, g: V, u: Option<V>) -> V {
             (V::splat(1.0).div(V::splat(1.0).add(minus.exp())), u)
         }
         Activation::Softplus => (each(g, |x| x.max(0.0) + (-x.abs()).exp().ln_1p()), u),
+        Activation::Xielu { alpha_p, alpha_n } => {
+            let (zero, positive) = (V::splat(0.0), g.max(V::splat(0.0)));
+            let power = g.min(V::splat(-1e-6)).exp().sub(V::splat(1.0));
+            let negative = power.sub(g.min(zero)).mul(V::splat(alpha_n));
+            let line = g.fma(V::splat(0.5), negative);
+            (positive.mul(positive).fma(V::splat(alpha_p), line), u)
+        }
         Activation::ClampedSwiglu { alpha, limit } => {
             let top = V::splat(limit);
             let u = match u {

@@ -48,6 +48,10 @@ fn activated(g: f32, numbers: vec2<f32>) -> f32 {
         case 7u: {
             return max(g, 0.0) + log(1.0 + exp(max(-abs(g), -80.0)));
         }
+        case 8u: {
+            let curve = numbers.y * (exp(max(min(g, -1e-6), -80.0)) - 1.0 - g);
+            return select(curve, numbers.x * g * g, g > 0.0) + 0.5 * g;
+        }
         default: {
             let top = min(g, numbers.y);
             return top * sigmoid(numbers.x * top);

@@ -1,0 +1,84 @@
+//! Gemma 4: an input of its own for each layer, late layers that use the keys and values of earlier
+//! ones, and wider heads where a layer sees the whole context.
+
+use super::base::{Base, ConfigSource};
+use super::fields::{Fields, Result, bad, unsupported};
+use super::gemma::{read_newer, scaled_by_width};
+use super::rope::RopeConfig;
+use crate::spec::{Ffn, Layer, Mixer, Mlp, ModelSpec, PerLayerInput};
+
+pub(super) fn gemma4(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
+    f.refuse_flag("enable_moe_block")?;
+    let mut b = read_newer(f, source, 131_072)?;
+    b.theta = 1e6;
+    let window = f.or("sliding_window", Some(512), Fields::window)?;
+    let sliding = b.sliding(|i| !(i + 1).is_multiple_of(6) && i + 1 < b.layers)?;
+    let ropes = [
+        RopeConfig::local(f, "rope_local_base_freq", 1e4)?,
+        RopeConfig::read(f, Some("full_attention"), b.theta)?,
+    ];
+    let shared = f.count_opt("num_kv_shared_layers")?.unwrap_or(0);
+    let Some(own) = b.layers.checked_sub(shared).filter(|own| *own > 0) else {
+        let problem = format!("not less than the {} layers", b.layers);
+        return Err(bad("num_kv_shared_layers", shared, problem));
+    };
+    let width = f.count_opt("hidden_size_per_layer_input")?.unwrap_or(0);
+    let per_layer = (width > 0).then(|| PerLayerInput { width, act: b.act, norm: b.rms() });
+    let mut layers = Vec::new();
+    for (i, &local) in sliding.iter().enumerate() {
+        let rope = &ropes[usize::from(!local)];
+        let mut layer = b.sandwich(layer(&b, i, local, i >= own)?);
+        layer.per_layer = per_layer;
+        if let Some(Mixer::Attention(attn)) = &mut layer.mixer {
+            attn.rope = Some(rope.build(attn.k_dim, rope.partial(1.0)?, b.style, b.context)?);
+            attn.window = window.filter(|_| local);
+            if i >= own {
+                let of_kind = (0..own).rev().find(|&j| sliding[j] == local);
+                attn.kv_from = Some(of_kind.ok_or_else(|| {
+                    let problem = format!("too many: layer {i} finds no layer of its kind");
+                    bad("num_kv_shared_layers", shared, problem)
+                })?);
+            }
+        }
+        layers.push(layer);
+    }
+    let mut m = scaled_by_width(&b, b.model("gemma4_text", layers));
+    m.final_norm = b.rms();
+    m.logit_softcap = f.positive("final_logit_softcapping")?.map(|c| c as f32);
+    Ok(m)
+}
+
+/// Layer `i` without its rope; `shares`: it has no keys and values of its own.
+fn layer(b: &Base<'_>, i: usize, local: bool, shares: bool) -> Result<Layer> {
+    let f = b.f;
+    let of_layer = f.object("per_layer_config")?.map(|all| all.object(&i.to_string()));
+    let of_layer = of_layer.transpose()?.flatten();
+    let own = |name: &str| of_layer.map_or(Ok(None), |own| own.size_opt(name));
+    let v_is_k = f.flag("attention_k_eq_v")?.unwrap_or(false) && !local;
+    let head_dim = if local { None } else { f.size_opt("global_head_dim")? };
+    let head_dim = own("head_dim")?.or(head_dim).unwrap_or(b.head_dim);
+    let kv_heads = if v_is_k { f.size_opt("num_global_key_value_heads")? } else { None };
+    let kv_heads = match f.each_layer("num_key_value_heads_per_layer", b.layers)? {
+        Some(list) => list[i].as_u64().and_then(|n| usize::try_from(n).ok()),
+        None => own("num_key_value_heads")?.or(kv_heads),
+    };
+    let kv_heads = kv_heads.unwrap_or(b.kv_heads);
+    if kv_heads == 0 || !b.heads.is_multiple_of(kv_heads) {
+        let problem = format!("not a divisor of num_attention_heads {}", b.heads);
+        return Err(bad("num_key_value_heads", kv_heads, problem));
+    }
+    let inter = match f.each_layer("intermediate_size_per_layer", b.layers)? {
+        Some(list) => list[i].as_u64().and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0),
+        None if shares && f.flag("use_double_wide_mlp")?.unwrap_or(false) => {
+            Some(2 * f.size("intermediate_size")?)
+        }
+        None => Some(f.size("intermediate_size")?),
+    };
+    let inter = inter.ok_or_else(|| unsupported("a layer without feed-forward", "one in each"))?;
+    let mut attn = b.biased_attn(None, false)?;
+    (attn.kv_heads, attn.k_dim, attn.v_dim) = (kv_heads, head_dim, head_dim);
+    (attn.scale, attn.v_is_k) = (1.0, v_is_k);
+    (attn.qk_norm, attn.v_norm) = (Some(b.qk_norm(true)), Some(b.rms()));
+    let mlp = Mlp { inter, act: b.act, gated: true, bias: false, gate_scale: 1.0 };
+    Ok(b.layer(attn, Ffn::Dense(mlp)))
+}
