@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use troika::engine::WantedLogits;
 use troika::engine::sample::SampleParams;
+use troika::engine::{EngineError, WantedLogits};
 use troika::plan::Plan;
 use troika::weights::{FloatType, parse_safetensors};
 use troika::{
@@ -196,6 +196,9 @@ pub fn check_with(
     let golden = read_golden(&case.golden)?;
     let tokens = golden.input_ids.len();
     let whole = open(tokens + 3, options, change)?;
+    if let Some(device) = whole.engine()?.silent() {
+        return Err(EngineError::NoNumerics(device.into()).into());
+    }
     let logits = all_logits(&whole, &golden.input_ids)?;
     let mut report = Report {
         error: relative_error(&logits, &golden.logits),
