@@ -43,6 +43,19 @@ fn checkpoints_of_all_architectures() {
     all_hold("golden-2026", 19);
 }
 
+/// There is nothing to compare where a file leaves numbers off.
+#[test]
+fn devices_that_compute_nothing_are_named() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let spec = format!("npu=virtual:{}:npu", root.join("socs/sd8gen3-fp16.toml").display());
+    let devices = [&spec, "cpu"].map(|spec| spec.parse().unwrap()).to_vec();
+    let devices = DeviceOptions { devices, ..DeviceOptions::default() };
+    let options = OpenOptions { devices, ..OpenOptions::default() };
+    let cases = find(&root.join("tests/golden/qwen3")).unwrap();
+    let said = check_with(&cases[0], &options, None).unwrap_err().to_string();
+    assert!(said.contains("device npu computes nothing (its numerics are off)"), "{said}");
+}
+
 #[test]
 fn gguf_files() {
     all_hold("gguf", 18);

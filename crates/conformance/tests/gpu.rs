@@ -10,18 +10,19 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
+use conformance::engines::{EngineOptions, engine};
 use conformance::golden::{all_logits, find, greedy, read_golden, relative_error};
 use conformance::suite::{Exclusion, model_cases, run_suite};
 use troika::device::{Device, SpaceId};
 use troika::engine::sample::SampleParams;
-use troika::engine::{Event, Next, SequenceInput, Sharing, WantedLogits};
+use troika::engine::{Admission, Event, Next, SequenceInput, Sharing, WantedLogits};
 use troika::graph::DType;
 use troika::npu::RuntimePlaces;
-use troika::plan::Strategy;
+use troika::plan::{PlanDevice, PlanRequest, Strategy, make};
 use troika::trace::Tracer;
 use troika::weights::{FloatType, Quant};
 use troika::{
-    DeviceOptions, GpuAdapter, GpuUse, Model, NpuSettings, OpenOptions, Request, Session,
+    DeviceOptions, GpuAdapter, GpuUse, Model, NpuSettings, OpenOptions, Request, Session, describe,
     gpu_adapters, open_devices,
 };
 use troika_check::{DeviceCase, op_cases};
@@ -61,11 +62,7 @@ fn device(spec: &str) -> Arc<dyn Device> {
 fn refused() -> Vec<Exclusion> {
     let ops = [
         ("convert", "no kernel takes rows of an odd number of 16-bit floats"),
-        ("decaying_sum", "no kernel has states of one row"),
-        ("short_conv", "no kernel has states of one row"),
-        ("mamba2", "no kernel has states of one row"),
-        ("rms_norm of groups", "no kernel has weights for each group"),
-        ("delta_rule", "no kernel has states of one row"),
+        ("decaying_sum", "no model but a test's has it"),
     ];
     let rounded = [
         "linear of bf16",
@@ -131,7 +128,10 @@ fn architectures(specs: &[&str], strategy: &Strategy, names: &[&str]) {
 
 fn architectures_on(devices: &DeviceOptions, strategy: &Strategy, names: &[&str]) {
     let mut cases = find(&root("tests/golden")).unwrap();
-    cases.retain(|case| names.is_empty() || names.contains(&&*case.name));
+    if !names.is_empty() {
+        cases.extend(find(&root("tests/golden-2026")).unwrap());
+        cases.retain(|case| names.contains(&&*case.name));
+    }
     assert!(cases.len() >= names.len().max(1) && (!names.is_empty() || cases.len() >= 20));
     let mut failures = Vec::new();
     for case in cases {
@@ -162,6 +162,87 @@ fn architectures_on(devices: &DeviceOptions, strategy: &Strategy, names: &[&str]
 fn all_architectures() {
     if is_here() {
         architectures(&[&gpu_spec(), "cpu"], &Strategy::OneDevice, &[]);
+    }
+}
+
+/// Models with convolutions, scans and delta rules: the GPU computes all of them.
+const RECURRENT: [&str; 6] =
+    ["lfm2", "falcon-h1", "nemotron-h", "qwen3.5", "qwen3-next", "kimi-linear"];
+
+#[test]
+fn recurrences_without_a_cpu() {
+    if is_here() {
+        architectures(&[&gpu_spec()], &Strategy::OneDevice, &RECURRENT);
+    }
+}
+
+#[test]
+fn recurrences_with_the_cpu() {
+    if !is_here() {
+        return;
+    }
+    for strategy in ["alternate", "prefill-decode=gpu:cpu", "prefill-decode=cpu:gpu"] {
+        let strategy = Strategy::parse(strategy).unwrap();
+        architectures(&[&gpu_spec(), "cpu"], &strategy, &["lfm2", "falcon-h1", "qwen3.5"]);
+    }
+}
+
+/// Two prompts at once, in chunks that end within pages, an answer of each, and a fork that goes back.
+fn shared_batches(model: &str, spec: &str) -> Vec<(usize, usize, Vec<f32>)> {
+    let tokens: Vec<u32> = (0..47).map(|i| 1 + i * 83 % 190).collect();
+    let d = describe(&root("tests/golden-2026").join(model), FloatType::F32).unwrap();
+    let devices = open_devices(&options(&[spec])).unwrap();
+    let facts: Vec<PlanDevice> = devices.iter().map(PlanDevice::of).collect();
+    let (kv_dtype, activations) = (Some(DType::F32), Some(Vec::new()));
+    let request = PlanRequest { chunk: 11, kv_dtype, activations, ..PlanRequest::default() };
+    let mut plan = make(&d.spec, &facts, &request).unwrap();
+    plan.page_len = 8;
+    let sharing = Sharing { sequences: 4, ..Sharing::default() };
+    let used = EngineOptions { sharing, ..EngineOptions::default() };
+    let mut engine = engine(&d, &devices, plan, used).unwrap();
+    let shares = || Admission { shares: true, ..Admission::default() };
+    let [a, b] = [(); 2].map(|()| engine.handle().admit(shares()).unwrap());
+    let mut rows = Vec::new();
+    let all = WantedLogits::All;
+    let prompts = [(a, &tokens[..29]), (b, &tokens[5..40])];
+    let prompts = prompts.map(|(seq, text)| SequenceInput::prompt(seq, text, all));
+    let answers = [(a, 29), (b, 40)];
+    let answers = answers.map(|(seq, at)| SequenceInput::decode(seq, &tokens[at..=at], all));
+    for inputs in [prompts, answers] {
+        engine.run(&inputs, &mut |seq, at, row| rows.push((seq, at, row.to_vec()))).unwrap();
+    }
+    let fork = engine.handle().fork(a).unwrap();
+    let text = [&tokens[..27], &[7, 9, 11]].concat();
+    let input = SequenceInput::prompt(fork, &text, WantedLogits::Last);
+    engine.handle().feed(&input).unwrap();
+    let mut is_done = false;
+    while !is_done {
+        let mut take = |event: Event<'_>| {
+            if let Event::Logits { position, logits, .. } = event {
+                rows.push((prompts.len(), position, logits.to_vec()));
+                is_done = true;
+            }
+            Next::Wait
+        };
+        engine.step(&mut take).unwrap();
+    }
+    rows.sort_by_key(|(seq, at, _)| (*seq, *at));
+    rows
+}
+
+#[test]
+fn states_of_one_row_hold_in_batches_and_forks() {
+    if !is_here() {
+        return;
+    }
+    for model in ["lfm2", "falcon-h1", "kimi-linear"] {
+        let [gpu, cpu] = [&gpu_spec(), "cpu"].map(|spec| shared_batches(model, spec));
+        assert_eq!((gpu.len(), cpu.len()), (29 + 35 + 2 + 1, 29 + 35 + 2 + 1));
+        for ((seq, at, row), (of, position, want)) in gpu.iter().zip(&cpu) {
+            assert_eq!((seq, at), (of, position));
+            let error = relative_error(row, want);
+            assert!(error < 1e-4, "{model}: {error:e} at {at} of {seq}");
+        }
     }
 }
 

@@ -48,7 +48,7 @@ fn layers(model: &Path, rows: usize, positions: usize) -> BTreeMap<usize, Vec<&'
 fn layers_take_few_dispatches() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
     let mut wrong = Vec::new();
-    // No kernel has states of one row.
+    // No kernel has decaying sums.
     for case in find(&root).unwrap().into_iter().filter(|case| case.name != "test-recurrent") {
         let most_of = |rows, positions| {
             let layers = layers(&case.model, rows, positions);

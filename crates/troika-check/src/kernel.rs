@@ -7,6 +7,7 @@ use troika_graph::{
 };
 
 use crate::build::{Build, DeviceCase, MOST_ROWS, plain_attention};
+use crate::ops::recurrences;
 
 /// Columns that are a multiple of all blocks.
 const WHOLE: usize = 512;
@@ -38,6 +39,8 @@ pub enum Kernel {
         /// Whether it sees a window only, with a cap.
         window: bool,
     },
+    /// An op whose state is one row, by its name.
+    Recurrence(&'static str),
     /// Picks the largest numbers of rows that the host reads. No graph has it.
     TopK,
 }
@@ -61,6 +64,7 @@ impl Kernel {
         let plain = [Silu, Gelu, GeluTanh, Relu, ReluSquared, Sigmoid, Softplus, xielu, clamped];
         all.extend(plain.map(Kernel::Gate));
         all.extend([Kernel::RmsNorm, Kernel::LayerNorm, Kernel::TopK]);
+        all.extend(["short_conv", "mamba2", "delta_rule"].map(Kernel::Recurrence));
         all.extend([RopeStyle::Half, RopeStyle::Interleaved].map(Kernel::Rope));
         for cache in [DType::F32, DType::F16] {
             all.extend([false, true].map(|window| Kernel::Attention { cache, window }));
@@ -83,6 +87,9 @@ impl Kernel {
             Op::RmsNorm { .. } => Kernel::RmsNorm,
             Op::LayerNorm { .. } => Kernel::LayerNorm,
             Op::Rope(rope) => Kernel::Rope(rope.style),
+            op @ (Op::ShortConv(_) | Op::Mamba2(_) | Op::DeltaRule(_)) => {
+                Kernel::Recurrence(op.name())
+            }
             Op::Attention(a) => {
                 let cache = graph.value(*node.states.first()?).dtype;
                 Kernel::Attention { cache, window: a.window.is_some() }
@@ -129,6 +136,7 @@ impl Kernel {
             Kernel::RmsNorm => "rms_norm".into(),
             Kernel::LayerNorm => "layer_norm".into(),
             Kernel::TopK => "top_k".into(),
+            Kernel::Recurrence(op) => op.into(),
             Kernel::Rope(RopeStyle::Half) => "rope".into(),
             Kernel::Rope(RopeStyle::Interleaved) => "rope of neighbours".into(),
             Kernel::Attention { cache, window } => {
@@ -172,6 +180,10 @@ impl Kernel {
             Kernel::RmsNorm => Ok(vec![b.rms_norm(77, 3 * 77)?]),
             Kernel::LayerNorm => Ok(vec![b.layer_norm(DType::F32, 301)?]),
             Kernel::Rope(style) => Ok(vec![b.rope(style, false)?]),
+            Kernel::Recurrence(op) => {
+                let of_op = |case: &DeviceCase| case.graph.nodes.iter().any(|n| n.op.name() == op);
+                Ok(recurrences()?.into_iter().filter(of_op).collect())
+            }
             Kernel::TopK => Ok(Vec::new()),
         }
     }

@@ -43,6 +43,7 @@ pub fn op_cases() -> Result<Vec<DeviceCase>, DeviceError> {
         ScaleOrigin::SmoothedClipped,
         1280,
     )?);
+    all.extend(recurrences()?);
     all.extend(caches()?);
     all.extend(mixtures()?);
     Ok(all)
@@ -175,9 +176,9 @@ fn short_conv(name: &str, gated: bool) -> Result<DeviceCase> {
     b.done(&[y])
 }
 
-fn mamba2() -> Result<DeviceCase> {
-    let mut b = case("mamba2");
-    let (heads, head_dim, groups, state_size) = (6, 5, 2, 7);
+fn mamba2(name: &str, state_size: usize) -> Result<DeviceCase> {
+    let mut b = case(name);
+    let (heads, head_dim, groups) = (6, 5, 2);
     let [a, d, dt_bias] = [
         b.weight(DType::F32, 1, heads)?,
         b.weight(DType::F32, 1, heads)?,
@@ -212,9 +213,9 @@ fn norm_of_groups() -> Result<DeviceCase> {
 }
 
 /// Four heads of values over two of keys.
-fn delta_rule(name: &str, decay: Decay, by_channel: bool) -> Result<DeviceCase> {
-    let mut b = case(name);
-    let (key_heads, value_heads, key_dim, value_dim) = (2, 4, 6, 21);
+fn delta_rule(name: &str, decay: Decay, key_dim: usize) -> Result<DeviceCase> {
+    let (mut b, by_channel) = (case(name), decay != Decay::Softplus);
+    let (key_heads, value_heads, value_dim) = (2, 4, 21);
     let op = DeltaRule {
         key_heads,
         value_heads,
@@ -237,6 +238,19 @@ fn delta_rule(name: &str, decay: Decay, by_channel: bool) -> Result<DeviceCase> 
     b.done(&[y])
 }
 
+/// Convolutions, scans and delta rules.
+pub(crate) fn recurrences() -> Result<Vec<DeviceCase>> {
+    Ok(vec![
+        short_conv("short_conv", false)?,
+        short_conv("short_conv with gates", true)?,
+        mamba2("mamba2", 7)?,
+        mamba2("mamba2 with large states", 70)?,
+        delta_rule("delta_rule", Decay::Softplus, 6)?,
+        delta_rule("delta_rule of large keys", Decay::Softplus, 70)?,
+        delta_rule("delta_rule by channel", Decay::Bounded { least: -5.0 }, 6)?,
+    ])
+}
+
 fn caches() -> Result<Vec<DeviceCase>> {
     let of = || plain_attention(6, 5);
     let pairs = Attention { activations: ActivationFormat::Bf16, ..of() };
@@ -247,11 +261,6 @@ fn caches() -> Result<Vec<DeviceCase>> {
     let rounded = Build::new("attention of pairs", MAX_ROWS, ROUNDED);
     Ok(vec![
         decaying_sum()?,
-        short_conv("short_conv", false)?,
-        short_conv("short_conv with gates", true)?,
-        mamba2()?,
-        delta_rule("delta_rule", Decay::Softplus, false)?,
-        delta_rule("delta_rule by channel", Decay::Bounded { least: -5.0 }, true)?,
         append("kv_append", DType::F32)?,
         append("kv_append to f16", DType::F16)?,
         append("kv_append to bf16", DType::BF16)?,

@@ -3,7 +3,7 @@
 
 use troika_graph::{Op, Rope, RopeFreqs, RopeStyle};
 
-use crate::code::{HEAD_WORDS, RECORD_WORDS, RowRun, page_group};
+use crate::code::{HEAD_WORDS, RECORD_WORDS, RowRun};
 use crate::emit::{Emitted, Emitter, Operand, weight};
 use crate::kernels::{
     self, Append, AttentionShape, BatchWords, FEW, Floats, HeadNorm, KernelError, Loc, Rotation,
@@ -151,10 +151,10 @@ impl Emitter<'_> {
         Floats::of(dtype).ok_or_else(|| KernelError::Unsupported(format!("a cache of {dtype}")))
     }
 
-    /// Where the records of the rows of an append or an attention are.
-    fn batch(&self, at: usize) -> Result<BatchWords, KernelError> {
-        let group = page_group(&self.code.graph.nodes[at].op);
-        let known = group.and_then(|group| Some((group, *self.shape.page_lens.get(group)?)));
+    /// Where the records of the rows of an op with a state are.
+    pub fn batch(&self, at: usize) -> Result<BatchWords, KernelError> {
+        let group = self.code.graph.nodes[at].op.page_group();
+        let known = group.and_then(|(group, _)| Some((group, *self.shape.page_lens.get(group)?)));
         let Some((group, page_len)) = known else {
             return unsupported("a batch without tables of its page group");
         };

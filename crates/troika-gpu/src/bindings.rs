@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use troika_device::{Access, DeviceError, PagesView, Rect, Run, View};
 use troika_graph::{Dim, Op};
 
-use crate::code::{BoundValue, Code, RowRun, Shape, page_group};
+use crate::code::{BoundValue, Code, RowRun, Shape};
 use crate::gpu::Gpu;
 use crate::kernels::FEW;
 use crate::loaded::LoadedGraph;
@@ -89,8 +89,13 @@ impl<'a> GraphRun<'a> {
     /// Checks that each position that a row sees or writes has a row of the cache.
     fn check_positions(&self) -> Result<(), DeviceError> {
         for node in &self.code().graph.nodes {
-            let Some(group) = page_group(&node.op) else { continue };
-            let window = if let Op::Attention(a) = &node.op { a.window } else { Some(1) };
+            let Some((group, _)) = node.op.page_group() else { continue };
+            let (window, is_fixed) = match &node.op {
+                Op::Attention(a) => (a.window, false),
+                Op::KvAppend(_) => (Some(1), false),
+                // The state behind the position before.
+                _ => (Some(2), true),
+            };
             let used = |b: &BoundValue| node.states.iter().any(|id| id.0 as usize == b.value);
             for (bound, view) in self.bound().filter(|(bound, _)| used(bound)) {
                 let value = self.value(bound);
@@ -100,10 +105,15 @@ impl<'a> GraphRun<'a> {
                     let end = seq.pos.saturating_add(seq.rows.len());
                     let first = window.map_or(0, |w| (seq.pos + 1).saturating_sub(w));
                     let mut pages = first / table.page_len..end.div_ceil(table.page_len);
+                    let each = if is_fixed { 1 } else { table.page_len };
+                    let lies_beyond = |p: u32| (p as usize + 1).saturating_mul(each) > has;
+                    let kept = table.checkpoint.filter(|_| is_fixed);
+                    let is_wrong =
+                        table.fixed != is_fixed || kept.is_some_and(|kept| lies_beyond(kept.page));
                     let lacks = pages.find(|page| {
                         let at = page.checked_sub(table.first);
                         let page = at.and_then(|at| table.pages.get(at));
-                        page.is_none_or(|p| (*p as usize + 1).saturating_mul(table.page_len) > has)
+                        is_wrong || page.is_none_or(|p| lies_beyond(*p))
                     });
                     if let Some(page) = lacks {
                         let pos = page.saturating_mul(table.page_len).max(first);

@@ -116,6 +116,9 @@ impl Code {
                 parts => rows * kernels::part_floats(a, parts) * 4,
             };
         }
+        if let Op::DeltaRule(d) = &self.graph.nodes[at].op {
+            return kernels::gate_floats(d).saturating_mul(rows).saturating_mul(4);
+        }
         self.pairs(at, rows).map_or(0, |(experts, pairs)| {
             pairs.saturating_mul(self.graph.weight(experts.gate[0]).rows).saturating_mul(4)
         })
@@ -139,6 +142,8 @@ impl Code {
         match &self.graph.nodes[at].op {
             Op::Linear { weight, .. } | Op::Outliers { weight, .. } => fixed = of_row(&[*weight]),
             Op::HeadLinear(h) => fixed = of_row(&h.weights),
+            Op::DeltaRule(d) => fixed = d.state().unwrap_or(0) as u64 * 4,
+            Op::Mamba2(m) => fixed = m.state().unwrap_or(0) as u64 * 3,
             Op::Attention(a) => each = (a.heads * (a.k_dim + a.v_dim)) as u64,
             _ => {
                 if let Some((e, pairs)) = self.pairs(at, rows) {
@@ -147,14 +152,5 @@ impl Code {
             }
         }
         MultiplyCount { fixed: rows_of.saturating_mul(fixed), each: rows_of.saturating_mul(each) }
-    }
-}
-
-/// The page group of an append or an attention.
-pub(crate) fn page_group(op: &Op) -> Option<usize> {
-    match op {
-        Op::KvAppend(k) => Some(k.page_group),
-        Op::Attention(a) => Some(a.page_group),
-        _ => None,
     }
 }

@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 use troika_graph::{Op, Subgraph, ValueId, verify};
 
-use crate::code::{BoundValue, Code, Shape, page_group};
+use crate::code::{BoundValue, Code, Shape};
 use crate::emit::Emitter;
 use crate::kernels::{FEW, KernelError, Loc};
 use crate::packs::{Pack, packs};
@@ -72,7 +72,7 @@ impl Code {
         let inner = self.inner_bytes(at, shape.rows, 0) as u64;
         if inner > limit {
             return Some(format!(
-                "its experts need {inner} bytes between products, and a binding has at most {limit}"
+                "it needs {inner} bytes between its dispatches, and a binding has at most {limit}"
             ));
         }
         Emitter::new(self, shape, locs).node(at).err().map(|e| e.to_string())
@@ -90,8 +90,9 @@ fn bindings(graph: &Subgraph) -> Vec<BoundValue> {
     let state = |id: &ValueId| {
         let mut state = BoundValue { is_state: true, ..bound(id, false) };
         for node in graph.nodes.iter().filter(|node| node.states.contains(id)) {
-            state.is_written |= matches!(node.op, Op::KvAppend(_));
-            state.groups.extend(page_group(&node.op));
+            let Some((group, is_written)) = node.op.page_group() else { continue };
+            state.is_written |= is_written;
+            state.groups.push(group);
         }
         state.groups.sort_unstable();
         state.groups.dedup();

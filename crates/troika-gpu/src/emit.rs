@@ -2,7 +2,7 @@
 
 use std::iter::zip;
 
-use troika_graph::{ActivationFormat, ExpertGroup, HeadLinear, Op, WeightRef};
+use troika_graph::{ActivationFormat, ExpertGroup, HeadLinear, Op, ValueId, WeightRef};
 
 use crate::bound::MultiplyCount;
 use crate::code::{Code, Shape};
@@ -29,7 +29,7 @@ pub(crate) enum Operand {
     Inner,
 }
 
-use Operand::{Inner, Unused, Value};
+use Operand::{Inner, Unused, Value, Words};
 
 impl From<Option<usize>> for Operand {
     /// A value that is not always there.
@@ -154,7 +154,7 @@ impl<'a> Emitter<'a> {
             Op::Outliers { weight, .. } => self.outliers(at, *weight),
             Op::HeadLinear(h) => self.head_linear(at, h),
             Op::DecayingSum(_) | Op::ShortConv(_) | Op::Mamba2(_) | Op::DeltaRule(_) => {
-                unsupported("states of one row")
+                self.recurrence(at)
             }
             Op::Rope(_) => self.heads(&Heads { ropes: Some([at; 2]), norms: None }, Unused),
             Op::KvAppend(_) => self.append(at, None),
@@ -271,6 +271,31 @@ impl<'a> Emitter<'a> {
             self.push(made, &[weight(2), biases, Inner, ids, weights, y, addend.into()])?;
         }
         Ok(())
+    }
+
+    /// What changes a state of one row.
+    fn recurrence(&mut self, at: usize) -> Emitted {
+        let (node, batch, own) = (&self.code.graph.nodes[at], self.batch(at)?, weight(at, 0));
+        let value = |id: &ValueId| Value(id.0 as usize);
+        let all = node.inputs.iter().chain(&node.outputs);
+        let mut locs: Vec<Loc> = all.map(|id| self.locs[id.0 as usize]).collect();
+        let mut operands = vec![own];
+        operands.extend(node.inputs.iter().map(value));
+        let made = match &node.op {
+            Op::ShortConv(op) => kernels::short_conv(op, batch, &locs),
+            Op::Mamba2(op) => kernels::mamba2(op, batch, &locs),
+            Op::DeltaRule(op) => {
+                let gates = Loc { offset: 0, stride: kernels::gate_floats(op) as u32 };
+                let made = kernels::delta_gates(op, batch.count, [locs[3], locs[4], gates]);
+                self.push(made, &[own, operands[4], operands[5], Inner])?;
+                locs.splice(3..5, [gates]);
+                operands = vec![operands[1], operands[2], operands[3], Inner];
+                kernels::delta_rule(op, batch, &locs)
+            }
+            _ => return unsupported("decaying sums"),
+        };
+        operands.extend([Words, value(&node.states[0]), value(&node.outputs[0])]);
+        self.push(made, &operands)
     }
 
     /// Rows with gaps are converted one by one.

@@ -23,6 +23,8 @@ pub(crate) enum Pack {
     /// How a calibration clips the inputs of a weight in a format: the step of numbers, the largest of
     /// them, and what each column is divided by.
     Clipping(WeightRef, ActivationFormat),
+    /// The rates of heads' decays, below zero, or logarithms, which are turned into such; then vectors.
+    Rates(Vec<WeightRef>, bool),
     /// Numbers of the op.
     Numbers(Arc<[f32]>),
 }
@@ -173,6 +175,9 @@ pub(crate) fn packs(graph: &Subgraph, node: &Node, limit: u64) -> Result<Vec<Pac
             let all = std::iter::once(&rope.freqs).chain(long);
             all.map(|freqs| Pack::Numbers(freqs.inv_freq.clone())).collect()
         }
+        Op::ShortConv(_) => vec![Pack::joined(node.op.weights())],
+        Op::Mamba2(m) => vec![Pack::Rates(node.op.weights(), m.a_log)],
+        Op::DeltaRule(d) => vec![Pack::Rates(node.op.weights(), d.rates_are_logs)],
         Op::Attention(a) => a.sinks.iter().map(vector).collect(),
         Op::Router(r) => r.bias.iter().map(vector).collect(),
         Op::Experts(e) | Op::ExpertGroup(ExpertGroup { experts: e, .. }) => {

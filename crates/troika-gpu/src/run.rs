@@ -304,7 +304,7 @@ fn whole(buffer: &wgpu::Buffer, value: &PlacedValue) -> Bound {
 }
 
 /// A forward batch as kernels read it: words that are the kernels' own, for each page group a record
-/// of each row, then the page tables.
+/// of each row, then the page tables. Records for states of one row are those of `sequences.wgsl`.
 fn words_of(batch: &ForwardBatch, words: &mut Vec<u32>) {
     let groups = batch.seqs.first().map_or(0, |s| s.tables.len());
     let rows = batch.rows();
@@ -316,10 +316,21 @@ fn words_of(batch: &ForwardBatch, words: &mut Vec<u32>) {
             let table = words.len() as u32;
             let Some(pages) = seq.tables.get(group) else { continue };
             words.extend_from_slice(&pages.pages);
+            let kept = |pos: Option<usize>| {
+                pos.and_then(|pos| pages.row(pos)).map_or(u32::MAX, |row| row as u32)
+            };
             for (i, row) in seq.rows.clone().enumerate() {
+                let (pos, len) = (seq.pos + i, seq.rows.len());
+                let (is_first, is_last) = (i == 0, i + 1 == len);
+                let is_kept = is_last || (pos + 1).is_multiple_of(pages.page_len);
+                let (to, from) = (kept(is_kept.then_some(pos)), kept(pos.checked_sub(1)));
+                let own = match pages.fixed {
+                    true => [to, if is_first { len as u32 } else { 0 }, from, 0],
+                    false => [pos as u32, table, pages.first as u32, 0],
+                };
                 let at = records + row * RECORD_WORDS as usize;
                 if let Some(record) = words.get_mut(at..at + RECORD_WORDS as usize) {
-                    record.copy_from_slice(&[(seq.pos + i) as u32, table, pages.first as u32, 0]);
+                    record.copy_from_slice(&own);
                 }
             }
         }

@@ -207,25 +207,22 @@ impl Emitter<'_> {
     pub fn norm(&mut self, at: usize, addend: Option<usize>, y: usize) -> Emitted {
         let x = self.input(at, 0);
         let (rows, cols) = (self.rows(x), self.cols(x));
-        let shape = |group: usize, eps: f32| {
+        let shape = |group: usize, own_weights: bool, eps: f32| {
             let group = group as u32;
-            NormShape { rows, groups: cols / group, group, eps }
+            NormShape { rows, groups: cols / group, group, own_weights, eps }
         };
         let to: [Loc; 2] = [x, y].map(|v| self.locs[v]);
         let other = addend.map(|a| self.locs[a]);
         let own = |has: bool, pack: usize| if has { weight(at, pack) } else { Unused };
         let (made, [w, b]) = match self.code.graph.nodes[at].op {
-            Op::RmsNorm { weight: Some(weight), group, .. }
-                if self.code.graph.weight(weight).cols != group =>
-            {
-                return unsupported("groups with weights of their own");
-            }
             Op::RmsNorm { weight, eps, offset, group } => {
-                let made = kernels::rms_norm(shape(group, eps), weight.map(|_| offset), other, to);
+                let own_weights = weight.is_some_and(|w| self.code.graph.weight(w).cols != group);
+                let shape = shape(group, own_weights, eps);
+                let made = kernels::rms_norm(shape, weight.map(|_| offset), other, to);
                 (made, [own(weight.is_some(), 0), Unused])
             }
             Op::LayerNorm { bias, eps, group, .. } => {
-                let made = kernels::layer_norm(shape(group, eps), bias.is_some(), other, to);
+                let made = kernels::layer_norm(shape(group, false, eps), bias.is_some(), other, to);
                 (made, [own(true, 0), own(bias.is_some(), 1)])
             }
             _ => return unsupported("a norm of another op"),

@@ -227,7 +227,13 @@ impl<'g> Matcher<'g> {
     /// The norm of heads that only a rotation reads.
     fn head_norm(&self, rope: usize) -> Option<usize> {
         let norm = self.maker(*self.node(rope).inputs.first()?, rope)?;
-        matches!(self.node(norm).op, Op::RmsNorm { weight: Some(_), .. }).then_some(norm)
+        self.has_one_weight(norm).then_some(norm)
+    }
+
+    /// Whether it is a norm whose groups have the same weights.
+    fn has_one_weight(&self, at: usize) -> bool {
+        matches!(self.node(at).op, Op::RmsNorm { weight: Some(w), group, .. }
+            if self.graph.weight(w).cols == group)
     }
 
     fn rotate(&mut self, q: usize) {
@@ -257,7 +263,9 @@ impl<'g> Matcher<'g> {
 
     fn head_norms(&mut self, q: usize) {
         let of = |at: usize| match self.node(at).op {
-            Op::RmsNorm { weight: Some(_), eps, offset, group } if !self.taken[at] => {
+            Op::RmsNorm { eps, offset, group, .. }
+                if !self.taken[at] && self.has_one_weight(at) =>
+            {
                 Some((eps.to_bits(), offset.to_bits(), group))
             }
             _ => None,

@@ -77,8 +77,19 @@ impl Loader<'_> {
                 Ok(Arc::new(Loaded { parts, _source: Vec::new() }))
             }
             Pack::Vectors(list, split) => self.kept(list, true, |own, decl, all| {
-                let vectors = split.parts().map(|part| own.vectors(&decl.name, &all[part]));
+                let vectors = split.parts().map(|part| own.floats(&decl.name, &joined(&all[part])));
                 vectors.collect()
+            }),
+            Pack::Rates(list, are_logs) => self.kept(list, true, |own, decl, all| {
+                let mut floats = joined(all);
+                let rates = &mut floats[..decl.cols];
+                if *are_logs {
+                    rates.iter_mut().for_each(|rate| *rate = -rate.exp());
+                }
+                match rates.iter().position(|rate| !rate.is_finite()) {
+                    Some(head) => Err(wrong(&decl.name, format!("overflows in head {head}"))),
+                    None => Ok(vec![own.floats(&decl.name, &floats)?]),
+                }
             }),
             Pack::Matrix(w) => self.kept(&[*w], false, |own, decl, all| {
                 let layout = matrix(own.graph, *w, ActivationFormat::F32, limit);
@@ -187,17 +198,6 @@ impl Loader<'_> {
         Ok(memory)
     }
 
-    /// Vectors as f32, one after another in one binding.
-    fn vectors(&mut self, name: &str, all: &[WeightData]) -> Result<Memory, DeviceError> {
-        let mut floats = Vec::new();
-        for data in all {
-            let at = floats.len();
-            floats.resize(at + data.rows * data.cols, 0.0);
-            dequantize(data.dtype, &data.bytes, &mut floats[at..]);
-        }
-        self.floats(name, &floats)
-    }
-
     /// Matrices one after another in one binding.
     fn matrices(&mut self, decl: &WeightDecl, all: &[WeightData]) -> Result<Memory, DeviceError> {
         let cols = decl.cols as u32;
@@ -224,6 +224,17 @@ impl Loader<'_> {
         }
         Ok(memory)
     }
+}
+
+/// Vectors as f32, one after another.
+fn joined(all: &[WeightData]) -> Vec<f32> {
+    let mut floats = Vec::new();
+    for data in all {
+        let at = floats.len();
+        floats.resize(at + data.rows * data.cols, 0.0);
+        dequantize(data.dtype, &data.bytes, &mut floats[at..]);
+    }
+    floats
 }
 
 fn refused(decl: &WeightDecl, why: &KernelError) -> DeviceError {

@@ -221,8 +221,13 @@ fn norms_of_whole_rows_and_of_groups() {
         let (a, b) = (n.floats(rows * cols), n.floats(rows * cols));
         let (weight, bias) = (n.floats(group), n.floats(group));
         let [a_on, b_on, w_on, bias_on] = [&a, &b, &weight, &bias].map(|x| gpu.floats(x));
-        let shape =
-            NormShape { rows: rows as u32, groups: groups as u32, group: group as u32, eps: 1e-3 };
+        let shape = NormShape {
+            rows: rows as u32,
+            groups: groups as u32,
+            group: group as u32,
+            own_weights: false,
+            eps: 1e-3,
+        };
         let at = loc(0, cols);
         let expected = |x: &[f32], layer: bool, f: &dyn Fn(usize, f64) -> f64| -> Vec<f64> {
             let line = |x: &[f32]| {
@@ -240,6 +245,14 @@ fn norms_of_whole_rows_and_of_groups() {
         let d = kernels::rms_norm(shape, None, None, [at; 2]).expect("one");
         gpu.run(&d, &[&w_on, &w_on, &a_on, &a_on, &y]);
         near("rms", &gpu.read_floats(&y)[..len], &expected(&a, false, &|_, x| x), BOUND);
+        let y = fresh();
+        let wide = n.floats(cols);
+        let own = NormShape { own_weights: true, ..shape };
+        let d = kernels::rms_norm(own, Some(0.5), None, [at; 2]).expect("one");
+        gpu.run(&d, &[&gpu.floats(&wide), &w_on, &a_on, &a_on, &y]);
+        let scaled = expected(&a, false, &|_, x| x).into_iter().zip(wide.iter().cycle());
+        let scaled: Vec<f64> = scaled.map(|(x, w)| x * (0.5 + f64::from(*w))).collect();
+        near("own weights", &gpu.read_floats(&y)[..len], &scaled, BOUND);
         let y = fresh();
         let d = kernels::rms_norm(shape, Some(1.0), Some(at), [at; 2]).expect("one");
         gpu.run(&d, &[&w_on, &w_on, &a_on, &b_on, &y]);

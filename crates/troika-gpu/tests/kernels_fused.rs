@@ -200,7 +200,13 @@ fn rotating_heads_at_once_is_what_it_is_apart() {
             let all = heads[i] * dim;
             let (normed, apart) = (fresh(i), fresh(i));
             let (rows, group) = (rows as u32, groups[i] as u32);
-            let shape = NormShape { rows, groups: all as u32 / group, group, eps: 1e-5 };
+            let shape = NormShape {
+                rows,
+                groups: all as u32 / group,
+                group,
+                own_weights: false,
+                eps: 1e-5,
+            };
             let d = kernels::rms_norm(shape, Some(1.0), None, [at[i]; 2]).expect("one");
             gpu.run(&d, &[&weight, &weight, &x_on[i], &x_on[i], &normed]);
             let heads = [heads[i] as u32, 0];

@@ -13,8 +13,8 @@ use troika_gpu::kernels::{
     Rotation, RotationAt, RowNorm, Stack, WeightFormat,
 };
 use troika_graph::{
-    Activation, ActivationFormat, Attention, DType, Op, Rope, RopeFreqs, RopeStyle, Router, Score,
-    WeightRef,
+    Activation, ActivationFormat, Attention, DType, Decay, DeltaRule, Mamba2, Op, Rope, RopeFreqs,
+    RopeStyle, Router, Score, ShortConv, WeightRef,
 };
 
 const WORKGROUP_BYTES: u32 = 16 * 1024;
@@ -145,11 +145,54 @@ fn attentions(out: &mut Vec<Result<Dispatch, KernelError>>) {
     }
 }
 
+fn recurrences(out: &mut Vec<Result<Dispatch, KernelError>>) {
+    let batch = BatchWords { rows: 0, count: 3, page_len: 16, flag: 0 };
+    let (width, page_group, weight) = (100, 0, WeightRef(0));
+    for (taps, gated) in [(2, true), (3, true), (4, false), (16, false)] {
+        let bias = (taps == 4).then_some(weight);
+        let op = ShortConv { weight, bias, width, taps, silu: !gated, gated, page_group };
+        out.push(kernels::short_conv(&op, batch, &[AT; 2]));
+    }
+    for state_size in [7, 64, 128, 256] {
+        let op = Mamba2 {
+            heads: 6,
+            head_dim: 64,
+            groups: 2,
+            state_size,
+            a: weight,
+            a_log: true,
+            d: weight,
+            dt_bias: weight,
+            dt_min: 0.0,
+            dt_max: f32::INFINITY,
+            page_group,
+        };
+        out.push(kernels::mamba2(&op, batch, &[AT; 3]));
+    }
+    for (key_dim, by_channel) in [(6, true), (64, false), (128, false), (128, true)] {
+        let op = DeltaRule {
+            key_heads: 2,
+            value_heads: 4,
+            key_dim,
+            value_dim: 128,
+            tiled: by_channel,
+            rates: weight,
+            rates_are_logs: true,
+            decay: if by_channel { Decay::Bounded { least: -5.0 } } else { Decay::Softplus },
+            by_channel,
+            beta_scale: 1.0,
+            page_group,
+        };
+        out.push(kernels::delta_gates(&op, 3, [AT; 3]));
+        out.push(kernels::delta_rule(&op, batch, &[AT; 5]));
+    }
+}
+
 fn rest(out: &mut Vec<Result<Dispatch, KernelError>>) {
     out.push(kernels::probe_read(1 << 10));
     out.push(kernels::probe_multiply(4, 4).map(|(dispatch, _)| dispatch));
     for group in [5, 64, 100, 1000] {
-        let shape = NormShape { rows: 3, groups: 2, group, eps: 1e-5 };
+        let shape = NormShape { rows: 3, groups: 2, group, own_weights: true, eps: 1e-5 };
         for addend in [None, Some(AT)] {
             out.push(kernels::rms_norm(shape, None, addend, [AT; 2]));
             out.push(kernels::rms_norm(shape, Some(1.0), addend, [AT; 2]));
@@ -207,6 +250,7 @@ fn variants() -> Vec<Dispatch> {
     let mut all = Vec::new();
     products(&mut all);
     attentions(&mut all);
+    recurrences(&mut all);
     rest(&mut all);
     let mut unique = BTreeMap::new();
     let plain = all.into_iter().map(|dispatch| dispatch.expect("a dispatch"));

@@ -21,6 +21,7 @@ mod moe;
 mod norm;
 mod probes;
 mod products;
+mod recurrence;
 pub mod repack;
 mod rope;
 mod spec;
@@ -40,6 +41,7 @@ pub use products::{
     with_matrix_units,
 };
 pub(crate) use products::{FEW, MATRIX_BYTES, MATRIX_SIZE, MATRIX_THREADS, is_eight_bits};
+pub use recurrence::{delta_gates, delta_rule, gate_floats, mamba2, short_conv};
 pub use rope::{HeadNorm, Rotation, RotationAt, rope};
 pub(crate) use spec::unsupported;
 pub use spec::{Binding, Dispatch, KernelError, KernelResult, KernelSpec, Loc, MAX_GROUPS};

@@ -19,6 +19,8 @@ pub struct NormShape {
     pub groups: u32,
     /// Columns of a group.
     pub group: u32,
+    /// Whether each group has weights of its own.
+    pub own_weights: bool,
     /// Added to the mean square or the variance.
     pub eps: f32,
 }
@@ -33,7 +35,8 @@ impl NormShape {
     ) -> KernelResult {
         // Threads of a group's workgroup.
         let threads = self.group.next_power_of_two().clamp(32, 256);
-        let mut params = vec![self.rows, self.group, self.eps.to_bits(), offset.to_bits()];
+        let next = if self.own_weights { self.group } else { 0 };
+        let mut params = vec![self.rows, self.group, next, self.eps.to_bits(), offset.to_bits()];
         params.extend(words(&[x, addend.unwrap_or(x), y]));
         Dispatch {
             spec: &NORM,
@@ -54,7 +57,7 @@ impl NormShape {
 /// `x / sqrt(mean(x^2) + eps) * (offset + weight)` of each group, added to another value if there is
 /// one; `offset` is `None` if there is no weight.
 ///
-/// Bindings: the weight (`[group]`, f32; a spare weight if there is none); a spare weight (the
+/// Bindings: the weight (`[group]`, or as wide as a row, f32; a spare weight if there is none); a spare weight (the
 /// weight again will do); x; the value to add (x again if there is none); results, which may be the
 /// rows of x or of the value to add themselves.
 ///

@@ -6,6 +6,15 @@ fn sigmoid(x: f32) -> f32 {
     return 1.0 / (1.0 + exp(clamp(-x, -80.0, 80.0)));
 }
 
+// By a series: logarithms of numbers near 1 are not exact everywhere.
+fn softplus(x: f32) -> f32 {
+    let e = exp(max(-abs(x), -80.0));
+    let z = e / (2.0 + e);
+    let s = z * z;
+    return max(x, 0.0) + 2.0 * z * (1.0 + s * (0.33333333 + s * (0.2 + s * (0.14285714
+        + s * (0.11111111 + s * (0.090909091 + s * 0.076923077))))));
+}
+
 fn tanh_of(x: f32) -> f32 {
     if abs(x) < 0.1 {
         let s = x * x;
@@ -46,7 +55,7 @@ fn activated(g: f32, numbers: vec2<f32>) -> f32 {
             return sigmoid(g);
         }
         case 7u: {
-            return max(g, 0.0) + log(1.0 + exp(max(-abs(g), -80.0)));
+            return softplus(g);
         }
         case 8u: {
             let curve = numbers.y * (exp(max(min(g, -1e-6), -80.0)) - 1.0 - g);

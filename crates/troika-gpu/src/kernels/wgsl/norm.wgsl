@@ -10,6 +10,8 @@ override ADD: u32 = 0;
 struct Params {
     rows: u32,
     group: u32,
+    // Weights from those of one group to those of the next: none, or a group's.
+    next: u32,
     eps: f32,
     offset: f32,
     x: u32,
@@ -57,7 +59,7 @@ fn main(
         for (var i = thread; i < p.group; i += WG) {
             var v = (x[source + i] - mean) * scale;
             if WEIGHT == 1u {
-                v *= p.offset + weight[i];
+                v *= p.offset + weight[at.x * p.next + i];
             }
             if BIAS == 1u {
                 v += bias[i];
