@@ -412,7 +412,7 @@ fn products_have_the_form_that_was_measured_to_gain() {
                 let work = RunWork::of(one, rows, 0);
                 let (exchanged, groups) = (ProductForm::Exchanged, ProductForm::Groups(32));
                 let gain = match form_of(graph) {
-                    Some((WeightRole::Up, Some(form))) if form == groups && rows > 1 => 0.5,
+                    Some((WeightRole::Up, Some(form))) if form == groups => 0.5,
                     Some((WeightRole::Up, Some(form))) if form == exchanged && rows > 1 => 0.7,
                     Some((WeightRole::Down, Some(form))) if form == exchanged && rows > 1 => 0.7,
                     Some((_, Some(_))) => 0.97,
