@@ -343,7 +343,8 @@ fn parts_of_shared_experts_have_measurements_of_their_own() {
         of.map(|g| (g.rows, g.layers.len())).collect::<Vec<_>>()
     };
     assert_eq!(rows(SegmentPart::Choices), [(None, 2)]);
-    assert_eq!(rows(SegmentPart::Beside), [(None, 2)]);
+    // Besides experts, and before they are chosen.
+    assert_eq!(rows(SegmentPart::Beside), [(None, 2); 2]);
     // Eight experts are not enough for a group of sixteen.
     let groups: Vec<usize> =
         rows(SegmentPart::Group).iter().filter_map(|(rows, _)| *rows).collect();

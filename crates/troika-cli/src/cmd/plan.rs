@@ -107,7 +107,7 @@ fn beaten(plan: &Plan, goal: Goal, alternatives: &[Alternative]) -> String {
     }
     if alternatives.iter().any(|a| better(a) < best) {
         text.push_str(
-            "\nA plan with more devices is chosen for a gain of 3 % or more (groups of experts: 7 %).\n",
+            "\nA plan with more devices is chosen for a gain of 3 %, and of what a profile is off (groups of experts: 7 %).\n",
         );
     }
     if !p.lengths.is_empty() {
