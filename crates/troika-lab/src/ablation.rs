@@ -86,7 +86,7 @@ impl Ablation {
         }
         let mut alone = OpenOptions { strategy: Strategy::OneDevice, ..base.clone() };
         alone.devices.devices = vec![second.clone()];
-        alone.npu_numbers = NpuNumbers::Floats;
+        (alone.npu_numbers, alone.npu_decode) = (NpuNumbers::Floats, None);
         let rest = match self {
             Ablation::LlmNpu => llm_npu(base, prompt)?,
             Ablation::HeteroInfer => heteroinfer(base, prompt, options, exchange),

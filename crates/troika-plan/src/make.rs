@@ -43,6 +43,8 @@ pub struct PlanRequest {
     pub activations: Option<Vec<ActivationFormat>>,
     /// Products in a format of a calibration, on devices that have it; `None`: nowhere.
     pub calibrated: Option<CalibratedProducts>,
+    /// The same while decoding.
+    pub calibrated_decode: Option<CalibratedProducts>,
     /// Segments that devices have no room for.
     pub elsewhere: Vec<Elsewhere>,
     /// Compute the model in f32.
@@ -65,6 +67,7 @@ impl Default for PlanRequest {
             row_buckets: None,
             activations: None,
             calibrated: None,
+            calibrated_decode: None,
             elsewhere: Vec::new(),
             single_precision: false,
             experts: ExpertSettings::default(),
@@ -183,11 +186,13 @@ fn filled(
     rules: PlannedRules,
 ) -> PlannedRules {
     let PlannedRules { mut prefill, mut lengths, mut decode } = rules;
-    for list in lengths.iter_mut().map(|l| &mut l.rules).chain([&mut prefill, &mut decode]) {
+    let prompts = lengths.iter_mut().map(|l| &mut l.rules).chain([&mut prefill]);
+    let prompts = prompts.map(|list| (list, &request.calibrated));
+    for (list, calibrated) in prompts.chain([(&mut decode, &request.calibrated_decode)]) {
         for moved in &request.elsewhere {
             *list = moved.applied(list, spec);
         }
-        if let Some(products) = &request.calibrated {
+        if let Some(products) = calibrated {
             *list = products.applied(list, spec, devices, request.activations.as_deref());
         }
         if request.row_buckets.is_none() {
@@ -239,7 +244,8 @@ pub fn assemble(
     let chunk = chunk_of(spec, request);
     let chunks_in_flight = in_flight(request, chunk, used.len() > 1);
     let needs = all().flat_map(|r| &r.activations).any(ActivationFormat::is_calibrated);
-    let calibration = request.calibrated.as_ref().filter(|_| needs).and_then(|c| c.digest.clone());
+    let mut calibrated = request.calibrated.iter().chain(&request.calibrated_decode);
+    let calibration = calibrated.find_map(|c| c.digest.clone()).filter(|_| needs);
     let mut plan = Plan {
         version: PLAN_VERSION,
         model: ModelId::of(spec),

@@ -105,7 +105,7 @@ impl Model {
     ) -> Result<Model, Error> {
         let Described { files, spec, mut store } = described;
         let (devices, notes) = options.devices_by(clock)?;
-        options.npu_numbers.calibration().iter().try_for_each(|c| c.apply(&spec, &mut store))?;
+        options.calibration().iter().try_for_each(|c| c.apply(&spec, &mut store))?;
         let mut text = ModelText::load(&files.source, spec.vocab, helper);
         let warnings = &mut text.warnings;
         warnings.extend_from_slice(store.warnings());

@@ -108,7 +108,7 @@ impl BoundModel {
     pub fn open(source: impl Into<Source>, options: &OpenOptions) -> Result<BoundModel, Error> {
         let devices = options.open_devices()?;
         let Described { spec, mut store, .. } = describe(source, options.bind())?;
-        options.npu_numbers.calibration().iter().try_for_each(|c| c.apply(&spec, &mut store))?;
+        options.calibration().iter().try_for_each(|c| c.apply(&spec, &mut store))?;
         Ok(BoundModel { spec, store, devices })
     }
 
@@ -126,7 +126,7 @@ impl BoundModel {
     pub(crate) fn planned(self, options: &OpenOptions) -> Result<Planned, Error> {
         options.experts.check(&self.spec)?;
         let (mut changes, mut alternatives, mut unpriced) = (Vec::new(), Vec::new(), Vec::new());
-        let calibration = options.npu_numbers.calibration().map(|c| &*c.calibration);
+        let calibration = options.calibration().map(|c| &*c.calibration);
         let solved = match &options.plan {
             PlanSource::Profile(wanted) => self.solved(options, wanted, &mut changes)?,
             _ => None,
@@ -153,12 +153,11 @@ impl BoundModel {
             }
         };
         let computes = plan.activations().iter().any(ActivationFormat::converts_weights);
-        let unused = match &options.npu_numbers {
-            NpuNumbers::Calibrated(_) => "the calibration is of no use: no NPU computes with it",
-            NpuNumbers::Halves => "no NPU of the plan computes with halves",
-            NpuNumbers::Floats => "",
+        let unused = match calibration {
+            Some(_) => "the calibration is of no use: no NPU computes with it",
+            None => "no NPU of the plan computes with halves",
         };
-        changes.extend((!computes && !unused.is_empty()).then(|| unused.into()));
+        changes.extend((!computes && options.converted_format().is_some()).then(|| unused.into()));
         let refusals = self.refusals(&plan, options)?;
         if !options.may_change_plan() {
             if let Some(refusal) = plan.refused(&refusals).first() {
@@ -344,7 +343,8 @@ impl BoundModel {
             return Ok(MadePlan { plan, moved: Vec::new() });
         }
         let lowered = &self.lowered(&plan)?;
-        base.calibrated = self.converted(options, lowered)?;
+        base.calibrated = self.converted(&options.npu_numbers, lowered)?;
+        base.calibrated_decode = self.converted(options.decode_numbers(), lowered)?;
         let refusals = if is_limited { self.refusals(&plan, options)? } else { Vec::new() };
         Ok(make_within_memory(&MakeRequest {
             spec: &self.spec,
@@ -369,10 +369,10 @@ impl BoundModel {
     /// There are devices beside NPUs, none of which takes them.
     fn converted(
         &self,
-        options: &OpenOptions,
+        numbers: &NpuNumbers,
         lowered: &Lowered,
     ) -> Result<Option<CalibratedProducts>, Error> {
-        let Some(mut products) = options.converted(lowered) else { return Ok(None) };
+        let Some(mut products) = numbers.products(lowered) else { return Ok(None) };
         let mut exact =
             lowered.segments.iter().filter(|s| products.exact.contains(&(s.kind, s.layer)));
         if let Some(segment) = exact.next() {
@@ -456,7 +456,8 @@ impl BoundModel {
         let lowered = self.lowered(&one)?;
         let mut base = self.plan_request(options);
         base.kv_dtype = Some(one.kv_dtype);
-        base.calibrated = self.converted(options, &lowered)?;
+        base.calibrated = self.converted(&options.npu_numbers, &lowered)?;
+        base.calibrated_decode = self.converted(options.decode_numbers(), &lowered)?;
         let groups = || Some(HostMemory::now(options.memory)?.groups(self.store.bytes()));
         base.experts.bytes = base.experts.bytes.or_else(groups);
         let alone = self.alone(&devices, &base, &own)?;
@@ -501,7 +502,7 @@ pub(crate) fn plan_request(
 ) -> PlanRequest {
     // With an explicit type, activations stay in f32.
     let f32_only = (options.dtype != FloatType::Auto).then(Vec::new);
-    let given = options.npu_numbers.calibration().map(|c| &*c.calibration);
+    let given = options.calibration().map(|c| &*c.calibration);
     PlanRequest {
         strategy: options.strategy.clone(),
         context: options.context,
