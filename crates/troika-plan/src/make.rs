@@ -26,8 +26,8 @@ pub struct PlanRequest {
     pub chunk: usize,
     /// The most chunks in flight; `None`: 1 on one device, else 4.
     pub chunks_in_flight: Option<usize>,
-    /// The order in which ready segments run.
-    pub policy: Policy,
+    /// The order in which ready segments run; `None`: program order, or the fastest by prices.
+    pub policy: Option<Policy>,
     /// How devices wait for each other.
     pub sync: SyncMode,
     /// Element type of the KV cache; `None`: F32 with `single_precision`, else BF16 if all devices
@@ -60,7 +60,7 @@ impl Default for PlanRequest {
             context: None,
             chunk: 512,
             chunks_in_flight: None,
-            policy: Policy::default(),
+            policy: None,
             sync: SyncMode::default(),
             kv_dtype: None,
             values: DType::F32,
@@ -161,7 +161,7 @@ fn context_of(spec: &ModelSpec, request: &PlanRequest) -> usize {
 
 /// Chunks in flight, on one device or `several`.
 pub fn in_flight(request: &PlanRequest, chunk: usize, several: bool) -> usize {
-    if request.policy == Policy::ChunkAtATime {
+    if request.policy == Some(Policy::ChunkAtATime) {
         return 1;
     }
     let gathers = matches!(request.strategy, Strategy::Experts(_)) && request.experts.gathers();
@@ -260,7 +260,7 @@ pub fn assemble(
         prefill: Prefill {
             chunk,
             chunks_in_flight,
-            policy: request.policy,
+            policy: request.policy.unwrap_or_default(),
             critical_device: None,
             rules: prefill,
             lengths,

@@ -8,7 +8,7 @@ use troika_engine::{CompileControl, OnCompiled, Sharing};
 use troika_graph::{ActivationFormat, DType};
 use troika_model::lower::Lowered;
 use troika_plan::{
-    CalibratedProducts, Goal, Plan, PlanError, RoutingPredictor, Strategy, SyncMode,
+    CalibratedProducts, Goal, Plan, PlanError, Policy, RoutingPredictor, Strategy, SyncMode,
 };
 use troika_trace::Tracer;
 use troika_weights::{BindOptions, CacheFolder, FloatType, Quant};
@@ -59,6 +59,9 @@ pub struct OpenOptions {
     pub strategy: Strategy,
     /// How that groups experts.
     pub experts: ExpertOptions,
+    /// The order of a prompt's segments, in place of a given plan's, too; `None`: program order, or the
+    /// fastest by prices.
+    pub policy: Option<Policy>,
     /// How devices wait for each other.
     pub sync: SyncMode,
     /// How sessions share the model.
@@ -150,9 +153,6 @@ pub enum NpuNumbers {
 }
 
 impl NpuNumbers {
-    /// The calibration.
-    pub fn calibration(&self) -> Option<&CalibrationOptions> {
-        if let NpuNumbers::Calibrated(options) = self { Some(options) } else { None }
     /// The format for which NPUs convert weights.
     fn format(&self) -> Option<ActivationFormat> {
         match self {
@@ -174,6 +174,9 @@ impl NpuNumbers {
         }
     }
 
+    /// The calibration.
+    pub fn calibration(&self) -> Option<&CalibrationOptions> {
+        if let NpuNumbers::Calibrated(options) = self { Some(options) } else { None }
     }
 }
 
