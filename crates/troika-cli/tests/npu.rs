@@ -186,6 +186,35 @@ fn plans_keep_to_their_calibration() {
     let said = refused(&run(&["--calibration", "other.json"]));
     assert!(said.contains("plan.json: the plan was made with the calibration"), "{said}");
     assert!(refused(&run(&[])).contains("give its file (--calibration FILE)"));
+    // Each phase has a format of its own, or floats.
+    for (format, prefill, decode) in [
+        ("prefill=f16,decode=w8a8", Some("f16"), Some("int8:tensor")),
+        ("prefill=f32,decode=w8a8", None, Some("int8:tensor")),
+        ("w8a8", Some("int8:tensor"), Some("int8:tensor")),
+    ] {
+        let make = ["plan", "--calibration", "one.json", "--npu-format", format];
+        stdout(&here(dir, &[&make[..], &["-o", "phases.json"], &device].concat()));
+        let plan = std::fs::read_to_string(dir.join("phases.json")).unwrap();
+        let plan: Value = serde_json::from_str(&plan).unwrap();
+        for (phase, expected) in [("prefill", prefill), ("decode", decode)] {
+            let rules = plan[phase]["rules"].as_array().unwrap();
+            let on_npu = rules.iter().filter(|r| r["device"] == "npu");
+            let first: Vec<_> = on_npu.map(|r| r["activations"][0].as_str()).collect();
+            let is = |found: &Option<&str>| match expected {
+                Some(name) => found.is_some_and(|f| f.starts_with(name)),
+                None => found.is_none(),
+            };
+            assert!(!first.is_empty() && first.iter().all(is), "{format}, {phase}: {first:?}");
+        }
+        let plan = ["--plan", "phases.json", "--calibration", "one.json"];
+        let run = ["run", "-p", "Hi", "-n", "3", "--device", "npu:reference,cpu"];
+        stdout(&here(dir, &[&run[..], &plan].concat()));
+    }
+    for format in ["f64", "prefill=f64", "decode=f16,decode=f16", "first=f16", "prefill=f16,w8a8"] {
+        let out = here(dir, &[&HI[..], &device, &["--npu-format", format]].concat());
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert!(said.contains("as in prefill=f16,decode=w8a8"), "{format}: {said}");
+    }
     // Each verb says that nothing computes with it.
     for verb in [&HI[..], &["bench", "-p", "4", "-n", "0", "-r", "1"]] {
         let out = here(dir, &[verb, &["--device", "cpu", "--calibration", "one.json"]].concat());

@@ -3,12 +3,13 @@
 use std::mem::swap;
 use std::sync::Arc;
 
-use troika_device::{Buffer, Clock, Device, SpaceId, Waiting, WeightSource};
+use troika_device::{Buffer, Clock, Device, SpaceId, Waiting, WeightSource, Weights};
 use troika_model::lower::{Lowered, StateDecl, WeightShapes, lower};
 use troika_model::spec::ModelSpec;
 use troika_plan::{Phase, Plan, PlanDevice, SyncMode};
 use troika_program::kv::{KvCache, KvLayout, PageCount, SeqId};
-use troika_program::{ELEMENT, Program, Slots};
+use troika_program::schedule::TaskTimes;
+use troika_program::{ELEMENT, ListedGraph, Program, Slots};
 use troika_trace::Tracer;
 
 use crate::bind::PlacedModel;
@@ -142,6 +143,16 @@ impl Engine {
                 tracer,
             },
         })
+    }
+
+    /// Says what tasks are expected to take, by the number of their code: policies that weigh tasks
+    /// go by it until they have run.
+    pub fn expect(&mut self, times: TaskTimes<usize>) {
+        let graphs = self.model.program.graphs.graphs().iter().zip(&self.model.loaded);
+        let of = |(listed, loaded): (&ListedGraph, &Arc<Weights>)| {
+            Some((loaded.executable().id(), times.get(&listed.code)?.clone()))
+        };
+        self.runner.jobs.learnt = graphs.filter_map(of).collect();
     }
 
     /// The plan that the engine runs.

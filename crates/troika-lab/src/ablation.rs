@@ -38,7 +38,6 @@ pub struct StepTime {
 struct Step {
     name: &'static str,
     options: OpenOptions,
-    policy: Policy,
     /// The products that have their operands exchanged, instead of those of the plan.
     exchange: Option<Vec<WeightRole>>,
     /// Whether graphs are made for one length, once the prompt is known.
@@ -86,7 +85,7 @@ impl Ablation {
         }
         let mut alone = OpenOptions { strategy: Strategy::OneDevice, ..base.clone() };
         alone.devices.devices = vec![second.clone()];
-        alone.npu_numbers = NpuNumbers::Floats;
+        (alone.npu_numbers, alone.npu_decode) = (NpuNumbers::Floats, None);
         let rest = match self {
             Ablation::LlmNpu => llm_npu(base, prompt)?,
             Ablation::HeteroInfer => heteroinfer(base, prompt, options, exchange),
@@ -154,7 +153,10 @@ fn llm_npu(base: OpenOptions, prompt: usize) -> Result<Vec<Step>, LabError> {
     };
     numbers.groups = true;
     numbers.outliers = Outliers { scales: ScaleOrigin::Static, pruned: 1.0 };
-    let several = |name, policy| Step { policy, ..Step::new(name, &base) };
+    let several = |name, policy| {
+        let options = OpenOptions { policy: Some(policy), ..base.clone() };
+        Step { options, ..Step::new(name, &base) }
+    };
     Ok(vec![
         Step::online("a graph for the prompt, a scale for 32 columns", &groups, prompt),
         Step::new("chunks that share graphs", &groups),
@@ -190,8 +192,8 @@ fn heteroinfer(
 impl Step {
     /// A chunk at a time.
     fn new(name: &'static str, options: &OpenOptions) -> Step {
-        let (options, exchange) = (options.clone(), Some(Vec::new()));
-        Step { name, options, policy: Policy::ChunkAtATime, exchange, online: false }
+        let options = OpenOptions { policy: Some(Policy::ChunkAtATime), ..options.clone() };
+        Step { name, options, exchange: Some(Vec::new()), online: false }
     }
 
     /// The prompt is a chunk, for which alone graphs are made.
@@ -205,10 +207,6 @@ impl Step {
     fn open(&self, subject: &Subject) -> Result<(Model, f64), LabError> {
         let bound = subject.bind(&self.options, true)?;
         let Planned { mut plan, model, .. } = bound.plan(&self.options)?;
-        plan.prefill.policy = self.policy;
-        if self.policy == Policy::ChunkAtATime {
-            plan.prefill.chunks_in_flight = 1;
-        }
         if let Some(exchange) = &self.exchange {
             let exchanged = || exchange.iter().map(|role| (*role, ProductForm::Exchanged));
             plan.all_rules_mut().for_each(|rule| rule.set_forms(exchanged()));

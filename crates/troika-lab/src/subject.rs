@@ -72,11 +72,7 @@ impl Subject {
             }
             store = WeightStore::synthetic(&shape.spec, shape.mix, 1, options.quant);
         }
-        options
-            .npu_numbers
-            .calibration()
-            .iter()
-            .try_for_each(|c| c.apply(&shape.spec, &mut store))?;
+        options.calibration().iter().try_for_each(|c| c.apply(&shape.spec, &mut store))?;
         Ok(BoundModel { spec: shape.spec, store, devices })
     }
 

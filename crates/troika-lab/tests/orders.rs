@@ -102,6 +102,22 @@ fn the_planned_order_costs_at_most_a_hundredth_and_gains_on_even_machines() {
     }
 }
 
+/// What tasks take is known before they have run: the first prompt is computed in the order of the
+/// second one, which is not the program's.
+#[test]
+fn a_first_prompt_goes_by_predicted_times() {
+    let shape = Shape::find("qwen1.5-1.8b:Q8_0", WEIGHTS).unwrap();
+    let machine = Machine { file: "two-ratios.toml", npu: "double", other: "cpu" };
+    let plan = machine.planned(&shape);
+    let times = |policy| machine.times(&shape, with(&plan, policy), 4 * CHUNK);
+    let [in_order, _] = times(Policy::InOrder);
+    for policy in [Policy::OutOfOrder, Policy::CriticalPath] {
+        let [first, second] = times(policy);
+        let what = format!("{}: {first}, then {second}, in order {in_order}", policy.name());
+        assert!(first < in_order * 0.9 && first < second * 1.01, "{what}");
+    }
+}
+
 /// HeteroInfer's array computes prompts faster with operands exchanged, and plans say so: the
 /// solver's and the strategies'. Plans that may not are slower.
 #[test]

@@ -26,8 +26,8 @@ pub struct PlanRequest {
     pub chunk: usize,
     /// The most chunks in flight; `None`: 1 on one device, else 4.
     pub chunks_in_flight: Option<usize>,
-    /// The order in which ready segments run.
-    pub policy: Policy,
+    /// The order in which ready segments run; `None`: program order, or the fastest by prices.
+    pub policy: Option<Policy>,
     /// How devices wait for each other.
     pub sync: SyncMode,
     /// Element type of the KV cache; `None`: F32 with `single_precision`, else BF16 if all devices
@@ -43,6 +43,8 @@ pub struct PlanRequest {
     pub activations: Option<Vec<ActivationFormat>>,
     /// Products in a format of a calibration, on devices that have it; `None`: nowhere.
     pub calibrated: Option<CalibratedProducts>,
+    /// The same while decoding.
+    pub calibrated_decode: Option<CalibratedProducts>,
     /// Segments that devices have no room for.
     pub elsewhere: Vec<Elsewhere>,
     /// Compute the model in f32.
@@ -58,13 +60,14 @@ impl Default for PlanRequest {
             context: None,
             chunk: 512,
             chunks_in_flight: None,
-            policy: Policy::default(),
+            policy: None,
             sync: SyncMode::default(),
             kv_dtype: None,
             values: DType::F32,
             row_buckets: None,
             activations: None,
             calibrated: None,
+            calibrated_decode: None,
             elsewhere: Vec::new(),
             single_precision: false,
             experts: ExpertSettings::default(),
@@ -158,7 +161,7 @@ fn context_of(spec: &ModelSpec, request: &PlanRequest) -> usize {
 
 /// Chunks in flight, on one device or `several`.
 pub fn in_flight(request: &PlanRequest, chunk: usize, several: bool) -> usize {
-    if request.policy == Policy::ChunkAtATime {
+    if request.policy == Some(Policy::ChunkAtATime) {
         return 1;
     }
     let gathers = matches!(request.strategy, Strategy::Experts(_)) && request.experts.gathers();
@@ -183,11 +186,13 @@ fn filled(
     rules: PlannedRules,
 ) -> PlannedRules {
     let PlannedRules { mut prefill, mut lengths, mut decode } = rules;
-    for list in lengths.iter_mut().map(|l| &mut l.rules).chain([&mut prefill, &mut decode]) {
+    let prompts = lengths.iter_mut().map(|l| &mut l.rules).chain([&mut prefill]);
+    let prompts = prompts.map(|list| (list, &request.calibrated));
+    for (list, calibrated) in prompts.chain([(&mut decode, &request.calibrated_decode)]) {
         for moved in &request.elsewhere {
             *list = moved.applied(list, spec);
         }
-        if let Some(products) = &request.calibrated {
+        if let Some(products) = calibrated {
             *list = products.applied(list, spec, devices, request.activations.as_deref());
         }
         if request.row_buckets.is_none() {
@@ -239,7 +244,8 @@ pub fn assemble(
     let chunk = chunk_of(spec, request);
     let chunks_in_flight = in_flight(request, chunk, used.len() > 1);
     let needs = all().flat_map(|r| &r.activations).any(ActivationFormat::is_calibrated);
-    let calibration = request.calibrated.as_ref().filter(|_| needs).and_then(|c| c.digest.clone());
+    let mut calibrated = request.calibrated.iter().chain(&request.calibrated_decode);
+    let calibration = calibrated.find_map(|c| c.digest.clone()).filter(|_| needs);
     let mut plan = Plan {
         version: PLAN_VERSION,
         model: ModelId::of(spec),
@@ -254,7 +260,7 @@ pub fn assemble(
         prefill: Prefill {
             chunk,
             chunks_in_flight,
-            policy: request.policy,
+            policy: request.policy.unwrap_or_default(),
             critical_device: None,
             rules: prefill,
             lengths,

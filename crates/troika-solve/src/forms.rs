@@ -125,7 +125,9 @@ impl dyn CostModel + '_ {
             self.run_ns(&PricedRun { graph: &graph, ..*run })
         };
         let most = ns(None) * WORTH_FORMING;
-        let all = forms.iter().map(|form| (*form, ns(Some(*form))));
+        // Fewer rows than a group has are no group.
+        let fits = |form: &&ProductForm| !matches!(form, ProductForm::Groups(n) if *n > run.rows);
+        let all = forms.iter().filter(fits).map(|form| (*form, ns(Some(*form))));
         let gains = all.filter(|(_, ns)| *ns < most);
         gains.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(form, _)| form)
     }

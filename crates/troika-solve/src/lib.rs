@@ -32,7 +32,7 @@ pub use forms::Forms;
 pub use held::{HeldWeights, held_weights};
 pub use memory::{MadePlan, MakeRequest, check_memory, make_within_memory};
 pub use policy::choose_policy;
-pub use predict::predict;
+pub use predict::{predict, task_times};
 pub use profile::{
     Apart, CHUNK_ROWS, ChunkTime, DeviceSample, PROFILE_VERSION, PairSample, Profile, ProfileError,
     ProfileSubject, ProfiledCosts, ProfiledDevice, ProfiledGraph, Regret, RunAt, RunSample,

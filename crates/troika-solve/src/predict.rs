@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use troika_plan::{Plan, PlanError, Predicted, PredictedLength};
+use troika_program::schedule::TaskTimes;
 
 use super::held::Alike;
 use super::request::PredictRequest;
@@ -18,6 +19,18 @@ pub fn predict(request: &PredictRequest<'_>, plan: &Plan) -> Result<Predicted, P
     let mut predictor = Predictor::new(request);
     let predicted = predictor.plan(plan)?;
     Ok(Predicted { lengths: predictor.lengths(plan)?, ..predicted })
+}
+
+/// What a plan's tasks take by the prices, by the number of their code, where its policy goes by it.
+///
+/// # Errors
+/// As for [`predict`].
+pub fn task_times(
+    request: &PredictRequest<'_>,
+    plan: &Plan,
+) -> Result<TaskTimes<usize>, PlanError> {
+    let of = &plan.prefill;
+    TimedPlan::new(request, plan, of.lengths.is_empty())?.times(of.policy)
 }
 
 /// Other lengths of prompts to predict.

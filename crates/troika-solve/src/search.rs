@@ -25,8 +25,6 @@ const SHOWN: usize = 6;
 const SEEDS: usize = 4;
 /// A change is made only if it reduces the time below this share.
 const WORTH_A_CHANGE: f64 = 0.997;
-/// Several devices are used only if they reduce the best single device's time below this share.
-const WORTH_SHARING: f64 = 0.97;
 /// Plans that share experts out are chosen only if they reduce the time of the best other plan below
 /// this share: what groups take depends on the text, too.
 const WORTH_GROUPS: f64 = 0.93;
@@ -108,7 +106,7 @@ impl<'a> Search<'a> {
             let why = "no device at hand runs the whole model within its limits, and no two do";
             return Err(PlanError::Unpriced(why.into()));
         }
-        let chosen = chosen(&alternatives, self.request.goal);
+        let chosen = chosen(&alternatives, self.request);
         let Alternative { mut plan, mut predicted, .. } = alternatives.remove(chosen);
         predicted.lengths = self.predictor.lengths(&plan)?;
         plan.predicted = Some(predicted.clone());
@@ -481,7 +479,7 @@ impl<'a> Search<'a> {
             }
         }
         if let (Some(one), Some(found)) = (single, &best)
-            && one.score * WORTH_SHARING <= found.score
+            && one.score * self.request.cost.worth_sharing() <= found.score
         {
             best = Some(one);
         }
@@ -612,7 +610,8 @@ impl<'a> Search<'a> {
 /// The index of the plan to choose among ranked ones. Of equal plans it is the best by the figure
 /// that the goal does not name. A plan on one device is preferred if it is nearly as good: prices
 /// are inexact, and a small gain does not justify several devices.
-fn chosen(plans: &[Alternative], goal: Goal) -> usize {
+fn chosen(plans: &[Alternative], request: &SolveRequest<'_>) -> usize {
+    let (goal, worth) = (request.goal, request.cost.worth_sharing());
     let score = |c: &Alternative| c.predicted.score(goal);
     let least = plans.first().map_or(0.0, score);
     let besides = |c: &Alternative| match goal {
@@ -623,7 +622,7 @@ fn chosen(plans: &[Alternative], goal: Goal) -> usize {
     let first = as_good.min_by(|a, b| besides(a.1).total_cmp(&besides(b.1)));
     let first = first.map_or(0, |(at, _)| at);
     let best = &plans[first].predicted;
-    let near = |a: f64, b: f64| a * WORTH_SHARING <= b;
+    let near = |a: f64, b: f64| a * worth <= b;
     let is_alone = |a: &&Alternative| a.plan.devices.len() == 1;
     let least_alone = plans.iter().find(is_alone).map_or(f64::INFINITY, score);
     let alone = |a: &Alternative| {

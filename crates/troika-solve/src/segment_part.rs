@@ -2,7 +2,7 @@
 //! prices tell them apart.
 
 use serde::{Deserialize, Serialize};
-use troika_graph::{Op, ProductForm, Subgraph};
+use troika_graph::{Node, Op, ProductForm, Subgraph};
 use troika_model::lower::SegmentKind;
 use troika_model::spec::WeightRole;
 
@@ -17,7 +17,7 @@ pub enum SegmentPart {
     Group,
     /// Experts of rows that chose one each.
     Choices,
-    /// What comes before, beside and after experts or products.
+    /// What comes before, beside and after experts or products, and before a choice of experts.
     Beside,
     /// Products alone, or a share of their columns.
     Products,
@@ -61,6 +61,10 @@ impl SegmentPart {
                 _ if products == ops().count() => SegmentPart::Products,
                 _ => SegmentPart::Whole,
             };
+        }
+        let routes = |node: &Node| matches!(node.op, Op::Router(_));
+        if kind == SegmentKind::Router && !graph.nodes.iter().any(routes) {
+            return SegmentPart::Beside;
         }
         if !kind.traits().by_experts {
             return SegmentPart::Whole;

@@ -9,6 +9,7 @@ use troika_model::chat::HelperCommand;
 use troika_model::spec::ModelSpec;
 use troika_model::tokenizer::Tokenizer;
 use troika_plan::{Plan, Refusal};
+use troika_solve::{PredictRequest, task_times};
 use troika_trace::{Span, Tracer};
 use troika_weights::{ExpertStats, Quant, WeightStore};
 
@@ -105,7 +106,7 @@ impl Model {
     ) -> Result<Model, Error> {
         let Described { files, spec, mut store } = described;
         let (devices, notes) = options.devices_by(clock)?;
-        options.npu_numbers.calibration().iter().try_for_each(|c| c.apply(&spec, &mut store))?;
+        options.calibration().iter().try_for_each(|c| c.apply(&spec, &mut store))?;
         let mut text = ModelText::load(&files.source, spec.vocab, helper);
         let warnings = &mut text.warnings;
         warnings.extend_from_slice(store.warnings());
@@ -322,7 +323,7 @@ impl Planned {
     /// Compiles the plan. What a device refuses only while compiling is planned around, as what it
     /// refuses before. Also returns the clock of its devices, if time is modelled.
     fn compile(&mut self, options: &OpenOptions, real: &Arc<RealClock>) -> Result<Compiled, Error> {
-        let Planned { plan, changes, refusals, kv_bytes, model, .. } = self;
+        let Planned { plan, changes, refusals, kv_bytes, profile, model, .. } = self;
         let sharing = Sharing { kv_bytes: *kv_bytes, ..options.sharing };
         let shapes = |key| model.store.shape(key);
         loop {
@@ -348,7 +349,13 @@ impl Planned {
                     options.takes_layers(plan, refusals)?;
                     model.check_memory(plan, options)?;
                 }
-                made => return Ok((made?, own)),
+                made => {
+                    let mut engine = made?;
+                    let say = |request: &PredictRequest<'_>| task_times(request, plan);
+                    let times = model.priced(engine.lowered(), profile.as_ref(), options, say)?;
+                    engine.expect(times.unwrap_or_default());
+                    return Ok((engine, own));
+                }
             }
         }
     }

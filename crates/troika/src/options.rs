@@ -8,7 +8,7 @@ use troika_engine::{CompileControl, OnCompiled, Sharing};
 use troika_graph::{ActivationFormat, DType};
 use troika_model::lower::Lowered;
 use troika_plan::{
-    CalibratedProducts, Goal, Plan, PlanError, RoutingPredictor, Strategy, SyncMode,
+    CalibratedProducts, Goal, Plan, PlanError, Policy, RoutingPredictor, Strategy, SyncMode,
 };
 use troika_trace::Tracer;
 use troika_weights::{BindOptions, CacheFolder, FloatType, Quant};
@@ -37,6 +37,8 @@ pub struct OpenOptions {
     pub activations: Option<Vec<ActivationFormat>>,
     /// What NPUs multiply.
     pub npu_numbers: NpuNumbers,
+    /// The same while decoding, where that differs.
+    pub npu_decode: Option<NpuNumbers>,
     /// Quantization of float matrices at load.
     pub quant: Quant,
     /// Folder that keeps quantized weights, compiled graphs and what was found of GPUs for the next
@@ -57,6 +59,9 @@ pub struct OpenOptions {
     pub strategy: Strategy,
     /// How that groups experts.
     pub experts: ExpertOptions,
+    /// The order of a prompt's segments, in place of a given plan's, too; `None`: program order, or the
+    /// fastest by prices.
+    pub policy: Option<Policy>,
     /// How devices wait for each other.
     pub sync: SyncMode,
     /// How sessions share the model.
@@ -114,25 +119,19 @@ impl OpenOptions {
         CompileControl { progress: Some(progress), cancel, limit }
     }
 
-    /// The format for which NPUs convert weights.
-    pub fn converted_format(&self) -> Option<ActivationFormat> {
-        match &self.npu_numbers {
-            NpuNumbers::Floats => None,
-            NpuNumbers::Halves => Some(ActivationFormat::F16),
-            NpuNumbers::Calibrated(calibration) => Some(calibration.format()),
-        }
+    /// What NPUs multiply while decoding.
+    pub(crate) fn decode_numbers(&self) -> &NpuNumbers {
+        self.npu_decode.as_ref().unwrap_or(&self.npu_numbers)
     }
 
-    /// The products that NPUs convert weights for.
-    pub(crate) fn converted(&self, lowered: &Lowered) -> Option<CalibratedProducts> {
-        match self.npu_numbers.calibration() {
-            Some(calibration) => Some(calibration.products(lowered)),
-            None => {
-                let (digest, exact, takers) = Default::default();
-                let of = |format| CalibratedProducts { format, digest, exact, takers };
-                self.converted_format().map(of)
-            }
-        }
+    /// The format for which NPUs convert weights; of two, that of prompts.
+    pub fn converted_format(&self) -> Option<ActivationFormat> {
+        self.npu_numbers.format().or(self.decode_numbers().format())
+    }
+
+    /// The calibration that NPUs compute by.
+    pub fn calibration(&self) -> Option<&CalibrationOptions> {
+        self.npu_numbers.calibration().or(self.decode_numbers().calibration())
     }
 
     /// How to bind weights.
@@ -154,6 +153,27 @@ pub enum NpuNumbers {
 }
 
 impl NpuNumbers {
+    /// The format for which NPUs convert weights.
+    fn format(&self) -> Option<ActivationFormat> {
+        match self {
+            NpuNumbers::Floats => None,
+            NpuNumbers::Halves => Some(ActivationFormat::F16),
+            NpuNumbers::Calibrated(calibration) => Some(calibration.format()),
+        }
+    }
+
+    /// The products that NPUs convert weights for.
+    pub(crate) fn products(&self, lowered: &Lowered) -> Option<CalibratedProducts> {
+        match self.calibration() {
+            Some(calibration) => Some(calibration.products(lowered)),
+            None => {
+                let (digest, exact, takers) = Default::default();
+                let of = |format| CalibratedProducts { format, digest, exact, takers };
+                self.format().map(of)
+            }
+        }
+    }
+
     /// The calibration.
     pub fn calibration(&self) -> Option<&CalibrationOptions> {
         if let NpuNumbers::Calibrated(options) = self { Some(options) } else { None }

@@ -14,7 +14,7 @@ use troika_plan::{
 };
 use troika_program::{PhaseCopies, copies};
 use troika_solve::{
-    Alternative, CostModel, Forms, HeldWeights, MadePlan, MakeRequest, PredictRequest,
+    Alternative, CostModel, Forms, HeldWeights, MadePlan, MakeRequest, PredictRequest, Profile,
     ProfiledCosts, SolveRequest, Solved, check_memory, choose_policy, held_weights,
     make_within_memory, solve,
 };
@@ -49,6 +49,8 @@ pub struct Planned {
     pub unpriced: Vec<String>,
     /// Bytes that the KV cache may take; `None`: what all sequences need.
     pub kv_bytes: Option<u64>,
+    /// The profile by which it was chosen.
+    pub profile: Option<Profile>,
     /// What it was planned for.
     pub model: BoundModel,
 }
@@ -108,7 +110,7 @@ impl BoundModel {
     pub fn open(source: impl Into<Source>, options: &OpenOptions) -> Result<BoundModel, Error> {
         let devices = options.open_devices()?;
         let Described { spec, mut store, .. } = describe(source, options.bind())?;
-        options.npu_numbers.calibration().iter().try_for_each(|c| c.apply(&spec, &mut store))?;
+        options.calibration().iter().try_for_each(|c| c.apply(&spec, &mut store))?;
         Ok(BoundModel { spec, store, devices })
     }
 
@@ -126,10 +128,10 @@ impl BoundModel {
     pub(crate) fn planned(self, options: &OpenOptions) -> Result<Planned, Error> {
         options.experts.check(&self.spec)?;
         let (mut changes, mut alternatives, mut unpriced) = (Vec::new(), Vec::new(), Vec::new());
-        let calibration = options.npu_numbers.calibration().map(|c| &*c.calibration);
-        let solved = match &options.plan {
-            PlanSource::Profile(wanted) => self.solved(options, wanted, &mut changes)?,
-            _ => None,
+        let calibration = options.calibration().map(|c| &*c.calibration);
+        let (solved, profile) = match &options.plan {
+            PlanSource::Profile(wanted) => self.solved(options, wanted, &mut changes)?.unzip(),
+            _ => (None, None),
         };
         let by_strategy = options.plan.given().is_none() && solved.is_none();
         let mut plan = match (options.plan.given(), solved) {
@@ -153,12 +155,11 @@ impl BoundModel {
             }
         };
         let computes = plan.activations().iter().any(ActivationFormat::converts_weights);
-        let unused = match &options.npu_numbers {
-            NpuNumbers::Calibrated(_) => "the calibration is of no use: no NPU computes with it",
-            NpuNumbers::Halves => "no NPU of the plan computes with halves",
-            NpuNumbers::Floats => "",
+        let unused = match calibration {
+            Some(_) => "the calibration is of no use: no NPU computes with it",
+            None => "no NPU of the plan computes with halves",
         };
-        changes.extend((!computes && !unused.is_empty()).then(|| unused.into()));
+        changes.extend((!computes && options.converted_format().is_some()).then(|| unused.into()));
         let refusals = self.refusals(&plan, options)?;
         if !options.may_change_plan() {
             if let Some(refusal) = plan.refused(&refusals).first() {
@@ -181,7 +182,9 @@ impl BoundModel {
                 );
             }
         }
-        Ok(Planned { plan, changes, refusals, alternatives, unpriced, kv_bytes: None, model: self })
+        plan.prefill.policy = options.policy.unwrap_or(plan.prefill.policy);
+        let (kv_bytes, model) = (None, self);
+        Ok(Planned { plan, changes, refusals, alternatives, unpriced, kv_bytes, profile, model })
     }
 
     /// Sets the chunks in flight of a new plan: refused ops may have brought in another device.
@@ -196,27 +199,46 @@ impl BoundModel {
     /// # Errors
     /// Files of virtual devices that cannot be read, or a plan that cannot be priced.
     fn order(&self, plan: &mut Plan, options: &OpenOptions) -> Result<(), Error> {
-        let Prefill { chunk, chunks_in_flight: together, .. } = plan.prefill;
-        let Some((soc, names)) = self.soc(options)? else { return Ok(()) };
-        let devices: Vec<PlanDevice> = self.devices.iter().map(PlanDevice::of).collect();
-        let request = PredictRequest {
-            lowered: &self.lowered(plan)?,
-            devices: &devices,
-            cost: &SocCosts::named(&soc, &names),
-            prompt: chunk,
-            generate: 0,
-        };
-        Forms::new(request.lowered, &devices, request.cost).choose(plan);
-        if together < 2 || plan.all_rules().any(|rule| rule.experts().is_some()) {
+        if virtual_clock(&self.devices).is_none() {
             return Ok(());
         }
-        let chunks = [together, together + together / 2, 2 * together];
-        let longest = plan.context.saturating_sub(1);
-        let mut prompts = chunks.map(|n| n.saturating_mul(chunk).min(longest)).to_vec();
-        prompts.dedup();
-        match choose_policy(&request, plan, &prompts) {
-            Err(PlanError::Unpriced(_)) => Ok(()),
-            chosen => Ok(chosen?),
+        let lowered = &self.lowered(plan)?;
+        let ordered = self.priced(lowered, None, options, |request| {
+            Forms::new(lowered, request.devices, request.cost).choose(plan);
+            let Prefill { chunk, chunks_in_flight: together, .. } = plan.prefill;
+            if together < 2
+                || options.policy.is_some()
+                || plan.all_rules().any(|rule| rule.experts().is_some())
+            {
+                return Ok(());
+            }
+            let chunks = [together, together + together / 2, 2 * together];
+            let longest = plan.context.saturating_sub(1);
+            let mut prompts = chunks.map(|n| n.saturating_mul(chunk).min(longest)).to_vec();
+            prompts.dedup();
+            choose_policy(request, plan, &prompts)
+        });
+        ordered.map(|_| ())
+    }
+
+    /// What prices say: those of a profile, or of virtual devices' files. `None`: there are none.
+    pub(crate) fn priced<T>(
+        &self,
+        lowered: &Arc<Lowered>,
+        profile: Option<&Profile>,
+        options: &OpenOptions,
+        say: impl FnOnce(&PredictRequest<'_>) -> Result<T, PlanError>,
+    ) -> Result<Option<T>, Error> {
+        let (devices, soc) = (&self.facts(), self.soc(options)?);
+        let modelled = soc.as_ref().map(|(soc, names)| SocCosts::named(soc, names));
+        let profiled = profile.and_then(|p| ProfiledCosts::new(p, devices).ok());
+        let modelled = modelled.as_ref().map(|cost| cost as &dyn CostModel);
+        let Some(cost) = modelled.or(profiled.as_ref().map(|cost| cost as _)) else {
+            return Ok(None);
+        };
+        match say(&PredictRequest { lowered, devices, cost, prompt: 1, generate: 0 }) {
+            Err(PlanError::Unpriced(_)) => Ok(None),
+            said => Ok(Some(said?)),
         }
     }
 
@@ -344,7 +366,8 @@ impl BoundModel {
             return Ok(MadePlan { plan, moved: Vec::new() });
         }
         let lowered = &self.lowered(&plan)?;
-        base.calibrated = self.converted(options, lowered)?;
+        base.calibrated = self.converted(&options.npu_numbers, lowered)?;
+        base.calibrated_decode = self.converted(options.decode_numbers(), lowered)?;
         let refusals = if is_limited { self.refusals(&plan, options)? } else { Vec::new() };
         Ok(make_within_memory(&MakeRequest {
             spec: &self.spec,
@@ -369,10 +392,10 @@ impl BoundModel {
     /// There are devices beside NPUs, none of which takes them.
     fn converted(
         &self,
-        options: &OpenOptions,
+        numbers: &NpuNumbers,
         lowered: &Lowered,
     ) -> Result<Option<CalibratedProducts>, Error> {
-        let Some(mut products) = options.converted(lowered) else { return Ok(None) };
+        let Some(mut products) = numbers.products(lowered) else { return Ok(None) };
         let mut exact =
             lowered.segments.iter().filter(|s| products.exact.contains(&(s.kind, s.layer)));
         if let Some(segment) = exact.next() {
@@ -418,7 +441,7 @@ impl BoundModel {
         options: &OpenOptions,
         wanted: &SolveOptions,
         changes: &mut Vec<String>,
-    ) -> Result<Option<Solved>, Error> {
+    ) -> Result<Option<(Solved, Profile)>, Error> {
         let here = subject_of(self, &self.one_device_plan(options)?);
         let file = wanted.profile.file(&here);
         let Some(measured) = wanted.profile.read(&here, changes)? else { return Ok(None) };
@@ -440,7 +463,6 @@ impl BoundModel {
         let devices = self.plan_devices(options)?;
         let refuse = |error| Error::Profile { file: file.display().to_string(), error };
         let profiled = ProfiledCosts::new(&measured, &devices).map_err(refuse)?;
-        // What virtual devices take is known without measuring.
         let soc = self.soc(options)?;
         let modelled = soc.as_ref().map(|(soc, names)| SocCosts::named(soc, names));
         let cost: &dyn CostModel = modelled.as_ref().map_or(&profiled, |m| m);
@@ -453,14 +475,14 @@ impl BoundModel {
                 file.display()
             ));
         }
-        let lowered = self.lowered(&one)?;
-        let mut base = self.plan_request(options);
+        let (lowered, mut base) = (self.lowered(&one)?, self.plan_request(options));
         base.kv_dtype = Some(one.kv_dtype);
-        base.calibrated = self.converted(options, &lowered)?;
+        base.calibrated = self.converted(&options.npu_numbers, &lowered)?;
+        base.calibrated_decode = self.converted(options.decode_numbers(), &lowered)?;
         let groups = || Some(HostMemory::now(options.memory)?.groups(self.store.bytes()));
         base.experts.bytes = base.experts.bytes.or_else(groups);
         let alone = self.alone(&devices, &base, &own)?;
-        Ok(Some(solve(&SolveRequest {
+        let solved = solve(&SolveRequest {
             spec: &self.spec,
             lowered: &lowered,
             devices: &devices,
@@ -472,7 +494,8 @@ impl BoundModel {
             generate,
             lengths: &[],
             candidates: &alone,
-        })?))
+        })?;
+        Ok(Some((solved, measured)))
     }
 
     /// Plans on one device each, in chunks of its own length.
@@ -501,11 +524,12 @@ pub(crate) fn plan_request(
 ) -> PlanRequest {
     // With an explicit type, activations stay in f32.
     let f32_only = (options.dtype != FloatType::Auto).then(Vec::new);
-    let given = options.npu_numbers.calibration().map(|c| &*c.calibration);
+    let given = options.calibration().map(|c| &*c.calibration);
     PlanRequest {
         strategy: options.strategy.clone(),
         context: options.context,
         chunk: options.chunk.or_else(|| options.experts.chunk(&options.strategy)).unwrap_or(CHUNK),
+        policy: options.policy,
         sync: options.sync,
         kv_dtype: options.kv_dtype,
         row_buckets: Some(options.devices.npu.row_buckets.clone()).filter(|n| !n.is_empty()),

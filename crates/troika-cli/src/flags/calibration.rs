@@ -21,9 +21,10 @@ pub struct CalibrationArgs {
     /// Bits of weights and activations of NPUs' products [default: w8a8 with a calibration, else
     /// f32]
     ///
-    /// f16 needs no calibration. w4a16 also gives float weights four bits (--quant q4).
-    #[arg(long, value_enum, value_name = "FORMAT")]
-    pub npu_format: Option<NpuFormat>,
+    /// One of w8a8, w8a16, w4a16, f16 and f32, or one for each phase: prefill=f16,decode=w8a8. Floats
+    /// need no calibration. w4a16 also gives float weights four bits (--quant q4).
+    #[arg(long, value_parser = formats, value_name = "FORMAT")]
+    pub npu_format: Option<[NpuFormat; 2]>,
     /// Have NPUs compute attention, too, although another device can
     ///
     /// Their graphs have fixed shapes: there is one for each of several numbers of positions.
@@ -42,13 +43,26 @@ pub struct CalibrationArgs {
 }
 
 /// Bits of weights and activations.
-#[derive(Clone, Copy, Debug, Default, PartialEq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 pub enum NpuFormat {
-    #[default]
     W8a8,
     W8a16,
     W4a16,
     F16,
+    F32,
+}
+
+/// That of prompts and that of decoding.
+fn formats(text: &str) -> Result<[NpuFormat; 2], String> {
+    let phases = text.strip_prefix("prefill=").and_then(|rest| rest.split_once(",decode="));
+    let (prefill, decode) = phases.unwrap_or((text, text));
+    let of = |name| NpuFormat::from_str(name, false).ok();
+    let both = of(prefill).zip(of(decode));
+    both.map(<[NpuFormat; 2]>::from).ok_or_else(|| {
+        "it is none of w8a8, w8a16, w4a16, f16 and f32, nor one for each phase, as in \
+         prefill=f16,decode=w8a8"
+            .into()
+    })
 }
 
 /// A calibration's file.
@@ -84,25 +98,42 @@ impl CalibrationArgs {
     /// # Errors
     /// The file cannot be read or is not a calibration, or the format does not go with it.
     pub fn apply(&self, options: &mut OpenOptions) -> Result<(), CliError> {
-        let refuse = |why: &str| Err(CliError::Usage(why.into()));
         options.devices.npu.attention = self.npu_attention;
-        let halves = self.npu_format == Some(NpuFormat::F16);
-        options.npu_numbers = if halves { NpuNumbers::Halves } else { NpuNumbers::Floats };
-        let is_float = halves || self.npu_format.is_none();
-        let Some(file) = &self.calibration else {
-            let why = "--npu-format of whole numbers needs --calibration, a file that troika \
-                       calibrate wrote";
-            return if is_float { Ok(()) } else { refuse(why) };
-        };
         // Experts are shared out by what the file says of them, whatever the format.
-        if matches!(options.strategy, Strategy::Experts(_)) && is_float {
-            return Ok(());
+        let experts = matches!(options.strategy, Strategy::Experts(_));
+        let is_of_use = self.calibration.is_some() && !experts;
+        let own = if is_of_use { NpuFormat::W8a8 } else { NpuFormat::F32 };
+        let [prefill, decode] = self.npu_format.unwrap_or([own; 2]);
+        options.npu_numbers = self.numbers(prefill, options)?;
+        let other = Some(decode).filter(|format| *format != prefill);
+        options.npu_decode = other.map(|format| self.numbers(format, options)).transpose()?;
+        if is_of_use && options.calibration().is_none() {
+            let why = "--npu-format of floats needs no --calibration; leave one of them out";
+            return Err(CliError::Usage(why.into()));
         }
-        if halves {
-            return refuse("--npu-format f16 needs no --calibration; leave one of them out");
-        }
+        Ok(())
+    }
+
+    /// What NPUs multiply in a format.
+    fn numbers(
+        &self,
+        format: NpuFormat,
+        options: &mut OpenOptions,
+    ) -> Result<NpuNumbers, CliError> {
+        let refuse = |why: &str| Err(CliError::Usage(why.into()));
+        let bits = match format {
+            NpuFormat::F32 => return Ok(NpuNumbers::Floats),
+            NpuFormat::F16 => return Ok(NpuNumbers::Halves),
+            NpuFormat::W8a8 => 8,
+            NpuFormat::W8a16 | NpuFormat::W4a16 => 16,
+        };
+        let Some(file) = &self.calibration else {
+            return refuse(
+                "--npu-format of whole numbers needs --calibration, a file that troika calibrate \
+                 wrote",
+            );
+        };
         let calibration = read_calibration(file)?;
-        let format = self.npu_format.unwrap_or_default();
         let outliers = match self.outliers[..] {
             [] => Outliers::best(&calibration).map_err(|e| of_file(file, e))?,
             [one] => one,
@@ -114,14 +145,9 @@ impl CalibrationArgs {
         if format == NpuFormat::W4a16 && options.quant == Quant::None {
             options.quant = Quant::Q4;
         }
-        options.npu_numbers = NpuNumbers::Calibrated(CalibrationOptions {
-            calibration,
-            file: file.clone(),
-            bits: if format == NpuFormat::W8a8 { 8 } else { 16 },
-            groups: false,
-            outliers,
-        });
-        Ok(())
+        let (file, groups) = (file.clone(), false);
+        let options = CalibrationOptions { calibration, file, bits, groups, outliers };
+        Ok(NpuNumbers::Calibrated(options))
     }
 
     /// The same flags for one of several ways.

@@ -26,7 +26,7 @@ type Rule = (&'static str, Idle, &'static str);
 
 const RULES: &[Rule] = &[
     (
-        "strategy profile goal lengths sync expert_group_mib expert_dispatch",
+        "strategy profile goal lengths policy sync expert_group_mib expert_dispatch",
         In("profile"),
         "it measures each device by itself; give the flag to the command that uses the profile",
     ),

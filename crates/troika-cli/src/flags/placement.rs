@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use clap::builder::TypedValueParser;
-use troika::plan::{Goal, Plan, PlanError, Strategy, SyncMode};
+use troika::plan::{Goal, Plan, PlanError, Policy, Strategy, SyncMode};
 use troika::{AutoDevices, DeviceSpec, OpenOptions, PlanSource, ProfileAt, SolveOptions};
 
 use crate::error::CliError;
@@ -176,6 +176,12 @@ pub struct PlacementArgs {
     pub calibration: CalibrationArgs,
     #[command(flatten)]
     pub experts: ExpertArgs,
+    /// Which of a prompt's segments a free device takes first [default: as the plan says]
+    ///
+    /// One of chunk-at-a-time, in-order, out-of-order or critical-path: see docs/plans.md.
+    #[arg(long, value_name = "ORDER", value_parser = named(Policy::ALL.map(Policy::name), Policy::parse))]
+    #[arg(env = "TROIKA_POLICY")]
+    pub policy: Option<Policy>,
     /// How devices wait for each other [default: predicted]
     ///
     /// predicted: sleep for about as long as the wait before took, then look again and again.
@@ -328,7 +334,7 @@ impl PlacementArgs {
         if let Some((flag, _)) = of_npus.iter().find(|(_, is_given)| *is_given) {
             needs_npu(flag, &options.devices.devices)?;
         }
-        options.sync = self.sync.unwrap_or_default();
+        (options.policy, options.sync) = (self.policy, self.sync.unwrap_or_default());
         Ok(())
     }
 }

@@ -24,7 +24,7 @@ pub struct JobId(pub(super) usize);
 /// independent except that they share the queues.
 pub struct Runner {
     lanes: Lanes,
-    jobs: Jobs<TaskGraph, EngineError>,
+    pub(crate) jobs: Jobs<TaskGraph, EngineError>,
     /// Ended graphs that were not reported yet.
     ended: VecDeque<Ended>,
     policy: Policy,
@@ -45,17 +45,16 @@ pub enum Waited {
 }
 
 impl Graph for TaskGraph {
-    /// Device, executable and rows.
-    type Key = (usize, ExecutableId, usize);
+    type Key = ExecutableId;
 
     fn schedule(&self) -> &Schedule {
         &self.schedule
     }
 
-    fn cost_key(&self, task: u32) -> Option<Self::Key> {
+    fn cost_key(&self, task: u32) -> Option<(ExecutableId, usize)> {
         let task = &self.tasks[task as usize];
         match &task.work {
-            Work::Run(run) => Some((task.device, run.weights.executable().id(), run.rows)),
+            Work::Run(run) => Some((run.weights.executable().id(), run.rows)),
             _ => None,
         }
     }

@@ -88,9 +88,6 @@ impl<'a> DeviceProfiler<'a> {
             let bound = graph.rows.filter(|_| caps.static_shapes).map(|rows| bind_static(g, rows));
             self.device.examine(bound.as_ref().unwrap_or(g)).iter().all(Option::is_none)
         };
-        // Others share the experts out.
-        let shares = matches!(graph.part, SegmentPart::Choices | SegmentPart::Beside)
-            && graph.kind.traits().by_experts;
         let fits = |g: &Subgraph| {
             let row = |code: CodeWeights, w: &WeightDecl| code.row_bytes(w.dtype, w.cols);
             let of = |code| g.weights.iter().map(|w| w.rows as u64 * row(code, w)).sum();
@@ -98,7 +95,8 @@ impl<'a> DeviceProfiler<'a> {
             caps.max_graph_bytes.is_none_or(|most| bytes <= most)
         };
         let fits = |g: &Subgraph| graph.part != SegmentPart::Group || fits(g);
-        (caps.host_tasks || !shares) && graph.layers.first().is_some_and(|g| fits(g) && takes(g))
+        (caps.host_tasks || graph.part != SegmentPart::Choices)
+            && graph.layers.first().is_some_and(|g| fits(g) && takes(g))
     }
 
     /// Rows computed for a number of rows wanted, of a graph that perhaps has one number only.

@@ -148,20 +148,6 @@ fn left_out(profile: &Profile) -> Option<String> {
     })
 }
 
-/// Whether a device takes the products of segments, but not what is beside them.
-fn only_multiplies(device: &dyn Device, lowered: &Lowered) -> bool {
-    let mut segments =
-        lowered.segments.iter().filter(|segment| SegmentPart::has_products(segment.kind));
-    segments.any(|segment| {
-        let refused = device.examine(&segment.graph);
-        let of = |product: bool| {
-            let nodes = segment.graph.nodes.iter().zip(&refused);
-            nodes.filter(move |(node, _)| node.op.is_product() == product).map(|(_, r)| r.is_some())
-        };
-        of(true).all(|refuses| !refuses) && of(false).any(|refuses| refuses)
-    })
-}
-
 /// The state in which measuring starts.
 struct Begun {
     profile: Profile,
@@ -239,7 +225,7 @@ impl Measuring<'_> {
     fn all(&mut self, profile: &mut Profile) -> Result<bool, LabError> {
         let devices = &self.model.devices;
         let experts = devices.len() > 1;
-        let products = experts && devices.iter().any(|d| only_multiplies(&**d, self.lowered));
+        let products = experts && devices.iter().any(|d| d.caps().static_shapes);
         let graphs: Vec<Vec<ProfiledGraph>> = devices
             .iter()
             .map(|d| {

@@ -90,7 +90,7 @@ fn placed(
         strategy: Strategy::PrefillDecode,
         context: Some(PROMPT + 1),
         chunk: CHUNK,
-        policy: Policy::OutOfOrder,
+        policy: Some(Policy::OutOfOrder),
         kv_dtype: Some(DType::F16),
         row_buckets: Some(vec![CHUNK]),
         ..PlanRequest::default()

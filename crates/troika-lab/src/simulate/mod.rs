@@ -14,8 +14,8 @@ use troika_device::{Device, DeviceError, Queue};
 use troika_engine::{SequenceInput, WantedLogits};
 use troika_graph::{DType, ProductForm};
 use troika_model::lower::{LowerOptions, Lowered, WeightShapes, lower};
-use troika_plan::{Goal, Phase, Plan, PlanDevice, PlanRequest, SyncMode, make};
-use troika_solve::{Forms, PredictRequest, SolveRequest, predict, solve};
+use troika_plan::{Goal, Phase, Plan, PlanDevice, PlanError, PlanRequest, SyncMode, make};
+use troika_solve::{Forms, PredictRequest, SolveRequest, predict, solve, task_times};
 use troika_trace::Tracer;
 use troika_weights::Quant;
 
@@ -196,11 +196,10 @@ impl Simulation {
         // Frames are drawn while a queue is open: open one if the plan does not use the GPU.
         let used = model.engine()?.plan().devices.clone();
         let idle = draws.filter(|gpu| !used.contains(&soc.processors[*gpu].name));
-        let (sender, _) = sync_channel(1);
         let frames = idle
-            .map(|gpu| devices[gpu].queue(devices.len(), board.clock().clone(), sender))
+            .map(|gpu| devices[gpu].queue(devices.len(), board.clock().clone(), sync_channel(1).0))
             .transpose()?;
-        Ok(Simulation {
+        Simulation {
             model,
             devices: devices.iter().map(PlanDevice::of).collect(),
             board,
@@ -209,16 +208,23 @@ impl Simulation {
             generate: *generate,
             prepared,
             _frames: frames,
-        })
+        }
+        .knowing_times()
     }
 
-    /// The plan in use, with what it is predicted to take.
-    ///
-    /// # Errors
-    /// This thread holds the engine.
-    pub fn plan(&self) -> Result<Plan, SimulateError> {
+    /// The same with an engine that knows what tasks take.
+    fn knowing_times(self) -> Result<Simulation, SimulateError> {
+        let times = self.by_prices(task_times)?;
+        self.model.engine()?.expect(times);
+        Ok(self)
+    }
+
+    /// What prices say of the plan in use.
+    fn by_prices<T>(
+        &self,
+        say: impl FnOnce(&PredictRequest<'_>, &Plan) -> Result<T, PlanError>,
+    ) -> Result<T, SimulateError> {
         let engine = self.model.engine()?;
-        let plan = engine.plan().clone();
         let request = PredictRequest {
             lowered: engine.lowered(),
             devices: &self.devices,
@@ -226,8 +232,16 @@ impl Simulation {
             prompt: self.prompt,
             generate: self.generate,
         };
-        let predicted = predict(&request, &plan).map_err(Error::Plan)?;
-        Ok(Plan { predicted: Some(predicted), ..plan })
+        Ok(say(&request, engine.plan()).map_err(Error::Plan)?)
+    }
+
+    /// The plan in use, with what it is predicted to take.
+    ///
+    /// # Errors
+    /// This thread holds the engine.
+    pub fn plan(&self) -> Result<Plan, SimulateError> {
+        let predicted = Some(self.by_prices(predict)?);
+        Ok(Plan { predicted, ..Plan::clone(&self.model.plan()) })
     }
 
     /// Computes the prompt and generates. `progress` is told how many tokens are generated, of how

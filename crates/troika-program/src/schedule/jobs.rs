@@ -2,7 +2,7 @@
 //! engine's queues run them, those of a prediction let modelled time pass. It knows neither time nor
 //! threads.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
 use std::sync::Arc;
 
@@ -20,9 +20,12 @@ pub trait Graph {
     /// Their order.
     fn schedule(&self) -> &Schedule;
 
-    /// The key of a task; `None` if its cost is not learnt.
-    fn cost_key(&self, task: u32) -> Option<Self::Key>;
+    /// The key of a task, and its rows; `None` if its cost is not learnt.
+    fn cost_key(&self, task: u32) -> Option<(Self::Key, usize)>;
 }
+
+/// What tasks take, in nanoseconds, by their key and rows.
+pub type TaskTimes<K> = HashMap<K, BTreeMap<usize, u64>>;
 
 /// Why a graph ended before its time.
 pub trait Failure {
@@ -135,7 +138,8 @@ pub struct Jobs<G: Graph, E> {
     queues: Vec<QueueState>,
     policy: Policy,
     critical: usize,
-    learnt: HashMap<G::Key, u64>,
+    /// What tasks took, or are expected to take.
+    pub learnt: TaskTimes<G::Key>,
 }
 
 impl<G: Graph, E: Failure> Jobs<G, E> {
@@ -193,7 +197,8 @@ impl<G: Graph, E: Failure> Jobs<G, E> {
             });
         // With a fixed order, costs are not used.
         if self.policy.weighs() && !job.in_order {
-            let known = |key| self.learnt.get(&key).copied();
+            // Of so many rows, or of the next number of rows that is known.
+            let known = |(key, rows)| Some(*self.learnt.get(&key)?.range(rows..).next()?.1);
             let cost = |task| graph.cost_key(task).and_then(known).unwrap_or(0);
             job.costs.set(self.policy, &schedule.dag, (0..schedule.dag.len() as u32).map(cost));
         }
@@ -439,9 +444,9 @@ impl<G: Graph, E: Failure> Jobs<G, E> {
     /// Learns what a task costs, where the policy goes by it.
     pub fn learn(&mut self, graph: &G, task: u32, took_ns: u64) {
         if self.policy.weighs()
-            && let Some(key) = graph.cost_key(task)
+            && let Some((key, rows)) = graph.cost_key(task)
         {
-            let known = self.learnt.entry(key).or_insert(took_ns);
+            let known = self.learnt.entry(key).or_default().entry(rows).or_insert(took_ns);
             // A moving average that follows changes of load within about ten runs.
             *known = (*known * 7 + took_ns) / 8;
         }

@@ -7,6 +7,9 @@ use troika_model::lower::SegmentKind;
 use troika_plan::SyncMode;
 use troika_time::{LaneCosts, TaskCost, Usage};
 
+/// Several devices are used only if they reduce the best single device's time below this share.
+pub(crate) const WORTH_SHARING: f64 = 0.97;
+
 /// A run of a segment's graph, or of a piece of it, to be priced.
 #[derive(Clone, Copy, Debug)]
 pub struct PricedRun<'a> {
@@ -84,6 +87,11 @@ pub trait CostModel {
     /// Whether stages of a segment can be priced. If not, segments are not placed stage by stage.
     fn knows_stages(&self) -> bool {
         true
+    }
+
+    /// The share of the best single device's time that several devices must stay below.
+    fn worth_sharing(&self) -> f64 {
+        WORTH_SHARING
     }
 
     /// The time to compile a graph for a number of rows, before anything runs.

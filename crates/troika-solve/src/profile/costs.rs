@@ -3,7 +3,7 @@
 use troika_graph::Subgraph;
 
 use super::measured::{PairSample, Profile, ProfileError, Slowdown};
-use crate::cost::{CostModel, Mover, PricedRun, QueueCosts, lasting};
+use crate::cost::{CostModel, Mover, PricedRun, QueueCosts, WORTH_SHARING, lasting};
 use crate::forms::Products;
 use crate::segment_part::SegmentPart;
 use troika_plan::PlanDevice;
@@ -92,10 +92,15 @@ impl CostModel for ProfiledCosts<'_> {
         format!("a profile measured on {}", self.profile.subject.machine)
     }
 
-    /// Where no device needs products apart, segments were measured whole and in shares of their
+    /// Where no device is an NPU, segments were measured whole and in shares of their
     /// columns. Such fits tell little about a norm or an activation alone.
     fn knows_stages(&self) -> bool {
         self.profile.fits.runs.iter().any(|fit| fit.part == SegmentPart::Products)
+    }
+
+    /// Several devices must gain more than the fits are off.
+    fn worth_sharing(&self) -> f64 {
+        WORTH_SHARING.min(1.0 / (1.0 + self.profile.regret.map_or(0.0, |regret| regret.error)))
     }
 
     fn run(&self, run: &PricedRun<'_>) -> TaskCost {

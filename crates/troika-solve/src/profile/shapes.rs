@@ -6,7 +6,8 @@ use troika_graph::partition::{
     ColumnSplit, around_experts, cut_at, expert_group, single_choices, split_columns,
 };
 use troika_graph::{
-    ActivationFormat, ProductForm, Subgraph, convert_products, form_products, restrict_activations,
+    ActivationFormat, Op, ProductForm, Subgraph, convert_products, form_products,
+    restrict_activations,
 };
 use troika_model::lower::{Lowered, ModelPart, SegmentKind};
 use troika_plan::{CalibratedProducts, stage_borders};
@@ -51,7 +52,7 @@ impl ProfiledGraph {
 pub struct Apart<'a> {
     /// Experts apart from what is beside them: there are several devices.
     pub experts: bool,
-    /// Products apart from other ops: a device takes nothing else.
+    /// Products apart from other ops: there is an NPU, which may take nothing else.
     pub products: bool,
     /// The forms in which products are measured besides: this device may gain from them.
     pub forms: &'a [ProductForm],
@@ -77,6 +78,15 @@ pub fn profiled_graphs(
         add(&mut all, of_share(segment.kind, 64, 0, whole.clone()));
         if apart.experts && segment.kind.traits().by_experts {
             parts(&mut all, &whole, converted.copied());
+        }
+        // What an NPU takes of a router.
+        let choice = whole.nodes.iter().position(|n| matches!(n.op, Op::Router(_)));
+        if let Some(at) = choice.filter(|at| apart.experts && *at > 0)
+            && let Ok([before, _]) = cut_at(&whole, &[at - 1]).as_deref()
+        {
+            let of = of_share(segment.kind, 64, 0, before.graph.clone());
+            let name = "before choices".into();
+            add(&mut all, ProfiledGraph { name, part: SegmentPart::Beside, ..of });
         }
         if apart.products && SegmentPart::has_products(segment.kind) {
             stages(&mut all, segment.kind, &whole);

@@ -7,9 +7,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use troika_device::ForwardBatch;
-use troika_plan::{Phase, Plan, PlanError, Policy, SyncMode};
+use troika_plan::{Phase, Plan, PlanError, Policy, Prefill, SyncMode};
 use troika_program::kv::{KvCache, KvLayout, SeqId};
-use troika_program::schedule::{Failure, Jobs, Queues, Schedule, TaskList};
+use troika_program::schedule::{Failure, Jobs, Queues, Schedule, TaskList, TaskTimes};
 use troika_program::{
     BatchShape, ExpertRows, ExpertStep, Handover, ListedGraph, NamedTask, NamedView, NamedWork,
     Program, Slots,
@@ -144,6 +144,24 @@ impl<'a> TimedPlan<'a> {
         Ok(TimedPlan { request: *request, plan, program, slots, devices, priced, one })
     }
 
+    /// What tasks take, by the number of their code, where a policy goes by it: as a scheduler learns
+    /// it from chunks of some lengths, and from as many chunks as are in flight.
+    pub fn times(&self, policy: Policy) -> Result<TaskTimes<usize>, PlanError> {
+        if !policy.weighs() {
+            return Ok(TaskTimes::default());
+        }
+        let Prefill { chunk, chunks_in_flight, lengths, .. } = &self.plan.prefill;
+        let mut run = self.start_unknown(*chunks_in_flight, policy)?;
+        let halves = std::iter::successors(Some(*chunk), |rows| Some(rows / 2));
+        let rows = halves.take_while(|rows| *rows > 0).chain(lengths.iter().map(|l| l.up_to));
+        for rows in rows.chain([chunk * chunks_in_flight]) {
+            run.tokens(rows)?;
+            run.tokens(1)?;
+            run.begin_again()?;
+        }
+        Ok(if run.now_ns().is_finite() { run.jobs.learnt } else { TaskTimes::default() })
+    }
+
     fn priced_run(&self, key: &RunKey) -> PricedRun<'_> {
         let RunKey { graph, rows, room, cached } = *key;
         let ListedGraph { device, kind, graph, .. } = &self.program.graphs.graphs()[graph];
@@ -173,6 +191,13 @@ impl<'a> TimedPlan<'a> {
     /// # Errors
     /// As for [`TimedPlan::start`].
     pub fn start_in(&self, together: usize, policy: Policy) -> Result<TimedRun<'_>, PlanError> {
+        let mut run = self.start_unknown(together, policy)?;
+        run.jobs.learnt = self.times(policy)?;
+        Ok(run)
+    }
+
+    /// The same where nothing is known of what tasks take.
+    fn start_unknown(&self, together: usize, policy: Policy) -> Result<TimedRun<'_>, PlanError> {
         let (request, plan) = (&self.request, self.plan);
         let (kv, seq) = self.sequence()?;
         let reports = Rc::new(RefCell::new(Reports::default()));
@@ -366,8 +391,7 @@ impl TimedRun<'_> {
             priced.known.insert(*key, need);
             need
         });
-        let listed = &self.of.program.graphs.graphs()[key.graph];
-        let key = Some([listed.device, listed.code, key.rows]);
+        let key = Some((self.of.program.graphs.graphs()[key.graph].code, key.rows));
         TimedTask { written, key, ..TimedTask::beside(need, awaited) }
     }
 }

@@ -12,14 +12,14 @@ pub(super) struct TimedGraph {
 }
 
 impl Graph for TimedGraph {
-    /// Device, code and rows.
-    type Key = [usize; 3];
+    /// The number of the code.
+    type Key = usize;
 
     fn schedule(&self) -> &Schedule {
         &self.schedule
     }
 
-    fn cost_key(&self, task: u32) -> Option<[usize; 3]> {
+    fn cost_key(&self, task: u32) -> Option<(usize, usize)> {
         self.tasks[task as usize].key
     }
 }
@@ -33,8 +33,8 @@ pub(super) struct TimedTask {
     pub decodes: bool,
     /// Whether another device waits for it.
     pub awaited: bool,
-    /// Of runs: the device, the code and the number of rows.
-    pub key: Option<[usize; 3]>,
+    /// Of runs: the code and the number of rows.
+    pub key: Option<(usize, usize)>,
     /// What it dispatches, if it is a step of shared experts.
     pub dispatch: Option<Dispatched>,
 }

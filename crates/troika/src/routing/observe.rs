@@ -21,6 +21,7 @@ pub(crate) fn observed(
     let options = OpenOptions {
         activations: Some(Vec::new()),
         npu_numbers: NpuNumbers::Floats,
+        npu_decode: None,
         plan: PlanSource::Strategy,
         strategy: Strategy::OneDevice,
         ..options.clone()
