@@ -87,9 +87,6 @@ impl GgufNames {
             WeightRole::FfnPre => whole(&["ffn_norm.weight", "post_attention_norm.weight"]),
             WeightRole::FfnPreBias => whole(&["ffn_norm.bias"]),
             WeightRole::FfnPost => whole(&["post_ffw_norm.weight", "ffn_post_norm.weight"]),
-            WeightRole::V if layer.attention().is_some_and(|a| a.v_is_k) => {
-                self.qkv(layer, WeightRole::K)
-            }
             WeightRole::Q
             | WeightRole::K
             | WeightRole::V
@@ -135,6 +132,7 @@ impl GgufNames {
 
     fn qkv(&self, layer: &Layer, role: WeightRole) -> Candidates {
         let Some(a) = layer.attention() else { return Vec::new() };
+        let role = if a.v_is_k && role == WeightRole::V { WeightRole::K } else { role };
         if let Some(beside) = beside_queries(a, role, "attn_q.weight") {
             return vec![beside];
         }

@@ -71,6 +71,13 @@ pub(super) fn build(meta: &GgufMeta) -> Result<Option<Built>> {
             let model = bpe_of_bytes(&tokens, &pairs(texts(meta, "merges")?)?, &pre)?;
             (byte_level(&pre), model, pre.adds_bos)
         }
+        // SentencePiece's pieces with merges of their own.
+        "gemma4" => {
+            let unknown = special(meta, "unknown_token_id", tokens.len(), &mut warnings);
+            let merges = pairs(texts(meta, "merges")?)?.into_iter();
+            let merges = merges.map(|(a, b)| (a.into(), b.into())).collect();
+            (sentencepiece(false), of_pieces(&tokens, vocabulary(&tokens), merges, unknown)?, true)
+        }
         "llama" => {
             let unknown = special(meta, "unknown_token_id", tokens.len(), &mut warnings);
             let scores = numbers(meta, "scores", tokens.len())?;
@@ -206,13 +213,7 @@ impl Pieces<'_> {
     fn model(&self, unknown: Option<u32>) -> Result<ModelWrapper> {
         let vocab = vocabulary(self.tokens);
         let merges = self.merges(&vocab)?;
-        let options = BpeOptions {
-            unk_token: unknown.map(|id| self.tokens[id as usize].into()),
-            fuse_unk: Some(true),
-            byte_fallback: Some(true),
-            ..BpeOptions::default()
-        };
-        vocab::bpe(vocab, merges, options).map_err(no_tokenizer)
+        of_pieces(self.tokens, vocab, merges, unknown)
     }
 
     /// Merges follow from the pieces and their scores.
@@ -246,6 +247,22 @@ impl Pieces<'_> {
         let text = |id: u32| self.tokens[id as usize].to_string();
         Ok(merges.iter().map(|&(_, _, a, b)| (text(a), text(b))).collect())
     }
+}
+
+/// A model of pieces, which spells what is none of them by bytes.
+fn of_pieces(
+    tokens: &[&str],
+    vocab: Vocab,
+    merges: Merges,
+    unknown: Option<u32>,
+) -> Result<ModelWrapper> {
+    let options = BpeOptions {
+        unk_token: unknown.map(|id| tokens[id as usize].into()),
+        fuse_unk: Some(true),
+        byte_fallback: Some(true),
+        ..BpeOptions::default()
+    };
+    vocab::bpe(vocab, merges, options).map_err(no_tokenizer)
 }
 
 fn sentencepiece(space_prefix: bool) -> Value {
