@@ -7,7 +7,7 @@ use troika_graph::{
 };
 
 use crate::build::{Build, DeviceCase, MOST_ROWS, plain_attention};
-use crate::ops::recurrences;
+use crate::ops::caches;
 
 /// Columns that are a multiple of all blocks.
 const WHOLE: usize = 512;
@@ -182,7 +182,7 @@ impl Kernel {
             Kernel::Rope(style) => Ok(vec![b.rope(style, false)?]),
             Kernel::Recurrence(op) => {
                 let of_op = |case: &DeviceCase| case.graph.nodes.iter().any(|n| n.op.name() == op);
-                Ok(recurrences()?.into_iter().filter(of_op).collect())
+                Ok(caches()?.into_iter().filter(of_op).collect())
             }
             Kernel::TopK => Ok(Vec::new()),
         }

@@ -43,7 +43,6 @@ pub fn op_cases() -> Result<Vec<DeviceCase>, DeviceError> {
         ScaleOrigin::SmoothedClipped,
         1280,
     )?);
-    all.extend(recurrences()?);
     all.extend(caches()?);
     all.extend(mixtures()?);
     Ok(all)
@@ -238,20 +237,8 @@ fn delta_rule(name: &str, decay: Decay, key_dim: usize) -> Result<DeviceCase> {
     b.done(&[y])
 }
 
-/// Convolutions, scans and delta rules.
-pub(crate) fn recurrences() -> Result<Vec<DeviceCase>> {
-    Ok(vec![
-        short_conv("short_conv", false)?,
-        short_conv("short_conv with gates", true)?,
-        mamba2("mamba2", 7)?,
-        mamba2("mamba2 with large states", 70)?,
-        delta_rule("delta_rule", Decay::Softplus, 6)?,
-        delta_rule("delta_rule of large keys", Decay::Softplus, 70)?,
-        delta_rule("delta_rule by channel", Decay::Bounded { least: -5.0 }, 6)?,
-    ])
-}
-
-fn caches() -> Result<Vec<DeviceCase>> {
+/// Cases of ops that have states.
+pub(crate) fn caches() -> Result<Vec<DeviceCase>> {
     let of = || plain_attention(6, 5);
     let pairs = Attention { activations: ActivationFormat::Bf16, ..of() };
     let one = Attention { value_in_key: true, ..of() };
@@ -261,6 +248,13 @@ fn caches() -> Result<Vec<DeviceCase>> {
     let rounded = Build::new("attention of pairs", MAX_ROWS, ROUNDED);
     Ok(vec![
         decaying_sum()?,
+        short_conv("short_conv", false)?,
+        short_conv("short_conv with gates", true)?,
+        mamba2("mamba2", 7)?,
+        mamba2("mamba2 with large states", 70)?,
+        delta_rule("delta_rule", Decay::Softplus, 6)?,
+        delta_rule("delta_rule of large keys", Decay::Softplus, 70)?,
+        delta_rule("delta_rule by channel", Decay::Bounded { least: -5.0 }, 6)?,
         append("kv_append", DType::F32)?,
         append("kv_append to f16", DType::F16)?,
         append("kv_append to bf16", DType::BF16)?,

@@ -90,12 +90,10 @@ impl<'a> GraphRun<'a> {
     fn check_positions(&self) -> Result<(), DeviceError> {
         for node in &self.code().graph.nodes {
             let Some((group, _)) = node.op.page_group() else { continue };
-            let (window, is_fixed) = match &node.op {
-                Op::Attention(a) => (a.window, false),
-                Op::KvAppend(_) => (Some(1), false),
-                // The state behind the position before.
-                _ => (Some(2), true),
-            };
+            let is_fixed = !matches!(node.op, Op::KvAppend(_) | Op::Attention(_));
+            // A fixed state is read behind the position before.
+            let own = Some(1 + usize::from(is_fixed));
+            let window = if let Op::Attention(a) = &node.op { a.window } else { own };
             let used = |b: &BoundValue| node.states.iter().any(|id| id.0 as usize == b.value);
             for (bound, view) in self.bound().filter(|(bound, _)| used(bound)) {
                 let value = self.value(bound);
@@ -107,9 +105,8 @@ impl<'a> GraphRun<'a> {
                     let mut pages = first / table.page_len..end.div_ceil(table.page_len);
                     let each = if is_fixed { 1 } else { table.page_len };
                     let lies_beyond = |p: u32| (p as usize + 1).saturating_mul(each) > has;
-                    let kept = table.checkpoint.filter(|_| is_fixed);
-                    let is_wrong =
-                        table.fixed != is_fixed || kept.is_some_and(|kept| lies_beyond(kept.page));
+                    let is_wrong = table.fixed != is_fixed
+                        || table.checkpoint.is_some_and(|kept| lies_beyond(kept.page));
                     let lacks = pages.find(|page| {
                         let at = page.checked_sub(table.first);
                         let page = at.and_then(|at| table.pages.get(at));

@@ -279,8 +279,7 @@ impl<'a> Emitter<'a> {
         let value = |id: &ValueId| Value(id.0 as usize);
         let all = node.inputs.iter().chain(&node.outputs);
         let mut locs: Vec<Loc> = all.map(|id| self.locs[id.0 as usize]).collect();
-        let mut operands = vec![own];
-        operands.extend(node.inputs.iter().map(value));
+        let mut operands: Vec<_> = [own].into_iter().chain(node.inputs.iter().map(value)).collect();
         let made = match &node.op {
             Op::ShortConv(op) => kernels::short_conv(op, batch, &locs),
             Op::Mamba2(op) => kernels::mamba2(op, batch, &locs),

@@ -23,7 +23,7 @@ pub(crate) enum Pack {
     /// How a calibration clips the inputs of a weight in a format: the step of numbers, the largest of
     /// them, and what each column is divided by.
     Clipping(WeightRef, ActivationFormat),
-    /// The rates of heads' decays, below zero, or logarithms, which are turned into such; then vectors.
+    /// Rates of decays, below zero, or logarithms that become such; then vectors.
     Rates(Vec<WeightRef>, bool),
     /// Numbers of the op.
     Numbers(Arc<[f32]>),

@@ -320,12 +320,11 @@ fn words_of(batch: &ForwardBatch, words: &mut Vec<u32>) {
                 pos.and_then(|pos| pages.row(pos)).map_or(u32::MAX, |row| row as u32)
             };
             for (i, row) in seq.rows.clone().enumerate() {
-                let (pos, len) = (seq.pos + i, seq.rows.len());
-                let (is_first, is_last) = (i == 0, i + 1 == len);
-                let is_kept = is_last || (pos + 1).is_multiple_of(pages.page_len);
-                let (to, from) = (kept(is_kept.then_some(pos)), kept(pos.checked_sub(1)));
+                let (pos, left) = (seq.pos + i, seq.rows.len() - i);
+                let is_kept = left == 1 || (pos + 1).is_multiple_of(pages.page_len);
+                let to = kept(is_kept.then_some(pos));
                 let own = match pages.fixed {
-                    true => [to, if is_first { len as u32 } else { 0 }, from, 0],
+                    true => [to, if i == 0 { left as u32 } else { 0 }, kept(pos.checked_sub(1)), 0],
                     false => [pos as u32, table, pages.first as u32, 0],
                 };
                 let at = records + row * RECORD_WORDS as usize;

@@ -227,13 +227,10 @@ impl<'g> Matcher<'g> {
     /// The norm of heads that only a rotation reads.
     fn head_norm(&self, rope: usize) -> Option<usize> {
         let norm = self.maker(*self.node(rope).inputs.first()?, rope)?;
-        self.has_one_weight(norm).then_some(norm)
-    }
-
-    /// Whether it is a norm whose groups have the same weights.
-    fn has_one_weight(&self, at: usize) -> bool {
-        matches!(self.node(at).op, Op::RmsNorm { weight: Some(w), group, .. }
-            if self.graph.weight(w).cols == group)
+        // Groups have the same weights.
+        let fits = matches!(self.node(norm).op, Op::RmsNorm { weight: Some(w), group, .. }
+            if self.graph.weight(w).cols == group);
+        fits.then_some(norm)
     }
 
     fn rotate(&mut self, q: usize) {
@@ -263,8 +260,8 @@ impl<'g> Matcher<'g> {
 
     fn head_norms(&mut self, q: usize) {
         let of = |at: usize| match self.node(at).op {
-            Op::RmsNorm { eps, offset, group, .. }
-                if !self.taken[at] && self.has_one_weight(at) =>
+            Op::RmsNorm { weight: Some(w), eps, offset, group }
+                if !self.taken[at] && self.graph.weight(w).cols == group =>
             {
                 Some((eps.to_bits(), offset.to_bits(), group))
             }

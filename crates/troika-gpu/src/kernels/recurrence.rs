@@ -47,8 +47,8 @@ static DELTA_RULE: KernelSpec = KernelSpec {
     workgroup_bytes: 2 * THREADS * 20,
 };
 
-/// A short convolution; `at` are inputs and results. Binds the weight, with the bias behind
-/// it, and inputs.
+/// A short convolution; `at` are inputs and results. Binds the weight, then the bias,
+/// and inputs.
 ///
 /// # Errors
 /// More than 16 taps; more columns than a dispatch may have.
@@ -134,7 +134,6 @@ pub fn delta_gates(op: &DeltaRule, rows: u32, at: [Loc; 3]) -> KernelResult {
 pub fn delta_rule(op: &DeltaRule, batch: BatchWords, at: &[Loc]) -> KernelResult {
     let numbers = [op.value_heads, op.value_dim, op.key_heads].map(|n| n as u32);
     let mut made = scan(&DELTA_RULE, op.key_dim, batch, &numbers, at)?;
-    let more = [("TILED", flag(op.tiled)), ("CHANNELS", flag(op.by_channel))];
-    made.overrides.extend(more);
+    made.overrides.extend([("TILED", flag(op.tiled)), ("CHANNELS", flag(op.by_channel))]);
     Ok(made)
 }
