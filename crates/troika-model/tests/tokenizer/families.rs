@@ -248,3 +248,25 @@ fn families_split_as_their_models_were_trained() {
     let ids = llama3.encode("x", true, true).unwrap();
     assert_eq!(llama3.token(ids[0]).as_deref(), Some("<|begin_of_text|>"));
 }
+
+/// Gemma 4's files have SentencePiece's pieces and a list of merges, which go over whole texts.
+#[test]
+fn pieces_with_merges_of_their_own() {
+    let bytes = (0..=255u8).map(|b| format!("<0x{b:02X}>"));
+    let pieces = ["<bos>", "▁", "a", "b", "\n", "\n\n", "▁a", "▁ab", "ab"].map(String::from);
+    let count = pieces.len() + 256;
+    let types = (0..count).map(|i| GgufValue::Int(if i == 0 { 3 } else { 1 }));
+    let built = Tokenizer::from_gguf(&meta(vec![
+        ("model", GgufValue::Str("gemma4".into())),
+        ("token_type", GgufValue::Array(types.collect())),
+        ("tokens", strings(pieces.into_iter().chain(bytes))),
+        ("merges", strings(["\n \n", "▁ a", "▁a b"])),
+        ("bos_token_id", GgufValue::Uint(0)),
+    ]));
+    let tokenizer = built.unwrap().unwrap().0;
+    // No merge leads to "ab" without a space; "é" is none of the pieces.
+    let (e1, e2) = (9 + 0xC3, 9 + 0xA9);
+    let ids = tokenizer.encode("ab a ab\n\né", true, true).unwrap();
+    assert_eq!(ids, [0, 2, 3, 6, 7, 5, e1, e2]);
+    assert_eq!(tokenizer.decode(&ids, true).unwrap(), "ab a ab\n\né");
+}
