@@ -194,3 +194,43 @@ fn recommended_values_that_cannot_be_used_are_told_and_ignored() {
     let dir = copied("qwen3", "generation_config.json", &usual);
     assert_eq!(told(dir.path())[1], "");
 }
+
+/// `show` names what mixes positions, and what layers have beside it.
+#[test]
+fn what_layers_consist_of_is_named() {
+    for (model, words) in [
+        ("gemma-4", "keys and values of an earlier layer"),
+        ("gemma-4", "gated, an input of 16 for each token"),
+        ("lfm2", "a short convolution of 3 taps"),
+        ("qwen3.5", "gated delta rule"),
+        ("falcon-h1", "beside Mamba-2"),
+    ] {
+        let path = root().join("tests/golden-2026").join(model).display().to_string();
+        let shown = text(&troika(&["show", &path]).stdout);
+        assert!(shown.contains(words), "{model}: {shown}");
+    }
+}
+
+/// An activation's numbers and a layer's factor are tensors: one that is not finite or not supported is
+/// named.
+#[test]
+fn numbers_that_files_hold_are_checked() {
+    for (model, tensor, bytes, said) in [
+        ("gemma-4", "layer_scalar", f32::NAN.to_le_bytes(), "is NaN, which is not a finite number"),
+        ("apertus", "mlp.act_fn.beta", 0.25f32.to_le_bytes(), "xIELU with beta 0.25 is not"),
+    ] {
+        let from = root().join("tests/golden-2026").join(model);
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::copy(from.join("config.json"), dir.path().join("config.json")).unwrap();
+        let mut file = std::fs::read(from.join("model.safetensors")).unwrap();
+        let header = 8 + u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+        let fields: Value = serde_json::from_slice(&file[8..header]).unwrap();
+        let field = &fields[format!("model.layers.0.{tensor}")];
+        let at = header + field["data_offsets"][0].as_u64().unwrap() as usize;
+        file[at..at + 4].copy_from_slice(&bytes);
+        std::fs::write(dir.path().join("model.safetensors"), file).unwrap();
+        let out = troika(&["show", &dir.path().display().to_string()]);
+        let told = text(&out.stderr);
+        assert!(!out.status.success() && told.contains(said), "{told}");
+    }
+}

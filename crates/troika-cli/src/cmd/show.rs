@@ -80,11 +80,13 @@ fn attention(layer: &Layer) -> String {
     add(a.qkv_bias, "qkv bias".into());
     add(a.softcap.is_some(), format!("soft cap {}", a.softcap.unwrap_or(0.0)));
     add(a.sinks, "sinks".into());
+    add(!a.has_kv(), "keys and values of an earlier layer".into());
     s
 }
 
 fn feed_forward(layer: &Layer) -> String {
-    match &layer.ffn {
+    let own = layer.per_layer.map(|p| format!(", an input of {} for each token", p.width));
+    let network = match &layer.ffn {
         None => "none".into(),
         Some(Ffn::Dense(m)) => {
             format!("dense {}{}", m.inter, if m.gated { ", gated" } else { "" })
@@ -93,7 +95,8 @@ fn feed_forward(layer: &Layer) -> String {
             let shared = m.shared.map_or(String::new(), |s| format!(", shared expert {}", s.inter));
             format!("{} experts of {}, top {}{shared}", m.experts, m.inter, m.top_k)
         }
-    }
+    };
+    network + &own.unwrap_or_default()
 }
 
 fn norms(layer: &Layer) -> String {

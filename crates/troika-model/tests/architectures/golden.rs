@@ -1,5 +1,6 @@
 //! Key facts of every golden config, and all weights of all test models are found.
 
+use serde_json::json;
 use troika_graph::{Activation, Score};
 use troika_model::families::{DescribedModel, from_config, from_gguf};
 use troika_model::spec::{
@@ -7,7 +8,7 @@ use troika_model::spec::{
 };
 use troika_weights::{FileSource, open};
 
-use crate::{data, dense, golden, moe, rms, ropes, spec, windows};
+use crate::{data, dense, golden, moe, rms, ropes, spec, windows, with};
 
 fn shape(s: &ModelSpec) -> (usize, usize, usize, usize, usize, usize) {
     let a = s.layers[0].attention().unwrap();
@@ -203,4 +204,34 @@ fn all_weights_of_all_test_models_are_found() {
         }
     }
     assert!(checked >= 38, "only {checked} models");
+}
+
+/// The details of published Gemma 4 configs: wider heads and fewer of keys where a layer sees all,
+/// values that are keys, late layers without keys of their own and with wider feed-forwards.
+#[test]
+fn layers_of_gemma_4_differ() {
+    let kinds = ["sliding", "sliding", "full", "sliding", "sliding", "full"];
+    let kinds = kinds.map(|kind| format!("{kind}_attention"));
+    let config = json!({
+        "model_type": "gemma4_text", "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96,
+        "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+        "global_head_dim": 32, "num_global_key_value_heads": 1, "attention_k_eq_v": true,
+        "layer_types": kinds, "sliding_window": 8, "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": true, "hidden_size_per_layer_input": 0,
+        "use_bidirectional_attention": "vision"
+    });
+    let m = spec(&config);
+    let layer = |i: usize| (m.layers[i].attention().unwrap(), m.layers[i].dense().unwrap().inter);
+    let of = |i| (layer(i).0.k_dim, layer(i).0.kv_heads, layer(i).0.v_is_k, layer(i).0.window);
+    assert_eq!([of(1), of(4)], [(16, 2, false, Some(8)); 2]);
+    assert_eq!([of(2), of(5)], [(32, 1, true, None); 2]);
+    assert_eq!([3, 4, 5].map(|i| layer(i).0.kv_from), [None, Some(3), Some(2)]);
+    assert_eq!([3, 4].map(|i| layer(i).1), [96, 192]);
+    assert!(m.layers.iter().all(|l| l.per_layer.is_none()));
+    // One of the kind must come before.
+    let shared = with(config.clone(), json!({"num_kv_shared_layers": 4}));
+    assert!(from_config(&shared).err().unwrap().to_string().contains("layer 2 finds no layer"));
+    let experts = with(config, json!({"enable_moe_block": true}));
+    let said = from_config(&experts).err().unwrap().to_string();
+    assert_eq!(said, "enable_moe_block = true is not supported; supported: false");
 }

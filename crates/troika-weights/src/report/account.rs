@@ -49,12 +49,13 @@ pub(crate) fn is_expert(role: WeightRole) -> bool {
 pub(crate) fn class_of(role: WeightRole, rows: usize) -> &'static str {
     use WeightRole::*;
     match role {
-        Embed => "embedding",
+        Embed | PerLayerEmbed => "embedding",
         Head | HeadBias => "head",
         Router | RouterBias => "router",
         ExpertGate | ExpertUp | ExpertDown | ExpertGateBias | ExpertUpBias | ExpertDownBias
         | SharedGate | SharedUp | SharedDown | SharedOutGate => "experts",
-        Gate | Up | Down | GateBias | UpBias | DownBias => "feed-forward",
+        Gate | Up | Down | GateBias | UpBias | DownBias | PerLayerIn | PerLayerGate
+        | PerLayerUp => "feed-forward",
         Q | K | V | O | QDown | QUp | KvDown | KRope | KAbsorb | VUp => "attention",
         _ if rows == 1 => "norms",
         _ => "attention",
