@@ -85,7 +85,7 @@ fn described_in(files: &ModelFiles, source: &Source) -> Result<DescribedModel, E
         FileSource::Gguf { meta, .. } => families::from_gguf(meta, &*files.files),
     };
     let with_numbers = model.and_then(|mut model| {
-        families::numbers_in_files(&mut model, &*files.files)?;
+        families::numbers_in_files(&mut model.spec, &*model.names, &*files.files)?;
         Ok(model)
     });
     with_numbers.map_err(|error| Error::Config { model: source.to_string(), error })

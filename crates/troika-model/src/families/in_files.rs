@@ -2,17 +2,20 @@
 
 use troika_graph::{Activation, blocks};
 
-use super::DescribedModel;
 use super::dense::{XIELU, xielu};
 use super::fields::{ConfigError, Result, bad};
+use super::names::TensorNames;
 use crate::spec::{Checkpoint, Layer, ModelSpec};
 
 /// Reads them into a description: factors of layers (Gemma 4), the activations of Apertus.
 ///
 /// # Errors
 /// One that is not finite or not supported; an activation without its numbers.
-pub fn numbers_in_files(model: &mut DescribedModel, files: &dyn Checkpoint) -> Result<()> {
-    let DescribedModel { spec, names, .. } = model;
+pub fn numbers_in_files(
+    spec: &mut ModelSpec,
+    names: &dyn TensorNames,
+    files: &dyn Checkpoint,
+) -> Result<()> {
     let ModelSpec { family, layers, .. } = spec;
     let ends: &[&str] = match &**family {
         "gemma4_text" => &["layer_scalar", "layer_output_scale.weight"],
