@@ -44,11 +44,11 @@ pub fn numbers_in_files(
     Ok(())
 }
 
-/// The only element of a tensor.
+/// The only element of a tensor; `None` if it has more, or if its bytes are not at hand.
 fn number(files: &dyn Checkpoint, tensor: &str) -> Option<f32> {
     let t = files.tensor(tensor)?;
     let mut out = [0.0];
-    let one = t.shape.iter().product::<usize>() == 1;
-    one.then(|| blocks::dequantize(t.dtype, &t.bytes, &mut out))?;
+    let has_one = t.dtype.row_bytes(1) == Some(t.bytes.len());
+    has_one.then(|| blocks::dequantize(t.dtype, &t.bytes, &mut out))?;
     Some(out[0])
 }

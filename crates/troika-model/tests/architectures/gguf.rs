@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use troika_device::WeightBytes;
 use troika_graph::{DType, RopeStyle};
-use troika_model::families::{DescribedModel, from_config, from_gguf};
+use troika_model::families::{DescribedModel, from_config, from_gguf, numbers_in_files};
 use troika_model::spec::{
     Checkpoint, Ffn, GgufMeta, GgufValue, Key, Layer, Mixer, ModelSpec, Recipe, RopeSpec,
     StoredTensor, WeightRole,
@@ -618,4 +618,20 @@ fn delta_rules_need_all_their_keys() {
         odd.refusal(),
         "the config's ssm.inner_size is 63, which is not a multiple of 4 heads"
     );
+}
+
+/// Gemma 4's factors of layers are tensors; of a file of which only the header is there, they are 1.
+#[test]
+fn factors_of_layers_are_read_where_they_are() {
+    let g = gguf("gemma4").int("attention.key_length", 32).int("attention.key_length_swa", 16);
+    let name = "blk.1.layer_output_scale.weight";
+    for (values, factor) in [(Some(&[0.25f32][..]), 0.25), (None, 1.0)] {
+        let g = Gguf { meta: g.meta.clone(), tensors: Tensors::default(), ..g };
+        let g = g.tensor("token_embd.weight", &[100, 64], None).tensor(name, &[1], values);
+        let mut m = g.model();
+        numbers_in_files(&mut m.spec, &*m.names, &g.tensors).unwrap();
+        assert_eq!([0, 1].map(|i| m.spec.layers[i].out_scale), [1.0, factor]);
+        let widths = [2, 3].map(|i| m.spec.layers[i].attention().unwrap().k_dim);
+        assert_eq!(widths, [16, 32], "the last layer sees all");
+    }
 }
