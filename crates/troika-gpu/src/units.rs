@@ -227,10 +227,19 @@ impl<'g> Matcher<'g> {
     /// The norm of heads that only a rotation reads.
     fn head_norm(&self, rope: usize) -> Option<usize> {
         let norm = self.maker(*self.node(rope).inputs.first()?, rope)?;
-        // Groups have the same weights.
-        let fits = matches!(self.node(norm).op, Op::RmsNorm { weight: Some(w), group, .. }
-            if self.graph.weight(w).cols == group);
-        fits.then_some(norm)
+        self.common_norm(norm).map(|_| norm)
+    }
+
+    /// Numbers of a norm whose groups have the same weights.
+    fn common_norm(&self, at: usize) -> Option<(u32, u32, usize)> {
+        match self.node(at).op {
+            Op::RmsNorm { weight: Some(w), eps, offset, group }
+                if self.graph.weight(w).cols == group =>
+            {
+                Some((eps.to_bits(), offset.to_bits(), group))
+            }
+            _ => None,
+        }
     }
 
     fn rotate(&mut self, q: usize) {
@@ -259,14 +268,7 @@ impl<'g> Matcher<'g> {
     }
 
     fn head_norms(&mut self, q: usize) {
-        let of = |at: usize| match self.node(at).op {
-            Op::RmsNorm { weight: Some(w), eps, offset, group }
-                if !self.taken[at] && self.graph.weight(w).cols == group =>
-            {
-                Some((eps.to_bits(), offset.to_bits(), group))
-            }
-            _ => None,
-        };
+        let of = |at: usize| self.common_norm(at).filter(|_| !self.taken[at]);
         let cols = |v: &ValueId| self.graph.value(*v).shape.row_len();
         let (Some(numbers), Some(x)) = (of(q), self.node(q).inputs.first()) else { return };
         if numbers.2 == cols(x) {
