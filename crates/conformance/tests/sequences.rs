@@ -529,7 +529,7 @@ fn all(seeds: std::ops::Range<u64>, size: (usize, usize)) {
 
 #[test]
 fn sequences_compute_together_what_each_computes_alone() {
-    all(0..4, (8, 60));
+    all(0..12, (8, 60));
 }
 
 /// Run by `cargo xtask soak`, as are all long tests here.
@@ -544,6 +544,22 @@ fn a_hundred_sequences_for_ten_thousand_steps() {
 #[ignore = "takes minutes"]
 fn few_sequences_in_many_ways() {
     all(10..50, (8, 60));
+}
+
+/// With longrope, a sequence that outgrows the original context starts over, here with what it
+/// decoded first: another slot than the prompt's.
+#[test]
+fn a_prompt_that_outgrows_its_rotations_starts_over_with_what_was_decoded() {
+    let d = describe(&dir(LONGROPE.0), FloatType::F32).unwrap();
+    let mut e = engine_of(&d, Strategy::PrefillDecode, (16, true), Sharing::default());
+    let tokens: Vec<u32> = (0..60).map(|i| i * 37 % VOCAB as u32).collect();
+    let seq = e.open();
+    e.run(&[SequenceInput::decode(seq, &tokens[..8], WantedLogits::Last)], &mut |_, _, _| {})
+        .unwrap();
+    let mut rows = 0;
+    let input = SequenceInput::prompt(seq, &tokens[8..], WantedLogits::All);
+    e.run(&[input], &mut |_, _, _| rows += 1).unwrap();
+    assert_eq!(rows, 52);
 }
 
 /// Prompts without room used to take the places of decoding sequences, give way to them, and take

@@ -6,7 +6,7 @@ use troika_plan::Phase;
 use crate::batching::NewRows;
 use crate::error::EngineError;
 use crate::input::Event;
-use crate::sequence::{Sequence, Stage};
+use crate::sequence::{Rank, Sequence, Stage};
 use crate::sequences::{Rules, Sequences, numerics};
 use crate::slot::BatchSlot;
 use troika_program::kv::{KvError, SeqId};
@@ -24,8 +24,8 @@ struct Budget {
     chunk: usize,
     /// The most rows of prompts.
     prompt_rows: usize,
-    /// Whether waiting sequences may begin. They may not overtake one that has no room.
-    begins: bool,
+    /// The highest rank of a waiting sequence that has no room: those behind it may not begin.
+    blocked: Option<Rank>,
 }
 
 /// Which sequences a pass plans.
@@ -76,7 +76,7 @@ impl Sequences {
             1 => rows.saturating_sub(decoded).max(LEAST_ROWS.min(chunk)),
             _ => usize::MAX,
         };
-        Budget { batches, chunk, prompt_rows, begins: true }
+        Budget { batches, chunk, prompt_rows, blocked: None }
     }
 
     /// Whether only rows that a sequence decodes are left to compute.
@@ -180,6 +180,7 @@ impl Sequences {
         left: &mut usize,
         budget: &mut Budget,
     ) -> bool {
+        self.follow_length(seq);
         // It begins only in the slot that computes its next phase. In another slot it would hold a
         // place that a sequence ready to run could use.
         let elsewhere = self.rules.rows_matter
@@ -190,10 +191,14 @@ impl Sequences {
         if elsewhere {
             return true;
         }
-        let runs = self.all.get(&seq).is_some_and(|s| s.stage == Stage::Running);
-        if !(runs || budget.begins) || !self.begin(seq) {
+        let Some(s) = self.all.get(&seq) else { return true };
+        let (rank, runs) = (s.rank(), s.stage == Stage::Running);
+        if !runs && (budget.blocked.is_some_and(|b| b < rank) || self.leaves_place(rank)) {
+            return true;
+        }
+        if !self.begin(seq) {
             // Sequences behind it must not overtake it, but running ones continue.
-            budget.begins = false;
+            budget.blocked = Some(rank);
             // While one waits, half of the memory is for what runs.
             self.kv.keep_at_most(self.kv.budget() / 2);
             return true;
@@ -217,15 +222,33 @@ impl Sequences {
         true
     }
 
-    /// Starts a waiting sequence if fewer than the allowed number run and there is room.
-    fn begin(&mut self, seq: SeqId) -> bool {
-        let Some(s) = self.all.get_mut(&seq) else { return false };
+    /// Drops what is cached of a sequence whose length asks for other rotations: it starts over,
+    /// maybe with another phase.
+    fn follow_length(&mut self, seq: SeqId) {
+        let Some(s) = self.all.get_mut(&seq) else { return };
         let regime = self.longrope.regime(s.tokens.len());
         if s.regime != regime && self.kv.len(seq) > 0 {
             self.kv.release(seq);
             self.handover.truncate(seq.number(), 0);
         }
         s.regime = regime;
+    }
+
+    /// Whether the last place is for a sequence of higher rank that waits with pages. Since nobody
+    /// behind it can take them, a sequence in need of them would begin and give way for ever.
+    fn leaves_place(&self, rank: Rank) -> bool {
+        let before = |(other, s): &(&SeqId, &Sequence)| {
+            s.has_place()
+                || (s.stage == Stage::Waiting && s.rank() < rank && self.kv.len(**other) > 0)
+        };
+        let running = self.all.values().filter(|s| s.has_place()).count();
+        running < self.rules.sharing.sequences
+            && self.all.iter().filter(before).count() >= self.rules.sharing.sequences
+    }
+
+    /// Starts a waiting sequence if fewer than the allowed number run and there is room.
+    fn begin(&mut self, seq: SeqId) -> bool {
+        let Some(s) = self.all.get_mut(&seq) else { return false };
         if s.stage == Stage::Running {
             return true;
         }
@@ -279,8 +302,9 @@ impl Sequences {
         let used = slot.last_batch().map_or(budget.chunk, |b| b.rows());
         let wanted: usize =
             slot.batches().iter().map(|b| b.wanted_rows(self.rules.rows_of_state)).sum();
-        // Where numbers depend on the row, a batch ends where its chunk ends.
-        if used >= budget.chunk || self.rules.rows_matter {
+        // Where numbers depend on the row, a batch ends where its chunk ends. It may still be empty,
+        // because there was no room for the rows.
+        if used >= budget.chunk || (self.rules.rows_matter && used > 0) {
             let most = (LOGITS_BYTES / (self.rules.output_cols * 4)).max(1);
             let many = wanted > 0 && wanted + budget.chunk.min(s.tokens.len() - from) > most;
             if slot.batches().len() >= budget.batches || (many && s.logits_from < to) {

@@ -20,6 +20,9 @@ pub(crate) enum Stage {
     Choosing,
 }
 
+/// The smallest comes first: the highest priority, then the order of admission.
+pub(crate) type Rank = (i64, u64);
+
 #[derive(Clone, Debug)]
 pub(crate) struct Sequence {
     /// All its tokens, computed or not.
@@ -138,8 +141,8 @@ impl Sequence {
         matches!(self.stage, Stage::Running | Stage::Choosing)
     }
 
-    /// Its rank among all sequences: smaller comes first.
-    pub fn rank(&self) -> (i64, u64) {
+    /// Its rank among all sequences.
+    pub fn rank(&self) -> Rank {
         (-i64::from(self.priority), self.order)
     }
 }

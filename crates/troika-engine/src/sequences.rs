@@ -205,8 +205,12 @@ impl Sequences {
             return;
         }
         self.queue.retain(|other| *other != seq);
-        // What it had before it was last fed stays, even if others have its pages.
-        let done = self.kv.len(seq).max(s.fed_from).min(s.tokens.len());
+        // What was handed out stays, as does what it had before it was last fed, even if others
+        // have its pages.
+        let done = match s.stage {
+            Stage::Choosing => s.tokens.len(),
+            _ => self.kv.len(seq).max(s.fed_from).min(s.tokens.len()),
+        };
         if s.cancelled && !s.closed {
             s.cancelled = false;
             s.truncate(done);
