@@ -26,7 +26,8 @@ const CASES: &str = "5";
 /// The crates whose tests run under emulation: the kernels, and the engine without its GPU device.
 /// Chosen together each time, so that nothing is built twice. The command and the server have no
 /// code for an instruction set.
-const TESTED: &str = "--release -p troika-cpu -p conformance --no-default-features";
+const TESTED: &str =
+    "--release -p troika-cpu -p conformance --no-default-features --features troika-cpu/emulate";
 
 /// Builds and tests for [`TARGET`].
 ///

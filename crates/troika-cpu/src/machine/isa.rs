@@ -90,7 +90,8 @@ impl Isa {
     /// Whether this build runs it in plain Rust, to test other processor families.
     pub fn is_emulated(self) -> bool {
         // Under an ARM emulator they would take hours; they are tested on x86.
-        cfg!(all(feature = "emulate", not(target_arch = "aarch64"))) && !self.is_available()
+        cfg!(all(any(test, feature = "emulate"), not(target_arch = "aarch64")))
+            && !self.is_available()
     }
 
     /// Whether kernels can run on it here.

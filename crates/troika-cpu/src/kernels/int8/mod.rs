@@ -184,5 +184,5 @@ pub fn scratch_floats() -> usize {
     worker_floats()
 }
 
-#[cfg(all(test, feature = "emulate", not(target_arch = "aarch64")))]
+#[cfg(all(test, not(target_arch = "aarch64")))]
 mod tests;

@@ -8,16 +8,19 @@ use super::quantize::{INT7, Quantization, SEVEN_BITS};
 use super::{Int8Part, tile};
 use crate::Isa;
 use crate::kernels::quantized::format::{Format, with_format};
-#[cfg(any(target_arch = "aarch64", feature = "emulate"))]
+#[cfg(any(target_arch = "aarch64", test, feature = "emulate"))]
 use crate::kernels::quantized::lanes::neon::{Neon, Sdot, Smull, Usmmla};
-#[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
+#[cfg(any(
+    target_arch = "x86_64",
+    all(any(test, feature = "emulate"), not(target_arch = "aarch64"))
+))]
 use crate::kernels::quantized::lanes::x86::{Dpbusd, Maddubs, X86};
 use crate::kernels::quantized::lanes::{RowLanes, scalar};
 use crate::machine::Multiply;
 use crate::machine::instructions::RegisterWork;
 #[cfg(target_arch = "aarch64")]
 use crate::machine::instructions::arm::Native;
-#[cfg(all(feature = "emulate", not(target_arch = "aarch64")))]
+#[cfg(all(any(test, feature = "emulate"), not(target_arch = "aarch64")))]
 use crate::machine::instructions::x86::Emulated;
 #[cfg(target_arch = "x86_64")]
 use crate::machine::instructions::x86::{Ymm, Zmm};
@@ -59,7 +62,10 @@ fn has_vnni() -> bool {
 pub(crate) fn run_part(isa: Isa, part: Int8Part<'_>) {
     assert!(isa.can_run(), "this machine has no {}", isa.name());
     let weight = part.product.weight.layout.dtype;
-    #[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
+    #[cfg(any(
+        target_arch = "x86_64",
+        all(any(test, feature = "emulate"), not(target_arch = "aarch64"))
+    ))]
     if multiply(isa, weight, part.product.quantization) == Some(Multiply::Int8Avx2) {
         // SAFETY: as below; this is a type that uses all bits.
         return unsafe { seven_bits(isa, part) };
@@ -72,12 +78,15 @@ pub(crate) fn run_part(isa: Isa, part: Int8Part<'_>) {
 ///
 /// # Safety
 /// As for [`tile::run`]; the machine has AVX2 or it is emulated.
-#[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
+#[cfg(any(
+    target_arch = "x86_64",
+    all(any(test, feature = "emulate"), not(target_arch = "aarch64"))
+))]
 unsafe fn seven_bits(isa: Isa, part: Int8Part<'_>) {
     // SAFETY: by the caller.
     unsafe {
         match isa {
-            #[cfg(all(feature = "emulate", not(target_arch = "aarch64")))]
+            #[cfg(all(any(test, feature = "emulate"), not(target_arch = "aarch64")))]
             _ if isa.is_emulated() => emulate_seven_bits(part),
             #[cfg(target_arch = "x86_64")]
             _ => on::<X86<Ymm, Maddubs<true>, 2>, crate::kernels::quantized::format::Q8_0>(part),
@@ -96,7 +105,7 @@ unsafe fn for_format<F: Format>(isa: Isa, part: Int8Part<'_>) {
     unsafe {
         match isa {
             Isa::Scalar => on::<scalar::Portable, F>(part),
-            #[cfg(all(feature = "emulate", not(target_arch = "aarch64")))]
+            #[cfg(all(any(test, feature = "emulate"), not(target_arch = "aarch64")))]
             _ if isa.is_emulated() => emulate::<F>(isa, part),
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => run_smull::<F>(part),
@@ -163,7 +172,7 @@ run_neon!(run_i8mm, Usmmla, "dotprod,i8mm");
 ///
 /// # Safety
 /// As for [`tile::run`].
-#[cfg(all(feature = "emulate", not(target_arch = "aarch64")))]
+#[cfg(all(any(test, feature = "emulate"), not(target_arch = "aarch64")))]
 pub(super) unsafe fn emulate_seven_bits(part: Int8Part<'_>) {
     // SAFETY: plain Rust needs no features; the rest by the caller.
     unsafe {
@@ -175,7 +184,7 @@ pub(super) unsafe fn emulate_seven_bits(part: Int8Part<'_>) {
 ///
 /// # Safety
 /// As for [`tile::run`].
-#[cfg(all(feature = "emulate", not(target_arch = "aarch64")))]
+#[cfg(all(any(test, feature = "emulate"), not(target_arch = "aarch64")))]
 pub(super) unsafe fn emulate<F: Format>(isa: Isa, part: Int8Part<'_>) {
     use crate::machine::instructions::arm;
     // SAFETY: plain Rust needs no features; the rest by the caller.

@@ -10,7 +10,10 @@
 //! tiles by `amx`), so that one row reads few streams of memory. [`bf16`] is the path for activations in bf16. `run`
 //! chooses by instruction set.
 
-#[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
+#[cfg(any(
+    target_arch = "x86_64",
+    all(any(test, feature = "emulate"), not(target_arch = "aarch64"))
+))]
 mod amx;
 pub mod bf16;
 mod pack;

@@ -1,8 +1,14 @@
 //! Which kernel runs a part of a product.
 
-#[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
+#[cfg(any(
+    target_arch = "x86_64",
+    all(any(test, feature = "emulate"), not(target_arch = "aarch64"))
+))]
 use super::amx;
-#[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
+#[cfg(any(
+    target_arch = "x86_64",
+    all(any(test, feature = "emulate"), not(target_arch = "aarch64"))
+))]
 use super::bf16::{self, Instruction};
 use super::bf16::{PairsKernel, dispatch_pairs};
 use super::terms::{Float, Mac};
@@ -96,14 +102,17 @@ impl Kernel for TilesPart<'_> {
 
 /// Runs a part of a product of pairs: natively where the instruction set can, else in plain Rust.
 fn run_pairs(isa: Isa, part: ProductPart<'_>) {
-    #[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
+    #[cfg(any(
+        target_arch = "x86_64",
+        all(any(test, feature = "emulate"), not(target_arch = "aarch64"))
+    ))]
     if bf16::instruction(isa) == Instruction::Tiles {
         #[cfg(target_arch = "x86_64")]
         if bf16::is_native(isa) {
             // SAFETY: such an `Isa` comes from `Amx::detect`, which found and asked for both.
             return dispatch(isa, unsafe { TilesPart::new(part) });
         }
-        #[cfg(all(feature = "emulate", not(target_arch = "aarch64")))]
+        #[cfg(all(any(test, feature = "emulate"), not(target_arch = "aarch64")))]
         {
             use crate::kernels::simd::Portable;
             use crate::machine::instructions::x86::EmulatedTiles;

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use troika_graph::DType;
 
 use super::format::{Format, with_format};
-#[cfg(any(target_arch = "aarch64", feature = "emulate"))]
+#[cfg(any(target_arch = "aarch64", test, feature = "emulate"))]
 use super::lanes::neon::{Neon, Smull};
 #[cfg(target_arch = "x86_64")]
 use super::lanes::x86::{Maddubs, X86};
@@ -56,13 +56,13 @@ unsafe fn floats_of<F: Format, W: PanelWork>(isa: Isa, work: W) {
             Isa::Neon | Isa::NeonDot | Isa::NeonI8mm => {
                 floats_on::<Neon<Native, Smull>, F, W>(work)
             }
-            #[cfg(all(feature = "emulate", not(target_arch = "aarch64")))]
+            #[cfg(all(any(test, feature = "emulate"), not(target_arch = "aarch64")))]
             Isa::Neon | Isa::NeonDot | Isa::NeonI8mm => {
                 use crate::machine::instructions::arm;
                 floats_on::<Neon<arm::Emulated, Smull>, F, W>(work)
             }
             // Of x86 only products of bytes are emulated.
-            #[cfg(all(feature = "emulate", not(target_arch = "aarch64")))]
+            #[cfg(all(any(test, feature = "emulate"), not(target_arch = "aarch64")))]
             _ if isa.is_emulated() => floats_on::<scalar::Portable, F, W>(work),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 | Isa::AvxVnni => floats_on::<X86<Ymm, Maddubs<false>, 2>, F, W>(work),

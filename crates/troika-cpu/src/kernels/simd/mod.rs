@@ -7,14 +7,14 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
-#[cfg(any(target_arch = "aarch64", feature = "emulate"))]
+#[cfg(any(target_arch = "aarch64", test, feature = "emulate"))]
 mod neon;
 mod scalar;
 
 use half::{bf16, f16};
 
 use crate::Isa;
-#[cfg(any(target_arch = "aarch64", feature = "emulate"))]
+#[cfg(any(target_arch = "aarch64", test, feature = "emulate"))]
 use crate::machine::instructions::arm;
 
 pub use scalar::Portable;
@@ -272,7 +272,7 @@ pub fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
         Isa::Scalar => kernel.run::<Portable>(),
         #[cfg(target_arch = "aarch64")]
         Isa::Neon | Isa::NeonDot | Isa::NeonI8mm => kernel.run::<neon::Neon<arm::Native>>(),
-        #[cfg(all(feature = "emulate", not(target_arch = "aarch64")))]
+        #[cfg(all(any(test, feature = "emulate"), not(target_arch = "aarch64")))]
         Isa::Neon | Isa::NeonDot | Isa::NeonI8mm => kernel.run::<neon::Neon<arm::Emulated>>(),
         #[cfg(target_arch = "x86_64")]
         // SAFETY: detected above.
@@ -281,7 +281,7 @@ pub fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
         // SAFETY: detected above.
         Isa::Avx512 | Isa::Amx(_) if isa.is_available() => unsafe { avx512::run(kernel) },
         // Of x86 only products of bytes are emulated.
-        #[cfg(feature = "emulate")]
+        #[cfg(any(test, feature = "emulate"))]
         Isa::Avx2 | Isa::AvxVnni | Isa::Avx512 | Isa::Amx(_) => kernel.run::<Portable>(),
         #[allow(unreachable_patterns)]
         _ => unreachable!("{} can run here", isa.name()),

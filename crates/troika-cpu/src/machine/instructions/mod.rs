@@ -17,9 +17,12 @@ macro_rules! methods {
 }
 pub(crate) use methods;
 
-#[cfg(any(target_arch = "aarch64", feature = "emulate"))]
+#[cfg(any(target_arch = "aarch64", test, feature = "emulate"))]
 pub mod arm;
-#[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
+#[cfg(any(
+    target_arch = "x86_64",
+    all(any(test, feature = "emulate"), not(target_arch = "aarch64"))
+))]
 pub(crate) mod x86;
 
 /// Work on registers.

@@ -4,10 +4,13 @@
 //! activation row adds to sixteen sums. All sums are exact, so every instruction set gives the
 //! same bits.
 
-#[cfg(any(target_arch = "aarch64", feature = "emulate"))]
+#[cfg(any(target_arch = "aarch64", test, feature = "emulate"))]
 pub(crate) mod neon;
 pub(crate) mod scalar;
-#[cfg(any(target_arch = "x86_64", all(feature = "emulate", not(target_arch = "aarch64"))))]
+#[cfg(any(
+    target_arch = "x86_64",
+    all(any(test, feature = "emulate"), not(target_arch = "aarch64"))
+))]
 pub(crate) mod x86;
 
 use super::shape::QUAD;

@@ -1,11 +1,11 @@
 //! 64-bit ARM: NEON, and the products of bytes that came later (`dotprod`, `i8mm`).
 
-#[cfg(feature = "emulate")]
+#[cfg(any(test, feature = "emulate"))]
 mod emulated;
 #[cfg(target_arch = "aarch64")]
 mod native;
 
-#[cfg(feature = "emulate")]
+#[cfg(any(test, feature = "emulate"))]
 pub use emulated::Emulated;
 #[cfg(target_arch = "aarch64")]
 pub use native::Native;
