@@ -234,8 +234,8 @@ impl Sequences {
         s.regime = regime;
     }
 
-    /// Whether the last place is for a sequence of higher rank that waits with pages. Since nobody
-    /// behind it can take them, a sequence in need of them would begin and give way for ever.
+    /// Whether the free places are for sequences of higher rank that wait with pages. Those behind
+    /// cannot take these pages: one that needs them would begin and give way for ever.
     fn leaves_place(&self, rank: Rank) -> bool {
         let before = |(other, s): &(&SeqId, &Sequence)| {
             s.has_place()
@@ -302,8 +302,8 @@ impl Sequences {
         let used = slot.last_batch().map_or(budget.chunk, |b| b.rows());
         let wanted: usize =
             slot.batches().iter().map(|b| b.wanted_rows(self.rules.rows_of_state)).sum();
-        // Where numbers depend on the row, a batch ends where its chunk ends. It may still be empty,
-        // because there was no room for the rows.
+        // Where numbers depend on the row, a batch ends where its chunk ends. One that is still empty,
+        // because there was no room for rows, takes these.
         if used >= budget.chunk || (self.rules.rows_matter && used > 0) {
             let most = (LOGITS_BYTES / (self.rules.output_cols * 4)).max(1);
             let many = wanted > 0 && wanted + budget.chunk.min(s.tokens.len() - from) > most;
