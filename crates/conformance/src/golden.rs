@@ -59,6 +59,9 @@ pub struct Report {
     pub same_bits: Option<bool>,
     /// Prompt tokens.
     pub tokens: usize,
+    /// How many of them the reference has. A context that ends before is checked as far as it goes,
+    /// without greedy tokens.
+    pub of: usize,
 }
 
 impl Report {
@@ -80,6 +83,9 @@ impl fmt::Display for Report {
             "max error {:.2e}  chunked {:.2e}  greedy {greedy}  ({} tokens)",
             self.error, self.chunk_error, self.tokens
         )?;
+        if self.tokens < self.of {
+            write!(f, "  the context ends {} tokens before the reference", self.of - self.tokens)?;
+        }
         match self.same_bits {
             None => Ok(()),
             Some(true) => f.write_str("  bits of one device"),
@@ -161,6 +167,9 @@ pub fn all_logits(model: &Model, tokens: &[u32]) -> Result<Vec<f32>> {
 /// # Errors
 /// An error of the engine.
 pub fn greedy(model: &Model, prompt: &[u32], n: usize) -> Result<Vec<u32>> {
+    if n == 0 {
+        return Ok(Vec::new());
+    }
     let params = SampleParams { temperature: 0.0, ..SampleParams::default() };
     let request = Request { params, max_tokens: Some(n), ignore_eos: true, ..Request::default() };
     Ok(model.session()?.generate(prompt, &request, &mut |_, _| Control::Continue)?.tokens)
@@ -194,9 +203,15 @@ pub fn check_with(
     };
     let opened = open_devices(&options.devices)?.into_iter();
     let alike = opened.map(|d| d.caps().numerics.clone()).collect::<HashSet<_>>().len() == 1;
-    let golden = read_golden(&case.golden)?;
-    let tokens = golden.input_ids.len();
-    let whole = open(tokens + 3, options, change)?;
+    let mut golden = read_golden(&case.golden)?;
+    let of = golden.input_ids.len();
+    let whole = open(of + 3, options, change)?;
+    let tokens = of.min(whole.context());
+    if tokens < of {
+        golden.greedy.clear();
+        golden.input_ids.truncate(tokens);
+        golden.logits.truncate(golden.logits.len() / of * tokens);
+    }
     if let Some(device) = whole.engine()?.silent() {
         return Err(EngineError::NoNumerics(device.into()).into());
     }
@@ -208,6 +223,7 @@ pub fn check_with(
         alike,
         same_bits: None,
         tokens,
+        of,
     };
     // A device with the same numerics that takes everything.
     let specs = &options.devices.devices;

@@ -6,6 +6,8 @@
 #[path = "../../troika-gpu/tests/common/needed.rs"]
 mod needed;
 
+mod verdicts;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -473,4 +475,12 @@ fn logits_take_memory_for_the_rows_that_are_wanted() {
     // Those of all rows are wanted now, and are there.
     let logits = all_logits(&model, &prompt).unwrap();
     assert_eq!(logits.len(), prompt.len() * model.spec().vocab);
+}
+
+#[test]
+fn a_gpu_takes_what_the_table_of_families_says() {
+    if is_here() {
+        let said = verdicts::check(&device(&gpu_spec()), "GPU");
+        assert!(said.is_ok(), "{}", said.unwrap_err());
+    }
 }

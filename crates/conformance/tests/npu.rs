@@ -3,6 +3,8 @@
 
 #![allow(clippy::panic, clippy::print_stdout, clippy::unwrap_used)]
 
+mod verdicts;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -890,4 +892,10 @@ fn calibrated_formats_keep_what_a_model_predicts() {
         let most = if npu.contains("qnn") { 0.03 } else { 0.01 };
         assert!(change.abs() < most, "{npu} {bits} {outliers:?} {quant:?}: {change}");
     }
+}
+
+#[test]
+fn an_npu_takes_what_the_table_of_families_says() {
+    let said = verdicts::check(&device("npu:openvino:cpu"), "NPU");
+    assert!(said.is_ok(), "{}", said.unwrap_err());
 }

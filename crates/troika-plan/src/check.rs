@@ -35,7 +35,7 @@ impl Plan {
             let (found, need) = (Box::new(self.model.clone()), Box::new(need));
             return Err(PlanError::Model { found, need });
         }
-        range("the context", self.context, 1, spec.context.clamp(1, MAX_CONTEXT))?;
+        range("the context", self.context, 1, spec.longest().clamp(1, MAX_CONTEXT))?;
         range("the chunk length", self.prefill.chunk, 1, MAX_LENGTH)?;
         let (what, most) = match self.prefill.policy {
             Policy::ChunkAtATime => ("chunks in flight of the policy chunk-at-a-time", 1),

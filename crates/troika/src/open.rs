@@ -171,6 +171,13 @@ impl Model {
         warnings.extend(silent.iter().map(|name| {
             format!("device {name} computes nothing (its numerics are off): tokens are counted up, not generated")
         }));
+        if plan.context > spec.context {
+            let exact = spec.context;
+            warnings.push(format!(
+                "from token {exact} on, {name} attends to all tokens, where the model's index would \
+                 leave some out: its answers are not the model's (-c {exact} for those alone)"
+            ));
+        }
         let unkept = store.finish_packed();
         store.open_experts(&unkept)?;
         warnings.extend(unkept);

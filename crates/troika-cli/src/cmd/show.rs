@@ -1,6 +1,9 @@
 //! `troika show`: describes a model.
 
 use serde_json::{Value, json};
+use troika::engine::EngineError;
+use troika::graph::{DType, StateKind};
+use troika::model::lower::{LowerOptions, lower};
 use troika::model::spec::{Ffn, Layer, Mamba2, Mixer, ModelSpec, Norm};
 use troika::weights::{BindOptions, ClassError, FloatType};
 use troika::{Described, describe};
@@ -22,11 +25,11 @@ pub fn run(args: &ShowArgs) -> Result<(), CliError> {
         output::note_line(&format!("warning: {w}"));
     }
     let errors = described.store.quantization_error().map_err(troika::Error::from)?;
-    let name = source.to_string();
+    let (name, kept) = (source.to_string(), Kept::of(&described)?);
     if args.json {
-        return output::json(&as_json(&described, &name, &errors));
+        return output::json(&as_json(&described, &name, &kept, &errors));
     }
-    output::write(&as_text(&described, &name))?;
+    output::write(&as_text(&described, &name, &kept))?;
     output::write(&error_table(&errors))
 }
 
@@ -155,10 +158,29 @@ fn active(d: &Described, total: u64) -> u64 {
     total.saturating_sub(idle)
 }
 
-/// Bytes of a token in the KV cache, at most: layers with a window keep fewer tokens.
-fn cache_bytes(spec: &ModelSpec) -> u64 {
-    let widths = spec.layers.iter().filter_map(|l| Some(l.attention()?.cache_widths()));
-    widths.map(|(k, v)| 2 * (k + v.unwrap_or(0)) as u64).sum()
+/// What sequences keep.
+struct Kept {
+    /// Bytes of a token in the KV cache, at most: layers with a window keep fewer tokens.
+    token: u64,
+    /// Bytes of states that are as large for each sequence.
+    sequence: u64,
+}
+
+impl Kept {
+    fn of(d: &Described) -> Result<Kept, CliError> {
+        let options = LowerOptions { max_rows: 1, max_kv: 1, kv_dtype: DType::F16 };
+        let lowered = lower(&d.spec, &|key| d.store.shape(key), options);
+        let lowered = lowered.map_err(|e| troika::Error::from(EngineError::from(e)))?;
+        let mut kept = Kept { token: 0, sequence: 0 };
+        for state in &lowered.states {
+            let bytes = state.dtype.row_bytes(state.width).unwrap_or(0) as u64;
+            match lowered.page_groups[state.page_group] {
+                StateKind::Paged(_) => kept.token += bytes,
+                StateKind::Fixed => kept.sequence += bytes,
+            }
+        }
+        Ok(kept)
+    }
 }
 
 fn count(n: u64) -> String {
@@ -169,7 +191,7 @@ fn count(n: u64) -> String {
     }
 }
 
-fn as_text(d: &Described, path: &str) -> String {
+fn as_text(d: &Described, path: &str, kept: &Kept) -> String {
     let spec = &d.spec;
     let classes = d.store.classes();
     let total: u64 = classes.iter().map(|c| c.parameters).sum();
@@ -186,8 +208,12 @@ fn as_text(d: &Described, path: &str) -> String {
     for (layers, text) in groups(spec) {
         s.push_str(&format!("  layers {} ({})\n{text}", ranges(&layers), layers.len()));
     }
-    s.push_str(&format!("  KV cache      {} per token in 16 bits\n", bytes(cache_bytes(spec))));
-    s.push_str(&memory(spec, size));
+    s.push_str(&format!("  KV cache      {} per token in 16 bits\n", bytes(kept.token)));
+    if kept.sequence > 0 {
+        let states = bytes(kept.sequence);
+        s.push_str(&format!("  states        {states} per sequence, and per checkpoint of one\n"));
+    }
+    s.push_str(&memory(spec, size, kept.token));
     s.push_str("  weights\n");
     for c in classes {
         s.push_str(&format!(
@@ -202,10 +228,10 @@ fn as_text(d: &Described, path: &str) -> String {
 }
 
 /// What is free here, and what that means for weights of so many bytes.
-fn memory(spec: &ModelSpec, size: u64) -> String {
+fn memory(spec: &ModelSpec, size: u64, per_token: u64) -> String {
     let Some(host) = verdict::host() else { return String::new() };
     let cache = host.cache(size);
-    let tokens = cache.checked_div(cache_bytes(spec)).unwrap_or(u64::MAX);
+    let tokens = cache.checked_div(per_token).unwrap_or(u64::MAX);
     let (free, cache, tokens) = (bytes(host.free), bytes(cache), tokens.min(spec.context as u64));
     match size <= host.weights() {
         true => format!("  memory        {free} free: KV cache up to {cache}, {tokens} tokens\n"),
@@ -232,7 +258,7 @@ fn error_table(errors: &[ClassError]) -> String {
     s
 }
 
-fn as_json(d: &Described, path: &str, errors: &[ClassError]) -> Value {
+fn as_json(d: &Described, path: &str, kept: &Kept, errors: &[ClassError]) -> Value {
     let classes = d.store.classes();
     let total: u64 = classes.iter().map(|c| c.parameters).sum();
     let list: Vec<Value> = classes
@@ -251,7 +277,8 @@ fn as_json(d: &Described, path: &str, errors: &[ClassError]) -> Value {
         "active_parameters": active(d, total),
         "bytes": classes.iter().map(|c| c.bytes).sum::<u64>(),
         "context": d.spec.context,
-        "cache_bytes_per_token": cache_bytes(&d.spec),
+        "cache_bytes_per_token": kept.token,
+        "state_bytes_per_sequence": kept.sequence,
         "vocabulary": d.spec.vocab,
         "weights": list,
         "quantization": errors.iter().map(error_json).collect::<Vec<_>>(),

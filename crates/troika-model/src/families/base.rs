@@ -267,6 +267,7 @@ impl<'a> Base<'a> {
             vocab: self.vocab,
             hidden: self.hidden,
             context: self.context,
+            dense_context: None,
             embed_scale: 1.0,
             layers,
             final_norm: self.rms(),

@@ -86,8 +86,11 @@ fn of_taps(index: usize) -> (WeightRole, &'static str) {
 fn hf_taps(d: &DeltaRule, index: usize) -> Candidates {
     let (role, name) = of_taps(index);
     let modules = ["linear_attn", "self_attn", "attention"];
-    let mut all: Candidates =
-        modules.iter().map(|m| Recipe::whole(format!("{m}.{name}_conv1d.weight"))).collect();
+    // OLMo Hybrid's are saved in thirds, whatever their widths.
+    let third = |name| format!("linear_attn.{name}_conv1d.weight");
+    let all_three = Recipe::rows(third("q"), part(d, role));
+    let mut all = vec![Recipe { below: vec![third("k"), third("v")], ..all_three }];
+    all.extend(modules.iter().map(|m| Recipe::whole(format!("{m}.{name}_conv1d.weight"))));
     all.extend(modules.map(|m| Recipe::rows(format!("{m}.conv1d.weight"), part(d, role))));
     all
 }

@@ -32,8 +32,10 @@ impl TensorNames for HfNames {
         let mut all = Vec::with_capacity(recipes.len() * PREFIXES.len());
         let renames = RENAMING.contains(&&*spec.family);
         for prefix in PREFIXES {
+            let named = |name: &str| format!("{prefix}layers.{index}.{name}");
             let place = |name: &str, r: &Recipe| Recipe {
-                tensor: format!("{prefix}layers.{index}.{name}"),
+                tensor: named(name),
+                below: r.below.iter().map(|name| named(name)).collect(),
                 ..r.clone()
             };
             all.extend(recipes.iter().map(|r| place(&r.tensor, r)));

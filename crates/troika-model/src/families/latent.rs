@@ -110,10 +110,11 @@ pub(super) fn deepseek_v3(f: Fields<'_>, source: &ConfigSource) -> Result<ModelS
 }
 
 /// DeepSeek-V3.2: each query attends to the keys that an index chooses. The context ends where it
-/// would begin to leave keys out; up to there it changes nothing.
+/// would begin to leave keys out; up to there it changes nothing. A longer one can be asked for.
 pub(super) fn deepseek_v32(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let mut m = deepseek_v3(f, source)?;
     m.family = "deepseek_v32".into();
+    m.dense_context = Some(m.context);
     m.context = m.context.min(f.size_opt("index_topk")?.unwrap_or(2048));
     Ok(m)
 }

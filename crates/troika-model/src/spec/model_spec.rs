@@ -14,6 +14,10 @@ pub struct ModelSpec {
     pub hidden: usize,
     /// The longest sequence the model was made for, in tokens.
     pub context: usize,
+    /// A longer one that may be asked for, where the model leaves keys out by an index from `context`
+    /// on (DeepSeek-V3.2): attention to all keys goes on, which is not what the model does there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dense_context: Option<usize>,
     /// Factor of the embedding (Gemma: sqrt(hidden), rounded as in the model).
     pub embed_scale: f32,
     /// Layers, first to last.
@@ -31,6 +35,11 @@ pub struct ModelSpec {
 }
 
 impl ModelSpec {
+    /// The longest context that may be asked for.
+    pub fn longest(&self) -> usize {
+        self.dense_context.map_or(self.context, |dense| dense.max(self.context))
+    }
+
     /// The input that each layer has beside the residual stream.
     pub fn per_layer_input(&self) -> Option<PerLayerInput> {
         self.layers.first().and_then(|layer| layer.per_layer)

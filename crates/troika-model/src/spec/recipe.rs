@@ -11,6 +11,8 @@ use std::ops::Range;
 pub struct Recipe {
     /// Name in the file.
     pub tensor: String,
+    /// Tensors of as many columns whose rows are counted behind those of the first.
+    pub below: Vec<String>,
     /// The selected rows, in this order; empty: all.
     pub rows: Vec<Range<usize>>,
     /// The selected columns; `None`: all.
@@ -33,7 +35,8 @@ pub struct Cols {
 impl Recipe {
     /// The whole tensor.
     pub fn whole(tensor: impl Into<String>) -> Recipe {
-        Recipe { tensor: tensor.into(), rows: Vec::new(), cols: None, transpose: false }
+        let (below, rows) = (Vec::new(), Vec::new());
+        Recipe { tensor: tensor.into(), below, rows, cols: None, transpose: false }
     }
 
     /// A run of rows.

@@ -22,7 +22,7 @@ use troika_model::spec::{
 };
 
 use crate::bind::bound::Bound;
-use crate::bind::cut::{CutError, convert, cut};
+use crate::bind::cut::{CutError, aligned_with, convert, cut};
 use crate::bind::packed::{FoundPacked, Rounding};
 use crate::bind::scheme::{BindOptions, FloatType, Quant};
 use crate::bind::source::{ScaledNvfp4, ValueSource};
@@ -186,7 +186,40 @@ impl Binder<'_> {
         let Some((recipe, tensor)) = found else {
             return Err(not_found(&candidates, need, self.files));
         };
+        if !recipe.below.is_empty() {
+            return self.take(need, recipe, &self.stacked(recipe, tensor)?);
+        }
         self.take(need, recipe, tensor)
+    }
+
+    /// A copy of a recipe's tensors as one.
+    fn stacked(&self, recipe: &Recipe, first: &StoredTensor) -> Result<StoredTensor, WeightError> {
+        let (mut rows, cols) = first.matrix();
+        let mut parts: Vec<&[u8]> = vec![&first.bytes];
+        for name in &recipe.below {
+            let tensor = self.files.tensor(name).ok_or_else(|| WeightError::Missing {
+                file: self.files.origin(name),
+                tensor: name.clone(),
+            })?;
+            if tensor.dtype != first.dtype || tensor.matrix().1 != cols {
+                return Err(WeightError::Shape {
+                    file: self.files.origin(name),
+                    tensor: name.clone(),
+                    found: format!("{} {:?}", tensor.dtype.name(), tensor.shape),
+                    need: format!("{} and {cols} columns, as {}", first.dtype.name(), recipe.tensor),
+                });
+            }
+            rows += tensor.matrix().0;
+            parts.push(&tensor.bytes);
+        }
+        let bytes = parts.concat();
+        let out = aligned_with(bytes.len(), |out| out.copy_from_slice(&bytes));
+        let bytes = out.map_err(|e| WeightError::Memory {
+            file: self.files.origin(&recipe.tensor),
+            tensor: recipe.tensor.clone(),
+            bytes: e.bytes,
+        })?;
+        Ok(StoredTensor { dtype: first.dtype, shape: vec![rows, cols], bytes })
     }
 
     /// The type of blocks that do not stay whole: rearranged ones become Q8_0, since f32 would take

@@ -92,6 +92,7 @@ impl Encoder {
 
     fn recipe(&mut self, recipe: &Recipe) {
         self.text(&recipe.tensor);
+        recipe.below.iter().for_each(|name| self.text(name));
         self.ranges(&recipe.rows);
         match recipe.cols {
             None => self.number(0),

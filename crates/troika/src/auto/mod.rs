@@ -85,7 +85,7 @@ impl OpenOptions {
             return Ok(options);
         }
         // What is wrong with a context is told when the plan is made.
-        if self.context.is_some_and(|context| !(1..=spec.context).contains(&context)) {
+        if self.context.is_some_and(|context| !(1..=spec.longest()).contains(&context)) {
             return Ok(self.clone());
         }
         let (choice, named) =

@@ -163,7 +163,7 @@ fn all_options(
         [] => vec![Strategy::default()],
         some => some.to_vec(),
     };
-    let high = subject.spec()?.context;
+    let high = subject.spec()?.longest();
     let pairs = strategies.iter().flat_map(|s| threads.iter().map(move |&t| (t, s.clone())));
     let all = pairs.map(|(t, s)| options(args, t, s, context..=high));
     let all = all.collect::<Result<Vec<_>, CliError>>()?;
