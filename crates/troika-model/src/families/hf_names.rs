@@ -203,6 +203,10 @@ impl One<'_> {
                 "feedforward_layernorm.weight",
             ],
             W::FfnPreBias => &["post_attention_layernorm.bias"],
+            W::RouterNorm => &["router.scale"],
+            W::ExpertPre => &["pre_feedforward_layernorm_2.weight"],
+            W::ExpertPost => &["post_feedforward_layernorm_2.weight"],
+            W::SharedPost => &["post_feedforward_layernorm_1.weight"],
             W::PerLayerGate => &["per_layer_input_gate.weight"],
             W::PerLayerUp => &["per_layer_projection.weight"],
             W::PerLayerNorm => &["post_per_layer_input_norm.weight"],
@@ -247,6 +251,7 @@ impl One<'_> {
                 "block_sparse_moe.router.layer.weight",
                 "feed_forward.gate.weight",
                 "mixer.gate.weight",
+                "router.proj.weight",
             ],
             W::ExpertChoice => &[
                 "mlp.gate.e_score_correction_bias",
@@ -305,8 +310,13 @@ impl One<'_> {
     }
 
     fn shared(&self, part: &str, role: WeightRole) -> Candidates {
-        let blocks =
-            ["mlp.shared_expert", "mlp.shared_experts", "mlp.shared_mlp", "mixer.shared_experts"];
+        let blocks = [
+            "mlp.shared_expert",
+            "mlp.shared_experts",
+            "mlp.shared_mlp",
+            "mixer.shared_experts",
+            "mlp",
+        ];
         let mut all = blocks.map(|s| Recipe::whole(format!("{s}.{part}"))).to_vec();
         let shared = self.layer.moe().and_then(|m| m.shared);
         all.extend(shared.map(|s| granite_shared(role, s.inter)));
@@ -386,8 +396,10 @@ impl One<'_> {
             }
             all.push(stacked(m, role, e, self.hidden, block));
         }
-        // Granite has other names for the same.
+        // Gemma 4's lie beside its feed-forward, and Granite has other names for the same.
         let stacked = stacked(m, role, e, self.hidden, "block_sparse_moe");
+        let tensor = stacked.tensor.replace("block_sparse_moe.", "");
+        all.push(Recipe { tensor, ..stacked.clone() });
         let part = if role == WeightRole::ExpertDown { "output" } else { "input" };
         let tensor = format!("block_sparse_moe.{part}_linear.weight");
         all.push(Recipe { tensor, ..stacked });

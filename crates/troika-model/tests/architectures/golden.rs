@@ -185,7 +185,7 @@ fn all_found(model: &DescribedModel, files: &dyn Checkpoint) -> Result<usize, St
 #[test]
 fn all_weights_of_all_test_models_are_found() {
     let mut checked = 0;
-    for kind in ["golden", "gguf"] {
+    for kind in ["golden", "golden-2026", "gguf"] {
         for entry in std::fs::read_dir(data(kind)).unwrap() {
             let path = entry.unwrap().path();
             let is_model = path.is_dir() || path.extension().is_some_and(|e| e == "gguf");
@@ -203,7 +203,7 @@ fn all_weights_of_all_test_models_are_found() {
             checked += 1;
         }
     }
-    assert!(checked >= 38, "only {checked} models");
+    assert!(checked >= 58, "only {checked} models");
 }
 
 /// The details of published Gemma 4 configs: wider heads and fewer of keys where a layer sees all,
@@ -231,7 +231,27 @@ fn layers_of_gemma_4_differ() {
     // One of the kind must come before.
     let shared = with(config.clone(), json!({"num_kv_shared_layers": 4}));
     assert!(from_config(&shared).err().unwrap().to_string().contains("layer 2 finds no layer"));
-    let experts = with(config, json!({"enable_moe_block": true}));
-    let said = from_config(&experts).err().unwrap().to_string();
-    assert_eq!(said, "enable_moe_block = true is not supported; supported: false");
+    let said = |changes| {
+        let experts = with(config.clone(), json!({"enable_moe_block": true}));
+        from_config(&with(experts, changes)).err().unwrap().to_string()
+    };
+    assert_eq!(said(json!({})), "the config has no num_experts");
+    let experts = |k| json!({"num_experts": 4, "top_k_experts": k});
+    assert_eq!(said(experts(2)), "the config has no moe_intermediate_size");
+    let problem = "the config's top_k_experts is 5, which is not between 1 and the 4 experts";
+    assert_eq!(said(experts(5)), problem);
+}
+
+#[test]
+fn gemma_4_has_experts_beside_its_feed_forward() {
+    let s = spec(&golden("../golden-2026/gemma-4-moe"));
+    let m = moe(&s, 2);
+    assert_eq!((m.experts, m.top_k, m.inter, m.normalize), (6, 2, 32, true));
+    assert_eq!(
+        (m.score, m.act, m.norms),
+        (Score::Softmax, Activation::GeluTanh, Some(rms(1e-6, 0.0)))
+    );
+    assert_eq!(m.shared.map(|s| (s.inter, s.gated)), Some((96, false)));
+    let of = |i: usize| s.layers[i].attention().map(|a| (a.k_dim, a.kv_heads, a.v_is_k));
+    assert_eq!([of(1), of(2)], [Some((16, 2, false)), Some((32, 1, true))]);
 }
