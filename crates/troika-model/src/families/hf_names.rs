@@ -25,6 +25,26 @@ pub(super) struct HfNames;
 
 impl TensorNames for HfNames {
     fn candidates(&self, spec: &ModelSpec, key: Key) -> Candidates {
+        let mut all = self.places(spec, key);
+        let is_norm = [WeightRole::AttnPre, WeightRole::FfnPre, WeightRole::FinalNorm];
+        if spec.family == "nemotron" && is_norm.contains(&key.role) {
+            all.iter_mut().for_each(|recipe| recipe.plus_one = true);
+        }
+        all
+    }
+
+    fn layer(&self, tensor: &str) -> Option<usize> {
+        let inside = |p: &str| tensor.strip_prefix(p)?.strip_prefix("layers.")?.split_once('.');
+        PREFIXES.iter().find_map(|p| inside(p)?.0.parse().ok())
+    }
+
+    fn layers_key(&self) -> &'static str {
+        "num_hidden_layers"
+    }
+}
+
+impl HfNames {
+    fn places(&self, spec: &ModelSpec, key: Key) -> Candidates {
         let Some(index) = key.layer else { return outer(key.role) };
         let Some(layer) = spec.layers.get(index) else { return Vec::new() };
         let one = One { layer, hidden: spec.hidden, index: key.index.unwrap_or(0) };
@@ -47,15 +67,6 @@ impl TensorNames for HfNames {
             }
         }
         all
-    }
-
-    fn layer(&self, tensor: &str) -> Option<usize> {
-        let inside = |p: &str| tensor.strip_prefix(p)?.strip_prefix("layers.")?.split_once('.');
-        PREFIXES.iter().find_map(|p| inside(p)?.0.parse().ok())
-    }
-
-    fn layers_key(&self) -> &'static str {
-        "num_hidden_layers"
     }
 }
 

@@ -17,6 +17,8 @@ pub struct Recipe {
     pub cols: Option<Cols>,
     /// Whether to transpose the selection.
     pub transpose: bool,
+    /// Whether files hold the numbers of a vector less one (Nemotron's norms).
+    pub plus_one: bool,
 }
 
 /// Every `step`-th column from `start`, `len` of them.
@@ -33,7 +35,8 @@ pub struct Cols {
 impl Recipe {
     /// The whole tensor.
     pub fn whole(tensor: impl Into<String>) -> Recipe {
-        Recipe { tensor: tensor.into(), rows: Vec::new(), cols: None, transpose: false }
+        let (tensor, rows) = (tensor.into(), Vec::new());
+        Recipe { tensor, rows, cols: None, transpose: false, plus_one: false }
     }
 
     /// A run of rows.
