@@ -305,6 +305,19 @@ pub(super) fn starcoder2(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSp
     Ok(layer_norms(b.model("starcoder2", vec![layer; b.layers]), eps))
 }
 
+/// Nemotron: layer norms, squared relu without a gate.
+pub(super) fn nemotron(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
+    let (act, context) = ("relu2", 4096);
+    let mut b = Base::read(f, source, Defaults { act, context, ..Defaults::default() })?;
+    b.partial = 0.5;
+    let mut attn = b.biased_attn(Some(b.rope()?), false)?;
+    attn.o_bias = f.flag("attention_out_bias")?.unwrap_or(attn.o_bias);
+    let bias = f.flag("mlp_bias")?.unwrap_or(false);
+    let layer = b.layer(attn, Ffn::Dense(Mlp { gated: false, bias, ..b.mlp()? }));
+    let eps = f.first(&["norm_eps", "layer_norm_eps"], Fields::positive)?;
+    Ok(layer_norms(b.model("nemotron", vec![layer; b.layers]), eps))
+}
+
 pub(super) fn stablelm(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let mut b = Base::read(f, source, Defaults { context: 4096, ..Defaults::default() })?;
     b.partial = 0.25;

@@ -1,14 +1,14 @@
 //! Gemma 4: an input of its own for each layer, late layers that use the keys and values of earlier
-//! ones, and wider heads where a layer sees the whole context.
+//! ones, wider heads where a layer sees the whole context, and experts beside the feed-forward.
 
 use super::base::{Base, ConfigSource};
 use super::fields::{Fields, Result, bad, unsupported};
 use super::gemma::{read_newer, scaled_by_width};
+use super::moe::{experts, moe};
 use super::rope::RopeConfig;
-use crate::spec::{Ffn, Layer, Mixer, Mlp, ModelSpec, PerLayerInput};
+use crate::spec::{Ffn, Layer, Mixer, Mlp, ModelSpec, Moe, PerLayerInput, SharedExpert};
 
 pub(super) fn gemma4(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
-    f.refuse_flag("enable_moe_block")?;
     let mut b = read_newer(f, source, 131_072)?;
     b.theta = 1e6;
     let window = f.or("sliding_window", Some(512), Fields::window)?;
@@ -80,5 +80,14 @@ fn layer(b: &Base<'_>, i: usize, local: bool, shares: bool) -> Result<Layer> {
     (attn.scale, attn.v_is_k) = (1.0, v_is_k);
     (attn.qk_norm, attn.v_norm) = (Some(b.qk_norm(true)), Some(b.rms()));
     let mlp = Mlp { inter, act: b.act, gated: true, bias: false, gate_scale: 1.0 };
-    Ok(b.layer(attn, Ffn::Dense(mlp)))
+    if !f.flag("enable_moe_block")?.unwrap_or(false) {
+        return Ok(b.layer(attn, Ffn::Dense(mlp)));
+    }
+    let count = experts(f, f.count("num_experts")?, 0)?;
+    let moe = Moe {
+        shared: Some(SharedExpert { inter, gated: false, bias: false }),
+        norms: Some(b.rms()),
+        ..moe(b, count, f.size("moe_intermediate_size")?, true)
+    };
+    Ok(b.layer(attn, Ffn::Moe(moe)))
 }

@@ -59,6 +59,7 @@ const ARCHITECTURES: &[(&str, &str, bool)] = &[
     ("lfm2moe", "lfm2_moe", false),
     ("granitehybrid", "granitemoehybrid", true),
     ("falcon-h1", "falcon_h1", false),
+    ("nemotron", "nemotron", false),
     ("nemotron_h", "nemotron_h", false),
     ("nemotron_h_moe", "nemotron_h", false),
     ("qwen3next", "qwen3_next", false),
@@ -196,6 +197,7 @@ pub(super) fn config(
     c.insert("attention_out_bias".into(), json!(has("blk.0.attn_output.bias")));
     c.insert("mlp_bias".into(), json!(has("blk.0.ffn_down.bias")));
     c.insert("lm_head_bias".into(), json!(has("output.bias")));
+    c.insert("qk_layernorm".into(), json!(has("blk.0.attn_q_norm.weight")));
     let any = |end: &str| files.names().iter().any(|name| name.ends_with(end));
     c.insert("mamba_conv_bias".into(), json!(any(".ssm_conv1d.bias")));
     c.insert("mamba_rms_norm".into(), json!(any(".ssm_norm.weight")));

@@ -25,6 +25,26 @@ pub(super) struct HfNames;
 
 impl TensorNames for HfNames {
     fn candidates(&self, spec: &ModelSpec, key: Key) -> Candidates {
+        let mut all = self.places(spec, key);
+        let is_norm = [WeightRole::AttnPre, WeightRole::FfnPre, WeightRole::FinalNorm];
+        if spec.family == "nemotron" && is_norm.contains(&key.role) {
+            all.iter_mut().for_each(|recipe| recipe.plus_one = true);
+        }
+        all
+    }
+
+    fn layer(&self, tensor: &str) -> Option<usize> {
+        let inside = |p: &str| tensor.strip_prefix(p)?.strip_prefix("layers.")?.split_once('.');
+        PREFIXES.iter().find_map(|p| inside(p)?.0.parse().ok())
+    }
+
+    fn layers_key(&self) -> &'static str {
+        "num_hidden_layers"
+    }
+}
+
+impl HfNames {
+    fn places(&self, spec: &ModelSpec, key: Key) -> Candidates {
         let Some(index) = key.layer else { return outer(key.role) };
         let Some(layer) = spec.layers.get(index) else { return Vec::new() };
         let one = One { layer, hidden: spec.hidden, index: key.index.unwrap_or(0) };
@@ -49,15 +69,6 @@ impl TensorNames for HfNames {
             }
         }
         all
-    }
-
-    fn layer(&self, tensor: &str) -> Option<usize> {
-        let inside = |p: &str| tensor.strip_prefix(p)?.strip_prefix("layers.")?.split_once('.');
-        PREFIXES.iter().find_map(|p| inside(p)?.0.parse().ok())
-    }
-
-    fn layers_key(&self) -> &'static str {
-        "num_hidden_layers"
     }
 }
 
@@ -205,6 +216,10 @@ impl One<'_> {
                 "feedforward_layernorm.weight",
             ],
             W::FfnPreBias => &["post_attention_layernorm.bias"],
+            W::RouterNorm => &["router.scale"],
+            W::ExpertPre => &["pre_feedforward_layernorm_2.weight"],
+            W::ExpertPost => &["post_feedforward_layernorm_2.weight"],
+            W::SharedPost => &["post_feedforward_layernorm_1.weight"],
             W::PerLayerGate => &["per_layer_input_gate.weight"],
             W::PerLayerUp => &["per_layer_projection.weight"],
             W::PerLayerNorm => &["post_per_layer_input_norm.weight"],
@@ -249,6 +264,7 @@ impl One<'_> {
                 "block_sparse_moe.router.layer.weight",
                 "feed_forward.gate.weight",
                 "mixer.gate.weight",
+                "router.proj.weight",
             ],
             W::ExpertChoice => &[
                 "mlp.gate.e_score_correction_bias",
@@ -307,8 +323,13 @@ impl One<'_> {
     }
 
     fn shared(&self, part: &str, role: WeightRole) -> Candidates {
-        let blocks =
-            ["mlp.shared_expert", "mlp.shared_experts", "mlp.shared_mlp", "mixer.shared_experts"];
+        let blocks = [
+            "mlp.shared_expert",
+            "mlp.shared_experts",
+            "mlp.shared_mlp",
+            "mixer.shared_experts",
+            "mlp",
+        ];
         let mut all = blocks.map(|s| Recipe::whole(format!("{s}.{part}"))).to_vec();
         let shared = self.layer.moe().and_then(|m| m.shared);
         all.extend(shared.map(|s| granite_shared(role, s.inter)));
@@ -388,8 +409,10 @@ impl One<'_> {
             }
             all.push(stacked(m, role, e, self.hidden, block));
         }
-        // Granite has other names for the same.
+        // Gemma 4's lie beside its feed-forward, and Granite has other names for the same.
         let stacked = stacked(m, role, e, self.hidden, "block_sparse_moe");
+        let tensor = stacked.tensor.replace("block_sparse_moe.", "");
+        all.push(Recipe { tensor, ..stacked.clone() });
         let part = if role == WeightRole::ExpertDown { "output" } else { "input" };
         let tensor = format!("block_sparse_moe.{part}_linear.weight");
         all.push(Recipe { tensor, ..stacked });

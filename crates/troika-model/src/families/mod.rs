@@ -102,6 +102,7 @@ const FAMILIES: &[(&str, FamilyFn)] = &[
     ("ministral3", dense::ministral3),
     ("mistral", dense::mistral),
     ("mixtral", moe::mixtral),
+    ("nemotron", dense::nemotron),
     ("nemotron_h", hybrid::nemotron_h),
     ("olmo2", dense::olmo2),
     ("olmo3", dense::olmo3),

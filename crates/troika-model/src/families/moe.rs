@@ -18,9 +18,11 @@ pub(super) struct ExpertCount {
 pub(super) fn experts(f: Fields<'_>, experts: usize, top_k: usize) -> Result<ExpertCount> {
     let names = ["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"];
     let n = f.first(&names, Fields::count_opt)?.unwrap_or(experts);
-    let k = f.first(&["num_experts_per_tok", "moe_k"], Fields::count_opt)?.unwrap_or(top_k);
+    let names = ["num_experts_per_tok", "moe_k", "top_k_experts"];
+    let k = f.first(&names, Fields::count_opt)?.unwrap_or(top_k);
     if k == 0 || k > n {
-        return Err(bad("num_experts_per_tok", k, format!("not between 1 and the {n} experts")));
+        let name = names.into_iter().find(|name| f.get(name).is_some()).unwrap_or(names[0]);
+        return Err(bad(name, k, format!("not between 1 and the {n} experts")));
     }
     Ok(ExpertCount { experts: n, top_k: k })
 }
@@ -40,6 +42,7 @@ pub(super) fn moe(b: &Base<'_>, count: ExpertCount, inter: usize, normalize: boo
         scale: 1.0,
         groups: None,
         shared: None,
+        norms: None,
     }
 }
 

@@ -49,9 +49,18 @@ impl Lowerer<'_> {
     ) -> Result<EdgeId, LowerError> {
         let mut e = Emit::new(self, SegmentKind::Router, Some(index));
         let source = e.input(if layer.parallel { x } else { mixed });
-        let (norm, role) = pre_norm(layer);
+        let own = moe.norms.map(|norm| (Some(norm), WeightRole::ExpertPre));
+        let (norm, role) = own.unwrap_or_else(|| pre_norm(layer));
         let n = e.norm_if(source, norm, role)?;
-        let logits = e.float_linear(n, WeightRole::Router, moe.router_bias)?;
+        let routed = match moe.norms {
+            Some(norm) => {
+                let routed = e.norm(source, norm, WeightRole::RouterNorm, 0)?;
+                let width = e.graph.cols(source) as f32;
+                e.scaled(routed, width.sqrt().recip())
+            }
+            None => n,
+        };
+        let logits = e.float_linear(routed, WeightRole::Router, moe.router_bias)?;
         let op = Router {
             experts: moe.experts,
             top_k: moe.top_k,
@@ -107,11 +116,17 @@ impl Lowerer<'_> {
             act,
         };
         let cols = e.graph.cols(n);
-        let mut y = e.graph.op("experts", Op::Experts(op), &[n, ids, weights], cols);
+        let y = e.graph.op("experts", Op::Experts(op), &[n, ids, weights], cols);
+        let mut y = e.norm_if(y, moe.norms, WeightRole::ExpertPost)?;
         if let Some(shared) = moe.shared {
             let SharedExpert { inter, gated, bias } = shared;
             let mlp = Mlp { inter, act: moe.act, gated: moe.gated, bias, gate_scale: 1.0 };
-            let mut s = mlp_ops(&mut e, &mlp, SHARED, n)?;
+            let input = match moe.norms {
+                Some(_) => e.norm_if(residual, layer.ffn_pre, WeightRole::FfnPre)?,
+                None => n,
+            };
+            let s = mlp_ops(&mut e, &mlp, SHARED, input)?;
+            let mut s = e.norm_if(s, moe.norms, WeightRole::SharedPost)?;
             if gated {
                 let g = e.linear(n, WeightRole::SharedOutGate, false)?;
                 s = e.graph.op("gated", Op::SigmoidGate, &[s, g], cols);

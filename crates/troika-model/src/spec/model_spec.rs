@@ -453,6 +453,9 @@ pub struct Moe {
     pub groups: Option<(usize, usize)>,
     /// An expert that every token uses.
     pub shared: Option<SharedExpert>,
+    /// Norms of its own (Gemma 4): of what the router reads, before and behind the experts, and
+    /// behind the shared expert, which reads the layer's normalised input.
+    pub norms: Option<Norm>,
 }
 
 /// The shared expert, of the same form as the others.

@@ -19,6 +19,8 @@ pub struct Recipe {
     pub cols: Option<Cols>,
     /// Whether to transpose the selection.
     pub transpose: bool,
+    /// Whether files hold the numbers of a vector less one (Nemotron's norms).
+    pub plus_one: bool,
 }
 
 /// Every `step`-th column from `start`, `len` of them.
@@ -35,8 +37,8 @@ pub struct Cols {
 impl Recipe {
     /// The whole tensor.
     pub fn whole(tensor: impl Into<String>) -> Recipe {
-        let (below, rows) = (Vec::new(), Vec::new());
-        Recipe { tensor: tensor.into(), below, rows, cols: None, transpose: false }
+        let (tensor, below, rows) = (tensor.into(), Vec::new(), Vec::new());
+        Recipe { tensor, below, rows, cols: None, transpose: false, plus_one: false }
     }
 
     /// A run of rows.

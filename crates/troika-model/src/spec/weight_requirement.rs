@@ -201,6 +201,14 @@ fn mlp_needs(l: &mut List, m: &Mlp, h: usize) {
 }
 
 fn moe_needs(l: &mut List, m: &Moe, h: usize) {
+    for role in [
+        WeightRole::RouterNorm,
+        WeightRole::ExpertPre,
+        WeightRole::ExpertPost,
+        WeightRole::SharedPost,
+    ] {
+        l.norm(m.norms, role, h);
+    }
     l.linear(m.router_bias, WeightRole::Router, m.experts, h);
     l.add_if(m.choice_bias, WeightRole::ExpertChoice, 1, m.experts);
     for (role, bias, rows, cols) in [

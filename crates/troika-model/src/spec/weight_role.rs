@@ -65,6 +65,9 @@ weight_roles! {
     PerLayerEmbed, PerLayerIn, PerLayerInNorm,
     /// A layer's own input: hidden -> its width, and back; the norm of what is added.
     PerLayerGate, PerLayerUp, PerLayerNorm,
+    /// Norms of experts beside a dense feed-forward: of what the router reads, before and behind
+    /// the experts, and behind the feed-forward.
+    RouterNorm, ExpertPre, ExpertPost, SharedPost,
 }
 
 impl WeightRole {
@@ -167,7 +170,7 @@ mod tests {
             MixInBias MixOutBias MixConv MixConvBias MixGate MixGateBias MixStep MixStepBias \
             MixRate MixSkip MixStepShift MixNorm Taps DecayDown Decay DecayBias Beta GateDown \
             DecayRate HeadNorm PerLayerEmbed PerLayerIn PerLayerInNorm PerLayerGate PerLayerUp \
-            PerLayerNorm";
+            PerLayerNorm RouterNorm ExpertPre ExpertPost SharedPost";
         assert_eq!(names, kept.split(' ').collect::<Vec<_>>());
         assert_eq!(Key::indexed(3, ExpertUp, 7).to_string(), "layers.3.ExpertUp.7");
         assert_eq!(Key::model(Embed).to_string(), "Embed");

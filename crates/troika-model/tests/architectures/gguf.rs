@@ -426,7 +426,7 @@ fn files_that_cannot_be_read() {
                granitemoe, granite_swa, glm4, glm4moe, ernie4_5, ernie4_5-moe, hunyuan-dense, \
                hy_v3, mistral3, arcee, seed_oss, minimax-m2, exaone-moe, cohere2, cohere2moe, \
                dots1, afmoe, mellum, laguna, mimo2, lfm2, lfm2moe, granitehybrid, falcon-h1, \
-               nemotron_h, nemotron_h_moe, qwen3next, qwen35, qwen35moe, kimi-linear, starcoder2, \
+               nemotron, nemotron_h, nemotron_h_moe, qwen3next, qwen35, qwen35moe, kimi-linear, starcoder2, \
                stablelm";
     assert_eq!(
         gguf("falcon").refusal(),

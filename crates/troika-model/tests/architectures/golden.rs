@@ -4,7 +4,7 @@ use serde_json::json;
 use troika_graph::{Activation, Score};
 use troika_model::families::{DescribedModel, from_config, from_gguf};
 use troika_model::spec::{
-    Checkpoint, ModelSpec, Norm, QkNorm, WeightRequirement, weight_requirements,
+    Checkpoint, ModelSpec, Norm, QkNorm, WeightRequirement, WeightRole, weight_requirements,
 };
 use troika_weights::{FileSource, open};
 
@@ -185,7 +185,7 @@ fn all_found(model: &DescribedModel, files: &dyn Checkpoint) -> Result<usize, St
 #[test]
 fn all_weights_of_all_test_models_are_found() {
     let mut checked = 0;
-    for kind in ["golden", "gguf"] {
+    for kind in ["golden", "golden-2026", "gguf"] {
         for entry in std::fs::read_dir(data(kind)).unwrap() {
             let path = entry.unwrap().path();
             let is_model = path.is_dir() || path.extension().is_some_and(|e| e == "gguf");
@@ -203,7 +203,7 @@ fn all_weights_of_all_test_models_are_found() {
             checked += 1;
         }
     }
-    assert!(checked >= 38, "only {checked} models");
+    assert!(checked >= 61, "only {checked} models");
 }
 
 /// The details of published Gemma 4 configs: wider heads and fewer of keys where a layer sees all,
@@ -231,7 +231,52 @@ fn layers_of_gemma_4_differ() {
     // One of the kind must come before.
     let shared = with(config.clone(), json!({"num_kv_shared_layers": 4}));
     assert!(from_config(&shared).err().unwrap().to_string().contains("layer 2 finds no layer"));
-    let experts = with(config, json!({"enable_moe_block": true}));
-    let said = from_config(&experts).err().unwrap().to_string();
-    assert_eq!(said, "enable_moe_block = true is not supported; supported: false");
+    let said = |changes| {
+        let experts = with(config.clone(), json!({"enable_moe_block": true}));
+        from_config(&with(experts, changes)).err().unwrap().to_string()
+    };
+    assert_eq!(said(json!({})), "the config has no num_experts");
+    let experts = |k| json!({"num_experts": 4, "top_k_experts": k});
+    assert_eq!(said(experts(2)), "the config has no moe_intermediate_size");
+    let problem = "the config's top_k_experts is 5, which is not between 1 and the 4 experts";
+    assert_eq!(said(experts(5)), problem);
+}
+
+#[test]
+fn gemma_4_has_experts_beside_its_feed_forward() {
+    let s = spec(&golden("../golden-2026/gemma-4-moe"));
+    let m = moe(&s, 2);
+    assert_eq!((m.experts, m.top_k, m.inter, m.normalize), (6, 2, 32, true));
+    assert_eq!(
+        (m.score, m.act, m.norms),
+        (Score::Softmax, Activation::GeluTanh, Some(rms(1e-6, 0.0)))
+    );
+    assert_eq!(m.shared.map(|s| (s.inter, s.gated)), Some((96, false)));
+    let of = |i: usize| s.layers[i].attention().map(|a| (a.k_dim, a.kv_heads, a.v_is_k));
+    assert_eq!([of(1), of(2)], [Some((16, 2, false)), Some((32, 1, true))]);
+}
+
+/// Files of checkpoints have weights of norms less one, GGUF files have them whole.
+#[test]
+fn nemotron() {
+    let model = from_config(&golden("../golden-2026/nemotron")).unwrap();
+    let s = &model.spec;
+    let norm = Some(Norm::Layer { eps: 1e-5, bias: true });
+    let l = &s.layers[0];
+    assert_eq!((l.attn_pre, l.ffn_pre, Some(s.final_norm), s.tied), (norm, norm, norm, false));
+    let m = dense(s, 0);
+    assert_eq!((m.inter, m.act, m.gated, m.bias), (112, Activation::ReluSquared, false, false));
+    assert_eq!(l.attention().unwrap().rope.as_ref().unwrap().rotary_dim, 8);
+    for need in weight_requirements(s) {
+        let is_norm = [WeightRole::AttnPre, WeightRole::FfnPre, WeightRole::FinalNorm];
+        let all = model.names.candidates(s, need.key);
+        assert!(all.iter().all(|r| r.plus_one == is_norm.contains(&need.key.role)), "{need:?}");
+    }
+    let config = golden("../golden-2026/nemotron");
+    let said = |changes| from_config(&with(config.clone(), changes)).err().unwrap().to_string();
+    let problem = "the config's norm_eps is -1, which is not more than 0";
+    assert_eq!(said(json!({"norm_eps": -1.0})), problem);
+    let rope = json!({"partial_rotary_factor": 1.5});
+    let problem = "the config's partial_rotary_factor is 1.5, which is not in (0, 1]";
+    assert_eq!(said(json!({"rope_parameters": rope})), problem);
 }

@@ -48,6 +48,20 @@ pub(crate) struct CutBytes {
 
 /// Applies a recipe: a view if possible, else a copy.
 pub(crate) fn cut(tensor: &StoredTensor, recipe: &Recipe) -> Result<CutBytes, CutError> {
+    let CutBytes { dtype, bytes, owned } = selected(tensor, recipe)?;
+    if !recipe.plus_one {
+        return Ok(CutBytes { dtype, bytes, owned });
+    }
+    let numbers = bytes.len() / dtype.block_bytes() * dtype.block_len();
+    let bytes = aligned_with(numbers.saturating_mul(4), |out| {
+        let out: &mut [f32] = bytemuck::cast_slice_mut(out);
+        blocks::dequantize(dtype, &bytes, out);
+        out.iter_mut().for_each(|x| *x += 1.0);
+    })?;
+    Ok(CutBytes { dtype: DType::F32, bytes, owned: true })
+}
+
+fn selected(tensor: &StoredTensor, recipe: &Recipe) -> Result<CutBytes, CutError> {
     let (rows, cols) = tensor.matrix();
     let dtype = tensor.dtype;
     let row_bytes = dtype.row_bytes(cols).ok_or(CutError::Misfit)?;
