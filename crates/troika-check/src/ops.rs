@@ -58,6 +58,10 @@ fn elements() -> Result<Vec<DeviceCase>> {
         norm_of_groups()?,
         case("layer_norm").layer_norm(DType::F16, 6)?,
         plain("sigmoid_gate", Op::SigmoidGate, &[6, 1], 6)?,
+        scale_cols()?,
+        plain("match_rms", Op::MatchRms { least: 0.1 }, &[37, 37], 37)?,
+        plain("gaussian_top_k", Op::GaussianTopK { deviations: 0.7 }, &[37], 37)?,
+        plain("mix", Op::Mix { streams: 3 }, &[21, 6], 14)?,
         plain("slice_cols", Op::SliceCols { group: 6, start: 1, len: 4 }, &[12], 8)?,
         plain("concat_cols", Op::ConcatCols { groups: 2 }, &[4, 6], 10)?,
         plain("activate", Op::Activate(Activation::GeluTanh), &[6], 6)?,
@@ -80,6 +84,13 @@ fn elements() -> Result<Vec<DeviceCase>> {
         case("rope of neighbours").rope(RopeStyle::Interleaved, false)?,
         case("rope of long sequences").rope(RopeStyle::Half, true)?,
     ])
+}
+
+fn scale_cols() -> Result<DeviceCase> {
+    let mut b = case("scale_cols");
+    let weight = b.weight(DType::F32, 1, 37)?;
+    let x = b.floats(37);
+    b.op(Op::ScaleCols { weight }, &[x], 37)
 }
 
 /// Converts from another type, and to it and back.

@@ -154,6 +154,7 @@ pub(crate) fn packs(graph: &Subgraph, node: &Node, limit: u64) -> Result<Vec<Pac
             vec![Pack::Matrix(*table)]
         }
         Op::RmsNorm { weight, .. } => weight.iter().map(vector).collect(),
+        Op::ScaleCols { weight } => vec![vector(weight)],
         Op::LayerNorm { weight, bias, .. } => {
             std::iter::once(weight).chain(bias).map(vector).collect()
         }

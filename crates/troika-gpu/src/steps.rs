@@ -225,6 +225,18 @@ impl Emitter<'_> {
                 let made = kernels::layer_norm(shape(group, false, eps), bias.is_some(), other, to);
                 (made, [own(true, 0), own(bias.is_some(), 1)])
             }
+            Op::ScaleCols { .. } => {
+                let made = kernels::scale_cols(shape(cols as usize, false, 0.0), to);
+                (made, [own(true, 0), Unused])
+            }
+            Op::MatchRms { least } => {
+                let shape = shape(cols as usize, false, least);
+                (kernels::match_rms(shape, other.unwrap_or(to[0]), to), [Unused; 2])
+            }
+            Op::GaussianTopK { deviations } => {
+                let shape = shape(cols as usize, false, 0.0);
+                (kernels::gaussian_top_k(shape, deviations, to), [Unused; 2])
+            }
             _ => return unsupported("a norm of another op"),
         };
         self.push(made, &[w, b, Value(x), addend.into(), Value(y)])

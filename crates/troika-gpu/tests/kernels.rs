@@ -268,6 +268,63 @@ fn norms_of_whole_rows_and_of_groups() {
     }
 }
 
+/// Rows times weights, as large as other rows, and what they have above their deviations.
+#[test]
+fn rows_are_scaled_matched_and_cut() {
+    let Some(gpu) = runner() else { return };
+    let mut n = Numbers(14);
+    for (rows, cols) in [(3, 333), (2, 7)] {
+        let (a, b, w) = (n.floats(rows * cols), n.floats(rows * cols), n.floats(cols));
+        let [a_on, b_on, w_on] = [&a, &b, &w].map(|x| gpu.floats(x));
+        let (at, group) = (loc(0, cols), cols as u32);
+        let shape = NormShape { rows: rows as u32, groups: 1, group, own_weights: false, eps: 0.3 };
+        let wide = |x: &[f32]| x.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
+        let square = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
+        let [mut scaled, mut matched, mut largest] = [const { Vec::new() }; 3];
+        for (x, like) in a.chunks(cols).zip(b.chunks(cols)) {
+            let (x, like) = (wide(x), wide(like));
+            scaled.extend(x.iter().zip(&w).map(|(x, w)| x * f64::from(*w)));
+            let factor = (square(&like) / square(&x).max(0.3)).sqrt();
+            matched.extend(x.iter().map(|x| x * factor));
+            let mean = x.iter().sum::<f64>() / cols as f64;
+            let apart: Vec<f64> = x.iter().map(|x| x - mean).collect();
+            let least = mean + 0.5 * square(&apart).sqrt();
+            largest.extend(x.iter().map(|x| (x - least).max(0.0)));
+        }
+        for (name, made, expected) in [
+            ("columns", kernels::scale_cols(shape, [at; 2]), scaled),
+            ("match", kernels::match_rms(shape, at, [at; 2]), matched),
+            ("largest", kernels::gaussian_top_k(shape, 0.5, [at; 2]), largest),
+        ] {
+            let y = gpu.floats(&vec![0.0; rows * cols]);
+            gpu.run(&made.expect("one"), &[&w_on, &w_on, &a_on, &b_on, &y]);
+            near(name, &gpu.read_floats(&y)[..rows * cols], &expected, BOUND);
+        }
+    }
+}
+
+#[test]
+fn streams_are_mixed() {
+    let Some(gpu) = runner() else { return };
+    let mut n = Numbers(15);
+    for (from, to, width) in [(3, 2, 301), (1, 4, 7)] {
+        let (x, c) = (n.floats(2 * from * width), n.floats(2 * to * from));
+        let mut expected = Vec::new();
+        for (x, c) in x.chunks(from * width).zip(c.chunks(to * from)) {
+            for (i, c) in c.chunks(from).enumerate() {
+                let of = |j: usize, k: usize| f64::from(x[j * width + k]);
+                let sum = |k| (0..from).map(|j| f64::from(c[j]) * of(j, k)).sum::<f64>();
+                expected.extend((0..width).map(|k| of(i % from, k) + sum(k)));
+            }
+        }
+        let at = [loc(0, from * width), loc(0, to * from), loc(0, to * width)];
+        let d = kernels::mix(2, width as u32, from as u32, to as u32, at).expect("one");
+        let y = gpu.floats(&vec![0.0; expected.len()]);
+        gpu.run(&d, &[&gpu.floats(&x), &gpu.floats(&c), &y]);
+        near("mix", &gpu.read_floats(&y)[..expected.len()], &expected, BOUND);
+    }
+}
+
 #[test]
 fn rotations_at_far_positions() {
     let Some(gpu) = runner() else { return };

@@ -199,6 +199,9 @@ fn rest(out: &mut Vec<Result<Dispatch, KernelError>>) {
             out.push(kernels::layer_norm(shape, true, addend, [AT; 2]));
             out.push(kernels::layer_norm(shape, false, addend, [AT; 2]));
         }
+        out.push(kernels::scale_cols(shape, [AT; 2]));
+        out.push(kernels::match_rms(shape, AT, [AT; 2]));
+        out.push(kernels::gaussian_top_k(shape, 1.5, [AT; 2]));
     }
     let freqs = RopeFreqs { inv_freq: vec![1.0; 16].into(), factor: 1.0 };
     for style in [RopeStyle::Half, RopeStyle::Interleaved] {
@@ -228,6 +231,7 @@ fn rest(out: &mut Vec<Result<Dispatch, KernelError>>) {
         let of = Columns { rows: 3, groups: 4, group, start: group % 24, kept: 8, joined };
         out.push(kernels::columns(of, [AT; 3]));
     }
+    out.push(kernels::mix(3, 100, 4, 2, [AT; 3]));
     for from in [Floats::F32, Floats::F16, Floats::Bf16] {
         for to in [Floats::F32, Floats::F16, Floats::Bf16] {
             out.push(kernels::convert(from, to, 1001, 0, 0));

@@ -509,6 +509,29 @@ pub enum Op {
     Convert,
     /// Inputs x `[rows, n]`, g `[rows, 1]`: `x * sigmoid(g)` (shared expert gate).
     SigmoidGate,
+    /// `x * weight`, column by column.
+    ScaleCols {
+        /// `[1, cols]`.
+        weight: WeightRef,
+    },
+    /// Inputs x, like: `x * rms(like) / sqrt(max(mean(x^2), least))`, with the root mean squares of
+    /// rows.
+    MatchRms {
+        /// The least mean square.
+        least: f32,
+    },
+    /// `max(x - mean - deviations * std, 0)`, with the mean and the standard deviation of the row:
+    /// what is left are the largest, as many as of a normal distribution.
+    GaussianTopK {
+        /// Standard deviations from the mean to the least that is kept.
+        deviations: f32,
+    },
+    /// Inputs x `[rows, n * w]`, c `[rows, m * n]`: `m` sums `y_i = x_(i mod n) + sum_j c_(i n + j) x_j`
+    /// side by side, of `w` columns like each `x_j` (AltUp).
+    Mix {
+        /// How many `x_j` lie side by side (`n`).
+        streams: usize,
+    },
     /// Within each group of `group` columns keeps `len` columns from `start`.
     SliceCols {
         /// Group width of the input.
@@ -545,7 +568,7 @@ impl Op {
             Op::LayerNorm { weight, bias, .. } | Op::Linear { weight, bias, .. } => {
                 std::iter::once(*weight).chain(*bias).collect()
             }
-            Op::Outliers { weight, .. } => vec![*weight],
+            Op::Outliers { weight, .. } | Op::ScaleCols { weight } => vec![*weight],
             Op::ShortConv(s) => std::iter::once(s.weight).chain(s.bias).collect(),
             Op::DeltaRule(d) => vec![d.rates],
             Op::HeadLinear(h) => h.weights.clone(),
@@ -618,6 +641,10 @@ names! {
     Op::SoftCap { .. } => "soft_cap",
     Op::Convert => "convert",
     Op::SigmoidGate => "sigmoid_gate",
+    Op::ScaleCols { .. } => "scale_cols",
+    Op::MatchRms { .. } => "match_rms",
+    Op::GaussianTopK { .. } => "gaussian_top_k",
+    Op::Mix { .. } => "mix",
     Op::SliceCols { .. } => "slice_cols",
     Op::ConcatCols { .. } => "concat_cols",
     Op::Router(_) => "router",

@@ -101,6 +101,10 @@ pub(crate) enum Code {
     Element(Element),
     Convert,
     SigmoidGate,
+    ScaleCols(VectorAt),
+    MatchRms(f32),
+    GaussianTopK(f32),
+    Mix(usize),
     SliceCols(Slice),
     ConcatCols {
         groups: usize,
@@ -481,6 +485,10 @@ impl Compiler<'_> {
             Op::SoftCap { cap } => Code::Element(Element::SoftCap(*cap)),
             Op::Convert => Code::Convert,
             Op::SigmoidGate => Code::SigmoidGate,
+            Op::ScaleCols { weight } => Code::ScaleCols(self.weights.vector(*weight)),
+            Op::MatchRms { least } => Code::MatchRms(*least),
+            Op::GaussianTopK { deviations } => Code::GaussianTopK(*deviations),
+            Op::Mix { streams } => Code::Mix(*streams),
             Op::SliceCols { group, start, len } => {
                 Code::SliceCols(Slice { group: *group, start: *start, len: *len })
             }

@@ -284,6 +284,23 @@ impl<'a> Operands<'a> {
                     self.output(0),
                     self.cols(0),
                 ),
+                Code::ScaleCols(weight) => {
+                    let norm = Norm::Columns(self.exe.vector(*weight));
+                    norm::norm(cx, norm, self.input(0), self.output(0), self.cols(0))
+                }
+                Code::MatchRms(least) => {
+                    let norm = Norm::Match { like: self.input(1), least: *least };
+                    norm::norm(cx, norm, self.input(0), self.output(0), self.cols(0))
+                }
+                Code::GaussianTopK(deviations) => {
+                    let norm = Norm::Largest { deviations: *deviations };
+                    norm::norm(cx, norm, self.input(0), self.output(0), self.cols(0))
+                }
+                Code::Mix(streams) => {
+                    let (x, c, cols) = (self.input(0), self.input(1), self.cols(0));
+                    let all = self.exe.code.slots[self.op.outputs[0]].cols;
+                    elementwise::mix(cx, *streams, x, c, cols, self.output(0), all)
+                }
                 Code::Convert => {
                     let dtype = |slot: usize| self.exe.code.slots[slot].dtype;
                     let x = of_type!(dtype(self.op.inputs[0]), self.input(0));

@@ -10,6 +10,16 @@ static NORM: KernelSpec = KernelSpec {
     workgroup_bytes: 1024,
 };
 
+/// What is done to a group.
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Rms,
+    Match,
+    Columns,
+    Layer,
+    Largest,
+}
+
 /// The rows that are normalised.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NormShape {
@@ -28,7 +38,8 @@ pub struct NormShape {
 impl NormShape {
     fn dispatch(
         self,
-        [layer, weighted, biased]: [bool; 3],
+        kind: Kind,
+        [weighted, biased]: [bool; 2],
         offset: f32,
         addend: Option<Loc>,
         [x, y]: [Loc; 2],
@@ -42,10 +53,10 @@ impl NormShape {
             spec: &NORM,
             overrides: vec![
                 ("WG", f64::from(threads)),
-                ("LAYER", flag(layer)),
+                ("KIND", f64::from(kind as u8)),
                 ("WEIGHT", flag(weighted)),
                 ("BIAS", flag(biased)),
-                ("ADD", flag(addend.is_some())),
+                ("ADD", flag(addend.is_some() && kind != Kind::Match)),
             ],
             params,
             grid: [self.groups, self.rows.min(MAX_GROUPS), 1],
@@ -69,7 +80,7 @@ pub fn rms_norm(
     addend: Option<Loc>,
     at: [Loc; 2],
 ) -> KernelResult {
-    shape.dispatch([false, offset.is_some(), false], offset.unwrap_or(0.0), addend, at)
+    shape.dispatch(Kind::Rms, [offset.is_some(), false], offset.unwrap_or(0.0), addend, at)
 }
 
 /// `(x - mean) / sqrt(var + eps) * weight + bias` of each group, added to another value if there is
@@ -81,5 +92,35 @@ pub fn rms_norm(
 /// # Errors
 /// As for [`rms_norm`].
 pub fn layer_norm(shape: NormShape, bias: bool, addend: Option<Loc>, at: [Loc; 2]) -> KernelResult {
-    shape.dispatch([true, true, bias], 0.0, addend, at)
+    shape.dispatch(Kind::Layer, [true, bias], 0.0, addend, at)
+}
+
+/// `x * weight`.
+///
+/// Bindings: as for [`rms_norm`].
+///
+/// # Errors
+/// As for [`rms_norm`].
+pub fn scale_cols(shape: NormShape, at: [Loc; 2]) -> KernelResult {
+    shape.dispatch(Kind::Columns, [true, false], 0.0, None, at)
+}
+
+/// `x * rms(like) / sqrt(max(mean(x^2), eps))` of each group.
+///
+/// Bindings: as for [`rms_norm`] without weights; the value to add is `like`.
+///
+/// # Errors
+/// As for [`rms_norm`].
+pub fn match_rms(shape: NormShape, like: Loc, at: [Loc; 2]) -> KernelResult {
+    shape.dispatch(Kind::Match, [false; 2], 0.0, Some(like), at)
+}
+
+/// `max(x - mean - deviations * std, 0)` of each group.
+///
+/// Bindings: as for [`rms_norm`] without weights.
+///
+/// # Errors
+/// As for [`rms_norm`].
+pub fn gaussian_top_k(shape: NormShape, deviations: f32, at: [Loc; 2]) -> KernelResult {
+    shape.dispatch(Kind::Largest, [false; 2], deviations, None, at)
 }

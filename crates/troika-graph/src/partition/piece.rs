@@ -239,6 +239,7 @@ fn part_of(op: &Op, take: &Take, b: &mut PieceBuilder<'_>) -> Op {
             sinks: a.sinks.map(|w| b.weight_cols(w, take)),
             ..a.clone()
         }),
+        Op::ScaleCols { weight } => Op::ScaleCols { weight: b.weight(*weight) },
         Op::ConcatCols { groups } => Op::ConcatCols { groups: take.count(*groups) },
         Op::Experts(e) => Op::Experts(experts(e, b)),
         Op::ExpertGroup(g) => {
@@ -254,6 +255,9 @@ fn part_of(op: &Op, take: &Take, b: &mut PieceBuilder<'_>) -> Op {
         | Op::SoftCap { .. }
         | Op::Convert
         | Op::SigmoidGate
+        | Op::MatchRms { .. }
+        | Op::GaussianTopK { .. }
+        | Op::Mix { .. }
         | Op::SliceCols { .. } => op.clone(),
         Op::Mamba2(m) => Op::Mamba2(scan(m, b)),
         Op::ShortConv(s) => Op::ShortConv(convolution(s, b)),

@@ -68,6 +68,10 @@ pub(super) fn groups(graph: &Subgraph, node: &Node) -> Option<usize> {
         | Op::Convert
         | Op::SigmoidGate => Some(input),
         Op::Embed { .. }
+        | Op::ScaleCols { .. }
+        | Op::MatchRms { .. }
+        | Op::GaussianTopK { .. }
+        | Op::Mix { .. }
         | Op::DecayingSum(_)
         | Op::DeltaRule(_)
         | Op::ShortConv(_)

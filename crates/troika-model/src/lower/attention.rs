@@ -21,13 +21,15 @@ fn rope_op(spec: &RopeSpec, head_dim: usize) -> Op {
 }
 
 impl Lowerer<'_> {
-    /// Attention as a layer's mixer. `x` is the layer's input; returns it with the result added.
+    /// Attention as a layer's mixer. `x` is the layer's input; returns `residual` with the result
+    /// added.
     pub(super) fn attend(
         &mut self,
         index: usize,
         layer: &Layer,
         a: &Attn,
         x: EdgeId,
+        residual: EdgeId,
     ) -> Result<EdgeId, LowerError> {
         let q = self.qkv(index, layer, a, x)?;
         let from = a.kv_from.unwrap_or(index);
@@ -35,7 +37,7 @@ impl Lowerer<'_> {
         let kv = self.kv.get(&from).copied();
         let (k, v) = kv.ok_or_else(|| LowerError::Spec { layer: index, what: what() })?;
         let o = self.attention(index, a, q, k, v)?;
-        self.attn_out(index, layer, a, o, x)
+        self.attn_out(index, layer, a, o, residual)
     }
 
     /// Norm, projections, q/k norm and rope. Returns the edge of q, and keeps those of k and
@@ -141,7 +143,11 @@ impl Lowerer<'_> {
         }
         let y = e.linear(o, WeightRole::O, a.o_bias)?;
         let y = e.norm_if(y, layer.attn_post, WeightRole::AttnPost)?;
-        let y = e.add(x, y, layer.mixer_scale);
+        let mut y = e.add(x, y, layer.mixer_scale);
+        if e.lowerer.spec.altup.is_some() {
+            // The sum of two residuals, attention's and LAuReL's.
+            y = e.scaled(y, std::f32::consts::FRAC_1_SQRT_2);
+        }
         e.pass_on("after attention", y)
     }
 }

@@ -89,6 +89,11 @@ impl<'l, 'a> Emit<'l, 'a> {
         self.weight_key(self.key(role, None))
     }
 
+    /// A weight of the model itself.
+    pub fn model_weight(&mut self, role: WeightRole, i: usize) -> Result<WeightRef, LowerError> {
+        self.weight_key(Key { role, layer: None, index: Some(i) })
+    }
+
     pub fn weight_if(
         &mut self,
         on: bool,

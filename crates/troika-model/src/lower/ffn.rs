@@ -110,7 +110,14 @@ impl Lowerer<'_> {
         let mut y = e.graph.op("experts", Op::Experts(op), &[n, ids, weights], cols);
         if let Some(shared) = moe.shared {
             let SharedExpert { inter, gated, bias } = shared;
-            let mlp = Mlp { inter, act: moe.act, gated: moe.gated, bias, gate_scale: 1.0 };
+            let mlp = Mlp {
+                inter,
+                act: moe.act,
+                gated: moe.gated,
+                bias,
+                gate_scale: 1.0,
+                keep_above: None,
+            };
             let mut s = mlp_ops(&mut e, &mlp, SHARED, n)?;
             if gated {
                 let g = e.linear(n, WeightRole::SharedOutGate, false)?;
@@ -139,7 +146,11 @@ fn mlp_ops(
     let up = e.linear(n, up, m.bias)?;
     let inner = if m.gated {
         let gate = e.linear(n, gate, m.bias)?;
-        let gate = e.scaled(gate, m.gate_scale);
+        let mut gate = e.scaled(gate, m.gate_scale);
+        if let Some(deviations) = m.keep_above {
+            let op = Op::GaussianTopK { deviations };
+            gate = e.graph.op("largest", op, &[gate], m.inter);
+        }
         e.graph.op("inner", Op::Gate(m.act), &[gate, up], m.inter)
     } else {
         e.graph.op("inner", Op::Activate(m.act), &[up], m.inter)

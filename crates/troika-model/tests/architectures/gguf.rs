@@ -421,7 +421,7 @@ fn deepseek_yarn() {
 #[test]
 fn files_that_cannot_be_read() {
     let all = "llama, internlm2, qwen2, qwen3, qwen3moe, qwen2moe, olmoe, phi2, phi3, phimoe, \
-               gemma, gemma2, gemma3, gemma4, apertus, exaone4, smollm3, deepseek2, deepseek32, \
+               gemma, gemma2, gemma3, gemma3n, gemma4, apertus, exaone4, smollm3, deepseek2, deepseek32, \
                gpt-oss, olmo2, granite, \
                granitemoe, granite_swa, glm4, glm4moe, ernie4_5, ernie4_5-moe, hunyuan-dense, \
                hy_v3, mistral3, arcee, seed_oss, minimax-m2, exaone-moe, cohere2, cohere2moe, \

@@ -70,6 +70,10 @@ impl Emitter<'_> {
             | Op::DeltaRule(_)
             | Op::ShortConv(_)
             | Op::Mamba2(_)
+            | Op::ScaleCols { .. }
+            | Op::MatchRms { .. }
+            | Op::GaussianTopK { .. }
+            | Op::Mix { .. }
             | Op::Router(_)
             | Op::Experts(_)
             | Op::Outliers { .. } => {

@@ -225,6 +225,32 @@ pub fn sigmoid_gate(
     })
 }
 
+/// `y_i = x_(i mod n) + sum_j c_(i n + j) x_j` of `n` streams; rows of `x` have `x_cols` columns, those
+/// of `y` `y_cols`.
+///
+/// # Errors
+/// A panic of a part.
+pub fn mix(
+    cx: &mut Context<'_>,
+    streams: usize,
+    x: &[f32],
+    c: &[f32],
+    x_cols: usize,
+    y: &mut [f32],
+    y_cols: usize,
+) -> Result<(), KernelError> {
+    let width = x_cols / streams;
+    each_row(cx, y, width, &|line, y| {
+        let (row, i) = (line / (y_cols / width), line % (y_cols / width));
+        let x = &x[row * x_cols..][..x_cols];
+        y.copy_from_slice(&x[i % streams * width..][..width]);
+        let c = &c[line * streams..][..streams];
+        for (c, x) in c.iter().zip(x.chunks_exact(width)) {
+            y.iter_mut().zip(x).for_each(|(y, x)| *y += c * x);
+        }
+    })
+}
+
 /// Columns kept of each group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slice {
