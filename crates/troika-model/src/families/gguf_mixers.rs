@@ -51,7 +51,10 @@ pub(super) fn sparsity(meta: &GgufMeta, c: &mut Map<String, Value>) -> Result<()
     let one = |v: &GgufValue| match v.as_f64() {
         Some(f64::NEG_INFINITY) => Ok(Value::Null),
         Some(z) if z.is_finite() => Ok(json!(z)),
-        z => Err(bad(name, format!("a list with {z:?}"), "not a list of finite numbers")),
+        z => {
+            let value = format!("a list with {}", z.unwrap_or(f64::NAN));
+            Err(bad(name, value, "not a list of finite numbers"))
+        }
     };
     c.insert(name.into(), list.iter().map(one).collect::<Result<_>>()?);
     Ok(())

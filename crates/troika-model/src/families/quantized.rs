@@ -22,7 +22,12 @@ pub(super) fn packing(config: Fields<'_>) -> Result<Option<Packing>, ConfigError
         _ => true,
     };
     for (key, _) in config.0.iter().filter(|(_, value)| meant(value)) {
-        let known = ["quantization_config", "quantization", "compression_config"];
+        let known = [
+            "quantization_config",
+            "quantization",
+            "compression_config",
+            "activation_sparsity_pattern",
+        ];
         let changes = ["quantiz", "compress", "sparsity"].iter().any(|word| key.contains(word));
         if changes && !known.contains(&key.as_str()) {
             return Err(unsupported(format!("the config's {key}"), SUPPORTED));

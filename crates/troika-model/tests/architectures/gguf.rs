@@ -620,6 +620,36 @@ fn delta_rules_need_all_their_keys() {
     );
 }
 
+/// Gemma 3n's deviations are a list in which minus infinity stands for all gates; LAuReL's rank is that
+/// of its tensor.
+#[test]
+fn gemma_3n_says_what_gates_count() {
+    let scales = |list: [f64; 4]| GgufValue::Array(list.map(GgufValue::Float).to_vec());
+    let g = gguf("gemma3n")
+        .int("altup.num_inputs", 3)
+        .int("altup.active_idx", 2)
+        .int("attention.shared_kv_layers", 1)
+        .int("embedding_length_per_layer_input", 8)
+        .set("activation_sparsity_scale", scales([1.5, f64::NEG_INFINITY, 0.0, -0.5]))
+        .tensor("blk.0.laurel_l.weight", &[6, 64], None);
+    let s = g.spec();
+    let a = s.altup.unwrap();
+    assert_eq!((a.streams, a.active, a.rank), (3, 2, 6));
+    let kept: Vec<_> = (0..4).map(|i| crate::dense(&s, i).keep_above).collect();
+    assert_eq!(kept, [Some(1.5), None, Some(0.0), Some(-0.5)]);
+    let of = |g: &Gguf, role, i| {
+        let key = Key { role, layer: None, index: Some(i) };
+        g.model().names.candidates(&s, key)[0].clone()
+    };
+    assert_eq!(of(&g, WeightRole::AltOut, 1), Recipe::rows("altup_unembd_proj.weight", 64..128));
+    let wrong = g.set("activation_sparsity_scale", scales([1.5, f64::NAN, 0.0, -0.5]));
+    assert_eq!(
+        wrong.refusal(),
+        "the config's activation_sparsity_scale is a list with NaN, which is not a list of \
+         finite numbers"
+    );
+}
+
 /// Gemma 4's factors of layers are tensors; of a file of which only the header is there, they are 1.
 #[test]
 fn factors_of_layers_are_read_where_they_are() {
