@@ -149,11 +149,10 @@ impl<'a> Emitter<'a> {
         let node = &self.code.graph.nodes[at];
         match &node.op {
             Op::Embed { table, scale } => self.embed(at, *table, *scale),
-            Op::RmsNorm { .. }
-            | Op::LayerNorm { .. }
-            | Op::ScaleCols { .. }
-            | Op::GaussianTopK { .. } => self.norm(at, None, self.output(at, 0)),
-            Op::MatchRms { .. } => self.norm(at, Some(self.input(at, 1)), self.output(at, 0)),
+            Op::RmsNorm { .. } | Op::LayerNorm { .. } | Op::Rescale(_) => {
+                let like = node.inputs.get(1).map(|_| self.input(at, 1));
+                self.norm(at, like, self.output(at, 0))
+            }
             Op::Linear { .. } => self.product(&Chain::of(at, node.outputs[0]), None),
             Op::Outliers { weight, .. } => self.outliers(at, *weight),
             Op::HeadLinear(h) => self.head_linear(at, h),

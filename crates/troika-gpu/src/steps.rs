@@ -1,6 +1,6 @@
 //! The dispatches of units: one for several ops where there is a kernel, else some for each.
 
-use troika_graph::{Op, ValueId};
+use troika_graph::{Op, Rescale, ValueId};
 
 use crate::bound::MultiplyCount;
 use crate::emit::{Emitted, Emitter, Operand, weight};
@@ -225,17 +225,9 @@ impl Emitter<'_> {
                 let made = kernels::layer_norm(shape(group, false, eps), bias.is_some(), other, to);
                 (made, [own(true, 0), own(bias.is_some(), 1)])
             }
-            Op::ScaleCols { .. } => {
-                let made = kernels::scale_cols(shape(cols as usize, false, 0.0), to);
-                (made, [own(true, 0), Unused])
-            }
-            Op::MatchRms { least } => {
-                let shape = shape(cols as usize, false, least);
-                (kernels::match_rms(shape, other.unwrap_or(to[0]), to), [Unused; 2])
-            }
-            Op::GaussianTopK { deviations } => {
-                let shape = shape(cols as usize, false, 0.0);
-                (kernels::gaussian_top_k(shape, deviations, to), [Unused; 2])
+            Op::Rescale(r) => {
+                let weighted = matches!(r, Rescale::Columns(_));
+                (kernels::rescale(r, rows, cols, other, to), [own(weighted, 0), Unused])
             }
             _ => return unsupported("a norm of another op"),
         };

@@ -11,7 +11,7 @@ use troika_gpu::kernels::{
     NormShape, Rotation, RotationAt, Stack, WeightFormat,
 };
 use troika_graph::{
-    ActivationFormat, Attention, DType, Op, Rope, RopeFreqs, RopeStyle, Rounding, Router,
+    ActivationFormat, Attention, DType, Op, Rescale, Rope, RopeFreqs, RopeStyle, Rounding, Router,
     ScaleOrigin, Score, WeightRef,
 };
 
@@ -276,8 +276,7 @@ fn rows_are_scaled_matched_and_cut() {
     for (rows, cols) in [(3, 333), (2, 7)] {
         let (a, b, w) = (n.floats(rows * cols), n.floats(rows * cols), n.floats(cols));
         let [a_on, b_on, w_on] = [&a, &b, &w].map(|x| gpu.floats(x));
-        let (at, group) = (loc(0, cols), cols as u32);
-        let shape = NormShape { rows: rows as u32, groups: 1, group, own_weights: false, eps: 0.3 };
+        let at = loc(0, cols);
         let wide = |x: &[f32]| x.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
         let square = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
         let [mut scaled, mut matched, mut largest] = [const { Vec::new() }; 3];
@@ -291,11 +290,13 @@ fn rows_are_scaled_matched_and_cut() {
             let least = mean + 0.5 * square(&apart).sqrt();
             largest.extend(x.iter().map(|x| (x - least).max(0.0)));
         }
-        for (name, made, expected) in [
-            ("columns", kernels::scale_cols(shape, [at; 2]), scaled),
-            ("match", kernels::match_rms(shape, at, [at; 2]), matched),
-            ("largest", kernels::gaussian_top_k(shape, 0.5, [at; 2]), largest),
+        for (name, rescale, expected) in [
+            ("columns", Rescale::Columns(WeightRef(0)), scaled),
+            ("match", Rescale::Match { least: 0.3 }, matched),
+            ("largest", Rescale::Largest { deviations: 0.5 }, largest),
         ] {
+            let like = matches!(rescale, Rescale::Match { .. }).then_some(at);
+            let made = kernels::rescale(rescale, rows as u32, cols as u32, like, [at; 2]);
             let y = gpu.floats(&vec![0.0; rows * cols]);
             gpu.run(&made.expect("one"), &[&w_on, &w_on, &a_on, &b_on, &y]);
             near(name, &gpu.read_floats(&y)[..rows * cols], &expected, BOUND);

@@ -13,8 +13,8 @@ use troika_gpu::kernels::{
     Rotation, RotationAt, RowNorm, Stack, WeightFormat,
 };
 use troika_graph::{
-    Activation, ActivationFormat, Attention, DType, Decay, DeltaRule, Mamba2, Op, Rope, RopeFreqs,
-    RopeStyle, Router, Score, ShortConv, WeightRef,
+    Activation, ActivationFormat, Attention, DType, Decay, DeltaRule, Mamba2, Op, Rescale, Rope,
+    RopeFreqs, RopeStyle, Router, Score, ShortConv, WeightRef,
 };
 
 const WORKGROUP_BYTES: u32 = 16 * 1024;
@@ -199,9 +199,6 @@ fn rest(out: &mut Vec<Result<Dispatch, KernelError>>) {
             out.push(kernels::layer_norm(shape, true, addend, [AT; 2]));
             out.push(kernels::layer_norm(shape, false, addend, [AT; 2]));
         }
-        out.push(kernels::scale_cols(shape, [AT; 2]));
-        out.push(kernels::match_rms(shape, AT, [AT; 2]));
-        out.push(kernels::gaussian_top_k(shape, 1.5, [AT; 2]));
     }
     let freqs = RopeFreqs { inv_freq: vec![1.0; 16].into(), factor: 1.0 };
     for style in [RopeStyle::Half, RopeStyle::Interleaved] {
@@ -232,6 +229,14 @@ fn rest(out: &mut Vec<Result<Dispatch, KernelError>>) {
         out.push(kernels::columns(of, [AT; 3]));
     }
     out.push(kernels::mix(3, 100, 4, 2, [AT; 3]));
+    let columns = Rescale::Columns(WeightRef(0));
+    for (rescale, like) in [
+        (columns, None),
+        (Rescale::Match { least: 1e-5 }, Some(AT)),
+        (Rescale::Largest { deviations: 1.5 }, None),
+    ] {
+        out.push(kernels::rescale(rescale, 3, 100, like, [AT; 2]));
+    }
     for from in [Floats::F32, Floats::F16, Floats::Bf16] {
         for to in [Floats::F32, Floats::F16, Floats::Bf16] {
             out.push(kernels::convert(from, to, 1001, 0, 0));

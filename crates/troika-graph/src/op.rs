@@ -411,6 +411,24 @@ pub struct ExpertGroup {
     pub capacity: usize,
 }
 
+/// What each row becomes, of the same width.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Rescale {
+    /// `x * weight`, with a weight of `[1, cols]`.
+    Columns(WeightRef),
+    /// Inputs x, like: `x * rms(like) / sqrt(max(mean(x^2), least))`.
+    Match {
+        /// The least mean square.
+        least: f32,
+    },
+    /// `max(x - mean - deviations * std, 0)`: what is left are the largest, as many as of a normal
+    /// distribution.
+    Largest {
+        /// Standard deviations from the mean to the least that is kept.
+        deviations: f32,
+    },
+}
+
 /// One operation. Inputs and outputs are listed in the node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Op {
@@ -509,23 +527,8 @@ pub enum Op {
     Convert,
     /// Inputs x `[rows, n]`, g `[rows, 1]`: `x * sigmoid(g)` (shared expert gate).
     SigmoidGate,
-    /// `x * weight`, column by column.
-    ScaleCols {
-        /// `[1, cols]`.
-        weight: WeightRef,
-    },
-    /// Inputs x, like: `x * rms(like) / sqrt(max(mean(x^2), least))`, with the root mean squares of
-    /// rows.
-    MatchRms {
-        /// The least mean square.
-        least: f32,
-    },
-    /// `max(x - mean - deviations * std, 0)`, with the mean and the standard deviation of the row:
-    /// what is left are the largest, as many as of a normal distribution.
-    GaussianTopK {
-        /// Standard deviations from the mean to the least that is kept.
-        deviations: f32,
-    },
+    /// See [`Rescale`].
+    Rescale(Rescale),
     /// Inputs x `[rows, n * w]`, c `[rows, m * n]`: `m` sums `y_i = x_(i mod n) + sum_j c_(i n + j) x_j`
     /// side by side, of `w` columns like each `x_j` (AltUp).
     Mix {
@@ -568,7 +571,7 @@ impl Op {
             Op::LayerNorm { weight, bias, .. } | Op::Linear { weight, bias, .. } => {
                 std::iter::once(*weight).chain(*bias).collect()
             }
-            Op::Outliers { weight, .. } | Op::ScaleCols { weight } => vec![*weight],
+            Op::Outliers { weight, .. } | Op::Rescale(Rescale::Columns(weight)) => vec![*weight],
             Op::ShortConv(s) => std::iter::once(s.weight).chain(s.bias).collect(),
             Op::DeltaRule(d) => vec![d.rates],
             Op::HeadLinear(h) => h.weights.clone(),
@@ -641,9 +644,7 @@ names! {
     Op::SoftCap { .. } => "soft_cap",
     Op::Convert => "convert",
     Op::SigmoidGate => "sigmoid_gate",
-    Op::ScaleCols { .. } => "scale_cols",
-    Op::MatchRms { .. } => "match_rms",
-    Op::GaussianTopK { .. } => "gaussian_top_k",
+    Op::Rescale(_) => "rescale",
     Op::Mix { .. } => "mix",
     Op::SliceCols { .. } => "slice_cols",
     Op::ConcatCols { .. } => "concat_cols",

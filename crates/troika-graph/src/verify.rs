@@ -7,8 +7,8 @@
 use crate::DType;
 use crate::activation_format::{ActivationFormat, IntFormat};
 use crate::op::{
-    Activation, Attention, Decay, DeltaRule, ExpertGroup, Experts, Mamba2, Op, Rope, Router, Score,
-    ShortConv,
+    Activation, Attention, Decay, DeltaRule, ExpertGroup, Experts, Mamba2, Op, Rescale, Rope,
+    Router, Score, ShortConv,
 };
 use crate::shape::Dim;
 use crate::subgraph::{Node, Subgraph, Value, ValueId};
@@ -346,7 +346,7 @@ impl Check<'_> {
                 want(from != I && to != I, || format!("converts {from} to {to}"))?;
                 self.same("output", self.output(0), self.input(0))
             }
-            Op::Gate(_) | Op::Add | Op::MatchRms { .. } => {
+            Op::Gate(_) | Op::Add | Op::Rescale(Rescale::Match { .. }) => {
                 self.operands(&[F, F], 0, &[F])?;
                 self.same("second operand", self.input(1), self.input(0))?;
                 self.same("output", self.output(0), self.input(0))
@@ -356,7 +356,7 @@ impl Check<'_> {
                 self.same("gate", self.input(1), 1)?;
                 self.same("output", self.output(0), self.input(0))
             }
-            Op::ScaleCols { weight } => {
+            Op::Rescale(Rescale::Columns(weight)) => {
                 self.unary_same()?;
                 self.dims(*weight, 1, self.input(0))
             }

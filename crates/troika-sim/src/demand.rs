@@ -324,8 +324,7 @@ fn visible(seq: &SeqRows, window: Window) -> (u64, usize) {
 fn per_element(op: &Op) -> usize {
     match op {
         Op::RmsNorm { .. } | Op::Activate(_) | Op::Router(_) => 4,
-        Op::LayerNorm { .. } | Op::Gate(_) | Op::GaussianTopK { .. } => 6,
-        Op::MatchRms { .. } => 5,
+        Op::LayerNorm { .. } | Op::Gate(_) | Op::Rescale(_) => 6,
         Op::Mix { streams } => 2 * streams,
         Op::Rope(_) | Op::SoftCap { .. } => 3,
         Op::SigmoidGate => 2,
@@ -338,8 +337,7 @@ fn vectors(op: &Op) -> Vec<WeightRef> {
     match op {
         Op::RmsNorm { weight, .. } => weight.iter().copied().collect(),
         Op::LayerNorm { weight, bias, .. } => [*weight].into_iter().chain(*bias).collect(),
-        Op::ScaleCols { weight } => vec![*weight],
-        _ => Vec::new(),
+        op => op.weights(),
     }
 }
 

@@ -89,7 +89,7 @@ fn feed_forward(layer: &Layer) -> String {
     let network = match &layer.ffn {
         None => "none".into(),
         Some(Ffn::Dense(m)) => {
-            let sparse = if m.keep_above.is_some() { " by the largest" } else { "" };
+            let sparse = if m.above.is_some() { " by the largest" } else { "" };
             format!("dense {}{}{sparse}", m.inter, if m.gated { ", gated" } else { "" })
         }
         Some(Ffn::Moe(m)) => {

@@ -539,7 +539,7 @@ fn norms_and_elements_stay_inside() {
             elementwise::concat_cols(cx, 1, &a, &b, [cols, cols], &mut y).unwrap();
             finite(&y, &(cx.isa, cols, edge));
             let mut y = empty(rows * cols, edge);
-            elementwise::mix(cx, 1, &a, &gates, cols, &mut y, cols).unwrap();
+            elementwise::mix(cx, 1, &a, &gates, &mut y, cols).unwrap();
             finite(&y, &(cx.isa, cols, edge));
             let slice = Slice { group: cols, start: cols / 2, len: cols - cols / 2 };
             let mut y = empty(rows * slice.len, edge);

@@ -34,7 +34,7 @@ pub use attention::{
 pub use elements::{Columns, Floats, columns, convert, elements, mix};
 pub use format::WeightFormat;
 pub use moe::{Before, ExpertShape, Stack, experts_down, experts_gate_up, router};
-pub use norm::{NormShape, gaussian_top_k, layer_norm, match_rms, rms_norm, scale_cols};
+pub use norm::{NormShape, layer_norm, rescale, rms_norm};
 pub use probes::{probe_multiply, probe_read};
 pub use products::{
     Around, FewRows, Matrix, RowNorm, embed, gate_up, head_linear, linear, linear_three, outliers,

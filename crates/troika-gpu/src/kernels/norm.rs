@@ -1,5 +1,7 @@
 //! Normalisation.
 
+use troika_graph::Rescale;
+
 use super::Binding::{Value, Weight};
 use super::spec::{Dispatch, KernelResult, KernelSpec, Loc, MAX_GROUPS, flag, words};
 
@@ -95,32 +97,18 @@ pub fn layer_norm(shape: NormShape, bias: bool, addend: Option<Loc>, at: [Loc; 2
     shape.dispatch(Kind::Layer, [true, bias], 0.0, addend, at)
 }
 
-/// `x * weight`.
+/// What each row becomes: see [`Rescale`].
 ///
-/// Bindings: as for [`rms_norm`].
-///
-/// # Errors
-/// As for [`rms_norm`].
-pub fn scale_cols(shape: NormShape, at: [Loc; 2]) -> KernelResult {
-    shape.dispatch(Kind::Columns, [true, false], 0.0, None, at)
-}
-
-/// `x * rms(like) / sqrt(max(mean(x^2), eps))` of each group.
-///
-/// Bindings: as for [`rms_norm`] without weights; the value to add is `like`.
+/// Bindings: as for [`rms_norm`] with a weight of columns; the value to add is that to match.
 ///
 /// # Errors
 /// As for [`rms_norm`].
-pub fn match_rms(shape: NormShape, like: Loc, at: [Loc; 2]) -> KernelResult {
-    shape.dispatch(Kind::Match, [false; 2], 0.0, Some(like), at)
-}
-
-/// `max(x - mean - deviations * std, 0)` of each group.
-///
-/// Bindings: as for [`rms_norm`] without weights.
-///
-/// # Errors
-/// As for [`rms_norm`].
-pub fn gaussian_top_k(shape: NormShape, deviations: f32, at: [Loc; 2]) -> KernelResult {
-    shape.dispatch(Kind::Largest, [false; 2], deviations, None, at)
+pub fn rescale(r: Rescale, rows: u32, cols: u32, like: Option<Loc>, at: [Loc; 2]) -> KernelResult {
+    let (kind, number) = match r {
+        Rescale::Match { least } => (Kind::Match, least),
+        Rescale::Columns(_) => (Kind::Columns, 0.0),
+        Rescale::Largest { deviations } => (Kind::Largest, deviations),
+    };
+    let shape = NormShape { rows, groups: 1, group: cols, own_weights: false, eps: number };
+    shape.dispatch(kind, [kind == Kind::Columns, false], 0.0, like, at)
 }

@@ -68,9 +68,7 @@ pub(super) fn groups(graph: &Subgraph, node: &Node) -> Option<usize> {
         | Op::Convert
         | Op::SigmoidGate => Some(input),
         Op::Embed { .. }
-        | Op::ScaleCols { .. }
-        | Op::MatchRms { .. }
-        | Op::GaussianTopK { .. }
+        | Op::Rescale(_)
         | Op::Mix { .. }
         | Op::DecayingSum(_)
         | Op::DeltaRule(_)

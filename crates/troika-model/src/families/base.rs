@@ -227,14 +227,7 @@ impl<'a> Base<'a> {
     /// A gated feed-forward of the config's `intermediate_size`.
     pub fn mlp(&self) -> Result<Mlp> {
         let inter = self.f.size("intermediate_size")?;
-        Ok(Mlp {
-            inter,
-            act: self.act,
-            gated: true,
-            bias: false,
-            gate_scale: 1.0,
-            keep_above: None,
-        })
+        Ok(Mlp { inter, act: self.act, gated: true, bias: false, gate_scale: 1.0, above: None })
     }
 
     /// A pre-norm layer.

@@ -18,9 +18,11 @@ pub(super) fn gemma3n(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec>
     m.logit_softcap =
         f.or("final_logit_softcapping", Some(30.0), Fields::positive)?.map(|c| c as f32);
     m.altup = Some(altup(&b)?);
-    for (layer, keep_above) in m.layers.iter_mut().zip(deviations(&b)?) {
+    for (layer, above) in m.layers.iter_mut().zip(deviations(&b)?) {
+        // Beside attention's residual is LAuReL's.
+        layer.mixer_scale = std::f32::consts::FRAC_1_SQRT_2;
         if let Some(Ffn::Dense(mlp)) = &mut layer.ffn {
-            mlp.keep_above = keep_above;
+            mlp.above = above;
         }
     }
     Ok(m)

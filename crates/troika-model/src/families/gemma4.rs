@@ -93,7 +93,6 @@ fn layer(b: &Base<'_>, i: usize, local: bool, shares: bool) -> Result<Layer> {
     (attn.kv_heads, attn.k_dim, attn.v_dim) = (kv_heads, head_dim, head_dim);
     (attn.scale, attn.v_is_k) = (1.0, v_is_k);
     (attn.qk_norm, attn.v_norm) = (Some(b.qk_norm(true)), Some(b.rms()));
-    let mlp =
-        Mlp { inter, act: b.act, gated: true, bias: false, gate_scale: 1.0, keep_above: None };
+    let mlp = Mlp { inter, act: b.act, gated: true, bias: false, gate_scale: 1.0, above: None };
     Ok(b.layer(attn, Ffn::Dense(mlp)))
 }

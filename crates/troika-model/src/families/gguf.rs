@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use troika_graph::{DType, blocks};
 
 use super::fields::{ConfigError, Result, bad, unsupported};
-use super::gguf_mixers::{HYBRIDS, delta_rule, hybrid, kimi_layers, sparsity};
+use super::gguf_mixers::{HYBRIDS, delta_rule, hybrid, kimi_layers};
 use crate::spec::ModelSpec;
 use crate::spec::{Checkpoint, GgufMeta, GgufValue};
 
@@ -542,7 +542,9 @@ fn by_tensors(
         c.insert("enable_moe_block".into(), json!((0..layers).any(is_sparse)));
     }
     if family == "gemma3n_text" {
-        sparsity(meta, c)?;
+        // Minus infinity, where all gates count, becomes null.
+        let scales = meta.arch("activation_sparsity_scale").map(to_json);
+        scales.map(|list| c.insert("activation_sparsity_scale".into(), list));
         let down = files.tensor("blk.0.laurel_l.weight");
         down.map(|down| c.insert("laurel_rank".into(), json!(down.matrix().0)));
     }

@@ -1,4 +1,4 @@
-//! What GGUF files say of mixers that do not attend, and of sparse feed-forwards.
+//! What GGUF files say of mixers that do not attend.
 
 use serde_json::{Map, Value, json};
 
@@ -42,22 +42,6 @@ pub(super) fn hybrid(family: &str, meta: &GgufMeta, layers: u64, c: &mut Map<Str
 /// A number that a file must have.
 fn needed(meta: &GgufMeta, key: &str) -> Result<u64> {
     meta.integer(key).ok_or_else(|| ConfigError::not_in_gguf(key))
-}
-
-/// Deviations from the mean to the least gate that counts, where it is not minus infinity: all count.
-pub(super) fn sparsity(meta: &GgufMeta, c: &mut Map<String, Value>) -> Result<()> {
-    let name = "activation_sparsity_scale";
-    let Some(list) = meta.arch(name).and_then(GgufValue::as_array) else { return Ok(()) };
-    let one = |v: &GgufValue| match v.as_f64() {
-        Some(f64::NEG_INFINITY) => Ok(Value::Null),
-        Some(z) if z.is_finite() => Ok(json!(z)),
-        z => {
-            let value = format!("a list with {}", z.unwrap_or(f64::NAN));
-            Err(bad(name, value, "not a list of finite numbers"))
-        }
-    };
-    c.insert(name.into(), list.iter().map(one).collect::<Result<_>>()?);
-    Ok(())
 }
 
 /// The delta rule's layers and sizes, of which no key may be absent.

@@ -104,14 +104,6 @@ impl GgufNames {
             WeightRole::PerLayerGate => whole(&["inp_gate.weight"]),
             WeightRole::PerLayerUp => whole(&["proj.weight"]),
             WeightRole::PerLayerNorm => whole(&["post_norm.weight"]),
-            WeightRole::AltRouter => whole(&["altup_router.weight"]),
-            WeightRole::AltRouterNorm => whole(&["altup_router_norm.weight"]),
-            WeightRole::AltPredict => whole(&["altup_predict_coef.weight"]),
-            WeightRole::AltCorrect => whole(&["altup_correct_coef.weight"]),
-            WeightRole::AltScale => whole(&["altup_correct_scale.weight"]),
-            WeightRole::LaurelDown => whole(&["laurel_l.weight"]),
-            WeightRole::LaurelUp => whole(&["laurel_r.weight"]),
-            WeightRole::LaurelNorm => whole(&["laurel_post_norm.weight"]),
             WeightRole::QNorm => whole(&["attn_q_norm.weight"]),
             WeightRole::KNorm => whole(&["attn_k_norm.weight"]),
             WeightRole::QNormBias => whole(&["attn_q_norm.bias"]),
@@ -183,7 +175,7 @@ impl GgufNames {
     }
 }
 
-/// Gates of attention, and tensors of mixers beside it.
+/// Gates of attention, and tensors of mixers and streams beside it.
 fn mixer(layer: &Layer, role: WeightRole) -> Candidates {
     match role {
         WeightRole::AttnGate => {
@@ -202,6 +194,14 @@ fn mixer(layer: &Layer, role: WeightRole) -> Candidates {
         WeightRole::MixSkip => whole(&["ssm_d"]),
         WeightRole::MixStepShift => whole(&["ssm_dt.bias"]),
         WeightRole::MixNorm => whole(&["ssm_norm.weight"]),
+        WeightRole::AltRouter => whole(&["altup_router.weight"]),
+        WeightRole::AltRouterNorm => whole(&["altup_router_norm.weight"]),
+        WeightRole::AltPredict => whole(&["altup_predict_coef.weight"]),
+        WeightRole::AltCorrect => whole(&["altup_correct_coef.weight"]),
+        WeightRole::AltScale => whole(&["altup_correct_scale.weight"]),
+        WeightRole::LaurelDown => whole(&["laurel_l.weight"]),
+        WeightRole::LaurelUp => whole(&["laurel_r.weight"]),
+        WeightRole::LaurelNorm => whole(&["laurel_post_norm.weight"]),
         _ => Vec::new(),
     }
 }

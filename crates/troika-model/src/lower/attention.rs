@@ -143,11 +143,7 @@ impl Lowerer<'_> {
         }
         let y = e.linear(o, WeightRole::O, a.o_bias)?;
         let y = e.norm_if(y, layer.attn_post, WeightRole::AttnPost)?;
-        let mut y = e.add(x, y, layer.mixer_scale);
-        if e.lowerer.spec.altup.is_some() {
-            // The sum of two residuals, attention's and LAuReL's.
-            y = e.scaled(y, std::f32::consts::FRAC_1_SQRT_2);
-        }
+        let y = e.add(x, y, layer.mixer_scale);
         e.pass_on("after attention", y)
     }
 }

@@ -78,7 +78,7 @@ impl<'l, 'a> Emit<'l, 'a> {
         Key { role, layer: self.layer, index }
     }
 
-    fn weight_key(&mut self, key: Key) -> Result<WeightRef, LowerError> {
+    pub fn weight_key(&mut self, key: Key) -> Result<WeightRef, LowerError> {
         let shape =
             (self.lowerer.weights)(key).ok_or_else(|| LowerError::Unbound(key.to_string()))?;
         let name: Arc<str> = key.to_string().into();
@@ -87,11 +87,6 @@ impl<'l, 'a> Emit<'l, 'a> {
 
     pub fn weight(&mut self, role: WeightRole) -> Result<WeightRef, LowerError> {
         self.weight_key(self.key(role, None))
-    }
-
-    /// A weight of the model itself.
-    pub fn model_weight(&mut self, role: WeightRole, i: usize) -> Result<WeightRef, LowerError> {
-        self.weight_key(Key { role, layer: None, index: Some(i) })
     }
 
     pub fn weight_if(

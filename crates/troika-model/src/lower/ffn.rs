@@ -1,6 +1,6 @@
 //! Feed-forward: dense, or router and experts.
 
-use troika_graph::{Activation, ActivationFormat, DType, Experts, Op, Router, ValueId};
+use troika_graph::{Activation, ActivationFormat, DType, Experts, Op, Rescale, Router, ValueId};
 
 use super::emit::Emit;
 use super::lowerer::Lowerer;
@@ -110,14 +110,8 @@ impl Lowerer<'_> {
         let mut y = e.graph.op("experts", Op::Experts(op), &[n, ids, weights], cols);
         if let Some(shared) = moe.shared {
             let SharedExpert { inter, gated, bias } = shared;
-            let mlp = Mlp {
-                inter,
-                act: moe.act,
-                gated: moe.gated,
-                bias,
-                gate_scale: 1.0,
-                keep_above: None,
-            };
+            let mlp =
+                Mlp { inter, act: moe.act, gated: moe.gated, bias, gate_scale: 1.0, above: None };
             let mut s = mlp_ops(&mut e, &mlp, SHARED, n)?;
             if gated {
                 let g = e.linear(n, WeightRole::SharedOutGate, false)?;
@@ -147,8 +141,8 @@ fn mlp_ops(
     let inner = if m.gated {
         let gate = e.linear(n, gate, m.bias)?;
         let mut gate = e.scaled(gate, m.gate_scale);
-        if let Some(deviations) = m.keep_above {
-            let op = Op::GaussianTopK { deviations };
+        if let Some(deviations) = m.above {
+            let op = Op::Rescale(Rescale::Largest { deviations });
             gate = e.graph.op("largest", op, &[gate], m.inter);
         }
         e.graph.op("inner", Op::Gate(m.act), &[gate, up], m.inter)

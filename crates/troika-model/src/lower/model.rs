@@ -22,8 +22,8 @@ pub fn lower(
     let (mut x, own) = l.embed()?;
     for (i, layer) in spec.layers.iter().enumerate() {
         let predicted = spec.altup.map(|a| l.predict(i, layer, a, x)).transpose()?;
-        let residual = predicted.as_ref().map_or(x, |p| p.residual);
-        x = predicted.as_ref().map_or(x, |p| p.active);
+        let (all, residual);
+        (all, x, residual) = predicted.map_or((None, x, x), |[all, x, y]| (Some(all), x, y));
         let mixed = match &layer.mixer {
             Some(Mixer::Attention(a)) => l.attend(i, layer, a, x, residual)?,
             Some(Mixer::DecayingSum(sum)) => l.decaying_sum(i, layer, sum, x)?,
@@ -42,7 +42,7 @@ pub fn lower(
             None => mixed,
         };
         if let (Some(p), Some(own)) = (layer.per_layer, own) {
-            x = l.per_layer(i, layer, p, [x, own], predicted.map(|p| p.all))?;
+            x = l.per_layer(i, layer, p, [x, own], all)?;
         }
     }
     l.head(x)?;

@@ -434,7 +434,7 @@ pub struct Mlp {
     pub gate_scale: f32,
     /// Only gates above the mean of a row and as many standard deviations count, and by what they
     /// have more than that.
-    pub keep_above: Option<f32>,
+    pub above: Option<f32>,
 }
 
 /// Mixture of experts.

@@ -214,7 +214,7 @@ fn gemma_3n() {
     let s = spec(&golden("../golden-2026/gemma-3n"));
     let altup = AltUp { streams: 4, active: 1, scaled: true, rank: 8, norm: rms(1e-6, 0.0) };
     assert_eq!((s.altup, s.logit_softcap, s.vocab), (Some(altup), Some(30.0), 257));
-    let kept: Vec<_> = (0..5).map(|i| dense(&s, i).keep_above).collect();
+    let kept: Vec<_> = (0..5).map(|i| dense(&s, i).above).collect();
     assert_eq!(kept, [Some(1.644_853_6), Some(0.0), None, Some(-0.524_400_5), None]);
     assert_eq!((0..5).map(|i| dense(&s, i).inter).collect::<Vec<_>>(), [96, 96, 64, 96, 96]);
     let from: Vec<_> = s.layers.iter().map(|l| l.attention().unwrap().kv_from).collect();
@@ -227,7 +227,7 @@ fn gemma_3n() {
     let s = &m.spec;
     assert_eq!((s.vocab, s.hidden, s.per_layer_input().unwrap().width), (262_144, 2048, 256));
     assert_eq!(s.layers.iter().filter(|l| l.attention().unwrap().has_kv()).count(), 20);
-    let kept = |i| dense(s, i).keep_above;
+    let kept = |i| dense(s, i).above;
     assert_eq!([kept(0), kept(9), kept(10)], [Some(1.644_853_6), Some(1.644_853_6), None]);
     assert_eq!([3, 4].map(|i| windows(s)[i]), [Some(512), None]);
     let table = &m.names.candidates(s, Key::model(WeightRole::Embed))[0];

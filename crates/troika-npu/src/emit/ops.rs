@@ -70,9 +70,7 @@ impl Emitter<'_> {
             | Op::DeltaRule(_)
             | Op::ShortConv(_)
             | Op::Mamba2(_)
-            | Op::ScaleCols { .. }
-            | Op::MatchRms { .. }
-            | Op::GaussianTopK { .. }
+            | Op::Rescale(_)
             | Op::Mix { .. }
             | Op::Router(_)
             | Op::Experts(_)

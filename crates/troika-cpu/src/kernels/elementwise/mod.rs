@@ -225,8 +225,7 @@ pub fn sigmoid_gate(
     })
 }
 
-/// `y_i = x_(i mod n) + sum_j c_(i n + j) x_j` of `n` streams; rows of `x` have `x_cols` columns, those
-/// of `y` `y_cols`.
+/// `y_i = x_(i mod n) + sum_j c_(i n + j) x_j` of `n` streams; `cols` is the width of `x`.
 ///
 /// # Errors
 /// A panic of a part.
@@ -235,17 +234,14 @@ pub fn mix(
     streams: usize,
     x: &[f32],
     c: &[f32],
-    x_cols: usize,
     y: &mut [f32],
-    y_cols: usize,
+    cols: usize,
 ) -> Result<(), KernelError> {
-    let width = x_cols / streams;
+    let (width, sums) = (cols / streams, c.len() / streams / (x.len() / cols).max(1));
     each_row(cx, y, width, &|line, y| {
-        let (row, i) = (line / (y_cols / width), line % (y_cols / width));
-        let x = &x[row * x_cols..][..x_cols];
-        y.copy_from_slice(&x[i % streams * width..][..width]);
-        let c = &c[line * streams..][..streams];
-        for (c, x) in c.iter().zip(x.chunks_exact(width)) {
+        let x = &x[line / sums * cols..][..cols];
+        y.copy_from_slice(&x[line % sums % streams * width..][..width]);
+        for (c, x) in c[line * streams..].iter().zip(x.chunks_exact(width)) {
             y.iter_mut().zip(x).for_each(|(y, x)| *y += c * x);
         }
     })

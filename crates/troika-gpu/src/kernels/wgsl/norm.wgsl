@@ -3,7 +3,7 @@
 override WG: u32 = 256;
 // 0: divides by the root mean square. 1: makes it that of a, where eps is the least square. 2: does
 // not divide. 3: subtracts the mean and divides by the deviation. 4: subtracts the mean and as many
-// deviations as the offset says, and what is below 0 becomes 0.
+// deviations as eps says, and what is below 0 becomes 0.
 override KIND: u32 = 0;
 override WEIGHT: u32 = 1;
 override BIAS: u32 = 0;
@@ -71,7 +71,7 @@ fn main(
             scale = 1.0;
         }
         if KIND == 4u {
-            mean += p.offset * sqrt(square);
+            mean += p.eps * sqrt(square);
         }
         for (var i = thread; i < p.group; i += WG) {
             var v = (x[source + i] - mean) * scale;
