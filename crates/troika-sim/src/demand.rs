@@ -252,7 +252,7 @@ impl RunShape<'_> {
             other => {
                 let each = per_element(other);
                 d.operations(ActivationFormat::F32, times(&[rows, cols, each]));
-                d.move_bytes(self.weights(&vectors(other)));
+                d.move_bytes(self.weights(&other.weights()));
             }
         }
     }
@@ -330,14 +330,6 @@ fn per_element(op: &Op) -> usize {
         Op::SigmoidGate => 2,
         Op::SliceCols { .. } | Op::ConcatCols { .. } => 0,
         _ => 1,
-    }
-}
-
-fn vectors(op: &Op) -> Vec<WeightRef> {
-    match op {
-        Op::RmsNorm { weight, .. } => weight.iter().copied().collect(),
-        Op::LayerNorm { weight, bias, .. } => [*weight].into_iter().chain(*bias).collect(),
-        op => op.weights(),
     }
 }
 

@@ -12,16 +12,6 @@ static NORM: KernelSpec = KernelSpec {
     workgroup_bytes: 1024,
 };
 
-/// What is done to a group.
-#[derive(Clone, Copy, PartialEq)]
-enum Kind {
-    Rms,
-    Match,
-    Columns,
-    Layer,
-    Largest,
-}
-
 /// The rows that are normalised.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NormShape {
@@ -38,9 +28,10 @@ pub struct NormShape {
 }
 
 impl NormShape {
+    /// `kind` is the kernel's `KIND`.
     fn dispatch(
         self,
-        kind: Kind,
+        kind: u8,
         [weighted, biased]: [bool; 2],
         offset: f32,
         addend: Option<Loc>,
@@ -55,10 +46,10 @@ impl NormShape {
             spec: &NORM,
             overrides: vec![
                 ("WG", f64::from(threads)),
-                ("KIND", f64::from(kind as u8)),
+                ("KIND", f64::from(kind)),
                 ("WEIGHT", flag(weighted)),
                 ("BIAS", flag(biased)),
-                ("ADD", flag(addend.is_some() && kind != Kind::Match)),
+                ("ADD", flag(addend.is_some() && kind != 1)),
             ],
             params,
             grid: [self.groups, self.rows.min(MAX_GROUPS), 1],
@@ -82,7 +73,7 @@ pub fn rms_norm(
     addend: Option<Loc>,
     at: [Loc; 2],
 ) -> KernelResult {
-    shape.dispatch(Kind::Rms, [offset.is_some(), false], offset.unwrap_or(0.0), addend, at)
+    shape.dispatch(0, [offset.is_some(), false], offset.unwrap_or(0.0), addend, at)
 }
 
 /// `(x - mean) / sqrt(var + eps) * weight + bias` of each group, added to another value if there is
@@ -94,7 +85,7 @@ pub fn rms_norm(
 /// # Errors
 /// As for [`rms_norm`].
 pub fn layer_norm(shape: NormShape, bias: bool, addend: Option<Loc>, at: [Loc; 2]) -> KernelResult {
-    shape.dispatch(Kind::Layer, [true, bias], 0.0, addend, at)
+    shape.dispatch(3, [true, bias], 0.0, addend, at)
 }
 
 /// What each row becomes: see [`Rescale`].
@@ -105,10 +96,10 @@ pub fn layer_norm(shape: NormShape, bias: bool, addend: Option<Loc>, at: [Loc; 2
 /// As for [`rms_norm`].
 pub fn rescale(r: Rescale, rows: u32, cols: u32, like: Option<Loc>, at: [Loc; 2]) -> KernelResult {
     let (kind, number) = match r {
-        Rescale::Match { least } => (Kind::Match, least),
-        Rescale::Columns(_) => (Kind::Columns, 0.0),
-        Rescale::Largest { deviations } => (Kind::Largest, deviations),
+        Rescale::Match { least } => (1, least),
+        Rescale::Columns(_) => (2, 0.0),
+        Rescale::Largest { deviations } => (4, deviations),
     };
     let shape = NormShape { rows, groups: 1, group: cols, own_weights: false, eps: number };
-    shape.dispatch(kind, [kind == Kind::Columns, false], 0.0, like, at)
+    shape.dispatch(kind, [kind == 2, false], 0.0, like, at)
 }
