@@ -179,6 +179,14 @@ fn recurrences_without_a_cpu() {
 }
 
 #[test]
+fn streams_with_and_without_a_cpu() {
+    if is_here() {
+        architectures(&[&gpu_spec()], &Strategy::OneDevice, &["gemma-3n"]);
+        architectures(&[&gpu_spec(), "cpu"], &Strategy::Alternate, &["gemma-3n"]);
+    }
+}
+
+#[test]
 fn recurrences_with_the_cpu() {
     if !is_here() {
         return;

@@ -272,7 +272,7 @@ const F32: LowerOptions =
 fn pieces_of_float_models_give_the_bits_of_the_whole() {
     let (mut bench, mut r, mut seen) = (Bench::open(), Random(1), Seen::default());
     let young = find(&folder("golden-2026")).unwrap().into_iter();
-    let young = young.filter(|case| ["qwen3.5", "gemma-4-moe"].contains(&&*case.name));
+    let young = young.filter(|case| ["qwen3.5", "gemma-4-moe", "gemma-3n"].contains(&&*case.name));
     for case in find(&folder("golden")).unwrap().into_iter().chain(young) {
         let f16 = LowerOptions { kv_dtype: DType::F16, ..F32 };
         let bf16 = LowerOptions { kv_dtype: DType::BF16, ..F32 };

@@ -45,6 +45,8 @@ fn by(plan: &mut Plan, policy: Policy) {
 
 /// A hybrid of the gated delta rule.
 const DELTA: &str = "../golden-2026/qwen3.5";
+/// Streams of AltUp, and layers that share keys and values.
+const STREAMS: &str = "../golden-2026/gemma-3n";
 
 #[test]
 fn models_on_virtual_devices_agree_with_the_reference() {
@@ -59,7 +61,7 @@ fn models_on_virtual_devices_agree_with_the_reference() {
                 strategy: Strategy::Alternate,
                 ..OpenOptions::default()
             };
-            for model in ["qwen3-moe", "gemma-2", "test-recurrent", DELTA] {
+            for model in ["qwen3-moe", "gemma-2", "test-recurrent", DELTA, STREAMS] {
                 let report = check_with(&case(model), &devices, Some(&|plan| by(plan, policy)));
                 let report = report.unwrap();
                 assert!(

@@ -3,8 +3,8 @@
 use troika_device::DeviceError;
 use troika_graph::{
     Activation, ActivationFormat, Attention, DType, Decay, DecayingSum, DeltaRule, Dim,
-    ExpertGroup, Experts, HeadLinear, Mamba2, Op, ProductForm, RopeStyle, Router, ScaleOrigin,
-    Score, Shape, ShortConv, WeightDecl, WeightSlice, form_products,
+    ExpertGroup, Experts, HeadLinear, Mamba2, Op, ProductForm, Rescale, RopeStyle, Router,
+    ScaleOrigin, Score, Shape, ShortConv, WeightDecl, WeightSlice, form_products,
 };
 
 use crate::build::{Build, DeviceCase, MAX_ROWS, POSITIONS, Result, plain_attention};
@@ -49,6 +49,7 @@ pub fn op_cases() -> Result<Vec<DeviceCase>, DeviceError> {
 }
 
 fn elements() -> Result<Vec<DeviceCase>> {
+    let largest = Rescale::Largest { deviations: 0.7 };
     let xielu = Activation::Xielu { alpha_p: 0.7, alpha_n: 0.9 };
     let plain = |name, op, inputs: &[usize], cols| case(name).plain(op, inputs, cols);
     let clamped = Activation::ClampedSwiglu { alpha: 1.7, limit: 0.5 };
@@ -58,6 +59,10 @@ fn elements() -> Result<Vec<DeviceCase>> {
         norm_of_groups()?,
         case("layer_norm").layer_norm(DType::F16, 6)?,
         plain("sigmoid_gate", Op::SigmoidGate, &[6, 1], 6)?,
+        rescale_columns()?,
+        plain("rescale to match", Op::Rescale(Rescale::Match { least: 0.1 }), &[37, 37], 37)?,
+        plain("rescale the largest", Op::Rescale(largest), &[37], 37)?,
+        plain("mix", Op::Mix { streams: 3 }, &[21, 6], 14)?,
         plain("slice_cols", Op::SliceCols { group: 6, start: 1, len: 4 }, &[12], 8)?,
         plain("concat_cols", Op::ConcatCols { groups: 2 }, &[4, 6], 10)?,
         plain("activate", Op::Activate(Activation::GeluTanh), &[6], 6)?,
@@ -80,6 +85,13 @@ fn elements() -> Result<Vec<DeviceCase>> {
         case("rope of neighbours").rope(RopeStyle::Interleaved, false)?,
         case("rope of long sequences").rope(RopeStyle::Half, true)?,
     ])
+}
+
+fn rescale_columns() -> Result<DeviceCase> {
+    let mut b = case("rescale");
+    let weight = b.weight(DType::F32, 1, 37)?;
+    let x = b.floats(37);
+    b.op(Op::Rescale(Rescale::Columns(weight)), &[x], 37)
 }
 
 /// Converts from another type, and to it and back.

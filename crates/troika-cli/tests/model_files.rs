@@ -201,6 +201,8 @@ fn what_layers_consist_of_is_named() {
     for (model, words) in [
         ("gemma-4", "keys and values of an earlier layer"),
         ("gemma-4", "gated, an input of 16 for each token"),
+        ("gemma-3n", "hidden        32, 4 streams (AltUp), LAuReL of rank 8\n"),
+        ("gemma-3n", "dense 96, gated by the largest, an input of 16 for each token"),
         ("lfm2", "a short convolution of 3 taps"),
         ("qwen3.5", "gated delta rule"),
         ("falcon-h1", "beside Mamba-2"),

@@ -149,7 +149,10 @@ impl<'a> Emitter<'a> {
         let node = &self.code.graph.nodes[at];
         match &node.op {
             Op::Embed { table, scale } => self.embed(at, *table, *scale),
-            Op::RmsNorm { .. } | Op::LayerNorm { .. } => self.norm(at, None, self.output(at, 0)),
+            Op::RmsNorm { .. } | Op::LayerNorm { .. } | Op::Rescale(_) => {
+                let like = node.inputs.get(1).map(|_| self.input(at, 1));
+                self.norm(at, like, self.output(at, 0))
+            }
             Op::Linear { .. } => self.product(&Chain::of(at, node.outputs[0]), None),
             Op::Outliers { weight, .. } => self.outliers(at, *weight),
             Op::HeadLinear(h) => self.head_linear(at, h),
@@ -186,6 +189,10 @@ impl<'a> Emitter<'a> {
                         let (group, joined) = (cols / groups, self.cols(list[1]) / groups);
                         let of = Columns { rows, groups, group, start: 0, kept: group, joined };
                         kernels::columns(of, at)
+                    }
+                    Op::Mix { streams } => {
+                        let (n, width) = (streams as u32, cols / streams as u32);
+                        kernels::mix(rows, width, n, self.cols(list[2]) / width, at)
                     }
                     _ => kernels::elements(op, rows, cols, at),
                 };

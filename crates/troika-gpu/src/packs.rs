@@ -153,7 +153,7 @@ pub(crate) fn packs(graph: &Subgraph, node: &Node, limit: u64) -> Result<Vec<Pac
             matrix(graph, *table, ActivationFormat::F32, limit)?;
             vec![Pack::Matrix(*table)]
         }
-        Op::RmsNorm { weight, .. } => weight.iter().map(vector).collect(),
+        Op::RmsNorm { .. } | Op::Rescale(_) => node.op.weights().iter().map(vector).collect(),
         Op::LayerNorm { weight, bias, .. } => {
             std::iter::once(weight).chain(bias).map(vector).collect()
         }

@@ -1,6 +1,6 @@
 //! The dispatches of units: one for several ops where there is a kernel, else some for each.
 
-use troika_graph::{Op, ValueId};
+use troika_graph::{Op, Rescale, ValueId};
 
 use crate::bound::MultiplyCount;
 use crate::emit::{Emitted, Emitter, Operand, weight};
@@ -224,6 +224,10 @@ impl Emitter<'_> {
             Op::LayerNorm { bias, eps, group, .. } => {
                 let made = kernels::layer_norm(shape(group, false, eps), bias.is_some(), other, to);
                 (made, [own(true, 0), own(bias.is_some(), 1)])
+            }
+            Op::Rescale(r) => {
+                let weighted = matches!(r, Rescale::Columns(_));
+                (kernels::rescale(r, rows, cols, other, to), [own(weighted, 0), Unused])
             }
             _ => return unsupported("a norm of another op"),
         };

@@ -11,7 +11,7 @@ use troika_gpu::kernels::{
     NormShape, Rotation, RotationAt, Stack, WeightFormat,
 };
 use troika_graph::{
-    ActivationFormat, Attention, DType, Op, Rope, RopeFreqs, RopeStyle, Rounding, Router,
+    ActivationFormat, Attention, DType, Op, Rescale, Rope, RopeFreqs, RopeStyle, Rounding, Router,
     ScaleOrigin, Score, WeightRef,
 };
 
@@ -265,6 +265,64 @@ fn norms_of_whole_rows_and_of_groups() {
         gpu.run(&d, &[&w_on, &bias_on, &a_on, &a_on, &y]);
         let of = |i: usize, x: f64| x * f64::from(weight[i]) + f64::from(bias[i]);
         near("layer", &gpu.read_floats(&y)[..len], &expected(&a, true, &of), BOUND);
+    }
+}
+
+/// Rows times weights, as large as other rows, and what they have above their deviations.
+#[test]
+fn rows_are_scaled_matched_and_cut() {
+    let Some(gpu) = runner() else { return };
+    let mut n = Numbers(14);
+    for (rows, cols) in [(3, 333), (2, 7)] {
+        let (a, b, w) = (n.floats(rows * cols), n.floats(rows * cols), n.floats(cols));
+        let [a_on, b_on, w_on] = [&a, &b, &w].map(|x| gpu.floats(x));
+        let at = loc(0, cols);
+        let wide = |x: &[f32]| x.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
+        let square = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
+        let [mut scaled, mut matched, mut largest] = [const { Vec::new() }; 3];
+        for (x, like) in a.chunks(cols).zip(b.chunks(cols)) {
+            let (x, like) = (wide(x), wide(like));
+            scaled.extend(x.iter().zip(&w).map(|(x, w)| x * f64::from(*w)));
+            let factor = (square(&like) / square(&x).max(0.3)).sqrt();
+            matched.extend(x.iter().map(|x| x * factor));
+            let mean = x.iter().sum::<f64>() / cols as f64;
+            let apart: Vec<f64> = x.iter().map(|x| x - mean).collect();
+            let least = mean + 0.5 * square(&apart).sqrt();
+            largest.extend(x.iter().map(|x| (x - least).max(0.0)));
+        }
+        for (name, rescale, expected) in [
+            ("columns", Rescale::Columns(WeightRef(0)), scaled),
+            ("match", Rescale::Match { least: 0.3 }, matched),
+            ("largest", Rescale::Largest { deviations: 0.5 }, largest),
+        ] {
+            let like = matches!(rescale, Rescale::Match { .. }).then_some(at);
+            let made = kernels::rescale(rescale, rows as u32, cols as u32, like, [at; 2]);
+            let y = gpu.floats(&vec![0.0; rows * cols]);
+            gpu.run(&made.expect("one"), &[&w_on, &w_on, &a_on, &b_on, &y]);
+            near(name, &gpu.read_floats(&y)[..rows * cols], &expected, BOUND);
+        }
+    }
+}
+
+#[test]
+fn streams_are_mixed() {
+    let Some(gpu) = runner() else { return };
+    let mut n = Numbers(15);
+    for (from, to, width) in [(3, 2, 301), (1, 4, 7)] {
+        let (x, c) = (n.floats(2 * from * width), n.floats(2 * to * from));
+        let mut expected = Vec::new();
+        for (x, c) in x.chunks(from * width).zip(c.chunks(to * from)) {
+            for (i, c) in c.chunks(from).enumerate() {
+                let of = |j: usize, k: usize| f64::from(x[j * width + k]);
+                let sum = |k| (0..from).map(|j| f64::from(c[j]) * of(j, k)).sum::<f64>();
+                expected.extend((0..width).map(|k| of(i % from, k) + sum(k)));
+            }
+        }
+        let at = [loc(0, from * width), loc(0, to * from), loc(0, to * width)];
+        let d = kernels::mix(2, width as u32, from as u32, to as u32, at).expect("one");
+        let y = gpu.floats(&vec![0.0; expected.len()]);
+        gpu.run(&d, &[&gpu.floats(&x), &gpu.floats(&c), &y]);
+        near("mix", &gpu.read_floats(&y)[..expected.len()], &expected, BOUND);
     }
 }
 

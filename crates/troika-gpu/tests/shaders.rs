@@ -13,8 +13,8 @@ use troika_gpu::kernels::{
     Rotation, RotationAt, RowNorm, Stack, WeightFormat,
 };
 use troika_graph::{
-    Activation, ActivationFormat, Attention, DType, Decay, DeltaRule, Mamba2, Op, Rope, RopeFreqs,
-    RopeStyle, Router, Score, ShortConv, WeightRef,
+    Activation, ActivationFormat, Attention, DType, Decay, DeltaRule, Mamba2, Op, Rescale, Rope,
+    RopeFreqs, RopeStyle, Router, Score, ShortConv, WeightRef,
 };
 
 const WORKGROUP_BYTES: u32 = 16 * 1024;
@@ -227,6 +227,15 @@ fn rest(out: &mut Vec<Result<Dispatch, KernelError>>) {
     for (group, joined) in [(32, 0), (8, 16)] {
         let of = Columns { rows: 3, groups: 4, group, start: group % 24, kept: 8, joined };
         out.push(kernels::columns(of, [AT; 3]));
+    }
+    out.push(kernels::mix(3, 100, 4, 2, [AT; 3]));
+    let columns = Rescale::Columns(WeightRef(0));
+    for (rescale, like) in [
+        (columns, None),
+        (Rescale::Match { least: 1e-5 }, Some(AT)),
+        (Rescale::Largest { deviations: 1.5 }, None),
+    ] {
+        out.push(kernels::rescale(rescale, 3, 100, like, [AT; 2]));
     }
     for from in [Floats::F32, Floats::F16, Floats::Bf16] {
         for to in [Floats::F32, Floats::F16, Floats::Bf16] {

@@ -33,7 +33,8 @@ pub use calibration::{CalibrationTensor, InputRange, Rounding};
 pub use dtype::DType;
 pub use op::{
     Activation, Attention, Decay, DecayingSum, DeltaRule, ExpertGroup, Experts, HeadLinear,
-    KvAppend, Mamba2, Op, Rope, RopeFreqs, RopeStyle, Router, Score, ShortConv, StateKind, Window,
+    KvAppend, Mamba2, Op, Rescale, Rope, RopeFreqs, RopeStyle, Router, Score, ShortConv, StateKind,
+    Window,
 };
 pub use product_form::ProductForm;
 pub use shape::{Dim, Shape};

@@ -411,6 +411,24 @@ pub struct ExpertGroup {
     pub capacity: usize,
 }
 
+/// What each row becomes, of the same width.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Rescale {
+    /// `x * weight`, with a weight of `[1, cols]`.
+    Columns(WeightRef),
+    /// Inputs x, like: `x * rms(like) / sqrt(max(mean(x^2), least))`.
+    Match {
+        /// The least mean square.
+        least: f32,
+    },
+    /// `max(x - mean - deviations * std, 0)`: what is left are the largest, as many as of a normal
+    /// distribution.
+    Largest {
+        /// Standard deviations from the mean to the least that is kept.
+        deviations: f32,
+    },
+}
+
 /// One operation. Inputs and outputs are listed in the node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Op {
@@ -509,6 +527,14 @@ pub enum Op {
     Convert,
     /// Inputs x `[rows, n]`, g `[rows, 1]`: `x * sigmoid(g)` (shared expert gate).
     SigmoidGate,
+    /// See [`Rescale`].
+    Rescale(Rescale),
+    /// Inputs x `[rows, n * w]`, c `[rows, m * n]`: `m` sums `y_i = x_(i mod n) + sum_j c_(i n + j) x_j`
+    /// side by side, of `w` columns like each `x_j` (AltUp).
+    Mix {
+        /// How many `x_j` lie side by side (`n`).
+        streams: usize,
+    },
     /// Within each group of `group` columns keeps `len` columns from `start`.
     SliceCols {
         /// Group width of the input.
@@ -545,7 +571,7 @@ impl Op {
             Op::LayerNorm { weight, bias, .. } | Op::Linear { weight, bias, .. } => {
                 std::iter::once(*weight).chain(*bias).collect()
             }
-            Op::Outliers { weight, .. } => vec![*weight],
+            Op::Outliers { weight, .. } | Op::Rescale(Rescale::Columns(weight)) => vec![*weight],
             Op::ShortConv(s) => std::iter::once(s.weight).chain(s.bias).collect(),
             Op::DeltaRule(d) => vec![d.rates],
             Op::HeadLinear(h) => h.weights.clone(),
@@ -618,6 +644,8 @@ names! {
     Op::SoftCap { .. } => "soft_cap",
     Op::Convert => "convert",
     Op::SigmoidGate => "sigmoid_gate",
+    Op::Rescale(_) => "rescale",
+    Op::Mix { .. } => "mix",
     Op::SliceCols { .. } => "slice_cols",
     Op::ConcatCols { .. } => "concat_cols",
     Op::Router(_) => "router",

@@ -7,8 +7,8 @@
 use crate::DType;
 use crate::activation_format::{ActivationFormat, IntFormat};
 use crate::op::{
-    Activation, Attention, Decay, DeltaRule, ExpertGroup, Experts, Mamba2, Op, Rope, Router, Score,
-    ShortConv,
+    Activation, Attention, Decay, DeltaRule, ExpertGroup, Experts, Mamba2, Op, Rescale, Rope,
+    Router, Score, ShortConv,
 };
 use crate::shape::Dim;
 use crate::subgraph::{Node, Subgraph, Value, ValueId};
@@ -346,7 +346,7 @@ impl Check<'_> {
                 want(from != I && to != I, || format!("converts {from} to {to}"))?;
                 self.same("output", self.output(0), self.input(0))
             }
-            Op::Gate(_) | Op::Add => {
+            Op::Gate(_) | Op::Add | Op::Rescale(Rescale::Match { .. }) => {
                 self.operands(&[F, F], 0, &[F])?;
                 self.same("second operand", self.input(1), self.input(0))?;
                 self.same("output", self.output(0), self.input(0))
@@ -355,6 +355,18 @@ impl Check<'_> {
                 self.operands(&[F, F], 0, &[F])?;
                 self.same("gate", self.input(1), 1)?;
                 self.same("output", self.output(0), self.input(0))
+            }
+            Op::Rescale(Rescale::Columns(weight)) => {
+                self.unary_same()?;
+                self.dims(*weight, 1, self.input(0))
+            }
+            Op::Mix { streams } => {
+                self.operands(&[F, F], 0, &[F])?;
+                let (n, x, y) = (*streams, self.input(0), self.output(0));
+                want(n > 0 && x >= n && x.is_multiple_of(n) && y.is_multiple_of(x / n), || {
+                    format!("{n} streams of {x} columns do not become {y}")
+                })?;
+                self.same("coefficients", self.input(1), counted((y / (x / n)).checked_mul(n))?)
             }
             Op::SliceCols { group, start, len } => {
                 self.operands(&[F], 0, &[F])?;

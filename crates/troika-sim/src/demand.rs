@@ -252,7 +252,7 @@ impl RunShape<'_> {
             other => {
                 let each = per_element(other);
                 d.operations(ActivationFormat::F32, times(&[rows, cols, each]));
-                d.move_bytes(self.weights(&vectors(other)));
+                d.move_bytes(self.weights(&other.weights()));
             }
         }
     }
@@ -324,19 +324,12 @@ fn visible(seq: &SeqRows, window: Window) -> (u64, usize) {
 fn per_element(op: &Op) -> usize {
     match op {
         Op::RmsNorm { .. } | Op::Activate(_) | Op::Router(_) => 4,
-        Op::LayerNorm { .. } | Op::Gate(_) => 6,
+        Op::LayerNorm { .. } | Op::Gate(_) | Op::Rescale(_) => 6,
+        Op::Mix { streams } => 2 * streams,
         Op::Rope(_) | Op::SoftCap { .. } => 3,
         Op::SigmoidGate => 2,
         Op::SliceCols { .. } | Op::ConcatCols { .. } => 0,
         _ => 1,
-    }
-}
-
-fn vectors(op: &Op) -> Vec<WeightRef> {
-    match op {
-        Op::RmsNorm { weight, .. } => weight.iter().copied().collect(),
-        Op::LayerNorm { weight, bias, .. } => [*weight].into_iter().chain(*bias).collect(),
-        _ => Vec::new(),
     }
 }
 

@@ -76,7 +76,8 @@ pub fn check(device: &Arc<dyn Device>, column: &str) -> Result<(), String> {
             wrong.push_str(&format!("{}: {is}\n", row[2]));
         }
     }
-    let missing: Vec<_> = supported().into_iter().filter(|f| !named.iter().any(|n| n == f)).collect();
+    let missing: Vec<_> =
+        supported().into_iter().filter(|f| !named.iter().any(|n| n == f)).collect();
     wrong.push_str(&missing.iter().map(|f| format!("{f} has no row\n")).collect::<String>());
     if wrong.is_empty() { Ok(()) } else { Err(wrong) }
 }

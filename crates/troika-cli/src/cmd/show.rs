@@ -92,7 +92,8 @@ fn feed_forward(layer: &Layer) -> String {
     let network = match &layer.ffn {
         None => "none".into(),
         Some(Ffn::Dense(m)) => {
-            format!("dense {}{}", m.inter, if m.gated { ", gated" } else { "" })
+            let sparse = if m.above.is_some() { " by the largest" } else { "" };
+            format!("dense {}{}{sparse}", m.inter, if m.gated { ", gated" } else { "" })
         }
         Some(Ffn::Moe(m)) => {
             let shared = m.shared.map_or(String::new(), |s| format!(", shared expert {}", s.inter));
@@ -202,7 +203,10 @@ fn as_text(d: &Described, path: &str, kept: &Kept) -> String {
     s.push_str(&format!("  parameters    {}{of}\n  bytes         {}\n", count(total), bytes(size)));
     s.push_str(&format!("  context       {} tokens\n", spec.context));
     s.push_str(&format!("  vocabulary    {} tokens\n", spec.vocab));
-    s.push_str(&format!("  hidden        {}\n", spec.hidden));
+    let streams = spec.altup.map_or(String::new(), |a| {
+        format!(", {} streams (AltUp), LAuReL of rank {}", a.streams, a.rank)
+    });
+    s.push_str(&format!("  hidden        {}{streams}\n", spec.hidden));
     let head = if spec.tied { "tied to the embedding" } else { "its own weights" };
     s.push_str(&format!("  head          {head}\n"));
     for (layers, text) in groups(spec) {

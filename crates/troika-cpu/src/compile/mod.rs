@@ -11,7 +11,7 @@ use smallvec::{SmallVec, smallvec};
 use troika_device::DeviceError;
 use troika_graph::{
     ActivationFormat, Attention, DType, DecayingSum, DeltaRule, Dim, KvAppend, Mamba2, Node, Op,
-    Rope, Router, ShortConv, Subgraph, ValueId, WeightDecl, WeightRef, verify,
+    Rescale, Rope, Router, ShortConv, Subgraph, ValueId, WeightDecl, WeightRef, verify,
 };
 
 pub(crate) use crate::compile::experts::{ExpertWeights, ExpertsCode};
@@ -101,6 +101,8 @@ pub(crate) enum Code {
     Element(Element),
     Convert,
     SigmoidGate,
+    Rescale(Rescale, Option<VectorAt>),
+    Mix(usize),
     SliceCols(Slice),
     ConcatCols {
         groups: usize,
@@ -481,6 +483,8 @@ impl Compiler<'_> {
             Op::SoftCap { cap } => Code::Element(Element::SoftCap(*cap)),
             Op::Convert => Code::Convert,
             Op::SigmoidGate => Code::SigmoidGate,
+            Op::Rescale(r) => Code::Rescale(*r, self.vector_if(node.op.weights().pop())),
+            Op::Mix { streams } => Code::Mix(*streams),
             Op::SliceCols { group, start, len } => {
                 Code::SliceCols(Slice { group: *group, start: *start, len: *len })
             }

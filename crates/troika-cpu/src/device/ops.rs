@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 use troika_device::{DeviceError, ExpertsOnDisk, Run};
-use troika_graph::{ActivationFormat, DType};
+use troika_graph::{ActivationFormat, DType, Rescale};
 
 use crate::compile::{Code, CompiledOp, ExpertView, ExpertWeights, ExpertsCode, Loaded};
 use crate::device::bindings::Mem;
@@ -284,6 +284,20 @@ impl<'a> Operands<'a> {
                     self.output(0),
                     self.cols(0),
                 ),
+                Code::Rescale(rescale, weight) => {
+                    let norm = match *rescale {
+                        Rescale::Columns(_) => {
+                            Norm::Columns(self.exe.vector_if(*weight).unwrap_or(&[]))
+                        }
+                        Rescale::Match { least } => Norm::Match { like: self.input(1), least },
+                        Rescale::Largest { deviations } => Norm::Largest { deviations },
+                    };
+                    norm::norm(cx, norm, self.input(0), self.output(0), self.cols(0))
+                }
+                Code::Mix(streams) => {
+                    let (x, c, y) = (self.input(0), self.input(1), self.output(0));
+                    elementwise::mix(cx, *streams, x, c, y, self.cols(0))
+                }
                 Code::Convert => {
                     let dtype = |slot: usize| self.exe.code.slots[slot].dtype;
                     let x = of_type!(dtype(self.op.inputs[0]), self.input(0));

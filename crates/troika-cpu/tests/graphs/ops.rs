@@ -319,6 +319,18 @@ pub fn cases() -> Vec<Case> {
     let mut b = Build::new("sigmoid_gate");
     let (x, g) = (b.floats(6), b.floats(1));
     let sigmoid = b.op(Op::SigmoidGate, &[x, g], 6);
+    let mut b = Build::new("rescale");
+    let (weight, x) = (b.weight(DType::F32, 1, 6), b.floats(6));
+    let scale_cols = b.op(Op::Rescale(Rescale::Columns(weight)), &[x], 6);
+    let mut b = Build::new("rescale to match");
+    let (x, like) = (b.floats(6), b.floats(6));
+    let match_rms = b.op(Op::Rescale(Rescale::Match { least: 0.1 }), &[x, like], 6);
+    let mut b = Build::new("rescale the largest");
+    let x = b.floats(6);
+    let largest = b.op(Op::Rescale(Rescale::Largest { deviations: 0.5 }), &[x], 6);
+    let mut b = Build::new("mix");
+    let (x, c) = (b.floats(6), b.floats(12));
+    let mix = b.op(Op::Mix { streams: 3 }, &[x, c], 8);
     let mut b = Build::new("slice_cols");
     let x = b.floats(12);
     let slice = b.op(Op::SliceCols { group: 6, start: 1, len: 4 }, &[x], 8);
@@ -360,6 +372,10 @@ pub fn cases() -> Vec<Case> {
         unary("soft_cap", Op::SoftCap { cap: 5.0 }),
         convert(),
         sigmoid,
+        scale_cols,
+        match_rms,
+        largest,
+        mix,
         slice,
         concat,
         router("router", Score::Softmax, Some((3, 2))),
@@ -454,6 +470,15 @@ fn wrong_wiring() -> Vec<Wrong> {
         "add": "output has 7 columns", g => cols(g, 2, 7);
         "sigmoid_gate": "gate has 6 columns, needs 1", g => cols(g, 1, 6);
         "sigmoid_gate": "output has 5 columns", g => cols(g, 2, 5);
+        "rescale": "is 1x5, needs 1x6", g => g.weights[0].cols = 5;
+        "rescale": "output has 5 columns", g => cols(g, 1, 5);
+        "rescale to match": "second operand has 5 columns", g => cols(g, 1, 5);
+        "rescale the largest": "output has 5 columns", g => cols(g, 1, 5);
+        "mix": "0 streams of 6 columns", g => with!(g, Op::Mix { streams } => *streams = 0);
+        "mix": "4 streams of 6 columns", g => with!(g, Op::Mix { streams } => *streams = 4);
+        "mix": "7 streams of 6 columns", g => with!(g, Op::Mix { streams } => *streams = 7);
+        "mix": "do not become 7", g => cols(g, 2, 7);
+        "mix": "coefficients has 9 columns, needs 12", g => cols(g, 1, 9);
         "slice_cols": "do not fit 13", g => cols(g, 0, 13);
         "slice_cols": "output has 9 columns, needs 8", g => cols(g, 1, 9);
         "slice_cols": "do not fit 12",

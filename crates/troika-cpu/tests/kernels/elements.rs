@@ -319,6 +319,60 @@ fn columns_are_sliced_and_joined() {
     });
 }
 
+/// Sums of streams, each beside a scalar reference: from three to two, and from one to three.
+#[test]
+fn streams_are_mixed() {
+    let mut r = Random(11);
+    for (from, to, width) in [(3, 2, 37), (1, 3, 5), (4, 4, 2048)] {
+        let rows = 3;
+        let (x, c) = (r.floats(rows * from * width), r.floats(rows * to * from));
+        let mut expected = Vec::new();
+        for (x, c) in x.chunks(from * width).zip(c.chunks(to * from)) {
+            for (i, c) in c.chunks(from).enumerate() {
+                let sum = |k| (0..from).map(|j| c[j] * x[j * width + k]).sum::<f32>();
+                expected.extend((0..width).map(|k| x[i % from * width + k] + sum(k)));
+            }
+        }
+        on_each_isa(2, |cx| {
+            let mut y = vec![0.0; expected.len()];
+            elementwise::mix(cx, from, &x, &c, &mut y, from * width).unwrap();
+            close(&y, &expected, 1e-5, &format!("{from} to {to} of {width}"));
+        });
+    }
+}
+
+/// Columns times weights, rows as large as others, and what is above a row's deviations.
+#[test]
+fn rows_are_scaled_and_cut() {
+    let mut r = Random(12);
+    for cols in [1, 7, 64, 1030] {
+        let rows = 3;
+        let (x, like, w) = (r.floats(rows * cols), r.floats(rows * cols), r.floats(cols));
+        let square = |x: &[f32]| x.iter().map(|x| x * x).sum::<f32>() / cols as f32;
+        let (mut scaled, mut matched, mut largest) = (Vec::new(), Vec::new(), Vec::new());
+        for (x, like) in x.chunks(cols).zip(like.chunks(cols)) {
+            scaled.extend(x.iter().zip(&w).map(|(x, w)| x * w));
+            let factor = square(like).sqrt() / square(x).max(0.3).sqrt();
+            matched.extend(x.iter().map(|x| x * factor));
+            let mean = x.iter().sum::<f32>() / cols as f32;
+            let apart: Vec<f32> = x.iter().map(|x| x - mean).collect();
+            let least = mean + 0.7 * square(&apart).sqrt();
+            largest.extend(x.iter().map(|x| (x - least).max(0.0)));
+        }
+        on_each_isa(2, |cx| {
+            for (norm, expected) in [
+                (Norm::Columns(&w), &scaled),
+                (Norm::Match { like: &like, least: 0.3 }, &matched),
+                (Norm::Largest { deviations: 0.7 }, &largest),
+            ] {
+                let mut y = vec![0.0; rows * cols];
+                norm::norm(cx, norm, &x, &mut y, cols).unwrap();
+                close(&y, expected, 1e-5, &format!("{cols} columns"));
+            }
+        });
+    }
+}
+
 #[test]
 fn embeddings_are_rows_of_the_table() {
     let mut r = Random(1);

@@ -516,6 +516,9 @@ fn norms_and_elements_stay_inside() {
                 Norm::Rms { weight: Some(&w), eps: 1e-5, offset: 1.0 },
                 Norm::Rms { weight: None, eps: 1e-5, offset: 0.0 },
                 Norm::Layer { weight: &w, bias: Some(&w), eps: 1e-5 },
+                Norm::Columns(&w),
+                Norm::Match { like: &b, least: 1e-5 },
+                Norm::Largest { deviations: 1.0 },
             ];
             for norm in norms {
                 let mut y = empty(rows * cols, edge);
@@ -534,6 +537,9 @@ fn norms_and_elements_stay_inside() {
             finite(&y, &(cx.isa, cols, edge));
             let mut y = empty(2 * rows * cols, edge);
             elementwise::concat_cols(cx, 1, &a, &b, [cols, cols], &mut y).unwrap();
+            finite(&y, &(cx.isa, cols, edge));
+            let mut y = empty(rows * cols, edge);
+            elementwise::mix(cx, 1, &a, &gates, &mut y, cols).unwrap();
             finite(&y, &(cx.isa, cols, edge));
             let slice = Slice { group: cols, start: cols / 2, len: cols - cols / 2 };
             let mut y = empty(rows * slice.len, edge);

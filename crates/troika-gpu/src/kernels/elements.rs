@@ -19,6 +19,13 @@ static COLUMNS: KernelSpec = KernelSpec {
     workgroup_bytes: 0,
 };
 
+static MIX: KernelSpec = KernelSpec {
+    name: "mix",
+    parts: &[include_str!("wgsl/mix.wgsl")],
+    bindings: &[Value, Value, Value],
+    workgroup_bytes: 0,
+};
+
 static CONVERT: KernelSpec = KernelSpec {
     name: "convert",
     parts: &[include_str!("wgsl/rounding.wgsl"), include_str!("wgsl/convert.wgsl")],
@@ -101,6 +108,18 @@ pub fn columns(of: Columns, at: [Loc; 3]) -> KernelResult {
     params.extend(words(&at));
     let grid = grid(rows, groups * (kept + joined));
     Dispatch { spec: &COLUMNS, overrides: vec![], params, grid }.checked()
+}
+
+/// Sums of `streams` streams of `width` columns: `y_i = x_(i mod n) + sum_j c_(i n + j) x_j`.
+///
+/// Bindings: streams; coefficients; results. `at` has them in this order.
+///
+/// # Errors
+/// As for [`elements`].
+pub fn mix(rows: u32, width: u32, streams: u32, sums: u32, at: [Loc; 3]) -> KernelResult {
+    let mut params = vec![rows, width, streams, sums];
+    params.extend(words(&at));
+    Dispatch { spec: &MIX, overrides: vec![], params, grid: grid(rows, width) }.checked()
 }
 
 /// A type of floats in a value.

@@ -31,10 +31,10 @@ pub use attention::{
     Append, AttentionShape, BatchWords, attention, attention_in_parts, attention_merge,
     attention_parts, kv_append, part_floats,
 };
-pub use elements::{Columns, Floats, columns, convert, elements};
+pub use elements::{Columns, Floats, columns, convert, elements, mix};
 pub use format::WeightFormat;
 pub use moe::{Before, ExpertShape, Stack, experts_down, experts_gate_up, router};
-pub use norm::{NormShape, layer_norm, rms_norm};
+pub use norm::{NormShape, layer_norm, rescale, rms_norm};
 pub use probes::{probe_multiply, probe_read};
 pub use products::{
     Around, FewRows, Matrix, RowNorm, embed, gate_up, head_linear, linear, linear_three, outliers,

@@ -1,5 +1,7 @@
 //! Normalisation.
 
+use troika_graph::Rescale;
+
 use super::Binding::{Value, Weight};
 use super::spec::{Dispatch, KernelResult, KernelSpec, Loc, MAX_GROUPS, flag, words};
 
@@ -26,9 +28,11 @@ pub struct NormShape {
 }
 
 impl NormShape {
+    /// `kind` is the kernel's `KIND`.
     fn dispatch(
         self,
-        [layer, weighted, biased]: [bool; 3],
+        kind: u8,
+        [weighted, biased]: [bool; 2],
         offset: f32,
         addend: Option<Loc>,
         [x, y]: [Loc; 2],
@@ -42,10 +46,10 @@ impl NormShape {
             spec: &NORM,
             overrides: vec![
                 ("WG", f64::from(threads)),
-                ("LAYER", flag(layer)),
+                ("KIND", f64::from(kind)),
                 ("WEIGHT", flag(weighted)),
                 ("BIAS", flag(biased)),
-                ("ADD", flag(addend.is_some())),
+                ("ADD", flag(addend.is_some() && kind != 1)),
             ],
             params,
             grid: [self.groups, self.rows.min(MAX_GROUPS), 1],
@@ -69,7 +73,7 @@ pub fn rms_norm(
     addend: Option<Loc>,
     at: [Loc; 2],
 ) -> KernelResult {
-    shape.dispatch([false, offset.is_some(), false], offset.unwrap_or(0.0), addend, at)
+    shape.dispatch(0, [offset.is_some(), false], offset.unwrap_or(0.0), addend, at)
 }
 
 /// `(x - mean) / sqrt(var + eps) * weight + bias` of each group, added to another value if there is
@@ -81,5 +85,21 @@ pub fn rms_norm(
 /// # Errors
 /// As for [`rms_norm`].
 pub fn layer_norm(shape: NormShape, bias: bool, addend: Option<Loc>, at: [Loc; 2]) -> KernelResult {
-    shape.dispatch([true, true, bias], 0.0, addend, at)
+    shape.dispatch(3, [true, bias], 0.0, addend, at)
+}
+
+/// What each row becomes: see [`Rescale`].
+///
+/// Bindings: as for [`rms_norm`] with a weight of columns; the value to add is that to match.
+///
+/// # Errors
+/// As for [`rms_norm`].
+pub fn rescale(r: Rescale, rows: u32, cols: u32, like: Option<Loc>, at: [Loc; 2]) -> KernelResult {
+    let (kind, number) = match r {
+        Rescale::Match { least } => (1, least),
+        Rescale::Columns(_) => (2, 0.0),
+        Rescale::Largest { deviations } => (4, deviations),
+    };
+    let shape = NormShape { rows, groups: 1, group: cols, own_weights: false, eps: number };
+    shape.dispatch(kind, [kind == 2, false], 0.0, like, at)
 }

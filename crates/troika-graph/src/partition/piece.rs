@@ -5,7 +5,8 @@ use std::ops::Range;
 
 use super::take::{Reads, Take, reads_input, reads_states};
 use crate::op::{
-    Attention, DeltaRule, ExpertGroup, Experts, HeadLinear, KvAppend, Mamba2, Op, Router, ShortConv,
+    Attention, DeltaRule, ExpertGroup, Experts, HeadLinear, KvAppend, Mamba2, Op, Rescale, Router,
+    ShortConv,
 };
 use crate::shape::{Dim, Shape};
 use crate::subgraph::{Node, Subgraph, Value, ValueId};
@@ -239,6 +240,7 @@ fn part_of(op: &Op, take: &Take, b: &mut PieceBuilder<'_>) -> Op {
             sinks: a.sinks.map(|w| b.weight_cols(w, take)),
             ..a.clone()
         }),
+        Op::Rescale(r) => Op::Rescale(rescale(*r, b)),
         Op::ConcatCols { groups } => Op::ConcatCols { groups: take.count(*groups) },
         Op::Experts(e) => Op::Experts(experts(e, b)),
         Op::ExpertGroup(g) => {
@@ -254,12 +256,17 @@ fn part_of(op: &Op, take: &Take, b: &mut PieceBuilder<'_>) -> Op {
         | Op::SoftCap { .. }
         | Op::Convert
         | Op::SigmoidGate
+        | Op::Mix { .. }
         | Op::SliceCols { .. } => op.clone(),
         Op::Mamba2(m) => Op::Mamba2(scan(m, b)),
         Op::ShortConv(s) => Op::ShortConv(convolution(s, b)),
         Op::DeltaRule(d) => Op::DeltaRule(DeltaRule { rates: b.weight(d.rates), ..d.clone() }),
         Op::Router(r) => Op::Router(Router { bias: r.bias.map(|w| b.weight(w)), ..r.clone() }),
     }
+}
+
+fn rescale(r: Rescale, b: &mut PieceBuilder<'_>) -> Rescale {
+    if let Rescale::Columns(w) = r { Rescale::Columns(b.weight(w)) } else { r }
 }
 
 fn scan(m: &Mamba2, b: &mut PieceBuilder<'_>) -> Mamba2 {

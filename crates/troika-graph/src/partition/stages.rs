@@ -68,6 +68,8 @@ pub(super) fn groups(graph: &Subgraph, node: &Node) -> Option<usize> {
         | Op::Convert
         | Op::SigmoidGate => Some(input),
         Op::Embed { .. }
+        | Op::Rescale(_)
+        | Op::Mix { .. }
         | Op::DecayingSum(_)
         | Op::DeltaRule(_)
         | Op::ShortConv(_)

@@ -227,7 +227,7 @@ impl<'a> Base<'a> {
     /// A gated feed-forward of the config's `intermediate_size`.
     pub fn mlp(&self) -> Result<Mlp> {
         let inter = self.f.size("intermediate_size")?;
-        Ok(Mlp { inter, act: self.act, gated: true, bias: false, gate_scale: 1.0 })
+        Ok(Mlp { inter, act: self.act, gated: true, bias: false, gate_scale: 1.0, above: None })
     }
 
     /// A pre-norm layer.
@@ -269,6 +269,7 @@ impl<'a> Base<'a> {
             context: self.context,
             dense_context: None,
             embed_scale: 1.0,
+            altup: None,
             layers,
             final_norm: self.rms(),
             tied: self.tied,

@@ -9,25 +9,37 @@ use super::rope::RopeConfig;
 use crate::spec::{Ffn, Layer, Mixer, Mlp, ModelSpec, Moe, PerLayerInput, SharedExpert};
 
 pub(super) fn gemma4(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
-    let mut b = read_newer(f, source, 131_072)?;
-    b.theta = 1e6;
-    let window = f.or("sliding_window", Some(512), Fields::window)?;
+    let b = read_newer(f, source, 131_072)?;
     let sliding = b.sliding(|i| !(i + 1).is_multiple_of(6) && i + 1 < b.layers)?;
+    let shared = f.count_opt("num_kv_shared_layers")?.unwrap_or(0);
+    let width = f.count_opt("hidden_size_per_layer_input")?.unwrap_or(0);
+    with_own_inputs(&b, "gemma4_text", &sliding, shared, width)
+}
+
+/// A model of layers with inputs of their own of a `width`, of which the last `shared` use the keys
+/// and values of earlier ones.
+pub(super) fn with_own_inputs(
+    b: &Base<'_>,
+    family: &str,
+    sliding: &[bool],
+    shared: usize,
+    width: usize,
+) -> Result<ModelSpec> {
+    let f = b.f;
+    let window = f.or("sliding_window", Some(512), Fields::window)?;
     let ropes = [
         RopeConfig::local(f, "rope_local_base_freq", 1e4)?,
-        RopeConfig::read(f, Some("full_attention"), b.theta)?,
+        RopeConfig::read(f, Some("full_attention"), 1e6)?,
     ];
-    let shared = f.count_opt("num_kv_shared_layers")?.unwrap_or(0);
     let Some(own) = b.layers.checked_sub(shared).filter(|own| *own > 0) else {
         let problem = format!("not less than the {} layers", b.layers);
         return Err(bad("num_kv_shared_layers", shared, problem));
     };
-    let width = f.count_opt("hidden_size_per_layer_input")?.unwrap_or(0);
     let per_layer = (width > 0).then(|| PerLayerInput { width, act: b.act, norm: b.rms() });
     let mut layers = Vec::new();
     for (i, &local) in sliding.iter().enumerate() {
         let rope = &ropes[usize::from(!local)];
-        let mut layer = b.sandwich(layer(&b, i, local, i >= own)?);
+        let mut layer = b.sandwich(layer(b, i, local, i >= own)?);
         layer.per_layer = per_layer;
         if let Some(Mixer::Attention(attn)) = &mut layer.mixer {
             attn.rope = Some(rope.build(attn.k_dim, rope.partial(1.0)?, b.style, b.context)?);
@@ -42,7 +54,7 @@ pub(super) fn gemma4(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> 
         }
         layers.push(layer);
     }
-    let mut m = scaled_by_width(&b, b.model("gemma4_text", layers));
+    let mut m = scaled_by_width(b, b.model(family, layers));
     m.final_norm = b.rms();
     m.logit_softcap = f.positive("final_logit_softcapping")?.map(|c| c as f32);
     Ok(m)
@@ -67,7 +79,9 @@ fn layer(b: &Base<'_>, i: usize, local: bool, shares: bool) -> Result<Layer> {
         let problem = format!("not a divisor of num_attention_heads {}", b.heads);
         return Err(bad("num_key_value_heads", kv_heads, problem));
     }
-    let inter = match f.each_layer("intermediate_size_per_layer", b.layers)? {
+    let listed = f.get("intermediate_size").is_some_and(serde_json::Value::is_array);
+    let widths = if listed { "intermediate_size" } else { "intermediate_size_per_layer" };
+    let inter = match f.each_layer(widths, b.layers)? {
         Some(list) => list[i].as_u64().and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0),
         None if shares && f.flag("use_double_wide_mlp")?.unwrap_or(false) => {
             Some(2 * f.size("intermediate_size")?)
@@ -79,7 +93,7 @@ fn layer(b: &Base<'_>, i: usize, local: bool, shares: bool) -> Result<Layer> {
     (attn.kv_heads, attn.k_dim, attn.v_dim) = (kv_heads, head_dim, head_dim);
     (attn.scale, attn.v_is_k) = (1.0, v_is_k);
     (attn.qk_norm, attn.v_norm) = (Some(b.qk_norm(true)), Some(b.rms()));
-    let mlp = Mlp { inter, act: b.act, gated: true, bias: false, gate_scale: 1.0 };
+    let mlp = Mlp { inter, act: b.act, gated: true, bias: false, gate_scale: 1.0, above: None };
     if !f.flag("enable_moe_block")?.unwrap_or(false) {
         return Ok(b.layer(attn, Ffn::Dense(mlp)));
     }

@@ -26,6 +26,7 @@ const ARCHITECTURES: &[(&str, &str, bool)] = &[
     ("gemma", "gemma", false),
     ("gemma2", "gemma2", false),
     ("gemma3", "gemma3_text", false),
+    ("gemma3n", "gemma3n_text", false),
     ("gemma4", "gemma4_text", false),
     ("apertus", "apertus", false),
     ("exaone4", "exaone4", false),
@@ -85,6 +86,8 @@ const RENAMED: &[(&str, &str)] = &[
     ("attention.clamp_kqv", "clip_qkv"),
     ("attention.shared_kv_layers", "num_kv_shared_layers"),
     ("embedding_length_per_layer_input", "hidden_size_per_layer_input"),
+    ("altup.num_inputs", "altup_num_inputs"),
+    ("altup.active_idx", "altup_active_idx"),
     ("attention.q_lora_rank", "q_lora_rank"),
     ("attention.indexer.top_k", "index_topk"),
     ("attention.kv_lora_rank", "kv_lora_rank"),
@@ -398,7 +401,7 @@ fn family_facts(family: &str, meta: &GgufMeta, c: &mut Map<String, Value>) -> Re
             scale_by(c, (layers == 62).then(|| json!(hidden / heads)));
             gemma3_ropes(meta, c);
         }
-        "gemma4_text" => gemma4(meta, c),
+        "gemma3n_text" | "gemma4_text" => gemma4(meta, c),
         "apertus" => {
             for name in ["alpha_p", "alpha_n", "beta", "eps"] {
                 let list = meta.get(&format!("xielu.{name}")).map(to_json);
@@ -502,7 +505,7 @@ fn by_layer(family: &str, key: &str) -> bool {
     let heads = key.contains("head_count");
     let all = heads || key == "feed_forward_length";
     heads && matches!(family, "kimi_linear" | "laguna" | "mimo_v2_flash")
-        || all && family == "gemma4_text"
+        || all && matches!(family, "gemma3n_text" | "gemma4_text")
 }
 
 /// What only the tensors say: the family among those of one architecture, and which layers are
@@ -539,6 +542,13 @@ fn by_tensors(
             |i| has(&format!("blk.{i}.attn_k.weight")) && !has(&format!("blk.{i}.attn_v.weight"));
         c.insert("attention_k_eq_v".into(), json!((0..layers).any(lacks_values)));
         c.insert("enable_moe_block".into(), json!((0..layers).any(is_sparse)));
+    }
+    if family == "gemma3n_text" {
+        // Minus infinity, where all gates count, becomes null.
+        let scales = meta.arch("activation_sparsity_scale").map(to_json);
+        scales.map(|list| c.insert("activation_sparsity_scale".into(), list));
+        let down = files.tensor("blk.0.laurel_l.weight");
+        down.map(|down| c.insert("laurel_rank".into(), json!(down.matrix().0)));
     }
     let function = meta.integer("expert_gating_func");
     let expected = if family == "ernie4_5_moe" { 1 } else { 2 };

@@ -25,6 +25,10 @@ impl GgufNames {
 impl TensorNames for GgufNames {
     fn candidates(&self, spec: &ModelSpec, key: Key) -> Candidates {
         let Some(index) = key.layer else {
+            let of = |tensor: &str| {
+                let start = key.index.unwrap_or(0).saturating_mul(spec.hidden);
+                vec![Recipe::rows(tensor, start..start + spec.hidden)]
+            };
             return match key.role {
                 WeightRole::Embed => whole(&["token_embd.weight"]),
                 WeightRole::FinalNorm => whole(&["output_norm.weight", "token_embd_norm.weight"]),
@@ -34,6 +38,8 @@ impl TensorNames for GgufNames {
                 WeightRole::PerLayerEmbed => whole(&["per_layer_token_embd.weight"]),
                 WeightRole::PerLayerIn => whole(&["per_layer_model_proj.weight"]),
                 WeightRole::PerLayerInNorm => whole(&["per_layer_proj_norm.weight"]),
+                WeightRole::AltIn => of("altup_proj.weight"),
+                WeightRole::AltOut => of("altup_unembd_proj.weight"),
                 _ => Vec::new(),
             };
         };
@@ -173,7 +179,7 @@ impl GgufNames {
     }
 }
 
-/// Gates of attention, and tensors of mixers beside it.
+/// Gates of attention, and tensors of mixers and streams beside it.
 fn mixer(layer: &Layer, role: WeightRole) -> Candidates {
     match role {
         WeightRole::AttnGate => {
@@ -192,6 +198,14 @@ fn mixer(layer: &Layer, role: WeightRole) -> Candidates {
         WeightRole::MixSkip => whole(&["ssm_d"]),
         WeightRole::MixStepShift => whole(&["ssm_dt.bias"]),
         WeightRole::MixNorm => whole(&["ssm_norm.weight"]),
+        WeightRole::AltRouter => whole(&["altup_router.weight"]),
+        WeightRole::AltRouterNorm => whole(&["altup_router_norm.weight"]),
+        WeightRole::AltPredict => whole(&["altup_predict_coef.weight"]),
+        WeightRole::AltCorrect => whole(&["altup_correct_coef.weight"]),
+        WeightRole::AltScale => whole(&["altup_correct_scale.weight"]),
+        WeightRole::LaurelDown => whole(&["laurel_l.weight"]),
+        WeightRole::LaurelUp => whole(&["laurel_r.weight"]),
+        WeightRole::LaurelNorm => whole(&["laurel_post_norm.weight"]),
         _ => Vec::new(),
     }
 }

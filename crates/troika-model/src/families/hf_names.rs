@@ -45,7 +45,7 @@ impl TensorNames for HfNames {
 
 impl HfNames {
     fn places(&self, spec: &ModelSpec, key: Key) -> Candidates {
-        let Some(index) = key.layer else { return outer(key.role) };
+        let Some(index) = key.layer else { return outer(spec, key) };
         let Some(layer) = spec.layers.get(index) else { return Vec::new() };
         let one = One { layer, hidden: spec.hidden, index: key.index.unwrap_or(0) };
         let recipes = one.recipes(key.role);
@@ -72,8 +72,11 @@ impl HfNames {
     }
 }
 
-fn outer(role: WeightRole) -> Candidates {
-    let names: &[&str] = match role {
+fn outer(spec: &ModelSpec, key: Key) -> Candidates {
+    let i = key.index.unwrap_or(0);
+    let (to, from) =
+        (format!("altup_projections.{i}.weight"), format!("altup_unembed_projections.{i}.weight"));
+    let names: &[&str] = match key.role {
         WeightRole::Embed => &[
             "embed_tokens.weight",
             "tok_embeddings.weight",
@@ -92,11 +95,17 @@ fn outer(role: WeightRole) -> Candidates {
         WeightRole::PerLayerEmbed => &["embed_tokens_per_layer.weight"],
         WeightRole::PerLayerIn => &["per_layer_model_projection.weight"],
         WeightRole::PerLayerInNorm => &["per_layer_projection_norm.weight"],
+        WeightRole::AltIn => &[&to],
+        WeightRole::AltOut => &[&from],
         _ => &[],
     };
+    // Rows behind those of tokens are for pictures and sounds.
+    let tables = [WeightRole::Embed, WeightRole::PerLayerEmbed];
+    let cut = spec.altup.is_some() && tables.contains(&key.role);
     PREFIXES
         .iter()
         .flat_map(|p| names.iter().map(move |n| Recipe::whole(format!("{p}{n}"))))
+        .map(|r| if cut { Recipe { rows: vec![0..spec.vocab], ..r } } else { r })
         .collect()
 }
 
@@ -223,6 +232,14 @@ impl One<'_> {
             W::PerLayerGate => &["per_layer_input_gate.weight"],
             W::PerLayerUp => &["per_layer_projection.weight"],
             W::PerLayerNorm => &["post_per_layer_input_norm.weight"],
+            W::AltRouter => &["altup.modality_router.weight"],
+            W::AltRouterNorm => &["altup.router_norm.weight"],
+            W::AltPredict => &["altup.prediction_coefs.weight"],
+            W::AltCorrect => &["altup.correction_coefs.weight"],
+            W::AltScale => &["altup.correct_output_scale"],
+            W::LaurelDown => &["laurel.linear_left.weight"],
+            W::LaurelUp => &["laurel.linear_right.weight"],
+            W::LaurelNorm => &["laurel.post_laurel_norm.weight"],
             _ => return None,
         }))
     }

@@ -275,7 +275,7 @@ fn nemotron_layer(b: &Base<'_>, kind: Kind) -> Result<Layer> {
     let name = f.text("mlp_hidden_act")?.unwrap_or("relu2");
     let act = activation(name)?;
     // A feed-forward that is not there.
-    let none = Mlp { inter: 1, act, gated: false, bias, gate_scale: 1.0 };
+    let none = Mlp { inter: 1, act, gated: false, bias, gate_scale: 1.0, above: None };
     let layer = b.layer(b.biased_attn(None, false)?, Ffn::Dense(none));
     let mixes = |mixer| Layer { mixer, ffn: None, ffn_pre: None, ..layer.clone() };
     let feeds = |ffn| Layer { mixer: None, attn_pre: None, ffn: Some(ffn), ..layer.clone() };

@@ -11,6 +11,7 @@ mod delta_names;
 mod dense;
 mod fields;
 mod gemma;
+mod gemma3n;
 mod gemma4;
 mod gguf;
 mod gguf_mixers;
@@ -77,6 +78,7 @@ const FAMILIES: &[(&str, FamilyFn)] = &[
     ("gemma", gemma::gemma),
     ("gemma2", gemma::gemma2),
     ("gemma3_text", gemma::gemma3),
+    ("gemma3n_text", gemma3n::gemma3n),
     ("gemma4_text", gemma4::gemma4),
     ("glm4", dense::glm4),
     ("glm4_moe", routed::glm4_moe),
@@ -177,6 +179,7 @@ pub fn from_config(config: &Value) -> Result<DescribedModel> {
         fields.text("model_type")?.ok_or_else(|| ConfigError::Missing("model_type".into()))?;
     let name = match name {
         "gemma3" => "gemma3_text",
+        "gemma3n" => "gemma3n_text",
         "gemma4" => "gemma4_text",
         "qwen3_5_text" => "qwen3_5",
         "qwen3_5_moe_text" => "qwen3_5_moe",

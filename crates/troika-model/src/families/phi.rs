@@ -20,7 +20,7 @@ pub(super) fn phi(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
         attn.qk_norm = Some(QkNorm { norm, ..b.qk_norm(true) });
     }
     let inter = f.size_opt("intermediate_size")?.unwrap_or(8192);
-    let mlp = Mlp { inter, act: b.act, gated: false, bias: true, gate_scale: 1.0 };
+    let mlp = Mlp { inter, act: b.act, gated: false, bias: true, gate_scale: 1.0, above: None };
     let mut layer = b.layer(attn, Ffn::Dense(mlp));
     (layer.attn_pre, layer.ffn_pre, layer.parallel) = (Some(norm), None, true);
     let mut m = b.model("phi", vec![layer; b.layers]);

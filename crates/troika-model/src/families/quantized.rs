@@ -24,7 +24,7 @@ pub(super) fn packing(config: Fields<'_>) -> Result<Option<Packing>, ConfigError
     for (key, _) in config.0.iter().filter(|(_, value)| meant(value)) {
         let known = ["quantization_config", "quantization", "compression_config"];
         let changes = ["quantiz", "compress", "sparsity"].iter().any(|word| key.contains(word));
-        if changes && !known.contains(&key.as_str()) {
+        if changes && !known.contains(&key.as_str()) && key != "activation_sparsity_pattern" {
             return Err(unsupported(format!("the config's {key}"), SUPPORTED));
         }
     }

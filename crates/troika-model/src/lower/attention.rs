@@ -21,13 +21,15 @@ fn rope_op(spec: &RopeSpec, head_dim: usize) -> Op {
 }
 
 impl Lowerer<'_> {
-    /// Attention as a layer's mixer. `x` is the layer's input; returns it with the result added.
+    /// Attention as a layer's mixer. `x` is the layer's input; returns `residual` with the result
+    /// added.
     pub(super) fn attend(
         &mut self,
         index: usize,
         layer: &Layer,
         a: &Attn,
         x: EdgeId,
+        residual: EdgeId,
     ) -> Result<EdgeId, LowerError> {
         let q = self.qkv(index, layer, a, x)?;
         let from = a.kv_from.unwrap_or(index);
@@ -35,7 +37,7 @@ impl Lowerer<'_> {
         let kv = self.kv.get(&from).copied();
         let (k, v) = kv.ok_or_else(|| LowerError::Spec { layer: index, what: what() })?;
         let o = self.attention(index, a, q, k, v)?;
-        self.attn_out(index, layer, a, o, x)
+        self.attn_out(index, layer, a, o, residual)
     }
 
     /// Norm, projections, q/k norm and rope. Returns the edge of q, and keeps those of k and

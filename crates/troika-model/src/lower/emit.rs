@@ -78,7 +78,7 @@ impl<'l, 'a> Emit<'l, 'a> {
         Key { role, layer: self.layer, index }
     }
 
-    fn weight_key(&mut self, key: Key) -> Result<WeightRef, LowerError> {
+    pub fn weight_key(&mut self, key: Key) -> Result<WeightRef, LowerError> {
         let shape =
             (self.lowerer.weights)(key).ok_or_else(|| LowerError::Unbound(key.to_string()))?;
         let name: Arc<str> = key.to_string().into();

@@ -1,6 +1,6 @@
 //! Feed-forward: dense, or router and experts.
 
-use troika_graph::{Activation, ActivationFormat, DType, Experts, Op, Router, ValueId};
+use troika_graph::{Activation, ActivationFormat, DType, Experts, Op, Rescale, Router, ValueId};
 
 use super::emit::Emit;
 use super::lowerer::Lowerer;
@@ -120,7 +120,8 @@ impl Lowerer<'_> {
         let mut y = e.norm_if(y, moe.norms, WeightRole::ExpertPost)?;
         if let Some(shared) = moe.shared {
             let SharedExpert { inter, gated, bias } = shared;
-            let mlp = Mlp { inter, act: moe.act, gated: moe.gated, bias, gate_scale: 1.0 };
+            let mlp =
+                Mlp { inter, act: moe.act, gated: moe.gated, bias, gate_scale: 1.0, above: None };
             let input = match moe.norms {
                 Some(_) => e.norm_if(residual, layer.ffn_pre, WeightRole::FfnPre)?,
                 None => n,
@@ -154,7 +155,11 @@ fn mlp_ops(
     let up = e.linear(n, up, m.bias)?;
     let inner = if m.gated {
         let gate = e.linear(n, gate, m.bias)?;
-        let gate = e.scaled(gate, m.gate_scale);
+        let mut gate = e.scaled(gate, m.gate_scale);
+        if let Some(deviations) = m.above {
+            let op = Op::Rescale(Rescale::Largest { deviations });
+            gate = e.graph.op("largest", op, &[gate], m.inter);
+        }
         e.graph.op("inner", Op::Gate(m.act), &[gate, up], m.inter)
     } else {
         e.graph.op("inner", Op::Activate(m.act), &[up], m.inter)

@@ -77,6 +77,8 @@ crate::named! {
     pub enum SegmentKind {
         /// Token ids to rows.
         Embed = "embed",
+        /// What a layer reads of the streams of AltUp, and their prediction.
+        Streams = "streams",
         /// Norm, projections, q/k norm, rope.
         Qkv = "qkv",
         /// Cache append and attention.
@@ -112,6 +114,7 @@ impl SegmentKind {
         };
         match self {
             SegmentKind::Embed => SegmentTraits { part: P::Embed, by_columns: false, ..of },
+            SegmentKind::Streams => SegmentTraits { part: P::Mixer, by_columns: false, ..of },
             SegmentKind::Qkv | SegmentKind::AttnOut => SegmentTraits { part: P::Mixer, ..of },
             SegmentKind::Attention => {
                 SegmentTraits { part: P::Mixer, by_rows: false, keeps_state: true, ..of }
@@ -194,7 +197,9 @@ pub fn segments(spec: &ModelSpec) -> Vec<(SegmentKind, Option<usize>)> {
         };
         let beside = layer.beside.as_ref().map(|_| &S::Recurrence);
         let last = layer.per_layer.map(|_| &S::PerLayer);
-        all.extend(mixer.iter().chain(beside).chain(ffn).chain(last).map(|&kind| (kind, Some(i))));
+        let first = spec.altup.map(|_| &S::Streams).into_iter();
+        let kinds = first.chain(mixer).chain(beside).chain(ffn).chain(last);
+        all.extend(kinds.map(|&kind| (kind, Some(i))));
     }
     all.push((S::Head, None));
     all

@@ -4,6 +4,7 @@
 //! router and experts). All except attention depend only on the number of rows, so all chunks share
 //! them; attention also depends on the earlier positions.
 
+mod altup;
 mod attention;
 mod delta;
 mod emit;

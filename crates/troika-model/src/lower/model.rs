@@ -21,8 +21,11 @@ pub fn lower(
     l.edge("positions".into(), 1, DType::I32);
     let (mut x, own) = l.embed()?;
     for (i, layer) in spec.layers.iter().enumerate() {
+        let predicted = spec.altup.map(|a| l.predict(i, layer, a, x)).transpose()?;
+        let (all, residual);
+        (all, x, residual) = predicted.map_or((None, x, x), |[all, x, y]| (Some(all), x, y));
         let mixed = match &layer.mixer {
-            Some(Mixer::Attention(a)) => l.attend(i, layer, a, x)?,
+            Some(Mixer::Attention(a)) => l.attend(i, layer, a, x, residual)?,
             Some(Mixer::DecayingSum(sum)) => l.decaying_sum(i, layer, sum, x)?,
             Some(Mixer::ShortConv(conv)) => l.short_conv(i, layer, *conv, x)?,
             Some(Mixer::Mamba2(m)) => l.mamba2(i, layer, m, x, x)?,
@@ -39,7 +42,7 @@ pub fn lower(
             None => mixed,
         };
         if let (Some(p), Some(own)) = (layer.per_layer, own) {
-            x = l.per_layer(i, layer, p, [x, own])?;
+            x = l.per_layer(i, layer, p, [x, own], all)?;
         }
     }
     l.head(x)?;
@@ -72,19 +75,28 @@ impl Lowerer<'_> {
             let y = e.scaled(y, std::f32::consts::FRAC_1_SQRT_2);
             own = Some(e.output("inputs of layers", y, DType::F32));
         }
+        let x = e.lowerer.spec.altup.map_or(Ok(x), |a| e.spread(a, x))?;
         Ok((e.pass_on("embedding", x)?, own))
     }
 
-    /// What a layer adds from its own input, one of those of all layers.
+    /// What a layer adds from its own input, one of those of all layers. With AltUp `x` corrects the
+    /// streams that were predicted; the last layer merges them.
     fn per_layer(
         &mut self,
         index: usize,
         layer: &Layer,
         p: PerLayerInput,
         [x, own]: [EdgeId; 2],
+        predicted: Option<EdgeId>,
     ) -> Result<EdgeId, LowerError> {
         let mut e = Emit::new(self, SegmentKind::PerLayer, Some(index));
-        let (x, own) = (e.input(x), e.input(own));
+        let (mut x, own) = (e.input(x), e.input(own));
+        let mut streams = None;
+        if let Some((a, predicted)) = e.lowerer.spec.altup.zip(predicted) {
+            let predicted = e.input(predicted);
+            let (corrected, active) = e.correct(a, x, predicted)?;
+            (streams, x) = (Some((a, corrected)), active);
+        }
         let all = e.graph.cols(own);
         let slice = Op::SliceCols { group: all, start: index * p.width, len: p.width };
         let own = e.graph.op("own input", slice, &[own], p.width);
@@ -92,7 +104,13 @@ impl Lowerer<'_> {
         let y = e.graph.op("gated", Op::Gate(p.act), &[gate, own], p.width);
         let y = e.linear(y, WeightRole::PerLayerUp, false)?;
         let y = e.norm(y, p.norm, WeightRole::PerLayerNorm, 0)?;
-        let y = e.add(x, y, 1.0);
+        let mut y = match streams {
+            Some((a, all)) => e.add_to_others(a, all, y),
+            None => e.add(x, y, 1.0),
+        };
+        if let Some((a, _)) = streams.filter(|_| index + 1 == e.lowerer.spec.layers.len()) {
+            y = e.merged(a, y)?;
+        }
         let y = e.scaled(y, layer.out_scale);
         e.pass_on("output of layer", y)
     }

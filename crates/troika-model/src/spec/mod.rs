@@ -11,8 +11,9 @@ mod weight_role;
 pub use checkpoint::{Checkpoint, RawTensor, StoredTensor};
 pub use gguf_meta::{GgufMeta, GgufValue, Texts};
 pub use model_spec::{
-    Attn, DecayingSum, DeltaRule, Ffn, GatedNorm, HeadGate, Latent, Layer, Mamba2, MambaScales,
-    Mixer, Mlp, ModelSpec, Moe, Norm, PerLayerInput, QkNorm, RopeSpec, SharedExpert, ShortConv,
+    AltUp, Attn, DecayingSum, DeltaRule, Ffn, GatedNorm, HeadGate, Latent, Layer, Mamba2,
+    MambaScales, Mixer, Mlp, ModelSpec, Moe, Norm, PerLayerInput, QkNorm, RopeSpec, SharedExpert,
+    ShortConv,
 };
 pub use packing::{Packing, ScaleBlock};
 pub use recipe::{Cols, Recipe};

@@ -20,6 +20,8 @@ pub struct ModelSpec {
     pub dense_context: Option<usize>,
     /// Factor of the embedding (Gemma: sqrt(hidden), rounded as in the model).
     pub embed_scale: f32,
+    /// Streams that layers predict and correct.
+    pub altup: Option<AltUp>,
     /// Layers, first to last.
     pub layers: Vec<Layer>,
     /// Norm before the head.
@@ -106,6 +108,23 @@ pub struct PerLayerInput {
     /// Activation of the gate.
     pub act: Activation,
     /// The norm of what is added, and of what the embedding adds to the input.
+    pub norm: Norm,
+}
+
+/// Gemma 3n's residual streams (AltUp, section 3): a layer computes one of them, and predicts and
+/// corrects all. Beside its attention is a residual of low rank (LAuReL, section 2.1), and the
+/// sum of both is divided by the root of two.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AltUp {
+    /// Streams, each as wide as the embedding.
+    pub streams: usize,
+    /// The one that layers compute.
+    pub active: usize,
+    /// Whether the active stream is scaled by column where a layer's own input meets it.
+    pub scaled: bool,
+    /// Rank of LAuReL.
+    pub rank: usize,
+    /// Norms of what coefficients follow from, and of what LAuReL adds.
     pub norm: Norm,
 }
 
@@ -422,6 +441,9 @@ pub struct Mlp {
     pub bias: bool,
     /// Multiplies the gate before its activation.
     pub gate_scale: f32,
+    /// Only gates above the mean of a row and as many standard deviations count, and by what they
+    /// have more than that.
+    pub above: Option<f32>,
 }
 
 /// Mixture of experts.

@@ -1,7 +1,7 @@
 //! The weights of a model and their shapes: one list for binding and lowering.
 
 use super::{
-    Attn, DeltaRule, Ffn, Key, Layer, Mamba2, Mixer, Mlp, ModelSpec, Moe, Norm, WeightRole,
+    AltUp, Attn, DeltaRule, Ffn, Key, Layer, Mamba2, Mixer, Mlp, ModelSpec, Moe, Norm, WeightRole,
 };
 
 /// A weight that the model needs.
@@ -69,12 +69,17 @@ pub fn weight_requirements(spec: &ModelSpec) -> impl Iterator<Item = WeightRequi
         first.add(WeightRole::PerLayerIn, all, h);
         first.norm(Some(p.norm), WeightRole::PerLayerInNorm, p.width);
     }
+    let altup = spec.altup;
+    let others = altup.map_or(0, |a| a.streams - 1);
+    first.each(others, WeightRole::AltIn, h, h);
     let layers = spec.layers.iter().enumerate().flat_map(move |(i, layer)| {
         let mut l = list(Some(i));
+        altup.iter().for_each(|a| altup_needs(&mut l, a, h));
         layer_needs(&mut l, layer, h);
         l.needs
     });
     let mut last = list(None);
+    last.each(others, WeightRole::AltOut, h, h);
     last.norm(Some(spec.final_norm), WeightRole::FinalNorm, h);
     last.add_if(!spec.tied, WeightRole::Head, spec.vocab, h);
     last.add_if(spec.head_bias, WeightRole::HeadBias, 1, spec.vocab);
@@ -114,6 +119,17 @@ fn layer_needs(l: &mut List, layer: &Layer, h: usize) {
         l.add(WeightRole::PerLayerUp, h, p.width);
         l.norm(Some(p.norm), WeightRole::PerLayerNorm, h);
     }
+}
+
+fn altup_needs(l: &mut List, a: &AltUp, h: usize) {
+    l.add(WeightRole::AltRouter, a.streams, h);
+    l.norm(Some(a.norm), WeightRole::AltRouterNorm, h);
+    l.add(WeightRole::AltPredict, a.streams * a.streams, a.streams);
+    l.add(WeightRole::AltCorrect, a.streams, a.streams);
+    l.add_if(a.scaled, WeightRole::AltScale, 1, h);
+    l.add(WeightRole::LaurelDown, a.rank, h);
+    l.add(WeightRole::LaurelUp, h, a.rank);
+    l.norm(Some(a.norm), WeightRole::LaurelNorm, h);
 }
 
 fn mamba_needs(l: &mut List, m: &Mamba2, h: usize) {

@@ -68,6 +68,14 @@ weight_roles! {
     /// Norms of experts beside a dense feed-forward: of what the router reads, before and behind
     /// the experts, and behind the feed-forward.
     RouterNorm, ExpertPre, ExpertPost, SharedPost,
+    /// AltUp: the embedding to a stream, and a stream to the last state; index is the stream less one.
+    AltIn, AltOut,
+    /// AltUp: hidden -> streams, and from there the coefficients of predictions and corrections.
+    AltRouter, AltRouterNorm, AltPredict, AltCorrect,
+    /// AltUp: `[1, hidden]`, the scale of the active stream where a layer's own input meets it.
+    AltScale,
+    /// LAuReL: hidden -> its rank, and back; the norm of what is added.
+    LaurelDown, LaurelUp, LaurelNorm,
 }
 
 impl WeightRole {
@@ -170,7 +178,8 @@ mod tests {
             MixInBias MixOutBias MixConv MixConvBias MixGate MixGateBias MixStep MixStepBias \
             MixRate MixSkip MixStepShift MixNorm Taps DecayDown Decay DecayBias Beta GateDown \
             DecayRate HeadNorm PerLayerEmbed PerLayerIn PerLayerInNorm PerLayerGate PerLayerUp \
-            PerLayerNorm RouterNorm ExpertPre ExpertPost SharedPost";
+             PerLayerNorm RouterNorm ExpertPre ExpertPost SharedPost AltIn AltOut AltRouter \
+             AltRouterNorm AltPredict AltCorrect AltScale LaurelDown LaurelUp LaurelNorm";
         assert_eq!(names, kept.split(' ').collect::<Vec<_>>());
         assert_eq!(Key::indexed(3, ExpertUp, 7).to_string(), "layers.3.ExpertUp.7");
         assert_eq!(Key::model(Embed).to_string(), "Embed");

@@ -421,7 +421,7 @@ fn deepseek_yarn() {
 #[test]
 fn files_that_cannot_be_read() {
     let all = "llama, internlm2, qwen2, qwen3, qwen3moe, qwen2moe, olmoe, phi2, phi3, phimoe, \
-               gemma, gemma2, gemma3, gemma4, apertus, exaone4, smollm3, deepseek2, deepseek32, \
+               gemma, gemma2, gemma3, gemma3n, gemma4, apertus, exaone4, smollm3, deepseek2, deepseek32, \
                gpt-oss, olmo2, granite, \
                granitemoe, granite_swa, glm4, glm4moe, ernie4_5, ernie4_5-moe, hunyuan-dense, \
                hy_v3, mistral3, arcee, seed_oss, minimax-m2, exaone-moe, cohere2, cohere2moe, \
@@ -618,6 +618,30 @@ fn delta_rules_need_all_their_keys() {
         odd.refusal(),
         "the config's ssm.inner_size is 63, which is not a multiple of 4 heads"
     );
+}
+
+/// Gemma 3n's deviations are a list in which minus infinity stands for all gates; LAuReL's rank is that
+/// of its tensor.
+#[test]
+fn gemma_3n_says_what_gates_count() {
+    let scales = |list: [f64; 4]| GgufValue::Array(list.map(GgufValue::Float).to_vec());
+    let g = gguf("gemma3n")
+        .int("altup.num_inputs", 3)
+        .int("altup.active_idx", 2)
+        .int("attention.shared_kv_layers", 1)
+        .int("embedding_length_per_layer_input", 8)
+        .set("activation_sparsity_scale", scales([1.5, f64::NEG_INFINITY, 0.0, -0.5]))
+        .tensor("blk.0.laurel_l.weight", &[6, 64], None);
+    let s = g.spec();
+    let a = s.altup.unwrap();
+    assert_eq!((a.streams, a.active, a.rank), (3, 2, 6));
+    let kept: Vec<_> = (0..4).map(|i| crate::dense(&s, i).above).collect();
+    assert_eq!(kept, [Some(1.5), None, Some(0.0), Some(-0.5)]);
+    let of = |g: &Gguf, role, i| {
+        let key = Key { role, layer: None, index: Some(i) };
+        g.model().names.candidates(&s, key)[0].clone()
+    };
+    assert_eq!(of(&g, WeightRole::AltOut, 1), Recipe::rows("altup_unembd_proj.weight", 64..128));
 }
 
 /// Gemma 4's factors of layers are tensors; of a file of which only the header is there, they are 1.

@@ -4,11 +4,12 @@ use serde_json::json;
 use troika_graph::{Activation, Score};
 use troika_model::families::{DescribedModel, from_config, from_gguf};
 use troika_model::spec::{
-    Checkpoint, ModelSpec, Norm, QkNorm, WeightRequirement, WeightRole, weight_requirements,
+    AltUp, Checkpoint, Key, ModelSpec, Norm, QkNorm, WeightRequirement, WeightRole,
+    weight_requirements,
 };
 use troika_weights::{FileSource, open};
 
-use crate::{data, dense, golden, moe, rms, ropes, spec, windows, with};
+use crate::{data, dense, golden, model, moe, rms, ropes, spec, windows, with};
 
 fn shape(s: &ModelSpec) -> (usize, usize, usize, usize, usize, usize) {
     let a = s.layers[0].attention().unwrap();
@@ -204,6 +205,33 @@ fn all_weights_of_all_test_models_are_found() {
         }
     }
     assert!(checked >= 61, "only {checked} models");
+}
+
+/// As it is published: the text's part of a config, with tables that have rows for pictures and sounds
+/// behind those of tokens, and without what the library's defaults say.
+#[test]
+fn gemma_3n() {
+    let s = spec(&golden("../golden-2026/gemma-3n"));
+    let altup = AltUp { streams: 4, active: 1, scaled: true, rank: 8, norm: rms(1e-6, 0.0) };
+    assert_eq!((s.altup, s.logit_softcap, s.vocab), (Some(altup), Some(30.0), 257));
+    let kept: Vec<_> = (0..5).map(|i| dense(&s, i).above).collect();
+    assert_eq!(kept, [Some(1.644_853_6), Some(0.0), None, Some(-0.524_400_5), None]);
+    assert_eq!((0..5).map(|i| dense(&s, i).inter).collect::<Vec<_>>(), [96, 96, 64, 96, 96]);
+    let from: Vec<_> = s.layers.iter().map(|l| l.attention().unwrap().kv_from).collect();
+    assert_eq!(from, [None, None, None, Some(2), Some(1)]);
+    let text = json!({"model_type": "gemma3n_text", "num_hidden_layers": 35,
+        "intermediate_size": vec![16_384; 35], "rope_scaling": null});
+    let outer = json!({"model_type": "gemma3n", "text_config": text, "vision_config": {},
+        "audio_config": {}});
+    let m = model(&outer);
+    let s = &m.spec;
+    assert_eq!((s.vocab, s.hidden, s.per_layer_input().unwrap().width), (262_144, 2048, 256));
+    assert_eq!(s.layers.iter().filter(|l| l.attention().unwrap().has_kv()).count(), 20);
+    let kept = |i| dense(s, i).above;
+    assert_eq!([kept(0), kept(9), kept(10)], [Some(1.644_853_6), Some(1.644_853_6), None]);
+    assert_eq!([3, 4].map(|i| windows(s)[i]), [Some(512), None]);
+    let table = &m.names.candidates(s, Key::model(WeightRole::Embed))[0];
+    assert_eq!(table.rows, [0..262_144]);
 }
 
 /// The details of published Gemma 4 configs: wider heads and fewer of keys where a layer sees all,

@@ -336,6 +336,51 @@ fn delta_rules_that_cannot_be() {
     );
 }
 
+#[test]
+fn streams_that_cannot_be() {
+    let config = golden("../golden-2026/gemma-3n");
+    for (changes, said) in [
+        (json!({"altup_num_inputs": 0}), "altup_num_inputs is 0, which is not from 2 to 16"),
+        (json!({"altup_num_inputs": 1}), "altup_num_inputs is 1, which is not from 2 to 16"),
+        (
+            json!({"altup_active_idx": 4}),
+            "altup_active_idx is 4, which is not less than altup_num_inputs 4",
+        ),
+        (
+            json!({"altup_active_idx": -1}),
+            "altup_active_idx is -1, which is not a whole number from 0 to 4096",
+        ),
+        (
+            json!({"activation_sparsity_pattern": [0.95, 0.0]}),
+            "activation_sparsity_pattern is a list of 2, which is not one for each of 5 layers: \
+             layer 2 has none",
+        ),
+        (
+            json!({"activation_sparsity_pattern": [0.95, 0.0, 0.0, 0.0, 1.0]}),
+            "activation_sparsity_pattern is 1.0, which is not a list of shares from 0 to less than 1",
+        ),
+        (
+            json!({"activation_sparsity_pattern": [-0.1, 0.0, 0.0, 0.0, 0.0]}),
+            "activation_sparsity_pattern is -0.1, which is not a list of shares from 0 to less than 1",
+        ),
+        (
+            json!({"laurel_rank": 0}),
+            "laurel_rank is 0, which is not a whole number from 1 to 16777216",
+        ),
+        (
+            json!({"num_kv_shared_layers": 5}),
+            "num_kv_shared_layers is 5, which is not less than the 5 layers",
+        ),
+        (
+            json!({"intermediate_size": [96, 96]}),
+            "intermediate_size is a list of 2, which is not one for each of 5 layers: layer 2 has \
+             none",
+        ),
+    ] {
+        assert_eq!(refusal(&with(config.clone(), changes)), format!("the config's {said}"));
+    }
+}
+
 /// As it is published: counted from one, in an object of its own.
 #[test]
 fn kimi_linear_in_both_spellings() {

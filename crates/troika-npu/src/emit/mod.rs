@@ -80,6 +80,7 @@ pub(crate) fn refusal(op: &Op, graph: &Subgraph, provider: Provider) -> Option<&
         Op::DecayingSum(_) | Op::ShortConv(_) | Op::Mamba2(_) | Op::DeltaRule(_) => {
             Some("its state is no cache of positions")
         }
+        Op::Rescale(_) | Op::Mix { .. } => Some("it is written for no compiler yet"),
         Op::Outliers { .. } => Some("which columns have outliers is known at run time only"),
         Op::Router(_) => Some("which experts a row needs is known at run time only"),
         Op::Experts(_) => Some("which rows an expert gets is known at run time only"),

@@ -70,6 +70,8 @@ impl Emitter<'_> {
             | Op::DeltaRule(_)
             | Op::ShortConv(_)
             | Op::Mamba2(_)
+            | Op::Rescale(_)
+            | Op::Mix { .. }
             | Op::Router(_)
             | Op::Experts(_)
             | Op::Outliers { .. } => {

@@ -182,7 +182,11 @@ impl Binder<'_> {
                     file: self.files.origin(name),
                     tensor: name.clone(),
                     found: format!("{} {:?}", tensor.dtype.name(), tensor.shape),
-                    need: format!("{} and {cols} columns, as {}", first.dtype.name(), recipe.tensor),
+                    need: format!(
+                        "{} and {cols} columns, as {}",
+                        first.dtype.name(),
+                        recipe.tensor
+                    ),
                 });
             }
             rows += tensor.matrix().0;

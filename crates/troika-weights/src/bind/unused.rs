@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use troika_graph::DType;
 use troika_model::families::{DescribedModel, needs_no_place};
-use troika_model::spec::{Checkpoint, WeightRole, weight_requirements};
+use troika_model::spec::{Checkpoint, Key, WeightRole, weight_requirements};
 
 use crate::bind::bound::Bound;
 use crate::bind::scaled::scale_name;
@@ -130,8 +130,13 @@ fn left_over<'a>(
     // both separate and packed with others.
     let mut known = HashSet::new();
     let needs = weight_requirements(&model.spec).map(|need| need.key);
-    let head = troika_model::spec::Key::model(WeightRole::Head);
-    for key in needs.chain(model.spec.tied.then_some(head)) {
+    let head = Key::model(WeightRole::Head);
+    // Files have projections also of layers that use the keys and values of others.
+    let layers = model.spec.layers.iter().enumerate();
+    let shares = layers.filter(|(_, l)| l.attention().is_some_and(|a| !a.has_kv()));
+    let roles = [WeightRole::K, WeightRole::V, WeightRole::KNorm];
+    let shared = shares.flat_map(|(i, _)| roles.map(|role| Key::layer(i, role)));
+    for key in needs.chain(model.spec.tied.then_some(head)).chain(shared) {
         known.extend(model.names.candidates(&model.spec, key).into_iter().map(|r| r.tensor));
     }
     left.retain(|name| !known.contains(*name));

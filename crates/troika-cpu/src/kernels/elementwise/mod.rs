@@ -225,6 +225,28 @@ pub fn sigmoid_gate(
     })
 }
 
+/// `y_i = x_(i mod n) + sum_j c_(i n + j) x_j` of `n` streams; `cols` is the width of `x`.
+///
+/// # Errors
+/// A panic of a part.
+pub fn mix(
+    cx: &mut Context<'_>,
+    streams: usize,
+    x: &[f32],
+    c: &[f32],
+    y: &mut [f32],
+    cols: usize,
+) -> Result<(), KernelError> {
+    let (width, sums) = (cols / streams, c.len() / streams / (x.len() / cols).max(1));
+    each_row(cx, y, width, &|line, y| {
+        let x = &x[line / sums * cols..][..cols];
+        y.copy_from_slice(&x[line % sums % streams * width..][..width]);
+        for (c, x) in c[line * streams..].iter().zip(x.chunks_exact(width)) {
+            y.iter_mut().zip(x).for_each(|(y, x)| *y += c * x);
+        }
+    })
+}
+
 /// Columns kept of each group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slice {

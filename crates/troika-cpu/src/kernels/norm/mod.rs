@@ -24,6 +24,20 @@ pub enum Norm<'a> {
         /// Added to the variance.
         eps: f32,
     },
+    /// `x * weight`.
+    Columns(&'a [f32]),
+    /// `x * rms(like) / sqrt(max(mean(x^2), least))`.
+    Match {
+        /// As many as all of `x`.
+        like: &'a [f32],
+        /// The least mean square.
+        least: f32,
+    },
+    /// `max(x - mean - deviations * std, 0)`.
+    Largest {
+        /// Standard deviations from the mean to the least that is kept.
+        deviations: f32,
+    },
 }
 
 impl<'a> Norm<'a> {
@@ -34,6 +48,9 @@ impl<'a> Norm<'a> {
                 let weight = Some(&all[line * group % all.len()..][..group]);
                 Norm::Rms { weight, eps, offset }
             }
+            Norm::Match { like, least } => {
+                Norm::Match { like: &like[line * group..][..group], least }
+            }
             norm => norm,
         }
     }
@@ -42,12 +59,14 @@ impl<'a> Norm<'a> {
         let (a, b) = match self {
             Norm::Rms { weight, .. } => (*weight, None),
             Norm::Layer { weight, bias, .. } => (Some(*weight), *bias),
+            Norm::Columns(weight) => (Some(*weight), None),
+            Norm::Match { .. } | Norm::Largest { .. } => (None, None),
         };
         // Only the weight of an RMS norm may have numbers for each group of a row.
         let fits = |w: Option<&[f32]>| match self {
             _ if w.is_none_or(|w| w.len() == group) => true,
             Norm::Rms { .. } => w.is_some_and(|w| group > 0 && w.len().is_multiple_of(group)),
-            Norm::Layer { .. } => false,
+            _ => false,
         };
         assert!(fits(a) && fits(b), "length of a norm's weight");
     }
@@ -125,6 +144,21 @@ pub(crate) fn line<V: Lanes>(norm: Norm<'_>, x: &[f32], y: &mut [f32]) {
             let mean = total::<V>(x, 0.0, false) / n;
             let scale = 1.0 / (total::<V>(x, mean, true) / n + eps).sqrt();
             affine::<V>(Affine { x, shift: mean, scale, offset: 0.0, w: Some(weight), b }, y);
+        }
+        Norm::Columns(weight) => {
+            let (shift, scale, offset, w, b) = (0.0, 1.0, 0.0, Some(weight), None);
+            affine::<V>(Affine { x, shift, scale, offset, w, b }, y);
+        }
+        Norm::Match { like, least } => {
+            let squares = |x| total::<V>(x, 0.0, true) / n;
+            let scale = squares(like).sqrt() / squares(x).max(least).sqrt();
+            affine::<V>(Affine { x, shift: 0.0, scale, offset: 0.0, w: None, b: None }, y);
+        }
+        Norm::Largest { deviations } => {
+            let mean = total::<V>(x, 0.0, false) / n;
+            let shift = mean + deviations * (total::<V>(x, mean, true) / n).sqrt();
+            affine::<V>(Affine { x, shift, scale: 1.0, offset: 0.0, w: None, b: None }, y);
+            y.iter_mut().for_each(|y| *y = y.max(0.0));
         }
     }
 }

@@ -1,7 +1,10 @@
 // Normalises groups of columns: a workgroup takes a group of a row.
 
 override WG: u32 = 256;
-override LAYER: u32 = 0;
+// 0: divides by the root mean square. 1: makes it that of a, where eps is the least square. 2: does
+// not divide. 3: subtracts the mean and divides by the deviation. 4: subtracts the mean and as many
+// deviations as eps says, and what is below 0 becomes 0.
+override KIND: u32 = 0;
 override WEIGHT: u32 = 1;
 override BIAS: u32 = 0;
 // Whether another value is added to what is normalised.
@@ -42,11 +45,11 @@ fn main(
         var own = 0.0;
         for (var i = thread; i < p.group; i += WG) {
             let v = x[source + i];
-            own += select(v * v, v, LAYER == 1u);
+            own += select(v * v, v, KIND >= 3u);
         }
         var mean = 0.0;
         var square = total(thread, own) / f32(p.group);
-        if LAYER == 1u {
+        if KIND >= 3u {
             mean = square;
             own = 0.0;
             for (var i = thread; i < p.group; i += WG) {
@@ -55,9 +58,26 @@ fn main(
             }
             square = total(thread, own) / f32(p.group);
         }
-        let scale = 1.0 / sqrt(square + p.eps);
+        var scale = 1.0 / sqrt(square + p.eps);
+        if KIND == 1u {
+            own = 0.0;
+            for (var i = thread; i < p.group; i += WG) {
+                let v = a[p.a + row * p.a_stride + start + i];
+                own += v * v;
+            }
+            scale = sqrt(total(thread, own) / f32(p.group) / max(square, p.eps));
+        }
+        if KIND == 2u || KIND == 4u {
+            scale = 1.0;
+        }
+        if KIND == 4u {
+            mean += p.eps * sqrt(square);
+        }
         for (var i = thread; i < p.group; i += WG) {
             var v = (x[source + i] - mean) * scale;
+            if KIND == 4u {
+                v = max(v, 0.0);
+            }
             if WEIGHT == 1u {
                 v *= p.offset + weight[at.x * p.next + i];
             }
