@@ -175,7 +175,10 @@ fn all_found(model: &DescribedModel, files: &dyn Checkpoint) -> Result<usize, St
         let Some((recipe, tensor)) = found else {
             return Err(format!("{} is in none of {candidates:?}", need.key));
         };
-        let (rows, cols) = tensor.matrix();
+        let (mut rows, cols) = tensor.matrix();
+        for name in &recipe.below {
+            rows += files.tensor(name).ok_or_else(|| format!("{name} is missing"))?.matrix().0;
+        }
         if recipe.result(rows, cols) != Some((need.rows, need.cols)) {
             return Err(format!("{need:?} does not fit {recipe:?} of {:?}", tensor.shape));
         }
