@@ -242,9 +242,12 @@ impl Binder<'_> {
             file: file(),
             tensor: recipe.tensor.clone(),
             found: format!("{:?}", tensor.shape),
-            need: match recipe.is_whole() {
-                true => format!("[{}, {}]", need.rows, need.cols),
-                false => format!("a part of [{}, {}]", need.rows, need.cols),
+            need: match recipe.rows.iter().map(|rows| rows.end).max() {
+                Some(least) if recipe.cols.is_none() && !recipe.transpose => {
+                    format!("at least {least} rows of {}", need.cols)
+                }
+                _ if recipe.is_whole() => format!("[{}, {}]", need.rows, need.cols),
+                _ => format!("[{}, {}] as a part of it", need.rows, need.cols),
             },
         };
         if tensor.dtype == DType::I32 {
