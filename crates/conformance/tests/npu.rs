@@ -406,7 +406,7 @@ fn rotations_of_large_positions_are_exact() {
         offset: 0,
         rotary_dim: 16,
         style: RopeStyle::Half,
-        freqs: RopeFreqs { inv_freq, factor: 1.0 },
+        freqs: RopeFreqs { inv_freq, factor: 1.0, growth: None },
         long: None,
     };
     let y = b.op("y", Op::Rope(rope), &[x, at], cols);

@@ -7,9 +7,9 @@ use troika_device::{
     DeviceError, PackFn, PackLayout, Packed, WeightBytes, WeightData, WeightSource, ZeroedBytes,
 };
 use troika_graph::{
-    Activation, ActivationFormat, Attention, CalibrationTensor, DType, Dim, Experts, KvAppend, Op,
-    Rope, RopeFreqs, RopeStyle, Router, ScaleOrigin, Score, Shape, Subgraph, SubgraphBuilder,
-    ValueId, WeightDecl, WeightRef,
+    Activation, ActivationFormat, Attention, CalibrationTensor, DType, Dim, Experts, Growth,
+    KvAppend, Op, Rope, RopeFreqs, RopeStyle, Router, ScaleOrigin, Score, Shape, Subgraph,
+    SubgraphBuilder, ValueId, WeightDecl, WeightRef,
 };
 
 use crate::random::Random;
@@ -89,7 +89,7 @@ pub(crate) fn plain_attention(k_dim: usize, v_dim: usize) -> Attention {
 fn frequencies(base: f32, rotary_dim: usize) -> RopeFreqs {
     let half = rotary_dim / 2;
     let inv_freq = (0..half).map(|i| base.powf(-(i as f32) / half as f32)).collect();
-    RopeFreqs { inv_freq, factor: 1.0 }
+    RopeFreqs { inv_freq, factor: 1.0, growth: None }
 }
 
 fn rotation(head_dim: usize, offset: usize, rotary_dim: usize, style: RopeStyle) -> Rope {
@@ -233,7 +233,8 @@ impl Build {
 
     pub fn rope(mut self, style: RopeStyle, long: bool) -> Result<DeviceCase> {
         let (x, positions) = (self.floats(66), self.whole_numbers("positions"));
-        let long = long.then(|| (frequencies(1e5, 16), 6));
+        let growth = Some(Growth { beta: 0.3, original: 2 });
+        let long = long.then(|| (RopeFreqs { growth, ..frequencies(1e5, 16) }, 6));
         self.op(Op::Rope(Rope { long, ..rotation(22, 2, 16, style) }), &[x, positions], 66)
     }
 

@@ -28,7 +28,7 @@ impl Emitter<'_> {
             offset: 0,
             rotary_dim: 0,
             style: RopeStyle::Half,
-            freqs: RopeFreqs { inv_freq: Vec::new().into(), factor: 1.0 },
+            freqs: RopeFreqs { inv_freq: Vec::new().into(), factor: 1.0, growth: None },
             long: None,
         };
         let (rope, positions) = match &self.code.graph.nodes[last[0]].op {
@@ -56,8 +56,8 @@ impl Emitter<'_> {
                 let Loc { offset, stride } = self.locs[v];
                 Loc { offset: offset + stride * *first as u32, stride }
             };
-            let (factor, rows) = (freqs.factor, *count as u32);
-            let of = Rotation { rope, factor, rows, heads, norm };
+            let RopeFreqs { factor, growth, .. } = *freqs;
+            let of = Rotation { rope, factor, growth, rows: *count as u32, heads, norm };
             let at = RotationAt { from: from.map(loc), positions: loc(positions), to: to.map(loc) };
             let freqs = if ropes.is_some() { weight(last[0], pack) } else { Unused };
             let [q, k, positions, y, z] = [from[0], from[1], positions, to[0], to[1]].map(Value);

@@ -65,7 +65,7 @@ fn layer() -> Subgraph {
     let n = norm(&mut b, "attention norm", x, COLS);
     let [q, k, v] =
         [("q", COLS), ("k", KEYS), ("v", KEYS)].map(|(name, rows)| product(&mut b, name, n, rows));
-    let freqs = RopeFreqs { inv_freq: vec![0.5; 8].into(), factor: 1.0 };
+    let freqs = RopeFreqs { inv_freq: vec![0.5; 8].into(), factor: 1.0, growth: None };
     let style = RopeStyle::Half;
     let rope = Rope { head_dim: 16, offset: 0, rotary_dim: 16, style, freqs, long: None };
     let [q, k] = [("q norm", q), ("k norm", k)].map(|(name, x)| {

@@ -11,8 +11,8 @@ use troika_gpu::kernels::{
     NormShape, Rotation, RotationAt, Stack, WeightFormat,
 };
 use troika_graph::{
-    ActivationFormat, Attention, DType, Op, Rescale, Rope, RopeFreqs, RopeStyle, Rounding, Router,
-    ScaleOrigin, Score, WeightRef,
+    ActivationFormat, Attention, DType, Growth, Op, Rescale, Rope, RopeFreqs, RopeStyle, Rounding,
+    Router, ScaleOrigin, Score, WeightRef,
 };
 
 fn columns(dtype: DType) -> [usize; 2] {
@@ -338,12 +338,18 @@ fn rotations_at_far_positions() {
         for (offset, rotary) in [(0, 22), (6, 12), (3, 8)] {
             let inv: Vec<f32> =
                 (0..rotary / 2).map(|i| 1e4f32.powf(-(i as f32) / rotary as f32)).collect();
-            let freqs = RopeFreqs { inv_freq: inv.clone().into(), factor: 1.0 };
+            let freqs = RopeFreqs { inv_freq: inv.clone().into(), factor: 1.0, growth: None };
             let op = Rope { head_dim: dim, offset, rotary_dim: rotary, style, freqs, long: None };
             let y = gpu.floats(&vec![0.0; x.len()]);
             let heads_of = [heads as u32, 0];
-            let of =
-                Rotation { rope: &op, factor: 1.5, rows: rows as u32, heads: heads_of, norm: None };
+            let of = Rotation {
+                rope: &op,
+                factor: 1.5,
+                growth: Some(Growth { beta: 0.1, original: 60 }),
+                rows: rows as u32,
+                heads: heads_of,
+                norm: None,
+            };
             let places = RotationAt { from: [at; 2], positions: loc(0, 1), to: [at; 2] };
             let d = kernels::rope(&of, places).expect("one");
             let places = gpu.words(&positions.map(|p| p as u32));
@@ -353,15 +359,16 @@ fn rotations_at_far_positions() {
             for (row, p) in positions.into_iter().enumerate() {
                 for (head, i) in (0..heads).flat_map(|h| (0..rotary / 2).map(move |i| (h, i))) {
                     let angle = f64::from(p as f32 * inv[i]);
-                    let (sin, cos) = angle.sin_cos();
+                    let growth = 1.5 * (1.0 + 0.1 * (1.0 + f64::from(p / 60)).ln());
+                    let (sin, cos) = (growth * angle.sin(), growth * angle.cos());
                     let start = (row * heads + head) * dim + offset;
                     let [a, b] = match style {
                         RopeStyle::Half => [start + i, start + i + rotary / 2],
                         RopeStyle::Interleaved => [start + 2 * i, start + 2 * i + 1],
                     };
                     let [p, q] = [a, b].map(|at| f64::from(x[at]));
-                    expected[a] = 1.5 * (p * cos - q * sin);
-                    expected[b] = 1.5 * (q * cos + p * sin);
+                    expected[a] = p * cos - q * sin;
+                    expected[b] = q * cos + p * sin;
                 }
             }
             let (y, near_end) = (gpu.read_floats(&y), 5 * heads * dim);

@@ -168,7 +168,7 @@ fn rotating_heads_at_once_is_what_it_is_apart() {
     let mut n = Numbers(13);
     let (rows, heads, dim) = (3usize, [4usize, 2], 20);
     let inv = n.floats(8);
-    let freqs = RopeFreqs { inv_freq: inv.clone().into(), factor: 1.0 };
+    let freqs = RopeFreqs { inv_freq: inv.clone().into(), factor: 1.0, growth: None };
     let x = heads.map(|heads| n.floats(rows * heads * dim));
     let positions = gpu.words(&[5, 6, 9]);
     let inv_on = gpu.floats(&inv);
@@ -186,6 +186,7 @@ fn rotating_heads_at_once_is_what_it_is_apart() {
         let of = Rotation {
             rope: &rope,
             factor: 1.25,
+            growth: None,
             rows: rows as u32,
             heads: heads.map(|h| h as u32),
             norm: Some(norm),

@@ -200,13 +200,14 @@ fn rest(out: &mut Vec<Result<Dispatch, KernelError>>) {
             out.push(kernels::layer_norm(shape, false, addend, [AT; 2]));
         }
     }
-    let freqs = RopeFreqs { inv_freq: vec![1.0; 16].into(), factor: 1.0 };
+    let freqs = RopeFreqs { inv_freq: vec![1.0; 16].into(), factor: 1.0, growth: None };
     for style in [RopeStyle::Half, RopeStyle::Interleaved] {
         let freqs = freqs.clone();
         let op = Rope { head_dim: 64, offset: 0, rotary_dim: 32, style, freqs, long: None };
         let at = RotationAt { from: [AT; 2], positions: AT, to: [AT; 2] };
         for norm in [None, Some(HeadNorm { eps: 1e-6, offset: 0.0, groups: [64, 128] })] {
-            let of = Rotation { rope: &op, factor: 1.0, rows: 3, heads: [8, 2], norm };
+            let of =
+                Rotation { rope: &op, factor: 1.0, growth: None, rows: 3, heads: [8, 2], norm };
             out.push(kernels::rope(&of, at));
         }
     }

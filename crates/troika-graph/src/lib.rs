@@ -32,7 +32,7 @@ pub use builder::SubgraphBuilder;
 pub use calibration::{CalibrationTensor, InputRange, Rounding};
 pub use dtype::DType;
 pub use op::{
-    Activation, Attention, Decay, DecayingSum, DeltaRule, ExpertGroup, Experts, HeadLinear,
+    Activation, Attention, Decay, DecayingSum, DeltaRule, ExpertGroup, Experts, Growth, HeadLinear,
     KvAppend, Mamba2, Op, Rescale, Rope, RopeFreqs, RopeStyle, Router, Score, ShortConv, StateKind,
     Window,
 };

@@ -60,6 +60,33 @@ pub struct RopeFreqs {
     pub inv_freq: Arc<[f32]>,
     /// Multiplies sine and cosine (`attention_factor`, mscale of yarn and longrope).
     pub factor: f32,
+    /// Multiplies both further, more at later positions.
+    #[serde(default)]
+    pub growth: Option<Growth>,
+}
+
+impl RopeFreqs {
+    /// What sine and cosine are multiplied with at a position.
+    pub fn factor_at(&self, position: f32) -> f32 {
+        self.factor * self.growth.map_or(1.0, |growth| growth.at(position))
+    }
+}
+
+/// Queries that grow with their positions beyond the original context (Llama 4's
+/// `attn_temperature_tuning`, Ministral 3): a factor of `1 + beta * ln(1 + floor(p / original))`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Growth {
+    /// See above.
+    pub beta: f32,
+    /// Positions of the original context.
+    pub original: usize,
+}
+
+impl Growth {
+    fn at(self, position: f32) -> f32 {
+        let times = (position / self.original as f32).floor();
+        1.0 + self.beta * f64::from(times).ln_1p() as f32
+    }
 }
 
 /// Rotary position embedding (RoFormer, eq. 34) on the heads of one value.

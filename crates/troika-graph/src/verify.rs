@@ -398,6 +398,8 @@ impl Check<'_> {
         })?;
         let end = r.offset.checked_add(r.rotary_dim);
         let lens = [Some(&r.freqs), r.long.as_ref().map(|l| &l.0)];
+        let originals = lens.iter().flatten().filter_map(|f| f.growth).map(|g| g.original);
+        want(originals.clone().all(|n| n > 0), || "growth from no context".to_string())?;
         want(
             end.is_some_and(|end| end <= r.head_dim)
                 && r.rotary_dim.is_multiple_of(2)

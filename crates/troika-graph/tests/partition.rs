@@ -34,7 +34,7 @@ fn norm(b: &mut SubgraphBuilder, name: &str, x: ValueId, group: usize) -> ValueI
 }
 
 fn rope(b: &mut SubgraphBuilder, x: ValueId, positions: ValueId, head_dim: usize) -> ValueId {
-    let freqs = RopeFreqs { inv_freq: Arc::from([1.0, 0.5]), factor: 1.0 };
+    let freqs = RopeFreqs { inv_freq: Arc::from([1.0, 0.5]), factor: 1.0, growth: None };
     let (offset, rotary_dim, style) = (0, 4, RopeStyle::Half);
     let op = Rope { head_dim, offset, rotary_dim, style, freqs, long: None };
     let cols = b.cols(x);

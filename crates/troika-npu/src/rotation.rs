@@ -31,9 +31,10 @@ impl Rotation {
                 Some((long, limit)) if known > *limit => long,
                 _ => &self.rope.freqs,
             };
+            let factor = freqs.factor_at(position as f32);
             for ((frequency, cos), sin) in freqs.inv_freq.iter().zip(cos).zip(sin) {
                 let (s, c) = f64::from(position as f32 * frequency).sin_cos();
-                (*cos, *sin) = (c as f32 * freqs.factor, s as f32 * freqs.factor);
+                (*cos, *sin) = (c as f32 * factor, s as f32 * factor);
             }
         }
     }

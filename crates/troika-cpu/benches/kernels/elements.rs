@@ -37,7 +37,11 @@ fn rope_half(bencher: Bencher<'_, '_>, rows: usize) {
         offset: 0,
         rotary_dim: dim,
         style: RopeStyle::Half,
-        freqs: RopeFreqs { inv_freq: Arc::from(inv_freq.collect::<Vec<_>>()), factor: 1.0 },
+        freqs: RopeFreqs {
+            inv_freq: Arc::from(inv_freq.collect::<Vec<_>>()),
+            factor: 1.0,
+            growth: None,
+        },
         long: None,
     };
     let seq = SeqRows { seq: 0, rows: 0..rows, pos: 100, known_len: 0, tables: vec![] };

@@ -391,7 +391,7 @@ fn a_cached_prompt_continues() {
         let positions = b.input("positions", 1, DType::I32);
         let shape = Shape(vec![Dim::KvLen(64), Dim::Fixed(4)]);
         let (ks, vs) = (b.state("k", shape.clone(), kv), b.state("v", shape, kv));
-        let freqs = RopeFreqs { inv_freq: Arc::from([1.0, 0.1]), factor: 1.0 };
+        let freqs = RopeFreqs { inv_freq: Arc::from([1.0, 0.1]), factor: 1.0, growth: None };
         let rope = Rope {
             head_dim: 4,
             offset: 0,

@@ -119,7 +119,7 @@ fn feed_forward() -> Case {
 fn rope(name: &'static str, long: bool) -> Case {
     let mut b = Build::new(name);
     let (x, positions) = (b.floats(12), b.b.input("positions", 1, DType::I32));
-    let freqs = || RopeFreqs { inv_freq: Arc::from([1.0, 0.1]), factor: 1.0 };
+    let freqs = || RopeFreqs { inv_freq: Arc::from([1.0, 0.1]), factor: 1.0, growth: None };
     let op = Rope {
         head_dim: 6,
         offset: 1,

@@ -11,7 +11,7 @@ use troika_cpu::kernels::simd::{Kernel, Lanes, MAX_LANES, dispatch};
 use troika_cpu::kernels::{KernelError, embed, kv, rope};
 use troika_cpu::{SharedMut, SharedRef};
 use troika_device::{ForwardBatch, PageTable, SeqRows};
-use troika_graph::{Activation, DType, Rope, RopeFreqs, RopeStyle, StateKind, blocks};
+use troika_graph::{Activation, DType, Growth, Rope, RopeFreqs, RopeStyle, StateKind, blocks};
 
 use crate::{Random, close, on_each_isa, reference};
 
@@ -165,6 +165,7 @@ proptest! {
         let freqs = |r: &mut Random, factor| RopeFreqs {
             inv_freq: Arc::from((0..half).map(|_| r.float().abs()).collect::<Vec<_>>()),
             factor,
+            growth: (factor > 1.0).then_some(Growth { beta: 0.1, original: 30 }),
         };
         let rotary_dim = 2 * half;
         let op = Rope {

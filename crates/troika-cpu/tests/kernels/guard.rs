@@ -556,7 +556,7 @@ fn ropes_routers_and_embeddings_stay_inside() {
         let (rows, cols) = (3, heads * head_dim);
         let (x, inv_freq) = (r.floats(rows * cols), r.floats(rotary_dim / 2));
         for style in [RopeStyle::Half, RopeStyle::Interleaved] {
-            let freqs = RopeFreqs { inv_freq: inv_freq.clone().into(), factor: 1.0 };
+            let freqs = RopeFreqs { inv_freq: inv_freq.clone().into(), factor: 1.0, growth: None };
             let offset = head_dim - rotary_dim;
             let op = Rope { head_dim, offset, rotary_dim, style, freqs, long: None };
             guarded(rope::worker_floats(&op), |cx, edge| {

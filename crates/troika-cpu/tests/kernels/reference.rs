@@ -137,10 +137,14 @@ pub fn norm(norm: Norm<'_>, x: &[f32], y: &mut [f32]) {
 pub fn rope_head(rope: &Rope, freqs: &RopeFreqs, pos: i32, x: &[f32], y: &mut [f32]) {
     y.copy_from_slice(x);
     let half = rope.rotary_dim / 2;
+    let growth = freqs
+        .growth
+        .map_or(1.0, |g| 1.0 + f64::from(g.beta) * (1.0 + (pos as usize / g.original) as f64).ln());
+    let factor = f64::from(freqs.factor) * growth;
     for i in 0..half {
         let angle = f64::from(pos as f32 * freqs.inv_freq[i]);
         let (sin, cos) = angle.sin_cos();
-        let (sin, cos) = (sin * f64::from(freqs.factor), cos * f64::from(freqs.factor));
+        let (sin, cos) = (sin * factor, cos * factor);
         let (a, b) = match rope.style {
             RopeStyle::Half => (i, i + half),
             RopeStyle::Interleaved => (2 * i, 2 * i + 1),

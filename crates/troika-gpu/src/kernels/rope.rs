@@ -1,6 +1,6 @@
 //! Rotary position embedding.
 
-use troika_graph::{Rope, RopeStyle};
+use troika_graph::{Growth, Rope, RopeStyle};
 
 use super::Binding::{Value, Weight};
 use super::spec::{Dispatch, KernelResult, KernelSpec, Loc, MAX_GROUPS, flag, unsupported, words};
@@ -25,6 +25,8 @@ pub struct Rotation<'a> {
     /// chooses between the short and the long ones, and runs rows of different choice by dispatches
     /// of their own.
     pub factor: f32,
+    /// What multiplies it at later positions.
+    pub growth: Option<Growth>,
     /// Rows.
     pub rows: u32,
     /// Heads of queries, and of keys; there may be no keys.
@@ -85,6 +87,8 @@ pub fn rope(of: &Rotation<'_>, at: RotationAt) -> KernelResult {
     params.push(of.factor.to_bits());
     params.extend(norm.groups);
     params.extend([norm.eps.to_bits(), norm.offset.to_bits()]);
+    let growth = of.growth.unwrap_or(Growth { beta: 0.0, original: 1 });
+    params.extend([growth.beta, growth.original as f32].map(f32::to_bits));
     Dispatch {
         spec: &ROPE,
         overrides: vec![

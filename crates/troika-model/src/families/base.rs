@@ -210,6 +210,7 @@ impl<'a> Base<'a> {
             rope,
             window: None,
             softcap: None,
+            growth: None,
             sinks: false,
             latent: None,
             kv_from: None,

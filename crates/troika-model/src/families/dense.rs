@@ -1,6 +1,6 @@
 //! Dense Llama-like decoders.
 
-use troika_graph::{Activation, RopeStyle};
+use troika_graph::{Activation, Growth, RopeStyle};
 
 use super::base::{Base, ConfigSource, Defaults, Ropes};
 use super::fields::{Fields, Result, bad, unsupported};
@@ -196,19 +196,24 @@ pub(super) fn hunyuan_v1_dense(f: Fields<'_>, source: &ConfigSource) -> Result<M
     Ok(b.model("hunyuan_v1_dense", vec![layer; b.layers]))
 }
 
-/// Ministral 3. Beyond the original context its queries grow with their positions, which no op does:
-/// the context ends there.
+/// Ministral 3. Beyond the original context its queries grow with their positions.
 pub(super) fn ministral3(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let (theta, head_dim, context) = (1e6, Some(128), 262_144);
     let d = Defaults { theta, eps: 1e-5, head_dim, context, ..Defaults::default() };
-    let mut b = Base::read(f, source, d)?;
-    let mut attn = b.attn(Some(b.rope()?));
+    let b = Base::read(f, source, d)?;
+    let rope = b.rope()?;
+    let is_whole = rope.rotary_dim == b.head_dim;
+    let mut attn = b.attn(Some(rope));
     attn.window = f.window("sliding_window")?;
     if let Some(rope) = f.object("rope_parameters")?
-        && rope.number("llama_4_scaling_beta")?.is_some_and(|beta| beta != 0.0)
+        && let Some(beta) = rope.number("llama_4_scaling_beta")?.filter(|beta| *beta != 0.0)
     {
-        let original = rope.context("original_max_position_embeddings")?;
-        b.context = b.context.min(original.unwrap_or(b.context));
+        if !is_whole {
+            let what = "llama_4_scaling_beta with rope on a part of a head";
+            return Err(unsupported(what, "rope on whole heads"));
+        }
+        let original = rope.context("original_max_position_embeddings")?.unwrap_or(b.context);
+        attn.growth = Some(Growth { beta: beta as f32, original });
     }
     let layer = b.layer(attn, Ffn::Dense(b.mlp()?));
     Ok(b.model("ministral3", vec![layer; b.layers]))

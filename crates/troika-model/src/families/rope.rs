@@ -301,7 +301,7 @@ impl<'a> RopeConfig<'a> {
         let short = short.unwrap_or(f64::from(spec.freqs.factor)) as f32;
         let long = long.unwrap_or(f64::from(spec.freqs.factor)) as f32;
         spec.freqs.factor = short;
-        let freqs = RopeFreqs { inv_freq: spec.freqs.inv_freq.clone(), factor: long };
+        let freqs = RopeFreqs { inv_freq: spec.freqs.inv_freq.clone(), factor: long, growth: None };
         spec.long = Some((freqs, self.original(context)? as usize));
         Ok(spec)
     }
@@ -313,5 +313,5 @@ fn mscale(scale: f64, mscale: f64) -> f64 {
 
 fn to_freqs(freqs: &[f64], factor: f64) -> RopeFreqs {
     let inv_freq: Arc<[f32]> = freqs.iter().map(|f| *f as f32).collect();
-    RopeFreqs { inv_freq, factor: factor as f32 }
+    RopeFreqs { inv_freq, factor: factor as f32, growth: None }
 }

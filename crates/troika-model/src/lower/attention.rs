@@ -1,7 +1,8 @@
 //! Attention's three segments: norm + QKV, attention over the cache, output projection.
 
 use troika_graph::{
-    ActivationFormat, Attention, DType, HeadLinear, KvAppend, Op, Rope, StateKind, ValueId,
+    ActivationFormat, Attention, DType, Growth, HeadLinear, KvAppend, Op, Rope, RopeFreqs,
+    StateKind, ValueId,
 };
 
 use super::emit::Emit;
@@ -162,7 +163,7 @@ fn plain_qkv(
         if let Some(norm) = a.qk_norm {
             q = e.norm(q, norm.norm, WeightRole::QNorm, a.k_dim)?;
         }
-        return Ok((rotated(e, a, q, positions), None));
+        return Ok((rotated(e, a, q, positions, a.growth), None));
     }
     let mut k = e.linear(n, WeightRole::K, a.qkv_bias)?;
     let mut v = e.linear(n, WeightRole::V, a.qkv_bias)?;
@@ -181,17 +182,28 @@ fn plain_qkv(
             *t = e.graph.op("clipped", Op::Clamp { limit }, &[*t], cols);
         }
     }
-    let [mut q, mut k] = [q, k].map(|t| rotated(e, a, t, positions));
+    let mut q = rotated(e, a, q, positions, a.growth);
+    let mut k = rotated(e, a, k, positions, None);
     if after {
         qk_norms(e, a, &mut q, &mut k)?;
     }
     Ok((q, Some((k, Some(v)))))
 }
 
-fn rotated(e: &mut Emit<'_, '_>, a: &Attn, t: ValueId, positions: ValueId) -> ValueId {
+fn rotated(
+    e: &mut Emit<'_, '_>,
+    a: &Attn,
+    t: ValueId,
+    positions: ValueId,
+    growth: Option<Growth>,
+) -> ValueId {
+    let Some(rope) = &a.rope else { return t };
+    // Without it queries and keys are rotated alike, and by one kernel.
+    let growth = growth.filter(|growth| e.lowerer.options.max_kv > growth.original);
+    let freqs = RopeFreqs { growth, ..rope.freqs.clone() };
     let cols = e.graph.cols(t);
-    let op = a.rope.as_ref().map(|rope| rope_op(rope, a.k_dim));
-    op.map_or(t, |op| e.graph.op("rotated", op, &[t, positions], cols))
+    let op = rope_op(&RopeSpec { freqs, ..rope.clone() }, a.k_dim);
+    e.graph.op("rotated", op, &[t, positions], cols)
 }
 
 fn qk_norms(

@@ -1,7 +1,7 @@
 //! A model as its layers.
 
 use serde::{Deserialize, Serialize};
-use troika_graph::{Activation, Decay, RopeFreqs, RopeStyle, Score, Window};
+use troika_graph::{Activation, Decay, Growth, RopeFreqs, RopeStyle, Score, Window};
 
 /// A whole model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -339,6 +339,9 @@ pub struct Attn {
     pub window: Window,
     /// Soft cap of the scores.
     pub softcap: Option<f32>,
+    /// Queries grow beyond the original context; with rope on whole heads.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub growth: Option<Growth>,
     /// Attention sinks.
     pub sinks: bool,
     /// Latent attention (DeepSeek-V2, section 2.1); `k_dim = nope + rope`, `kv_heads = heads`.

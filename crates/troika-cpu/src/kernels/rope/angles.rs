@@ -34,9 +34,10 @@ fn sin_cos(x: f64) -> (f64, f64) {
 /// Fills the cosines and sines of a position.
 #[inline(always)]
 pub(super) fn fill(freqs: &RopeFreqs, pos: f32, cos: &mut [f32], sin: &mut [f32]) {
+    let factor = freqs.factor_at(pos);
     for ((f, cos), sin) in freqs.inv_freq.iter().zip(cos).zip(sin) {
         let (s, c) = sin_cos(f64::from(pos * f));
-        (*sin, *cos) = (s as f32 * freqs.factor, c as f32 * freqs.factor);
+        (*sin, *cos) = (s as f32 * factor, c as f32 * factor);
     }
 }
 

@@ -29,6 +29,9 @@ struct Params {
     k_group: u32,
     eps: f32,
     norm_offset: f32,
+    // Later positions have a larger factor.
+    beta: f32,
+    original: f32,
 }
 
 var<immediate> p: Params;
@@ -102,6 +105,7 @@ fn main(
         fetch(thread, h, row);
         workgroupBarrier();
         let position = f32(positions[p.positions + row * p.positions_stride]);
+        let factor = p.factor * (1.0 + p.beta * log(1.0 + floor(position / p.original)));
         for (var i = thread; i < p.head_dim; i += WG) {
             let e = i - p.offset;
             if i < p.offset || e >= p.rotary_dim {
@@ -114,7 +118,7 @@ fn main(
                     first = p.offset + 2u * e;
                     second = first + 1u;
                 }
-                let cs = cos_sin(position * inv_freq[e]) * p.factor;
+                let cs = cos_sin(position * inv_freq[e]) * factor;
                 let a = head[first];
                 let b = head[second];
                 put(h, row, first, a * cs.x - b * cs.y);
