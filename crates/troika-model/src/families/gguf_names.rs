@@ -120,10 +120,6 @@ impl GgufNames {
             WeightRole::SharedGate => whole(&["ffn_gate_shexp.weight", "ffn_gate.weight"]),
             WeightRole::SharedUp => whole(&["ffn_up_shexp.weight", "ffn_up.weight"]),
             WeightRole::SharedDown => whole(&["ffn_down_shexp.weight", "ffn_down.weight"]),
-            WeightRole::RouterNorm => whole(&["ffn_gate_inp.scale"]),
-            WeightRole::ExpertPre => whole(&["pre_ffw_norm_2.weight"]),
-            WeightRole::ExpertPost => whole(&["post_ffw_norm_2.weight"]),
-            WeightRole::SharedPost => whole(&["post_ffw_norm_1.weight"]),
             WeightRole::SharedOutGate => whole(&["ffn_gate_inp_shexp.weight"]),
             WeightRole::ExpertDown => expert("down", e, spec.hidden),
             WeightRole::ExpertGate | WeightRole::ExpertUp => gate_up_expert(layer, role, e),
@@ -173,7 +169,7 @@ impl GgufNames {
     }
 }
 
-/// Gates of attention, and tensors of mixers beside it.
+/// Gates of attention, tensors of mixers beside it, and norms of experts.
 fn mixer(layer: &Layer, role: WeightRole) -> Candidates {
     match role {
         WeightRole::AttnGate => {
@@ -192,6 +188,10 @@ fn mixer(layer: &Layer, role: WeightRole) -> Candidates {
         WeightRole::MixSkip => whole(&["ssm_d"]),
         WeightRole::MixStepShift => whole(&["ssm_dt.bias"]),
         WeightRole::MixNorm => whole(&["ssm_norm.weight"]),
+        WeightRole::RouterNorm => whole(&["ffn_gate_inp.scale"]),
+        WeightRole::ExpertPre => whole(&["pre_ffw_norm_2.weight"]),
+        WeightRole::ExpertPost => whole(&["post_ffw_norm_2.weight"]),
+        WeightRole::SharedPost => whole(&["post_ffw_norm_1.weight"]),
         _ => Vec::new(),
     }
 }

@@ -26,7 +26,7 @@ fn unknown_model_types_name_the_known_ones() {
     let unknown = json!({"model_type": "fancy", "activation_sparsity_pattern": [0.9, 0.0]});
     assert!(refusal(&with(llama(), unknown)).starts_with("model_type \"fancy\" is not supported"));
     assert!(
-        supported().len() == 64
+        supported().len() == 65
             && !all.contains("test")
             && all.starts_with("afmoe, apertus, arcee, bailing_hybrid, ")
     );
