@@ -126,10 +126,6 @@ impl GgufNames {
             WeightRole::SharedGate => whole(&["ffn_gate_shexp.weight", "ffn_gate.weight"]),
             WeightRole::SharedUp => whole(&["ffn_up_shexp.weight", "ffn_up.weight"]),
             WeightRole::SharedDown => whole(&["ffn_down_shexp.weight", "ffn_down.weight"]),
-            WeightRole::RouterNorm => whole(&["ffn_gate_inp.scale"]),
-            WeightRole::ExpertPre => whole(&["pre_ffw_norm_2.weight"]),
-            WeightRole::ExpertPost => whole(&["post_ffw_norm_2.weight"]),
-            WeightRole::SharedPost => whole(&["post_ffw_norm_1.weight"]),
             WeightRole::SharedOutGate => whole(&["ffn_gate_inp_shexp.weight"]),
             WeightRole::ExpertDown => expert("down", e, spec.hidden),
             WeightRole::ExpertGate | WeightRole::ExpertUp => gate_up_expert(layer, role, e),
@@ -179,7 +175,7 @@ impl GgufNames {
     }
 }
 
-/// Gates of attention, and tensors of mixers and streams beside it.
+/// Gates of attention, tensors of mixers and streams beside it, and norms of experts.
 fn mixer(layer: &Layer, role: WeightRole) -> Candidates {
     match role {
         WeightRole::AttnGate => {
@@ -206,6 +202,10 @@ fn mixer(layer: &Layer, role: WeightRole) -> Candidates {
         WeightRole::LaurelDown => whole(&["laurel_l.weight"]),
         WeightRole::LaurelUp => whole(&["laurel_r.weight"]),
         WeightRole::LaurelNorm => whole(&["laurel_post_norm.weight"]),
+        WeightRole::RouterNorm => whole(&["ffn_gate_inp.scale"]),
+        WeightRole::ExpertPre => whole(&["pre_ffw_norm_2.weight"]),
+        WeightRole::ExpertPost => whole(&["post_ffw_norm_2.weight"]),
+        WeightRole::SharedPost => whole(&["post_ffw_norm_1.weight"]),
         _ => Vec::new(),
     }
 }

@@ -16,6 +16,8 @@ use crate::spec::{GgufMeta, GgufValue};
 const NORMAL: i64 = 1;
 const CONTROL: i64 = 3;
 const USER_DEFINED: i64 = 4;
+/// Pre-tokenizers of vocabularies of SentencePiece's pieces with merges of their own, as Gemma 4's.
+const OF_PIECES: [&str; 3] = ["gemma4", "granite-embed-multi-311m", "sarvam-moe"];
 
 pub(super) struct Built {
     pub read: Read,
@@ -54,7 +56,8 @@ fn numbers(meta: &GgufMeta, name: &str, len: usize) -> Result<Option<Vec<f64>>> 
 }
 
 pub(super) fn build(meta: &GgufMeta) -> Result<Option<Built>> {
-    let Some(model) = meta.get(&key("model")).and_then(GgufValue::as_str) else { return Ok(None) };
+    let text = |name: &str| meta.get(&key(name)).and_then(GgufValue::as_str);
+    let Some(model) = text("model") else { return Ok(None) };
     let tokens: Vec<&str> = texts(meta, "tokens")?.collect();
     if tokens.is_empty() {
         return Ok(None);
@@ -65,6 +68,8 @@ pub(super) fn build(meta: &GgufMeta) -> Result<Option<Built>> {
         special(meta, "eos_token_id", tokens.len(), &mut warnings),
     );
     let flag = |name: &str| meta.get(&key(name)).and_then(GgufValue::as_bool);
+    let spelled = model == "gpt2" && text("pre").is_some_and(|pre| OF_PIECES.contains(&pre));
+    let model = if spelled { "gemma4" } else { model };
     let (mut json, model, adds_bos) = match model {
         "gpt2" => {
             let pre = pre_tokenizer(meta, &mut warnings);

@@ -70,7 +70,8 @@ fn patterns(name: &str) -> Option<&'static [&'static str]> {
     Some(match name {
         "default" | "gpt-2" | "phi-2" | "olmo" | "mpt" | "jina-v2-en" | "jais" | "trillion"
         | "exaone4" | "jina-es" | "jina-de" | "gigachat" | "jina-v2-es" | "jina-v2-de"
-        | "a.x-4.0" | "mellum" | "modern-bert" | "granite-docling" => &[GPT2],
+        | "a.x-4.0" | "mellum" | "modern-bert" | "granite-docling" | "jina-v1-en"
+        | "jina-v2-code" | "roberta-bpe" => &[GPT2],
         "llama-bpe" | "llama3" | "llama-v3" | "falcon3" | "falcon-h1" | "smaug-bpe" | "dbrx"
         | "pixtral" | "midm-2.0" | "lfm2" | "jina-v5-nano" | "glm4" | "glm5" | "chatglm-bpe" => {
             &[LLAMA3]
@@ -153,7 +154,8 @@ mod tests {
     const NAMES: &str = "default minicpm5 llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral \
         midm-2.0 lfm2 jina-v5-nano deepseek-llm deepseek-coder deepseek-v3 spark2_5 youtu falcon \
         mpt starcoder gpt-2 phi-2 jina-es jina-de gigachat jina-v2-es jina-v2-de a.x-4.0 mellum \
-        modern-bert jais-2 refact command-r qwen2 deepseek-r1-qwen kormo f2llmv2 qwen35 stablelm2 \
+        modern-bert jina-v1-en jina-v2-code roberta-bpe jais-2 refact command-r qwen2 \
+        deepseek-r1-qwen kormo f2llmv2 qwen35 stablelm2 \
         olmo dbrx smaug-bpe poro-chat chatglm-bpe glm4 glm5 viking jais tekken smollm codeshell \
         bloom gpt3-finnish exaone exaone4 exaone-moe chameleon minerva-7b megrez gpt-4o llama4 \
         kanana2 talkie granite-embed-multi-97m tiny_aya cohere2moe superbpe trillion \

@@ -252,12 +252,19 @@ fn families_split_as_their_models_were_trained() {
 /// Gemma 4's files have SentencePiece's pieces and a list of merges, which go over whole texts.
 #[test]
 fn pieces_with_merges_of_their_own() {
+    for (model, pre) in [("gemma4", "default"), ("gpt2", "gemma4"), ("gpt2", "sarvam-moe")] {
+        merges_of_pieces(model, pre);
+    }
+}
+
+fn merges_of_pieces(model: &str, pre: &str) {
     let bytes = (0..=255u8).map(|b| format!("<0x{b:02X}>"));
     let pieces = ["<bos>", "▁", "a", "b", "\n", "\n\n", "▁a", "▁ab", "ab"].map(String::from);
     let count = pieces.len() + 256;
     let types = (0..count).map(|i| GgufValue::Int(if i == 0 { 3 } else { 1 }));
     let built = Tokenizer::from_gguf(&meta(vec![
-        ("model", GgufValue::Str("gemma4".into())),
+        ("model", GgufValue::Str(model.into())),
+        ("pre", GgufValue::Str(pre.into())),
         ("token_type", GgufValue::Array(types.collect())),
         ("tokens", strings(pieces.into_iter().chain(bytes))),
         ("merges", strings(["\n \n", "▁ a", "▁a b"])),

@@ -5,6 +5,7 @@
 mod families;
 mod streams;
 mod untrusted;
+mod vocabularies;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
