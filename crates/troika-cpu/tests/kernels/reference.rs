@@ -129,6 +129,14 @@ pub fn norm(norm: Norm<'_>, x: &[f32], y: &mut [f32]) {
                 let b = bias.map_or(0.0, |b| f64::from(b[i]));
                 (z * f64::from(weight[i]) + b) as f32
             }
+            Norm::Columns(weight) => (x * f64::from(weight[i])) as f32,
+            Norm::Match { like, least } => {
+                let like = like.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / n;
+                (x * (like / square(0.0).max(f64::from(least))).sqrt()) as f32
+            }
+            Norm::Largest { deviations } => {
+                (x - mean - f64::from(deviations) * square(mean).sqrt()).max(0.0) as f32
+            }
         };
     }
 }
