@@ -207,5 +207,5 @@ fn graphs_changed_at_random_run_or_are_refused() {
         }
     }
     println!("{ran} changed graphs ran, {refused} were refused");
-    assert!(ran > 500 && refused > 3000, "{ran} ran, {refused} were refused");
+    assert!(ran > 400 && refused > 3000, "{ran} ran, {refused} were refused");
 }

@@ -10,7 +10,8 @@ use crate::spec::{AltUp, Ffn, ModelSpec};
 pub(super) fn gemma3n(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let mut b = read_newer(f, source, 32_768)?;
     // Tokens of pictures and sounds lie behind those that have an input of each layer.
-    b.vocab = b.vocab.min(f.size_opt("vocab_size_per_layer_input")?.unwrap_or(262_144));
+    let all = if matches!(source, ConfigSource::HuggingFace) { 262_144 } else { b.vocab };
+    b.vocab = b.vocab.min(f.size_opt("vocab_size_per_layer_input")?.unwrap_or(all));
     let sliding = b.sliding(|i| !(i + 1).is_multiple_of(5))?;
     let shared = f.count_opt("num_kv_shared_layers")?.unwrap_or(15);
     let width = f.size_opt("hidden_size_per_layer_input")?.unwrap_or(256);
