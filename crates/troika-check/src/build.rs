@@ -287,8 +287,16 @@ impl Build {
     pub fn routed_experts(mut self, experts: usize, width: usize) -> Result<DeviceCase> {
         let op = Op::Experts(self.experts(experts, width, width)?);
         let (x, logits) = (self.floats(width), self.floats(experts));
-        let (score, groups, bias) = (Score::Softmax, None, None);
-        let router = Router { experts, top_k: 2, score, normalize: true, scale: 1.0, groups, bias };
+        let router = Router {
+            experts,
+            top_k: 2,
+            score: Score::Softmax,
+            normalize: true,
+            scale: 1.0,
+            groups: None,
+            bias: None,
+            expert_scales: None,
+        };
         let (ids, shares) = self.b.router(router, logits);
         self.op(op, &[x, ids, shares], width)
     }

@@ -287,7 +287,17 @@ fn router(
     let mut b = case(name);
     let x = b.floats(6);
     let bias = biased.then(|| b.weight(DType::F32, 1, 6)).transpose()?;
-    let op = Router { experts: 6, top_k: 2, score, normalize: true, scale: 1.0, groups, bias };
+    let scales = groups.is_none().then(|| b.weight(DType::F32, 1, 6)).transpose()?;
+    let op = Router {
+        experts: 6,
+        top_k: 2,
+        score,
+        normalize: true,
+        scale: 1.0,
+        groups,
+        bias,
+        expert_scales: scales,
+    };
     let (ids, weights) = b.b.router(op, x);
     b.done(&[ids, weights])
 }

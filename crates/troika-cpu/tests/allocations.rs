@@ -67,8 +67,9 @@ fn graph() -> (Subgraph, Store) {
         4,
     );
     let score = Score::Softmax;
-    let (groups, bias) = (None, None);
-    let r = Router { experts: 4, top_k: 2, score, normalize: true, scale: 1.0, groups, bias };
+    let (groups, bias, expert_scales) = (None, None, None);
+    let (top_k, normalize, scale) = (2, true, 1.0);
+    let r = Router { experts: 4, top_k, score, normalize, scale, groups, bias, expert_scales };
     let (ids, w) = b.router(r, logits);
     let y = b.op("y", Op::Experts(experts), &[n, ids, w], 64);
     let z = b.op("z", Op::Add, &[y, x], 64);

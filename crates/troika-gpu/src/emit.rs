@@ -166,9 +166,12 @@ impl<'a> Emitter<'a> {
             Op::Router(router) => {
                 let list = [self.input(at, 0), self.output(at, 0), self.output(at, 1)];
                 let (rows, node_at, at) = (self.rows(list[0]), at, list.map(|v| self.locs[v]));
-                let bias = if router.bias.is_some() { weight(node_at, 0) } else { Unused };
+                let own = |is_there, pack| if is_there { weight(node_at, pack) } else { Unused };
+                let biased = router.bias.is_some();
+                let scales = own(router.expert_scales.is_some(), usize::from(biased));
                 let [logits, ids, weights] = list.map(Value);
-                self.push(kernels::router(router, rows, at), &[logits, ids, weights, bias])
+                let operands = [logits, ids, weights, own(biased, 0), scales];
+                self.push(kernels::router(router, rows, at), &operands)
             }
             Op::Experts(_) | Op::ExpertGroup(_) => self.experts(at, None, self.output(at, 0)),
             op => {

@@ -179,7 +179,7 @@ pub(crate) fn packs(graph: &Subgraph, node: &Node, limit: u64) -> Result<Vec<Pac
         Op::Mamba2(m) => vec![Pack::Rates(node.op.weights(), m.a_log)],
         Op::DeltaRule(d) => vec![Pack::Rates(node.op.weights(), d.rates_are_logs)],
         Op::Attention(a) => a.sinks.iter().map(vector).collect(),
-        Op::Router(r) => r.bias.iter().map(vector).collect(),
+        Op::Router(_) => node.op.weights().iter().map(vector).collect(),
         Op::Experts(e) | Op::ExpertGroup(ExpertGroup { experts: e, .. }) => {
             let (mut all, mut biases) = (Vec::new(), Vec::new());
             for (list, bias) in

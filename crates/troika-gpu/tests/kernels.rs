@@ -729,7 +729,14 @@ fn routers_choose_as_on_the_host() {
             let normalize = groups.is_some() || experts == 130;
             let biased = groups.is_some() || score == Score::Sigmoid;
             let bias = biased.then_some(WeightRef(0));
-            let op = Router { experts, top_k, score, normalize, scale: 2.5, groups, bias };
+            let expert_scales = (experts == 130).then_some(WeightRef(1));
+            let scale = 2.5;
+            let op =
+                Router { experts, top_k, score, normalize, scale, groups, bias, expert_scales };
+            let scales: Vec<f32> = match expert_scales {
+                Some(_) => n.floats(experts),
+                None => vec![1.0; experts],
+            };
             let choice: Vec<f32> = match biased {
                 true => n.floats(experts),
                 false => vec![0.0; experts],
@@ -745,14 +752,15 @@ fn routers_choose_as_on_the_host() {
             let weights = gpu.floats(&vec![0.0; rows * top_k]);
             let at = [loc(0, experts), loc(0, top_k), loc(0, top_k)];
             let d = kernels::router(&op, rows as u32, at).expect("one");
-            gpu.run(&d, &[&gpu.floats(&logits), &ids, &weights, &of_choice]);
+            let of_experts = gpu.floats(&scales);
+            gpu.run(&d, &[&gpu.floats(&logits), &ids, &weights, &of_choice, &of_experts]);
             let expected: Vec<_> =
                 logits.chunks_exact(experts).flat_map(|x| route(&op, &choice, x)).collect();
             let ids: Vec<usize> = gpu.read(&ids).iter().map(|i| *i as usize).collect();
             let what = format!("{score:?} {experts}");
             let chosen: Vec<usize> = expected.iter().map(|e| e.0).collect();
             assert_eq!(ids[..rows * top_k], chosen, "{what}");
-            let of: Vec<f64> = expected.iter().map(|e| e.1).collect();
+            let of: Vec<f64> = expected.iter().map(|e| e.1 * f64::from(scales[e.0])).collect();
             near(&what, &gpu.read_floats(&weights)[..rows * top_k], &of, BOUND);
         }
     }

@@ -249,7 +249,10 @@ fn rest(out: &mut Vec<Result<Dispatch, KernelError>>) {
         for groups in [None, Some((8, 3))] {
             let normalize = groups.is_some();
             let bias = groups.filter(|_| score == Score::Sigmoid).map(|_| WeightRef(0));
-            let op = Router { experts: 64, top_k: 2, score, normalize, scale: 1.0, groups, bias };
+            let (experts, top_k, scale) = (64, 2, 1.0);
+            let expert_scales = bias.map(|_| WeightRef(1));
+            let op =
+                Router { experts, top_k, score, normalize, scale, groups, bias, expert_scales };
             out.push(kernels::router(&op, 3, [AT; 3]));
         }
     }

@@ -379,6 +379,9 @@ pub struct Router {
     /// Added to the scores that experts are chosen by, but not to their weights: `[1, experts]`.
     #[serde(default)]
     pub bias: Option<WeightRef>,
+    /// Multiplies the weights of each expert, at last: `[1, experts]` (Gemma 4).
+    #[serde(default)]
+    pub expert_scales: Option<WeightRef>,
 }
 
 /// The experts' feed-forwards. Inputs: `x [rows, k]`, ids, weights (as from [`Router`]);
@@ -604,7 +607,7 @@ impl Op {
             Op::HeadLinear(h) => h.weights.clone(),
             Op::Attention(a) => a.sinks.iter().copied().collect(),
             Op::Mamba2(m) => vec![m.a, m.d, m.dt_bias],
-            Op::Router(r) => r.bias.iter().copied().collect(),
+            Op::Router(r) => r.bias.into_iter().chain(r.expert_scales).collect(),
             Op::Experts(e) | Op::ExpertGroup(ExpertGroup { experts: e, .. }) => {
                 e.lists().into_iter().flatten().copied().collect()
             }

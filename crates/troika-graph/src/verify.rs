@@ -493,7 +493,8 @@ impl Check<'_> {
         want(!mixer || r.top_k == 2 && r.bias.is_none(), || {
             "sparsemixer chooses two experts, without a bias".to_string()
         })?;
-        r.bias.map_or(Ok(()), |b| self.dims(b, 1, r.experts))?;
+        let numbers = r.bias.into_iter().chain(r.expert_scales);
+        numbers.into_iter().try_for_each(|w| self.dims(w, 1, r.experts))?;
         let Some((n, keep)) = r.groups else { return Ok(()) };
         let fits = n > 0 && r.experts.is_multiple_of(n) && keep >= 1 && keep <= n;
         let fits = fits && (r.bias.is_none() || r.experts / n > 1);

@@ -132,6 +132,7 @@ fn experts() -> Subgraph {
         scale: 1.0,
         groups: None,
         bias: Some(weight(&mut b, "choice", 1, 4)),
+        expert_scales: Some(weight(&mut b, "scales", 1, 4)),
     };
     let (ids, weights) = b.router(choose, logits);
     let mut list = |name: &str, rows, cols| -> Vec<WeightRef> {

@@ -64,6 +64,7 @@ pub(crate) enum Code {
     LayerNorm {
         weight: VectorAt,
         bias: Option<VectorAt>,
+        scales: Option<VectorAt>,
         eps: f32,
         group: usize,
     },
@@ -489,7 +490,10 @@ impl Compiler<'_> {
                 Code::SliceCols(Slice { group: *group, start: *start, len: *len })
             }
             Op::ConcatCols { groups } => Code::ConcatCols { groups: *groups },
-            Op::Router(r) => Code::Router { op: r.clone(), bias: self.vector_if(r.bias) },
+            Op::Router(r) => {
+                let (bias, scales) = (self.vector_if(r.bias), self.vector_if(r.expert_scales));
+                Code::Router { op: r.clone(), bias, scales }
+            }
             Op::Experts(e) => self.experts(node, e, None)?,
             Op::ExpertGroup(g) => self.experts(node, &g.experts, Some(g.capacity))?,
         })

@@ -201,9 +201,10 @@ impl<'a> Operands<'a> {
                     let x = attention::Operands { op, sinks, q, keys, values, forward, pairs };
                     attention::attention(cx, x, work.floats, self.output(0))
                 }
-                Code::Router { op, bias } => {
-                    let (bias, logits) = (exe.vector_if(*bias), self.input(0));
-                    router::router(cx, op, bias, logits, self.output(0), self.output(1))?;
+                Code::Router { op, bias, scales } => {
+                    let (bias, scales) = (exe.vector_if(*bias), exe.vector_if(*scales));
+                    let of = router::Choice { op, bias, scales };
+                    router::router(cx, of, self.input(0), self.output(0), self.output(1))?;
                     if let Some(observer) = self.observer {
                         let (graph, experts) = (&*exe.name, op.experts);
                         let (ids, weights) = (self.read(self.op.outputs[0]), self.output(1));

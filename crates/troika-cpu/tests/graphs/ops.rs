@@ -244,8 +244,16 @@ fn attention(name: &'static str, dtype: DType, value_in_key: bool) -> Case {
 fn router(name: &'static str, score: Score, groups: Option<(usize, usize)>) -> Case {
     let mut b = Build::new(name);
     let x = b.floats(6);
-    let op =
-        Router { experts: 6, top_k: 2, score, normalize: true, scale: 1.0, groups, bias: None };
+    let op = Router {
+        experts: 6,
+        top_k: 2,
+        score,
+        normalize: true,
+        scale: 1.0,
+        groups,
+        bias: None,
+        expert_scales: None,
+    };
     let (ids, weights) = b.b.router(op, x);
     b.b.output(ids);
     b.b.output(weights);

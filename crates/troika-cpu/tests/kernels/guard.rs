@@ -578,13 +578,21 @@ fn ropes_routers_and_embeddings_stay_inside() {
             scale: 1.0,
             groups,
             bias: None,
+            expert_scales: None,
         };
         let logits = r.floats(5 * experts);
         guarded(router::worker_floats(&op), |cx, edge| {
             let logits = Guarded::new(&logits, edge);
             let mut ids = Guarded::new(&vec![-1i32; 5 * top_k], edge);
             let mut shares = empty(5 * top_k, edge);
-            router::router(cx, &op, None, &logits, &mut ids, &mut shares).unwrap();
+            router::router(
+                cx,
+                router::Choice { op: &op, bias: None, scales: None },
+                &logits,
+                &mut ids,
+                &mut shares,
+            )
+            .unwrap();
             finite(&shares, &(cx.isa, experts, edge));
             assert!(ids.iter().all(|id| (0..experts as i32).contains(id)));
         });

@@ -1,10 +1,19 @@
-use troika_cpu::kernels::router::{route, router};
+use troika_cpu::kernels::router::{Choice, route, router};
 use troika_graph::{Router, Score};
 
 use crate::{Random, on_each_isa};
 
 fn op(score: Score, experts: usize, top_k: usize) -> Router {
-    Router { experts, top_k, score, normalize: false, scale: 1.0, groups: None, bias: None }
+    Router {
+        experts,
+        top_k,
+        score,
+        normalize: false,
+        scale: 1.0,
+        groups: None,
+        bias: None,
+        expert_scales: None,
+    }
 }
 
 fn one(op: &Router, logits: &[f32]) -> (Vec<i32>, Vec<f32>) {
@@ -15,7 +24,8 @@ fn biased(op: &Router, bias: Option<&[f32]>, logits: &[f32]) -> (Vec<i32>, Vec<f
     let mut scores = logits.to_vec();
     let (mut rest, mut ids, mut w) =
         (vec![0.0; logits.len()], vec![0; op.top_k], vec![0.0; op.top_k]);
-    route(op, bias, &mut scores, &mut rest, &mut ids, &mut w);
+    let of = Choice { op, bias, scales: None };
+    route(of, &mut scores, &mut rest, &mut ids, &mut w);
     (ids, w)
 }
 
@@ -50,6 +60,19 @@ fn normalising_and_scaling_come_last() {
     let (ids, same) = one(&op(Score::TopKSoftmax, 6, 3), &LOGITS);
     assert_eq!(ids, [1, 3, 4]);
     near(&same, &w.iter().map(|w| f64::from(*w) / 2.5).collect::<Vec<_>>());
+}
+
+#[test]
+fn weights_of_experts_are_scaled_at_last() {
+    let normal = Router { normalize: true, ..op(Score::Softmax, 6, 3) };
+    let (ids, w) = one(&normal, &LOGITS);
+    let (mut scores, mut rest) = (LOGITS, [0.0; 6]);
+    let (mut same, mut scaled) = ([0; 3], [0.0; 3]);
+    let scales = Some(&[9.0, 0.5, 9.0, 2.0, -1.0, 9.0][..]);
+    let of = Choice { op: &normal, bias: None, scales };
+    route(of, &mut scores, &mut rest, &mut same, &mut scaled);
+    assert_eq!((ids.as_slice(), &same[..]), (&[1, 3, 4][..], &[1, 3, 4][..]));
+    near(&scaled, &[w[0] * 0.5, w[1] * 2.0, -w[2]].map(f64::from));
 }
 
 #[test]

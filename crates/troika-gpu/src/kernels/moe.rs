@@ -10,13 +10,13 @@ use super::spec::{Dispatch, KernelResult, KernelSpec, Loc, MAX_GROUPS, flag, uns
 static ROUTER: KernelSpec = KernelSpec {
     name: "router",
     parts: &[include_str!("wgsl/total.wgsl"), include_str!("wgsl/router.wgsl")],
-    bindings: &[Value, Value, Value, Weight],
+    bindings: &[Value, Value, Value, Weight, Weight],
     workgroup_bytes: 14 * 1024,
 };
 
 /// Chooses experts for `rows` rows. Among equal scores the expert with the lower number is chosen.
 ///
-/// Bindings: logits; ids (i32); weights; the bias, if there is one. `at` has the first three in this
+/// Bindings: logits; ids (i32); weights; the bias and the scales of experts, if there are any. `at` has the first three in this
 /// order.
 ///
 /// # Errors
@@ -51,6 +51,7 @@ pub fn router(op: &Router, rows: u32, at: [Loc; 3]) -> KernelResult {
             ("NORMALIZE", flag(op.normalize)),
             ("GROUPED", flag(op.groups.is_some())),
             ("BIASED", flag(op.bias.is_some())),
+            ("SCALED", flag(op.expert_scales.is_some())),
         ],
         params,
         grid: [rows.min(MAX_GROUPS), 1, 1],

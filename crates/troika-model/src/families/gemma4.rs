@@ -101,6 +101,7 @@ fn layer(b: &Base<'_>, i: usize, local: bool, shares: bool) -> Result<Layer> {
     let moe = Moe {
         shared: Some(SharedExpert { inter, gated: false, bias: false }),
         norms: Some(b.rms()),
+        expert_scales: f.flag("expert_scales")?.unwrap_or(true),
         ..moe(b, count, f.size("moe_intermediate_size")?, true)
     };
     Ok(b.layer(attn, Ffn::Moe(moe)))

@@ -542,6 +542,10 @@ fn by_tensors(
             |i| has(&format!("blk.{i}.attn_k.weight")) && !has(&format!("blk.{i}.attn_v.weight"));
         c.insert("attention_k_eq_v".into(), json!((0..layers).any(lacks_values)));
         c.insert("enable_moe_block".into(), json!((0..layers).any(is_sparse)));
+        // Those of NVFP4 are multiplied into the weights.
+        let [down, scale] = ["weight", "scale"].map(|n| format!("blk.0.ffn_down_exps.{n}"));
+        let is_own = files.tensor(&down).is_none_or(|t| t.dtype != DType::NVFP4);
+        c.insert("expert_scales".into(), json!(is_own && has(&scale)));
     }
     if family == "gemma3n_text" {
         // Minus infinity, where all gates count, becomes null.

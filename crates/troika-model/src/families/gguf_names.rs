@@ -206,6 +206,7 @@ fn mixer(layer: &Layer, role: WeightRole) -> Candidates {
         WeightRole::ExpertPre => whole(&["pre_ffw_norm_2.weight"]),
         WeightRole::ExpertPost => whole(&["post_ffw_norm_2.weight"]),
         WeightRole::SharedPost => whole(&["post_ffw_norm_1.weight"]),
+        WeightRole::ExpertScales => whole(&["ffn_down_exps.scale"]),
         _ => Vec::new(),
     }
 }

@@ -229,6 +229,7 @@ impl One<'_> {
             W::ExpertPre => &["pre_feedforward_layernorm_2.weight"],
             W::ExpertPost => &["post_feedforward_layernorm_2.weight"],
             W::SharedPost => &["post_feedforward_layernorm_1.weight"],
+            W::ExpertScales => &["router.per_expert_scale"],
             W::PerLayerGate => &["per_layer_input_gate.weight"],
             W::PerLayerUp => &["per_layer_projection.weight"],
             W::PerLayerNorm => &["post_per_layer_input_norm.weight"],

@@ -37,6 +37,7 @@ pub(super) fn moe(b: &Base<'_>, count: ExpertCount, inter: usize, normalize: boo
         bias: false,
         router_bias: false,
         choice_bias: false,
+        expert_scales: false,
         score: Score::Softmax,
         normalize,
         scale: 1.0,

@@ -69,6 +69,7 @@ impl Lowerer<'_> {
             scale: moe.scale,
             groups: moe.groups,
             bias: e.weight_if(moe.choice_bias, WeightRole::ExpertChoice)?,
+            expert_scales: e.weight_if(moe.expert_scales, WeightRole::ExpertScales)?,
         };
         let (ids, weights) = e.graph.router(op, logits);
         // Without a norm the router's input is already an edge.

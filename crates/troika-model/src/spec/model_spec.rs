@@ -468,6 +468,9 @@ pub struct Moe {
     pub router_bias: bool,
     /// Whether a bias of the scores chooses experts, but does not weigh them (DeepSeek-V3).
     pub choice_bias: bool,
+    /// Whether the weights of each expert are multiplied with a number of its own.
+    #[serde(default)]
+    pub expert_scales: bool,
     /// Scoring.
     pub score: Score,
     /// Whether to divide the chosen weights by their sum.

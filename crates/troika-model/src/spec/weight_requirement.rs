@@ -227,6 +227,7 @@ fn moe_needs(l: &mut List, m: &Moe, h: usize) {
     }
     l.linear(m.router_bias, WeightRole::Router, m.experts, h);
     l.add_if(m.choice_bias, WeightRole::ExpertChoice, 1, m.experts);
+    l.add_if(m.expert_scales, WeightRole::ExpertScales, 1, m.experts);
     for (role, bias, rows, cols) in [
         (WeightRole::ExpertGate, WeightRole::ExpertGateBias, m.inter, h),
         (WeightRole::ExpertUp, WeightRole::ExpertUpBias, m.inter, h),

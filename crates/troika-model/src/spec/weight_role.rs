@@ -66,8 +66,8 @@ weight_roles! {
     /// A layer's own input: hidden -> its width, and back; the norm of what is added.
     PerLayerGate, PerLayerUp, PerLayerNorm,
     /// Norms of experts beside a dense feed-forward: of what the router reads, before and behind
-    /// the experts, and behind the feed-forward.
-    RouterNorm, ExpertPre, ExpertPost, SharedPost,
+    /// the experts, and behind the feed-forward; and what weights of each expert are multiplied with.
+    RouterNorm, ExpertPre, ExpertPost, SharedPost, ExpertScales,
     /// AltUp: the embedding to a stream, and a stream to the last state; index is the stream less one.
     AltIn, AltOut,
     /// AltUp: hidden -> streams, and from there the coefficients of predictions and corrections.
@@ -178,7 +178,7 @@ mod tests {
             MixInBias MixOutBias MixConv MixConvBias MixGate MixGateBias MixStep MixStepBias \
             MixRate MixSkip MixStepShift MixNorm Taps DecayDown Decay DecayBias Beta GateDown \
             DecayRate HeadNorm PerLayerEmbed PerLayerIn PerLayerInNorm PerLayerGate PerLayerUp \
-             PerLayerNorm RouterNorm ExpertPre ExpertPost SharedPost AltIn AltOut AltRouter \
+             PerLayerNorm RouterNorm ExpertPre ExpertPost SharedPost ExpertScales AltIn AltOut AltRouter \
              AltRouterNorm AltPredict AltCorrect AltScale LaurelDown LaurelUp LaurelNorm";
         assert_eq!(names, kept.split(' ').collect::<Vec<_>>());
         assert_eq!(Key::indexed(3, ExpertUp, 7).to_string(), "layers.3.ExpertUp.7");

@@ -5,7 +5,6 @@ pub(crate) mod cut;
 pub(crate) mod mix;
 pub(crate) mod packed;
 pub(crate) mod rounded;
-pub(crate) mod scaled;
 pub(crate) mod scheme;
 pub(crate) mod source;
 pub(crate) mod synthetic;
@@ -25,9 +24,8 @@ use troika_model::spec::{
 use crate::bind::bound::Bound;
 use crate::bind::cut::{CutError, aligned_with, convert, cut};
 use crate::bind::packed::{FoundPacked, Rounding};
-use crate::bind::scaled::{ScaledRows, factor, factors, scale_name};
 use crate::bind::scheme::{BindOptions, FloatType, Quant};
-use crate::bind::source::ValueSource;
+use crate::bind::source::{ScaledNvfp4, ValueSource};
 use crate::error::WeightError;
 use crate::parallel;
 
@@ -115,7 +113,13 @@ fn all_used(bound: &[Bound], files: &dyn Checkpoint) -> Result<(), WeightError> 
 fn no_scales(bound: &[Bound], files: &dyn Checkpoint) -> Result<(), WeightError> {
     for b in bound.iter().filter(|b| !matches!(b.source, ValueSource::Scaled(_))) {
         let Some(name) = scale_name(&b.tensor) else { continue };
-        if factors(&name, files).is_some() {
+        // It may be a weight of its own: numbers of experts, or of a router's norm.
+        if bound.iter().any(|other| other.tensor == name) {
+            continue;
+        }
+        let Some(scale) = files.tensor(&name) else { continue };
+        let one = 1f32.to_le_bytes();
+        if scale.dtype != DType::F32 || scale.bytes.as_chunks().0.iter().any(|x| *x != one) {
             let why = format!(
                 "tensor {} is to be multiplied with {name}, which is not done; quantize the model \
                  from floats instead",
@@ -137,6 +141,30 @@ fn as_vector(
     let fits = need.rows == 1 && rows > 1 && recipe.is_whole();
     let fits = fits && rows.checked_mul(cols) == Some(need.cols);
     fits.then(|| StoredTensor { shape: vec![need.cols], ..tensor.clone() })
+}
+
+/// The name of the tensor in GGUF files that a weight is multiplied with.
+fn scale_name(tensor: &str) -> Option<String> {
+    tensor.strip_suffix(".weight").map(|name| format!("{name}.scale"))
+}
+
+/// What the rows of a piece of an NVFP4 tensor are multiplied with, as llama.cpp's converter writes it:
+/// a number for the tensor, or one for each expert.
+fn factor(recipe: &Recipe, tensor: &StoredTensor, files: &dyn Checkpoint) -> Option<f32> {
+    let plain = tensor.dtype == DType::NVFP4 && recipe.cols.is_none() && !recipe.transpose;
+    let name = scale_name(&recipe.tensor).filter(|_| plain)?;
+    let scale = files.tensor(&name).filter(|scale| scale.dtype == DType::F32)?;
+    let factors = scale.bytes.as_chunks().0;
+    // All experts of a layer have one type.
+    if factors.iter().all(|bytes| *bytes == 1f32.to_le_bytes()) {
+        return None;
+    }
+    let rows = tensor.matrix().0.checked_div(factors.len())?;
+    let all = 0..tensor.matrix().0;
+    let taken = recipe.rows_of(&all);
+    let first = taken.first()?.start.checked_div(rows)?;
+    let one = taken.iter().all(|r| r.start / rows == first && r.end <= (first + 1) * rows);
+    factors.get(first).filter(|_| one).map(|bytes| f32::from_le_bytes(*bytes))
 }
 
 struct Binder<'a> {
@@ -219,7 +247,12 @@ impl Binder<'_> {
     fn unpack(&self, need: WeightRequirement, found: FoundPacked) -> Bound {
         let FoundPacked { mut weight, mut dtype, tensor } = found;
         if let Rounding::Values(to) = &mut weight.rounding {
-            let float = self.options.float.of(*to);
+            let float = match self.options.float {
+                FloatType::Auto => *to,
+                FloatType::F32 => DType::F32,
+                FloatType::F16 => DType::F16,
+                FloatType::BF16 => DType::BF16,
+            };
             *to = self.options.quant.target(&need, float).unwrap_or(float);
             dtype = *to;
         }
@@ -260,9 +293,7 @@ impl Binder<'_> {
         let shape = |dtype| WeightShape { rows: need.rows, cols: need.cols, dtype };
         let name = recipe.tensor.clone();
         let target = self.options.quant.target(&need, tensor.dtype);
-        let factor = factor(recipe, tensor, self.files);
-        let made = target.or_else(|| self.rearranged(&need, recipe, tensor));
-        if let Some(target) = made.filter(|_| factor.is_none()) {
+        if let Some(target) = target.or_else(|| self.rearranged(&need, recipe, tensor)) {
             let source = ValueSource::Cut { tensor: tensor.clone(), recipe: recipe.clone() };
             return Ok(Bound::new(need.key, shape(target), source, name));
         }
@@ -276,15 +307,14 @@ impl Binder<'_> {
             CutError::Memory(e) => no_memory(e),
         })?;
         let (dtype, bytes) = (piece.dtype, piece.bytes);
-        if let Some(factor) = factor {
+        if let Some(factor) = factor(recipe, tensor, self.files) {
             if !factor.is_finite() || factor == 0.0 {
                 let why =
                     format!("the scale of {name} is {factor}, of which no weight can be made");
                 return Err(WeightError::Unsupported { file: file(), why });
             }
-            let rows = ScaledRows { bytes, dtype, factor };
-            let to = target.unwrap_or_else(|| rows.result(self.options.float));
-            return Ok(Bound::new(need.key, shape(to), ValueSource::Scaled(rows), name));
+            let source = ValueSource::Scaled(ScaledNvfp4 { blocks: bytes, factor });
+            return Ok(Bound::new(need.key, shape(DType::F4_G16), source, name));
         }
         let data = WeightData { dtype, rows: need.rows, cols: need.cols, bytes };
         let (data, converted) = convert(data, self.options.float).map_err(no_memory)?;

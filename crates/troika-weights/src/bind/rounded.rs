@@ -17,7 +17,7 @@ pub(crate) fn warning(bound: &[Bound]) -> Option<String> {
             ValueSource::Cut { tensor, .. } if tensor.dtype.is_quantized() => {
                 Rounding::Values(b.shape.dtype)
             }
-            ValueSource::Scaled(rows) => rows.rounding(b.shape.dtype),
+            ValueSource::Scaled(_) => Rounding::Scales(f32::powi(2.0, -11)),
             _ => continue,
         };
         match rounding {

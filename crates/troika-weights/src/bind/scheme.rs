@@ -17,18 +17,6 @@ pub enum FloatType {
     BF16,
 }
 
-impl FloatType {
-    /// The type in which floats of a type are computed.
-    pub(crate) fn of(self, stored: DType) -> DType {
-        match self {
-            FloatType::Auto => stored,
-            FloatType::F32 => DType::F32,
-            FloatType::F16 => DType::F16,
-            FloatType::BF16 => DType::BF16,
-        }
-    }
-}
-
 /// Quantization of float weights at load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Quant {

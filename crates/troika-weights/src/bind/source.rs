@@ -9,7 +9,6 @@ use troika_model::spec::{Recipe, StoredTensor, WeightRequirement};
 
 use crate::bind::cut::{aligned_with, cut, quantize_row};
 use crate::bind::packed::PackedWeight;
-use crate::bind::scaled::ScaledRows;
 use crate::bind::synthetic;
 
 /// The source of a weight's values.
@@ -22,12 +21,18 @@ pub(crate) enum ValueSource {
     },
     /// A part of a tensor, quantized on demand.
     Cut { tensor: StoredTensor, recipe: Recipe },
-    /// Rows, and a number that they are multiplied with.
-    Scaled(ScaledRows),
+    /// Rows of NVFP4, and a number that they are multiplied with.
+    Scaled(ScaledNvfp4),
     /// Random numbers, generated and quantized on demand.
     Random { need: WeightRequirement, dtype: DType, seed: u64 },
     /// Codes in a checkpoint's own layout.
     Packed(Box<PackedWeight>),
+}
+
+/// Rows of NVFP4, and the number that they are multiplied with on demand.
+pub(crate) struct ScaledNvfp4 {
+    pub blocks: WeightBytes,
+    pub factor: f32,
 }
 
 /// A source prepared for making rows.
@@ -37,7 +42,7 @@ pub(crate) enum Opened<'a> {
     /// Rows of floats.
     Float(WeightData),
     /// Rows that are multiplied with a number.
-    Scaled(&'a ScaledRows),
+    Scaled(&'a ScaledNvfp4),
     /// Rows assembled from a checkpoint's tensors.
     Packed(&'a PackedWeight),
 }
@@ -95,7 +100,7 @@ impl Opened<'_> {
     pub fn read(&self) -> Option<&WeightBytes> {
         match self {
             Opened::Same(data) | Opened::Float(data) => Some(&data.bytes),
-            Opened::Scaled(weight) => Some(&weight.bytes),
+            Opened::Scaled(weight) => Some(&weight.blocks),
             Opened::Packed(_) => None,
         }
     }
@@ -120,12 +125,14 @@ impl Opened<'_> {
                 Some(WeightRows { data: with(all, bytes), read: Some(from), finite })
             }
             Opened::Scaled(weight) => {
-                let from = weight.dtype.row_bytes(shape.cols)?;
+                let from = DType::NVFP4.row_bytes(shape.cols)?;
                 let range = rows.start.checked_mul(from)?..rows.end.checked_mul(from)?;
-                let read = weight.bytes.slice(range)?;
+                let read = weight.blocks.slice(range)?;
                 let len = shape.dtype.row_bytes(shape.cols)?.checked_mul(rows.len())?;
                 let mut finite = true;
-                let made = aligned_with(len, |out| finite = weight.multiply(&read, all, out));
+                let made = aligned_with(len, |out| {
+                    finite = blocks::scaled_nvfp4(&read, weight.factor, out);
+                });
                 Some(WeightRows { data: with(all, made.ok()?), read: Some(read), finite })
             }
             Opened::Packed(weight) => {

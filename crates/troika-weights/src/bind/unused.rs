@@ -8,7 +8,6 @@ use troika_model::families::{DescribedModel, needs_no_place};
 use troika_model::spec::{Checkpoint, Key, WeightRole, weight_requirements};
 
 use crate::bind::bound::Bound;
-use crate::bind::scaled::scale_name;
 use crate::bind::source::ValueSource;
 use crate::error::shown;
 
@@ -109,13 +108,12 @@ fn left_over<'a>(
     let of_packed = |name: &str| {
         COMPANIONS.iter().any(|p| name.strip_suffix(p).is_some_and(|base| used.contains(base)))
     };
-    // What weights are multiplied with, and scales of NVFP4's inputs in GGUF files.
-    let scales: HashSet<String> = bound.iter().filter_map(|b| scale_name(&b.tensor)).collect();
+    // Those of NVFP4 in GGUF files.
     let nvfp4 = bound.iter().filter(|b| matches!(b.shape.dtype, DType::NVFP4 | DType::F4_G16));
     let nvfp4: HashSet<&str> = nvfp4.filter_map(|b| b.tensor.strip_suffix(".weight")).collect();
     let of_nvfp4 = |name: &str| {
-        let base = name.strip_suffix(".input_scale");
-        scales.contains(name) || base.is_some_and(|base| nvfp4.contains(base))
+        let base = name.strip_suffix(".scale").or_else(|| name.strip_suffix(".input_scale"));
+        base.is_some_and(|base| nvfp4.contains(base))
     };
     let all = files.names().into_iter();
     let mut left: Vec<&str> = all

@@ -81,7 +81,6 @@ impl Encoder {
             }
             ValueSource::Scaled(weight) => {
                 self.number(4);
-                self.text(weight.dtype.name());
                 self.number(u64::from(weight.factor.to_bits()));
             }
             ValueSource::Packed(weight) => {

@@ -12,14 +12,24 @@ pub fn worker_floats(op: &Router) -> usize {
     2 * op.experts
 }
 
-/// Chooses experts for each row of `logits`; `bias` has the numbers of the op's bias.
+/// An op with the numbers of its weights.
+#[derive(Clone, Copy)]
+pub struct Choice<'a> {
+    /// The op.
+    pub op: &'a Router,
+    /// Its bias.
+    pub bias: Option<&'a [f32]>,
+    /// Its scales of experts.
+    pub scales: Option<&'a [f32]>,
+}
+
+/// Chooses experts for each row of `logits`.
 ///
 /// # Errors
 /// A panic of a part.
 pub fn router(
     cx: &mut Context<'_>,
-    op: &Router,
-    bias: Option<&[f32]>,
+    of: Choice<'_>,
     logits: &[f32],
     ids: &mut [i32],
     weights: &mut [f32],
@@ -34,15 +44,14 @@ pub fn router(
             // SAFETY: each row belongs to one part.
             let weights = unsafe { weights.slice(row * k..(row + 1) * k) };
             scores.copy_from_slice(&logits[row * n..][..n]);
-            route(op, bias, scores, &mut rest[..n], ids, weights);
+            route(of, scores, &mut rest[..n], ids, weights);
         }
     })
 }
 
 /// Routes one row: `scores` holds its logits, `rest` is working memory of the same length.
 pub fn route(
-    op: &Router,
-    bias: Option<&[f32]>,
+    Choice { op, bias, scales }: Choice<'_>,
     scores: &mut [f32],
     rest: &mut [f32],
     ids: &mut [i32],
@@ -73,6 +82,9 @@ pub fn route(
         softmax(weights);
     }
     scale(op, weights);
+    if let Some(scales) = scales {
+        ids.iter().zip(weights).for_each(|(id, w)| *w *= scales[*id as usize]);
+    }
 }
 
 fn scale(op: &Router, weights: &mut [f32]) {

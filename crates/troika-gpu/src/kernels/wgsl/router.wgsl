@@ -4,6 +4,7 @@ override SCORE: u32 = 0;
 override NORMALIZE: u32 = 0;
 override GROUPED: u32 = 0;
 override BIASED: u32 = 0;
+override SCALED: u32 = 0;
 
 const WG: u32 = 64u;
 const LOWEST: f32 = -3.4028234e38;
@@ -31,6 +32,7 @@ var<immediate> p: Params;
 @group(0) @binding(1) var<storage, read_write> ids: array<i32>;
 @group(0) @binding(2) var<storage, read_write> weights: array<f32>;
 @group(0) @binding(3) var<storage, read> bias: array<f32>;
+@group(0) @binding(4) var<storage, read> expert_scales: array<f32>;
 
 var<workgroup> scores: array<f32, 1024>;
 // The scores that experts are chosen by.
@@ -191,7 +193,11 @@ fn main(
             }
             for (var i = 0u; i < p.top_k; i++) {
                 ids[p.ids + row * p.ids_stride + i] = i32(chosen[i]);
-                weights[p.weights + row * p.weights_stride + i] = chosen_weights[i] * factor;
+                var w = chosen_weights[i] * factor;
+                if SCALED == 1u {
+                    w *= expert_scales[chosen[i]];
+                }
+                weights[p.weights + row * p.weights_stride + i] = w;
             }
         }
     }
