@@ -64,7 +64,6 @@ pub(crate) enum Code {
     LayerNorm {
         weight: VectorAt,
         bias: Option<VectorAt>,
-        scales: Option<VectorAt>,
         eps: f32,
         group: usize,
     },
@@ -111,6 +110,7 @@ pub(crate) enum Code {
     Router {
         op: Router,
         bias: Option<VectorAt>,
+        scales: Option<VectorAt>,
     },
     Experts {
         experts: Vec<ExpertWeights<MatrixAt>>,

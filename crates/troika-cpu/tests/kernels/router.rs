@@ -138,7 +138,8 @@ fn rows_are_routed_alike_in_parallel() {
     let op = op(Score::Softmax, experts, 4);
     on_each_isa(3, |cx| {
         let (mut ids, mut w) = (vec![0; rows * 4], vec![0.0; rows * 4]);
-        router(cx, &op, None, &logits, &mut ids, &mut w).unwrap();
+        router(cx, Choice { op: &op, bias: None, scales: None }, &logits, &mut ids, &mut w)
+            .unwrap();
         for row in 0..rows {
             let (i, v) = one(&op, &logits[row * experts..][..experts]);
             assert_eq!((&ids[row * 4..][..4], &w[row * 4..][..4]), (&i[..], &v[..]));

@@ -34,7 +34,7 @@ pub fn router(
     ids: &mut [i32],
     weights: &mut [f32],
 ) -> Result<(), KernelError> {
-    let (n, k) = (op.experts, op.top_k);
+    let (n, k) = (of.op.experts, of.op.top_k);
     let rows = logits.len() / n.max(1);
     assert!(ids.len() == rows * k && weights.len() == rows * k, "lengths of a router's results");
     let weights = SharedMut::new(weights);
