@@ -17,6 +17,7 @@ mod op;
 pub mod partition;
 mod product_form;
 pub mod quantize;
+mod rope;
 mod shape;
 mod subgraph;
 mod verify;
@@ -32,11 +33,11 @@ pub use builder::SubgraphBuilder;
 pub use calibration::{CalibrationTensor, InputRange, Rounding};
 pub use dtype::DType;
 pub use op::{
-    Activation, Attention, Decay, DecayingSum, DeltaRule, ExpertGroup, Experts, Growth, HeadLinear,
-    KvAppend, Mamba2, Op, Rescale, Rope, RopeFreqs, RopeStyle, Router, Score, ShortConv, StateKind,
-    Window,
+    Activation, Attention, Decay, DecayingSum, DeltaRule, ExpertGroup, Experts, HeadLinear,
+    KvAppend, Mamba2, Op, Rescale, Router, Score, ShortConv, StateKind, Window,
 };
 pub use product_form::ProductForm;
+pub use rope::{Growth, Rope, RopeFreqs, RopeStyle};
 pub use shape::{Dim, Shape};
 pub use subgraph::{Node, Subgraph, Value, ValueId};
 pub use verify::{GraphError, verify};

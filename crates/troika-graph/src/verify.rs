@@ -7,9 +7,10 @@
 use crate::DType;
 use crate::activation_format::{ActivationFormat, IntFormat};
 use crate::op::{
-    Activation, Attention, Decay, DeltaRule, ExpertGroup, Experts, Mamba2, Op, Rescale, Rope,
-    Router, Score, ShortConv,
+    Activation, Attention, Decay, DeltaRule, ExpertGroup, Experts, Mamba2, Op, Rescale, Router,
+    Score, ShortConv,
 };
+use crate::rope::Rope;
 use crate::shape::Dim;
 use crate::subgraph::{Node, Subgraph, Value, ValueId};
 use crate::weight::{WeightDecl, WeightRef, WeightSlice};

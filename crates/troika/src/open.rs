@@ -58,6 +58,16 @@ pub(crate) struct Opened {
     pub load_time: Duration,
 }
 
+/// A sentence where a context goes on beyond what the model's index of keys leaves whole.
+fn denser(name: &str, exact: usize, context: usize) -> Option<String> {
+    (context > exact).then(|| {
+        format!(
+            "from token {exact} on, {name} attends to all tokens, where the model's index would \
+             leave some out: its answers are not the model's (-c {exact} for those alone)"
+        )
+    })
+}
+
 impl Model {
     /// Opens a folder, a .gguf file or the built-in model on this machine's devices. Where devices are
     /// chosen ([`DeviceOptions::auto`](crate::DeviceOptions::auto)) and fail, they get less, or the CPU
@@ -171,13 +181,7 @@ impl Model {
         warnings.extend(silent.iter().map(|name| {
             format!("device {name} computes nothing (its numerics are off): tokens are counted up, not generated")
         }));
-        if plan.context > spec.context {
-            let exact = spec.context;
-            warnings.push(format!(
-                "from token {exact} on, {name} attends to all tokens, where the model's index would \
-                 leave some out: its answers are not the model's (-c {exact} for those alone)"
-            ));
-        }
+        warnings.extend(denser(&name, spec.context, plan.context));
         let unkept = store.finish_packed();
         store.open_experts(&unkept)?;
         warnings.extend(unkept);

@@ -261,11 +261,13 @@ fn part_of(op: &Op, take: &Take, b: &mut PieceBuilder<'_>) -> Op {
         Op::Mamba2(m) => Op::Mamba2(scan(m, b)),
         Op::ShortConv(s) => Op::ShortConv(convolution(s, b)),
         Op::DeltaRule(d) => Op::DeltaRule(DeltaRule { rates: b.weight(d.rates), ..d.clone() }),
-        Op::Router(r) => {
-            let [bias, expert_scales] = [r.bias, r.expert_scales].map(|w| w.map(|w| b.weight(w)));
-            Op::Router(Router { bias, expert_scales, ..r.clone() })
-        }
+        Op::Router(r) => Op::Router(router(r, b)),
     }
+}
+
+fn router(r: &Router, b: &mut PieceBuilder<'_>) -> Router {
+    let [bias, expert_scales] = [r.bias, r.expert_scales].map(|w| w.map(|w| b.weight(w)));
+    Router { bias, expert_scales, ..r.clone() }
 }
 
 fn rescale(r: Rescale, b: &mut PieceBuilder<'_>) -> Rescale {

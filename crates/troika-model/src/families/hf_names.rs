@@ -105,7 +105,7 @@ fn outer(spec: &ModelSpec, key: Key) -> Candidates {
     PREFIXES
         .iter()
         .flat_map(|p| names.iter().map(move |n| Recipe::whole(format!("{p}{n}"))))
-        .map(|r| if cut { Recipe { rows: vec![0..spec.vocab], ..r } } else { r })
+        .map(|r| if cut { Recipe::rows(r.tensor, 0..spec.vocab) } else { r })
         .collect()
 }
 
