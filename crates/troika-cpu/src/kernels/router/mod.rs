@@ -51,19 +51,20 @@ pub fn router(
 
 /// Routes one row: `scores` holds its logits, `rest` is working memory of the same length.
 pub fn route(
-    Choice { op, bias, scales }: Choice<'_>,
+    of: Choice<'_>,
     scores: &mut [f32],
     rest: &mut [f32],
     ids: &mut [i32],
     weights: &mut [f32],
 ) {
+    let Choice { op, bias, .. } = of;
     match op.score {
         Score::Softmax => softmax(scores),
         Score::Sigmoid => scores.iter_mut().for_each(|s| *s = 1.0 / (1.0 + (-*s).exp())),
         Score::TopKSoftmax => {}
         Score::SparseMixer { eps } => {
             mixer::choose(scores, eps, ids, weights);
-            return scale(op, weights);
+            return scale(of, ids, weights);
         }
     }
     rest.copy_from_slice(scores);
@@ -81,19 +82,19 @@ pub fn route(
     if op.score == Score::TopKSoftmax {
         softmax(weights);
     }
-    scale(op, weights);
-    if let Some(scales) = scales {
-        ids.iter().zip(weights).for_each(|(id, w)| *w *= scales[*id as usize]);
-    }
+    scale(of, ids, weights);
 }
 
-fn scale(op: &Router, weights: &mut [f32]) {
+fn scale(Choice { op, scales, .. }: Choice<'_>, ids: &[i32], weights: &mut [f32]) {
     let mut factor = op.scale;
     if op.normalize {
         // The smallest normal number keeps 0 / 0 away, as a sum of scores that vanish would give.
         factor /= weights.iter().sum::<f32>().max(f32::MIN_POSITIVE);
     }
     weights.iter_mut().for_each(|w| *w *= factor);
+    if let Some(scales) = scales {
+        ids.iter().zip(weights).for_each(|(id, w)| *w *= scales[*id as usize]);
+    }
 }
 
 /// The first of the largest.
