@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import json
 import socket
+import time
 
 from support import MODEL, NIGHT, equal
 
@@ -156,6 +157,21 @@ def raw(server, data, wait=5):
                 if len(got) > 1 << 16 or got.endswith(b"}"):
                     break
         return got
+
+
+def test_a_refusal_leaves_the_connection_open(server):
+    """Also where the body arrives after the headers: the next request of the client is answered."""
+    for start in ("POST /api/copy", "PUT /v1/models", "DELETE /api/chat"):
+        with socket.create_connection((server.host, server.port), timeout=5) as stream:
+            head = f"{start} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n"
+            stream.sendall(head.encode())
+            time.sleep(0.1)
+            stream.sendall(b"{}")
+            refused = stream.recv(65536)
+            assert refused.startswith(b"HTTP/1.1 40"), refused
+            stream.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            health = stream.recv(65536)
+            assert health.startswith(b"HTTP/1.1 200"), (start, health)
 
 
 def test_not_http(server):

@@ -12,7 +12,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
 
-use crate::json_request::LEFT_OUT;
+use crate::json_request::{LEFT_OUT, read_off};
 use crate::metrics::OfStatus;
 use crate::problem::{Dialect, Problem};
 use crate::queue::Client;
@@ -67,7 +67,10 @@ pub async fn check(
                 |_| Problem::fault("the server gave up on this request; please report it");
             answered.unwrap_or_else(|why| gave_up(why).into_response())
         }
-        Err(problem) => problem.into_response(),
+        Err(problem) => {
+            read_off(request).await;
+            problem.into_response()
+        }
     };
     let response = said(response, dialect(&path));
     let code = response.status().as_u16();

@@ -21,9 +21,15 @@ use crate::state::{Server, apart};
 /// How long a body may take to arrive.
 const BODY_TIME: Duration = Duration::from_secs(60);
 
-/// How long, and how much of it, a body that is too long is read and dropped.
+/// How long, and how much of it, a body that nobody wants is read and dropped.
 const DRAIN_TIME: Duration = Duration::from_secs(1);
 const DRAIN_BYTES: usize = 16 << 20;
+
+/// Reads a request of which only the refusal is left to say: a client that is still sending would not
+/// see it, and its next request would meet a closed connection.
+pub async fn read_off(request: Request) {
+    let _ = tokio::time::timeout(DRAIN_TIME, drain(request.into_body())).await;
+}
 
 async fn drain(mut body: axum::body::Body) {
     let mut read = 0;
@@ -87,8 +93,7 @@ impl FromRequest<Arc<Server>> for JsonRequest {
             Problem::new(StatusCode::PAYLOAD_TOO_LARGE, why)
         };
         if request.body().size_hint().lower() > most as u64 {
-            // A client that is still sending would not see the answer.
-            let _ = tokio::time::timeout(DRAIN_TIME, drain(request.into_body())).await;
+            read_off(request).await;
             return Err(too_long());
         }
         let body = Limited::new(request.into_body(), most).collect();

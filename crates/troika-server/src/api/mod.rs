@@ -22,6 +22,7 @@ use std::sync::Arc;
 use axum::Router;
 use axum::routing::{get, post};
 
+use crate::json_request::read_off;
 use crate::problem::Problem;
 use crate::state::Server;
 
@@ -56,13 +57,15 @@ pub fn routes() -> Router<Arc<Server>> {
         .route("/api/generate", post(ollama::generate))
         .route("/api/embed", post(embeddings::ollama_embed))
         .route("/api/embeddings", post(embeddings::ollama_embeddings))
-        .method_not_allowed_fallback(async || {
+        .method_not_allowed_fallback(async |request| {
+            read_off(request).await;
             Problem::new(
                 axum::http::StatusCode::METHOD_NOT_ALLOWED,
                 "this path does not take this method; see docs/server.md for those that it takes",
             )
         })
-        .fallback(async || {
+        .fallback(async |request| {
+            read_off(request).await;
             Problem::new(
                 axum::http::StatusCode::NOT_FOUND,
                 "there is nothing at this path; see docs/server.md for the paths that there are",
