@@ -65,9 +65,14 @@ pub struct Report {
 }
 
 impl Report {
-    /// Whether the tokens are the reference's and logits differ by no more than is allowed: from
-    /// the reference by `tolerance`.
+    /// Whether all of the reference was checked, tokens are the reference's, and logits differ by no
+    /// more than is allowed: from the reference by `tolerance`.
     pub fn holds(&self, tolerance: f32) -> bool {
+        self.tokens == self.of && self.holds_in_context(tolerance)
+    }
+
+    /// The same of the tokens that the model's context takes.
+    pub fn holds_in_context(&self, tolerance: f32) -> bool {
         self.greedy
             && self.same_bits != Some(false)
             && self.error <= tolerance

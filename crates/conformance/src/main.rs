@@ -54,7 +54,7 @@ fn main() -> ExitCode {
     let mut failed = 0;
     for case in &cases {
         let (holds, said) = match conformance::golden::check(case, &options) {
-            Ok(report) => (report.holds(tolerance), report.to_string()),
+            Ok(report) => (report.holds_in_context(tolerance), report.to_string()),
             Err(e) => (false, e.to_string()),
         };
         failed += usize::from(!holds);

@@ -5,7 +5,8 @@
 use std::path::Path;
 
 use conformance::golden::{
-    PlanChange, REFERENCE_TOLERANCE, all_logits, check_with, find, read_golden, relative_error,
+    PlanChange, REFERENCE_TOLERANCE, Report, all_logits, check_with, find, read_golden,
+    relative_error,
 };
 use troika::graph::{ActivationFormat, DType};
 use troika::model::lower::SegmentKind;
@@ -45,6 +46,16 @@ fn checkpoints_of_all_architectures() {
 #[test]
 fn checkpoints_of_2026() {
     all_hold("golden-2026", 24);
+}
+
+/// The command shows how far such a context was right; tests of checkpoints want all of it.
+#[test]
+fn a_context_that_ends_before_its_reference_is_not_whole() {
+    let (error, chunk_error, same_bits) = (0.0, 0.0, None);
+    let (greedy, alike, tokens, of) = (true, true, 16, 29);
+    let part = Report { error, chunk_error, greedy, alike, same_bits, tokens, of };
+    assert!(!part.holds(1.0) && part.holds_in_context(1.0));
+    assert!(part.to_string().ends_with("the context ends 13 tokens before the reference"));
 }
 
 /// There is nothing to compare where a file leaves numbers off.

@@ -25,8 +25,8 @@ const BODY_TIME: Duration = Duration::from_secs(60);
 const DRAIN_TIME: Duration = Duration::from_secs(1);
 const DRAIN_BYTES: usize = 16 << 20;
 
-/// Reads a request of which only the refusal is left to say: a client that is still sending would not
-/// see it, and its next request would meet a closed connection.
+/// Reads and drops the body of a request that is refused. Without it, a client that is still sending
+/// does not see the refusal, and its next request meets a closed connection.
 pub async fn read_off(request: Request) {
     let _ = tokio::time::timeout(DRAIN_TIME, drain(request.into_body())).await;
 }

@@ -58,7 +58,7 @@ pub(crate) struct Opened {
     pub load_time: Duration,
 }
 
-/// A sentence where a context goes on beyond what the model's index of keys leaves whole.
+/// The warning for a context in which the model's index would leave keys out.
 fn denser(name: &str, exact: usize, context: usize) -> Option<String> {
     (context > exact).then(|| {
         format!(
