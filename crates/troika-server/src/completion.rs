@@ -15,6 +15,7 @@ use crate::open_model::InUse;
 use crate::problem::Problem;
 use crate::queue::{Permit, QueueError};
 use crate::state::apart;
+use crate::thinking::ThinkingBudget;
 use crate::turn::Turn;
 
 /// Positions whose logits are read at once: they are kept until then.
@@ -31,6 +32,8 @@ pub struct Generation {
     pub choices: usize,
     /// What they must follow.
     pub grammar: Option<Arc<Grammar>>,
+    /// How many tokens of thoughts they may have.
+    pub thinking: Option<ThinkingBudget>,
 }
 
 /// Why an answer could not follow its grammar to the end, if it could not.
@@ -64,9 +67,10 @@ impl From<QueueError> for Problem {
     }
 }
 
-/// A grammar's state as the sampler asks for it.
+/// What an answer must follow, as the sampler asks for it.
 struct Constrained {
-    mask: Mask,
+    mask: Option<Mask>,
+    thinking: Option<ThinkingBudget>,
     fault: GrammarFault,
 }
 
@@ -78,20 +82,29 @@ impl std::fmt::Debug for Constrained {
 
 impl Constraint for Constrained {
     fn is_ready(&mut self) -> bool {
-        self.mask.is_ready()
+        self.mask.as_mut().is_none_or(Mask::is_ready)
     }
 
     fn allowed(&mut self) -> Option<&[u32]> {
+        if let Some(only) = self.thinking.as_ref().and_then(ThinkingBudget::allowed) {
+            return Some(only);
+        }
+        let mask = self.mask.as_mut()?;
         // It waits for the mask. One that failed allows the end alone, and says why.
-        let _ = self.mask.allowed();
-        if let Some(why) = self.mask.error() {
+        let _ = mask.allowed();
+        if let Some(why) = mask.error() {
             self.fault.get_or_init(|| why);
         }
-        self.mask.allowed()
+        mask.allowed()
     }
 
     fn accept(&mut self, token: u32) {
-        self.mask.accept(token);
+        if let Some(thinking) = &mut self.thinking {
+            thinking.accept(token);
+        }
+        if let Some(mask) = &mut self.mask {
+            mask.accept(token);
+        }
     }
 }
 
@@ -132,9 +145,11 @@ fn begin(
 ) -> Result<(), Problem> {
     let mut request = generation.request.clone();
     request.params.seed = request.params.seed.wrapping_add(choice as u64);
-    let constraint = generation.grammar.as_ref().map(|grammar| {
+    let mask = generation.grammar.as_ref().map(|grammar| grammar.start());
+    let thinking = generation.thinking.clone();
+    let constraint = (mask.is_some() || thinking.is_some()).then(|| {
         let constraint: Box<dyn Constraint> =
-            Box::new(Constrained { mask: grammar.start(), fault: fault.clone() });
+            Box::new(Constrained { mask, thinking, fault: fault.clone() });
         constraint
     });
     Ok(session.start_within(&generation.prompt, &request, constraint)?)

@@ -25,6 +25,7 @@ mod sampling;
 mod serve;
 mod state;
 mod stream;
+mod thinking;
 mod turn;
 
 pub use options::{Log, ModelOffer, ServerOptions};

@@ -54,6 +54,19 @@ pub struct ThoughtMarkers {
     pub close: &'static str,
 }
 
+/// How a thought ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ThoughtEnds {
+    /// What opens a thought.
+    pub open: &'static str,
+    /// What closes it.
+    pub close: &'static str,
+    /// What is written to close it in its midst.
+    pub closing: String,
+    /// Whether a thought may begin after other text.
+    pub anywhere: bool,
+}
+
 const THOUGHTS: &[ThoughtMarkers] = &[
     ThoughtMarkers { open: "<think>", close: "</think>" },
     ThoughtMarkers { open: "[THINK]", close: "[/THINK]" },
@@ -108,10 +121,7 @@ impl Format {
     pub fn opened_by(&self, prompt: &str) -> bool {
         match self.thoughts {
             Some(thoughts) => prompt.trim_end().ends_with(thoughts.open),
-            None => {
-                self.calls == CallFormat::Harmony
-                    && prompt.ends_with("<|channel|>analysis<|message|>")
-            }
+            None => self.calls == CallFormat::Harmony && prompt.ends_with(harmony::THOUGHT),
         }
     }
 
@@ -161,8 +171,68 @@ impl Format {
         special: &SpecialToken<'_>,
     ) -> String {
         let mut lark = Lark::new(special);
-        let lark_ref = &mut lark;
-        let calls = match self.calls {
+        let calls = self.calls(&mut lark, tools, parallel, opened);
+        let thought = self.thought(&mut lark, opened);
+        lark.finish(&format!("{thought} {calls}"))
+    }
+
+    /// A Lark grammar of an answer that is the grammar `form`, which is not part of it, or calls of
+    /// tools if there are any, one or more of them if `parallel`. The model may think before, if
+    /// its format has thoughts. `None`: there is nothing but the form.
+    ///
+    /// `special` is that of [`Format::call_grammar`].
+    pub fn form_grammar(
+        &self,
+        tools: &[ToolSpec],
+        parallel: bool,
+        opened: bool,
+        special: &SpecialToken<'_>,
+    ) -> Option<String> {
+        let mut lark = Lark::new(special);
+        if self.calls == CallFormat::Harmony {
+            let answer = harmony::form_grammar(&mut lark, tools, opened);
+            return Some(lark.finish(&answer));
+        }
+        if tools.is_empty() && self.thoughts.is_none() {
+            return None;
+        }
+        let calls = match tools {
+            [] => String::new(),
+            tools => format!("| {}", self.calls(&mut lark, tools, parallel, opened)),
+        };
+        let thought = self.thought(&mut lark, opened);
+        Some(lark.finish(&format!("{thought} (@form {calls})")))
+    }
+
+    /// Whether a rendered prompt has closed the thought already.
+    pub fn closed_by(&self, prompt: &str) -> bool {
+        self.thoughts.is_some_and(|thoughts| prompt.trim_end().ends_with(thoughts.close))
+    }
+
+    /// The markers of thoughts, and what closes one in its midst; with `tools` the model may go on
+    /// with a call. `None`: the model does not think.
+    pub fn thought_ends(&self, tools: bool) -> Option<ThoughtEnds> {
+        match self.thoughts {
+            Some(ThoughtMarkers { open, close }) => {
+                Some(ThoughtEnds { open, close, closing: format!("\n{close}\n"), anywhere: false })
+            }
+            None => (self.calls == CallFormat::Harmony).then(|| harmony::thought_ends(tools)),
+        }
+    }
+
+    fn thought(&self, lark: &mut Lark<'_>, opened: bool) -> String {
+        self.thoughts.map_or_else(String::new, |t| lark.thought(t.open, t.close, opened))
+    }
+
+    /// The rule of calls. That of `Harmony` has the thought before them.
+    fn calls(
+        &self,
+        lark_ref: &mut Lark<'_>,
+        tools: &[ToolSpec],
+        parallel: bool,
+        opened: bool,
+    ) -> String {
+        match self.calls {
             CallFormat::Hermes => hermes::grammar(lark_ref, tools, parallel),
             CallFormat::QwenCoder => qwen_coder::grammar(lark_ref, tools, parallel),
             CallFormat::Llama => llama::grammar(lark_ref, tools, parallel),
@@ -173,9 +243,6 @@ impl Format {
             CallFormat::DeepSeekBare => deepseek::grammar(lark_ref, tools, parallel, true),
             CallFormat::Glm => glm::grammar(lark_ref, tools, parallel),
             CallFormat::Phi => phi::grammar(lark_ref, tools, parallel),
-        };
-        let thought =
-            self.thoughts.map_or_else(String::new, |t| lark.thought(t.open, t.close, opened));
-        lark.finish(&format!("{thought} {calls}"))
+        }
     }
 }

@@ -23,7 +23,7 @@ mod reader;
 mod tests;
 mod tool;
 
-pub use format::{CallFormat, Format, ThoughtMarkers};
+pub use format::{CallFormat, Format, ThoughtEnds, ThoughtMarkers};
 pub use lark::SpecialToken;
 pub use output::Delta;
 pub use reader::{Reader, ReaderOptions};

@@ -7,7 +7,8 @@ use axum::response::Response;
 use serde_json::{Map, Value, json};
 
 use crate::chat::{
-    ChatAnswer, ChatEvent, ChatRequest, EndReason, ToolChoice, Tools, Usage, text_of,
+    ChatAnswer, ChatEvent, ChatRequest, EndReason, ToolChoice, Tools, Usage, arguments_so_far,
+    text_of,
 };
 use crate::fields::Fields;
 use crate::ids;
@@ -94,10 +95,20 @@ fn chat_request(fields: &Fields<'_>, host: &InUse) -> Result<ChatRequest, Proble
         choices: 1,
         logprobs: None,
         extra,
+        thinking_budget: thinking_budget(fields)?,
         split_reasoning: true,
         whole_calls: true,
         continues,
     })
+}
+
+/// The most tokens of thoughts.
+fn thinking_budget(fields: &Fields<'_>) -> Result<Option<usize>, Problem> {
+    let Some(thinking) = fields.value("thinking") else { return Ok(None) };
+    match thinking["type"].as_str() {
+        Some("disabled") => Ok(Some(0)),
+        _ => Fields::within("thinking", thinking)?.get("budget_tokens"),
+    }
 }
 
 fn tools(fields: &Fields<'_>) -> Result<Tools, Problem> {
@@ -212,7 +223,7 @@ impl MessageForm {
             content.push(json!({"type": "text", "text": choice.content}));
         }
         for (name, arguments) in &choice.calls {
-            let input: Value = serde_json::from_str(arguments).unwrap_or(json!({}));
+            let input = arguments_so_far(arguments);
             let id = ids::unique("toolu_");
             content.push(json!({"type": "tool_use", "id": id, "name": name, "input": input}));
         }

@@ -124,7 +124,8 @@ fn asked(fields: &Fields<'_>, turn: &Turn) -> Result<Asked, Problem> {
         ..Request::default()
     };
     let choices = choices(fields)?;
-    let generation = Generation { prompt: Vec::new(), request, choices, grammar: None };
+    let generation =
+        Generation { prompt: Vec::new(), request, choices, grammar: None, thinking: None };
     Ok(Asked { generation, echo, logprobs })
 }
 

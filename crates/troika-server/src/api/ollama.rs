@@ -12,7 +12,7 @@ use super::chat::token_logprob;
 use super::request::{logprobs, max_tokens};
 use crate::chat::{
     ChatEvent, ChatRequest, ChatStream, ChoiceAnswer, EndReason, TokenLogprob, Tools, Usage,
-    chat_messages,
+    arguments_so_far, chat_messages,
 };
 use crate::completion::{self, Generation};
 use crate::fields::Fields;
@@ -167,8 +167,11 @@ async fn raw(
     let request =
         Request { params: request.params, max_tokens, stop: request.stop, ..Request::default() };
     let tokens = prompt.len();
-    let answers =
-        completion::start(&turn, Generation { prompt, request, choices: 1, grammar }).await?;
+    let answers = completion::start(
+        &turn,
+        Generation { prompt, request, choices: 1, grammar, thinking: None },
+    )
+    .await?;
     let reader = Format::detect(None).reader(ReaderOptions::default());
     Ok(ChatStream::new(server.metrics.clone(), answers, vec![reader]).of_prompt(tokens))
 }
@@ -227,6 +230,7 @@ fn chat_request(
             false => None,
         },
         extra,
+        thinking_budget: None,
         split_reasoning: true,
         whole_calls: true,
         continues: false,
@@ -336,8 +340,7 @@ impl OllamaForm {
 }
 
 fn tool_call(name: &str, arguments: &str) -> Value {
-    let arguments: Value = serde_json::from_str(arguments).unwrap_or(json!({}));
-    json!({"function": {"name": name, "arguments": arguments}})
+    json!({"function": {"name": name, "arguments": arguments_so_far(arguments)}})
 }
 
 /// Writes an object a line.

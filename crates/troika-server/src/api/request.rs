@@ -14,6 +14,16 @@ use crate::sampling;
 use crate::state::Server;
 use crate::turn::Turn;
 
+/// Names by which clients bound thoughts.
+const BUDGETS: &[&str] = &[
+    "reasoning_budget",
+    "reasoning_budget_tokens",
+    "thinking_budget",
+    "thinking_budget_tokens",
+    "thinking_token_budget",
+    "max_thinking_tokens",
+];
+
 /// A request with its messages and tools, and otherwise what the fields say in OpenAI's or vLLM's
 /// words.
 ///
@@ -46,6 +56,7 @@ pub fn chat_request(
         choices: choices(fields)?,
         logprobs: None,
         extra,
+        thinking_budget: max_tokens(fields, BUDGETS)?,
         split_reasoning: !whole,
         whole_calls: !fields.flag("stream")?,
         continues: fields.flag("continue_final_message")?,
