@@ -5,11 +5,11 @@ use super::call::{Read, Text, failed, tool_name};
 use super::lark::Lark;
 use super::tool::ToolSpec;
 
-pub(super) const OPEN: &str = "<｜tool▁calls▁begin｜>";
-pub(super) const CLOSE: &str = "<｜tool▁calls▁end｜>";
-pub(super) const CALL: &str = "<｜tool▁call▁begin｜>";
-pub(super) const CALL_END: &str = "<｜tool▁call▁end｜>";
-pub(super) const SEPARATOR: &str = "<｜tool▁sep｜>";
+const OPEN: &str = "<｜tool▁calls▁begin｜>";
+const CLOSE: &str = "<｜tool▁calls▁end｜>";
+const CALL: &str = "<｜tool▁call▁begin｜>";
+const CALL_END: &str = "<｜tool▁call▁end｜>";
+const SEPARATOR: &str = "<｜tool▁sep｜>";
 const FENCE: &str = "```json";
 
 /// Reads calls and the marker that closes them.

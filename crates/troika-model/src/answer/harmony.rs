@@ -14,7 +14,6 @@ const END: &str = "<|end|>";
 const CALL: &str = "<|call|>";
 const RETURN: &str = "<|return|>";
 const RECIPIENT: &str = " to=";
-pub(super) const MARKERS: &[&str] = &[START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN];
 
 /// The markers that may follow text.
 const AFTER_TEXT: &[&str] = &[START, CHANNEL, END, CALL, RETURN];

@@ -6,7 +6,6 @@ use super::object;
 use super::tool::ToolSpec;
 
 pub(super) const OPEN: &str = "{";
-pub(super) const PYTHON: &str = "<|python_tag|>";
 
 /// Reads objects one after another.
 pub(super) async fn read(text: &Text, names: &[String]) -> Read<()> {
