@@ -1,9 +1,9 @@
 //! Which markers a model uses, found in the text of its chat template.
 
 use super::forms::{CallFormat, THOUGHTS, tags_in};
+use super::harmony;
 use super::lark::{Lark, SpecialToken};
 use super::tool::ToolSpec;
-use super::{deepseek, harmony, llama, mistral};
 
 /// The markers around a thought.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,11 +70,7 @@ impl Format {
         let mut lark = Lark::new(special);
         let lark_ref = &mut lark;
         let calls = match self.calls {
-            CallFormat::Llama => llama::grammar(lark_ref, tools, parallel),
-            CallFormat::Mistral => mistral::grammar(lark_ref, tools, parallel),
             CallFormat::Harmony => harmony::grammar(lark_ref, tools, opened),
-            CallFormat::DeepSeek => deepseek::grammar(lark_ref, tools, parallel, false),
-            CallFormat::DeepSeekBare => deepseek::grammar(lark_ref, tools, parallel, true),
             calls => calls.form().grammar(lark_ref, tools, parallel),
         };
         let thought =

@@ -12,7 +12,7 @@ use super::{literals, named, objects, tags};
 
 /// What a file says of a format. What it does not say is empty.
 ///
-/// In these texts, `NAME`, `KEY`, `VALUE`, `ARGS` and `TYPE` stand for what a call has there, and
+/// In these texts, `NAME`, `KEY`, `VALUE`, `JSON` and `TYPE` stand for what a call has there, and
 /// `№` for a number.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -262,8 +262,5 @@ pub(super) const THOUGHTS: &[(&str, ThoughtMarkers)] = &[
     ("assistant<|think|>", thought("<|think|>", "<|end|>")),
     ("</mm:think>", thought("<mm:think>", "</mm:think>")),
     ("</thought>", thought("<thought>", "</thought>")),
-    (
-        "[BEGIN FINAL RESPONSE]",
-        thought("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
-    ),
+    ("[BEGIN FINAL RESPONSE]", thought("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]")),
 ];

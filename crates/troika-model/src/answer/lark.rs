@@ -140,16 +140,6 @@ impl<'a> Lark<'a> {
         self.rule(name, &names.join(" | "))
     }
 
-    /// A call as an object whose arguments are called `key`.
-    pub(super) fn objects(&mut self, tools: &[ToolSpec], key: &str) -> String {
-        self.each(tools, "object", |lark, tool| {
-            let name = Value::from(tool.name.as_str());
-            let head = lark.text(&format!(r#"{{"name": {name}, "{key}": "#));
-            let json = lark.arguments(tool);
-            format!(r#"{head} {json} "}}""#)
-        })
-    }
-
     /// A tool's arguments one by one: those it must have, those it may have, in their order.
     pub(super) fn members(
         &mut self,

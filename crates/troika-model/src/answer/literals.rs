@@ -38,7 +38,10 @@ pub(super) async fn read(text: &Text, tools: &[ToolSpec], form: &'static Form) -
                 c => return failed(c),
             }
         }
-        if close.is_empty() || text.marker_after_call(&[close]).await?.is_some() || form.comma.is_empty() {
+        if close.is_empty()
+            || text.marker_after_call(&[close]).await?.is_some()
+            || form.comma.is_empty()
+        {
             return Ok(());
         }
     }

@@ -1,9 +1,7 @@
 //! Llama 3: `{"name": .., "parameters": {..}}` as the whole answer, or several with `;` between.
 
 use super::call::{Read, Stopped, Text};
-use super::lark::Lark;
 use super::object;
-use super::tool::ToolSpec;
 
 pub(super) const OPEN: &str = "{";
 
@@ -26,9 +24,4 @@ pub(super) async fn read(text: &Text, names: &[String]) -> Read<()> {
             return Ok(());
         }
     }
-}
-
-pub(super) fn grammar(lark: &mut Lark<'_>, tools: &[ToolSpec], parallel: bool) -> String {
-    let object = lark.objects(tools, "parameters");
-    lark.repeated(&object, r#""; ""#, parallel)
 }

@@ -4,7 +4,6 @@
 mod bare;
 mod call;
 mod convert;
-mod deepseek;
 mod format;
 mod forms;
 mod harmony;

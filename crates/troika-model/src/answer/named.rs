@@ -9,8 +9,8 @@ use super::tool::ToolSpec;
 pub(super) async fn read(text: &Text, form: &'static Form, opened: &str) -> Read<()> {
     let (call, close) = (form.head(), form.close.as_str());
     let (_, rest) = form.call.split_once("NAME").unwrap_or_default();
-    let (between, end) = rest.split_once("ARGS").unwrap_or_default();
-    let separator = between.find('<').map_or(between, |at| &between[at..]);
+    let (between, end) = rest.split_once("JSON").unwrap_or_default();
+    let separator = between.find('<').map_or(between.trim(), |at| &between[at..]);
     if opened != call {
         text.marker(&[call]).await?;
     }
@@ -21,7 +21,7 @@ pub(super) async fn read(text: &Text, form: &'static Form, opened: &str) -> Read
         let name = name.strip_prefix("functions.").unwrap_or(name);
         let number = name.rsplit_once(':').filter(|_| between.starts_with(':'));
         text.arguments(tool_name(number.map_or(name, |(name, _)| name))?).await?;
-        if text.marker_after_call(&[end]).await?.is_none() || close.is_empty() {
+        if text.marker_after_call(&[end.trim()]).await?.is_none() || close.is_empty() {
             return Ok(());
         }
         text.out(|out| out.open(""));
@@ -32,7 +32,7 @@ pub(super) async fn read(text: &Text, form: &'static Form, opened: &str) -> Read
 }
 
 pub(super) fn grammar(lark: &mut Lark<'_>, form: &Form, tool: &ToolSpec) -> String {
-    let (head, end) = form.call.split_once("ARGS").unwrap_or_default();
+    let (head, end) = form.call.split_once("JSON").unwrap_or_default();
     let (head, json) = (lark.marked(&head.replace("NAME", &tool.name)), lark.arguments(tool));
     format!("{head} {json} {}", lark.marked(end))
 }

@@ -9,7 +9,7 @@ use super::object;
 use super::tool::ToolSpec;
 
 /// The name is the only key of the object.
-const KEYED: &str = "{NAME: ARGS}";
+const KEYED: &str = "{NAME: JSON}";
 
 /// Reads objects or a list of them, and the marker that closes them.
 pub(super) async fn read(text: &Text, form: &'static Form) -> Read<()> {
@@ -60,7 +60,7 @@ async fn one(text: &Text, keyed: bool) -> Read<()> {
 
 pub(super) fn grammar(lark: &mut Lark<'_>, form: &Form, tool: &ToolSpec) -> String {
     let name = Value::from(tool.name.as_str()).to_string();
-    let (head, end) = form.call.split_once("ARGS").unwrap_or_default();
+    let (head, end) = form.call.split_once("JSON").unwrap_or_default();
     let (head, json) = (lark.marked(&head.replace("NAME", &name)), lark.arguments(tool));
     format!("{head} {json} {}", lark.marked(end))
 }

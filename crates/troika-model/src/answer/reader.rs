@@ -10,7 +10,7 @@ use super::forms::{CallFormat, Kind};
 use super::harmony::Harmony;
 use super::output::{Delta, Output};
 use super::tool::ToolSpec;
-use super::{bare, deepseek, literals, llama, mistral, named, objects, tags};
+use super::{bare, literals, llama, mistral, named, objects, tags};
 
 /// What a reader looks for.
 #[derive(Clone, Debug, Default)]
@@ -206,7 +206,7 @@ impl Tagged {
             (_, Kind::Named) => named::read(text, form, marker).await,
             (_, Kind::Tags) => tags::read(text, tools, form, marker).await,
             (_, Kind::Literals) => literals::read(text, tools, form).await,
-            (_, Kind::Own) => deepseek::read(text).await,
+            (_, Kind::Own) => Ok(()),
         }
     }
 

@@ -24,8 +24,7 @@ struct Recorded {
 }
 
 fn recorded() -> Vec<(Format, Recorded)> {
-    let texts: Vec<Recorded> =
-        serde_json::from_str(include_str!("recorded/calls.json")).unwrap();
+    let texts: Vec<Recorded> = serde_json::from_str(include_str!("recorded/calls.json")).unwrap();
     let format = |text: &Recorded| {
         let calls = CallFormat::ALL.into_iter().find(|calls| format!("{calls:?}") == text.format);
         let opens = |open: &String| THOUGHTS.iter().find(|(_, t)| t.open == open).unwrap().1;
@@ -50,9 +49,8 @@ fn recorded_texts_are_read() {
         }
     }
     for calls in CallFormat::ALL {
-        let called = |(format, text): &(Format, Recorded)| {
-            format.calls == calls && !text.calls.is_empty()
-        };
+        let called =
+            |(format, text): &(Format, Recorded)| format.calls == calls && !text.calls.is_empty();
         assert!(recorded().iter().any(called), "{calls:?}");
     }
 }
@@ -69,8 +67,15 @@ fn calls_without_markers_hold_back_no_other_text() {
         "[{",
         "{\"name\": \"get_time\", \"arguments\": {}} \n",
     ];
-    let streamed =
-        ["T", "{\"title\"", "{1", "[1", "```p", "{\"name\": \"Ada\"", "{\"name\": \"get_time\", \"id\""];
+    let streamed = [
+        "T",
+        "{\"title\"",
+        "{1",
+        "[1",
+        "```p",
+        "{\"name\": \"Ada\"",
+        "{\"name\": \"get_time\", \"id\"",
+    ];
     for (texts, is_held) in [(&held[..], true), (&streamed[..], false)] {
         for text in texts {
             let mut reader = format(CallFormat::Hermes).reader(options());
