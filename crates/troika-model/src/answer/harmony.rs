@@ -17,7 +17,6 @@ const RETURN: &str = "<|return|>";
 /// What opens a thought.
 pub(super) const THOUGHT: &str = "<|channel|>analysis<|message|>";
 const RECIPIENT: &str = " to=";
-pub(super) const MARKERS: &[&str] = &[START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN];
 
 /// The markers that may follow text.
 const AFTER_TEXT: &[&str] = &[START, CHANNEL, END, CALL, RETURN];
