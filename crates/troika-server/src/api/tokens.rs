@@ -5,7 +5,8 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Value, json};
-use troika::{Conversation, today};
+use troika::Conversation;
+use troika::model::chat::local_time;
 
 use crate::chat::{Tools, chat_messages, text_bytes};
 use crate::json_request::{self, JsonRequest};
@@ -128,12 +129,18 @@ pub async fn apply_template(
     let fields = call.fields();
     let messages = chat_messages(fields.value("messages"))?;
     let tools = Tools::read(&fields, "parameters")?.chosen(&fields)?;
-    let extra = fields.get("chat_template_kwargs")?.unwrap_or_default();
+    let extra = super::thinking::variables(&fields, &host)?;
+    let add_generation_prompt = fields.get("add_generation_prompt")?.unwrap_or(true);
     let bytes = messages.iter().map(limits::size).sum();
     let render = move |host: &InUse| {
         let tools = tools.for_template();
-        let conversation =
-            Conversation { tools, extra, today: today(), ..Conversation::new(messages) };
+        let conversation = Conversation {
+            tools,
+            extra,
+            now: Some(local_time()),
+            add_generation_prompt,
+            ..Conversation::new(messages)
+        };
         Ok(host.model.chat_prompt(&conversation)?.text)
     };
     let prompt = Turn::new(&server, &host, call.client).prepare(bytes, render).await?;
