@@ -162,9 +162,7 @@ impl Reads {
             }
             _ => {}
         }
-        THOUGHTS
-            .iter()
-            .for_each(|name| drop(message.insert((*name).into(), thought.clone().into())));
+        message.extend(named(&thought));
     }
 }
 
@@ -212,12 +210,8 @@ impl Thoughts {
             text.map(|text| text.contains("some-thought") && !prints(&text))
         };
         let member = |text: &str| {
-            let mut more: Map<String, Value> = Map::new();
-            THOUGHTS
-                .iter()
-                .for_each(|name| drop(more.insert((*name).into(), "some-thought".into())));
-            more.insert("content".into(), text.into());
-            shows(more.into())
+            let content = ("content".to_string(), text.into());
+            shows(named("some-thought").chain([content]).collect())
         };
         if member("") == Some(true) {
             return if member("text").is_none() { Thoughts::Alone } else { Thoughts::Members };
@@ -228,6 +222,11 @@ impl Thoughts {
             _ => Thoughts::Members,
         }
     }
+}
+
+/// A thought under its names.
+fn named(thought: &str) -> impl Iterator<Item = (String, Value)> {
+    THOUGHTS.iter().map(move |name| (name.to_string(), thought.into()))
 }
 
 /// Whether a text has a part as Python or JSON writes it.

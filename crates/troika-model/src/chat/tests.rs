@@ -701,14 +701,17 @@ fn a_folder_has_named_templates_and_special_tokens() {
 fn times_are_written_as_python_does() {
     for (code, text) in [
         ("%A, %d %B %Y %H:%M:%S %j %-d %p", "Thursday, 04 July 2024 09:05:03 186 4 AM"),
-        ("%c|%x|%X|%D|%F|%r", "Thu Jul  4 09:05:03 2024|07/04/24|09:05:03|07/04/24|2024-07-04|09:05:03 AM"),
-        ("%f|%Z|%z|%^a|%_d|%G-%V %U %w %u %e%%", "000000||||THU| 4|2024-27 26 4 4  4%"),
+        (
+            "%c|%x|%X|%D|%F|%r",
+            "Thu Jul  4 09:05:03 2024|07/04/24|09:05:03|07/04/24|2024-07-04|09:05:03 AM",
+        ),
+        ("%f|%Z|%z|%^a|%_d|%G-%V %U %w %u %e%%", "000000|||THU| 4|2024-27 26 4 4  4%"),
         ("%Q %-Q %é %", "%Q %-Q %é %"),
         ("%", "%"),
         ("%-", "%-"),
     ] {
         let rendered = render(&format!("{{{{ strftime_now('{code}') }}}}"), &[]).unwrap();
-        assert_eq!(rendered, text.replace("||||", "|||"), "{code}");
+        assert_eq!(rendered, text, "{code}");
     }
 }
 

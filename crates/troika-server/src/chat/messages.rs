@@ -25,8 +25,6 @@ pub fn text_of(content: &Value) -> Result<String, Problem> {
                         let text = part["text"].as_str();
                         all.push_str(text.ok_or_else(|| wrong("a part of text has no text"))?);
                     }
-                    // These are told apart.
-                    (_, Some("thinking" | "reasoning")) => {}
                     (_, Some("refusal")) => all.push_str(part["refusal"].as_str().unwrap_or("")),
                     (_, kind) => {
                         let kind = kind.unwrap_or("no known type");
@@ -75,11 +73,14 @@ pub fn without_billing(system: &str) -> Option<&str> {
 fn thought(message: &Map<String, Value>) -> Option<Value> {
     let named = ["reasoning_content", "reasoning", "thinking"].map(|name| message.get(name));
     let named = named.into_iter().flatten().find(|text| text.is_string()).cloned();
-    let thinks = |part: &&Value| matches!(part["type"].as_str(), Some("thinking" | "reasoning"));
     let parts = message.get("content").and_then(Value::as_array).into_iter().flatten();
-    let parts = parts.filter(thinks).filter_map(|p| p["thinking"].as_str().or(p["text"].as_str()));
+    let parts = parts.filter(|part| thinks(part)).filter_map(|p| p["thinking"].as_str().or(p["text"].as_str()));
     let parts: String = parts.collect();
     named.or((!parts.is_empty()).then(|| parts.into()))
+}
+
+fn thinks(part: &Value) -> bool {
+    matches!(part["type"].as_str(), Some("thinking" | "reasoning"))
 }
 
 /// Checks OpenAI's messages, and makes texts of their contents and objects of their calls'
@@ -116,8 +117,16 @@ fn chat_message(message: &Value) -> Result<Value, Problem> {
     }
     let content = match role {
         "user" => content_of(content)?,
-        _ if content.is_null() => Value::Null,
-        _ => text_of(content)?.into(),
+        // Templates tell calls alone from calls beside a text.
+        _ if content.is_null() && message.get("tool_calls").is_some_and(Value::is_array) => {
+            Value::Null
+        }
+        _ => match content.as_array().filter(|_| role == "assistant") {
+            Some(parts) => {
+                text_of(&parts.iter().filter(|part| !thinks(part)).cloned().collect())?.into()
+            }
+            None => text_of(content)?.into(),
+        },
     };
     out.insert("content".into(), content);
     for (to, name) in [("name", "name"), ("name", "tool_name"), ("tool_call_id", "tool_call_id")] {
