@@ -199,8 +199,7 @@ pub fn join_messages(messages: &[Value], control: &[String]) -> Result<ChatPromp
     let mut prompt = ChatPrompt::default();
     for (i, message) in messages.iter().enumerate() {
         prompt.text.push_str(if i > 0 { "\n" } else { "" });
-        let text = message["content"].as_str().unwrap_or_default();
-        mask.plain(message, text, &mut prompt);
+        mask.plain(message, &reads::text_of(&message["content"]), &mut prompt);
     }
     Ok(prompt)
 }

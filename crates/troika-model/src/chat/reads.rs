@@ -235,7 +235,7 @@ fn prints(text: &str) -> bool {
 }
 
 /// The text of a content.
-fn text_of(content: &Value) -> String {
+pub(super) fn text_of(content: &Value) -> String {
     let parts = content.as_array().into_iter().flatten();
     content.as_str().into_iter().chain(parts.filter_map(|part| part["text"].as_str())).collect()
 }

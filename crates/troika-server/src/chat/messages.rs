@@ -74,7 +74,9 @@ fn thought(message: &Map<String, Value>) -> Option<Value> {
     let named = ["reasoning_content", "reasoning", "thinking"].map(|name| message.get(name));
     let named = named.into_iter().flatten().find(|text| text.is_string()).cloned();
     let parts = message.get("content").and_then(Value::as_array).into_iter().flatten();
-    let parts = parts.filter(|part| thinks(part)).filter_map(|p| p["thinking"].as_str().or(p["text"].as_str()));
+    let parts = parts
+        .filter(|part| thinks(part))
+        .filter_map(|p| p["thinking"].as_str().or(p["text"].as_str()));
     let parts: String = parts.collect();
     named.or((!parts.is_empty()).then(|| parts.into()))
 }
