@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use crate::chat::{
     ChatAnswer, ChatEvent, ChatRequest, EndReason, ToolChoice, Tools, Usage, arguments_so_far,
-    text_of,
+    text_of, text_part, without_billing,
 };
 use crate::fields::Fields;
 use crate::ids;
@@ -67,8 +67,23 @@ fn chat_request(fields: &Fields<'_>, host: &InUse) -> Result<ChatRequest, Proble
         ("container", "nothing is run"),
     ])?;
     let mut messages = Vec::new();
+    let mut tools = tools(fields)?;
     if let Some(system) = fields.value("system") {
-        messages.push(json!({"role": "system", "content": text_of(system)?}));
+        let blocks = system.as_array().map_or(std::slice::from_ref(system), Vec::as_slice);
+        let mut text = String::new();
+        for block in blocks {
+            let block = if block.is_string() { text_of(block) } else { text_of(&json!([block])) }?;
+            match without_billing(&block) {
+                Some(rest) => {
+                    tools.left_out.insert("billing header".into());
+                    text.push_str(rest);
+                }
+                None => text.push_str(&block),
+            }
+        }
+        if !text.is_empty() {
+            messages.push(json!({"role": "system", "content": text}));
+        }
     }
     let wrong = || Problem::field("messages", "messages have to be a list of at least one");
     let list = fields.value("messages").and_then(Value::as_array);
@@ -77,13 +92,10 @@ fn chat_request(fields: &Fields<'_>, host: &InUse) -> Result<ChatRequest, Proble
     }
     let continues =
         messages.last().is_some_and(|m| m["role"] == "assistant" && m.get("tool_calls").is_none());
-    let mut extra = Map::new();
-    if let Some(thinking) = fields.value("thinking") {
-        extra.insert("enable_thinking".into(), (thinking["type"] == "enabled").into());
-    }
+    let extra = super::thinking::variables(fields, host)?;
     Ok(ChatRequest {
         messages,
-        tools: tools(fields)?,
+        tools,
         constrain: match fields.value("output_config").map(|c| &c["format"]) {
             Some(format) if !format.is_null() => super::constrain::format(format, "output_config")?,
             _ => None,
@@ -143,7 +155,8 @@ fn add_message(message: &Value, out: &mut Vec<Value>) -> Result<(), Problem> {
         out.push(json!({"role": role, "content": text_of(&message["content"])?}));
         return Ok(());
     };
-    let (mut text, mut reasoning, mut calls) = (String::new(), String::new(), Vec::new());
+    let (mut texts, mut reasoning, mut calls) = (Vec::new(), String::new(), Vec::new());
+    let before = out.len();
     for block in blocks {
         match block["type"].as_str() {
             Some("tool_result") => {
@@ -158,13 +171,18 @@ fn add_message(message: &Value, out: &mut Vec<Value>) -> Result<(), Problem> {
             })),
             Some("thinking") => reasoning.push_str(block["thinking"].as_str().unwrap_or_default()),
             Some("redacted_thinking") => {}
-            _ => text.push_str(&text_of(&json!([block]))?),
+            _ => texts.push(text_of(&json!([block]))?),
         }
     }
-    if text.is_empty() && calls.is_empty() && !blocks.is_empty() && role == "user" {
+    if texts.concat().is_empty() && out.len() > before {
         return Ok(());
     }
-    let mut message = json!({"role": role, "content": text});
+    let content = match (role, texts.len()) {
+        ("user", 2..) => texts.iter().map(|text| text_part(text)).collect(),
+        ("assistant", 0) if !calls.is_empty() => Value::Null,
+        _ => texts.concat().into(),
+    };
+    let mut message = json!({"role": role, "content": content});
     if !reasoning.is_empty() {
         message["reasoning_content"] = reasoning.into();
     }

@@ -15,6 +15,7 @@ mod responses;
 mod responses_form;
 mod responses_input;
 mod responses_stream;
+mod thinking;
 mod tokens;
 
 use std::sync::Arc;

@@ -26,6 +26,7 @@ use crate::state::Server;
 use crate::stream::{self, EventWriter};
 use crate::turn::Turn;
 use troika::model::answer::{Delta, Format, ReaderOptions};
+use troika::model::chat::rfc3339;
 
 /// Which of the two is answered.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -43,15 +44,15 @@ pub async fn chat(
     call: JsonRequest,
 ) -> Result<Response, Problem> {
     let fields = call.fields();
-    let messages = with_thinking(fields.value("messages"));
-    let says = messages.as_ref().is_some_and(|m| m.as_array().is_none_or(|m| !m.is_empty()));
+    let messages = fields.value("messages");
+    let says = messages.is_some_and(|m| m.as_array().is_none_or(|m| !m.is_empty()));
     let form = match begin(&server, &call, Verb::Chat, says).await? {
         Begun::Answer(form) => form,
         Begun::Done(response) => return Ok(response),
     };
     let host = form.host.clone();
     let tools = Tools::read(&fields, "parameters")?;
-    let request = chat_request(&fields, &host, chat_messages(messages.as_ref())?, tools)?;
+    let request = chat_request(&fields, &host, chat_messages(messages)?, tools)?;
     let answers = super::request::start(&server, &host, call.client, request).await?;
     form.respond(answers, &fields).await
 }
@@ -176,19 +177,6 @@ async fn raw(
     Ok(ChatStream::new(server.metrics.clone(), answers, vec![reader]).of_prompt(tokens))
 }
 
-/// Messages with their reasoning under the name that templates know.
-fn with_thinking(messages: Option<&Value>) -> Option<Value> {
-    let mut messages = messages?.clone();
-    // Anything but a list of objects is refused where messages are read.
-    let list = messages.as_array_mut().into_iter().flatten();
-    for message in list.filter_map(Value::as_object_mut) {
-        if let Some(thinking) = message.remove("thinking") {
-            message.insert("reasoning_content".into(), thinking);
-        }
-    }
-    Some(messages)
-}
-
 fn chat_request(
     fields: &Fields<'_>,
     host: &InUse,
@@ -209,13 +197,6 @@ fn chat_request(
             return Err(Problem::field("format", "format has to be \"json\" or a JSON schema"));
         }
     };
-    let mut extra = Map::new();
-    if let Some(think) = fields.value("think") {
-        extra.insert("enable_thinking".into(), (*think != false).into());
-        if think.is_string() {
-            extra.insert("reasoning_effort".into(), think.clone());
-        }
-    }
     Ok(ChatRequest {
         messages,
         tools,
@@ -229,7 +210,7 @@ fn chat_request(
             true => Some(logprobs("top_logprobs", fields.get("top_logprobs")?.unwrap_or(0))?),
             false => None,
         },
-        extra,
+        extra: super::thinking::variables(fields, host)?,
         thinking_budget: None,
         split_reasoning: true,
         whole_calls: true,
@@ -240,15 +221,6 @@ fn chat_request(
 /// The time as RFC 3339 says it.
 fn now() -> String {
     rfc3339(ids::since_1970())
-}
-
-/// A time since 1970 as RFC 3339 says it.
-pub fn rfc3339(time: Duration) -> String {
-    let (year, month, day) = troika::date_of_day((time.as_secs() / 86_400) as i64);
-    let rest = time.as_secs() % 86_400;
-    let (hour, minute, second) = (rest / 3600, rest / 60 % 60, rest % 60);
-    let nanos = time.subsec_nanos();
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{nanos:09}Z")
 }
 
 /// An answer, or the end of one with its reason.

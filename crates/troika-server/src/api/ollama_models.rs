@@ -7,13 +7,13 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde_json::{Value, json};
 
-use super::ollama::rfc3339;
 use crate::ids;
 use crate::json_request::{self, JsonRequest};
 use crate::models::{ListedModel, ModelState};
 use crate::open_model::OpenModel;
 use crate::problem::Problem;
 use crate::state::Server;
+use troika::model::chat::rfc3339;
 
 /// The version of Ollama's interface that is spoken: editors ask whether it is new enough.
 const VERSION: &str = "0.12.0";

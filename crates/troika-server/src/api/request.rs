@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use crate::chat::{ChatRequest, ChatStream, Tools};
 use crate::fields::Fields;
@@ -40,10 +40,6 @@ pub fn chat_request(
         ("bad_words", "give a logit_bias"),
         ("min_tokens", "give ignore_eos and max_tokens"),
     ])?;
-    let mut extra: Map<String, Value> = fields.get("chat_template_kwargs")?.unwrap_or_default();
-    if let Some(effort) = fields.get::<String>("reasoning_effort")? {
-        extra.entry("reasoning_effort").or_insert(effort.into());
-    }
     let whole = fields.get::<String>("reasoning_format")?.is_some_and(|f| f == "none");
     Ok(ChatRequest {
         messages,
@@ -55,7 +51,7 @@ pub fn chat_request(
         ignore_eos: fields.flag("ignore_eos")?,
         choices: choices(fields)?,
         logprobs: None,
-        extra,
+        extra: super::thinking::variables(fields, host)?,
         thinking_budget: max_tokens(fields, BUDGETS)?,
         split_reasoning: !whole,
         whole_calls: !fields.flag("stream")?,

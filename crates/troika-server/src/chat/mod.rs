@@ -5,12 +5,13 @@ mod messages;
 mod tools;
 
 pub use events::{ChatAnswer, ChatEvent, ChatStream, ChoiceAnswer, EndReason, TokenLogprob, Usage};
-pub use messages::{chat_messages, text_bytes, text_of};
+pub use messages::{chat_messages, text_bytes, text_of, text_part, without_billing};
 pub use tools::{ToolChoice, Tools, arguments_so_far, full_name};
 
 use serde_json::{Map, Value};
 use troika::engine::sample::SampleParams;
-use troika::{Conversation, Request, today};
+use troika::model::chat::local_time;
+use troika::{Conversation, Request};
 
 use crate::completion::{self, Generation};
 use crate::grammar::Constrain;
@@ -103,14 +104,14 @@ impl ChatRequest {
         let conversation = Conversation {
             tools: self.tools.for_template(),
             extra: self.extra,
-            today: today(),
+            now: Some(local_time()),
             add_generation_prompt: !self.continues,
             ..Conversation::new(messages)
         };
         let mut rendered = model.chat_prompt(&conversation)?;
         if let Some(mark) = mark {
-            let content = self.messages.last().and_then(|m| m["content"].as_str());
-            messages::cut_at(&mark, content.unwrap_or_default(), &mut rendered)?;
+            let content = self.messages.last().map(|m| text_of(&m["content"])).transpose()?;
+            messages::cut_at(&mark, &content.unwrap_or_default(), &mut rendered)?;
         }
         model.check_text(rendered.text.len())?;
         let (prompt, _) = model.tokenize_chat(&rendered)?;

@@ -1,8 +1,8 @@
 //! Tools that a model may or must call.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::fields::Fields;
 use crate::grammar::{Constrain, HeldSchema};
@@ -29,6 +29,8 @@ pub enum ToolChoice {
 pub struct Tools {
     /// The tools.
     pub list: Vec<ToolSpec>,
+    /// The tools by their names as templates are given them: with the members that the client sent.
+    given: BTreeMap<String, Value>,
     /// Whether they are called.
     pub choice: ToolChoice,
     /// Whether only one may be called at once.
@@ -95,6 +97,31 @@ fn tool(fields: &Fields<'_>, schema: &str, namespace: &str) -> Result<ToolSpec, 
     Ok(ToolSpec { name, description, parameters })
 }
 
+/// A tool as templates are given it: as it is, in the form of OpenAI's chat interface.
+fn given(value: &Value, tool: &ToolSpec) -> Value {
+    let mut outer = value.as_object().cloned().unwrap_or_default();
+    let inner = match outer.get("function").and_then(Value::as_object) {
+        Some(inner) => inner.clone(),
+        None => std::mem::take(&mut outer),
+    };
+    let mut function = Map::new();
+    for (name, member) in inner {
+        match name.as_str() {
+            "name" => drop(function.insert(name, tool.name.as_str().into())),
+            // Anthropic's name. The second is for its cache.
+            "input_schema" => drop(function.insert("parameters".into(), member)),
+            "type" | "cache_control" => {}
+            _ => drop(function.insert(name, member)),
+        }
+    }
+    if tool.parameters.is_null() {
+        function.insert("parameters".into(), json!({"type": "object", "properties": {}}));
+    }
+    outer.entry("type").or_insert("function".into());
+    outer.insert("function".into(), function.into());
+    outer.into()
+}
+
 impl Tools {
     /// The functions of a request, whose schemas have this name. Tools of other types are left out:
     /// only their vendor can run them.
@@ -120,8 +147,10 @@ impl Tools {
                 self.left_out.insert(kind.to_string());
             }
             _ => {
-                let inner = Fields::within("tools", value.get("function").unwrap_or(value))?;
-                self.list.push(tool(&inner, schema, namespace)?);
+                let function = value.get("function").unwrap_or(value);
+                let tool = tool(&Fields::within("tools", function)?, schema, namespace)?;
+                self.given.insert(tool.name.clone(), given(value, &tool));
+                self.list.push(tool);
             }
         }
         Ok(())
@@ -206,17 +235,8 @@ impl Tools {
 
     /// What templates are given.
     pub fn for_template(&self) -> Option<Value> {
-        let tool = |t: &ToolSpec| {
-            json!({"type": "function", "function": {
-                "name": t.name,
-                "description": t.description,
-                "parameters": match &t.parameters {
-                    Value::Null => json!({"type": "object", "properties": {}}),
-                    schema => schema.clone(),
-                },
-            }})
-        };
-        self.shown().then(|| self.list.iter().map(tool).collect())
+        let given = |tool: &ToolSpec| self.given.get(&tool.name).cloned();
+        self.shown().then(|| self.list.iter().filter_map(given).collect())
     }
 
     /// Whether the answer has to be calls and nothing else.
@@ -309,6 +329,20 @@ mod tests {
             sorted.sort_unstable();
             sorted
         }));
+        assert_eq!(
+            tools.for_template().unwrap(),
+            json!([
+                {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}},
+                {"type": "function", "function": {"name": "g", "parameters": {"type": "object", "properties": {}}}},
+                {"type": "function", "function": {"name": "n.f", "parameters": {"type": "object"}}},
+            ])
+        );
+        let function = json!({"strict": true, "description": "d", "name": "f", "parameters": {"x": 1}, "y": null});
+        let sent = json!([{"function": function, "type": "function", "more": 1}]);
+        assert_eq!(
+            read(&json!({ "tools": sent }), "parameters").for_template().unwrap().to_string(),
+            sent.to_string()
+        );
         let own = json!([{"type": "custom", "name": "f", "input_schema": {}}, {"name": "g"}]);
         let own = read(&json!({ "tools": own }), "input_schema");
         assert_eq!((own.list.len(), own.left_out.len()), (2, 0));
