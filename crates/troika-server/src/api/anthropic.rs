@@ -61,10 +61,6 @@ pub async fn count_tokens(
 }
 
 fn chat_request(fields: &Fields<'_>, host: &InUse) -> Result<ChatRequest, Problem> {
-    fields.refuse(&[
-        ("mcp_servers", "no other servers are asked"),
-        ("container", "nothing is run"),
-    ])?;
     let mut messages = Vec::new();
     if let Some(system) = fields.value("system") {
         messages.push(json!({"role": "system", "content": text_of(system)?}));

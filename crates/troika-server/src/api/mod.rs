@@ -17,6 +17,8 @@ mod responses_input;
 mod responses_stream;
 mod tokens;
 
+pub use ollama::rfc3339;
+
 use std::sync::Arc;
 
 use axum::Router;

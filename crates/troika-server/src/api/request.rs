@@ -25,11 +25,6 @@ pub fn chat_request(
     messages: Vec<Value>,
     tools: Tools,
 ) -> Result<ChatRequest, Problem> {
-    fields.refuse(&[
-        ("stop_token_ids", "give texts as stop"),
-        ("bad_words", "give a logit_bias"),
-        ("min_tokens", "give ignore_eos and max_tokens"),
-    ])?;
     let mut extra: Map<String, Value> = fields.get("chat_template_kwargs")?.unwrap_or_default();
     if let Some(effort) = fields.get::<String>("reasoning_effort")? {
         extra.entry("reasoning_effort").or_insert(effort.into());
