@@ -17,6 +17,7 @@ from support import Server
 
 MODULES = [
     "edge",
+    "fields",
     "tokens",
     "chat",
     "sampling",
@@ -59,7 +60,7 @@ def main():
     parser.add_argument("names", metavar="NAME", nargs="*")
     options = parser.parse_intermixed_args()
     server, passed, failed = Server(options.url, options.troika), 0, 0
-    modules = MODULES + (["own", "templates", "thoughts"] if options.troika else [])
+    modules = MODULES + (["own", "life", "templates", "thoughts"] if options.troika else [])
     for name, test in tests(options.names, modules):
         start = time.monotonic()
         try:

@@ -14,6 +14,7 @@ use crate::grammar::{Grammar, Mask};
 use crate::open_model::InUse;
 use crate::problem::Problem;
 use crate::queue::{Permit, QueueError};
+use crate::record::Record;
 use crate::state::apart;
 use crate::thinking::ThinkingBudget;
 use crate::turn::Turn;
@@ -310,6 +311,7 @@ async fn read<T: Send + 'static>(
         let (prompt, model) = (tokens.len(), model.spec().context);
         return Err(troika::Error::PromptTooLong { prompt, context, model }.into());
     }
+    Record::current().note(|told| told.prompt += tokens.len());
     let permit = turn.enter(&turn.server.queue, 1).await?;
     let options = SessionOptions { fresh: true, priority: turn.priority() };
     let mut session = model.session_with(options)?;

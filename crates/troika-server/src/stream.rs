@@ -12,8 +12,7 @@ use crate::chat::{ChatEvent, ChatStream, Usage};
 use crate::json_request;
 use crate::problem::Problem;
 
-/// After so long without news a comment is sent, so that nobody in between takes the connection for
-/// dead.
+/// After so long without news something is sent.
 const SILENCE: Duration = Duration::from_secs(15);
 
 /// Writes the news of answers in a client's form.
@@ -23,6 +22,12 @@ pub trait EventWriter: Send + 'static {
 
     /// What comes first.
     fn begin(&mut self, out: &mut String);
+
+    /// What says that the answer is still on its way: after some silence nobody in between shall
+    /// take the connection for dead.
+    fn waiting(&self, out: &mut String) {
+        out.push_str(": waiting\n\n");
+    }
 
     /// News.
     fn event(&mut self, event: ChatEvent, out: &mut String);
@@ -49,6 +54,15 @@ pub fn named(name: &str, value: &Value, out: &mut String) {
     data(value, out);
 }
 
+/// JSON without the characters that some clients take for ends of lines: they can be in texts only.
+pub fn escaped(json: String) -> String {
+    let ends = ['\u{85}', '\u{2028}', '\u{2029}'];
+    if !json.contains(ends) {
+        return json;
+    }
+    ends.iter().fold(json, |json, end| json.replace(*end, &format!("\\u{:04x}", *end as u32)))
+}
+
 /// What remains of a response.
 enum Remaining<W> {
     All(ChatStream, W),
@@ -69,7 +83,7 @@ pub fn respond<W: EventWriter>(stream: ChatStream, writer: W) -> Response {
             Remaining::News(stream, writer) => next(stream, writer, &mut out).await,
             Remaining::Nothing => return None,
         };
-        Some((Ok::<Bytes, std::convert::Infallible>(out.into()), remaining))
+        Some((Ok::<Bytes, std::convert::Infallible>(escaped(out).into()), remaining))
     });
     let headers = [(CONTENT_TYPE, W::CONTENT_TYPE), (CACHE_CONTROL, "no-cache")];
     json_request::with_left_out((headers, Body::from_stream(chunks)).into_response(), &left_out)
@@ -85,20 +99,21 @@ async fn next<W: EventWriter>(
     while out.is_empty() {
         let mut news = match tokio::time::timeout(SILENCE, stream.next()).await {
             Ok(news) => news,
-            Err(_) if W::CONTENT_TYPE == "text/event-stream" => {
-                out.push_str(": waiting\n\n");
+            Err(_) => {
+                writer.waiting(out);
                 return Remaining::News(stream, writer);
             }
-            Err(_) => continue,
         };
         loop {
             match news {
                 Some(Ok(event)) => writer.event(event, out),
                 Some(Err(problem)) => {
+                    stream.record.problem(&problem);
                     writer.problem(&problem, out);
                     return Remaining::Nothing;
                 }
                 None => {
+                    stream.record.note(|told| told.whole = true);
                     writer.end(&stream.usage(), out);
                     return Remaining::Nothing;
                 }

@@ -62,10 +62,6 @@ pub async fn count_tokens(
 }
 
 fn chat_request(fields: &Fields<'_>, host: &InUse) -> Result<ChatRequest, Problem> {
-    fields.refuse(&[
-        ("mcp_servers", "no other servers are asked"),
-        ("container", "nothing is run"),
-    ])?;
     let mut messages = Vec::new();
     let mut tools = tools(fields)?;
     if let Some(system) = fields.value("system") {

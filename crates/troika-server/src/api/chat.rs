@@ -20,13 +20,6 @@ use crate::state::Server;
 use crate::stream::{self, EventWriter};
 use troika::model::answer::Delta;
 
-/// Fields that would have to be ignored.
-const REFUSED: &[(&str, &str)] = &[
-    ("audio", "the model gives text only"),
-    ("functions", "it is out of date; give tools"),
-    ("function_call", "it is out of date; give tool_choice"),
-];
-
 /// Answers a conversation.
 ///
 /// # Errors
@@ -37,7 +30,6 @@ pub async fn chat(
 ) -> Result<Response, Problem> {
     let host = server.model(call.model()?.as_deref()).await?;
     let fields = call.fields();
-    fields.refuse(REFUSED)?;
     if fields.value("web_search_options").is_some() {
         let why = "web_search_options cannot be honoured: nothing is searched";
         return Err(Problem::field("web_search_options", why));
@@ -71,6 +63,7 @@ fn usage(usage: &Usage) -> Value {
         "completion_tokens": usage.completion,
         "total_tokens": usage.prompt + usage.completion,
         "prompt_tokens_details": {"cached_tokens": usage.cached},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
     })
 }
 
@@ -151,14 +144,18 @@ impl AnswerForm {
 
     /// An object with answers, or with news of them.
     pub fn object(&self, kind: &str, choices: Value) -> Value {
-        json!({
+        let mut object = json!({
             "id": self.id,
             "object": kind,
             "created": self.created,
             "model": self.host.name,
             "system_fingerprint": concat!("troika-", env!("CARGO_PKG_VERSION")),
-            "choices": choices,
-        })
+        });
+        if self.with_usage {
+            object["usage"] = Value::Null;
+        }
+        object["choices"] = choices;
+        object
     }
 
     /// An object with the usage.

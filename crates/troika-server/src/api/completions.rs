@@ -15,7 +15,7 @@ use super::request::{choices, logprobs, max_tokens};
 use super::tokens::check_ids;
 use crate::chat::{ChatEvent, ChatStream, ChoiceAnswer, EndReason, TokenLogprob, Usage};
 use crate::completion::{self, Generation, prompt_logprobs};
-use crate::fields::Fields;
+use crate::fields::{Fields, whole};
 use crate::json_request::{self, JsonRequest};
 use crate::limits::{self, PROMPTS};
 use crate::open_model::InUse;
@@ -55,8 +55,10 @@ pub async fn completions(
 ) -> Result<Response, Problem> {
     let host = server.model(call.model()?.as_deref()).await?;
     let fields = call.fields();
-    fields
-        .refuse(&[("suffix", "text is not filled in; only what follows a prompt is generated")])?;
+    if fields.get::<String>("suffix")?.is_some_and(|suffix| !suffix.is_empty()) {
+        let why = "suffix cannot be honoured: only what follows a prompt is generated";
+        return Err(Problem::field("suffix", why));
+    }
     let turn = Turn::new(&server, &host, call.client);
     let mut asked = asked(&fields, &turn)?;
     if let Some(constrain) = super::constrain::read(&fields)? {
@@ -83,7 +85,7 @@ pub async fn completions(
         let writer = CompletionWriter { form, n, at: vec![echoed.end; n], echoed };
         return Ok(stream::respond(answers, writer));
     }
-    let part = |(i, prompt)| whole(turn.part(i), &asked, prompt);
+    let part = |(i, prompt)| completed(turn.part(i), &asked, prompt);
     let answers: Vec<_> = prompts.iter().enumerate().map(part).collect();
     let mut answers = iter(answers).buffered(server.options.parallel.max(1)).enumerate();
     let (mut all, mut sum) = (Vec::new(), Usage::default());
@@ -95,6 +97,7 @@ pub async fn completions(
             prompt: sum.prompt + used.prompt,
             cached: sum.cached + used.cached,
             completion: sum.completion + used.completion,
+            reasoning: 0,
             first,
         };
     }
@@ -139,7 +142,7 @@ fn prompts(given: &Value, host: &InUse) -> Result<Vec<Prompt>, Problem> {
         Ok(Prompt { ids, text: text.to_string() })
     };
     let of_ids = |list: &[Value]| {
-        let id = |v: &Value| v.as_u64().and_then(|id| u32::try_from(id).ok());
+        let id = |v: &Value| whole(v).and_then(|id| u32::try_from(id).ok());
         let ids: Option<Vec<u32>> = list.iter().map(id).collect();
         let ids = ids.ok_or_else(wrong)?;
         check_ids("prompt", &ids, host)?;
@@ -198,7 +201,7 @@ async fn echoed(turn: &Turn, asked: &Asked, prompt: &Prompt) -> Result<Completio
 }
 
 /// The answers to a prompt, when they are complete.
-async fn whole(
+async fn completed(
     turn: Turn,
     asked: &Asked,
     prompt: &Prompt,
@@ -250,7 +253,9 @@ impl CompletionText {
         };
         let spelled = text(token);
         self.offsets.push(self.end);
-        self.end += spelled.chars().count();
+        // A character in several tokens begins in the first of them.
+        let bytes = host.model.tokenizer().and_then(|t| t.token_bytes(token)).unwrap_or_default();
+        self.end += bytes.iter().filter(|byte| **byte & 0xc0 != 0x80).count();
         self.tokens.push(spelled.clone().into());
         let Some(logprobs) = logprobs else {
             self.token_logprobs.push(Value::Null);

@@ -12,7 +12,7 @@ use futures_util::{StreamExt, TryStreamExt};
 use serde_json::{Value, json};
 
 use crate::completion;
-use crate::fields::Fields;
+use crate::fields::{Fields, whole};
 use crate::json_request::{self, JsonRequest};
 use crate::limits::{self, PROMPTS};
 use crate::open_model::InUse;
@@ -37,7 +37,7 @@ fn inputs(host: &InUse, name: &str, given: &Value) -> Result<Vec<Vec<u32>>, Prob
             Ok(host.model.tokenize(text)?.0)
         }
         Value::Array(ids) => {
-            let id = |v: &Value| v.as_u64().and_then(|id| u32::try_from(id).ok());
+            let id = |v: &Value| whole(v).and_then(|id| u32::try_from(id).ok());
             ids.iter().map(id).collect::<Option<Vec<u32>>>().ok_or_else(wrong)
         }
         _ => Err(wrong()),

@@ -17,6 +17,7 @@ use crate::json_request;
 use crate::models::{ListedModel, ModelState};
 use crate::open_model::{OpenModel, Watcher};
 use crate::problem::Problem;
+use crate::record::Record;
 use crate::state::Server;
 use crate::stream;
 
@@ -93,6 +94,7 @@ fn span(span: &Span) -> Value {
 struct Live {
     server: Arc<Server>,
     watchers: Vec<Watcher>,
+    _record: Arc<Record>,
 }
 
 impl Live {
@@ -135,7 +137,7 @@ impl Live {
 /// The timeline as it grows.
 pub async fn events(State(server): State<Arc<Server>>) -> Response {
     let closing = server.closing.subscribe();
-    let mut live = Live { server, watchers: Vec::new() };
+    let mut live = Live { server, watchers: Vec::new(), _record: Record::current() };
     live.look();
     let events = unfold(live, move |mut live| {
         let mut closing = closing.clone();

@@ -66,12 +66,14 @@ pub async fn generate(
     call: JsonRequest,
 ) -> Result<Response, Problem> {
     let fields = call.fields();
-    fields.refuse(&[
-        ("suffix", "text is not filled in"),
-        ("images", "the model reads text only"),
-        ("template", "the model's own template is used; send the prompt as raw instead"),
-        ("context", "send the conversation to /api/chat instead"),
-    ])?;
+    if ["suffix", "images"]
+        .iter()
+        .any(|name| fields.value(name).is_some_and(|v| *v != "" && *v != json!([])))
+    {
+        return Err(Problem::bad(
+            "suffix and images cannot be honoured: the model reads text only",
+        ));
+    }
     let prompt: String = fields.get("prompt")?.unwrap_or_default();
     let form = match begin(&server, &call, Verb::Generate, !prompt.is_empty()).await? {
         Begun::Answer(form) => form,
@@ -344,6 +346,10 @@ impl EventWriter for OllamaWriter {
 
     /// The first line comes with the first token.
     fn begin(&mut self, _: &mut String) {}
+
+    fn waiting(&self, out: &mut String) {
+        OllamaWriter::line(&self.form.part(""), out);
+    }
 
     fn event(&mut self, event: ChatEvent, out: &mut String) {
         match event {

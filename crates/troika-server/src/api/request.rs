@@ -35,11 +35,6 @@ pub fn chat_request(
     messages: Vec<Value>,
     tools: Tools,
 ) -> Result<ChatRequest, Problem> {
-    fields.refuse(&[
-        ("stop_token_ids", "give texts as stop"),
-        ("bad_words", "give a logit_bias"),
-        ("min_tokens", "give ignore_eos and max_tokens"),
-    ])?;
     let whole = fields.get::<String>("reasoning_format")?.is_some_and(|f| f == "none");
     Ok(ChatRequest {
         messages,

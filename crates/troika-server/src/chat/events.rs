@@ -11,6 +11,7 @@ use super::tools::Tools;
 use crate::completion::{Answers, Progress};
 use crate::metrics::Metrics;
 use crate::problem::Problem;
+use crate::record::Record;
 use troika::model::answer::{Delta, Reader};
 
 /// Why an answer ended.
@@ -51,8 +52,10 @@ pub struct Usage {
     pub prompt: usize,
     /// The part of them that was cached.
     pub cached: usize,
-    /// Tokens of all answers.
+    /// Tokens of all answers, as far as they are text: an end of text does not count.
     pub completion: usize,
+    /// The part of them that are thoughts, with their markers.
+    pub reasoning: usize,
     /// Times and counts of the first answer.
     pub first: Stats,
 }
@@ -100,9 +103,29 @@ struct Choice {
     calls: usize,
     /// Whether the rest is not wanted.
     cut: bool,
+    /// Whether the last text was a thought.
+    thinks: bool,
+    /// Tokens since then.
+    held: usize,
 }
 
 impl Choice {
+    /// Counts a token that gave these deltas. Returns the tokens that turn out to be of thoughts.
+    fn count(&mut self, deltas: &[Delta]) -> usize {
+        self.held += 1;
+        let (Some(first), Some(last)) = (deltas.first(), deltas.last()) else { return 0 };
+        let is_thought = |delta: &Delta| matches!(delta, Delta::Reasoning(_));
+        // What gave no text before it were markers.
+        let before = std::mem::take(&mut self.held) - 1;
+        let of_thoughts = match (self.thinks, is_thought(first)) {
+            (_, true) => before + 1,
+            (true, false) => before,
+            (false, false) => 0,
+        };
+        self.thinks = is_thought(last);
+        of_thoughts
+    }
+
     /// The deltas that are told: up to a second call, unless calls may be parallel.
     fn wanted(&mut self, mut deltas: Vec<Delta>, parallel: bool, forced: bool) -> Vec<Delta> {
         if forced {
@@ -125,6 +148,8 @@ impl Choice {
 /// The news of all answers to a request. Dropping it cancels them.
 pub struct ChatStream {
     metrics: Arc<Metrics>,
+    /// What its line in the log tells.
+    pub record: Arc<Record>,
     answers: Answers,
     choices: Vec<Choice>,
     parallel: bool,
@@ -141,11 +166,12 @@ pub struct ChatStream {
 impl ChatStream {
     /// The news of answers, one for each reader.
     pub fn new(metrics: Arc<Metrics>, answers: Answers, readers: Vec<Reader>) -> ChatStream {
-        let choice = |reader| Choice { reader, calls: 0, cut: false };
+        let choice = |reader| Choice { reader, calls: 0, cut: false, thinks: false, held: 0 };
         let choices: Vec<Choice> = readers.into_iter().map(choice).collect();
         let (open, pending, usage) = (choices.len(), VecDeque::new(), Usage::default());
         ChatStream {
             metrics,
+            record: Record::current(),
             answers,
             choices,
             parallel: true,
@@ -167,6 +193,7 @@ impl ChatStream {
     /// Notes the length of the prompt.
     pub fn of_prompt(mut self, tokens: usize) -> ChatStream {
         self.usage.prompt = tokens;
+        self.record.note(|told| told.prompt += tokens);
         self
     }
 
@@ -235,8 +262,10 @@ impl ChatStream {
     }
 
     fn token(&mut self, index: usize, piece: TextPiece) {
+        self.record.token();
         let Some(choice) = self.choices.get_mut(index).filter(|c| !c.cut) else { return };
         let deltas = choice.reader.push(&piece.text);
+        self.usage.reasoning += choice.count(&deltas);
         let deltas = choice.wanted(deltas, self.parallel, self.forced);
         let token = piece.token;
         let logprobs: Vec<TokenLogprob> =
@@ -252,9 +281,13 @@ impl ChatStream {
         self.usage.completion += output.stats.generated_tokens;
         if index == 0 {
             self.usage.cached = output.stats.cached_tokens;
+            self.record.note(|told| told.cached += output.stats.cached_tokens);
             self.usage.first = output.stats;
         }
         let Some(choice) = self.choices.get_mut(index) else { return };
+        if choice.thinks {
+            self.usage.reasoning += choice.held;
+        }
         if !choice.cut {
             let mut deltas = choice.reader.push(rest);
             deltas.extend(choice.reader.finish());
@@ -269,6 +302,7 @@ impl ChatStream {
             _ if choice.calls > 0 => EndReason::ToolCalls,
             Finish::Stop | Finish::Cancelled => EndReason::Stop,
         };
+        self.record.note(|told| told.why.insert(reason.name().into()));
         self.pending.push_back(ChatEvent::End(index, reason, output.stop_text.clone()));
     }
 
