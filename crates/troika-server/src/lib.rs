@@ -14,6 +14,7 @@ mod guard;
 mod ids;
 mod json_request;
 mod limits;
+mod line_limit;
 mod metrics;
 mod models;
 mod open_model;

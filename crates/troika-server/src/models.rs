@@ -242,10 +242,15 @@ impl Models {
         let _ = tokio::task::spawn_blocking(move || drop(host)).await;
     }
 
-    /// Closes the models that nobody has used for so long.
-    pub async fn close_idle(&self, idle_for: Duration) {
+    /// Closes the models that nobody has used for so long, or for as long as their clients want.
+    pub async fn close_idle(&self, keep_alive: Option<Duration>) {
         for model in &self.offered {
-            self.close(model, idle_for).await;
+            let ModelState::Open(host) = model.state().clone() else { continue };
+            let kept = host.kept.get().unwrap_or(keep_alive);
+            drop(host);
+            if let Some(idle_for) = kept {
+                self.close(model, idle_for).await;
+            }
         }
     }
 

@@ -16,7 +16,7 @@ use crate::grammar::{Constrain, Grammar, KeptGrammars, Vocabulary};
 use crate::metrics::{Metrics, OfModel};
 use crate::options::ModelOffer;
 use crate::problem::Problem;
-use troika::model::answer::Format;
+use troika::model::answer::{CallFormat, Format};
 
 /// How long the thread sleeps at most before it looks whether it shall end.
 const NAP: Duration = Duration::from_millis(50);
@@ -70,6 +70,22 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// How long a model stays open when nobody uses it, if a client has said so: `None` is for ever.
+#[derive(Debug, Default)]
+pub struct Kept(Mutex<Option<Option<Duration>>>);
+
+impl Kept {
+    /// What a client said last.
+    pub fn get(&self) -> Option<Option<Duration>> {
+        *lock(&self.0)
+    }
+
+    /// Keeps it for as long from now on.
+    pub fn set(&self, time: Option<Duration>) {
+        *lock(&self.0) = Some(time);
+    }
+}
+
 /// An open model. Dropping it ends its thread and closes the model.
 pub struct OpenModel {
     /// Its name.
@@ -84,6 +100,8 @@ pub struct OpenModel {
     pub clock_began: Duration,
     /// Grammars that were compiled for it.
     pub grammars: KeptGrammars,
+    /// How long it stays open when nobody uses it.
+    pub kept: Kept,
     vocabulary: OnceLock<Result<Vocabulary, String>>,
     shared: Arc<Shared>,
     failed: watch::Receiver<Option<String>>,
@@ -214,6 +232,7 @@ impl OpenModel {
             model,
             clock_began,
             grammars: KeptGrammars::default(),
+            kept: Kept::default(),
             vocabulary: OnceLock::new(),
             shared,
             failed,
@@ -279,6 +298,20 @@ impl OpenModel {
     /// Why its engine failed, if it has.
     pub fn failed(&self) -> Option<String> {
         self.failed.borrow().clone()
+    }
+
+    /// Whether its template has thoughts.
+    pub fn thinks(&self) -> bool {
+        let of = |format: &Format| {
+            format.thoughts.is_some() || format.calls == CallFormat::Harmony
+        };
+        of(&self.format) || of(&self.plain_format)
+    }
+
+    /// When it is closed if nobody uses it meanwhile, from now on; `None`: it is not.
+    pub fn closes_in(&self, keep_alive: Option<Duration>) -> Option<Duration> {
+        let kept = self.kept.get().unwrap_or(keep_alive)?;
+        Some(kept.saturating_sub(self.idle().unwrap_or_default()))
     }
 
     /// How long nobody has used it; `None` while somebody does.

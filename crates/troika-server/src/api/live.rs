@@ -154,7 +154,8 @@ pub async fn events(State(server): State<Arc<Server>>) -> Response {
 /// Which model is asked about.
 #[derive(Deserialize)]
 pub struct OfModel {
-    model: Option<String>,
+    /// Its name.
+    pub model: Option<String>,
 }
 
 /// What runs where, and why.

@@ -9,12 +9,13 @@ use serde_json::{Map, Value, json};
 use troika::Request;
 
 use super::chat::token_logprob;
-use super::request::{logprobs, max_tokens};
+use super::prompts::Prompt;
+use super::request::{go_on, logprobs, max_tokens};
 use crate::chat::{
     ChatEvent, ChatRequest, ChatStream, ChoiceAnswer, EndReason, TokenLogprob, Tools, Usage,
     chat_messages,
 };
-use crate::completion::{self, Generation};
+use crate::completion::Generation;
 use crate::fields::Fields;
 use crate::grammar::Constrain;
 use crate::ids;
@@ -25,7 +26,7 @@ use crate::sampling;
 use crate::state::Server;
 use crate::stream::{self, EventWriter};
 use crate::turn::Turn;
-use troika::model::answer::{Delta, Format, ReaderOptions};
+use troika::model::answer::Delta;
 
 /// Which of the two is answered.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -43,7 +44,7 @@ pub async fn chat(
     call: JsonRequest,
 ) -> Result<Response, Problem> {
     let fields = call.fields();
-    let messages = with_thinking(fields.value("messages"));
+    let messages = with_thinking(fields.value("messages"))?;
     let says = messages.as_ref().is_some_and(|m| m.as_array().is_none_or(|m| !m.is_empty()));
     let form = match begin(&server, &call, Verb::Chat, says).await? {
         Begun::Answer(form) => form,
@@ -66,8 +67,7 @@ pub async fn generate(
 ) -> Result<Response, Problem> {
     let fields = call.fields();
     fields.refuse(&[
-        ("suffix", "text is not filled in"),
-        ("images", "the model reads text only"),
+        ("images", READS_TEXT),
         ("template", "the model's own template is used; send the prompt as raw instead"),
         ("context", "send the conversation to /api/chat instead"),
     ])?;
@@ -77,8 +77,9 @@ pub async fn generate(
         Begun::Done(response) => return Ok(response),
     };
     let host = form.host.clone();
-    let answers = if fields.flag("raw")? {
-        raw(&server, &host, &call, prompt).await?
+    let suffix: Option<String> = fields.get("suffix")?.filter(|suffix: &String| !suffix.is_empty());
+    let answers = if fields.flag("raw")? || suffix.is_some() {
+        raw(&server, &host, &call, prompt, suffix).await?
     } else {
         let mut messages = Vec::new();
         if let Some(system) = fields.get::<String>("system")? {
@@ -97,7 +98,8 @@ enum Begun {
     Done(Response),
 }
 
-/// Opens the model. A request that says nothing does no more than that, or closes it.
+/// Opens the model, and keeps it open for as long as is asked. A request that says nothing does no
+/// more than that, or closes it.
 async fn begin(
     server: &Arc<Server>,
     call: &JsonRequest,
@@ -106,58 +108,91 @@ async fn begin(
 ) -> Result<Begun, Problem> {
     let asked = Instant::now();
     let fields = call.fields();
-    if unload(server, &fields, says).await? {
+    let kept = keep_alive(&fields)?;
+    if !says && kept == Some(Some(Duration::ZERO)) {
         let model: String = fields.need("model")?;
+        server.models.unload(&model).await;
         let done = object(verb, &model, "", Some("unload"));
         return Ok(Begun::Done(json_request::json(&done)));
     }
     let host = server.model(call.model()?.as_deref()).await?;
+    if let Some(time) = kept {
+        host.kept.set(time);
+    }
     if !says {
         return Ok(Begun::Done(json_request::json(&object(verb, &host.name, "", Some("load")))));
     }
     Ok(Begun::Answer(OllamaForm { verb, host, asked, loaded: asked.elapsed() }))
 }
 
-/// A request without a prompt that keeps the model for no time closes it, as Ollama's clients do.
-async fn unload(server: &Server, fields: &Fields<'_>, says: bool) -> Result<bool, Problem> {
-    let wrong = || {
-        let must = "keep_alive has to be a number of seconds, or a time such as 5m";
+/// How long a model is to stay open, as Go writes times: `None` is for ever.
+///
+/// # Errors
+/// It is no time.
+pub fn keep_alive(fields: &Fields<'_>) -> Result<Option<Option<Duration>>, Problem> {
+    let seconds = match fields.value("keep_alive") {
+        None => return Ok(None),
+        Some(Value::Number(n)) => n.as_f64(),
+        Some(Value::String(text)) => go_seconds(text),
+        Some(_) => None,
+    };
+    let seconds = seconds.ok_or_else(|| {
+        let must = "keep_alive has to be a number of seconds, or a time such as 5m or 1h30m";
         Problem::field("keep_alive", must)
-    };
-    let closes = match fields.value("keep_alive") {
-        None => false,
-        Some(Value::Number(n)) => n.as_f64() == Some(0.0),
-        Some(Value::String(text)) => {
-            let digits = text.trim_start_matches(['-', '+']);
-            let number = digits.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-            let good = digits.chars().all(|c| c.is_ascii_alphanumeric() || c == '.');
-            if number.is_empty() || !good || !number.starts_with(|c: char| c.is_ascii_digit()) {
-                return Err(wrong());
-            }
-            number.parse() == Ok(0.0)
-        }
-        Some(_) => return Err(wrong()),
-    };
-    if says || !closes {
-        return Ok(false);
-    }
-    let name: String = fields.need("model")?;
-    server.models.unload(&name).await;
-    Ok(true)
+    })?;
+    // What is below nothing, or beyond all times, is for ever.
+    Ok(Some(Duration::try_from_secs_f64(seconds).ok()))
 }
 
-/// The prompt as it is.
+/// The seconds of a time such as `1h30m`; without a unit it is of seconds.
+fn go_seconds(text: &str) -> Option<f64> {
+    let (sign, mut rest) = match text.strip_prefix('-') {
+        Some(rest) => (-1.0, rest),
+        None => (1.0, text.strip_prefix('+').unwrap_or(text)),
+    };
+    if let Ok(seconds) = rest.parse::<f64>() {
+        return rest.starts_with(|c: char| c.is_ascii_digit()).then_some(sign * seconds);
+    }
+    let mut sum = 0.0;
+    while !rest.is_empty() {
+        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+        let (number, more) = rest.split_at(end);
+        let end = more.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(more.len());
+        let (unit, more) = more.split_at(end);
+        let unit = match unit {
+            "h" => 3600.0,
+            "m" => 60.0,
+            "s" => 1.0,
+            "ms" => 1e-3,
+            "us" | "µs" | "μs" => 1e-6,
+            "ns" => 1e-9,
+            _ => return None,
+        };
+        sum += number.parse::<f64>().ok()? * unit;
+        rest = more;
+    }
+    (!text.is_empty()).then_some(sign * sum)
+}
+
+/// The prompt as it is, or what is between it and a suffix.
 async fn raw(
     server: &Arc<Server>,
     host: &InUse,
     call: &JsonRequest,
     prompt: String,
+    suffix: Option<String>,
 ) -> Result<ChatStream, Problem> {
     // What messages would say is in the prompt.
     let request = chat_request(&call.fields(), host, Vec::new(), Tools::default())?;
-    let (turn, bytes) = (Turn::new(server, host, call.client), prompt.len());
-    host.model.check_text(bytes)?;
-    let tokenize = move |host: &InUse| Ok(host.model.tokenize(&prompt)?.0);
+    let turn = Turn::new(server, host, call.client);
+    let bytes = prompt.len() + suffix.as_ref().map_or(0, String::len);
+    let tokenize = move |host: &InUse| {
+        let prompt = Prompt::of_text(&prompt, host)?;
+        Ok(match suffix {
+            Some(suffix) => prompt.before(&suffix, host)?.ids,
+            None => prompt.ids,
+        })
+    };
     let prompt = turn.prepare(bytes, tokenize).await?;
     let grammar = match request.constrain {
         Some(constrain) => Some(turn.compile(constrain).await?),
@@ -166,24 +201,28 @@ async fn raw(
     let max_tokens = server.options.max_tokens.into_iter().chain(request.max_tokens).min();
     let request =
         Request { params: request.params, max_tokens, stop: request.stop, ..Request::default() };
-    let tokens = prompt.len();
-    let answers =
-        completion::start(&turn, Generation { prompt, request, choices: 1, grammar }).await?;
-    let reader = Format::detect(None).reader(ReaderOptions::default());
-    Ok(ChatStream::new(server.metrics.clone(), answers, vec![reader]).of_prompt(tokens))
+    go_on(&turn, Generation { prompt, request, choices: 1, grammar, ..Generation::default() }).await
 }
 
+/// What Ollama says of pictures, and why.
+const READS_TEXT: &str =
+    "this model is missing data required for image input: it reads text only";
+
 /// Messages with their reasoning under the name that templates know.
-fn with_thinking(messages: Option<&Value>) -> Option<Value> {
-    let mut messages = messages?.clone();
+///
+/// # Errors
+/// They have pictures.
+fn with_thinking(messages: Option<&Value>) -> Result<Option<Value>, Problem> {
+    let Some(mut messages) = messages.cloned() else { return Ok(None) };
     // Anything but a list of objects is refused where messages are read.
     let list = messages.as_array_mut().into_iter().flatten();
     for message in list.filter_map(Value::as_object_mut) {
+        Fields::of(message).refuse(&[("images", READS_TEXT)])?;
         if let Some(thinking) = message.remove("thinking") {
             message.insert("reasoning_content".into(), thinking);
         }
     }
-    Some(messages)
+    Ok(Some(messages))
 }
 
 fn chat_request(
@@ -208,6 +247,10 @@ fn chat_request(
     };
     let mut extra = Map::new();
     if let Some(think) = fields.value("think") {
+        if !think.is_boolean() && !matches!(think.as_str(), Some("low" | "medium" | "high" | "max")) {
+            let must = "think has to be true, false, \"low\", \"medium\", \"high\" or \"max\"";
+            return Err(Problem::field("think", must));
+        }
         extra.insert("enable_thinking".into(), (*think != false).into());
         if think.is_string() {
             extra.insert("reasoning_effort".into(), think.clone());
@@ -270,7 +313,12 @@ struct OllamaForm {
 }
 
 impl OllamaForm {
-    async fn respond(self, answers: ChatStream, fields: &Fields<'_>) -> Result<Response, Problem> {
+    async fn respond(
+        self,
+        mut answers: ChatStream,
+        fields: &Fields<'_>,
+    ) -> Result<Response, Problem> {
+        answers.left_out.extend(self.left_out(fields, answers.usage().prompt)?);
         if fields.get("stream")?.unwrap_or(true) {
             return Ok(stream::respond(
                 answers,
@@ -284,6 +332,22 @@ impl OllamaForm {
             json_request::json(&self.last(&choice, &usage)),
             &answer.left_out,
         ))
+    }
+
+    /// What a model that is open already cannot do for a request with a prompt of so many tokens: a
+    /// longer context, or a shorter one that would shorten the prompt; thoughts that it has not.
+    fn left_out(&self, fields: &Fields<'_>, prompt: usize) -> Result<Vec<String>, Problem> {
+        let mut names = Vec::new();
+        if let Some(options) = fields.value("options") {
+            let wanted: Option<usize> = Fields::within("options", options)?.get("num_ctx")?;
+            if wanted.is_some_and(|n| n > self.host.model.context() || n < prompt) {
+                names.push("options.num_ctx".into());
+            }
+        }
+        if fields.value("think").is_some_and(|think| *think != false) && !self.host.thinks() {
+            names.push("think".into());
+        }
+        Ok(names)
     }
 
     fn part(&self, text: &str) -> Value {
