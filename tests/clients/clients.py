@@ -23,6 +23,7 @@ MODULES = [
     "structure",
     "calls",
     "completions",
+    "llama_cpp",
     "responses",
     "embeddings",
     "messages",

@@ -8,7 +8,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde_json::{Value, json};
 use troika::model::families::gguf_name;
-use troika::model::spec::Mixer;
+use troika::model::spec::Layer;
 
 use super::ollama::rfc3339;
 use crate::ids;
@@ -114,6 +114,14 @@ pub async fn ps(State(server): State<Arc<Server>>) -> Response {
     json_request::json(&json!({"models": models}))
 }
 
+/// The chat template. Editors look for Ollama's name of a suffix in it before they send one.
+fn template(host: &OpenModel) -> String {
+    let template = host.model.template(false).unwrap_or(NO_TEMPLATE);
+    let fills_in = host.model.tokenizer().is_some_and(|t| t.fim().is_some());
+    let suffix = if fills_in { "{#- .Suffix: /api/generate fills in -#}" } else { "" };
+    format!("{suffix}{template}")
+}
+
 /// What a model can do, as Ollama finds it: in its chat template, and in its tokens.
 fn capabilities(host: &OpenModel) -> Vec<&'static str> {
     let tools = host.model.template(true).is_some_and(|template| template.contains("tools"));
@@ -146,11 +154,7 @@ pub async fn show(
     info[format!("{arch}.context_length")] = spec.context.into();
     info[format!("{arch}.embedding_length")] = spec.hidden.into();
     info[format!("{arch}.block_count")] = spec.layers.len().into();
-    let heads = spec.layers.iter().find_map(|layer| match &layer.mixer {
-        Some(Mixer::Attn(attn)) => Some(attn),
-        _ => None,
-    });
-    if let Some(attn) = heads {
+    if let Some(attn) = spec.layers.iter().find_map(Layer::attention) {
         info[format!("{arch}.attention.head_count")] = attn.heads.into();
         info[format!("{arch}.attention.head_count_kv")] = attn.kv_heads.into();
     }
@@ -158,7 +162,7 @@ pub async fn show(
         "license": "",
         "modelfile": "",
         "parameters": "",
-        "template": model.template(false).unwrap_or(NO_TEMPLATE),
+        "template": template(&host),
         "modified_at": since(&server),
         "details": details(listed.ok_or_else(gone)?),
         "model_info": info,
