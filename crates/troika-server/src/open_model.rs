@@ -70,22 +70,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How long a model stays open when nobody uses it, if a client has said so: `None` is for ever.
-#[derive(Debug, Default)]
-pub struct Kept(Mutex<Option<Option<Duration>>>);
-
-impl Kept {
-    /// What a client said last.
-    pub fn get(&self) -> Option<Option<Duration>> {
-        *lock(&self.0)
-    }
-
-    /// Keeps it for as long from now on.
-    pub fn set(&self, time: Option<Duration>) {
-        *lock(&self.0) = Some(time);
-    }
-}
-
 /// An open model. Dropping it ends its thread and closes the model.
 pub struct OpenModel {
     /// Its name.
@@ -100,8 +84,8 @@ pub struct OpenModel {
     pub clock_began: Duration,
     /// Grammars that were compiled for it.
     pub grammars: KeptGrammars,
-    /// How long it stays open when nobody uses it.
-    pub kept: Kept,
+    /// How long it stays open when nobody uses it, if a client has said so; `None`: for ever.
+    kept: Mutex<Option<Option<Duration>>>,
     vocabulary: OnceLock<Result<Vocabulary, String>>,
     shared: Arc<Shared>,
     failed: watch::Receiver<Option<String>>,
@@ -232,7 +216,7 @@ impl OpenModel {
             model,
             clock_began,
             grammars: KeptGrammars::default(),
-            kept: Kept::default(),
+            kept: Mutex::default(),
             vocabulary: OnceLock::new(),
             shared,
             failed,
@@ -302,15 +286,19 @@ impl OpenModel {
 
     /// Whether its template has thoughts.
     pub fn thinks(&self) -> bool {
-        let of = |format: &Format| {
-            format.thoughts.is_some() || format.calls == CallFormat::Harmony
-        };
+        let of = |format: &Format| format.thoughts.is_some() || format.calls == CallFormat::Harmony;
         of(&self.format) || of(&self.plain_format)
     }
 
-    /// When it is closed if nobody uses it meanwhile, from now on; `None`: it is not.
-    pub fn closes_in(&self, keep_alive: Option<Duration>) -> Option<Duration> {
-        let kept = self.kept.get().unwrap_or(keep_alive)?;
+    /// Keeps it open for so long from now on when nobody uses it; `None`: for ever.
+    pub fn keep(&self, time: Option<Duration>) {
+        *lock(&self.kept) = Some(time);
+    }
+
+    /// How long it stays open yet if nobody uses it; `None`: for ever. `or` holds where no client
+    /// has said how long.
+    pub fn left(&self, or: Option<Duration>) -> Option<Duration> {
+        let kept = lock(&self.kept).unwrap_or(or)?;
         Some(kept.saturating_sub(self.idle().unwrap_or_default()))
     }
 

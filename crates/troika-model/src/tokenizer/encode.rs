@@ -252,6 +252,12 @@ impl Tokenizer {
         self.bos
     }
 
+    /// What begins a text, if anything does.
+    pub fn begins(&self) -> Option<u32> {
+        let first = self.encode("", true, false).ok()?.first().copied();
+        first.filter(|id| self.bos == Some(*id))
+    }
+
     /// The tokens that ask for the text between two others, if the model has such.
     pub fn fim(&self) -> Option<FimTokens> {
         self.fim

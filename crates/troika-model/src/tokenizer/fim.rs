@@ -1,8 +1,10 @@
 //! Fill in the middle: how models are asked for the text between two others.
 
+use serde::Deserialize;
+
 use super::encode::Tokenizer;
 use super::error::Result;
-use crate::spec::{GgufMeta, GgufValue};
+use crate::spec::GgufMeta;
 
 /// The tokens that ask for the text between two others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,52 +23,45 @@ pub struct FimTokens {
     pub pad: Option<u32>,
 }
 
-/// A place in a text, with what is around it.
+/// A place in a file, with what is around it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Infill {
-    /// Tokens before its line.
-    pub prefix: Vec<u32>,
-    /// Tokens of its line up to it.
-    pub line: Vec<u32>,
-    /// Tokens after it.
-    pub suffix: Vec<u32>,
-    /// Names and texts of other files.
-    pub files: Vec<(String, String)>,
+    /// The text before its line.
+    pub prefix: String,
+    /// Its line up to it.
+    pub line: String,
+    /// The text after it.
+    pub suffix: String,
+    /// Texts from other files.
+    pub files: Vec<FilePart>,
 }
 
-/// A token's keys in GGUF files, today's and the older one, and its names as llama.cpp knows them.
-struct Known {
-    keys: [&'static str; 2],
-    names: &'static str,
+/// A text from a file.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct FilePart {
+    /// The file.
+    pub filename: Option<String>,
+    /// The text.
+    pub text: String,
 }
 
-const KNOWN: [Known; 6] = [
-    Known {
-        keys: ["fim_pre", "prefix"],
-        names: "<|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE> \
-                <|code_prefix|> <|prefix|>",
-    },
-    Known {
-        keys: ["fim_suf", "suffix"],
-        names: "<|fim_suffix|> <fim-suffix> <fim_suffix> <｜fim▁hole｜> <SUF> ▁<SUF> \
-                <|code_suffix|> <|suffix|>",
-    },
-    Known {
-        keys: ["fim_mid", "middle"],
-        names: "<|fim_middle|> <fim-middle> <fim_middle> <｜fim▁end｜> <MID> ▁<MID> \
-                <|code_middle|> <|middle|>",
-    },
-    Known {
-        keys: ["fim_rep", ""],
-        names: "<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>",
-    },
-    Known { keys: ["fim_sep", ""], names: "<|file_sep|>" },
-    Known { keys: ["fim_pad", ""], names: "<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD]" },
+/// Keys of GGUF files, today's and an older one, and llama.cpp's names of each token.
+const KNOWN: [&str; 6] = [
+    "fim_pre prefix <|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE> \
+     <|code_prefix|> <|prefix|>",
+    "fim_suf suffix <|fim_suffix|> <fim-suffix> <fim_suffix> <｜fim▁hole｜> <SUF> ▁<SUF> \
+     <|code_suffix|> <|suffix|>",
+    "fim_mid middle <|fim_middle|> <fim-middle> <fim_middle> <｜fim▁end｜> <MID> ▁<MID> \
+     <|code_middle|> <|middle|>",
+    "fim_rep - <|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>",
+    "fim_sep - <|file_sep|>",
+    "fim_pad - <|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD]",
 ];
 
-/// What llama.cpp calls the repository and the file, whose names are not told.
+/// What llama.cpp calls a repository and files without a name.
 const REPO: &str = "myproject\n";
 const FILE: &str = "filename\n";
+const PART: &str = "tmp";
 /// What it writes before other files where there is no token for that.
 const SNIPPET: &str = "\n\n--- snippet ---\n\n";
 
@@ -74,31 +69,27 @@ impl FimTokens {
     /// The tokens that the metadata names, or by their names.
     pub(super) fn find(tokenizer: &Tokenizer, meta: Option<&GgufMeta>) -> Option<FimTokens> {
         let by_key = |key: &&str| {
-            let id = meta?.get(&format!("tokenizer.ggml.{key}_token_id"))?;
-            let id = GgufValue::as_u64(id).and_then(|id| u32::try_from(id).ok())?;
-            tokenizer.token(id).map(|_| id)
+            let id = meta?.get(&format!("tokenizer.ggml.{key}_token_id"))?.as_u64();
+            id.and_then(|id| u32::try_from(id).ok()).filter(|id| tokenizer.token(*id).is_some())
         };
-        let by_name = |names: &str| names.split(' ').find_map(|name| tokenizer.id(name));
-        let [prefix, suffix, middle, repo, file, pad] =
-            KNOWN.map(|of| of.keys.iter().find_map(by_key).or_else(|| by_name(of.names)));
+        let [prefix, suffix, middle, repo, file, pad] = KNOWN.map(|known| {
+            let names: Vec<&str> = known.split(' ').collect();
+            let (keys, names) = names.split_at(2);
+            keys.iter().find_map(by_key).or_else(|| names.iter().find_map(|n| tokenizer.id(n)))
+        });
         Some(FimTokens { prefix: prefix?, suffix: suffix?, middle: middle?, repo, file, pad })
     }
 
     /// All of them: none belongs to an answer.
     pub fn all(self) -> impl Iterator<Item = u32> {
-        let others = [self.repo, self.file, self.pad].into_iter().flatten();
-        [self.prefix, self.suffix, self.middle].into_iter().chain(others)
+        let all = [Some(self.prefix), Some(self.suffix), Some(self.middle)];
+        all.into_iter().chain([self.repo, self.file, self.pad]).flatten()
     }
 
     /// The prompt for what is between two texts.
-    ///
-    /// # Errors
-    /// An error of the tokenizer.
-    pub fn between(self, of: &Tokenizer, prefix: &[u32], suffix: &[u32]) -> Result<Vec<u32>> {
-        let bos = of.encode("", true, false)?.into_iter().next().filter(|id| of.bos() == Some(*id));
-        let before = bos.into_iter().chain([self.prefix]).chain(prefix.iter().copied());
-        let after = [self.suffix].into_iter().chain(suffix.iter().copied());
-        Ok(before.chain(after).chain([self.middle]).collect())
+    pub fn between(self, of: &Tokenizer, prefix: &[u32], suffix: &[u32]) -> Vec<u32> {
+        let begin = of.begins().into_iter().chain([self.prefix]).collect::<Vec<u32>>();
+        [&*begin, prefix, &[self.suffix], suffix, &[self.middle]].concat()
     }
 
     /// The prompt for a place in a file, as llama.cpp's server writes it: what is around the place
@@ -116,16 +107,17 @@ impl FimTokens {
     ) -> Result<Vec<u32>> {
         let mut all = self.files(of, &place.files)?;
         all.drain(..all.len().saturating_sub(beside));
-        let Infill { prefix, line, suffix, .. } = place;
+        let [prefix, suffix] = [&place.prefix, &place.suffix].map(|t| of.encode(t, false, false));
+        let (prefix, suffix, line) = (prefix?, suffix?, of.encode(&place.line, false, true)?);
         let before = &prefix[prefix.len().saturating_sub(3 * (near / 4))..];
         let after = (near / 4).saturating_sub(2 + line.len()).min(suffix.len());
-        all.extend(self.between(of, &[before, line].concat(), &suffix[..after])?);
+        all.extend(self.between(of, &[before, &line].concat(), &suffix[..after]));
         Ok(all)
     }
 
-    fn files(self, of: &Tokenizer, files: &[(String, String)]) -> Result<Vec<u32>> {
+    fn files(self, of: &Tokenizer, files: &[FilePart]) -> Result<Vec<u32>> {
         let mut all = Vec::new();
-        let mut add = |token: Option<u32>, text: &str| {
+        let mut add = |token: Option<u32>, text: &str| -> Result<()> {
             all.extend(token);
             all.extend(of.encode(text, false, false)?);
             Ok(())
@@ -133,9 +125,9 @@ impl FimTokens {
         if self.repo.is_some() {
             add(self.repo, REPO)?;
         }
-        for (name, text) in files {
+        for FilePart { filename, text } in files {
             match self.file {
-                Some(_) => add(self.file, &format!("{name}\n"))?,
+                Some(_) => add(self.file, &format!("{}\n", filename.as_deref().unwrap_or(PART)))?,
                 None => add(None, SNIPPET)?,
             }
             add(None, text)?;
@@ -147,9 +139,17 @@ impl FimTokens {
     }
 }
 
+impl Infill {
+    /// Bytes of its texts.
+    pub fn bytes(&self) -> usize {
+        let files: usize = self.files.iter().map(|file| file.text.len()).sum();
+        self.prefix.len() + self.line.len() + self.suffix.len() + files
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{FimTokens, Infill};
+    use super::{FilePart, FimTokens, Infill};
     use crate::spec::{GgufMeta, GgufValue};
     use crate::tokenizer::Tokenizer;
 
@@ -196,16 +196,15 @@ mod tests {
     #[test]
     fn llama_cpp_s_layout() {
         let names = ["<PRE>", "<SUF>", "<MID>", "<REPO>", "<|file_sep|>"];
-        let ids = |of: &Tokenizer, text| of.encode(text, false, false).unwrap();
-        let place = |of: &Tokenizer| Infill {
-            prefix: ids(of, "abcdefgh"),
-            line: ids(of, "x="),
-            suffix: ids(of, "ABCDEFGH"),
-            files: vec![("a.h".into(), "text".into())],
+        let place = Infill {
+            prefix: "abcdefgh".into(),
+            line: "x=".into(),
+            suffix: "ABCDEFGH".into(),
+            files: vec![FilePart { filename: Some("a.h".into()), text: "text".into() }],
         };
         let infill = |names: &[&str], near, beside| {
             let of = tokenizer(names);
-            let prompt = of.fim().unwrap().infill(&of, &place(&of), near, beside).unwrap();
+            let prompt = of.fim().unwrap().infill(&of, &place, near, beside).unwrap();
             spelled(&of, &prompt)
         };
         let whole = "<REPO>myproject\n<|file_sep|>a.h\ntext<|file_sep|>filename\n\

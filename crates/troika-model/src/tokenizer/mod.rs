@@ -17,5 +17,5 @@ mod vocab;
 
 pub use encode::Tokenizer;
 pub use error::TokenizerError;
-pub use fim::{FimTokens, Infill};
+pub use fim::{FilePart, FimTokens, Infill};
 pub use stream::{Detokenizer, StopMatcher};

@@ -117,7 +117,7 @@ async fn begin(
     }
     let host = server.model(call.model()?.as_deref()).await?;
     if let Some(time) = kept {
-        host.kept.set(time);
+        host.keep(time);
     }
     if !says {
         return Ok(Begun::Done(json_request::json(&object(verb, &host.name, "", Some("load")))));
@@ -146,32 +146,25 @@ pub fn keep_alive(fields: &Fields<'_>) -> Result<Option<Option<Duration>>, Probl
 
 /// The seconds of a time such as `1h30m`; without a unit it is of seconds.
 fn go_seconds(text: &str) -> Option<f64> {
+    const UNITS: [(&str, f64); 6] =
+        [("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9), ("h", 3600.0), ("m", 60.0), ("s", 1.0)];
     let (sign, mut rest) = match text.strip_prefix('-') {
         Some(rest) => (-1.0, rest),
         None => (1.0, text.strip_prefix('+').unwrap_or(text)),
     };
-    if let Ok(seconds) = rest.parse::<f64>() {
-        return rest.starts_with(|c: char| c.is_ascii_digit()).then_some(sign * seconds);
-    }
-    let mut sum = 0.0;
+    let mut sum = None;
     while !rest.is_empty() {
-        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
         let (number, more) = rest.split_at(end);
-        let end = more.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(more.len());
-        let (unit, more) = more.split_at(end);
-        let unit = match unit {
-            "h" => 3600.0,
-            "m" => 60.0,
-            "s" => 1.0,
-            "ms" => 1e-3,
-            "us" | "µs" | "μs" => 1e-6,
-            "ns" => 1e-9,
-            _ => return None,
-        };
-        sum += number.parse::<f64>().ok()? * unit;
-        rest = more;
+        let unit = UNITS.iter().find(|(unit, _)| more.starts_with(unit));
+        let (unit, seconds) = unit.copied().unwrap_or(("", 1.0));
+        rest = &more[unit.len()..];
+        if unit.is_empty() && !rest.is_empty() {
+            return None;
+        }
+        sum = Some(sum.unwrap_or(0.0) + sign * number.parse::<f64>().ok()? * seconds);
     }
-    (!text.is_empty()).then_some(sign * sum)
+    sum
 }
 
 /// The prompt as it is, or what is between it and a suffix.
@@ -205,8 +198,7 @@ async fn raw(
 }
 
 /// What Ollama says of pictures, and why.
-const READS_TEXT: &str =
-    "this model is missing data required for image input: it reads text only";
+const READS_TEXT: &str = "this model is missing data required for image input: it reads text only";
 
 /// Messages with their reasoning under the name that templates know.
 ///
@@ -247,7 +239,8 @@ fn chat_request(
     };
     let mut extra = Map::new();
     if let Some(think) = fields.value("think") {
-        if !think.is_boolean() && !matches!(think.as_str(), Some("low" | "medium" | "high" | "max")) {
+        if !think.is_boolean() && !matches!(think.as_str(), Some("low" | "medium" | "high" | "max"))
+        {
             let must = "think has to be true, false, \"low\", \"medium\", \"high\" or \"max\"";
             return Err(Problem::field("think", must));
         }

@@ -104,7 +104,7 @@ pub async fn ps(State(server): State<Arc<Server>>) -> Response {
     let open = |listed: &ListedModel| {
         let ModelState::Open(host) = &listed.state else { return None };
         let mut model = entry(&server, &listed.name, listed);
-        let closes = host.closes_in(server.options.keep_alive).unwrap_or(FOR_EVER).min(FOR_EVER);
+        let closes = host.left(server.options.keep_alive).unwrap_or(FOR_EVER).min(FOR_EVER);
         model["expires_at"] = rfc3339(ids::since_1970() + closes).into();
         model["size_vram"] = 0.into();
         model["context_length"] = host.model.context().into();

@@ -9,7 +9,7 @@ use crate::open_model::InUse;
 use crate::problem::Problem;
 
 /// A text to go on with.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Prompt {
     /// Its tokens.
     pub ids: Vec<u32>,
@@ -32,12 +32,10 @@ impl Prompt {
     /// the model expects there.
     fn of_ids(list: &[Value], host: &InUse) -> Result<Prompt, Problem> {
         let mut ids = Vec::new();
-        for (i, part) in list.iter().enumerate() {
+        for part in list {
             match part {
-                Value::String(text) => ids.extend(match i {
-                    0 => Prompt::of_text(text, host)?.ids,
-                    _ => encode(text, host, true)?,
-                }),
+                Value::String(text) if ids.is_empty() => ids = Prompt::of_text(text, host)?.ids,
+                Value::String(text) => ids.extend(encode(text, host, true)?),
                 id => {
                     let id = id.as_u64().and_then(|id| u32::try_from(id).ok());
                     ids.push(id.ok_or_else(wrong)?);
@@ -58,13 +56,10 @@ impl Prompt {
             let why = "the model has no tokens for a text to be filled in; leave suffix out";
             Problem::field("suffix", why)
         })?;
-        host.model.check_text(suffix.len())?;
         let suffix = encode(suffix, host, false)?;
         // The beginning of the text comes before the prefix.
-        let known = |id: &&u32| tokenizer.bos() == Some(**id);
-        let prefix = &self.ids[usize::from(self.ids.first().filter(known).is_some())..];
-        let ids = fim.between(tokenizer, prefix, &suffix);
-        Ok(Prompt { ids: ids.map_err(|e| Problem::bad(e.to_string()))?, ..self })
+        let prefix = &self.ids[usize::from(tokenizer.begins() == self.ids.first().copied())..];
+        Ok(Prompt { ids: fim.between(tokenizer, prefix, &suffix), ..self })
     }
 }
 
@@ -75,10 +70,7 @@ pub fn fim(host: &InUse) -> Option<(FimTokens, &Tokenizer)> {
 }
 
 /// The tokens of a part of a text.
-///
-/// # Errors
-/// The text is too long, or the model has no tokenizer.
-pub fn encode(text: &str, host: &InUse, parse_special: bool) -> Result<Vec<u32>, Problem> {
+fn encode(text: &str, host: &InUse, parse_special: bool) -> Result<Vec<u32>, Problem> {
     host.model.check_text(text.len())?;
     let tokenizer = host.model.tokenizer();
     let tokenizer = tokenizer.ok_or_else(|| Problem::bad("the model has no tokenizer"))?;
@@ -86,8 +78,7 @@ pub fn encode(text: &str, host: &InUse, parse_special: bool) -> Result<Vec<u32>,
 }
 
 fn wrong() -> Problem {
-    let must = "prompt has to be a text, token ids, or a list of such prompts";
-    Problem::field("prompt", must)
+    Problem::field("prompt", "prompt has to be a text, token ids, or a list of such prompts")
 }
 
 /// The prompts: a text, texts, token ids, or lists of them.

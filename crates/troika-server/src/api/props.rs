@@ -5,7 +5,6 @@ use std::sync::Arc;
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::response::Response;
-use serde::Deserialize;
 use serde_json::{Value, json};
 use troika::model::tokenizer::Tokenizer;
 
@@ -28,11 +27,9 @@ pub async fn props(
     let token = |id: fn(&Tokenizer) -> Option<u32>| {
         tokenizer.and_then(|t| t.token(id(t)?)).unwrap_or_default()
     };
+    let params = settings(&model.defaults().params());
     let mut props = json!({
-        "default_generation_settings": {
-            "params": settings(&model.defaults().params()),
-            "n_ctx": model.context(),
-        },
+        "default_generation_settings": {"params": params, "n_ctx": model.context()},
         "total_slots": server.options.parallel,
         "model_alias": host.name,
         "model_path": host.name,
@@ -52,20 +49,13 @@ pub async fn props(
     Ok(json_request::json(&props))
 }
 
-/// Whether slots are wanted only if one of them is free.
-#[derive(Deserialize)]
-pub struct OfSlots {
-    model: Option<String>,
-    fail_on_no_slot: Option<String>,
-}
-
 /// Answers that are computed at once. They have no place of their own: the first are those at work.
 ///
 /// # Errors
-/// There is no such model, or no free slot, if that is asked.
+/// There is no such model, or no slot is free, if the query asks for one.
 pub async fn slots(
     State(server): State<Arc<Server>>,
-    Query(of): Query<OfSlots>,
+    Query(of): Query<OfModel>,
 ) -> Result<Response, Problem> {
     let host = server.model(of.model.as_deref()).await?;
     let (all, busy) = (server.options.parallel, server.queue.running());

@@ -265,7 +265,9 @@ impl ChatStream {
         }
         let reason = match output.finish {
             // An answer that was cut off is not complete, whatever it holds.
-            Finish::Length | Finish::Context | Finish::Budget | Finish::Cancelled => EndReason::Length,
+            Finish::Length | Finish::Context | Finish::Budget | Finish::Cancelled => {
+                EndReason::Length
+            }
             _ if choice.calls > 0 => EndReason::ToolCalls,
             Finish::Stop => EndReason::Stop,
         };
