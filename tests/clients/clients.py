@@ -24,6 +24,7 @@ MODULES = [
     "structure",
     "calls",
     "completions",
+    "llama_cpp",
     "responses",
     "embeddings",
     "messages",

@@ -8,9 +8,10 @@ use axum::http::StatusCode;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use troika::engine::WantedLogits;
 use troika::engine::sample::{Constraint, Logprobs};
-use troika::{Output, Request, Session, SessionCanceller, SessionOptions, TextPiece};
+use troika::{Finish, Output, Request, Session, SessionCanceller, SessionOptions, TextPiece};
 
 use crate::grammar::{Grammar, Mask};
+use crate::line_limit::{LineLimit, Lines};
 use crate::open_model::InUse;
 use crate::problem::Problem;
 use crate::queue::{Permit, QueueError};
@@ -23,7 +24,7 @@ use crate::turn::Turn;
 const READ_AT_ONCE: usize = 64;
 
 /// Answers to a prompt.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct Generation {
     /// The prompt.
     pub prompt: Vec<u32>,
@@ -35,6 +36,10 @@ pub struct Generation {
     pub grammar: Option<Arc<Grammar>>,
     /// How many tokens of thoughts they may have.
     pub thinking: Option<ThinkingBudget>,
+    /// Where they end besides their stops.
+    pub lines: Option<LineLimit>,
+    /// Whether nothing is taken from the cache, nor left there.
+    pub fresh: bool,
 }
 
 /// Why an answer could not follow its grammar to the end, if it could not.
@@ -115,7 +120,7 @@ impl Constraint for Constrained {
 /// The queue is full, or the request cannot be served in time.
 pub async fn start(turn: &Turn, generation: Generation) -> Result<Answers, Problem> {
     let permit = turn.enter(&turn.server.queue, generation.choices).await?;
-    let options = SessionOptions { priority: turn.priority(), ..SessionOptions::default() };
+    let options = SessionOptions { priority: turn.priority(), fresh: generation.fresh };
     let mut session = turn.host.model.session_with(options)?;
     let fault = GrammarFault::default();
     begin(&mut session, &generation, 0, &fault)?;
@@ -185,6 +190,8 @@ impl Answering {
     async fn follow(&self, session: &mut Session, choice: usize) -> Option<Result<(), Problem>> {
         let mut failure = self.host.failure();
         let mut is_first = true;
+        let mut lines = self.generation.lines.map(Lines::within);
+        let mut cut = false;
         loop {
             let piece = tokio::select! {
                 biased;
@@ -193,8 +200,16 @@ impl Answering {
                 why = failed(&mut failure) => return Some(Err(Problem::fault(why))),
             };
             match piece {
-                Ok(Some(piece)) => {
+                // What follows the end of a line that ended the answer.
+                Ok(Some(_)) if cut => {}
+                Ok(Some(mut piece)) => {
                     self.host.count_generated();
+                    let now = std::time::Instant::now();
+                    if let Some(end) = lines.as_mut().and_then(|l| l.end_in(&piece.text, now)) {
+                        piece.text.truncate(end);
+                        session.canceller().cancel();
+                        cut = true;
+                    }
                     if std::mem::take(&mut is_first)
                         && choice == 0
                         && let Err(problem) = self.start_others(session)
@@ -227,6 +242,10 @@ impl Answering {
             rest.push_str(text);
             troika::Control::Continue
         }))?;
+        if output.finish == Finish::Cancelled {
+            // It follows the end of a line that ended the answer.
+            rest.clear();
+        }
         self.host.count_prefilled(output.stats.computed_tokens);
         if let Some(why) = self.fault.get() {
             let why = format!("the answer could not follow its grammar to the end: {why}");

@@ -16,6 +16,7 @@ mod ids;
 mod json_request;
 mod known;
 mod limits;
+mod line_limit;
 mod metrics;
 mod models;
 mod open_model;

@@ -16,7 +16,7 @@ use crate::grammar::{Constrain, Grammar, KeptGrammars, Vocabulary};
 use crate::metrics::{Metrics, OfModel};
 use crate::options::ModelOffer;
 use crate::problem::Problem;
-use troika::model::answer::Format;
+use troika::model::answer::{CallFormat, Format};
 
 /// How long the thread sleeps at most before it looks whether it shall end.
 const NAP: Duration = Duration::from_millis(50);
@@ -84,6 +84,8 @@ pub struct OpenModel {
     pub clock_began: Duration,
     /// Grammars that were compiled for it.
     pub grammars: KeptGrammars,
+    /// How long it stays open when nobody uses it, if a client has said so; `None`: for ever.
+    kept: Mutex<Option<Option<Duration>>>,
     vocabulary: OnceLock<Result<Vocabulary, String>>,
     shared: Arc<Shared>,
     failed: watch::Receiver<Option<String>>,
@@ -214,6 +216,7 @@ impl OpenModel {
             model,
             clock_began,
             grammars: KeptGrammars::default(),
+            kept: Mutex::default(),
             vocabulary: OnceLock::new(),
             shared,
             failed,
@@ -279,6 +282,24 @@ impl OpenModel {
     /// Why its engine failed, if it has.
     pub fn failed(&self) -> Option<String> {
         self.failed.borrow().clone()
+    }
+
+    /// Whether its template has thoughts.
+    pub fn thinks(&self) -> bool {
+        let of = |format: &Format| format.thoughts.is_some() || format.calls == CallFormat::Harmony;
+        of(&self.format) || of(&self.plain_format)
+    }
+
+    /// Keeps it open for so long from now on when nobody uses it; `None`: for ever.
+    pub fn keep(&self, time: Option<Duration>) {
+        *lock(&self.kept) = Some(time);
+    }
+
+    /// How long it stays open yet if nobody uses it; `None`: for ever. `or` holds where no client
+    /// has said how long.
+    pub fn left(&self, or: Option<Duration>) -> Option<Duration> {
+        let kept = lock(&self.kept).unwrap_or(or)?;
+        Some(kept.saturating_sub(self.idle().unwrap_or_default()))
     }
 
     /// How long nobody has used it; `None` while somebody does.

@@ -68,15 +68,19 @@ fn usage(usage: &Usage) -> Value {
 }
 
 /// What llama.cpp's server tells of the time that the first answer took, under the same names.
-fn timings(usage: &Usage) -> Value {
+pub fn timings(usage: &Usage) -> Value {
     let stats = &usage.first;
     let ms = |time: std::time::Duration| time.as_secs_f64() * 1e3;
+    let each = |time, n: usize| ms(time) / n.max(1) as f64;
     json!({
+        "cache_n": stats.cached_tokens,
         "prompt_n": stats.computed_tokens,
         "prompt_ms": ms(stats.ttft),
+        "prompt_per_token_ms": each(stats.ttft, stats.computed_tokens),
         "prompt_per_second": stats.prefill_rate(),
         "predicted_n": stats.generated_tokens,
         "predicted_ms": ms(stats.decode),
+        "predicted_per_token_ms": each(stats.decode, stats.generated_tokens),
         "predicted_per_second": stats.decode_rate(),
     })
 }

@@ -121,6 +121,20 @@ pub async fn embeddings(
     Ok(json_request::json(&all))
 }
 
+/// llama.cpp's embeddings: `content` or `input`, and a list of one row for each text.
+///
+/// # Errors
+/// What is wrong with the request.
+pub async fn llama_embeddings(
+    State(server): State<Arc<Server>>,
+    call: JsonRequest,
+) -> Result<Response, Problem> {
+    let name = if call.fields().value("content").is_some() { "content" } else { "input" };
+    let Embedded { rows, .. } = embed(&server, &call, name).await?;
+    let row = |(index, row): (usize, &Vec<f32>)| json!({"index": index, "embedding": [row]});
+    Ok(json_request::json(&rows.iter().enumerate().map(row).collect::<Value>()))
+}
+
 /// Ollama's embeddings.
 ///
 /// # Errors

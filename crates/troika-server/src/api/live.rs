@@ -156,7 +156,10 @@ pub async fn events(State(server): State<Arc<Server>>) -> Response {
 /// Which model is asked about.
 #[derive(Deserialize)]
 pub struct OfModel {
-    model: Option<String>,
+    /// Its name.
+    pub model: Option<String>,
+    /// Whether a free slot is asked for.
+    pub fail_on_no_slot: Option<String>,
 }
 
 /// What runs where, and why.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use crate::chat::{ChatRequest, ChatStream, Tools};
+use crate::completion::{self, Generation};
 use crate::fields::Fields;
 use crate::limits::{CHOICES, LOGPROBS};
 use crate::open_model::InUse;
@@ -13,6 +14,7 @@ use crate::queue::Client;
 use crate::sampling;
 use crate::state::Server;
 use crate::turn::Turn;
+use troika::model::answer::{Format, ReaderOptions};
 
 /// Names by which clients bound thoughts.
 const BUDGETS: &[&str] = &[
@@ -93,6 +95,18 @@ pub fn logprobs(name: &str, n: usize) -> Result<usize, Problem> {
         return Ok(n);
     }
     Err(Problem::field(name, format!("{name} is {n}; it has to be from 0 to {LOGPROBS}")))
+}
+
+/// Starts the answers to a prompt; their text is passed on as it is.
+///
+/// # Errors
+/// The queue is full, or the request cannot be served.
+pub async fn go_on(turn: &Turn, generation: Generation) -> Result<ChatStream, Problem> {
+    let (choices, tokens) = (generation.choices, generation.prompt.len());
+    let answers = completion::start(turn, generation).await?;
+    let format = Format::detect(None);
+    let readers = (0..choices).map(|_| format.reader(ReaderOptions::default())).collect();
+    Ok(ChatStream::new(turn.server.metrics.clone(), answers, readers).of_prompt(tokens))
 }
 
 /// Starts the answers.

@@ -298,9 +298,11 @@ impl ChatStream {
         }
         let reason = match output.finish {
             // An answer that was cut off is not complete, whatever it holds.
-            Finish::Length | Finish::Context | Finish::Budget => EndReason::Length,
+            Finish::Length | Finish::Context | Finish::Budget | Finish::Cancelled => {
+                EndReason::Length
+            }
             _ if choice.calls > 0 => EndReason::ToolCalls,
-            Finish::Stop | Finish::Cancelled => EndReason::Stop,
+            Finish::Stop => EndReason::Stop,
         };
         self.record.note(|told| told.why.insert(reason.name().into()));
         self.pending.push_back(ChatEvent::End(index, reason, output.stop_text.clone()));

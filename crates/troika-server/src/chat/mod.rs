@@ -147,8 +147,8 @@ impl ChatRequest {
             logprobs: self.logprobs,
             keep_tokens: markers.iter().filter_map(keeps).collect(),
         };
-        let generation =
-            Generation { prompt, request, choices: self.choices, grammar: None, thinking };
+        let choices = self.choices;
+        let generation = Generation { prompt, request, choices, thinking, ..Generation::default() };
         Ok((Prepared { generation, format, reader, tools }, constrain))
     }
 }
