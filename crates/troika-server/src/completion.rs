@@ -8,7 +8,9 @@ use axum::http::StatusCode;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use troika::engine::WantedLogits;
 use troika::engine::sample::{Constraint, Logprobs};
-use troika::{Finish, Output, Request, Session, SessionCanceller, SessionOptions, TextPiece};
+use troika::{
+    Finish, Output, Pooling, Request, Session, SessionCanceller, SessionOptions, TextPiece,
+};
 
 use crate::grammar::{Grammar, Mask};
 use crate::line_limit::{LineLimit, Lines};
@@ -22,6 +24,9 @@ use crate::turn::Turn;
 
 /// Positions whose logits are read at once: they are kept until then.
 const READ_AT_ONCE: usize = 64;
+
+/// Positions whose states are: they are smaller.
+pub const STATES_AT_ONCE: usize = 256;
 
 /// Answers to a prompt.
 #[derive(Clone, Default)]
@@ -274,7 +279,8 @@ pub async fn prompt_logprobs(
     top: usize,
 ) -> Result<Vec<Logprobs>, Problem> {
     let next = prompt.get(1..).unwrap_or_default().to_vec();
-    read(turn, prompt, WantedLogits::All, Vec::new(), move |known, position, row| {
+    let prompts = [prompt.to_vec()];
+    read(turn, prompts.into(), WantedLogits::All, Vec::new(), move |known, _, position, row| {
         if let Some(&next) = next.get(position) {
             known.push(Logprobs::of(row, next, top));
         }
@@ -282,69 +288,87 @@ pub async fn prompt_logprobs(
     .await
 }
 
-/// The mean of the last states of a text's tokens, of length one.
+/// The embeddings of texts that are read together, as the model pools them.
 ///
 /// # Errors
 /// Those of [`read`].
-pub async fn embedding(turn: Turn, tokens: &[u32]) -> Result<Vec<f32>, Problem> {
-    let add = |sum: &mut Vec<f64>, _, row: &[f32]| {
+pub async fn embeddings(
+    turn: Turn,
+    texts: Vec<Vec<u32>>,
+    pooling: Pooling,
+) -> Result<Vec<Vec<f64>>, Problem> {
+    let lengths: Vec<usize> = texts.iter().map(Vec::len).collect();
+    let add = move |sums: &mut Vec<Vec<f64>>, text: usize, position: usize, row: &[f32]| {
+        let (sum, last) = (&mut sums[text], lengths[text] - 1);
+        let part = match pooling {
+            Pooling::Mean => 1.0 / lengths[text] as f64,
+            Pooling::Cls if position == 0 => 1.0,
+            Pooling::Last if position == last => 1.0,
+            _ => return,
+        };
         sum.resize(row.len(), 0.0);
-        sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(*x));
+        sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(*x) * part);
     };
-    let sum = read(&turn, tokens, WantedLogits::States, Vec::new(), add).await?;
-    let length = sum.iter().map(|x| x * x).sum::<f64>().sqrt();
-    if !length.is_finite() || length == 0.0 {
-        return Err(Problem::fault("the embedding is not finite; are the weights damaged?"));
-    }
-    Ok(sum.iter().map(|x| (x / length) as f32).collect())
+    let none = vec![Vec::new(); texts.len()];
+    read(&turn, texts, WantedLogits::States, none, add).await
 }
 
-/// Ends the reading of a text within a step, when nobody waits for it any longer.
+/// Ends the reading of texts within a step, when nobody waits for it any longer.
 struct EndsWhenDropped {
-    session: SessionCanceller,
+    sessions: Vec<SessionCanceller>,
     ended: Arc<AtomicBool>,
 }
 
 impl Drop for EndsWhenDropped {
     fn drop(&mut self) {
         self.ended.store(true, Ordering::Relaxed);
-        self.session.cancel();
+        self.sessions.iter().for_each(SessionCanceller::cancel);
     }
 }
 
-/// Computes a text when it is the client's turn, and adds to `sum` the row that is wanted for each
-/// token, with its position.
+/// Computes texts together when it is the client's turn, and adds to `sum` the row that is wanted for
+/// each token, with its text and position.
 ///
 /// # Errors
-/// The text is too long, the queue is full, the request's time is over, or the engine fails.
+/// A text is too long, the queue is full, the request's time is over, or the engine fails.
 async fn read<T: Send + 'static>(
     turn: &Turn,
-    tokens: &[u32],
+    texts: Vec<Vec<u32>>,
     wanted: WantedLogits,
     mut sum: T,
-    add: impl Fn(&mut T, usize, &[f32]) + Send + 'static,
+    add: impl Fn(&mut T, usize, usize, &[f32]) + Send + 'static,
 ) -> Result<T, Problem> {
     let model = &turn.host.model;
     let context = model.context();
-    if tokens.len() > context {
-        let (prompt, model) = (tokens.len(), model.spec().context);
+    if let Some(long) = texts.iter().find(|text| text.len() > context) {
+        let (prompt, model) = (long.len(), model.spec().context);
         return Err(troika::Error::PromptTooLong { prompt, context, model }.into());
     }
-    Record::current().note(|told| told.prompt += tokens.len());
+    Record::current().note(|told| told.prompt += texts.iter().map(Vec::len).sum::<usize>());
     let permit = turn.enter(&turn.server.queue, 1).await?;
     let options = SessionOptions { fresh: true, priority: turn.priority() };
-    let mut session = model.session_with(options)?;
+    let open = |_: &Vec<u32>| model.session_with(options);
+    let mut sessions = texts.iter().map(open).collect::<Result<Vec<Session>, _>>()?;
     let ended: Arc<AtomicBool> = Arc::default();
-    let guard = EndsWhenDropped { session: session.canceller(), ended: ended.clone() };
-    let (host, tokens) = (turn.host.clone(), tokens.to_vec());
+    let cancellers = sessions.iter().map(Session::canceller).collect();
+    let guard = EndsWhenDropped { sessions: cancellers, ended: ended.clone() };
+    let host = turn.host.clone();
+    let at_once = if wanted == WantedLogits::States { STATES_AT_ONCE } else { READ_AT_ONCE };
     let work = apart(move || {
         let _permit = permit;
-        for part in tokens.chunks(READ_AT_ONCE) {
+        let longest = texts.iter().map(Vec::len).max().unwrap_or(0);
+        for from in (0..longest).step_by(at_once) {
             if ended.load(Ordering::Relaxed) {
                 return Err(troika::Error::Cancelled.into());
             }
-            session.feed(part, wanted, &mut |at, row| add(&mut sum, at, row))?;
-            host.count_prefilled(part.len());
+            let part = |text: &'_ Vec<u32>| from..text.len().min(from + at_once);
+            let going_on = |(_, (_, text)): &(usize, (&mut Session, &Vec<u32>))| text.len() > from;
+            let all = sessions.iter_mut().zip(&texts).enumerate().filter(going_on);
+            let (places, mut fed): (Vec<usize>, Vec<_>) =
+                all.map(|(i, (session, text))| (i, (session, &text[part(text)]))).unzip();
+            let mut on_row = |i: usize, at, row: &mut [f32]| add(&mut sum, places[i], at, row);
+            Session::feed_all(&mut fed, wanted, &mut on_row)?;
+            host.count_prefilled(fed.iter().map(|(_, part)| part.len()).sum());
         }
         Ok(sum)
     });

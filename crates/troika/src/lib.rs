@@ -66,6 +66,7 @@ mod open;
 mod options;
 mod perplexity;
 mod planning;
+mod pooling;
 mod profile_file;
 mod prompt;
 mod routing;
@@ -101,6 +102,7 @@ pub use open::Model;
 pub use options::{NpuNumbers, OpenOptions, PlanSource, PredictorOptions, SolveOptions};
 pub use perplexity::{Perplexity, Scored};
 pub use planning::{Planned, make_plan};
+pub use pooling::{Embeddings, Pooling};
 pub use profile_file::{ProfileAt, subject_of};
 pub use prompt::Conversation;
 pub use routing::{

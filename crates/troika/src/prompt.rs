@@ -59,10 +59,16 @@ impl Model {
     pub fn check_text(&self, bytes: usize) -> Result<(), Error> {
         let Some(tokenizer) = &self.opened.text.tokenizer else { return Ok(()) };
         let (context, longest) = (self.opened.context, tokenizer.longest_token());
-        match bytes > context.saturating_mul(longest) {
+        match bytes > self.longest_text() {
             true => Err(Error::TextTooLong { bytes, context, longest }),
             false => Ok(()),
         }
+    }
+
+    /// Bytes of the longest text that could fit the context.
+    pub fn longest_text(&self) -> usize {
+        let longest = self.tokenizer().map_or(usize::MAX, Tokenizer::longest_token);
+        self.opened.context.saturating_mul(longest)
     }
 
     /// Converts text to ids. Also returns the time it took.

@@ -268,6 +268,9 @@ impl Session {
         self.text = None;
         let opened = &self.opened;
         let mut sampler = Sampler::new(request.params.clone());
+        if let Some(tokenizer) = opened.text.tokenizer.clone() {
+            sampler.spell(Box::new(move |id| tokenizer.token_bytes(id).unwrap_or_default()));
+        }
         prompt.iter().for_each(|&t| sampler.accept(t));
         if let Some(constraint) = constraint {
             sampler.constrain(constraint);
@@ -407,6 +410,37 @@ impl Session {
         logits: WantedLogits,
         on_logits: &mut dyn FnMut(usize, &mut [f32]),
     ) -> Result<(), Error> {
+        let norm = self.begin_feed(phase, tokens, logits)?;
+        self.end_feed(norm.as_ref(), on_logits)
+    }
+
+    /// Like [`Session::feed`], for several sessions of a model, which are computed together. Logits
+    /// come with the session's place in the list.
+    ///
+    /// # Errors
+    /// Those of [`Session::feed`], of the first session that has one.
+    pub fn feed_all(
+        fed: &mut [(&mut Session, &[u32])],
+        logits: WantedLogits,
+        on_logits: &mut dyn FnMut(usize, usize, &mut [f32]),
+    ) -> Result<(), Error> {
+        let begin = |(session, tokens): &mut (&mut Session, &[u32])| {
+            session.begin_feed(Phase::Prefill, tokens, logits)
+        };
+        let norms = fed.iter_mut().map(begin).collect::<Result<Vec<_>, _>>()?;
+        for (place, ((session, _), norm)) in fed.iter_mut().zip(&norms).enumerate() {
+            session.end_feed(norm.as_ref(), &mut |at, row| on_logits(place, at, row))?;
+        }
+        Ok(())
+    }
+
+    /// Hands tokens to the engine. Returns the norm of the states, if these are wanted.
+    fn begin_feed(
+        &mut self,
+        phase: Phase,
+        tokens: &[u32],
+        logits: WantedLogits,
+    ) -> Result<Option<FinalNorm>, Error> {
         self.opened.driver.check_free()?;
         self.settle()?;
         self.text = None;
@@ -418,6 +452,16 @@ impl Session {
             _ => None,
         };
         driver.handle.feed(&SequenceInput { seq: self.seq, tokens, logits, phase })?;
+        Ok(norm)
+    }
+
+    /// Waits until the engine is through with them.
+    fn end_feed(
+        &mut self,
+        norm: Option<&FinalNorm>,
+        on_logits: &mut dyn FnMut(usize, &mut [f32]),
+    ) -> Result<(), Error> {
+        let driver = &self.opened.driver;
         let state = self.state.clone();
         // Logits are passed on in the middle of a step: a panic must wait for its end.
         let mut panicked = None;

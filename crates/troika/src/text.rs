@@ -8,6 +8,7 @@ use troika_weights::FileSource;
 
 use crate::error::Error;
 use crate::generation::GenerationDefaults;
+use crate::pooling::Embeddings;
 use crate::source::Source;
 
 /// A model's text side, with warnings for the user. Random weights have none.
@@ -16,6 +17,8 @@ pub(crate) struct ModelText {
     pub tokenizer: Option<Arc<Tokenizer>>,
     pub template: Option<ChatTemplate>,
     pub defaults: GenerationDefaults,
+    /// How embeddings are made, if there are files, or why they cannot be.
+    pub embeddings: Option<Result<Embeddings, String>>,
     pub warnings: Vec<String>,
 }
 
@@ -71,6 +74,7 @@ impl ModelText {
             let by_name = matches!(source, FileSource::Gguf { .. });
             defaults.add_from_tokenizer(tokenizer, by_name);
         }
-        ModelText { tokenizer: tokenizer.map(Arc::new), template, defaults, warnings }
+        let (tokenizer, embeddings) = (tokenizer.map(Arc::new), Some(Embeddings::read(source)));
+        ModelText { tokenizer, template, defaults, embeddings, warnings }
     }
 }
