@@ -3,11 +3,12 @@
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use troika::engine::WantedLogits;
 use troika::engine::sample::{Constraint, Logprobs};
+use troika::engine::{PromptProgress, WantedLogits};
 use troika::{Output, Request, Session, SessionCanceller, SessionOptions, TextPiece};
 
 use crate::grammar::{Grammar, Mask};
@@ -20,6 +21,9 @@ use crate::turn::Turn;
 /// Positions whose logits are read at once: they are kept until then.
 const READ_AT_ONCE: usize = 64;
 
+/// How often it is looked how far a prompt is read.
+const LOOK: Duration = Duration::from_millis(200);
+
 /// Answers to a prompt.
 #[derive(Clone)]
 pub struct Generation {
@@ -31,6 +35,8 @@ pub struct Generation {
     pub choices: usize,
     /// What they must follow.
     pub grammar: Option<Arc<Grammar>>,
+    /// Whether the prompt is computed as a whole, whatever of it is cached.
+    pub fresh: bool,
 }
 
 /// Why an answer could not follow its grammar to the end, if it could not.
@@ -39,6 +45,8 @@ type GrammarFault = Arc<OnceLock<String>>;
 /// What becomes of answers.
 #[derive(Debug)]
 pub enum Progress {
+    /// How far the prompt is read, and since when: first what was cached, at last all.
+    Prompt(PromptProgress, Duration),
     /// A token with the text that it completes.
     Token(usize, TextPiece),
     /// The end, with text that was held back.
@@ -101,7 +109,7 @@ impl Constraint for Constrained {
 /// The queue is full, or the request cannot be served in time.
 pub async fn start(turn: &Turn, generation: Generation) -> Result<Answers, Problem> {
     let permit = turn.enter(&turn.server.queue, generation.choices).await?;
-    let options = SessionOptions { priority: turn.priority(), ..SessionOptions::default() };
+    let options = SessionOptions { fresh: generation.fresh, ..turn.session_options() };
     let mut session = turn.host.model.session_with(options)?;
     let fault = GrammarFault::default();
     begin(&mut session, &generation, 0, &fault)?;
@@ -169,21 +177,27 @@ impl Answering {
     async fn follow(&self, session: &mut Session, choice: usize) -> Option<Result<(), Problem>> {
         let mut failure = self.host.failure();
         let mut is_first = true;
+        let (mut look, mut told) = (tokio::time::interval(LOOK), None);
+        let began = Instant::now();
         loop {
             let piece = tokio::select! {
                 biased;
                 () = self.tell.closed() => return None,
                 piece = poll_fn(|cx| session.poll_piece(cx)) => piece,
                 why = failed(&mut failure) => return Some(Err(Problem::fault(why))),
+                _ = look.tick(), if is_first && choice == 0 => {
+                    self.tell_progress(session, &mut told, began)?;
+                    continue;
+                }
             };
             match piece {
                 Ok(Some(piece)) => {
                     self.host.count_generated();
-                    if std::mem::take(&mut is_first)
-                        && choice == 0
-                        && let Err(problem) = self.start_others(session)
-                    {
-                        return Some(Err(problem));
+                    if std::mem::take(&mut is_first) && choice == 0 {
+                        self.tell_progress(session, &mut told, began)?;
+                        if let Err(problem) = self.start_others(session) {
+                            return Some(Err(problem));
+                        }
                     }
                     self.tell.send(Progress::Token(choice, piece)).ok()?;
                 }
@@ -191,6 +205,25 @@ impl Answering {
                 Err(e) => return Some(Err(e.into())),
             }
         }
+    }
+
+    /// Passes on how far the prompt is read, if that is new; `None` when the client is gone.
+    fn tell_progress(
+        &self,
+        session: &Session,
+        told: &mut Option<PromptProgress>,
+        began: Instant,
+    ) -> Option<()> {
+        let Some(now) = session.progress().filter(|now| Some(*now) != *told) else {
+            return Some(());
+        };
+        let first = PromptProgress { done: now.cached, ..now };
+        for news in told.is_none().then_some(first).into_iter().chain((now != first).then_some(now))
+        {
+            self.tell.send(Progress::Prompt(news, began.elapsed())).ok()?;
+        }
+        *told = Some(now);
+        Some(())
     }
 
     fn start_others(&self, first: &Session) -> Result<(), Problem> {
@@ -211,7 +244,6 @@ impl Answering {
             rest.push_str(text);
             troika::Control::Continue
         }))?;
-        self.host.count_prefilled(output.stats.computed_tokens);
         if let Some(why) = self.fault.get() {
             let why = format!("the answer could not follow its grammar to the end: {why}");
             return Err(Problem::bad(why));
@@ -296,11 +328,11 @@ async fn read<T: Send + 'static>(
         return Err(troika::Error::PromptTooLong { prompt, context, model }.into());
     }
     let permit = turn.enter(&turn.server.queue, 1).await?;
-    let options = SessionOptions { fresh: true, priority: turn.priority() };
+    let options = SessionOptions { fresh: true, ..turn.session_options() };
     let mut session = model.session_with(options)?;
     let ended: Arc<AtomicBool> = Arc::default();
     let guard = EndsWhenDropped { session: session.canceller(), ended: ended.clone() };
-    let (host, tokens) = (turn.host.clone(), tokens.to_vec());
+    let tokens = tokens.to_vec();
     let work = apart(move || {
         let _permit = permit;
         for part in tokens.chunks(READ_AT_ONCE) {
@@ -308,7 +340,6 @@ async fn read<T: Send + 'static>(
                 return Err(troika::Error::Cancelled.into());
             }
             session.feed(part, wanted, &mut |at, row| add(&mut sum, at, row))?;
-            host.count_prefilled(part.len());
         }
         Ok(sum)
     });

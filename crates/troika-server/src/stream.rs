@@ -7,19 +7,25 @@ use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream::unfold;
 use serde_json::Value;
+use tokio::time::Instant;
 
 use crate::chat::{ChatEvent, ChatStream, Usage};
 use crate::json_request;
 use crate::problem::Problem;
 
-/// After so long without news a comment is sent, so that nobody in between takes the connection for
-/// dead.
+/// After so long without anything to send a comment is sent, so that nobody in between takes the
+/// connection for dead.
 const SILENCE: Duration = Duration::from_secs(15);
 
 /// Writes the news of answers in a client's form.
 pub trait EventWriter: Send + 'static {
     /// The type of the stream.
     const CONTENT_TYPE: &'static str = "text/event-stream";
+
+    /// What is sent after a time without news.
+    fn silence(&mut self, out: &mut String) {
+        out.push_str(": waiting\n\n");
+    }
 
     /// What comes first.
     fn begin(&mut self, out: &mut String);
@@ -81,15 +87,12 @@ async fn next<W: EventWriter>(
     mut writer: W,
     out: &mut String,
 ) -> Remaining<W> {
+    let silent_until = Instant::now() + SILENCE;
     // An empty chunk would end the response.
     while out.is_empty() {
-        let mut news = match tokio::time::timeout(SILENCE, stream.next()).await {
-            Ok(news) => news,
-            Err(_) if W::CONTENT_TYPE == "text/event-stream" => {
-                out.push_str(": waiting\n\n");
-                return Remaining::News(stream, writer);
-            }
-            Err(_) => continue,
+        let Ok(mut news) = tokio::time::timeout_at(silent_until, stream.next()).await else {
+            writer.silence(out);
+            break;
         };
         loop {
             match news {

@@ -11,7 +11,7 @@ use troika::Request;
 use troika::engine::sample::Logprobs;
 
 use super::chat::{AnswerForm, finite};
-use super::request::{choices, logprobs, max_tokens};
+use super::request::{choices, fresh, logprobs, max_tokens};
 use super::tokens::check_ids;
 use crate::chat::{ChatEvent, ChatStream, ChoiceAnswer, EndReason, TokenLogprob, Usage};
 use crate::completion::{self, Generation, prompt_logprobs};
@@ -124,7 +124,8 @@ fn asked(fields: &Fields<'_>, turn: &Turn) -> Result<Asked, Problem> {
         ..Request::default()
     };
     let choices = choices(fields)?;
-    let generation = Generation { prompt: Vec::new(), request, choices, grammar: None };
+    let generation =
+        Generation { prompt: Vec::new(), request, choices, grammar: None, fresh: fresh(fields)? };
     Ok(Asked { generation, echo, logprobs })
 }
 
@@ -327,6 +328,11 @@ impl EventWriter for CompletionWriter {
 
     fn event(&mut self, event: ChatEvent, out: &mut String) {
         match event {
+            ChatEvent::Prompt(progress, time) => {
+                let mut nothing = CompletionText::default().json(0);
+                nothing["finish_reason"] = Value::Null;
+                self.form.progress((COMPLETION, nothing), (progress, time), out);
+            }
             ChatEvent::More(index, deltas, logprobs) => {
                 let text = deltas.into_iter().filter_map(|delta| match delta {
                     Delta::Content(text) => Some(text),

@@ -168,7 +168,8 @@ async fn raw(
         Request { params: request.params, max_tokens, stop: request.stop, ..Request::default() };
     let tokens = prompt.len();
     let answers =
-        completion::start(&turn, Generation { prompt, request, choices: 1, grammar }).await?;
+        completion::start(&turn, Generation { prompt, request, choices: 1, grammar, fresh: false })
+            .await?;
     let reader = Format::detect(None).reader(ReaderOptions::default());
     Ok(ChatStream::new(server.metrics.clone(), answers, vec![reader]).of_prompt(tokens))
 }
@@ -222,6 +223,7 @@ fn chat_request(
         stop: options.texts("stop")?,
         ignore_eos: false,
         choices: 1,
+        fresh: false,
         logprobs: match fields.flag("logprobs")? {
             true => Some(logprobs("top_logprobs", fields.get("top_logprobs")?.unwrap_or(0))?),
             false => None,
@@ -370,8 +372,13 @@ impl EventWriter for OllamaWriter {
     /// The first line comes with the first token.
     fn begin(&mut self, _: &mut String) {}
 
+    fn silence(&mut self, out: &mut String) {
+        OllamaWriter::line(&self.form.part(""), out);
+    }
+
     fn event(&mut self, event: ChatEvent, out: &mut String) {
         match event {
+            ChatEvent::Prompt(..) => {}
             ChatEvent::More(_, deltas, logprobs) => {
                 deltas.into_iter().for_each(|delta| match delta {
                     Delta::Content(text) => {

@@ -39,6 +39,8 @@ pub struct ChatRequest {
     pub ignore_eos: bool,
     /// How many answers.
     pub choices: usize,
+    /// Whether the prompt is computed as a whole, whatever of it is cached.
+    pub fresh: bool,
     /// Whether probabilities are told, and of how many other tokens.
     pub logprobs: Option<usize>,
     /// Variables for the chat template.
@@ -140,7 +142,8 @@ impl ChatRequest {
             logprobs: self.logprobs,
             keep_tokens: markers.iter().filter_map(keeps).collect(),
         };
-        let generation = Generation { prompt, request, choices: self.choices, grammar: None };
+        let (choices, fresh) = (self.choices, self.fresh);
+        let generation = Generation { prompt, request, choices, grammar: None, fresh };
         Ok((Prepared { generation, format, reader, tools }, constrain))
     }
 }
