@@ -3,11 +3,12 @@
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use troika::engine::WantedLogits;
 use troika::engine::sample::{Constraint, Logprobs};
+use troika::engine::{PromptProgress, WantedLogits};
 use troika::{
     Finish, Output, Pooling, Request, Session, SessionCanceller, SessionOptions, TextPiece,
 };
@@ -27,6 +28,9 @@ const READ_AT_ONCE: usize = 64;
 
 /// Positions whose states are: they are smaller.
 pub const STATES_AT_ONCE: usize = 256;
+
+/// How often it is looked how far a prompt is read.
+const LOOK: Duration = Duration::from_millis(200);
 
 /// Answers to a prompt.
 #[derive(Clone, Default)]
@@ -53,6 +57,8 @@ type GrammarFault = Arc<OnceLock<String>>;
 /// What becomes of answers.
 #[derive(Debug)]
 pub enum Progress {
+    /// How far the prompt is read, and since when: first what was cached, at last all.
+    Prompt(PromptProgress, Duration),
     /// A token with the text that it completes.
     Token(usize, TextPiece),
     /// The end, with text that was held back.
@@ -125,7 +131,7 @@ impl Constraint for Constrained {
 /// The queue is full, or the request cannot be served in time.
 pub async fn start(turn: &Turn, generation: Generation) -> Result<Answers, Problem> {
     let permit = turn.enter(&turn.server.queue, generation.choices).await?;
-    let options = SessionOptions { priority: turn.priority(), fresh: generation.fresh };
+    let options = SessionOptions { fresh: generation.fresh, ..turn.session_options() };
     let mut session = turn.host.model.session_with(options)?;
     let fault = GrammarFault::default();
     begin(&mut session, &generation, 0, &fault)?;
@@ -197,29 +203,36 @@ impl Answering {
         let mut is_first = true;
         let mut lines = self.generation.lines.map(Lines::within);
         let mut cut = false;
+        let (mut look, mut told) = (tokio::time::interval(LOOK), None);
+        let began = Instant::now();
         loop {
             let piece = tokio::select! {
                 biased;
                 () = self.tell.closed() => return None,
                 piece = poll_fn(|cx| session.poll_piece(cx)) => piece,
                 why = failed(&mut failure) => return Some(Err(Problem::fault(why))),
+                _ = look.tick(), if is_first && choice == 0 => {
+                    self.tell_progress(session, &mut told, began)?;
+                    continue;
+                }
             };
             match piece {
                 // What follows the end of a line that ended the answer.
                 Ok(Some(_)) if cut => {}
                 Ok(Some(mut piece)) => {
                     self.host.count_generated();
-                    let now = std::time::Instant::now();
-                    if let Some(end) = lines.as_mut().and_then(|l| l.end_in(&piece.text, now)) {
+                    if let Some(end) =
+                        lines.as_mut().and_then(|l| l.end_in(&piece.text, Instant::now()))
+                    {
                         piece.text.truncate(end);
                         session.canceller().cancel();
                         cut = true;
                     }
-                    if std::mem::take(&mut is_first)
-                        && choice == 0
-                        && let Err(problem) = self.start_others(session)
-                    {
-                        return Some(Err(problem));
+                    if std::mem::take(&mut is_first) && choice == 0 {
+                        self.tell_progress(session, &mut told, began)?;
+                        if let Err(problem) = self.start_others(session) {
+                            return Some(Err(problem));
+                        }
                     }
                     self.tell.send(Progress::Token(choice, piece)).ok()?;
                 }
@@ -227,6 +240,25 @@ impl Answering {
                 Err(e) => return Some(Err(e.into())),
             }
         }
+    }
+
+    /// Passes on how far the prompt is read, if that is new; `None` when the client is gone.
+    fn tell_progress(
+        &self,
+        session: &Session,
+        told: &mut Option<PromptProgress>,
+        began: Instant,
+    ) -> Option<()> {
+        let Some(now) = session.progress().filter(|now| Some(*now) != *told) else {
+            return Some(());
+        };
+        let first = PromptProgress { done: now.cached, ..now };
+        for news in told.is_none().then_some(first).into_iter().chain((now != first).then_some(now))
+        {
+            self.tell.send(Progress::Prompt(news, began.elapsed())).ok()?;
+        }
+        *told = Some(now);
+        Some(())
     }
 
     fn start_others(&self, first: &Session) -> Result<(), Problem> {
@@ -251,7 +283,6 @@ impl Answering {
             // It follows the end of a line that ended the answer.
             rest.clear();
         }
-        self.host.count_prefilled(output.stats.computed_tokens);
         if let Some(why) = self.fault.get() {
             let why = format!("the answer could not follow its grammar to the end: {why}");
             return Err(Problem::bad(why));
@@ -346,13 +377,12 @@ async fn read<T: Send + 'static>(
     }
     Record::current().note(|told| told.prompt += texts.iter().map(Vec::len).sum::<usize>());
     let permit = turn.enter(&turn.server.queue, 1).await?;
-    let options = SessionOptions { fresh: true, priority: turn.priority() };
+    let options = SessionOptions { fresh: true, ..turn.session_options() };
     let open = |_: &Vec<u32>| model.session_with(options);
     let mut sessions = texts.iter().map(open).collect::<Result<Vec<Session>, _>>()?;
     let ended: Arc<AtomicBool> = Arc::default();
     let cancellers = sessions.iter().map(Session::canceller).collect();
     let guard = EndsWhenDropped { sessions: cancellers, ended: ended.clone() };
-    let host = turn.host.clone();
     let at_once = if wanted == WantedLogits::States { STATES_AT_ONCE } else { READ_AT_ONCE };
     let work = apart(move || {
         let _permit = permit;
@@ -368,7 +398,6 @@ async fn read<T: Send + 'static>(
                 all.map(|(i, (session, text))| (i, (session, &text[part(text)]))).unzip();
             let mut on_row = |i: usize, at, row: &mut [f32]| add(&mut sum, places[i], at, row);
             Session::feed_all(&mut fed, wanted, &mut on_row)?;
-            host.count_prefilled(fed.iter().map(|(_, part)| part.len()).sum());
         }
         Ok(sum)
     });

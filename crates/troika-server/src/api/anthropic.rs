@@ -101,6 +101,7 @@ fn chat_request(fields: &Fields<'_>, host: &InUse) -> Result<ChatRequest, Proble
         stop: fields.texts("stop_sequences")?,
         ignore_eos: false,
         choices: 1,
+        fresh: false,
         logprobs: None,
         extra,
         thinking_budget: thinking_budget(fields)?,
@@ -267,6 +268,7 @@ enum BlockKind {
 struct MessageWriter {
     form: MessageForm,
     prompt_tokens: usize,
+    begun: bool,
     /// Blocks so far.
     blocks: usize,
     open: Option<BlockKind>,
@@ -276,7 +278,19 @@ struct MessageWriter {
 impl MessageWriter {
     fn new(form: MessageForm, prompt_tokens: usize) -> MessageWriter {
         let ended = ("end_turn", Value::Null);
-        MessageWriter { form, prompt_tokens, blocks: 0, open: None, ended }
+        MessageWriter { form, prompt_tokens, begun: false, blocks: 0, open: None, ended }
+    }
+
+    /// Writes the beginning once it is known how much of the prompt was cached.
+    fn start(&mut self, cached: usize, out: &mut String) {
+        if std::mem::replace(&mut self.begun, true) {
+            return;
+        }
+        let mut message = self.form.message(json!([]));
+        let used = Usage { prompt: self.prompt_tokens, cached, ..Usage::default() };
+        message["usage"] = usage(&used);
+        stream::named("message_start", &json!({"type": "message_start", "message": message}), out);
+        stream::named("ping", &json!({"type": "ping"}), out);
     }
 
     fn close(&mut self, out: &mut String) {
@@ -308,15 +322,12 @@ impl MessageWriter {
 
 impl EventWriter for MessageWriter {
     fn begin(&mut self, out: &mut String) {
-        let mut message = self.form.message(json!([]));
-        let used = Usage { prompt: self.prompt_tokens, ..Usage::default() };
-        message["usage"] = usage(&used);
-        stream::named("message_start", &json!({"type": "message_start", "message": message}), out);
-        stream::named("ping", &json!({"type": "ping"}), out);
+        out.push_str(": begun\n\n");
     }
 
     fn event(&mut self, event: ChatEvent, out: &mut String) {
         match event {
+            ChatEvent::Prompt(progress, _) => self.start(progress.cached, out),
             ChatEvent::More(_, deltas, _) => deltas.into_iter().for_each(|delta| match delta {
                 Delta::Content(text) => {
                     self.open(BlockKind::Text, json!({"type": "text", "text": ""}), out);
@@ -342,6 +353,7 @@ impl EventWriter for MessageWriter {
     }
 
     fn end(&mut self, all: &Usage, out: &mut String) {
+        self.start(all.cached, out);
         self.close(out);
         let (reason, sequence) = &self.ended;
         let delta = json!({"stop_reason": reason, "stop_sequence": sequence});

@@ -12,7 +12,7 @@ use troika::engine::sample::Logprobs;
 
 use super::chat::{AnswerForm, finite};
 use super::prompts::{Prompt, prompts};
-use super::request::{choices, go_on, logprobs, max_tokens};
+use super::request::{choices, fresh, go_on, logprobs, max_tokens};
 use crate::chat::{ChatEvent, ChatStream, ChoiceAnswer, EndReason, TokenLogprob, Usage};
 use crate::completion::{Generation, prompt_logprobs};
 use crate::fields::Fields;
@@ -127,7 +127,8 @@ fn asked(fields: &Fields<'_>, turn: &Turn) -> Result<Asked, Problem> {
         ..Request::default()
     };
     let choices = choices(fields)?;
-    let generation = Generation { request, choices, ..Generation::default() };
+    let fresh = fresh(fields)?;
+    let generation = Generation { request, choices, fresh, ..Generation::default() };
     Ok(Asked { generation, echo, logprobs })
 }
 
@@ -288,6 +289,11 @@ impl EventWriter for CompletionWriter {
 
     fn event(&mut self, event: ChatEvent, out: &mut String) {
         match event {
+            ChatEvent::Prompt(progress, time) => {
+                let mut nothing = CompletionText::default().json(0);
+                nothing["finish_reason"] = Value::Null;
+                self.form.progress((COMPLETION, nothing), (progress, time), out);
+            }
             ChatEvent::More(index, deltas, logprobs) => {
                 let text = deltas.into_iter().filter_map(|delta| match delta {
                     Delta::Content(text) => Some(text),

@@ -235,6 +235,7 @@ fn chat_request(
         stop: options.texts("stop")?,
         ignore_eos: false,
         choices: 1,
+        fresh: false,
         logprobs: match fields.flag("logprobs")? {
             true => Some(logprobs("top_logprobs", fields.get("top_logprobs")?.unwrap_or(0))?),
             false => None,
@@ -401,6 +402,7 @@ impl EventWriter for OllamaWriter {
 
     fn event(&mut self, event: ChatEvent, out: &mut String) {
         match event {
+            ChatEvent::Prompt(..) => {}
             ChatEvent::More(_, deltas, logprobs) => {
                 deltas.into_iter().for_each(|delta| match delta {
                     Delta::Content(text) => {

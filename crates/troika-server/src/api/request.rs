@@ -47,6 +47,7 @@ pub fn chat_request(
         stop: fields.texts("stop")?,
         ignore_eos: fields.flag("ignore_eos")?,
         choices: choices(fields)?,
+        fresh: fresh(fields)?,
         logprobs: None,
         extra: super::thinking::variables(fields, host)?,
         thinking_budget: max_tokens(fields, BUDGETS)?,
@@ -72,6 +73,15 @@ pub fn max_tokens(fields: &Fields<'_>, names: &[&str]) -> Result<Option<usize>, 
         }
     }
     Ok(None)
+}
+
+/// Whether the prompt is computed as a whole, whatever of it is cached: llama.cpp's `cache_prompt`
+/// says no.
+///
+/// # Errors
+/// It is neither true nor false.
+pub fn fresh(fields: &Fields<'_>) -> Result<bool, Problem> {
+    Ok(fields.get("cache_prompt")? == Some(false))
 }
 
 /// How many answers.

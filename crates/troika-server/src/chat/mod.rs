@@ -41,6 +41,8 @@ pub struct ChatRequest {
     pub ignore_eos: bool,
     /// How many answers.
     pub choices: usize,
+    /// Whether the prompt is computed as a whole, whatever of it is cached.
+    pub fresh: bool,
     /// Whether probabilities are told, and of how many other tokens.
     pub logprobs: Option<usize>,
     /// Variables for the chat template.
@@ -147,8 +149,9 @@ impl ChatRequest {
             logprobs: self.logprobs,
             keep_tokens: markers.iter().filter_map(keeps).collect(),
         };
-        let choices = self.choices;
-        let generation = Generation { prompt, request, choices, thinking, ..Generation::default() };
+        let (choices, fresh) = (self.choices, self.fresh);
+        let generation =
+            Generation { prompt, request, choices, thinking, fresh, ..Generation::default() };
         Ok((Prepared { generation, format, reader, tools }, constrain))
     }
 }
