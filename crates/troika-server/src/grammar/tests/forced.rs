@@ -147,7 +147,7 @@ fn readers_read_what_grammars_force() {
         for special in [false, true] {
             let tokens = Tokens::new(*calls, special);
             let vocabulary = tokens.vocabulary();
-            for seed in 0..12 {
+            for seed in 0..24 {
                 let (parallel, opened) = (seed % 2 == 1, seed % 3 == 1);
                 let find = |text: &str| tokens.special(text);
                 let lark = format(*calls).call_grammar(&tools, parallel, opened, &find);
