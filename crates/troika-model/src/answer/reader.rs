@@ -162,9 +162,8 @@ impl Tagged {
     async fn call(&mut self, marker: &str, bare: bool) {
         self.fresh = false;
         let after_marker = std::mem::take(&mut self.after_marker);
-        let of_marker = move |raw: &str| match after_marker {
-            true => raw.len() - raw.trim_start_matches('\n').len(),
-            false => 0,
+        let of_marker = move |raw: &str| {
+            if after_marker { raw.len() - raw.trim_start_matches('\n').len() } else { 0 }
         };
         let text = match self.calls(marker, bare).await {
             Ok(()) => {
