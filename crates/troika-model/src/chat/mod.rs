@@ -167,6 +167,9 @@ impl ChatTemplate {
             slow.set(rendered == Err(ChatError::Slow));
             rendered.ok().map(|prompt| prompt.text)
         });
+        if slow.get() {
+            return Err(ChatError::Slow);
+        }
         render(&ChatInput { messages, ..input })
     }
 }

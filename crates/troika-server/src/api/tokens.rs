@@ -36,7 +36,7 @@ pub async fn tokenize(
     let pieces = fields.flag("with_pieces")?;
     let parse_special = fields.get("parse_special")?.unwrap_or(true);
     let turn = Turn::new(&server, &host, call.client);
-    let given = talk.as_ref().map_or(&[][..], |talk| &talk.messages);
+    let given = talk.as_ref().map_or(&[][..], |talk| talk.messages.as_slice());
     let of_text = text.as_ref().map_or(0, String::len);
     host.model.check_text(of_text + text_bytes(given))?;
     let bytes = of_text + given.iter().map(limits::size).sum::<usize>();
