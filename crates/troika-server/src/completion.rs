@@ -11,7 +11,7 @@ use troika::engine::sample::{Constraint, Logprobs};
 use troika::{Finish, Output, Request, Session, SessionCanceller, SessionOptions, TextPiece};
 
 use crate::grammar::{Grammar, Mask};
-use crate::line_limit::{LineLimit, Lines};
+use crate::line_limit::LineLimit;
 use crate::open_model::InUse;
 use crate::problem::Problem;
 use crate::queue::{Permit, QueueError};
@@ -174,7 +174,7 @@ impl Answering {
     async fn follow(&self, session: &mut Session, choice: usize) -> Option<Result<(), Problem>> {
         let mut failure = self.host.failure();
         let mut is_first = true;
-        let mut lines = self.generation.lines.map(Lines::within);
+        let mut lines = self.generation.lines;
         let mut cut = false;
         loop {
             let piece = tokio::select! {
