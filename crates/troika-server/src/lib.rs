@@ -8,11 +8,13 @@
 mod api;
 mod chat;
 mod completion;
+mod cross_origin;
 mod fields;
 mod grammar;
 mod guard;
 mod ids;
 mod json_request;
+mod known;
 mod limits;
 mod line_limit;
 mod metrics;
@@ -22,11 +24,14 @@ mod options;
 mod page;
 mod problem;
 mod queue;
+mod record;
 mod sampling;
 mod serve;
 mod state;
 mod stream;
+mod thinking;
 mod turn;
+mod unpack;
 
 pub use options::{Log, ModelOffer, ServerOptions};
 pub use serve::{Ended, ServerError, serve};

@@ -62,7 +62,6 @@ struct Shared {
     figures: Mutex<Figures>,
     recent: Mutex<Recent>,
     watchers: AtomicUsize,
-    prefilled: AtomicU64,
     generated: AtomicU64,
 }
 
@@ -253,11 +252,6 @@ impl OpenModel {
         lock(&self.shared.figures).clone()
     }
 
-    /// Counts tokens of a prompt that were computed.
-    pub fn count_prefilled(&self, tokens: usize) {
-        self.shared.prefilled.fetch_add(tokens as u64, Ordering::Relaxed);
-    }
-
     /// Counts a generated token.
     pub fn count_generated(&self) {
         self.shared.generated.fetch_add(1, Ordering::Relaxed);
@@ -402,14 +396,13 @@ impl EngineThread {
         // Between steps the engine is free: nobody else steps it for long.
         let Ok(engine) = self.model.engine() else { return };
         let (memory, sequences) = (engine.memory(), engine.handle().open_sequences());
+        let read = engine.read_tokens();
         drop(engine);
         let seconds = std::mem::replace(&mut self.made, Instant::now()).elapsed().as_secs_f64();
         let rate = |n: u64| if seconds > 0.0 { n as f64 / seconds } else { 0.0 };
-        let counted = (
-            self.shared.prefilled.load(Ordering::Relaxed),
-            self.shared.generated.load(Ordering::Relaxed),
-        );
+        let counted = (read, self.shared.generated.load(Ordering::Relaxed));
         let before = std::mem::replace(&mut self.counted, counted);
+        self.metrics.read(&self.name, counted.0 - before.0);
         let share = |time: &Duration| (time.as_secs_f64() / seconds.max(1e-9)).min(1.0);
         let hits = self.model.expert_stats().filter(|s| s.chosen > 0);
         let busy = std::mem::take(&mut self.busy);

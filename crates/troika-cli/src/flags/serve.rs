@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
+use troika::Pooling;
 
 use super::keys::KeyArgs;
 use super::open::OpenArgs;
@@ -49,7 +50,8 @@ pub struct ServeArgs {
     #[arg(long = "allowed-host", value_name = "NAME", value_delimiter = ',')]
     #[arg(env = "TROIKA_ALLOWED_HOST")]
     pub hosts: Vec<String>,
-    /// A site whose pages may call this server: its scheme, name and port, as a browser says them
+    /// A site whose pages may call this server: its scheme, name and port, as a browser says them;
+    /// http://localhost:* for all its ports, * for all sites
     #[arg(long = "allowed-origin", value_name = "ORIGIN", value_delimiter = ',')]
     #[arg(env = "TROIKA_ALLOWED_ORIGIN")]
     pub origins: Vec<String>,
@@ -57,6 +59,10 @@ pub struct ServeArgs {
     #[arg(long, visible_alias = "np", value_name = "N", default_value_t = 16)]
     #[arg(value_parser = sequence_count(), env = "TROIKA_PARALLEL")]
     pub parallel: usize,
+    /// Which states are an embedding [default: as the model's files say, or the mean]
+    #[arg(long, value_name = "P", value_parser = Pooling::ALL.map(Pooling::name))]
+    #[arg(env = "TROIKA_POOLING")]
+    pub pooling: Option<String>,
     /// Requests that may wait; others are told when to come back
     #[arg(long, value_name = "N", default_value_t = 1024, env = "TROIKA_QUEUE")]
     pub queue: usize,
@@ -88,7 +94,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "S", default_value_t = 10.0, value_parser = seconds)]
     #[arg(env = "TROIKA_GRACE")]
     pub grace: f64,
-    /// Print a line for each request: its path, status and time
+    /// Print a line for each request when it ends: its path, status, times and tokens
     #[arg(short, long, env = "TROIKA_VERBOSE")]
     pub verbose: bool,
     #[command(flatten)]

@@ -12,7 +12,7 @@ use troika::engine::sample::Logprobs;
 
 use super::chat::{AnswerForm, finite};
 use super::prompts::{Prompt, prompts};
-use super::request::{choices, go_on, logprobs, max_tokens};
+use super::request::{choices, fresh, go_on, logprobs, max_tokens};
 use crate::chat::{ChatEvent, ChatStream, ChoiceAnswer, EndReason, TokenLogprob, Usage};
 use crate::completion::{Generation, prompt_logprobs};
 use crate::fields::Fields;
@@ -85,7 +85,7 @@ pub async fn completions(
         let writer = CompletionWriter { form, n, at: vec![echoed.end; n], echoed };
         return Ok(stream::respond(answers, writer));
     }
-    let part = |(i, prompt)| whole(turn.part(i), &asked, prompt);
+    let part = |(i, prompt)| completed(turn.part(i), &asked, prompt);
     let answers: Vec<_> = prompts.iter().enumerate().map(part).collect();
     let mut answers = iter(answers).buffered(server.options.parallel.max(1)).enumerate();
     let (mut all, mut sum) = (Vec::new(), Usage::default());
@@ -97,6 +97,7 @@ pub async fn completions(
             prompt: sum.prompt + used.prompt,
             cached: sum.cached + used.cached,
             completion: sum.completion + used.completion,
+            reasoning: 0,
             first,
         };
     }
@@ -126,7 +127,8 @@ fn asked(fields: &Fields<'_>, turn: &Turn) -> Result<Asked, Problem> {
         ..Request::default()
     };
     let choices = choices(fields)?;
-    let generation = Generation { request, choices, ..Generation::default() };
+    let fresh = fresh(fields)?;
+    let generation = Generation { request, choices, fresh, ..Generation::default() };
     Ok(Asked { generation, echo, logprobs })
 }
 
@@ -155,7 +157,7 @@ async fn echoed(turn: &Turn, asked: &Asked, prompt: &Prompt) -> Result<Completio
 }
 
 /// The answers to a prompt, when they are complete.
-async fn whole(
+async fn completed(
     turn: Turn,
     asked: &Asked,
     prompt: &Prompt,
@@ -207,7 +209,9 @@ impl CompletionText {
         };
         let spelled = text(token);
         self.offsets.push(self.end);
-        self.end += spelled.chars().count();
+        // A character in several tokens begins in the first of them.
+        let bytes = host.model.tokenizer().and_then(|t| t.token_bytes(token)).unwrap_or_default();
+        self.end += bytes.iter().filter(|byte| **byte & 0xc0 != 0x80).count();
         self.tokens.push(spelled.clone().into());
         let Some(logprobs) = logprobs else {
             self.token_logprobs.push(Value::Null);
@@ -285,6 +289,11 @@ impl EventWriter for CompletionWriter {
 
     fn event(&mut self, event: ChatEvent, out: &mut String) {
         match event {
+            ChatEvent::Prompt(progress, time) => {
+                let mut nothing = CompletionText::default().json(0);
+                nothing["finish_reason"] = Value::Null;
+                self.form.progress((COMPLETION, nothing), (progress, time), out);
+            }
             ChatEvent::More(index, deltas, logprobs) => {
                 let text = deltas.into_iter().filter_map(|delta| match delta {
                     Delta::Content(text) => Some(text),

@@ -18,7 +18,10 @@ mod responses;
 mod responses_form;
 mod responses_input;
 mod responses_stream;
+mod thinking;
 mod tokens;
+
+pub use ollama::rfc3339;
 
 use std::sync::Arc;
 

@@ -15,7 +15,7 @@ fn model(name: &str, listed: &ListedModel) -> Value {
     let mut model = json!({
         "id": name,
         "object": "model",
-        "created": 0,
+        "created": listed.modified.as_secs(),
         "owned_by": "troika",
     });
     if let ModelState::Open(host) = &listed.state {

@@ -13,7 +13,7 @@ use super::prompts::Prompt;
 use super::request::{go_on, logprobs, max_tokens};
 use crate::chat::{
     ChatEvent, ChatRequest, ChatStream, ChoiceAnswer, EndReason, TokenLogprob, Tools, Usage,
-    chat_messages,
+    arguments_so_far, chat_messages,
 };
 use crate::completion::Generation;
 use crate::fields::Fields;
@@ -27,6 +27,7 @@ use crate::state::Server;
 use crate::stream::{self, EventWriter};
 use crate::turn::Turn;
 use troika::model::answer::Delta;
+use troika::model::chat::rfc3339;
 
 /// Which of the two is answered.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -44,15 +45,16 @@ pub async fn chat(
     call: JsonRequest,
 ) -> Result<Response, Problem> {
     let fields = call.fields();
-    let messages = with_thinking(fields.value("messages"))?;
-    let says = messages.as_ref().is_some_and(|m| m.as_array().is_none_or(|m| !m.is_empty()));
+    let messages = fields.value("messages");
+    without_images(messages)?;
+    let says = messages.is_some_and(|m| m.as_array().is_none_or(|m| !m.is_empty()));
     let form = match begin(&server, &call, Verb::Chat, says).await? {
         Begun::Answer(form) => form,
         Begun::Done(response) => return Ok(response),
     };
     let host = form.host.clone();
     let tools = Tools::read(&fields, "parameters")?;
-    let request = chat_request(&fields, &host, chat_messages(messages.as_ref())?, tools)?;
+    let request = chat_request(&fields, &host, chat_messages(messages)?, tools)?;
     let answers = super::request::start(&server, &host, call.client, request).await?;
     form.respond(answers, &fields).await
 }
@@ -66,11 +68,6 @@ pub async fn generate(
     call: JsonRequest,
 ) -> Result<Response, Problem> {
     let fields = call.fields();
-    fields.refuse(&[
-        ("images", READS_TEXT),
-        ("template", "the model's own template is used; send the prompt as raw instead"),
-        ("context", "send the conversation to /api/chat instead"),
-    ])?;
     let prompt: String = fields.get("prompt")?.unwrap_or_default();
     let form = match begin(&server, &call, Verb::Generate, !prompt.is_empty()).await? {
         Begun::Answer(form) => form,
@@ -197,24 +194,16 @@ async fn raw(
     go_on(&turn, Generation { prompt, request, choices: 1, grammar, ..Generation::default() }).await
 }
 
-/// What Ollama says of pictures, and why.
-const READS_TEXT: &str = "this model is missing data required for image input: it reads text only";
-
-/// Messages with their reasoning under the name that templates know.
-///
-/// # Errors
-/// They have pictures.
-fn with_thinking(messages: Option<&Value>) -> Result<Option<Value>, Problem> {
-    let Some(mut messages) = messages.cloned() else { return Ok(None) };
-    // Anything but a list of objects is refused where messages are read.
-    let list = messages.as_array_mut().into_iter().flatten();
-    for message in list.filter_map(Value::as_object_mut) {
-        Fields::of(message).refuse(&[("images", READS_TEXT)])?;
-        if let Some(thinking) = message.remove("thinking") {
-            message.insert("reasoning_content".into(), thinking);
-        }
+/// Refuses messages with pictures, in Ollama's words.
+fn without_images(messages: Option<&Value>) -> Result<(), Problem> {
+    let mut list = messages.and_then(Value::as_array).into_iter().flatten();
+    match list.any(|m| m["images"].as_array().is_some_and(|images| !images.is_empty())) {
+        true => Err(Problem::field(
+            "images",
+            "this model is missing data required for image input: it reads text only",
+        )),
+        false => Ok(()),
     }
-    Ok(Some(messages))
 }
 
 fn chat_request(
@@ -237,18 +226,6 @@ fn chat_request(
             return Err(Problem::field("format", "format has to be \"json\" or a JSON schema"));
         }
     };
-    let mut extra = Map::new();
-    if let Some(think) = fields.value("think") {
-        if !think.is_boolean() && !matches!(think.as_str(), Some("low" | "medium" | "high" | "max"))
-        {
-            let must = "think has to be true, false, \"low\", \"medium\", \"high\" or \"max\"";
-            return Err(Problem::field("think", must));
-        }
-        extra.insert("enable_thinking".into(), (*think != false).into());
-        if think.is_string() {
-            extra.insert("reasoning_effort".into(), think.clone());
-        }
-    }
     Ok(ChatRequest {
         messages,
         tools,
@@ -258,11 +235,13 @@ fn chat_request(
         stop: options.texts("stop")?,
         ignore_eos: false,
         choices: 1,
+        fresh: false,
         logprobs: match fields.flag("logprobs")? {
             true => Some(logprobs("top_logprobs", fields.get("top_logprobs")?.unwrap_or(0))?),
             false => None,
         },
-        extra,
+        extra: super::thinking::variables(fields, host)?,
+        thinking_budget: None,
         split_reasoning: true,
         whole_calls: true,
         continues: false,
@@ -272,15 +251,6 @@ fn chat_request(
 /// The time as RFC 3339 says it.
 fn now() -> String {
     rfc3339(ids::since_1970())
-}
-
-/// A time since 1970 as RFC 3339 says it.
-pub fn rfc3339(time: Duration) -> String {
-    let (year, month, day) = troika::date_of_day((time.as_secs() / 86_400) as i64);
-    let rest = time.as_secs() % 86_400;
-    let (hour, minute, second) = (rest / 3600, rest / 60 % 60, rest % 60);
-    let nanos = time.subsec_nanos();
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{nanos:09}Z")
 }
 
 /// An answer, or the end of one with its reason.
@@ -393,8 +363,7 @@ impl OllamaForm {
 }
 
 fn tool_call(name: &str, arguments: &str) -> Value {
-    let arguments: Value = serde_json::from_str(arguments).unwrap_or(json!({}));
-    json!({"function": {"name": name, "arguments": arguments}})
+    json!({"function": {"name": name, "arguments": arguments_so_far(arguments)}})
 }
 
 /// Writes an object a line.
@@ -427,8 +396,13 @@ impl EventWriter for OllamaWriter {
     /// The first line comes with the first token.
     fn begin(&mut self, _: &mut String) {}
 
+    fn waiting(&self, out: &mut String) {
+        OllamaWriter::line(&self.form.part(""), out);
+    }
+
     fn event(&mut self, event: ChatEvent, out: &mut String) {
         match event {
+            ChatEvent::Prompt(..) => {}
             ChatEvent::More(_, deltas, logprobs) => {
                 deltas.into_iter().for_each(|delta| match delta {
                     Delta::Content(text) => {

@@ -10,13 +10,13 @@ use serde_json::{Value, json};
 use troika::model::families::gguf_name;
 use troika::model::spec::Layer;
 
-use super::ollama::rfc3339;
 use crate::ids;
 use crate::json_request::{self, JsonRequest};
 use crate::models::{ListedModel, ModelState};
 use crate::open_model::OpenModel;
 use crate::problem::Problem;
 use crate::state::Server;
+use troika::model::chat::rfc3339;
 
 /// The version of Ollama's interface that is spoken: editors ask whether it is new enough.
 const VERSION: &str = "0.12.0";
