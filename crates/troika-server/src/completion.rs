@@ -14,7 +14,7 @@ use troika::{
 };
 
 use crate::grammar::{Grammar, Mask};
-use crate::line_limit::{LineLimit, Lines};
+use crate::line_limit::LineLimit;
 use crate::open_model::InUse;
 use crate::problem::Problem;
 use crate::queue::{Permit, QueueError};
@@ -201,7 +201,7 @@ impl Answering {
     async fn follow(&self, session: &mut Session, choice: usize) -> Option<Result<(), Problem>> {
         let mut failure = self.host.failure();
         let mut is_first = true;
-        let mut lines = self.generation.lines.map(Lines::within);
+        let mut lines = self.generation.lines;
         let mut cut = false;
         let (mut look, mut told) = (tokio::time::interval(LOOK), None);
         let began = Instant::now();

@@ -199,8 +199,11 @@ pub async fn llama_embeddings(
     State(server): State<Arc<Server>>,
     call: JsonRequest,
 ) -> Result<Response, Problem> {
-    let name = if call.fields().value("content").is_some() { "content" } else { "input" };
-    let Embedded { rows, .. } = embed(&server, &call, name).await?;
+    let fields = call.fields();
+    let name = if fields.value("content").is_some() { "content" } else { "input" };
+    let (normalized, dimensions) = (normalized(&fields)?, fields.get("dimensions")?);
+    let form = Form { name, truncate: false, normalized, dimensions };
+    let Embedded { rows, .. } = embed(&server, &call, form).await?;
     let row = |(index, row): (usize, &Vec<f32>)| json!({"index": index, "embedding": [row]});
     Ok(json_request::json(&rows.iter().enumerate().map(row).collect::<Value>()))
 }
@@ -218,7 +221,11 @@ pub async fn ollama_embed(
     let truncate = fields.get("truncate")?.unwrap_or(true);
     let dimensions = fields.get("dimensions")?;
     let form = Form { name: "input", truncate, normalized: Some(true), dimensions };
+    let kept = super::ollama::keep_alive(&fields)?;
     let Embedded { host, rows, tokens } = embed(&server, &call, form).await?;
+    if let Some(time) = kept {
+        host.keep(time);
+    }
     Ok(json_request::json(&json!({
         "model": host.name,
         "embeddings": rows,

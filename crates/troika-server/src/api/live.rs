@@ -162,8 +162,6 @@ pub async fn events(State(server): State<Arc<Server>>) -> Response {
 pub struct OfModel {
     /// Its name.
     pub model: Option<String>,
-    /// Whether a free slot is asked for.
-    pub fail_on_no_slot: Option<String>,
 }
 
 /// What runs where, and why.

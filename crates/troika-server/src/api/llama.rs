@@ -14,9 +14,9 @@ use troika::engine::sample::SampleParams;
 use troika::model::answer::Delta;
 use troika::model::tokenizer::{Infill, TokenizerError};
 
-use super::chat::{timings, token_logprob};
+use super::chat::{prompt_progress, timings, token_logprob};
 use super::prompts::{Prompt, fim, prompts};
-use super::request::{choices, go_on, logprobs, max_tokens};
+use super::request::{choices, fresh, go_on, logprobs, max_tokens};
 use crate::chat::{ChatEvent, EndReason, TokenLogprob, Usage};
 use crate::completion::Generation;
 use crate::fields::Fields;
@@ -141,6 +141,7 @@ struct Asked {
     settings: Value,
     probabilities: usize,
     with_tokens: bool,
+    with_progress: bool,
     fields: Vec<String>,
 }
 
@@ -169,16 +170,17 @@ impl Asked {
         };
         let time = fields.get::<i64>("t_max_predict_ms")?.and_then(|ms| u64::try_from(ms).ok());
         let time = time.filter(|ms| *ms > 0).map(Duration::from_millis);
-        let lines = Some(LineLimit { indent: fields.get("n_indent")?.unwrap_or(0), time });
+        let lines = Some(LineLimit::new(fields.get("n_indent")?.unwrap_or(0), time));
         let grammar = match super::constrain::read(fields)? {
             Some(constrain) => Some(turn.compile(constrain).await?),
             None => None,
         };
-        let fresh = !fields.get("cache_prompt")?.unwrap_or(true);
+        let fresh = fresh(fields)?;
         let generation =
-            Generation { prompt: Vec::new(), request, choices: 1, grammar, lines, fresh };
+            Generation { request, choices: 1, grammar, lines, fresh, ..Generation::default() };
+        let with_progress = fields.flag("return_progress")?;
         let fields = fields.get("response_fields")?.unwrap_or_default();
-        Ok(Asked { generation, host, settings, probabilities, with_tokens, fields })
+        Ok(Asked { generation, host, settings, probabilities, with_tokens, with_progress, fields })
     }
 }
 
@@ -284,6 +286,13 @@ impl EventWriter for LlamaWriter {
 
     fn event(&mut self, event: ChatEvent, out: &mut String) {
         match event {
+            ChatEvent::Prompt(progress, time) => {
+                if self.part.asked.with_progress {
+                    let mut more = self.part.more("", &[]);
+                    more["prompt_progress"] = prompt_progress(progress, time);
+                    stream::data(&more, out);
+                }
+            }
             ChatEvent::More(_, deltas, logprobs) => {
                 let text = deltas.into_iter().filter_map(|delta| match delta {
                     Delta::Content(text) => Some(text),

@@ -145,7 +145,7 @@ pub async fn show(
     let list = server.models.list();
     let listed = list.iter().find(|listed| listed.name == host.name);
     let gone = || Problem::new(StatusCode::NOT_FOUND, "the model was closed; ask again");
-    let (model, spec) = (&host.model, host.model.spec());
+    let spec = host.model.spec();
     let arch = gguf_name(&spec.family);
     let mut info = json!({
         "general.architecture": arch,

@@ -58,7 +58,8 @@ impl Prompt {
         })?;
         let suffix = encode(suffix, host, false)?;
         // The beginning of the text comes before the prefix.
-        let prefix = &self.ids[usize::from(tokenizer.begins() == self.ids.first().copied())..];
+        let begins = tokenizer.begins().and_then(|id| self.ids.strip_prefix(&[id]));
+        let prefix = begins.unwrap_or(&self.ids);
         Ok(Prompt { ids: fim.between(tokenizer, prefix, &suffix), ..self })
     }
 }

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use axum::extract::{Query, State};
-use axum::http::StatusCode;
 use axum::response::Response;
 use serde_json::{Value, json};
 use troika::model::tokenizer::Tokenizer;
@@ -52,16 +51,13 @@ pub async fn props(
 /// Answers that are computed at once. They have no place of their own: the first are those at work.
 ///
 /// # Errors
-/// There is no such model, or no slot is free, if the query asks for one.
+/// There is no such model, or it cannot be opened.
 pub async fn slots(
     State(server): State<Arc<Server>>,
     Query(of): Query<OfModel>,
 ) -> Result<Response, Problem> {
     let host = server.model(of.model.as_deref()).await?;
     let (all, busy) = (server.options.parallel, server.queue.running());
-    if of.fail_on_no_slot.is_some() && busy >= all {
-        return Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "no slot available"));
-    }
     let context = host.model.context();
     let slot = |id| json!({"id": id, "n_ctx": context, "is_processing": id < busy});
     Ok(json_request::json(&(0..all).map(slot).collect::<Value>()))
