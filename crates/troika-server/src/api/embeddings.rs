@@ -128,8 +128,10 @@ async fn embed(server: &Arc<Server>, call: &JsonRequest, form: Form) -> Result<E
         parts.map(|(i, texts)| completion::embeddings(turn.part(i), texts, pooling)).collect();
     let rows: Vec<Vec<Vec<f64>>> =
         iter(parts).buffered(server.options.parallel.max(1)).try_collect().await?;
-    let shaped = rows.into_iter().flatten().map(|row| shaped(&row[..kept], normalized));
-    Ok(Embedded { host, rows: shaped.collect::<Result<_, _>>()?, tokens })
+    // Devices that model time only give no states.
+    let first = |row: Vec<f64>| shaped(row.get(..kept).unwrap_or_default(), normalized);
+    let rows = rows.into_iter().flatten().map(first).collect::<Result<_, _>>()?;
+    Ok(Embedded { host, rows, tokens })
 }
 
 /// An embedding as it is told.
